@@ -351,7 +351,7 @@ wheel: $(VENV)/.package ## Build the Python package in build/wheel, and install 
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' python/pyproject.toml)
 # Releases are built with the toolchain that go.mod names, whichever is installed.
 TOOLCHAIN = $(shell sed -n 's/^toolchain //p' go.mod)
-RELEASE = env CGO_ENABLED=0 GOOS=linux GOTOOLCHAIN=$(TOOLCHAIN) $(GO) build -trimpath -ldflags '-s -w -buildid= -X main.version=$(VERSION)'
+RELEASE = env CGO_ENABLED=0 GOOS=linux GOTOOLCHAIN=$(TOOLCHAIN) $(GO) build -trimpath -ldflags '-s -w -buildid= -X bowstring/cmd/bowstring/command.version=$(VERSION)'
 
 .PHONY: wheels
 wheels: $(VENV)/.test go-check ## Build wheels with the program in them, for x86-64 and arm64, in build/wheels.

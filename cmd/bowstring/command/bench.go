@@ -1,0 +1,93 @@
+package command
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"bowstring/fetch/store/cql"
+	"bowstring/internal/delay"
+)
+
+// BenchCmd is bowstring bench.
+type BenchCmd struct {
+	Serve  BenchServeCmd  `cmd:"" help:"Serve a store as serve does, as if it were far away."`
+	Stream BenchStreamCmd `cmd:"" help:"Read epochs of a dataset, and say how fast and what the waiting was for."`
+	Links  BenchLinksCmd  `cmd:"" help:"Stand between the processes of a cluster on one machine, as links that are told on the standard input."`
+	Policy BenchPolicyCmd `cmd:"" help:"Replay cache policies over mixes of jobs in virtual time, beside the best that any could do."`
+}
+
+// linkFlags describe the link to a store.
+type linkFlags struct {
+	RTT       time.Duration `name:"rtt" placeholder:"DURATION" help:"Round trip to the store."`
+	Jitter    time.Duration `placeholder:"DURATION" help:"Most that a round trip takes longer."`
+	Bandwidth size          `placeholder:"SIZE" help:"Bytes a second to and from the store, such as 400MB (default: no limit)."`
+	Window    size          `placeholder:"SIZE" help:"Bytes of one connection that may be unacknowledged, as TCP's window; a store in a directory has none (default: no limit)."`
+	SlowStart bool          `help:"Begin each connection with a window of 14,600 bytes, which doubles each round trip."`
+	Seed      uint64        `placeholder:"SEED" help:"Seed of what is drawn: jitter and slow reads."`
+	SlowShare float64       `placeholder:"SHARE" help:"Share of the reads that are slow, such as 0.01; of a store in a directory only."`
+	SlowBy    time.Duration `placeholder:"DURATION" help:"How much longer these take."`
+}
+
+// config is the link that the flags describe.
+func (f *linkFlags) config() delay.Config {
+	return delay.Config{
+		RTT: f.RTT, Jitter: f.Jitter, Bandwidth: int64(f.Bandwidth), Window: int64(f.Window),
+		SlowStart: f.SlowStart, Seed: f.Seed, SlowShare: f.SlowShare, SlowBy: f.SlowBy,
+	}
+}
+
+// check is part of the Validate of the commands that have the flags.
+func (f *linkFlags) check() error {
+	config := f.config()
+	if err := config.Check(); err != nil {
+		return fmt.Errorf("--%w", err)
+	}
+	if (f.SlowShare > 0) != (f.SlowBy > 0) {
+		return errors.New("--slow-share and --slow-by only mean something together")
+	}
+	return nil
+}
+
+// link makes the link to the store that is worked on, or nil if no flag asks for one and none has to be.
+func (f *linkFlags) link(app *App, always bool) (*delay.Link, error) {
+	asked := *f != linkFlags{}
+	switch store := app.globals.Store; {
+	case store == "" && asked:
+		return nil, usagef("the flags of the link are about the way to a store in this process: use --store instead " +
+			"of --server, or give them to bench serve")
+	case cql.IsURI(store) && f.SlowShare > 0:
+		return nil, usagef("--slow-share: only reads from a store in a directory can be made slow; --jitter makes "+
+			"those of %s vary", store)
+	case store != "" && !cql.IsURI(store) && (f.Window > 0 || f.SlowStart):
+		return nil, usagef("--window and --slow-start are about connections, and there are none to a store in a " +
+			"directory; --bandwidth limits it")
+	case !asked && !always:
+		return nil, nil
+	}
+	return delay.New(f.config()), nil
+}
+
+// BenchServeCmd is bowstring bench serve.
+type BenchServeCmd struct {
+	ServeCmd
+	linkFlags
+}
+
+// Validate is called by kong.
+func (c *BenchServeCmd) Validate() error {
+	return errors.Join(c.ServeCmd.Validate(), c.check())
+}
+
+// Run serves until a signal ends ctx.
+func (c *BenchServeCmd) Run(ctx context.Context, app *App) (err error) {
+	if err := c.own(app); err != nil {
+		return err
+	}
+	// Without a flag it is a link of no latency, so that a series has 0 as one of its values.
+	if app.Link, err = c.link(app, true); err != nil {
+		return err
+	}
+	return c.ServeCmd.Run(ctx, app)
+}

@@ -1,0 +1,31 @@
+package command
+
+import (
+	"context"
+	"errors"
+	"os"
+
+	"bowstring/internal/links"
+)
+
+// BenchLinksCmd is bowstring bench links.
+type BenchLinksCmd struct{}
+
+// Help is shown below the summary.
+func (*BenchLinksCmd) Help() string {
+	return `Stands between processes on this machine. Each line of the standard input is a command in JSON, which is answered with a
+line; the links end with the input.`
+}
+
+// Run does what the standard input asks for.
+func (*BenchLinksCmd) Run(ctx context.Context, app *App) error {
+	b := links.NewBoard()
+	ended := make(chan error, 1)
+	go func() { ended <- b.Run(os.Stdin, app.Stdout) }()
+	select {
+	case err := <-ended:
+		return errors.Join(err, b.Close())
+	case <-ctx.Done():
+		return b.Close() // what waits for a command ends with the process
+	}
+}

@@ -1,0 +1,320 @@
+package command
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"slices"
+	"time"
+
+	arrowflight "github.com/apache/arrow/go/v17/arrow/flight"
+	"golang.org/x/sync/errgroup"
+
+	"bowstring/fetch"
+	"bowstring/flight"
+	"bowstring/schema"
+)
+
+// CalibrateCmd is bowstring calibrate.
+type CalibrateCmd struct {
+	Address string  `arg:"" optional:"" name:"addr" placeholder:"grpc://HOST:PORT" help:"Server to measure (default: --server)."`
+	Dataset string  `placeholder:"NAME" help:"Dataset whose blobs are read (default: that with most rows)."`
+	Seconds float64 `default:"5" placeholder:"N" help:"For how long the store is read, and then served from, at most each (default: ${default})."`
+	Busy    bool    `help:"Measure though streams read, which have less meanwhile, and are measured too."`
+	Out     string  `type:"path" placeholder:"FILE" help:"File to write the rates to, as JSON (default: they are printed)."`
+	JSON    bool    `name:"json" help:"Print them as JSON also where a file is written."`
+}
+
+// Help says what is done.
+func (*CalibrateCmd) Help() string {
+	return `Measures what explain and simulations go by: latency, reads and bytes a second of the store, by reading some blobs of a dataset at rising concurrency until the rate grows
+no more; how fast the disk of the spill is written and read, in a file without a name; the processor time of a sample and of a gigabyte served; the network from here to the server.
+It writes nothing to the store, and of the spill takes some space for a moment and keeps 32 MiB at most. It takes the right admin on all datasets, is on record in the audit log, and does not begin while streams read.
+The server explains by these rates from then on, until streams show others.`
+}
+
+// Validate is called by kong.
+func (c *CalibrateCmd) Validate() error {
+	if !(c.Seconds >= 0.1 && c.Seconds <= 60) {
+		return fmt.Errorf("--seconds: got %v, want 0.1 to 60", c.Seconds)
+	}
+	return nil
+}
+
+// calibrationFile is what calibrate writes. Its first four fields are the rates.
+type calibrationFile struct {
+	fetch.Rates
+	Uncertainty map[string]fetch.Uncertain `json:"uncertainty,omitempty"`
+	Server      string                     `json:"server,omitempty"`
+	Dataset     string                     `json:"dataset,omitempty"`
+	At          *time.Time                 `json:"at,omitempty"`
+}
+
+// calibrated is the answer of the action.
+type calibrated struct {
+	fetch.Calibration
+	Dataset string `json:"dataset"`
+	CPU     int64  `json:"cpu_ns"`
+}
+
+// Run measures.
+func (c *CalibrateCmd) Run(ctx context.Context, app *App) error {
+	if c.Address != "" {
+		if _, _, err := serverAddr(c.Address); err != nil {
+			return usagef("calibrate: %v", err)
+		}
+		app.globals.Server, app.globals.Store = c.Address, ""
+	}
+	if app.globals.Server == "" {
+		return usagef("calibrate measures a running server: name it, or set --server")
+	}
+	return app.with(ctx, false, func(client *client) error {
+		found, err := actOne[calibrated](ctx, client, "calibrate",
+			map[string]any{"dataset": c.Dataset, "seconds": c.Seconds, "busy": c.Busy})
+		if err != nil {
+			return err
+		}
+		if found.Uncertainty == nil {
+			found.Uncertainty = map[string]fetch.Uncertain{}
+		}
+		m := &serving{client: client, found: &found, each: time.Duration(c.Seconds * float64(time.Second) / 2)}
+		if err := m.measure(ctx); err != nil {
+			return err
+		}
+		if _, err := actOne[calibrated](ctx, client, "calibrate", map[string]any{"rates": found.Rates}); err != nil {
+			return err
+		}
+		now := time.Now().UTC().Truncate(time.Second)
+		file := calibrationFile{Rates: found.Rates, Uncertainty: found.Uncertainty, Server: client.target,
+			Dataset: found.Dataset, At: &now}
+		return c.say(app, &file)
+	})
+}
+
+// say writes and prints what was found.
+func (c *CalibrateCmd) say(app *App, file *calibrationFile) error {
+	var text bytes.Buffer
+	if err := printJSON(&text, file); err != nil {
+		return err
+	}
+	if c.Out != "" {
+		if err := writeFile(c.Out, text.String()); err != nil {
+			return fmt.Errorf("--out: %w", err)
+		}
+	}
+	if c.JSON {
+		_, err := app.Stdout.Write(text.Bytes())
+		return err
+	}
+	t := table{numbers: []bool{false, true, true, true}}
+	t.add("RATE", "VALUE", "SPREAD", "SAMPLES", "")
+	for _, r := range file.Named() {
+		u := file.Uncertainty[r.Name]
+		value, spread, samples, about := "-", "", "", u.Why
+		if r.Value > 0 {
+			value, spread, samples = count(r.Value), fmt.Sprintf("%.0f %%", 100*u.Spread), count(float64(u.Samples))
+		}
+		if u.AtLeast {
+			value = ">= " + value
+		}
+		t.add(r.Name, value, spread, samples, about)
+	}
+	if err := t.print(app.Stdout); err != nil {
+		return err
+	}
+	if c.Out != "" {
+		app.Notef("written to %s", c.Out)
+	}
+	return nil
+}
+
+// serving measures what it takes to serve, from outside.
+type serving struct {
+	client *client
+	found  *calibrated
+	each   time.Duration // that one measurement takes, at most
+}
+
+// servedPart is what a measurement came to.
+type servedPart struct {
+	cpu, wall   time.Duration
+	rows, bytes float64
+	waited      float64 // share of the streams' time, for store, spill and nodes
+}
+
+// calls is how many small calls the latency is the least of, streams how many are read at once.
+const calibrateCalls, calibrateStreams = 8, 2
+
+// measure finds the cost of samples, and the network.
+func (m *serving) measure(ctx context.Context) error {
+	rtt := time.Duration(math.MaxInt64)
+	for range calibrateCalls {
+		start := time.Now()
+		if _, err := m.cpu(ctx); err != nil {
+			return err
+		}
+		rtt = min(rtt, time.Since(start))
+	}
+	m.found.Network.LatencyMS = float64(rtt) / float64(time.Millisecond)
+	m.found.Uncertainty["network.latency_ms"] = fetch.Uncertain{Samples: calibrateCalls, Why: "of a call, from here"}
+	ref := splitRef{}
+	if err := ref.UnmarshalText([]byte(m.found.Dataset)); err != nil {
+		return err
+	}
+	d, err := describe(ctx, m.client, ref.datasetRef)
+	if err != nil {
+		return err
+	}
+	blob := ""
+	for _, col := range d.Columns {
+		if col.Kind == "blob" && blob == "" {
+			blob = col.Name
+		}
+	}
+	var parts []servedPart
+	for _, rows := range m.found.Positions {
+		p, err := m.serve(ctx, schema.Request{Dataset: ref.Name, Snapshot: ref.Snapshot, Columns: []string{blob},
+			Batch: 64}, rows)
+		if err != nil {
+			return err
+		}
+		parts = append(parts, p)
+	}
+	if len(parts) == 0 {
+		return fmt.Errorf("%s: %s has no rows to measure with", m.client.target, m.found.Dataset)
+	}
+	m.conclude(parts)
+	return nil
+}
+
+// usualPerGB is what a gigabyte takes besides what its samples do, where only one size was measured.
+const usualPerGB = 0.2
+
+// conclude finds what a sample and a gigabyte take of the processors.
+func (m *serving) conclude(parts []servedPart) {
+	n := &m.found.Node
+	var rows int64
+	for _, p := range parts {
+		rows += int64(p.rows)
+	}
+	u := fetch.Uncertain{Samples: rows}
+	large := parts[len(parts)-1]
+	cost := func(p servedPart) (perRow, size float64) {
+		return p.cpu.Seconds() / max(p.rows, 1), p.bytes / max(p.rows, 1)
+	}
+	c, s := cost(large)
+	n.SecondsPerGB = usualPerGB
+	if len(parts) == 2 {
+		c0, s0 := cost(parts[0])
+		n.SecondsPerGB = max(0, (c-c0)/max(s-s0, 1)*1e9)
+	} else {
+		u.Why = "all samples are of about one size: what a gigabyte takes is assumed"
+	}
+	n.MicrosPerSample = 1e6 * (c - n.SecondsPerGB*1e-9*s)
+	if n.MicrosPerSample < 0 {
+		n.MicrosPerSample, n.SecondsPerGB = 0, c/max(s, 1)*1e9
+	}
+	m.found.Uncertainty["node.us_per_sample"], m.found.Uncertainty["node.s_per_gb"] = u, u
+	m.found.Uncertainty["node.cores"] = fetch.Uncertain{Why: "as many as the server may use; take off what others " +
+		"use on its machine"}
+	if large.waited < 0.2 {
+		m.found.Network.BytesPerSec = large.bytes / large.wall.Seconds()
+		m.found.Uncertainty["network.bytes_per_s"] = fetch.Uncertain{Samples: int64(large.rows), AtLeast: true,
+			Why: "as streams to here were served"}
+	} else {
+		m.found.Uncertainty["network.bytes_per_s"] = fetch.Uncertain{Why: "not seen: the streams waited for the store"}
+	}
+}
+
+// cpu is the processor time that the server has used.
+func (m *serving) cpu(ctx context.Context) (time.Duration, error) {
+	now, err := actOne[calibrated](ctx, m.client, "calibrate", map[string]any{"probe": false})
+	return time.Duration(now.CPU), err
+}
+
+// serve reads some rows over some connections, each its own, again and again for a while. Each time is
+// a job of its own that comes to its end: the server is to keep nothing for another one.
+func (m *serving) serve(ctx context.Context, r schema.Request, positions []int64) (p servedPart, err error) {
+	before, err := actOne[flight.Stats](ctx, m.client, "stats", struct{}{})
+	if err != nil {
+		return p, err
+	}
+	cpu, err := m.cpu(ctx)
+	if err != nil {
+		return p, err
+	}
+	start := time.Now()
+	streams, reading := errgroup.WithContext(ctx)
+	rows, size := make([]int64, calibrateStreams), make([]int64, calibrateStreams)
+	for i := range calibrateStreams {
+		own := r
+		own.Selection = &schema.SelectionRef{}
+		for k := i; k < len(positions); k += calibrateStreams {
+			own.Selection.Positions = append(own.Selection.Positions, positions[k])
+		}
+		if len(own.Selection.Positions) == 0 {
+			continue
+		}
+		slices.Sort(own.Selection.Positions)
+		streams.Go(func() (err error) {
+			rows[i], size[i], err = m.drain(reading, schema.Ticket{Request: own}, start.Add(m.each))
+			return err
+		})
+	}
+	if err := streams.Wait(); err != nil {
+		return p, err
+	}
+	p.wall = time.Since(start)
+	after, err := m.cpu(ctx)
+	if err != nil {
+		return p, err
+	}
+	p.cpu = after - cpu
+	for i := range rows {
+		p.rows += float64(rows[i])
+		p.bytes += float64(size[i])
+	}
+	now, err := actOne[flight.Stats](ctx, m.client, "stats", struct{}{})
+	waited := func(s *flight.Stats) int64 { w := s.Server.Wait; return w.Store + w.Spill + w.Peer }
+	p.waited = float64(waited(&now)-waited(&before)) / float64(calibrateStreams*p.wall)
+	return p, err
+}
+
+// drain reads a ticket again and again until a time, of which nothing is decoded but how many rows came.
+func (m *serving) drain(ctx context.Context, t schema.Ticket, until time.Time) (rows, size int64, err error) {
+	conn, err := m.client.dial()
+	if err != nil {
+		return 0, 0, err
+	}
+	defer func() { err = errors.Join(err, conn.Close()) }()
+	for again := true; again; again = time.Now().Before(until) {
+		stream, err := conn.DoGet(ctx, &arrowflight.Ticket{Ticket: t.Marshal()})
+		if err != nil {
+			return rows, size, err
+		}
+		for {
+			data, err := stream.Recv()
+			if errors.Is(err, io.EOF) {
+				break
+			}
+			if err != nil {
+				return rows, size, err
+			}
+			var about struct {
+				Rows int64 `json:"rows"`
+			}
+			if len(data.GetAppMetadata()) > 0 {
+				if err := json.Unmarshal(data.GetAppMetadata(), &about); err != nil {
+					return rows, size, err
+				}
+			}
+			rows += about.Rows
+			size += int64(len(data.GetDataBody()))
+		}
+	}
+	return rows, size, nil
+}

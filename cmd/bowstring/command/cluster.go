@@ -1,0 +1,260 @@
+package command
+
+import (
+	"cmp"
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"strings"
+	"time"
+
+	"bowstring/cmd/bowstring/cluster"
+	"bowstring/fetch/admission"
+	"bowstring/fetch/layout"
+	"bowstring/fetch/members"
+	"bowstring/fetch/peers"
+	"bowstring/fetch/store"
+	"bowstring/flight"
+	"bowstring/flight/auth"
+	"bowstring/flight/peer"
+	"bowstring/schema"
+	"bowstring/spill"
+)
+
+// clusterFlags make a server a node of a cluster.
+type clusterFlags struct {
+	Cluster   string `setting:"" placeholder:"NAME" help:"Be a node of this cluster, of all servers on the same store in Scylla or Cassandra that say so (default: none)."`
+	Node      string `setting:"" placeholder:"ID" help:"What the node is called; it stays so when it is started again (default: the name of this machine)."`
+	Advertise string `setting:"" placeholder:"grpc://HOST:PORT" help:"Where clients and other nodes reach it (default: the address of --listen, which must be one of this machine's then)."`
+	Zone      string `setting:"" placeholder:"NAME" help:"Where it is: a zone, a rack. Bytes between zones are dear (default: all are in one)."`
+	NodeRanks int64  `setting:"" default:"1" placeholder:"N" help:"How many ranks run beside it, in proportion to others: so much it owns (default: ${default})."`
+
+	ClusterKeyFile  string        `setting:"" type:"path" placeholder:"FILE" help:"What the nodes know each other by: a secret of 32 characters or more, the same for all, or two, one a line. Read again when it changes. Without it they read from each other only where everybody may read everything."`
+	PeerPlaintext   bool          `setting:"" help:"Ask other nodes whose address is grpc:// too, though this one has a certificate: what they say can be read, and changed, by whoever is on the way."`
+	PeerEgress      size          `setting:"" default:"auto" placeholder:"SIZE" help:"How many bytes a second are sent to other nodes at most, fairly between the tenants that ask; what is more, they read from the store (default: auto, any)."`
+	PeerEgressZones string        `setting:"" placeholder:"ZONE=SIZE,..." help:"Likewise of what goes to the nodes of a zone: b=100MB,c=1GB (default: any)."`
+	HandoverTimeout time.Duration `setting:"" default:"10m" placeholder:"DURATION" help:"For how long a node that cluster drain has leave hands its cache over to others (default: ${default}). After SIGTERM it is nine tenths of --drain-timeout."`
+	HandoverBytes   size          `setting:"" default:"auto" placeholder:"SIZE" help:"How much of its cache it hands over at most (default: auto, all that pays)."`
+
+	PeerProtocol int `hidden:"" help:"The only protocol to speak with other nodes, as another program would: for tests of upgrades."`
+
+	ClusterCA string `setting:"" name:"cluster-ca" type:"path" placeholder:"FILE" help:"Who has signed the other nodes' certificates (default: who the system trusts)."`
+}
+
+// check is called as part of Validate.
+func (f *clusterFlags) check() error {
+	if f.Cluster == "" {
+		if f.Node != "" || f.Advertise != "" || f.Zone != "" || f.ClusterKeyFile != "" || f.ClusterCA != "" ||
+			f.PeerPlaintext {
+			return fmt.Errorf("--node, --advertise, --zone, --cluster-key-file, --cluster-ca and --peer-plaintext " +
+				"are of a node of a cluster: --cluster names it")
+		}
+		return nil
+	}
+	if err := schema.CheckName("--cluster", f.Cluster); err != nil {
+		return err
+	}
+	if f.HandoverTimeout <= 0 {
+		return fmt.Errorf("--handover-timeout: got %s, want more than 0", f.HandoverTimeout)
+	}
+	if f.PeerProtocol < 0 || f.PeerProtocol > peer.Protocol {
+		return fmt.Errorf("--peer-protocol: got %d, want 1 to %d", f.PeerProtocol, peer.Protocol)
+	}
+	if _, err := f.egress(); err != nil {
+		return err
+	}
+	n := layout.Node{ID: cmp.Or(f.Node, "node"), Address: f.Advertise, Zone: f.Zone, Weight: f.NodeRanks}
+	if err := n.Check(); err != nil {
+		return fmt.Errorf("--node, --advertise, --zone or --node-ranks: %w", err)
+	}
+	return nil
+}
+
+// egress is what may be sent to other nodes.
+func (f *clusterFlags) egress() (admission.EgressLimits, error) {
+	limits := admission.EgressLimits{All: int64(f.PeerEgress), Zones: map[string]int64{}}
+	for part := range strings.SplitSeq(f.PeerEgressZones, ",") {
+		if part == "" {
+			continue
+		}
+		zone, text, ok := strings.Cut(part, "=")
+		var rate size
+		if err := rate.UnmarshalText([]byte(text)); !ok || err != nil || rate == 0 {
+			return limits, fmt.Errorf("--peer-egress-zones: got %q, want ZONE=SIZE, such as b=100MB", part)
+		}
+		limits.Zones[zone] = int64(rate)
+	}
+	return limits, nil
+}
+
+// part is what a server takes on as a node; nil if it is none.
+func (f *clusterFlags) part(d *auth.Door, sources *auth.Sources, log *slog.Logger) (*clusterPart, error) {
+	if f.Cluster == "" {
+		return nil, nil
+	}
+	limits, err := f.egress()
+	if err != nil {
+		return nil, err
+	}
+	p := &clusterPart{name: f.Cluster, node: f.Node, zone: f.Zone, protocol: f.PeerProtocol,
+		plaintext: f.PeerPlaintext || !d.Encrypts(), egress: admission.NewEgress(limits)}
+	if p.node == "" {
+		host, err := os.Hostname()
+		if err != nil {
+			return nil, fmt.Errorf("--node: the name of this machine is not known: %w", err)
+		}
+		p.node = host
+	}
+	if f.ClusterKeyFile != "" {
+		if p.keys, err = flight.OpenKeys(f.ClusterKeyFile, sources, log); err != nil {
+			return nil, usagef("--cluster-key-file: %v", err)
+		}
+	}
+	p.lends = p.keys != nil || !d.Authenticates()
+	p.tls = &tls.Config{MinVersion: tls.VersionTLS13}
+	if f.ClusterCA != "" {
+		text, err := os.ReadFile(f.ClusterCA)
+		if err != nil {
+			return nil, fmt.Errorf("--cluster-ca: %w", err)
+		}
+		p.tls.RootCAs = x509.NewCertPool()
+		if !p.tls.RootCAs.AppendCertsFromPEM(text) {
+			return nil, usagef("--cluster-ca: %s has no certificate in PEM", f.ClusterCA)
+		}
+	}
+	return p, nil
+}
+
+// clusterPart is a server's part in a cluster.
+type clusterPart struct {
+	name, node, zone string
+	keys             *flight.KeysFile // nil if there are none
+	tls              *tls.Config
+	protocol         int  // the only one that is spoken with other nodes; 0 for those that there are
+	plaintext        bool // nodes whose address is grpc:// are asked
+	lends            bool // other nodes read by way of it, and it by way of them
+	egress           *admission.Egress
+}
+
+// join makes the tier of the other nodes, and the door for them, as far as there is a spill: what a node
+// owns, it keeps there.
+func (p *clusterPart) join(n *node, to *flight.Options, log *slog.Logger) (err error) {
+	n.figures = &clusterFigures{
+		cluster: p.name, node: p.node, view: n.members.View, layout: n.members.Now,
+		lent: func() []flight.LentStats { return n.server.Lent() },
+	}
+	to.Members = func() any {
+		view := viewOf(p.name, n.members.View())
+		view.Node, view.Lent = p.node, n.server.Lent()
+		if l := n.members.Now(); l != nil {
+			view.View, view.Shares = l.Name(), n.members.Shares()
+		}
+		if n.cluster != nil {
+			view.Peers = n.cluster.Tier().Stats()
+			sent := p.egress.Stats()
+			view.Egress = &sent
+		}
+		return view
+	}
+	to.Others = func() (addresses []string) {
+		for _, other := range n.members.View().Nodes {
+			if other.ID != p.node {
+				addresses = append(addresses, other.Address)
+			}
+		}
+		return addresses
+	}
+	if !p.lends || n.spill == nil {
+		log.Info("blobs are not read from other nodes, nor by them", "key", p.keys != nil, "spill", n.spill != nil)
+		return nil
+	}
+	var keys *peer.Keys
+	if p.keys != nil {
+		keys = p.keys.Keys()
+	}
+	n.cluster, err = cluster.New(cluster.Options{Name: p.name, Node: p.node, Zone: p.zone, Members: n.members,
+		SnapshotName: n.spill.DatasetName, Keys: keys, TLS: p.tls, Plaintext: p.plaintext, Protocol: p.protocol,
+		Logger: log})
+	if err != nil {
+		return err
+	}
+	n.figures.tier = n.cluster.Tier()
+	to.Cluster = &flight.Cluster{Name: p.name, Node: p.node, Keys: keys, Protocol: p.protocol, Met: n.cluster.Met,
+		Address: func() string { return cluster.HostOf(n.members.Self().Address) },
+		Egress:  p.egress, WarmOthers: n.cluster.WarmOthers}
+	return nil
+}
+
+// described is what the cluster is to know of a server that listens there.
+func (f *clusterFlags) described(id string, listen net.Addr, encrypted bool, spillBytes int64) (layout.Node, error) {
+	n := layout.Node{ID: id, Address: f.Advertise, Zone: f.Zone, Weight: f.NodeRanks,
+		Capacity: spill.Capacity(spillBytes)}
+	if n.Address == "" {
+		tcp, ok := listen.(*net.TCPAddr)
+		if !ok || tcp.IP.IsUnspecified() {
+			return n, usagef("--advertise: the server listens on %s, which is no address that others could reach: "+
+				"say grpc://HOST:PORT", listen)
+		}
+		n.Address = "grpc://" + tcp.String()
+		if encrypted {
+			n.Address = "grpc+tls://" + tcp.String()
+		}
+	}
+	if encrypted && !f.PeerPlaintext && !strings.HasPrefix(n.Address, "grpc+tls://") {
+		return n, usagef("--advertise: got %s, want grpc+tls://HOST:PORT: the server has a certificate, and who asks it "+
+			"uses TLS; --peer-plaintext says that something before it takes off TLS", n.Address)
+	}
+	return n, n.Check()
+}
+
+// membersOf returns the members of a cluster in a store.
+func membersOf(s store.Store, cluster string, log *slog.Logger) (*members.Members, error) {
+	shared, ok := s.(members.Shared)
+	if !ok {
+		return nil, usagef("--cluster: the nodes of a cluster share a store in Scylla or Cassandra: --store " +
+			"cql://HOST/KEYSPACE names one")
+	}
+	return members.New(members.Options{Cluster: cluster, Shared: shared, Version: version, Logger: log})
+}
+
+// clusterView is what a server's stats say of its cluster.
+type clusterView struct {
+	Cluster string        `json:"cluster"`
+	Nodes   []layout.Node `json:"nodes"`
+	Read    time.Time     `json:"read"`            // when the leases were last read
+	Error   string        `json:"error,omitempty"` // why they could not be since
+	// Node is the one that says so. View names who owns what as it has it, and Shares say how much of all keys, where
+	// everything fits.
+	Node   string          `json:"node"`
+	View   string          `json:"view,omitempty"`
+	Shares []members.Share `json:"shares,omitempty"`
+	// Lent is what the other nodes were sent.
+	Lent []flight.LentStats `json:"lent,omitempty"`
+	// Peers are the ways to the other nodes, if they are asked for blobs.
+	Peers []peers.NodeStats `json:"peers,omitempty"`
+	// Leaving are nodes that drain, and Wants the bytes that the jobs of all nodes read.
+	Leaving []leavingNode `json:"leaving,omitempty"`
+	Wants   int64         `json:"wants,omitempty"`
+	// Egress is what was sent to other nodes.
+	Egress *admission.EgressStats `json:"egress,omitempty"`
+}
+
+// leavingNode is a node that drains, and how far it is.
+type leavingNode struct {
+	layout.Node
+	Draining members.Draining `json:"draining"`
+}
+
+func viewOf(cluster string, v members.View) clusterView {
+	view := clusterView{Cluster: cluster, Nodes: v.Nodes, Read: v.At, Wants: v.Wants}
+	for _, n := range v.Leaving {
+		view.Leaving = append(view.Leaving, leavingNode{n.Node, n.Draining})
+	}
+	if v.Err != nil {
+		view.Error = v.Err.Error()
+	}
+	return view
+}

@@ -1,0 +1,155 @@
+package command
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/dustin/go-humanize"
+
+	"bowstring/fetch/store"
+	"bowstring/schema"
+)
+
+// DescribeCmd is bowstring describe.
+type DescribeCmd struct {
+	Dataset datasetRef `arg:"" name:"dataset[@n]" help:"Dataset, of which the newest snapshot, or number or tag N."`
+	JSON    bool       `name:"json" help:"Print a JSON object."`
+}
+
+// description is what the describe action says of a snapshot.
+type description struct {
+	Dataset  string    `json:"dataset"`
+	Snapshot int64     `json:"snapshot"`
+	Parent   int64     `json:"parent"`
+	Created  time.Time `json:"created"`
+	Source   string    `json:"source"`
+	Rows     int64     `json:"rows"`
+	Splits   []struct {
+		Name   string         `json:"name"`
+		Rows   int64          `json:"rows"`
+		Ranges []schema.Range `json:"ranges"`
+	} `json:"splits"`
+	Columns   []column `json:"columns"`
+	BlobBytes int64    `json:"blob_bytes"`
+	Manifest  struct {
+		Chunks int64 `json:"chunks"`
+		Bytes  int64 `json:"bytes"`
+	} `json:"manifest"`
+	Snapshots []int64     `json:"snapshots"`
+	Tags      []store.Tag `json:"tags"`
+}
+
+// column is what the describe action says of a column.
+type column struct {
+	Name     string   `json:"name"`
+	Type     string   `json:"type"`
+	Nullable bool     `json:"nullable"`
+	Kind     string   `json:"kind"` // id, metadata or blob
+	Media    string   `json:"media,omitempty"`
+	Classes  []string `json:"classes,omitempty"`
+	Bytes    int64    `json:"bytes,omitempty"`
+}
+
+// describe asks for the description of a snapshot.
+func describe(ctx context.Context, c *client, ref datasetRef) (description, error) {
+	return actOne[description](ctx, c, "describe", datasetBody(ref))
+}
+
+// datasetBody is the body of the actions that work on a dataset or a snapshot of it.
+func datasetBody(ref datasetRef) any {
+	return struct {
+		Dataset  string `json:"dataset"`
+		Snapshot int64  `json:"snapshot,omitempty"`
+		Tag      string `json:"tag,omitempty"`
+	}{ref.Name, ref.Snapshot, ref.Tag}
+}
+
+// Run describes a snapshot.
+func (c *DescribeCmd) Run(ctx context.Context, app *App) error {
+	return app.with(ctx, false, func(client *client) error {
+		if c.JSON { // what the server says, whole
+			raw, err := actOne[json.RawMessage](ctx, client, "describe", datasetBody(c.Dataset))
+			if err != nil {
+				return err
+			}
+			return printJSON(app.Stdout, raw)
+		}
+		d, err := describe(ctx, client, c.Dataset)
+		if err != nil {
+			return err
+		}
+		return d.print(app.Stdout)
+	})
+}
+
+func (d *description) print(out io.Writer) error {
+	snapshots := make([]string, len(d.Snapshots))
+	for i, n := range d.Snapshots {
+		snapshots[i] = strconv.FormatInt(n, 10)
+	}
+	var facts, splits, columns table
+	facts.add("dataset", d.Dataset)
+	facts.add("snapshot", fmt.Sprintf("%d (there are %s)", d.Snapshot, strings.Join(snapshots, ", ")))
+	if len(d.Tags) > 0 {
+		facts.add("tags", tagText(d.Tags))
+	}
+	facts.add("created", d.Created.UTC().Format(time.DateTime+" MST"))
+	if d.Source != "" {
+		facts.add("source", d.Source)
+	}
+	facts.add("rows", humanize.Comma(d.Rows))
+	facts.add("blobs", humanize.IBytes(uint64(d.BlobBytes)))
+	facts.add("manifest", fmt.Sprintf("%s in %s", humanize.IBytes(uint64(d.Manifest.Bytes)),
+		plural(d.Manifest.Chunks, "chunk")))
+	facts.add()
+	splits.numbers = []bool{false, true}
+	splits.add("SPLIT", "ROWS")
+	for _, s := range d.Splits {
+		splits.add(s.Name, humanize.Comma(s.Rows))
+	}
+	splits.add()
+	columns.add("COLUMN", "TYPE", "KIND", "NULLABLE", "DETAILS")
+	for _, c := range d.Columns {
+		nullable := "no"
+		if c.Nullable {
+			nullable = "yes"
+		}
+		columns.add(c.Name, c.Type, c.Kind, nullable, c.details())
+	}
+	return errors.Join(facts.print(out), splits.print(out), columns.print(out))
+}
+
+// details are what there is to say of a column beyond its type.
+func (c *column) details() string {
+	var details []string
+	if c.Media != "" {
+		details = append(details, c.Media)
+	}
+	if c.Kind == "blob" {
+		details = append(details, humanize.IBytes(uint64(c.Bytes)))
+	}
+	if n := len(c.Classes); n > 0 {
+		const shown = 8
+		names := slices.Clone(c.Classes[:min(n, shown)])
+		if n > shown {
+			names = append(names, "…")
+		}
+		details = append(details, fmt.Sprintf("%d classes: %s", n, strings.Join(names, ", ")))
+	}
+	return strings.Join(details, ", ")
+}
+
+// plural writes a count with its noun.
+func plural(n int64, noun string) string {
+	if n == 1 {
+		return "1 " + noun
+	}
+	return humanize.Comma(n) + " " + noun + "s"
+}

@@ -1,0 +1,250 @@
+package command
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/dustin/go-humanize"
+
+	"bowstring/fetch"
+	"bowstring/fetch/predict"
+	"bowstring/flight"
+	"bowstring/schema"
+)
+
+// ExplainCmd is bowstring explain.
+type ExplainCmd struct {
+	requestFlags
+	Batch  int64         `placeholder:"N" help:"Rows of a global batch (default: the server's)."`
+	Ranks  int64         `default:"1" placeholder:"N" help:"Ranks that share each batch (default: ${default})."`
+	Order  string        `placeholder:"ORDER" help:"How strictly the order is kept: strict, window, window:K or free (default: strict)."`
+	Assign string        `enum:",plan,local" default:"" placeholder:"HOW" help:"Which rank gets which samples of a step: plan or local (default: plan)."`
+	Pace   time.Duration `placeholder:"DURATION" help:"What the ranks compute for a step, beside one another (default: nothing, they take what comes)."`
+	Epochs int64         `default:"1" placeholder:"N" help:"Epochs (default: ${default})."`
+	Nodes  int64         `placeholder:"N" help:"Nodes that own the dataset together (default: as many as there are)."`
+	Cache  cacheSize     `placeholder:"SIZE" help:"Spill of each node, or none (default: the server's)."`
+	Window size          `placeholder:"SIZE" help:"Window memory of each node (default: the server's)."`
+	Rates  string        `type:"existingfile" placeholder:"FILE" help:"Rates that calibrate has written (default: what the server knows)."`
+	Look   time.Duration `default:"1s" placeholder:"DURATION" help:"For how long a job that runs is looked at, up to 10s (default: ${default})."`
+	JSON   bool          `name:"json" help:"Print a JSON object."`
+}
+
+// cacheSize is a size, or none.
+type cacheSize struct{ bytes *int64 }
+
+// UnmarshalText reads a size, or "none".
+func (c *cacheSize) UnmarshalText(text []byte) error {
+	var n size
+	if string(text) != "none" {
+		if err := n.UnmarshalText(text); err != nil {
+			return err
+		}
+		if n == 0 {
+			return nil // auto: the server's
+		}
+	}
+	b := int64(n)
+	c.bytes = &b
+	return nil
+}
+
+// Help says what is told.
+func (*ExplainCmd) Help() string {
+	return `Says, from measured rates, how fast a job will be served, what will limit it (store, link, spill, node, network or consumer), when the first batch comes, how long it will
+wait in each epoch, the smallest spill and window with which it would not wait, and what more nodes would bring. While a job of the same request runs, what was predicted stands
+beside what is measured, with what has changed since the job began. The rates are those that calibrate has measured, or that streams have shown.`
+}
+
+// Validate is called by kong.
+func (c *ExplainCmd) Validate() error {
+	switch {
+	case c.Epochs < 1 || c.Epochs >= 1<<31:
+		return fmt.Errorf("--epochs: got %d, want 1 to 2^31-1", c.Epochs)
+	case c.Nodes < 0 || c.Nodes > 1<<16:
+		return fmt.Errorf("--nodes: got %d, want 1 to 65536", c.Nodes)
+	case c.Pace < 0 || c.Pace > 24*time.Hour:
+		return fmt.Errorf("--pace: got %s, want up to a day", c.Pace)
+	case c.Look < 0 || c.Look > 10*time.Second:
+		return fmt.Errorf("--look: got %s, want up to 10s", c.Look)
+	}
+	return errors.Join(c.check(), c.request().Check())
+}
+
+func (c *ExplainCmd) request() schema.Request {
+	r := c.requestFlags.request()
+	r.Batch, r.Order, r.Assign = c.Batch, c.Order, c.Assign
+	if c.Ranks != 1 {
+		r.World = &schema.World{Size: c.Ranks}
+	}
+	return r
+}
+
+// explainBody is the body of the action.
+type explainBody struct {
+	schema.Request
+	PaceMS      float64      `json:"pace_ms,omitempty"`
+	Epochs      int64        `json:"epochs,omitempty"`
+	Nodes       int64        `json:"nodes,omitempty"`
+	CacheBytes  *int64       `json:"cache_bytes,omitempty"`
+	WindowBytes int64        `json:"window_bytes,omitempty"`
+	LookMS      int64        `json:"look_ms"`
+	Rates       *fetch.Rates `json:"rates,omitempty"`
+}
+
+// Run asks and prints.
+func (c *ExplainCmd) Run(ctx context.Context, app *App) error {
+	body := explainBody{
+		Request: c.request(), PaceMS: float64(c.Pace) / float64(time.Millisecond), Epochs: c.Epochs, Nodes: c.Nodes,
+		CacheBytes: c.Cache.bytes, WindowBytes: int64(c.Window), LookMS: c.Look.Milliseconds(),
+	}
+	if c.Rates != "" {
+		r, err := readRates(c.Rates)
+		if err != nil {
+			return err
+		}
+		body.Rates = r
+	}
+	return app.with(ctx, false, func(client *client) error {
+		raw, err := actOne[json.RawMessage](ctx, client, "explain", body)
+		if err != nil {
+			return err
+		}
+		if c.JSON {
+			return printJSON(app.Stdout, raw)
+		}
+		var e flight.Explained
+		if err := json.Unmarshal(raw, &e); err != nil {
+			return fmt.Errorf("%s: the answer to explain is not what this version of bowstring expects: %w",
+				client.target, err)
+		}
+		return printExplained(app.Stdout, &e)
+	})
+}
+
+// readRates reads the rates of a file that calibrate has written.
+func readRates(path string) (*fetch.Rates, error) {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	var file calibrationFile
+	if err := json.Unmarshal(b, &file); err != nil {
+		return nil, fmt.Errorf("--rates: %s: %w", path, err)
+	}
+	if err := file.Rates.Check(""); err != nil {
+		return nil, fmt.Errorf("--rates: %s: %w", path, err)
+	}
+	return &file.Rates, nil
+}
+
+// printExplained says it to people.
+func printExplained(w io.Writer, e *flight.Explained) error {
+	c, p := &e.Conditions, e.Prediction
+	fmt.Fprintf(w, "%s  %s of %s, batches of %s for %s, %s, pace %s\n", printable(e.Dataset), plural(c.Rows, "sample"),
+		humanize.IBytes(uint64(c.RowBytes)),
+		humanize.Comma(c.Batch), plural(c.Ranks, "rank"), plural(c.Epochs, "epoch"), paceOf(c.PaceMS))
+	fmt.Fprintf(w, "%s, spill %s each (%s of the job held now), window %s each\n\n", plural(c.Nodes, "node"),
+		humanize.IBytes(uint64(c.CacheBytes)),
+		humanize.IBytes(uint64(c.HeldBytes)), humanize.IBytes(uint64(c.WindowBytes)))
+	fmt.Fprintf(w, "limited by the %s: %s\n", p.Limit, printable(p.Because))
+	fmt.Fprintf(w, "first batch after %s, %s samples/s in all, %s, %s of them waiting\n\n",
+		millis(p.FirstBatchMS), rateOf(p.SamplesPerSec), seconds(p.Seconds), seconds(p.WaitSeconds))
+	if len(e.Unknown) > 0 {
+		fmt.Fprintf(w, "not measured, and taken to limit nothing: %s; calibrate measures it\n\n",
+			printable(strings.Join(e.Unknown, ", ")))
+	}
+	t := table{numbers: []bool{false, false, true, true, true, true, false}}
+	t.add("NODES", "EPOCH", "SAMPLES/S", "SECONDS", "WAITS", "HITS", "LIMIT")
+	row := func(nodes int64, name string, e *predict.Epoch) {
+		t.add(humanize.Comma(nodes), name, rateOf(e.SamplesPerSec), seconds(e.Seconds), seconds(e.WaitSeconds),
+			percent(&e.HitShare), string(e.Limit)+": "+e.Because)
+	}
+	row(c.Nodes, "first", &p.First)
+	row(c.Nodes, "later", &p.Later)
+	for i := range p.More {
+		row(p.More[i].Nodes, "first", &p.More[i].First)
+		row(p.More[i].Nodes, "later", &p.More[i].Later)
+	}
+	if err := t.print(w); err != nil {
+		return err
+	}
+	fmt.Fprintf(w, "\nsmallest spill of a node with which later epochs do not wait: %s\n",
+		bytesOr(p.SmallestCache, "none, of whatever size"))
+	fmt.Fprintf(w, "smallest window of a node with which nobody waits for its sake: %s\n",
+		bytesOr(p.SmallestWindow, "none, of whatever size"))
+	if r := e.Running; r != nil {
+		return printRunning(w, r)
+	}
+	return nil
+}
+
+// printRunning says what a job does that runs.
+func printRunning(w io.Writer, r *flight.Running) error {
+	fmt.Fprintf(w, "\nit runs since %s: %s, %s epoch\n", r.Since.Local().Format(time.DateTime),
+		plural(int64(r.Streams), "stream"), r.Epoch)
+	t := table{numbers: []bool{false, true, true, true}}
+	t.add("", "PREDICTED", "AT THESE HITS", "MEASURED")
+	t.add("samples/s", rateOf(r.Predicted), rateOf(r.Expected), count(r.Samples))
+	if err := t.print(w); err != nil {
+		return err
+	}
+	fmt.Fprintf(w, "hits %s, measured over %s: limited by the %s; waits for store %s, spill %s, nodes %s, encoding "+
+		"%s, consumer %s\n", percent(r.HitShare), seconds(r.Seconds), printable(r.Limit),
+		percent(&r.Wait.Store), percent(&r.Wait.Spill), percent(&r.Wait.Peer), percent(&r.Wait.Encode),
+		percent(&r.Wait.Consumer))
+	if r.Parted {
+		fmt.Fprintln(w, "they have parted by more than 15 %")
+	}
+	for _, ch := range r.Changed {
+		fmt.Fprintf(w, "  %s was %s, is %s\n", printable(ch.Rate), count(ch.Then), count(ch.Now))
+	}
+	return nil
+}
+
+// rateOf is samples a second.
+func rateOf(r predict.Rate) string {
+	if r == predict.Unlimited {
+		return "any"
+	}
+	return count(float64(r))
+}
+
+// count is a figure of three digits or so.
+func count(v float64) string {
+	if v >= 1000 {
+		return humanize.Comma(int64(v + 0.5))
+	}
+	return strings.TrimSuffix(fmt.Sprintf("%.3g", v), ".0")
+}
+
+func seconds(s float64) string {
+	if s < 1 {
+		return millis(1000 * s)
+	}
+	if s < 100 {
+		return fmt.Sprintf("%.1f s", s)
+	}
+	return time.Duration(s * float64(time.Second)).Round(time.Second).String()
+}
+
+func millis(ms float64) string { return count(ms) + " ms" }
+
+func paceOf(ms float64) string {
+	if ms == 0 {
+		return "none"
+	}
+	return millis(ms)
+}
+
+func bytesOr(n *int64, none string) string {
+	if n == nil {
+		return none
+	}
+	return humanize.IBytes(uint64(*n))
+}

@@ -1,0 +1,278 @@
+package command
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/apache/arrow/go/v17/arrow"
+	arrowflight "github.com/apache/arrow/go/v17/arrow/flight"
+	"github.com/schollz/progressbar/v3"
+
+	"bowstring/cmd/bowstring/export"
+	"bowstring/fetch/ingest"
+	"bowstring/schema"
+)
+
+// GetCmd is bowstring get.
+type GetCmd struct {
+	To     string `required:"" placeholder:"PATH" help:"File or folder to write. FILE.parquet, FILE.arrow and DIR/ tell the format."`
+	Format string `enum:",parquet,arrow,folder" default:"" placeholder:"FORMAT" help:"Format, where the name does not tell it: parquet, arrow or folder (files by class, with metadata.parquet)."`
+	requestFlags
+	Operators opsFlag `placeholder:"FILE|JSON" help:"What becomes of samples before they are sent, as the field operators of a request has it: a file with JSON, or the JSON itself."`
+	Layout    string  `enum:"large_binary,binary,huggingface" default:"large_binary" help:"Form of blob columns in files: ${enum}."`
+	Limit     int64   `placeholder:"N" help:"At most this many rows."`
+	OnError   string  `enum:"fail,null,skip" default:"fail" help:"What to do about a blob that cannot be read: ${enum}."`
+	Force     bool    `short:"f" help:"Replace what is there."`
+}
+
+// requestFlags say which samples, and in which order.
+type requestFlags struct {
+	Source      splitRef `arg:"" name:"dataset[@n][/split]" help:"Dataset, or one split of it; of the newest snapshot, or number or tag N."`
+	Where       string   `placeholder:"EXPR" help:"Only rows for which this expression over metadata columns holds, such as 'width > 500'."`
+	Columns     []string `placeholder:"NAME" help:"Columns, in this order (default: all that are stored). Also position and split."`
+	ShuffleSeed *uint64  `placeholder:"SEED" help:"Order of a shuffled epoch with this seed."`
+	Epoch       uint64   `placeholder:"N" help:"Epoch of that order."`
+}
+
+// opsFlag is operators as a flag has them.
+type opsFlag struct{ operators schema.Operators }
+
+// UnmarshalText takes JSON, or the name of a file with JSON.
+func (f *opsFlag) UnmarshalText(text []byte) (err error) {
+	if !bytes.HasPrefix(bytes.TrimSpace(text), []byte("{")) {
+		if text, err = os.ReadFile(string(text)); err != nil {
+			return err
+		}
+	}
+	f.operators, err = schema.ParseOperators(text)
+	return err
+}
+
+// check is part of the Validate of the commands that have the flags.
+func (f *requestFlags) check() error {
+	if f.Epoch != 0 && f.ShuffleSeed == nil {
+		return errors.New("--epoch: only a shuffled order has epochs, give --shuffle-seed too")
+	}
+	return nil
+}
+
+// request is the request that the flags describe.
+func (f *requestFlags) request() schema.Request {
+	r := schema.Request{
+		Dataset: f.Source.Name, Snapshot: f.Source.Snapshot, Tag: f.Source.Tag, Split: f.Source.Split,
+		Where: f.Where, Columns: f.Columns,
+	}
+	if f.ShuffleSeed != nil {
+		r.Shuffle = &schema.Shuffle{Seed: *f.ShuffleSeed, Epoch: f.Epoch}
+	}
+	return r
+}
+
+// Validate is called by kong.
+func (c *GetCmd) Validate() error {
+	if c.Limit < 0 {
+		return fmt.Errorf("--limit: got %d, want 1 or more", c.Limit)
+	}
+	if err := c.check(); err != nil {
+		return err
+	}
+	if c.format() == "" {
+		return fmt.Errorf("--to: %s does not tell the format, want FILE.parquet, FILE.arrow, DIR/ or --format", c.To)
+	}
+	if c.format() == "folder" && c.Layout != string(schema.LayoutLargeBinary) {
+		return fmt.Errorf("--layout: a folder holds files, only --layout %s makes sense", schema.LayoutLargeBinary)
+	}
+	return nil
+}
+
+func (c *GetCmd) format() string {
+	if c.Format != "" {
+		return c.Format
+	}
+	if info, err := os.Stat(c.To); err == nil && info.IsDir() {
+		return "folder"
+	}
+	return export.FormatOf(c.To)
+}
+
+// Run copies what was asked for.
+func (c *GetCmd) Run(ctx context.Context, app *App) error {
+	return app.with(ctx, false, func(client *client) error {
+		request := c.request()
+		request.Layout, request.OnError, request.Operators = schema.Layout(c.Layout), c.OnError, c.Operators.operators
+		splits := false
+		if c.format() == "folder" || len(c.Columns) == 0 && c.Source.Split == "" && request.Operators == nil {
+			d, err := describe(ctx, client, c.Source.datasetRef)
+			if err != nil {
+				return err
+			}
+			request.Snapshot, request.Tag = d.Snapshot, ""
+			splits = c.Source.Split == "" && len(d.Splits) > 1
+			if c.format() == "folder" || splits || len(d.Splits) == 1 && d.Splits[0].Name != ingest.DefaultSplit {
+				request.Columns = exportColumns(&d, c.Columns)
+			}
+		}
+		info, err := client.GetFlightInfo(ctx, &arrowflight.FlightDescriptor{Type: arrowflight.DescriptorCMD,
+			Cmd: request.Marshal()})
+		if err != nil {
+			return err
+		}
+		return c.copy(ctx, app, client, info, splits)
+	})
+}
+
+// exportColumns are the columns that tell all of a dataset: those asked for, the id and the split.
+func exportColumns(d *description, asked []string) []string {
+	columns := slices.Clone(asked)
+	if len(columns) == 0 {
+		for _, col := range d.Columns {
+			columns = append(columns, col.Name)
+		}
+	}
+	for _, name := range []string{schema.IDColumn, schema.SplitColumn} {
+		if !slices.Contains(columns, name) {
+			columns = append(columns, name)
+		}
+	}
+	return columns
+}
+
+// copy reads the endpoints in order and writes what they give.
+func (c *GetCmd) copy(ctx context.Context, app *App, client *client, info *arrowflight.FlightInfo,
+	splits bool) (err error) {
+	total := info.GetTotalRecords()
+	if c.Limit > 0 {
+		total = min(total, c.Limit)
+	}
+	out := &output{to: c.To, format: c.format(), opts: export.Options{Force: c.Force, SplitFolders: splits},
+		left: total}
+	defer func() { err = errors.Join(err, out.close()) }()
+	progress := app.progress(total, "rows")
+	defer func() { _ = progress.Exit() }()
+	for _, endpoint := range info.GetEndpoint() {
+		if err := readStream(ctx, client, endpoint.GetTicket(), out.open, func(rec arrow.Record) (bool, error) {
+			n, err := out.write(rec)
+			_ = progress.Add64(n)
+			return out.left > 0, err
+		}); err != nil {
+			return err
+		}
+	}
+	if err := out.commit(); err != nil {
+		return err
+	}
+	_ = progress.Finish()
+	app.Notef("wrote %s to %s", plural(out.rows, "row"), c.To)
+	return nil
+}
+
+// output is the sink of a command, opened when the schema is known.
+type output struct {
+	to, format string
+	opts       export.Options
+	left       int64 // rows still wanted
+	rows       int64 // written
+	sink       export.Sink
+}
+
+func (o *output) open(s *arrow.Schema) (err error) {
+	if o.sink != nil {
+		return nil
+	}
+	if o.format == "folder" {
+		for _, f := range s.Fields() {
+			if schema.IsTensor(f) {
+				return fmt.Errorf("--operators: a folder holds files, and %s has tensors; end its operators with one "+
+					"that encodes, or write FILE.parquet or FILE.arrow", f.Name)
+			}
+		}
+	}
+	switch o.format {
+	case "parquet":
+		o.sink, err = export.Parquet(o.to, s, o.opts)
+	case "arrow":
+		o.sink, err = export.Arrow(o.to, s, o.opts)
+	default:
+		o.sink, err = export.Folder(o.to, s, o.opts)
+	}
+	return err
+}
+
+// write writes as many of the rows as are wanted.
+func (o *output) write(rec arrow.Record) (int64, error) {
+	n := min(rec.NumRows(), o.left)
+	o.left -= n
+	o.rows += n
+	if n == rec.NumRows() {
+		return n, o.sink.Write(rec)
+	}
+	part := rec.NewSlice(0, n)
+	defer part.Release()
+	return n, o.sink.Write(part)
+}
+
+func (o *output) commit() error {
+	if o.sink == nil {
+		return errors.New("the server named no endpoint to read from")
+	}
+	return o.sink.Commit()
+}
+
+func (o *output) close() error {
+	if o.sink == nil {
+		return nil
+	}
+	return o.sink.Close()
+}
+
+// readStream reads the records of a ticket, as readRecords does.
+func readStream(ctx context.Context, c *client, ticket *arrowflight.Ticket, open func(*arrow.Schema) error,
+	each func(arrow.Record) (more bool, err error)) error {
+	ctx, cancel := context.WithCancel(ctx) // ends the stream where it is not read to its end
+	defer cancel()
+	stream, err := c.DoGet(ctx, ticket)
+	if err != nil {
+		return err
+	}
+	return readRecords(stream, open, each)
+}
+
+// readRecords calls open with a stream's schema and each with its records, until each says that it has enough.
+func readRecords(stream arrowflight.DataStreamReader, open func(*arrow.Schema) error,
+	each func(arrow.Record) (more bool, err error)) error {
+	reader, err := arrowflight.NewRecordReader(stream)
+	if err != nil {
+		return err
+	}
+	defer reader.Release()
+	if err := open(reader.Schema()); err != nil {
+		return err
+	}
+	for reader.Next() {
+		if more, err := each(reader.Record()); err != nil || !more {
+			return err
+		}
+	}
+	return reader.Err()
+}
+
+// progressInterval is how often a bar is drawn, at most.
+const progressInterval = 100 * time.Millisecond
+
+// progress returns a bar on the terminal, or one that shows nothing where there is none.
+func (a *App) progress(total int64, unit string) *progressbar.ProgressBar {
+	return progressbar.NewOptions64(total,
+		progressbar.OptionSetWriter(a.Stderr),
+		progressbar.OptionSetVisibility(a.TTY),
+		progressbar.OptionSetItsString(unit),
+		progressbar.OptionShowIts(),
+		progressbar.OptionShowCount(),
+		progressbar.OptionClearOnFinish(),
+		progressbar.OptionThrottle(progressInterval),
+	)
+}

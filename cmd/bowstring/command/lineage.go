@@ -1,0 +1,270 @@
+package command
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/dustin/go-humanize"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"bowstring/fetch"
+)
+
+// LineageCmd is bowstring lineage.
+type LineageCmd struct {
+	Job   string  `arg:"" optional:"" help:"A job, by its name in top, in stats or here, or a plan of it (default: list the jobs on record)."`
+	Step  *int64  `placeholder:"N" help:"The step to tell of."`
+	Epoch *uint64 `placeholder:"N" help:"Its epoch (default: the last one on record, or that of the plan)."`
+	Rank  *int    `placeholder:"N" help:"One rank (default: all)."`
+	All   bool    `help:"Tell also what was handed out and did not stand: streams that were cut off, and others that went on."`
+	Here  bool    `help:"Ask this server alone, not the other nodes of its cluster."`
+	JSON  bool    `name:"json" help:"Print a JSON array."`
+}
+
+// Help says what is exact.
+func (*LineageCmd) Help() string {
+	return `Which samples, of which snapshot, a step of a job held, on which rank, in the order in which they were handed out, with
+substitutes and samples that could not be read. Servers that run with --lineage keep a record of it. What a client was sent and did
+not receive, the stream that went on for it hands out again; what was sent last and never asked for again counts as held.`
+}
+
+// Validate is called by kong.
+func (c *LineageCmd) Validate() error {
+	if c.Job == "" && (c.Step != nil || c.Epoch != nil || c.Rank != nil) {
+		return fmt.Errorf("--step, --epoch and --rank are of a job: name one; lineage alone lists those on record")
+	}
+	if c.Job != "" && c.Step == nil && (c.Epoch != nil || c.Rank != nil) {
+		return fmt.Errorf("--epoch and --rank are of a step: name one by --step")
+	}
+	return nil
+}
+
+// lineageResult is a result of the action: a header, a job, or a piece of a share.
+type lineageResult struct {
+	Others []string `json:"others,omitempty"`
+	heldShare
+	World   int64     `json:"world"`
+	Plan    string    `json:"plan,omitempty"`
+	Order   string    `json:"order,omitempty"`
+	Streams int       `json:"streams,omitempty"`
+	Rows    int64     `json:"rows,omitempty"`
+	First   time.Time `json:"first,omitzero"`
+	Last    time.Time `json:"last,omitzero"`
+	Node    string    `json:"node,omitempty"` // the server that answered, where it is not the one asked
+}
+
+// heldShare is a piece of what a rank got in a step.
+type heldShare struct {
+	Job       string        `json:"job,omitempty"`
+	Dataset   string        `json:"dataset,omitempty"`
+	Snapshot  int64         `json:"snapshot,omitempty"`
+	Epoch     uint64        `json:"epoch"`
+	Step      int64         `json:"step"`
+	Rank      int           `json:"rank"`
+	Row       *int64        `json:"row,omitempty"`
+	Of        *int64        `json:"of,omitempty"`
+	Positions []int64       `json:"positions,omitempty"`
+	IDs       []string      `json:"ids,omitempty"`
+	Faults    []fetch.Fault `json:"faults,omitempty"`
+	Stands    bool          `json:"stands"`
+	Stream    struct {
+		ID     int64     `json:"id"`
+		Plan   string    `json:"plan"`
+		Began  time.Time `json:"began"`
+		Order  string    `json:"order"`
+		Owners string    `json:"owners,omitempty"`
+	} `json:"stream,omitzero"`
+}
+
+// Run prints what a step held, or which jobs are on record.
+func (c *LineageCmd) Run(ctx context.Context, app *App) error {
+	list, err := c.ask(ctx, app)
+	if err != nil {
+		return err
+	}
+	if c.Step != nil {
+		list = together(list)
+		if !c.All {
+			list = slices.DeleteFunc(list, func(r lineageResult) bool { return !r.Stands })
+		}
+	}
+	switch {
+	case c.JSON:
+		return printJSON(app.Stdout, list)
+	case c.Step == nil:
+		return c.jobs(app, list)
+	}
+	return c.step(app, list)
+}
+
+// ask asks the server, and the other nodes of its cluster, each of which has a record of its own.
+func (c *LineageCmd) ask(ctx context.Context, app *App) ([]lineageResult, error) {
+	body := map[string]any{}
+	if c.Job != "" {
+		body["job"] = c.Job
+	}
+	for name, v := range map[string]any{"step": c.Step, "epoch": c.Epoch, "rank": c.Rank} {
+		switch v := v.(type) {
+		case *int64:
+			if v != nil {
+				body[name] = *v
+			}
+		case *uint64:
+			if v != nil {
+				body[name] = *v
+			}
+		case *int:
+			if v != nil {
+				body[name] = *v
+			}
+		}
+	}
+	list := []lineageResult{}
+	var others []string
+	take := func(node string) func(lineageResult) error {
+		return func(r lineageResult) error {
+			if r.Job == "" {
+				if node == "" {
+					others = r.Others
+				}
+				return nil
+			}
+			r.Node = node
+			list = append(list, r)
+			return nil
+		}
+	}
+	var missing error
+	err := app.with(ctx, false, func(client *client) error {
+		err := act(ctx, client, "lineage", body, take(""))
+		if isNotFound(err) && !c.Here { // another node may know
+			missing = err
+			return act(ctx, client, "lineage", map[string]any{}, func(r lineageResult) error {
+				if r.Job == "" {
+					others = r.Others
+				}
+				return nil
+			})
+		}
+		return err
+	})
+	if err != nil {
+		return nil, cmp.Or(missing, err)
+	}
+	for _, address := range others {
+		if c.Here {
+			break
+		}
+		if c.Step != nil && c.Epoch == nil && len(list) > 0 {
+			body["epoch"] = list[0].Epoch
+		}
+		err := app.at(ctx, address, func(client *client) error { return act(ctx, client, "lineage", body, take(address)) })
+		if err != nil && !isNotFound(err) {
+			app.Notef("%s cannot be asked, and may know more: %v", address, err)
+		}
+	}
+	if len(list) == 0 && missing != nil {
+		return nil, missing
+	}
+	return list, nil
+}
+
+// together settles what several servers say: of a step that went to several worlds the last one stands, and of
+// rows that were handed out more than once the last ones.
+func together(list []lineageResult) []lineageResult {
+	slices.SortStableFunc(list, func(a, b lineageResult) int { return cmp.Compare(b.Stream.ID, a.Stream.ID) })
+	taken := map[int]int64{} // from which row on later streams have it, by rank
+	for i := range list {
+		r, last := &list[i], &list[0]
+		if r.World != last.World || r.Stream.Owners != last.Stream.Owners {
+			r.Stands = false
+		}
+		if !r.Stands || r.Row == nil {
+			continue
+		}
+		if from, ok := taken[r.Rank]; ok && *r.Row+int64(len(r.Positions)) > from {
+			if *r.Row >= from {
+				r.Stands = false
+				continue
+			}
+			n := from - *r.Row
+			r.Positions, r.IDs = r.Positions[:n], r.IDs[:min(n, int64(len(r.IDs)))]
+		}
+		if from, ok := taken[r.Rank]; !ok || *r.Row < from {
+			taken[r.Rank] = *r.Row
+		}
+	}
+	slices.SortStableFunc(list, func(a, b lineageResult) int {
+		var x, y int64
+		if a.Row != nil && b.Row != nil {
+			x, y = *a.Row, *b.Row
+		}
+		return cmp.Or(cmp.Compare(a.Rank, b.Rank), cmp.Compare(x, y))
+	})
+	return list
+}
+
+// jobs prints the jobs on record.
+func (c *LineageCmd) jobs(app *App, list []lineageResult) error {
+	if len(list) == 0 {
+		app.Notef("no job is on record")
+		return nil
+	}
+	out := table{numbers: []bool{false, false, true, true, true, false, false, false}}
+	out.add("JOB", "DATASET", "STREAMS", "ROWS", "RANKS", "ORDER", "FIRST STREAM", "LAST STREAM")
+	for i := range list {
+		j := &list[i]
+		rows := "-"
+		if j.Rows > 0 {
+			rows = humanize.Comma(j.Rows)
+		}
+		out.add(j.Job, fmt.Sprintf("%s@%d", printable(j.Dataset), j.Snapshot), strconv.Itoa(j.Streams), rows,
+			strconv.FormatInt(j.World, 10), j.Order,
+			j.First.Local().Format(time.DateTime), j.Last.Local().Format(time.DateTime))
+	}
+	return out.print(app.Stdout)
+}
+
+// step prints the samples of a step, a line each.
+func (c *LineageCmd) step(app *App, list []lineageResult) error {
+	out := table{numbers: []bool{true, true, true, false, false}}
+	out.add("RANK", "ROW", "POSITION", "ID", "NOTE")
+	for i := range list {
+		r := &list[i]
+		if i == 0 {
+			app.Notef("step %d of epoch %d of %s@%d, shared out among %d ranks", r.Step, r.Epoch, printable(r.Dataset),
+				r.Snapshot, r.World)
+		}
+		for k, pos := range r.Positions {
+			row, id, notes := "-", "-", []string(nil)
+			if r.Row != nil {
+				row = strconv.FormatInt(*r.Row+int64(k), 10)
+			}
+			if k < len(r.IDs) {
+				id = r.IDs[k]
+			}
+			for _, f := range r.Faults {
+				switch {
+				case f.Substitute != nil && *f.Substitute == pos:
+					notes = append(notes, fmt.Sprintf("in the place of %d, whose %s could not be read", f.Position,
+						printable(f.Column)))
+				case f.Substitute == nil && f.Position == pos:
+					notes = append(notes, fmt.Sprintf("%s could not be read, and is null", printable(f.Column)))
+				}
+			}
+			if !r.Stands {
+				notes = append(notes, "handed out again later")
+			}
+			out.add(strconv.Itoa(r.Rank), row, strconv.FormatInt(pos, 10), id, strings.Join(notes, "; "))
+		}
+	}
+	return out.print(app.Stdout)
+}
+
+func isNotFound(err error) bool { return status.Code(err) == codes.NotFound }

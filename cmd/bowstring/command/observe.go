@@ -1,0 +1,301 @@
+package command
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/KimMachineGun/automemlimit/memlimit"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+
+	"bowstring/cmd/bowstring/admin"
+	"bowstring/cmd/bowstring/console"
+	"bowstring/cmd/bowstring/metrics"
+	"bowstring/cmd/bowstring/tracing"
+	"bowstring/fetch"
+	"bowstring/flight"
+	"bowstring/flight/auth"
+	"bowstring/schema"
+)
+
+// adminTokenVariable holds the token where no file does. It is no setting, which
+// config print would show.
+const adminTokenVariable = "BOWSTRING_ADMIN_TOKEN" //nolint:gosec // a name
+
+// observeFlags say who may look at a server, and where its traces go.
+type observeFlags struct {
+	Admin          string  `setting:"" placeholder:"HOST:PORT" help:"Address of a listener of its own for /console/, /metrics, /healthz, /readyz and /debug/pprof (default: none). Without a token, keep it to this machine."`
+	AdminCert      string  `setting:"" type:"path" placeholder:"FILE" help:"Certificate that the admin listener presents, in PEM; read again when it is replaced."`
+	AdminKey       string  `setting:"" type:"path" placeholder:"FILE" help:"Key of --admin-cert."`
+	AdminTokenFile string  `setting:"" type:"path" placeholder:"FILE" help:"File with the token that /metrics and profiles take, read again when it is replaced; or the environment variable BOWSTRING_ADMIN_TOKEN."`
+	AdminHost      string  `setting:"" placeholder:"NAMES" help:"Names, separated by commas, by which browsers and scrapers may ask the admin listener, where it has no token, beside addresses, localhost and the machine's name."`
+	NoConsole      bool    `setting:"" help:"Serve no console at --admin."`
+	OTLPEndpoint   string  `setting:"" name:"otlp-endpoint" placeholder:"URL" help:"Collector of OpenTelemetry traces, by OTLP over gRPC, such as http://localhost:4317 (default: what OTEL_EXPORTER_OTLP_ENDPOINT says, or none)."`
+	TraceRatio     float64 `setting:"" default:"0.01" placeholder:"SHARE" help:"Share of the calls to trace whose callers do not trace (default: ${default})."`
+}
+
+func (c *observeFlags) check() error {
+	if c.Admin != "" {
+		if _, _, err := net.SplitHostPort(c.Admin); err != nil {
+			return fmt.Errorf("--admin: got %q, want HOST:PORT", c.Admin)
+		}
+	}
+	if (c.AdminCert == "") != (c.AdminKey == "") {
+		return errors.New("--admin-cert and --admin-key go together: a certificate and its key")
+	}
+	if c.TraceRatio < 0 || c.TraceRatio > 1 {
+		return fmt.Errorf("--trace-ratio: got %g, want 0 to 1", c.TraceRatio)
+	}
+	return nil
+}
+
+// checkExposed returns an error if the admin listener could be reached from other machines
+// by anybody, or without TLS.
+func (c *observeFlags) checkExposed() error {
+	host, _, _ := net.SplitHostPort(c.Admin) // check has done so before
+	if ip := net.ParseIP(host); c.Admin == "" || host == "localhost" || ip != nil && ip.IsLoopback() {
+		return nil
+	}
+	if c.AdminCert != "" && (c.AdminTokenFile != "" || os.Getenv(adminTokenVariable) != "") {
+		return nil
+	}
+	return fmt.Errorf("--admin: %s can be reached from other machines: give --admin-cert, --admin-key and "+
+		"--admin-token-file, or --insecure to show everybody who reaches it the names of datasets, jobs and tenants",
+		c.Admin)
+}
+
+// observation is what shows a server to its operators. A nil one shows nothing.
+type observation struct {
+	node        *node // whose counters are shown; set before the server starts
+	app         *App
+	tracing     *tracing.Tracing
+	collections *metrics.Collections
+	collector   *metrics.Collector // nil without an admin listener, like the rest
+	options     admin.Options
+	flags       *observeFlags
+	console     *console.Console // set by start; nil if there is none
+	listener    net.Listener
+	server      *admin.Server
+}
+
+// open makes ready what is to look at a server. Its listener answers from start on.
+func (c *observeFlags) open(ctx context.Context, app *App, d *auth.Door, sources *auth.Sources,
+	collectEvery time.Duration) (_ *observation, err error) {
+	o := &observation{app: app, flags: c}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, o.close())
+		}
+	}()
+	ratio := c.TraceRatio
+	switch {
+	case ratio == 0:
+		ratio = -1
+	case app.settings.origin("serve.trace-ratio").level == fromDefault:
+		ratio = 0 // or what OTEL_TRACES_SAMPLER says
+	}
+	b := thisBuild()
+	if o.tracing, err = tracing.New(ctx, tracing.Options{Endpoint: c.OTLPEndpoint, Ratio: ratio, Version: b.Version,
+		Logger: app.Log}); err != nil {
+		return nil, err
+	}
+	if c.Admin == "" {
+		return o, nil
+	}
+	if collectEvery > 0 {
+		o.collections = metrics.NewCollections(collectEvery)
+	}
+	o.options = admin.Options{Ready: o.ready, Logger: app.Log,
+		Hosts: strings.FieldsFunc(c.AdminHost, func(r rune) bool { return r == ',' || r == ' ' })}
+	if !c.NoConsole {
+		o.options.Console = http.HandlerFunc(o.serveConsole)
+	}
+	if o.options.Token, err = c.token(sources); err != nil {
+		return nil, err
+	}
+	about := metrics.Options{
+		Stats: func() flight.Stats {
+			return o.node.server.Stats()
+		}, Times: func() []fetch.Times { return o.node.engine.Times() },
+		Collections: o.collections, MemoryLimit: memoryLimit(), Version: b.Version, GoVersion: b.Go,
+	}
+	about.AdminGuesses = o.guesses
+	about.Cluster = func() *metrics.Cluster { return o.node.clusterNow() }
+	ends := map[string]func() time.Time{}
+	if d.Encrypts() {
+		ends["flight"] = d.CertificateEnds
+	}
+	if c.AdminCert != "" {
+		cert, err := admin.LoadCertificate(c.AdminCert, c.AdminKey,
+			sources.Add("the admin listener's certificate", false))
+		if err != nil {
+			return nil, fmt.Errorf("the certificate of the admin listener: %w", err)
+		}
+		o.options.TLS = cert.TLS()
+		ends["admin"] = cert.NotAfter
+	}
+	about.Certificates = func() map[string]time.Time {
+		now := make(map[string]time.Time, len(ends))
+		for listener, end := range ends {
+			now[listener] = end()
+		}
+		return now
+	}
+	about.Sources = func() map[string]bool { return unreadable(sources) }
+	if o.collector, err = metrics.New(about); err != nil {
+		return nil, err
+	}
+	registry := prometheus.NewRegistry()
+	for _, one := range []prometheus.Collector{
+		o.collector, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
+	} {
+		if err := registry.Register(one); err != nil {
+			return nil, err
+		}
+	}
+	o.options.Metrics = registry
+	if o.server, err = admin.New(o.options); err != nil {
+		return nil, err
+	}
+	if o.listener, err = new(net.ListenConfig).Listen(ctx, "tcp", c.Admin); err != nil {
+		o.server = nil
+		return nil, fmt.Errorf("cannot listen on %s: %w; --admin names another address, port 0 any free one", c.Admin,
+			err)
+	}
+	return o, nil
+}
+
+// unreadable says of each source whether it cannot be read just now.
+func unreadable(sources *auth.Sources) map[string]bool {
+	now := map[string]bool{}
+	for _, one := range sources.List() {
+		now[one.What] = !one.Since.IsZero()
+	}
+	return now
+}
+
+// token returns what reads the token; nil if there is none.
+func (c *observeFlags) token(sources *auth.Sources) (func() ([]byte, error), error) {
+	if c.AdminTokenFile != "" {
+		return admin.LoadToken(c.AdminTokenFile, sources.Add("the admin listener's token", false))
+	}
+	text := os.Getenv(adminTokenVariable)
+	if text == "" {
+		return nil, nil //nolint:nilnil // no token is none
+	}
+	token, err := admin.CheckToken(bytes.TrimSpace([]byte(text)))
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", adminTokenVariable, err)
+	}
+	return func() ([]byte, error) { return token, nil }, nil
+}
+
+// memoryLimit is what the process may use, 0 if nobody knows.
+func memoryLimit() int64 {
+	limit, err := memlimit.FromCgroup()
+	if err != nil {
+		limit, err = memlimit.FromSystem()
+	}
+	if err != nil || limit > 1<<60 {
+		return 0
+	}
+	return int64(limit)
+}
+
+// watch has a server to be made tell what it does.
+func (o *observation) watch(opts *flight.Options) {
+	opts.Tracer = o.tracing.Tracer()
+	if o.collector != nil {
+		opts.Observer = o.collector
+	}
+}
+
+// ready says why clients are not to come.
+func (o *observation) ready() error {
+	if o.node.server.Draining() {
+		return errors.New("draining")
+	}
+	return nil
+}
+
+// start begins to answer. The node closes what it is observed by before itself.
+func (o *observation) start(ctx context.Context, n *node) error {
+	o.node, n.observation = n, o
+	if o.server == nil {
+		return nil
+	}
+	if !o.flags.NoConsole {
+		var err error
+		viewers := console.Options{Server: n.server, Token: o.options.Token, Logger: o.app.Log}
+		if viewers.Token != nil {
+			viewers.CheckToken = o.checkToken
+		}
+		if o.console, err = console.New(viewers); err != nil {
+			return err
+		}
+	}
+	scheme := "http://"
+	if o.options.TLS != nil {
+		scheme = "https://"
+	}
+	o.server.Start(o.listener)
+	o.listener = nil
+	o.app.Log.InfoContext(ctx, "the admin listener answers", "address", scheme+dialable(o.server.Addr()))
+	return nil
+}
+
+// checkToken checks a token that is typed in at the console: guesses there and at the metrics are counted together.
+func (o *observation) checkToken(ctx context.Context, addr, token string) error {
+	err := o.server.CheckToken(ctx, addr, token)
+	switch {
+	case errors.Is(err, admin.ErrUnknown):
+		return fmt.Errorf("%w: %w", schema.ErrUnauthenticated, err)
+	case errors.Is(err, admin.ErrTooMany):
+		return fmt.Errorf("%w: %w", schema.ErrLimit, err)
+	}
+	return err
+}
+
+// guesses is how many wrong tokens came to the admin listener, and how many requests it refused unheard.
+func (o *observation) guesses() (wrong, limited int64) {
+	if o.server == nil { // it is about to be made
+		return 0, 0
+	}
+	return o.server.Guesses()
+}
+
+// serveConsole answers below /console/; the listener is started when the console is there.
+func (o *observation) serveConsole(w http.ResponseWriter, r *http.Request) { o.console.ServeHTTP(w, r) }
+
+// lastScrape is how long requests of the admin listener may go on after the server has stopped.
+const lastScrape = time.Second
+
+// close ends the listener, and sends the spans that were not sent yet.
+func (o *observation) close() error {
+	if o == nil {
+		return nil
+	}
+	var err error
+	if o.console != nil {
+		err = o.console.Close()
+	}
+	switch {
+	case o.listener != nil:
+		err = errors.Join(err, o.listener.Close())
+	case o.server != nil:
+		ctx, cancel := context.WithTimeout(context.Background(), lastScrape)
+		defer cancel()
+		err = errors.Join(err, o.server.Close(ctx))
+	}
+	if lost := o.tracing.Close(); lost != nil {
+		o.app.Log.Warn("the end of tracing", "error", lost) // no reason for a server to have failed
+	}
+	return err
+}

@@ -1,0 +1,388 @@
+package command
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"syscall"
+
+	"github.com/alecthomas/kong"
+	"github.com/dustin/go-humanize"
+	"gopkg.in/yaml.v3"
+
+	"bowstring/fetch/store/cql"
+
+	"bowstring/schema"
+)
+
+// level says how close to the command line a value was set.
+type level int
+
+const (
+	fromDefault level = iota
+	fromFile
+	fromEnv
+	fromFlag
+)
+
+// origin is where the effective value of a setting comes from.
+type origin struct {
+	level level
+	place string // the variable's name, or file:line
+}
+
+func (o origin) String() string {
+	switch o.level {
+	case fromFlag:
+		return "command line"
+	case fromEnv:
+		return "environment " + o.place
+	case fromFile:
+		return o.place
+	default:
+		return "default"
+	}
+}
+
+// settings is what the configuration file says, and where each value came
+// from. It is kong's resolver: what it gives for a flag holds where neither
+// the command line nor the environment sets that flag.
+type settings struct {
+	path  string                // the file read, or ""
+	known map[string]*kong.Flag // every setting by its key, such as serve.listen
+	keys  []string              // of known, in the order of the grammar
+	file  map[string]*yaml.Node // values in the file by key
+	flags map[*kong.Flag]bool   // set on the command line
+}
+
+// nameSettings gives each setting its environment variable:
+// BOWSTRING_LOG_LEVEL, BOWSTRING_SERVE_LISTEN.
+func nameSettings(k *kong.Kong) error {
+	eachSetting(k.Model.Node, "", func(key string, f *kong.Flag) {
+		env := "BOWSTRING_" + strings.ToUpper(strings.NewReplacer("-", "_", ".", "_").Replace(key))
+		f.Envs = append(f.Envs, env)
+		f.Tag.Envs = append(f.Tag.Envs, env)
+	})
+	return nil
+}
+
+// eachSetting calls visit for each setting at and below node in the order of the grammar.
+func eachSetting(node *kong.Node, prefix string, visit func(key string, f *kong.Flag)) {
+	for _, f := range node.Flags {
+		if f.Tag.Has("setting") {
+			visit(prefix+f.Name, f)
+		}
+	}
+	for _, child := range node.Children {
+		if child.Tag != nil && child.Tag.Has("nosettings") {
+			continue
+		}
+		eachSetting(child, prefix+child.Name+".", visit)
+	}
+}
+
+// loadSettings reads the configuration file that ctx and the environment name.
+// config path and version do without, so that they work however broken it is.
+func loadSettings(ctx *kong.Context) (settings, error) {
+	s := settings{known: map[string]*kong.Flag{}, file: map[string]*yaml.Node{}, flags: map[*kong.Flag]bool{}}
+	eachSetting(ctx.Model.Node, "", func(key string, f *kong.Flag) {
+		s.known[key] = f
+		s.keys = append(s.keys, key)
+	})
+	var err error
+	if s.path, err = configPath(ctx); err != nil || s.path == "" {
+		return s, err
+	}
+	switch ctx.Command() {
+	case "version", "config path":
+		return s, nil
+	}
+	data, err := os.ReadFile(s.path)
+	if err != nil {
+		return s, fmt.Errorf("configuration file: %w", err)
+	}
+	return s, s.read(data)
+}
+
+// configPath returns the file that --config or the environment names, or the user's, or "". The folder that the command
+// runs in has no say: its files are of any author, and would decide where tokens and passwords go.
+func configPath(ctx *kong.Context) (string, error) {
+	for _, f := range ctx.Model.Flags {
+		if f.Name != "config" {
+			continue
+		}
+		if path, _ := ctx.FlagValue(f).(string); path != "" {
+			return path, nil
+		}
+	}
+	path := defaultConfig()
+	switch info, err := os.Stat(path); {
+	case errors.Is(err, fs.ErrNotExist):
+		return "", nil
+	case err != nil:
+		return "", fmt.Errorf("configuration file: %w", err)
+	default:
+		return path, trusted(path, info)
+	}
+}
+
+// trusted refuses a file that another user decides about.
+func trusted(path string, info fs.FileInfo) error {
+	owner, known := info.Sys().(*syscall.Stat_t)
+	switch {
+	case !known:
+		return nil
+	case owner.Uid != 0 && int(owner.Uid) != os.Geteuid():
+		return fmt.Errorf("configuration file: %s belongs to user %d, and is not read: it says where tokens go; "+
+			"--config names a file all the same", path, owner.Uid)
+	case info.Mode().Perm()&0o002 != 0:
+		return fmt.Errorf("configuration file: %s can be written by every user, and is not read: it says where tokens "+
+			"go; chmod o-w %s", path, path)
+	}
+	return nil
+}
+
+// folderConfig was once read in any folder.
+const folderConfig = "bowstring.yaml"
+
+// unread is the file of the folder that is not read, for a message; "" if there is none, or it is the one that is read.
+func (s *settings) unread() string {
+	mine, err := os.Stat(folderConfig)
+	if err != nil {
+		return ""
+	}
+	if read, err := os.Stat(s.path); err == nil && os.SameFile(mine, read) {
+		return ""
+	}
+	return folderConfig
+}
+
+// read takes in the text of the configuration file, and rejects what it does not know.
+func (s *settings) read(data []byte) error {
+	var doc yaml.Node
+	if err := yaml.Unmarshal(data, &doc); err != nil {
+		return fmt.Errorf("%s: %s", s.path, strings.TrimPrefix(err.Error(), "yaml: "))
+	}
+	if len(doc.Content) == 0 { // empty, or nothing but comments
+		return nil
+	}
+	return s.readMapping(doc.Content[0], "")
+}
+
+func (s *settings) readMapping(node *yaml.Node, prefix string) error {
+	if node.Kind == yaml.ScalarNode && node.Tag == "!!null" {
+		return nil
+	}
+	if node.Kind != yaml.MappingNode {
+		return s.fault(node, "want settings of the form name: value")
+	}
+	seen := map[string]bool{}
+	for i := 0; i+1 < len(node.Content); i += 2 {
+		name, value := node.Content[i], node.Content[i+1]
+		if value.Kind == yaml.AliasNode {
+			value = value.Alias
+		}
+		key := prefix + name.Value
+		if seen[key] {
+			return s.fault(name, "%q is set twice", key)
+		}
+		seen[key] = true
+		flag, ok := s.known[key]
+		switch {
+		case !ok && s.isSection(key):
+			if err := s.readMapping(value, key+"."); err != nil {
+				return err
+			}
+		case !ok:
+			return s.fault(name, "unknown setting %q; %s", key, s.suggest(key))
+		default:
+			if err := s.check(key, flag, value); err != nil {
+				return err
+			}
+			s.file[key] = value
+		}
+	}
+	return nil
+}
+
+// isSection says whether key names a command that has settings.
+func (s *settings) isSection(key string) bool {
+	for _, k := range s.keys {
+		if strings.HasPrefix(k, key+".") {
+			return true
+		}
+	}
+	return false
+}
+
+// check tries whether a flag takes the value that the file has for it.
+func (s *settings) check(key string, f *kong.Flag, node *yaml.Node) error {
+	value, err := s.value(f, node)
+	if err != nil {
+		return err
+	}
+	trial := reflect.New(f.Target.Type()).Elem()
+	scan := kong.Scan().PushTyped(value, kong.FlagValueToken)
+	if err := f.Mapper.Decode(&kong.DecodeContext{Value: f.Value, Scan: scan}, trial); err != nil {
+		return s.fault(node, "%s: %v", key, err)
+	}
+	if f.Enum != "" && !f.EnumMap()[fmt.Sprint(trial.Interface())] {
+		return s.fault(node, "%s: got %q, want one of %s", key, node.Value, strings.Join(f.EnumSlice(), ", "))
+	}
+	return nil
+}
+
+// value returns node as kong takes it. A relative path is relative to the file
+// that holds it.
+func (s *settings) value(f *kong.Flag, node *yaml.Node) (any, error) {
+	switch {
+	case node.Kind == yaml.SequenceNode && f.IsSlice():
+		var list []string
+		for _, item := range node.Content {
+			if item.Kind != yaml.ScalarNode {
+				return nil, s.fault(item, "%s: want a list of plain values", f.Name)
+			}
+			list = append(list, item.Value)
+		}
+		if len(list) == 0 {
+			return []any{}, nil
+		}
+		return kong.JoinEscaped(list, f.Tag.Sep), nil // as on the command line: a list there may be of numbers
+	case node.Kind != yaml.ScalarNode:
+		return nil, s.fault(node, "%s: want one value", f.Name)
+	}
+	v := node.Value
+	isPath := f.Tag.Type == "path" || f.Tag.Type == "store" && !cql.IsURI(v)
+	if isPath && v != "" && !filepath.IsAbs(v) && !strings.HasPrefix(v, "~") {
+		v = filepath.Join(filepath.Dir(s.path), v)
+	}
+	return v, nil
+}
+
+func (s *settings) fault(node *yaml.Node, format string, args ...any) error {
+	return fmt.Errorf("%s:%d: %s", s.path, node.Line, fmt.Sprintf(format, args...))
+}
+
+// suggest names the known setting most like key, or the one of that name in
+// another section, or all there are.
+func (s *settings) suggest(key string) string {
+	best := schema.Nearest(key, s.keys)
+	last := key[strings.LastIndexByte(key, '.')+1:]
+	for _, k := range s.keys {
+		if best == "" && (k == last || strings.HasSuffix(k, "."+last)) {
+			best = k
+		}
+	}
+	if best == "" {
+		return "known are " + strings.Join(s.keys, ", ")
+	}
+	return fmt.Sprintf("did you mean %q?", best)
+}
+
+// Validate is part of kong.Resolver; the file was checked when it was read.
+func (s settings) Validate(*kong.Application) error { return nil }
+
+// Resolve is part of kong.Resolver.
+func (s settings) Resolve(_ *kong.Context, _ *kong.Path, f *kong.Flag) (any, error) {
+	for key, node := range s.file {
+		if s.known[key] != f {
+			continue
+		}
+		if _, set := environment(f); set {
+			return nil, nil
+		}
+		return s.value(f, node)
+	}
+	return nil, nil
+}
+
+// environment returns the variable that sets f, if there is one.
+func environment(f *kong.Flag) (name string, set bool) {
+	for _, env := range f.Envs {
+		if _, ok := os.LookupEnv(env); ok {
+			return env, true
+		}
+	}
+	return "", false
+}
+
+// parsed notes which flags the command line sets.
+func (s *settings) parsed(ctx *kong.Context) {
+	for _, p := range ctx.Path {
+		if p.Flag != nil && !p.Resolved {
+			s.flags[p.Flag] = true
+		}
+	}
+}
+
+// origin says where the effective value of the setting comes from.
+func (s *settings) origin(key string) origin {
+	f := s.known[key]
+	if s.flags[f] {
+		return origin{level: fromFlag}
+	}
+	if env, set := environment(f); set {
+		return origin{fromEnv, env}
+	}
+	if node, ok := s.file[key]; ok {
+		return origin{fromFile, fmt.Sprintf("%s:%d", s.path, node.Line)}
+	}
+	return origin{}
+}
+
+// effective returns the value of any setting, also of a command that is not
+// the one being run, for which kong has resolved the environment and the
+// defaults but not the file.
+func (s *settings) effective(key string) (any, error) {
+	f := s.known[key]
+	target := f.Target
+	if s.origin(key).level == fromFile {
+		value, err := s.value(f, s.file[key])
+		if err != nil {
+			return nil, err
+		}
+		target = reflect.New(f.Target.Type()).Elem()
+		scan := kong.Scan().PushTyped(value, kong.FlagValueToken)
+		if err := f.Mapper.Decode(&kong.DecodeContext{Value: f.Value, Scan: scan}, target); err != nil {
+			return nil, err
+		}
+	}
+	if text, ok := target.Interface().(fmt.Stringer); ok {
+		return text.String(), nil
+	}
+	return target.Interface(), nil
+}
+
+// size is a number of bytes, written with a unit: 512MiB, 4GB. Zero is auto.
+type size int64
+
+// UnmarshalText reads a size.
+func (s *size) UnmarshalText(text []byte) error {
+	if string(text) == "auto" {
+		*s = 0
+		return nil
+	}
+	n, err := humanize.ParseBytes(string(text))
+	if err != nil || n == 0 || n > 1<<62 {
+		return fmt.Errorf("got %q, want a size such as 512MiB or 4GB, or auto", text)
+	}
+	*s = size(n)
+	return nil
+}
+
+func (s size) String() string {
+	switch {
+	case s == 0:
+		return "auto"
+	case s%(1<<30) == 0:
+		return fmt.Sprintf("%dGiB", s>>30)
+	case s%(1<<20) == 0:
+		return fmt.Sprintf("%dMiB", s>>20)
+	default:
+		return fmt.Sprintf("%dB", int64(s))
+	}
+}

@@ -1,0 +1,109 @@
+package command
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"strconv"
+	"time"
+
+	"github.com/dustin/go-humanize"
+	"github.com/google/renameio/v2"
+
+	"bowstring/internal/simulate"
+)
+
+// SimulateCmd is bowstring simulate.
+type SimulateCmd struct {
+	File  string `arg:"" type:"existingfile" help:"What there is, and what happens, in JSON or YAML (docs/simulate.md)."`
+	Rates string `type:"existingfile" placeholder:"FILE" help:"What a server was measured to do, in JSON or YAML: the defaults of FILE's store, spill, node and network."`
+	Plot  string `type:"path" placeholder:"FILE" help:"Draw samples and bytes a second over time, as SVG."`
+	JSON  bool   `name:"json" help:"Print a JSON object."`
+}
+
+// Run runs the command.
+func (c *SimulateCmd) Run(app *App) error {
+	text, err := os.ReadFile(c.File)
+	if err != nil {
+		return err
+	}
+	var rates []byte
+	if c.Rates != "" {
+		if rates, err = os.ReadFile(c.Rates); err != nil {
+			return err
+		}
+	}
+	f, err := simulate.Parse(text, rates)
+	if err != nil {
+		return fmt.Errorf("%s: %w", c.File, err)
+	}
+	began := time.Now()
+	r, err := simulate.Run(f, simulate.Options{})
+	if err != nil {
+		return fmt.Errorf("%s: %w", c.File, err)
+	}
+	app.Notef("simulated %s of %s in %s", plainDuration(r.Seconds), c.File,
+		time.Since(began).Round(10*time.Millisecond))
+	if c.Plot != "" {
+		drawing, err := r.Plot()
+		if err != nil {
+			return fmt.Errorf("draw %s: %w", c.Plot, err)
+		}
+		if err := renameio.WriteFile(c.Plot, drawing, 0o644); err != nil {
+			return err
+		}
+	}
+	if c.JSON {
+		return json.NewEncoder(app.Stdout).Encode(r)
+	}
+	return c.print(app, r)
+}
+
+func plainDuration(s float64) string {
+	return time.Duration(s * 1e9).Round(time.Millisecond).String()
+}
+
+// print prints tables: of epochs, and of where their time went.
+func (c *SimulateCmd) print(app *App, r *simulate.Report) error {
+	number := func(v float64) string { return humanize.CommafWithDigits(v, 0) }
+	size := func(n int64) string { return humanize.Bytes(uint64(max(n, 0))) }
+	epochs := table{numbers: []bool{false, true, true, true, true, true, true, true, true}}
+	epochs.add("JOB", "EPOCH", "SECONDS", "FIRST STEP", "SAMPLES/S", "HITS", "STORE", "PEERS", "ZONES")
+	waits := table{numbers: []bool{false, true, true, true, true, true, true, true, true, true}}
+	waits.add("JOB", "EPOCH", "STORE", "SPILL", "PEER", "ENCODE", "CONSUMER", "DATA", "COMPUTE", "RANKS")
+	for _, j := range r.Jobs {
+		for _, e := range j.Epochs {
+			name, epoch := j.Name, strconv.FormatInt(e.Epoch, 10)
+			epochs.add(name, epoch, fmt.Sprintf("%.3f", e.Seconds), fmt.Sprintf("%.3f", e.FirstS),
+				number(e.SamplesPerS), fmt.Sprintf("%.1f %%", 100*e.HitRate),
+				size(e.Traffic.StoreBytes+e.Traffic.ManifestBytes), size(e.Traffic.PeerBytes),
+				size(e.Traffic.ZoneBytes))
+			row := []string{name, epoch}
+			for _, s := range []float64{e.Waits.Store, e.Waits.Spill, e.Waits.Peer, e.Waits.Encode, e.Waits.Consumer,
+				e.Waits.Data, e.Waits.Compute, e.Waits.Ranks} {
+				row = append(row, fmt.Sprintf("%.3f", s))
+			}
+			waits.add(row...)
+		}
+	}
+	if err := epochs.print(app.Stdout); err != nil {
+		return err
+	}
+	if err := app.Printf("\nSeconds of a rank, on average; DATA, COMPUTE and RANKS are the trainer's, the others the " +
+		"server's:\n"); err != nil {
+		return err
+	}
+	if err := waits.print(app.Stdout); err != nil {
+		return err
+	}
+	for _, j := range r.Jobs {
+		if err := app.Printf("\n%s trains for %s, %s samples a second.\n", j.Name, plainDuration(j.Seconds),
+			number(j.SamplesPerS)); err != nil {
+			return err
+		}
+	}
+	for _, p := range r.Problems {
+		app.Notef("%s", p)
+	}
+	return nil
+}

@@ -1,0 +1,161 @@
+package command
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"reflect"
+
+	"github.com/alecthomas/kong"
+
+	"bowstring/fetch/store"
+	"bowstring/fetch/store/cql"
+	"bowstring/fetch/store/local"
+	"bowstring/internal/delay"
+	"bowstring/schema"
+)
+
+// StoreCmd is bowstring store.
+type StoreCmd struct {
+	Init    StoreInitCmd    `cmd:"" help:"Make the store: its directory, or its keyspace and tables."`
+	Rebuild StoreRebuildCmd `cmd:"" help:"Make the database of a store in a directory anew, from what else there is."`
+}
+
+// StoreInitCmd is bowstring store init.
+type StoreInitCmd struct {
+	Replication string `placeholder:"N|DC=N,…" help:"Replicas of a keyspace that is yet to be made: a number, in the datacenter that the address prefers, or one for each datacenter. Asked for on a terminal."`
+}
+
+// Help is shown below the summary.
+func (*StoreInitCmd) Help() string {
+	return `A store that is there stays as it is. One in a keyspace that an older bowstring made is upgraded: end all processes
+of the older program first. It may be interrupted, and run again.`
+}
+
+// Run makes the store that the flags name.
+func (c *StoreInitCmd) Run(ctx context.Context, app *App) error {
+	addr, err := app.ownStore("store init")
+	if err != nil {
+		return err
+	}
+	if cql.IsURI(addr) {
+		err = c.initKeyspace(ctx, app, addr)
+	} else if c.Replication != "" {
+		return usagef("--replication is of a keyspace (--store cql://HOST/KEYSPACE), and %s is a directory", addr)
+	} else {
+		var made store.Store
+		if made, err = openStore(ctx, addr, true, app.quietLog()); err == nil {
+			err = made.Close()
+		}
+	}
+	if err == nil {
+		app.Notef("store %s is ready", addr)
+	}
+	return err
+}
+
+// initKeyspace makes a store in a keyspace, and asks for what it has not been told.
+func (c *StoreInitCmd) initKeyspace(ctx context.Context, app *App, addr string) error {
+	options := cql.InitOptions{Logger: app.quietLog()}
+	text := c.Replication
+	for {
+		if text != "" {
+			var err error
+			if options.Replication, err = cql.ParseReplication(text); err != nil {
+				return err
+			}
+		}
+		err := cql.Init(ctx, addr, options)
+		var missing *cql.NoReplicationError
+		if !errors.As(err, &missing) || !app.Interactive {
+			return err
+		}
+		question := fmt.Sprintf("How many replicas is keyspace %s to have? A number, or DC=N,… (nodes now: %s)",
+			missing.Keyspace, missing.Now())
+		if text, err = app.ask(ctx, question); err != nil {
+			return err
+		}
+		if text == "" {
+			return missing
+		}
+	}
+}
+
+// ownStore is the address of the store for a command that works on it directly.
+func (a *App) ownStore(command string) (string, error) {
+	if a.globals.Store == "" {
+		return "", usagef("%s works on a store, not through a server: name it by --store", command)
+	}
+	return a.globals.Store, nil
+}
+
+// openStore opens the store at addr: a directory, or the address of one in
+// Scylla or Cassandra, which store init alone makes. Without create, a directory
+// that holds no store is an error rather than a new store, so that a mistyped
+// one is found out. It gives up when ctx ends.
+func openStore(ctx context.Context, addr string, create bool, log *slog.Logger) (store.Store, error) {
+	return openFarStore(ctx, addr, create, nil, log)
+}
+
+// openFarStore opens a store as openStore does, at the far end of a link if there is one, until ctx ends.
+func openFarStore(ctx context.Context, addr string, create bool, link *delay.Link, log *slog.Logger) (store.Store, error) {
+	if cql.IsURI(addr) {
+		options := cql.Options{Logger: log}
+		if link != nil {
+			options.Dialer = link
+		}
+		return cql.Open(ctx, addr, options)
+	}
+	if !create {
+		entries, err := os.ReadDir(addr)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, fmt.Errorf("store: %w", err)
+		}
+		if len(entries) == 0 {
+			return nil, fmt.Errorf("%w: there is no store in %s; import or serve makes one, --store names another",
+				schema.ErrNotFound, addr)
+		}
+	}
+	store, err := openDirectory(addr, log)
+	if err != nil {
+		return nil, err
+	}
+	if link != nil {
+		return link.Store(store), nil
+	}
+	return store, nil
+}
+
+// openDirectory opens a store in a directory. One whose database is damaged is opened for
+// reading, as far as it can be.
+func openDirectory(dir string, log *slog.Logger) (*local.Store, error) {
+	store, err := local.Open(dir, local.Options{Logger: log})
+	if !errors.Is(err, schema.ErrDataLoss) {
+		return store, err
+	}
+	log.Warn("the store's database is damaged: what is in the segments is looked up, and can be read; nothing "+
+		"can be changed",
+		"store", dir, "error", message(err))
+	store, again := local.OpenDamaged(context.Background(), dir, local.Options{Logger: log})
+	if again != nil {
+		return nil, err
+	}
+	return store, nil
+}
+
+// mapStore reads the flag --store: the address of a remote store as it is, and
+// anything else as a path.
+func mapStore(ctx *kong.DecodeContext, target reflect.Value) error {
+	var s string
+	if err := ctx.Scan.PopValueInto("store", &s); err != nil {
+		return err
+	}
+	if s != "" && !cql.IsURI(s) {
+		s = kong.ExpandPath(s)
+	}
+	target.SetString(s)
+	return nil
+}

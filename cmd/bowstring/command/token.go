@@ -1,0 +1,164 @@
+package command
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"bowstring/flight/auth"
+	"bowstring/schema"
+)
+
+// TokenCmd is bowstring token.
+type TokenCmd struct {
+	Create TokenCreateCmd `cmd:"" help:"Make a token, and print it, once."`
+	Revoke TokenRevokeCmd `cmd:"" help:"End a token, and the calls that it has let in."`
+	List   TokenListCmd   `cmd:"" help:"List the tokens there are, without their secrets."`
+}
+
+// tokenFlags are those of every command that works on a file of tokens.
+type tokenFlags struct {
+	File string `name:"tokens" type:"path" placeholder:"FILE" help:"File of tokens (default: the one that serve.tokens names)."`
+}
+
+// path is the file.
+func (f *tokenFlags) path(app *App) (string, error) {
+	if f.File != "" {
+		return f.File, nil
+	}
+	configured, err := app.settings.effective("serve.tokens")
+	if err != nil {
+		return "", err
+	}
+	if path, _ := configured.(string); path != "" {
+		return path, nil
+	}
+	return "", usagef("--tokens FILE is needed: the file that serve --tokens names (BOWSTRING_SERVE_TOKENS, " +
+		"serve.tokens)")
+}
+
+// TokenCreateCmd is bowstring token create.
+type TokenCreateCmd struct {
+	tokenFlags
+	Principal string   `required:"" placeholder:"NAME" help:"Who calls with it."`
+	Group     []string `placeholder:"NAME" help:"Group that the principal is in; may be given several times."`
+	Tenant    []string `placeholder:"NAME" help:"On whose account it calls; further ones are those that it may choose by the header bowstring-tenant."`
+	Expires   lifetime `default:"90d" placeholder:"DURATION" help:"How long it is good: such as 12h, 90d, or never (default: ${default})."`
+}
+
+// Run makes the token.
+func (c *TokenCreateCmd) Run(app *App) error {
+	path, err := c.path(app)
+	if err != nil {
+		return err
+	}
+	t := auth.Token{Principal: c.Principal, Groups: c.Group}
+	if len(c.Tenant) > 0 {
+		t.Tenant, t.Tenants = c.Tenant[0], c.Tenant[1:]
+	}
+	if c.Expires > 0 {
+		t.Expires = time.Now().Add(time.Duration(c.Expires)).UTC().Truncate(time.Second)
+	}
+	token, err := auth.AddToken(path, &t)
+	if err != nil {
+		return err
+	}
+	until := "for ever"
+	if !t.Expires.IsZero() {
+		until = "until " + t.Expires.Format(time.RFC3339)
+	}
+	app.Notef("token %s of %s is good %s; it is shown this once", t.ID, t.Principal, until)
+	return app.Printf("%s\n", token)
+}
+
+// TokenRevokeCmd is bowstring token revoke.
+type TokenRevokeCmd struct {
+	tokenFlags
+	ID string `arg:"" help:"ID of the token: the part between the underscores, as token list shows it."`
+}
+
+// Run ends the token.
+func (c *TokenRevokeCmd) Run(app *App) error {
+	path, err := c.path(app)
+	if err != nil {
+		return err
+	}
+	t, err := auth.RevokeToken(path, c.ID)
+	if err != nil {
+		return err
+	}
+	app.Notef("token %s of %s was revoked %s", t.ID, t.Principal, t.Revoked.Format(time.RFC3339))
+	return nil
+}
+
+// TokenListCmd is bowstring token list.
+type TokenListCmd struct {
+	tokenFlags
+	JSON bool `name:"json" help:"Print a JSON array."`
+}
+
+// Run lists the tokens.
+func (c *TokenListCmd) Run(app *App) error {
+	path, err := c.path(app)
+	if err != nil {
+		return err
+	}
+	tokens, err := auth.ReadTokens(path)
+	if err != nil {
+		return err
+	}
+	type line struct {
+		ID        string    `json:"id"`
+		Principal string    `json:"principal"`
+		Groups    []string  `json:"groups,omitempty"`
+		Tenants   []string  `json:"tenants,omitempty"`
+		Created   time.Time `json:"created"`
+		Expires   time.Time `json:"expires,omitzero"`
+		State     string    `json:"state"`
+	}
+	lines := []line{}
+	out := table{}
+	out.add("ID", "PRINCIPAL", "GROUPS", "TENANTS", "EXPIRES", "")
+	for i := range tokens {
+		t := &tokens[i]
+		l := line{ID: t.ID, Principal: t.Principal, Groups: t.Groups, Created: t.Created, Expires: t.Expires,
+			State: t.State(time.Now())}
+		if t.Tenant != "" {
+			l.Tenants = append([]string{t.Tenant}, t.Tenants...)
+		}
+		expires := "never"
+		if !t.Expires.IsZero() {
+			expires = t.Expires.Format(time.RFC3339)
+		}
+		lines = append(lines, l)
+		out.add(l.ID, l.Principal, strings.Join(l.Groups, " "), strings.Join(l.Tenants, " "), expires, l.State)
+	}
+	if c.JSON {
+		return printJSON(app.Stdout, lines)
+	}
+	return out.print(app.Stdout)
+}
+
+// lifetime is a duration that may have days; zero is never.
+type lifetime time.Duration
+
+// UnmarshalText reads a lifetime.
+func (l *lifetime) UnmarshalText(text []byte) error {
+	s := string(text)
+	if s == "never" {
+		*l = 0
+		return nil
+	}
+	d, err := time.ParseDuration(s)
+	if days, ok := strings.CutSuffix(s, "d"); ok {
+		var n int
+		n, err = strconv.Atoi(days)
+		d = 24 * time.Hour * time.Duration(min(n, 365*100))
+	}
+	if err != nil || d <= 0 {
+		return fmt.Errorf("got %s, want a time such as 12h or 90d, or never", schema.Quote(s))
+	}
+	*l = lifetime(d)
+	return nil
+}

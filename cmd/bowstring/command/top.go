@@ -1,0 +1,165 @@
+package command
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/dustin/go-humanize"
+	"golang.org/x/term"
+
+	"bowstring/cmd/bowstring/watch"
+	"bowstring/flight"
+)
+
+// TopCmd is bowstring top.
+type TopCmd struct {
+	Interval time.Duration `default:"2s" placeholder:"DURATION" help:"Time between two looks (default: ${default})."`
+	Once     bool          `help:"Look once, over one interval, and end."`
+	JSON     bool          `name:"json" help:"Print a JSON object for each look, one a line."`
+}
+
+// Validate is called by kong.
+func (c *TopCmd) Validate() error {
+	if c.Interval < 100*time.Millisecond {
+		return fmt.Errorf("--interval: got %s, want 100ms or more", c.Interval)
+	}
+	return nil
+}
+
+// Run looks until it is stopped.
+func (c *TopCmd) Run(ctx context.Context, app *App) error {
+	if app.globals.Server == "" {
+		return usagef("top looks at a running server: name it by --server")
+	}
+	return app.with(ctx, false, func(client *client) error {
+		look := func() (*watch.Look, error) {
+			st, err := actOne[flight.Stats](ctx, client, "stats", struct{}{})
+			return &watch.Look{At: time.Now(), Stats: st}, err
+		}
+		before, err := look()
+		for err == nil && sleep(ctx, c.Interval) {
+			var after *watch.Look
+			if after, err = look(); err != nil {
+				break
+			}
+			v := watch.Between(client.target, before, after)
+			if err = c.show(app, v); err != nil || c.Once {
+				break
+			}
+			before = after
+		}
+		if ctx.Err() != nil && !c.Once {
+			return nil // that is how one leaves it
+		}
+		return err
+	})
+}
+
+// show prints a view; on a terminal in the place of the one before.
+func (c *TopCmd) show(app *App, v *watch.View) error {
+	if c.JSON {
+		line, err := json.Marshal(v)
+		if err != nil {
+			return err
+		}
+		_, err = app.Stdout.Write(append(printableJSON(line), '\n'))
+		return err
+	}
+	var text bytes.Buffer
+	if err := printView(v, &text); err != nil {
+		return err
+	}
+	if f, ok := app.Stdout.(*os.File); ok && !c.Once && term.IsTerminal(int(f.Fd())) {
+		width, height, err := term.GetSize(int(f.Fd()))
+		if err != nil {
+			width, height = 80, 24
+		}
+		return app.Printf("%s", screen(text.String(), width, height))
+	}
+	return app.Printf("%s", text.String())
+}
+
+// screen is what draws the text over what is there, as much of it as fits: home,
+// each line and the end of it erased, and then all below.
+func screen(text string, width, height int) string {
+	lines := strings.Split(strings.TrimSuffix(text, "\n"), "\n")
+	var b strings.Builder
+	b.WriteString("\x1b[H")
+	for i, line := range lines[:min(len(lines), max(height-1, 1))] {
+		if i > 0 {
+			b.WriteString("\r\n")
+		}
+		if runes := []rune(line); len(runes) > width {
+			line = string(runes[:width])
+		}
+		b.WriteString(line + "\x1b[K")
+	}
+	b.WriteString("\r\n\x1b[J")
+	return b.String()
+}
+
+// maxTopStreams is how many streams are shown to people.
+const maxTopStreams = 40
+
+func printView(v *watch.View, w io.Writer) error {
+	state := ""
+	if v.Draining {
+		state = ", draining"
+	}
+	spill := "no spill"
+	if v.SpillBudget > 0 {
+		spill = fmt.Sprintf("spill %s of %s, %s of bytes from it", humanize.IBytes(uint64(v.SpillHeld)),
+			humanize.IBytes(uint64(v.SpillBudget)), percent(v.SpillShare))
+	}
+	_, err := fmt.Fprintf(w, "%s%s  %s\n%s/s  %s rows/s  %d streams\nstore %s/s, p99 %s, %d reads in flight, %d "+
+		"failed, %d lost\n%s\nwindows %s of %s\n\n",
+		printable(v.Server), state, v.At.Local().Format(time.TimeOnly),
+		humanize.IBytes(uint64(v.BytesPerSec)), humanize.Comma(int64(v.RowsPerSec)), len(v.Streams),
+		humanize.IBytes(uint64(v.StoreBytesPerS)), (time.Duration(v.StoreP99) * time.Microsecond).String(),
+		v.ReadsInFlight, v.FailedReads, v.Lost,
+		spill, humanize.IBytes(uint64(v.WindowUsed)), humanize.IBytes(uint64(v.WindowLimit)))
+	if err != nil {
+		return err
+	}
+	jobs := table{numbers: []bool{false, false, true, true, true, true, true}}
+	jobs.add("JOB", "DATASET", "STREAMS", "EPOCH", "DONE", "LEFT", "SPILL")
+	for _, j := range v.Jobs {
+		left := "-"
+		if j.LeftSecs != nil {
+			left = time.Duration(*j.LeftSecs * float64(time.Second)).Round(time.Second).String()
+		}
+		jobs.add(abridged(j.Job), j.Dataset, humanize.Comma(int64(j.Streams)), fmt.Sprint(j.Epoch),
+			percent(&j.Progress), left, percent(j.SpillShare))
+	}
+	if err := jobs.print(w); err != nil {
+		return err
+	}
+	if _, err := fmt.Fprintln(w); err != nil {
+		return err
+	}
+	streams := table{numbers: []bool{true, false, false, false, true, true, true, true, true, true, false}}
+	streams.add("ID", "KIND", "DATASET", "TENANT", "BYTES/S", "ROWS/S", "STORE", "SPILL", "ENCODE", "CONSUMER", "LIMIT")
+	for _, s := range v.Streams[:min(len(v.Streams), maxTopStreams)] {
+		streams.add(fmt.Sprint(s.ID), s.Kind, s.Dataset, s.Tenant, humanize.IBytes(uint64(s.BytesPerSec)),
+			humanize.Comma(int64(s.RowsPerSec)),
+			percent(&s.Store), percent(&s.Spill), percent(&s.Encode), percent(&s.Consumer), s.Limit)
+	}
+	if err := streams.print(w); err != nil {
+		return err
+	}
+	if n := len(v.Streams) - maxTopStreams; n > 0 {
+		_, err = fmt.Fprintf(w, "and %d more\n", n)
+	}
+	return err
+}
+
+// abridged is enough of an id to tell jobs apart.
+func abridged(id string) string {
+	return id[:min(len(id), 12)]
+}

@@ -1,0 +1,64 @@
+package command
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/dustin/go-humanize"
+
+	"bowstring/flight/usage"
+)
+
+// UsageCmd is bowstring usage.
+type UsageCmd struct {
+	Tenant  string `placeholder:"NAME" help:"Of this tenant only (default: all that you may see)."`
+	Dataset string `placeholder:"NAME" help:"Of this dataset only (default: all)."`
+	Since   string `placeholder:"DAY" help:"From this day on, in UTC, such as 2026-03-01 (default: the last 30 days)."`
+	Until   string `placeholder:"DAY" help:"Up to this day, which is included (default: today)."`
+	JSON    bool   `name:"json" help:"Print a JSON array."`
+}
+
+// Help says who sees what.
+func (*UsageCmd) Help() string {
+	return `What tenants have used of a server that runs with --usage, by day (UTC), tenant and dataset. A caller sees what its own
+tenant has used; who has the right admin on all datasets sees everything. What streams that run have used is included.`
+}
+
+// Run prints what was used.
+func (c *UsageCmd) Run(ctx context.Context, app *App) error {
+	body := map[string]string{}
+	since := c.Since
+	if since == "" {
+		since = time.Now().UTC().AddDate(0, 0, -29).Format(time.DateOnly)
+	}
+	for name, v := range map[string]string{"tenant": c.Tenant, "dataset": c.Dataset, "since": since, "until": c.Until} {
+		if v != "" {
+			body[name] = v
+		}
+	}
+	list := []usage.Entry{}
+	err := app.with(ctx, false, func(client *client) error {
+		return act(ctx, client, "usage", body, func(e usage.Entry) error {
+			list = append(list, e)
+			return nil
+		})
+	})
+	if err != nil {
+		return err
+	}
+	if c.JSON {
+		return printJSON(app.Stdout, list)
+	}
+	out := table{numbers: []bool{false, false, false, true, true, true, true, true, true}}
+	out.add("DAY", "TENANT", "DATASET", "STREAMS", "ROWS", "SENT", "FROM STORE", "RECEIVED", "HOURS")
+	for _, e := range list {
+		out.add(e.Day, printable(e.Tenant), printable(e.Dataset), strconv.FormatInt(e.Streams, 10),
+			humanize.Comma(e.Rows),
+			humanize.IBytes(uint64(max(e.Bytes, 0))), humanize.IBytes(uint64(max(e.StoreBytes, 0))),
+			humanize.IBytes(uint64(max(e.BytesIn, 0))),
+			fmt.Sprintf("%.1f", e.Seconds/3600))
+	}
+	return out.print(app.Stdout)
+}

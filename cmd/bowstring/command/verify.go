@@ -1,0 +1,260 @@
+package command
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/dustin/go-humanize"
+
+	"bowstring/cmd/bowstring/source"
+	"bowstring/fetch/store"
+	"bowstring/fetch/store/tend"
+	"bowstring/schema"
+	"bowstring/spill"
+)
+
+// VerifyCmd is bowstring verify.
+type VerifyCmd struct {
+	Of       string       `arg:"" name:"store" type:"store" help:"Store to verify, or a directory with a backup."`
+	Datasets []datasetRef `arg:"" optional:"" name:"dataset[@n]" help:"Datasets with all their snapshots, or single snapshots (default: all there are)."`
+
+	Rate         size   `placeholder:"SIZE" help:"Read so many bytes a second at most, such as 200MB (default: no limit)."`
+	Workers      int    `default:"32" placeholder:"N" help:"Blobs read at once (default: ${default})."`
+	Memory       size   `default:"256MiB" placeholder:"SIZE" help:"Memory for the list of blobs; where it is not enough, the manifests are read several times (default: ${default})."`
+	EveryReplica bool   `help:"Read each blob from each replica, where the store has several."`
+	Resume       string `type:"path" placeholder:"FILE" help:"Write to FILE how far it is, and go on from there if there is such a file."`
+	Repair       bool   `help:"Put back what is damaged, from a whole copy in another replica or one of the places named below."`
+	Spill        string `type:"path" placeholder:"DIR" help:"Verify the spill in DIR too, and look for whole copies there. No server may have it."`
+	From         string `type:"store" placeholder:"STORE" help:"Look for whole copies in another store, or in a backup."`
+	Source       string `type:"path" placeholder:"PATH" help:"Look for whole copies in what was imported: PATH as it was given to import."`
+	JSON         bool   `name:"json" help:"Print a JSON object."`
+}
+
+// Help says what is checked and what the status means.
+func (*VerifyCmd) Help() string {
+	return `Each blob is read once, however many snapshots share it, and compared with its size, its checksum and its hash.
+It runs at the lowest priority. The status is 0 only if nothing is damaged when it ends.`
+}
+
+// verified is what verify prints.
+type verified struct {
+	tend.Verification
+	Spill   *spill.Verification `json:"spill,omitempty"`
+	Seconds float64             `json:"seconds"`
+}
+
+// Run verifies.
+func (c *VerifyCmd) Run(ctx context.Context, app *App) (err error) {
+	if c.Workers < 1 {
+		return usagef("--workers: got %d, want 1 or more", c.Workers)
+	}
+	lowestPriority()
+	src, err := openSource(ctx, c.Of, 0, app.quietLog())
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, src.Close()) }()
+	opts := tend.VerifyOptions{Rate: int64(c.Rate), Workers: c.Workers, EveryReplica: c.EveryReplica, Resume: c.Resume}
+	if c.Repair {
+		to, ok := src.(store.Repairer)
+		if !ok {
+			return usagef("--repair: %s cannot be repaired: make a new backup", c.Of)
+		}
+		opts.Repair = to
+	}
+	found := verified{}
+	if c.Spill != "" {
+		cache, err := openIdleSpill(c.Spill, app.quietLog())
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, cache.Close()) }()
+		opts.Elsewhere = append(opts.Elsewhere, inSpill(c.Spill, cache))
+		v := cache.Verify(ctx)
+		found.Spill = &v
+	}
+	if c.From != "" {
+		other, err := openSource(ctx, c.From, 0, app.quietLog())
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, other.Close()) }()
+		opts.Elsewhere = append(opts.Elsewhere, tend.Place{Name: c.From, Get: other.Get})
+	}
+	scope, err := c.scope(ctx, src)
+	if err != nil {
+		return err
+	}
+	begun := time.Now()
+	if found.Verification, err = c.verify(ctx, app, scope, opts); err != nil {
+		return err
+	}
+	if c.Source != "" && found.Lasting() > 0 {
+		if err := c.fromSource(ctx, scope, opts.Repair, &found.Verification); err != nil {
+			return err
+		}
+	}
+	found.Seconds = time.Since(begun).Seconds()
+	if err := c.print(app, &found); err != nil {
+		return err
+	}
+	if n := found.Lasting(); n > 0 {
+		return fmt.Errorf("%w: %s in %s", schema.ErrDataLoss, plural(n, "damaged blob"), c.Of)
+	}
+	return ctx.Err()
+}
+
+// scope is what to verify: of a run that goes on, the snapshots that it began with.
+func (c *VerifyCmd) scope(ctx context.Context, src tend.Source) (tend.Scope, error) {
+	names := namesOf(c.Datasets)
+	if c.Resume != "" {
+		begun, err := tend.Resumed(c.Resume)
+		if err != nil {
+			return tend.Scope{}, err
+		}
+		if len(names) == 0 {
+			names = begun
+		}
+	}
+	snaps, err := tend.Snapshots(ctx, src, names)
+	if err != nil {
+		return tend.Scope{}, err
+	}
+	selections, err := tend.Selections(ctx, src, snaps)
+	return tend.Scope{Source: src, Snapshots: snaps, Selections: selections, Memory: int64(c.Memory)}, err
+}
+
+func (c *VerifyCmd) verify(ctx context.Context, app *App, scope tend.Scope,
+	opts tend.VerifyOptions) (tend.Verification, error) {
+	_, size := scope.Size()
+	bar := app.byteProgress("verify", size)
+	defer func() { _ = bar.Exit() }() // drawing is best effort
+	opts.Progress = func(v tend.Verification) { _ = bar.Set64(min(v.Bytes, size)) }
+	return tend.Verify(ctx, scope, opts)
+}
+
+// fromSource looks for what is damaged among what was imported.
+func (c *VerifyCmd) fromSource(ctx context.Context, scope tend.Scope, to store.Repairer,
+	found *tend.Verification) error {
+	src, err := source.Open(ctx, c.Source, source.Options{Format: "auto"})
+	if err != nil {
+		return err
+	}
+	// Ids are of no interest here, and what is bad in the source is told by import.
+	reader, err := source.NewReader(src, source.ReadOptions{Dataset: "verify", Split: "train", Verify: "none"})
+	if err != nil {
+		return err
+	}
+	m := tend.NewMender(scope, to, found)
+	for b, err := range reader.Batches(ctx) {
+		if err != nil {
+			return err
+		}
+		if m.Wants() == 0 {
+			break
+		}
+		for _, column := range b.Blobs {
+			for _, data := range column {
+				if data == nil {
+					continue
+				}
+				if err := m.Offer(ctx, c.Source, data, found); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return ctx.Err()
+}
+
+func (c *VerifyCmd) print(app *App, v *verified) error {
+	if c.JSON {
+		return printJSON(app.Stdout, v)
+	}
+	out := table{numbers: []bool{false, true}}
+	if len(v.Damaged) > 0 {
+		out.add("BLOB", "SIZE", "STATE", "IN")
+	}
+	for i := range v.Damaged {
+		d := &v.Damaged[i]
+		state := "damaged, no whole copy found"
+		switch {
+		case d.Repaired:
+			state = "repaired from " + d.Whole
+		case d.Whole != "" && c.Repair:
+			state = "damaged still: " + d.Problem
+		case d.Whole != "":
+			state = "damaged, whole in " + d.Whole
+		}
+		for j, in := range d.In {
+			where := fmt.Sprintf("%s@%d %s%s", in.Dataset, in.Snapshot, in.What, rowsOf(in))
+			if j == 0 {
+				out.add(d.Key.String(), humanize.Comma(d.Size), state, where)
+			} else {
+				out.add("", "", "", where)
+			}
+		}
+	}
+	if err := out.print(app.Stdout); err != nil {
+		return err
+	}
+	rate := float64(v.Bytes) / 1e6 / max(v.Seconds, 1e-6)
+	app.Notef("%s of %s, %s in %.1f s, %.0f MB/s", plural(v.Blobs, "blob"), plural(int64(len(v.Snapshots)), "snapshot"),
+		humanize.IBytes(uint64(v.Bytes)), v.Seconds, rate)
+	if v.Spill != nil {
+		app.Notef("%s in the spill, %s of them damaged and taken out", plural(v.Spill.Blobs, "blob"),
+			humanize.Comma(v.Spill.Damaged))
+	}
+	if v.Repaired > 0 {
+		app.Notef("%s repaired", plural(v.Repaired, "blob"))
+	}
+	if v.Beyond > 0 {
+		app.Notef("%s more are damaged and not listed", plural(v.Beyond, "blob"))
+	}
+	return nil
+}
+
+// rowsOf lists the rows of an occurrence, for people.
+func rowsOf(in tend.Occurrence) string {
+	switch {
+	case in.What == "manifest" && len(in.Rows) >= 2:
+		return fmt.Sprintf(", %s from %d", plural(in.Count, "row"), in.Rows[0])
+	case len(in.Rows) == 0:
+		return ""
+	case len(in.Rows) == 1:
+		return fmt.Sprintf(", row %d", in.Rows[0])
+	}
+	const most = 5
+	var rows []string
+	for _, row := range in.Rows[:min(len(in.Rows), most)] {
+		rows = append(rows, fmt.Sprint(row))
+	}
+	text := ", rows " + strings.Join(rows, " ")
+	if in.Count > most {
+		text += fmt.Sprintf(" and %s more", humanize.Comma(in.Count-most))
+	}
+	return text
+}
+
+// inSpill is a spill as a place where blobs may be.
+func inSpill(dir string, cache *spill.Cache) tend.Place {
+	return tend.Place{Name: "the spill in " + dir, Get: func(_ context.Context, ref schema.BlobRef) (schema.Blob,
+		error) {
+		if b, ok := cache.Get(ref, spill.Place{}); ok {
+			return b, nil
+		}
+		return schema.Blob{}, fmt.Errorf("%w: blob %s in the spill", schema.ErrNotFound, ref.Key)
+	}}
+}
+
+// namesOf are the names of datasets given as arguments.
+func namesOf(refs []datasetRef) []tend.Name {
+	var names []tend.Name
+	for _, ref := range refs {
+		names = append(names, tend.Name{Dataset: ref.Name, Number: ref.Snapshot, Tag: ref.Tag})
+	}
+	return names
+}
