@@ -1,7 +1,22 @@
+// Package admin is the listener for those who operate a server: metrics for
+// Prometheus, health for whoever restarts it or sends it clients, and profiles.
+// It is plain HTTP or HTTPS on an address of its own, so that it can be kept to
+// the machine or to a network of operators, and goes on while a server drains.
+//
+// Health is answered to all who reach the listener. All else takes the token, if
+// one is set; profiles, which show what is in memory, take the token or a caller
+// on the same machine. [Options.Authorize] replaces that rule. Without a token, requests
+// have to name the server by a name that is its own. The number of connections is bounded.
+//
+// The package knows nothing of samples, streams or metrics: it is given what to
+// show, and imports nothing of Bowstring.
 package admin
 
 import (
 	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/subtle"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -9,6 +24,10 @@ import (
 	"net"
 	"net/http"
 	"net/http/pprof"
+	"os"
+	"runtime/debug"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -200,4 +219,168 @@ func say(w http.ResponseWriter, code int, text string) {
 	w.Header().Set("Cache-Control", "no-store")
 	w.WriteHeader(code)
 	_, _ = fmt.Fprintln(w, text) // whoever asked is gone, then
+}
+
+// Right is what somebody may be shown.
+type Right int
+
+// What there is to see beside health.
+const (
+	// Metrics are the metrics: names of datasets, jobs and tenants, and figures.
+	Metrics Right = iota
+	// Profiles are profiles and stacks: also the command line, and what is in memory.
+	Profiles
+)
+
+var (
+	// ErrUnknown says that nobody knows who asks.
+	ErrUnknown = errors.New("this takes a token: Authorization: Bearer TOKEN")
+	// ErrTooMany says that too many wrong tokens came from an address: what it sends is not looked at.
+	ErrTooMany = errors.New("too many wrong tokens came from this address; wait a minute")
+	// ErrForbidden says that whoever asks may not see it.
+	ErrForbidden = errors.New("profiles are shown to callers on this machine, or to those who have the token that " +
+		"--admin-token-file sets")
+)
+
+// guard shows something to those who may see it.
+func (s *Server) guard(right Right, h http.Handler) http.Handler {
+	guarded := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch err := s.may(r, right); {
+		case err == nil:
+			h.ServeHTTP(w, r)
+		case errors.Is(err, ErrForbidden):
+			say(w, http.StatusForbidden, ErrForbidden.Error())
+		case errors.Is(err, ErrUnknown):
+			w.Header().Set("WWW-Authenticate", "Bearer")
+			say(w, http.StatusUnauthorized, ErrUnknown.Error())
+		case errors.Is(err, ErrTooMany):
+			w.Header().Set("Retry-After", "60")
+			say(w, http.StatusTooManyRequests, ErrTooMany.Error())
+		case r.Context().Err() != nil: // the client that asked is gone
+		default: // the cause is for the log alone
+			s.opts.Logger.ErrorContext(r.Context(), "it cannot be said who may see the metrics", "error", err)
+			say(w, http.StatusInternalServerError, "it cannot be said who may see this; the server's log says why")
+		}
+	})
+	if s.opts.Token != nil {
+		return guarded // which no page of somebody else's has
+	}
+	return s.named(guarded)
+}
+
+// authorize is the rule where no other is set.
+func (s *Server) authorize(r *http.Request, right Right) error {
+	if s.opts.Token != nil {
+		scheme, got, _ := strings.Cut(r.Header.Get("Authorization"), " ")
+		if !strings.EqualFold(scheme, "Bearer") { // the scheme's name is case-insensitive
+			return ErrUnknown
+		}
+		return s.CheckToken(r.Context(), r.RemoteAddr, strings.TrimSpace(got))
+	}
+	if right == Profiles && (!isLoopback(r.RemoteAddr) || !isLoopback(r.Host)) {
+		return ErrForbidden
+	}
+	return nil
+}
+
+// CheckToken returns nil if a token that came from an address (HOST:PORT) is the one of Options.Token, else ErrUnknown,
+// or ErrTooMany where the address has sent too many wrong ones: then it is not looked at. It may wait for a second.
+func (s *Server) CheckToken(ctx context.Context, addr, token string) error {
+	if token == "" { // which is no guess
+		return ErrUnknown
+	}
+	peer := guesser(addr)
+	err := s.guesses.begin(ctx, peer)
+	if err == nil {
+		var want []byte
+		if want, err = s.opts.Token(); err != nil {
+			s.guesses.unheard(peer)
+			return err
+		}
+		// Hashes have one length whatever the token's.
+		a, b := sha256.Sum256([]byte(token)), sha256.Sum256(want)
+		if len(want) > 0 && subtle.ConstantTimeCompare(a[:], b[:]) == 1 {
+			s.guesses.right(peer)
+			return nil
+		}
+		s.guesses.missed()
+		err = ErrUnknown
+	}
+	if n, ok := s.guesses.toLog(); ok {
+		s.opts.Logger.LogAttrs(ctx, slog.LevelWarn, "wrong tokens at the admin listener", slog.String("peer", peer),
+			slog.Bool("limited", errors.Is(err, ErrTooMany)), slog.Int64("count", n))
+	}
+	return err
+}
+
+// Guesses is how many wrong tokens came, and how many requests were refused unheard as too many had come from their
+// addresses.
+func (s *Server) Guesses() (wrong, limited int64) { return s.guesses.counts() }
+
+// isLoopback reports whether an address is this machine's own. The host that a
+// request names is looked at, too: a page of somebody else's in a browser here
+// can have its own name lead to this address, but not change what it asks for.
+func isLoopback(addr string) bool {
+	host := hostOf(addr)
+	ip := net.ParseIP(host)
+	return host == "localhost" || ip != nil && ip.IsLoopback()
+}
+
+// Named reports whether a request names this server by a name that is its own: an address,
+// localhost, the machine's name or one of hosts. A page of somebody else's can have its own
+// name lead to this address (DNS rebinding) and then read what is answered, but not change
+// the name that the browser asks for. Over TLS the browser has compared it with the
+// certificate.
+func Named(r *http.Request, hosts []string) bool {
+	host := strings.ToLower(hostOf(r.Host))
+	if r.TLS != nil || host == "localhost" || net.ParseIP(host) != nil {
+		return true
+	}
+	own, err := os.Hostname()
+	return err == nil && host == strings.ToLower(own) || slices.ContainsFunc(hosts, func(h string) bool {
+		return strings.EqualFold(h, host)
+	})
+}
+
+// named answers only requests that name this server.
+func (s *Server) named(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !Named(r, s.opts.Hosts) {
+			say(w, http.StatusForbidden, fmt.Sprintf("this server is not known to be called %.200q: ask by its "+
+				"address, or have --admin-host name it", hostOf(r.Host)))
+			return
+		}
+		h.ServeHTTP(w, r)
+	})
+}
+
+// hostOf is an address without its port.
+func hostOf(addr string) string {
+	host, _, err := net.SplitHostPort(addr)
+	if err != nil {
+		host = addr
+	}
+	return strings.Trim(host, "[]")
+}
+
+// shield answers a request whose handler panics: the client gets an id, the log the id, the text and the stack.
+// net/http alone would close the connection, and log at the level of clients that hang up.
+func (s *Server) shield(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		defer func() {
+			p := recover()
+			if p == nil {
+				return
+			}
+			if p == http.ErrAbortHandler { //nolint:errorlint // net/http compares it so
+				panic(p)
+			}
+			id := rand.Text()
+			s.opts.Logger.LogAttrs(r.Context(), slog.LevelError, "panic in a request", slog.String("id", id),
+				slog.String("path", r.URL.Path), slog.String("panic", fmt.Sprint(p)),
+				slog.String("stack", string(debug.Stack())))
+			say(w, http.StatusInternalServerError, "a defect of the server; its log says more under the id "+id)
+		}()
+		h.ServeHTTP(w, r)
+	})
 }

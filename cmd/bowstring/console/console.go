@@ -1,11 +1,31 @@
+// Package console is a page for those who look after a server or use it: what runs, where
+// its time goes, and what is in the datasets. It is served below /console/ by the listener
+// of operators (cmd/bowstring/admin), from files that the program has in itself.
+//
+// It is a Flight client like any other: what it shows of datasets it asks the server in
+// the same process for, by calls with the token of who looks (package flight's
+// ServeWithin), so that rules, limits and the audit log hold for it. What runs is looked at
+// once a second for all viewers together, and each is sent what flight.Visitor.Sees.
+//
+// It changes nothing in the server, asks no other host for anything, and keeps no token
+// but in memory.
 package console
 
 import (
+	"bytes"
+	"compress/gzip"
 	"context"
+	"crypto/sha256"
+	"embed"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
+	"io/fs"
 	"log/slog"
+	"mime"
 	"net/http"
+	"path"
+	"strings"
 	"time"
 
 	"bowstring/flight"
@@ -162,4 +182,94 @@ type problem struct {
 
 func fail(w http.ResponseWriter, status int, code, text string) {
 	answer(w, status, problem{Code: code, Error: text})
+}
+
+// static holds the page: modules of JavaScript, styles, and in vendor what others have
+// made, with its licence; vendor/README.md says where from.
+//
+//go:embed static
+var static embed.FS
+
+// asset is a file of the page.
+type asset struct {
+	kind, tag    string
+	plain, small []byte // small is compressed by gzip
+}
+
+// pages has the mux answer the files of the page.
+func (c *Console) pages() {
+	for name, a := range assets() {
+		c.mux.HandleFunc("GET /console/"+name, a.serve)
+	}
+}
+
+// assets reads the files, and compresses each once. The page itself has the name "{$}".
+func assets() map[string]*asset {
+	list := map[string]*asset{}
+	err := fs.WalkDir(static, "static", func(p string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() || strings.HasSuffix(p, ".md") {
+			return err
+		}
+		b, err := static.ReadFile(p)
+		if err != nil {
+			return err
+		}
+		var small bytes.Buffer
+		z, err := gzip.NewWriterLevel(&small, gzip.BestCompression)
+		if err != nil {
+			return err
+		}
+		if _, err := z.Write(b); err != nil {
+			return err
+		}
+		if err := z.Close(); err != nil {
+			return err
+		}
+		sum := sha256.Sum256(b)
+		name := strings.TrimPrefix(p, "static/")
+		if name == "index.html" {
+			name = "{$}"
+		}
+		list[name] = &asset{kind: kindOf(p), tag: `"` + hex.EncodeToString(sum[:12]) + `"`, plain: b,
+			small: small.Bytes()}
+		return nil
+	})
+	if err != nil {
+		panic(err) // the files are part of the program, and read from memory
+	}
+	return list
+}
+
+func kindOf(p string) string {
+	switch path.Ext(p) {
+	case ".js":
+		return "text/javascript; charset=utf-8"
+	case ".css":
+		return "text/css; charset=utf-8"
+	case ".html":
+		return "text/html; charset=utf-8"
+	case ".svg":
+		return "image/svg+xml"
+	case ".txt":
+		return "text/plain; charset=utf-8"
+	}
+	return mime.TypeByExtension(path.Ext(p))
+}
+
+func (a *asset) serve(w http.ResponseWriter, r *http.Request) {
+	h := w.Header()
+	h.Set("Content-Type", a.kind)
+	h.Set("Etag", a.tag)
+	h.Set("Vary", "Accept-Encoding")
+	h.Set("Cache-Control", "no-cache") // another version of the program has other files
+	if r.Header.Get("If-None-Match") == a.tag {
+		w.WriteHeader(http.StatusNotModified)
+		return
+	}
+	body := a.plain
+	if strings.Contains(r.Header.Get("Accept-Encoding"), "gzip") {
+		h.Set("Content-Encoding", "gzip")
+		body = a.small
+	}
+	_, _ = w.Write(body) // whoever asked is gone, then
 }

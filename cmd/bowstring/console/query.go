@@ -1,6 +1,7 @@
 package console
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -9,15 +10,21 @@ import (
 	"net/http"
 	"net/url"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/apache/arrow/go/v17/arrow"
+	"github.com/apache/arrow/go/v17/arrow/array"
 	arrowflight "github.com/apache/arrow/go/v17/arrow/flight"
+	"github.com/apache/arrow/go/v17/arrow/ipc"
+	"github.com/apache/arrow/go/v17/arrow/memory"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
+	"bowstring/cmd/bowstring/export"
 	"bowstring/schema"
 )
 
@@ -206,4 +213,409 @@ func records(stream arrowflight.DataStreamReader, each func(arrow.Record) (more 
 		}
 	}
 	return reader.Err()
+}
+
+const (
+	maxDatasets = 5000 // that are listed
+	maxPage     = 200  // samples that are shown at once
+	maxCell     = 2000 // bytes of a text that is shown
+	maxExact    = 1 << 53
+)
+
+// snapshotBody is the body of actions that take a snapshot.
+type snapshotBody struct {
+	Dataset  string `json:"dataset"`
+	Snapshot int64  `json:"snapshot,omitempty"`
+}
+
+func (q *query) datasets() error {
+	results, err := q.act("list", struct{}{})
+	if err != nil {
+		return err
+	}
+	more := len(results) > maxDatasets
+	if more {
+		results = results[:maxDatasets]
+	}
+	answer(q.w, http.StatusOK, map[string]any{"datasets": results, "more": more})
+	return nil
+}
+
+func (q *query) dataset() error {
+	n, err := q.number("snapshot", 0, 1<<62)
+	if err != nil {
+		return err
+	}
+	result, err := q.one("describe", snapshotBody{q.form.Get("dataset"), n}, nil)
+	if err != nil {
+		return err
+	}
+	answer(q.w, http.StatusOK, result)
+	return nil
+}
+
+// samples is a page of the samples that a request has, in order of position.
+func (q *query) samples() error {
+	size, err := q.number("size", 48, maxPage)
+	if err != nil {
+		return err
+	}
+	page, err := q.number("page", 0, 1<<40)
+	if err != nil {
+		return err
+	}
+	size = max(size, 1)
+	req, err := q.request(append([]string{schema.PositionColumn}, q.form["column"]...)...)
+	if err != nil {
+		return err
+	}
+	total, err := q.count(req)
+	if err != nil {
+		return err
+	}
+	rows := []export.Object{}
+	if page*size < total {
+		req.Batch = size
+		stop := page + 1
+		err = q.read(schema.Ticket{Request: req, Step: page, Stop: &stop}, func(rec arrow.Record) (bool, error) {
+			for i := range int(rec.NumRows()) {
+				rows = append(rows, row(rec, i))
+			}
+			return true, nil
+		})
+		if err != nil {
+			return err
+		}
+	}
+	answer(q.w, http.StatusOK, map[string]any{"total": total, "page": page, "size": size, "rows": rows})
+	return nil
+}
+
+// row is a row as the page shows it: texts cut short, and numbers that JavaScript or JSON
+// do not have as texts.
+func row(rec arrow.Record, i int) export.Object {
+	var o export.Object
+	for at, f := range rec.Schema().Fields() {
+		o.Add(f.Name, shown(export.Value(f, rec.Column(at), i)))
+	}
+	return o
+}
+
+func shown(v any) any {
+	switch v := v.(type) {
+	case string:
+		return short(v)
+	case []byte:
+		return v[:min(len(v), maxCell)]
+	case int64:
+		if v > maxExact || v < -maxExact {
+			return strconv.FormatInt(v, 10)
+		}
+	case uint64:
+		if v > maxExact {
+			return strconv.FormatUint(v, 10)
+		}
+	case map[string]any: // a struct
+		for name, of := range v {
+			v[name] = shown(of)
+		}
+	case json.RawMessage:
+		if len(v) > maxCell {
+			return short(string(v))
+		}
+	}
+	return v
+}
+
+func short(text string) string {
+	if len(text) <= maxCell {
+		return text
+	}
+	return strings.ToValidUTF8(text[:maxCell], "") + "…"
+}
+
+// maxBlob is the largest blob that is shown.
+const maxBlob = 16 << 20
+
+// blob sends a stored blob as it is, if it is an image or a sound by its first bytes. It
+// is nothing that could run: whatever its bytes are, the browser takes them for that.
+func (q *query) blob() error {
+	n, err := q.number("position", 0, 1<<62)
+	if err != nil {
+		return err
+	}
+	column := q.form.Get("column")
+	req, err := q.request(column)
+	if err != nil {
+		return err
+	}
+	if column == "" {
+		return &schema.FieldError{Field: "column", Got: "nothing", Want: "the name of a column of images or sounds"}
+	}
+	req.Where, req.Split = "", ""
+	req.Selection, req.Batch = &schema.SelectionRef{Positions: []int64{n}}, 1
+	var content []byte
+	found := false
+	err = q.read(schema.Ticket{Request: req}, func(rec arrow.Record) (bool, error) {
+		if rec.NumRows() != 1 {
+			return true, nil
+		}
+		if b, ok := rec.Column(0).(*array.LargeBinary); ok && b.IsValid(0) {
+			content, found = bytes.Clone(b.Value(0)), true
+		}
+		return false, nil
+	})
+	if status.Code(err) == codes.ResourceExhausted && !found {
+		fail(q.w, http.StatusRequestEntityTooLarge, "RESOURCE_EXHAUSTED",
+			"it is too large to be shown here, or the server is busy")
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if !found {
+		fail(q.w, http.StatusNotFound, "NOT_FOUND", "there is no such blob")
+		return nil
+	}
+	kind := mediaType(content)
+	if kind == "" || len(content) > maxBlob {
+		fail(q.w, http.StatusUnsupportedMediaType, "INVALID_ARGUMENT", "it is no image or sound that browsers show")
+		return nil
+	}
+	h := q.w.Header()
+	h.Set("Content-Type", kind)
+	h.Set("Content-Disposition", "inline")
+	h.Set("Content-Security-Policy", "default-src 'none'; sandbox")
+	http.ServeContent(q.w, q.r, "", time.Time{}, bytes.NewReader(content)) // players ask for parts
+	return nil
+}
+
+// mediaType is what a blob is by its first bytes, if it is an image or a sound that
+// browsers show and that can carry no script; SVG can.
+func mediaType(b []byte) string {
+	switch kind := http.DetectContentType(b); kind {
+	case "image/jpeg", "image/png", "image/gif", "image/webp", "image/bmp", "audio/mpeg", "audio/wave":
+		return kind
+	case "application/ogg":
+		return "audio/ogg"
+	}
+	switch {
+	case bytes.HasPrefix(b, []byte("fLaC")):
+		return "audio/flac"
+	case len(b) > 2 && b[0] == 0xff && b[1]&0xe6 == 0xe2: // MPEG layer 3 without a tag
+		return "audio/mpeg"
+	case len(b) > 12 && (string(b[4:12]) == "ftypavif" || string(b[4:12]) == "ftypavis"):
+		return "image/avif"
+	}
+	return ""
+}
+
+// explainBody is the body of the action explain.
+type explainBody struct {
+	schema.Request
+	PaceMS float64 `json:"pace_ms,omitempty"`
+	Epochs int64   `json:"epochs,omitempty"`
+	Nodes  int64   `json:"nodes,omitempty"`
+	LookMS int64   `json:"look_ms"`
+}
+
+// lookMS is for how long a job that runs is looked at.
+const lookMS = 1000
+
+// explain says how a job will run, and how one runs.
+func (q *query) explain() error {
+	req, err := q.request()
+	if err != nil {
+		return err
+	}
+	body := explainBody{Request: req, LookMS: lookMS}
+	var ranks, pace int64
+	for name, to := range map[string]*int64{"batch": &body.Batch, "ranks": &ranks, "epochs": &body.Epochs,
+		"nodes": &body.Nodes, "pace_ms": &pace} {
+		if *to, err = q.number(name, 0, schema.MaxBatch); err != nil {
+			return err
+		}
+	}
+	if q.form.Get("seed") != "" {
+		n, err := q.number("seed", 0, 1<<62)
+		if err != nil {
+			return err
+		}
+		body.Shuffle = &schema.Shuffle{Seed: uint64(n)}
+	}
+	if ranks > 1 {
+		body.World = &schema.World{Size: ranks}
+	}
+	body.PaceMS = float64(pace)
+	result, err := q.one("explain", body, nil)
+	if err != nil {
+		return err
+	}
+	answer(q.w, http.StatusOK, result)
+	return nil
+}
+
+// lineageBody is the body of the action lineage.
+type lineageBody struct {
+	Job   string  `json:"job,omitempty"`
+	Epoch *uint64 `json:"epoch,omitempty"`
+	Step  *int64  `json:"step,omitempty"`
+	Rank  *int64  `json:"rank,omitempty"`
+}
+
+// lineage is the jobs on record, or what a step of one held.
+func (q *query) lineage() error {
+	body := lineageBody{Job: q.form.Get("job")}
+	for name, to := range map[string]**int64{"step": &body.Step, "rank": &body.Rank} {
+		if q.form.Get(name) == "" {
+			continue
+		}
+		n, err := q.number(name, 0, 1<<62)
+		if err != nil {
+			return err
+		}
+		*to = &n
+	}
+	if text := q.form.Get("epoch"); text != "" {
+		n, err := strconv.ParseUint(text, 10, 64)
+		if err != nil {
+			return &schema.FieldError{Field: "epoch", Got: schema.Quote(text), Want: "a number from 0 to 2^64-1"}
+		}
+		body.Epoch = &n
+	}
+	results, err := q.act("lineage", body)
+	if err != nil {
+		return err
+	}
+	if len(results) == 0 {
+		results = []json.RawMessage{json.RawMessage("{}")}
+	}
+	more := len(results) > maxDatasets
+	answer(q.w, http.StatusOK, map[string]any{"record": results[0], "found": results[1:], "more": more})
+	return nil
+}
+
+// cluster is what the server knows of its cluster; null where it is in none, or the viewer may not know.
+func (q *query) cluster() error {
+	var stats struct {
+		Cluster json.RawMessage `json:"cluster"`
+		Engine  struct {
+			StoodIn   int64 `json:"stood_in"`
+			PeerReads int64 `json:"peer_reads"`
+		} `json:"engine"`
+	}
+	if _, err := q.one("stats", struct{}{}, &stats); err != nil {
+		return err
+	}
+	answer(q.w, http.StatusOK, map[string]any{"cluster": stats.Cluster, "stood_in": stats.Engine.StoodIn,
+		"peer_reads": stats.Engine.PeerReads})
+	return nil
+}
+
+// maxHistory is how many snapshots are looked at, the newest.
+const maxHistory = 50
+
+// occurrence is a sample in a snapshot.
+type occurrence struct {
+	Snapshot int64          `json:"snapshot"`
+	Created  time.Time      `json:"created"`
+	Row      *export.Object `json:"row"` // null where the sample is not in it
+}
+
+// history says in which snapshots a sample is, and with what.
+func (q *query) history() error {
+	id, err := schema.ParseID(q.form.Get("id"))
+	if err != nil {
+		return &schema.FieldError{Field: "id", Got: schema.Quote(q.form.Get("id")), Want: "the UUID of a sample"}
+	}
+	var about described
+	if _, err := q.one("describe", snapshotBody{q.form.Get("dataset"), 0}, &about); err != nil {
+		return err
+	}
+	slices.Sort(about.Snapshots)
+	slices.Reverse(about.Snapshots)
+	list := []occurrence{}
+	for _, n := range about.Snapshots[:min(len(about.Snapshots), maxHistory)] {
+		one, err := q.find(n, id)
+		if status.Code(err) == codes.NotFound {
+			continue // it was dropped meanwhile
+		}
+		if err != nil {
+			return err
+		}
+		list = append(list, one)
+	}
+	answer(q.w, http.StatusOK, map[string]any{"id": schema.FormatID(id), "snapshots": list,
+		"more": len(about.Snapshots) > maxHistory})
+	return nil
+}
+
+// described is what is needed of the description of a snapshot.
+type described struct {
+	Snapshot  int64     `json:"snapshot"`
+	Created   time.Time `json:"created"`
+	Snapshots []int64   `json:"snapshots"`
+	Columns   []struct {
+		Name string `json:"name"`
+		Kind string `json:"kind"`
+	} `json:"columns"`
+}
+
+// find looks a sample up in a snapshot: what is known of it without its blobs.
+func (q *query) find(snapshot int64, id schema.ID) (occurrence, error) {
+	var about described
+	if _, err := q.one("describe", snapshotBody{q.form.Get("dataset"), snapshot}, &about); err != nil {
+		return occurrence{}, err
+	}
+	columns := []string{schema.PositionColumn, schema.SplitColumn}
+	for _, c := range about.Columns {
+		switch c.Kind {
+		case "blob": // equal keys are equal blobs
+			columns = append(columns, c.Name+".size", c.Name+".key")
+		case "metadata":
+			columns = append(columns, c.Name)
+		}
+	}
+	one := occurrence{Snapshot: snapshot, Created: about.Created}
+	command, err := json.Marshal(map[string]any{"take": map[string]any{"dataset": q.form.Get("dataset"),
+		"snapshot": snapshot, "columns": columns}})
+	if err != nil {
+		return one, err
+	}
+	stream, err := q.client.DoExchange(q.ctx)
+	if err != nil {
+		return one, err
+	}
+	if err := ask(stream, command, id); err != nil && !errors.Is(err, io.EOF) { // the server's own error comes below
+		return one, err
+	}
+	err = records(stream, func(rec arrow.Record) (bool, error) {
+		if rec.NumRows() == 1 {
+			r := row(rec, 0)
+			one.Row = &r
+		}
+		return true, nil
+	})
+	if status.Code(err) == codes.NotFound {
+		err = nil // the snapshot is there, so it is the sample that is not
+	}
+	return one, err
+}
+
+// ask sends the one id that is looked for.
+func ask(stream arrowflight.FlightService_DoExchangeClient, command []byte, id schema.ID) error {
+	b := array.NewFixedSizeBinaryBuilder(memory.DefaultAllocator, &arrow.FixedSizeBinaryType{ByteWidth: len(id)})
+	defer b.Release()
+	b.Append(id[:])
+	ids := b.NewArray()
+	defer ids.Release()
+	s := arrow.NewSchema([]arrow.Field{schema.IDField()}, nil)
+	rec := array.NewRecord(s, []arrow.Array{ids}, 1)
+	defer rec.Release()
+	w := arrowflight.NewRecordWriter(stream, ipc.WithSchema(s))
+	w.SetFlightDescriptor(&arrowflight.FlightDescriptor{Type: arrowflight.DescriptorCMD, Cmd: command})
+	if err := w.Write(rec); err != nil {
+		return err
+	}
+	return errors.Join(w.Close(), stream.CloseSend())
 }

@@ -1,3 +1,16 @@
+// Package metrics shows what a server counts as Prometheus metrics: a collector
+// that reads the counters of server, engine, spill and store when it is scraped,
+// so that streams pay nothing for it, and the few histograms that somebody has to
+// be told for, once a call.
+//
+// It lives below cmd because it looks at all of them, and flight may be imported
+// by nobody else. What serves the metrics is package admin; what they mean to
+// whoever is paged is in docs/operating.md, and the rules and dashboards that
+// query them are in deploy.
+//
+// The number of series is bounded, whoever calls what: labels whose values are
+// made by clients have so many values by name, and the rest is added up as
+// "other". See [capped].
 package metrics
 
 import (
@@ -5,6 +18,7 @@ import (
 	"context"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -255,5 +269,105 @@ func (c *Collector) collectDatasets(ch sink, sets map[string]fetch.SpillDataset)
 	}
 	if n > 0 || slices.ContainsFunc(rest.counters, func(v float64) bool { return v > 0 }) {
 		show(other, rest)
+	}
+}
+
+// Collections counts the collections of garbage that a server makes by itself. A
+// nil Collections counts nothing. It is safe for concurrent use.
+type Collections struct {
+	every                   time.Duration
+	last                    atomic.Int64 // Unix nanoseconds
+	done, failed, elsewhere atomic.Int64
+}
+
+// NewCollections returns the account of a server that collects that often.
+func NewCollections(every time.Duration) *Collections {
+	c := &Collections{every: every}
+	c.last.Store(time.Now().UnixNano())
+	return c
+}
+
+// Done counts a collection that came to its end.
+func (c *Collections) Done() {
+	if c == nil {
+		return
+	}
+	c.done.Add(1)
+	c.last.Store(time.Now().UnixNano())
+}
+
+// Elsewhere counts one that was not made, as another server was at it, or the
+// store was away. Who looks at all servers of a store sees which.
+func (c *Collections) Elsewhere() {
+	if c != nil {
+		c.elsewhere.Add(1)
+	}
+}
+
+// Failed counts one that failed.
+func (c *Collections) Failed() {
+	if c != nil {
+		c.failed.Add(1)
+	}
+}
+
+func (c *Collections) collect(ch sink) {
+	if c == nil {
+		ch.send(collectEvery, 0)
+		return
+	}
+	ch.send(collectEvery, c.every.Seconds())
+	ch.at(collectLast, time.Unix(0, c.last.Load()))
+	for result, n := range map[string]int64{"done": c.done.Load(), "failed": c.failed.Load(),
+		"elsewhere": c.elsewhere.Load()} {
+		ch.send(collections, float64(n), result)
+	}
+}
+
+// Cluster is what a server is in its cluster, and what went on between it and other nodes.
+type Cluster struct {
+	Name, Node, Zone string
+	View             string // names who owns what, as this node has it; "" where it does not know
+	Members          int
+	Share            float64
+	Read             time.Time // when the leases were last read
+	Failed           bool      // they could not be since
+
+	Up, Down, Silent, InFlight int64 // ways to other nodes, and blobs asked for by them
+	// Peers and Lent are by class: [SameZone] and [OtherZone].
+	Peers map[string]Peers
+	Lent  map[string]Lent
+}
+
+// Classes of other nodes.
+const (
+	SameZone  = "zone"
+	OtherZone = "far"
+)
+
+// Peers count what this node asked others for.
+type Peers struct{ Asked, Answered, Bytes, Refused int64 }
+
+// Lent count what this node sent others.
+type Lent struct{ Blobs, Bytes, Refused int64 }
+
+func (ch sink) cluster(c *Cluster) {
+	ch.send(clusterInfo, 1, c.Name, c.Node, c.Zone, c.View)
+	ch.send(clusterMembers, float64(c.Members))
+	ch.send(clusterShare, c.Share)
+	ch.at(clusterRead, c.Read)
+	ch.truth(clusterFailed, c.Failed)
+	ch.send(peerLinks, float64(c.Up), "up")
+	ch.send(peerLinks, float64(c.Down), "down")
+	ch.send(peerLinks, float64(c.Silent), "silent")
+	ch.send(peerInFlight, float64(c.InFlight))
+	for _, class := range []string{SameZone, OtherZone} {
+		p, l := c.Peers[class], c.Lent[class]
+		for m, n := range map[*metric]int64{
+			peerAsked: p.Asked, peerReads: p.Answered, peerBytes: p.Bytes, peerRefused: p.Refused,
+			lentReads: l.Blobs, lentBytes: l.Bytes, lentRefused: l.Refused,
+		} {
+			ch.send(m, float64(n), class)
+		}
 	}
 }

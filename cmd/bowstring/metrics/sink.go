@@ -1,9 +1,15 @@
 package metrics
 
 import (
+	"math"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"bowstring/fetch"
 	"bowstring/flight"
@@ -179,4 +185,180 @@ func (ch sink) spill(s *fetch.SpillStats) {
 		ch.send(spillErrors, float64(n), kind)
 	}
 	ch.truth(spillLost, s.IndexLost)
+}
+
+// other is the label of what has none of its own. Names that could be taken for
+// it, or are empty, are written in brackets.
+const other = "other"
+
+func labelOf(name string) string {
+	name = strings.ToValidUTF8(name, "\uFFFD") // or the whole scrape would fail
+	switch name {
+	case other, "":
+		return "(" + name + ")"
+	}
+	return name
+}
+
+// capped gives so many names a series of their own, and adds up the others. Who
+// has one keeps it as long as it lives, or a counter would jump: the next to come
+// gets a place that became free. Of one without, what was counted since it was
+// seen last is added to the others', which so never falls.
+//
+// It is not safe for concurrent use.
+type capped struct {
+	most  int
+	names map[string]*place // of those that live
+	own   int               // of them, with a series
+	rest  []float64         // counted by those without
+}
+
+// place is that of a name.
+type place struct {
+	own  bool
+	seen []float64 // its counters when they were last added to the rest
+	live bool
+}
+
+// item is a name with its counters, all of the same length, and its gauges.
+type item struct {
+	name             string
+	counters, gauges []float64
+	labels           []string // beside the name
+}
+
+// split says which items have series of their own, and what the others amount
+// to: their gauges are of those that live, which are n.
+func (c *capped) split(items []item, counters, gauges int) (own []item, rest item, n int) {
+	if c.names == nil {
+		c.names, c.rest = map[string]*place{}, make([]float64, counters)
+	}
+	for _, p := range c.names {
+		p.live = false
+	}
+	for _, it := range items {
+		if p := c.names[it.name]; p != nil {
+			p.live = true
+		}
+	}
+	for name, p := range c.names {
+		if !p.live {
+			if p.own {
+				c.own--
+			}
+			delete(c.names, name)
+		}
+	}
+	rest = item{name: other, gauges: make([]float64, gauges)}
+	for _, it := range items {
+		p := c.names[it.name]
+		if p == nil {
+			p = &place{own: c.own < c.most}
+			if p.own {
+				c.own++
+			} else {
+				p.seen = make([]float64, counters)
+			}
+			c.names[it.name] = p
+		}
+		if p.own {
+			own = append(own, it)
+			continue
+		}
+		n++
+		for i, v := range it.counters {
+			if v >= p.seen[i] {
+				c.rest[i] += v - p.seen[i]
+			} else { // it began anew
+				c.rest[i] += v
+			}
+		}
+		p.seen = slices.Clone(it.counters)
+		for i, v := range it.gauges {
+			rest.gauges[i] += v
+		}
+	}
+	rest.counters = slices.Clone(c.rest)
+	return own, rest, n
+}
+
+// classicStep is how many buckets of fetch.Times make one of the classic
+// histogram, whose bounds so are four times as far from each other: 15 µs to 16 s.
+const (
+	classicStep  = 16
+	classicFirst = 4 * 8 // bucket whose upper bound is the first one: 2^-16 s
+	classicLast  = 24 * 8
+)
+
+// times is a fetch.Times as a histogram of both kinds. client_golang makes
+// constant ones of one kind only.
+type times struct{ fetch.Times }
+
+func newTimes(t fetch.Times) prometheus.Metric { return times{t} }
+
+// Desc implements prometheus.Metric.
+func (times) Desc() *prometheus.Desc { return readSeconds.desc }
+
+// Write implements prometheus.Metric.
+func (t times) Write(to *dto.Metric) error {
+	h := &dto.Histogram{
+		SampleCount: proto.Uint64(t.Count), SampleSum: proto.Float64(t.Sum.Seconds()),
+		Schema: proto.Int32(fetch.TimesSchema), ZeroThreshold: proto.Float64(1e-9), ZeroCount: proto.Uint64(0),
+	}
+	sum := uint64(0)
+	for i, n := range t.Counts {
+		sum += n
+		if i >= classicFirst && i <= classicLast && (i-classicFirst)%classicStep == 0 {
+			bound := math.Exp2(float64(fetch.TimesFirst+i) / 8)
+			h.Bucket = append(h.Bucket, &dto.Bucket{CumulativeCount: proto.Uint64(sum),
+				UpperBound: proto.Float64(bound), Exemplar: t.example(bound)})
+		}
+	}
+	t.native(h)
+	to.Label = []*dto.LabelPair{{Name: proto.String("tier"), Value: proto.String(t.Tier)}}
+	to.Histogram = h
+	return nil
+}
+
+// native adds the sparse buckets: spans of those that are not empty, and how much
+// each differs from the one before.
+func (t times) native(h *dto.Histogram) {
+	last, before := -1, int64(0)
+	for i, n := range t.Counts {
+		if n == 0 {
+			continue
+		}
+		if len(h.PositiveSpan) == 0 || i != last+1 {
+			offset := int32(i - last - 1)
+			if len(h.PositiveSpan) == 0 {
+				offset = int32(fetch.TimesFirst + i)
+			}
+			h.PositiveSpan = append(h.PositiveSpan,
+				&dto.BucketSpan{Offset: proto.Int32(offset), Length: proto.Uint32(0)})
+		}
+		span := h.PositiveSpan[len(h.PositiveSpan)-1]
+		span.Length = proto.Uint32(span.GetLength() + 1)
+		h.PositiveDelta = append(h.PositiveDelta, int64(n)-before)
+		last, before = i, int64(n)
+	}
+	if len(h.PositiveSpan) == 0 { // or it would be taken for a classic one
+		h.PositiveSpan = []*dto.BucketSpan{{Offset: proto.Int32(0), Length: proto.Uint32(0)}}
+	}
+}
+
+// example is a read in the classic bucket below the bound, nil if there is none.
+func (t times) example(bound float64) *dto.Exemplar {
+	for _, e := range t.Examples {
+		s := e.Took.Seconds()
+		if !e.Trace.IsValid() || s > bound || s <= bound/4 {
+			continue
+		}
+		labels := make([]*dto.LabelPair, 0, 2)
+		for name, v := range exemplar(e.Trace, e.Span) {
+			labels = append(labels, &dto.LabelPair{Name: proto.String(name), Value: proto.String(v)})
+		}
+		return &dto.Exemplar{Label: labels, Value: proto.Float64(s),
+			Timestamp: timestamppb.New(e.At.Round(time.Millisecond))}
+	}
+	return nil
 }

@@ -1,11 +1,17 @@
 package source
 
 import (
+	"bufio"
+	"bytes"
 	"cmp"
 	"context"
+	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"iter"
+	"math"
 	"os"
 	"path"
 	"path/filepath"
@@ -14,6 +20,8 @@ import (
 	"strings"
 
 	"github.com/apache/arrow/go/v17/arrow"
+	"github.com/apache/arrow/go/v17/arrow/float16"
+	"github.com/klauspost/compress/snappy"
 
 	"bowstring/schema"
 )
@@ -322,4 +330,566 @@ func (l *layout) looksMDS() bool {
 	return l.any(func(name string) bool {
 		return filepath.Base(name) == "index.json" && strings.Count(name, string(filepath.Separator)) <= 1
 	})
+}
+
+type mdsShard struct {
+	Format      string   `json:"format"`
+	Version     int      `json:"version"`
+	Names       []string `json:"column_names"`
+	Encodings   []string `json:"column_encodings"`
+	Sizes       []*int64 `json:"column_sizes"`
+	Compression string   `json:"compression"`
+	Samples     int64    `json:"samples"`
+	Raw         mdsFile  `json:"raw_data"`
+	Zip         *mdsFile `json:"zip_data"`
+}
+
+type mdsFile struct {
+	Basename string `json:"basename"`
+	Bytes    int64  `json:"bytes"`
+}
+
+// mdsColumn says how a column is read: decode makes a metadata value; without
+// it the bytes are a blob.
+type mdsColumn struct {
+	name, encoding string
+	size           int64 // fixed, or -1
+	decode         func([]byte) (any, error)
+	survey         mdsSurvey // where all values tell what the column becomes
+	images         int       // of a sample, in a list of them
+	left           bool      // out: it is not read
+}
+
+// Bounds of what an index and a shard may claim. A shard that the library writes has 64 MB.
+const (
+	maxIndex        = 256 << 20
+	maxShardSamples = 1 << 24
+	snappyRatio     = 64 // a copy of 64 bytes takes 2 at least
+)
+
+// openShard opens a shard for reading front to back, compressed or not.
+func openShard(p mdsPart, sh mdsShard) (r io.Reader, close func() error, err error) {
+	name, compressed := sh.Raw, false
+	if _, err := os.Stat(filepath.Join(p.dir, name.Basename)); err != nil && sh.Zip != nil {
+		name, compressed = *sh.Zip, true
+	}
+	f, err := openFile(filepath.Join(p.dir, name.Basename))
+	if err != nil {
+		return nil, nil, errors.New(reason(err))
+	}
+	if info, err := f.Stat(); err != nil || info.Size() != name.Bytes {
+		if err == nil {
+			err = fmt.Errorf("%s has %d bytes, the index says %d", Quoted(name.Basename), info.Size(), name.Bytes)
+			if info.Size() < name.Bytes {
+				err = fmt.Errorf("%w: %w", errCut, err)
+			}
+		}
+		return nil, nil, errors.Join(err, f.Close())
+	}
+	in := bufio.NewReaderSize(f, 32<<10)
+	if !compressed {
+		return in, f.Close, nil
+	}
+	if algorithm, _, _ := strings.Cut(sh.Compression, ":"); algorithm == "snappy" { // one block, which has to be in memory
+		if name.Bytes > maxBlob || sh.Raw.Bytes > maxBlob {
+			return nil, nil, errors.Join(fmt.Errorf("a snappy shard of %d bytes is too large, more than %d",
+				sh.Raw.Bytes, int64(maxBlob)), f.Close())
+		}
+		block, err := io.ReadAll(in)
+		if err == nil {
+			var n int
+			if n, err = snappy.DecodedLen(block); err == nil && int64(n) != sh.Raw.Bytes {
+				err = fmt.Errorf("it holds %d bytes, the index says %d", n, sh.Raw.Bytes)
+			} else if err == nil && n > snappyRatio*len(block) {
+				err = fmt.Errorf("%d bytes cannot hold the %d that they claim", len(block), n)
+			}
+		}
+		if err == nil {
+			block, err = snappy.Decode(nil, block)
+		}
+		if err != nil {
+			return nil, nil, errors.Join(fmt.Errorf("snappy: %w", err), f.Close())
+		}
+		return bytes.NewReader(block), f.Close, nil
+	}
+	z, stop, err := decompress(in, sh.Compression)
+	if err != nil {
+		return nil, nil, errors.Join(err, f.Close())
+	}
+	return z, func() error { stop(); return f.Close() }, nil
+}
+
+// readShard hands each sample of a shard to visit: its number there, a buffer that then is visit's,
+// and the columns in it; or what is wrong with it. It returns what is wrong with the shard.
+func (s *mds) readShard(ctx context.Context, p mdsPart, sh mdsShard, visit func(i int64, buf []byte, columns [][]byte,
+	err error) bool) error {
+	r, shut, err := openShard(p, sh)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = shut() }()
+	var count [4]byte
+	if _, err := io.ReadFull(r, count[:]); err != nil {
+		return fmt.Errorf("%w: %w", errCut, err)
+	}
+	if n := int64(binary.LittleEndian.Uint32(count[:])); n != sh.Samples {
+		return fmt.Errorf("it holds %d samples, the index says %d", n, sh.Samples)
+	}
+	table, err := readBuffer(r, 4*(sh.Samples+1))
+	if err != nil {
+		return fmt.Errorf("%w: %w", errCut, err)
+	}
+	defer buffers.put(table)
+	offset := func(i int64) int64 { return int64(binary.LittleEndian.Uint32(table[4*i:])) }
+	at := 4 + int64(len(table))
+	for i := range sh.Samples {
+		begin, end := offset(i), offset(i+1)
+		if begin < at || end < begin || end-begin > maxBlob {
+			return fmt.Errorf("sample %d lies at bytes %d to %d, the one before ends at %d", i, begin, end, at)
+		}
+		if i > 0 && begin != at {
+			return fmt.Errorf("sample %d begins at byte %d, the one before ends at %d", i, begin, at)
+		}
+		if _, err := io.CopyN(io.Discard, r, begin-at); err != nil {
+			return fmt.Errorf("%w at sample %d of %d: %w", errCut, i, sh.Samples, err)
+		}
+		buf, err := readBuffer(r, end-begin)
+		if err != nil {
+			return fmt.Errorf("%w at sample %d of %d: %w", errCut, i, sh.Samples, err)
+		}
+		at = end
+		columns, err := s.cut(buf)
+		if !visit(i, buf, columns, err) {
+			return nil
+		}
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+	}
+	// A compressed shard tells only at its end whether it is whole.
+	switch n, err := io.CopyN(io.Discard, r, 1); {
+	case n > 0:
+		return fmt.Errorf("%w: bytes follow the last of %d samples, which ends at byte %d", errJunk, sh.Samples, at)
+	case !errors.Is(err, io.EOF):
+		return fmt.Errorf("behind the last of %d samples: %w", sh.Samples, err)
+	}
+	return nil
+}
+
+// cut divides a sample into its columns.
+func (s *mds) cut(buf []byte) ([][]byte, error) {
+	sizes := make([]int64, len(s.columns))
+	rest := buf
+	for i, c := range s.columns {
+		if c.size > 0 { // the library takes 0 for not fixed, too
+			sizes[i] = c.size
+			continue
+		}
+		if len(rest) < 4 {
+			return nil, fmt.Errorf("%w: %d bytes do not hold the sizes of its columns", errCut, len(buf))
+		}
+		sizes[i] = int64(binary.LittleEndian.Uint32(rest))
+		rest = rest[4:]
+	}
+	columns := make([][]byte, len(s.columns))
+	for i, n := range sizes {
+		if s.columns[i].decode != nil && n > maxText {
+			return nil, fmt.Errorf("column %s has %d bytes, more than the %d that metadata may have",
+				Quoted(s.columns[i].name), n, maxText)
+		}
+		if n > int64(len(rest)) {
+			return nil, fmt.Errorf("column %s has %d bytes and only %d are left", Quoted(s.columns[i].name), n,
+				len(rest))
+		}
+		columns[i] = rest[:n:n]
+		rest = rest[n:]
+	}
+	if len(rest) > 0 {
+		return nil, fmt.Errorf("%d bytes lie behind its columns", len(rest))
+	}
+	return columns, nil
+}
+
+// mdsSurvey looks at all values of a column whose encoding alone does not tell what it becomes.
+type mdsSurvey interface {
+	observe(b []byte) error
+	// decide returns the type and the decoder of the values, or how many images each of them has.
+	decide() (t arrow.DataType, decode func([]byte) (any, error), images int, err error)
+}
+
+// newMDSSurvey returns nil for an encoding that tells enough.
+func newMDSSurvey(encoding string) mdsSurvey {
+	name, args, _ := strings.Cut(encoding, ":")
+	switch {
+	case name == "str_int":
+		return &surveyedInts{}
+	case name == "ndarray" && !strings.Contains(args, ":"):
+		return &surveyedArrays{dtype: args}
+	case isMDSImages(name):
+		return &surveyedImages{encoding: name}
+	}
+	return nil
+}
+
+// survey reads all samples, if there are columns that need it. What is wrong with a shard or a sample shows again, and
+// is reported, when the samples are read.
+func (s *mds) survey(ctx context.Context) error {
+	needed := false
+	for i := range s.columns {
+		s.columns[i].survey = newMDSSurvey(s.columns[i].encoding)
+		needed = needed || s.columns[i].survey != nil
+	}
+	if !needed {
+		return nil
+	}
+	for _, p := range s.parts {
+		for _, sh := range p.shards {
+			_ = s.readShard(ctx, p, sh, func(_ int64, buf []byte, columns [][]byte, err error) bool {
+				for i, c := range s.columns {
+					if err == nil && c.survey != nil {
+						_ = c.survey.observe(columns[i])
+					}
+				}
+				buffers.put(buf)
+				return true
+			})
+			if ctx.Err() != nil {
+				return context.Cause(ctx)
+			}
+		}
+	}
+	return nil
+}
+
+// surveyedInts are whole numbers in writing, of any size: int64 if all fit, else uint64, else text.
+type surveyedInts struct{ unsigned, signed, text bool }
+
+func (s *surveyedInts) observe(b []byte) error {
+	text := string(b)
+	if _, err := strconv.ParseInt(text, 10, 64); err == nil {
+		s.signed = s.signed || strings.HasPrefix(text, "-")
+		return nil
+	} else if !errors.Is(err, strconv.ErrRange) {
+		return err
+	}
+	if _, err := strconv.ParseUint(text, 10, 64); err == nil {
+		s.unsigned = true
+	} else {
+		s.text = true
+	}
+	return nil
+}
+
+func (s *surveyedInts) decide() (arrow.DataType, func([]byte) (any, error), int, error) {
+	switch {
+	case s.text || s.signed && s.unsigned:
+		return arrow.BinaryTypes.String, func(b []byte) (any, error) {
+			if text := string(b); isWholeText(text) {
+				return text, nil
+			}
+			return nil, fmt.Errorf("%.40q is no whole number", b)
+		}, 0, nil
+	case s.unsigned:
+		return arrow.PrimitiveTypes.Uint64, func(b []byte) (any, error) {
+			return strconv.ParseUint(string(b), 10, 64)
+		}, 0, nil
+	}
+	return arrow.PrimitiveTypes.Int64, func(b []byte) (any, error) {
+		return strconv.ParseInt(string(b), 10, 64)
+	}, 0, nil
+}
+
+// isWholeText says whether a text is digits, behind a sign or none.
+func isWholeText(text string) bool {
+	digits := strings.TrimLeft(text, "+-")
+	return digits != "" && len(text)-len(digits) <= 1 && strings.Trim(digits, "0123456789") == ""
+}
+
+// isMDSImages says whether an encoding is that of several images a sample.
+func isMDSImages(encoding string) bool {
+	switch encoding {
+	case "list[jpeg]", "list[png]", "jpeg_array", "jpegarray":
+		return true
+	}
+	return false
+}
+
+// maxImages bounds the images of a sample: each image is a column.
+const maxImages = 256
+
+// surveyedImages are lists of images. A row has one blob in each column, so that they become as many columns as each
+// of the lists has images.
+type surveyedImages struct {
+	encoding    string
+	seen        bool
+	least, most int
+}
+
+func (s *surveyedImages) observe(b []byte) error {
+	images, err := mdsImages(s.encoding, b)
+	if err != nil {
+		return err
+	}
+	if n := len(images); !s.seen {
+		s.seen, s.least, s.most = true, n, n
+	} else {
+		s.least, s.most = min(s.least, n), max(s.most, n)
+	}
+	return nil
+}
+
+func (s *surveyedImages) decide() (arrow.DataType, func([]byte) (any, error), int, error) {
+	const advice = "write a sample for each image, or a column for each of a fixed number of images"
+	switch {
+	case s.least != s.most:
+		return nil, nil, 0, fmt.Errorf("encoding %s holds between %d and %d images a sample; a row has one image in a "+
+			"column: %s", s.encoding, s.least, s.most, advice)
+	case s.most > maxImages:
+		return nil, nil, 0, fmt.Errorf("encoding %s holds %d images a sample, which would be as many columns; want at "+
+			"most %d: %s", s.encoding, s.most, maxImages, advice)
+	case s.most == 0:
+		return nil, nil, 0, fmt.Errorf("encoding %s holds no image", s.encoding)
+	}
+	return nil, nil, s.most, nil
+}
+
+// mdsImages divides a list of images. They lie in b.
+func mdsImages(encoding string, b []byte) ([][]byte, error) {
+	if strings.HasPrefix(encoding, "list[") {
+		if len(b) < 4 {
+			return nil, fmt.Errorf("%w: %d bytes hold no list", errCut, len(b))
+		}
+		b = b[4:] // reserved
+	}
+	if len(b) < 4 {
+		return nil, fmt.Errorf("%w: it does not say how many images there are", errCut)
+	}
+	n := int64(binary.LittleEndian.Uint32(b))
+	if n > int64(len(b)-4)/4 {
+		return nil, fmt.Errorf("%w: %d bytes do not hold the sizes of %d images", errCut, len(b), n)
+	}
+	sizes, rest := b[4:4+4*n], b[4+4*n:]
+	images := make([][]byte, 0, n)
+	for ; len(sizes) > 0; sizes = sizes[4:] {
+		size := int64(binary.LittleEndian.Uint32(sizes))
+		if size > int64(len(rest)) {
+			return nil, fmt.Errorf("%w: image %d has %d bytes and only %d are left", errCut, len(images), size,
+				len(rest))
+		}
+		images = append(images, rest[:size:size])
+		rest = rest[size:]
+	}
+	if len(rest) > 0 {
+		return nil, fmt.Errorf("%d bytes lie behind its images", len(rest))
+	}
+	return images, nil
+}
+
+// mdsDtypes are the types of an array's values by the numbers that stand in its first byte.
+var mdsDtypes = map[byte]string{8: "uint8", 9: "int8", 16: "uint16", 17: "int16", 18: "float16", 32: "uint32",
+	33: "int32", 34: "float32", 64: "uint64", 65: "int64", 66: "float64"}
+
+// surveyedArrays are arrays that state their own shapes, and their types unless dtype states it. They become nested
+// lists, if all have as many dimensions and one type.
+type surveyedArrays struct {
+	dtype string // "" where each array has its own
+	seen  bool
+	found string // type
+	ndim  int
+	other string // what another array is
+}
+
+func (s *surveyedArrays) observe(b []byte) error {
+	dtype, dims, _, err := splitArray(s.dtype, b)
+	if err != nil {
+		return err
+	}
+	switch {
+	case !s.seen:
+		s.seen, s.found, s.ndim = true, dtype, len(dims)
+	case s.other == "" && (dtype != s.found || len(dims) != s.ndim):
+		s.other = fmt.Sprintf("%s of %d dimensions", dtype, len(dims))
+	}
+	return nil
+}
+
+func (s *surveyedArrays) decide() (arrow.DataType, func([]byte) (any, error), int, error) {
+	if s.other != "" {
+		return nil, nil, 0, fmt.Errorf("encoding ndarray holds %s of %d dimensions and %s, and a column has one type; "+
+			"write arrays of one type and number of dimensions, or bytes", s.found, s.ndim, s.other)
+	}
+	if !s.seen {
+		return nil, nil, 0, errors.New("encoding ndarray holds no array that can be read")
+	}
+	scalar := mdsScalars[s.found]
+	t := scalar.typ
+	for range s.ndim {
+		t = arrow.ListOf(t)
+	}
+	return t, func(b []byte) (any, error) {
+		dtype, dims, values, err := splitArray(s.dtype, b)
+		if err != nil {
+			return nil, err
+		}
+		if dtype != s.found || len(dims) != s.ndim {
+			return nil, fmt.Errorf("%s of %d dimensions, not %s of %d as before", dtype, len(dims), s.found, s.ndim)
+		}
+		return nest(values, dims, scalar), nil
+	}, 0, nil
+}
+
+// splitArray reads what stands before the values of an array: their type, unless it is known, and the shape.
+func splitArray(dtype string, b []byte) (string, []int, []byte, error) {
+	all := len(b)
+	if dtype == "" {
+		if len(b) == 0 {
+			return "", nil, nil, fmt.Errorf("%w: an array without a type", errCut)
+		}
+		if dtype = mdsDtypes[b[0]]; dtype == "" {
+			return "", nil, nil, fmt.Errorf("an array of unknown type %d", b[0])
+		}
+		b = b[1:]
+	}
+	scalar, ok := mdsScalars[dtype]
+	if !ok {
+		return "", nil, nil, fmt.Errorf("encoding ndarray:%s is of unknown type", dtype)
+	}
+	if len(b) == 0 {
+		return "", nil, nil, fmt.Errorf("%w: an array without a shape", errCut)
+	}
+	ndim, width := int(b[0]>>2), 1<<(b[0]&3)
+	b = b[1:]
+	switch {
+	case ndim == 0 || ndim > maxDepth:
+		return "", nil, nil, fmt.Errorf("an array of %d dimensions; want 1 to %d", ndim, maxDepth)
+	case len(b) < ndim*width:
+		return "", nil, nil, fmt.Errorf("%w: %d bytes do not hold the shape of %d dimensions", errCut, all, ndim)
+	}
+	dims, total := make([]int, ndim), uint64(scalar.size)
+	for i := range dims {
+		var eight [8]byte
+		copy(eight[:], b[i*width:(i+1)*width])
+		n := binary.LittleEndian.Uint64(eight[:])
+		if n == 0 || n > math.MaxInt32 || total*n > maxText {
+			return "", nil, nil, errors.New("an impossible shape, or more than metadata may have")
+		}
+		dims[i], total = int(n), total*n
+	}
+	if b = b[ndim*width:]; uint64(len(b)) != total {
+		return "", nil, nil, fmt.Errorf("%d bytes of values, want the %d of shape %v of %s", len(b), total, dims, dtype)
+	}
+	return dtype, dims, b, nil
+}
+
+// mdsDecoder returns the type and the decoder of an MDS encoding. A nil type
+// means that the bytes are a blob as they are.
+func mdsDecoder(encoding string) (arrow.DataType, func([]byte) (any, error), error) {
+	name, args, _ := strings.Cut(encoding, ":")
+	switch name {
+	case "bytes", "jpeg", "png":
+		return nil, nil, nil
+	case "str", "str_decimal":
+		return arrow.BinaryTypes.String, func(b []byte) (any, error) { return string(b), nil }, nil
+	case "json": // kept as it is written
+		return arrow.BinaryTypes.String, func(b []byte) (any, error) {
+			if !json.Valid(b) {
+				return nil, errors.New("bad JSON")
+			}
+			return string(b), nil
+		}, nil
+	case "str_float":
+		return arrow.PrimitiveTypes.Float64, func(b []byte) (any, error) {
+			return strconv.ParseFloat(string(b), 64)
+		}, nil
+	case "int":
+		name = "int64"
+	case "ndarray":
+		return mdsArray(args)
+	case "pkl":
+		return nil, nil, errors.New("encoding pkl is pickle, which runs whatever code it holds, and is refused; " +
+			"write the column as json, bytes or ndarray")
+	case "pil", "list[pil]":
+		return nil, nil, fmt.Errorf("encoding %s is bare pixels; write the column as png or jpeg, or as list[png] or "+
+			"list[jpeg]", encoding)
+	}
+	if s, ok := mdsScalars[name]; ok {
+		return s.typ, func(b []byte) (any, error) {
+			if len(b) != s.size {
+				return nil, fmt.Errorf("%d bytes, want the %d of %s", len(b), s.size, name)
+			}
+			return s.read(b), nil
+		}, nil
+	}
+	return nil, nil, fmt.Errorf("encoding %q cannot be imported; want bytes, jpeg, png, list[jpeg], list[png], "+
+		"jpeg_array, str, json, int, str_int, str_float, str_decimal, int8 to int64, uint8 to uint64, float16 to "+
+		"float64, ndarray, ndarray:DTYPE or ndarray:DTYPE:SHAPE", encoding)
+}
+
+type mdsScalar struct {
+	typ  arrow.DataType
+	size int
+	read func([]byte) any // little-endian
+}
+
+var mdsScalars = map[string]mdsScalar{
+	"int8":   {arrow.PrimitiveTypes.Int8, 1, func(b []byte) any { return int8(b[0]) }},
+	"int16":  {arrow.PrimitiveTypes.Int16, 2, func(b []byte) any { return int16(binary.LittleEndian.Uint16(b)) }},
+	"int32":  {arrow.PrimitiveTypes.Int32, 4, func(b []byte) any { return int32(binary.LittleEndian.Uint32(b)) }},
+	"int64":  {arrow.PrimitiveTypes.Int64, 8, func(b []byte) any { return int64(binary.LittleEndian.Uint64(b)) }},
+	"uint8":  {arrow.PrimitiveTypes.Uint8, 1, func(b []byte) any { return b[0] }},
+	"uint16": {arrow.PrimitiveTypes.Uint16, 2, func(b []byte) any { return binary.LittleEndian.Uint16(b) }},
+	"uint32": {arrow.PrimitiveTypes.Uint32, 4, func(b []byte) any { return binary.LittleEndian.Uint32(b) }},
+	"uint64": {arrow.PrimitiveTypes.Uint64, 8, func(b []byte) any { return binary.LittleEndian.Uint64(b) }},
+	"float16": {arrow.FixedWidthTypes.Float16, 2, func(b []byte) any {
+		return float16.FromBits(binary.LittleEndian.Uint16(b))
+	}},
+	"float32": {arrow.PrimitiveTypes.Float32, 4, func(b []byte) any {
+		return math.Float32frombits(binary.LittleEndian.Uint32(b))
+	}},
+	"float64": {arrow.PrimitiveTypes.Float64, 8, func(b []byte) any {
+		return math.Float64frombits(binary.LittleEndian.Uint64(b))
+	}},
+}
+
+// mdsArray decodes an ndarray of a fixed type and shape as nested lists of fixed size.
+func mdsArray(args string) (arrow.DataType, func([]byte) (any, error), error) {
+	dtype, shape, fixed := strings.Cut(args, ":")
+	s, ok := mdsScalars[dtype]
+	if !ok || !fixed {
+		return nil, nil, fmt.Errorf("encoding ndarray:%s says no type and shape that all samples have; want "+
+			"ndarray:DTYPE:SHAPE, such as ndarray:float32:3,4, or bytes", args)
+	}
+	var dims []int
+	total := s.size
+	for d := range strings.SplitSeq(shape, ",") {
+		n, err := strconv.Atoi(d)
+		if err != nil || n < 1 || n > maxText/total {
+			return nil, nil, fmt.Errorf("encoding ndarray:%s has an impossible shape, or more than the %d bytes that "+
+				"metadata may have", args, maxText)
+		}
+		dims = append(dims, n)
+		total *= n
+	}
+	typ := s.typ
+	for i := len(dims) - 1; i >= 0; i-- {
+		typ = arrow.FixedSizeListOf(int32(dims[i]), typ)
+	}
+	return typ, func(b []byte) (any, error) {
+		if len(b) != total {
+			return nil, fmt.Errorf("%d bytes, want the %d of ndarray:%s", len(b), total, args)
+		}
+		return nest(b, dims, s), nil
+	}, nil
+}
+
+func nest(b []byte, dims []int, s mdsScalar) any {
+	if len(dims) == 0 {
+		return s.read(b)
+	}
+	list := make([]any, dims[0])
+	step := len(b) / dims[0]
+	for i := range list {
+		list[i] = nest(b[i*step:(i+1)*step], dims[1:], s)
+	}
+	return list
 }

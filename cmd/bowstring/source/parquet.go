@@ -3,13 +3,22 @@ package source
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"iter"
+	"maps"
+	"net/url"
+	"os"
+	"path"
 	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
 
 	"github.com/apache/arrow/go/v17/arrow"
+	"github.com/apache/arrow/go/v17/arrow/array"
 
 	"bowstring/schema"
 )
@@ -236,4 +245,388 @@ func (l *layout) looksParquet() bool {
 		return extension(l.path) == "parquet" && !l.looksList()
 	}
 	return l.any(func(name string) bool { return isParquetData(filepath.Base(name)) })
+}
+
+// maxSpread bounds the blob columns that one column of lists becomes.
+const maxSpread = 256
+
+// feature is what the `datasets` library says of a column, in the schema
+// metadata "huggingface" of a file.
+type feature struct {
+	Type    string   `json:"_type"`
+	Names   []string `json:"names"`
+	Feature *feature `json:"feature"` // of the elements of a list
+}
+
+// UnmarshalJSON reads a list of one feature, too, which older versions wrote for a list.
+func (f *feature) UnmarshalJSON(b []byte) error {
+	var list []*feature
+	if json.Unmarshal(b, &list) == nil {
+		*f = feature{Type: "List"}
+		if len(list) > 0 {
+			f.Feature = list[0]
+		}
+		return nil
+	}
+	type plain feature
+	return json.Unmarshal(b, (*plain)(f))
+}
+
+func features(text string) map[string]feature {
+	var info struct {
+		Info struct {
+			Features map[string]json.RawMessage `json:"features"`
+		} `json:"info"`
+	}
+	if text == "" || json.Unmarshal([]byte(text), &info) != nil {
+		return nil
+	}
+	found := map[string]feature{}
+	for name, raw := range info.Info.Features {
+		var f feature // what is strange is passed over: it is another project's
+		if json.Unmarshal(raw, &f) == nil {
+			found[name] = f
+		}
+	}
+	return found
+}
+
+type metaColumn struct {
+	field arrow.Field
+	index int // in the layout
+}
+
+// blobColumn is a blob column, and where the rows of a file have it.
+type blobColumn struct {
+	field   arrow.Field
+	index   int  // in the layout
+	nested  bool // struct<bytes, path>
+	element int  // of the lists in the column; -1 for a column without lists
+	last    bool // of those that the lists are spread over
+}
+
+// cell returns the blob of a row, nil for null, and its path. bad says why there is neither.
+func (b *blobColumn) cell(column arrow.Array, row int) (data []byte, path, bad string) {
+	if column.IsNull(row) {
+		return nil, "", ""
+	}
+	if list, ok := column.(array.ListLike); ok {
+		start, end := list.ValueOffsets(row)
+		if n := int(end - start); n > b.element+1 && b.last {
+			return nil, "", fmt.Sprintf("%s has %d elements, more than the %d that --spread takes",
+				Quoted(b.field.Name), n, b.element+1)
+		} else if n <= b.element {
+			return nil, "", ""
+		}
+		if column, row = list.ListValues(), int(start)+b.element; column.IsNull(row) {
+			return nil, "", ""
+		}
+	}
+	content, paths := blobArrays(column)
+	if paths != nil {
+		path = text(paths, row)
+	}
+	switch {
+	case content.IsValid(row):
+		if data = content.Value(row); data == nil {
+			data = []byte{}
+		}
+	case path != "":
+		bad = fmt.Sprintf("%s: the file holds its path only (%s), not its bytes", Quoted(b.field.Name), Quoted(path))
+	}
+	return data, path, bad
+}
+
+// bytesArray is an array of binary or large_binary.
+type bytesArray interface {
+	arrow.Array
+	Value(int) []byte
+}
+
+// blobArrays returns the content and the path (or nil) of a blob column, nil if it is none.
+func blobArrays(a arrow.Array) (content bytesArray, path arrow.Array) {
+	switch a := a.(type) {
+	case *array.Binary:
+		return a, nil
+	case *array.LargeBinary:
+		return a, nil
+	case *array.Struct:
+		if !isBlobStruct(a.DataType()) {
+			return nil, nil
+		}
+		t := a.DataType().(*arrow.StructType)
+		i, _ := t.FieldIdx("bytes")
+		if j, ok := t.FieldIdx("path"); ok {
+			path = a.Field(j)
+		}
+		content, _ := blobArrays(a.Field(i))
+		return content, path
+	}
+	return nil, nil
+}
+
+// isBlobStruct says whether a type is struct<bytes, path>, or struct<bytes>.
+func isBlobStruct(t arrow.DataType) bool {
+	st, ok := t.(*arrow.StructType)
+	if !ok {
+		return false
+	}
+	content, ok := st.FieldByName("bytes")
+	path, pathed := st.FieldByName("path")
+	switch {
+	case !ok || !isBytes(content.Type) || st.NumFields() > 2 || st.NumFields() == 2 && !pathed:
+		return false
+	}
+	return !pathed || isText(path.Type)
+}
+
+func isBytes(t arrow.DataType) bool { return t.ID() == arrow.BINARY || t.ID() == arrow.LARGE_BINARY }
+
+func isBlob(t arrow.DataType) bool { return isBytes(t) || isBlobStruct(t) }
+
+// classify sorts the columns into metadata and blobs.
+func (s *parquetSource) classify(samples map[int][]byte) error {
+	known := features(s.layout.info())
+	s.notes = append(s.notes, s.layout.notes...)
+	for i, f := range s.layout.fields {
+		list, isList := f.Type.(arrow.ListLikeType)
+		n, spread := s.opts.Spread[f.Name]
+		switch {
+		case isBlob(f.Type):
+			b := blobColumn{field: schema.BlobField(f.Name, mediaOf(known[f.Name].Type, samples[i]), true), index: i,
+				nested: !isBytes(f.Type), element: -1}
+			s.blobs = append(s.blobs, b)
+		case spread && isList && isBlob(list.Elem()):
+			var of string
+			if e := known[f.Name].Feature; e != nil {
+				of = e.Type
+			}
+			for e := range n {
+				s.blobs = append(s.blobs, blobColumn{
+					field: schema.BlobField(fmt.Sprintf("%s_%d", f.Name, e), mediaOf(of, samples[i]), true), index: i,
+					nested: !isBytes(list.Elem()), element: e, last: e == n-1})
+			}
+			if !isBytes(list.Elem()) {
+				s.notes = append(s.notes, fmt.Sprintf("of the paths in column %s, the first of a row is kept at most",
+					Quoted(f.Name)))
+			}
+		case schema.HoldsBytes(f.Type) && !slices.Contains(s.opts.AsMetadata, f.Name):
+			return s.refuseBytes(f, isList && isBlob(list.Elem()))
+		default:
+			if names := known[f.Name].Names; known[f.Name].Type == "ClassLabel" && f.Type.ID() == arrow.INT64 {
+				f = schema.ClassField(f.Name, names)
+			}
+			s.meta = append(s.meta, metaColumn{f, i})
+		}
+	}
+	if err := s.checkSpread(); err != nil {
+		return err
+	}
+	nested := slices.IndexFunc(s.blobs, func(b blobColumn) bool { return b.nested })
+	named := slices.ContainsFunc(s.meta, func(m metaColumn) bool { return m.field.Name == schema.PathColumn })
+	if !named && nested >= 0 && s.layout.choice.keeps(schema.PathColumn) {
+		s.paths = nested
+	}
+	return nil
+}
+
+// refuseBytes is why a column of bytes within other values is neither taken for metadata nor for blobs.
+func (s *parquetSource) refuseBytes(f arrow.Field, spreads bool) error {
+	name, advice := Quoted(f.Name), ""
+	if spreads {
+		advice = fmt.Sprintf("--spread %s=N makes N blob columns of it, %s_0 and so on; ", name, name)
+	}
+	return fmt.Errorf("%w: column %s of type %s holds several blobs a row, or blobs within other values: %s--as-metadata "+
+		"%s keeps it in the rows of the manifest, without checksums, the spill and operators; --leave-out %s leaves it out",
+		schema.ErrInvalid, name, schema.ShownType(f.Type), advice, name, name)
+}
+
+// checkSpread looks for names in the options that no such column has.
+func (s *parquetSource) checkSpread() error {
+	for _, name := range slices.Sorted(maps.Keys(s.opts.Spread)) {
+		if n := s.opts.Spread[name]; n < 1 || n > maxSpread {
+			return fmt.Errorf("%w: --spread %s=%d: want 1 to %d columns", schema.ErrInvalid, Quoted(name), n, maxSpread)
+		}
+		if !slices.ContainsFunc(s.blobs, func(b blobColumn) bool {
+			return b.element >= 0 && s.layout.fields[b.index].Name == name
+		}) {
+			return fmt.Errorf("%w: --spread %s: there is no column of lists of blobs of that name", schema.ErrInvalid,
+				Quoted(name))
+		}
+	}
+	for _, name := range s.opts.AsMetadata {
+		if !slices.ContainsFunc(s.meta, func(m metaColumn) bool { return m.field.Name == name }) {
+			return fmt.Errorf("%w: --as-metadata: there is no column %s of bytes within lists or structs",
+				schema.ErrInvalid, Quoted(name))
+		}
+	}
+	return nil
+}
+
+// sniffColumns returns the first content of each blob column, as far as the
+// first rows have one.
+func (s *parquetSource) sniffColumns(ctx context.Context, path string) map[int][]byte {
+	found := map[int][]byte{}
+	records, err := s.layout.openRecords(path)
+	if err != nil {
+		return nil
+	}
+	defer func() { _ = records.close() }()
+	rec, _, err := records.next(ctx)
+	if err != nil {
+		return nil
+	}
+	defer rec.Release()
+	for c, column := range rec.Columns() {
+		if list, ok := column.(array.ListLike); ok {
+			column = list.ListValues()
+		}
+		content, _ := blobArrays(column)
+		for row := 0; content != nil && row < content.Len() && found[c] == nil; row++ {
+			if content.IsValid(row) {
+				found[c] = slices.Clone(content.Value(row))
+			}
+		}
+	}
+	return found
+}
+
+// mediaOf says what a blob column holds, by its feature or else by a sample.
+func mediaOf(feature string, sample []byte) string {
+	switch feature {
+	case "Image":
+		return schema.MediaImage
+	case "Audio":
+		return schema.MediaAudio
+	case "":
+		if _, err := inspect(sample, VerifyNone); err == nil {
+			return schema.MediaImage
+		}
+	}
+	return ""
+}
+
+// nullFolder is the value of a folder of rows that have none, as Hive and Spark write it.
+const nullFolder = "__HIVE_DEFAULT_PARTITION__"
+
+// folderKey is a column whose values are in the names of folders: year=2024/month=1/part-00000.parquet.
+type folderKey struct {
+	name  string
+	field arrow.Field
+	whole bool // the values of all folders are integers
+}
+
+// value is that of the rows of a file.
+func (k *folderKey) value(rel string) any {
+	v, ok := folderValues(rel)[k.name]
+	if !ok || v == nullFolder {
+		return nil
+	}
+	if k.whole {
+		if n, err := strconv.ParseInt(v, 10, 64); err == nil {
+			return n
+		}
+	}
+	return v
+}
+
+// folderValues are the keys and values that the folders of a file name.
+func folderValues(rel string) map[string]string {
+	found := map[string]string{}
+	for part := range strings.SplitSeq(path.Dir(rel), "/") {
+		key, value, ok := strings.Cut(part, "=")
+		if !ok || key == "" {
+			continue
+		}
+		if v, err := url.PathUnescape(value); err == nil {
+			value = v
+		}
+		if k, err := url.PathUnescape(key); err == nil {
+			key = k
+		}
+		found[key] = value
+	}
+	return found
+}
+
+// addFolderKeys makes columns of what the folders of the files say, where the files have no such column: a key is an
+// int64 if all its values are integers in their shortest form, and text otherwise. The key split tells the split.
+func (s *parquetSource) addFolderKeys() {
+	for _, sh := range s.shards {
+		if sh.missing != "" {
+			continue
+		}
+		values := folderValues(sh.rel)
+		for part := range strings.SplitSeq(path.Dir(sh.rel), "/") {
+			key, _, _ := strings.Cut(part, "=")
+			if k, err := url.PathUnescape(key); err == nil {
+				key = k
+			}
+			value, ok := values[key]
+			if !ok || key == schema.SplitColumn || s.hasColumn(key) || !s.layout.choice.wants(key, freeName(key, nil)) {
+				continue
+			}
+			i := slices.IndexFunc(s.keys, func(k folderKey) bool { return k.name == key })
+			if i < 0 {
+				i = len(s.keys)
+				s.keys = append(s.keys, folderKey{name: key, whole: true})
+			}
+			n, err := strconv.ParseInt(value, 10, 64)
+			if value != nullFolder && (err != nil || strconv.FormatInt(n, 10) != value) {
+				s.keys[i].whole = false
+			}
+		}
+	}
+	for i := range s.keys {
+		k := &s.keys[i]
+		k.field = arrow.Field{Name: freeName(k.name, nil), Type: arrow.BinaryTypes.String, Nullable: true}
+		if k.whole {
+			k.field.Type = arrow.PrimitiveTypes.Int64
+		}
+	}
+}
+
+func (s *parquetSource) hasColumn(name string) bool {
+	return slices.ContainsFunc(s.layout.fields, func(f arrow.Field) bool { return f.Name == name })
+}
+
+// isParquetData says whether a file holds rows, by its name: not what other programs keep beside them, as they keep
+// _metadata.
+func isParquetData(name string) bool {
+	return extension(name) == "parquet" && !isMetadata(name) && !strings.HasPrefix(name, "_")
+}
+
+// withoutPrivate leaves out the files in folders such as _temporary, which Spark does not read, either.
+func withoutPrivate(shards []shard) []shard {
+	return slices.DeleteFunc(shards, func(sh shard) bool {
+		for part := range strings.SplitSeq(path.Dir(sh.rel), "/") {
+			if strings.HasPrefix(part, "_") && !strings.Contains(part, "=") {
+				return true
+			}
+		}
+		return false
+	})
+}
+
+// checkNoLake refuses a table whose files count or do not by what a log says: rows that were deleted or replaced are in
+// files, too.
+func checkNoLake(dir string) error {
+	kind := ""
+	if isDir(filepath.Join(dir, "_delta_log")) {
+		kind = "Delta Lake"
+	} else if found, _ := filepath.Glob(filepath.Join(globQuoted(dir), "metadata", "*.metadata.json")); len(found) > 0 {
+		kind = "Iceberg"
+	} else if _, err := os.Stat(filepath.Join(dir, ".hoodie")); err == nil {
+		kind = "Hudi"
+	}
+	if kind == "" {
+		return nil
+	}
+	return fmt.Errorf("%w: it is a table of %s, whose log says which of its files count; write its rows as plain Parquet "+
+		"files first, or ingest what its library reads", schema.ErrInvalid, kind)
+}
+
+// globQuoted is a path as a pattern of itself.
+func globQuoted(p string) string {
+	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`).Replace(p)
 }

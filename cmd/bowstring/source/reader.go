@@ -12,6 +12,7 @@ import (
 
 	"github.com/apache/arrow/go/v17/arrow"
 	"github.com/apache/arrow/go/v17/arrow/array"
+	"github.com/apache/arrow/go/v17/arrow/float16"
 	"github.com/apache/arrow/go/v17/arrow/memory"
 	"golang.org/x/sync/semaphore"
 
@@ -331,4 +332,293 @@ func (r *Reader) splitOf(s *slot) string {
 		return s.Split
 	}
 	return r.opts.Split
+}
+
+// addedColumns are what is added to the columns of a source.
+var addedColumns = []string{"width", "height", "format", "orientation", "duration", "sampling_rate", "channels"}
+
+// add adds a column, unless it is left out, or it is among the source's own.
+func (r *Reader) add(own []arrow.Field, name string, dt arrow.DataType, value func(*slot) any) {
+	out := slices.ContainsFunc(r.opts.LeaveOut, func(pattern string) bool { return matches(pattern, name) })
+	if !out && !slices.ContainsFunc(own, func(f arrow.Field) bool { return f.Name == name }) {
+		r.meta = append(r.meta, arrow.Field{Name: name, Type: dt, Nullable: true})
+		r.added = append(r.added, value)
+	}
+}
+
+func (r *Reader) addImageColumns(own []arrow.Field) {
+	add := func(name string, dt arrow.DataType, value func(imageInfo) any) {
+		r.add(own, name, dt, func(s *slot) any {
+			if s.info.Format == "" { // a null image, or one that nobody looked at
+				return nil
+			}
+			return value(s.info)
+		})
+	}
+	add("width", arrow.PrimitiveTypes.Int32, func(i imageInfo) any { return i.Width })
+	add("height", arrow.PrimitiveTypes.Int32, func(i imageInfo) any { return i.Height })
+	add("format", arrow.BinaryTypes.String, func(i imageInfo) any { return i.Format })
+	add("orientation", arrow.PrimitiveTypes.Int32, func(i imageInfo) any { return i.Orientation })
+}
+
+// addSoundColumns adds what headers of sound say. They are null where a header is none
+// that is known: such files are imported as they are.
+func (r *Reader) addSoundColumns(own []arrow.Field) {
+	add := func(name string, dt arrow.DataType, value func(codec.Info) any) {
+		r.add(own, name, dt, func(s *slot) any {
+			if s.sound.Rate == 0 {
+				return nil
+			}
+			return value(s.sound)
+		})
+	}
+	add("duration", arrow.PrimitiveTypes.Float64, func(i codec.Info) any { return float64(i.Frames) / float64(i.Rate) })
+	add("sampling_rate", arrow.PrimitiveTypes.Int32, func(i codec.Info) any { return int32(i.Rate) })
+	add("channels", arrow.PrimitiveTypes.Int32, func(i codec.Info) any { return int32(i.Channels) })
+}
+
+// batcher collects slots for a batch.
+type batcher struct {
+	r       *Reader
+	split   string
+	keys    []string
+	ids     []schema.ID
+	columns []column
+	blobs   [][][]byte
+	bytes   int64
+	bad     []BadItem
+	slots   []*slot // whose memory is used, or only counted
+	weight  int64   // of slots
+}
+
+func newBatcher(r *Reader) *batcher {
+	b := &batcher{r: r, blobs: make([][][]byte, len(r.blobs))}
+	for _, f := range r.meta {
+		b.columns = append(b.columns, column{builder: array.NewBuilder(r.opts.Mem, f.Type)})
+	}
+	return b
+}
+
+func (b *batcher) rows() int { return len(b.ids) }
+
+func (b *batcher) full() bool {
+	return b.weight >= batchBytes || len(b.slots) >= batchRows
+}
+
+// add takes over s.
+func (b *batcher) add(s *slot) error {
+	b.slots = append(b.slots, s)
+	b.weight += s.weight
+	if s.Bad != "" {
+		b.bad = append(b.bad, BadItem{Key: s.Key, Reason: s.Bad})
+		return nil
+	}
+	b.split = b.r.splitOf(s)
+	b.keys = append(b.keys, s.Key)
+	if s.ID != nil {
+		b.ids = append(b.ids, *s.ID)
+	} else {
+		b.ids = append(b.ids, schema.SampleID(b.r.opts.Dataset, s.Key))
+	}
+	values := slices.Clip(s.Meta)
+	for _, value := range b.r.added {
+		values = append(values, value(s))
+	}
+	for i, v := range values {
+		if err := b.columns[i].add(v); err != nil {
+			return fmt.Errorf("%s, column %q: %w", s.Key, b.r.meta[i].Name, err)
+		}
+	}
+	for c := range b.blobs {
+		b.blobs[c] = append(b.blobs[c], s.Blobs[c])
+		b.bytes += int64(len(s.Blobs[c]))
+	}
+	return nil
+}
+
+// flush hands out the batch and frees it again.
+func (b *batcher) flush(mem *semaphore.Weighted, yield func(*Batch, error) bool) bool {
+	defer b.reset(mem)
+	columns := make([]arrow.Array, 0, len(b.columns))
+	defer func() {
+		for _, c := range columns {
+			c.Release()
+		}
+	}()
+	for i := range b.columns {
+		c, err := b.columns[i].finish(b.r.opts.Mem)
+		if err != nil {
+			yield(nil, fmt.Errorf("column %q: %w", b.r.meta[i].Name, err))
+			return false
+		}
+		columns = append(columns, c)
+	}
+	meta := array.NewRecord(arrow.NewSchema(b.r.meta, nil), columns, int64(b.rows()))
+	defer meta.Release()
+	return yield(&Batch{Split: b.split, Keys: b.keys, IDs: b.ids, Meta: meta, Blobs: b.blobs, Bytes: b.bytes,
+		Bad: b.bad}, nil)
+}
+
+// reset releases the slots and empties the batch.
+func (b *batcher) reset(mem *semaphore.Weighted) {
+	for _, s := range b.slots {
+		s.release()
+	}
+	mem.Release(b.weight)
+	clear(b.slots)
+	b.slots, b.weight, b.bytes = b.slots[:0], 0, 0
+	b.keys, b.ids, b.bad = nil, b.ids[:0], nil
+	for c := range b.blobs {
+		clear(b.blobs[c])
+		b.blobs[c] = b.blobs[c][:0]
+	}
+}
+
+func (b *batcher) close() {
+	for i := range b.columns {
+		b.columns[i].release()
+	}
+}
+
+// column collects the values of a metadata column: Go values through a builder,
+// cells as slices of the arrays they are in.
+type column struct {
+	builder array.Builder
+	parts   []arrow.Array // complete runs
+	last    Cell          // array and end of the run that grows, behind parts
+	start   int
+}
+
+// add appends a value; see Sample.Meta for what it may be.
+func (c *column) add(v any) error {
+	cell, ok := v.(Cell)
+	if !ok {
+		c.endRun()
+		return appendValue(c.builder, v)
+	}
+	if cell.Array == c.last.Array && cell.Row == c.last.Row {
+		c.last.Row++
+		return nil
+	}
+	c.endRun()
+	c.endBuilt()
+	c.last, c.start = Cell{cell.Array, cell.Row + 1}, cell.Row
+	// The sample may be released before the column is finished.
+	cell.Array.Retain()
+	return nil
+}
+
+// endRun turns the run of cells into a part.
+func (c *column) endRun() {
+	if c.last.Array != nil {
+		c.parts = append(c.parts, array.NewSlice(c.last.Array, int64(c.start), int64(c.last.Row)))
+		c.last.Array.Release()
+		c.last = Cell{}
+	}
+}
+
+// endBuilt turns what was built into a part.
+func (c *column) endBuilt() {
+	if c.builder.Len() > 0 {
+		c.parts = append(c.parts, c.builder.NewArray())
+	}
+}
+
+// finish returns the values as one array, and empties the column.
+func (c *column) finish(mem memory.Allocator) (arrow.Array, error) {
+	c.endRun()
+	c.endBuilt()
+	defer c.releaseParts()
+	switch len(c.parts) {
+	case 0:
+		return c.builder.NewArray(), nil
+	case 1:
+		c.parts[0].Retain()
+		return c.parts[0], nil
+	default:
+		return array.Concatenate(c.parts, mem)
+	}
+}
+
+func (c *column) releaseParts() {
+	for _, p := range c.parts {
+		p.Release()
+	}
+	c.parts = c.parts[:0]
+}
+
+func (c *column) release() {
+	c.endRun()
+	c.releaseParts()
+	c.builder.Release()
+}
+
+// appendValue appends a Go value to the builder of its type: integers and floats
+// of their very type, []any for lists, nil for null.
+func appendValue(b array.Builder, v any) error {
+	if v == nil {
+		b.AppendNull()
+		return nil
+	}
+	switch b := b.(type) {
+	case *array.BooleanBuilder:
+		return appendAs(b.Append, v)
+	case *array.Int8Builder:
+		return appendAs(b.Append, v)
+	case *array.Int16Builder:
+		return appendAs(b.Append, v)
+	case *array.Int32Builder:
+		return appendAs(b.Append, v)
+	case *array.Int64Builder:
+		return appendAs(b.Append, v)
+	case *array.Uint8Builder:
+		return appendAs(b.Append, v)
+	case *array.Uint16Builder:
+		return appendAs(b.Append, v)
+	case *array.Uint32Builder:
+		return appendAs(b.Append, v)
+	case *array.Uint64Builder:
+		return appendAs(b.Append, v)
+	case *array.Float16Builder:
+		return appendAs(func(x float16.Num) { b.Append(x) }, v)
+	case *array.Float32Builder:
+		return appendAs(b.Append, v)
+	case *array.Float64Builder:
+		return appendAs(b.Append, v)
+	case *array.StringBuilder:
+		return appendAs(b.Append, v)
+	case *array.FixedSizeListBuilder: // is a ListLikeBuilder too
+		list, ok := v.([]any)
+		if want := int(b.Type().(*arrow.FixedSizeListType).Len()); !ok || len(list) != want {
+			return fmt.Errorf("got %T of length %d, want a list of %d", v, len(list), want)
+		}
+		b.Append(true)
+		return appendAll(b.ValueBuilder(), list)
+	case *array.ListBuilder:
+		list, ok := v.([]any)
+		if !ok {
+			return fmt.Errorf("got %T, want a list", v)
+		}
+		b.Append(true)
+		return appendAll(b.ValueBuilder(), list)
+	}
+	return fmt.Errorf("no way to append %T to %s", v, b.Type())
+}
+
+func appendAll(b array.Builder, list []any) error {
+	for _, v := range list {
+		if err := appendValue(b, v); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func appendAs[T any](add func(T), v any) error {
+	x, ok := v.(T)
+	if !ok {
+		return fmt.Errorf("got %T, want %T", v, x)
+	}
+	add(x)
+	return nil
 }

@@ -5,7 +5,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"path/filepath"
 	"slices"
+	"strings"
+	"unicode/utf8"
 
 	"github.com/apache/arrow/go/v17/arrow"
 	"github.com/apache/arrow/go/v17/arrow/array"
@@ -185,4 +189,327 @@ func text(column arrow.Array, row int) string {
 		return s.Value(row)
 	}
 	return ""
+}
+
+// maxGaps bounds the cells that no row wrote: a few bytes of a new key in each row would
+// make as many columns as there are rows.
+const maxGaps = 1 << 26
+
+// left is the index of a column that is left out.
+const left = -1
+
+// looseTable collects rows whose columns and types show only as they are read.
+type looseTable struct {
+	opts    tableOptions
+	names   []string
+	index   map[string]int // of names, and left for those that are not read
+	values  [][]written    // by column, shorter where the last rows have none
+	unnamed map[string]bool
+	lines   []place
+	bad     []badRow
+	notes   []string
+	gaps    int // cells that no row wrote
+}
+
+func newLooseTable(opts tableOptions) *looseTable {
+	return &looseTable{opts: opts, index: map[string]int{}, unnamed: map[string]bool{}}
+}
+
+// readFile reads a file below root.
+func (t *looseTable) readFile(ctx context.Context, root, file, kind string) error {
+	path := filepath.Join(root, file)
+	literal := false
+	if kind == "tsv" {
+		if err := readFile(path, func(in *bufio.Reader) (err error) {
+			literal, err = quotesAreText(in)
+			return err
+		}); err != nil {
+			return err
+		}
+	}
+	return readFile(path, func(in *bufio.Reader) error {
+		switch kind {
+		case "txt":
+			return t.readTranscripts(file, in)
+		case "jsonl", "ndjson", "json":
+			return t.readJSON(ctx, file, in)
+		}
+		return t.readDelimited(ctx, file, kind, literal, in)
+	})
+}
+
+// column returns the index of a column, which may be left.
+func (t *looseTable) column(name string) int {
+	c, ok := t.index[name]
+	if ok {
+		return c
+	}
+	c = len(t.names)
+	needed := slices.Contains(t.opts.paths, name) || slices.Contains(t.opts.text, name)
+	if !needed && !t.opts.choice.wants(name, freeName(name, nil)) {
+		t.index[name] = left
+		return left
+	}
+	t.index[name] = c
+	t.names = append(t.names, name)
+	t.values = append(t.values, nil)
+	return c
+}
+
+// set sets a cell of the last row.
+func (t *looseTable) set(column int, v written) error {
+	row := len(t.lines) - 1
+	t.gaps += row - len(t.values[column])
+	if t.gaps > maxGaps {
+		return fmt.Errorf("%w: line %d: more than %d cells are empty in the lines before, as few of them have "+
+			"the same keys", schema.ErrLimit, t.lines[row].line, maxGaps)
+	}
+	if missing := row - len(t.values[column]); missing > 0 {
+		t.values[column] = append(t.values[column], make([]written, missing)...)
+	}
+	t.values[column] = append(t.values[column], v)
+	return nil
+}
+
+// refuse notes a row that cannot be read.
+func (t *looseTable) refuse(at place, format string, args ...any) error {
+	if len(t.bad) == maxBadRows {
+		return fmt.Errorf("%w: more than %d lines cannot be read; the first is %s: %s", schema.ErrLimit, maxBadRows,
+			t.bad[0].at, t.bad[0].reason)
+	}
+	t.bad = append(t.bad, badRow{at, fmt.Sprintf(format, args...)})
+	return nil
+}
+
+// note notes something once.
+func (t *looseTable) note(format string, args ...any) {
+	if n := fmt.Sprintf(format, args...); !slices.Contains(t.notes, n) {
+		t.notes = append(t.notes, n)
+	}
+}
+
+// readDelimited reads CSV or TSV. With literal, quotation marks are text.
+func (t *looseTable) readDelimited(ctx context.Context, file, kind string, literal bool, in *bufio.Reader) error {
+	d := &delimited{lines: newLineReader(in), comma: '\t', literal: literal}
+	if literal && kind == "tsv" {
+		t.note("%s: quotation marks are text", Quoted(file))
+	}
+	header, err := d.lines.next()
+	switch {
+	case errors.Is(err, io.EOF):
+		return fmt.Errorf("%w: the file is empty, want a line with the names of the columns", schema.ErrInvalid)
+	case err != nil:
+		return fmt.Errorf("%w: %w", schema.ErrInvalid, err)
+	}
+	if kind == "csv" {
+		d.comma = separator(header)
+		if c, told := strings.CutPrefix(withoutEnd(header), "sep="); told && len(c) == 1 { // as Excel writes it
+			d.comma = c[0]
+			header = ""
+		}
+		if d.comma != ',' {
+			t.note("%s: its cells are separated by %q", Quoted(file), string(d.comma))
+		}
+	}
+	d.lines.unread([]string{header})
+	columns, err := t.header(d)
+	if err != nil {
+		return err
+	}
+	for {
+		bad, err := d.next()
+		switch {
+		case errors.Is(err, io.EOF):
+			return nil
+		case err != nil:
+			return fmt.Errorf("%w: %w", schema.ErrInvalid, err)
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		}
+		if bad == "" {
+			bad = d.unfit(columns)
+		}
+		if bad != "" {
+			if err := t.refuse(place{file, d.line}, "%s", bad); err != nil {
+				return err
+			}
+			continue
+		}
+		t.lines = append(t.lines, place{file, d.line})
+		for i, c := range columns {
+			if c == left {
+				continue
+			}
+			if err := t.set(c, cell(d.cells[i].text, d.cells[i].quoted)); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// header reads the line that names the columns.
+func (t *looseTable) header(d *delimited) (columns []int, err error) {
+	bad, err := d.next()
+	if errors.Is(err, io.EOF) {
+		bad, err = "it has no line with the names of the columns", nil
+	}
+	if bad != "" {
+		err = errors.New(bad)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%w: line %d: %w", schema.ErrInvalid, d.line, err)
+	}
+	used := map[string]bool{}
+	var names []string
+	for _, c := range d.cells {
+		if !utf8.ValidString(c.text) {
+			return nil, fmt.Errorf("%w: line %d is not valid UTF-8; convert the file, such as by iconv -f latin1 "+
+				"-t utf8",
+				schema.ErrInvalid, d.line)
+		}
+		name := strings.TrimSpace(c.text)
+		names = append(names, name)
+		used[name] = true
+	}
+	first := map[string]bool{}
+	for i, name := range names {
+		switch {
+		case name == "":
+			name = nextFree(fmt.Sprintf("column_%d", i+1), used)
+			t.unnamed[name] = true
+		case first[name]:
+			name = nextFree(name, used)
+			t.note("%s", keptAs(fmt.Sprintf("column %d has the name of one before it:", i+1), names[i], name))
+		}
+		used[name], first[name] = true, true
+		columns = append(columns, t.column(name))
+		if len(t.names) > schema.MaxColumns {
+			return nil, fmt.Errorf("%w: it has %d columns, more than the %d that a dataset may have; --columns or "+
+				"--leave-out choose among them", schema.ErrLimit, len(d.cells), schema.MaxColumns)
+		}
+	}
+	return columns, nil
+}
+
+// unfit says why the cells of a record are none of the columns. More cells than these hold nothing, if they may be.
+func (d *delimited) unfit(columns []int) string {
+	extra := d.cells[min(len(columns), len(d.cells)):]
+	if len(d.cells) < len(columns) || slices.ContainsFunc(extra, func(c rawCell) bool { return c != rawCell{} }) {
+		return fmt.Sprintf("the number of its cells is %d, and that of columns %d", len(d.cells), len(columns))
+	}
+	for i, c := range d.cells {
+		if !utf8.ValidString(c.text) {
+			return fmt.Sprintf("cell %d is not valid UTF-8", i+1)
+		}
+	}
+	return ""
+}
+
+// build finds each column's type and makes its array.
+func (t *looseTable) build() (*table, error) {
+	if len(t.lines) == 0 && len(t.bad) > 0 {
+		return nil, fmt.Errorf("%w: no line can be read; the first of %d is %s: %s", schema.ErrInvalid, len(t.bad),
+			t.bad[0].at, t.bad[0].reason)
+	}
+	out := &table{rows: len(t.lines), lines: t.lines, bad: t.bad}
+	isPath := func(name string) bool { _, ok := t.index[name]; return ok }
+	path := slices.IndexFunc(t.opts.paths, isPath)
+	for c, name := range t.names {
+		var typ inferred
+		for _, v := range t.values[c] {
+			typ.observe(v)
+		}
+		if t.unnamed[name] && typ.empty() {
+			t.note("a column without a name holds nothing and was left out")
+			continue
+		}
+		if t.unnamed[name] {
+			t.note("a column without a name is kept as %q", name)
+		}
+		if slices.Contains(t.opts.text, name) || path >= 0 && name == t.opts.paths[path] ||
+			t.opts.typed != nil && !slices.Contains(t.opts.typed, name) || t.opts.choice.isText(name, freeName(name,
+			nil)) {
+			typ.observe(textOf(""))
+		}
+		b := array.NewBuilder(memory.DefaultAllocator, typ.dataType())
+		for row := range out.rows {
+			var v written
+			if row < len(t.values[c]) {
+				v = t.values[c][row]
+			}
+			if err := appendValue(b, typ.convert(v)); err != nil {
+				return nil, fmt.Errorf("%s, column %q: %w", t.lines[row], name, err)
+			}
+		}
+		out.fields = append(out.fields, arrow.Field{Name: name, Type: typ.dataType(), Nullable: true})
+		out.columns = append(out.columns, b.NewArray())
+		t.values[c] = nil
+	}
+	out.notes = t.notes
+	return out, nil
+}
+
+// Frame is a table whose cells are all that there is: none is a path to a file that would be read.
+type Frame struct {
+	Schema  *arrow.Schema
+	Columns []arrow.Array
+	Rows    int
+}
+
+// ReadFrame reads a .csv, .tsv, .jsonl or .parquet file into memory. The columns that are named by text are text, as
+// they are written. In files that have no types, cells tell the types of the others.
+func ReadFrame(ctx context.Context, path string, text []string) (*Frame, error) {
+	if !slices.Contains(tableExtensions, extension(path)) {
+		return nil, fmt.Errorf("%w: %s is no table: want a file that ends in .csv, .tsv, .jsonl or .parquet",
+			schema.ErrInvalid, Quoted(path))
+	}
+	t, err := readTable(ctx, filepath.Dir(path), []string{filepath.Base(path)}, tableOptions{text: text})
+	if err != nil {
+		return nil, err
+	}
+	if len(t.bad) > 0 {
+		return nil, fmt.Errorf("%w: %d rows cannot be read; the first is %s: %s", schema.ErrInvalid, len(t.bad), t.bad[0].at,
+			t.bad[0].reason)
+	}
+	return &Frame{arrow.NewSchema(t.fields, nil), t.columns, t.rows}, nil
+}
+
+// frameMessage is how many bytes of a frame a batch has, about.
+const frameMessage = 8 << 20
+
+// Batches cuts the frame into batches of a size that a connection carries well.
+func (f *Frame) Batches(yield func(arrow.Record) bool) {
+	var size int64
+	for _, c := range f.Columns {
+		size += sizeOf(c.Data())
+	}
+	step := max(1, int(int64(f.Rows)*frameMessage/max(size, frameMessage)))
+	for start := 0; start < f.Rows; start += step {
+		end := min(start+step, f.Rows)
+		columns := make([]arrow.Array, len(f.Columns))
+		for i, c := range f.Columns {
+			columns[i] = array.NewSlice(c, int64(start), int64(end))
+		}
+		rec := array.NewRecord(f.Schema, columns, int64(end-start))
+		for _, c := range columns {
+			c.Release()
+		}
+		more := yield(rec)
+		rec.Release()
+		if !more {
+			return
+		}
+	}
+}
+
+func sizeOf(d arrow.ArrayData) (n int64) {
+	for _, b := range d.Buffers() {
+		if b != nil {
+			n += int64(b.Len())
+		}
+	}
+	for _, c := range d.Children() {
+		n += sizeOf(c)
+	}
+	return n
 }

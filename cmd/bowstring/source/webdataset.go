@@ -1,12 +1,16 @@
 package source
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"iter"
 	"maps"
+	"path"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/apache/arrow/go/v17/arrow"
@@ -265,3 +269,444 @@ func (s *webDataset) Samples(ctx context.Context) iter.Seq2[Sample, error] {
 }
 
 func (l *layout) looksWebDataset() bool { return l.any(isTarName) }
+
+// jsonKey names a value of JSON members: a key of the objects that members with an extension hold, or the whole of
+// those that hold something else.
+type jsonKey struct {
+	ext, key string
+	whole    bool
+}
+
+// column is what the column of the values would be called.
+func (k jsonKey) column() string {
+	_, words := kindOf(k.ext)
+	switch {
+	case k.whole:
+		return cmp.Or(words, k.ext)
+	case words != "":
+		return words + "_" + k.key
+	}
+	return k.key
+}
+
+func (k jsonKey) compare(other jsonKey) int {
+	whole := func(k jsonKey) int {
+		if k.whole {
+			return 0
+		}
+		return 1
+	}
+	return cmp.Or(cmp.Compare(firstWords(k.ext), firstWords(other.ext)), cmp.Compare(k.ext, other.ext),
+		whole(k)-whole(other), cmp.Compare(k.key, other.key))
+}
+
+// parseJSONMember reads a member that holds JSON: the keys of an object as parseObject has them, or a list, a text, a
+// number or a truth value as one. null holds nothing.
+func parseJSONMember(ext, text string) (map[jsonKey]written, error) {
+	values := map[jsonKey]written{}
+	p := jsonParser{in: text}
+	if c := p.peek(); c == 0 || c == '{' {
+		object, err := parseObject(text)
+		for _, m := range object {
+			values[jsonKey{ext: ext, key: m.name}] = m.value
+		}
+		return values, err
+	}
+	v, err := p.whole()
+	if err != nil {
+		return nil, fmt.Errorf("bad JSON: %w", err)
+	}
+	if v.form != formNull {
+		values[jsonKey{ext: ext, whole: true}] = v
+	}
+	return values, nil
+}
+
+// maxExtensions bounds the different extensions, which would each be a column.
+const maxExtensions = 1000
+
+// survey is what a first reading of tars found.
+type survey struct {
+	shards     []shard
+	choice     *choice
+	samples    int64
+	extensions map[string]bool
+	prefixes   map[string]*surveyed // what comes before the last dot of an extension
+	manyImages bool                 // some sample has members jpg and png, say
+	json       map[jsonKey]*inferred
+
+	keys map[string]*foundKey // by split and key
+	sets map[string]string    // of extensions, each held once
+}
+
+// surveyed is what was found of the first words of extensions.
+type surveyed struct {
+	samples int64 // that have a member with them
+	beside  bool  // some sample also has a member with one word as its extension: its key ends there for certain
+}
+
+// foundKey is where the members of a key lie.
+type foundKey struct {
+	shard int32  // the first
+	run   int32  // the last reading that met it
+	set   string // extensions of its members
+	apart string // how its members lie apart, "" if they do not
+}
+
+// group is a run of members with one key and different extensions: a sample, if there is no other of that key.
+type group struct {
+	key string
+	has map[string]bool // extensions
+}
+
+// takes says whether a member belongs to the group.
+func (g *group) takes(m tarMember) bool { return g.has != nil && g.key == m.key && !g.has[m.ext] }
+
+func newSurvey(shards []shard, choice *choice) *survey {
+	return &survey{shards: shards, choice: choice, extensions: map[string]bool{}, prefixes: map[string]*surveyed{},
+		json: map[jsonKey]*inferred{}, keys: map[string]*foundKey{}, sets: map[string]string{}}
+}
+
+// read reads one tar. What is wrong with it shows again, and is reported, when
+// its samples are read.
+func (f *survey) read(ctx context.Context, n int) error {
+	sh := f.shards[n]
+	t, err := openTar(sh.path, true)
+	if err != nil {
+		return nil
+	}
+	defer func() { _ = t.close() }()
+	var g group
+	for {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		m, err := t.next()
+		if err != nil {
+			exts := f.note(g)
+			if errors.Is(err, io.EOF) || errors.Is(err, errJunk) { // what breaks off is not read
+				f.place(n, g, exts)
+			}
+			return nil
+		}
+		if !g.takes(m) {
+			f.place(n, g, f.note(g))
+			g = group{key: m.key, has: map[string]bool{}}
+		}
+		if m.problem != "" {
+			continue
+		}
+		g.has[m.ext] = true
+		if kind, _ := kindOf(m.ext); kind != memberJSON || m.size > maxText {
+			continue
+		}
+		if err := f.readJSON(t, m.ext); err != nil {
+			return err
+		}
+	}
+}
+
+func (f *survey) readJSON(t *tarReader, ext string) error {
+	var values map[jsonKey]written
+	if data, err := io.ReadAll(t); err == nil { // else the next member shows it as well
+		values, _ = parseJSONMember(ext, string(data)) // what is wrong with it, its sample says
+	}
+	for k, v := range values {
+		if f.json[k] == nil {
+			if !f.choice.wants(k.column(), "json_"+k.column()) {
+				continue
+			}
+			f.json[k] = &inferred{}
+		}
+		f.json[k].observe(v)
+	}
+	if len(f.json) > maxColumns {
+		return fmt.Errorf("%w: the JSON members have more than %d different keys, which would each be a column",
+			schema.ErrLimit, maxColumns)
+	}
+	return nil
+}
+
+// note notes the extensions of a group whose members are all known, and returns them.
+func (f *survey) note(g group) []string {
+	if g.has == nil {
+		return nil
+	}
+	f.samples++
+	exts := slices.Sorted(maps.Keys(g.has))
+	plain := slices.ContainsFunc(exts, func(ext string) bool { return firstWords(ext) == "" })
+	images, last := 0, ""
+	for _, ext := range exts { // sorted, so that those that begin alike are next to each other
+		f.extensions[ext] = true
+		if slices.Contains(imageExtensions, ext) {
+			images++
+		}
+		words := firstWords(ext)
+		if words == "" || words == last {
+			continue
+		}
+		last = words
+		p := f.prefixes[words]
+		if p == nil {
+			p = &surveyed{}
+			f.prefixes[words] = p
+		}
+		p.samples++
+		p.beside = p.beside || plain
+	}
+	f.manyImages = f.manyImages || images > 1
+	return exts
+}
+
+// firstWords is what comes before the last dot of an extension.
+func firstWords(ext string) string { return ext[:max(strings.LastIndexByte(ext, '.'), 0)] }
+
+// place notes where a group lies, and whether its key was met before.
+func (f *survey) place(n int, g group, exts []string) {
+	if g.has == nil {
+		return
+	}
+	set := "." + strings.Join(exts, ", .")
+	if len(exts) == 0 {
+		set = "nothing"
+	}
+	if known, ok := f.sets[set]; ok {
+		set = known
+	} else {
+		f.sets[set] = set
+	}
+	sh := f.shards[n]
+	key := sampleKey(sh, g.key)
+	first, ok := f.keys[key]
+	switch {
+	case !ok:
+		f.keys[key] = &foundKey{shard: int32(n), set: set}
+	case first.apart == "" && first.set != set:
+		first.apart = fmt.Sprintf("its members lie apart or come twice: %s in %s, and %s in %s; those of a key must "+
+			"follow each other",
+			first.set, Quoted(f.shards[first.shard].rel), set, Quoted(sh.rel))
+	}
+}
+
+// sampleKey names a sample.
+func sampleKey(sh shard, key string) string { return path.Join(sh.split, key) }
+
+// refused says of extensions why their members cannot be imported. Words before the last
+// dot of an extension may be the end of a key, as in john.smith.jpg: they are taken for a column's
+// name only where several samples have it, or one has it beside a plain extension.
+func (f *survey) refused() map[string]string {
+	out := map[string]string{}
+	for ext := range f.extensions {
+		if p := f.prefixes[firstWords(ext)]; p != nil && p.samples < 2 && !p.beside {
+			out[ext] = fmt.Sprintf("no other sample has a member .%s, and this one has none with a plain extension: "+
+				".%s may be a column, or belong to the key; "+
+				"name it without that dot", ext, firstWords(ext))
+		}
+	}
+	return out
+}
+
+// checkExtensions bounds the columns.
+func (f *survey) checkExtensions() error {
+	if n := len(f.extensions); n > maxExtensions {
+		return fmt.Errorf("%w: the members have more than %d different extensions, which would each be a column, "+
+			"such as %s; "+
+			"a key ends at the first dot of a name, as WebDataset has it: are there dots in the keys?", schema.ErrLimit,
+			maxExtensions,
+			quotedList(slices.Sorted(maps.Keys(f.extensions))[:3]))
+	}
+	return nil
+}
+
+// tarSamples groups the members of a tar into samples.
+type tarSamples struct {
+	source *webDataset
+	shard  shard
+	yield  func(Sample, error) bool
+
+	group          // the sample being put together, if has is not nil
+	sample  Sample // it
+	buffers [][]byte
+	done    int // samples yielded
+}
+
+func (r *tarSamples) describe(err error) string {
+	if errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, io.EOF) {
+		err = fmt.Errorf("%w: %w", errCut, err)
+	}
+	what := fmt.Sprintf("after %d samples", r.done)
+	if r.has != nil {
+		what += ", at " + Quoted(r.key)
+	}
+	return what + ": " + err.Error()
+}
+
+func (r *tarSamples) read(ctx context.Context) (err error) {
+	t, err := openTar(r.shard.path, false)
+	if err != nil {
+		return errors.New(reason(err))
+	}
+	defer func() {
+		if cerr := t.close(); err == nil {
+			err = cerr
+		}
+	}()
+	defer func() {
+		// What was being put together when the tar broke off may lack members.
+		buffers.putAll(r.buffers)
+	}()
+	for ctx.Err() == nil {
+		m, err := t.next()
+		if errors.Is(err, io.EOF) {
+			if err := t.checkEnd(); err != nil {
+				return err
+			}
+			return r.end()
+		}
+		if errors.Is(err, errJunk) { // behind an end mark, so that the sample is whole
+			return cmp.Or(r.end(), err)
+		}
+		if err != nil {
+			return err
+		}
+		if !r.takes(m) {
+			if err := r.end(); err != nil {
+				return err
+			}
+			r.begin(m.key)
+		}
+		if err := r.member(t, m); err != nil {
+			return err
+		}
+	}
+	return context.Cause(ctx)
+}
+
+func (r *tarSamples) begin(key string) {
+	s := r.source
+	r.group = group{key: key, has: map[string]bool{}}
+	r.sample = Sample{Key: sampleKey(r.shard, key), Split: r.shard.split,
+		Meta: make([]any, len(s.meta)), Blobs: make([][]byte, len(s.blobs))}
+	switch found := s.keys[r.sample.Key]; {
+	case found == nil:
+		r.bad("the tar changed while it was read")
+	case found.apart != "":
+		r.bad("%s", found.apart)
+	case found.run == s.run:
+		r.bad("duplicate: the key is in %s already", Quoted(s.shards[found.shard].rel))
+	default:
+		found.run = s.run
+	}
+}
+
+// end yields the sample that was put together.
+func (r *tarSamples) end() error {
+	if r.has == nil {
+		return nil
+	}
+	s, buf := r.source, r.buffers
+	r.buffers = nil
+	r.sample.Release = func() { buffers.putAll(buf) }
+	missing := !slices.ContainsFunc(r.sample.Blobs, func(b []byte) bool { return b != nil })
+	switch {
+	case r.sample.Bad != "":
+	case s.label && !r.has["cls"]:
+		r.sample.Bad = "label missing: it has no cls member"
+	case missing && len(s.blobs) == 1:
+		r.sample.Bad = s.blobs[0].Name + " missing"
+	case missing && len(s.blobs) > 1:
+		r.sample.Bad = "it has none of " + quotedList(fieldNames(s.blobs))
+	}
+	r.has = nil
+	r.done++
+	if !r.yield(r.sample, nil) {
+		return errStop
+	}
+	return nil
+}
+
+// member adds a member to the sample. An error is one of the tar.
+func (r *tarSamples) member(t *tarReader, found tarMember) error {
+	s := r.source
+	if found.problem != "" {
+		r.bad("%s", found.problem)
+		return nil
+	}
+	r.has[found.ext] = true
+	if why := s.refused[found.ext]; why != "" {
+		r.bad("member %s: %s", Quoted(found.name), why)
+		return nil
+	}
+	m, ok := s.members[found.ext]
+	switch {
+	case !ok:
+		r.bad("unknown member %s: the tar changed while it was read", Quoted(found.name))
+		return nil
+	case m.kind == memberLeft:
+		return nil
+	case m.kind != memberBlob && found.size > maxText:
+		r.bad("member %s has %d bytes, more than the %d that metadata may have", Quoted(found.name), found.size,
+			maxText)
+		return nil
+	case m.kind == memberBlob && r.sample.Blobs[m.column] != nil:
+		r.bad("two members for column %s", Quoted(s.blobs[m.column].Name))
+		return nil
+	case found.size > maxBlob-r.sample.Size:
+		r.bad("with member %s it has %d bytes, more than the %d that a sample may have", Quoted(found.name),
+			r.sample.Size+found.size, int64(maxBlob))
+		return nil
+	}
+	if m.kind != memberBlob {
+		data, err := io.ReadAll(t)
+		if err != nil {
+			return err
+		}
+		r.sample.Size += int64(len(data))
+		r.metadata(m, found.ext, data)
+		return nil
+	}
+	buf, err := readBuffer(t, found.size)
+	if err != nil {
+		return err
+	}
+	r.buffers = append(r.buffers, buf)
+	r.sample.Blobs[m.column] = buf
+	r.sample.Size += found.size
+	if m.column == 0 && r.source.pathAt >= 0 {
+		r.sample.Meta[s.pathAt] = found.name
+	}
+	return nil
+}
+
+func (r *tarSamples) bad(format string, args ...any) {
+	if r.sample.Bad == "" {
+		r.sample.Bad = fmt.Sprintf(format, args...)
+	}
+}
+
+func (r *tarSamples) metadata(m member, ext string, data []byte) {
+	switch m.kind {
+	case memberInt:
+		n, err := strconv.ParseInt(strings.TrimSpace(string(data)), 10, 64)
+		if err != nil {
+			r.bad("member .%s holds %.40q, want a whole number", ext, data)
+			return
+		}
+		r.sample.Meta[m.column] = n
+	case memberText:
+		r.sample.Meta[m.column] = string(data)
+	case memberJSON:
+		values, err := parseJSONMember(ext, string(data))
+		if err != nil {
+			r.bad("%s", err)
+			return
+		}
+		// What it becomes takes more than its text; it is done with before the sample ends.
+		r.sample.Size += valueBytes(data)
+		for k, v := range values {
+			if at, ok := r.source.jsonAt[k]; ok {
+				r.sample.Meta[at] = r.source.json[k].convert(v)
+			}
+		}
+	}
+}

@@ -8,15 +8,23 @@
 package parquet
 
 import (
+	"bytes"
+	"encoding/base64"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
+	"math"
+	"math/bits"
 	"os"
+	"time"
 
 	"github.com/apache/arrow/go/v17/arrow"
+	"github.com/apache/arrow/go/v17/arrow/ipc"
 	"github.com/apache/arrow/go/v17/arrow/memory"
 	pq "github.com/apache/arrow/go/v17/parquet"
 	"github.com/apache/arrow/go/v17/parquet/file"
+	flatbuffers "github.com/google/flatbuffers/go"
 )
 
 // Column is a column of a file.
@@ -154,5 +162,224 @@ func (f *File) grow() error {
 func caught(err *error) {
 	if r := recover(); r != nil {
 		*err = fmt.Errorf("malformed Parquet: %v", r)
+	}
+}
+
+const (
+	// leastPage is how many bytes the decoder may ask for at once, whatever the size of a file.
+	leastPage = 256 << 20
+	// mostPage is how many it may ask for of any file: one value of 2 GiB, and what stands around it.
+	mostPage = 2<<30 + 64<<20
+	// pageRatio is how much smaller than its content a page is taken to be at most.
+	pageRatio = 1024
+)
+
+// bounded gives memory to the decoder, which asks for as much as a file claims that it needs.
+type bounded struct {
+	memory.Allocator
+	most int
+}
+
+func boundedBy(fileSize int64) memory.Allocator {
+	most := min(max(leastPage, min(fileSize, mostPage)*pageRatio), mostPage)
+	return bounded{memory.DefaultAllocator, int(most)}
+}
+
+// Allocate panics where a file claims too much, as the decoder does about what is malformed.
+func (b bounded) Allocate(n int) []byte {
+	b.check(n)
+	return b.Allocator.Allocate(n)
+}
+
+// Reallocate panics as Allocate does.
+func (b bounded) Reallocate(n int, old []byte) []byte {
+	b.check(n)
+	return b.Allocator.Reallocate(n, old)
+}
+
+func (b bounded) check(n int) {
+	if n < 0 || n > b.most {
+		panic(fmt.Errorf("a part of %d bytes, more than the %d that a file of its size may have", n, b.most))
+	}
+}
+
+// Places of fields in tables of Arrow's metadata.
+const (
+	slotHeader        = 8  // of a Message: the schema
+	slotFields        = 6  // of a Schema
+	slotSchemaPairs   = 8  // of a Schema: its metadata
+	slotFieldChildren = 14 // of a Field
+	slotFieldPairs    = 16 // of a Field: its metadata
+)
+
+// maxOriginFields bounds the fields of a stored schema, nested ones included: a few bytes can name one many times.
+const maxOriginFields = 1 << 16
+
+// origin is the Arrow schema that writers put into the metadata: it says more of types than Parquet does. It is nil if
+// there is none.
+func (f *File) origin() (*arrow.Schema, error) {
+	text := f.reader.MetaData().KeyValueMetadata().FindValue("ARROW:schema")
+	if text == nil {
+		return nil, nil //nolint:nilnil // none
+	}
+	b, err := base64.StdEncoding.DecodeString(*text)
+	if err != nil {
+		if b, err = base64.RawStdEncoding.DecodeString(*text); err != nil {
+			return nil, fmt.Errorf("its ARROW:schema: %w", err)
+		}
+	}
+	if err := checkOrigin(b); err != nil {
+		return nil, fmt.Errorf("its ARROW:schema: %w", err)
+	}
+	r, err := ipc.NewReader(bytes.NewReader(b), ipc.WithAllocator(bounded{memory.DefaultAllocator, len(b)}))
+	if err != nil {
+		return nil, fmt.Errorf("its ARROW:schema: %w", err)
+	}
+	defer r.Release()
+	return r.Schema(), nil
+}
+
+// checkOrigin looks whether the lists in a message are as long as they say, for which the library makes room. It panics
+// about other malformed bytes.
+func checkOrigin(b []byte) error {
+	if len(b) >= 8 && binary.LittleEndian.Uint32(b) == 0xffffffff {
+		b = b[4:]
+	}
+	if len(b) < 8 || int64(binary.LittleEndian.Uint32(b)) > int64(len(b)-4) {
+		return errors.New("it is cut short")
+	}
+	b = b[4:]
+	message := flatbuffers.Table{Bytes: b, Pos: flatbuffers.GetUOffsetT(b)}
+	at := flatbuffers.UOffsetT(message.Offset(slotHeader))
+	if at == 0 {
+		return errors.New("it is no message of a schema")
+	}
+	var s flatbuffers.Table
+	message.Union(&s, at)
+	if _, err := listLength(&s, slotSchemaPairs); err != nil {
+		return err
+	}
+	seen := 0
+	return checkFields(&s, slotFields, &seen, 0)
+}
+
+func checkFields(t *flatbuffers.Table, slot flatbuffers.VOffsetT, seen *int, depth int) error {
+	n, err := listLength(t, slot)
+	if err != nil || n == 0 {
+		return err
+	}
+	if *seen += n; *seen > maxOriginFields || depth > maxDepth {
+		return fmt.Errorf("it has more than %d fields, or fields more than %d deep", maxOriginFields, maxDepth)
+	}
+	start := t.Vector(flatbuffers.UOffsetT(t.Offset(slot)))
+	for i := range n {
+		field := flatbuffers.Table{Bytes: t.Bytes, Pos: t.Indirect(start + flatbuffers.UOffsetT(4*i))}
+		if _, err := listLength(&field, slotFieldPairs); err != nil {
+			return err
+		}
+		if err := checkFields(&field, slotFieldChildren, seen, depth+1); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// listLength is how many tables a list holds.
+func listLength(t *flatbuffers.Table, slot flatbuffers.VOffsetT) (int, error) {
+	at := flatbuffers.UOffsetT(t.Offset(slot))
+	if at == 0 {
+		return 0, nil
+	}
+	n := t.VectorLen(at)
+	if n < 0 || n > len(t.Bytes)/4 {
+		return 0, fmt.Errorf("a list of %d in %d bytes", n, len(t.Bytes))
+	}
+	return n, nil
+}
+
+// Times says what INT96 timestamps hold.
+type Times struct {
+	Far  bool // one is before 1677-09-21 or after 2262-04-11, where nanoseconds do not reach
+	Fine bool // one has more than whole microseconds
+}
+
+// Or puts together what is known of two files.
+func (t Times) Or(other Times) Times { return Times{t.Far || other.Far, t.Fine || other.Fine} }
+
+const (
+	epochDay    = 2_440_588 // the Julian day of 1970-01-01
+	nanosOfDay  = 24 * int64(time.Hour)
+	microsOfDay = nanosOfDay / 1000
+)
+
+var (
+	errFar = errors.New("a timestamp that neither nanoseconds nor microseconds hold exactly")
+	errDay = errors.New("an INT96 timestamp whose time of day has more than 24 hours")
+)
+
+// int96 is the timestamp of an INT96: eight bytes of nanoseconds of the day, four of the Julian day.
+func int96(v pq.Int96, unit arrow.TimeUnit) (int64, error) {
+	nanos, days := binary.LittleEndian.Uint64(v[:8]), int64(int32(binary.LittleEndian.Uint32(v[8:])))-epochDay
+	if nanos >= uint64(nanosOfDay) {
+		return 0, errDay
+	}
+	per, rest := nanosOfDay, int64(nanos)
+	if unit == arrow.Microsecond {
+		if rest%1000 != 0 {
+			return 0, errFar
+		}
+		per, rest = microsOfDay, rest/1000
+	}
+	// The day before the epoch is counted back from its end, so that the lowest timestamp is reached.
+	if days < 0 {
+		days, rest = days+1, rest-per
+	}
+	whole, ok := multiplied(days, per)
+	if !ok || rest > 0 && whole > math.MaxInt64-rest || rest < 0 && whole < math.MinInt64-rest {
+		return 0, errFar
+	}
+	return whole + rest, nil
+}
+
+// multiplied is a product and whether it is one of int64; b is positive.
+func multiplied(a, b int64) (int64, bool) {
+	hi, lo := bits.Mul64(uint64(max(a, -a)), uint64(b))
+	if a == math.MinInt64 || hi != 0 || lo > math.MaxInt64 {
+		return 0, false
+	}
+	return a * b, true
+}
+
+// times reads the INT96 timestamps of a column.
+func (f *File) times(n *node) (t Times, err error) {
+	for _, c := range n.children {
+		below, err := f.times(c)
+		if err != nil {
+			return t, err
+		}
+		t = t.Or(below)
+	}
+	if n.kind != kindLeaf || n.column.PhysicalType() != pq.Types.Int96 {
+		return t, nil
+	}
+	l := f.leaf(n)
+	for {
+		more, err := l.read(4096)
+		if err != nil {
+			return t, err
+		}
+		values := l.values.(*dense[pq.Int96])
+		for _, v := range values.v {
+			if _, err := int96(v, arrow.Nanosecond); errors.Is(err, errFar) {
+				t.Far = true
+			} else if err != nil {
+				return t, fmt.Errorf("%w", err)
+			}
+			t.Fine = t.Fine || binary.LittleEndian.Uint64(v[:8])%1000 != 0
+		}
+		l.drop(len(l.def), len(values.v))
+		if !more {
+			return t, nil
+		}
 	}
 }

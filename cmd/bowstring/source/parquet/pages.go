@@ -4,14 +4,17 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"math"
 	"math/bits"
 	"slices"
 
 	"github.com/apache/arrow/go/v17/arrow/memory"
 	pq "github.com/apache/arrow/go/v17/parquet"
+	"github.com/apache/arrow/go/v17/parquet/compress"
 	"github.com/apache/arrow/go/v17/parquet/file"
 	"github.com/apache/arrow/go/v17/parquet/schema"
+	"github.com/pierrec/lz4/v4"
 )
 
 // byteStreamSplit is the number of the encoding BYTE_STREAM_SPLIT.
@@ -214,4 +217,174 @@ func (p *plainPages) join(streams []byte) ([]byte, error) {
 		}
 	}
 	return values, nil
+}
+
+// maxDeltas bounds the integers of a page: those that are all alike take no bytes.
+const maxDeltas = 1 << 24
+
+var errDelta = errors.New("malformed values with a delta encoding")
+
+// undelta makes plain values of a fixed length of those with the encoding DELTA_BYTE_ARRAY: how many bytes each has in
+// common with the one before, how many more it has, and these.
+func (p *plainPages) undelta(data []byte) ([]byte, error) {
+	width := p.column.TypeLength()
+	shared, data, err := deltas(data)
+	if err != nil {
+		return nil, err
+	}
+	own, data, err := deltas(data)
+	if err != nil {
+		return nil, err
+	}
+	if len(shared) != len(own) {
+		return nil, errDelta
+	}
+	var values []byte
+	for i, n := range shared {
+		if n < 0 || own[i] < 0 || n > int64(width) || n+own[i] != int64(width) || n > 0 && i == 0 ||
+			own[i] > int64(len(data)) {
+			return nil, errDelta
+		}
+		if n > 0 {
+			values = append(values, values[len(values)-width:][:n]...)
+		}
+		values = append(values, data[:own[i]]...)
+		data = data[own[i]:]
+	}
+	return values, nil
+}
+
+// deltas reads integers with the encoding DELTA_BINARY_PACKED, and returns what stands behind them.
+func deltas(data []byte) (values []int64, rest []byte, err error) {
+	var head [3]uint64 // values in a block, parts of a block, values in all
+	for i := range head {
+		v, n := binary.Uvarint(data)
+		if n <= 0 {
+			return nil, nil, errDelta
+		}
+		head[i], data = v, data[n:]
+	}
+	last, n := binary.Varint(data)
+	if n <= 0 {
+		return nil, nil, errDelta
+	}
+	data = data[n:]
+	block, parts, count := head[0], head[1], head[2]
+	if parts == 0 || block == 0 || block > 1<<20 || parts > block || block%parts != 0 || count > maxDeltas {
+		return nil, nil, errDelta
+	}
+	if count > 0 {
+		values = append(values, last)
+	}
+	for uint64(len(values)) < count {
+		least, n := binary.Varint(data)
+		if n <= 0 || uint64(len(data)-n) < parts {
+			return nil, nil, errDelta
+		}
+		widths := data[n : n+int(parts)]
+		data = data[n+int(parts):]
+		for _, width := range widths {
+			left := count - uint64(len(values))
+			if left == 0 {
+				break // parts that are not needed have widths, and no bytes
+			}
+			size := block / parts * uint64(width) / 8
+			if width > 64 || block/parts%8 != 0 || size > uint64(len(data)) {
+				return nil, nil, errDelta
+			}
+			for i := range min(block/parts, left) {
+				last += least + int64(bitsAt(data[:size], i*uint64(width), width))
+				values = append(values, last)
+			}
+			data = data[size:]
+		}
+	}
+	return values, data, nil
+}
+
+// bitsAt is the number of so many bits that begins at a bit, the lowest bit first.
+func bitsAt(data []byte, at uint64, width byte) (v uint64) {
+	for i := range uint64(width) {
+		bit := uint64(data[(at+i)/8]>>((at+i)%8)) & 1
+		v |= bit << i
+	}
+	return v
+}
+
+// lz4Raw is the number of the codec LZ4_RAW.
+const lz4Raw compress.Compression = 7
+
+func init() { //nolint:gochecknoinits // codecs are registered before any of them is used
+	compress.RegisterCodec(lz4Raw, lz4Codec{})
+	compress.RegisterCodec(compress.Codecs.Lz4, lz4Codec{hadoop: true})
+}
+
+// lz4Codec is LZ4_RAW: one block of LZ4. With hadoop it is LZ4, the older codec: blocks behind their sizes, as Hadoop
+// writes them, or one block without.
+type lz4Codec struct{ hadoop bool }
+
+// Decode decompresses a page into dst, which has its size. It panics about a page that is malformed, as the library's
+// own codecs do.
+func (c lz4Codec) Decode(dst, src []byte) []byte {
+	if c.hadoop {
+		if out, ok := decodeHadoop(dst, src); ok {
+			return out
+		}
+	}
+	n, err := lz4.UncompressBlock(src, dst)
+	if err != nil {
+		panic(fmt.Errorf("LZ4: %w", err))
+	}
+	return dst[:n]
+}
+
+// decodeHadoop decompresses blocks, before each of which its size stands, without and with compression.
+func decodeHadoop(dst, src []byte) ([]byte, bool) {
+	done := 0
+	for len(src) > 0 {
+		if len(src) < 8 {
+			return nil, false
+		}
+		raw, packed := binary.BigEndian.Uint32(src), binary.BigEndian.Uint32(src[4:])
+		if src = src[8:]; int64(packed) > int64(len(src)) || int64(raw) > int64(len(dst)-done) {
+			return nil, false
+		}
+		n, err := lz4.UncompressBlock(src[:packed], dst[done:done+int(raw)])
+		if err != nil || n != int(raw) {
+			return nil, false
+		}
+		done += n
+		src = src[packed:]
+	}
+	return dst[:done], true
+}
+
+// Encode compresses a page as one block.
+func (lz4Codec) Encode(dst, src []byte) []byte {
+	if most := lz4.CompressBlockBound(len(src)); cap(dst) < most {
+		dst = make([]byte, most)
+	}
+	var c lz4.Compressor
+	n, err := c.CompressBlock(src, dst[:cap(dst)])
+	if err != nil {
+		panic(fmt.Errorf("LZ4: %w", err))
+	}
+	return dst[:n]
+}
+
+// EncodeLevel is Encode: there is one level.
+func (c lz4Codec) EncodeLevel(dst, src []byte, _ int) []byte { return c.Encode(dst, src) }
+
+// CompressBound is the size that a page of n bytes has at most.
+func (lz4Codec) CompressBound(n int64) int64 { return int64(lz4.CompressBlockBound(int(n))) }
+
+// NewReader reads the frame format of LZ4: a block has no beginning and no end in a stream.
+func (lz4Codec) NewReader(r io.Reader) io.ReadCloser { return io.NopCloser(lz4.NewReader(r)) }
+
+// NewWriter writes the frame format of LZ4.
+func (lz4Codec) NewWriter(w io.Writer) io.WriteCloser { return lz4.NewWriter(w) }
+
+// NewWriterLevel is NewWriter: there is one level.
+func (c lz4Codec) NewWriterLevel(w io.Writer, _ int) (io.WriteCloser, error) {
+	return c.NewWriter(w), nil
 }

@@ -2,12 +2,19 @@ package parquet
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
+	"math"
+	"slices"
+	"unsafe"
 
 	"github.com/apache/arrow/go/v17/arrow"
 	"github.com/apache/arrow/go/v17/arrow/array"
+	"github.com/apache/arrow/go/v17/arrow/bitutil"
+	"github.com/apache/arrow/go/v17/arrow/memory"
+	pq "github.com/apache/arrow/go/v17/parquet"
 )
 
 // Records reads the rows of a file.
@@ -93,4 +100,343 @@ func (r *Records) Next(ctx context.Context) (_ arrow.Record, err error) {
 		}
 	}
 	return array.NewRecord(r.schema, columns, int64(rows)), nil
+}
+
+// batch is the levels of a leaf that become rows of a record.
+type batch struct {
+	leaf     *leaf
+	def, rep []int16
+	used     int // values, set when they have become part of an array
+}
+
+// slots calls f for each place that the node has in its array: with its definition level, or that of the first leaf
+// below it.
+func (n *node) slots(b *batch, f func(def int16)) {
+	for i, d := range b.def {
+		if d >= n.at.above && (b.rep == nil || b.rep[i] <= n.at.rep) {
+			f(d)
+		}
+	}
+}
+
+// validity is which places of the node are not null; the bitmap is nil if all are.
+func (n *node) validity(b *batch) (slots, nulls int, bits *memory.Buffer) {
+	var set []bool
+	n.slots(b, func(def int16) {
+		if set = append(set, def >= n.def); def < n.def {
+			nulls++
+		}
+	})
+	if nulls == 0 {
+		return len(set), 0, nil
+	}
+	bitmap := make([]byte, bitutil.BytesForBits(int64(len(set))))
+	for i, valid := range set {
+		bitutil.SetBitTo(bitmap, i, valid)
+	}
+	return len(set), nulls, memory.NewBufferBytes(bitmap)
+}
+
+// build makes the array of the node. The caller releases it.
+func (n *node) build(batches []batch, micro bool) (arrow.ArrayData, error) {
+	b := &batches[n.first]
+	switch n.kind {
+	case kindLeaf:
+		return n.buildLeaf(b, n.dataType(micro))
+	case kindStruct:
+		return n.buildStruct(b, batches, micro)
+	}
+	return n.buildList(b, batches, micro)
+}
+
+func (n *node) buildStruct(b *batch, batches []batch, micro bool) (arrow.ArrayData, error) {
+	slots, nulls, bits := n.validity(b)
+	var children []arrow.ArrayData
+	defer func() {
+		for _, c := range children {
+			c.Release()
+		}
+	}()
+	for _, child := range n.children {
+		data, err := child.build(batches, micro)
+		if err != nil {
+			return nil, fmt.Errorf("%q in it: %w", child.name, err)
+		}
+		children = append(children, data)
+		if data.Len() != slots {
+			return nil, fmt.Errorf("%q in it has %d rows, not %d", child.name, data.Len(), slots)
+		}
+	}
+	return array.NewData(n.dataType(micro), slots, []*memory.Buffer{bits}, children, nulls, 0), nil
+}
+
+func (n *node) buildList(b *batch, batches []batch, micro bool) (arrow.ArrayData, error) {
+	slots, nulls, bits := n.validity(b)
+	child, err := n.children[0].build(batches, micro)
+	if err != nil {
+		return nil, fmt.Errorf("its elements: %w", err)
+	}
+	defer child.Release()
+	offsets := make([]int32, 1, slots+1)
+	count := int32(0)
+	for i, d := range b.def {
+		switch r := b.rep[i]; {
+		case r <= n.at.rep && d >= n.at.above: // a list begins
+			if d >= n.element {
+				count++
+			}
+			offsets = append(offsets, count)
+		case r == n.at.rep+1 && d >= n.element: // it goes on
+			if len(offsets) == 1 {
+				return nil, errors.New("a list that goes on before it has begun")
+			}
+			count++
+			offsets[len(offsets)-1] = count
+		}
+	}
+	if len(offsets) != slots+1 || int(count) != child.Len() {
+		return nil, fmt.Errorf("%d lists with %d elements, where there are %d with %d", len(offsets)-1, count, slots,
+			child.Len())
+	}
+	if n.kind == kindFixedList {
+		return n.fixed(offsets, bits, nulls, child, micro)
+	}
+	return array.NewData(n.dataType(micro), slots, []*memory.Buffer{bits, memory.NewBufferBytes(bytesOf(offsets))},
+		[]arrow.ArrayData{child}, nulls, 0), nil
+}
+
+// fixed makes lists of fixed size, in which a list that is null has elements, too.
+func (n *node) fixed(offsets []int32, bits *memory.Buffer, nulls int, child arrow.ArrayData,
+	micro bool) (arrow.ArrayData, error) {
+	elements := array.MakeFromData(child)
+	defer elements.Release()
+	var parts []arrow.Array
+	defer func() {
+		for _, p := range parts {
+			p.Release()
+		}
+	}()
+	slots, start := len(offsets)-1, int32(0)
+	for i := range slots {
+		length := offsets[i+1] - offsets[i]
+		if bits != nil && !bitutil.BitIsSet(bits.Bytes(), i) {
+			parts = append(parts, array.NewSlice(elements, int64(start), int64(offsets[i])),
+				array.MakeArrayOfNull(memory.DefaultAllocator, elements.DataType(), int(n.length)))
+			start = offsets[i]
+		} else if length != n.length {
+			return nil, fmt.Errorf("a list of %d elements, where its type says %d", length, n.length)
+		}
+	}
+	if nulls > 0 {
+		parts = append(parts, array.NewSlice(elements, int64(start), int64(elements.Len())))
+		whole, err := array.Concatenate(parts, memory.DefaultAllocator)
+		if err != nil {
+			return nil, err
+		}
+		defer whole.Release()
+		child = whole.Data()
+	}
+	return array.NewData(n.dataType(micro), slots, []*memory.Buffer{bits}, []arrow.ArrayData{child}, nulls, 0), nil
+}
+
+func (n *node) buildLeaf(b *batch, typ arrow.DataType) (arrow.ArrayData, error) {
+	slots, nulls, bits := n.validity(b)
+	b.used = 0
+	for _, d := range b.def {
+		if d == n.def {
+			b.used++
+		}
+	}
+	if typ.ID() == arrow.NULL {
+		if b.used > 0 {
+			return nil, fmt.Errorf("it holds %d values, and its type is null", b.used)
+		}
+		return array.NewData(typ, slots, []*memory.Buffer{nil}, nil, slots, 0), nil
+	}
+	at := make([]int, 0, b.used) // places of the values
+	i := 0
+	n.slots(b, func(def int16) {
+		if def >= n.def {
+			at = append(at, i)
+		}
+		i++
+	})
+	if len(at) != b.used {
+		return nil, fmt.Errorf("%d values for %d places", b.used, len(at))
+	}
+	rest, err := buffersOf(b.leaf.values, at, slots, typ)
+	if err != nil {
+		return nil, err
+	}
+	return array.NewData(typ, slots, append([]*memory.Buffer{bits}, rest...), nil, nulls, 0), nil
+}
+
+// buffersOf lays the values out at their places.
+func buffersOf(from values, at []int, slots int, typ arrow.DataType) ([]*memory.Buffer, error) {
+	switch v := from.(type) {
+	case *dense[bool]:
+		bitmap := make([]byte, bitutil.BytesForBits(int64(slots)))
+		for i, to := range at {
+			bitutil.SetBitTo(bitmap, to, v.v[i])
+		}
+		return []*memory.Buffer{memory.NewBufferBytes(bitmap)}, nil
+	case *dense[int32]:
+		return ints32(v.v, at, slots, typ)
+	case *dense[int64]:
+		if isDecimal(typ) {
+			return place(v.v, at, slots, widthOf(typ), bigInt)
+		}
+		return place(v.v, at, slots, 8, func(to []byte, v int64) error {
+			binary.NativeEndian.PutUint64(to, uint64(v))
+			return nil
+		})
+	case *dense[pq.Int96]:
+		unit := typ.(*arrow.TimestampType).Unit
+		return place(v.v, at, slots, 8, func(to []byte, v pq.Int96) error {
+			t, err := int96(v, unit)
+			binary.NativeEndian.PutUint64(to, uint64(t))
+			return err
+		})
+	case *dense[float32]:
+		return place(v.v, at, slots, 4, func(to []byte, v float32) error {
+			binary.NativeEndian.PutUint32(to, math.Float32bits(v))
+			return nil
+		})
+	case *dense[float64]:
+		return place(v.v, at, slots, 8, func(to []byte, v float64) error {
+			binary.NativeEndian.PutUint64(to, math.Float64bits(v))
+			return nil
+		})
+	case *dense[pq.ByteArray]:
+		switch typ.ID() {
+		case arrow.DECIMAL128, arrow.DECIMAL256:
+			return place(v.v, at, slots, widthOf(typ), func(to []byte, v pq.ByteArray) error {
+				return bigEndian(to, v)
+			})
+		case arrow.LARGE_STRING, arrow.LARGE_BINARY:
+			return variable[int64](v.v, at, slots)
+		}
+		return variable[int32](v.v, at, slots)
+	case *dense[pq.FixedLenByteArray]:
+		if isDecimal(typ) {
+			return place(v.v, at, slots, widthOf(typ), func(to []byte, v pq.FixedLenByteArray) error {
+				return bigEndian(to, v)
+			})
+		}
+		return place(v.v, at, slots, widthOf(typ), func(to []byte, v pq.FixedLenByteArray) error {
+			if len(v) != len(to) {
+				return fmt.Errorf("a value of %d bytes, not %d", len(v), len(to))
+			}
+			copy(to, v)
+			return nil
+		})
+	}
+	return nil, fmt.Errorf("values of type %T", from)
+}
+
+// ints32 lays out INT32, which stand for all types of 32 bits and fewer.
+func ints32(v []int32, at []int, slots int, typ arrow.DataType) ([]*memory.Buffer, error) {
+	if isDecimal(typ) {
+		return place(v, at, slots, widthOf(typ), func(to []byte, v int32) error { return bigInt(to, int64(v)) })
+	}
+	return place(v, at, slots, widthOf(typ), func(to []byte, v int32) error {
+		switch len(to) {
+		case 1:
+			to[0] = byte(v)
+		case 2:
+			binary.NativeEndian.PutUint16(to, uint16(v))
+		default:
+			binary.NativeEndian.PutUint32(to, uint32(v))
+		}
+		return inRange(v, typ)
+	})
+}
+
+// inRange looks whether an INT32 is one of a narrower type.
+func inRange(v int32, typ arrow.DataType) error {
+	ok := true
+	switch typ.ID() {
+	case arrow.INT8:
+		ok = v == int32(int8(v))
+	case arrow.UINT8:
+		ok = v == int32(uint8(v))
+	case arrow.INT16:
+		ok = v == int32(int16(v))
+	case arrow.UINT16:
+		ok = v == int32(uint16(v))
+	}
+	if !ok {
+		return fmt.Errorf("the value %d, which is none of %s", v, typ)
+	}
+	return nil
+}
+
+func bigInt(to []byte, v int64) error {
+	var b [8]byte
+	binary.BigEndian.PutUint64(b[:], uint64(v))
+	return bigEndian(to, b[:])
+}
+
+// bigEndian writes a two's complement number as one of another length, its least byte first.
+func bigEndian(to, from []byte) error {
+	fill := byte(0)
+	if len(from) > 0 && from[0]&0x80 != 0 {
+		fill = 0xff
+	}
+	for len(from) > len(to) {
+		if from[0] != fill || from[1]&0x80 != fill&0x80 {
+			return fmt.Errorf("a decimal of %d bytes, more than %d", len(from), len(to))
+		}
+		from = from[1:]
+	}
+	for i := range to {
+		to[i] = fill
+		if i < len(from) {
+			to[i] = from[len(from)-1-i]
+		}
+	}
+	return nil
+}
+
+// place writes values of a fixed width to their places.
+func place[T any](v []T, at []int, slots, width int, write func(to []byte, v T) error) ([]*memory.Buffer, error) {
+	out := make([]byte, slots*width)
+	for i, to := range at {
+		if err := write(out[to*width:(to+1)*width], v[i]); err != nil {
+			return nil, err
+		}
+	}
+	return []*memory.Buffer{memory.NewBufferBytes(out)}, nil
+}
+
+// variable puts values one behind the other.
+func variable[O int32 | int64](v []pq.ByteArray, at []int, slots int) ([]*memory.Buffer, error) {
+	total := int64(0)
+	for i := range at {
+		total += int64(len(v[i]))
+	}
+	if int64(O(total)) != total {
+		return nil, fmt.Errorf("%d bytes in %d rows, more than 2^31-1", total, slots)
+	}
+	data := make([]byte, 0, total)
+	offsets := make([]O, slots+1)
+	next := 0
+	for i := range slots {
+		if next < len(at) && at[next] == i {
+			data = append(data, v[next]...)
+			next++
+		}
+		offsets[i+1] = O(len(data))
+	}
+	return []*memory.Buffer{memory.NewBufferBytes(bytesOf(offsets)), memory.NewBufferBytes(slices.Clip(data))}, nil
+}
+
+func isDecimal(t arrow.DataType) bool {
+	return t.ID() == arrow.DECIMAL128 || t.ID() == arrow.DECIMAL256
+}
+
+func widthOf(t arrow.DataType) int { return t.(arrow.FixedWidthDataType).Bytes() }
+
+func bytesOf[O int32 | int64](v []O) []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(v))), len(v)*int(unsafe.Sizeof(v[0])))
 }

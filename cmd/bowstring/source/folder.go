@@ -1,0 +1,736 @@
+package source
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"iter"
+	"maps"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/apache/arrow/go/v17/arrow"
+	"github.com/apache/arrow/go/v17/arrow/array"
+	"github.com/apache/arrow/go/v17/arrow/memory"
+
+	"bowstring/schema"
+)
+
+// imageFolder is root/class/x.jpg, root/split/class/x.jpg or root/x.jpg, with
+// metadata.csv, .jsonl or .parquet in any of the folders, whose column file_name
+// is relative to it.
+//
+// A top folder is a split if all that hold images are named like splits. The
+// class is the folder below the split (or root), however deep the image lies.
+// Labels are the same in all splits. Metadata with a column label takes their place.
+//
+// A folder of audio is the same with sound, and with LibriSpeech's transcripts:
+// X.trans.txt, each line of which is the name of a file beside it, without its
+// extension, and what is said.
+type imageFolder struct {
+	about
+	media   string                 // schema.MediaImage or schema.MediaAudio
+	isMedia func(name string) bool // whether a file is a sample
+	split   string                 // the only one to read, if told apart
+	in      *bounds
+	choice  *choice
+	paths   bool     // there is a column file_name
+	classes []string // sorted; nil if there are none
+
+	meta  *table   // joined columns, or nil
+	label int      // column of meta that is the label, or -1
+	join  *joined  // the rows of meta
+	files []string // metadata files
+}
+
+func openImageFolder(ctx context.Context, root string, opts Options) (Source, error) {
+	return openFolder(ctx, root, opts, &imageFolder{about: about{format: "imagefolder"}, media: schema.MediaImage,
+		isMedia: isImageName})
+}
+
+// openFolder fills in s, which says what is looked for.
+func openFolder(ctx context.Context, root string, opts Options, s *imageFolder) (Source, error) {
+	resolved, err := filepath.EvalSymlinks(root)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", schema.ErrNotFound, err)
+	}
+	if resolved, err = filepath.Abs(resolved); err != nil {
+		return nil, err
+	}
+	s.path, s.split, s.label, s.choice = resolved, opts.Split, -1, opts.choice
+	if s.in, err = boundsOf(resolved, opts); err != nil {
+		return nil, err
+	}
+	if err := s.survey(ctx); err != nil {
+		return nil, err
+	}
+	rows, err := s.readMetadata(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if rows != nil {
+		return rows, nil
+	}
+	if s.classes != nil && !s.choice.keeps("label") {
+		s.classes = nil
+	}
+	s.paths = s.choice.keeps(schema.PathColumn)
+	return s, nil
+}
+
+// survey walks the tree once for splits, classes and metadata.
+func (s *imageFolder) survey(ctx context.Context) error {
+	tops := map[string]int64{}          // images by top folder, "" for those in root
+	seconds := map[[2]string]struct{}{} // top folders, and the folders in them, with images
+	ignored, example := 0, ""
+	note := func(rel string, d fs.DirEntry) {
+		switch {
+		case s.isMetadata(d.Name()):
+			s.files = append(s.files, rel)
+		case s.isMedia(d.Name()):
+			top, second := folders(rel)
+			tops[top]++
+			seconds[[2]string{top, second}] = struct{}{}
+		case d.Type().IsRegular():
+			if ignored++; example == "" {
+				example = rel
+			}
+		}
+	}
+	err := filepath.WalkDir(s.path, func(p string, d fs.DirEntry, err error) error {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		// What cannot be read is reported when the samples are read.
+		if err == nil && p != s.path && hidden(d.Name()) {
+			if d.IsDir() {
+				return fs.SkipDir
+			}
+			return nil
+		}
+		rel := s.rel(p)
+		if err == nil && d.IsDir() && p != s.path && (s.isMedia(d.Name()) || !utf8.ValidString(rel)) {
+			return fs.SkipDir // nor is what is in it read, so that it is no class
+		}
+		if err == nil && !d.IsDir() && utf8.ValidString(rel) {
+			note(rel, d)
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	if len(tops) == 0 {
+		return fmt.Errorf("%w: no file is named like %s (%s)", schema.ErrInvalid, s.kind(),
+			strings.Join(s.extensions(), ", "))
+	}
+	if ignored > 0 {
+		s.notes = append(s.notes, fmt.Sprintf("%d files are not named like %s and were ignored, such as %s", ignored,
+			s.kind(), Quoted(example)))
+	}
+	s.arrange(tops, seconds)
+	return nil
+}
+
+// arrange decides which folders are splits and which are classes.
+func (s *imageFolder) arrange(tops map[string]int64, seconds map[[2]string]struct{}) {
+	names := slices.DeleteFunc(slices.Sorted(maps.Keys(tops)), func(n string) bool { return n == "" })
+	split := len(names) > 0
+	for _, n := range names {
+		split = split && isSplitWord(n)
+	}
+	classes := map[string]bool{}
+	for pair := range seconds {
+		class := pair[0]
+		if split {
+			class = pair[1]
+		}
+		if class != "" {
+			classes[class] = true
+		}
+	}
+	s.classes = slices.Sorted(maps.Keys(classes))
+	if split {
+		s.splits = names
+		slices.SortFunc(s.splits, func(a, b string) int { return splitRank(a) - splitRank(b) })
+	}
+	for top, n := range tops {
+		if len(s.splits) == 0 || s.split == "" || top == s.split {
+			s.rows += n
+		}
+	}
+}
+
+// folders returns the first two folders of a path, "" where there are fewer.
+func folders(rel string) (top, second string) {
+	parts := strings.SplitN(rel, "/", 3)
+	switch len(parts) {
+	case 1:
+		return "", ""
+	case 2:
+		return parts[0], ""
+	default:
+		return parts[0], parts[1]
+	}
+}
+
+func isMetadata(name string) bool {
+	return name == "metadata.csv" || name == "metadata.jsonl" || name == "metadata.parquet"
+}
+
+func (s *imageFolder) rel(p string) string {
+	rel, err := filepath.Rel(s.path, p)
+	if err != nil {
+		return p // cannot be: p was found below root
+	}
+	return filepath.ToSlash(rel)
+}
+
+// readMetadata reads the metadata files into one table. If that names files in other columns than file_name, the rows
+// are the samples.
+func (s *imageFolder) readMetadata(ctx context.Context) (*fileRows, error) {
+	if len(s.files) == 0 {
+		return nil, nil //nolint:nilnil // no metadata
+	}
+	dirs := map[string]string{}
+	for _, f := range s.files {
+		if why := s.in.outside(filepath.Join(s.path, f)); why != "" {
+			return nil, fmt.Errorf("%w: %s is %s", schema.ErrInvalid, Quoted(f), why)
+		}
+		if other, ok := dirs[path.Dir(f)]; ok {
+			return nil, fmt.Errorf("%w: %s and %s: two metadata files in one folder", schema.ErrInvalid, Quoted(other),
+				Quoted(f))
+		}
+		dirs[path.Dir(f)] = f
+	}
+	t, err := readTable(ctx, s.path, s.files, tableOptions{choice: s.choice, text: []string{schema.PathColumn}})
+	if err != nil {
+		return nil, err
+	}
+	if rows, err := s.fileRows(t); rows != nil || err != nil {
+		return rows, err
+	}
+	names := t.find("file_name")
+	if names < 0 {
+		return nil, fmt.Errorf("%w: %s has no column file_name", schema.ErrInvalid, Quoted(s.files[0]))
+	}
+	column := t.remove(names)
+	s.join = newJoined(s.path, s.files)
+	for row := range t.rows {
+		dir, name := path.Dir(t.lines[row].file), text(column, row)
+		s.join.add(path.Join(dir, path.Clean(name)), path.Join(canonical(dir), path.Clean(canonical(name))))
+	}
+	t.choose(s.choice)
+	s.notes = append(append(s.notes, t.notes...), t.rename("file_name", s.media)...)
+	if s.label = t.find("label"); s.label >= 0 {
+		if err := t.classes(s.label); err != nil {
+			return nil, err
+		}
+		s.classes = nil
+	}
+	s.meta = t
+	return nil, nil //nolint:nilnil // the files are the samples
+}
+
+func (s *imageFolder) Fields() (meta, blobs []arrow.Field) {
+	switch {
+	case s.label >= 0:
+		meta = append(meta, s.meta.fields[s.label])
+	case s.classes != nil:
+		meta = append(meta, schema.ClassField("label", s.classes))
+	}
+	if s.paths {
+		meta = append(meta, arrow.Field{Name: schema.PathColumn, Type: arrow.BinaryTypes.String})
+	}
+	if s.meta != nil {
+		for i, f := range s.meta.fields {
+			if i != s.label {
+				meta = append(meta, f)
+			}
+		}
+	}
+	return meta, []arrow.Field{schema.BlobField(s.media, s.media, false)}
+}
+
+func (l *layout) looksImageFolder() bool {
+	return l.dir && l.any(isImageName)
+}
+
+// errStop ends a walk whose consumer wants no more.
+var errStop = errors.New("stop")
+
+func (s *imageFolder) Samples(ctx context.Context) iter.Seq2[Sample, error] {
+	return func(yield func(Sample, error) bool) {
+		var seen []bool // rows of the metadata that were joined
+		if s.meta != nil {
+			seen = make([]bool, s.meta.rows)
+		}
+		tops := []string{""}
+		if len(s.splits) > 0 {
+			tops = s.splits
+			if s.split != "" {
+				tops = []string{s.split}
+			} else {
+				tops = append(slices.Clone(tops), "") // images outside of them
+			}
+		}
+		for _, top := range tops {
+			err := filepath.WalkDir(filepath.Join(s.path, top), func(p string, d fs.DirEntry, err error) error {
+				if ctx.Err() != nil {
+					return context.Cause(ctx)
+				}
+				if top == "" && err == nil && d.IsDir() && slices.Contains(s.splits, s.rel(p)) {
+					return fs.SkipDir // was walked
+				}
+				return s.visit(p, top, d, err, seen, yield)
+			})
+			if errors.Is(err, errStop) {
+				return
+			}
+			if err != nil {
+				yield(Sample{}, err)
+				return
+			}
+		}
+		s.unseen(seen, tops, yield)
+	}
+}
+
+// visit yields what is at a path, if it is an image or should be one.
+func (s *imageFolder) visit(p, split string, d fs.DirEntry, err error, seen []bool,
+	yield func(Sample, error) bool) error {
+	var sample Sample
+	rel := s.rel(p)
+	switch {
+	case err != nil:
+		sample = Sample{Key: rel, Bad: reason(err)}
+	case p != s.path && hidden(d.Name()):
+		if d.IsDir() {
+			return fs.SkipDir
+		}
+		return nil
+	case d.IsDir() && !s.isMedia(d.Name()):
+		return nil
+	case d.Type()&fs.ModeSymlink != 0 && !s.isMedia(d.Name()):
+		if !isDir(p) {
+			return nil
+		}
+		sample = Sample{Key: rel, Bad: "a link to a folder; links to folders are not followed"}
+	case !s.isMedia(d.Name()):
+		return nil
+	default:
+		sample = s.sample(rel, p, split, seen)
+		if d.Type()&fs.ModeSymlink != 0 && sample.Bad == "" {
+			sample.Bad = s.in.outside(p)
+		}
+	}
+	if !yield(sample, nil) {
+		return errStop
+	}
+	if d != nil && d.IsDir() {
+		return fs.SkipDir // a folder named like an image
+	}
+	return nil
+}
+
+func (s *imageFolder) sample(rel, p, split string, seen []bool) Sample {
+	sample := fileSample(rel, p)
+	sample.Split = split
+	if !utf8.ValidString(rel) {
+		sample.Key = strings.ToValidUTF8(rel, "\ufffd")
+		sample.Bad = "its name is not valid UTF-8"
+	}
+	row := -1
+	if s.meta != nil {
+		var why string
+		if row, why = s.join.find(rel); row >= 0 {
+			seen[row] = true
+		}
+		switch {
+		case sample.Bad != "":
+		case why != "":
+			sample.Bad = why
+		case s.label >= 0 && s.meta.columns[s.label].IsNull(row):
+			sample.Bad = fmt.Sprintf("label missing in %s", s.meta.lines[row])
+		}
+	}
+	switch {
+	case s.label >= 0 && row >= 0:
+		sample.Meta = append(sample.Meta, Cell{s.meta.columns[s.label], row})
+	case s.classes != nil:
+		top, class := folders(rel)
+		if len(s.splits) == 0 {
+			class = top
+		}
+		if i, ok := slices.BinarySearch(s.classes, class); ok {
+			sample.Meta = append(sample.Meta, int64(i))
+		} else if sample.Bad == "" {
+			sample.Bad = "label missing: it lies in no class folder"
+		}
+	}
+	if sample.Bad == "" && len(s.splits) > 0 && split == "" {
+		sample.Bad = "it lies in none of the split folders " + strings.Join(s.splits, ", ")
+	}
+	if s.paths {
+		sample.Meta = append(sample.Meta, rel)
+	}
+	if s.meta != nil && row >= 0 {
+		for i, c := range s.meta.columns {
+			if i != s.label {
+				sample.Meta = append(sample.Meta, Cell{c, row})
+			}
+		}
+	}
+	return sample
+}
+
+// unseen yields the rows of the metadata for which there was no image.
+func (s *imageFolder) unseen(seen []bool, tops []string, yield func(Sample, error) bool) {
+	if s.meta == nil {
+		return
+	}
+	asked := func(rel string) bool {
+		top, _ := folders(rel)
+		return slices.Contains(tops, "") || slices.Contains(tops, top)
+	}
+	for _, row := range s.meta.bad {
+		if asked(row.at.file) && !yield(row.sample(), nil) {
+			return
+		}
+	}
+	var missing []string
+	for rel, row := range s.join.rows {
+		if !seen[row] && asked(rel) {
+			missing = append(missing, rel)
+		}
+	}
+	slices.Sort(missing)
+	for _, rel := range missing {
+		if !yield(Sample{Key: rel, Bad: fmt.Sprintf("%s names it and there is no such %s",
+			s.meta.lines[s.join.rows[rel]],
+			s.media)}, nil) {
+			return
+		}
+	}
+}
+
+// joined finds the rows of metadata that name files of a folder.
+type joined struct {
+	root  string
+	files string          // of metadata, for messages
+	rows  map[string]int  // by file, as it is named
+	twice map[string]bool // files that two rows name
+	names []string        // by row
+	alike map[string]int  // rows by canonical name, of those that may be written otherwise; or severalRows
+	used  map[int]string  // files by the rows that were found for them
+}
+
+// severalRows stands for rows that name one file, each in another way.
+const severalRows = -1
+
+func newJoined(root string, files []string) *joined {
+	return &joined{root: root, files: quotedList(files), rows: map[string]int{}, twice: map[string]bool{},
+		alike: map[string]int{},
+		used:  map[int]string{}}
+}
+
+// add adds the next row, which names a file, and canonically so.
+func (j *joined) add(file, canonical string) {
+	row := len(j.names)
+	j.names = append(j.names, file)
+	_, had := j.rows[file]
+	j.twice[file] = j.twice[file] || had
+	j.rows[file] = row
+	if canonical == file && ascii(file) {
+		return
+	}
+	if other, ok := j.alike[canonical]; ok && j.names[max(other, 0)] != file {
+		row = severalRows
+	}
+	j.alike[canonical] = row
+}
+
+// find returns the row that names a file, or says why there is none. A row that names another file just as that is
+// written is not taken for one that is written otherwise.
+func (j *joined) find(file string) (row int, why string) {
+	row, ok := j.rows[file]
+	if !ok {
+		row, ok = j.alike[canonical(file)]
+		if !ok || row == severalRows || !missing(filepath.Join(j.root, filepath.FromSlash(j.names[row]))) {
+			return -1, "no row of the metadata (" + j.files + ") names it"
+		}
+	}
+	if j.twice[j.names[row]] {
+		return row, "two rows of the metadata name it"
+	}
+	if other, used := j.used[row]; used && other != file {
+		return -1, "the row of the metadata that names it names " + Quoted(other) + ", too"
+	}
+	j.used[row] = file
+	return row, ""
+}
+
+// fileRows makes the source of a folder whose metadata names files in columns X_file_name, or lists of files in columns
+// X_file_names, as ImageFolder and AudioFolder of the library datasets have it. nil if it does not.
+func (s *imageFolder) fileRows(t *table) (*fileRows, error) {
+	out := &fileRows{about: s.about, in: s.in, asked: s.split, meta: t, label: -1,
+		found: &namer{dir: s.path, in: s.in}}
+	var files []fileColumn
+	var at []int // columns of t that name files
+	others := false
+	for i, f := range t.fields {
+		one, isOne := strings.CutSuffix("_"+f.Name, "_file_name")
+		many, isMany := strings.CutSuffix("_"+f.Name, "_file_names")
+		switch {
+		case isOne && isText(f.Type):
+			if f.Name != schema.PathColumn {
+				if !s.namesFiles(out.found, t, t.columns[i]) {
+					s.notes = append(s.notes, fmt.Sprintf("the column %q names no file that there is, and is kept as text",
+						f.Name))
+					continue
+				}
+				others = true
+			}
+			column := s.fileColumn(strings.TrimPrefix(one, "_"), t.columns[i])
+			if f.Name == schema.PathColumn { // is the first
+				files = slices.Insert(files, 0, column)
+			} else {
+				files = append(files, column)
+			}
+		case isMany && isListOfText(f.Type):
+			columns, err := s.fileLists(t, strings.TrimPrefix(many, "_"), i)
+			if err != nil {
+				return nil, err
+			}
+			files, others = append(files, columns...), true
+		default:
+			continue
+		}
+		at = append(at, i)
+	}
+	if !others {
+		return nil, nil //nolint:nilnil // the files are the samples
+	}
+	var names []string
+	for _, f := range files {
+		if slices.Contains(names, f.field.Name) {
+			return nil, fmt.Errorf("%w: two columns of the metadata name the files of column %q", schema.ErrInvalid,
+				f.field.Name)
+		}
+		names = append(names, f.field.Name)
+	}
+	for _, i := range slices.Backward(at) {
+		t.remove(i)
+	}
+	out.files, out.unnamed = slices.DeleteFunc(files, func(f fileColumn) bool { return !s.choice.wants(f.field.Name) }),
+		s.unnamed
+	if len(out.files) == 0 {
+		return nil, fmt.Errorf("%w: no column of files is left", schema.ErrInvalid)
+	}
+	t.choose(s.choice)
+	out.notes = append(append(s.notes, t.notes...), t.rename(append(names, schema.PathColumn)...)...)
+	if out.label = t.find("label"); out.label >= 0 {
+		if err := t.classes(out.label); err != nil {
+			return nil, err
+		}
+	}
+	if len(s.splits) > 0 {
+		out.split = make([]string, t.rows)
+		for row := range t.rows {
+			out.split[row] = s.splitOf(t, row, files)
+		}
+	}
+	out.rows = out.count()
+	return out, nil
+}
+
+// fileColumn is the blob column of files that a column of text names.
+func (s *imageFolder) fileColumn(name string, paths arrow.Array) fileColumn {
+	if name == "" {
+		name = s.media
+	}
+	images, sound := true, true
+	for row := range paths.Len() {
+		if file := text(paths, row); file != "" {
+			images, sound = images && isImageName(file), sound && isAudioName(file)
+		}
+	}
+	media := ""
+	switch {
+	case images && sound:
+		media = s.media
+	case images:
+		media = schema.MediaImage
+	case sound:
+		media = schema.MediaAudio
+	}
+	return fileColumn{schema.BlobField(freeName(name, []string{schema.PathColumn}), media, true), paths}
+}
+
+// namesFiles says whether some row's text is the name of a file.
+func (s *imageFolder) namesFiles(found *namer, t *table, paths arrow.Array) bool {
+	for row := range paths.Len() {
+		if name := text(paths, row); name != "" {
+			rel := path.Join(path.Dir(t.lines[row].file), path.Clean(filepath.ToSlash(name)))
+			if file, _, _ := found.find(rel); !missing(file) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// fileLists are the blob columns of files that lists name: one for each place in the lists, if all are of one length.
+func (s *imageFolder) fileLists(t *table, name string, i int) ([]fileColumn, error) {
+	lists := t.columns[i].(array.ListLike)
+	length := int64(-1)
+	for row := range lists.Len() {
+		if lists.IsNull(row) {
+			continue
+		}
+		from, to := lists.ValueOffsets(row)
+		if length >= 0 && to-from != length {
+			return nil, fmt.Errorf("%w: %s: the lists in column %q are of %d and %d files; a row has one file in a "+
+				"column: write a row for each file, or a column for each of a fixed number", schema.ErrInvalid,
+				t.lines[row], t.fields[i].Name, length, to-from)
+		}
+		length = to - from
+	}
+	if length < 1 || length > maxImages {
+		return nil, fmt.Errorf("%w: the lists in column %q are of %d files; want 1 to %d: each file is a column",
+			schema.ErrInvalid, t.fields[i].Name, max(length, 0), maxImages)
+	}
+	if name == "" {
+		name = s.media
+	}
+	var columns []fileColumn
+	for n := range length {
+		b := array.NewStringBuilder(memory.DefaultAllocator)
+		for row := range lists.Len() {
+			from, _ := lists.ValueOffsets(row)
+			if lists.IsNull(row) || lists.ListValues().IsNull(int(from+n)) {
+				b.AppendNull()
+			} else {
+				b.Append(text(lists.ListValues(), int(from+n)))
+			}
+		}
+		columns = append(columns, s.fileColumn(fmt.Sprintf("%s_%d", name, n), b.NewArray()))
+		b.Release()
+	}
+	return columns, nil
+}
+
+func isListOfText(t arrow.DataType) bool {
+	list, ok := t.(arrow.ListLikeType)
+	return ok && isText(list.Elem())
+}
+
+// splitOf is the top folder in which a row's first file lies, or else its metadata; "" if that is no split.
+func (s *imageFolder) splitOf(t *table, row int, files []fileColumn) string {
+	folder := path.Dir(t.lines[row].file)
+	rel := path.Join(folder, "x")
+	for _, f := range files {
+		if name := text(f.paths, row); name != "" {
+			rel = path.Join(folder, path.Clean(strings.ReplaceAll(name, `\`, "/")))
+			break
+		}
+	}
+	if top, _ := folders(rel); slices.Contains(s.splits, top) {
+		return top
+	}
+	return ""
+}
+
+// unnamed yields the files that no row of the metadata names, as bad samples.
+func (s *imageFolder) unnamed(ctx context.Context, named map[string]bool) iter.Seq2[Sample, error] {
+	return func(yield func(Sample, error) bool) {
+		err := filepath.WalkDir(s.path, func(p string, d fs.DirEntry, err error) error {
+			if ctx.Err() != nil {
+				return context.Cause(ctx)
+			}
+			bad := Sample{Key: s.rel(p)}
+			switch {
+			case err != nil:
+				bad.Bad = reason(err)
+			case p == s.path:
+			case d.IsDir() && (hidden(d.Name()) || s.split != "" && bad.Key != s.split && slices.Contains(s.splits,
+				bad.Key)):
+				return fs.SkipDir
+			case !d.IsDir() && !hidden(d.Name()) && s.isMedia(d.Name()) && !named[bad.Key]:
+				bad.Bad = "no row of the metadata (" + quotedList(s.files) + ") names it"
+			}
+			if bad.Bad != "" && !yield(bad, nil) {
+				return errStop
+			}
+			return nil
+		})
+		if err != nil && !errors.Is(err, errStop) {
+			yield(Sample{}, err)
+		}
+	}
+}
+
+// transcriptSuffix ends the names of LibriSpeech's transcripts.
+const transcriptSuffix = ".trans.txt"
+
+// openAudioFolder opens a folder of sound, which is laid out as one of images is.
+func openAudioFolder(ctx context.Context, root string, opts Options) (Source, error) {
+	return openFolder(ctx, root, opts, &imageFolder{about: about{format: "audiofolder"}, media: schema.MediaAudio,
+		isMedia: isAudioName})
+}
+
+func (l *layout) looksAudioFolder() bool {
+	other := func(name string) bool {
+		return isImageName(name) || isTarName(name) || extension(name) == "parquet"
+	}
+	return l.dir && l.any(isAudioName) && !l.any(other) && !l.looksCommonVoice()
+}
+
+// kind is what the files are, in words.
+func (s *imageFolder) kind() string {
+	if s.media == schema.MediaAudio {
+		return "sound"
+	}
+	return "images"
+}
+
+func (s *imageFolder) extensions() []string {
+	if s.media == schema.MediaAudio {
+		return audioExtensions
+	}
+	return imageExtensions
+}
+
+func (s *imageFolder) isMetadata(name string) bool {
+	return isMetadata(name) || s.media == schema.MediaAudio && strings.HasSuffix(name, transcriptSuffix)
+}
+
+// readTranscripts reads lines of an utterance's name and what is said in it. The
+// utterance is a FLAC beside the file.
+func (t *looseTable) readTranscripts(file string, r *bufio.Reader) error {
+	name, transcript := t.column("file_name"), t.column("transcript")
+	lines := bufio.NewScanner(r)
+	lines.Buffer(nil, 1<<20)
+	for n := 1; lines.Scan(); n++ {
+		id, said, _ := strings.Cut(strings.TrimSpace(lines.Text()), " ")
+		if id == "" {
+			continue
+		}
+		t.lines = append(t.lines, place{file, n})
+		if err := t.set(name, textOf(id+".flac")); err != nil {
+			return err
+		}
+		if err := t.set(transcript, textOf(strings.TrimSpace(said))); err != nil {
+			return err
+		}
+	}
+	if err := lines.Err(); err != nil {
+		return fmt.Errorf("%w: %w", schema.ErrInvalid, err)
+	}
+	return nil
+}

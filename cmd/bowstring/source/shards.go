@@ -1,0 +1,376 @@
+package source
+
+import (
+	"cmp"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"bowstring/schema"
+)
+
+// splitWords are the names by which folders and files tell a split.
+var splitWords = []string{"train", "training", "validation", "valid", "val", "dev", "test", "testing", "eval",
+	"evaluation"}
+
+func isSplitWord(s string) bool { return splitRank(s) < len(splitWords) }
+
+// splitRank orders splits as people list them: train, validation, test.
+func splitRank(s string) int {
+	for i, w := range splitWords {
+		if strings.EqualFold(s, w) {
+			return i
+		}
+	}
+	return len(splitWords)
+}
+
+var (
+	// train-00000-of-00002, the name that `datasets` gives a shard.
+	shardOf = regexp.MustCompile(`^([A-Za-z0-9][A-Za-z0-9._]*)-\d{3,}-of-\d{3,}(?:-[0-9a-f]+)?$`)
+	// train, 000017 as in train-000017.tar, imagenet-train-0003
+	words = regexp.MustCompile(`[A-Za-z]+`)
+)
+
+// splitOfFile returns the split that a file's path (relative, with slashes)
+// tells, or "": by its name if it is that of a shard or holds a split's name as
+// a word, else by a folder.
+func splitOfFile(rel string) string {
+	base := path.Base(rel)
+	stem, _, _ := strings.Cut(base, ".")
+	if m := shardOf.FindStringSubmatch(stem); m != nil {
+		return m[1]
+	}
+	for _, w := range words.FindAllString(stem, -1) {
+		if isSplitWord(w) {
+			return w
+		}
+	}
+	for dir := path.Dir(rel); dir != "." && dir != "/"; dir = path.Dir(dir) {
+		// As a table says it that is written in parts: split=train.
+		if name, ok := strings.CutPrefix(path.Base(dir), schema.SplitColumn+"="); ok && name != "" {
+			return name
+		}
+		if isSplitWord(path.Base(dir)) {
+			return path.Base(dir)
+		}
+	}
+	return ""
+}
+
+// shard is a file of a source that has several.
+type shard struct {
+	path, rel string // rel with slashes
+	split     string
+	missing   string // why there is nothing to read, where the names of others say that there should be
+}
+
+// asMissing is the sample in the place of those of a missing shard.
+func (s *shard) asMissing() Sample { return Sample{Key: s.rel, Split: s.split, Bad: s.missing} }
+
+// arrangeShards sorts shards by split and name, and lists the splits they tell.
+// If asked names one of them, the shards of others are left out.
+func arrangeShards(shards []shard, asked string) (kept []shard, splits []string) {
+	for i := range shards {
+		if shards[i].missing == "" {
+			shards[i].split = splitOfFile(shards[i].rel)
+		}
+		if s := shards[i].split; s != "" && !slices.Contains(splits, s) {
+			splits = append(splits, s)
+		}
+	}
+	slices.SortFunc(splits, func(a, b string) int { return cmp.Or(splitRank(a)-splitRank(b), strings.Compare(a, b)) })
+	slices.SortStableFunc(shards, func(a, b shard) int {
+		return cmp.Or(slices.Index(splits, a.split)-slices.Index(splits, b.split), strings.Compare(a.rel, b.rel))
+	})
+	if slices.Contains(splits, asked) {
+		shards = slices.DeleteFunc(shards, func(s shard) bool { return s.split != asked })
+	}
+	return shards, splits
+}
+
+// numbered is the name of a shard that says how many there are, such as
+// train-00001-of-00004.parquet; some tools add a hash of the content.
+var numbered = regexp.MustCompile(`^(.*)-(\d{3,9})-of-(\d{3,9})(?:-[0-9a-f]+)?(\..*)?$`)
+
+// series are the shards whose names agree on all but their number.
+type series struct {
+	dir, stem, ending string
+	digits            int    // of a number
+	count             string // how many there are, as the names say
+	total             int
+	of                map[int][]shard
+}
+
+// name is that of a shard.
+func (s *series) name(i int) string {
+	return path.Join(s.dir, fmt.Sprintf("%s-%0*d-of-%s%s", s.stem, s.digits, i, s.count, s.ending))
+}
+
+// findSeries groups the shards whose names are numbered.
+func findSeries(shards []shard) []*series {
+	type key struct {
+		dir, stem, ending, count string
+		digits                   int
+	}
+	found := map[key]*series{}
+	var all []*series
+	for _, sh := range shards {
+		dir, base := path.Split(sh.rel)
+		m := numbered.FindStringSubmatch(base)
+		if m == nil {
+			continue
+		}
+		i, _ := strconv.Atoi(m[2])
+		total, _ := strconv.Atoi(m[3])
+		k := key{dir, m[1], m[4], m[3], len(m[2])}
+		s := found[k]
+		if s == nil {
+			s = &series{dir, m[1], m[4], len(m[2]), m[3], total, map[int][]shard{}}
+			found[k] = s
+			all = append(all, s)
+		}
+		s.of[i] = append(s.of[i], sh)
+	}
+	return all
+}
+
+// lacking says which shards there should be and are not, of those that asked says were asked for (nil:
+// all), and which number there is twice. It is nil if there is nothing wrong.
+func (s *series) lacking(asked func(rel string) bool) []string {
+	first := 0
+	if _, zero := s.of[0]; !zero && len(s.of[s.total]) > 0 {
+		first = 1 // numbered from 1
+	}
+	var names []string
+	n := 0
+	for i := first; i < first+min(s.total, maxExpanded) && (asked != nil || n < maxNamed); i++ {
+		if len(s.of[i]) == 0 && (asked == nil || asked(s.name(i))) {
+			if n++; n <= maxNamed {
+				names = append(names, Quoted(path.Base(s.name(i))))
+			}
+		}
+	}
+	if asked == nil {
+		n = s.total
+		for i := range s.of {
+			if i >= first && i < first+s.total {
+				n--
+			}
+		}
+	}
+	var wrong []string
+	if n > 0 {
+		what := strings.Join(names, ", ")
+		if n > maxNamed {
+			what += fmt.Sprintf(" and %d more", n-maxNamed)
+		}
+		wrong = append(wrong, fmt.Sprintf("missing of %d shards, as the names of the others say: %s", s.total, what))
+	}
+	for _, i := range slices.Sorted(maps.Keys(s.of)) {
+		switch same := s.of[i]; {
+		case len(same) > 1:
+			wrong = append(wrong, fmt.Sprintf("two files are number %d of %d: %s and %s", i, s.total,
+				Quoted(path.Base(same[0].rel)), Quoted(path.Base(same[1].rel))))
+		case i < first || i >= first+s.total:
+			wrong = append(wrong, fmt.Sprintf("%s is none of %d shards", Quoted(path.Base(same[0].rel)), s.total))
+		}
+	}
+	return wrong
+}
+
+// maxNamed is how many missing shards are named.
+const maxNamed = 5
+
+// addMissing adds to each series that lacks shards which asked says were asked for (nil:
+// all), or has one twice, one more that says so.
+func addMissing(shards []shard, asked func(rel string) bool) []shard {
+	for _, s := range findSeries(shards) {
+		wrong := s.lacking(asked)
+		if wrong == nil {
+			continue
+		}
+		rel := path.Join(s.dir, fmt.Sprintf("%s-*-of-%s%s", s.stem, s.count, s.ending))
+		shards = append(shards, shard{rel: rel, split: splitOfFile(s.name(0)), missing: strings.Join(wrong, "; ")})
+	}
+	return shards
+}
+
+// findShards lists the files below a directory that match, or the one file.
+func findShards(path string, opts Options, match func(name string) bool) ([]shard, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", schema.ErrNotFound, err)
+	}
+	if !info.IsDir() {
+		return []shard{{path: path, rel: filepath.Base(path)}}, nil
+	}
+	root, err := filepath.EvalSymlinks(path)
+	if err != nil {
+		return nil, err
+	}
+	in, err := boundsOf(root, opts)
+	if err != nil {
+		return nil, err
+	}
+	var found []shard
+	err = filepath.WalkDir(root, func(p string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case p != root && hidden(d.Name()):
+			if d.IsDir() {
+				return fs.SkipDir
+			}
+		case !d.IsDir() && match(d.Name()):
+			if err := in.check(absolute(p)); err != nil {
+				return err
+			}
+			rel, err := filepath.Rel(root, p)
+			if err != nil {
+				return err
+			}
+			found = append(found, shard{path: p, rel: filepath.ToSlash(rel)})
+		}
+		return nil
+	})
+	return addMissing(found, nil), err
+}
+
+// absolute names a path for people, wherever they are.
+func absolute(path string) string {
+	if abs, err := filepath.Abs(path); err == nil {
+		return abs
+	}
+	return path
+}
+
+func isTarName(name string) bool {
+	for _, suffix := range []string{".tar", ".tar.gz", ".tgz", ".tar.zst", ".tar.zstd", ".tar.bz2", ".tbz2", ".tbz",
+		".tar.xz", ".txz"} {
+		if strings.HasSuffix(strings.ToLower(name), suffix) {
+			return true
+		}
+	}
+	return false
+}
+
+func isPattern(path string) bool { return strings.ContainsAny(path, "*?[{") }
+
+// findTars lists the tars in a directory, of a pattern, or the one file.
+func findTars(pattern string, opts Options) ([]shard, error) {
+	var found []shard
+	if _, err := os.Stat(pattern); err == nil || !isPattern(pattern) {
+		if found, err = findShards(pattern, opts, isTarName); err != nil {
+			return nil, err
+		}
+		if len(found) == 0 {
+			return nil, fmt.Errorf("%w: there is no *.tar file", schema.ErrInvalid)
+		}
+		return found, nil
+	}
+	expanded, err := expandBraces(pattern)
+	if err != nil {
+		return nil, err
+	}
+	seen := map[string]bool{}
+	for _, p := range expanded {
+		matches := []string{p}
+		if strings.ContainsAny(p, "*?[") {
+			if matches, err = filepath.Glob(p); err != nil {
+				return nil, fmt.Errorf("%w: pattern %q: %w", schema.ErrInvalid, p, err)
+			}
+		} else if _, err := os.Stat(p); err != nil {
+			return nil, fmt.Errorf("%w: %w", schema.ErrNotFound, err)
+		}
+		for _, m := range matches {
+			if !seen[m] {
+				seen[m] = true
+				found = append(found, shard{path: m})
+			}
+		}
+	}
+	if len(found) == 0 {
+		return nil, fmt.Errorf("%w: no file matches %q", schema.ErrNotFound, pattern)
+	}
+	// Relative to the folder that all are in.
+	common := filepath.Dir(found[0].path)
+	for _, f := range found {
+		for !strings.HasPrefix(f.path, common+string(filepath.Separator)) && common != "." &&
+			common != string(filepath.Separator) {
+			common = filepath.Dir(common)
+		}
+	}
+	in, err := boundsOf(common, opts)
+	if err != nil {
+		return nil, err
+	}
+	for i := range found {
+		if err := in.check(absolute(found[i].path)); err != nil {
+			return nil, err
+		}
+		rel, err := filepath.Rel(common, found[i].path)
+		if err != nil {
+			return nil, err
+		}
+		found[i].rel = filepath.ToSlash(rel)
+	}
+	return addMissing(found, func(rel string) bool {
+		name := filepath.Join(common, filepath.FromSlash(rel))
+		return slices.ContainsFunc(expanded, func(pattern string) bool {
+			ok, err := filepath.Match(filepath.Clean(pattern), name)
+			return ok && err == nil
+		})
+	}), nil
+}
+
+// maxExpanded bounds the paths that a pattern with braces stands for.
+const maxExpanded = 1 << 20
+
+// expandBraces expands {0000..0011} and {a,b} as a shell does.
+func expandBraces(pattern string) ([]string, error) {
+	open := strings.IndexByte(pattern, '{')
+	if open < 0 {
+		return []string{pattern}, nil
+	}
+	end := strings.IndexByte(pattern[open:], '}')
+	if end < 0 || strings.IndexByte(pattern[open+1:open+end], '{') >= 0 {
+		return nil, fmt.Errorf("%w: pattern %q: want braces as in {0000..0011} or {a,b}, not within each other",
+			schema.ErrInvalid, pattern)
+	}
+	inner, rest := pattern[open+1:open+end], pattern[open+end+1:]
+	choices := strings.Split(inner, ",")
+	if from, to, ok := strings.Cut(inner, ".."); ok {
+		a, errA := strconv.Atoi(from)
+		b, errB := strconv.Atoi(to)
+		if errA != nil || errB != nil || a > b || b-a >= maxExpanded {
+			return nil, fmt.Errorf("%w: pattern %q: %q is no range such as 0000..0011", schema.ErrInvalid, pattern,
+				inner)
+		}
+		choices = nil
+		for i := a; i <= b; i++ {
+			choices = append(choices, fmt.Sprintf("%0*d", len(from), i))
+		}
+	}
+	tails, err := expandBraces(rest)
+	if err != nil {
+		return nil, err
+	}
+	if len(choices)*len(tails) > maxExpanded {
+		return nil, fmt.Errorf("%w: pattern %q stands for more than %d paths", schema.ErrLimit, pattern, maxExpanded)
+	}
+	var all []string
+	for _, c := range choices {
+		for _, t := range tails {
+			all = append(all, pattern[:open]+c+t)
+		}
+	}
+	return all, nil
+}
