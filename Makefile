@@ -67,6 +67,10 @@ lint: lint-go lint-python lint-vulnerabilities docs ## golangci-lint with the im
 bench: $(VENV)/.package build $(if $(filter own_data,$(or $(CASE),own_data)),build/mosaicml/.installed) ## Measure side by side: all cases, or one with CASE=name.
 	@$(PY) bench/run.py $(CASE)
 
+.PHONY: shape
+shape: go-check ## Count what the program is made of: lines, packages, the largest types, references against the order of files, flags.
+	@go run ./bench/shape
+
 .PHONY: build
 build: go-check ## Build build/bin/bowstring.
 	@$(STAGE) build $(GO) build -o $(BIN) ./cmd/bowstring

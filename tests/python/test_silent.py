@@ -75,7 +75,6 @@ class Running(threading.Thread):
 
 ASKING: dict[str, Callable[[bowstring.Dataset], Any]] = {
     "a stream": lambda photos: positions(photos.batches(50)) == EVERY,
-    "several connections": lambda photos: positions(photos.batches(50, connections=2)) == EVERY,
     "an exchange": lambda photos: photos.take([5]).num_rows == 1,
     "a schema": lambda photos: "position" in photos._but(_schema=None).schema.names,
     "a plan": lambda photos: photos.plan().rows == 300,
@@ -143,10 +142,9 @@ def test_a_fork_cuts_off_no_client_but_the_packages(here: bowstring.Client, node
         own.close()
 
 
-@pytest.mark.parametrize("count", [1, 3])
-def test_closing_wakes_who_waits(here: bowstring.Client, relay: Relay, count: int) -> None:
+def test_closing_wakes_who_waits(here: bowstring.Client, relay: Relay) -> None:
     photos = by(relay, here)
-    batches = photos.shuffle(31).batches(1, epochs=1000, connections=count)
+    batches = photos.shuffle(31).batches(1, epochs=1000)
     asking = Running(lambda: positions(batches))
     relay.waits_for_a_client()
     batches.close()
