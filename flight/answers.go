@@ -2,10 +2,12 @@ package flight
 
 import (
 	"context"
+	"time"
 
 	"google.golang.org/protobuf/proto"
 
 	"bowstring/fetch"
+	"bowstring/flight/wire"
 )
 
 // reserveAnswer counts in what a call takes to put an answer together whole, and to keep it until its client has read it.
@@ -19,12 +21,12 @@ func (s *Server) reserveAnswer(ctx context.Context, n int64) (release func(), er
 }
 
 // awaitedBytes is from how many bytes on an answer is waited for until it is written.
-const awaitedBytes = 4 * inlineBytes
+const awaitedBytes = 4 * wire.InlineBytes
 
 // written is closed when the bytes of an answer are in the kernel, or are given up.
 type written chan struct{}
 
-// Release implements releaser.
+// Release implements wire.Releaser.
 func (w written) Release() { close(w) }
 
 // answer sends an answer that is no stream's, and returns when it is written. grpc takes a message whatever its length,
@@ -40,8 +42,8 @@ func (c *callStream) answer(m any) error {
 		return err
 	}
 	done := make(written)
-	f := newFrame([]piece{{bytes: b, held: true}}, done, 1)
-	if err := c.call.lane.send(c.ctx, c.ServerStream, f); err != nil {
+	f := wire.NewFrame([]wire.Piece{{Bytes: b, Held: true}}, done, time.Time{})
+	if err := c.call.lane.Send(c.ctx, c.ServerStream, f); err != nil {
 		return err
 	}
 	select {

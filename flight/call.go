@@ -18,6 +18,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"bowstring/fetch"
+	"bowstring/flight/wire"
 	"bowstring/schema"
 )
 
@@ -65,8 +66,8 @@ func (s *Server) streamCall(srv any, ss grpc.ServerStream, info *grpc.StreamServ
 		return ended(ss, err)
 	}
 	var in *receiver
-	if err = uncompressed(ctx); err == nil {
-		c.lane, err = newLane(ctx)
+	if err = wire.Uncompressed(ctx); err == nil {
+		c.lane, err = wire.NewLane(ctx)
 	}
 	if err == nil {
 		in, err = s.newReceiver(ctx, c, info)
@@ -76,7 +77,7 @@ func (s *Server) streamCall(srv any, ss grpc.ServerStream, info *grpc.StreamServ
 		s.calls.end(c)
 		return ended(ss, err)
 	}
-	c.observer, c.conn = s.opts.Observer, gatherOf(ctx)
+	c.observer, c.conn = s.opts.Observer, wire.ConnOf(ctx)
 	ctx, c.span = s.beginSpan(ctx, info.FullMethod)
 	over := make(chan error, 1)
 	s.sending.Go(func() {

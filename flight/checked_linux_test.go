@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/metadata"
 
 	"bowstring/flight/shm"
+	"bowstring/internal/shmtest"
 	"bowstring/schema"
 )
 
@@ -43,7 +44,7 @@ func TestWrongBytesNeverLeave(t *testing.T) {
 			for i := range rows {
 				want = append(want, content(i)...)
 			}
-			id, memory := ringClient(t, local)
+			id, memory := shmtest.Map(t, local.Path(), local.Key(""))
 			call := 0
 			read := func() (shared int, err error) {
 				ctx := t.Context()
@@ -106,7 +107,7 @@ func (f *fixture) readShared(ctx context.Context, memory, want []byte) (shared i
 		if len(data.AppMetadata) == 0 {
 			continue // the schema
 		}
-		var said struct{ Shared *lies }
+		var said struct{ Shared *shm.Extents }
 		mustUnmarshal(f.t, data.AppMetadata, &said)
 		if said.Shared == nil {
 			if !bytes.Contains(data.DataBody, want) {

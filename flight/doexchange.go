@@ -11,6 +11,7 @@ import (
 	"bowstring/fetch"
 	"bowstring/fetch/admission"
 	"bowstring/flight/policy"
+	"bowstring/flight/wire"
 	"bowstring/schema"
 )
 
@@ -102,7 +103,7 @@ func (s *Server) DoExchange(stream flight.FlightService_DoExchangeServer) error 
 		return err
 	}
 
-	out := &sender{server: s, ctx: ctx, stop: stop, stream: stream, encoder: newEncoder(job.Projection().Schema)}
+	out := &sender{server: s, ctx: ctx, stop: stop, stream: stream, encoder: wire.NewEncoder(job.Projection().Schema)}
 	// Before the first request: clients wait for the schema before they ask.
 	if err := out.open(); err != nil {
 		return err

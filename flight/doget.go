@@ -11,6 +11,7 @@ import (
 	"bowstring/fetch"
 	"bowstring/fetch/resolve"
 	"bowstring/flight/policy"
+	"bowstring/flight/wire"
 	"bowstring/schema"
 )
 
@@ -60,11 +61,11 @@ func (s *Server) DoGet(ticket *flight.Ticket, stream flight.FlightService_DoGetS
 	if onlyLooks(ctx) {
 		ctx = fetch.Unrecorded(ctx)
 	}
-	ring, err := s.sharing(ctx)
+	ring, err := s.sideband(ctx)
 	if err != nil {
 		return err
 	}
-	defer ring.leave()
+	defer ring.Leave()
 	// As late as in sender.prepare: what was checked is copied to the client next, while the processor's cache has it.
 	ctx = fetch.CheckedLate(ctx)
 	job, batches, err := s.serveTicket(ctx, t, s.openEarly)
@@ -76,7 +77,7 @@ func (s *Server) DoGet(ticket *flight.Ticket, stream flight.FlightService_DoGetS
 	}
 	defer job.Close() // the stream keeps the snapshot open for itself
 	defer batches.Close()
-	send := &sender{server: s, ctx: ctx, stop: stop, stream: stream, encoder: newEncoder(job.Projection().Schema),
+	send := &sender{server: s, ctx: ctx, stop: stop, stream: stream, encoder: wire.NewEncoder(job.Projection().Schema),
 		ring: ring, moves: true}
 	return send.all(batches, func(b *fetch.Batch, wait waitMetadata) any {
 		return batchMetadata{

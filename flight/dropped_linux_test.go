@@ -7,7 +7,6 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"github.com/apache/arrow/go/v17/arrow"
 	"github.com/apache/arrow/go/v17/arrow/flight"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
@@ -17,71 +16,36 @@ import (
 	"bowstring/schema"
 )
 
-func imageSchema() *arrow.Schema {
-	return arrow.NewSchema([]arrow.Field{{Name: "image", Type: arrow.BinaryTypes.LargeBinary}}, nil)
-}
+// counted counts the blobs that are out.
+type counted struct{ out *atomic.Int64 }
 
-// imageBatch is a batch of one row, whose blob lies where an owner has it.
-func imageBatch(blob []byte, owner schema.Owner) *schema.Batch {
-	n := int64(len(blob))
-	offsets := make([]byte, 16)
-	offsets[8], offsets[9] = byte(n), byte(n>>8)
-	return &schema.Batch{
-		Schema: imageSchema(), Rows: 1,
-		Columns: []schema.Vector{{Len: 1, Buffers: []schema.Buffer{{}, {Len: 16, Pieces: [][]byte{offsets}},
-			{Len: n, Pieces: [][]byte{blob}}}}},
-		Blobs: [][]schema.Blob{{schema.NewBlob(blob, owner)}},
-	}
-}
+func (c counted) Unpin() { c.out.Add(-1) }
 
-// cutShort is memory of a file that has been cut short since: whoever reads it would end the process.
-func cutShort(t *testing.T, n int) []byte {
-	t.Helper()
-	f, err := os.Create(filepath.Join(t.TempDir(), "segment"))
+// A file that is cut short under a small blob for another node fails that blob alone.
+func TestFileCutShortUnderLoan(t *testing.T) {
+	file, err := os.Create(filepath.Join(t.TempDir(), "segment"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = f.Close() }()
-	if err := f.Truncate(int64(n)); err != nil {
+	defer file.Close()
+	if err := file.Truncate(1 << 10); err != nil {
 		t.Fatal(err)
 	}
-	b, err := unix.Mmap(int(f.Fd()), 0, n, unix.PROT_READ, unix.MAP_SHARED)
+	b, err := unix.Mmap(int(file.Fd()), 0, 1<<10, unix.PROT_READ, unix.MAP_SHARED)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = unix.Munmap(b) })
-	if err := f.Truncate(0); err != nil {
+	if err := file.Truncate(0); err != nil {
 		t.Fatal(err)
 	}
-	return b
-}
-
-// A file that is cut short under a message ends its stream or its connection, and no more.
-func TestFileCutShortUnderMessage(t *testing.T) {
-	b := cutShort(t, 10*inlineBytes)
 	var out atomic.Int64
-	out.Add(1)
-	_, err := newEncoder(imageSchema()).batchFrame(imageBatch(b[:inlineBytes], counted{&out}), nil, nil)
-	wantDataLoss(t, "a small blob", err)
-	if out.Load() != 0 {
-		t.Error("its batch was not released")
-	}
-	g, _ := gathered(t)
-	f := &frame{pieces: []piece{{bytes: b}}}
-	if err := laneFor(g, 1).expect(t.Context(), f); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := g.Write(dataHeader(1, len(b))); err != nil {
-		t.Fatal(err)
-	}
-	_, err = g.Write(b[:10:10])
-	wantDataLoss(t, "a small part of a blob", err)
-	_, err = g.Write([]byte{1})
-	wantDataLoss(t, "what follows", err)
 	out.Add(1)
 	answers := []fetch.Answer{{Blob: schema.NewBlob(b[:10], counted{&out})}, {Blob: schema.NewBlob([]byte("here"), nil)}}
 	small := cloneSmall(answers)
-	wantDataLoss(t, "a small blob for another node", answers[0].Err)
+	if !errors.Is(answers[0].Err, schema.ErrDataLoss) {
+		t.Errorf("a small blob for another node: %v, want %v", answers[0].Err, schema.ErrDataLoss)
+	}
 	if out.Load() != 0 || answers[1].Err != nil || string(small[1]) != "here" {
 		t.Errorf("%d blobs are held; the other one is %q, %v", out.Load(), small[1], answers[1].Err)
 	}
@@ -115,12 +79,5 @@ func TestFileCutShortWhileSending(t *testing.T) {
 	err = drainStream(s)
 	if code := status.Code(err); err != nil && code != codes.DataLoss && code != codes.Unavailable {
 		t.Errorf("the stream ended with %v", err)
-	}
-}
-
-func wantDataLoss(t *testing.T, what string, err error) {
-	t.Helper()
-	if !errors.Is(err, schema.ErrDataLoss) {
-		t.Errorf("%s: %v, want %v", what, err, schema.ErrDataLoss)
 	}
 }

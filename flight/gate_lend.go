@@ -10,6 +10,7 @@ import (
 
 	"bowstring/fetch"
 	"bowstring/flight/peer"
+	"bowstring/flight/wire"
 	"bowstring/schema"
 )
 
@@ -55,7 +56,7 @@ func (s *Server) meet(ss grpc.ServerStream, method string) (hello peer.Hello, st
 			err := ss.RecvMsg(&m)
 			return m.GetValue(), err
 		},
-		Send: func(b []byte) error { return ss.SendMsg(&frame{pieces: []piece{{bytes: b}}}) },
+		Send: func(b []byte) error { return ss.SendMsg(wire.OwnFrame(b)) },
 	}
 	if way.Binding, err = bindingOf(ctx); err != nil {
 		return hello, nil, err
@@ -78,15 +79,15 @@ func (s *Server) meet(ss grpc.ServerStream, method string) (hello peer.Hello, st
 
 // bindingOf is what tells the connection of a call from all others; nil without TLS.
 func bindingOf(ctx context.Context) ([]byte, error) {
-	g := gatherOf(ctx)
+	g := wire.ConnOf(ctx)
 	if g == nil {
 		return nil, nil
 	}
-	sealed, ok := g.Conn.(*sealedConn)
+	state, ok := g.TLS()
 	if !ok {
 		return nil, nil
 	}
-	b, err := peer.Binding(sealed.ConnectionState())
+	b, err := peer.Binding(state)
 	if err != nil {
 		return nil, fmt.Errorf("%w: nodes use TLS 1.3: %w", schema.ErrInvalid, err)
 	}

@@ -12,6 +12,7 @@ import (
 	"bowstring/fetch/peers"
 	"bowstring/flight/peer"
 	"bowstring/flight/usage"
+	"bowstring/flight/wire"
 	"bowstring/schema"
 )
 
@@ -65,8 +66,8 @@ func (l *lending) send(ctx context.Context) error {
 		}
 		l.bill(answers)
 		f := answersFrame(answers, small)
-		size := f.size()
-		if err := laneOf(ctx).send(ctx, l.ss, f); err != nil {
+		size := f.Size()
+		if err := laneOf(ctx).Send(ctx, l.ss, f); err != nil {
 			return err
 		}
 		count(ctx, len(answers), size)
@@ -116,7 +117,7 @@ func cloneSmall(answers []fetch.Answer) [][]byte {
 	small := make([][]byte, len(answers))
 	for i := range answers {
 		a := &answers[i]
-		if a.Err != nil || len(a.Blob.Bytes()) > inlineBytes {
+		if a.Err != nil || len(a.Blob.Bytes()) > wire.InlineBytes {
 			continue
 		}
 		if small[i], a.Err = cloned(a.Blob.Bytes()); a.Err != nil {
@@ -128,11 +129,10 @@ func cloneSmall(answers []fetch.Answer) [][]byte {
 }
 
 // answersFrame makes a message of answers, whose blobs it takes over. small is what cloneSmall has made of them.
-func answersFrame(answers []fetch.Answer, small [][]byte) *frame {
+func answersFrame(answers []fetch.Answer, small [][]byte) *wire.Frame {
 	head := make([]peer.Answer, len(answers))
 	blobs := make([]schema.Blob, 0, len(answers))
-	pieces := make([]piece, 1, 1+len(answers))
-	held := int32(0)
+	pieces := make([]wire.Piece, 1, 1+len(answers))
 	for i, a := range answers {
 		head[i] = peer.Answer{ID: a.ID, Status: peer.Here, Size: len(a.Blob.Bytes())}
 		if a.Err != nil {
@@ -146,25 +146,20 @@ func answersFrame(answers []fetch.Answer, small [][]byte) *frame {
 			case errors.Is(a.Err, peers.ErrFull):
 				head[i].Status = peer.Full
 			}
-			pieces = append(pieces, piece{bytes: why})
+			pieces = append(pieces, wire.Piece{Bytes: why})
 			continue
 		}
 		b := a.Blob.Bytes()
-		if len(b) > inlineBytes {
-			pieces = append(pieces, piece{bytes: b[:len(b):len(b)], held: true})
-			held++
+		if len(b) > wire.InlineBytes {
+			pieces = append(pieces, wire.Piece{Bytes: b[:len(b):len(b)], Held: true})
 		} else if len(b) > 0 {
-			pieces = append(pieces, piece{bytes: small[i]})
+			pieces = append(pieces, wire.Piece{Bytes: small[i]})
 		}
 		blobs = append(blobs, a.Blob)
 	}
-	pieces[0].bytes = peer.AppendAnswers(nil, head)
+	pieces[0].Bytes = peer.AppendAnswers(nil, head)
 	batch := &schema.Batch{Blobs: [][]schema.Blob{blobs}}
-	f := newFrame(pieces, batch, held)
-	if f.batch != nil {
-		f.resident = freshUntil(batch, time.Now())
-	}
-	return f
+	return wire.NewFrame(pieces, batch, wire.FreshUntil(batch, time.Now()))
 }
 
 // cloned is a copy of bytes that may lie in a file.

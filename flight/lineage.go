@@ -9,6 +9,7 @@ import (
 	"google.golang.org/grpc/metadata"
 
 	"bowstring/fetch"
+	"bowstring/flight/wire"
 	"bowstring/schema"
 )
 
@@ -17,7 +18,7 @@ const ConsoleAgent = "bowstring-console"
 
 // onlyLooks reports whether a call is one of the console's. Others may call themselves so, and are put on record.
 func onlyLooks(ctx context.Context) bool {
-	if conn := gatherOf(ctx); conn == nil || !conn.within {
+	if conn := wire.ConnOf(ctx); conn == nil || !conn.Within {
 		return false
 	}
 	md, _ := metadata.FromIncomingContext(ctx)

@@ -1,12 +1,12 @@
 package flight
 
 import (
-	"net"
 	"slices"
 	"time"
 
 	"bowstring/fetch"
 	"bowstring/flight/policy"
+	"bowstring/flight/wire"
 )
 
 // Look is what Stats says at a moment, taken once to be shown to several: each sees of it
@@ -21,7 +21,7 @@ type Look struct {
 type lookedAt struct {
 	caller fetch.Caller
 	access access
-	conn   *gatherConn // or nil
+	conn   *wire.Conn // or nil
 	more   StreamMore
 }
 
@@ -50,7 +50,7 @@ type Sight struct {
 func (s *Server) Look() *Look {
 	l := &Look{At: time.Now(), stats: s.Stats()}
 	l.stats.Streams, l.calls = s.calls.look(l.stats.Streams)
-	links := map[*gatherConn]StreamMore{}
+	links := map[*wire.Conn]StreamMore{}
 	for i := range l.calls {
 		c := &l.calls[i]
 		conn := c.conn
@@ -59,7 +59,7 @@ func (s *Server) Look() *Look {
 		}
 		times, ok := links[conn]
 		if !ok {
-			times.Sending, times.Held = sendTimes(conn.Conn)
+			times.Sending, times.Held = conn.SendTimes()
 			links[conn] = times
 		}
 		c.more.Sending, c.more.Held = times.Sending, times.Held
@@ -125,16 +125,4 @@ func (v *Visitor) Sees(l *Look) Sight {
 		}
 	}
 	return sight
-}
-
-// sendTimes is how long a connection has had bytes to send, and how long of that its peer
-// had no room for them.
-func sendTimes(c net.Conn) (sending, held time.Duration) {
-	switch c := c.(type) {
-	case *sealedConn:
-		return sendTimes(c.below.Conn)
-	case *net.TCPConn:
-		return tcpTimes(c)
-	}
-	return 0, 0
 }

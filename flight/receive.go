@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"bowstring/flight/wire"
 	"bowstring/schema"
 )
 
@@ -59,7 +60,7 @@ type receiver struct {
 func (s *Server) newReceiver(ctx context.Context, c *call, info *grpc.StreamServerInfo) (*receiver, error) {
 	from, ok := grpc.ServerTransportStreamFromContext(ctx).(incomingBytes)
 	if !ok {
-		return nil, errTransport
+		return nil, wire.ErrTransport
 	}
 	r := &receiver{server: s, call: c, from: from, client: info.IsClientStream, lease: s.memory.lease(ctx, c.host)}
 	c.incoming = r.lease

@@ -67,7 +67,7 @@ func TestStepsByRingAreTheConsumers(t *testing.T) {
 		}
 		var batch struct {
 			Wait   waitMetadata
-			Shared *lies
+			Shared *shm.Extents
 		}
 		if err := json.Unmarshal(data.AppMetadata, &batch); err != nil {
 			t.Fatal(err)

@@ -8,13 +8,10 @@ import (
 	"time"
 
 	"bowstring/fetch"
+	"bowstring/flight/shm"
+	"bowstring/flight/wire"
 	"bowstring/schema"
 )
-
-// messageStream is the sending half of a grpc stream.
-type messageStream interface {
-	SendMsg(any) error
-}
 
 // sender sends batches as frames, the schema first. It is used by one goroutine, and has another one while it sends all
 // batches of a stream.
@@ -22,10 +19,10 @@ type sender struct {
 	server  *Server
 	ctx     context.Context // the call's
 	stop    func()          // ends ctx
-	stream  messageStream
-	encoder *encoder
-	ring    *shared // nil if all goes by the connection
-	moves   bool    // its client can go on elsewhere, from the last batch
+	stream  wire.MessageStream
+	encoder *wire.Encoder
+	ring    *shm.Sideband // nil if all goes by the connection
+	moves   bool          // its client can go on elsewhere, from the last batch
 
 	opened    bool
 	began     bool          // a batch was sent
@@ -37,7 +34,7 @@ type sender struct {
 // outgoing is a batch that is ready to be sent: its blobs are checked, and those that go by a ring are copied there.
 type outgoing struct {
 	batch  *schema.Batch
-	beside *lies         // what goes by the ring; nil if nothing does
+	beside *shm.Extents  // what goes by the ring; nil if nothing does
 	began  time.Time     // when it began to be made ready
 	took   time.Duration // to make it ready, without the wait for room in the ring
 	// resident is until when its bytes are known to be in memory; zero for always
@@ -49,7 +46,7 @@ type outgoing struct {
 
 // drop releases a batch that will not be sent.
 func (o *outgoing) drop() {
-	o.beside.dropped()
+	o.beside.Dropped()
 	o.batch.Release()
 }
 
@@ -143,7 +140,7 @@ func (o *outgoing) waited(sentBefore time.Time) time.Duration {
 	if o.beside == nil {
 		return 0
 	}
-	return max(0, min(o.beside.waited, o.began.Add(o.beside.waited).Sub(sentBefore)))
+	return max(0, min(o.beside.Waited, o.began.Add(o.beside.Waited).Sub(sentBefore)))
 }
 
 // take takes the next batch of a stream, and makes it ready.
@@ -173,16 +170,16 @@ func (s *sender) take(batches *fetch.Stream) (o outgoing, err error) {
 
 // prepare takes a batch over and makes it ready: blobs that were not checked yet are so now, those that go by a ring in
 // their copies there; again brings what is wrong.
-func (s *sender) prepare(b *schema.Batch, again rereader) (outgoing, error) {
+func (s *sender) prepare(b *schema.Batch, again shm.Reread) (outgoing, error) {
 	start := time.Now()
-	beside, err := s.ring.share(s.ctx, b, again)
+	beside, err := s.ring.Share(s.ctx, b, again)
 	if err == nil {
-		err = checkInPlace(s.ctx, b, beside, again)
+		err = wire.CheckInPlace(s.ctx, b, beside.Aside(), again)
 	}
 	ready := time.Now()
-	o := outgoing{batch: b, beside: beside, began: start, took: ready.Sub(start), resident: freshUntil(b, ready)}
+	o := outgoing{batch: b, beside: beside, began: start, took: ready.Sub(start), resident: wire.FreshUntil(b, ready)}
 	if beside != nil {
-		o.took -= beside.waited
+		o.took -= beside.Waited
 	}
 	if err != nil {
 		o.drop()
@@ -195,7 +192,7 @@ func (s *sender) open() error {
 	if s.opened {
 		return nil
 	}
-	f, err := s.encoder.schemaFrame()
+	f, err := s.encoder.Schema()
 	if err != nil {
 		return err
 	}
@@ -238,24 +235,23 @@ func (s *sender) send(o *outgoing, metadata any) error {
 	begun := time.Now()
 	meta, err := json.Marshal(metadata)
 	if err == nil {
-		meta, err = o.beside.told(meta)
+		meta, err = o.beside.Told(meta)
 	}
 	if err != nil {
 		o.drop()
 		return err
 	}
-	f, err := s.encoder.batchFrame(o.batch, o.beside, meta)
+	f, err := s.encoder.Batch(o.batch, o.beside.Aside(), meta, o.resident)
 	if err != nil {
-		o.beside.dropped()
+		o.beside.Dropped()
 		return err
 	}
-	f.resident = o.resident
-	o.beside.sent()
-	rows, size := o.batch.Rows, f.size()+o.beside.bytes()
+	o.beside.Sent()
+	rows, size := o.batch.Rows, f.Size()+o.beside.Bytes()
 	waited := o.waited(s.sentAt)
 	start := time.Now()
 	s.lastFrame = start.Sub(begun)
-	err = laneOf(s.ctx).send(s.ctx, s.stream, f)
+	err = laneOf(s.ctx).Send(s.ctx, s.stream, f)
 	s.sentAt = time.Now()
 	s.lastSend = s.sentAt.Sub(start) + waited
 	if err == nil {

@@ -10,6 +10,7 @@ import (
 
 	"bowstring/fetch"
 	"bowstring/fetch/admission"
+	"bowstring/flight/wire"
 	"bowstring/schema"
 )
 
@@ -56,7 +57,7 @@ func (f *fixture) describing(n int, describe func(*fetch.Batch, waitMetadata) an
 		f.t.Fatal(err)
 	}
 	h, ended = &held{make(chan struct{}), make(chan error), f.t.Context().Done()}, make(chan error, 1)
-	send := &sender{server: f.server, ctx: ctx, stop: stop, stream: h, encoder: newEncoder(job.Projection().Schema)}
+	send := &sender{server: f.server, ctx: ctx, stop: stop, stream: h, encoder: wire.NewEncoder(job.Projection().Schema)}
 	go func() {
 		defer stop()
 		defer job.Close()

@@ -19,6 +19,7 @@ import (
 
 	"bowstring/fetch"
 	"bowstring/fetch/admission"
+	"bowstring/flight/wire"
 	"bowstring/schema"
 )
 
@@ -100,13 +101,11 @@ func New(engine *fetch.Engine, opts Options) *Server {
 		s.calls.kill(why, func(c *call) bool { return isFlight(c.method) || isNodes(c.method) })
 	})
 	s.handshaking, s.stopGreeting = context.WithCancel(context.Background())
-	transport := s.chain()
+	transport := append(s.chain(), wire.ServerOptions()...)
 	if opts.Door.Encrypts() {
-		transport = append(transport, grpc.Creds(sealing{s}))
+		transport = append(transport, grpc.Creds(wire.Credentials(s.handshaking, opts.Door)))
 	}
 	s.grpc = grpc.NewServer(append(transport,
-		codecOption(),
-		grpc.WriteBufferSize(0), // connections gather what is written; see gatherConn
 		grpc.MaxConcurrentStreams(uint32(opts.MaxCallsPerConnection)),
 		grpc.MaxHeaderListSize(maxHeaderBytes),
 		grpc.StaticStreamWindowSize(streamWindow),
@@ -132,11 +131,19 @@ func New(engine *fetch.Engine, opts Options) *Server {
 // Serve answers calls that come in by l, and closes it in the end. It returns
 // nil after Shutdown. It may be called for several listeners.
 func (s *Server) Serve(l net.Listener) error {
-	err := s.grpc.Serve(newListener(l, s.sending.Go, &s.opts))
+	err := s.grpc.Serve(wire.Listen(l, s.sending.Go, s.listening()))
 	if errors.Is(err, grpc.ErrServerStopped) {
 		return nil
 	}
 	return err
+}
+
+// listening says which connections the server accepts.
+func (s *Server) listening() wire.Listening {
+	return wire.Listening{
+		Logger: s.log, Encrypts: s.opts.Door.Encrypts(),
+		Most: s.opts.MaxConnections, MostOf: s.opts.MaxConnectionsPerPeer,
+	}
 }
 
 // Shutdown drains the server and stops it. Health checks say NOT_SERVING, new

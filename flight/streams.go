@@ -12,6 +12,7 @@ import (
 	"bowstring/fetch"
 	"bowstring/flight/auth"
 	"bowstring/flight/usage"
+	"bowstring/flight/wire"
 	"bowstring/schema"
 )
 
@@ -30,10 +31,10 @@ type call struct {
 
 	incoming *lease // of what came in last, set before the handler runs
 
-	conn     *gatherConn // what it came by, or nil; set before the handler runs
-	lane     *lane       // of conn, or nil; set before the handler runs
-	observer Observer    // or nil, likewise
-	span     trace.Span  // or nil, likewise
+	conn     *wire.Conn // what it came by, or nil; set before the handler runs
+	lane     *wire.Lane // of conn, or nil; set before the handler runs
+	observer Observer   // or nil, likewise
+	span     trace.Span // or nil, likewise
 
 	rows, bytes atomic.Int64 // moved so far, in either direction; see count
 	stored      atomic.Int64 // bytes read from the store for it; see countStored
@@ -114,6 +115,14 @@ type callKey struct{}
 func callFrom(ctx context.Context) *call {
 	c, _ := ctx.Value(callKey{}).(*call)
 	return c
+}
+
+// laneOf returns the lane of the call that ctx belongs to.
+func laneOf(ctx context.Context) *wire.Lane {
+	if c := callFrom(ctx); c != nil {
+		return c.lane
+	}
+	return nil
 }
 
 // begin lists a call. Its context ends with ctx or when the call is killed.

@@ -12,6 +12,7 @@ import (
 
 	"bowstring/fetch"
 	"bowstring/flight/peer"
+	"bowstring/flight/wire"
 	"bowstring/schema"
 )
 
@@ -193,7 +194,7 @@ func (s *Server) warmFor(ss grpc.ServerStream) error {
 	err = s.engine.Warm(ctx, job, func(p fetch.WarmProgress) {
 		b, err := encodeJSON(p)
 		if err == nil {
-			err = ss.SendMsg(&frame{pieces: []piece{{bytes: b}}})
+			err = ss.SendMsg(wire.OwnFrame(b))
 		}
 		if err != nil {
 			cancel(fmt.Errorf("telling the other node: %w", err))

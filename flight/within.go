@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc/peer"
 
 	"bowstring/fetch"
+	"bowstring/flight/wire"
 )
 
 // ServeWithin answers calls that come in by l from within this process, as Serve does but
@@ -17,9 +18,9 @@ import (
 // calls has to say so all the same, and the remote addresses of l's connections are those
 // that limits go by. It returns nil after Shutdown, and closes l in the end.
 func (s *Server) ServeWithin(l net.Listener) error {
-	inner := newListener(l, s.sending.Go, &s.opts)
-	inner.encrypts, inner.within = false, true
-	err := s.grpc.Serve(inner)
+	which := s.listening()
+	which.Encrypts, which.Within = false, true
+	err := s.grpc.Serve(wire.Listen(l, s.sending.Go, which))
 	if errors.Is(err, grpc.ErrServerStopped) {
 		return nil
 	}

@@ -14,6 +14,7 @@
 // slot may then refer to blobs in files of the server's, which the client is handed for
 // reading. The slot holds them until it is free.
 //
-// Here live the socket, the rings and their bookkeeping. What a batch is, and who may read
-// what, is the business of package flight.
+// Here live the socket, the rings and their bookkeeping, and the [Sideband] of a call, which puts the large buffers of
+// a batch into a ring. A slot's bytes are the server's from Reserve to Sent, and the client's until it lets go; what a
+// slot refers to is pinned as long. Who may read what is the business of package flight.
 package shm

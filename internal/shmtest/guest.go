@@ -12,6 +12,7 @@ import (
 	"net"
 	"os"
 	"strings"
+	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -129,4 +130,23 @@ func (g *Guest) Close() {
 	if g.File != nil {
 		_ = g.File.Close()
 	}
+}
+
+// Map visits a socket as the caller "", and maps the ring that it is given until the test ends.
+func Map(t testing.TB, path string, key []byte) (ring string, memory []byte) {
+	t.Helper()
+	g, err := Visit(path, "", key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(g.Close)
+	if g.Ring == "" {
+		t.Fatal(g.Refused)
+	}
+	memory, err = unix.Mmap(int(g.File.Fd()), 0, int(g.Bytes), unix.PROT_READ, unix.MAP_SHARED)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Munmap(memory) })
+	return g.Ring, memory
 }

@@ -1,0 +1,19 @@
+//go:build !linux
+
+package wire
+
+import (
+	"net"
+	"time"
+)
+
+// vectorWriter writes slices to a connection. It is used by one goroutine at a time.
+type vectorWriter struct{}
+
+func newVectorWriter(net.Conn) *vectorWriter { return &vectorWriter{} }
+
+// write writes all buffers to c. It eats them.
+func (*vectorWriter) write(c net.Conn, buffers net.Buffers, _ time.Time) error {
+	_, err := buffers.WriteTo(c)
+	return err
+}
