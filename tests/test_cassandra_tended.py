@@ -85,7 +85,7 @@ def test_verified_and_repaired(
 ) -> None:
     keyspace, saved = new_store(), tmp_path / "saved"
     bowstring("import", folder, "photos", "--split", "val", "--store", keyspace.uri())
-    bowstring("backup", keyspace.uri(), saved)
+    bowstring("copy", keyspace.uri(), saved, "--all")
     keys = sorted(bytes(row.key) for row in cql.execute(f"SELECT key FROM {keyspace.name}.blobs"))  # noqa: S608
     lost, spoiled = keys[:2]
     cql.execute(f"DELETE FROM {keyspace.name}.blob_parts WHERE key = %s AND part = 0", [lost])  # noqa: S608
@@ -101,7 +101,7 @@ def test_verified_and_repaired(
     assert told["repaired"] == 2
     assert json.loads(bowstring("verify", keyspace.uri(), "--every-replica", "--json").stdout)["damaged"] == []
     other = new_store()
-    bowstring("restore", saved, other.uri())
+    bowstring("copy", saved, other.uri(), "--all")
     bowstring("verify", other.uri())
     about = [bowstring("describe", "photos", "--json", "--store", k.uri()).stdout for k in (keyspace, other)]
     assert about[0] == about[1]

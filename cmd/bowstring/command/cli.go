@@ -43,9 +43,7 @@ type CLI struct {
 	Usage     UsageCmd     `cmd:"" help:"Say what tenants have used."`
 	Retain    RetainCmd    `cmd:"" help:"Drop old snapshots, and keep the newest, recent and tagged ones."`
 	Verify    VerifyCmd    `cmd:"" help:"Read and check all that a store has, and repair what is damaged."`
-	Copy      CopyCmd      `cmd:"" help:"Copy datasets from one store to another."`
-	Backup    BackupCmd    `cmd:"" help:"Back up a store into a directory of plain files."`
-	Restore   RestoreCmd   `cmd:"" help:"Restore a backup into a store."`
+	Copy      CopyCmd      `cmd:"" help:"Copy datasets from one store to another, or back up all there is."`
 	Demo      DemoCmd      `cmd:"" nosettings:"" passthrough:"" help:"Import photographs, serve them, and train on them with PyTorch (needs bowstring[torch])."`
 	Bench     BenchCmd     `cmd:"" nosettings:"" help:"Measure, also over a link of chosen latency."`
 	Config    ConfigCmd    `cmd:"" help:"Show the configuration."`

@@ -15,29 +15,19 @@ import (
 
 // CopyCmd is bowstring copy.
 type CopyCmd struct {
-	From     string       `arg:"" type:"store" help:"Store to copy from, or a directory with a backup."`
+	From     string       `arg:"" type:"store" help:"Store to copy from."`
 	To       string       `arg:"" type:"store" help:"Store to copy to, which is made if there is none."`
-	Datasets []datasetRef `arg:"" name:"dataset[@n]" help:"Datasets: the newest snapshot of each, or number or tag N."`
+	Datasets []datasetRef `arg:"" optional:"" name:"dataset[@n]" help:"Datasets: the newest snapshot of each, or number or tag N."`
 
-	AllSnapshots bool   `help:"Of a dataset without a number, copy all snapshots."`
+	All          bool   `help:"Copy all there is of the datasets, of all if none is named: every snapshot, its selections, and which numbers were given out. This is a backup, and the way back from one."`
 	Selections   bool   `help:"Also copy the selections of the snapshots."`
+	MoveTags     bool   `help:"Have tags that TO has for other snapshots name the copies (default: they stay)."`
+	LeaveDropped bool   `help:"Leave out snapshots that TO has dropped (default: they are a conflict)."`
 	Renumber     bool   `help:"Make each snapshot the next one of its dataset in TO, in place of keeping its number."`
 	Attached     string `enum:"value,reference" default:"value" help:"What becomes of cells of attached tables: value (they become blobs of TO) or reference (TO is in a cluster that has the tables)."`
-	transferFlags
-}
-
-// transferFlags are those of commands that copy.
-type transferFlags struct {
-	Rate    size `placeholder:"SIZE" help:"Send so many bytes a second at most, such as 200MB (default: no limit)."`
-	Workers int  `default:"32" placeholder:"N" help:"Blobs under way at once (default: ${default})."`
-	JSON    bool `name:"json" help:"Print a JSON object."`
-}
-
-func (f *transferFlags) check() error {
-	if f.Workers < 1 {
-		return usagef("--workers: got %d, want 1 or more", f.Workers)
-	}
-	return nil
+	Rate         size   `placeholder:"SIZE" help:"Send so many bytes a second at most, such as 200MB (default: no limit)."`
+	Workers      int    `default:"32" placeholder:"N" help:"Blobs under way at once (default: ${default})."`
+	JSON         bool   `name:"json" help:"Print a JSON object."`
 }
 
 // Help says what a copy is.
@@ -53,13 +43,13 @@ func (c *CopyCmd) Run(ctx context.Context, app *App) (err error) {
 	if err := c.check(); err != nil {
 		return err
 	}
-	from, err := openSource(ctx, c.From, 0, app.quietLog())
+	from, err := openStore(ctx, c.From, false, app.quietLog())
 	if err != nil {
 		return fmt.Errorf("from %s: %w", c.From, err)
 	}
 	defer func() { err = errors.Join(err, from.Close()) }()
 	var snaps []*schema.Snapshot
-	if c.AllSnapshots {
+	if c.All {
 		snaps, err = tend.Snapshots(ctx, from, namesOf(c.Datasets))
 	} else {
 		snaps, err = tend.Newest(ctx, from, namesOf(c.Datasets))
@@ -67,23 +57,16 @@ func (c *CopyCmd) Run(ctx context.Context, app *App) (err error) {
 	if err != nil {
 		return err
 	}
-	return c.transfer(ctx, app, "copy", from, c.To, snaps, tend.CopyOptions{
-		Selections: c.Selections, Renumber: c.Renumber, Attached: tend.Attached(c.Attached),
-	})
-}
-
-// transfer copies snapshots into the store at addr, and says what it did.
-func (f *transferFlags) transfer(
-	ctx context.Context, app *App, what string, from tend.Source, addr string, snaps []*schema.Snapshot,
-	opts tend.CopyOptions,
-) (err error) {
-	to, err := openStore(ctx, addr, true, app.quietLog())
+	if len(snaps) == 0 {
+		return fmt.Errorf("%w: %s has no snapshot", schema.ErrNotFound, c.From)
+	}
+	to, err := openStore(ctx, c.To, true, app.quietLog())
 	if err != nil {
-		return fmt.Errorf("to %s: %w", addr, err)
+		return fmt.Errorf("to %s: %w", c.To, err)
 	}
 	defer func() { err = errors.Join(err, to.Close()) }()
 	begun := time.Now()
-	done, err := f.send(ctx, app, what, from, to, snaps, opts)
+	done, err := c.send(ctx, app, from, to, snaps)
 	if err != nil {
 		if done.Sent > 0 {
 			app.Notef("%s went over and are kept until the next gc; the same command goes on from here",
@@ -91,11 +74,44 @@ func (f *transferFlags) transfer(
 		}
 		return err
 	}
-	if f.JSON {
+	return c.print(app, &done, time.Since(begun).Seconds())
+}
+
+func (c *CopyCmd) check() error {
+	if c.Workers < 1 {
+		return usagef("--workers: got %d, want 1 or more", c.Workers)
+	}
+	if !c.All && len(c.Datasets) == 0 {
+		return usagef("copy: name datasets, or say --all")
+	}
+	for _, d := range c.Datasets {
+		if c.All && (d.Snapshot != 0 || d.Tag != "") {
+			return usagef("--all copies every snapshot of a dataset: name %s without one", d.Name)
+		}
+	}
+	return nil
+}
+
+func (c *CopyCmd) send(ctx context.Context, app *App, from, to store.Store, snaps []*schema.Snapshot) (tend.Copied, error) {
+	bar := app.byteProgress("copy", 1)
+	defer func() { _ = bar.Exit() }() // drawing is best effort
+	return tend.Copy(ctx, from, to, snaps, tend.CopyOptions{
+		Rate: int64(c.Rate), Workers: c.Workers, Selections: c.Selections || c.All, Numbers: c.All,
+		MoveTags: c.MoveTags, LeaveDropped: c.LeaveDropped, Renumber: c.Renumber, Attached: tend.Attached(c.Attached),
+		Progress: func(done tend.Copied) {
+			bar.ChangeMax64(max(done.OfBytes, 1))
+			_ = bar.Set64(min(done.Bytes, done.OfBytes))
+		},
+	})
+}
+
+// print says what was copied.
+func (c *CopyCmd) print(app *App, done *tend.Copied, seconds float64) error {
+	if c.JSON {
 		return printJSON(app.Stdout, struct {
-			tend.Copied
+			*tend.Copied
 			Seconds float64 `json:"seconds"`
-		}{done, time.Since(begun).Seconds()})
+		}{done, seconds})
 	}
 	out := table{numbers: []bool{false, true, true}}
 	out.add("DATASET", "SNAPSHOT", "ROWS", "")
@@ -104,6 +120,9 @@ func (f *transferFlags) transfer(
 		switch {
 		case s.There:
 			state = "was there"
+		case s.Dropped:
+			out.add(s.Dataset, fmt.Sprint(s.Snapshot), humanize.Comma(s.Rows), "left out, was dropped there")
+			continue
 		case s.As != s.Snapshot:
 			state = fmt.Sprintf("copied from snapshot %d", s.Snapshot)
 		}
@@ -114,25 +133,11 @@ func (f *transferFlags) transfer(
 	}
 	app.Notef("%s, of which %s with %s were sent, in %.1f s; %s, %s", plural(done.Blobs, "blob"),
 		humanize.Comma(done.Sent),
-		humanize.IBytes(uint64(done.SentBytes)), time.Since(begun).Seconds(), plural(done.Selections, "selection"),
+		humanize.IBytes(uint64(done.SentBytes)), seconds, plural(done.Selections, "selection"),
 		plural(done.Tags, "tag"))
 	for _, t := range done.KeptTags {
 		app.Notef("%s@%s stays snapshot %d; bowstring tag %s@%d %s moves it", t.Dataset, t.Tag, t.Snapshot, t.Dataset,
 			t.Copied, t.Tag)
 	}
 	return nil
-}
-
-func (f *transferFlags) send(
-	ctx context.Context, app *App, what string, from tend.Source, to store.Store, snaps []*schema.Snapshot,
-	opts tend.CopyOptions,
-) (tend.Copied, error) {
-	bar := app.byteProgress(what, 1)
-	defer func() { _ = bar.Exit() }() // drawing is best effort
-	opts.Rate, opts.Workers = int64(f.Rate), f.Workers
-	opts.Progress = func(c tend.Copied) {
-		bar.ChangeMax64(max(c.OfBytes, 1))
-		_ = bar.Set64(min(c.Bytes, c.OfBytes))
-	}
-	return tend.Copy(ctx, from, to, snaps, opts)
 }

@@ -1,7 +1,6 @@
 package command
 
 import (
-	"context"
 	"fmt"
 	"log/slog"
 	"os"
@@ -11,26 +10,9 @@ import (
 	"github.com/schollz/progressbar/v3"
 	"golang.org/x/sys/unix"
 
-	"bowstring/fetch/store/backup"
-	"bowstring/fetch/store/cql"
-	"bowstring/fetch/store/tend"
 	"bowstring/schema"
 	"bowstring/spill"
 )
-
-// openedSource is a store or a generation of a backup.
-type openedSource interface {
-	tend.Source
-	Close() error
-}
-
-// openSource opens what is at addr: a store, or a generation of a backup, the newest if 0.
-func openSource(ctx context.Context, addr string, generation int64, log *slog.Logger) (openedSource, error) {
-	if !cql.IsURI(addr) && backup.Is(addr) {
-		return backup.Open(addr, generation)
-	}
-	return openStore(ctx, addr, false, log)
-}
 
 // openIdleSpill opens a spill that no server has, and takes nothing out of it to make room.
 func openIdleSpill(dir string, log *slog.Logger) (*spill.Cache, error) {
@@ -65,30 +47,4 @@ func lowestPriority() {
 			_ = unix.Setpriority(unix.PRIO_PROCESS, id, 19) // as said
 		}
 	}
-}
-
-// scopeOf is what there is of the datasets named, with their selections.
-func scopeOf(ctx context.Context, src tend.Source, datasets []datasetRef) (tend.Scope, error) {
-	snaps, err := tend.Snapshots(ctx, src, namesOf(datasets))
-	if err != nil {
-		return tend.Scope{}, err
-	}
-	selections, err := tend.Selections(ctx, src, snaps)
-	if err != nil {
-		return tend.Scope{}, err
-	}
-	numbering, err := tend.Numberings(ctx, src, snaps)
-	return tend.Scope{Source: src, Snapshots: snaps, Selections: selections, Numbering: numbering}, err
-}
-
-// storeName is the address of a store without what is secret in it.
-func storeName(addr string) string {
-	if !cql.IsURI(addr) {
-		return addr
-	}
-	config, err := cql.ParseURI(addr)
-	if err != nil {
-		return cql.Scheme + "…"
-	}
-	return config.String()
 }

@@ -18,7 +18,7 @@ import (
 
 // VerifyCmd is bowstring verify.
 type VerifyCmd struct {
-	Of       string       `arg:"" name:"store" type:"store" help:"Store to verify, or a directory with a backup."`
+	Of       string       `arg:"" name:"store" type:"store" help:"Store to verify."`
 	Datasets []datasetRef `arg:"" optional:"" name:"dataset[@n]" help:"Datasets with all their snapshots, or single snapshots (default: all there are)."`
 
 	Rate         size   `placeholder:"SIZE" help:"Read so many bytes a second at most, such as 200MB (default: no limit)."`
@@ -28,7 +28,7 @@ type VerifyCmd struct {
 	Resume       string `type:"path" placeholder:"FILE" help:"Write to FILE how far it is, and go on from there if there is such a file."`
 	Repair       bool   `help:"Put back what is damaged, from a whole copy in another replica or one of the places named below."`
 	Spill        string `type:"path" placeholder:"DIR" help:"Verify the spill in DIR too, and look for whole copies there. No server may have it."`
-	From         string `type:"store" placeholder:"STORE" help:"Look for whole copies in another store, or in a backup."`
+	From         string `type:"store" placeholder:"STORE" help:"Look for whole copies in another store."`
 	Source       string `type:"path" placeholder:"PATH" help:"Look for whole copies in what was imported: PATH as it was given to import."`
 	JSON         bool   `name:"json" help:"Print a JSON object."`
 }
@@ -52,7 +52,7 @@ func (c *VerifyCmd) Run(ctx context.Context, app *App) (err error) {
 		return usagef("--workers: got %d, want 1 or more", c.Workers)
 	}
 	lowestPriority()
-	src, err := openSource(ctx, c.Of, 0, app.quietLog())
+	src, err := openStore(ctx, c.Of, false, app.quietLog())
 	if err != nil {
 		return err
 	}
@@ -61,7 +61,7 @@ func (c *VerifyCmd) Run(ctx context.Context, app *App) (err error) {
 	if c.Repair {
 		to, ok := src.(store.Repairer)
 		if !ok {
-			return usagef("--repair: %s cannot be repaired: make a new backup", c.Of)
+			return usagef("--repair: %s cannot be repaired", c.Of)
 		}
 		opts.Repair = to
 	}
@@ -77,7 +77,7 @@ func (c *VerifyCmd) Run(ctx context.Context, app *App) (err error) {
 		found.Spill = &v
 	}
 	if c.From != "" {
-		other, err := openSource(ctx, c.From, 0, app.quietLog())
+		other, err := openStore(ctx, c.From, false, app.quietLog())
 		if err != nil {
 			return err
 		}
@@ -108,7 +108,7 @@ func (c *VerifyCmd) Run(ctx context.Context, app *App) (err error) {
 }
 
 // scope is what to verify: of a run that goes on, the snapshots that it began with.
-func (c *VerifyCmd) scope(ctx context.Context, src tend.Source) (tend.Scope, error) {
+func (c *VerifyCmd) scope(ctx context.Context, src store.Store) (tend.Scope, error) {
 	names := namesOf(c.Datasets)
 	if c.Resume != "" {
 		begun, err := tend.Resumed(c.Resume)

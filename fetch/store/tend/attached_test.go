@@ -135,7 +135,7 @@ func (s *tables) attach(t *testing.T, dataset string, rows int) *schema.Snapshot
 }
 
 // contents is each row of a snapshot: its id, its label, and what its cells hold.
-func contents(t *testing.T, s tend.Source, snap *schema.Snapshot) []string {
+func contents(t *testing.T, s store.Store, snap *schema.Snapshot) []string {
 	t.Helper()
 	var list []string
 	get := func(ref schema.BlobRef) (schema.Blob, error) { return s.Get(t.Context(), ref) }

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"time"
 
 	"bowstring/fetch/store"
 	"bowstring/schema"
@@ -26,6 +27,11 @@ type CopyOptions struct {
 	// Numbers also has each dataset that is copied whole give out no number that it has given
 	// out in the source.
 	Numbers bool
+	// MoveTags has tags that the target has for other snapshots name the copies. Otherwise they stay.
+	MoveTags bool
+	// LeaveDropped leaves out snapshots that the target does not have though it has given out their numbers.
+	// Otherwise one of them is a conflict.
+	LeaveDropped bool
 	// Renumber commits each snapshot as the next one of its dataset, in place of under its own number.
 	Renumber bool
 	// Attached is what is made of cells of other programs' tables; ByValue if empty. The target has to be a
@@ -63,21 +69,25 @@ type KeptTag struct {
 type CopiedSnapshot struct {
 	Dataset  string `json:"dataset"`
 	Snapshot int64  `json:"snapshot"`
-	// As is its number in the target.
+	// As is its number in the target, 0 if it is not there.
 	As   int64 `json:"as"`
 	Rows int64 `json:"rows"`
 	// There: it was there before.
 	There bool `json:"there"`
+	// Dropped: the target has given out its number and does not have it, and it was left out.
+	Dropped bool `json:"dropped,omitempty"`
 }
 
 // copier is one run of Copy.
 type copier struct {
-	from Source
-	to   store.Store
-	opts CopyOptions
+	from, to store.Store
+	opts     CopyOptions
+	crew     *crew
+	pace     pace
 
 	attached attachment
 	made     map[schema.Key]schema.Chunk // in the target, of chunks that were copied by value, by the keys of those
+	as       map[Name]int64              // numbers of snapshots in the target
 
 	mu   sync.Mutex
 	done Copied
@@ -85,42 +95,23 @@ type copier struct {
 
 // Copy copies snapshots into a store, in the order given, which should be that of
 // their numbers: ids, manifests, keys and rows are the same there. Each blob is
-// checked on its way. The tags of the snapshots are copied but for those that the
-// target has for others. What the target has already is not sent, so a copy that was
-// stopped goes on where it was when it is made again.
+// checked on its way. The tags of the snapshots are copied too. What the target has already is not sent, so a copy
+// that was stopped goes on where it was when it is made again.
 //
 // A snapshot that the target has already is left as it is; where snapshots get numbers of their own, those that the
 // target's newest are copies of. A schema.ErrConflict says that
 // it has another one of that number, or has given out greater ones.
-func Copy(ctx context.Context, from Source, to store.Store, snaps []*schema.Snapshot,
-	opts CopyOptions) (Copied, error) {
-	c := &copier{from: from, to: to, opts: opts, made: map[schema.Key]schema.Chunk{}}
+func Copy(ctx context.Context, from, to store.Store, snaps []*schema.Snapshot, opts CopyOptions) (Copied, error) {
+	c := &copier{
+		from: from, to: to, opts: opts, crew: newCrew(opts.Workers), pace: newPace(opts.Rate),
+		made: map[schema.Key]schema.Chunk{}, as: map[Name]int64{},
+	}
 	if err := c.attach(ctx, snaps); err != nil {
 		return c.done, err
 	}
-	numbers := map[Name]int64{}
-	if opts.Renumber {
-		if err := c.renumbered(ctx, snaps, numbers); err != nil {
-			return c.done, err
-		}
-	}
-	var missing []*schema.Snapshot
-	for _, snap := range snaps {
-		as, there := numbers[nameOf(snap)]
-		if !there && !opts.Renumber {
-			var err error
-			if there, err = c.standing(ctx, snap); err != nil {
-				return c.done, err
-			}
-			as = snap.Number
-		}
-		if there {
-			c.done.Snapshots = append(c.done.Snapshots, CopiedSnapshot{snap.Dataset, snap.Number, as, snap.Rows(),
-				true})
-			numbers[nameOf(snap)] = as
-		} else {
-			missing = append(missing, snap)
-		}
+	missing, err := c.missing(ctx, snaps)
+	if err != nil {
+		return c.done, err
 	}
 	for _, snap := range missing {
 		scope := Scope{Source: from, Snapshots: []*schema.Snapshot{snap}}
@@ -128,64 +119,120 @@ func Copy(ctx context.Context, from Source, to store.Store, snaps []*schema.Snap
 		c.done.OfBytes += size
 	}
 	for _, snap := range snaps {
-		as := numbers[nameOf(snap)]
 		if slices.Contains(missing, snap) {
-			var err error
-			there := false
-			if as, err = c.snapshot(ctx, snap); errors.Is(err, schema.ErrConflict) && !opts.Renumber {
-				// Somebody may have made the same copy at the same time.
-				if there, _ = c.standing(ctx, snap); there {
-					as, err = snap.Number, nil
-				}
-			}
-			if err != nil {
+			if err := c.snapshot(ctx, snap); err != nil {
 				return c.done, fmt.Errorf("copy %s@%d: %w", snap.Dataset, snap.Number, err)
 			}
-			c.done.Snapshots = append(c.done.Snapshots, CopiedSnapshot{snap.Dataset, snap.Number, as, snap.Rows(),
-				there})
 		}
-		numbers[nameOf(snap)] = as
-		if opts.Selections {
-			if err := c.selections(ctx, snap, as); err != nil {
+		if _, there := c.as[nameOf(snap)]; there && opts.Selections {
+			if err := c.selections(ctx, snap); err != nil {
 				return c.done, fmt.Errorf("copy the selections of %s@%d: %w", snap.Dataset, snap.Number, err)
 			}
 		}
 	}
-	if err := c.numbering(ctx, snaps, numbers); err != nil {
+	if err := c.numbering(ctx); err != nil {
 		return c.done, fmt.Errorf("copy the tags: %w", err)
 	}
 	return c.done, nil
 }
 
-// standing reports whether the target has the snapshot, and a schema.ErrConflict
-// if it cannot have it.
-func (c *copier) standing(ctx context.Context, snap *schema.Snapshot) (there bool, err error) {
+// attach finds out what of the snapshots is attached, and has the target know the tables if these are
+// to be referred to.
+func (c *copier) attach(ctx context.Context, snaps []*schema.Snapshot) (err error) {
+	scope := Scope{Source: c.from, Snapshots: snaps}
+	if c.attached, err = scope.attached(ctx); err != nil {
+		return err
+	}
+	if len(c.attached.tables) == 0 || c.opts.Attached != ByReference {
+		return nil
+	}
+	to, ok := c.to.(store.Referrer)
+	if !ok {
+		return fmt.Errorf("%w: the blobs are cells of table %s, which the target cannot reach: copy them by value",
+			schema.ErrInvalid, c.attached.tables[0])
+	}
+	return to.Refer(ctx, c.attached.tables)
+}
+
+// missing finds out which of the snapshots are to be copied, and notes what becomes of the others.
+func (c *copier) missing(ctx context.Context, snaps []*schema.Snapshot) (missing []*schema.Snapshot, err error) {
+	if c.opts.Renumber {
+		if err := c.renumbered(ctx, snaps); err != nil {
+			return nil, err
+		}
+	}
+	for _, snap := range snaps {
+		_, made := c.as[nameOf(snap)]
+		if !made && !c.opts.Renumber {
+			state, err := c.standing(ctx, snap)
+			if state == givenOut && c.opts.LeaveDropped {
+				c.note(snap, CopiedSnapshot{Dropped: true})
+				continue
+			} else if err != nil {
+				return nil, err
+			}
+			if made = state == there; made {
+				c.as[nameOf(snap)] = snap.Number
+			}
+		}
+		if made {
+			c.note(snap, CopiedSnapshot{There: true})
+		} else {
+			missing = append(missing, snap)
+		}
+	}
+	return missing, nil
+}
+
+// note adds a snapshot to what is reported.
+func (c *copier) note(snap *schema.Snapshot, s CopiedSnapshot) {
+	s.Dataset, s.Snapshot, s.As, s.Rows = snap.Dataset, snap.Number, c.as[nameOf(snap)], snap.Rows()
+	c.done.Snapshots = append(c.done.Snapshots, s)
+}
+
+// standing is what the target has of a snapshot.
+type standing int
+
+const (
+	absent   standing = iota
+	there             // as it is in the source
+	givenOut          // it is not there, and its number was given out: a schema.ErrConflict
+)
+
+// standing finds out what the target has of a snapshot.
+func (c *copier) standing(ctx context.Context, snap *schema.Snapshot) (standing, error) {
 	const advice = "drop what is there, take another store, or copy it as the next snapshot with --renumber"
 	old, err := c.to.Snapshot(ctx, snap.Dataset, snap.Number)
 	switch {
 	case err == nil:
-		if same, err := equal(old, snap); same || err != nil {
-			return same, err
+		same, err := equal(old, snap)
+		if err == nil && !same {
+			same, err = sameButAttached(old, snap, c.attached)
 		}
-		if same, err := sameButAttached(old, snap, c.attached); same || err != nil {
-			c.note(old, snap)
-			return same, err
+		if same {
+			c.keepChunks(old, snap)
+			return there, nil
+		} else if err != nil {
+			return absent, err
 		}
-		return false, fmt.Errorf("%w: the target has another snapshot %s@%d, of %d rows from %s: %s",
+		return absent, fmt.Errorf("%w: the target has another snapshot %s@%d, of %d rows from %s: %s",
 			schema.ErrConflict, snap.Dataset, snap.Number, old.Rows(), schema.Quote(old.Source), advice)
 	case !errors.Is(err, schema.ErrNotFound):
-		return false, err
+		return absent, err
 	}
 	restorer, ok := c.to.(store.Restorer)
 	if !ok {
-		return false, fmt.Errorf("%w: the target cannot take in a snapshot under a given number: copy it as the next "+
+		return absent, fmt.Errorf("%w: the target cannot take in a snapshot under a given number: copy it as the next "+
 			"one with --renumber",
 			schema.ErrInvalid)
 	}
-	if err := restorer.Restorable(ctx, snap); err != nil {
-		return false, fmt.Errorf("%w: %s", err, advice)
+	switch err := restorer.Restorable(ctx, snap); {
+	case errors.Is(err, schema.ErrConflict):
+		return givenOut, fmt.Errorf("%w: %s", err, advice)
+	case err != nil:
+		return absent, fmt.Errorf("%w: %s", err, advice)
 	}
-	return false, nil
+	return absent, nil
 }
 
 // equal compares snapshots as stores record them.
@@ -198,14 +245,97 @@ func equal(a, b *schema.Snapshot) (bool, error) {
 	return bytes.Equal(x, y), err
 }
 
-// snapshot copies one snapshot, and returns its number in the target.
-func (c *copier) snapshot(ctx context.Context, snap *schema.Snapshot) (number int64, err error) {
+// keepChunks remembers which chunks of a snapshot in the target are which of the source's.
+func (c *copier) keepChunks(made, from *schema.Snapshot) {
+	for i, chunk := range from.Chunks {
+		if c.attached.chunks[chunk.Key] {
+			c.made[chunk.Key] = made.Chunks[i]
+		}
+	}
+}
+
+// renumbered finds what a copy that was stopped has made already: of each dataset, as many of the first
+// snapshots as the newest of the target are copies of, in that order. It notes the numbers that they have there.
+// Older ones of the same content are none of this copy's: to make one the newest again is what it may be for.
+func (c *copier) renumbered(ctx context.Context, snaps []*schema.Snapshot) error {
+	there, err := c.to.Datasets(ctx)
+	if err != nil {
+		return err
+	}
+	of := map[string][]*schema.Snapshot{}
+	for _, snap := range snaps {
+		of[snap.Dataset] = append(of[snap.Dataset], snap)
+	}
+	for _, d := range there {
+		wanted := of[d.Name]
+		var newest []Name
+		for _, number := range d.Snapshots[max(0, len(d.Snapshots)-len(wanted)):] {
+			newest = append(newest, Name{Dataset: d.Name, Number: number})
+		}
+		made, err := readSnapshots(ctx, c.to, newest, nil)
+		if err != nil {
+			return err
+		}
+		for ; len(made) > 0; made = made[1:] {
+			same, err := c.copies(made, wanted[:len(made)])
+			if err != nil {
+				return err
+			}
+			if same {
+				for i, snap := range made {
+					c.as[nameOf(wanted[i])] = snap.Number
+				}
+				break
+			}
+		}
+	}
+	return nil
+}
+
+// copies says whether snapshots have the content of others, whatever their numbers.
+func (c *copier) copies(made, from []*schema.Snapshot) (bool, error) {
+	for i := range made {
+		x, y := *made[i], *from[i]
+		for _, snap := range []*schema.Snapshot{&x, &y} {
+			snap.Number, snap.Parent, snap.Created = 0, 0, time.Time{}
+		}
+		same, err := equal(&x, &y)
+		if err == nil && !same {
+			same, err = sameButAttached(&x, &y, c.attached)
+		}
+		if !same || err != nil {
+			return false, err
+		}
+	}
+	return true, nil
+}
+
+// snapshot copies one snapshot.
+func (c *copier) snapshot(ctx context.Context, snap *schema.Snapshot) error {
+	as, err := c.commit(ctx, snap)
+	was := false
+	if errors.Is(err, schema.ErrConflict) && !c.opts.Renumber {
+		// Another copy of the same may have been made at the same time.
+		if state, _ := c.standing(ctx, snap); state == there {
+			as, was, err = snap.Number, true, nil
+		}
+	}
+	if err != nil {
+		return err
+	}
+	c.as[nameOf(snap)] = as
+	c.note(snap, CopiedSnapshot{There: was})
+	return nil
+}
+
+// commit copies a snapshot with all that it refers to, and returns its number in the target.
+func (c *copier) commit(ctx context.Context, snap *schema.Snapshot) (number int64, err error) {
 	in, err := c.to.Begin(ctx, snap.Dataset)
 	if err != nil {
 		return 0, err
 	}
 	defer func() { err = errors.Join(err, in.Close()) }()
-	if snap, err = c.put(ctx, in, snap); err != nil {
+	if snap, err = c.blobs(ctx, in, snap); err != nil {
 		return 0, err
 	}
 	if !c.opts.Renumber {
@@ -225,48 +355,46 @@ func (c *copier) snapshot(ctx context.Context, snap *schema.Snapshot) (number in
 	return made.Number, nil
 }
 
-// blobs sees to it that the target has all blobs of a scope, and returns its snapshots as they are there.
-func (c *copier) blobs(ctx context.Context, in store.Ingest, scope Scope) ([]*schema.Snapshot, error) {
-	there := func(context.Context, schema.BlobRef) (bool, error) { return false, nil }
-	if a, ok := in.(store.Adopter); ok {
-		there = func(ctx context.Context, ref schema.BlobRef) (bool, error) {
-			ok, err := a.Adopt(ctx, ref)
-			if ok {
-				c.count(ref, false)
-			}
-			return ok, err
+// blobs sees to it that the target has all blobs of a snapshot, and returns the snapshot as it is there. What
+// is attached and was copied with a snapshot before is not read from its tables again, but made this ingest's own
+// where it lies: the snapshot before may be dropped at any time.
+func (c *copier) blobs(ctx context.Context, in store.Ingest, snap *schema.Snapshot) (*schema.Snapshot, error) {
+	known, rest := *snap, *snap
+	known.Chunks, rest.Chunks = nil, nil
+	for _, chunk := range snap.Chunks {
+		if made, ok := c.made[chunk.Key]; ok {
+			known.Chunks = append(known.Chunks, made)
+		} else {
+			rest.Chunks = append(rest.Chunks, chunk)
 		}
 	}
-	opts := FetchOptions{Rate: c.opts.Rate, Workers: c.opts.Workers, Attached: c.opts.Attached, Through: c.to}
-	return Fetch(ctx, scope, opts, there,
-		func(ctx context.Context, ref schema.BlobRef, data []byte) error {
-			got, err := in.Put(ctx, data)
-			if err == nil && got != ref {
-				err = fmt.Errorf("%w: blob %s was put as %s", schema.ErrDataLoss, ref.Key, got.Key)
-			}
-			if err == nil {
-				c.count(ref, true)
-			}
-			return err
-		})
-}
-
-func (c *copier) count(ref schema.BlobRef, sent bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.done.Blobs++
-	c.done.Bytes += ref.Size
-	if sent {
-		c.done.Sent++
-		c.done.SentBytes += ref.Size
+	if len(known.Chunks) > 0 {
+		there := Scope{Source: c.to, Snapshots: []*schema.Snapshot{&known}, Memory: c.opts.Memory}
+		if _, err := c.transfer(ctx, in, there); err != nil {
+			return nil, err
+		}
 	}
-	if c.opts.Progress != nil {
-		c.opts.Progress(c.done)
+	made, err := c.transfer(ctx, in, Scope{Source: c.from, Snapshots: []*schema.Snapshot{&rest}, Memory: c.opts.Memory})
+	if err != nil {
+		return nil, err
 	}
+	next := *snap
+	next.Chunks = slices.Clone(snap.Chunks)
+	at := 0
+	for i, chunk := range snap.Chunks {
+		if made, ok := c.made[chunk.Key]; ok {
+			next.Chunks[i] = made
+			continue
+		}
+		next.Chunks[i] = made[0].Chunks[at]
+		at++
+	}
+	c.keepChunks(&next, snap)
+	return &next, nil
 }
 
 // selections copies those of a snapshot, which has another number in the target perhaps.
-func (c *copier) selections(ctx context.Context, snap *schema.Snapshot, as int64) (err error) {
+func (c *copier) selections(ctx context.Context, snap *schema.Snapshot) (err error) {
 	list, err := Selections(ctx, c.from, []*schema.Snapshot{snap})
 	if err != nil || len(list) == 0 {
 		return err
@@ -276,16 +404,94 @@ func (c *copier) selections(ctx context.Context, snap *schema.Snapshot, as int64
 		return err
 	}
 	defer func() { err = errors.Join(err, in.Close()) }()
-	if _, err := c.blobs(ctx, in, Scope{Source: c.from, Selections: list}); err != nil {
+	if _, err := c.transfer(ctx, in, Scope{Source: c.from, Selections: list}); err != nil {
 		return err
 	}
 	for _, sel := range list {
 		moved := *sel
-		moved.Snapshot = as
+		moved.Snapshot = c.as[nameOf(snap)]
 		if err := c.to.SaveSelection(ctx, in, moved); err != nil {
 			return err
 		}
 		c.done.Selections++
 	}
+	return nil
+}
+
+// numbering gives the target the tags of what was copied, under the numbers that it has
+// there, and has it give out greater numbers than the source has.
+func (c *copier) numbering(ctx context.Context) error {
+	last := map[string]int64{}
+	for _, s := range c.done.Snapshots {
+		// Before the snapshots are listed: a number that is given out meanwhile is none of this copy.
+		if n, ok := c.from.(store.Numberer); ok && c.opts.Numbers && !c.opts.Renumber && last[s.Dataset] == 0 {
+			var err error
+			if last[s.Dataset], err = n.LastNumber(ctx, s.Dataset); err != nil {
+				return err
+			}
+		}
+	}
+	list, err := c.from.Datasets(ctx)
+	if err != nil {
+		return err
+	}
+	have, err := c.to.Datasets(ctx)
+	if err != nil {
+		return err
+	}
+	for _, d := range list {
+		if to, ok := c.to.(store.Restorer); ok && last[d.Name] > 0 && c.whole(d) {
+			if err := to.Advance(ctx, d.Name, last[d.Name]); err != nil {
+				return err
+			}
+		}
+		var tags []store.Tag
+		if i := slices.IndexFunc(have, func(o store.Dataset) bool { return o.Name == d.Name }); i >= 0 {
+			tags = have[i].Tags
+		}
+		for _, tag := range d.Tags {
+			number, ok := c.as[Name{Dataset: d.Name, Number: tag.Snapshot}]
+			if !ok {
+				continue
+			}
+			if err := c.tag(ctx, d.Name, tag.Name, number, tags); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// whole says whether all snapshots of a dataset were to be copied.
+func (c *copier) whole(d store.Dataset) bool {
+	for _, number := range d.Snapshots {
+		if !slices.ContainsFunc(c.done.Snapshots, func(s CopiedSnapshot) bool {
+			return s.Dataset == d.Name && s.Snapshot == number
+		}) {
+			return false
+		}
+	}
+	return true
+}
+
+// tag sets a tag of the target, which has others.
+func (c *copier) tag(ctx context.Context, dataset, name string, number int64, have []store.Tag) error {
+	if i := slices.IndexFunc(have, func(t store.Tag) bool { return t.Name == name }); i >= 0 {
+		was := have[i].Snapshot
+		if was != number && !c.opts.MoveTags {
+			c.done.KeptTags = append(c.done.KeptTags, KeptTag{dataset, name, was, number})
+		}
+		if was == number || !c.opts.MoveTags {
+			return nil
+		}
+	}
+	tagger, err := store.TaggerOf(c.to)
+	if err != nil {
+		return err
+	}
+	if err := tagger.Tag(ctx, dataset, name, number); err != nil {
+		return err
+	}
+	c.done.Tags++
 	return nil
 }

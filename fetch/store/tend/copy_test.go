@@ -226,3 +226,101 @@ func TestCopyRenumberedGoesOn(t *testing.T) {
 		}
 	}
 }
+
+// whole copies all that there is in a store to another one, as a backup or back from one.
+func whole(t *testing.T, from, to store.Store, opts tend.CopyOptions) tend.Copied {
+	t.Helper()
+	snaps, err := tend.Snapshots(t.Context(), from, nil)
+	must(t, err)
+	opts.Selections, opts.Numbers = true, true
+	done, err := tend.Copy(t.Context(), from, to, snaps, opts)
+	must(t, err)
+	return done
+}
+
+// TestBackup: a copy of all there is, made again and again, gets what is new and keeps what the source has dropped
+// since. It is verified as any store is, and a copy of it is what the source was.
+func TestBackup(t *testing.T) {
+	s, saved := open(t, filepath.Join(t.TempDir(), "store")), open(t, filepath.Join(t.TempDir(), "saved"))
+	rows := blobs(1, 100)
+	commit(t, s, "d", rows[:60])
+	commit(t, s, "e", blobs(11, 20))
+	must(t, s.Tag(t.Context(), "d", "prod", 1))
+	first := whole(t, s, saved, tend.CopyOptions{})
+	if first.Sent != first.Blobs || first.Tags != 1 || len(first.Snapshots) != 2 {
+		t.Errorf("the first: %s", asJSON(t, first))
+	}
+	sel := selectRows(t, s, commit(t, s, "d", rows), []byte("some rows"))
+	must(t, s.Tag(t.Context(), "d", "prod", 2))
+	must(t, s.Drop(t.Context(), "d", 1))
+	must(t, s.Drop(t.Context(), "e", 0))
+	commit(t, s, "f", rows[:3])
+	must(t, s.Drop(t.Context(), "f", 1))
+	commit(t, s, "f", rows[:4])
+	commit(t, s, "f", rows[:5])
+	must(t, s.Drop(t.Context(), "f", 3))
+	src := &counting{Store: s, read: map[schema.Key]int{}}
+	second := whole(t, src, saved, tend.CopyOptions{MoveTags: true})
+	for _, row := range rows[:60] {
+		if src.read[schema.RefOf(row).Key] > 0 {
+			t.Error("a blob was read that was there already")
+		}
+	}
+	if second.Sent < 40 || second.Sent >= 60 || second.Tags != 1 || len(second.KeptTags) > 0 {
+		t.Errorf("the second: %s", asJSON(t, second))
+	}
+	found, err := tend.Verify(t.Context(), scopeOf(t, saved, 0), tend.VerifyOptions{})
+	if err != nil || len(found.Damaged) > 0 {
+		t.Errorf("verify: %s, %v", asJSON(t, found), err)
+	}
+
+	back := open(t, filepath.Join(t.TempDir(), "back"))
+	whole(t, saved, back, tend.CopyOptions{})
+	for _, dataset := range []string{"d", "e", "f"} {
+		requireSame(t, saved, back, dataset)
+	}
+	if is, err := back.Selection(t.Context(), "d", sel.Name()); err != nil || asJSON(t, is) != asJSON(t, sel) {
+		t.Errorf("the selection %s, %v, want %s", asJSON(t, is), err, asJSON(t, sel))
+	}
+	list, err := back.Datasets(t.Context())
+	must(t, err)
+	if got := fmt.Sprint(list); got != "[{d [1 2] [{prod 2}]} {e [1] []} {f [2] []}]" {
+		t.Errorf("what came back is %s", got)
+	}
+	if next := commit(t, back, "f", rows[:1]); next.Number != 4 {
+		t.Errorf("the next snapshot of f is %d", next.Number)
+	}
+	// The store goes on after its backup, and what was lost of it comes back out of there.
+	commit(t, s, "d", rows[:7])
+	one, err := tend.Snapshots(t.Context(), saved, []tend.Name{{Dataset: "d", Number: 1}})
+	must(t, err)
+	done, err := tend.Copy(t.Context(), saved, s, one, tend.CopyOptions{Renumber: true})
+	if err != nil || done.Snapshots[0].As != 4 {
+		t.Errorf("out of an older copy: %s, %v", asJSON(t, done), err)
+	}
+}
+
+// TestBackupThinned: snapshots that were dropped in the copy are a conflict, or left out.
+func TestBackupThinned(t *testing.T) {
+	s, saved := open(t, filepath.Join(t.TempDir(), "store")), open(t, filepath.Join(t.TempDir(), "saved"))
+	rows := blobs(2, 30)
+	commit(t, s, "d", rows[:10])
+	commit(t, s, "d", rows[:20])
+	whole(t, s, saved, tend.CopyOptions{})
+	must(t, saved.Drop(t.Context(), "d", 1))
+	must(t, s.Tag(t.Context(), "d", "first", 1))
+	commit(t, s, "d", rows)
+	snaps, err := tend.Snapshots(t.Context(), s, nil)
+	must(t, err)
+	if _, err := tend.Copy(t.Context(), s, saved, snaps, tend.CopyOptions{}); !errors.Is(err, schema.ErrConflict) {
+		t.Errorf("a number that was dropped: %v", err)
+	}
+	done := whole(t, s, saved, tend.CopyOptions{LeaveDropped: true})
+	if !done.Snapshots[0].Dropped || !done.Snapshots[1].There || done.Snapshots[2].As != 3 || done.Tags != 0 {
+		t.Errorf("copied %s", asJSON(t, done))
+	}
+	list, err := saved.Datasets(t.Context())
+	if err != nil || fmt.Sprint(list) != "[{d [2 3] []}]" {
+		t.Errorf("there are %v, %v", list, err)
+	}
+}

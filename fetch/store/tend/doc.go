@@ -1,10 +1,9 @@
 // Package tend looks after stores: it reads all that is in one and checks it,
 // repairs what is damaged, and copies datasets from one store to another.
 //
-// It walks snapshots, manifests and blobs of any [store.Store], and of whatever
-// else has them (a [Source], such as a backup). It knows neither which store it
-// has before it nor what reads it: no plans, streams or caches. Where it finds
-// another copy of a damaged blob is told by its caller.
+// It walks snapshots, manifests and blobs of any [store.Store]. It knows neither which store it
+// has before it nor what reads it: no plans, streams or caches. Its caller says where else
+// whole copies of damaged blobs may be. A backup is a copy in another store.
 //
 // # Memory
 //

@@ -13,14 +13,6 @@ import (
 	"bowstring/schema"
 )
 
-// Source is what can be walked: a [store.Store] is one.
-type Source interface {
-	// Datasets, Snapshot and Get are those of store.Store.
-	Datasets(ctx context.Context) ([]store.Dataset, error)
-	Snapshot(ctx context.Context, dataset string, number int64) (*schema.Snapshot, error)
-	Get(ctx context.Context, ref schema.BlobRef) (schema.Blob, error)
-}
-
 // Name is a dataset or one of its snapshots, by number or by tag.
 type Name struct {
 	Dataset string
@@ -33,7 +25,7 @@ func (n Name) String() string {
 }
 
 // resolve finds the number of a name that has a tag.
-func (n Name) resolve(ctx context.Context, src Source) (Name, error) {
+func (n Name) resolve(ctx context.Context, src store.Store) (Name, error) {
 	if n.Tag == "" {
 		return n, nil
 	}
@@ -45,7 +37,7 @@ func nameOf(snap *schema.Snapshot) Name { return Name{Dataset: snap.Dataset, Num
 
 // Snapshots reads the snapshots that names stand for, by dataset and number: all
 // of a dataset where a name has no number, and all there are without names.
-func Snapshots(ctx context.Context, src Source, names []Name) ([]*schema.Snapshot, error) {
+func Snapshots(ctx context.Context, src store.Store, names []Name) ([]*schema.Snapshot, error) {
 	list, err := src.Datasets(ctx)
 	if err != nil {
 		return nil, err
@@ -89,7 +81,7 @@ const snapshotsAtOnce = 32
 
 // readSnapshots reads snapshots. One that nobody has asked for by its number may have been dropped since it
 // was listed, and is left out.
-func readSnapshots(ctx context.Context, src Source, wanted []Name, asked map[Name]bool) ([]*schema.Snapshot, error) {
+func readSnapshots(ctx context.Context, src store.Store, wanted []Name, asked map[Name]bool) ([]*schema.Snapshot, error) {
 	snaps := make([]*schema.Snapshot, len(wanted))
 	readers, ctx := errgroup.WithContext(ctx)
 	readers.SetLimit(snapshotsAtOnce)
@@ -109,7 +101,7 @@ func readSnapshots(ctx context.Context, src Source, wanted []Name, asked map[Nam
 
 // Newest reads the newest snapshot of each dataset that is named without a number,
 // and the snapshot with the number otherwise.
-func Newest(ctx context.Context, src Source, names []Name) ([]*schema.Snapshot, error) {
+func Newest(ctx context.Context, src store.Store, names []Name) ([]*schema.Snapshot, error) {
 	var exact []Name
 	for _, name := range names {
 		name, err := name.resolve(ctx, src)
@@ -130,7 +122,7 @@ func Newest(ctx context.Context, src Source, names []Name) ([]*schema.Snapshot, 
 
 // Selections lists the selections of the snapshots that have not expired. A source
 // that cannot list them has none.
-func Selections(ctx context.Context, src Source, snaps []*schema.Snapshot) ([]*schema.Selection, error) {
+func Selections(ctx context.Context, src store.Store, snaps []*schema.Snapshot) ([]*schema.Selection, error) {
 	lister, ok := src.(store.SelectionLister)
 	if !ok {
 		return nil, nil
@@ -172,7 +164,7 @@ const (
 // get reads a blob, and tries again as long as that may help: an error of it says
 // something of the blob if it is a schema.ErrNotFound or schema.ErrDataLoss, and
 // of the store otherwise.
-func get(ctx context.Context, src Source, ref schema.BlobRef) (schema.Blob, error) {
+func get(ctx context.Context, src store.Store, ref schema.BlobRef) (schema.Blob, error) {
 	for try := 0; ; try++ {
 		b, err := src.Get(store.WithAttempt(ctx, store.AttemptFrom(ctx)+try), ref)
 		if err == nil || lost(err) || errors.Is(err, schema.ErrInvalid) || ctx.Err() != nil || try == readTries-1 {
@@ -191,4 +183,24 @@ func get(ctx context.Context, src Source, ref schema.BlobRef) (schema.Blob, erro
 // lost reports whether an error says that a blob is damaged or gone.
 func lost(err error) bool {
 	return errors.Is(err, schema.ErrDataLoss) || errors.Is(err, schema.ErrNotFound)
+}
+
+// check compares a blob with all that its reference says: size, checksum, and
+// content hash, if the key is one. The error is a schema.ErrDataLoss.
+func check(ref schema.BlobRef, data []byte, hashed bool) error {
+	if hashed {
+		return ref.CheckHash(data)
+	}
+	return ref.Check(data)
+}
+
+// hashedIn says which keys of a store are hashes of what they name.
+func hashedIn(src store.Store) func(schema.Key) bool {
+	if a, ok := src.(store.Addresser); ok {
+		return func(key schema.Key) bool {
+			_, address := a.Addressed(key)
+			return !address
+		}
+	}
+	return func(schema.Key) bool { return true }
 }

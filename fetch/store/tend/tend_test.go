@@ -123,7 +123,7 @@ func damage(t *testing.T, dir string, keys ...schema.Key) {
 	}
 }
 
-func scopeOf(t *testing.T, s tend.Source, memory int64, names ...tend.Name) tend.Scope {
+func scopeOf(t *testing.T, s store.Store, memory int64, names ...tend.Name) tend.Scope {
 	t.Helper()
 	snaps, err := tend.Snapshots(t.Context(), s, names)
 	must(t, err)

@@ -2,11 +2,19 @@ package tend
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
+	"time"
+
+	"github.com/google/renameio/v2"
 
 	"bowstring/fetch/store"
 	"bowstring/schema"
@@ -35,7 +43,7 @@ type VerifyOptions struct {
 // Place is where a blob may be found besides.
 type Place struct {
 	Name string // "the spill in /scratch"
-	// Get is Source.Get.
+	// Get is store.Store's Get.
 	Get func(ctx context.Context, ref schema.BlobRef) (schema.Blob, error)
 }
 
@@ -223,7 +231,7 @@ func (v *verifier) note(d Damage) {
 }
 
 // intact reads a blob and says what is wrong with it. An error says nothing of the blob.
-func (v *verifier) intact(ctx context.Context, src Source, ref schema.BlobRef) (problem, err error) {
+func (v *verifier) intact(ctx context.Context, src store.Store, ref schema.BlobRef) (problem, err error) {
 	b, err := get(ctx, src, ref)
 	switch {
 	case err != nil && lost(err):
@@ -290,6 +298,257 @@ func (v *verifier) repair(ctx context.Context, d *Damage, data []byte) error {
 	}
 	d.Repaired = problem == nil && err == nil
 	return err
+}
+
+// mostRows is how many positions an occurrence lists.
+const mostRows = 100
+
+// hit is a cell of a manifest chunk with a damaged blob.
+type hit struct {
+	column int
+	row    int64
+	damage int // index in Verification.Damaged
+}
+
+// locate finds out what refers to the damaged blobs. What nothing refers to any
+// more, because its snapshots were dropped meanwhile, is no damage.
+func (v *verifier) locate(ctx context.Context) error {
+	if len(v.report.Damaged) == 0 {
+		return nil
+	}
+	index := map[schema.Key]int{}
+	for i, d := range v.report.Damaged {
+		index[d.Key] = i
+		v.report.Damaged[i].In = []Occurrence{}
+	}
+	hits := map[schema.Key][]hit{} // by chunk
+	for _, snap := range v.scope.Snapshots {
+		if _, err := v.scope.Source.Snapshot(ctx, snap.Dataset, snap.Number); errors.Is(err, schema.ErrNotFound) {
+			continue
+		} else if err != nil {
+			return err
+		}
+		if err := v.locateIn(ctx, snap, index, hits); err != nil {
+			return err
+		}
+	}
+	gone := int64(0)
+	v.report.Damaged = slices.DeleteFunc(v.report.Damaged, func(d Damage) bool {
+		if len(d.In) == 0 && d.Repaired {
+			gone++
+		}
+		return len(d.In) == 0
+	})
+	v.report.Repaired -= gone
+	return nil
+}
+
+// locateIn finds the damaged blobs of one snapshot.
+func (v *verifier) locateIn(
+	ctx context.Context, snap *schema.Snapshot, index map[schema.Key]int, hits map[schema.Key][]hit,
+) error {
+	for _, sel := range v.scope.Selections {
+		if i, ok := index[sel.Bitmap.Key]; ok && sel.Dataset == snap.Dataset && sel.Snapshot == snap.Number {
+			v.occurs(i, snap, "selection "+sel.Name(), nil)
+		}
+	}
+	columns := schema.BlobFields(snap.Schema)
+	start := int64(0)
+	for c := range snap.Chunks {
+		chunk := chunkOf{snap, c}
+		rows, key := chunk.chunk().Rows, chunk.chunk().Key
+		if i, ok := index[key]; ok {
+			v.occurs(i, snap, "manifest", []int64{start, start + rows - 1})
+		}
+		if chunk.chunk().Pages > 0 && !v.broken[key] {
+			pages, err := v.scope.pages(ctx, chunk)
+			if err != nil {
+				return err
+			}
+			for _, p := range pages {
+				if i, ok := index[p.page.Key]; ok {
+					first := start + p.start
+					v.occurs(i, snap, "manifest", []int64{first, first + p.page.Rows - 1})
+				}
+			}
+		}
+		found, known := hits[key]
+		if !known && !v.broken[key] {
+			err := v.scope.cells(ctx, chunk, v.broken, func(column int, row int64, ref schema.BlobRef) {
+				if i, ok := index[ref.Key]; ok {
+					found = append(found, hit{column, row, i})
+				}
+			})
+			if err != nil {
+				return err
+			}
+			hits[key] = found
+		}
+		for _, h := range found {
+			v.occurs(h.damage, snap, fmt.Sprintf("column %s", columns[h.column].Name), []int64{start + h.row})
+		}
+		start += rows
+	}
+	return nil
+}
+
+// occurs adds rows to what refers to a damaged blob.
+func (v *verifier) occurs(i int, snap *schema.Snapshot, what string, rows []int64) {
+	d := &v.report.Damaged[i]
+	n := len(d.In)
+	same := func(o Occurrence) bool {
+		return o.Dataset == snap.Dataset && o.Snapshot == snap.Number && o.What == what
+	}
+	at := slices.IndexFunc(d.In, same)
+	if at < 0 {
+		d.In = append(d.In, Occurrence{Dataset: snap.Dataset, Snapshot: snap.Number, What: what, Rows: []int64{}})
+		at = n
+	}
+	o := &d.In[at]
+	if what == "manifest" {
+		o.Count += rows[1] - rows[0] + 1
+	} else {
+		o.Count += int64(len(rows))
+	}
+	o.Rows = append(o.Rows, rows[:min(len(rows), max(0, mostRows-len(o.Rows)))]...)
+}
+
+// progressFile is the file that says how far a verification is: JSON.
+type progressFile struct {
+	Format  string `json:"format"`
+	Version int    `json:"version"`
+	// Scope is a hash of what is verified, and Passes how it is divided.
+	Scope  string `json:"scope"`
+	Passes int    `json:"passes"`
+	// All blobs of the lists before List are done, and the first Next of that one.
+	List int `json:"list"`
+	Next int `json:"next"`
+	// Found is what was found in them.
+	Found Verification `json:"found"`
+
+	saved time.Time
+}
+
+const (
+	progressFormat  = "bowstring-verify"
+	progressVersion = 1
+
+	// saveEvery is how often it is written at most.
+	saveEvery = 5 * time.Second
+)
+
+// fingerprint names what is verified: every snapshot with its chunks.
+func (s *Scope) fingerprint() string {
+	h := sha256.New()
+	for _, snap := range s.Snapshots {
+		fmt.Fprintf(h, "snapshot %q %d\n", snap.Dataset, snap.Number)
+		for i := range snap.Chunks {
+			fmt.Fprintf(h, "%s\n", snap.Chunks[i].Key)
+		}
+	}
+	return fmt.Sprintf("%x", h.Sum(nil))
+}
+
+// begin reads how far an earlier run came.
+func (v *verifier) begin(passes int) error {
+	scope := v.scope.fingerprint()
+	v.state = progressFile{Format: progressFormat, Version: progressVersion, Scope: scope, Passes: passes}
+	if v.opts.Resume == "" {
+		return nil
+	}
+	old, err := readProgress(v.opts.Resume)
+	if old == nil || err != nil {
+		return err
+	}
+	if old.Scope != scope || old.Passes != passes {
+		return fmt.Errorf("%w: %s is of %s, or was made with another limit of memory: "+
+			"name the same snapshots, or remove it to begin anew",
+			schema.ErrInvalid, v.opts.Resume, strings.Join(old.Found.Snapshots, ", "))
+	}
+	v.state, v.report, v.resumed = *old, old.Found, true
+	for _, d := range old.Found.Damaged {
+		if !d.Repaired {
+			v.broken[d.Key] = true
+		}
+	}
+	return nil
+}
+
+// Resumed reads which snapshots the verification of a file was of; none if there is no file.
+func Resumed(path string) ([]Name, error) {
+	old, err := readProgress(path)
+	if old == nil || err != nil {
+		return nil, err
+	}
+	var names []Name
+	for _, s := range old.Found.Snapshots {
+		dataset, number, _ := strings.Cut(s, "@")
+		n, err := strconv.ParseInt(number, 10, 64)
+		if err != nil {
+			return nil, fmt.Errorf("%w: %s names the snapshot %q: remove the file to begin anew", schema.ErrInvalid,
+				path, s)
+		}
+		names = append(names, Name{Dataset: dataset, Number: n})
+	}
+	return names, nil
+}
+
+// readProgress reads a file, nil if there is none.
+func readProgress(path string) (*progressFile, error) {
+	data, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	} else if err != nil {
+		return nil, err
+	}
+	p, err := parseProgress(data)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %s says of no verification how far it is (%w): name another file, or remove it",
+			schema.ErrInvalid, path, err)
+	}
+	return p, nil
+}
+
+func parseProgress(data []byte) (*progressFile, error) {
+	p := new(progressFile)
+	if err := json.Unmarshal(data, p); err != nil {
+		return nil, err
+	}
+	if p.Format != progressFormat || p.Version != progressVersion {
+		return nil, fmt.Errorf("format %q, version %d", p.Format, p.Version)
+	}
+	if p.List < 0 || p.Next < 0 || p.Passes < 1 {
+		return nil, fmt.Errorf("list %d of %d, blob %d", p.List, p.Passes, p.Next)
+	}
+	return p, nil
+}
+
+// save writes how far it is, now and then. What was visited beyond that will be
+// visited and counted once more.
+func (v *verifier) save(now bool) {
+	if v.opts.Resume == "" || !now && time.Since(v.state.saved) < saveEvery {
+		return
+	}
+	v.mu.Lock()
+	v.state.Found = v.report
+	data, err := json.MarshalIndent(&v.state, "", "  ")
+	v.mu.Unlock()
+	if err == nil {
+		err = renameio.WriteFile(v.opts.Resume, append(data, '\n'), 0o600)
+	}
+	v.state.saved = time.Now()
+	v.saveErr = err
+}
+
+// end removes the file: the next run begins anew.
+func (v *verifier) end() error {
+	if v.opts.Resume == "" {
+		return nil
+	}
+	if err := os.Remove(v.opts.Resume); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
 }
 
 // Mender puts back blobs that Verify found damaged, from where they come in an order
