@@ -2,10 +2,14 @@ package schema
 
 import (
 	"crypto/sha256"
+	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"os"
 	"strconv"
+
+	"github.com/zeebo/xxh3"
 
 	"bowstring/schema/checksum"
 )
@@ -149,4 +153,127 @@ func (b *Blob) Release() {
 		b.owner, b.data = nil, nil
 		o.Unpin()
 	}
+}
+
+const (
+	// addressPrefix is how many bytes of an address say in which table it is.
+	addressPrefix = 12
+	// pieceBytes is how much is hashed at a time: both hashes read it, the second from the processor's cache.
+	pieceBytes = 64 << 10
+)
+
+// AddressKey is the key of a blob that is a cell of another program's table: the beginning of a hash of the table's
+// name, the low half of the content's checksum, big-endian, and the id of the row. So a reference alone says where to
+// read, and a cell that has changed since gets another key.
+func AddressKey(table [addressPrefix]byte, sum Sum, id ID) (k Key) {
+	copy(k[:], table[:])
+	binary.BigEndian.PutUint32(k[addressPrefix:], uint32(sum))
+	copy(k[16:], id[:])
+	return k
+}
+
+// Hashed reports whether r's key is the SHA-256 of the content: whether it is no [AddressKey]. One content hash in 2^32
+// has the form of an address.
+func (r BlobRef) Hashed() bool {
+	return binary.BigEndian.Uint32(r.Key[addressPrefix:]) != uint32(r.Sum)
+}
+
+// CheckHash is [BlobRef.Check] that compares the content's SHA-256 with the key too, which has to be one. It passes no
+// bytes that were made up: two contents with the same checksum are easily made.
+func (r BlobRef) CheckHash(b []byte) error {
+	if int64(len(b)) != r.Size || len(b) <= pieceBytes {
+		if err := r.Check(b); err != nil {
+			return err
+		}
+		return r.checkKey(sha256.Sum256(b))
+	}
+	var sum xxh3.Hasher
+	key := sha256.New()
+	for rest := b; len(rest) > 0; {
+		piece := rest[:min(pieceBytes, len(rest))]
+		rest = rest[len(piece):]
+		_, _ = sum.Write(piece) // neither fails
+		_, _ = key.Write(piece)
+	}
+	if got := Sum(sum.Sum64()); got != r.Sum {
+		return fmt.Errorf("%w: blob %s has checksum %s, the manifest says %s", ErrDataLoss, r.Key, got, r.Sum)
+	}
+	return r.checkKey(Key(key.Sum(nil)))
+}
+
+func (r BlobRef) checkKey(got Key) error {
+	if got != r.Key {
+		return fmt.Errorf("%w: blob %s has the content of %s, though its checksum is right", ErrDataLoss, r.Key, got)
+	}
+	return nil
+}
+
+// Extent is where a blob's bytes lie in a file. It holds as long as the blob is held: afterwards the file may be
+// closed, and other bytes may lie there. Meanwhile the bytes stay as they are, even if the file has lost its name.
+type Extent struct {
+	// File is open for reading at least. It belongs to the blob's owner: it must not be closed, written to or
+	// truncated.
+	File *os.File
+	// Offset and Length are in bytes. Length is that of the blob.
+	Offset, Length int64
+	// Limit is how long the file may become. It is never shortened below the end of a blob that is held. It is 0 where
+	// nobody else may be given the file.
+	Limit int64
+}
+
+// Locator is an Owner whose blobs may lie in files.
+type Locator interface {
+	Owner
+	// Extent returns where the bytes of a blob that is held lie, of which this is the owner; false if they lie in no
+	// file.
+	Extent(data []byte) (Extent, bool)
+}
+
+// Unchecker is an Owner whose blobs may not have been compared with their reference yet.
+type Unchecker interface {
+	Owner
+	// Unchecked reports whether whoever uses the bytes has to compare them first.
+	Unchecked() bool
+}
+
+// Unchecked reports whether the bytes have not been compared with the reference. It must not be asked for after
+// Release.
+func (b *Blob) Unchecked() bool {
+	u, ok := b.owner.(Unchecker)
+	return ok && u.Unchecked()
+}
+
+// Extent returns where the blob's bytes lie; false if they lie in no file, or in none that is known, as those of an
+// empty blob. It holds until the blob is released, and must not be asked for afterwards.
+func (b *Blob) Extent() (Extent, bool) {
+	if l, ok := b.owner.(Locator); ok {
+		return l.Extent(b.data)
+	}
+	return Extent{}, false
+}
+
+// A frame is memory that a disk takes as it lies: whole blocks, from a multiple of FrameBlock on, in which a blob
+// begins behind FrameMargin bytes. Who stores the blob fills in what is before and behind it, and needs no copy.
+const (
+	FrameBlock  = 4 << 10
+	FrameMargin = 64
+)
+
+// FrameSize is the size of the frame of a blob of n bytes.
+func FrameSize(n int64) int64 { return (FrameMargin + n + FrameBlock - 1) / FrameBlock * FrameBlock }
+
+// Framer is an Owner whose blob lies in a frame.
+type Framer interface {
+	Owner
+	// Frame returns the frame; nil if there is none. It stays in place as long as the blob does. What is around the
+	// blob is undefined, and is written to by the one who stores the blob, and read by nobody else.
+	Frame() []byte
+}
+
+// Frame returns the frame that the blob lies in; nil if there is none.
+func (b *Blob) Frame() []byte {
+	if f, ok := b.owner.(Framer); ok {
+		return f.Frame()
+	}
+	return nil
 }

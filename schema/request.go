@@ -389,3 +389,242 @@ func marshal(v any) []byte {
 	}
 	return bytes.TrimSuffix(b.Bytes(), []byte("\n"))
 }
+
+// SelectionRef gives a set of positions: by the name of an uploaded selection,
+// or as a list. Exactly one of the two is set.
+type SelectionRef struct {
+	Name      string  `json:"name,omitempty"`      // as Selection.Name
+	Positions []int64 `json:"positions,omitempty"` // ascending and unique; ParseRequest sorts them
+}
+
+// sort brings the positions, if there are any, in ascending order.
+func (s *SelectionRef) sort() {
+	if s != nil {
+		slices.Sort(s.Positions)
+	}
+}
+
+// checkSet checks that one of the fields is given, and it.
+func (s *SelectionRef) checkSet() error {
+	switch {
+	case s.Name != "" && s.Positions != nil:
+		return &FieldError{Field: "selection", Got: "both name and positions", Want: "one of them"}
+	case s.Name == "" && s.Positions == nil:
+		return &FieldError{Field: "selection", Got: "neither name nor positions", Want: "one of them"}
+	}
+	return checkAll(s)
+}
+
+// check checks a field that is given.
+func (s *SelectionRef) check(field string) error {
+	path := "selection." + field
+	if field == "name" {
+		if k, err := ParseKey(s.Name); err != nil || k.String() != s.Name {
+			return &FieldError{Field: path, Got: Quote(s.Name),
+				Want: "the 64 lower-case hexadecimal digits that name an uploaded selection"}
+		}
+		return nil
+	}
+	if n := len(s.Positions); n == 0 || n > MaxPositions {
+		return &FieldError{Field: path, Got: fmt.Sprintf("%d positions", n),
+			Want: fmt.Sprintf("1 to %d, as each ticket repeats them; upload a longer selection by DoPut with "+
+				"the command "+
+				`{"selection": {"dataset": …}} and a column "position", and give the name that it answers`,
+				MaxPositions)}
+	}
+	for i, p := range s.Positions {
+		if p < 0 {
+			return &FieldError{Field: path, Got: strconv.FormatInt(p, 10), Want: "positions from 0"}
+		}
+		if i > 0 && p == s.Positions[i-1] {
+			return &FieldError{Field: path, Got: fmt.Sprintf("%d twice", p), Want: "each position once"}
+		}
+		if i > 0 && p < s.Positions[i-1] {
+			return &FieldError{Field: path, Got: fmt.Sprintf("%d after %d", p, s.Positions[i-1]),
+				Want: "ascending positions"}
+		}
+	}
+	return nil
+}
+
+// BucketByLength has batches made of samples of like length: those of some steps that follow one another are put in
+// order of their length and shared out anew among these steps.
+type BucketByLength struct {
+	// Column says how long a sample is: a metadata column of integers or of floating point, or a blob column, by the
+	// bytes of its cells. Null is 0, as is what is less.
+	Column string `json:"column"`
+	// Window is in how many steps a sample may move; 0: DefaultBucketWindow, or fewer where that would be more than
+	// MaxBucketRows samples.
+	Window int64 `json:"window,omitempty"`
+}
+
+// check implements checker.
+func (b *BucketByLength) check(field string) error {
+	switch field {
+	case "column":
+		if b.Column == "" {
+			return &FieldError{Field: "bucket_by_length.column", Got: `""`,
+				Want: "the column that says how long samples are"}
+		}
+	case "window":
+		return checkRange("bucket_by_length.window", b.Window, 1, MaxBucketRows)
+	}
+	return nil
+}
+
+// checkBuckets checks BucketByLength, which is given, as far as Batch is.
+func (r *Request) checkBuckets() error {
+	b := r.BucketByLength
+	if err := checkAll(b); err != nil {
+		return err
+	}
+	if mode, _ := r.OrderOf(); mode != OrderStrict {
+		return &FieldError{Field: "order", Got: Quote(r.Order),
+			Want: fmt.Sprintf("%q, as other orders take batches of bucket_by_length apart", OrderStrict)}
+	}
+	if r.Batch > MaxBucketRows {
+		return &FieldError{Field: "batch", Got: strconv.FormatInt(r.Batch, 10),
+			Want: fmt.Sprintf("at most %d with bucket_by_length", MaxBucketRows)}
+	}
+	if r.Batch > 0 && b.Window > MaxBucketRows/r.Batch {
+		return &FieldError{Field: "bucket_by_length.window", Got: strconv.FormatInt(b.Window, 10),
+			Want: fmt.Sprintf("at most %d steps of %d samples", MaxBucketRows/r.Batch, r.Batch)}
+	}
+	return nil
+}
+
+// Ticket says which part of a request's epoch one stream serves: the share of
+// a rank in steps Step, Step+Stride, Step+2·Stride, … below Stop; and how many
+// epochs, one after another. It is all the state there is, so a client can
+// resume from one that it kept or wrote.
+type Ticket struct {
+	Request
+	// Rank is in [0, world.size).
+	Rank int `json:"rank"`
+	// Step is the first step served, from 0.
+	Step int64 `json:"step"`
+	// Row is how many samples of this rank's share of Step are left out, because
+	// they were served before.
+	Row int64 `json:"row,omitempty"`
+	// Stride is the distance from one step served to the next; 0 means 1. With N
+	// workers, worker w takes Step w and Stride N.
+	Stride int64 `json:"stride,omitempty"`
+	// Stop is the first step not served; nil means the end of the epoch.
+	Stop *int64 `json:"stop,omitempty"`
+	// Epochs is how many epochs are served, from shuffle.epoch on; 0 means 1.
+	// Step, Row and Served are of the first. With stride N each later one begins
+	// at step Step mod N, so that workers keep to their steps. Not with Stop.
+	Epochs int64 `json:"epochs,omitempty"`
+	// Served says what a stream out of the plan's order has left behind: bit i
+	// (of byte i/8, the least significant first) is set if the i-th row of the
+	// first epoch was served before, counted in the plan's order from Row of Step
+	// over what this ticket covers. It ends with a byte that is not 0; nil means
+	// none. Only with orders other than strict.
+	Served []byte `json:"served,omitempty"`
+}
+
+// ParseTicket decodes and checks the JSON of a ticket, as strictly as
+// ParseRequest does.
+func ParseTicket(b []byte) (Ticket, error) {
+	var t Ticket
+	if err := DecodeJSON("ticket", b, &t); err != nil {
+		return Ticket{}, err
+	}
+	t.Selection.sort()
+	if err := t.Check(); err != nil {
+		return Ticket{}, err
+	}
+	return t, nil
+}
+
+// Marshal returns the canonical JSON. ParseTicket reads it back as t.
+func (t Ticket) Marshal() []byte { return marshal(t) }
+
+// Check reports the first field that is impossible, as a FieldError.
+func (t Ticket) Check() error {
+	if err := checkAll(&t); err != nil {
+		return err
+	}
+	if n := t.WorldSize(); t.Rank < 0 || int64(t.Rank) >= n {
+		want := fmt.Sprintf("an integer from 0 to %d, as world.size is %d", n-1, n)
+		if t.World == nil {
+			want = "0, as the ticket has no world"
+		}
+		return &FieldError{Field: "rank", Got: strconv.Itoa(t.Rank), Want: want}
+	}
+	if t.Stop != nil && *t.Stop < t.Step {
+		return &FieldError{Field: "stop", Got: strconv.FormatInt(*t.Stop, 10),
+			Want: fmt.Sprintf("an integer from step, which is %d, to 2^63-1", t.Step)}
+	}
+	if t.Epochs != 0 {
+		if err := t.checkEpochs(); err != nil {
+			return err
+		}
+	}
+	if mode, _ := t.OrderOf(); t.Served != nil && mode == OrderStrict {
+		return &FieldError{Field: "served", Got: "it with order " + strconv.Quote(mode),
+			Want: "it left out, as step and row say where an exact order stands; or the order that the stream had"}
+	}
+	return nil
+}
+
+// checkEpochs checks Epochs, which is given, against other fields.
+func (t Ticket) checkEpochs() error {
+	got := strconv.FormatInt(t.Epochs, 10)
+	if t.Stop != nil {
+		return &FieldError{Field: "epochs", Got: fmt.Sprintf("%s and stop %d", got, *t.Stop),
+			Want: "one of the two: stop ends a stream within its epoch"}
+	}
+	if t.Shuffle != nil && uint64(t.Epochs-1) > math.MaxUint64-t.Shuffle.Epoch {
+		return &FieldError{Field: "epochs", Got: got,
+			Want: fmt.Sprintf("an integer from 1 to %d, as shuffle.epoch is %d and the last is 2^64-1",
+				math.MaxUint64-t.Shuffle.Epoch+1, t.Shuffle.Epoch)}
+	}
+	return nil
+}
+
+// check checks a field that is given.
+func (t *Ticket) check(field string) error {
+	switch field {
+	case "rank":
+		return checkRange(field, int64(t.Rank), 0, MaxWorld-1)
+	case "step":
+		return checkRange(field, t.Step, 0, math.MaxInt64)
+	case "row":
+		return checkRange(field, t.Row, 0, MaxBatch)
+	case "stride":
+		return checkRange(field, t.Stride, 1, MaxStride)
+	case "epochs":
+		return checkRange(field, t.Epochs, 1, MaxEpochs)
+	case "served":
+		return checkServed(t.Served)
+	}
+	return t.Request.check(field)
+}
+
+func checkServed(bits []byte) error {
+	n := len(bits)
+	switch {
+	case n == 0:
+		return &FieldError{Field: "served", Got: "no bits",
+			Want: "a bitmap with a bit set; leave the field out if nothing was served"}
+	case n > MaxServedBytes:
+		return &FieldError{Field: "served", Got: fmt.Sprintf("%d bytes", n),
+			Want: fmt.Sprintf("at most %d, decoded", MaxServedBytes)}
+	case bits[n-1] == 0:
+		return &FieldError{Field: "served", Got: fmt.Sprintf("a last byte of 0, of %d", n),
+			Want: "the bitmap to end with the byte of the last bit set; leave the field out if none is"}
+	}
+	return nil
+}
+
+// Limits of tickets.
+const (
+	// MaxStride bounds Ticket.Stride.
+	MaxStride = 1<<31 - 1
+	// MaxEpochs bounds Ticket.Epochs.
+	MaxEpochs = 1<<31 - 1
+	// MaxServedBytes bounds Ticket.Served: a stream out of order may stand over
+	// at most eight times as many rows.
+	MaxServedBytes = 16 << 10
+)

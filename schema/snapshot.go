@@ -2,7 +2,12 @@ package schema
 
 import (
 	"crypto/sha256"
+	"encoding/json"
 	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/apache/arrow/go/v17/arrow"
@@ -112,3 +117,121 @@ func (s *Selection) Key() Key {
 
 // Name is what requests call the selection: its key in hexadecimal digits.
 func (s *Selection) Name() string { return s.Key().String() }
+
+// recordVersion is the newest version of a snapshot's record.
+const recordVersion = 2
+
+// snapshotJSON is the stored form of a Snapshot.
+type snapshotJSON struct {
+	Version int       `json:"version,omitempty"` // 0 and 1: no chunk has pages
+	Dataset string    `json:"dataset"`
+	Number  int64     `json:"number"`
+	Parent  int64     `json:"parent"`
+	Created time.Time `json:"created"`
+	Source  string    `json:"source"`
+	Schema  []byte    `json:"schema"` // the IPC schema message, in base64
+	Splits  []Split   `json:"splits"`
+	Chunks  []Chunk   `json:"chunks"`
+}
+
+// MarshalJSON writes the record of the snapshot as stores keep it. The schema
+// is its Arrow IPC message in base64.
+func (s Snapshot) MarshalJSON() ([]byte, error) {
+	message, err := encodeSchema(s.Schema)
+	if err != nil {
+		return nil, err
+	}
+	version := 0
+	if slices.ContainsFunc(s.Chunks, func(c Chunk) bool { return c.Pages > 0 }) {
+		version = recordVersion
+	}
+	out := snapshotJSON{version, s.Dataset, s.Number, s.Parent, s.Created.UTC(), s.Source, message, s.Splits, s.Chunks}
+	if out.Splits == nil {
+		out.Splits = []Split{}
+	}
+	if out.Chunks == nil {
+		out.Chunks = []Chunk{}
+	}
+	return json.Marshal(out)
+}
+
+// UnmarshalJSON reads what MarshalJSON wrote. A record that is not one is an
+// ErrDataLoss.
+func (s *Snapshot) UnmarshalJSON(b []byte) error {
+	var in snapshotJSON
+	if err := json.Unmarshal(b, &in); err != nil {
+		return fmt.Errorf("%w: snapshot record: %w", ErrDataLoss, err)
+	}
+	if in.Version < 0 || in.Version > recordVersion {
+		return fmt.Errorf("%w: snapshot record of version %d; this bowstring knows up to %d", ErrDataLoss, in.Version,
+			recordVersion)
+	}
+	schema, err := decodeSchema(in.Schema)
+	if err != nil {
+		return fmt.Errorf("snapshot record: %w", err)
+	}
+	if err := CheckSchema(schema); err != nil {
+		return fmt.Errorf("%w: snapshot record: %s", ErrDataLoss, err.Error()) // the record is broken, not a request
+	}
+	*s = Snapshot{in.Dataset, in.Number, in.Parent, in.Created, in.Source, schema, in.Splits, in.Chunks}
+	return nil
+}
+
+// CheckTag reports a FieldError unless tag is fit for a tag: a name as CheckName
+// takes it that is not digits alone, as those are the numbers of snapshots.
+// field is what the error calls it.
+func CheckTag(field, tag string) error {
+	if tag != "" && strings.Trim(tag, "0123456789") == "" {
+		return &FieldError{Field: field, Got: Quote(tag),
+			Want: "a name that is not digits alone: those are the numbers of snapshots"}
+	}
+	return CheckName(field, tag)
+}
+
+// ParseSnapshotName reads a dataset as people write it: NAME for its newest
+// snapshot, NAME@NUMBER for one by number, NAME@TAG for the one that has a tag.
+// Of number and tag at most one is given. field is what errors call the text.
+func ParseSnapshotName(field, text string) (dataset string, number int64, tag string, err error) {
+	dataset, version, pinned := strings.Cut(text, "@")
+	if err := CheckName(field, dataset); err != nil {
+		return "", 0, "", err
+	}
+	if !pinned {
+		return dataset, 0, "", nil
+	}
+	if strings.Trim(version, "0123456789") == "" {
+		number, err := strconv.ParseInt(version, 10, 64)
+		if err != nil || number < 1 {
+			return "", 0, "", &FieldError{Field: field, Got: Quote(text),
+				Want: fmt.Sprintf("a snapshot number from 1 to %d or a tag after the @, as in %s@1",
+					int64(math.MaxInt64), dataset)}
+		}
+		return dataset, number, "", nil
+	}
+	if CheckTag(field, version) != nil {
+		return "", 0, "", &FieldError{Field: field, Got: Quote(text), Want: fmt.Sprintf(
+			"after the @ a snapshot number, or a tag of 1 to %d letters, digits, '.', '_' and '-', the first a letter "+
+				"or digit", MaxNameLen)}
+	}
+	return dataset, 0, version, nil
+}
+
+// FormatSnapshotName writes what ParseSnapshotName reads.
+func FormatSnapshotName(dataset string, number int64, tag string) string {
+	switch {
+	case tag != "":
+		return dataset + "@" + tag
+	case number != 0:
+		return fmt.Sprintf("%s@%d", dataset, number)
+	}
+	return dataset
+}
+
+// checkSnapshotOrTag checks a tag that a request gives beside the number, which
+// must not be given as well.
+func checkSnapshotOrTag(number int64, tag string) error {
+	if number != 0 && tag != "" {
+		return &FieldError{Field: "tag", Got: fmt.Sprintf("it and snapshot %d", number), Want: "one of the two"}
+	}
+	return CheckTag("tag", tag)
+}

@@ -1,10 +1,14 @@
 package schema
 
 import (
+	"cmp"
 	"encoding/binary"
 	"math"
 
 	"github.com/apache/arrow/go/v17/arrow"
+	"github.com/apache/arrow/go/v17/arrow/bitutil"
+	"github.com/apache/arrow/go/v17/arrow/decimal128"
+	"github.com/apache/arrow/go/v17/arrow/float16"
 )
 
 const (
@@ -206,4 +210,296 @@ func (k boundKind) read(b []byte) any {
 		}
 	}
 	return nil
+}
+
+// CellBytes is the number of bytes of one value of a stored column, by its index in the schema:
+// a text's length, the width of a fixed-width type (one byte for a bool), the values of a list or struct, a
+// blob's own size, and nothing for a null. It leaves out what an encoding adds.
+func (p *Page) CellBytes(column, row int) int64 {
+	if first := len(p.columns) - len(p.refs); column >= first {
+		ref, _ := p.Blob(column-first, row)
+		return ref.Size
+	}
+	return p.columns[column].cellBytes(row)
+}
+
+func (v *view) cellBytes(i int) (n int64) {
+	if v.null(i) {
+		return 0
+	}
+	switch v.shape {
+	case shapeBits:
+		return 1
+	case shapeFixed:
+		return int64(v.width)
+	case shapeBytes:
+		return int64(v.off32[i+1] - v.off32[i])
+	case shapeBytes8:
+		return v.off64[i+1] - v.off64[i]
+	case shapeList:
+		return v.children[0].itemBytes(int(v.off32[i]), int(v.off32[i+1]))
+	case shapeFixedList:
+		return v.children[0].itemBytes(i*v.width, (i+1)*v.width)
+	case shapeStruct:
+		for c := range v.children {
+			n += v.children[c].cellBytes(i)
+		}
+	}
+	return n
+}
+
+// itemBytes is the size of values [from, to).
+func (v *view) itemBytes(from, to int) (n int64) {
+	if v.shape == shapeFixed && v.validity == nil {
+		return int64(to-from) * int64(v.width)
+	}
+	for ; from < to; from++ {
+		n += v.cellBytes(from)
+	}
+	return n
+}
+
+// make writes the statistics of a page with those columns, in the order of the schema.
+func (l *statisticsLayout) make(cols []view) []byte {
+	out := make([]byte, l.size)
+	binary.LittleEndian.PutUint32(out, statisticsVersion)
+	binary.LittleEndian.PutUint32(out[4:], uint32(l.size))
+	for i := range l.columns {
+		l.columns[i].put(out, &cols[i], nil)
+	}
+	return out
+}
+
+// put writes the record of a column, and of the fields of its structs. above are the structs that it is in.
+func (f *statisticsField) put(out []byte, v *view, above []*view) {
+	if f.at > 0 {
+		f.record(out[f.at:], v, above)
+	}
+	within := append(above[:len(above):len(above)], v)
+	for i := range f.fields {
+		f.fields[i].put(out, &v.children[i], within)
+	}
+}
+
+func (f *statisticsField) record(out []byte, v *view, above []*view) {
+	valid := validIn(v, above)
+	nulls := 0
+	if valid != nil {
+		nulls = v.n - bitutil.CountSetBits(valid, 0, v.n)
+	}
+	var bytes int64
+	switch {
+	case f.blob:
+		for i, size := range cast[uint64](v.children[1].values)[:v.n] {
+			if isValid(valid, i) {
+				bytes += int64(size)
+			}
+		}
+	case v.shape == shapeFixed || v.shape == shapeBits:
+		bytes = int64(v.n-nulls) * int64(max(v.width, 1))
+		if v.shape == shapeFixed {
+			bytes = int64(v.n-nulls) * int64(v.width)
+		}
+	default:
+		for i := range v.n {
+			if isValid(valid, i) {
+				bytes += v.cellBytes(i)
+			}
+		}
+	}
+	binary.LittleEndian.PutUint32(out, uint32(nulls))
+	binary.LittleEndian.PutUint64(out[8:], uint64(bytes))
+	flags := f.bounds(out[recordHeader:recordHeader+f.kind.size()], v, valid)
+	binary.LittleEndian.PutUint32(out[4:], flags)
+}
+
+// validIn is a bitmap of the rows in which neither v nor a struct above it is null, nil if that is all.
+func validIn(v *view, above []*view) []byte {
+	var valid []byte
+	for _, u := range append(above[:len(above):len(above)], v) {
+		if u.validity == nil {
+			continue
+		}
+		if valid == nil {
+			valid = make([]byte, (v.n+7)/8)
+			bitutil.CopyBitmap(u.validity, u.bit, v.n, valid, 0)
+			continue
+		}
+		for i := range v.n {
+			if u.null(i) {
+				bitutil.ClearBit(valid, i)
+			}
+		}
+	}
+	return valid
+}
+
+func isValid(valid []byte, i int) bool { return valid == nil || bitutil.BitIsSet(valid, i) }
+
+// bounds writes the least and the greatest value, and returns the flags of what there is.
+func (f *statisticsField) bounds(out []byte, v *view, valid []byte) uint32 {
+	if f.blob {
+		return boundsOf(out, uint64s[uint64], cast[uint64](v.children[1].values)[:v.n], valid)
+	}
+	switch v.dt.ID() {
+	case arrow.BOOL:
+		bits := make([]uint8, v.n)
+		for i := range bits {
+			if bitutil.BitIsSet(v.values, v.bit+i) {
+				bits[i] = 1
+			}
+		}
+		return boundsOf(out, uint64s[uint8], bits, valid)
+	case arrow.UINT8:
+		return boundsOf(out, uint64s[uint8], cast[uint8](v.values)[:v.n], valid)
+	case arrow.UINT16:
+		return boundsOf(out, uint64s[uint16], cast[uint16](v.values)[:v.n], valid)
+	case arrow.UINT32:
+		return boundsOf(out, uint64s[uint32], cast[uint32](v.values)[:v.n], valid)
+	case arrow.UINT64:
+		return boundsOf(out, uint64s[uint64], cast[uint64](v.values)[:v.n], valid)
+	case arrow.INT8:
+		return boundsOf(out, uint64s[int8], cast[int8](v.values)[:v.n], valid)
+	case arrow.INT16:
+		return boundsOf(out, uint64s[int16], cast[int16](v.values)[:v.n], valid)
+	case arrow.INT32, arrow.DATE32, arrow.TIME32:
+		return boundsOf(out, uint64s[int32], cast[int32](v.values)[:v.n], valid)
+	case arrow.INT64, arrow.DATE64, arrow.TIME64, arrow.TIMESTAMP, arrow.DURATION:
+		return boundsOf(out, uint64s[int64], cast[int64](v.values)[:v.n], valid)
+	case arrow.FLOAT16, arrow.FLOAT32, arrow.FLOAT64, arrow.DECIMAL128:
+		return floatBounds(out, v, valid)
+	case arrow.STRING, arrow.LARGE_STRING, arrow.BINARY, arrow.FIXED_SIZE_BINARY:
+		return textBounds(out, v, valid)
+	}
+	return 0
+}
+
+// boundsOf writes the least and the greatest of the valid values, as raw makes 64 bits of them.
+func boundsOf[T cmp.Ordered](out []byte, raw func(T) uint64, values []T, valid []byte) uint32 {
+	var low, high T
+	some := false
+	for i, x := range values {
+		switch {
+		case !isValid(valid, i):
+		case !some:
+			low, high, some = x, x, true
+		default:
+			low, high = min(low, x), max(high, x)
+		}
+	}
+	if !some {
+		return 0
+	}
+	binary.LittleEndian.PutUint64(out, raw(low))
+	binary.LittleEndian.PutUint64(out[8:], raw(high))
+	return flagMin | flagMax
+}
+
+func uint64s[T int8 | int16 | int32 | int64 | uint8 | uint16 | uint32 | uint64](x T) uint64 {
+	return uint64(x)
+}
+
+// floatBounds are bounds of what values are as a float64. Zeros count as both zeros. The conversion of a decimal is
+// not exact, so its bounds are a little wider.
+func floatBounds(out []byte, v *view, valid []byte) (flags uint32) {
+	value := floatsOf(v)
+	low, high := math.Inf(1), math.Inf(-1)
+	for i := range v.n {
+		if !isValid(valid, i) {
+			continue
+		}
+		x := value(i)
+		if x != x {
+			flags |= flagNaN
+			continue
+		}
+		flags |= flagMin | flagMax
+		low, high = min(low, x), max(high, x)
+	}
+	if flags&flagMin == 0 {
+		return flags
+	}
+	if v.dt.ID() == arrow.DECIMAL128 {
+		for range 4 {
+			low, high = math.Nextafter(low, math.Inf(-1)), math.Nextafter(high, math.Inf(1))
+		}
+	}
+	if low == 0 {
+		low = math.Copysign(0, -1)
+	}
+	if high == 0 {
+		high = 0
+	}
+	binary.LittleEndian.PutUint64(out, math.Float64bits(low))
+	binary.LittleEndian.PutUint64(out[8:], math.Float64bits(high))
+	return flags
+}
+
+// floatsOf reads the values of a column as float64.
+func floatsOf(v *view) func(int) float64 {
+	switch dt := v.dt.(type) {
+	case *arrow.Float16Type:
+		bits := cast[uint16](v.values)
+		return func(i int) float64 { return float64(float16.FromBits(bits[i]).Float32()) }
+	case *arrow.Float32Type:
+		bits := cast[uint32](v.values)
+		return func(i int) float64 { return float64(math.Float32frombits(bits[i])) }
+	case *arrow.Decimal128Type:
+		words := cast[uint64](v.values)
+		return func(i int) float64 { return decimal128.New(int64(words[2*i+1]), words[2*i]).ToFloat64(dt.Scale) }
+	}
+	bits := cast[uint64](v.values)
+	return func(i int) float64 { return math.Float64frombits(bits[i]) }
+}
+
+// textBounds are bounds of texts: the beginnings of the least and of the greatest one, of which that of the
+// greatest is increased where it was shortened. If that cannot be done, there is no upper bound.
+func textBounds(out []byte, v *view, valid []byte) uint32 {
+	text := func(i int) []byte { return v.values[v.off(i):v.off(i+1)] }
+	low, high := -1, -1
+	for i := range v.n {
+		if !isValid(valid, i) {
+			continue
+		}
+		if low < 0 {
+			low, high = i, i
+			continue
+		}
+		if string(text(i)) < string(text(low)) {
+			low = i
+		}
+		if string(text(i)) > string(text(high)) {
+			high = i
+		}
+	}
+	if low < 0 {
+		return 0
+	}
+	const most = textBound - 1
+	least := text(low)
+	out[0] = byte(copy(out[1:textBound], least[:min(len(least), most)]))
+	greatest := text(high)
+	if len(greatest) > most {
+		greatest = append([]byte(nil), greatest[:most]...)
+		for len(greatest) > 0 && greatest[len(greatest)-1] == 0xff {
+			greatest = greatest[:len(greatest)-1]
+		}
+		if len(greatest) == 0 {
+			return flagMin
+		}
+		greatest[len(greatest)-1]++
+	}
+	out[textBound] = byte(copy(out[textBound+1:], greatest))
+	return flagMin | flagMax
+}
+
+// off is where text i begins in values.
+func (v *view) off(i int) int64 {
+	switch v.shape {
+	case shapeBytes:
+		return int64(v.off32[i])
+	case shapeBytes8:
+		return v.off64[i]
+	}
+	return int64(i) * int64(v.width)
 }

@@ -1,6 +1,14 @@
+// Package schema says what everything in Bowstring is called and looks like:
+// sample columns, snapshots and their manifests, requests and tickets with
+// their checks, and the physical layout of a batch.
+//
+// It imports nothing else of Bowstring, does no I/O and starts no goroutine.
+// How bytes are found is package fetch's business, how they are sent is
+// package flight's.
 package schema
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"slices"
@@ -8,6 +16,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/apache/arrow/go/v17/arrow"
+	"github.com/google/uuid"
 )
 
 // Names of the columns that Bowstring itself defines.
@@ -354,3 +363,151 @@ func fieldMeta(f arrow.Field, key string) string {
 	}
 	return ""
 }
+
+// ID names a sample: a UUID, 16 bytes in network order.
+type ID = [16]byte
+
+// idSpace is the namespace of sample ids. It must never change: ids are kept
+// by whoever refers to a sample from outside.
+var idSpace = uuid.NewSHA1(uuid.NameSpaceURL, []byte("bowstring:sample"))
+
+// SampleID derives the id of a sample from its dataset and its key at the
+// source (a relative path, a primary key), as a UUID version 5. The same
+// sample imported again gets the same id.
+func SampleID(dataset, sourceKey string) ID {
+	name := make([]byte, 0, len(dataset)+1+len(sourceKey))
+	name = append(name, dataset...)
+	name = append(name, 0) // cannot occur in a dataset's name, so no two pairs meet
+	name = append(name, sourceKey...)
+	return ID(uuid.NewSHA1(idSpace, name))
+}
+
+// FormatID returns id in the canonical form of 36 characters.
+func FormatID(id ID) string { return uuid.UUID(id).String() }
+
+// ParseID reads an id in the canonical form of 36 characters, or as 32
+// hexadecimal digits.
+func ParseID(s string) (ID, error) {
+	if len(s) == 36 || len(s) == 32 {
+		if id, err := uuid.Parse(s); err == nil {
+			return ID(id), nil
+		}
+	}
+	return ID{}, &FieldError{Field: "id", Got: Quote(s), Want: "a UUID such as 6ba7b811-9dad-51d1-80b4-00c04fd430c8"}
+}
+
+// Features returns the value of the schema metadata key "huggingface" of a table with these columns; see features.
+func Features(fields []arrow.Field) string { return string(features(fields)) }
+
+// features returns the value of the schema metadata key "huggingface": the
+// description of the columns that the datasets library writes and reads. Its
+// versions name a list "Sequence" (until 3) or "List" (from 4), but all of them
+// read "Sequence" of a plain value, and a JSON list for a list of structs.
+func features(fields []arrow.Field) []byte {
+	var list []member
+	for _, f := range fields {
+		list = append(list, member{f.Name, featureOf(f)})
+	}
+	return object(member{"info", object(member{"features", object(list...)})})
+}
+
+func featureOf(f arrow.Field) json.RawMessage {
+	if IsBlob(f) {
+		switch Media(f) {
+		case MediaImage:
+			return object(member{"_type", text("Image")})
+		case MediaAudio:
+			return object(member{"_type", text("Audio")})
+		}
+		return value("binary")
+	}
+	if names := Classes(f); names != nil && f.Type.ID() == arrow.INT64 {
+		b, err := json.Marshal(names)
+		if err != nil {
+			panic(err) // strings always marshal
+		}
+		return object(member{"names", b}, member{"_type", text("ClassLabel")})
+	}
+	return featureOfType(f.Type)
+}
+
+func featureOfType(dt arrow.DataType) json.RawMessage {
+	switch dt := dt.(type) {
+	case *arrow.StructType:
+		var list []member
+		for _, f := range dt.Fields() {
+			list = append(list, member{f.Name, featureOfType(f.Type)})
+		}
+		return object(list...)
+	case *arrow.ListType:
+		if _, ok := dt.Elem().(*arrow.StructType); ok {
+			return json.RawMessage("[" + string(featureOfType(dt.Elem())) + "]")
+		}
+		return object(member{"feature", featureOfType(dt.Elem())}, member{"_type", text("Sequence")})
+	case *arrow.FixedSizeListType:
+		length, err := json.Marshal(dt.Len())
+		if err != nil {
+			panic(err) // integers always marshal
+		}
+		return object(member{"feature", featureOfType(dt.Elem())}, member{"length", length},
+			member{"_type", text("Sequence")})
+	}
+	return value(dtypeOf(dt))
+}
+
+// dtypeOf is the library's name of a flat type.
+func dtypeOf(dt arrow.DataType) string {
+	switch dt := dt.(type) {
+	case *arrow.StringType:
+		return "string"
+	case *arrow.LargeStringType:
+		return "large_string"
+	case *arrow.BooleanType:
+		return "bool"
+	case *arrow.Float16Type:
+		return "float16"
+	case *arrow.Float32Type:
+		return "float32"
+	case *arrow.Float64Type:
+		return "float64"
+	case *arrow.TimestampType:
+		if dt.TimeZone != "" {
+			return "timestamp[" + dt.Unit.String() + ", tz=" + dt.TimeZone + "]"
+		}
+		return "timestamp[" + dt.Unit.String() + "]"
+	case *arrow.Decimal128Type:
+		return fmt.Sprintf("decimal128(%d, %d)", dt.Precision, dt.Scale)
+	case *arrow.Decimal256Type:
+		return fmt.Sprintf("decimal256(%d, %d)", dt.Precision, dt.Scale)
+	case *arrow.FixedSizeBinaryType:
+		return "binary"
+	}
+	return dt.String() // int8 … uint64, binary, date32, time32[s], duration[us] are named alike
+}
+
+func value(dtype string) json.RawMessage {
+	return object(member{"dtype", text(dtype)}, member{"_type", text("Value")})
+}
+
+// member is one member of a JSON object whose order is kept.
+type member struct {
+	name  string
+	value json.RawMessage
+}
+
+func object(members ...member) json.RawMessage {
+	var b bytes.Buffer
+	b.WriteByte('{')
+	for i, m := range members {
+		if i > 0 {
+			b.WriteString(", ")
+		}
+		b.Write(text(m.name))
+		b.WriteString(": ")
+		b.Write(m.value)
+	}
+	b.WriteByte('}')
+	return b.Bytes()
+}
+
+func text(s string) json.RawMessage { return marshal(s) }
