@@ -4,6 +4,8 @@ import (
 	"encoding/binary"
 	"fmt"
 	"hash/crc32"
+	"math"
+	"math/bits"
 	"time"
 
 	"bowstring/schema"
@@ -141,4 +143,204 @@ func nextRecord(b []byte) (rec *record, rest []byte) {
 		return nil, nil
 	}
 	return &record{b[8], binary.LittleEndian.Uint32(b[12:]), count, body}, b[size:]
+}
+
+// undone is which rows of a stream were not handed out: all from first on, but for those in a
+// bitmap. first is one of them.
+type undone struct {
+	first int64
+	base  int64 // of the bitmap: a multiple of 64
+	done  []uint64
+}
+
+// newUndone returns what a ticket leaves.
+func newUndone(served []byte) undone {
+	var u undone
+	padded := make([]byte, (len(served)+7)/8*8)
+	copy(padded, served)
+	for ; len(padded) > 0; padded = padded[8:] {
+		u.done = append(u.done, binary.LittleEndian.Uint64(padded))
+	}
+	u.advance()
+	return u
+}
+
+// next is the first row from row on that was not handed out, and where the run of such rows that
+// begins there ends at the latest.
+func (u *undone) next(row int64) (from, to int64) {
+	for ; ; row = row&^63 + 64 {
+		i := (row - u.base) >> 6
+		if i >= int64(len(u.done)) {
+			return row, math.MaxInt64
+		}
+		if w := ^u.done[i] >> (row & 63); w != 0 {
+			row += int64(bits.TrailingZeros64(w))
+			break
+		}
+	}
+	w := u.done[(row-u.base)>>6] >> (row & 63)
+	if w == 0 {
+		return row, row&^63 + 64
+	}
+	return row, row + int64(bits.TrailingZeros64(w))
+}
+
+// count is how many rows in [from, to) were not handed out.
+func (u *undone) count(from, to int64) (n int64) {
+	n = to - from
+	for row := from; row < to; row = row&^63 + 64 {
+		i := (row - u.base) >> 6
+		if i >= int64(len(u.done)) {
+			break
+		}
+		w := u.done[i] >> (row & 63)
+		if end := row&^63 + 64; end > to {
+			w &= 1<<(to-row) - 1
+		}
+		n -= int64(bits.OnesCount64(w))
+	}
+	return n
+}
+
+// take counts a row as handed out. advance has to be called after the last of a batch.
+func (u *undone) take(row int64) {
+	i := (row - u.base) >> 6
+	for i >= int64(len(u.done)) {
+		u.done = append(u.done, 0)
+	}
+	u.done[i] |= 1 << (row & 63)
+}
+
+// advance forgets what is before the first row that was not handed out.
+func (u *undone) advance() {
+	u.first, _ = u.next(u.first)
+	if n := min((u.first-u.base)>>6, int64(len(u.done))); n > 0 {
+		u.done = append(u.done[:0], u.done[n:]...)
+	}
+	u.base = u.first &^ 63
+}
+
+// run says that so many rows which were not handed out are left out, and the next ones taken.
+type run struct{ skip, take int64 }
+
+// runs says which rows a batch takes, in ascending order, as runs, and counts them as handed out.
+func (u *undone) runs(seqs []int64) []run {
+	var list []run
+	at := u.first
+	for _, seq := range seqs {
+		if skip := u.count(at, seq); skip == 0 && len(list) > 0 {
+			list[len(list)-1].take++
+		} else {
+			list = append(list, run{skip, 1})
+		}
+		at = seq + 1
+	}
+	for _, seq := range seqs {
+		u.take(seq)
+	}
+	u.advance()
+	return list
+}
+
+// apply hands the rows of runs out, and calls emit with them, in ranges.
+func (u *undone) apply(list []run, emit func(from, to int64)) {
+	at := u.first
+	var taken []int64 // ranges, by their ends
+	for _, r := range list {
+		for _, part := range []struct {
+			n    int64
+			take bool
+		}{{r.skip, false}, {r.take, true}} {
+			for left := part.n; left > 0; {
+				from, to := u.next(at)
+				to = min(to, from+left)
+				if part.take {
+					emit(from, to)
+					taken = append(taken, from, to)
+				}
+				left -= to - from
+				at = to
+			}
+		}
+	}
+	if len(list) == 1 && list[0].skip == 0 { // in order, which may be very many rows
+		u.first = at
+		u.advance()
+		return
+	}
+	for i := 0; i < len(taken); i += 2 {
+		for row := taken[i]; row < taken[i+1]; row++ {
+			u.take(row)
+		}
+	}
+	u.advance()
+}
+
+const (
+	asRuns   = 0 // pairs of integers: what is left out, what is taken
+	asBitmap = 1 // a bit for each row that was not handed out before, from the first on
+)
+
+// encodeRuns returns runs as bytes, the shorter way.
+func encodeRuns(list []run) []byte {
+	b := []byte{asRuns}
+	var rows int64
+	for _, r := range list {
+		b = binary.AppendUvarint(b, uint64(r.skip))
+		b = binary.AppendUvarint(b, uint64(r.take))
+		rows += r.skip + r.take
+	}
+	if (rows+7)/8 >= int64(len(b)-1) {
+		return b
+	}
+	m := make([]byte, 1+(rows+7)/8)
+	m[0] = asBitmap
+	at := int64(0)
+	for _, r := range list {
+		at += r.skip
+		for range r.take {
+			m[1+at/8] |= 1 << (at % 8)
+			at++
+		}
+	}
+	return m
+}
+
+// decodeRuns is the inverse of encodeRuns.
+func decodeRuns(b []byte) (list []run, err error) {
+	broken := fmt.Errorf("%w: runs of %d bytes in the record of what was served", schema.ErrDataLoss, len(b))
+	if len(b) == 0 || b[0] > asBitmap {
+		return nil, broken
+	}
+	kind, b := b[0], b[1:]
+	if kind == asBitmap {
+		var r run
+		for i := range 8 * len(b) {
+			switch set := b[i/8]>>(i%8)&1 == 1; {
+			case set:
+				r.take++
+			case r.take > 0:
+				list, r = append(list, r), run{skip: 1}
+			default:
+				r.skip++
+			}
+		}
+		if r.take > 0 {
+			list = append(list, r)
+		}
+		return list, nil
+	}
+	for len(b) > 0 {
+		skip, n := binary.Uvarint(b)
+		if n <= 0 {
+			return nil, broken
+		}
+		take, m := binary.Uvarint(b[n:])
+		if m <= 0 || skip > math.MaxInt32 || take > math.MaxInt32 {
+			return nil, broken
+		}
+		list = append(list, run{int64(skip), int64(take)})
+		b = b[n+m:]
+	}
+	return list, nil
 }

@@ -1,3 +1,9 @@
+// Package manifest gives the rows of snapshots to those who need them: it reads the
+// pages of manifests when they are wanted, several at once, and keeps them within a
+// bound of memory. A small manifest is read whole when it is opened, and its pages
+// stay.
+//
+// What a page looks like is package schema's; how its bytes are found, its caller's.
 package manifest
 
 import (
@@ -5,8 +11,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/maphash"
+	"math"
+	"math/bits"
 	"slices"
 	"sort"
+	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sync/errgroup"
 
 	"bowstring/fetch/admission"
 	"bowstring/schema"
@@ -350,3 +363,373 @@ func (m *Manifest) Start(ctx context.Context, positions []int64, done func([]sch
 func (m *Manifest) Go(f func() error, done func(error)) bool {
 	return m.cache.start(func() { done(m.cache.safely(f)()) })
 }
+
+// lookup finds samples by id: an open-addressing table of positions plus one, with
+// linear probing, built when it is first used; 0 is a free slot. Ids themselves stay
+// in the pages. A byte of each id's hash spares reading pages for ids that share a slot.
+// The hash is seeded, so that no choice of ids can make it slow.
+type lookup struct {
+	seed   maphash.Seed
+	small  []uint32
+	large  []uint64
+	tags   []uint8
+	memory *admission.Hold
+
+	turn chan struct{} // held by who builds it
+	once sync.Once
+}
+
+// Find returns the positions of the samples with some ids, -1 where there is none. The
+// first call goes through all ids, and takes 6.25 bytes a row (11.25 beyond 2^32 rows) of what
+// the ledger has for admission.Evaluation until the manifest is closed: ErrLimit where they
+// do not fit.
+func (m *Manifest) Find(ctx context.Context, ids []schema.ID) ([]int64, error) {
+	if err := m.buildIndex(ctx); err != nil {
+		return nil, err
+	}
+	x := &m.ids
+	found, at := make([]int64, len(ids)), make([]int, len(ids))
+	left := make([]int, 0, len(ids))
+	tags := make([]uint8, len(ids))
+	for i, id := range ids {
+		found[i], left = -1, append(left, i)
+		at[i], tags[i] = x.slot(id)
+	}
+	for len(left) > 0 {
+		var asked []int
+		var positions []int64
+		for _, i := range left {
+			if pos, ok := x.next(&at[i], tags[i]); ok {
+				asked, positions = append(asked, i), append(positions, pos)
+			}
+		}
+		left = left[:0]
+		for from := 0; from < len(asked); from += findAtOnce {
+			to := min(from+findAtOnce, len(asked))
+			rows, err := m.At(ctx, positions[from:to])
+			if err != nil {
+				return nil, err
+			}
+			err = schema.Guard(func() error {
+				for k, i := range asked[from:to] {
+					if rows[k].ID() == ids[i] {
+						found[i] = positions[from+k]
+					} else {
+						left = append(left, i)
+					}
+				}
+				return nil
+			})
+			if err != nil {
+				return nil, m.named(err)
+			}
+		}
+	}
+	return found, nil
+}
+
+// findAtOnce is how many rows are copied at the same time to compare their ids.
+const findAtOnce = 1024
+
+func (m *Manifest) buildIndex(ctx context.Context) error {
+	x := &m.ids
+	x.once.Do(func() { x.turn = make(chan struct{}, 1) })
+	select {
+	case x.turn <- struct{}{}:
+		defer func() { <-x.turn }()
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	if x.tags != nil {
+		return nil
+	}
+	n := m.Rows()
+	slots, width := n+n/4+1, int64(4)
+	if n >= math.MaxUint32 {
+		width = 8
+	}
+	memory, ok := m.cache.ledger.Try(admission.Evaluation, slots*(width+1))
+	if !ok {
+		return fmt.Errorf("%w: to find samples of %s@%d by id, %d bytes would be needed for an index, more than what "+
+			"is left for %s; ask by position",
+			schema.ErrLimit, m.Snapshot().Dataset, m.Snapshot().Number, slots*(width+1), admission.Evaluation)
+	}
+	x.seed, x.small, x.large = maphash.MakeSeed(), nil, nil
+	if width == 4 {
+		x.small = make([]uint32, slots)
+	} else {
+		x.large = make([]uint64, slots)
+	}
+	tags := make([]uint8, slots)
+	var mu sync.Mutex
+	err := m.Walk(ctx, 0, n, nil, func(_ context.Context, start int64, p *schema.Page) error {
+		mu.Lock()
+		defer mu.Unlock()
+		return schema.Guard(func() error {
+			for row := range p.Rows() {
+				x.add(tags, p.ID(row), start+int64(row))
+			}
+			return nil
+		})
+	})
+	if err != nil {
+		memory.Release()
+		x.small, x.large = nil, nil
+		return m.named(err)
+	}
+	x.tags, x.memory = tags, memory
+	return nil
+}
+
+func (x *lookup) slots() int { return max(len(x.small), len(x.large)) }
+
+func (x *lookup) slot(id schema.ID) (int, uint8) {
+	hash := maphash.Bytes(x.seed, id[:])
+	hi, _ := bits.Mul64(hash, uint64(x.slots()))
+	return int(hi), uint8(hash)
+}
+
+func (x *lookup) add(tags []uint8, id schema.ID, pos int64) {
+	at, tag := x.slot(id)
+	for x.has(at) {
+		if at++; at == x.slots() {
+			at = 0
+		}
+	}
+	tags[at] = tag
+	if x.small != nil {
+		x.small[at] = uint32(pos + 1)
+	} else {
+		x.large[at] = uint64(pos + 1)
+	}
+}
+
+func (x *lookup) has(at int) bool {
+	if x.small != nil {
+		return x.small[at] != 0
+	}
+	return x.large[at] != 0
+}
+
+// next returns the position of the next candidate from a slot on, and goes on.
+func (x *lookup) next(at *int, tag uint8) (pos int64, ok bool) {
+	for x.has(*at) {
+		slot := *at
+		if *at++; *at == x.slots() {
+			*at = 0
+		}
+		switch {
+		case x.tags[slot] != tag:
+		case x.small != nil:
+			return int64(x.small[slot]) - 1, true
+		default:
+			return int64(x.large[slot]) - 1, true
+		}
+	}
+	return 0, false
+}
+
+// close gives the memory back.
+func (x *lookup) close() {
+	x.memory.Release()
+	x.small, x.large, x.tags = nil, nil, nil
+}
+
+const (
+	// walkBytes is how much of a manifest that is gone through is on its way at once,
+	// and walkMost how many pages.
+	walkBytes = 32 << 20
+	walkMost  = 256
+	// chunksAtOnce is how many chunks have their pages listed at the same time.
+	chunksAtOnce = 64
+)
+
+// Ahead begins to read the pages that the samples at some positions lie in, but for the
+// last of very many, so that they are there when they are wanted. It returns at once.
+func (m *Manifest) Ahead(ctx context.Context, positions []int64) {
+	if m.whole {
+		return
+	}
+	m.cache.start(func() {
+		_, needs, err := m.needs(ctx, positions)
+		if err != nil {
+			return // who reads the rows is told
+		}
+		needs = needs[:min(len(needs), pagesAtOnce)]
+		_ = m.visitNeeds(ctx, needs, func(*need, *schema.Page) error { return nil }) // as above
+	})
+}
+
+// Walk visits the pages with rows in [from, to), in any order and several at once. start is the
+// position of a page's first row; a page is open as long as visit is not back. need, if it is not nil, is
+// asked for each chunk that lists pages, and for each page, and where it says no, nothing of it is read. It
+// may be asked several times at once, and more than visit then comes to see.
+//
+// Of what cannot be read or visited, the error at the least position is returned, however things turn out: what lies
+// before it goes on. When ctx ends, that is the error.
+func (m *Manifest) Walk(ctx context.Context, from, to int64, need func(start int64, run *schema.Chunk) bool,
+	visit func(ctx context.Context, start int64, p *schema.Page) error,
+) error {
+	if from >= to {
+		return nil
+	}
+	if need == nil {
+		need = func(int64, *schema.Chunk) bool { return true }
+	}
+	first, last := m.chunks.of(from), m.chunks.of(to-1)
+	var bytes, most int64 // of a page, about; pages that there may be
+	for i := first; i <= last; i++ {
+		c := &m.Snapshot().Chunks[i]
+		pages := int64(max(c.Pages, 1))
+		bytes = max(bytes, c.ManifestBytes()/pages)
+		rows := max(c.Rows/pages, 1)
+		most += min(pages, (min(to-m.chunks.at[i], c.Rows)-max(from-m.chunks.at[i], 0))/rows+2)
+	}
+	w := &walk{m: m, ctx: ctx, from: from, to: to, need: need, visit: visit}
+	w.failedAt.Store(to)
+	chunks, pages := make(chan int), make(chan page)
+	var g errgroup.Group
+	g.Go(func() error {
+		defer close(chunks)
+		for c := first; c <= last && w.goesOn(m.chunks.at[c]); c++ {
+			chunks <- c
+		}
+		return nil
+	})
+	var listing sync.WaitGroup
+	for range min(last-first+1, chunksAtOnce) {
+		listing.Add(1)
+		g.Go(func() error {
+			defer listing.Done()
+			for c := range chunks {
+				start := m.chunks.at[c]
+				w.at(start, func() error { return w.list(c, pages) })
+			}
+			return nil
+		})
+	}
+	g.Go(func() error {
+		listing.Wait()
+		close(pages)
+		return nil
+	})
+	for range min(walkMost, int(min(max(4, walkBytes/max(bytes, 1)), max(most, 1)))) {
+		g.Go(func() error {
+			for p := range pages {
+				w.at(p.start, func() error { return w.page(p) })
+			}
+			return nil
+		})
+	}
+	_ = g.Wait() // they tell w
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return w.err
+}
+
+// walk is a Walk under way.
+type walk struct {
+	m        *Manifest
+	ctx      context.Context
+	from, to int64
+	need     func(int64, *schema.Chunk) bool
+	visit    func(context.Context, int64, *schema.Page) error
+
+	failedAt atomic.Int64 // the position of err, to if there is none: what lies from there on is left
+	mu       sync.Mutex
+	err      error // guarded by mu
+}
+
+// page is a page to be read.
+type page struct {
+	schema.Chunk
+	start int64
+}
+
+// goesOn reports whether what lies at a position is still wanted.
+func (w *walk) goesOn(start int64) bool { return start < w.failedAt.Load() && w.ctx.Err() == nil }
+
+// at does something for a run of rows, if it is still wanted, and notes its error.
+func (w *walk) at(start int64, do func() error) {
+	if !w.goesOn(start) {
+		return
+	}
+	err := w.m.cache.safely(do)()
+	if err == nil {
+		return
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if start = max(start, w.from); start < w.failedAt.Load() {
+		w.failedAt.Store(start)
+		w.err = err
+	}
+}
+
+// list sends the pages of a chunk that are needed.
+func (w *walk) list(c int, pages chan<- page) error {
+	run := &w.m.Snapshot().Chunks[c]
+	at := w.m.chunks.at[c]
+	if run.Pages > 0 && !w.need(at, run) {
+		return nil
+	}
+	l, err := w.m.list(w.ctx, c)
+	if err != nil {
+		return err
+	}
+	for i := range l.pages {
+		p := page{l.pages[i], at + l.at[i]}
+		if p.start >= w.to || p.start+p.Rows <= w.from || !w.goesOn(p.start) || !w.need(p.start, &p.Chunk) {
+			continue
+		}
+		pages <- p
+	}
+	return nil
+}
+
+func (w *walk) page(p page) error {
+	e, err := w.m.page(w.ctx, p.Chunk, p.start)
+	if err != nil {
+		return err
+	}
+	defer e.release()
+	return w.visit(w.ctx, p.start, e.page)
+}
+
+// starts says where runs of rows begin: the first position of each, then the number of rows.
+type starts struct {
+	at      []int64
+	uniform int64 // rows of every run but the last, 0 if they differ
+}
+
+func newStarts(chunks []schema.Chunk) starts {
+	s := starts{at: make([]int64, 1, len(chunks)+1)}
+	for i := range chunks {
+		rows := chunks[i].Rows
+		switch {
+		case i == 0:
+			s.uniform = rows
+		case s.uniform != 0 && (rows > s.uniform || s.at[i]%s.uniform != 0):
+			s.uniform = 0
+		}
+		s.at = append(s.at, s.at[i]+rows)
+	}
+	return s
+}
+
+// of returns the run that has a position.
+func (s *starts) of(pos int64) int {
+	if s.uniform != 0 {
+		return int(pos / s.uniform)
+	}
+	return sort.Search(len(s.at), func(i int) bool { return s.at[i] > pos }) - 1
+}
+
+// index is the pages of a chunk. It is immutable.
+type index struct {
+	pages []schema.Chunk
+	starts
+}
+
+func newIndex(pages []schema.Chunk) *index { return &index{pages, newStarts(pages)} }

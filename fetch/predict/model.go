@@ -1,10 +1,24 @@
+// Package predict says how fast a job will be served, what will limit it and how long it
+// will wait, from measured rates and the job's figures. It is a model in closed form: pure
+// arithmetic, no I/O, no clock, no goroutine. What measures the rates and what runs the
+// job lie elsewhere.
+//
+// The model is that of Yang and Cong ("Accelerating Data Loading in Deep Neural Network
+// Training", HiPC 2019), whose own formulas are in hipc.go: parts that work beside one
+// another take as long as the slowest of them, and training hides what loading takes as far
+// as it takes as long itself. To it are added what a server of Bowstring has: a bounded
+// window over a store of some latency (Little's law), caches that hold a part of the dataset,
+// and nodes that own it together.
 package predict
 
 import (
 	"cmp"
 	"encoding/json"
+	"fmt"
 	"math"
 	"slices"
+
+	"bowstring/schema"
 )
 
 // Limit is a part of the way that samples take, as what limits a job.
@@ -265,4 +279,124 @@ func firstBatch(r Rates, j *Job) (wait, work float64) {
 func (r Rates) withoutLatency() Rates {
 	r.Store.LatencyMS, r.Network.LatencyMS = 0, 0
 	return r
+}
+
+// Job is what a model needs to know of a job and of where it will run. Where it says all,
+// it is of all ranks, or of all nodes, together.
+type Job struct {
+	Rows     int64   // of an epoch, all ranks
+	RowBytes float64 // of a row's blobs, on average
+	RowReads float64 // blobs of a row
+	Batch    int64   // rows of a global batch
+	Ranks    int64
+	Epochs   int64
+	PaceMS   float64 // what the consumers take for a step, all ranks beside one another; 0: nothing
+	Nodes    int64   // that own the dataset together
+	Local    bool    // ranks get what their nodes own
+	Strict   bool    // batches come in the plan's order
+
+	CacheBytes  int64 // budget of each node's cache; 0: there is none
+	HeldBytes   int64 // of the job's blobs, that the caches hold already
+	WindowBytes int64 // of each node
+	BatchBytes  int64 // of a record batch, at most
+	Lookups     int64 // round trips before the first blob can be asked for
+}
+
+// check fails with a schema.FieldError where nothing can be said of a job.
+func (j *Job) check() error {
+	for _, f := range []struct {
+		name string
+		n    int64
+	}{{"rows", j.Rows}, {"batch", j.Batch}, {"ranks", j.Ranks}, {"epochs", j.Epochs}, {"nodes", j.Nodes},
+		{"window_bytes", j.WindowBytes}, {"batch_bytes", j.BatchBytes}} {
+		if f.n < 1 {
+			return &schema.FieldError{Field: f.name, Got: fmt.Sprint(f.n), Want: "1 or more"}
+		}
+	}
+	if !(j.RowBytes >= 0 && j.RowReads >= 0 && j.PaceMS >= 0) || j.CacheBytes < 0 || j.HeldBytes < 0 || j.Lookups < 0 {
+		return &schema.FieldError{Field: "job", Got: fmt.Sprintf("%+v", *j), Want: "figures of 0 or more"}
+	}
+	return nil
+}
+
+const (
+	// cacheFixed is what a cache's index takes of its budget, and cacheBlob what each blob
+	// takes beside its bytes: header, index, and on average half of the alignment.
+	cacheFixed = 8 << 20
+	cacheBlob  = 288
+)
+
+// footprint is what the blobs of all rows take of caches.
+func (j *Job) footprint() float64 { return float64(j.Rows) * (j.RowBytes + cacheBlob*j.RowReads) }
+
+// held is the share of the rows that caches of so many bytes each hold. With one job no
+// policy does better than to keep what it has: each row is used once an epoch.
+func (j *Job) held(cacheBytes int64) float64 {
+	if j.RowReads == 0 {
+		return 1 // nothing is read
+	}
+	return min(float64(j.Nodes)*float64(max(cacheBytes-cacheFixed, 0))/j.footprint(), 1)
+}
+
+// heldNow is the share of the rows that caches hold already.
+func (j *Job) heldNow() float64 {
+	if j.RowReads == 0 {
+		return 1
+	}
+	return min(float64(j.HeldBytes)/max(float64(j.Rows)*j.RowBytes, 1), 1)
+}
+
+// waits reports whether consumers wait in an epoch of which caches hold a share, after its
+// first batch. Consumers without a pace wait always.
+func waits(r Rates, j *Job, held float64) bool {
+	pace := over(float64(j.Batch), j.PaceMS/1000)
+	for _, p := range parts(r, j, held) {
+		if p.SamplesPer < pace {
+			return true
+		}
+	}
+	return math.IsInf(pace, 1)
+}
+
+// smallestCache is the least budget of each node's cache with which later epochs do not
+// wait; nil if they do with any.
+func smallestCache(r Rates, j Job) *int64 {
+	enough := func(bytes int64) bool { return !waits(r, &j, j.held(bytes)) }
+	most := cacheFixed + int64(math.Ceil(j.footprint()/float64(j.Nodes))) + 1
+	return least(most, enough)
+}
+
+// smallestWindow is the least window of each node with which no epoch waits, or, where the
+// first one does with any window, no later one; nil if those do, too.
+func smallestWindow(r Rates, j Job) *int64 {
+	now, later := j.heldNow(), j.held(j.CacheBytes)
+	at := func(bytes int64, held float64) bool {
+		j.WindowBytes = bytes
+		return !waits(r, &j, held)
+	}
+	// More than this, nobody has a use for: reads in flight are bounded.
+	most := int64(min(2*maxReads*(j.RowBytes+readOverhead)+4*float64(j.Batch)*j.RowBytes, math.MaxInt64/4)) + 1
+	if found := least(most, func(b int64) bool { return at(b, now) && (j.Epochs == 1 || at(b, later)) }); found != nil {
+		return found
+	}
+	if j.Epochs == 1 {
+		return nil
+	}
+	return least(most, func(b int64) bool { return at(b, later) })
+}
+
+// least is the smallest number up to most that is enough, as all above it are; nil if none is.
+func least(most int64, enough func(int64) bool) *int64 {
+	if !enough(most) {
+		return nil
+	}
+	low, high := int64(-1), most // low is not enough
+	for high-low > 1 {
+		if mid := low + (high-low)/2; enough(mid) {
+			high = mid
+		} else {
+			low = mid
+		}
+	}
+	return &high
 }

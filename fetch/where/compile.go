@@ -1,3 +1,78 @@
+// Package where selects samples by an expression over their metadata, and makes columns of one, such as
+//
+//	label < 10 and width >= 400
+//	split == "train" and file_name contains "cat"
+//	any(tags, # startsWith "bird") and taken > date("2024-01-01")
+//
+// The language is that of github.com/expr-lang/expr, without what has no place
+// in a selection: variables, sequences, the clock, and functions that build
+// large values.
+//
+// # Columns
+//
+// Names are metadata columns, id (a UUID in its canonical text form), position
+// (an integer) and split (a string, "" outside of every split). A column whose
+// name is no identifier is written $env["its name"]. Blob columns have no value
+// here.
+//
+//	Arrow type                                     value
+//	bool                                           bool
+//	int8 to int64, uint8 to uint64                 int
+//	float16 to float64, decimal128                 float (of a decimal the nearest one)
+//	utf8, large_utf8, binary, fixed_size_binary    string
+//	timestamp, date32, date64                      time, as date("2024-01-31") makes one; UTC
+//	time32, time64, duration                       duration, as duration("1h30m") makes one; 292 years at most
+//	list, fixed_size_list                          array; an item of it may be null
+//	struct                                         its fields, by name: box.width
+//
+// # Numbers
+//
+// Numbers are compared as what they are, whatever their types: no integer is rounded to a float for it, and integers
+// reach from -2^63 to 2^64-1. A literal beyond that can be compared, and no more. Sums, differences, products and
+// remainders of integers are exact. A result that an int64 does not hold is an error of the row; where a uint64 takes
+// part, the result is at most 2^64-1. So is int(x) of what an int64 does not hold. x / y, x ** y and means are floats.
+//
+// # Null
+//
+// A comparison, or any other test, that needs the value of a null cell is
+// false, and so not (x > 3) is true where x is null, as is x not in [1, 2], which
+// is not (x in [1, 2]). x == nil and x != nil tell
+// nulls apart, and x ?? 0 puts another value in their place.
+//
+// A list has its null items as any others: len counts them, an index finds them, x in list passes over them, and
+// nil in list looks for one. Within any(list, …) and its like # is null for such an item, and so is what map makes of
+// it. An item by index that is null is null as a column is; so is what first, last, find, findIndex and their like
+// give where there is none, and what max and min give of nothing. sum, mean, median, max and min leave nulls out.
+//
+// # Ranges
+//
+// x in 1..9 means x >= 1 and x <= 9, and 1 < x < 9 means 1 < x and x < 9; x is evaluated once. A range is good for
+// nothing else.
+//
+// # Columns that are made
+//
+// [CompileColumn] takes any expression of which the value is a bool, an int (an int64, or a uint64 where the values may
+// be beyond it and none is negative), a float, a
+// string, a time or a duration: it makes a column of them for rows that are served. A value is
+// null where a column is that it needs; a test is false there, as in a selection.
+//
+// # Limits
+//
+// Of the text: schema.MaxWhereBytes bytes, brackets 256 deep, predicates such as any two deep, conditionals four, paths
+// such as a.b.c of 32 steps. Patterns of matches are literals that come to 2,048 instructions at most, with 16 classes
+// such as \pL or [a-ÿ].
+//
+// Of the form that is compiled: 32,768 nodes. A node is a name, a literal, an operator or a call; 64 bytes of text that
+// literals are joined to are one more, and a date in a time zone is 64. The form has tests for nulls: those of a column
+// that may be null for each test that needs it, and the condition of a ?: again where what it chooses may be null. It is
+// counted before it is compiled. So compiling takes time in proportion to the nodes, some microseconds for each, and
+// allocates 2 KiB at most for each byte of the text or, if they are more, for each node, and 256 KiB. [Compile] takes
+// two turns for it and [CompileColumn] one; both end with their context. What a row costs is told in 262,144 steps, or
+// refused.
+//
+// What an expression may cost is bounded, in steps: [MaxRowSteps] for a row, and [MaxSteps] or, if that is more,
+// [FreeSteps] for each row for all. What an expression takes for a row is computed from it and from the sizes of the
+// row's cells before the row is evaluated; 128 bytes at most are made for each step, and 64 KiB.
 package where
 
 import (
@@ -5,22 +80,119 @@ import (
 	"fmt"
 	"maps"
 	"reflect"
+	"regexp"
+	"regexp/syntax"
 	"slices"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/apache/arrow/go/v17/arrow"
 	"github.com/expr-lang/expr"
 	"github.com/expr-lang/expr/ast"
+	"github.com/expr-lang/expr/builtin"
 	"github.com/expr-lang/expr/checker"
 	"github.com/expr-lang/expr/compiler"
 	"github.com/expr-lang/expr/conf"
 	"github.com/expr-lang/expr/file"
 	"github.com/expr-lang/expr/optimizer"
 	"github.com/expr-lang/expr/parser"
+	"github.com/expr-lang/expr/parser/operator"
 	"github.com/expr-lang/expr/vm"
 
 	"bowstring/schema"
 )
+
+// rowBudget bounds the items of arrays that one row may make the expression
+// allocate.
+const rowBudget = 100_000
+
+// turnSteps is how many steps are taken at a turn: some milliseconds.
+const turnSteps = 1 << 17
+
+// Scratch is about how much memory an evaluation takes beside its result, in
+// bytes: bitmaps of chunks, and what is made for rows.
+const Scratch = 1 << 20
+
+// Expr is a compiled expression. It is immutable and safe for concurrent use.
+type Expr struct {
+	text    string
+	columns []string // that it names, virtual ones included, in alphabetical order
+	// value says that it is no condition, but gives a value of type made.
+	value bool
+	made  reflect.Type
+	// plain is for chunks whose columns have no nulls, guarded for the others. What makes values has no plain one.
+	plain, guarded *vm.Program
+	nodes          int // of the guarded one, as maxNodes counts them
+	// decide tells what the expression comes to in a page that was not read, by statistics of the columns that
+	// named lists.
+	decide   condition
+	deciding int // how large it is
+	named    []string
+	patterns patterns
+	cost     *cost
+	terms    []term  // of cost.total that depend on the row
+	constant float64 // the rest of it
+}
+
+// term is a product of sizes of cells, and its factor.
+type term struct {
+	vars   []int
+	factor float64
+}
+
+// Columns are those that the expression names, virtual ones included, in alphabetical
+// order. The caller does not change them.
+func (e *Expr) Columns() []string { return e.columns }
+
+// rowSteps is what a row takes at most, where the cells have those sizes.
+func (e *Expr) rowSteps(sizes []float64) float64 {
+	n := e.constant
+	for _, t := range e.terms {
+		product := t.factor
+		for _, v := range t.vars {
+			product *= sizes[v]
+		}
+		n += product
+	}
+	return n
+}
+
+// checkRow fails if a row takes too long. Without sizes, cells that differ in size
+// count for nothing.
+func (e *Expr) checkRow(sizes []float64, row string) error {
+	if sizes == nil {
+		sizes = make([]float64, 2*len(e.cost.columns))
+	}
+	if n := e.rowSteps(sizes); n > MaxRowSteps {
+		return e.beyond(sizes, "it takes up to %.3g steps for %s, at most %d are allowed", n, row, int64(MaxRowSteps))
+	}
+	return nil
+}
+
+// beyond makes an error that says what takes the most.
+func (e *Expr) beyond(sizes []float64, format string, args ...any) error {
+	part, steps := e.cost.costliest(sizes)
+	if part.what != "" {
+		format += fmt.Sprintf("; %.3g of them are for %s here", steps, part.what)
+		if part.what != "matches" {
+			format += ": a list is gone through for each row, and one within it for each of its items"
+		}
+	}
+	return beyond(e.text, part.place, format, args...)
+}
+
+// allowed is how many steps all rows may take together.
+func allowed(rows int64) float64 { return max(MaxSteps, FreeSteps*float64(rows)) }
+
+// checkRows fails if so many rows take too long, whatever is in them.
+func (e *Expr) checkRows(rows int64) error {
+	sizes := make([]float64, 2*len(e.cost.columns))
+	if n := e.rowSteps(sizes); n*float64(rows) > allowed(rows) {
+		return e.beyond(sizes, "it takes %.3g steps for each of %d rows, at most %.3g are allowed", n, rows,
+			allowed(rows)/float64(rows))
+	}
+	return nil
+}
 
 // Compile checks an expression against a logical schema and compiles it, by turns. It ends with ctx. An error of the
 // expression is an *Error.
@@ -226,4 +398,480 @@ func checkText(text string) error {
 		return at(text, file.Location{}, "the expression is empty; leave it out for all rows")
 	}
 	return nil
+}
+
+const (
+	maxPredicates   = 2  // any(…, any(…))
+	maxConditionals = 4  // a ? b : (c ? d : …)
+	maxPath         = 32 // a.b.c
+)
+
+// functions are those of the library that an expression may call: pure, and
+// bounded by the size of their arguments.
+var functions = []string{
+	"abs", "all", "any", "ceil", "count", "date", "duration", "filter", "find", "findIndex", "findLast",
+	"findLastIndex", "first", "float", "floor", "hasPrefix", "hasSuffix", "indexOf", "int", "last",
+	"lastIndexOf", "len", "lower", "map", "max", "mean", "median", "min", "none", "one", "round",
+	"string", "sum", "trim", "trimPrefix", "trimSuffix", "upper",
+}
+
+// predicates are the functions whose predicate is a condition.
+var predicates = []string{"all", "any", "count", "filter", "find", "findIndex", "findLast", "findLastIndex", "none",
+	"one"}
+
+// prepare checks what the library would allow but a selection must not have,
+// replaces ranges and $env, and notes the columns. Afterwards each node is in the tree once, but for
+// names and literals: what a test needs twice has a name, and is evaluated once.
+type prepare struct {
+	text    string
+	columns *columns
+	used    map[string]bool
+	bound   int // values that have a name
+
+	patterns *patterns // of matches
+	literals *literals
+}
+
+func (p *prepare) walk(node *ast.Node, inPredicates, conditionals int) error {
+	each := func(nodes ...*ast.Node) error {
+		for _, n := range nodes {
+			if *n == nil {
+				continue
+			}
+			if err := p.walk(n, inPredicates, conditionals); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	list := func(nodes []ast.Node) error {
+		for i := range nodes {
+			if err := each(&nodes[i]); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	switch n := (*node).(type) {
+	case *ast.NilNode, *ast.IntegerNode, *ast.FloatNode, *ast.BoolNode, *ast.StringNode, *ast.BytesNode,
+		*ast.PointerNode, *ast.ConstantNode:
+		return nil
+	case *ast.IdentifierNode:
+		if literal := p.literals.node(n); literal != nil {
+			*node = literal
+			return nil
+		}
+		return p.column(n)
+	case *ast.UnaryNode:
+		if err := each(&n.Node); err != nil {
+			return err
+		}
+		if literal := p.literals.negated(n); literal != nil {
+			*node = literal
+		}
+		return nil
+	case *ast.BinaryNode:
+		return p.binary(node, n, each)
+	case *ast.ChainNode:
+		return each(&n.Node)
+	case *ast.MemberNode:
+		if pathLen(n) > maxPath {
+			return fail(p.text, n, "a path of more than %d steps", maxPath)
+		}
+		if id, ok := n.Node.(*ast.IdentifierNode); ok && id.Value == "$env" {
+			name, ok := n.Property.(*ast.StringNode)
+			if !ok {
+				return fail(p.text, n, `$env takes the name of a column, as in $env["file name"]`)
+			}
+			column := &ast.IdentifierNode{Value: name.Value}
+			column.SetLocation(n.Location())
+			*node = column
+			return p.column(column)
+		}
+		if id, ok := n.Node.(*ast.IdentifierNode); ok && p.columns.isBlob(id.Value) {
+			if part, ok := n.Property.(*ast.StringNode); ok {
+				column := &ast.IdentifierNode{Value: id.Value + "." + part.Value}
+				column.SetLocation(n.Location())
+				*node = column
+				return p.column(column)
+			}
+		}
+		return each(&n.Node, &n.Property)
+	case *ast.SliceNode:
+		return each(&n.Node, &n.From, &n.To)
+	case *ast.CallNode:
+		return p.call(node, n, list)
+	case *ast.BuiltinNode:
+		if !slices.Contains(functions, n.Name) {
+			return p.unknownFunction(n, n.Name)
+		}
+		return list(n.Arguments)
+	case *ast.PredicateNode:
+		if inPredicates++; inPredicates > maxPredicates {
+			return fail(p.text, n, "predicates are nested more than %d deep", maxPredicates)
+		}
+		return each(&n.Node)
+	case *ast.ConditionalNode:
+		if conditionals++; conditionals > maxConditionals {
+			return fail(p.text, n, "conditionals are nested more than %d deep", maxConditionals)
+		}
+		if n.Exp1 == n.Cond { // a ?: b, where a is true if it is the value
+			yes := &ast.BoolNode{Value: true}
+			yes.SetLocation(n.Cond.Location())
+			n.Exp1 = yes
+		}
+		return each(&n.Cond, &n.Exp1, &n.Exp2)
+	case *ast.ArrayNode:
+		return list(n.Nodes)
+	case *ast.VariableDeclaratorNode:
+		return fail(p.text, n, "let has no place in an expression: write the value out")
+	case *ast.SequenceNode:
+		return fail(p.text, n, "an expression is one expression, without semicolons")
+	case *ast.MapNode, *ast.PairNode:
+		return fail(p.text, n, "a map has no place in an expression")
+	}
+	return fail(p.text, *node, "this has no place in an expression")
+}
+
+func (p *prepare) column(n *ast.IdentifierNode) error {
+	switch {
+	case p.columns.has(n.Value):
+		p.used[n.Value] = true
+		return nil
+	case p.columns.isBlob(n.Value):
+		return fail(p.text, n, "%q is a blob column, which has no value here but %[1]s.size and %[1]s.key; "+
+			"there are %s", n.Value, listed(p.columns.names()))
+	case n.Value == "$env":
+		return fail(p.text, n, `$env takes the name of a column, as in $env["file name"]`)
+	}
+	names := p.columns.names()
+	if near := schema.Nearest(n.Value, names); near != "" {
+		return fail(p.text, n, "no column %s (did you mean %q?); there are %s", schema.Quote(n.Value), near, listed(names))
+	}
+	return fail(p.text, n, "no column %s; there are %s", schema.Quote(n.Value), listed(names))
+}
+
+func (p *prepare) unknownFunction(n ast.Node, name string) error {
+	if near := schema.Nearest(name, functions); near != "" {
+		return fail(p.text, n, "no function %q (did you mean %q?); there are %s", name, near,
+			strings.Join(functions, ", "))
+	}
+	return fail(p.text, n, "no function %q; there are %s", name, strings.Join(functions, ", "))
+}
+
+func (p *prepare) binary(node *ast.Node, n *ast.BinaryNode, each func(...*ast.Node) error) error {
+	switch n.Operator {
+	case "..":
+		return fail(p.text, n, "a range stands to the right of in, as in x in 1..9")
+	case "matches":
+		text, ok := n.Right.(*ast.StringNode)
+		if !ok {
+			return fail(p.text, n.Right, "the pattern of matches is a literal string")
+		}
+		name, err := p.patterns.add(text.Value)
+		if err != nil {
+			return fail(p.text, n.Right, "%v", err)
+		}
+		if err := each(&n.Left); err != nil {
+			return err
+		}
+		*node = p.patterns.call(name, n)
+		return nil
+	case "in":
+		r, ok := n.Right.(*ast.BinaryNode)
+		if !ok || r.Operator != ".." {
+			break
+		}
+		if err := each(&n.Left, &r.Left, &r.Right); err != nil {
+			return err
+		}
+		*node = p.once(n, n.Left, func(of ast.Node) ast.Node {
+			return and(binary(n, ">=", of, r.Left), binary(n, "<=", of, r.Right))
+		})
+		return nil
+	case "&&":
+		tests := chain(n)
+		if tests == nil {
+			break
+		}
+		if err := each(&tests[0].Left); err != nil {
+			return err
+		}
+		for _, t := range tests {
+			if err := each(&t.Right); err != nil {
+				return err
+			}
+		}
+		*node = p.chained(tests[0].Left, tests)
+		return nil
+	}
+	return each(&n.Left, &n.Right)
+}
+
+func (p *prepare) call(node *ast.Node, n *ast.CallNode, list func([]ast.Node) error) error {
+	id, ok := n.Callee.(*ast.IdentifierNode)
+	if !ok || p.literals.node(id) != nil {
+		return fail(p.text, n, "only functions can be called; there are %s", strings.Join(functions, ", "))
+	}
+	if !slices.Contains(functions, id.Value) {
+		return p.unknownFunction(n, id.Value)
+	}
+	return list(n.Arguments)
+}
+
+// boundPrefix is how the names of values begin that a test needs twice. No column or function that people can write has
+// such a name.
+const boundPrefix = "bound "
+
+// once gives a value a name and has it evaluated once, for a test that needs it twice. place is where it stands.
+func (p *prepare) once(place, value ast.Node, test func(of ast.Node) ast.Node) ast.Node {
+	switch value.(type) {
+	case *ast.IdentifierNode, *ast.PointerNode, *ast.NilNode, *ast.IntegerNode, *ast.FloatNode, *ast.BoolNode,
+		*ast.StringNode:
+		return test(value)
+	}
+	name := fmt.Sprint(boundPrefix, p.bound)
+	p.bound++
+	of := &ast.IdentifierNode{Value: name}
+	of.SetLocation(value.Location())
+	n := &ast.VariableDeclaratorNode{Name: name, Value: value, Expr: test(of)}
+	n.SetLocation(place.Location())
+	return n
+}
+
+// chain is the comparisons of a < b < c, nil if n is something else. The parser gives both of them the same node b.
+func chain(n *ast.BinaryNode) []*ast.BinaryNode {
+	var tests []*ast.BinaryNode // the last one first
+	for {
+		test, ok := n.Right.(*ast.BinaryNode)
+		if !ok || !operator.IsComparison(test.Operator) {
+			return nil
+		}
+		tests = append(tests, test)
+		before, ok := n.Left.(*ast.BinaryNode)
+		if !ok {
+			return nil
+		}
+		last := before
+		if before.Operator == "&&" {
+			if last, ok = before.Right.(*ast.BinaryNode); !ok {
+				return nil
+			}
+		}
+		if !operator.IsComparison(last.Operator) || last.Right != test.Left {
+			return nil
+		}
+		if last == before {
+			tests = append(tests, last)
+			break
+		}
+		n = before
+	}
+	for i, j := 0, len(tests)-1; i < j; i, j = i+1, j-1 {
+		tests[i], tests[j] = tests[j], tests[i]
+	}
+	return tests
+}
+
+// chained joins the comparisons of a chain, the first of which begins with left.
+func (p *prepare) chained(left ast.Node, tests []*ast.BinaryNode) ast.Node {
+	t := tests[0]
+	if len(tests) == 1 {
+		return binary(t, t.Operator, left, t.Right)
+	}
+	return p.once(t, t.Right, func(of ast.Node) ast.Node {
+		return and(binary(t, t.Operator, left, of), p.chained(of, tests[1:]))
+	})
+}
+
+// pathLen is how many steps the path has that ends in a node; maxPath + 1 if there are more.
+func pathLen(n ast.Node) (count int) {
+	for count <= maxPath {
+		switch m := n.(type) {
+		case *ast.ChainNode:
+			n = m.Node
+		case *ast.MemberNode:
+			n = m.Node
+			count++
+		default:
+			return count
+		}
+	}
+	return count
+}
+
+// foldTimes replaces date("…") and duration("…") by their values.
+func foldTimes(text string, root *ast.Node) error {
+	f := &fold{text: text}
+	ast.Walk(root, f)
+	return f.err
+}
+
+type fold struct {
+	text string
+	err  error
+}
+
+// Visit implements ast.Visitor.
+func (f *fold) Visit(node *ast.Node) {
+	name, args := callOf(*node)
+	if f.err != nil || name != "date" && name != "duration" {
+		return
+	}
+	values := make([]any, len(args))
+	for i, a := range args {
+		s, ok := a.(*ast.StringNode)
+		if !ok {
+			return
+		}
+		values[i] = s.Value
+	}
+	v, err := builtin.Builtins[builtin.Index[name]].Func(values...)
+	if err != nil {
+		f.err = fail(f.text, *node, "%s: %v", name, err)
+		return
+	}
+	ast.Patch(node, &ast.ConstantNode{Value: v})
+}
+
+// callOf is the function that a node calls, "" if it is no call.
+func callOf(n ast.Node) (name string, args []ast.Node) {
+	switch n := n.(type) {
+	case *ast.BuiltinNode:
+		return n.Name, n.Arguments
+	case *ast.CallNode:
+		if id, ok := n.Callee.(*ast.IdentifierNode); ok {
+			return id.Value, n.Arguments
+		}
+	}
+	return "", nil
+}
+
+// patternPrefix is how the names of functions begin that stand for patterns.
+const patternPrefix = "matches "
+
+// maxPatterns is how many instructions the patterns of an expression may have in
+// all. Matching takes time and memory in proportion to them.
+const maxPatterns = 2048
+
+// pattern is a regular expression, compiled once.
+type pattern struct {
+	re   *regexp.Regexp
+	size int64 // instructions
+}
+
+// patterns are the regular expressions of an expression, by the name of the
+// function that stands for the test. No function that people can write has such a
+// name.
+type patterns struct {
+	byText map[string]string // names
+	byName map[string]*pattern
+	size   int64
+	wide   int // classes
+}
+
+// maxWideClasses is how many classes of characters the patterns of an expression may have that take long to read, each
+// some milliseconds.
+const maxWideClasses = 16
+
+// wideClasses counts classes that take long to read whatever they compile to: those of Unicode, such as \pL, of which
+// each has hundreds of ranges, and ranges beyond ASCII, such as [a-\x{1E942}], of which each character is looked up
+// where case is folded.
+func wideClasses(text string) (n int) {
+	n = strings.Count(text, `\p`) + strings.Count(text, `\P`)
+	for _, from := range strings.SplitAfter(text, "-")[1:] {
+		if from != "" && (from[0] >= utf8.RuneSelf || strings.HasPrefix(from, `\x`)) {
+			n++
+		}
+	}
+	return n
+}
+
+// add compiles a pattern, unless that was done, and returns the function's name.
+func (p *patterns) add(text string) (name string, err error) {
+	if name, ok := p.byText[text]; ok {
+		return name, nil
+	}
+	if p.wide += wideClasses(text); p.wide > maxWideClasses {
+		return "", fmt.Errorf(`the patterns of the expression have %d classes such as \pL or [a-ÿ], at most %d are `+
+			"allowed: they take long to read", p.wide, maxWideClasses)
+	}
+	tree, err := syntax.Parse(text, syntax.Perl)
+	if err != nil {
+		return "", err
+	}
+	size := instructions(tree)
+	if p.size += size; p.size > maxPatterns {
+		return "", fmt.Errorf("the patterns of the expression come to %d instructions and more, at most %d are "+
+			"allowed: counts multiply, (x{30}){30} is 900 times x",
+			min(p.size, tooMany), maxPatterns)
+	}
+	re, err := regexp.Compile(text)
+	if err != nil {
+		return "", err
+	}
+	if p.byText == nil {
+		p.byText, p.byName = map[string]string{}, map[string]*pattern{}
+	}
+	name = fmt.Sprint(patternPrefix, len(p.byName))
+	p.byText[text], p.byName[name] = name, &pattern{re, size}
+	return name, nil
+}
+
+// call is the test of a value by the function of that name.
+func (p *patterns) call(name string, n *ast.BinaryNode) ast.Node {
+	callee := &ast.IdentifierNode{Value: name}
+	callee.SetLocation(n.Location())
+	c := &ast.CallNode{Callee: callee, Arguments: []ast.Node{n.Left}}
+	c.SetLocation(n.Location())
+	return c
+}
+
+// functions are what the expression library calls.
+func (p *patterns) functions() map[string]*builtin.Function {
+	list := map[string]*builtin.Function{}
+	for name, pt := range p.byName {
+		list[name] = &builtin.Function{
+			Name: name,
+			Func: func(args ...any) (any, error) {
+				s, ok := args[0].(string)
+				return ok && pt.re.MatchString(s), nil
+			},
+			Validate: func(args []reflect.Type) (reflect.Type, error) {
+				if k := args[0].Kind(); k != reflect.String && k != reflect.Interface {
+					return nil, fmt.Errorf("invalid operation: matches (mismatched types %s and string)", args[0])
+				}
+				return reflect.TypeFor[bool](), nil
+			},
+		}
+	}
+	return list
+}
+
+// tooMany is more instructions than any pattern may have.
+const tooMany = 1 << 30
+
+// instructions is about how many instructions a regular expression compiles to,
+// without compiling it, and tooMany at most. Large classes count for the memory
+// that they take.
+func instructions(re *syntax.Regexp) int64 {
+	var n int64
+	for _, sub := range re.Sub {
+		n = min(tooMany, n+instructions(sub))
+	}
+	switch re.Op {
+	case syntax.OpLiteral:
+		n = int64(len(re.Rune))
+	case syntax.OpCharClass:
+		n = 1 + int64(len(re.Rune)/16)
+	case syntax.OpCapture:
+		n += 2
+	case syntax.OpRepeat:
+		// x{2,5} is xx(x(x(x)?)?)?, x{2,} is xx+.
+		count := int64(max(re.Max, re.Min, 1))
+		n = count*(n+1) + 1
+	default:
+		n += max(1, int64(len(re.Sub)))
+	}
+	return min(tooMany, n)
 }

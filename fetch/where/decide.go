@@ -1,9 +1,13 @@
 package where
 
 import (
+	"math"
+	"reflect"
 	"slices"
 	"strings"
+	"time"
 
+	"github.com/apache/arrow/go/v17/arrow"
 	"github.com/expr-lang/expr/ast"
 
 	"bowstring/schema"
@@ -372,4 +376,365 @@ func placesOf(form *schema.Form, names []string) []place {
 		places[i] = place{column: column, ok: err == nil}
 	}
 	return places
+}
+
+// kind is what values of an expression are compared as.
+type kind uint8
+
+const (
+	kindOther kind = iota // null or not is all that is known
+	kindBool              // 0 and 1
+	kindNumber
+	kindText
+	kindTime
+	kindDuration
+)
+
+// scalarValue is a value of one of the kinds.
+type scalarValue struct {
+	i int64 // of a bool and a duration
+	n number
+	s string
+	t time.Time
+}
+
+func (v scalarValue) less(w scalarValue, k kind) bool {
+	switch k {
+	case kindNumber:
+		return v.n.compare(w.n) < 0
+	case kindText:
+		return v.s < w.s
+	case kindTime:
+		return v.t.Before(w.t)
+	}
+	return v.i < w.i
+}
+
+// span encloses the values that something has in the rows of a page.
+type span struct {
+	kind      kind
+	low, high scalarValue // of the values that are numbers, if they are; low and high are values of an expression
+	open      bool        // low and high are not known
+	nulls     bool        // it may be null
+	some      bool        // it may be not null
+	nan       bool        // it may be no number
+}
+
+// valid is the span of the values but null.
+func (s span) valid() span {
+	s.nulls = false
+	return s
+}
+
+// test is the outcome of a test of the value: false where it is null.
+func (s span) test(yes, no bool) (out outcome) {
+	if s.some && yes {
+		out |= mayTrue
+	}
+	if s.some && no || s.nulls {
+		out |= mayFalse
+	}
+	return out
+}
+
+// valuation tells the span of a value in a page; ok is false if nothing is known.
+type valuation func(*facts) (s span, ok bool)
+
+// value is the valuation of a column, a field of its structs, a literal, or one of them in
+// the place of nulls of another; nil of all else. None of them can fail.
+func (d *deciding) value(n ast.Node) valuation {
+	if c, ok := d.constantOf(n); ok {
+		return func(*facts) (span, bool) { return c, true }
+	}
+	if b, ok := n.(*ast.BinaryNode); ok && b.Operator == "??" {
+		left, right := d.value(b.Left), d.value(b.Right)
+		if left == nil || right == nil {
+			return nil
+		}
+		return func(f *facts) (span, bool) {
+			a, ok := left(f)
+			if !ok || !a.nulls {
+				return a, ok
+			}
+			b, ok := right(f)
+			if !ok {
+				return b, false
+			}
+			return a.instead(b)
+		}
+	}
+	if id, ok := n.(*ast.IdentifierNode); ok && d.bound[id.Value] != nil {
+		return d.bound[id.Value]
+	}
+	if name, path, ok := d.path(n); ok {
+		return d.column(name, path)
+	}
+	return nil
+}
+
+// instead is the span of a where it is not null, and b elsewhere.
+func (s span) instead(b span) (span, bool) {
+	switch {
+	case !s.some:
+		return b, true
+	case !b.some:
+		s.nulls = b.nulls
+		return s, true
+	case s.kind != b.kind:
+		return s, false
+	}
+	s.nulls, s.nan, s.open = b.nulls, s.nan || b.nan, s.open || b.open
+	if b.low.less(s.low, s.kind) {
+		s.low = b.low
+	}
+	if s.high.less(b.high, s.kind) {
+		s.high = b.high
+	}
+	return s, true
+}
+
+// path resolves a column, or a field of its structs.
+func (d *deciding) path(n ast.Node) (name string, path []string, ok bool) {
+	switch n := n.(type) {
+	case *ast.IdentifierNode:
+		return n.Value, nil, true
+	case *ast.ChainNode:
+		return d.path(n.Node)
+	case *ast.MemberNode:
+		if !d.g.isPath(n) {
+			return "", nil, false
+		}
+		if name, path, ok = d.path(n.Node); !ok {
+			return "", nil, false
+		}
+		return name, append(path, n.Property.(*ast.StringNode).Value), true
+	}
+	return "", nil, false
+}
+
+func (d *deciding) column(name string, path []string) valuation {
+	switch name {
+	case schema.PositionColumn:
+		return func(f *facts) (span, bool) {
+			low, high := scalarValue{n: intNumber(f.start)}, scalarValue{n: intNumber(f.start + f.rows - 1)}
+			return span{kind: kindNumber, low: low, high: high, some: true}, true
+		}
+	case schema.SplitColumn:
+		return func(f *facts) (span, bool) {
+			low, high := f.form.SplitsIn(f.start, f.start+f.rows)
+			return span{kind: kindText, low: scalarValue{s: low}, high: scalarValue{s: high}, some: true}, true
+		}
+	case schema.IDColumn:
+		return func(*facts) (span, bool) { return span{kind: kindText, open: true, some: true}, true }
+	}
+	at, ok := d.at[name]
+	if !ok {
+		at = len(d.names)
+		d.names = append(d.names, name)
+		if d.at == nil {
+			d.at = map[string]int{}
+		}
+		d.at[name] = at
+	}
+	return func(f *facts) (span, bool) {
+		p := f.columns[at]
+		if !f.known || !p.ok {
+			return span{}, false
+		}
+		c, ok := f.stats.Column(p.column, path...)
+		if !ok {
+			return span{}, false
+		}
+		s := span{kind: kindNumber, nulls: c.Nulls > 0, some: c.Nulls < c.Rows, nan: c.NaN}
+		switch p.part {
+		case schema.SizePart:
+			s.bounds(c, arrow.PrimitiveTypes.Uint64)
+		case schema.KeyPart:
+			s.kind, s.open = kindText, true
+		default:
+			s.bounds(c, leaf(f.form.Snapshot().Schema.Field(p.column).Type, path))
+		}
+		return s, true
+	}
+}
+
+// leaf is the type of a field of a struct.
+func leaf(t arrow.DataType, path []string) arrow.DataType {
+	for _, name := range path {
+		field, ok := t.(*arrow.StructType).FieldByName(name)
+		if !ok {
+			return nil
+		}
+		t = field.Type
+	}
+	return t
+}
+
+// bounds sets the kind of a column's values, and encloses them as an expression sees them: that never
+// changes their order.
+func (s *span) bounds(c schema.ColumnStatistics, t arrow.DataType) {
+	low, known := valueOf(c.Min, t)
+	high, alsoKnown := valueOf(c.Max, t)
+	s.kind, s.low, s.high = kindOf(t), low, high
+	if s.some && (!known || !alsoKnown) {
+		s.open = true
+		if s.nan && c.Min == nil && c.Max == nil { // there is none that is a number
+			s.open = false
+			s.low.n, s.high.n = floatNumber(math.Inf(1)), floatNumber(math.Inf(-1))
+		}
+	}
+	if t, ok := t.(*arrow.Decimal128Type); ok && t != nil {
+		s.low.n, s.high.n = widened(s.low.n, -1), widened(s.high.n, 1)
+	}
+}
+
+// widened is a bound of decimals, which statistics have to some bits of their floats.
+func widened(n number, sign float64) number {
+	if n.isFloat {
+		n.float += sign * math.Abs(n.float) * (1.0 / (1 << 48))
+	}
+	return n
+}
+
+func kindOf(t arrow.DataType) kind {
+	switch t.(type) {
+	case *arrow.BooleanType:
+		return kindBool
+	case *arrow.Int8Type, *arrow.Int16Type, *arrow.Int32Type, *arrow.Int64Type,
+		*arrow.Uint8Type, *arrow.Uint16Type, *arrow.Uint32Type, *arrow.Uint64Type:
+		return kindNumber
+	case *arrow.Float16Type, *arrow.Float32Type, *arrow.Float64Type, *arrow.Decimal128Type:
+		return kindNumber
+	case *arrow.StringType, *arrow.LargeStringType, *arrow.BinaryType, *arrow.FixedSizeBinaryType:
+		return kindText
+	case *arrow.TimestampType, *arrow.Date32Type, *arrow.Date64Type:
+		return kindTime
+	case *arrow.Time32Type, *arrow.Time64Type, *arrow.DurationType:
+		return kindDuration
+	}
+	return kindOther
+}
+
+// farthest is up to which number of its units from zero a bound of times is believed: what is computed of
+// one beyond may come round at the other end.
+const farthest = 1 << 55
+
+// valueOf is a bound as an expression sees the values of a type; ok is false if there is none.
+func valueOf(bound any, t arrow.DataType) (v scalarValue, ok bool) {
+	switch bound := bound.(type) {
+	case uint64:
+		v.i, v.n = int64(min(bound, math.MaxInt64)), uintNumber(bound)
+		return v, true
+	case float64:
+		v.n = floatNumber(bound)
+		return v, true
+	case string:
+		v.s = bound
+		return v, true
+	case int64:
+		return integerOf(bound, t)
+	}
+	return v, false
+}
+
+func integerOf(n int64, t arrow.DataType) (v scalarValue, ok bool) {
+	v.i, v.n = n, intNumber(n)
+	in := func(unit arrow.TimeUnit) bool {
+		v.i = n * int64(unit.Multiplier())
+		return n == 0 || v.i/n == int64(unit.Multiplier())
+	}
+	switch t := t.(type) {
+	case *arrow.TimestampType:
+		// All nanoseconds fit into a time: until 1971 they would be believed, else.
+		v.t, ok = arrow.Timestamp(n).ToTime(t.Unit), t.Unit == arrow.Nanosecond || n > -farthest && n < farthest
+	case *arrow.Date32Type:
+		v.t, ok = arrow.Date32(n).ToTime(), true
+	case *arrow.Date64Type:
+		v.t, ok = arrow.Date64(n).ToTime(), n > -farthest && n < farthest
+	case *arrow.Time32Type:
+		ok = in(t.Unit)
+	case *arrow.Time64Type:
+		ok = in(t.Unit)
+	case *arrow.DurationType:
+		ok = in(t.Unit)
+	default:
+		ok = true
+	}
+	return v, ok
+}
+
+// constantOf is the span of a literal, or of sums and products of numbers.
+func (d *deciding) constantOf(n ast.Node) (s span, ok bool) {
+	s = span{some: true}
+	switch n := n.(type) {
+	case *ast.IntegerNode, *ast.FloatNode, *ast.UnaryNode:
+		s.kind = kindNumber
+		if s.low.n, ok = d.shapes.literals.number(n); !ok {
+			return s, false
+		}
+	case *ast.BoolNode:
+		s.kind = kindBool
+		if n.Value {
+			s.low.i = 1
+		}
+	case *ast.StringNode:
+		s.kind, s.low.s = kindText, n.Value
+	case *ast.ConstantNode:
+		switch v := n.Value.(type) {
+		case time.Time:
+			s.kind, s.low.t = kindTime, v
+		case time.Duration:
+			s.kind, s.low.i = kindDuration, int64(v)
+		default:
+			return s, false
+		}
+	case *ast.BinaryNode:
+		s.kind = kindNumber
+		if s.low.n, ok = d.arithmetic(n); !ok {
+			return s, false
+		}
+	default:
+		return s, false
+	}
+	s.high = s.low
+	return s, !s.low.n.isNaN()
+}
+
+// arithmetic computes sums, differences and products of literals, as the expression does.
+func (d *deciding) arithmetic(n *ast.BinaryNode) (out number, ok bool) {
+	if n.Operator != "+" && n.Operator != "-" && n.Operator != "*" {
+		return out, false
+	}
+	a, okA := d.constantOf(n.Left)
+	b, okB := d.constantOf(n.Right)
+	if !okA || !okB || a.kind != kindNumber || b.kind != kindNumber {
+		return out, false
+	}
+	x, y := a.low.n, b.low.n
+	if x.isFloat || y.isFloat {
+		return floatNumber(computeFloats(n.Operator, x.nearest(), y.nearest())), true
+	}
+	i, okA := x.value().(int)
+	j, okB := y.value().(int)
+	if !okA || !okB {
+		return out, false
+	}
+	v, ok := computeInts(n.Operator, i, j)
+	return intNumber(int64(v)), ok
+}
+
+func computeFloats(operator string, a, b float64) float64 {
+	switch operator {
+	case "+":
+		return a + b
+	case "-":
+		return a - b
+	}
+	return a * b
+}
+
+// isNumber reports whether arithmetic with n is on numbers.
+func isNumber(n ast.Node) bool {
+	t := n.Type()
+	return t != nil && (t.Kind() == reflect.Int || t.Kind() == reflect.Float64)
 }

@@ -43,7 +43,7 @@ func (a *oracle) test(operator string, b *oracle) bool {
 	if a.nan || b.nan {
 		return operator == "!="
 	}
-	c := 0
+	var c int
 	if a.inf != 0 || b.inf != 0 {
 		c = a.inf - b.inf
 	} else {

@@ -1,16 +1,48 @@
+// Package audio compiles pipelines of sound: files are decoded, resampled, cut, turned
+// into log-mel spectrograms and augmented, until a sample is what a model takes.
+//
+// Operators have the names and parameters of torchaudio.transforms where it has them,
+// and compute what it computes: see each operator's type. Computations are in single
+// precision, whatever the result's type, and equal bit for bit on every machine.
+//
+// Package codec reads files, package vorbis those of Ogg Vorbis, package sndfile those that take a library in C, and dsp
+// computes; this one knows names, shapes and order. It does no I/O but by these, and starts no goroutine.
 package audio
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 	"strings"
 
+	"bowstring/fetch/operators/audio/codec"
 	"bowstring/fetch/operators/draw"
 	"bowstring/fetch/operators/program"
 )
+
+// ContractVersion changes when equal pipelines of equal cells may give other bytes with the same engine.
+const ContractVersion = "audio-3"
+
+// Contract names what the bytes of a result depend on besides the canonical list and the
+// cell: the version, and what decodes MP3 and Ogg here, as decoders of these differ by
+// rounding. A list does not say which files it will meet, so all lists have it. It is a program.ErrUnavailable where
+// that cannot be asked just now; once it is known it stays what it is.
+func Contract() (string, error) {
+	lossy, err := codec.Lossy()
+	if err != nil {
+		return "", err
+	}
+	return ContractVersion + "/" + lossy, nil
+}
+
+// Engine names what decodes files in this process: "go", or "go, libsndfile 1.2.2"
+// where that library was named and found. WAV and FLAC have equal samples with each; those of MP3
+// and Ogg Vorbis differ by rounding (some 100 dB below the signal and less), and Opus needs the library.
+func Engine() string { return codec.Engine() }
 
 // step is a checked operator.
 type step interface {
@@ -161,4 +193,254 @@ func (p *pipeline) Deterministic() int {
 		}
 	}
 	return len(p.steps)
+}
+
+// paramError says which parameter is wrong, and how. Compile adds the step.
+type paramError struct{ param, reason string }
+
+func (e *paramError) Error() string {
+	if e.param == "" {
+		return e.reason
+	}
+	return e.param + ": " + e.reason
+}
+
+func wrong(param, format string, args ...any) error {
+	return &paramError{param, fmt.Sprintf(format, args...)}
+}
+
+// parse fills in what a request says of a step's parameters, over the defaults in into, which points to a struct.
+func parse(raw json.RawMessage, into any) error {
+	if t := bytes.TrimSpace(raw); len(t) == 0 || string(t) == "null" {
+		raw = json.RawMessage("{}")
+	}
+	if t := bytes.TrimSpace(raw); t[0] != '{' || !json.Valid(raw) {
+		return wrong("", "its parameters have to be a JSON object")
+	}
+	var given map[string]json.RawMessage
+	if err := json.Unmarshal(raw, &given); err != nil {
+		return wrong("", "its parameters have to be a JSON object: %v", err)
+	}
+	known := fields(into)
+	for name := range given {
+		if !slices.Contains(known, name) {
+			if len(known) == 0 {
+				return wrong(name, "it takes no parameters")
+			}
+			return wrong(name, "no such parameter; it takes %s", strings.Join(known, ", "))
+		}
+	}
+	if err := json.Unmarshal(raw, into); err != nil {
+		var mistyped *json.UnmarshalTypeError
+		if errors.As(err, &mistyped) {
+			return wrong(mistyped.Field, "got a %s; it takes %s", mistyped.Value, kindOf(mistyped.Type))
+		}
+		return wrong("", "%v", err)
+	}
+	return nil
+}
+
+// fields are the names of a struct's parameters.
+func fields(of any) []string {
+	var names []string
+	for _, f := range reflect.VisibleFields(reflect.TypeOf(of).Elem()) {
+		if name := f.Tag.Get("json"); name != "" {
+			names = append(names, strings.TrimSuffix(name, ",omitempty"))
+		}
+	}
+	return names
+}
+
+func kindOf(t reflect.Type) string {
+	switch t.Kind() {
+	case reflect.Int:
+		return "a whole number"
+	case reflect.Float64:
+		return "a number"
+	case reflect.Bool:
+		return "true or false"
+	case reflect.String:
+		return "a string"
+	default:
+		return "a " + t.String()
+	}
+}
+
+// oneOf checks a word.
+func oneOf(param, got string, words ...string) error {
+	if slices.Contains(words, got) {
+		return nil
+	}
+	return wrong(param, "got %q; it takes %s", got, strings.Join(words, ", "))
+}
+
+// within checks a whole number.
+func within(param string, got, low, high int) error {
+	if got < low || got > high {
+		return wrong(param, "got %d; it takes %d to %d", got, low, high)
+	}
+	return nil
+}
+
+// between checks a number.
+func between(param string, got, low, high float64) error {
+	if !(got >= low && got <= high) {
+		return wrong(param, "got %g; it takes %g to %g", got, low, high)
+	}
+	return nil
+}
+
+// numbers is a number, or a list of them.
+type numbers []float64
+
+func (n *numbers) UnmarshalJSON(b []byte) error {
+	var several []*float64 // a null among them is no number: it would be left as it is, and so count as 0
+	if err := json.Unmarshal(b, &several); err == nil && !slices.Contains(several, nil) {
+		*n = numbers{}
+		for _, v := range several {
+			*n = append(*n, *v)
+		}
+		return nil
+	}
+	var one float64
+	if err := json.Unmarshal(b, &one); err != nil {
+		return errors.New("mean and std take a number or a list of numbers")
+	}
+	*n = numbers{one}
+	return nil
+}
+
+const unknown = program.Unknown
+
+// extent is what is known of a cell between two steps, of all cells or of one.
+type extent struct {
+	kind program.Kind
+	// Sizes, or unknown. Waveforms have no features.
+	channels, features, frames int
+	// rate is 0 where every cell has its own.
+	rate  int
+	dtype program.DType
+	// axes is the order of the result. Between steps data lies as native has it.
+	axes string
+}
+
+// native is the order in which steps keep data, and which torchaudio's have.
+func (e extent) native() string {
+	if e.kind == program.Spectrogram {
+		return "CFT"
+	}
+	return "CT"
+}
+
+// size is how many numbers a cell has, of which all sizes are known.
+func (e extent) size() program.Amount {
+	return program.Product(e.channels, max(e.features, 1), e.frames)
+}
+
+func (e extent) along(axis rune) int {
+	switch axis {
+	case 'C':
+		return e.channels
+	case 'F':
+		return e.features
+	default:
+		return e.frames
+	}
+}
+
+func (e extent) dims() []int {
+	var dims []int
+	for _, axis := range e.axes {
+		dims = append(dims, e.along(axis))
+	}
+	return dims
+}
+
+func (e extent) form() program.Form {
+	return program.Form{Kind: e.kind, Type: e.dtype, Dims: e.dims(), Axes: e.axes, Rate: e.rate}
+}
+
+// computed says that steps may still compute: nothing was rounded, and no axis moved.
+func (e extent) computed() bool { return e.dtype == program.Float32 && e.axes == e.native() }
+
+// widths are the bytes of a number.
+var widths = map[program.DType]int{program.Int16: 2, program.Float16: 2, program.Float32: 4}
+
+// extentOf checks the form of what is decoded already.
+func extentOf(in program.Form) (extent, error) {
+	e := extent{kind: in.Kind, channels: 1, frames: 1, rate: in.Rate, dtype: in.Type, axes: in.Axes}
+	if in.Kind != program.Audio && in.Kind != program.Spectrogram {
+		return e, fmt.Errorf("audio: cells of kind %d; it takes encoded files, waveforms and spectrograms", in.Kind)
+	}
+	if widths[in.Type] == 0 || in.Type == program.Int16 && in.Kind == program.Spectrogram {
+		return e, fmt.Errorf("audio: cells of type %d; it takes int16 of waveforms, float16 and float32", in.Type)
+	}
+	if err := arranged(in.Axes, e.native()); err != nil || len(in.Dims) != len(in.Axes) {
+		return e, fmt.Errorf("audio: cells of axes %q and dimensions %v; it takes those of %s, C only where there is "+
+			"more than one",
+			in.Axes, in.Dims, e.native())
+	}
+	open := 0
+	for i, axis := range in.Axes {
+		n := in.Dims[i]
+		if n < 1 && n != unknown {
+			return e, fmt.Errorf("audio: cells of dimensions %v", in.Dims)
+		}
+		if n == unknown {
+			open++
+		}
+		switch axis {
+		case 'C':
+			e.channels = n
+		case 'F':
+			e.features = n
+		default:
+			e.frames = n
+		}
+	}
+	if open > 1 {
+		return e, fmt.Errorf("audio: cells of dimensions %v: a length cannot tell more than one", in.Dims)
+	}
+	return e, nil
+}
+
+// arranged checks that axes has each of native's once, C being optional.
+func arranged(axes, native string) error {
+	for _, axis := range native {
+		if n := strings.Count(axes, string(axis)); n != 1 && (axis != 'C' || n != 0) {
+			return fmt.Errorf("got %q; it takes each letter of %s once, in any order, and C only where wanted", axes,
+				native)
+		}
+	}
+	if strings.Trim(axes, native) != "" {
+		return fmt.Errorf("got %q; it takes the letters of %s", axes, native)
+	}
+	return nil
+}
+
+// filled has the one unknown size by the length of a cell.
+func (e extent) filled(bytes int) (extent, error) {
+	dims, width := e.dims(), widths[e.dtype]
+	known := 1
+	for _, n := range dims {
+		if n != unknown {
+			known *= n
+		}
+	}
+	n := bytes / width / known
+	if open := slices.Index(dims, unknown); open >= 0 {
+		switch e.axes[open] {
+		case 'C':
+			e.channels = n
+		case 'F':
+			e.features = n
+		default:
+			e.frames = n
+		}
+	}
+	if e.size().Times(int64(width)).Int64() != int64(bytes) || n == 0 {
+		return e, fmt.Errorf("%w: %d bytes are no tensor of dimensions %v with elements of %d bytes",
+			program.ErrDamaged, bytes, dims, width)
+	}
+	return e, nil
 }

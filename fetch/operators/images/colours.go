@@ -1,11 +1,16 @@
 package images
 
 import (
+	"encoding/binary"
+	"fmt"
+	"image"
 	"iter"
 	"math"
 	"slices"
 
+	"bowstring/fetch/operators/draw"
 	"bowstring/fetch/operators/images/codec"
+	"bowstring/fetch/operators/program"
 )
 
 // The arithmetic here is Pillow's: ImageEnhance, libImaging's Blend.c, Convert.c and
@@ -274,4 +279,451 @@ func equalize(bins *[256]int) [256]uint8 {
 		n += bins[i]
 	}
 	return t
+}
+
+// jitter changes brightness, contrast, saturation and hue, in an order that is drawn.
+type jitter struct {
+	ranges [4][2]float64
+	unset  [4]bool
+}
+
+var jitters = [4]string{"brightness", "contrast", "saturation", "hue"}
+
+func newColorJitter(b *builder, p *params) *program.StepError {
+	o := &jitter{}
+	for i, name := range jitters {
+		o.ranges[i], o.unset[i] = p.around(name, i == 3)
+	}
+	return b.colours(o, true, 1, 3)
+}
+
+// around reads a range, or a distance from what changes nothing.
+func (p *params) around(name string, hue bool) (r [2]float64, unset bool) {
+	centre, least, most := 1.0, 0.0, 1e3
+	takes := "a number that is not negative, or [low, high] with low >= 0"
+	if hue {
+		centre, least, most = 0, -0.5, 0.5
+		takes = "a number from 0 to 0.5, or [low, high] from -0.5 to 0.5"
+	}
+	list := p.numbers(name, takes, 1, 2)
+	switch len(list) {
+	case 0:
+		r = [2]float64{centre, centre}
+	case 1:
+		r = [2]float64{centre - list[0], centre + list[0]}
+		if !hue {
+			r[0] = max(r[0], 0)
+		}
+		if list[0] < 0 {
+			p.fail(name, "got %s, takes %s", text(list[0]), takes)
+		}
+	default:
+		r = [2]float64{list[0], list[1]}
+	}
+	if r[0] > r[1] || r[0] < least || r[1] > most {
+		p.fail(name, "got %s to %s, takes %s", text(r[0]), text(r[1]), takes)
+	}
+	p.put(name, r)
+	return r, r[0] == centre && r[1] == centre
+}
+
+func (o *jitter) apply(c *canvas, numbers *draw.Source) ([]program.Value, error) {
+	order := [4]int{0, 1, 2, 3}
+	for i := 3; i > 0; i-- {
+		j := numbers.IntN(i + 1)
+		order[i], order[j] = order[j], order[i]
+	}
+	var factors [4]float64
+	for i, r := range o.ranges {
+		factors[i] = numbers.Uniform(r[0], r[1])
+	}
+	values := make([]program.Value, 0, 8)
+	for i, k := range order {
+		if o.unset[k] {
+			continue
+		}
+		values = append(values, program.Value{Name: jitters[k], Number: factors[k]},
+			program.Value{Name: jitters[k] + "_order", Number: float64(i)})
+		switch k {
+		case 0:
+			c.brightness(factors[k])
+		case 1:
+			c.contrast(factors[k])
+		case 2:
+			c.saturation(factors[k])
+		default:
+			c.hue(factors[k])
+		}
+	}
+	return values, nil
+}
+
+func (o *jitter) bound(e extent) (extent, program.Cost) {
+	each := e.channels
+	for i, steps := range [4]int{mapSteps * e.channels, lumaSteps + mapSteps*e.channels, saturateSteps, hueSteps} {
+		if !o.unset[i] {
+			each += steps
+		}
+	}
+	return e, e.each(each)
+}
+
+// blur is Gaussian.
+type blur struct {
+	kx, ky    int
+	low, high float64
+}
+
+func newGaussianBlur(b *builder, p *params) *program.StepError {
+	o := &blur{}
+	takes := "an odd number of pixels, or [x, y]"
+	list := p.integers("kernel_size", takes, 1, 255, 1, 2)
+	if list == nil {
+		p.fail("kernel_size", "it has to be given: %s", takes)
+		list = []int{1}
+	}
+	o.kx, o.ky = list[0], list[len(list)-1]
+	if o.kx%2 == 0 || o.ky%2 == 0 {
+		p.fail("kernel_size", "got [%d, %d], takes %s", o.kx, o.ky, takes)
+	}
+	p.put("kernel_size", []int{o.kx, o.ky})
+	if raw := p.raw["sigma"]; len(raw) > 0 && raw[0] != '[' && string(raw) != "null" {
+		o.low = p.number("sigma", 1, 1e-3, 1e3)
+		o.high = o.low
+	} else {
+		o.low, o.high = p.interval("sigma", 0.1, 2, 1e-3, 1e3)
+	}
+	return b.colours(o, true, 1, 3)
+}
+
+// kernel gives weights in parts of 65536. Whole numbers are the same everywhere, where
+// exponentials may differ in their last bit.
+func kernel(n int, sigma float64) []uint32 {
+	weights, sum := make([]float64, n), 0.0
+	for i := range weights {
+		x := float64(i-n/2) / sigma
+		weights[i] = math.Exp(-0.5 * x * x)
+		sum += weights[i]
+	}
+	parts, left := make([]uint32, n), uint32(1<<16)
+	for i, w := range weights {
+		parts[i] = uint32(math.Round(w / sum * (1 << 16)))
+		if i != n/2 {
+			left -= parts[i]
+		}
+	}
+	parts[n/2] = left
+	return parts
+}
+
+func (o *blur) apply(c *canvas, numbers *draw.Source) ([]program.Value, error) {
+	sigma := numbers.Uniform(o.low, o.high)
+	pix := c.raster()
+	w, h, n := c.width, c.height, c.channels
+	if o.kx/2 >= w || o.ky/2 >= h {
+		return nil, fmt.Errorf("an image of %d x %d is too small for a kernel of %d x %d", w, h, o.kx, o.ky)
+	}
+	to := c.s.buffer(len(pix))
+	c.s.hold(2 * int64(len(pix)))
+	if cap(c.s.middle) < len(pix) {
+		c.s.middle = make([]uint16, len(pix))
+	}
+	middle := c.s.middle[:len(pix)]
+	across, down := kernel(o.kx, sigma), kernel(o.ky, sigma)
+	for y := range h {
+		c.spend(w * n * o.kx * tapSteps)
+		row, out := pix[y*w*n:][:w*n], middle[y*w*n:][:w*n]
+		for x := range w {
+			for k := range n {
+				sum := uint32(128)
+				for i, weight := range across {
+					sum += weight * uint32(row[mirrored(x+i-o.kx/2, w)*n+k])
+				}
+				out[x*n+k] = uint16(sum >> 8) // eight bits of fraction
+			}
+		}
+	}
+	for y := range h {
+		c.spend(w * n * o.ky * tapSteps)
+		out := to[y*w*n:][:w*n]
+		for x := range out {
+			sum := uint64(1 << 23)
+			for i, weight := range down {
+				sum += uint64(weight) * uint64(middle[mirrored(y+i-o.ky/2, h)*w*n+x])
+			}
+			out[x] = uint8(min(sum>>24, 255))
+		}
+	}
+	c.replace(to, w, h, n)
+	c.s.meter.Free(2 * int64(len(pix)))
+	return []program.Value{{Name: "sigma", Number: sigma}}, nil
+}
+
+func mirrored(i, n int) int {
+	if i < 0 {
+		return -i
+	}
+	if i >= n {
+		return 2*n - 2 - i
+	}
+	return i
+}
+
+func (o *blur) bound(e extent) (extent, program.Cost) {
+	return e, program.Cost{Working: e.bytes().Times(2), Steps: e.bytes().Times(int64(o.kx+o.ky) * tapSteps)}
+}
+
+// randAugment is Cubuk et al.: "RandAugment: Practical automated data augmentation with
+// a reduced search space", 2019, as torchvision has it.
+type randAugment struct {
+	ops, magnitude, bins int
+	bilinear, mask       bool
+	fill                 []byte
+}
+
+const (
+	augIdentity = iota
+	augShearX
+	augShearY
+	augTranslateX
+	augTranslateY
+	augRotate
+	augBrightness
+	augColor
+	augContrast
+	augSharpness
+	augPosterize
+	augSolarize
+	augAutoContrast
+	augEqualize
+	augments
+)
+
+func newRandAugment(b *builder, p *params) *program.StepError {
+	o := &randAugment{mask: b.mask}
+	o.ops = p.integer("num_ops", 2, 0, 16)
+	o.magnitude = p.integer("magnitude", 9, 0, 1000)
+	o.bins = p.integer("num_magnitude_bins", 31, 2, 1001)
+	if o.magnitude >= o.bins {
+		p.fail("magnitude", "got %d, takes less than num_magnitude_bins, %d", o.magnitude, o.bins)
+	}
+	o.bilinear = p.word("interpolation", "nearest", "nearest", "bilinear") == "bilinear" && !b.mask
+	o.fill = p.fill(b, "fill")
+	if b.mask {
+		return b.pixels(o, true)
+	}
+	return b.colours(o, true, 1, 3)
+}
+
+// linear is torch.linspace(from, to, bins)[magnitude], in single precision.
+func (o *randAugment) linear(from, to float64) float64 {
+	step := float32(to-from) / float32(o.bins-1)
+	if o.magnitude < o.bins/2 {
+		return float64(float32(from) + float32(step*float32(o.magnitude)))
+	}
+	return float64(float32(to) - float32(step*float32(o.bins-1-o.magnitude)))
+}
+
+func (o *randAugment) apply(c *canvas, numbers *draw.Source) ([]program.Value, error) {
+	var values []program.Value
+	for range o.ops {
+		kind, negative := numbers.IntN(augments), numbers.Chance(0.5)
+		m := o.strength(c, kind)
+		if negative && kind >= augShearX && kind <= augSharpness {
+			m = -m
+		}
+		values = append(values, program.Value{Name: "op", Number: float64(kind)},
+			program.Value{Name: "magnitude", Number: m})
+		if kind <= augRotate {
+			o.geometry(c, kind, m)
+		} else if !o.mask {
+			colour(c, kind, m)
+		}
+	}
+	return values, nil
+}
+
+func (o *randAugment) strength(c *canvas, kind int) float64 {
+	w, h := c.size()
+	switch kind {
+	case augShearX, augShearY:
+		return o.linear(0, 0.3)
+	case augTranslateX:
+		return o.linear(0, 150.0/331.0*float64(w))
+	case augTranslateY:
+		return o.linear(0, 150.0/331.0*float64(h))
+	case augRotate:
+		return o.linear(0, 30)
+	case augBrightness, augColor, augContrast, augSharpness:
+		return o.linear(0, 0.9)
+	case augPosterize:
+		return math.RoundToEven(float64(8 - float32(o.magnitude)/(float32(o.bins-1)/4)))
+	case augSolarize:
+		return o.linear(1, 0)
+	}
+	return 0
+}
+
+func (o *randAugment) geometry(c *canvas, kind int, m float64) {
+	w, h := c.size()
+	inverse := affine{1, 0, 0, 0, 1, 0}
+	switch kind {
+	case augShearX:
+		inverse[1] = math.Tan(radians(degrees(m)))
+	case augShearY:
+		// torchvision's matrix of a shear along y, without rotation: its terms are those that are left.
+		shear := radians(degrees(m))
+		a, b := math.Cos(-shear)/math.Cos(shear), math.Sin(-shear)/math.Cos(shear)
+		inverse[3], inverse[4] = -b, a
+	case augTranslateX:
+		inverse[2] = -math.Trunc(m)
+	case augTranslateY:
+		inverse[5] = -math.Trunc(m)
+	case augRotate:
+		c.rotate(m, o.bilinear, false, nil, o.fill)
+		return
+	default:
+		return
+	}
+	c.transform(inverse, w, h, o.bilinear, o.fill)
+}
+
+// degrees and radians round as Python's do.
+func degrees(shear float64) float64 { return math.Atan(shear) * (180 / math.Pi) }
+
+func radians(angle float64) float64 { return angle * (math.Pi / 180) }
+
+func colour(c *canvas, kind int, m float64) {
+	switch kind {
+	case augBrightness:
+		c.brightness(1 + m)
+	case augColor:
+		c.saturation(1 + m)
+	case augContrast:
+		c.contrast(1 + m)
+	case augSharpness:
+		c.sharpness(1 + m)
+	case augPosterize:
+		c.posterize(int(m))
+	case augSolarize:
+		c.solarize(255 * m)
+	case augAutoContrast:
+		c.perChannel(autoContrast)
+	case augEqualize:
+		c.perChannel(equalize)
+	}
+}
+
+func (o *randAugment) bound(e extent) (extent, program.Cost) {
+	// The one that takes most, and pixels that are laid out for it.
+	most := max(warped(o.bilinear), saturateSteps, (sharpenSteps+1)*e.channels, binSteps*e.channels,
+		lumaSteps+mapSteps*e.channels)
+	return e, e.each(o.ops * (most + (2*rowSteps+1)*e.channels))
+}
+
+// erasing fills a box: Zhong et al., "Random Erasing Data Augmentation", 2017. Before
+// ToDtype it is a step on pixels, after it one on the result.
+type erasing struct {
+	p                         float64
+	least, most, narrow, wide float64
+	values                    []float64
+}
+
+func newRandomErasing(b *builder, p *params) *program.StepError {
+	o := &erasing{p: p.number("p", 0.5, 0, 1)}
+	o.least, o.most = p.interval("scale", 0.02, 0.33, 0, 1)
+	o.narrow, o.wide = p.interval("ratio", 0.3, 3.3, 1e-3, 1e3)
+	o.values = p.numbers("value", `a number, or one for each channel; "random" is not done here`, 1, 2, 3, 4)
+	if o.values == nil {
+		o.values = []float64{0}
+	}
+	p.put("value", o.values)
+	p.get("inplace")
+	b.random = true
+	if b.mask || p.err != nil {
+		return p.err
+	}
+	if len(o.values) > 1 && len(o.values) != b.channels {
+		p.fail("value", "it has %d numbers, and the image has %s channels", len(o.values), known(b.channels))
+	}
+	if b.table == nil {
+		if err := b.bytes(); err != nil {
+			return err
+		}
+		for _, v := range o.values {
+			if v != math.Trunc(v) || v < 0 || v > 255 {
+				p.fail("value", "got %s, takes whole numbers from 0 to 255 for uint8", text(v))
+			}
+		}
+		b.put(o, true)
+		return p.err
+	}
+	b.erasures = append(b.erasures, stage{operator: o, step: b.at, name: b.name, random: true})
+	return p.err
+}
+
+// box is torchvision's make_params. It is empty where nothing is erased.
+func (o *erasing) box(w, h int, numbers *draw.Source) image.Rectangle {
+	if !numbers.Chance(o.p) {
+		return image.Rectangle{}
+	}
+	area := float64(w) * float64(h)
+	for range 10 {
+		target := area * numbers.Uniform(o.least, o.most)
+		ratio := numbers.LogUniform(o.narrow, o.wide)
+		bh, bw := round(math.Sqrt(float64(target*ratio))), round(math.Sqrt(target/ratio))
+		if bh < h && bw < w {
+			top := numbers.IntN(h - bh + 1)
+			left := numbers.IntN(w - bw + 1)
+			return image.Rect(left, top, left+bw, top+bh)
+		}
+	}
+	return image.Rectangle{}
+}
+
+func (o *erasing) value(channel int) float64 { return o.values[min(channel, len(o.values)-1)] }
+
+func (o *erasing) apply(c *canvas, numbers *draw.Source) ([]program.Value, error) {
+	w, h := c.size()
+	box := o.box(w, h, numbers)
+	if !box.Empty() {
+		pix := c.own()
+		for y := box.Min.Y; y < box.Max.Y; y++ {
+			c.spend(box.Dx() * c.channels * eraseSteps)
+			for x := box.Min.X; x < box.Max.X; x++ {
+				for k := range c.channels {
+					pix[(y*w+x)*c.channels+k] = uint8(o.value(k))
+				}
+			}
+		}
+	}
+	return boxValues(box), nil
+}
+
+func (o *erasing) bound(e extent) (extent, program.Cost) {
+	return e, e.each(e.channels * (eraseSteps + 1))
+}
+
+// lay erases in the result.
+func (o *erasing) lay(c *canvas, out *output, numbers *draw.Source) []program.Value {
+	box := o.box(out.width, out.height, numbers)
+	size := sizeOf(out.dtype)
+	for k := range out.channels {
+		bits := element(float32(o.value(k)), out.dtype)
+		for y := box.Min.Y; y < box.Max.Y; y++ {
+			c.spend(box.Dx() * eraseSteps)
+			for x := box.Min.X; x < box.Max.X; x++ {
+				at := (y*out.width+x)*out.channels + k
+				if out.planar {
+					at = (k*out.height+y)*out.width + x
+				}
+				if size == 4 {
+					binary.LittleEndian.PutUint32(out.dst[4*at:], bits)
+				} else {
+					binary.LittleEndian.PutUint16(out.dst[2*at:], uint16(bits))
+				}
+			}
+		}
+	}
+	return boxValues(box)
 }

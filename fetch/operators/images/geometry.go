@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"image"
 	"math"
+	"slices"
+	"strconv"
 
 	"bowstring/fetch/operators/draw"
 	"bowstring/fetch/operators/images/codec"
@@ -276,4 +278,588 @@ func boxValues(r image.Rectangle) []program.Value {
 		{Name: "top", Number: float64(r.Min.Y)}, {Name: "left", Number: float64(r.Min.X)},
 		{Name: "height", Number: float64(r.Dy())}, {Name: "width", Number: float64(r.Dx())},
 	}
+}
+
+// affine maps a pixel of the result to the source: x = a*x + b*y + c, y = d*x + e*y + f.
+type affine [6]float64
+
+// at maps a point. The conversions keep compilers from fusing products with sums.
+func (m *affine) at(x, y float64) (float64, float64) {
+	return float64(float64(m[0]*x)+float64(m[1]*y)) + m[2], float64(float64(m[3]*x)+float64(m[4]*y)) + m[5]
+}
+
+// transform draws the image anew, of size w x h, as libImaging's Geometry.c does.
+// Outside of the source is fill.
+func (c *canvas) transform(m affine, w, h int, bilinear bool, fill []byte) {
+	pix := c.raster()
+	n := c.channels
+	to := c.s.buffer(w * h * n)
+	colour := [4]byte{}
+	for i := range colour {
+		if len(fill) > 0 {
+			colour[i] = fill[min(i, len(fill)-1)]
+		}
+	}
+	for y := range h {
+		c.spend(w * fillSteps)
+		fillRow(to[y*w*n:][:w*n], colour[:n])
+	}
+	t := warp{s: c.s, m: m, in: pix, width: c.width, height: c.height, channels: n, out: to, w: w, h: h}
+	switch {
+	case bilinear:
+		t.bilinear()
+	case m[1] == 0 && m[3] == 0:
+		t.scale()
+	case t.small():
+		t.fixed()
+	default:
+		t.nearest()
+	}
+	c.replace(to, w, h, n)
+}
+
+// warp is one transformation.
+type warp struct {
+	s                       *scratch
+	m                       affine
+	in, out                 []byte
+	width, height, channels int
+	w, h                    int
+}
+
+func (t *warp) put(x, y, fromX, fromY int) {
+	if fromX >= 0 && fromX < t.width && fromY >= 0 && fromY < t.height {
+		n := t.channels
+		copy(t.out[(y*t.w+x)*n:][:n], t.in[(fromY*t.width+fromX)*n:])
+	}
+}
+
+// coordinate is the pixel that a position lies in.
+func coordinate(v float64) int {
+	if v < 0 {
+		return -1
+	}
+	return int(min(v, 1<<30))
+}
+
+func (t *warp) scale() {
+	y := t.m[5] + float64(t.m[4]*0.5)
+	for i := range t.h {
+		t.s.spend(t.w * warpSteps)
+		x := t.m[2] + float64(t.m[0]*0.5)
+		for j := range t.w {
+			t.put(j, i, coordinate(x), coordinate(y))
+			x += t.m[0]
+		}
+		y += t.m[4]
+	}
+}
+
+// small says that fixed point has room for all positions.
+func (t *warp) small() bool {
+	for _, p := range [4][2]int{{0, 0}, {t.w, t.h}, {0, t.h}, {t.w, 0}} {
+		x, y := t.m.at(float64(p[0]), float64(p[1]))
+		if math.Abs(x) >= 32768 || math.Abs(y) >= 32768 {
+			return false
+		}
+	}
+	return true
+}
+
+func (t *warp) fixed() {
+	fix := func(v float64) int32 { return int32(math.Floor(float64(v*65536) + 0.5)) }
+	m := &t.m
+	a, b, d, e := fix(m[0]), fix(m[1]), fix(m[3]), fix(m[4])
+	x0 := fix(float64(m[2]+float64(m[0]*0.5)) + float64(m[1]*0.5))
+	y0 := fix(float64(m[5]+float64(m[3]*0.5)) + float64(m[4]*0.5))
+	for i := range t.h {
+		t.s.spend(t.w * warpSteps)
+		x, y := x0, y0
+		for j := range t.w {
+			t.put(j, i, int(x>>16), int(y>>16))
+			x += a
+			y += d
+		}
+		x0 += b
+		y0 += e
+	}
+}
+
+func (t *warp) nearest() {
+	m := &t.m
+	x0 := float64(m[2]+float64(m[1]*0.5)) + float64(m[0]*0.5)
+	y0 := float64(m[5]+float64(m[4]*0.5)) + float64(m[3]*0.5)
+	for i := range t.h {
+		t.s.spend(t.w * warpSteps)
+		x, y := x0, y0
+		for j := range t.w {
+			t.put(j, i, coordinate(x), coordinate(y))
+			x += m[0]
+			y += m[3]
+		}
+		x0 += m[1]
+		y0 += m[4]
+	}
+}
+
+func (t *warp) bilinear() {
+	n := t.channels
+	for i := range t.h {
+		t.s.spend(t.w * mixedSteps)
+		for j := range t.w {
+			x, y := t.m.at(float64(j)+0.5, float64(i)+0.5)
+			if !(x >= 0 && x < float64(t.width) && y >= 0 && y < float64(t.height)) {
+				continue
+			}
+			x -= 0.5
+			y -= 0.5
+			fx, fy := math.Floor(x), math.Floor(y)
+			dx, dy := x-fx, y-fy
+			x0, x1 := max(int(fx), 0)*n, min(int(fx)+1, t.width-1)*n
+			row := t.in[max(int(fy), 0)*t.width*n:]
+			below := row
+			if int(fy)+1 < t.height {
+				below = t.in[(int(fy)+1)*t.width*n:]
+			}
+			out := t.out[(i*t.w+j)*n:][:n]
+			for k := range out {
+				v := mix(float64(row[x0+k]), float64(row[x1+k]), dx)
+				out[k] = uint8(mix(v, mix(float64(below[x0+k]), float64(below[x1+k]), dx), dy))
+			}
+		}
+	}
+}
+
+func mix(a, b, part float64) float64 { return a + float64(float64(b-a)*part) }
+
+// decimals rounds to 15 places, as Pillow does: so that a right angle is one.
+func decimals(v float64) float64 {
+	r, err := strconv.ParseFloat(strconv.FormatFloat(v, 'f', 15, 64), 64)
+	if err != nil {
+		return v
+	}
+	return r
+}
+
+// rotate turns counter-clockwise by degrees, around centre or the middle.
+func (c *canvas) rotate(degrees float64, bilinear, expand bool, centre []float64, fill []byte) {
+	w, h := c.size()
+	turn := math.Mod(degrees, 360)
+	if turn < 0 {
+		turn += 360
+	}
+	if centre == nil {
+		switch {
+		case turn == 0:
+			return
+		case turn == 180:
+			c.flipX, c.flipY = !c.flipX, !c.flipY
+			return
+		case (turn == 90 || turn == 270) && (expand || w == h):
+			c.raster()
+			c.orient(map[float64]int{90: 8, 270: 6}[turn])
+			return
+		}
+		centre = []float64{float64(w) / 2, float64(h) / 2}
+	}
+	angle := -radians(turn)
+	sin, cos := math.Sincos(angle)
+	m := affine{decimals(cos), decimals(sin), 0, decimals(-sin), decimals(cos), 0}
+	x, y := m.at(-centre[0], -centre[1])
+	m[2], m[5] = x+centre[0], y+centre[1]
+	if expand {
+		w, h = m.expand(w, h)
+	}
+	c.transform(m, w, h, bilinear, fill)
+}
+
+// expand moves the matrix so that a result of the size that it gives has the whole image.
+func (m *affine) expand(w, h int) (int, int) {
+	var low, high [2]float64
+	for i, p := range [4][2]int{{0, 0}, {w, 0}, {w, h}, {0, h}} {
+		x, y := m.at(float64(p[0]), float64(p[1]))
+		if i == 0 {
+			low, high = [2]float64{x, y}, [2]float64{x, y}
+		}
+		low, high = [2]float64{min(low[0], x), min(low[1], y)}, [2]float64{max(high[0], x), max(high[1], y)}
+	}
+	nw, nh := int(math.Ceil(high[0])-math.Floor(low[0])), int(math.Ceil(high[1])-math.Floor(low[1]))
+	m[2], m[5] = m.at(-float64(nw-w)/2, -float64(nh-h)/2)
+	return nw, nh
+}
+
+// rotation turns by an angle that is drawn.
+type rotation struct {
+	low, high        float64
+	bilinear, expand bool
+	centre           []float64
+	fill             []byte
+}
+
+func newRandomRotation(b *builder, p *params) *program.StepError {
+	o := &rotation{}
+	takes := "a number of degrees that is not negative, or [low, high]"
+	switch list := p.numbers("degrees", takes, 1, 2); {
+	case list == nil:
+		p.fail("degrees", "it has to be given: %s", takes)
+	case len(list) == 1 && list[0] < 0, len(list) == 2 && list[0] > list[1], math.Abs(list[0]) > 1e6,
+		math.Abs(list[len(list)-1]) > 1e6:
+		p.fail("degrees", "got %v, takes %s", list, takes)
+	case len(list) == 1:
+		o.low, o.high = -list[0], list[0]
+	default:
+		o.low, o.high = list[0], list[1]
+	}
+	p.put("degrees", []float64{o.low, o.high})
+	o.bilinear = p.word("interpolation", "nearest", "nearest", "bilinear") == "bilinear" && !b.mask
+	o.expand = p.boolean("expand", false)
+	if o.centre = p.numbers("center", "[x, y] in pixels, or null", 2); o.centre != nil {
+		if max(math.Abs(o.centre[0]), math.Abs(o.centre[1])) > maxSide {
+			p.fail("center", "got %v, takes pixels up to %d", o.centre, maxSide)
+		}
+		if o.expand {
+			p.fail("center", "with expand it takes null")
+		}
+		p.put("center", o.centre)
+	}
+	o.fill = p.fill(b, "fill")
+	if o.expand {
+		b.width, b.height, b.shapeless = program.Unknown, program.Unknown, true
+	}
+	return b.pixels(o, true)
+}
+
+func (o *rotation) apply(c *canvas, numbers *draw.Source) ([]program.Value, error) {
+	angle := numbers.Uniform(o.low, o.high)
+	c.rotate(angle, o.bilinear, o.expand, o.centre, o.fill)
+	return []program.Value{{Name: "angle", Number: angle}}, nil
+}
+
+func (o *rotation) bound(e extent) (extent, program.Cost) {
+	if o.expand {
+		side := int(math.Hypot(float64(e.w), float64(e.h))) + 3
+		e = e.of(side, side)
+	}
+	return e, e.each(warped(o.bilinear))
+}
+
+// warped is what a pixel of a transformed image takes, and more than one that is turned by a quarter.
+func warped(bilinear bool) int {
+	if bilinear {
+		return fillSteps + mixedSteps
+	}
+	return fillSteps + warpSteps
+}
+
+// randomResizedCrop is the crop of most training recipes.
+type randomResizedCrop struct {
+	h, w                      int
+	least, most, narrow, wide float64
+	filter                    resample.Filter
+}
+
+func newRandomResizedCrop(b *builder, p *params) *program.StepError {
+	o := &randomResizedCrop{}
+	o.h, o.w = p.size("size")
+	o.least, o.most = p.interval("scale", 0.08, 1, 0, 1)
+	o.narrow, o.wide = p.interval("ratio", 3.0/4, 4.0/3, 1e-3, 1e3)
+	o.filter = p.interpolation(b, "bilinear")
+	p.antialias()
+	b.height, b.width = o.h, o.w
+	return b.pixels(o, true)
+}
+
+// box is torchvision's get_params: up to ten tries, and then the centre.
+func (o *randomResizedCrop) box(w, h int, numbers *draw.Source) image.Rectangle {
+	area := float64(w) * float64(h)
+	for range 10 {
+		target := area * numbers.Uniform(o.least, o.most)
+		ratio := numbers.LogUniform(o.narrow, o.wide)
+		cw, ch := round(math.Sqrt(float64(target*ratio))), round(math.Sqrt(target/ratio))
+		if cw > 0 && cw <= w && ch > 0 && ch <= h {
+			top := numbers.IntN(h - ch + 1)
+			left := numbers.IntN(w - cw + 1)
+			return image.Rect(left, top, left+cw, top+ch)
+		}
+	}
+	cw, ch := w, h
+	switch in := float64(w) / float64(h); {
+	case in < o.narrow:
+		ch = min(max(round(float64(w)/o.narrow), 1), h)
+	case in > o.wide:
+		cw = min(max(round(float64(h)*o.wide), 1), w)
+	}
+	top, left := (h-ch)/2, (w-cw)/2
+	return image.Rect(left, top, left+cw, top+ch)
+}
+
+func (o *randomResizedCrop) apply(c *canvas, numbers *draw.Source) ([]program.Value, error) {
+	w, h := c.size()
+	box := o.box(w, h, numbers)
+	// A window of a resized image is an image of its own before it is resized again; crop keeps it so.
+	c.crop(box)
+	c.resize(o.w, o.h, o.filter)
+	return boxValues(box), nil
+}
+
+func (o *randomResizedCrop) bound(e extent) (extent, program.Cost) {
+	return e.of(o.w, o.h), passes(e, o.w, o.h, o.filter)
+}
+
+// centerCrop takes the middle; around what is smaller come zeros.
+type centerCrop struct{ h, w int }
+
+func newCenterCrop(b *builder, p *params) *program.StepError {
+	o := &centerCrop{}
+	o.h, o.w = p.size("size")
+	b.height, b.width = o.h, o.w
+	return b.pixels(o, false)
+}
+
+func (o *centerCrop) apply(c *canvas, _ *draw.Source) ([]program.Value, error) {
+	w, h := c.size()
+	if o.w > w || o.h > h {
+		dx, dy := max(o.w-w, 0), max(o.h-h, 0)
+		c.pad(margins{left: dx / 2, top: dy / 2, right: (dx + 1) / 2, bottom: (dy + 1) / 2})
+		w, h = c.size()
+	}
+	left, top := round(float64(w-o.w)/2), round(float64(h-o.h)/2)
+	c.crop(image.Rect(left, top, left+o.w, top+o.h))
+	return nil, nil
+}
+
+func (o *centerCrop) bound(e extent) (extent, program.Cost) {
+	return e.of(o.w, o.h), e.of(max(e.w, o.w), max(e.h, o.h)).padded()
+}
+
+// randomCrop takes a part of the size given.
+type randomCrop struct {
+	h, w    int
+	padding *margins
+	fit     bool
+}
+
+func newRandomCrop(b *builder, p *params) *program.StepError {
+	o := &randomCrop{}
+	o.h, o.w = p.size("size")
+	o.padding = p.margins("padding")
+	o.fit = p.boolean("pad_if_needed", false)
+	around := p.padding(b)
+	if o.padding == nil {
+		o.padding = &margins{}
+	}
+	o.padding.mode, o.padding.fill = around.mode, around.fill
+	b.height, b.width = o.h, o.w
+	return b.pixels(o, true)
+}
+
+func (o *randomCrop) apply(c *canvas, numbers *draw.Source) ([]program.Value, error) {
+	m := *o.padding
+	w, h := c.size()
+	if o.fit {
+		dx, dy := max(o.w-(w+m.left+m.right), 0), max(o.h-(h+m.top+m.bottom), 0)
+		m.left, m.right, m.top, m.bottom = m.left+dx, m.right+dx, m.top+dy, m.bottom+dy
+	}
+	if err := m.fits(w, h); err != nil {
+		return nil, err
+	}
+	c.pad(m)
+	w, h = c.size()
+	if o.w > w || o.h > h {
+		return nil, fmt.Errorf("a crop of %d x %d is larger than the image, %d x %d; pad_if_needed pads it", o.w, o.h,
+			w, h)
+	}
+	top := numbers.IntN(h - o.h + 1)
+	left := numbers.IntN(w - o.w + 1)
+	box := image.Rect(left, top, left+o.w, top+o.h)
+	c.crop(box)
+	return boxValues(box), nil
+}
+
+func (o *randomCrop) bound(e extent) (extent, program.Cost) {
+	m := o.padding
+	w, h := e.w+m.left+m.right, e.h+m.top+m.bottom
+	if o.fit {
+		w, h = w+2*o.w, h+2*o.h
+	}
+	return e.of(o.w, o.h), e.of(w, h).padded()
+}
+
+// padded is what it takes to pad an image to this size, before a part of it is taken.
+func (e extent) padded() program.Cost {
+	takes := e.each(padSteps)
+	takes.Working = e.bytes().Times(2)
+	takes.Steps = takes.Steps.Plus(e.bytes().Times(rowSteps))
+	return takes
+}
+
+// pad puts a margin around.
+type pad struct{ margins }
+
+func newPad(b *builder, p *params) *program.StepError {
+	o := &pad{}
+	m := p.margins("padding")
+	if m == nil {
+		p.fail("padding", "it has to be given: pixels, or [left and right, top and bottom], or [left, top, "+
+			"right, bottom]")
+		m = &margins{}
+	}
+	around := p.padding(b)
+	m.mode, m.fill = around.mode, around.fill
+	o.margins = *m
+	if b.width != program.Unknown && b.height != program.Unknown {
+		b.width, b.height = b.width+m.left+m.right, b.height+m.top+m.bottom
+	}
+	return b.pixels(o, false)
+}
+
+func (o *pad) apply(c *canvas, _ *draw.Source) ([]program.Value, error) {
+	if err := o.fits(c.size()); err != nil {
+		return nil, err
+	}
+	c.pad(o.margins)
+	return nil, nil
+}
+
+func (o *pad) bound(e extent) (extent, program.Cost) {
+	next := e.of(e.w+o.left+o.right, e.h+o.top+o.bottom)
+	return next, next.each(padSteps)
+}
+
+// margins says what comes around an image.
+type margins struct {
+	left, top, right, bottom int
+	mode                     string
+	fill                     []byte // one for all channels, or one for each
+}
+
+// maxMargin bounds padding, as maxSide does sizes.
+const maxMargin = 1 << 12
+
+func (p *params) margins(name string) *margins {
+	takes := fmt.Sprintf("pixels, or [left and right, top and bottom], or [left, top, right, bottom], of 0 to %d",
+		maxMargin)
+	list := p.integers(name, takes, 0, maxMargin, 1, 2, 4)
+	switch len(list) {
+	case 0:
+		p.put(name, nil)
+		return nil
+	case 1:
+		list = []int{list[0], list[0], list[0], list[0]}
+	case 2:
+		list = []int{list[0], list[1], list[0], list[1]}
+	}
+	p.put(name, list)
+	return &margins{left: list[0], top: list[1], right: list[2], bottom: list[3]}
+}
+
+// padding reads how a margin is filled.
+func (p *params) padding(b *builder) margins {
+	m := margins{fill: p.fill(b, "fill")}
+	m.mode = p.word("padding_mode", "constant", "constant", "edge", "reflect", "symmetric")
+	return m
+}
+
+// fill reads a colour of bytes: one number, or one for each channel. For masks it is 0.
+func (p *params) fill(b *builder, name string) []byte {
+	takes := "a number from 0 to 255, or one for each channel"
+	list := p.integers(name, takes, 0, 255, 1, 2, 3, 4)
+	if list == nil {
+		list = []int{0}
+	}
+	p.put(name, list)
+	if b.mask {
+		return []byte{0}
+	}
+	if len(list) > 1 && len(list) != b.channels {
+		p.fail(name, "it has %d numbers, and the image has %s channels", len(list), known(b.channels))
+	}
+	colour := make([]byte, len(list))
+	for i, v := range list {
+		colour[i] = byte(v)
+	}
+	return colour
+}
+
+// empty says that what is filled is zeros.
+func (m *margins) empty() bool {
+	return m.mode != "constant" || !slices.ContainsFunc(m.fill, func(v byte) bool { return v != 0 })
+}
+
+// fits says whether the image is large enough to be mirrored into its margin.
+func (m *margins) fits(w, h int) error {
+	across, down := max(m.left, m.right), max(m.top, m.bottom)
+	if m.mode == "reflect" && (across >= w || down >= h) || m.mode == "symmetric" && (across > w || down > h) {
+		return fmt.Errorf("an image of %d x %d is too small to be mirrored into a margin of %d, %d, %d, %d", w, h,
+			m.left, m.top, m.right, m.bottom)
+	}
+	return nil
+}
+
+// pad lays the image into a larger one.
+func (c *canvas) pad(m margins) {
+	if m.left|m.top|m.right|m.bottom == 0 {
+		return
+	}
+	pix := c.raster()
+	w, h, n := c.width, c.height, c.channels
+	tw, th := w+m.left+m.right, h+m.top+m.bottom
+	to := c.s.buffer(tw * th * n)
+	fill := make([]byte, 8) // more than a pixel has bytes
+	for i := range fill {
+		if len(m.fill) > 0 {
+			fill[i] = m.fill[min(i, len(m.fill)-1)]
+		}
+	}
+	for y := range th {
+		c.spend(tw * padSteps)
+		row := to[y*tw*n:][:tw*n]
+		from := beyond(y-m.top, h, m.mode)
+		if from < 0 {
+			fillRow(row, fill[:n])
+			continue
+		}
+		in := pix[from*w*n:][:w*n]
+		copy(row[m.left*n:], in)
+		for x := range tw {
+			if x >= m.left && x < m.left+w {
+				continue
+			}
+			px := row[x*n:][:n]
+			if at := beyond(x-m.left, w, m.mode); at >= 0 {
+				copy(px, in[at*n:])
+			} else {
+				copy(px, fill)
+			}
+		}
+	}
+	c.replace(to, tw, th, n)
+}
+
+func fillRow(row, colour []byte) {
+	for at := 0; at < len(row); at += len(colour) {
+		copy(row[at:], colour)
+	}
+}
+
+// beyond says which pixel stands in for one outside of n, or that none does.
+func beyond(i, n int, mode string) int {
+	if i >= 0 && i < n {
+		return i
+	}
+	switch mode {
+	case "edge":
+		return min(max(i, 0), n-1)
+	case "reflect":
+		if i < 0 {
+			return -i
+		}
+		return 2*n - 2 - i
+	case "symmetric":
+		if i < 0 {
+			return -i - 1
+		}
+		return 2*n - 1 - i
+	}
+	return -1
 }

@@ -11,8 +11,10 @@ package codec
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"time"
 
 	"bowstring/fetch/operators/audio/sndfile"
@@ -210,4 +212,122 @@ func (i Info) Readable() error {
 	default:
 		return fmt.Errorf("%w: %s is read by libsndfile, which %s", ErrNoDecoder, i.Format, missing)
 	}
+}
+
+// Steps of one sample of one channel, about twice as many as were measured of usual files. Package vorbis has its own.
+const (
+	ofWAV    = 4
+	ofFLAC   = 24
+	ofMP3    = 100
+	ofNative = 60
+)
+
+// Work bounds the steps that decoding takes of n samples of each channel from sample offset on. Where a sample is found
+// by a search, decoding begins a little before it; otherwise it begins with the file.
+func (i Info) Work(offset, n int) program.Amount {
+	frames, before := program.Count(int64(n)), program.Count(int64(offset))
+	channels := int64(max(i.Channels, 1))
+	switch i.Format {
+	case WAV:
+		return frames.Times(channels * ofWAV)
+	case FLAC:
+		return frames.Plus(program.Count(3 * int64(i.block))).Times(channels * ofFLAC)
+	case MP3: // the library makes whole frames of two channels, whatever the file has
+		return frames.Plus(before).Plus(program.Count(int64(i.block) + 2*1152)).Times(2 * ofMP3)
+	case Vorbis:
+		around := program.Count(4 * vorbis.LongestBlock)
+		return frames.Plus(around).Times(channels * max(i.steps, ofNative)).Plus(program.Count(vorbis.SetupSteps))
+	default:
+		return frames.Plus(before).Times(channels * ofNative)
+	}
+}
+
+// otherFormats are files of sound that are not read, by how they begin.
+var otherFormats = []struct {
+	at    int
+	begin string
+	name  string
+}{
+	{0, "RIFX", "RIFX, a WAV of big-endian numbers"},
+	{8, "AIFF", "AIFF"},
+	{8, "AIFC", "AIFF-C"},
+	{0, ".snd", "AU"},
+	{0, "caff", "CAF"},
+	{4, "ftyp", "MPEG-4 (M4A, MP4)"},
+	{0, "\x1aE\xdf\xa3", "Matroska or WebM"},
+	{0, "\x30\x26\xb2\x75\x8e\x66\xcf\x11", "ASF (WMA)"},
+	{0, "#!AMR", "AMR"},
+	{0, "NIST_1A", "NIST SPHERE"},
+	{0, "wvpk", "WavPack"},
+	{0, "MAC ", "Monkey's Audio"},
+	{0, "DSD ", "DSF"},
+	{0, "FRM8", "DSDIFF"},
+	{0, "TTA1", "TTA"},
+	{0, "MThd", "MIDI"},
+	{0, "ADIF", "AAC"},
+	{0, "\xff\xf1", "AAC (ADTS)"},
+	{0, "\xff\xf9", "AAC (ADTS)"},
+}
+
+// otherFormat names the format of a file of sound that is not read; "" where it is none that is known.
+func otherFormat(file []byte) string {
+	for _, f := range otherFormats {
+		if has(file, f.at, f.begin) {
+			return f.name
+		}
+	}
+	return ""
+}
+
+// ours names what decodes MP3 and Ogg Vorbis where libsndfile is not named.
+const ours = "go-mp3+vorbis"
+
+// Lossy names what decodes MP3 and Ogg. Once it is known it stays what it is. It is a
+// program.ErrUnavailable where libsndfile is named and cannot be asked just now: which it is, nobody knows then.
+func Lossy() (string, error) {
+	switch version, _, err := sndfile.Version(); {
+	case err != nil:
+		return "", unavailable("what decodes MP3 and Ogg", err)
+	case version != "":
+		return version, nil
+	}
+	return ours, nil
+}
+
+// Engine names what decodes.
+func Engine() string {
+	switch lossy, err := Lossy(); {
+	case err != nil:
+		return "go, libsndfile (which cannot be started just now)"
+	case lossy != ours:
+		return "go, " + lossy
+	}
+	return "go"
+}
+
+// noProcess says that a file cannot be read just now.
+func noProcess(f Format, err error) error { return unavailable(string(f), err) }
+
+func unavailable(what string, err error) error {
+	return fmt.Errorf("%w: %s: %s", program.ErrUnavailable, what, strings.ReplaceAll(err.Error(), "\n", "; "))
+}
+
+// decodeNative decodes by libsndfile, in another process.
+func decodeNative(ctx context.Context, m *program.Meter, file []byte, info Info, offset int,
+	out [][]float32) (time.Duration, error) {
+	if err := m.Spend(info.Work(offset, len(out[0])).Int64()); err != nil {
+		return 0, err
+	}
+	got, spent, err := sndfile.Decode(ctx, file, info.Rate, offset, out)
+	switch {
+	case ctx.Err() != nil && err != nil:
+		return spent, context.Cause(ctx)
+	case errors.Is(err, sndfile.ErrNoProcess):
+		return spent, noProcess(info.Format, err)
+	case err != nil:
+		return spent, damaged("%s: %s", info.Format, strings.ReplaceAll(err.Error(), "\n", "; "))
+	case got < len(out[0]):
+		return spent, short(info.Format, out, got, io.EOF)
+	}
+	return spent, nil
 }

@@ -9,12 +9,15 @@ package codec
 
 import (
 	"bytes"
+	"compress/zlib"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"image"
 	"image/color"
 	"image/gif"
 	"image/png"
+	"io"
 
 	"bowstring/fetch/operators/images/codec/bmp"
 	"bowstring/fetch/operators/images/codec/tiff"
@@ -206,4 +209,270 @@ func checked(h Header, err error) (Header, error) {
 		return Header{}, wrong(h.Format, fmt.Errorf("it is %d x %d pixels", h.Width, h.Height))
 	}
 	return h, nil
+}
+
+// otherFormats are files of images that are not read, by how they begin.
+var otherFormats = []struct {
+	at    int
+	begin string
+	name  string
+}{
+	{4, "ftypavif", "AVIF"},
+	{4, "ftypavis", "AVIF"},
+	{4, "ftyphei", "HEIF"},
+	{4, "ftyphev", "HEIF"},
+	{4, "ftypmif1", "HEIF or AVIF"},
+	{4, "ftypcrx ", "CR3"},
+	{4, "jP  \r\n\x87\n", "JPEG 2000"},
+	{0, "\xff\x4f\xff\x51", "JPEG 2000"},
+	{4, "JXL \r\n\x87\n", "JPEG XL"},
+	{0, "\xff\x0a", "JPEG XL"},
+	{0, "8BPS", "PSD"},
+	{0, "\x76\x2f\x31\x01", "OpenEXR"},
+	{0, "#?RADIANCE", "Radiance HDR"},
+	{0, "SIMPLE  =", "FITS"},
+	{128, "DICM", "DICOM"},
+	{0, "\x00\x00\x01\x00", "ICO"},
+	{0, "\x00\x00\x02\x00", "CUR"},
+	{0, "icns", "ICNS"},
+	{0, "DDS ", "DDS"},
+	{0, "qoif", "QOI"},
+	{0, "%PDF", "PDF"},
+	{0, "%!PS", "PostScript"},
+	{0, "<svg", "SVG"},
+	{0, "\x0a\x05\x01\x08", "PCX"},
+	{0, "\x01\xda", "SGI"},
+	{0, "\x59\xa6\x6a\x95", "Sun raster"},
+	{0, "II\xbc", "JPEG XR"},
+	{0, "IIRO", "ORF"},
+	{0, "IIU\x00", "RW2"},
+	{0, "AT&TFORM", "DjVu"},
+	{0, "P1", "PBM"},
+	{0, "P2", "PGM"},
+	{0, "P3", "PPM"},
+	{0, "P4", "PBM"},
+	{0, "P5", "PGM"},
+	{0, "P6", "PPM"},
+	{0, "P7\n", "PAM"},
+	{0, "Pf\n", "PFM"},
+	{0, "PF\n", "PFM"},
+}
+
+// otherFormat names the format of a file that is not read; "" where it is none that is known.
+func otherFormat(cell []byte) string {
+	for _, f := range otherFormats {
+		rest := cell[min(f.at, len(cell)):]
+		if !bytes.HasPrefix(rest, []byte(f.begin)) {
+			continue
+		}
+		if len(f.begin) == 2 && f.begin[0] == 'P' && (len(rest) < 3 || !bytes.ContainsAny(rest[2:3], " \t\r\n#")) {
+			continue // a text
+		}
+		return f.name
+	}
+	return ""
+}
+
+// What the libraries take besides pixels: tables, palettes, windows of decompressors.
+const (
+	roomBytes = 256 << 10
+	roomSteps = 1 << 20
+)
+
+// Steps of work, each about a nanosecond.
+const (
+	byteSteps      = 10 // of a byte of a file that is inflated
+	inflatedSteps  = 5  // of a byte that comes out, with the filter that it passes
+	interlaceSteps = 6  // of a pixel of an interlaced PNG, which is put where it belongs
+	gifSteps       = 10 // of a pixel
+	stripSteps     = 20_000
+	pixelSteps     = 5 // of a pixel of a TIFF
+)
+
+// pngBytes is what the library allocates for a PNG of so many bits a channel: its pixels, and two rows of the file. Of
+// an interlaced one each of seven passes has an image of its own, which together have all pixels once more, and rows
+// that together are less than three.
+func pngBytes(width, height int, bits byte, interlaced bool) int64 {
+	pixels, row := 4*int64(width)*int64(height), 4*int64(width)
+	if bits == 16 {
+		pixels, row = 2*pixels, 2*row
+	}
+	if interlaced {
+		return 2*pixels + 6*row + roomBytes
+	}
+	return pixels + 2*row + roomBytes
+}
+
+// pngSteps bounds the work: rows are inflated that have as many bytes as the header says, whatever the data has.
+func pngSteps(cell []byte, c image.Config) int64 {
+	size := int64(1) // bytes of a pixel, in the file or in the image
+	switch c.ColorModel {
+	case color.Gray16Model:
+		size = 2
+	case color.RGBAModel, color.NRGBAModel:
+		size = 4
+	case color.RGBA64Model, color.NRGBA64Model:
+		size = 8
+	}
+	pixels := int64(c.Width) * int64(c.Height)
+	steps := pixels*size*inflatedSteps + int64(len(cell))*byteSteps + roomSteps
+	if cell[28] != 0 {
+		steps += pixels * interlaceSteps
+	}
+	return steps
+}
+
+// chunksOf looks through a PNG for Exif data and a profile.
+func chunksOf(cell []byte) (orientation int, profile bool) {
+	orientation = 1
+	rest := cell[8:]
+	for len(rest) >= 12 {
+		n := uint64(binary.BigEndian.Uint32(rest))
+		if n+12 > uint64(len(rest)) {
+			return orientation, profile
+		}
+		switch string(rest[4:8]) {
+		case "eXIf":
+			if o := jpeg.Orientation(rest[8 : 8+n]); o != 0 {
+				orientation = o
+			}
+		case "iCCP":
+			profile = true
+		case "IEND":
+			return orientation, profile
+		}
+		rest = rest[12+n:]
+	}
+	return orientation, profile
+}
+
+// riffOf looks through a WebP for Exif data and a profile.
+func riffOf(cell []byte) (orientation int, profile bool) {
+	orientation = 1
+	rest := cell[12:]
+	for len(rest) >= 8 {
+		n := uint64(binary.LittleEndian.Uint32(rest[4:]))
+		if n+8 > uint64(len(rest)) {
+			return orientation, profile
+		}
+		switch data := rest[8 : 8+n]; string(rest[:4]) {
+		case "EXIF":
+			if len(data) > 6 && string(data[:6]) == "Exif\x00\x00" {
+				data = data[6:]
+			}
+			if o := jpeg.Orientation(data); o != 0 {
+				orientation = o
+			}
+		case "ICCP":
+			profile = true
+		}
+		rest = rest[min(8+n+n&1, uint64(len(rest))):]
+	}
+	return orientation, profile
+}
+
+// Profile is the ICC profile of a file whose header says that it has one: no more than most bytes of it. The
+// result may point into the cell.
+func Profile(cell []byte, h Header, most int) (profile []byte, err error) {
+	switch h.Format {
+	case JPEG:
+		profile, err = jpegProfile(cell, most)
+	case PNG:
+		profile, err = pngProfile(cell, most)
+	case WebP:
+		profile = riffChunk(cell, "ICCP")
+	case TIFF:
+		profile = h.tiff.Profile
+	}
+	if err == nil && len(profile) == 0 {
+		err = errors.New("it cannot be found")
+	}
+	if err != nil {
+		return nil, wrong(h.Format, fmt.Errorf("its ICC profile: %w", err))
+	}
+	return profile[:min(len(profile), most)], nil
+}
+
+// jpegProfile puts the parts together that the segments before the first scan have, each with its
+// number and how many there are.
+func jpegProfile(cell []byte, most int) ([]byte, error) {
+	const name = "ICC_PROFILE\x00"
+	var parts [256][]byte
+	found, want, bytes := 0, 0, 0
+	for rest := cell[2:]; len(rest) >= 4; {
+		if rest[0] != 0xFF || rest[1] == 0xFF { // what lies between segments
+			rest = rest[1:]
+			continue
+		}
+		mark := rest[1]
+		if mark == 0 || mark == 1 || mark >= 0xD0 && mark <= 0xD8 {
+			rest = rest[2:]
+			continue
+		}
+		if mark == 0xD9 || mark == 0xDA {
+			break
+		}
+		n := int(binary.BigEndian.Uint16(rest[2:])) + 2
+		if n < 4 || n > len(rest) {
+			break
+		}
+		if s := rest[4:n]; mark == 0xE2 && len(s) > 14 && string(s[:12]) == name {
+			at, all := int(s[12]), int(s[13])
+			if at == 0 || at > all || want > 0 && all != want || parts[at] != nil {
+				return nil, fmt.Errorf("part %d of %d makes no sense", at, all)
+			}
+			want, parts[at] = all, s[14:]
+			found, bytes = found+1, bytes+len(s)-14
+		}
+		rest = rest[n:]
+	}
+	if found != want {
+		return nil, fmt.Errorf("of %d parts there are %d", want, found)
+	}
+	if found == 1 {
+		return parts[1], nil
+	}
+	whole := make([]byte, 0, min(bytes, most))
+	for _, part := range parts[1:] {
+		whole = append(whole, part[:min(len(part), cap(whole)-len(whole))]...)
+	}
+	return whole, nil
+}
+
+// pngProfile inflates a chunk: a name, a zero, the method, and the data.
+func pngProfile(cell []byte, most int) ([]byte, error) {
+	for rest := cell[8:]; len(rest) >= 12; {
+		n := uint64(binary.BigEndian.Uint32(rest))
+		if n+12 > uint64(len(rest)) {
+			break
+		}
+		if chunk := rest[8 : 8+n]; string(rest[4:8]) == "iCCP" {
+			_, data, ok := bytes.Cut(chunk, []byte{0})
+			if !ok || len(data) == 0 || data[0] != 0 {
+				return nil, errors.New("its chunk makes no sense")
+			}
+			in, err := zlib.NewReader(bytes.NewReader(data[1:]))
+			if err != nil {
+				return nil, err
+			}
+			return io.ReadAll(io.LimitReader(in, int64(most)))
+		}
+		rest = rest[12+n:]
+	}
+	return nil, nil
+}
+
+// riffChunk is a chunk of a WebP.
+func riffChunk(cell []byte, name string) []byte {
+	for rest := cell[12:]; len(rest) >= 8; {
+		n := uint64(binary.LittleEndian.Uint32(rest[4:]))
+		if n+8 > uint64(len(rest)) {
+			return nil
+		}
+		if string(rest[:4]) == name {
+			return rest[8 : 8+n]
+		}
+		rest = rest[min(8+n+n&1, uint64(len(rest))):]
+	}
+	return nil
 }

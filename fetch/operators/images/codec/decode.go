@@ -2,12 +2,17 @@ package codec
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"image"
+	"image/color"
+	"image/gif"
 	"image/png"
+	"math"
 
 	"bowstring/fetch/operators/images/codec/bmp"
 	"bowstring/fetch/operators/images/codec/tiff"
+	"bowstring/fetch/operators/images/codec/webp"
 	"bowstring/fetch/operators/images/jpeg"
 	"bowstring/fetch/operators/program"
 )
@@ -186,4 +191,345 @@ func (d *Decoder) Held() int { return cap(d.row) + d.jpeg.Held() }
 func (d *Decoder) Release() {
 	d.other = nil
 	d.jpeg.Release()
+}
+
+// rowDeep gives a row of an image of 16 bits a channel. The libraries have the higher byte first. Whether the
+// image is grey where one channel is wanted, its header has told.
+func (d *Decoder) rowDeep(y int, out []byte) {
+	n := d.region.Dx()
+	x, y := d.other.Bounds().Min.X+d.region.Min.X, d.other.Bounds().Min.Y+y
+	var in []byte
+	from := 8 // bytes of a pixel
+	switch m := d.other.(type) {
+	case *image.Gray16:
+		in, from = m.Pix[m.PixOffset(x, y):], 2
+	case *image.RGBA64:
+		in = m.Pix[m.PixOffset(x, y):]
+	case *image.NRGBA64:
+		in = m.Pix[m.PixOffset(x, y):]
+	default: // a file whose header said so has none
+		clear(out[:n*d.channels])
+		return
+	}
+	step := 2 // from one channel to the next
+	if from == 2 {
+		step = 0
+	}
+	for i := range n {
+		px, to := in[i*from:], out[i*d.channels:][:d.channels]
+		for c := 0; c < len(to); c += 2 {
+			at := c / 2 * step
+			to[c], to[c+1] = px[at+1], px[at]
+		}
+	}
+}
+
+// channelsIn is how many channels an image has: one of grey or indices, three, or four with alpha.
+func channelsIn(m image.Image, f Format) int {
+	switch m := m.(type) {
+	case *image.Gray, *image.Gray16, *image.Paletted, *tiff.Numbers:
+		return 1
+	case *image.YCbCr:
+		return 3
+	case *image.RGBA:
+		if m.Opaque() {
+			return 3
+		}
+	case *image.RGBA64:
+		if m.Opaque() {
+			return 3
+		}
+	case *image.NRGBA: // what WebP without losses always is
+		if f == WebP && m.Opaque() {
+			return 3
+		}
+	}
+	return 4
+}
+
+// rowOther gives a row of an image of the libraries: alpha is left out where three
+// channels or one are wanted, and sixteen bits become their higher eight.
+func (d *Decoder) rowOther(y int, out []byte) {
+	if d.mode.Deep() {
+		d.rowDeep(y, out)
+		return
+	}
+	n := d.region.Dx()
+	x, y := d.other.Bounds().Min.X+d.region.Min.X, d.other.Bounds().Min.Y+y
+	switch m := d.other.(type) {
+	case *tiff.Numbers:
+		d.numbers(m.Pix[y*m.Rect.Dx()+x:][:n], out)
+	case *image.Gray:
+		recode(m.Pix[m.PixOffset(x, y):][:n], 1, out, d.channels)
+	case *image.Gray16:
+		in := m.Pix[m.PixOffset(x, y):][:2*n]
+		row := d.spareRow(n)
+		for i := range row {
+			row[i] = in[2*i]
+		}
+		recode(row, 1, out, d.channels)
+	case *image.Paletted:
+		d.paletted(m.Pix[m.PixOffset(x, y):][:n], m.Palette, out)
+	case *image.NRGBA:
+		fromAlpha(m.Pix[m.PixOffset(x, y):][:4*n], 1, out, d.channels)
+	case *image.RGBA:
+		fromAlpha(m.Pix[m.PixOffset(x, y):][:4*n], 1, out, d.channels)
+	case *image.NRGBA64:
+		fromAlpha(m.Pix[m.PixOffset(x, y):][:8*n], 2, out, d.channels)
+	case *image.RGBA64:
+		fromAlpha(m.Pix[m.PixOffset(x, y):][:8*n], 2, out, d.channels)
+	case *image.CMYK:
+		recode(m.Pix[m.PixOffset(x, y):][:4*n], 4, out, d.channels)
+	case *image.YCbCr:
+		row := d.spareRow(3 * n)
+		webpRow(m, x, y, row)
+		recode(row, 3, out, d.channels)
+	case *image.NYCbCrA:
+		row := d.spareRow(3 * n)
+		webpRow(&m.YCbCr, x, y, row)
+		if d.channels < 4 {
+			recode(row, 3, out, d.channels)
+			return
+		}
+		for i := range n {
+			copy(out[4*i:4*i+3], row[3*i:])
+			out[4*i+3] = m.A[m.AOffset(x+i, y)]
+		}
+	default:
+		for i := range n {
+			c := color.NRGBAModel.Convert(m.At(x+i, y)).(color.NRGBA)
+			fromAlpha([]byte{c.R, c.G, c.B, c.A}, 1, out[i*d.channels:], d.channels)
+		}
+	}
+}
+
+// numbers gives a row of numbers: as they are, or as Pillow makes bytes of them. What is below 0 is 0, what is above 255
+// is 255, and fractions are left out.
+func (d *Decoder) numbers(in []float32, out []byte) {
+	if d.mode == Float {
+		for i, v := range in {
+			binary.LittleEndian.PutUint32(out[4*i:], math.Float32bits(v))
+		}
+		return
+	}
+	row := d.spareRow(len(in))
+	for i, v := range in {
+		row[i] = 0
+		if v > 0 { // NaN is not
+			row[i] = byte(min(v, 255))
+		}
+	}
+	recode(row, 1, out, d.channels)
+}
+
+func (d *Decoder) spareRow(n int) []byte {
+	if cap(d.row) < n {
+		d.row = make([]byte, n)
+	}
+	return d.row[:n]
+}
+
+// paletted gives colours, or indices where the mode is Unchanged.
+func (d *Decoder) paletted(in []byte, p color.Palette, out []byte) {
+	if d.mode == Unchanged {
+		copy(out, in)
+		return
+	}
+	for i, v := range in {
+		var c color.NRGBA
+		if int(v) < len(p) {
+			c = colourOf(p[v])
+		}
+		if d.channels == 1 {
+			out[i] = Luma(c.R, c.G, c.B)
+			continue
+		}
+		out[3*i], out[3*i+1], out[3*i+2] = c.R, c.G, c.B
+	}
+}
+
+// colourOf is a colour without its alpha. A transparent one keeps what it says, as in Pillow.
+func colourOf(c color.Color) color.NRGBA {
+	switch c := c.(type) {
+	case color.NRGBA:
+		return c
+	case color.RGBA:
+		return color.NRGBA(c)
+	}
+	return color.NRGBAModel.Convert(c).(color.NRGBA)
+}
+
+// fromAlpha takes pixels of four channels of wide bytes.
+func fromAlpha(in []byte, wide int, out []byte, channels int) {
+	for at, to := 0, 0; at < len(in); at, to = at+4*wide, to+channels {
+		r, g, b := in[at], in[at+wide], in[at+2*wide]
+		switch channels {
+		case 1:
+			out[to] = Luma(r, g, b)
+		case 3:
+			out[to], out[to+1], out[to+2] = r, g, b
+		default:
+			out[to], out[to+1], out[to+2], out[to+3] = r, g, b, in[at+3*wide]
+		}
+	}
+}
+
+// webpRow gives the colours of WebP's lossy images, as libwebp has them: fractions of
+// 14 bits, and chroma mixed of the nearest four, nine to three to three to one.
+//
+// The standard library would take them for JPEG's, whose range is another.
+func webpRow(m *image.YCbCr, x, y int, out []byte) {
+	width, height := m.Rect.Dx(), m.Rect.Dy()
+	cw, ch := (width+1)/2, (height+1)/2
+	near := y / 2
+	far := near + 1
+	if y&1 == 0 {
+		far = near - 1
+	}
+	far = min(max(far, 0), ch-1)
+	mix := func(plane []byte, x int) int {
+		cx := x / 2
+		beside := cx + 1
+		if x&1 == 0 {
+			beside = cx - 1
+		}
+		a, c := int(plane[near*m.CStride+cx]), int(plane[far*m.CStride+cx])
+		if beside < 0 || beside >= cw {
+			return (3*a + c + 2) >> 2
+		}
+		b, d := int(plane[near*m.CStride+beside]), int(plane[far*m.CStride+beside])
+		// The order of roundings is libwebp's: the mean of the diagonal, then the nearest.
+		return ((a+b+c+d+8+2*(b+c))>>3 + a) >> 1
+	}
+	for i := range len(out) / 3 {
+		l, u, v := int(m.Y[y*m.YStride+x+i]), mix(m.Cb, x+i), mix(m.Cr, x+i)
+		l = l * 19077 >> 8
+		out[3*i] = clip6(l + v*26149>>8 - 14234)
+		out[3*i+1] = clip6(l - u*6419>>8 - v*13320>>8 + 8708)
+		out[3*i+2] = clip6(l + u*33050>>8 - 17685)
+	}
+}
+
+func clip6(v int) uint8 { return uint8(min(max(v>>6, 0), 255)) }
+
+// decodeWebP decodes a WebP. The first frame of one that moves is laid on its canvas, as Pillow has it: the rest is
+// transparent, or black where there is no alpha.
+func (d *Decoder) decodeWebP(h *webp.Header, meter *program.Meter) (image.Image, error) {
+	m, err := webp.Decode(h, meter)
+	if err != nil || !h.Composed() {
+		return m, err
+	}
+	pixels := int64(h.Canvas.X) * int64(h.Canvas.Y)
+	if err := meter.Hold(4 * pixels); err != nil {
+		return nil, err
+	}
+	if err := meter.Spend(10 * pixels); err != nil {
+		return nil, err
+	}
+	canvas := image.NewNRGBA(image.Rectangle{Max: h.Canvas})
+	if !h.Clear {
+		for i := 3; i < len(canvas.Pix); i += 4 {
+			canvas.Pix[i] = 255
+		}
+	}
+	// The frame's rows, as they would be of a file of its own.
+	frame := Decoder{header: Header{Format: WebP}, mode: Unchanged, region: image.Rect(0, 0, h.Width, h.Height), other: m,
+		channels: channelsIn(m, WebP)}
+	row := make([]byte, h.Width*frame.channels)
+	for y := range h.Height {
+		frame.Row(y, row)
+		to := canvas.Pix[canvas.PixOffset(h.At.X, h.At.Y+y):]
+		for x := range h.Width {
+			copy(to[4*x:4*x+frame.channels], row[x*frame.channels:])
+			if frame.channels == 3 || !h.Clear {
+				to[4*x+3] = 255
+			}
+		}
+	}
+	return canvas, nil
+}
+
+// firstFrame lays the first frame of a GIF on its screen, which is of the transparent
+// colour, or of the first.
+func firstFrame(cell []byte, meter *program.Meter) (image.Image, error) {
+	config, err := gif.DecodeConfig(bytes.NewReader(cell))
+	if err != nil {
+		return nil, err
+	}
+	m, err := gif.Decode(meter.Reader(bytes.NewReader(cell)))
+	if err != nil {
+		return nil, err
+	}
+	screen := image.Rect(0, 0, config.Width, config.Height)
+	frame, ok := m.(*image.Paletted)
+	if !ok {
+		return m, nil
+	}
+	ground, colours := uint8(0), firstColours(cell)
+	for i, c := range frame.Palette {
+		if _, _, _, a := c.RGBA(); a == 0 {
+			ground = uint8(i)
+			if 3*i+2 < len(colours) { // the library leaves out what colour it is that is transparent
+				frame.Palette[i] = color.NRGBA{R: colours[3*i], G: colours[3*i+1], B: colours[3*i+2]}
+			}
+		}
+	}
+	if frame.Rect == screen {
+		return frame, nil
+	}
+	whole := image.NewPaletted(screen, frame.Palette)
+	for i := range whole.Pix {
+		whole.Pix[i] = ground
+	}
+	for y := frame.Rect.Min.Y; y < frame.Rect.Max.Y; y++ {
+		copy(whole.Pix[whole.PixOffset(frame.Rect.Min.X, y):],
+			frame.Pix[frame.PixOffset(frame.Rect.Min.X, y):][:frame.Rect.Dx()])
+	}
+	return whole, nil
+}
+
+// firstColours is the table of colours of the first frame, or nil.
+func firstColours(cell []byte) []byte {
+	if len(cell) < 13 {
+		return nil
+	}
+	var table []byte
+	rest := cell[13:]
+	take := func(flags byte) bool {
+		if flags&0x80 == 0 {
+			return true
+		}
+		n := 3 << (flags&7 + 1)
+		if n > len(rest) {
+			return false
+		}
+		table, rest = rest[:n], rest[n:]
+		return true
+	}
+	if !take(cell[10]) {
+		return nil
+	}
+	for len(rest) > 0 {
+		switch rest[0] {
+		case 0x2C:
+			if len(rest) < 10 {
+				return nil
+			}
+			flags := rest[9]
+			rest = rest[10:]
+			if !take(flags) {
+				return nil
+			}
+			return table
+		case 0x21:
+			rest = rest[min(2, len(rest)):]
+			for len(rest) > 0 && rest[0] != 0 {
+				rest = rest[min(1+int(rest[0]), len(rest)):]
+			}
+			rest = rest[min(1, len(rest)):]
+		default:
+			return nil
+		}
+	}
+	return nil
 }

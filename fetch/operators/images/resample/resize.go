@@ -1,6 +1,15 @@
+// Package resample changes the size of images of eight bits a channel, to the bytes of
+// Pillow 12.1 (libImaging/Resample.c and, for nearest, Geometry.c): separable filters
+// that are as wide as a pixel of the result, so that there is no aliasing; fixed-point
+// weights of 22 bits; rows first, rounded to bytes, then columns.
+//
+// The package knows neither files nor operators.
 package resample
 
-import "image"
+import (
+	"image"
+	"math"
+)
 
 // Source gives the pixels of an image by rows, of as many channels as Job says.
 type Source interface {
@@ -186,5 +195,259 @@ func (r *Resizer) filter(j *Job, src Source, sink Sink) {
 		first, n := int(w.first[i])-reach.Min.Y, int(w.count[i])
 		column(r.middle[first*width:], width, w.values[i*w.size:][:n], r.line, r.sums)
 		sink.Row(i, r.line[:width])
+	}
+}
+
+const (
+	precision = 32 - 8 - 2
+	half      = 1 << (precision - 1)
+)
+
+// weights are those of one axis: pixel i of the result is made of count[i] pixels from
+// first[i] on, by the weights from i*size on.
+type weights struct {
+	size         int
+	first, count []int32
+	values       []int32
+	line         []float64
+
+	// What they were made for.
+	in, out, from, to int
+	filter            Filter
+	reversed          bool
+	// even says that all pixels are made of as many, some of them of no weight.
+	even bool
+}
+
+func grow[T any](s []T, n int) []T {
+	if cap(s) < n {
+		return make([]T, n)
+	}
+	return s[:n]
+}
+
+// set computes the weights of the pixels [from, to) of a result of out pixels, of in
+// pixels. Reversed, the last comes first. It does nothing where they are those already.
+func (w *weights) set(in, out, from, to int, filter Filter, reversed bool) {
+	if w.in == in && w.out == out && w.from == from && w.to == to && w.filter == filter && w.reversed == reversed {
+		return
+	}
+	w.in, w.out, w.from, w.to, w.filter, w.reversed = in, out, from, to, filter, reversed
+	scale := float64(in) / float64(out)
+	wide := max(scale, 1)
+	support := filter.support() * wide
+	w.size = filter.Taps(in, out)
+	n := to - from
+	w.first, w.count, w.values, w.line = grow(w.first, n), grow(w.count, n), grow(w.values, n*w.size),
+		grow(w.line, w.size)
+	clear(w.values)
+	narrow := 1 / wide
+	most := 0
+	for i := range n {
+		at := i
+		if reversed {
+			at = n - 1 - i
+		}
+		center := float64((float64(from+i) + 0.5) * scale)
+		first := max(int(center-support+0.5), 0)
+		line := w.line[:min(int(center+support+0.5), in)-first]
+		sum := 0.0
+		for x := range line {
+			line[x] = filter.weight(float64((float64(x+first) - center + 0.5) * narrow))
+			sum += line[x]
+		}
+		values := w.values[at*w.size:]
+		for x, v := range line {
+			if sum != 0 {
+				v /= sum
+			}
+			if v = float64(v * (1 << precision)); v < 0 {
+				values[x] = int32(v - 0.5)
+			} else {
+				values[x] = int32(v + 0.5)
+			}
+		}
+		w.first[at], w.count[at] = int32(first), int32(len(line))
+		most = max(most, len(line))
+	}
+	if w.even {
+		w.level(int32(most))
+	}
+}
+
+// level gives all pixels the same count, so that loops over them are predicted.
+func (w *weights) level(count int32) {
+	for i := range w.first {
+		if back := w.first[i] + count - int32(w.in); back > 0 {
+			w.first[i] -= back
+			values := w.values[i*w.size : (i+1)*w.size]
+			copy(values[back:], values[:w.count[i]])
+			clear(values[:back])
+		}
+		w.count[i] = count
+	}
+}
+
+// reach is the range of pixels that are weighed at all.
+func (w *weights) reach() (first, end int) {
+	last := len(w.first) - 1
+	if w.reversed {
+		return int(w.first[last]), int(w.first[0] + w.count[0])
+	}
+	return int(w.first[0]), int(w.first[last] + w.count[last])
+}
+
+func clip(v int32) uint8 {
+	v >>= precision
+	if uint32(v) > 255 {
+		v = ^v >> 31
+	}
+	return uint8(v)
+}
+
+// Filter is how pixels are weighed.
+type Filter uint8
+
+// The filters, by Pillow's names.
+const (
+	Nearest Filter = iota
+	Bilinear
+	Box
+	Hamming
+	Bicubic
+	Lanczos
+)
+
+// support is how far a filter reaches, in pixels of the larger grid.
+func (f Filter) support() float64 {
+	switch f {
+	case Box:
+		return 0.5
+	case Bicubic:
+		return 2
+	case Lanczos:
+		return 3
+	default:
+		return 1
+	}
+}
+
+// Taps is the most pixels of one axis that one of the result is made of.
+func (f Filter) Taps(in, out int) int {
+	if f == Nearest {
+		return 1
+	}
+	return int(math.Ceil(f.support()*max(float64(in)/float64(out), 1)))*2 + 1
+}
+
+// The conversions to float64 below keep compilers from fusing products with sums,
+// which would round otherwise on some processors.
+
+func (f Filter) weight(x float64) float64 {
+	switch f {
+	case Box:
+		if x > -0.5 && x <= 0.5 {
+			return 1
+		}
+		return 0
+	case Hamming:
+		x = math.Abs(x)
+		if x == 0 {
+			return 1
+		}
+		if x >= 1 {
+			return 0
+		}
+		x *= math.Pi
+		// Pillow has these two in single precision.
+		return float64(math.Sin(x)/x) * (float64(float32(0.54)) + float64(float64(float32(0.46))*math.Cos(x)))
+	case Bicubic:
+		const a = -0.5
+		x = math.Abs(x)
+		if x < 1 {
+			return float64(float64(float64(float64((a+2)*x)-(a+3))*x)*x) + 1
+		}
+		if x < 2 {
+			return float64(float64(float64(float64(float64(x-5)*x)+8)*x)-4) * a
+		}
+		return 0
+	case Lanczos:
+		if x >= -3 && x < 3 {
+			return sinc(x) * sinc(x/3)
+		}
+		return 0
+	default:
+		if x = math.Abs(x); x < 1 {
+			return 1 - x
+		}
+		return 0
+	}
+}
+
+func sinc(x float64) float64 {
+	if x == 0 {
+		return 1
+	}
+	x *= math.Pi
+	return math.Sin(x) / x
+}
+
+// rowGo weighs the pixels of a row.
+func (w *weights) rowGo(in, out []byte, channels int) {
+	switch channels {
+	case 1:
+		for x, first := range w.first {
+			n := int(w.count[x])
+			values, pixels := w.values[x*w.size:][:n], in[first:][:n]
+			sum := int32(half)
+			for i, v := range values {
+				sum += int32(pixels[i]) * v
+			}
+			out[x] = clip(sum)
+		}
+	case 3:
+		for x, first := range w.first {
+			n := int(w.count[x])
+			values, pixels := w.values[x*w.size:][:n], in[3*int(first):][:3*n]
+			a, b, c := int32(half), int32(half), int32(half)
+			for len(values) > 0 && len(pixels) >= 3 {
+				v := values[0]
+				a += int32(pixels[0]) * v
+				b += int32(pixels[1]) * v
+				c += int32(pixels[2]) * v
+				values, pixels = values[1:], pixels[3:]
+			}
+			to := out[3*x : 3*x+3]
+			to[0], to[1], to[2] = clip(a), clip(b), clip(c)
+		}
+	default:
+		for x, first := range w.first {
+			n := int(w.count[x])
+			values, pixels := w.values[x*w.size:][:n], in[channels*int(first):]
+			for c := range channels {
+				sum := int32(half)
+				for i, v := range values {
+					sum += int32(pixels[i*channels+c]) * v
+				}
+				out[x*channels+c] = clip(sum)
+			}
+		}
+	}
+}
+
+// columnGo weighs rows of width bytes, one after another in in.
+func columnGo(in []byte, width int, values []int32, out []byte, sums []int32) {
+	sums, out = sums[:width], out[:width]
+	for i := range sums {
+		sums[i] = half
+	}
+	for k, v := range values {
+		row := in[k*width:][:width]
+		for i := range sums {
+			sums[i] += int32(row[i]) * v
+		}
+	}
+	for i, v := range sums {
+		out[i] = clip(v)
 	}
 }

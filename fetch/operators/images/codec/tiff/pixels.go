@@ -5,6 +5,9 @@ import (
 	"image"
 	"image/color"
 	"math"
+
+	"bowstring/fetch/operators/images/jpeg"
+	"bowstring/fetch/operators/program"
 )
 
 // predicted undoes the prediction of a row of samples by those before.
@@ -313,4 +316,149 @@ func (d *decoder) scratch(n int) []byte {
 	}
 	d.data = d.data[:cap(d.data)]
 	return d.data[:n]
+}
+
+// lzw decompresses TIFF's LZW: codes of 9 to 12 bits, the highest first, which become longer one code early. What a
+// code stands for has come before: it is a place in what was made, and a length.
+type lzw struct {
+	at, n [4096]int32
+}
+
+const (
+	lzwClear = 256
+	lzwEnd   = 257
+)
+
+// expand fills dst, and gives how much of it there was.
+func (t *lzw) expand(dst, src []byte) int {
+	var acc, bits uint
+	width, next, made := uint(9), int32(258), 0
+	last, lastLen := -1, int32(0)
+	for made < len(dst) {
+		for bits < width {
+			if len(src) == 0 {
+				return made
+			}
+			acc, bits, src = acc<<8|uint(src[0]), bits+8, src[1:]
+		}
+		bits -= width
+		code := int32(acc >> bits & (1<<width - 1))
+		if code == lzwEnd {
+			return made
+		}
+		if code == lzwClear {
+			width, next, last = 9, 258, -1
+			continue
+		}
+		if last >= 0 && next < 4096 {
+			t.at[next], t.n[next] = int32(last), lastLen+1
+			next++
+			if next == 1<<width-1 && width < 12 {
+				width++
+			}
+		}
+		n := int32(1)
+		if code < 256 {
+			dst[made] = byte(code)
+		} else {
+			if code >= next || last < 0 {
+				return made
+			}
+			from := int(t.at[code])
+			n = t.n[code]
+			for i := range min(int(n), len(dst)-made) { // one after the other: a string may reach into itself
+				dst[made+i] = dst[from+i]
+			}
+		}
+		last, lastLen = made, n
+		made += int(n)
+	}
+	return len(dst)
+}
+
+// unpack undoes PackBits, and gives how much of dst it has filled.
+func unpack(dst, src []byte) int {
+	made := 0
+	for len(src) > 1 && made < len(dst) {
+		n := int(int8(src[0]))
+		switch {
+		case n >= 0:
+			k := min(n+1, len(src)-1, len(dst)-made)
+			copy(dst[made:], src[1:][:k])
+			made += k
+			src = src[min(n+2, len(src)):]
+		case n == -128:
+			src = src[1:]
+		default:
+			k := min(1-n, len(dst)-made)
+			for i := range k {
+				dst[made+i] = src[1]
+			}
+			made += k
+			src = src[2:]
+		}
+	}
+	return made
+}
+
+// frameBytes is what headers of a block take.
+const frameBytes = 2 << 10
+
+// jpegBound bounds what decoding a block takes: all memory, which is used again, and the steps of each.
+func (h *Header) jpegBound() (bytes program.Amount, steps int64) {
+	components := h.samples
+	if h.planar {
+		components = 1
+	}
+	g := &h.grid
+	held, steps := jpeg.Bound(g.across, g.down, components, h.tables)
+	most := int64(0)
+	for i := range min(g.n(h), g.counts.n) {
+		most = max(most, g.counts.at(i, 0))
+	}
+	data := min(most, int64(len(h.dir.cell))) + int64(len(h.tables))
+	return program.Count(held).Plus(program.Count(2 * data)).Plus(program.Count(g.n(h)).Times(frameBytes)), steps
+}
+
+// placeJPEG decodes a block that is a JPEG. Its tables may be in a tag.
+func (d *decoder) placeJPEG(src []byte, plane, x, y int) error {
+	header, err := jpeg.ReadHeader(src)
+	if err != nil {
+		return err
+	}
+	g, down, across := &d.grid, min(d.grid.down, d.Height-y), min(d.grid.across, d.Width-x)
+	components, space := d.samples, jpeg.RGB
+	switch {
+	case d.planar:
+		components, space = 1, jpeg.Grey
+	case d.Layout == Grey:
+		space = jpeg.Grey
+	case d.Layout == CMYK:
+		space = jpeg.CMYK
+	case d.photometric == photoYCbCr:
+		space = jpeg.YCbCr
+	}
+	switch {
+	case header.Progressive:
+		return unsupported("progressive JPEG compression")
+	case header.Components != components:
+		return damaged("its JPEG has %d components of %d", header.Components, components)
+	case header.Width < across || header.Width > g.across || header.Height < down || header.Height > g.down:
+		return damaged("its JPEG is %d x %d pixels of %d x %d", header.Width, header.Height, g.across, g.down)
+	}
+	data := src
+	if len(d.tables) > 4 {
+		// Both begin with a start of an image, and the tables have an end.
+		data = append(append(d.data[:0], d.tables[:len(d.tables)-2]...), src[2:]...)
+		d.data = data
+	}
+	if err := d.jpeg.DecodeAs(space, data, image.Rect(0, 0, across, down), d.meter); err != nil {
+		return err
+	}
+	row := d.block[:across*components]
+	for k := range down {
+		d.jpeg.Row(k, row)
+		d.put(row, plane, x, y+k, across)
+	}
+	return nil
 }

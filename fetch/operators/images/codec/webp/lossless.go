@@ -345,3 +345,665 @@ func (d *decoder) lossless(width, height int) (*image.NRGBA, error) {
 	}
 	return &image.NRGBA{Pix: pix, Stride: 4 * width, Rect: image.Rect(0, 0, width, height)}, nil
 }
+
+// reverseBits reverses the bits in a byte.
+var reverseBits = func() (t [256]uint8) {
+	for i := range t {
+		for bit := range 8 {
+			t[i] |= uint8(i) >> bit & 1 << (7 - bit)
+		}
+	}
+	return t
+}()
+
+// node is a node in a tree of codes.
+type node struct {
+	// symbol is the symbol held by a leaf.
+	symbol uint16
+	// children is the index of the first of this node's two children. Zero means an uninitialized node.
+	children uint16
+}
+
+const (
+	leaf = 0xFFFF // for children
+	// lutSize is the log-2 size of a tree's look-up table.
+	lutSize, lutMask = 7, 1<<7 - 1
+	maxCodeLength    = 15
+
+	// What a tree takes: by itself, and for each of its symbols.
+	treeBytes   = 24 + 4<<lutSize + 16
+	symbolBytes = 2 * 4
+	treeSteps   = 400
+	symbolSteps = 30
+	// alphabetSteps are those of a symbol that a tree might have.
+	alphabetSteps = 4
+)
+
+// tree is a Huffman tree.
+type tree struct {
+	// nodes are the nodes of the tree. During construction, their number grows from 1 up to the capacity by
+	// steps of two. After it both are twice the number of symbols less 1.
+	nodes []node
+	// lut is a look-up table for walking the nodes. The x in lut[x] is the next lutSize bits in the bit-stream.
+	// The low 8 bits of lut[x] equal 1 plus the number of bits in the next code, or 0 if the next code requires
+	// more than lutSize bits. The high 24 bits are the symbol, or the index of the node to go on from.
+	lut [1 << lutSize]uint32
+}
+
+// insert inserts a symbol whose encoding is the least significant length bits of code.
+func (h *tree) insert(symbol, code, length uint32) error {
+	var base uint32
+	if length > lutSize {
+		base = uint32(reverseBits[(code>>(length-lutSize))&0xff]) >> (8 - lutSize)
+	} else {
+		base = uint32(reverseBits[code&0xff]) >> (8 - length)
+		for i := range uint32(1) << (lutSize - length) {
+			h.lut[base|i<<length] = symbol<<8 | (length + 1)
+		}
+	}
+	n := uint32(0)
+	for jump := lutSize; length > 0; {
+		length--
+		switch h.nodes[n].children {
+		case leaf:
+			return errTree
+		case 0:
+			if len(h.nodes)+2 > cap(h.nodes) {
+				return errTree
+			}
+			h.nodes[n].children = uint16(len(h.nodes))
+			h.nodes = h.nodes[:len(h.nodes)+2]
+		}
+		n = uint32(h.nodes[n].children) + 1&(code>>length)
+		jump--
+		if jump == 0 && h.lut[base] == 0 {
+			h.lut[base] = n << 8
+		}
+	}
+	switch h.nodes[n].children {
+	case leaf:
+	case 0:
+		h.nodes[n].children = leaf
+	default:
+		return errTree
+	}
+	h.nodes[n].symbol = uint16(symbol)
+	return nil
+}
+
+// room gives the tree its nodes.
+func (h *tree) room(symbols int, meter *program.Meter) error {
+	if err := meter.Spend(int64(symbols) * symbolSteps); err != nil {
+		return err
+	}
+	n := 2*symbols - 1
+	if cap(h.nodes) >= n {
+		clear(h.nodes[:n])
+		h.nodes = h.nodes[:1:n]
+		return nil
+	}
+	if err := meter.Hold(int64(symbols) * symbolBytes); err != nil {
+		return err
+	}
+	h.nodes = make([]node, 1, n)
+	return nil
+}
+
+// build makes a canonical tree of the lengths of codes.
+func (h *tree) build(lengths []uint8, meter *program.Meter) error {
+	var histogram [maxCodeLength + 1]uint32
+	symbols, last := 0, 0
+	for symbol, l := range lengths {
+		if l > maxCodeLength {
+			return errTree
+		}
+		if histogram[l]++; l != 0 {
+			symbols++
+			last = symbol
+		}
+	}
+	if symbols == 0 {
+		return errTree
+	}
+	if err := h.room(symbols, meter); err != nil {
+		return err
+	}
+	if symbols == 1 {
+		return h.insert(uint32(last), 0, 0)
+	}
+	histogram[0] = 0
+	code, next := uint32(0), [maxCodeLength + 1]uint32{}
+	for l := 1; l < len(next); l++ {
+		code = (code + histogram[l-1]) << 1
+		next[l] = code
+	}
+	for symbol, l := range lengths {
+		if l == 0 {
+			continue
+		}
+		if err := h.insert(uint32(symbol), next[l], uint32(l)); err != nil {
+			return err
+		}
+		next[l]++
+	}
+	return nil
+}
+
+// buildSimple makes a tree of one or two symbols.
+func (h *tree) buildSimple(n uint32, symbols [2]uint32, alphabet int, meter *program.Meter) error {
+	if err := h.room(int(n), meter); err != nil {
+		return err
+	}
+	for i := range n {
+		if symbols[i] >= uint32(alphabet) {
+			return errTree
+		}
+		if err := h.insert(symbols[i], i, n-1); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// next returns the next symbol of the bit-stream.
+func (h *tree) next(d *decoder) (uint32, error) {
+	n := uint32(0)
+	more := true
+	if d.nBits < lutSize { // read enough bits so that the look-up table can be used
+		if more = d.at < len(d.data); more {
+			d.bits |= uint32(d.data[d.at]) << d.nBits
+			d.at++
+			d.nBits += 8
+		}
+	}
+	if more {
+		n = h.lut[d.bits&lutMask]
+		if b := n & 0xff; b != 0 {
+			b--
+			d.bits >>= b
+			d.nBits -= b
+			return n >> 8, nil
+		}
+		n >>= 8
+		d.bits >>= lutSize
+		d.nBits -= lutSize
+	}
+	for h.nodes[n].children != leaf {
+		if d.nBits == 0 {
+			if d.at >= len(d.data) {
+				return 0, errEnd
+			}
+			d.bits = uint32(d.data[d.at])
+			d.at++
+			d.nBits = 8
+		}
+		n = uint32(h.nodes[n].children) + 1&d.bits
+		d.bits >>= 1
+		d.nBits--
+	}
+	return uint32(h.nodes[n].symbol), nil
+}
+
+// over is how many tiles cover so many pixels, where each tile's side is 1<<bits pixels long.
+func over(size int, bits uint32) int { return (size + 1<<bits - 1) >> bits }
+
+const (
+	predictor = iota
+	crossColour
+	subtractGreen
+	colourIndexing
+	transforms
+
+	// undoSteps are those of a pixel whose transform is undone.
+	undoSteps = 12
+)
+
+// transform is one that can be undone.
+type transform struct {
+	kind uint32
+	// width is that of the image before it was transformed: indices of colours may lie two to eight in a pixel.
+	width int
+	// bits is the log-2 size of a tile, of predictor and cross-colour. 8>>bits is the number of bits of an index.
+	bits uint32
+	// pix has the tiles' values, or the colours.
+	pix []byte
+}
+
+// transform reads one, and says how wide the image is that it gives.
+func (d *decoder) transform(t *transform, h int) (width int, err error) {
+	width = t.width
+	switch t.kind {
+	case predictor, crossColour:
+		if t.bits, err = d.read(3); err != nil {
+			return 0, err
+		}
+		t.bits += 2
+		t.pix, err = d.pixels(over(width, t.bits), over(h, t.bits), 0, false)
+	case colourIndexing:
+		n, err := d.read(8)
+		if err != nil {
+			return 0, err
+		}
+		switch n++; {
+		case n <= 2:
+			t.bits = 3
+		case n <= 4:
+			t.bits = 2
+		case n <= 16:
+			t.bits = 1
+		}
+		width = over(width, t.bits)
+		pix, err := d.pixels(int(n), 1, 4*256, false)
+		if err != nil {
+			return 0, err
+		}
+		for p := 4; p < len(pix); p++ {
+			pix[p] += pix[p-4]
+		}
+		t.pix = pix[:4*256] // an index beyond the colours is transparent black
+	}
+	return width, err
+}
+
+// undo gives the pixels from before the transform.
+func (t *transform) undo(pix []byte, h int, meter *program.Meter) ([]byte, error) {
+	if t.kind == colourIndexing && t.bits > 0 {
+		return t.unpack(pix, h, meter)
+	}
+	row := 4 * t.width
+	for y := range h {
+		if err := meter.Spend(int64(t.width) * undoSteps); err != nil {
+			return nil, err
+		}
+		line := pix[y*row:][:row]
+		switch t.kind {
+		case predictor:
+			if y == 0 {
+				t.firstRow(line)
+			} else {
+				t.predict(pix[(y-1)*row:], y)
+			}
+		case crossColour:
+			t.cross(line, y)
+		case subtractGreen:
+			for p := 0; p < len(line); p += 4 {
+				line[p] += line[p+1]
+				line[p+2] += line[p+1]
+			}
+		case colourIndexing:
+			for p := 0; p < len(line); p += 4 {
+				copy(line[p:p+4], t.pix[4*int(line[p+1]):])
+			}
+		}
+	}
+	return pix, nil
+}
+
+// firstRow predicts by opaque black, and by what is left.
+func (t *transform) firstRow(pix []byte) {
+	pix[3] += 0xff
+	for p := 4; p < len(pix); p++ {
+		pix[p] += pix[p-4]
+	}
+}
+
+// predict undoes the prediction of row y, the second one in pix, which has the row above first.
+func (t *transform) predict(pix []byte, y int) {
+	// The first column's predictor is mode 2 (T).
+	mask, top, p := 1<<t.bits-1, 0, 4*t.width
+	pix[p+0] += pix[top+0]
+	pix[p+1] += pix[top+1]
+	pix[p+2] += pix[top+2]
+	pix[p+3] += pix[top+3]
+	p, top = p+4, top+4
+
+	q := 4 * (y >> t.bits) * over(t.width, t.bits)
+	mode := t.pix[q+1] & 0x0f
+	q += 4
+	for x := 1; x < t.width; x++ {
+		if x&mask == 0 {
+			mode = t.pix[q+1] & 0x0f
+			q += 4
+		}
+		switch mode {
+		case 0: // Opaque black.
+			pix[p+3] += 0xff
+
+		case 1: // L.
+			pix[p+0] += pix[p-4]
+			pix[p+1] += pix[p-3]
+			pix[p+2] += pix[p-2]
+			pix[p+3] += pix[p-1]
+
+		case 2: // T.
+			pix[p+0] += pix[top+0]
+			pix[p+1] += pix[top+1]
+			pix[p+2] += pix[top+2]
+			pix[p+3] += pix[top+3]
+
+		case 3: // TR.
+			pix[p+0] += pix[top+4]
+			pix[p+1] += pix[top+5]
+			pix[p+2] += pix[top+6]
+			pix[p+3] += pix[top+7]
+
+		case 4: // TL.
+			pix[p+0] += pix[top-4]
+			pix[p+1] += pix[top-3]
+			pix[p+2] += pix[top-2]
+			pix[p+3] += pix[top-1]
+
+		case 5: // Average2(Average2(L, TR), T).
+			pix[p+0] += avg2(avg2(pix[p-4], pix[top+4]), pix[top+0])
+			pix[p+1] += avg2(avg2(pix[p-3], pix[top+5]), pix[top+1])
+			pix[p+2] += avg2(avg2(pix[p-2], pix[top+6]), pix[top+2])
+			pix[p+3] += avg2(avg2(pix[p-1], pix[top+7]), pix[top+3])
+
+		case 6: // Average2(L, TL).
+			pix[p+0] += avg2(pix[p-4], pix[top-4])
+			pix[p+1] += avg2(pix[p-3], pix[top-3])
+			pix[p+2] += avg2(pix[p-2], pix[top-2])
+			pix[p+3] += avg2(pix[p-1], pix[top-1])
+
+		case 7: // Average2(L, T).
+			pix[p+0] += avg2(pix[p-4], pix[top+0])
+			pix[p+1] += avg2(pix[p-3], pix[top+1])
+			pix[p+2] += avg2(pix[p-2], pix[top+2])
+			pix[p+3] += avg2(pix[p-1], pix[top+3])
+
+		case 8: // Average2(TL, T).
+			pix[p+0] += avg2(pix[top-4], pix[top+0])
+			pix[p+1] += avg2(pix[top-3], pix[top+1])
+			pix[p+2] += avg2(pix[top-2], pix[top+2])
+			pix[p+3] += avg2(pix[top-1], pix[top+3])
+
+		case 9: // Average2(T, TR).
+			pix[p+0] += avg2(pix[top+0], pix[top+4])
+			pix[p+1] += avg2(pix[top+1], pix[top+5])
+			pix[p+2] += avg2(pix[top+2], pix[top+6])
+			pix[p+3] += avg2(pix[top+3], pix[top+7])
+
+		case 10: // Average2(Average2(L, TL), Average2(T, TR)).
+			pix[p+0] += avg2(avg2(pix[p-4], pix[top-4]), avg2(pix[top+0], pix[top+4]))
+			pix[p+1] += avg2(avg2(pix[p-3], pix[top-3]), avg2(pix[top+1], pix[top+5]))
+			pix[p+2] += avg2(avg2(pix[p-2], pix[top-2]), avg2(pix[top+2], pix[top+6]))
+			pix[p+3] += avg2(avg2(pix[p-1], pix[top-1]), avg2(pix[top+3], pix[top+7]))
+
+		case 11: // Select(L, T, TL).
+			l0 := int32(pix[p-4])
+			l1 := int32(pix[p-3])
+			l2 := int32(pix[p-2])
+			l3 := int32(pix[p-1])
+			c0 := int32(pix[top-4])
+			c1 := int32(pix[top-3])
+			c2 := int32(pix[top-2])
+			c3 := int32(pix[top-1])
+			t0 := int32(pix[top+0])
+			t1 := int32(pix[top+1])
+			t2 := int32(pix[top+2])
+			t3 := int32(pix[top+3])
+			l := abs(c0-t0) + abs(c1-t1) + abs(c2-t2) + abs(c3-t3)
+			t := abs(c0-l0) + abs(c1-l1) + abs(c2-l2) + abs(c3-l3)
+			if l < t {
+				pix[p+0] += uint8(l0)
+				pix[p+1] += uint8(l1)
+				pix[p+2] += uint8(l2)
+				pix[p+3] += uint8(l3)
+			} else {
+				pix[p+0] += uint8(t0)
+				pix[p+1] += uint8(t1)
+				pix[p+2] += uint8(t2)
+				pix[p+3] += uint8(t3)
+			}
+
+		case 12: // ClampAddSubtractFull(L, T, TL).
+			pix[p+0] += clampAddSubtractFull(pix[p-4], pix[top+0], pix[top-4])
+			pix[p+1] += clampAddSubtractFull(pix[p-3], pix[top+1], pix[top-3])
+			pix[p+2] += clampAddSubtractFull(pix[p-2], pix[top+2], pix[top-2])
+			pix[p+3] += clampAddSubtractFull(pix[p-1], pix[top+3], pix[top-1])
+
+		case 13: // ClampAddSubtractHalf(Average2(L, T), TL).
+			pix[p+0] += clampAddSubtractHalf(avg2(pix[p-4], pix[top+0]), pix[top-4])
+			pix[p+1] += clampAddSubtractHalf(avg2(pix[p-3], pix[top+1]), pix[top-3])
+			pix[p+2] += clampAddSubtractHalf(avg2(pix[p-2], pix[top+2]), pix[top-2])
+			pix[p+3] += clampAddSubtractHalf(avg2(pix[p-1], pix[top+3]), pix[top-1])
+		}
+		p, top = p+4, top+4
+	}
+}
+
+// cross undoes what red and blue have of other colours, in row y.
+func (t *transform) cross(pix []byte, y int) {
+	var greenToRed, greenToBlue, redToBlue int32
+	q, mask := 4*(y>>t.bits)*over(t.width, t.bits), 1<<t.bits-1
+	for x := range t.width {
+		if x&mask == 0 {
+			redToBlue, greenToBlue, greenToRed = int32(int8(t.pix[q])), int32(int8(t.pix[q+1])), int32(int8(t.pix[q+2]))
+			q += 4
+		}
+		px := pix[4*x:][:4:4]
+		green := int32(int8(px[1]))
+		px[0] += uint8(uint32(greenToRed*green) >> 5)
+		px[2] += uint8(uint32(greenToBlue*green) >> 5)
+		px[2] += uint8(uint32(redToBlue*int32(int8(px[0]))) >> 5)
+	}
+}
+
+// unpack gives the colours of indices that lie several in a pixel.
+func (t *transform) unpack(pix []byte, h int, meter *program.Meter) ([]byte, error) {
+	if err := meter.Hold(int64(4 * t.width * h)); err != nil {
+		return nil, err
+	}
+	indices, bits := 1<<t.bits, uint32(8>>t.bits)
+	out, p, v := make([]byte, 0, 4*t.width*h), 0, uint32(0)
+	for range h {
+		if err := meter.Spend(int64(t.width) * undoSteps); err != nil {
+			return nil, err
+		}
+		for x := range t.width {
+			if x%indices == 0 {
+				v = uint32(pix[p+1])
+				p += 4
+			}
+			i := 4 * (v & (1<<bits - 1))
+			out = append(out, t.pix[i:i+4]...)
+			v >>= bits
+		}
+	}
+	return out, nil
+}
+
+func abs(x int32) int32 {
+	if x < 0 {
+		return -x
+	}
+	return x
+}
+
+func avg2(a, b uint8) uint8 {
+	return uint8((int32(a) + int32(b)) / 2)
+}
+
+func clampAddSubtractFull(a, b, c uint8) uint8 {
+	x := int32(a) + int32(b) - int32(c)
+	if x < 0 {
+		return 0
+	}
+	if x > 255 {
+		return 255
+	}
+	return uint8(x)
+}
+
+func clampAddSubtractHalf(a, b uint8) uint8 {
+	x := int32(a) + (int32(a)-int32(b))/2
+	if x < 0 {
+		return 0
+	}
+	if x > 255 {
+		return 255
+	}
+	return uint8(x)
+}
+
+// pixelSteps are those of a pixel that is decoded.
+const pixelSteps = 30
+
+// cache is the colours that were seen last.
+type cache struct {
+	colours []uint32
+	shift   uint32
+	at      int // bytes of pixels that are in it
+}
+
+// see puts pixels in, up to byte p.
+func (c *cache) see(pix []byte, p int) {
+	for ; c.at < p; c.at += 4 {
+		argb := uint32(pix[c.at])<<16 | uint32(pix[c.at+1])<<8 | uint32(pix[c.at+2]) | uint32(pix[c.at+3])<<24
+		c.colours[(argb*cacheMultiplier)>>c.shift] = argb
+	}
+}
+
+// cache reads how large the colour cache is. bits is 0 where there is none.
+func (d *decoder) cache() (c cache, bits uint32, err error) {
+	some, err := d.read(1)
+	if err != nil || some == 0 {
+		return c, 0, err
+	}
+	if bits, err = d.read(4); err != nil {
+		return c, 0, err
+	}
+	if bits < 1 || bits > maxCache {
+		return c, 0, errCache
+	}
+	if err := d.meter.Hold(4 << bits); err != nil {
+		return c, 0, err
+	}
+	return cache{colours: make([]uint32, 1<<bits), shift: 32 - bits}, bits, nil
+}
+
+// pixels decodes an image of four bytes a pixel, with room for so many bytes at least.
+func (d *decoder) pixels(w, h, room int, topLevel bool) ([]byte, error) {
+	c, cacheBits, err := d.cache()
+	if err != nil {
+		return nil, err
+	}
+	t, err := d.groups(w, h, topLevel, cacheBits)
+	if err != nil {
+		return nil, err
+	}
+	room = max(room, 4*w*h)
+	if err := d.meter.Hold(int64(room)); err != nil {
+		return nil, err
+	}
+	pix := make([]byte, 4*w*h, room)
+	mask := 0
+	if t.bits != 0 {
+		mask = 1<<t.bits - 1
+	}
+	g, p, x, y := &t.groups[0], 0, 0, 0
+	for look, paid := mask != 0, 0; p < len(pix); {
+		if p >= paid { // rows, or what a copy has of them
+			n := max(4*w, p-paid)
+			if err := d.meter.Spend(int64(min(n, len(pix)-paid)) / 4 * pixelSteps); err != nil {
+				return nil, err
+			}
+			paid += n
+		}
+		if look {
+			i := 4 * (t.across*(y>>t.bits) + x>>t.bits)
+			g = &t.groups[int(t.pix[i])<<8|int(t.pix[i+1])]
+		}
+		v, err := g[green].next(d)
+		if err != nil {
+			return nil, err
+		}
+		if v >= literals && v < literals+lengthCodes {
+			n, err := d.copy(g, pix, p, w, v-literals)
+			if err != nil {
+				return nil, err
+			}
+			p += 4 * n
+			x += n
+			y, x = y+x/w, x%w
+			look = mask != 0
+			continue
+		}
+		if px := pix[p : p+4 : p+4]; v < literals {
+			err = d.literal(g, px, v)
+		} else {
+			c.see(pix, p)
+			err = c.get(px, int(v-literals-lengthCodes))
+		}
+		if err != nil {
+			return nil, err
+		}
+		p += 4
+		if x++; x == w {
+			x, y = 0, y+1
+		}
+		look = mask != 0 && x&mask == 0
+	}
+	return pix, nil
+}
+
+// literal reads a pixel whose green is known.
+func (d *decoder) literal(g *group, px []byte, v uint32) error {
+	r, err := g[red].next(d)
+	if err != nil {
+		return err
+	}
+	b, err := g[blue].next(d)
+	if err != nil {
+		return err
+	}
+	a, err := g[alpha].next(d)
+	if err != nil {
+		return err
+	}
+	px[0], px[1], px[2], px[3] = uint8(r), uint8(v), uint8(b), uint8(a)
+	return nil
+}
+
+// get gives a colour of the cache.
+func (c *cache) get(px []byte, i int) error {
+	if i >= len(c.colours) {
+		return errCache
+	}
+	argb := c.colours[i]
+	px[0], px[1], px[2], px[3] = uint8(argb>>16), uint8(argb>>8), uint8(argb), uint8(argb>>24)
+	return nil
+}
+
+// copy repeats earlier pixels, and says how many.
+func (d *decoder) copy(g *group, pix []byte, p, w int, symbol uint32) (int, error) {
+	length, err := d.parameter(symbol)
+	if err != nil {
+		return 0, err
+	}
+	code, err := g[distanceTree].next(d)
+	if err != nil {
+		return 0, err
+	}
+	if code, err = d.parameter(code); err != nil {
+		return 0, err
+	}
+	end, q := p+4*int(length), p-4*distance(w, code)
+	if end > len(pix) || q < 0 {
+		return 0, errCopy
+	}
+	for ; p < end; p, q = p+1, q+1 {
+		pix[p] = pix[q]
+	}
+	return int(length), nil
+}
+
+// parameter reads a length or a distance, of section 5.2.2.
+func (d *decoder) parameter(symbol uint32) (uint32, error) {
+	if symbol < 4 {
+		return symbol + 1, nil
+	}
+	extra := (symbol - 2) >> 1
+	n, err := d.read(extra)
+	return (2+symbol&1)<<extra + n + 1, err
+}

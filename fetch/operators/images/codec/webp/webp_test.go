@@ -68,8 +68,8 @@ func same(t *testing.T, file []byte) {
 		return
 	}
 	c, wantErr := library.DecodeConfig(bytes.NewReader(file))
-	if wantErr == nil && c.Width*c.Height > 1<<20 {
-		return
+	if wantErr == nil && (c.Width*c.Height == 0 || c.Width*c.Height > 1<<20) {
+		return // the library makes a picture of no pixels, which is refused here
 	}
 	want, wantErr := library.Decode(bytes.NewReader(file))
 	if wantErr == nil && err == nil && !reflect.DeepEqual(got, want) {

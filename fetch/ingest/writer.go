@@ -1,0 +1,716 @@
+// Package ingest turns rows into a snapshot: it stores their blobs, writes the
+// manifest in chunks, and commits. Imports and DoPut are its users.
+//
+// What it commits depends on the rows, their order and their splits alone, not
+// on how they were divided into calls nor on how many workers stored them. So
+// repeating an import finds out that nothing has changed, and commits nothing.
+package ingest
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"github.com/apache/arrow/go/v17/arrow"
+	"github.com/apache/arrow/go/v17/arrow/memory"
+	"github.com/google/uuid"
+
+	"bowstring/fetch/store"
+	"bowstring/schema"
+)
+
+// Mode says what a snapshot is made of.
+type Mode int
+
+const (
+	// Create makes the first snapshot of a dataset: schema.ErrExists if it has one.
+	Create Mode = iota
+	// Append makes a snapshot of the newest one's rows and the new ones, which
+	// must have the same schema: schema.ErrNotFound if there is none.
+	Append
+	// Replace makes a snapshot of just these rows, whatever there was before.
+	Replace
+)
+
+var modes = []string{"create", "append", "replace"}
+
+func (m Mode) String() string {
+	if m < 0 || int(m) >= len(modes) {
+		return fmt.Sprintf("mode %d", int(m))
+	}
+	return modes[m]
+}
+
+// ParseMode reads "create", "append" or "replace".
+func ParseMode(s string) (Mode, error) {
+	if i := slices.Index(modes, s); i >= 0 {
+		return Mode(i), nil
+	}
+	return 0, &schema.FieldError{Field: "mode", Got: fmt.Sprintf("%q", s), Want: `"create", "append" or "replace"`}
+}
+
+// DefaultSplit is where rows go of which nobody says to which split they belong.
+const DefaultSplit = "train"
+
+// Options say what a Writer writes.
+type Options struct {
+	Dataset string
+	Split   string // of rows written with no split; DefaultSplit if empty
+	Source  string // for people, where the rows came from
+	Schema  *arrow.Schema
+	Mode    Mode
+	Workers int              // blobs put at a time; 2 × GOMAXPROCS if 0
+	Mem     memory.Allocator // for the manifest page being built; Go's if nil
+	// PageRows is how many rows a manifest page has; schema.PageRows if 0. One whose rows are large has
+	// fewer: see schema.PageBytes.
+	PageRows int
+	// Turn runs a piece of work that occupies a processor for some milliseconds,
+	// when it may, and returns its error; nil runs it at once.
+	Turn func(piece func() error) error
+	// Drop names columns of the newest snapshot that a Replace may leave out or make another of. Any other one
+	// that it would is an error, as everyone who reads it would lose it.
+	Drop []string
+}
+
+// Writer writes one snapshot. It is not safe for concurrent use. It holds one
+// manifest chunk and 16 bytes for each row written.
+type Writer struct {
+	output // of the rows written; its splits count from the first of them
+	store  store.Store
+	opts   Options
+	meta   []arrow.Field // metadata columns
+	blobs  []arrow.Field // blob columns
+
+	base  *schema.Snapshot // newest snapshot when the writer was opened, or nil
+	ids   []schema.ID      // of all rows; Commit sorts them
+	notes []string         // of a commit
+	err   error            // why the writer can no longer be used
+}
+
+// New opens a Writer. The caller must Close it.
+func New(ctx context.Context, store store.Store, opts Options) (*Writer, error) {
+	if err := schema.CheckName("dataset", opts.Dataset); err != nil {
+		return nil, err
+	}
+	if opts.Split == "" {
+		opts.Split = DefaultSplit
+	}
+	if err := schema.CheckName("split", opts.Split); err != nil {
+		return nil, err
+	}
+	if opts.Schema == nil {
+		return nil, &schema.FieldError{Field: "schema", Want: "the columns of the rows"}
+	}
+	if err := schema.CheckSchema(opts.Schema); err != nil {
+		return nil, err
+	}
+	w := &Writer{store: store, opts: opts}
+	for _, f := range opts.Schema.Fields()[1:] {
+		if schema.IsBlob(f) {
+			w.blobs = append(w.blobs, f)
+		} else {
+			w.meta = append(w.meta, f)
+		}
+	}
+	if err := w.findBase(ctx); err != nil {
+		return nil, err
+	}
+	in, err := store.Begin(ctx, opts.Dataset)
+	if err != nil {
+		return nil, fmt.Errorf("open an ingest into %s: %w", opts.Dataset, err)
+	}
+	w.output = newOutput(in, outputOptions{opts.Schema, opts.Mem, opts.PageRows, opts.Workers, opts.Turn})
+	return w, nil
+}
+
+// findBase looks up the newest snapshot and whether the mode allows for it.
+func (w *Writer) findBase(ctx context.Context) error {
+	base, err := w.store.Snapshot(ctx, w.opts.Dataset, 0)
+	switch {
+	case errors.Is(err, schema.ErrNotFound):
+		base = nil
+	case err != nil:
+		return fmt.Errorf("look up dataset %s: %w", w.opts.Dataset, err)
+	}
+	switch w.opts.Mode {
+	case Create:
+		if base != nil {
+			return fmt.Errorf("%w: dataset %s, its newest snapshot is %d; append to it or replace it", schema.ErrExists,
+				w.opts.Dataset, base.Number)
+		}
+	case Append:
+		if base == nil {
+			return fmt.Errorf("append: %w", err)
+		}
+		if diff := schemaDiff(base.Schema, w.opts.Schema); diff != "" {
+			return fmt.Errorf("%w: the rows do not fit dataset %s: %s", schema.ErrInvalid, w.opts.Dataset, diff)
+		}
+	case Replace:
+		if base == nil {
+			break
+		}
+		if err := checkReplaced(base, w.opts.Schema, w.opts.Drop); err != nil {
+			return err
+		}
+	default:
+		return &schema.FieldError{Field: "mode", Got: w.opts.Mode.String(), Want: "create, append or replace"}
+	}
+	w.base = base
+	return nil
+}
+
+// schemaDiff says how two logical schemas differ, or "".
+func schemaDiff(have, got *arrow.Schema) string {
+	for _, f := range got.Fields() {
+		if !have.HasField(f.Name) {
+			return fmt.Sprintf("it has no column %q; leave the column out, or add it by a merge first", f.Name)
+		}
+	}
+	for _, f := range have.Fields() {
+		if !got.HasField(f.Name) {
+			return fmt.Sprintf("column %q is missing", f.Name)
+		}
+	}
+	for i := range have.NumFields() {
+		h, g := have.Field(i), got.Field(i)
+		switch {
+		case h.Name != g.Name:
+			return fmt.Sprintf("column %d is %q, not %q", i, h.Name, g.Name)
+		case !h.Equal(g):
+			return fmt.Sprintf("column %q is %s, not %s", h.Name, describeField(h), describeField(g))
+		}
+	}
+	return ""
+}
+
+func describeField(f arrow.Field) string {
+	s := schema.ShownType(f.Type)
+	if schema.IsBlob(f) {
+		s = "blob"
+	}
+	if f.Nullable {
+		s += " or null"
+	}
+	if classes := schema.Classes(f); classes != nil {
+		s += fmt.Sprintf(" of the %d classes %.80q", len(classes), classes)
+	}
+	if media := schema.Media(f); media != "" {
+		s += " (" + media + ")"
+	}
+	return s
+}
+
+// Close ends the ingest. Without a Commit nothing of it can be seen. It may be
+// called again, and after Commit.
+func (w *Writer) Close() error {
+	if w.err == nil {
+		w.err = errors.New("the writer is closed")
+	}
+	return w.close()
+}
+
+const (
+	// maxRanges bounds the ranges of all splits together: the snapshot's record
+	// holds them, and interleaved splits make one of every row.
+	maxRanges = 1 << 16
+	// rebases is how often a commit is tried again after another writer's.
+	rebases = 8
+	// rowsAtOnce is how many rows are worked on without a turn.
+	rowsAtOnce = 1024
+	// namedDuplicates is how many ids an error about duplicates names.
+	namedDuplicates = 5
+)
+
+// Write adds rows, in this order, behind those of the calls before. meta has
+// the schema's metadata columns in order (nil will do if there are none), blobs
+// the content by blob column and row, nil being null. Nothing passed in is kept.
+// After an error the Writer is of no more use.
+func (w *Writer) Write(ctx context.Context, split string, ids []schema.ID, meta arrow.Record, blobs [][][]byte) error {
+	if w.err != nil {
+		return w.err
+	}
+	if err := w.write(ctx, split, ids, meta, blobs); err != nil {
+		w.err = err
+		return err
+	}
+	return nil
+}
+
+func (w *Writer) write(ctx context.Context, split string, ids []schema.ID, meta arrow.Record, blobs [][][]byte) error {
+	if split == "" {
+		split = w.opts.Split
+	} else if err := schema.CheckName("split", split); err != nil {
+		return err
+	}
+	if err := w.check(ids, meta, blobs); err != nil {
+		return err
+	}
+	if len(ids) == 0 {
+		return nil
+	}
+	if err := w.extend(split, int64(len(ids))); err != nil {
+		return err
+	}
+	refs, err := w.put(ctx, blobs)
+	if err != nil {
+		return err
+	}
+	w.ids = append(w.ids, ids...)
+	return w.add(ctx, ids, meta, refs)
+}
+
+// check compares the shape of what is written with the schema.
+func (w *Writer) check(ids []schema.ID, meta arrow.Record, blobs [][][]byte) error {
+	rows := len(ids)
+	switch {
+	case meta == nil && len(w.meta) > 0:
+		return fmt.Errorf("%w: the rows lack their %d metadata columns", schema.ErrInvalid, len(w.meta))
+	case meta != nil && int(meta.NumCols()) != len(w.meta):
+		return fmt.Errorf("%w: the rows have %d metadata columns, the schema has %d", schema.ErrInvalid, meta.NumCols(),
+			len(w.meta))
+	case meta != nil && int(meta.NumRows()) != rows:
+		return fmt.Errorf("%w: %d ids for %d rows of metadata", schema.ErrInvalid, rows, meta.NumRows())
+	case len(blobs) != len(w.blobs):
+		return fmt.Errorf("%w: the rows have %d blob columns, the schema has %d", schema.ErrInvalid, len(blobs),
+			len(w.blobs))
+	}
+	for i, f := range w.meta {
+		col := meta.Column(i)
+		if name := meta.ColumnName(i); name != f.Name {
+			return fmt.Errorf("%w: metadata column %d is %q, the schema has %q", schema.ErrInvalid, i, name, f.Name)
+		}
+		if !arrow.TypeEqual(col.DataType(), f.Type) {
+			return fmt.Errorf("%w: column %q is %s, the schema says %s", schema.ErrInvalid, f.Name,
+				schema.ShownType(col.DataType()), schema.ShownType(f.Type))
+		}
+		if !f.Nullable && col.NullN() > 0 {
+			return fmt.Errorf("%w: column %q has %d nulls and must have none", schema.ErrInvalid, f.Name, col.NullN())
+		}
+	}
+	for c, f := range w.blobs {
+		if len(blobs[c]) != rows {
+			return fmt.Errorf("%w: %d ids for %d blobs of column %q", schema.ErrInvalid, rows, len(blobs[c]), f.Name)
+		}
+		if f.Nullable {
+			continue
+		}
+		if i := slices.IndexFunc(blobs[c], func(b []byte) bool { return b == nil }); i >= 0 {
+			return fmt.Errorf("%w: column %q is null in row %d and must not be", schema.ErrInvalid, f.Name,
+				w.rows+int64(i))
+		}
+	}
+	return nil
+}
+
+// Commit makes the rows written a snapshot, or finds that the newest one is the
+// same in schema, rows and splits, and returns that with changed false. An
+// Append of rows that the newest snapshot ends with already, from one commit,
+// is such a case: it may be repeated where its answer was lost.
+//
+// schema.ErrInvalid names the first ids that occur twice, and refuses a Replace without
+// rows: an upload that broke off before its first row would leave the dataset empty. Where another writer
+// commits first, Append and Replace take its snapshot as the new base and try
+// again a few times before they give schema.ErrConflict; Create gives
+// schema.ErrExists. After Commit the Writer can only be closed.
+func (w *Writer) Commit(ctx context.Context) (snap *schema.Snapshot, changed bool, err error) {
+	if w.err != nil {
+		return nil, false, w.err
+	}
+	if err = w.flush(ctx); err == nil {
+		snap, changed, err = w.commit(ctx)
+	}
+	if w.err = err; err == nil {
+		w.err = errors.New("the writer has committed")
+	}
+	return snap, changed, err
+}
+
+func (w *Writer) commit(ctx context.Context) (*schema.Snapshot, bool, error) {
+	if w.opts.Mode == Replace && w.rows == 0 {
+		return nil, false, fmt.Errorf("%w: no rows came to replace those of dataset %s; nothing was committed (to "+
+			"empty it, drop it)",
+			schema.ErrInvalid, w.opts.Dataset)
+	}
+	if err := w.turn(len(w.ids), w.checkUnique); err != nil {
+		return nil, false, err
+	}
+	checked := map[schema.Key]bool{} // chunks of bases that share no id with the new rows
+	for range rebases {
+		snap := w.snapshot()
+		if err := checkRanges(snap.Splits); err != nil {
+			return nil, false, err
+		}
+		if w.base != nil && (sameContent(w.base, snap) || w.opts.Mode == Append && w.isTail(w.base)) {
+			return w.base, false, nil
+		}
+		if w.opts.Mode == Append {
+			if err := w.checkBase(ctx, checked); err != nil {
+				return nil, false, err
+			}
+		}
+		done, err := w.in.Commit(ctx, *snap)
+		if err == nil {
+			if w.opts.Mode == Replace {
+				w.notes = notesOf(w.base, done)
+			}
+			return done, true, nil
+		}
+		if !errors.Is(err, schema.ErrConflict) {
+			return nil, false, fmt.Errorf("commit to %s: %w", w.opts.Dataset, err)
+		}
+		if err := w.findBase(ctx); err != nil {
+			return nil, false, err
+		}
+	}
+	return nil, false, fmt.Errorf("commit to %s: %w: other writers were first %d times in a row", w.opts.Dataset,
+		schema.ErrConflict, rebases)
+}
+
+// Notes tell what a committed Replace means for those who read the snapshot before: splits that are gone, classes that
+// have other numbers.
+func (w *Writer) Notes() []string { return w.notes }
+
+// snapshot puts together what is to be committed, on the present base.
+func (w *Writer) snapshot() *schema.Snapshot {
+	s := &schema.Snapshot{Dataset: w.opts.Dataset, Source: w.opts.Source, Schema: w.opts.Schema}
+	if w.base != nil {
+		s.Parent = w.base.Number
+	}
+	var offset int64
+	if w.opts.Mode == Append {
+		s.Chunks = slices.Clone(w.base.Chunks)
+		for _, split := range w.base.Splits {
+			s.Splits = append(s.Splits, schema.Split{Name: split.Name, Ranges: slices.Clone(split.Ranges)})
+		}
+		offset = w.base.Rows()
+	}
+	s.Chunks = append(s.Chunks, w.chunks...)
+	for _, add := range inOrder(w.splits) {
+		r := schema.Range{Start: add.Start + offset, End: add.End + offset}
+		s.Splits = addRange(s.Splits, add.split, r)
+	}
+	return s
+}
+
+type splitRange struct {
+	split string
+	schema.Range
+}
+
+// inOrder lists the ranges of all splits by position.
+func inOrder(splits []schema.Split) []splitRange {
+	var all []splitRange
+	for _, s := range splits {
+		for _, r := range s.Ranges {
+			all = append(all, splitRange{s.Name, r})
+		}
+	}
+	slices.SortFunc(all, func(a, b splitRange) int { return int(a.Start - b.Start) })
+	return all
+}
+
+// sameContent compares all that readers can tell apart.
+func sameContent(a, b *schema.Snapshot) bool {
+	return schemaDiff(a.Schema, b.Schema) == "" && reflect.DeepEqual(a.Splits, b.Splits) &&
+		sameChunks(a.Chunks, b.Chunks)
+}
+
+func sameChunks(a, b []schema.Chunk) bool {
+	return slices.EqualFunc(a, b, func(a, b schema.Chunk) bool { return a.BlobRef == b.BlobRef && a.Rows == b.Rows })
+}
+
+// isTail says whether the rows written are the last ones of base already, in the same splits.
+func (w *Writer) isTail(base *schema.Snapshot) bool {
+	n := len(base.Chunks) - len(w.chunks)
+	if n < 0 || !sameChunks(base.Chunks[n:], w.chunks) {
+		return false
+	}
+	offset := base.Rows() - w.rows
+	var tail []schema.Split
+	for _, r := range inOrder(base.Splits) {
+		if r.End > offset {
+			tail = addRange(tail, r.split, schema.Range{Start: max(r.Start-offset, 0), End: r.End - offset})
+		}
+	}
+	return slices.Equal(inOrder(tail), inOrder(w.splits))
+}
+
+func compareIDs(a, b schema.ID) int { return bytes.Compare(a[:], b[:]) }
+
+// checkUnique sorts the ids, and looks for those that were written twice.
+func (w *Writer) checkUnique() error {
+	slices.SortFunc(w.ids, compareIDs)
+	var dup duplicates
+	for i := 1; i < len(w.ids); i++ {
+		if w.ids[i] == w.ids[i-1] {
+			dup.add(w.ids[i])
+		}
+	}
+	return dup.err("are written twice")
+}
+
+// checkBase looks for ids that the base has too, in the chunks not seen yet.
+func (w *Writer) checkBase(ctx context.Context, checked map[schema.Key]bool) error {
+	var dup duplicates
+	var unseen []schema.Chunk
+	for _, c := range w.base.Chunks {
+		if !checked[c.Key] {
+			unseen = append(unseen, c)
+		}
+	}
+	err := store.EachPage(ctx, w.base, unseen, w.store.Get, func(_ schema.Chunk, m *schema.Manifest) error {
+		return w.turn(int(m.Rows()), func() error {
+			for pos := range m.Rows() {
+				id := m.ID(pos)
+				if _, found := slices.BinarySearchFunc(w.ids, id, compareIDs); found {
+					dup.add(id)
+				}
+			}
+			return nil
+		})
+	})
+	if err != nil {
+		return fmt.Errorf("read the manifest of %s@%d: %w", w.base.Dataset, w.base.Number, err)
+	}
+	for _, c := range unseen {
+		checked[c.Key] = true
+	}
+	return dup.err(fmt.Sprintf("are in %s@%d already", w.base.Dataset, w.base.Number))
+}
+
+// duplicates collects the first few ids and counts the rest.
+type duplicates struct {
+	named []string
+	n     int
+}
+
+func (d *duplicates) add(id schema.ID) {
+	if d.n++; d.n <= namedDuplicates {
+		d.named = append(d.named, uuid.UUID(id).String())
+	}
+}
+
+func (d *duplicates) err(what string) error {
+	if d.n == 0 {
+		return nil
+	}
+	list := strings.Join(d.named, ", ")
+	if more := d.n - len(d.named); more > 0 {
+		list += fmt.Sprintf(" and %d more", more)
+	}
+	return fmt.Errorf("%w: %d ids %s: %s", schema.ErrInvalid, d.n, what, list)
+}
+
+// checkReplaced fails with schema.ErrInvalid where a snapshot with the schema next would take a column away from
+// those who read the newest one, or make another of it, and drop does not name the column.
+func checkReplaced(base *schema.Snapshot, next *arrow.Schema, drop []string) error {
+	var lost, changed []string
+	for _, f := range base.Schema.Fields()[1:] {
+		if slices.Contains(drop, f.Name) {
+			continue
+		}
+		at := next.FieldIndices(f.Name)
+		switch {
+		case len(at) == 0:
+			lost = append(lost, fmt.Sprintf("%s (%s)", schema.Quote(f.Name), describeField(f)))
+		case !stays(f, next.Field(at[0])):
+			changed = append(changed, fmt.Sprintf("%s from %s to %s", schema.Quote(f.Name), describeField(f),
+				describeField(next.Field(at[0]))))
+		}
+	}
+	if lost == nil && changed == nil {
+		return nil
+	}
+	var what []string
+	if lost != nil {
+		what = append(what, "drop "+listed(lost))
+	}
+	if changed != nil {
+		what = append(what, "change "+listed(changed))
+	}
+	return fmt.Errorf("%w: replacing dataset %s would %s for all who read it; the mode \"merge\" changes columns and "+
+		"rows and keeps the others and all blobs; if it is meant, name these columns in drop_columns (--drop-column)",
+		schema.ErrInvalid, base.Dataset, strings.Join(what, " and "))
+}
+
+// stays reports whether a column that becomes another one can be read as before: a blob column holds the same kind of
+// media, and a metadata column has a type that all earlier values fit.
+func stays(was, is arrow.Field) bool {
+	if schema.IsBlob(was) || schema.IsBlob(is) {
+		return schema.IsBlob(was) && schema.IsBlob(is) && schema.Media(was) == schema.Media(is)
+	}
+	return arrow.TypeEqual(was.Type, is.Type) || widens(was.Type, is.Type)
+}
+
+// widens reports whether each value of one type is one of the other, which is of the same kind.
+func widens(from, to arrow.DataType) bool {
+	a, b := from.ID(), to.ID()
+	switch {
+	case arrow.IsInteger(a) && arrow.IsInteger(b):
+		return bits(from) < bits(to) && (arrow.IsUnsignedInteger(a) || arrow.IsSignedInteger(b))
+	case arrow.IsFloating(a) && arrow.IsFloating(b):
+		return bits(from) < bits(to)
+	case a == arrow.STRING:
+		return b == arrow.LARGE_STRING
+	case a == arrow.NULL:
+		return true
+	}
+	return false
+}
+
+func bits(t arrow.DataType) int { return t.(arrow.FixedWidthDataType).BitWidth() }
+
+// mostListed is how many things a message lists.
+const mostListed = 8
+
+// listed lists things for a message.
+func listed(things []string) string {
+	if more := len(things) - mostListed; more > 0 {
+		return fmt.Sprintf("%s and %d more", strings.Join(things[:mostListed], ", "), more)
+	}
+	return strings.Join(things, ", ")
+}
+
+// notesOf says what a new snapshot means for those who read the one before, beside the columns: splits that are gone
+// and classes that have other numbers.
+func notesOf(base, next *schema.Snapshot) (notes []string) {
+	if base == nil {
+		return nil
+	}
+	var gone []string
+	for _, s := range base.Splits {
+		if !slices.ContainsFunc(next.Splits, func(n schema.Split) bool { return n.Name == s.Name }) {
+			gone = append(gone, fmt.Sprintf("%s (%d rows)", schema.Shown(s.Name), s.Rows()))
+		}
+	}
+	if gone != nil {
+		notes = append(notes, "splits that are gone: "+listed(gone))
+	}
+	for _, f := range base.Schema.Fields() {
+		at := next.Schema.FieldIndices(f.Name)
+		if len(at) == 0 {
+			continue
+		}
+		if moved := renumbered(schema.Classes(f), schema.Classes(next.Schema.Field(at[0]))); moved != "" {
+			notes = append(notes, fmt.Sprintf("column %s: %s", schema.Shown(f.Name), moved))
+		}
+	}
+	return notes
+}
+
+// renumbered says which classes have another number, "" if none has.
+func renumbered(was, is []string) string {
+	if is == nil {
+		return ""
+	}
+	var moved []string
+	number := make(map[string]int, len(is))
+	for i, name := range is {
+		number[name] = i
+	}
+	for i, name := range was {
+		if to, ok := number[name]; ok && to != i {
+			moved = append(moved, fmt.Sprintf("%s from %d to %d", schema.Shown(name), i, to))
+		}
+	}
+	if moved == nil {
+		return ""
+	}
+	return "classes with another number: " + listed(moved)
+}
+
+// putter stores blobs by an ingest, several at a time. It is not safe for concurrent use.
+type putter struct {
+	in      store.Ingest
+	workers int
+	cells   []cell // reused between calls
+}
+
+// cell is a blob on its way into the store.
+type cell struct {
+	data []byte
+	ref  schema.BlobRef
+}
+
+// newPutter returns a putter, which owns the ingest from then on.
+func newPutter(in store.Ingest, workers int) putter {
+	if workers <= 0 {
+		workers = 2 * runtime.GOMAXPROCS(0)
+	}
+	return putter{in: in, workers: workers}
+}
+
+// end ends the ingest. It may be called again.
+func (p *putter) end() error {
+	if p.in == nil {
+		return nil
+	}
+	in := p.in
+	p.in = nil
+	if err := in.Close(); err != nil {
+		return fmt.Errorf("close the ingest: %w", err)
+	}
+	return nil
+}
+
+// put stores blobs, given by column and row, with at most workers puts at a time.
+func (p *putter) put(ctx context.Context, blobs [][][]byte) ([][]*schema.BlobRef, error) {
+	p.cells = p.cells[:0]
+	for _, column := range blobs {
+		for _, data := range column {
+			p.cells = append(p.cells, cell{data: data})
+		}
+	}
+	defer clear(p.cells) // the caller's bytes are not kept
+
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var next atomic.Int64
+	var workers sync.WaitGroup
+	for range min(p.workers, len(p.cells)) {
+		workers.Go(func() {
+			for {
+				i := int(next.Add(1)) - 1
+				if i >= len(p.cells) || ctx.Err() != nil {
+					return
+				}
+				c := &p.cells[i]
+				if c.data == nil {
+					continue
+				}
+				ref, err := p.in.Put(ctx, c.data)
+				if err != nil {
+					cancel(fmt.Errorf("store a blob of %d bytes: %w", len(c.data), err))
+					return
+				}
+				c.ref = ref
+			}
+		})
+	}
+	workers.Wait()
+	if err := context.Cause(ctx); err != nil {
+		return nil, err
+	}
+
+	refs := make([][]*schema.BlobRef, len(blobs))
+	i := 0
+	slab := make([]schema.BlobRef, len(p.cells))
+	for c := range blobs {
+		refs[c] = make([]*schema.BlobRef, len(blobs[c]))
+		for row := range blobs[c] {
+			if p.cells[i].data != nil {
+				slab[i] = p.cells[i].ref
+				refs[c][row] = &slab[i]
+			}
+			i++
+		}
+	}
+	return refs, nil
+}

@@ -1,0 +1,701 @@
+// Package tiff decodes the first image of a TIFF or BigTIFF, within memory that its header bounds.
+//
+// It reads strips and tiles, of chunky and planar pixels, without compression and by PackBits, LZW, Deflate, CCITT
+// groups 3 and 4, and JPEG. Pixels are grey of 1 to 16 bits, palettes, RGB and CMYK of 8 and 16 bits, with alpha or
+// without, and grey of whole and floating-point numbers of 32 and 64 bits. What else a TIFF may have is refused by
+// name.
+//
+// Sources: TIFF 6.0; Adobe's technical note 2 of 1995 (JPEG) and 3 of 2005 (floating-point predictor).
+package tiff
+
+import (
+	"bytes"
+	"compress/zlib"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"image"
+	"io"
+	"math/bits"
+
+	"golang.org/x/image/ccitt"
+
+	"bowstring/fetch/operators/images/jpeg"
+	"bowstring/fetch/operators/program"
+)
+
+// ErrFormat says that bytes are no TIFF that the package decodes.
+var ErrFormat = errors.New("tiff")
+
+func damaged(format string, values ...any) error {
+	return fmt.Errorf("%w: %s", ErrFormat, fmt.Sprintf(format, values...))
+}
+
+// unsupported names what a TIFF has that is not read.
+func unsupported(format string, values ...any) error {
+	return fmt.Errorf("%w: TIFF with %s", program.ErrNotSupported, fmt.Sprintf(format, values...))
+}
+
+// Tags.
+const (
+	tagWidth         = 256
+	tagHeight        = 257
+	tagBits          = 258
+	tagCompression   = 259
+	tagPhotometric   = 262
+	tagFillOrder     = 266
+	tagStripOffsets  = 273
+	tagOrientation   = 274
+	tagSamples       = 277
+	tagRowsPerStrip  = 278
+	tagStripCounts   = 279
+	tagPlanar        = 284
+	tagT4Options     = 292
+	tagPredictor     = 317
+	tagColours       = 320
+	tagTileWidth     = 322
+	tagTileLength    = 323
+	tagTileOffsets   = 324
+	tagTileCounts    = 325
+	tagExtraSamples  = 338
+	tagSampleFormat  = 339
+	tagJPEGTables    = 347
+	tagProfile       = 34675
+	maxSide          = 1 << 24
+	maxSamples       = 8
+	photoWhiteIsZero = 0
+	photoBlackIsZero = 1
+	photoRGB         = 2
+	photoPalette     = 3
+	photoCMYK        = 5
+	photoYCbCr       = 6
+)
+
+// Ways of compression.
+const (
+	none       = 1
+	fax3       = 3
+	fax4       = 4
+	lzwCode    = 5
+	jpegCode   = 7
+	deflate    = 8
+	deflateOld = 32946
+	packBits   = 32773
+)
+
+// otherCompressions are not read.
+var otherCompressions = map[int64]string{
+	2: "CCITT RLE compression", 6: "old-style JPEG compression", 9: "JBIG compression", 10: "JBIG compression",
+	32766: "NeXT compression", 32771: "CCITT RLE compression", 32809: "ThunderScan compression", 34661: "JBIG compression",
+	33003: "JPEG 2000 compression", 33005: "JPEG 2000 compression", 34712: "JPEG 2000 compression",
+	34676: "SGI Log compression", 34677: "SGI Log compression", 34887: "LERC compression",
+	34892: "lossy JPEG compression of DNG",
+	34925: "LZMA compression", 50000: "Zstandard compression", 50001: "WebP compression", 50002: "JPEG XL compression",
+	52546: "JPEG XL compression",
+}
+
+// decoder decodes one image.
+type decoder struct {
+	*Header
+	meter *program.Meter
+	block []byte
+	whole []byte // all samples of a planar image
+	lzw   *lzw
+	zlib  io.ReadCloser
+	in    input
+	jpeg  jpeg.Decoder
+	data  []byte // tables of JPEG and a block
+	to    target
+}
+
+// input is what is inflated: reads end with the run.
+type input struct {
+	bytes.Reader
+	meter *program.Meter
+	bytes int
+}
+
+// ReadByte implements io.ByteReader: inflating reads byte by byte.
+func (r *input) ReadByte() (byte, error) {
+	if r.bytes++; r.bytes&(1<<16-1) == 0 {
+		if err := r.meter.Look(); err != nil {
+			return 0, err
+		}
+	}
+	return r.Reader.ReadByte()
+}
+
+// Decode gives the pixels of a file whose header this is. It takes no more of the meter than the header says.
+func Decode(h *Header, meter *program.Meter) (image.Image, error) {
+	if err := meter.Hold(h.Bytes); err != nil {
+		return nil, err
+	}
+	d := &decoder{Header: h, meter: meter}
+	if err := d.to.begin(h); err != nil {
+		return nil, err
+	}
+	if h.planar {
+		d.whole = make([]byte, h.Width*h.Height*h.samples*h.bits/8)
+	}
+	if h.compression != none || h.reversed {
+		d.block = make([]byte, h.grid.size)
+	}
+	if h.compression == lzwCode {
+		d.lzw = new(lzw)
+	}
+	g, i := &h.grid, int64(0)
+	planes := 1
+	if h.planar {
+		planes = h.samples
+	}
+	for plane := range planes {
+		for row := range g.rows {
+			for column := range g.columns {
+				if err := d.place(i, plane, column*g.across, row*g.down); err != nil {
+					return nil, fmt.Errorf("strip or tile %d: %w", i, err)
+				}
+				i++
+			}
+		}
+	}
+	if h.planar {
+		if err := meter.Spend(int64(len(d.whole))); err != nil {
+			return nil, err
+		}
+		n := h.Width * h.samples * h.bits / 8
+		for y := range h.Height {
+			d.to.row(h, d.whole[y*n:][:n], 0, y, h.Width)
+		}
+	}
+	return d.to.image(), nil
+}
+
+// place decodes a block, and puts its pixels where they belong.
+func (d *decoder) place(i int64, plane, x, y int) error {
+	g := &d.grid
+	down, across := min(g.down, d.Height-y), min(g.across, d.Width-x)
+	steps := blockSteps + g.row*int64(g.down)*madeSteps + int64(down)*int64(across)*pixelSteps
+	if err := d.meter.Spend(steps); err != nil {
+		return err
+	}
+	from, n := g.offsets.at(i, 0), g.counts.at(i, g.size)
+	if from > int64(len(d.dir.cell)) {
+		return damaged("it lies beyond the end of the file")
+	}
+	src := d.dir.cell[from:]
+	if src = src[:min(n, int64(len(src)))]; n > int64(len(src)) && d.compression != none {
+		return damaged("it has %d bytes, and the file has %d of them", n, len(src))
+	}
+	if err := d.meter.Spend(int64(len(src)) * readSteps); err != nil {
+		return err
+	}
+	if d.compression == jpegCode {
+		return d.placeJPEG(src, plane, x, y)
+	}
+	rows := g.down
+	if !g.tiled {
+		rows = down // of the last strip there may be fewer
+	}
+	block, err := d.expand(src, rows)
+	if err != nil {
+		return err
+	}
+	if len(block) < rows*int(g.row) {
+		return damaged("it has %d bytes of pixels of %d", len(block), rows*int(g.row))
+	}
+	for k := range down {
+		row := block[k*int(g.row):][:g.row]
+		d.predicted(row, across)
+		d.put(row, plane, x, y+k, across)
+	}
+	return nil
+}
+
+// put puts a row of a block into the image, or its samples among those of the other planes.
+func (d *decoder) put(row []byte, plane, x, y, n int) {
+	if !d.planar {
+		d.to.row(d.Header, row, x, y, n)
+		return
+	}
+	wide := d.bits / 8
+	to := d.whole[((y*d.Width+x)*d.samples+plane)*wide:]
+	for i := range n {
+		copy(to[i*d.samples*wide:][:wide], row[i*wide:])
+	}
+}
+
+// expand decompresses a block of so many rows.
+func (d *decoder) expand(src []byte, rows int) ([]byte, error) {
+	size := rows * int(d.grid.row)
+	if d.compression == none {
+		src = src[:min(len(src), size)]
+		if d.reversed {
+			for i, b := range src {
+				d.block[i] = bits.Reverse8(b)
+			}
+			return d.block[:len(src)], nil
+		}
+		return src, nil
+	}
+	dst := d.block[:size]
+	switch d.compression {
+	case packBits:
+		return dst[:unpack(dst, src)], nil
+	case lzwCode:
+		if len(src) > 1 && src[0] == 0 && src[1]&1 != 0 {
+			return nil, unsupported("old-style LZW compression")
+		}
+		return dst[:d.lzw.expand(dst, src)], nil
+	case fax3, fax4:
+		order, kind := ccitt.MSB, ccitt.Group4
+		if d.reversed {
+			order = ccitt.LSB
+		}
+		if d.compression == fax3 {
+			kind = ccitt.Group3
+		}
+		// Raw bits of a TIFF are 0 for white.
+		r := ccitt.NewReader(d.meter.Reader(bytes.NewReader(src)), order, kind, d.grid.across, rows,
+			&ccitt.Options{Invert: true})
+		n, err := io.ReadFull(r, dst)
+		return dst[:n], err
+	}
+	d.in.Reset(src)
+	var err error
+	if d.zlib == nil {
+		d.in.meter = d.meter
+		d.zlib, err = zlib.NewReader(&d.in)
+	} else {
+		err = d.zlib.(zlib.Resetter).Reset(&d.in, nil)
+	}
+	if err != nil {
+		return nil, err
+	}
+	n, err := io.ReadFull(d.zlib, dst)
+	return dst[:n], err
+}
+
+// Layout is what the pixels of a decoded image are.
+type Layout uint8
+
+// The layouts.
+const (
+	Grey Layout = iota + 1
+	Palette
+	Colours
+	ColoursAlpha
+	CMYK
+	// Number is grey of floating-point numbers, or of whole ones that are signed or of 32 bits.
+	Number
+)
+
+// Header is what a file says before its pixels.
+type Header struct {
+	Width, Height int
+	Layout        Layout
+	// Deep says that there are 16 bits a channel.
+	Deep bool
+	// Orientation is that of Exif, 1 to 8.
+	Orientation int
+	// Profile is the ICC profile, or nil.
+	Profile []byte
+	// Bytes bounds what decoding holds at once, and Steps its work.
+	Bytes, Steps int64
+
+	dir         directory
+	order       binary.ByteOrder
+	bits        int // of a sample
+	samples     int // of a pixel
+	format      int64
+	photometric int64
+	compression int64
+	predictor   int64
+	planar      bool
+	reversed    bool // bits of bytes
+	associated  bool // colours were multiplied by alpha
+	grid        grid
+	tables      []byte // of JPEG
+}
+
+// Read reads the tags of the first image. It allocates nothing that depends on what they say.
+func Read(cell []byte) (Header, error) {
+	h := Header{Orientation: 1}
+	if err := h.dir.open(cell); err != nil {
+		return Header{}, err
+	}
+	d := &h.dir
+	h.order = d.order
+	width, height := d.number(tagWidth, 0), d.number(tagHeight, 0)
+	if width < 1 || height < 1 || width > maxSide || height > maxSide {
+		return Header{}, damaged("it is %d x %d pixels", width, height)
+	}
+	h.Width, h.Height = int(width), int(height)
+	if o := int(d.number(tagOrientation, 1)); o >= 1 && o <= 8 {
+		h.Orientation = o
+	}
+	if p := d.tag(tagProfile); p.n > 0 {
+		h.Profile = p.data
+	}
+	h.compression = d.number(tagCompression, none)
+	if name, ok := otherCompressions[h.compression]; ok {
+		return h, unsupported("%s", name)
+	}
+	h.predictor = d.number(tagPredictor, 1)
+	switch h.compression {
+	case none, packBits, fax3, fax4, jpegCode:
+		h.predictor = 1 // which is for LZW and Deflate alone
+	case lzwCode, deflate, deflateOld:
+	default:
+		return h, unsupported("compression %d", h.compression)
+	}
+	if h.compression == fax3 && d.number(tagT4Options, 0)&1 != 0 {
+		return h, unsupported("CCITT group 3 compression of two dimensions")
+	}
+	if err := h.pixels(); err != nil {
+		return h, err
+	}
+	if err := h.blocks(); err != nil {
+		return h, err
+	}
+	h.bound()
+	return h, nil
+}
+
+// pixels reads what samples and pixels are.
+func (h *Header) pixels() error {
+	d := &h.dir
+	bits := d.tag(tagBits)
+	h.bits, h.samples = int(bits.at(0, 1)), int(d.number(tagSamples, max(bits.n, 1)))
+	h.format = d.number(tagSampleFormat, 1)
+	h.photometric = d.number(tagPhotometric, -1)
+	h.planar = d.number(tagPlanar, 1) == 2 && h.samples > 1
+	h.reversed = d.number(tagFillOrder, 1) == 2
+	if h.samples < 1 || h.samples > 1<<16 {
+		return damaged("it has %d samples a pixel", h.samples)
+	}
+	if h.samples > maxSamples {
+		return unsupported("%d samples a pixel", h.samples)
+	}
+	for i := range bits.n {
+		if int(bits.at(i, 0)) != h.bits {
+			return unsupported("samples of different bits")
+		}
+	}
+	base := 1
+	switch h.photometric {
+	case photoWhiteIsZero, photoBlackIsZero:
+		h.Layout = Grey
+	case photoPalette:
+		h.Layout = Palette
+	case photoRGB:
+		h.Layout, base = Colours, 3
+	case photoCMYK:
+		h.Layout, base = CMYK, 4
+	case photoYCbCr:
+		h.Layout, base = Colours, 3
+		if h.compression != jpegCode {
+			return unsupported("YCbCr pixels that are not compressed as JPEG")
+		}
+	case -1:
+		return damaged("it does not say what its pixels are")
+	default:
+		return unsupported("pixels of photometric interpretation %d", h.photometric)
+	}
+	if h.samples < base {
+		return damaged("it has %d samples a pixel of photometric interpretation %d", h.samples, h.photometric)
+	}
+	if err := h.numbers(); err != nil {
+		return err
+	}
+	return h.alpha(base)
+}
+
+// numbers checks what kind of number a sample is.
+func (h *Header) numbers() error {
+	const whole, signed, float = 1, 2, 3
+	switch {
+	case (h.format == whole || h.format == 4) && (h.bits == 8 || h.bits == 16):
+		h.Deep = h.bits == 16
+		if h.Layout == Palette && h.Deep {
+			return unsupported("a palette of 16 bits")
+		}
+	case h.format == whole && (h.bits == 1 || h.bits == 2 || h.bits == 4) && h.samples == 1 &&
+		(h.Layout == Grey || h.Layout == Palette):
+	case h.Layout == Grey && h.samples == 1 && (h.format == float && (h.bits == 32 || h.bits == 64) ||
+		(h.format == signed || h.format == whole) && h.bits == 32 || h.format == signed && h.bits == 16):
+		h.Layout = Number
+	case h.format > 4:
+		return unsupported("complex numbers")
+	default:
+		kind := map[int64]string{signed: "signed", float: "floating-point"}[h.format]
+		if kind != "" {
+			kind += " "
+		}
+		return unsupported("%d %ssamples of %d bits a pixel", h.samples, kind, h.bits)
+	}
+	switch {
+	case h.compression == jpegCode && (h.bits != 8 || h.Layout == Palette):
+		return unsupported("JPEG compression of samples of %d bits", h.bits)
+	case (h.compression == fax3 || h.compression == fax4) && h.bits != 1:
+		return damaged("fax compression of samples of %d bits", h.bits)
+	case h.reversed && (h.compression == lzwCode || h.compression == packBits):
+		return unsupported("compressed bits in reversed order")
+	case h.predictor == 3 && h.format == float, h.predictor == 1, h.predictor == 2 && h.bits >= 8:
+		return nil
+	}
+	return unsupported("predictor %d of samples of %d bits", h.predictor, h.bits)
+}
+
+// alpha looks what the samples are that a pixel has besides its colour.
+func (h *Header) alpha(base int) error {
+	extra := h.samples - base
+	if extra == 0 {
+		return nil
+	}
+	if extra > 3 || h.compression == jpegCode {
+		return unsupported("%d samples a pixel", h.samples)
+	}
+	kinds := h.dir.tag(tagExtraSamples)
+	kind := kinds.at(0, 2) // where it is not said it is alpha, as Pillow has it
+	if h.Layout == Palette || h.Layout == CMYK || kind == 0 {
+		return nil
+	}
+	h.Layout, h.associated = ColoursAlpha, kind == 1
+	return nil
+}
+
+// grid is how an image is cut into strips or tiles.
+type grid struct {
+	across, down    int // pixels of each
+	columns, rows   int
+	offsets, counts values
+	tiled           bool
+	row             int64 // bytes of a row of a block
+	size            int64 // bytes of a block
+}
+
+// n is how many blocks there are.
+func (g *grid) n(h *Header) int64 {
+	n := int64(g.columns) * int64(g.rows)
+	if h.planar {
+		n *= int64(h.samples)
+	}
+	return n
+}
+
+func ceil(a, b int) int { return (a + b - 1) / b }
+
+func (h *Header) blocks() error {
+	g, d := &h.grid, &h.dir
+	g.across, g.down = h.Width, h.Height
+	offsets, counts := uint16(tagStripOffsets), uint16(tagStripCounts)
+	if w := d.number(tagTileWidth, 0); w != 0 {
+		l := d.number(tagTileLength, 0)
+		if w < 8 || l < 8 || w > int64(max(h.Width+16, 1024)) || l > int64(max(h.Height+16, 1024)) {
+			return damaged("its tiles are %d x %d pixels", w, l)
+		}
+		g.across, g.down, g.tiled = int(w), int(l), true
+		offsets, counts = tagTileOffsets, tagTileCounts
+	} else if n := d.number(tagRowsPerStrip, 0); n > 0 {
+		g.down = int(min(int64(g.down), n))
+	}
+	g.columns, g.rows = ceil(h.Width, g.across), ceil(h.Height, g.down)
+	g.offsets, g.counts = d.tag(offsets), d.tag(counts)
+	per := h.samples
+	if h.planar {
+		per = 1
+	}
+	g.row = (int64(g.across)*int64(per)*int64(h.bits) + 7) / 8
+	g.size = g.row * int64(g.down)
+	if n := g.n(h); g.offsets.n < n || g.counts.n < n && (n > 1 || h.compression != none) {
+		return damaged("it has %d strips or tiles, and places of %d and lengths of %d of them", n, g.offsets.n, g.counts.n)
+	}
+	h.tables = d.tag(tagJPEGTables).data
+	return nil
+}
+
+// pixelBytes is what a pixel has in the image that is made.
+func (h *Header) pixelBytes() int64 {
+	n := map[Layout]int64{Grey: 1, Palette: 1, Number: 4, Colours: 4, ColoursAlpha: 4, CMYK: 4}[h.Layout]
+	if h.Deep && h.Layout != CMYK {
+		n *= 2
+	}
+	return n
+}
+
+const (
+	roomBytes    = 192 << 10 // for what is small: the state of decompressors
+	faxBytes     = 4 << 10   // of the state of a fax decoder, which is made for each block
+	blockSteps   = 2000
+	readSteps    = 10 // of a byte that is read
+	madeSteps    = 5  // of a byte that comes out
+	pixelSteps   = 8
+	paletteBytes = 256 * 24
+)
+
+// bound says what decoding takes.
+func (h *Header) bound() {
+	g := &h.grid
+	pixels := program.Count(int64(h.Width)).Times(int64(h.Height))
+	n := g.n(h)
+	bytes := pixels.Times(h.pixelBytes()).Plus(program.Count(roomBytes + paletteBytes))
+	steps := pixels.Times(pixelSteps).Plus(program.Count(n).Times(blockSteps)).Plus(program.Count(1 << 16))
+	steps = steps.Plus(program.Count(n).Times(g.size).Times(madeSteps))
+	read := program.Count(0)
+	for i := range min(n, g.counts.n) {
+		read = read.Plus(program.Count(min(g.counts.at(i, 0), int64(len(h.dir.cell)))))
+	}
+	each := int64(readSteps)
+	if h.compression == jpegCode {
+		each += jpeg.ByteSteps
+	}
+	steps = steps.Plus(read.Times(each))
+	if h.planar {
+		bytes = bytes.Plus(pixels.Times(int64(h.samples * h.bits / 8)))
+		steps = steps.Plus(pixels.Times(int64(h.samples * h.bits / 8)))
+	}
+	if h.compression != none || h.reversed {
+		bytes = bytes.Plus(program.Count(g.size))
+	}
+	if h.predictor == 3 {
+		bytes = bytes.Plus(program.Count(g.row))
+	}
+	switch h.compression {
+	case fax3, fax4: // two rows with a byte for each pixel, made anew for each block
+		bytes = bytes.Plus(program.Count(n).Times(2*int64(g.across) + faxBytes))
+	case jpegCode:
+		b, s := h.jpegBound()
+		bytes, steps = bytes.Plus(b), steps.Plus(program.Count(n).Times(s))
+	}
+	h.Bytes, h.Steps = bytes.Int64(), steps.Int64()
+}
+
+// directory is the tags of an image. Nothing of it is copied.
+type directory struct {
+	cell    []byte
+	order   binary.ByteOrder
+	big     bool
+	entries []byte
+}
+
+// Recognised reports whether a file begins as a TIFF or a BigTIFF.
+func Recognised(cell []byte) bool {
+	if len(cell) < 4 {
+		return false
+	}
+	switch string(cell[:4]) {
+	case "II*\x00", "MM\x00*", "II+\x00", "MM\x00+":
+		return true
+	}
+	return false
+}
+
+func (d *directory) size() int {
+	if d.big {
+		return 20
+	}
+	return 12
+}
+
+// open finds the first directory.
+func (d *directory) open(cell []byte) error {
+	if !Recognised(cell) || len(cell) < 8 {
+		return damaged("it does not begin as a TIFF")
+	}
+	d.cell, d.order = cell, binary.LittleEndian
+	if cell[0] == 'M' {
+		d.order = binary.BigEndian
+	}
+	at := uint64(d.order.Uint32(cell[4:]))
+	var n uint64
+	if d.big = cell[2] == '+' || cell[3] == '+'; d.big {
+		if len(cell) < 16 || d.order.Uint16(cell[4:]) != 8 {
+			return damaged("it does not begin as a BigTIFF")
+		}
+		at = d.order.Uint64(cell[8:])
+		if at >= uint64(len(cell)) || len(cell)-int(at) < 8 {
+			return fmt.Errorf("%w: its first directory is not there: %w", ErrFormat, io.ErrUnexpectedEOF)
+		}
+		n = d.order.Uint64(cell[at:])
+		at += 8
+	} else {
+		if at >= uint64(len(cell)) || len(cell)-int(at) < 2 {
+			return fmt.Errorf("%w: its first directory is not there: %w", ErrFormat, io.ErrUnexpectedEOF)
+		}
+		n = uint64(d.order.Uint16(cell[at:]))
+		at += 2
+	}
+	if n > uint64(len(cell)-int(at))/uint64(d.size()) {
+		return damaged("it has no room for %d tags", n)
+	}
+	d.entries = cell[at:][:int(n)*d.size()]
+	return nil
+}
+
+// values are those of a tag.
+type values struct {
+	data  []byte
+	order binary.ByteOrder
+	kind  uint16
+	wide  int // bytes of each
+	n     int64
+}
+
+// widths are the bytes of values, by their types.
+var widths = [...]int{
+	1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8, 17: 8, 18: 8,
+}
+
+// tag finds the values of a tag; of none there are no values. What the file does not have of them is left out.
+func (d *directory) tag(tag uint16) (v values) {
+	step := d.size()
+	for rest := d.entries; len(rest) >= step; rest = rest[step:] {
+		if d.order.Uint16(rest) != tag {
+			continue
+		}
+		v.order, v.kind = d.order, d.order.Uint16(rest[2:])
+		if int(v.kind) >= len(widths) || widths[v.kind] == 0 {
+			return values{}
+		}
+		v.wide = widths[v.kind]
+		n, at, inline := uint64(d.order.Uint32(rest[4:])), uint64(d.order.Uint32(rest[8:])), rest[8:12]
+		if d.big {
+			n, at, inline = d.order.Uint64(rest[4:]), d.order.Uint64(rest[12:]), rest[12:20]
+		}
+		v.data = inline
+		if n > uint64(len(inline)/v.wide) {
+			v.data = d.cell[min(at, uint64(len(d.cell))):]
+		}
+		v.n = int64(min(n, uint64(len(v.data)/v.wide)))
+		v.data = v.data[:int(v.n)*v.wide]
+		return v
+	}
+	return v
+}
+
+// at is value i, which is a whole number that is not negative, or otherwise.
+func (v *values) at(i, otherwise int64) int64 {
+	if i >= v.n {
+		return otherwise
+	}
+	b := v.data[int(i)*v.wide:]
+	switch v.kind {
+	case 1:
+		return int64(b[0])
+	case 3:
+		return int64(v.order.Uint16(b))
+	case 4, 13:
+		return int64(v.order.Uint32(b))
+	case 16, 18:
+		if n := int64(v.order.Uint64(b)); n >= 0 {
+			return n
+		}
+	}
+	return otherwise
+}
+
+// number is the first value of a tag.
+func (d *directory) number(tag uint16, otherwise int64) int64 {
+	v := d.tag(tag)
+	return v.at(0, otherwise)
+}

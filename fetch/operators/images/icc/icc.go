@@ -1,0 +1,367 @@
+// Package icc converts pixels of bytes to sRGB by the ICC profile of their file: profiles of three
+// curves and a matrix, as displays and cameras have (Display P3, Adobe RGB, ProPhoto), and profiles of
+// grey with one curve. Those that have tables of colours, as printers do, are refused by name.
+//
+// The profile's format is that of ICC.1:2022. Sums are those of Little CMS 2 for eight bits: the matrix
+// in fixed point of 14 bits between two tables. Results are within one level of it.
+//
+// Profiles are hostile: what is allocated is bounded by the bytes that there are, whatever they
+// say. The package knows neither formats of files nor operators.
+package icc
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"sync"
+)
+
+// ErrProfile says that a profile cannot be used.
+var ErrProfile = errors.New("ICC profile")
+
+// MaxBytes bounds a profile. Those of a matrix have some hundred to some thousand bytes.
+const MaxBytes = 256 << 10
+
+const (
+	headerBytes = 128
+	maxTags     = 256
+)
+
+// Space is what the pixels of a profile are.
+type Space uint8
+
+// The spaces that are converted.
+const (
+	RGB Space = iota + 1
+	Grey
+)
+
+func (s Space) String() string {
+	if s == Grey {
+		return "grey"
+	}
+	return "RGB"
+}
+
+func wrong(format string, values ...any) error {
+	return fmt.Errorf("%w: %s", ErrProfile, fmt.Sprintf(format, values...))
+}
+
+// profile is the bytes of one, and where its tags lie.
+type profile struct {
+	data []byte
+	tags []byte // of 12 bytes each
+}
+
+func open(data []byte) (p profile, space Space, err error) {
+	if len(data) < headerBytes+4 || string(data[36:40]) != "acsp" {
+		return p, 0, wrong("it has no header")
+	}
+	p.data = data
+	count := binary.BigEndian.Uint32(data[headerBytes:])
+	p.tags = data[headerBytes+4:]
+	if count > maxTags || int(count)*12 > len(p.tags) {
+		return p, 0, wrong("it says that it has %d tags, in %d bytes", count, len(data))
+	}
+	p.tags = p.tags[:12*count]
+	switch text := string(data[16:20]); text {
+	case "RGB ":
+		space = RGB
+	case "GRAY":
+		space = Grey
+	default:
+		return p, 0, wrong("it is one of %q, and colours of RGB and GRAY are converted", text)
+	}
+	for _, name := range []string{"A2B0", "D2B0"} {
+		if _, _, ok := p.find(name); ok {
+			return p, 0, wrong("it converts by a table of colours (%s); those of curves and a matrix are converted", name)
+		}
+	}
+	if pcs := string(data[20:24]); pcs != "XYZ " {
+		return p, 0, wrong("it converts to %q, and those to \"XYZ \" are converted", pcs)
+	}
+	return p, space, nil
+}
+
+// find is where a tag lies.
+func (p profile) find(name string) (offset, size uint32, ok bool) {
+	for t := p.tags; len(t) > 0; t = t[12:] {
+		if string(t[:4]) == name {
+			return binary.BigEndian.Uint32(t[4:]), binary.BigEndian.Uint32(t[8:]), true
+		}
+	}
+	return 0, 0, false
+}
+
+// tag is the bytes of a tag of that type, behind its type and four that are reserved.
+func (p profile) tag(name string, kinds ...string) (kind string, data []byte, err error) {
+	offset, size, ok := p.find(name)
+	if !ok {
+		return "", nil, wrong("it has no %s", name)
+	}
+	if size < 8 || uint64(offset)+uint64(size) > uint64(len(p.data)) {
+		return "", nil, wrong("%s is %d bytes at %d, of %d", name, size, offset, len(p.data))
+	}
+	data = p.data[offset:][:size]
+	for _, k := range kinds {
+		if string(data[:4]) == k {
+			return k, data[8:], nil
+		}
+	}
+	return "", nil, wrong("%s is a %q, which is not converted", name, data[:4])
+}
+
+// fixed is a number of 16 bits before the point and 16 behind it.
+func fixed(b []byte) float64 { return float64(int32(binary.BigEndian.Uint32(b))) / 65536 }
+
+// column is a colour's X, Y and Z.
+func (p profile) column(name string) (xyz [3]float64, err error) {
+	_, data, err := p.tag(name, "XYZ ")
+	if err == nil && len(data) < 12 {
+		err = wrong("%s has %d bytes", name, len(data))
+	}
+	if err != nil {
+		return xyz, err
+	}
+	for i := range xyz {
+		xyz[i] = fixed(data[4*i:])
+	}
+	return xyz, nil
+}
+
+// one is 1 in fixed point.
+const one = 1 << 14
+
+// Transform converts pixels to sRGB. It is immutable.
+type Transform struct {
+	space  Space
+	shape  [3][256]int32 // light of each value, in fixed point
+	matrix [3][3]int32
+	offset int32
+	grey   [256]byte
+}
+
+// srgb are the colours of sRGB's primaries, by column, under the white of profiles, D50: those of the profile
+// that HP and Microsoft published.
+var srgb = [3][3]float64{
+	{0.4360657, 0.3851471, 0.1430664},
+	{0.2224884, 0.7168732, 0.0606079},
+	{0.0139160, 0.0970764, 0.7140961},
+}
+
+// values are those of sRGB for each light.
+var values = sync.OnceValue(func() *[one + 1]byte {
+	table := new([one + 1]byte)
+	for i := range table {
+		table[i] = byteOf(encode(float64(i) / one))
+	}
+	return table
+})
+
+func byteOf(v float64) byte { return byte(math.Floor(float64(min(max(v, 0), 1)*255) + 0.5)) }
+
+// New reads a profile. Errors are ErrProfile.
+func New(data []byte) (*Transform, error) {
+	p, space, err := open(data)
+	if err != nil {
+		return nil, err
+	}
+	t := &Transform{space: space}
+	if space == Grey {
+		c, err := p.curve("kTRC")
+		if err != nil {
+			return nil, err
+		}
+		black := darkest(c(0))
+		for i := range t.grey {
+			v, err := light(c, "kTRC", i)
+			if err != nil {
+				return nil, err
+			}
+			light := (min(max(v, 0), 1) - black) / (1 - black)
+			t.grey[i] = byteOf(encode(max(light, 0)))
+		}
+		return t, nil
+	}
+	black := 0.0 // the Y of what has no light
+	var from [3][3]float64
+	for k, name := range []string{"r", "g", "b"} {
+		c, err := p.curve(name + "TRC")
+		if err != nil {
+			return nil, err
+		}
+		for i := range t.shape[k] {
+			v, err := light(c, name+"TRC", i)
+			if err != nil {
+				return nil, err
+			}
+			t.shape[k][i] = fixedOf(v)
+		}
+		xyz, err := p.column(name + "XYZ")
+		if err != nil {
+			return nil, err
+		}
+		for i := range 3 {
+			from[i][k] = xyz[i]
+		}
+		black += float64(xyz[1] * c(0))
+	}
+	black = darkest(black)
+	t.offset = fixedOf(-black / (1 - black))
+	to := inverse(srgb)
+	for i := range 3 {
+		for k := range 3 {
+			sum := 0.0
+			for m := range 3 {
+				sum += float64(to[i][m] * from[m][k])
+			}
+			t.matrix[i][k] = fixedOf(sum / (1 - black))
+		}
+	}
+	return t, nil
+}
+
+// light is what a curve makes of a value. Where that is no number, or has no end, the profile is of no use.
+func light(c curve, name string, value int) (float64, error) {
+	v := c(float64(value) / 255)
+	if math.IsNaN(v) || math.IsInf(v, 0) {
+		return 0, wrong("%s makes %v of the value %d, which is no light", name, v, value)
+	}
+	return v, nil
+}
+
+// darkest is the light that becomes none: black point compensation, which Little CMS carries out for
+// sRGB. What is brighter than L* = 50 counts as that.
+func darkest(y float64) float64 {
+	const half = 66.0 / 116
+	return min(max(y, 0), half*half*half)
+}
+
+// most bounds light and factors, so that sums of their products have room in 64 bits.
+const most = 8
+
+func fixedOf(v float64) int32 {
+	return int32(math.Floor(min(max(v, -most), most)*one + 0.5))
+}
+
+func inverse(m [3][3]float64) (out [3][3]float64) {
+	minor := func(r, c int) float64 {
+		r1, r2, c1, c2 := (r+1)%3, (r+2)%3, (c+1)%3, (c+2)%3
+		return float64(m[r1][c1]*m[r2][c2]) - float64(m[r1][c2]*m[r2][c1])
+	}
+	whole := float64(m[0][0]*minor(0, 0)) + float64(m[0][1]*minor(0, 1)) + float64(m[0][2]*minor(0, 2))
+	for r := range 3 {
+		for c := range 3 {
+			out[c][r] = minor(r, c) / whole
+		}
+	}
+	return out
+}
+
+// Space is what the pixels have to be.
+func (t *Transform) Space() Space { return t.space }
+
+// Convert changes pixels of three channels in place. Those of grey have the same value in each.
+func (t *Transform) Convert(pixels []byte) {
+	if t.space == Grey {
+		for i, v := range pixels {
+			pixels[i] = t.grey[v]
+		}
+		return
+	}
+	out := values()
+	for ; len(pixels) >= 3; pixels = pixels[3:] {
+		r, g, b := int64(t.shape[0][pixels[0]]), int64(t.shape[1][pixels[1]]), int64(t.shape[2][pixels[2]])
+		for i := range 3 {
+			m := &t.matrix[i]
+			v := (int64(m[0])*r + int64(m[1])*g + int64(m[2])*b + one/2) >> 14
+			pixels[i] = out[min(max(v+int64(t.offset), 0), one)]
+		}
+	}
+}
+
+// curve makes light of a value of 0 to 1.
+type curve func(v float64) float64
+
+// curve reads a tag of a curve: a table, or a formula.
+func (p profile) curve(name string) (curve, error) {
+	kind, data, err := p.tag(name, "curv", "para")
+	if err != nil {
+		return nil, err
+	}
+	if len(data) < 4 {
+		return nil, wrong("%s has %d bytes", name, len(data))
+	}
+	if kind == "para" {
+		return formula(name, int(binary.BigEndian.Uint16(data)), data[4:])
+	}
+	n := binary.BigEndian.Uint32(data)
+	data = data[4:]
+	if uint64(n)*2 > uint64(len(data)) {
+		return nil, wrong("%s has %d entries in %d bytes", name, n, len(data))
+	}
+	switch n {
+	case 0:
+		return func(v float64) float64 { return v }, nil
+	case 1:
+		g := float64(binary.BigEndian.Uint16(data)) / 256
+		return func(v float64) float64 { return math.Pow(v, g) }, nil
+	}
+	table := make([]uint16, n)
+	for i := range table {
+		table[i] = binary.BigEndian.Uint16(data[2*i:])
+	}
+	return func(v float64) float64 {
+		at := float64(v) * float64(n-1)
+		i := min(int(at), int(n)-2)
+		rest := at - float64(i)
+		a, b := float64(table[i]), float64(table[i+1])
+		return (a + float64(rest*(b-a))) / 65535
+	}, nil
+}
+
+// parameters are how many numbers each kind of formula has.
+var parameters = [...]int{1, 3, 4, 5, 7}
+
+// formula is one of the functions of a parametricCurveType, in section 10.18 of the specification.
+func formula(name string, kind int, data []byte) (curve, error) {
+	if kind >= len(parameters) || len(data) < 4*parameters[kind] {
+		return nil, wrong("%s is formula %d of %d bytes", name, kind, len(data))
+	}
+	var n [7]float64
+	for i := range parameters[kind] {
+		n[i] = fixed(data[4*i:])
+	}
+	g, a, b, c, d, e, f := n[0], n[1], n[2], n[3], n[4], n[5], n[6]
+	power := func(v float64) float64 { return math.Pow(max(float64(a*v)+b, 0), g) }
+	switch kind {
+	case 0:
+		return func(v float64) float64 { return math.Pow(v, g) }, nil
+	case 1, 2:
+		if a == 0 {
+			return nil, wrong("%s divides by zero", name)
+		}
+		return func(v float64) float64 {
+			if v >= -b/a {
+				return power(v) + c
+			}
+			return c // 0 in kind 1
+		}, nil
+	}
+	return func(v float64) float64 {
+		if v >= d {
+			return power(v) + e
+		}
+		return float64(c*v) + f
+	}, nil
+}
+
+// encode is sRGB's curve, of IEC 61966-2-1, from light to values.
+func encode(v float64) float64 {
+	const g, a, b, c, d = 2.4, 1 / 1.055, 0.055 / 1.055, 1 / 12.92, 0.04045
+	if v <= c*d {
+		return v / c
+	}
+	return (math.Pow(v, 1/g) - b) / a
+}
