@@ -6,6 +6,8 @@ import (
 	"math"
 	"sync/atomic"
 	"time"
+
+	"golang.org/x/time/rate"
 )
 
 // What an HTTP/2 connection consists of (RFC 9113), as far as it matters here.
@@ -52,8 +54,8 @@ type settingsReader struct {
 	ending uint32   // the stream of a RST_STREAM whose payload has not come wholly; 0 for none
 	resets []uint32 // streams that were reset, until the one who reads has taken note of them
 
-	control bucket
-	flooded atomic.Bool // see has refused to go on
+	control *rate.Limiter // of frames that carry no request
+	flooded atomic.Bool   // see has refused to go on
 }
 
 // Frames that carry no request, and cost their sender next to nothing, are
@@ -70,24 +72,9 @@ const (
 // errFlood ends a connection.
 var errFlood = errors.New("the client sends more control frames than any client needs")
 
-// bucket lets through what costs so much at once, and so much a second.
-type bucket struct {
-	spent float64
-	at    time.Time
-}
-
-func (b *bucket) take(now time.Time, cost float64) bool {
-	if passed := now.Sub(b.at); passed > 0 {
-		b.spent = max(0, b.spent-controlPerSec*passed.Seconds())
-		b.at = now
-	}
-	b.spent += cost
-	return b.spent <= controlBurst
-}
-
 // costOf is what a frame with that header counts, 0 if it is none of those. Streams beyond known have begun in the bytes
 // that the frame came with.
-func costOf(header []byte, known uint32) float64 {
+func costOf(header []byte, known uint32) int {
 	flags, counted := header[4], false
 	switch header[3] {
 	case typeReset:
@@ -120,6 +107,7 @@ func (r *settingsReader) maxFrame() int {
 func (r *settingsReader) see(b []byte) bool {
 	if !r.began {
 		r.began, r.skip, r.want = true, clientPreface, frameHeader
+		r.control = rate.NewLimiter(controlPerSec, controlBurst)
 	}
 	known := r.newest
 	for len(b) > 0 {
@@ -136,7 +124,7 @@ func (r *settingsReader) see(b []byte) bool {
 			return true
 		}
 		if !r.settings {
-			if cost := costOf(r.part, known); cost > 0 && !r.control.take(time.Now(), cost) {
+			if cost := costOf(r.part, known); cost > 0 && !r.control.AllowN(time.Now(), cost) {
 				r.flooded.Store(true)
 				return false
 			}

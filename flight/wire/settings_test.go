@@ -3,6 +3,8 @@ package wire
 import (
 	"testing"
 	"time"
+
+	"golang.org/x/time/rate"
 )
 
 // What a client needs of control frames gets through, a flood does not.
@@ -31,7 +33,7 @@ func TestControlFrames(t *testing.T) {
 	} {
 		var r settingsReader
 		r.see(make([]byte, clientPreface))
-		r.control.at = time.Now().Add(time.Hour) // time stands still
+		r.control.SetLimit(0) // time stands still
 		ok := true
 		for range controlBurst + 1 {
 			ok = r.see(tt.frame) && ok
@@ -40,10 +42,9 @@ func TestControlFrames(t *testing.T) {
 			t.Errorf("%s: got through is %t", tt.name, ok)
 		}
 	}
-	var b bucket
-	now := time.Now()
+	b, now := rate.NewLimiter(controlPerSec, controlBurst), time.Now()
 	for range 10 * controlBurst {
-		if now = now.Add(time.Second / controlPerSec); !b.take(now, 1) {
+		if now = now.Add(time.Second / controlPerSec); !b.AllowN(now, 1) {
 			t.Fatal("as many as may be in a second were refused in the end")
 		}
 	}
@@ -64,7 +65,7 @@ func TestRapidResets(t *testing.T) {
 	}{{"at once", true, controlBurst / rapidReset}, {"later", false, controlBurst}} {
 		var r settingsReader
 		r.see(make([]byte, clientPreface))
-		r.control.at = time.Now().Add(time.Hour) // time stands still
+		r.control.SetLimit(0) // time stands still
 		n := 0
 		for id := uint32(1); ; id += 2 {
 			begun, reset := of(typeHeaders, id), of(typeReset, id)
