@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"bowstring/fetch/store"
+	"bowstring/flight/catalog"
 	"bowstring/flight/policy"
 	"bowstring/schema"
 )
@@ -125,26 +126,13 @@ func sendJSON(send func([]byte) error, v any) error {
 	return send(b)
 }
 
-// snapshotRef is the JSON body that names a dataset or one of its snapshots.
-type snapshotRef struct {
-	Dataset  string `json:"dataset"`
-	Snapshot int64  `json:"snapshot"`
-	Tag      string `json:"tag" text:"snapshot"`
-}
-
-func parseSnapshotRef(b []byte) (snapshotRef, error) {
-	var ref snapshotRef
+// refOf reads a body that names a dataset or one of its snapshots.
+func refOf(b []byte) (ref catalog.Ref, err error) {
 	if err := body(b, &ref); err != nil {
 		return ref, err
 	}
-	return ref, ref.check()
+	return ref, ref.Check()
 }
-
-func (r snapshotRef) request() schema.Request {
-	return schema.Request{Dataset: r.Dataset, Snapshot: r.Snapshot, Tag: r.Tag}
-}
-
-func (r snapshotRef) check() error { return r.request().Check() }
 
 type splitInfo struct {
 	Name   string         `json:"name"`
@@ -154,11 +142,11 @@ type splitInfo struct {
 
 // splitsOf describes the splits that exist for a caller, and where they lie unless there
 // are rows in them that do not.
-func splitsOf(v *seen, ranges bool) []splitInfo {
-	out := make([]splitInfo, len(v.splits))
-	for i, sp := range v.splits {
+func splitsOf(v *catalog.View, ranges bool) []splitInfo {
+	out := make([]splitInfo, len(v.Splits))
+	for i, sp := range v.Splits {
 		out[i] = splitInfo{Name: sp.Name, Rows: sp.Seen}
-		if ranges && !v.within.HidesRows() {
+		if ranges && !v.Within.HidesRows() {
 			out[i].Ranges = sp.Ranges
 		}
 	}
@@ -180,11 +168,11 @@ func (s *Server) list(ctx context.Context, b []byte, send func([]byte) error) er
 		Created   time.Time   `json:"created"`
 		Source    string      `json:"source"`
 	}
-	return s.eachNewest(ctx, filter, func(d store.Dataset, v *seen) error {
-		snap := v.snap
+	return s.catalog(ctx).Each(ctx, filter, func(d store.Dataset, v *catalog.View) error {
+		snap := v.Snap
 		return sendJSON(send, dataset{
 			Dataset: d.Name, Snapshots: d.Snapshots, Tags: append([]store.Tag{}, d.Tags...), Newest: snap.Number,
-			Rows:   v.rows,
+			Rows:   v.Rows,
 			Splits: splitsOf(v, false), Created: snap.Created.UTC(), Source: snap.Source,
 		})
 	})
@@ -201,14 +189,14 @@ type columnInfo struct {
 	Bytes    *int64   `json:"bytes,omitempty"` // of all blobs of the column
 }
 
-// columnsOf describes the columns that exist for the caller, and sums the blobs up.
-func (s *Server) columnsOf(ctx context.Context, v *seen) (columns []columnInfo, blobBytes int64, err error) {
+// describedColumns describes the columns that exist for the caller, and sums the blobs up.
+func describedColumns(ctx context.Context, v *catalog.View) (columns []columnInfo, blobBytes int64, err error) {
 	blob := -1
-	for _, f := range v.snap.Schema.Fields() {
+	for _, f := range v.Snap.Schema.Fields() {
 		if schema.IsBlob(f) {
 			blob++
 		}
-		if v.within.Hides(v.snap.Schema, f.Name) {
+		if v.Within.Hides(v.Snap.Schema, f.Name) {
 			continue
 		}
 		c := columnInfo{Name: f.Name, Type: f.Type.String(), Nullable: f.Nullable, Kind: "metadata"}
@@ -216,7 +204,7 @@ func (s *Server) columnsOf(ctx context.Context, v *seen) (columns []columnInfo, 
 		case f.Name == schema.IDColumn:
 			c.Kind = "id"
 		case schema.IsBlob(f):
-			bytes, err := s.blobBytes(ctx, v, blob, f.Name)
+			bytes, err := v.BlobBytes(ctx, blob, f.Name)
 			if err != nil {
 				return nil, 0, err
 			}
@@ -231,19 +219,17 @@ func (s *Server) columnsOf(ctx context.Context, v *seen) (columns []columnInfo, 
 }
 
 func (s *Server) describe(ctx context.Context, b []byte, send func([]byte) error) error {
-	ref, err := parseSnapshotRef(b)
+	ref, err := refOf(b)
 	if err != nil {
 		return err
 	}
-	snap, d, err := s.snapshot(ctx, ref, policy.List)
+	cat := s.catalog(ctx)
+	v, err := cat.View(ctx, ref, policy.List)
 	if err != nil {
 		return err
 	}
-	v, err := s.view(ctx, snap, d)
-	if err != nil {
-		return err
-	}
-	all, err := s.datasetOf(ctx, ref.Dataset)
+	snap := v.Snap
+	all, err := cat.Dataset(ctx, ref.Dataset)
 	if err != nil {
 		return err
 	}
@@ -252,13 +238,13 @@ func (s *Server) describe(ctx context.Context, b []byte, send func([]byte) error
 		Bytes  int64 `json:"bytes"`
 	}
 	var m manifest
-	if d.Restriction == nil { // its size tells of what is hidden
+	if v.Within == nil { // its size tells of what is hidden
 		m.Chunks = len(snap.Chunks)
 		for _, c := range snap.Chunks {
 			m.Bytes += c.ManifestBytes()
 		}
 	}
-	columns, blobBytes, err := s.columnsOf(ctx, v)
+	columns, blobBytes, err := describedColumns(ctx, v)
 	if err != nil {
 		return err
 	}
@@ -276,17 +262,17 @@ func (s *Server) describe(ctx context.Context, b []byte, send func([]byte) error
 		Snapshots []int64      `json:"snapshots"`
 		Tags      []store.Tag  `json:"tags"`
 	}{
-		snap.Dataset, snap.Number, snap.Parent, snap.Created.UTC(), snap.Source, v.rows,
+		snap.Dataset, snap.Number, snap.Parent, snap.Created.UTC(), snap.Source, v.Rows,
 		splitsOf(v, true), columns, blobBytes, m, all.Snapshots, all.Tags,
 	})
 }
 
 func (s *Server) drop(ctx context.Context, b []byte, send func([]byte) error) error {
-	ref, err := parseSnapshotRef(b)
+	ref, err := refOf(b)
 	if err != nil {
 		return err
 	}
-	dropped, err := s.dropSnapshot(ctx, ref)
+	dropped, err := s.catalog(ctx).Drop(ctx, ref)
 	if err != nil {
 		return err
 	}
@@ -303,7 +289,7 @@ func (s *Server) gc(ctx context.Context, b []byte, send func([]byte) error) erro
 	if err := body(b, &opts); err != nil {
 		return err
 	}
-	report, err := s.collect(ctx, store.GCOptions{DryRun: opts.DryRun})
+	report, err := s.catalog(ctx).Collect(ctx, store.GCOptions{DryRun: opts.DryRun})
 	if err != nil {
 		return err
 	}
@@ -315,19 +301,20 @@ func (s *Server) warm(ctx context.Context, b []byte, send func([]byte) error) er
 	if err != nil {
 		return err
 	}
-	if _, err := s.may(ctx, req.Dataset, policy.Read); err != nil {
+	cat := s.catalog(ctx)
+	if err := cat.May(ctx, req.Dataset, policy.Read); err != nil {
 		return err
 	}
-	if !s.hasSpill() {
+	if !cat.HasSpill() {
 		return fmt.Errorf("%w: this server has no spill to warm; it is served with one by --spill DIR",
 			schema.ErrNotFound)
 	}
-	job, err := s.open(ctx, req, policy.Read)
+	job, err := cat.Open(ctx, req, policy.Read)
 	if err != nil {
 		return err
 	}
 	defer job.Close()
-	return s.warmAll(ctx, job, send)
+	return s.warmAll(ctx, cat, job, send)
 }
 
 // renewFlightEndpoint is Flight's own.
@@ -341,7 +328,7 @@ func (s *Server) renewFlightEndpoint(ctx context.Context, b []byte, send func([]
 	if err != nil {
 		return err
 	}
-	if _, err := s.exists(ctx, snapshotRef{t.Dataset, t.Snapshot, t.Tag}, policy.Read); err != nil {
+	if _, err := s.catalog(ctx).Exists(ctx, catalog.Ref{Dataset: t.Dataset, Snapshot: t.Snapshot, Tag: t.Tag}, policy.Read); err != nil {
 		return err
 	}
 	e.ExpirationTime = s.expiration()

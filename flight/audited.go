@@ -10,44 +10,42 @@ import (
 
 	"bowstring/fetch"
 	"bowstring/flight/audit"
+	"bowstring/flight/catalog"
 	"bowstring/flight/policy"
 	"bowstring/schema"
 )
 
-// access is what a call has been let do, as far as one dataset goes: the last one, if
-// there were several.
-type access struct {
-	dataset  string
-	snapshot int64
-	plan     string
-	group    string // what is the same in the plans of all epochs
-	right    policy.Right
-	decision policy.Decision
-	refused  bool // it was not let do it
-	early    bool // and it is not certain yet that it is of the snapshot that was asked for
+// catalog is what there is for the caller of a call, whose context ctx is.
+func (s *Server) catalog(ctx context.Context) *catalog.Catalog {
+	return s.source.For(fetch.CallerFrom(ctx), audited{s, callFrom(ctx)})
 }
 
-// used notes what the caller has been let do, for the audit log, and for others who ask
-// for running streams.
-func used(ctx context.Context, a access) {
-	if c := callFrom(ctx); c != nil {
-		c.registry.note(c, a)
+// audited is a call as its catalog sees it: what it does is recorded in the audit log, and what it may do is noted for
+// others who ask for running streams.
+type audited struct {
+	server *Server
+	call   *call // nil where an action is run by itself
+}
+
+// Note implements catalog.Call.
+func (a audited) Note(what catalog.Access) {
+	if a.call != nil {
+		a.call.registry.note(a.call, what)
 	}
 }
 
-// certain notes that what the caller has been let do is what was asked for.
-func certain(ctx context.Context) {
-	if c := callFrom(ctx); c != nil {
-		a := c.registry.accessOf(c)
-		a.early = false
-		c.registry.note(c, a)
+// Access implements catalog.Call.
+func (a audited) Access() catalog.Access {
+	if a.call == nil {
+		return catalog.Access{}
 	}
+	return a.call.registry.accessOf(a.call)
 }
 
-// beginRead records that the caller is about to be told something of rows, once for a call. A server that records it on
-// stable storage, and cannot, lets nothing be read.
-func (s *Server) beginRead(ctx context.Context) error {
-	c := callFrom(ctx)
+// BeginRead implements catalog.Call, once for a call. A server that records it on stable storage, and cannot, lets nothing
+// be read.
+func (a audited) BeginRead(ctx context.Context) error {
+	s, c := a.server, a.call
 	if s.opts.Audit == nil || c == nil || !s.calls.beginsRead(c) {
 		return nil
 	}
@@ -63,7 +61,7 @@ func (s *Server) beginRead(ctx context.Context) error {
 func (r *registry) beginsRead(c *call) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if c.reads || !c.access.reads(c) {
+	if c.reads || !reads(&c.access, c) {
 		return false
 	}
 	c.reads = true
@@ -71,17 +69,17 @@ func (r *registry) beginsRead(c *call) bool {
 }
 
 // reads reports whether it is certain that a call reads: of an upload, the snapshot is on record.
-func (a *access) reads(c *call) bool {
-	return !a.refused && !a.early && a.right == policy.Read && !strings.HasSuffix(c.method, "/DoPut")
+func reads(a *catalog.Access, c *call) bool {
+	return !a.Refused && !a.Early && a.Right == policy.Read && !strings.HasSuffix(c.method, "/DoPut")
 }
 
 // readEvent is that of a call that was let read.
 func (s *Server) readEvent(ctx context.Context, c *call, phase string) audit.Event {
 	a := s.calls.accessOf(c)
 	e := s.event(ctx, audit.Read)
-	e.Phase, e.Dataset, e.Snapshot, e.Plan = phase, a.dataset, a.snapshot, a.plan
-	if a.decision.Rule != nil {
-		e.Rule = a.decision.Rule.String()
+	e.Phase, e.Dataset, e.Snapshot, e.Plan = phase, a.Dataset, a.Snapshot, a.Plan
+	if a.Decision.Rule != nil {
+		e.Rule = a.Decision.Rule.String()
 	}
 	return e
 }
@@ -93,51 +91,16 @@ func mistaken(ctx context.Context) {
 	}
 }
 
-// denied notes that the rules refused a call, and returns the error.
-func (s *Server) denied(ctx context.Context, dataset string, err error) error {
-	if s.rules() != nil {
-		used(ctx, access{dataset: dataset, refused: true})
-	}
-	return err
-}
-
-const (
-	auditWrite   = audit.Write
-	auditAlter   = audit.Alter
-	auditSelect  = audit.Select
-	auditDrop    = audit.Drop
-	auditTag     = audit.Tag
-	auditUntag   = audit.Untag
-	auditCollect = audit.Collect
-	auditCancel  = audit.Cancel
-	auditMeasure = audit.Measure
-)
-
-// change is something that a call is about to change, and what became of it.
-type change struct {
-	event       string
-	dataset     string
-	snapshot    int64
-	tag         string
-	plan        string
-	rows, bytes int64
-	count       int64
-}
-
-// audited does something that changes what there is. It is in the audit log, on stable
-// storage, before it is begun and before the caller is told that it is done: if it cannot
-// be recorded, it is not begun, or fails after all.
-func (s *Server) audited(ctx context.Context, c change, do func(*change) error) error {
-	log := s.opts.Audit
+// Record implements catalog.Call. The change is in the audit log, on stable storage, before it is begun and before the
+// caller is told that it is done.
+func (a audited) Record(ctx context.Context, c catalog.Change, do func(*catalog.Change) error) error {
+	s, log := a.server, a.server.opts.Audit
 	if log == nil {
 		return do(&c)
 	}
-	event := s.event(ctx, c.event)
-	event.Dataset, event.Snapshot, event.Tag, event.Plan, event.Phase = c.dataset, c.snapshot, c.tag, c.plan,
-		audit.Begin
-	if d := s.decide(ctx, c.dataset); d.Rule != nil {
-		event.Rule = d.Rule.String()
-	}
+	event := s.event(ctx, c.Event)
+	event.Dataset, event.Snapshot, event.Tag, event.Plan, event.Rule, event.Phase = c.Dataset, c.Snapshot, c.Tag, c.Plan,
+		c.Rule, audit.Begin
 	if err := log.Write(event); err != nil {
 		s.log.LogAttrs(ctx, slog.LevelError, "the audit log cannot be written", slog.Any("error", err))
 		return fmt.Errorf("%w: the server cannot record in its audit log what it does; nothing was done",
@@ -148,8 +111,8 @@ func (s *Server) audited(ctx context.Context, c change, do func(*change) error) 
 	if err != nil {
 		event.Phase, event.Code = audit.Failed, statusOf(err).Code().String()
 	}
-	event.Dataset, event.Snapshot, event.Rows, event.Bytes, event.Count = c.dataset, c.snapshot, c.rows, c.bytes,
-		c.count
+	event.Dataset, event.Snapshot, event.Rows, event.Bytes, event.Count = c.Dataset, c.Snapshot, c.Rows, c.Bytes,
+		c.Count
 	if failed := log.Write(event); failed != nil {
 		s.log.LogAttrs(ctx, slog.LevelError, "the audit log cannot be written", slog.Any("error", failed))
 		if err == nil {
@@ -181,7 +144,7 @@ func (s *Server) auditCall(ctx context.Context, c *call, code codes.Code) {
 		return
 	}
 	a := s.calls.accessOf(c)
-	if !a.refused && !a.reads(c) { // nothing was sent
+	if !a.Refused && !reads(&a, c) { // nothing was sent
 		return
 	}
 	phase := audit.Done
@@ -189,7 +152,7 @@ func (s *Server) auditCall(ctx context.Context, c *call, code codes.Code) {
 		phase = audit.Failed
 	}
 	e := s.readEvent(ctx, c, phase)
-	if a.refused {
+	if a.Refused {
 		e.Event, e.Phase = audit.Deny, ""
 	}
 	e.Rows, e.Bytes, e.Code = c.rows.Load(), c.bytes.Load(), code.String()

@@ -110,7 +110,7 @@ func (s *Server) recognise(ctx context.Context, c *call) (context.Context, error
 	}
 	c.caller = s.identify(ctx, c.caller)
 	if ts := s.tenants(); ts != nil {
-		c.caller.Tenant = ts.Of(whoOf(c.caller), "")
+		c.caller.Tenant = ts.Of(who(c.caller), "")
 	}
 	return fetch.WithCaller(ctx, c.caller), nil
 }

@@ -43,14 +43,14 @@ func withCaller(ctx context.Context, known bool, tenants *policy.Tenants) (conte
 				Want: "one name of up to 128 letters, digits and . _ @ : / -",
 			}
 		}
-		if id != nil && !id.MayUse(v[0]) && !tenants.Has(v[0], whoOf(c)) {
+		if id != nil && !id.MayUse(v[0]) && !tenants.Has(v[0], who(c)) {
 			return ctx, c, fmt.Errorf("%w: header %s: %s is no tenant on whose account this caller may call",
 				schema.ErrDenied, tenantHeader, schema.Quote(v[0]))
 		}
 		c.Tenant = v[0]
 	}
 	if id != nil || !known {
-		c.Tenant = tenants.Of(whoOf(c), c.Tenant)
+		c.Tenant = tenants.Of(who(c), c.Tenant)
 	}
 	if v := md.Get(traceHeader); len(v) > 0 {
 		if m := traceForm.FindStringSubmatch(v[0]); m != nil {
@@ -59,3 +59,5 @@ func withCaller(ctx context.Context, known bool, tenants *policy.Tenants) (conte
 	}
 	return fetch.WithCaller(ctx, c), c, nil
 }
+
+func who(c fetch.Caller) policy.Who { return policy.Who{Principal: c.Principal, Groups: c.Groups} }

@@ -8,28 +8,37 @@ import (
 	"github.com/apache/arrow/go/v17/arrow/flight"
 
 	"bowstring/fetch"
+	"bowstring/flight/audit"
+	"bowstring/flight/catalog"
 	"bowstring/schema"
 )
 
 // cancelGrace is how long a cancellation waits for the streams to be gone.
 const cancelGrace = time.Second
 
+// knows tells the calls that the caller whom a catalog is for may know of and end.
+func knows(cat *catalog.Catalog) func(*call) bool {
+	knows := cat.Knows()
+	return func(c *call) bool { return knows(c.caller.Principal, c.access.Dataset) }
+}
+
 // cancelPlans ends the running streams of plans, and reports how many there
 // were and whether all are gone. What is ended is recorded plan by plan, before and
 // after; where nothing runs that the caller may end, nothing is.
 func (s *Server) cancelPlans(ctx context.Context, plans map[string]bool) (count int, gone bool, err error) {
-	killed, mine := map[*call]bool{}, s.mine(ctx)
+	cat := s.catalog(ctx)
+	killed, mine := map[*call]bool{}, knows(cat)
 	for plan := range plans {
 		match := func(c *call) bool { return c.streaming && c.plan == plan && mine(c) }
 		what, ok := s.calls.accessOfAny(match)
 		if !ok {
 			continue
 		}
-		err := s.audited(ctx, change{event: auditCancel, dataset: what.dataset, snapshot: what.snapshot, plan: plan},
-			func(c *change) error {
+		err := cat.Change(ctx, catalog.Change{Event: audit.Cancel, Dataset: what.Dataset, Snapshot: what.Snapshot, Plan: plan},
+			func(c *catalog.Change) error {
 				for _, ended := range s.calls.kill(errCancelled, match) {
 					killed[ended] = true
-					c.count++
+					c.Count++
 				}
 				return nil
 			})
@@ -83,9 +92,9 @@ func (s *Server) cancelFlightInfo(ctx context.Context, b []byte, send func([]byt
 	}
 	// A plan's id depends on no row: nothing is opened or evaluated, and the snapshot
 	// may be gone.
-	plans := map[string]bool{}
+	plans, cat := map[string]bool{}, s.catalog(ctx)
 	for _, r := range requests {
-		id, err := s.planID(ctx, r.Request)
+		id, err := cat.PlanID(ctx, r.Request)
 		if err != nil {
 			return fmt.Errorf("endpoint %d: %w", r.endpoint, err)
 		}

@@ -10,6 +10,7 @@ import (
 
 	"bowstring/fetch"
 	"bowstring/fetch/admission"
+	"bowstring/flight/catalog"
 	"bowstring/flight/policy"
 	"bowstring/flight/wire"
 	"bowstring/schema"
@@ -79,7 +80,8 @@ func (s *Server) DoExchange(stream flight.FlightService_DoExchangeServer) error 
 		return err
 	}
 	defer done()
-	job, err := s.openTake(ctx, d)
+	cat := s.catalog(ctx)
+	job, err := openTake(ctx, cat, d)
 	if err != nil {
 		in.close()
 		return err
@@ -88,7 +90,7 @@ func (s *Server) DoExchange(stream flight.FlightService_DoExchangeServer) error 
 	ctx, stop := context.WithCancel(ctx)
 	// The reader may be blocked in Recv when the handler gives up; it ends when
 	// the call does. Until then the job stays open.
-	s.sending.Go(func() { s.readRequests(ctx, in, job, requests) })
+	s.sending.Go(func() { s.readRequests(ctx, cat, in, job, requests) })
 	defer func() {
 		stop()
 		s.sending.Go(func() {
@@ -129,7 +131,7 @@ func (t taken) close() {
 }
 
 // openTake opens what the descriptor names.
-func (s *Server) openTake(ctx context.Context, d *flight.FlightDescriptor) (*fetch.Job, error) {
+func openTake(ctx context.Context, cat *catalog.Catalog, d *flight.FlightDescriptor) (*fetch.Job, error) {
 	if d.GetType() != flight.DescriptorCMD {
 		return nil, &schema.FieldError{Field: "descriptor.type", Got: d.GetType().String(),
 			Want: `CMD with {"take": {"dataset": …}}`}
@@ -141,7 +143,7 @@ func (s *Server) openTake(ctx context.Context, d *flight.FlightDescriptor) (*fet
 	if cmd.Take == nil {
 		return nil, &schema.FieldError{Field: "take", Got: "nothing", Want: "the dataset to take samples of"}
 	}
-	return s.open(ctx, schema.Request{
+	return cat.Open(ctx, schema.Request{
 		Dataset: cmd.Take.Dataset, Snapshot: cmd.Take.Snapshot, Tag: cmd.Take.Tag, Columns: cmd.Take.Columns,
 		Layout: schema.Layout(cmd.Take.Layout), BatchBytes: cmd.Take.BatchBytes,
 		Operators: cmd.Take.Operators, Place: cmd.Take.Place, Shuffle: cmd.Take.Shuffle,
@@ -150,7 +152,7 @@ func (s *Server) openTake(ctx context.Context, d *flight.FlightDescriptor) (*fet
 
 // readRequests starts a stream for each incoming batch. The last thing it sends
 // on is why it ended; then it closes requests. It owns what it could not send.
-func (s *Server) readRequests(ctx context.Context, in *incoming, job *fetch.Job, requests chan<- taken) {
+func (s *Server) readRequests(ctx context.Context, cat *catalog.Catalog, in *incoming, job *fetch.Job, requests chan<- taken) {
 	defer close(requests)
 	send := func(t taken) bool {
 		select {
@@ -180,7 +182,7 @@ func (s *Server) readRequests(ctx context.Context, in *incoming, job *fetch.Job,
 			}
 			var t taken
 			if len(positions) > 0 {
-				if t.stream, err = s.engine.Take(ctx, job, positions); err != nil {
+				if t.stream, err = cat.Take(ctx, job, positions); err != nil {
 					return fmt.Errorf("request %d: %w", request, err)
 				}
 			}

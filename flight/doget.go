@@ -10,6 +10,7 @@ import (
 
 	"bowstring/fetch"
 	"bowstring/fetch/resolve"
+	"bowstring/flight/catalog"
 	"bowstring/flight/policy"
 	"bowstring/flight/wire"
 	"bowstring/schema"
@@ -68,9 +69,11 @@ func (s *Server) DoGet(ticket *flight.Ticket, stream flight.FlightService_DoGetS
 	defer ring.Leave()
 	// As late as in sender.prepare: what was checked is copied to the client next, while the processor's cache has it.
 	ctx = fetch.CheckedLate(ctx)
-	job, batches, err := s.serveTicket(ctx, t, s.openEarly)
+	cat := s.catalog(ctx)
+	job, batches, err := s.serveTicket(ctx, cat, t, cat.OpenEarly)
 	if errors.Is(err, resolve.ErrSuperseded) {
-		job, batches, err = s.serveTicket(ctx, t, s.open)
+		mistaken(ctx)
+		job, batches, err = s.serveTicket(ctx, cat, t, cat.Open)
 	}
 	if err != nil {
 		return err
@@ -89,13 +92,13 @@ func (s *Server) DoGet(ticket *flight.Ticket, stream flight.FlightService_DoGetS
 
 // serveTicket starts to serve a ticket: it opens a job, counts the call in as its stream, and begins to read. The
 // stream is counted out with the call. resolve.ErrSuperseded says that the job was opened early, and is the wrong one.
-func (s *Server) serveTicket(ctx context.Context, t schema.Ticket,
+func (s *Server) serveTicket(ctx context.Context, cat *catalog.Catalog, t schema.Ticket,
 	open func(context.Context, schema.Request, policy.Right) (*fetch.Job, error)) (*fetch.Job, *fetch.Stream, error) {
 	job, err := open(ctx, t.Request, policy.Read)
 	if err != nil {
 		return nil, nil, err
 	}
-	batches, err := s.serveJob(ctx, job, t)
+	batches, err := s.serveJob(ctx, cat, job, t)
 	if err != nil {
 		job.Close()
 		return nil, nil, err
@@ -103,7 +106,7 @@ func (s *Server) serveTicket(ctx context.Context, t schema.Ticket,
 	return job, batches, nil
 }
 
-func (s *Server) serveJob(ctx context.Context, job *fetch.Job, t schema.Ticket) (*fetch.Stream, error) {
+func (s *Server) serveJob(ctx context.Context, cat *catalog.Catalog, job *fetch.Job, t schema.Ticket) (*fetch.Stream, error) {
 	if err := s.moved(); err != nil {
 		return nil, err
 	}
@@ -111,11 +114,11 @@ func (s *Server) serveJob(ctx context.Context, job *fetch.Job, t schema.Ticket) 
 	if err != nil {
 		return nil, err
 	}
-	batches, err := s.engine.Stream(ctx, job, t)
+	batches, err := cat.Stream(ctx, job, t)
 	if err != nil {
-		return nil, cmp.Or(s.confirm(ctx, job, t.Request), err) // or it is of the wrong snapshot
+		return nil, cmp.Or(cat.Confirm(ctx, job, t.Request), err) // or it is of the wrong snapshot
 	}
-	if err := s.confirm(ctx, job, t.Request); err != nil {
+	if err := cat.Confirm(ctx, job, t.Request); err != nil {
 		countStored(ctx, batches.StoreBytes()) // somebody's account has to have it
 		batches.Close()
 		return nil, err

@@ -11,6 +11,7 @@ import (
 
 	"bowstring/fetch/admission"
 	"bowstring/fetch/ingest"
+	"bowstring/flight/catalog"
 	"bowstring/flight/policy"
 	"bowstring/schema"
 )
@@ -39,7 +40,7 @@ type putCommand struct {
 
 // selectionCommand says of which snapshot the positions are.
 type selectionCommand struct {
-	snapshotRef
+	catalog.Ref
 }
 
 // batchAck is the JSON of the result for a batch: sums over the call.
@@ -109,7 +110,7 @@ func parsePut(d *flight.FlightDescriptor) (putRequest, error) {
 		}
 		return req, p.check()
 	}
-	return req, req.Selection.check()
+	return req, req.Selection.Check()
 }
 
 func (p *putCommand) check() error {
@@ -195,15 +196,14 @@ func (s *Server) putRows(ctx context.Context, put *putCommand, in *incoming, out
 	if err != nil {
 		return err
 	}
-	granted, err := s.may(ctx, put.Dataset, policy.Write)
-	if err != nil {
+	cat := s.catalog(ctx)
+	if err := cat.MayWrite(ctx, put.Dataset); err != nil {
 		return err
 	}
-	used(ctx, access{dataset: put.Dataset, right: policy.Write, decision: granted})
-	if up.first, err = s.rowsBefore(ctx, put, mode); err != nil {
+	if up.first, err = rowsBefore(ctx, cat, put, mode); err != nil {
 		return err
 	}
-	w, err := s.ingest(ctx, ingest.Options{
+	w, err := cat.Ingest(ctx, ingest.Options{
 		Dataset: put.Dataset, Split: put.Split, Source: put.Source, Schema: up.schema, Mode: mode, Mem: s.mem,
 		Drop: put.DropColumns,
 		Turn: func(piece func() error) error {
@@ -226,7 +226,7 @@ func (s *Server) putRows(ctx context.Context, put *putCommand, in *incoming, out
 	if err := commit.check(ack.Rows); err != nil {
 		return err
 	}
-	snap, changed, err := s.commit(ctx, put.Dataset, w, ack)
+	snap, changed, err := cat.Commit(ctx, put.Dataset, w, ack.Rows, ack.Bytes)
 	if err != nil {
 		return err
 	}
@@ -299,11 +299,11 @@ func (s *Server) storeBatch(ctx context.Context, in *incoming, up *upload, w row
 
 // rowsBefore counts the rows that the split has already, behind which an
 // append goes on numbering.
-func (s *Server) rowsBefore(ctx context.Context, put *putCommand, mode ingest.Mode) (int64, error) {
+func rowsBefore(ctx context.Context, cat *catalog.Catalog, put *putCommand, mode ingest.Mode) (int64, error) {
 	if mode != ingest.Append {
 		return 0, nil
 	}
-	snap, _, err := s.snapshot(ctx, snapshotRef{Dataset: put.Dataset}, policy.Write)
+	snap, err := cat.Snapshot(ctx, catalog.Ref{Dataset: put.Dataset}, policy.Write)
 	if err != nil {
 		return 0, err
 	}
@@ -320,9 +320,9 @@ const keptPositionCost = 24
 
 // putSelection collects positions, at most as many as the snapshot has.
 func (s *Server) putSelection(ctx context.Context, cmd *selectionCommand, in *incoming, out *results) error {
-	req := cmd.request()
+	req, cat := cmd.Request(), s.catalog(ctx)
 	req.Columns = []string{schema.PositionColumn}
-	job, err := s.open(ctx, req, policy.Read)
+	job, err := cat.Open(ctx, req, policy.Read)
 	if err != nil {
 		return err
 	}
@@ -355,7 +355,7 @@ func (s *Server) putSelection(ctx context.Context, cmd *selectionCommand, in *in
 		count(ctx, len(more), 0)
 	}
 	snapshot := job.Request().Snapshot
-	name, err := s.saveSelection(ctx, job, positions)
+	name, err := cat.SaveSelection(ctx, job, positions)
 	if err != nil {
 		return err
 	}

@@ -82,7 +82,8 @@ func countsOf(a ingest.Altered) alterCounts {
 // putAltered takes rows in, which it keeps, and changes the dataset by them.
 func (s *Server) putAltered(ctx context.Context, put *putCommand, in *incoming, out *results, batches *batches,
 	commit *expectedCommit) (err error) {
-	base, err := s.alterable(ctx, put.Dataset)
+	cat := s.catalog(ctx)
+	base, err := cat.Alterable(ctx, put.Dataset)
 	if err != nil {
 		return err
 	}
@@ -97,7 +98,7 @@ func (s *Server) putAltered(ctx context.Context, put *putCommand, in *incoming, 
 	if err != nil {
 		return err
 	}
-	a, err := s.alter(ctx, ingest.AlterOptions{
+	a, err := cat.Alter(ctx, ingest.AlterOptions{
 		Dataset: put.Dataset, Source: put.Source, Drop: put.DropColumns, Rows: up.schema, On: put.On, Missing: missing,
 		Delete: put.Mode == modeDelete, Split: put.Split, Mem: s.mem,
 		Turn: func(piece func() error) error {
@@ -126,7 +127,7 @@ func (s *Server) putAltered(ctx context.Context, put *putCommand, in *incoming, 
 	if err := commit.check(ack.Rows); err != nil {
 		return err
 	}
-	snap, done, err := s.commitAltered(ctx, put.Dataset, a, ack.Bytes)
+	snap, done, err := cat.CommitAltered(ctx, put.Dataset, a, ack.Bytes)
 	if err != nil {
 		return err
 	}
@@ -217,10 +218,11 @@ func (s *Server) alterDataset(ctx context.Context, b []byte, send func([]byte) e
 		return &schema.FieldError{Field: "body", Got: fmt.Sprintf("%d columns", n),
 			Want: fmt.Sprintf("at most %d", schema.MaxColumns)}
 	}
-	if _, err := s.alterable(ctx, req.Dataset); err != nil {
+	cat := s.catalog(ctx)
+	if _, err := cat.Alterable(ctx, req.Dataset); err != nil {
 		return err
 	}
-	a, err := s.alter(ctx, ingest.AlterOptions{Dataset: req.Dataset, Source: req.Source, Drop: req.DropColumns,
+	a, err := cat.Alter(ctx, ingest.AlterOptions{Dataset: req.Dataset, Source: req.Source, Drop: req.DropColumns,
 		Rename: req.RenameColumns, DeleteWhere: req.DeleteWhere, Mem: s.mem,
 		Turn: func(piece func() error) error { return s.work.Do(ctx, fetch.CallerFrom(ctx).Tenant, piece) }})
 	if err != nil {
@@ -231,7 +233,7 @@ func (s *Server) alterDataset(ctx context.Context, b []byte, send func([]byte) e
 			err = cerr
 		}
 	}()
-	snap, done, err := s.commitAltered(ctx, req.Dataset, a, 0)
+	snap, done, err := cat.CommitAltered(ctx, req.Dataset, a, 0)
 	if err != nil {
 		return err
 	}

@@ -8,6 +8,7 @@ import (
 
 	"bowstring/fetch"
 	"bowstring/fetch/predict"
+	"bowstring/flight/catalog"
 	"bowstring/flight/policy"
 	"bowstring/schema"
 )
@@ -133,12 +134,13 @@ func (s *Server) explain(ctx context.Context, b []byte, send func([]byte) error)
 	if err != nil {
 		return err
 	}
-	job, err := s.open(ctx, req.Request, policy.Read)
+	cat := s.catalog(ctx)
+	job, err := cat.Open(ctx, req.Request, policy.Read)
 	if err != nil {
 		return err
 	}
 	defer job.Close()
-	c, err := s.conditions(ctx, job)
+	c, err := cat.Conditions(ctx, job)
 	if err != nil {
 		return err
 	}
@@ -146,8 +148,8 @@ func (s *Server) explain(ctx context.Context, b []byte, send func([]byte) error)
 		return fmt.Errorf("%w: the request serves no row", schema.ErrInvalid)
 	}
 	req.apply(&c)
-	shown := s.seesAll(ctx)
-	rates, from := s.ratesAt(time.Now(), &c)
+	shown := cat.SeesAll()
+	rates, from := cat.RatesAt(time.Now(), &c)
 	if req.Rates != nil {
 		rates = req.Rates.Over(rates)
 	}
@@ -161,7 +163,7 @@ func (s *Server) explain(ctx context.Context, b []byte, send func([]byte) error)
 		return err
 	}
 	answer.Unknown = rates.Unknown(&c)
-	if answer.Running, err = s.running(ctx, job, &c, req, rates, shown); err != nil {
+	if answer.Running, err = s.running(ctx, cat, job, &c, req, rates, shown); err != nil {
 		return err
 	}
 	if r := answer.Running; r != nil {
@@ -223,15 +225,15 @@ type jobLook struct {
 
 // lookAt adds up the streams of a job that visible tells; and what all of them read, if all is
 // set.
-func (s *Server) lookAt(group string, visible func(*call) bool, all bool) jobLook {
+func (s *Server) lookAt(cat *catalog.Catalog, group string, visible func(*call) bool, all bool) jobLook {
 	l := jobLook{at: time.Now()}
 	if all {
-		l.all, l.spill = s.jobReads(group)
+		l.all, l.spill = cat.Reads(group)
 	}
 	s.calls.mu.Lock()
 	defer s.calls.mu.Unlock()
 	for c := range s.calls.calls {
-		if !c.streaming || c.kind != "DoGet" || c.access.group != group || !visible(c) {
+		if !c.streaming || c.kind != "DoGet" || c.access.Group != group || !visible(c) {
 			continue
 		}
 		l.streams++
@@ -249,10 +251,10 @@ func (s *Server) lookAt(group string, visible func(*call) bool, all bool) jobLoo
 // running looks twice at the job, if it runs; nil if it does not, as far as the caller may
 // know. Streams that ended in between leave nothing to compare with: then it is looked at
 // since its streams began.
-func (s *Server) running(ctx context.Context, job *fetch.Job, c *predict.Job, req *explainRequest, now fetch.Rates,
-	shown bool) (*Running, error) {
-	visible := s.mine(ctx)
-	a := s.lookAt(job.Group(), visible, shown)
+func (s *Server) running(ctx context.Context, cat *catalog.Catalog, job *fetch.Job, c *predict.Job, req *explainRequest,
+	now fetch.Rates, shown bool) (*Running, error) {
+	visible := knows(cat)
+	a := s.lookAt(cat, job.Group(), visible, shown)
 	if a.streams == 0 {
 		return nil, nil //nolint:nilnil // that nothing runs is no error
 	}
@@ -265,7 +267,7 @@ func (s *Server) running(ctx context.Context, job *fetch.Job, c *predict.Job, re
 		case <-ctx.Done():
 			return nil, context.Cause(ctx)
 		}
-		b = s.lookAt(job.Group(), visible, shown)
+		b = s.lookAt(cat, job.Group(), visible, shown)
 	}
 	if *req.LookMS == 0 || b.streams != a.streams || !b.since.Equal(a.since) || b.rows < a.rows {
 		a = jobLook{at: b.since}
@@ -279,7 +281,7 @@ func (s *Server) running(ctx context.Context, job *fetch.Job, c *predict.Job, re
 		r.Epoch = laterEpoch
 	}
 	if shown && req.Rates == nil {
-		then, _ := s.ratesAt(b.since, c)
+		then, _ := cat.RatesAt(b.since, c)
 		r.Changed = predict.Changes(then, now, partsShare)
 	}
 	return r, nil
@@ -358,15 +360,16 @@ func (s *Server) calibrate(ctx context.Context, b []byte, send func([]byte) erro
 		CPU     int64  `json:"cpu_ns"`
 	}{Calibration: &fetch.Calibration{Uncertainty: map[string]fetch.Uncertain{}}}
 	var err error
+	cat := s.catalog(ctx)
 	switch {
 	case req.Rates != nil:
-		if err = s.setRates(ctx, *req.Rates); err == nil {
+		if err = cat.SetRates(ctx, *req.Rates); err == nil {
 			answer.Rates = *req.Rates
 		}
 	case req.Probe != nil && !*req.Probe:
-		answer.Rates, err = s.ownRates(ctx)
+		answer.Rates, err = cat.Rates()
 	default:
-		answer.Calibration, answer.Dataset, err = s.runCalibration(ctx, req.Dataset, fetch.CalibrateOptions{
+		answer.Calibration, answer.Dataset, err = cat.Calibrate(ctx, req.Dataset, fetch.CalibrateOptions{
 			Time: time.Duration(req.Seconds * float64(time.Second)), Busy: req.Busy,
 		})
 	}
@@ -375,13 +378,4 @@ func (s *Server) calibrate(ctx context.Context, b []byte, send func([]byte) erro
 	}
 	answer.CPU = int64(fetch.CPU())
 	return sendJSON(send, answer)
-}
-
-// ownRates are the rates that are known now, for who runs the server.
-func (s *Server) ownRates(ctx context.Context) (fetch.Rates, error) {
-	if err := s.mayServer(ctx, policy.Admin, "rates"); err != nil {
-		return fetch.Rates{}, err
-	}
-	r, _ := s.ratesAt(time.Now(), &predict.Job{})
-	return r, nil
 }

@@ -34,7 +34,7 @@ func serveRules(t *testing.T, text string, opts Options) *ruled {
 	t.Helper()
 	r := &ruled{}
 	r.set(t, text)
-	opts.Rules = r.rules.Load
+	opts.Rules = &r.rules
 	r.fixture = serve(t, opts)
 	r.server.identify = func(ctx context.Context, c fetch.Caller) fetch.Caller {
 		md, _ := metadata.FromIncomingContext(ctx)

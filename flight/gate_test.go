@@ -1,13 +1,7 @@
 package flight
 
 import (
-	"go/ast"
-	"go/parser"
-	"go/token"
 	"log/slog"
-	"path/filepath"
-	"slices"
-	"strings"
 	"testing"
 
 	"github.com/apache/arrow/go/v17/arrow"
@@ -138,43 +132,5 @@ func TestWrongWaysAreAll(t *testing.T) {
 		if !covered[d] && noData[d] == "" {
 			t.Errorf("%s leads somewhere, and wrongWays has no way through it", d)
 		}
-	}
-}
-
-// Nothing but gate.go and gate_view.go asks the engine for what belongs to a dataset.
-func TestGate(t *testing.T) {
-	// of a job that was opened, or of none
-	harmless := []string{"Stream", "Take", "Warm", "TotalBytes", "Ledger", "Work", "SetTerms"}
-	files, err := filepath.Glob("*.go")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var inGate int
-	for _, name := range files {
-		if strings.HasSuffix(name, "_test.go") {
-			continue
-		}
-		f, err := parser.ParseFile(token.NewFileSet(), name, nil, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
-		ast.Inspect(f, func(n ast.Node) bool {
-			sel, ok := n.(*ast.SelectorExpr)
-			if !ok || slices.Contains(harmless, sel.Sel.Name) {
-				return true
-			}
-			if x, ok := sel.X.(*ast.SelectorExpr); ok && x.Sel.Name == "engine" {
-				if strings.HasPrefix(name, "gate") {
-					inGate++
-				} else {
-					t.Errorf("%s calls engine.%s: it has to go through gate.go, which asks the rules", name,
-						sel.Sel.Name)
-				}
-			}
-			return true
-		})
-	}
-	if inGate == 0 {
-		t.Error("no call of the engine was found: this test looks for the wrong thing")
 	}
 }

@@ -1,7 +1,6 @@
 package flight
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"strings"
@@ -12,6 +11,7 @@ import (
 
 	"bowstring/fetch"
 	"bowstring/fetch/store"
+	"bowstring/flight/catalog"
 	"bowstring/flight/policy"
 	"bowstring/schema"
 )
@@ -80,7 +80,8 @@ func (s *Server) flightInfo(ctx context.Context, d *flight.FlightDescriptor,
 	if err := s.checkAnswer(req); err != nil {
 		return nil, err
 	}
-	job, err := s.open(ctx, req, policy.Read)
+	cat := s.catalog(ctx)
+	job, err := cat.Open(ctx, req, policy.Read)
 	if err != nil {
 		return nil, err
 	}
@@ -88,7 +89,7 @@ func (s *Server) flightInfo(ctx context.Context, d *flight.FlightDescriptor,
 	if err := s.checkAnswer(job.Request()); err != nil {
 		return nil, err
 	}
-	bytes, err := s.engine.TotalBytes(ctx, job)
+	bytes, err := cat.TotalBytes(ctx, job)
 	if err != nil {
 		return nil, err
 	}
@@ -225,65 +226,39 @@ func (s *Server) GetSchema(ctx context.Context, d *flight.FlightDescriptor) (*fl
 	if err != nil {
 		return nil, err
 	}
-	snap, granted, err := s.snapshot(ctx, snapshotRef{req.Dataset, req.Snapshot, req.Tag}, policy.List)
+	v, err := s.catalog(ctx).View(ctx, catalog.Ref{Dataset: req.Dataset, Snapshot: req.Snapshot, Tag: req.Tag}, policy.List)
 	if err != nil {
 		return nil, err
 	}
-	v, err := s.view(ctx, snap, granted)
-	if err != nil {
+	if err := v.HasSplit(req.Split); err != nil {
 		return nil, err
 	}
-	if err := v.hasSplit(req.Split); err != nil {
-		return nil, err
-	}
-	columns, err := s.schemaOf(ctx, snap, granted.Restriction, req)
+	columns, err := v.Schema(ctx, req)
 	if err != nil {
 		return nil, err
 	}
 	return &flight.SchemaResult{Schema: flight.SerializeSchema(columns, s.mem)}, nil
 }
 
-func noSplit(snap *schema.Snapshot, name string, have []string) error {
-	return fmt.Errorf("%w: dataset %s@%d has no split %q; it has %s", schema.ErrNotFound, snap.Dataset, snap.Number,
-		name, cmp.Or(schema.ShownList(have), "none"))
-}
-
-// datasetFilter is the JSON that ListFlights and the list action take.
-type datasetFilter struct {
-	Dataset string `json:"dataset"`
-
-	// What dataset says is taken apart: a name, or with wild what names begin with;
-	// then perhaps one snapshot of it.
-	name   string
-	wild   bool
-	number int64
-	tag    string
-}
-
-func parseFilter(where string, b []byte) (datasetFilter, error) {
-	var f datasetFilter
+// parseFilter reads the JSON that ListFlights and the action list take.
+func parseFilter(where string, b []byte) (f catalog.Filter, err error) {
+	var said struct {
+		Dataset string `json:"dataset"`
+	}
 	if len(b) > 0 {
-		if err := schema.DecodeJSON(where, b, &f); err != nil {
+		if err := schema.DecodeJSON(where, b, &said); err != nil {
 			return f, err
 		}
 	}
-	if f.name, f.wild = strings.CutSuffix(f.Dataset, "*"); f.name == "" {
-		f.wild = true
+	if f.Name, f.Wild = strings.CutSuffix(said.Dataset, "*"); f.Name == "" {
+		f.Wild = true
 		return f, nil
 	}
-	if f.wild {
-		return f, schema.CheckName("dataset", f.name)
+	if f.Wild {
+		return f, schema.CheckName("dataset", f.Name)
 	}
-	var err error
-	f.name, f.number, f.tag, err = schema.ParseSnapshotName("dataset", f.Dataset)
+	f.Name, f.Number, f.Tag, err = schema.ParseSnapshotName("dataset", said.Dataset)
 	return f, err
-}
-
-func (f datasetFilter) match(name string) bool {
-	if f.wild {
-		return strings.HasPrefix(name, f.name)
-	}
-	return f.name == name
 }
 
 // ListFlights sends a FlightInfo for each dataset and split of its newest snapshot.
@@ -293,10 +268,10 @@ func (s *Server) ListFlights(c *flight.Criteria, stream flight.FlightService_Lis
 		return err
 	}
 	ctx := stream.Context()
-	return s.eachNewest(ctx, filter, func(d store.Dataset, v *seen) error {
+	return s.catalog(ctx).Each(ctx, filter, func(d store.Dataset, v *catalog.View) error {
 		paths := [][]string{}
-		name := schema.FormatSnapshotName(d.Name, filter.number, filter.tag)
-		for _, split := range v.splits {
+		name := schema.FormatSnapshotName(d.Name, filter.Number, filter.Tag)
+		for _, split := range v.Splits {
 			paths = append(paths, []string{name, split.Name})
 		}
 		if len(paths) == 0 {
@@ -318,12 +293,12 @@ func (s *Server) ListFlights(c *flight.Criteria, stream flight.FlightService_Lis
 // listed describes one split for a listing: from the record of the snapshot, if the
 // caller may see all rows. So its bytes are told only if somebody has asked for them
 // before.
-func (s *Server) listed(ctx context.Context, d store.Dataset, v *seen, path []string) (*flight.FlightInfo, error) {
+func (s *Server) listed(ctx context.Context, d store.Dataset, v *catalog.View, path []string) (*flight.FlightInfo, error) {
 	split := ""
 	if len(path) == 2 {
 		split = path[1]
 	}
-	o, bytes, err := s.outline(ctx, v, split)
+	o, bytes, err := v.Outline(ctx, split)
 	if err != nil {
 		return nil, err
 	}

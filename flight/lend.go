@@ -92,7 +92,7 @@ func (s *Server) lend(ss grpc.ServerStream) error {
 		ss: ss, lent: s.lent.to(hello.Node), ready: make(chan struct{}, 1), sent: make(chan struct{}, 1),
 		doing: make(chan []fetch.Progress, 1),
 	}
-	borrower := s.borrow(l.answered)
+	borrower := s.source.Nodes().Borrow(l.answered)
 	var sending sync.WaitGroup
 	sending.Go(func() { stop(l.send(ctx)) })
 	sending.Go(func() { s.follow(ctx, hello.Node, l.doing) })
@@ -109,7 +109,7 @@ func (s *Server) lend(ss grpc.ServerStream) error {
 
 // follow has the engine know what another node's streams do, until ctx ends.
 func (s *Server) follow(ctx context.Context, node string, doing <-chan []fetch.Progress) {
-	f := s.followed()
+	f := s.source.Nodes().Follow()
 	defer f.Close()
 	for {
 		select {

@@ -9,6 +9,7 @@ import (
 	"google.golang.org/grpc/metadata"
 
 	"bowstring/fetch"
+	"bowstring/flight/catalog"
 	"bowstring/flight/wire"
 	"bowstring/schema"
 )
@@ -97,6 +98,14 @@ type lineageStream struct {
 	Owners string    `json:"owners,omitempty"`
 }
 
+func (s *Server) lineageHeader(cat *catalog.Catalog) lineageHeader {
+	h := lineageHeader{Since: cat.RecordedSince(), Others: []string{}}
+	if s.opts.Others != nil {
+		h.Others = append(h.Others, s.opts.Others()...)
+	}
+	return h
+}
+
 // lineagePiece is how many rows one result has at most.
 const lineagePiece = 4096
 
@@ -110,29 +119,30 @@ func (s *Server) lineage(ctx context.Context, b []byte, send func([]byte) error)
 	if err := req.check(); err != nil {
 		return err
 	}
-	release, err := s.reserveLineage(ctx)
+	release, err := s.reserveAnswer(ctx, min(fetch.LineageBytes, s.answers.most))
 	if err != nil {
-		return err
+		return fmt.Errorf("looking into the record of what was handed out: %w", err)
 	}
 	defer release()
+	cat := s.catalog(ctx)
 	if req.Step == nil {
-		return s.lineageJobs(ctx, req.Job, send)
+		return s.lineageJobs(ctx, cat, req.Job, send)
 	}
-	job, err := s.course(ctx, req.Job)
+	job, err := cat.Course(ctx, req.Job)
 	if err != nil {
 		return err
 	}
 	var epoch uint64
 	if req.Epoch != nil {
 		epoch = *req.Epoch
-	} else if epoch, err = s.epoch(ctx, job); err != nil {
+	} else if epoch, err = job.Epoch(ctx); err != nil {
 		return err
 	}
 	rank := -1
 	if req.Rank != nil {
 		rank = *req.Rank
 	}
-	shares, see, err := s.heldStep(ctx, job, epoch, *req.Step, rank)
+	shares, see, err := job.Step(ctx, epoch, *req.Step, rank)
 	if err != nil {
 		return err
 	}
@@ -140,13 +150,13 @@ func (s *Server) lineage(ctx context.Context, b []byte, send func([]byte) error)
 	if len(shares) == 0 {
 		return fmt.Errorf("%w: step %d of epoch %d of job %s is not on record here: it was not handed out by this "+
 			"server, or before %s", schema.ErrNotFound,
-			*req.Step, epoch, schema.Quote(req.Job), s.lineageHeader().Since.Format(time.RFC3339))
+			*req.Step, epoch, schema.Quote(req.Job), cat.RecordedSince().Format(time.RFC3339))
 	}
-	if err := sendJSON(send, s.lineageHeader()); err != nil {
+	if err := sendJSON(send, s.lineageHeader(cat)); err != nil {
 		return err
 	}
 	for i := range shares {
-		if err := s.sendShare(ctx, see, &shares[i], send); err != nil {
+		if err := sendShare(ctx, see, &shares[i], send); err != nil {
 			return err
 		}
 	}
@@ -154,11 +164,11 @@ func (s *Server) lineage(ctx context.Context, b []byte, send func([]byte) error)
 }
 
 // sendShare sends what of a share is to be seen, in pieces.
-func (s *Server) sendShare(ctx context.Context, see *fetch.Job, share *fetch.Share, send func([]byte) error) error {
+func sendShare(ctx context.Context, see *fetch.Job, share *fetch.Share, send func([]byte) error) error {
 	whole := see.Seen() == see.Manifest().Rows()
 	h := &share.Piece.Head
 	order, _ := h.Ticket.OrderOf()
-	faults := s.seenFaults(see, share.Faults)
+	faults := seenFaults(see, share.Faults)
 	if err := named(ctx, see, faults); err != nil {
 		return err
 	}
@@ -202,7 +212,7 @@ func (s *Server) sendShare(ctx context.Context, see *fetch.Job, share *fetch.Sha
 }
 
 // seenFaults are those of samples and columns that exist for the caller.
-func (s *Server) seenFaults(see *fetch.Job, all []fetch.Fault) (list []fetch.Fault) {
+func seenFaults(see *fetch.Job, all []fetch.Fault) (list []fetch.Fault) {
 	for _, f := range all {
 		if !see.Sees(f.Position) || see.Hides(f.Column) {
 			continue

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"bowstring/fetch"
+	"bowstring/flight/catalog"
 )
 
 // maxLineageJobs is how many jobs are listed at once: those that began last.
@@ -15,7 +16,7 @@ const maxLineageJobs = 4096
 // tallyKey is a job of a snapshot.
 type tallyKey struct {
 	job string
-	ref snapshotRef
+	ref catalog.Ref
 }
 
 // tally sums up what is on record of a job of a snapshot.
@@ -36,7 +37,7 @@ type tallies struct {
 
 // of takes the head of a piece in, and returns where its rows are added.
 func (l *tallies) of(h *fetch.PieceHead) *int64 {
-	key := tallyKey{h.Job, snapshotRef{Dataset: h.Ticket.Dataset, Snapshot: h.Ticket.Snapshot}}
+	key := tallyKey{h.Job, catalog.Ref{Dataset: h.Ticket.Dataset, Snapshot: h.Ticket.Snapshot}}
 	t := l.byKey[key]
 	if t == nil {
 		if len(l.order) == maxLineageJobs {
@@ -55,17 +56,17 @@ func (l *tallies) of(h *fetch.PieceHead) *int64 {
 }
 
 // lineageJobs lists the jobs on record, or one.
-func (s *Server) lineageJobs(ctx context.Context, name string, send func([]byte) error) error {
-	var one *course
+func (s *Server) lineageJobs(ctx context.Context, cat *catalog.Catalog, name string, send func([]byte) error) error {
+	var one *catalog.Course
 	if name != "" {
 		var err error
-		if one, err = s.course(ctx, name); err != nil {
+		if one, err = cat.Course(ctx, name); err != nil {
 			return err
 		}
 	}
 	found := &tallies{byKey: map[tallyKey]*tally{}}
-	err := s.recordedRows(ctx, func(h *fetch.PieceHead) *int64 {
-		if one != nil && !one.jobs[h.Job] {
+	err := cat.RecordedRows(ctx, func(h *fetch.PieceHead) *int64 {
+		if one != nil && !one.Has(h.Job) {
 			return nil
 		}
 		return found.of(h)
@@ -73,12 +74,12 @@ func (s *Server) lineageJobs(ctx context.Context, name string, send func([]byte)
 	if err != nil {
 		return err
 	}
-	if err := sendJSON(send, s.lineageHeader()); err != nil {
+	if err := sendJSON(send, s.lineageHeader(cat)); err != nil {
 		return err
 	}
 	slices.SortStableFunc(found.order, func(a, b *tally) int { return cmp.Compare(a.first, b.first) })
 	byName, list := map[string]*lineageJob{}, []*lineageJob{}
-	look := s.shown(ctx)
+	look := cat.Shown(ctx)
 	for _, t := range found.order {
 		exists, whole, err := look(t.ref)
 		if err != nil {

@@ -5,7 +5,7 @@ import (
 	"time"
 
 	"bowstring/fetch"
-	"bowstring/flight/policy"
+	"bowstring/flight/catalog"
 	"bowstring/flight/wire"
 )
 
@@ -20,8 +20,8 @@ type Look struct {
 // lookedAt is a running stream.
 type lookedAt struct {
 	caller fetch.Caller
-	access access
 	conn   *wire.Conn // or nil
+	access catalog.Access
 	more   StreamMore
 }
 
@@ -82,7 +82,7 @@ func (r *registry) look(list []StreamInfo) ([]StreamInfo, []lookedAt) {
 	for i := range list {
 		c := running[list[i].ID]
 		looked[i] = lookedAt{caller: c.caller, access: c.access, conn: c.conn,
-			more: StreamMore{Dataset: c.access.dataset}}
+			more: StreamMore{Dataset: c.access.Dataset}}
 	}
 	return list, looked
 }
@@ -100,17 +100,17 @@ func (l *Look) All() Sight {
 // the right admin to the server, and otherwise his own streams and those on datasets that
 // he has it to, as the action stats would tell him.
 func (v *Visitor) Sees(l *Look) Sight {
-	rs, who := v.server.rules(), whoOf(v.caller)
-	if rs.Server(who).May(policy.Admin) {
+	cat := v.server.source.For(v.caller, nil)
+	if cat.SeesAll() {
 		return l.All()
 	}
+	knows := cat.Knows()
 	sight := Sight{At: l.At, Stats: Stats{Limits: l.stats.Limits, Streams: []StreamInfo{}, Tenants: []TenantInfo{}}}
 	sight.Server.Started, sight.Server.Draining = l.stats.Server.Started, l.stats.Server.Draining
-	sight.Engine = noStats()
+	sight.Engine = catalog.NoStats()
 	for i := range l.calls {
 		c, s := &l.calls[i], &l.stats.Streams[i]
-		if c.caller.Principal != who.Principal && (c.access.dataset == "" ||
-			!rs.Decide(who, c.access.dataset).May(policy.Admin)) {
+		if !knows(c.caller.Principal, c.access.Dataset) {
 			continue
 		}
 		sight.Streams, sight.More = append(sight.Streams, *s), append(sight.More, c.more)

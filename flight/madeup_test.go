@@ -67,7 +67,7 @@ func TestMadeUpTenants(t *testing.T) {
 	}
 	f.server.paces.SetTerms(nil)
 	// Over the wire, to the store and back.
-	before := f.server.engine.Stats()
+	before := f.engine.Stats()
 	for i := range 300 {
 		ctx := metadata.AppendToOutgoingContext(t.Context(), tenantHeader, fmt.Sprint("wire-", i))
 		stream, err := f.client.DoGet(ctx, &flight.Ticket{Ticket: []byte(`{"dataset": "d"}`)})
@@ -81,7 +81,7 @@ func TestMadeUpTenants(t *testing.T) {
 	if _, err := f.server.calls.wait(t.Context(), func(*call) bool { return true }); err != nil {
 		t.Fatal(err)
 	}
-	if after := f.server.engine.Stats(); len(after.Windows) != len(before.Windows) || len(after.Jobs) > len(before.Jobs)+1 {
+	if after := f.engine.Stats(); len(after.Windows) != len(before.Windows) || len(after.Jobs) > len(before.Jobs)+1 {
 		t.Errorf("%d windows and %d jobs, before it was %d and %d", len(after.Windows), len(after.Jobs),
 			len(before.Windows), len(before.Jobs))
 	}

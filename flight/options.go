@@ -3,6 +3,7 @@ package flight
 import (
 	"fmt"
 	"log/slog"
+	"sync/atomic"
 	"time"
 
 	"go.opentelemetry.io/otel/trace"
@@ -91,13 +92,12 @@ type Options struct {
 	Tracer trace.Tracer
 	// Observer is told how long things took; nil if nobody wants to know.
 	Observer Observer
-	// Rules returns the rules that hold now: who may do what with which dataset. nil
-	// allows everything to everybody. It is called several times for each call.
-	Rules func() *policy.Rules
-	// Tenants returns those that there are now: on whose account each caller is, and what
-	// it gets. nil has callers name tenants as they like, which all get the same. It is
-	// called several times for each call. See [Server.EnforceTenants].
-	Tenants func() *policy.Tenants
+	// Rules are those that hold now: who may do what with which dataset. nil allows everything to everybody.
+	// See [Server.EnforceRules].
+	Rules *atomic.Pointer[policy.Rules]
+	// Tenants are those that there are now: on whose account each caller is, and what it gets. nil has callers name
+	// tenants as they like, which all get the same. See [Server.EnforceTenants].
+	Tenants *atomic.Pointer[policy.Tenants]
 	// Audit is the record of who read, wrote and dropped what; nil for none. It stays
 	// the caller's to close, after Shutdown.
 	Audit *audit.Log

@@ -46,7 +46,7 @@ func OpenRules(path string, sources *auth.Sources, log *slog.Logger) (*RulesFile
 }
 
 // Rules returns the rules that hold now.
-func (f *RulesFile) Rules() *policy.Rules { return f.current.Load() }
+func (f *RulesFile) Rules() *atomic.Pointer[policy.Rules] { return &f.current }
 
 // TenantsFile is a file of tenants that is read again when it changes.
 type TenantsFile struct{ watchedFile[policy.Tenants] }
@@ -59,7 +59,7 @@ func OpenTenants(path string, sources *auth.Sources, log *slog.Logger) (*Tenants
 }
 
 // Tenants returns the tenants that there are now.
-func (f *TenantsFile) Tenants() *policy.Tenants { return f.current.Load() }
+func (f *TenantsFile) Tenants() *atomic.Pointer[policy.Tenants] { return &f.current }
 
 func (f *watchedFile[T]) open(sources *auth.Sources) error {
 	f.noted = sources.Add("the file of "+f.what, true)

@@ -19,6 +19,7 @@ import (
 
 	"bowstring/fetch"
 	"bowstring/fetch/admission"
+	"bowstring/flight/catalog"
 	"bowstring/flight/wire"
 	"bowstring/schema"
 )
@@ -46,7 +47,7 @@ const (
 type Server struct {
 	gen.UnimplementedFlightServiceServer
 
-	engine  *fetch.Engine
+	source  *catalog.Source
 	opts    Options
 	log     *slog.Logger
 	mem     memory.Allocator // what decoding an upload takes beyond its messages
@@ -77,7 +78,7 @@ type Server struct {
 func New(engine *fetch.Engine, opts Options) *Server {
 	opts.EnsureDefaults()
 	s := &Server{
-		engine:  engine,
+		source:  catalog.New(engine, opts.Rules, opts.Logger),
 		opts:    opts,
 		log:     opts.Logger,
 		mem:     memory.DefaultAllocator,
@@ -126,6 +127,12 @@ func New(engine *fetch.Engine, opts Options) *Server {
 	}
 	s.health.SetServingStatus(flightService, grpc_health_v1.HealthCheckResponse_SERVING)
 	return s
+}
+
+// EnforceRules ends the streams for which the rules that hold now say something else
+// than those did under which they began. It is called when the rules have changed.
+func (s *Server) EnforceRules() {
+	s.calls.kill(catalog.ErrRules, func(c *call) bool { return !s.source.Stands(c.caller, &c.access) })
 }
 
 // Serve answers calls that come in by l, and closes it in the end. It returns

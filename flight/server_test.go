@@ -153,8 +153,8 @@ func TestMaxMessageBytes(t *testing.T) {
 // TestPanic: a panic ends its call, and nothing else.
 func TestPanic(t *testing.T) {
 	f := serve(t, Options{})
-	engine := f.server.engine
-	f.server.engine = nil // which no handler expects
+	source := f.server.source
+	f.server.source = nil // which no handler expects
 	_, err := f.client.GetFlightInfo(t.Context(), path("d"))
 	wantCode(t, err, codes.Internal, "a defect of the server")
 	_, err = f.get(&flight.Ticket{Ticket: []byte(`{"dataset": "d"}`)})
@@ -163,7 +163,7 @@ func TestPanic(t *testing.T) {
 	if _, err := f.server.calls.wait(t.Context(), func(*call) bool { return true }); err != nil {
 		t.Fatal(err)
 	}
-	f.server.engine = engine
+	f.server.source = source
 	if log := f.log.String(); strings.Count(log, "panic in a call") != 2 || !strings.Contains(log, "info.go") ||
 		!strings.Contains(log, "doget.go") {
 		t.Error("the log does not show the stacks")

@@ -282,7 +282,7 @@ func (r *registry) snapshot(visible func(*call) bool,
 // Stats returns the counters, whoever's. It waits for no stream. It is for who runs the
 // server; callers get what the rules let them see.
 func (s *Server) Stats() Stats {
-	stored, engine := s.counters()
+	stored, engine := s.source.Counters()
 	return s.statsOf(stored, engine, func(*call) bool { return true }, true)
 }
 
@@ -315,6 +315,7 @@ func (s *Server) stats(ctx context.Context, b []byte, send func([]byte) error) e
 	if err := body(b, &struct{}{}); err != nil {
 		return err
 	}
-	stored, engine, all := s.statistics(ctx)
-	return sendJSON(send, s.statsOf(stored, engine, s.mine(ctx), all))
+	cat := s.catalog(ctx)
+	stored, engine := cat.Counters()
+	return sendJSON(send, s.statsOf(stored, engine, knows(cat), cat.SeesAll()))
 }

@@ -11,6 +11,7 @@ import (
 
 	"bowstring/fetch"
 	"bowstring/flight/auth"
+	"bowstring/flight/catalog"
 	"bowstring/flight/usage"
 	"bowstring/flight/wire"
 	"bowstring/schema"
@@ -45,14 +46,14 @@ type call struct {
 	cancel   context.CancelCauseFunc
 	registry *registry
 
-	kind, plan string // what beginStream was told, "" before; guarded by registry.mu
-	streamed   bool   // was told to be a stream; guarded by registry.mu
-	streaming  bool   // counts towards MaxStreams; guarded by registry.mu
-	access     access // what the rules let it do; guarded by registry.mu
-	reads      bool   // that it reads is on record; guarded by registry.mu
-	billed     billed // what of it is in the book; guarded by registry.mu
-	action     string // what DoAction was asked for; guarded by registry.mu
-	cause      error  // why it was killed; guarded by registry.mu, fixed once killed is closed
+	kind, plan string         // what beginStream was told, "" before; guarded by registry.mu
+	streamed   bool           // was told to be a stream; guarded by registry.mu
+	streaming  bool           // counts towards MaxStreams; guarded by registry.mu
+	access     catalog.Access // what the rules let it do; guarded by registry.mu
+	reads      bool           // that it reads is on record; guarded by registry.mu
+	billed     billed         // what of it is in the book; guarded by registry.mu
+	action     string         // what DoAction was asked for; guarded by registry.mu
+	cause      error          // why it was killed; guarded by registry.mu, fixed once killed is closed
 }
 
 // outcome is what the client is told: why the call was killed, if it failed
@@ -306,21 +307,21 @@ func (r *registry) describe(c *call) (kind, plan string) {
 }
 
 // note notes what the rules let a call do, or did not.
-func (r *registry) note(c *call, a access) {
+func (r *registry) note(c *call, a catalog.Access) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	c.access = a
 }
 
 // accessOf returns what was noted of a call last.
-func (r *registry) accessOf(c *call) access {
+func (r *registry) accessOf(c *call) catalog.Access {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return c.access
 }
 
 // accessOfAny returns what was noted last of a running call that matches.
-func (r *registry) accessOfAny(match func(*call) bool) (access, bool) {
+func (r *registry) accessOfAny(match func(*call) bool) (catalog.Access, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for c := range r.calls {
@@ -328,7 +329,7 @@ func (r *registry) accessOfAny(match func(*call) bool) (access, bool) {
 			return c.access, true
 		}
 	}
-	return access{}, false
+	return catalog.Access{}, false
 }
 
 // act notes which action a call is.

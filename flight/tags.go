@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 
+	"bowstring/flight/catalog"
 	"bowstring/flight/policy"
 	"bowstring/schema"
 )
@@ -18,19 +19,19 @@ type tagInfo struct {
 // tag gives a snapshot a name.
 func (s *Server) tag(ctx context.Context, b []byte, send func([]byte) error) error {
 	var req struct {
-		snapshotRef
+		catalog.Ref
 		Name string `json:"name"`
 	}
 	if err := body(b, &req); err != nil {
 		return err
 	}
-	if err := req.check(); err != nil {
+	if err := req.Check(); err != nil {
 		return err
 	}
 	if err := schema.CheckTag("name", req.Name); err != nil {
 		return err
 	}
-	number, err := s.giveTag(ctx, req.snapshotRef, req.Name)
+	number, err := s.catalog(ctx).Tag(ctx, req.Ref, req.Name)
 	if err != nil {
 		return err
 	}
@@ -52,7 +53,7 @@ func (s *Server) untag(ctx context.Context, b []byte, send func([]byte) error) e
 	if err := schema.CheckTag("name", req.Name); err != nil {
 		return err
 	}
-	number, err := s.removeTag(ctx, req.Dataset, req.Name)
+	number, err := s.catalog(ctx).Untag(ctx, req.Dataset, req.Name)
 	if err != nil {
 		return err
 	}
@@ -65,22 +66,23 @@ func (s *Server) tags(ctx context.Context, b []byte, send func([]byte) error) er
 	if err != nil {
 		return err
 	}
-	datasets, err := s.datasets(ctx)
+	cat := s.catalog(ctx)
+	datasets, err := cat.Datasets(ctx)
 	if err != nil {
 		return err
 	}
 	for _, d := range datasets {
-		if !filter.match(d.Name) || len(d.Tags) == 0 {
+		if !filter.Match(d.Name) || len(d.Tags) == 0 {
 			continue
 		}
 		// A rule that does not fit a dataset hides it.
-		if _, err := s.exists(ctx, snapshotRef{Dataset: d.Name}, policy.List); errors.Is(err, schema.ErrNotFound) {
+		if _, err := cat.Exists(ctx, catalog.Ref{Dataset: d.Name}, policy.List); errors.Is(err, schema.ErrNotFound) {
 			continue
 		} else if err != nil {
 			return err
 		}
 		for _, tag := range d.Tags {
-			if filter.tag != "" && filter.tag != tag.Name || filter.number != 0 && filter.number != tag.Snapshot {
+			if filter.Tag != "" && filter.Tag != tag.Name || filter.Number != 0 && filter.Number != tag.Snapshot {
 				continue
 			}
 			if err := sendJSON(send, tagInfo{d.Name, tag.Name, tag.Snapshot}); err != nil {

@@ -16,7 +16,7 @@ func (s *Server) tenants() *policy.Tenants {
 	if s.opts.Tenants == nil {
 		return nil
 	}
-	return s.opts.Tenants()
+	return s.opts.Tenants.Load()
 }
 
 // termsOf is what a tenant gets now.
@@ -31,7 +31,7 @@ func (s *Server) EnforceTenants() {
 		terms = nil
 	}
 	s.paces.SetTerms(terms)
-	s.engine.SetTerms(terms)
+	s.source.SetTerms(terms)
 }
 
 const (

@@ -46,7 +46,7 @@ func serveTenants(t *testing.T, text string, opts Options) *tenanted {
 	t.Helper()
 	s := &tenanted{}
 	s.set(t, text)
-	opts.Tenants = s.tenants.Load
+	opts.Tenants = &s.tenants
 	today := time.Now()
 	book, err := usage.Open(usage.Options{Dir: t.TempDir(), Logger: slog.New(slog.DiscardHandler),
 		Now: func() time.Time { return today }}) // what is used before and after midnight is of two days

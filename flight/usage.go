@@ -40,7 +40,7 @@ func (c *call) amountLocked(now time.Time) usage.Amount {
 // billLocked counts what a call has used since it was counted last. Only streams of a
 // dataset that the caller was let do something with count.
 func (r *registry) billLocked(c *call, now time.Time) {
-	if r.book == nil || !c.streamed || c.access.dataset == "" || c.access.refused {
+	if r.book == nil || !c.streamed || c.access.Dataset == "" || c.access.Refused {
 		return
 	}
 	is, was := c.amountLocked(now), c.billed.amount
@@ -50,7 +50,7 @@ func (r *registry) billLocked(c *call, now time.Time) {
 		RowsIn: -was.RowsIn, BytesIn: -was.BytesIn, Seconds: -was.Seconds,
 		ProcessorSeconds: -was.ProcessorSeconds,
 	})
-	r.book.Add(c.caller.Tenant, c.access.dataset, is)
+	r.book.Add(c.caller.Tenant, c.access.Dataset, is)
 }
 
 // CountUsage counts what the streams that run have used so far; those that end are
@@ -88,8 +88,9 @@ func (s *Server) usage(ctx context.Context, b []byte, send func([]byte) error) e
 	if err := body(b, &req); err != nil {
 		return err
 	}
+	cat := s.catalog(ctx)
 	if req.Dataset != "" && req.Dataset != usage.Other {
-		if _, err := s.may(ctx, req.Dataset, policy.List); err != nil {
+		if err := cat.May(ctx, req.Dataset, policy.List); err != nil {
 			return err
 		}
 	}
@@ -97,14 +98,13 @@ func (s *Server) usage(ctx context.Context, b []byte, send func([]byte) error) e
 		return fmt.Errorf("%w: this server keeps no record of what is used; it does with serve --usage DIR",
 			schema.ErrNotFound)
 	}
-	caller := fetch.CallerFrom(ctx)
-	all := s.rules().Server(whoOf(caller)).May(policy.Admin)
+	tenant, all := fetch.CallerFrom(ctx).Tenant, cat.SeesAll()
 	f := usage.Filter{Tenant: req.Tenant, Dataset: req.Dataset, Since: req.Since, Until: req.Until}
 	if !all {
-		if req.Tenant != "" && req.Tenant != caller.Tenant {
-			return s.mayServer(ctx, policy.Admin, "what other tenants have used")
+		if req.Tenant != "" && req.Tenant != tenant {
+			return cat.MayAdmin("what other tenants have used")
 		}
-		f.Tenant = caller.Tenant
+		f.Tenant = tenant
 	}
 	release, err := s.reserveAnswer(ctx, min(s.opts.Usage.Bytes(), s.answers.most))
 	if err != nil {
@@ -113,44 +113,18 @@ func (s *Server) usage(ctx context.Context, b []byte, send func([]byte) error) e
 	defer release()
 	exists := func(string) (bool, error) { return true, nil }
 	if !all {
-		if exists, err = s.existing(ctx); err != nil {
+		if exists, err = cat.Existing(ctx); err != nil {
 			return err
 		}
 	}
 	s.CountUsage()
 	return s.opts.Usage.Each(ctx, f, func(do func() error) error { return s.turn(ctx, do) },
 		func(e *usage.Entry) error {
-			if shown, err := exists(e.Dataset); err != nil || !shown {
-				return err
+			if e.Dataset != usage.Other {
+				if shown, err := exists(e.Dataset); err != nil || !shown {
+					return err
+				}
 			}
 			return sendJSON(send, e)
 		})
-}
-
-// existing tells the datasets that exist for the caller. It asks the catalog once, and beside it only for datasets of
-// which the caller does not see all.
-func (s *Server) existing(ctx context.Context) (func(dataset string) (bool, error), error) {
-	list, err := s.datasets(ctx)
-	if err != nil {
-		return nil, err
-	}
-	known := map[string]bool{usage.Other: true}
-	whole := make(map[string]bool, len(list))
-	for _, d := range list {
-		whole[d.Name] = len(d.Snapshots) > 0
-	}
-	return func(dataset string) (bool, error) {
-		is, ok := known[dataset]
-		if ok {
-			return is, nil
-		}
-		if is = whole[dataset]; is && s.decide(ctx, dataset).Restriction != nil {
-			_, err := s.exists(ctx, snapshotRef{Dataset: dataset}, policy.List)
-			if is = err == nil; ctx.Err() != nil {
-				return false, context.Cause(ctx)
-			}
-		}
-		known[dataset] = is
-		return is, nil
-	}, nil
 }

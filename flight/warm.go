@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"bowstring/fetch"
+	"bowstring/flight/catalog"
 	"bowstring/flight/peer"
 	"bowstring/flight/wire"
 	"bowstring/schema"
@@ -46,7 +47,7 @@ type warming struct {
 
 // warmAll has this node and all others bring their parts of a job. It ends with the call, that is, also when its client
 // goes away; and when the server is to stop, for the jobs that it is done for will not come here.
-func (s *Server) warmAll(ctx context.Context, job *fetch.Job, send func([]byte) error) error {
+func (s *Server) warmAll(ctx context.Context, cat *catalog.Catalog, job *fetch.Job, send func([]byte) error) error {
 	if err := s.moved(); err != nil {
 		return err
 	}
@@ -74,7 +75,7 @@ func (s *Server) warmAll(ctx context.Context, job *fetch.Job, send func([]byte) 
 			})
 		})
 	}
-	err = s.engine.Warm(ctx, job, func(p fetch.WarmProgress) { fail(w.here(p, false)) })
+	err = cat.Warm(ctx, job, func(p fetch.WarmProgress) { fail(w.here(p, false)) })
 	if err != nil {
 		cancel(err)
 	}
@@ -177,7 +178,7 @@ func (s *Server) warmFor(ss grpc.ServerStream) error {
 	if err := s.moved(); err != nil {
 		return err
 	}
-	job, err := s.lendJob(ss.Context(), req)
+	job, err := s.source.Nodes().Open(ss.Context(), req)
 	if err != nil {
 		return err
 	}
@@ -191,7 +192,7 @@ func (s *Server) warmFor(ss grpc.ServerStream) error {
 	defer cancel(nil)
 	defer context.AfterFunc(s.draining, func() { cancel(context.Cause(s.draining)) })()
 	ctx = fetch.WithCaller(ctx, fetch.Caller{Tenant: what.Tenant})
-	err = s.engine.Warm(ctx, job, func(p fetch.WarmProgress) {
+	err = s.source.Nodes().Warm(ctx, job, func(p fetch.WarmProgress) {
 		b, err := encodeJSON(p)
 		if err == nil {
 			err = ss.SendMsg(wire.OwnFrame(b))

@@ -22,13 +22,13 @@ func (c *ServeCmd) guards(app *App, l *limits) (files guardFiles, err error) {
 		if files.rules, err = flight.OpenRules(c.Rules, l.flight.Sources, app.Log); err != nil {
 			return files, err
 		}
-		l.flight.Rules = files.rules.Rules
+		l.flight.Rules = files.rules.Rules()
 	}
 	if c.Tenants != "" {
 		if files.tenants, err = flight.OpenTenants(c.Tenants, l.flight.Sources, app.Log); err != nil {
 			return files, err
 		}
-		l.flight.Tenants = files.tenants.Tenants
+		l.flight.Tenants = files.tenants.Tenants()
 	}
 	if c.Usage != "" {
 		if l.flight.Usage, err = usage.Open(usage.Options{Dir: c.Usage, Keep: c.UsageKeep,

@@ -8,7 +8,6 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
-	"bowstring/fetch"
 	"bowstring/flight/peer"
 	"bowstring/flight/wire"
 	"bowstring/schema"
@@ -22,7 +21,7 @@ import (
 // of the cluster all are let in where all callers may do everything, and nobody where
 // they may not: blobs by their keys are beyond the rules.
 func (s *Server) letInNode(ctx context.Context) error {
-	if !s.opts.Cluster.Keys.Any() && (s.opts.Door.Authenticates() || s.rules() != nil) {
+	if !s.opts.Cluster.Keys.Any() && (s.opts.Door.Authenticates() || s.source.Ruled()) {
 		return s.refuseNode(ctx, "the cluster has no key")
 	}
 	return nil
@@ -92,15 +91,4 @@ func bindingOf(ctx context.Context) ([]byte, error) {
 		return nil, fmt.Errorf("%w: nodes use TLS 1.3: %w", schema.ErrInvalid, err)
 	}
 	return b, nil
-}
-
-// borrow has the engine read for a node that was let in.
-func (s *Server) borrow(answer func(fetch.Answer)) *fetch.Borrower { return s.engine.Borrow(answer) }
-
-// followed has the engine follow the streams of a node that was let in.
-func (s *Server) followed() *fetch.Follower { return s.engine.Follow() }
-
-// lendJob opens a job for a node that was let in: it has asked the rules for whoever called it.
-func (s *Server) lendJob(ctx context.Context, req schema.Request) (*fetch.Job, error) {
-	return s.engine.Open(ctx, req)
 }

@@ -1,0 +1,356 @@
+package catalog
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync/atomic"
+
+	"bowstring/fetch"
+	"bowstring/fetch/resolve"
+	"bowstring/fetch/store"
+	"bowstring/flight/policy"
+	"bowstring/schema"
+)
+
+// Source is what all callers' catalogs show parts of: an engine, its store, and the rules that hold. It is safe for
+// concurrent use.
+type Source struct {
+	engine *fetch.Engine
+	rules  *atomic.Pointer[policy.Rules] // nil: everything is allowed to everybody
+	log    *slog.Logger
+}
+
+// New returns the source of an engine. rules has the ones that hold now; nil allows everything to everybody.
+func New(engine *fetch.Engine, rules *atomic.Pointer[policy.Rules], log *slog.Logger) *Source {
+	return &Source{engine, rules, log}
+}
+
+// Call is the call that a catalog is for. It keeps what the rules let it do, and what it does is recorded for audits.
+type Call interface {
+	// Note notes what the rules let the call do, or did not.
+	Note(a Access)
+	// Access is what was noted last.
+	Access() Access
+	// BeginRead records that the caller is about to be told something of rows. Where it fails nothing may be read.
+	BeginRead(ctx context.Context) error
+	// Record does something that changes what there is. Where it cannot be recorded it is not begun, or fails after all.
+	Record(ctx context.Context, c Change, do func(*Change) error) error
+}
+
+// Access is what a call has been let do, as far as one dataset goes: the last one, if there were several.
+type Access struct {
+	Dataset  string
+	Snapshot int64
+	Plan     string
+	Group    string // what is the same in the plans of all epochs
+	Right    policy.Right
+	Decision policy.Decision
+	Refused  bool // it was not let do it
+	Early    bool // and it is not certain yet that it is of the snapshot that was asked for
+}
+
+// Catalog is what there is for one caller, in one call. It is safe for concurrent use.
+type Catalog struct {
+	source *Source
+	engine *fetch.Engine
+	log    *slog.Logger
+	caller fetch.Caller
+	call   Call
+}
+
+// For returns the catalog as a caller sees it in a call.
+func (s *Source) For(caller fetch.Caller, call Call) *Catalog {
+	return &Catalog{s, s.engine, s.log, caller, call}
+}
+
+func (s *Source) current() *policy.Rules {
+	if s.rules == nil {
+		return nil
+	}
+	return s.rules.Load()
+}
+
+// Ruled reports whether there are rules.
+func (s *Source) Ruled() bool { return s.current() != nil }
+
+func who(c fetch.Caller) policy.Who { return policy.Who{Principal: c.Principal, Groups: c.Groups} }
+
+// ErrRules is the cause of a stream that the rules, which have changed, do not grant any more, or not as it was.
+var ErrRules = fmt.Errorf("%w: the rules have changed what you may see of this dataset; ask for it again",
+	schema.ErrUnavailable)
+
+// Stands reports whether the rules that hold now say of what a caller was let do what those said under which it began.
+func (s *Source) Stands(caller fetch.Caller, a *Access) bool {
+	return a.Dataset == "" || a.Refused || s.current().Decide(who(caller), a.Dataset).Same(a.Decision)
+}
+
+// decide says what the caller may do with a dataset.
+func (c *Catalog) decide(dataset string) policy.Decision {
+	return c.source.current().Decide(who(c.caller), dataset)
+}
+
+// SeesAll reports whether the caller may see what all callers do.
+func (c *Catalog) SeesAll() bool { return c.source.current().Server(who(c.caller)).May(policy.Admin) }
+
+// MayAdmin fails unless the caller has the right admin to the server as a whole, which what takes.
+func (c *Catalog) MayAdmin(what string) error {
+	if c.SeesAll() {
+		return nil
+	}
+	return c.denied("", fmt.Errorf("%w: %s is for who has the right %q on all datasets", schema.ErrDenied, what,
+		policy.Admin.String()))
+}
+
+// Knows returns what tells the calls that the caller may know of and end: his own, those on datasets that he has the right
+// admin to, and all if he has it to the server.
+func (c *Catalog) Knows() func(principal, dataset string) bool {
+	rs, who := c.source.current(), who(c.caller)
+	everything := rs.Server(who).May(policy.Admin)
+	return func(principal, dataset string) bool {
+		return everything || principal == who.Principal || dataset != "" && rs.Decide(who, dataset).May(policy.Admin)
+	}
+}
+
+// denied notes that the rules refused a call, and returns the error.
+func (c *Catalog) denied(dataset string, err error) error {
+	if c.source.Ruled() {
+		c.call.Note(Access{Dataset: dataset, Refused: true})
+	}
+	return err
+}
+
+// May fails unless the caller has a right on a dataset. Of one that he may not even see he is told that there is none,
+// whether there is or not; but for writing, where there need not be one.
+func (c *Catalog) May(ctx context.Context, dataset string, right policy.Right) error {
+	_, err := c.may(ctx, dataset, right)
+	return err
+}
+
+func (c *Catalog) may(ctx context.Context, dataset string, right policy.Right) (policy.Decision, error) {
+	// also for those who would only be told that there is none: it is recorded
+	if err := schema.CheckName("dataset", dataset); err != nil {
+		return policy.Decision{}, err
+	}
+	d := c.decide(dataset)
+	switch {
+	case d.May(right):
+		return d, nil
+	case d.May(policy.List) || right&policy.Write != 0:
+		return d, c.denied(dataset, fmt.Errorf("%w: what you may do with dataset %q: %s; this takes %s",
+			schema.ErrDenied, dataset, d.Rights, right))
+	}
+	return d, c.denied(dataset, c.noDataset(ctx, dataset, 0))
+}
+
+// noDataset is the error for a dataset or snapshot that does not exist for the caller,
+// or not at all. It names others that do exist for him, as far as that needs no look at
+// their rows: a rule that hides rows or columns may not fit a dataset, which hides it.
+func (c *Catalog) noDataset(ctx context.Context, dataset string, number int64) error {
+	list, err := c.Datasets(ctx)
+	if err != nil {
+		return err
+	}
+	named := slices.DeleteFunc(slices.Clone(list), func(d store.Dataset) bool {
+		return (d.Name != dataset || number == 0) && c.decide(d.Name).Restriction != nil
+	})
+	if len(named) == 0 && c.source.Ruled() {
+		return fmt.Errorf("%w: there is no dataset %q; listings name those that there are for you", schema.ErrNotFound,
+			dataset)
+	}
+	return store.NoSnapshot(named, dataset, number)
+}
+
+// Datasets lists those that exist for the caller.
+func (c *Catalog) Datasets(ctx context.Context) ([]store.Dataset, error) {
+	all, err := c.engine.Store().Datasets(ctx)
+	if err != nil || !c.source.Ruled() {
+		return all, err
+	}
+	return slices.DeleteFunc(slices.Clone(all), func(d store.Dataset) bool {
+		return !c.decide(d.Name).May(policy.List)
+	}), nil
+}
+
+// Dataset returns a dataset's entry in the catalog, an empty one if it does not exist for the caller.
+func (c *Catalog) Dataset(ctx context.Context, dataset string) (store.Dataset, error) {
+	list, err := c.Datasets(ctx)
+	if err != nil {
+		return store.Dataset{}, err
+	}
+	found := store.Dataset{Name: dataset, Snapshots: []int64{}}
+	for _, d := range list {
+		if d.Name == dataset {
+			found.Snapshots, found.Tags = d.Snapshots, d.Tags
+		}
+	}
+	found.Tags = append([]store.Tag{}, found.Tags...) // a list in JSON, though it be empty
+	return found, nil
+}
+
+// Existing returns what tells the datasets that exist for the caller. It asks the catalog once, and beside it only for
+// datasets of which the caller does not see all.
+func (c *Catalog) Existing(ctx context.Context) (func(dataset string) (bool, error), error) {
+	list, err := c.Datasets(ctx)
+	if err != nil {
+		return nil, err
+	}
+	known := map[string]bool{}
+	whole := make(map[string]bool, len(list))
+	for _, d := range list {
+		whole[d.Name] = len(d.Snapshots) > 0
+	}
+	return func(dataset string) (bool, error) {
+		is, ok := known[dataset]
+		if ok {
+			return is, nil
+		}
+		if is = whole[dataset]; is && c.decide(dataset).Restriction != nil {
+			_, err := c.Exists(ctx, Ref{Dataset: dataset}, policy.List)
+			if is = err == nil; ctx.Err() != nil {
+				return false, context.Cause(ctx)
+			}
+		}
+		known[dataset] = is
+		return is, nil
+	}, nil
+}
+
+// Ref names a dataset or one of its snapshots, as JSON does.
+type Ref struct {
+	Dataset  string `json:"dataset"`
+	Snapshot int64  `json:"snapshot"`
+	Tag      string `json:"tag" text:"snapshot"`
+}
+
+// Request asks for all of what the reference names.
+func (r Ref) Request() schema.Request {
+	return schema.Request{Dataset: r.Dataset, Snapshot: r.Snapshot, Tag: r.Tag}
+}
+
+// Check fails if there can be no such snapshot.
+func (r Ref) Check() error { return r.Request().Check() }
+
+// Snapshot looks a snapshot up that the caller has a right to, by number or by tag, the newest if neither is given.
+func (c *Catalog) Snapshot(ctx context.Context, ref Ref, right policy.Right) (*schema.Snapshot, error) {
+	snap, _, err := c.snapshot(ctx, ref, right)
+	return snap, err
+}
+
+func (c *Catalog) snapshot(ctx context.Context, ref Ref, right policy.Right) (*schema.Snapshot, policy.Decision, error) {
+	dataset := ref.Dataset
+	d, err := c.may(ctx, dataset, right)
+	if err != nil {
+		return nil, d, err
+	}
+	req, err := c.engine.Pin(ctx, ref.Request())
+	if err != nil {
+		return nil, d, c.notFor(ctx, d, dataset, 0, err)
+	}
+	snap, err := c.engine.Store().Snapshot(ctx, dataset, req.Snapshot)
+	if err != nil {
+		return nil, d, c.notFor(ctx, d, dataset, req.Snapshot, err)
+	}
+	if err := c.fits(ctx, d, snap); err != nil {
+		return nil, d, err
+	}
+	c.call.Note(Access{Dataset: dataset, Snapshot: snap.Number, Right: right, Decision: d})
+	return snap, d, c.call.BeginRead(ctx)
+}
+
+// Exists looks a snapshot up as Snapshot does, and fails also if the rule's where does not fit it.
+func (c *Catalog) Exists(ctx context.Context, ref Ref, right policy.Right) (*schema.Snapshot, error) {
+	snap, d, err := c.snapshot(ctx, ref, right)
+	if err == nil {
+		err = c.shows(ctx, d, snap)
+	}
+	return snap, err
+}
+
+// fits fails if the rule shows no column of a snapshot.
+func (c *Catalog) fits(ctx context.Context, d policy.Decision, snap *schema.Snapshot) error {
+	if d.Restriction.Visible(snap.Schema).NumFields() > 0 {
+		return nil
+	}
+	c.log.LogAttrs(ctx, slog.LevelWarn, "a rule shows no column of a snapshot", slog.String("dataset", snap.Dataset),
+		slog.Int64("snapshot", snap.Number), slog.String("rule", d.Rule.String()))
+	return c.noDataset(ctx, snap.Dataset, 0)
+}
+
+// shows fails if the rule shows no column of a snapshot, or its where does not fit it.
+func (c *Catalog) shows(ctx context.Context, d policy.Decision, snap *schema.Snapshot) error {
+	if err := c.fits(ctx, d, snap); err != nil || !d.Restriction.HidesRows() {
+		return err
+	}
+	job, err := c.engine.Open(ctx, within(d, snap, schema.PositionColumn))
+	if err != nil {
+		if c.misfit(ctx, d, err) {
+			return c.noDataset(ctx, snap.Dataset, 0)
+		}
+		return err
+	}
+	job.Close()
+	return nil
+}
+
+// within asks for one column of all rows of a snapshot that a decision shows.
+func within(d policy.Decision, snap *schema.Snapshot, column string) schema.Request {
+	return schema.Request{Dataset: snap.Dataset, Snapshot: snap.Number, Columns: []string{column}, Within: d.Restriction}
+}
+
+// misfit reports whether an error is that of a rule that does not fit a dataset, which is
+// for the log alone.
+func (c *Catalog) misfit(ctx context.Context, d policy.Decision, err error) bool {
+	fault, ok := errors.AsType[*resolve.RestrictionError](err)
+	if ok {
+		c.log.LogAttrs(ctx, slog.LevelWarn, "a rule does not fit a dataset, which does not exist for those "+
+			"whom it is for",
+			slog.String("rule", d.Rule.String()), slog.String("error", fault.Error()))
+	}
+	return ok
+}
+
+// notFor is what the caller is told where something went wrong that he has a right to.
+// Errors of the store name all datasets, and one of the rule's own is not for him. Where
+// the rule does not fit, none is: whatever he asks for, there is no such dataset.
+func (c *Catalog) notFor(ctx context.Context, d policy.Decision, dataset string, number int64, err error) error {
+	if d.Rule == nil {
+		return err
+	}
+	if c.misfit(ctx, d, err) {
+		return c.noDataset(ctx, dataset, 0)
+	}
+	missing := errors.Is(err, schema.ErrNotFound)
+	if !missing && d.Restriction == nil {
+		return err
+	}
+	snap, gone := c.engine.Store().Snapshot(ctx, dataset, number)
+	if !errors.Is(gone, schema.ErrNotFound) {
+		// It may also be a split or a selection that there is not.
+		return c.unless(ctx, d, snap, gone, err)
+	}
+	if !missing {
+		return err
+	}
+	if number != 0 && d.Restriction != nil { // that there are other snapshots is told of a dataset that exists for him
+		newest, gone := c.engine.Store().Snapshot(ctx, dataset, 0)
+		if !errors.Is(gone, schema.ErrNotFound) {
+			return c.unless(ctx, d, newest, gone, c.noDataset(ctx, dataset, number))
+		}
+	}
+	return c.noDataset(ctx, dataset, number)
+}
+
+// unless returns an error, but for a snapshot that does not exist for the caller, or
+// could not be looked at, the error of that.
+func (c *Catalog) unless(ctx context.Context, d policy.Decision, snap *schema.Snapshot, looking, err error) error {
+	if looking == nil && d.Restriction != nil {
+		looking = c.shows(ctx, d, snap)
+	}
+	if looking != nil {
+		return looking
+	}
+	return err
+}

@@ -1,0 +1,107 @@
+package catalog
+
+import (
+	"cmp"
+	"context"
+	"errors"
+
+	"bowstring/fetch"
+	"bowstring/fetch/resolve"
+	"bowstring/flight/policy"
+	"bowstring/schema"
+)
+
+// Open opens a job with what the caller may see.
+func (c *Catalog) Open(ctx context.Context, req schema.Request, right policy.Right) (*fetch.Job, error) {
+	return c.open(ctx, req, right, false)
+}
+
+// OpenEarly opens a job of which the caller is told nothing before Confirm.
+func (c *Catalog) OpenEarly(ctx context.Context, req schema.Request, right policy.Right) (*fetch.Job, error) {
+	return c.open(ctx, req, right, true)
+}
+
+func (c *Catalog) open(ctx context.Context, req schema.Request, right policy.Right, early bool) (job *fetch.Job, err error) {
+	d, err := c.may(ctx, req.Dataset, right)
+	if err != nil {
+		return nil, err
+	}
+	req.Within = d.Restriction
+	if early {
+		job, err = c.engine.OpenEarly(ctx, req)
+	} else {
+		job, err = c.engine.Open(ctx, req)
+	}
+	if err != nil {
+		return nil, c.notFor(ctx, d, req.Dataset, req.Snapshot, err)
+	}
+	if err := c.fits(ctx, d, job.Manifest().Snapshot()); err != nil {
+		err = cmp.Or(c.Confirm(ctx, job, req), err) // or it is of the wrong snapshot
+		job.Close()
+		return nil, err
+	}
+	c.call.Note(Access{Dataset: req.Dataset, Snapshot: job.Request().Snapshot, Right: right, Decision: d, Plan: job.ID(),
+		Group: job.Group(), Early: job.Early()})
+	// What changes the rules ends what is noted by now; this is what is not.
+	if !c.decide(req.Dataset).Same(d) {
+		job.Close()
+		return nil, ErrRules
+	}
+	if err := c.call.BeginRead(ctx); err != nil {
+		job.Close()
+		return nil, err
+	}
+	return job, nil
+}
+
+// Confirm waits until it is certain that a job that was opened early is of the snapshot that the request means.
+// resolve.ErrSuperseded if it is not.
+func (c *Catalog) Confirm(ctx context.Context, job *fetch.Job, req schema.Request) error {
+	err := job.Confirm(ctx)
+	switch {
+	case err == nil:
+		a := c.call.Access()
+		a.Early = false
+		c.call.Note(a)
+		return c.call.BeginRead(ctx)
+	case errors.Is(err, resolve.ErrSuperseded):
+		return err
+	}
+	return c.notFor(ctx, c.decide(req.Dataset), req.Dataset, req.Snapshot, err)
+}
+
+// Stream serves a ticket of a job that was opened.
+func (c *Catalog) Stream(ctx context.Context, job *fetch.Job, t schema.Ticket) (*fetch.Stream, error) {
+	return c.engine.Stream(ctx, job, t)
+}
+
+// Take serves samples of a job that was opened.
+func (c *Catalog) Take(ctx context.Context, job *fetch.Job, positions []int64) (*fetch.Stream, error) {
+	return c.engine.Take(ctx, job, positions)
+}
+
+// TotalBytes is how many bytes of blobs a job that was opened serves.
+func (c *Catalog) TotalBytes(ctx context.Context, job *fetch.Job) (int64, error) {
+	return c.engine.TotalBytes(ctx, job)
+}
+
+// Warm fills the spill with what a job that was opened will use.
+func (c *Catalog) Warm(ctx context.Context, job *fetch.Job, progress func(fetch.WarmProgress)) error {
+	return c.engine.Warm(ctx, job, progress)
+}
+
+// HasSpill reports whether there is a cache to warm.
+func (c *Catalog) HasSpill() bool { return c.engine.Stats().Spill != nil }
+
+// PlanID is what the plan of a request is called for the caller.
+func (c *Catalog) PlanID(ctx context.Context, req schema.Request) (string, error) {
+	if req.Snapshot == 0 || req.Batch == 0 { // the snapshot is looked up
+		snap, err := c.Exists(ctx, Ref{req.Dataset, req.Snapshot, req.Tag}, policy.List)
+		if err != nil {
+			return "", err
+		}
+		req.Snapshot, req.Tag = snap.Number, ""
+	}
+	req.Within = c.decide(req.Dataset).Restriction
+	return c.engine.PlanID(ctx, req)
+}

@@ -1,0 +1,174 @@
+package catalog
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"bowstring/fetch"
+	"bowstring/flight/policy"
+	"bowstring/schema"
+)
+
+// onRecord tells the streams whose lineage the caller may know: his own, and those on datasets
+// that he has the right admin to, as far as he may read these now.
+func (c *Catalog) onRecord() func(*fetch.PieceHead) bool {
+	rs, who := c.source.current(), who(c.caller)
+	if rs == nil {
+		return func(*fetch.PieceHead) bool { return true }
+	}
+	decisions := map[string]policy.Decision{}
+	return func(h *fetch.PieceHead) bool {
+		dataset := h.Ticket.Dataset
+		d, known := decisions[dataset]
+		if !known {
+			d = rs.Decide(who, dataset)
+			decisions[dataset] = d
+		}
+		return d.May(policy.Read) && (h.Principal == who.Principal || d.May(policy.Admin))
+	}
+}
+
+// RecordedRows goes through the streams that the caller may know of: the rows of each are added to what sum returns,
+// nil to leave them out.
+func (c *Catalog) RecordedRows(ctx context.Context, sum func(*fetch.PieceHead) *int64) error {
+	mine := c.onRecord()
+	kept, err := c.engine.RecordedRows(ctx, func(h *fetch.PieceHead) *int64 {
+		if !mine(h) {
+			return nil
+		}
+		return sum(h)
+	})
+	return keptOr(kept, err)
+}
+
+func keptOr(kept bool, err error) error {
+	if err == nil && !kept {
+		err = fmt.Errorf("%w: this server keeps no record of what it hands out; it does with serve --lineage DIR",
+			schema.ErrNotFound)
+	}
+	return err
+}
+
+// Shown tells the snapshots that exist for the caller, and whether he sees all their rows.
+func (c *Catalog) Shown(ctx context.Context) func(Ref) (exists, whole bool, err error) {
+	type answer struct{ exists, whole bool }
+	known := map[Ref]answer{}
+	return func(ref Ref) (bool, bool, error) {
+		a, ok := known[ref]
+		if !ok {
+			_, err := c.Exists(ctx, ref, policy.Read)
+			if err != nil && !errors.Is(err, schema.ErrNotFound) {
+				return false, false, err
+			}
+			a = answer{err == nil, !c.decide(ref.Dataset).Restriction.HidesRows()}
+			known[ref] = a
+		}
+		return a.exists, a.whole, nil
+	}
+}
+
+// RecordedSince is since when streams are on record, zero if none is.
+func (c *Catalog) RecordedSince() time.Time { return c.engine.RecordedSince() }
+
+// Course is what a job is on record as, as far as the caller may know.
+type Course struct {
+	catalog *Catalog
+	jobs    map[string]bool  // what its streams are of: more than one only if somebody made requests so
+	first   *fetch.PieceHead // of the stream of its name that began first
+	planned *uint64          // the epoch of the plan that has the name, if that is what it names
+}
+
+// Course finds the streams of a job, by any of its names.
+func (c *Catalog) Course(ctx context.Context, name string) (*Course, error) {
+	j := &Course{catalog: c, jobs: map[string]bool{}}
+	err := c.RecordedRows(ctx, func(h *fetch.PieceHead) *int64 {
+		if h.Job != name && h.Group != name && h.Plan != name {
+			return nil
+		}
+		if e := epochOf(h); h.Plan == name && h.Group != name && h.Job != name && (j.planned == nil || e < *j.planned) {
+			j.planned = &e
+		}
+		if j.jobs[h.Job] = true; j.first == nil || h.Stream < j.first.Stream {
+			j.first = h
+		}
+		return nil
+	})
+	if err == nil && j.first == nil {
+		err = fmt.Errorf("%w: job %s is not on record here: it ran elsewhere, or is older than what is "+
+			"kept; lineage without a job lists those there are", schema.ErrNotFound, schema.Quote(name))
+	}
+	return j, err
+}
+
+// Has reports whether a stream of a job is one of the course's.
+func (j *Course) Has(job string) bool { return j.jobs[job] }
+
+// Epoch is the one that is meant where the caller names none: that of the plan, or the one that the stream which began
+// last came to.
+func (j *Course) Epoch(ctx context.Context) (uint64, error) {
+	if j.planned != nil {
+		return *j.planned, nil
+	}
+	last, rows := j.first, new(int64)
+	err := j.catalog.RecordedRows(ctx, func(h *fetch.PieceHead) *int64 {
+		if h.Job != j.first.Job || h.Stream < last.Stream {
+			return nil
+		}
+		last, rows = h, new(int64)
+		return rows
+	})
+	if err != nil {
+		return 0, err
+	}
+	epoch, err := j.catalog.engine.LastEpoch(ctx, &fetch.Piece{Head: *last, Rows: *rows})
+	return epoch, j.catalog.hides(last, err)
+}
+
+func epochOf(h *fetch.PieceHead) uint64 {
+	if h.Ticket.Shuffle == nil {
+		return 0
+	}
+	return h.Ticket.Shuffle.Epoch
+}
+
+// hides is an error in finding out what was handed out. It may tell of what the stream's caller could see: who may see
+// less now is told that it cannot be said.
+func (c *Catalog) hides(h *fetch.PieceHead, err error) error {
+	if err == nil {
+		return nil
+	}
+	d := c.decide(h.Ticket.Dataset)
+	if d.Restriction.Key() != h.Restriction().Key() && !errors.Is(err, schema.ErrUnavailable) &&
+		!errors.Is(err, schema.ErrLimit) {
+		return fmt.Errorf("%w: what this job was handed out cannot be said any more", schema.ErrNotFound)
+	}
+	return err
+}
+
+// Step looks a step up, and the job by which the caller sees its samples, which he closes; rank is -1 for all ranks. One
+// name may stand for streams of several courses, if somebody made a request so: it is the one of the stream that began
+// first.
+func (j *Course) Step(ctx context.Context, epoch uint64, step int64, rank int) ([]fetch.Share, *fetch.Job, error) {
+	c, first := j.catalog, &j.first.Ticket
+	see, err := c.Open(ctx, schema.Request{Dataset: first.Dataset, Snapshot: first.Snapshot,
+		Columns: []string{schema.PositionColumn}}, policy.Read)
+	if err != nil {
+		return nil, nil, err
+	}
+	mine := c.onRecord()
+	pieces, kept, err := c.engine.Recorded(ctx, func(h *fetch.PieceHead) bool {
+		return h.Job == j.first.Job && (rank < 0 || h.Ticket.Rank == rank) && fetch.MayCover(h, epoch) && mine(h)
+	})
+	if err = keptOr(kept, err); err != nil {
+		see.Close()
+		return nil, nil, err
+	}
+	shares, err := c.engine.Lineage(ctx, pieces, epoch, step, rank)
+	if err != nil {
+		see.Close()
+		return nil, nil, c.hides(j.first, err)
+	}
+	return shares, see, nil
+}

@@ -1,0 +1,143 @@
+package catalog
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"bowstring/fetch"
+	"bowstring/fetch/admission"
+	"bowstring/fetch/predict"
+	"bowstring/fetch/store"
+	"bowstring/flight/audit"
+	"bowstring/flight/policy"
+	"bowstring/schema"
+)
+
+// Counters are the store's and the engine's. They tell of all that is done, and are for who runs the server.
+func (s *Source) Counters() (store.Stats, fetch.Stats) {
+	return s.engine.Store().Stats(), s.engine.Stats()
+}
+
+// Counters are the store's and the engine's for callers that see all. Others get zeroes.
+func (c *Catalog) Counters() (store.Stats, fetch.Stats) {
+	if !c.SeesAll() {
+		return store.Stats{}, NoStats()
+	}
+	return c.source.Counters()
+}
+
+// NoStats are an engine's for those who may not see them.
+func NoStats() fetch.Stats {
+	return fetch.Stats{Windows: []fetch.WindowStats{}, Memory: []admission.Account{}, Jobs: []fetch.JobStats{}}
+}
+
+// SetTerms has the engine give tenants what terms says; nil gives all the same.
+func (s *Source) SetTerms(terms func(tenant string) fetch.Terms) { s.engine.SetTerms(terms) }
+
+// Conditions is what a model is told of a job that the caller has opened. What the cache
+// holds tells what others do: it is for who may see that.
+func (c *Catalog) Conditions(ctx context.Context, job *fetch.Job) (predict.Job, error) {
+	total, err := c.engine.TotalBytes(ctx, job)
+	if err != nil {
+		return predict.Job{}, err
+	}
+	found := c.engine.Conditions(job, total)
+	if !c.SeesAll() {
+		found.HeldBytes = 0
+	}
+	return found, nil
+}
+
+// RatesAt are the engine's rates at a time, for a job. What is predicted by them is for all, and
+// they themselves for who sees all.
+func (c *Catalog) RatesAt(at time.Time, job *predict.Job) (fetch.Rates, fetch.RatesFrom) {
+	return c.engine.Rates(at, job.RowBytes/max(job.RowReads, 1))
+}
+
+// Rates are the rates that are known now, for who runs the server.
+func (c *Catalog) Rates() (fetch.Rates, error) {
+	if err := c.MayAdmin("rates"); err != nil {
+		return fetch.Rates{}, err
+	}
+	r, _ := c.RatesAt(time.Now(), &predict.Job{})
+	return r, nil
+}
+
+// Reads are the blobs that the spill's jobs of a group have got so far, and those of them
+// that came from the spill.
+func (c *Catalog) Reads(group string) (all, spill int64) {
+	st := c.engine.Stats()
+	for i := range st.Jobs {
+		if j := &st.Jobs[i]; j.Job == group {
+			all += j.WindowReads + j.SpillReads + j.PeerReads + j.StoreReads
+			spill += j.SpillReads
+		}
+	}
+	return all, spill
+}
+
+// Calibrate measures, by reading a dataset or else the largest, and has the engine go by what it found. That takes from
+// all who use the store: it is for who runs the server. name is the snapshot's that was read.
+func (c *Catalog) Calibrate(ctx context.Context, dataset string,
+	opts fetch.CalibrateOptions) (found *fetch.Calibration, name string, err error) {
+	if err := c.MayAdmin("measuring rates"); err != nil {
+		return nil, "", err
+	}
+	if dataset == "" {
+		if dataset, err = c.largest(ctx); err != nil {
+			return nil, "", err
+		}
+	}
+	job, err := c.Open(ctx, schema.Request{Dataset: dataset, Shuffle: &schema.Shuffle{}}, policy.Read)
+	if err != nil {
+		return nil, "", err
+	}
+	defer job.Close()
+	if job.Plan().Rows() == 0 {
+		return nil, "", fmt.Errorf("%w: %s has no row to read", schema.ErrInvalid, job.SnapshotName())
+	}
+	err = c.Change(ctx, Change{Event: audit.Measure, Dataset: dataset, Snapshot: job.Request().Snapshot},
+		func(what *Change) (err error) {
+			if found, err = c.engine.Calibrate(ctx, job, opts); err == nil {
+				what.Rows, what.Bytes = found.Reads, found.Bytes
+				c.engine.SetRates(found.Rates)
+			}
+			return err
+		})
+	return found, job.SnapshotName(), err
+}
+
+// SetRates has the engine go by rates that were measured elsewhere.
+func (c *Catalog) SetRates(ctx context.Context, r fetch.Rates) error {
+	if err := c.MayAdmin("setting rates"); err != nil {
+		return err
+	}
+	if err := r.Check("rates."); err != nil {
+		return err
+	}
+	return c.Change(ctx, Change{Event: audit.Measure}, func(*Change) error {
+		c.engine.SetRates(r)
+		return nil
+	})
+}
+
+// largest is the name of the dataset with most rows.
+func (c *Catalog) largest(ctx context.Context) (string, error) {
+	list, err := c.Datasets(ctx)
+	if err != nil {
+		return "", err
+	}
+	name, most := "", int64(0)
+	for _, d := range list {
+		snap, err := c.engine.Store().Snapshot(ctx, d.Name, 0)
+		if err == nil && snap.Rows() > most && slices.ContainsFunc(snap.Schema.Fields(), schema.IsBlob) {
+			name, most = d.Name, snap.Rows()
+		}
+	}
+	if name == "" {
+		return "", fmt.Errorf("%w: no dataset has blobs to read", schema.ErrNotFound)
+	}
+	return name, nil
+}

@@ -1,0 +1,162 @@
+package catalog
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/apache/arrow/go/v17/arrow"
+
+	"bowstring/fetch"
+	"bowstring/fetch/resolve"
+	"bowstring/fetch/store"
+	"bowstring/flight/policy"
+	"bowstring/schema"
+)
+
+// View is a snapshot as far as it exists for a caller.
+type View struct {
+	Snap   *schema.Snapshot
+	Within *schema.Restriction
+	Rows   int64
+	Splits []resolve.SeenSplit
+
+	catalog *Catalog
+}
+
+// View looks a snapshot up as Snapshot does, and counts what the caller may see of it.
+func (c *Catalog) View(ctx context.Context, ref Ref, right policy.Right) (*View, error) {
+	snap, d, err := c.snapshot(ctx, ref, right)
+	if err != nil {
+		return nil, err
+	}
+	v := &View{Snap: snap, Within: d.Restriction, catalog: c}
+	if !d.Restriction.HidesRows() { // the record of the snapshot is enough
+		v.Rows, v.Splits = snap.Rows(), resolve.SeenSplits(snap, nil)
+		return v, nil
+	}
+	job, err := c.engine.Open(ctx, within(d, snap, schema.PositionColumn))
+	if err != nil {
+		return nil, c.notFor(ctx, d, snap.Dataset, snap.Number, err)
+	}
+	defer job.Close()
+	v.Rows, v.Splits = job.Seen(), job.Splits()
+	return v, nil
+}
+
+// Filter names datasets: one, or with Wild those whose names begin so; then perhaps one snapshot of it.
+type Filter struct {
+	Name   string
+	Wild   bool
+	Number int64
+	Tag    string
+}
+
+// Match reports whether a dataset of a name is meant.
+func (f Filter) Match(name string) bool {
+	if f.Wild {
+		return strings.HasPrefix(name, f.Name)
+	}
+	return f.Name == name
+}
+
+// Each calls visit with the newest snapshot of each dataset that the filter matches and that exists for the caller, or
+// with the one that the filter names. A dataset that is dropped meanwhile is passed over.
+func (c *Catalog) Each(ctx context.Context, f Filter, visit func(store.Dataset, *View) error) error {
+	datasets, err := c.Datasets(ctx)
+	if err != nil {
+		return err
+	}
+	for _, d := range datasets {
+		if !f.Match(d.Name) || len(d.Snapshots) == 0 {
+			continue
+		}
+		ref := Ref{d.Name, f.Number, f.Tag}
+		pinned := ref.Snapshot != 0 || ref.Tag != ""
+		if !pinned {
+			ref.Snapshot = d.Snapshots[len(d.Snapshots)-1]
+		}
+		v, err := c.View(ctx, ref, policy.List)
+		if !pinned && errors.Is(err, schema.ErrNotFound) {
+			continue
+		}
+		if err == nil {
+			err = visit(d, v)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// HasSplit fails if a split does not exist for the caller.
+func (v *View) HasSplit(name string) error {
+	if name == "" {
+		return nil
+	}
+	var have []string
+	for _, sp := range v.Splits {
+		if sp.Name == name {
+			return nil
+		}
+		have = append(have, sp.Name)
+	}
+	return fmt.Errorf("%w: dataset %s@%d has no split %q; it has %s", schema.ErrNotFound, v.Snap.Dataset, v.Snap.Number,
+		name, cmp.Or(schema.ShownList(have), "none"))
+}
+
+// Schema is what batches of a request look like.
+func (v *View) Schema(ctx context.Context, req schema.Request) (*arrow.Schema, error) {
+	req.Within = v.Within
+	return v.catalog.engine.Schema(ctx, v.Snap, req)
+}
+
+// Outline says what a request for all of a split, or all rows, means, and its bytes where that is known, or else -1.
+func (v *View) Outline(ctx context.Context, split string) (*fetch.Resolved, int64, error) {
+	engine := v.catalog.engine
+	req := schema.Request{Dataset: v.Snap.Dataset, Snapshot: v.Snap.Number, Split: split, Within: v.Within}
+	if v.Within.HidesRows() {
+		job, err := engine.Open(ctx, req)
+		if err != nil {
+			return nil, 0, err
+		}
+		defer job.Close()
+		return &fetch.Resolved{Request: job.Request(), ID: job.ID(), Plan: job.Plan(), Projection: job.Projection()}, -1,
+			nil
+	}
+	o, err := engine.Resolve(ctx, v.Snap, req)
+	if err != nil {
+		return nil, 0, err
+	}
+	bytes, ok := engine.KnownBytes(o)
+	if !ok {
+		bytes = -1
+	}
+	return o, bytes, nil
+}
+
+// BlobBytes adds up the blobs of a column, the ordinal-th that has any. Where the caller sees all rows, the record of the
+// snapshot tells.
+func (v *View) BlobBytes(ctx context.Context, ordinal int, name string) (int64, error) {
+	if !v.Within.HidesRows() {
+		var sum int64
+		for _, chunk := range v.Snap.Chunks {
+			sum += chunk.BlobBytes[ordinal]
+		}
+		return sum, nil
+	}
+	engine := v.catalog.engine
+	job, err := engine.Open(ctx, within(policy.Decision{Restriction: v.Within}, v.Snap, name))
+	if err != nil {
+		return 0, err
+	}
+	defer job.Close()
+	sum, err := engine.TotalBytes(ctx, job)
+	if err != nil {
+		return 0, fmt.Errorf("column %q: %w", name, err)
+	}
+	return sum, nil
+}
