@@ -200,12 +200,12 @@ def test_version(bowstring: Bowstring) -> None:
 
 def test_a_flag_beats_the_environment_beats_the_file(binary: Path, tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
-    file.write_text("serve:\n  max-streams: 11\n  max-reads: 12\n  read-timeout: 13s\nlog-level: warn\n")
+    file.write_text("serve:\n  max-streams: 11\n  usage-keep: 12\n  read-timeout: 13s\nlog-level: warn\n")
     environment = {
         "PATH": os.environ["PATH"],
         "HOME": str(tmp_path),
         "BOWSTRING_CONFIG": str(file),
-        "BOWSTRING_SERVE_MAX_READS": "22",
+        "BOWSTRING_SERVE_USAGE_KEEP": "22",
         "BOWSTRING_LOG_LEVEL": "error",
     }
     done = subprocess.run(
@@ -218,7 +218,7 @@ def test_a_flag_beats_the_environment_beats_the_file(binary: Path, tmp_path: Pat
     settings = json.loads(done.stdout)
     found = {s["name"]: (str(s["value"]), s["source"]) for s in settings}
     assert found["serve.max-streams"] == ("11", f"{file}:2")
-    assert found["serve.max-reads"] == ("22", "environment BOWSTRING_SERVE_MAX_READS")
+    assert found["serve.usage-keep"] == ("22", "environment BOWSTRING_SERVE_USAGE_KEEP")
     assert found["serve.read-timeout"] == ("13s", f"{file}:4")
     assert found["log-level"] == ("debug", "command line")
     assert found["serve.listen"] == ("127.0.0.1:8815", "default")

@@ -99,7 +99,7 @@ def store(bowstring: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def served(binary: Path, store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """Anybody may do everything, and some of the data means ill."""
     folder = tmp_path_factory.mktemp("open")
-    flags = ["--admin=127.0.0.1:0", "--max-streams-per-peer=1024"]
+    flags = ["--admin=127.0.0.1:0", "--max-streams=2048"]
     with Node(binary, store, *flags, log=folder / "log") as node:
         with fl.connect(node.url) as client:
             hostile = pa.table({SCRIPT: [SCRIPT, "b"], "x": [1, 2], "image": [PAGE, SVG]})

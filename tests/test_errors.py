@@ -333,7 +333,7 @@ def test_limit_of_streams(start: StartNode) -> None:
 
 
 def test_limit_of_messages(start: StartNode) -> None:
-    node = start("--max-message", "1MiB")
+    node = start("--upload-memory", "2MiB")
     with fl.connect(node.url) as own:
         big = pa.table({"image": pa.array([b"x" * (2 << 20)], pa.large_binary())})
         with pytest.raises(pa.ArrowException, match="MaxMessageBytes"):

@@ -22,7 +22,7 @@ LIMIT_MB = 2048
 ALONE_S, ATTACK_S, AFTER_S = 12, 60, 10
 WARM_S = 2  # of the time alone, not counted
 BACK = 0.8  # of its throughput alone, and a stream has it again
-OPTIONS = ("--window-memory=512MiB", "--request-timeout=2s")
+OPTIONS = ("--window-memory=512MiB",)
 
 
 @dataclass

@@ -149,7 +149,7 @@ func SelectionLimit(sel *schema.Selection, others iter.Seq[*schema.Selection], n
 	if sel.Owner != "" {
 		owner = schema.Quote(sel.Owner) + " has"
 	}
-	return fmt.Errorf("%w: --max-selections: %s %d selections of dataset %q, at most %d are allowed: one goes when it "+
+	return fmt.Errorf("%w: MaxSelections: %s %d selections of dataset %q, at most %d are allowed: one goes when it "+
 		"was not used for 30 days, and with its snapshot; up to 1,024 positions need none, as selection.positions",
 		schema.ErrLimit, owner, n, sel.Dataset, sel.Most)
 }

@@ -84,7 +84,7 @@ func selectionsAreLimited(b *bench) {
 	b.ok(save("l", "ann", "3", soon), "the second")
 	err := save("l", "ann", "4", soon)
 	b.fails(err, schema.ErrLimit, "the third")
-	b.that(strings.Contains(err.Error(), "--max-selections") && strings.Contains(err.Error(), `"ann" has 2`),
+	b.that(strings.Contains(err.Error(), "MaxSelections") && strings.Contains(err.Error(), `"ann" has 2`),
 		"the error does not say what the limit is: %v", err)
 	b.ok(save("l", "ann", "3", soon.Add(time.Hour)), "one that there is")
 	b.ok(save("l", "bob", "3", soon), "one of another owner's")

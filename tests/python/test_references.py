@@ -44,7 +44,7 @@ def far(imported: Path, binary: Path, tmp_path: Path) -> Iterator[StartFar]:
     size = "16MiB"
     flags = ["--spill", str(tmp_path / "spill"), "--spill-bytes", size, "--spill-min-bytes", size]
     flags += ["--spill-keep-free=1MiB", "--spill-policy=lru", "--local", str(tmp_path / "socket"), "--local-ring=16MiB"]
-    flags += ["--local-references", "--local-all-pinned=8MiB", "--local-pinned=8MiB"]
+    flags += ["--local-references", "--local-pinned=8MiB"]
     flags += ["--window-memory=8MiB"]
 
     def begin() -> Node:

@@ -73,6 +73,8 @@ func (f *linkFlags) link(app *App, always bool) (*delay.Link, error) {
 type BenchServeCmd struct {
 	ServeCmd
 	linkFlags
+	Reads  int    `name:"max-reads" placeholder:"N" help:"Most reads in flight to the store (default: as many as pay)."`
+	Policy string `name:"spill-policy" enum:"next-use,lru,fifo,static,score" default:"next-use" help:"What the spill keeps, when not all can be: ${enum} (default: ${default})."`
 }
 
 // Validate is called by kong.
@@ -85,6 +87,7 @@ func (c *BenchServeCmd) Run(ctx context.Context, app *App) (err error) {
 	if err := c.own(app); err != nil {
 		return err
 	}
+	c.MaxReads, c.SpillPolicy = c.Reads, c.Policy
 	// Without a flag it is a link of no latency, so that a series has 0 as one of its values.
 	if app.Link, err = c.link(app, true); err != nil {
 		return err

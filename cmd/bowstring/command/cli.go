@@ -56,7 +56,7 @@ type CLI struct {
 // Globals are the flags of every command.
 type Globals struct {
 	Store  string `type:"store" setting:"" placeholder:"DIR" help:"Store to work on: a directory (default: ${store_default}), or cql://HOST/KEYSPACE in Scylla or Cassandra. Not together with --server."`
-	Server string `setting:"" placeholder:"grpc://HOST:PORT" help:"Server to work on; grpc+tls:// encrypts. Not together with --store."`
+	Server string `setting:"" client:"" placeholder:"grpc://HOST:PORT" help:"Server to work on; grpc+tls:// encrypts. Not together with --store."`
 	clientFlags
 	LogLevel  string `setting:"" enum:"debug,info,warn,error" default:"info" help:"Least level of the messages logged: ${enum}. Commands other than serve log warnings unless it is set."`
 	LogFormat string `setting:"" enum:"text,json" default:"text" help:"Form of the messages logged: ${enum}."`
@@ -69,7 +69,9 @@ func (p Program) parser(app *App) (*kong.Kong, error) {
 		kong.Name(p.Name),
 		kong.Description(p.About),
 		kong.Writers(app.Stdout, app.Stderr),
-		kong.ConfigureHelp(kong.HelpOptions{Compact: true, WrapUpperBound: 100, NoExpandSubcommands: true}),
+		kong.ConfigureHelp(helpOptions),
+		kong.ValueFormatter(helpOf),
+		kong.Help(printHelp),
 		kong.Vars{"store_default": homely(defaultStore()), "config_default": homely(defaultConfig())},
 		kong.Bind(app),
 		kong.NamedMapper("store", kong.MapperFunc(mapStore)),

@@ -21,12 +21,12 @@ const tokenVariable = "BOWSTRING_TOKEN" //nolint:gosec // the name of one
 
 // clientFlags say how a command comes in at a server.
 type clientFlags struct {
-	TokenFile  string `setting:"" type:"path" placeholder:"FILE" help:"File with the token for --server (default: the token in BOWSTRING_TOKEN)."`
-	ServerCA   string `name:"server-ca" setting:"" type:"path" placeholder:"FILE" help:"Roots of the certificate of a --server grpc+tls://…, as PEM (default: the system's)."`
-	ClientCert string `setting:"" type:"path" placeholder:"FILE" help:"Certificate to show to it, as PEM."`
-	ClientKey  string `setting:"" type:"path" placeholder:"FILE" help:"Its private key, as PEM."`
+	TokenFile  string `setting:"" client:"" type:"path" placeholder:"FILE" help:"File with the token for --server (default: the token in BOWSTRING_TOKEN)."`
+	ServerCA   string `name:"server-ca" setting:"" client:"" type:"path" placeholder:"FILE" help:"Roots of the certificate of a --server grpc+tls://…, as PEM (default: the system's)."`
+	ClientCert string `setting:"" client:"" type:"path" placeholder:"FILE" help:"Certificate to show to it, as PEM."`
+	ClientKey  string `setting:"" client:"" type:"path" placeholder:"FILE" help:"Its private key, as PEM."`
 	// PlaintextToken is for networks that encrypt by themselves.
-	PlaintextToken bool `setting:"" help:"Send the token also to a --server grpc://… of another machine, unencrypted."`
+	PlaintextToken bool `setting:"" client:"" help:"Send the token also to a --server grpc://… of another machine, unencrypted."`
 }
 
 // dialOptions are those of a connection to a server at addr (HOST:PORT).

@@ -24,26 +24,6 @@ import (
 	"bowstring/spill"
 )
 
-// clusterFlags make a server a node of a cluster.
-type clusterFlags struct {
-	Cluster   string `setting:"" placeholder:"NAME" help:"Be a node of this cluster, of all servers on the same store in Scylla or Cassandra that say so (default: none)."`
-	Node      string `setting:"" placeholder:"ID" help:"What the node is called; it stays so when it is started again (default: the name of this machine)."`
-	Advertise string `setting:"" placeholder:"grpc://HOST:PORT" help:"Where clients and other nodes reach it (default: the address of --listen, which must be one of this machine's then)."`
-	Zone      string `setting:"" placeholder:"NAME" help:"Where it is: a zone, a rack. Bytes between zones are dear (default: all are in one)."`
-	NodeRanks int64  `setting:"" default:"1" placeholder:"N" help:"How many ranks run beside it, in proportion to others: so much it owns (default: ${default})."`
-
-	ClusterKeyFile  string        `setting:"" type:"path" placeholder:"FILE" help:"What the nodes know each other by: a secret of 32 characters or more, the same for all, or two, one a line. Read again when it changes. Without it they read from each other only where everybody may read everything."`
-	PeerPlaintext   bool          `setting:"" help:"Ask other nodes whose address is grpc:// too, though this one has a certificate: what they say can be read, and changed, by whoever is on the way."`
-	PeerEgress      size          `setting:"" default:"auto" placeholder:"SIZE" help:"How many bytes a second are sent to other nodes at most, fairly between the tenants that ask; what is more, they read from the store (default: auto, any)."`
-	PeerEgressZones string        `setting:"" placeholder:"ZONE=SIZE,..." help:"Likewise of what goes to the nodes of a zone: b=100MB,c=1GB (default: any)."`
-	HandoverTimeout time.Duration `setting:"" default:"10m" placeholder:"DURATION" help:"For how long a node that cluster drain has leave hands its cache over to others (default: ${default}). After SIGTERM it is nine tenths of --drain-timeout."`
-	HandoverBytes   size          `setting:"" default:"auto" placeholder:"SIZE" help:"How much of its cache it hands over at most (default: auto, all that pays)."`
-
-	PeerProtocol int `hidden:"" help:"The only protocol to speak with other nodes, as another program would: for tests of upgrades."`
-
-	ClusterCA string `setting:"" name:"cluster-ca" type:"path" placeholder:"FILE" help:"Who has signed the other nodes' certificates (default: who the system trusts)."`
-}
-
 // check is called as part of Validate.
 func (f *clusterFlags) check() error {
 	if f.Cluster == "" {

@@ -97,7 +97,7 @@ func (c *ClusterUndrainCmd) Run(ctx context.Context, app *App) error {
 
 // leave is how this server leaves its cluster.
 func (c *ServeCmd) leave(app *App, n *node, id string) cluster.Drain {
-	d := cluster.Drain{Node: id, Members: n.members, Server: n.server, Most: int64(c.HandoverBytes), Logger: app.Log}
+	d := cluster.Drain{Node: id, Members: n.members, Server: n.server, Logger: app.Log}
 	if n.cluster != nil {
 		d.Handed = n.egress.Handed
 		d.Held = func() int64 { return n.spill.Stats().Bytes }

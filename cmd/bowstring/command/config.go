@@ -10,8 +10,9 @@ import (
 
 // ConfigCmd is bowstring config.
 type ConfigCmd struct {
-	Print ConfigPrintCmd `cmd:"" help:"Print the effective settings, each with where it comes from."`
-	Path  ConfigPathCmd  `cmd:"" help:"Print the path of the configuration file that is read, if there is one."`
+	Print    ConfigPrintCmd    `cmd:"" help:"Print the effective settings, each with where it comes from."`
+	Template ConfigTemplateCmd `cmd:"" help:"Print a configuration file with every setting, its unit and its default."`
+	Path     ConfigPathCmd     `cmd:"" help:"Print the path of the configuration file that is read, if there is one."`
 }
 
 // ConfigPrintCmd is bowstring config print.

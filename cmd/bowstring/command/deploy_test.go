@@ -217,19 +217,7 @@ func TestOperatingIsTrue(t *testing.T) {
 	text := string(data)
 	const begin, end = "<!-- metrics: made by go test ./cmd/bowstring/command -run TestOperatingIsTrue -update -->\n",
 		"<!-- end of metrics -->"
-	head, rest, found := strings.Cut(text, begin)
-	table, tail, closed := strings.Cut(rest, end)
-	switch {
-	case !found || !closed:
-		t.Fatalf("%s has no place for the metrics", operating)
-	case table == metrics.Markdown():
-	case *update:
-		if err := os.WriteFile(operating, []byte(head+begin+metrics.Markdown()+end+tail), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	default:
-		t.Errorf("the metrics in %s are not those there are; -update puts that right", operating)
-	}
+	rewrite(t, operating, "(?s)"+begin+".*"+end, begin+metrics.Markdown()+end)
 	for _, r := range alertRules(t) {
 		if r.Alert == "" {
 			continue

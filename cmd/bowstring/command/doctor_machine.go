@@ -81,8 +81,9 @@ func thisSetup(app *App) (*setup, error) {
 		return int64(n)
 	}
 	s.keepFree, s.window = number("serve.spill-keep-free"), number("serve.window-memory")
-	if value, err := app.settings.effective("serve.max-connections"); err == nil {
-		s.connections, _ = value.(int)
+	if value, err := app.settings.effective("serve.max-streams"); err == nil {
+		streams, _ := value.(int)
+		s.connections = connectionsFor(streams)
 	}
 	return s, nil
 }
@@ -123,7 +124,7 @@ func (s *setup) lookAtFiles(f *store.Findings) {
 		f.Problem(checkFiles, "ulimit -n 65536, or LimitNOFILE=65536 in the unit", "the process may have %d files open",
 			s.files)
 	case s.files < need:
-		f.Warning(checkFiles, "ulimit -n 65536, or LimitNOFILE=65536 in the unit; or lower serve.max-connections",
+		f.Warning(checkFiles, "ulimit -n 65536, or LimitNOFILE=65536 in the unit; or lower serve.max-streams",
 			"the process may have %d files open, and %d connections with what is below them take up to %d", s.files,
 			s.connections, need)
 	default:

@@ -45,15 +45,14 @@ type node struct {
 
 // limits bound what a node takes on. Zero stands for the default of the package concerned.
 type limits struct {
-	windowBytes   int64
-	maxReads      int
-	maxSelections int
-	readTimeout   time.Duration
-	uploadBytes   int64
-	flight        flight.Options // what clients may do
-	spill         spillConfig
-	cluster       *clusterPart // what it is in a cluster, or nil
-	lineage       *lineage.Log // of what is handed out, or nil; the caller's to close, after the node
+	maxReads    int
+	windowBytes int64
+	readTimeout time.Duration
+	uploadBytes int64
+	flight      flight.Options // what clients may do
+	spill       spillConfig
+	cluster     *clusterPart // what it is in a cluster, or nil
+	lineage     *lineage.Log // of what is handed out, or nil; the caller's to close, after the node
 }
 
 // check fills in what clients may do, and reports what cannot be.
@@ -96,17 +95,16 @@ func newNode(ctx context.Context, dir string, create bool, l limits, link *delay
 		}
 	}
 	n.engine, err = fetch.NewEngine(store, fetch.Options{
-		Layouts:       layouts,
-		WindowBytes:   l.windowBytes,
-		Memory:        admission.Limits{Uploads: l.uploadBytes},
-		MaxReads:      l.maxReads,
-		MaxSelections: l.maxSelections,
-		ReadTimeout:   l.readTimeout,
-		Lineage:       l.lineage,
-		Spill:         n.spill,
-		Future:        future,
-		Peers:         others,
-		Logger:        log,
+		Layouts:     layouts,
+		WindowBytes: l.windowBytes,
+		Memory:      admission.Limits{Uploads: l.uploadBytes},
+		MaxReads:    l.maxReads,
+		ReadTimeout: l.readTimeout,
+		Lineage:     l.lineage,
+		Spill:       n.spill,
+		Future:      future,
+		Peers:       others,
+		Logger:      log,
 	})
 	if err != nil {
 		return nil, errors.Join(err, n.release())

@@ -29,18 +29,6 @@ import (
 // config print would show.
 const adminTokenVariable = "BOWSTRING_ADMIN_TOKEN" //nolint:gosec // a name
 
-// observeFlags say who may look at a server, and where its traces go.
-type observeFlags struct {
-	Admin          string  `setting:"" placeholder:"HOST:PORT" help:"Address of a listener of its own for /console/, /metrics, /healthz, /readyz and /debug/pprof (default: none). Without a token, keep it to this machine."`
-	AdminCert      string  `setting:"" type:"path" placeholder:"FILE" help:"Certificate that the admin listener presents, in PEM; read again when it is replaced."`
-	AdminKey       string  `setting:"" type:"path" placeholder:"FILE" help:"Key of --admin-cert."`
-	AdminTokenFile string  `setting:"" type:"path" placeholder:"FILE" help:"File with the token that /metrics and profiles take, read again when it is replaced; or the environment variable BOWSTRING_ADMIN_TOKEN."`
-	AdminHost      string  `setting:"" placeholder:"NAMES" help:"Names, separated by commas, by which browsers and scrapers may ask the admin listener, where it has no token, beside addresses, localhost and the machine's name."`
-	NoConsole      bool    `setting:"" help:"Serve no console at --admin."`
-	OTLPEndpoint   string  `setting:"" name:"otlp-endpoint" placeholder:"URL" help:"Collector of OpenTelemetry traces, by OTLP over gRPC, such as http://localhost:4317 (default: what OTEL_EXPORTER_OTLP_ENDPOINT says, or none)."`
-	TraceRatio     float64 `setting:"" default:"0.01" placeholder:"SHARE" help:"Share of the calls to trace whose callers do not trace (default: ${default})."`
-}
-
 func (c *observeFlags) check() error {
 	if c.Admin != "" {
 		if _, _, err := net.SplitHostPort(c.Admin); err != nil {

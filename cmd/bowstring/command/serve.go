@@ -1,6 +1,7 @@
 package command
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -22,38 +23,16 @@ import (
 
 // ServeCmd is bowstring serve.
 type ServeCmd struct {
-	Listen                string        `setting:"" default:"127.0.0.1:8815" placeholder:"HOST:PORT" help:"Address to listen on; port 0 is any free one (default: ${default}). Beyond this machine it takes TLS and a way to know callers, or --insecure."`
-	ReadyFile             string        `setting:"" type:"path" placeholder:"FILE" help:"File to write the server's address to once it serves; removed when it stops."`
-	DrainTimeout          time.Duration `setting:"" default:"30s" placeholder:"DURATION" help:"How long running streams may go on after SIGTERM or SIGINT (default: ${default}). A second signal ends them at once."`
-	WindowMemory          size          `setting:"" default:"auto" placeholder:"SIZE" help:"Memory for what streams hold ahead of their consumers, all together (default: auto, a quarter of the memory there is)."`
-	MaxStreams            int           `setting:"" default:"1024" placeholder:"N" help:"Streams that may run at once (default: ${default})."`
-	MaxStreamsPerPeer     int           `setting:"" default:"0" placeholder:"N" help:"Streams that one address may run at once (default: half of --max-streams)."`
-	MaxConnections        int           `setting:"" default:"4096" placeholder:"N" help:"Connections that may be open at once (default: ${default})."`
-	MaxConnectionsPerPeer int           `setting:"" default:"1024" placeholder:"N" help:"Connections that one address may have open at once (default: ${default})."`
-	RequestTimeout        time.Duration `setting:"" default:"10s" placeholder:"DURATION" help:"How long a connection may take to begin, and a call to say what it wants (default: ${default})."`
-	UploadMemory          size          `setting:"" default:"512MiB" placeholder:"SIZE" help:"Memory for what clients send and is being decoded, all together; one address may take three quarters (default: ${default})."`
-	MaxSelections         int           `setting:"" default:"10000" placeholder:"N" help:"Selections of a dataset that one caller may have uploaded and not let expire (default: ${default})."`
-	MaxReads              int           `setting:"" default:"4096" placeholder:"N" help:"Most reads in flight to the store, over all streams; how many there are is measured (default: ${default})."`
-	ReadTimeout           time.Duration `setting:"" default:"30s" placeholder:"DURATION" help:"How long a read of a sample takes at most, whatever the store does, before its stream ends as unavailable; a second more for each mebibyte (default: ${default})."`
-	MaxRequest            size          `setting:"" default:"2MiB" placeholder:"SIZE" help:"Largest descriptor, ticket or action body accepted (default: ${default})."`
-	MaxMessage            size          `setting:"" default:"256MiB" placeholder:"SIZE" help:"Largest record batch accepted from a client that uploads (default: ${default})."`
-	GCEvery               time.Duration `setting:"" default:"0s" placeholder:"DURATION" help:"Free what nothing refers to about that often, as gc does; what streams read stays (default: never)."`
-	GCRate                size          `setting:"" default:"auto" placeholder:"SIZE" help:"How fast such a collection of a store in Scylla or Cassandra reads and removes, a second (default: auto, as fast as it can)."`
-	doorFlags
-	Rules        string `setting:"" type:"path" placeholder:"FILE" help:"Rules of who may do what with which dataset; read again when the file changes (default: everybody may do everything)."`
-	Tenants      string `setting:"" type:"path" placeholder:"FILE" help:"Tenants: who is in which, and what each gets; read again when the file changes (default: callers name them, and all get the same)."`
-	Usage        string `setting:"" type:"path" placeholder:"DIR" help:"Directory to keep in what tenants use by day and dataset; see usage (default: none)."`
-	UsageKeep    int    `setting:"" default:"400" placeholder:"DAYS" help:"For how many days that is kept (default: ${default})."`
-	Lineage      string `setting:"" type:"path" placeholder:"DIR" help:"Directory to keep in what jobs were handed out, beside the spill for instance; see lineage (default: none)."`
-	LineageBytes size   `setting:"" default:"64MiB" placeholder:"SIZE" help:"How much of that is kept, the latest (default: ${default})."`
-	Audit        string `setting:"" type:"path" placeholder:"FILE" help:"File to record in who reads, writes and drops what, as JSON lines (default: none)."`
-	AuditSize    size   `setting:"" default:"100MiB" placeholder:"SIZE" help:"How long that file may get before it is put aside as FILE.1, FILE.2 and so on (default: ${default})."`
-	AuditKeep    int    `setting:"" default:"0" placeholder:"N" help:"How many of those are kept, the newest (default: all)."`
-	AuditSync    bool   `setting:"" help:"Have the beginning of each read on stable storage before its first row is sent, and refuse reads that cannot be recorded."`
-	spillFlags
-	clusterFlags
-	sameNodeFlags
-	observeFlags
+	serveFlags
+	HelpAll helpAll `help:"Show all flags, by what they are for."`
+
+	experiment
+}
+
+// experiment is what only experiments say of a server: serve finds it out better by itself.
+type experiment struct {
+	MaxReads    int    `kong:"-"` // of the store at once; 0 for as many as pay
+	SpillPolicy string `kong:"-"` // what is kept, when not all can be; "" for what jobs will use soonest
 }
 
 // Validate is called by kong.
@@ -61,20 +40,8 @@ func (c *ServeCmd) Validate() error {
 	if _, _, err := net.SplitHostPort(c.Listen); err != nil {
 		return fmt.Errorf("--listen: got %q, want HOST:PORT", c.Listen)
 	}
-	for name, n := range map[string]int{
-		"--max-streams": c.MaxStreams, "--max-reads": c.MaxReads, "--max-selections": c.MaxSelections,
-		"--max-connections": c.MaxConnections, "--max-connections-per-peer": c.MaxConnectionsPerPeer,
-	} {
-		if n < 1 {
-			return fmt.Errorf("%s: got %d, want 1 or more", name, n)
-		}
-	}
-	if c.MaxStreamsPerPeer < 0 {
-		return fmt.Errorf("--max-streams-per-peer: got %d, want 1 or more, or 0 for half of --max-streams",
-			c.MaxStreamsPerPeer)
-	}
-	if c.RequestTimeout <= 0 {
-		return fmt.Errorf("--request-timeout: got %s, want more than 0", c.RequestTimeout)
+	if c.MaxStreams < 1 {
+		return fmt.Errorf("--max-streams: got %d, want 1 or more", c.MaxStreams)
 	}
 	if c.ReadTimeout <= 0 {
 		return fmt.Errorf("--read-timeout: got %s, want more than 0", c.ReadTimeout)
@@ -94,11 +61,14 @@ func (c *ServeCmd) Validate() error {
 	if err := c.clusterFlags.check(); err != nil {
 		return err
 	}
-	if err := c.sameNodeFlags.check(); err != nil {
+	if err := c.localFlags.check(); err != nil {
 		return err
 	}
 	return c.observeFlags.check()
 }
+
+// connectionsFor is how many connections may be open where so many streams may run.
+func connectionsFor(streams int) int { return max(4*streams, 4096) }
 
 // own makes sure that there is a store to serve.
 func (*ServeCmd) own(app *App) error {
@@ -119,33 +89,29 @@ func (c *ServeCmd) Run(ctx context.Context, app *App) (err error) {
 		return err
 	}
 	l := limits{
-		windowBytes:   int64(c.WindowMemory),
-		maxReads:      c.MaxReads,
-		maxSelections: c.MaxSelections,
-		readTimeout:   c.ReadTimeout,
+		windowBytes: int64(c.WindowMemory),
+		uploadBytes: int64(c.UploadMemory),
+		maxReads:    c.MaxReads,
+		readTimeout: c.ReadTimeout,
 		flight: flight.Options{
 			MaxStreams:            c.MaxStreams,
-			MaxStreamsPerPeer:     c.MaxStreamsPerPeer,
-			MaxConnections:        c.MaxConnections,
-			MaxConnectionsPerPeer: c.MaxConnectionsPerPeer,
-			MaxRequestBytes:       int(c.MaxRequest),
-			MaxMessageBytes:       int(c.MaxMessage),
-			RequestTimeout:        c.RequestTimeout,
+			MaxConnections:        connectionsFor(c.MaxStreams),
+			MaxConnectionsPerPeer: max(c.MaxStreams, 1024),
+			MaxMessageBytes:       int(c.UploadMemory / 2),
 			DrainTimeout:          c.DrainTimeout,
 		},
-		uploadBytes: int64(c.UploadMemory),
 	}
 	if l.windowBytes == 0 {
 		l.windowBytes = defaultWindow()
 	}
-	if l.spill, err = c.spillFlags.config(app); err != nil {
+	if l.spill, err = c.spillFlags.config(app, cmp.Or(c.SpillPolicy, "next-use")); err != nil {
 		return errors.Join(err, closeLink(app.Link))
 	}
 	if err := c.checkReferences(app.Link != nil || cql.IsURI(app.globals.Store), &l.spill); err != nil {
 		return errors.Join(err, closeLink(app.Link))
 	}
 	l.flight.Sources = auth.NewSources(c.SourceGrace, app.Log)
-	if l.flight.Door, err = c.doorFlags.open(ctx, app, l.flight.Sources, c.Listen); err != nil {
+	if l.flight.Door, err = c.authFlags.open(ctx, app, l.flight.Sources, c.Listen); err != nil {
 		return errors.Join(err, closeLink(app.Link))
 	}
 	if d := l.flight.Door; d != nil {
@@ -154,13 +120,12 @@ func (c *ServeCmd) Run(ctx context.Context, app *App) (err error) {
 	if l.cluster, err = c.clusterFlags.part(l.flight.Door, l.flight.Sources, app.Log); err != nil {
 		return errors.Join(err, closeLink(app.Link))
 	}
-	if l.flight.SameNode, err = c.sameNodeFlags.open(app.Log, l.spill.bytes); err != nil {
+	if l.flight.SameNode, err = c.localFlags.open(app.Log, l.spill.bytes); err != nil {
 		return errors.Join(err, closeLink(app.Link))
 	}
 	if local := l.flight.SameNode; local != nil {
 		defer func() { err = errors.Join(err, local.Close()) }() // when no call has a ring of it
 	}
-	l.flight.NoReflection = c.Reflection == "none"
 	files, err := c.guards(app, &l)
 	if err != nil {
 		return errors.Join(err, closeLink(app.Link))

@@ -12,7 +12,7 @@ import (
 func TestDeadlines(t *testing.T) {
 	told := time.Now()
 	for _, timeout := range []time.Duration{0, time.Second, 15 * time.Second, time.Hour} {
-		c := ServeCmd{DrainTimeout: timeout}
+		c := ServeCmd{serveFlags: serveFlags{runFlags: runFlags{DrainTimeout: timeout}}}
 		handover, end := c.deadlines(told)
 		if end.Sub(told) != timeout || handover.After(end) || handover.Before(told) {
 			t.Errorf("of %s: %s for the handover, %s in all", timeout, handover.Sub(told), end.Sub(told))

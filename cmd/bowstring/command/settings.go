@@ -203,7 +203,9 @@ func (s *settings) readMapping(node *yaml.Node, prefix string) error {
 			if err := s.check(key, flag, value); err != nil {
 				return err
 			}
-			s.file[key] = value
+			if value.Value != "" || value.Kind != yaml.ScalarNode || flag.Tag.Type != "path" { // an empty path is none
+				s.file[key] = value
+			}
 		}
 	}
 	return nil

@@ -18,15 +18,6 @@ import (
 	"bowstring/spill"
 )
 
-// spillFlags describe the cache of a server.
-type spillFlags struct {
-	Spill         string  `setting:"" type:"path" placeholder:"DIR" help:"Directory on a disk of this machine to keep samples in that were fetched, so that they need not be fetched again (default: none). One server at a time can have it."`
-	SpillBytes    portion `setting:"" default:"30%" placeholder:"SIZE|SHARE%" help:"Most that it takes of the disk: a size, or a share of the file system that DIR is on (default: ${default})."`
-	SpillMinBytes portion `setting:"" default:"auto" placeholder:"SIZE|SHARE%" help:"What it may be made smaller to, when the disk is needed or more does not pay (default: auto, a tenth of --spill-bytes)."`
-	SpillKeepFree size    `setting:"" default:"1GiB" placeholder:"SIZE" help:"Space on that file system that is left free (default: ${default})."`
-	SpillPolicy   string  `setting:"" enum:"next-use,lru,fifo,static,score" default:"next-use" help:"What is kept, when not all can be: ${enum} (default: ${default})."`
-}
-
 // spillConfig is what the flags come to on this machine. Without a directory there is no cache.
 type spillConfig struct {
 	dir                       string
@@ -36,8 +27,8 @@ type spillConfig struct {
 
 // config works the flags out for a server of a store. Sizes are those of the file system on which the directory is, or
 // will be made.
-func (f *spillFlags) config(app *App) (spillConfig, error) {
-	c := spillConfig{dir: f.Spill, keepFree: int64(f.SpillKeepFree), policy: f.SpillPolicy}
+func (f *spillFlags) config(app *App, policy string) (spillConfig, error) {
+	c := spillConfig{dir: f.Spill, keepFree: int64(f.SpillKeepFree), policy: policy}
 	if c.dir == "" {
 		return c, nil
 	}

@@ -1,0 +1,283 @@
+package command
+
+import (
+	"bytes"
+	"fmt"
+	"reflect"
+	"strings"
+	"time"
+
+	"github.com/alecthomas/kong"
+	"gopkg.in/yaml.v3"
+)
+
+// serveFlags are the settings of serve. The help, the template of a configuration file, docs/cli.md and the schema of the
+// Helm chart's values are made of their tags:
+//
+//   - placeholder is the unit, see units;
+//   - default is the value where nothing else is said, and unset says what it comes to where it does not speak for itself;
+//   - group is the heading that it stands under;
+//   - basic has --help show it, and not only --help-all.
+type serveFlags struct {
+	runFlags     `group:"Starting and stopping"`
+	limitFlags   `group:"Limits"`
+	authFlags    `group:"Callers and TLS"`
+	recordFlags  `group:"Policy and records"`
+	spillFlags   `group:"Cache on a disk"`
+	clusterFlags `group:"Cluster"`
+	localFlags   `group:"Clients on this machine"`
+	observeFlags `group:"Observing"`
+}
+
+// runFlags say where a server listens, and when it stops.
+type runFlags struct {
+	Listen       string        `setting:"" basic:"" default:"127.0.0.1:8815" placeholder:"HOST:PORT" help:"Address to listen on; port 0 is any free one. Beyond this machine it takes TLS and a way to know callers, or --insecure."`
+	ReadyFile    string        `setting:"" type:"path" placeholder:"FILE" help:"File to write the server's address to once it serves; removed when it stops."`
+	DrainTimeout time.Duration `setting:"" default:"30s" placeholder:"DURATION" help:"How long running streams may go on after SIGTERM or SIGINT. A second signal ends them at once."`
+	GCEvery      time.Duration `setting:"" default:"0s" unset:"never" placeholder:"DURATION" help:"Free what nothing refers to about that often, as gc does, at a moment left to chance; what streams read stays. Of several servers of a store one collects at a time."`
+	GCRate       size          `setting:"" default:"auto" unset:"as fast as it can" placeholder:"SIZE" help:"How many bytes a second such a collection of a store in Scylla or Cassandra reads and removes."`
+}
+
+// limitFlags bound what a server takes on.
+type limitFlags struct {
+	WindowMemory size          `setting:"" basic:"" default:"auto" unset:"a quarter of the memory of the control group or machine" placeholder:"SIZE" help:"Memory for what all streams hold together: reads under way, samples that wait, batches on their way to consumers. What does not fit waits, or goes in smaller batches."`
+	UploadMemory size          `setting:"" default:"512MiB" placeholder:"SIZE" help:"Memory for what clients send and is being decoded, all together; one address may take three quarters, and a record batch half."`
+	MaxStreams   int           `setting:"" default:"1024" placeholder:"N" help:"DoGet, DoPut and DoExchange calls that may run at once; one address may run half of them, and 64 at least. Four times as many connections may be open, and 4,096 at least; one address may open a quarter of them."`
+	ReadTimeout  time.Duration `setting:"" default:"30s" placeholder:"DURATION" help:"How long a read of a sample takes at most, whatever the store does, before its stream ends as UNAVAILABLE; a second more for each mebibyte."`
+}
+
+// authFlags say how callers are known.
+type authFlags struct {
+	TLSCert          string        `name:"tls-cert" setting:"" basic:"" type:"path" placeholder:"FILE" help:"Certificate of the server, with what stands between it and the root, as PEM. Read again when it changes."`
+	TLSKey           string        `name:"tls-key" setting:"" basic:"" type:"path" placeholder:"FILE" help:"Its private key, as PEM."`
+	TLSClientCA      string        `name:"tls-client-ca" setting:"" type:"path" placeholder:"FILE" help:"Roots of clients' certificates, as PEM: a client with one of theirs is let in by the name in it."`
+	TLSRequireClient bool          `name:"tls-require-client" setting:"" help:"Refuse connections without a client certificate, those of health checks too."`
+	TLSMinVersion    string        `name:"tls-min-version" setting:"" enum:"1.2,1.3" default:"1.3" placeholder:"VERSION" help:"Least version of TLS: ${enum}."`
+	Tokens           string        `setting:"" basic:"" type:"path" placeholder:"FILE" help:"File of tokens that let clients in; see token create. Read again when it changes."`
+	OIDCIssuer       string        `name:"oidc-issuer" setting:"" placeholder:"URL" help:"OpenID Connect provider whose tokens let clients in."`
+	OIDCAudience     string        `name:"oidc-audience" setting:"" placeholder:"NAME" help:"Audience that its tokens must have."`
+	OIDCPrincipal    string        `name:"oidc-principal-claim" setting:"" default:"sub" placeholder:"CLAIM" help:"Claim that names the principal; a dot leads into an object."`
+	OIDCGroups       string        `name:"oidc-groups-claim" setting:"" default:"groups" placeholder:"CLAIM" help:"Claim that lists its groups."`
+	OIDCTenant       string        `name:"oidc-tenant-claim" setting:"" placeholder:"CLAIM" help:"Claim that names its tenant, or lists those that it may choose from, its own first."`
+	OIDCPrefix       string        `name:"oidc-prefix" setting:"" placeholder:"TEXT" help:"What stands before principals and groups from tokens of the provider."`
+	OIDCCA           string        `name:"oidc-ca" setting:"" unset:"the system's" type:"path" placeholder:"FILE" help:"Roots of the provider's certificate, as PEM."`
+	SourceGrace      time.Duration `setting:"" default:"5m" placeholder:"DURATION" help:"How long what was read last holds where a file of tokens, rules, tenants or certificates cannot be read; then running calls end and none is let in until it can."`
+	Insecure         bool          `setting:"" basic:"" help:"Listen beyond this machine without TLS or without knowing who calls."`
+}
+
+// recordFlags say what callers may do, and what is kept of what they did.
+type recordFlags struct {
+	Rules        string `setting:"" basic:"" unset:"all may do all" type:"path" placeholder:"FILE" help:"Rules of who may do what with which dataset; read again when the file changes."`
+	Tenants      string `setting:"" unset:"callers name tenants, and all get the same" type:"path" placeholder:"FILE" help:"Tenants: who is in which, and what each gets; read again when the file changes."`
+	Usage        string `setting:"" type:"path" placeholder:"DIR" help:"Directory to keep in what tenants use by day and dataset; see usage. One server has it at a time."`
+	UsageKeep    int    `setting:"" default:"400" placeholder:"DAYS" help:"For how many days that is kept."`
+	Lineage      string `setting:"" type:"path" placeholder:"DIR" help:"Directory to keep in what jobs were handed out, beside the spill for instance; see lineage. One server has it at a time."`
+	LineageBytes size   `setting:"" default:"64MiB" placeholder:"SIZE" help:"How much of that is kept, the latest."`
+	Audit        string `setting:"" type:"path" placeholder:"FILE" help:"File to record in who reads, writes and drops what, as JSON lines. One server has it at a time."`
+	AuditSize    size   `setting:"" default:"100MiB" placeholder:"SIZE" help:"How long that file may get before it is put aside as FILE.1, FILE.2 and so on."`
+	AuditKeep    int    `setting:"" default:"0" unset:"all" placeholder:"N" help:"How many of those are kept, the newest."`
+	AuditSync    bool   `setting:"" help:"Have the beginning of each read on stable storage before its first row is sent, and refuse reads that cannot be recorded."`
+}
+
+// spillFlags describe the cache of a server.
+type spillFlags struct {
+	Spill         string  `setting:"" basic:"" type:"path" placeholder:"DIR" help:"Directory on a disk of this machine to keep samples in that were fetched, so that they need not be fetched again. One server at a time can have it."`
+	SpillBytes    portion `setting:"" basic:"" default:"30%" placeholder:"SIZE|SHARE%" help:"Most that it takes of the disk, index and dead space included: a size of 16MiB or more, or a share of the file system that DIR is on."`
+	SpillMinBytes portion `setting:"" default:"auto" unset:"a tenth of --spill-bytes" placeholder:"SIZE|SHARE%" help:"What it may be made smaller to, when the disk is needed or more does not pay."`
+	SpillKeepFree size    `setting:"" default:"1GiB" placeholder:"SIZE" help:"Space on that file system that is left free."`
+}
+
+// clusterFlags make a server a node of a cluster.
+type clusterFlags struct {
+	Cluster         string        `setting:"" basic:"" placeholder:"NAME" help:"Be a node of this cluster, of all servers on the same store in Scylla or Cassandra that say so."`
+	Node            string        `setting:"" unset:"the name of this machine" placeholder:"ID" help:"What the node is called; it stays so when it is started again."`
+	Advertise       string        `setting:"" unset:"the address of --listen, which must be one of this machine's then" placeholder:"grpc://HOST:PORT" help:"Where clients and other nodes reach it."`
+	Zone            string        `setting:"" unset:"all nodes are in one" placeholder:"NAME" help:"Where it is: a zone, a rack. Bytes between zones are dear."`
+	NodeRanks       int64         `setting:"" default:"1" placeholder:"N" help:"How many ranks run beside it, in proportion to others: so much it owns."`
+	ClusterKeyFile  string        `setting:"" type:"path" placeholder:"FILE" help:"What the nodes know each other by: a secret of 32 characters or more, the same for all, or two, one a line. Read again when it changes. Without it they read from each other only where everybody may read everything."`
+	ClusterCA       string        `setting:"" name:"cluster-ca" unset:"the system's" type:"path" placeholder:"FILE" help:"Roots of the other nodes' certificates, as PEM."`
+	PeerPlaintext   bool          `setting:"" help:"Ask other nodes whose address is grpc:// too, though this one has a certificate: what they say can be read, and changed, on the way."`
+	PeerEgress      size          `setting:"" default:"auto" unset:"any" placeholder:"SIZE" help:"How many bytes a second are sent to other nodes at most, fairly between the tenants that ask; what is more, they read from the store."`
+	PeerEgressZones string        `setting:"" unset:"any" placeholder:"ZONE=SIZE,..." help:"Likewise of what goes to the nodes of a zone: b=100MB,c=1GB."`
+	HandoverTimeout time.Duration `setting:"" default:"10m" placeholder:"DURATION" help:"For how long a node that cluster drain has leave hands its cache over to others. After SIGTERM it is nine tenths of --drain-timeout."`
+
+	PeerProtocol int `hidden:"" help:"The only protocol to speak with other nodes, as another program would: for tests of upgrades."`
+}
+
+// localFlags share memory with clients on the server's machine.
+type localFlags struct {
+	Local           string   `setting:"" basic:"" type:"path" placeholder:"SOCKET" help:"Share memory with clients on this machine, by a socket of that name: they get blobs without a copy through TCP."`
+	LocalMode       string   `setting:"" default:"0600" placeholder:"MODE" help:"Who may connect to that socket, as of a file; 0600 is the server's own user."`
+	LocalUID        []uint32 `setting:"" name:"local-uid" unset:"all" placeholder:"UID" help:"Users who may, of those whom --local-mode lets."`
+	LocalRing       size     `setting:"" default:"64MiB" placeholder:"SIZE" help:"Memory for each stream of such a client."`
+	LocalMemory     size     `setting:"" default:"1GiB" placeholder:"SIZE" help:"Memory for all of them together; later streams are served by TCP. One user may have all of it, or half where --local-mode lets others than the server's user connect."`
+	LocalReferences bool     `setting:"" help:"Let such clients that ask for it read blobs where they lie in the files of the spill, or of an embedded store, without any copy. They can read all of those files: not with --rules or --tenants."`
+	LocalPinned     size     `setting:"" default:"auto" unset:"a quarter of the spill, and 1GiB at most" placeholder:"SIZE" help:"Blobs that all of their streams may keep from being evicted so, each a quarter of it; what goes beyond is copied."`
+}
+
+// observeFlags say who may look at a server, and where its traces go.
+type observeFlags struct {
+	Admin          string  `setting:"" basic:"" placeholder:"HOST:PORT" help:"Address of a listener of its own for /console/, /metrics, /healthz, /readyz and /debug/pprof. Without a token, keep it to this machine."`
+	AdminCert      string  `setting:"" type:"path" placeholder:"FILE" help:"Certificate that the admin listener presents, in PEM; read again when it is replaced."`
+	AdminKey       string  `setting:"" type:"path" placeholder:"FILE" help:"Key of --admin-cert."`
+	AdminTokenFile string  `setting:"" unset:"what BOWSTRING_ADMIN_TOKEN says, which is no setting" type:"path" placeholder:"FILE" help:"File with the token that /metrics and profiles take, read again when it is replaced."`
+	AdminHost      string  `setting:"" placeholder:"NAMES" help:"Names, separated by commas, by which browsers and scrapers may ask the admin listener, where it has no token, beside addresses, localhost and the machine's name."`
+	NoConsole      bool    `setting:"" help:"Serve no console at --admin."`
+	OTLPEndpoint   string  `setting:"" name:"otlp-endpoint" unset:"what OTEL_EXPORTER_OTLP_ENDPOINT says" placeholder:"URL" help:"Collector of OpenTelemetry traces, by OTLP over gRPC, such as http://localhost:4317."`
+	TraceRatio     float64 `setting:"" default:"0.01" placeholder:"SHARE" help:"Share of the calls to trace whose callers do not trace, 0 to 1; OTEL_TRACES_SAMPLER holds where this is not set."`
+}
+
+// units are the placeholders of settings whose values are more than a name.
+var units = []struct{ placeholder, means string }{
+	{"SIZE", "bytes with a unit, such as 512MiB or 4GB"},
+	{"DURATION", "a time with a unit, such as 30s or 5m"},
+	{"SHARE%", "a percentage, such as 30%"},
+	{"SHARE", "a fraction of 1, such as 0.01"},
+	{"N", "a number"},
+}
+
+// defaultOf says what a setting is where nothing sets it.
+func defaultOf(f *kong.Flag) string {
+	unset := f.Tag.Get("unset")
+	switch {
+	case unset != "" && f.Default == "auto":
+		return "auto: " + unset
+	case unset != "":
+		return unset
+	case f.Default != "":
+		return f.Default
+	case f.IsBool():
+		return "false"
+	}
+	return "none"
+}
+
+// helpOf is the help of a flag; that of a setting of serve ends with its default.
+func helpOf(v *kong.Value) string {
+	if v.Flag == nil || v.Flag.Group == nil && !v.Tag.Has("basic") || !v.Tag.Has("setting") {
+		return kong.DefaultHelpValueFormatter(v)
+	}
+	about := *v
+	about.Help = strings.TrimSuffix(v.Help, ".") + " (default: " + defaultOf(v.Flag) + ")."
+	return kong.DefaultHelpValueFormatter(&about)
+}
+
+// helpOptions say how help is laid out.
+var helpOptions = kong.HelpOptions{Compact: true, WrapUpperBound: 100, NoExpandSubcommands: true, ValueFormatter: helpOf}
+
+// printHelp shows the settings of serve that people need first. Those behind --help-all are not for a first look.
+func printHelp(options kong.HelpOptions, ctx *kong.Context) error {
+	more := 0
+	if node := ctx.Selected(); node != nil {
+		for _, f := range node.Flags {
+			if f.Tag.Has("setting") {
+				if f.Hidden = !f.Tag.Has("basic"); f.Hidden {
+					more++
+				}
+				f.Group = nil
+			}
+		}
+	}
+	for _, f := range ctx.Model.Flags {
+		f.Hidden = f.Hidden || more > 0 && f.Tag.Has("client") // which serve is not
+	}
+	err := kong.DefaultHelpPrinter(options, ctx)
+	if err == nil && more > 0 {
+		_, err = fmt.Fprintf(ctx.Stdout, "\n%d more flags are in %s --help-all. Each is a setting of the configuration file, "+
+			"too:\nsee config template.\n", more, ctx.Selected().FullPath())
+	}
+	return err
+}
+
+// helpAll is the flag --help-all.
+type helpAll bool
+
+// BeforeReset is called by kong, before it misses anything.
+func (helpAll) BeforeReset(ctx *kong.Context) error {
+	err := kong.DefaultHelpPrinter(helpOptions, ctx)
+	ctx.Exit(0)
+	return err
+}
+
+// ConfigTemplateCmd is bowstring config template.
+type ConfigTemplateCmd struct{}
+
+// Run prints the template.
+func (c *ConfigTemplateCmd) Run(app *App) error {
+	text, err := template(app.settings)
+	if err != nil {
+		return err
+	}
+	_, err = app.Stdout.Write(text)
+	return err
+}
+
+// template is a configuration file with every setting, its unit and its default, all of them comments.
+func template(s settings) ([]byte, error) {
+	var b bytes.Buffer
+	b.WriteString("# Every setting, with its default. A line counts without its #. Relative paths are relative to this file.\n")
+	b.WriteString("# The command line stands above the environment, the environment above this file.\n#\n")
+	for _, u := range units {
+		fmt.Fprintf(&b, "# %-8s is %s.\n", u.placeholder, u.means)
+	}
+	section, group := "", ""
+	for _, key := range s.keys {
+		f, indent := s.known[key], ""
+		if i := strings.LastIndexByte(key, '.'); i >= 0 {
+			indent = "  "
+			if key[:i] != section {
+				section = key[:i]
+				fmt.Fprintf(&b, "\n%s:", section)
+			}
+		}
+		if f.Group != nil && f.Group.Title != group {
+			group = f.Group.Title
+			fmt.Fprintf(&b, "\n%s## %s\n", indent, group)
+		}
+		b.WriteString("\n")
+		for _, line := range wrapped(f.Help, 100) {
+			fmt.Fprintf(&b, "%s# %s\n", indent, line)
+		}
+		value, err := yaml.Marshal(defaultValue(f))
+		if err != nil {
+			return nil, err
+		}
+		unit := ""
+		if f.PlaceHolder != "" {
+			unit = f.PlaceHolder + "; "
+		}
+		line := fmt.Sprintf("%s# %s: %s", indent, f.Name, bytes.TrimSpace(value))
+		fmt.Fprintf(&b, "%-40s # %sdefault: %s\n", line, unit, defaultOf(f))
+	}
+	return b.Bytes(), nil
+}
+
+// defaultValue is the default of a setting as YAML has it.
+func defaultValue(f *kong.Flag) any {
+	switch f.Target.Kind() {
+	case reflect.Bool:
+		return f.Default == "true"
+	case reflect.Slice:
+		return []string{}
+	case reflect.String:
+		return f.Default
+	}
+	return yamlPlain(f.Default)
+}
+
+// yamlPlain is a number or a word that YAML writes without quotation marks.
+func yamlPlain(text string) *yaml.Node {
+	return &yaml.Node{Kind: yaml.ScalarNode, Value: text}
+}
+
+// wrapped cuts a text into lines of so many characters at most.
+func wrapped(text string, width int) (lines []string) {
+	for _, word := range strings.Fields(text) {
+		if n := len(lines); n > 0 && len(lines[n-1])+1+len(word) <= width {
+			lines[n-1] += " " + word
+		} else {
+			lines = append(lines, word)
+		}
+	}
+	return lines
+}
