@@ -17,7 +17,7 @@ func (s *Server) reserveAnswer(ctx context.Context, n int64) (release func(), er
 	if c := callFrom(ctx); c != nil { // there is none where an action is run by itself
 		peer = c.host
 	}
-	return s.answers.reserve(ctx, peer, fetch.CallerFrom(ctx).Tenant, n)
+	return s.answers.Reserve(ctx, peer, fetch.CallerFrom(ctx).Tenant, n)
 }
 
 // awaitedBytes is from how many bytes on an answer is waited for until it is written.

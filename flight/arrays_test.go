@@ -13,6 +13,7 @@ import (
 	"github.com/apache/arrow/go/v17/arrow/memory"
 
 	"bowstring/fetch/admission"
+	"bowstring/flight/wire"
 	"bowstring/schema"
 )
 
@@ -107,18 +108,18 @@ func uploading(t testing.TB, stream flight.DataStreamReader) (in *incoming, done
 	ledger := admission.NewLedger(admission.Limits{Windows: 1, Uploads: 8 << 20, Evaluation: 1, Results: 1})
 	opts := Options{MaxMessageBytes: 1 << 20, Ledger: ledger}
 	opts.EnsureDefaults()
-	all := newShares(ledger, admission.Uploads)
+	all := wire.NewShares(ledger, admission.Uploads)
 	in = &incoming{
 		stream: stream, opts: &opts, ctx: t.Context(), work: admission.NewWork(0), who: "somebody",
-		lease: all.lease(t.Context(), "somebody"),
+		lease: all.Lease(t.Context(), "somebody"),
 	}
-	in.kept = in.lease.another()
+	in.kept = in.lease.Another()
 	in.mem = &countedAllocator{memory.DefaultAllocator, in.lease}
 	return in, func() {
-		in.lease.release()
+		in.lease.Release()
 		in.close()
-		if used := ledger.Accounts()[admission.Uploads].Used; used != 0 || len(all.peers) != 0 {
-			t.Errorf("%d bytes are still counted for %d addresses", used, len(all.peers))
+		if used := ledger.Accounts()[admission.Uploads].Used; used != 0 {
+			t.Errorf("%d bytes are still counted", used)
 		}
 	}
 }

@@ -163,7 +163,7 @@ func (b *batches) dictionary(header *flatbuffers.Table, fd *flight.FlightData) e
 		return fmt.Errorf("the dictionary of id %d: %w", id, err)
 	}
 	// It outlives its message.
-	if err := b.in.kept.grow(int64(len(fd.DataHeader)+len(fd.DataBody)) + d.inflated); err != nil {
+	if err := b.in.kept.Grow(int64(len(fd.DataHeader)+len(fd.DataBody)) + d.inflated); err != nil {
 		return err
 	}
 	if header.GetBoolSlot(slotDictionaryDelta, false) && dict.values != nil {
@@ -172,7 +172,7 @@ func (b *batches) dictionary(header *flatbuffers.Table, fd *flight.FlightData) e
 				schema.ErrLimit, maxDeltas)
 		}
 		old := dict.values
-		if err := b.in.kept.grow(2 * int64(len(fd.DataBody))); err != nil {
+		if err := b.in.kept.Grow(2 * int64(len(fd.DataBody))); err != nil {
 			return err
 		}
 		err = bounded(func() (err error) {

@@ -10,7 +10,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/apache/arrow/go/v17/arrow/flight"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/peer"
@@ -65,12 +64,15 @@ func (s *Server) streamCall(srv any, ss grpc.ServerStream, info *grpc.StreamServ
 		s.calls.end(c)
 		return ended(ss, err)
 	}
-	var in *receiver
+	var in *wire.Receiver
 	if err = wire.Uncompressed(ctx); err == nil {
 		c.lane, err = wire.NewLane(ctx)
 	}
 	if err == nil {
-		in, err = s.newReceiver(ctx, c, info)
+		c.incoming = s.memory.Lease(ctx, c.host)
+		in, err = wire.NewReceiver(ss, s.limits(), c.incoming, info.IsClientStream, func(why error) {
+			s.calls.killCall(c, why)
+		})
 	}
 	if err != nil {
 		s.observeRefused(ctx, info.FullMethod, err)
@@ -82,11 +84,11 @@ func (s *Server) streamCall(srv any, ss grpc.ServerStream, info *grpc.StreamServ
 	over := make(chan error, 1)
 	s.sending.Go(func() {
 		err := c.outcome(s.guard(ctx, info.FullMethod, func() error {
-			return handler(srv, &callStream{ServerStream: ss, ctx: ctx, call: c, in: in,
+			return handler(srv, &callStream{ServerStream: ss, server: s, ctx: ctx, call: c, in: in,
 				patient: isStream(info.FullMethod)})
 		}))
 		s.finish(ctx, c, err)
-		in.close()
+		in.Close()
 		over <- ended(ss, err)
 	})
 	select {
@@ -94,6 +96,14 @@ func (s *Server) streamCall(srv any, ss grpc.ServerStream, info *grpc.StreamServ
 		return err
 	case <-c.killed:
 		return ended(ss, c.cause)
+	}
+}
+
+// limits bound what a call sends.
+func (s *Server) limits() wire.Limits {
+	return wire.Limits{
+		MaxMessageBytes: s.opts.MaxMessageBytes, MaxRequestBytes: s.opts.MaxRequestBytes,
+		RequestTimeout: s.opts.RequestTimeout, MessageTimeout: s.opts.MessageTimeout,
 	}
 }
 
@@ -229,9 +239,10 @@ func isStream(method string) bool {
 // by itself.
 type callStream struct {
 	grpc.ServerStream
+	server  *Server
 	ctx     context.Context
 	call    *call
-	in      *receiver
+	in      *wire.Receiver
 	patient bool // a client may take its time to read
 }
 
@@ -244,7 +255,7 @@ func (c *callStream) RecvMsg(m any) error {
 	if !ok {
 		return fmt.Errorf("receiving a %T, which is no protobuf", m)
 	}
-	return c.in.receive(msg)
+	return c.in.Receive(msg)
 }
 
 // SendMsg implements grpc.ServerStream.
@@ -252,8 +263,8 @@ func (c *callStream) SendMsg(m any) error {
 	if c.patient {
 		return c.ServerStream.SendMsg(m)
 	}
-	s := c.in.server
-	c.in.answered()
+	s := c.server
+	c.in.Answered()
 	late := time.AfterFunc(s.opts.MessageTimeout, func() {
 		s.calls.killCall(c.call, fmt.Errorf("%w: the client did not read its answer, and MessageTimeout is %s",
 			schema.ErrLimit, s.opts.MessageTimeout))
@@ -263,38 +274,4 @@ func (c *callStream) SendMsg(m any) error {
 	})
 	defer late.Stop()
 	return c.answer(m)
-}
-
-// checkRequest enforces MaxRequestBytes and MaxMessageBytes.
-func (s *Server) checkRequest(m any) error {
-	what, size := "", 0
-	switch m := m.(type) {
-	case *flight.Ticket:
-		what, size = "ticket", len(m.Ticket)
-	case *flight.Criteria:
-		what, size = "criteria", len(m.Expression)
-	case *flight.Action:
-		what, size = "body of an action", len(m.Body)
-	case *flight.FlightDescriptor:
-		what, size = "descriptor", descriptorSize(m)
-	case *flight.FlightData:
-		if n := len(m.DataHeader) + len(m.DataBody) + len(m.AppMetadata); n > s.opts.MaxMessageBytes {
-			return fmt.Errorf("%w: a message has %d bytes, MaxMessageBytes is %d; send smaller record batches",
-				schema.ErrLimit, n, s.opts.MaxMessageBytes)
-		}
-		what, size = "descriptor", descriptorSize(m.FlightDescriptor)
-	}
-	if size > s.opts.MaxRequestBytes {
-		return fmt.Errorf("%w: the %s has %d bytes, MaxRequestBytes is %d", schema.ErrLimit, what, size,
-			s.opts.MaxRequestBytes)
-	}
-	return nil
-}
-
-func descriptorSize(d *flight.FlightDescriptor) int {
-	size := len(d.GetCmd())
-	for _, p := range d.GetPath() {
-		size += len(p)
-	}
-	return size
 }

@@ -13,6 +13,7 @@ import (
 	"bowstring/fetch/ingest"
 	"bowstring/flight/catalog"
 	"bowstring/flight/policy"
+	"bowstring/flight/wire"
 	"bowstring/schema"
 )
 
@@ -241,8 +242,8 @@ func (s *Server) putRows(ctx context.Context, put *putCommand, in *incoming, out
 // storeBatches stores the rows of all batches of a stream.
 func (s *Server) storeBatches(ctx context.Context, in *incoming, out *results, up *upload, batches *batches,
 	w rowWriter) (ack batchAck, err error) {
-	chunk := in.kept.another() // of the metadata that waits for its chunk to be full
-	defer chunk.release()
+	chunk := in.kept.Another() // of the metadata that waits for its chunk to be full
+	defer chunk.Release()
 	for ; ; ack.Batch++ {
 		rec, err := batches.next()
 		if errors.Is(err, io.EOF) {
@@ -262,7 +263,7 @@ func (s *Server) storeBatches(ctx context.Context, in *incoming, out *results, u
 
 // storeBatch stores the rows of a batch behind those of ack, and adds them to it.
 // chunk counts the metadata that the writer gathers.
-func (s *Server) storeBatch(ctx context.Context, in *incoming, up *upload, w rowWriter, rec *batch, chunk *lease,
+func (s *Server) storeBatch(ctx context.Context, in *incoming, up *upload, w rowWriter, rec *batch, chunk *wire.Lease,
 	ack *batchAck) error {
 	if err := rowsTake(in.lease, rec.rows, rowCost(len(up.blobFrom), up.splitFrom != nil)); err != nil {
 		return err
@@ -282,14 +283,14 @@ func (s *Server) storeBatch(ctx context.Context, in *incoming, up *upload, w row
 	}
 	defer rows.release()
 	// Twice: as it is gathered, and as the chunk that is made of it.
-	if err := chunk.grow(2 * rows.metaBytes()); err != nil {
+	if err := chunk.Grow(2 * rows.metaBytes()); err != nil {
 		return err
 	}
 	if err := rows.write(ctx, w); err != nil {
 		return err
 	}
 	if before := ack.Rows; before/schema.ChunkRows != (before+int64(rec.rows))/schema.ChunkRows {
-		chunk.shrink(max(0, chunk.bytes()-2*rows.metaBytes())) // what came before this batch is stored
+		chunk.Shrink(max(0, chunk.Bytes()-2*rows.metaBytes())) // what came before this batch is stored
 	}
 	ack.Rows += int64(rec.rows)
 	ack.Bytes += rows.bytes

@@ -105,7 +105,7 @@ func (s *Server) putAltered(ctx context.Context, put *putCommand, in *incoming, 
 			return in.turn(func(*admission.Turn) error { return piece() })
 		},
 		Keep: func(bytes int64) error {
-			err := in.kept.grow(bytes)
+			err := in.kept.Grow(bytes)
 			if errors.Is(err, schema.ErrLimit) {
 				err = fmt.Errorf("the rows that are to change the dataset are kept in memory: %w, or in several parts", err)
 			}

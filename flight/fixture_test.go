@@ -79,6 +79,7 @@ func serveOver(t *testing.T, opts Options, over func(*local.Store) store.Store, 
 	}
 	f := &fixture{t: t, how: dial, log: &lockedBuffer{}, served: make(chan error, 1),
 		mem: memory.NewCheckedAllocator(memory.DefaultAllocator)}
+	opts.PlainTransport = opts.PlainTransport || plainTransport
 	opts.Logger = slog.New(slog.NewTextHandler(f.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	var err error
 	if f.store, err = local.Open(t.TempDir(), local.Options{Logger: slog.New(slog.DiscardHandler)}); err != nil {

@@ -8,13 +8,14 @@ import (
 	"github.com/apache/arrow/go/v17/arrow/array"
 	"github.com/apache/arrow/go/v17/arrow/memory"
 
+	"bowstring/flight/wire"
 	"bowstring/schema"
 )
 
 // gather strings the values of a dictionary column together, row by row. A few
 // indices of one byte can stand for any number of bytes, so that what it takes
 // is counted before any of it is there.
-func gather(a *array.Dictionary, mem memory.Allocator, lease *lease) (arrow.Array, error) {
+func gather(a *array.Dictionary, mem memory.Allocator, lease *wire.Lease) (arrow.Array, error) {
 	switch dict := a.Dictionary().(type) {
 	case *array.String:
 		return gatherTexts(a, array.NewStringBuilder(mem), func(i int) string { return dict.Value(i) }, math.MaxInt32)
@@ -72,7 +73,7 @@ func gatherTexts(a *array.Dictionary, b textBuilder, value func(int) string, mos
 const sliceCost = 512
 
 // gatherAny does it for values of any type.
-func gatherAny(a *array.Dictionary, mem memory.Allocator, lease *lease) (arrow.Array, error) {
+func gatherAny(a *array.Dictionary, mem memory.Allocator, lease *wire.Lease) (arrow.Array, error) {
 	dict := a.Dictionary()
 	if a.Len() == 0 {
 		return array.NewSlice(dict, 0, 0), nil
@@ -80,7 +81,7 @@ func gatherAny(a *array.Dictionary, mem memory.Allocator, lease *lease) (arrow.A
 	if err := rowsTake(lease, a.Len(), sliceCost); err != nil {
 		return nil, err
 	}
-	defer lease.shrink(int64(a.Len()) * sliceCost)
+	defer lease.Shrink(int64(a.Len()) * sliceCost)
 	null := array.MakeArrayOfNull(mem, dict.DataType(), 1)
 	defer null.Release()
 	pieces := make([]arrow.Array, a.Len())

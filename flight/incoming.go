@@ -14,6 +14,7 @@ import (
 	"github.com/apache/arrow/go/v17/arrow/memory"
 
 	"bowstring/fetch/admission"
+	"bowstring/flight/wire"
 	"bowstring/schema"
 )
 
@@ -26,8 +27,8 @@ type incoming struct {
 	work   *admission.Work // bounds what works on uploads at once
 	who    string          // on whose account
 	mem    memory.Allocator
-	lease  *lease // of the last message and what is made of it; the next one takes it over
-	kept   *lease // of what outlives its message
+	lease  *wire.Lease // of the last message and what is made of it; the next one takes it over
+	kept   *wire.Lease // of what outlives its message
 	// onMetadata is called with each message that holds app_metadata only; nil
 	// ignores them. onData is called before each other one; nil does nothing.
 	onMetadata func([]byte) error
@@ -42,14 +43,14 @@ func (s *Server) newIncoming(ctx context.Context, stream flight.DataStreamReader
 	c := callFrom(ctx)
 	in := &incoming{
 		stream: stream, opts: &s.opts, ctx: ctx, work: s.work, who: c.host,
-		lease: c.incoming, kept: c.incoming.another(),
+		lease: c.incoming, kept: c.incoming.Another(),
 	}
 	in.mem = &countedAllocator{s.mem, in.lease}
 	return in
 }
 
 // close gives back what the stream took beyond its last message.
-func (in *incoming) close() { in.kept.release() }
+func (in *incoming) close() { in.kept.Release() }
 
 // rowsAtOnce is how many rows may be worked on without waiting for a turn: it
 // takes less than a turn of another.
@@ -58,8 +59,8 @@ const rowsAtOnce = 1024
 // turn runs f when it is its turn. Where what f makes waits for memory, the turn is others' meanwhile.
 func (in *incoming) turn(f func(*admission.Turn) error) error {
 	return in.work.DoInPieces(in.ctx, in.who, func(t *admission.Turn) error {
-		in.lease.account.during(t)
-		defer in.lease.account.during(nil)
+		in.lease.During(t)
+		defer in.lease.During(nil)
 		return f(t)
 	})
 }
@@ -131,7 +132,7 @@ func (in *incoming) batches() (*batches, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := in.kept.grow(head.memory); err != nil {
+	if err := in.kept.Grow(head.memory); err != nil {
 		return nil, err
 	}
 	s, err := decodeSchema(fd)
@@ -209,9 +210,9 @@ func rowCost(blobs int, splits bool) int64 {
 const idCost = 40
 
 // rowsTake counts in what n rows take at cost each.
-func rowsTake(l *lease, n int, cost int64) error {
+func rowsTake(l *wire.Lease, n int, cost int64) error {
 	if int64(n) > math.MaxInt64/cost {
 		return fmt.Errorf("%w: %d rows", schema.ErrLimit, n)
 	}
-	return l.grow(int64(n) * cost)
+	return l.Grow(int64(n) * cost)
 }

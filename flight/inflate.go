@@ -53,7 +53,7 @@ func (d *decoder) inflate(b []byte) ([]byte, error) {
 			schema.ErrLimit, most/2)
 	}
 	d.inflated += n
-	if err := d.in.lease.grow(n); err != nil {
+	if err := d.in.lease.Grow(n); err != nil {
 		return nil, err
 	}
 	out := aligned(int(n))
@@ -83,8 +83,14 @@ func (d *decoder) place(b []byte) ([]byte, error) {
 	if len(b) == 0 || uintptr(unsafe.Pointer(&b[0]))%bodyAlign == 0 {
 		return b, nil
 	}
-	if err := d.in.lease.grow(int64(len(b))); err != nil {
+	if err := d.in.lease.Grow(int64(len(b))); err != nil {
 		return nil, err
 	}
 	return append(aligned(len(b))[:0], b...), nil
 }
+
+// bodyAlign is what Arrow's values are aligned to.
+const bodyAlign = 8
+
+// aligned returns n bytes whose first is at a multiple of bodyAlign.
+func aligned(n int) []byte { return make([]byte, (n+bodyAlign-1)/bodyAlign*bodyAlign)[:n:n] }

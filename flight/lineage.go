@@ -119,7 +119,7 @@ func (s *Server) lineage(ctx context.Context, b []byte, send func([]byte) error)
 	if err := req.check(); err != nil {
 		return err
 	}
-	release, err := s.reserveAnswer(ctx, min(fetch.LineageBytes, s.answers.most))
+	release, err := s.reserveAnswer(ctx, min(fetch.LineageBytes, s.answers.Most()))
 	if err != nil {
 		return fmt.Errorf("looking into the record of what was handed out: %w", err)
 	}

@@ -88,6 +88,9 @@ type Options struct {
 	Members func() any
 	// Others returns the addresses of the other nodes of the cluster; nil if it is in none.
 	Others func() []string
+	// PlainTransport has the server lean on nothing that gRPC does not promise: each batch is copied once before it is
+	// sent. Set by itself where the program has another release of gRPC than the one it was proven with.
+	PlainTransport bool
 	// Tracer draws the spans of calls; nil if nothing is traced.
 	Tracer trace.Tracer
 	// Observer is told how long things took; nil if nobody wants to know.

@@ -51,8 +51,8 @@ type Server struct {
 	opts    Options
 	log     *slog.Logger
 	mem     memory.Allocator // what decoding an upload takes beyond its messages
-	memory  *shares          // counts what comes in, and what is made of it
-	answers *shares          // counts what is put together whole to be sent
+	memory  *wire.Shares     // counts what comes in, and what is made of it
+	answers *wire.Shares     // counts what is put together whole to be sent
 	work    *admission.Work  // bounds what works on uploads at once
 	grpc    *grpc.Server
 	health  *health.Server
@@ -77,14 +77,20 @@ type Server struct {
 // Shutdown.
 func New(engine *fetch.Engine, opts Options) *Server {
 	opts.EnsureDefaults()
+	if wire.Plain() {
+		opts.PlainTransport = true
+		opts.Logger.LogAttrs(context.Background(), slog.LevelWarn,
+			"answers are copied before they are sent: this program has another release of gRPC than it was proven with",
+			slog.String("release", grpc.Version), slog.String("proven", wire.ProvenGRPC))
+	}
 	s := &Server{
 		source:  catalog.New(engine, opts.Rules, opts.Logger),
 		opts:    opts,
 		log:     opts.Logger,
 		mem:     memory.DefaultAllocator,
 		health:  health.NewServer(),
-		memory:  newShares(opts.Ledger, admission.Uploads),
-		answers: newShares(opts.Ledger, admission.Results),
+		memory:  wire.NewShares(opts.Ledger, admission.Uploads),
+		answers: wire.NewShares(opts.Ledger, admission.Results),
 		work:    engine.Work(),
 		calls:   newRegistry(&opts),
 		paces:   admission.NewPaces(),
@@ -102,7 +108,7 @@ func New(engine *fetch.Engine, opts Options) *Server {
 		s.calls.kill(why, func(c *call) bool { return isFlight(c.method) || isNodes(c.method) })
 	})
 	s.handshaking, s.stopGreeting = context.WithCancel(context.Background())
-	transport := append(s.chain(), wire.ServerOptions()...)
+	transport := append(s.chain(), wire.ServerOptions(opts.PlainTransport, s.limits())...)
 	if opts.Door.Encrypts() {
 		transport = append(transport, grpc.Creds(wire.Credentials(s.handshaking, opts.Door)))
 	}
@@ -148,7 +154,7 @@ func (s *Server) Serve(l net.Listener) error {
 // listening says which connections the server accepts.
 func (s *Server) listening() wire.Listening {
 	return wire.Listening{
-		Logger: s.log, Encrypts: s.opts.Door.Encrypts(),
+		Logger: s.log, Encrypts: s.opts.Door.Encrypts(), Plain: s.opts.PlainTransport,
 		Most: s.opts.MaxConnections, MostOf: s.opts.MaxConnectionsPerPeer,
 	}
 }

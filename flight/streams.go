@@ -30,7 +30,7 @@ type call struct {
 	identity *auth.Identity
 	leave    func() // ends the watch over the identity, or nil; set before the handler runs
 
-	incoming *lease // of what came in last, set before the handler runs
+	incoming *wire.Lease // of what came in last, set before the handler runs
 
 	conn     *wire.Conn // what it came by, or nil; set before the handler runs
 	lane     *wire.Lane // of conn, or nil; set before the handler runs

@@ -10,6 +10,7 @@ import (
 	"github.com/apache/arrow/go/v17/arrow/memory"
 
 	"bowstring/fetch/admission"
+	"bowstring/flight/wire"
 	"bowstring/schema"
 )
 
@@ -49,7 +50,7 @@ type uploadedRows struct {
 	runs  []run // all rows, by the split they are in
 
 	mem     memory.Allocator
-	lease   *lease        // that mem takes from
+	lease   *wire.Lease   // that mem takes from
 	columns []arrow.Array // made of what came, to be released
 }
 
@@ -121,7 +122,7 @@ func (r *uploadedRows) release() {
 
 // rows takes a batch of the stream apart. first is the number in its split of
 // the batch's first row. The caller releases the result.
-func (u *upload) rows(mem memory.Allocator, lease *lease, rec *batch, first int64,
+func (u *upload) rows(mem memory.Allocator, lease *wire.Lease, rec *batch, first int64,
 	turn *admission.Turn) (_ *uploadedRows, err error) {
 	r := &uploadedRows{mem: mem, lease: lease}
 	defer func() {

@@ -106,7 +106,7 @@ func (s *Server) usage(ctx context.Context, b []byte, send func([]byte) error) e
 		}
 		f.Tenant = tenant
 	}
-	release, err := s.reserveAnswer(ctx, min(s.opts.Usage.Bytes(), s.answers.most))
+	release, err := s.reserveAnswer(ctx, min(s.opts.Usage.Bytes(), s.answers.Most()))
 	if err != nil {
 		return fmt.Errorf("reading what was used: %w", err)
 	}

@@ -36,6 +36,8 @@ type Listening struct {
 	Encrypts bool
 	// Within says that they come from within this process; see Conn.Within.
 	Within bool
+	// Plain has connections lean on nothing that grpc does not promise, at the price of copies; see Plain.
+	Plain bool
 	// Most is how many may be open, and MostOf how many of one address.
 	Most, MostOf int
 }
@@ -63,12 +65,12 @@ func (l *listener) Accept() (net.Conn, error) {
 		onMachine(c)
 		if l.Encrypts {
 			return &rawConn{
-				corkedConn: &corkedConn{Conn: c},
-				begun:      func(g *Conn) { l.run(g, host) },
-				left:       func() { l.leave(host) },
+				corkedConn: &corkedConn{Conn: c}, plain: l.Plain,
+				begun: func(g *Conn) { l.run(g, host) },
+				left:  func() { l.leave(host) },
 			}, nil
 		}
-		g := newConn(c)
+		g := newConn(c, l.Plain)
 		g.Within = l.Within
 		l.run(g, host)
 		return g, nil

@@ -135,6 +135,19 @@ func (f *Frame) buffers() mem.BufferSlice {
 	return out
 }
 
+// copied is the frame in one piece of its own, and releases it. A page of what it lies in may be unreadable by now.
+func (f *Frame) copied() (mem.BufferSlice, error) {
+	defer f.release()
+	b := make([]byte, 0, f.Size())
+	err := schema.Guard(func() error {
+		for i := range f.pieces {
+			b = append(b, f.pieces[i].Bytes...)
+		}
+		return nil
+	})
+	return mem.BufferSlice{mem.SliceBuffer(b)}, err
+}
+
 // discard releases a frame that grpc did not take. It is safe to call always.
 func (f *Frame) discard() {
 	if !f.adopted {

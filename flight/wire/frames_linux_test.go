@@ -133,7 +133,7 @@ func wildClient(t *testing.T, rng *rand.Rand, large bool) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	srv := grpc.NewServer(append(ServerOptions(), grpc.WaitForHandlers(true),
+	srv := grpc.NewServer(append(ServerOptions(false, Limits{}), grpc.WaitForHandlers(true),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 1, PermitWithoutStream: true}))...)
 	flight.RegisterFlightServiceServer(srv, &frameServer{send: s.send})
 	var running sync.WaitGroup

@@ -40,7 +40,7 @@ func frameClient(t *testing.T, send func(grpc.ServerStream) error, opts ...grpc.
 	if err != nil {
 		t.Fatal(err)
 	}
-	srv := grpc.NewServer(append(ServerOptions(), opts...)...)
+	srv := grpc.NewServer(append(ServerOptions(false, Limits{}), opts...)...)
 	flight.RegisterFlightServiceServer(srv, &frameServer{send: send})
 	done := make(chan struct{})
 	var writers sync.WaitGroup

@@ -43,6 +43,7 @@ type Conn struct {
 	net.Conn
 
 	Within bool // its other end is in this process
+	plain  bool // what grpc writes is copied as it is
 
 	mu       sync.Mutex
 	work     sync.Cond        // the writer waits for pending, or closing
@@ -65,8 +66,8 @@ type Conn struct {
 	reading settingsReader
 }
 
-func newConn(c net.Conn) *Conn {
-	g := &Conn{Conn: c, lanes: map[uint32]*Lane{}}
+func newConn(c net.Conn, plain bool) *Conn {
+	g := &Conn{Conn: c, plain: plain, lanes: map[uint32]*Lane{}}
 	g.work.L, g.room.L = &g.mu, &g.mu
 	return g
 }
@@ -139,22 +140,32 @@ func (g *Conn) Write(b []byte) (int, error) {
 	case len(b) == 0:
 		return 0, nil
 	}
-	begins := g.payload == 0   // a frame of HTTP/2: the transport writes all but DATA frames at once
-	if !begins || !g.data(b) { // else it is the header of a DATA frame, dealt with
-		if g.writeErr = g.take(b); g.writeErr != nil {
-			g.work.Signal() // the writer ends the connection
-			return 0, g.writeErr
-		}
-		g.payload = max(0, g.payload-len(b))
-	}
-	if begins {
-		g.follow(b)
+	if g.plain {
+		g.copy(b)
+	} else if err := g.recognise(b); err != nil {
+		return 0, err
 	}
 	g.size += len(b)
 	if !g.writing {
 		g.work.Signal()
 	}
 	return len(b), nil
+}
+
+// recognise appends to pending what the transport writes. mu is held.
+func (g *Conn) recognise(b []byte) error {
+	begins := g.payload == 0   // a frame of HTTP/2: the transport writes all but DATA frames at once
+	if !begins || !g.data(b) { // else it is the header of a DATA frame, dealt with
+		if g.writeErr = g.take(b); g.writeErr != nil {
+			g.work.Signal() // the writer ends the connection
+			return g.writeErr
+		}
+		g.payload = max(0, g.payload-len(b))
+	}
+	if begins {
+		g.follow(b)
+	}
+	return nil
 }
 
 // take appends to pending what the transport writes, but for headers of DATA frames; mu is held.

@@ -291,7 +291,7 @@ func TestPiecesAreJoined(t *testing.T) {
 		"one frame":  {1 << 20, 4}, // header, head; piece; piece
 		"many, each": {defaultMaxFrame, 0},
 	} {
-		g := newConn(nil) // its writer does not run
+		g := newConn(nil, false) // its writer does not run
 		g.reading.see(slices.Concat(make([]byte, clientPreface), settings(false, settingMaxFrame, uint32(tt.most))))
 		pieces := [][]byte{make([]byte, 100), make([]byte, 110_000), make([]byte, 50_000)}
 		f := &Frame{}

@@ -2,7 +2,6 @@ package wire
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"reflect"
 	"slices"
@@ -34,26 +33,23 @@ type Lane struct {
 	newest uint32
 }
 
-// ErrTransport says that grpc is not the release whose transport this package knows.
-var ErrTransport = errors.New("the transport of grpc is not the one that this server was made for")
-
 // errGone says that nothing can be sent any more.
 var errGone = fmt.Errorf("%w: the client has ended the call, or its connection has ended", context.Canceled)
 
-// NewLane returns the lane of a call, nil if its connection is of a kind that gathers nothing.
+// NewLane returns the lane of a call, nil if its connection is plain, or of another kind than Conn.
 func NewLane(ctx context.Context) (*Lane, error) {
 	conn := ConnOf(ctx)
-	if conn == nil {
+	if conn == nil || conn.plain {
 		return nil, nil
 	}
 	// grpc keeps the number to itself.
 	stream := reflect.ValueOf(grpc.ServerTransportStreamFromContext(ctx))
 	if stream.Kind() != reflect.Pointer || stream.Elem().Kind() != reflect.Struct {
-		return nil, ErrTransport
+		return nil, errTransport
 	}
 	id := stream.Elem().FieldByName("id")
 	if !id.IsValid() || id.Kind() != reflect.Uint32 {
-		return nil, ErrTransport
+		return nil, errTransport
 	}
 	return &Lane{conn: conn, stream: uint32(id.Uint())}, nil
 }

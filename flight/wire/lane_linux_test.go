@@ -250,7 +250,7 @@ func TestGrpcDropsFrames(t *testing.T) {
 				sent <- err
 				return err
 			}
-			client, conns := frameClient(t, send, grpc.ForceServerCodecV2(queueingCodec{codec{encoding.GetCodecV2("proto")}}))
+			client, conns := frameClient(t, send, grpc.ForceServerCodecV2(queueingCodec{codec{encoding.GetCodecV2("proto"), false}}))
 			ctx, cancel := context.WithCancel(t.Context())
 			if how == "deadline" {
 				ctx, cancel = context.WithTimeout(t.Context(), 500*time.Millisecond)

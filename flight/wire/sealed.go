@@ -148,6 +148,7 @@ func (c *corkedConn) last(t time.Time) error {
 // closes what was made of it.
 type rawConn struct {
 	*corkedConn
+	plain  bool
 	left   func() // called once, when the connection is closed before its handshake is done
 	gather atomic.Pointer[Conn]
 	begun  func(*Conn) // runs the writer
@@ -189,7 +190,7 @@ func (c sealing) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo,
 	if err != nil {
 		return nil, nil, err
 	}
-	g := newConn(newSealedConn(sealed, raw.corkedConn))
+	g := newConn(newSealedConn(sealed, raw.corkedConn), raw.plain)
 	raw.gather.Store(g)
 	raw.begun(g)
 	return g, peer, nil

@@ -1,12 +1,10 @@
-package flight
+package wire
 
 import (
 	"context"
 	"fmt"
 	"sync"
 	"time"
-
-	"github.com/apache/arrow/go/v17/arrow/memory"
 
 	"bowstring/fetch/admission"
 	"bowstring/schema"
@@ -16,9 +14,9 @@ import (
 // Who waits may hold some, so that it has to give up some time.
 const uploadPatience = 10 * time.Second
 
-// shares counts the memory of one use: by address, which may take three quarters, and all together. So a client that
+// Shares counts the memory of one use: by address, which may take three quarters, and all together. So a client that
 // holds what it may keeps no other address waiting. It is safe for concurrent use.
-type shares struct {
+type Shares struct {
 	all  *admission.Ledger
 	use  admission.Use
 	most int64 // for one address
@@ -30,15 +28,16 @@ type shares struct {
 // share is what one address has.
 type share struct {
 	ledger *admission.Ledger
-	users  int // leases, and calls of reserve; guarded by shares.mu
+	users  int // leases, and calls of Reserve; guarded by Shares.mu
 }
 
-func newShares(all *admission.Ledger, use admission.Use) *shares {
-	return &shares{all: all, use: use, most: max(1, all.Limit(use)/4*3), peers: map[string]*share{}}
+// NewShares returns shares of what a ledger has for a use.
+func NewShares(all *admission.Ledger, use admission.Use) *Shares {
+	return &Shares{all: all, use: use, most: max(1, all.Limit(use)/4*3), peers: map[string]*share{}}
 }
 
 // enter returns the share of an address. The caller calls done when it has given back what it took.
-func (s *shares) enter(peer string) *share {
+func (s *Shares) enter(peer string) *share {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	p := s.peers[peer]
@@ -52,9 +51,9 @@ func (s *shares) enter(peer string) *share {
 	return p
 }
 
-// reserve counts n bytes in for an address, on a tenant's account, as soon as they fit. They are given back by release.
+// Reserve counts n bytes in for an address, on a tenant's account, as soon as they fit. They are given back by release.
 // It fails with schema.ErrLimit where they never would fit, and with ctx's cause where that ends first.
-func (s *shares) reserve(ctx context.Context, peer, tenant string, n int64) (release func(), err error) {
+func (s *Shares) Reserve(ctx context.Context, peer, tenant string, n int64) (release func(), err error) {
 	own, err := s.enter(peer).ledger.Reserve(ctx, s.use, n)
 	if err == nil {
 		var all *admission.Hold
@@ -71,15 +70,29 @@ func (s *shares) reserve(ctx context.Context, peer, tenant string, n int64) (rel
 	return nil, err
 }
 
-// lease returns a lease without memory, which the caller releases.
-func (s *shares) lease(ctx context.Context, peer string) *lease {
+// Lease returns a lease without memory, which the caller releases.
+func (s *Shares) Lease(ctx context.Context, peer string) *Lease {
 	a := &account{ctx: ctx, shares: s, peer: peer, leases: 1}
 	a.own, _ = s.enter(peer).ledger.Try(s.use, 0)
 	a.all, _ = s.all.Try(s.use, 0)
-	return &lease{account: a}
+	return &Lease{account: a}
 }
 
-func (s *shares) done(peer string) {
+// Most is what one address may have.
+func (s *Shares) Most() int64 { return s.most }
+
+// Of is what an address has, and how many of its calls wait for more.
+func (s *Shares) Of(peer string) (used int64, waiting int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if p := s.peers[peer]; p != nil {
+		a := p.ledger.Accounts()[s.use]
+		return a.Used, a.Waiting
+	}
+	return 0, 0
+}
+
+func (s *Shares) done(peer string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	p := s.peers[peer]
@@ -91,7 +104,7 @@ func (s *shares) done(peer string) {
 // account is the memory of one call: what it has itself, it does not wait for.
 type account struct {
 	ctx    context.Context // ends before the leases are released
-	shares *shares
+	shares *Shares
 	peer   string
 
 	mu       sync.Mutex
@@ -100,36 +113,36 @@ type account struct {
 	turn     *admission.Turn // of the work that takes memory now, or nil; guarded by mu
 }
 
-// during notes in whose turn memory is taken from now on.
-func (a *account) during(t *admission.Turn) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.turn = t
-}
-
-// lease is a part of an account. It is safe for concurrent use: a call may end
+// Lease is a part of an account. It is safe for concurrent use: a call may end
 // while its reader waits for more.
-type lease struct {
+type Lease struct {
 	account *account
 	n       int64 // guarded by account.mu
 	over    bool  // guarded by account.mu
 }
 
-// another returns a lease of the same account, without memory, which the caller
+// During notes in whose turn the account takes memory from now on: where that has to wait, the turn is others' meanwhile.
+func (l *Lease) During(t *admission.Turn) {
+	l.account.mu.Lock()
+	defer l.account.mu.Unlock()
+	l.account.turn = t
+}
+
+// Another returns a lease of the same account, without memory, which the caller
 // releases.
-func (l *lease) another() *lease {
+func (l *Lease) Another() *Lease {
 	l.account.mu.Lock()
 	defer l.account.mu.Unlock()
 	if l.over {
-		return &lease{account: l.account, over: true}
+		return &Lease{account: l.account, over: true}
 	}
 	l.account.leases++
-	return &lease{account: l.account}
+	return &Lease{account: l.account}
 }
 
-// grow counts n more bytes in, or waits for a while and fails with
+// Grow counts n more bytes in, or waits for a while and fails with
 // schema.ErrLimit.
-func (l *lease) grow(n int64) error {
+func (l *Lease) Grow(n int64) error {
 	a := l.account
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -173,28 +186,29 @@ func (a *account) growLocked(n int64) error {
 	return err
 }
 
-func (l *lease) shrink(n int64) {
+// Shrink counts n bytes out.
+func (l *Lease) Shrink(n int64) {
 	l.account.mu.Lock()
 	defer l.account.mu.Unlock()
 	l.shrinkLocked(n)
 }
 
-func (l *lease) shrinkLocked(n int64) {
+func (l *Lease) shrinkLocked(n int64) {
 	n = min(n, l.n)
 	l.n -= n
 	l.account.own.Shrink(n)
 	l.account.all.Shrink(n)
 }
 
-// bytes is how much the lease has.
-func (l *lease) bytes() int64 {
+// Bytes is how much the lease has.
+func (l *Lease) Bytes() int64 {
 	l.account.mu.Lock()
 	defer l.account.mu.Unlock()
 	return l.n
 }
 
-// release gives all of it back, once and for all.
-func (l *lease) release() {
+// Release gives all of it back, once and for all.
+func (l *Lease) Release() {
 	a := l.account
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -206,60 +220,4 @@ func (l *lease) release() {
 	if a.leases--; a.leases == 0 {
 		a.shares.done(a.peer)
 	}
-}
-
-// countedAllocator allocates for a lease. It panics with a refusal where that has no
-// more, as its interface leaves no other way; bounded makes an error of that.
-type countedAllocator struct {
-	memory.Allocator
-	lease *lease
-}
-
-// refusal is why memory was refused.
-type refusal struct{ error }
-
-// Unwrap is for who made an error of the panic.
-func (r refusal) Unwrap() error { return r.error }
-
-func (a *countedAllocator) take(n int) {
-	if err := a.lease.grow(int64(n)); err != nil {
-		panic(refusal{err})
-	}
-}
-
-// Allocate implements memory.Allocator.
-func (a *countedAllocator) Allocate(size int) []byte {
-	a.take(size)
-	return a.Allocator.Allocate(size)
-}
-
-// Reallocate implements memory.Allocator.
-func (a *countedAllocator) Reallocate(size int, b []byte) []byte {
-	if size > len(b) {
-		a.take(size - len(b))
-	} else {
-		a.lease.shrink(int64(len(b) - size))
-	}
-	return a.Allocator.Reallocate(size, b)
-}
-
-// Free implements memory.Allocator.
-func (a *countedAllocator) Free(b []byte) {
-	a.lease.shrink(int64(len(b)))
-	a.Allocator.Free(b)
-}
-
-// bounded runs f, which allocates from a counted allocator, and makes an error
-// of its refusal.
-func bounded(f func() error) (err error) {
-	defer func() {
-		if p := recover(); p != nil {
-			r, ok := p.(refusal)
-			if !ok {
-				panic(p)
-			}
-			err = r.error
-		}
-	}()
-	return f()
 }
