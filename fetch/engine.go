@@ -192,9 +192,9 @@ func NewEngine(s store.Store, opts Options) (*Engine, error) {
 	if errs[0] != nil {
 		return nil, errs[0]
 	}
-	e.jobs, errs[1] = resolve.New(catalog, e.reader.Get, e.ledger, e.work, resolve.Options{
-		IdleSnapshots: opts.IdleSnapshots, Resident: opts.Resident, ReadPage: e.readPage, Layouts: opts.Layouts,
-		Kinds: opts.Kinds, Logger: opts.Logger, MaxSelections: opts.MaxSelections,
+	e.jobs = resolve.New(catalog, e.readPage, e.ledger, e.work, resolve.Options{
+		IdleSnapshots: opts.IdleSnapshots, Resident: opts.Resident, Layouts: opts.Layouts, Kinds: opts.Kinds,
+		Logger: opts.Logger, MaxSelections: opts.MaxSelections,
 	})
 	if opts.Spill != nil {
 		opts.Operators.Cache = opts.Spill

@@ -23,38 +23,6 @@ type Place struct {
 	Start    int64  // position of the page's first row
 }
 
-// Options tunes a Cache. The zero value of each field stands for its default.
-type Options struct {
-	// Resident is up to how many bytes a manifest may have to be read whole when it
-	// is opened, and stay in memory. Negative for none. Default 16 MiB.
-	Resident int64
-	// Reads is how many pages are on their way at once, each with a goroutine. Default 512.
-	Reads int
-	// Logger receives what operators should know. Default slog.Default().
-	Logger *slog.Logger
-}
-
-// EnsureDefaults fills in the fields that are zero.
-func (o *Options) EnsureDefaults() {
-	if o.Resident == 0 {
-		o.Resident = 16 << 20
-	}
-	if o.Reads == 0 {
-		o.Reads = 512
-	}
-	if o.Logger == nil {
-		o.Logger = slog.Default()
-	}
-}
-
-// Validate returns an error that names the first field without a sensible value.
-func (o *Options) Validate() error {
-	if o.Reads < 1 {
-		return fmt.Errorf("%w: Reads is %d; want 1 or more", schema.ErrInvalid, o.Reads)
-	}
-	return nil
-}
-
 // Cache keeps what was read of manifests: of all of them together no more than the
 // ledger has for admission.Manifests. It is safe for concurrent use.
 //
@@ -64,16 +32,18 @@ func (o *Options) Validate() error {
 type Cache struct {
 	read    ReadFunc
 	ledger  *admission.Ledger
-	opts    Options
+	whole   int64 // up to so many bytes a manifest is read whole when it is opened
+	most    int   // pages on their way at once, each with a goroutine
+	logger  *slog.Logger
 	running sync.WaitGroup
 
 	mu       sync.Mutex
 	closed   bool                // guarded by mu
 	entries  map[entryKey]*entry // guarded by mu: those that may be joined
-	reads    int                 // goroutines that read, opts.Reads at most; guarded by mu
+	reads    int                 // goroutines that read, most at most; guarded by mu
 	queue    []*entry            // those that wait for one, in turn; guarded by mu
 	idle     list.List           // of *entry that are there and nobody uses, the one used last in front; guarded by mu
-	starving int                 // reads that wait for memory; guarded by mu
+	blocked  int                 // reads that wait for memory; guarded by mu
 	resident int64               // bytes of manifests that were read whole; guarded by mu
 }
 
@@ -111,15 +81,14 @@ var errUnwanted = errors.New("nobody waits for it any more")
 
 func errClosing() error { return fmt.Errorf("%w: the engine is closing", schema.ErrUnavailable) }
 
-// NewCache returns an empty one. The error is of opts.Validate.
-func NewCache(read ReadFunc, ledger *admission.Ledger, opts Options) (*Cache, error) {
-	opts.EnsureDefaults()
-	if err := opts.Validate(); err != nil {
-		return nil, err
+// NewCache returns an empty one. A manifest of up to so many bytes is read whole when it is opened, and stays in memory;
+// of none if resident is negative, and of up to 16 MiB if it is 0.
+func NewCache(read ReadFunc, ledger *admission.Ledger, resident int64, logger *slog.Logger) *Cache {
+	if resident == 0 {
+		resident = 16 << 20
 	}
-	return &Cache{
-		read: read, ledger: ledger, opts: opts, entries: map[entryKey]*entry{},
-	}, nil
+	return &Cache{read: read, ledger: ledger, whole: resident, most: 512, logger: logger,
+		entries: map[entryKey]*entry{}}
 }
 
 // acquire returns a page or an index, which stays until release.
@@ -162,7 +131,7 @@ func (c *Cache) want(ctx context.Context, form *schema.Form, want schema.Chunk, 
 		e = &entry{cache: c, key: key, form: form, want: want, at: at, done: make(chan struct{}), users: 1}
 		e.ctx, e.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
 		c.entries[key] = e
-		if c.reads == c.opts.Reads {
+		if c.reads == c.most {
 			c.queue = append(c.queue, e)
 		} else {
 			c.reads++
@@ -212,7 +181,7 @@ func (e *entry) open() (err error) {
 	c, ctx, want := e.cache, e.ctx, e.want
 	defer func() {
 		if p := recover(); p != nil { // a defect must not end the process
-			err = schema.Recovered(p).Log(ctx, c.opts.Logger, "panic while a manifest was read")
+			err = schema.Recovered(p).Log(ctx, c.logger, "panic while a manifest was read")
 		}
 	}()
 	if ctx.Err() != nil { // nobody wanted it any more when its turn came
@@ -256,11 +225,11 @@ func (c *Cache) reserve(ctx context.Context, bytes int64) (*admission.Hold, erro
 		}
 		c.dropLocked(last.Value.(*entry))
 	}
-	c.starving++ // from now on what is used no more is given up at once
+	c.blocked++ // from now on what is used no more is given up at once
 	c.mu.Unlock()
 	defer func() {
 		c.mu.Lock()
-		c.starving--
+		c.blocked--
 		c.mu.Unlock()
 	}()
 	return c.ledger.Reserve(ctx, admission.Manifests, bytes)
@@ -294,7 +263,7 @@ func (e *entry) leftLocked(failed bool) bool {
 			delete(c.entries, e.key)
 		}
 		return false // load frees it
-	case failed || c.closed || c.starving > 0 || c.entries[e.key] != e:
+	case failed || c.closed || c.blocked > 0 || c.entries[e.key] != e:
 		if c.entries[e.key] == e {
 			delete(c.entries, e.key)
 		}
@@ -350,7 +319,7 @@ func (c *Cache) safely(work func() error) func() error {
 	return func() (err error) {
 		defer func() {
 			if p := recover(); p != nil {
-				err = schema.Recovered(p).Log(context.Background(), c.opts.Logger,
+				err = schema.Recovered(p).Log(context.Background(), c.logger,
 					"panic while a manifest was gone through")
 			}
 		}()

@@ -145,10 +145,7 @@ func (w *world) tryOpen(t testing.TB, most, resident int64) (*Manifest, *admissi
 	limits := admission.Limits{Manifests: most}
 	limits.EnsureDefaults()
 	ledger := admission.NewLedger(limits)
-	c, err := NewCache(w.read, ledger, Options{Resident: resident, Logger: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := NewCache(w.read, ledger, resident, slog.New(slog.DiscardHandler))
 	m, err := c.Open(context.Background(), w.snap)
 	t.Cleanup(func() {
 		if m != nil {

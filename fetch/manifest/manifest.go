@@ -79,7 +79,7 @@ func (c *Cache) Open(ctx context.Context, snap *schema.Snapshot) (*Manifest, err
 // admits counts a manifest of so many bytes in that is to be read whole, if it may. Half
 // of the memory is left to those that are not.
 func (c *Cache) admits(bytes int64) bool {
-	if bytes > c.opts.Resident {
+	if bytes > c.whole {
 		return false
 	}
 	c.mu.Lock()

@@ -131,7 +131,7 @@ func TestWholeStays(t *testing.T) {
 func TestWaitingTakesNoGoroutines(t *testing.T) {
 	w := makeWorld(t, random(t), 600, 1)
 	m, _ := w.open(t, 8<<20, -1)
-	m.cache.opts.Reads = 4
+	m.cache.most = 4
 	var busy, most atomic.Int64
 	goOn := make(chan struct{})
 	var began sync.Once

@@ -12,6 +12,7 @@ import (
 
 	"bowstring/fetch/admission"
 	"bowstring/fetch/ingest"
+	"bowstring/fetch/manifest"
 	"bowstring/fetch/operators"
 	"bowstring/fetch/read"
 	"bowstring/fetch/resolve"
@@ -95,10 +96,10 @@ func newFixture(t *testing.T, rows int, bytes int64) *fixture {
 	if err != nil {
 		t.Fatal(err)
 	}
-	all, err := resolve.New(s, s.Get, ledger, admission.NewWork(1), resolve.Options{Logger: quiet})
-	if err != nil {
-		t.Fatal(err)
+	get := func(ctx context.Context, ref schema.BlobRef, _ manifest.Place) (schema.Blob, error) {
+		return s.Get(ctx, ref)
 	}
+	all := resolve.New(s, get, ledger, admission.NewWork(1), resolve.Options{Logger: quiet})
 	if f.Set, err = NewSet(Options{WindowBytes: bytes, Ledger: ledger, Reader: reader, Stage: stage}); err != nil {
 		t.Fatal(err)
 	}

@@ -1,9 +1,13 @@
 package resolve
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
+	"fmt"
+	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -20,19 +24,12 @@ import (
 // concurrent use. It keeps the snapshot open until Close; streams keep it open
 // for themselves.
 type Job struct {
-	request    schema.Request
-	id         string
-	group      string // what is the same in all epochs: streams of it share what the store has to give
-	snapshot   *openSnapshot
-	selection  plan.Selection
-	plan       *plan.Plan
-	projection *schema.Projection
-	operators  *operators.Set // nil if there are none
-	makers     []*where.Maker // of projection.Computed
-	turn       where.Turn
+	resolved *Resolved
+	group    string // what is the same in all epochs: streams of it share what the store has to give
+	snapshot *openSnapshot
+	turn     where.Turn
 	holdings
-	local     *local // nil where ranks get what the plan gives them, and so is sharing
-	sharing   *sharing
+	sharing   *sharing  // nil where ranks get what the plan gives them
 	asked     *question // nil if it was not opened early
 	holds     atomic.Int64
 	closeOnce sync.Once
@@ -104,11 +101,8 @@ func (rv *Resolver) openOn(ctx context.Context, snap *openSnapshot, req schema.R
 			return nil, err
 		}
 	}
-	j := &Job{
-		local: o.local, sharing: shared, request: o.Request, id: o.ID, group: digest(withEpoch(o.Request, 0)),
-		snapshot: snap, selection: o.Plan.Config().Selection, plan: o.Plan, projection: o.Projection,
-		operators: o.Operators, makers: o.makers, turn: rv.turn, holdings: has,
-	}
+	j := &Job{sharing: shared, resolved: o, group: digest(withEpoch(o.Request, 0)), snapshot: snap, turn: rv.turn,
+		holdings: has}
 	j.holds.Store(1)
 	return j, nil
 }
@@ -171,9 +165,9 @@ func withEpoch(r schema.Request, epoch uint64) schema.Request {
 
 // PlanOf returns the plan of the epoch that comes so many after the job's own.
 func (j *Job) PlanOf(offset int64) *plan.Plan {
-	cfg := j.plan.Config()
+	cfg := j.resolved.Plan.Config()
 	if offset == 0 || !cfg.Shuffle {
-		return j.plan
+		return j.resolved.Plan
 	}
 	cfg.Epoch += uint64(offset)
 	p, err := plan.New(cfg)
@@ -193,27 +187,30 @@ func (j *Job) Close() {
 	})
 }
 
+// Resolved is the job without what it holds.
+func (j *Job) Resolved() *Resolved { return j.resolved }
+
 // Request returns the request with the snapshot's number and the defaults
 // filled in.
-func (j *Job) Request() schema.Request { return j.request }
+func (j *Job) Request() schema.Request { return j.resolved.Request }
 
 // ID names the plan: equal requests on the same snapshot have equal ids.
-func (j *Job) ID() string { return j.id }
+func (j *Job) ID() string { return j.resolved.ID }
 
 // Manifest returns the snapshot's manifest, valid until Close.
 func (j *Job) Manifest() *manifest.Manifest { return j.snapshot.manifest }
 
 // Plan returns the order and sharing of the epoch.
-func (j *Job) Plan() *plan.Plan { return j.plan }
+func (j *Job) Plan() *plan.Plan { return j.resolved.Plan }
 
 // Projection returns the columns served.
-func (j *Job) Projection() *schema.Projection { return j.projection }
+func (j *Job) Projection() *schema.Projection { return j.resolved.Projection }
 
 // Operators returns what becomes of blobs before they are served; nil for nothing.
-func (j *Job) Operators() *operators.Set { return j.operators }
+func (j *Job) Operators() *operators.Set { return j.resolved.Operators }
 
 // Selection returns the positions that the epochs of the job are made of.
-func (j *Job) Selection() plan.Selection { return j.selection }
+func (j *Job) Selection() plan.Selection { return j.resolved.Plan.Config().Selection }
 
 // Group names what is the same in all epochs of the job: jobs of one group share
 // what the store has to give.
@@ -222,7 +219,7 @@ func (j *Job) Group() string { return j.group }
 // Course names what the steps of the job hold and nothing else: it is the same in all epochs, whatever the
 // world, the order, and who gets which samples of a step. A job that goes on with other ranks keeps it.
 func (j *Job) Course() string {
-	r := withEpoch(j.request, 0)
+	r := withEpoch(j.resolved.Request, 0)
 	r.World, r.Order, r.Assign, r.Owners, r.Ranks = nil, "", "", "", nil
 	return digest(r)
 }
@@ -249,26 +246,166 @@ func (j *Job) Release() {
 
 // Tolerant reports whether a sample that cannot be read leaves a stream alive.
 func (j *Job) Tolerant() bool {
-	return j.request.OnError == schema.OnErrorNull || j.request.OnError == schema.OnErrorSkip
+	return j.resolved.Request.OnError == schema.OnErrorNull || j.resolved.Request.OnError == schema.OnErrorSkip
 }
 
 // EpochNumber is the number of the job's epoch, 0 where nothing is shuffled.
 func (j *Job) EpochNumber() uint64 {
-	if j.request.Shuffle == nil {
+	if j.resolved.Request.Shuffle == nil {
 		return 0
 	}
-	return j.request.Shuffle.Epoch
+	return j.resolved.Request.Shuffle.Epoch
 }
 
 // MeanBytes is how many bytes of blobs the rows of the snapshot have on average.
 func (j *Job) MeanBytes() (mean int64) {
 	snap := j.Manifest().Snapshot()
 	for _, chunk := range snap.Chunks {
-		for _, c := range j.projection.BlobColumns() {
+		for _, c := range j.resolved.Projection.BlobColumns() {
 			if c < len(chunk.BlobBytes) { // what is broken, who reads the rows is told
 				mean += chunk.BlobBytes[c]
 			}
 		}
 	}
 	return mean / max(snap.Rows(), 1)
+}
+
+// RestrictionError says that what a caller may see of a snapshot cannot be told, as the
+// restriction's own expression does not fit its columns or rows. He may see nothing of
+// it then, and the error is not for him: it is no schema.ErrInvalid.
+type RestrictionError struct {
+	Snapshot string
+	Cause    *where.Error
+}
+
+func (e *RestrictionError) Error() string {
+	return fmt.Sprintf("the rule's where does not fit snapshot %s: %s", e.Snapshot,
+		strings.ReplaceAll(e.Cause.Error(), "\n", " "))
+}
+
+// visible computes which samples a restriction shows. The result, of which the caller
+// gets a hold, is nil if it shows all.
+func (rv *Resolver) visible(ctx context.Context, snap *openSnapshot, within *schema.Restriction) (*result, error) {
+	if !within.HidesRows() {
+		return nil, nil //nolint:nilnil // nobody needs a bitmap of all rows
+	}
+	r, err := rv.matches(ctx, snap, nil, nil, within.Where)
+	if fault, ok := errors.AsType[*where.Error](err); ok {
+		return nil, &RestrictionError{snap.key.String(), fault}
+	}
+	return r, err
+}
+
+// checkHidden fails if a compiled expression names a column that does not exist under a
+// restriction. Compile does not see it where a hidden column has the name of a part of a
+// blob column that is not.
+func checkHidden(expr *where.Expr, snap *schema.Snapshot, within *schema.Restriction) error {
+	for _, name := range expr.Columns() {
+		if within.Hides(snap.Schema, name) {
+			return &where.Error{Line: 1, Column: 1, Message: fmt.Sprintf("no column %q", name)}
+		}
+	}
+	return nil
+}
+
+// checkSplit fails if a split does not exist, as far as those samples show. One of
+// which nothing can be seen does not.
+func checkSplit(snap *schema.Snapshot, name string, seen *plan.Bitmap) error {
+	if name == "" {
+		return nil
+	}
+	var have []string
+	for _, s := range SeenSplits(snap, seen) {
+		if s.Name == name {
+			return nil
+		}
+		have = append(have, s.Name)
+	}
+	return noSplit(snap, name, have)
+}
+
+func noSplit(snap *schema.Snapshot, name string, have []string) error {
+	return fmt.Errorf("%w: dataset %s@%d has no split %q; it has %s", schema.ErrNotFound, snap.Dataset, snap.Number,
+		name, cmp.Or(schema.ShownList(have), "none"))
+}
+
+// SeenSplit is a split, and how many of its samples can be seen.
+type SeenSplit struct {
+	schema.Split
+	Seen int64
+}
+
+// SeenSplits lists the splits of a snapshot of which some of the samples can be seen;
+// all of them, if seen is nil.
+func SeenSplits(snap *schema.Snapshot, seen *plan.Bitmap) []SeenSplit {
+	var list []SeenSplit
+	for _, s := range snap.Splits {
+		if seen == nil {
+			list = append(list, SeenSplit{s, s.Rows()})
+			continue
+		}
+		var n int64
+		for _, r := range s.Ranges {
+			n += seen.CountIn(r.Start, r.End)
+		}
+		if n > 0 {
+			list = append(list, SeenSplit{s, n})
+		}
+	}
+	return list
+}
+
+// bitmapIn is the bitmap of a result; nil if there is no result.
+func (r *result) bitmapIn() *plan.Bitmap {
+	if r == nil {
+		return nil
+	}
+	return r.selection.(*plan.Bitmap)
+}
+
+// Sees reports whether a position is that of a sample which the job's caller may see.
+func (j *Job) Sees(position int64) bool {
+	if j.sees == nil {
+		return position >= 0 && position < j.Manifest().Rows()
+	}
+	return j.sees.bitmapIn().Has(position)
+}
+
+// Seen is how many samples of the snapshot the job's caller may see.
+func (j *Job) Seen() int64 {
+	if j.sees == nil {
+		return j.Manifest().Rows()
+	}
+	return j.sees.selection.Len()
+}
+
+// Splits lists the splits that exist for the job's caller.
+func (j *Job) Splits() []SeenSplit {
+	return SeenSplits(j.Manifest().Snapshot(), j.sees.bitmapIn())
+}
+
+// Hides reports whether a column does not exist for the job's caller.
+func (j *Job) Hides(column string) bool {
+	return j.resolved.Request.Within.Hides(j.Manifest().Snapshot().Schema, column)
+}
+
+// ShownID is a sample's id in text, "" if the job's caller may not see ids.
+func (j *Job) ShownID(id schema.ID) string {
+	if j.Hides(schema.IDColumn) {
+		return ""
+	}
+	return schema.FormatID(id)
+}
+
+// CheckPosition fails if no sample that the job's caller may see is at a position. He
+// learns the same of one that he may not see and of one that there is not.
+func (j *Job) CheckPosition(field string, position int64) error {
+	switch {
+	case j.Sees(position):
+		return nil
+	case j.sees != nil:
+		return schema.NoPosition(field, j.SnapshotName(), position)
+	}
+	return &schema.FieldError{Field: field, Got: fmt.Sprint(position),
+		Want: fmt.Sprintf("0 to %d, the positions of the snapshot", j.Manifest().Rows()-1)}
 }

@@ -6,8 +6,11 @@ import (
 	"slices"
 	"sync"
 
+	"golang.org/x/sync/errgroup"
+
 	"bowstring/fetch/admission"
 	"bowstring/fetch/layout"
+	"bowstring/fetch/manifest"
 	"bowstring/fetch/plan"
 	"bowstring/fetch/store"
 	"bowstring/schema"
@@ -128,14 +131,6 @@ func heaviest(snap *schema.Snapshot, within *schema.Restriction) (column int, si
 
 // Layout is the layout by which batches are shared out; nil where ranks get what the plan gives
 // them.
-func (j *Job) Layout() *layout.Layout {
-	if j.local == nil {
-		return nil
-	}
-	return j.local.layout
-}
-
-// Layout is as that of a job.
 func (o *Resolved) Layout() *layout.Layout {
 	if o.local == nil {
 		return nil
@@ -146,8 +141,11 @@ func (o *Resolved) Layout() *layout.Layout {
 // NodeOf is the node of the layout that a rank runs beside.
 func (o *Resolved) NodeOf(rank int) int { return int(o.local.nodes[rank]) }
 
-// NodeOf is the node of the layout that a rank runs beside.
-func (j *Job) NodeOf(rank int) int { return int(j.local.nodes[rank]) }
+// Layout is as that of its Resolved.
+func (j *Job) Layout() *layout.Layout { return j.resolved.Layout() }
+
+// NodeOf is as that of its Resolved.
+func (j *Job) NodeOf(rank int) int { return j.resolved.NodeOf(rank) }
 
 // Owners are the owners of the sample at a position, as far as it is known in which slot it
 // lies. The job has a layout.
@@ -156,7 +154,7 @@ func (j *Job) Owners(position int64) (o layout.Owners, known bool) {
 	if !j.sharing.table.slots.tryGet([]int64{position}, slot[:]) {
 		return o, false
 	}
-	return j.local.layout.Owners(slot[0]), true
+	return j.resolved.local.layout.Owners(slot[0]), true
 }
 
 // Slots puts the slots in which the samples at some positions lie into to, which has room for as many. Owners knows
@@ -166,10 +164,10 @@ func (j *Job) Slots(ctx context.Context, positions []int64, to []uint16) error {
 }
 
 // SlotOwners are the owners of a slot by the job's layout.
-func (j *Job) SlotOwners(slot uint16) layout.Owners { return j.local.layout.Owners(slot) }
+func (j *Job) SlotOwners(slot uint16) layout.Owners { return j.resolved.local.layout.Owners(slot) }
 
 // SlotColumn is the ordinal of the blob column by whose keys samples lie in slots.
-func (j *Job) SlotColumn() int { return j.local.column }
+func (j *Job) SlotColumn() int { return j.resolved.local.column }
 
 const (
 	// keptShares is how many bytes of steps that were shared out are kept for a job, and leastShares
@@ -337,7 +335,7 @@ func (j *Job) Shared(ctx context.Context, offset, step int64) ([]int32, error) {
 
 // TryShared is Shared where that needs no computation.
 func (j *Job) TryShared(offset, step int64) (rows []int32, ok bool) {
-	if j.local == nil {
+	if j.resolved.local == nil {
 		return nil, true
 	}
 	if x := j.sharing.try(j.shareKey(offset, step)); x != nil {
@@ -348,7 +346,7 @@ func (j *Job) TryShared(offset, step int64) (rows []int32, ok bool) {
 
 // shareKey names a step of an epoch. Where nothing is shuffled all epochs are alike.
 func (j *Job) shareKey(offset, step int64) shareKey {
-	if j.request.Shuffle == nil {
+	if j.resolved.Request.Shuffle == nil {
 		offset = 0
 	}
 	return shareKey{j.EpochNumber() + uint64(offset), step}
@@ -371,3 +369,136 @@ func (j *Job) assign(ctx context.Context, offset, step int64) (*stepShare, error
 	})
 	return x, err
 }
+
+const (
+	// slotBlock is how many rows are looked up at once: as many as a page has, so that one that
+	// is read for a row is never read again for another.
+	slotBlock = 1024
+	// slotBlocks is how many blocks are looked up at the same time.
+	slotBlocks = 128
+)
+
+// slotTable is in which slot the blob of each row of a snapshot lies, as far as that was looked
+// up. It takes 17 bits a row. Rows are looked up in whole blocks, so that all steps of
+// all epochs together go through the manifest once. It is safe for concurrent use.
+type slotTable struct {
+	column int // ordinal of the blob column
+
+	mu    sync.RWMutex
+	slots []uint16 // by position
+	known []uint64 // a bit for each position
+}
+
+// slotBytes is what the table of so many rows takes.
+func slotBytes(rows int64) int64 { return 2*rows + 8*(rows/64+1) }
+
+func newSlotTable(rows int64, column int) *slotTable {
+	return &slotTable{column: column, slots: make([]uint16, rows), known: make([]uint64, rows/64+1)}
+}
+
+// slotTable returns the table of a blob column of a snapshot, with a hold for the caller.
+func (rv *Resolver) slotTable(ctx context.Context, snap *openSnapshot, column int) (*result, error) {
+	return rv.derive(ctx, snap.key, fmt.Sprintf("slots\x00%d", column), snap, func(context.Context) (*result, error) {
+		rows := snap.manifest.Rows()
+		// On nobody's account: whoever shares out batches of the snapshot uses it.
+		memory, err := rv.results.reserve("", slotBytes(rows))
+		if err != nil {
+			return nil, fmt.Errorf("assign %q keeps two bytes for each of %d rows: %w", schema.AssignLocal, rows, err)
+		}
+		return &result{slots: newSlotTable(rows, column), memory: memory}, nil
+	})
+}
+
+// tryGet puts the slots of the rows at some positions into to, false if not all are known.
+func (t *slotTable) tryGet(positions []int64, to []uint16) bool {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	for i, pos := range positions {
+		if t.known[pos>>6]>>(pos&63)&1 == 0 {
+			return false
+		}
+		to[i] = t.slots[pos]
+	}
+	return true
+}
+
+// get puts the slots of the rows at some positions into to. It reads of the manifest what is
+// not known.
+func (t *slotTable) get(ctx context.Context, m *manifest.Manifest, positions []int64, to []uint16) error {
+	if t.tryGet(positions, to) {
+		return nil
+	}
+	g, all := errgroup.WithContext(ctx)
+	g.SetLimit(slotBlocks)
+	for _, block := range t.missing(positions) {
+		from, to := block*slotBlock, min((block+1)*slotBlock, m.Rows())
+		g.Go(func() error {
+			if t.has(from, to) {
+				return nil // it lay in the pages of other blocks
+			}
+			return m.Walk(all, from, to, nil, t.visit)
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return err
+	}
+	if !t.tryGet(positions, to) {
+		return fmt.Errorf("a defect of the server: the slots of %d rows were not found in the manifest", len(positions))
+	}
+	return nil
+}
+
+// has reports whether all rows in [from, to) are known.
+func (t *slotTable) has(from, to int64) bool {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	for pos := from; pos < to; pos++ {
+		if t.known[pos>>6]>>(pos&63)&1 == 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// missing lists the blocks that have a row which is not known, each once.
+func (t *slotTable) missing(positions []int64) []int64 {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	var blocks []int64
+	for _, pos := range positions {
+		if t.known[pos>>6]>>(pos&63)&1 == 0 {
+			blocks = append(blocks, pos/slotBlock)
+		}
+	}
+	slices.Sort(blocks)
+	return slices.Compact(blocks)
+}
+
+// visit takes the slots of a whole page.
+func (t *slotTable) visit(_ context.Context, start int64, p *schema.Page) error {
+	found := make([]uint16, p.Rows())
+	err := schema.Guard(func() error {
+		for row := range found {
+			if ref, ok := p.Blob(t.column, row); ok {
+				found[row] = layout.SlotOf(ref.Key)
+			} else {
+				found[row] = slotOfNull(start + int64(row))
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	copy(t.slots[start:], found)
+	for pos := start; pos < start+int64(len(found)); pos++ {
+		t.known[pos>>6] |= 1 << (pos & 63)
+	}
+	return nil
+}
+
+// slotOfNull is the slot of a row without a blob. Nothing has to be read for it, so it may
+// go to any rank, and goes to each as often.
+func slotOfNull(pos int64) uint16 { return uint16(uint64(pos) * 0x9e3779b97f4a7c15 >> 48) }

@@ -17,6 +17,7 @@ import (
 
 	"bowstring/fetch/admission"
 	"bowstring/fetch/ingest"
+	"bowstring/fetch/manifest"
 	"bowstring/fetch/resolve"
 	"bowstring/fetch/store"
 	"bowstring/fetch/store/local"
@@ -73,9 +74,7 @@ func newFixture(t *testing.T, opts resolve.Options, limits admission.Limits) *fi
 	limits.EnsureDefaults()
 	f := &fixture{store: &counting{Store: s}, ledger: admission.NewLedger(limits), work: admission.NewWork(1)}
 	opts.Logger = slog.New(slog.DiscardHandler)
-	if f.Resolver, err = resolve.New(f.store, f.read, f.ledger, f.work, opts); err != nil {
-		t.Fatal(err)
-	}
+	f.Resolver = resolve.New(f.store, f.read, f.ledger, f.work, opts)
 	t.Cleanup(func() {
 		f.Close()
 		f.mu.Lock()
@@ -95,7 +94,7 @@ func newFixture(t *testing.T, opts resolve.Options, limits admission.Limits) *fi
 	return f
 }
 
-func (f *fixture) read(ctx context.Context, ref schema.BlobRef) (schema.Blob, error) {
+func (f *fixture) read(ctx context.Context, ref schema.BlobRef, _ manifest.Place) (schema.Blob, error) {
 	f.mu.Lock()
 	gate := f.gate
 	f.mu.Unlock()

@@ -1,22 +1,32 @@
+// Package resolve turns a request into a [Job]: it opens snapshots, computes
+// selections, and adds up sizes.
+//
+// It knows nothing of streams, tiers or transports: how a blob is read, it is
+// told by its user. It keeps manifests open while jobs, streams and batches use
+// them, and what was computed from their rows as long as they are.
 package resolve
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"fmt"
 	"log/slog"
+	"slices"
+	"strconv"
 	"sync"
 	"time"
+
+	"github.com/apache/arrow/go/v17/arrow"
 
 	"bowstring/fetch/admission"
 	"bowstring/fetch/manifest"
 	"bowstring/fetch/operators"
+	"bowstring/fetch/plan"
 	"bowstring/fetch/store"
+	"bowstring/fetch/where"
 	"bowstring/schema"
 )
-
-// DefaultMaxSelections is the default of Options.MaxSelections.
-const DefaultMaxSelections = 10_000
 
 // Options tunes a Resolver. The zero value of each field stands for its default.
 type Options struct {
@@ -32,8 +42,6 @@ type Options struct {
 	// Resident is up to how many bytes a manifest may have to be read whole when it is
 	// opened, and stay in memory; negative for none. Default 16 MiB.
 	Resident int64
-	// ReadPage reads a blob of a manifest, which may be kept for its place. Default is what reads other blobs.
-	ReadPage manifest.ReadFunc
 	// Worthwhile is how long the catalog has to take for an answer that OpenEarly does not wait for. One that answers
 	// sooner costs less than reading what nobody wants would, where the answer is another one. Default 5 ms.
 	Worthwhile time.Duration
@@ -45,52 +53,10 @@ type Options struct {
 	Logger *slog.Logger
 }
 
-// EnsureDefaults fills in the fields that are zero.
-func (o *Options) EnsureDefaults() {
-	if o.IdleSnapshots == 0 {
-		o.IdleSnapshots = 8
-	}
-	if o.SelectionLifetime == 0 {
-		o.SelectionLifetime = 30 * 24 * time.Hour
-	}
-	if o.MaxSelections == 0 {
-		o.MaxSelections = DefaultMaxSelections
-	}
-	if o.Worthwhile == 0 {
-		o.Worthwhile = 5 * time.Millisecond
-	}
-	if o.Layouts == nil {
-		o.Layouts = lone{}
-	}
-	if o.Logger == nil {
-		o.Logger = slog.Default()
-	}
-}
-
-// Validate returns an error that names the first field without a sensible value.
-func (o *Options) Validate() error {
-	if o.IdleSnapshots < 0 {
-		return fmt.Errorf("%w: IdleSnapshots is %d; want how many may stay open, or 0 for the default",
-			schema.ErrInvalid, o.IdleSnapshots)
-	}
-	if o.SelectionLifetime < 0 {
-		return fmt.Errorf("%w: SelectionLifetime is %s; want a time, or 0 for the default", schema.ErrInvalid,
-			o.SelectionLifetime)
-	}
-	if o.Worthwhile < 0 {
-		return fmt.Errorf("%w: Worthwhile is %s; want a time, or 0 for the default", schema.ErrInvalid, o.Worthwhile)
-	}
-	return nil
-}
-
-// ReadFunc reads a blob of a snapshot's manifest or of a selection, with what
-// retries there are. Its user releases the blob.
-type ReadFunc func(context.Context, schema.BlobRef) (schema.Blob, error)
-
 // Resolver opens jobs over the snapshots of a store. It is safe for concurrent use.
 type Resolver struct {
 	store     store.Store
-	read      ReadFunc
+	read      manifest.ReadFunc
 	work      *admission.Work
 	logger    *slog.Logger
 	snapshots snapshotCache
@@ -106,38 +72,25 @@ type Resolver struct {
 	sharings   map[string]*sharing // by what is the same in all epochs
 }
 
-// New returns a Resolver over a store, which stays the caller's. read reads blobs;
-// memory is counted in the ledger, and long work done by turns. The error is of
-// opts.Validate.
-func New(s store.Store, read func(context.Context, schema.BlobRef) (schema.Blob, error), ledger *admission.Ledger,
-	work *admission.Work, opts Options) (*Resolver, error) {
-	opts.EnsureDefaults()
-	if err := opts.Validate(); err != nil {
-		return nil, err
-	}
-	j := &Resolver{
+// New returns a Resolver over a store, which stays the caller's. read reads blobs of manifests, and with no place
+// those of selections, with what retries there are; their user releases them. Memory is counted in the ledger, and
+// long work done by turns.
+func New(s store.Store, read manifest.ReadFunc, ledger *admission.Ledger, work *admission.Work, opts Options) *Resolver {
+	opts.IdleSnapshots = cmp.Or(opts.IdleSnapshots, 8)
+	opts.Worthwhile = cmp.Or(opts.Worthwhile, 5*time.Millisecond)
+	opts.Logger = cmp.Or(opts.Logger, slog.Default())
+	rv := &Resolver{
 		store: s, read: read, work: work, logger: opts.Logger,
 		results:   results{ledger: ledger, kept: map[string]*result{}},
 		computing: computations[*result]{logger: opts.Logger},
 		assigning: computations[*stepShare]{logger: opts.Logger},
-		layouts:   opts.Layouts, kinds: opts.Kinds, sharings: map[string]*sharing{},
-		renewals: renewals{store: s, logger: opts.Logger, lifetime: opts.SelectionLifetime,
-			most: max(opts.MaxSelections, 0),
-			due:  map[string]time.Time{}},
+		layouts:   cmp.Or[Layouts](opts.Layouts, lone{}), kinds: opts.Kinds, sharings: map[string]*sharing{},
+		renewals: renewals{store: s, logger: opts.Logger, lifetime: cmp.Or(opts.SelectionLifetime, 30*24*time.Hour),
+			most: max(cmp.Or(opts.MaxSelections, 10_000), 0), due: map[string]time.Time{}},
 	}
-	if opts.ReadPage == nil {
-		opts.ReadPage = func(ctx context.Context, ref schema.BlobRef, _ manifest.Place) (schema.Blob, error) {
-			return read(ctx, ref)
-		}
-	}
-	pages, err := manifest.NewCache(opts.ReadPage, ledger,
-		manifest.Options{Resident: opts.Resident, Logger: opts.Logger})
-	if err != nil {
-		return nil, err
-	}
-	j.snapshots.init(s, pages, opts)
-	j.ahead.init()
-	return j, nil
+	rv.snapshots.init(s, manifest.NewCache(read, ledger, opts.Resident, opts.Logger), opts)
+	rv.ahead.init()
+	return rv
 }
 
 // InUse lists the snapshots that somebody uses.
@@ -207,4 +160,301 @@ func (rv *Resolver) turn(ctx context.Context, piece func() error) error {
 		defer recovered(ctx, rv.logger, &err)
 		return piece()
 	})
+}
+
+// Resolved is what a request means as far as the record of its snapshot tells:
+// all but the rows.
+type Resolved struct {
+	Request    schema.Request // with the snapshot's number, never a tag, and the defaults filled in
+	ID         string         // as Job.ID
+	Plan       *plan.Plan     // without buckets, which change neither counts nor sizes, where no rows were read
+	Projection *schema.Projection
+	Operators  *operators.Set // nil if there are none
+	makers     []*where.Maker // of Projection.Computed
+	local      *local         // as of a job
+}
+
+// Resolve resolves a request against a snapshot without opening its manifest. The
+// request has neither where nor a selection, and its caller may see all rows: else the
+// rows are needed.
+func (rv *Resolver) Resolve(ctx context.Context, snap *schema.Snapshot, req schema.Request) (*Resolved, error) {
+	if req.Where != "" || req.Selection != nil || req.Within.HidesRows() {
+		return nil, fmt.Errorf("%w: a resolved request of where or a selection", schema.ErrInvalid)
+	}
+	req, shown, err := rv.fill(ctx, snap, req)
+	if err != nil {
+		return nil, err
+	}
+	selection, err := splitSelection(snap, req.Split)
+	if err != nil {
+		return nil, err
+	}
+	return newResolved(req, shown, selection, nil)
+}
+
+// ID is what Job.ID would be of the request: it depends on no row. A request that
+// names snapshot and batch, as those of resolved jobs do, need not be looked up,
+// and may be of a snapshot that was dropped.
+func (rv *Resolver) ID(ctx context.Context, req schema.Request) (string, error) {
+	if err := req.Check(); err != nil {
+		return "", err
+	}
+	req, err := rv.Pin(ctx, req)
+	if err != nil {
+		return "", err
+	}
+	if req.Snapshot == 0 || req.Batch == 0 || req.BucketByLength != nil && req.BucketByLength.Window == 0 ||
+		!req.Operators.Resolved() || req.Assign == schema.AssignLocal && req.Owners == "" {
+		snap, err := rv.store.Snapshot(ctx, req.Dataset, req.Snapshot)
+		if err != nil {
+			return "", err
+		}
+		if req, _, err = rv.fill(ctx, snap, req); err != nil {
+			return "", err
+		}
+		if req, _, err = rv.localize(ctx, snap, req); err != nil {
+			return "", err
+		}
+	}
+	return digest(req), nil
+}
+
+// Schema is what batches of a request look like.
+func (rv *Resolver) Schema(ctx context.Context, snap *schema.Snapshot, req schema.Request) (*arrow.Schema, error) {
+	_, s, err := rv.fill(ctx, snap, req)
+	if err != nil {
+		return nil, err
+	}
+	return s.projection.Schema, nil
+}
+
+// shown is what a request shows of samples, and what becomes of them before.
+type shown struct {
+	projection *schema.Projection
+	operators  *operators.Set
+	makers     []*where.Maker // of the columns that projection.Computed names
+}
+
+// fill puts the snapshot's number and the defaults that depend on its columns in, and operators
+// as they are written in full.
+func (rv *Resolver) fill(ctx context.Context, snap *schema.Snapshot, req schema.Request) (schema.Request, shown, error) {
+	req.Snapshot, req.Tag = snap.Number, ""
+	var s shown
+	var err error
+	if req.Operators != nil {
+		if s.operators, err = operators.CompileSet(rv.kinds, snap.Schema, req.Within, req.Operators); err != nil {
+			return req, s, err
+		}
+		req.Operators = s.operators.Canonical()
+		if err := s.compile(ctx, rv.turn, snap, req); err != nil {
+			return req, s, err
+		}
+		if len(req.Operators.Columns()) == 0 {
+			s.operators = nil // there is nothing to make of blobs
+		}
+		if req.Place != schema.PlaceClient {
+			req.Place = ""
+		}
+		if err := req.Check(); err != nil { // written in full they are longer
+			return req, s, err
+		}
+	}
+	if req.Place == schema.PlaceClient {
+		// They are checked here, and run elsewhere.
+		if err := checkElsewhere(snap, req, s.operators); err != nil {
+			return req, s, err
+		}
+		s.operators = nil
+	}
+	if s.projection, err = schema.NewProjectionWithin(snap, req.Within, req.Columns, req.Layout,
+		s.operators.Forms(), s.fields()); err != nil {
+		return req, s, err
+	}
+	s.order()
+	if req.Place == schema.PlaceClient {
+		s.projection = s.projection.WithOperators(req.Operators)
+	}
+	if req.Operators != nil {
+		if err := checkShown(snap, req, s.projection); err != nil {
+			return req, s, err
+		}
+	}
+	if req.Batch == 0 {
+		req.Batch = schema.DefaultBatch
+		if len(s.projection.BlobColumns()) == 0 && req.BucketByLength == nil {
+			req.Batch = schema.DefaultMetaBatch
+		}
+	}
+	req, err = fillBuckets(snap, req)
+	return req, s, err
+}
+
+// checkElsewhere fails if a request whose operators run elsewhere wants a column that comes of them.
+func checkElsewhere(snap *schema.Snapshot, req schema.Request, set *operators.Set) error {
+	for i, name := range req.Columns {
+		if _, _, ok := schema.MadePart(snap.Schema, set.Forms(), name); ok {
+			return &schema.FieldError{Field: fmt.Sprintf("columns[%d]", i), Got: schema.Quote(name) + ` with place "client"`,
+				Want: "it left out: it tells of what operators made, and they run at the client"}
+		}
+	}
+	return nil
+}
+
+// checkShown fails if a column has operators and nothing is shown of it: its name may be a slip.
+func checkShown(snap *schema.Snapshot, req schema.Request, p *schema.Projection) error {
+	read := map[string]bool{}
+	blobs := schema.BlobFields(snap.Schema)
+	for _, ordinal := range p.BlobColumns() {
+		read[blobs[ordinal].Name] = true
+	}
+	for _, f := range p.Computed() {
+		read[f.Name] = true
+	}
+	for _, name := range slices.Concat(req.Operators.Columns(), req.Operators.Expressions()) {
+		if !read[name] {
+			return &schema.FieldError{Field: "operators." + schema.Shown(name), Got: "a column that columns does not name",
+				Want: "it left out, or the column to be shown"}
+		}
+	}
+	return nil
+}
+
+func newResolved(req schema.Request, s shown, selection plan.Selection, buckets *plan.Buckets) (*Resolved, error) {
+	cfg := plan.Config{Selection: selection, Batch: req.Batch, World: int(req.WorldSize()), Buckets: buckets}
+	if req.Shuffle != nil {
+		cfg.Shuffle, cfg.Seed, cfg.Epoch = true, req.Shuffle.Seed, req.Shuffle.Epoch
+	}
+	var err error
+	if cfg.Remainder, err = plan.ParseRemainder(req.Remainder); err != nil {
+		return nil, err
+	}
+	p, err := plan.New(cfg)
+	if err != nil {
+		return nil, err
+	}
+	return &Resolved{Request: req, ID: digest(req), Plan: p, Projection: s.projection, Operators: s.operators,
+		makers: s.makers}, nil
+}
+
+// Pin puts the number of a snapshot in the place of the tag by which a request names
+// it, so that what is made of the request means the same after the tag has moved. A
+// request without a tag is as it was. A schema.ErrNotFound says which tags there are.
+func (rv *Resolver) Pin(ctx context.Context, req schema.Request) (schema.Request, error) {
+	if req.Tag == "" {
+		return req, nil
+	}
+	number, err := store.Tagged(ctx, rv.store, req.Dataset, req.Tag)
+	if err != nil {
+		return req, err
+	}
+	req.Snapshot, req.Tag = number, ""
+	return req, nil
+}
+
+// compile compiles the expressions that make columns of a request, of what its caller may see, and writes their
+// contract into it. They are compiled by turns.
+func (s *shown) compile(ctx context.Context, turn where.Turn, snap *schema.Snapshot, req schema.Request) error {
+	visible := req.Within.Visible(snap.Schema)
+	for _, name := range req.Operators.Expressions() {
+		p, at := req.Operators[name], "operators."+schema.Shown(name)
+		if p.Contract != "" && p.Contract != where.ColumnContract {
+			return &schema.FieldError{Field: at + ".contract", Got: schema.Quote(p.Contract),
+				Want: strconv.Quote(where.ColumnContract) + ", the version of what runs here: others make other values"}
+		}
+		_, _, part := schema.MadePart(visible, s.operators.Forms(), name)
+		if _, _, _, ok := schema.BlobPart(visible, name); ok || part || visible.HasField(name) {
+			return &schema.FieldError{Field: at, Got: "an expression for a column that there is",
+				Want: "the name of a new column"}
+		}
+		m, err := where.CompileColumn(ctx, name, at+".expression", p.Expression, visible, req.OnError, turn)
+		if err != nil {
+			return err
+		}
+		for _, used := range m.Columns() { // as checkHidden does
+			if req.Within.Hides(snap.Schema, used) {
+				return &where.Error{Line: 1, Column: 1, Field: at + ".expression",
+					Message: fmt.Sprintf("no column %q", used)}
+			}
+		}
+		p.Contract = where.ColumnContract
+		req.Operators[name] = p
+		s.makers = append(s.makers, m)
+	}
+	return nil
+}
+
+// littleMade is what the makers of a job may take that is not counted: as much as those of some short expressions.
+const littleMade = 64 << 10
+
+// keep counts in what a job keeps of expressions, on the account of the caller that ctx carries; nil if that is little.
+func (s *shown) keep(ctx context.Context, results *results) (*admission.Hold, error) {
+	var n int64
+	for _, m := range s.makers {
+		n += m.Bytes()
+	}
+	if n <= littleMade {
+		return nil, nil //nolint:nilnil // a Hold may be nil
+	}
+	h, err := results.reserve(store.CallerFrom(ctx).Tenant, n)
+	if err != nil {
+		return nil, fmt.Errorf("columns by expression: %w", err)
+	}
+	return h, nil
+}
+
+// fields are the columns that expressions make.
+func (s *shown) fields() []arrow.Field {
+	fields := make([]arrow.Field, len(s.makers))
+	for i, m := range s.makers {
+		fields[i] = m.Field()
+	}
+	return fields
+}
+
+// order has the makers in the order of the projection's columns, without those that are not shown.
+func (s *shown) order() {
+	all := s.makers
+	s.makers = nil
+	for _, f := range s.projection.Computed() {
+		i := slices.IndexFunc(all, func(m *where.Maker) bool { return m.Field().Name == f.Name })
+		s.makers = append(s.makers, all[i])
+	}
+}
+
+// ComputedFault is a row for which a column that Projection().Computed names cannot be made.
+type ComputedFault struct {
+	Row    int
+	Column string
+	Err    error
+}
+
+// Computed makes the columns that Projection().Computed names, for rows that lie open. It waits for
+// turns where that takes long. Rows that cannot be told are faults, and null; where the request's on_error is fail,
+// there is one fault and no column.
+func (j *Job) Computed(ctx context.Context, positions []int64, rows []schema.Row) ([]schema.Vector, []ComputedFault,
+	error) {
+	var out []schema.Vector
+	var faults []ComputedFault
+	for _, m := range j.resolved.makers {
+		v, wrong, err := m.Make(ctx, j.Manifest().Form(), positions, rows, j.turn)
+		if err != nil {
+			return nil, nil, err
+		}
+		for _, f := range wrong {
+			faults = append(faults, ComputedFault{f.Row, m.Field().Name, f.Err})
+		}
+		if len(faults) > 0 && !j.Tolerant() {
+			return nil, faults, nil
+		}
+		out = append(out, v)
+	}
+	return out, faults, nil
+}
+
+// ComputedBytes bounds what those columns take for a row.
+func (j *Job) ComputedBytes() (n int64) {
+	for _, m := range j.resolved.makers {
+		n += m.RowBytes()
+	}
+	return n
 }

@@ -28,7 +28,7 @@ func (rv *Resolver) TotalBytes(ctx context.Context, j *Job) (int64, error) {
 		return -1, nil
 	}
 	total, err := rv.selectedBytes(ctx, j)
-	if err == nil && j.plan.Padded()+j.plan.Dropped() > 0 {
+	if err == nil && j.resolved.Plan.Padded()+j.resolved.Plan.Dropped() > 0 {
 		total, err = rv.servedBytes(ctx, j, total)
 	}
 	if err != nil {
@@ -39,11 +39,11 @@ func (rv *Resolver) TotalBytes(ctx context.Context, j *Job) (int64, error) {
 
 // sized reports whether the sizes of all cells are known from the manifest.
 func (j *Job) sized() bool {
-	if slices.ContainsFunc(j.projection.Computed(), func(f arrow.Field) bool { return f.Type.ID() != arrow.BOOL }) {
+	if slices.ContainsFunc(j.resolved.Projection.Computed(), func(f arrow.Field) bool { return f.Type.ID() != arrow.BOOL }) {
 		return false
 	}
-	forms := j.operators.Forms()
-	for _, f := range j.projection.Schema.Fields() {
+	forms := j.resolved.Operators.Forms()
+	for _, f := range j.resolved.Projection.Schema.Fields() {
 		if form := forms[f.Name]; form != nil && form.CellBytes() < 0 {
 			return false
 		}
@@ -80,19 +80,19 @@ func selectedKey(req schema.Request) string {
 
 // selectedBytes is the size of all rows that are selected.
 func (rv *Resolver) selectedBytes(ctx context.Context, j *Job) (int64, error) {
-	return rv.derivedSum(ctx, j, selectedKey(j.request), func(ctx context.Context, sizes *cellSizes) (int64, error) {
-		return rv.sumSelected(ctx, sizes, j.selection)
+	return rv.derivedSum(ctx, j, selectedKey(j.resolved.Request), func(ctx context.Context, sizes *cellSizes) (int64, error) {
+		return rv.sumSelected(ctx, sizes, j.resolved.Plan.Config().Selection)
 	})
 }
 
 // servedBytes is the size of all rows that are served, where those selected have
 // that size, and some are left out or repeated.
 func (rv *Resolver) servedBytes(ctx context.Context, j *Job, selected int64) (int64, error) {
-	return rv.derivedSum(ctx, j, string(within(j.request, "served\x00"+string(j.request.Marshal()))),
+	return rv.derivedSum(ctx, j, string(within(j.resolved.Request, "served\x00"+string(j.resolved.Request.Marshal()))),
 		func(ctx context.Context, sizes *cellSizes) (int64, error) {
-			n, cfg := j.selection.Len(), j.plan.Config()
+			n, cfg := j.resolved.Plan.Config().Selection.Len(), j.resolved.Plan.Config()
 			cfg.Buckets = nil // they move nothing into the epoch, nor out of it
-			if padded := j.plan.Padded(); padded > 0 {
+			if padded := j.resolved.Plan.Padded(); padded > 0 {
 				// The epoch's order is gone through again, as often as it takes.
 				order, err := plan.New(cfg)
 				if err != nil {
@@ -101,7 +101,7 @@ func (rv *Resolver) servedBytes(ctx context.Context, j *Job, selected int64) (in
 				more, err := rv.sum(ctx, sizes, padded%n, func(i int64) int64 { return order.Position(n + i) })
 				return selected + padded/n*selected + more, err
 			}
-			dropped := j.plan.Dropped()
+			dropped := j.resolved.Plan.Dropped()
 			cfg.Remainder = plan.Uneven // the same order, to its end
 			whole, err := plan.New(cfg)
 			if err != nil {
@@ -234,11 +234,11 @@ func newCellSizes(j *Job) (*cellSizes, error) {
 	m := j.Manifest()
 	s := &cellSizes{manifest: m}
 	blobs := schema.BlobFields(m.Snapshot().Schema)
-	forms := j.operators.Forms()
-	s.fixed = int64(len(j.projection.Computed())) // each is a bool
-	for _, f := range j.projection.Schema.Fields() {
+	forms := j.resolved.Operators.Forms()
+	s.fixed = int64(len(j.resolved.Projection.Computed())) // each is a bool
+	for _, f := range j.resolved.Projection.Schema.Fields() {
 		name := f.Name
-		if slices.ContainsFunc(j.projection.Computed(), func(c arrow.Field) bool { return c.Name == name }) {
+		if slices.ContainsFunc(j.resolved.Projection.Computed(), func(c arrow.Field) bool { return c.Name == name }) {
 			continue
 		}
 		made, width := name, int64(-1)

@@ -117,7 +117,7 @@ func TestComputationThatPanics(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.close()
-	if reads.holds.Load() != 0 || !strings.Contains(log.String(), "shared_test.go") ||
+	if reads.holds.Load() != 0 || !strings.Contains(log.String(), "results_test.go") ||
 		!strings.Contains(log.String(), "index out of range") || !strings.Contains(log.String(), defect.ID) {
 		t.Errorf("%d holds; logged: %s", reads.holds.Load(), log.String())
 	}
