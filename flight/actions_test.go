@@ -207,7 +207,7 @@ func TestActionsRefuse(t *testing.T) {
 }
 
 func TestActionStats(t *testing.T) {
-	f := serve(t, Options{MaxStreams: 7, SpillScale: func() any { return map[string]int{"budget_bytes": 12} }})
+	f := serve(t, Options{MaxStreams: 7, Node: testNode{scale: map[string]int{"budget_bytes": 12}}})
 	f.fillLarge("big")
 	stream := f.stalled(t.Context(), `{"dataset": "big", "batch": 4}`)
 	type stats struct {

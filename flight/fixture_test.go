@@ -387,3 +387,13 @@ func waitFor(t *testing.T, what string, cond func() bool) {
 		}
 	}
 }
+
+// testNode says what it is made of.
+type testNode struct {
+	others []string
+	scale  any
+}
+
+func (n testNode) SpillScale() any  { return n.scale }
+func (n testNode) Members() any     { return nil }
+func (n testNode) Others() []string { return n.others }

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"bowstring/flight/auth"
+	"bowstring/flight/peer"
 	"bowstring/schema"
 )
 
@@ -25,7 +27,7 @@ func TestParseKeys(t *testing.T) {
 		one + "\n" + one[1:]:          nil,
 		one + "\n" + two + "\n" + one: nil,
 	} {
-		keys, err := parseKeys("FILE", []byte(text))
+		keys, err := peer.ParseKeys("FILE", []byte(text))
 		if want == nil {
 			if !errors.Is(err, schema.ErrInvalid) || strings.Contains(err.Error(), one[:8]) {
 				t.Errorf("%q: %v, want that it is invalid, and nothing of a key", text, err)
@@ -56,20 +58,21 @@ func TestKeysFile(t *testing.T) {
 	first, second := strings.Repeat("first", 8), strings.Repeat("second", 8)
 	write(first + "\n")
 	log := &lockedBuffer{}
-	f, err := OpenKeys(path, nil, slog.New(slog.NewTextHandler(log, nil)))
+	f, err := openKeys(path, slog.New(slog.NewTextHandler(log, nil)))
 	if err != nil {
 		t.Fatal(err)
 	}
+	held := peer.NewKeys(*f.Current().Load()...)
 	changed := func() (yes bool) {
 		for range 3 { // a new text holds once it was read twice
-			if f.file.Check(t.Context()) {
-				f.exchange()
+			if f.Check(t.Context()) {
+				held.Set(*f.Current().Load()...)
 				yes = true
 			}
 		}
 		return yes
 	}
-	if !f.Keys().Any() || changed() {
+	if !held.Any() || changed() {
 		t.Error("a file that has not changed has changed the keys")
 	}
 	for _, test := range []struct {
@@ -84,14 +87,18 @@ func TestKeysFile(t *testing.T) {
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}
-	if changed() || !f.Keys().Any() {
+	if changed() || !held.Any() {
 		t.Error("a file that is gone has changed the keys")
 	}
 	if text := log.String(); strings.Contains(text, first[:5]) || strings.Contains(text, second[:6]) ||
 		!strings.Contains(text, "entries=2") {
 		t.Errorf("the log says %s", text)
 	}
-	if _, err := OpenKeys(path, nil, slog.New(slog.DiscardHandler)); err == nil {
+	if _, err := openKeys(path, slog.New(slog.DiscardHandler)); err == nil {
 		t.Error("a file that is not there was opened")
 	}
+}
+
+func openKeys(path string, log *slog.Logger) (*auth.File[[][]byte], error) {
+	return auth.OpenFile("keys of the cluster", path, peer.ParseKeys, func(keys *[][]byte) int { return len(*keys) }, nil, log)
 }

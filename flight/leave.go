@@ -93,10 +93,7 @@ func (s *Server) moved() error {
 
 // nameNodes sends the addresses of the other nodes ahead of a stream. A client goes on at those and at no others.
 func (s *Server) nameNodes(stream grpc.ServerStream) error {
-	if s.opts.Others == nil {
-		return nil
-	}
-	list := s.opts.Others()
+	list := s.opts.Node.Others()
 	if len(list) == 0 {
 		return nil
 	}
@@ -112,13 +109,9 @@ func (s *Server) otherNodes(_ context.Context, b []byte, send func([]byte) error
 	if err := body(b, &struct{}{}); err != nil {
 		return err
 	}
-	list := []string{}
-	if s.opts.Others != nil {
-		list = append(list, s.opts.Others()...)
-	}
 	return sendJSON(send, struct {
 		Locations []string `json:"locations"`
-	}{list})
+	}{append([]string{}, s.opts.Node.Others()...)})
 }
 
 // WaitStreams waits until no DoGet runs, or ctx ends; it returns how many do.

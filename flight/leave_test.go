@@ -20,9 +20,9 @@ import (
 // pyarrow only if the client asks for that.
 func TestWhereToGoOnIsADetail(t *testing.T) {
 	t.Parallel()
-	f := serve(t, Options{Others: func() []string { return []string{"grpc://a:1", "grpc://b:1"} }})
+	f := serve(t, Options{Node: testNode{others: []string{"grpc://a:1", "grpc://b:1"}}})
 	f.fill("d", 10)
-	f.server.Leave(f.server.opts.Others)
+	f.server.Leave(f.server.opts.Node.Others)
 	for _, asks := range []bool{false, true} {
 		ctx := t.Context()
 		if asks {

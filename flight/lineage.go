@@ -99,11 +99,7 @@ type lineageStream struct {
 }
 
 func (s *Server) lineageHeader(cat *catalog.Catalog) lineageHeader {
-	h := lineageHeader{Since: cat.RecordedSince(), Others: []string{}}
-	if s.opts.Others != nil {
-		h.Others = append(h.Others, s.opts.Others()...)
-	}
-	return h
+	return lineageHeader{Since: cat.RecordedSince(), Others: append([]string{}, s.opts.Node.Others()...)}
 }
 
 // lineagePiece is how many rows one result has at most.

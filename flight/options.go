@@ -80,14 +80,8 @@ type Options struct {
 	// authenticates, only callers that it knows may list them anyway, unless its
 	// OpenReflection is set.
 	NoReflection bool
-	// SpillScale returns what the size of the spill was decided to be last, and
-	// why, for the action stats, which encodes it as JSON; nil if nobody decides.
-	// It is called by several goroutines at once.
-	SpillScale func() any
-	// Members returns what the node knows of its cluster, as it is put into JSON; nil if it is in none.
-	Members func() any
-	// Others returns the addresses of the other nodes of the cluster; nil if it is in none.
-	Others func() []string
+	// Node is what the server runs on. Default a node that is in no cluster.
+	Node Node
 	// PlainTransport has the server lean on nothing that gRPC does not promise: each batch is copied once before it is
 	// sent. Set by itself where the program has another release of gRPC than the one it was proven with.
 	PlainTransport bool
@@ -117,6 +111,30 @@ type Options struct {
 	Logger *slog.Logger
 }
 
+// Node is what a server asks of the node that it runs on. Its methods are called by several goroutines at once, and do not
+// block.
+type Node interface {
+	// SpillScale is what the size of the spill was decided to be last, and why, as it is put into JSON; nil if nothing
+	// decides it.
+	SpillScale() any
+	// Members is what the node knows of its cluster, as it is put into JSON; nil if it is in none.
+	Members() any
+	// Others are the addresses of the other nodes of the cluster.
+	Others() []string
+}
+
+// alone is a node that is in no cluster.
+type alone struct{}
+
+// SpillScale implements Node.
+func (alone) SpillScale() any { return nil }
+
+// Members implements Node.
+func (alone) Members() any { return nil }
+
+// Others implements Node.
+func (alone) Others() []string { return nil }
+
 // EnsureDefaults fills in the fields that are zero.
 func (o *Options) EnsureDefaults() {
 	for at, n := range map[*int]int{
@@ -143,6 +161,9 @@ func (o *Options) EnsureDefaults() {
 		var limits admission.Limits
 		limits.EnsureDefaults()
 		o.Ledger = admission.NewLedger(limits)
+	}
+	if o.Node == nil {
+		o.Node = alone{}
 	}
 	if o.Logger == nil {
 		o.Logger = slog.Default()

@@ -24,21 +24,21 @@ func TestRulesFile(t *testing.T) {
 	}
 	var buf lockedBuffer
 	log := slog.New(slog.NewTextHandler(&buf, nil))
-	if _, err := OpenRules(name, nil, log); err == nil {
+	if _, err := openRules(name, nil, log); err == nil {
 		t.Error("a file that is not there was opened")
 	}
 	const first = "rules:\n  - {principals: [ada], datasets: [d], rights: [read], where: 'a == 1'}\n"
 	write("rules:\n  - {principals: [ada]}")
-	if _, err := OpenRules(name, nil, log); err == nil ||
+	if _, err := openRules(name, nil, log); err == nil ||
 		!strings.Contains(err.Error(), name+":2:5: the rule is for no dataset") {
 		t.Error(err)
 	}
 	write(first)
-	f, err := OpenRules(name, nil, log)
+	f, err := openRules(name, nil, log)
 	if err != nil {
 		t.Fatal(err)
 	}
-	rights := func() string { return f.Rules().Load().Decide(policy.Who{Principal: "ada"}, "d").Rights.String() }
+	rights := func() string { return f.Current().Load().Decide(policy.Who{Principal: "ada"}, "d").Rights.String() }
 	if f.Check(t.Context()) || rights() != "list, read" {
 		t.Error("it has not changed")
 	}
@@ -84,17 +84,17 @@ func TestRulesFileThatChangesAlways(t *testing.T) {
 	log := slog.New(slog.DiscardHandler)
 	sources := auth.NewSources(0, log)
 	write(0)
-	f, err := OpenRules(name, sources, log)
+	f, err := openRules(name, sources, log)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for n := 1; n <= mostTexts; n++ {
+	for n := 1; n <= auth.MostTexts; n++ {
 		write(n)
 		if f.Check(t.Context()) || sources.Closed() != nil {
 			t.Fatalf("after %d changes: %v", n, sources.Closed())
 		}
 	}
-	for n := mostTexts + 1; n < mostTexts+5; n++ {
+	for n := auth.MostTexts + 1; n < auth.MostTexts+5; n++ {
 		write(n)
 		if f.Check(t.Context()) || sources.Closed() == nil {
 			t.Fatalf("after %d changes in a row the first text holds", n)
@@ -103,4 +103,8 @@ func TestRulesFileThatChangesAlways(t *testing.T) {
 	if !f.Check(t.Context()) || sources.Closed() != nil {
 		t.Errorf("a text that stays is not taken: %v", sources.Closed())
 	}
+}
+
+func openRules(name string, sources *auth.Sources, log *slog.Logger) (*auth.File[policy.Rules], error) {
+	return auth.OpenFile("rules", name, policy.Parse, func(rs *policy.Rules) int { return len(rs.List()) }, sources, log)
 }

@@ -295,14 +295,11 @@ func (s *Server) statsOf(stored store.Stats, engine fetch.Stats, visible func(*c
 	}
 	st.Server.Started = s.started.UTC()
 	st.Streams, st.Server.totals, st.Tenants, st.Server.Draining = s.calls.snapshot(visible, all)
-	if s.opts.Members != nil && all {
-		st.Cluster = s.opts.Members()
-	}
 	if s.opts.SameNode != nil && all {
 		st.SameNode = new(s.opts.SameNode.Stats())
 	}
-	if s.opts.SpillScale != nil && all {
-		st.Scale = s.opts.SpillScale()
+	if all {
+		st.Cluster, st.Scale = s.opts.Node.Members(), s.opts.Node.SpillScale()
 	}
 	return st
 }

@@ -12,6 +12,8 @@ import (
 	"hash"
 	"slices"
 	"sync"
+
+	"bowstring/schema"
 )
 
 // Keys are what the nodes of a cluster know each other by: secrets that they have in common. A node proves with the
@@ -150,4 +152,35 @@ func Binding(state tls.ConnectionState) ([]byte, error) {
 		return nil, fmt.Errorf("what the TLS connection is told from others by: %w", err)
 	}
 	return b, nil
+}
+
+const (
+	// leastKey is how many characters a cluster's key has at least.
+	leastKey = 32
+	// mostKeys is how many there may be at once: the present one, and the one before it or after it.
+	mostKeys = 2
+)
+
+// ParseKeys reads a file of keys, one a line. An error says nothing of what they are.
+func ParseKeys(file string, text []byte) (*[][]byte, error) {
+	var keys [][]byte
+	for line := range bytes.Lines(text) {
+		key := bytes.TrimSpace(line)
+		switch {
+		case len(key) == 0:
+			continue
+		case len(key) < leastKey:
+			return nil, fmt.Errorf("%w: %s has a key of %d characters; want %d or more, such as openssl rand -hex 32 "+
+				"makes", schema.ErrInvalid, file, len(key), leastKey)
+		case len(keys) == mostKeys:
+			return nil, fmt.Errorf("%w: %s has more than %d keys; want one a line, the one that this node proves with "+
+				"first", schema.ErrInvalid, file, mostKeys)
+		}
+		keys = append(keys, bytes.Clone(key))
+	}
+	if len(keys) == 0 {
+		return nil, fmt.Errorf("%w: %s has no key; want one of %d characters or more, such as openssl rand -hex 32 "+
+			"makes", schema.ErrInvalid, file, leastKey)
+	}
+	return &keys, nil
 }

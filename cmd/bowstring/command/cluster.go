@@ -2,6 +2,7 @@ package command
 
 import (
 	"cmp"
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"fmt"
@@ -89,9 +90,11 @@ func (f *clusterFlags) part(d *auth.Door, sources *auth.Sources, log *slog.Logge
 		p.node = host
 	}
 	if f.ClusterKeyFile != "" {
-		if p.keys, err = flight.OpenKeys(f.ClusterKeyFile, sources, log); err != nil {
+		if p.keyFile, err = auth.OpenFile("keys of the cluster", f.ClusterKeyFile, peer.ParseKeys,
+			func(keys *[][]byte) int { return len(*keys) }, sources, log); err != nil {
 			return nil, usagef("--cluster-key-file: %v", err)
 		}
+		p.keys = peer.NewKeys(*p.keyFile.Current().Load()...)
 	}
 	p.lends = p.keys != nil || !d.Authenticates()
 	p.tls = &tls.Config{MinVersion: tls.VersionTLS13}
@@ -111,7 +114,8 @@ func (f *clusterFlags) part(d *auth.Door, sources *auth.Sources, log *slog.Logge
 // clusterPart is a server's part in a cluster.
 type clusterPart struct {
 	name, node, zone string
-	keys             *flight.KeysFile // nil if there are none
+	keys             *peer.Keys // nil if there are none
+	keyFile          *auth.File[[][]byte]
 	tls              *tls.Config
 	protocol         int  // the only one that is spoken with other nodes; 0 for those that there are
 	plaintext        bool // nodes whose address is grpc:// are asked
@@ -126,46 +130,58 @@ func (p *clusterPart) join(n *node, to *flight.Options, log *slog.Logger) (err e
 		cluster: p.name, node: p.node, view: n.members.View, layout: n.members.Now,
 		lent: func() []flight.LentStats { return n.server.Lent() },
 	}
-	to.Members = func() any {
-		view := viewOf(p.name, n.members.View())
-		view.Node, view.Lent = p.node, n.server.Lent()
-		if l := n.members.Now(); l != nil {
-			view.View, view.Shares = l.Name(), n.members.Shares()
-		}
-		if n.cluster != nil {
-			view.Peers = n.cluster.Tier().Stats()
-			sent := p.egress.Stats()
-			view.Egress = &sent
-		}
-		return view
-	}
-	to.Others = func() (addresses []string) {
-		for _, other := range n.members.View().Nodes {
-			if other.ID != p.node {
-				addresses = append(addresses, other.Address)
-			}
-		}
-		return addresses
-	}
+	n.part = p
 	if !p.lends || n.spill == nil {
 		log.Info("blobs are not read from other nodes, nor by them", "key", p.keys != nil, "spill", n.spill != nil)
 		return nil
 	}
-	var keys *peer.Keys
-	if p.keys != nil {
-		keys = p.keys.Keys()
-	}
 	n.cluster, err = cluster.New(cluster.Options{Name: p.name, Node: p.node, Zone: p.zone, Members: n.members,
-		SnapshotName: n.spill.DatasetName, Keys: keys, TLS: p.tls, Plaintext: p.plaintext, Protocol: p.protocol,
+		SnapshotName: n.spill.DatasetName, Keys: p.keys, TLS: p.tls, Plaintext: p.plaintext, Protocol: p.protocol,
 		Logger: log})
 	if err != nil {
 		return err
 	}
 	n.figures.tier = n.cluster.Tier()
-	to.Cluster = &flight.Cluster{Name: p.name, Node: p.node, Keys: keys, Protocol: p.protocol, Met: n.cluster.Met,
+	to.Cluster = &flight.Cluster{Name: p.name, Node: p.node, Keys: p.keys, Protocol: p.protocol, Met: n.cluster.Met,
 		Address: func() string { return cluster.HostOf(n.members.Self().Address) },
 		Egress:  p.egress, WarmOthers: n.cluster.WarmOthers}
 	return nil
+}
+
+// watchKeys takes over the keys of the file as it changes, until ctx ends.
+func (p *clusterPart) watchKeys(ctx context.Context) {
+	p.keyFile.Watch(ctx, func() { p.keys.Set(*p.keyFile.Current().Load()...) })
+}
+
+// Members implements flight.Node.
+func (n *node) Members() any {
+	if n.part == nil {
+		return nil
+	}
+	view := viewOf(n.part.name, n.members.View())
+	view.Node, view.Lent = n.part.node, n.server.Lent()
+	if l := n.members.Now(); l != nil {
+		view.View, view.Shares = l.Name(), n.members.Shares()
+	}
+	if n.cluster != nil {
+		view.Peers = n.cluster.Tier().Stats()
+		sent := n.part.egress.Stats()
+		view.Egress = &sent
+	}
+	return view
+}
+
+// Others implements flight.Node.
+func (n *node) Others() (addresses []string) {
+	if n.part == nil {
+		return nil
+	}
+	for _, other := range n.members.View().Nodes {
+		if other.ID != n.part.node {
+			addresses = append(addresses, other.Address)
+		}
+	}
+	return addresses
 }
 
 // described is what the cluster is to know of a server that listens there.

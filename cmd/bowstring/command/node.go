@@ -34,6 +34,7 @@ type node struct {
 	link   *delay.Link // to the store, or nil
 	served chan error  // what Serve returned
 
+	part    *clusterPart     // of a cluster, or nil
 	members *members.Members // of the cluster that it is a node of, or nil
 	cluster *cluster.Cluster // what it reads from the others by, or nil
 
@@ -118,16 +119,21 @@ func newNode(ctx context.Context, dir string, create bool, l limits, link *delay
 			return nil, errors.Join(err, n.release())
 		}
 		n.scaler.Start()
-		l.flight.SpillScale = func() any {
-			if d := n.scaler.Last(); !d.At.IsZero() {
-				return d
-			}
-			return nil
-		}
 	}
 	l.flight.Ledger = n.engine.Ledger() // one for all that requests take
+	l.flight.Node = n
 	n.server = flight.New(n.engine, l.flight)
 	return n, nil
+}
+
+// SpillScale implements flight.Node.
+func (n *node) SpillScale() any {
+	if n.scaler != nil {
+		if d := n.scaler.Last(); !d.At.IsZero() {
+			return d
+		}
+	}
+	return nil
 }
 
 // serve starts answering on l, which the server closes.

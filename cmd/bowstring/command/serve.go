@@ -226,7 +226,7 @@ func (c *ServeCmd) Run(ctx context.Context, app *App) (err error) {
 		}
 		beside.Go(func() { c.collect(serving, app, n.engine, seen.collections) })
 		if l.cluster != nil && l.cluster.keys != nil {
-			beside.Go(func() { l.cluster.keys.Watch(draining) })
+			beside.Go(func() { l.cluster.watchKeys(draining) })
 		}
 		if n.cluster != nil {
 			beside.Go(func() { n.cluster.Run(draining, n.engine) }) // what it holds is lent while it leaves

@@ -4,31 +4,34 @@ import (
 	"errors"
 
 	"bowstring/fetch/lineage"
-	"bowstring/flight"
 	"bowstring/flight/audit"
+	"bowstring/flight/auth"
+	"bowstring/flight/policy"
 	"bowstring/flight/usage"
 )
 
 // guardFiles are what is read again when it changes; nil where there is none.
 type guardFiles struct {
-	rules   *flight.RulesFile
-	tenants *flight.TenantsFile
+	rules   *auth.File[policy.Rules]
+	tenants *auth.File[policy.Tenants]
 }
 
 // guards opens the files of rules and tenants, the audit log, the book of what is used and the record of
 // what is handed out, where there are any. The caller closes the latter three.
 func (c *ServeCmd) guards(app *App, l *limits) (files guardFiles, err error) {
 	if c.Rules != "" {
-		if files.rules, err = flight.OpenRules(c.Rules, l.flight.Sources, app.Log); err != nil {
+		if files.rules, err = auth.OpenFile("rules", c.Rules, policy.Parse,
+			func(rs *policy.Rules) int { return len(rs.List()) }, l.flight.Sources, app.Log); err != nil {
 			return files, err
 		}
-		l.flight.Rules = files.rules.Rules()
+		l.flight.Rules = files.rules.Current()
 	}
 	if c.Tenants != "" {
-		if files.tenants, err = flight.OpenTenants(c.Tenants, l.flight.Sources, app.Log); err != nil {
+		if files.tenants, err = auth.OpenFile("tenants", c.Tenants, policy.ParseTenants,
+			func(ts *policy.Tenants) int { return len(ts.List()) }, l.flight.Sources, app.Log); err != nil {
 			return files, err
 		}
-		l.flight.Tenants = files.tenants.Tenants()
+		l.flight.Tenants = files.tenants.Current()
 	}
 	if c.Usage != "" {
 		if l.flight.Usage, err = usage.Open(usage.Options{Dir: c.Usage, Keep: c.UsageKeep,
