@@ -72,8 +72,8 @@ shape: go-check ## Count what the program is made of: lines, packages, the large
 	@go run ./bench/shape
 
 .PHONY: build
-build: go-check ## Build build/bin/bowstring.
-	@$(STAGE) build $(GO) build -o $(BIN) ./cmd/bowstring
+build: go-check ## Build build/bin/bowstring, and build/bin/bowstring-lab for experiments.
+	@$(STAGE) build $(GO) build -o $(dir $(BIN)) ./cmd/bowstring ./cmd/bowstring-lab
 
 .PHONY: fmt
 fmt: $(LINT) $(VENV)/.lint ## Format Go and Python.

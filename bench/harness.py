@@ -19,6 +19,11 @@ import psutil
 MIB = 1 << 20
 
 
+def lab(binary: Path) -> Path:
+    """The program for experiments, which `make build` leaves beside the server."""
+    return binary.with_name(f"{binary.name}-lab")
+
+
 @dataclass
 class Context:
     """What a case runs with."""
@@ -30,9 +35,16 @@ class Context:
 
     def bowstring(self, *args: str | Path) -> str:
         """Run the binary and return what it prints."""
-        done = subprocess.run([self.binary, *args], check=False, capture_output=True, text=True)
+        return self._run(self.binary, *args)
+
+    def lab(self, *args: str | Path) -> str:
+        """Run the program for experiments and return what it prints."""
+        return self._run(lab(self.binary), *args)
+
+    def _run(self, binary: Path, *args: str | Path) -> str:
+        done = subprocess.run([binary, *args], check=False, capture_output=True, text=True)
         if done.returncode:
-            raise RuntimeError(f"bowstring {' '.join(map(str, args))} ended with {done.returncode}: {done.stderr}")
+            raise RuntimeError(f"{binary.name} {' '.join(map(str, args))} ended with {done.returncode}: {done.stderr}")
         return done.stdout
 
 

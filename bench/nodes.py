@@ -3,7 +3,7 @@
     store ── link of a rate and a latency, shared by all ── node a, b, …
     node b, … ── link of node a ── node a
 
-Every byte between processes but for those of clients passes a door of `bowstring bench links`, which counts it by who
+Every byte between processes but for those of clients passes a door of `bowstring-lab links`, which counts it by who
 sent it, and where it can be cut or held. Clients connect to the nodes themselves.
 """
 
@@ -27,6 +27,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.flight as fl
+from harness import lab
 from node import Node
 from ports import free_port
 
@@ -45,11 +46,11 @@ class Wire:
 
 
 class Links:
-    """A running `bowstring bench links`."""
+    """A running `bowstring-lab links`."""
 
     def __init__(self, binary: Path) -> None:
         self._process = subprocess.Popen(
-            [binary, "bench", "links"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [lab(binary), "links"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         self._turn = threading.Lock()
 
@@ -57,12 +58,12 @@ class Links:
         """Give a command and return the answer."""
         with self._turn:
             if not self._process.stdin or not self._process.stdout:
-                raise RuntimeError("bench links has no pipes")
+                raise RuntimeError("links has no pipes")
             self._process.stdin.write(json.dumps(command) + "\n")
             self._process.stdin.flush()
             answer: dict[str, Any] = json.loads(self._process.stdout.readline())
         if "error" in answer:
-            raise RuntimeError(f"bench links, {command}: {answer['error']}")
+            raise RuntimeError(f"links, {command}: {answer['error']}")
         return answer
 
     def link(self, name: str, wire: Wire) -> None:

@@ -1,4 +1,4 @@
-"""A server to be measured: `bowstring serve`, or `bowstring bench serve` behind a link of chosen latency."""
+"""A server to be measured: `bowstring serve`, or `bowstring-lab serve` behind a link of chosen latency."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 import pyarrow.flight as fl
-from harness import MIB
+from harness import MIB, lab
 from node import Node
 from samples import SIZE
 
@@ -33,20 +33,13 @@ def spill(folder: Path, count: float) -> Iterator[list[str]]:
 class Server(Node):
     """A node whose store is far away if there are options of the link, such as `rtt="20ms"`.
 
-    See `bowstring bench serve --help` for these.
+    See `bowstring-lab serve --help` for these.
     """
 
     def __init__(self, binary: Path, store: str | Path, *options: str, **link: str | float) -> None:
         flags = [f"--{name.replace('_', '-')}={value}" for name, value in link.items()]
         self._folder = tempfile.TemporaryDirectory(prefix="bowstring-server-")
-        super().__init__(
-            binary,
-            store,
-            *options,
-            *flags,
-            log=Path(self._folder.name) / "log",
-            serve="bench serve" if link else "serve",
-        )
+        super().__init__(lab(binary) if link else binary, store, *options, *flags, log=Path(self._folder.name) / "log")
 
     def start(self, listen: str = "127.0.0.1:0", began: Callable[[int], object] | None = None) -> None:
         """Start the server; if it does not, the error has what it logged."""

@@ -22,11 +22,8 @@ class Node:
     Use it in a `with` block: it starts on entry and is stopped on exit, however the block is left.
     """
 
-    def __init__(
-        self, binary: Path, store: Path | str, *options: str, log: Path | None = None, serve: str = "serve"
-    ) -> None:
+    def __init__(self, binary: Path, store: Path | str, *options: str, log: Path | None = None) -> None:
         self.binary = binary
-        self.serve = serve  # the command: `bench serve` has options for a slow link to the store
         self.store = store
         self.options = options
         self.log = log
@@ -40,7 +37,7 @@ class Node:
             out = stack.enter_context(self.log.open("ab")) if self.log else subprocess.DEVNULL
             command: list[str | Path] = [
                 self.binary,
-                *self.serve.split(),
+                "serve",
                 "--store",
                 self.store,
                 "--listen",
@@ -55,7 +52,7 @@ class Node:
             while not ready.exists():
                 if self._process.poll() is not None:
                     where = f"; see {self.log}" if self.log else ""
-                    raise RuntimeError(f"bowstring {self.serve} ended with {self._process.returncode}{where}")
+                    raise RuntimeError(f"{self.binary.name} serve ended with {self._process.returncode}{where}")
                 time.sleep(0.01)
             self.url = ready.read_text().strip()
 

@@ -56,6 +56,12 @@ def binary() -> Path:
 
 
 @pytest.fixture(scope="session")
+def lab(binary: Path) -> Path:
+    """The program for experiments, which is built beside the server; its `serve` has flags for a link to the store."""
+    return binary.with_name(f"{binary.name}-lab")
+
+
+@pytest.fixture(scope="session")
 def bowstring(binary: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Run a command of the binary to its end."""
 

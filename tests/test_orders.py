@@ -33,10 +33,10 @@ REQUEST: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def far(imported: Path, binary: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+def far(imported: Path, lab: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     store = tmp_path_factory.mktemp("far") / "store"
     shutil.copytree(imported, store)
-    with Node(binary, store, *LINK, log=store.parent / "server.log", serve="bench serve") as node:
+    with Node(lab, store, *LINK, log=store.parent / "server.log") as node:
         yield node
 
 
@@ -197,12 +197,12 @@ def test_resume_says_no_more_than_it_must(client: fl.FlightClient) -> None:
             assert len(json.dumps(resume)) < 400 + PHOTOS / 8 * 4 / 3
 
 
-def test_a_kill_of_the_server(imported: Path, binary: Path, client: fl.FlightClient, tmp_path: Path) -> None:
+def test_a_kill_of_the_server(imported: Path, binary: Path, lab: Path, client: fl.FlightClient, tmp_path: Path) -> None:
     """What was not sent is sent by the server that takes over, here one that is nearer to its store."""
     store = tmp_path / "store"
     shutil.copytree(imported, store)
     (fields,) = tickets(client, order="free")
-    with Node(binary, store, *LINK, serve="bench serve") as own, fl.connect(own.url) as connected:
+    with Node(lab, store, *LINK) as own, fl.connect(own.url) as connected:
         parts = stream(connected, ticket(**fields | {"epochs": 2}))
         served = [next(parts) for _ in range(7)]
         own.kill()

@@ -112,7 +112,7 @@ def check(client: fl.FlightClient, expected: list[Expected]) -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(0)
-def test_soak(binary: Path, tmp_path: Path, pytestconfig: pytest.Config) -> None:
+def test_soak(binary: Path, lab: Path, tmp_path: Path, pytestconfig: pytest.Config) -> None:
     seed = random.SystemRandom().getrandbits(32)
     print(f"seed {seed}")
     rng = random.Random(seed)
@@ -123,12 +123,11 @@ def test_soak(binary: Path, tmp_path: Path, pytestconfig: pytest.Config) -> None
         far = rng.random() < 0.7  # with a spill, which is killed with the server and outlives it
         flags = [f"--spill={tmp_path / 'spill'}", "--spill-bytes=24MiB", "--rtt=1ms"] if far else []
         node = Node(
-            binary,
+            lab if far else binary,
             tmp_path / "store",
             "--window-memory=32MiB",
             *flags,
             log=tmp_path / "log",
-            serve="bench serve" if far else "serve",
         )
         with node:
             with fl.connect(node.url) as client:

@@ -32,7 +32,7 @@ def sized(budget: str) -> list[str]:
 
 
 @pytest.fixture
-def far(imported: Path, binary: Path, tmp_path: Path) -> Iterator[StartFar]:
+def far(imported: Path, lab: Path, tmp_path: Path) -> Iterator[StartFar]:
     """Start servers of the test's own, over a link to a copy of the store, with the spill in `spill`."""
     started: list[Node] = []
     store = tmp_path / "store"
@@ -40,7 +40,7 @@ def far(imported: Path, binary: Path, tmp_path: Path) -> Iterator[StartFar]:
 
     def begin(*options: str, budget: str = LARGE) -> Node:
         spill = ("--spill", str(tmp_path / "spill"), *sized(budget))
-        own = Node(binary, store, *LINK, *spill, *options, log=tmp_path / f"far{len(started)}.log", serve="bench serve")
+        own = Node(lab, store, *LINK, *spill, *options, log=tmp_path / f"far{len(started)}.log")
         own.start()
         started.append(own)
         return own
@@ -153,15 +153,16 @@ def test_another_server_finds_what_is_there(far: StartFar, files: dict[str, byte
 
 
 def test_a_directory_belongs_to_one_server(
-    far: StartFar, bowstring: Bowstring, imported: Path, files: dict[str, bytes], tmp_path: Path
+    far: StartFar, bowstring: Bowstring, lab: Path, imported: Path, files: dict[str, bytes], tmp_path: Path
 ) -> None:
     node = far()
     other = tmp_path / "other"
     shutil.copytree(imported, other)
     options = ["--store", other, "--spill", tmp_path / "spill", *sized(LARGE), "--listen", "127.0.0.1:0"]
-    done = bowstring("bench", "serve", *options, status=1)
+    done = subprocess.run([lab, "serve", *options], check=False, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
     assert done.stdout == ""
-    (line,) = (text for text in done.stderr.splitlines() if text.startswith("bowstring: "))
+    (line,) = (text for text in done.stderr.splitlines() if text.startswith("bowstring-lab: "))
     assert "in use by" in line
     assert str(node.pid) in line
     assert str(tmp_path / "spill") in line

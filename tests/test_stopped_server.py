@@ -12,25 +12,25 @@ from conftest import StartNode
 
 
 @pytest.mark.slow
-def test_calls_to_a_stopped_server_end(start: StartNode, binary: Path) -> None:
+def test_calls_to_a_stopped_server_end(start: StartNode, binary: Path, lab: Path) -> None:
     """A stream that is under way and a call that comes find out that the server does not answer, and end."""
     node = start()
     running: list[subprocess.Popen[str]] = []
 
-    def begin(*command: str) -> subprocess.Popen[str]:
+    def begin(*command: str | Path) -> subprocess.Popen[str]:
         running.append(
             subprocess.Popen(
-                [binary, *command, "--server", node.url], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+                [*command, "--server", node.url], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
             )
         )
         return running[-1]
 
     try:
-        stream = begin("bench", "stream", "photos", "--epochs", "1000000")
+        stream = begin(lab, "stream", "photos", "--epochs", "1000000")
         assert stream.stdout
         assert stream.stdout.readline()  # it runs
         os.kill(node.pid, signal.SIGSTOP)
-        call = begin("ls")
+        call = begin(binary, "ls")
         for process, says in ((stream, "keepalive"), (call, "no server answers")):
             _, errors = process.communicate(timeout=120)  # three times what it takes
             assert process.returncode == 1

@@ -16,8 +16,8 @@ def run(context: Context) -> Result:
     beaten = True
     four_jobs: dict[str, list[float]] = {}
     for seed in range(1, context.rounds + 1):
-        out = context.bowstring(
-            *("bench", "policy", "--json", "--epochs", "10", "--samples", "2000", "--seed", str(seed)),
+        out = context.lab(
+            *("policy", "--json", "--epochs", "10", "--samples", "2000", "--seed", str(seed)),
             *("--jobs", ",".join(JOBS), "--cache", ",".join(CACHES)),
         )
         rates: dict[tuple[int, float], dict[str, float]] = {}

@@ -28,7 +28,7 @@ def simulated(context: Context, name: str, file: Mapping[str, Any]) -> tuple[Jso
     path = context.folder / f"{name}.json"
     path.write_text(json.dumps(file))
     began = time.monotonic()
-    report: Json = json.loads(context.bowstring("simulate", "--json", path))
+    report: Json = json.loads(context.lab("simulate", "--json", path))
     return report, time.monotonic() - began
 
 

@@ -3,6 +3,5 @@
 // are wrong or ruinous, and connections and calls that say nothing or too much.
 //
 // It is a client of its own, with neither grpc nor the Arrow library in between.
-// The tests of this package and `bowstring bench hostile` run its cases. It sends
-// to loopback addresses only.
+// The tests of this package run its cases. It sends to loopback addresses only.
 package hostile

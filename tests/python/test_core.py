@@ -203,11 +203,11 @@ def test_bad_arguments(arguments: dict[str, Any], text: str) -> None:
         bowstring.connect(**arguments)
 
 
-def test_warm(imported: Path, binary: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_warm(imported: Path, lab: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     store = tmp_path / "store"
     shutil.copytree(imported, store)
     options = ["--rtt=1ms", f"--spill={tmp_path / 'spill'}", "--spill-bytes=200MB", "--spill-min-bytes=200MB"]
-    with Node(binary, store, *options, log=tmp_path / "log", serve="bench serve") as far:
+    with Node(lab, store, *options, log=tmp_path / "log") as far:
         client = bowstring.connect(far.url)
         photos = client.dataset("photos", split="train").shuffle(2)
         result = client.warm(photos, epoch=1)

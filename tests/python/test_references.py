@@ -33,7 +33,7 @@ def shared(start: StartNode, tmp_path: Path) -> Node:
 
 
 @pytest.fixture
-def far(imported: Path, binary: Path, tmp_path: Path) -> Iterator[StartFar]:
+def far(imported: Path, lab: Path, tmp_path: Path) -> Iterator[StartFar]:
     """Start servers of the test's own that keep a third of the photographs in a spill, and fewer in windows.
 
     A window that holds all photographs takes the next epoch's from itself: the spill is asked for nothing then.
@@ -49,7 +49,7 @@ def far(imported: Path, binary: Path, tmp_path: Path) -> Iterator[StartFar]:
 
     def begin() -> Node:
         log = tmp_path / f"far{len(started)}.log"
-        own = Node(binary, store, "--rtt", "1ms", *flags, log=log, serve="bench serve")
+        own = Node(lab, store, "--rtt", "1ms", *flags, log=log)
         own.start()
         started.append(own)
         return own

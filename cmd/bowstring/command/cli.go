@@ -45,12 +45,10 @@ type CLI struct {
 	Verify    VerifyCmd    `cmd:"" help:"Read and check all that a store has, and repair what is damaged."`
 	Copy      CopyCmd      `cmd:"" help:"Copy datasets from one store to another, or back up all there is."`
 	Demo      DemoCmd      `cmd:"" nosettings:"" passthrough:"" help:"Import photographs, serve them, and train on them with PyTorch (needs bowstring[torch])."`
-	Bench     BenchCmd     `cmd:"" nosettings:"" help:"Measure, also over a link of chosen latency."`
 	Config    ConfigCmd    `cmd:"" help:"Show the configuration."`
 	Version   VersionCmd   `cmd:"" help:"Show the version."`
 	Lineage   LineageCmd   `cmd:"" help:"Say which samples a step of a job held, on which rank."`
 	Apply     ApplyCmd     `cmd:"" nosettings:"" hidden:"" help:"Make cells of blobs by operators, between the standard input and output."`
-	Simulate  SimulateCmd  `cmd:"" nosettings:"" help:"Run a cluster in virtual time: real engines on made-up links, disks, stores and trainers."`
 }
 
 // Globals are the flags of every command.
@@ -73,7 +71,7 @@ func (p Program) parser(app *App) (*kong.Kong, error) {
 		kong.ValueFormatter(helpOf),
 		kong.Help(printHelp),
 		kong.Vars{"store_default": homely(defaultStore()), "config_default": homely(defaultConfig())},
-		kong.Bind(app),
+		kong.Bind(app, p.Globals),
 		kong.NamedMapper("store", kong.MapperFunc(mapStore)),
 		kong.PostBuild(nameSettings),
 	)
@@ -81,7 +79,7 @@ func (p Program) parser(app *App) (*kong.Kong, error) {
 
 // BeforeResolve reads the configuration file, once it is known which.
 func (g *Globals) BeforeResolve(ctx *kong.Context, app *App) error {
-	s, err := loadSettings(ctx)
+	s, err := loadSettings(ctx, app.partial)
 	if err != nil {
 		return err
 	}

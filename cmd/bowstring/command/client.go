@@ -79,7 +79,7 @@ func (a *App) connect(ctx context.Context, create bool) (*client, error) {
 		c.target = a.globals.Store
 		var err error
 		if c.node, err = newNode(ctx, c.target, create, limits{windowBytes: defaultWindow()},
-			a.Link, a.quietLog()); err != nil {
+			a.Far, a.quietLog()); err != nil {
 			return nil, err
 		}
 		pipe := bufconn.Listen(pipeBytes)
@@ -192,6 +192,14 @@ func (a *App) with(ctx context.Context, create bool, f func(c *client) error) er
 		err = fmt.Errorf("no server answers at %s: %s", c.target, why)
 	}
 	return errors.Join(err, c.Close())
+}
+
+// With runs f with a connection to the server that the flags name, or to one of its own on the store; dial makes more.
+func (a *App) With(ctx context.Context, f func(conn arrowflight.Client,
+	dial func() (arrowflight.Client, error)) error) error {
+	return a.with(ctx, false, func(c *client) error {
+		return f(c.Client, func() (arrowflight.Client, error) { return c.dial() })
+	})
 }
 
 // at calls f with a client of another server of the same cluster, that is reached as the one of --server is. The server

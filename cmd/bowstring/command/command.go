@@ -28,7 +28,6 @@ import (
 	"golang.org/x/term"
 
 	"bowstring/fetch/operators/audio/sndfile"
-	"bowstring/internal/delay"
 )
 
 // Exit statuses.
@@ -43,6 +42,7 @@ type Program struct {
 	Name, About string
 	Grammar     any      // a pointer to a struct that embeds Globals, and whose other fields are commands
 	Globals     *Globals // of Grammar
+	Partial     bool     // the configuration file may have sections of commands that this program lacks
 }
 
 // bowstring is the product, and its commands.
@@ -75,7 +75,7 @@ func decodeSound() int {
 
 // Run parses args, runs the command they name and returns the exit status.
 func (p Program) Run(args []string, stdin, stdout, stderr *os.File) int {
-	app := &App{globals: p.Globals, Stdin: stdin, Stdout: stdout, Stderr: stderr, TTY: term.IsTerminal(int(stderr.Fd()))}
+	app := &App{globals: p.Globals, partial: p.Partial, Stdin: stdin, Stdout: stdout, Stderr: stderr, TTY: term.IsTerminal(int(stderr.Fd()))}
 	app.Interactive = app.TTY && term.IsTerminal(int(stdin.Fd()))
 	parser, err := p.parser(app)
 	if err != nil {
@@ -119,6 +119,7 @@ func report(w io.Writer, program string, err error) int {
 // App is what a command runs in.
 type App struct {
 	globals *Globals
+	partial bool
 
 	Stdin          io.Reader
 	Stdout, Stderr io.Writer
@@ -130,8 +131,8 @@ type App struct {
 	// Abort ends when a second signal has arrived: nothing is waited for any longer.
 	Abort context.Context
 
-	// Link is between this process and its store, or nil. The node on the store closes it.
-	Link *delay.Link
+	// Far is between this process and its store, or nil: what makes the store a far one, in an experiment.
+	Far Far
 
 	settings settings
 	// cluster is the token for other servers of the cluster of the one that the user has named; nil for that one.

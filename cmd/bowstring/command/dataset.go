@@ -6,6 +6,9 @@ import (
 	"bowstring/schema"
 )
 
+// DatasetRef is datasetRef, for other programs.
+type DatasetRef = datasetRef
+
 // datasetRef is a dataset as written on the command line: NAME, NAME@SNAPSHOT or NAME@TAG.
 type datasetRef struct {
 	Name     string

@@ -18,7 +18,6 @@ import (
 	"bowstring/fetch/peers"
 	"bowstring/fetch/store"
 	"bowstring/flight"
-	"bowstring/internal/delay"
 	"bowstring/spill"
 	"bowstring/spill/scale"
 )
@@ -31,8 +30,7 @@ type node struct {
 	engine *fetch.Engine
 	scaler *scale.Scaler // of spill, or nil
 	server *flight.Server
-	link   *delay.Link // to the store, or nil
-	served chan error  // what Serve returned
+	served chan error // what Serve returned
 
 	part    *clusterPart     // of a cluster, or nil
 	members *members.Members // of the cluster that it is a node of, or nil
@@ -64,20 +62,20 @@ func (l *limits) check(log *slog.Logger) error {
 }
 
 // newNode opens the store at dir, which is created if create says so. It is
-// reached through link, which the node closes, unless that is nil.
-func newNode(ctx context.Context, dir string, create bool, l limits, link *delay.Link, log *slog.Logger) (*node, error) {
+// as far away as far says, unless that is nil.
+func newNode(ctx context.Context, dir string, create bool, l limits, far Far, log *slog.Logger) (*node, error) {
 	if err := l.check(log); err != nil {
-		return nil, errors.Join(err, closeLink(link))
+		return nil, err
 	}
-	store, err := openFarStore(ctx, dir, create, link, log)
+	store, err := openFarStore(ctx, dir, create, far, log)
 	if err != nil {
-		return nil, errors.Join(err, closeLink(link))
+		return nil, err
 	}
-	n := &node{store: store, link: link, served: make(chan error, 1)}
+	n := &node{store: store, served: make(chan error, 1)}
 	var future *spill.Future
 	if l.spill.dir != "" {
 		if n.spill, future, err = l.spill.open(log); err != nil {
-			return nil, errors.Join(err, store.Close(), closeLink(link))
+			return nil, errors.Join(err, store.Close())
 		}
 	}
 	var layouts fetch.Layouts // nil, and no nil pointer, without a cluster
@@ -172,14 +170,7 @@ func (n *node) release() error {
 	if n.spill != nil {
 		err = errors.Join(err, n.spill.Close())
 	}
-	return errors.Join(err, n.store.Close(), closeLink(n.link))
-}
-
-func closeLink(link *delay.Link) error {
-	if link == nil {
-		return nil
-	}
-	return link.Close()
+	return errors.Join(err, n.store.Close())
 }
 
 // errCut: a server stopped before its streams had come to their end.

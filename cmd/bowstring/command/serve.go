@@ -70,8 +70,8 @@ func (c *ServeCmd) Validate() error {
 // connectionsFor is how many connections may be open where so many streams may run.
 func connectionsFor(streams int) int { return max(4*streams, 4096) }
 
-// own makes sure that there is a store to serve.
-func (*ServeCmd) own(app *App) error {
+// Own makes sure that there is a store to serve.
+func (*ServeCmd) Own(app *App) error {
 	if app.globals.Server == "" {
 		return nil
 	}
@@ -85,7 +85,7 @@ func (*ServeCmd) own(app *App) error {
 
 // Run serves until a signal ends ctx.
 func (c *ServeCmd) Run(ctx context.Context, app *App) (err error) {
-	if err := c.own(app); err != nil {
+	if err := c.Own(app); err != nil {
 		return err
 	}
 	l := limits{
@@ -105,30 +105,30 @@ func (c *ServeCmd) Run(ctx context.Context, app *App) (err error) {
 		l.windowBytes = defaultWindow()
 	}
 	if l.spill, err = c.spillFlags.config(app, cmp.Or(c.SpillPolicy, "next-use")); err != nil {
-		return errors.Join(err, closeLink(app.Link))
+		return err
 	}
-	if err := c.checkReferences(app.Link != nil || cql.IsURI(app.globals.Store), &l.spill); err != nil {
-		return errors.Join(err, closeLink(app.Link))
+	if err := c.checkReferences(app.Far != nil || cql.IsURI(app.globals.Store), &l.spill); err != nil {
+		return err
 	}
 	l.flight.Sources = auth.NewSources(c.SourceGrace, app.Log)
 	if l.flight.Door, err = c.authFlags.open(ctx, app, l.flight.Sources, c.Listen); err != nil {
-		return errors.Join(err, closeLink(app.Link))
+		return err
 	}
 	if d := l.flight.Door; d != nil {
 		defer func() { err = errors.Join(err, d.Close()) }() // when the node is closed
 	}
 	if l.cluster, err = c.clusterFlags.part(l.flight.Door, l.flight.Sources, app.Log); err != nil {
-		return errors.Join(err, closeLink(app.Link))
+		return err
 	}
 	if l.flight.SameNode, err = c.localFlags.open(app.Log, l.spill.bytes); err != nil {
-		return errors.Join(err, closeLink(app.Link))
+		return err
 	}
 	if local := l.flight.SameNode; local != nil {
 		defer func() { err = errors.Join(err, local.Close()) }() // when no call has a ring of it
 	}
 	files, err := c.guards(app, &l)
 	if err != nil {
-		return errors.Join(err, closeLink(app.Link))
+		return err
 	}
 	if log := l.flight.Audit; log != nil {
 		defer func() { err = errors.Join(err, log.Close()) }() // the node has stopped by then
@@ -141,16 +141,16 @@ func (c *ServeCmd) Run(ctx context.Context, app *App) (err error) {
 	}
 	if !c.Insecure {
 		if err := c.observeFlags.checkExposed(); err != nil {
-			return errors.Join(err, closeLink(app.Link))
+			return err
 		}
 	}
 	dir := app.globals.Store
 	seen, err := c.observeFlags.open(ctx, app, l.flight.Door, l.flight.Sources, c.GCEvery)
 	if err != nil {
-		return errors.Join(err, closeLink(app.Link))
+		return err
 	}
 	seen.watch(&l.flight)
-	n, err := newNode(ctx, dir, true, l, app.Link, app.Log)
+	n, err := newNode(ctx, dir, true, l, app.Far, app.Log)
 	if err != nil && ctx.Err() != nil {
 		app.Log.InfoContext(ctx, "stopped before the store was open", "error", err)
 		return seen.close()

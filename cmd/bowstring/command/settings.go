@@ -52,11 +52,12 @@ func (o origin) String() string {
 // from. It is kong's resolver: what it gives for a flag holds where neither
 // the command line nor the environment sets that flag.
 type settings struct {
-	path  string                // the file read, or ""
-	known map[string]*kong.Flag // every setting by its key, such as serve.listen
-	keys  []string              // of known, in the order of the grammar
-	file  map[string]*yaml.Node // values in the file by key
-	flags map[*kong.Flag]bool   // set on the command line
+	path    string                // the file read, or ""
+	partial bool                  // it may have sections of commands that this program lacks
+	known   map[string]*kong.Flag // every setting by its key, such as serve.listen
+	keys    []string              // of known, in the order of the grammar
+	file    map[string]*yaml.Node // values in the file by key
+	flags   map[*kong.Flag]bool   // set on the command line
 }
 
 // nameSettings gives each setting its environment variable:
@@ -87,8 +88,8 @@ func eachSetting(node *kong.Node, prefix string, visit func(key string, f *kong.
 
 // loadSettings reads the configuration file that ctx and the environment name.
 // config path and version do without, so that they work however broken it is.
-func loadSettings(ctx *kong.Context) (settings, error) {
-	s := settings{known: map[string]*kong.Flag{}, file: map[string]*yaml.Node{}, flags: map[*kong.Flag]bool{}}
+func loadSettings(ctx *kong.Context, partial bool) (settings, error) {
+	s := settings{partial: partial, known: map[string]*kong.Flag{}, file: map[string]*yaml.Node{}, flags: map[*kong.Flag]bool{}}
 	eachSetting(ctx.Model.Node, "", func(key string, f *kong.Flag) {
 		s.known[key] = f
 		s.keys = append(s.keys, key)
@@ -197,6 +198,7 @@ func (s *settings) readMapping(node *yaml.Node, prefix string) error {
 			if err := s.readMapping(value, key+"."); err != nil {
 				return err
 			}
+		case !ok && s.partial && value.Kind == yaml.MappingNode: // the section of a command that this program lacks
 		case !ok:
 			return s.fault(name, "unknown setting %q; %s", key, s.suggest(key))
 		default:
@@ -323,8 +325,11 @@ func (s *settings) parsed(ctx *kong.Context) {
 
 // origin says where the effective value of the setting comes from.
 func (s *settings) origin(key string) origin {
-	f := s.known[key]
-	if s.flags[f] {
+	f, known := s.known[key]
+	switch {
+	case !known: // of a command that this program lacks
+		return origin{}
+	case s.flags[f]:
 		return origin{level: fromFlag}
 	}
 	if env, set := environment(f); set {
@@ -358,6 +363,9 @@ func (s *settings) effective(key string) (any, error) {
 	}
 	return target.Interface(), nil
 }
+
+// Size is size, for other programs.
+type Size = size
 
 // size is a number of bytes, written with a unit: 512MiB, 4GB. Zero is auto.
 type size int64

@@ -32,7 +32,7 @@ func (f *spillFlags) config(app *App, policy string) (spillConfig, error) {
 	if c.dir == "" {
 		return c, nil
 	}
-	if store := app.globals.Store; app.Link == nil && !cql.IsURI(store) {
+	if store := app.globals.Store; app.Far == nil && !cql.IsURI(store) {
 		return c, usagef("--spill: the store %s is on this machine already, and keeping it a second time gains "+
 			"nothing; serve without --spill", store)
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"net"
 	"os"
 	"reflect"
 
@@ -14,7 +15,6 @@ import (
 	"bowstring/fetch/store"
 	"bowstring/fetch/store/cql"
 	"bowstring/fetch/store/local"
-	"bowstring/internal/delay"
 	"bowstring/schema"
 )
 
@@ -100,12 +100,20 @@ func openStore(ctx context.Context, addr string, create bool, log *slog.Logger) 
 	return openFarStore(ctx, addr, create, nil, log)
 }
 
-// openFarStore opens a store as openStore does, at the far end of a link if there is one, until ctx ends.
-func openFarStore(ctx context.Context, addr string, create bool, link *delay.Link, log *slog.Logger) (store.Store, error) {
+// Far makes a store a far one: it delays what passes.
+type Far interface {
+	// DialContext makes a connection to a store that is reached by connections.
+	DialContext(ctx context.Context, network, addr string) (net.Conn, error)
+	// Store is a store in a directory, as if it were far away.
+	Store(near store.Store) store.Store
+}
+
+// openFarStore opens a store as openStore does, as far away as far says unless that is nil, until ctx ends.
+func openFarStore(ctx context.Context, addr string, create bool, far Far, log *slog.Logger) (store.Store, error) {
 	if cql.IsURI(addr) {
 		options := cql.Options{Logger: log}
-		if link != nil {
-			options.Dialer = link
+		if far != nil {
+			options.Dialer = far
 		}
 		return cql.Open(ctx, addr, options)
 	}
@@ -123,8 +131,8 @@ func openFarStore(ctx context.Context, addr string, create bool, link *delay.Lin
 	if err != nil {
 		return nil, err
 	}
-	if link != nil {
-		return link.Store(store), nil
+	if far != nil {
+		return far.Store(store), nil
 	}
 	return store, nil
 }

@@ -1,4 +1,4 @@
-package command
+package main
 
 import (
 	"encoding/json"
@@ -11,6 +11,8 @@ import (
 
 	"github.com/apache/arrow/go/v17/arrow/array"
 	"github.com/apache/arrow/go/v17/arrow/memory"
+
+	"bowstring/cmd/bowstring/command"
 )
 
 // received is what a stream tells the meter of a batch of one column of positions.
@@ -29,7 +31,7 @@ func received(t *testing.T, m *meter, epoch uint64, wait waits, positions ...int
 
 func TestMeterRates(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m := newMeter(20, 1, benchStats{})
+		m := newMeter(20, 1, stats{})
 		for i := range 10 {
 			time.Sleep(time.Second) // fake
 			received(t, m, 0, waits{Store: 3, Consumer: 1}, int64(2*i), int64(2*i+1))
@@ -39,7 +41,7 @@ func TestMeterRates(t *testing.T) {
 			}
 		}
 		m.end()
-		s := m.summary(benchStats{}, true)
+		s := m.summary(stats{}, true)
 		if s.MBPerSecond != 2 || s.SteadyMB == nil || *s.SteadyMB != 2 || s.Seconds != 10 || s.FirstBatch != 1 {
 			t.Errorf("%+v", s)
 		}
@@ -50,12 +52,12 @@ func TestMeterRates(t *testing.T) {
 }
 
 func TestMeterFindsWhatIsTwiceAndMissing(t *testing.T) {
-	m := newMeter(3, 3, benchStats{})
+	m := newMeter(3, 3, stats{})
 	received(t, m, 5, waits{}, 100_000, 1, 2)
 	received(t, m, 6, waits{}, 1, 2)
 	received(t, m, 6, waits{}, 1)
 	m.end()
-	s := m.summary(benchStats{}, true)
+	s := m.summary(stats{}, true)
 	// Of epoch 6 row 1 came twice and one never; epoch 7 did not come.
 	if s.Once == nil || *s.Once || s.Duplicates != 1 || s.Missing != 4 {
 		t.Errorf("%+v", s)
@@ -63,7 +65,7 @@ func TestMeterFindsWhatIsTwiceAndMissing(t *testing.T) {
 	if text := s.text(); !strings.Contains(text, "NO: 1 came twice, 4 are missing") {
 		t.Error(text)
 	}
-	if s := m.summary(benchStats{}, false); s.Missing != 0 || s.Duplicates != 1 {
+	if s := m.summary(stats{}, false); s.Missing != 0 || s.Duplicates != 1 {
 		t.Errorf("stopped before the end: %+v", s)
 	}
 }
@@ -93,12 +95,12 @@ func TestStatsAreReadLeniently(t *testing.T) {
 		`{"engine":{"reads":7}}`: 0,
 		`{"engine":{"hedges":3,"windows":[{"window_used":1,"window_limit":5,"new":[]}]},"other":{}}`: 3,
 	} {
-		var st benchStats
+		var st stats
 		if err := json.Unmarshal([]byte(text), &st); err != nil || st.Engine.Hedges != want {
 			t.Errorf("%s: got %+v, %v", text, st, err)
 		}
 	}
-	var st benchStats
+	var st stats
 	st.Engine.Windows = append(st.Engine.Windows, struct {
 		Used  int64 `json:"window_used"`
 		Limit int64 `json:"window_limit"`
@@ -111,12 +113,12 @@ func TestStatsAreReadLeniently(t *testing.T) {
 func TestView(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var out, drawn strings.Builder
-		app := &App{Stdout: &out, Stderr: &drawn, Log: slog.New(slog.DiscardHandler)}
-		m := newMeter(4, 1, benchStats{})
+		app := &command.App{Stdout: &out, Stderr: &drawn, Log: slog.New(slog.DiscardHandler)}
+		m := newMeter(4, 1, stats{})
 		v := newView(app, m.wanted())
 		time.Sleep(time.Second) // fake
 		received(t, m, 0, waits{Store: 1, Window: 1}, 0, 1)
-		var st benchStats
+		var st stats
 		if err := json.Unmarshal([]byte(`{"engine":{"reads_in_flight":12,"bytes_in_flight":1048576,"in_flight_limit":4194304,
 			"latency":{"p50_us":1500,"p95_us":2000,"p99_us":9000},"hedges":2,"window_used":1024,"window_limit":2048}}`), &st); err != nil {
 			t.Fatal(err)

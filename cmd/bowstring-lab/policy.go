@@ -1,6 +1,7 @@
-package command
+package main
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -9,14 +10,15 @@ import (
 	"strings"
 	"sync/atomic"
 
+	"bowstring/cmd/bowstring/command"
 	"bowstring/fetch/plan"
 	"bowstring/schema"
 	"bowstring/spill"
 	"bowstring/spill/replay"
 )
 
-// BenchPolicyCmd is bowstring bench policy.
-type BenchPolicyCmd struct {
+// policyCmd is bowstring-lab policy.
+type policyCmd struct {
 	Samples    int64       `default:"2000" placeholder:"N" help:"Samples of a dataset (default: ${default})."`
 	Epochs     int64       `default:"10" placeholder:"N" help:"Epochs of a job (default: ${default})."`
 	Cache      []share     `default:"10%,25%,50%,75%" placeholder:"SHARE" help:"Sizes of the cache, as shares of all samples (default: ${default})."`
@@ -108,7 +110,7 @@ func positive(s string) (int64, error) {
 }
 
 // Validate is called by kong.
-func (c *BenchPolicyCmd) Validate() error {
+func (c *policyCmd) Validate() error {
 	switch {
 	case c.Samples < 1 || c.Samples > 1<<30:
 		return fmt.Errorf("--samples: got %d, want 1 to 2^30", c.Samples)
@@ -155,7 +157,7 @@ type policyLine struct {
 }
 
 // Run replays each policy on each mix and size.
-func (c *BenchPolicyCmd) Run(app *App) error {
+func (c *policyCmd) Run(app *command.App) error {
 	var lines []policyLine
 	mixes := make([][]replay.Job, 0, len(c.Jobs))
 	if len(c.Job) > 0 {
@@ -192,15 +194,15 @@ func (c *BenchPolicyCmd) Run(app *App) error {
 		}
 	}
 	if c.JSON {
-		return printJSON(app.Stdout, lines)
+		return json.NewEncoder(app.Stdout).Encode(lines)
 	}
 	return c.table(app, lines)
 }
 
 // table prints a row for each mix and size, and a column for each policy.
-func (c *BenchPolicyCmd) table(app *App, lines []policyLine) error {
-	out := table{numbers: append([]bool{true, true, true}, slices.Repeat([]bool{true}, len(c.Policy))...)}
-	out.add(append([]string{"JOBS", "CACHE", "OPTIMUM"}, c.Policy...)...)
+func (c *policyCmd) table(app *command.App, lines []policyLine) error {
+	out := newTable(app.Stdout)
+	out.row(append([]string{"JOBS", "CACHE", "OPTIMUM"}, c.Policy...)...)
 	for row := range slices.Chunk(lines, max(1, len(c.Policy))) {
 		cells := []string{
 			strconv.Itoa(row[0].Jobs), strconv.FormatFloat(100*row[0].Cache, 'f', -1, 64) + "%",
@@ -209,13 +211,13 @@ func (c *BenchPolicyCmd) table(app *App, lines []policyLine) error {
 		for _, l := range row {
 			cells = append(cells, fmt.Sprintf("%.3f", l.HitRate))
 		}
-		out.add(cells...)
+		out.row(cells...)
 	}
-	return out.print(app.Stdout)
+	return out.Flush()
 }
 
 // drawn is a mix of n jobs on one dataset.
-func (c *BenchPolicyCmd) drawn(n int) []replay.Job {
+func (c *policyCmd) drawn(n int) []replay.Job {
 	rng := rand.New(rand.NewPCG(c.Seed, 0))
 	mix := make([]replay.Job, n)
 	for i := range mix {
@@ -229,7 +231,7 @@ func (c *BenchPolicyCmd) drawn(n int) []replay.Job {
 }
 
 // given is the mix of --job.
-func (c *BenchPolicyCmd) given() []replay.Job {
+func (c *policyCmd) given() []replay.Job {
 	numbers := map[string]uint32{}
 	var mix []replay.Job
 	for i, j := range c.Job {
@@ -246,7 +248,7 @@ func (c *BenchPolicyCmd) given() []replay.Job {
 }
 
 // job makes a job. Its speed 1 is a thousand samples a second of virtual time.
-func (c *BenchPolicyCmd) job(dataset uint32, samples, epochs int64, seed uint64, speed, start float64) replay.Job {
+func (c *policyCmd) job(dataset uint32, samples, epochs int64, seed uint64, speed, start float64) replay.Job {
 	if samples == 0 {
 		samples = c.Samples
 	}

@@ -1,4 +1,4 @@
-package command
+package main
 
 import (
 	"encoding/json"
@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// runBowstring runs bowstring in this process and returns what it wrote.
-func runBowstring(t *testing.T, args ...string) (status int, stdout, stderr string) {
+// runLab runs bowstring-lab in this process and returns what it wrote.
+func runLab(t *testing.T, args ...string) (status int, stdout, stderr string) {
 	t.Helper()
 	home := t.TempDir()
 	t.Setenv("HOME", home)
@@ -28,8 +28,7 @@ func runBowstring(t *testing.T, args ...string) (status int, stdout, stderr stri
 		}
 		defer files[i].Close()
 	}
-	program, _ := bowstring()
-	status = program.Run(args, in, files[0], files[1])
+	status = program().Run(args, in, files[0], files[1])
 	for i, path := range written {
 		b, err := os.ReadFile(path)
 		if err != nil {
@@ -41,7 +40,7 @@ func runBowstring(t *testing.T, args ...string) (status int, stdout, stderr stri
 }
 
 func TestBenchPolicy(t *testing.T) {
-	status, stdout, stderr := runBowstring(t, "bench", "policy", "--samples", "300", "--epochs", "4", "--cache",
+	status, stdout, stderr := runLab(t, "policy", "--samples", "300", "--epochs", "4", "--cache",
 		"10%,0.5", "--policy", "next-use,lru", "--json")
 	if status != 0 {
 		t.Fatalf("status %d: %s", status, stderr)
@@ -62,7 +61,7 @@ func TestBenchPolicy(t *testing.T) {
 		}
 	}
 
-	status, stdout, stderr = runBowstring(t, "bench", "policy", "--job", "samples=200,epochs=3", "--job",
+	status, stdout, stderr = runLab(t, "policy", "--job", "samples=200,epochs=3", "--job",
 		"samples=100,speed=2.5,start=0.5,seed=7,dataset=other", "--cache", "25%")
 	if status != 0 || !strings.Contains(stdout, "OPTIMUM") || !strings.Contains(stdout, "25%") {
 		t.Errorf("status %d: %s%s", status, stdout, stderr)
@@ -83,7 +82,7 @@ func TestBenchPolicyRefuses(t *testing.T) {
 		"--candidates=0":        "--candidates",
 		"--epochs=999999999999": "epochs",
 	} {
-		if status, _, stderr := runBowstring(t, "bench", "policy", args); status == 0 ||
+		if status, _, stderr := runLab(t, "policy", args); status == 0 ||
 			!strings.Contains(stderr, want) {
 			t.Errorf("%s: status %d, %q, want %q", args, status, stderr, want)
 		}

@@ -1,20 +1,24 @@
-package command
+package main
 
 import (
 	"encoding/json"
 	"fmt"
+	"io"
 	"os"
 	"strconv"
+	"strings"
+	"text/tabwriter"
 	"time"
 
 	"github.com/dustin/go-humanize"
 	"github.com/google/renameio/v2"
 
+	"bowstring/cmd/bowstring/command"
 	"bowstring/internal/simulate"
 )
 
-// SimulateCmd is bowstring simulate.
-type SimulateCmd struct {
+// simulateCmd is bowstring-lab simulate.
+type simulateCmd struct {
 	File  string `arg:"" type:"existingfile" help:"What there is, and what happens, in JSON or YAML (docs/simulate.md)."`
 	Rates string `type:"existingfile" placeholder:"FILE" help:"What a server was measured to do, in JSON or YAML: the defaults of FILE's store, spill, node and network."`
 	Plot  string `type:"path" placeholder:"FILE" help:"Draw samples and bytes a second over time, as SVG."`
@@ -22,7 +26,7 @@ type SimulateCmd struct {
 }
 
 // Run runs the command.
-func (c *SimulateCmd) Run(app *App) error {
+func (c *simulateCmd) Run(app *command.App) error {
 	text, err := os.ReadFile(c.File)
 	if err != nil {
 		return err
@@ -64,17 +68,17 @@ func plainDuration(s float64) string {
 }
 
 // print prints tables: of epochs, and of where their time went.
-func (c *SimulateCmd) print(app *App, r *simulate.Report) error {
+func (c *simulateCmd) print(app *command.App, r *simulate.Report) error {
 	number := func(v float64) string { return humanize.CommafWithDigits(v, 0) }
 	size := func(n int64) string { return humanize.Bytes(uint64(max(n, 0))) }
-	epochs := table{numbers: []bool{false, true, true, true, true, true, true, true, true}}
-	epochs.add("JOB", "EPOCH", "SECONDS", "FIRST STEP", "SAMPLES/S", "HITS", "STORE", "PEERS", "ZONES")
-	waits := table{numbers: []bool{false, true, true, true, true, true, true, true, true, true}}
-	waits.add("JOB", "EPOCH", "STORE", "SPILL", "PEER", "ENCODE", "CONSUMER", "DATA", "COMPUTE", "RANKS")
+	epochs := newTable(app.Stdout)
+	epochs.row("JOB", "EPOCH", "SECONDS", "FIRST STEP", "SAMPLES/S", "HITS", "STORE", "PEERS", "ZONES")
+	waits := newTable(app.Stdout)
+	waits.row("JOB", "EPOCH", "STORE", "SPILL", "PEER", "ENCODE", "CONSUMER", "DATA", "COMPUTE", "RANKS")
 	for _, j := range r.Jobs {
 		for _, e := range j.Epochs {
 			name, epoch := j.Name, strconv.FormatInt(e.Epoch, 10)
-			epochs.add(name, epoch, fmt.Sprintf("%.3f", e.Seconds), fmt.Sprintf("%.3f", e.FirstS),
+			epochs.row(name, epoch, fmt.Sprintf("%.3f", e.Seconds), fmt.Sprintf("%.3f", e.FirstS),
 				number(e.SamplesPerS), fmt.Sprintf("%.1f %%", 100*e.HitRate),
 				size(e.Traffic.StoreBytes+e.Traffic.ManifestBytes), size(e.Traffic.PeerBytes),
 				size(e.Traffic.ZoneBytes))
@@ -83,17 +87,17 @@ func (c *SimulateCmd) print(app *App, r *simulate.Report) error {
 				e.Waits.Data, e.Waits.Compute, e.Waits.Ranks} {
 				row = append(row, fmt.Sprintf("%.3f", s))
 			}
-			waits.add(row...)
+			waits.row(row...)
 		}
 	}
-	if err := epochs.print(app.Stdout); err != nil {
+	if err := epochs.Flush(); err != nil {
 		return err
 	}
 	if err := app.Printf("\nSeconds of a rank, on average; DATA, COMPUTE and RANKS are the trainer's, the others the " +
 		"server's:\n"); err != nil {
 		return err
 	}
-	if err := waits.print(app.Stdout); err != nil {
+	if err := waits.Flush(); err != nil {
 		return err
 	}
 	for _, j := range r.Jobs {
@@ -107,3 +111,13 @@ func (c *SimulateCmd) print(app *App, r *simulate.Report) error {
 	}
 	return nil
 }
+
+// table is columns to the right, two spaces apart.
+type table struct{ *tabwriter.Writer }
+
+func newTable(w io.Writer) table {
+	return table{tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)}
+}
+
+// row adds a row; what is wrong with the writer is told by Flush.
+func (t table) row(cells ...string) { _, _ = fmt.Fprintln(t, strings.Join(cells, "\t")+"\t") }

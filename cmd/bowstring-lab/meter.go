@@ -1,4 +1,4 @@
-package command
+package main
 
 import (
 	"encoding/json"
@@ -19,10 +19,10 @@ type meter struct {
 	start    time.Time
 	perEpoch int64 // rows of an epoch
 	epochs   int64
-	before   benchStats
+	before   stats
 
 	mu      sync.Mutex
-	now     benchStats
+	now     stats
 	count   counts
 	ended   time.Duration
 	first   time.Duration // when the first batch was there
@@ -43,7 +43,7 @@ type counts struct {
 	waited                       time.Duration // for batches, by all consumers
 }
 
-func newMeter(perEpoch, epochs int64, before benchStats) *meter {
+func newMeter(perEpoch, epochs int64, before stats) *meter {
 	return &meter{
 		start: time.Now(), perEpoch: perEpoch, epochs: epochs, before: before, now: before,
 		byEpoch: map[uint64]int64{}, seen: map[uint64]*seenRows{},
@@ -121,13 +121,13 @@ func (m *meter) end() {
 	m.mu.Unlock()
 }
 
-func (m *meter) setStats(st benchStats) {
+func (m *meter) setStats(st stats) {
 	m.mu.Lock()
 	m.now = st
 	m.mu.Unlock()
 }
 
-func (m *meter) stats() benchStats {
+func (m *meter) stats() stats {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.now
@@ -155,7 +155,7 @@ type sample struct {
 	WindowUsed    int64           `json:"window_used"`
 	WindowLimit   int64           `json:"window_limit"`
 
-	stats benchStats
+	stats stats
 }
 
 // shares says what part of the time that was waited at the server was for what; together 1, or 0.
@@ -203,7 +203,7 @@ func (m *meter) sample() sample {
 }
 
 // window is what the live streams hold and may hold; of the node if the server does not say.
-func (st *benchStats) window() (used, limit int64) {
+func (st *stats) window() (used, limit int64) {
 	for _, w := range st.Engine.Windows {
 		used += w.Used
 		limit += w.Limit
@@ -214,8 +214,8 @@ func (st *benchStats) window() (used, limit int64) {
 	return used, limit
 }
 
-// benchSummary is what a measurement comes to.
-type benchSummary struct {
+// summary is what a measurement comes to.
+type summary struct {
 	Summary     bool     `json:"summary"` // true: tells it from the lines before
 	Complete    bool     `json:"complete"`
 	Bytes       int64    `json:"bytes"` // of record batches' bodies
@@ -245,12 +245,12 @@ type benchSummary struct {
 }
 
 // summary sums up. complete says that the streams have come to their end.
-func (m *meter) summary(after benchStats, complete bool) benchSummary {
+func (m *meter) summary(after stats, complete bool) summary {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	e, b := &after.Engine, &m.before.Engine
 	seconds := m.ended.Seconds()
-	s := benchSummary{
+	s := summary{
 		Summary: true, Complete: complete,
 		Bytes: m.count.bytes, Rows: m.count.rows, Batches: m.count.batches,
 		Seconds:     round(seconds, 1e6),

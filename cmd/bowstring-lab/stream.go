@@ -1,10 +1,11 @@
-package command
+package main
 
 import (
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"sync"
 	"time"
@@ -15,28 +16,29 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/term"
 
+	"bowstring/cmd/bowstring/command"
 	"bowstring/schema"
 )
 
-// BenchStreamCmd is bowstring bench stream.
-type BenchStreamCmd struct {
-	Dataset datasetRef    `arg:"" name:"dataset[@n]" help:"Dataset; the newest snapshot, or number or tag N."`
-	Split   string        `placeholder:"NAME" help:"Only this split."`
-	Columns []string      `placeholder:"NAME" help:"Columns (default: all that are stored). With position, it is checked that each row comes once an epoch."`
-	Where   string        `placeholder:"EXPR" help:"Only rows for which this expression over metadata columns holds, such as 'width > 500'."`
-	Batch   int64         `placeholder:"N" help:"Rows of a batch (default: the server's)."`
-	Shuffle *uint64       `placeholder:"SEED" help:"Read shuffled epochs of this seed (default: in order of position)."`
-	Epochs  int64         `default:"1" placeholder:"N" help:"Epochs, one after another in the same stream (default: ${default})."`
-	Order   string        `placeholder:"ORDER" help:"How strictly the order is kept: strict, window, window:K or free (default: strict)."`
-	Streams int           `default:"1" placeholder:"N" help:"Streams that share each epoch, as the workers of a data loader do, each over a connection of its own (default: ${default})."`
-	Compute time.Duration `placeholder:"DURATION" help:"Time that each batch takes before the next is asked for, as a training step."`
-	Seconds float64       `placeholder:"N" help:"Stop after so many seconds (default: at the end of the last epoch)."`
-	JSON    bool          `name:"json" help:"Print a JSON object each second, and a summary, also on a terminal."`
+// streamCmd is bowstring-lab stream.
+type streamCmd struct {
+	Dataset command.DatasetRef `arg:"" name:"dataset[@n]" help:"Dataset; the newest snapshot, or number or tag N."`
+	Split   string             `placeholder:"NAME" help:"Only this split."`
+	Columns []string           `placeholder:"NAME" help:"Columns (default: all that are stored). With position, it is checked that each row comes once an epoch."`
+	Where   string             `placeholder:"EXPR" help:"Only rows for which this expression over metadata columns holds, such as 'width > 500'."`
+	Batch   int64              `placeholder:"N" help:"Rows of a batch (default: the server's)."`
+	Shuffle *uint64            `placeholder:"SEED" help:"Read shuffled epochs of this seed (default: in order of position)."`
+	Epochs  int64              `default:"1" placeholder:"N" help:"Epochs, one after another in the same stream (default: ${default})."`
+	Order   string             `placeholder:"ORDER" help:"How strictly the order is kept: strict, window, window:K or free (default: strict)."`
+	Streams int                `default:"1" placeholder:"N" help:"Streams that share each epoch, as the workers of a data loader do, each over a connection of its own (default: ${default})."`
+	Compute time.Duration      `placeholder:"DURATION" help:"Time that each batch takes before the next is asked for, as a training step."`
+	Seconds float64            `placeholder:"N" help:"Stop after so many seconds (default: at the end of the last epoch)."`
+	JSON    bool               `name:"json" help:"Print a JSON object each second, and a summary, also on a terminal."`
 	linkFlags
 }
 
 // Validate is called by kong.
-func (c *BenchStreamCmd) Validate() error {
+func (c *streamCmd) Validate() error {
 	switch {
 	case c.Epochs < 1 || c.Epochs >= 1<<31:
 		return fmt.Errorf("--epochs: got %d, want 1 to 2^31-1", c.Epochs)
@@ -50,7 +52,7 @@ func (c *BenchStreamCmd) Validate() error {
 	return errors.Join(c.request().Check(), c.check())
 }
 
-func (c *BenchStreamCmd) request() schema.Request {
+func (c *streamCmd) request() schema.Request {
 	r := schema.Request{
 		Dataset: c.Dataset.Name, Snapshot: c.Dataset.Snapshot, Tag: c.Dataset.Tag, Split: c.Split,
 		Columns: c.Columns, Where: c.Where, Batch: c.Batch, Order: c.Order,
@@ -65,44 +67,49 @@ func (c *BenchStreamCmd) request() schema.Request {
 var errTimeIsUp = errors.New("the time is up")
 
 // Run measures.
-func (c *BenchStreamCmd) Run(ctx context.Context, app *App) (err error) {
-	if app.Link, err = c.link(app, false); err != nil {
+func (c *streamCmd) Run(ctx context.Context, app *command.App, globals *command.Globals) error {
+	return c.over(app, globals, false, func() error {
+		return app.With(ctx, func(server arrowflight.Client, dial func() (arrowflight.Client, error)) error {
+			return c.read(ctx, app, server, dial)
+		})
+	})
+}
+
+// read measures what server gives, over further connections to it.
+func (c *streamCmd) read(ctx context.Context, app *command.App, server arrowflight.Client,
+	dial func() (arrowflight.Client, error)) error {
+	request := c.request()
+	info, err := server.GetFlightInfo(ctx, &arrowflight.FlightDescriptor{Type: arrowflight.DescriptorCMD,
+		Cmd: request.Marshal()})
+	if err != nil {
 		return err
 	}
-	return app.with(ctx, false, func(client *client) error {
-		request := c.request()
-		info, err := client.GetFlightInfo(ctx, &arrowflight.FlightDescriptor{Type: arrowflight.DescriptorCMD,
-			Cmd: request.Marshal()})
-		if err != nil {
-			return err
-		}
-		if len(info.GetEndpoint()) != 1 {
-			return fmt.Errorf("%s: got %d endpoints for a request of one rank", client.target, len(info.GetEndpoint()))
-		}
-		ticket, err := schema.ParseTicket(info.GetEndpoint()[0].GetTicket().GetTicket())
-		if err != nil {
-			return err
-		}
-		before, err := actOne[benchStats](ctx, client, "stats", struct{}{})
-		if err != nil {
-			return err
-		}
-		m := newMeter(info.GetTotalRecords(), c.Epochs, before)
-		show := c.reporter(app, m)
-		err = c.measure(ctx, client, ticket, m, show)
-		cut := err
-		if errors.Is(err, errTimeIsUp) {
-			err = nil
-		}
-		// Also of a measurement that was stopped, for which ctx is over.
-		asking, cancel := context.WithTimeout(context.WithoutCancel(ctx), statsTimeout)
-		defer cancel()
-		after, failed := actOne[benchStats](asking, client, "stats", struct{}{})
-		if failed != nil {
-			after = m.stats()
-		}
-		return errors.Join(err, show.finish(m.summary(after, cut == nil)))
-	})
+	if len(info.GetEndpoint()) != 1 {
+		return fmt.Errorf("got %d endpoints for a request of one rank", len(info.GetEndpoint()))
+	}
+	ticket, err := schema.ParseTicket(info.GetEndpoint()[0].GetTicket().GetTicket())
+	if err != nil {
+		return err
+	}
+	before, err := statsOf(ctx, server)
+	if err != nil {
+		return err
+	}
+	m := newMeter(info.GetTotalRecords(), c.Epochs, before)
+	show := c.reporter(app, m)
+	err = c.measure(ctx, server, dial, ticket, m, show)
+	cut := err
+	if errors.Is(err, errTimeIsUp) {
+		err = nil
+	}
+	// Also of a measurement that was stopped, for which ctx is over.
+	asking, cancel := context.WithTimeout(context.WithoutCancel(ctx), statsTimeout)
+	defer cancel()
+	after, failed := statsOf(asking, server)
+	if failed != nil {
+		after = m.stats()
+	}
+	return errors.Join(err, show.finish(m.summary(after, cut == nil)))
 }
 
 const (
@@ -114,8 +121,8 @@ const (
 )
 
 // measure reads all streams, and reports meanwhile.
-func (c *BenchStreamCmd) measure(ctx context.Context, client *client, ticket schema.Ticket, m *meter,
-	show reporter) error {
+func (c *streamCmd) measure(ctx context.Context, server arrowflight.Client, dial func() (arrowflight.Client, error),
+	ticket schema.Ticket, m *meter, show reporter) error {
 	if c.Seconds > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeoutCause(ctx, time.Duration(c.Seconds*float64(time.Second)), errTimeIsUp)
@@ -131,7 +138,7 @@ func (c *BenchStreamCmd) measure(ctx context.Context, client *client, ticket sch
 			share.Epochs = c.Epochs
 		}
 		streams.Go(func() error {
-			conn, err := client.dial()
+			conn, err := dial()
 			if err != nil {
 				return err
 			}
@@ -140,7 +147,7 @@ func (c *BenchStreamCmd) measure(ctx context.Context, client *client, ticket sch
 	}
 	watching, stop := context.WithCancel(ctx)
 	var watch sync.WaitGroup
-	watch.Go(func() { c.watch(watching, client, m, show) })
+	watch.Go(func() { c.watch(watching, server, m, show) })
 	err := streams.Wait()
 	m.end()
 	stop()
@@ -152,7 +159,7 @@ func (c *BenchStreamCmd) measure(ctx context.Context, client *client, ticket sch
 }
 
 // watch reports until ctx ends.
-func (c *BenchStreamCmd) watch(ctx context.Context, client *client, m *meter, show reporter) {
+func (c *streamCmd) watch(ctx context.Context, server arrowflight.Client, m *meter, show reporter) {
 	tick := time.NewTicker(show.interval())
 	defer tick.Stop()
 	for {
@@ -162,7 +169,7 @@ func (c *BenchStreamCmd) watch(ctx context.Context, client *client, m *meter, sh
 			return
 		}
 		asking, cancel := context.WithTimeout(ctx, statsTimeout)
-		if st, err := actOne[benchStats](asking, client, "stats", struct{}{}); err == nil {
+		if st, err := statsOf(asking, server); err == nil {
 			m.setStats(st)
 		}
 		cancel()
@@ -173,7 +180,7 @@ func (c *BenchStreamCmd) watch(ctx context.Context, client *client, m *meter, sh
 }
 
 // stream reads a ticket to its end.
-func (c *BenchStreamCmd) stream(ctx context.Context, conn arrowflight.Client, ticket schema.Ticket, m *meter) error {
+func (c *streamCmd) stream(ctx context.Context, conn arrowflight.Client, ticket schema.Ticket, m *meter) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stream, err := conn.DoGet(ctx, &arrowflight.Ticket{Ticket: ticket.Marshal()})
@@ -260,8 +267,8 @@ func (w waits) plus(v waits, sign int64) waits {
 	}
 }
 
-// benchStats is what is used of the answer to the stats action. A server that does not give a figure means 0.
-type benchStats struct {
+// stats is what is used of the answer to the stats action. A server that does not give a figure means 0.
+type stats struct {
 	Engine struct {
 		ReadsInFlight int64 `json:"reads_in_flight"`
 		BytesInFlight int64 `json:"bytes_in_flight"`
@@ -286,6 +293,26 @@ type benchStats struct {
 	} `json:"engine"`
 }
 
+// statsOf is what a server counts.
+func statsOf(ctx context.Context, server arrowflight.Client) (st stats, err error) {
+	results, err := server.DoAction(ctx, &arrowflight.Action{Type: "stats"})
+	if err != nil {
+		return st, err
+	}
+	result, err := results.Recv()
+	if err != nil {
+		return st, err
+	}
+	if err := json.Unmarshal(result.GetBody(), &st); err != nil {
+		return st, fmt.Errorf("the answer to stats is not what this version of bowstring-lab expects: %w", err)
+	}
+	_, err = results.Recv()
+	if !errors.Is(err, io.EOF) {
+		return st, fmt.Errorf("stats gave more than one result: %w", err)
+	}
+	return st, nil
+}
+
 // positionsOf are the values of a position column.
 func positionsOf(column arrow.Array) ([]int64, error) {
 	positions, ok := column.(*array.Int64)
@@ -299,11 +326,11 @@ func positionsOf(column arrow.Array) ([]int64, error) {
 type reporter interface {
 	interval() time.Duration
 	report(sample)
-	finish(benchSummary) error
+	finish(summary) error
 }
 
 // reporter is a view where there is somebody to see it, and JSON lines elsewhere.
-func (c *BenchStreamCmd) reporter(app *App, m *meter) reporter {
+func (c *streamCmd) reporter(app *command.App, m *meter) reporter {
 	out, ok := app.Stdout.(*os.File)
 	if c.JSON || !app.TTY || !ok || !term.IsTerminal(int(out.Fd())) {
 		return lines{app}

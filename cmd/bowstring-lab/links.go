@@ -1,24 +1,25 @@
-package command
+package main
 
 import (
 	"context"
 	"errors"
 	"os"
 
+	"bowstring/cmd/bowstring/command"
 	"bowstring/internal/links"
 )
 
-// BenchLinksCmd is bowstring bench links.
-type BenchLinksCmd struct{}
+// linksCmd is bowstring-lab links.
+type linksCmd struct{}
 
 // Help is shown below the summary.
-func (*BenchLinksCmd) Help() string {
+func (*linksCmd) Help() string {
 	return `Stands between processes on this machine. Each line of the standard input is a command in JSON, which is answered with a
 line; the links end with the input.`
 }
 
 // Run does what the standard input asks for.
-func (*BenchLinksCmd) Run(ctx context.Context, app *App) error {
+func (*linksCmd) Run(ctx context.Context, app *command.App) error {
 	b := links.NewBoard()
 	ended := make(chan error, 1)
 	go func() { ended <- b.Run(os.Stdin, app.Stdout) }()

@@ -1,4 +1,4 @@
-package command
+package main
 
 import (
 	"context"
@@ -6,24 +6,17 @@ import (
 	"fmt"
 	"time"
 
+	"bowstring/cmd/bowstring/command"
 	"bowstring/fetch/store/cql"
 	"bowstring/internal/delay"
 )
-
-// BenchCmd is bowstring bench.
-type BenchCmd struct {
-	Serve  BenchServeCmd  `cmd:"" help:"Serve a store as serve does, as if it were far away."`
-	Stream BenchStreamCmd `cmd:"" help:"Read epochs of a dataset, and say how fast and what the waiting was for."`
-	Links  BenchLinksCmd  `cmd:"" help:"Stand between the processes of a cluster on one machine, as links that are told on the standard input."`
-	Policy BenchPolicyCmd `cmd:"" help:"Replay cache policies over mixes of jobs in virtual time, beside the best that any could do."`
-}
 
 // linkFlags describe the link to a store.
 type linkFlags struct {
 	RTT       time.Duration `name:"rtt" placeholder:"DURATION" help:"Round trip to the store."`
 	Jitter    time.Duration `placeholder:"DURATION" help:"Most that a round trip takes longer."`
-	Bandwidth size          `placeholder:"SIZE" help:"Bytes a second to and from the store, such as 400MB (default: no limit)."`
-	Window    size          `placeholder:"SIZE" help:"Bytes of one connection that may be unacknowledged, as TCP's window; a store in a directory has none (default: no limit)."`
+	Bandwidth command.Size  `placeholder:"SIZE" help:"Bytes a second to and from the store, such as 400MB (default: no limit)."`
+	Window    command.Size  `placeholder:"SIZE" help:"Bytes of one connection that may be unacknowledged, as TCP's window; a store in a directory has none (default: no limit)."`
 	SlowStart bool          `help:"Begin each connection with a window of 14,600 bytes, which doubles each round trip."`
 	Seed      uint64        `placeholder:"SEED" help:"Seed of what is drawn: jitter and slow reads."`
 	SlowShare float64       `placeholder:"SHARE" help:"Share of the reads that are slow, such as 0.01; of a store in a directory only."`
@@ -50,47 +43,45 @@ func (f *linkFlags) check() error {
 	return nil
 }
 
-// link makes the link to the store that is worked on, or nil if no flag asks for one and none has to be.
-func (f *linkFlags) link(app *App, always bool) (*delay.Link, error) {
+// over makes the link to the store and runs f with it in place: without a flag of the link only if always says so.
+func (f *linkFlags) over(app *command.App, globals *command.Globals, always bool, run func() error) error {
 	asked := *f != linkFlags{}
-	switch store := app.globals.Store; {
+	switch store := globals.Store; {
 	case store == "" && asked:
-		return nil, usagef("the flags of the link are about the way to a store in this process: use --store instead " +
-			"of --server, or give them to bench serve")
+		return errors.New("the flags of the link are about the way to a store in this process: use --store instead of " +
+			"--server, or give them to bowstring-lab serve")
 	case cql.IsURI(store) && f.SlowShare > 0:
-		return nil, usagef("--slow-share: only reads from a store in a directory can be made slow; --jitter makes "+
-			"those of %s vary", store)
+		return fmt.Errorf("--slow-share: only reads from a store in a directory can be made slow; --jitter makes those "+
+			"of %s vary", store)
 	case store != "" && !cql.IsURI(store) && (f.Window > 0 || f.SlowStart):
-		return nil, usagef("--window and --slow-start are about connections, and there are none to a store in a " +
+		return errors.New("--window and --slow-start are about connections, and there are none to a store in a " +
 			"directory; --bandwidth limits it")
 	case !asked && !always:
-		return nil, nil
+		return run()
 	}
-	return delay.New(f.config()), nil
+	link := delay.New(f.config())
+	app.Far = link
+	return errors.Join(run(), link.Close())
 }
 
-// BenchServeCmd is bowstring bench serve.
-type BenchServeCmd struct {
-	ServeCmd
+// serveCmd is bowstring-lab serve.
+type serveCmd struct {
+	command.ServeCmd
 	linkFlags
 	Reads  int    `name:"max-reads" placeholder:"N" help:"Most reads in flight to the store (default: as many as pay)."`
 	Policy string `name:"spill-policy" enum:"next-use,lru,fifo,static,score" default:"next-use" help:"What the spill keeps, when not all can be: ${enum} (default: ${default})."`
 }
 
 // Validate is called by kong.
-func (c *BenchServeCmd) Validate() error {
+func (c *serveCmd) Validate() error {
 	return errors.Join(c.ServeCmd.Validate(), c.check())
 }
 
-// Run serves until a signal ends ctx.
-func (c *BenchServeCmd) Run(ctx context.Context, app *App) (err error) {
-	if err := c.own(app); err != nil {
+// Run serves until a signal ends ctx. Without a flag the link has no latency, so that a series has 0 as one of its values.
+func (c *serveCmd) Run(ctx context.Context, app *command.App, globals *command.Globals) error {
+	if err := c.Own(app); err != nil {
 		return err
 	}
 	c.MaxReads, c.SpillPolicy = c.Reads, c.Policy
-	// Without a flag it is a link of no latency, so that a series has 0 as one of its values.
-	if app.Link, err = c.link(app, true); err != nil {
-		return err
-	}
-	return c.ServeCmd.Run(ctx, app)
+	return c.over(app, globals, true, func() error { return c.ServeCmd.Run(ctx, app) })
 }

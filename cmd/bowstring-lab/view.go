@@ -1,4 +1,4 @@
-package command
+package main
 
 import (
 	"encoding/json"
@@ -11,27 +11,29 @@ import (
 	"github.com/dustin/go-humanize"
 	"github.com/schollz/progressbar/v3"
 	"golang.org/x/term"
+
+	"bowstring/cmd/bowstring/command"
 )
 
 // lines prints JSON lines.
-type lines struct{ app *App }
+type lines struct{ app *command.App }
 
 func (lines) interval() time.Duration { return reportInterval }
 
 func (l lines) report(s sample) { _ = json.NewEncoder(l.app.Stdout).Encode(s) } // the summary fails as well
 
-func (l lines) finish(s benchSummary) error { return json.NewEncoder(l.app.Stdout).Encode(s) }
+func (l lines) finish(s summary) error { return json.NewEncoder(l.app.Stdout).Encode(s) }
 
 // view draws on the terminal.
 type view struct {
-	app *App
+	app *command.App
 	bar *progressbar.ProgressBar
 }
 
 // viewRows is how many lines there are below the bar.
 const viewRows = 4
 
-func newView(app *App, rows int64) *view {
+func newView(app *command.App, rows int64) *view {
 	return &view{app, progressbar.NewOptions64(rows,
 		progressbar.OptionSetWriter(app.Stderr),
 		progressbar.OptionSetItsString("rows"),
@@ -79,14 +81,14 @@ func (s sample) view() []string {
 	}
 }
 
-func (v *view) finish(s benchSummary) error {
+func (v *view) finish(s summary) error {
 	_ = v.bar.Exit()
 	_, _ = fmt.Fprint(v.app.Stderr, "\r\x1b[J") // what was drawn
 	return v.app.Printf("%s", s.text())
 }
 
 // text is the summary for people.
-func (s benchSummary) text() string {
+func (s summary) text() string {
 	var b strings.Builder
 	line := func(name, format string, args ...any) {
 		fmt.Fprintf(&b, "%-13s %s\n", name, fmt.Sprintf(format, args...))
@@ -95,7 +97,7 @@ func (s benchSummary) text() string {
 	if s.SteadyMB != nil {
 		line("steady", "%.1f MB/s after the first %s", *s.SteadyMB, warmUp)
 	}
-	line("read", "%s in %s batches, %s in %.2f s", plural(s.Rows, "row"), humanize.Comma(s.Batches),
+	line("read", "%s in %s batches, %s in %.2f s", humanize.Comma(s.Rows)+" rows", humanize.Comma(s.Batches),
 		humanize.Bytes(uint64(s.Bytes)), s.Seconds)
 	line("epochs", "%s", strings.Trim(fmt.Sprint(s.EpochRows), "[]"))
 	line("first batch", "%.3f s", s.FirstBatch)
