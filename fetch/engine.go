@@ -223,9 +223,7 @@ func NewEngine(s store.Store, opts Options) (*Engine, error) {
 		e.SetTerms(opts.Terms)
 	}
 	e.ahead.Start()
-	if w, ok := s.(store.UseWatcher); ok {
-		w.SetInUse(e.jobs.InUse)
-	}
+	s.SetInUse(e.jobs.InUse)
 	if opts.Spill != nil {
 		opts.Spill.SetInUse(e.jobs.NamesInUse)
 	}

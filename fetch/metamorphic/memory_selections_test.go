@@ -10,8 +10,9 @@ import (
 	"bowstring/schema"
 )
 
-// SaveSelection implements store.Store.
-func (m *ram) SaveSelection(ctx context.Context, in store.Ingest, sel schema.Selection) error {
+// SaveSelection implements store.Ingest.
+func (in *intake) SaveSelection(ctx context.Context, sel schema.Selection) error {
+	m := in.memory
 	if err := wait(ctx, time.Millisecond); err != nil {
 		return err
 	}

@@ -2,6 +2,7 @@ package metamorphic
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"hash/maphash"
 	"maps"
@@ -19,6 +20,8 @@ import (
 // fail as they are told to. What was released is overwritten, and chunks of
 // manifests are mapped memory that nobody may touch any more.
 type ram struct {
+	store.Store // nil: what an engine does not ask for
+
 	seed   maphash.Seed
 	pinned atomic.Int64
 
@@ -335,6 +338,24 @@ func (m *ram) GC(ctx context.Context, opts store.GCOptions,
 	}
 	return report, nil
 }
+
+// Tagged implements store.Store.
+func (m *ram) Tagged(ctx context.Context, dataset, name string) (int64, error) {
+	list, err := m.Datasets(ctx)
+	if err != nil || !slices.ContainsFunc(list, func(d store.Dataset) bool { return d.Name == dataset }) {
+		return 0, errors.Join(err, store.NoSnapshot(list, dataset, 0))
+	}
+	return 0, store.NoTag(dataset, name, nil)
+}
+
+// SetInUse implements store.Store.
+func (m *ram) SetInUse(func() []*schema.Snapshot) {}
+
+// Traits implements store.Store.
+func (m *ram) Traits() store.Traits { return store.Traits{Replicas: 1} }
+
+// Where implements store.Store.
+func (m *ram) Where() string { return "memory" }
 
 // Stats implements store.Store.
 func (m *ram) Stats() store.Stats { return store.Stats{} }

@@ -18,7 +18,7 @@ const blobs = 300
 
 // fake is a tier, and what read.Store makes one of, that has all blobs, does as it is told, and counts.
 type fake struct {
-	store.Store // nil: nothing of it but Get is asked
+	store.Store // nil: nothing of it but what follows is asked
 
 	traits read.Traits
 	has    func(schema.BlobRef) bool // nil: all
@@ -62,6 +62,12 @@ func (f *fake) Get(ctx context.Context, ref schema.BlobRef) (schema.Blob, error)
 	f.out.Add(1)
 	return schema.NewBlob(data, &lent{f, data}), nil
 }
+
+// Traits is for what read.Store makes of a fake.
+func (f *fake) Traits() store.Traits { return store.Traits{Replicas: 1} }
+
+// Where names no place.
+func (f *fake) Where() string { return "" }
 
 // lent is the owner of a blob that a fake has handed out.
 type lent struct {

@@ -106,7 +106,7 @@ type turning struct {
 	keeps *atomic.Bool
 }
 
-func (turning) Mapped() bool { return true }
+func (turning) Traits() store.Traits { return store.Traits{Mapped: true, Replicas: 1} }
 
 func (s turning) Get(ctx context.Context, ref schema.BlobRef) (schema.Blob, error) {
 	s.keeps.Store(true)

@@ -5,12 +5,13 @@ import (
 	"testing"
 
 	"bowstring/fetch/read"
+	"bowstring/fetch/store"
 )
 
 // mapped is a fake whose blobs lie in files of this node, so that they may be checked late.
 type mapped struct{ *fake }
 
-func (mapped) Mapped() bool { return true }
+func (mapped) Traits() store.Traits { return store.Traits{Mapped: true, Replicas: 1} }
 
 // Of attempts for which hardly any goroutine is woken, those that prove slow hold up none of the others.
 func TestQuickThatAreSlowHoldUpNone(t *testing.T) {

@@ -10,7 +10,7 @@ import (
 
 // Store is the tier that a store is: the last one, which has every blob.
 func Store(s store.Store) Tier {
-	if m, ok := s.(store.Mapper); ok && m.Mapped() {
+	if s.Traits().Mapped {
 		return mappedTier{storeTier{s}}
 	}
 	return storeTier{s}
@@ -29,10 +29,7 @@ func (storeTier) Name() string { return "store" }
 
 // Where implements Placed.
 func (t storeTier) Where() string {
-	if p, ok := t.store.(Placed); ok {
-		return p.Where()
-	}
-	return ""
+	return t.store.Where()
 }
 
 // Has implements Tier.

@@ -9,7 +9,7 @@ import (
 	"bowstring/schema"
 )
 
-// Names implements store.Namer.
+// Names implements store.Store.
 func (c *counting) Names(ctx context.Context) (names []string, err error) {
 	list, err := c.Datasets(ctx)
 	for _, d := range list {

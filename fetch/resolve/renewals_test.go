@@ -86,7 +86,7 @@ func TestSelectionsAreRenewed(t *testing.T) {
 		}
 		sel := schema.Selection{Dataset: "d", Snapshot: 1, Rows: 1, Bitmap: ref, Owner: "ann",
 			Expires: time.Now().Add(expires)}
-		if err := f.store.SaveSelection(t.Context(), in, sel); err != nil {
+		if err := in.SaveSelection(t.Context(), sel); err != nil {
 			t.Fatal(err)
 		}
 		return sel.Name()

@@ -343,7 +343,7 @@ func (rv *Resolver) Pin(ctx context.Context, req schema.Request) (schema.Request
 	if req.Tag == "" {
 		return req, nil
 	}
-	number, err := store.Tagged(ctx, rv.store, req.Dataset, req.Tag)
+	number, err := rv.store.Tagged(ctx, req.Dataset, req.Tag)
 	if err != nil {
 		return req, err
 	}

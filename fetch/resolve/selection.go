@@ -284,7 +284,7 @@ func (rv *Resolver) SaveSelection(ctx context.Context, dataset string, snapshot 
 	sel := schema.Selection{Dataset: dataset, Snapshot: snap.key.number, Rows: b.Len(), Bitmap: ref,
 		Created: time.Now().UTC(),
 		Owner:   store.CallerFrom(ctx).Principal, Expires: rv.renewals.expiry(), Most: rv.renewals.most}
-	if err := rv.store.SaveSelection(ctx, in, sel); err != nil {
+	if err := in.SaveSelection(ctx, sel); err != nil {
 		return "", fmt.Errorf("saving a selection of %s: %w", snap.key, err)
 	}
 	return sel.Name(), nil

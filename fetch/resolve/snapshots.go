@@ -415,15 +415,10 @@ func (a *ahead) end() {
 // once at most, before Close, which ends it. The channel is closed when it has ended.
 func (rv *Resolver) OpenAhead() (ended <-chan struct{}) {
 	done := make(chan struct{})
-	namer, ok := rv.store.(store.Namer)
-	if !ok {
-		close(done)
-		return done
-	}
 	rv.ahead.running.Go(func() {
 		defer close(done)
 		ctx := rv.ahead.context
-		names, err := namer.Names(ctx)
+		names, err := rv.store.Names(ctx)
 		if err != nil {
 			rv.logger.DebugContext(ctx, "no dataset is opened ahead of its use", "error", err)
 			return

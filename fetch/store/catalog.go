@@ -2,7 +2,10 @@ package store
 
 import (
 	"fmt"
+	"iter"
+	"slices"
 	"strings"
+	"time"
 
 	"bowstring/schema"
 )
@@ -74,4 +77,74 @@ func CheckRestore(snap *schema.Snapshot, last int64) error {
 			schema.ErrConflict, snap.Dataset, snap.Number, last)
 	}
 	return nil
+}
+
+// TagNames are the names of tags.
+func TagNames(tags []Tag) []string {
+	names := make([]string, len(tags))
+	for i, tag := range tags {
+		names[i] = tag.Name
+	}
+	return names
+}
+
+// NoTag is the schema.ErrNotFound for a tag that a dataset does not have. It says
+// which it has.
+func NoTag(dataset, name string, have []string) error {
+	if len(have) == 0 {
+		return fmt.Errorf("%w: dataset %q has no tag %q, nor any other", schema.ErrNotFound, dataset, name)
+	}
+	hint := ""
+	if near := schema.Nearest(name, have); near != "" {
+		hint = fmt.Sprintf(" (did you mean %q?)", near)
+	}
+	slices.Sort(have)
+	const most = 20
+	more := ""
+	if len(have) > most {
+		more = fmt.Sprintf(" and %d more", len(have)-most)
+	}
+	return fmt.Errorf("%w: dataset %q has no tag %q%s; it has %s%s", schema.ErrNotFound, dataset, name, hint,
+		strings.Join(have[:min(len(have), most)], ", "), more)
+}
+
+// CheckUntagged is a schema.ErrInvalid if a snapshot that is to be dropped, or with number
+// 0 any of the dataset's, has a tag. It says how to remove it.
+func CheckUntagged(dataset string, number int64, tags []Tag) error {
+	for _, tag := range tags {
+		if number == 0 || tag.Snapshot == number {
+			return fmt.Errorf("%w: %s@%d has the tag %s, and is not dropped; bowstring untag %s@%s removes the tag",
+				schema.ErrInvalid, dataset, tag.Snapshot, tag.Name, dataset, tag.Name)
+		}
+	}
+	return nil
+}
+
+// SelectionExpired is the error for a selection whose time is over.
+func SelectionExpired(sel *schema.Selection) error {
+	return fmt.Errorf("%w: selection %s of dataset %q, which expired on %s; upload it again", schema.ErrNotFound,
+		sel.Name(), sel.Dataset, sel.Expires.UTC().Format(time.RFC3339))
+}
+
+// SelectionLimit is the error for a selection whose owner has as many of the others as he may; nil if he has fewer.
+func SelectionLimit(sel *schema.Selection, others iter.Seq[*schema.Selection], now time.Time) error {
+	if sel.Most == 0 {
+		return nil
+	}
+	n := 0
+	for other := range others {
+		if other.Owner == sel.Owner && !other.Expired(now) {
+			n++
+		}
+	}
+	if n < sel.Most {
+		return nil
+	}
+	owner := "callers without a name have"
+	if sel.Owner != "" {
+		owner = schema.Quote(sel.Owner) + " has"
+	}
+	return fmt.Errorf("%w: MaxSelections: %s %d selections of dataset %q, at most %d are allowed: one goes when it "+
+		"was not used for 30 days, and with its snapshot; up to 1,024 positions need none, as selection.positions",
+		schema.ErrLimit, owner, n, sel.Dataset, sel.Most)
 }

@@ -14,20 +14,8 @@ const listFactor = 4
 // Patient returns a store whose looks into the catalog end within a limit each, as ErrUnavailable that says what took so
 // long: its calls end with their context, and a request may have no deadline. What changes the catalog is left to the
 // store, which knows whether a change that was cut off was made; so are reads of blobs, which the engine bounds.
-func Patient(s Store, limit time.Duration) Store {
-	p := patient{s, limit}
-	tagger, ok := s.(Tagger)
-	if !ok {
-		return p
-	}
-	t := patientTagger{p, tagger}
-	if namer, ok := s.(Namer); ok {
-		return patientNamer{t, namer}
-	}
-	return t
-}
+func Patient(s Store, limit time.Duration) Store { return patient{s, limit} }
 
-// patient is a store of catalogs without tags.
 type patient struct {
 	Store
 	limit time.Duration
@@ -36,12 +24,8 @@ type patient struct {
 // within calls look with a context that ends within the limit.
 func within[T any](ctx context.Context, p *patient, limit time.Duration, what string,
 	look func(context.Context) (T, error)) (T, error) {
-	where := "the store"
-	if at, ok := p.Store.(interface{ Where() string }); ok {
-		where = at.Where()
-	}
 	silent := fmt.Errorf("%w: %s: %s has not answered for %s; check that it answers and the network to it, or raise the "+
-		"read timeout", schema.ErrUnavailable, what, where, limit)
+		"read timeout", schema.ErrUnavailable, what, p.Where(), limit)
 	bounded, cancel := context.WithTimeoutCause(ctx, limit, silent)
 	defer cancel()
 	v, err := look(bounded)
@@ -68,35 +52,13 @@ func (p patient) Selection(ctx context.Context, dataset, name string) (*schema.S
 		func(ctx context.Context) (*schema.Selection, error) { return p.Store.Selection(ctx, dataset, name) })
 }
 
-// patientTagger is one of catalogs with tags.
-type patientTagger struct {
-	patient
-	tagger Tagger
+// Tagged implements Store.
+func (p patient) Tagged(ctx context.Context, dataset, name string) (int64, error) {
+	return within(ctx, &p, p.limit, fmt.Sprintf("look up a tag of dataset %q", dataset),
+		func(ctx context.Context) (int64, error) { return p.Store.Tagged(ctx, dataset, name) })
 }
 
-// Tag implements Tagger.
-func (p patientTagger) Tag(ctx context.Context, dataset, name string, number int64) error {
-	return p.tagger.Tag(ctx, dataset, name, number)
-}
-
-// Untag implements Tagger.
-func (p patientTagger) Untag(ctx context.Context, dataset, name string) error {
-	return p.tagger.Untag(ctx, dataset, name)
-}
-
-// Tagged implements Tagger.
-func (p patientTagger) Tagged(ctx context.Context, dataset, name string) (int64, error) {
-	return within(ctx, &p.patient, p.limit, fmt.Sprintf("look up a tag of dataset %q", dataset),
-		func(ctx context.Context) (int64, error) { return p.tagger.Tagged(ctx, dataset, name) })
-}
-
-// patientNamer is one that lists names at less cost.
-type patientNamer struct {
-	patientTagger
-	namer Namer
-}
-
-// Names implements Namer.
-func (p patientNamer) Names(ctx context.Context) ([]string, error) {
-	return within(ctx, &p.patient, listFactor*p.limit, "list the names of the datasets", p.namer.Names)
+// Names implements Store.
+func (p patient) Names(ctx context.Context) ([]string, error) {
+	return within(ctx, &p, listFactor*p.limit, "list the names of the datasets", p.Store.Names)
 }

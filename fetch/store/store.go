@@ -1,9 +1,9 @@
 package store
 
 import (
+	"cmp"
 	"context"
-	"fmt"
-	"iter"
+	"strings"
 	"time"
 
 	"bowstring/schema"
@@ -20,9 +20,24 @@ type Store interface {
 	// Datasets lists the datasets by name in ascending order, each with the
 	// numbers of its committed snapshots in ascending order.
 	Datasets(ctx context.Context) ([]Dataset, error)
+	// Names lists the datasets by name in ascending order, which costs less than Datasets
+	// does. Some may have no snapshots.
+	Names(ctx context.Context) ([]string, error)
 	// Snapshot returns a committed snapshot, the newest if number is 0.
 	// schema.ErrNotFound names what is missing and what there is.
 	Snapshot(ctx context.Context, dataset string, number int64) (*schema.Snapshot, error)
+	// Tagged returns the number of the snapshot that has a tag. A schema.ErrNotFound
+	// says what tags or datasets there are.
+	Tagged(ctx context.Context, dataset, name string) (int64, error)
+	// Selection returns a saved selection by name. One that has expired is not
+	// found.
+	Selection(ctx context.Context, dataset, name string) (*schema.Selection, error)
+	// Selections lists a dataset's selections, those that have expired too, in
+	// no order; of all datasets if dataset is empty.
+	Selections(ctx context.Context, dataset string) ([]*schema.Selection, error)
+	// LastNumber is the greatest number that a dataset has given out, 0 for none.
+	// Snapshots with greater numbers than there are were dropped.
+	LastNumber(ctx context.Context, dataset string) (int64, error)
 	// Get reads a blob. It does not check the checksum: the engine does, for
 	// every tier alike. schema.ErrNotFound if the store has no such blob.
 	// The caller releases the blob.
@@ -35,45 +50,82 @@ type Store interface {
 	// selections. One that has a tag is a schema.ErrInvalid. Blobs stay until GC. Streams that have the snapshot open
 	// read on.
 	Drop(ctx context.Context, dataset string, number int64) error
-	// SaveSelection records a selection whose bitmap was Put through in, which
-	// is then committed by this call. It is idempotent: one that is there keeps its
-	// owner, and expires when the later of the two does.
-	SaveSelection(ctx context.Context, in Ingest, sel schema.Selection) error
-	// Selection returns a saved selection by name. One that has expired is not
-	// found.
-	Selection(ctx context.Context, dataset, name string) (*schema.Selection, error)
+	// Tag names a snapshot, which is then not dropped. The tag of another snapshot of the dataset moves.
+	Tag(ctx context.Context, dataset, name string, number int64) error
+	// Untag removes a name.
+	Untag(ctx context.Context, dataset, name string) error
 	// RenewSelection has a selection that has not expired expire then, or later if
 	// it was to anyway.
 	RenewSelection(ctx context.Context, dataset, name string, until time.Time) error
+	// Restorable is the schema.ErrConflict of Ingest.Restore before anything was put.
+	Restorable(ctx context.Context, snap *schema.Snapshot) error
+	// Advance has a dataset give out greater numbers than last from now on. It does
+	// nothing where that is so already.
+	Advance(ctx context.Context, dataset string, last int64) error
+	// Repair stores data as the blob that ref names, durably, whatever is there.
+	// A Put would leave what is there as it is. data must be what ref says, which is
+	// checked; else it is a schema.ErrInvalid. data is not kept.
+	Repair(ctx context.Context, ref schema.BlobRef, data []byte) error
 	// GC removes selections that expired ExpiredGrace ago, and frees blobs that no
 	// committed snapshot, no saved selection, no open
 	// ingest and none of the snapshots returned by inUse refers to. inUse is
 	// called once, after GC has listed the catalog; it may be nil. While an ingest
 	// is open, what was put since the collection before may be kept.
 	GC(ctx context.Context, opts GCOptions, inUse func() []*schema.Snapshot) (GCReport, error)
+	// SetInUse gives the store the function that lists the snapshots which this process reads, so that
+	// collections of other processes keep them. The store calls it from then on until it is closed.
+	SetInUse(inUse func() []*schema.Snapshot)
 
+	// Addressed reports whether a key is no hash of a content but the address of a cell in a
+	// table of another program, and in which one.
+	Addressed(key schema.Key) (AttachedTable, bool)
+	// Refer has the keys of the tables' cells be addresses for everyone who opens the store from now on, and for this
+	// process. It is a schema.ErrNotFound or a schema.ErrInvalid if the store cannot reach tables with such columns.
+	Refer(ctx context.Context, tables []AttachedTable) error
+
+	// Traits says how the store keeps blobs.
+	Traits() Traits
+	// Where says for people where the store is.
+	Where() string
 	// Stats returns counters since the store was opened.
 	Stats() Stats
 	// Close waits for calls in flight. Blobs handed out stay valid until released.
 	Close() error
 }
 
-// Namer is a Store that lists its datasets at less cost than Datasets does.
-type Namer interface {
-	// Names lists the datasets by name in ascending order. Some may have no snapshots.
-	Names(ctx context.Context) ([]string, error)
+// Traits are what differs between stores for those who read.
+type Traits struct {
+	// Mapped says that Get may return bytes of files that are mapped on this node. Reading them once more
+	// costs little, so that they may be compared with their reference when they are copied.
+	Mapped bool
+	// Addresses says that some keys are addresses.
+	Addresses bool
+	// Replicas is in how many places a blob is, at most. A read with [WithAttempt](ctx, n) asks the n-th first.
+	Replicas int
 }
 
-// Ingest is one import under way. Put may be called from many goroutines.
+// Ingest is one import under way. Put and Adopt may be called from many goroutines.
 type Ingest interface {
 	// Put stores a blob, once, and returns its reference. data is not kept.
 	Put(ctx context.Context, data []byte) (schema.BlobRef, error)
+	// Adopt does what Put does for a blob that is stored already, and reports true.
+	// It reports false, and does nothing that matters, if the blob has to be put:
+	// it is not there, or not safely.
+	Adopt(ctx context.Context, ref schema.BlobRef) (bool, error)
 	// Commit makes snap the dataset's newest snapshot, atomically and durably:
 	// all that it refers to is on stable storage before any reader can see it.
 	// snap.Parent must still be the newest number (0: no snapshot has ever been
 	// committed or all were dropped), else schema.ErrConflict. The committed
 	// snapshot, with Number and Created set, is returned; snap is not changed.
 	Commit(ctx context.Context, snap schema.Snapshot) (*schema.Snapshot, error)
+	// Restore commits snap as Commit does, but as what it was in another store: with its
+	// number, its parent and its time of creation. The dataset must never have
+	// given out that number or a greater one; else it is a schema.ErrConflict.
+	Restore(ctx context.Context, snap schema.Snapshot) error
+	// SaveSelection records a selection whose bitmap was put through this ingest, and
+	// commits it. It is idempotent: one that is there keeps its
+	// owner, and expires when the later of the two does.
+	SaveSelection(ctx context.Context, sel schema.Selection) error
 	// Close ends the ingest; without a Commit nothing of it can be seen. It may
 	// be called again, and after Commit.
 	Close() error
@@ -83,8 +135,14 @@ type Ingest interface {
 type Dataset struct {
 	Name      string
 	Snapshots []int64
-	// Tags are its snapshots' names, sorted. A store may have none, unless it is a Tagger.
+	// Tags are its snapshots' names, sorted.
 	Tags []Tag
+}
+
+// Tag is a name of a snapshot, such as prod in imagenet@prod.
+type Tag struct {
+	Name     string `json:"tag"`
+	Snapshot int64  `json:"snapshot"`
 }
 
 // GCOptions tunes a collection.
@@ -125,46 +183,17 @@ type Stats struct {
 	CountedAt   time.Time `json:"counted_at,omitzero"`
 }
 
-// SelectionExpired is the error for a selection whose time is over.
-func SelectionExpired(sel *schema.Selection) error {
-	return fmt.Errorf("%w: selection %s of dataset %q, which expired on %s; upload it again", schema.ErrNotFound,
-		sel.Name(), sel.Dataset, sel.Expires.UTC().Format(time.RFC3339))
+// AttachedTable is a blob column of a table that another program keeps, whose cells are blobs of a store.
+type AttachedTable struct {
+	Keyspace, Table string
+	ID, Data        string // columns: of the key, and of the bytes
 }
 
-// SelectionLimit is the error for a selection whose owner has as many of the others as he may; nil if he has fewer.
-func SelectionLimit(sel *schema.Selection, others iter.Seq[*schema.Selection], now time.Time) error {
-	if sel.Most == 0 {
-		return nil
-	}
-	n := 0
-	for other := range others {
-		if other.Owner == sel.Owner && !other.Expired(now) {
-			n++
-		}
-	}
-	if n < sel.Most {
-		return nil
-	}
-	owner := "callers without a name have"
-	if sel.Owner != "" {
-		owner = schema.Quote(sel.Owner) + " has"
-	}
-	return fmt.Errorf("%w: MaxSelections: %s %d selections of dataset %q, at most %d are allowed: one goes when it "+
-		"was not used for 30 days, and with its snapshot; up to 1,024 positions need none, as selection.positions",
-		schema.ErrLimit, owner, n, sel.Dataset, sel.Most)
-}
+// String names the column.
+func (t AttachedTable) String() string { return t.Keyspace + "." + t.Table + "." + t.Data }
 
-// Mapper is a Store that may hand out bytes of files that are mapped on this node. Reading them once more costs little,
-// so that they may be compared with their reference when they are copied.
-type Mapper interface {
-	// Mapped reports whether it does.
-	Mapped() bool
-}
-
-// UseWatcher is a Store that several processes share. It tells the others which
-// snapshots this process reads, so that their collections keep them.
-type UseWatcher interface {
-	// SetInUse gives the store the function that lists them, which it calls from
-	// then on until it is closed.
-	SetInUse(inUse func() []*schema.Snapshot)
+// Compare orders them by their names.
+func (t AttachedTable) Compare(o AttachedTable) int {
+	return cmp.Or(strings.Compare(t.Keyspace, o.Keyspace), strings.Compare(t.Table, o.Table),
+		strings.Compare(t.Data, o.Data), strings.Compare(t.ID, o.ID))
 }

@@ -136,17 +136,13 @@ func (c *Catalog) Tag(ctx context.Context, ref Ref, name string) (int64, error) 
 	if err := c.May(ctx, ref.Dataset, policy.Write); err != nil {
 		return 0, err
 	}
-	tagger, err := store.TaggerOf(c.engine.Store())
-	if err != nil {
-		return 0, err
-	}
 	snap, err := c.Snapshot(ctx, ref, policy.Write)
 	if err != nil {
 		return 0, err
 	}
 	return snap.Number, c.Change(ctx,
 		Change{Event: audit.Tag, Dataset: ref.Dataset, Snapshot: snap.Number, Tag: name},
-		func(*Change) error { return tagger.Tag(ctx, ref.Dataset, name, snap.Number) })
+		func(*Change) error { return c.engine.Store().Tag(ctx, ref.Dataset, name, snap.Number) })
 }
 
 // Untag removes a name from the snapshot that has it, whose number it returns.
@@ -155,16 +151,12 @@ func (c *Catalog) Untag(ctx context.Context, dataset, name string) (int64, error
 	if err != nil {
 		return 0, err
 	}
-	tagger, err := store.TaggerOf(c.engine.Store())
-	if err != nil {
-		return 0, err
-	}
-	number, err := tagger.Tagged(ctx, dataset, name)
+	number, err := c.engine.Store().Tagged(ctx, dataset, name)
 	if err != nil {
 		return 0, c.notFor(ctx, d, dataset, 0, err)
 	}
 	return number, c.Change(ctx, Change{Event: audit.Untag, Dataset: dataset, Snapshot: number, Tag: name},
-		func(*Change) error { return tagger.Untag(ctx, dataset, name) })
+		func(*Change) error { return c.engine.Store().Untag(ctx, dataset, name) })
 }
 
 // Drop drops a snapshot, or with number 0 the dataset, and returns the numbers.

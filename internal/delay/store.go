@@ -32,24 +32,10 @@ const (
 // Calls of the catalog take an RTT and a jitter, then do what inner does. An
 // ingest, once begun, is inner's own. Stats counts what was read through the link.
 //
-// The store has the methods of store.UseWatcher and SetAddr if inner has them.
+// The store has the method SetAddr if inner has it.
 func (l *Link) Store(inner store.Store) store.Store {
-	s := &distant{inner: inner, link: l, blobs: map[schema.Key][]byte{}, loading: map[schema.Key]chan struct{}{}}
-	watcher, watches := inner.(store.UseWatcher)
-	holder, held := inner.(addrHolder)
-	switch {
-	case watches && held:
-		return struct {
-			*distant
-			store.UseWatcher
-			addrHolder
-		}{s, watcher, holder}
-	case watches:
-		return struct {
-			*distant
-			store.UseWatcher
-		}{s, watcher}
-	case held:
+	s := &distant{Store: inner, link: l, blobs: map[schema.Key][]byte{}, loading: map[schema.Key]chan struct{}{}}
+	if holder, ok := inner.(addrHolder); ok {
 		return struct {
 			*distant
 			addrHolder
@@ -61,9 +47,10 @@ func (l *Link) Store(inner store.Store) store.Store {
 // addrHolder is a store of one process, which tells others where it is served.
 type addrHolder interface{ SetAddr(addr string) error }
 
+// distant is a store behind a link. What tends the store takes no longer than it does without.
 type distant struct {
-	inner store.Store
-	link  *Link
+	store.Store
+	link *Link
 
 	gets, calls      atomic.Uint64 // begun
 	reads, readBytes atomic.Int64
@@ -140,7 +127,7 @@ func (s *distant) load(ctx context.Context, ref schema.BlobRef) ([]byte, error) 
 }
 
 func (s *distant) loadAs(ctx context.Context, ref schema.BlobRef, mine chan struct{}) ([]byte, error) {
-	blob, err := s.inner.Get(ctx, ref)
+	blob, err := s.Store.Get(ctx, ref)
 	var data []byte
 	if err == nil {
 		data = slices.Clone(blob.Bytes())
@@ -181,7 +168,7 @@ func (s *distant) Datasets(ctx context.Context) ([]store.Dataset, error) {
 	if err := s.call(ctx); err != nil {
 		return nil, err
 	}
-	return s.inner.Datasets(ctx)
+	return s.Store.Datasets(ctx)
 }
 
 // Snapshot implements store.Store.
@@ -189,7 +176,7 @@ func (s *distant) Snapshot(ctx context.Context, dataset string, number int64) (*
 	if err := s.call(ctx); err != nil {
 		return nil, err
 	}
-	return s.inner.Snapshot(ctx, dataset, number)
+	return s.Store.Snapshot(ctx, dataset, number)
 }
 
 // Begin implements store.Store.
@@ -197,7 +184,7 @@ func (s *distant) Begin(ctx context.Context, dataset string) (store.Ingest, erro
 	if err := s.call(ctx); err != nil {
 		return nil, err
 	}
-	return s.inner.Begin(ctx, dataset)
+	return s.Store.Begin(ctx, dataset)
 }
 
 // Drop implements store.Store.
@@ -205,15 +192,7 @@ func (s *distant) Drop(ctx context.Context, dataset string, number int64) error 
 	if err := s.call(ctx); err != nil {
 		return err
 	}
-	return s.inner.Drop(ctx, dataset, number)
-}
-
-// SaveSelection implements store.Store.
-func (s *distant) SaveSelection(ctx context.Context, in store.Ingest, sel schema.Selection) error {
-	if err := s.call(ctx); err != nil {
-		return err
-	}
-	return s.inner.SaveSelection(ctx, in, sel)
+	return s.Store.Drop(ctx, dataset, number)
 }
 
 // Selection implements store.Store.
@@ -221,7 +200,7 @@ func (s *distant) Selection(ctx context.Context, dataset, name string) (*schema.
 	if err := s.call(ctx); err != nil {
 		return nil, err
 	}
-	return s.inner.Selection(ctx, dataset, name)
+	return s.Store.Selection(ctx, dataset, name)
 }
 
 // RenewSelection implements store.Store.
@@ -229,39 +208,46 @@ func (s *distant) RenewSelection(ctx context.Context, dataset, name string, unti
 	if err := s.call(ctx); err != nil {
 		return err
 	}
-	return s.inner.RenewSelection(ctx, dataset, name, until)
+	return s.Store.RenewSelection(ctx, dataset, name, until)
 }
 
-// Tag implements store.Tagger.
+// Names implements store.Store.
+func (s *distant) Names(ctx context.Context) ([]string, error) {
+	if err := s.call(ctx); err != nil {
+		return nil, err
+	}
+	return s.Store.Names(ctx)
+}
+
+// Traits implements store.Store: what comes over the link is copied.
+func (s *distant) Traits() store.Traits {
+	traits := s.Store.Traits()
+	traits.Mapped = false
+	return traits
+}
+
+// Tag implements store.Store.
 func (s *distant) Tag(ctx context.Context, dataset, name string, number int64) error {
 	if err := s.call(ctx); err != nil {
 		return err
 	}
-	t, err := store.TaggerOf(s.inner)
-	if err != nil {
-		return err
-	}
-	return t.Tag(ctx, dataset, name, number)
+	return s.Store.Tag(ctx, dataset, name, number)
 }
 
-// Untag implements store.Tagger.
+// Untag implements store.Store.
 func (s *distant) Untag(ctx context.Context, dataset, name string) error {
 	if err := s.call(ctx); err != nil {
 		return err
 	}
-	t, err := store.TaggerOf(s.inner)
-	if err != nil {
-		return err
-	}
-	return t.Untag(ctx, dataset, name)
+	return s.Store.Untag(ctx, dataset, name)
 }
 
-// Tagged implements store.Tagger.
+// Tagged implements store.Store.
 func (s *distant) Tagged(ctx context.Context, dataset, name string) (int64, error) {
 	if err := s.call(ctx); err != nil {
 		return 0, err
 	}
-	return store.Tagged(ctx, s.inner, dataset, name)
+	return s.Store.Tagged(ctx, dataset, name)
 }
 
 // GC implements store.Store. It also empties the memory, which may hold what is freed.
@@ -270,7 +256,7 @@ func (s *distant) GC(ctx context.Context, opts store.GCOptions,
 	if err := s.call(ctx); err != nil {
 		return store.GCReport{}, err
 	}
-	report, err := s.inner.GC(ctx, opts, inUse)
+	report, err := s.Store.GC(ctx, opts, inUse)
 	if !opts.DryRun {
 		s.mu.Lock()
 		clear(s.blobs)
@@ -281,7 +267,7 @@ func (s *distant) GC(ctx context.Context, opts store.GCOptions,
 
 // Stats implements store.Store.
 func (s *distant) Stats() store.Stats {
-	st := s.inner.Stats()
+	st := s.Store.Stats()
 	st.BlobReads, st.BlobBytes = s.reads.Load(), s.readBytes.Load()
 	return st
 }
@@ -291,11 +277,10 @@ func (s *distant) Close() error {
 	s.life.Lock()
 	s.closed = true
 	s.life.Unlock()
-	return s.inner.Close()
+	return s.Store.Close()
 }
 
 var (
-	_ store.Store  = (*distant)(nil)
-	_ store.Tagger = (*distant)(nil)
-	_ Dialer       = (*Link)(nil)
+	_ store.Store = (*distant)(nil)
+	_ Dialer      = (*Link)(nil)
 )

@@ -212,13 +212,6 @@ func TestStoreAllocatesNothing(t *testing.T) {
 	}
 }
 
-type watched struct {
-	store.Store
-	got int
-}
-
-func (w *watched) SetInUse(func() []*schema.Snapshot) { w.got++ }
-
 type held struct {
 	store.Store
 	got string
@@ -226,31 +219,16 @@ type held struct {
 
 func (h *held) SetAddr(addr string) error { h.got = addr; return nil }
 
-func TestStoreForwardsWhatInnerCan(t *testing.T) {
-	l := delay.New(delay.Config{})
+func TestStoreSaysWhereItIsServed(t *testing.T) {
 	type holder interface{ SetAddr(string) error }
-	can := func(s store.Store) (can [2]bool) {
-		if w, ok := s.(store.UseWatcher); ok {
-			can[0] = true
-			w.SetInUse(nil)
-		}
-		if h, ok := s.(holder); ok {
-			can[1] = true
-			if err := h.SetAddr("here"); err != nil {
-				t.Error(err)
-			}
-		}
-		return can
+	l := delay.New(delay.Config{})
+	if _, ok := l.Store(&shelf{}).(holder); ok {
+		t.Error("a store that no process holds has an address")
 	}
-	w, h := &watched{}, &held{}
-	equal(t, "neither", can(l.Store(&shelf{})), [2]bool{false, false})
-	equal(t, "UseWatcher", can(l.Store(w)), [2]bool{true, false})
-	equal(t, "SetAddr", can(l.Store(h)), [2]bool{false, true})
-	equal(t, "both", can(l.Store(struct {
-		*watched
-		holder
-	}{w, h})), [2]bool{true, true})
-	equal(t, "SetInUse", w.got, 2)
+	h := &held{}
+	if err := l.Store(h).(holder).SetAddr("here"); err != nil {
+		t.Error(err)
+	}
 	equal(t, "SetAddr", h.got, "here")
 }
 

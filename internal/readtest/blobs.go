@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"bowstring/fetch/read"
+	"bowstring/fetch/store"
 	"bowstring/schema"
 )
 
@@ -57,8 +58,14 @@ func (b *bench) right(blob *schema.Blob, want []byte) {
 	b.that(bytes.Equal(blob.Bytes(), want), "a blob of %d bytes has other bytes, %d", len(want), len(blob.Bytes()))
 }
 
+// unread is a store that nothing is asked for.
+type unread struct{ store.Store }
+
+// Traits implements store.Store.
+func (unread) Traits() store.Traits { return store.Traits{} }
+
 func traits(b *bench) {
-	b.ok(read.Validate([]read.Tier{b.Tier, read.Store(nil)}), "validate")
+	b.ok(read.Validate([]read.Tier{b.Tier, read.Store(unread{})}), "validate")
 	name, was := b.Tier.Name(), b.Tier.Traits()
 	b.that(name != "", "the tier has no name")
 	same := func(after string) {

@@ -12,6 +12,8 @@ import (
 
 // farStore is the store that all nodes share.
 type farStore struct {
+	store.Store // nil: what no engine asks for
+
 	datasets map[string]*made
 	latency  atomic.Int64 // nanoseconds
 	turns    *server
@@ -20,14 +22,11 @@ type farStore struct {
 	blobs, blobBytes, pages, pageBytes atomic.Int64
 }
 
-// nearStore is the store as a node has it. What no engine asks for here is not there.
+// nearStore is the store as a node has it.
 type nearStore struct {
 	*farStore
 	node *node
 }
-
-// errAbsent says that something cannot be done in a simulation.
-var errAbsent = fmt.Errorf("%w: simulations only read", schema.ErrInvalid)
 
 // Get implements store.Store. It takes a turn of the store, its latency, and the way to the node.
 func (s nearStore) Get(ctx context.Context, ref schema.BlobRef) (schema.Blob, error) {
@@ -76,29 +75,14 @@ func (s *farStore) Snapshot(_ context.Context, dataset string, number int64) (*s
 	return d.snap, nil
 }
 
-// Begin implements store.Store.
-func (*farStore) Begin(context.Context, string) (store.Ingest, error) { return nil, errAbsent }
+// SetInUse implements store.Store: nothing is ever collected.
+func (*farStore) SetInUse(func() []*schema.Snapshot) {}
 
-// Drop implements store.Store.
-func (*farStore) Drop(context.Context, string, int64) error { return errAbsent }
+// Traits implements store.Store.
+func (*farStore) Traits() store.Traits { return store.Traits{Replicas: 1} }
 
-// SaveSelection implements store.Store.
-func (*farStore) SaveSelection(context.Context, store.Ingest, schema.Selection) error {
-	return errAbsent
-}
-
-// Selection implements store.Store.
-func (*farStore) Selection(context.Context, string, string) (*schema.Selection, error) {
-	return nil, errAbsent
-}
-
-// RenewSelection implements store.Store.
-func (*farStore) RenewSelection(context.Context, string, string, time.Time) error { return errAbsent }
-
-// GC implements store.Store.
-func (*farStore) GC(context.Context, store.GCOptions, func() []*schema.Snapshot) (store.GCReport, error) {
-	return store.GCReport{}, errAbsent
-}
+// Where implements store.Store.
+func (*farStore) Where() string { return "the simulated store" }
 
 // Stats implements store.Store.
 func (s *farStore) Stats() store.Stats {

@@ -307,7 +307,7 @@ func cancelled(b *bench) {
 			return b.store.RenewSelection(ctx, "c", ref.Key.String(), time.Now())
 		},
 		"SaveSelection": func() error {
-			return b.store.SaveSelection(ctx, in, schema.Selection{Dataset: "c", Snapshot: 1, Bitmap: ref})
+			return in.SaveSelection(ctx, schema.Selection{Dataset: "c", Snapshot: 1, Bitmap: ref})
 		},
 	}
 	for name, call := range calls {

@@ -17,8 +17,8 @@ func (b *bench) saveUntil(dataset string, number int64, bitmap []byte, owner str
 	in := b.begin(dataset)
 	sel := schema.Selection{Dataset: dataset, Snapshot: number, Rows: 3, Bitmap: b.put(in, bitmap), Owner: owner,
 		Expires: expires}
-	b.ok(b.store.SaveSelection(b.ctx, in, sel), "save a selection")
-	b.ok(b.store.SaveSelection(b.ctx, in, sel), "save it again")
+	b.ok(in.SaveSelection(b.ctx, sel), "save a selection")
+	b.ok(in.SaveSelection(b.ctx, sel), "save it again")
 	b.ok(in.Close(), "close the ingest")
 	return sel
 }
@@ -43,9 +43,9 @@ func selections(b *bench) {
 
 	in := b.begin("s")
 	missing := schema.Selection{Dataset: "s", Snapshot: 1, Rows: 1, Bitmap: schema.RefOf([]byte("not put"))}
-	b.fails(b.store.SaveSelection(b.ctx, in, missing), schema.ErrInvalid, "save a selection whose bitmap was not put")
+	b.fails(in.SaveSelection(b.ctx, missing), schema.ErrInvalid, "save a selection whose bitmap was not put")
 	nowhere := schema.Selection{Dataset: "s", Snapshot: 9, Rows: 1, Bitmap: b.put(in, blobOf("bits9", 8))}
-	b.fails(b.store.SaveSelection(b.ctx, in, nowhere), schema.ErrNotFound, "save a selection of an absent snapshot")
+	b.fails(in.SaveSelection(b.ctx, nowhere), schema.ErrNotFound, "save a selection of an absent snapshot")
 	b.ok(in.Close(), "close the ingest")
 
 	// The same positions of a later snapshot are another selection.
@@ -76,7 +76,7 @@ func selectionsAreLimited(b *bench) {
 	save := func(dataset, owner, bits string, expires time.Time) error {
 		in := b.begin(dataset)
 		defer func() { b.ok(in.Close(), "close the ingest") }()
-		return b.store.SaveSelection(b.ctx, in, schema.Selection{Dataset: dataset, Snapshot: 1, Rows: 3,
+		return in.SaveSelection(b.ctx, schema.Selection{Dataset: dataset, Snapshot: 1, Rows: 3,
 			Bitmap: b.put(in, blobOf(bits, 8)), Owner: owner, Expires: expires, Most: 2})
 	}
 	b.ok(save("l", "ann", "1", soon), "the first")

@@ -84,15 +84,11 @@ func (s *broken) Begin(ctx context.Context, dataset string) (store.Ingest, error
 	return &brokenIngest{in, s}, nil
 }
 
-func (s *broken) SaveSelection(ctx context.Context, in store.Ingest, sel schema.Selection) error {
-	own, ok := in.(*brokenIngest)
-	if !ok {
-		return errors.New("not an ingest of this store")
+func (in *brokenIngest) SaveSelection(ctx context.Context, sel schema.Selection) error {
+	if in.s.selection != nil {
+		return in.s.selection(in.Ingest, sel)
 	}
-	if s.selection != nil {
-		return s.selection(own.Ingest, sel)
-	}
-	return s.Store.SaveSelection(ctx, own.Ingest, sel)
+	return in.Ingest.SaveSelection(ctx, sel)
 }
 
 func (in *brokenIngest) Put(ctx context.Context, data []byte) (schema.BlobRef, error) {

@@ -8,24 +8,17 @@ import (
 	"bowstring/schema"
 )
 
-// What a store may be able to do besides is tested of those that say they are.
-
 func restore(b *bench) {
-	r, ok := b.store.(store.Restorer)
-	if !ok {
-		return
-	}
 	blobs := blobsOf("restore", 6, 300)
 	in := b.begin("r")
 	made, err := Put(b.ctx, in, blobs, 4)
 	b.ok(err, "put")
 	snap := &made
 	snap.Dataset, snap.Number, snap.Parent, snap.Created = "r", 5, 3, time.Unix(1e9, 123000).UTC()
-	b.ok(r.Restorable(b.ctx, snap), "ask whether a snapshot can be restored")
-	b.ok(r.Restore(b.ctx, in, snap), "restore")
+	b.ok(b.store.Restorable(b.ctx, snap), "ask whether a snapshot can be restored")
+	b.ok(in.Restore(b.ctx, *snap), "restore")
 	b.ok(in.Close(), "close the ingest")
 	b.reopen()
-	r = b.store.(store.Restorer)
 	b.catalog(store.Dataset{Name: "r", Snapshots: []int64{5}})
 	got := b.snapshot("r", 0)
 	b.that(got.Number == 5 && got.Parent == 3 && got.Created.Equal(snap.Created) && got.Source == snap.Source,
@@ -35,84 +28,70 @@ func restore(b *bench) {
 	// Numbers go on from there, and none comes twice.
 	b.that(b.ingest("r", 5, blobs[:2]).Number == 6, "the next number is not 6")
 	// Numbers of snapshots that were dropped are given out, too.
-	b.ok(r.Advance(b.ctx, "r", 9), "advance")
-	b.ok(r.Advance(b.ctx, "r", 8), "advance to where it has been")
+	b.ok(b.store.Advance(b.ctx, "r", 9), "advance")
+	b.ok(b.store.Advance(b.ctx, "r", 8), "advance to where it has been")
 	b.reopen()
-	r = b.store.(store.Restorer)
-	if n, ok := b.store.(store.Numberer); ok {
-		last, err := n.LastNumber(b.ctx, "r")
-		b.ok(err, "ask for the last number")
-		b.that(last == 9, "the last number is %d, want 9", last)
-	}
+	last, err := b.store.LastNumber(b.ctx, "r")
+	b.ok(err, "ask for the last number")
+	b.that(last == 9, "the last number is %d, want 9", last)
 	b.that(b.ingest("r", 6, blobs[:2]).Number == 10, "the next number is not 10")
 	b.ok(b.store.Drop(b.ctx, "r", 0), "drop")
 	in = b.begin("r")
 	for _, number := range []int64{4, 5, 6} {
 		snap.Number = number
-		b.fails(r.Restorable(b.ctx, snap), schema.ErrConflict, "ask for number %d again", number)
-		b.fails(r.Restore(b.ctx, in, snap), schema.ErrConflict, "restore number %d again", number)
+		b.fails(b.store.Restorable(b.ctx, snap), schema.ErrConflict, "ask for number %d again", number)
+		b.fails(in.Restore(b.ctx, *snap), schema.ErrConflict, "restore number %d again", number)
 	}
 	snap.Number, snap.Parent = 7, 7
-	b.fails(r.Restore(b.ctx, in, snap), schema.ErrInvalid, "restore a snapshot that is its own parent")
+	b.fails(in.Restore(b.ctx, *snap), schema.ErrInvalid, "restore a snapshot that is its own parent")
 	b.ok(in.Close(), "close the ingest")
 	b.catalog()
 
 	// What was not put cannot be restored.
 	in = b.begin("other")
-	b.fails(r.Restore(b.ctx, in, snap), schema.ErrInvalid, "restore a snapshot of another dataset")
+	b.fails(in.Restore(b.ctx, *snap), schema.ErrInvalid, "restore a snapshot of another dataset")
 	lost := *snap
 	lost.Dataset, lost.Number, lost.Parent = "other", 1, 0
 	lost.Chunks = slices.Clone(lost.Chunks)
 	lost.Chunks[0].BlobRef = schema.RefOf([]byte("never put"))
-	b.fails(r.Restore(b.ctx, in, &lost), schema.ErrInvalid, "restore without the chunks")
+	b.fails(in.Restore(b.ctx, lost), schema.ErrInvalid, "restore without the chunks")
 	b.ok(in.Close(), "close the ingest")
 }
 
 func adopt(b *bench) {
-	in := b.begin("a")
-	_, ok := in.(store.Adopter)
-	b.ok(in.Close(), "close the ingest")
-	if !ok {
-		return
-	}
 	old := blobsOf("adopt", 4, gcBlob)
 	b.ingest("a", 0, old)
 	b.gc(store.GCOptions{}) // what was put since the last collection may stay while an ingest is open
 	b.ok(b.store.Drop(b.ctx, "a", 1), "drop")
-	in = b.begin("a")
-	a := in.(store.Adopter)
-	there, err := a.Adopt(b.ctx, schema.RefOf(old[0]))
+	in := b.begin("a")
+	there, err := in.Adopt(b.ctx, schema.RefOf(old[0]))
 	b.ok(err, "adopt")
 	b.that(there, "a blob that is there is not adopted")
-	there, err = a.Adopt(b.ctx, schema.RefOf([]byte("no such blob")))
+	there, err = in.Adopt(b.ctx, schema.RefOf([]byte("no such blob")))
 	b.ok(err, "adopt what is not there")
 	b.that(!there, "a blob that is not there is adopted")
 	b.gc(store.GCOptions{})
 	b.has(old[0]) // as if it had been put
 	b.lacks(old[1])
-	there, err = a.Adopt(b.ctx, schema.RefOf(old[1]))
+	there, err = in.Adopt(b.ctx, schema.RefOf(old[1]))
 	b.ok(err, "adopt what was freed")
 	b.that(!there, "a blob that was freed is adopted")
 	b.ok(in.Close(), "close the ingest")
-	_, err = a.Adopt(b.ctx, schema.RefOf(old[0]))
+	_, err = in.Adopt(b.ctx, schema.RefOf(old[0]))
 	b.fails(err, schema.ErrInvalid, "adopt through an ingest that is closed")
 }
 
 func repair(b *bench) {
-	r, ok := b.store.(store.Repairer)
-	if !ok {
-		return
-	}
 	blobs := append(blobsOf("repair", 5, 700), blobOf("large", 1<<20+5), []byte{})
 	b.ingest("r", 0, blobs)
 	before := b.store.Stats()
 	for _, data := range blobs {
-		b.ok(r.Repair(b.ctx, schema.RefOf(data), data), "repair")
+		b.ok(b.store.Repair(b.ctx, schema.RefOf(data), data), "repair")
 	}
 	got := b.store.Stats()
 	b.that(got.Blobs == before.Blobs && got.StoredBytes == before.StoredBytes, "repairs went from %+v to %+v", before,
 		got)
-	b.fails(r.Repair(b.ctx, schema.RefOf(blobs[0]), blobs[1]), schema.ErrInvalid, "repair with other bytes")
+	b.fails(b.store.Repair(b.ctx, schema.RefOf(blobs[0]), blobs[1]), schema.ErrInvalid, "repair with other bytes")
 	b.holds(b.snapshot("r", 0), blobs)
 	b.gc(store.GCOptions{})
 	b.reopen()
@@ -127,17 +106,13 @@ func repair(b *bench) {
 }
 
 func listSelections(b *bench) {
-	l, ok := b.store.(store.SelectionLister)
-	if !ok {
-		return
-	}
 	b.ingest("s", 0, blobsOf("s", 8, 100))
 	b.ingest("t", 0, blobsOf("s", 8, 100))
 	first := b.saveSelection("s", 1, blobOf("bits", 8))
 	second := b.saveSelection("s", 1, blobOf("more bits", 8))
 	other := b.saveSelection("t", 1, blobOf("bits", 8))
 	names := func(dataset string) []string {
-		list, err := l.Selections(b.ctx, dataset)
+		list, err := b.store.Selections(b.ctx, dataset)
 		b.ok(err, "list the selections of %q", dataset)
 		var names []string
 		for _, sel := range list {

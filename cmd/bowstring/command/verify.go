@@ -59,11 +59,7 @@ func (c *VerifyCmd) Run(ctx context.Context, app *App) (err error) {
 	defer func() { err = errors.Join(err, src.Close()) }()
 	opts := tend.VerifyOptions{Rate: int64(c.Rate), Workers: c.Workers, EveryReplica: c.EveryReplica, Resume: c.Resume}
 	if c.Repair {
-		to, ok := src.(store.Repairer)
-		if !ok {
-			return usagef("--repair: %s cannot be repaired", c.Of)
-		}
-		opts.Repair = to
+		opts.Repair = src
 	}
 	found := verified{}
 	if c.Spill != "" {
@@ -137,7 +133,7 @@ func (c *VerifyCmd) verify(ctx context.Context, app *App, scope tend.Scope,
 }
 
 // fromSource looks for what is damaged among what was imported.
-func (c *VerifyCmd) fromSource(ctx context.Context, scope tend.Scope, to store.Repairer,
+func (c *VerifyCmd) fromSource(ctx context.Context, scope tend.Scope, to store.Store,
 	found *tend.Verification) error {
 	src, err := source.Open(ctx, c.Source, source.Options{Format: "auto"})
 	if err != nil {

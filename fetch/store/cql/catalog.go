@@ -2,29 +2,22 @@ package cql
 
 import (
 	"context"
-	"fmt"
 	"sync"
 	"time"
 
 	"bowstring/fetch/store"
-	"bowstring/fetch/store/protocol"
 	"bowstring/schema"
 )
 
 // What follows is done by the protocol that all stores share.
-var (
-	_ store.Store      = (*Store)(nil)
-	_ store.Namer      = (*Store)(nil)
-	_ store.Tagger     = (*Store)(nil)
-	_ store.UseWatcher = (*Store)(nil)
-)
+var _ store.Store = (*Store)(nil)
 
 // Datasets implements store.Store.
 func (s *Store) Datasets(ctx context.Context) ([]store.Dataset, error) {
 	return s.catalog.Datasets(ctx)
 }
 
-// Names implements store.Namer.
+// Names implements store.Store.
 func (s *Store) Names(ctx context.Context) ([]string, error) { return s.catalog.Names(ctx) }
 
 // Snapshot implements store.Store.
@@ -34,32 +27,12 @@ func (s *Store) Snapshot(ctx context.Context, dataset string, number int64) (*sc
 
 // Begin implements store.Store.
 func (s *Store) Begin(ctx context.Context, dataset string) (store.Ingest, error) {
-	in, err := s.catalog.Begin(ctx, dataset)
-	if err != nil {
-		return nil, err
-	}
-	return &ingest{in, s}, nil
-}
-
-// ingest is one of this store.
-type ingest struct {
-	*protocol.Ingest
-
-	s *Store
+	return s.catalog.Begin(ctx, dataset)
 }
 
 // Drop implements store.Store.
 func (s *Store) Drop(ctx context.Context, dataset string, number int64) error {
 	return s.catalog.Drop(ctx, dataset, number)
-}
-
-// SaveSelection implements store.Store.
-func (s *Store) SaveSelection(ctx context.Context, in store.Ingest, sel schema.Selection) error {
-	own, ok := in.(*ingest)
-	if !ok || own.s != s {
-		return fmt.Errorf("%w: the ingest is not one of this store", schema.ErrInvalid)
-	}
-	return own.SaveSelection(ctx, sel)
 }
 
 // Selection implements store.Store.
@@ -72,22 +45,22 @@ func (s *Store) RenewSelection(ctx context.Context, dataset, name string, until 
 	return s.catalog.RenewSelection(ctx, dataset, name, until)
 }
 
-// Tag implements store.Tagger.
+// Tag implements store.Store.
 func (s *Store) Tag(ctx context.Context, dataset, name string, number int64) error {
 	return s.catalog.Tag(ctx, dataset, name, number)
 }
 
-// Untag implements store.Tagger.
+// Untag implements store.Store.
 func (s *Store) Untag(ctx context.Context, dataset, name string) error {
 	return s.catalog.Untag(ctx, dataset, name)
 }
 
-// Tagged implements store.Tagger.
+// Tagged implements store.Store.
 func (s *Store) Tagged(ctx context.Context, dataset, name string) (int64, error) {
 	return s.catalog.Tagged(ctx, dataset, name)
 }
 
-// SetInUse implements store.UseWatcher.
+// SetInUse implements store.Store.
 func (s *Store) SetInUse(inUse func() []*schema.Snapshot) { s.catalog.SetInUse(inUse) }
 
 // GC implements store.Store. The servers give the space of what was deleted back

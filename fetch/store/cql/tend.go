@@ -11,30 +11,21 @@ import (
 	"bowstring/schema"
 )
 
-var (
-	_ store.SelectionLister = (*Store)(nil)
-	_ store.Repairer        = (*Store)(nil)
-	_ store.Replicated      = (*Store)(nil)
-	_ store.Addresser       = (*Store)(nil)
-	_ store.Referrer        = (*Store)(nil)
-	_ store.Restorer        = (*Store)(nil)
-	_ store.Adopter         = (*ingest)(nil)
-)
-
-// Selections implements store.SelectionLister.
+// Selections implements store.Store.
 func (s *Store) Selections(ctx context.Context, dataset string) ([]*schema.Selection, error) {
 	return s.catalog.Selections(ctx, dataset)
 }
 
-// Replicas implements store.Replicated.
-func (s *Store) Replicas() int {
-	if n := int(s.steering.replicas.Load()); n > 0 {
-		return n
+// Traits implements store.Store.
+func (s *Store) Traits() store.Traits {
+	replicas := int(s.steering.replicas.Load())
+	if replicas <= 0 {
+		replicas = replicasGuess
 	}
-	return replicasGuess
+	return store.Traits{Addresses: len(*s.foreign.tables.Load()) > 0, Replicas: replicas}
 }
 
-// Addressed implements store.Addresser: cells of attached tables are.
+// Addressed implements store.Store: cells of attached tables are.
 func (s *Store) Addressed(key schema.Key) (store.AttachedTable, bool) {
 	t := s.foreign.of(key)
 	if t == nil {
@@ -43,7 +34,7 @@ func (s *Store) Addressed(key schema.Key) (store.AttachedTable, bool) {
 	return store.AttachedTable{Keyspace: t.keyspace, Table: t.table, ID: t.id, Data: t.data}, true
 }
 
-// Refer implements store.Referrer. The tables have to be in this store's cluster, with a primary key of one
+// Refer implements store.Store. The tables have to be in this store's cluster, with a primary key of one
 // uuid under that name, and a column of blobs.
 func (s *Store) Refer(ctx context.Context, tables []store.AttachedTable) error {
 	if err := s.enter(ctx); err != nil {
@@ -71,7 +62,7 @@ func (s *Store) Refer(ctx context.Context, tables []store.AttachedTable) error {
 	return s.register(ctx, list)
 }
 
-// Repair implements store.Repairer. Every part is written again, in a later epoch
+// Repair implements store.Store. Every part is written again, in a later epoch
 // than what is there, so that all replicas come to have it.
 func (s *Store) Repair(ctx context.Context, ref schema.BlobRef, data []byte) error {
 	if t := s.foreign.of(ref.Key); t != nil {
@@ -106,26 +97,17 @@ func (s *Store) writtenAt(ctx context.Context, ref schema.BlobRef) (protocol.Epo
 	return protocol.Epoch(latest.Load()), err
 }
 
-// Restorable implements store.Restorer.
+// Restorable implements store.Store.
 func (s *Store) Restorable(ctx context.Context, snap *schema.Snapshot) error {
 	return s.catalog.Restorable(ctx, snap)
 }
 
-// Restore implements store.Restorer.
-func (s *Store) Restore(ctx context.Context, in store.Ingest, snap *schema.Snapshot) error {
-	own, ok := in.(*ingest)
-	if !ok || own.s != s {
-		return fmt.Errorf("%w: the ingest is not one of this store", schema.ErrInvalid)
-	}
-	return own.Ingest.Restore(ctx, *snap)
-}
-
-// LastNumber implements store.Numberer.
+// LastNumber implements store.Store.
 func (s *Store) LastNumber(ctx context.Context, dataset string) (int64, error) {
 	return s.catalog.LastNumber(ctx, dataset)
 }
 
-// Advance implements store.Restorer.
+// Advance implements store.Store.
 func (s *Store) Advance(ctx context.Context, dataset string, last int64) error {
 	return s.catalog.Advance(ctx, dataset, last)
 }

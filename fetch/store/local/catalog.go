@@ -32,6 +32,16 @@ func (s *Store) Datasets(ctx context.Context) ([]store.Dataset, error) {
 	return list, nil
 }
 
+// Names implements store.Store.
+func (s *Store) Names(ctx context.Context) ([]string, error) {
+	list, err := s.Datasets(ctx)
+	names := make([]string, len(list))
+	for i, d := range list {
+		names[i] = d.Name
+	}
+	return names, err
+}
+
 // datasets lists the catalog, without tags. Keys sort by name and number because no name
 // contains the zero byte that ends it.
 func datasets(r pebble.Reader) (list []store.Dataset, err error) {

@@ -208,12 +208,9 @@ func (s *Store) present(ref schema.BlobRef) error {
 	return nil
 }
 
-// SaveSelection implements store.Store.
-func (s *Store) SaveSelection(ctx context.Context, in store.Ingest, sel schema.Selection) error {
-	own, ok := in.(*ingest)
-	if !ok || own.s != s {
-		return fmt.Errorf("%w: the ingest is not one of this store", schema.ErrInvalid)
-	}
+// SaveSelection implements store.Ingest.
+func (in *ingest) SaveSelection(ctx context.Context, sel schema.Selection) error {
+	s, own := in.s, in
 	if err := own.enter(ctx); err != nil {
 		return err
 	}

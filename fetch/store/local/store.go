@@ -302,9 +302,6 @@ func (s *Store) Get(ctx context.Context, ref schema.BlobRef) (schema.Blob, error
 	return b, nil
 }
 
-// Mapped implements store.Mapper.
-func (s *Store) Mapped() bool { return true }
-
 func (s *Store) get(key schema.Key) (schema.Blob, int64, error) {
 	at, changes, ok := s.places.find(&key)
 	if ok {

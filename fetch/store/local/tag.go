@@ -15,8 +15,6 @@ import (
 	"bowstring/schema"
 )
 
-var _ store.Tagger = (*Store)(nil)
-
 // tagRecord is a tag's row.
 type tagRecord struct {
 	Number  int64     `json:"number"`
@@ -84,7 +82,7 @@ func (s *Store) checkUntagged(dataset string, number int64) error {
 	return store.CheckUntagged(dataset, number, tags)
 }
 
-// Tag implements store.Tagger.
+// Tag implements store.Store.
 func (s *Store) Tag(ctx context.Context, dataset, name string, number int64) error {
 	if err := schema.CheckTag("tag", name); err != nil {
 		return err
@@ -118,7 +116,7 @@ func (s *Store) Tag(ctx context.Context, dataset, name string, number int64) err
 	return s.update(change{string(key): record})
 }
 
-// Untag implements store.Tagger.
+// Untag implements store.Store.
 func (s *Store) Untag(ctx context.Context, dataset, name string) error {
 	if err := s.enterToWrite(ctx); err != nil {
 		return err
@@ -137,7 +135,7 @@ func (s *Store) Untag(ctx context.Context, dataset, name string) error {
 	return s.update(change{string(key): nil})
 }
 
-// Tagged implements store.Tagger.
+// Tagged implements store.Store.
 func (s *Store) Tagged(ctx context.Context, dataset, name string) (int64, error) {
 	if err := s.enter(ctx); err != nil {
 		return 0, err

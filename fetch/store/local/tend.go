@@ -13,15 +13,24 @@ import (
 	"bowstring/schema"
 )
 
-var (
-	_ store.SelectionLister = (*Store)(nil)
-	_ store.Repairer        = (*Store)(nil)
-	_ store.Restorer        = (*Store)(nil)
-	_ store.Numberer        = (*Store)(nil)
-	_ store.Adopter         = (*ingest)(nil)
-)
+// SetInUse implements store.Store. No other process collects.
+func (s *Store) SetInUse(func() []*schema.Snapshot) {}
 
-// Selections implements store.SelectionLister.
+// Traits implements store.Store.
+func (s *Store) Traits() store.Traits { return store.Traits{Mapped: true, Replicas: 1} }
+
+// Addressed implements store.Store: all keys are hashes.
+func (s *Store) Addressed(schema.Key) (store.AttachedTable, bool) {
+	return store.AttachedTable{}, false
+}
+
+// Refer implements store.Store.
+func (s *Store) Refer(_ context.Context, tables []store.AttachedTable) error {
+	return fmt.Errorf("%w: the blobs are cells of table %s, which a store in a directory cannot reach: copy them by value",
+		schema.ErrInvalid, tables[0])
+}
+
+// Selections implements store.Store.
 func (s *Store) Selections(ctx context.Context, dataset string) ([]*schema.Selection, error) {
 	if err := s.enter(ctx); err != nil {
 		return nil, err
@@ -34,7 +43,7 @@ func (s *Store) Selections(ctx context.Context, dataset string) ([]*schema.Selec
 	return s.selections(s.db, prefix)
 }
 
-// Repair implements store.Repairer. The bytes go to the end of the segments,
+// Repair implements store.Store. The bytes go to the end of the segments,
 // and what was there is freed by a later collection.
 func (s *Store) Repair(ctx context.Context, ref schema.BlobRef, data []byte) error {
 	if err := s.enterToWrite(ctx); err != nil {
@@ -106,7 +115,7 @@ func (s *Store) replace(ref schema.BlobRef, data []byte) error {
 	return nil
 }
 
-// Adopt implements store.Adopter.
+// Adopt implements store.Ingest.
 func (in *ingest) Adopt(ctx context.Context, ref schema.BlobRef) (bool, error) {
 	if err := in.enter(ctx); err != nil {
 		return false, err
@@ -138,7 +147,7 @@ func (in *ingest) keep(ref schema.BlobRef, e entry) error {
 	return nil
 }
 
-// Restorable implements store.Restorer.
+// Restorable implements store.Store.
 func (s *Store) Restorable(ctx context.Context, snap *schema.Snapshot) error {
 	if err := s.enter(ctx); err != nil {
 		return err
@@ -151,17 +160,13 @@ func (s *Store) Restorable(ctx context.Context, snap *schema.Snapshot) error {
 	return store.CheckRestore(snap, last)
 }
 
-// Restore implements store.Restorer.
-func (s *Store) Restore(ctx context.Context, in store.Ingest, snap *schema.Snapshot) error {
-	own, ok := in.(*ingest)
-	if !ok || own.s != s {
-		return fmt.Errorf("%w: the ingest is not one of this store", schema.ErrInvalid)
-	}
-	_, err := own.commit(ctx, *snap, true)
+// Restore implements store.Ingest.
+func (in *ingest) Restore(ctx context.Context, snap schema.Snapshot) error {
+	_, err := in.commit(ctx, snap, true)
 	return err
 }
 
-// LastNumber implements store.Numberer.
+// LastNumber implements store.Store.
 func (s *Store) LastNumber(ctx context.Context, dataset string) (int64, error) {
 	if err := s.enter(ctx); err != nil {
 		return 0, err
@@ -170,7 +175,7 @@ func (s *Store) LastNumber(ctx context.Context, dataset string) (int64, error) {
 	return s.lastNumber(dataset)
 }
 
-// Advance implements store.Restorer.
+// Advance implements store.Store.
 func (s *Store) Advance(ctx context.Context, dataset string, last int64) error {
 	if err := schema.CheckName("dataset", dataset); err != nil {
 		return err

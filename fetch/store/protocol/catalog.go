@@ -20,7 +20,7 @@ func (s *Store) Datasets(ctx context.Context) ([]store.Dataset, error) {
 	return s.datasets(ctx)
 }
 
-// Names implements store.Namer.
+// Names implements store.Store.
 func (s *Store) Names(ctx context.Context) ([]string, error) {
 	if err := s.enter(ctx); err != nil {
 		return nil, err

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"sync/atomic"
 
+	"bowstring/fetch/store"
 	"bowstring/schema"
 )
 
@@ -21,7 +22,7 @@ type Ingest struct {
 }
 
 // Begin implements store.Store.
-func (s *Store) Begin(ctx context.Context, dataset string) (*Ingest, error) {
+func (s *Store) Begin(ctx context.Context, dataset string) (store.Ingest, error) {
 	if err := s.enter(ctx); err != nil {
 		return nil, err
 	}
@@ -80,9 +81,6 @@ func (in *Ingest) enter(ctx context.Context) error {
 	}
 	return in.s.enter(ctx)
 }
-
-// Dataset is what the ingest is into.
-func (in *Ingest) Dataset() string { return in.dataset }
 
 // Put implements store.Ingest.
 func (in *Ingest) Put(ctx context.Context, data []byte) (schema.BlobRef, error) {

@@ -232,21 +232,15 @@ type memoryStore struct {
 
 var _ store.Store = memoryStore{}
 
-func (s memoryStore) Begin(ctx context.Context, dataset string) (store.Ingest, error) {
-	in, err := s.Store.Begin(ctx, dataset)
-	if err != nil {
-		return nil, err
-	}
-	return in, nil
+func (memoryStore) Traits() store.Traits { return store.Traits{Replicas: 1} }
+
+func (memoryStore) Where() string { return "memory" }
+
+func (memoryStore) Addressed(schema.Key) (store.AttachedTable, bool) {
+	return store.AttachedTable{}, false
 }
 
-func (s memoryStore) SaveSelection(ctx context.Context, in store.Ingest, sel schema.Selection) error {
-	own, ok := in.(*Ingest)
-	if !ok || own.s != s.Store {
-		return fmt.Errorf("%w: the ingest is not one of this store", schema.ErrInvalid)
-	}
-	return own.SaveSelection(ctx, sel)
-}
+func (memoryStore) Refer(context.Context, []store.AttachedTable) error { return schema.ErrInvalid }
 
 func (s memoryStore) Get(ctx context.Context, ref schema.BlobRef) (schema.Blob, error) {
 	if err := s.enter(ctx); err != nil {

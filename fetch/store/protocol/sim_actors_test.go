@@ -107,10 +107,11 @@ func (a *actor) imports() {
 	ctx, w := context.Background(), a.w
 	a.sleep(20 * time.Second)
 	dataset := a.dataset()
-	in, err := a.s.Begin(ctx, dataset)
+	begun, err := a.s.Begin(ctx, dataset)
 	if a.failed("begin", err) {
 		return
 	}
+	in := begun.(*Ingest)
 	defer func() { _ = in.Close() }()
 	w.say(a.p, "begins an ingest into %s in epoch %d", dataset, in.epoch)
 	if w.chance(4) {

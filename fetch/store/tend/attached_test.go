@@ -37,6 +37,8 @@ var photos = store.AttachedTable{Keyspace: "theirs", Table: "photos", ID: "id", 
 
 const address = "address of a"
 
+func (s *tables) Traits() store.Traits { return store.Traits{Addresses: true, Replicas: 1} }
+
 func (s *tables) Addressed(key schema.Key) (store.AttachedTable, bool) {
 	return photos, strings.HasPrefix(string(key[:]), address)
 }

@@ -35,7 +35,7 @@ type CopyOptions struct {
 	// Renumber commits each snapshot as the next one of its dataset, in place of under its own number.
 	Renumber bool
 	// Attached is what is made of cells of other programs' tables; ByValue if empty. The target has to be a
-	// store.Referrer for them to be copied by reference.
+	// able to reach the tables for them to be copied by reference.
 	Attached Attached
 	// Progress, if not nil, is called after each blob, never twice at once.
 	Progress func(Copied)
@@ -146,12 +146,7 @@ func (c *copier) attach(ctx context.Context, snaps []*schema.Snapshot) (err erro
 	if len(c.attached.tables) == 0 || c.opts.Attached != ByReference {
 		return nil
 	}
-	to, ok := c.to.(store.Referrer)
-	if !ok {
-		return fmt.Errorf("%w: the blobs are cells of table %s, which the target cannot reach: copy them by value",
-			schema.ErrInvalid, c.attached.tables[0])
-	}
-	return to.Refer(ctx, c.attached.tables)
+	return c.to.Refer(ctx, c.attached.tables)
 }
 
 // missing finds out which of the snapshots are to be copied, and notes what becomes of the others.
@@ -220,13 +215,7 @@ func (c *copier) standing(ctx context.Context, snap *schema.Snapshot) (standing,
 	case !errors.Is(err, schema.ErrNotFound):
 		return absent, err
 	}
-	restorer, ok := c.to.(store.Restorer)
-	if !ok {
-		return absent, fmt.Errorf("%w: the target cannot take in a snapshot under a given number: copy it as the next "+
-			"one with --renumber",
-			schema.ErrInvalid)
-	}
-	switch err := restorer.Restorable(ctx, snap); {
+	switch err := c.to.Restorable(ctx, snap); {
 	case errors.Is(err, schema.ErrConflict):
 		return givenOut, fmt.Errorf("%w: %s", err, advice)
 	case err != nil:
@@ -339,7 +328,7 @@ func (c *copier) commit(ctx context.Context, snap *schema.Snapshot) (number int6
 		return 0, err
 	}
 	if !c.opts.Renumber {
-		return snap.Number, c.to.(store.Restorer).Restore(ctx, in, snap) // checked by standing
+		return snap.Number, in.Restore(ctx, *snap)
 	}
 	next := *snap
 	next.Number, next.Parent = 0, 0
@@ -410,7 +399,7 @@ func (c *copier) selections(ctx context.Context, snap *schema.Snapshot) (err err
 	for _, sel := range list {
 		moved := *sel
 		moved.Snapshot = c.as[nameOf(snap)]
-		if err := c.to.SaveSelection(ctx, in, moved); err != nil {
+		if err := in.SaveSelection(ctx, moved); err != nil {
 			return err
 		}
 		c.done.Selections++
@@ -424,9 +413,9 @@ func (c *copier) numbering(ctx context.Context) error {
 	last := map[string]int64{}
 	for _, s := range c.done.Snapshots {
 		// Before the snapshots are listed: a number that is given out meanwhile is none of this copy.
-		if n, ok := c.from.(store.Numberer); ok && c.opts.Numbers && !c.opts.Renumber && last[s.Dataset] == 0 {
+		if c.opts.Numbers && !c.opts.Renumber && last[s.Dataset] == 0 {
 			var err error
-			if last[s.Dataset], err = n.LastNumber(ctx, s.Dataset); err != nil {
+			if last[s.Dataset], err = c.from.LastNumber(ctx, s.Dataset); err != nil {
 				return err
 			}
 		}
@@ -440,8 +429,8 @@ func (c *copier) numbering(ctx context.Context) error {
 		return err
 	}
 	for _, d := range list {
-		if to, ok := c.to.(store.Restorer); ok && last[d.Name] > 0 && c.whole(d) {
-			if err := to.Advance(ctx, d.Name, last[d.Name]); err != nil {
+		if last[d.Name] > 0 && c.whole(d) {
+			if err := c.to.Advance(ctx, d.Name, last[d.Name]); err != nil {
 				return err
 			}
 		}
@@ -485,11 +474,7 @@ func (c *copier) tag(ctx context.Context, dataset, name string, number int64, ha
 			return nil
 		}
 	}
-	tagger, err := store.TaggerOf(c.to)
-	if err != nil {
-		return err
-	}
-	if err := tagger.Tag(ctx, dataset, name, number); err != nil {
+	if err := c.to.Tag(ctx, dataset, name, number); err != nil {
 		return err
 	}
 	c.done.Tags++

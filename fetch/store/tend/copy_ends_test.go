@@ -63,12 +63,12 @@ func (in *mortalIngest) Put(ctx context.Context, data []byte) (ref schema.BlobRe
 	return ref, err
 }
 
-func (s *mortal) Restore(ctx context.Context, in store.Ingest, snap *schema.Snapshot) error {
-	return s.step(func() error { return s.Store.Restore(ctx, in.(*mortalIngest).Ingest, snap) })
+func (in *mortalIngest) Restore(ctx context.Context, snap schema.Snapshot) error {
+	return in.s.step(func() error { return in.Ingest.Restore(ctx, snap) })
 }
 
-func (s *mortal) SaveSelection(ctx context.Context, in store.Ingest, sel schema.Selection) error {
-	return s.step(func() error { return s.Store.SaveSelection(ctx, in.(*mortalIngest).Ingest, sel) })
+func (in *mortalIngest) SaveSelection(ctx context.Context, sel schema.Selection) error {
+	return in.s.step(func() error { return in.Ingest.SaveSelection(ctx, sel) })
 }
 
 func (s *mortal) Tag(ctx context.Context, dataset, name string, number int64) error {

@@ -28,7 +28,7 @@ func TestRetain(t *testing.T) {
 		must(t, err)
 		snap := *like
 		snap.Dataset, snap.Number, snap.Parent, snap.Created = dataset, number, number-1, now.AddDate(0, 0, -days)
-		must(t, s.Restore(t.Context(), in, &snap))
+		must(t, in.Restore(t.Context(), snap))
 	}
 	commit(t, s, "like", blobs(1, 3))
 	for number := range int64(6) {

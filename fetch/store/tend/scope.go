@@ -345,8 +345,7 @@ var errEnough = errors.New("no further page is needed")
 // one import, or by one attachment, and its columns have no cells of two kinds.
 func (s *Scope) attached(ctx context.Context) (attachment, error) {
 	a := attachment{chunks: map[schema.Key]bool{}}
-	addresses, ok := s.Source.(store.Addresser)
-	if !ok {
+	if !s.Source.Traits().Addresses {
 		return a, nil
 	}
 	var mu sync.Mutex
@@ -364,7 +363,7 @@ func (s *Scope) attached(ctx context.Context) (attachment, error) {
 							continue
 						}
 						seen[col] = true
-						if table, ok := addresses.Addressed(ref.Key); ok {
+						if table, ok := s.Source.Addressed(ref.Key); ok {
 							mu.Lock()
 							a.chunks[c.chunk().Key] = true
 							if !slices.Contains(a.tables, table) {

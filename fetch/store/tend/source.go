@@ -29,7 +29,7 @@ func (n Name) resolve(ctx context.Context, src store.Store) (Name, error) {
 	if n.Tag == "" {
 		return n, nil
 	}
-	number, err := store.Tagged(ctx, src, n.Dataset, n.Tag)
+	number, err := src.Tagged(ctx, n.Dataset, n.Tag)
 	return Name{Dataset: n.Dataset, Number: number}, err
 }
 
@@ -120,13 +120,8 @@ func Newest(ctx context.Context, src store.Store, names []Name) ([]*schema.Snaps
 	return Snapshots(ctx, src, exact)
 }
 
-// Selections lists the selections of the snapshots that have not expired. A source
-// that cannot list them has none.
+// Selections lists the selections of the snapshots that have not expired.
 func Selections(ctx context.Context, src store.Store, snaps []*schema.Snapshot) ([]*schema.Selection, error) {
-	lister, ok := src.(store.SelectionLister)
-	if !ok {
-		return nil, nil
-	}
 	of := map[Name]bool{}
 	var datasets []string
 	for _, snap := range snaps {
@@ -136,7 +131,7 @@ func Selections(ctx context.Context, src store.Store, snaps []*schema.Snapshot) 
 	slices.Sort(datasets)
 	var kept []*schema.Selection
 	for _, dataset := range slices.Compact(datasets) {
-		list, err := lister.Selections(ctx, dataset)
+		list, err := src.Selections(ctx, dataset)
 		if err != nil {
 			return nil, err
 		}
@@ -196,11 +191,8 @@ func check(ref schema.BlobRef, data []byte, hashed bool) error {
 
 // hashedIn says which keys of a store are hashes of what they name.
 func hashedIn(src store.Store) func(schema.Key) bool {
-	if a, ok := src.(store.Addresser); ok {
-		return func(key schema.Key) bool {
-			_, address := a.Addressed(key)
-			return !address
-		}
+	return func(key schema.Key) bool {
+		_, address := src.Addressed(key)
+		return !address
 	}
-	return func(schema.Key) bool { return true }
 }

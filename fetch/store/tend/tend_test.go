@@ -86,7 +86,7 @@ func selectRows(t *testing.T, s store.Store, snap *schema.Snapshot, bitmap []byt
 	must(t, err)
 	sel := schema.Selection{Dataset: snap.Dataset, Snapshot: snap.Number, Rows: 3, Bitmap: ref,
 		Created: time.Unix(1e9, 0).UTC()}
-	must(t, s.SaveSelection(ctx, in, sel))
+	must(t, in.SaveSelection(ctx, sel))
 	return sel
 }
 

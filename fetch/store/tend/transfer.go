@@ -75,11 +75,7 @@ func (t *transfer) visit(ctx context.Context, ref schema.BlobRef) error {
 
 // adopt makes a blob that the target has the ingest's own, and reports whether it has.
 func (t *transfer) adopt(ctx context.Context, ref schema.BlobRef) (bool, error) {
-	a, ok := t.in.(store.Adopter)
-	if !ok {
-		return false, nil
-	}
-	there, err := a.Adopt(ctx, ref)
+	there, err := t.in.Adopt(ctx, ref)
 	if there {
 		t.count(ref, false)
 	}

@@ -35,7 +35,7 @@ type VerifyOptions struct {
 	// after other replicas.
 	Elsewhere []Place
 	// Repair puts back what is damaged, if there is a whole copy of it. Nil leaves it.
-	Repair store.Repairer
+	Repair store.Store
 	// Progress, if not nil, is called after each blob, never twice at once.
 	Progress func(Verification)
 }
@@ -174,8 +174,8 @@ func (v *verifier) lists(ctx context.Context, passes int) error {
 // visit checks one blob.
 func (v *verifier) visit(ctx context.Context, ref schema.BlobRef) error {
 	replicas := 1
-	if r, ok := v.scope.Source.(store.Replicated); ok && v.opts.EveryReplica {
-		replicas = r.Replicas()
+	if v.opts.EveryReplica {
+		replicas = v.scope.Source.Traits().Replicas
 	}
 	var problem error
 	for n := range replicas {
@@ -246,9 +246,9 @@ func (v *verifier) intact(ctx context.Context, src store.Store, ref schema.BlobR
 // mend looks for a whole copy, and puts it back if it is to.
 func (v *verifier) mend(ctx context.Context, d *Damage) error {
 	places := v.opts.Elsewhere
-	if r, ok := v.scope.Source.(store.Replicated); ok {
+	if replicas := v.scope.Source.Traits().Replicas; replicas > 1 {
 		var others []Place
-		for n := range r.Replicas() {
+		for n := range replicas {
 			read := func(ctx context.Context, ref schema.BlobRef) (schema.Blob, error) {
 				return v.scope.Source.Get(store.WithAttempt(ctx, n), ref)
 			}
@@ -559,7 +559,7 @@ type Mender struct {
 }
 
 // NewMender returns a Mender for what is damaged still.
-func NewMender(scope Scope, to store.Repairer, found *Verification) *Mender {
+func NewMender(scope Scope, to store.Store, found *Verification) *Mender {
 	m := &Mender{
 		v:    &verifier{scope: scope, opts: VerifyOptions{Repair: to}, hashed: hashedIn(scope.Source)},
 		want: map[schema.Key]*Damage{},
@@ -576,7 +576,7 @@ func NewMender(scope Scope, to store.Repairer, found *Verification) *Mender {
 func (m *Mender) Wants() int { return len(m.want) }
 
 // Offer takes a blob of which nothing is known. place says for people where it is from. A
-// nil Repairer of NewMender notes only that there is a whole copy.
+// nil Store of NewMender notes only that there is a whole copy.
 func (m *Mender) Offer(ctx context.Context, place string, data []byte, found *Verification) error {
 	ref := schema.RefOf(data)
 	d := m.want[ref.Key]
