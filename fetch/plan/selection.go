@@ -164,7 +164,7 @@ const (
 // implementation of rank/select queries", 2008. The directories add an eighth to
 // the n bits, and 64 bits for every 4,096 ones.
 //
-// RoaringBitmap (v2.14) counts containers from the first one at each select and rank: with 10^9 positions of which a half,
+// RoaringBitmap (v2.30) counts containers from the first one at each select and rank: with 10^9 positions of which a half,
 // a hundredth or a ten-thousandth are set, its select takes 67, 36 and 23 times as long and its rank with a look up 106,
 // 109 and 77 times, and planning asks for one or the other with each row. It is faster to select in, 10 times, only in sets of
 // one container or few, 10^6 positions of which a hundredth are set, and smaller in sparse sets: 20 MB and 0.2 MB, where

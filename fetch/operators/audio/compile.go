@@ -44,42 +44,68 @@ func Contract() (string, error) {
 // and Ogg Vorbis differ by rounding (some 100 dB below the signal and less), and Opus needs the library.
 func Engine() string { return codec.Engine() }
 
-// step is a checked operator.
+// step is a checked operator. Its exported fields are its parameters.
 type step interface {
+	// check checks the parameters, and fills in what follows from them.
+	check() error
+	// draws reports whether run draws.
+	draws() bool
 	// next says what a cell becomes, where sizes may be unknown, or why it cannot be taken.
 	next(e extent) (extent, error)
 	// work bounds the steps that run takes for a cell all of whose sizes are known.
 	work(e extent) program.Amount
+	// tables bounds the memory of tables that run makes for such a cell.
+	tables(e extent) program.Amount
 	// run does it to a cell that next has let pass, and spends steps before it takes them. It says what it drew.
 	run(s *sound, from *draw.Source) ([]program.Value, error)
 }
 
-// random is a step that draws.
-type random interface{ draws() }
+// plain is what most steps do: they take any parameters, draw nothing, make no tables, and leave cells of the form that
+// they have.
+type plain struct{}
 
-// makers give a step with its parameters filled in and checked. The step's exported fields are its parameters.
-var makers = map[string]func(json.RawMessage) (step, error){
-	"Decode":           newDecode,
-	"Resample":         newResample,
-	"Mono":             newMono,
-	"Vol":              newVol,
-	"RandomGain":       newRandomGain,
-	"Preemphasis":      newPreemphasis,
-	"Trim":             newTrim,
-	"Truncate":         newTruncate,
-	"Pad":              newPad,
-	"RandomCrop":       newRandomCrop,
-	"Spectrogram":      newSpectrogram,
-	"MelSpectrogram":   newMelSpectrogram,
-	"AmplitudeToDB":    newAmplitudeToDB,
-	"Log":              newLog,
-	"FrequencyMasking": newFrequencyMasking,
-	"TimeMasking":      newTimeMasking,
-	"SpecAugment":      newSpecAugment,
-	"Normalize":        newNormalize,
-	"Standardize":      newStandardize,
-	"ToDtype":          newToDtype,
-	"Layout":           newLayout,
+func (plain) check() error                  { return nil }
+func (plain) draws() bool                   { return false }
+func (plain) next(e extent) (extent, error) { return e, nil }
+func (plain) tables(extent) program.Amount  { return program.Amount{} }
+
+// ofWaveform is what steps do that take waveforms, and make others like them.
+type ofWaveform struct{ plain }
+
+func (ofWaveform) next(e extent) (extent, error) { return e.waveform() }
+
+// ofSpectrogram is the same of spectrograms.
+type ofSpectrogram struct{ plain }
+
+func (ofSpectrogram) next(e extent) (extent, error) { return e.spectral() }
+
+// makers make the steps that there are, with the defaults of their parameters.
+var makers = map[string]func() step{
+	"Decode": func() step { return &decode{NumFrames: -1} },
+	"Resample": func() step {
+		return &resample{NewFreq: 16000, Method: "sinc_interp_hann", FilterWidth: 6, Rolloff: 0.99, Beta: 14.769656459379492}
+	},
+	"Mono":        func() step { return &mono{} },
+	"Vol":         func() step { return &vol{Gain: -1, GainType: "amplitude"} },
+	"RandomGain":  func() step { return &randomGain{Low: -6, High: 6, P: 1} },
+	"Preemphasis": func() step { return &preemphasis{Coeff: 0.97} },
+	"Trim":        func() step { return &trim{TopDB: 60, Length: 2048, Hop: 512} },
+	"Truncate":    func() step { return &truncate{} },
+	"Pad":         func() step { return &pad{Side: "end"} },
+	"RandomCrop":  func() step { return &randomCrop{PadIfNeeded: true} },
+	"Spectrogram": func() step { s := specDefaults; return &s },
+	"MelSpectrogram": func() step {
+		return &melSpectrogram{SampleRate: 16000, NMels: 128, MelScale: "htk", spectrogram: specDefaults}
+	},
+	"AmplitudeToDB":    func() step { return &amplitudeToDB{Stype: "power"} },
+	"Log":              func() step { return &logOf{Offset: 1e-6} },
+	"FrequencyMasking": func() step { return &frequencyMasking{} },
+	"TimeMasking":      func() step { return &timeMasking{P: 1} },
+	"SpecAugment":      func() step { return &specAugment{IID: true, P: 1} },
+	"Normalize":        func() step { return &normalize{} },
+	"Standardize":      func() step { return &standardize{Per: "cell", Eps: 1e-7} },
+	"ToDtype":          func() step { return &toDtype{} },
+	"Layout":           func() step { return &layout{} },
 }
 
 // Names are the operators of sound, sorted.
@@ -143,8 +169,11 @@ func (p *pipeline) add(i int, s program.Step, e extent) (extent, error) {
 		}
 		return e, wrong("", "only files are decoded, once and first")
 	}
-	made, err := make(s.Params)
-	if err != nil {
+	made := make()
+	if err := parse(s.Params, made); err != nil {
+		return e, err
+	}
+	if err := made.check(); err != nil {
 		return e, err
 	}
 	switch made.(type) {
@@ -188,7 +217,7 @@ func (p *pipeline) Steps() []program.Step {
 // Deterministic implements program.Program.
 func (p *pipeline) Deterministic() int {
 	for i, s := range p.steps {
-		if _, ok := s.(random); ok {
+		if s.draws() {
 			return i
 		}
 	}

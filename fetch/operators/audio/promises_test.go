@@ -82,8 +82,8 @@ func TestDocs(t *testing.T) {
 		"Normalize": `{"mean": 0, "std": 1}`,
 		"ToDtype":   `{"dtype": "float32"}`, "Layout": `{"axes": "CT"}`}
 	for _, name := range Names() {
-		s, err := makers[name](json.RawMessage(needed[name]))
-		if err != nil {
+		s := makers[name]()
+		if err := errors.Join(parse(json.RawMessage(needed[name]), s), s.check()); err != nil {
 			t.Errorf("%s: %v", name, err)
 			continue
 		}

@@ -118,9 +118,6 @@ func (p *pipeline) at(i int, err error) error {
 	return fmt.Errorf("step %d (%s): %w: %w", i, p.names[i], program.ErrDamaged, err)
 }
 
-// tabled is a step that makes tables for each rate that it meets.
-type tabled interface{ tables(e extent) program.Amount }
-
 // Cost implements program.Program.
 func (p *pipeline) Cost(cell []byte, limits program.Limits) (program.Cost, error) {
 	info, e, err := p.begin(cell)
@@ -171,9 +168,7 @@ func (p *pipeline) costFrom(info codec.Info, e extent, from int, limits program.
 		if i >= len(p.steps) {
 			break
 		}
-		if t, ok := p.steps[i].(tabled); ok {
-			cost.Working = cost.Working.Plus(t.tables(e))
-		}
+		cost.Working = cost.Working.Plus(p.steps[i].tables(e))
 		was := e
 		if e, err = p.steps[i].next(e); err != nil {
 			return cost, p.at(i, err)
@@ -282,7 +277,7 @@ func (p *pipeline) rest(s *sound, i int, by program.Draws, out *program.Outcome)
 			return p.at(i, err)
 		}
 		var from draw.Source
-		_, draws := p.steps[i].(random)
+		draws := p.steps[i].draws()
 		if draws {
 			from = by.Source(i)
 		}

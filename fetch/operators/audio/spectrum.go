@@ -1,7 +1,7 @@
 package audio
 
 import (
-	"encoding/json"
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
@@ -13,6 +13,7 @@ import (
 
 // spectrogram is torchaudio.transforms.Spectrogram: the power of each frequency, frame by frame.
 type spectrogram struct {
+	plain
 	NFFT       int     `json:"n_fft"`
 	WinLength  int     `json:"win_length"` // n_fft where it is 0
 	HopLength  int     `json:"hop_length"` // half of win_length where it is 0
@@ -30,14 +31,6 @@ type spectrogram struct {
 var specDefaults = spectrogram{NFFT: 400, WindowFn: "hann_window", Power: 2, Normalized: false, Center: true,
 	PadMode: "reflect"}
 
-func newSpectrogram(raw json.RawMessage) (step, error) {
-	s := specDefaults
-	if err := parse(raw, &s); err != nil {
-		return nil, err
-	}
-	return &s, s.check()
-}
-
 // check fills in lengths and makes tables.
 func (s *spectrogram) check() error {
 	if err := within("n_fft", s.NFFT, 2, dsp.MaxFFT); err != nil {
@@ -53,19 +46,14 @@ func (s *spectrogram) check() error {
 		s.HopLength = max(1, s.WinLength/2)
 	}
 	// A hop far shorter than a window makes a cell many times as large as its waveform.
-	if err := within("hop_length", s.HopLength, max(1, s.NFFT/256), 1<<20); err != nil {
-		return err
-	}
-	if err := within("pad", s.Pad, 0, 1<<20); err != nil {
+	if err := cmp.Or(within("hop_length", s.HopLength, max(1, s.NFFT/256), 1<<20), within("pad", s.Pad, 0, 1<<20)); err != nil {
 		return err
 	}
 	if s.Power != 1 && s.Power != 2 {
 		return wrong("power", "got %g; it takes 1 and 2", s.Power)
 	}
-	if err := oneOf("window_fn", s.WindowFn, dsp.Windows()...); err != nil {
-		return err
-	}
-	if err := oneOf("pad_mode", s.PadMode, "reflect", "constant", "replicate", "circular"); err != nil {
+	if err := cmp.Or(oneOf("window_fn", s.WindowFn, dsp.Windows()...),
+		oneOf("pad_mode", s.PadMode, "reflect", "constant", "replicate", "circular")); err != nil {
 		return err
 	}
 	o := dsp.SpectrumOptions{N: s.NFFT, Length: s.WinLength, Shape: s.WindowFn, Magnitude: s.Power == 1}
@@ -111,7 +99,6 @@ func (s *spectrogram) next(e extent) (extent, error) {
 	return e, err
 }
 
-// tables implements tabled.
 func (s *spectrogram) tables(e extent) program.Amount { return s.tablesFor(e, s.spectrum.Bins()) }
 
 // tablesFor is a waveform with its edges, the powers of some frames, and what a transform needs.
@@ -242,39 +229,32 @@ type melSpectrogram struct {
 	mel *dsp.Mel
 }
 
-func newMelSpectrogram(raw json.RawMessage) (step, error) {
-	m := &melSpectrogram{SampleRate: 16000, NMels: 128, MelScale: "htk", spectrogram: specDefaults}
-	if err := parse(raw, m); err != nil {
-		return nil, err
-	}
+func (m *melSpectrogram) check() error {
 	if err := within("sample_rate", m.SampleRate, 2, 768000); err != nil {
-		return nil, err
+		return err
 	}
 	if m.FMax == nil {
 		half := float64(m.SampleRate / 2)
 		m.FMax = &half
 	}
 	if err := between("f_max", *m.FMax, 1e-3, float64(m.SampleRate)); err != nil {
-		return nil, err
+		return err
 	}
 	if !(m.FMin >= 0 && m.FMin < *m.FMax) {
-		return nil, wrong("f_min", "got %g; it takes 0 and more, less than f_max, %g", m.FMin, *m.FMax)
+		return wrong("f_min", "got %g; it takes 0 and more, less than f_max, %g", m.FMin, *m.FMax)
 	}
-	if err := within("n_mels", m.NMels, 1, 1024); err != nil {
-		return nil, err
-	}
-	if err := oneOf("mel_scale", m.MelScale, "htk", "slaney"); err != nil {
-		return nil, err
+	if err := cmp.Or(within("n_mels", m.NMels, 1, 1024), oneOf("mel_scale", m.MelScale, "htk", "slaney")); err != nil {
+		return err
 	}
 	if m.Norm != nil && *m.Norm != "slaney" {
-		return nil, wrong("norm", `got %q; it takes null and "slaney"`, *m.Norm)
+		return wrong("norm", `got %q; it takes null and "slaney"`, *m.Norm)
 	}
-	if err := m.check(); err != nil {
-		return nil, err
+	if err := m.spectrogram.check(); err != nil {
+		return err
 	}
 	m.mel = dsp.NewMel(dsp.MelOptions{Rate: m.SampleRate, Bins: m.spectrum.Bins(), Mels: m.NMels,
 		Low: m.FMin, High: *m.FMax, Slaney: m.MelScale == "slaney", Area: m.Norm != nil})
-	return m, nil
+	return nil
 }
 
 func (m *melSpectrogram) next(e extent) (extent, error) {
@@ -381,26 +361,20 @@ func (s *sound) mask(c int, time bool, start, end int, value float32) error {
 	return nil
 }
 
+// masking is what steps do that mask spectrograms.
+type masking struct{ ofSpectrogram }
+
+func (masking) draws() bool { return true }
+
 // frequencyMasking is torchaudio.transforms.FrequencyMasking.
 type frequencyMasking struct {
+	masking
 	Param int  `json:"freq_mask_param"`
 	IID   bool `json:"iid_masks"`
 }
 
-func newFrequencyMasking(raw json.RawMessage) (step, error) {
-	m := &frequencyMasking{}
-	if err := parse(raw, m); err != nil {
-		return nil, err
-	}
-	return m, within("freq_mask_param", m.Param, 1, maxFrames)
-}
-
-func (m *frequencyMasking) draws() {}
-
-func (m *frequencyMasking) next(e extent) (extent, error) { return e.spectral() }
-
-func (m *frequencyMasking) work(e extent) program.Amount { return masked(e, 1) }
-
+func (m *frequencyMasking) check() error                   { return within("freq_mask_param", m.Param, 1, maxFrames) }
+func (m *frequencyMasking) work(e extent) program.Amount   { return masked(e, 1) }
 func (m *frequencyMasking) tables(e extent) program.Amount { return maskTables(e, 1) }
 
 func (m *frequencyMasking) run(s *sound, from *draw.Source) ([]program.Value, error) {
@@ -409,28 +383,17 @@ func (m *frequencyMasking) run(s *sound, from *draw.Source) ([]program.Value, er
 
 // timeMasking is torchaudio.transforms.TimeMasking.
 type timeMasking struct {
+	masking
 	Param int     `json:"time_mask_param"`
 	IID   bool    `json:"iid_masks"`
 	P     float64 `json:"p"`
 }
 
-func newTimeMasking(raw json.RawMessage) (step, error) {
-	m := &timeMasking{P: 1}
-	if err := parse(raw, m); err != nil {
-		return nil, err
-	}
-	if err := within("time_mask_param", m.Param, 1, maxFrames); err != nil {
-		return nil, err
-	}
-	return m, between("p", m.P, 0, 1)
+func (m *timeMasking) check() error {
+	return cmp.Or(within("time_mask_param", m.Param, 1, maxFrames), between("p", m.P, 0, 1))
 }
 
-func (m *timeMasking) draws() {}
-
-func (m *timeMasking) next(e extent) (extent, error) { return e.spectral() }
-
-func (m *timeMasking) work(e extent) program.Amount { return masked(e, 1) }
-
+func (m *timeMasking) work(e extent) program.Amount   { return masked(e, 1) }
 func (m *timeMasking) tables(e extent) program.Amount { return maskTables(e, 1) }
 
 func (m *timeMasking) run(s *sound, from *draw.Source) ([]program.Value, error) {
@@ -439,6 +402,7 @@ func (m *timeMasking) run(s *sound, from *draw.Source) ([]program.Value, error) 
 
 // specAugment is torchaudio.transforms.SpecAugment (Park et al., Interspeech 2019).
 type specAugment struct {
+	masking
 	TimeMasks int     `json:"n_time_masks"`
 	TimeParam int     `json:"time_mask_param"`
 	FreqMasks int     `json:"n_freq_masks"`
@@ -448,26 +412,11 @@ type specAugment struct {
 	Zero      bool    `json:"zero_masking"`
 }
 
-func newSpecAugment(raw json.RawMessage) (step, error) {
-	a := &specAugment{IID: true, P: 1}
-	if err := parse(raw, a); err != nil {
-		return nil, err
-	}
-	for _, c := range []struct {
-		name     string
-		got, top int
-	}{{"n_time_masks", a.TimeMasks, 64}, {"n_freq_masks", a.FreqMasks, 64},
-		{"time_mask_param", a.TimeParam, maxFrames}, {"freq_mask_param", a.FreqParam, maxFrames}} {
-		if err := within(c.name, c.got, 0, c.top); err != nil {
-			return nil, err
-		}
-	}
-	return a, between("p", a.P, 0, 1)
+func (a *specAugment) check() error {
+	return cmp.Or(within("n_time_masks", a.TimeMasks, 0, 64), within("n_freq_masks", a.FreqMasks, 0, 64),
+		within("time_mask_param", a.TimeParam, 0, maxFrames), within("freq_mask_param", a.FreqParam, 0, maxFrames),
+		between("p", a.P, 0, 1))
 }
-
-func (a *specAugment) draws() {}
-
-func (a *specAugment) next(e extent) (extent, error) { return e.spectral() }
 
 func (a *specAugment) work(e extent) program.Amount {
 	return masked(e, a.TimeMasks+a.FreqMasks).Plus(e.size().Times(2))
@@ -504,24 +453,19 @@ func (s *sound) mean() (float64, error) {
 
 // amplitudeToDB is torchaudio.transforms.AmplitudeToDB.
 type amplitudeToDB struct {
+	ofSpectrogram
 	Stype string   `json:"stype"`
 	TopDB *float64 `json:"top_db"`
 }
 
-func newAmplitudeToDB(raw json.RawMessage) (step, error) {
-	a := &amplitudeToDB{Stype: "power"}
-	if err := parse(raw, a); err != nil {
-		return nil, err
-	}
+func (a *amplitudeToDB) check() error {
 	if a.TopDB != nil {
 		if err := between("top_db", *a.TopDB, 0, 1000); err != nil {
-			return nil, err
+			return err
 		}
 	}
-	return a, oneOf("stype", a.Stype, "power", "magnitude")
+	return oneOf("stype", a.Stype, "power", "magnitude")
 }
-
-func (a *amplitudeToDB) next(e extent) (extent, error) { return e.spectral() }
 
 // ofLog is how many steps a logarithm takes.
 const ofLog = 16
@@ -553,19 +497,11 @@ func (a *amplitudeToDB) run(s *sound, _ *draw.Source) ([]program.Value, error) {
 
 // logOf is torch.log(x + offset), of what is at least the smallest normal number.
 type logOf struct {
+	ofSpectrogram
 	Offset float64 `json:"offset"`
 }
 
-func newLog(raw json.RawMessage) (step, error) {
-	l := &logOf{Offset: 1e-6}
-	if err := parse(raw, l); err != nil {
-		return nil, err
-	}
-	return l, between("offset", l.Offset, 0, 1e6)
-}
-
-func (l *logOf) next(e extent) (extent, error) { return e.spectral() }
-
+func (l *logOf) check() error                 { return between("offset", l.Offset, 0, 1e6) }
 func (l *logOf) work(e extent) program.Amount { return e.size().Times(ofLog) }
 
 func (l *logOf) run(s *sound, _ *draw.Source) ([]program.Value, error) {
@@ -575,29 +511,26 @@ func (l *logOf) run(s *sound, _ *draw.Source) ([]program.Value, error) {
 // normalize takes mean away and divides by std: one of each, or one for each channel of a waveform or feature of a
 // spectrogram.
 type normalize struct {
+	plain
 	Mean numbers `json:"mean"`
 	Std  numbers `json:"std"`
 }
 
-func newNormalize(raw json.RawMessage) (step, error) {
-	n := &normalize{}
-	if err := parse(raw, n); err != nil {
-		return nil, err
-	}
+func (n *normalize) check() error {
 	if len(n.Mean) == 0 || len(n.Std) == 0 {
-		return nil, wrong("mean", "mean and std are needed, each a number or a list")
+		return wrong("mean", "mean and std are needed, each a number or a list")
 	}
 	for _, v := range n.Mean {
 		if err := between("mean", v, -1e30, 1e30); err != nil {
-			return nil, err
+			return err
 		}
 	}
 	for _, v := range n.Std {
 		if err := between("std", v, 1e-30, 1e30); err != nil {
-			return nil, err
+			return err
 		}
 	}
-	return n, nil
+	return nil
 }
 
 func (n *normalize) next(e extent) (extent, error) {
@@ -635,22 +568,14 @@ func (n *normalize) run(s *sound, _ *draw.Source) ([]program.Value, error) {
 
 // standardize gives a cell mean 0 and variance 1: the whole of it, or each channel or feature over time.
 type standardize struct {
+	plain
 	Per string  `json:"per"`
 	Eps float64 `json:"eps"`
 }
 
-func newStandardize(raw json.RawMessage) (step, error) {
-	n := &standardize{Per: "cell", Eps: 1e-7}
-	if err := parse(raw, n); err != nil {
-		return nil, err
-	}
-	if err := between("eps", n.Eps, 1e-30, 1); err != nil {
-		return nil, err
-	}
-	return n, oneOf("per", n.Per, "cell", "row")
+func (n *standardize) check() error {
+	return cmp.Or(between("eps", n.Eps, 1e-30, 1), oneOf("per", n.Per, "cell", "row"))
 }
-
-func (n *standardize) next(e extent) (extent, error) { return e, nil }
 
 // standardizing is how many steps each of the three passes takes for a number.
 const standardizing = 4

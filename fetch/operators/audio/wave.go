@@ -1,8 +1,8 @@
 package audio
 
 import (
+	"cmp"
 	"encoding/binary"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
@@ -28,22 +28,16 @@ func (e extent) waveform() (extent, error) {
 
 // decode is torchaudio.load: samples of -1 to 1, of every channel.
 type decode struct {
+	plain
 	FrameOffset int `json:"frame_offset"`
 	NumFrames   int `json:"num_frames"` // -1 for all that there are
 }
 
-func newDecode(raw json.RawMessage) (step, error) {
-	d := &decode{NumFrames: -1}
-	if err := parse(raw, d); err != nil {
-		return nil, err
-	}
-	if err := within("frame_offset", d.FrameOffset, 0, maxFrames); err != nil {
-		return nil, err
-	}
+func (d *decode) check() error {
 	if d.NumFrames == 0 || d.NumFrames < -1 || d.NumFrames > maxFrames {
-		return nil, wrong("num_frames", "got %d; it takes 1 to %d, and -1 for all", d.NumFrames, maxFrames)
+		return wrong("num_frames", "got %d; it takes 1 to %d, and -1 for all", d.NumFrames, maxFrames)
 	}
-	return d, nil
+	return within("frame_offset", d.FrameOffset, 0, maxFrames)
 }
 
 func (d *decode) next(extent) (extent, error) {
@@ -74,6 +68,7 @@ func (d *decode) run(*sound, *draw.Source) ([]program.Value, error) { return nil
 
 // resample is torchaudio.transforms.Resample. What has the rate already passes as it is.
 type resample struct {
+	plain
 	OrigFreq     int     `json:"orig_freq,omitempty"` // 0 for the file's; files of others are refused
 	NewFreq      int     `json:"new_freq"`
 	Method       string  `json:"resampling_method"`
@@ -91,30 +86,10 @@ type resamplers struct {
 
 const keptResamplers = 8
 
-func newResample(raw json.RawMessage) (step, error) {
-	r := &resample{NewFreq: 16000, Method: "sinc_interp_hann", FilterWidth: 6, Rolloff: 0.99, Beta: 14.769656459379492}
-	if err := parse(raw, r); err != nil {
-		return nil, err
-	}
-	if err := within("orig_freq", r.OrigFreq, 0, 768000); err != nil {
-		return nil, err
-	}
-	if err := within("new_freq", r.NewFreq, 1, 768000); err != nil {
-		return nil, err
-	}
-	if err := within("lowpass_filter_width", r.FilterWidth, 1, 256); err != nil {
-		return nil, err
-	}
-	if err := between("rolloff", r.Rolloff, 0.01, 1); err != nil {
-		return nil, err
-	}
-	if err := between("beta", r.Beta, 0, 100); err != nil {
-		return nil, err
-	}
-	if err := oneOf("resampling_method", r.Method, "sinc_interp_hann", "sinc_interp_kaiser"); err != nil {
-		return nil, err
-	}
-	return r, nil
+func (r *resample) check() error {
+	return cmp.Or(within("orig_freq", r.OrigFreq, 0, 768000), within("new_freq", r.NewFreq, 1, 768000),
+		within("lowpass_filter_width", r.FilterWidth, 1, 256), between("rolloff", r.Rolloff, 0.01, 1),
+		between("beta", r.Beta, 0, 100), oneOf("resampling_method", r.Method, "sinc_interp_hann", "sinc_interp_kaiser"))
 }
 
 func (r *resample) options(from int) dsp.ResampleOptions {
@@ -148,7 +123,6 @@ func (r *resample) next(e extent) (extent, error) {
 	return e, nil
 }
 
-// tables implements tabled.
 func (r *resample) tables(e extent) program.Amount {
 	if e.rate == r.NewFreq {
 		return program.Amount{}
@@ -223,12 +197,7 @@ func (r *resample) run(s *sound, _ *draw.Source) ([]program.Value, error) {
 }
 
 // mono is the mean of channels, as waveform.mean(0, keepdim=True).
-type mono struct{}
-
-func newMono(raw json.RawMessage) (step, error) {
-	m := &mono{}
-	return m, parse(raw, m)
-}
+type mono struct{ plain }
 
 func (m *mono) next(e extent) (extent, error) {
 	e, err := e.waveform()
@@ -268,25 +237,20 @@ func (m *mono) run(s *sound, _ *draw.Source) ([]program.Value, error) {
 
 // vol is torchaudio.transforms.Vol: samples times a ratio, kept within -1 to 1.
 type vol struct {
+	ofWaveform
 	Gain     float64 `json:"gain"`
 	GainType string  `json:"gain_type"`
 }
 
-func newVol(raw json.RawMessage) (step, error) {
-	v := &vol{Gain: -1, GainType: "amplitude"}
-	if err := parse(raw, v); err != nil {
-		return nil, err
-	}
+func (v *vol) check() error {
 	if err := oneOf("gain_type", v.GainType, "amplitude", "power", "db"); err != nil {
-		return nil, err
+		return err
 	}
 	if v.GainType == "db" {
-		return v, between("gain", v.Gain, -200, 200)
+		return between("gain", v.Gain, -200, 200)
 	}
-	return v, between("gain", v.Gain, 0, 1e10)
+	return between("gain", v.Gain, 0, 1e10)
 }
-
-func (v *vol) next(e extent) (extent, error) { return e.waveform() }
 
 // amplifying is how many steps a sample takes.
 const amplifying = 4
@@ -314,29 +278,18 @@ func (s *sound) amplify(ratio float32) error {
 
 // randomGain is Vol in decibels, uniform between two bounds and whole in thousandths, with probability p.
 type randomGain struct {
+	ofWaveform
 	Low  float64 `json:"min_gain_db"`
 	High float64 `json:"max_gain_db"`
 	P    float64 `json:"p"`
 }
 
-func newRandomGain(raw json.RawMessage) (step, error) {
-	g := &randomGain{Low: -6, High: 6, P: 1}
-	if err := parse(raw, g); err != nil {
-		return nil, err
-	}
-	if err := between("min_gain_db", g.Low, -200, 200); err != nil {
-		return nil, err
-	}
-	if err := between("max_gain_db", g.High, g.Low, 200); err != nil {
-		return nil, err
-	}
-	return g, between("p", g.P, 0, 1)
+func (g *randomGain) check() error {
+	return cmp.Or(between("min_gain_db", g.Low, -200, 200), between("max_gain_db", g.High, g.Low, 200),
+		between("p", g.P, 0, 1))
 }
 
-func (g *randomGain) draws() {}
-
-func (g *randomGain) next(e extent) (extent, error) { return e.waveform() }
-
+func (g *randomGain) draws() bool                  { return true }
 func (g *randomGain) work(e extent) program.Amount { return e.size().Times(amplifying) }
 
 func (g *randomGain) run(s *sound, from *draw.Source) ([]program.Value, error) {
@@ -350,19 +303,11 @@ func (g *randomGain) run(s *sound, from *draw.Source) ([]program.Value, error) {
 
 // preemphasis is torchaudio.transforms.Preemphasis: a sample less coeff times the one before.
 type preemphasis struct {
+	ofWaveform
 	Coeff float64 `json:"coeff"`
 }
 
-func newPreemphasis(raw json.RawMessage) (step, error) {
-	p := &preemphasis{Coeff: 0.97}
-	if err := parse(raw, p); err != nil {
-		return nil, err
-	}
-	return p, between("coeff", p.Coeff, -1, 1)
-}
-
-func (p *preemphasis) next(e extent) (extent, error) { return e.waveform() }
-
+func (p *preemphasis) check() error                 { return between("coeff", p.Coeff, -1, 1) }
 func (p *preemphasis) work(e extent) program.Amount { return e.size().Times(2) }
 
 func (p *preemphasis) run(s *sound, _ *draw.Source) ([]program.Value, error) {
@@ -428,31 +373,18 @@ func (s *sound) lengthen(before, n int, value float32) error {
 // trim leaves out silence at both ends, as librosa.effects.trim: frames more than
 // top_db decibels below the loudest.
 type trim struct {
+	ofWaveform
 	TopDB  float64 `json:"top_db"`
 	Length int     `json:"frame_length"`
 	Hop    int     `json:"hop_length"`
 }
 
-func newTrim(raw json.RawMessage) (step, error) {
-	t := &trim{TopDB: 60, Length: 2048, Hop: 512}
-	if err := parse(raw, t); err != nil {
-		return nil, err
-	}
-	if err := between("top_db", t.TopDB, 0, 200); err != nil {
-		return nil, err
-	}
-	if err := within("frame_length", t.Length, 2, 1<<16); err != nil {
-		return nil, err
-	}
-	return t, within("hop_length", t.Hop, max(1, t.Length/64), 1<<16)
+func (t *trim) check() error {
+	return cmp.Or(between("top_db", t.TopDB, 0, 200), within("frame_length", t.Length, 2, 1<<16),
+		within("hop_length", t.Hop, max(1, t.Length/64), 1<<16))
 }
 
-func (t *trim) next(e extent) (extent, error) {
-	e, err := e.waveform()
-	return e, err
-}
-
-// tables implements tabled: the energies of all frames.
+// tables are the energies of all frames.
 func (t *trim) tables(e extent) program.Amount { return program.Product(8, e.frames/t.Hop+1) }
 
 func (t *trim) work(e extent) program.Amount {
@@ -503,16 +435,11 @@ func (t *trim) run(s *sound, _ *draw.Source) ([]program.Value, error) {
 
 // truncate keeps the first length frames.
 type truncate struct {
+	plain
 	Length int `json:"length"`
 }
 
-func newTruncate(raw json.RawMessage) (step, error) {
-	t := &truncate{}
-	if err := parse(raw, t); err != nil {
-		return nil, err
-	}
-	return t, within("length", t.Length, 1, maxFrames)
-}
+func (t *truncate) check() error { return within("length", t.Length, 1, maxFrames) }
 
 func (t *truncate) next(e extent) (extent, error) {
 	if e.frames != unknown {
@@ -532,24 +459,16 @@ func (t *truncate) run(s *sound, _ *draw.Source) ([]program.Value, error) {
 
 // pad lengthens to length frames. What is longer stays as long, or is cut: as torchaudio's PadTrim was.
 type pad struct {
+	plain
 	Length int     `json:"length"`
 	Value  float64 `json:"value"`
 	Side   string  `json:"side"`
 	Cut    bool    `json:"truncate"`
 }
 
-func newPad(raw json.RawMessage) (step, error) {
-	p := &pad{Side: "end"}
-	if err := parse(raw, p); err != nil {
-		return nil, err
-	}
-	if err := within("length", p.Length, 1, maxFrames); err != nil {
-		return nil, err
-	}
-	if err := between("value", p.Value, -1e30, 1e30); err != nil {
-		return nil, err
-	}
-	return p, oneOf("side", p.Side, "end", "start", "both")
+func (p *pad) check() error {
+	return cmp.Or(within("length", p.Length, 1, maxFrames), between("value", p.Value, -1e30, 1e30),
+		oneOf("side", p.Side, "end", "start", "both"))
 }
 
 func (p *pad) next(e extent) (extent, error) {
@@ -585,23 +504,17 @@ func (p *pad) run(s *sound, _ *draw.Source) ([]program.Value, error) {
 // randomCrop keeps length frames from a uniform start on. What is shorter is
 // lengthened at its end, or stays as it is where pad_if_needed is false.
 type randomCrop struct {
+	plain
 	Length      int     `json:"length"`
 	PadIfNeeded bool    `json:"pad_if_needed"`
 	Fill        float64 `json:"fill"`
 }
 
-func newRandomCrop(raw json.RawMessage) (step, error) {
-	r := &randomCrop{PadIfNeeded: true}
-	if err := parse(raw, r); err != nil {
-		return nil, err
-	}
-	if err := within("length", r.Length, 1, maxFrames); err != nil {
-		return nil, err
-	}
-	return r, between("fill", r.Fill, -1e30, 1e30)
+func (r *randomCrop) check() error {
+	return cmp.Or(within("length", r.Length, 1, maxFrames), between("fill", r.Fill, -1e30, 1e30))
 }
 
-func (r *randomCrop) draws() {}
+func (r *randomCrop) draws() bool { return true }
 
 func (r *randomCrop) next(e extent) (extent, error) {
 	switch {
@@ -647,18 +560,13 @@ func (r *randomCrop) run(s *sound, from *draw.Source) ([]program.Value, error) {
 
 // toDtype says what numbers the result has.
 type toDtype struct {
+	plain
 	Dtype string `json:"dtype"`
 }
 
 var dtypes = map[string]program.DType{"float32": program.Float32, "float16": program.Float16, "int16": program.Int16}
 
-func newToDtype(raw json.RawMessage) (step, error) {
-	t := &toDtype{}
-	if err := parse(raw, t); err != nil {
-		return nil, err
-	}
-	return t, oneOf("dtype", t.Dtype, "float32", "float16", "int16")
-}
+func (t *toDtype) check() error { return oneOf("dtype", t.Dtype, "float32", "float16", "int16") }
 
 func (t *toDtype) next(e extent) (extent, error) {
 	if t.Dtype == "int16" && e.kind != program.Audio {
@@ -678,12 +586,8 @@ func (t *toDtype) run(*sound, *draw.Source) ([]program.Value, error) { return ni
 // layout says in which order the result's axes are: C (channels), F (features), T (time). C may be left out of what has
 // one channel.
 type layout struct {
+	plain
 	Axes string `json:"axes"`
-}
-
-func newLayout(raw json.RawMessage) (step, error) {
-	l := &layout{}
-	return l, parse(raw, l)
 }
 
 func (l *layout) next(e extent) (extent, error) {
