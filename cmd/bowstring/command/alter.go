@@ -57,11 +57,7 @@ func (c *AlterCmd) Run(ctx context.Context, app *App) error {
 	if c.File != "" {
 		out, err = c.byRows(ctx, app)
 	} else {
-		err = app.with(ctx, false, func(client *client) (err error) {
-			out, err = actOne[altered](ctx, client, "alter", alterBody{c.Dataset, c.DropColumn, c.RenameColumn,
-				c.DeleteWhere})
-			return err
-		})
+		out, err = ask[altered](ctx, app, "alter", alterBody{c.Dataset, c.DropColumn, c.RenameColumn, c.DeleteWhere})
 	}
 	if err != nil {
 		return err

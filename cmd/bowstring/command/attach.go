@@ -53,7 +53,7 @@ func (c *AttachCmd) Run(ctx context.Context, app *App) error {
 }
 
 func (c *AttachCmd) attach(ctx context.Context, app *App, store *cql.Store) error {
-	bar := app.progress(1000, "‰") // of the table: how many rows it has is not known
+	bar := app.progress("", 1000, "‰") // of the table: how many rows it has is not known
 	snap, report, err := store.Attach(ctx, cql.AttachOptions{
 		Dataset: c.Dataset, Data: c.Data, Metadata: c.Metadata, Columns: c.Columns,
 		Split: c.Split, SplitColumn: c.SplitColumn, Media: c.Media,

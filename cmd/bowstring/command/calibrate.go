@@ -110,8 +110,7 @@ func (c *CalibrateCmd) say(app *App, file *calibrationFile) error {
 		_, err := app.Stdout.Write(text.Bytes())
 		return err
 	}
-	t := table{numbers: []bool{false, true, true, true}}
-	t.add("RATE", "VALUE", "SPREAD", "SAMPLES", "")
+	t := tableOf("RATE", ">VALUE", ">SPREAD", ">SAMPLES", "")
 	for _, r := range file.Named() {
 		u := file.Uncertainty[r.Name]
 		value, spread, samples, about := "-", "", "", u.Why

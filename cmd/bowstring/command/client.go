@@ -157,8 +157,7 @@ func act[T any](ctx context.Context, c *client, name string, body any, each func
 		}
 		var v T
 		if err := json.NewDecoder(bytes.NewReader(result.GetBody())).Decode(&v); err != nil {
-			return fmt.Errorf("%s: the answer to %s is not what this version of bowstring expects: %w", c.target, name,
-				err)
+			return fmt.Errorf("%s: %w", c.target, unexpected(name, err))
 		}
 		if err := each(v); err != nil {
 			return err
@@ -179,6 +178,32 @@ func actOne[T any](ctx context.Context, c *client, name string, body any) (T, er
 		err = fmt.Errorf("%s: %s gave %d results instead of one", c.target, name, n)
 	}
 	return result, err
+}
+
+// unexpected is the error of an answer to an action that another version gives.
+func unexpected(action string, err error) error {
+	return fmt.Errorf("the answer to %s is not what this version of bowstring expects: %w", action, err)
+}
+
+// ask calls an action that has exactly one result at what the flags name.
+func ask[T any](ctx context.Context, a *App, name string, body any) (result T, err error) {
+	err = a.with(ctx, false, func(c *client) (err error) {
+		result, err = actOne[T](ctx, c, name, body)
+		return err
+	})
+	return result, err
+}
+
+// askAll calls an action at what the flags name, and returns its results.
+func askAll[T any](ctx context.Context, a *App, name string, body any) ([]T, error) {
+	list := []T{}
+	err := a.with(ctx, false, func(c *client) error {
+		return act(ctx, c, name, body, func(v T) error {
+			list = append(list, v)
+			return nil
+		})
+	})
+	return list, err
 }
 
 // with runs f with a client of what the flags name, and adds to a failure to reach it where that is.

@@ -5,14 +5,20 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"os"
+	"strconv"
 	"strings"
+	"sync"
 	"time"
 
+	"github.com/dustin/go-humanize"
+
 	"bowstring/cmd/bowstring/cluster"
+	"bowstring/cmd/bowstring/metrics"
 	"bowstring/fetch/admission"
 	"bowstring/fetch/layout"
 	"bowstring/fetch/members"
@@ -254,3 +260,338 @@ func viewOf(cluster string, v members.View) clusterView {
 	}
 	return view
 }
+
+// clusterFigures count what goes on between a node and others, by class. It is safe for concurrent use.
+type clusterFigures struct {
+	cluster, node string
+	view          func() members.View
+	layout        func() *layout.Layout
+	tier          *peers.Tier // nil if no blobs are read from others
+	lent          func() []flight.LentStats
+
+	mu    sync.Mutex
+	zones map[string]string // of all nodes that were ever there, or what they sent and got would jump between classes
+}
+
+// maxZones is of how many nodes the zone is known; of others it counts as another one.
+const maxZones = 1 << 14
+
+// clusterNow is what the node is in its cluster, nil if it is in none.
+func (n *node) clusterNow() *metrics.Cluster {
+	if n.figures == nil {
+		return nil
+	}
+	return n.figures.now()
+}
+
+// now is what there is now.
+func (f *clusterFigures) now() *metrics.Cluster {
+	v, l := f.view(), f.layout()
+	c := &metrics.Cluster{
+		Name: f.cluster, Node: f.node, Members: len(v.Nodes), Read: v.At, Failed: v.Err != nil,
+		Peers: map[string]metrics.Peers{}, Lent: map[string]metrics.Lent{},
+	}
+	if l != nil {
+		c.View = l.Name()[:16]
+		if at, ok := l.Index(f.node); ok {
+			c.Share = float64(l.Owned(at)) / layout.Slots
+		}
+	}
+	classOf, zone := f.classes(v.Nodes)
+	c.Zone = zone
+	if f.tier != nil {
+		for _, p := range f.tier.Stats() {
+			switch {
+			case !p.Up:
+				c.Down++
+			case p.Silent:
+				c.Silent++
+			default:
+				c.Up++
+			}
+			c.InFlight += int64(p.InFlight)
+		}
+		for name, p := range f.tier.Totals() {
+			class := classOf(name)
+			sum := c.Peers[class]
+			c.Peers[class] = metrics.Peers{Asked: sum.Asked + p.Asked, Answered: sum.Answered + p.Answered,
+				Bytes: sum.Bytes + p.Bytes, Refused: sum.Refused + p.Refused}
+		}
+	}
+	for _, s := range f.lent() {
+		class := classOf(s.Node)
+		sum := c.Lent[class]
+		c.Lent[class] = metrics.Lent{Blobs: sum.Blobs + s.Blobs, Bytes: sum.Bytes + s.Bytes,
+			Refused: sum.Refused + s.Refused}
+	}
+	return c
+}
+
+// classes tells the class of a node. One that is in another zone than before keeps its class.
+func (f *clusterFigures) classes(nodes []layout.Node) (classOf func(node string) string, own string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	zones := make(map[string]string, len(f.zones)+len(nodes))
+	for name, zone := range f.zones {
+		zones[name] = zone
+	}
+	for _, n := range nodes {
+		if _, known := zones[n.ID]; !known && len(zones) < maxZones {
+			zones[n.ID] = n.Zone
+		}
+	}
+	f.zones = zones // replaced, never changed: it is read without the mutex
+	own = zones[f.node]
+	return func(node string) string {
+		if zone, known := zones[node]; known && zone == own {
+			return metrics.SameZone
+		}
+		return metrics.OtherZone
+	}, own
+}
+
+// ClusterCmd is bowstring cluster.
+type ClusterCmd struct {
+	Status  ClusterStatusCmd  `cmd:"" help:"List the nodes of a cluster and what they own."`
+	Drain   ClusterDrainCmd   `cmd:"" help:"Have a node leave its cluster: its streams move, its cache is handed over, and it ends."`
+	Undrain ClusterUndrainCmd `cmd:"" help:"Have a node stay that was told to drain and has not ended."`
+}
+
+// ClusterStatusCmd is bowstring cluster status.
+type ClusterStatusCmd struct {
+	Name string `arg:"" help:"The cluster, as serve --cluster names it."`
+	JSON bool   `name:"json" help:"Print a JSON object."`
+}
+
+// Help is shown below the summary.
+func (*ClusterStatusCmd) Help() string {
+	return `The nodes are those whose leases are in the store now; one that dies is gone from it after ten seconds. What they own is a part of
+all keys, if everything fits; which part of a dataset they have cached, only they know.`
+}
+
+// clusterStatus is what status prints.
+type clusterStatus struct {
+	Cluster string       `json:"cluster"`
+	Layout  string       `json:"layout,omitempty"` // that these nodes would have now, where all fits
+	Nodes   []nodeStatus `json:"nodes"`
+}
+
+type nodeStatus struct {
+	layout.Node
+	Share    float64           `json:"share"`              // of all keys
+	Draining *members.Draining `json:"draining,omitempty"` // how far it is, if it leaves
+}
+
+// state says in a word or two how a node stands.
+func (n *nodeStatus) state() string {
+	d := n.Draining
+	switch {
+	case d == nil:
+		return "active"
+	case d.Done:
+		return "drained"
+	}
+	return fmt.Sprintf("draining for %s: %s, handed over %s of %s", time.Since(d.Since).Round(time.Second),
+		plural(int64(d.Streams), "stream"),
+		humanize.IBytes(uint64(d.Bytes)), humanize.IBytes(uint64(d.Held)))
+}
+
+// Run lists the nodes.
+func (c *ClusterStatusCmd) Run(ctx context.Context, app *App) error {
+	m, done, err := lookAt(ctx, app, "cluster status", c.Name)
+	if err != nil {
+		return err
+	}
+	defer done()
+	look, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	view, err := m.Look(look)
+	if err != nil {
+		return err
+	}
+	status, err := statusOf(c.Name, view)
+	if err != nil {
+		return err
+	}
+	if len(status.Nodes) == 0 && !c.JSON {
+		app.Notef("no node of cluster %s is there", c.Name)
+		return nil
+	}
+	t := tableOf("NODE", "ADDRESS", "ZONE", ">RANKS", ">SPILL", ">SHARE", "STATE")
+	for _, n := range status.Nodes {
+		t.add(n.ID, n.Address, n.Zone, strconv.FormatInt(n.Weight, 10), humanize.IBytes(uint64(n.Capacity)),
+			fmt.Sprintf("%.1f %%", 100*n.Share), n.state())
+	}
+	return app.show(c.JSON, status, t)
+}
+
+// lookAt returns the members of a cluster, of whom the caller is none, and what ends looking at them.
+func lookAt(ctx context.Context, app *App, command, name string) (*members.Members, func(), error) {
+	addr, err := app.ownStore(command)
+	if err != nil {
+		return nil, nil, err
+	}
+	s, err := openStore(ctx, addr, false, app.quietLog())
+	if err != nil {
+		return nil, nil, err
+	}
+	m, err := membersOf(s, name, app.quietLog())
+	if err != nil {
+		return nil, nil, errors.Join(err, s.Close())
+	}
+	return m, func() { _ = s.Close() }, nil
+}
+
+// statusOf says what nodes own where everything fits, and how far those are that leave.
+func statusOf(cluster string, view members.View) (clusterStatus, error) {
+	status := clusterStatus{Cluster: cluster, Nodes: []nodeStatus{}}
+	if len(view.Nodes) > 0 {
+		r, err := layout.NewRecord(0, view.Nodes, nil)
+		if err != nil {
+			return status, err
+		}
+		l, err := layout.New(r)
+		if err != nil {
+			return status, err
+		}
+		status.Layout = l.Name()
+		for i := range l.Nodes() {
+			status.Nodes = append(status.Nodes, nodeStatus{Node: l.Node(i), Share: float64(l.Owned(i)) / layout.Slots})
+		}
+	}
+	for _, n := range view.Leaving {
+		status.Nodes = append(status.Nodes, nodeStatus{Node: n.Node, Draining: &n.Draining})
+	}
+	return status, nil
+}
+
+// drainLook is how often the command looks how far a node is.
+const drainLook = time.Second
+
+// ClusterDrainCmd is bowstring cluster drain.
+type ClusterDrainCmd struct {
+	Name string `arg:"" help:"The cluster, as serve --cluster names it."`
+	Node string `arg:"" help:"The node, as serve --node names it."`
+	Wait bool   `help:"Wait until the node has ended, and say how far it is."`
+}
+
+// Help is shown below the summary.
+func (*ClusterDrainCmd) Help() string {
+	return `The node reads what it is told from the store, within some seconds. Then it owns nothing any more, its streams end at a batch with a
+ticket and the addresses to go on at, and the new owners of what it has cached take over what running jobs will use, soonest first. When nobody wants
+more, or --handover-timeout of the server is over, it ends. SIGTERM to the server does the same within --drain-timeout.`
+}
+
+// Run tells the node to drain.
+func (c *ClusterDrainCmd) Run(ctx context.Context, app *App) error {
+	m, done, err := lookAt(ctx, app, "cluster drain", c.Name)
+	if err != nil {
+		return err
+	}
+	defer done()
+	if err := m.Order(ctx, c.Node, true); err != nil {
+		return err
+	}
+	if !c.Wait {
+		app.Notef("node %s is told to drain", c.Node)
+		return nil
+	}
+	process, said := m.Process(c.Node), ""
+	for {
+		view, err := m.Look(ctx)
+		if err != nil {
+			return err
+		}
+		if m.Process(c.Node) != process {
+			app.Notef("node %s has ended", c.Node)
+			return nil
+		}
+		for _, n := range view.Leaving {
+			status := nodeStatus{Node: n.Node, Draining: &n.Draining}
+			if line := fmt.Sprintf("node %s: %s", c.Node, status.state()); n.ID == c.Node && line != said {
+				said = line
+				app.Notef("%s", line)
+			}
+		}
+		if !sleep(ctx, drainLook) {
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// ClusterUndrainCmd is bowstring cluster undrain.
+type ClusterUndrainCmd struct {
+	Name string `arg:"" help:"The cluster, as serve --cluster names it."`
+	Node string `arg:"" help:"The node, as serve --node names it."`
+}
+
+// Run takes the order back.
+func (c *ClusterUndrainCmd) Run(ctx context.Context, app *App) error {
+	m, done, err := lookAt(ctx, app, "cluster undrain", c.Name)
+	if err != nil {
+		return err
+	}
+	defer done()
+	if err := m.Order(ctx, c.Node, false); err != nil {
+		return err
+	}
+	app.Notef("node %s is told to stay, if it has not ended", c.Node)
+	return nil
+}
+
+// leave is how this server leaves its cluster.
+func (c *ServeCmd) leave(app *App, n *node, id string) cluster.Drain {
+	d := cluster.Drain{Node: id, Members: n.members, Server: n.server, Logger: app.Log}
+	if n.cluster != nil {
+		d.Handed = n.egress.Handed
+		d.Held = func() int64 { return n.spill.Stats().Bytes }
+		d.Jobs = func() bool { return len(n.engine.Wants()) > 0 }
+	}
+	return d
+}
+
+// obey has the server leave its cluster while it is ordered to, until ctx ends; it returns true when it has left.
+func (c *ServeCmd) obey(ctx context.Context, app *App, n *node, id string) bool {
+	tick := time.NewTicker(orderLook)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return false
+		}
+		if !n.members.Ordered() {
+			continue
+		}
+		draining, end := context.WithCancelCause(ctx)
+		bounded, cancel := context.WithTimeoutCause(draining, c.HandoverTimeout, errHandover)
+		left := make(chan error, 1)
+		go func() { left <- c.leave(app, n, id).Run(bounded) }()
+		var err error
+		for waiting := true; waiting; {
+			select {
+			case err = <-left:
+				waiting = false
+			case <-tick.C:
+				if !n.members.Ordered() {
+					end(cluster.ErrStays)
+				}
+			}
+		}
+		cancel()
+		end(nil)
+		if err == nil || errors.Is(err, errHandover) {
+			return true
+		}
+	}
+}
+
+// orderLook is how often a server looks whether it is ordered to drain. That asks nobody.
+const orderLook = 200 * time.Millisecond
+
+// errHandover ends a handover that takes too long.
+var errHandover = errors.New("the handover timeout is over")
+
+// handoverShare is the part of the drain timeout after a signal in which a node of a cluster hands over. What is left
+// is for what does not end before.
+const handoverShare = 0.9

@@ -93,7 +93,7 @@ func (c *CopyCmd) check() error {
 }
 
 func (c *CopyCmd) send(ctx context.Context, app *App, from, to store.Store, snaps []*schema.Snapshot) (tend.Copied, error) {
-	bar := app.byteProgress("copy", 1)
+	bar := app.progress("copy", 1, "bytes")
 	defer func() { _ = bar.Exit() }() // drawing is best effort
 	return tend.Copy(ctx, from, to, snaps, tend.CopyOptions{
 		Rate: int64(c.Rate), Workers: c.Workers, Selections: c.Selections || c.All, Numbers: c.All,
@@ -113,8 +113,7 @@ func (c *CopyCmd) print(app *App, done *tend.Copied, seconds float64) error {
 			Seconds float64 `json:"seconds"`
 		}{done, seconds})
 	}
-	out := table{numbers: []bool{false, true, true}}
-	out.add("DATASET", "SNAPSHOT", "ROWS", "")
+	out := tableOf("DATASET", ">SNAPSHOT", ">ROWS", "")
 	for _, s := range done.Snapshots {
 		state := "copied"
 		switch {

@@ -73,20 +73,18 @@ func datasetBody(ref datasetRef) any {
 
 // Run describes a snapshot.
 func (c *DescribeCmd) Run(ctx context.Context, app *App) error {
-	return app.with(ctx, false, func(client *client) error {
-		if c.JSON { // what the server says, whole
-			raw, err := actOne[json.RawMessage](ctx, client, "describe", datasetBody(c.Dataset))
-			if err != nil {
-				return err
-			}
-			return printJSON(app.Stdout, raw)
-		}
-		d, err := describe(ctx, client, c.Dataset)
-		if err != nil {
-			return err
-		}
-		return d.print(app.Stdout)
-	})
+	raw, err := ask[json.RawMessage](ctx, app, "describe", datasetBody(c.Dataset))
+	if err != nil {
+		return err
+	}
+	if c.JSON { // what the server says, whole
+		return printJSON(app.Stdout, raw)
+	}
+	var d description
+	if err := json.Unmarshal(raw, &d); err != nil {
+		return unexpected("describe", err)
+	}
+	return d.print(app.Stdout)
 }
 
 func (d *description) print(out io.Writer) error {

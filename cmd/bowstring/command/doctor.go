@@ -2,15 +2,25 @@ package command
 
 import (
 	"context"
+	"crypto/x509"
+	"encoding/pem"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
+	"os"
+	"path/filepath"
+	"strconv"
 	"strings"
-	"text/tabwriter"
+	"time"
+
+	"github.com/dustin/go-humanize"
+	"golang.org/x/sys/unix"
 
 	"bowstring/fetch/store"
 	"bowstring/fetch/store/cql"
 	"bowstring/fetch/store/local"
+	"bowstring/flight/policy"
 )
 
 // DoctorCmd is bowstring doctor.
@@ -92,21 +102,15 @@ func examine(ctx context.Context, addr string, log *slog.Logger) (store.Findings
 }
 
 func printFindings(app *App, found store.Findings) error {
-	var lines strings.Builder
-	w := tabwriter.NewWriter(&lines, 0, 0, 2, ' ', 0)
+	var out table
 	for _, f := range found {
-		says := printable(f.Says)
+		says := f.Says
 		if f.Do != "" {
-			says += ". To do: " + printable(f.Do)
+			says += ". To do: " + f.Do
 		}
-		if _, err := fmt.Fprintf(w, "%s\t%s\t%s\n", f.Level, f.Check, says); err != nil {
-			return err
-		}
+		out.add(f.Level, f.Check, says)
 	}
-	if err := w.Flush(); err != nil {
-		return err
-	}
-	return app.Printf("%s", lines.String())
+	return out.print(app.Stdout)
 }
 
 // logProblems has a server say at its start what is wrong below it, as far as a few
@@ -128,5 +132,307 @@ func logProblems(ctx context.Context, app *App, dir string, served store.Store) 
 			app.Log.WarnContext(ctx, "the store has a problem; bowstring doctor says more", "check", f.Check, "problem",
 				f.Says, "do", f.Do)
 		}
+	}
+}
+
+// setup is this machine, and what a server on it is configured with, as far as doctor looks at it.
+type setup struct {
+	root  string // where /proc and /sys are; "/" but in tests
+	now   time.Time
+	files uint64 // that the process may have open
+
+	memory, window     int64 // bytes that the process may use, and that windows may; 0 if nobody knows
+	spill              string
+	keepFree           int64
+	connections        int
+	certificates       map[string]string // files by the setting that names them
+	rules, auditFolder string
+}
+
+const (
+	checkFiles       = "open files"
+	checkWindows     = "tcp windows"
+	checkMemory      = "memory"
+	checkSpill       = "spill"
+	checkSpillSpace  = "spill space"
+	checkCertificate = "certificate"
+	checkRules       = "rules"
+	checkAudit       = "audit"
+)
+
+// certificateSoon is how long before its end a certificate is worth a warning: that of the alert
+// BowstringCertificateEnds.
+const certificateSoon = 14 * 24 * time.Hour
+
+// thisSetup reads what serve is configured with on this machine.
+func thisSetup(app *App) (*setup, error) {
+	s := &setup{root: "/", now: time.Now(), memory: memoryLimit(), certificates: map[string]string{}}
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		return nil, fmt.Errorf("limit of open files: %w", err)
+	}
+	s.files = limit.Cur
+	text := func(key string) string {
+		value, err := app.settings.effective(key)
+		found, _ := value.(string)
+		if err != nil {
+			return ""
+		}
+		return found
+	}
+	for _, key := range []string{"serve.tls-cert", "serve.tls-client-ca", "serve.admin-cert"} {
+		if path := text(key); path != "" {
+			s.certificates[key] = path
+		}
+	}
+	s.rules, s.spill = text("serve.rules"), text("serve.spill")
+	if audit := text("serve.audit"); audit != "" {
+		s.auditFolder = filepath.Dir(audit)
+	}
+	number := func(key string) int64 {
+		var n size
+		if n.UnmarshalText([]byte(text(key))) != nil {
+			return 0
+		}
+		return int64(n)
+	}
+	s.keepFree, s.window = number("serve.spill-keep-free"), number("serve.window-memory")
+	if value, err := app.settings.effective("serve.max-streams"); err == nil {
+		streams, _ := value.(int)
+		s.connections = connectionsFor(streams)
+	}
+	return s, nil
+}
+
+// examine looks at all of it, and changes nothing.
+func (s *setup) examine() (f store.Findings) {
+	s.lookAtFiles(&f)
+	s.lookAtWindows(&f)
+	if s.memory > 0 && s.window > s.memory/2 {
+		f.Warning(checkMemory, "lower serve.window-memory to a quarter of it, or raise the limit of the control group",
+			"windows may take %s of the %s that the process may use", humanize.IBytes(uint64(s.window)),
+			humanize.IBytes(uint64(s.memory)))
+	} else if s.memory > 0 {
+		f.OK(checkMemory, "the process may use %s", humanize.IBytes(uint64(s.memory)))
+	}
+	if s.spill != "" {
+		s.lookAtSpill(&f)
+	}
+	for _, key := range []string{"serve.tls-cert", "serve.tls-client-ca", "serve.admin-cert"} {
+		if path := s.certificates[key]; path != "" {
+			s.lookAtCertificate(&f, key, path)
+		}
+	}
+	if s.rules != "" {
+		s.lookAtRules(&f)
+	}
+	if s.auditFolder != "" {
+		s.lookAtAudit(&f)
+	}
+	return f
+}
+
+// lookAtFiles compares the limit with what a full server has open: connections, those to the store, segments.
+func (s *setup) lookAtFiles(f *store.Findings) {
+	need := uint64(s.connections) + 1024
+	switch {
+	case s.files < 1024:
+		f.Problem(checkFiles, "ulimit -n 65536, or LimitNOFILE=65536 in the unit", "the process may have %d files open",
+			s.files)
+	case s.files < need:
+		f.Warning(checkFiles, "ulimit -n 65536, or LimitNOFILE=65536 in the unit; or lower serve.max-streams",
+			"the process may have %d files open, and %d connections with what is below them take up to %d", s.files,
+			s.connections, need)
+	default:
+		f.OK(checkFiles, "the process may have %d open", s.files)
+	}
+}
+
+// windowLow is the TCP window below which one connection cannot carry 1 Gbit/s over 30 ms.
+const windowLow = 4 << 20
+
+// lookAtWindows looks at how much of a connection the kernel lets be on its way: that bounds its bytes a second over a
+// far link.
+func (s *setup) lookAtWindows(f *store.Findings) {
+	if text, err := s.read("proc/sys/net/ipv4/tcp_window_scaling"); err == nil && text == "0" {
+		f.Problem(checkWindows, "sysctl -w net.ipv4.tcp_window_scaling=1",
+			"windows are not scaled: a connection carries 64 KiB a round trip")
+		return
+	}
+	for _, name := range []string{"tcp_rmem", "tcp_wmem"} {
+		text, err := s.read("proc/sys/net/ipv4/" + name)
+		fields := strings.Fields(text)
+		if err != nil || len(fields) != 3 {
+			continue // another system, or a container that does not show it
+		}
+		most, err := strconv.ParseInt(fields[2], 10, 64)
+		if err != nil {
+			continue
+		}
+		at := humanize.Bytes(uint64(most)*10) + "/s over 100 ms"
+		if most < windowLow {
+			f.Warning(checkWindows, fmt.Sprintf("sysctl -w net.ipv4.%s='%s %s 16777216'", name, fields[0], fields[1]),
+				"%s lets a connection have %s on its way, %s", name, humanize.IBytes(uint64(most)), at)
+		} else {
+			f.OK(checkWindows, "%s: up to %s a connection, %s", name, humanize.IBytes(uint64(most)), at)
+		}
+	}
+}
+
+func (s *setup) read(path string) (string, error) {
+	data, err := os.ReadFile(filepath.Join(s.root, path))
+	return strings.TrimSpace(string(data)), err
+}
+
+// File systems on which a cache is not worth its name, or not what it seems.
+var notForSpill = map[int64]string{
+	unix.TMPFS_MAGIC: "tmpfs, which is memory: blobs would be there twice, and count as the process's",
+	unix.RAMFS_MAGIC: "ramfs, which is memory",
+	unix.OVERLAYFS_SUPER_MAGIC: "an overlay, the container's own layer: it goes with the container, and is " +
+		"slow to write",
+	unix.NFS_SUPER_MAGIC:  "NFS, no disk of this machine",
+	unix.SMB2_SUPER_MAGIC: "SMB, no disk of this machine",
+	unix.CIFS_SUPER_MAGIC: "SMB, no disk of this machine",
+	unix.CEPH_SUPER_MAGIC: "CephFS, no disk of this machine",
+	unix.FUSE_SUPER_MAGIC: "FUSE, which copies each page once more",
+	unix.V9FS_MAGIC:       "9p, no disk of this machine",
+}
+
+// lookAtSpill looks at the disk that the cache is on, or will be made on.
+func (s *setup) lookAtSpill(f *store.Findings) {
+	dir := s.spill
+	var st unix.Statfs_t
+	for {
+		err := unix.Statfs(dir, &st)
+		if err == nil {
+			break
+		}
+		if !errors.Is(err, fs.ErrNotExist) || dir == filepath.Dir(dir) {
+			f.Problem(checkSpill, "give the server's user the directory, or name another by serve.spill", "%s: %v", dir,
+				err)
+			return
+		}
+		dir = filepath.Dir(dir)
+	}
+	if err := unix.Access(dir, unix.W_OK|unix.X_OK); err != nil {
+		f.Problem(checkSpill, "give the directory to the server's user", "this user may not write to %s", dir)
+		return
+	}
+	kind, wrong := notForSpill[int64(st.Type)] //nolint:unconvert // 32 bits on some processors
+	switch {
+	case wrong:
+		f.Warning(checkSpill, "name a directory on a disk of this machine by serve.spill", "%s is on %s", s.spill, kind)
+	case s.spins(dir): // no warning: virtual disks say so, too
+		f.OK(checkSpill, "%s is on a disk of this machine, which the kernel takes for one that spins: "+
+			"shuffled reads want a solid-state one", s.spill)
+	default:
+		f.OK(checkSpill, "%s is on a disk of this machine", s.spill)
+	}
+	free := int64(st.Bavail) * st.Bsize
+	says := fmt.Sprintf("%s of %s free", humanize.IBytes(uint64(free)), humanize.IBytes(st.Blocks*uint64(st.Bsize)))
+	if free < s.keepFree {
+		f.Warning(checkSpillSpace, "free some, or lower serve.spill-keep-free: nothing is stored meanwhile",
+			"%s, less than serve.spill-keep-free (%s)", says, humanize.IBytes(uint64(s.keepFree)))
+	} else {
+		f.OK(checkSpillSpace, "%s", says)
+	}
+}
+
+// spins tells whether the kernel says so of the disk that a directory is on.
+func (s *setup) spins(dir string) bool {
+	var st unix.Stat_t
+	if unix.Stat(dir, &st) != nil {
+		return false
+	}
+	device := fmt.Sprintf("sys/dev/block/%d:%d/", unix.Major(st.Dev), unix.Minor(st.Dev))
+	for _, at := range []string{"queue/rotational", "../queue/rotational"} { // of a disk, of a partition
+		// The path goes through a link, which Join would shorten away.
+		if data, err := os.ReadFile(strings.TrimSuffix(s.root, "/") + "/" + device + at); err == nil {
+			return strings.TrimSpace(string(data)) == "1"
+		}
+	}
+	return false
+}
+
+// lookAtCertificate looks when the first certificate in a file ends to be valid.
+func (s *setup) lookAtCertificate(f *store.Findings, key, path string) {
+	rest, err := os.ReadFile(path)
+	if err != nil {
+		f.Problem(checkCertificate, "name a file in PEM by "+key, "%s: %v", key, err)
+		return
+	}
+	var first *x509.Certificate
+	for {
+		var block *pem.Block
+		if block, rest = pem.Decode(rest); block == nil {
+			break
+		}
+		if block.Type != "CERTIFICATE" {
+			continue
+		}
+		c, err := x509.ParseCertificate(block.Bytes)
+		if err != nil {
+			f.Problem(checkCertificate, "name a file in PEM by "+key, "%s: %s: %v", key, path, err)
+			return
+		}
+		if first == nil || c.NotAfter.Before(first.NotAfter) {
+			first = c
+		}
+	}
+	const replace = "replace the file; a server that runs reads it again"
+	switch {
+	case first == nil:
+		f.Problem(checkCertificate, "name a file in PEM by "+key, "%s: there is no certificate in %s", key, path)
+	case s.now.After(first.NotAfter):
+		f.Problem(checkCertificate, replace, "%s: %s ended on %s", key, path, first.NotAfter.Format(time.DateOnly))
+	case s.now.Before(first.NotBefore):
+		f.Problem(checkCertificate, "look at the clock, or wait", "%s: %s begins on %s", key, path,
+			first.NotBefore.Format(time.DateOnly))
+	case first.NotAfter.Sub(s.now) < certificateSoon:
+		f.Warning(checkCertificate, replace, "%s: %s ends on %s", key, path, first.NotAfter.Format(time.DateOnly))
+	default:
+		f.OK(checkCertificate, "%s: good until %s", key, first.NotAfter.Format(time.DateOnly))
+	}
+}
+
+// lookAtRules reads the file of rules as a server does, and says the first thing in it that is likely not meant.
+func (s *setup) lookAtRules(f *store.Findings) {
+	text, err := os.ReadFile(s.rules)
+	if err != nil {
+		f.Problem(checkRules, "name a file by serve.rules", "%v", err)
+		return
+	}
+	rs, err := policy.Parse(s.rules, text)
+	if err != nil {
+		f.Problem(checkRules, "a server does not start with it, and one that runs keeps the rules it had", "%v", err)
+		return
+	}
+	if found := rs.Lint(); len(found) > 0 {
+		f.Warning(checkRules, "bowstring auth lint says all", "%s:%d: %s (%s)",
+			s.rules, found[0].Line, found[0].Message, plural(int64(len(found)), "finding"))
+		return
+	}
+	f.OK(checkRules, "%s: %s", s.rules, plural(int64(len(rs.List())), "rule"))
+}
+
+// auditLow is the free space below which the audit log is near its end.
+const auditLow = 1 << 30
+
+// lookAtAudit looks at the disk of the audit log, without which nothing may be written.
+func (s *setup) lookAtAudit(f *store.Findings) {
+	var st unix.Statfs_t
+	if err := unix.Statfs(s.auditFolder, &st); err != nil {
+		f.Problem(checkAudit, "make the directory, or name another file by serve.audit", "%s: %v", s.auditFolder, err)
+		return
+	}
+	free := st.Bavail * uint64(st.Bsize)
+	if unix.Access(s.auditFolder, unix.W_OK|unix.X_OK) != nil {
+		f.Problem(checkAudit, "give the directory to the server's user", "this user may not write to %s", s.auditFolder)
+	} else if free < auditLow {
+		f.Warning(checkAudit, "free some: while the log cannot be written, nothing can be imported, dropped "+
+			"or collected",
+			"%s free for it", humanize.IBytes(free))
+	} else {
+		f.OK(checkAudit, "%s free for it", humanize.IBytes(free))
 	}
 }

@@ -82,25 +82,20 @@ type GCCmd struct {
 
 // Run collects garbage.
 func (c *GCCmd) Run(ctx context.Context, app *App) error {
-	return app.with(ctx, false, func(client *client) error {
-		body := struct {
-			DryRun bool `json:"dry_run,omitempty"`
-		}{c.DryRun}
-		r, err := actOne[store.GCReport](ctx, client, "gc", body)
-		if err != nil {
-			return err
-		}
-		if c.JSON {
-			return printJSON(app.Stdout, r)
-		}
-		size := func(n int64) string { return humanize.IBytes(uint64(n)) }
-		if err := app.Printf("live   %s, %s\ndead   %s, %s\n", plural(r.LiveBlobs, "blob"), size(r.LiveBytes),
-			plural(r.DeadBlobs, "blob"), size(r.DeadBytes)); err != nil {
-			return err
-		}
-		if c.DryRun {
-			return nil
-		}
-		return app.Printf("freed  %s on disk, having moved %s\n", size(r.FreedBytes), size(r.MovedBytes))
-	})
+	r, err := ask[store.GCReport](ctx, app, "gc", struct {
+		DryRun bool `json:"dry_run,omitempty"`
+	}{c.DryRun})
+	if err != nil {
+		return err
+	}
+	if c.JSON {
+		return printJSON(app.Stdout, r)
+	}
+	size := func(n int64) string { return humanize.IBytes(uint64(n)) }
+	text := fmt.Sprintf("live   %s, %s\ndead   %s, %s\n", plural(r.LiveBlobs, "blob"), size(r.LiveBytes),
+		plural(r.DeadBlobs, "blob"), size(r.DeadBytes))
+	if !c.DryRun {
+		text += fmt.Sprintf("freed  %s on disk, having moved %s\n", size(r.FreedBytes), size(r.MovedBytes))
+	}
+	return app.Printf("%s", text)
 }

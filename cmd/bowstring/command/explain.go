@@ -110,21 +110,18 @@ func (c *ExplainCmd) Run(ctx context.Context, app *App) error {
 		}
 		body.Rates = r
 	}
-	return app.with(ctx, false, func(client *client) error {
-		raw, err := actOne[json.RawMessage](ctx, client, "explain", body)
-		if err != nil {
-			return err
-		}
-		if c.JSON {
-			return printJSON(app.Stdout, raw)
-		}
-		var e flight.Explained
-		if err := json.Unmarshal(raw, &e); err != nil {
-			return fmt.Errorf("%s: the answer to explain is not what this version of bowstring expects: %w",
-				client.target, err)
-		}
-		return printExplained(app.Stdout, &e)
-	})
+	raw, err := ask[json.RawMessage](ctx, app, "explain", body)
+	if err != nil {
+		return err
+	}
+	if c.JSON {
+		return printJSON(app.Stdout, raw)
+	}
+	var e flight.Explained
+	if err := json.Unmarshal(raw, &e); err != nil {
+		return unexpected("explain", err)
+	}
+	return printExplained(app.Stdout, &e)
 }
 
 // readRates reads the rates of a file that calibrate has written.
@@ -159,8 +156,7 @@ func printExplained(w io.Writer, e *flight.Explained) error {
 		fmt.Fprintf(w, "not measured, and taken to limit nothing: %s; calibrate measures it\n\n",
 			printable(strings.Join(e.Unknown, ", ")))
 	}
-	t := table{numbers: []bool{false, false, true, true, true, true, false}}
-	t.add("NODES", "EPOCH", "SAMPLES/S", "SECONDS", "WAITS", "HITS", "LIMIT")
+	t := tableOf("NODES", "EPOCH", ">SAMPLES/S", ">SECONDS", ">WAITS", ">HITS", "LIMIT")
 	row := func(nodes int64, name string, e *predict.Epoch) {
 		t.add(humanize.Comma(nodes), name, rateOf(e.SamplesPerSec), seconds(e.Seconds), seconds(e.WaitSeconds),
 			percent(&e.HitShare), string(e.Limit)+": "+e.Because)
@@ -188,8 +184,7 @@ func printExplained(w io.Writer, e *flight.Explained) error {
 func printRunning(w io.Writer, r *flight.Running) error {
 	fmt.Fprintf(w, "\nit runs since %s: %s, %s epoch\n", r.Since.Local().Format(time.DateTime),
 		plural(int64(r.Streams), "stream"), r.Epoch)
-	t := table{numbers: []bool{false, true, true, true}}
-	t.add("", "PREDICTED", "AT THESE HITS", "MEASURED")
+	t := tableOf("", ">PREDICTED", ">AT THESE HITS", ">MEASURED")
 	t.add("samples/s", rateOf(r.Predicted), rateOf(r.Expected), count(r.Samples))
 	if err := t.print(w); err != nil {
 		return err

@@ -2,6 +2,7 @@ package command
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -152,7 +153,7 @@ func (c *GetCmd) copy(ctx context.Context, app *App, client *client, info *arrow
 	out := &output{to: c.To, format: c.format(), opts: export.Options{Force: c.Force, SplitFolders: splits},
 		left: total}
 	defer func() { err = errors.Join(err, out.close()) }()
-	progress := app.progress(total, "rows")
+	progress := app.progress("", total, "rows")
 	defer func() { _ = progress.Exit() }()
 	for _, endpoint := range info.GetEndpoint() {
 		if err := readStream(ctx, client, endpoint.GetTicket(), out.open, func(rec arrow.Record) (bool, error) {
@@ -261,18 +262,21 @@ func readRecords(stream arrowflight.DataStreamReader, open func(*arrow.Schema) e
 	return reader.Err()
 }
 
-// progressInterval is how often a bar is drawn, at most.
-const progressInterval = 100 * time.Millisecond
-
-// progress returns a bar on the terminal, or one that shows nothing where there is none.
-func (a *App) progress(total int64, unit string) *progressbar.ProgressBar {
-	return progressbar.NewOptions64(total,
+// progress returns a bar on the terminal, or one that shows nothing where there is none. It counts bytes, or what unit
+// names.
+func (a *App) progress(what string, total int64, unit string) *progressbar.ProgressBar {
+	options := []progressbar.Option{
 		progressbar.OptionSetWriter(a.Stderr),
 		progressbar.OptionSetVisibility(a.TTY),
-		progressbar.OptionSetItsString(unit),
-		progressbar.OptionShowIts(),
-		progressbar.OptionShowCount(),
+		progressbar.OptionSetDescription(what),
+		progressbar.OptionThrottle(100 * time.Millisecond),
 		progressbar.OptionClearOnFinish(),
-		progressbar.OptionThrottle(progressInterval),
-	)
+	}
+	if unit == "bytes" {
+		options = append(options, progressbar.OptionShowBytes(true))
+	} else {
+		options = append(options, progressbar.OptionShowCount(), progressbar.OptionShowIts(),
+			progressbar.OptionSetItsString(unit))
+	}
+	return progressbar.NewOptions64(cmp.Or(total, 1), options...)
 }

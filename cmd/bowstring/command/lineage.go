@@ -105,26 +105,12 @@ func (c *LineageCmd) Run(ctx context.Context, app *App) error {
 
 // ask asks the server, and the other nodes of its cluster, each of which has a record of its own.
 func (c *LineageCmd) ask(ctx context.Context, app *App) ([]lineageResult, error) {
-	body := map[string]any{}
-	if c.Job != "" {
-		body["job"] = c.Job
-	}
-	for name, v := range map[string]any{"step": c.Step, "epoch": c.Epoch, "rank": c.Rank} {
-		switch v := v.(type) {
-		case *int64:
-			if v != nil {
-				body[name] = *v
-			}
-		case *uint64:
-			if v != nil {
-				body[name] = *v
-			}
-		case *int:
-			if v != nil {
-				body[name] = *v
-			}
-		}
-	}
+	body := struct {
+		Job   string  `json:"job,omitempty"`
+		Step  *int64  `json:"step,omitempty"`
+		Epoch *uint64 `json:"epoch,omitempty"`
+		Rank  *int    `json:"rank,omitempty"`
+	}{c.Job, c.Step, c.Epoch, c.Rank}
 	list := []lineageResult{}
 	var others []string
 	take := func(node string) func(lineageResult) error {
@@ -145,12 +131,9 @@ func (c *LineageCmd) ask(ctx context.Context, app *App) ([]lineageResult, error)
 		err := act(ctx, client, "lineage", body, take(""))
 		if isNotFound(err) && !c.Here { // another node may know
 			missing = err
-			return act(ctx, client, "lineage", map[string]any{}, func(r lineageResult) error {
-				if r.Job == "" {
-					others = r.Others
-				}
-				return nil
-			})
+			found := list
+			err = act(ctx, client, "lineage", struct{}{}, take("")) // for the names of the others
+			list = found
 		}
 		return err
 	})
@@ -162,7 +145,7 @@ func (c *LineageCmd) ask(ctx context.Context, app *App) ([]lineageResult, error)
 			break
 		}
 		if c.Step != nil && c.Epoch == nil && len(list) > 0 {
-			body["epoch"] = list[0].Epoch
+			body.Epoch = &list[0].Epoch
 		}
 		err := app.at(ctx, address, func(client *client) error { return act(ctx, client, "lineage", body, take(address)) })
 		if err != nil && !isNotFound(err) {
@@ -216,8 +199,7 @@ func (c *LineageCmd) jobs(app *App, list []lineageResult) error {
 		app.Notef("no job is on record")
 		return nil
 	}
-	out := table{numbers: []bool{false, false, true, true, true, false, false, false}}
-	out.add("JOB", "DATASET", "STREAMS", "ROWS", "RANKS", "ORDER", "FIRST STREAM", "LAST STREAM")
+	out := tableOf("JOB", "DATASET", ">STREAMS", ">ROWS", ">RANKS", "ORDER", "FIRST STREAM", "LAST STREAM")
 	for i := range list {
 		j := &list[i]
 		rows := "-"
@@ -233,8 +215,7 @@ func (c *LineageCmd) jobs(app *App, list []lineageResult) error {
 
 // step prints the samples of a step, a line each.
 func (c *LineageCmd) step(app *App, list []lineageResult) error {
-	out := table{numbers: []bool{true, true, true, false, false}}
-	out.add("RANK", "ROW", "POSITION", "ID", "NOTE")
+	out := tableOf(">RANK", ">ROW", ">POSITION", "ID", "NOTE")
 	for i := range list {
 		r := &list[i]
 		if i == 0 {

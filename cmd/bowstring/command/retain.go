@@ -47,14 +47,7 @@ func (c *RetainCmd) Run(ctx context.Context, app *App) (err error) {
 	if err != nil {
 		return err
 	}
-	if c.JSON {
-		if fates == nil {
-			fates = []tend.Fate{}
-		}
-		return printJSON(app.Stdout, fates)
-	}
-	out := table{numbers: []bool{false, true}}
-	out.add("DATASET", "SNAPSHOT", "CREATED", "")
+	out := tableOf("DATASET", ">SNAPSHOT", "CREATED", "")
 	for _, f := range fates {
 		state := "kept: " + f.Why
 		switch {
@@ -65,5 +58,5 @@ func (c *RetainCmd) Run(ctx context.Context, app *App) (err error) {
 		}
 		out.add(f.Dataset, fmt.Sprint(f.Snapshot), f.Created.UTC().Format(time.RFC3339), state)
 	}
-	return out.print(app.Stdout)
+	return app.show(c.JSON, append([]tend.Fate{}, fates...), out)
 }

@@ -31,7 +31,7 @@ func (c *StoreRebuildCmd) Run(ctx context.Context, app *App) error {
 	if cql.IsURI(dir) {
 		return usagef("store rebuild works on a store in a directory, and %s is in a database of its own", dir)
 	}
-	bar := app.progress(-1, "bytes")
+	bar := app.progress("", -1, "bytes")
 	defer func() { _ = bar.Exit() }()
 	report, err := local.Rebuild(ctx, dir, local.RebuildOptions{
 		Logger: app.Log, Payloads: c.Payloads, Lossy: c.Lossy,

@@ -34,48 +34,41 @@ func (c *TagCmd) Run(ctx context.Context, app *App) error {
 	if c.Tag == "" {
 		return c.list(ctx, app)
 	}
-	return app.with(ctx, false, func(client *client) error {
-		done, err := actOne[taggedSnapshot](ctx, client, "tag", struct {
-			Dataset  string `json:"dataset"`
-			Snapshot int64  `json:"snapshot,omitempty"`
-			Tag      string `json:"tag,omitempty"`
-			Name     string `json:"name"`
-		}{c.Snapshot.Name, c.Snapshot.Snapshot, c.Snapshot.Tag, c.Tag})
-		if err != nil {
-			return err
-		}
-		if c.JSON {
-			return printJSON(app.Stdout, done)
-		}
-		app.Notef("%s@%s is snapshot %d", done.Dataset, done.Tag, done.Snapshot)
-		return nil
-	})
+	return askTags(ctx, app, "tag", c.JSON, "is", struct {
+		Dataset  string `json:"dataset"`
+		Snapshot int64  `json:"snapshot,omitempty"`
+		Tag      string `json:"tag,omitempty"`
+		Name     string `json:"name"`
+	}{c.Snapshot.Name, c.Snapshot.Snapshot, c.Snapshot.Tag, c.Tag})
 }
 
-func (c *TagCmd) list(ctx context.Context, app *App) error {
-	list := []taggedSnapshot{}
-	err := app.with(ctx, false, func(client *client) error {
-		body := map[string]string{}
-		if c.Snapshot.Name != "" {
-			body["dataset"] = c.Snapshot.String()
-		}
-		return act(ctx, client, "tags", body, func(t taggedSnapshot) error {
-			list = append(list, t)
-			return nil
-		})
-	})
+// askTags calls an action on one tag, and says what it did.
+func askTags(ctx context.Context, app *App, action string, asJSON bool, verb string, body any) error {
+	done, err := ask[taggedSnapshot](ctx, app, action, body)
 	if err != nil {
 		return err
 	}
-	if c.JSON {
-		return printJSON(app.Stdout, list)
+	if asJSON {
+		return printJSON(app.Stdout, done)
 	}
-	out := table{numbers: []bool{false, false, true}}
-	out.add("DATASET", "TAG", "SNAPSHOT")
+	app.Notef("%s@%s %s snapshot %d", done.Dataset, done.Tag, verb, done.Snapshot)
+	return nil
+}
+
+func (c *TagCmd) list(ctx context.Context, app *App) error {
+	body := map[string]string{}
+	if c.Snapshot.Name != "" {
+		body["dataset"] = c.Snapshot.String()
+	}
+	list, err := askAll[taggedSnapshot](ctx, app, "tags", body)
+	if err != nil {
+		return err
+	}
+	out := tableOf("DATASET", "TAG", ">SNAPSHOT")
 	for _, t := range list {
 		out.add(t.Dataset, t.Tag, strconv.FormatInt(t.Snapshot, 10))
 	}
-	return out.print(app.Stdout)
+	return app.show(c.JSON, list, out)
 }
 
 // UntagCmd is bowstring untag.
@@ -89,20 +82,10 @@ func (c *UntagCmd) Run(ctx context.Context, app *App) error {
 	if c.Snapshot.Tag == "" {
 		return usagef("untag: got %s, want DATASET@TAG, such as %s@prod", c.Snapshot, c.Snapshot.Name)
 	}
-	return app.with(ctx, false, func(client *client) error {
-		done, err := actOne[taggedSnapshot](ctx, client, "untag", struct {
-			Dataset string `json:"dataset"`
-			Name    string `json:"name"`
-		}{c.Snapshot.Name, c.Snapshot.Tag})
-		if err != nil {
-			return err
-		}
-		if c.JSON {
-			return printJSON(app.Stdout, done)
-		}
-		app.Notef("%s@%s was snapshot %d", done.Dataset, done.Tag, done.Snapshot)
-		return nil
-	})
+	return askTags(ctx, app, "untag", c.JSON, "was", struct {
+		Dataset string `json:"dataset"`
+		Name    string `json:"name"`
+	}{c.Snapshot.Name, c.Snapshot.Tag})
 }
 
 // tagText writes tags with the numbers of their snapshots.

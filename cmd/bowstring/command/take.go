@@ -122,10 +122,7 @@ func (c *TakeCmd) show(ctx context.Context, app *App, client *client, snapshot i
 	if err != nil {
 		return err
 	}
-	if c.JSON {
-		return printJSON(app.Stdout, rows)
-	}
-	return out.print(app.Stdout)
+	return app.show(c.JSON, rows, &out)
 }
 
 // takeBatch is how many samples one message asks for.

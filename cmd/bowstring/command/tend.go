@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"strconv"
 
-	"github.com/schollz/progressbar/v3"
 	"golang.org/x/sys/unix"
 
 	"bowstring/schema"
@@ -20,18 +19,6 @@ func openIdleSpill(dir string, log *slog.Logger) (*spill.Cache, error) {
 		return nil, fmt.Errorf("%w: there is no spill in %s", schema.ErrNotFound, dir)
 	}
 	return spill.Open(spill.Options{Dir: dir, Bytes: 1 << 60, KeepFree: 1, Logger: log})
-}
-
-// byteProgress draws a bar of bytes on a terminal, and nothing elsewhere.
-func (a *App) byteProgress(what string, total int64) *progressbar.ProgressBar {
-	return progressbar.NewOptions64(max(total, 1),
-		progressbar.OptionSetWriter(a.Stderr),
-		progressbar.OptionSetVisibility(a.TTY),
-		progressbar.OptionSetDescription(what),
-		progressbar.OptionShowBytes(true),
-		progressbar.OptionThrottle(progressInterval),
-		progressbar.OptionClearOnFinish(),
-	)
 }
 
 // lowestPriority has the whole process run when nobody else wants the processor. The

@@ -118,8 +118,7 @@ func (c *TokenListCmd) Run(app *App) error {
 		State     string    `json:"state"`
 	}
 	lines := []line{}
-	out := table{}
-	out.add("ID", "PRINCIPAL", "GROUPS", "TENANTS", "EXPIRES", "")
+	out := tableOf("ID", "PRINCIPAL", "GROUPS", "TENANTS", "EXPIRES", "")
 	for i := range tokens {
 		t := &tokens[i]
 		l := line{ID: t.ID, Principal: t.Principal, Groups: t.Groups, Created: t.Created, Expires: t.Expires,
@@ -134,10 +133,7 @@ func (c *TokenListCmd) Run(app *App) error {
 		lines = append(lines, l)
 		out.add(l.ID, l.Principal, strings.Join(l.Groups, " "), strings.Join(l.Tenants, " "), expires, l.State)
 	}
-	if c.JSON {
-		return printJSON(app.Stdout, lines)
-	}
-	return out.print(app.Stdout)
+	return app.show(c.JSON, lines, out)
 }
 
 // lifetime is a duration that may have days; zero is never.

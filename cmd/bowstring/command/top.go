@@ -127,8 +127,7 @@ func printView(v *watch.View, w io.Writer) error {
 	if err != nil {
 		return err
 	}
-	jobs := table{numbers: []bool{false, false, true, true, true, true, true}}
-	jobs.add("JOB", "DATASET", "STREAMS", "EPOCH", "DONE", "LEFT", "SPILL")
+	jobs := tableOf("JOB", "DATASET", ">STREAMS", ">EPOCH", ">DONE", ">LEFT", ">SPILL")
 	for _, j := range v.Jobs {
 		left := "-"
 		if j.LeftSecs != nil {
@@ -143,8 +142,7 @@ func printView(v *watch.View, w io.Writer) error {
 	if _, err := fmt.Fprintln(w); err != nil {
 		return err
 	}
-	streams := table{numbers: []bool{true, false, false, false, true, true, true, true, true, true, false}}
-	streams.add("ID", "KIND", "DATASET", "TENANT", "BYTES/S", "ROWS/S", "STORE", "SPILL", "ENCODE", "CONSUMER", "LIMIT")
+	streams := tableOf(">ID", "KIND", "DATASET", "TENANT", ">BYTES/S", ">ROWS/S", ">STORE", ">SPILL", ">ENCODE", ">CONSUMER", "LIMIT")
 	for _, s := range v.Streams[:min(len(v.Streams), maxTopStreams)] {
 		streams.add(fmt.Sprint(s.ID), s.Kind, s.Dataset, s.Tenant, humanize.IBytes(uint64(s.BytesPerSec)),
 			humanize.Comma(int64(s.RowsPerSec)),

@@ -38,21 +38,11 @@ func (c *UsageCmd) Run(ctx context.Context, app *App) error {
 			body[name] = v
 		}
 	}
-	list := []usage.Entry{}
-	err := app.with(ctx, false, func(client *client) error {
-		return act(ctx, client, "usage", body, func(e usage.Entry) error {
-			list = append(list, e)
-			return nil
-		})
-	})
+	list, err := askAll[usage.Entry](ctx, app, "usage", body)
 	if err != nil {
 		return err
 	}
-	if c.JSON {
-		return printJSON(app.Stdout, list)
-	}
-	out := table{numbers: []bool{false, false, false, true, true, true, true, true, true}}
-	out.add("DAY", "TENANT", "DATASET", "STREAMS", "ROWS", "SENT", "FROM STORE", "RECEIVED", "HOURS")
+	out := tableOf("DAY", "TENANT", "DATASET", ">STREAMS", ">ROWS", ">SENT", ">FROM STORE", ">RECEIVED", ">HOURS")
 	for _, e := range list {
 		out.add(e.Day, printable(e.Tenant), printable(e.Dataset), strconv.FormatInt(e.Streams, 10),
 			humanize.Comma(e.Rows),
@@ -60,5 +50,5 @@ func (c *UsageCmd) Run(ctx context.Context, app *App) error {
 			humanize.IBytes(uint64(max(e.BytesIn, 0))),
 			fmt.Sprintf("%.1f", e.Seconds/3600))
 	}
-	return out.print(app.Stdout)
+	return app.show(c.JSON, list, out)
 }

@@ -126,7 +126,7 @@ func (c *VerifyCmd) scope(ctx context.Context, src store.Store) (tend.Scope, err
 func (c *VerifyCmd) verify(ctx context.Context, app *App, scope tend.Scope,
 	opts tend.VerifyOptions) (tend.Verification, error) {
 	_, size := scope.Size()
-	bar := app.byteProgress("verify", size)
+	bar := app.progress("verify", size, "bytes")
 	defer func() { _ = bar.Exit() }() // drawing is best effort
 	opts.Progress = func(v tend.Verification) { _ = bar.Set64(min(v.Bytes, size)) }
 	return tend.Verify(ctx, scope, opts)

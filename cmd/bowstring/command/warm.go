@@ -37,7 +37,7 @@ func (c *WarmCmd) Run(ctx context.Context, app *App) error {
 	}
 	return app.with(ctx, false, func(client *client) error {
 		var last fetch.WarmProgress
-		bar := app.progress(-1, "samples") // the first result says how many there are
+		bar := app.progress("", -1, "samples") // the first result says how many there are
 		defer func() { _ = bar.Exit() }()
 		err := act(ctx, client, "warm", json.RawMessage(c.request().Marshal()), func(p fetch.WarmProgress) error {
 			last = p

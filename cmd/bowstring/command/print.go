@@ -2,6 +2,7 @@ package command
 
 import (
 	"fmt"
+	"io"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -67,4 +68,70 @@ func printableJSON(text []byte) []byte {
 		return text
 	}
 	return append(out, text[start:]...)
+}
+
+// table lays out rows of cells for people: columns two spaces apart, those of
+// numbers to the right.
+type table struct {
+	numbers []bool // by column; those beyond are text
+	rows    [][]string
+}
+
+// tableOf is a table with a heading: the names of columns, those of numbers behind a ">".
+func tableOf(names ...string) *table {
+	t := &table{}
+	for i, name := range names {
+		text, number := strings.CutPrefix(name, ">")
+		names[i], t.numbers = text, append(t.numbers, number)
+	}
+	t.add(names...)
+	return t
+}
+
+// show prints v as JSON, or the table.
+func (a *App) show(asJSON bool, v any, t *table) error {
+	if asJSON {
+		return printJSON(a.Stdout, v)
+	}
+	return t.print(a.Stdout)
+}
+
+// add adds a row, of which only what is printable is shown as it is.
+func (t *table) add(cells ...string) {
+	for i, cell := range cells {
+		cells[i] = printable(cell)
+	}
+	t.rows = append(t.rows, cells)
+}
+
+// print writes the table, without spaces at the ends of lines.
+func (t *table) print(w io.Writer) error {
+	var widths []int
+	for _, row := range t.rows {
+		for i, cell := range row {
+			if i == len(widths) {
+				widths = append(widths, 0)
+			}
+			widths[i] = max(widths[i], utf8.RuneCountInString(cell))
+		}
+	}
+	for _, row := range t.rows {
+		var line strings.Builder
+		for i, cell := range row {
+			space := strings.Repeat(" ", widths[i]-utf8.RuneCountInString(cell))
+			if i < len(t.numbers) && t.numbers[i] {
+				cell = space + cell
+			} else {
+				cell += space
+			}
+			if i > 0 {
+				line.WriteString("  ")
+			}
+			line.WriteString(cell)
+		}
+		if _, err := fmt.Fprintln(w, strings.TrimRight(line.String(), " ")); err != nil {
+			return err
+		}
+	}
+	return nil
 }
