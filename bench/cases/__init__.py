@@ -48,7 +48,6 @@ from . import (
     policy,
     prefix_cache,
     python,
-    python_malloc,
     real_cluster,
     real_cluster_settings,
     replicas,
@@ -124,6 +123,5 @@ CASES: dict[str, Callable[[Context], Result]] = {
     "install": install.run,
     "kubernetes": kubernetes.run,
     "python": python.run,
-    "python_malloc": python_malloc.run,
     "frameworks": frameworks.run,
 }

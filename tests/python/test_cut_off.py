@@ -26,17 +26,12 @@ ENDINGS: dict[str, Callable[[int], bytes]] = {
 }
 
 
-@pytest.fixture(params=["its own connection", "pyarrow's"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """What streams come by."""
+@pytest.fixture(autouse=True)
+def over_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BOWSTRING_LOCAL", "off")
-    if request.param == "pyarrow's":
-        monkeypatch.setenv("BOWSTRING_HTTP2", "off")
-    return str(request.param)
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-@pytest.mark.usefixtures("way")
 def test_a_stream_that_is_cut_off_goes_on(node: Node, ending: str) -> None:
     cut = Cut(2 << 20, 3, ENDINGS[ending], closes="close" in ending)
     seen: Counter[int] = Counter()
@@ -54,7 +49,6 @@ def test_a_stream_that_is_cut_off_goes_on(node: Node, ending: str) -> None:
     }
 
 
-@pytest.mark.usefixtures("way")
 def test_a_stream_that_is_always_cut_off_fails_in_the_end(node: Node) -> None:
     cut = Cut(100 << 10, 1 << 30, reset(2))  # bytes: what a stream alone has
     with Cutter(node.port, cut) as proxy:
@@ -64,7 +58,6 @@ def test_a_stream_that_is_always_cut_off_fails_in_the_end(node: Node) -> None:
     assert cut.made >= 2
 
 
-@pytest.mark.usefixtures("way")
 def test_a_take_that_is_cut_off_is_repeated(node: Node) -> None:
     rows = list(range(0, 300, 2))
     wanted = photos(bowstring.connect(node.url)).take(rows)

@@ -112,7 +112,8 @@ def rows():
     pid = os.fork()
     if pid == 0:
         try:
-            client.datasets()
+            client.datasets()  # reading has nothing of gRPC's
+            client.ingest("other", pa.table({"a": [1]}), progress=False)
         except bowstring.BowstringError as error:
             os._exit(7 if "upload" in str(error) else 8)
         os._exit(9)
@@ -131,7 +132,7 @@ print(client.ingest("forked", rows(), progress=False).rows)
 def test_a_fork_beside_a_client_that_is_not_the_packages(here: bowstring.Client) -> None:
     """The child works, or it says what is wrong; it does not wait for ever."""
     script = """
-import bowstring, os, pyarrow.flight as fl, sys
+import bowstring, os, pyarrow as pa, pyarrow.flight as fl, sys
 client = bowstring.connect(sys.argv[1])
 client.datasets()
 own = fl.connect(sys.argv[1])
@@ -140,7 +141,8 @@ for _ in range(2):
     pid = os.fork()
     if pid == 0:
         try:
-            client.datasets()
+            client.datasets()  # reading has nothing of gRPC's
+            client.ingest("beside", pa.table({"a": [1]}), progress=False)
         except bowstring.BowstringError as error:
             os._exit(7 if "FlightClient" in str(error) else 8)
         os._exit(7)

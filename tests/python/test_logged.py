@@ -57,15 +57,6 @@ def test_a_take_that_breaks_is_said_once(start: StartNode, caplog: Logged) -> No
     assert said(caplog, logging.WARNING, "a take broke off at") == 1
 
 
-def test_a_way_by_pyarrow_is_said_once(node: Node, caplog: Logged, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BOWSTRING_HTTP2", "off")
-    client = bowstring.connect(node.url)
-    for _ in range(3):
-        for _ in photos(client).batches(16):
-            pass
-    assert said(caplog, logging.INFO, "come by pyarrow's connection: a proxy is to be asked") == 1
-
-
 def test_memory_that_cannot_be_had_is_said_once(start: StartNode, tmp_path: Path, caplog: Logged) -> None:
     own = start("--local", str(tmp_path / "socket"), "--local-ring=16MiB")
     with pytest.MonkeyPatch.context() as patch:

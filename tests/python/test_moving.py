@@ -98,13 +98,6 @@ def nodes() -> Iterator[tuple[Node, Node]]:
     other.stop()
 
 
-@pytest.fixture(params=["http2", "pyarrow"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """How DoGet is called."""
-    monkeypatch.setenv("BOWSTRING_HTTP2", "off" if request.param == "pyarrow" else "on")
-    return str(request.param)
-
-
 def read(uri: str) -> bowstring.BowstringError:
     """What a stream ends with."""
     client = bowstring.connect(uri, token=KEPT, retries=0)
@@ -118,7 +111,6 @@ UNAVAILABLE, LIMIT = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAU
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.usefixtures("way")
 def test_nothing_is_read_from_a_message(nodes: tuple[Node, Node]) -> None:
     """A name in a message can be anything: it sends no client anywhere, and has none wait."""
     one, other = nodes
@@ -138,7 +130,6 @@ def test_nothing_is_read_from_a_message(nodes: tuple[Node, Node]) -> None:
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.usefixtures("way")
 def test_details_say_when_to_try_again(nodes: tuple[Node, Node]) -> None:
     one, _ = nodes
     one.ends(LIMIT, "limit: (try again in 3600 s)", retry(2))
@@ -149,7 +140,6 @@ def test_details_say_when_to_try_again(nodes: tuple[Node, Node]) -> None:
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.usefixtures("way")
 def test_a_stream_goes_on_where_the_cluster_is(nodes: tuple[Node, Node], caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "bowstring.connection")
     one, other = nodes
@@ -165,7 +155,6 @@ def test_a_stream_goes_on_where_the_cluster_is(nodes: tuple[Node, Node], caplog:
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.usefixtures("way")
 def test_addresses_that_no_cluster_is_known_by_are_not_called(nodes: tuple[Node, Node]) -> None:
     one, other = nodes
     for known in (None, ["grpc://127.0.0.1:1"]):
@@ -183,7 +172,6 @@ def test_addresses_that_no_cluster_is_known_by_are_not_called(nodes: tuple[Node,
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.usefixtures("way")
 def test_no_proxy_is_asked_for_a_server_of_this_machine(
     nodes: tuple[Node, Node], monkeypatch: pytest.MonkeyPatch
 ) -> None:

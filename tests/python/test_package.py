@@ -7,7 +7,6 @@ import contextlib
 import email
 import graphlib
 import json
-import os
 import re
 import socket
 import subprocess
@@ -18,7 +17,6 @@ from pathlib import Path
 
 import bowstring
 import pytest
-from bowstring import run
 from conftest import ROOT
 from node import Node
 from packaging.requirements import Requirement
@@ -65,8 +63,6 @@ def test_what_it_says_of_itself(wheel: zipfile.ZipFile) -> None:
         "tqdm",
     }
     assert any(name.endswith("licenses/LICENSE") for name in wheel.namelist())
-    (scripts,) = (name for name in wheel.namelist() if name.endswith("/entry_points.txt"))
-    assert "bowstring-run = bowstring.run:main" in wheel.read(scripts).decode()
     assert (ROOT / "python" / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
 
 
@@ -144,47 +140,6 @@ def test_every_public_name_is_documented() -> None:
         for part, method in vars(thing).items() if isinstance(thing, type) else ():
             if not part.startswith("_") and callable(method):
                 assert (method.__doc__ or "").strip(), f"{name}.{part} has no docstring"
-
-
-SHOW = "import os; print({k: v for k, v in os.environ.items() if k.startswith('MALLOC_')})"
-
-
-@pytest.mark.parametrize(
-    "launcher",
-    [
-        [str(Path(sys.executable).with_name("bowstring-run"))],
-        [str(Path(sys.executable).with_name("bowstring-run")), "--"],
-        [sys.executable, "-m", "bowstring.run"],
-    ],
-)
-def test_the_launcher(launcher: list[str]) -> None:
-    def launched(**environment: str) -> str:
-        plain = {k: v for k, v in os.environ.items() if not k.startswith("MALLOC_")}
-        return subprocess.run(
-            [*launcher, sys.executable, "-c", SHOW],
-            check=True,
-            capture_output=True,
-            text=True,
-            env=plain | environment,
-            timeout=60,
-        ).stdout
-
-    assert launched() == f"{run.SETTINGS}\n"
-    kept = run.SETTINGS | {"MALLOC_TOP_PAD_": "1"}
-    assert launched(MALLOC_TOP_PAD_="1") == f"{ {'MALLOC_TOP_PAD_': '1'} | {k: kept[k] for k in list(kept)[:2]} }\n"
-
-
-def test_the_launchers_ends(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    command = [sys.executable, "-m", "bowstring.run"]
-    assert subprocess.run([*command, sys.executable, "-c", "raise SystemExit(42)"], check=False).returncode == 42
-    assert run.main(["no-such-command-at-all"]) == 127
-    assert "no-such-command-at-all: No such file" in capsys.readouterr().err
-    assert run.main([]) == 2
-    assert run.main(["--help"]) == 0
-    assert "usage: bowstring-run" in capsys.readouterr().out
-    assert run.main(["--print"]) == 0
-    monkeypatch.setattr("platform.libc_ver", lambda: ("musl", "1"))
-    assert run.environment({}) == {}
 
 
 def blocks(path: Path) -> list[str]:

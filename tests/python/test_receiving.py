@@ -6,18 +6,21 @@ import gc
 import hashlib
 import json
 import random
+import select
 import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import bowstring
 import numpy as np
 import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
-from bowstring import _doget, _http2, _keeper, _landing
+from bowstring import _calls, _dial, _http2, _keeper, _landing
+from bowstring.errors import translate
 from conftest import StartNode
 from node import Node
 from wire import until
@@ -25,12 +28,18 @@ from wire import until
 from .test_client_doors import certificate
 
 EPOCHS = 3
+SECONDS = 60  # for what another thread does
 
 
 def by_pyarrow(monkeypatch: pytest.MonkeyPatch, read: Callable[[], Any]) -> Any:
     """What something reads with pyarrow's own transport."""
+
+    def get(door: _calls.Door, ticket: bytes, headers: list[tuple[bytes, bytes]]) -> Any:
+        with translate():
+            return fl.connect(door.uri).do_get(fl.Ticket(ticket), fl.FlightCallOptions(headers=headers))
+
     with monkeypatch.context() as here:
-        here.setenv("BOWSTRING_HTTP2", "off")
+        here.setattr(_calls.Door, "get", get)
         return read()
 
 
@@ -65,16 +74,6 @@ def test_what_comes_is_what_pyarrow_brings(
         return found
 
     assert read() == by_pyarrow(monkeypatch, read)
-
-
-def test_it_is_not_pyarrow_that_reads(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    def reader() -> Any:
-        with bowstring.connect(node.url).dataset("photos").batches(7) as batches:
-            next(batches)
-            return batches._reader
-
-    assert isinstance(reader(), _doget.Reader)
-    assert isinstance(by_pyarrow(monkeypatch, reader), fl.FlightStreamReader)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +118,7 @@ def test_connections_are_used_again(node: Node, monkeypatch: pytest.MonkeyPatch)
         dataset = client.dataset("photos").columns(["position"])
         for _ in range(5):
             assert sum(batch.num_rows for batch in dataset.batches(7)) == 300
-        assert len(made) == 1
+        assert len(made) == 1  # all calls go by one connection, as one ends before the next begins
         with pytest.raises(bowstring.NotFound):
             client.stream({"dataset": "nothing"})
         one, other = dataset.batches(7), dataset.batches(7)
@@ -213,7 +212,7 @@ def test_who_pauses_is_read_ahead_for(node: Node, monkeypatch: pytest.MonkeyPatc
     dataset = bowstring.connect(node.url).dataset("photos").columns(["position", "image"])
     with dataset.batches(4, epochs=20) as batches:
         rows = [next(batches)["position"].to_pylist()]
-        link, ready = batches._reader._file._link, batches._reader._file._messages.ready
+        link, ready = batches._reader._call._link, batches._reader._call._taken.ready
         until(lambda: link._taken > 900_000, "reading ahead")
         assert ready
         until(lambda: silent(link), "the server's stop")
@@ -257,26 +256,68 @@ def test_the_thread_ends_with_the_connections(node: Node, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
-    ("host", "environment", "usable"),
+    ("host", "environment", "way"),
     [
-        ("192.0.2.1", {}, True),
-        ("192.0.2.1", {"https_proxy": "http://proxy:1"}, False),
-        ("192.0.2.1", {"GRPC_PROXY": "http://proxy:1"}, False),
-        ("192.0.2.1", {"https_proxy": "http://proxy:1", "no_proxy": "192.0.2.1"}, True),
-        ("127.0.0.1", {"https_proxy": "http://proxy:1"}, True),
-        ("127.0.0.1", {"BOWSTRING_HTTP2": "off"}, False),
+        ("192.0.2.1", {}, None),
+        ("192.0.2.1", {"https_proxy": "http://proxy:1"}, "proxy:1"),
+        ("192.0.2.1", {"GRPC_PROXY": "proxy:1"}, "proxy:1"),
+        ("192.0.2.1", {"https_proxy": "http://proxy:1", "no_proxy": "192.0.2.1"}, None),
+        ("127.0.0.1", {"https_proxy": "http://proxy:1"}, None),
     ],
     ids=str,
 )
-def test_proxies_are_left_to_pyarrow(
-    monkeypatch: pytest.MonkeyPatch, host: str, environment: dict[str, str], usable: bool
+def test_which_proxy_is_asked(
+    monkeypatch: pytest.MonkeyPatch, host: str, environment: dict[str, str], way: str | None
 ) -> None:
     for name in ("grpc_proxy", "http_proxy", "https_proxy", "no_proxy"):
         for spelled in (name, name.upper()):
             monkeypatch.delenv(spelled, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert _doget.Door(f"grpc://{host}:1", None).usable == usable
+    found = _dial.proxy(urlsplit(f"grpc://{host}:1"))
+    assert (found and found.netloc) == way
+
+
+@pytest.mark.parametrize("allows", [True, False])
+def test_a_proxy(node: Node, monkeypatch: pytest.MonkeyPatch, *, allows: bool) -> None:
+    """A proxy is asked for the server by name, with its password, and carries all calls; or says why it does not."""
+    heard: list[bytes] = []
+
+    def carries(listener: socket.socket) -> None:
+        came, _ = listener.accept()
+        with came:
+            head = b""
+            while not head.endswith(b"\r\n\r\n"):
+                head += came.recv(1)
+            heard.append(head)
+            if not allows:
+                came.sendall(b"HTTP/1.1 403 Not for you\r\n\r\n")
+                return
+            with socket.create_connection(("127.0.0.1", node.port)) as server:
+                came.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+                while ready := select.select([came, server], [], [], SECONDS)[0]:
+                    for one in ready:
+                        given = one.recv(1 << 16)
+                        if not given:
+                            return
+                        (server if one is came else came).sendall(given)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        monkeypatch.setenv("https_proxy", f"http://me:secret@127.0.0.1:{listener.getsockname()[1]}")
+        monkeypatch.setattr(_dial, "on_this_machine", lambda _: False)
+        thread = threading.Thread(target=carries, args=(listener,), daemon=True)
+        thread.start()
+        with bowstring.connect(node.url, retries=0) as client:
+            if allows:
+                assert client.dataset("photos").columns(["position"]).schema.names == ["position"]
+            else:
+                with pytest.raises(bowstring.Unavailable, match=r"refused to connect: .* 403 Not for you"):
+                    client.stats()
+        thread.join(SECONDS)
+        assert not thread.is_alive()
+    asked = f"CONNECT 127.0.0.1:{node.port} HTTP/1.1\r\n".encode()
+    assert heard[0].startswith(asked)
+    assert b"\r\nProxy-Authorization: Basic bWU6c2VjcmV0\r\n" in heard[0]
 
 
 class Foreign(fl.FlightServerBase):  # type: ignore[misc]
@@ -316,12 +357,11 @@ def test_another_server(tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatc
         uri = {"unix": f"grpc+unix://{tmp_path}/socket", "tls": f"grpc+tls://127.0.0.1:{server.port}"}.get(
             way, f"grpc://127.0.0.1:{server.port}"
         )
-        door = _doget.Door(uri, tls)
+        door = _calls.Door(uri, tls)
         for chunk in (1, 7, 100, 2000):
             for compression in (None, "zstd"):
                 ticket = {"rows": 2000, "chunk": chunk, "compression": compression}
                 reader = door.get(json.dumps(ticket).encode(), [])
-                assert reader is not None
                 found = []
                 for _ in range(-(-2000 // chunk)):
                     came = reader.read_chunk()
@@ -334,38 +374,32 @@ def test_another_server(tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatc
         door.close()
 
 
-def test_a_certificate_that_is_put_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_certificate_that_is_put_right(tmp_path: Path) -> None:
     """Certificates do not last for long, and processes do."""
     cert, key = certificate(tmp_path)
     with Foreign("grpc+tls://127.0.0.1:0", tls_certificates=[(cert, key)]) as server:
         trusted = tmp_path / "trusted.pem"
         trusted.write_bytes(certificate(tmp_path)[0])
         uri, ticket = f"grpc+tls://127.0.0.1:{server.port}", json.dumps({"rows": 10, "chunk": 10}).encode()
-        door = _doget.Door(uri, bowstring.Tls(root_certs=trusted, server_name="data.example"))
-        assert door.get(ticket, []) is None
-        usable = [door.usable]
+        door = _calls.Door(uri, bowstring.Tls(root_certs=trusted, server_name="data.example"))
+        with pytest.raises(bowstring.Unavailable, match="has a certificate that is not trusted"):
+            door.get(ticket, [])
         trusted.write_bytes(cert)
-        monkeypatch.setattr(_doget, "_BELIEF", 0.0)
-        usable.append(door.usable)
-        assert usable == [False, True]
         reader = door.get(ticket, [])
-        assert reader is not None
         assert reader.read_chunk().data.num_rows == 10
         reader.cancel()
         door.close()
 
 
 def test_a_certificate_that_python_does_not_know(tmp_path: Path) -> None:
-    """pyarrow, which knows others, has its say; here it knows it as little."""
+    """The error says what would be right."""
     cert, key = certificate(tmp_path)
     with Foreign("grpc+tls://127.0.0.1:0", tls_certificates=[(cert, key)]) as server:
         client = bowstring.connect(f"grpc+tls://127.0.0.1:{server.port}", retries=0)
-        with pytest.raises(bowstring.Unavailable):
+        with pytest.raises(bowstring.Unavailable, match=r"not trusted: .*Tls\(root_certs=...\) or SSL_CERT_FILE"):
             client.stream({"rows": 10, "chunk": 10})
-        assert client._door is not None
-        assert not client._door.usable
         trusting = bowstring.connect(f"grpc+tls://127.0.0.1:{server.port}", tls=bowstring.Tls(verify=False), retries=0)
         opened = trusting.stream({"rows": 10, "chunk": 10})
-        assert isinstance(opened.reader, _doget.Reader)
+        assert isinstance(opened.reader, _calls.Reader)
         assert opened.reader.read_chunk().data.num_rows == 10
         opened.end()

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import raw
-from bowstring import _doget, _http2, _keeper, _landing
+from bowstring import _calls, _http2, _keeper, _landing
 from bowstring.errors import BowstringError
 from raw import Peer, Raw
 
@@ -47,7 +47,7 @@ def unread(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def call(server: Raw) -> list[pa.RecordBatch]:
     """All that a call brings."""
-    door = _doget.Door(server.uri, None)
+    door = _calls.Door(server.uri, None)
     try:
         return [chunk.data for chunk in raw.chunks(door.get(b"ticket", []))]
     finally:
@@ -109,7 +109,7 @@ def test_wherever_a_message_is_split() -> None:
         return raw.frame(raw.DATA, 0, stream, content[:at]) + raw.frame(raw.DATA, 0, stream, content[at:])
 
     with Raw(answering(frames)) as server:
-        door = _doget.Door(server.uri, None)
+        door = _calls.Door(server.uri, None)
         for _ in range(1, len(content)):
             assert [chunk.data for chunk in raw.chunks(door.get(b"ticket", []))] == batches
         door.close()
@@ -170,16 +170,16 @@ def uncollected() -> Iterator[None]:
 @pytest.mark.usefixtures("uncollected", "unread")
 def test_calls_that_fail_leave_nothing() -> None:
     with Raw(answering(lambda p, s: p.ends(s, 5, "no"), ends=False)) as server:
-        door = _doget.Door(server.uri, None)
+        door = _calls.Door(server.uri, None)
         seen: list[weakref.ref[Any]] = []
 
-        class Messages(_doget._Messages):
-            def __init__(self) -> None:
-                super().__init__()
+        class Taken(_calls._Taken[Any]):
+            def __init__(self, parser: Any) -> None:
+                super().__init__(parser)
                 seen.append(weakref.ref(self))
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(_doget, "_Messages", Messages)
+            patch.setattr(_calls, "_Taken", Taken)
             for _ in range(10):
                 with pytest.raises(bowstring.NotFound):
                     door.get(b"ticket", [])
@@ -202,24 +202,24 @@ BREAKS: dict[str, Callable[[Peer], object]] = {
 def test_connections_that_end_are_closed(how: str) -> None:
     with Raw(BREAKS[how]) as server:
         for _ in range(5):
-            door = _doget.Door(server.uri, None)
+            door = _calls.Door(server.uri, None)
             try:
                 reader = door.get(b"ticket", [])
-                assert reader is not None
                 reader.read_chunk()
                 if how == "left at its end":
-                    with reader._file._link.lock:
-                        reader._file._link.advance()  # as the thread does that looks after connections
+                    with reader._call._link.lock:
+                        reader._call._link.advance()  # as the thread does that looks after connections
             except (BowstringError, OSError):
                 pass
-            reader = None
+            finally:
+                reader = None  # type: ignore[assignment]
             assert server.left.acquire(timeout=SECONDS)  # the server has seen the end of it
 
 
 @pytest.mark.usefixtures("uncollected")
 def test_a_door_that_is_forgotten_closes_its_connections() -> None:
     with Raw(answering(data(b"".join(raw.flights(some()))))) as server:
-        door = _doget.Door(server.uri, None)
+        door = _calls.Door(server.uri, None)
         assert len(list(raw.chunks(door.get(b"ticket", [])))) == 3
         del door
         assert server.left.acquire(timeout=SECONDS)
@@ -227,12 +227,10 @@ def test_a_door_that_is_forgotten_closes_its_connections() -> None:
 
 def test_who_ends_late_does_not_end_another_call() -> None:
     with Raw(answering(data(b"".join(raw.flights(some()))))) as server:
-        door = _doget.Door(server.uri, None)
+        door = _calls.Door(server.uri, None)
         first = door.get(b"ticket", [])
-        assert first is not None
         assert len(list(raw.chunks(first))) == 3
         second = door.get(b"ticket", [])
-        assert second is not None
         assert server.clients == 1
         first.cancel()
         with pytest.raises(StopIteration):
@@ -246,11 +244,10 @@ def test_a_call_cancelled_while_it_is_read_is_closed() -> None:
     """Whoever holds the connection then closes it, even if nobody ever reads again."""
     content = b"".join(raw.flights(some()))
     with Raw(answering(data(content), ends=False)) as server:
-        door = _doget.Door(server.uri, None)
+        door = _calls.Door(server.uri, None)
         reader = door.get(b"ticket", [])
-        assert reader is not None
-        link = reader._file._link
-        advance, messages = link.advance, reader._file._messages
+        link = reader._call._link
+        advance, messages = link.advance, reader._call._taken
 
         def and_is_cancelled(*, wait: bool = True) -> bool:
             more = advance(wait=wait)
@@ -291,10 +288,9 @@ def test_a_pause_ends_though_all_that_may_be_sent_was(monkeypatch: pytest.Monkey
         peer.stays()
 
     with Raw(talk) as server:
-        door = _doget.Door(server.uri, None)
+        door = _calls.Door(server.uri, None)
         reader = door.get(b"ticket", [])
-        assert reader is not None
-        link = reader._file._link
+        link = reader._call._link
         while not full.is_set() or link._taken < 1 << 20:
             with link.lock:
                 link.catch_up()
@@ -334,7 +330,7 @@ def test_a_large_request_waits_for_the_server(seed: int) -> None:
         peer.stays()
 
     with Raw(talk, seed=seed) as server:
-        door = _doget.Door(server.uri, None)
+        door = _calls.Door(server.uri, None)
         assert [chunk.data for chunk in raw.chunks(door.get(ticket, []))] == batches
         door.close()
     assert not server.failed
@@ -346,9 +342,8 @@ def test_memory_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
         raise MemoryError(size)
 
     with Raw(answering(data(b"".join(raw.flights(large(2, 300_000, 1)))))) as server:
-        door = _doget.Door(server.uri, None)
+        door = _calls.Door(server.uri, None)
         reader = door.get(b"ticket", [])
-        assert reader is not None
         with monkeypatch.context() as patch:
             patch.setattr(_landing.Private, "take", none)
             with pytest.raises(MemoryError):
@@ -367,7 +362,7 @@ def test_a_kernel_without_huge_pages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_connection_is_left_alone_by_the_child_of_a_fork() -> None:
     with Raw(answering(data(b"".join(raw.flights(some()))))) as server:
-        door = _doget.Door(server.uri, None)
+        door = _calls.Door(server.uri, None)
         assert len(list(raw.chunks(door.get(b"ticket", [])))) == 3
         pid = os.fork()
         if pid == 0:

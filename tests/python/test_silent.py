@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import bowstring
-import pyarrow.flight as fl
 import pytest
 from node import Node
 from relay import Relay
@@ -117,29 +116,6 @@ def test_a_fork_meanwhile(here: bowstring.Client, relay: Relay, what: str) -> No
     assert asking.is_alive()
     relay.talks()
     assert asking.ends() is True
-
-
-@pytest.mark.slow
-def test_a_fork_cuts_off_no_client_but_the_packages(here: bowstring.Client, node: Node) -> None:
-    """A client of the user's, which a fork may harm in the child, goes on in the parent: its server is silent, too."""
-    with Relay(node.port) as relay:
-        own = fl.connect(relay.url)
-        assert list(own.list_actions())
-        photos = by(relay, here)
-        ticket = fl.Ticket(b'{"dataset": "photos", "columns": ["position"]}')
-        plain = Running(lambda: own.do_get(ticket).read_all().num_rows)
-        relay.waits_for_a_client()
-        asking = Running(lambda: positions(photos.batches(50)))
-        until(lambda: relay.connections == 3, "the stream's own connection, beside the package's")
-        pid = os.fork()
-        if pid == 0:
-            os._exit(0)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-        until(lambda: relay.connections == 4, "the stream's next connection")
-        relay.talks()
-        assert plain.ends() == 300
-        assert asking.ends() == EVERY
-        own.close()
 
 
 def test_closing_wakes_who_waits(here: bowstring.Client, relay: Relay) -> None:

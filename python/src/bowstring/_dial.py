@@ -1,32 +1,86 @@
-"""Sockets to a server's address, and whether there is a way to it without anybody between."""
+"""Sockets to a server's address, by a proxy where the environment names one."""
 
 from __future__ import annotations
 
+import base64
 import os
+import select
 import socket
-from urllib.parse import SplitResult
+from urllib.parse import SplitResult, unquote, urlsplit
 from urllib.request import proxy_bypass
 
 from bowstring._origins import on_this_machine
 
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
+_LONGEST = 64 << 10  # bytes of a proxy's answer
+_NOW = getattr(socket, "MSG_DONTWAIT", None)  # Windows has none
+_FULL = getattr(socket, "MSG_WAITALL", 0)
 
 
 def connect(parts: SplitResult, seconds: float) -> socket.socket:
     """A socket that is connected within so many seconds, which are its timeout. OSError if it cannot be."""
-    unix = parts.scheme == "grpc+unix"
-    address = parts.hostname, parts.port
-    connected = socket.socket(socket.AF_UNIX) if unix else socket.create_connection(address, seconds)
+    if parts.scheme == "grpc+unix":
+        connected = socket.socket(socket.AF_UNIX)
+        way = None
+    else:
+        way = proxy(parts)
+        connected = socket.create_connection((parts.hostname, parts.port) if way is None else _address(way), seconds)
     try:
-        if unix:
+        if parts.scheme == "grpc+unix":
             connected.settimeout(seconds)
             connected.connect(parts.path)
         else:
             _set(connected)
+        if way is not None:
+            _tunnel(connected, parts, way)
     except BaseException:
         connected.close()
         raise
     return connected
+
+
+def receive(connected: socket.socket, view: memoryview, *, wait: bool, full: bool = True) -> int:
+    """Fill the view with what comes; BlockingIOError if nothing has come and nothing is waited for; 0 at the end."""
+    if wait:
+        return connected.recv_into(view, 0, _FULL if full else 0)
+    if _NOW is None:
+        if not select.select([connected], [], [], 0)[0]:
+            raise BlockingIOError
+        return connected.recv_into(view)
+    return connected.recv_into(view, 0, _NOW)
+
+
+def proxy(parts: SplitResult) -> SplitResult | None:
+    """The HTTP proxy that the environment names for a server; none is asked for a server of this machine."""
+    if on_this_machine(parts) or parts.hostname is None:
+        return None
+    named = (os.environ.get(name) or os.environ.get(name.upper()) for name in _PROXIES)
+    found = next(filter(None, named), None)
+    if found is None or proxy_bypass(parts.hostname):
+        return None
+    return urlsplit(found if "://" in found else f"http://{found}")
+
+
+def _address(way: SplitResult) -> tuple[str | None, int]:
+    return way.hostname, way.port or 80
+
+
+def _tunnel(connected: socket.socket, parts: SplitResult, way: SplitResult) -> None:
+    """Have a proxy connect to the server."""
+    request = f"CONNECT {parts.netloc} HTTP/1.1\r\nHost: {parts.netloc}\r\n"
+    if way.username is not None:
+        secret = base64.b64encode(f"{unquote(way.username)}:{unquote(way.password or '')}".encode()).decode()
+        request += f"Proxy-Authorization: Basic {secret}\r\n"
+    connected.sendall(f"{request}\r\n".encode())
+    answer = b""
+    while not answer.endswith(b"\r\n\r\n"):  # byte by byte: what follows is the server's
+        byte = connected.recv(1)
+        if not byte or len(answer) > _LONGEST:
+            raise ConnectionAbortedError(f"the proxy {way.hostname}:{way.port} did not answer by HTTP")
+        answer += byte
+    status = answer.split(b"\r\n", 1)[0].decode("latin-1")
+    if status.split(" ")[1:2] != ["200"]:
+        raise ConnectionAbortedError(f"the proxy {way.hostname}:{way.port} refused to connect: {status}")
 
 
 def _set(connected: socket.socket) -> None:
@@ -35,26 +89,3 @@ def _set(connected: socket.socket) -> None:
     for name, value in ("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 60_000):
         if hasattr(socket, name):
             connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-
-
-def direct(parts: SplitResult) -> bool:
-    """Whether a server is reached by its address alone, by a socket of Python's: on Windows these lack what it takes.
-
-    `BOWSTRING_HTTP2=off` says that it is not.
-    """
-    if os.environ.get("BOWSTRING_HTTP2") == "off" or not hasattr(socket, "MSG_DONTWAIT"):
-        return False
-    if on_this_machine(parts):
-        return parts.scheme == "grpc+unix" or _port(parts) is not None  # no proxy is on the way
-    host, port = parts.hostname, _port(parts)
-    if host is None or port is None:
-        return False
-    proxied = any(os.environ.get(name) or os.environ.get(name.upper()) for name in _PROXIES)
-    return not proxied or proxy_bypass(host)
-
-
-def _port(parts: SplitResult) -> int | None:
-    try:
-        return parts.port
-    except ValueError:
-        return None

@@ -1,9 +1,8 @@
 """Calls of gRPC over HTTP/2 whose answer is received into the place where it stays.
 
 pyarrow's own transport reads a message in parts, and joins them: a client spends most of its time on that. Here the
-bytes of a message go from the kernel to where they stay. A connection has one call at a time, of which one request
-goes to the server, and messages come from there: what DoGet needs, and no more. It follows RFC 9113 and gRPC's
-"gRPC over HTTP2".
+bytes of a message go from the kernel to where they stay. A connection has one call at a time. It follows RFC 9113 and
+gRPC's "gRPC over HTTP2".
 
 No thread reads a connection while its consumer does something else, but for the one of `_keeper`.
 """
@@ -23,10 +22,10 @@ from urllib.parse import unquote
 
 import hpack
 
-from bowstring import _keeper
+from bowstring import _dial, _keeper
 from bowstring._status import of_header
 from bowstring._tls import Encrypted
-from bowstring.errors import CUT_OFF, BowstringError, Cancelled, ServerError, Unavailable, by_number
+from bowstring.errors import CUT_OFF, BowstringError, Cancelled, ServerError, TimedOut, Unavailable, by_number
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _DATA, _HEADERS, _RST_STREAM, _SETTINGS, _PUSH_PROMISE, _PING, _GOAWAY, _WINDOW_UPDATE, _CONTINUATION = (
@@ -77,6 +76,7 @@ class Link:
         self.reusable = True  # another call may be made when this one has ended
         self.looked = time.monotonic()  # when the socket was last read
         self._socket = connected
+        self._reads = connected.receive if isinstance(connected, Encrypted) else partial(_dial.receive, connected)
         self._pid = os.getpid()
         self._cancelled = False
         self._broken: Callable[[], BowstringError] | None = None  # no error itself: those keep who has seen them
@@ -85,6 +85,8 @@ class Link:
         self._taker: Taker | None = None
         self.failure: Callable[[], BowstringError] | None = None  # what the call has ended with, if that is an error
         self._over = True
+        self._seconds: float | None = None  # that the call may take
+        self._until: float | None = None  # by the monotonic clock
         self._window, self._stream_window = 65535, 65535  # bytes that may be sent
         self._initial_window, self._largest = 65535, 16384
         self._taken = 0  # bytes of messages that came, and that the server does not know to have been taken in
@@ -97,8 +99,8 @@ class Link:
         self._unsent = _PREFACE + frame(_SETTINGS, 0, 0, settings) + frame(_WINDOW_UPDATE, 0, 0, more)
         _keeper.keep(self)
 
-    def begin(self, headers: list[tuple[str, str]], request: bytes, taker: Taker) -> None:
-        """Make a call. Its answer goes to `taker`."""
+    def begin(self, headers: list[tuple[str, str]], request: bytes, taker: Taker, *, last: bool = True) -> None:
+        """Make a call. Its answer goes to `taker`; `last` says that no further request comes."""
         self._stream += 2
         self._taker, self.failure, self._over = taker, None, False
         self._stream_window = self._initial_window
@@ -107,15 +109,29 @@ class Link:
             flags = _END_HEADERS if at + self._largest >= len(block) else 0
             self._unsent += frame(kind, flags, self._stream, block[at : at + self._largest])
             kind = _CONTINUATION
+        self.send(request, last=last)
+
+    def send(self, request: bytes, *, last: bool = False) -> None:
+        """Send a request of the call."""
         try:
-            self._request(request)
+            self._request(request, last=last)
             self._flush()
         except BaseException as error:
             if (told := self._break(error)) is None:
                 raise
             raise told() from error
 
-    def _request(self, request: bytes) -> None:
+    def finish(self) -> None:
+        """Say that no further request comes."""
+        if not self._over:
+            self._unsent += frame(_DATA, _END_STREAM, self._stream, b"")
+            self.send(b"")
+
+    def expires(self, seconds: float | None) -> None:
+        """Have the call that is made next fail if it takes longer than some seconds."""
+        self._seconds, self._until = seconds, None if seconds is None else time.monotonic() + seconds
+
+    def _request(self, request: bytes, *, last: bool) -> None:
         """Send it as far as the server has room, again and again."""
         at = 0
         while at < len(request) and not self._over:
@@ -126,7 +142,7 @@ class Link:
                 continue
             self._window -= n
             self._stream_window -= n
-            flags = _END_STREAM if at + n == len(request) else 0
+            flags = _END_STREAM if last and at + n == len(request) else 0
             self._unsent += frame(_DATA, flags, self._stream, request[at : at + n])
             at += n
 
@@ -191,6 +207,8 @@ class Link:
         if isinstance(error, OSError):
             text, told = f"the connection broke: {error.strerror or error}", True
         self._broken = partial(Unavailable, text)
+        if isinstance(error, TimeoutError) and self._seconds is not None:
+            self._broken = partial(TimedOut, f"the server has not answered within {self._seconds:g} s")
         if isinstance(error, (ValueError, hpack.HPACKError, ServerError)):
             self._broken, told = partial(ServerError, f"the server's answer cannot be understood: {error}"), True
         if self._cancelled:
@@ -200,8 +218,10 @@ class Link:
     def _receive(self, *, wait: bool) -> int | None:
         if self._cancelled:
             raise ConnectionAbortedError
+        if self._until is not None and wait:
+            self._socket.settimeout(max(self._until - time.monotonic(), 1e-3))
         with contextlib.suppress(BlockingIOError):
-            return self._socket.recv_into(self._view, 0, socket.MSG_WAITALL if wait else socket.MSG_DONTWAIT)
+            return self._reads(self._view, wait=wait)
         return None
 
     def cancel(self) -> None:
@@ -369,6 +389,9 @@ class Link:
     def _ended(self, failure: Callable[[], BowstringError] | None) -> None:
         if not self._over:
             self.failure, self._over, self._taker = failure, True, None
+            if self._until is not None:
+                self._until = None
+                self._socket.settimeout(None)
 
 
 def _field(name: str, value: str) -> Any:

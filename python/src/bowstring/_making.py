@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections import deque
 from collections.abc import Sequence
 
 import pyarrow as pa
-import pyarrow.flight as fl
 
 from bowstring._chooser import Chooser
 from bowstring._maker import Json, Maker, assembled, fault_of, maker_of, raw_columns
 from bowstring.connection import Connection
-from bowstring.errors import BowstringError, InvalidRequest, Unavailable, translate
+from bowstring.errors import BowstringError, InvalidRequest, Unavailable
 from bowstring.stream import Batches
 
 # Batches that are with the process that runs operators. It takes as many in before it has written one.
@@ -166,9 +164,7 @@ class MadeBatches(Batches):
         if self._schema is None:
             of_one = ("rank", "step", "row", "stride", "stop", "epochs", "served", "place")
             request = {name: value for name, value in self._wanted.items() if name not in of_one}
-            descriptor = fl.FlightDescriptor.for_command(json.dumps(request))
-            with translate():
-                self._schema = self._connection.call("get_schema", descriptor, self._connection.options()).schema
+            self._schema = self._connection.schema(request)
         return self._schema
 
     def _told(self, faults: list[Json], place: Json) -> None:

@@ -5,10 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 from collections.abc import Iterable
-from typing import Any
 from urllib.parse import SplitResult, urlsplit
-
-import pyarrow.flight as fl
 
 NODES = "bowstring-nodes"  # a header ahead of a stream: the addresses of the cluster's other nodes
 _MOST = 4096  # addresses that are remembered of a cluster
@@ -112,26 +109,3 @@ class Known:
         for uri in uris:
             if len(self._uris) < _MOST:
                 self._uris[uri] = None
-
-    def middleware(self) -> fl.ClientMiddlewareFactory:
-        """What has pyarrow's client learn them from headers."""
-        return _Listens(self)
-
-
-class _Listens(fl.ClientMiddlewareFactory):  # type: ignore[misc]
-    def __init__(self, known: Known) -> None:
-        super().__init__()
-        self._known = known
-
-    def start_call(self, info: Any) -> fl.ClientMiddleware | None:
-        return _Hears(self._known) if info.method == fl.FlightMethod.DO_GET else None
-
-
-class _Hears(fl.ClientMiddleware):  # type: ignore[misc]
-    def __init__(self, known: Known) -> None:
-        super().__init__()
-        self._known = known
-
-    def received_headers(self, headers: dict[str, Any]) -> None:
-        for named in headers.get(NODES, ()):
-            self._known.add(str(named).split())

@@ -6,10 +6,9 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.flight as fl
 
 from bowstring.connection import Connection
-from bowstring.errors import InvalidRequest, NotFound, translate
+from bowstring.errors import InvalidRequest, NotFound
 from bowstring.operators import runs_on_blobs
 from bowstring.plan import Plan, plan_of
 
@@ -84,9 +83,7 @@ class Request:
     def schema(self) -> pa.Schema:
         """What its batches are like."""
         if self._schema is None:
-            descriptor = fl.FlightDescriptor.for_command(json.dumps(self.request()))
-            with translate():
-                self._schema = self._client.call("get_schema", descriptor, self._client.options()).schema
+            self._schema = self._client.schema(self.request())
         return self._schema
 
     @property
@@ -203,12 +200,7 @@ class Request:
 
     def plan(self, *, batch: int | None = None, world_size: int = 1, epoch: int = 0) -> Plan:
         """Ask the server what an epoch comes to: rows, bytes, steps, and a ticket for each rank."""
-        command = json.dumps(self.request(batch=batch, world_size=world_size, epoch=epoch))
-        with translate():
-            info = self._client.call(
-                "get_flight_info", fl.FlightDescriptor.for_command(command), self._client.options()
-            )
-        return plan_of(info)
+        return plan_of(self._client.info(self.request(batch=batch, world_size=world_size, epoch=epoch)))
 
 
 def _joined(expressions: tuple[str, ...]) -> str:

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bowstring import _dial
+
 if TYPE_CHECKING:
     from typing import Self
 
@@ -67,10 +69,10 @@ def context(tls: Tls) -> ssl.SSLContext:
     if not tls.verify:
         made.check_hostname, made.verify_mode = False, ssl.CERT_NONE
     if cert is not None:
-        with tempfile.NamedTemporaryFile() as both:  # it reads files alone
-            both.write(cert + b"\n" + (key or b""))
-            both.flush()
-            made.load_cert_chain(both.name)
+        with tempfile.TemporaryDirectory() as folder:  # it reads files alone
+            both = Path(folder, "both.pem")
+            both.write_bytes(cert + b"\n" + (key or b""))
+            made.load_cert_chain(both)
     made.set_alpn_protocols(["h2"])
     return made
 
@@ -93,7 +95,7 @@ class Encrypted:
                 break
             except ssl.SSLWantReadError:
                 self._flush()
-                if not self._read(0):
+                if not self._read(wait=True):
                     raise ConnectionResetError("the server ended the handshake") from None
             except ssl.SSLError:
                 self._flush()  # it is told why
@@ -102,9 +104,9 @@ class Encrypted:
         if self._tls.selected_alpn_protocol() != "h2":
             raise ConnectionAbortedError("the server does not speak HTTP/2")
 
-    def _read(self, flags: int) -> int:
+    def _read(self, *, wait: bool) -> int:
         """Take what the kernel has; 0 at the end."""
-        n = self._socket.recv_into(self._view, 0, flags)
+        n = _dial.receive(self._socket, self._view, wait=wait, full=False)
         self._came.write(self._view[:n])
         return n
 
@@ -112,12 +114,12 @@ class Encrypted:
         if self._goes.pending:
             self._socket.sendall(self._goes.read())
 
-    def recv_into(self, view: memoryview, size: int, flags: int) -> int:
-        """As a socket's: `flags` says whether to wait until the view is full, or not at all."""
-        got, size = 0, size or len(view)
-        while got < size:
+    def receive(self, view: memoryview, *, wait: bool) -> int:
+        """Fill the view, as far as there is something where nothing is waited for; 0 at the end."""
+        got = 0
+        while got < len(view):
             try:
-                n: Any = self._tls.read(size - got, view[got:])
+                n: Any = self._tls.read(len(view) - got, view[got:])
                 if not n:
                     break
                 got += n
@@ -126,7 +128,7 @@ class Encrypted:
             except ssl.SSLWantReadError:
                 self._flush()  # TLS has messages of its own
                 try:
-                    if not self._read(flags & socket.MSG_DONTWAIT):
+                    if not self._read(wait=wait):
                         break
                 except BlockingIOError:
                     if not got:
@@ -139,6 +141,10 @@ class Encrypted:
         """As a socket's."""
         self._tls.write(given)
         self._flush()
+
+    def settimeout(self, seconds: float | None) -> None:
+        """As a socket's."""
+        self._socket.settimeout(seconds)
 
     def shutdown(self, how: int) -> None:
         """As a socket's."""

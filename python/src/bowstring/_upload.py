@@ -129,9 +129,8 @@ def _known(connection: Connection, put: dict[str, Any]) -> dict[str, pa.DataType
     """The types of the dataset's columns, for those of the upload that have no value and so say no type."""
     if put["mode"] == "create":
         return {}
-    descriptor = fl.FlightDescriptor.for_command(json.dumps({"dataset": put["dataset"]}))
-    with contextlib.suppress(BowstringError), translate():  # the upload itself says what is wrong
-        schema = connection.call("get_schema", descriptor, connection.options()).schema
+    with contextlib.suppress(BowstringError):  # the upload itself says what is wrong
+        schema = connection.schema({"dataset": put["dataset"]})
         return {field.name: getattr(field.type, "storage_type", field.type) for field in schema}
     return {}
 
@@ -264,7 +263,7 @@ class _Upload:
                     message = reader.read()
                 if message is None:
                     break
-                last = decoded(message)
+                last = decoded(message.to_pybytes())
                 if "note" in last:
                     self._notes.append(last["note"])
                 if "batch" in last:

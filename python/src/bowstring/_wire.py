@@ -24,9 +24,9 @@ def keep_forever(thing: object) -> None:
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 
-def decoded(message: pa.Buffer) -> dict[str, Any]:
+def decoded(message: bytes) -> dict[str, Any]:
     """The JSON object in a message of the server's."""
-    found = json.loads(message.to_pybytes())
+    found = json.loads(message)
     if not isinstance(found, dict):
         raise ServerError(f"the server sent {found!r} where an object belongs")
     return found

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 import pyarrow.flight as fl
 
-from bowstring import _doget, _fork
+from bowstring import _calls, _fork
 from bowstring._origins import Known, addressed, follows, on_this_machine, plaintext_allowed, token_of_environment
 from bowstring._rings import Rings, here
 from bowstring._samenode import Ring
@@ -95,10 +95,8 @@ class Connection:
         self._tls = tls
         self._timeout = timeout
         self._flight: Any = None
-        self._mark = 0  # of its sockets
         self._pid = os.getpid()
-        self._door: _doget.Door | None = None  # that streams were last opened by
-        self._said: set[str] = set()  # addresses whose streams come by pyarrow, which was logged
+        self._door: _calls.Door | None = None  # that calls are made by
         self.rings = Rings()
 
     def __repr__(self) -> str:
@@ -185,7 +183,6 @@ class Connection:
 
     def _let_go(self) -> None:
         self._flight = None  # not closed: another thread may be in the middle of a call
-        self._shut()
 
     def _shut(self) -> None:
         """Close the connections that no stream has."""
@@ -218,48 +215,40 @@ class Connection:
                     keep_forever(self._flight)
                     self._flight, self._pid = None, os.getpid()
                 if self._flight is None:
+                    _fork.check()
                     arguments = self._tls.arguments() if self._tls else {}
-                    self._mark, marks = _fork.marked()
-                    if on_this_machine(urlsplit(self.uri)):
-                        # gRPC asks a proxy for addresses of this machine, too: the token would leave it unencrypted.
-                        marks = [*marks, ("grpc.enable_http_proxy", 0)]
+                    # gRPC asks a proxy for addresses of this machine, too: the token would leave it unencrypted.
+                    direct = [("grpc.enable_http_proxy", 0)] if on_this_machine(urlsplit(self.uri)) else []
                     with translate():
-                        self._flight = fl.connect(
-                            self.uri,
-                            generic_options=[*_OPTIONS, *marks],
-                            middleware=[self._known.middleware()],
-                            **arguments,
-                        )
+                        self._flight = fl.connect(self.uri, generic_options=[*_OPTIONS, *direct], **arguments)
                     _fork.hold(self)
                 flight = self._flight
         return flight
 
-    def call(self, name: str, *arguments: Any) -> Any:
-        """What a method of the FlightClient gives that only reads. It is called again if a fork cuts it off."""
-        while True:
-            with _fork.connecting():
-                flight = self.flight()
-                call = _fork.begin(self._mark, again=True)
-            try:
-                with translate():
-                    return getattr(flight, name)(*arguments)
-            except Unavailable:
-                if not call.cut:
-                    raise
-            finally:
-                del flight
-                _fork.end(call)
+    def schema(self, command: dict[str, Any]) -> pa.Schema:
+        """The schema of the batches that a request gives."""
+        return self._asked().schema(_described(command), self._headers(), self._timeout)
 
-    @contextlib.contextmanager
-    def once(self) -> Iterator[fl.FlightClient]:
-        """The FlightClient, for a call that is not repeated: no fork cuts it off."""
+    def info(self, command: dict[str, Any]) -> fl.FlightInfo:
+        """How a request is served, and by whom."""
+        return self._asked().info(_described(command), self._headers(), self._timeout)
+
+    def batches_exchanged(self, command: dict[str, Any]) -> tuple[_calls.Writer, _calls.Reader]:
+        """A call of batches in both directions."""
+        return self._asked().exchange(_described(command), self._headers())
+
+    def _asked(self) -> _calls.Door:
+        """The way to the server, which calls are made by."""
         with _fork.connecting():
-            flight = self.flight()
-            call = _fork.begin(self._mark, again=False)
-        try:
-            yield flight
-        finally:
-            _fork.end(call)
+            return self._way(self.uri)
+
+    def _way(self, uri: str) -> _calls.Door:
+        """The way to a server. The caller holds `connecting()`."""
+        if self._pid != os.getpid():
+            self._flight, self._door, self._pid = None, None, os.getpid()
+        if self._door is None or self._door.uri != uri:
+            self._door = _calls.Door(uri, self._tls, self._known)
+        return self._door
 
     def stream(self, ticket: dict[str, Any], *, references: bool = False) -> Opened:
         """Make the call of a stream, and wait until its server answers."""
@@ -270,41 +259,15 @@ class Connection:
             opened = Opened(None, uri, self._lent(uri, rings), rings)
             try:
                 headers = self._headers(None if opened.ring is None else opened.ring.begin(), references=references)
-                opened.reader = self._received(opened, asked, headers) or self._read(opened, asked, headers)
-                if opened.reader is not None:
+                with _fork.connecting():
+                    # Else all has moved to a server that does not know the ring.
+                    door = self._way(opened.uri) if self.rings is opened.rings else None
+                if door is not None:
+                    opened.reader = door.get(asked, headers)
                     return opened
             finally:
                 if opened.reader is None:
                     opened.leave()
-
-    def _received(self, opened: Opened, ticket: bytes, headers: list[tuple[bytes, bytes]]) -> Any:
-        """The call of a stream, by a connection of its own. None if it has to be pyarrow's, or all has moved."""
-        with _fork.connecting():
-            if self.rings is not opened.rings:
-                return None
-            door = self._door
-            if door is None or door.uri != opened.uri:
-                door = self._door = _doget.Door(opened.uri, self._tls, self._known)
-                _fork.hold(self)
-        reader = door.get(ticket, headers) if door.usable else None
-        if reader is None and door.uri not in self._said:
-            self._said.add(door.uri)
-            _LOG.info("streams of %s come by pyarrow's connection: %s", door.uri, door.why)
-        return reader
-
-    def _read(self, opened: Opened, ticket: bytes, headers: list[tuple[bytes, bytes]]) -> Any:
-        """The call of a stream, by pyarrow. None if all has moved to a server that does not know the ring."""
-        with _fork.connecting():
-            if self.rings is not opened.rings:
-                return None
-            flight = self.flight()
-            call = _fork.begin(self._mark, again=True)
-        try:
-            with translate():
-                return flight.do_get(fl.Ticket(ticket), fl.FlightCallOptions(headers=headers))
-        finally:
-            del flight
-            _fork.end(call)
 
     def ring(self) -> Ring | None:
         """Memory that the server shares with this process, for a stream; None where it is on another node."""
@@ -362,25 +325,12 @@ class Connection:
         return list(self._results(name, json.dumps(body).encode()))
 
     def _results(self, name: str, body: bytes, *, stream: bool = False) -> Iterator[dict[str, Any]]:
-        while True:
-            with _fork.connecting():
-                flight, results = self.flight(), None
-                call = _fork.begin(self._mark, again=name in _READING)
-            begun = False
-            try:
-                with translate():
-                    results = iter(flight.do_action((name, body), self.options(stream=stream)))
-                while True:
-                    with translate():
-                        try:
-                            result = next(results)
-                        except StopIteration:
-                            return
-                    begun = True
-                    yield decoded(result.body)
-            except Unavailable:
-                if begun or not call.cut:
-                    raise
-            finally:
-                del flight, results
-                _fork.end(call)
+        seconds = None if stream else self._timeout
+        for body_of in self._asked().action(name, body, self._headers(), seconds, again=name in _READING):
+            yield decoded(body_of)
+
+
+def _described(command: dict[str, Any]) -> bytes:
+    """A request as the FlightDescriptor of a call."""
+    described: bytes = fl.FlightDescriptor.for_command(json.dumps(command)).serialize()
+    return described

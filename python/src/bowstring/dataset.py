@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.flight as fl
 
+from bowstring import _fork
 from bowstring._launcher import check_name, resolved
 from bowstring._making import MadeBatches, kind_of
 from bowstring._positions import check, in_order, range_of
@@ -122,14 +123,14 @@ class Dataset(Request):
         put = {"selection": {"dataset": self._name, "snapshot": self._snapshot}}
         descriptor = fl.FlightDescriptor.for_command(json.dumps(put))
         batch = pa.record_batch([rows], names=[column])
-        with translate(), self._client.once() as flight:
-            writer, reader = flight.do_put(descriptor, batch.schema, self._client.options(stream=True))
+        with translate(), _fork.uploading():
+            writer, reader = self._client.flight().do_put(descriptor, batch.schema, self._client.options(stream=True))
             with writer:
                 writer.write_batch(batch)
                 writer.done_writing()
                 message = reader.read()
             # An error comes with the end of the block; without one there is a message.
-        name: str = decoded(message)["selection"]
+        name: str = decoded(message.to_pybytes())["selection"]
         return name
 
     def columns(self, names: Iterable[str]) -> Dataset:
@@ -280,10 +281,7 @@ class Dataset(Request):
             return kind(self._client, ticket, **options)
         of_one = ("place", "rank", "step", "row", "stride", "stop", "epochs", "served")
         request = {name: value for name, value in ticket.items() if name not in of_one}
-        descriptor = fl.FlightDescriptor.for_command(json.dumps(request))
-        with translate():
-            info = self._client.call("get_flight_info", descriptor, self._client.options())
-        share = plan_of(info).ranks[ticket.get("rank", 0)]
+        share = plan_of(self._client.info(request)).ranks[ticket.get("rank", 0)]
         # The layout of the epoch, by its name: every node that is asked means the same by the ticket.
         named = {name: share.ticket[name] for name in ("owners", "ranks") if name in share.ticket}
         return kind(self._client, ticket | named, locations=share.locations, **options)

@@ -89,4 +89,4 @@ def plan_of(info: fl.FlightInfo) -> Plan:
 
 
 def _object(metadata: bytes | pa.Buffer) -> dict[str, Any]:
-    return decoded(pa.py_buffer(metadata))
+    return decoded(metadata)

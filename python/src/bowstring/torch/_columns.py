@@ -276,7 +276,7 @@ def _blobs(array: pa.Array) -> Blobs:
 
 
 def tune_malloc() -> bool:
-    """Let glibc keep the memory that it has for the next batch, in this process, as `bowstring-run` does.
+    """Let glibc keep the memory that it has for the next batch, in this process.
 
     By itself it gives each large block back to the system and asks for it anew, which costs more than the batch. Does
     nothing, and returns False, where there is another C library.
