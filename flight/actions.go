@@ -10,7 +10,9 @@ import (
 	"github.com/apache/arrow/go/v17/arrow/flight"
 	"google.golang.org/protobuf/proto"
 
+	"bowstring/fetch"
 	"bowstring/fetch/store"
+	"bowstring/flight/audit"
 	"bowstring/flight/catalog"
 	"bowstring/flight/policy"
 	"bowstring/schema"
@@ -20,55 +22,58 @@ import (
 type action struct {
 	name  string
 	about string
-	run   func(*Server, context.Context, []byte, func([]byte) error) error
+	run   func(actionHandler, context.Context, []byte, func([]byte) error) error
 }
+
+// actionHandler answers ListActions and DoAction.
+type actionHandler struct{ *Server }
 
 // actions lists what there is, in the order that ListActions says it. It is a
 // function, as unknownAction, which the entries lead to, reads it.
 func actions() []action {
 	return []action{
 		{"list",
-			`Datasets, one result each. Body: {"dataset": NAME or "PREFIX*"}, optional. Result: {"dataset", "snapshots", "tags", "newest", "rows", "splits", "created", "source"}.`, (*Server).list},
+			`Datasets, one result each. Body: {"dataset": NAME or "PREFIX*"}, optional. Result: {"dataset", "snapshots", "tags", "newest", "rows", "splits", "created", "source"}.`, (actionHandler).list},
 		{"describe",
-			`One snapshot. Body: {"dataset", "snapshot": N or TAG, optional}. Result: {"dataset", "snapshot", "parent", "created", "source", "rows", "splits", "columns", "blob_bytes", "manifest", "snapshots", "tags"}.`, (*Server).describe},
+			`One snapshot. Body: {"dataset", "snapshot": N or TAG, optional}. Result: {"dataset", "snapshot", "parent", "created", "source", "rows", "splits", "columns", "blob_bytes", "manifest", "snapshots", "tags"}.`, (actionHandler).describe},
 		{"tag",
-			`Gives a snapshot a name, which moves if another has it. Body: {"dataset", "snapshot": N or TAG, optional, "name"}. Result: {"dataset", "tag", "snapshot"}.`, (*Server).tag},
+			`Gives a snapshot a name, which moves if another has it. Body: {"dataset", "snapshot": N or TAG, optional, "name"}. Result: {"dataset", "tag", "snapshot"}.`, (actionHandler).tag},
 		{"untag", `Removes a name. Body: {"dataset", "name"}. Result: {"dataset", "tag", "snapshot"}.`,
-			(*Server).untag},
+			(actionHandler).untag},
 		{"tags",
-			`Names of snapshots, one result each. Body: {"dataset": NAME or "PREFIX*"}, optional. Result: {"dataset", "tag", "snapshot"}.`, (*Server).tags},
+			`Names of snapshots, one result each. Body: {"dataset": NAME or "PREFIX*"}, optional. Result: {"dataset", "tag", "snapshot"}.`, (actionHandler).tags},
 		{"alter",
-			`Changes columns and rows of a dataset by a new snapshot, of which blobs keep their keys. Body: {"dataset", "drop_columns": [NAME], "rename_columns": {OLD: NEW}, "delete_where": EXPRESSION, "source"}, all but the first optional. Result: {"dataset", "snapshot", "changed", "rows", "deleted"}.`, (*Server).alterDataset},
+			`Changes columns and rows of a dataset by a new snapshot, of which blobs keep their keys. Body: {"dataset", "drop_columns": [NAME], "rename_columns": {OLD: NEW}, "delete_where": EXPRESSION, "source"}, all but the first optional. Result: {"dataset", "snapshot", "changed", "rows", "deleted"}.`, (actionHandler).alterDataset},
 		{"drop",
-			`Removes a snapshot that has no tag, or without a number the dataset. Body: {"dataset", "snapshot": N, optional}. Result: {"dataset", "dropped": [N]}.`, (*Server).drop},
+			`Removes a snapshot that has no tag, or without a number the dataset. Body: {"dataset", "snapshot": N, optional}. Result: {"dataset", "dropped": [N]}.`, (actionHandler).drop},
 		{"gc",
-			`Frees the blobs that nothing refers to any more. Body: {"dry_run": true}, optional. Result: {"live_blobs", "live_bytes", "dead_blobs", "dead_bytes", "freed_bytes", "moved_bytes"}.`, (*Server).gc},
+			`Frees the blobs that nothing refers to any more. Body: {"dry_run": true}, optional. Result: {"live_blobs", "live_bytes", "dead_blobs", "dead_bytes", "freed_bytes", "moved_bytes"}.`, (actionHandler).gc},
 		{"warm",
-			`Fills the server's spill with the samples of a request, in the order in which it uses them, until all are there or it would keep no more. Body: a request, as in a CMD descriptor. Results, a few a second and one at the end: {"job", "rows", "seen", "there", "stored", "bytes", "failed", "full", "done", "nodes": [{"node", "there", "stored", "bytes", "failed", "full", "done", "error"}] of a cluster}.`, (*Server).warm},
+			`Fills the server's spill with the samples of a request, in the order in which it uses them, until all are there or it would keep no more. Body: a request, as in a CMD descriptor. Results, a few a second and one at the end: {"job", "rows", "seen", "there", "stored", "bytes", "failed", "full", "done", "nodes": [{"node", "there", "stored", "bytes", "failed", "full", "done", "error"}] of a cluster}.`, (actionHandler).warm},
 		{"explain",
-			`How a job will run, before it does and beside what is measured while it does. Body: a request, as in a CMD descriptor, and "pace_ms", "epochs", "nodes", "cache_bytes", "window_bytes", "look_ms", "rates", each optional. Result: {"job", "plan", "dataset", "conditions", "prediction", "unknown", "running", "rates", "rates_from"}.`, (*Server).explain},
+			`How a job will run, before it does and beside what is measured while it does. Body: a request, as in a CMD descriptor, and "pace_ms", "epochs", "nodes", "cache_bytes", "window_bytes", "look_ms", "rates", each optional. Result: {"job", "plan", "dataset", "conditions", "prediction", "unknown", "running", "rates", "rates_from"}.`, (actionHandler).explain},
 		{"calibrate",
-			`Measures the store and the disk of the spill, or sets rates, for explain. Body: {"dataset", "seconds", "busy", "rates"}, each optional. Result: {"store", "spill", "node", "network", "uncertainty", "reads", "bytes", "dataset", "cpu_ns"}.`, (*Server).calibrate},
-		{"stats", `Counters of server, store and engine, limits, running streams. Body: none.`, (*Server).stats},
+			`Measures the store and the disk of the spill, or sets rates, for explain. Body: {"dataset", "seconds", "busy", "rates"}, each optional. Result: {"store", "spill", "node", "network", "uncertainty", "reads", "bytes", "dataset", "cpu_ns"}.`, (actionHandler).calibrate},
+		{"stats", `Counters of server, store and engine, limits, running streams. Body: none.`, (actionHandler).stats},
 		{"usage",
-			`What tenants have used, by day, tenant and dataset, one result each: the caller's own, or all for who has the right admin. Body: {"tenant", "dataset", "since": "YYYY-MM-DD", "until"}, each optional. Result: {"day", "tenant", "dataset", "streams", "rows", "bytes", "store_bytes", "rows_in", "bytes_in", "seconds"}.`, (*Server).usage},
+			`What tenants have used, by day, tenant and dataset, one result each: the caller's own, or all for who has the right admin. Body: {"tenant", "dataset", "since": "YYYY-MM-DD", "until"}, each optional. Result: {"day", "tenant", "dataset", "streams", "rows", "bytes", "store_bytes", "rows_in", "bytes_in", "seconds"}.`, (actionHandler).usage},
 		{"samenode",
-			`Where clients on this node are given memory that the server shares with them. Body: none. Result: {"version", "server", "socket", "uid", "caller", "key"}, or none where there is no such way.`, (*Server).sameNode},
+			`Where clients on this node are given memory that the server shares with them. Body: none. Result: {"version", "server", "socket", "uid", "caller", "key"}, or none where there is no such way.`, (actionHandler).sameNode},
 		{"nodes",
-			`Addresses of the other nodes of the server's cluster, at which streams may go on. Body: none. Result: {"locations": [URI]}.`, (*Server).otherNodes},
+			`Addresses of the other nodes of the server's cluster, at which streams may go on. Body: none. Result: {"locations": [URI]}.`, (actionHandler).otherNodes},
 		{"lineage",
-			`Which samples a step of a job held, on which rank, as far as this server has handed them out; without a step, the jobs on record. Body: {"job": its name or a plan's, "epoch": optional, "step", "rank": optional}. Results: {"since", "node", "others"}, then {"job", "dataset", "snapshot", "epoch", "step", "rank", "world", "row", "of", "positions", "ids", "faults", "stands", "stream"} for each piece of a share.`, (*Server).lineage},
+			`Which samples a step of a job held, on which rank, as far as this server has handed them out; without a step, the jobs on record. Body: {"job": its name or a plan's, "epoch": optional, "step", "rank": optional}. Results: {"since", "node", "others"}, then {"job", "dataset", "snapshot", "epoch", "step", "rank", "world", "row", "of", "positions", "ids", "faults", "stands", "stream"} for each piece of a share.`, (actionHandler).lineage},
 		{"cancel", `Ends the running streams of a plan. Body: {"plan"}. Result: {"plan", "cancelled": COUNT}.`,
-			(*Server).cancel},
+			(actionHandler).cancel},
 		{flight.CancelFlightInfoActionType,
-			`Ends the running streams of a FlightInfo. Body: protobuf CancelFlightInfoRequest. Result: protobuf CancelFlightInfoResult.`, (*Server).cancelFlightInfo},
+			`Ends the running streams of a FlightInfo. Body: protobuf CancelFlightInfoRequest. Result: protobuf CancelFlightInfoResult.`, (actionHandler).cancelFlightInfo},
 		{flight.RenewFlightEndpointActionType,
-			`Gives an endpoint a new expiration time. Body: protobuf RenewFlightEndpointRequest. Result: protobuf FlightEndpoint.`, (*Server).renewFlightEndpoint},
+			`Gives an endpoint a new expiration time. Body: protobuf RenewFlightEndpointRequest. Result: protobuf FlightEndpoint.`, (actionHandler).renewFlightEndpoint},
 	}
 }
 
 // ListActions sends the actions that there are.
-func (s *Server) ListActions(_ *flight.Empty, stream flight.FlightService_ListActionsServer) error {
+func (s actionHandler) ListActions(_ *flight.Empty, stream flight.FlightService_ListActionsServer) error {
 	for _, a := range actions() {
 		if err := stream.Send(&flight.ActionType{Type: a.name, Description: a.about}); err != nil {
 			return err
@@ -78,7 +83,7 @@ func (s *Server) ListActions(_ *flight.Empty, stream flight.FlightService_ListAc
 }
 
 // DoAction runs an action.
-func (s *Server) DoAction(a *flight.Action, stream flight.FlightService_DoActionServer) error {
+func (s actionHandler) DoAction(a *flight.Action, stream flight.FlightService_DoActionServer) error {
 	list := actions()
 	names := make([]string, len(list))
 	for i, known := range list {
@@ -153,7 +158,7 @@ func splitsOf(v *catalog.View, ranges bool) []splitInfo {
 	return out
 }
 
-func (s *Server) list(ctx context.Context, b []byte, send func([]byte) error) error {
+func (s actionHandler) list(ctx context.Context, b []byte, send func([]byte) error) error {
 	filter, err := parseFilter("body", b)
 	if err != nil {
 		return err
@@ -218,7 +223,7 @@ func describedColumns(ctx context.Context, v *catalog.View) (columns []columnInf
 	return columns, blobBytes, nil
 }
 
-func (s *Server) describe(ctx context.Context, b []byte, send func([]byte) error) error {
+func (s actionHandler) describe(ctx context.Context, b []byte, send func([]byte) error) error {
 	ref, err := refOf(b)
 	if err != nil {
 		return err
@@ -267,7 +272,7 @@ func (s *Server) describe(ctx context.Context, b []byte, send func([]byte) error
 	})
 }
 
-func (s *Server) drop(ctx context.Context, b []byte, send func([]byte) error) error {
+func (s actionHandler) drop(ctx context.Context, b []byte, send func([]byte) error) error {
 	ref, err := refOf(b)
 	if err != nil {
 		return err
@@ -282,7 +287,7 @@ func (s *Server) drop(ctx context.Context, b []byte, send func([]byte) error) er
 	}{ref.Dataset, dropped})
 }
 
-func (s *Server) gc(ctx context.Context, b []byte, send func([]byte) error) error {
+func (s actionHandler) gc(ctx context.Context, b []byte, send func([]byte) error) error {
 	var opts struct {
 		DryRun bool `json:"dry_run"`
 	}
@@ -296,7 +301,7 @@ func (s *Server) gc(ctx context.Context, b []byte, send func([]byte) error) erro
 	return sendJSON(send, report)
 }
 
-func (s *Server) warm(ctx context.Context, b []byte, send func([]byte) error) error {
+func (s actionHandler) warm(ctx context.Context, b []byte, send func([]byte) error) error {
 	req, err := schema.ParseRequest(b)
 	if err != nil {
 		return err
@@ -318,7 +323,7 @@ func (s *Server) warm(ctx context.Context, b []byte, send func([]byte) error) er
 }
 
 // renewFlightEndpoint is Flight's own.
-func (s *Server) renewFlightEndpoint(ctx context.Context, b []byte, send func([]byte) error) error {
+func (s actionHandler) renewFlightEndpoint(ctx context.Context, b []byte, send func([]byte) error) error {
 	var req flight.RenewFlightEndpointRequest
 	if err := s.unmarshal(ctx, b, &req); err != nil {
 		return err
@@ -341,4 +346,233 @@ func sendProto(send func([]byte) error, m proto.Message) error {
 		return errors.Join(errors.New("encoding the answer"), err)
 	}
 	return send(b)
+}
+
+// tagInfo is the JSON of a tag.
+type tagInfo struct {
+	Dataset  string `json:"dataset"`
+	Tag      string `json:"tag"`
+	Snapshot int64  `json:"snapshot"`
+}
+
+// tag gives a snapshot a name.
+func (s actionHandler) tag(ctx context.Context, b []byte, send func([]byte) error) error {
+	var req struct {
+		catalog.Ref
+		Name string `json:"name"`
+	}
+	if err := body(b, &req); err != nil {
+		return err
+	}
+	if err := req.Check(); err != nil {
+		return err
+	}
+	if err := schema.CheckTag("name", req.Name); err != nil {
+		return err
+	}
+	number, err := s.catalog(ctx).Tag(ctx, req.Ref, req.Name)
+	if err != nil {
+		return err
+	}
+	return sendJSON(send, tagInfo{req.Dataset, req.Name, number})
+}
+
+// untag removes a name.
+func (s actionHandler) untag(ctx context.Context, b []byte, send func([]byte) error) error {
+	var req struct {
+		Dataset string `json:"dataset"`
+		Name    string `json:"name"`
+	}
+	if err := body(b, &req); err != nil {
+		return err
+	}
+	if err := schema.CheckName("dataset", req.Dataset); err != nil {
+		return err
+	}
+	if err := schema.CheckTag("name", req.Name); err != nil {
+		return err
+	}
+	number, err := s.catalog(ctx).Untag(ctx, req.Dataset, req.Name)
+	if err != nil {
+		return err
+	}
+	return sendJSON(send, tagInfo{req.Dataset, req.Name, number})
+}
+
+// tags lists the tags of the datasets that a filter matches.
+func (s actionHandler) tags(ctx context.Context, b []byte, send func([]byte) error) error {
+	filter, err := parseFilter("body", b)
+	if err != nil {
+		return err
+	}
+	cat := s.catalog(ctx)
+	datasets, err := cat.Datasets(ctx)
+	if err != nil {
+		return err
+	}
+	for _, d := range datasets {
+		if !filter.Match(d.Name) || len(d.Tags) == 0 {
+			continue
+		}
+		// A rule that does not fit a dataset hides it.
+		if _, err := cat.Exists(ctx, catalog.Ref{Dataset: d.Name}, policy.List); errors.Is(err, schema.ErrNotFound) {
+			continue
+		} else if err != nil {
+			return err
+		}
+		for _, tag := range d.Tags {
+			if filter.Tag != "" && filter.Tag != tag.Name || filter.Number != 0 && filter.Number != tag.Snapshot {
+				continue
+			}
+			if err := sendJSON(send, tagInfo{d.Name, tag.Name, tag.Snapshot}); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// cancelGrace is how long a cancellation waits for the streams to be gone.
+const cancelGrace = time.Second
+
+// knows tells the calls that the caller whom a catalog is for may know of and end.
+func knows(cat *catalog.Catalog) func(*call) bool {
+	knows := cat.Knows()
+	return func(c *call) bool { return knows(c.caller.Principal, c.access.Dataset) }
+}
+
+// cancelPlans ends the running streams of plans, and reports how many there
+// were and whether all are gone. What is ended is recorded plan by plan, before and
+// after; where nothing runs that the caller may end, nothing is.
+func (s actionHandler) cancelPlans(ctx context.Context, plans map[string]bool) (count int, gone bool, err error) {
+	cat := s.catalog(ctx)
+	killed, mine := map[*call]bool{}, knows(cat)
+	for plan := range plans {
+		match := func(c *call) bool { return c.streaming && c.plan == plan && mine(c) }
+		what, ok := s.calls.accessOfAny(match)
+		if !ok {
+			continue
+		}
+		err := cat.Change(ctx, catalog.Change{Event: audit.Cancel, Dataset: what.Dataset, Snapshot: what.Snapshot, Plan: plan},
+			func(c *catalog.Change) error {
+				for _, ended := range s.calls.kill(errCancelled, match) {
+					killed[ended] = true
+					c.Count++
+				}
+				return nil
+			})
+		if err != nil {
+			return len(killed), false, err
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, cancelGrace)
+	defer cancel()
+	_, left := s.calls.wait(ctx, func(c *call) bool { return killed[c] })
+	return len(killed), left == nil, nil
+}
+
+func (s actionHandler) cancel(ctx context.Context, b []byte, send func([]byte) error) error {
+	var req struct {
+		Plan string `json:"plan"`
+	}
+	if err := body(b, &req); err != nil {
+		return err
+	}
+	if req.Plan == "" {
+		return &schema.FieldError{Field: "plan", Got: "nothing", Want: "the plan that app_metadata names"}
+	}
+	n, _, err := s.cancelPlans(ctx, map[string]bool{req.Plan: true})
+	if err != nil {
+		return err
+	}
+	return sendJSON(send, struct {
+		Plan      string `json:"plan"`
+		Cancelled int    `json:"cancelled"`
+	}{req.Plan, n})
+}
+
+const (
+	// maxCancelled is how many plans a CancelFlightInfo names at most: each costs a look at all calls. An answer of
+	// GetFlightInfo has one.
+	maxCancelled = 16
+	// ticketsAtOnce is how many tickets are read before others have a turn.
+	ticketsAtOnce = 256
+)
+
+// cancelFlightInfo is Flight's own: the plans are those of the info's tickets.
+func (s actionHandler) cancelFlightInfo(ctx context.Context, b []byte, send func([]byte) error) error {
+	var req flight.CancelFlightInfoRequest
+	if err := s.unmarshal(ctx, b, &req); err != nil {
+		return err
+	}
+	requests, err := s.requestsOf(ctx, req.GetInfo().GetEndpoint())
+	if err != nil {
+		return err
+	}
+	// A plan's id depends on no row: nothing is opened or evaluated, and the snapshot
+	// may be gone.
+	plans, cat := map[string]bool{}, s.catalog(ctx)
+	for _, r := range requests {
+		id, err := cat.PlanID(ctx, r.Request)
+		if err != nil {
+			return fmt.Errorf("endpoint %d: %w", r.endpoint, err)
+		}
+		plans[id] = true
+	}
+	result := flight.CancelFlightInfoResult{Status: flight.CancelStatusCancelled}
+	_, gone, err := s.cancelPlans(ctx, plans)
+	if err != nil {
+		return err
+	}
+	if !gone {
+		result.Status = flight.CancelStatusCancelling
+	}
+	return sendProto(send, &result)
+}
+
+// endpointRequest is a request, and the first endpoint whose ticket has it.
+type endpointRequest struct {
+	schema.Request
+	endpoint int
+}
+
+// requestsOf returns the different requests of the tickets of endpoints: as a rule they all have the same.
+func (s actionHandler) requestsOf(ctx context.Context, endpoints []*flight.FlightEndpoint) ([]endpointRequest, error) {
+	switch n := len(endpoints); {
+	case n == 0:
+		return nil, &schema.FieldError{Field: "info.endpoint", Got: "none", Want: "the endpoints that GetFlightInfo gave"}
+	case n > s.opts.MaxEndpoints:
+		return nil, fmt.Errorf("%w: the info has %d endpoints, MaxEndpoints is %d; one endpoint of each plan is enough",
+			schema.ErrLimit, n, s.opts.MaxEndpoints)
+	}
+	var list []endpointRequest
+	known := map[string]bool{}
+	for from := 0; from < len(endpoints); from += ticketsAtOnce {
+		err := s.turn(ctx, func() error {
+			for i, e := range endpoints[from:min(from+ticketsAtOnce, len(endpoints))] {
+				t, err := schema.ParseTicket(e.GetTicket().GetTicket())
+				if err != nil {
+					return fmt.Errorf("endpoint %d: %w", from+i, err)
+				}
+				if key := string(t.Request.Marshal()); !known[key] {
+					known[key] = true
+					list = append(list, endpointRequest{t.Request, from + i})
+				}
+				if len(list) > maxCancelled {
+					return fmt.Errorf("%w: the tickets of the info are of more than %d requests; an answer of "+
+						"GetFlightInfo has one, send one info for each", schema.ErrLimit, maxCancelled)
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	return list, nil
+}
+
+// turn runs f when it is the turn of the caller's tenant: what it does takes processors and waits for nothing.
+func (s *Server) turn(ctx context.Context, f func() error) error {
+	return s.work.Do(ctx, fetch.CallerFrom(ctx).Tenant, f)
 }

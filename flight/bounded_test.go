@@ -118,7 +118,7 @@ func TestActionsTakeTurns(t *testing.T) {
 	ticket := nested(3, nested(1, nested(1, []byte(`{"dataset": "d", "snapshot": 1, "batch": 1, "rank": 0}`))))
 	bodies := map[string][]byte{"usage": nil, "lineage": nil, flight.CancelFlightInfoActionType: nested(1, ticket)}
 	run := func(ctx context.Context, a action) error {
-		return a.run(f.server, ctx, bodies[a.name], func([]byte) error { return nil })
+		return a.run(actionHandler{f.server}, ctx, bodies[a.name], func([]byte) error { return nil })
 	}
 	gone := errors.New("the client has gone")
 	for _, a := range actions() {

@@ -4,19 +4,29 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
+	"regexp"
 	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
 
+	gen "github.com/apache/arrow/go/v17/arrow/flight/gen/flight"
+	"go.opentelemetry.io/otel/attribute"
+	otelcodes "go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/propagation"
+	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
 	"bowstring/fetch"
+	"bowstring/flight/auth"
+	"bowstring/flight/policy"
 	"bowstring/flight/wire"
 	"bowstring/schema"
 )
@@ -275,3 +285,202 @@ func (c *callStream) SendMsg(m any) error {
 	defer late.Stop()
 	return c.answer(m)
 }
+
+const (
+	// tenantHeader is the metadata that says on whose account a call is. Where
+	// callers are known, it chooses among the tenants that they may use. Where they
+	// are not, nobody checks it: it keeps those who mean well out of each other's
+	// way.
+	tenantHeader = "bowstring-tenant"
+	// traceHeader is W3C's: version, trace, parent, flags.
+	traceHeader = "traceparent"
+)
+
+var traceForm = regexp.MustCompile(`^[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}`)
+
+// withCaller returns a context that says on whose behalf a call is, down to the
+// store. known says that callers have to say who they are: those who had not to
+// for this call are on nobody's account then.
+// tenants, if not nil, say on whose account those are who do not say so themselves.
+func withCaller(ctx context.Context, known bool, tenants *policy.Tenants) (context.Context, fetch.Caller, error) {
+	var c fetch.Caller
+	id := auth.IdentityFrom(ctx)
+	if id != nil {
+		c.Principal, c.Groups, c.Tenant = id.Principal, id.Groups, id.Tenant
+	}
+	md, _ := metadata.FromIncomingContext(ctx)
+	if v := md.Get(tenantHeader); len(v) > 0 && (id != nil || !known) {
+		if len(v) > 1 || !auth.TenantForm(v[0]) {
+			return ctx, c, &schema.FieldError{
+				Field: "header " + tenantHeader, Got: schema.Quote(v[0]),
+				Want: "one name of up to 128 letters, digits and . _ @ : / -",
+			}
+		}
+		if id != nil && !id.MayUse(v[0]) && !tenants.Has(v[0], who(c)) {
+			return ctx, c, fmt.Errorf("%w: header %s: %s is no tenant on whose account this caller may call",
+				schema.ErrDenied, tenantHeader, schema.Quote(v[0]))
+		}
+		c.Tenant = v[0]
+	}
+	if id != nil || !known {
+		c.Tenant = tenants.Of(who(c), c.Tenant)
+	}
+	if v := md.Get(traceHeader); len(v) > 0 {
+		if m := traceForm.FindStringSubmatch(v[0]); m != nil {
+			c.Trace = m[1] // what is not of this form is to be ignored, W3C says
+		}
+	}
+	return fetch.WithCaller(ctx, c), c, nil
+}
+
+func who(c fetch.Caller) policy.Who { return policy.Who{Principal: c.Principal, Groups: c.Groups} }
+
+const handshakeMethod = "/" + flightService + "/Handshake"
+
+// letIn finds out who makes a call, and returns a context that says so. The
+// call ends when what let it in does.
+func (s *Server) letIn(ctx context.Context, c *call) (context.Context, error) {
+	d := s.opts.Door
+	if !d.Open(c.method) {
+		if err := s.opts.Sources.Closed(); err != nil {
+			return ctx, err
+		}
+	}
+	if isNodes(c.method) && s.opts.Cluster != nil {
+		return ctx, s.letInNode(ctx)
+	}
+	// A handshake says who calls in its own way.
+	if !d.Authenticates() || c.method == handshakeMethod || d.Open(c.method) {
+		return ctx, nil
+	}
+	id, err := d.Authenticate(ctx)
+	if err != nil {
+		return ctx, err
+	}
+	c.identity = id
+	c.leave = d.Watch(id, func(why error) { s.calls.killCall(c, why) })
+	return auth.WithIdentity(ctx, id), nil
+}
+
+// Handshake answers a client that sends a name and a token as its password, in
+// the Authorization header or in the message, with that token in all the places
+// where clients look for it.
+func (s *Server) Handshake(stream gen.FlightService_HandshakeServer) error {
+	if !s.opts.Door.Authenticates() {
+		return status.Error(codes.Unimplemented, "method Handshake not implemented")
+	}
+	inMessage := false
+	token, id, err := s.opts.Door.Handshake(stream.Context(), func() ([]byte, error) {
+		inMessage = true
+		m, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return nil, nil
+		}
+		return m.GetPayload(), err
+	})
+	if err != nil {
+		return err
+	}
+	callFrom(stream.Context()).identity = id // for the log
+	bearer := metadata.Pairs("authorization", "Bearer "+token)
+	if err := stream.SetHeader(bearer); err != nil {
+		return fmt.Errorf("sending headers: %w", err)
+	}
+	stream.SetTrailer(bearer)
+	if !inMessage {
+		return nil // who sent headers reads headers
+	}
+	return stream.Send(&gen.HandshakeResponse{Payload: []byte(token)})
+}
+
+// Observer is told how long things took, a few times a call and never for a
+// batch or a sample. Its methods are called by several goroutines at once, and
+// must not block. ctx carries the call's span where it is traced.
+type Observer interface {
+	// FirstBatch is told of a stream's first record batch, since the call began.
+	FirstBatch(ctx context.Context, took time.Duration)
+	// Ended is told of each call that ended, or was refused. method is the last
+	// part of its name, of which there are as many as the services have.
+	Ended(ctx context.Context, method string, code codes.Code, took time.Duration)
+}
+
+// headers are those of a call, for what carries a trace from one process to the next.
+type headers metadata.MD
+
+// Get implements propagation.TextMapCarrier.
+func (h headers) Get(key string) string {
+	if v := metadata.MD(h).Get(key); len(v) > 0 {
+		return v[0]
+	}
+	return ""
+}
+
+// Set implements propagation.TextMapCarrier: nothing is sent on.
+func (headers) Set(string, string) {}
+
+// Keys implements propagation.TextMapCarrier.
+func (headers) Keys() []string { return nil }
+
+// beginSpan begins the span of a call, within the trace that its headers name.
+// The span is nil if nothing is traced.
+func (s *Server) beginSpan(ctx context.Context, method string) (context.Context, trace.Span) {
+	if s.opts.Tracer == nil || !isFlight(method) {
+		return ctx, nil
+	}
+	if md, ok := metadata.FromIncomingContext(ctx); ok {
+		ctx = propagation.TraceContext{}.Extract(ctx, headers(md))
+	}
+	service, name, _ := strings.Cut(strings.TrimPrefix(method, "/"), "/")
+	return s.opts.Tracer.Start(ctx, name, trace.WithSpanKind(trace.SpanKindServer), trace.WithAttributes(
+		attribute.String("rpc.system", "grpc"), attribute.String("rpc.service", service),
+		attribute.String("rpc.method", name)))
+}
+
+// observeEnd tells whoever observes that a call ended.
+func (s *Server) observeEnd(ctx context.Context, c *call, st *status.Status) {
+	if s.opts.Observer != nil {
+		s.opts.Observer.Ended(ctx, methodName(c.method), st.Code(), time.Since(c.started))
+	}
+	if c.span == nil {
+		return
+	}
+	if c.span.IsRecording() {
+		kind, plan := s.calls.describe(c)
+		c.span.SetAttributes(attribute.Int("rpc.grpc.status_code", int(st.Code())))
+		if kind != "" {
+			c.span.SetAttributes(attribute.Int64("bowstring.rows", c.rows.Load()),
+				attribute.Int64("bowstring.bytes", c.bytes.Load()),
+				attribute.Int64("bowstring.wait.store_ms", time.Duration(c.waits.store.Load()).Milliseconds()),
+				attribute.Int64("bowstring.wait.spill_ms", time.Duration(c.waits.spill.Load()).Milliseconds()),
+				attribute.Int64("bowstring.wait.consumer_ms", time.Duration(c.waits.consumer.Load()).Milliseconds()))
+		}
+		if plan != "" {
+			c.span.SetAttributes(attribute.String("bowstring.plan", plan))
+		}
+		if c.caller.Tenant != "" {
+			c.span.SetAttributes(attribute.String("bowstring.tenant", c.caller.Tenant))
+		}
+		switch st.Code() {
+		case codes.Unknown, codes.DeadlineExceeded, codes.Unimplemented, codes.Internal, codes.Unavailable,
+			codes.DataLoss:
+			c.span.SetStatus(otelcodes.Error, st.Message()) // what the conventions have for a fault of the server
+		}
+	}
+	c.span.End()
+}
+
+// observeRefused tells of a call that did not begin.
+func (s *Server) observeRefused(ctx context.Context, method string, err error) {
+	if s.opts.Observer != nil {
+		s.opts.Observer.Ended(ctx, methodName(method), statusOf(err).Code(), 0)
+	}
+}
+
+// observeFirst tells whoever observes that a stream's first batch was sent.
+func observeFirst(ctx context.Context) {
+	if c := callFrom(ctx); c != nil && c.observer != nil {
+		c.observer.FirstBatch(ctx, time.Since(c.started))
+	}
+}
+
+func methodName(method string) string { return method[strings.LastIndexByte(method, '/')+1:] }

@@ -202,7 +202,7 @@ type alterAck struct {
 }
 
 // alterDataset changes a dataset by what needs no rows.
-func (s *Server) alterDataset(ctx context.Context, b []byte, send func([]byte) error) (err error) {
+func (s actionHandler) alterDataset(ctx context.Context, b []byte, send func([]byte) error) (err error) {
 	var req alterRequest
 	if err := body(b, &req); err != nil {
 		return err

@@ -129,7 +129,7 @@ type WaitShare struct {
 }
 
 // explain is the action.
-func (s *Server) explain(ctx context.Context, b []byte, send func([]byte) error) error {
+func (s actionHandler) explain(ctx context.Context, b []byte, send func([]byte) error) error {
 	req, err := parseExplain(b)
 	if err != nil {
 		return err
@@ -225,7 +225,7 @@ type jobLook struct {
 
 // lookAt adds up the streams of a job that visible tells; and what all of them read, if all is
 // set.
-func (s *Server) lookAt(cat *catalog.Catalog, group string, visible func(*call) bool, all bool) jobLook {
+func (s actionHandler) lookAt(cat *catalog.Catalog, group string, visible func(*call) bool, all bool) jobLook {
 	l := jobLook{at: time.Now()}
 	if all {
 		l.all, l.spill = cat.Reads(group)
@@ -251,7 +251,7 @@ func (s *Server) lookAt(cat *catalog.Catalog, group string, visible func(*call) 
 // running looks twice at the job, if it runs; nil if it does not, as far as the caller may
 // know. Streams that ended in between leave nothing to compare with: then it is looked at
 // since its streams began.
-func (s *Server) running(ctx context.Context, cat *catalog.Catalog, job *fetch.Job, c *predict.Job, req *explainRequest,
+func (s actionHandler) running(ctx context.Context, cat *catalog.Catalog, job *fetch.Job, c *predict.Job, req *explainRequest,
 	now fetch.Rates, shown bool) (*Running, error) {
 	visible := knows(cat)
 	a := s.lookAt(cat, job.Group(), visible, shown)
@@ -338,7 +338,7 @@ func (r *Running) limit(e *predict.Epoch) string {
 }
 
 // calibrate is the action.
-func (s *Server) calibrate(ctx context.Context, b []byte, send func([]byte) error) error {
+func (s actionHandler) calibrate(ctx context.Context, b []byte, send func([]byte) error) error {
 	var req struct {
 		Dataset string       `json:"dataset"`
 		Seconds float64      `json:"seconds"`

@@ -16,6 +16,9 @@ import (
 	"bowstring/schema"
 )
 
+// infoHandler answers what says what data there is, and serves none.
+type infoHandler struct{ *Server }
+
 // planInfo is the JSON of a FlightInfo's app_metadata.
 type planInfo struct {
 	Plan     string `json:"plan"`
@@ -56,7 +59,7 @@ func parseDescriptor(d *flight.FlightDescriptor) (schema.Request, error) {
 }
 
 // GetFlightInfo resolves a request into one endpoint for each rank.
-func (s *Server) GetFlightInfo(ctx context.Context, d *flight.FlightDescriptor) (*flight.FlightInfo, error) {
+func (s infoHandler) GetFlightInfo(ctx context.Context, d *flight.FlightDescriptor) (*flight.FlightInfo, error) {
 	req, err := parseDescriptor(d)
 	if err != nil {
 		return nil, err
@@ -65,7 +68,7 @@ func (s *Server) GetFlightInfo(ctx context.Context, d *flight.FlightDescriptor) 
 }
 
 // PollFlightInfo answers as GetFlightInfo does, complete at once.
-func (s *Server) PollFlightInfo(ctx context.Context, d *flight.FlightDescriptor) (*flight.PollInfo, error) {
+func (s infoHandler) PollFlightInfo(ctx context.Context, d *flight.FlightDescriptor) (*flight.PollInfo, error) {
 	info, err := s.GetFlightInfo(ctx, d)
 	if err != nil {
 		return nil, err
@@ -74,7 +77,7 @@ func (s *Server) PollFlightInfo(ctx context.Context, d *flight.FlightDescriptor)
 	return &flight.PollInfo{Info: info, Progress: &progress, ExpirationTime: s.expiration()}, nil
 }
 
-func (s *Server) flightInfo(ctx context.Context, d *flight.FlightDescriptor,
+func (s infoHandler) flightInfo(ctx context.Context, d *flight.FlightDescriptor,
 	req schema.Request) (*flight.FlightInfo, error) {
 	// Before anything is evaluated or made: the job's tickets are no shorter.
 	if err := s.checkAnswer(req); err != nil {
@@ -118,7 +121,7 @@ func answerBytes(req schema.Request) int64 {
 }
 
 // checkAnswer fails if the answer for a request would be too large.
-func (s *Server) checkAnswer(req schema.Request) error {
+func (s infoHandler) checkAnswer(req schema.Request) error {
 	ranks := req.WorldSize()
 	if ranks > int64(s.opts.MaxEndpoints) {
 		return fmt.Errorf("%w: world.size is %d, MaxEndpoints is %d; a ticket for one rank can be written by hand",
@@ -134,7 +137,7 @@ func (s *Server) checkAnswer(req schema.Request) error {
 }
 
 // infoOf says what an outline means, with an endpoint for each rank.
-func (s *Server) infoOf(ctx context.Context, d *flight.FlightDescriptor, o *fetch.Resolved, bytes int64,
+func (s infoHandler) infoOf(ctx context.Context, d *flight.FlightDescriptor, o *fetch.Resolved, bytes int64,
 	tags []store.Tag) (*flight.FlightInfo, error) {
 	req, plan := o.Request, o.Plan
 	ranks := req.WorldSize()
@@ -221,7 +224,7 @@ func (s *Server) expiration() *timestamppb.Timestamp {
 
 // GetSchema says what a request's batches look like. It reads the record of
 // the snapshot only.
-func (s *Server) GetSchema(ctx context.Context, d *flight.FlightDescriptor) (*flight.SchemaResult, error) {
+func (s infoHandler) GetSchema(ctx context.Context, d *flight.FlightDescriptor) (*flight.SchemaResult, error) {
 	req, err := parseDescriptor(d)
 	if err != nil {
 		return nil, err
@@ -262,7 +265,7 @@ func parseFilter(where string, b []byte) (f catalog.Filter, err error) {
 }
 
 // ListFlights sends a FlightInfo for each dataset and split of its newest snapshot.
-func (s *Server) ListFlights(c *flight.Criteria, stream flight.FlightService_ListFlightsServer) error {
+func (s infoHandler) ListFlights(c *flight.Criteria, stream flight.FlightService_ListFlightsServer) error {
 	filter, err := parseFilter("criteria", c.GetExpression())
 	if err != nil {
 		return err
@@ -293,7 +296,7 @@ func (s *Server) ListFlights(c *flight.Criteria, stream flight.FlightService_Lis
 // listed describes one split for a listing: from the record of the snapshot, if the
 // caller may see all rows. So its bytes are told only if somebody has asked for them
 // before.
-func (s *Server) listed(ctx context.Context, d store.Dataset, v *catalog.View, path []string) (*flight.FlightInfo, error) {
+func (s infoHandler) listed(ctx context.Context, d store.Dataset, v *catalog.View, path []string) (*flight.FlightInfo, error) {
 	split := ""
 	if len(path) == 2 {
 		split = path[1]

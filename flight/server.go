@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"strings"
 	"sync"
 	"time"
 
@@ -15,11 +16,14 @@ import (
 	"google.golang.org/grpc/health"
 	"google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/reflection"
 
 	"bowstring/fetch"
 	"bowstring/fetch/admission"
 	"bowstring/flight/catalog"
+	"bowstring/flight/policy"
 	"bowstring/flight/wire"
 	"bowstring/schema"
 )
@@ -45,8 +49,6 @@ const (
 
 // Server is a Flight service over an engine, with health checks and reflection.
 type Server struct {
-	gen.UnimplementedFlightServiceServer
-
 	source  *catalog.Source
 	opts    Options
 	log     *slog.Logger
@@ -123,7 +125,7 @@ func New(engine *fetch.Engine, opts Options) *Server {
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: minPing, PermitWithoutStream: true}),
 		grpc.WaitForHandlers(true),
 	)...)
-	s.grpc.RegisterService(streamed(gen.FlightService_ServiceDesc), s)
+	s.grpc.RegisterService(streamed(gen.FlightService_ServiceDesc), s.service())
 	if opts.Cluster != nil {
 		s.grpc.RegisterService(&lendService, s)
 	}
@@ -133,6 +135,24 @@ func New(engine *fetch.Engine, opts Options) *Server {
 	}
 	s.health.SetServingStatus(flightService, grpc_health_v1.HealthCheckResponse_SERVING)
 	return s
+}
+
+// service is the Flight service: handlers by purpose over one server.
+type service struct {
+	unimplemented
+	getHandler
+	infoHandler
+	actionHandler
+	*Server
+}
+
+// unimplemented has methods of RPCs that there may be one day, for those that no handler has.
+type unimplemented struct {
+	gen.UnimplementedFlightServiceServer
+}
+
+func (s *Server) service() *service {
+	return &service{getHandler: getHandler{s}, infoHandler: infoHandler{s}, actionHandler: actionHandler{s}, Server: s}
 }
 
 // EnforceRules ends the streams for which the rules that hold now say something else
@@ -209,4 +229,190 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	s.sending.Wait()
 	s.log.LogAttrs(ctx, slog.LevelInfo, "stopped")
 	return err
+}
+
+// leaving is whether a server's streams move elsewhere. It is safe for concurrent use.
+type leaving struct {
+	mu        sync.Mutex
+	locations func() []string // nil while the server stays
+	turn      int             // of who is sent elsewhere
+}
+
+const (
+	// maxSent is how many places one is told to go on at.
+	maxSent = 4
+	// maxNamed is how many nodes are named ahead of a stream: headers are at most 8 KiB.
+	maxNamed = 48
+	// nodesHeader is what comes ahead of a stream, with the addresses of other nodes.
+	nodesHeader = "bowstring-nodes"
+)
+
+// Leave has clients go on elsewhere: streams that read end at the end of the batch that is being sent, with UNAVAILABLE
+// and where to go on, and no new DoGet, DoExchange or warm begins. All else is answered as before: other nodes may read
+// what this one has, and stats says how far it is. locations returns the addresses to go on at, the best first; it must
+// not block. Return undoes it.
+func (s *Server) Leave(locations func() []string) {
+	s.leaving.mu.Lock()
+	s.leaving.locations = locations
+	s.leaving.mu.Unlock()
+	s.health.SetServingStatus(flightService, grpc_health_v1.HealthCheckResponse_NOT_SERVING)
+}
+
+// Return has streams begin here again, after Leave.
+func (s *Server) Return() {
+	s.leaving.mu.Lock()
+	s.leaving.locations = nil
+	s.leaving.mu.Unlock()
+	if s.draining.Err() == nil {
+		s.health.SetServingStatus(flightService, grpc_health_v1.HealthCheckResponse_SERVING)
+	}
+}
+
+// Leaving reports whether clients are sent elsewhere.
+func (s *Server) Leaving() bool {
+	s.leaving.mu.Lock()
+	defer s.leaving.mu.Unlock()
+	return s.leaving.locations != nil
+}
+
+// movedError is the end of a stream that is to go on at another node. Clients read the addresses in the details of the
+// status, and never in its message.
+type movedError struct {
+	to []string // addresses, the best first
+}
+
+// Error implements error. The addresses are for people.
+func (e *movedError) Error() string {
+	return fmt.Sprintf("%v: this node leaves its cluster; continue from where the stream ended, at %s",
+		schema.ErrUnavailable, strings.Join(e.to, ", "))
+}
+
+// Unwrap makes every movedError an ErrUnavailable.
+func (e *movedError) Unwrap() error { return schema.ErrUnavailable }
+
+// moved is the error of a stream that is to go on elsewhere; nil if the server stays. Successive
+// streams are sent to different places first.
+func (s *Server) moved() error {
+	s.leaving.mu.Lock()
+	defer s.leaving.mu.Unlock()
+	if s.leaving.locations == nil {
+		return nil
+	}
+	list := s.leaving.locations()
+	if len(list) == 0 {
+		return fmt.Errorf("%w: this node leaves its cluster, and no other one is there; continue from where the "+
+			"stream ended when one is", schema.ErrUnavailable)
+	}
+	at := s.leaving.turn % len(list)
+	s.leaving.turn++
+	list = append(append([]string{}, list[at:]...), list[:at]...)
+	return &movedError{to: list[:min(len(list), maxSent)]}
+}
+
+// nameNodes sends the addresses of the other nodes ahead of a stream. A client goes on at those and at no others.
+func (s *Server) nameNodes(stream grpc.ServerStream) error {
+	list := s.opts.Node.Others()
+	if len(list) == 0 {
+		return nil
+	}
+	named := strings.Join(list[:min(len(list), maxNamed)], " ")
+	if err := stream.SetHeader(metadata.Pairs(nodesHeader, named)); err != nil {
+		return fmt.Errorf("sending headers: %w", err)
+	}
+	return nil
+}
+
+// otherNodes is the action nodes, for clients that hear of an address after their stream began.
+func (s actionHandler) otherNodes(_ context.Context, b []byte, send func([]byte) error) error {
+	if err := body(b, &struct{}{}); err != nil {
+		return err
+	}
+	return sendJSON(send, struct {
+		Locations []string `json:"locations"`
+	}{append([]string{}, s.opts.Node.Others()...)})
+}
+
+// WaitStreams waits until no DoGet runs, or ctx ends; it returns how many do.
+func (s *Server) WaitStreams(ctx context.Context) (left int) {
+	left, _ = s.calls.wait(ctx, func(c *call) bool { return c.streaming && c.kind == "DoGet" })
+	return left
+}
+
+// ServeWithin answers calls that come in by l from within this process, as Serve does but
+// for TLS: such a connection leaves the process no more than a function call does. Who
+// calls has to say so all the same, and the remote addresses of l's connections are those
+// that limits go by. It returns nil after Shutdown, and closes l in the end.
+func (s *Server) ServeWithin(l net.Listener) error {
+	which := s.listening()
+	which.Encrypts, which.Within = false, true
+	err := s.grpc.Serve(wire.Listen(l, s.sending.Go, which))
+	if errors.Is(err, grpc.ErrServerStopped) {
+		return nil
+	}
+	return err
+}
+
+// Authenticates reports whether callers have to say who they are.
+func (s *Server) Authenticates() bool { return s.opts.Door.Authenticates() }
+
+// Visitor is somebody who is shown what the server does, beside calls: by a console. What
+// he sees is what the action stats would tell him.
+type Visitor struct {
+	server *Server
+	caller fetch.Caller
+	leave  func()
+}
+
+// Visit finds out whose a token is, as a call would that carries it from an address. gone
+// is called, once at most, when the token has ended meanwhile. Where nobody has to say
+// who he is the token is not looked at. The caller of Visit calls Leave.
+func (s *Server) Visit(ctx context.Context, token string, from net.Addr, gone func(error)) (*Visitor, error) {
+	v := &Visitor{server: s, leave: func() {}}
+	d := s.opts.Door
+	if d.Authenticates() {
+		md := metadata.MD{}
+		if token != "" {
+			md.Set("authorization", "Bearer "+token)
+		}
+		ctx = metadata.NewIncomingContext(peer.NewContext(ctx, &peer.Peer{Addr: from}), md)
+		id, err := d.Authenticate(ctx)
+		if err != nil {
+			return nil, err
+		}
+		v.caller = fetch.Caller{Principal: id.Principal, Groups: id.Groups, Tenant: id.Tenant}
+		v.leave = d.Watch(id, gone)
+	}
+	if s.identify != nil {
+		v.caller = s.identify(ctx, v.caller)
+	}
+	return v, nil
+}
+
+// Name is the visitor's principal, "" of one who has not to say who he is.
+func (v *Visitor) Name() string { return v.caller.Principal }
+
+// Leave ends the watch over the visitor's token.
+func (v *Visitor) Leave() { v.leave() }
+
+// tenants are those of now, nil if there is no file of them.
+func (s *Server) tenants() *policy.Tenants {
+	if s.opts.Tenants == nil {
+		return nil
+	}
+	return s.opts.Tenants.Load()
+}
+
+// termsOf is what a tenant gets now.
+func (s *Server) termsOf(tenant string) fetch.Terms { return s.tenants().Terms(tenant) }
+
+// EnforceTenants has all that runs get what its tenant gets now. It is called when the
+// tenants have changed. Streams stay on the account under which they began: where that
+// is gone, each such account gets what the default one does until its streams end.
+func (s *Server) EnforceTenants() {
+	terms := s.termsOf
+	if s.tenants() == nil {
+		terms = nil
+	}
+	s.paces.SetTerms(terms)
+	s.source.SetTerms(terms)
 }

@@ -165,7 +165,7 @@ func TestPanic(t *testing.T) {
 	}
 	f.server.source = source
 	if log := f.log.String(); strings.Count(log, "panic in a call") != 2 || !strings.Contains(log, "info.go") ||
-		!strings.Contains(log, "doget.go") {
+		!strings.Contains(log, "/get.go") {
 		t.Error("the log does not show the stacks")
 	}
 	f.fill("d", 10)

@@ -33,7 +33,7 @@ func (s *Server) sideband(ctx context.Context) (*shm.Sideband, error) {
 }
 
 // sameNode is the action that says where rings are to be had.
-func (s *Server) sameNode(ctx context.Context, b []byte, send func([]byte) error) error {
+func (s actionHandler) sameNode(ctx context.Context, b []byte, send func([]byte) error) error {
 	if err := body(b, &struct{}{}); err != nil {
 		return err
 	}

@@ -1,7 +1,6 @@
 package flight
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"time"
@@ -11,47 +10,6 @@ import (
 	"bowstring/flight/usage"
 	"bowstring/schema"
 )
-
-// billed is what of a call's work is in the book already. It is guarded by registry.mu.
-type billed struct {
-	amount usage.Amount
-	until  time.Time
-}
-
-// amountLocked is what a call has used so far.
-func (c *call) amountLocked(now time.Time) usage.Amount {
-	a := usage.Amount{Seconds: c.billed.amount.Seconds, StoreBytes: c.stored.Load(),
-		ProcessorSeconds: time.Duration(c.processor.Load()).Seconds()}
-	if c.kind == "DoPut" {
-		a.RowsIn, a.BytesIn = c.rows.Load(), c.bytes.Load()
-	} else {
-		a.Rows, a.Bytes = c.rows.Load(), c.bytes.Load()
-	}
-	if c.streamed {
-		a.Streams = 1
-		if c.streaming {
-			// The monotonic clock, which no step of the wall's moves.
-			a.Seconds += max(now.Sub(cmp.Or(c.billed.until, c.started)).Seconds(), 0)
-		}
-	}
-	return a
-}
-
-// billLocked counts what a call has used since it was counted last. Only streams of a
-// dataset that the caller was let do something with count.
-func (r *registry) billLocked(c *call, now time.Time) {
-	if r.book == nil || !c.streamed || c.access.Dataset == "" || c.access.Refused {
-		return
-	}
-	is, was := c.amountLocked(now), c.billed.amount
-	c.billed = billed{is, now}
-	is.Add(usage.Amount{
-		Streams: -was.Streams, Rows: -was.Rows, Bytes: -was.Bytes, StoreBytes: -was.StoreBytes,
-		RowsIn: -was.RowsIn, BytesIn: -was.BytesIn, Seconds: -was.Seconds,
-		ProcessorSeconds: -was.ProcessorSeconds,
-	})
-	r.book.Add(c.caller.Tenant, c.access.Dataset, is)
-}
 
 // CountUsage counts what the streams that run have used so far; those that end are
 // counted as they do. It is called before what was counted is written.
@@ -66,13 +24,6 @@ func (s *Server) CountUsage() {
 	}
 }
 
-// countStored adds to what was read from the store for a call. ctx is the call's.
-func countStored(ctx context.Context, bytes int64) {
-	if c := callFrom(ctx); c != nil {
-		c.stored.Add(bytes)
-	}
-}
-
 // usageRequest is the body of the action usage.
 type usageRequest struct {
 	Tenant  string `json:"tenant"`
@@ -83,7 +34,7 @@ type usageRequest struct {
 
 // usage is the action. A caller learns what its own tenant has used, of the datasets that
 // exist for it; who has the right admin to the server, of all.
-func (s *Server) usage(ctx context.Context, b []byte, send func([]byte) error) error {
+func (s actionHandler) usage(ctx context.Context, b []byte, send func([]byte) error) error {
 	var req usageRequest
 	if err := body(b, &req); err != nil {
 		return err

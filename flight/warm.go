@@ -47,7 +47,7 @@ type warming struct {
 
 // warmAll has this node and all others bring their parts of a job. It ends with the call, that is, also when its client
 // goes away; and when the server is to stop, for the jobs that it is done for will not come here.
-func (s *Server) warmAll(ctx context.Context, cat *catalog.Catalog, job *fetch.Job, send func([]byte) error) error {
+func (s actionHandler) warmAll(ctx context.Context, cat *catalog.Catalog, job *fetch.Job, send func([]byte) error) error {
 	if err := s.moved(); err != nil {
 		return err
 	}

@@ -1,6 +1,7 @@
 package flight
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"sync"
@@ -10,6 +11,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"bowstring/fetch"
+	"bowstring/fetch/admission"
 	"bowstring/flight/auth"
 	"bowstring/flight/catalog"
 	"bowstring/flight/usage"
@@ -394,5 +396,103 @@ func countWaits(ctx context.Context, w fetch.Wait, consumer time.Duration, fault
 		c.waits.encode.Add(int64(w.Encode))
 		c.waits.consumer.Add(int64(consumer))
 		c.waits.faults.Add(int64(faults))
+	}
+}
+
+const (
+	// streamDelay is about when a stream that was refused may try again, lastStreamDelay
+	// where many were refused lately.
+	streamDelay     = time.Second
+	lastStreamDelay = 30 * time.Second
+)
+
+// tenantStreams counts the streams of a tenant, and those refused since one could begin.
+// It is guarded by registry.mu, and there as long as one runs.
+type tenantStreams struct{ running, refused int }
+
+// admitLocked counts a stream in, unless its tenant has as many as it may. The more were
+// refused, the later they are to come back: as many as there is room for in a second
+// come again in a second.
+func (r *registry) admitLocked(tenant string, terms fetch.Terms) error {
+	t := r.tenantStreams[tenant]
+	if t == nil {
+		t = &tenantStreams{}
+		r.tenantStreams[tenant] = t
+	}
+	if terms.Streams > 0 && t.running >= terms.Streams {
+		t.refused++
+		r.tenants.of(tenant, time.Now()).Refused++
+		after := min(streamDelay*time.Duration(1+min(t.refused/terms.Streams, 1000)), lastStreamDelay)
+		return &schema.LimitError{
+			Limit: admission.LimitStreams, After: schema.Jittered(after),
+			Message: fmt.Sprintf("tenant %s may have %d streams at once, and as many run", schema.Quote(tenant),
+				terms.Streams),
+		}
+	}
+	t.running++
+	t.refused = 0
+	return nil
+}
+
+// dismissLocked counts a stream out.
+func (r *registry) dismissLocked(tenant string) {
+	t := r.tenantStreams[tenant]
+	if t.running--; t.running == 0 {
+		delete(r.tenantStreams, tenant)
+	}
+}
+
+// pace waits until the caller's tenant may be sent more, and says how long that took. It
+// is waited before a batch is put together, so that nothing is held meanwhile but what
+// was read ahead.
+func (s *Server) pace(ctx context.Context) (time.Duration, error) {
+	return s.paces.Wait(ctx, fetch.CallerFrom(ctx).Tenant)
+}
+
+// billed is what of a call's work is in the book already. It is guarded by registry.mu.
+type billed struct {
+	amount usage.Amount
+	until  time.Time
+}
+
+// amountLocked is what a call has used so far.
+func (c *call) amountLocked(now time.Time) usage.Amount {
+	a := usage.Amount{Seconds: c.billed.amount.Seconds, StoreBytes: c.stored.Load(),
+		ProcessorSeconds: time.Duration(c.processor.Load()).Seconds()}
+	if c.kind == "DoPut" {
+		a.RowsIn, a.BytesIn = c.rows.Load(), c.bytes.Load()
+	} else {
+		a.Rows, a.Bytes = c.rows.Load(), c.bytes.Load()
+	}
+	if c.streamed {
+		a.Streams = 1
+		if c.streaming {
+			// The monotonic clock, which no step of the wall's moves.
+			a.Seconds += max(now.Sub(cmp.Or(c.billed.until, c.started)).Seconds(), 0)
+		}
+	}
+	return a
+}
+
+// billLocked counts what a call has used since it was counted last. Only streams of a
+// dataset that the caller was let do something with count.
+func (r *registry) billLocked(c *call, now time.Time) {
+	if r.book == nil || !c.streamed || c.access.Dataset == "" || c.access.Refused {
+		return
+	}
+	is, was := c.amountLocked(now), c.billed.amount
+	c.billed = billed{is, now}
+	is.Add(usage.Amount{
+		Streams: -was.Streams, Rows: -was.Rows, Bytes: -was.Bytes, StoreBytes: -was.StoreBytes,
+		RowsIn: -was.RowsIn, BytesIn: -was.BytesIn, Seconds: -was.Seconds,
+		ProcessorSeconds: -was.ProcessorSeconds,
+	})
+	r.book.Add(c.caller.Tenant, c.access.Dataset, is)
+}
+
+// countStored adds to what was read from the store for a call. ctx is the call's.
+func countStored(ctx context.Context, bytes int64) {
+	if c := callFrom(ctx); c != nil {
+		c.stored.Add(bytes)
 	}
 }

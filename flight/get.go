@@ -48,8 +48,11 @@ type waitMetadata struct {
 	Quota int64 `json:"quota,omitempty"`
 }
 
+// getHandler answers DoGet.
+type getHandler struct{ *Server }
+
 // DoGet serves a ticket.
-func (s *Server) DoGet(ticket *flight.Ticket, stream flight.FlightService_DoGetServer) error {
+func (s getHandler) DoGet(ticket *flight.Ticket, stream flight.FlightService_DoGetServer) error {
 	t, err := schema.ParseTicket(ticket.GetTicket())
 	if err != nil {
 		return err
@@ -80,7 +83,7 @@ func (s *Server) DoGet(ticket *flight.Ticket, stream flight.FlightService_DoGetS
 	}
 	defer job.Close() // the stream keeps the snapshot open for itself
 	defer batches.Close()
-	send := &sender{server: s, ctx: ctx, stop: stop, stream: stream, encoder: wire.NewEncoder(job.Projection().Schema),
+	send := &sender{server: s.Server, ctx: ctx, stop: stop, stream: stream, encoder: wire.NewEncoder(job.Projection().Schema),
 		ring: ring, moves: true}
 	return send.all(batches, func(b *fetch.Batch, wait waitMetadata) any {
 		return batchMetadata{
@@ -92,7 +95,7 @@ func (s *Server) DoGet(ticket *flight.Ticket, stream flight.FlightService_DoGetS
 
 // serveTicket starts to serve a ticket: it opens a job, counts the call in as its stream, and begins to read. The
 // stream is counted out with the call. resolve.ErrSuperseded says that the job was opened early, and is the wrong one.
-func (s *Server) serveTicket(ctx context.Context, cat *catalog.Catalog, t schema.Ticket,
+func (s getHandler) serveTicket(ctx context.Context, cat *catalog.Catalog, t schema.Ticket,
 	open func(context.Context, schema.Request, policy.Right) (*fetch.Job, error)) (*fetch.Job, *fetch.Stream, error) {
 	job, err := open(ctx, t.Request, policy.Read)
 	if err != nil {
@@ -106,7 +109,7 @@ func (s *Server) serveTicket(ctx context.Context, cat *catalog.Catalog, t schema
 	return job, batches, nil
 }
 
-func (s *Server) serveJob(ctx context.Context, cat *catalog.Catalog, job *fetch.Job, t schema.Ticket) (*fetch.Stream, error) {
+func (s getHandler) serveJob(ctx context.Context, cat *catalog.Catalog, job *fetch.Job, t schema.Ticket) (*fetch.Stream, error) {
 	if err := s.moved(); err != nil {
 		return nil, err
 	}
