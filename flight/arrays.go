@@ -7,35 +7,12 @@ import (
 	"github.com/apache/arrow/go/v17/arrow/array"
 
 	"bowstring/schema"
+	"bowstring/schema/ipc"
 )
-
-// anyIntegers returns the values of an integer array; where it is null they
-// mean nothing. A uint64 beyond int64 comes out negative.
-func anyIntegers(a arrow.Array) (func(int) int64, error) {
-	switch a := a.(type) {
-	case *array.Int64:
-		return a.Value, nil
-	case *array.Int32:
-		return func(i int) int64 { return int64(a.Value(i)) }, nil
-	case *array.Int16:
-		return func(i int) int64 { return int64(a.Value(i)) }, nil
-	case *array.Int8:
-		return func(i int) int64 { return int64(a.Value(i)) }, nil
-	case *array.Uint64:
-		return func(i int) int64 { return int64(a.Value(i)) }, nil
-	case *array.Uint32:
-		return func(i int) int64 { return int64(a.Value(i)) }, nil
-	case *array.Uint16:
-		return func(i int) int64 { return int64(a.Value(i)) }, nil
-	case *array.Uint8:
-		return func(i int) int64 { return int64(a.Value(i)) }, nil
-	}
-	return nil, fmt.Errorf("%w: type %s is no integer", schema.ErrInvalid, a.DataType())
-}
 
 // integers returns the values of an integer column that has no nulls.
 func integers(name string, a arrow.Array) (func(int) int64, error) {
-	at, err := anyIntegers(a)
+	at, err := ipc.Integers(a)
 	if err != nil {
 		return nil, &schema.FieldError{Field: fmt.Sprintf("column %q", name), Got: schema.ShownType(a.DataType()),
 			Want: "integers"}

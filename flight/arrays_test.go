@@ -9,12 +9,13 @@ import (
 	"github.com/apache/arrow/go/v17/arrow"
 	"github.com/apache/arrow/go/v17/arrow/array"
 	"github.com/apache/arrow/go/v17/arrow/flight"
-	"github.com/apache/arrow/go/v17/arrow/ipc"
+	arrowipc "github.com/apache/arrow/go/v17/arrow/ipc"
 	"github.com/apache/arrow/go/v17/arrow/memory"
 
 	"bowstring/fetch/admission"
 	"bowstring/flight/wire"
 	"bowstring/schema"
+	"bowstring/schema/ipc"
 )
 
 // received are messages that came in.
@@ -42,7 +43,7 @@ func FuzzUpload(f *testing.F) {
 	}, nil),
 		`[{"id": "6ba7b811-9dad-51d1-80b4-00c04fd430c8", "kind": "cat", "box": [1, 2], "image": {"bytes": "eA==", "path": "x"}}, {"id": "6ba7b811-9dad-51d1-80b4-00c04fd430c9", "kind": null, "box": null, "image": null}]`)
 	for _, rec := range []arrow.Record{samples(0, 3), cat} {
-		for _, opts := range [][]ipc.Option{nil, {ipc.WithZstd()}, {ipc.WithLZ4()}} {
+		for _, opts := range [][]arrowipc.Option{nil, {arrowipc.WithZstd()}, {arrowipc.WithLZ4()}} {
 			messages := messagesOf(f, rec, opts...)
 			for len(messages) < 3 { // no dictionary
 				messages = append(messages, &flight.FlightData{})
@@ -61,7 +62,7 @@ func FuzzUpload(f *testing.F) {
 			wantRefusal(t, err)
 			return
 		}
-		up, err := newUpload(&putCommand{Dataset: "d", Split: "s"}, batches.schema)
+		up, err := newUpload(&putCommand{Dataset: "d", Split: "s"}, batches.Schema)
 		if err != nil {
 			wantRefusal(t, err)
 			return
@@ -73,7 +74,7 @@ func FuzzUpload(f *testing.F) {
 			}
 			var rows *uploadedRows
 			if err == nil {
-				err = bounded(func() (err error) {
+				err = ipc.Bounded(func() (err error) {
 					rows, err = up.rows(in.mem, in.lease, rec, 0, nil)
 					return err
 				})
@@ -114,7 +115,7 @@ func uploading(t testing.TB, stream flight.DataStreamReader) (in *incoming, done
 		lease: all.Lease(t.Context(), "somebody"),
 	}
 	in.kept = in.lease.Another()
-	in.mem = &countedAllocator{memory.DefaultAllocator, in.lease}
+	in.mem = &ipc.Allocator{Allocator: memory.DefaultAllocator, Memory: in.lease}
 	return in, func() {
 		in.lease.Release()
 		in.close()
@@ -142,14 +143,14 @@ func fromJSONRecord(t testing.TB, s *arrow.Schema, json string) arrow.Record {
 }
 
 // messagesOf are the messages that carry a record: schema, dictionaries, batch.
-func messagesOf(t testing.TB, rec arrow.Record, opts ...ipc.Option) []*flight.FlightData {
+func messagesOf(t testing.TB, rec arrow.Record, opts ...arrowipc.Option) []*flight.FlightData {
 	t.Helper()
 	var out []*flight.FlightData
 	w := flight.NewRecordWriter(sendFunc(func(fd *flight.FlightData) error {
 		out = append(out, &flight.FlightData{DataHeader: bytes.Clone(fd.DataHeader),
 			DataBody: bytes.Clone(fd.DataBody)})
 		return nil
-	}), append(opts, ipc.WithSchema(rec.Schema()))...)
+	}), append(opts, arrowipc.WithSchema(rec.Schema()))...)
 	if err := w.Write(rec); err != nil {
 		t.Fatal(err)
 	}

@@ -14,6 +14,7 @@ import (
 	"bowstring/flight/policy"
 	"bowstring/flight/wire"
 	"bowstring/schema"
+	"bowstring/schema/ipc"
 )
 
 // exchangeCommand is the JSON of a DoExchange descriptor.
@@ -218,9 +219,9 @@ func answer(out *sender, job *fetch.Job, request int64, t taken) error {
 
 // positions reads what a batch asks for: the one column that it has, by name
 // "position" or "id". Those that the job's caller may not see are not there.
-func (in *incoming) positions(ctx context.Context, job *fetch.Job, rec *batch) (positions []int64, err error) {
+func (in *incoming) positions(ctx context.Context, job *fetch.Job, rec *ipc.Batch) (positions []int64, err error) {
 	var wanted []schema.ID
-	err = in.turnOf(rec.rows, func(*admission.Turn) (err error) {
+	err = in.turnOf(rec.Rows, func(*admission.Turn) (err error) {
 		positions, wanted, err = in.wanted(job, rec)
 		return err
 	})
@@ -245,26 +246,26 @@ func (in *incoming) positions(ctx context.Context, job *fetch.Job, rec *batch) (
 const lookupCost = 64
 
 // wanted reads the positions, or the ids, that a batch has.
-func (in *incoming) wanted(job *fetch.Job, rec *batch) (positions []int64, wanted []schema.ID, err error) {
+func (in *incoming) wanted(job *fetch.Job, rec *ipc.Batch) (positions []int64, wanted []schema.ID, err error) {
 	byID := !job.Hides(schema.IDColumn)
 	want := `one column, "position" or "id"`
 	if !byID {
 		want = `one column, "position"`
 	}
-	if len(rec.columns) != 1 {
-		return nil, nil, &schema.FieldError{Field: "columns", Got: fmt.Sprintf("%d", len(rec.columns)), Want: want}
+	if len(rec.Columns) != 1 {
+		return nil, nil, &schema.FieldError{Field: "columns", Got: fmt.Sprintf("%d", len(rec.Columns)), Want: want}
 	}
-	if err := rowsTake(in.lease, rec.rows, positionCost); err != nil {
+	if err := rowsTake(in.lease, rec.Rows, positionCost); err != nil {
 		return nil, nil, err
 	}
-	col := rec.columns[0]
-	switch name := rec.schema.Field(0).Name; {
+	col := rec.Columns[0]
+	switch name := rec.Schema.Field(0).Name; {
 	case name == schema.PositionColumn:
 		at, err := integers(name, col)
 		if err != nil {
 			return nil, nil, err
 		}
-		positions = make([]int64, rec.rows)
+		positions = make([]int64, rec.Rows)
 		for i := range positions {
 			if positions[i] = at(i); !job.Sees(positions[i]) {
 				return nil, nil, job.CheckPosition(fmt.Sprintf("%s, row %d", name, i), positions[i])
@@ -272,14 +273,14 @@ func (in *incoming) wanted(job *fetch.Job, rec *batch) (positions []int64, wante
 		}
 		return positions, nil, nil
 	case name == schema.IDColumn && byID:
-		if err := rowsTake(in.lease, rec.rows, lookupCost); err != nil {
+		if err := rowsTake(in.lease, rec.Rows, lookupCost); err != nil {
 			return nil, nil, err
 		}
 		at, err := ids(name, col)
 		if err != nil {
 			return nil, nil, err
 		}
-		wanted = make([]schema.ID, rec.rows)
+		wanted = make([]schema.ID, rec.Rows)
 		for i := range wanted {
 			if wanted[i], err = at(i); err != nil {
 				return nil, nil, err

@@ -15,6 +15,7 @@ import (
 	"bowstring/flight/policy"
 	"bowstring/flight/wire"
 	"bowstring/schema"
+	"bowstring/schema/ipc"
 )
 
 // putRequest is the JSON of a DoPut command. One of the two is set.
@@ -189,7 +190,7 @@ func (s *Server) putRows(ctx context.Context, put *putCommand, in *incoming, out
 	if put.alters() {
 		return s.putAltered(ctx, put, in, out, batches, commit)
 	}
-	up, err := newUpload(put, batches.schema)
+	up, err := newUpload(put, batches.Schema)
 	if err != nil {
 		return err
 	}
@@ -263,17 +264,17 @@ func (s *Server) storeBatches(ctx context.Context, in *incoming, out *results, u
 
 // storeBatch stores the rows of a batch behind those of ack, and adds them to it.
 // chunk counts the metadata that the writer gathers.
-func (s *Server) storeBatch(ctx context.Context, in *incoming, up *upload, w rowWriter, rec *batch, chunk *wire.Lease,
+func (s *Server) storeBatch(ctx context.Context, in *incoming, up *upload, w rowWriter, rec *ipc.Batch, chunk *wire.Lease,
 	ack *batchAck) error {
-	if err := rowsTake(in.lease, rec.rows, rowCost(len(up.blobFrom), up.splitFrom != nil)); err != nil {
+	if err := rowsTake(in.lease, rec.Rows, rowCost(len(up.blobFrom), up.splitFrom != nil)); err != nil {
 		return err
 	}
-	if err := rowsTake(in.kept, rec.rows, idCost); err != nil {
+	if err := rowsTake(in.kept, rec.Rows, idCost); err != nil {
 		return err
 	}
 	var rows *uploadedRows
-	err := in.turnOf(rec.rows, func(turn *admission.Turn) error {
-		return bounded(func() (err error) {
+	err := in.turnOf(rec.Rows, func(turn *admission.Turn) error {
+		return ipc.Bounded(func() (err error) {
 			rows, err = up.rows(in.mem, in.lease, rec, up.first+ack.Rows, turn)
 			return err
 		})
@@ -289,12 +290,12 @@ func (s *Server) storeBatch(ctx context.Context, in *incoming, up *upload, w row
 	if err := rows.write(ctx, w); err != nil {
 		return err
 	}
-	if before := ack.Rows; before/schema.ChunkRows != (before+int64(rec.rows))/schema.ChunkRows {
+	if before := ack.Rows; before/schema.ChunkRows != (before+int64(rec.Rows))/schema.ChunkRows {
 		chunk.Shrink(max(0, chunk.Bytes()-2*rows.metaBytes())) // what came before this batch is stored
 	}
-	ack.Rows += int64(rec.rows)
+	ack.Rows += int64(rec.Rows)
 	ack.Bytes += rows.bytes
-	count(ctx, rec.rows, rows.bytes)
+	count(ctx, rec.Rows, rows.bytes)
 	return nil
 }
 

@@ -87,10 +87,10 @@ func (s *Server) putAltered(ctx context.Context, put *putCommand, in *incoming, 
 	if err != nil {
 		return err
 	}
-	if err := put.like(base.Schema, batches.schema); err != nil {
+	if err := put.like(base.Schema, batches.Schema); err != nil {
 		return err
 	}
-	up, err := newUpload(put, batches.schema)
+	up, err := newUpload(put, batches.Schema)
 	if err != nil {
 		return err
 	}

@@ -6,16 +6,14 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"runtime"
-	"strings"
 
-	"github.com/apache/arrow/go/v17/arrow"
 	"github.com/apache/arrow/go/v17/arrow/flight"
 	"github.com/apache/arrow/go/v17/arrow/memory"
 
 	"bowstring/fetch/admission"
 	"bowstring/flight/wire"
 	"bowstring/schema"
+	"bowstring/schema/ipc"
 )
 
 // incoming reads the record batches of a client's stream, with the messages
@@ -45,7 +43,7 @@ func (s *Server) newIncoming(ctx context.Context, stream flight.DataStreamReader
 		stream: stream, opts: &s.opts, ctx: ctx, work: s.work, who: c.host,
 		lease: c.incoming, kept: c.incoming.Another(),
 	}
-	in.mem = &countedAllocator{s.mem, in.lease}
+	in.mem = &ipc.Allocator{Allocator: s.mem, Memory: in.lease}
 	return in
 }
 
@@ -128,70 +126,54 @@ func (in *incoming) batches() (*batches, error) {
 	if err != nil {
 		return nil, err
 	}
-	head, err := checkSchema(fd.DataHeader)
+	s, dictionaries, err := ipc.DecodeSchema(fd.DataHeader, schemaLimits, in.kept)
 	if err != nil {
-		return nil, err
+		return nil, refused(err)
 	}
-	if err := in.kept.Grow(head.memory); err != nil {
-		return nil, err
-	}
-	s, err := decodeSchema(fd)
-	if err != nil {
-		return nil, err
-	}
-	b := &batches{in: in, schema: s, ids: make([]int64, s.NumFields()), dictionaries: map[int64]*dictionary{}}
-	for i, f := range s.Fields() {
-		b.ids[i] = noDictionary
-		dict, ok := storageType(f.Type).(*arrow.DictionaryType)
-		if !ok {
-			continue
-		}
-		b.ids[i] = head.dictionaries[i]
-		dt := storageType(dict.ValueType)
-		if known := b.dictionaries[b.ids[i]]; known != nil && !arrow.TypeEqual(known.dt, dt) {
-			return nil, fmt.Errorf("%w: two columns of different types have the dictionary of id %d", schema.ErrInvalid,
-				b.ids[i])
-		}
-		b.dictionaries[b.ids[i]] = &dictionary{dt: dt}
-	}
-	return b, nil
-}
-
-// oneMessage is a stream of one message.
-type oneMessage struct{ fd *flight.FlightData }
-
-// Recv implements flight.DataStreamReader.
-func (o *oneMessage) Recv() (*flight.FlightData, error) {
-	fd := o.fd
-	if o.fd = nil; fd == nil {
-		return nil, io.EOF
-	}
-	return fd, nil
-}
-
-// libraryPanic is in the errors that the Arrow library makes of its panics.
-const libraryPanic = "unknown error while reading"
-
-// decodeSchema reads a schema that has passed checkSchema.
-func decodeSchema(fd *flight.FlightData) (s *arrow.Schema, err error) {
-	broken := func(why any) error {
-		if _, ok := errors.AsType[runtime.Error](err); ok {
-			why = "it leads out of itself" // a panic is nothing that a client could read
-		} else if err != nil && strings.Contains(err.Error(), libraryPanic) {
-			why = "it holds what the library does not expect" // nor is one that the library has made an error of
-		}
-		return fmt.Errorf("%w: the stream does not begin with a schema of Arrow IPC: %.200v", schema.ErrInvalid, why)
-	}
-	rdr, err := flight.NewRecordReader(&oneMessage{&flight.FlightData{DataHeader: fd.DataHeader}})
-	if err != nil {
-		return nil, broken(err)
-	}
-	defer rdr.Release()
-	if n := rdr.Schema().NumFields(); n == 0 || n > schema.MaxColumns {
+	if n := s.NumFields(); n == 0 || n > schema.MaxColumns {
 		return nil, &schema.FieldError{Field: "schema", Got: fmt.Sprintf("%d columns", n),
 			Want: fmt.Sprintf("1 to %d", schema.MaxColumns)}
 	}
-	return rdr.Schema(), nil
+	r, err := ipc.NewReader(s, dictionaries, ipc.Options{MaxBatchRows: in.opts.MaxBatchRows,
+		MaxMessageBytes: in.opts.MaxMessageBytes, Memory: in.lease, Kept: in.kept,
+		Work: func(f func() error) error { return in.turn(func(*admission.Turn) error { return f() }) }})
+	return &batches{r, in}, refused(err)
+}
+
+// schemaLimits bound the schema of an upload.
+var schemaLimits = ipc.SchemaLimits{Bytes: 2 << 20, Tables: 1 << 15, Depth: 32, Dictionaries: 1}
+
+// batches reads the record batches of a stream, whose schema has come.
+type batches struct {
+	*ipc.Reader
+	in *incoming
+}
+
+// next returns the next batch, io.EOF at the stream's end in good order. A batch
+// is valid until the next call.
+func (b *batches) next() (*ipc.Batch, error) {
+	for {
+		fd, err := b.in.recv()
+		if err != nil {
+			return nil, err
+		}
+		rec, err := b.Read(fd.DataHeader, fd.DataBody)
+		if rec != nil || err != nil {
+			return rec, refused(err)
+		}
+	}
+}
+
+// refused says of an error about a message whether it is the client's mistake, or beyond a limit.
+func refused(err error) error {
+	if wrong, ok := errors.AsType[*ipc.Error](err); ok {
+		kind := schema.ErrInvalid
+		if wrong.Limit {
+			kind = schema.ErrLimit
+		}
+		return fmt.Errorf("%w: %w", kind, err)
+	}
+	return err
 }
 
 // rowCost is what each row of an upload takes besides its values, while it is

@@ -12,6 +12,7 @@ import (
 	"bowstring/fetch/admission"
 	"bowstring/flight/wire"
 	"bowstring/schema"
+	"bowstring/schema/ipc"
 )
 
 // upload says how the columns of an incoming stream become those of a
@@ -122,7 +123,7 @@ func (r *uploadedRows) release() {
 
 // rows takes a batch of the stream apart. first is the number in its split of
 // the batch's first row. The caller releases the result.
-func (u *upload) rows(mem memory.Allocator, lease *wire.Lease, rec *batch, first int64,
+func (u *upload) rows(mem memory.Allocator, lease *wire.Lease, rec *ipc.Batch, first int64,
 	turn *admission.Turn) (_ *uploadedRows, err error) {
 	r := &uploadedRows{mem: mem, lease: lease}
 	defer func() {
@@ -130,13 +131,13 @@ func (u *upload) rows(mem memory.Allocator, lease *wire.Lease, rec *batch, first
 			r.release()
 		}
 	}()
-	columns := make([]arrow.Array, len(rec.columns))
+	columns := make([]arrow.Array, len(rec.Columns))
 	for i := range columns {
-		if columns[i], err = r.values(rec.columns[i]); err != nil {
-			return nil, fmt.Errorf("decoding column %q: %w", rec.schema.Field(i).Name, err)
+		if columns[i], err = r.values(rec.Columns[i]); err != nil {
+			return nil, fmt.Errorf("decoding column %q: %w", rec.Schema.Field(i).Name, err)
 		}
 	}
-	n := rec.rows
+	n := rec.Rows
 
 	meta := make([]arrow.Array, len(u.metaFrom))
 	for i, from := range u.metaFrom {
@@ -188,9 +189,9 @@ func (r *uploadedRows) values(a arrow.Array) (arrow.Array, error) {
 	if !ok {
 		return a, nil
 	}
-	v, err := gather(dict, r.mem, r.lease)
+	v, err := ipc.Dense(dict, r.mem, r.lease)
 	if err != nil {
-		return nil, err
+		return nil, refused(err)
 	}
 	r.columns = append(r.columns, v)
 	return v, nil
@@ -313,9 +314,9 @@ func (u *upload) keys(columns []arrow.Array, first int64) (func(int) (string, bo
 	}
 	col := columns[u.key.column]
 	if u.key.child < 0 && arrow.IsInteger(col.DataType().ID()) {
-		at, err := anyIntegers(col)
+		at, err := ipc.Integers(col)
 		if err != nil {
-			return nil, err
+			return nil, refused(err)
 		}
 		return func(i int) (string, bool) { return strconv.FormatInt(at(i), 10), col.IsValid(i) }, nil
 	}

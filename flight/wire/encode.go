@@ -9,11 +9,11 @@ import (
 	"time"
 
 	"github.com/apache/arrow/go/v17/arrow"
-	"github.com/apache/arrow/go/v17/arrow/ipc"
 	flatbuffers "github.com/google/flatbuffers/go"
 	"google.golang.org/grpc/mem"
 
 	"bowstring/schema"
+	"bowstring/schema/ipc"
 )
 
 // The protobuf wire tags of FlightData's fields (Flight.proto): each is
@@ -24,15 +24,9 @@ const (
 	tagDataBody    = 1000<<3 | 2
 )
 
-// The parts of Arrow's Message.fbs and Schema.fbs that a record batch needs.
 const (
-	metadataV5        = 4 // MetadataVersion.V5
-	headerRecordBatch = 3 // MessageHeader.RecordBatch
-	messageSlots      = 5
-	recordBatchSlots  = 5
-	sizeofPair        = 16                    // FieldNode and Buffer are both two int64
-	bufferAlignment   = 64                    // of every buffer within the body
-	maxBodyBytes      = math.MaxInt32 - 1<<20 // what fits a 2 GiB protobuf message beside its header
+	bufferAlignment = 64                    // of every buffer within the body
+	maxBodyBytes    = math.MaxInt32 - 1<<20 // what fits a 2 GiB protobuf message beside its header
 )
 
 const (
@@ -203,30 +197,13 @@ func NewEncoder(s *arrow.Schema) *Encoder {
 	return &Encoder{schema: s, fb: flatbuffers.NewBuilder(4 << 10)}
 }
 
-// schemaHeader keeps the first payload that an IPC writer makes: the schema.
-type schemaHeader struct{ bytes []byte }
-
-func (*schemaHeader) Start() error { return nil }
-func (*schemaHeader) Close() error { return nil }
-func (h *schemaHeader) WritePayload(p ipc.Payload) error {
-	meta := p.Meta()
-	defer meta.Release()
-	if h.bytes == nil {
-		h.bytes = append([]byte(nil), meta.Bytes()...)
-	}
-	return nil
-}
-
 // Schema is the message that opens a stream.
 func (e *Encoder) Schema() (*Frame, error) {
-	var h schemaHeader
-	if err := ipc.NewWriterWithPayloadWriter(&h, ipc.WithSchema(e.schema)).Close(); err != nil {
-		return nil, fmt.Errorf("encoding the schema: %w", err)
+	header, err := ipc.EncodeSchema(e.schema)
+	if err != nil {
+		return nil, err
 	}
-	if h.bytes == nil {
-		return nil, errors.New("encoding the schema: the writer made no schema message")
-	}
-	return &Frame{pieces: []Piece{{Bytes: prefix(h.bytes, nil, -1)}}}, nil
+	return OwnFrame(prefix(header, nil, -1)), nil
 }
 
 // Batch encodes a batch, but for the bytes of those of its buffers that are aside bytes long or longer: they go another
@@ -238,7 +215,7 @@ func (e *Encoder) Batch(b *schema.Batch, aside int64, appMetadata []byte, reside
 		b.Release()
 		return nil, err
 	}
-	e.pieces[0].Bytes = prefix(e.header(int64(b.Rows)), appMetadata, e.body)
+	e.pieces[0].Bytes = prefix(ipc.EncodeBatch(e.fb, int64(b.Rows), e.nodes, e.buffers, e.body), appMetadata, e.body)
 	f := NewFrame(append([]Piece(nil), e.pieces...), b, resident)
 	clear(e.pieces)
 	return f, nil
@@ -310,37 +287,6 @@ func (e *Encoder) endRun() {
 		e.pieces = append(e.pieces, Piece{Bytes: e.small[e.run:n:n]})
 		e.run = n
 	}
-}
-
-// header builds the flatbuffer Message that describes the body.
-func (e *Encoder) header(rows int64) []byte {
-	fb := e.fb
-	fb.Reset()
-	nodes := pairs(fb, e.nodes)
-	buffers := pairs(fb, e.buffers)
-	fb.StartObject(recordBatchSlots)
-	fb.PrependInt64Slot(0, rows, 0)
-	fb.PrependUOffsetTSlot(1, nodes, 0)
-	fb.PrependUOffsetTSlot(2, buffers, 0)
-	batch := fb.EndObject()
-	fb.StartObject(messageSlots)
-	fb.PrependInt16Slot(0, metadataV5, 0)
-	fb.PrependByteSlot(1, headerRecordBatch, 0)
-	fb.PrependUOffsetTSlot(2, batch, 0)
-	fb.PrependInt64Slot(3, e.body, 0)
-	fb.Finish(fb.EndObject())
-	return fb.FinishedBytes()
-}
-
-// pairs writes a vector of structs of two int64.
-func pairs(fb *flatbuffers.Builder, list [][2]int64) flatbuffers.UOffsetT {
-	fb.StartVector(sizeofPair, len(list), 8)
-	for i := len(list) - 1; i >= 0; i-- {
-		fb.Prep(8, sizeofPair)
-		fb.PrependInt64(list[i][1])
-		fb.PrependInt64(list[i][0])
-	}
-	return fb.EndVector(len(list))
 }
 
 // prefix is the start of a FlightData message, up to where the body's bytes

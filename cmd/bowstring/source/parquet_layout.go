@@ -2,7 +2,6 @@ package source
 
 import (
 	"context"
-	"encoding/base64"
 	"errors"
 	"fmt"
 	"io"
@@ -12,7 +11,6 @@ import (
 
 	"github.com/apache/arrow/go/v17/arrow"
 	"github.com/apache/arrow/go/v17/arrow/array"
-	"github.com/apache/arrow/go/v17/arrow/flight"
 	"github.com/apache/arrow/go/v17/arrow/memory"
 
 	"bowstring/cmd/bowstring/source/parquet"
@@ -366,24 +364,6 @@ func dataBytes(d arrow.ArrayData) (n int64) {
 	return n
 }
 
-// storedSchema reads the ARROW:schema of a Parquet file: it says more of the columns than Parquet does. nil if it
-// cannot be read: it is only of help.
-func storedSchema(text string) (s *arrow.Schema) {
-	defer func() {
-		if recover() != nil { // the decoder panics about malformed ones
-			s = nil
-		}
-	}()
-	b, err := base64.StdEncoding.DecodeString(text)
-	if err != nil {
-		return nil
-	}
-	if s, err = flight.DeserializeSchema(b, memory.DefaultAllocator); err != nil {
-		return nil
-	}
-	return s
-}
-
 // ownColumns says what the columns of a file are that Bowstring wrote, or that another program wrote of what Bowstring
 // served.
 type ownColumns struct {
@@ -427,7 +407,7 @@ func storedFields(path string) (fields []arrow.Field, err error) {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
-	if stored := storedSchema(f.Metadata("ARROW:schema")); stored != nil {
+	if stored, err := parquet.Origin(f.Metadata("ARROW:schema")); err == nil { // it is only of help
 		fields = stored.Fields()
 	}
 	return fields, nil

@@ -1,0 +1,375 @@
+package ipc
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"math"
+	"math/bits"
+	"sync"
+	"unsafe"
+
+	"github.com/apache/arrow/go/v17/arrow"
+	"github.com/apache/arrow/go/v17/arrow/array"
+	"github.com/apache/arrow/go/v17/arrow/bitutil"
+	"github.com/apache/arrow/go/v17/arrow/memory"
+	flatbuffers "github.com/google/flatbuffers/go"
+	"github.com/klauspost/compress/zstd"
+	"github.com/pierrec/lz4/v4"
+)
+
+const (
+	slotBatchRows        = 4
+	slotBatchNodes       = 6
+	slotBatchBuffers     = 8
+	slotBatchCompression = 10
+	slotCodec            = 4
+)
+
+// Codecs of compressed record batches, as in Message.fbs.
+const (
+	notCompressed = -1
+	codecLZ4      = 0
+	codecZstd     = 1
+	// sizePrefix is before each compressed buffer: its size without compression.
+	sizePrefix = 8
+)
+
+// Options bound what is read of record batches.
+type Options struct {
+	// MaxBatchRows is how many rows a batch may have.
+	MaxBatchRows int
+	// MaxMessageBytes is half of what a batch may have when it is decompressed; 0 accepts no compressed ones.
+	MaxMessageBytes int
+	// Strict takes no wrong counts of nulls. Else they are put right.
+	Strict bool
+	// Memory counts what is made of a message; Kept what outlives it.
+	Memory, Kept Memory
+	// Work runs what takes a processor for long.
+	Work func(func() error) error
+}
+
+// decoder takes the nodes and buffers of one batch in order.
+type decoder struct {
+	o              *Options
+	body           []byte
+	nodes, buffers []byte // pairs of 64-bit integers
+	codec          int8
+	inflated       int64 // bytes decompressed so far
+}
+
+// decoder begins with a record batch.
+func (o *Options) decoder(t *flatbuffers.Table, body []byte) (*decoder, int64, error) {
+	rows := t.GetInt64Slot(slotBatchRows, 0)
+	if rows < 0 {
+		return nil, 0, broken("a record batch has %d rows", rows)
+	}
+	if rows > int64(o.MaxBatchRows) {
+		return nil, 0, tooMuch("a record batch has %d rows, MaxBatchRows is %d; send smaller record batches", rows,
+			o.MaxBatchRows)
+	}
+	d := &decoder{o: o, body: body, nodes: pairsOf(t, slotBatchNodes), buffers: pairsOf(t, slotBatchBuffers),
+		codec: notCompressed}
+	if at := flatbuffers.UOffsetT(t.Offset(slotBatchCompression)); at != 0 {
+		if o.MaxMessageBytes == 0 {
+			return nil, 0, broken("a record batch is compressed, want a plain one")
+		}
+		c := flatbuffers.Table{Bytes: t.Bytes, Pos: t.Indirect(t.Pos + at)}
+		d.codec = c.GetInt8Slot(slotCodec, 0)
+	}
+	return d, rows, nil
+}
+
+// pairsOf returns a vector of structs of two 64-bit integers.
+func pairsOf(t *flatbuffers.Table, slot flatbuffers.VOffsetT) []byte {
+	at := flatbuffers.UOffsetT(t.Offset(slot))
+	if at == 0 {
+		return nil
+	}
+	start := int(t.Vector(at))
+	return t.Bytes[start : start+16*t.VectorLen(at)]
+}
+
+func takePair(list *[]byte) (a, b int64, ok bool) {
+	if len(*list) < 16 {
+		return 0, 0, false
+	}
+	a = int64(binary.LittleEndian.Uint64(*list))
+	b = int64(binary.LittleEndian.Uint64((*list)[8:]))
+	*list = (*list)[16:]
+	return a, b, true
+}
+
+// end checks that all there was belongs to a column.
+func (d *decoder) end() error {
+	if len(d.nodes) > 0 || len(d.buffers) > 0 {
+		return broken("a record batch has more columns than its schema")
+	}
+	return nil
+}
+
+// bytes returns the next buffer, decompressed.
+func (d *decoder) bytes() ([]byte, error) {
+	at, n, ok := takePair(&d.buffers)
+	if !ok {
+		return nil, broken("a record batch has fewer buffers than its schema")
+	}
+	if at < 0 || n < 0 || at > int64(len(d.body)) || n > int64(len(d.body))-at {
+		return nil, broken("a buffer lies at %d, of %d bytes, in a body of %d", at, n,
+			len(d.body))
+	}
+	b := d.body[at : at+n : at+n]
+	if d.codec != notCompressed && n > 0 {
+		return d.inflate(b)
+	}
+	return d.place(b)
+}
+
+// array reads the next column of rows rows, -1 for any number.
+func (d *decoder) array(dt arrow.DataType, rows int64) (arrow.Array, error) {
+	data, err := d.data(Storage(dt), rows)
+	if err != nil {
+		return nil, err
+	}
+	return array.MakeFromData(data), nil
+}
+
+func (d *decoder) data(dt arrow.DataType, rows int64) (arrow.ArrayData, error) {
+	length, nulls, ok := takePair(&d.nodes)
+	if !ok {
+		return nil, broken("a record batch has fewer columns than its schema")
+	}
+	if length < 0 || length > math.MaxInt32 || rows >= 0 && length != rows {
+		return nil, broken("it has %d rows, its batch %d", length, rows)
+	}
+	if nulls < 0 || nulls > length {
+		return nil, broken("it counts %d nulls in %d rows", nulls, length)
+	}
+	var buffers []*memory.Buffer
+	add := func(b []byte) { buffers = append(buffers, memory.NewBufferBytes(b)) }
+	validity, err := d.bytes()
+	if err != nil {
+		return nil, err
+	}
+	if nulls == 0 {
+		buffers = append(buffers, nil)
+	} else {
+		if int64(len(validity)) < (length+7)/8 {
+			return nil, broken("its validity bitmap has %d bytes for %d rows", len(validity),
+				length)
+		}
+		counted := length - int64(bitutil.CountSetBits(validity, 0, int(length)))
+		if d.o.Strict && counted != nulls {
+			return nil, broken("it counts %d nulls, its validity bitmap has %d", nulls, counted)
+		}
+		nulls = counted
+		add(validity)
+	}
+	var children []arrow.ArrayData
+	child := func(dt arrow.DataType, rows int64) error {
+		c, err := d.data(Storage(dt), rows)
+		children = append(children, c)
+		return err
+	}
+	switch dt := dt.(type) {
+	case *arrow.StringType, *arrow.BinaryType, *arrow.LargeStringType, *arrow.LargeBinaryType:
+		at, err := d.bytes()
+		if err != nil {
+			return nil, err
+		}
+		values, err := d.bytes()
+		if err != nil {
+			return nil, err
+		}
+		width := 4
+		if id := dt.ID(); id == arrow.LARGE_STRING || id == arrow.LARGE_BINARY {
+			width = 8
+		}
+		if at, err = offsets(at, width, length, int64(len(values))); err != nil {
+			return nil, err
+		}
+		add(at)
+		add(values)
+	case *arrow.ListType:
+		at, err := d.bytes()
+		if err != nil {
+			return nil, err
+		}
+		if err := child(dt.Elem(), -1); err != nil {
+			return nil, err
+		}
+		if at, err = offsets(at, 4, length, int64(children[0].Len())); err != nil {
+			return nil, err
+		}
+		add(at)
+	case *arrow.FixedSizeListType:
+		items, err := product(length, int64(dt.Len()), dt)
+		if err != nil {
+			return nil, err
+		}
+		if err := child(dt.Elem(), items); err != nil {
+			return nil, err
+		}
+	case *arrow.StructType:
+		if dt.NumFields() == 0 {
+			return nil, noBytes(dt)
+		}
+		for _, f := range dt.Fields() {
+			if err := child(f.Type, length); err != nil {
+				return nil, fmt.Errorf("field %q: %w", f.Name, err)
+			}
+		}
+	case arrow.FixedWidthDataType:
+		width, err := product(length, int64(dt.BitWidth()), dt)
+		if err != nil {
+			return nil, err
+		}
+		values, err := d.bytes()
+		if err != nil {
+			return nil, err
+		}
+		if want := (width + 7) / 8; int64(len(values)) < want {
+			return nil, broken("its values have %d bytes, %d rows need %d", len(values), length, want)
+		}
+		add(values[:(width+7)/8])
+	default:
+		return nil, broken("type %s is not supported", shown(dt))
+	}
+	return array.NewData(dt, int(length), buffers, children, int(nulls), 0), nil
+}
+
+// product is rows times what each takes, which is more than nothing: what takes
+// no bytes may claim any number of rows.
+func product(rows, each int64, dt arrow.DataType) (int64, error) {
+	if each < 1 {
+		return 0, noBytes(dt)
+	}
+	hi, lo := bits.Mul64(uint64(rows), uint64(each))
+	if hi != 0 || lo > math.MaxInt64/2 {
+		return 0, broken("%d rows of %s are more than there can be", rows,
+			shown(dt))
+	}
+	return int64(lo), nil
+}
+
+func noBytes(dt arrow.DataType) error {
+	return broken("values of type %s take no bytes; want a type of some width", shown(dt))
+}
+
+// offsets returns the rows+1 offsets, of width bytes each, of a list or binary array into limit items or bytes.
+func offsets(b []byte, width int, rows, limit int64) ([]byte, error) {
+	if rows == 0 && len(b) == 0 {
+		return make([]byte, width), nil // the format lets the single offset be left out
+	}
+	if int64(len(b)) < (rows+1)*int64(width) {
+		return nil, broken("its offsets do not suffice for %d rows", rows)
+	}
+	b = b[:(rows+1)*int64(width)]
+	if width == 4 {
+		return b, ascend(unsafe.Slice((*int32)(unsafe.Pointer(&b[0])), rows+1), limit)
+	}
+	return b, ascend(unsafe.Slice((*int64)(unsafe.Pointer(&b[0])), rows+1), limit)
+}
+
+// ascend checks that offsets ascend from 0 or more, up to limit at most.
+func ascend[T int32 | int64](list []T, limit int64) error {
+	last := list[0]
+	descends := last < 0
+	for _, at := range list {
+		descends = descends || at < last
+		last = at
+	}
+	if descends || int64(last) > limit {
+		return broken("its offsets do not ascend from 0 to %d", limit)
+	}
+	return nil
+}
+
+// Storage is what values of an extension type are stored as.
+func Storage(t arrow.DataType) arrow.DataType {
+	if e, ok := t.(arrow.ExtensionType); ok {
+		return Storage(e.StorageType())
+	}
+	return t
+}
+
+// shown is a type in an error: its name may be as long as its message.
+func shown(dt arrow.DataType) string { return fmt.Sprintf("%.100s", dt) }
+
+// zstdDecoder decodes whole buffers into as much room as it is given, however
+// large the window or the content that a frame claims. It has no goroutines.
+var zstdDecoder = sync.OnceValue(func() *zstd.Decoder {
+	d, err := zstd.NewReader(nil, zstd.WithDecodeAllCapLimit(true), zstd.WithDecoderLowmem(true))
+	if err != nil {
+		panic(err) // the options are right or wrong for good
+	}
+	return d
+})
+
+// inflate decompresses a buffer. What it claims to have is counted before there
+// is any.
+func (d *decoder) inflate(b []byte) ([]byte, error) {
+	if len(b) < sizePrefix {
+		return nil, broken("a compressed buffer has %d bytes, its size alone takes %d", len(b), sizePrefix)
+	}
+	n := int64(binary.LittleEndian.Uint64(b))
+	b = b[sizePrefix:]
+	if n == -1 { // it would not become smaller
+		return d.place(b)
+	}
+	if n < 0 {
+		return nil, broken("a compressed buffer claims %d bytes", n)
+	}
+	if most := 2 * int64(d.o.MaxMessageBytes); n > most-d.inflated {
+		return nil, tooMuch("a record batch, decompressed, takes more than twice MaxMessageBytes, which is %d", most/2)
+	}
+	d.inflated += n
+	if err := d.o.Memory.Grow(n); err != nil {
+		return nil, err
+	}
+	out := aligned(int(n))
+	var wrong error
+	err := d.o.Work(func() error {
+		wrong = d.decompress(b, out)
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	if wrong != nil {
+		return nil, broken("a compressed buffer of %d bytes that claims %d cannot be decompressed: %v", len(b), n, wrong)
+	}
+	return out, nil
+}
+
+// decompress fills out.
+func (d *decoder) decompress(b, out []byte) error {
+	switch d.codec {
+	case codecZstd:
+		got, err := zstdDecoder().DecodeAll(b, out[:0])
+		if err == nil && len(got) != len(out) {
+			err = io.ErrUnexpectedEOF
+		}
+		return err
+	case codecLZ4:
+		_, err := io.ReadFull(lz4.NewReader(bytes.NewReader(b)), out)
+		return err
+	}
+	return fmt.Errorf("codec %d is not known", d.codec)
+}
+
+// place returns b where its values can be read: they have to begin at a multiple
+// of align, as all writers have it.
+func (d *decoder) place(b []byte) ([]byte, error) {
+	if len(b) == 0 || uintptr(unsafe.Pointer(&b[0]))%align == 0 {
+		return b, nil
+	}
+	if err := d.o.Memory.Grow(int64(len(b))); err != nil {
+		return nil, err
+	}
+	return append(aligned(len(b))[:0], b...), nil
+}
+
+// aligned returns n bytes whose first is at a multiple of align.
+func aligned(n int) []byte { return make([]byte, (n+align-1)/align*align)[:n:n] }

@@ -1,0 +1,152 @@
+package schema
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"math"
+
+	"github.com/apache/arrow/go/v17/arrow"
+	flatbuffers "github.com/google/flatbuffers/go"
+
+	"bowstring/schema/ipc"
+)
+
+// Page bytes are an Arrow IPC stream of one record batch, read in place.
+
+// bodyAlign is what every buffer of a page is aligned to.
+const bodyAlign = 64
+
+// schemaLimits bound the schemas of snapshots.
+var schemaLimits = ipc.SchemaLimits{Bytes: math.MaxInt32, Tables: 1 << 17, Depth: maxTypeDepth + 1}
+
+// encodeSchema returns the IPC message of a schema, with its prefix.
+func encodeSchema(s *arrow.Schema) ([]byte, error) {
+	if s == nil {
+		return nil, fmt.Errorf("%w: no schema to encode", ErrInvalid)
+	}
+	header, err := ipc.EncodeSchema(s)
+	if err != nil {
+		return nil, err
+	}
+	return ipc.AppendMessage(nil, header, 8), nil
+}
+
+// decodeSchema reads the IPC message of a schema.
+func decodeSchema(b []byte) (*arrow.Schema, error) {
+	header, _, err := ipc.NextMessage(b)
+	var s *arrow.Schema
+	if err == nil {
+		s, _, err = ipc.DecodeSchema(header, schemaLimits, ipc.Unbounded{})
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%w: decode schema: %w", ErrDataLoss, err)
+	}
+	return s, nil
+}
+
+// encodeStream makes an IPC stream of one record batch. Every buffer starts at
+// a multiple of 64 bytes from the stream's start and is padded with zeros. Equal
+// content makes equal bytes.
+func encodeStream(schemaMessage []byte, rows int, cols []Vector) []byte {
+	var nodes, buffers [][2]int64
+	var body int64
+	for i := range cols {
+		cols[i].each(func(v *Vector) {
+			nodes = append(nodes, [2]int64{int64(v.Len), int64(v.Nulls)})
+			for _, b := range v.Buffers {
+				buffers = append(buffers, [2]int64{body, b.Len})
+				body += (b.Len + bodyAlign - 1) &^ (bodyAlign - 1)
+			}
+		})
+	}
+	header := ipc.EncodeBatch(flatbuffers.NewBuilder(1024), int64(rows), nodes, buffers, body)
+	out := alignedBytes(len(schemaMessage) + len(header) + 2*bodyAlign + int(body) + len(ipc.EndOfStream))[:0]
+	out = ipc.AppendMessage(append(out, schemaMessage...), header, bodyAlign)
+	var zeros [bodyAlign]byte
+	for i := range cols {
+		cols[i].each(func(v *Vector) {
+			for _, b := range v.Buffers {
+				for _, p := range b.Pieces {
+					out = append(out, p...)
+				}
+				out = append(out, zeros[:-b.Len&(bodyAlign-1)]...)
+			}
+		})
+	}
+	return append(out, ipc.EndOfStream...)
+}
+
+// each visits a column and its children, depth first.
+func (v *Vector) each(visit func(*Vector)) {
+	visit(v)
+	for i := range v.Children {
+		v.Children[i].each(visit)
+	}
+}
+
+// decodeStream reads an IPC stream of one record batch in place: the views
+// point into b, which must be aligned to 8 bytes. want is the schema it must
+// have, wantMessage its encoding. All that the views can reach is checked.
+func decodeStream(b []byte, want *arrow.Schema, wantMessage []byte, orWant *arrow.Schema) ([]view, int, error) {
+	rest, ok := bytes.CutPrefix(b, wantMessage)
+	if !ok { // perhaps encoded by another version of the library
+		s, err := decodeSchema(b)
+		if err != nil {
+			return nil, 0, err
+		}
+		if !s.Equal(want) && !s.Equal(orWant) {
+			return nil, 0, fmt.Errorf("%w: schema of the chunk is %s, the snapshot says %s", ErrDataLoss, s, want)
+		}
+		_, rest, _ = ipc.NextMessage(b) // which decodeSchema has read
+	}
+	batch, err := decodeBatch(rest, want)
+	if err != nil {
+		return nil, 0, fmt.Errorf("%w: %w", ErrDataLoss, err)
+	}
+	cols := make([]view, len(batch.Columns))
+	for i, c := range batch.Columns {
+		cols[i] = viewOf(c.Data(), 0, c.Len())
+		if err := cols[i].checkNulls(want.Field(i)); err != nil {
+			return nil, 0, fmt.Errorf("column %q: %w", want.Field(i).Name, err)
+		}
+	}
+	return cols, batch.Rows, nil
+}
+
+// decodeBatch reads the message of a record batch, which ends its stream.
+func decodeBatch(b []byte, s *arrow.Schema) (*ipc.Batch, error) {
+	header, rest, err := ipc.NextMessage(b)
+	if err != nil {
+		return nil, err
+	}
+	body, ok := bytes.CutSuffix(rest, ipc.EndOfStream)
+	if !ok {
+		return nil, errors.New("no end of the stream after its record batch")
+	}
+	r, err := ipc.NewReader(s, nil, ipc.Options{MaxBatchRows: math.MaxInt32, Strict: true, Memory: ipc.Unbounded{},
+		Kept: ipc.Unbounded{}})
+	if err != nil {
+		return nil, err
+	}
+	batch, err := r.Read(header, body)
+	if err == nil && batch == nil {
+		err = errors.New("a dictionary comes where a record batch does")
+	}
+	return batch, err
+}
+
+// checkNulls checks that a column has nulls only where its field may.
+func (v *view) checkNulls(f arrow.Field) error {
+	if v.nulls > 0 && !f.Nullable {
+		return fmt.Errorf("%w: %d nulls in %d rows, which may have none", ErrDataLoss, v.nulls, v.n)
+	}
+	if nested, ok := f.Type.(arrow.NestedType); ok {
+		for i, sub := range nested.Fields() {
+			if err := v.children[i].checkNulls(sub); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
