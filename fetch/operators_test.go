@@ -72,7 +72,7 @@ func wantedOf(tb testing.TB, list []schema.Step, column string, seed, epoch uint
 	for i, s := range list {
 		in[i] = program.Step{Name: s.Name, Params: s.Params}
 	}
-	p := must(operatorstest.Compile(program.Form{Kind: program.Encoded}, in))
+	p := must(operatorstest.Compile(in))
 	var out []byte
 	o, err := p.Run(tb.Context(), cell, program.Draws{Key: draw.Key{Seed: seed, Epoch: epoch, Position: uint64(pos)}, Column: column},
 		func(n int) []byte {

@@ -32,8 +32,8 @@ func (p engineless) Run(ctx context.Context, cell []byte, by program.Draws,
 func withoutEngine(unavailable func(cell []byte) bool) fetch.Options {
 	o := withOperators(fetch.Options{})
 	kind := operatorstest.Kinds()["image"]
-	kind.Compile = func(from program.Form, list []program.Step) (program.Program, error) {
-		p, err := operatorstest.Compile(from, list)
+	kind.Compile = func(list []program.Step) (program.Program, error) {
+		p, err := operatorstest.Compile(list)
 		return engineless{p, unavailable}, err
 	}
 	o.Kinds["image"] = kind

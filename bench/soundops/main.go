@@ -69,7 +69,7 @@ func run() error {
 			steps = append(steps, program.Step{Name: name, Params: params})
 		}
 	}
-	p, err := audio.Compile(program.Form{Kind: program.Encoded}, steps)
+	p, err := audio.Compile(steps)
 	if err != nil {
 		return err
 	}

@@ -27,10 +27,10 @@ type Kind struct {
 	Operators []string
 	// Compile checks a list of steps and makes a program of it. Errors are of type
 	// [program.StepError].
-	Compile func(in program.Form, steps []program.Step) (program.Program, error)
+	Compile func(steps []program.Step) (program.Program, error)
 	// Follow makes the program of what goes along with samples, such as the masks of images,
 	// from the list of these; nil if nothing can.
-	Follow func(in program.Form, steps []program.Step) (program.Program, error)
+	Follow func(steps []program.Step) (program.Program, error)
 }
 
 // Always is a contract that is known beforehand.
@@ -166,7 +166,7 @@ func compileColumn(kinds Kinds, blobs []arrow.Field, field arrow.Field, wanted s
 	for i, s := range list.Steps {
 		steps[i] = program.Step{Name: s.Name, Params: s.Params}
 	}
-	prog, err := compile(program.Form{Kind: program.Encoded}, steps)
+	prog, err := compile(steps)
 	if err != nil {
 		return nil, placed(list.StepsAt(at), err, kind.Operators)
 	}

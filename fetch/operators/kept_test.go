@@ -99,9 +99,9 @@ func TestKeptResultGoes(t *testing.T) {
 	}
 	p := &counted{ledger: ledger}
 	kind := operatorstest.Kinds()["bytes"]
-	kind.Compile = func(in program.Form, list []program.Step) (program.Program, error) {
+	kind.Compile = func(list []program.Step) (program.Program, error) {
 		var err error
-		p.Program, err = operatorstest.Compile(in, list)
+		p.Program, err = operatorstest.Compile(list)
 		return p, err
 	}
 	set, err := operators.CompileSet(operators.Kinds{"bytes": kind}, sch, nil,

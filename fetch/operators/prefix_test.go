@@ -147,8 +147,8 @@ func TestPrefixes(t *testing.T) {
 	kinds := kindsOf()
 	for name, kind := range kinds {
 		compile := kind.Compile
-		kind.Compile = func(in program.Form, steps []program.Step) (program.Program, error) {
-			p, err := compile(in, steps)
+		kind.Compile = func(steps []program.Step) (program.Program, error) {
+			p, err := compile(steps)
 			if s, ok := p.(program.Splitter); ok {
 				return dear{s}, err
 			}
@@ -247,8 +247,8 @@ func (w wrongTail) Run(ctx context.Context, cell []byte, by program.Draws,
 func TestPrefixThatDiffers(t *testing.T) {
 	kinds := kindsOf()
 	kind := kinds["image"]
-	kind.Compile = func(in program.Form, steps []program.Step) (program.Program, error) {
-		p, err := images.Compile(in, steps)
+	kind.Compile = func(steps []program.Step) (program.Program, error) {
+		p, err := images.Compile(steps)
 		if err != nil {
 			return nil, err
 		}

@@ -56,9 +56,9 @@ func steppedStage(t *testing.T, workers int) (*operators.Stage, *operators.Colum
 	t.Helper()
 	p := &stepped{gate: make(chan struct{}), now: map[byte]int{}, most: map[byte]int{}, made: map[byte]int{}}
 	kind := operatorstest.Kinds()["bytes"]
-	kind.Compile = func(in program.Form, list []program.Step) (program.Program, error) {
+	kind.Compile = func(list []program.Step) (program.Program, error) {
 		var err error
-		p.Program, err = operatorstest.Compile(in, list)
+		p.Program, err = operatorstest.Compile(list)
 		return p, err
 	}
 	sch, err := schema.NewSchema(nil, []arrow.Field{schema.BlobField("cell", "", true)})

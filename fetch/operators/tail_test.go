@@ -62,8 +62,8 @@ func TestTailsMemory(t *testing.T) {
 		tail := &heavyTail{ledger: ledger}
 		kinds := kindsOf()
 		kind := kinds["image"]
-		kind.Compile = func(in program.Form, steps []program.Step) (program.Program, error) {
-			p, err := images.Compile(in, steps)
+		kind.Compile = func(steps []program.Step) (program.Program, error) {
+			p, err := images.Compile(steps)
 			if err != nil {
 				return nil, err
 			}

@@ -42,7 +42,7 @@ type prog struct {
 }
 
 // Compile is that of operators.Kind.
-func Compile(_ program.Form, list []program.Step) (program.Program, error) {
+func Compile(list []program.Step) (program.Program, error) {
 	p := &prog{form: program.Form{Kind: program.Audio, Type: program.Uint8, Dims: []int{program.Unknown}, Axes: "T",
 		Rate: 8000}, most: 1}
 	for i, s := range list {

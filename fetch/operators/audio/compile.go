@@ -113,8 +113,7 @@ func Names() []string { return slices.Sorted(maps.Keys(makers)) }
 
 // pipeline is a compiled list. It is immutable but for tables that its steps keep.
 type pipeline struct {
-	in      program.Form
-	between []extent // before each step, and after the last; the first is unset where cells are encoded
+	between []extent // before each step, and after the last; the first is of files
 	names   []string
 	steps   []step
 	listed  []program.Step
@@ -123,26 +122,18 @@ type pipeline struct {
 // maxSteps is far above what anyone needs.
 const maxSteps = 64
 
-// Compile checks a list of steps for cells of a form: files, or what another pipeline
-// of sound has made of them. Errors are *program.StepError, but for those of the form.
-func Compile(in program.Form, steps []program.Step) (program.Program, error) {
-	p := &pipeline{in: in}
-	e := extent{channels: unknown, frames: unknown}
-	if in.Kind != program.Encoded {
-		var err error
-		if e, err = extentOf(in); err != nil {
-			return nil, err
-		}
-	} else if len(steps) == 0 {
+// Compile checks a list of steps for files of sound. Errors are *program.StepError, but for that of an empty list.
+func Compile(steps []program.Step) (program.Program, error) {
+	if len(steps) == 0 {
 		return nil, errors.New("audio: a list of operators begins with Decode")
 	}
-	p.between = append(p.between, e)
+	p := &pipeline{between: []extent{{channels: unknown, frames: unknown}}}
 	if len(steps) > maxSteps {
 		return nil, &program.StepError{Step: maxSteps, Name: steps[maxSteps].Name,
 			Reason: fmt.Sprintf("got %d steps; a list takes %d", len(steps), maxSteps)}
 	}
 	for i, s := range steps {
-		next, err := p.add(i, s, e)
+		next, err := p.add(i, s)
 		if err != nil {
 			var w *paramError
 			out := &program.StepError{Step: i, Name: s.Name, Reason: err.Error()}
@@ -151,20 +142,20 @@ func Compile(in program.Form, steps []program.Step) (program.Program, error) {
 			}
 			return nil, out
 		}
-		e = next
-		p.between = append(p.between, e)
+		p.between = append(p.between, next)
 	}
 	return p, nil
 }
 
-// add checks step i, of which cells are e.
-func (p *pipeline) add(i int, s program.Step, e extent) (extent, error) {
+// add checks step i.
+func (p *pipeline) add(i int, s program.Step) (extent, error) {
+	e := p.between[i]
 	make, ok := makers[s.Name]
 	if !ok {
 		return e, wrong("", "no such operator of sound; there are %s", strings.Join(Names(), ", "))
 	}
-	if encoded := i == 0 && p.in.Kind == program.Encoded; encoded != (s.Name == "Decode") {
-		if encoded {
+	if first := i == 0; first != (s.Name == "Decode") {
+		if first {
 			return e, wrong("", "files are decoded first: the list begins with Decode")
 		}
 		return e, wrong("", "only files are decoded, once and first")
@@ -198,12 +189,7 @@ func (p *pipeline) add(i int, s program.Step, e extent) (extent, error) {
 }
 
 // Result implements program.Program.
-func (p *pipeline) Result() program.Form {
-	if len(p.steps) == 0 {
-		return p.in
-	}
-	return p.between[len(p.steps)].form()
-}
+func (p *pipeline) Result() program.Form { return p.between[len(p.steps)].form() }
 
 // Steps implements program.Program.
 func (p *pipeline) Steps() []program.Step {
@@ -395,44 +381,6 @@ func (e extent) computed() bool { return e.dtype == program.Float32 && e.axes ==
 // widths are the bytes of a number.
 var widths = map[program.DType]int{program.Int16: 2, program.Float16: 2, program.Float32: 4}
 
-// extentOf checks the form of what is decoded already.
-func extentOf(in program.Form) (extent, error) {
-	e := extent{kind: in.Kind, channels: 1, frames: 1, rate: in.Rate, dtype: in.Type, axes: in.Axes}
-	if in.Kind != program.Audio && in.Kind != program.Spectrogram {
-		return e, fmt.Errorf("audio: cells of kind %d; it takes encoded files, waveforms and spectrograms", in.Kind)
-	}
-	if widths[in.Type] == 0 || in.Type == program.Int16 && in.Kind == program.Spectrogram {
-		return e, fmt.Errorf("audio: cells of type %d; it takes int16 of waveforms, float16 and float32", in.Type)
-	}
-	if err := arranged(in.Axes, e.native()); err != nil || len(in.Dims) != len(in.Axes) {
-		return e, fmt.Errorf("audio: cells of axes %q and dimensions %v; it takes those of %s, C only where there is "+
-			"more than one",
-			in.Axes, in.Dims, e.native())
-	}
-	open := 0
-	for i, axis := range in.Axes {
-		n := in.Dims[i]
-		if n < 1 && n != unknown {
-			return e, fmt.Errorf("audio: cells of dimensions %v", in.Dims)
-		}
-		if n == unknown {
-			open++
-		}
-		switch axis {
-		case 'C':
-			e.channels = n
-		case 'F':
-			e.features = n
-		default:
-			e.frames = n
-		}
-	}
-	if open > 1 {
-		return e, fmt.Errorf("audio: cells of dimensions %v: a length cannot tell more than one", in.Dims)
-	}
-	return e, nil
-}
-
 // arranged checks that axes has each of native's once, C being optional.
 func arranged(axes, native string) error {
 	for _, axis := range native {
@@ -445,31 +393,4 @@ func arranged(axes, native string) error {
 		return fmt.Errorf("got %q; it takes the letters of %s", axes, native)
 	}
 	return nil
-}
-
-// filled has the one unknown size by the length of a cell.
-func (e extent) filled(bytes int) (extent, error) {
-	dims, width := e.dims(), widths[e.dtype]
-	known := 1
-	for _, n := range dims {
-		if n != unknown {
-			known *= n
-		}
-	}
-	n := bytes / width / known
-	if open := slices.Index(dims, unknown); open >= 0 {
-		switch e.axes[open] {
-		case 'C':
-			e.channels = n
-		case 'F':
-			e.features = n
-		default:
-			e.frames = n
-		}
-	}
-	if e.size().Times(int64(width)).Int64() != int64(bytes) || n == 0 {
-		return e, fmt.Errorf("%w: %d bytes are no tensor of dimensions %v with elements of %d bytes",
-			program.ErrDamaged, bytes, dims, width)
-	}
-	return e, nil
 }

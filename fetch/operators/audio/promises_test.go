@@ -21,7 +21,7 @@ func TestBombsAtOnce(t *testing.T) {
 		`[{"Decode": {}}]`: hour,
 		`[{"Decode": {}}, {"Pad": {"length": 1000000000}}]`: file(t, "mono16.flac"),
 	} {
-		_, err := compiled(t, encoded, list).Run(t.Context(), cell, program.Draws{}, func(int) []byte {
+		_, err := compiled(t, list).Run(t.Context(), cell, program.Draws{}, func(int) []byte {
 			t.Errorf("%s: memory was asked for", list)
 			return nil
 		})
@@ -46,7 +46,7 @@ func TestNoNumbers(t *testing.T) {
 		`[{"Decode": {}}, {"Trim": {}}, {"Standardize": {}}, {"ToDtype": {"dtype": "float16"}}]`,
 		`[{"Decode": {}}, {"MelSpectrogram": {}}, {"AmplitudeToDB": {"top_db": 80}}, {"SpecAugment": {"n_time_masks": 2, "time_mask_param": 5}}, {"Standardize": {"per": "row"}}]`,
 	} {
-		run(t, compiled(t, encoded, list), cell, 1)
+		run(t, compiled(t, list), cell, 1)
 	}
 }
 

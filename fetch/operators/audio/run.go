@@ -92,12 +92,8 @@ func (s *sound) row(i int) []float32 { return s.data[i*s.frames : (i+1)*s.frames
 
 func (s *sound) rows() int { return s.channels * max(s.features, 1) }
 
-// begin gives what cells are before step 1, or step 0 where they are no files.
+// begin gives what cells are before step 1.
 func (p *pipeline) begin(cell []byte) (codec.Info, extent, error) {
-	if p.in.Kind != program.Encoded {
-		e, err := p.between[0].filled(len(cell))
-		return codec.Info{}, e, err
-	}
 	info, err := codec.Read(cell)
 	if err != nil {
 		return info, extent{}, p.at(0, err)
@@ -132,7 +128,7 @@ func (p *pipeline) cost(info codec.Info, e extent, limits program.Limits) (progr
 	if crop := p.cropped(); crop != nil {
 		e.frames = min(e.frames, crop.Length) // no more is decoded
 	}
-	return p.costFrom(info, e, p.first(), limits)
+	return p.costFrom(info, e, 1, limits)
 }
 
 // granted is what a run may take that the limits let pass. A file in which the place of a sample is not found by its index
@@ -189,17 +185,9 @@ func (p *pipeline) costFrom(info codec.Info, e extent, from int, limits program.
 	return cost, nil
 }
 
-// first is the first step that is not Decode.
-func (p *pipeline) first() int {
-	if p.in.Kind == program.Encoded {
-		return 1
-	}
-	return 0
-}
-
 // cropped is the crop that comes right after Decode, or nil.
 func (p *pipeline) cropped() *randomCrop {
-	if p.first() == 0 || len(p.steps) < 2 {
+	if len(p.steps) < 2 {
 		return nil
 	}
 	crop, _ := p.steps[1].(*randomCrop)
@@ -233,12 +221,7 @@ func (p *pipeline) run(ctx context.Context, cell []byte, by program.Draws,
 	defer r.free()
 	s := &sound{extent: e, room: r, meter: program.NewMeter(ctx, granted(cost, info))}
 	var out program.Outcome
-	i := p.first()
-	if i == 1 {
-		i, err = p.open(ctx, s, cell, info, by, &out)
-	} else {
-		err = s.fill(cell)
-	}
+	i, err := p.open(ctx, s, cell, info, by, &out)
 	if err != nil {
 		return out, s.because(p.at(0, err))
 	}
@@ -330,10 +313,10 @@ func (p *pipeline) open(ctx context.Context, s *sound, cell []byte, info codec.I
 // Split implements program.Splitter. Between the two lie the numbers of single precision that steps work on.
 func (p *pipeline) Split() (head, tail program.Program, ok bool) {
 	n := p.Deterministic()
-	if p.in.Kind != program.Encoded || n == len(p.steps) {
+	if n == len(p.steps) {
 		return nil, nil, false
 	}
-	cut := &pipeline{in: p.in, between: p.between[:n+1], names: p.names[:n], steps: p.steps[:n], listed: p.listed[:n]}
+	cut := &pipeline{between: p.between[:n+1], names: p.names[:n], steps: p.steps[:n], listed: p.listed[:n]}
 	return &splitHead{cut}, &splitTail{p, n}, true
 }
 

@@ -67,7 +67,7 @@ func TestSplit(t *testing.T) {
 	split, cuts := 0, map[int]int{}
 	for range 250 {
 		list := randomList(rng)
-		p, err := Compile(encoded, listed(t, list))
+		p, err := Compile(listed(t, list))
 		if err != nil {
 			continue
 		}

@@ -677,22 +677,11 @@ func toInt16(v float32) int16 {
 	return int16(min(x, 32767))
 }
 
-// read has the numbers of a cell that is decoded.
+// read has the numbers of a cell, in single precision.
 func read(s *sound, from []byte) error {
 	return s.rowsOf(func(row []float32, at, step int) {
-		switch s.dtype {
-		case program.Float32:
-			for i := range row {
-				row[i] = math.Float32frombits(binary.LittleEndian.Uint32(from[4*(at+i*step):]))
-			}
-		case program.Float16:
-			for i := range row {
-				row[i] = dsp.FromHalf(binary.LittleEndian.Uint16(from[2*(at+i*step):]))
-			}
-		default:
-			for i := range row {
-				row[i] = float32(int16(binary.LittleEndian.Uint16(from[2*(at+i*step):]))) * 0x1p-15
-			}
+		for i := range row {
+			row[i] = math.Float32frombits(binary.LittleEndian.Uint32(from[4*(at+i*step):]))
 		}
 	})
 }

@@ -49,7 +49,7 @@ func TestTooMuchWork(t *testing.T) {
 			{"Trim": {"frame_length": 65536, "hop_length": 1024}}, {"Trim": {"frame_length": 65536, "hop_length": 1024}}]`,
 			"Trim", wav(1, 16000, 64<<20)},
 	} {
-		_, err := compiled(t, encoded, c.list).Cost(c.cell, limits)
+		_, err := compiled(t, c.list).Cost(c.cell, limits)
 		if !errors.Is(err, program.ErrTooLarge) || !strings.Contains(fmt.Sprint(err), "("+c.step+")") ||
 			!strings.Contains(fmt.Sprint(err), "steps of work") {
 			t.Errorf("%.80s: %v", c.list, err)
@@ -63,7 +63,7 @@ func TestUsualWork(t *testing.T) {
 	limits := program.Ceiling
 	limits.Steps = minute / 4
 	cell := wav(2, 44100, 15*60*44100)
-	if _, err := compiled(t, encoded, logMel).Cost(cell, limits); err != nil {
+	if _, err := compiled(t, logMel).Cost(cell, limits); err != nil {
 		t.Error(err)
 	}
 }
@@ -110,7 +110,7 @@ func TestStepsEnd(t *testing.T) {
 	why := errors.New("the stream has ended")
 	for name, list := range everything {
 		t.Run(name, func(t *testing.T) {
-			p := compiled(t, encoded, list)
+			p := compiled(t, list)
 			cost, err := p.Cost(cell, limits)
 			if err != nil {
 				t.Fatal(err)
@@ -168,17 +168,17 @@ func holds(t testing.TB, p program.Program, cell []byte, limits program.Limits) 
 func TestAllocations(t *testing.T) {
 	for name, list := range everything {
 		t.Run(name, func(t *testing.T) {
-			holds(t, compiled(t, encoded, list), wav(2, 44100, 1<<20), program.Ceiling)
+			holds(t, compiled(t, list), wav(2, 44100, 1<<20), program.Ceiling)
 		})
 	}
 	for _, name := range []string{"stereo16.flac", "mono16.wav", "mono.mp3", "stereo.mp3", "mono.ogg", "silence.flac"} {
-		t.Run(name, func(t *testing.T) { holds(t, compiled(t, encoded, logMel), file(t, name), program.Ceiling) })
+		t.Run(name, func(t *testing.T) { holds(t, compiled(t, logMel), file(t, name), program.Ceiling) })
 	}
 }
 
 // TestNoMemory holds that a run fails where there is no memory for its result.
 func TestNoMemory(t *testing.T) {
-	p := compiled(t, encoded, `[{"Decode": {}}, {"RandomGain": {}}]`)
+	p := compiled(t, `[{"Decode": {}}, {"RandomGain": {}}]`)
 	head, tail, _ := p.(program.Splitter).Split()
 	var between []byte
 	if _, err := head.Run(t.Context(), wav(1, 16000, 100), program.Draws{}, func(n int) []byte {

@@ -78,37 +78,23 @@ type builder struct {
 	shapeless bool
 }
 
-// Compile checks a list of steps and makes a program of it. in is an encoded file, or
-// pixels of known size with their channels last. An error is a *program.StepError.
-func Compile(in program.Form, steps []program.Step) (program.Program, error) {
-	return compile(in, steps, 0, false)
-}
-
-// CompileFrom makes a program of the steps from index from on, for an input that those
-// before it have made. Steps keep their indices, and so their random numbers.
-func CompileFrom(in program.Form, steps []program.Step, from int) (program.Program, error) {
-	return compile(in, steps, from, false)
-}
+// Compile checks a list of steps for encoded files and makes a program of it. An error is a *program.StepError.
+func Compile(steps []program.Step) (program.Program, error) { return compile(steps, false) }
 
 // CompileMask makes the program of a mask from the list of its image: the same
 // geometry, without mixing of pixels, and nothing else. A mask's pixels are classes:
 // grey, or indices into a palette. With the image's draws it gets the image's crop, as
 // long as it has the image's size.
-func CompileMask(in program.Form, steps []program.Step) (program.Program, error) {
-	return compile(in, steps, 0, true)
-}
+func CompileMask(steps []program.Step) (program.Program, error) { return compile(steps, true) }
 
-func compile(in program.Form, steps []program.Step, from int, mask bool) (program.Program, error) {
+func compile(steps []program.Step, mask bool) (program.Program, error) {
 	b := builder{mask: mask, channels: program.Unknown, width: program.Unknown, height: program.Unknown,
-		dtype: program.Uint8, at: from}
-	if from >= len(steps) || from < 0 {
-		return nil, &program.StepError{Step: from, Reason: "there is no such step: a list has at least one"}
+		dtype: program.Uint8}
+	if len(steps) == 0 {
+		return nil, &program.StepError{Reason: "there is no such step: a list has at least one"}
 	}
-	if err := b.input(in, steps[from].Name); err != nil {
-		return nil, err
-	}
-	p := &compiled{from: from, in: in, deterministic: len(steps) - from}
-	for i := from; i < len(steps); i++ {
+	p := &compiled{deterministic: len(steps)}
+	for i := range steps {
 		b.at, b.name, b.random = i, steps[i].Name, false
 		canonical, err := b.add(steps[i])
 		if err != nil {
@@ -117,7 +103,7 @@ func compile(in program.Form, steps []program.Step, from int, mask bool) (progra
 		p.steps = append(p.steps, canonical)
 		p.after = append(p.after, extent{b.width, b.height, b.channels})
 		if b.random {
-			p.deterministic = min(p.deterministic, i-from)
+			p.deterministic = min(p.deterministic, i)
 		}
 	}
 	p.stages, p.erasures, p.encoder = b.stages, b.erasures, b.encoder
@@ -134,10 +120,7 @@ func compile(in program.Form, steps []program.Step, from int, mask bool) (progra
 // possible refuses a list that makes more of an image than any may become, whatever the image is: from the first step on
 // that gives it a size.
 func (p *compiled) possible() error {
-	e, known := extent{}, p.in.Kind == program.Image
-	if known {
-		e = extent{h: p.in.Dims[0], w: p.in.Dims[1], channels: p.in.Dims[2]}
-	}
+	e, known := extent{}, false
 	for i := range p.stages {
 		s := &p.stages[i]
 		if known {
@@ -148,7 +131,7 @@ func (p *compiled) possible() error {
 			}
 			e = next
 		}
-		if after := p.after[s.step-p.from]; after.w != program.Unknown && after.h != program.Unknown {
+		if after := p.after[s.step]; after.w != program.Unknown && after.h != program.Unknown {
 			e, known = extent{w: after.w, h: after.h, channels: max(after.channels, 1)}, true
 		}
 	}
@@ -157,27 +140,6 @@ func (p *compiled) possible() error {
 
 func (b *builder) fail(format string, values ...any) *program.StepError {
 	return &program.StepError{Step: b.at, Name: b.name, Reason: fmt.Sprintf(format, values...)}
-}
-
-// input takes what the first step gets.
-func (b *builder) input(in program.Form, first string) error {
-	b.name = first
-	switch in.Kind {
-	case program.Encoded:
-		return nil
-	case program.Image:
-		if in.Axes != "HWC" || len(in.Dims) != 3 || in.Type != program.Uint8 ||
-			slices.ContainsFunc(in.Dims, func(d int) bool { return d < 1 }) {
-			return b.fail("it gets pixels %s of sizes %v and type %d, and takes uint8, HWC, of sizes that are known",
-				in.Axes, in.Dims, in.Type)
-		}
-		if in.Dims[2] > 4 {
-			return b.fail("it gets %d channels, and takes up to 4", in.Dims[2])
-		}
-		b.begun, b.height, b.width, b.channels = true, in.Dims[0], in.Dims[1], in.Dims[2]
-		return nil
-	}
-	return b.fail("it gets what is no image")
 }
 
 // constructor reads the parameters of a step and adds it.

@@ -66,7 +66,7 @@ func TestMistakes(t *testing.T) {
 		{`[{"name":"Decode"},{"name":"EncodeJPEG"},{"name":"ToImage"}]`, 2, "", "has to be the last"},
 		{`[{"name":"Decode"},{"name":"RandomErasing","params":{"value":"random"}}]`, 1, "value", "not done here"},
 	} {
-		_, err := Compile(encoded, steps(t, c.steps))
+		_, err := Compile(steps(t, c.steps))
 		var wrong *program.StepError
 		if !errors.As(err, &wrong) {
 			t.Errorf("%s: %v", c.steps, err)
@@ -89,7 +89,7 @@ const everything = `[{"name":"Decode"},{"name":"RandomRotation","params":{"degre
 // TestCanonical holds that canonical steps are a fixed point, and make the same bytes.
 func TestCanonical(t *testing.T) {
 	p := compiledOf(t, everything)
-	again, err := Compile(encoded, p.Steps())
+	again, err := Compile(p.Steps())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -136,48 +136,14 @@ func file(t testing.TB, name string) []byte {
 	return cell
 }
 
-// TestPrefix holds that a list cut anywhere before what is no picture gives the same bytes.
-func TestPrefix(t *testing.T) {
-	all := steps(t, everything)
-	cell := file(t, "420-67x51.jpg")
-	by := program.Draws{Key: draw.Key{Seed: 9, Position: 3}, Column: "image"}
-	want, _, err := result(compiledOf(t, everything), cell, by)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for cut := 1; cut <= 10; cut++ {
-		prefix, err := Compile(encoded, all[:cut])
-		if err != nil {
-			t.Fatal(err)
-		}
-		middle, outcome, err := result(prefix, cell, by)
-		if err != nil {
-			t.Fatal(err)
-		}
-		rest, err := CompileFrom(program.Form{Kind: program.Image, Type: program.Uint8, Axes: "HWC",
-			Dims: outcome.Dims}, all, cut)
-		if err != nil {
-			t.Fatal(err)
-		}
-		before := bytes.Clone(middle)
-		got, _, err := result(rest, middle[:len(middle):len(middle)], by)
-		if err != nil || !bytes.Equal(got, want) {
-			t.Errorf("cut at %d: other bytes, %v", cut, err)
-		}
-		if !bytes.Equal(before, middle) {
-			t.Errorf("cut at %d: the input was written to", cut)
-		}
-	}
-}
-
 // TestMask holds that a mask gets its image's geometry, and no class that it had not.
 func TestMask(t *testing.T) {
 	list := steps(t, everything)
-	image, err := Compile(encoded, list)
+	image, err := Compile(list)
 	if err != nil {
 		t.Fatal(err)
 	}
-	mask, err := CompileMask(encoded, list)
+	mask, err := CompileMask(list)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -186,7 +152,7 @@ func TestMask(t *testing.T) {
 	}
 	cell := file(t, "palette.png")
 	by := program.Draws{Key: draw.Key{Seed: 2}, Column: "image"}
-	whole, _, err := result(must(CompileMask(encoded, list[:1])), cell, by)
+	whole, _, err := result(must(CompileMask(list[:1])), cell, by)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -197,11 +163,11 @@ func TestMask(t *testing.T) {
 	pixels := steps(t, everything)[:11] // until ToImage: a mask as bytes
 	for position := range uint64(20) {
 		by.Key.Position = position
-		a, first, err := result(must(Compile(encoded, pixels)), cell, by)
+		a, first, err := result(must(Compile(pixels)), cell, by)
 		if err != nil {
 			t.Fatal(err)
 		}
-		b, second, err := result(must(CompileMask(encoded, pixels)), cell, by)
+		b, second, err := result(must(CompileMask(pixels)), cell, by)
 		if err != nil {
 			t.Fatal(err)
 		}

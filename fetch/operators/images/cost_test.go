@@ -7,10 +7,13 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"image"
 	"math"
 	"strings"
 	"sync/atomic"
 	"testing"
+
+	"golang.org/x/image/bmp"
 
 	"bowstring/fetch/operators/program"
 )
@@ -30,7 +33,7 @@ func growing(first string) string {
 // TestGrowing holds that images that would grow beyond all limits are refused by the step that would make them: when the
 // list is compiled where sizes are known, and by the header otherwise.
 func TestGrowing(t *testing.T) {
-	_, err := Compile(encoded, steps(t, growing(`{"name":"Resize","params":{"size":[256,256]}}`)))
+	_, err := Compile(steps(t, growing(`{"name":"Resize","params":{"size":[256,256]}}`)))
 	wrong, ok := errors.AsType[*program.StepError](err)
 	if !ok || wrong.Name != "RandomRotation" || !strings.Contains(wrong.Reason, "134217728") {
 		t.Errorf("%v; want a rotation that is refused, and the limit", err)
@@ -135,16 +138,19 @@ func allPasses(t testing.TB, side int) map[string]pass {
 	for i := range pixels {
 		pixels[i] = byte(i*7>>3) ^ byte(i*i>>11)
 	}
-	raw := program.Form{Kind: program.Image, Type: program.Uint8, Dims: []int{side, side, 3}, Axes: "HWC"}
+	picture := image.NewNRGBA(image.Rect(0, 0, side, side))
+	for i := range side * side {
+		copy(picture.Pix[4*i:], append(pixels[3*i:3*i+3:3*i+3], 255))
+	}
+	var plain bytes.Buffer
+	if err := bmp.Encode(&plain, picture); err != nil {
+		t.Fatal(err)
+	}
 	of := func(list string) pass {
-		p, err := Compile(raw, steps(t, "["+list+"]"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		return pass{p, pixels}
+		return pass{compiledOf(t, `[{"name":"Decode"},`+list+"]"), plain.Bytes()}
 	}
 	encode := of(`{"name":"EncodeJPEG","params":{"quality":95}}`)
-	photo, _, err := result(encode.p, pixels, program.Draws{})
+	photo, _, err := result(encode.p, encode.cell, program.Draws{})
 	if err != nil {
 		t.Fatal(err)
 	}

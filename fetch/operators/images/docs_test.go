@@ -32,7 +32,7 @@ func TestDocs(t *testing.T) {
 		if name != "Decode" {
 			list = append(list, program.Step{Name: name, Params: json.RawMessage(needed[name])})
 		}
-		p, err := Compile(encoded, list)
+		p, err := Compile(list)
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
 			continue

@@ -17,8 +17,6 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-var encoded = program.Form{Kind: program.Encoded}
-
 func steps(t testing.TB, text string) []program.Step {
 	t.Helper()
 	var list []struct {
@@ -37,7 +35,7 @@ func steps(t testing.TB, text string) []program.Step {
 
 func compiledOf(t testing.TB, text string) program.Program {
 	t.Helper()
-	p, err := Compile(encoded, steps(t, text))
+	p, err := Compile(steps(t, text))
 	if err != nil {
 		t.Fatal(err)
 	}

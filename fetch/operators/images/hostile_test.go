@@ -233,14 +233,14 @@ func FuzzCompile(f *testing.F) {
 		for i, s := range list {
 			steps[i] = program.Step(s)
 		}
-		p, err := Compile(encoded, steps)
+		p, err := Compile(steps)
 		if err != nil {
 			if _, ok := errors.AsType[*program.StepError](err); !ok {
 				t.Fatalf("%v is no error of a step", err)
 			}
 			return
 		}
-		again, err := Compile(encoded, p.Steps())
+		again, err := Compile(p.Steps())
 		if err != nil || !reflect.DeepEqual(again.Steps(), p.Steps()) {
 			t.Fatalf("the canonical list is %s, which becomes %v, %v", p.Steps(), again, err)
 		}

@@ -412,10 +412,10 @@ func (o *encodeJPEG) bound(e extent) (takes program.Cost, result program.Amount)
 
 // encode makes the result of what the steps before have made.
 func (p *compiled) encode(c *canvas, alloc func(n int) []byte) error {
-	step := p.from + len(p.steps) - 1
+	step := len(p.steps) - 1
 	pix := c.raster()
 	if c.err != nil {
-		return about(p.from, p.steps[0].Name, program.ErrDamaged, c.err)
+		return about(0, p.steps[0].Name, program.ErrDamaged, c.err)
 	}
 	if max(c.width, c.height) > 0xFFFF {
 		return about(step, "EncodeJPEG", program.ErrDamaged,

@@ -14,8 +14,6 @@ import (
 
 // compiled is a program.
 type compiled struct {
-	from          int
-	in            program.Form
 	steps         []program.Step
 	deterministic int
 	after         []extent // what is known of the sizes after each step
@@ -53,21 +51,13 @@ func (p *compiled) Cost(cell []byte, limits program.Limits) (program.Cost, error
 // opened is what a cell is before the first stage, and what it takes to read it.
 func (p *compiled) opened(cell []byte, limits program.Limits) (extent, program.Cost, error) {
 	cost := program.Cost{}
-	if p.in.Kind == program.Image {
-		e := extent{h: p.in.Dims[0], w: p.in.Dims[1], channels: p.in.Dims[2]}
-		if int64(len(cell)) != e.bytes().Int64() {
-			return e, cost, about(p.from, p.steps[0].Name, program.ErrDamaged,
-				fmt.Errorf("there are %d bytes of %v", len(cell), p.in.Dims))
-		}
-		return e, cost, nil
-	}
 	header, err := codec.Read(cell)
 	if err != nil {
-		return extent{}, cost, about(p.from, p.steps[0].Name, program.ErrDamaged, err)
+		return extent{}, cost, about(0, p.steps[0].Name, program.ErrDamaged, err)
 	}
 	e := extent{w: header.Width, h: header.Height, channels: 4}
 	if pixels, most := int64(e.w)*int64(e.h), cmp.Or(limits.Pixels, program.Ceiling.Pixels); pixels > most {
-		return e, cost, about(p.from, p.steps[0].Name, program.ErrTooLarge,
+		return e, cost, about(0, p.steps[0].Name, program.ErrTooLarge,
 			fmt.Errorf("the %v is %d x %d, %d pixels, and may have %d", header.Format, e.w, e.h, pixels, most))
 	}
 	if p.wide == 2 {
@@ -107,12 +97,12 @@ func stepsOf(limits program.Limits) int64 { return cmp.Or(limits.Steps, program.
 // held holds a cost against the limits.
 func (p *compiled) held(cost program.Cost, limits program.Limits) error {
 	if most := bytesOf(limits); cost.Working.Plus(cost.Result).Beyond(most) {
-		return about(p.from, p.steps[0].Name, program.ErrTooLarge,
+		return about(0, p.steps[0].Name, program.ErrTooLarge,
 			fmt.Errorf("it takes up to %v bytes and makes %v of them, and may take %d", cost.Working, cost.Result,
 				most))
 	}
 	if most := stepsOf(limits); cost.Steps.Beyond(most) {
-		return about(p.from, p.steps[0].Name, program.ErrTooLarge,
+		return about(0, p.steps[0].Name, program.ErrTooLarge,
 			fmt.Errorf("it takes up to %v steps of work, and may take %d", cost.Steps, most))
 	}
 	return nil
@@ -129,13 +119,7 @@ func (p *compiled) Run(ctx context.Context, cell []byte, by program.Draws,
 	}
 	err = withScratch(program.NewMeter(ctx, cost), func(s *scratch) error {
 		c := &s.canvas
-		c.s = s
-		if p.in.Kind == program.Image {
-			c.reset(cell, p.in.Dims[1], p.in.Dims[0], p.in.Dims[2])
-			c.borrowed = true
-		} else {
-			c.file = cell
-		}
+		c.s, c.file = s, cell
 		outcome, err = p.rest(c, 0, by, alloc)
 		return err
 	})
@@ -227,7 +211,7 @@ func (p *compiled) layOut(c *canvas, by program.Draws, outcome program.Outcome,
 	t := begin{o: o, alloc: alloc, c: c}
 	c.finish(&t)
 	if c.err != nil {
-		return outcome, about(p.from, p.steps[0].Name, program.ErrDamaged, c.err)
+		return outcome, about(0, p.steps[0].Name, program.ErrDamaged, c.err)
 	}
 	for i := range p.erasures {
 		g := &p.erasures[i]
@@ -276,7 +260,7 @@ type split struct {
 
 // Split implements program.Splitter. Pixels lie between; elements are laid out by tail.
 func (p *compiled) Split() (head, tail program.Program, ok bool) {
-	if p.in.Kind != program.Encoded || p.wide > 0 || p.deterministic >= len(p.steps) {
+	if p.wide > 0 || p.deterministic >= len(p.steps) {
 		return nil, nil, false
 	}
 	at := split{whole: p}
@@ -331,7 +315,7 @@ func (h *splitHead) Run(ctx context.Context, cell []byte, _ program.Draws,
 		}
 		pix := c.raster()
 		if c.err != nil {
-			return about(h.whole.from, h.whole.steps[0].Name, program.ErrDamaged, c.err)
+			return about(0, h.whole.steps[0].Name, program.ErrDamaged, c.err)
 		}
 		b := program.Between{Kind: program.Image, Type: program.Uint8, Dims: []int{c.height, c.width, c.channels}}
 		c.spend(len(pix))

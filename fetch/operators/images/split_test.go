@@ -92,7 +92,7 @@ func TestSplit(t *testing.T) {
 		if rng.IntN(8) == 0 {
 			compile = CompileMask
 		}
-		p, err := compile(program.Form{Kind: program.Encoded}, steps(t, list))
+		p, err := compile(steps(t, list))
 		if err != nil {
 			continue
 		}

@@ -47,7 +47,7 @@ func carryOut(r *request) (a answer, err error) {
 	if r.Mask {
 		compile = images.CompileMask
 	}
-	p, err := compile(program.Form{Kind: program.Encoded}, steps)
+	p, err := compile(steps)
 	if err != nil {
 		return a, err
 	}
