@@ -83,14 +83,18 @@ func newInstant(tb testing.TB, rows, size int) *instant {
 // BenchmarkEngine is the cost of a sample of 110 KB in the engine: planning,
 // scheduling, the checksum and the assembly of batches, of which a driver that
 // costs nothing is the store. us/sample is processor time.
-func BenchmarkEngine(b *testing.B) {
+func BenchmarkEngine(b *testing.B) { benchmarkEngine(b, 4000, 110_000) }
+
+// BenchmarkEngine4k is the same of samples of 4 KB, of which the bytes cost next to nothing.
+func BenchmarkEngine4k(b *testing.B) { benchmarkEngine(b, 40_000, 4_000) }
+
+func benchmarkEngine(b *testing.B, rows, size int) {
 	// The window holds half of the dataset: had it room for all, each epoch would share the blobs of the one before,
 	// and now and then nothing would be read. All orders read the same memory, or it would be the pages that differ.
-	const rows, size = 4000, 110_000
 	store := newInstant(b, rows, size)
 	for _, order := range []string{schema.OrderStrict, schema.OrderWindow, schema.OrderFree} {
 		b.Run(order, func(b *testing.B) {
-			e := newEngine(b, store, fetch.Options{WindowBytes: rows * size / 2})
+			e := newEngine(b, store, fetch.Options{WindowBytes: int64(rows * size / 2)})
 			req := schema.Request{Dataset: "d", Columns: []string{"id", "label", "image"}, Batch: 64, Order: order,
 				Shuffle: &schema.Shuffle{}}
 			j := open(b, e, req)

@@ -186,8 +186,6 @@ func NewEngine(s store.Store, opts Options) (*Engine, error) {
 	e.reader, errs[0] = read.New(append(list, read.Store(s)), read.Options{
 		MaxReads: opts.MaxReads, ReadTimeout: opts.ReadTimeout, NoHedge: opts.NoHedge, Keeps: mine, Sharers: sharers,
 		Logger: opts.Logger,
-		More:   func() read.Attempt { return e.set.More() },
-		Freed:  func() { e.set.Freed() },
 	})
 	if errs[0] != nil {
 		return nil, errs[0]
@@ -221,6 +219,9 @@ func NewEngine(s store.Store, opts Options) (*Engine, error) {
 	}
 	if opts.Terms != nil {
 		e.SetTerms(opts.Terms)
+	}
+	if e.ahead != nil {
+		e.reader.WakeIdle(e.ahead)
 	}
 	e.ahead.Start()
 	s.SetInUse(e.jobs.InUse)

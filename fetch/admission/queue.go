@@ -153,13 +153,14 @@ func (s *Stream[T]) Charge(class int, cost int64) {
 	}
 }
 
-// Put appends items to what the stream waits for. They are copied. It reports whether they wait: not after Close.
-func (s *Stream[T]) Put(items ...T) bool {
+// Put appends items to what the stream waits for. They are copied. It reports whether they wait, which they do not
+// after Close, and whether the stream's first item may be taken, as far as the last Take has found.
+func (s *Stream[T]) Put(items ...T) (there, runnable bool) {
 	q := s.queue
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if s.closed || len(items) == 0 {
-		return !s.closed
+		return !s.closed, false
 	}
 	q.waiting += len(items)
 	idle := len(s.items) == 0
@@ -167,7 +168,7 @@ func (s *Stream[T]) Put(items ...T) bool {
 	if idle {
 		q.enterLocked(s)
 	}
-	return true
+	return true, !q.classes[s.class].full
 }
 
 // Drop takes the items out that match, and returns how many.
@@ -229,6 +230,16 @@ func (q *Queue[T]) Waiting() int {
 // Take takes the item whose turn it is. left is how many more its stream waits
 // for. ok is false if nothing waits that there is room for.
 func (q *Queue[T]) Take() (item T, left int, ok bool) {
+	q.Each(func(i *T, n int) bool {
+		item, left, ok = *i, n, true
+		return false
+	})
+	return item, left, ok
+}
+
+// Each takes items, each when it is its turn, as long as more says that it takes another one; left is how many more
+// the item's stream waits for. It reports whether it was ended by that: otherwise nothing waits that there is room for.
+func (q *Queue[T]) Each(more func(item *T, left int) bool) (ended bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for c := range q.classes {
@@ -246,14 +257,19 @@ func (q *Queue[T]) Take() (item T, left int, ok bool) {
 	for {
 		s := q.firstLocked()
 		if s == nil {
-			return item, 0, false
+			return false
 		}
 		t := q.take(&s.items[0], s.class)
 		switch {
 		case t.OK:
-			item = s.items[0]
+			item := &s.items[0] // the stream has the rest from here on
 			q.takenLocked(s, t.Cost)
-			return item, len(s.items), true
+			goOn := more(item, len(s.items))
+			var none T
+			*item = none
+			if !goOn {
+				return true
+			}
 		case t.Aside:
 			p := &s.job.tenant.classes[s.class]
 			p.aside = true
@@ -282,8 +298,6 @@ func (q *Queue[T]) firstLocked() *Stream[T] {
 func (q *Queue[T]) takenLocked(s *Stream[T], cost int64) {
 	c, p, at := &q.classes[s.class], &s.job.tenant.classes[s.class], &s.job.classes[s.class]
 	q.leaveLocked(s)
-	var none T
-	s.items[0] = none
 	if s.items = s.items[1:]; len(s.items) == 0 {
 		s.items = nil
 	}

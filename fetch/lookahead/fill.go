@@ -56,7 +56,14 @@ func (a *Ahead) newFiller() *filler {
 }
 
 // Receive implements read.Receiver. There is room for each outcome.
-func (f *filler) Receive(_ read.Token, o read.Outcome) { f.results <- o }
+func (f *filler) Receive(list []read.Outcome) {
+	for _, o := range list {
+		f.results <- o
+	}
+}
+
+// More implements read.Receiver: see [Ahead.Wake].
+func (*filler) More() {}
 
 // close gives up the reads under way.
 func (f *filler) close() {
@@ -82,46 +89,36 @@ func (f *filler) setBlocked(blocked bool) {
 	}
 }
 
-// tried is what came of filler.try.
-type tried int
-
-const (
-	noRoom tried = iota // for it on the way, or in what may be under way
-	begun
-	underWay // for somebody else, who has the spill keep it
-)
-
 // try begins to read a blob.
-func (f *filler) try(c *candidate) tried {
+func (f *filler) try(c *candidate) read.Filling {
 	a := f.ahead
 	if a.coming(c.ref) || a.opts.Cache.Has(c.ref) { // since it was looked for
-		return underWay
+		return read.UnderWay
 	}
 	if len(f.places) >= f.most(c.ref.Size) {
 		f.setBlocked(true)
-		return noRoom
+		return read.NoRoom
 	}
 	f.setBlocked(true) // before it is tried, or room that comes in between would be missed
 	if !a.opts.Idle() {
-		return noRoom
+		return read.NoRoom
 	}
 	// While there are streams the way is half full at most, so that what they want
 	// next does not wait for long.
-	switch v, first := a.opts.Reader.TryIdle(&read.Want{Ref: c.ref, At: c.at, To: f}, a.opts.Streams() > 0); v {
-	case read.Full:
-		return noRoom
-	case read.Begun:
-		f.setBlocked(false)
-		a.mu.Lock()
-		f.places[c.ref] = c.at
-		a.mu.Unlock()
+	a.mu.Lock()
+	f.places[c.ref] = c.at // before it may come
+	a.mu.Unlock()
+	v := a.opts.Reader.Fill(&read.Want{Ref: c.ref, At: c.at, To: f}, a.opts.Streams() > 0)
+	if v == read.Begun {
 		f.bytes += c.ref.Size
 		f.reads++
-		a.opts.Reader.Start(first)
-		return begun
+	} else {
+		a.mu.Lock()
+		delete(f.places, c.ref)
+		a.mu.Unlock()
 	}
-	f.setBlocked(false)
-	return underWay
+	f.setBlocked(v == read.NoRoom)
+	return v
 }
 
 // most is how many blobs may be under way, with one of n bytes: few where each
@@ -199,7 +196,7 @@ func (a *Ahead) fill() {
 		if next == nil {
 			next, more = f.nextFill()
 		}
-		if next != nil && f.try(next) != noRoom {
+		if next != nil && f.try(next) != read.NoRoom {
 			next.from.column++
 			next = nil
 			continue

@@ -52,13 +52,13 @@ func (a *Ahead) Warm(ctx context.Context, j *resolve.Job, tenant string, progres
 	for next := w.next(ctx); next != nil || len(w.filler.places) > 0; {
 		if next != nil {
 			switch w.filler.try(next) {
-			case underWay:
+			case read.UnderWay:
 				w.There++
 				fallthrough
-			case begun:
+			case read.Begun:
 				next = w.next(ctx)
 				continue
-			case noRoom:
+			case read.NoRoom:
 			}
 		}
 		select {

@@ -254,7 +254,7 @@ func (p *Place) Put(t *Task) {
 // again has a task wait, as long as the place is not closed.
 func (p *Place) again(t *Task) bool {
 	class := classOfTask(&t)
-	if !p.place.Put(t) {
+	if there, _ := p.place.Put(t); !there {
 		return false
 	}
 	p.stage.kick(class)

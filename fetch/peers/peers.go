@@ -182,7 +182,15 @@ func (t *Tier) Has(ref schema.BlobRef) bool {
 // errNobody says that there is nobody to ask for a blob.
 var errNobody = fmt.Errorf("%w: no other node can be asked", schema.ErrUnavailable)
 
-// Get implements read.Tier.
+// Fetch implements read.Tier.
+func (t *Tier) Fetch(cells []read.Cell, to read.Answers) {
+	read.Each(cells, to, func(c *read.Cell) (a read.Answer) {
+		a.Blob, a.Err = t.Get(c.Context, c.Ref, c.At)
+		return a
+	})
+}
+
+// Get reads a blob from another node.
 func (t *Tier) Get(ctx context.Context, ref schema.BlobRef, at spill.Place) (schema.Blob, error) {
 	r := t.opts.Directory.Route(ref.Key)
 	if loan, _ := ctx.Value(loanKey{}).(bool); loan && !r.Keep {

@@ -90,7 +90,7 @@ type ahead struct {
 	reserving bool              // Next waits for bytes of the ledger
 	granted   int64             // bytes of the ledger that the next row has
 	starving  int64             // bytes that it would need, where nothing is held and there are none
-	wants     []queued
+	wants     []read.Want
 }
 
 // init begins to plan where a ticket says, but for the rows that it says were served.
@@ -236,22 +236,33 @@ func (s *Stream) rowSize(r *run, row int) int64 {
 	return n
 }
 
-// Receive implements read.Receiver: it takes what became of a cell.
-func (s *Stream) Receive(t read.Token, o read.Outcome) {
-	r, cell := t.Of.(*run), t.N
-	from := s.set.opts.Reader.From(&o)
-	bytes := int64(len(o.Blob.Bytes()))
+// More implements read.Receiver.
+func (s *Stream) More() { s.refill() }
+
+// Receive implements read.Receiver: it takes what became of cells.
+func (s *Stream) Receive(list []read.Outcome) {
 	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i := range list {
+		s.receiveLocked(&list[i])
+	}
+	s.refillLocked()
+}
+
+func (s *Stream) receiveLocked(o *read.Outcome) {
+	r, cell := o.Token.Of.(*run), o.Token.N
 	if s.gone || r.dropped {
-		s.mu.Unlock()
 		o.Blob.Release()
 		return
+	}
+	from := s.set.opts.Reader.From(o)
+	bytes := int64(len(o.Blob.Bytes()))
+	if o.Err == nil {
+		s.part.Count(bytes, from)
 	}
 	row, column := cell/len(s.columns), cell%len(s.columns)
 	if s.columns[column].made != nil && o.Err == nil {
 		s.makeLocked(r, cell, o.Blob, from)
-		s.mu.Unlock()
-		s.part.Count(bytes, from)
 		return
 	}
 	s.ahead.inFlight--
@@ -267,11 +278,6 @@ func (s *Stream) Receive(t read.Token, o read.Outcome) {
 	}
 	s.from = from
 	s.backLocked(r, row)
-	s.refillLocked()
-	s.mu.Unlock()
-	if o.Err == nil {
-		s.part.Count(bytes, from)
-	}
 }
 
 // backLocked counts a cell in.

@@ -137,7 +137,6 @@ func (s *Stream) found(d *draft, positions []int64, rows []schema.Row, served []
 	}
 	s.cond.Broadcast() // Next may wait for it
 	s.mu.Unlock()
-	s.set.pump()
 }
 
 // undraftLocked gives up the drafts, so that planning goes on elsewhere.

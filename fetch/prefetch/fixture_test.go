@@ -19,7 +19,6 @@ import (
 	"bowstring/fetch/store"
 	"bowstring/fetch/store/local"
 	"bowstring/schema"
-	"bowstring/spill"
 )
 
 // blobBytes is how large the one blob of each row of a fixture is.
@@ -47,8 +46,10 @@ func (w watched) Has(schema.BlobRef) bool {
 	return false
 }
 
-func (watched) Get(context.Context, schema.BlobRef, spill.Place) (schema.Blob, error) {
-	return schema.Blob{}, schema.ErrNotFound
+func (watched) Fetch(cells []read.Cell, to read.Answers) {
+	for i := range cells {
+		to.Answer(i, read.Answer{Err: schema.ErrNotFound})
+	}
 }
 
 // sharers is asked before a read of the store is begun.
@@ -87,8 +88,7 @@ func newFixture(t *testing.T, rows int, bytes int64) *fixture {
 	limits.EnsureDefaults()
 	ledger, quiet := admission.NewLedger(limits), slog.New(slog.DiscardHandler)
 	reader, err := read.New([]read.Tier{watched{f}, read.Store(gated{s, f})}, read.Options{NoHedge: true,
-		Logger: quiet, More: func() read.Attempt { return f.More() }, Freed: func() { f.Freed() },
-		Sharers: f.sharers})
+		Logger: quiet, Sharers: f.sharers})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -62,9 +62,10 @@ type Borrower struct {
 
 // place is what a tenant has among the streams.
 type place struct {
-	*admission.Stream[queued]
-	tenant  *tenant
-	account read.Account // on which what it reads from the store counts, within the tenant's ceiling
+	*read.Place
+	borrower *Borrower
+	tenant   *tenant
+	account  read.Account // on which what it reads from the store counts, within the tenant's ceiling
 }
 
 // loan is a Loan under way.
@@ -125,7 +126,7 @@ func (b *Borrower) Lend(ctx context.Context, l Loan) error {
 	caller := store.CallerFrom(ctx)
 	caller.Tenant = l.Tenant
 	want := read.Want{
-		Ref: l.Ref, At: at, Context: peers.WithLoan(store.WithCaller(context.WithoutCancel(ctx), caller)), To: b,
+		Ref: l.Ref, At: at, Context: peers.WithLoan(store.WithCaller(context.WithoutCancel(ctx), caller)),
 		Since: time.Now(),
 		Token: read.Token{Of: &loan{l, held}},
 		Here:  l.Held || b.set.opts.Onward == nil || !b.set.opts.Onward(l.Ref.Key, l.Onward),
@@ -139,14 +140,13 @@ func (b *Borrower) Lend(ctx context.Context, l Loan) error {
 	of := b.places[l.Tenant]
 	if of == nil {
 		b.trimLocked()
-		of = b.set.borrowFor(l.Tenant)
+		of = b.set.borrowFor(b, l.Tenant)
 		b.places[l.Tenant] = of
 	}
 	want.Account = &of.account
 	b.out.Add(1)
-	of.Put(queued{Want: want})
+	of.Ask(want)
 	b.mu.Unlock()
-	b.set.plans.read() // and not here, where the other node's connection is read
 	return nil
 }
 
@@ -157,20 +157,30 @@ func (b *Borrower) trimLocked() {
 	}
 	for tenant, p := range b.places {
 		if p.Idle() {
+			p.Retire() // what is under way is told of still
 			b.set.borrowsNoMore(p)
 			delete(b.places, tenant)
 		}
 	}
 }
 
+// More implements read.Receiver: other nodes ask when they like.
+func (*place) More() {}
+
 // Receive implements read.Receiver.
-func (b *Borrower) Receive(t read.Token, o read.Outcome) {
-	l := t.Of.(*loan)
+func (p *place) Receive(list []read.Outcome) {
+	for i := range list {
+		p.borrower.receive(&list[i])
+	}
+}
+
+func (b *Borrower) receive(o *read.Outcome) {
+	l := o.Token.Of.(*loan)
 	if o.Err != nil {
 		l.held.release()
 		b.answer(Answer{ID: l.ID, Err: o.Err, Loan: l.Loan})
 	} else {
-		b.answer(Answer{ID: l.ID, Loan: l.Loan, Stored: o.Tier == b.set.opts.Reader.Tiers()-1,
+		b.answer(Answer{ID: l.ID, Loan: l.Loan, Stored: b.set.opts.Reader.From(o) == read.FromStore,
 			Blob: schema.NewBlob(o.Blob.Bytes(), &lentBlob{o.Blob, l.held})})
 	}
 	b.out.Done()
@@ -198,22 +208,26 @@ func (b *Borrower) Close() {
 	}
 	b.closed = true
 	var left []*loan
-	for _, p := range b.places {
-		p.Drop(func(q *queued) bool { left = append(left, q.Token.Of.(*loan)); return true })
+	places := b.places
+	b.places = nil
+	b.mu.Unlock()
+	for _, p := range places {
+		for _, t := range p.Retire() {
+			left = append(left, t.Of.(*loan))
+		}
 		b.set.borrowsNoMore(p)
 	}
-	b.mu.Unlock()
 	b.set.opts.Reader.Leave(func(to read.Receiver, t read.Token) bool {
-		if to != read.Receiver(b) {
-			return false
+		p, ok := to.(*place)
+		mine := ok && p.borrower == b
+		if mine {
+			left = append(left, t.Of.(*loan))
 		}
-		left = append(left, t.Of.(*loan))
-		return true
+		return mine
 	})
 	for _, l := range left {
 		l.held.release()
 		b.out.Done()
 	}
 	b.out.Wait()
-	b.set.plans.read() // others may have what it had
 }

@@ -223,7 +223,6 @@ func (s *Stream) Made(t *operators.Task, o operators.Outcome) {
 	s.backLocked(r, row)
 	s.refillLocked()
 	s.mu.Unlock()
-	s.set.pump()
 }
 
 // settleLocked counts the blob out that something was made of, and what was guessed beyond its size.

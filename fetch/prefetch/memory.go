@@ -9,10 +9,8 @@ import (
 )
 
 const (
-	// maxQueue is how many cells of a stream wait for their turn at most, lowQueue
-	// how few before more are asked for.
+	// maxQueue is how many cells of a stream wait for their turn at most.
 	maxQueue = 64
-	lowQueue = 16
 	// maxSlice is how many cells are gone through before the lock is given up: rows
 	// of nulls need no read, and there may be any number of them.
 	maxSlice = 1024
@@ -40,7 +38,7 @@ func (s *Stream) refillLocked() {
 	}
 	s.window.setLimit(s.tenant.share.Load())
 	s.sizer.maxBytes = min(s.sizer.batchBytes, s.set.pieceBytes(s.tenant))
-	room := maxQueue - int(s.queued.Load())
+	room := maxQueue - s.place.Waiting()
 	if room > 0 {
 		s.roomAgainLocked()
 	}
@@ -81,15 +79,15 @@ func (s *Stream) refillLocked() {
 		}
 		a.inFlight++
 		r.inFlight++
-		a.wants = append(a.wants, queued{Want: read.Want{
-			Ref: ref, At: spill.Place{Dataset: s.dataset, Tenant: s.payer, Position: pos}, Context: s.context(), To: s,
+		a.wants = append(a.wants, read.Want{
+			Ref: ref, At: spill.Place{Dataset: s.dataset, Tenant: s.payer, Position: pos}, Context: s.context(),
 			Since: now, Account: &s.account, Trace: s.trace,
 			Token: read.Token{Of: r, N: cell}, Late: s.late && s.columns[column].made == nil,
-		}})
+			Use: r.seq + int64(row) - a.runs[0].seq,
+		})
 	}
 	if len(a.wants) > 0 {
-		s.queued.Add(int64(len(a.wants)))
-		s.place.Put(a.wants...)
+		s.place.Ask(a.wants...)
 		clear(a.wants)
 		a.wants = a.wants[:0]
 	}
@@ -164,15 +162,7 @@ func (s *Stream) giveBackLocked(most int64, but int) {
 		return
 	}
 	// What waits and what is read is gone through once, whatever the number of runs.
-	mine := func(to read.Receiver, t read.Token) bool {
-		r, ok := t.Of.(*run)
-		return ok && to == read.Receiver(s) && r.dropped
-	}
-	left := s.place.Drop(func(q *queued) bool { return mine(q.To, q.Token) })
-	s.queued.Add(-int64(left))
-	if left < asked {
-		s.set.leave(mine)
-	}
+	s.place.Leave(func(t read.Token) bool { return t.Of.(*run).dropped })
 	s.unmakeLocked()
 }
 
@@ -240,7 +230,7 @@ func (s *Stream) releaseLocked() {
 // noRoomLocked begins to count the time that reading stands still, though nothing
 // waits for its turn.
 func (s *Stream) noRoomLocked() {
-	if s.fullSince.IsZero() && s.queued.Load() == 0 && len(s.ahead.wants) == 0 {
+	if s.fullSince.IsZero() && s.place.Waiting() == 0 && len(s.ahead.wants) == 0 {
 		s.fullSince = time.Now()
 	}
 }

@@ -168,9 +168,6 @@ func (s *Stream) head() (*part, Wait, error) {
 	s.slot.settle() // the share that comes next may be read whatever the window
 	s.ahead.promote(s)
 	s.refillLocked()
-	s.mu.Unlock()
-	s.set.pump()
-	s.mu.Lock()
 	return p, wait, nil
 }
 
@@ -202,13 +199,11 @@ func (s *Stream) awaitLocked() error {
 		s.ahead.granted += need
 		return nil
 	}
-	full := s.window.size == s.window.limit || !s.fullSince.IsZero()
-	s.mu.Unlock()
-	if full {
+	if s.window.size == s.window.limit || !s.fullSince.IsZero() {
+		s.mu.Unlock()
 		s.set.cramped()
+		s.mu.Lock()
 	}
-	s.set.pump()
-	s.mu.Lock()
 	if s.context().Err() != nil {
 		return context.Cause(s.context())
 	}
@@ -231,7 +226,6 @@ func (s *Stream) awaitLocked() error {
 func (s *Stream) obtainLocked(need int64) (*admission.Hold, error) {
 	s.ahead.reserving = true
 	s.mu.Unlock()
-	s.set.pump()
 	more, err := s.set.reserve(s.context(), s, need)
 	s.mu.Lock()
 	s.ahead.reserving = false

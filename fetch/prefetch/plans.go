@@ -14,7 +14,6 @@ type plans struct {
 	mu      sync.Mutex
 	closed  bool
 	due     []*Stream // that have memory again, each once: Stream.due
-	reads   bool      // there may be room for reads, whatever is due
 	running int       // workers
 }
 
@@ -27,17 +26,6 @@ func (p *plans) plan(st *Stream) {
 	}
 	st.due = true
 	p.due = append(p.due, st)
-	p.wakeLocked()
-}
-
-// read has reads begun.
-func (p *plans) read() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.closed {
-		return
-	}
-	p.reads = true
 	p.wakeLocked()
 }
 
@@ -55,14 +43,11 @@ func (p *plans) work() {
 		if !ok {
 			return
 		}
-		if st != nil {
-			st.refill()
-		}
-		p.set.pump()
+		st.refill()
 	}
 }
 
-// next returns a stream that is due, nil if only reads are to be begun; ok is false if nothing is, and the worker ends.
+// next returns a stream that is due; ok is false if nothing is, and the worker ends.
 func (p *plans) next() (st *Stream, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -74,11 +59,7 @@ func (p *plans) next() (st *Stream, ok bool) {
 		if p.due = p.due[1:]; len(p.due) == 0 {
 			p.due = nil
 		}
-		p.reads = false
 		return st, true
-	case p.reads:
-		p.reads = false
-		return nil, true
 	}
 	p.running--
 	return nil, false

@@ -66,8 +66,6 @@ func (o *Options) Validate() error {
 // Set is all streams of an engine. It is safe for concurrent use.
 type Set struct {
 	opts  Options
-	queue *admission.Queue[queued]
-	leave func(match func(read.Receiver, read.Token) bool) int // of the reader
 	plans plans
 
 	// Below are what streams share without a lock.
@@ -93,102 +91,20 @@ type counters struct {
 	opened                 atomic.Int64 // of the live ones, their opening times added up
 }
 
-// queued is what waits for its turn: what a stream wants, and what came of it.
-type queued struct {
-	read.Want
-	verdict read.Verdict
-	first   read.Attempt
-	held    schema.Blob
-}
-
 // NewSet returns a set without streams.
 func NewSet(opts Options) (*Set, error) {
 	opts.EnsureDefaults()
 	if err := opts.Validate(); err != nil {
 		return nil, err
 	}
-	s := &Set{opts: opts, leave: opts.Reader.Leave, streams: map[*Stream]struct{}{}, tenants: map[string]*tenant{}}
+	s := &Set{opts: opts, streams: map[*Stream]struct{}{}, tenants: map[string]*tenant{}}
 	s.plans.set = s
-	// The first class is what windows hold, which always has room; the others are the tiers.
-	s.queue = admission.NewQueue(1+opts.Reader.Tiers(), s.look, s.take)
 	return s, nil
-}
-
-// look says of which class a want is.
-func (s *Set) look(q *queued) int { return 1 + s.opts.Reader.Look(&q.Want) }
-
-// take begins to read what a stream wants, if there is room for it.
-func (s *Set) take(q *queued, class int) admission.Taken {
-	for {
-		q.verdict, q.first, q.held = s.opts.Reader.Try(&q.Want, class-1)
-		switch q.verdict {
-		case read.Full:
-			return admission.Taken{Class: class}
-		case read.Enough:
-			return admission.Taken{Class: class, Aside: true}
-		case read.Elsewhere:
-			if now := s.look(q); now != class {
-				return admission.Taken{Class: now}
-			}
-		default:
-			return admission.Taken{OK: true, Class: class, Cost: read.Cost(q.Ref.Size)}
-		}
-	}
-}
-
-// moreAtOnce is how many more reads a goroutine begins at most before it makes its own: others come back meanwhile, and
-// there may be room without end. What is left is begun as these come back.
-const moreAtOnce = 8
-
-// More is what the reader's goroutines ask what to read next.
-func (s *Set) More() read.Attempt {
-	first := s.next()
-	if first == (read.Attempt{}) {
-		return first
-	}
-	for range moreAtOnce { // a read that has come may have made room for several
-		a := s.next()
-		if a == (read.Attempt{}) {
-			break
-		}
-		s.opts.Reader.Start(a)
-	}
-	return first
-}
-
-// pump begins as many reads as there is room for.
-func (s *Set) pump() {
-	for a := s.next(); a != (read.Attempt{}); a = s.next() {
-		s.opts.Reader.Start(a)
-	}
-}
-
-// next begins the read whose turn it is; the zero Attempt if nothing is wanted
-// that there is room for. Then others may have a use for the way to the store.
-func (s *Set) next() read.Attempt {
-	for {
-		q, left, ok := s.queue.Take()
-		if !ok {
-			s.opts.Ahead.Wake()
-			return read.Attempt{}
-		}
-		if st, ok := q.To.(*Stream); ok {
-			if st.queued.Add(-1); left <= lowQueue {
-				st.refill()
-			}
-		}
-		switch q.verdict {
-		case read.Held:
-			q.To.Receive(q.Token, read.Outcome{Ref: q.Ref, Blob: q.held, Tier: read.InWindow, At: time.Now()})
-		case read.Begun:
-			return q.first
-		}
-	}
 }
 
 // Idle reports whether no stream has a use for the way to the store: none waits,
 // and each has read ahead all it may.
-func (s *Set) Idle() bool { return s.waiting.Load() == 0 && s.queue.Waiting() == 0 }
+func (s *Set) Idle() bool { return s.waiting.Load() == 0 && s.opts.Reader.Waiting() == 0 }
 
 // Reading is how many streams read.
 func (s *Set) Reading() int { return int(s.reading.Load()) }

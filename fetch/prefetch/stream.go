@@ -38,7 +38,7 @@ type Stream struct {
 	seed      uint64 // that operators draw by
 	late      bool   // its consumer checks blobs; see CheckedLate
 	closing   sync.Once
-	place     *admission.Stream[queued]
+	place     *read.Place
 	stage     *operators.Place // nil where no column has operators
 	part      *lookahead.Part
 	id        uint64 // its number among those of the set
@@ -50,7 +50,6 @@ type Stream struct {
 	payer     uint16       // the spill's number of the tenant
 	opened    time.Time    // when it began
 	steps     int64        // of an epoch, 0 if there is no plan
-	queued    atomic.Int64 // cells that wait for their turn
 	still     atomic.Bool  // its consumer has not come for long; changes under mu, and the set shares anew then
 	told      told
 	due       bool              // it waits to be planned; guarded by plans.mu
@@ -195,7 +194,7 @@ func (s *Set) start(ctx context.Context, st *Stream) error {
 		if j.Operators() != nil {
 			st.openStage()
 		}
-		st.place = s.queue.Open(st.tenant.name, s.weightFor(st.tenant.name), j.Group())
+		st.place = s.opts.Reader.Open(st.tenant.name, s.weightFor(st.tenant.name), j.Group(), st)
 		path := s.opts.Reader.Path()
 		st.mu.Lock() // others look already what it could give back
 		st.path = path
@@ -209,7 +208,6 @@ func (s *Set) start(ctx context.Context, st *Stream) error {
 		st.cond.Broadcast()
 	})
 	st.refill()
-	s.pump()
 	return nil
 }
 
@@ -234,7 +232,6 @@ func (s *Stream) Close() {
 		s.mu.Unlock()
 		if s.place != nil {
 			s.place.Close()
-			s.set.opts.Reader.Leave(func(to read.Receiver, _ read.Token) bool { return to == read.Receiver(s) })
 			s.closeStage()
 			s.part.Advance(lap, index)
 		}
@@ -244,7 +241,6 @@ func (s *Stream) Close() {
 		s.part.Leave()
 		s.set.remove(s)
 		s.job.Release()
-		s.set.pump() // others may have what it had
 		s.set.live.Done()
 	})
 }

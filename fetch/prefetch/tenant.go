@@ -57,18 +57,19 @@ func (s *Set) forgetLocked(t *tenant) {
 
 // borrowFor gives a tenant that another node reads for a place among the streams. What it reads
 // from the store counts with what its streams here read.
-func (s *Set) borrowFor(name string) *place {
+func (s *Set) borrowFor(b *Borrower, name string) *place {
 	s.mu.Lock()
 	t := s.tenantLocked(name)
 	t.places++
 	of := weight(&t.terms)
 	s.mu.Unlock()
-	return &place{Stream: s.queue.Open(name, of, "loans"), tenant: t, account: read.Account{Tenant: t.reads}}
+	p := &place{borrower: b, tenant: t, account: read.Account{Tenant: t.reads}}
+	p.Place = s.opts.Reader.Open(name, of, "loans", p)
+	return p
 }
 
-// borrowsNoMore gives the place up.
+// borrowsNoMore forgets a place that is closed.
 func (s *Set) borrowsNoMore(p *place) {
-	p.Close()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	p.tenant.places--
@@ -136,18 +137,13 @@ func (s *Set) SetTerms(terms func(tenant string) admission.Terms) {
 	}
 	s.shareLocked()
 	s.mu.Unlock()
-	s.queue.SetWeights(func(name string) int64 {
+	s.opts.Reader.SetWeights(func(name string) int64 {
 		if terms == nil {
 			return 1
 		}
 		return terms(name).Weight
 	})
-	s.queue.Again()
-	s.pump()
 }
-
-// Freed is what the reader tells when a tenant may have more in flight.
-func (s *Set) Freed() { s.queue.Again() }
 
 // StoreBytes is how many bytes were read from the store for the stream, so far.
 func (s *Stream) StoreBytes() int64 { return s.account.LastBytes.Load() }

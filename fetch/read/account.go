@@ -63,7 +63,7 @@ func (a *Account) endedLocked(n int64) {
 		a.Tenant.reads--
 		a.Tenant.bytes -= n + readOverhead
 		if a.Tenant.share > 0 {
-			a.Tenant.reader.opts.Freed()
+			a.Tenant.reader.queue.Again()
 		}
 	}
 }

@@ -4,19 +4,40 @@ import (
 	"context"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
 // readContext is the context of a read: it ends when the read is over, whoever
 // brought the blob. What it carries is what the one carries who wanted the blob
 // first. It is a context of its own kind as there is one for every blob, and most
-// are never asked for anything.
+// are never asked for anything: then it costs no lock.
 type readContext struct {
-	mu     sync.Mutex
-	values context.Context //nolint:containedctx // its values alone are used; nil when it is over; guarded by mu
+	state atomic.Uint32 // one of the states below
+
+	mu     sync.Mutex      // taken once it was asked
+	values context.Context //nolint:containedctx // its values alone are used; nil when it is over
 	done   chan struct{}   // made when asked for; guarded by mu
-	over   bool            // guarded by mu
 	after  []*afterwards   // guarded by mu
+}
+
+// States of a readContext.
+const (
+	unasked uint32 = iota // nobody has a use for mu
+	asked
+	over // and was never asked, or else that is noted with mu held
+)
+
+// ask reports whether the context has not ended. Then mu guards all, and is held.
+func (c *readContext) ask() bool {
+	if c.state.CompareAndSwap(unasked, asked) || c.state.Load() == asked {
+		c.mu.Lock()
+		if c.state.Load() == asked {
+			return true
+		}
+		c.mu.Unlock()
+	}
+	return false
 }
 
 // afterwards is what is called when a context ends.
@@ -25,12 +46,11 @@ type afterwards struct{ call func() }
 // AfterFunc has f called, in a goroutine of its own, when c ends; stop reports whether it has kept f from that. Package
 // context looks for it: with it, a context that is made of this one takes no goroutine that waits for both.
 func (c *readContext) AfterFunc(f func()) (stop func() bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.over {
+	if !c.ask() {
 		go f()
 		return func() bool { return false }
 	}
+	defer c.mu.Unlock()
 	a := &afterwards{f}
 	c.after = append(c.after, a)
 	return func() bool {
@@ -47,24 +67,29 @@ func (c *readContext) AfterFunc(f func()) (stop func() bool) {
 // Deadline implements context.Context: there is none.
 func (*readContext) Deadline() (time.Time, bool) { return time.Time{}, false }
 
+// endedBefore is the Done of what has ended before it was asked for it.
+var endedBefore = func() chan struct{} { c := make(chan struct{}); close(c); return c }()
+
 // Done implements context.Context.
 func (c *readContext) Done() <-chan struct{} {
-	c.mu.Lock()
+	if !c.ask() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.done != nil {
+			return c.done
+		}
+		return endedBefore
+	}
 	defer c.mu.Unlock()
 	if c.done == nil {
 		c.done = make(chan struct{})
-		if c.over {
-			close(c.done)
-		}
 	}
 	return c.done
 }
 
 // Err implements context.Context.
 func (c *readContext) Err() error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.over {
+	if c.state.Load() == over {
 		return context.Canceled
 	}
 	return nil
@@ -72,7 +97,9 @@ func (c *readContext) Err() error {
 
 // Value implements context.Context.
 func (c *readContext) Value(key any) any {
-	c.mu.Lock()
+	if !c.ask() {
+		return nil
+	}
 	values := c.values
 	c.mu.Unlock()
 	if values == nil {
@@ -83,11 +110,12 @@ func (c *readContext) Value(key any) any {
 
 // end ends the context.
 func (c *readContext) end() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.values = nil // a blob is held for long, and a call leads to all that its transport has
-	if !c.over {
-		c.over = true
+	if !c.state.CompareAndSwap(unasked, over) {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.state.Swap(over) == over {
+			return
+		}
 		for _, a := range c.after {
 			go a.call()
 		}
@@ -96,4 +124,5 @@ func (c *readContext) end() {
 			close(c.done)
 		}
 	}
+	c.values = nil // a blob is held for long, and a call leads to all that its transport has
 }

@@ -10,7 +10,6 @@ import (
 	"bowstring/fetch/read"
 	"bowstring/fetch/store"
 	"bowstring/schema"
-	"bowstring/spill"
 )
 
 // blobs is how many blobs fakes have.
@@ -88,8 +87,11 @@ func (p peer) Traits() read.Traits { return p.traits }
 
 func (p peer) Has(ref schema.BlobRef) bool { return p.has == nil || p.has(ref) }
 
-func (p peer) Get(ctx context.Context, ref schema.BlobRef, _ spill.Place) (schema.Blob, error) {
-	return p.fake.Get(ctx, ref)
+func (p peer) Fetch(cells []read.Cell, to read.Answers) {
+	read.Each(cells, to, func(c *read.Cell) (a read.Answer) {
+		a.Blob, a.Err = p.Get(c.Context, c.Ref)
+		return a
+	})
 }
 
 // hang waits until the read is over.

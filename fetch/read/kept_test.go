@@ -45,11 +45,9 @@ func TestStoodIn(t *testing.T) {
 		_, ref := content(1)
 		result := make(outcomes, 1)
 		want := read.Want{Ref: ref, At: spill.Place{Dataset: 1, Position: 7}, Context: t.Context(), To: result}
-		v, first := r.TryIdle(&want, false)
-		if v != read.Begun {
+		if v := r.Fill(&want, false); v != read.Begun {
 			t.Fatalf("nothing was begun: %v", v)
 		}
-		r.Start(first)
 		o := <-result
 		if o.Err != nil {
 			t.Fatal(o.Err)

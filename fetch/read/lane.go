@@ -2,12 +2,18 @@ package read
 
 import "time"
 
+const (
+	// paceMost is what a read counts for in a lane's pace at most: it may have had to wait for a processor.
+	paceMost = 4 * quickRead
+	// paceShare is the part that a read has in the pace, as its inverse.
+	paceShare = 8
+)
+
 // lane is the way to a tier: what may be in flight on it, and what is. All fields
-// but tier, keeper, late, traits, index and last are guarded by Reader.mu.
+// but tier, keeper, traits, index and last are guarded by Reader.mu.
 type lane struct {
 	tier   Tier
 	keeper Keeper // the tier, if it keeps what comes from below
-	late   Late   // the tier, if its blobs may be checked late
 	traits Traits
 	index  int
 	last   bool // there is none below
@@ -15,13 +21,27 @@ type lane struct {
 	reads int  // under way, where their number is fixed
 	flow  flow // where it is measured
 	times Times
+	pace  time.Duration // of a read, as a moving average in which none counts for long; 0: not known
 }
 
 func (l *lane) init(t Tier, index, maxReads int) {
 	l.tier, l.traits, l.index = t, t.Traits(), index
 	l.keeper, _ = t.(Keeper)
-	l.late, _ = t.(Late)
 	l.flow.init(maxReads, func() int { return 1 })
+}
+
+// quick reports whether its reads most likely take no time.
+func (l *lane) quick() bool { return l.pace > 0 && l.pace < quickRead }
+
+// together is how many reads of it a goroutine begins at once.
+func (l *lane) together() int {
+	switch {
+	case l.traits.Together > 1:
+		return l.traits.Together
+	case l.quick():
+		return runLength
+	}
+	return 1
 }
 
 func (l *lane) bit() uint8 { return 1 << l.index }
@@ -71,6 +91,11 @@ func (l *lane) abandonedLocked(r *read) {
 
 // completedLocked counts a read out that brought the blob, and took that long.
 func (l *lane) completedLocked(r *read, now time.Time, took time.Duration) {
+	counts := min(max(took, 1), paceMost)
+	if l.pace == 0 {
+		l.pace = counts
+	}
+	l.pace += (counts - l.pace) / paceShare
 	if l.traits.Parallel > 0 || r.counted&l.bit() == 0 {
 		l.abandonedLocked(r)
 		return

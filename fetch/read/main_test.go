@@ -85,22 +85,37 @@ type told chan read.Outcome
 
 func newTold() told { return make(told, 100) }
 
-func (c told) Receive(_ read.Token, o read.Outcome) { c <- o }
+func (c told) Receive(list []read.Outcome) {
+	for _, o := range list {
+		c <- o
+	}
+}
 
-// want tries for a blob that no window has, starts the read if one is to be, and returns the verdict.
-func want(t testing.TB, r *read.Reader, w read.Want) read.Verdict {
+func (told) More() {}
+
+// want asks for a blob at a place of its own, and waits until it is its turn, if there is room for it.
+func want(t testing.TB, r *read.Reader, w read.Want) (began bool) {
 	t.Helper()
 	if w.Context == nil {
 		w.Context = t.Context()
 	}
-	v, first, held := r.Try(&w, r.Look(&w))
-	switch v {
-	case read.Begun:
-		r.Start(first)
-	case read.Held:
-		w.To.Receive(w.Token, read.Outcome{Ref: w.Ref, Blob: held})
+	p := r.Open("", 1, "test", w.To)
+	began = ask(t, p, w)
+	p.Retire()
+	return began
+}
+
+// ask asks for a blob, and waits for its turn until it seems that it has none.
+func ask(t testing.TB, p *read.Place, w read.Want) bool {
+	t.Helper()
+	p.Ask(w)
+	for range 50 {
+		if p.Waiting() == 0 {
+			return true
+		}
+		time.Sleep(200 * time.Microsecond)
 	}
-	return v
+	return false
 }
 
 // next returns what a receiver is told next.

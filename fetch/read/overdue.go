@@ -39,33 +39,31 @@ func (r *Reader) listenLocked(now time.Time) {
 	}
 }
 
-// late is a read that was given up, and what who waits is told.
-type late struct {
-	read *read
-	err  error
-}
-
 // giveUpLocked ends the reads that have had their time. Their attempts may run on: Close waits for these, and what they
-// bring is released.
-func (r *Reader) giveUpLocked(now time.Time) (list []late) {
+// bring is released. Others begin in their place.
+func (r *Reader) giveUpLocked(now time.Time, tell *told) {
 	long := now.Sub(r.heard) >= r.opts.ReadTimeout
+	n := 0
 	for rd := r.oldest; rd != nil; {
 		if !long && now.Sub(rd.start) < r.opts.ReadTimeout {
 			break // those that began later have time
 		}
 		newer := rd.newer
 		if r.overdueLocked(rd, now) {
-			list = append(list, late{rd, r.lateErrorLocked(rd, now)})
+			err := r.lateErrorLocked(rd, now)
 			r.silent = r.silent || rd.counted&r.last.bit() != 0
 			r.stuck.Add(int64(rd.running))
 			rd.overdue = true
 			r.forgetLocked(rd)
 			delete(r.reads, rd.key())
 			r.stats.givenUp++
+			tell.ended = append(tell.ended, ended{rd, Outcome{Ref: rd.ref, Err: err, Tier: r.last.index, At: now}})
+			if n++; n <= maxIdle {
+				r.wakeLocked() // its own goroutines may not come back
+			}
 		}
 		rd = newer
 	}
-	return list
 }
 
 // lateErrorLocked says of a read that it has had its time.
@@ -82,22 +80,6 @@ func (r *Reader) lateErrorLocked(rd *read, now time.Time) error {
 		err = fmt.Errorf("%w; the last of these: %w", err, rd.why)
 	}
 	return err
-}
-
-// tell gives those who wait for reads that were given up the reasons, and has others begin in their place.
-func (r *Reader) tell(list []late) {
-	for _, l := range list {
-		r.trouble.report(r.opts.Logger, l.read.ref, l.read.attempts-1, l.err)
-		l.read.deliver(Outcome{Ref: l.read.ref, Err: l.err, Tier: r.last.index, At: time.Now()})
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.closed {
-		return
-	}
-	for range min(len(list), maxIdle) {
-		r.wakeLocked(false) // their own goroutines may not come back
-	}
 }
 
 // stuckError is what becomes of an attempt while too many others have not ended.

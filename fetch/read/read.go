@@ -29,6 +29,7 @@ type read struct {
 	others []waiter // more who do
 
 	place   spill.Place // where it was found to be wanted
+	use     int64       // when it is used: see Cell.Use
 	entry   int         // index of the tier that was asked first
 	counted uint8       // in which lanes it is counted, a bit each
 
@@ -46,6 +47,7 @@ type read struct {
 	overdue  bool      // it had its time and brought nothing
 
 	older, newer *read // reads under way in the order they began
+	nextFreed    *read // see Reader.letGo
 
 	refs atomic.Int32 // holders of the blob
 	blob schema.Blob  // theirs; set before there is a holder
@@ -87,7 +89,7 @@ func (r *Reader) findLocked(w *Want) *read {
 // lateLocked reports whether a read that is to begin in a lane may leave the check to who waits: not where a tier above
 // keeps what it brings.
 func (r *Reader) lateLocked(l *lane, rd *read) bool {
-	if l.late == nil {
+	if !l.traits.Late {
 		return false
 	}
 	for i := range r.lanes[:l.index] {
@@ -133,17 +135,4 @@ func (r *read) attemptLocked(then time.Time) {
 	r.attempts++
 	r.running++
 	r.latest = then
-}
-
-// deliver gives all who wait what became of r, which is over. The blob is shared
-// by so many holders as there are waiters, and those who were counted before.
-func (r *read) deliver(o Outcome) {
-	blob := o.Blob
-	if o.Err == nil {
-		o.Blob = schema.NewBlob(blob.Bytes(), r)
-	}
-	r.first.to.Receive(r.first.token, o)
-	for _, w := range r.others {
-		w.to.Receive(w.token, o)
-	}
 }

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"bowstring/fetch/admission"
 	"bowstring/schema"
 	"bowstring/spill"
 )
@@ -28,19 +29,12 @@ type Options struct {
 	// NoHedge leaves slow reads alone. Otherwise one that takes longer than nearly
 	// all of late is made a second time, which costs 5 % more reads at most.
 	NoHedge bool
-	// More is asked, with no lock held, what to read next by a goroutine that has
-	// made an attempt: it returns the first attempt of a read that Try has begun,
-	// or the zero Attempt if there is nothing to read. Default: nothing ever is.
-	More func() Attempt
 	// Keeps says whether blobs of this key are for the tiers of this node to keep; pages of
 	// manifests always are. It must not block. Default: all are.
 	Keeps func(schema.Key) bool
 	// Sharers is how many readers, this one among them, share the way to the last tier as far as is known: other nodes
 	// of a cluster. It must not block. Default: this one has it alone.
 	Sharers func() int
-	// Freed is told, with the reader's lock held, that a tenant with a share may have
-	// room again. It must not block. Default: nobody is told.
-	Freed func()
 	// Logger receives what operators should know. Default slog.Default().
 	Logger *slog.Logger
 }
@@ -53,17 +47,11 @@ func (o *Options) EnsureDefaults() {
 	if o.ReadTimeout == 0 {
 		o.ReadTimeout = DefaultReadTimeout
 	}
-	if o.More == nil {
-		o.More = func() Attempt { return Attempt{} }
-	}
 	if o.Keeps == nil {
 		o.Keeps = func(schema.Key) bool { return true }
 	}
 	if o.Sharers == nil {
 		o.Sharers = func() int { return 1 }
-	}
-	if o.Freed == nil {
-		o.Freed = func() {}
 	}
 	if o.Logger == nil {
 		o.Logger = slog.Default()
@@ -81,18 +69,20 @@ func (o *Options) Validate() error {
 	return nil
 }
 
-// Reader reads blobs from an ordered list of tiers. It is safe for concurrent use.
+// Reader reads blobs from an ordered list of tiers, each when it is its turn. It is safe for concurrent use.
 //
-// A goroutine of it reads one blob at a time and asks for the next one by itself,
-// so that there are as many as reads in flight. Some wait where there is nothing to read. Slow reads are looked for by
-// a timer that runs while there are any.
+// A goroutine of it begins reads of one tier, a run of several where they take no time, makes them, takes in what came
+// of all, and looks for what is next. So there are as many as reads in flight to a tier that takes time. Some wait
+// where there is nothing to read. Slow reads are looked for by a timer that runs while there are any.
 //
-// Its mutex is held for well under a microsecond a blob, and never while bytes
-// are touched, a tier is asked or a receiver told.
+// Its mutex is taken a few times a run, and never while bytes are touched or a receiver is told. Under it the queue of
+// turns is locked, and tiers are asked what they have.
 type Reader struct {
 	opts  Options
 	lanes []lane // the nearest first
 	last  *lane
+	queue *admission.Queue[queued]
+	idler Waker // nil: nobody is told
 
 	mu             sync.Mutex
 	closed         bool
@@ -108,13 +98,13 @@ type Reader struct {
 	watching       bool
 	stats          counters
 	fresh          []read    // reads that are none yet: see newLocked
-	due            due       // attempts that may take long
-	quick          due       // those that most likely take no time
-	servers        int       // goroutines that make quick ones, or were woken for them; more than 0 while any is due
+	due            due       // attempts that are made before what waits for its turn
+	runs           []*worker // that make reads which most likely take no time
 	idle           []*worker // goroutines that have nothing to read
 	spent          []*worker // that have ended
 
-	stuck   atomic.Int64 // attempts at reads that were given up, which have not ended
+	freed   atomic.Pointer[read] // whose last holder has let go: see forgetFreedLocked
+	stuck   atomic.Int64         // attempts at reads that were given up, which have not ended
 	trouble trouble
 	running sync.WaitGroup // goroutines that read, and the timer's; grows under mu only while not closed
 }
@@ -133,30 +123,17 @@ func New(list []Tier, opts Options) (*Reader, error) {
 	r.last = &r.lanes[len(list)-1]
 	r.last.last = true
 	r.last.flow.sharers = opts.Sharers
+	r.queue = admission.NewQueue(1+len(list), r.lookLocked, r.beginLocked)
 	return r, nil
 }
 
 // ErrClosing is the schema.ErrUnavailable of whatever is asked of what is closing.
 func ErrClosing() error { return fmt.Errorf("%w: the engine is closing", schema.ErrUnavailable) }
 
-// Tiers is how many tiers there are. The last index is the store's.
-func (r *Reader) Tiers() int { return len(r.lanes) }
-
-// InWindow is what Look returns of a blob that is being read, or that a window holds.
+// InWindow is the tier of a blob that a window held.
 const InWindow = -1
 
-// Look returns the index of the first tier that is likely to have the blob that
-// is wanted.
-func (r *Reader) Look(w *Want) int {
-	r.mu.Lock()
-	there := r.findLocked(w)
-	r.mu.Unlock()
-	if there != nil {
-		return InWindow
-	}
-	return r.below(w)
-}
-
+// below returns the index of the first tier that is likely to have the blob that is wanted.
 func (r *Reader) below(w *Want) int {
 	for i := range r.lanes[:len(r.lanes)-1] {
 		if l := &r.lanes[i]; (!w.Here || !l.traits.Remote) && l.tier.Has(w.Ref) {
@@ -166,73 +143,62 @@ func (r *Reader) below(w *Want) int {
 	return len(r.lanes) - 1
 }
 
-// Attempt is an attempt at a read that is to be made. The zero Attempt is none.
-type Attempt struct {
-	read *read
-	nth  int
-	lane *lane
-	why  Reason // Hedge or Retry, of an attempt at the last tier that is not the first; else Own
-}
-
-// Try has w's receiver told of its blob in the end: it joins the read that is
-// under way, or shares what is held, or begins to read from the tier at, which
-// is what Look has returned. Where the verdict is Held, the blob is returned: the
-// caller tells the receiver, when it has no lock.
-func (r *Reader) Try(w *Want, at int) (v Verdict, first Attempt, held schema.Blob) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if at == InWindow {
-		return r.shareLocked(w)
-	}
-	return r.tryLocked(w, &r.lanes[at], false)
-}
-
 // Cost is what a read of so many bytes takes of what is shared out.
 func Cost(bytes int64) int64 { return bytes + readOverhead }
 
-// TryIdle is Try for who can wait, and keeps the blob himself: nothing is begun unless the way to
+// Filling is what came of [Reader.Fill].
+type Filling int
+
+// What comes of a fill.
+const (
+	NoRoom   Filling = iota // on the way to the last tier
+	Begun                   // the receiver is told of it
+	UnderWay                // for somebody else, who has it kept; the receiver is told of it
+)
+
+// Fill begins to read a blob for who can wait, and keeps it himself: nothing is begun unless the way to
 // the last tier has room to spare, of which half is left to others where half says so. Where another
-// node is likely to have the blob, it is asked first.
-func (r *Reader) TryIdle(w *Want, half bool) (v Verdict, first Attempt) {
+// node is likely to have the blob, it is asked first. What is under way for somebody else is not waited for.
+func (r *Reader) Fill(w *Want, half bool) Filling {
 	l := &r.lanes[r.below(w)]
 	if !l.traits.Remote {
 		l = r.last
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.forgetFreedLocked()
 	if r.findLocked(w) != nil {
-		return Joined, Attempt{} // by somebody else, who has it kept
+		return UnderWay
 	}
 	if r.closed || !r.last.flow.admitsFill(w.Ref.Size, half) {
-		return Full, Attempt{}
+		return NoRoom
 	}
-	v, first, _ = r.tryLocked(w, l, true)
-	if v == Begun {
-		first.read.fill = true
-	}
+	_, first, _ := r.tryLocked(w, l, true) // it is not there, and the reader is not closed
+	first.read.fill = true
 	r.stats.fills++
-	return v, first
+	r.dueLocked(first)
+	return Begun
 }
 
-// shareLocked has w come with what is under way, or held; Elsewhere if neither.
-func (r *Reader) shareLocked(w *Want) (v Verdict, first Attempt, held schema.Blob) {
+// shareLocked has w come with what is under way, or held; elsewhere if neither.
+func (r *Reader) shareLocked(w *Want) (v verdict, blob schema.Blob) {
 	rd := r.findLocked(w)
 	switch {
 	case rd == nil:
-		return Elsewhere, Attempt{}, schema.Blob{}
+		return elsewhere, schema.Blob{}
 	case !rd.over:
 		rd.others = append(rd.others, waiter{w.To, w.Token})
 		r.stats.sharedReads++
 		if w.Here && !rd.here {
 			r.stayLocked(rd)
 		}
-		return Joined, Attempt{}, schema.Blob{}
+		return joined, schema.Blob{}
 	case rd.acquire():
 		r.stats.sharedReads++
-		return Held, Attempt{}, schema.NewBlob(rd.blob.Bytes(), rd)
+		return held, schema.NewBlob(rd.blob.Bytes(), rd)
 	}
 	delete(r.reads, rd.key()) // its last holder is letting go
-	return Elsewhere, Attempt{}, schema.Blob{}
+	return elsewhere, schema.Blob{}
 }
 
 // stayLocked has a read that is under way go on here.
@@ -243,23 +209,25 @@ func (r *Reader) stayLocked(rd *read) {
 	}
 	rd.attemptLocked(time.Now())
 	r.last.beganLocked(rd)
-	r.startLocked(Attempt{rd, rd.attempts - 1, r.last, Own})
+	r.dueLocked(Attempt{read: rd, nth: rd.attempts - 1, lane: r.last})
 }
 
-func (r *Reader) tryLocked(w *Want, l *lane, always bool) (v Verdict, first Attempt, held schema.Blob) {
-	if v, first, held = r.shareLocked(w); v != Elsewhere {
-		return v, first, held
+// tryLocked has w's receiver told of its blob in the end: it joins the read that is
+// under way, or shares what is held, or a read of the lane is begun, if there is room for it.
+func (r *Reader) tryLocked(w *Want, l *lane, always bool) (v verdict, first Attempt, blob schema.Blob) {
+	if v, blob = r.shareLocked(w); v != elsewhere {
+		return v, first, blob
 	}
 	if r.closed || !always && !l.admitsLocked(w.Ref.Size) {
-		return Full, Attempt{}, schema.Blob{}
+		return full, Attempt{}, schema.Blob{}
 	}
 	if l == r.last && !always && w.Account != nil && !w.Account.Tenant.admitsLocked(&l.flow, w.Ref.Size) {
-		return Enough, Attempt{}, schema.Blob{}
+		return enough, Attempt{}, schema.Blob{}
 	}
 	rd := r.newLocked()
 	now := time.Now()
-	*rd = read{reader: r, ref: w.Ref, start: now, since: w.since(now), first: waiter{w.To, w.Token}, place: w.At, entry: l.index,
-		older: r.newest, trace: w.Trace, here: w.Here, account: w.Account}
+	*rd = read{reader: r, ref: w.Ref, start: now, since: w.since(now), first: waiter{w.To, w.Token}, place: w.At,
+		use: w.Use, entry: l.index, older: r.newest, trace: w.Trace, here: w.Here, account: w.Account}
 	rd.values = w.Context
 	rd.attemptLocked(rd.start)
 	if r.newest != nil {
@@ -272,17 +240,7 @@ func (r *Reader) tryLocked(w *Want, l *lane, always bool) (v Verdict, first Atte
 	r.reads[rd.key()] = rd
 	l.beganLocked(rd)
 	r.keepWatchLocked()
-	return Begun, Attempt{rd, 0, l, Own}, schema.Blob{}
-}
-
-// Start makes an attempt in a goroutine of the reader. A reader that closes has
-// ended the read.
-func (r *Reader) Start(a Attempt) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if !r.closed {
-		r.startLocked(a)
-	}
+	return begun, Attempt{read: rd, lane: l}, schema.Blob{}
 }
 
 // Get reads one blob, whatever is in flight. No tier keeps it, and no other node is asked.
@@ -300,13 +258,13 @@ func (r *Reader) GetAt(ctx context.Context, ref schema.BlobRef, at spill.Place) 
 		r.mu.Unlock()
 		return schema.Blob{}, ErrClosing()
 	}
-	v, first, held := r.tryLocked(&w, l, true)
-	if v == Begun {
-		r.startLocked(first)
+	v, first, blob := r.tryLocked(&w, l, true)
+	if v == begun {
+		r.dueLocked(first)
 	}
 	r.mu.Unlock()
-	if v == Held {
-		return held, nil
+	if v == held {
+		return blob, nil
 	}
 	select {
 	case o := <-result:
@@ -343,6 +301,9 @@ func (r *Reader) Leave(match func(to Receiver, t Token) bool) (left int) {
 		}
 		rd = newer
 	}
+	if left > 0 && !r.closed && r.queue.Waiting() > 0 {
+		r.wakeLocked() // there may be room for others
+	}
 	return left
 }
 
@@ -351,20 +312,19 @@ func (r *Reader) Close() {
 	r.mu.Lock()
 	r.closed = true
 	r.dismissLocked()
-	var ended []*read
-	for r.oldest != nil {
-		ended = append(ended, r.oldest)
-		delete(r.reads, r.oldest.key())
-		r.forgetLocked(r.oldest)
+	var tell told
+	for rd := r.oldest; rd != nil; rd = r.oldest {
+		delete(r.reads, rd.key())
+		r.forgetLocked(rd)
+		tell.ended = append(tell.ended, ended{rd, Outcome{Ref: rd.ref, Err: ErrClosing(), Tier: r.last.index,
+			At: time.Now()}})
 	}
 	if r.watching && r.watch.Stop() {
 		r.watching = false
 		r.running.Done()
 	}
 	r.mu.Unlock()
-	for _, rd := range ended {
-		rd.deliver(Outcome{Ref: rd.ref, Err: ErrClosing(), Tier: r.last.index, At: time.Now()})
-	}
+	tell.tell()
 	r.running.Wait()
 }
 
@@ -389,11 +349,25 @@ func (r *Reader) forgetLocked(rd *read) {
 	rd.older, rd.newer = nil, nil
 }
 
-// letGo forgets a blob whose last holder has released it.
+// letGo has a read forgotten whose last holder has released its blob, when the lock is taken next.
 func (r *Reader) letGo(rd *read) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if key := rd.key(); r.reads[key] == rd {
-		delete(r.reads, key)
+	for {
+		rd.nextFreed = r.freed.Load()
+		if r.freed.CompareAndSwap(rd.nextFreed, rd) {
+			return
+		}
+	}
+}
+
+// forgetFreedLocked forgets the reads that nobody holds any more.
+func (r *Reader) forgetFreedLocked() {
+	if r.freed.Load() == nil {
+		return
+	}
+	for rd := r.freed.Swap(nil); rd != nil; {
+		if key := rd.key(); r.reads[key] == rd {
+			delete(r.reads, key)
+		}
+		rd, rd.nextFreed = rd.nextFreed, nil
 	}
 }

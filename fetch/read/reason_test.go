@@ -53,11 +53,9 @@ func TestReasons(t *testing.T) {
 			_, c.want.Ref = content(1)
 			c.want.To, c.want.Context = to, t.Context()
 			if c.fill {
-				v, first := r.TryIdle(&c.want, false)
-				if v != read.Begun {
+				if v := r.Fill(&c.want, false); v != read.Begun {
 					t.Fatalf("the verdict is %v", v)
 				}
-				r.Start(first)
 			} else {
 				want(t, r, c.want)
 			}
@@ -94,18 +92,14 @@ func TestFloorIsShared(t *testing.T) {
 			r := newReader(t, read.Options{NoHedge: true, Sharers: func() int { return sharers }}, read.Store(far))
 			defer r.Close()
 			to := make(outcomes, blobs)
+			p := r.Open("", 1, "test", to)
 			next, most := 0, int64(0)
 			for done := 0; done < 2; {
-				for next < blobs {
+				for ; next < blobs; next++ {
 					_, ref := content(next)
-					w := read.Want{Ref: ref, To: to, Context: t.Context()}
-					v, first, _ := r.Try(&w, r.Look(&w))
-					if v == read.Full {
-						break
-					}
-					r.Start(first)
-					next++
+					p.Ask(read.Want{Ref: ref, Context: t.Context()})
 				}
+				synctest.Wait()
 				most = max(most, int64(r.Stats().InFlight))
 				o := <-to
 				o.Blob.Release()
@@ -115,8 +109,9 @@ func TestFloorIsShared(t *testing.T) {
 				t.Errorf("of %d nodes one has up to %d reads in flight before it knows the way, want about %d", sharers,
 					most, least)
 			}
+			p.Retire()
 			r.Close()
-			for range next - 2 {
+			for len(to) > 0 {
 				o := <-to
 				o.Blob.Release()
 			}

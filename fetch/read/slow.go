@@ -39,36 +39,31 @@ func (r *Reader) keepWatchLocked() {
 	r.watch.Reset(watchPeriod)
 }
 
-// lookForSlow ends the reads that have had their time, and looks after those that are slow.
+// lookForSlow ends the reads that have had their time, looks after those that are slow, and has others go on with what
+// goroutines have begun that are held up.
 func (r *Reader) lookForSlow() {
 	defer r.running.Done()
-	if list := r.look(); len(list) > 0 {
-		r.tell(list)
-	}
-}
-
-// look ends the reads that have had their time, and begins another attempt, at the last tier, at those that are slow. It
-// has more goroutines go on with quick attempts that nobody has made yet, each time as many as there are.
-func (r *Reader) look() (overdue []late) {
+	var tell told
 	r.mu.Lock()
-	defer r.mu.Unlock()
 	r.watching = false
-	if r.closed {
-		return nil
+	if !r.closed {
+		now := time.Now()
+		r.giveUpLocked(now, &tell)
+		r.robLocked(now, &tell)
+		r.againLocked(now)
+		r.keepWatchLocked()
 	}
-	now := time.Now()
-	overdue = r.giveUpLocked(now)
-	r.lookLocked(now)
-	r.keepWatchLocked()
-	return overdue
-}
-
-func (r *Reader) lookLocked(now time.Time) {
-	if r.quick.len() > 0 { // who makes them may wait for a disk
-		for range min(r.servers, r.quick.len(), maxIdle-r.servers) {
-			r.serveLocked()
+	r.mu.Unlock()
+	for _, e := range tell.ended {
+		if e.read.overdue {
+			r.trouble.report(r.opts.Logger, e.read.ref, e.read.attempts-1, e.o.Err)
 		}
 	}
+	tell.tell()
+}
+
+// againLocked begins another attempt, at the last tier, at reads that are slow.
+func (r *Reader) againLocked(now time.Time) {
 	store, remote := r.patienceLocked(&r.latency), r.patienceLocked(&r.remote)
 	remote.silent = max(remote.silent, awayLeast)
 	soonest := min(store.hedge, store.silent, remote.hedge, remote.silent)
@@ -99,7 +94,7 @@ func (r *Reader) lookLocked(now time.Time) {
 		}
 		rd.attemptLocked(now)
 		r.last.beganLocked(rd)
-		r.startLocked(Attempt{rd, rd.attempts - 1, r.last, why})
+		r.dueLocked(Attempt{read: rd, nth: rd.attempts - 1, lane: r.last, why: why})
 	}
 }
 

@@ -29,7 +29,7 @@ type Stats struct {
 	Retries     int64         // attempts after one that failed or was silent for long
 	Hedges      int64         // attempts beside one that was slow
 	HedgesWon   int64         // of those, which brought the blob first
-	Fills       int64         // reads begun by TryIdle
+	Fills       int64         // reads begun by Fill
 	GivenUp     int64         // blobs that no attempt brought
 	Lost        int64         // of those, which are missing or damaged
 
@@ -49,6 +49,7 @@ type Stats struct {
 func (r *Reader) Stats() Stats {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.forgetFreedLocked()
 	c, f := &r.stats, &r.last.flow
 	s := Stats{
 		Reads: c.reads, Reasons: c.reasons, ReadBytes: c.readBytes, ReadTime: time.Duration(c.readNanos),

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"sync"
 
 	"golang.org/x/sync/errgroup"
 
@@ -38,9 +39,131 @@ func (b *bench) has(ref schema.BlobRef) (has bool) {
 }
 
 func (b *bench) tryGet(ctx context.Context, ref schema.BlobRef) (blob schema.Blob, err error) {
-	b.ends("Get", func() error { blob, err = b.Tier.Get(ctx, ref, b.At); return nil })
-	b.that(err == nil || len(blob.Bytes()) == 0, "Get returns %d bytes with the error %w", len(blob.Bytes()), err)
+	b.ends("Fetch", func() error { blob, err = b.fetchOne(ctx, ref); return nil })
+	b.that(err == nil || len(blob.Bytes()) == 0, "Fetch answers %d bytes with the error %w", len(blob.Bytes()), err)
 	return blob, err
+}
+
+// fetchOne asks the tier for one cell.
+func (b *bench) fetchOne(ctx context.Context, ref schema.BlobRef) (schema.Blob, error) {
+	to := newAnswers(1)
+	b.Tier.Fetch([]read.Cell{{Context: ctx, Ref: ref, At: b.At}}, to)
+	a, err := to.one(0)
+	if err != nil {
+		return schema.Blob{}, err
+	}
+	return a.Blob, a.Err
+}
+
+// answers keeps what a tier answers, and counts.
+type answers struct {
+	mu    sync.Mutex // guards what follows
+	list  []read.Answer
+	times []int
+	wrong int // answers to cells that there are none of
+	came  chan struct{}
+}
+
+func newAnswers(n int) *answers {
+	return &answers{list: make([]read.Answer, n), times: make([]int, n), came: make(chan struct{}, 4*n+4)}
+}
+
+// Answer implements read.Answers.
+func (a *answers) Answer(n int, answer read.Answer) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if n < 0 || n >= len(a.list) {
+		a.wrong++
+		return
+	}
+	a.list[n] = answer
+	a.times[n]++
+	a.came <- struct{}{}
+}
+
+// one is the answer to a cell, which there has to be once.
+func (a *answers) one(n int) (read.Answer, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.wrong > 0 || a.times[n] != 1 {
+		return read.Answer{}, fmt.Errorf("a cell is answered %d times, and %d answers are to none", a.times[n], a.wrong)
+	}
+	return a.list[n], nil
+}
+
+// together asks for many cells at once, of which some are not there.
+func together(b *bench) {
+	const n = 50
+	contents, cells := make([][]byte, n), make([]read.Cell, n)
+	for i := range cells {
+		contents[i] = blobOf(fmt.Sprint("together", i), 97*i+1)
+		cells[i] = read.Cell{Context: b.ctx, Ref: schema.RefOf(contents[i]), At: b.At, Use: int64(i)}
+		if i%7 != 3 {
+			b.put(contents[i])
+		}
+	}
+	to := newAnswers(n)
+	b.ends("Fetch", func() error { b.Tier.Fetch(cells, to); return nil })
+	for i := range cells {
+		a, err := to.one(i)
+		b.ok(err, "fetch %d cells", n)
+		if i%7 == 3 {
+			b.that(errors.Is(a.Err, schema.ErrNotFound), "a cell among others that is not there: got the error %v", a.Err)
+			continue
+		}
+		b.ok(a.Err, "fetch a cell among others of which some are not there")
+		b.right(&a.Blob, contents[i])
+		a.Blob.Release()
+	}
+}
+
+// leftAlone gives up some of several cells that wait: the others come.
+func leftAlone(b *bench) {
+	if b.Hang == nil {
+		return
+	}
+	const n = 6
+	ctx, cancel := context.WithCancel(b.ctx)
+	defer cancel()
+	contents, cells := make([][]byte, n), make([]read.Cell, n)
+	for i := range cells {
+		contents[i] = blobOf(fmt.Sprint("left", i), 100+i)
+		b.put(contents[i])
+		cells[i] = read.Cell{Context: b.ctx, Ref: schema.RefOf(contents[i]), At: b.At}
+		if i%2 == 1 {
+			cells[i].Context = ctx
+		}
+	}
+	release := b.Hang()
+	defer release()
+	to, done := newAnswers(n), make(chan struct{})
+	go func() {
+		defer close(done)
+		b.Tier.Fetch(cells, to)
+	}()
+	wait := func(c <-chan struct{}, what string) {
+		select {
+		case <-c:
+		case <-b.ctx.Done():
+			b.stuck = true
+			b.failf("%s", what)
+		}
+	}
+	cancel()
+	for range n / 2 {
+		wait(to.came, "cells are not given up while others of the same Fetch wait")
+	}
+	release()
+	wait(done, "Fetch does not return")
+	for i := range cells {
+		a, err := to.one(i)
+		b.ok(err, "fetch cells of which some are given up")
+		b.that((a.Err == nil) == (i%2 == 0), "cell %d, whose context has ended: %t, has the error %v", i, i%2 == 1, a.Err)
+		if a.Err == nil {
+			b.right(&a.Blob, contents[i])
+			a.Blob.Release()
+		}
+	}
 }
 
 // get requires that the tier has a blob, which it returns.
@@ -109,13 +232,13 @@ func notThere(b *bench) {
 		blob, err := b.tryGet(b.ctx, ref)
 		if err == nil {
 			blob.Release()
-			b.failf("Get of %s is no error", what)
+			b.failf("Fetch of %s is no error", what)
 		}
 		return err
 	}
 	unknown := schema.RefOf(blobOf("unknown", 100))
 	err := lacks("a blob that is not there", unknown)
-	b.that(errors.Is(err, schema.ErrNotFound), "Get of a blob that is not there: got the error %q, want one "+
+	b.that(errors.Is(err, schema.ErrNotFound), "Fetch of a blob that is not there: got the error %q, want one "+
 		"that wraps %q", err, schema.ErrNotFound)
 	data := blobOf("known", 1000)
 	ref := b.put(data)
@@ -155,7 +278,7 @@ func held(b *bench) {
 	}
 }
 
-// ends has a Get that waits given up.
+// ends has a Fetch that waits given up.
 func ends(b *bench) {
 	if b.Hang == nil {
 		return
@@ -174,7 +297,7 @@ func ends(b *bench) {
 	<-cancelled
 	if err == nil {
 		blob.Release()
-		b.failf("Get returns a blob, though nothing answers and its context has ended")
+		b.failf("Fetch answers a blob, though nothing answers and its context has ended")
 	}
 	release()
 	blob = b.get(data)
@@ -194,7 +317,7 @@ func hasDoesNotWait(b *bench) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		if blob, err := b.Tier.Get(ctx, ref, b.At); err == nil {
+		if blob, err := b.fetchOne(ctx, ref); err == nil {
 			blob.Release()
 		}
 	}()
@@ -226,7 +349,7 @@ func concurrent(b *bench) {
 			if !b.Tier.Has(ref) {
 				return fmt.Errorf("a blob is not there: %s", ref.Key)
 			}
-			blob, err := b.Tier.Get(b.ctx, ref, b.At)
+			blob, err := b.fetchOne(b.ctx, ref)
 			if err != nil {
 				return err
 			}

@@ -28,6 +28,7 @@ type memory struct {
 	traits func() read.Traits
 	has    func(has bool) bool
 	get    func(blob schema.Blob, err error) (schema.Blob, error)
+	fetch  func(cells []read.Cell, to read.Answers)
 	offer  func(ref schema.BlobRef, blob schema.Blob)
 	missed func()
 	closed func()
@@ -87,12 +88,24 @@ func (m *memory) wait(ctx context.Context) error {
 	}
 }
 
-func (m *memory) Get(ctx context.Context, ref schema.BlobRef, _ spill.Place) (schema.Blob, error) {
-	blob, err := m.read(ctx, ref)
-	if m.get != nil {
-		return m.get(blob, err)
+func (m *memory) Fetch(cells []read.Cell, to read.Answers) {
+	if m.fetch != nil {
+		m.fetch(cells, to)
+		return
 	}
-	return blob, err
+	if len(cells) == 1 { // so that it is this goroutine that panics
+		to.Answer(0, m.one(&cells[0]))
+		return
+	}
+	read.Each(cells, to, m.one)
+}
+
+func (m *memory) one(c *read.Cell) (a read.Answer) {
+	a.Blob, a.Err = m.read(c.Context, c.Ref)
+	if m.get != nil {
+		a.Blob, a.Err = m.get(a.Blob, a.Err)
+	}
+	return a
 }
 
 func (m *memory) read(ctx context.Context, ref schema.BlobRef) (schema.Blob, error) {
@@ -270,7 +283,7 @@ var faults = map[string]struct {
 		m.blind = true
 	}},
 	"returns wrong bytes": {"checked bytes are right", "other bytes", false, func(m *memory) { m.blind = true }},
-	"does not end": {"get ends with its context", "Get does not return", true, func(m *memory) {
+	"does not end": {"fetch ends with its context", "Fetch does not return", true, func(m *memory) {
 		m.deaf = true
 	}},
 	"has waits for ever": {"blobs that are there", "Has does not return", true, func(m *memory) {
@@ -279,7 +292,37 @@ var faults = map[string]struct {
 	"has waits with a get": {"has does not wait", "Has does not return", true, func(m *memory) {
 		m.has = func(has bool) bool { _ = m.wait(context.Background()); return has }
 	}},
-	"fails at once": {"concurrent gets", "too many", false, func(m *memory) {
+	"mixes cells up": {"cells together", "other bytes", false, func(m *memory) {
+		m.fetch = func(cells []read.Cell, to read.Answers) {
+			for i := range cells {
+				to.Answer(i, m.one(&cells[i/7*7]))
+			}
+		}
+	}},
+	"answers twice": {"cells together", "2 times", false, func(m *memory) {
+		m.fetch = func(cells []read.Cell, to read.Answers) {
+			read.Each(cells, to, m.one)
+			to.Answer(len(cells)-1, read.Answer{Err: schema.ErrNotFound})
+		}
+	}},
+	"ends with the first that is not there": {"cells together", "0 times", false, func(m *memory) {
+		m.fetch = func(cells []read.Cell, to read.Answers) {
+			for i := range cells {
+				a := m.one(&cells[i])
+				if to.Answer(i, a); a.Err != nil {
+					return
+				}
+			}
+		}
+	}},
+	"has cells wait for each other": {"cells are given up by themselves", "are not given up", true, func(m *memory) {
+		m.fetch = func(cells []read.Cell, to read.Answers) {
+			for i := range cells {
+				to.Answer(i, m.one(&cells[i]))
+			}
+		}
+	}},
+	"fails at once": {"concurrent fetches", "too many", false, func(m *memory) {
 		var all sync.Mutex
 		n := 0
 		m.get = func(b schema.Blob, err error) (schema.Blob, error) {

@@ -1,0 +1,204 @@
+package read
+
+import (
+	"runtime"
+	"sync/atomic"
+	"time"
+
+	"bowstring/fetch/admission"
+	"bowstring/schema"
+)
+
+// fewWaiting is how many wants of a place wait when its receiver is asked for more.
+const fewWaiting = 16
+
+// Place is where the wants of a stream wait for their turn: tenant, then job, then stream, for each tier by itself.
+type Place struct {
+	reader  *Reader
+	turns   *admission.Stream[queued]
+	to      Receiver
+	waiting atomic.Int32 // changes with Reader.mu held
+	asked   bool         // its receiver was asked for more; guarded by Reader.mu
+}
+
+// queued is what waits for its turn, and what came of it.
+type queued struct {
+	Want
+	place   *Place
+	verdict verdict
+	first   Attempt
+	held    schema.Blob
+}
+
+// Open gives a stream of a tenant's job a place. What it wants is told to to.
+func (r *Reader) Open(tenant string, weight int64, job string, to Receiver) *Place {
+	return &Place{reader: r, turns: r.queue.Open(tenant, weight, job), to: to}
+}
+
+// Waiting is how many of its wants wait for their turn.
+func (p *Place) Waiting() int { return int(p.waiting.Load()) }
+
+// Ask has wants read, or shared, as soon as it is their turn.
+func (p *Place) Ask(wants ...Want) {
+	list := make([]queued, len(wants))
+	for i := range wants {
+		list[i] = queued{Want: wants[i], place: p}
+		list[i].To = p.to
+	}
+	r := p.reader
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	p.asked = false
+	p.waiting.Add(int32(len(list)))
+	if there, runnable := p.turns.Put(list...); !there {
+		p.waiting.Add(-int32(len(list)))
+	} else if runnable && !r.closed {
+		r.wakeLocked()
+	}
+}
+
+// Leave has wants that match wait no longer, and ends reads that nobody wants any more. It returns how many were taken
+// out; what was told already, or is just being told, is not among them.
+func (p *Place) Leave(match func(Token) bool) int {
+	r := p.reader
+	r.mu.Lock()
+	n := p.turns.Drop(func(q *queued) bool { return match(q.Token) })
+	p.waiting.Add(-int32(n))
+	r.mu.Unlock()
+	return n + r.Leave(func(to Receiver, t Token) bool { return to == p.to && match(t) })
+}
+
+// Close gives the place up, and all that it wants.
+func (p *Place) Close() {
+	p.Retire()
+	p.reader.Leave(func(to Receiver, _ Token) bool { return to == p.to })
+}
+
+// Retire gives the place up, and what waits for its turn, which it returns. What is under way is told of.
+func (p *Place) Retire() (dropped []Token) {
+	p.reader.mu.Lock()
+	defer p.reader.mu.Unlock()
+	for _, q := range p.turns.Close() {
+		dropped = append(dropped, q.Token)
+	}
+	p.waiting.Store(0)
+	return dropped
+}
+
+// Idle reports whether the place waits for nothing.
+func (p *Place) Idle() bool { return p.turns.Idle() }
+
+// Waiting is how many wants wait for their turn.
+func (r *Reader) Waiting() int { return r.queue.Waiting() }
+
+// SetWeights gives tenants other weights, and has those that were held up by their share looked at again.
+func (r *Reader) SetWeights(weight func(tenant string) int64) {
+	r.queue.SetWeights(weight)
+	r.queue.Again()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.closed {
+		r.wakeLocked()
+	}
+}
+
+// Waker is told that nothing is wanted that there is room for.
+type Waker interface{ Wake() }
+
+// WakeIdle has w told when nothing is wanted that there is room for, with no lock held. It is called before anything
+// is wanted.
+func (r *Reader) WakeIdle(w Waker) { r.idler = w }
+
+// verdict is what came of an item whose turn it was.
+type verdict int
+
+const (
+	full      verdict = iota // the tier which has the blob has no room for another read
+	begun                    // a read was begun, whose first attempt is to be made
+	joined                   // it comes with a read that is under way
+	held                     // a window holds it, and it was handed out
+	elsewhere                // no window has it any more
+	enough                   // its tenant has all in flight that it may, though there may be room
+)
+
+// lookLocked says of which class a want is: the first one is what windows hold, the others are the tiers.
+func (r *Reader) lookLocked(q *queued) int {
+	if r.findLocked(&q.Want) != nil {
+		return 0
+	}
+	return 1 + r.below(&q.Want)
+}
+
+// beginLocked begins to read what is wanted, if there is room for it.
+func (r *Reader) beginLocked(q *queued, class int) admission.Taken {
+	for {
+		if class == 0 {
+			q.verdict, q.held = r.shareLocked(&q.Want)
+		} else {
+			q.verdict, q.first, q.held = r.tryLocked(&q.Want, &r.lanes[class-1], false)
+		}
+		switch q.verdict {
+		case full:
+			return admission.Taken{Class: class}
+		case enough:
+			return admission.Taken{Class: class, Aside: true}
+		case elsewhere:
+			if now := r.lookLocked(q); now != class {
+				return admission.Taken{Class: now}
+			}
+		case begun, joined, held:
+			return admission.Taken{OK: true, Class: class, Cost: Cost(q.Ref.Size)}
+		}
+	}
+}
+
+// takeLocked has a goroutine make what is due, or else begin what is wanted next: a read that may take long, several
+// that a tier serves together, or a run of some that most likely take no time.
+func (r *Reader) takeLocked(w *worker) {
+	r.forgetFreedLocked()
+	w.run, w.quick, w.gathers = w.run[:0], false, false
+	w.claimed.Store(0)
+	if r.closed {
+		return
+	}
+	if a := r.due.take(); a.read != nil {
+		w.run = append(w.run, a) // there is a goroutine woken for it, which looks what else there is
+		return
+	}
+	var bytes int64
+	taken := 0
+	now := time.Now()
+	more := r.queue.Each(func(q *queued, left int) bool {
+		p := q.place
+		p.waiting.Store(int32(left))
+		if left <= fewWaiting && !p.asked {
+			p.asked = true
+			w.told.more = append(w.told.more, p.to)
+		}
+		taken++
+		switch q.verdict {
+		case held:
+			w.told.add(q.To, Outcome{Token: q.Token, Ref: q.Ref, Blob: q.held, Tier: InWindow, At: now})
+		case begun:
+			l := q.first.lane
+			if len(w.run) > 0 && !w.fits(l) { // it would hold up what the others bring
+				r.due.add(q.first)
+				return false
+			}
+			w.add(q.first)
+			bytes += q.Ref.Size
+			return len(w.run) < l.together() && bytes < runBytes
+		}
+		return taken < runLength
+	})
+	if w.quick {
+		w.began = now
+		r.runs = append(r.runs, w)
+	}
+	switch {
+	case r.due.len() > 0, more && (!w.quick || len(r.runs) < runtime.GOMAXPROCS(0)):
+		r.wakeLocked()
+	case len(w.run) == 0:
+		w.told.idle = r.idler
+	}
+}

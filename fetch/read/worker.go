@@ -1,0 +1,301 @@
+package read
+
+import (
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"bowstring/fetch/store"
+	"bowstring/schema"
+)
+
+const (
+	// maxIdle is how many goroutines without anything to read are kept. A new one begins
+	// with a small stack, which a tier makes it grow: that costs more than most else of a
+	// read that hits.
+	maxIdle = 256
+	// runLength is how many reads a goroutine takes at once of a tier that answers at once, and runBytes how many bytes
+	// they have, about: few enough that the first is not told of much later than it came.
+	runLength = 16
+	runBytes  = 1 << 20
+	// quickRead is how long a read of such a tier takes, at most, on average.
+	quickRead = 50 * time.Microsecond
+)
+
+// Attempt is an attempt at a read that is to be made. The zero Attempt is none.
+type Attempt struct {
+	read  *read
+	nth   int
+	lane  *lane
+	why   Reason      // Hedge or Retry, of an attempt at the last tier that is not the first; else Own
+	pause *time.Timer // to wait for before, if not nil
+}
+
+// worker is a goroutine that reads. One that waits is in Reader.idle; what is left of one that has
+// ended is in Reader.spent, for the next: a burst makes as many as reads may be in flight.
+type worker struct {
+	reader *Reader
+	loop   func()
+	wake   chan bool // false where the reader closes
+	told   told      // what it tells next
+
+	// What it makes. It is written with Reader.mu held.
+	run     []Attempt
+	quick   bool // most likely it takes no time
+	gathers bool // its tier serves all together
+	began   time.Time
+
+	cells [runLength]Cell
+	came  [runLength]came
+	// claimed is how many of a run it has begun, and one more when all are made; or robbed. What came of those before
+	// the last one belongs to whoever changes it then.
+	claimed atomic.Int32
+}
+
+// robbed stands in worker.claimed where another goroutine has taken over what the worker had not begun, and what had
+// come.
+const robbed = -1
+
+// came is what came of an attempt.
+type came struct {
+	answer      Answer
+	began, when time.Time
+}
+
+// add has an attempt made in the run.
+func (w *worker) add(a Attempt) {
+	if len(w.run) == 0 {
+		w.gathers = a.lane.traits.Together > 1
+		w.quick = !w.gathers && a.lane.quick()
+	}
+	w.run = append(w.run, a)
+}
+
+// fits reports whether the run may have an attempt in a lane, too.
+func (w *worker) fits(l *lane) bool { return l == w.run[0].lane || w.quick && l.quick() }
+
+// wakeLocked has a goroutine look for what is to be made: one that waits, or a new one. It is the first to have nothing
+// else to do that makes it. Where all processors are busy, those that are running go on from read to read, and one that
+// was just woken waits for its turn: the read would, too, and it may be of the very blob that a consumer waits for.
+func (r *Reader) wakeLocked() {
+	if last := len(r.idle) - 1; last >= 0 {
+		w := r.idle[last]
+		r.idle = r.idle[:last]
+		w.wake <- true // there is room: it waits
+		return
+	}
+	var w *worker
+	if last := len(r.spent) - 1; last >= 0 {
+		w, r.spent = r.spent[last], r.spent[:last]
+	} else {
+		w = &worker{reader: r, wake: make(chan bool, 1)}
+		w.loop = func() { r.work(w) }
+	}
+	w.wake <- true
+	r.running.Add(1)
+	go w.loop()
+}
+
+// dueLocked has an attempt made before what waits for its turn.
+func (r *Reader) dueLocked(a Attempt) {
+	r.due.add(a)
+	r.wakeLocked()
+}
+
+// work makes what is to be read, and tells what came of it, until there is nothing to read and enough others wait.
+func (r *Reader) work(w *worker) {
+	defer r.running.Done()
+	for <-w.wake {
+		r.mu.Lock()
+		r.takeLocked(w)
+		for len(w.run) > 0 {
+			r.mu.Unlock()
+			w.told.tell()
+			last := w.make()
+			r.mu.Lock()
+			r.cameLocked(w, last)
+			r.takeLocked(w)
+		}
+		over := r.closed || len(r.idle) >= maxIdle
+		if over {
+			r.mu.Unlock()
+			w.told.tell()
+			r.mu.Lock()
+			r.spent = append(r.spent, w)
+			r.mu.Unlock()
+			return
+		}
+		r.idle = append(r.idle, w)
+		r.mu.Unlock()
+		w.told.tell()
+	}
+}
+
+// dismissLocked ends the goroutines that wait. The reader is closed: none comes after them.
+func (r *Reader) dismissLocked() {
+	for _, w := range r.idle {
+		w.wake <- false
+	}
+	r.idle, r.due = nil, due{}
+}
+
+// make makes the attempts of the run, and returns the index of the last one it made, if what came of that alone is
+// its own to tell.
+func (w *worker) make() (last int) {
+	if pause := w.run[0].pause; pause != nil {
+		select {
+		case <-pause.C:
+		case <-w.run[0].read.Done():
+			pause.Stop()
+		}
+	}
+	if w.gathers {
+		return w.gather()
+	}
+	when := time.Now()
+	for i := range w.run {
+		if !w.claimed.CompareAndSwap(int32(i), int32(i+1)) {
+			return i - 1
+		}
+		c := &w.came[i]
+		c.began = when
+		c.answer = w.reader.get(w, i)
+		when = time.Now()
+		c.when = when
+	}
+	if n := int32(len(w.run)); !w.claimed.CompareAndSwap(n, n+1) {
+		return len(w.run) - 1
+	}
+	return whole
+}
+
+// whole is what make returns where nobody has robbed the worker.
+const whole = -1 << 30
+
+// cameLocked takes in what came of a run.
+func (r *Reader) cameLocked(w *worker, last int) {
+	if w.quick {
+		r.runs = slices.DeleteFunc(r.runs, func(o *worker) bool { return o == w })
+	}
+	switch {
+	case w.gathers:
+	case last == whole:
+		r.cameOfLocked(w, 0, len(w.run), &w.told)
+	case last >= 0:
+		r.cameOfLocked(w, last, last+1, &w.told)
+	}
+	clear(w.run)
+}
+
+// cameOfLocked takes in what came of attempts of a run.
+func (r *Reader) cameOfLocked(w *worker, from, to int, tell *told) {
+	for i := from; i < to; i++ {
+		c := &w.came[i]
+		r.endedLocked(w.run[i], c, tell)
+		*c = came{}
+		w.cells[i] = Cell{}
+	}
+}
+
+// robLocked takes over what goroutines have not begun whose runs take long after all, and what has come of them.
+func (r *Reader) robLocked(now time.Time, tell *told) {
+	r.runs = slices.DeleteFunc(r.runs, func(w *worker) bool {
+		if now.Sub(w.began) < watchPeriod {
+			return false
+		}
+		n := w.claimed.Load()
+		if n == robbed || int(n) > len(w.run) || !w.claimed.CompareAndSwap(n, robbed) {
+			return n == robbed
+		}
+		r.cameOfLocked(w, 0, int(max(n-1, 0)), tell)
+		if n > 0 {
+			w.run[n-1].lane.pace = watchPeriod
+		}
+		for _, a := range w.run[n:] {
+			r.dueLocked(a)
+		}
+		return true
+	})
+}
+
+// get reads a blob once, and checks it, unless that is left to those who wait.
+func (r *Reader) get(w *worker, i int) Answer {
+	a := &w.run[i]
+	if n := r.stuck.Load(); n >= maxStuck {
+		return Answer{Err: stuckError(n)}
+	}
+	r.cell(a, &w.cells[i])
+	a.lane.tier.Fetch(w.cells[i:i+1], (*single)(&w.came[i]))
+	return r.check(a, w.came[i].answer)
+}
+
+// cell says what a tier is asked for by an attempt.
+func (r *Reader) cell(a *Attempt, c *Cell) {
+	rd, l := a.read, a.lane
+	if a.nth == 0 && l.index == rd.entry && r.keeps(rd) {
+		for i := range r.lanes[:l.index] {
+			if k := r.lanes[i].keeper; k != nil {
+				k.Missed(rd.place, rd.ref.Size)
+			}
+		}
+	}
+	*c = Cell{Context: store.WithAttempt(rd, a.nth), Ref: rd.ref, At: rd.place, Use: rd.use,
+		Late: rd.late && l.index == rd.entry}
+}
+
+// check compares what came with the reference, where nobody else does.
+func (r *Reader) check(a *Attempt, c Answer) Answer {
+	rd, l := a.read, a.lane
+	if c.Err == nil && !c.Unchecked && !l.traits.Checked {
+		if c.Err = rd.ref.Check(c.Blob.Bytes()); c.Err != nil {
+			c.Blob.Release()
+			c.Blob = schema.Blob{}
+		}
+	}
+	if c.Err != nil && l == r.last {
+		r.trouble.report(r.opts.Logger, rd.ref, a.nth, c.Err)
+	}
+	return c
+}
+
+// single takes the answer to one cell.
+type single came
+
+// Answer implements Answers.
+func (s *single) Answer(_ int, a Answer) { s.answer = a }
+
+// gathered takes the answers to cells that a tier serves together.
+type gathered struct {
+	worker *worker
+	began  time.Time
+}
+
+// Answer implements Answers: each is told of as it comes.
+func (g *gathered) Answer(n int, a Answer) {
+	w := g.worker
+	r, at := w.reader, &w.run[n]
+	c := came{answer: r.check(at, a), began: g.began, when: time.Now()}
+	var tell told
+	r.mu.Lock()
+	r.endedLocked(*at, &c, &tell)
+	r.mu.Unlock()
+	tell.tell()
+}
+
+// gather has a run served together.
+func (w *worker) gather() int {
+	r := w.reader
+	g := &gathered{w, time.Now()}
+	if n := r.stuck.Load(); n >= maxStuck {
+		for i := range w.run {
+			g.Answer(i, Answer{Err: stuckError(n)})
+		}
+		return whole
+	}
+	cells := make([]Cell, len(w.run))
+	for i := range w.run {
+		r.cell(&w.run[i], &cells[i])
+	}
+	w.run[0].lane.tier.Fetch(cells, g)
+	return whole
+}
