@@ -7,6 +7,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"bowstring/fetch"
@@ -164,6 +165,7 @@ func TestLeavingASharedRead(t *testing.T) {
 		j := resolve(t, e, req)
 		defer j.Close()
 		first, second := start(t, e, j, ticket(req, 0)), start(t, e, j, ticket(req, 0))
+		synctest.Wait() // both have asked
 		if e.Stats().SharedReads == 0 {
 			t.Error("nothing is shared")
 		}
