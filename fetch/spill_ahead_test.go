@@ -10,6 +10,7 @@ import (
 	"bowstring/fetch/peers"
 	"bowstring/schema"
 	"bowstring/spill"
+	"bowstring/spill/replay"
 )
 
 // TestLookAhead has the consumer stop after a batch: the rest of what it will use is brought into the spill meanwhile.
@@ -46,8 +47,12 @@ func TestLookAheadEnds(t *testing.T) {
 	store := newStore(t)
 	put(t, store, "ds", 300)
 	future := &spill.Future{}
+	lru, err := replay.ParsePolicy("lru", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
 	cache, err := spill.Open(spill.Options{Dir: filepath.Join(t.TempDir(), "spill"), Bytes: spill.MinBytes + (8 << 20),
-		Oracle: future, Policy: spill.LRU(), Logger: quiet})
+		Oracle: future, Policy: lru, Logger: quiet})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,15 +1,29 @@
+// Package spill is the node's cache of blobs, on its disk, between the store and the streams.
+//
+// What it keeps is decided by a [Policy]. The one it is made for, [NextUse], evicts what will be
+// used last: the jobs that run are known to a [Future], and each says, by the inverse of its order,
+// when it uses any sample next. Others are there to be compared with it, which package replay does.
+//
+// The package knows blobs and jobs in the abstract. What an order is, and where blobs come from, is
+// its caller's.
 package spill
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"bowstring/schema"
+	"bowstring/spill/segment"
 )
 
 // Cache keeps blobs in a directory. It is safe for concurrent use.
@@ -269,3 +283,1098 @@ func (c *Cache) lost(i uint32, s *slot, key schema.Key, err error) {
 }
 
 func (c *Cache) path(name string) string { return filepath.Join(c.opts.Dir, name) }
+
+// Get returns a blob that is in the cache. Its bytes point into a mapped file: they have been compared with the
+// reference's checksum, and stay in place until the blob is released, whatever is evicted or closed meanwhile. at is
+// where the caller found the reference. A page that is not in memory is waited for.
+func (c *Cache) Get(ref schema.BlobRef, at Place) (schema.Blob, bool) {
+	b, _, ok := c.get(ref, at, true)
+	return b, ok
+}
+
+// GetUnchecked is Get for who compares the bytes with the reference himself, as he copies them. unchecked says that he
+// has to. Where they are wrong, or cannot be read (schema.Guard), Get finds that out, too, and forgets the blob.
+func (c *Cache) GetUnchecked(ref schema.BlobRef, at Place) (b schema.Blob, unchecked, ok bool) {
+	return c.get(ref, at, false)
+}
+
+func (c *Cache) get(ref schema.BlobRef, at Place, check bool) (_ schema.Blob, unchecked, ok bool) {
+	c.life.RLock()
+	defer c.life.RUnlock()
+	isSpare := c.isSpare(ref.Key)
+	now := c.opts.Clock()
+	c.mu.Lock()
+	ds := c.set(at.Dataset)
+	if o := c.offered[ref.Key]; o != nil && o.ref == ref { // it was right when it was offered, and is in memory
+		o.holds.Add(1)
+		c.mu.Unlock()
+		ds.hits.Add(1)
+		ds.hitBytes.Add(ref.Size)
+		return schema.NewBlob(o.blob.Bytes(), o), false, true
+	}
+	i, s := c.table.find(&ref.Key)
+	if s == nil || c.closed.Load() || s.state != live || int64(s.length) != ref.Size || s.sum != ref.Sum {
+		c.mu.Unlock()
+		ds.misses.Add(1)
+		ds.missBytes.Add(ref.Size)
+		return schema.Blob{}, false, false
+	}
+	s.pins.Add(1)
+	s.uses++
+	s.used = stampOf(now)
+	if at.Dataset != 0 && (s.dataset != at.Dataset || s.position != at.Position) {
+		c.move(s, at)
+	}
+	if at.Tenant != s.tenant {
+		c.adopt(s, at.Tenant)
+	}
+	s.mark(changed, true)
+	s.mark(spare, isSpare)
+	loc := s.location()
+	c.mu.Unlock()
+
+	b, err := c.space.set.Get(loc)
+	if err == nil && check {
+		// A page that cannot be read is a miss, too.
+		if err = ref.Check(b.Bytes()); err != nil {
+			b.Release()
+		}
+	}
+	if err != nil {
+		c.lost(i, s, ref.Key, err)
+		c.unpin(i, s)
+		ds.misses.Add(1)
+		ds.missBytes.Add(ref.Size)
+		return schema.Blob{}, false, false
+	}
+	ds.hits.Add(1)
+	ds.hitBytes.Add(ref.Size)
+	if ref.Size == 0 {
+		b.Release()
+		c.unpin(i, s)
+		return schema.Blob{}, false, true
+	}
+	return schema.NewBlob(b.Bytes(), &pin{c, i, s, b}), !check, true
+}
+
+// Put stores a blob, if the policy admits it, and reports whether it did. at is where the reference was found, cost
+// what it took to get it from the store. data, which must be what ref names, is copied once, to the disk.
+func (c *Cache) Put(ref schema.BlobRef, at Place, cost time.Duration, data []byte) bool {
+	c.life.RLock()
+	defer c.life.RUnlock()
+	return c.put(ref, at, cost, data)
+}
+
+func (c *Cache) put(ref schema.BlobRef, at Place, cost time.Duration, data []byte) bool {
+	p, ok := c.begin(ref, at, cost, int64(len(data)))
+	if !ok {
+		return false
+	}
+	err := p.space.Write(ref.Key, ref.Sum, data)
+	c.finish(&p, err)
+	return err == nil
+}
+
+// pending is a blob that is being stored.
+type pending struct {
+	index uint32
+	slot  *slot
+	set   *dataset
+	space segment.Reservation
+}
+
+// begin takes a slot and space for a blob of n bytes, if the policy admits it and it is not there. What is begun has to
+// be written and finished.
+func (c *Cache) begin(ref schema.BlobRef, at Place, cost time.Duration, n int64) (p pending, ok bool) {
+	need := c.footprint(n)
+	now := c.opts.Clock()
+	isSpare := c.isSpare(ref.Key)
+	c.mu.Lock()
+	ds := c.set(at.Dataset)
+	if _, s := c.table.find(&ref.Key); s != nil || n != ref.Size || c.closed.Load() {
+		c.mu.Unlock()
+		return p, false
+	}
+	if n > maxLength || need > c.space.budget.Load()/4 || now < c.quiet {
+		c.mu.Unlock()
+		ds.bypassed.Add(1)
+		return p, false
+	}
+	i, s := c.table.add(&ref.Key, writing)
+	ds.claims.Add(1)
+	s.sum, s.dataset, s.tenant, s.position, s.length = ref.Sum, at.Dataset, at.Tenant, at.Position, uint32(n)
+	c.payers.count(s.tenant, need)
+	s.mark(spare, isSpare)
+	s.cost, s.uses, s.added, s.used = float32(cost.Seconds()), 1, stampOf(now), stampOf(now)
+	c.mu.Unlock()
+
+	p = pending{index: i, slot: s, set: ds}
+	var err error
+	if p.space, err = c.take(n, &Entry{Place: at, Size: n, Cost: cost, Uses: 1, Added: now, Used: now,
+		Spare: isSpare}); err != nil {
+		c.abandon(p, err)
+		return p, false
+	}
+	return p, true
+}
+
+// finish ends the storing of a blob that was written, or not: err says why.
+func (c *Cache) finish(p *pending, err error) {
+	loc := p.space.Location()
+	if err != nil {
+		c.giveBack(loc)
+		c.abandon(*p, err)
+		return
+	}
+	s, n := p.slot, loc.Length
+	c.mu.Lock()
+	s.setLocation(loc)
+	c.mu.Unlock()
+	c.index.note(setOf(s))
+	c.mu.Lock()
+	s.state = live
+	c.set(s.dataset).enter(s)
+	p.set.claims.Add(-1)
+	c.backoff = 0
+	c.mu.Unlock()
+	p.set.stored.Add(1)
+	p.set.storedBytes.Add(n)
+	c.count.written.Add(c.space.set.Footprint(n))
+	c.checkSegments()
+}
+
+// errBypassed says that there is no room that the policy grants.
+var errBypassed = errors.New("there is no room")
+
+// take takes space for a blob of n bytes, for which it evicts as reclaim does.
+func (c *Cache) take(n int64, e *Entry) (segment.Reservation, error) {
+	need := c.footprint(n)
+	if !c.makeOwnRoom(e) || !c.reclaim(c.space.room(), need, e) {
+		return segment.Reservation{}, errBypassed
+	}
+	r, err := c.space.reserve(n)
+	// What was evicted may have lain in blocks that others share, or its space be taken by others.
+	for try := 0; try < 8 && errors.Is(err, schema.ErrLimit); try++ {
+		// At least one more has to go.
+		if !c.reclaim(min(c.space.room(), 0), need, e) {
+			return r, errBypassed
+		}
+		r, err = c.space.reserve(n)
+	}
+	return r, err
+}
+
+// write takes space for a blob and fills it in.
+func (c *Cache) write(key schema.Key, sum schema.Sum, data []byte, e *Entry) (segment.Location, error) {
+	r, err := c.take(int64(len(data)), e)
+	if err != nil {
+		return segment.Location{}, err
+	}
+	if err := r.Write(key, sum, data); err != nil {
+		c.giveBack(r.Location())
+		return segment.Location{}, err
+	}
+	return r.Location(), nil
+}
+
+// How long nothing is stored after a failure, doubling while it goes on.
+const (
+	firstQuiet = Time(100e6)
+	lastQuiet  = Time(10e9)
+)
+
+// abandon takes back a blob that could not be stored.
+func (c *Cache) abandon(p pending, err error) {
+	p.set.bypassed.Add(1)
+	p.set.claims.Add(-1)
+	failed := !errors.Is(err, errBypassed) && (!errors.Is(err, schema.ErrLimit) || errors.Is(err, unix.ENOSPC))
+	c.mu.Lock()
+	c.payers.count(p.slot.tenant, -c.footprint(int64(p.slot.length)))
+	c.table.take(p.slot)
+	c.table.free(p.index)
+	if now := c.opts.Clock(); failed && now >= c.quiet { // blobs that were written together fail together
+		c.backoff = min(max(2*c.backoff, firstQuiet), lastQuiet)
+		c.quiet = now + c.backoff
+	}
+	c.mu.Unlock()
+	if failed {
+		if errors.Is(err, unix.ENOSPC) {
+			c.count.diskFull.Add(1)
+		} else {
+			c.count.writeErrors.Add(1)
+		}
+		c.report("a blob cannot be stored", err)
+	}
+}
+
+// maxOffers is how many blobs wait to be stored at most, however small they are.
+const maxOffers = 4096
+
+// offer is a blob that waits to be stored, and the owner of it for those who find it meanwhile.
+type offer struct {
+	ref   schema.BlobRef
+	at    Place
+	set   *dataset // of its place; guarded by Cache.mu
+	cost  time.Duration
+	blob  schema.Blob
+	holds atomic.Int32 // grows under Cache.mu only while it is in offered
+}
+
+// Unpin implements schema.Owner.
+func (o *offer) Unpin() {
+	if o.holds.Add(-1) == 0 {
+		o.blob.Release()
+	}
+}
+
+// Extent implements schema.Locator: what was offered may lie in a file of whoever it came from.
+func (o *offer) Extent([]byte) (schema.Extent, bool) { return o.blob.Extent() }
+
+// Offer is Put without waiting: a goroutine of the cache stores the blob and releases it. Until then it is found in
+// memory. What does not fit in the queue, as the disk is slower than the store, is not stored. The blob, which must be
+// what ref names, is the cache's to release, whatever is returned.
+func (c *Cache) Offer(ref schema.BlobRef, at Place, cost time.Duration, blob schema.Blob) bool {
+	c.life.RLock()
+	defer c.life.RUnlock()
+	c.mu.Lock()
+	_, s := c.table.find(&ref.Key)
+	if c.closed.Load() || s != nil || c.offered[ref.Key] != nil {
+		c.mu.Unlock()
+		blob.Release()
+		return false
+	}
+	if c.queued.Add(ref.Size) <= c.opts.QueueBytes {
+		o := &offer{ref: ref, at: at, cost: cost, blob: blob}
+		o.holds.Store(1)
+		select {
+		case c.offers <- o:
+			c.offered[ref.Key] = o
+			o.set = c.set(at.Dataset)
+			o.set.claims.Add(1)
+			c.mu.Unlock()
+			return true
+		default:
+		}
+	}
+	c.mu.Unlock()
+	c.queued.Add(-ref.Size)
+	c.count.busy.Add(1)
+	blob.Release()
+	return false
+}
+
+// Offers are gathered for gatherTime at most, and written in pieces of gatherBytes: large writes cost a tenth of what
+// as many bytes in small ones do, and nobody has to be woken up for each blob. Until they are written they are found in
+// memory.
+const (
+	gatherTime   = 20 * time.Millisecond
+	gatherPauses = 4 // in which it passes
+	gatherBytes  = 4 << 20
+	gatherBlobs  = 128
+)
+
+// gathering is what the goroutines that write what is offered take turns in, so that what follows one another is
+// written at once.
+type gathering struct {
+	// held while a batch is gathered, which may take as long as nothing is offered; guards what follows
+	mu    sync.Mutex
+	next  *offer // did not fit into the batch before
+	pause *time.Timer
+}
+
+// writeOffers writes what is offered until there are no more offers.
+func (c *Cache) writeOffers() {
+	var w offerWriter
+	for w.gather(c) {
+		w.write(c)
+	}
+}
+
+// offerWriter is the memory of a goroutine that writes what is offered.
+type offerWriter struct {
+	batch  []*offer
+	begun  []pending
+	writes []segment.Write
+}
+
+// gather waits for offers and makes a batch of them, for which it takes the space. It reports whether there are any.
+func (w *offerWriter) gather(c *Cache) bool {
+	g := &c.gathering
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	w.batch = w.batch[:0]
+	if g.next == nil {
+		g.next = <-c.offers
+	}
+	size, pauses := int64(0), 0
+	for g.next != nil && len(w.batch) < gatherBlobs {
+		size += c.space.set.Footprint(g.next.ref.Size)
+		if size > gatherBytes && len(w.batch) > 0 {
+			break
+		}
+		w.batch = append(w.batch, g.next)
+		g.next = g.another(c.offers, &pauses)
+	}
+	w.begin(c)
+	return len(w.batch) > 0
+}
+
+// another returns the next offer, or nil if gatherTime passes without one. It counts the pauses in which that passes.
+func (g *gathering) another(offers <-chan *offer, pauses *int) *offer {
+	for {
+		select {
+		case o := <-offers: // nil if there will be no more
+			return o
+		default:
+		}
+		if *pauses == gatherPauses {
+			return nil
+		}
+		*pauses++
+		g.pause.Reset(gatherTime / gatherPauses)
+		<-g.pause.C
+	}
+}
+
+// begin takes space for what is in the batch.
+func (w *offerWriter) begin(c *Cache) {
+	w.begun, w.writes = w.begun[:0], w.writes[:0]
+	for _, o := range w.batch {
+		if p, ok := c.beginOffer(o); ok {
+			w.begun = append(w.begun, p)
+			w.writes = append(w.writes, segment.Write{
+				Reservation: p.space, Key: o.ref.Key, Sum: o.ref.Sum, Payload: o.blob.Bytes(), Frame: o.blob.Frame(),
+			})
+		}
+	}
+}
+
+// write stores the batch.
+func (w *offerWriter) write(c *Cache) {
+	segment.WriteAll(w.writes)
+	for i := range w.begun {
+		c.finish(&w.begun[i], w.writes[i].Err)
+	}
+	c.mu.Lock()
+	c.refused += int64(len(w.batch) - len(w.begun))
+	for _, o := range w.batch {
+		delete(c.offered, o.ref.Key)
+		o.set.claims.Add(-1)
+	}
+	c.mu.Unlock()
+	for _, o := range w.batch {
+		o.Unpin()
+		c.queued.Add(-o.ref.Size)
+	}
+	clear(w.batch)
+	clear(w.writes) // they hold the blobs' memory
+}
+
+func (c *Cache) beginOffer(o *offer) (pending, bool) {
+	if c.closed.Load() {
+		return pending{}, false
+	}
+	return c.begin(o.ref, o.at, o.cost, int64(len(o.blob.Bytes())))
+}
+
+// evict takes a blob off the table. Its space is released by whoever finds it without pins: the caller, who looks, or
+// the reaper. c.mu is held.
+func (c *Cache) evict(s *slot) (unpinned bool) {
+	c.set(s.dataset).leave(s)
+	c.payers.count(s.tenant, -c.footprint(int64(s.length)))
+	c.table.take(s)
+	return s.pins.Add(dying) == dying
+}
+
+// release gives back the space of a blob that is gone and not pinned.
+func (c *Cache) release(i uint32) {
+	c.mu.Lock()
+	loc := c.table.at(i).location()
+	c.mu.Unlock()
+	c.giveBack(loc)
+	c.mu.Lock()
+	c.table.free(i)
+	c.mu.Unlock()
+}
+
+// giveBack releases the space of a record.
+func (c *Cache) giveBack(l segment.Location) {
+	if err := c.space.release(l); err != nil {
+		c.notGivenBack(err)
+	}
+}
+
+func (c *Cache) notGivenBack(err error) {
+	c.count.writeErrors.Add(1)
+	c.report("space cannot be given back", err)
+}
+
+// Trim evicts until the cache is within its budget and the disk has the free space that is to be left. Storing does
+// that too.
+func (c *Cache) Trim() {
+	c.life.RLock()
+	defer c.life.RUnlock()
+	if !c.closed.Load() {
+		c.trim()
+	}
+}
+
+func (c *Cache) trim() {
+	for left := c.space.left(); left < 0; left = c.space.left() {
+		evicted := c.count.evicted.Load()
+		c.reclaim(left, 0, nil)
+		if c.count.evicted.Load() == evicted {
+			return // the rest is pinned, or not the cache's
+		}
+	}
+}
+
+// Resize changes the budget, and evicts what is beyond it before it returns. The least is MinBytes.
+func (c *Cache) Resize(bytes int64) {
+	c.life.RLock()
+	defer c.life.RUnlock()
+	if c.closed.Load() {
+		return
+	}
+	c.space.budget.Store(max(bytes, MinBytes))
+	c.trim()
+}
+
+// victim is a blob that is evicted.
+type victim struct {
+	index uint32
+	key   schema.Key
+}
+
+// maxVictims bounds how much is evicted for one blob.
+const maxVictims = 256
+
+// reclaim evicts until about need bytes can be taken where room is now, and reports whether they can. If that is for a
+// new blob (not nil), the policy has to admit it in the place of each; otherwise nothing is evicted.
+func (c *Cache) reclaim(room, need int64, e *Entry) bool {
+	if room >= need {
+		return true
+	}
+	if c.space.wholeOnly.Load() {
+		return c.reclaimSegment(need-room, e)
+	}
+	c.mu.Lock()
+	victims, ok := c.pick(c.chooser, &c.table, room, need, e)
+	c.mu.Unlock()
+	c.releaseAll(victims)
+	return ok
+}
+
+// pick takes blobs of a table, which is the cache's or a part of it, off it until there is room for need bytes. c.mu is
+// held.
+func (c *Cache) pick(chooser *Chooser, of Table, room, need int64, e *Entry) (victims []victim, ok bool) {
+	now := c.opts.Clock()
+	var newcomer Worth
+	if e != nil {
+		newcomer = c.opts.Policy.Worth(e, now)
+	}
+	var picked []uint32
+	for room < need && len(picked) < maxVictims {
+		i, worth, found := chooser.Victim(of, now)
+		if !found || e != nil && !c.opts.Policy.Admit(newcomer, worth) {
+			break
+		}
+		s := c.table.at(uint32(i))
+		s.state = writing // no candidate any more
+		picked = append(picked, uint32(i))
+		room += c.footprint(int64(s.length))
+	}
+	ok = room >= need
+	for _, i := range picked {
+		s := c.table.at(i)
+		s.state = live
+		if ok || e == nil {
+			victims = append(victims, victim{i, s.key})
+			c.evicted(s)
+			c.evict(s) // it has no pins, or it would not have been a candidate
+		}
+	}
+	return victims, ok
+}
+
+// reclaimSegment evicts all of a segment, where the file system cannot give back parts of it: of the sealed one with
+// the fewest blobs. It does so if the policy would admit the new blob in the place of a candidate.
+func (c *Cache) reclaimSegment(need int64, e *Entry) bool {
+	if e != nil {
+		now := c.opts.Clock()
+		c.mu.Lock()
+		_, worth, found := c.chooser.Victim(&c.table, now)
+		c.mu.Unlock()
+		if !found || !c.opts.Policy.Admit(c.opts.Policy.Worth(e, now), worth) {
+			return false
+		}
+	}
+	id, _ := c.space.sparsest()
+	if id == noSegment {
+		if err := c.space.roll(); err != nil {
+			c.notGivenBack(err)
+		}
+		if id, _ = c.space.sparsest(); id == noSegment {
+			return false
+		}
+	}
+	var victims []victim
+	var pinned []schema.Key
+	c.mu.Lock()
+	for i := range c.table.slots {
+		if s := c.table.at(uint32(i)); s.state == live && s.segment == id {
+			key := s.key
+			c.evicted(s)
+			need -= c.footprint(int64(s.length))
+			if c.evict(s) {
+				victims = append(victims, victim{uint32(i), key})
+			} else {
+				pinned = append(pinned, key)
+			}
+		}
+	}
+	c.mu.Unlock()
+	for _, key := range pinned {
+		c.index.remove(key)
+	}
+	c.releaseAll(victims)
+	return need <= 0 || len(victims) > 0
+}
+
+// evicted counts an eviction. c.mu is held.
+func (c *Cache) evicted(s *slot) {
+	c.count.evicted.Add(1)
+	c.set(s.dataset).evicted.Add(1)
+}
+
+// releaseAll finishes the eviction of blobs without pins.
+func (c *Cache) releaseAll(victims []victim) {
+	for _, v := range victims {
+		c.index.remove(v.key)
+		c.release(v.index)
+	}
+}
+
+// reaper does what nobody should wait for: it gives back the space of what was taken out while it was pinned, and moves
+// what is left in segments that are nearly empty.
+type reaper struct {
+	wake chan struct{} // has room for one
+
+	mu      sync.Mutex
+	slots   []uint32 // gone, and not pinned any more
+	tidy    bool
+	stopped bool
+}
+
+func (r *reaper) add(i uint32) {
+	r.mu.Lock()
+	r.slots = append(r.slots, i)
+	r.mu.Unlock()
+	r.signal()
+}
+
+func (r *reaper) signal() {
+	select {
+	case r.wake <- struct{}{}:
+	default:
+	}
+}
+
+// stop has the reaper end after what there is to do.
+func (r *reaper) stop() {
+	r.mu.Lock()
+	r.stopped = true
+	r.mu.Unlock()
+	r.signal()
+}
+
+// take returns what there is to do.
+func (r *reaper) take() (slots []uint32, tidy, stopped bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	slots, tidy = r.slots, r.tidy
+	r.slots, r.tidy = nil, false
+	return slots, tidy, r.stopped
+}
+
+func (c *Cache) reap() {
+	for range c.reaper.wake {
+		slots, tidy, stopped := c.reaper.take()
+		for _, i := range slots {
+			c.release(i)
+		}
+		switch {
+		case stopped:
+			return
+		case tidy:
+			c.tidySegments()
+		}
+	}
+}
+
+// maxSegments is how many segment files there may be: twice as many as hold the budget, and some. Each that has but few
+// blobs left costs an open file, a mapping, and a byte of memory for each of its blocks.
+func (c *Cache) maxSegments() int { return int(2*c.space.budget.Load()/c.opts.SegmentBytes) + 8 }
+
+// checkSegments has the reaper tidy up if there are too many segments.
+func (c *Cache) checkSegments() {
+	if int(c.space.files.Load()) <= c.maxSegments() {
+		return
+	}
+	c.reaper.mu.Lock()
+	c.reaper.tidy = true
+	c.reaper.mu.Unlock()
+	c.reaper.signal()
+}
+
+// tidySegments empties the segments with the fewest blobs until there are few enough segments.
+func (c *Cache) tidySegments() {
+	for {
+		id, n := c.space.sparsest()
+		if id == noSegment || n <= c.maxSegments() {
+			return
+		}
+		var left []uint32
+		c.mu.Lock()
+		for i := range c.table.slots {
+			if s := c.table.at(uint32(i)); s.state == live && s.segment == id {
+				left = append(left, uint32(i))
+			}
+		}
+		c.mu.Unlock()
+		for _, i := range left {
+			c.rehome(i, id)
+		}
+		if next, _ := c.space.sparsest(); next == id {
+			return // what is pinned stays; the next round finds it
+		}
+	}
+}
+
+// movedShare is how much may be rewritten, of what was stored.
+const movedShare = 0.1
+
+// rehome moves a blob from a segment to the one that is appended to, or evicts it where enough was moved already.
+func (c *Cache) rehome(i, id uint32) {
+	c.mu.Lock()
+	s := c.table.at(i)
+	if s.state != live || s.segment != id {
+		c.mu.Unlock()
+		return
+	}
+	size, key := c.space.set.Footprint(int64(s.length)), s.key
+	if float64(c.count.moved.Load()+size) > movedShare*float64(c.count.written.Load()) {
+		c.drop(i, s) // unlocks
+		return
+	}
+	s.pins.Add(1)
+	from := s.location()
+	c.mu.Unlock()
+
+	to, err := c.copyOf(from, key, s.sum)
+	c.mu.Lock()
+	switch {
+	case err != nil && s.state == live && !errors.Is(err, schema.ErrDataLoss):
+		s.pins.Add(-1)
+		c.drop(i, s) // unlocks; there is no room
+		return
+	case err != nil || s.state != live || s.pins.Load() != 1:
+		c.mu.Unlock() // damaged, taken out, or being read where it is
+		if err == nil {
+			c.giveBack(to)
+		} else {
+			c.lost(i, s, key, err)
+		}
+		c.unpin(i, s)
+		return
+	}
+	s.setLocation(to)
+	change := setOf(s)
+	s.pins.Add(-1)
+	c.mu.Unlock()
+	c.index.note(change)
+	c.giveBack(from)
+	c.count.moved.Add(size)
+}
+
+// drop evicts a blob. c.mu is held, and unlocked.
+func (c *Cache) drop(i uint32, s *slot) {
+	key := s.key
+	c.evicted(s)
+	unpinned := c.evict(s)
+	c.mu.Unlock()
+	c.index.remove(key)
+	if unpinned {
+		c.release(i)
+	}
+}
+
+// copyOf writes a blob, which is pinned, once more.
+func (c *Cache) copyOf(from segment.Location, key schema.Key, sum schema.Sum) (to segment.Location, err error) {
+	b, err := c.space.set.Get(from)
+	if err != nil {
+		return to, err
+	}
+	defer b.Release()
+	if err := (schema.BlobRef{Key: key, Size: from.Length, Sum: sum}).Check(b.Bytes()); err != nil {
+		return to, err
+	}
+	err = schema.Guard(func() (err error) {
+		to, err = c.write(key, sum, b.Bytes(), nil)
+		return err
+	})
+	return to, err
+}
+
+// SetSpare says of which blobs another node near owns a copy, and keeps it: those that are not spare are kept before
+// those that are, as losing one costs a read of the store. is must not block or allocate. It is asked whenever a blob
+// is stored or found; what is known of those that lie in the cache is what it said then.
+func (c *Cache) SetSpare(is func(schema.Key) bool) { c.spare.Store(&is) }
+
+func (c *Cache) isSpare(key schema.Key) bool {
+	is := c.spare.Load()
+	return is != nil && (*is)(key)
+}
+
+// Wants reports whether a blob at a place would be stored now: because there is room, or in the place of another. What
+// some job is going to use is displaced only if displace says so.
+func (c *Cache) Wants(at Place, size int64, displace bool) bool {
+	return c.wants(&Entry{Place: at, Size: size, Uses: 1}, displace)
+}
+
+// WantsBlob is Wants of a blob that may be a spare one: see [Cache.SetSpare].
+func (c *Cache) WantsBlob(ref schema.BlobRef, at Place, displace bool) bool {
+	return c.wants(&Entry{Place: at, Size: ref.Size, Uses: 1, Spare: c.isSpare(ref.Key)}, displace)
+}
+
+func (c *Cache) wants(e *Entry, displace bool) bool {
+	at, size := e.Place, e.Size
+	c.life.RLock()
+	defer c.life.RUnlock()
+	now := c.opts.Clock()
+	need := c.footprint(size)
+	room := c.space.room()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case c.closed.Load(), size > maxLength, need > c.space.budget.Load()/4, now < c.quiet:
+		return false
+	}
+	chooser, table := c.chooser, Table(&c.table)
+	if p := c.payers.limited(at.Tenant); p != nil && p.bytes+need > p.ceiling(c) {
+		if need > p.ceiling(c) {
+			return false
+		}
+		chooser, table = p.chooser, &ownTable{&c.table, at.Tenant}
+	} else if room >= need {
+		return true
+	}
+	_, worth, found := chooser.Victim(table, now)
+	if !found || worth.Planned && !displace && (e.Spare || !worth.Spare) {
+		return false
+	}
+	e.Added, e.Used = now, now
+	return c.opts.Policy.Admit(c.opts.Policy.Worth(e, now), worth)
+}
+
+// Demand is what consumers need, counted since some beginning: no field ever falls. What is asked of it is the
+// difference between two times.
+type Demand struct {
+	// Waited is for how long consumers waited for a batch of which some blob was not there yet, and came from the
+	// store. The times of all streams are added up.
+	Waited time.Duration `json:"waited_ns"`
+	// Streamed is for how long streams were open, those that are open now included, added up. So Waited is a part of
+	// it.
+	Streamed time.Duration `json:"streamed_ns"`
+	// StoreBytes are those of blobs that streams got from the store, SpillBytes of those that they got from the cache.
+	StoreBytes int64 `json:"store_bytes"`
+	SpillBytes int64 `json:"spill_bytes"`
+}
+
+// Sub is what was added since an earlier time.
+func (d Demand) Sub(earlier Demand) Demand {
+	return Demand{
+		Waited: d.Waited - earlier.Waited, Streamed: d.Streamed - earlier.Streamed,
+		StoreBytes: d.StoreBytes - earlier.StoreBytes, SpillBytes: d.SpillBytes - earlier.SpillBytes,
+	}
+}
+
+// elsewhere are the segments that clients of an earlier process have mapped still: it has handed them over by
+// descriptors (schema.Extent), and has ended. Nobody knows which blobs they read, so all are pinned, and nothing is
+// given back, until the last of them has let go.
+type elsewhere struct {
+	segments map[*segment.Segment][]uint32 // the slots that are pinned for that
+	bytes    atomic.Int64                  // of blobs in those
+	end      chan struct{}                 // closed by Close
+	over     chan struct{}                 // closed when nobody looks any more
+	// unswept says that blocks in which no blob lies were left as they were: the next start looks for them.
+	unswept bool
+	pause   time.Duration // between two looks
+}
+
+// pinElsewhere pins what a segment has. It is called before anybody else uses the cache.
+func (c *Cache) pinElsewhere(g *segment.Segment, slots []uint64) {
+	var pinned []uint32
+	for _, k := range slots {
+		i := uint32(k)
+		if s := c.table.at(i); s.state == live && s.segment == g.ID() {
+			s.pins.Add(1)
+			c.elsewhere.bytes.Add(int64(s.length))
+			pinned = append(pinned, i)
+		}
+	}
+	if c.elsewhere.segments == nil {
+		c.elsewhere.segments = map[*segment.Segment][]uint32{}
+	}
+	c.elsewhere.segments[g] = pinned
+}
+
+// watchElsewhere looks who has let go. It ends when all have, or with the cache.
+func (c *Cache) watchElsewhere() {
+	defer close(c.elsewhere.over)
+	tick := time.NewTicker(c.elsewhere.pause)
+	defer tick.Stop()
+	for len(c.elsewhere.segments) > 0 {
+		select {
+		case <-c.elsewhere.end:
+			return
+		case <-tick.C:
+		}
+		for g, slots := range c.elsewhere.segments {
+			if g.Elsewhere() {
+				continue
+			}
+			delete(c.elsewhere.segments, g)
+			for _, i := range slots {
+				c.mu.Lock()
+				s := c.table.at(i)
+				length := int64(s.length)
+				c.mu.Unlock()
+				c.elsewhere.bytes.Add(-length)
+				c.unpin(i, s)
+			}
+		}
+	}
+}
+
+// Verification is what Verify has found.
+type Verification struct {
+	Blobs   int64 `json:"blobs"` // that were read
+	Bytes   int64 `json:"bytes"`
+	Damaged int64 `json:"damaged"` // of them, which are taken out
+}
+
+// Verify reads every blob in the cache and compares it with its checksum. One that
+// is damaged is taken out, as a reader would take it. It ends with ctx.
+func (c *Cache) Verify(ctx context.Context) Verification {
+	c.life.RLock()
+	defer c.life.RUnlock()
+	var v Verification
+	for i := uint32(0); ctx.Err() == nil && !c.closed.Load(); i++ {
+		c.mu.Lock()
+		if int(i) >= c.table.Slots() {
+			c.mu.Unlock()
+			break
+		}
+		s := c.table.at(i)
+		if s.state != live {
+			c.mu.Unlock()
+			continue
+		}
+		s.pins.Add(1)
+		loc, sum, key := s.location(), s.sum, s.key
+		c.mu.Unlock()
+
+		err := c.intact(loc, sum)
+		if err != nil {
+			c.lost(i, s, key, err)
+			v.Damaged++
+		}
+		c.unpin(i, s)
+		v.Blobs++
+		v.Bytes += loc.Length
+	}
+	return v
+}
+
+func (c *Cache) intact(loc segment.Location, sum schema.Sum) error {
+	b, err := c.space.set.Get(loc)
+	if err != nil {
+		return err
+	}
+	defer b.Release()
+	return schema.BlobRef{Size: loc.Length, Sum: sum}.Check(b.Bytes())
+}
+
+// counters are since the cache was opened.
+type counters struct {
+	written, moved                                            atomic.Int64 // bytes
+	evicted, damaged, readErrors, writeErrors, diskFull, busy atomic.Int64
+}
+
+// dataset counts for one dataset, since the cache was opened; entries and bytes are what is there now.
+type dataset struct {
+	name                                   string
+	asked                                  Time         // when its number was asked for last; guarded by Cache.mu
+	claims                                 atomic.Int64 // blobs that are being stored, or wait for it
+	hits, hitBytes, misses, missBytes      atomic.Int64
+	stored, storedBytes, bypassed, evicted atomic.Int64
+	entries, bytes                         atomic.Int64
+}
+
+func (d *dataset) enter(s *slot) {
+	d.entries.Add(1)
+	d.bytes.Add(int64(s.length))
+}
+
+func (d *dataset) leave(s *slot) {
+	d.entries.Add(-1)
+	d.bytes.Add(-int64(s.length))
+}
+
+// Stats are counters since the cache was opened, and what is there now.
+type Stats struct {
+	Policy      string `json:"policy"`
+	BudgetBytes int64  `json:"budget_bytes"`
+	HeldBytes   int64  `json:"held_bytes"` // of the disk, dead space and an allowance for the index included
+	Segments    int    `json:"segments"`   // files
+	// ElsewhereBytes are of blobs that cannot be evicted, as clients of an earlier server have their files still.
+	ElsewhereBytes int64 `json:"elsewhere_bytes"`
+
+	DatasetStats // of all
+
+	WrittenBytes int64 `json:"written_bytes"` // to segments, headers and padding included
+	MovedBytes   int64 `json:"moved_bytes"`   // rewritten to give back the space of others
+	Damaged      int64 `json:"damaged"`       // blobs whose checksum was wrong
+	ReadErrors   int64 `json:"read_errors"`
+	WriteErrors  int64 `json:"write_errors"`
+	DiskFull     int64 `json:"disk_full"` // blobs not stored as the disk was full
+	Busy         int64 `json:"busy"`      // blobs offered and not stored as the disk was too slow
+	// Unnamed is how often a snapshot got no number, as all are in use: its blobs are not stored.
+	Unnamed   int64 `json:"unnamed"`
+	IndexLost bool  `json:"index_lost"` // the index could not be written: what is there will not be after a restart
+
+	Datasets map[string]DatasetStats `json:"datasets"` // by name
+}
+
+// DatasetStats are those of a dataset.
+type DatasetStats struct {
+	Entries     int64 `json:"entries"` // blobs that are there now
+	Bytes       int64 `json:"bytes"`   // of these
+	Hits        int64 `json:"hits"`
+	HitBytes    int64 `json:"hit_bytes"`
+	Misses      int64 `json:"misses"`
+	MissBytes   int64 `json:"miss_bytes"`
+	Stored      int64 `json:"stored"`
+	StoredBytes int64 `json:"stored_bytes"`
+	Bypassed    int64 `json:"bypassed"` // blobs not stored: others are worth more, or the disk failed
+	Evicted     int64 `json:"evicted"`
+}
+
+func (d *dataset) stats() DatasetStats {
+	return DatasetStats{
+		Entries: d.entries.Load(), Bytes: d.bytes.Load(),
+		Hits: d.hits.Load(), HitBytes: d.hitBytes.Load(), Misses: d.misses.Load(), MissBytes: d.missBytes.Load(),
+		Stored: d.stored.Load(), StoredBytes: d.storedBytes.Load(), Bypassed: d.bypassed.Load(),
+		Evicted: d.evicted.Load(),
+	}
+}
+
+// take adds what another one has counted, of which nothing is there.
+func (d *dataset) take(o *dataset) {
+	for _, c := range []struct{ to, from *atomic.Int64 }{
+		{&d.hits, &o.hits}, {&d.hitBytes, &o.hitBytes}, {&d.misses, &o.misses}, {&d.missBytes, &o.missBytes},
+		{&d.stored, &o.stored}, {&d.storedBytes, &o.storedBytes}, {&d.bypassed, &o.bypassed}, {&d.evicted, &o.evicted},
+	} {
+		c.to.Add(c.from.Load())
+	}
+}
+
+func (d *DatasetStats) add(o DatasetStats) {
+	d.Entries += o.Entries
+	d.Bytes += o.Bytes
+	d.Hits += o.Hits
+	d.HitBytes += o.HitBytes
+	d.Misses += o.Misses
+	d.MissBytes += o.MissBytes
+	d.Stored += o.Stored
+	d.StoredBytes += o.StoredBytes
+	d.Bypassed += o.Bypassed
+	d.Evicted += o.Evicted
+}
+
+// Stats returns what the cache counts.
+func (c *Cache) Stats() Stats {
+	st := Stats{
+		Policy: c.opts.Policy.Name(), BudgetBytes: c.space.budget.Load(), HeldBytes: c.space.held.Load(),
+		WrittenBytes: c.count.written.Load(), MovedBytes: c.count.moved.Load(),
+		Damaged: c.count.damaged.Load(), ReadErrors: c.count.readErrors.Load(), WriteErrors: c.count.writeErrors.Load(),
+		DiskFull: c.count.diskFull.Load(), Busy: c.count.busy.Load(), IndexLost: c.index.lost(),
+		Unnamed:  c.named.unnamed.Load(),
+		Datasets: map[string]DatasetStats{},
+	}
+	st.Segments, st.ElsewhereBytes = int(c.space.files.Load()), c.elsewhere.bytes.Load()
+	c.mu.Lock()
+	sets := slices.Clone(c.named.sets)
+	c.mu.Unlock()
+	for _, d := range sets {
+		one := d.stats()
+		st.add(one)
+		if d.name != "" && one != (DatasetStats{}) {
+			st.Datasets[d.name] = one
+		}
+	}
+	return st
+}
+
+// trouble logs what goes wrong with the disk, each kind at most every ten seconds.
+type trouble struct {
+	log   *slog.Logger
+	clock func() Time
+
+	mu    sync.Mutex
+	kinds map[string]*reported
+}
+
+type reported struct {
+	at      Time
+	skipped int64
+}
+
+const reportInterval = Time(10e9)
+
+func (t *trouble) report(what string, err error) {
+	if skipped, ok := t.due(what); ok {
+		t.log.Warn("trouble with the disk of the spill; streams go on from the store", "what", what, "error", err,
+			"not_logged_before", skipped)
+	}
+}
+
+// full reports that a name got none of so many numbers.
+func (t *trouble) full(name string, numbers int) {
+	if skipped, ok := t.due("numbers"); ok {
+		t.log.Warn("all numbers of snapshots are in use: blobs of further snapshots are not kept in the spill",
+			"snapshot", name, "numbers", numbers, "not_logged_before", skipped)
+	}
+}
+
+// due reports whether something is logged now, and how often it was not before.
+func (t *trouble) due(what string) (skipped int64, ok bool) {
+	now := t.clock()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.kinds == nil {
+		t.kinds = map[string]*reported{}
+	}
+	r := t.kinds[what]
+	if r == nil {
+		r = &reported{at: now - reportInterval}
+		t.kinds[what] = r
+	}
+	if now-r.at < reportInterval {
+		r.skipped++
+		return 0, false
+	}
+	skipped, r.at, r.skipped = r.skipped, now, 0
+	return skipped, true
+}

@@ -2,9 +2,11 @@ package spill
 
 import (
 	"fmt"
-	"math"
+	"math/rand/v2"
+	"slices"
 	"strconv"
-	"strings"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"bowstring/schema"
@@ -66,7 +68,7 @@ func (w Worth) Less(o Worth) bool {
 // Policy says which blobs to keep. It has no list of them: it is shown some, and is asked for
 // the worth of each. Implementations are safe for concurrent use.
 type Policy interface {
-	// Name is the policy's name, as [ParsePolicy] takes it.
+	// Name is the policy's name.
 	Name() string
 	// Worth is what keeping e is worth at a time; the candidate that is worth least is evicted.
 	// e is the caller's and may change after the call.
@@ -80,27 +82,6 @@ type Policy interface {
 type Oracle interface {
 	// NextUse returns when the blob at a place is used next; false if no job that runs will.
 	NextUse(at Place, now Time) (Time, bool)
-}
-
-// Policies are the names of the policies there are.
-var Policies = []string{"next-use", "lru", "fifo", "static", "score"}
-
-// ParsePolicy returns the policy of a name. The oracle is next-use's. The error is a
-// [schema.FieldError].
-func ParsePolicy(name string, oracle Oracle) (Policy, error) {
-	switch name {
-	case "next-use":
-		return NextUse(oracle), nil
-	case "lru":
-		return LRU(), nil
-	case "fifo":
-		return FIFO(), nil
-	case "static":
-		return Static(), nil
-	case "score":
-		return Score(), nil
-	}
-	return nil, &schema.FieldError{Field: "policy", Got: strconv.Quote(name), Want: strings.Join(Policies, ", ")}
 }
 
 // NextUse evicts what will be used last, and does not store what would be used later than that:
@@ -148,33 +129,6 @@ func (score) Worth(e *Entry, now Time) Worth {
 
 func (score) Admit(Worth, Worth) bool { return true }
 
-// LRU evicts what was used the longest time ago.
-func LRU() Policy { return lru{} }
-
-type lru struct{}
-
-func (lru) Name() string                 { return "lru" }
-func (lru) Worth(e *Entry, _ Time) Worth { return Worth{Value: float64(e.Used)} }
-func (lru) Admit(Worth, Worth) bool      { return true }
-
-// FIFO evicts what was stored the longest time ago.
-func FIFO() Policy { return fifo{} }
-
-type fifo struct{}
-
-func (fifo) Name() string                 { return "fifo" }
-func (fifo) Worth(e *Entry, _ Time) Worth { return Worth{Value: float64(e.Added)} }
-func (fifo) Admit(Worth, Worth) bool      { return true }
-
-// Static keeps what was stored first, and stores nothing more once it is full.
-func Static() Policy { return static{} }
-
-type static struct{}
-
-func (static) Name() string             { return "static" }
-func (static) Worth(*Entry, Time) Worth { return Worth{Value: math.Inf(1)} }
-func (static) Admit(Worth, Worth) bool  { return false }
-
 var _ fmt.Stringer = Worth{}
 
 // String is for logs.
@@ -183,4 +137,349 @@ func (w Worth) String() string {
 		return fmt.Sprintf("next use at %.3f s", -w.Value/1e9)
 	}
 	return fmt.Sprintf("score %.3g", w.Value)
+}
+
+// Table is the blobs that a [Chooser] takes its samples from. A slot holds one or none.
+type Table interface {
+	// Slots is the number of slots.
+	Slots() int
+	// Entry fills in e with what is in a slot, and reports whether there is a blob that may be evicted.
+	Entry(slot int, e *Entry) bool
+}
+
+// Chooser picks what to evict: the least worthy of some tens of candidates. Half of them are drawn at random
+// each time, the other half are the least worthy of those seen before, which are evaluated again. So
+// each choice costs the same, and is about as good as one among several times as many: what was found to be
+// of little worth, and not evicted, is not forgotten. (Redis keeps such a pool for its approximation of LRU.)
+//
+// It is not safe for concurrent use.
+type Chooser struct {
+	policy Policy
+	rng    *rand.Rand
+	pool   []choice // least worthy first
+	keep   int      // most that are kept in pool
+	fresh  int      // drawn at each choice
+	entry  Entry    // scratch, so that it does not escape anew each time
+}
+
+type choice struct {
+	slot  int
+	worth Worth
+}
+
+// DefaultCandidates is how many candidates a [Chooser] compares unless it is told otherwise.
+const DefaultCandidates = 64
+
+// NewChooser returns a chooser that compares so many candidates each time (0: [DefaultCandidates]).
+func NewChooser(policy Policy, candidates int, seed uint64) *Chooser {
+	if candidates <= 0 {
+		candidates = DefaultCandidates
+	}
+	keep := candidates / 2
+	return &Chooser{
+		policy: policy, rng: rand.New(rand.NewPCG(seed, 0)),
+		keep: keep, fresh: candidates - keep, pool: make([]choice, 0, keep+1),
+	}
+}
+
+// Victim returns the slot of what to evict next and what it is worth; false if nothing was found that may be
+// evicted. It stays a candidate until the table no longer says so.
+func (c *Chooser) Victim(t Table, now Time) (slot int, worth Worth, ok bool) {
+	// Worths change with time and use, and slots get other blobs.
+	known := c.pool
+	c.pool = c.pool[:0]
+	for _, old := range known {
+		c.consider(t, old.slot, now)
+	}
+	n := t.Slots()
+	// Empty slots cost a draw, but not many: a table that is mostly empty has nothing to evict.
+	for drawn, tries := 0, 0; n > 0 && drawn < c.fresh && tries < 4*c.fresh; tries++ {
+		if c.consider(t, c.rng.IntN(n), now) {
+			drawn++
+		}
+	}
+	if len(c.pool) == 0 {
+		return 0, Worth{}, false
+	}
+	return c.pool[0].slot, c.pool[0].worth, true
+}
+
+// consider puts a slot's blob in its place in the pool, if it is among the least worthy, and reports whether there is
+// one.
+func (c *Chooser) consider(t Table, slot int, now Time) bool {
+	if !t.Entry(slot, &c.entry) {
+		return false
+	}
+	w := c.policy.Worth(&c.entry, now)
+	if len(c.pool) == c.keep && c.keep > 0 && !w.Less(c.pool[len(c.pool)-1].worth) {
+		return true
+	}
+	for _, other := range c.pool {
+		if other.slot == slot {
+			return true
+		}
+	}
+	at := len(c.pool)
+	for at > 0 && w.Less(c.pool[at-1].worth) {
+		at--
+	}
+	c.pool = slices.Insert(c.pool, at, choice{slot, w})
+	if len(c.pool) > max(c.keep, 1) {
+		c.pool = c.pool[:len(c.pool)-1]
+	}
+	return true
+}
+
+// Order is the order in which a job uses the samples of a dataset, epoch by epoch: a permutation that knows its
+// inverse. It is safe for concurrent use, allocates nothing, and its methods take constant time.
+type Order interface {
+	// Rows is the number of indices of an epoch, the same for each.
+	Rows() int64
+	// Index returns where in an epoch, counted from the job's first as 0, the sample at a position is used;
+	// false if it is not.
+	Index(epoch, position int64) (index int64, ok bool)
+}
+
+// Future is the jobs that run. It knows when a sample is used next by any of them: the place of the
+// sample in the remaining part of the job's epoch, or else in its next epoch, at the pace that the job is
+// seen to keep. So it keeps no list, and an answer costs one or two inverses for each job on the dataset.
+//
+// It is an [Oracle], and safe for concurrent use.
+type Future struct {
+	mu   sync.Mutex             // held to change jobs
+	jobs atomic.Pointer[[]*Job] // replaced, never changed
+}
+
+// JobOptions describe a job to a [Future].
+type JobOptions struct {
+	// Dataset is what the job's positions are positions in, as in [Place].
+	Dataset uint32
+	// Order is the order of its epochs.
+	Order Order
+	// Epochs is how many there are; 0 if that is not known. Then it is taken for granted that another one follows.
+	Epochs int64
+	// At is the index, in its first epoch, at which the job begins.
+	At int64
+	// RowTime is the time that a sample is supposed to take the job until its pace is seen. Default: 1 ms.
+	RowTime time.Duration
+	// RowBytes is how many bytes of blobs a sample of the job has, in the mean; 0 if that is not known.
+	RowBytes int64
+	// Positions is how many the dataset has: all that Order knows are below it. Default: the rows of an epoch.
+	Positions int64
+}
+
+// Job is a job that runs.
+type Job struct {
+	opts JobOptions
+	rows int64 // of an epoch
+	end  int64 // served where the job ends
+
+	served  atomic.Int64 // rows, from the beginning of the first epoch on
+	rowTime atomic.Int64 // nanoseconds
+
+	pace pace
+}
+
+// Add adds a job that begins now. The error, a [schema.FieldError], says what is wrong with the options.
+func (f *Future) Add(opts JobOptions, now Time) (*Job, error) {
+	if opts.Order == nil {
+		return nil, &schema.FieldError{Field: "order", Got: "none", Want: "the order of the job's epochs"}
+	}
+	rows := opts.Order.Rows()
+	if rows < 0 || opts.Epochs < 0 || opts.At < 0 || opts.At > rows {
+		return nil, &schema.FieldError{
+			Field: "job", Want: "rows, epochs and a beginning of 0 or more, the beginning within the first epoch",
+			Got: strconv.FormatInt(rows, 10) + " rows, " + strconv.FormatInt(opts.Epochs, 10) +
+				" epochs, beginning at " + strconv.FormatInt(opts.At, 10),
+		}
+	}
+	if opts.RowTime <= 0 {
+		opts.RowTime = time.Millisecond
+	}
+	opts.RowBytes, opts.Positions = max(opts.RowBytes, 0), max(opts.Positions, rows)
+	j := &Job{opts: opts, rows: rows, end: opts.Epochs * rows}
+	if opts.Epochs == 0 || rows > 0 && j.end/rows != opts.Epochs {
+		j.end = 1<<63 - 1
+	}
+	j.served.Store(opts.At)
+	j.rowTime.Store(int64(opts.RowTime))
+	j.pace.begin(opts.At, now, max(rows/4, minHorizon))
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	jobs := append(slices.Clone(f.list()), j)
+	f.jobs.Store(&jobs)
+	return j, nil
+}
+
+// Remove forgets a job, which has ended.
+func (f *Future) Remove(j *Job) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	jobs := slices.DeleteFunc(slices.Clone(f.list()), func(other *Job) bool { return other == j })
+	f.jobs.Store(&jobs)
+}
+
+func (f *Future) list() []*Job {
+	if p := f.jobs.Load(); p != nil {
+		return *p
+	}
+	return nil
+}
+
+// Len is the number of jobs that run.
+func (f *Future) Len() int { return len(f.list()) }
+
+// JobState is where a job stands.
+type JobState struct {
+	Job       *Job          `json:"-"`
+	Order     Order         `json:"-"` // of its epochs
+	Dataset   uint32        `json:"dataset"`
+	Positions int64         `json:"positions"` // of the dataset
+	Rows      int64         `json:"rows"`      // of an epoch
+	Served    int64         `json:"served"`    // rows, from the beginning of the first epoch on
+	Left      int64         `json:"left"`      // rows until the job ends, -1 if that is not known
+	RowTime   time.Duration `json:"row_time_ns"`
+	RowBytes  int64         `json:"row_bytes"` // 0 if not known
+}
+
+// Jobs returns where the jobs stand that run, in the order in which they were added.
+func (f *Future) Jobs() []JobState {
+	jobs := f.list()
+	states := make([]JobState, len(jobs))
+	for i, j := range jobs {
+		served := j.served.Load()
+		left := int64(-1)
+		if j.end != 1<<63-1 {
+			left = max(j.end-served, 0)
+		}
+		states[i] = JobState{
+			Job: j, Order: j.opts.Order, Dataset: j.opts.Dataset, Positions: j.opts.Positions,
+			Rows: j.rows, Served: served, Left: left, RowTime: j.RowTime(), RowBytes: j.opts.RowBytes,
+		}
+	}
+	return states
+}
+
+// NextUse implements [Oracle].
+func (f *Future) NextUse(at Place, now Time) (next Time, ok bool) {
+	for _, j := range f.list() {
+		if j.opts.Dataset != at.Dataset {
+			continue
+		}
+		if rows, used := j.rowsUntil(at); used {
+			// Far beyond any use in practice; rather late than negative.
+			t := now + Time(min(float64(rows)*float64(j.rowTime.Load()), 1<<61))
+			if !ok || t < next {
+				next, ok = t, true
+			}
+		}
+	}
+	return next, ok
+}
+
+// pageSamples is at how many of a page's rows it is looked when they are used.
+const pageSamples = 4
+
+// rowsUntil is how many rows the job uses before it uses what is at a place. Of a page that is the first of some of its
+// rows; as they are few of them, in an order that is random it comes so much sooner as there are more.
+func (j *Job) rowsUntil(at Place) (first int64, used bool) {
+	start, page := at.page()
+	if !page {
+		return j.RowsUntil(at.Position)
+	}
+	for i := range int64(pageSamples) {
+		if rows, ok := j.RowsUntil(start + i*schema.PageRows/pageSamples); ok && (!used || rows < first) {
+			first, used = rows, true
+		}
+	}
+	return first * (pageSamples + 1) / (schema.PageRows + 1), used
+}
+
+// Advance says how far the job is: the next row it uses is the one at an index of an epoch, counted from its first as
+// 0. It should be called for each batch at least. A call that would move the job back is ignored, as calls may overtake
+// each other.
+func (j *Job) Advance(epoch, index int64, now Time) {
+	served := epoch*j.rows + index
+	for {
+		old := j.served.Load()
+		if served <= old {
+			return
+		}
+		if j.served.CompareAndSwap(old, served) {
+			break
+		}
+	}
+	if t := j.pace.observe(served, now); t > 0 {
+		j.rowTime.Store(t)
+	}
+}
+
+// RowsUntil returns how many rows the job uses before it uses the sample at a position; false if it will not, as
+// far as is known.
+func (j *Job) RowsUntil(position int64) (int64, bool) {
+	if j.rows == 0 {
+		return 0, false
+	}
+	served := j.served.Load()
+	if served >= j.end {
+		return 0, false
+	}
+	epoch := served / j.rows
+	start := epoch * j.rows
+	if i, ok := j.opts.Order.Index(epoch, position); ok && start+i >= served {
+		return start + i - served, true
+	}
+	if start+j.rows >= j.end {
+		return 0, false
+	}
+	if i, ok := j.opts.Order.Index(epoch+1, position); ok {
+		return start + j.rows + i - served, true
+	}
+	return 0, false
+}
+
+// Served is how many rows it has used, counted from the beginning of its first epoch.
+func (j *Job) Served() int64 { return j.served.Load() }
+
+// End is how many it will have used when it ends, the greatest number there is if that is not known.
+func (j *Job) End() int64 { return j.end }
+
+// RowTime is the time a row takes, as seen of late.
+func (j *Job) RowTime() time.Duration { return time.Duration(j.rowTime.Load()) }
+
+// minHorizon is the least number of rows over which a pace is averaged, so that it does not follow what a read ahead
+// does.
+const minHorizon = 1024
+
+// pace averages the time that a row takes over the last rows, older ones counting for less and less.
+type pace struct {
+	mu      sync.Mutex
+	at      int64 // rows
+	when    Time
+	rows    float64
+	time    float64
+	horizon float64
+}
+
+func (p *pace) begin(at int64, now Time, horizon int64) {
+	p.at, p.when, p.horizon = at, now, float64(horizon)
+}
+
+// observe returns the time of a row in nanoseconds, 0 if it is not known yet.
+func (p *pace) observe(at int64, now Time) int64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if at > p.at && now > p.when {
+		p.rows += float64(at - p.at)
+		p.time += float64(now - p.when)
+		p.at, p.when = at, now
+		if p.rows > 2*p.horizon {
+			shrink := p.horizon / p.rows
+			p.rows, p.time = p.rows*shrink, p.time*shrink
+		}
+	}
+	if p.rows == 0 {
+		return 0
+	}
+	return max(1, int64(p.time/p.rows))
 }

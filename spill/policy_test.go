@@ -108,11 +108,6 @@ func TestWorths(t *testing.T) {
 			t.Errorf("%s admits %s in the place of %s: %v", c.policy.Name(), c.newcomer, c.victim, got)
 		}
 	}
-	for _, name := range Policies {
-		if p, err := ParsePolicy(name, future); err != nil || p.Name() != name {
-			t.Errorf("%s: %v", name, err)
-		}
-	}
 }
 
 // entries is a table of what there is in memory.

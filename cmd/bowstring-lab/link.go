@@ -9,6 +9,7 @@ import (
 	"bowstring/cmd/bowstring/command"
 	"bowstring/fetch/store/cql"
 	"bowstring/internal/delay"
+	"bowstring/spill/replay"
 )
 
 // linkFlags describe the link to a store.
@@ -82,6 +83,12 @@ func (c *serveCmd) Run(ctx context.Context, app *command.App, globals *command.G
 	if err := c.Own(app); err != nil {
 		return err
 	}
-	c.MaxReads, c.SpillPolicy = c.Reads, c.Policy
+	c.MaxReads = c.Reads
+	if c.Policy != "next-use" { // which serve has
+		var err error
+		if c.SpillPolicy, err = replay.ParsePolicy(c.Policy, nil); err != nil {
+			return err
+		}
+	}
 	return c.over(app, globals, true, func() error { return c.ServeCmd.Run(ctx, app) })
 }

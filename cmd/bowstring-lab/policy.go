@@ -13,7 +13,6 @@ import (
 	"bowstring/cmd/bowstring/command"
 	"bowstring/fetch/plan"
 	"bowstring/schema"
-	"bowstring/spill"
 	"bowstring/spill/replay"
 )
 
@@ -127,7 +126,7 @@ func (c *policyCmd) Validate() error {
 		}
 	}
 	for _, name := range c.Policy {
-		if _, err := spill.ParsePolicy(name, nil); err != nil {
+		if _, err := replay.ParsePolicy(name, nil); err != nil {
 			var bad *schema.FieldError
 			if errors.As(err, &bad) {
 				return fmt.Errorf("--policy: got %s, want %s", bad.Got, bad.Want)

@@ -1,8 +1,24 @@
+// Package layout says which node of a cluster owns which blob.
+//
+// A [Record] lists nodes with their weights and capacities. It is immutable and is
+// named by the hash of its canonical encoding. A [Layout] is what follows from a
+// record: of each of 65,536 slots of the key space, the node that owns it, and perhaps
+// a second one. It is the same on every machine and in every release: the arithmetic
+// is of integers alone.
+//
+// Ownership is advice. It says which node to ask for a blob first, and which rank is
+// to have a sample; whether a node has the blob, only that node knows.
+//
+// The package does no I/O, reads no clock, draws no randomness and starts no
+// goroutine. Which nodes there are is the business of fetch/members, and which rank
+// gets which sample that of fetch/plan.
 package layout
 
 import (
+	"cmp"
 	"encoding/binary"
 	"math/bits"
+	"slices"
 	"sync"
 
 	"bowstring/schema"
@@ -236,3 +252,181 @@ func KeyIn(slot uint16) (k schema.Key) {
 	binary.BigEndian.PutUint16(k[:], slot)
 	return k
 }
+
+// Keepers says which node of a zone acts for it, by slot: who owns a slot elsewhere is asked by that one alone, which
+// keeps what pays for all of its zone. It is an index in the record; None where the zone has no node with a spill.
+//
+// An owner in the zone is its own keeper, the first before the second. Of a slot that is owned elsewhere, the
+// keeper is the node of the zone that it is cheapest for, by the same weighted rendezvous as owners are found by,
+// without quotas: so a node that comes or goes moves its part alone, and all nodes of the zone agree without a word.
+func (l *Layout) Keepers(zone int32) []int16 {
+	type candidate struct {
+		node             int16
+		seed, reciprocal uint64
+	}
+	var in []candidate
+	for i, n := range l.record.Nodes {
+		if l.zones[i] == zone && n.Capacity > 0 {
+			in = append(in, candidate{int16(i), seedOf(n.ID), weightUnit / uint64(max(n.Weight, 1))})
+		}
+	}
+	keepers := make([]int16, Slots)
+	for slot := range keepers {
+		o := l.owners[slot]
+		switch {
+		case o.First != None && l.zones[o.First] == zone:
+			keepers[slot] = o.First
+			continue
+		case o.Second != None && l.zones[o.Second] == zone:
+			keepers[slot] = o.Second
+			continue
+		}
+		keepers[slot] = None
+		seed, cheapest := seedOfSlot(slot), ^uint64(0)
+		for _, c := range in {
+			if price := cost(draw(seed, c.seed), c.reciprocal); price < cheapest {
+				keepers[slot], cheapest = c.node, price
+			}
+		}
+	}
+	return keepers
+}
+
+// quotas shares total out by weight, where no node gets more than its cap. What is left
+// because of caps goes to the others by weight, and then, to nodes of weight 0, evenly. The sum is
+// total, or that of the caps if it is less. Shares of nodes that are not capped differ from the exact
+// ones by less than one: largest remainders are rounded up (Hamilton's method), of
+// equal ones the first.
+func quotas(total int64, weights, caps []int64) []int64 {
+	quota := make([]int64, len(weights))
+	open := make([]int, 0, len(weights))
+	for round := range 2 {
+		open = open[:0]
+		for i := range weights {
+			if (weights[i] > 0) == (round == 0) && caps[i] > 0 {
+				open = append(open, i)
+			}
+		}
+		total -= fill(total, open, quota, caps, func(i int) int64 { return max(weights[i], 1) })
+	}
+	return quota
+}
+
+// fill shares total out over the open nodes, and returns how much they took.
+func fill(total int64, open []int, quota, caps []int64, weight func(int) int64) (took int64) {
+	for total > took && len(open) > 0 {
+		var sum int64
+		for _, i := range open {
+			sum += weight(i)
+		}
+		left := total - took
+		// Whoever cannot take its share takes what it can, and the others share the rest.
+		var full []int
+		for _, i := range open {
+			if left*weight(i) >= sum*caps[i] { // below 2^16 · 2^16 · MaxNodes
+				full = append(full, i)
+			}
+		}
+		if len(full) > 0 {
+			for _, i := range full {
+				quota[i] = caps[i]
+				took += caps[i]
+			}
+			open = slices.DeleteFunc(open, func(i int) bool { return quota[i] == caps[i] })
+			continue
+		}
+		rest := left
+		remainder := map[int]int64{}
+		for _, i := range open {
+			quota[i] = left * weight(i) / sum
+			remainder[i] = left * weight(i) % sum
+			rest -= quota[i]
+		}
+		slices.SortStableFunc(open, func(a, b int) int { return cmp.Compare(remainder[b], remainder[a]) })
+		for _, i := range open[:rest] {
+			quota[i]++
+		}
+		return total
+	}
+	return took
+}
+
+// mixed is the finalizer of splitmix64: one to one, and each bit of the result depends on all
+// of x.
+func mixed(x uint64) uint64 {
+	x ^= x >> 30
+	x *= 0xbf58476d1ce4e5b9
+	x ^= x >> 27
+	x *= 0x94d049bb133111eb
+	return x ^ x>>31
+}
+
+// seedOf is a node's seed: 64 bits of the FNV-1a hash of its id, mixed.
+func seedOf(id string) uint64 {
+	h := uint64(0xcbf29ce484222325)
+	for i := range len(id) {
+		h = (h ^ uint64(id[i])) * 0x100000001b3
+	}
+	return mixed(h)
+}
+
+// seedOfSlot is that of a slot.
+func seedOfSlot(slot int) uint64 { return mixed(uint64(slot)*0x9e3779b97f4a7c15 + 0x2545f4914f6cdd1d) }
+
+// draw is the number that a node draws for a slot, uniform in 64 bits.
+func draw(slot, node uint64) uint64 {
+	x := (slot ^ node) * 0xbf58476d1ce4e5b9
+	x ^= x >> 32
+	x *= 0x94d049bb133111eb
+	return x ^ x>>29
+}
+
+const (
+	logBits  = 8 // of a mantissa are looked up, and the next logSteps interpolated
+	logSteps = 24
+)
+
+// logs[i] is log2(1 + i/256) in units of 2^-32.
+var logs = func() (t [1<<logBits + 1]uint64) {
+	for i := range t {
+		// The bits of a binary logarithm, one by one: square, and halve where that is 2 or more.
+		x := (1<<logBits + uint64(i)) << (62 - logBits) // 2^62 is 1
+		var log uint64
+		if x >= 1<<63 { // the last entry is exactly 1
+			t[i] = 1 << 32
+			continue
+		}
+		for range 33 { // one bit more, to round by
+			hi, lo := bits.Mul64(x, x)
+			x = hi<<2 | lo>>62
+			log <<= 1
+			if x >= 1<<63 {
+				x >>= 1
+				log |= 1
+			}
+		}
+		t[i] = (log + 1) >> 1
+	}
+	return t
+}()
+
+// surprise is -log2((x+1)/2^64) in units of 2^-32, rounded: of a uniform x, it is
+// distributed exponentially. It never grows as x does.
+func surprise(x uint64) uint64 {
+	x |= 1
+	n := bits.LeadingZeros64(x)
+	m := x << n << 1 // without the leading 1
+	i := m >> (64 - logBits)
+	part := m << logBits >> (64 - logSteps)
+	log := logs[i] + (logs[i+1]-logs[i])*part>>logSteps
+	return uint64(n)<<32 + (1<<32 - log)
+}
+
+// weightUnit is the reciprocal of a weight of 1.
+const weightUnit = 1 << 25
+
+// cost is what a node with that reciprocal of its weight asks for a slot for which it drew x.
+// The cheapest node has it: by the exponential distribution, with odds in proportion to
+// the weights (weighted rendezvous hashing: Schindelhauer and Schomaker, "Weighted
+// distributed hash tables", SPAA 2005).
+func cost(x, reciprocal uint64) uint64 { return surprise(x) * reciprocal } // < 2^(6+32+25)

@@ -1,3 +1,15 @@
+// Package members says which nodes a cluster has, and which layout an epoch uses.
+//
+// A node holds a lease in the store that all nodes share anyway ([Shared]): a row that
+// lapses unless it is renewed. There is no gossip, no consensus and no port beside. What a
+// node last saw stays its view while the store is out of reach: peers that are gone show where
+// bytes are asked of them, and the store stands in.
+//
+// Layouts are kept in the store by their names. The layout of an epoch of a plan is claimed
+// once, by a transaction of the store, so that ranks which ask different nodes get one answer.
+//
+// What follows from a layout is the business of fetch/layout. How the store keeps rows, only the store
+// knows: see fetch/store/cql.
 package members
 
 import (
@@ -8,9 +20,12 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math"
 	mathrand "math/rand/v2"
 	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -19,6 +34,70 @@ import (
 
 	"bowstring/fetch/layout"
 	"bowstring/schema"
+)
+
+// Shared is what the nodes of clusters share. It is safe for concurrent use. Errors wrap the
+// sentinels of package schema.
+type Shared interface {
+	// PutLease writes the lease of a node. It lapses after ttl, unless it is written again.
+	PutLease(ctx context.Context, cluster, id string, lease []byte, ttl time.Duration) error
+	// Leases returns the leases that have not lapsed, by node.
+	Leases(ctx context.Context, cluster string) (map[string][]byte, error)
+	// RemoveLease removes the lease of a node.
+	RemoveLease(ctx context.Context, cluster, id string) error
+	// PutLayout keeps a layout by name for a time: what is kept for longer stays so.
+	PutLayout(ctx context.Context, name string, record []byte, ttl time.Duration) error
+	// Layout returns what was kept; schema.ErrNotFound if there is nothing.
+	Layout(ctx context.Context, name string) ([]byte, error)
+	// ClaimLayout returns which layout an epoch of a plan has: that which was claimed first,
+	// and now the given one if none was. With name "" nothing is claimed, and "" is returned if
+	// nothing was. It may be repeated where it has failed.
+	ClaimLayout(ctx context.Context, cluster, plan string, epoch uint64, name string, ttl time.Duration) (string, error)
+}
+
+// lease is what a node says of itself, as JSON.
+type lease struct {
+	Node layout.Node `json:"node"`
+	// Process tells a node that was started again, or a second one of the same id, from this one.
+	Process string `json:"process"`
+	// Since is when the process started, by its own clock; for people.
+	Since time.Time `json:"since"`
+	// Version is that of the program.
+	Version string `json:"version"`
+	// Incarnation grows from one process of a node to the next: of two that are there at a time, the lease of the
+	// lesser is passed over. 0 is that of older programs.
+	Incarnation int64 `json:"incarnation,omitempty"`
+	// Draining says how far a node is that leaves; nil while it stays.
+	Draining *Draining `json:"draining,omitempty"`
+	// Wants is what its jobs read: bytes by snapshot.
+	Wants map[string]int64 `json:"wants,omitempty"`
+}
+
+// Draining is how far a node is that leaves its cluster. It owns nothing any more.
+type Draining struct {
+	Since   time.Time `json:"since"`
+	Streams int       `json:"streams"` // that have not ended yet
+	Blobs   int64     `json:"blobs"`   // that others have taken over
+	Bytes   int64     `json:"bytes"`   // of those
+	Held    int64     `json:"held"`    // bytes in its cache
+	Done    bool      `json:"done"`    // it ends
+}
+
+// order is what a node is told to do, as JSON, in a row beside the leases: orders of cluster c are the leases of
+// c/orders, which is the name of no cluster.
+type order struct {
+	Process string `json:"process"` // the one that is told: the next one of the node is not
+	Drain   bool   `json:"drain"`
+}
+
+// Beside the orders each process of a node has a row that says that it has begun: an earlier one that goes on writes
+// over the lease of a later one, but not over this.
+const (
+	ordersOf = "/orders"
+	// beganOf comes before the node's name in that row's, and a slash and the incarnation after it.
+	beganOf = "began/"
+	// orderTTL is for how long an order waits for its node.
+	orderTTL = time.Hour
 )
 
 // Options says who a member is. The zero value of a field that has a default stands for it.
@@ -377,3 +456,127 @@ func (m *Members) Look(ctx context.Context) (View, error) {
 
 // errNoNodes says that no layout can be made.
 var errNoNodes = errors.New("no node of the cluster is there")
+
+// SetDraining says that this node leaves, and how far it is, or with nil that it stays. Others are told at
+// once: an error says that they will be later, with the next renewal.
+func (m *Members) SetDraining(ctx context.Context, d *Draining) error {
+	m.mu.Lock()
+	if m.self == nil {
+		m.mu.Unlock()
+		return fmt.Errorf("%w: this process is no member", schema.ErrInvalid)
+	}
+	was := m.self.Draining != nil
+	m.self.Draining = d
+	m.mu.Unlock()
+	if was == (d != nil) {
+		return nil // how far it is, is told with the renewals
+	}
+	err := m.direct()
+	if told := m.renew(ctx); told != nil {
+		return told
+	}
+	return err
+}
+
+// maxWants is how many snapshots a node says that its jobs read: the largest.
+const maxWants = 32
+
+// SetWants says what the jobs of this node read: bytes by snapshot. Route goes by it at once, and others are told with
+// the next renewal: where they know of the jobs themselves, as nodes tell each other, nobody waits for leases to be read
+// before the caches' room beyond what jobs read gets second owners.
+func (m *Members) SetWants(wants map[string]int64) error {
+	if len(wants) > maxWants {
+		names := slices.SortedFunc(maps.Keys(wants), func(a, b string) int {
+			return int(min(max(wants[b]-wants[a], -1), 1))
+		})
+		most := make(map[string]int64, maxWants)
+		for _, name := range names[:maxWants] {
+			most[name] = wants[name]
+		}
+		wants = most
+	}
+	m.mu.Lock()
+	if m.self == nil {
+		m.mu.Unlock()
+		return nil
+	}
+	same := maps.Equal(m.self.Wants, wants)
+	m.self.Wants = wants
+	m.mu.Unlock()
+	if same {
+		return nil
+	}
+	return m.direct()
+}
+
+// Ordered reports whether somebody has ordered this process to drain, and not taken it back.
+func (m *Members) Ordered() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.ordered
+}
+
+// began names the row that says that a process of a node has begun.
+func began(id string, incarnation int64) string {
+	return beganOf + id + "/" + strconv.FormatInt(incarnation, 10)
+}
+
+// lastBegun is the incarnation of the last process that has begun, by node.
+func lastBegun(rows map[string][]byte) map[string]int64 {
+	last := map[string]int64{}
+	for name := range rows {
+		rest, ok := strings.CutPrefix(name, beganOf)
+		id, number, _ := strings.Cut(rest, "/")
+		if n, err := strconv.ParseInt(number, 10, 64); ok && err == nil {
+			last[id] = max(last[id], n)
+		}
+	}
+	return last
+}
+
+// obeyLocked takes in the orders, by node, and whether a later process of this node has begun: this one is then the
+// node no more, until that has ended.
+func (m *Members) obeyLocked(orders map[string][]byte, lastOf map[string]int64, now time.Time) {
+	if m.self == nil {
+		return
+	}
+	switch last := lastOf[m.self.Node.ID]; {
+	case m.stop == nil:
+		m.self.Incarnation = max(m.self.Incarnation, last+1)
+	case last > m.self.Incarnation:
+		m.superseded = now.Add(m.opts.TTL)
+	}
+	var o order
+	err := json.Unmarshal(orders[m.self.Node.ID], &o)
+	m.ordered = err == nil && o.Drain && o.Process == m.process
+}
+
+// Order has a node drain, or not. It is told when it reads the members next. schema.ErrNotFound if it is not there.
+func (m *Members) Order(ctx context.Context, node string, drain bool) error {
+	if !drain {
+		return m.opts.Shared.RemoveLease(ctx, m.opts.Cluster+ordersOf, node)
+	}
+	if err := m.read(ctx); err != nil {
+		return err
+	}
+	m.mu.Lock()
+	n, ok := m.nodes[node]
+	names := slices.Sorted(maps.Keys(m.nodes))
+	m.mu.Unlock()
+	if !ok {
+		return fmt.Errorf("%w: cluster %s has no node %s; it has %s", schema.ErrNotFound, m.opts.Cluster,
+			schema.Quote(node), strings.Join(names, ", "))
+	}
+	body, err := json.Marshal(order{Process: n.Process, Drain: true})
+	if err != nil {
+		return fmt.Errorf("encode an order: %w", err)
+	}
+	return m.opts.Shared.PutLease(ctx, m.opts.Cluster+ordersOf, node, body, orderTTL)
+}
+
+// Process returns which process a node is now; "" if it is not there.
+func (m *Members) Process(node string) string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.nodes[node].Process
+}

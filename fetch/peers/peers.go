@@ -1,3 +1,15 @@
+// Package peers reads blobs from the caches of other nodes: the tier between the
+// spill and the store.
+//
+// Of each blob a [Directory] says how a node comes by it: whom it asks, and whether it
+// keeps the blob if that pays. The first owner reads it from the store once, for all. A second
+// owner, and in each other zone the node that acts for that zone, ask the first one and keep
+// the blob too; all others ask those that are near, and keep nothing. A node that leaves
+// is asked by the new owners for what it holds. Ownership is advice: an owner that is slow, full, of another opinion or
+// gone costs a bounded delay, and then the store is read.
+//
+// A [Link] is the way to one node; how it is built is the business of whoever gives
+// one. The package knows nothing of gRPC, leases or layouts.
 package peers
 
 import (
@@ -358,4 +370,338 @@ func (t *Tier) Stats() []NodeStats {
 	}
 	slices.SortFunc(list, func(a, b NodeStats) int { return cmp.Compare(a.Node, b.Node) })
 	return list
+}
+
+// Directory says how a node comes by blobs. It is safe for concurrent use.
+type Directory interface {
+	// Route says how this node comes by a blob. It must not block or allocate: it is asked
+	// for every blob, with a lock held. What it returns is not to be changed, and may be used
+	// for as long as one likes.
+	Route(key schema.Key) Route
+}
+
+// Mine is a Directory that knows without a route whether this node keeps what pays of blobs like one, or asks nobody
+// for it. Who looks ahead asks that of all rows of a job.
+type Mine interface {
+	Mine(key schema.Key) bool
+}
+
+// Route says how a node comes by blobs.
+type Route struct {
+	// Ask are the nodes to ask, the nearest first; none where this node reads from the store.
+	Ask []string
+	// Near is how many of them, from the first on, are as near as each other: the one that has least to
+	// do is asked.
+	Near int
+	// Keep says that this node keeps what pays of such blobs: it owns them, first or second, or acts for its zone. It
+	// asks others for what they have; whoever asks it, it may ask on for.
+	Keep bool
+	// Spare says that what it keeps of such blobs one near keeps too, who has it from the store.
+	Spare bool
+	// Held says that those to ask are to answer from their caches alone: they have owned the blob and are leaving.
+	Held bool
+}
+
+// onward reports whether a node with this route may ask another one for a blob that it was asked for itself. Who is
+// asked by a keeper asks nobody but those that are leaving, and they ask nobody: so no blob is asked for in a circle,
+// whatever the views.
+func (r Route) onward(asked bool) bool { return r.Keep && len(r.Ask) > 0 && (r.Held || asked) }
+
+// loanKey marks the context of a read for another node.
+type loanKey struct{}
+
+// WithLoan returns a context for a read that another node has asked for.
+func WithLoan(ctx context.Context) context.Context { return context.WithValue(ctx, loanKey{}, true) }
+
+// Onward reports whether another node may be asked for a blob that this one was asked for itself; asked says
+// whether who asks takes it for one that acts for others: see [Ask.Onward].
+func (t *Tier) Onward(key schema.Key, asked bool) bool {
+	return t.opts.Directory.Route(key).onward(asked)
+}
+
+// Astray reports whether this node has nothing to do with blobs of a key: who takes it for one that acts for others has
+// another view, as happens for some seconds when a job begins.
+func (t *Tier) Astray(key schema.Key) bool {
+	r := t.opts.Directory.Route(key)
+	return !r.Keep && len(r.Ask) > 0
+}
+
+// Mine reports whether this node is one that keeps blobs of a key.
+func (t *Tier) Mine(key schema.Key) bool {
+	if t.mine != nil {
+		return t.mine.Mine(key)
+	}
+	r := t.opts.Directory.Route(key)
+	return r.Keep || len(r.Ask) == 0
+}
+
+// Spare reports whether what this node keeps of blobs of a key is kept near by, too, by who has it from the store.
+func (t *Tier) Spare(key schema.Key) bool { return t.opts.Directory.Route(key).Spare }
+
+// choose returns a node of a route that can be asked for a blob: of the near ones, that with least under way.
+func (t *Tier) choose(r Route, ref schema.BlobRef) (*node, error) {
+	var best *node
+	var least int64
+	for i, name := range r.Ask {
+		if best != nil && i >= max(r.Near, 1) {
+			break
+		}
+		n, err := t.node(name)
+		if err != nil {
+			return nil, err
+		}
+		if !n.usable() || !n.vouches(ref) {
+			continue
+		}
+		if load := n.pending.Load(); best == nil || load < least {
+			best, least = n, load
+		}
+	}
+	if best == nil || !best.admit() {
+		return nil, errNobody
+	}
+	return best, nil
+}
+
+// patienceFactor is how many times what its answers have taken of late a node may
+// say nothing.
+const patienceFactor = 4
+
+// stalledFactor is how many times the patience a node may bring nothing that says that it is there. When a job begins
+// on many nodes, all of them wait in one queue before the store, an owner's first answer as long as anything: a node
+// given up then is asked for nothing for a while, and its blobs are read twice, by who wants them and by it.
+const stalledFactor = 10
+
+// node is the way to one node, and how that does. A node that was asked and says
+// nothing at all for long is silent: what it was asked for fails, so that the
+// store is read, and it is asked for one blob now and then, until it answers.
+type node struct {
+	name    string
+	link    Link
+	quitter Quitter // the link, if it is one
+	opts    *Options
+	made    time.Time
+
+	silent atomic.Bool
+	probed atomic.Int64 // when a silent node was last asked, as age tells
+
+	fullUntil atomic.Int64 // when a node that was full may be asked again, by age
+	pending   atomic.Int64 // asks under way
+
+	asked, answered, bytes, refused, wrong, full, absent atomic.Int64
+
+	mu      sync.Mutex
+	under   int               // how many asks are under way
+	asks    map[*ask]struct{} // those, where the link is no Quitter
+	heard   time.Time         // when it last answered, or was asked after none was under way
+	typical time.Duration     // how long answers take: the longest of late, falling slowly
+	watch   *time.Timer       // runs while something is under way
+	looked  time.Time         // when it last fired, or was set
+	late    bool              // that look was late
+}
+
+// ask is a blob that a node is being asked for.
+type ask struct{ cancel context.CancelCauseFunc }
+
+// age is a time in nanoseconds that goes on evenly, whatever becomes of this machine's clock.
+func (n *node) age() int64 { return int64(time.Since(n.made)) }
+
+// usable reports whether the node may be asked. It takes no lock.
+func (n *node) usable() bool {
+	if full := n.fullUntil.Load(); full != 0 && n.age() < full {
+		return false
+	}
+	return n.link.Up() && (!n.silent.Load() || n.age()-n.probed.Load() >= int64(n.opts.Retry))
+}
+
+// vouches reports whether what the node sends for a blob can be relied on: it can be compared with its hash, or comes
+// by a way by which nothing comes but what the node has sent.
+func (n *node) vouches(ref schema.BlobRef) bool { return ref.Hashed() || n.link.Secure() }
+
+// check compares what the node has sent with all that is known of a blob.
+func check(ref schema.BlobRef, data []byte) error {
+	if ref.Hashed() {
+		return ref.CheckHash(data)
+	}
+	return ref.Check(data)
+}
+
+// admit is usable of who asks next: of a silent node, one at a time may.
+func (n *node) admit() bool {
+	if !n.link.Up() {
+		return false
+	}
+	if !n.silent.Load() {
+		return true
+	}
+	last, now := n.probed.Load(), n.age()
+	return now-last >= int64(n.opts.Retry) && n.probed.CompareAndSwap(last, now)
+}
+
+// get asks for a blob.
+func (n *node) get(ctx context.Context, what Ask) (schema.Blob, error) {
+	var a *ask
+	if n.quitter == nil {
+		own, cancel := context.WithCancelCause(ctx)
+		defer cancel(nil)
+		ctx, a = own, &ask{cancel}
+	}
+	began := time.Now()
+	n.begin(a, began)
+	n.asked.Add(1)
+	n.pending.Add(1)
+	blob, err := n.link.Get(ctx, what)
+	n.pending.Add(-1)
+	if err == nil {
+		if err = check(what.Ref, blob.Bytes()); err != nil { // here, where bytes are in the cache, and no socket waits
+			blob.Release()
+			n.distrust(err)
+		}
+	}
+	n.end(a, began, err)
+	switch {
+	case errors.Is(err, ErrNotHeld):
+		n.absent.Add(1)
+		return schema.Blob{}, fmt.Errorf("%w: node %s: %w", schema.ErrUnavailable, n.name, err)
+	case errors.Is(err, ErrFull):
+		n.full.Add(1)
+		n.fullUntil.Store(n.age() + int64(n.opts.FullPause))
+	}
+	if err != nil {
+		n.refused.Add(1)
+		if cause := context.Cause(ctx); cause != nil {
+			err = cause
+		}
+		return schema.Blob{}, fmt.Errorf("node %s: %w", n.name, err)
+	}
+	n.answered.Add(1)
+	n.bytes.Add(what.Ref.Size)
+	return blob, nil
+}
+
+// distrust takes note that the node has sent other bytes than it was asked for: until it has sent right ones, it is
+// asked as one that is silent is.
+func (n *node) distrust(err error) {
+	n.wrong.Add(1)
+	n.probed.Store(n.age())
+	if !n.silent.Swap(true) {
+		n.opts.Logger.LogAttrs(context.Background(), slog.LevelWarn,
+			"another node sends wrong bytes; the store is read instead",
+			slog.String("node", n.name), slog.Any("error", err))
+	}
+}
+
+func (n *node) begin(a *ask, now time.Time) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.under++; n.under == 1 {
+		n.heard, n.looked = now, now
+		if n.watch == nil {
+			n.watch = time.AfterFunc(n.opts.Patience/4, n.look)
+		} else {
+			n.watch.Reset(n.opts.Patience / 4)
+		}
+	}
+	if a == nil {
+		return
+	}
+	if n.asks == nil {
+		n.asks = map[*ask]struct{}{}
+	}
+	n.asks[a] = struct{}{}
+}
+
+func (n *node) end(a *ask, began time.Time, err error) {
+	now := time.Now()
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	delete(n.asks, a)
+	if n.under--; n.under == 0 {
+		n.watch.Stop()
+	}
+	switch {
+	case errors.Is(err, ErrNotHeld), errors.Is(err, ErrFull):
+		n.heard = now // it has said something, if no blob came
+		n.answersLocked()
+		return
+	case err != nil:
+		return
+	}
+	n.heard = now
+	if took := now.Sub(began); took > n.typical {
+		n.typical = took
+	} else {
+		n.typical -= (n.typical - took) / 256
+	}
+	n.answersLocked()
+}
+
+// answersLocked takes note that the node does not keep silent.
+func (n *node) answersLocked() {
+	if n.silent.Swap(false) {
+		n.opts.Logger.LogAttrs(context.Background(), slog.LevelInfo, "another node answers again",
+			slog.String("node", n.name))
+	}
+}
+
+// look gives up what was asked of a node that says nothing.
+func (n *node) look() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.under == 0 {
+		return
+	}
+	n.watch.Reset(n.opts.Patience / 4)
+	now := time.Now()
+	late := now.Sub(n.looked) > n.opts.Patience/2 && !n.late
+	if n.looked, n.late = now, late; late {
+		// This process was not run: what came meanwhile has not been read yet. A second look that is late as well
+		// counts, as they all are on a machine with too much to do.
+		return
+	}
+	quiet := now.Sub(n.heard)
+	bound := max(n.opts.Patience, patienceFactor*n.typical)
+	if time.Since(n.link.Heard()) < n.opts.Patience {
+		bound = max(bound, stalledFactor*n.opts.Patience) // it has a queue before the store, as this node would have
+	}
+	if quiet < bound {
+		return
+	}
+	n.probed.Store(n.age())
+	if !n.silent.Swap(true) {
+		n.opts.Logger.LogAttrs(context.Background(), slog.LevelWarn,
+			"another node was asked and brings nothing; the store is read instead",
+			slog.String("node", n.name), slog.Duration("silent", quiet), slog.Int("asks", n.under))
+	}
+	n.typical /= 2 // or an owner whose store is slow would never be heard in time
+	n.giveUpLocked(fmt.Errorf("it has brought nothing for %s", quiet.Round(time.Millisecond)))
+}
+
+// giveUpLocked ends all that is under way.
+func (n *node) giveUpLocked(cause error) {
+	if n.quitter != nil {
+		n.quitter.GiveUp(cause)
+		return
+	}
+	for a := range n.asks {
+		a.cancel(cause)
+	}
+}
+
+func (n *node) stats() NodeStats {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return NodeStats{
+		Node: n.name, Up: n.link.Up(), Silent: n.silent.Load(), Asked: n.asked.Load(), Answered: n.answered.Load(),
+		Bytes: n.bytes.Load(), Refused: n.refused.Load(), Wrong: n.wrong.Load(), Full: n.full.Load(),
+		Absent: n.absent.Load(), InFlight: n.under,
+		Typical: n.typical.Microseconds(), Protocol: n.link.Protocol(),
+	}
+}
+
+func (n *node) close() error {
+	n.mu.Lock()
+	n.giveUpLocked(fmt.Errorf("%w: the node has left", schema.ErrUnavailable))
+	n.mu.Unlock()
+	return n.link.Close()
 }

@@ -1,11 +1,24 @@
+// Package peer is the way from one node to another by which blobs are asked for:
+// the messages, and the asking side, a [Link]. The answering side is part of the
+// server in package flight, whose way of sending without a copy it shares.
+//
+// A link is one gRPC stream, on which asks go one way and answers the other, in
+// whatever order they come. It is set up again when it breaks; what was under way
+// fails then, and is read from the store.
 package peer
 
 import (
 	"context"
 	"crypto/tls"
+	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"log/slog"
+	"maps"
+	"math/bits"
 	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -239,7 +252,7 @@ func (l *Link) open(ctx context.Context, cancel context.CancelCauseFunc,
 		_ = w.close() // it has broken already
 		return nil, 0, nil, because(ctx, err)
 	}
-	return w, Agree(l.opts.Protocol, other.Protocols), known.Ends(func() { cancel(errKeyGone) }), nil
+	return w, agree(l.opts.Protocol, other.Protocols), known.Ends(func() { cancel(errKeyGone) }), nil
 }
 
 // serve opens the stream, tells of it, and serves it until it breaks.
@@ -283,3 +296,304 @@ func because(ctx context.Context, err error) error {
 	}
 	return err
 }
+
+// ask sends what is asked for, until ctx ends.
+func (l *Link) ask(ctx context.Context, w *wire) error {
+	told := map[uint64]bool{} // streams whose ticket was sent
+	for {
+		l.mu.Lock()
+		doing := l.doing
+		l.doing = nil
+		n := min(len(l.asks), maxAsks)
+		asks := l.asks[:n:n]
+		if l.asks = l.asks[n:]; len(l.asks) == 0 {
+			l.asks = nil
+		}
+		l.mu.Unlock()
+		var err error
+		if doing != nil {
+			err = w.send(progressMessage(doing, told))
+		}
+		if n > 0 && err == nil {
+			err = w.send(AppendAsks(nil, asks))
+		}
+		if err != nil {
+			_ = w.close()
+			return nil //nolint:nilerr // receiving says why
+		}
+		if n == 0 {
+			select {
+			case <-l.wake:
+				continue
+			case <-ctx.Done():
+				return nil
+			}
+		}
+	}
+}
+
+// progressMessage is a message of what streams do. Tickets are sent once, and as many
+// at a time as there is room for.
+func progressMessage(list []peers.Progress, told map[uint64]bool) []byte {
+	list = slices.Clone(list)
+	there := make(map[uint64]bool, len(list))
+	room := maxTickets
+	for i := range list {
+		p := &list[i]
+		there[p.ID] = true
+		if told[p.ID] || len(p.Ticket) > room {
+			p.Ticket = nil
+			continue
+		}
+		room -= len(p.Ticket)
+		told[p.ID] = true
+	}
+	maps.DeleteFunc(told, func(id uint64, _ bool) bool { return !there[id] })
+	b, err := json.Marshal(list)
+	if err != nil {
+		panic(err) // tickets are JSON
+	}
+	return append([]byte{KindProgress}, b...)
+}
+
+const (
+	// atOnceBytes is how much memory is made ready for blobs that are announced, before any byte of them has come: what
+	// one system call reads. atOnceBlobs is how many they are at most.
+	atOnceBytes = 256 << 10
+	atOnceBlobs = 64
+)
+
+// arrivals are blobs of a message that are being read, in their order. Of one goroutine.
+type arrivals struct {
+	ids   []uint32
+	blobs []schema.Blob
+	left  [][]byte // what is still to come of each
+}
+
+// deliver gives the answers of a message of n bytes to those who wait for them. They are read to where they stay,
+// several by one system call.
+func (l *Link) deliver(w *wire, n int) error {
+	answers, err := readAnswers(w, n)
+	if err != nil {
+		return err
+	}
+	n -= answersHead + len(answers)*answerBytes
+	var come arrivals
+	defer come.discard()
+	bytes := 0
+	for _, a := range answers {
+		n -= a.Size
+		l.mu.Lock()
+		to := l.waiting[a.ID]
+		asked := int32(a.ID-l.next) <= 0 // numbers begin anew some day
+		l.mu.Unlock()
+		switch {
+		case !asked:
+			return errAnswers
+		case to != nil && a.Status == Here && int64(a.Size) != to.size:
+			return fmt.Errorf("%w: it has sent %d bytes of a blob of %d", schema.ErrUnavailable, a.Size, to.size)
+		case to != nil && a.Status == Here && a.Size > 0:
+			come.add(a)
+			if bytes += a.Size; bytes < atOnceBytes && len(come.ids) < atOnceBlobs {
+				continue
+			}
+			bytes = 0
+			if err := l.arrive(w, &come); err != nil {
+				return err
+			}
+			continue
+		}
+		if err := l.arrive(w, &come); err != nil { // what comes before it
+			return err
+		}
+		bytes = 0
+		var is answer
+		switch {
+		case to == nil: // it has left
+			err = discard(w, a.Size)
+		case a.Status != Here:
+			is.err, err = readWhy(w, a)
+		}
+		if err != nil {
+			return err
+		}
+		l.answered(a.ID, is)
+	}
+	if err := l.arrive(w, &come); err != nil {
+		return err
+	}
+	return discard(w, n) // what a later version says
+}
+
+// add makes memory ready for a blob.
+func (c *arrivals) add(a Answer) {
+	b := newBuffer(a.Size)
+	memory := b.memory[:a.Size:a.Size]
+	c.ids, c.blobs, c.left = append(c.ids, a.ID), append(c.blobs, schema.NewBlob(memory, b)), append(c.left, memory)
+}
+
+// arrive reads all blobs for which memory was made ready. Each is handed over as it is whole.
+func (l *Link) arrive(w *wire, c *arrivals) error {
+	for len(c.left) > 0 {
+		n, err := w.fill(c.left)
+		if err != nil {
+			return err
+		}
+		whole := 0
+		for n > 0 {
+			if first := c.left[whole]; n < len(first) {
+				c.left[whole] = first[n:]
+				break
+			}
+			n -= len(c.left[whole])
+			whole++
+		}
+		for i := range whole {
+			l.answered(c.ids[i], answer{blob: c.blobs[i]})
+		}
+		c.ids, c.blobs, c.left = c.ids[whole:], c.blobs[whole:], c.left[whole:]
+	}
+	*c = arrivals{}
+	return nil
+}
+
+// discard releases what has not come.
+func (c *arrivals) discard() {
+	for _, b := range c.blobs {
+		b.Release()
+	}
+}
+
+// answered gives an answer to who waits for it, if he still does: it may have taken long to come in.
+func (l *Link) answered(id uint32, is answer) {
+	l.mu.Lock()
+	w := l.waiting[id]
+	delete(l.waiting, id)
+	l.mu.Unlock()
+	if w == nil {
+		is.blob.Release()
+		return
+	}
+	w.answer <- is
+}
+
+// readWhy reads why a blob does not come.
+func readWhy(r io.Reader, a Answer) (why, err error) {
+	text := make([]byte, min(a.Size, maxWhy))
+	if _, err := io.ReadFull(r, text); err != nil {
+		return nil, err
+	}
+	is := schema.ErrUnavailable
+	switch a.Status {
+	case Lost:
+		is = schema.ErrNotFound
+	case NotHeld:
+		is = peers.ErrNotHeld
+	case Full:
+		is = peers.ErrFull
+	case Failed, Here:
+	}
+	return fmt.Errorf("%w: it says %s", is, text), discard(r, a.Size-len(text))
+}
+
+func discard(r io.Reader, n int) error {
+	_, err := io.CopyN(io.Discard, r, int64(n))
+	return err
+}
+
+// GiveUp implements peers.Quitter.
+func (l *Link) GiveUp(cause error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.asks = nil
+	l.failLocked(cause)
+}
+
+// failLocked has all that is waited for fail.
+func (l *Link) failLocked(cause error) {
+	for id, w := range l.waiting {
+		w.answer <- answer{err: cause}
+		delete(l.waiting, id)
+	}
+}
+
+// down fails what is under way.
+func (l *Link) down(err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.up.Store(false)
+	l.protocol.Store(0)
+	l.asks = nil
+	l.failLocked(fmt.Errorf("%w: the connection broke: %w", schema.ErrUnavailable, err))
+}
+
+// Warm has the node bring its part of a request, and calls progress with what it says: the results of the action warm.
+// It is a call of its own, over a connection of its own, on which both sides get to know each other first.
+func (l *Link) Warm(ctx context.Context, what Warm, progress func([]byte)) error {
+	if !l.up.Load() {
+		return errDown
+	}
+	b, err := json.Marshal(what)
+	if err != nil {
+		return fmt.Errorf("encoding what to warm: %w", err)
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	w, _, stop, err := l.open(ctx, cancel, WarmMethod)
+	if err != nil {
+		return err
+	}
+	defer stop()
+	defer func() { _ = w.close() }() // it has ended
+	var watching sync.WaitGroup
+	defer watching.Wait()
+	defer cancel(nil)
+	watching.Go(func() { w.watch(ctx, cancel) })
+	if err := w.send(b); err != nil {
+		return because(ctx, err)
+	}
+	for {
+		said, err := w.message(maxProgress)
+		switch {
+		case errors.Is(err, errEnded):
+			return nil
+		case err != nil:
+			return because(ctx, err)
+		}
+		progress(said)
+	}
+}
+
+// Blobs that came are kept in memory that is used again. Sizes grow by a quarter of
+// a power of two, so that at most a fifth is wasted.
+const (
+	leastBits = 10
+	mostBits  = 26 // peers.MaxBlob
+	classes   = (mostBits-leastBits)*4 + 1
+)
+
+var free [classes]sync.Pool // of *buffer
+
+// buffer is the memory of one blob. It belongs to who has the blob until Unpin.
+type buffer struct {
+	class  int
+	memory []byte
+}
+
+// newBuffer returns memory for n bytes, of any content.
+func newBuffer(n int) *buffer {
+	class, size := 0, 1<<leastBits
+	if n > size {
+		exp := bits.Len64(uint64(n-1)) - 1 // 2^exp < n <= 2^(exp+1)
+		quarter := 1 << (exp - 2)
+		steps := (n - 1<<exp + quarter - 1) / quarter // 1 to 4
+		class, size = (exp-leastBits)*4+steps, 1<<exp+steps*quarter
+	}
+	if b, ok := free[class].Get().(*buffer); ok {
+		return b
+	}
+	return &buffer{class, make([]byte, size)}
+}
+
+// Unpin implements schema.Owner.
+func (b *buffer) Unpin() { free[b.class].Put(b) }

@@ -1,9 +1,19 @@
 package peer
 
 import (
+	"bytes"
+	"cmp"
+	"context"
+	"crypto/hmac"
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/tls"
+	"encoding/binary"
 	"encoding/json"
 	"fmt"
+	"hash"
 	"slices"
+	"sync"
 
 	"bowstring/schema"
 )
@@ -65,7 +75,7 @@ func (g *Guest) Meet(w Way) (other Hello, known Known, err error) {
 	}
 	keys, talk := g.Keys.all(), newSaid(w.Method, w.Binding)
 	hello := g.Hello
-	hello.Protocols = Spoken(g.Protocol)
+	hello.Protocols = spoken(g.Protocol)
 	if len(keys) > 0 {
 		hello.Nonce = newNonce()
 	}
@@ -85,8 +95,8 @@ func (g *Guest) Meet(w Way) (other Hello, known Known, err error) {
 	var c challenge
 	err = json.Unmarshal(answer, &c)
 	switch {
-	case err != nil || Agree(g.Protocol, c.Protocols) == 0:
-		return refuse("it speaks protocols %v; want one of %v", c.Protocols, Spoken(g.Protocol))
+	case err != nil || agree(g.Protocol, c.Protocols) == 0:
+		return refuse("it speaks protocols %v; want one of %v", c.Protocols, spoken(g.Protocol))
 	case len(keys) > 0 && len(c.Nonce) != nonceBytes:
 		return refuse("it does not know the cluster's key: it wants no proof of it")
 	case len(keys) == 0 && len(c.Nonce) > 0:
@@ -115,8 +125,8 @@ func (g *Guest) Meet(w Way) (other Hello, known Known, err error) {
 			return refuse("it has not proven that it knows the cluster's key")
 		}
 	}
-	if err := json.Unmarshal(last, &other); err != nil || Agree(g.Protocol, other.Protocols) == 0 {
-		return refuse("it speaks protocols %v; want one of %v", other.Protocols, Spoken(g.Protocol))
+	if err := json.Unmarshal(last, &other); err != nil || agree(g.Protocol, other.Protocols) == 0 {
+		return refuse("it speaks protocols %v; want one of %v", other.Protocols, spoken(g.Protocol))
 	}
 	return other, known, g.Hello.check(other)
 }
@@ -156,10 +166,10 @@ func (h *Host) Meet(w Way) (hello Hello, known Known, err error) {
 		return fail(&schema.FieldError{Field: "hello", Got: schema.Quote(string(first)),
 			Want: "a node's name and protocols as JSON"})
 	}
-	protocol := Agree(h.Protocol, hello.Protocols)
+	protocol := agree(h.Protocol, hello.Protocols)
 	if protocol == 0 {
 		return fail(&schema.FieldError{Field: "protocols", Got: fmt.Sprint(hello.Protocols),
-			Want: fmt.Sprintf("one of %v among them", Spoken(h.Protocol))})
+			Want: fmt.Sprintf("one of %v among them", spoken(h.Protocol))})
 	}
 	talk.add(first)
 	c := challenge{Protocols: []int{protocol}}
@@ -217,25 +227,182 @@ func (h *Host) check(hello Hello) error {
 	return nil
 }
 
-// Spoken are the protocols that are spoken, the newest first; only, if it is not 0, is the only one: a node may be held
-// to it.
-func Spoken(only int) []int {
-	if only != 0 {
-		return []int{only}
-	}
-	list := make([]int, 0, Protocol-Oldest+1)
-	for p := Protocol; p >= Oldest; p-- {
-		list = append(list, p)
-	}
-	return list
-}
+// spoken is the protocol that is spoken: only, if a node is held to one, and else that of this program.
+func spoken(only int) []int { return []int{cmp.Or(only, Protocol)} }
 
-// Agree returns the newest protocol that is spoken here, see Spoken, and is among those; 0 if none is.
-func Agree(only int, theirs []int) int {
-	for _, p := range Spoken(only) {
-		if slices.Contains(theirs, p) {
-			return p
-		}
+// agree returns the protocol that is spoken here, see spoken, if it is among those; 0 if it is not.
+func agree(only int, theirs []int) int {
+	if p := spoken(only)[0]; slices.Contains(theirs, p) {
+		return p
 	}
 	return 0
+}
+
+// Keys are what the nodes of a cluster know each other by: secrets that they have in common. A node proves with the
+// first one that it knows it, and accepts proofs with any. nil is no key. Keys are safe for concurrent use.
+type Keys struct {
+	mu   sync.Mutex
+	list []*key // guarded by mu; what it points to never changes
+}
+
+// key is one of them.
+type key struct {
+	secret []byte
+	gone   context.Context // ends when it is accepted no longer
+	end    context.CancelFunc
+}
+
+func newKey(secret []byte) *key {
+	k := &key{secret: bytes.Clone(secret)}
+	k.gone, k.end = context.WithCancel(context.Background())
+	return k
+}
+
+// NewKeys returns keys with these secrets.
+func NewKeys(secrets ...[]byte) *Keys {
+	k := &Keys{}
+	k.Set(secrets...)
+	return k
+}
+
+// Set has these secrets be accepted, and no others: what was proven with one that is no longer among them has ended.
+func (k *Keys) Set(secrets ...[]byte) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	list := make([]*key, len(secrets))
+	for i, secret := range secrets {
+		at := slices.IndexFunc(k.list, func(old *key) bool { return bytes.Equal(old.secret, secret) })
+		if at >= 0 {
+			list[i] = k.list[at]
+			continue
+		}
+		list[i] = newKey(secret)
+	}
+	for _, old := range k.list {
+		if !slices.Contains(list, old) {
+			old.end()
+		}
+	}
+	k.list = list
+}
+
+// Any reports whether there is a key.
+func (k *Keys) Any() bool { return len(k.all()) > 0 }
+
+func (k *Keys) all() []*key {
+	if k == nil {
+		return nil
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.list
+}
+
+// Known is the key that another node has proven to know. The zero Known is none.
+type Known struct{ key *key }
+
+// Ends calls f when the key is accepted no longer, once. stop has it not be called.
+func (k Known) Ends(f func()) (stop func() bool) {
+	if k.key == nil {
+		return func() bool { return true }
+	}
+	return context.AfterFunc(k.key.gone, f)
+}
+
+// side is a side of a call. What one has proven, the other one cannot say again as its own.
+type side string
+
+const (
+	asking    side = "bowstring peers: the asking node"
+	answering side = "bowstring peers: the answering node"
+)
+
+const (
+	nonceBytes = 32
+	proofBytes = sha256.Size
+)
+
+func newNonce() []byte {
+	b := make([]byte, nonceBytes)
+	_, _ = rand.Read(b) // never fails
+	return b
+}
+
+// said is what two nodes have said to each other: a hash of the method that is called, of the connection, and of the
+// messages as they were sent.
+type said struct{ hash hash.Hash }
+
+func newSaid(method string, binding []byte) said {
+	s := said{sha256.New()}
+	s.add([]byte(method))
+	s.add(binding)
+	return s
+}
+
+// add adds a message. Its length stands before it, so that messages are the same only one by one.
+func (s said) add(message []byte) {
+	var length [8]byte
+	binary.LittleEndian.PutUint64(length[:], uint64(len(message)))
+	_, _ = s.hash.Write(length[:]) // neither fails
+	_, _ = s.hash.Write(message)
+}
+
+// prove shows that a side knows a secret, without telling it, for what was said so far.
+func (s said) prove(by side, secret []byte) []byte {
+	mac := hmac.New(sha256.New, secret)
+	_, _ = mac.Write([]byte(by)) // neither fails
+	_, _ = mac.Write(s.hash.Sum(nil))
+	return mac.Sum(nil)
+}
+
+// proven returns which of the keys a side has proven to know. All are looked at, and each in the same time whatever the
+// proof is.
+func (s said) proven(by side, keys []*key, proof []byte) (known Known, ok bool) {
+	for _, k := range keys {
+		if hmac.Equal(s.prove(by, k.secret), proof) {
+			known, ok = Known{k}, true
+		}
+	}
+	return known, ok
+}
+
+// Binding is what tells a TLS connection from all others, on both of its sides: RFC 9266. nil stands for a connection
+// without TLS.
+func Binding(state tls.ConnectionState) ([]byte, error) {
+	b, err := state.ExportKeyingMaterial("EXPORTER-bowstring-peers", nil, sha256.Size)
+	if err != nil {
+		return nil, fmt.Errorf("what the TLS connection is told from others by: %w", err)
+	}
+	return b, nil
+}
+
+const (
+	// leastKey is how many characters a cluster's key has at least.
+	leastKey = 32
+	// mostKeys is how many there may be at once: the present one, and the one before it or after it.
+	mostKeys = 2
+)
+
+// ParseKeys reads a file of keys, one a line. An error says nothing of what they are.
+func ParseKeys(file string, text []byte) (*[][]byte, error) {
+	var keys [][]byte
+	for line := range bytes.Lines(text) {
+		key := bytes.TrimSpace(line)
+		switch {
+		case len(key) == 0:
+			continue
+		case len(key) < leastKey:
+			return nil, fmt.Errorf("%w: %s has a key of %d characters; want %d or more, such as openssl rand -hex 32 "+
+				"makes", schema.ErrInvalid, file, len(key), leastKey)
+		case len(keys) == mostKeys:
+			return nil, fmt.Errorf("%w: %s has more than %d keys; want one a line, the one that this node proves with "+
+				"first", schema.ErrInvalid, file, mostKeys)
+		}
+		keys = append(keys, bytes.Clone(key))
+	}
+	if len(keys) == 0 {
+		return nil, fmt.Errorf("%w: %s has no key; want one of %d characters or more, such as openssl rand -hex 32 "+
+			"makes", schema.ErrInvalid, file, leastKey)
+	}
+	return &keys, nil
 }

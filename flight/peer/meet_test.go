@@ -157,7 +157,7 @@ func TestMeetStrangers(t *testing.T) {
 		g := guestWith(firstKey)
 		talk := newSaid("m", nil)
 		var heard []byte
-		answers := [][]byte{[]byte(`{"protocols":[3],"nonce":"` + strings.Repeat("A", 43) + `="}`)}
+		answers := [][]byte{[]byte(`{"protocols":[1],"nonce":"` + strings.Repeat("A", 43) + `="}`)}
 		_, _, err := g.Meet(Way{Method: "m",
 			Send: func(b []byte) error { heard = b; talk.add(b); return nil },
 			Receive: func() ([]byte, error) {
@@ -166,7 +166,7 @@ func TestMeetStrangers(t *testing.T) {
 					answers = nil
 					return b, nil
 				}
-				return append(forged(heard), `{"cluster":"c","node":"b","protocols":[3]}`...), nil
+				return append(forged(heard), `{"cluster":"c","node":"b","protocols":[1]}`...), nil
 			}})
 		if !errors.Is(err, schema.ErrUnavailable) || !strings.Contains(err.Error(), "proven") {
 			t.Errorf("a host that proves with %s: %v", name, err)
@@ -222,7 +222,7 @@ func TestMeetIsBound(t *testing.T) {
 		"its cluster":     {"1", `"cluster":"c"`, `"cluster":""`},
 		"the address":     {"1", `"address":"b:1"`, `"address":""`},
 		"the other name":  {"1", `"other":"b"`, `"other":""`},
-		"the protocols":   {"1", `"protocols":[3]`, `"protocols":[3,1]`},
+		"the protocols":   {"1", `"protocols":[1]`, `"protocols":[1,2]`},
 		"the host's name": {"4", `"node":"b"`, `"node":"b","x":1`},
 	} {
 		changed := false

@@ -19,11 +19,9 @@ const (
 	// WarmMethod names the call by which a node has another one warm its part of a request: it sends a Warm, and gets
 	// progress, as the action warm sends it.
 	WarmMethod = "Warm"
-	// Protocol is the version of what is said on it: the newest. Two nodes speak the newest that both do.
-	Protocol = 3
-	// Oldest is the oldest that is spoken. Nodes of protocols 1 and 2 sent the cluster's key itself: they are not
-	// asked, nor answered, and the store is read instead.
-	Oldest = 3
+	// Protocol is the version of what is said on it. Nodes of different versions do not ask each other: they read the
+	// store instead.
+	Protocol = 1
 
 	maxAsks     = 256 // in a message
 	askBytes    = 4 + 32 + 8 + 8 + 2 + 2 + 8 + 4

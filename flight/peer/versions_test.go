@@ -14,10 +14,10 @@ import (
 	"bowstring/schema"
 )
 
-// recorded returns the frames that a program of protocol 3 has sent, by name: they never change.
+// recorded returns the frames that a program of protocol 1 has sent, by name: they never change.
 func recorded(t *testing.T) map[string][]byte {
 	t.Helper()
-	text, err := os.ReadFile("testdata/protocol3.txt")
+	text, err := os.ReadFile("testdata/protocol1.txt")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -47,15 +47,15 @@ func recordedAsks() []Ask {
 	return asks
 }
 
-// What a program of protocol 3 sends is understood, and what is sent to it, it understands.
-func TestProtocol3(t *testing.T) {
+// What a program of protocol 1 sends is understood, and what is sent to it, it understands.
+func TestProtocol1(t *testing.T) {
 	frames := recorded(t)
 	var hello Hello
-	want := Hello{Cluster: "c", Node: "x", Zone: "z", Protocols: []int{3}, Other: "y", Address: "10.0.0.1:8815",
+	want := Hello{Cluster: "c", Node: "x", Zone: "z", Protocols: []int{1}, Other: "y", Address: "10.0.0.1:8815",
 		Nonce: bytes.Repeat([]byte{7}, nonceBytes)}
-	if err := json.Unmarshal(frames["hello"], &hello); err != nil || Agree(0, hello.Protocols) != 3 ||
+	if err := json.Unmarshal(frames["hello"], &hello); err != nil || agree(0, hello.Protocols) != 1 ||
 		!reflect.DeepEqual(hello, want) {
-		t.Errorf("hello %s: %+v, agreed on %d; %v", frames["hello"], hello, Agree(0, hello.Protocols), err)
+		t.Errorf("hello %s: %+v, agreed on %d; %v", frames["hello"], hello, agree(0, hello.Protocols), err)
 	}
 	if b, err := json.Marshal(want); err != nil || !bytes.Equal(b, frames["hello"]) {
 		t.Errorf("a hello is written as %s, %v; want %s", b, err, frames["hello"])
@@ -89,18 +89,16 @@ func TestProtocol3(t *testing.T) {
 	}
 }
 
-// Two nodes speak the newest protocol that both do. Programs that sent the key itself speak none of them.
+// Two nodes speak the protocol that both do, if there is one.
 func TestAgree(t *testing.T) {
 	for _, test := range []struct {
 		only   int
 		theirs []int
 		want   int
 	}{
-		{0, []int{99, 3, 2}, 3}, {0, []int{3}, 3}, {0, []int{2, 1}, 0}, {0, []int{1}, 0}, {0, []int{99}, 0},
-		{0, nil, 0},
-		{2, []int{2, 1}, 2}, {2, []int{3}, 0},
+		{0, []int{99, 1}, 1}, {0, []int{1}, 1}, {0, []int{2, 99}, 0}, {0, nil, 0}, {2, []int{2, 1}, 2}, {2, []int{1}, 0},
 	} {
-		if got := Agree(test.only, test.theirs); got != test.want {
+		if got := agree(test.only, test.theirs); got != test.want {
 			t.Errorf("held to %d, with %v: %d, want %d", test.only, test.theirs, got, test.want)
 		}
 	}

@@ -7,14 +7,19 @@ import (
 	"crypto/tls"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"io"
 	"net"
+	"net/url"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
@@ -300,4 +305,229 @@ func (w *wire) grant(n uint32) error {
 	return w.write(func() error {
 		return errors.Join(w.out.WriteWindowUpdate(0, n), w.out.WriteWindowUpdate(wireStream, n))
 	})
+}
+
+// frame reads the head of a frame of data, or another frame.
+func (w *wire) frame() error {
+	if w.ended != nil {
+		return w.ended
+	}
+	if _, err := io.ReadFull(w.in, w.head[:]); err != nil {
+		return err
+	}
+	w.last.Store(int64(time.Since(w.made)))
+	length := int(w.head[0])<<16 | int(w.head[1])<<8 | int(w.head[2])
+	if http2.FrameType(w.head[3]) == http2.FrameData {
+		return w.data(length, http2.Flags(w.head[4]))
+	}
+	w.rest.Reset(w.head[:])
+	f, err := w.frames.ReadFrame()
+	if err != nil {
+		return err
+	}
+	return w.take(f)
+}
+
+// data begins a frame of data.
+func (w *wire) data(length int, flags http2.Flags) error {
+	id := binary.BigEndian.Uint32(w.head[5:]) &^ (1 << 31)
+	if id != wireStream || length > maxFrame {
+		return errAnswers
+	}
+	if flags.Has(http2.FlagDataPadded) {
+		n, err := w.in.ReadByte()
+		if err != nil {
+			return err
+		}
+		if w.padding = int(n); w.padding+1 > length {
+			return errAnswers
+		}
+		w.used += uint32(w.padding) + 1
+		length -= w.padding + 1
+	}
+	w.left = length
+	if flags.Has(http2.FlagDataEndStream) {
+		w.ended = errEnded
+	}
+	if length == 0 && w.padding > 0 {
+		_, err := w.in.Discard(w.padding)
+		w.padding = 0
+		return err
+	}
+	return nil
+}
+
+// take does what a frame says.
+func (w *wire) take(f http2.Frame) error {
+	switch f := f.(type) {
+	case *http2.SettingsFrame:
+		if f.IsAck() {
+			return nil
+		}
+		if err := f.ForeachSetting(http2.Setting.Valid); err != nil {
+			return fmt.Errorf("%w: %w", errAnswers, err)
+		}
+		w.settings(f)
+		return w.write(w.out.WriteSettingsAck)
+	case *http2.PingFrame:
+		if f.IsAck() {
+			return nil
+		}
+		return w.write(func() error { return w.out.WritePing(true, f.Data) })
+	case *http2.WindowUpdateFrame:
+		return w.windows(f)
+	case *http2.MetaHeadersFrame:
+		return w.headers(f)
+	case *http2.RSTStreamFrame:
+		return fmt.Errorf("%w: %s", errBroken, f.ErrCode)
+	case *http2.GoAwayFrame:
+		if f.LastStreamID < wireStream { // else it goes on until it ends
+			return fmt.Errorf("%w: %s %q", errBroken, f.ErrCode, f.DebugData())
+		}
+	}
+	return nil
+}
+
+func (w *wire) settings(f *http2.SettingsFrame) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if n, ok := f.Value(http2.SettingInitialWindowSize); ok {
+		w.own += int64(n) - w.initial
+		w.initial = int64(n)
+	}
+	if n, ok := f.Value(http2.SettingMaxFrameSize); ok {
+		w.longest = int64(n)
+	}
+	w.grown.Broadcast()
+}
+
+func (w *wire) windows(f *http2.WindowUpdateFrame) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	window := &w.own
+	if f.StreamID == 0 {
+		window = &w.all
+	}
+	if *window += int64(f.Increment); *window > mostWindow {
+		return errAnswers
+	}
+	w.grown.Broadcast()
+	return nil
+}
+
+// headers looks at headers, which may say that the call is over, and why.
+func (w *wire) headers(f *http2.MetaHeadersFrame) error {
+	if s := f.PseudoValue("status"); s != "" && s != "200" {
+		return fmt.Errorf("%w: HTTP status %s", errBroken, s)
+	}
+	code, message := codes.OK, ""
+	for _, h := range f.RegularFields() {
+		switch h.Name {
+		case "grpc-status":
+			n, err := strconv.ParseUint(h.Value, 10, 8)
+			if err != nil {
+				return errAnswers
+			}
+			code = codes.Code(n)
+		case "grpc-message":
+			message = h.Value
+			if plain, err := url.PathUnescape(message); err == nil {
+				message = plain
+			}
+		}
+	}
+	if code != codes.OK {
+		return status.Error(code, message)
+	}
+	if f.StreamEnded() {
+		return errEnded
+	}
+	return nil
+}
+
+// watch asks the other side whether it is there when it has said nothing for long, and ends the call if it is not. It
+// returns when ctx ends.
+func (w *wire) watch(ctx context.Context, end context.CancelCauseFunc) {
+	tick := time.NewTicker(keepaliveAnswer)
+	defer tick.Stop()
+	quiet := quiet{looked: time.Now()}
+	for {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+		now := time.Now()
+		heard := w.made.Add(time.Duration(w.last.Load()))
+		switch quiet.look(now, heard) {
+		case excused:
+			w.last.Store(int64(time.Since(w.made)))
+		case gone:
+			end(fmt.Errorf("it has said nothing for %s", now.Sub(heard).Round(time.Second)))
+			return
+		case doubted:
+			if !w.writing.TryLock() { // who writes meanwhile may wait for the other side, for a minute at most
+				quiet.asked = time.Time{}
+				continue
+			}
+			if w.out.WritePing(false, [8]byte{}) == nil {
+				_ = w.flush.Flush() // likewise
+			}
+			w.writing.Unlock()
+		case lively:
+		}
+	}
+}
+
+// quiet is what is made of the silence of the other side.
+type quiet struct {
+	looked time.Time // the last time
+	asked  time.Time // when it was last to be asked whether it is there
+}
+
+// liveness is what a look says of the other side.
+type liveness int
+
+const (
+	lively  liveness = iota
+	doubted          // it is to be asked whether it is there
+	excused          // this process was not run: what came meanwhile has not been read yet
+	gone
+)
+
+// look is called every keepaliveAnswer, more or less, with when anything was last heard. Nobody is gone who was not
+// asked: looks come a little late at times, and silence may be longer than it was to become.
+func (q *quiet) look(now, heard time.Time) liveness {
+	late := now.Sub(q.looked) > 2*keepaliveAnswer
+	q.looked = now
+	switch {
+	case late:
+		return excused
+	case now.Sub(heard) < keepaliveTime:
+		return lively
+	case !q.asked.After(heard):
+		q.asked = now
+		return doubted
+	case now.Sub(q.asked) < keepaliveAnswer/2: // looks that were late follow each other closely
+		return lively
+	}
+	return gone
+}
+
+// writeTime is for how long a write may find no room. It is longer than silence may be, and bounds how long who writes
+// keeps others from writing, and a watch from seeing that the other side is gone.
+const writeTime = time.Minute
+
+// timely is a connection whose writes end in time.
+type timely struct {
+	net.Conn
+	time time.Duration // of one write
+}
+
+// Write implements io.Writer. After an error that is a timeout the connection is of no use any longer.
+func (c timely) Write(b []byte) (int, error) {
+	if err := c.SetWriteDeadline(time.Now().Add(c.time)); err != nil {
+		return 0, err
+	}
+	return c.Conn.Write(b)
 }

@@ -1,10 +1,164 @@
+// Package replay runs cache policies over mixes of jobs in virtual time, beside the best that any could do.
+//
+// A [Trace] is what a mix of jobs asks for, in order. It is replayed with a policy of package spill, whose very code
+// for choosing what to evict runs here, or with the rule that knows the whole trace ([Trace.Optimum]). All samples are
+// of one size: with unequal ones the optimum cannot be computed (it is NP-hard).
 package replay
 
 import (
+	"container/heap"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"strconv"
 	"time"
 
+	"bowstring/schema"
 	"bowstring/spill"
 )
+
+// Order is the order of a job's epochs, with its inverse.
+type Order interface {
+	spill.Order
+	// Position returns the position of the sample at an index of an epoch.
+	Position(epoch, index int64) int64
+}
+
+// Job is a job of a mix.
+type Job struct {
+	Dataset uint32  // from 1 on; jobs on one dataset share its samples
+	Order   Order   // of its epochs
+	Epochs  int64   // how many, at least 1
+	Speed   float64 // samples it uses in a second, more than 0
+	Start   float64 // when it begins, in seconds
+	Jitter  float64 // share, below 1, by which the time of a sample is longer or shorter by chance
+}
+
+// Trace is what a mix of jobs asks for.
+type Trace struct {
+	jobs   []Job
+	uses   []use
+	items  int // different samples
+	places []spill.Place
+}
+
+type use struct {
+	at   spill.Time
+	job  int32
+	item int32
+}
+
+const maxUses = math.MaxInt32
+
+// NewTrace computes the trace of a mix. Its randomness, that of jitter, follows from the seed. The error, a
+// [schema.FieldError], says what is wrong with a job.
+func NewTrace(jobs []Job, seed uint64) (*Trace, error) {
+	var total int64
+	for i, j := range jobs {
+		bad := func(field, got, want string) error {
+			return &schema.FieldError{Field: fmt.Sprintf("jobs[%d].%s", i, field), Got: got, Want: want}
+		}
+		float := func(v float64) string { return strconv.FormatFloat(v, 'g', -1, 64) }
+		switch {
+		case j.Order == nil:
+			return nil, bad("order", "none", "the order of its epochs")
+		case j.Epochs < 1:
+			return nil, bad("epochs", strconv.FormatInt(j.Epochs, 10), "1 epoch or more")
+		case !(j.Speed > 0 && j.Speed <= 1e9):
+			return nil, bad("speed", float(j.Speed), "more than 0 samples a second, and at most 1e9")
+		case !(j.Start >= 0 && j.Start <= 1e9):
+			return nil, bad("start", float(j.Start), "0 to 1e9 seconds")
+		case !(j.Jitter >= 0 && j.Jitter < 1):
+			return nil, bad("jitter", float(j.Jitter), "a share from 0 to below 1")
+		case j.Order.Rows() > (maxUses-total)/j.Epochs:
+			return nil, bad("epochs", strconv.FormatInt(j.Epochs, 10),
+				fmt.Sprintf("a trace of at most %d uses", maxUses))
+		}
+		total += j.Order.Rows() * j.Epochs
+	}
+	t := &Trace{jobs: jobs, uses: make([]use, 0, total)}
+	items := map[spill.Place]int32{}
+	var next runners
+	for i, j := range jobs {
+		if j.Order.Rows() > 0 {
+			next = append(next, runner{
+				job: i, at: spill.Time(j.Start * 1e9),
+				rng: rand.New(rand.NewPCG(seed, uint64(i))),
+			})
+		}
+	}
+	heap.Init(&next)
+	for len(next) > 0 {
+		r := &next[0]
+		j := &jobs[r.job]
+		rows := j.Order.Rows()
+		at := spill.Place{Dataset: j.Dataset, Position: j.Order.Position(r.served/rows, r.served%rows)}
+		item, ok := items[at]
+		if !ok {
+			item = int32(len(items))
+			items[at] = item
+			t.places = append(t.places, at)
+		}
+		t.uses = append(t.uses, use{r.at, int32(r.job), item})
+		r.served++
+		r.at += spill.Time(1e9 / j.Speed * (1 + j.Jitter*(2*r.rng.Float64()-1)))
+		if r.served == j.Epochs*rows {
+			heap.Pop(&next)
+		} else {
+			heap.Fix(&next, 0)
+		}
+	}
+	t.items = len(items)
+	return t, nil
+}
+
+// runner is where a job is.
+type runner struct {
+	job    int
+	served int64
+	at     spill.Time
+	rng    *rand.Rand
+}
+
+// runners is a heap by time, ties by number.
+type runners []runner
+
+func (r runners) Len() int { return len(r) }
+func (r runners) Less(i, k int) bool {
+	return r[i].at < r[k].at || r[i].at == r[k].at && r[i].job < r[k].job
+}
+func (r runners) Swap(i, k int) { r[i], r[k] = r[k], r[i] }
+func (r *runners) Push(x any)   { *r = append(*r, x.(runner)) }
+func (r *runners) Pop() any {
+	last := (*r)[len(*r)-1]
+	*r = (*r)[:len(*r)-1]
+	return last
+}
+
+// Items is the number of different samples used.
+func (t *Trace) Items() int { return t.items }
+
+// Uses is the number of uses.
+func (t *Trace) Uses() int { return len(t.uses) }
+
+// Result is what a policy made of a trace.
+type Result struct {
+	Uses int64 // of samples
+	// of samples that had not been used before: those nobody can have in a cache that is filled by what is used
+	First    int64
+	Hits     int64
+	Stored   int64 // samples written to the cache
+	Bypassed int64 // samples not stored after a miss
+	Evicted  int64
+}
+
+// HitRate is the share of hits in the uses but the first ones.
+func (r Result) HitRate() float64 {
+	if r.Uses == r.First {
+		return 0
+	}
+	return float64(r.Hits) / float64(r.Uses-r.First)
+}
 
 // Options tune a replay.
 type Options struct {
@@ -17,7 +171,7 @@ type Options struct {
 // order and its number of epochs, and how far they are: their speeds it has to see for itself.
 func (t *Trace) Run(policy string, opts Options) (Result, error) {
 	future := &spill.Future{}
-	p, err := spill.ParsePolicy(policy, future)
+	p, err := ParsePolicy(policy, future)
 	if err != nil {
 		return Result{}, err
 	}
@@ -95,4 +249,100 @@ func (c *cache) Slots() int { return len(c.slots) }
 func (c *cache) Entry(slot int, e *spill.Entry) bool {
 	*e = c.slots[slot]
 	return true
+}
+
+// Optimum replays the trace with the rule that no other can beat: on a miss, of what is in the cache and the sample
+// itself, what will be used last, in the whole trace, is not kept. That is Belady's MIN where a sample need not be
+// stored ("A study of replacement algorithms for a virtual-storage computer", IBM Systems Journal 5, 1966).
+func (t *Trace) Optimum(capacity int) Result {
+	return t.OptimumFrom(math.MinInt64, capacity, capacity)
+}
+
+// OptimumFrom is what Optimum's rule makes of the part of the trace from a time on, if the cache has another capacity
+// from then on: it begins with what the rule has kept until then, as far as there is room. The result counts that part
+// alone; its First are the uses in it of samples that the whole trace had not used before.
+func (t *Trace) OptimumFrom(at spill.Time, before, after int) Result {
+	const never = int32(1<<31 - 1)
+	next := make([]int32, len(t.uses)) // when the sample of a use is used again, as an index
+	last := make([]int32, t.items)
+	for i := range last {
+		last[i] = never
+	}
+	for i := len(t.uses) - 1; i >= 0; i-- {
+		item := t.uses[i].item
+		next[i] = last[item]
+		last[item] = int32(i)
+	}
+	// last is now the first use of each.
+
+	var r Result
+	var latest byNext
+	cached := make([]int32, t.items) // next use of what is in the cache, 0 of what is not
+	held, capacity, counts := 0, before, false
+	// farthest returns the next use of what is used last of all that is held, which is on top then.
+	farthest := func() int32 {
+		// The top is up to date where it says what the sample's next use is; otherwise it was used meanwhile.
+		for cached[latest[0].item] != latest[0].next {
+			heap.Pop(&latest)
+		}
+		return latest[0].next
+	}
+	evict := func() {
+		cached[latest[0].item] = 0
+		heap.Pop(&latest)
+		held--
+		r.Evicted++
+	}
+	for i, u := range t.uses {
+		if !counts && u.at >= at {
+			r, counts, capacity = Result{}, true, after
+			for held > capacity {
+				farthest()
+				evict()
+			}
+		}
+		r.Uses++
+		if last[u.item] == int32(i) {
+			r.First++
+		}
+		switch {
+		case cached[u.item] != 0:
+			r.Hits++
+		case capacity == 0:
+			r.Bypassed++
+			continue
+		case held == capacity:
+			if farthest() <= next[i] {
+				r.Bypassed++
+				continue
+			}
+			evict()
+			fallthrough
+		default:
+			held++
+			r.Stored++
+		}
+		cached[u.item] = next[i]
+		heap.Push(&latest, reuse{next[i], u.item})
+	}
+	if !counts {
+		return Result{}
+	}
+	return r
+}
+
+// reuse is a sample that is held, and when it is used again.
+type reuse struct{ next, item int32 }
+
+// byNext is a heap, the latest next use on top.
+type byNext []reuse
+
+func (h byNext) Len() int           { return len(h) }
+func (h byNext) Less(i, k int) bool { return h[i].next > h[k].next }
+func (h byNext) Swap(i, k int)      { h[i], h[k] = h[k], h[i] }
+func (h *byNext) Push(x any)        { *h = append(*h, x.(reuse)) }
+func (h *byNext) Pop() any {
+	last := (*h)[len(*h)-1]
+	*h = (*h)[:len(*h)-1]
+	return last
 }

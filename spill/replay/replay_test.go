@@ -74,7 +74,7 @@ func TestNoPolicyBeatsTheOptimum(t *testing.T) {
 		for range 3 {
 			capacity := r.IntN(trace.Items() + 2)
 			best := trace.Optimum(capacity)
-			for _, policy := range spill.Policies {
+			for _, policy := range Policies {
 				got, err := trace.Run(policy, Options{Capacity: capacity, Candidates: 1 + r.IntN(40), Seed: r.Uint64()})
 				if err != nil {
 					t.Fatal(err)
@@ -273,7 +273,7 @@ func TestNextUseIsCloseToTheOptimum(t *testing.T) {
 			capacity := n * percent / 100
 			best := trace.Optimum(capacity).HitRate()
 			rates := map[string]float64{}
-			for _, policy := range spill.Policies {
+			for _, policy := range Policies {
 				got, err := trace.Run(policy, Options{Capacity: capacity, Seed: r.Uint64()})
 				if err != nil {
 					t.Fatal(err)

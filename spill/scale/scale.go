@@ -1,17 +1,129 @@
+// Package scale moves the budget of a cache while it is used: up while it pays and disk and memory allow, down when
+// others need them.
+//
+// A [Scaler] looks every few seconds at the disk, at memory, at what consumers waited for, and at the plans of the
+// jobs that run. The first of these rules that has something to say decides; the [Decision] says which, why, and by
+// what figures.
+//
+//   - limits: a budget outside of its limits is moved inside them.
+//   - disk: if less is free than is to be left, or will be at the next decision should the others go on as they did
+//     since the last one, the budget shrinks at once to what leaves it, and a reserve besides. A full disk stops
+//     the others' programs, and a cache only saves time. But to what has not happened yet it gives up no more than
+//     a quarter of what it holds. What others take is the fall of free space and the cache's own, so that the cache
+//     does not run away from itself.
+//   - memory: with less than 5 % available the budget shrinks by a 32nd of what is held. Space that is given back
+//     takes its mapped pages along at once, while pages that are in use leave slowly by themselves. But it is the
+//     disk that most blobs are on, so this goes slowly.
+//   - tight: if what is free is within the reserve of what is to be left, and a smaller cache would have the same
+//     hits, as no job that runs would use the rest, the budget shrinks by an eighth. While there is room, such a
+//     cache is kept: it costs nothing, and a job may come back.
+//   - grow: the budget grows to one and a half times at most, if all of this holds. Consumers waited for the store
+//     for 5 % of the time at least, or more hits would make nobody faster. Bytes come from the store, or the
+//     cache's own disk is what is waited for. What there is, is full. Ten percent of memory are available, as hits
+//     are served from mapped files. The disk keeps twice the reserve besides what is to be left. Nothing had to
+//     shrink of late. And by the forecast all that it can still grow to would raise the share of hits by 2 points
+//     at least.
+//   - hold: otherwise, and the reason says which of these is missing.
+//
+// What growing has to leave is more than what makes the budget shrink, in each rule, so that under conditions that
+// stay the same the budget comes to rest.
+//
+// The forecast is a trace of what the jobs that run will ask for, scaled down: of some thousand positions drawn at
+// random, the same for all jobs on a dataset, the plans say who uses them when, in the present epoch, the one
+// before, and the next ones as far as they are known. So jobs with one seed, with overlapping selections, or about
+// to end count for what they are. A dataset gets positions by its bytes, so each stands for as many. It is replayed
+// with the optimum ([replay.Trace.OptimumFrom]), which eviction by next use comes within 1.5 % of at a hundredth of
+// the time; with another policy it is the most there is to gain.
 package scale
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
+	"github.com/KimMachineGun/automemlimit/memlimit"
 	"github.com/dustin/go-humanize"
+	"github.com/prometheus/procfs"
+	"golang.org/x/sys/unix"
 
+	"bowstring/schema"
 	"bowstring/spill"
 )
+
+// Options describe a Scaler. Cache, Future, MinBytes, MaxBytes, Demand and one of Dir and Disk must be set; the zero
+// value of each other field stands for its default.
+type Options struct {
+	Cache  Cache
+	Future *spill.Future // the jobs that run
+	// MinBytes and MaxBytes are the limits of the budget.
+	MinBytes, MaxBytes int64
+	// KeepFree is the free space in bytes that is left on the disk, for others; the cache should be told the same.
+	// Default 1 GiB.
+	KeepFree int64
+	// Period is the time between decisions. Default 10 s.
+	Period time.Duration
+	// Demand says what consumers needed so far.
+	Demand func() spill.Demand
+	// Dir is the directory of the cache.
+	Dir string
+	// Disk says how many bytes are free where the cache is. Default: Free(Dir).
+	Disk func() (free int64, err error)
+	// Memory says how many bytes of memory are available and how many there are. Default: [Memory].
+	Memory func() (available, total int64, err error)
+	// Logger receives each decision, at Info where the budget changes, otherwise at Debug. Default slog.Default().
+	Logger *slog.Logger
+}
+
+// EnsureDefaults fills in the fields that are zero.
+func (o *Options) EnsureDefaults() {
+	if o.KeepFree == 0 {
+		o.KeepFree = 1 << 30
+	}
+	if o.Period == 0 {
+		o.Period = 10 * time.Second
+	}
+	if o.Disk == nil && o.Dir != "" {
+		o.Disk = Free(o.Dir)
+	}
+	if o.Memory == nil {
+		o.Memory = Memory
+	}
+	if o.Logger == nil {
+		o.Logger = slog.Default()
+	}
+}
+
+func (o *Options) check() error {
+	bad := func(field, got, want string) error { return &schema.FieldError{Field: field, Got: got, Want: want} }
+	switch {
+	case o.Cache == nil:
+		return bad("cache", "none", "the cache to scale")
+	case o.Future == nil:
+		return bad("future", "none", "the jobs that run")
+	case o.Demand == nil:
+		return bad("demand", "none", "what consumers need")
+	case o.Disk == nil:
+		return bad("dir", "none", "the directory of the cache")
+	case o.MinBytes < spill.MinBytes:
+		return bad("min_bytes", strconv.FormatInt(o.MinBytes, 10), fmt.Sprintf("%d or more", spill.MinBytes))
+	case o.MaxBytes < o.MinBytes:
+		return bad("max_bytes", strconv.FormatInt(o.MaxBytes, 10), fmt.Sprintf("the minimum, %d, or more", o.MinBytes))
+	case o.KeepFree < 0:
+		return bad("keep_free", strconv.FormatInt(o.KeepFree, 10), "0 bytes or more")
+	case o.Period < 0:
+		return bad("period", o.Period.String(), "a time of more than 0")
+	}
+	return nil
+}
 
 // Cache is what is scaled, as *[spill.Cache] can be.
 type Cache interface {
@@ -337,3 +449,110 @@ func (s *Scaler) observe(now time.Time, in *Inputs) bool {
 func bytes(n int64) string { return humanize.IBytes(uint64(max(n, 0))) }
 
 func percent(share float64) string { return strconv.FormatFloat(100*share, 'f', 1, 64) + " %" }
+
+// Free returns a function that says how many bytes are free, for this process, on the file system that a directory is
+// on.
+func Free(dir string) func() (int64, error) {
+	return func() (int64, error) {
+		var st unix.Statfs_t
+		if err := unix.Statfs(dir, &st); err != nil {
+			return 0, &os.PathError{Op: "statfs", Path: dir, Err: err}
+		}
+		return int64(st.Bavail) * st.Bsize, nil
+	}
+}
+
+// Memory returns how many bytes of memory this process could still get, and how many there are: of the machine, or of
+// its control group if that has less. Pages of files count as available, as they give way.
+func Memory() (available, total int64, err error) {
+	fs, err := procfs.NewDefaultFS()
+	if err != nil {
+		return 0, 0, err
+	}
+	m, err := fs.Meminfo()
+	if err != nil {
+		return 0, 0, err
+	}
+	if m.MemAvailableBytes == nil || m.MemTotalBytes == nil {
+		return 0, 0, errors.New("/proc/meminfo does not say what is available")
+	}
+	available, total = int64(*m.MemAvailableBytes), int64(*m.MemTotalBytes)
+	limit, err := memlimit.FromCgroup()
+	if err != nil || limit >= uint64(total) {
+		return available, total, nil //nolint:nilerr // no limit is no error
+	}
+	used, err := groupUses(fs)
+	if err != nil {
+		return 0, 0, fmt.Errorf("memory of the control group: %w", err)
+	}
+	return max(min(available, int64(limit)-used), 0), int64(limit), nil
+}
+
+// groupUses is what the control group of this process has taken and cannot give back at once.
+func groupUses(fs procfs.FS) (int64, error) {
+	self, err := fs.Self()
+	if err != nil {
+		return 0, err
+	}
+	groups, err := self.Cgroups()
+	if err != nil {
+		return 0, err
+	}
+	mounts, err := self.MountInfo()
+	if err != nil {
+		return 0, err
+	}
+	for _, m := range mounts {
+		_, v1 := m.SuperOptions["memory"]
+		if v1 = v1 && m.FSType == "cgroup"; !v1 && m.FSType != "cgroup2" {
+			continue
+		}
+		for _, g := range groups {
+			if v1 && !slices.Contains(g.Controllers, "memory") || !v1 && g.HierarchyID != 0 {
+				continue
+			}
+			// In a container the mount may show the group as its root.
+			below, err := filepath.Rel(m.Root, g.Path)
+			if err != nil || strings.HasPrefix(below, "..") {
+				below = "."
+			}
+			used, err := usesOf(filepath.Join(m.MountPoint, below), v1)
+			if errors.Is(err, os.ErrNotExist) {
+				continue // the other version has the memory
+			}
+			return used, err
+		}
+	}
+	return 0, errors.New("no mounted control group has it")
+}
+
+// usesOf reads what a control group uses.
+func usesOf(dir string, v1 bool) (used int64, err error) {
+	file, prefix := "memory.current", ""
+	if v1 {
+		file, prefix = "memory.usage_in_bytes", "total_"
+	}
+	text, err := os.ReadFile(filepath.Join(dir, file))
+	if err != nil {
+		return 0, err
+	}
+	if _, err := fmt.Sscan(string(text), &used); err != nil {
+		return 0, fmt.Errorf("%s: %w", filepath.Join(dir, file), err)
+	}
+	text, err = os.ReadFile(filepath.Join(dir, "memory.stat"))
+	if err != nil {
+		return 0, err
+	}
+	for r := strings.NewReader(string(text)); ; {
+		var name string
+		var bytes int64
+		switch _, err := fmt.Fscan(r, &name, &bytes); {
+		case errors.Is(err, io.EOF):
+			return max(used, 0), nil
+		case err != nil:
+			return 0, fmt.Errorf("%s: %w", filepath.Join(dir, "memory.stat"), err)
+		case name == prefix+"inactive_file" || name == prefix+"active_file":
+			used -= bytes
+		}
+	}
+}

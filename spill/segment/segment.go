@@ -1,18 +1,145 @@
+// Package segment keeps blobs in append-only files that are read through
+// memory mappings.
+//
+// A [Set] is one directory of segments. Blobs are appended by any number of
+// goroutines: each append reserves its place under a lock and writes outside
+// it, through the page cache or, for a cache's large blobs, past it ([Options.Direct]).
+// A blob is read as a pinned slice of the mapping: no copy, no allocation,
+// no lock. The pin is a reference on the [Segment], which is unmapped when the
+// set has retired it and the last pin is gone. A file is never shortened below
+// what it holds, because a mapped page that vanishes kills the process; nor punched
+// but where its caller knows that nobody reads ([Segment.Punch]).
+//
+// The package knows where blobs lie, not which there are: the index is its
+// caller's. Every record carries a header from which [Scan] rebuilds it.
+//
+// It needs Linux 5.14 or later for reads without a copy; earlier kernels work
+// through pread.
 package segment
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"io"
+	"iter"
 	"math"
 	"os"
+	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
+	"unsafe"
 
+	"github.com/zeebo/xxh3"
 	"golang.org/x/sys/unix"
 
 	"bowstring/schema"
 )
+
+// Sizes of the on-disk format. A file is a 64-byte file header and then
+// records: a 64-byte header, the payload, and zeros up to the next multiple of
+// Align. All integers are little-endian.
+const (
+	// Align is what every payload's offset is a multiple of: the alignment
+	// that Arrow asks of its buffers, so that manifest chunks are read in place.
+	Align = 64
+	// HeaderSize is the size of the file header, and of each record's header.
+	HeaderSize = 64
+
+	version = 1
+
+	flagVoid = 1 // the record's space was reserved and its write failed
+)
+
+var (
+	fileMagic   = [8]byte{'B', 'O', 'W', 'S', 'E', 'G', '\r', '\n'}
+	recordMagic = [4]byte{'B', 'R', 'E', 'C'}
+	castagnoli  = crc32.MakeTable(crc32.Castagnoli)
+)
+
+// Footprint is the space that a payload of n bytes takes in a segment, header
+// and padding included.
+func Footprint(n int64) int64 { return HeaderSize + (n+Align-1)/Align*Align }
+
+// Record is what a record's header says.
+type Record struct {
+	Key    schema.Key
+	Offset int64      // of the payload in the file
+	Length int64      // of the payload, in bytes
+	Sum    schema.Sum // of the payload
+	Void   bool       // no blob: the write of this record failed
+}
+
+func encodeFileHeader(id uint32) [HeaderSize]byte {
+	var h [HeaderSize]byte
+	copy(h[:8], fileMagic[:])
+	binary.LittleEndian.PutUint32(h[8:], version)
+	binary.LittleEndian.PutUint32(h[12:], id)
+	binary.LittleEndian.PutUint32(h[60:], crc32.Checksum(h[:60], castagnoli))
+	return h
+}
+
+func checkFileHeader(h []byte, id uint32) error {
+	switch {
+	case [8]byte(h[:8]) != fileMagic:
+		return fmt.Errorf("%w: not a segment file", schema.ErrDataLoss)
+	case binary.LittleEndian.Uint32(h[60:]) != crc32.Checksum(h[:60], castagnoli):
+		return fmt.Errorf("%w: the file header's checksum is wrong", schema.ErrDataLoss)
+	case binary.LittleEndian.Uint32(h[8:]) != version:
+		return fmt.Errorf("%w: segment format %d, this program reads %d", schema.ErrInvalid,
+			binary.LittleEndian.Uint32(h[8:]), version)
+	case binary.LittleEndian.Uint32(h[12:]) != id:
+		return fmt.Errorf("%w: the file is segment %d, not %d", schema.ErrDataLoss,
+			binary.LittleEndian.Uint32(h[12:]), id)
+	}
+	return nil
+}
+
+// encodeRecordHeader includes the segment's number, so that a record that
+// ended up in the wrong file is not taken for one of it.
+func encodeRecordHeader(id uint32, r Record) [HeaderSize]byte {
+	var h [HeaderSize]byte
+	copy(h[:4], recordMagic[:])
+	binary.LittleEndian.PutUint16(h[4:], version)
+	if r.Void {
+		binary.LittleEndian.PutUint16(h[6:], flagVoid)
+	}
+	copy(h[8:40], r.Key[:])
+	binary.LittleEndian.PutUint64(h[40:], uint64(r.Length))
+	binary.LittleEndian.PutUint64(h[48:], uint64(r.Sum))
+	binary.LittleEndian.PutUint32(h[56:], id)
+	binary.LittleEndian.PutUint32(h[60:], crc32.Checksum(h[:60], castagnoli))
+	return h
+}
+
+// decodeRecordHeader reads the header at offset at of segment id, a file of
+// size bytes. The reason says what is wrong with it.
+func decodeRecordHeader(h []byte, id uint32, at, size int64) (r Record, reason string) {
+	switch {
+	case [4]byte(h[:4]) != recordMagic:
+		return r, "no record header"
+	case binary.LittleEndian.Uint32(h[60:]) != crc32.Checksum(h[:60], castagnoli):
+		return r, "the record header's checksum is wrong"
+	case binary.LittleEndian.Uint16(h[4:]) != version:
+		return r, "unknown record version"
+	case binary.LittleEndian.Uint32(h[56:]) != id:
+		return r, "the record belongs to another segment"
+	}
+	length := binary.LittleEndian.Uint64(h[40:])
+	if length > uint64(size-at-HeaderSize) {
+		return r, "the record reaches beyond the end of the file"
+	}
+	r = Record{
+		Offset: at + HeaderSize,
+		Length: int64(length),
+		Sum:    schema.Sum(binary.LittleEndian.Uint64(h[48:])),
+		Void:   binary.LittleEndian.Uint16(h[6:])&flagVoid != 0,
+	}
+	copy(r.Key[:], h[8:40])
+	return r, ""
+}
 
 // Segment is one file of blobs and its mapping. It is the schema.Owner of the
 // blobs read from it.
@@ -228,4 +355,762 @@ func (s *Segment) failing(op Op) error {
 		return nil
 	}
 	return s.fault(op, s.path)
+}
+
+// writeback is how much is written before the kernel is told to start storing
+// it, so that little is left for the sync at the end of an import.
+const writeback = 8 << 20
+
+// reserve takes space for a payload of n bytes and returns the offset of its
+// record, or false if the segment is sealed or has no room. The caller, who
+// holds a pin, must call write with it.
+func (s *Segment) reserve(n int64, alloc allocator) (at int64, ok bool, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	end := s.end.Load()
+	at, next := s.span(end, n)
+	if s.sealed || next > s.capacity {
+		return 0, false, nil
+	}
+	if next > s.reserved {
+		s.reserved, err = alloc.allocate(s.file, s.reserved, next, s.capacity)
+		if err != nil {
+			return 0, false, err
+		}
+		if s.direct != nil {
+			// Where the file need not grow for it, a direct write does not wait for the one before. A failure costs no
+			// more than that.
+			_ = s.file.Truncate(min(s.reserved, s.capacity))
+		}
+	}
+	if at > end && !s.noSync { // the rest of a block that others lie in
+		s.voids = append(s.voids, Record{Offset: end + HeaderSize, Length: at - end - HeaderSize, Void: true})
+	}
+	s.writing = append(s.writing, at)
+	s.end.Store(next)
+	return at, true, nil
+}
+
+var padding [Align]byte
+
+// write fills in reserved space: that of one record, or of several that are written directly and follow one another.
+func (s *Segment) write(run []Write) {
+	err := s.failing(OpWrite)
+	switch {
+	case err != nil:
+	case s.model != nil:
+		s.model.write(run)
+	case s.isDirect(run[0].n):
+		err = s.writeDirect(run)
+	default:
+		err = s.writeBuffered(&run[0])
+	}
+	for i := range run {
+		w := &run[i]
+		s.wrote(w.at, w.n, err)
+		if err != nil {
+			w.Err = fmt.Errorf("write %d bytes to segment %d: %w", w.n, s.id, err)
+		}
+	}
+}
+
+func (s *Segment) writeBuffered(w *Write) error {
+	h := encodeRecordHeader(s.id, w.record())
+	iovs := [][]byte{h[:]}
+	if w.n > 0 {
+		iovs = append(iovs, w.Payload)
+	}
+	if pad := Footprint(w.n) - HeaderSize - w.n; pad > 0 {
+		iovs = append(iovs, padding[:pad])
+	}
+	return pwritev(int(s.file.Fd()), iovs, w.at)
+}
+
+// wrote ends the write of a record with a payload of n bytes.
+func (s *Segment) wrote(at, n int64, err error) {
+	s.mu.Lock()
+	if err != nil {
+		// What follows must stay reachable for Scan: a void record bridges the gap.
+		_, next := s.span(at, n)
+		s.voids = append(s.voids, Record{Offset: at + HeaderSize, Length: next - at - HeaderSize, Void: true})
+	}
+	i := slices.Index(s.writing, at)
+	s.writing = slices.Delete(s.writing, i, i+1)
+	from, to := s.flushed, s.lowest()
+	if to-from >= writeback && !s.noSync {
+		s.flushed = to
+	} else {
+		to = from
+	}
+	s.written.Broadcast()
+	s.mu.Unlock()
+
+	if to > from {
+		// A hint: what it does not do, Sync will.
+		_ = unix.SyncFileRange(int(s.file.Fd()), from, to-from, unix.SYNC_FILE_RANGE_WRITE)
+	}
+}
+
+// lowest is the offset below which nothing is being written. s.mu is held.
+func (s *Segment) lowest() int64 {
+	low := s.end.Load()
+	for _, at := range s.writing {
+		low = min(low, at)
+	}
+	return low
+}
+
+// seal ends appending. Writes under way go on.
+func (s *Segment) seal() {
+	s.mu.Lock()
+	s.sealed = true
+	s.mu.Unlock()
+}
+
+// Sync brings all that was appended before the call to stable storage, waiting
+// for the writes under way.
+func (s *Segment) Sync() error {
+	s.syncing.Lock()
+	defer s.syncing.Unlock()
+	s.mu.Lock()
+	end := s.end.Load()
+	for s.lowest() < end {
+		s.written.Wait()
+	}
+	err, voids := s.failed, slices.Clone(s.voids)
+	// Not if it grew, and was sealed, while the lock was given up to wait.
+	trim := s.sealed && s.reserved > end && s.end.Load() == end
+	s.mu.Unlock()
+	if err != nil || end <= s.durable.Load() && !trim {
+		return err
+	}
+	for _, v := range voids {
+		h := encodeRecordHeader(s.id, v)
+		if _, err := s.file.WriteAt(h[:], v.Offset-HeaderSize); err != nil {
+			return fmt.Errorf("sync segment %d: mark a failed write: %w", s.id, err)
+		}
+	}
+	if trim {
+		// A sealed segment grows no more: this gives back what was allocated
+		// beyond its end and takes away nothing that is mapped.
+		if err := s.file.Truncate(end); err != nil {
+			return fmt.Errorf("sync segment %d: %w", s.id, err)
+		}
+	}
+	if err = s.failing(OpSync); err == nil {
+		err = unix.Fdatasync(int(s.file.Fd()))
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err != nil {
+		// The kernel forgets pages it failed to write: a second sync would
+		// report success for data that is lost.
+		s.failed = fmt.Errorf("sync segment %d: %w", s.id, err)
+		return s.failed
+	}
+	if trim {
+		s.reserved = end
+	}
+	s.voids = slices.DeleteFunc(s.voids, func(r Record) bool { return slices.Contains(voids, r) })
+	s.durable.Store(max(end, s.durable.Load()))
+	return nil
+}
+
+func pwritev(fd int, iovs [][]byte, off int64) error {
+	for len(iovs) > 0 {
+		n, err := unix.Pwritev(fd, iovs, off)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		iovs, off = advance(iovs, n), off+int64(n)
+	}
+	return nil
+}
+
+// advance returns what is left of iovs, whose elements it changes, after the first n bytes.
+func advance(iovs [][]byte, n int) [][]byte {
+	for len(iovs) > 0 && n >= len(iovs[0]) {
+		n -= len(iovs[0])
+		iovs = iovs[1:]
+	}
+	if len(iovs) > 0 {
+		iovs[0] = iovs[0][n:]
+	}
+	return iovs
+}
+
+// Records of directMin bytes and more may be written past the page cache
+// (O_DIRECT): from the frames that the blobs lie in, or from an aligned buffer,
+// in whole blocks that no other record lies in. What is written for later then
+// costs no memory that others could use, and the kernel neither fills pages nor
+// writes them back. The price is the rest of the record's last block, which is a
+// void record.
+const (
+	directMin  = 32 << 10
+	directSize = 4 << 20 // of the buffers: records that follow one another go together
+	// A buffer is kept for each of so many writes at once. Memory that was used before costs a
+	// fraction of what fresh memory does.
+	directKept = 4
+)
+
+// directIO is what the segments of a set share for writes past the page cache.
+type directIO struct {
+	buffers directBuffers
+	writers asyncWriters
+}
+
+// directBuffers are buffers that begin at a multiple of Block.
+type directBuffers chan []byte
+
+func newDirectBuffers() directBuffers { return make(directBuffers, directKept) }
+
+func (d directBuffers) take() []byte {
+	select {
+	case b := <-d:
+		return b
+	default:
+	}
+	b := make([]byte, directSize+Block)
+	skip := int(-uintptr(unsafe.Pointer(unsafe.SliceData(b))) % Block)
+	return b[skip : skip+directSize]
+}
+
+func (d directBuffers) give(b []byte) {
+	select {
+	case d <- b:
+	default:
+	}
+}
+
+// openDirect opens a segment's file once more, for writes past the page cache. A file
+// system that has none of them gives nil.
+func openDirect(path string) *os.File {
+	f, err := os.OpenFile(path, os.O_WRONLY|unix.O_DIRECT, 0)
+	if err != nil {
+		return nil
+	}
+	return f
+}
+
+// isDirect reports whether a record with a payload of n bytes is written past the page cache.
+func (s *Segment) isDirect(n int64) bool {
+	return (s.direct != nil || s.model != nil) && n >= directMin
+}
+
+// span is where a record with a payload of n bytes begins and ends if it is the next of a segment whose data ends at
+// end.
+func (s *Segment) span(end, n int64) (at, next int64) {
+	if s.isDirect(n) {
+		at = Blocks(end)
+		return at, at + Blocks(Footprint(n))
+	}
+	return end, end + Footprint(n)
+}
+
+// writeDirect writes records that follow one another, and what is left of their last blocks.
+func (s *Segment) writeDirect(run []Write) error {
+	if !slices.ContainsFunc(run, func(w Write) bool { return !w.framed() }) {
+		return s.writeFrames(run)
+	}
+	return s.writeCopies(run)
+}
+
+// A record in its blocks is laid out as a frame is.
+var (
+	_ [HeaderSize]byte = [schema.FrameMargin]byte{}
+	_ [Block]byte      = [schema.FrameBlock]byte{}
+)
+
+// framed reports whether the payload lies in a frame.
+func (w *Write) framed() bool {
+	return int64(len(w.Frame)) == schema.FrameSize(w.n) && &w.Frame[HeaderSize] == &w.Payload[0] &&
+		uintptr(unsafe.Pointer(&w.Frame[0]))%Block == 0
+}
+
+// writeFrames writes records from where their payloads lie.
+func (s *Segment) writeFrames(run []Write) error {
+	iovs := make([][]byte, len(run))
+	for i := range run {
+		w := &run[i]
+		h := encodeRecordHeader(s.id, w.record())
+		copy(w.Frame, h[:])
+		clear(w.Frame[HeaderSize+w.n:])
+		if used := Footprint(w.n); used < int64(len(w.Frame)) {
+			void := s.voidHeader(int64(len(w.Frame)) - used)
+			copy(w.Frame[used:], void[:])
+		}
+		iovs[i] = w.Frame
+	}
+	return s.pwriteDirect(iovs, run[0].at)
+}
+
+// voidHeader is the header of a void record that takes n bytes.
+func (s *Segment) voidHeader(n int64) [HeaderSize]byte {
+	return encodeRecordHeader(s.id, Record{Length: n - HeaderSize, Void: true})
+}
+
+// writeCopies writes records through a buffer: as many as fit in it, or one that does not, in pieces.
+func (s *Segment) writeCopies(run []Write) error {
+	buf := s.io.buffers.take()
+	defer s.io.buffers.give(buf)
+	at, n := run[0].at, 0
+	for i := range run {
+		w := &run[i]
+		length := int64(len(w.Payload))
+		h := encodeRecordHeader(s.id, w.record())
+		pad := Footprint(length) - HeaderSize - length
+		rest := Blocks(Footprint(length)) - Footprint(length)
+		var void []byte
+		if rest > 0 {
+			v := s.voidHeader(rest)
+			void = v[:]
+		}
+		for _, part := range [][]byte{h[:], w.Payload, padding[:pad], void} {
+			for len(part) > 0 {
+				if n == len(buf) {
+					if err := s.pwriteDirect([][]byte{buf}, at); err != nil {
+						return err
+					}
+					at, n = at+int64(n), 0
+				}
+				m := copy(buf[n:], part)
+				n, part = n+m, part[m:]
+			}
+		}
+		next := int(Blocks(int64(n)))
+		clear(buf[n:next])
+		n = next
+	}
+	return s.pwriteDirect([][]byte{buf[:n]}, at)
+}
+
+// pwriteDirect writes whole blocks. What the file system refuses to write past the page cache goes through it. iovs is
+// used up.
+func (s *Segment) pwriteDirect(iovs [][]byte, at int64) error {
+	write := unix.Pwritev
+	if w := s.io.writers.take(); w != nil {
+		defer s.io.writers.give(w)
+		write = w.pwritev
+	}
+	for len(iovs) > 0 {
+		n, err := write(int(s.direct.Fd()), iovs, at)
+		switch {
+		case errors.Is(err, unix.EINTR):
+			continue
+		case errors.Is(err, unix.EINVAL), err == nil && n%Block != 0:
+			return pwritev(int(s.file.Fd()), iovs, at)
+		case err != nil:
+			return err
+		}
+		iovs, at = advance(iovs, n), at+int64(n)
+	}
+	return nil
+}
+
+// A write past the page cache waits for the disk. A goroutine that waits in a
+// system call keeps one of the processors that Go runs on until the runtime
+// takes it away, which with few of them costs a server more than all else about
+// the write. So the kernel is given the write (io_submit), and says when it is
+// done by an eventfd, for which the runtime's poller waits.
+
+// asyncWriter has one write under way at a time.
+type asyncWriter struct {
+	context uintptr  // aio_context_t
+	done    *os.File // an eventfd
+	doneFD  uint32   // that of done
+	request iocb
+	iovs    []unix.Iovec
+	pins    runtime.Pinner
+}
+
+// iocb is what io_submit takes, and ioEvent what io_getevents gives, as in linux/aio_abi.h.
+type iocb struct {
+	_       uint64 // data
+	_       uint32 // key
+	_       int32  // rw_flags
+	opcode  uint16
+	_       int16 // reqprio
+	fd      uint32
+	buf     uint64
+	count   uint64
+	offset  int64
+	_       uint64
+	flags   uint32
+	eventFD uint32
+}
+
+type ioEvent struct {
+	_, _   uint64 // data, obj
+	result int64
+	_      int64 // res2
+}
+
+const (
+	opPwritev   = 8 // IOCB_CMD_PWRITEV
+	flagEventFD = 1 // IOCB_FLAG_RESFD
+)
+
+func newAsyncWriter() (*asyncWriter, error) {
+	w := &asyncWriter{}
+	if _, _, errno := unix.Syscall(unix.SYS_IO_SETUP, 1, uintptr(unsafe.Pointer(&w.context)), 0); errno != 0 {
+		return nil, os.NewSyscallError("io_setup", errno)
+	}
+	fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
+	if err != nil {
+		w.close()
+		return nil, os.NewSyscallError("eventfd", err)
+	}
+	w.done, w.doneFD = os.NewFile(uintptr(fd), "eventfd"), uint32(fd)
+	return w, nil
+}
+
+func (w *asyncWriter) close() {
+	// Neither can fail: nothing is under way.
+	_, _, _ = unix.Syscall(unix.SYS_IO_DESTROY, w.context, 0, 0)
+	if w.done != nil {
+		_ = w.done.Close()
+	}
+}
+
+// pwritev writes as pwritev(2) does.
+func (w *asyncWriter) pwritev(fd int, iovs [][]byte, at int64) (int, error) {
+	defer w.pins.Unpin()
+	w.iovs = w.iovs[:0]
+	for _, b := range iovs {
+		w.pins.Pin(&b[0])
+		w.iovs = append(w.iovs, unix.Iovec{Base: &b[0], Len: uint64(len(b))})
+	}
+	w.pins.Pin(&w.iovs[0])
+	w.pins.Pin(w)
+	w.request = iocb{
+		opcode:  opPwritev,
+		fd:      uint32(fd),
+		buf:     uint64(uintptr(unsafe.Pointer(&w.iovs[0]))),
+		count:   uint64(len(w.iovs)),
+		offset:  at,
+		flags:   flagEventFD,
+		eventFD: w.doneFD,
+	}
+	request := &w.request
+	if _, _, errno := unix.Syscall(unix.SYS_IO_SUBMIT, w.context, 1, uintptr(unsafe.Pointer(&request))); errno != 0 {
+		return 0, errno
+	}
+	// Should the poller fail, io_getevents waits: what is under way has the memory.
+	var count [8]byte
+	_, _ = w.done.Read(count[:])
+	var event ioEvent
+	for {
+		n, _, errno := unix.Syscall6(unix.SYS_IO_GETEVENTS, w.context, 1, 1, uintptr(unsafe.Pointer(&event)), 0, 0)
+		switch {
+		case n == 1 && event.result < 0:
+			return 0, unix.Errno(-event.result)
+		case n == 1:
+			return int(event.result), nil
+		case errno != unix.EINTR:
+			panic("segment: io_getevents: " + errno.Error()) // nobody would know when the memory is free again
+		}
+	}
+}
+
+// asyncWriters are those of a set, which are used again.
+type asyncWriters struct {
+	mu   sync.Mutex
+	idle []*asyncWriter
+	none bool // the system has none, or the set is closed
+}
+
+// take returns a writer that nobody else has, or nil if there is none.
+func (a *asyncWriters) take() *asyncWriter {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if n := len(a.idle); n > 0 {
+		w := a.idle[n-1]
+		a.idle = a.idle[:n-1]
+		return w
+	}
+	if a.none {
+		return nil
+	}
+	w, err := newAsyncWriter()
+	if err != nil { // a sandbox that does not let it, or the system's limit
+		a.none = true
+		return nil
+	}
+	return w
+}
+
+func (a *asyncWriters) give(w *asyncWriter) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.none || len(a.idle) == directKept {
+		w.close()
+		return
+	}
+	a.idle = append(a.idle, w)
+}
+
+func (a *asyncWriters) close() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.none = true
+	for _, w := range a.idle {
+		w.close()
+	}
+	a.idle = nil
+}
+
+// lent is about other processes that read a segment's file. A caller that was told of an extent may hand the file to
+// other processes, by a descriptor with a shared lock (flock), which lasts as long as one of them has the file or a
+// mapping of it.
+type lent struct {
+	elsewhere atomic.Bool // an earlier process has handed it out, and somebody has it still
+	earlier   bool        // likewise, when it was opened
+}
+
+// limit is the Limit of extents.
+func (s *Segment) limit() int64 {
+	if s.elsewhere.Load() {
+		return 0 // or nobody would ever know when they have let go
+	}
+	return s.capacity
+}
+
+// giveSpaceBack gives the disk space of a file back that has no name any more. A process that was handed a descriptor
+// keeps the file for as long as it likes, a lock or none, and would keep the space with it, which is counted nowhere. The
+// last blob read from the segment was released: no client of this process reads the file any more, if it keeps to the
+// rules. A client of an earlier process may, as long as it has the lock.
+func (s *Segment) giveSpaceBack() {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(s.file.Fd()), &st); err != nil || st.Nlink > 0 || s.earlier && s.locked() {
+		return
+	}
+	_ = s.file.Truncate(0)
+}
+
+// Elsewhere reports whether other processes have the file, whom an earlier process has handed it to: what it holds must
+// stay as it is. It is to be asked before anybody reads the segment, and until it is false: extents are of no use to
+// others meanwhile.
+func (s *Segment) Elsewhere() bool {
+	if s.model != nil {
+		return false
+	}
+	s.elsewhere.Store(s.locked())
+	return s.elsewhere.Load()
+}
+
+// locked reports whether another process has the file, or a mapping of it, that was handed it.
+func (s *Segment) locked() bool {
+	fd := int(s.file.Fd())
+	err := unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB)
+	if err == nil {
+		err = unix.Flock(fd, unix.LOCK_UN)
+	}
+	return errors.Is(err, unix.EWOULDBLOCK)
+}
+
+// offsetIn returns where in mem the piece b of it begins; false if b is no piece of it, or empty.
+func offsetIn(mem, b []byte) (int64, bool) {
+	first, at := uintptr(unsafe.Pointer(unsafe.SliceData(mem))), uintptr(unsafe.Pointer(unsafe.SliceData(b)))
+	if len(b) == 0 || at < first || at-first > uintptr(len(mem)) || uintptr(len(b)) > uintptr(len(mem))-(at-first) {
+		return 0, false
+	}
+	return int64(at - first), true
+}
+
+const (
+	// presentRun is after how many reads in a row that found their pages in memory only some are looked at.
+	presentRun = 4096
+	// presentEach is which of them are.
+	presentEach = 8
+)
+
+// presence knows whether pages are likely to be in memory. To ask the kernel costs a system call a blob, a tenth of what
+// serving one from memory takes. Where all of the last thousands were there, it asks for one blob in eight, until one is
+// not there: the kernel takes pages by the many. A page that is taken for present and is not costs a page fault, which
+// holds up one of Go's processors for as long as the disk takes; no byte depends on it. It is safe for concurrent use.
+type presence struct{ run atomic.Int64 }
+
+// holds reports whether the pages of b are in memory, as far as is known.
+func (p *presence) holds(b []byte) bool {
+	if n := p.run.Add(1); n > presentRun && n%presentEach != 0 {
+		return true
+	}
+	if schema.Resident(b) {
+		return true
+	}
+	p.run.Store(0)
+	return false
+}
+
+// DamageError is the error Scan yields for a stretch of a segment that holds no
+// good record. It is a schema.ErrDataLoss.
+type DamageError struct {
+	Segment uint32
+	Offset  int64 // where it begins
+	Length  int64 // up to the next record header, or to the end of the file
+	Reason  string
+}
+
+func (d *DamageError) Error() string {
+	return fmt.Sprintf("segment %d, %d bytes at offset %d: %s", d.Segment, d.Length, d.Offset, d.Reason)
+}
+
+// Unwrap makes every DamageError a schema.ErrDataLoss.
+func (d *DamageError) Unwrap() error { return schema.ErrDataLoss }
+
+// ScanOptions says what Scan looks at.
+type ScanOptions struct {
+	// From is the offset of a record header to start at; 0 for the first.
+	From int64
+	// Payloads also compares each payload with its checksum.
+	Payloads bool
+}
+
+const (
+	scanWindow   = 4 << 10  // bytes read for a header and the short records after it
+	verifyWindow = 64 << 10 // the same when payloads are read anyway
+)
+
+// Scan reads the records of segment id, of size bytes, in file order. For what
+// is not a good record it yields a *DamageError and goes on at the next header it
+// finds; a caller that trusts only an unbroken run stops there. Any other error
+// is one of reading, and the last thing yielded.
+//
+// A payload could hold the image of a record of this very segment; Scan can
+// take it for one only inside damage, and then its key still names its content.
+func Scan(r io.ReaderAt, id uint32, size int64, opts ScanOptions) iter.Seq2[Record, error] {
+	return func(yield func(Record, error) bool) {
+		window := scanWindow
+		if opts.Payloads {
+			window = verifyWindow
+		}
+		w := &reader{r: r, size: size, buf: make([]byte, window)}
+		at := opts.From
+		if at == 0 {
+			h, err := w.at(0, HeaderSize)
+			switch {
+			case errors.Is(err, io.ErrUnexpectedEOF):
+				yield(Record{}, &DamageError{id, 0, size, "the file is shorter than its header"})
+				return
+			case err != nil:
+				yield(Record{}, fmt.Errorf("read segment %d: %w", id, err))
+				return
+			}
+			if err := checkFileHeader(h, id); err != nil {
+				if !yield(Record{}, &DamageError{id, 0, HeaderSize, err.Error()}) {
+					return
+				}
+			}
+			at = HeaderSize
+		}
+		for at < size {
+			rec, damage, next, err := w.record(id, at, opts.Payloads)
+			switch {
+			case err != nil:
+				yield(Record{}, fmt.Errorf("read segment %d at offset %d: %w", id, at, err))
+				return
+			case damage != nil:
+				if !yield(Record{}, damage) {
+					return
+				}
+			case !yield(rec, nil):
+				return
+			}
+			at = next
+		}
+	}
+}
+
+// reader is a window that moves over a file.
+type reader struct {
+	r    io.ReaderAt
+	size int64
+	buf  []byte
+	off  int64 // of the window in the file
+	n    int   // valid bytes in it
+}
+
+// at returns n bytes at off, valid until the next call. io.ErrUnexpectedEOF
+// says that the file has fewer.
+func (w *reader) at(off int64, n int) ([]byte, error) {
+	if off+int64(n) > w.size {
+		return nil, io.ErrUnexpectedEOF
+	}
+	if off < w.off || off+int64(n) > w.off+int64(w.n) {
+		want := int(min(int64(len(w.buf)), w.size-off))
+		got, err := w.r.ReadAt(w.buf[:want], off)
+		if got < n {
+			if err == nil || errors.Is(err, io.EOF) {
+				err = io.ErrUnexpectedEOF
+			}
+			return nil, err
+		}
+		w.off, w.n = off, got
+	}
+	i := int(off - w.off)
+	return w.buf[i : i+n], nil
+}
+
+// record reads the record at offset at and says where the next one begins.
+func (w *reader) record(id uint32, at int64, payloads bool) (Record, *DamageError, int64, error) {
+	h, err := w.at(at, HeaderSize)
+	if errors.Is(err, io.ErrUnexpectedEOF) {
+		return Record{}, &DamageError{id, at, w.size - at, "the file ends within a record header"}, w.size, nil
+	} else if err != nil {
+		return Record{}, nil, 0, err
+	}
+	rec, reason := decodeRecordHeader(h, id, at, w.size)
+	if reason != "" {
+		next, err := w.nextHeader(id, at+Align)
+		if err != nil {
+			return Record{}, nil, 0, err
+		}
+		return Record{}, &DamageError{id, at, next - at, reason}, next, nil
+	}
+	next := min(at+Footprint(rec.Length), w.size)
+	if payloads && !rec.Void {
+		sum, err := w.sum(rec.Offset, rec.Length)
+		if errors.Is(err, io.ErrUnexpectedEOF) {
+			return Record{}, &DamageError{id, at, w.size - at, "the file was cut short"}, w.size, nil
+		} else if err != nil {
+			return Record{}, nil, 0, err
+		}
+		if sum != rec.Sum {
+			return Record{}, &DamageError{id, at, next - at, "the payload's checksum is wrong"}, next, nil
+		}
+	}
+	return rec, nil, next, nil
+}
+
+// nextHeader finds the first good record header at or after off.
+func (w *reader) nextHeader(id uint32, off int64) (int64, error) {
+	for ; off+HeaderSize <= w.size; off += Align {
+		h, err := w.at(off, HeaderSize)
+		if errors.Is(err, io.ErrUnexpectedEOF) {
+			break
+		} else if err != nil {
+			return 0, err
+		}
+		if _, reason := decodeRecordHeader(h, id, off, w.size); reason == "" {
+			return off, nil
+		}
+	}
+	return w.size, nil
+}
+
+func (w *reader) sum(off, n int64) (schema.Sum, error) {
+	sum := xxh3.New()
+	for n > 0 {
+		b, err := w.at(off, int(min(n, int64(len(w.buf)))))
+		if err != nil {
+			return 0, err
+		}
+		_, _ = sum.Write(b) // never fails
+		off += int64(len(b))
+		n -= int64(len(b))
+	}
+	return schema.Sum(sum.Sum64()), nil
 }

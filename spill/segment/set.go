@@ -3,6 +3,7 @@ package segment
 import (
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"os"
 	"path/filepath"
@@ -11,6 +12,8 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+
+	"golang.org/x/sys/unix"
 
 	"bowstring/schema"
 )
@@ -297,4 +300,428 @@ func SyncDir(dir string) error {
 		return err
 	}
 	return errors.Join(d.Sync(), d.Close())
+}
+
+// Append writes a blob and returns where it lies. It is readable at once, and
+// on stable storage after the next Sync. sum is the payload's checksum, which
+// is not computed again. payload is not kept.
+//
+// A full disk is a schema.ErrLimit that wraps syscall.ENOSPC.
+func (s *Set) Append(key schema.Key, sum schema.Sum, payload []byte) (Location, error) {
+	r, err := s.Reserve(int64(len(payload)))
+	if err != nil {
+		return Location{}, err
+	}
+	if err := r.Write(key, sum, payload); err != nil {
+		return Location{}, err
+	}
+	return r.Location(), nil
+}
+
+// Reservation is space for a blob that is not written yet. Its segment stays in
+// place until Write, which must be called exactly once.
+type Reservation struct {
+	segment *Segment
+	at      int64 // of the record's header
+	n       int64 // bytes of payload
+}
+
+// Reserve takes space for a blob of n bytes, as Append does, without filling it
+// in: for a caller that has to know where the blob will lie before it does.
+func (s *Set) Reserve(n int64) (Reservation, error) {
+	g, at, err := s.reserve(n)
+	return Reservation{g, at, n}, err
+}
+
+// Location is where the blob will lie.
+func (r Reservation) Location() Location {
+	return Location{Segment: r.segment.id, Offset: r.at + HeaderSize, Length: r.n}
+}
+
+// Write fills in the space. payload must have the length that was reserved.
+func (r Reservation) Write(key schema.Key, sum schema.Sum, payload []byte) error {
+	one := [1]Write{{Reservation: r, Key: key, Sum: sum, Payload: payload}}
+	WriteAll(one[:])
+	return one[0].Err
+}
+
+// Write is a blob for the space that was reserved for it.
+type Write struct {
+	Reservation
+	Key     schema.Key
+	Sum     schema.Sum
+	Payload []byte // of the length that was reserved; not kept
+	// that the payload lies in, as schema.Blob has it; nil if there is none. WriteAll fills in the rest of it
+	Frame []byte
+	Err   error // set by WriteAll
+}
+
+func (w *Write) record() Record {
+	return Record{Key: w.Key, Offset: w.at + HeaderSize, Length: w.n, Sum: w.Sum}
+}
+
+// WriteAll fills in the space of several blobs, as Reservation.Write does of one, and sets the error of each. Those
+// that are written directly go to the disk together as far as they follow one another.
+func WriteAll(writes []Write) {
+	for len(writes) > 0 {
+		g, n := writes[0].segment, 1
+		if _, end := g.span(writes[0].at, writes[0].n); g.isDirect(writes[0].n) {
+			for first := writes[0].at; n < len(writes); n++ {
+				w := &writes[n]
+				_, next := g.span(w.at, w.n)
+				if w.segment != g || w.at != end || !g.isDirect(w.n) || next-first > directSize {
+					break
+				}
+				end = next
+			}
+		}
+		g.write(writes[:n])
+		for range n {
+			g.Unpin()
+		}
+		writes = writes[n:]
+	}
+}
+
+// reserve finds room in the active segment or a new one, and pins it.
+func (s *Set) reserve(n int64) (*Segment, int64, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for {
+		if s.closed {
+			return nil, 0, fmt.Errorf("%w: the segments are closed", schema.ErrUnavailable)
+		}
+		if s.opts.ReadOnly {
+			return nil, 0, fmt.Errorf("%w: the segments are open for reading alone", schema.ErrInvalid)
+		}
+		if g := s.active; g != nil {
+			at, ok, err := g.reserve(n, s.alloc)
+			if err != nil {
+				return nil, 0, err
+			}
+			if ok {
+				// The set's own reference keeps the active segment alive.
+				g.refs.Add(1)
+				return g, at, nil
+			}
+			g.seal()
+			s.active = nil
+		}
+		if err := s.create(n); err != nil {
+			return nil, 0, err
+		}
+	}
+}
+
+// create makes a new segment with room for a blob of n bytes the active one.
+// s.mu is held.
+func (s *Set) create(n int64) error {
+	id, err := s.opts.NewID()
+	if err != nil {
+		return fmt.Errorf("number a new segment: %w", err)
+	}
+	path := filepath.Join(s.dir, FileName(id))
+	if s.opts.Grow != nil && !s.opts.Grow(Block) {
+		return fmt.Errorf("%w: no %d bytes may be taken for the header of %s", schema.ErrLimit, Block, path)
+	}
+	g, err := func() (*Segment, error) {
+		if s.opts.Fault != nil {
+			if err := s.opts.Fault(OpCreate, path); err != nil {
+				return nil, err
+			}
+		}
+		if s.opts.Model != nil {
+			return s.opts.Model.segment(path, id, max(s.opts.MaxBytes, s.span(n))), nil
+		}
+		g, err := createSegment(path, id, max(s.opts.MaxBytes, s.span(n)))
+		if err != nil {
+			return nil, err
+		}
+		if s.opts.NoSync {
+			return g, nil
+		}
+		if err := SyncDir(s.dir); err != nil {
+			g.Unpin()
+			return nil, errors.Join(err, os.Remove(path))
+		}
+		return g, nil
+	}()
+	if err != nil {
+		s.alloc.giveBack(Block)
+		return fmt.Errorf("create segment: %w", err)
+	}
+	g.fault, g.noSync, g.present = s.opts.Fault, s.opts.NoSync, &s.present
+	if s.opts.Direct && s.opts.Model == nil {
+		g.direct, g.io = openDirect(path), &s.io
+	}
+	if s.opts.Grow != nil {
+		g.reserved = Block // counted above
+	}
+	s.replace(func(t map[uint32]*Segment) { t[id] = g })
+	s.active = g
+	return nil
+}
+
+const rewriteBytes = 1 << 20
+
+// Rewrite writes the bytes of a segment's file between two offsets over themselves, and
+// syncs the file: for data of which nobody knows whether the kernel has failed to store
+// it. It may then still have the bytes, take them for stored, and have no later sync
+// fail. The segment must not be appended to meanwhile.
+func (s *Set) Rewrite(id uint32, from, to int64) (err error) {
+	path := filepath.Join(s.dir, FileName(id))
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("write segment %s again: %w", path, err)
+		}
+	}()
+	fault := func(op Op) error {
+		if s.opts.Fault == nil {
+			return nil
+		}
+		return s.opts.Fault(op, path)
+	}
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	buf := make([]byte, rewriteBytes)
+	for at := from; at < to; {
+		n, err := f.ReadAt(buf[:min(to-at, rewriteBytes)], at)
+		if n == 0 {
+			if errors.Is(err, io.EOF) {
+				break
+			}
+			return err
+		}
+		if err := fault(OpWrite); err != nil {
+			return err
+		}
+		if _, err := f.WriteAt(buf[:n], at); err != nil {
+			return err
+		}
+		at += int64(n)
+	}
+	if err := fault(OpSync); err != nil {
+		return err
+	}
+	return unix.Fdatasync(int(f.Fd()))
+}
+
+// Model stands for a disk in a simulation. Segments of a Set with a model have numbers, offsets, space that is
+// allocated and given back, seals and pins like any others, by the same code; they have no files, and keep no byte.
+type Model struct {
+	// Bytes returns what a blob of n bytes is read as. The slice is not written to, and must stay as it is.
+	Bytes func(n int64) []byte
+	// Wait is called for each read and each write with the number of bytes. It returns when the disk is done, and may
+	// be called by many goroutines at once.
+	Wait func(op Op, n int64)
+}
+
+// segment returns a segment without a file.
+func (m *Model) segment(path string, id uint32, capacity int64) *Segment {
+	s := &Segment{id: id, path: path, capacity: capacity, model: m}
+	s.written.L = &s.mu
+	s.refs.Store(1)
+	s.end.Store(HeaderSize)
+	return s
+}
+
+// read is Segment.read; the pin of its caller passes to the blob.
+func (m *Model) read(s *Segment, n int64) schema.Blob {
+	m.Wait(OpRead, n)
+	return schema.NewBlob(m.Bytes(n), s)
+}
+
+// write is Segment.write of a run of blobs.
+func (m *Model) write(run []Write) {
+	var n int64
+	for i := range run {
+		n += run[i].n
+	}
+	m.Wait(OpWrite, n)
+}
+
+// allocator takes disk space ahead of the writes that fill it: a full disk
+// then shows before space in a segment is handed out, and files are laid out
+// in long runs.
+type allocator struct {
+	// keep is the free space that the file system must be left with.
+	keep int64
+	free func(*os.File) (int64, error)
+	// ahead is how much is allocated at once where there is room for it.
+	ahead int64
+	// grow, if not nil, is asked for space before it is taken, in whole blocks.
+	grow  func(n int64) bool
+	fault func(op Op, path string) error
+}
+
+const allocation = 16 << 20
+
+// Block is the unit in which file systems hand out space, and in which a Set with a Grow function counts it.
+const Block = 4096
+
+// Blocks rounds a number of bytes up to whole blocks.
+func Blocks(n int64) int64 { return (n + Block - 1) / Block * Block }
+
+// allocate extends the space of f, which ends at have, to at least need and at
+// most limit, and returns where it ends now.
+func (a allocator) allocate(f *os.File, have, need, limit int64) (int64, error) {
+	name := "a model"
+	if f != nil {
+		name = f.Name()
+	}
+	free, err := a.free(f)
+	if err != nil {
+		return have, fmt.Errorf("free space of %s: %w", name, err)
+	}
+	if free-(need-have) < a.keep {
+		return have, fmt.Errorf("%w: disk full: %d bytes are free where %s lies, a write needs %d more and %d are "+
+			"kept in reserve: %w",
+			schema.ErrLimit, free, name, need-have, a.keep, unix.ENOSPC)
+	}
+	// Ask for a long run; when little is left, for just what is needed.
+	refused := true
+	for _, end := range []int64{min(max(need, have+a.ahead), limit), need} {
+		if a.grow != nil {
+			end = Blocks(end)
+		}
+		if free-(end-have) < a.keep || a.grow != nil && !a.grow(end-have) {
+			continue
+		}
+		refused = false
+		if a.fault != nil {
+			if err = a.fault(OpAllocate, name); err != nil {
+				a.giveBack(end - have)
+				continue
+			}
+		}
+		if f == nil { // of a model
+			return end, nil
+		}
+		err = unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_KEEP_SIZE, have, end-have)
+		for errors.Is(err, unix.EINTR) {
+			err = unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_KEEP_SIZE, have, end-have)
+		}
+		if err == nil || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOSYS) {
+			return end, nil
+		}
+		a.giveBack(end - have)
+	}
+	if refused {
+		return have, fmt.Errorf("%w: no %d bytes may be taken for %s", schema.ErrLimit, need-have, name)
+	}
+	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+		return have, fmt.Errorf("%w: disk full: %d bytes for %s: %w", schema.ErrLimit, need-have, name, err)
+	}
+	return have, fmt.Errorf("allocate %d bytes for %s: %w", need-have, name, err)
+}
+
+// giveBack tells grow that n bytes were not taken.
+func (a allocator) giveBack(n int64) {
+	if a.grow != nil {
+		a.grow(-n)
+	}
+}
+
+func freeSpace(f *os.File) (int64, error) {
+	var st unix.Statfs_t
+	if err := unix.Fstatfs(int(f.Fd()), &st); err != nil {
+		return 0, err
+	}
+	return int64(st.Bavail) * st.Bsize, nil
+}
+
+// Room is how many bytes of payload can be appended in space that is allocated
+// already; 0 if the segment is sealed.
+func (s *Segment) Room() int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.sealed {
+		return 0
+	}
+	return max(0, min(s.reserved, s.capacity)-s.end.Load()-HeaderSize)
+}
+
+// Allocated is the space that the file takes, in whole blocks, if nothing was
+// punched.
+func (s *Segment) Allocated() int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return Blocks(max(s.reserved, s.end.Load()))
+}
+
+// Trim gives the space back that is allocated beyond the end of a sealed
+// segment, and returns how many bytes that are. Of one that is not sealed it
+// gives back none.
+func (s *Segment) Trim() (int64, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	end := s.end.Load()
+	n := s.reserved - Blocks(end)
+	if !s.sealed || n <= 0 {
+		return 0, nil
+	}
+	if err := s.failing(OpTrim); err != nil {
+		return 0, fmt.Errorf("trim segment %d: %w", s.id, err)
+	}
+	// The end is not below anything that was written or is being written.
+	if s.model == nil {
+		if err := s.file.Truncate(end); err != nil {
+			return 0, fmt.Errorf("trim segment %d: %w", s.id, err)
+		}
+	}
+	s.reserved = Blocks(end)
+	return n, nil
+}
+
+// Cut gives back what is allocated beyond the end of the data of a segment that
+// is not appended to, as a process that was killed may leave it.
+func (s *Segment) Cut() error {
+	if err := s.file.Truncate(s.end.Load()); err != nil {
+		return fmt.Errorf("trim segment %d: %w", s.id, err)
+	}
+	return nil
+}
+
+// Punch gives the blocks from one offset to another, multiples of Block, back
+// to the file system. They read as zeros from then on: the caller knows that no
+// blob in them is pinned, or will be asked for. A file system that cannot do it
+// is errors.ErrUnsupported.
+func (s *Segment) Punch(from, to int64) error {
+	if err := s.failing(OpPunch); err != nil {
+		return fmt.Errorf("punch segment %d: %w", s.id, err)
+	}
+	for s.model == nil {
+		err := unix.Fallocate(int(s.file.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, from, to-from)
+		switch {
+		case errors.Is(err, unix.EINTR):
+		case err != nil:
+			return fmt.Errorf("punch segment %d: %w", s.id, err)
+		default:
+			return nil
+		}
+	}
+	return nil
+}
+
+// DataRuns yields the stretches of the file that are not holes, in order. Space that is
+// allocated and was never written counts as a hole.
+func (s *Segment) DataRuns(yield func(from, to int64) bool) error {
+	fd := int(s.file.Fd())
+	for at := int64(0); ; {
+		from, err := unix.Seek(fd, at, unix.SEEK_DATA)
+		if errors.Is(err, unix.ENXIO) {
+			return nil // no more data
+		} else if err != nil {
+			return fmt.Errorf("find the data of segment %d: %w", s.id, err)
+		}
+		if at, err = unix.Seek(fd, from, unix.SEEK_HOLE); err != nil {
+			return fmt.Errorf("find the holes of segment %d: %w", s.id, err)
+		}
+		if !yield(from, at) {
+			return nil
+		}
+	}
 }

@@ -55,9 +55,7 @@ func startWhole(t *testing.T, s store.Store, shared members.Shared, id, dir stri
 		RenewEvery: 50 * time.Millisecond, ReadEvery: 50 * time.Millisecond, Logger: slog.New(slog.DiscardHandler)})
 	check()
 	future := &spill.Future{}
-	policy, err := spill.ParsePolicy("next-use", future)
-	check()
-	w.spill, err = spill.Open(spill.Options{Dir: dir, Bytes: 256 << 20, KeepFree: 1, Policy: policy, Oracle: future,
+	w.spill, err = spill.Open(spill.Options{Dir: dir, Bytes: 256 << 20, KeepFree: 1, Oracle: future,
 		Logger: log})
 	check()
 	w.cluster, err = cluster.New(cluster.Options{Node: id, Members: w.members, SnapshotName: w.spill.DatasetName,

@@ -229,10 +229,8 @@ func (c *nodes) start(s store.Store, name string, names []string, i int, o clust
 		}
 	}
 	future := &spill.Future{}
-	policy, err := spill.ParsePolicy("next-use", future)
-	check()
 	n.spill, err = spill.Open(spill.Options{Dir: filepath.Join(t.TempDir(), "spill"),
-		Bytes: cmp.Or(o.spillBytes, 256<<20), KeepFree: cmp.Or(o.keepFree, 1), Policy: policy, Oracle: future,
+		Bytes: cmp.Or(o.spillBytes, 256<<20), KeepFree: cmp.Or(o.keepFree, 1), Oracle: future,
 		Logger: log})
 	check()
 	if o.key != nil {

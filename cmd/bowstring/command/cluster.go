@@ -47,8 +47,8 @@ func (f *clusterFlags) check() error {
 	if f.HandoverTimeout <= 0 {
 		return fmt.Errorf("--handover-timeout: got %s, want more than 0", f.HandoverTimeout)
 	}
-	if f.PeerProtocol < 0 || f.PeerProtocol > peer.Protocol {
-		return fmt.Errorf("--peer-protocol: got %d, want 1 to %d", f.PeerProtocol, peer.Protocol)
+	if f.PeerProtocol < 0 {
+		return fmt.Errorf("--peer-protocol: got %d, want 1 or more", f.PeerProtocol)
 	}
 	if _, err := f.egress(); err != nil {
 		return err

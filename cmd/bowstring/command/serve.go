@@ -1,7 +1,6 @@
 package command
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -19,6 +18,7 @@ import (
 	"bowstring/fetch/store/cql"
 	"bowstring/flight"
 	"bowstring/flight/auth"
+	"bowstring/spill"
 )
 
 // ServeCmd is bowstring serve.
@@ -31,8 +31,8 @@ type ServeCmd struct {
 
 // experiment is what only experiments say of a server: serve finds it out better by itself.
 type experiment struct {
-	MaxReads    int    `kong:"-"` // of the store at once; 0 for as many as pay
-	SpillPolicy string `kong:"-"` // what is kept, when not all can be; "" for what jobs will use soonest
+	MaxReads    int          `kong:"-"` // of the store at once; 0 for as many as pay
+	SpillPolicy spill.Policy `kong:"-"` // what is kept, when not all can be; nil for what jobs will use soonest
 }
 
 // Validate is called by kong.
@@ -104,7 +104,7 @@ func (c *ServeCmd) Run(ctx context.Context, app *App) (err error) {
 	if l.windowBytes == 0 {
 		l.windowBytes = defaultWindow()
 	}
-	if l.spill, err = c.spillFlags.config(app, cmp.Or(c.SpillPolicy, "next-use")); err != nil {
+	if l.spill, err = c.spillFlags.config(app, c.SpillPolicy); err != nil {
 		return err
 	}
 	if err := c.checkReferences(app.Far != nil || cql.IsURI(app.globals.Store), &l.spill); err != nil {

@@ -22,12 +22,12 @@ import (
 type spillConfig struct {
 	dir                       string
 	bytes, minBytes, keepFree int64
-	policy                    string
+	policy                    spill.Policy // nil: what jobs will use soonest stays
 }
 
 // config works the flags out for a server of a store. Sizes are those of the file system on which the directory is, or
 // will be made.
-func (f *spillFlags) config(app *App, policy string) (spillConfig, error) {
+func (f *spillFlags) config(app *App, policy spill.Policy) (spillConfig, error) {
 	c := spillConfig{dir: f.Spill, keepFree: int64(f.SpillKeepFree), policy: policy}
 	if c.dir == "" {
 		return c, nil
@@ -58,13 +58,9 @@ func (f *spillFlags) config(app *App, policy string) (spillConfig, error) {
 // open opens the cache, and makes the future that it evicts by.
 func (c *spillConfig) open(log *slog.Logger) (*spill.Cache, *spill.Future, error) {
 	future := &spill.Future{}
-	policy, err := spill.ParsePolicy(c.policy, future)
-	if err != nil {
-		return nil, nil, err
-	}
 	begun := time.Now()
 	cache, err := spill.Open(spill.Options{
-		Dir: c.dir, Bytes: c.bytes, KeepFree: c.keepFree, Policy: policy, Oracle: future, Logger: log,
+		Dir: c.dir, Bytes: c.bytes, KeepFree: c.keepFree, Policy: c.policy, Oracle: future, Logger: log,
 	})
 	if err != nil {
 		return nil, nil, err

@@ -1,0 +1,475 @@
+// Package links stands between the processes of a cluster on one machine, so that what is between them is what a
+// test or a benchmark says: links of a latency and a rate, counted, and cut while they are used.
+//
+// A door is an address that leads to a server by way of a link; several doors may share a link, and its rate. A door
+// knows who comes through it where it was told which processes there are. What is said on a connection it does not
+// know.
+package links
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"bowstring/internal/delay"
+	"bowstring/schema"
+)
+
+// Anybody is who comes from a process that was not named.
+const Anybody = ""
+
+// Trouble is what befalls what passes.
+type Trouble string
+
+// What may befall it.
+const (
+	None Trouble = ""
+	// Cut closes connections, and new ones as soon as they are made.
+	Cut Trouble = "cut"
+	// Hold keeps what passes until it is over, as a network does that loses all packets: nobody is told.
+	Hold Trouble = "hold"
+)
+
+// Board is all links and doors. It is safe for concurrent use. Close ends what runs.
+type Board struct {
+	mu     sync.Mutex
+	closed bool
+	links  map[string]*delay.Link
+	doors  map[string]*door
+	names  map[int]string // of processes, by their ids
+}
+
+// NewBoard returns a board without links.
+func NewBoard() *Board {
+	return &Board{links: map[string]*delay.Link{}, doors: map[string]*door{}, names: map[int]string{}}
+}
+
+// errClosed says that there is no board any more.
+var errClosed = fmt.Errorf("%w: the links are closed", schema.ErrUnavailable)
+
+// Link makes a link.
+func (b *Board) Link(name string, config delay.Config) error {
+	if err := schema.CheckName("link", name); err != nil {
+		return err
+	}
+	if err := config.Check(); err != nil {
+		return err
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	switch {
+	case b.closed:
+		return errClosed
+	case b.links[name] != nil:
+		return fmt.Errorf("%w: link %s", schema.ErrExists, name)
+	}
+	b.links[name] = delay.New(config)
+	return nil
+}
+
+// Open makes a door that leads by way of a link to the server at an address, HOST:PORT, and returns its own.
+func (b *Board) Open(name, link, to string) (address string, err error) {
+	if err := schema.CheckName("door", name); err != nil {
+		return "", err
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	switch {
+	case b.closed:
+		return "", errClosed
+	case b.doors[name] != nil:
+		return "", fmt.Errorf("%w: door %s", schema.ErrExists, name)
+	case b.links[link] == nil:
+		return "", fmt.Errorf("%w: link %s", schema.ErrNotFound, link)
+	}
+	d, err := newDoor(b.links[link], to, b.who)
+	if err != nil {
+		return "", err
+	}
+	b.doors[name] = d
+	return d.address(), nil
+}
+
+// Name says who a process is: what it connects to from then on, it does by that name.
+func (b *Board) Name(pid int, name string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.names[pid] = name
+}
+
+// who is the name of the process that has the other end of a connection.
+func (b *Board) who(remote, local string) string {
+	b.mu.Lock()
+	names := maps.Clone(b.names)
+	b.mu.Unlock()
+	socket, ok := socketOf(remote, local)
+	if !ok {
+		return Anybody
+	}
+	for pid, name := range names {
+		if holds(pid, socket) {
+			return name
+		}
+	}
+	return Anybody
+}
+
+// Set has a trouble befall what comes from a process through a door, in place of what did before.
+func (b *Board) Set(name, from string, t Trouble) error {
+	if t != None && t != Cut && t != Hold {
+		return &schema.FieldError{Field: "trouble", Got: schema.Quote(string(t)), Want: `"cut", "hold" or ""`}
+	}
+	b.mu.Lock()
+	d := b.doors[name]
+	b.mu.Unlock()
+	if d == nil {
+		return fmt.Errorf("%w: door %s", schema.ErrNotFound, name)
+	}
+	d.set(from, t)
+	return nil
+}
+
+// Count is what came from a process through a door: connections, and bytes to the server and from it.
+type Count struct {
+	Door        string `json:"door"`
+	From        string `json:"from"`
+	Connections int64  `json:"connections"`
+	To          int64  `json:"to_bytes"`
+	Back        int64  `json:"back_bytes"`
+}
+
+// Counts returns what came through all doors so far, by door and process.
+func (b *Board) Counts() []Count {
+	b.mu.Lock()
+	doors := maps.Clone(b.doors)
+	b.mu.Unlock()
+	list := []Count{}
+	for name, d := range doors {
+		for from, n := range d.counts() {
+			list = append(list, Count{name, from, n.connections.Load(), n.to.Load(), n.back.Load()})
+		}
+	}
+	slices.SortFunc(list, func(a, b Count) int {
+		return cmp.Or(cmp.Compare(a.Door, b.Door), cmp.Compare(a.From, b.From))
+	})
+	return list
+}
+
+// Close cuts everything, and returns when nothing runs any more.
+func (b *Board) Close() error {
+	b.mu.Lock()
+	b.closed = true
+	doors, links := b.doors, b.links
+	b.doors, b.links = nil, nil
+	b.mu.Unlock()
+	var errs []error
+	for _, d := range doors {
+		errs = append(errs, d.stop())
+	}
+	for _, l := range links {
+		errs = append(errs, l.Close()) // ends what the doors wait for
+	}
+	for _, d := range doors {
+		d.running.Wait()
+	}
+	return errors.Join(errs...)
+}
+
+// Command is what is asked of a board: one of its fields.
+type Command struct {
+	Link  *LinkCommand  `json:"link,omitempty"`
+	Open  *OpenCommand  `json:"open,omitempty"`
+	Name  *NameCommand  `json:"name,omitempty"`
+	Set   *SetCommand   `json:"set,omitempty"`
+	Count *CountCommand `json:"count,omitempty"`
+}
+
+// LinkCommand makes a link.
+type LinkCommand struct {
+	Name   string `json:"name"`
+	RTT    int64  `json:"rtt_us"`      // in microseconds
+	Jitter int64  `json:"jitter_us"`   // likewise
+	PerSec int64  `json:"bytes_per_s"` // in each direction; 0 for any
+	Window int64  `json:"window"`      // bytes of a connection that may be unacknowledged; 0 for any
+}
+
+// OpenCommand makes a door.
+type OpenCommand struct {
+	Door string `json:"door"`
+	Link string `json:"link"`
+	To   string `json:"to"` // HOST:PORT
+}
+
+// NameCommand says who a process is.
+type NameCommand struct {
+	PID  int    `json:"pid"`
+	Name string `json:"name"`
+}
+
+// SetCommand has a trouble befall what comes from a process through a door.
+type SetCommand struct {
+	Door    string  `json:"door"`
+	From    string  `json:"from"`
+	Trouble Trouble `json:"trouble"`
+}
+
+// CountCommand asks what has passed.
+type CountCommand struct{}
+
+// Reply is what became of a command.
+type Reply struct {
+	Address string  `json:"address,omitempty"` // of the door that was made
+	Counts  []Count `json:"counts,omitempty"`
+	Error   string  `json:"error,omitempty"`
+}
+
+// maxCommand is how long a command may be, in bytes.
+const maxCommand = 64 << 10
+
+// Run does what the lines of in ask for, JSON of a Command each, and answers each with a line, until in ends.
+func (b *Board) Run(in io.Reader, out io.Writer) error {
+	lines := bufio.NewScanner(in)
+	lines.Buffer(nil, maxCommand)
+	answers := json.NewEncoder(out)
+	for lines.Scan() {
+		reply, err := b.do(lines.Bytes())
+		if err != nil {
+			reply.Error = err.Error()
+		}
+		if err := answers.Encode(reply); err != nil {
+			return fmt.Errorf("answer a command: %w", err)
+		}
+	}
+	if err := lines.Err(); err != nil && !errors.Is(err, io.EOF) {
+		return fmt.Errorf("read a command: %w", err)
+	}
+	return nil
+}
+
+func (b *Board) do(line []byte) (Reply, error) {
+	var c Command
+	if err := schema.DecodeJSON("command", line, &c); err != nil {
+		return Reply{}, err
+	}
+	switch {
+	case c.Link != nil:
+		return Reply{}, b.Link(c.Link.Name, delay.Config{
+			RTT: microseconds(c.Link.RTT), Jitter: microseconds(c.Link.Jitter), Bandwidth: c.Link.PerSec,
+			Window: c.Link.Window,
+		})
+	case c.Open != nil:
+		address, err := b.Open(c.Open.Door, c.Open.Link, c.Open.To)
+		return Reply{Address: address}, err
+	case c.Name != nil:
+		b.Name(c.Name.PID, c.Name.Name)
+		return Reply{}, nil
+	case c.Set != nil:
+		return Reply{}, b.Set(c.Set.Door, c.Set.From, c.Set.Trouble)
+	case c.Count != nil:
+		return Reply{Counts: b.Counts()}, nil
+	}
+	return Reply{}, &schema.FieldError{Field: "command", Got: schema.Quote(string(line)),
+		Want: "one of link, open, name, set and count"}
+}
+
+// microseconds is a time, of what no link takes if it is too long for one.
+func microseconds(n int64) time.Duration {
+	if n > int64(24*time.Hour/time.Microsecond) {
+		return 24 * time.Hour
+	}
+	return time.Duration(n) * time.Microsecond
+}
+
+// door leads to a server by way of a link.
+type door struct {
+	link     *delay.Link
+	to       string
+	who      func(remote, local string) string
+	listener net.Listener
+	ctx      context.Context //nolint:containedctx // done when the door closes
+	end      context.CancelFunc
+	running  sync.WaitGroup
+
+	mu      sync.Mutex
+	trouble map[string]Trouble
+	changed chan struct{} // closed when trouble changes
+	conns   map[net.Conn]string
+	passed  map[string]*passed
+}
+
+// passed is what came from a process.
+type passed struct{ connections, to, back atomic.Int64 }
+
+func newDoor(link *delay.Link, to string, who func(remote, local string) string) (*door, error) {
+	listener, err := new(net.ListenConfig).Listen(context.Background(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, err
+	}
+	d := &door{
+		link: link, to: to, who: who, listener: listener,
+		trouble: map[string]Trouble{}, changed: make(chan struct{}), conns: map[net.Conn]string{},
+		passed: map[string]*passed{},
+	}
+	d.ctx, d.end = context.WithCancel(context.Background())
+	d.running.Go(d.accept)
+	return d, nil
+}
+
+func (d *door) address() string { return d.listener.Addr().String() }
+
+func (d *door) accept() {
+	for {
+		c, err := d.listener.Accept()
+		switch {
+		case err == nil:
+			d.running.Go(func() { d.serve(c) })
+		case d.ctx.Err() != nil:
+			return
+		}
+	}
+}
+
+// serve carries a connection until one of its ends is gone.
+func (d *door) serve(c net.Conn) {
+	defer c.Close()
+	from := d.who(c.RemoteAddr().String(), c.LocalAddr().String())
+	if !d.keep(c, from) {
+		return
+	}
+	defer d.forget(c)
+	server, err := d.link.DialContext(d.ctx, "tcp", d.to)
+	if err != nil {
+		return
+	}
+	defer server.Close()
+	if !d.keep(server, from) {
+		return
+	}
+	defer d.forget(server)
+	n := d.of(from)
+	n.connections.Add(1)
+	var back sync.WaitGroup
+	back.Go(func() { d.carry(from, c, server, &n.back) })
+	d.carry(from, server, c, &n.to)
+	back.Wait()
+}
+
+// pieceBytes is how much is read at once.
+const pieceBytes = 64 << 10
+
+// carry passes on what comes from source until either end is gone, and takes the other along.
+func (d *door) carry(from string, to, source net.Conn, count *atomic.Int64) {
+	defer to.Close()
+	defer source.Close()
+	b := make([]byte, pieceBytes)
+	for {
+		n, err := source.Read(b)
+		if !d.pass(from) {
+			return
+		}
+		if n > 0 {
+			count.Add(int64(n))
+			if _, err := to.Write(b[:n]); err != nil {
+				return
+			}
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+// pass waits while what comes from a process is held, and reports whether it may go on.
+func (d *door) pass(from string) bool {
+	for {
+		d.mu.Lock()
+		t, changed := d.trouble[from], d.changed
+		d.mu.Unlock()
+		switch {
+		case d.ctx.Err() != nil || t == Cut:
+			return false
+		case t == None:
+			return true
+		}
+		select {
+		case <-changed:
+		case <-d.ctx.Done():
+		}
+	}
+}
+
+// set changes the trouble of a process.
+func (d *door) set(from string, t Trouble) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.trouble[from] = t
+	close(d.changed)
+	d.changed = make(chan struct{})
+	if t == Cut {
+		d.closeLocked(func(of string) bool { return of == from })
+	}
+}
+
+func (d *door) closeLocked(which func(from string) bool) {
+	for c, of := range d.conns {
+		if which(of) {
+			_ = c.Close() // its goroutines find out
+		}
+	}
+}
+
+// keep notes a connection, unless it must not be.
+func (d *door) keep(c net.Conn, from string) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.ctx.Err() != nil || d.trouble[from] == Cut {
+		return false
+	}
+	d.conns[c] = from
+	return true
+}
+
+func (d *door) forget(c net.Conn) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.conns, c)
+}
+
+func (d *door) of(from string) *passed {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.passed[from] == nil {
+		d.passed[from] = &passed{}
+	}
+	return d.passed[from]
+}
+
+func (d *door) counts() map[string]*passed {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	all := make(map[string]*passed, len(d.passed))
+	for from, n := range d.passed {
+		all[from] = n
+	}
+	return all
+}
+
+// stop closes what there is; its goroutines end by themselves.
+func (d *door) stop() error {
+	d.end()
+	err := d.listener.Close()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.closeLocked(func(string) bool { return true })
+	return err
+}

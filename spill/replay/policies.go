@@ -1,0 +1,56 @@
+package replay
+
+import (
+	"math"
+	"strconv"
+	"strings"
+
+	"bowstring/schema"
+	"bowstring/spill"
+)
+
+// Policies are the names of the policies that can be replayed: the one that caches have, and those that it is compared
+// with.
+var Policies = []string{"next-use", "lru", "fifo", "static", "score"}
+
+// ParsePolicy returns the policy of a name. The oracle is next-use's. The error is a [schema.FieldError].
+func ParsePolicy(name string, oracle spill.Oracle) (spill.Policy, error) {
+	switch name {
+	case "next-use":
+		return spill.NextUse(oracle), nil
+	case "lru":
+		return lru{}, nil
+	case "fifo":
+		return fifo{}, nil
+	case "static":
+		return static{}, nil
+	case "score":
+		return spill.Score(), nil
+	}
+	return nil, &schema.FieldError{Field: "policy", Got: strconv.Quote(name), Want: strings.Join(Policies, ", ")}
+}
+
+// lru evicts what was used the longest time ago.
+type lru struct{}
+
+func (lru) Name() string { return "lru" }
+func (lru) Worth(e *spill.Entry, _ spill.Time) spill.Worth {
+	return spill.Worth{Value: float64(e.Used)}
+}
+func (lru) Admit(spill.Worth, spill.Worth) bool { return true }
+
+// fifo evicts what was stored the longest time ago.
+type fifo struct{}
+
+func (fifo) Name() string { return "fifo" }
+func (fifo) Worth(e *spill.Entry, _ spill.Time) spill.Worth {
+	return spill.Worth{Value: float64(e.Added)}
+}
+func (fifo) Admit(spill.Worth, spill.Worth) bool { return true }
+
+// static keeps what was stored first, and stores nothing more once it is full.
+type static struct{}
+
+func (static) Name() string                               { return "static" }
+func (static) Worth(*spill.Entry, spill.Time) spill.Worth { return spill.Worth{Value: math.Inf(1)} }
+func (static) Admit(spill.Worth, spill.Worth) bool        { return false }
