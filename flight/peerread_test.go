@@ -118,7 +118,7 @@ func TestLendHostile(t *testing.T) {
 		"half an ask":          {hello, asks[:len(asks)-1]},
 		"more than it says":    {hello, append(asks[:len(asks):len(asks)], 0)},
 		"names without an end": {hello, {peer.KindAsks, 255, 255}},
-		"protocols of before":  {helloOf(2, 1)},
+		"other protocols":      {helloOf(2, 3)},
 		"a long hello":         {append(helloOf(peer.Protocol), bytes.Repeat([]byte(" "), 64<<10)...)},
 		"progress":             {hello, append([]byte{peer.KindProgress}, "{}"...)},
 		"progress, cut":        {hello, append([]byte{peer.KindProgress}, `[{"id":1`...)},
