@@ -31,8 +31,7 @@ type StoreInitCmd struct {
 
 // Help is shown below the summary.
 func (*StoreInitCmd) Help() string {
-	return `A store that is there stays as it is. One in a keyspace that an older bowstring made is upgraded: end all processes
-of the older program first. It may be interrupted, and run again.`
+	return `A store that is there stays as it is. It may be interrupted, and run again.`
 }
 
 // Run makes the store that the flags name.

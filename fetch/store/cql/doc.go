@@ -37,8 +37,7 @@
 //
 // # Making a store
 //
-// [Init] alone makes keyspaces and tables, and upgrades a keyspace that the
-// program before made; [Open] does neither.
+// [Init] alone makes keyspaces and tables.
 //
 // # Memory
 //

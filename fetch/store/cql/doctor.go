@@ -372,8 +372,7 @@ func judgeNodes(looks []look) (f store.Findings) {
 	}
 	switch off := worst.offset.Abs() - worst.uncertain; {
 	case off > clockWarning:
-		f.Problem(checkClocks, "run NTP or PTP on every node and here: deletions carry write times, and the grace of "+
-			"a collection covers differences (the parameter grace)",
+		f.Problem(checkClocks, "run NTP or PTP on every node and here",
 			"the clock of %s and this machine's differ by %v", worst.name(), worst.offset.Round(time.Millisecond))
 	default:
 		f.OK(checkClocks, "no node's clock is off from this machine's by more than %v",

@@ -13,6 +13,7 @@ import (
 
 	"github.com/gocql/gocql"
 
+	"bowstring/fetch/store/protocol"
 	"bowstring/schema"
 )
 
@@ -91,8 +92,7 @@ func (e *NoReplicationError) Now() string {
 func (e *NoReplicationError) Unwrap() error { return schema.ErrInvalid }
 
 // Init makes the store that uri names: its keyspace, unless that is there, and
-// its tables. A store of the format before is upgraded. What is whole stays as
-// it is. It may be interrupted, and run again.
+// its tables. What is whole stays as it is. It may be interrupted, and run again.
 func Init(ctx context.Context, uri string, opts InitOptions) error {
 	config, err := ParseURI(uri)
 	if err != nil {
@@ -118,20 +118,21 @@ func (s *Store) create(ctx context.Context, replication Replication) (err error)
 	if err := s.createKeyspace(ctx, session, v, replication); err != nil {
 		return err
 	}
-	f, err := v.formats(s.config.Keyspace)
+	missing, err := v.missing(s.config.Keyspace)
 	if err != nil {
 		return err
 	}
-	if len(f.old) == 0 && !f.upgrade {
-		if err := s.createTables(ctx, session, f.missing); err != nil {
-			return err
-		}
-		if err := s.createClusterTables(ctx, session, v); err != nil {
-			return err
-		}
-		return s.found(ctx, v)
+	if err := s.createTables(ctx, session, missing); err != nil {
+		return err
 	}
-	return s.upgrade(ctx, session, v, f)
+	if err := s.createClusterTables(ctx, session, v); err != nil {
+		return err
+	}
+	if err := s.join(ctx, v); err != nil {
+		return err
+	}
+	defer s.db.Close()
+	return protocol.Found(ctx, database{s}, protocol.Foundation{})
 }
 
 // survey is what is to be known of a cluster before a session on the keyspace
@@ -289,6 +290,112 @@ func (s *Store) lookAtKeyspace(ctx context.Context, session *gocql.Session, v *s
 	}
 	if err := iter.Close(); err != nil {
 		return s.fault(ctx, err, nil, "system_schema.tables", "look at the tables")
+	}
+	return nil
+}
+
+// formatMark begins the comment of each table. A keyspace with tables of these
+// names and another comment is not touched.
+const formatMark = "bowstring format 1: "
+
+// Names of the tables.
+const (
+	tableBlobs    = "blobs"
+	tableParts    = "blob_parts"
+	tableCatalog  = "catalog"
+	tableMembers  = "members"
+	tableAttached = "attached"
+)
+
+// tables are made by [Init]. Blobs hardly compress, and a compressed chunk
+// must be read and decompressed whole.
+var tables = map[string]struct{ columns, options, comment string }{
+	tableBlobs: {
+		"key blob PRIMARY KEY, size bigint, parts int",
+		"", "what blobs there are; a row without size is being stored or removed",
+	},
+	tableParts: {
+		"key blob, part int, data blob, PRIMARY KEY ((key, part))",
+		"compression = {'enabled': 'false'}", "bytes of blobs, 1 MiB in a part",
+	},
+	tableCatalog: {
+		"partition text, row text, version bigint static, value blob, PRIMARY KEY (partition, row)",
+		"", "small records, a partition for each dataset; changed by lightweight transactions only",
+	},
+	tableMembers: {
+		"id text PRIMARY KEY, holder text, acked bigint, beat bigint, holds frozen<set<text>>",
+		"gc_grace_seconds = 86400", "processes at work and what they hold; rows lapse",
+	},
+	tableAttached: {
+		"prefix blob PRIMARY KEY, keyspace_name text, table_name text, id_column text, data_column text",
+		"", "tables of others whose cells are blobs of this store",
+	},
+}
+
+// missing lists the tables that are not there. Tables of the same names that
+// this program did not make are a schema.ErrInvalid.
+func (v *survey) missing(keyspace string) (missing []string, err error) {
+	for _, name := range slices.Sorted(maps.Keys(tables)) {
+		comment, ok := v.tables[name]
+		switch {
+		case !ok:
+			missing = append(missing, name)
+		case strings.HasPrefix(comment, formatMark):
+		case strings.HasPrefix(comment, "bowstring format "):
+			return nil, fmt.Errorf("%w: table %s.%s is of a format that this program does not know (%q, want %q): "+
+				"another version of bowstring made it",
+				schema.ErrInvalid, keyspace, name, comment, formatMark)
+		default:
+			return nil, fmt.Errorf("%w: keyspace %s has a table %s that is not of a bowstring store: name "+
+				"another keyspace",
+				schema.ErrInvalid, keyspace, name)
+		}
+	}
+	return missing, nil
+}
+
+// ready is an error unless the keyspace holds a store of this format.
+func (v *survey) ready(c *Config) error {
+	if !v.exists {
+		return fmt.Errorf("%w: the cluster has no keyspace %s; bowstring store init --replication N makes it",
+			schema.ErrNotFound, c.Keyspace)
+	}
+	missing, err := v.missing(c.Keyspace)
+	if err == nil && len(missing) > 0 {
+		err = fmt.Errorf("%w: keyspace %s holds no store (it lacks the tables %s); bowstring store init makes one",
+			schema.ErrNotFound, c.Keyspace, strings.Join(missing, ", "))
+	}
+	return err
+}
+
+// createTables makes what is missing, in one process or in several at once. Options of the newer servers are left
+// alone: what works on a Cassandra of 2015 and on Scylla is enough.
+func (s *Store) createTables(ctx context.Context, session *gocql.Session, names []string) error {
+	for _, name := range names {
+		t := tables[name]
+		with := "comment = '" + strings.ReplaceAll(formatMark+t.comment, "'", "''") + "'"
+		if t.options != "" {
+			with += " AND " + t.options
+		}
+		stmt := fmt.Sprintf("CREATE TABLE IF NOT EXISTS %s.%s (%s) WITH %s", s.config.Keyspace, name, t.columns, with)
+		if err := s.define(ctx, session, stmt, name); err != nil {
+			return err
+		}
+	}
+	if len(names) > 0 {
+		s.log.InfoContext(ctx, "created tables", "keyspace", s.config.Keyspace, "tables", strings.Join(names, " "))
+	}
+	return nil
+}
+
+// define runs a statement that changes the schema, and waits until all nodes
+// know of it.
+func (s *Store) define(ctx context.Context, session *gocql.Session, stmt, table string) error {
+	if err := session.Query(stmt).WithContext(ctx).Consistency(gocql.Quorum).Exec(); err != nil {
+		return s.fault(ctx, err, nil, table, "change the schema")
+	}
+	if err := session.AwaitSchemaAgreement(ctx); err != nil {
+		return s.fault(ctx, err, nil, table, "wait until all nodes know of a change of the schema")
 	}
 	return nil
 }

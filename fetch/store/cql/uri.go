@@ -40,8 +40,6 @@ const Scheme = "cql://"
 //	proto        version of the native protocol, 3 or 4; default 4
 //	timeout      of one request; default 10s
 //	connect      timeout of making a connection; default 5s
-//	grace        by how much the clocks of the program before may have differed, for
-//	             the upgrade of a store that it made; default 1m
 //	user         user name
 //	password_file  file whose first line is the password
 //	tls          1: encrypt; on by itself if ca, cert, key or server_name is given
@@ -64,7 +62,6 @@ type Config struct {
 	Proto       int
 	Timeout     time.Duration
 	Connect     time.Duration
-	Grace       time.Duration
 
 	User         string
 	PasswordFile string
@@ -95,7 +92,6 @@ const (
 	leastConns     = 2
 	defaultTimeout = 10 * time.Second
 	defaultConnect = 5 * time.Second
-	defaultGrace   = time.Minute
 )
 
 // keyspaceName is what Cassandra takes as the name of a keyspace without quotes
@@ -129,7 +125,7 @@ func ParseURI(uri string) (*Config, error) {
 		Port: defaultPort, Keyspace: keyspace,
 		Read: gocql.LocalOne, Write: gocql.LocalQuorum,
 		Proto:   4,
-		Timeout: defaultTimeout, Connect: defaultConnect, Grace: defaultGrace,
+		Timeout: defaultTimeout, Connect: defaultConnect,
 	}
 	if err := c.parseHosts(hosts); err != nil {
 		return nil, err
@@ -252,7 +248,6 @@ var parameters = map[string]func(c *Config, value string) (want string){
 	"connect": func(c *Config, v string) string {
 		return duration(&c.Connect, v, 10*time.Millisecond, time.Hour)
 	},
-	"grace":         func(c *Config, v string) string { return duration(&c.Grace, v, 0, 30*24*time.Hour) },
 	"user":          func(c *Config, v string) string { return text(&c.User, v, "a user name") },
 	"password_file": func(c *Config, v string) string { return text(&c.PasswordFile, v, "the path of a file") },
 	"tls":           func(c *Config, v string) string { return flag(&c.TLS, v) },
@@ -376,7 +371,6 @@ func (c *Config) String() string {
 	set("proto", strconv.Itoa(c.Proto), c.Proto == 4)
 	set("timeout", c.Timeout.String(), c.Timeout == defaultTimeout)
 	set("connect", c.Connect.String(), c.Connect == defaultConnect)
-	set("grace", c.Grace.String(), c.Grace == defaultGrace)
 	set("user", c.User, c.User == "")
 	set("password_file", c.PasswordFile, c.PasswordFile == "")
 	set("tls", "1", !c.TLS)

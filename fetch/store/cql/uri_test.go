@@ -18,7 +18,7 @@ import (
 func TestParseURI(t *testing.T) {
 	c, err := ParseURI("cql://a.example:9142,10.0.0.2,[fd00::1]/images?consistency=ONE&write=quorum&serial=local_serial&dc=dc1" +
 		"&rf=2&conns=16" +
-		"&proto=3&timeout=2s&connect=1s&grace=5m&user=ann&password_file=%2Frun%2Fsecret&ca=ca.pem&cert=c.pem" +
+		"&proto=3&timeout=2s&connect=1s&user=ann&password_file=%2Frun%2Fsecret&ca=ca.pem&cert=c.pem" +
 		"&key=k.pem&server_name=db")
 	if err != nil {
 		t.Fatal(err)
@@ -26,7 +26,7 @@ func TestParseURI(t *testing.T) {
 	want := Config{
 		Hosts: []string{"a.example", "10.0.0.2", "fd00::1"}, Port: 9142, Keyspace: "images",
 		Read: gocql.One, Write: gocql.Quorum, LocalSerial: true, DC: "dc1", RF: 2, Conns: 16, Proto: 3,
-		Timeout: 2 * time.Second, Connect: time.Second, Grace: 5 * time.Minute,
+		Timeout: 2 * time.Second, Connect: time.Second,
 		User: "ann", PasswordFile: "/run/secret", TLS: true, CA: "ca.pem", Cert: "c.pem", Key: "k.pem",
 		ServerName: "db",
 	}
@@ -86,7 +86,6 @@ func TestParseURIRefuses(t *testing.T) {
 		"cql://a/b?proto=5":                 "proto",
 		"cql://a/b?timeout=10":              "timeout",
 		"cql://a/b?timeout=-1s":             "timeout",
-		"cql://a/b?grace=-1s":               "grace",
 		"cql://a/b?connect=1ns":             "connect",
 		"cql://a/b?user=":                   "user",
 		"cql://a/b?tls=yes":                 "tls",
