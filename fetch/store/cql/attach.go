@@ -1,14 +1,20 @@
 package cql
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"regexp"
+	"slices"
+	"strings"
 	"sync/atomic"
 
 	"github.com/apache/arrow/go/v17/arrow"
+	"github.com/apache/arrow/go/v17/arrow/array"
+	"github.com/apache/arrow/go/v17/arrow/memory"
 	"github.com/gocql/gocql"
+	"golang.org/x/sync/errgroup"
 
 	"bowstring/fetch/store"
 	"bowstring/schema"
@@ -244,3 +250,517 @@ func (a *attachment) parent(ctx context.Context) (*schema.Snapshot, error) {
 	}
 	return newest, nil
 }
+
+// describe looks at the tables' columns and decides what the dataset's are.
+func (a *attachment) describe(ctx context.Context) error {
+	var err error
+	if a.data, err = a.open(ctx, a.opts.Data, true); err != nil {
+		return err
+	}
+	if a.opts.Metadata != "" {
+		if a.meta, err = a.open(ctx, a.opts.Metadata, false); err != nil {
+			return err
+		}
+		a.meta.columns = slices.DeleteFunc(a.meta.columns, func(c column) bool {
+			return slices.ContainsFunc(a.data.columns, func(d column) bool { return d.name == c.name })
+		})
+	}
+	var meta, blobs []arrow.Field
+	var known []string
+	a.splitAt = -1
+	for _, src := range []*source{&a.data, &a.meta} {
+		src.columns = slices.DeleteFunc(src.columns, func(c column) bool {
+			known = append(known, c.name)
+			return c.name != a.opts.SplitColumn && a.opts.Columns != nil && !slices.Contains(a.opts.Columns, c.name)
+		})
+		for _, c := range src.columns {
+			if c.table != nil {
+				blobs = append(blobs, schema.BlobField(c.name, a.opts.Media, true))
+				continue
+			}
+			if c.name == a.opts.SplitColumn {
+				if c.kind.arrow.ID() != arrow.STRING {
+					return bad("split column", c.name, "a column of text")
+				}
+				a.splitAt = len(meta)
+			}
+			meta = append(meta, arrow.Field{Name: c.name, Type: c.kind.arrow, Nullable: true})
+		}
+	}
+	for _, name := range append(slices.Clone(a.opts.Columns), a.opts.SplitColumn) {
+		if name != "" && !slices.Contains(known, name) {
+			return bad("columns", name, "some of "+schema.ShownList(known))
+		}
+	}
+	if len(blobs) == 0 {
+		return bad("columns", "no blob column", "at least one of table "+a.opts.Data)
+	}
+	a.metaSchema = arrow.NewSchema(meta, nil)
+	// A column that only says which split is not repeated under a name that is taken.
+	if a.splitAt >= 0 && (a.opts.SplitColumn == schema.SplitColumn || a.opts.Columns != nil &&
+		!slices.Contains(a.opts.Columns, a.opts.SplitColumn)) {
+		a.splitOnly = true
+		meta = slices.Delete(slices.Clone(meta), a.splitAt, a.splitAt+1)
+	}
+	a.schema, err = schema.NewSchema(meta, blobs)
+	return err
+}
+
+// open reads a table's columns from the server's catalog.
+func (a *attachment) open(ctx context.Context, name string, withBlobs bool) (source, error) {
+	keyspace, table, _ := strings.Cut(name, ".")
+	src := source{keyspace: keyspace, table: table}
+	q := a.s.db.Query("SELECT column_name, kind, type FROM system_schema.columns WHERE keyspace_name = ? AND "+
+		"table_name = ?", keyspace, table)
+	err := a.s.rows(ctx, q, "system_schema.columns", "look at table "+name, func(scan scanner) (err error) {
+		var col, kind, cqlType string
+		for scan(&col, &kind, &cqlType) {
+			switch {
+			case kind == "partition_key" && src.id == "" && cqlType == "uuid":
+				src.id = col
+			case kind == "partition_key" || kind == "clustering":
+				err = fmt.Errorf("%w: table %s: column %s (%s %s): want a primary key of one uuid", schema.ErrInvalid,
+					name, col, kind, cqlType)
+			case kind != "regular":
+				// Static columns need clustering columns, which there are none of.
+			case cqlType == "blob" && withBlobs:
+				src.columns = append(src.columns, column{name: col})
+			case columnTypes[cqlType] != nil:
+				src.columns = append(src.columns, column{name: col, kind: columnTypes[cqlType]})
+			case a.opts.Columns == nil || slices.Contains(a.opts.Columns, col):
+				err = fmt.Errorf("%w: table %s: column %s is of type %s, which has no place in a dataset: name the "+
+					"columns to take without it", schema.ErrInvalid, name, col, cqlType)
+			}
+		}
+		return err
+	})
+	switch {
+	case err != nil:
+		return src, err
+	case src.id == "":
+		return src, fmt.Errorf("%w: the cluster has no table %s", schema.ErrNotFound, name)
+	}
+	for i := range src.columns {
+		if c := &src.columns[i]; c.kind == nil {
+			c.table = newForeignTable(keyspace, table, src.id, c.name)
+		}
+	}
+	slices.SortFunc(src.columns, func(x, y column) int { return strings.Compare(x.name, y.name) })
+	src.session, err = a.s.sessionFor(ctx, keyspace)
+	return src, err
+}
+
+// register lets every process find the tables that keys will point into.
+func (a *attachment) register(ctx context.Context) error {
+	var list []*foreignTable
+	for _, c := range a.data.columns {
+		if c.table != nil {
+			list = append(list, c.table)
+		}
+	}
+	return a.s.register(ctx, list)
+}
+
+// register writes down which tables are attached, and takes note of all that are.
+func (s *Store) register(ctx context.Context, list []*foreignTable) error {
+	for _, t := range list {
+		q := s.db.Query(insertAttached, t.prefix[:], t.keyspace, t.table, t.id, t.data).Consistency(s.catalogLevel())
+		if err := s.exec(ctx, q, tableAttached, "register a table"); err != nil {
+			return err
+		}
+	}
+	return s.loadAttached(ctx)
+}
+
+// interval is what was scanned between two tokens.
+type interval struct {
+	ids        []schema.ID
+	meta       arrow.Record        // of metaSchema
+	blobs      [][]*schema.BlobRef // [row][blob column]
+	bytes      int64
+	noMetadata int64
+	noSample   int64
+}
+
+// scan reads the tables, several intervals at once, and takes in what they
+// hold in the order of the intervals.
+func (a *attachment) scan(ctx context.Context) error {
+	ranges := ring(a.opts.ranges)
+	g, ctx := errgroup.WithContext(ctx)
+	// One waits here for each worker at most, besides those being scanned.
+	queue := make(chan chan *interval, a.opts.Workers)
+	g.Go(func() error {
+		defer close(queue)
+		workers, ctx := errgroup.WithContext(ctx)
+		workers.SetLimit(a.opts.Workers)
+		for _, r := range ranges {
+			out := make(chan *interval, 1)
+			select {
+			case queue <- out:
+			case <-ctx.Done():
+				return errors.Join(workers.Wait(), context.Cause(ctx))
+			}
+			workers.Go(func() error {
+				defer close(out)
+				iv, err := a.scanInterval(ctx, r)
+				if err == nil {
+					out <- iv
+				}
+				return err
+			})
+		}
+		return workers.Wait()
+	})
+	g.Go(func() error {
+		n := 0
+		for out := range queue {
+			iv, ok := <-out
+			if !ok {
+				break // the scan's own error says why
+			}
+			n++
+			err := a.take(ctx, iv, float64(n)/float64(len(ranges)))
+			iv.meta.Release()
+			if err != nil {
+				return err
+			}
+		}
+		for out := range queue { // what came after a failure
+			if iv, ok := <-out; ok {
+				iv.meta.Release()
+			}
+		}
+		return nil
+	})
+	return g.Wait()
+}
+
+func (src *source) query(r pair, page int) *gocql.Query {
+	names := []string{identifier(src.id)}
+	for _, c := range src.columns {
+		names = append(names, identifier(c.name))
+	}
+	id := identifier(src.id)
+	stmt := fmt.Sprintf("SELECT %s FROM %s.%s WHERE token(%s) > ? AND token(%s) <= ?",
+		strings.Join(names, ", "), identifier(src.keyspace), identifier(src.table), id, id)
+	return src.session.Query(stmt, r.start, r.end).PageSize(page).Consistency(foreignLevel)
+}
+
+// scanInterval reads one interval of both tables.
+func (a *attachment) scanInterval(ctx context.Context, r pair) (*interval, error) {
+	meta, err := a.scanMetadata(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	b := array.NewRecordBuilder(memory.DefaultAllocator, a.metaSchema)
+	defer b.Release()
+	iv := &interval{}
+	var id gocql.UUID
+	dest := []any{&id}
+	var cells []*digest
+	for _, c := range a.data.columns {
+		if c.table != nil {
+			d := &digest{table: c.table}
+			cells = append(cells, d)
+			dest = append(dest, d)
+		} else {
+			dest = append(dest, c.kind.dest())
+		}
+	}
+	page := 8 // until it is known how large rows are
+	if mean := a.meanRow.Load(); mean > 0 {
+		page = int(min(max(attachPage/mean, 1), rowsAtOnce))
+	}
+	err = a.s.rows(ctx, a.data.query(r, page), a.opts.Data, "scan", func(scan scanner) error {
+		for scan(dest...) {
+			iv.ids = append(iv.ids, schema.ID(id))
+			col := 0
+			for i, c := range a.data.columns {
+				if c.table == nil {
+					c.kind.put(b.Field(col), dest[i+1])
+					col++
+				}
+			}
+			row, found := meta[id]
+			delete(meta, id)
+			if !found && a.opts.Metadata != "" {
+				iv.noMetadata++
+			}
+			for i, c := range a.meta.columns {
+				if found {
+					c.kind.put(b.Field(col), row[i])
+				} else {
+					b.Field(col).AppendNull()
+				}
+				col++
+			}
+			refs := make([]*schema.BlobRef, len(cells))
+			for i, d := range cells {
+				if ref, ok := d.ref(schema.ID(id)); ok {
+					refs[i] = &ref
+					iv.bytes += ref.Size
+				}
+			}
+			iv.blobs = append(iv.blobs, refs)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	if n := int64(len(iv.ids)); n > 0 {
+		a.meanRow.Store(iv.bytes/n + 1)
+	}
+	iv.noSample = int64(len(meta))
+	rec := b.NewRecord()
+	defer rec.Release()
+	// A record without columns would not know how many rows it has.
+	iv.meta = array.NewRecord(a.metaSchema, rec.Columns(), int64(len(iv.ids)))
+	return iv, nil
+}
+
+// scanMetadata reads one interval of the metadata table.
+func (a *attachment) scanMetadata(ctx context.Context, r pair) (map[gocql.UUID][]any, error) {
+	if a.opts.Metadata == "" {
+		return nil, nil
+	}
+	rows := map[gocql.UUID][]any{}
+	err := a.s.rows(ctx, a.meta.query(r, rowsAtOnce), a.opts.Metadata, "scan", func(scan scanner) error {
+		for {
+			var id gocql.UUID
+			dest := []any{&id}
+			for _, c := range a.meta.columns {
+				dest = append(dest, c.kind.dest())
+			}
+			if !scan(dest...) {
+				return nil
+			}
+			rows[id] = dest[1:]
+		}
+	})
+	return rows, err
+}
+
+// digest receives a cell and keeps its size and checksum alone.
+type digest struct {
+	table *foreignTable
+	size  int64
+	sum   schema.Sum
+	null  bool
+}
+
+// UnmarshalCQL implements gocql.Unmarshaler.
+func (d *digest) UnmarshalCQL(_ gocql.TypeInfo, data []byte) error {
+	d.null, d.size, d.sum = data == nil, int64(len(data)), schema.Checksum(data)
+	return nil
+}
+
+func (d *digest) ref(id schema.ID) (schema.BlobRef, bool) {
+	return schema.BlobRef{Key: d.table.key(id, d.sum), Size: d.size, Sum: d.sum}, !d.null
+}
+
+// take adds an interval's rows to the chunks of their splits.
+func (a *attachment) take(ctx context.Context, iv *interval, done float64) error {
+	var names *array.String
+	meta := iv.meta
+	if a.splitAt >= 0 {
+		names = meta.Column(a.splitAt).(*array.String)
+	}
+	if a.splitOnly {
+		fields := slices.Delete(slices.Clone(meta.Schema().Fields()), a.splitAt, a.splitAt+1)
+		columns := slices.Delete(slices.Clone(meta.Columns()), a.splitAt, a.splitAt+1)
+		meta = array.NewRecord(arrow.NewSchema(fields, nil), columns, meta.NumRows())
+		defer meta.Release()
+	}
+	skipped := int64(0)
+	for row, id := range iv.ids {
+		if a.known.has(id) {
+			skipped++
+			for _, ref := range iv.blobs[row] {
+				if ref != nil {
+					iv.bytes -= ref.Size
+				}
+			}
+			continue
+		}
+		split := a.opts.Split
+		if names != nil && names.IsValid(row) {
+			split = names.Value(row)
+		}
+		sp, err := a.split(split)
+		if err != nil {
+			return err
+		}
+		if err := sp.builder.Append(id, meta, row, iv.blobs[row]); err != nil {
+			return err
+		}
+		sp.rows++
+		if sp.builder.Full(schema.PageRows) {
+			if err := a.flushPage(ctx, sp); err != nil {
+				return err
+			}
+		}
+		if sp.pages.Len() == schema.ChunkPages {
+			if err := a.flush(ctx, sp); err != nil {
+				return err
+			}
+		}
+	}
+	a.report.Rows += int64(len(iv.ids)) - skipped
+	a.report.Skipped += skipped
+	a.report.Bytes += iv.bytes
+	a.report.NoMetadata += iv.noMetadata
+	a.report.NoSample += iv.noSample
+	a.report.Done = done
+	if a.opts.Progress != nil {
+		a.opts.Progress(a.report)
+	}
+	return nil
+}
+
+func (a *attachment) split(name string) (*splitBuilder, error) {
+	for _, sp := range a.splits {
+		if sp.name == name {
+			return sp, nil
+		}
+	}
+	if name != "" {
+		if err := schema.CheckName("split", name); err != nil {
+			return nil, err
+		}
+	}
+	const most = 256
+	if len(a.splits) == most {
+		return nil, bad("split column", a.opts.SplitColumn, fmt.Sprintf("a column of at most %d values", most))
+	}
+	sp := &splitBuilder{name: name, builder: schema.NewChunkBuilder(memory.DefaultAllocator, a.schema)}
+	a.splits = append(a.splits, sp)
+	return sp, nil
+}
+
+// flush stores a chunk of a split.
+func (a *attachment) flush(ctx context.Context, sp *splitBuilder) error {
+	if err := a.flushPage(ctx, sp); err != nil || sp.pages.Len() == 0 {
+		return err
+	}
+	data, chunk := sp.pages.Finish()
+	if data != nil {
+		var err error
+		if chunk.BlobRef, err = a.in.Put(ctx, data); err != nil {
+			return err
+		}
+	}
+	sp.chunks = append(sp.chunks, chunk)
+	return nil
+}
+
+// flushPage stores a page of a split.
+func (a *attachment) flushPage(ctx context.Context, sp *splitBuilder) error {
+	if sp.builder.Rows() == 0 {
+		return nil
+	}
+	data, page, err := sp.builder.Finish()
+	if err != nil {
+		return err
+	}
+	if page.BlobRef, err = a.in.Put(ctx, data); err != nil {
+		return err
+	}
+	sp.pages.Add(page)
+	return nil
+}
+
+// snapshot puts the splits one after the other.
+func (a *attachment) snapshot(ctx context.Context, parent *schema.Snapshot) (*schema.Snapshot, error) {
+	source := "table " + a.opts.Data
+	if a.opts.Metadata != "" {
+		source += " with " + a.opts.Metadata
+	}
+	snap := &schema.Snapshot{Source: source, Schema: a.schema}
+	if parent != nil {
+		snap.Parent = parent.Number
+		if a.opts.Append {
+			snap.Splits, snap.Chunks = slices.Clone(parent.Splits), slices.Clone(parent.Chunks)
+		}
+	}
+	slices.SortFunc(a.splits, func(x, y *splitBuilder) int { return strings.Compare(x.name, y.name) })
+	at := snap.Rows()
+	for _, sp := range a.splits {
+		if err := a.flush(ctx, sp); err != nil {
+			return nil, err
+		}
+		snap.Chunks = append(snap.Chunks, sp.chunks...)
+		rows := schema.Range{Start: at, End: at + sp.rows}
+		at = rows.End
+		if sp.name == "" {
+			continue
+		}
+		i := slices.IndexFunc(snap.Splits, func(s schema.Split) bool { return s.Name == sp.name })
+		if i < 0 {
+			snap.Splits = append(snap.Splits, schema.Split{Name: sp.name, Ranges: []schema.Range{rows}})
+			continue
+		}
+		ranges := slices.Clone(snap.Splits[i].Ranges)
+		if last := &ranges[len(ranges)-1]; last.End == rows.Start {
+			last.End = rows.End
+		} else {
+			ranges = append(ranges, rows)
+		}
+		snap.Splits[i].Ranges = ranges
+	}
+	return snap, nil
+}
+
+// known are the ids of the snapshot that is appended to, 16 bytes each, and which of
+// them the scan came across. An id in two rows of a snapshot would make each
+// sample two.
+type known struct {
+	ids   []schema.ID // sorted
+	named []string    // the first few that were met
+	met   int64
+}
+
+// knownNamed is how many ids an error names.
+const knownNamed = 5
+
+// read takes in the ids of a snapshot, page by page.
+func (k *known) read(ctx context.Context, s *Store, snap *schema.Snapshot) error {
+	k.ids = make([]schema.ID, 0, snap.Rows())
+	err := store.EachPage(ctx, snap, snap.Chunks, s.get, func(_ schema.Chunk, m *schema.Manifest) error {
+		for pos := range m.Rows() {
+			k.ids = append(k.ids, m.ID(pos))
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("read the manifest of %s@%d: %w", snap.Dataset, snap.Number, err)
+	}
+	slices.SortFunc(k.ids, compareIDs)
+	return nil
+}
+
+// has says whether an id is known, and takes note of it.
+func (k *known) has(id schema.ID) bool {
+	if _, found := slices.BinarySearchFunc(k.ids, id, compareIDs); !found {
+		return false
+	}
+	if k.met++; k.met <= knownNamed {
+		k.named = append(k.named, gocql.UUID(id).String())
+	}
+	return true
+}
+
+// err names the ids that were met.
+func (k *known) err(snap *schema.Snapshot) error {
+	if k.met == 0 {
+		return nil
+	}
+	list := strings.Join(k.named, ", ")
+	if more := k.met - int64(len(k.named)); more > 0 {
+		list += fmt.Sprintf(" and %d more", more)
+	}
+	return fmt.Errorf("%w: %d of the ids are in %s@%d already: %s; skip those that exist, or replace the snapshot",
+		schema.ErrInvalid, k.met, snap.Dataset, snap.Number, list)
+}
+
+func compareIDs(a, b schema.ID) int { return bytes.Compare(a[:], b[:]) }

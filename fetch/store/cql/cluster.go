@@ -66,9 +66,10 @@ func (s *Store) clustered(err error) error {
 	return err
 }
 
-// PutLease implements members.Shared. The servers' clocks order what is written: a node whose own
-// clock is behind would not be seen.
-func (s *Store) PutLease(ctx context.Context, cluster, id string, lease []byte, ttl time.Duration) error {
+// onControl runs a statement of clusters by the session that nothing else waits behind. The servers' clocks order what
+// is written: a node whose own clock is behind would not be seen.
+func (s *Store) onControl(ctx context.Context, table, doing string, read func(scanner) error, stmt string, args ...any,
+) error {
 	if err := s.enter(ctx); err != nil {
 		return err
 	}
@@ -77,88 +78,58 @@ func (s *Store) PutLease(ctx context.Context, cluster, id string, lease []byte, 
 	if err != nil {
 		return err
 	}
-	q := db.Query(putLease, cluster, id, lease,
-		int(ttl.Seconds())).Consistency(s.catalogLevel()).DefaultTimestamp(false).Idempotent(true)
-	return s.clustered(s.exec(ctx, q, tableLeases, "write the lease of a node"))
+	q := db.Query(stmt, args...).Consistency(s.catalogLevel()).DefaultTimestamp(false).Idempotent(true).PageSize(rowsAtOnce)
+	return s.clustered(s.rows(ctx, q, table, doing, read))
+}
+
+func noRows(scanner) error { return nil }
+
+// PutLease implements members.Shared.
+func (s *Store) PutLease(ctx context.Context, cluster, id string, lease []byte, ttl time.Duration) error {
+	return s.onControl(ctx, tableLeases, "write the lease of a node", noRows, putLease, cluster, id, lease,
+		int(ttl.Seconds()))
 }
 
 // Leases implements members.Shared.
 func (s *Store) Leases(ctx context.Context, cluster string) (map[string][]byte, error) {
-	if err := s.enter(ctx); err != nil {
-		return nil, err
-	}
-	defer s.life.RUnlock()
-	db, err := s.controlled(ctx)
+	found := map[string][]byte{}
+	err := s.onControl(ctx, tableLeases, "list the nodes of a cluster", func(scan scanner) error {
+		for {
+			var id string
+			var lease []byte
+			if !scan(&id, &lease) {
+				return nil
+			}
+			found[id] = lease
+		}
+	}, selectLeases, cluster)
 	if err != nil {
 		return nil, err
-	}
-	iter := db.Query(selectLeases, cluster).WithContext(ctx).Consistency(s.catalogLevel()).PageSize(rowsAtOnce).Iter()
-	host := iter.Host()
-	found := map[string][]byte{}
-	for {
-		var id string
-		var lease []byte
-		if !iter.Scan(&id, &lease) {
-			break
-		}
-		found[id] = lease
-	}
-	if err := iter.Close(); err != nil {
-		return nil, s.clustered(s.fault(ctx, err, host, tableLeases, "list the nodes of a cluster"))
 	}
 	return found, nil
 }
 
 // RemoveLease implements members.Shared.
 func (s *Store) RemoveLease(ctx context.Context, cluster, id string) error {
-	if err := s.enter(ctx); err != nil {
-		return err
-	}
-	defer s.life.RUnlock()
-	db, err := s.controlled(ctx)
-	if err != nil {
-		return err
-	}
-	q := db.Query(deleteLease, cluster, id).Consistency(s.catalogLevel()).DefaultTimestamp(false).Idempotent(true)
-	return s.exec(ctx, q, tableLeases, "remove the lease of a node")
+	return s.onControl(ctx, tableLeases, "remove the lease of a node", noRows, deleteLease, cluster, id)
 }
 
 // PutLayout implements members.Shared.
 func (s *Store) PutLayout(ctx context.Context, name string, record []byte, ttl time.Duration) error {
-	if err := s.enter(ctx); err != nil {
-		return err
-	}
-	defer s.life.RUnlock()
-	db, err := s.controlled(ctx)
-	if err != nil {
-		return err
-	}
-	q := db.Query(putLayout, name, record,
-		int(ttl.Seconds())).Consistency(s.catalogLevel()).DefaultTimestamp(false).Idempotent(true)
-	return s.clustered(s.exec(ctx, q, tableLayouts, "keep a layout"))
+	return s.onControl(ctx, tableLayouts, "keep a layout", noRows, putLayout, name, record, int(ttl.Seconds()))
 }
 
 // Layout implements members.Shared.
-func (s *Store) Layout(ctx context.Context, name string) ([]byte, error) {
-	if err := s.enter(ctx); err != nil {
-		return nil, err
+func (s *Store) Layout(ctx context.Context, name string) (record []byte, err error) {
+	found := false
+	err = s.onControl(ctx, tableLayouts, "read a layout", func(scan scanner) error {
+		found = scan(&record)
+		return nil
+	}, selectLayout, name)
+	if err == nil && !found {
+		err = fmt.Errorf("%w: no layout has this name, or it was kept for its time", schema.ErrNotFound)
 	}
-	defer s.life.RUnlock()
-	db, err := s.controlled(ctx)
-	if err != nil {
-		return nil, err
-	}
-	iter := db.Query(selectLayout, name).WithContext(ctx).Consistency(s.catalogLevel()).Iter()
-	host := iter.Host()
-	var record []byte
-	found := iter.Scan(&record)
-	if err := iter.Close(); err != nil {
-		return nil, s.clustered(s.fault(ctx, err, host, tableLayouts, "read a layout"))
-	}
-	if !found {
-		return nil, fmt.Errorf("%w: no layout has this name, or it was kept for its time", schema.ErrNotFound)
-	}
-	return record, nil
+	return record, err
 }
 
 // claimAttempts is how often a claim is made whose outcome nobody knows.
@@ -207,12 +178,8 @@ var errUnsettled = errors.New("a claim was neither made nor lost")
 // claimed is which layout was claimed; "" if none was.
 func (s *Store) claimed(ctx context.Context, db *gocql.Session, level gocql.Consistency, cluster, plan string,
 	epoch uint64) (string, error) {
-	iter := db.Query(selectClaim, cluster, plan, int64(epoch)).WithContext(ctx).Consistency(level).Iter()
-	host := iter.Host()
 	var name string
-	iter.Scan(&name)
-	if err := iter.Close(); err != nil {
-		return "", s.clustered(s.fault(ctx, err, host, tableClaims, "look a claim up"))
-	}
-	return name, nil
+	_, err := s.row(ctx, db.Query(selectClaim, cluster, plan, int64(epoch)).Consistency(level), tableClaims,
+		"look a claim up", &name)
+	return name, s.clustered(err)
 }

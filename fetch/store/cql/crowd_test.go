@@ -57,7 +57,6 @@ func (c *crowd) begin(port int, uri string, sizes ...int) {
 	c.Store = mockStore(t, uri)
 	c.steering.now = func() time.Duration { return time.Duration(c.clock.Load()) } // it stands: no host is silent
 	c.gathering.linger = func(time.Duration) time.Duration { return time.Hour }
-	c.gathering.patience = c.gathering.linger
 	h := c.host()
 	h.reads, h.least = crowdReads, 1
 	c.busy.Store(h)
@@ -93,14 +92,6 @@ func (c *crowd) host() *gathered { return c.gathering.hostOf(&c.refs[0]) }
 func (c *crowd) pass(d time.Duration) {
 	c.gathering.running.Wait()
 	c.clock.Add(int64(d))
-}
-
-// overtake has something answered that was sent now.
-func (c *crowd) overtake() {
-	h := c.busy.Load()
-	h.mu.Lock()
-	h.last = time.Now()
-	h.mu.Unlock()
 }
 
 // reading begins a read.

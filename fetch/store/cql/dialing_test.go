@@ -119,17 +119,19 @@ func TestSessionOutlivesItsContext(t *testing.T) {
 	}
 }
 
+var errEnded = errors.New("the session was given up")
+
 // TestDialingAfterTheEnd: a connection that is made all the same when the session was given up is closed.
 func TestDialingAfterTheEnd(t *testing.T) {
 	here, there := net.Pipe()
 	defer there.Close()
 	d := &dialing{}
 	d.begin(dialerFunc(func(ctx context.Context) (net.Conn, error) {
-		d.end(errCut)
+		d.end(errEnded)
 		<-ctx.Done() // or the test hangs
 		return here, nil
 	}))
-	if c, err := d.DialContext(t.Context(), "tcp", "127.0.0.1:1"); c != nil || !errors.Is(err, errCut) {
+	if c, err := d.DialContext(t.Context(), "tcp", "127.0.0.1:1"); c != nil || !errors.Is(err, errEnded) {
 		t.Errorf("got %v, %v", c, err)
 	}
 	_ = there.SetDeadline(time.Now().Add(time.Minute))

@@ -53,7 +53,7 @@
 // that have fallen silent. A host whose reads take much longer than those of the
 // quickest loses them to the next replica: some, or all but one a second, which nobody
 // waits for. The method is that of Cassandra's dynamic snitch, with shares that
-// move step by step; pace.go says more. The driver asks one more host at once where one fails;
+// move step by step; host.go says more. The driver asks one more host at once where one fails;
 // to wait and to try again is the caller's business.
 //
 // Where many blobs are wanted at once, some are asked for together by one statement, and read one by one if that
@@ -64,7 +64,7 @@
 // A store has those of the protocol, which renew its row once it has read a snapshot
 // or begun an ingest, one for each host that is silent or slow, and one for each statement that reads
 // have gathered in; Close waits for them. A session that is opened ends with its context, and whoever opens it waits for
-// the driver (dialing.go). The driver has two for each
+// the driver (session.go). The driver has two for each
 // connection and a few for each session; they end soon after Close, which does not wait
 // for the last of them, because the driver does not.
 package cql

@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -81,19 +82,20 @@ func (f *foreignTables) of(key schema.Key) *foreignTable {
 // loadAttached reads which tables are attached.
 func (s *Store) loadAttached(ctx context.Context) error {
 	tables := map[[prefixLen]byte]*foreignTable{}
-	iter := s.db.Query(selectAttached).WithContext(ctx).Consistency(s.catalogLevel()).Iter()
-	host := iter.Host()
-	var prefix []byte
-	var keyspace, table, id, data string
-	for iter.Scan(&prefix, &keyspace, &table, &id, &data) {
-		t := newForeignTable(keyspace, table, id, data)
-		tables[t.prefix] = t
+	q := s.db.Query(selectAttached).Consistency(s.catalogLevel())
+	err := s.rows(ctx, q, tableAttached, "list the attached tables", func(scan scanner) error {
+		var prefix []byte
+		var keyspace, table, id, data string
+		for scan(&prefix, &keyspace, &table, &id, &data) {
+			t := newForeignTable(keyspace, table, id, data)
+			tables[t.prefix] = t
+		}
+		return nil
+	})
+	if err == nil {
+		s.foreign.tables.Store(&tables)
 	}
-	if err := iter.Close(); err != nil {
-		return s.fault(ctx, err, host, tableAttached, "list the attached tables")
-	}
-	s.foreign.tables.Store(&tables)
-	return nil
+	return err
 }
 
 // sessionFor returns a session that knows the replicas of a keyspace.
@@ -184,13 +186,4 @@ func (s *Store) getForeign(ctx context.Context, t *foreignTable, ref schema.Blob
 }
 
 // identifier writes a name as CQL takes it, whatever its case.
-func identifier(name string) string {
-	quoted := []byte{'"'}
-	for i := range len(name) {
-		if name[i] == '"' {
-			quoted = append(quoted, '"')
-		}
-		quoted = append(quoted, name[i])
-	}
-	return string(append(quoted, '"'))
-}
+func identifier(name string) string { return `"` + strings.ReplaceAll(name, `"`, `""`) + `"` }

@@ -237,12 +237,30 @@ func (s *Store) serialLevel() gocql.Consistency {
 
 // exec runs a statement that may be repeated without harm.
 func (s *Store) exec(ctx context.Context, q *gocql.Query, table, doing string) error {
+	return s.rows(ctx, q, table, doing, func(scanner) error { return nil })
+}
+
+// scanner reads the next row, and is false behind the last one.
+type scanner func(dest ...any) bool
+
+// rows runs a query that may be repeated without harm, and has read read the rows.
+func (s *Store) rows(ctx context.Context, q *gocql.Query, table, doing string, read func(scanner) error) error {
 	iter := q.WithContext(ctx).Iter()
 	host := iter.Host()
-	if err := iter.Close(); err != nil {
-		return s.fault(ctx, err, host, table, doing)
+	err := read(iter.Scan)
+	if closed := iter.Close(); closed != nil && err == nil {
+		err = s.fault(ctx, closed, host, table, doing)
 	}
-	return nil
+	return err
+}
+
+// row is rows for one row, and reports whether there is one.
+func (s *Store) row(ctx context.Context, q *gocql.Query, table, doing string, dest ...any) (found bool, err error) {
+	err = s.rows(ctx, q, table, doing, func(scan scanner) error {
+		found = scan(dest...)
+		return nil
+	})
+	return found, err
 }
 
 // holder says for people which process this is.

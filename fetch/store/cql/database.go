@@ -1,0 +1,460 @@
+package cql
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/gocql/gocql"
+	"golang.org/x/sync/errgroup"
+
+	"bowstring/fetch/store/protocol"
+	"bowstring/schema"
+)
+
+const (
+	selectPartitions = "SELECT DISTINCT partition FROM " + tableCatalog
+	selectPartition  = "SELECT row, value, version FROM " + tableCatalog + " WHERE partition = ?"
+	selectRows       = selectPartition + " AND row IN ?"
+	selectVersion    = "SELECT DISTINCT partition, version FROM " + tableCatalog + " WHERE partition = ?"
+
+	// A swap is a batch of these, all in one partition. The first has the
+	// condition, which for a partition that was never written is that there is
+	// no version.
+	swapNew    = "UPDATE " + tableCatalog + " SET version = ? WHERE partition = ? IF version = null"
+	swapOld    = "UPDATE " + tableCatalog + " SET version = ? WHERE partition = ? IF version = ?"
+	swapPut    = "INSERT INTO " + tableCatalog + " (partition, row, value) VALUES (?, ?, ?)"
+	swapDelete = "DELETE FROM " + tableCatalog + " WHERE partition = ? AND row = ?"
+)
+
+// rowsAtOnce is the page size where rows are small.
+const rowsAtOnce = 5000
+
+// database is the store as the protocol sees it.
+type database struct{ s *Store }
+
+var _ protocol.Database = database{}
+
+// Partitions implements protocol.Catalog. A partition whose rows are all
+// deleted has its version left, and is listed.
+func (d database) Partitions(ctx context.Context) ([]string, error) {
+	s := d.s
+	var names []string
+	q := s.db.Query(selectPartitions).Consistency(s.catalogLevel()).PageSize(rowsAtOnce)
+	err := s.rows(ctx, q, tableCatalog, "list the catalog", func(scan scanner) error {
+		var name string
+		for scan(&name) {
+			names = append(names, name)
+		}
+		return nil
+	})
+	return names, err
+}
+
+// Load implements protocol.Catalog. A read at serial consistency completes a
+// transaction that was accepted, and supersedes one that was not.
+func (d database) Load(ctx context.Context, name string) (protocol.Partition, error) {
+	return d.whole(ctx, name, d.s.serialLevel())
+}
+
+// Peek implements protocol.Catalog. What one replica alone has is written to a
+// quorum before it is shown: that is the servers' read repair.
+func (d database) Peek(ctx context.Context, name string, rows ...string) (protocol.Partition, error) {
+	level := d.s.catalogLevel()
+	if len(rows) == 0 {
+		return d.whole(ctx, name, level)
+	}
+	p, _, err := d.read(ctx, level, rowsAtOnce, selectRows, name, rows)
+	if err != nil || len(p.Rows) > 0 {
+		return p, err
+	}
+	// Without rows there is no version. One that is read before the rows may be
+	// too old for a swap, and never too new.
+	before, err := d.version(ctx, name, level)
+	if err != nil || before == 0 {
+		return p, err
+	}
+	if p, _, err = d.read(ctx, level, rowsAtOnce, selectRows, name, rows); err == nil && len(p.Rows) == 0 {
+		p.Version = before
+	}
+	return p, err
+}
+
+func (d database) version(ctx context.Context, name string, level gocql.Consistency) (int64, error) {
+	var version int64
+	_, err := d.s.row(ctx, d.s.db.Query(selectVersion, name).Consistency(level), tableCatalog,
+		fmt.Sprintf("read the version of partition %q", name), &name, &version)
+	return version, err
+}
+
+// whole reads a partition as it was at one moment. Each page is; a partition that
+// has several, and changes between them, is read again in larger ones.
+func (d database) whole(ctx context.Context, name string, level gocql.Consistency) (protocol.Partition, error) {
+	for size := d.s.pageRows; ; size *= 4 {
+		p, torn, err := d.read(ctx, level, size, selectPartition, name)
+		if err != nil || !torn {
+			return p, err
+		}
+	}
+}
+
+// read reads rows of a partition. They are torn if not all are of one version.
+func (d database) read(
+	ctx context.Context, level gocql.Consistency, size int, stmt, name string, more ...any,
+) (p protocol.Partition, torn bool, err error) {
+	p.Rows = map[string][]byte{}
+	q := d.s.db.Query(stmt, append([]any{name}, more...)...).Consistency(level).PageSize(size)
+	err = d.s.rows(ctx, q, tableCatalog, fmt.Sprintf("read partition %q of the catalog", name), func(scan scanner) error {
+		for first := true; ; first = false {
+			var row *string // none in a partition that has a version and no rows
+			var value []byte
+			var version int64
+			if !scan(&row, &value, &version) {
+				return nil
+			}
+			torn = torn || !first && version != p.Version
+			p.Version = version
+			if row != nil {
+				p.Rows[*row] = value
+			}
+		}
+	})
+	return p, torn, err
+}
+
+// Swap implements protocol.Catalog. The driver never repeats it: it could not
+// tell its own success from somebody else's.
+func (d database) Swap(ctx context.Context, name string, version int64, change protocol.Change) error {
+	s := d.s
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	//nolint:staticcheck // without the replacement the driver has no other
+	b := s.db.NewBatch(gocql.UnloggedBatch).WithContext(ctx).DefaultTimestamp(false).RetryPolicy(movingRetries(0))
+	b.SetConsistency(s.catalogLevel())
+	if version == 0 {
+		b.Query(swapNew, int64(1), name)
+	} else {
+		b.Query(swapOld, version+1, name, version)
+	}
+	for row, value := range change.Put {
+		if value == nil {
+			value = []byte{} // nil would be a null
+		}
+		b.Query(swapPut, name, row, value)
+	}
+	for _, row := range change.Delete {
+		if _, put := change.Put[row]; !put { // of two changes at the same time the deletion would win
+			b.Query(swapDelete, name, row)
+		}
+	}
+	applied, iter, err := s.db.MapExecuteBatchCAS(b, map[string]any{})
+	if iter != nil {
+		err = errors.Join(err, iter.Close())
+	}
+	doing := fmt.Sprintf("change partition %q of the catalog", name)
+	switch {
+	case err == nil && applied:
+		return nil
+	case err == nil:
+		return fmt.Errorf("%s: %w", doing, protocol.ErrMoved)
+	case uncertain(err):
+		return fmt.Errorf("%w: %w", protocol.ErrUncertain, s.fault(ctx, err, nil, tableCatalog, doing))
+	default:
+		return s.fault(ctx, err, nil, tableCatalog, doing)
+	}
+}
+
+const (
+	writeMember = "INSERT INTO " + tableMembers + " (id, holder, acked, beat, holds) VALUES (?, ?, ?, ?, ?) " +
+		"USING TTL ?"
+	deleteMember  = "DELETE FROM " + tableMembers + " WHERE id = ?"
+	selectMembers = "SELECT id, holder, acked, beat, holds FROM " + tableMembers
+)
+
+// memberTTL is Options.Lapse unless it is said.
+const memberTTL = time.Minute
+
+// Announce implements protocol.Members. The beat is the write time, so that no
+// clock decides which of two rows is the newer one.
+func (d database) Announce(ctx context.Context, m protocol.Member) error {
+	s := d.s
+	if m.Beat <= 0 {
+		// the driver would take 0 for now
+		return fmt.Errorf("%w: beat %d of member %s", schema.ErrInvalid, m.Beat, m.ID)
+	}
+	q := s.db.Query(writeMember, m.ID, m.Holder, int64(m.Acked), m.Beat, m.Holds, int(s.options.Lapse.Seconds())).
+		Consistency(s.catalogLevel()).WithTimestamp(m.Beat)
+	err := s.exec(ctx, q, tableMembers, "announce this process")
+	if code, ok := codeOf(err); ok && code == codeUnauthorized {
+		err = fmt.Errorf("%w: %w", protocol.ErrReadOnly, err)
+	}
+	return err
+}
+
+// Members implements protocol.Members.
+func (d database) Members(ctx context.Context) ([]protocol.Member, error) {
+	s := d.s
+	var list []protocol.Member
+	q := s.db.Query(selectMembers).Consistency(s.catalogLevel()).PageSize(rowsAtOnce)
+	err := s.rows(ctx, q, tableMembers, "list the processes at work", func(scan scanner) error {
+		for {
+			var m protocol.Member
+			var acked int64
+			if !scan(&m.ID, &m.Holder, &acked, &m.Beat, &m.Holds) {
+				return nil
+			}
+			m.Acked = protocol.Epoch(acked)
+			list = append(list, m)
+		}
+	})
+	return list, err
+}
+
+// Leave implements protocol.Members. Its write time is the time of day in
+// microseconds, which no count of beats comes near to.
+func (d database) Leave(ctx context.Context, id string) error {
+	s := d.s
+	q := s.db.Query(deleteMember, id).Consistency(s.catalogLevel())
+	return s.exec(ctx, q, tableMembers, "take leave")
+}
+
+const (
+	selectRow   = "SELECT size, parts, WRITETIME(size), WRITETIME(parts) FROM " + tableBlobs + " WHERE key = ?"
+	selectIndex = "SELECT key, size, parts, WRITETIME(size), WRITETIME(parts) FROM " + tableBlobs +
+		" WHERE token(key) > ? AND token(key) <= ?"
+	touchBlob  = "UPDATE " + tableBlobs + " SET parts = ? WHERE key = ?"
+	finishBlob = "UPDATE " + tableBlobs + " SET size = ?, parts = ? WHERE key = ?"
+	unsizeBlob = "DELETE size FROM " + tableBlobs + " WHERE key = ?"
+	deleteBlob = "DELETE FROM " + tableBlobs + " WHERE key = ?"
+
+	// It says that the bytes are there, and brings none.
+	findPart = "SELECT WRITETIME(data) FROM " + tableParts + " WHERE key = ? AND part = ?"
+)
+
+const (
+	// scanRanges is into how many intervals of tokens a table is cut to be read,
+	scanRanges = 64
+	// and scanners how many are read at once.
+	scanners = 4
+)
+
+// indexRow is a row of the table blobs. The write times are epochs.
+type indexRow struct {
+	size           *int64 // nil if not all of the blob is there
+	parts          *int
+	sized, touched *int64
+}
+
+func (r *indexRow) of(key schema.Key) protocol.BlobRow {
+	row := protocol.BlobRow{Key: key, Size: -1}
+	if r.touched != nil {
+		row.Touched = protocol.Epoch(*r.touched)
+	}
+	if r.size != nil {
+		row.Size, row.Stored = *r.size, protocol.Epoch(*r.sized)
+		row.Touched = max(row.Touched, row.Stored)
+	}
+	return row
+}
+
+// partCount is how many parts there may be.
+func (r *indexRow) partCount() int {
+	n := 0
+	if r.size != nil {
+		n = partsOf(*r.size)
+	}
+	if r.parts != nil {
+		n = max(n, *r.parts)
+	}
+	return n
+}
+
+// Row implements protocol.Blobs.
+func (d database) Row(ctx context.Context, key schema.Key) (protocol.BlobRow, error) {
+	r, err := d.s.indexRow(ctx, key)
+	if err != nil {
+		return protocol.BlobRow{}, err
+	}
+	return r.of(key), nil
+}
+
+func (s *Store) indexRow(ctx context.Context, key schema.Key) (r indexRow, err error) {
+	q := s.db.Query(selectRow, key[:]).Consistency(s.indexLevel())
+	_, err = s.row(ctx, q, tableBlobs, "look for a blob", &r.size, &r.parts, &r.sized, &r.touched)
+	return r, err
+}
+
+// indexLevel is the consistency at which the table blobs is read: with that of
+// writes it must make a quorum. It is never one replica's: what a write that failed
+// has left there must not be shown and be gone later, and a quorum repairs it.
+func (s *Store) indexLevel() gocql.Consistency {
+	switch s.config.Write {
+	case gocql.LocalQuorum, gocql.Quorum:
+		return s.config.Write
+	case gocql.All:
+		return gocql.Quorum
+	default:
+		return gocql.All
+	}
+}
+
+// Touch implements protocol.Blobs. It says that parts of the blob may be there.
+func (d database) Touch(ctx context.Context, ref schema.BlobRef, at protocol.Epoch) error {
+	return d.s.write(ctx, at, tableBlobs, touchBlob, partsOf(ref.Size), ref.Key[:])
+}
+
+// Write implements protocol.Blobs.
+func (d database) Write(ctx context.Context, ref schema.BlobRef, data []byte, at protocol.Epoch) error {
+	if err := d.s.putParts(ctx, ref, data, at); err != nil {
+		return err
+	}
+	return d.s.write(ctx, at, tableBlobs, finishBlob, ref.Size, partsOf(ref.Size), ref.Key[:])
+}
+
+// putParts writes the parts singly: a batch would have to pass through one
+// coordinator, and servers refuse large ones.
+func (s *Store) putParts(ctx context.Context, ref schema.BlobRef, data []byte, at protocol.Epoch) error {
+	if data == nil {
+		data = []byte{} // nil would be a null
+	}
+	return eachPart(ctx, partsOf(ref.Size), func(ctx context.Context, part int) error {
+		cell := data[part*PartBytes : min((part+1)*PartBytes, len(data))]
+		return s.write(ctx, at, tableParts, insertPart, ref.Key[:], part, cell)
+	})
+}
+
+// eachPart calls do for every part of a blob, some at the same time.
+func eachPart(ctx context.Context, n int, do func(ctx context.Context, part int) error) error {
+	if n == 1 {
+		return do(ctx, 0)
+	}
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(partsAtOnce)
+	for part := range n {
+		g.Go(func() error { return do(ctx, part) })
+	}
+	return g.Wait()
+}
+
+// write runs a statement on what is ordered by epochs.
+func (s *Store) write(ctx context.Context, at protocol.Epoch, table, stmt string, args ...any) error {
+	if at <= 0 {
+		return fmt.Errorf("%w: a write in epoch %d", schema.ErrInvalid, at) // the driver would take it for now
+	}
+	q := s.db.Query(stmt, args...).Consistency(s.config.Write).WithTimestamp(int64(at))
+	return s.exec(ctx, q, table, "write")
+}
+
+// Whole implements protocol.Blobs. That the row is complete says that the parts
+// were there once: one that was deleted may come back with a replica that was
+// down for longer than the servers remember deletions.
+func (d database) Whole(ctx context.Context, ref schema.BlobRef) (bool, error) {
+	s := d.s
+	err := eachPart(ctx, partsOf(ref.Size), func(ctx context.Context, part int) error {
+		at, err := s.partWritten(ctx, ref.Key, part)
+		if err == nil && at == 0 {
+			err = gocql.ErrNotFound
+		}
+		return err
+	})
+	if errors.Is(err, gocql.ErrNotFound) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// partWritten is when a part was written, 0 if it is not there.
+func (s *Store) partWritten(ctx context.Context, key schema.Key, part int) (int64, error) {
+	var written *int64
+	q := s.db.Query(findPart, key[:], part).Consistency(s.indexLevel())
+	if _, err := s.row(ctx, q, tableParts, "look for a part of a blob", &written); err != nil || written == nil {
+		return 0, err
+	}
+	return *written, nil
+}
+
+// Read implements protocol.Blobs.
+func (d database) Read(ctx context.Context, ref schema.BlobRef) (schema.Blob, error) {
+	return d.s.get(ctx, ref)
+}
+
+// Scan implements protocol.Blobs. It reads several intervals of tokens at a time.
+func (d database) Scan(ctx context.Context, visit func(context.Context, protocol.BlobRow) error) error {
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(scanners)
+	for _, r := range ring(scanRanges) {
+		g.Go(func() error { return d.s.scanRange(ctx, r, visit) })
+	}
+	return g.Wait()
+}
+
+func (s *Store) scanRange(ctx context.Context, between pair,
+	visit func(context.Context, protocol.BlobRow) error) error {
+	q := s.db.Query(selectIndex, between.start, between.end).Consistency(s.scanLevel()).PageSize(rowsAtOnce)
+	return s.rows(ctx, q, tableBlobs, "scan", func(scan scanner) error {
+		for {
+			var key []byte
+			var r indexRow
+			if !scan(&key, &r.size, &r.parts, &r.sized, &r.touched) {
+				return nil
+			}
+			if len(key) != len(schema.Key{}) {
+				return fmt.Errorf("%w: %s has a key of %d bytes", schema.ErrDataLoss, s.where(nil, tableBlobs), len(key))
+			}
+			if err := visit(ctx, r.of(schema.Key(key))); err != nil {
+				return err
+			}
+		}
+	})
+}
+
+// scanLevel is the consistency at which a collection reads what puts have
+// written at the consistency of writes. Where that is a quorum of a datacenter
+// and there are several, only all replicas together know of every put.
+func (s *Store) scanLevel() gocql.Consistency {
+	if s.spread && !s.config.LocalSerial {
+		return gocql.All
+	}
+	if s.config.Write == gocql.LocalQuorum {
+		return gocql.LocalQuorum
+	}
+	return s.indexLevel()
+}
+
+// Delete implements protocol.Blobs: first what says that the blob is complete,
+// last what leads to its parts, so that whoever takes over after a crash finds
+// them. A deletion is of the moment before the epoch.
+func (d database) Delete(ctx context.Context, row protocol.BlobRow, before protocol.Epoch) error {
+	s, at := d.s, before-1
+	if at <= 0 {
+		return nil // nothing was written before the first epoch
+	}
+	var n int
+	if row.Size >= 0 {
+		n = partsOf(row.Size)
+		if err := s.write(ctx, at, tableBlobs, unsizeBlob, row.Key[:]); err != nil {
+			return err
+		}
+	} else {
+		r, err := s.indexRow(ctx, row.Key)
+		if err != nil {
+			return err
+		}
+		n = r.partCount()
+	}
+	if n > 0 {
+		err := eachPart(ctx, n, func(ctx context.Context, part int) error {
+			return s.write(ctx, at, tableParts, deletePart, row.Key[:], part)
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return s.write(ctx, at, tableBlobs, deleteBlob, row.Key[:])
+}
+
+// Sync implements protocol.Blobs: the servers answer when what they wrote is durable
+// as far as their commit log is.
+func (d database) Sync(context.Context) error { return nil }
