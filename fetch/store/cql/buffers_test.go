@@ -373,3 +373,16 @@ func BenchmarkBuffer(b *testing.B) {
 		}
 	})
 }
+
+// arenaStats says what an arena holds, in bytes but for buffers and maps.
+type arenaStats struct {
+	buffers, bytes int64 // pinned
+	mapped, idle   int64 // slabs, and those of them without a pinned buffer
+	maps           int64 // slabs ever mapped
+}
+
+func (a *arena) stats() arenaStats {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return arenaStats{buffers: a.buffers, bytes: a.bytes, mapped: a.mapped, idle: a.mapped - a.used, maps: a.maps}
+}

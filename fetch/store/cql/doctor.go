@@ -3,11 +3,9 @@ package cql
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
-	"net"
 	"regexp"
 	"slices"
 	"strconv"
@@ -41,12 +39,12 @@ func Examine(ctx context.Context, uri string, opts Options) (store.Findings, err
 		return nil, fmt.Errorf("store address: %w", err)
 	}
 	if opts.Logger == nil {
-		opts.Logger = quietLogger
+		opts.Logger = slog.New(slog.DiscardHandler)
 	}
 	s := newStore(config, opts)
 	defer s.end()
 	e := &examination{s: s}
-	session, err := e.connect(ctx, config.Hosts)
+	session, err := s.connectAny(ctx, config.Hosts, 0)
 	if err != nil {
 		e.Problem(checkNodes, "start the nodes, or correct the address", "no node can be reached: %v", err)
 		return e.Findings, nil
@@ -78,44 +76,14 @@ type examination struct {
 	store.Findings
 	s        *Store
 	session  *gocql.Session
-	members  []member
+	members  []node
 	keyspace bool // there is one
-}
-
-// member is a node of the cluster, as the one that was asked knows it.
-type member struct {
-	address     net.IP
-	dc, version string
-}
-
-// connect opens a session with the first of some hosts that answers, over one connection.
-func (e *examination) connect(ctx context.Context, hosts []string) (session *gocql.Session, err error) {
-	for _, host := range hosts {
-		cl, err := e.s.config.cluster(e.s.options)
-		if err != nil {
-			return nil, err
-		}
-		cl.Hosts = []string{host}
-		cl.NumConns = 1
-		cl.DisableInitialHostLookup = true
-		cl.Events.DisableNodeStatusEvents, cl.Events.DisableTopologyEvents, cl.Events.DisableSchemaEvents = true, true,
-			true
-		cl.Consistency = gocql.LocalOne
-		session, failed := connect(ctx, e.s.connected, cl, func() {})
-		if failed == nil {
-			return session, nil
-		}
-		err = e.s.connectFault(ctx, failed)
-		if host == hosts[len(hosts)-1] || ctx.Err() != nil {
-			return nil, err
-		}
-	}
-	return nil, errors.New("the address names no host")
 }
 
 // settings looks at what the servers' own tables say.
 func (e *examination) settings(ctx context.Context) {
-	if err := e.findMembers(ctx); err != nil {
+	var err error
+	if e.members, _, err = e.s.listNodes(ctx, e.session); err != nil {
 		e.Problem(checkNodes, "grant the user SELECT on system.local and system.peers",
 			"the members of the cluster cannot be listed: %v", err)
 		return
@@ -135,44 +103,19 @@ func (e *examination) settings(ctx context.Context) {
 	e.lookAtTablets(ctx)
 }
 
-func (e *examination) findMembers(ctx context.Context) error {
-	var m member
-	if err := e.session.Query("SELECT rpc_address, data_center, release_version FROM system.local").WithContext(ctx).
-		Scan(&m.address, &m.dc, &m.version); err != nil {
-		return err
-	}
-	e.members = []member{m}
-	iter := e.session.Query("SELECT rpc_address, data_center, release_version FROM system.peers").WithContext(ctx).Iter()
-	for iter.Scan(&m.address, &m.dc, &m.version) {
-		e.members = append(e.members, m)
-	}
-	return iter.Close()
-}
-
-// centers counts the nodes of each datacenter.
-func (e *examination) centers() map[string]int {
-	n := map[string]int{}
-	for _, m := range e.members {
-		n[m.dc]++
-	}
-	return n
-}
-
 // lookAtReplication compares the keyspace's replicas with the nodes there are.
 func (e *examination) lookAtReplication(ctx context.Context, dc string) error {
 	c := e.s.config
-	options := map[string]string{}
-	err := e.session.Query("SELECT replication FROM system_schema.keyspaces WHERE keyspace_name = ?",
-		c.Keyspace).WithContext(ctx).Scan(&options)
-	if errors.Is(err, gocql.ErrNotFound) {
-		e.Problem(checkReplication, "bowstring store init makes it", "the cluster has no keyspace %s", c.Keyspace)
-		return nil
-	}
+	options, err := e.s.replicationOf(ctx, e.session)
 	if err != nil {
 		return err
 	}
+	if options == nil {
+		e.Problem(checkReplication, "bowstring store init makes it", "the cluster has no keyspace %s", c.Keyspace)
+		return nil
+	}
 	e.keyspace = true
-	found, replicas := judgeReplication(c, options, e.centers(), dc)
+	found, replicas := judgeReplication(c, options, centers(e.members), dc)
 	e.Findings = append(e.Findings, found...)
 	if replicas > 0 {
 		e.Findings = append(e.Findings, judgeConsistency(c, replicas, len(options) > 2)...)
@@ -293,7 +236,7 @@ func (e *examination) eachNode(ctx context.Context) {
 
 // look is what a node says of itself.
 type look struct {
-	member
+	node
 	schema    string
 	latency   time.Duration // the least of a few
 	offset    time.Duration // of its clock, less this machine's
@@ -305,13 +248,13 @@ func (l *look) name() string { return fmt.Sprintf("%s (%s)", l.address, l.dc) }
 // pings is how many requests a node's latency is the least of.
 const pings = 5
 
-func (e *examination) lookAtNode(ctx context.Context, m member) (l look, err error) {
-	session, err := e.connect(ctx, []string{m.address.String()})
+func (e *examination) lookAtNode(ctx context.Context, m node) (l look, err error) {
+	session, err := e.s.connectAny(ctx, []string{m.address.String()}, 0)
 	if err != nil {
 		return l, err
 	}
 	defer session.Close()
-	l = look{member: m}
+	l = look{node: m}
 	for range pings {
 		var now gocql.UUID // when the node answered
 		var schema gocql.UUID
@@ -390,9 +333,6 @@ func judgeNodes(looks []look) (f store.Findings) {
 	return f
 }
 
-// quietLogger drops what is logged.
-var quietLogger = slog.New(slog.DiscardHandler)
-
 // settingsOf is what the servers' catalog says of a table.
 type settingsOf struct {
 	comment                          string
@@ -402,18 +342,19 @@ type settingsOf struct {
 
 func (e *examination) lookAtTables(ctx context.Context) error {
 	found := map[string]settingsOf{}
-	iter := e.session.Query("SELECT table_name, comment, compaction, compression, caching, gc_grace_seconds, "+
-		"default_time_to_live "+
-		"FROM system_schema.tables WHERE keyspace_name = ?", e.s.config.Keyspace).WithContext(ctx).Iter()
-	for {
-		var name string
-		var t settingsOf
-		if !iter.Scan(&name, &t.comment, &t.compaction, &t.compression, &t.caching, &t.grace, &t.ttl) {
-			break
+	q := e.session.Query("SELECT table_name, comment, compaction, compression, caching, gc_grace_seconds, "+
+		"default_time_to_live FROM system_schema.tables WHERE keyspace_name = ?", e.s.config.Keyspace)
+	err := e.s.rows(ctx, q, "system_schema.tables", "look at the tables", func(scan scanner) error {
+		for {
+			var name string
+			var t settingsOf
+			if !scan(&name, &t.comment, &t.compaction, &t.compression, &t.caching, &t.grace, &t.ttl) {
+				return nil
+			}
+			found[name] = t
 		}
-		found[name] = t
-	}
-	if err := iter.Close(); err != nil {
+	})
+	if err != nil {
 		return err
 	}
 	e.Findings = append(e.Findings, judgeTables(e.s.config.Keyspace, found)...)

@@ -197,7 +197,7 @@ func TestJudgeTables(t *testing.T) {
 
 func TestJudgeNodes(t *testing.T) {
 	node := func(last byte, change func(*look)) look {
-		l := look{member: member{net.IPv4(10, 0, 0, last), "dc1", "5.0.8"}, schema: "a", latency: time.Millisecond,
+		l := look{node: node{net.IPv4(10, 0, 0, last), "dc1", "5.0.8"}, schema: "a", latency: time.Millisecond,
 			uncertain: time.Millisecond / 2}
 		change(&l)
 		return l

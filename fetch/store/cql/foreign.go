@@ -6,11 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"sync"
 	"sync/atomic"
 
 	"github.com/gocql/gocql"
-	"golang.org/x/sync/semaphore"
 
 	"bowstring/schema"
 )
@@ -55,28 +53,14 @@ func (t *foreignTable) key(id schema.ID, sum schema.Sum) schema.Key {
 	return schema.AddressKey(t.prefix, sum, id)
 }
 
-// foreignTables are those attached to the store, and a session for each
-// keyspace that they lie in: the driver knows the replicas of one keyspace a
-// session only.
+// foreignTables are those attached to the store. The map is never changed, but replaced.
 type foreignTables struct {
-	tables atomic.Pointer[map[[prefixLen]byte]*foreignTable] // never changed, replaced
-
-	opening *semaphore.Weighted // one session is opened at a time; those who wait for it can leave
-
-	mu       sync.Mutex
-	sessions map[string]*gocql.Session
-}
-
-// session is that of a keyspace, nil if there is none yet.
-func (f *foreignTables) session(keyspace string) *gocql.Session {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.sessions[keyspace]
+	atomic.Pointer[map[[prefixLen]byte]*foreignTable]
 }
 
 // of returns the table that a key is an address in, nil if it is a hash.
 func (f *foreignTables) of(key schema.Key) *foreignTable {
-	return (*f.tables.Load())[[prefixLen]byte(key[:prefixLen])]
+	return (*f.Load())[[prefixLen]byte(key[:prefixLen])]
 }
 
 // loadAttached reads which tables are attached.
@@ -93,41 +77,9 @@ func (s *Store) loadAttached(ctx context.Context) error {
 		return nil
 	})
 	if err == nil {
-		s.foreign.tables.Store(&tables)
+		s.foreign.Store(&tables)
 	}
 	return err
-}
-
-// sessionFor returns a session that knows the replicas of a keyspace.
-func (s *Store) sessionFor(ctx context.Context, keyspace string) (*gocql.Session, error) {
-	if keyspace == s.config.Keyspace {
-		return s.db, nil
-	}
-	f := &s.foreign
-	if session := f.session(keyspace); session != nil {
-		return session, nil
-	}
-	if err := f.opening.Acquire(ctx, 1); err != nil {
-		return nil, context.Cause(ctx)
-	}
-	defer f.opening.Release(1)
-	if session := f.session(keyspace); session != nil {
-		return session, nil
-	}
-	if err := s.keyspaceLost(ctx, keyspace); err != nil {
-		return nil, err // the driver would say that it cannot connect
-	}
-	session, _, err := s.session(ctx, keyspace, s.conns)
-	if err != nil {
-		return nil, fmt.Errorf("keyspace %s: %w", keyspace, err)
-	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.sessions == nil {
-		f.sessions = map[string]*gocql.Session{}
-	}
-	f.sessions[keyspace] = session
-	return session, nil
 }
 
 // keyspaceLost is a schema.ErrDataLoss if the cluster says that it has no such keyspace.
@@ -140,14 +92,6 @@ func (s *Store) keyspaceLost(ctx context.Context, keyspace string) error {
 	}
 	return fmt.Errorf("%w: %s: the cluster has no keyspace %s any more; make it again from a copy, or drop the snapshots "+
 		"that refer to its tables", schema.ErrDataLoss, s.where(nil, ""), keyspace)
-}
-
-func (f *foreignTables) close() {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for _, session := range f.sessions {
-		session.Close()
-	}
 }
 
 // getForeign reads a cell of an attached table. A row that is gone, or whose

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"net"
 	"slices"
 	"strconv"
 	"strings"
@@ -152,16 +153,7 @@ const defineTimeout = time.Minute
 // look asks one node about the cluster, over a session of one connection, which
 // the caller closes.
 func (s *Store) look(ctx context.Context) (_ *gocql.Session, _ *survey, err error) {
-	cl, err := s.config.cluster(s.options)
-	if err != nil {
-		return nil, nil, err
-	}
-	cl.NumConns = 1
-	cl.Timeout = max(cl.Timeout, defineTimeout)
-	cl.DisableInitialHostLookup = true
-	cl.Events.DisableNodeStatusEvents, cl.Events.DisableTopologyEvents, cl.Events.DisableSchemaEvents = true, true, true
-	cl.Consistency = gocql.LocalOne
-	session, err := s.connectAny(ctx, cl)
+	session, err := s.connectAny(ctx, s.config.Hosts, defineTimeout)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -170,23 +162,12 @@ func (s *Store) look(ctx context.Context) (_ *gocql.Session, _ *survey, err erro
 			session.Close()
 		}
 	}()
-	v := &survey{nodes: map[string]int{}}
-	asked := time.Now()
-	if err := session.Query("SELECT data_center FROM system.local").WithContext(ctx).Scan(&v.dc); err != nil {
-		return nil, nil, s.fault(ctx, err, nil, "system.local", "look at the cluster")
+	v := &survey{}
+	list, answered, err := s.listNodes(ctx, session)
+	if err != nil {
+		return nil, nil, err
 	}
-	v.answered = time.Since(asked)
-	v.nodes[v.dc]++ // peers lists the other nodes only
-	asked = time.Now()
-	iter := session.Query("SELECT data_center FROM system.peers").WithContext(ctx).Iter()
-	var center string
-	for iter.Scan(&center) {
-		v.nodes[center]++
-	}
-	if err := iter.Close(); err != nil {
-		return nil, nil, s.fault(ctx, err, nil, "system.peers", "look at the cluster")
-	}
-	v.answered = min(v.answered, time.Since(asked))
+	v.dc, v.nodes, v.answered = list[0].dc, centers(list), answered
 	if s.config.DC != "" {
 		v.dc = s.config.DC
 	}
@@ -197,14 +178,64 @@ func (s *Store) look(ctx context.Context) (_ *gocql.Session, _ *survey, err erro
 	return session, v, s.lookAtKeyspace(ctx, session, v)
 }
 
-// connectAny connects to the first host that can be reached. Without the list of
+// node is a member of the cluster, as the one that was asked knows it.
+type node struct {
+	address     net.IP
+	dc, version string
+}
+
+// listNodes lists the nodes of the cluster, first the one that is asked, and says within which time that one answers.
+func (s *Store) listNodes(ctx context.Context, session *gocql.Session) (list []node, answered time.Duration, err error) {
+	for _, table := range []string{"system.local", "system.peers"} { // which lists the others
+		asked := time.Now()
+		q := session.Query("SELECT rpc_address, data_center, release_version FROM " + table)
+		err := s.rows(ctx, q, table, "look at the cluster", func(scan scanner) error {
+			var n node
+			for scan(&n.address, &n.dc, &n.version) {
+				list = append(list, n)
+			}
+			return nil
+		})
+		if err != nil {
+			return nil, 0, err
+		}
+		if took := time.Since(asked); answered == 0 || took < answered {
+			answered = took
+		}
+	}
+	if len(list) == 0 {
+		return nil, 0, fmt.Errorf("%w: %s says nothing of itself", schema.ErrUnavailable, s.where(nil, "system.local"))
+	}
+	return list, answered, nil
+}
+
+// centers counts the nodes of each datacenter.
+func centers(list []node) map[string]int {
+	n := map[string]int{}
+	for _, m := range list {
+		n[m.dc]++
+	}
+	return n
+}
+
+// connectAny opens a session of one connection, to the first of some hosts that can be reached, which asks about
+// the cluster itself. Without the list of
 // hosts, which it does not ask for here, ScyllaDB's fork would take several for one
 // and settle for any of them, such as one that is down.
-func (s *Store) connectAny(ctx context.Context, cl *gocql.ClusterConfig) (session *gocql.Session, err error) {
-	for _, host := range s.config.Hosts {
-		one := *cl
-		one.Hosts = []string{host}
-		if session, err = connect(ctx, s.connected, &one, func() {}); err == nil {
+func (s *Store) connectAny(ctx context.Context, hosts []string, timeout time.Duration) (*gocql.Session, error) {
+	cl, err := s.config.cluster(s.options)
+	if err != nil {
+		return nil, err
+	}
+	cl.NumConns = 1
+	cl.Timeout = max(cl.Timeout, timeout)
+	cl.DisableInitialHostLookup = true
+	cl.Events.DisableNodeStatusEvents, cl.Events.DisableTopologyEvents, cl.Events.DisableSchemaEvents = true, true, true
+	cl.Consistency = gocql.LocalOne
+	for _, host := range hosts {
+		cl.Hosts = []string{host}
+		var session *gocql.Session
+		if session, err = connect(ctx, s.connected, cl, func() {}); err == nil {
 			return session, nil
 		}
 		err = s.connectFault(ctx, err)
@@ -257,15 +288,17 @@ func (s *Store) createKeyspace(ctx context.Context, session *gocql.Session, v *s
 	return s.lookAtKeyspace(ctx, session, v)
 }
 
+// replicationOf is what the servers' catalog says of the keyspace's replication, nil if there is no such keyspace.
+func (s *Store) replicationOf(ctx context.Context, session *gocql.Session) (options map[string]string, err error) {
+	q := session.Query("SELECT replication FROM system_schema.keyspaces WHERE keyspace_name = ?", s.config.Keyspace)
+	_, err = s.row(ctx, q, "system_schema.keyspaces", "look at the keyspace", &options)
+	return options, err
+}
+
 func (s *Store) lookAtKeyspace(ctx context.Context, session *gocql.Session, v *survey) error {
-	replication := map[string]string{}
-	err := session.Query("SELECT replication FROM system_schema.keyspaces WHERE keyspace_name = ?", s.config.Keyspace).
-		WithContext(ctx).Scan(&replication)
-	switch {
-	case errors.Is(err, gocql.ErrNotFound):
-		return nil
-	case err != nil:
-		return s.fault(ctx, err, nil, "system_schema.keyspaces", "look at the keyspace")
+	replication, err := s.replicationOf(ctx, session)
+	if replication == nil || err != nil {
+		return err
 	}
 	v.exists, v.replication = true, Replication{}
 	for key, value := range replication {
@@ -281,17 +314,14 @@ func (s *Store) lookAtKeyspace(ctx context.Context, session *gocql.Session, v *s
 		}
 	}
 	v.tables = map[string]string{}
-	iter := session.Query("SELECT table_name, comment FROM system_schema.tables WHERE keyspace_name = ?",
-		s.config.Keyspace).
-		WithContext(ctx).Iter()
-	var name, comment string
-	for iter.Scan(&name, &comment) {
-		v.tables[name] = comment
-	}
-	if err := iter.Close(); err != nil {
-		return s.fault(ctx, err, nil, "system_schema.tables", "look at the tables")
-	}
-	return nil
+	q := session.Query("SELECT table_name, comment FROM system_schema.tables WHERE keyspace_name = ?", s.config.Keyspace)
+	return s.rows(ctx, q, "system_schema.tables", "look at the tables", func(scan scanner) error {
+		var name, comment string
+		for scan(&name, &comment) {
+			v.tables[name] = comment
+		}
+		return nil
+	})
 }
 
 // formatMark begins the comment of each table. A keyspace with tables of these

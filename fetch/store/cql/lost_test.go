@@ -35,7 +35,7 @@ func TestReadsOfTablesThatAreGone(t *testing.T) {
 			}}, "127.0.0.1", port)
 			s := mockStore(t, "cql://"+m.addr+"/k")
 			table := newForeignTable("k", "photos", "id", "data")
-			s.foreign.tables.Store(&map[[prefixLen]byte]*foreignTable{table.prefix: table})
+			s.foreign.Store(&map[[prefixLen]byte]*foreignTable{table.prefix: table})
 			attached := schema.BlobRef{Key: table.key(schema.ID{15: 7}, 1), Size: 10}
 			for what, ref := range map[string]schema.BlobRef{"k." + tableParts: m.ref(), "k.photos": attached} {
 				b, err := s.get(t.Context(), ref)

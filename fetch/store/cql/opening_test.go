@@ -37,7 +37,7 @@ func TestControlOutlivesItsFirstCaller(t *testing.T) {
 	_, port := mockAlone(t, well)
 	dialer := &gated{first: make(chan struct{})}
 	s := mockStoreOver(t, fmt.Sprintf("cql://127.0.0.1:%d/mock?conns=1", port), dialer)
-	t.Cleanup(s.control.close)
+	t.Cleanup(s.later.close)
 	gate := make(chan struct{})
 	dialer.gate.Store(&gate)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -47,9 +47,9 @@ func TestControlOutlivesItsFirstCaller(t *testing.T) {
 		gone <- err
 	}()
 	<-dialer.first
-	s.control.mu.Lock()
-	under := s.control.opening
-	s.control.mu.Unlock()
+	s.later.mu.Lock()
+	under := s.later.known[control]
+	s.later.mu.Unlock()
 	cancel()
 	if err := <-gone; !errors.Is(err, context.Canceled) {
 		t.Errorf("who went away got %v", err)

@@ -337,46 +337,40 @@ func (d *dialing) LookupIP(host string) ([]net.IP, error) {
 	return net.DefaultResolver.LookupIP(ctx, "ip", host)
 }
 
-// control is a session for what must not wait behind blobs: leases, layouts and claims. Replies come one after the
-// other on a connection, and a link of limited rate may have seconds of blobs under way: a node that is at work would
-// seem gone. It is opened when it is first asked for: a process that is no node of a cluster has none.
-type control struct {
+// later has the sessions that are opened when they are first asked for, by name.
+type later struct {
 	running sync.WaitGroup
 
-	mu      sync.Mutex
-	session *gocql.Session
-	opening *opening // nil while nobody opens one
+	mu    sync.Mutex
+	known map[string]*opening // without those that could not be opened
 }
 
-// opening is an attempt at a session, for all who wait for it.
+// opening is a session, for all who wait for it.
 type opening struct {
 	ended   chan struct{} // closed when the others are there
 	session *gocql.Session
 	err     error
 }
 
-// controlled returns the session. The caller holds life, and so has it until it lets go. A caller whose context ends
-// goes away; the session is opened all the same, for the next one.
-func (s *Store) controlled(ctx context.Context) (*gocql.Session, error) {
-	c := &s.control
-	c.mu.Lock()
-	if c.session != nil {
-		defer c.mu.Unlock()
-		return c.session, nil
-	}
-	o := c.opening
+// get returns the session of a name. A caller whose context ends goes away; the session is opened all the same, until
+// ending ends, for the next one.
+func (l *later) get(ctx, ending context.Context, name string, open func(context.Context) (*gocql.Session, error),
+) (*gocql.Session, error) {
+	l.mu.Lock()
+	o := l.known[name]
 	if o == nil {
 		o = &opening{ended: make(chan struct{})}
-		c.opening = o
-		c.running.Go(func() {
-			o.session, _, o.err = s.session(s.ending, s.config.Keyspace, 1)
-			c.mu.Lock()
-			c.session, c.opening = o.session, nil
-			c.mu.Unlock()
+		l.known[name] = o
+		l.running.Go(func() {
+			if o.session, o.err = open(ending); o.err != nil {
+				l.mu.Lock()
+				delete(l.known, name)
+				l.mu.Unlock()
+			}
 			close(o.ended)
 		})
 	}
-	c.mu.Unlock()
+	l.mu.Unlock()
 	select {
 	case <-o.ended:
 		return o.session, o.err
@@ -385,14 +379,44 @@ func (s *Store) controlled(ctx context.Context) (*gocql.Session, error) {
 	}
 }
 
-// close ends the session. The store's context has ended, and its life is locked: nobody asks for it.
-func (c *control) close() {
-	c.running.Wait()
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.session != nil {
-		c.session.Close()
+// close ends the sessions. The store's context has ended, and its life is locked: nobody asks for one.
+func (l *later) close() {
+	l.running.Wait()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, o := range l.known {
+		o.session.Close()
 	}
+}
+
+// control names the session for what must not wait behind blobs: leases, layouts and claims. Replies come one after the
+// other on a connection, and a link of limited rate may have seconds of blobs under way: a node that is at work would
+// seem gone. A process that is no node of a cluster has none. No keyspace has this name.
+const control = ""
+
+// controlled returns the session for what must not wait behind blobs.
+func (s *Store) controlled(ctx context.Context) (*gocql.Session, error) {
+	return s.later.get(ctx, s.ending, control, func(ctx context.Context) (*gocql.Session, error) {
+		session, _, err := s.session(ctx, s.config.Keyspace, 1)
+		return session, err
+	})
+}
+
+// sessionFor returns a session that knows the replicas of a keyspace.
+func (s *Store) sessionFor(ctx context.Context, keyspace string) (*gocql.Session, error) {
+	if keyspace == s.config.Keyspace {
+		return s.db, nil
+	}
+	return s.later.get(ctx, s.ending, keyspace, func(ctx context.Context) (*gocql.Session, error) {
+		if err := s.keyspaceLost(ctx, keyspace); err != nil {
+			return nil, err // the driver would say that it cannot connect
+		}
+		session, _, err := s.session(ctx, keyspace, s.conns)
+		if err != nil {
+			return nil, fmt.Errorf("keyspace %s: %w", keyspace, err)
+		}
+		return session, nil
+	})
 }
 
 // reader is the steering that sees reads of blobs, for a session of the same keyspace that makes none.

@@ -12,7 +12,6 @@ import (
 
 	"github.com/gocql/gocql"
 	"golang.org/x/sync/errgroup"
-	"golang.org/x/sync/semaphore"
 
 	"bowstring/fetch/store/protocol"
 	"bowstring/schema"
@@ -50,7 +49,7 @@ type Store struct {
 	spread   bool   // over several datacenters
 	db       *gocql.Session
 	steering *steering // of db
-	control  control
+	later    later
 	pageRows int // of a partition of the catalog
 
 	// life is read-locked by each call and locked by Close.
@@ -170,8 +169,8 @@ func newStore(config *Config, opts Options) *Store {
 	}
 	s.ending, s.end = context.WithCancel(context.Background())
 	s.connected, s.disconnect = context.WithCancel(context.Background())
-	s.foreign.opening = semaphore.NewWeighted(1)
-	s.foreign.tables.Store(&map[[prefixLen]byte]*foreignTable{})
+	s.later.known = map[string]*opening{}
+	s.foreign.Store(&map[[prefixLen]byte]*foreignTable{})
 	return s
 }
 
@@ -212,8 +211,7 @@ func (s *Store) Close() error {
 	s.gathering.running.Wait()
 	patience := time.AfterFunc(closeAfter, s.disconnect)
 	defer patience.Stop()
-	s.foreign.close()
-	s.control.close()
+	s.later.close()
 	s.db.Close()
 	s.disconnect()
 	return errors.Join(err, s.buffers.close())

@@ -126,23 +126,23 @@ func (s *Scope) Passes() int {
 
 // Chunks is the list of the manifest chunks: each its index of pages, or its only page.
 func (s *Scope) Chunks() []schema.BlobRef {
-	var refs []schema.BlobRef
+	var g gathering
 	for _, c := range s.chunks() {
-		refs = append(refs, c.chunk().BlobRef)
+		g.add(c.chunk().BlobRef)
 	}
-	return refs
+	return g.list()
 }
 
 // Pages is the list of the pages of the manifest chunks that have an index. Those of a chunk
 // that is in without are not known; of any other it is an error that its index cannot be
 // read.
 func (s *Scope) Pages(ctx context.Context, without map[schema.Key]bool) ([]schema.BlobRef, error) {
-	var refs []schema.BlobRef
-	seen := map[schema.Key]struct{}{} // the last page of one snapshot, a chunk, may be in the middle of another
-	for _, c := range s.chunks() {
-		seen[c.chunk().Key] = struct{}{}
+	var g gathering
+	chunks := s.chunks()
+	for _, c := range chunks { // the last page of one snapshot, a chunk, may be in the middle of another
+		g.add(c.chunk().BlobRef)
 	}
-	for _, c := range s.chunks() {
+	for _, c := range chunks {
 		if c.chunk().Pages == 0 || without[c.chunk().Key] {
 			continue
 		}
@@ -151,26 +151,19 @@ func (s *Scope) Pages(ctx context.Context, without map[schema.Key]bool) ([]schem
 			return nil, err
 		}
 		for _, p := range pages {
-			if _, ok := seen[p.page.Key]; !ok {
-				seen[p.page.Key] = struct{}{}
-				refs = append(refs, p.page.BlobRef)
-			}
+			g.add(p.page.BlobRef)
 		}
 	}
-	return refs, nil
+	return g.list()[len(chunks):], nil
 }
 
 // Bitmaps is the list of the selections' bitmaps.
 func (s *Scope) Bitmaps() []schema.BlobRef {
-	var refs []schema.BlobRef
-	seen := map[schema.Key]struct{}{}
+	var g gathering
 	for _, sel := range s.Selections {
-		if _, ok := seen[sel.Bitmap.Key]; !ok {
-			seen[sel.Bitmap.Key] = struct{}{}
-			refs = append(refs, sel.Bitmap)
-		}
+		g.add(sel.Bitmap)
 	}
-	return refs
+	return g.list()
 }
 
 // lists is how many lists there are with so many passes.
@@ -258,28 +251,15 @@ func (s *Scope) eachPage(
 		if without[p.page.Key] {
 			continue
 		}
-		m, err := s.open(ctx, p)
+		blob, err := get(ctx, s.Source, p.page.BlobRef)
+		if err == nil {
+			err = schema.VisitPage(c.snap, p.page, blob, func(m *schema.Manifest) error { return visit(p, m) })
+		}
 		if err != nil {
 			return fmt.Errorf("manifest chunk %d of %s@%d: %w", c.index, c.snap.Dataset, c.snap.Number, err)
 		}
-		err = visit(p, m)
-		m.Close()
-		if err != nil {
-			return err
-		}
 	}
 	return nil
-}
-
-// open opens one page as a manifest: one of the whole would pin it all.
-func (s *Scope) open(ctx context.Context, p pageOf) (*schema.Manifest, error) {
-	blob, err := get(ctx, s.Source, p.page.BlobRef)
-	if err != nil {
-		return nil, err
-	}
-	return schema.OpenManifest(&schema.Snapshot{
-		Dataset: p.snap.Dataset, Number: p.snap.Number, Schema: p.snap.Schema, Chunks: []schema.Chunk{p.page},
-	}, []schema.Blob{blob})
 }
 
 // gathering collects references, each once.
