@@ -242,7 +242,7 @@ func Stop() {
 // script is the path of cassandra.sh, from where this file was compiled.
 func script() string {
 	_, file, _, _ := runtime.Caller(0)
-	return filepath.Join(filepath.Dir(file), "..", "..", "..", "..", "tests", "cassandra", "cassandra.sh")
+	return filepath.Join(filepath.Dir(file), "..", "..", "tests", "cassandra", "cassandra.sh")
 }
 
 func start(opts Options) (*Node, error) {
