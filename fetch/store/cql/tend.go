@@ -22,7 +22,7 @@ func (s *Store) Traits() store.Traits {
 	if replicas <= 0 {
 		replicas = replicasGuess
 	}
-	return store.Traits{Addresses: len(*s.foreign.tables.Load()) > 0, Replicas: replicas}
+	return store.Traits{Addresses: len(*s.foreign.Load()) > 0, Replicas: replicas}
 }
 
 // Addressed implements store.Store: cells of attached tables are.
