@@ -270,7 +270,7 @@ func (s *Store) Prepare(ctx context.Context, memory int64) error {
 	defer s.life.RUnlock()
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return s.buffers.touch(memory) })
-	g.Go(func() error { return s.catalog.Ready(ctx) })
+	g.Go(func() error { return s.Ready(ctx) })
 	g.Go(func() error {
 		_, err := database{s}.Peek(ctx, " ", " ")
 		return err

@@ -17,7 +17,7 @@ func closable(t *testing.T, params string) (*mock, *Store) {
 		t.Fatal(err)
 	}
 	s.gathering = newGathering(s)
-	s.catalog = protocol.New(database{s}, protocol.System(), protocol.Options{Log: quiet})
+	s.Store = protocol.New(database{s}, protocol.System(), protocol.Options{Log: quiet})
 	return m, s
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -13,9 +14,12 @@ import (
 	"github.com/gocql/gocql"
 	"golang.org/x/sync/errgroup"
 
+	"bowstring/fetch/store"
 	"bowstring/fetch/store/protocol"
 	"bowstring/schema"
 )
+
+var _ store.Store = (*Store)(nil)
 
 // Options tunes a Store beyond what its address says. The zero value is good
 // for any use.
@@ -41,6 +45,8 @@ type Options struct {
 // Store is a store.Store in a keyspace of Scylla or Cassandra. It is safe for
 // concurrent use, by several processes too.
 type Store struct {
+	*protocol.Store // the catalog, ingests and collections, over database
+
 	config   *Config
 	options  Options
 	log      *slog.Logger
@@ -61,8 +67,7 @@ type Store struct {
 	connected  context.Context //nolint:containedctx // done when the sessions are closed, or take long to close
 	disconnect context.CancelFunc
 
-	catalog *protocol.Store
-	census  census
+	census census
 
 	foreign foreignTables
 
@@ -113,13 +118,13 @@ func open(ctx context.Context, config *Config, opts Options) (_ *Store, err erro
 			s.db.Close() // no blob was read: no statement is under way
 		}
 	}()
-	s.catalog = protocol.New(database{s}, protocol.SystemAt(opts.Clock), protocol.Options{
+	s.Store = protocol.New(database{s}, protocol.SystemAt(opts.Clock), protocol.Options{
 		Holder: holder(), Where: s.where(nil, ""), Log: s.log, MarkBytes: opts.MarkBytes, Stored: s.census.add,
 		LeastEpoch: s.now, RenewEvery: opts.Renew,
 	})
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, s.catalog.Close())
+			err = errors.Join(err, s.Store.Close())
 		}
 	}()
 	g, within := errgroup.WithContext(ctx)
@@ -200,7 +205,7 @@ const closeAfter = time.Second
 // Close implements store.Store. A collection under way is stopped.
 func (s *Store) Close() error {
 	s.end()
-	err := s.catalog.Close()
+	err := s.Store.Close()
 	s.life.Lock()
 	defer s.life.Unlock()
 	if s.closed {
@@ -259,6 +264,167 @@ func (s *Store) row(ctx context.Context, q *gocql.Query, table, doing string, de
 		return nil
 	})
 	return found, err
+}
+
+// GC implements store.Store. The servers give the space of what was deleted back
+// when they compact, after the tables' gc_grace_seconds.
+func (s *Store) GC(ctx context.Context, opts store.GCOptions, inUse func() []*schema.Snapshot) (store.GCReport, error) {
+	report, err := s.Store.GC(ctx, opts, inUse)
+	if err == nil && !opts.DryRun {
+		err = s.recount(ctx)
+	}
+	return report, err
+}
+
+// census is what is known of how many blobs there are, which nobody counts for
+// its own sake: the last collection did, and this process has added since.
+type census struct {
+	mu           sync.Mutex
+	blobs, bytes int64 // as they were counted
+	at           time.Time
+	added        struct{ blobs, bytes int64 }
+	failed       time.Time // when the server was asked in vain
+}
+
+func (n *census) add(blobs, bytes int64) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.added.blobs += blobs
+	n.added.bytes += bytes
+}
+
+// censusWait is how long Stats waits for the server, if it has to ask it.
+const censusWait = 3 * time.Second
+
+// censusPause is for how long it does not ask again where it got no answer: who
+// looks every few seconds, as a scrape does, would wait each time.
+const censusPause = 30 * time.Second
+
+// recount takes note of a collection that has ended since.
+func (s *Store) recount(ctx context.Context) error {
+	blobs, bytes, at, err := s.Counted(ctx)
+	n := &s.census
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.failed = time.Time{}
+	if err != nil {
+		n.failed = time.Now()
+	}
+	if err == nil && !at.IsZero() && !at.Equal(n.at) {
+		n.blobs, n.bytes, n.at = blobs, bytes, at
+		n.added.blobs, n.added.bytes = 0, 0
+	}
+	return err
+}
+
+// Stats implements store.Store. What other processes add or remove is not
+// noticed until the next collection.
+func (s *Store) Stats() store.Stats {
+	n := &s.census
+	n.mu.Lock()
+	pause := time.Since(n.failed) < censusPause
+	n.mu.Unlock()
+	if !pause {
+		ctx, cancel := context.WithTimeout(context.Background(), censusWait)
+		defer cancel()
+		if err := s.recount(ctx); err != nil {
+			s.log.Debug("how many blobs there are is not known anew", "error", err)
+		}
+	}
+	put := s.Counters()
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return store.Stats{
+		BlobReads:    s.reads.Load(),
+		BlobBytes:    s.readBytes.Load(),
+		BlobWrites:   put.BlobWrites,
+		BlobDedups:   put.BlobDedups,
+		WrittenBytes: put.WrittenBytes,
+		Blobs:        n.blobs + n.added.blobs,
+		StoredBytes:  n.bytes + n.added.bytes,
+		CountedAt:    n.at,
+	}
+}
+
+// Traits implements store.Store.
+func (s *Store) Traits() store.Traits {
+	replicas := int(s.steering.replicas.Load())
+	if replicas <= 0 {
+		replicas = replicasGuess
+	}
+	return store.Traits{Addresses: len(*s.foreign.Load()) > 0, Replicas: replicas}
+}
+
+// Addressed implements store.Store: cells of attached tables are.
+func (s *Store) Addressed(key schema.Key) (store.AttachedTable, bool) {
+	t := s.foreign.of(key)
+	if t == nil {
+		return store.AttachedTable{}, false
+	}
+	return store.AttachedTable{Keyspace: t.keyspace, Table: t.table, ID: t.id, Data: t.data}, true
+}
+
+// Refer implements store.Store. The tables have to be in this store's cluster, with a primary key of one
+// uuid under that name, and a column of blobs.
+func (s *Store) Refer(ctx context.Context, tables []store.AttachedTable) error {
+	if err := s.enter(ctx); err != nil {
+		return err
+	}
+	defer s.life.RUnlock()
+	var list []*foreignTable
+	for _, t := range tables {
+		name := t.Keyspace + "." + t.Table
+		if !tableName.MatchString(name) {
+			return bad("attached table", name, "KEYSPACE.TABLE")
+		}
+		a := attachment{s: s, opts: AttachOptions{Columns: []string{t.Data}}}
+		src, err := a.open(ctx, name, true)
+		if err != nil {
+			return fmt.Errorf("refer to attached table %s: %w", t, err)
+		}
+		i := slices.IndexFunc(src.columns, func(c column) bool { return c.name == t.Data && c.table != nil })
+		if src.id != t.ID || i < 0 {
+			return fmt.Errorf("%w: table %s of this cluster has no blob column %s beside a key %s", schema.ErrInvalid,
+				name, t.Data, t.ID)
+		}
+		list = append(list, src.columns[i].table)
+	}
+	return s.register(ctx, list)
+}
+
+// Repair implements store.Store. Every part is written again, in a later epoch
+// than what is there, so that all replicas come to have it.
+func (s *Store) Repair(ctx context.Context, ref schema.BlobRef, data []byte) error {
+	if t := s.foreign.of(ref.Key); t != nil {
+		return fmt.Errorf("%w: blob %s is a cell of table %s, which another program keeps: repair it there",
+			schema.ErrInvalid, ref.Key, t.name())
+	}
+	written, err := s.writtenAt(ctx, ref)
+	if err != nil {
+		return err
+	}
+	// Who deleted it by hand did so at some time until now, which cannot be read.
+	written = max(written, s.now())
+	return s.RepairAfter(ctx, ref, data, written)
+}
+
+// now is the epoch of what somebody writes by hand at this moment.
+func (s *Store) now() protocol.Epoch { return protocol.Epoch(s.options.Clock().UnixMicro()) }
+
+// writtenAt is the latest epoch that a part of a blob is of, 0 if there is none.
+func (s *Store) writtenAt(ctx context.Context, ref schema.BlobRef) (protocol.Epoch, error) {
+	if err := s.enter(ctx); err != nil {
+		return 0, err
+	}
+	defer s.life.RUnlock()
+	var latest atomic.Int64
+	err := eachPart(ctx, partsOf(ref.Size), func(ctx context.Context, part int) error {
+		at, err := s.partWritten(ctx, ref.Key, part)
+		for seen := latest.Load(); at > seen && !latest.CompareAndSwap(seen, at); seen = latest.Load() {
+		}
+		return err
+	})
+	return protocol.Epoch(latest.Load()), err
 }
 
 // holder says for people which process this is.
