@@ -11,10 +11,12 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"bowstring/fetch"
+	"bowstring/fetch/ingest"
 	"bowstring/fetch/store"
 	"bowstring/flight/audit"
 	"bowstring/flight/catalog"
 	"bowstring/flight/policy"
+	"bowstring/flight/upload"
 	"bowstring/schema"
 )
 
@@ -575,4 +577,61 @@ func (s actionHandler) requestsOf(ctx context.Context, endpoints []*flight.Fligh
 // turn runs f when it is the turn of the caller's tenant: what it does takes processors and waits for nothing.
 func (s *Server) turn(ctx context.Context, f func() error) error {
 	return s.work.Do(ctx, fetch.CallerFrom(ctx).Tenant, f)
+}
+
+// alterRequest is the body of the action alter.
+type alterRequest struct {
+	Dataset       string            `json:"dataset"`
+	DropColumns   []string          `json:"drop_columns"`
+	RenameColumns map[string]string `json:"rename_columns"`
+	DeleteWhere   string            `json:"delete_where"`
+	Source        string            `json:"source"`
+}
+
+// alterAck is the JSON of its result.
+type alterAck struct {
+	Dataset  string `json:"dataset"`
+	Snapshot int64  `json:"snapshot"`
+	Changed  bool   `json:"changed"`
+	Rows     int64  `json:"rows"` // of the snapshot
+	Deleted  int64  `json:"deleted"`
+}
+
+// alterDataset changes a dataset by what needs no rows.
+func (s actionHandler) alterDataset(ctx context.Context, b []byte, send func([]byte) error) (err error) {
+	var req alterRequest
+	if err := body(b, &req); err != nil {
+		return err
+	}
+	if err := schema.CheckName("dataset", req.Dataset); err != nil {
+		return err
+	}
+	if len(req.Source) > upload.MaxSource {
+		return &schema.FieldError{Field: "source", Got: fmt.Sprintf("%d bytes", len(req.Source)),
+			Want: fmt.Sprintf("at most %d", upload.MaxSource)}
+	}
+	if n := len(req.DropColumns) + len(req.RenameColumns); n > schema.MaxColumns {
+		return &schema.FieldError{Field: "body", Got: fmt.Sprintf("%d columns", n),
+			Want: fmt.Sprintf("at most %d", schema.MaxColumns)}
+	}
+	cat := s.catalog(ctx)
+	if _, err := cat.Alterable(ctx, req.Dataset); err != nil {
+		return err
+	}
+	a, err := cat.Alter(ctx, ingest.AlterOptions{Dataset: req.Dataset, Source: req.Source, Drop: req.DropColumns,
+		Rename: req.RenameColumns, DeleteWhere: req.DeleteWhere, Mem: s.mem,
+		Turn: func(piece func() error) error { return s.work.Do(ctx, fetch.CallerFrom(ctx).Tenant, piece) }})
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if cerr := a.Close(); err == nil {
+			err = cerr
+		}
+	}()
+	snap, done, err := cat.CommitAltered(ctx, req.Dataset, a, 0)
+	if err != nil {
+		return err
+	}
+	return sendJSON(send, alterAck{snap.Dataset, snap.Number, done.Changed, snap.Rows(), done.Deleted})
 }

@@ -368,12 +368,16 @@ func (s *Server) beginStream(ctx context.Context, kind, plan string) (_ context.
 	return ctx, func() { s.calls.endStream(c) }, nil
 }
 
-// count adds to what a call has moved, which its log line and the statistics
-// show. ctx is the call's.
+// Count adds to what a call has moved, which its log line and the statistics show.
+func (c *call) Count(rows int, bytes int64) {
+	c.rows.Add(int64(rows))
+	c.bytes.Add(bytes)
+}
+
+// count counts what the call that ctx belongs to has moved.
 func count(ctx context.Context, rows int, bytes int64) {
 	if c := callFrom(ctx); c != nil {
-		c.rows.Add(int64(rows))
-		c.bytes.Add(bytes)
+		c.Count(rows, bytes)
 	}
 }
 

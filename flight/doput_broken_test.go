@@ -1,9 +1,12 @@
 package flight
 
 import (
+	"bytes"
 	"context"
 	"slices"
 	"testing"
+
+	"bowstring/flight/upload"
 
 	"github.com/apache/arrow/go/v17/arrow"
 	"github.com/apache/arrow/go/v17/arrow/flight"
@@ -177,7 +180,7 @@ func TestPutCommitMessage(t *testing.T) {
 // held up by its results, and finds the sums in order.
 func TestPutUnreadResults(t *testing.T) {
 	f := serve(t, Options{})
-	const batches = 3 * maxUnread
+	const batches = 3 * upload.MaxUnread
 	rec := oneColumn(t, arrow.Field{Name: "n", Type: arrow.PrimitiveTypes.Int64}, `[1]`)
 	results, err := f.put(path("d"), slices.Repeat([]arrow.Record{rec}, batches)...)
 	if err != nil {
@@ -195,4 +198,19 @@ func TestPutUnreadResults(t *testing.T) {
 		before = ack.Batch
 	}
 	t.Logf("%d results for %d batches", len(results), batches)
+}
+
+// messagesOf are the messages that carry a record: schema, dictionaries, batch.
+func messagesOf(t testing.TB, rec arrow.Record, opts ...ipc.Option) []*flight.FlightData {
+	t.Helper()
+	var out []*flight.FlightData
+	w := flight.NewRecordWriter(sendFunc(func(fd *flight.FlightData) error {
+		out = append(out, &flight.FlightData{DataHeader: bytes.Clone(fd.DataHeader),
+			DataBody: bytes.Clone(fd.DataBody)})
+		return nil
+	}), append(opts, ipc.WithSchema(rec.Schema()))...)
+	if err := w.Write(rec); err != nil {
+		t.Fatal(err)
+	}
+	return out
 }

@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"bowstring/fetch/admission"
+	"bowstring/flight/upload"
 	"bowstring/schema"
 )
 
@@ -154,7 +155,7 @@ func TestPutRefuses(t *testing.T) {
 			`either "put" or "selection"`},
 		{"mode", command(`{"put": {"dataset": "d", "mode": "upsert"}}`), samples(0, 1), `put.mode: got "upsert"`},
 		{"commit", command(`{"put": {"dataset": "d", "commit": "now"}}`), samples(0, 1), `put.commit: got "now"`},
-		{"source", command(`{"put": {"dataset": "d", "source": %q}}`, strings.Repeat("x", maxSource+1)), samples(0, 1),
+		{"source", command(`{"put": {"dataset": "d", "source": %q}}`, strings.Repeat("x", upload.MaxSource+1)), samples(0, 1),
 			"put.source"},
 		{"unknown key", command(`{"put": {"dataset": "d", "key": "path"}}`), samples(0, 1), "file_name, label"},
 		{"key not text", command(`{"put": {"dataset": "d", "key": "v"}}`),

@@ -397,3 +397,45 @@ type testNode struct {
 func (n testNode) SpillScale() any  { return n.scale }
 func (n testNode) Members() any     { return nil }
 func (n testNode) Others() []string { return n.others }
+
+// batchAck is JSON that a DoPut answers with.
+type batchAck struct {
+	Batch int64 `json:"batch"`
+	Rows  int64 `json:"rows"`
+	Bytes int64 `json:"bytes"`
+}
+
+// putAck is JSON that a DoPut answers with.
+type putAck struct {
+	Dataset  string `json:"dataset"`
+	Snapshot int64  `json:"snapshot"`
+	Rows     int64  `json:"rows"`
+	Changed  bool   `json:"changed"`
+}
+
+// noteAck is JSON that a DoPut answers with.
+type noteAck struct {
+	Note string `json:"note"`
+}
+
+// selectionAck is JSON that a DoPut answers with.
+type selectionAck struct {
+	Dataset   string `json:"dataset"`
+	Snapshot  int64  `json:"snapshot"`
+	Selection string `json:"selection"`
+	Rows      int64  `json:"rows"`
+}
+
+// mergeAck is JSON that a DoPut answers with.
+type mergeAck struct {
+	putAck
+	alterCounts
+}
+
+// alterCounts is JSON that a DoPut answers with.
+type alterCounts struct {
+	Matched  int64 `json:"matched"`
+	Inserted int64 `json:"inserted"`
+	Ignored  int64 `json:"ignored"`
+	Deleted  int64 `json:"deleted"`
+}

@@ -141,6 +141,8 @@ func New(engine *fetch.Engine, opts Options) *Server {
 type service struct {
 	unimplemented
 	getHandler
+	putHandler
+	exchangeHandler
 	infoHandler
 	actionHandler
 	*Server
@@ -152,7 +154,7 @@ type unimplemented struct {
 }
 
 func (s *Server) service() *service {
-	return &service{getHandler: getHandler{s}, infoHandler: infoHandler{s}, actionHandler: actionHandler{s}, Server: s}
+	return &service{getHandler: getHandler{s}, putHandler: putHandler{s}, exchangeHandler: exchangeHandler{s}, infoHandler: infoHandler{s}, actionHandler: actionHandler{s}, Server: s}
 }
 
 // EnforceRules ends the streams for which the rules that hold now say something else

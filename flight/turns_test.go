@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"bowstring/flight/upload"
+
 	"google.golang.org/grpc/codes"
 )
 
@@ -30,7 +32,7 @@ func TestUploadsTakeTurns(t *testing.T) {
 	}
 	f.fill("small", 2) // would hang
 
-	large := samples(0, rowsAtOnce+1)
+	large := samples(0, upload.RowsAtOnce+1)
 	defer large.Release()
 	putting, give := context.WithCancel(t.Context())
 	defer give()
@@ -53,5 +55,5 @@ func TestUploadsTakeTurns(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	f.fill("large", rowsAtOnce+1)
+	f.fill("large", upload.RowsAtOnce+1)
 }

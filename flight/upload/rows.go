@@ -1,4 +1,4 @@
-package flight
+package upload
 
 import (
 	"context"

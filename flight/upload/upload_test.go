@@ -1,4 +1,4 @@
-package flight
+package upload
 
 import (
 	"bytes"
@@ -42,7 +42,12 @@ func FuzzUpload(f *testing.F) {
 			arrow.Field{Name: "path", Type: arrow.BinaryTypes.String, Nullable: true}), Nullable: true},
 	}, nil),
 		`[{"id": "6ba7b811-9dad-51d1-80b4-00c04fd430c8", "kind": "cat", "box": [1, 2], "image": {"bytes": "eA==", "path": "x"}}, {"id": "6ba7b811-9dad-51d1-80b4-00c04fd430c9", "kind": null, "box": null, "image": null}]`)
-	for _, rec := range []arrow.Record{samples(0, 3), cat} {
+	plain := fromJSONRecord(f, arrow.NewSchema([]arrow.Field{
+		{Name: "file_name", Type: arrow.BinaryTypes.String},
+		{Name: "label", Type: arrow.PrimitiveTypes.Int64},
+		{Name: "image", Type: arrow.BinaryTypes.Binary},
+	}, nil), `[{"file_name": "0.jpg", "label": 0, "image": "eA=="}, {"file_name": "1.jpg", "label": 1, "image": "eHk="}]`)
+	for _, rec := range []arrow.Record{plain, cat} {
 		for _, opts := range [][]arrowipc.Option{nil, {arrowipc.WithZstd()}, {arrowipc.WithLZ4()}} {
 			messages := messagesOf(f, rec, opts...)
 			for len(messages) < 3 { // no dictionary
@@ -57,18 +62,18 @@ func FuzzUpload(f *testing.F) {
 			{DataHeader: two, DataBody: twoBody}}
 		in, done := uploading(t, &stream)
 		defer done()
-		batches, err := in.batches()
+		batches, err := in.Batches()
 		if err != nil {
 			wantRefusal(t, err)
 			return
 		}
-		up, err := newUpload(&putCommand{Dataset: "d", Split: "s"}, batches.Schema)
+		up, err := newUpload(&Command{Dataset: "d", Split: "s"}, batches.Schema)
 		if err != nil {
 			wantRefusal(t, err)
 			return
 		}
 		for {
-			rec, err := batches.next()
+			rec, err := batches.Next()
 			if errors.Is(err, io.EOF) {
 				return
 			}
@@ -104,21 +109,15 @@ func FuzzUpload(f *testing.F) {
 }
 
 // uploading is what reads an upload of a call, of which there is none here.
-func uploading(t testing.TB, stream flight.DataStreamReader) (in *incoming, done func()) {
+func uploading(t testing.TB, stream flight.DataStreamReader) (in *Incoming, done func()) {
 	t.Helper()
 	ledger := admission.NewLedger(admission.Limits{Windows: 1, Uploads: 8 << 20, Evaluation: 1, Results: 1})
-	opts := Options{MaxMessageBytes: 1 << 20, Ledger: ledger}
-	opts.EnsureDefaults()
-	all := wire.NewShares(ledger, admission.Uploads)
-	in = &incoming{
-		stream: stream, opts: &opts, ctx: t.Context(), work: admission.NewWork(0), who: "somebody",
-		lease: all.Lease(t.Context(), "somebody"),
-	}
-	in.kept = in.lease.Another()
-	in.mem = &ipc.Allocator{Allocator: memory.DefaultAllocator, Memory: in.lease}
+	lease := wire.NewShares(ledger, admission.Uploads).Lease(t.Context(), "somebody")
+	in = NewIncoming(t.Context(), stream, Config{MaxMessageBytes: 1 << 20, MaxBatchRows: 4 << 20,
+		Work: admission.NewWork(0), Account: "somebody", Mem: memory.DefaultAllocator, Lease: lease})
 	return in, func() {
-		in.lease.Release()
-		in.close()
+		lease.Release()
+		in.Close()
 		if used := ledger.Accounts()[admission.Uploads].Used; used != 0 {
 			t.Errorf("%d bytes are still counted", used)
 		}
@@ -156,3 +155,7 @@ func messagesOf(t testing.TB, rec arrow.Record, opts ...arrowipc.Option) []*flig
 	}
 	return out
 }
+
+type sendFunc func(*flight.FlightData) error
+
+func (f sendFunc) Send(fd *flight.FlightData) error { return f(fd) }

@@ -1,4 +1,4 @@
-package flight
+package upload
 
 import (
 	"encoding/json"
@@ -25,7 +25,7 @@ type incomingField struct {
 // newUpload decides what each column is. Blob columns are those that put
 // names, else those whose field metadata says so, else every binary and
 // large_binary one; columns in the Hugging Face layout always are.
-func newUpload(put *putCommand, in *arrow.Schema) (*upload, error) {
+func newUpload(put *Command, in *arrow.Schema) (*upload, error) {
 	u := &upload{dataset: put.Dataset, split: put.Split, found: put.alters()}
 	if u.found {
 		u.split = "" // samples stay in theirs
@@ -210,7 +210,7 @@ func classes(f arrow.Field, hints map[string]feature) arrow.Metadata {
 
 // isBlob decides whether a column holds blobs. A column of lists or structs of bytes is refused where the command does not
 // say what blobs are: as metadata it would have no checksums and no operators.
-func (p *putCommand) isBlob(f arrow.Field, in *arrow.Schema) (bool, error) {
+func (p *Command) isBlob(f arrow.Field, in *arrow.Schema) (bool, error) {
 	switch {
 	case p.Blobs == nil && !slices.ContainsFunc(in.Fields(), schema.IsBlob) && schema.HoldsBytes(f.Type):
 		return false, &schema.FieldError{Field: fmt.Sprintf("column %q", f.Name), Got: schema.ShownType(f.Type),
@@ -235,7 +235,7 @@ func (p *putCommand) isBlob(f arrow.Field, in *arrow.Schema) (bool, error) {
 }
 
 // checkNames reports names in the command that the upload lacks.
-func (p *putCommand) checkNames(in *arrow.Schema, blobs []incomingField) error {
+func (p *Command) checkNames(in *arrow.Schema, blobs []incomingField) error {
 	for _, name := range p.Blobs {
 		if len(in.FieldIndices(name)) == 0 {
 			return &schema.FieldError{Field: "put.blobs", Got: schema.Quote(name), Want: "columns of the upload" +
@@ -254,7 +254,7 @@ func (p *putCommand) checkNames(in *arrow.Schema, blobs []incomingField) error {
 }
 
 // mediaOf is what a blob column holds, "" if nobody says.
-func (p *putCommand) mediaOf(f arrow.Field, hints map[string]feature, huggingFace bool) string {
+func (p *Command) mediaOf(f arrow.Field, hints map[string]feature, huggingFace bool) string {
 	switch {
 	case p.Media[f.Name] != "":
 		return p.Media[f.Name]

@@ -1,20 +1,22 @@
-package flight
+package upload
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
+	"fmt"
 	"sync"
 
 	"github.com/apache/arrow/go/v17/arrow/flight"
 )
 
-// maxUnread is how many results wait for a client that does not read. Beyond
+// MaxUnread is how many results wait for a client that does not read. Beyond
 // that each takes the place of the last, which it includes: they are sums.
-const maxUnread = 4096
+const MaxUnread = 4096
 
-// results sends PutResults from a goroutine of its own, so that a client that
+// Results sends PutResults from a goroutine of its own, so that a client that
 // reads none of them, or all of them at the end, is not held up.
-type results struct {
+type Results struct {
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 	send   func(*flight.PutResult) error
@@ -28,21 +30,22 @@ type results struct {
 
 var errAbandoned = errors.New("the call is over")
 
-func newResults(ctx context.Context, stream flight.FlightService_DoPutServer) *results {
-	r := &results{send: stream.Send, more: make(chan struct{}, 1), sent: make(chan struct{})}
+// NewResults returns results that send sends. The caller has Run run, and calls Flush or Abandon.
+func NewResults(ctx context.Context, send func(*flight.PutResult) error) *Results {
+	r := &Results{send: send, more: make(chan struct{}, 1), sent: make(chan struct{})}
 	r.ctx, r.cancel = context.WithCancelCause(ctx)
 	return r
 }
 
-// add queues a result. It does not wait.
-func (r *results) add(v any) error {
-	b, err := encodeJSON(v)
+// Add queues a result. It does not wait.
+func (r *Results) Add(v any) error {
+	b, err := json.Marshal(v)
 	if err != nil {
-		return err
+		return fmt.Errorf("encoding the answer: %w", err)
 	}
 	r.mu.Lock()
-	if len(r.waiting) >= maxUnread {
-		r.waiting = r.waiting[:maxUnread-1]
+	if len(r.waiting) >= MaxUnread {
+		r.waiting = r.waiting[:MaxUnread-1]
 	}
 	r.waiting = append(r.waiting, b)
 	r.mu.Unlock()
@@ -50,15 +53,15 @@ func (r *results) add(v any) error {
 	return nil
 }
 
-func (r *results) wake() {
+func (r *Results) wake() {
 	select {
 	case r.more <- struct{}{}:
 	default:
 	}
 }
 
-// run sends what is queued until flush's or abandon's end, or an error.
-func (r *results) run() {
+// Run sends what is queued until Flush's or Abandon's end, or an error.
+func (r *Results) Run() {
 	defer close(r.sent)
 	for {
 		r.mu.Lock()
@@ -88,8 +91,8 @@ func (r *results) run() {
 	}
 }
 
-// flush waits until all results are sent.
-func (r *results) flush() error {
+// Flush waits until all results are sent.
+func (r *Results) Flush() error {
 	r.mu.Lock()
 	r.complete = true
 	r.mu.Unlock()
@@ -102,5 +105,5 @@ func (r *results) flush() error {
 	}
 }
 
-// abandon lets run end. It may be inside a send, which ends with the call.
-func (r *results) abandon() { r.cancel(errAbandoned) }
+// Abandon lets run end. It may be inside a send, which ends with the call.
+func (r *Results) Abandon() { r.cancel(errAbandoned) }

@@ -9,13 +9,15 @@ import (
 	"github.com/apache/arrow/go/v17/arrow/flight"
 
 	"bowstring/fetch"
-	"bowstring/fetch/admission"
 	"bowstring/flight/catalog"
 	"bowstring/flight/policy"
+	"bowstring/flight/upload"
 	"bowstring/flight/wire"
 	"bowstring/schema"
-	"bowstring/schema/ipc"
 )
+
+// exchangeHandler answers DoExchange.
+type exchangeHandler struct{ *Server }
 
 // exchangeCommand is the JSON of a DoExchange descriptor.
 type exchangeCommand struct {
@@ -46,9 +48,6 @@ type partInfo struct {
 	Wait    waitMetadata `json:"wait"`
 }
 
-// positionCost is what a row of a request takes, in bytes.
-const positionCost = 8
-
 // taken is a request of an exchange being worked on, or why there will be no
 // more of them.
 type taken struct {
@@ -64,27 +63,27 @@ type taken struct {
 // their own; the handler sends what they bring, one after the other. Between
 // the two lies a channel, whose size bounds the requests under way. A client
 // that does not read thus holds the reader back, and gRPC the client.
-func (s *Server) DoExchange(stream flight.FlightService_DoExchangeServer) error {
-	in := s.newIncoming(stream.Context(), stream)
-	d, err := in.descriptor()
+func (s exchangeHandler) DoExchange(stream flight.FlightService_DoExchangeServer) error {
+	in := s.incoming(stream.Context(), stream)
+	d, err := in.Descriptor()
 	if err != nil {
-		in.close()
+		in.Close()
 		return err
 	}
 	if err := s.moved(); err != nil {
-		in.close()
+		in.Close()
 		return err
 	}
 	ctx, done, err := s.beginStream(stream.Context(), "DoExchange", "")
 	if err != nil {
-		in.close()
+		in.Close()
 		return err
 	}
 	defer done()
 	cat := s.catalog(ctx)
 	job, err := openTake(ctx, cat, d)
 	if err != nil {
-		in.close()
+		in.Close()
 		return err
 	}
 	requests := make(chan taken, s.opts.ExchangeDepth-1)
@@ -99,14 +98,14 @@ func (s *Server) DoExchange(stream flight.FlightService_DoExchangeServer) error 
 				t.close()
 			}
 			job.Close()
-			in.close()
+			in.Close()
 		})
 	}()
 	if _, _, err := s.beginStream(ctx, "DoExchange", job.ID()); err != nil {
 		return err
 	}
 
-	out := &sender{server: s, ctx: ctx, stop: stop, stream: stream, encoder: wire.NewEncoder(job.Projection().Schema)}
+	out := &sender{server: s.Server, ctx: ctx, stop: stop, stream: stream, encoder: wire.NewEncoder(job.Projection().Schema)}
 	// Before the first request: clients wait for the schema before they ask.
 	if err := out.open(); err != nil {
 		return err
@@ -153,7 +152,7 @@ func openTake(ctx context.Context, cat *catalog.Catalog, d *flight.FlightDescrip
 
 // readRequests starts a stream for each incoming batch. The last thing it sends
 // on is why it ended; then it closes requests. It owns what it could not send.
-func (s *Server) readRequests(ctx context.Context, cat *catalog.Catalog, in *incoming, job *fetch.Job, requests chan<- taken) {
+func (s exchangeHandler) readRequests(ctx context.Context, cat *catalog.Catalog, in *upload.Incoming, job *fetch.Job, requests chan<- taken) {
 	defer close(requests)
 	send := func(t taken) bool {
 		select {
@@ -165,12 +164,12 @@ func (s *Server) readRequests(ctx context.Context, cat *catalog.Catalog, in *inc
 		}
 	}
 	err := s.guard(ctx, "DoExchange", func() error {
-		batches, err := in.batches()
+		batches, err := in.Batches()
 		if err != nil {
 			return err
 		}
 		for request := 0; ; request++ {
-			rec, err := batches.next()
+			rec, err := batches.Next()
 			if errors.Is(err, io.EOF) {
 				return nil
 			}
@@ -178,7 +177,7 @@ func (s *Server) readRequests(ctx context.Context, cat *catalog.Catalog, in *inc
 				return fmt.Errorf("request %d: %w", request, err)
 			}
 			var positions []int64
-			if positions, err = in.positions(ctx, job, rec); err != nil {
+			if positions, err = in.Positions(ctx, job, rec); err != nil {
 				return fmt.Errorf("request %d: %w", request, err)
 			}
 			var t taken
@@ -215,79 +214,4 @@ func answer(out *sender, job *fetch.Job, request int64, t taken) error {
 		return fmt.Errorf("request %d: %w", request, err)
 	}
 	return nil
-}
-
-// positions reads what a batch asks for: the one column that it has, by name
-// "position" or "id". Those that the job's caller may not see are not there.
-func (in *incoming) positions(ctx context.Context, job *fetch.Job, rec *ipc.Batch) (positions []int64, err error) {
-	var wanted []schema.ID
-	err = in.turnOf(rec.Rows, func(*admission.Turn) (err error) {
-		positions, wanted, err = in.wanted(job, rec)
-		return err
-	})
-	if err != nil || wanted == nil {
-		return positions, err
-	}
-	m := job.Manifest()
-	if positions, err = m.Find(ctx, wanted); err != nil {
-		return nil, err
-	}
-	for i, pos := range positions {
-		if pos < 0 || !job.Sees(pos) {
-			return nil, fmt.Errorf("%w: %s, row %d: no sample of %s@%d has id %s",
-				schema.ErrNotFound, schema.IDColumn, i, m.Snapshot().Dataset, m.Snapshot().Number,
-				schema.FormatID(wanted[i]))
-		}
-	}
-	return positions, nil
-}
-
-// lookupCost is what an id that is looked up takes beside its position, in bytes.
-const lookupCost = 64
-
-// wanted reads the positions, or the ids, that a batch has.
-func (in *incoming) wanted(job *fetch.Job, rec *ipc.Batch) (positions []int64, wanted []schema.ID, err error) {
-	byID := !job.Hides(schema.IDColumn)
-	want := `one column, "position" or "id"`
-	if !byID {
-		want = `one column, "position"`
-	}
-	if len(rec.Columns) != 1 {
-		return nil, nil, &schema.FieldError{Field: "columns", Got: fmt.Sprintf("%d", len(rec.Columns)), Want: want}
-	}
-	if err := rowsTake(in.lease, rec.Rows, positionCost); err != nil {
-		return nil, nil, err
-	}
-	col := rec.Columns[0]
-	switch name := rec.Schema.Field(0).Name; {
-	case name == schema.PositionColumn:
-		at, err := integers(name, col)
-		if err != nil {
-			return nil, nil, err
-		}
-		positions = make([]int64, rec.Rows)
-		for i := range positions {
-			if positions[i] = at(i); !job.Sees(positions[i]) {
-				return nil, nil, job.CheckPosition(fmt.Sprintf("%s, row %d", name, i), positions[i])
-			}
-		}
-		return positions, nil, nil
-	case name == schema.IDColumn && byID:
-		if err := rowsTake(in.lease, rec.Rows, lookupCost); err != nil {
-			return nil, nil, err
-		}
-		at, err := ids(name, col)
-		if err != nil {
-			return nil, nil, err
-		}
-		wanted = make([]schema.ID, rec.Rows)
-		for i := range wanted {
-			if wanted[i], err = at(i); err != nil {
-				return nil, nil, err
-			}
-		}
-		return nil, wanted, nil
-	default:
-		return nil, nil, &schema.FieldError{Field: "columns", Got: schema.Quote(name), Want: want}
-	}
 }
