@@ -3,281 +3,249 @@ package local
 import (
 	"bytes"
 	"context"
-	"encoding/binary"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"time"
+	"maps"
+	"slices"
+	"sync"
 
 	"github.com/cockroachdb/pebble/v2"
 
-	"bowstring/fetch/store"
+	"bowstring/fetch/store/protocol"
 	"bowstring/schema"
 )
 
-// Datasets implements store.Store.
-func (s *Store) Datasets(ctx context.Context) ([]store.Dataset, error) {
-	if err := s.enter(ctx); err != nil {
-		return nil, err
-	}
-	defer s.life.RUnlock()
-	at := s.db.NewSnapshot() // snapshots and tags as of one time
-	list, err := datasets(at)
-	if err == nil {
-		err = addTags(at, list)
-	}
-	if err = errors.Join(err, at.Close()); err != nil {
-		return nil, err
-	}
-	return list, nil
+// catalog is the part of a store of which the protocol asks small partitions and members.
+type catalog struct{ *Store }
+
+// partitions is what is known of the catalog's partitions besides their rows.
+type partitions struct {
+	mu sync.Mutex
+	// versions are those of the partitions that were written, or looked at. They are of this process: no other
+	// one has the store open.
+	versions map[string]int64
+	// passing are the rows that mean nothing to the process that opens the store next, by partition.
+	passing map[string]map[string][]byte
+	members map[string]protocol.Member // this process, once it has said that it is there
 }
 
-// Names implements store.Store.
-func (s *Store) Names(ctx context.Context) ([]string, error) {
-	list, err := s.Datasets(ctx)
-	names := make([]string, len(list))
-	for i, d := range list {
-		names[i] = d.Name
+// rowKey is the database's key of a row of a partition.
+func rowKey(partition, row string) []byte { return append(namePrefix(prefixRow, partition), row...) }
+
+// splitRowKey is the reverse of rowKey.
+func splitRowKey(key []byte) (partition, row string, ok bool) {
+	name, rest, ok := bytes.Cut(key, []byte{0})
+	if !ok || len(name) < 2 {
+		return "", "", false
 	}
-	return names, err
+	return string(name[1:]), string(rest), true
 }
 
-// datasets lists the catalog, without tags. Keys sort by name and number because no name
-// contains the zero byte that ends it.
-func datasets(r pebble.Reader) (list []store.Dataset, err error) {
-	it, err := r.NewIter(within(prefixSnapshot))
+// Partitions implements protocol.Catalog.
+func (c catalog) Partitions(ctx context.Context) (names []string, err error) {
+	if err := c.enter(ctx); err != nil {
+		return nil, err
+	}
+	defer c.life.RUnlock()
+	c.partitions.mu.Lock()
+	names = slices.Collect(maps.Keys(c.partitions.versions))
+	c.partitions.mu.Unlock()
+	it, err := c.db.NewIter(within(prefixRow))
 	if err != nil {
 		return nil, dbError("read the catalog", err)
 	}
 	defer func() { err = errors.Join(err, dbError("read the catalog", it.Close())) }()
-	for it.First(); it.Valid(); it.Next() {
-		name, number, err := parseSnapshotKey(it.Key())
-		if err != nil {
-			return nil, err
+	for valid := it.First(); valid; {
+		name, _, ok := splitRowKey(it.Key())
+		if !ok {
+			return nil, badRowKey(it.Key())
 		}
-		if n := len(list); n == 0 || list[n-1].Name != name {
-			list = append(list, store.Dataset{Name: name})
-		}
-		d := &list[len(list)-1]
-		d.Snapshots = append(d.Snapshots, number)
+		names = append(names, name)
+		next := namePrefix(prefixRow, name)
+		next[len(next)-1]++
+		valid = it.SeekGE(next)
 	}
-	return list, nil
+	slices.Sort(names)
+	return slices.Compact(names), nil
 }
 
-func parseSnapshotKey(key []byte) (dataset string, number int64, err error) {
-	i := bytes.IndexByte(key, 0)
-	if i < 0 || len(key) != i+9 {
-		return "", 0, fmt.Errorf("%w: snapshot key %q", schema.ErrDataLoss, key)
+// Load implements protocol.Catalog. The version is read before the rows: rows that are newer than it make a swap
+// fail, and older ones there are not.
+func (c catalog) Load(ctx context.Context, name string) (p protocol.Partition, err error) {
+	if err := c.enter(ctx); err != nil {
+		return p, err
 	}
-	return string(key[1:i]), int64(binary.BigEndian.Uint64(key[i+1:])), nil
-}
-
-// newest is the highest number of a dataset's snapshots, 0 if it has none.
-func (s *Store) newest(dataset string) (number int64, err error) {
-	it, err := s.db.NewIter(within(namePrefix(prefixSnapshot, dataset)...))
+	defer c.life.RUnlock()
+	if p, err = c.known(name); err != nil {
+		return p, err
+	}
+	prefix := namePrefix(prefixRow, name)
+	it, err := c.db.NewIter(within(prefix...))
 	if err != nil {
-		return 0, dbError("read the catalog", err)
+		return p, dbError("read the catalog", err)
 	}
 	defer func() { err = errors.Join(err, dbError("read the catalog", it.Close())) }()
-	if it.Last() {
-		_, number, err = parseSnapshotKey(it.Key())
+	for it.First(); it.Valid(); it.Next() {
+		p.Rows[string(it.Key()[len(prefix):])] = bytes.Clone(it.Value())
 	}
-	return number, err
+	return p, nil
 }
 
-// Snapshot implements store.Store.
-func (s *Store) Snapshot(ctx context.Context, dataset string, number int64) (*schema.Snapshot, error) {
-	if err := s.enter(ctx); err != nil {
-		return nil, err
+// Peek implements protocol.Catalog.
+func (c catalog) Peek(ctx context.Context, name string, rows ...string) (p protocol.Partition, err error) {
+	if len(rows) == 0 {
+		return c.Load(ctx, name)
 	}
-	defer s.life.RUnlock()
-	asked := number
-	// Repeated if the newest is dropped between the two reads.
-	for {
-		if asked == 0 {
-			n, err := s.newest(dataset)
-			if err != nil {
-				return nil, err
-			}
-			if number = n; n == 0 {
-				return nil, s.missing(dataset, 0)
-			}
-		}
-		v, err := s.value(snapshotKey(dataset, number))
+	if err := c.enter(ctx); err != nil {
+		return p, err
+	}
+	defer c.life.RUnlock()
+	if p, err = c.known(name); err != nil {
+		return p, err
+	}
+	maps.DeleteFunc(p.Rows, func(row string, _ []byte) bool { return !slices.Contains(rows, row) })
+	for _, row := range rows {
+		v, err := c.value(rowKey(name, row))
 		if err != nil {
-			return nil, err
+			return p, err
 		}
-		if v == nil && asked == 0 {
-			continue
+		if v != nil {
+			p.Rows[row] = v
 		}
-		if v == nil {
-			return nil, s.missing(dataset, number)
-		}
-		return decodeSnapshot(dataset, number, v)
 	}
+	return p, nil
 }
 
-func decodeSnapshot(dataset string, number int64, v []byte) (*schema.Snapshot, error) {
-	snap := new(schema.Snapshot)
-	if err := json.Unmarshal(v, snap); err != nil {
-		return nil, fmt.Errorf("%w: the record of snapshot %s@%d: %w", schema.ErrDataLoss, dataset, number, err)
+// known is what memory has of a partition: its version, and its passing rows.
+func (c catalog) known(name string) (p protocol.Partition, err error) {
+	parts := &c.partitions
+	parts.mu.Lock()
+	defer parts.mu.Unlock()
+	p.Rows = map[string][]byte{}
+	maps.Copy(p.Rows, parts.passing[name])
+	if p.Version = parts.versions[name]; p.Version > 0 {
+		return p, nil
 	}
-	return snap, nil
+	it, err := c.db.NewIter(within(namePrefix(prefixRow, name)...))
+	if err != nil {
+		return p, dbError("read the catalog", err)
+	}
+	if it.First() {
+		p.Version, parts.versions[name] = 1, 1
+	}
+	return p, dbError("read the catalog", it.Close())
 }
 
-// missing says which dataset or snapshot there is not, and which there are.
-func (s *Store) missing(dataset string, number int64) error {
-	list, err := datasets(s.db)
+// Swap implements protocol.Catalog.
+func (c catalog) Swap(ctx context.Context, name string, version int64, swap protocol.Change) error {
+	if err := c.enterToWrite(ctx); err != nil {
+		return err
+	}
+	defer c.life.RUnlock()
+	c.catalog.Lock()
+	defer c.catalog.Unlock()
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	now, err := c.known(name)
 	if err != nil {
 		return err
 	}
-	return store.NoSnapshot(list, dataset, number)
-}
-
-// Drop implements store.Store. A dropped snapshot's selections go with it.
-func (s *Store) Drop(ctx context.Context, dataset string, number int64) error {
-	if err := s.enterToWrite(ctx); err != nil {
-		return err
+	if now.Version != version {
+		return protocol.ErrMoved
 	}
-	defer s.life.RUnlock()
-	s.catalog.Lock()
-	defer s.catalog.Unlock()
-	newest, err := s.newest(dataset)
-	if err != nil {
-		return err
+	rows := change{}
+	for row, v := range swap.Put {
+		if !protocol.Passing(row) {
+			rows[string(rowKey(name, row))] = v
+		}
 	}
-	if newest == 0 {
-		return s.missing(dataset, number)
+	for _, row := range swap.Delete {
+		if !protocol.Passing(row) {
+			rows[string(rowKey(name, row))] = nil
+		}
 	}
-	if number != 0 {
-		v, err := s.value(snapshotKey(dataset, number))
-		if err != nil {
+	if len(rows) > 0 {
+		if err := c.update(rows); err != nil {
 			return err
 		}
-		if v == nil {
-			return s.missing(dataset, number)
-		}
 	}
-	if err := s.checkUntagged(dataset, number); err != nil {
-		return err
-	}
-	selections, err := s.selections(s.db, namePrefix(prefixSelection, dataset))
-	if err != nil {
-		return err
-	}
-	c := change{}
-	for _, sel := range selections {
-		if number == 0 || sel.Snapshot == number {
-			c[string(selectionKey(dataset, sel.Key()))] = nil
-		}
-	}
-	if number != 0 {
-		c[string(snapshotKey(dataset, number))] = nil
-		return s.update(c)
-	}
-	list, err := datasets(s.db)
-	if err != nil {
-		return err
-	}
-	for _, d := range list {
-		for _, n := range d.Snapshots {
-			if d.Name == dataset {
-				c[string(snapshotKey(dataset, n))] = nil
+	c.partitions.swapped(name, version+1, swap)
+	return nil
+}
+
+// swapped takes note of a swap that was made.
+func (p *partitions) swapped(name string, version int64, swap protocol.Change) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.versions[name] = version
+	for row, v := range swap.Put {
+		if protocol.Passing(row) {
+			if p.passing[name] == nil {
+				p.passing[name] = map[string][]byte{}
 			}
+			p.passing[name][row] = v
 		}
 	}
-	return s.update(c)
+	for _, row := range swap.Delete {
+		delete(p.passing[name], row)
+	}
 }
 
-// Selection implements store.Store.
-func (s *Store) Selection(ctx context.Context, dataset, name string) (*schema.Selection, error) {
-	if err := s.enter(ctx); err != nil {
-		return nil, err
-	}
-	defer s.life.RUnlock()
-	key, err := schema.ParseKey(name)
-	if err != nil {
-		return nil, fmt.Errorf("selection name: %w", err)
-	}
-	return s.selection(dataset, key)
+// Announce implements protocol.Members. No other process reads it.
+func (c catalog) Announce(_ context.Context, m protocol.Member) error {
+	p := &c.partitions
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.members[m.ID] = m
+	return nil
 }
 
-func (s *Store) selection(dataset string, key schema.Key) (*schema.Selection, error) {
-	v, err := s.value(selectionKey(dataset, key))
-	if err != nil {
-		return nil, err
-	}
-	if v != nil {
-		sel, err := decodeSelection(v)
-		if err == nil && sel.Expired(time.Now()) {
-			err = store.SelectionExpired(sel)
-		}
-		return sel, err
-	}
-	newest, err := s.newest(dataset)
-	if err != nil {
-		return nil, err
-	}
-	if newest == 0 {
-		return nil, s.missing(dataset, 0)
-	}
-	list, err := s.selections(s.db, namePrefix(prefixSelection, dataset))
-	if err != nil {
-		return nil, err
-	}
-	return nil, fmt.Errorf("%w: dataset %q has no selection %s among its %d", schema.ErrNotFound, dataset, key,
-		len(list))
+// Members implements protocol.Members.
+func (c catalog) Members(context.Context) ([]protocol.Member, error) {
+	p := &c.partitions
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Collect(maps.Values(p.members)), nil
 }
 
-// RenewSelection implements store.Store.
-func (s *Store) RenewSelection(ctx context.Context, dataset, name string, until time.Time) error {
+// Leave implements protocol.Members.
+func (c catalog) Leave(_ context.Context, id string) error {
+	p := &c.partitions
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.members, id)
+	return nil
+}
+
+var _ protocol.Database = database{}
+
+// database is a store as the protocol has it.
+type database struct {
+	catalog
+	blobs
+}
+
+// sync of the segments makes durable what was put; the swap that follows it makes the index durable.
+func (d database) Sync(ctx context.Context) error {
+	s := d.catalog.Store
 	if err := s.enterToWrite(ctx); err != nil {
 		return err
 	}
 	defer s.life.RUnlock()
-	key, err := schema.ParseKey(name)
-	if err != nil {
-		return fmt.Errorf("selection name: %w", err)
-	}
-	s.catalog.Lock()
-	defer s.catalog.Unlock()
-	sel, err := s.selection(dataset, key)
-	if err != nil || !sel.Extend(until) {
-		return err
-	}
-	return s.putSelection(sel)
+	return s.set.Sync()
 }
 
-// putSelection writes a selection's record. Store.catalog is held.
-func (s *Store) putSelection(sel *schema.Selection) error {
-	record, err := json.Marshal(sel)
-	if err != nil {
-		return fmt.Errorf("encode the selection: %w", err)
-	}
-	return s.update(change{string(selectionKey(sel.Dataset, sel.Key())): record})
-}
+func badRowKey(key []byte) error { return fmt.Errorf("%w: a row's key %q", schema.ErrDataLoss, key) }
 
-func decodeSelection(v []byte) (*schema.Selection, error) {
-	sel := new(schema.Selection)
-	if err := json.Unmarshal(v, sel); err != nil {
-		return nil, fmt.Errorf("%w: the record of a selection: %w", schema.ErrDataLoss, err)
-	}
-	return sel, nil
-}
-
-// selections lists those whose keys begin with prefix.
-func (s *Store) selections(r pebble.Reader, prefix []byte) (list []*schema.Selection, err error) {
-	it, err := r.NewIter(within(prefix...))
-	if err != nil {
+// value reads a small record, nil if there is none.
+func (s *Store) value(key []byte) ([]byte, error) {
+	v, closer, err := s.db.Get(key)
+	if errors.Is(err, pebble.ErrNotFound) {
+		return nil, nil
+	} else if err != nil {
 		return nil, dbError("read the catalog", err)
 	}
-	defer func() { err = errors.Join(err, dbError("read the catalog", it.Close())) }()
-	for it.First(); it.Valid(); it.Next() {
-		sel, err := decodeSelection(it.Value())
-		if err != nil {
-			return nil, err
-		}
-		list = append(list, sel)
-	}
-	return list, nil
+	v = append([]byte{}, v...)
+	return v, closer.Close()
 }

@@ -12,8 +12,7 @@ import (
 )
 
 // mirrored are the prefixes of the rows that the journal has as well.
-var mirrored = [][]byte{{prefixCounter}, {prefixFreed}, {prefixSegment}, {prefixSelection}, {prefixSnapshot},
-	{prefixTag}, keySegment}
+var mirrored = [][]byte{{prefixRow}, {prefixFreed}, {prefixSegment}, keySegment}
 
 func isMirrored(key string) bool {
 	return slices.ContainsFunc(mirrored, func(prefix []byte) bool { return bytes.HasPrefix([]byte(key), prefix) })
@@ -152,9 +151,9 @@ func (s *Store) checkCatalog() error {
 		if s.version, err = decodeVersion(v); err != nil {
 			return err
 		}
-		if digest != s.version.digest {
-			return damaged("read the catalog", fmt.Errorf("its rows are not those of its change %d", s.version.change))
-		}
+	}
+	if digest != s.version.digest {
+		return damaged("read the catalog", fmt.Errorf("its rows are not those of its change %d", s.version.change))
 	}
 	h, err := readJournal(s.journal.fs, s.journal.dir)
 	switch {
@@ -169,9 +168,6 @@ func (s *Store) checkCatalog() error {
 		s.log.Warn("the catalog's journal is damaged; the database is whole, and the next change writes the "+
 			"journal anew",
 			"directory", s.journal.dir, "change", h.version.change, "of", s.version.change, "error", h.damage)
-	}
-	if v == nil {
-		s.version.digest = digest // as an older program left it
 	}
 	return nil
 }

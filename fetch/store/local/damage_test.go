@@ -296,7 +296,12 @@ func TestBothCopiesDamaged(t *testing.T) {
 	if err != nil || len(journals) != 1 {
 		t.Fatal(journals, err)
 	}
-	if err := errors.Join(os.RemoveAll(filepath.Join(image, pebbleDir)), os.Truncate(journals[0], 2000)); err != nil {
+	st, err := os.Stat(journals[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(os.RemoveAll(filepath.Join(image, pebbleDir)),
+		os.Truncate(journals[0], st.Size()*3/4)); err != nil {
 		t.Fatal(err)
 	}
 	flip(t, journals[0], 100)

@@ -65,8 +65,8 @@ func openDamaged(ctx context.Context, dir string, opts Options) (_ *Store, err e
 	for _, damage := range b.report.Damage {
 		s.log.WarnContext(ctx, "a stretch of a segment is damaged", "damage", damage)
 	}
-	s.blobs.Store(b.report.Blobs)
-	s.storedBytes.Store(b.report.Bytes)
+	s.count.blobs.Store(b.report.Blobs)
+	s.count.bytes.Store(b.report.Bytes)
 	s.lock = lock
 	return s, nil
 }

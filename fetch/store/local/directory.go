@@ -20,7 +20,7 @@ const (
 	pebbleDir    = "pebble"
 	segmentsDir  = "segments"
 	formatName   = "bowstring-local"
-	formatNumber = 1
+	formatNumber = 2
 )
 
 // format is the content of the file FORMAT.

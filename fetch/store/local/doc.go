@@ -4,22 +4,29 @@
 //
 //	LOCK       held by the process that has the store open, and naming it
 //	FORMAT     what this directory is, and which version of it
-//	pebble/    the catalog (datasets, snapshots, selections) and the index
-//	           from a blob's key to its place, in a Pebble database
+//	pebble/    the catalog (partitions of the protocol of commits and
+//	           collections, which all stores share) and the index from a
+//	           blob's key to its place, in a Pebble database
 //	journal/   the catalog once more, change by change
 //	segments/  the blobs, in the files of package spill/segment
 //
 // # Durability
 //
 // Put writes a blob to a segment and then an index entry, neither of them
-// synced. Commit syncs the segments and then writes the snapshot, the dataset's
-// counter and the synced length of each segment in one synced Pebble batch. The
+// synced. Commit syncs the segments and then writes the rows of the dataset's
+// partition and the synced length of each segment in one synced Pebble batch. The
 // write-ahead log is sequential, so that whoever finds the snapshot finds the
 // index entries of its blobs.
 //
 // A killed process loses nothing that the kernel has taken over. What lies in a
 // segment beyond its synced length is trusted, after a crash, up to the first
 // record that does not check; index entries beyond that are void.
+//
+// # One process
+//
+// No other process has the store open. So partitions have versions in memory
+// alone, and so are the rows that register ingests: those of a process that has
+// died mean nothing.
 //
 // # Two copies of the catalog
 //

@@ -14,19 +14,15 @@ import (
 
 // The key space of the database. Names end in a zero byte, which none contains.
 const (
-	prefixBlob      = 'b' // + key[32]                   -> entry
-	prefixCounter   = 'd' // + dataset                   -> last snapshot number, u64
-	prefixSnapshot  = 'n' // + dataset 0 + number u64 BE -> snapshot, JSON
-	prefixSelection = 'l' // + dataset 0 + key[32]       -> selection, JSON
-	prefixSegment   = 'g' // + number u32 BE             -> segmentRecord
-	prefixTag       = 't' // + dataset 0 + tag           -> tagRecord, JSON
-	prefixFreed     = 'f' // + number u32 BE             -> nothing; its file is to be unlinked
+	prefixBlob    = 'b' // + key[32]                   -> entry
+	prefixRow     = 'p' // + partition 0 + row         -> a row of the protocol's
+	prefixSegment = 'g' // + number u32 BE             -> segmentRecord
+	prefixFreed   = 'f' // + number u32 BE             -> nothing; its file is to be unlinked
 )
 
 var (
 	keyState   = []byte("m/state")   // how the store was left, JSON
 	keyCount   = []byte("m/count")   // blobs and bytes, merged
-	keyEpoch   = []byte("m/epoch")   // ingests and collections begun, u32
 	keySegment = []byte("m/segment") // number of the next segment, u32
 	keyVersion = []byte("m/version") // of the catalog: its last change and the digest of its rows
 )
@@ -37,21 +33,9 @@ func blobKey(buf *[33]byte, k *schema.Key) []byte {
 	return buf[:]
 }
 
-func counterKey(dataset string) []byte { return append([]byte{prefixCounter}, dataset...) }
-
 func namePrefix(prefix byte, dataset string) []byte {
 	return append(append([]byte{prefix}, dataset...), 0)
 }
-
-func snapshotKey(dataset string, number int64) []byte {
-	return binary.BigEndian.AppendUint64(namePrefix(prefixSnapshot, dataset), uint64(number))
-}
-
-func selectionKey(dataset string, k schema.Key) []byte {
-	return append(namePrefix(prefixSelection, dataset), k[:]...)
-}
-
-func tagKey(dataset, name string) []byte { return append(namePrefix(prefixTag, dataset), name...) }
 
 func segmentKey(id uint32) []byte { return binary.BigEndian.AppendUint32([]byte{prefixSegment}, id) }
 
@@ -64,7 +48,7 @@ func within(prefix ...byte) *pebble.IterOptions {
 	return &pebble.IterOptions{LowerBound: prefix, UpperBound: upper}
 }
 
-// entry is where a blob lies, and the epoch in which an ingest last put it.
+// entry is where a blob lies, and the epoch in which it was last put, or touched.
 type entry struct {
 	segment.Location
 	sum   schema.Sum

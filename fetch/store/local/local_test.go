@@ -73,13 +73,13 @@ func TestOpenRefuses(t *testing.T) {
 	}{
 		"somebody else's files": {map[string]string{"photo.jpg": "x"}, schema.ErrInvalid,
 			[]string{"not a Bowstring store", "photo.jpg"}},
-		"a newer format": {map[string]string{"FORMAT": `{"format":"bowstring-local","version":2}`}, schema.ErrInvalid,
-			[]string{"version 2", "reads version 1"}},
+		"a newer format": {map[string]string{"FORMAT": `{"format":"bowstring-local","version":3}`}, schema.ErrInvalid,
+			[]string{"version 3", "reads version 2"}},
 		"another format": {map[string]string{"FORMAT": `{"format":"something","version":1}`}, schema.ErrInvalid,
 			[]string{"not a Bowstring store"}},
 		"no format": {map[string]string{"FORMAT": "?"}, schema.ErrInvalid, []string{"not a Bowstring store"}},
 		"segments without a catalog": {map[string]string{
-			"FORMAT": `{"format":"bowstring-local","version":1}`, "segments/00000000.seg": "x",
+			"FORMAT": `{"format":"bowstring-local","version":2}`, "segments/00000000.seg": "x",
 		}, schema.ErrDataLoss, []string{"pebble"}},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"iter"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 
@@ -14,6 +15,7 @@ import (
 
 	"github.com/cockroachdb/pebble/v2"
 
+	"bowstring/fetch/store/protocol"
 	"bowstring/schema"
 	"bowstring/spill/segment"
 )
@@ -123,7 +125,6 @@ type rebuilding struct {
 	old     *Store // as it was found; it may have no database
 	rows    change // of the catalog
 	version version
-	epoch   uint32
 
 	s       *Store // with the new database
 	reading bool   // nothing in the directory is changed
@@ -138,9 +139,6 @@ func (b *rebuilding) findCatalog() error {
 		return fmt.Errorf("read the catalog's journal: %w", err)
 	}
 	db, dbErr := b.readDatabase()
-	if db.epoch > b.epoch {
-		b.epoch = db.epoch
-	}
 	switch {
 	case dbErr == nil && db.change >= h.seen:
 		b.rows, b.version, b.report.Catalog = db.rows, db.version, "database"
@@ -160,35 +158,46 @@ func (b *rebuilding) findCatalog() error {
 		b.rows, b.report.Catalog = mergeRows(h.rows, db.rows), "what is left of both copies"
 		b.version = version{change: max(h.seen, db.change), digest: rowsDigest(b.rows)}
 	}
-	for key := range b.rows {
-		if key[0] == prefixSnapshot {
-			b.report.Snapshots++
-		}
-	}
 	return nil
 }
 
 // mergeRows takes all rows that there are. Numbers that were given out are not given out
 // again; what was dropped may be back.
 func mergeRows(journal, database change) change {
-	rows := change{}
-	for _, from := range []change{database, journal} {
+	merged := change{}
+	maps.Copy(merged, database)
+	maps.Copy(merged, journal)
+	partitions := map[string][2]map[string][]byte{}
+	for i, from := range []change{database, journal} {
 		for key, v := range from {
-			old := rows[key]
-			if key[0] == prefixCounter && len(old) == 8 && (len(v) != 8 || littleUint(old) > littleUint(v)) {
+			if key[0] != prefixRow {
 				continue
 			}
-			rows[key] = v
+			name, row, ok := splitRowKey([]byte(key))
+			if !ok {
+				continue
+			}
+			copies := partitions[name]
+			if copies[i] == nil {
+				copies[i] = map[string][]byte{}
+			}
+			copies[i][row] = v
+			partitions[name] = copies
+			delete(merged, key)
 		}
 	}
-	return rows
+	for name, copies := range partitions {
+		for row, v := range protocol.Merge(name, copies[:]...) {
+			merged[string(rowKey(name, row))] = v
+		}
+	}
+	return merged
 }
 
 // found is what a damaged database still says.
 type found struct {
 	rows change
 	version
-	epoch uint32
 }
 
 // readDatabase reads the catalog of the database that there is, as far as it can be. The
@@ -205,9 +214,6 @@ func (b *rebuilding) readDatabase() (f found, err error) {
 			f.rows[k] = v
 		}
 		err = errors.Join(err, e)
-	}
-	if epoch, e := s.number(keyEpoch); e == nil {
-		f.epoch = epoch
 	}
 	v, e := s.value(keyVersion)
 	if e == nil && v != nil {
@@ -242,6 +248,7 @@ func (b *rebuilding) make() (err error) {
 	defer func() { err = errors.Join(err, b.s.db.Close()) }()
 	b.s.set = b.s.newSet(true)
 	defer func() { b.s.set.Close() }()
+	defer func() { err = errors.Join(err, b.s.Store.Close()) }()
 	if err := b.fill(); err != nil {
 		return err
 	}
@@ -259,7 +266,14 @@ func (b *rebuilding) fill() error {
 	b.version = version{b.version.change + 1, rowsDigest(b.rows)}
 	b.rows[string(keyVersion)] = b.version.encode()
 	b.rows[string(keyState)] = state{Clean: true, Boot: b.s.boot}.encode()
-	return b.write(b.rows)
+	if err := b.write(b.rows); err != nil {
+		return err
+	}
+	list, err := b.s.Datasets(b.ctx)
+	for _, d := range list {
+		b.report.Snapshots += len(d.Snapshots)
+	}
+	return err
 }
 
 // write puts rows into the new database.

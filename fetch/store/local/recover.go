@@ -30,11 +30,6 @@ func (s *Store) recover() error {
 			return fmt.Errorf("%w: catalog record %s: %w", schema.ErrDataLoss, keyState, err)
 		}
 	}
-	epoch, err := s.number(keyEpoch)
-	if err != nil {
-		return err
-	}
-	s.epoch.Store(epoch)
 	if s.nextSegment, err = s.number(keySegment); err != nil {
 		return err
 	}
@@ -45,8 +40,8 @@ func (s *Store) recover() error {
 	if err != nil {
 		return err
 	}
-	s.blobs.Store(total.blobs)
-	s.storedBytes.Store(total.bytes)
+	s.count.blobs.Store(total.blobs)
+	s.count.bytes.Store(total.bytes)
 
 	records, err := s.segmentRecords()
 	if err != nil {

@@ -47,11 +47,7 @@ func (b *rebuilding) indexSegments() error {
 	}
 	b.settleRecords(ids)
 	b.report.Segments, b.report.Blobs, b.report.Bytes = len(ids), total.blobs, total.bytes
-	err = errors.Join(
-		b.s.db.Merge(keyCount, total.encode(), pebble.NoSync),
-		b.s.db.Set(keyEpoch, binary.LittleEndian.AppendUint32(nil, b.epoch), pebble.NoSync),
-	)
-	if err != nil {
+	if err := b.s.db.Merge(keyCount, total.encode(), pebble.NoSync); err != nil {
 		return fmt.Errorf("write the database: %w", err)
 	}
 	return nil
@@ -195,21 +191,19 @@ func (w *indexWriter) flush() error {
 
 // lookForAll looks for everything that the snapshots refer to.
 func (b *rebuilding) lookForAll() error {
-	list, err := datasets(b.s.db)
+	list, err := b.s.Datasets(b.ctx)
 	if err != nil {
 		return err
 	}
 	whole := map[schema.Key]bool{} // chunks that snapshots share are read once
 	for _, d := range list {
 		for _, number := range d.Snapshots {
-			v, err := b.s.value(snapshotKey(d.Name, number))
-			if err != nil {
-				return err
-			}
-			snap, err := decodeSnapshot(d.Name, number, v)
-			if err != nil {
+			snap, err := b.s.Snapshot(b.ctx, d.Name, number)
+			if errors.Is(err, schema.ErrDataLoss) {
 				b.note(err)
 				continue
+			} else if err != nil {
+				return err
 			}
 			missing := MissingBlobs{Dataset: d.Name, Snapshot: number}
 			for _, c := range snap.Chunks {
@@ -249,4 +243,27 @@ func (b *rebuilding) missingOf(snap *schema.Snapshot, c schema.Chunk) (missing i
 	return missing, err
 }
 
-func littleUint(v []byte) uint64 { return binary.LittleEndian.Uint64(v) }
+// eachRef visits the references in a chunk of a snapshot's manifest, and those of its pages.
+func (s *Store) eachRef(snap *schema.Snapshot, c schema.Chunk, visit func(schema.BlobRef) error) error {
+	get := func(ref schema.BlobRef) (schema.Blob, error) {
+		blob, _, err := s.get(ref.Key)
+		return blob, err
+	}
+	return schema.EachPage(snap, c, get, func(page schema.Chunk, _ int64, man *schema.Manifest) error {
+		if c.Pages > 0 {
+			if err := visit(page.BlobRef); err != nil {
+				return err
+			}
+		}
+		for col := range schema.BlobFields(snap.Schema) {
+			for pos := range man.Rows() {
+				if ref, ok := man.Blob(col, pos); ok {
+					if err := visit(ref); err != nil {
+						return err
+					}
+				}
+			}
+		}
+		return nil
+	})
+}

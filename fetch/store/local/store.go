@@ -17,6 +17,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"bowstring/fetch/store"
+	"bowstring/fetch/store/protocol"
 	"bowstring/schema"
 	"bowstring/spill/segment"
 )
@@ -46,6 +47,8 @@ type Options struct {
 // Store is a store.Store in a directory. It is safe for concurrent use; the
 // directory belongs to it from Open to Close.
 type Store struct {
+	*protocol.Store // the catalog, and ingests
+
 	dir  string
 	log  *slog.Logger
 	boot string
@@ -81,12 +84,11 @@ type Store struct {
 	nextSegment uint32      // used by newSegment only, which the set never calls twice at once
 	sealed      atomic.Bool // a segment was followed by another since the last sync
 
-	ingestsMu  sync.Mutex
-	ingests    map[*ingest]struct{}
-	epoch      atomic.Uint32 // counts ingests and collections; changed under ingestsMu
-	collecting chan struct{} // holds a token while a collection runs
+	partitions partitions
+	collecting chan struct{} // holds a token while a collection or a repair runs
 
-	reads, readBytes, writes, dedups, writtenBytes, blobs, storedBytes atomic.Int64
+	reads, readBytes atomic.Int64
+	count            struct{ blobs, bytes atomic.Int64 } // that are in the index
 }
 
 var _ store.Store = (*Store)(nil)
@@ -114,10 +116,15 @@ func newStore(dir string, opts Options) *Store {
 		dir: dir, log: opts.Logger, boot: opts.boot, opts: opts, database: pebbleDir,
 		journal:    journal{fs: opts.fs, dir: filepath.Join(dir, journalDir)},
 		synced:     map[uint32]int64{},
-		ingests:    map[*ingest]struct{}{},
 		collecting: make(chan struct{}, 1),
+		partitions: partitions{
+			versions: map[string]int64{}, passing: map[string]map[string][]byte{}, members: map[string]protocol.Member{},
+		},
 	}
 	s.ending, s.end = context.WithCancel(context.Background())
+	s.Store = protocol.New(database{catalog{s}, blobs{s}}, protocol.System(), protocol.Options{
+		Holder: "this process", Where: dir, Log: opts.Logger, Parallel: 1, Finish: s.compact,
+	})
 	return s
 }
 
@@ -268,13 +275,14 @@ func (s *Store) enterToWrite(ctx context.Context) error {
 // Close implements store.Store. A collection under way is stopped.
 func (s *Store) Close() error {
 	s.end()
+	err := s.Store.Close()
 	s.life.Lock()
 	defer s.life.Unlock()
 	if s.closed {
 		return nil
 	}
 	s.closed = true
-	err := s.leaveClean()
+	err = errors.Join(err, s.leaveClean())
 	s.set.Close()
 	if s.broken == nil {
 		err = errors.Join(err, s.db.Close())
@@ -358,29 +366,32 @@ func (s *Store) stripe(key *schema.Key) *sync.Mutex {
 	return &s.stripes[binary.LittleEndian.Uint16(key[:])%uint16(len(s.stripes))]
 }
 
+// Traits implements store.Store.
+func (s *Store) Traits() store.Traits { return store.Traits{Mapped: true, Replicas: 1} }
+
+// Addressed implements store.Store: all keys are hashes.
+func (s *Store) Addressed(schema.Key) (store.AttachedTable, bool) {
+	return store.AttachedTable{}, false
+}
+
+// Refer implements store.Store.
+func (s *Store) Refer(_ context.Context, tables []store.AttachedTable) error {
+	return fmt.Errorf("%w: the blobs are cells of table %s, which a store in a directory cannot reach: copy them by value",
+		schema.ErrInvalid, tables[0])
+}
+
 // Stats implements store.Store.
 func (s *Store) Stats() store.Stats {
+	put := s.Counters()
 	return store.Stats{
 		BlobReads:    s.reads.Load(),
 		BlobBytes:    s.readBytes.Load(),
-		BlobWrites:   s.writes.Load(),
-		BlobDedups:   s.dedups.Load(),
-		WrittenBytes: s.writtenBytes.Load(),
-		Blobs:        s.blobs.Load(),
-		StoredBytes:  s.storedBytes.Load(),
+		BlobWrites:   put.BlobWrites,
+		BlobDedups:   put.BlobDedups,
+		WrittenBytes: put.WrittenBytes,
+		Blobs:        s.count.blobs.Load(),
+		StoredBytes:  s.count.bytes.Load(),
 	}
-}
-
-// value reads a small record, nil if there is none.
-func (s *Store) value(key []byte) ([]byte, error) {
-	v, closer, err := s.db.Get(key)
-	if errors.Is(err, pebble.ErrNotFound) {
-		return nil, nil
-	} else if err != nil {
-		return nil, dbError("read the catalog", err)
-	}
-	v = append([]byte{}, v...)
-	return v, closer.Close()
 }
 
 func (s *Store) number(key []byte) (uint32, error) {

@@ -21,52 +21,26 @@ type Verification struct {
 // its key. progress may be nil; it is called after each blob, by the calling
 // goroutine. Damage is reported and is no error.
 func (s *Store) Verify(ctx context.Context, progress func(Verification)) (Verification, error) {
-	v := Verification{Of: s.blobs.Load()}
-	from := []byte{prefixBlob}
-	for {
-		part, err := s.indexPart(ctx, from)
+	v := Verification{Of: s.count.blobs.Load()}
+	err := s.eachIndexed(ctx, func(x indexed) error {
+		ok, err := s.intact(ctx, x)
 		if err != nil {
-			return v, fmt.Errorf("verify: %w", err)
+			return err
 		}
-		for _, x := range part {
-			ok, err := s.intact(ctx, x)
-			if err != nil {
-				return v, fmt.Errorf("verify: %w", err)
-			}
-			if !ok {
-				v.Damaged = append(v.Damaged, x.key)
-			}
-			v.Blobs++
-			v.Bytes += x.Length
-			if progress != nil {
-				progress(v)
-			}
+		if !ok {
+			v.Damaged = append(v.Damaged, x.key)
 		}
-		if len(part) < verifyPart {
-			return v, nil
+		v.Blobs++
+		v.Bytes += x.Length
+		if progress != nil {
+			progress(v)
 		}
-		from = append(append([]byte{prefixBlob}, part[len(part)-1].key[:]...), 0)
+		return nil
+	})
+	if err != nil {
+		return v, fmt.Errorf("verify: %w", err)
 	}
-}
-
-const verifyPart = 1024
-
-// indexPart returns the next entries of the index. Between parts and blobs, others may
-// open the store for writing, or close it.
-func (s *Store) indexPart(ctx context.Context, from []byte) (part []indexed, err error) {
-	if err := s.enter(ctx); err != nil {
-		return nil, err
-	}
-	defer s.life.RUnlock()
-	for x, err := range s.indexFrom(ctx, from) {
-		if err != nil {
-			return nil, err
-		}
-		if part = append(part, x); len(part) == verifyPart {
-			break
-		}
-	}
-	return part, nil
+	return v, nil
 }
 
 func (s *Store) intact(ctx context.Context, x indexed) (bool, error) {

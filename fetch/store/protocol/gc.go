@@ -294,6 +294,9 @@ func (c *collection) agree(ctx context.Context) error {
 	}
 	told := false
 	for {
+		s.member.mu.Lock()
+		wake := s.member.wake
+		s.member.mu.Unlock()
 		members, err := s.members(ctx)
 		if err != nil {
 			return err
@@ -314,9 +317,16 @@ func (c *collection) agree(ctx context.Context) error {
 		if err := c.superseded(); err != nil {
 			return err
 		}
-		// Their rows are polled: nothing tells.
-		if err := s.env.Wait(ctx, nil, s.options.RenewEvery/6); err != nil {
+		// The rows of the others are polled: nothing tells.
+		if err := s.env.Wait(ctx, wake, s.options.RenewEvery/6); err != nil {
 			return err
+		}
+		select {
+		case <-wake: // the last put here that did not know has ended
+			if err := s.renew(ctx); err != nil {
+				return err
+			}
+		default:
 		}
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -24,6 +25,56 @@ const (
 	rowSelection = "selection/"
 	rowTag       = "tag/"
 )
+
+// Passing reports whether a row means nothing any more once the process that wrote it has ended. A database of
+// one process may keep such rows in memory.
+func Passing(row string) bool { return strings.HasPrefix(row, rowIngest) }
+
+// Merge makes one partition of the rows of damaged copies: all there are of them, later copies before earlier ones.
+// Numbers that were given out are not given out again. What was dropped may be back.
+func Merge(name string, copies ...map[string][]byte) map[string][]byte {
+	rows := map[string][]byte{}
+	var newest control
+	var last head
+	for _, from := range copies {
+		maps.Copy(rows, from)
+		if c, err := decodeControl(Partition{Rows: from}); err == nil && c.Epoch > newest.Epoch {
+			newest = c
+		}
+		var h head
+		if json.Unmarshal(from[rowHead], &h) == nil {
+			last.Last = max(last.Last, h.Last)
+		}
+	}
+	e := &edit{}
+	if name == Control {
+		e.put(rowState, newest)
+		return e.change.Put
+	}
+	memo, d := &rowMemo{}, newState(name)
+	for row, text := range rows {
+		if row == rowHead || memo.decodeRow(newState(name), row, text) != nil {
+			delete(rows, row)
+			continue
+		}
+		_ = memo.decodeRow(d, row, text) // as it just did
+	}
+	for number := range d.snapshots {
+		last.Last = max(last.Last, number)
+	}
+	if last.Newest = d.newest(); last.Newest > 0 {
+		r := d.snapshots[last.Newest]
+		last.Row = &r
+	}
+	for tag, r := range d.tags {
+		if found, ok := d.snapshots[r.Number]; !ok || !found.Dropped.IsZero() {
+			delete(rows, rowTag+tag)
+		}
+	}
+	e.put(rowHead, last)
+	maps.Copy(rows, e.change.Put)
+	return rows
+}
 
 func snapshotRow(number int64) string { return fmt.Sprintf("%s%019d", rowSnapshot, number) }
 
@@ -139,12 +190,16 @@ func remembered[T any](m *rowMemo, name string, text []byte) (T, error) {
 	return value, nil
 }
 
-func (m *rowMemo) decode(name string, p Partition) (*datasetState, error) {
-	d := &datasetState{
-		name: name, version: p.Version,
-		snapshots: map[int64]snapshotRecord{}, ingests: map[string]ingestRecord{},
+func newState(name string) *datasetState {
+	return &datasetState{
+		name: name, snapshots: map[int64]snapshotRecord{}, ingests: map[string]ingestRecord{},
 		selections: map[string]*schema.Selection{}, tags: map[string]tagRecord{},
 	}
+}
+
+func (m *rowMemo) decode(name string, p Partition) (*datasetState, error) {
+	d := newState(name)
+	d.version = p.Version
 	for row, text := range p.Rows {
 		if err := m.decodeRow(d, row, text); err != nil {
 			return nil, fmt.Errorf("%w: row %q of dataset %q: %w", schema.ErrDataLoss, row, name, err)

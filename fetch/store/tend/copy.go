@@ -34,7 +34,7 @@ type CopyOptions struct {
 	LeaveDropped bool
 	// Renumber commits each snapshot as the next one of its dataset, in place of under its own number.
 	Renumber bool
-	// Attached is what is made of cells of other programs' tables; ByValue if empty. The target has to be a
+	// Attached is what is made of cells of other programs' tables; ByValue if empty. The target has to be
 	// able to reach the tables for them to be copied by reference.
 	Attached Attached
 	// Progress, if not nil, is called after each blob, never twice at once.

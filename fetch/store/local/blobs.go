@@ -1,0 +1,220 @@
+package local
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/cockroachdb/pebble/v2"
+
+	"bowstring/fetch/store/protocol"
+	"bowstring/schema"
+)
+
+// blobs is the part of a store of which the protocol asks blobs.
+//
+// A touch and a deletion of a blob come one after the other, and a deletion leaves what was touched in its epoch or
+// later. So a touch is as good as a write of the bytes in that epoch, and the index has one epoch for both.
+type blobs struct{ *Store }
+
+func (e entry) row(key schema.Key) protocol.BlobRow {
+	return protocol.BlobRow{Key: key, Size: e.Length, Stored: protocol.Epoch(e.touch), Touched: protocol.Epoch(e.touch)}
+}
+
+// Row implements protocol.Blobs. A blob whose bytes a crash took is not there.
+func (b blobs) Row(ctx context.Context, key schema.Key) (protocol.BlobRow, error) {
+	if err := b.enter(ctx); err != nil {
+		return protocol.BlobRow{}, err
+	}
+	defer b.life.RUnlock()
+	e, ok, err := b.entry(key)
+	if err != nil || !ok || !b.set.Holds(e.Location) {
+		return protocol.BlobRow{Key: key, Size: -1}, err
+	}
+	return e.row(key), nil
+}
+
+// Touch implements protocol.Blobs. What is not there needs no row: segments are read for what lies in them.
+func (b blobs) Touch(ctx context.Context, ref schema.BlobRef, at protocol.Epoch) error {
+	if err := b.enterToWrite(ctx); err != nil {
+		return err
+	}
+	defer b.life.RUnlock()
+	stripe := b.stripe(&ref.Key)
+	stripe.Lock()
+	defer stripe.Unlock()
+	e, ok, err := b.entry(ref.Key)
+	if err != nil || !ok || e.touch >= uint32(at) {
+		return err
+	}
+	e.touch = uint32(at)
+	return b.putEntry(&ref.Key, e, count{})
+}
+
+// putEntry writes an entry of the index, and adds to how much there is. The stripe is held.
+func (s *Store) putEntry(key *schema.Key, e entry, grown count) error {
+	var buf [33]byte
+	var value [entrySize]byte
+	var err error
+	if grown == (count{}) {
+		err = s.db.Set(blobKey(&buf, key), e.encode(&value), pebble.NoSync)
+	} else {
+		b := s.db.NewBatch()
+		defer b.Close()
+		err = errors.Join(
+			b.Set(blobKey(&buf, key), e.encode(&value), nil),
+			b.Merge(keyCount, grown.encode(), nil),
+			b.Commit(pebble.NoSync),
+		)
+	}
+	if err != nil {
+		return dbError(fmt.Sprintf("index blob %s", key), err)
+	}
+	s.count.blobs.Add(grown.blobs)
+	s.count.bytes.Add(grown.bytes)
+	return nil
+}
+
+// Write implements protocol.Blobs. The bytes go to the end of the segments, and what was there is freed by a later
+// collection.
+func (b blobs) Write(ctx context.Context, ref schema.BlobRef, data []byte, at protocol.Epoch) error {
+	if err := b.enterToWrite(ctx); err != nil {
+		return err
+	}
+	defer b.life.RUnlock()
+	if err := b.write(ref, data, at); err != nil {
+		return err
+	}
+	return b.syncSealed()
+}
+
+func (b blobs) write(ref schema.BlobRef, data []byte, at protocol.Epoch) error {
+	stripe := b.stripe(&ref.Key)
+	stripe.Lock()
+	defer stripe.Unlock()
+	old, found, err := b.entry(ref.Key)
+	if err != nil && !errors.Is(err, schema.ErrDataLoss) {
+		return err
+	}
+	loc, err := b.set.Append(ref.Key, ref.Sum, data)
+	if err != nil {
+		return err
+	}
+	defer b.places.forget(&ref.Key)
+	grown := count{1, ref.Size}
+	if found {
+		grown = count{0, ref.Size - old.Length}
+		// The index may reach the disk at any time, and must not lead to nothing then where it led to bytes.
+		if err := b.set.Sync(); err != nil {
+			return err
+		}
+	}
+	return b.putEntry(&ref.Key, entry{Location: loc, sum: ref.Sum, touch: uint32(at)}, grown)
+}
+
+// Whole implements protocol.Blobs: a row is there only if the bytes are.
+func (b blobs) Whole(context.Context, schema.BlobRef) (bool, error) { return true, nil }
+
+// Read implements protocol.Blobs.
+func (b blobs) Read(ctx context.Context, ref schema.BlobRef) (schema.Blob, error) {
+	if err := b.enter(ctx); err != nil {
+		return schema.Blob{}, err
+	}
+	defer b.life.RUnlock()
+	blob, _, err := b.get(ref.Key)
+	return blob, err
+}
+
+// Scan implements protocol.Blobs.
+func (b blobs) Scan(ctx context.Context, visit func(context.Context, protocol.BlobRow) error) error {
+	return b.eachIndexed(ctx, func(x indexed) error { return visit(ctx, x.row(x.key)) })
+}
+
+// Delete implements protocol.Blobs. The bytes stay until their segment goes.
+func (b blobs) Delete(ctx context.Context, row protocol.BlobRow, before protocol.Epoch) error {
+	if err := b.enterToWrite(ctx); err != nil {
+		return err
+	}
+	defer b.life.RUnlock()
+	stripe := b.stripe(&row.Key)
+	stripe.Lock()
+	defer stripe.Unlock()
+	e, ok, err := b.entry(row.Key)
+	if err != nil || !ok || protocol.Epoch(e.touch) >= before {
+		return err
+	}
+	defer b.places.forget(&row.Key)
+	var buf [33]byte
+	batch := b.db.NewBatch()
+	defer batch.Close()
+	err = errors.Join(
+		batch.Delete(blobKey(&buf, &row.Key), nil),
+		batch.Merge(keyCount, count{-1, -e.Length}.encode(), nil),
+		batch.Commit(pebble.NoSync),
+	)
+	if err != nil {
+		return dbError(fmt.Sprintf("remove blob %s from the index", row.Key), err)
+	}
+	b.count.blobs.Add(-1)
+	b.count.bytes.Add(-e.Length)
+	return nil
+}
+
+// indexed is an entry of the index with its key.
+type indexed struct {
+	key schema.Key
+	entry
+}
+
+// indexPart is how many entries are read at a time: others may open the store for writing between two parts, or
+// close it.
+const indexPart = 1024
+
+// eachIndexed visits the index in key order. What is written meanwhile is visited or not.
+func (s *Store) eachIndexed(ctx context.Context, visit func(indexed) error) error {
+	from := []byte{prefixBlob}
+	for {
+		part, err := s.indexPart(ctx, from)
+		if err != nil {
+			return err
+		}
+		for _, x := range part {
+			if err := visit(x); err != nil {
+				return err
+			}
+		}
+		if len(part) < indexPart {
+			return nil
+		}
+		from = append(append([]byte{prefixBlob}, part[len(part)-1].key[:]...), 0)
+	}
+}
+
+// indexPart reads the next entries of the index, from a key of the database on.
+func (s *Store) indexPart(ctx context.Context, from []byte) (part []indexed, err error) {
+	if err := s.enter(ctx); err != nil {
+		return nil, err
+	}
+	defer s.life.RUnlock()
+	if s.ending.Err() != nil {
+		return nil, fmt.Errorf("%w: the store in %s is being closed", schema.ErrUnavailable, s.dir)
+	}
+	bounds := within(prefixBlob)
+	bounds.LowerBound = from
+	it, err := s.db.NewIter(bounds)
+	if err != nil {
+		return nil, dbError("read the index", err)
+	}
+	defer func() { err = errors.Join(err, dbError("read the index", it.Close())) }()
+	for it.First(); it.Valid() && len(part) < indexPart; it.Next() {
+		if len(it.Key()) != 1+len(schema.Key{}) {
+			return nil, fmt.Errorf("%w: an index key of %d bytes", schema.ErrDataLoss, len(it.Key()))
+		}
+		e, err := decodeEntry(it.Value())
+		if err != nil {
+			return nil, err
+		}
+		part = append(part, indexed{schema.Key(it.Key()[1:]), e})
+	}
+	return part, nil
+}
