@@ -1,5 +1,17 @@
 package simulate
 
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"math"
+	"strings"
+
+	"gopkg.in/yaml.v3"
+
+	"bowstring/schema"
+)
+
 // File is what is simulated, as docs/simulate.md describes it. Sizes are in bytes.
 type File struct {
 	// Seed is what all is drawn by.
@@ -131,3 +143,288 @@ const (
 	Slow      = "slow"       // a node's links carry a part of what they did
 	StoreSlow = "store_slow" // the store does a part of what it did
 )
+
+// Parse reads a file, in JSON or YAML, whose defaults rates has, as JSON or YAML likewise; nil for none. It is strict:
+// an error is a [schema.FieldError] that names the field, what it got and what it takes.
+func Parse(file, rates []byte) (*File, error) {
+	text, err := asJSON("file", file)
+	if err != nil {
+		return nil, err
+	}
+	if rates != nil {
+		defaults, err := asJSON("rates", rates)
+		if err != nil {
+			return nil, err
+		}
+		if defaults, err = ratesAlone(defaults); err != nil {
+			return nil, err
+		}
+		if err := schema.DecodeJSON("rates", defaults, &Rates{}); err != nil {
+			return nil, fmt.Errorf("rates: %w", err)
+		}
+		if err := schema.DecodeJSON("file", text, &File{}); err != nil {
+			return nil, err // before it is merged, so that what is given twice is found
+		}
+		if text, err = merge(defaults, text); err != nil {
+			return nil, err
+		}
+	}
+	f := &File{}
+	if err := schema.DecodeJSON("file", text, f); err != nil {
+		return nil, err
+	}
+	f.ensureDefaults()
+	return f, f.check()
+}
+
+// asJSON makes JSON of YAML.
+func asJSON(where string, text []byte) ([]byte, error) {
+	if trimmed := bytes.TrimSpace(text); len(trimmed) == 0 || trimmed[0] == '{' {
+		return trimmed, nil
+	}
+	var v any
+	if err := yaml.Unmarshal(text, &v); err != nil {
+		return nil, &schema.FieldError{Field: where, Got: strings.TrimPrefix(err.Error(), "yaml: "),
+			Want: "an object in JSON or YAML"}
+	}
+	b, err := json.Marshal(v)
+	if err != nil {
+		return nil, &schema.FieldError{Field: where, Got: err.Error(), Want: "an object in JSON or YAML"}
+	}
+	return b, nil
+}
+
+// ratesAlone leaves out what calibrate writes beside the rates: how sure they are, and of what.
+func ratesAlone(text []byte) ([]byte, error) {
+	var all map[string]json.RawMessage
+	if json.Unmarshal(text, &all) != nil {
+		return text, nil //nolint:nilerr // who decodes it says what is wrong
+	}
+	for _, name := range []string{"uncertainty", "server", "dataset", "at"} {
+		delete(all, name)
+	}
+	return json.Marshal(all)
+}
+
+// merge puts the fields of one object over those of another one, and so on in objects that both have.
+func merge(under, over []byte) ([]byte, error) {
+	var low, high map[string]json.RawMessage
+	if json.Unmarshal(over, &high) != nil || json.Unmarshal(under, &low) != nil {
+		return over, nil //nolint:nilerr // no objects: what is over counts
+	}
+	for name, value := range high {
+		if old, ok := low[name]; ok {
+			var err error
+			if value, err = merge(old, value); err != nil {
+				return nil, err
+			}
+		}
+		if low == nil {
+			low = map[string]json.RawMessage{}
+		}
+		low[name] = value
+	}
+	return json.Marshal(low)
+}
+
+func (f *File) ensureDefaults() {
+	one := func(n *int64) {
+		if *n == 0 {
+			*n = 1
+		}
+	}
+	one(&f.Sample)
+	one(&f.Nodes.Ranks)
+	one(&f.Nodes.Zones)
+	if f.Nodes.WindowBytes == 0 {
+		f.Nodes.WindowBytes = 512 << 20
+	}
+	for i := range f.Jobs {
+		j := &f.Jobs[i]
+		one(&j.Epochs)
+		if j.Name == "" {
+			j.Name = fmt.Sprintf("job-%d", i+1)
+		}
+		if j.Ranks == 0 {
+			j.Ranks = f.Nodes.Count * f.Nodes.Ranks
+		}
+		if j.Assign == "" {
+			j.Assign = schema.AssignPlan
+		}
+	}
+	for i := range f.Faults {
+		if x := &f.Faults[i]; x.Factor == 0 && (x.Kind == Slow || x.Kind == StoreSlow) {
+			x.Factor = 10
+		}
+	}
+}
+
+// rule is something that a field has to be.
+type rule struct {
+	field string
+	got   any
+	ok    bool
+	want  string
+}
+
+func firstBroken(rules []rule) error {
+	for _, r := range rules {
+		if !r.ok {
+			return &schema.FieldError{Field: r.field, Got: fmt.Sprint(r.got), Want: r.want}
+		}
+	}
+	return nil
+}
+
+// maxNodes is how many nodes are run at most, and maxSamples how many samples all datasets have together.
+const (
+	maxNodes   = 1024
+	maxSamples = 1 << 26
+	maxTime    = 1e9 // seconds; some 30 years
+	maxBytes   = 64 << 20
+	maxRanks   = 1 << 16
+)
+
+func (f *File) check() error {
+	between := func(field string, got, low, high int64) rule {
+		return rule{field, got, got >= low && got <= high, fmt.Sprintf("%d to %d", low, high)}
+	}
+	rate := func(field string, got float64) rule {
+		return rule{field, got, got >= 0 && got <= 1e15 && !math.IsNaN(got), "0 to 1e15; 0 for no limit"}
+	}
+	span := func(field string, got, most float64) rule {
+		return rule{field, got, got >= 0 && got <= most, fmt.Sprintf("0 to %g", most)}
+	}
+	n := f.Nodes
+	err := firstBroken([]rule{
+		between("nodes.count", n.Count, 1, maxNodes), between("nodes.ranks", n.Ranks, 1, 64),
+		between("nodes.zones", n.Zones, 1, n.Count),
+		between("nodes.window_bytes", n.WindowBytes, 1<<20, 1<<40),
+		{"sample", f.Sample, f.Sample >= 1 && f.Sample <= 64 && n.Count%f.Sample == 0 && n.Count/f.Sample >= 1,
+			"1 to 64, a divisor of nodes.count"},
+		span("store.latency_ms", f.Store.LatencyMS, 1e6), rate("store.reads_per_s", f.Store.ReadsPerS),
+		rate("store.bytes_per_s", f.Store.BytesPerS),
+		{"spill.bytes", f.Spill.Bytes, f.Spill.Bytes == 0 || f.Spill.Bytes >= minSpill && f.Spill.Bytes <= 1<<50,
+			fmt.Sprintf("0 for none, or %d to 2^50", int64(minSpill))},
+		rate("spill.read_bytes_per_s", f.Spill.ReadBytesPerS), rate("spill.write_bytes_per_s", f.Spill.WriteBytesPerS),
+		span("node.us_per_sample", f.Node.USPerSample, 1e9), span("node.s_per_gb", f.Node.SPerGB, 1e6),
+		span("node.cores", f.Node.Cores, 4096),
+		span("network.latency_ms", f.Network.LatencyMS, 1e6), rate("network.bytes_per_s", f.Network.BytesPerS),
+		rate("network.store_bytes_per_s", f.Network.StoreBytesPerS),
+		span("network.zone_latency_ms", f.Network.ZoneLatencyMS, 1e6),
+		rate("network.zone_bytes_per_s", f.Network.ZoneBytesPerS),
+		{"datasets", len(f.Datasets), len(f.Datasets) >= 1 && len(f.Datasets) <= 64, "1 to 64 of them"},
+		{"jobs", len(f.Jobs), len(f.Jobs) >= 1 && len(f.Jobs) <= 64, "1 to 64 of them"},
+		{"faults", len(f.Faults), len(f.Faults) <= 10000, "at most 10000"},
+	})
+	if err != nil {
+		return err
+	}
+	names, samples := map[string]int64{}, int64(0)
+	for i, d := range f.Datasets {
+		at := fmt.Sprintf("datasets[%d].", i)
+		if err := schema.CheckName(at+"name", d.Name); err != nil {
+			return err
+		}
+		_, twice := names[d.Name]
+		names[d.Name] = d.Samples
+		err := firstBroken([]rule{
+			{at + "name", d.Name, !twice, "a name that no other dataset has"},
+			between(at+"samples", d.Samples, f.Sample, maxSamples), between(at+"bytes", d.Bytes, 1, maxBytes),
+			span(at+"spread", d.Spread, 4),
+		})
+		if err != nil {
+			return err
+		}
+		samples += d.Samples
+	}
+	if samples > maxSamples {
+		return &schema.FieldError{Field: "datasets", Got: fmt.Sprintf("%d samples", samples),
+			Want: fmt.Sprintf("at most %d together", maxSamples)}
+	}
+	if err := f.checkJobs(names); err != nil {
+		return err
+	}
+	return f.checkFaults()
+}
+
+func (f *File) checkJobs(datasets map[string]int64) error {
+	taken := map[string]bool{}
+	for i, j := range f.Jobs {
+		at := fmt.Sprintf("jobs[%d].", i)
+		samples, there := datasets[j.Dataset]
+		world := f.Nodes.Count * f.Nodes.Ranks
+		err := firstBroken([]rule{
+			{at + "name", schema.Quote(j.Name), len(j.Name) <= 64 && !taken[j.Name],
+				"at most 64 bytes that no other job has"},
+			{at + "dataset", schema.Quote(j.Dataset), there, "the name of one of datasets"},
+			{at + "start_s", j.StartS, j.StartS >= 0 && j.StartS <= maxTime, "0 to 1e9"},
+			{at + "epochs", j.Epochs, j.Epochs >= 1 && j.Epochs <= 10000, "1 to 10000"},
+			{at + "ranks", j.Ranks, j.Ranks >= 1 && j.Ranks <= min(world, maxRanks) && j.Ranks%f.Sample == 0,
+				fmt.Sprintf("1 to nodes.count × nodes.ranks, which is %d, a multiple of sample", world)},
+			{at + "first_node", j.First, j.First >= 0 && j.First < f.Nodes.Count/f.Sample, "a node's number, from 0"},
+			{at + "batch", j.Batch, j.Batch >= j.Ranks && j.Batch <= samples && j.Batch%f.Sample == 0,
+				fmt.Sprintf("%d to %d: a sample for each rank, of those that there are; a multiple of sample", j.Ranks,
+					samples)},
+			{at + "assign", schema.Quote(j.Assign), j.Assign == schema.AssignPlan || j.Assign == schema.AssignLocal,
+				`"plan" or "local"`},
+			{at + "assign", schema.Quote(j.Assign), j.Assign == schema.AssignPlan ||
+				j.Batch/f.Sample <= schema.MaxLocalBatch, fmt.Sprintf(`"plan" where batch is above %d`,
+				int64(schema.MaxLocalBatch))},
+			{at + "pause_s", j.PauseS, j.PauseS >= 0 && j.PauseS <= 1e6, "0 to 1e6"},
+			{at + "step_ms", j.StepMS, j.StepMS >= 0 && j.StepMS <= 1e9, "0 to 1e9"},
+			{at + "steps", j.Steps, j.Steps >= 0, "0 or more"},
+		})
+		if err != nil {
+			return err
+		}
+		taken[j.Name] = true
+		req := schema.Request{Dataset: j.Dataset, Batch: j.Batch, Order: j.Order}
+		if err := req.Check(); err != nil {
+			return fmt.Errorf("%s%w", at, err)
+		}
+	}
+	return nil
+}
+
+func (f *File) checkFaults() error {
+	nodes := f.Nodes.Count / f.Sample
+	for i, x := range f.Faults {
+		at := fmt.Sprintf("faults[%d].", i)
+		is := func(kinds ...string) bool {
+			for _, k := range kinds {
+				if x.Kind == k {
+					return true
+				}
+			}
+			return false
+		}
+		in := func(n *int64) bool { return n != nil && *n >= 0 && *n < nodes }
+		show := func(n *int64) any {
+			if n == nil {
+				return "nothing"
+			}
+			return *n
+		}
+		err := firstBroken([]rule{
+			{at + "kind", schema.Quote(x.Kind), is(Kill, Leave, Join, Stop, Cut, Slow, StoreSlow),
+				`"kill", "leave", "join", "stop", "cut", "slow" or "store_slow"`},
+			{at + "at_s", x.AtS, x.AtS >= 0 && x.AtS <= maxTime, "0 to 1e9"},
+			{at + "for_s", x.ForS, x.ForS >= 0 && x.ForS <= maxTime, "0 to 1e9; 0 for good"},
+			{at + "for_s", x.ForS, x.ForS == 0 || !is(Leave, Join), "nothing: it is of faults that pass"},
+			{at + "for_s", x.ForS, x.ForS > 0 || !is(Stop), "more than 0: what stands still for good is a kill"},
+			{at + "node", show(x.Node), in(x.Node) || is(StoreSlow), fmt.Sprintf("a node's number, 0 to %d", nodes-1)},
+			{at + "node", show(x.Node), x.Node == nil || !is(StoreSlow), "nothing: it happens to the store"},
+			{at + "other", show(x.Other), x.Other == nil || is(Cut) && in(x.Other),
+				fmt.Sprintf("the number of another node, 0 to %d, where a way is cut", nodes-1)},
+			{at + "factor", x.Factor, x.Factor == 0 || is(Slow, StoreSlow) && x.Factor >= 1 && x.Factor <= 1e6,
+				"1 to 1e6, of what is slow"},
+			{at + "keep_cache", x.KeepCache, !x.KeepCache || is(Kill, Join),
+				"nothing: it is of a join, or a kill that passes"},
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}

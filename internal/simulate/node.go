@@ -2,17 +2,25 @@ package simulate
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
+	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/apache/arrow/go/v17/arrow"
+	"github.com/apache/arrow/go/v17/arrow/memory"
 
 	"bowstring/cmd/bowstring/cluster"
 	"bowstring/fetch"
 	"bowstring/fetch/layout"
 	"bowstring/fetch/members"
 	"bowstring/fetch/peers"
+	"bowstring/fetch/store"
 	"bowstring/schema"
 	"bowstring/spill"
 	"bowstring/spill/segment"
@@ -236,4 +244,271 @@ func (n *node) setLinks(change func(slow *float64, still *bool)) {
 	defer n.mu.Unlock()
 	change(&n.links.slow, &n.links.still)
 	n.limitLocked()
+}
+
+// server is something that does one thing after the other at each of its places: cores, a disk, the turns of a store.
+// It is safe for concurrent use.
+type server struct {
+	mu    sync.Mutex
+	speed float64     // of a place, 1 being the usual; 0: there is no limit, and nothing takes time
+	free  []time.Time // when each place has nothing more to do
+}
+
+// newServer returns a server of so many places; parts of one make all slower. 0 is one without limit.
+func newServer(places float64) *server {
+	if places <= 0 {
+		return &server{}
+	}
+	n := int(math.Ceil(places))
+	return &server{speed: places / float64(n), free: make([]time.Time, n)}
+}
+
+// take takes a place for some work, and returns when that will be done.
+func (s *server) take(work time.Duration) time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := time.Now()
+	if s.speed == 0 || work <= 0 {
+		return now
+	}
+	first := 0
+	for i := range s.free {
+		if s.free[i].Before(s.free[first]) {
+			first = i
+		}
+	}
+	at := s.free[first]
+	if at.Before(now) {
+		at = now
+	}
+	s.free[first] = at.Add(time.Duration(float64(work) / s.speed))
+	return s.free[first]
+}
+
+// slow changes how fast it is, 1 being the usual.
+func (s *server) slow(factor float64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.speed > 0 {
+		s.speed *= factor
+	}
+}
+
+// halt has it do nothing until then.
+func (s *server) halt(until time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i := range s.free {
+		if s.free[i].Before(until) {
+			s.free[i] = until
+		}
+	}
+}
+
+// do does some work, and waits until it is done. Of a context that ends, the work is done all the same.
+func (s *server) do(ctx context.Context, work time.Duration) error {
+	return sleepUntil(ctx, s.take(work))
+}
+
+// sleepUntil waits for a moment, or for ctx's end.
+func sleepUntil(ctx context.Context, at time.Time) error {
+	d := time.Until(at)
+	if d <= 0 {
+		return nil
+	}
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// per is how long n of something take, of which so many are done a second; no time where there is no limit.
+func per(n, rate float64) time.Duration {
+	if rate <= 0 {
+		return 0
+	}
+	return time.Duration(n / rate * 1e9)
+}
+
+func seconds(s float64) time.Duration { return time.Duration(s * 1e9) }
+
+func millis(ms float64) time.Duration { return time.Duration(ms * 1e6) }
+
+// farStore is the store that all nodes share.
+type farStore struct {
+	store.Store // nil: what no engine asks for
+
+	datasets map[string]*made
+	latency  atomic.Int64 // nanoseconds
+	turns    *server
+	rate     float64 // reads a second; 0: no limit
+
+	blobs, blobBytes, pages, pageBytes atomic.Int64
+}
+
+// nearStore is the store as a node has it.
+type nearStore struct {
+	*farStore
+	node *node
+}
+
+// Get implements store.Store. It takes a turn of the store, its latency, and the way to the node.
+func (s nearStore) Get(ctx context.Context, ref schema.BlobRef) (schema.Blob, error) {
+	page, isPage := s.page(ref.Key)
+	done := s.turns.take(per(1, s.rate))
+	if err := sleepUntil(ctx, done.Add(time.Duration(s.latency.Load()))); err != nil {
+		return schema.Blob{}, err
+	}
+	if err := s.node.receive(ctx, ref.Size); err != nil {
+		return schema.Blob{}, err
+	}
+	if isPage {
+		s.pages.Add(1)
+		s.pageBytes.Add(ref.Size)
+		return schema.NewBlob(page, nil), nil
+	}
+	s.blobs.Add(1)
+	s.blobBytes.Add(ref.Size)
+	return schema.NewBlob(content(ref.Size), nil), nil
+}
+
+func (s *farStore) page(key schema.Key) ([]byte, bool) {
+	for _, d := range s.datasets {
+		if page, ok := d.pages[key]; ok {
+			return page, true
+		}
+	}
+	return nil, false
+}
+
+// Datasets implements store.Store.
+func (s *farStore) Datasets(context.Context) ([]store.Dataset, error) {
+	var list []store.Dataset
+	for name := range s.datasets {
+		list = append(list, store.Dataset{Name: name, Snapshots: []int64{1}})
+	}
+	return list, nil
+}
+
+// Snapshot implements store.Store.
+func (s *farStore) Snapshot(_ context.Context, dataset string, number int64) (*schema.Snapshot, error) {
+	d := s.datasets[dataset]
+	if d == nil || number > 1 {
+		return nil, fmt.Errorf("%w: dataset %q, snapshot %d", schema.ErrNotFound, dataset, number)
+	}
+	return d.snap, nil
+}
+
+// SetInUse implements store.Store: nothing is ever collected.
+func (*farStore) SetInUse(func() []*schema.Snapshot) {}
+
+// Traits implements store.Store.
+func (*farStore) Traits() store.Traits { return store.Traits{Replicas: 1} }
+
+// Where implements store.Store.
+func (*farStore) Where() string { return "the simulated store" }
+
+// Stats implements store.Store.
+func (s *farStore) Stats() store.Stats {
+	return store.Stats{BlobReads: s.blobs.Load(), BlobBytes: s.blobBytes.Load()}
+}
+
+// Close implements store.Store.
+func (*farStore) Close() error { return nil }
+
+// zeros is what every blob is read as: as many zeros. It is not written to.
+var zeros = sync.OnceValue(func() []byte { return make([]byte, maxBytes) })
+
+// content is a blob of n bytes.
+func content(n int64) []byte { return zeros()[:n:n] }
+
+// made is a dataset that was made up: its record, and the pages of its manifest by key.
+type made struct {
+	snap  *schema.Snapshot
+	pages map[schema.Key][]byte
+	bytes int64
+}
+
+// sizeClasses is how many sizes blobs have at most. Their checksums are computed once.
+const sizeClasses = 256
+
+// makeDataset makes up a dataset.
+func makeDataset(d Dataset, seed uint64) (*made, error) {
+	sch, err := schema.NewSchema(nil, []arrow.Field{schema.BlobField("data", "", false)})
+	if err != nil {
+		return nil, err
+	}
+	name := sha256.Sum256(fmt.Appendf(nil, "%d %s", seed, d.Name))
+	rng := rand.New(rand.NewPCG(binary.LittleEndian.Uint64(name[:]), seed))
+	sizes, sums := sizesOf(d), [sizeClasses]schema.Sum{}
+	for i, n := range sizes {
+		sums[i] = schema.Checksum(content(n))
+	}
+	m := &made{pages: map[schema.Key][]byte{}, snap: &schema.Snapshot{
+		Dataset: d.Name, Number: 1, Created: time.Unix(0, 0), Source: "simulate", Schema: sch,
+		Splits: []schema.Split{{Name: "train", Ranges: []schema.Range{{End: d.Samples}}}},
+	}}
+	b := schema.NewChunkBuilder(memory.DefaultAllocator, sch)
+	defer b.Release()
+	var list schema.PageList
+	keep := func(data []byte) schema.BlobRef {
+		ref := schema.RefOf(data)
+		m.pages[ref.Key] = data
+		return ref
+	}
+	finish := func() {
+		data, chunk := list.Finish()
+		if data != nil {
+			chunk.BlobRef = keep(data)
+		}
+		m.snap.Chunks = append(m.snap.Chunks, chunk)
+	}
+	for at := int64(0); at < d.Samples; {
+		n := min(schema.PageRows, d.Samples-at)
+		ids, refs := make([]schema.ID, n), make([]*schema.BlobRef, n)
+		for i := range n {
+			binary.BigEndian.PutUint64(ids[i][8:], uint64(at+i))
+			class := rng.IntN(sizeClasses)
+			ref := &schema.BlobRef{Size: sizes[class], Sum: sums[class]}
+			for k := 0; k < len(ref.Key); k += 8 {
+				binary.LittleEndian.PutUint64(ref.Key[k:], rng.Uint64())
+			}
+			// All blobs of a size have the same bytes, so that their keys are no hashes.
+			ref.Key = schema.AddressKey([12]byte(ref.Key[:12]), ref.Sum, schema.ID(ref.Key[16:]))
+			refs[i] = ref
+			m.bytes += ref.Size
+		}
+		if err := b.AppendBatch(ids, nil, [][]*schema.BlobRef{refs}); err != nil {
+			return nil, err
+		}
+		data, page, err := b.Finish()
+		if err != nil {
+			return nil, err
+		}
+		page.BlobRef = keep(data)
+		list.Add(page)
+		if at += n; list.Len() == schema.ChunkPages || at == d.Samples {
+			finish()
+		}
+	}
+	return m, nil
+}
+
+// sizesOf are the sizes that blobs have, each as often: the middles of as many equal parts of a lognormal distribution.
+func sizesOf(d Dataset) (sizes [sizeClasses]int64) {
+	sigma := math.Sqrt(math.Log(1 + d.Spread*d.Spread))
+	var sum float64
+	var at [sizeClasses]float64
+	for i := range at {
+		at[i] = math.Exp(sigma * math.Sqrt2 * math.Erfinv(2*(float64(i)+0.5)/sizeClasses-1))
+		sum += at[i]
+	}
+	for i := range sizes {
+		sizes[i] = min(max(int64(math.Round(at[i]*sizeClasses/sum*float64(d.Bytes))), 1), maxBytes)
+	}
+	return sizes
 }

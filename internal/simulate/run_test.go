@@ -152,12 +152,12 @@ func TestRepeats(t *testing.T) {
 
 // The examples can be read, and run.
 func TestExamples(t *testing.T) {
-	list, err := os.ReadDir("../../../examples/simulate")
+	list, err := os.ReadDir("../../examples/simulate")
 	if err != nil || len(list) == 0 {
 		t.Fatalf("no examples: %v", err)
 	}
 	for _, e := range list {
-		text, err := os.ReadFile("../../../examples/simulate/" + e.Name())
+		text, err := os.ReadFile("../../examples/simulate/" + e.Name())
 		if err != nil {
 			t.Fatal(err)
 		}
