@@ -92,10 +92,6 @@ func (g *Globals) BeforeResolve(ctx *kong.Context, app *App) error {
 // command line wins, and two set in the same place are a mistake.
 func (g *Globals) AfterApply(ctx *kong.Context, app *App) error {
 	app.settings.parsed(ctx)
-	if name := app.settings.unread(); name != "" && ctx.Command() != "version" {
-		app.Notef("%s of this folder is not read, as it could say where tokens go: name it by --config %s, or "+
-			"BOWSTRING_CONFIG", name, name)
-	}
 	store, server := app.settings.origin("store"), app.settings.origin("server")
 	if g.Store == "" {
 		store.level = fromDefault

@@ -1,14 +1,22 @@
 package command
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/KimMachineGun/automemlimit/memlimit"
+	"github.com/dustin/go-humanize"
+	"golang.org/x/sys/unix"
 
 	"bowstring/cmd/bowstring/cluster"
 	"bowstring/fetch"
@@ -17,7 +25,9 @@ import (
 	"bowstring/fetch/members"
 	"bowstring/fetch/peers"
 	"bowstring/fetch/store"
+	"bowstring/fetch/store/cql"
 	"bowstring/flight"
+	"bowstring/flight/shm"
 	"bowstring/spill"
 	"bowstring/spill/scale"
 )
@@ -187,4 +197,204 @@ func defaultWindow() int64 {
 		return 0 // the engine's own default
 	}
 	return max(int64(memory/4), 64<<20)
+}
+
+// spillConfig is what the flags come to on this machine. Without a directory there is no cache.
+type spillConfig struct {
+	dir                       string
+	bytes, minBytes, keepFree int64
+	policy                    spill.Policy // nil: what jobs will use soonest stays
+}
+
+// config works the flags out for a server of a store. Sizes are those of the file system on which the directory is, or
+// will be made.
+func (f *spillFlags) config(app *App, policy spill.Policy) (spillConfig, error) {
+	c := spillConfig{dir: f.Spill, keepFree: int64(f.SpillKeepFree), policy: policy}
+	if c.dir == "" {
+		return c, nil
+	}
+	if store := app.globals.Store; app.Far == nil && !cql.IsURI(store) {
+		return c, usagef("--spill: the store %s is on this machine already, and keeping it a second time gains "+
+			"nothing; serve without --spill", store)
+	}
+	disk, err := diskBytes(c.dir)
+	if err != nil {
+		return c, fmt.Errorf("--spill: %w", err)
+	}
+	c.bytes = f.SpillBytes.of(disk)
+	if c.bytes < spill.MinBytes {
+		return c, usagef("--spill-bytes: got %s, want %s or more", f.SpillBytes.on(c.dir, disk), size(spill.MinBytes))
+	}
+	c.minBytes = max(c.bytes/10, spill.MinBytes)
+	if f.SpillMinBytes != (portion{}) {
+		c.minBytes = f.SpillMinBytes.of(disk)
+	}
+	if c.minBytes < spill.MinBytes || c.minBytes > c.bytes {
+		return c, usagef("--spill-min-bytes: got %s, want %s to --spill-bytes, which is %s",
+			f.SpillMinBytes.on(c.dir, disk), size(spill.MinBytes), f.SpillBytes.on(c.dir, disk))
+	}
+	return c, nil
+}
+
+// open opens the cache, and makes the future that it evicts by.
+func (c *spillConfig) open(log *slog.Logger) (*spill.Cache, *spill.Future, error) {
+	future := &spill.Future{}
+	begun := time.Now()
+	cache, err := spill.Open(spill.Options{
+		Dir: c.dir, Bytes: c.bytes, KeepFree: c.keepFree, Policy: c.policy, Oracle: future, Logger: log,
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	st := cache.Stats()
+	log.Info("spill opened", "directory", c.dir, "budget", humanize.IBytes(uint64(c.bytes)), "min_budget",
+		humanize.IBytes(uint64(c.minBytes)),
+		"policy", st.Policy, "entries", st.Entries, "bytes", humanize.IBytes(uint64(st.Bytes)), "seconds",
+		time.Since(begun).Seconds())
+	return cache, future, nil
+}
+
+// diskBytes is the size of the file system that a directory is on. One that is not there yet will be on its parent's.
+func diskBytes(dir string) (int64, error) {
+	var st unix.Statfs_t
+	for at := dir; ; at = filepath.Dir(at) {
+		err := unix.Statfs(at, &st)
+		if err == nil {
+			return int64(st.Blocks) * st.Bsize, nil
+		}
+		if !errors.Is(err, fs.ErrNotExist) || at == filepath.Dir(at) {
+			return 0, &fs.PathError{Op: "statfs", Path: at, Err: err}
+		}
+	}
+}
+
+// portion is a number of bytes, or a share of what there is: 200GB, 30%. The zero value is auto.
+type portion struct {
+	bytes   size
+	percent float64
+}
+
+// UnmarshalText reads a size or a share.
+func (p *portion) UnmarshalText(text []byte) error {
+	number, isShare := strings.CutSuffix(string(text), "%")
+	if !isShare {
+		*p = portion{}
+		if err := p.bytes.UnmarshalText(text); err != nil {
+			return fmt.Errorf("got %q, want a size such as 200GB, a share such as 30%%, or auto", text)
+		}
+		return nil
+	}
+	v, err := strconv.ParseFloat(number, 64)
+	if err != nil || !(v > 0 && v <= 100) {
+		return fmt.Errorf("got %q, want a share of more than 0%% and up to 100%%", text)
+	}
+	*p = portion{percent: v}
+	return nil
+}
+
+func (p portion) String() string {
+	if p.percent > 0 {
+		return strconv.FormatFloat(p.percent, 'g', -1, 64) + "%"
+	}
+	return p.bytes.String()
+}
+
+// of is how much it is of so many bytes.
+func (p portion) of(total int64) int64 {
+	return cmp.Or(int64(p.bytes), int64(p.percent/100*float64(total)))
+}
+
+// on says what it is of the file system of a directory, for messages.
+func (p portion) on(dir string, disk int64) string {
+	if p.percent == 0 {
+		return p.String()
+	}
+	return fmt.Sprintf("%s (%s of the %s of the file system of %s)", humanize.IBytes(uint64(p.of(disk))), p,
+		humanize.IBytes(uint64(disk)), dir)
+}
+
+// mode reads --local-mode.
+func (f *localFlags) mode() (os.FileMode, error) {
+	n, err := strconv.ParseUint(f.LocalMode, 8, 32)
+	if err != nil || n > 0o777 {
+		return 0, fmt.Errorf("--local-mode: got %q, want rights in octal, such as 0660", f.LocalMode)
+	}
+	return os.FileMode(n), nil
+}
+
+// check is called as part of Validate.
+func (f *localFlags) check() error {
+	if _, err := f.mode(); err != nil {
+		return err
+	}
+	if f.Local == "" {
+		if f.LocalReferences {
+			return errors.New("--local-references: it takes --local, the socket by which clients are handed files")
+		}
+		return nil
+	}
+	_, err := f.options(nil, 0)
+	return err
+}
+
+// checkReferences refuses references where somebody could read by them what he may not, or where there is nothing that
+// could be referred to. far says that the store's files are not this process's.
+func (c *ServeCmd) checkReferences(far bool, spill *spillConfig) error {
+	var guard string
+	switch {
+	case !c.LocalReferences:
+		return nil
+	case c.Tenants != "":
+		guard = "--tenants"
+	case c.Rules != "":
+		guard = "--rules"
+	case far && spill.dir == "":
+		return usagef("--local-references: there is no spill that blobs could lie in; --spill makes one")
+	case spill.dir != "" && int64(c.LocalPinned) > spill.bytes/2:
+		return usagef("--local-pinned: got %s, want half of --spill-bytes at most, which is %s: what is pinned "+
+			"cannot be evicted", c.LocalPinned, size(spill.bytes))
+	default:
+		return nil
+	}
+	return usagef("--local-references and %s exclude each other: who is handed a file of the cache can read all of it, "+
+		"whosever it is", guard)
+}
+
+// options are those of the socket. spill is the budget of the spill, 0 if there is none.
+func (f *localFlags) options(log *slog.Logger, spill int64) (shm.Options, error) {
+	mode, err := f.mode()
+	if err != nil {
+		return shm.Options{}, err
+	}
+	path, err := filepath.Abs(f.Local)
+	if err != nil {
+		return shm.Options{}, fmt.Errorf("--local: %w", err)
+	}
+	o := shm.Options{Path: path, Mode: mode, UIDs: f.LocalUID, RingBytes: int64(f.LocalRing),
+		Memory: int64(f.LocalMemory), Logger: log,
+		References: f.LocalReferences, AllPinnedBytes: int64(f.LocalPinned)}
+	if o.AllPinnedBytes == 0 && spill > 0 {
+		o.AllPinnedBytes = min(spill/4, 1<<30)
+	}
+	o.EnsureDefaults()
+	if err := o.Validate(); err != nil {
+		return shm.Options{}, fmt.Errorf("--local, --local-ring, --local-memory and --local-pinned: %w", err)
+	}
+	return o, nil
+}
+
+// open makes the socket; nil if there is to be none.
+func (f *localFlags) open(log *slog.Logger, spill int64) (*shm.Server, error) {
+	if f.Local == "" {
+		return nil, nil
+	}
+	o, err := f.options(log, spill)
+	if err != nil {
+		return nil, err
+	}
+	s, err := shm.Listen(o)
+	if err != nil {
+		return nil, fmt.Errorf("--local: %w", err)
+	}
+	return s, nil
 }

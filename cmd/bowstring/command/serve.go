@@ -1,23 +1,36 @@
 package command
 
 import (
+	"cmp"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io/fs"
+	"math/rand/v2"
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/dustin/go-humanize"
+	"golang.org/x/sys/unix"
 
 	"bowstring/cmd/bowstring/cluster"
+	"bowstring/cmd/bowstring/metrics"
+	"bowstring/fetch"
 	"bowstring/fetch/admission"
+	"bowstring/fetch/lineage"
+	"bowstring/fetch/store"
 	"bowstring/fetch/store/cql"
 	"bowstring/flight"
+	"bowstring/flight/audit"
 	"bowstring/flight/auth"
+	"bowstring/flight/policy"
+	"bowstring/flight/usage"
+	"bowstring/schema"
 	"bowstring/spill"
 )
 
@@ -88,178 +101,283 @@ func (c *ServeCmd) Run(ctx context.Context, app *App) (err error) {
 	if err := c.Own(app); err != nil {
 		return err
 	}
-	l := limits{
-		windowBytes: int64(c.WindowMemory),
-		uploadBytes: int64(c.UploadMemory),
-		maxReads:    c.MaxReads,
-		readTimeout: c.ReadTimeout,
+	s := &running{ServeCmd: c, app: app}
+	defer func() { err = errors.Join(err, s.closeOpened()) }()
+	if err := s.configure(ctx); err != nil {
+		return err
+	}
+	listener, err := s.open(ctx)
+	if err != nil || listener == nil {
+		return err
+	}
+	return s.serve(ctx, listener)
+}
+
+// running is a server, from its flags to its end.
+type running struct {
+	*ServeCmd
+	app *App
+
+	limits   limits
+	rules    *auth.File[policy.Rules]   // nil if there are none
+	tenants  *auth.File[policy.Tenants] // nil if there are none
+	observed *observation
+	opened   []func() error // closes what outlives the node, the last first
+	node     *node
+}
+
+// closeOpened closes what configure has opened. The node has stopped by then.
+func (s *running) closeOpened() (err error) {
+	for _, shut := range slices.Backward(s.opened) {
+		err = errors.Join(err, shut())
+	}
+	return err
+}
+
+// configure opens what the node is given: how callers are known, what they may, and what is kept of it.
+func (s *running) configure(ctx context.Context) (err error) {
+	s.limits = limits{
+		windowBytes: cmp.Or(int64(s.WindowMemory), defaultWindow()),
+		uploadBytes: int64(s.UploadMemory),
+		maxReads:    s.MaxReads,
+		readTimeout: s.ReadTimeout,
 		flight: flight.Options{
-			MaxStreams:            c.MaxStreams,
-			MaxConnections:        connectionsFor(c.MaxStreams),
-			MaxConnectionsPerPeer: max(c.MaxStreams, 1024),
-			MaxMessageBytes:       int(c.UploadMemory / 2),
-			DrainTimeout:          c.DrainTimeout,
+			MaxStreams:            s.MaxStreams,
+			MaxConnections:        connectionsFor(s.MaxStreams),
+			MaxConnectionsPerPeer: max(s.MaxStreams, 1024),
+			MaxMessageBytes:       int(s.UploadMemory / 2),
+			DrainTimeout:          s.DrainTimeout,
+			Sources:               auth.NewSources(s.SourceGrace, s.app.Log),
 		},
 	}
-	if l.windowBytes == 0 {
-		l.windowBytes = defaultWindow()
-	}
-	if l.spill, err = c.spillFlags.config(app, c.SpillPolicy); err != nil {
+	l, to := &s.limits, &s.limits.flight
+	if l.spill, err = s.spillFlags.config(s.app, s.SpillPolicy); err != nil {
 		return err
 	}
-	if err := c.checkReferences(app.Far != nil || cql.IsURI(app.globals.Store), &l.spill); err != nil {
+	if err := s.checkReferences(s.app.Far != nil || cql.IsURI(s.app.globals.Store), &l.spill); err != nil {
 		return err
 	}
-	l.flight.Sources = auth.NewSources(c.SourceGrace, app.Log)
-	if l.flight.Door, err = c.authFlags.open(ctx, app, l.flight.Sources, c.Listen); err != nil {
+	if to.Door, err = s.authFlags.open(ctx, s.app, to.Sources, s.Listen); err != nil {
 		return err
 	}
-	if d := l.flight.Door; d != nil {
-		defer func() { err = errors.Join(err, d.Close()) }() // when the node is closed
+	if d := to.Door; d != nil {
+		s.opened = append(s.opened, d.Close)
 	}
-	if l.cluster, err = c.clusterFlags.part(l.flight.Door, l.flight.Sources, app.Log); err != nil {
+	if l.cluster, err = s.clusterFlags.part(to.Door, to.Sources, s.app.Log); err != nil {
 		return err
 	}
-	if l.flight.SameNode, err = c.localFlags.open(app.Log, l.spill.bytes); err != nil {
+	if to.SameNode, err = s.localFlags.open(s.app.Log, l.spill.bytes); err != nil {
 		return err
 	}
-	if local := l.flight.SameNode; local != nil {
-		defer func() { err = errors.Join(err, local.Close()) }() // when no call has a ring of it
+	if local := to.SameNode; local != nil {
+		s.opened = append(s.opened, local.Close)
 	}
-	files, err := c.guards(app, &l)
-	if err != nil {
+	if err := s.openPolicy(); err != nil {
 		return err
 	}
-	if log := l.flight.Audit; log != nil {
-		defer func() { err = errors.Join(err, log.Close()) }() // the node has stopped by then
+	if err := s.openRecords(); err != nil {
+		return err
 	}
-	if record := l.lineage; record != nil {
-		defer func() { err = errors.Join(err, record.Close()) }() // likewise
-	}
-	if book := l.flight.Usage; book != nil {
-		defer func() { err = errors.Join(err, book.Close()) }() // likewise
-	}
-	if !c.Insecure {
-		if err := c.observeFlags.checkExposed(); err != nil {
+	if !s.Insecure {
+		if err := s.checkExposed(); err != nil {
 			return err
 		}
 	}
-	dir := app.globals.Store
-	seen, err := c.observeFlags.open(ctx, app, l.flight.Door, l.flight.Sources, c.GCEvery)
+	if s.observed, err = s.observeFlags.open(ctx, s.app, to.Door, to.Sources, s.GCEvery); err != nil {
+		return err
+	}
+	s.observed.watch(to)
+	return nil
+}
+
+// openPolicy opens the files of rules and tenants, which are read again when they change.
+func (s *running) openPolicy() (err error) {
+	to := &s.limits.flight
+	if s.Rules != "" {
+		if s.rules, err = auth.OpenFile("rules", s.Rules, policy.Parse,
+			func(rs *policy.Rules) int { return len(rs.List()) }, to.Sources, s.app.Log); err != nil {
+			return err
+		}
+		to.Rules = s.rules.Current()
+	}
+	if s.Tenants != "" {
+		if s.tenants, err = auth.OpenFile("tenants", s.Tenants, policy.ParseTenants,
+			func(ts *policy.Tenants) int { return len(ts.List()) }, to.Sources, s.app.Log); err != nil {
+			return err
+		}
+		to.Tenants = s.tenants.Current()
+	}
+	return nil
+}
+
+// openRecords opens the book of what is used, the record of what is handed out and the audit log.
+func (s *running) openRecords() (err error) {
+	to := &s.limits.flight
+	if s.Usage != "" {
+		if to.Usage, err = usage.Open(usage.Options{Dir: s.Usage, Keep: s.UsageKeep, Logger: s.app.Log}); err != nil {
+			return err
+		}
+		s.opened = append(s.opened, to.Usage.Close)
+	}
+	if s.Lineage != "" {
+		if s.limits.lineage, err = lineage.Open(lineage.Options{Dir: s.Lineage, MaxBytes: int64(s.LineageBytes),
+			Logger: s.app.Log}); err != nil {
+			return err
+		}
+		s.opened = append(s.opened, s.limits.lineage.Close)
+	}
+	if s.Audit != "" {
+		if to.Audit, err = audit.Open(audit.Options{Path: s.Audit, MaxBytes: int64(s.AuditSize), Keep: s.AuditKeep,
+			SyncReads: s.AuditSync, Logger: s.app.Log}); err != nil {
+			return err
+		}
+		s.opened = append(s.opened, to.Audit.Close)
+	}
+	return nil
+}
+
+// open opens the store and listens; nil where ctx ended before the store was open.
+func (s *running) open(ctx context.Context) (_ net.Listener, err error) {
+	s.node, err = newNode(ctx, s.app.globals.Store, true, s.limits, s.app.Far, s.app.Log)
+	if err != nil && ctx.Err() != nil {
+		s.app.Log.InfoContext(ctx, "stopped before the store was open", "error", err)
+		return nil, s.observed.close()
+	}
+	if err != nil {
+		return nil, errors.Join(err, s.observed.close())
+	}
+	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", s.Listen)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("cannot listen on %s: %w; --listen names another address, port 0 any free one",
+			s.Listen, err), s.observed.close(), s.node.release())
+	}
+	s.prepare(ctx)
+	if s.node.members != nil {
+		if err := s.join(ctx, listener.Addr()); err != nil {
+			return nil, errors.Join(fmt.Errorf("cannot be a node of cluster %s: %w", s.Cluster, err), listener.Close(),
+				s.observed.close(), s.node.release())
+		}
+	}
+	return listener, nil
+}
+
+// prepare has a far store connect, and opens datasets, so that the first streams do not wait for it.
+func (s *running) prepare(ctx context.Context) {
+	far, ok := s.node.store.(interface {
+		Prepare(ctx context.Context, memory int64) error
+	})
+	if !ok {
+		return
+	}
+	opened := s.node.engine.OpenAhead()
+	within, cancel := context.WithTimeout(ctx, prepareWithin)
+	defer cancel()
+	if err := far.Prepare(within, min(s.limits.windowBytes/8, readyMemory)); err != nil { // the first reader will be told
+		s.app.Log.WarnContext(ctx, "the store could not be prepared for reading", "error", err)
+	}
+	select {
+	case <-opened:
+	case <-time.After(openWithin): // it goes on
+	case <-ctx.Done():
+	}
+}
+
+// join makes the server a node of its cluster.
+func (s *running) join(ctx context.Context, listens net.Addr) error {
+	self, err := s.described(s.limits.cluster.node, listens, s.limits.flight.Door.Encrypts(), s.limits.spill.bytes)
+	if err == nil {
+		err = s.node.members.Start(ctx, self)
+	}
 	if err != nil {
 		return err
 	}
-	seen.watch(&l.flight)
-	n, err := newNode(ctx, dir, true, l, app.Far, app.Log)
-	if err != nil && ctx.Err() != nil {
-		app.Log.InfoContext(ctx, "stopped before the store was open", "error", err)
-		return seen.close()
+	if until, _ := s.deadlines(time.Time{}); until.Sub(time.Time{}) < cluster.LeastHandover {
+		s.app.Log.WarnContext(ctx, "the drain timeout is too short to hand the cache over after a signal: cluster "+
+			"drain before it does so, or a longer --drain-timeout",
+			"drain_timeout", s.DrainTimeout, "handover_takes", cluster.LeastHandover)
 	}
-	if err != nil {
-		return errors.Join(err, seen.close())
-	}
-	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", c.Listen)
-	if err != nil {
-		return errors.Join(fmt.Errorf("cannot listen on %s: %w; --listen names another address, port 0 any free one",
-			c.Listen, err), seen.close(), n.release())
-	}
-	if far, ok := n.store.(interface {
-		Prepare(ctx context.Context, memory int64) error
-	}); ok {
-		opened := n.engine.OpenAhead()
-		within, cancel := context.WithTimeout(ctx, prepareWithin)
-		if err := far.Prepare(within, min(l.windowBytes/8, readyMemory)); err != nil { // the first reader will be told
-			app.Log.WarnContext(ctx, "the store could not be prepared for reading", "error", err)
-		}
-		cancel()
-		select {
-		case <-opened:
-		case <-time.After(openWithin): // it goes on
-		case <-ctx.Done():
-		}
-	}
+	s.app.Log.InfoContext(ctx, "a node of a cluster", "cluster", s.Cluster, "node", self.ID, "address", self.Address,
+		"nodes", len(s.node.members.View().Nodes))
+	return nil
+}
+
+// serve answers until ctx ends, the cluster has the node leave, or the listener fails.
+func (s *running) serve(ctx context.Context, listener net.Listener) error {
+	n := s.node
 	defer keepHeapRoom(func() int64 { return n.engine.Ledger().Free(admission.Windows) })()
-	if n.members != nil {
-		self, err := c.clusterFlags.described(l.cluster.node, listener.Addr(), l.flight.Door.Encrypts(), l.spill.bytes)
-		if err == nil {
-			err = n.members.Start(ctx, self)
-		}
-		if err != nil {
-			return errors.Join(fmt.Errorf("cannot be a node of cluster %s: %w", c.Cluster, err), listener.Close(),
-				seen.close(), n.release())
-		}
-		if until, _ := c.deadlines(time.Time{}); until.Sub(time.Time{}) < cluster.LeastHandover {
-			app.Log.WarnContext(ctx, "the drain timeout is too short to hand the cache over after a signal: cluster "+
-				"drain before it does so, or a longer --drain-timeout",
-				"drain_timeout", c.DrainTimeout, "handover_takes", cluster.LeastHandover)
-		}
-		app.Log.InfoContext(ctx, "a node of a cluster", "cluster", c.Cluster, "node", self.ID, "address", self.Address,
-			"nodes", len(n.members.View().Nodes))
-	}
 	n.serve(listener)
-	if err := seen.start(ctx, n); err != nil {
-		return errors.Join(err, c.drain(ctx, app, n, time.Now()))
+	if err := s.observed.start(ctx, n); err != nil {
+		return errors.Join(err, s.drain(ctx, time.Now()))
 	}
 	scheme := "grpc://"
-	if l.flight.Door.Encrypts() {
+	if s.limits.flight.Door.Encrypts() {
 		scheme = "grpc+tls://"
 	}
 	address := scheme + dialable(listener.Addr())
-	var told time.Time // when a signal came
-	err = c.announce(app, n, address)
-	if err == nil {
-		app.Log.InfoContext(ctx, "serving", "address", address, "listen", listener.Addr().String(), "store", dir,
-			"window_memory", humanize.IBytes(uint64(l.windowBytes)), "max_streams", l.flight.MaxStreams)
-		var beside sync.WaitGroup
-		serving, stop := context.WithCancel(ctx)
-		beside.Go(func() { logProblems(serving, app, dir, n.store) })
-		// Streams that drain are held to the rules, and counted, until the last has ended.
-		draining, drained := context.WithCancel(context.WithoutCancel(ctx))
-		if files.rules != nil {
-			beside.Go(func() { files.rules.Watch(draining, n.server.EnforceRules) })
-		}
-		if files.tenants != nil {
-			beside.Go(func() { files.tenants.Watch(serving, n.server.EnforceTenants) })
-		}
-		if book := l.flight.Usage; book != nil {
-			beside.Go(func() { book.Run(draining, n.server.CountUsage) })
-		}
-		beside.Go(func() { c.collect(serving, app, n.engine, seen.collections) })
-		if l.cluster != nil && l.cluster.keys != nil {
-			beside.Go(func() { l.cluster.watchKeys(draining) })
-		}
-		if n.cluster != nil {
-			beside.Go(func() { n.cluster.Run(draining, n.engine) }) // what it holds is lent while it leaves
-		}
-		ordered := make(chan struct{})
-		if n.members != nil {
-			beside.Go(func() {
-				if c.obey(serving, app, n, l.cluster.node) {
-					close(ordered)
-				}
-			})
-		}
-		defer beside.Wait()
-		defer stop()    // also where it is the listener that has ended
-		defer drained() // after the drain below
-		select {
-		case <-ctx.Done():
-			told = time.Now()
-			if n.members != nil {
-				until, _ := c.deadlines(told)
-				leaving, cancel := context.WithDeadline(app.Abort, until)
-				_ = c.leave(app, n, l.cluster.node).Run(leaving) // whatever it is not through with is cut off below
-				cancel()
+	if err := s.announce(address); err != nil {
+		return errors.Join(err, s.drain(ctx, time.Now()))
+	}
+	s.app.Log.InfoContext(ctx, "serving", "address", address, "listen", listener.Addr().String(), "store",
+		s.app.globals.Store, "window_memory", humanize.IBytes(uint64(s.limits.windowBytes)), "max_streams", s.MaxStreams)
+	var beside sync.WaitGroup
+	defer beside.Wait()
+	serving, stop := context.WithCancel(ctx)
+	defer stop() // also where it is the listener that has ended
+	draining, drained := context.WithCancel(context.WithoutCancel(ctx))
+	defer drained() // after the drain below
+	told := s.until(ctx, s.beside(serving, draining, &beside))
+	return s.drain(ctx, told)
+}
+
+// beside starts what runs beside the calls: until serving ends, or, what streams that drain need, until draining does.
+// The channel is closed when the node has left its cluster by an order.
+func (s *running) beside(serving, draining context.Context, beside *sync.WaitGroup) <-chan struct{} {
+	n := s.node
+	beside.Go(func() { logProblems(serving, s.app, s.app.globals.Store, n.store) })
+	beside.Go(func() { s.collect(serving, s.app, n.engine, s.observed.collections) })
+	if s.rules != nil {
+		beside.Go(func() { s.rules.Watch(draining, n.server.EnforceRules) })
+	}
+	if s.tenants != nil {
+		beside.Go(func() { s.tenants.Watch(serving, n.server.EnforceTenants) })
+	}
+	if book := s.limits.flight.Usage; book != nil {
+		beside.Go(func() { book.Run(draining, n.server.CountUsage) })
+	}
+	if part := s.limits.cluster; part != nil && part.keys != nil {
+		beside.Go(func() { part.watchKeys(draining) })
+	}
+	if n.cluster != nil {
+		beside.Go(func() { n.cluster.Run(draining, n.engine) }) // what it holds is lent while it leaves
+	}
+	ordered := make(chan struct{})
+	if n.members != nil {
+		beside.Go(func() {
+			if s.obey(serving, s.app, n, s.limits.cluster.node) {
+				close(ordered)
 			}
-		case <-ordered:
-		case failed := <-n.served:
-			n.served <- failed // close reports it
+		})
+	}
+	return ordered
+}
+
+// until waits for the end, and says when it began. After a signal, a node of a cluster hands over first.
+func (s *running) until(ctx context.Context, ordered <-chan struct{}) time.Time {
+	select {
+	case <-ordered:
+	case failed := <-s.node.served:
+		s.node.served <- failed // close reports it
+	case <-ctx.Done():
+		told := time.Now()
+		if s.node.members != nil {
+			until, _ := s.deadlines(told)
+			leaving, cancel := context.WithDeadline(s.app.Abort, until)
+			defer cancel()
+			_ = s.leave(s.app, s.node, s.limits.cluster.node).Run(leaving) // what it is not through with is cut off later
 		}
+		return told
 	}
-	if told.IsZero() {
-		told = time.Now()
-	}
-	return errors.Join(err, c.drain(ctx, app, n, told))
+	return time.Now()
 }
 
 // readyMemory is how much memory for blobs a server has ready when it says that
@@ -273,19 +391,19 @@ const prepareWithin = 5 * time.Second
 const openWithin = 2 * time.Second
 
 // announce says to those who wait for the server that it is there.
-func (c *ServeCmd) announce(app *App, n *node, address string) error {
+func (s *running) announce(address string) error {
 	// A store of one process tells others who has it open.
-	if exclusive, ok := n.store.(interface{ SetAddr(string) error }); ok {
+	if exclusive, ok := s.node.store.(interface{ SetAddr(string) error }); ok {
 		if err := exclusive.SetAddr(address); err != nil {
 			return err
 		}
 	}
-	if c.ReadyFile != "" {
-		if err := writeFile(c.ReadyFile, address+"\n"); err != nil {
+	if s.ReadyFile != "" {
+		if err := writeFile(s.ReadyFile, address+"\n"); err != nil {
 			return fmt.Errorf("ready file: %w", err)
 		}
 	}
-	return app.Printf("%s\n", address)
+	return s.app.Printf("%s\n", address)
 }
 
 // deadlines are until when a server that was told to stop hands over, as a node of a cluster, and when its streams end.
@@ -295,15 +413,15 @@ func (c *ServeCmd) deadlines(told time.Time) (handover, end time.Time) {
 }
 
 // drain ends the server: in its own time, by the deadline, or at once after a second signal.
-func (c *ServeCmd) drain(ctx context.Context, app *App, n *node, told time.Time) error {
-	app.Log.InfoContext(ctx, "stopping", "reason", context.Cause(ctx))
-	_, end := c.deadlines(told)
-	deadline, cancel := context.WithDeadlineCause(app.Abort, end, fmt.Errorf("the drain timeout of %s is over",
-		c.DrainTimeout))
+func (s *running) drain(ctx context.Context, told time.Time) error {
+	s.app.Log.InfoContext(ctx, "stopping", "reason", context.Cause(ctx))
+	_, end := s.deadlines(told)
+	deadline, cancel := context.WithDeadlineCause(s.app.Abort, end, fmt.Errorf("the drain timeout of %s is over",
+		s.DrainTimeout))
 	defer cancel()
-	err := n.close(deadline)
-	if c.ReadyFile != "" {
-		if gone := os.Remove(c.ReadyFile); gone != nil && !errors.Is(gone, fs.ErrNotExist) {
+	err := s.node.close(deadline)
+	if s.ReadyFile != "" {
+		if gone := os.Remove(s.ReadyFile); gone != nil && !errors.Is(gone, fs.ErrNotExist) {
 			err = errors.Join(err, gone)
 		}
 	}
@@ -334,4 +452,115 @@ func writeFile(path, text string) error {
 		err = errors.Join(err, os.Remove(f.Name()))
 	}
 	return err
+}
+
+// options are the door that the flags ask for.
+func (f *authFlags) options(app *App) auth.Options {
+	o := auth.Options{
+		TLS: auth.TLSOptions{
+			Cert: f.TLSCert, Key: f.TLSKey, ClientCA: f.TLSClientCA, RequireClientCert: f.TLSRequireClient,
+			MinVersion: tls.VersionTLS13,
+		},
+		Tokens: f.Tokens,
+		OIDC: auth.OIDCOptions{
+			Issuer: f.OIDCIssuer, Audience: f.OIDCAudience, PrincipalClaim: f.OIDCPrincipal, GroupsClaim: f.OIDCGroups,
+			TenantClaim: f.OIDCTenant, Prefix: f.OIDCPrefix, CA: f.OIDCCA,
+		},
+		Logger: app.Log,
+	}
+	if f.TLSMinVersion == "1.2" {
+		o.TLS.MinVersion = tls.VersionTLS12
+	}
+	return o
+}
+
+// open opens the door of a server that listens on addr; nil if it has none.
+func (f *authFlags) open(ctx context.Context, app *App, sources *auth.Sources, addr string) (*auth.Door, error) {
+	o := f.options(app)
+	o.Sources = sources
+	if err := o.CheckExposed(addr); err != nil {
+		if !f.Insecure {
+			return nil, usagef("--listen: %v", err)
+		}
+		app.Log.WarnContext(ctx, "other machines can reach this server, and --insecure says not to mind", "reason",
+			err.Error())
+	}
+	if o.TLS == (auth.TLSOptions{MinVersion: o.TLS.MinVersion}) && !o.Authenticates() {
+		return nil, nil
+	}
+	withoutCore(ctx, app)
+	return auth.New(ctx, o)
+}
+
+// noCore is the limit under which the kernel writes no core of a process, neither to a file,
+// which would be longer, nor to a program, for which it would ignore a limit of zero.
+const noCore = 1
+
+// withoutCore keeps the server's memory out of files: it has the key of the certificate, and
+// tokens that clients have sent.
+func withoutCore(ctx context.Context, app *App) {
+	var limit unix.Rlimit
+	err := unix.Getrlimit(unix.RLIMIT_CORE, &limit)
+	if err == nil {
+		limit.Cur = min(limit.Max, noCore)
+		err = unix.Setrlimit(unix.RLIMIT_CORE, &limit)
+	}
+	if err != nil {
+		app.Log.WarnContext(ctx, "a core of this process would have keys and tokens in it, and cannot be kept from "+
+			"being written", "error", err)
+	}
+}
+
+// collect collects garbage now and then while a server serves, if it is told to.
+func (c *ServeCmd) collect(ctx context.Context, app *App, engine *fetch.Engine, count *metrics.Collections) {
+	if c.GCEvery == 0 {
+		return
+	}
+	opts := store.GCOptions{BytesPerSecond: float64(c.GCRate)}
+	nowAndThen(ctx, c.GCEvery, func(ctx context.Context) {
+		start := time.Now()
+		report, err := engine.GC(ctx, opts)
+		switch {
+		case ctx.Err() != nil:
+		// another server collects, or the store is away: the next time, then
+		case errors.Is(err, schema.ErrUnavailable):
+			count.Elsewhere()
+			app.Log.InfoContext(ctx, "no collection", "reason", err)
+		case err != nil:
+			count.Failed()
+			app.Log.ErrorContext(ctx, "a collection failed; the next one tries again", "error", err)
+		default:
+			count.Done()
+			app.Log.InfoContext(ctx, "collected", "seconds", time.Since(start).Seconds(), "live_blobs",
+				report.LiveBlobs,
+				"dead_blobs", report.DeadBlobs, "dead_bytes", report.DeadBytes, "freed_bytes", report.FreedBytes)
+		}
+	})
+}
+
+// nowAndThen calls do about once in every period until ctx ends. When in a period
+// is left to chance, for the servers of a store are often started together.
+func nowAndThen(ctx context.Context, every time.Duration, do func(context.Context)) {
+	for {
+		at := rand.N(every)
+		if !sleep(ctx, at) {
+			return
+		}
+		do(ctx)
+		if !sleep(ctx, every-at) {
+			return
+		}
+	}
+}
+
+// sleep reports whether ctx let it.
+func sleep(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
 }

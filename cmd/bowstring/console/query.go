@@ -304,7 +304,7 @@ func row(rec arrow.Record, i int) export.Object {
 func shown(v any) any {
 	switch v := v.(type) {
 	case string:
-		return short(v)
+		return short(v, maxCell)
 	case []byte:
 		return v[:min(len(v), maxCell)]
 	case int64:
@@ -321,17 +321,18 @@ func shown(v any) any {
 		}
 	case json.RawMessage:
 		if len(v) > maxCell {
-			return short(string(v))
+			return short(string(v), maxCell)
 		}
 	}
 	return v
 }
 
-func short(text string) string {
-	if len(text) <= maxCell {
+// short is a text of so many bytes at most.
+func short(text string, most int) string {
+	if len(text) <= most {
 		return text
 	}
-	return strings.ToValidUTF8(text[:maxCell], "") + "…"
+	return strings.ToValidUTF8(text[:most], "") + "…"
 }
 
 // maxBlob is the largest blob that is shown.

@@ -7,7 +7,6 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
-	"strings"
 
 	"github.com/apache/arrow/go/v17/arrow"
 	"github.com/apache/arrow/go/v17/arrow/array"
@@ -116,17 +115,10 @@ func (c *counter) add(rec arrow.Record) error {
 				c.nulls++ // nothing that a histogram has a place for
 			}
 		default:
-			c.text(brief(fmt.Sprint(shown(export.Value(f, col, i)))))
+			c.text(short(fmt.Sprint(shown(export.Value(f, col, i))), maxText))
 		}
 	}
 	return nil
-}
-
-func brief(v string) string {
-	if len(v) <= maxText {
-		return v
-	}
-	return strings.ToValidUTF8(v[:maxText], "") + "…"
 }
 
 func (c *counter) text(v string) {

@@ -106,12 +106,7 @@ func (s *mds) findParts(asked string, in *bounds) error {
 	if len(dirs) == 0 {
 		return fmt.Errorf("%w: there is no index.json, nor one in a folder", schema.ErrInvalid)
 	}
-	slices.SortFunc(s.splits, func(a, b string) int {
-		if d := splitRank(a) - splitRank(b); d != 0 {
-			return d
-		}
-		return strings.Compare(a, b)
-	})
+	slices.SortFunc(s.splits, compareSplits)
 	for _, split := range append(slices.Clone(s.splits), "") {
 		dir, ok := dirs[split]
 		if !ok || slices.Contains(s.splits, asked) && split != asked {

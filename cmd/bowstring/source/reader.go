@@ -94,12 +94,10 @@ func NewReader(src Source, opts ReadOptions) (*Reader, error) {
 		}
 	}
 	own := slices.Clone(r.meta)
-	exact, ok := src.(interface{ Exact() bool })
-	adds := !ok || !exact.Exact()
-	if r.image >= 0 && adds {
+	if r.image >= 0 && !src.Exact() {
 		r.addImageColumns(own)
 	}
-	if r.sound >= 0 && adds {
+	if r.sound >= 0 && !src.Exact() {
 		r.addSoundColumns(own)
 	}
 	var err error

@@ -22,6 +22,9 @@ var splitWords = []string{"train", "training", "validation", "valid", "val", "de
 
 func isSplitWord(s string) bool { return splitRank(s) < len(splitWords) }
 
+// compareSplits orders splits as people list them, and others by name.
+func compareSplits(a, b string) int { return cmp.Or(splitRank(a)-splitRank(b), strings.Compare(a, b)) }
+
 // splitRank orders splits as people list them: train, validation, test.
 func splitRank(s string) int {
 	for i, w := range splitWords {
@@ -86,7 +89,7 @@ func arrangeShards(shards []shard, asked string) (kept []shard, splits []string)
 			splits = append(splits, s)
 		}
 	}
-	slices.SortFunc(splits, func(a, b string) int { return cmp.Or(splitRank(a)-splitRank(b), strings.Compare(a, b)) })
+	slices.SortFunc(splits, compareSplits)
 	slices.SortStableFunc(shards, func(a, b shard) int {
 		return cmp.Or(slices.Index(splits, a.split)-slices.Index(splits, b.split), strings.Compare(a.rel, b.rel))
 	})

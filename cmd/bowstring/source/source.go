@@ -37,6 +37,8 @@ type Source interface {
 	Rows() int64
 	// Notes are what a person should know: files ignored, columns renamed.
 	Notes() []string
+	// Exact says that its columns are all that there are to be, as in an export.
+	Exact() bool
 	// Samples yields the samples split by split, in an order that depends on
 	// nothing but names and content. An error ends it: the source as a whole cannot be read.
 	Samples(ctx context.Context) iter.Seq2[Sample, error]

@@ -481,7 +481,7 @@ const frameMessage = 8 << 20
 func (f *Frame) Batches(yield func(arrow.Record) bool) {
 	var size int64
 	for _, c := range f.Columns {
-		size += sizeOf(c.Data())
+		size += dataBytes(c.Data())
 	}
 	step := max(1, int(int64(f.Rows)*frameMessage/max(size, frameMessage)))
 	for start := 0; start < f.Rows; start += step {
@@ -500,16 +500,4 @@ func (f *Frame) Batches(yield func(arrow.Record) bool) {
 			return
 		}
 	}
-}
-
-func sizeOf(d arrow.ArrayData) (n int64) {
-	for _, b := range d.Buffers() {
-		if b != nil {
-			n += int64(b.Len())
-		}
-	}
-	for _, c := range d.Children() {
-		n += sizeOf(c)
-	}
-	return n
 }
