@@ -80,6 +80,9 @@ func newInstant(tb testing.TB, rows, size int) *instant {
 	return &instant{store, blobs}
 }
 
+// locks counts the locks that were taken, where the benchmark is built to: see bench/locks.sh.
+var locks func() int64
+
 // BenchmarkEngine is the cost of a sample of 110 KB in the engine: planning,
 // scheduling, the checksum and the assembly of batches, of which a driver that
 // costs nothing is the store. us/sample is processor time.
@@ -117,12 +120,19 @@ func benchmarkEngine(b *testing.B, rows, size int) {
 			var before, after runtime.MemStats
 			runtime.ReadMemStats(&before)
 			cpu := processorTime(b)
+			var taken int64
+			if locks != nil {
+				taken = locks()
+			}
 			b.ResetTimer()
 			read(n)
 			b.StopTimer()
 			runtime.ReadMemStats(&after)
 			b.ReportMetric(float64((processorTime(b)-cpu).Nanoseconds())/1e3/float64(n), "us/sample")
 			b.ReportMetric(float64(after.Mallocs-before.Mallocs)/float64(n), "allocs/sample")
+			if locks != nil {
+				b.ReportMetric(float64(locks()-taken)/float64(n), "locks/sample")
+			}
 		})
 	}
 }

@@ -173,6 +173,12 @@ func (h *Hold) Take(other *Hold) {
 	other.bytes = 0
 }
 
+// Split returns a hold of n of the bytes, which this one has no more.
+func (h *Hold) Split(n int64) Hold {
+	h.bytes -= n
+	return Hold{ledger: h.ledger, use: h.use, tenant: h.tenant, bytes: n}
+}
+
 // Grow adds n bytes to the hold, as [Ledger.Reserve] does. Who holds some while
 // it waits for more may keep others waiting: it is better to reserve once.
 func (h *Hold) Grow(ctx context.Context, n int64) error {

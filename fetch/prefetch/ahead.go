@@ -20,7 +20,7 @@ const (
 )
 
 // run is a few rows of one share, planned and on their way. All fields are
-// guarded by Stream.mu.
+// of the stream's goroutine.
 type run struct {
 	from               walk // where planning stood before it
 	lap, step, ordinal int64
@@ -56,7 +56,7 @@ type fault struct {
 }
 
 // ahead is what a stream has planned, is reading, or holds for its consumer, in
-// the plan's order. It is guarded by Stream.mu.
+// the plan's order. It is of the stream's goroutine.
 type ahead struct {
 	walk    walk // where drafting stands
 	drafts  []*draft
@@ -101,11 +101,11 @@ func (a *ahead) init(w walk, served []byte, most int64) {
 	a.walk, a.seq, a.dseq = a.first, a.firstRow, a.firstRow
 }
 
-// planLocked appends a run; false at the end, or where that would be too far
+// plan appends a run; false at the end, or where that would be too far
 // ahead. The first run always has a row left: one that was served whole before
 // the stream was resumed would be waited for without end.
-func (s *Stream) planLocked() bool {
-	for s.appendLocked() {
+func (s *owner) plan() bool {
+	for s.appendRun() {
 		if s.ahead.runs[0].left > 0 {
 			return true
 		}
@@ -114,7 +114,7 @@ func (s *Stream) planLocked() bool {
 	return false
 }
 
-func (s *Stream) appendLocked() bool {
+func (s *owner) appendRun() bool {
 	a := &s.ahead
 	if a.ended {
 		return false
@@ -122,10 +122,10 @@ func (s *Stream) appendLocked() bool {
 	if a.far = len(a.runs) > 0 && a.seq-a.runs[0].seq > a.most-runRows; a.far {
 		return false
 	}
-	s.draftLocked()
+	s.draft()
 	if len(a.drafts) == 0 {
 		a.ended = true
-		s.cond.Broadcast() // Next may wait for more
+		s.look = true
 		return false
 	}
 	d := a.drafts[0]
@@ -195,7 +195,7 @@ func (s *Stream) appendLocked() bool {
 }
 
 // promote counts in the runs whose rows may go into the next batch now.
-func (a *ahead) promote(s *Stream) {
+func (a *ahead) promote(s *owner) {
 	if !s.order.loose {
 		return
 	}
@@ -217,8 +217,8 @@ func (a *ahead) promote(s *Stream) {
 	}
 }
 
-// beginLocked goes on to the next cell. The bytes of a row are reserved with its first.
-func (s *Stream) beginLocked(r *run, row, column int) {
+// begin goes on to the next cell. The bytes of a row are reserved with its first.
+func (s *owner) begin(r *run, row, column int) {
 	if column == 0 {
 		s.ahead.rows++
 		s.ahead.bytes += r.state[row].size
@@ -228,7 +228,7 @@ func (s *Stream) beginLocked(r *run, row, column int) {
 }
 
 // rowSize is what a row takes of the window: its blobs, and its metadata.
-func (s *Stream) rowSize(r *run, row int) int64 {
+func (s *owner) rowSize(r *run, row int) int64 {
 	n := r.state[row].size + s.sizer.rowBytes
 	if r.raw != nil {
 		n += r.raw[row]
@@ -236,20 +236,8 @@ func (s *Stream) rowSize(r *run, row int) int64 {
 	return n
 }
 
-// More implements read.Receiver.
-func (s *Stream) More() { s.refill() }
-
-// Receive implements read.Receiver: it takes what became of cells.
-func (s *Stream) Receive(list []read.Outcome) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for i := range list {
-		s.receiveLocked(&list[i])
-	}
-	s.refillLocked()
-}
-
-func (s *Stream) receiveLocked(o *read.Outcome) {
+// receive takes what became of a cell.
+func (s *owner) receive(o *read.Outcome) {
 	r, cell := o.Token.Of.(*run), o.Token.N
 	if s.gone || r.dropped {
 		o.Blob.Release()
@@ -262,30 +250,30 @@ func (s *Stream) receiveLocked(o *read.Outcome) {
 	}
 	row, column := cell/len(s.columns), cell%len(s.columns)
 	if s.columns[column].made != nil && o.Err == nil {
-		s.makeLocked(r, cell, o.Blob, from)
+		s.makeCell(r, cell, o.Blob, from)
 		return
 	}
 	s.ahead.inFlight--
 	r.inFlight--
 	if o.Err != nil {
-		s.faultLocked(r, row, column, o.Err)
+		s.fault(r, row, column, o.Err)
 		if s.columns[column].made != nil {
-			s.settleLocked(&making{run: r, cell: cell}, o.Ref.Size, r.guess[cell])
+			s.settle(&making{run: r, cell: cell}, o.Ref.Size, r.guess[cell])
 		}
 	} else {
 		r.cells[cell] = o.Blob
 		s.window.completed(o.At, bytes, s.path.Slow, s.waiting && !s.woken)
 	}
 	s.from = from
-	s.backLocked(r, row)
+	s.back(r, row)
 }
 
-// backLocked counts a cell in.
-func (s *Stream) backLocked(r *run, row int) {
+// back counts a cell in.
+func (s *owner) back(r *run, row int) {
 	r.state[row].pending--
 	if r.state[row].pending > 0 {
 		if s.waiting && s.ahead.idle() {
-			s.wakeLocked()
+			s.woken = true
 		}
 		return
 	}
@@ -298,19 +286,13 @@ func (s *Stream) backLocked(r *run, row int) {
 		a.ready++
 		a.readySize += r.state[row].size
 	}
-	if s.waiting && s.wakesLocked(r.seq+int64(row)) {
-		s.wakeLocked()
+	if s.waiting && s.wakes(r.seq+int64(row)) {
+		s.woken = true
 	}
 }
 
-// wakeLocked has Next go on.
-func (s *Stream) wakeLocked() {
-	s.woken = true
-	s.cond.Signal()
-}
-
-// takeLocked moves a row that is back into a batch.
-func (s *Stream) takeLocked(r *run, row int, p *part) {
+// takeRow moves a row that is back into a batch.
+func (s *owner) takeRow(r *run, row int, p *part) {
 	cols := len(s.columns)
 	for c := range cols {
 		p.blobs[c] = append(p.blobs[c], r.cells[row*cols+c])
@@ -380,9 +362,9 @@ func (a *ahead) runOf(seq int64) (*run, int) {
 	return a.runs[i], int(seq - a.runs[i].seq)
 }
 
-// readsLocked is where in the order of which epoch the stream reads next. Where ranks get what
+// reads is where in the order of which epoch the stream reads next. Where ranks get what
 // their nodes own, its rows lie anywhere in the step, and it is the step's first; or the next one's, if none is left.
-func (s *Stream) readsLocked() (lap, index int64) {
+func (s *owner) reads() (lap, index int64) {
 	a := &s.ahead
 	w := a.walk
 	lap, step, index := w.lap, w.step, w.at

@@ -3,6 +3,7 @@ package prefetch
 import (
 	"time"
 
+	"bowstring/fetch/admission"
 	"bowstring/schema"
 )
 
@@ -71,13 +72,14 @@ type Fault struct {
 // the snapshot.
 type batchHold struct {
 	stream *Stream
-	bytes  int64
+	memory admission.Hold
 }
 
 // Unpin implements schema.Owner.
 func (h *batchHold) Unpin() {
-	h.stream.set.transit.Add(-h.bytes)
-	h.stream.tenant.transit.Add(-h.bytes)
-	h.stream.free(h.bytes)
+	n := h.memory.Bytes()
+	h.stream.set.transit.Add(-n)
+	h.stream.tenant.transit.Add(-n)
+	h.stream.free(&h.memory)
 	h.stream.job.Release()
 }

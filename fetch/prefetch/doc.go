@@ -4,11 +4,12 @@
 // an engine, which share the memory of the ledger, the turns of the queue, and the
 // reader.
 //
-// What is asked of whom goes one way: a stream puts what it wants into the queue,
-// the queue says whose turn it is, the reader reads, and tells the stream.
+// What is asked of whom goes one way: a stream asks the reader for many blobs at a time, and the reader answers many at a
+// time.
 //
-// A stream plans, and waits, under a mutex of its own. The order in which locks
-// are taken is Set, Stream, then those of the queue, the reader and the ledger.
+// A stream has a goroutine, its owner, which plans, asks, and holds what is back. It has no lock: what others want of it
+// is a message. Posting one never waits, and the owner waits for no other stream, so streams may ask each other. The
+// consumer's goroutine puts batches together.
 //
 // It knows nothing of catalogs, of how tiers find blobs, or of transports.
 package prefetch

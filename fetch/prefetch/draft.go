@@ -15,7 +15,7 @@ const (
 )
 
 // draft is rows of one share that are to be planned, and are being looked up in the
-// manifest. All fields are guarded by Stream.mu.
+// manifest. All fields are of the stream's goroutine.
 type draft struct {
 	from      walk // where drafting stood before it
 	positions []int64
@@ -28,9 +28,9 @@ type draft struct {
 // loading reports whether planning waits for rows of the manifest.
 func (a *ahead) loading() bool { return len(a.drafts) > 0 && !a.drafts[0].ready }
 
-// draftLocked has the rows that come next looked up in the manifest. Where ranks get what their
+// draft has the rows that come next looked up in the manifest. Where ranks get what their
 // nodes own, it is found out first which rows these are.
-func (s *Stream) draftLocked() {
+func (s *owner) draft() {
 	a, m := &s.ahead, s.job.Manifest()
 	for range draftsAtOnce {
 		if a.drafted >= maxDrafted || len(a.drafts) > 0 && m.Resident() && s.job.Layout() == nil || !a.walk.settle() {
@@ -52,24 +52,24 @@ func (s *Stream) draftLocked() {
 		a.drafts = append(a.drafts, d)
 		shared, known := d.from.shared()
 		if !known {
-			s.shareLocked(d, served)
+			s.lookUpShare(d, served)
 			continue
 		}
 		d.from.positions(shared, d.positions)
 		wanted := but(d.positions, served)
 		if rows, ok := m.Try(wanted); ok {
-			d.foundLocked(rows, served)
+			d.found(rows, served)
 		} else if !m.Start(s.context(), wanted, func(rows []schema.Row, err error) {
-			s.found(d, d.positions, rows, served, err)
+			s.do(func(s *owner) { s.found(d, d.positions, rows, served, err) })
 		}) {
 			s.fail(read.ErrClosing())
 		}
 	}
 }
 
-// shareLocked has it found out which rows a draft has, and where they lie. Meanwhile the job is held: the stream may be
+// lookUpShare has it found out which rows a draft has, and where they lie. Meanwhile the job is held: the stream may be
 // closed, and what others have of it is not to be given back for them.
-func (s *Stream) shareLocked(d *draft, served []bool) {
+func (s *owner) lookUpShare(d *draft, served []bool) {
 	ctx, j, m := s.context(), s.job, s.job.Manifest()
 	positions := make([]int64, len(d.positions))
 	var rows []schema.Row
@@ -83,7 +83,7 @@ func (s *Stream) shareLocked(d *draft, served []bool) {
 	}
 	j.Retain()
 	found := func(err error) {
-		s.found(d, positions, rows, served, err)
+		s.do(func(s *owner) { s.found(d, positions, rows, served, err) })
 		j.Release()
 	}
 	if !m.Go(look, found) {
@@ -106,8 +106,8 @@ func but(positions []int64, served []bool) []int64 {
 	return left
 }
 
-// foundLocked takes in where the rows lie, but for those that were delivered before.
-func (d *draft) foundLocked(rows []schema.Row, served []bool) {
+// found takes in where the rows lie, but for those that were delivered before.
+func (d *draft) found(rows []schema.Row, served []bool) {
 	d.rows, d.ready = rows, true
 	if served == nil {
 		return
@@ -121,39 +121,35 @@ func (d *draft) foundLocked(rows []schema.Row, served []bool) {
 }
 
 // found takes what came of a draft.
-func (s *Stream) found(d *draft, positions []int64, rows []schema.Row, served []bool, err error) {
-	s.mu.Lock()
+func (s *owner) found(d *draft, positions []int64, rows []schema.Row, served []bool, err error) {
 	if s.gone || d.dropped {
-		s.mu.Unlock()
 		return
 	}
 	if err != nil {
 		s.fail(err) // it cannot know which blobs come next
 	} else {
 		d.positions = positions
-		d.foundLocked(rows, served)
+		d.found(rows, served)
 		s.ahead.news++
-		s.refillLocked()
 	}
-	s.cond.Broadcast() // Next may wait for it
-	s.mu.Unlock()
+	s.look, s.more = true, true
 }
 
-// undraftLocked gives up the drafts, so that planning goes on elsewhere.
-func (a *ahead) undraftLocked() {
+// undraft gives up the drafts, so that planning goes on elsewhere.
+func (a *ahead) undraft() {
 	for _, d := range a.drafts {
 		d.dropped = true
 	}
 	a.drafts, a.drafted = nil, 0
 }
 
-// redraftLocked makes a run that is taken out a draft again, from one of its rows on: where they lie is known. Of the
+// redraft makes a run that is taken out a draft again, from one of its rows on: where they lie is known. Of the
 // drafts, those that are used last are given up where they are too many.
-func (s *Stream) redraftLocked(r *run, first int) {
+func (s *owner) redraft(r *run, first int) {
 	a, from := &s.ahead, r.from
 	from.at += int64(first)
 	if s.job.Manifest().Resident() {
-		a.undraftLocked() // it costs nothing to look them up again
+		a.undraft() // it costs nothing to look them up again
 		a.walk, a.dseq = from, r.seq+int64(first)
 		return
 	}

@@ -28,7 +28,7 @@ const (
 	firstRatio = 4
 )
 
-// ratio is how many bytes were made of how many. It is guarded by Stream.mu.
+// ratio is how many bytes were made of how many. It is of the stream's goroutine.
 type ratio struct{ made, of int64 }
 
 // making is what a stream knows of a task.
@@ -60,8 +60,8 @@ func (s *Stream) openStage() {
 	}
 }
 
-// widenLocked has the window hold what keeps the stage's workers busy.
-func (s *Stream) widenLocked() {
+// widen has the window hold what keeps the stage's workers busy.
+func (s *owner) widen() {
 	if s.stage == nil {
 		return
 	}
@@ -90,8 +90,8 @@ func (s *Stream) task(column int, lap, position int64, blob schema.Blob) *operat
 	}
 }
 
-// makeLocked has a cell made that has come.
-func (s *Stream) makeLocked(r *run, cell int, blob schema.Blob, from read.From) {
+// makeCell has a cell made that has come.
+func (s *owner) makeCell(r *run, cell int, blob schema.Blob, from read.From) {
 	row, column := cell/len(s.columns), cell%len(s.columns)
 	t := s.task(column, r.lap, r.positions[row], blob)
 	t.Of, t.Guess = &making{r, cell, from}, r.guess[cell]
@@ -101,35 +101,39 @@ func (s *Stream) makeLocked(r *run, cell int, blob schema.Blob, from read.From) 
 	s.stage.Put(t)
 }
 
-// Room implements operators.Receiver.
+// Room implements operators.Receiver. Where more than was guessed is needed, the stream's goroutine says when there is
+// room.
 func (s *Stream) Room(t *operators.Task, bytes int64) bool {
-	m := t.Of.(*making)
-	s.mu.Lock()
-	if s.gone || m.run.dropped {
-		s.mu.Unlock()
+	if bytes <= t.Guess {
+		return true
+	}
+	if !s.do(func(s *owner) { s.room(t) }) {
 		t.Cell.Release()
-		return false
 	}
-	defer s.mu.Unlock()
-	a := &s.ahead
-	if extra := bytes - m.run.guess[m.cell]; extra > 0 && (len(a.hungry) > 0 || !s.hold.TryGrow(extra)) {
-		a.hungry = append(a.hungry, t)
-		slices.SortFunc(a.hungry, func(x, y *operators.Task) int {
-			x1, y1 := x.Of.(*making), y.Of.(*making)
-			return cmp.Or(cmp.Compare(x1.run.seq, y1.run.seq), cmp.Compare(x1.cell, y1.cell))
-		})
-		if s.waiting && a.idle() {
-			s.wakeLocked()
-		}
-		return false
-	} else if extra > 0 {
-		s.grownLocked(m, extra)
-	}
-	return true
+	return false
 }
 
-// grownLocked notes that a result is larger than was guessed. The ledger has counted it in.
-func (s *Stream) grownLocked(m *making, extra int64) {
+// room has a task made again if there is room for its result. Otherwise it is hungry.
+func (s *owner) room(t *operators.Task) {
+	m := t.Of.(*making)
+	a := &s.ahead
+	if s.gone || m.run.dropped {
+		t.Cell.Release()
+		return
+	}
+	a.hungry = append(a.hungry, t)
+	slices.SortFunc(a.hungry, func(x, y *operators.Task) int {
+		x1, y1 := x.Of.(*making), y.Of.(*making)
+		return cmp.Or(cmp.Compare(x1.run.seq, y1.run.seq), cmp.Compare(x1.cell, y1.cell))
+	})
+	s.feed()
+	if a.idle() {
+		s.look = true
+	}
+}
+
+// grown notes that a result is larger than was guessed. The ledger has counted it in.
+func (s *owner) grown(m *making, extra int64) {
 	row := m.cell / len(s.columns)
 	m.run.guess[m.cell] += extra
 	m.run.state[row].size += extra
@@ -137,9 +141,9 @@ func (s *Stream) grownLocked(m *making, extra int64) {
 	s.window.used += extra
 }
 
-// feedLocked gives room to what is hungry, the first in the plan first, as far as there is some. The place of a stream
+// feed gives room to what is hungry, the first in the plan first, as far as there is some. The place of a stream
 // that is gone takes nothing: closeStage has what is hungry then.
-func (s *Stream) feedLocked() {
+func (s *owner) feed() {
 	a := &s.ahead
 	for !s.gone && len(a.hungry) > 0 && !a.reserving {
 		m := a.hungry[0].Of.(*making)
@@ -147,68 +151,69 @@ func (s *Stream) feedLocked() {
 		if !s.hold.TryGrow(extra) {
 			return
 		}
-		s.fedLocked(m, extra)
+		s.fed(m, extra)
 	}
 }
 
-// fedLocked has the first of what is hungry made.
-func (s *Stream) fedLocked(m *making, extra int64) {
+// fed has the first of what is hungry made.
+func (s *owner) fed(m *making, extra int64) {
 	a := &s.ahead
 	t := a.hungry[0]
 	a.hungry = slices.Delete(a.hungry, 0, 1)
-	s.grownLocked(m, extra)
+	s.grown(m, extra)
 	s.stage.Again(t)
 }
 
-// starvedLocked waits for room for what is hungry, where nothing else goes on. What was read
+// starved waits for room for what is hungry, where nothing else goes on. What was read
 // ahead beyond the first run is given back, to be read again.
-func (s *Stream) starvedLocked() error {
-	s.giveBackLocked(0, 1)
-	s.feedLocked()
+func (s *owner) starved() {
+	s.drop(0, 1)
+	s.feed()
 	a := &s.ahead
 	if len(a.hungry) == 0 || !a.idle() {
-		return nil
+		s.look, s.again = true, true
+		return
 	}
 	first := a.hungry[0]
 	m := first.Of.(*making)
 	extra := first.ResultBytes() - m.run.guess[m.cell]
-	more, err := s.obtainLocked(extra)
-	if err != nil {
-		if s.context().Err() != nil {
-			return context.Cause(s.context())
+	s.obtain(extra, func() {
+		if len(a.hungry) > 0 && a.hungry[0] == first {
+			s.fed(m, extra)
+		} else { // one that comes before it
+			s.hold.Shrink(extra)
 		}
+		s.feed()
+	}, func(err error) error {
 		row, column := m.cell/len(s.columns), m.cell%len(s.columns)
 		err = s.sampleError(m.run.positions[row], m.run.rows[row], s.columns[column].name, err)
-		err = errNoMemory(err, "making the next sample")
-		s.fail(err)
-		return err
-	}
-	if s.gone {
-		more.Release() // nobody would
-		return context.Cause(s.context())
-	}
-	s.hold.Take(more)
-	s.fedLocked(m, extra)
-	return nil
+		return errNoMemory(err, "making the next sample")
+	})
 }
 
 // Made implements operators.Receiver.
 func (s *Stream) Made(t *operators.Task, o operators.Outcome) {
+	if !s.do(func(s *owner) { s.made(t, o) }) {
+		t.Cell.Release()
+		o.Blob.Release()
+	}
+}
+
+// made takes what was made of a cell.
+func (s *owner) made(t *operators.Task, o operators.Outcome) {
 	m := t.Of.(*making)
 	r, row, column := m.run, m.cell/len(s.columns), m.cell%len(s.columns)
 	raw := int64(len(t.Cell.Bytes()))
 	size := int64(len(o.Blob.Bytes()))
 	t.Cell.Release()
-	s.mu.Lock()
 	if s.gone || r.dropped {
-		s.mu.Unlock()
 		o.Blob.Release()
 		return
 	}
 	s.ahead.inFlight--
 	r.inFlight--
 	if o.Err != nil {
-		s.faultLocked(r, row, column, o.Err)
+		s.fault(r, row, column, o.Err)
 		size = r.guess[m.cell] // of what may come in its place
 	} else {
 		r.cells[m.cell] = o.Blob
@@ -217,16 +222,15 @@ func (s *Stream) Made(t *operators.Task, o operators.Outcome) {
 		}
 		s.window.completed(time.Now(), size, s.path.Slow, s.waiting && !s.woken)
 	}
-	s.settleLocked(m, raw, size)
+	s.settle(m, raw, size)
 	s.processor += o.Processor
 	s.from, s.making = m.from, o.Queued+o.Took
-	s.backLocked(r, row)
-	s.refillLocked()
-	s.mu.Unlock()
+	s.back(r, row)
+	s.more = true
 }
 
-// settleLocked counts the blob out that something was made of, and what was guessed beyond its size.
-func (s *Stream) settleLocked(m *making, raw, size int64) {
+// settle counts the blob out that something was made of, and what was guessed beyond its size.
+func (s *owner) settle(m *making, raw, size int64) {
 	r, row := m.run, m.cell/len(s.columns)
 	less := r.guess[m.cell] - size
 	r.guess[m.cell] = size
@@ -237,11 +241,11 @@ func (s *Stream) settleLocked(m *making, raw, size int64) {
 	s.hold.Shrink(less + raw)
 }
 
-// faultLocked notes that a cell cannot be had. A store that does not answer, or an engine that is not there, is no fault
+// fault notes that a cell cannot be had. A store that does not answer, or an engine that is not there, is no fault
 // of the sample: that ends the stream, whatever on_error is, and a client that goes on by its last ticket gets the
 // sample. Otherwise an outage would fill a training set with nulls, and each substitute would wait for the whole time
 // of a read.
-func (s *Stream) faultLocked(r *run, row, column int, err error) {
+func (s *owner) fault(r *run, row, column int, err error) {
 	name := s.columns[column].name
 	if !s.job.Tolerant() || passes(err) {
 		s.fail(s.sampleError(r.positions[row], r.rows[row], name, err))
@@ -257,8 +261,8 @@ func passes(err error) bool {
 // idle reports whether nothing is in flight that comes by itself.
 func (a *ahead) idle() bool { return a.inFlight == len(a.hungry) }
 
-// unmakeLocked takes back what waits to be made of runs that were dropped.
-func (s *Stream) unmakeLocked() {
+// unmake takes back what waits to be made of runs that were dropped.
+func (s *owner) unmake() {
 	if s.stage == nil {
 		return
 	}
@@ -279,7 +283,7 @@ func (s *Stream) unmakeLocked() {
 }
 
 // closeStage gives up what waits to be made. The stream is gone.
-func (s *Stream) closeStage() {
+func (s *owner) closeStage() {
 	if s.stage == nil {
 		return
 	}
@@ -287,8 +291,6 @@ func (s *Stream) closeStage() {
 		// Somebody may wait for it.
 		t.To.Made(t, operators.Outcome{Err: context.Canceled})
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	for _, t := range s.ahead.hungry {
 		t.Cell.Release()
 	}
@@ -312,14 +314,10 @@ func (s *Stream) makeNow(column int, lap, position int64, blob schema.Blob) (sch
 	done := make(instant, 1)
 	t := s.task(column, lap, position, blob)
 	t.To, t.Of = done, &making{}
-	s.mu.Lock()
-	if s.gone {
-		s.mu.Unlock()
+	if !s.do(func(s *owner) { s.stage.Put(t) }) {
 		blob.Release()
 		return schema.Blob{}, context.Cause(s.context())
 	}
-	s.stage.Put(t)
-	s.mu.Unlock()
 	o := <-done
 	return o.Blob, o.Err
 }

@@ -3,6 +3,7 @@ package prefetch
 import (
 	"time"
 
+	"bowstring/fetch/admission"
 	"bowstring/fetch/read"
 	"bowstring/schema"
 	"bowstring/spill"
@@ -20,19 +21,12 @@ const (
 	leastRow = 4 << 10
 )
 
-// refill asks for what the window has room for.
-func (s *Stream) refill() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.refillLocked()
-}
-
-// refillLocked asks for what the window has room for, as far as one slice goes.
-func (s *Stream) refillLocked() {
+// refill asks for what the window has room for, as far as one slice goes.
+func (s *owner) refill() {
 	a := &s.ahead
 	cols := len(s.columns)
 	a.paused = false
-	s.feedLocked()
+	s.feed()
 	if s.gone || s.still.Load() || cols == 0 || s.context().Err() != nil {
 		return
 	}
@@ -40,7 +34,7 @@ func (s *Stream) refillLocked() {
 	s.sizer.maxBytes = min(s.sizer.batchBytes, s.set.pieceBytes(s.tenant))
 	room := maxQueue - s.place.Waiting()
 	if room > 0 {
-		s.roomAgainLocked()
+		s.roomAgain()
 	}
 	now := time.Now()
 	for cells := 0; len(a.wants) < room; cells++ {
@@ -48,7 +42,7 @@ func (s *Stream) refillLocked() {
 			a.paused = true
 			break
 		}
-		if a.reading == len(a.runs) && !s.planLocked() {
+		if a.reading == len(a.runs) && !s.plan() {
 			break
 		}
 		r := a.runs[a.reading]
@@ -67,14 +61,14 @@ func (s *Stream) refillLocked() {
 			s.manifestLost(err)
 			break
 		}
-		if column == 0 && !s.reserveLocked(r, row) {
-			s.noRoomLocked()
+		if column == 0 && !s.reserve(r, row) {
+			s.noRoom()
 			break
 		}
 		cell := r.next
-		s.beginLocked(r, row, column)
+		s.begin(r, row, column)
 		if !ok {
-			s.backLocked(r, row) // a null
+			s.back(r, row) // a null
 			continue
 		}
 		a.inFlight++
@@ -93,10 +87,10 @@ func (s *Stream) refillLocked() {
 	}
 }
 
-// reserveLocked counts a row in, if the window and the ledger have room for it.
+// reserve counts a row in, if the window and the ledger have room for it.
 // What the batch needs that the consumer could have next is beyond the window, or
 // one smaller than that would stop the stream for good; it is never beyond the ledger.
-func (s *Stream) reserveLocked(r *run, row int) bool {
+func (s *owner) reserve(r *run, row int) bool {
 	a, n := &s.ahead, s.rowSize(r, row)
 	a.starving = 0
 	next := int64(a.rows) < s.slot.left() && a.bytes+r.state[row].size <= s.sizer.maxBytes // the batch needs it
@@ -127,47 +121,44 @@ func (a *ahead) needs() int64 {
 	return a.starving
 }
 
-// free gives back bytes of the window. Any goroutine may call it, and none of them plans: see plans.
-func (s *Stream) free(n int64) {
-	s.mu.Lock()
-	s.window.used -= n
-	s.hold.Shrink(n)
-	s.mu.Unlock()
-	s.set.plans.plan(s)
+// free gives back the memory of a batch. Any goroutine may call it, and none of them plans: the stream's own does.
+func (s *Stream) free(h *admission.Hold) {
+	n := h.Bytes()
+	h.Release()
+	s.mail.post(func(l *letters) { l.freed += n })
 }
 
-// giveBack drops what was read ahead last, as far as the stream holds more than
+// giveBack has the stream drop what it has read ahead last, as far as it holds more than
 // so many bytes: it is planned and read again when there is room. Where its rows lie stays known.
-// What Next is about to take stays.
+// What the consumer is about to take stays.
 func (s *Stream) giveBack(most int64) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.gone || s.asked {
-		return
-	}
-	s.giveBackLocked(most, 0)
+	s.ask(func(s *owner) {
+		if !s.gone && !s.asked {
+			s.drop(most, 0)
+		}
+	})
 }
 
-// giveBackLocked is it, but for so many runs at the front.
-func (s *Stream) giveBackLocked(most int64, but int) {
+// drop drops what was read ahead last, but for so many runs at the front.
+func (s *owner) drop(most int64, but int) {
 	a := &s.ahead
 	asked := 0 // cells
 	for s.window.used > most && len(a.runs) > but {
 		r := a.runs[len(a.runs)-1]
 		r.dropped = true
 		asked += r.inFlight
-		s.unplanLocked(r)
+		s.unplan(r)
 	}
 	if asked == 0 {
 		return
 	}
 	// What waits and what is read is gone through once, whatever the number of runs.
 	s.place.Leave(func(t read.Token) bool { return t.Of.(*run).dropped })
-	s.unmakeLocked()
+	s.unmake()
 }
 
-// unplanLocked takes the last run out.
-func (s *Stream) unplanLocked(r *run) {
+// unplan takes the last run out.
+func (s *owner) unplan(r *run) {
 	a, cols := &s.ahead, len(s.columns)
 	var bytes int64
 	for row := range r.positions {
@@ -196,7 +187,7 @@ func (s *Stream) unplanLocked(r *run) {
 	for len(a.runs) == 0 && r.state[delivered].taken {
 		delivered++
 	}
-	s.redraftLocked(r, delivered)
+	s.redraft(r, delivered)
 	a.seq, a.ended, a.far = r.seq+int64(delivered), false, false
 	a.reading, a.near = min(a.reading, len(a.runs)), min(a.near, len(a.runs))
 }
@@ -209,8 +200,8 @@ func (r *run) release() {
 	}
 }
 
-// releaseLocked gives back what was not delivered.
-func (s *Stream) releaseLocked() {
+// releaseAll gives back what was not delivered.
+func (s *owner) releaseAll() {
 	a := &s.ahead
 	for _, r := range a.runs {
 		for row := range r.positions {
@@ -221,22 +212,22 @@ func (s *Stream) releaseLocked() {
 		}
 		r.release()
 	}
-	a.undraftLocked()
+	a.undraft()
 	s.hold.Shrink(a.granted)
 	a.granted, a.runs = 0, nil
 	a.rows, a.bytes, a.inFlight = 0, 0, 0
 }
 
-// noRoomLocked begins to count the time that reading stands still, though nothing
+// noRoom begins to count the time that reading stands still, though nothing
 // waits for its turn.
-func (s *Stream) noRoomLocked() {
+func (s *owner) noRoom() {
 	if s.fullSince.IsZero() && s.place.Waiting() == 0 && len(s.ahead.wants) == 0 {
 		s.fullSince = time.Now()
 	}
 }
 
-// roomAgainLocked ends it.
-func (s *Stream) roomAgainLocked() {
+// roomAgain ends it.
+func (s *owner) roomAgain() {
 	if !s.fullSince.IsZero() {
 		s.fullFor += time.Since(s.fullSince)
 		s.fullSince = time.Time{}

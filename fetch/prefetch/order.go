@@ -3,6 +3,7 @@ package prefetch
 import (
 	"math"
 
+	"bowstring/fetch/admission"
 	"bowstring/schema"
 )
 
@@ -16,6 +17,7 @@ type part struct {
 	rows     []schema.Row    // where they lie
 	blobs    [][]schema.Blob // by blob column, by row
 	reserved int64           // bytes of the window
+	hold     admission.Hold  // of the ledger for it, once it is handed out
 	faults   []fault
 	last     bool          // the share ends with it
 	resume   schema.Ticket // what goes on after it
@@ -60,8 +62,8 @@ type wanted struct {
 	bytes   int64
 }
 
-// wakesLocked says whether the row seq, which has come back, is worth another look.
-func (s *Stream) wakesLocked(seq int64) bool {
+// wakes says whether the row seq, which has come back, is worth another look.
+func (s *owner) wakes(seq int64) bool {
 	w, a := &s.wanted, &s.ahead
 	if a.idle() {
 		return true
@@ -75,15 +77,15 @@ func (s *Stream) wakesLocked(seq int64) bool {
 	return s.order.loose && (a.ready >= w.ready || a.readySize >= w.bytes)
 }
 
-// gatherLocked takes the rows of the next batch if they are there; otherwise it
+// gather takes the rows of the next batch if they are there; otherwise it
 // says in s.wanted what to wait for.
-func (s *Stream) gatherLocked() *part {
+func (s *owner) gather() *part {
 	s.sizer.maxBytes = min(s.sizer.batchBytes, s.set.pieceBytes(s.tenant))
 	if s.order.loose {
-		if !s.enoughLocked() {
+		if !s.enough() {
 			return nil
 		}
-	} else if !s.prefixLocked(true) {
+	} else if !s.prefix(true) {
 		return nil
 	}
 	a := &s.ahead
@@ -97,16 +99,16 @@ func (s *Stream) gatherLocked() *part {
 	}
 	s.sizer.reset()
 	if s.order.loose {
-		s.fillLooseLocked(p)
+		s.fillLoose(p)
 	} else {
-		s.fillLocked(p)
+		s.fill(p)
 	}
 	a.trim()
 	return p
 }
 
-// fillLocked takes the rows that come first in the plan, as far as they are back.
-func (s *Stream) fillLocked(p *part) {
+// fill takes the rows that come first in the plan, as far as they are back.
+func (s *owner) fill(p *part) {
 	for _, r := range s.ahead.runs {
 		for row := range r.positions {
 			if r.state[row].taken {
@@ -115,35 +117,35 @@ func (s *Stream) fillLocked(p *part) {
 			if s.slot.left() == 0 || r.state[row].pending > 0 || !s.sizer.fits(r.state[row].size) {
 				return
 			}
-			s.takeLocked(r, row, p)
+			s.takeRow(r, row, p)
 			s.slot.at++
 		}
 	}
 }
 
-// fillLooseLocked takes the earliest rows that are back, of those that may go
+// fillLoose takes the earliest rows that are back, of those that may go
 // into the batch.
-func (s *Stream) fillLooseLocked(p *part) {
+func (s *owner) fillLoose(p *part) {
 	a := &s.ahead
 	for seq := a.back.nextIn(a.firstRow); seq >= 0 && s.slot.left() > 0; seq = a.back.nextIn(seq + 1) {
 		r, row := a.runOf(seq)
 		if !r.near || seq >= a.stop || !s.sizer.fits(r.state[row].size) {
 			return
 		}
-		s.takeLocked(r, row, p)
+		s.takeRow(r, row, p)
 		s.slot.at++
 	}
 }
 
-// prefixLocked reports whether the rows of the next batch are there, in strict
+// prefix reports whether the rows of the next batch are there, in strict
 // order; or some of them, where few says that they do and memory has no room for more.
-func (s *Stream) prefixLocked(few bool) bool {
+func (s *owner) prefix(few bool) bool {
 	s.wanted = wanted{}
 	s.sizer.reset()
 	a := &s.ahead
 	stuck := few && a.idle() && (len(a.hungry) > 0 || !s.fullSince.IsZero())
 	left := s.slot.left()
-	for i := 0; left > 0 && (i < len(a.runs) || s.planLocked()); i++ {
+	for i := 0; left > 0 && (i < len(a.runs) || s.plan()); i++ {
 		r := a.runs[i]
 		for row := range r.positions {
 			switch {
@@ -166,15 +168,15 @@ func (s *Stream) prefixLocked(few bool) bool {
 	return s.wanted.missing == 0
 }
 
-// enoughLocked reports whether a batch can be filled out of order. Of the rows
+// enough reports whether a batch can be filled out of order. Of the rows
 // whose last step has come it waits for those that this batch takes: the window
 // may have no room for more.
-func (s *Stream) enoughLocked() bool {
+func (s *owner) enough() bool {
 	s.wanted = wanted{}
 	a := &s.ahead
 	need := int(min(s.slot.left(), schema.DefaultMetaBatch))
 	a.stop = math.MaxInt64
-	full := s.order.reach >= 0 && s.dueLocked(need)
+	full := s.order.reach >= 0 && s.due(need)
 	// Where nothing more can come, what is there makes a batch.
 	stuck := a.idle() && (len(a.hungry) > 0 || a.far || a.ended || !s.fullSince.IsZero())
 	if s.wanted.missing > 0 {
@@ -189,10 +191,10 @@ func (s *Stream) enoughLocked() bool {
 	return false
 }
 
-// dueLocked counts the rows whose last step has come, and that are missing, of
+// due counts the rows whose last step has come, and that are missing, of
 // those that the next batch of so many rows takes. full says that they fill it:
 // then no row goes into it from the first due one on that does not fit.
-func (s *Stream) dueLocked(rows int) (full bool) {
+func (s *owner) due(rows int) (full bool) {
 	s.sizer.reset()
 	last := s.slot.ordinal() - s.order.reach
 	for _, r := range s.ahead.runs {

@@ -65,16 +65,16 @@ func (o *Options) Validate() error {
 
 // Set is all streams of an engine. It is safe for concurrent use.
 type Set struct {
-	opts  Options
-	plans plans
+	opts Options
 
 	// Below are what streams share without a lock.
 	reading atomic.Int64 // streams that read
 	transit atomic.Int64 // bytes of batches that were not released
 	waiting atomic.Int64 // streams whose consumer waits for a read
 	count   counters
-	ids     atomic.Uint64 // of streams
-	looked  atomic.Int64  // when it was last looked for streams that stand still, in nanoseconds
+	ids     atomic.Uint64  // of streams
+	looking sync.WaitGroup // for streams that stand still; grows only while a stream is not closed
+	looked  atomic.Int64   // when it was last looked for streams that stand still, in nanoseconds
 
 	mu      sync.Mutex
 	closed  bool
@@ -98,7 +98,6 @@ func NewSet(opts Options) (*Set, error) {
 		return nil, err
 	}
 	s := &Set{opts: opts, streams: map[*Stream]struct{}{}, tenants: map[string]*tenant{}}
-	s.plans.set = s
 	return s, nil
 }
 
@@ -181,15 +180,14 @@ func (s *Set) roomy(t *tenant, batch int64) bool {
 }
 
 // reserve counts in what a stream needs that has nothing, as soon as others have given it back.
-func (s *Set) reserve(ctx context.Context, st *Stream, need int64) (*admission.Hold, error) {
-	h := st.hold.Beside()
+func (s *Set) reserve(ctx context.Context, st *Stream, h *admission.Hold, need int64) error {
 	for {
 		s.reclaim(st.tenant, need)
 		round, cancel := context.WithTimeout(ctx, reclaimPeriod)
 		err := h.Grow(round, need)
 		cancel()
 		if err == nil || ctx.Err() != nil || !errors.Is(err, context.DeadlineExceeded) {
-			return h, err
+			return err
 		}
 	}
 }
@@ -207,7 +205,7 @@ func (s *Set) Close() {
 // Wait waits until every stream is closed.
 func (s *Set) Wait() {
 	s.live.Wait()
-	s.plans.close()
+	s.looking.Wait()
 }
 
 // errNoMemory says that a sample is larger than all windows together, or than those

@@ -3,7 +3,6 @@ package prefetch
 import (
 	"cmp"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -79,20 +78,7 @@ func (s *Set) Progress() []peers.Progress {
 	return list
 }
 
-// lock is a stream's. Whoever unlocks it says how the stream stands, so that
-// those who only look need not wait for it.
-type lock struct {
-	sync.Mutex
-	stream *Stream
-}
-
-// Unlock implements sync.Locker.
-func (l *lock) Unlock() {
-	l.stream.tellLocked()
-	l.Mutex.Unlock()
-}
-
-// told is how a stream stood when its lock was last given up, number by number.
+// told is how a stream stood when its goroutine last had nothing to do, number by number.
 type told struct {
 	lap, step, at      atomic.Int64
 	limit, used        atomic.Int64
@@ -103,7 +89,8 @@ type told struct {
 	full, fullSinceOpened atomic.Int64
 }
 
-func (s *Stream) tellLocked() {
+// tell says how the stream stands, for those who only look.
+func (s *owner) tell() {
 	t := &s.told
 	tell(&t.lap, s.slot.lap)
 	tell(&t.step, s.slot.step)
@@ -116,11 +103,7 @@ func (s *Stream) tellLocked() {
 	tell(&t.used, s.window.used)
 	tell(&t.inFlight, int64(s.ahead.inFlight))
 	tell(&t.ready, int64(s.ahead.ready))
-	tell(&t.store, int64(s.waited.Store))
-	tell(&t.spill, int64(s.waited.Spill))
-	tell(&t.peer, int64(s.waited.Peer))
-	tell(&t.making, int64(s.waited.Operators))
-	tell(&t.full, int64(s.waited.Window+s.fullFor))
+	tell(&t.full, int64(s.fullOnce+s.fullFor))
 	var since int64
 	if !s.fullSince.IsZero() {
 		since = max(1, int64(s.fullSince.Sub(s.opened)))

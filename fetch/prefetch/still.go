@@ -46,26 +46,13 @@ func (s *Set) findStill(list []*Stream) []*Stream {
 // standsStill reports whether the stream stands still, and whether that is found just now. If so, it reads nothing more
 // before its consumer comes.
 func (s *Stream) standsStill(now time.Time) (is, found bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if !s.gone && !s.asked && now.Sub(s.left) >= stillAfter {
-		found = !s.still.Swap(true)
-	}
+	s.ask(func(s *owner) {
+		if !s.gone && !s.asked && now.Sub(s.left) >= stillAfter {
+			found = !s.still.Swap(true)
+		}
+	})
 	return s.still.Load(), found
 }
-
-// comeLocked notes that the consumer asks for a batch. The lock is given up meanwhile, where the stream stood still.
-func (s *Stream) comeLocked() {
-	s.asked = true
-	if s.still.Swap(false) {
-		s.mu.Unlock()
-		s.set.shareAgain()
-		s.mu.Lock()
-	}
-}
-
-// leaveLocked notes that it has one.
-func (s *Stream) leaveLocked() { s.asked, s.left = false, time.Now() }
 
 // shareAgain divides the memory between the streams that read.
 func (s *Set) shareAgain() {
@@ -79,9 +66,9 @@ const nextPart = 8
 
 // giveBackStill is giveBack of a stream that stands still: it keeps its next batch, as far as that is not large, so
 // that a consumer that comes every ten seconds finds it.
-func (s *Stream) giveBackStill() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+func (s *Stream) giveBackStill() { s.ask((*owner).dropStill) }
+
+func (s *owner) dropStill() {
 	if s.gone || s.asked {
 		return
 	}
@@ -100,22 +87,24 @@ func (s *Stream) giveBackStill() {
 			break
 		}
 	}
-	s.giveBackLocked(0, kept)
+	s.drop(0, kept)
 }
 
 // cramped looks now and then whether some streams stand still, for one that waits and has all under way that it has room
-// for. Those give back what they have no use for, where memory is short.
+// for. Those give back what they have no use for, where memory is short. It does not wait for them.
 func (s *Set) cramped() {
 	now := time.Now().UnixNano()
 	if last := s.looked.Load(); now-last < int64(reclaimPeriod) || !s.looked.CompareAndSwap(last, now) {
 		return
 	}
-	still := s.findStill(s.readers())
-	if s.opts.Ledger.Free(admission.Windows) < s.opts.WindowBytes/nextPart {
-		for _, st := range still {
-			st.giveBackStill()
+	s.looking.Go(func() {
+		still := s.findStill(s.readers())
+		if s.opts.Ledger.Free(admission.Windows) < s.opts.WindowBytes/nextPart {
+			for _, st := range still {
+				st.giveBackStill()
+			}
 		}
-	}
+	})
 }
 
 // reclaim has the streams whose consumers do not wait give back what they have

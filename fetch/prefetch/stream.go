@@ -26,13 +26,17 @@ import (
 // another.
 //
 // Single cells are asked for in the plan's order; whichever comes back first is
-// kept until a batch is whole. A stream has no goroutine: see plans for what is planned where memory is given back.
+// kept until a batch is whole. All that changes belongs to one goroutine, and what others want of it is a message: see
+// owner. The fields here never change once it runs, but for those that say so.
 type Stream struct {
 	set       *Set
 	job       *resolve.Job
 	ticket    schema.Ticket
 	columns   []blobColumn
 	order     order
+	mail      mail
+	next      chan handed   // has room for one
+	done      chan struct{} // closed when its goroutine has ended
 	call      atomic.Pointer[call]
 	unwatch   func() bool
 	seed      uint64 // that operators draw by
@@ -44,41 +48,18 @@ type Stream struct {
 	id        uint64 // its number among those of the set
 	named     []byte // the ticket as JSON, if anybody asks
 	caller    store.Caller
-	tenant    *tenant      // set before it is read by anybody else
-	account   read.Account // what was read for it
-	dataset   uint32       // the spill's number of the snapshot
-	payer     uint16       // the spill's number of the tenant
-	opened    time.Time    // when it began
-	steps     int64        // of an epoch, 0 if there is no plan
-	still     atomic.Bool  // its consumer has not come for long; changes under mu, and the set shares anew then
-	told      told
-	due       bool              // it waits to be planned; guarded by plans.mu
+	tenant    *tenant           // set before it is read by anybody else
+	account   read.Account      // what was read for it
+	dataset   uint32            // the spill's number of the snapshot
+	payer     uint16            // the spill's number of the tenant
+	opened    time.Time         // when it began
+	steps     int64             // of an epoch, 0 if there is no plan
+	still     atomic.Bool       // its consumer has not come for long; its goroutine changes it, and the set shares anew then
+	told      told              // how it stands, for others
 	record    *lineage.Recorder // of what is handed out; nil if nobody keeps it
 	trace     *read.Trace       // nil if nobody traces it, as is the next one
 	traceMade *operators.Trace
 	first     trace.Span // until the first batch, if somebody does; nil otherwise
-
-	mu        lock
-	cond      sync.Cond // told when Next may go on
-	window    window
-	hold      *admission.Hold // what the window, and batches that were not released, have of the ledger
-	path      read.Path       // as it was when Next was last called
-	ahead     ahead
-	slot      walk // how far was delivered
-	sizer     sizer
-	wanted    wanted    // what Next waits for, while waiting
-	asked     bool      // Next waits for a batch, or takes it
-	left      time.Time // when Next returned last, or the stream was opened
-	waiting   bool
-	woken     bool          // while waiting: what it waits for is there, and it is only a processor that it needs
-	from      read.From     // where what came back last came from
-	processor time.Duration // of operators, since the last batch
-	making    time.Duration // what operators took for it
-	gone      bool          // closed
-
-	fullSince time.Time     // since when reading stands still for want of room, zero if it does not
-	fullFor   time.Duration // how long it did since the last batch
-	waited    Wait          // sums of all batches
 }
 
 // call is what a stream serves: a context that it can end. A stream lets go of it
@@ -105,7 +86,7 @@ type blobColumn struct {
 	ordinal int // among the snapshot's blob columns
 	name    string
 	made    *operators.Column // nil where its cells are served as they are
-	ratio   ratio             // of what is made of them; guarded by Stream.mu
+	ratio   ratio             // of what is made of them; of the stream's goroutine
 }
 
 // Open starts to serve a ticket of the job. The stream ends with ctx.
@@ -115,8 +96,7 @@ func (s *Set) Open(ctx context.Context, j *resolve.Job, t schema.Ticket) (*Strea
 		return nil, err
 	}
 	t.Request = j.Request() // with the snapshot's number, for the resume tickets
-	st := &Stream{set: s, job: j, ticket: t, order: orderOf(t.Request), slot: w}
-	st.mu.stream = st
+	st := &owner{Stream: &Stream{set: s, job: j, ticket: t, order: orderOf(t.Request)}, slot: w}
 	st.ahead.init(w, t.Served, s.opts.MaxAhead)
 	if n := len(t.Served); n > 0 {
 		last := w
@@ -128,7 +108,7 @@ func (s *Set) Open(ctx context.Context, j *resolve.Job, t schema.Ticket) (*Strea
 			st.slot.skip(int64(bits.OnesCount8(b)))
 		}
 	}
-	return st, s.start(ctx, st)
+	return st.Stream, s.start(ctx, st)
 }
 
 // Take starts to serve the samples at the given positions, in their order,
@@ -141,16 +121,15 @@ func (s *Set) Take(ctx context.Context, j *resolve.Job, positions []int64) (*Str
 		}
 	}
 	w := walk{job: j, list: positions, hi: int64(len(positions)), stride: 1, laps: 1}
-	st := &Stream{set: s, job: j, ticket: schema.Ticket{Request: j.Request()}, slot: w}
-	st.mu.stream = st
+	st := &owner{Stream: &Stream{set: s, job: j, ticket: schema.Ticket{Request: j.Request()}}, slot: w}
 	st.ahead.init(w, nil, s.opts.MaxAhead)
-	return st, s.start(ctx, st)
+	return st.Stream, s.start(ctx, st)
 }
 
-func (s *Set) start(ctx context.Context, st *Stream) error {
+func (s *Set) start(ctx context.Context, st *owner) error {
 	j := st.job
 	st.sizer = newSizer(j)
-	st.cond.L = &st.mu
+	st.mail.wake, st.next, st.done = make(chan struct{}, 1), make(chan handed, 1), make(chan struct{})
 	blobs := schema.BlobFields(j.Manifest().Snapshot().Schema)
 	for _, ordinal := range j.Projection().BlobColumns() {
 		name := blobs[ordinal].Name
@@ -179,7 +158,7 @@ func (s *Set) start(ctx context.Context, st *Stream) error {
 	st.caller = store.CallerFrom(ctx)
 	st.hold, _ = s.opts.Ledger.TryFor(admission.Windows, st.caller.Tenant, 0)
 	j.Retain()
-	if err := s.add(st); err != nil {
+	if err := s.add(st.Stream); err != nil {
 		st.fail(nil)
 		st.endFirst()
 		j.Release()
@@ -194,20 +173,13 @@ func (s *Set) start(ctx context.Context, st *Stream) error {
 		if j.Operators() != nil {
 			st.openStage()
 		}
-		st.place = s.opts.Reader.Open(st.tenant.name, s.weightFor(st.tenant.name), j.Group(), st)
-		path := s.opts.Reader.Path()
-		st.mu.Lock() // others look already what it could give back
-		st.path = path
-		st.window.init(st.opened, path, st.tenant.share.Load())
-		st.widenLocked()
-		st.mu.Unlock()
+		st.place = s.opts.Reader.Open(st.tenant.name, s.weightFor(st.tenant.name), j.Group(), st.Stream)
+		st.path = s.opts.Reader.Path()
+		st.window.init(st.opened, st.path, st.tenant.share.Load())
+		st.widen()
 	}
-	st.unwatch = context.AfterFunc(st.context(), func() {
-		st.mu.Lock()
-		defer st.mu.Unlock()
-		st.cond.Broadcast()
-	})
-	st.refill()
+	st.unwatch = context.AfterFunc(st.context(), st.knock)
+	go st.run()
 	return nil
 }
 
@@ -226,22 +198,8 @@ func (s *Stream) Close() {
 		ended := newCall(context.Background())
 		ended.cancel(cause)
 		s.call.Store(ended)
-		s.mu.Lock()
-		s.gone = true
-		lap, index := s.readsLocked()
-		s.mu.Unlock()
-		if s.place != nil {
-			s.place.Close()
-			s.closeStage()
-			s.part.Advance(lap, index)
-		}
-		s.mu.Lock()
-		s.releaseLocked()
-		s.mu.Unlock()
-		s.part.Leave()
-		s.set.remove(s)
-		s.job.Release()
-		s.set.live.Done()
+		s.do(func(o *owner) { o.ending = true })
+		<-s.done
 	})
 }
 

@@ -2,13 +2,17 @@ package prefetch
 
 import (
 	"context"
+	"errors"
 	"runtime"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"bowstring/fetch/operators"
+	"bowstring/fetch/read"
+	"bowstring/schema"
 )
 
 // onStack reports whether a function is among the callers.
@@ -103,20 +107,53 @@ func TestReleaseAfterClose(t *testing.T) {
 	b.Release()
 }
 
-// A stream that is closed has nothing made any more, when a worker comes to it: what is hungry stays for Close to release.
-func TestClosedStreamFeedsNothing(t *testing.T) {
+// released counts how often a blob is released.
+type released struct{ n atomic.Int64 }
+
+// Unpin implements schema.Owner.
+func (r *released) Unpin() { r.n.Add(1) }
+
+// What comes to a stream that is closed is released, and nobody waits for it.
+func TestClosedStreamTakesNothing(t *testing.T) {
 	f := newFixture(t, 40, 1<<20)
 	st := f.open(t)
 	st.Close()
-	st.mu.Lock()
-	defer st.mu.Unlock()
-	st.stage = f.opts.Stage.Open("", "")
-	st.stage.Close()
-	r := &run{guess: []int64{0}, state: make([]rowState, 1)}
-	st.ahead.hungry = []*operators.Task{{Of: &making{run: r}}}
-	st.refillLocked()
-	if len(st.ahead.hungry) != 1 {
-		t.Error("a cell was put at a place that is closed, and lost")
+	var r released
+	blob := schema.NewBlob([]byte{1}, &r)
+	st.Receive([]read.Outcome{{Token: read.Token{Of: &run{}}, Blob: blob}})
+	if task := (&operators.Task{Cell: blob, Of: &making{run: &run{}}}); st.Room(task, 10) {
+		t.Error("a stream that is closed has room")
+	}
+	st.Made(&operators.Task{Cell: blob, Of: &making{run: &run{}}}, operators.Outcome{Blob: blob})
+	st.ask(func(*owner) { t.Error("a stream that is closed does something") })
+	if n := r.n.Load(); n != 4 {
+		t.Errorf("%d of 4 blobs are released", n)
+	}
+	if _, err := st.Next(); !errors.Is(err, context.Canceled) {
+		t.Errorf("a stream that is closed hands out a batch: %v", err)
+	}
+}
+
+// Whatever goroutines do with a stream, among them one that closes it, each call returns, and all is given back.
+func TestCloseWhileAsked(t *testing.T) {
+	for range 20 {
+		f := newFixture(t, 100, 1<<20)
+		st := f.open(t)
+		var all sync.WaitGroup
+		for _, do := range []func(){
+			func() { st.giveBack(0) }, func() { st.giveBackStill() }, func() { st.Ready() }, func() { f.reclaim(st.tenant, 1<<20) },
+			func() { f.cramped() }, st.knock, st.Close,
+		} {
+			all.Go(do)
+		}
+		for {
+			b, err := st.Next()
+			if err != nil {
+				break
+			}
+			all.Go(b.Release)
+		}
+		all.Wait()
 	}
 }
 
@@ -138,14 +175,15 @@ func TestGiveBack(t *testing.T) {
 	for reads.Load() == 0 {
 		time.Sleep(time.Millisecond)
 	}
-	st.mu.Lock()
-	// As many runs as there are where samples are large: a row each.
-	for st.planLocked() {
-	}
-	runs, cells := len(st.ahead.runs), st.ahead.inFlight
-	st.giveBackLocked(0, 0)
-	left, used, queued := len(st.ahead.runs), st.window.used, st.place.Waiting()
-	st.mu.Unlock()
+	var runs, cells, left, queued int
+	var used int64
+	st.ask(func(s *owner) {
+		for s.plan() { // as many runs as there are where samples are large: a row each
+		}
+		runs, cells = len(s.ahead.runs), s.ahead.inFlight
+		s.drop(0, 0)
+		left, used, queued = len(s.ahead.runs), s.window.used, s.place.Waiting()
+	})
 	if runs < 3 || cells == 0 {
 		t.Fatalf("%d runs and %d cells under way", runs, cells)
 	}

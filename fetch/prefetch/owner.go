@@ -1,0 +1,314 @@
+package prefetch
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"sync"
+	"time"
+
+	"bowstring/fetch/admission"
+	"bowstring/fetch/read"
+	"bowstring/schema"
+)
+
+// owner is what a stream's goroutine has: what is planned, read, and held for the consumer. No other goroutine touches
+// it; what comes to it are messages: see mail.
+type owner struct {
+	*Stream
+	window window
+	hold   *admission.Hold // what the window has of the ledger
+	path   read.Path       // as it was when the consumer last came
+	ahead  ahead
+	slot   walk // how far was handed out
+	sizer  sizer
+	gone   bool // the stream is closed
+
+	asked   bool      // the consumer waits for a batch
+	left    time.Time // when it got the one before, or the stream was opened
+	counted time.Time // until when its waiting is counted
+	wait    Wait      // so far
+	waiting bool      // what it waits for is under way
+	wanted  wanted    // what that is
+	woken   bool      // it is there
+	look    bool      // there is another reason to see whether a batch is there
+	again   bool      // there is more to do, whatever comes
+	more    bool      // there may be room for more: not after others have had it given back
+
+	from      read.From     // where what came back last came from
+	making    time.Duration // what operators took for it
+	processor time.Duration // of operators, since the last batch
+	fullSince time.Time     // since when reading stands still for want of room, zero if it does not
+	fullFor   time.Duration // how long it did since the last batch
+	fullOnce  time.Duration // and before
+
+	ending  bool
+	helpers sync.WaitGroup // that wait for memory
+}
+
+// handed is what the consumer gets: a batch to be put together, or an error.
+type handed struct {
+	part      *part
+	wait      Wait
+	processor time.Duration
+	err       error
+}
+
+// run plans, asks, takes what comes, and hands out, until the stream is closed.
+func (s *owner) run() {
+	var in letters
+	s.refill()
+	for !s.ending {
+		s.tell()
+		if !s.again {
+			<-s.mail.wake
+		}
+		s.more, s.again = s.again, false
+		s.mail.take(&in)
+		s.takeIn(&in)
+		in.clear()
+		if s.more {
+			s.refill()
+		}
+		s.serve()
+	}
+	s.end()
+}
+
+// takeIn takes in what has come.
+func (s *owner) takeIn(in *letters) {
+	for i := range in.answers {
+		s.receive(&in.answers[i])
+	}
+	s.window.used -= in.freed
+	s.look = s.look || in.freed > 0 || in.knock
+	s.more = s.more || len(in.answers) > 0 || in.freed > 0 || in.knock
+	for _, f := range in.todo {
+		f(s)
+	}
+}
+
+// come notes that the consumer asks for a batch.
+func (s *owner) come() {
+	if s.gone {
+		s.next <- handed{err: context.Cause(s.context())}
+		return
+	}
+	s.asked, s.look, s.counted, s.wait = true, true, time.Now(), Wait{}
+	s.path = s.set.opts.Reader.Path()
+	if s.still.Swap(false) {
+		s.set.shareAgain()
+	}
+}
+
+// reply gives the consumer what it came for.
+func (s *owner) reply(h handed) {
+	s.setWaiting(false)
+	s.asked, s.left = false, time.Now()
+	s.next <- h // there is room: it waits
+}
+
+func (s *owner) setWaiting(waiting bool) {
+	if s.waiting != waiting {
+		s.waiting = waiting
+		n := int64(1)
+		if !waiting {
+			n = -1
+		}
+		s.set.waiting.Add(n)
+	}
+}
+
+// serve hands out the next batch, if the consumer has come for it and its rows are there.
+func (s *owner) serve() {
+	if !s.asked || !s.woken && !s.look && s.context().Err() == nil {
+		return
+	}
+	s.countWait()
+	s.look = false
+	switch {
+	case s.context().Err() != nil:
+		s.reply(handed{err: context.Cause(s.context())})
+	case len(s.columns) == 0:
+		s.serveUnread()
+	case s.slot.left() == 0:
+		s.reply(handed{err: io.EOF})
+	default:
+		if p := s.gather(); p != nil {
+			s.hand(p)
+		} else {
+			s.await()
+		}
+	}
+}
+
+// countWait says for what the consumer has waited since that was last said.
+func (s *owner) countWait() {
+	now := time.Now()
+	took := now.Sub(s.counted)
+	s.counted = now
+	if !s.waiting {
+		return
+	}
+	made := min(took, s.making)
+	s.wait.Operators, s.making = s.wait.Operators+made, 0
+	switch took -= made; s.from {
+	case read.FromSpill:
+		s.wait.Spill += took
+	case read.FromPeer:
+		s.wait.Peer += took
+	default:
+		s.wait.Store += took
+	}
+}
+
+// hand hands a batch out.
+func (s *owner) hand(p *part) {
+	if !s.fullSince.IsZero() {
+		s.roomAgain()
+		s.noRoom()
+	}
+	s.wait.Window, s.fullFor, s.fullOnce = s.fullFor, 0, s.fullOnce+s.fullFor
+	s.finishPart(p)
+	p.hold = s.hold.Split(p.reserved)
+	s.slot.settle() // the share that comes next may be read whatever the window
+	s.ahead.promote(s)
+	processor := s.processor
+	s.processor = 0
+	s.tell()
+	s.reply(handed{part: p, wait: s.wait, processor: processor})
+	s.refill()
+	s.part.Advance(s.reads())
+}
+
+// await has what the consumer needs next read, whatever the window. The stream fails where a sample is too large for all
+// memory.
+func (s *owner) await() {
+	a := &s.ahead
+	before := a.news
+	s.refill()
+	need := a.needs()
+	switch {
+	case a.reserving:
+	case len(a.hungry) > 0 && a.idle():
+		s.starved()
+	case need > 0: // not even the next sample has room: others have it all
+		s.obtain(need, func() { a.granted += need }, func(err error) error {
+			return errNoMemory(err, fmt.Sprintf("reading the next sample of %s", s.job.SnapshotName()))
+		})
+	default:
+		if s.window.size == s.window.limit || !s.fullSince.IsZero() {
+			s.set.cramped()
+		}
+		if a.paused || a.news != before || a.idle() && !a.loading() {
+			s.look, s.again = true, true // planning goes on, or something has come meanwhile
+			return
+		}
+	}
+	s.woken = false
+	s.setWaiting(true)
+}
+
+// obtain waits for memory that the stream needs to go on at all, beside its goroutine. What others, or
+// the stream's own batches, give back goes to this reservation: read ahead by it, the consumer would wait for more.
+func (s *owner) obtain(need int64, then func(), failed func(error) error) {
+	s.ahead.reserving = true
+	more := s.hold.Beside()
+	s.helpers.Go(func() {
+		err := s.set.reserve(s.context(), s.Stream, more, need)
+		if !s.do(func(s *owner) {
+			s.ahead.reserving, s.look, s.more = false, true, true
+			switch {
+			case s.gone:
+				more.Release() // nobody else would
+			case err == nil:
+				s.hold.Take(more)
+				then()
+			case s.context().Err() == nil:
+				s.fail(failed(err))
+			}
+		}) {
+			more.Release()
+		}
+	})
+}
+
+// end gives up what the stream reads, and releases what was not handed out.
+func (s *owner) end() {
+	left := s.mail.close()
+	s.gone = true
+	s.takeIn(&left)
+	s.helpers.Wait()
+	if s.asked {
+		s.reply(handed{err: context.Cause(s.context())})
+	}
+	lap, index := s.reads()
+	if s.place != nil {
+		s.place.Close()
+		s.closeStage()
+		s.part.Advance(lap, index)
+	}
+	s.releaseAll()
+	s.hold.Release()
+	s.tell()
+	s.part.Leave()
+	s.set.remove(s.Stream)
+	s.job.Release()
+	s.set.live.Done()
+	close(s.done)
+}
+
+// maxUnreadFaults bounds the faults of a batch that has no blobs.
+const maxUnreadFaults = 4096
+
+// serveUnread hands out a batch that has no blobs: metadata, or nothing at all.
+func (s *owner) serveUnread() {
+	if s.ahead.reserving {
+		return
+	}
+	if !s.slot.settle() {
+		s.reply(handed{err: io.EOF})
+		return
+	}
+	rows := min(s.slot.left(), schema.DefaultMetaBatch)
+	if most := min(s.sizer.batchBytes, s.set.pieceBytes(s.tenant)); s.sizer.rowBytes > 0 {
+		rows = min(rows, max(most/s.sizer.rowBytes, 1))
+	}
+	if s.job.Tolerant() && len(s.job.Projection().Computed()) > 0 {
+		rows = min(rows, maxUnreadFaults) // each may be a fault
+	}
+	reserved := rows * s.sizer.rowBytes
+	if s.hold.TryGrow(reserved) {
+		s.handUnread(rows, reserved)
+		return
+	}
+	s.obtain(reserved, func() { s.handUnread(rows, reserved) }, func(err error) error {
+		return errNoMemory(err, fmt.Sprintf("reading the next row of %s", s.job.SnapshotName()))
+	})
+}
+
+// handUnread hands out rows for which the memory is there.
+func (s *owner) handUnread(rows, reserved int64) {
+	s.window.used += reserved
+	p := &part{walk: s.slot, pieces: s.ahead.nextUnread(rows), reserved: reserved, hold: s.hold.Split(reserved)}
+	s.slot.at += rows
+	s.finishPart(p)
+	if m := s.job.Manifest(); !m.Resident() {
+		m.Ahead(s.context(), s.ahead.soonUnread(min(rows, maxDrafted)))
+	}
+	s.reply(handed{part: p})
+}
+
+// finishPart says how the stream stands after p.
+func (s *owner) finishPart(p *part) {
+	p.last = s.slot.left() == 0
+	if s.slot.list != nil {
+		return
+	}
+	if !s.order.loose {
+		p.resume = s.slot.ticket(s.ticket)
+		return
+	}
+	p.resume = s.ahead.first.ticket(s.ticket)
+	p.resume.Served = s.ahead.served.from(s.ahead.firstRow)
+}
