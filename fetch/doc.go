@@ -2,13 +2,13 @@
 // its public face, engine.go, which says all that a server may call; the parts lie
 // below it, one package each, and none imports one that is further down this list:
 //
-//   - prefetch: plan their rows, ask for their blobs, put batches together
+//   - prefetch: one goroutine a stream, which plans its rows and asks for their blobs; batches put together
 //   - lineage: what streams have handed out, in a ring of files
 //   - lookahead: which jobs run, and what the spill is to hold for them
 //   - resolve: requests resolved against snapshots
 //   - manifest: rows of snapshots, read when they are wanted
 //   - peers: the caches of other nodes, as one tier more
-//   - read: one reader over what windows hold, the spill, other nodes, and the store
+//   - read: whose turn it is to read, and the reads: what windows hold, the spill, other nodes, the store
 //   - operators: what samples become before they are served
 //   - admission: whose turn it is, and one ledger of memory and work
 //   - store: what a store is, and every store there is

@@ -34,7 +34,7 @@ FORBIDDEN = [
     ("fetch/operators/images", "bowstring/fetch/prefetch", "fetch/operators/images makes pixels"),
     ("fetch/operators/images/jpeg", "bowstring/schema", "fetch/operators/images makes pixels"),
     ("fetch/read", "bowstring/fetch/prefetch", "fetch/read reads blobs"),
-    ("fetch/read", "bowstring/fetch/admission", "fetch/read reads blobs"),
+    ("fetch/read", "bowstring/fetch/operators", "fetch/read reads blobs"),
     ("fetch/read", "bowstring/internal/readtest", "internal holds suites"),
     ("cmd/bowstring/command", "bowstring/internal/delay", "internal holds suites"),
     ("fetch/peers", "bowstring/fetch/prefetch", "fetch/peers is a tier"),

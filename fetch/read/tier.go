@@ -148,7 +148,7 @@ func (t spillTier) Fetch(cells []Cell, to Answers) {
 }
 
 func (t spillTier) get(c *Cell) (a Answer) {
-	there := false
+	var there bool
 	if c.Late {
 		a.Blob, a.Unchecked, there = t.cache.GetUnchecked(c.Ref, c.At)
 	} else {

@@ -125,14 +125,12 @@ func leftAlone(b *bench) {
 	const n = 6
 	ctx, cancel := context.WithCancel(b.ctx)
 	defer cancel()
+	contexts := [2]context.Context{b.ctx, ctx}
 	contents, cells := make([][]byte, n), make([]read.Cell, n)
 	for i := range cells {
 		contents[i] = blobOf(fmt.Sprint("left", i), 100+i)
 		b.put(contents[i])
-		cells[i] = read.Cell{Context: b.ctx, Ref: schema.RefOf(contents[i]), At: b.At}
-		if i%2 == 1 {
-			cells[i].Context = ctx
-		}
+		cells[i] = read.Cell{Context: contexts[i%2], Ref: schema.RefOf(contents[i]), At: b.At}
 	}
 	release := b.Hang()
 	defer release()
