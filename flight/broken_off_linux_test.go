@@ -78,7 +78,7 @@ func running() (n int, what string) {
 			_, group, _ = strings.Cut(rest, "\n")
 		}
 		var count int
-		if _, err := fmt.Sscanf(group, "%d @", &count); err == nil && !strings.Contains(group, "tiers.(*Reader).work") {
+		if _, err := fmt.Sscanf(group, "%d @", &count); err == nil && !strings.Contains(group, "read.(*Reader).work") {
 			n += count
 			what += group + "\n\n"
 		}

@@ -105,9 +105,10 @@ func (s exchangeHandler) DoExchange(stream flight.FlightService_DoExchangeServer
 		return err
 	}
 
-	out := &sender{server: s.Server, ctx: ctx, stop: stop, stream: stream, encoder: wire.NewEncoder(job.Projection().Schema)}
+	out := &sender{server: s.Server, ctx: ctx, stop: stop,
+		wire: wire.NewSender(ctx, stream, laneOf(ctx), nil, job.Projection().Schema)}
 	// Before the first request: clients wait for the schema before they ask.
-	if err := out.open(); err != nil {
+	if err := out.wire.Open(); err != nil {
 		return err
 	}
 	for request := int64(0); ; request++ {

@@ -83,8 +83,8 @@ func (s getHandler) DoGet(ticket *flight.Ticket, stream flight.FlightService_DoG
 	}
 	defer job.Close() // the stream keeps the snapshot open for itself
 	defer batches.Close()
-	send := &sender{server: s.Server, ctx: ctx, stop: stop, stream: stream, encoder: wire.NewEncoder(job.Projection().Schema),
-		ring: ring, moves: true}
+	send := &sender{server: s.Server, ctx: ctx, stop: stop, moves: true,
+		wire: wire.NewSender(ctx, stream, laneOf(ctx), ring, job.Projection().Schema)}
 	return send.all(batches, func(b *fetch.Batch, wait waitMetadata) any {
 		return batchMetadata{
 			Plan: job.ID(), Epoch: b.Epoch, Step: b.Step, Rank: b.Rank, Row: b.Row,

@@ -57,7 +57,8 @@ func (f *fixture) describing(n int, describe func(*fetch.Batch, waitMetadata) an
 		f.t.Fatal(err)
 	}
 	h, ended = &held{make(chan struct{}), make(chan error), f.t.Context().Done()}, make(chan error, 1)
-	send := &sender{server: f.server, ctx: ctx, stop: stop, stream: h, encoder: wire.NewEncoder(job.Projection().Schema)}
+	send := &sender{server: f.server, ctx: ctx, stop: stop,
+		wire: wire.NewSender(ctx, h, nil, nil, job.Projection().Schema)}
 	go func() {
 		defer stop()
 		defer job.Close()

@@ -2,6 +2,7 @@ package wire
 
 import (
 	"errors"
+	"math"
 	"os"
 	"path/filepath"
 	"sync/atomic"
@@ -58,7 +59,7 @@ func TestFileCutShortUnderMessage(t *testing.T) {
 	b := cutShort(t, 10*InlineBytes)
 	var out atomic.Int64
 	out.Add(1)
-	_, err := NewEncoder(imageSchema()).Batch(imageBatch(b[:InlineBytes], counted{&out}), NoneAside, nil, time.Time{})
+	_, err := newEncoder(imageSchema()).batchFrame(imageBatch(b[:InlineBytes], counted{&out}), math.MaxInt64, nil, time.Time{})
 	wantDataLoss(t, "a small blob", err)
 	if out.Load() != 0 {
 		t.Error("its batch was not released")

@@ -54,11 +54,6 @@ func NewLane(ctx context.Context) (*Lane, error) {
 	return &Lane{conn: conn, stream: uint32(id.Uint())}, nil
 }
 
-// MessageStream is the sending half of a stream of grpc.
-type MessageStream interface {
-	SendMsg(any) error
-}
-
 // Send hands a frame to grpc, by way of its stream. It takes the frame over. ctx is the call's.
 func (l *Lane) Send(ctx context.Context, stream MessageStream, f *Frame) error {
 	if l == nil || f.batch == nil {

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"io"
+	"math"
 	"net"
 	"slices"
 	"sync/atomic"
@@ -211,12 +212,12 @@ func TestGrpcDropsFrames(t *testing.T) {
 				}
 				b, want := encodable(t, schema.LayoutLargeBinary, 64, 20_000, 3, &out)
 				want.Release()
-				enc := NewEncoder(b.Schema)
-				first, err := enc.Schema()
+				enc := newEncoder(b.Schema)
+				first, err := enc.schemaFrame()
 				if err != nil {
 					return err
 				}
-				f, err := enc.Batch(b, NoneAside, nil, time.Time{})
+				f, err := enc.batchFrame(b, math.MaxInt64, nil, time.Time{})
 				if err != nil {
 					return err
 				}

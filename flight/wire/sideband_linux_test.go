@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"math"
 	"math/rand/v2"
 	"path/filepath"
 	"slices"
@@ -64,8 +65,8 @@ func TestSharedIsTheSameBatch(t *testing.T) {
 				again, same := encodable(t, layout, size.rows, size.most, seed+uint64(i), &out)
 				want.Release()
 				same.Release()
-				enc := NewEncoder(b.Schema)
-				whole, err := enc.Batch(again, NoneAside, []byte(`{}`), time.Time{})
+				enc := newEncoder(b.Schema)
+				whole, err := enc.batchFrame(again, math.MaxInt64, []byte(`{}`), time.Time{})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -81,7 +82,7 @@ func TestSharedIsTheSameBatch(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				f, err := enc.Batch(b, beside.Aside(), meta, time.Time{})
+				f, err := enc.batchFrame(b, beside.Aside(), meta, time.Time{})
 				if err != nil {
 					t.Fatal(err)
 				}

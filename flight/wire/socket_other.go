@@ -17,3 +17,9 @@ func (*vectorWriter) write(c net.Conn, buffers net.Buffers, _ time.Time) error {
 	_, err := buffers.WriteTo(c)
 	return err
 }
+
+// onMachine does nothing where the kernel is not Linux.
+func onMachine(net.Conn) {}
+
+// tcpTimes tells nothing where the kernel is not Linux.
+func tcpTimes(*net.TCPConn) (sending, held time.Duration) { return 0, 0 }

@@ -1,6 +1,7 @@
 package wire
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -10,6 +11,9 @@ import (
 
 	"github.com/apache/arrow/go/v17/arrow"
 	flatbuffers "github.com/google/flatbuffers/go"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/encoding"
+	_ "google.golang.org/grpc/encoding/proto" // registers the codec that everything but a frame goes through
 	"google.golang.org/grpc/mem"
 
 	"bowstring/schema"
@@ -32,8 +36,6 @@ const (
 const (
 	// InlineBytes is up to where a slice is copied: cheaper than a reference, and grpc counts none to so small a buffer.
 	InlineBytes = 1 << 10
-	// NoneAside is longer than any buffer: all go by the message.
-	NoneAside = math.MaxInt64
 )
 
 var zeros [bufferAlignment]byte
@@ -174,9 +176,9 @@ func (f *Frame) Size() int64 {
 	return n
 }
 
-// Encoder turns batches of one schema into frames. It is not safe for
+// encoder turns batches of one schema into frames. It is not safe for
 // concurrent use; its frames live independently of it.
-type Encoder struct {
+type encoder struct {
 	schema *arrow.Schema
 	fb     *flatbuffers.Builder
 
@@ -192,13 +194,13 @@ type Encoder struct {
 	aside     int64 // how long buffers are that go another way
 }
 
-// NewEncoder returns an encoder of batches of a schema.
-func NewEncoder(s *arrow.Schema) *Encoder {
-	return &Encoder{schema: s, fb: flatbuffers.NewBuilder(4 << 10)}
+// newEncoder returns an encoder of batches of a schema.
+func newEncoder(s *arrow.Schema) *encoder {
+	return &encoder{schema: s, fb: flatbuffers.NewBuilder(4 << 10)}
 }
 
-// Schema is the message that opens a stream.
-func (e *Encoder) Schema() (*Frame, error) {
+// schemaFrame is the message that opens a stream.
+func (e *encoder) schemaFrame() (*Frame, error) {
 	header, err := ipc.EncodeSchema(e.schema)
 	if err != nil {
 		return nil, err
@@ -206,9 +208,9 @@ func (e *Encoder) Schema() (*Frame, error) {
 	return OwnFrame(prefix(header, nil, -1)), nil
 }
 
-// Batch encodes a batch, but for the bytes of those of its buffers that are aside bytes long or longer: they go another
-// way. NoneAside leaves out none. resident is as for NewFrame. It takes the batch over, also when it fails.
-func (e *Encoder) Batch(b *schema.Batch, aside int64, appMetadata []byte, resident time.Time) (*Frame, error) {
+// batchFrame encodes a batch, but for the bytes of those of its buffers that are aside bytes long or longer: they go another
+// way. resident is as for NewFrame. It takes the batch over, also when it fails.
+func (e *encoder) batchFrame(b *schema.Batch, aside int64, appMetadata []byte, resident time.Time) (*Frame, error) {
 	e.aside = aside
 	// Small pieces are copied, and may lie in a file.
 	if err := schema.Guard(func() error { return e.layout(b) }); err != nil {
@@ -223,7 +225,7 @@ func (e *Encoder) Batch(b *schema.Batch, aside int64, appMetadata []byte, reside
 
 // layout lists the batch's field nodes, buffers and pieces; the first piece is
 // left free for the prefix.
-func (e *Encoder) layout(b *schema.Batch) error {
+func (e *encoder) layout(b *schema.Batch) error {
 	if len(b.Columns) != e.schema.NumFields() {
 		return fmt.Errorf("encoding a batch: it has %d columns, its schema %d", len(b.Columns), e.schema.NumFields())
 	}
@@ -249,7 +251,7 @@ func (e *Encoder) layout(b *schema.Batch) error {
 }
 
 // vector appends a column depth first, as Arrow's IPC format orders it.
-func (e *Encoder) vector(v *schema.Vector) {
+func (e *encoder) vector(v *schema.Vector) {
 	e.nodes = append(e.nodes, [2]int64{int64(v.Len), int64(v.Nulls)})
 	for i := range v.Buffers {
 		start := e.body
@@ -270,7 +272,7 @@ func (e *Encoder) vector(v *schema.Vector) {
 }
 
 // piece appends bytes of the body, by reference if they are worth it.
-func (e *Encoder) piece(b []byte) {
+func (e *encoder) piece(b []byte) {
 	e.body += int64(len(b))
 	if len(b) <= InlineBytes {
 		e.small = append(e.small, b...)
@@ -282,7 +284,7 @@ func (e *Encoder) piece(b []byte) {
 
 // endRun makes a piece of the small bytes since the last one. Should small
 // grow later, the piece keeps the array that it points into.
-func (e *Encoder) endRun() {
+func (e *encoder) endRun() {
 	if n := len(e.small); n > e.run {
 		e.pieces = append(e.pieces, Piece{Bytes: e.small[e.run:n:n]})
 		e.run = n
@@ -338,4 +340,90 @@ func fieldSize(n int) int { return 1 + uvarintSize(uint64(n)) + n }
 func uvarintSize(n uint64) int {
 	var b [binary.MaxVarintLen64]byte
 	return binary.PutUvarint(b[:], n)
+}
+
+// ProvenGRPC is the release of grpc with which this package was proven. It leans on things that grpc does not promise:
+//
+//   - without a write buffer, its transport writes the header of each DATA frame by itself, then the slices of the
+//     message as SendMsg got them (Conn.Write);
+//   - it frees each slice when it writes no more of it, or drops all of a message, as Lane says;
+//   - its stream on the server has the field id, and the methods ReadMessageHeader and RecvCompress.
+//
+// With another release, a server uses none of that: see Plain.
+const ProvenGRPC = "1.85.0"
+
+// Plain reports whether this program has another release of grpc than the one that was proven. Connections, frames and
+// receivers are plain then: a message is copied into one piece before grpc gets it, and is received by grpc, which knows
+// no MessageTimeout.
+func Plain() bool { return grpc.Version != ProvenGRPC }
+
+// errTransport says that grpc is not the release whose transport this package knows.
+var errTransport = errors.New("the transport of grpc is not the one that this server was made for")
+
+// isPlain reports whether a call came by a plain connection, or by one that is not of this package.
+func isPlain(ctx context.Context) bool {
+	conn := ConnOf(ctx)
+	return conn != nil && conn.plain
+}
+
+// codec hands frames to grpc as the scatter lists they are, and everything
+// else to the protobuf codec. Marshalling a FlightData would copy each blob
+// three times; a frame that leaves by a Conn copies none.
+type codec struct {
+	encoding.CodecV2
+	plain bool
+}
+
+// ServerOptions make a server send frames by the connections of Listen. plain is as in Listening; limits are those of its
+// receivers.
+func ServerOptions(plain bool, limits Limits) []grpc.ServerOption {
+	return []grpc.ServerOption{
+		grpc.ForceServerCodecV2(codec{encoding.GetCodecV2("proto"), plain}),
+		grpc.WriteBufferSize(0), // connections gather what is written; see Conn
+		grpc.MaxRecvMsgSize(limits.MaxMessageBytes + limits.MaxRequestBytes + requestSlack), // if receivers are plain
+	}
+}
+
+// Uncompressed has grpc send the answers of a call as they are. It would compress them for a client that says that it
+// compresses its requests, and read blobs for that by itself: no page of a file that cannot be read would be dealt with.
+func Uncompressed(ctx context.Context) error {
+	if !isPlain(ctx) {
+		stream, ok := grpc.ServerTransportStreamFromContext(ctx).(interface{ RecvCompress() string })
+		if !ok {
+			return errTransport
+		}
+		if stream.RecvCompress() == "" {
+			return nil
+		}
+	}
+	if err := grpc.SetSendCompressor(ctx, encoding.Identity); err != nil && ctx.Err() == nil {
+		return fmt.Errorf("sending answers uncompressed: %w", err)
+	}
+	return context.Cause(ctx)
+}
+
+// received is a message as it came, for plain receivers.
+type received []byte
+
+// Marshal implements encoding.CodecV2. grpc frees the buffers it returns.
+func (c codec) Marshal(v any) (mem.BufferSlice, error) {
+	f, ok := v.(*Frame)
+	switch {
+	case !ok:
+		return c.CodecV2.Marshal(v)
+	case c.plain:
+		return f.copied()
+	}
+	return f.buffers(), nil
+}
+
+// Unmarshal implements encoding.CodecV2.
+func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
+	to, ok := v.(*received)
+	if !ok {
+		return c.CodecV2.Unmarshal(data, v)
+	}
+	*to = make([]byte, data.Len(), data.Len()+bodyAlign)
+	data.CopyTo(*to)
+	return nil
 }
