@@ -133,7 +133,7 @@ func (s *Store) create(ctx context.Context, replication Replication) (err error)
 		return err
 	}
 	defer s.db.Close()
-	return protocol.Found(ctx, database{s}, protocol.Foundation{})
+	return protocol.Found(ctx, database{s})
 }
 
 // survey is what is to be known of a cluster before a session on the keyspace

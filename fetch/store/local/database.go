@@ -1,9 +1,15 @@
 package local
 
 import (
+	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash/crc32"
+	"io"
+	"io/fs"
 	"log/slog"
+	"math"
 	"os"
 	"slices"
 	"strings"
@@ -12,8 +18,10 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/bloom"
 	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/zeebo/xxh3"
 
 	"bowstring/schema"
+	"bowstring/spill/segment"
 )
 
 // mode says what a database is opened for.
@@ -132,4 +140,285 @@ type state struct {
 
 func (st state) encode() []byte {
 	return fmt.Appendf(nil, `{"clean":%t,"boot":%q}`, st.Clean, st.Boot)
+}
+
+// The key space of the database. Names end in a zero byte, which none contains.
+const (
+	prefixBlob    = 'b' // + key[32]                   -> entry
+	prefixRow     = 'p' // + partition 0 + row         -> a row of the protocol's
+	prefixSegment = 'g' // + number u32 BE             -> segmentRecord
+	prefixFreed   = 'f' // + number u32 BE             -> nothing; its file is to be unlinked
+)
+
+var (
+	keyState   = []byte("m/state")   // how the store was left, JSON
+	keyCount   = []byte("m/count")   // blobs and bytes, merged
+	keySegment = []byte("m/segment") // number of the next segment, u32
+	keyVersion = []byte("m/version") // of the catalog: its last change and the digest of its rows
+)
+
+func blobKey(buf *[33]byte, k *schema.Key) []byte {
+	buf[0] = prefixBlob
+	copy(buf[1:], k[:])
+	return buf[:]
+}
+
+func namePrefix(prefix byte, dataset string) []byte {
+	return append(append([]byte{prefix}, dataset...), 0)
+}
+
+func segmentKey(id uint32) []byte { return binary.BigEndian.AppendUint32([]byte{prefixSegment}, id) }
+
+func freedKey(id uint32) []byte { return binary.BigEndian.AppendUint32([]byte{prefixFreed}, id) }
+
+// within bounds an iterator to the keys that begin with prefix.
+func within(prefix ...byte) *pebble.IterOptions {
+	upper := append([]byte(nil), prefix...)
+	upper[len(upper)-1]++
+	return &pebble.IterOptions{LowerBound: prefix, UpperBound: upper}
+}
+
+// entry is where a blob lies, and the epoch in which it was last put, or touched.
+type entry struct {
+	segment.Location
+	sum   schema.Sum
+	touch uint32
+}
+
+const entrySize = 32
+
+func (e entry) encode(buf *[entrySize]byte) []byte {
+	binary.LittleEndian.PutUint32(buf[0:], e.Segment)
+	binary.LittleEndian.PutUint32(buf[4:], e.touch)
+	binary.LittleEndian.PutUint64(buf[8:], uint64(e.Offset))
+	binary.LittleEndian.PutUint64(buf[16:], uint64(e.Length))
+	binary.LittleEndian.PutUint64(buf[24:], uint64(e.sum))
+	return buf[:]
+}
+
+func decodeEntry(v []byte) (entry, error) {
+	if len(v) != entrySize {
+		return entry{}, fmt.Errorf("%w: an index entry of %d bytes, not %d", schema.ErrDataLoss, len(v), entrySize)
+	}
+	e := entry{
+		Location: segment.Location{
+			Segment: binary.LittleEndian.Uint32(v[0:]),
+			Offset:  int64(binary.LittleEndian.Uint64(v[8:])),
+			Length:  int64(binary.LittleEndian.Uint64(v[16:])),
+		},
+		touch: binary.LittleEndian.Uint32(v[4:]),
+		sum:   schema.Sum(binary.LittleEndian.Uint64(v[24:])),
+	}
+	return e, nil
+}
+
+// segmentRecord is what the catalog knows of a segment file.
+type segmentRecord struct {
+	durable int64 // bytes known to be on stable storage
+	end     int64 // where trusted data ends for good; 0: at the end of the file
+}
+
+func (r segmentRecord) encode() []byte {
+	b := binary.LittleEndian.AppendUint64(nil, uint64(r.durable))
+	return binary.LittleEndian.AppendUint64(b, uint64(r.end))
+}
+
+func decodeSegmentRecord(v []byte) (segmentRecord, error) {
+	if len(v) != 16 {
+		return segmentRecord{}, fmt.Errorf("%w: a segment record of %d bytes, not 16", schema.ErrDataLoss, len(v))
+	}
+	r := segmentRecord{int64(binary.LittleEndian.Uint64(v)), int64(binary.LittleEndian.Uint64(v[8:]))}
+	if r.durable < 0 || r.end < 0 {
+		return r, fmt.Errorf("%w: a segment record with a length beyond %d", schema.ErrDataLoss, int64(math.MaxInt64))
+	}
+	return r, nil
+}
+
+// count is a number of blobs and their bytes. Changes are merged into the
+// database in the batch that changes the index, so that the two agree whatever
+// crashes.
+type count struct{ blobs, bytes int64 }
+
+func (c count) encode() []byte {
+	b := binary.LittleEndian.AppendUint64(nil, uint64(c.blobs))
+	return binary.LittleEndian.AppendUint64(b, uint64(c.bytes))
+}
+
+func (c *count) add(v []byte) error {
+	if len(v) != 16 {
+		return fmt.Errorf("%w: a count of %d bytes, not 16", schema.ErrDataLoss, len(v))
+	}
+	c.blobs += int64(binary.LittleEndian.Uint64(v))
+	c.bytes += int64(binary.LittleEndian.Uint64(v[8:]))
+	return nil
+}
+
+// MergeNewer implements pebble.ValueMerger.
+func (c *count) MergeNewer(v []byte) error { return c.add(v) }
+
+// MergeOlder implements pebble.ValueMerger.
+func (c *count) MergeOlder(v []byte) error { return c.add(v) }
+
+// Finish implements pebble.ValueMerger.
+func (c *count) Finish(bool) ([]byte, io.Closer, error) { return c.encode(), nil, nil }
+
+var countMerger = &pebble.Merger{
+	Name: "bowstring.count.1",
+	Merge: func(_, v []byte) (pebble.ValueMerger, error) {
+		c := new(count)
+		return c, c.add(v)
+	},
+}
+
+// The database takes the first thing in its manifest that does not check for the
+// manifest's end, and then deletes every table that it does not find in it. So
+// there is a file beside each manifest that says, after each sync, how much of it
+// is on stable storage, and its checksum.
+const (
+	manifestPrefix = "MANIFEST-"
+	sumSuffix      = ".sum"
+	sumSize        = 20 // length u64, XXH3 of so much u64, CRC-32C of these u32
+)
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// guardFS is the database's file system. It writes the files of sums.
+type guardFS struct{ vfs.FS }
+
+func (g guardFS) isManifest(name string) bool {
+	base := g.PathBase(name)
+	return strings.HasPrefix(base, manifestPrefix) && !strings.HasSuffix(base, sumSuffix)
+}
+
+// Create implements vfs.FS.
+func (g guardFS) Create(name string, category vfs.DiskWriteCategory) (vfs.File, error) {
+	f, err := g.FS.Create(name, category)
+	if err != nil || !g.isManifest(name) {
+		return f, err
+	}
+	sums, err := g.FS.Create(name+sumSuffix, category)
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return &guardedFile{File: f, sums: sums, sum: xxh3.New()}, nil
+}
+
+// Remove implements vfs.FS.
+func (g guardFS) Remove(name string) error {
+	if err := g.FS.Remove(name); err != nil || !g.isManifest(name) {
+		return err
+	}
+	if err := g.FS.Remove(name + sumSuffix); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// Unwrap implements vfs.FS.
+func (g guardFS) Unwrap() vfs.FS { return g.FS }
+
+// guardedFile is a manifest that is being written.
+type guardedFile struct {
+	vfs.File
+	sums vfs.File
+	sum  *xxh3.Hasher
+	size uint64
+}
+
+// Write implements vfs.File.
+func (f *guardedFile) Write(b []byte) (int, error) {
+	_, _ = f.sum.Write(b) // never fails, and comes first: the file may change b
+	n, err := f.File.Write(b)
+	f.size += uint64(n)
+	return n, err
+}
+
+// Sync implements vfs.File. Once it has returned, the database deletes what the
+// manifest does not need any more.
+func (f *guardedFile) Sync() error {
+	if err := f.File.Sync(); err != nil {
+		return err
+	}
+	rec := binary.LittleEndian.AppendUint64(nil, f.size)
+	rec = binary.LittleEndian.AppendUint64(rec, f.sum.Sum64())
+	rec = binary.LittleEndian.AppendUint32(rec, crc32.Checksum(rec, castagnoli))
+	if _, err := f.sums.Write(rec); err != nil {
+		return err
+	}
+	return f.sums.Sync()
+}
+
+// SyncData implements vfs.File.
+func (f *guardedFile) SyncData() error { return f.Sync() }
+
+// Close implements vfs.File.
+func (f *guardedFile) Close() error { return errors.Join(f.File.Close(), f.sums.Close()) }
+
+// checkManifest compares the manifest of the database in dir with what is known of
+// it. A database without such knowledge, which an older program wrote, passes.
+func checkManifest(g guardFS, dir string) error {
+	desc, err := pebble.Peek(dir, g)
+	if errors.Is(err, fs.ErrNotExist) || err == nil && !desc.Exists {
+		return nil
+	} else if err != nil {
+		return err
+	}
+	size, sum, err := lastSum(g.FS, desc.ManifestFilename+sumSuffix)
+	if err != nil || size == 0 {
+		return err
+	}
+	data, err := readFile(g.FS, desc.ManifestFilename)
+	if err != nil {
+		return err
+	}
+	if uint64(len(data)) < size || xxh3.Hash(data[:size]) != sum {
+		return fmt.Errorf("the first %d bytes of %s are not what was written", size, desc.ManifestFilename)
+	}
+	return nil
+}
+
+// lastSum returns the last whole record of a file of sums, zeros if there is none.
+func lastSum(fsys vfs.FS, path string) (size, sum uint64, err error) {
+	data, err := readFile(fsys, path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0, 0, nil
+	} else if err != nil {
+		return 0, 0, err
+	}
+	for ; len(data) >= sumSize; data = data[sumSize:] {
+		if crc32.Checksum(data[:16], castagnoli) == binary.LittleEndian.Uint32(data[16:]) {
+			size, sum = binary.LittleEndian.Uint64(data), binary.LittleEndian.Uint64(data[8:])
+		}
+	}
+	return size, sum, nil
+}
+
+func readFile(fsys vfs.FS, path string) (data []byte, err error) {
+	f, err := fsys.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	return io.ReadAll(f)
+}
+
+// pebbleLogger passes what the database says to slog.
+type pebbleLogger struct{ log *slog.Logger }
+
+func (l pebbleLogger) Infof(format string, args ...any) {
+	if l.log.Enabled(context.Background(), slog.LevelDebug) {
+		l.log.Debug("database", "message", fmt.Sprintf(format, args...))
+	}
+}
+
+func (l pebbleLogger) Errorf(format string, args ...any) {
+	l.log.Error("database", "message", fmt.Sprintf(format, args...))
+}
+
+// Fatalf ends the process: the database calls it when it can neither go on nor
+// return an error, such as after a failed write of its log.
+func (l pebbleLogger) Fatalf(format string, args ...any) {
+	msg := fmt.Sprintf(format, args...)
+	l.log.Error("database cannot go on", "message", msg)
+	panic("local: the database cannot go on: " + msg)
 }

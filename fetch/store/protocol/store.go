@@ -2,6 +2,7 @@ package protocol
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -199,4 +200,66 @@ func (s *Store) update(ctx context.Context, name string, decide func(d *datasetS
 			return err
 		}
 	}
+}
+
+// Found makes the state of collections, unless there is one. It may be
+// interrupted, and made again.
+func Found(ctx context.Context, db Database) error {
+	value, err := json.Marshal(control{Epoch: firstEpoch, Whole: true, Ended: time.Now().UTC().Truncate(time.Microsecond)})
+	if err != nil {
+		return err
+	}
+	return once(ctx, db, Control, Change{Put: map[string][]byte{rowState: value}})
+}
+
+// once makes a swap of a partition that was never written, unless somebody has
+// written it.
+func once(ctx context.Context, db Database, name string, change Change) error {
+	for try := 0; ; try++ {
+		p, err := db.Load(ctx, name)
+		if err != nil || p.Version > 0 {
+			return err
+		}
+		err = db.Swap(ctx, name, 0, change)
+		if err == nil || ctx.Err() != nil || !errors.Is(err, ErrMoved) && !errors.Is(err, ErrUncertain) ||
+			try == uncertainTries {
+			return err
+		}
+	}
+}
+
+// Ready does what the first reader would otherwise wait for.
+func (s *Store) Ready(ctx context.Context) error {
+	if err := s.enter(ctx); err != nil {
+		return err
+	}
+	defer s.calls.done()
+	return s.ensureReading(ctx)
+}
+
+// Counted is how many blobs the last collection of the whole store left, or the
+// store began with, and when that was; zero while a collection runs, or if the
+// last one did not come to its end.
+func (s *Store) Counted(ctx context.Context) (blobs, bytes int64, at time.Time, err error) {
+	if err := s.enter(ctx); err != nil {
+		return 0, 0, time.Time{}, err
+	}
+	defer s.calls.done()
+	s.member.mu.Lock()
+	seen := s.member.seen
+	s.member.mu.Unlock()
+	if seen == 0 {
+		p, err := s.db.Peek(ctx, Control)
+		if err == nil {
+			err = s.learn(p)
+		}
+		if err != nil {
+			return 0, 0, time.Time{}, err
+		}
+	}
+	c := s.member.current()
+	if !c.Whole {
+		c.Ended = time.Time{}
+	}
+	return c.Blobs, c.Bytes, c.Ended, nil
 }
