@@ -21,32 +21,19 @@ var blobRefType = arrow.StructOf(
 // struct of key, size and sum in place of each blob, and without the names of
 // classes, which may be many.
 func ChunkSchema(s *arrow.Schema) *arrow.Schema {
-	fields := wholeChunkSchema(s).Fields()
-	for i := range fields {
-		if hasClasses(fields[i]) {
-			fields[i].Metadata = without(fields[i].Metadata, classesKey)
-		}
-	}
-	return arrow.NewSchema(fields, nil)
-}
-
-// wholeChunkSchema is what it was before there were pages: with the names of classes.
-func wholeChunkSchema(s *arrow.Schema) *arrow.Schema {
 	fields := slices.Clone(s.Fields())
 	for i := range fields {
-		if IsBlob(fields[i]) {
-			fields[i].Type = blobRefType
+		f := &fields[i]
+		if IsBlob(*f) {
+			f.Type = blobRefType
+		}
+		if f.HasMetadata() && f.Metadata.FindKey(classesKey) >= 0 {
+			pairs := f.Metadata.ToMap()
+			delete(pairs, classesKey)
+			f.Metadata = arrow.MetadataFrom(pairs)
 		}
 	}
 	return arrow.NewSchema(fields, nil)
-}
-
-func hasClasses(f arrow.Field) bool { return f.HasMetadata() && f.Metadata.FindKey(classesKey) >= 0 }
-
-func without(m arrow.Metadata, key string) arrow.Metadata {
-	pairs := m.ToMap()
-	delete(pairs, key)
-	return arrow.MetadataFrom(pairs)
 }
 
 // ChunkBuilder accumulates the rows of one manifest chunk after the other. It

@@ -8,10 +8,6 @@ import (
 	"reflect"
 	"strings"
 	"testing"
-
-	"github.com/apache/arrow/go/v17/arrow"
-	"github.com/apache/arrow/go/v17/arrow/array"
-	"github.com/apache/arrow/go/v17/arrow/memory"
 )
 
 // pageList makes the pages of a chunk.
@@ -93,50 +89,6 @@ func FuzzOpenIndex(f *testing.F) {
 			t.Fatalf("%d pages, want %d", len(got), pages)
 		}
 	})
-}
-
-// Pages that older releases wrote have the names of classes in their schema.
-func TestPageWithClasses(t *testing.T) {
-	s, err := NewSchema([]arrow.Field{ClassField("label", []string{"cat", "dog"})}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	labels := array.NewInt64Builder(memory.DefaultAllocator)
-	defer labels.Release()
-	labels.Append(1)
-	col := labels.NewArray()
-	defer col.Release()
-	rec := array.NewRecord(arrow.NewSchema(MetaFields(s), nil), []arrow.Array{col}, 1)
-	defer rec.Release()
-	for _, old := range []bool{true, false} {
-		b := NewChunkBuilder(memory.DefaultAllocator, s)
-		defer b.Release()
-		if old {
-			if b.message, err = encodeSchema(wholeChunkSchema(s)); err != nil {
-				t.Fatal(err)
-			}
-		}
-		if err := b.Append(ID{7}, rec, 0, nil); err != nil {
-			t.Fatal(err)
-		}
-		data, c, err := b.Finish()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if has := bytes.Contains(data, []byte("dog")); has != old {
-			t.Errorf("old %v: names of classes: %v", old, has)
-		}
-		c.BlobRef = RefOf(data)
-		m, err := OpenManifest(&Snapshot{Dataset: "d", Number: 1, Schema: s, Chunks: []Chunk{c}},
-			[]Blob{NewBlob(data, nil)})
-		if err != nil {
-			t.Fatalf("old %v: %v", old, err)
-		}
-		if m.ID(0) != (ID{7}) || m.Page(0).Column(1).(*array.Int64).Value(0) != 1 {
-			t.Errorf("old %v: another row", old)
-		}
-		m.Close()
-	}
 }
 
 // Records say whether they have pages, and of a version that is not known nothing is believed.

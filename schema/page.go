@@ -14,8 +14,7 @@ import (
 type Form struct {
 	snap     *Snapshot
 	physical *arrow.Schema
-	whole    *arrow.Schema // that of older chunks
-	message  []byte        // of the chunk's schema, encoded
+	message  []byte // of the chunk's schema, encoded
 	blobs    []arrow.Field
 	first    int // blob columns begin here
 	splits   []splitRange
@@ -34,8 +33,7 @@ func NewForm(snap *Snapshot) (*Form, error) {
 	if err := CheckSchema(snap.Schema); err != nil {
 		return nil, fmt.Errorf("%w: %s", ErrDataLoss, err.Error()) // the snapshot is broken, not a request
 	}
-	f := &Form{snap: snap, physical: ChunkSchema(snap.Schema), whole: wholeChunkSchema(snap.Schema),
-		blobs: BlobFields(snap.Schema), rows: snap.Rows()}
+	f := &Form{snap: snap, physical: ChunkSchema(snap.Schema), blobs: BlobFields(snap.Schema), rows: snap.Rows()}
 	f.statistics = newStatisticsLayout(snap.Schema)
 	f.first = f.physical.NumFields() - len(f.blobs)
 	var err error
@@ -191,7 +189,7 @@ func (p *Page) open(f *Form, want Chunk) error {
 	if !aligned(data) { // the store could not place it better
 		data = slices.Concat(alignedBytes(len(data))[:0], data)
 	}
-	cols, rows, err := decodeStream(data, f.physical, f.message, f.whole)
+	cols, rows, err := decodeStream(data, f.physical, f.message)
 	if err != nil {
 		return err
 	}

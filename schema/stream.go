@@ -88,14 +88,14 @@ func (v *Vector) each(visit func(*Vector)) {
 // decodeStream reads an IPC stream of one record batch in place: the views
 // point into b, which must be aligned to 8 bytes. want is the schema it must
 // have, wantMessage its encoding. All that the views can reach is checked.
-func decodeStream(b []byte, want *arrow.Schema, wantMessage []byte, orWant *arrow.Schema) ([]view, int, error) {
+func decodeStream(b []byte, want *arrow.Schema, wantMessage []byte) ([]view, int, error) {
 	rest, ok := bytes.CutPrefix(b, wantMessage)
 	if !ok { // perhaps encoded by another version of the library
 		s, err := decodeSchema(b)
 		if err != nil {
 			return nil, 0, err
 		}
-		if !s.Equal(want) && !s.Equal(orWant) {
+		if !s.Equal(want) {
 			return nil, 0, fmt.Errorf("%w: schema of the chunk is %s, the snapshot says %s", ErrDataLoss, s, want)
 		}
 		_, rest, _ = ipc.NextMessage(b) // which decodeSchema has read

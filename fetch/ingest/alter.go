@@ -18,32 +18,24 @@ import (
 )
 
 // Missing says what becomes of rows whose key the dataset does not have.
-type Missing int
+type Missing string
 
 const (
 	// MissingError makes an error of them, which names some.
-	MissingError Missing = iota
+	MissingError Missing = "error"
 	// MissingInsert adds them as new samples, behind all others.
-	MissingInsert
+	MissingInsert Missing = "insert"
 	// MissingIgnore leaves them out.
-	MissingIgnore
+	MissingIgnore Missing = "ignore"
 )
-
-var missings = []string{"error", "insert", "ignore"}
-
-func (m Missing) String() string {
-	if m < 0 || int(m) >= len(missings) {
-		return fmt.Sprintf("missing %d", int(m))
-	}
-	return missings[m]
-}
 
 // ParseMissing reads "error", "insert" or "ignore".
 func ParseMissing(s string) (Missing, error) {
-	if i := slices.Index(missings, s); i >= 0 {
-		return Missing(i), nil
+	switch m := Missing(s); m {
+	case MissingError, MissingInsert, MissingIgnore:
+		return m, nil
 	}
-	return 0, &schema.FieldError{Field: "missing", Got: schema.Quote(s), Want: `"error", "insert" or "ignore"`}
+	return "", &schema.FieldError{Field: "missing", Got: schema.Quote(s), Want: `"error", "insert" or "ignore"`}
 }
 
 // MaxKept bounds the memory of the rows of an alteration where AlterOptions have no Keep, in bytes.
@@ -442,8 +434,6 @@ type alterPlan struct {
 	meta, blobs []columnPlan
 	key         int  // the column of the base that rows are found by
 	rewrite     bool // pages of the base are none of the new snapshot
-	// classes says that names of classes were added: pages of the oldest form have them in themselves.
-	classes bool
 }
 
 // columnPlan is where a column of the new snapshot comes from.
@@ -585,7 +575,6 @@ func (a *Alteration) mergeColumns(p *alterPlan) error {
 		if err != nil {
 			return err
 		}
-		p.classes = p.classes || !field.Equal(c.field)
 		c.field = field
 	}
 	for i, f := range a.added.blobs {

@@ -178,7 +178,7 @@ func (w *application) page(ctx context.Context, page schema.Chunk, p *schema.Pag
 	}
 	chunk := w.base.Chunks[w.chunk]
 	// What is behind rows that are gone moves up.
-	keep := !changed && !w.rewrite && w.out.builder.Rows() == 0 && (!w.classes || chunk.Pages > 0)
+	keep := !changed && !w.rewrite && w.out.builder.Rows() == 0
 	if err := w.addSplits(p); err != nil {
 		return err
 	}

@@ -27,33 +27,25 @@ import (
 )
 
 // Mode says what a snapshot is made of.
-type Mode int
+type Mode string
 
 const (
 	// Create makes the first snapshot of a dataset: schema.ErrExists if it has one.
-	Create Mode = iota
+	Create Mode = "create"
 	// Append makes a snapshot of the newest one's rows and the new ones, which
 	// must have the same schema: schema.ErrNotFound if there is none.
-	Append
+	Append Mode = "append"
 	// Replace makes a snapshot of just these rows, whatever there was before.
-	Replace
+	Replace Mode = "replace"
 )
-
-var modes = []string{"create", "append", "replace"}
-
-func (m Mode) String() string {
-	if m < 0 || int(m) >= len(modes) {
-		return fmt.Sprintf("mode %d", int(m))
-	}
-	return modes[m]
-}
 
 // ParseMode reads "create", "append" or "replace".
 func ParseMode(s string) (Mode, error) {
-	if i := slices.Index(modes, s); i >= 0 {
-		return Mode(i), nil
+	switch m := Mode(s); m {
+	case Create, Append, Replace:
+		return m, nil
 	}
-	return 0, &schema.FieldError{Field: "mode", Got: fmt.Sprintf("%q", s), Want: `"create", "append" or "replace"`}
+	return "", &schema.FieldError{Field: "mode", Got: fmt.Sprintf("%q", s), Want: `"create", "append" or "replace"`}
 }
 
 // DefaultSplit is where rows go of which nobody says to which split they belong.
@@ -65,7 +57,7 @@ type Options struct {
 	Split   string // of rows written with no split; DefaultSplit if empty
 	Source  string // for people, where the rows came from
 	Schema  *arrow.Schema
-	Mode    Mode
+	Mode    Mode             // Create if empty
 	Workers int              // blobs put at a time; 2 × GOMAXPROCS if 0
 	Mem     memory.Allocator // for the manifest page being built; Go's if nil
 	// PageRows is how many rows a manifest page has; schema.PageRows if 0. One whose rows are large has
@@ -140,7 +132,7 @@ func (w *Writer) findBase(ctx context.Context) error {
 		return fmt.Errorf("look up dataset %s: %w", w.opts.Dataset, err)
 	}
 	switch w.opts.Mode {
-	case Create:
+	case Create, "":
 		if base != nil {
 			return fmt.Errorf("%w: dataset %s, its newest snapshot is %d; append to it or replace it", schema.ErrExists,
 				w.opts.Dataset, base.Number)
@@ -160,7 +152,7 @@ func (w *Writer) findBase(ctx context.Context) error {
 			return err
 		}
 	default:
-		return &schema.FieldError{Field: "mode", Got: w.opts.Mode.String(), Want: "create, append or replace"}
+		return &schema.FieldError{Field: "mode", Got: string(w.opts.Mode), Want: "create, append or replace"}
 	}
 	w.base = base
 	return nil

@@ -227,29 +227,21 @@ func FuzzEval(f *testing.F) {
 // cost.
 func evaluateWithin(t *testing.T, e *Expr, m whole) {
 	t.Helper()
-	ev := &evaluation{expr: e, form: m.Form(), turn: now}
-	var err error
-	if ev.sources, err = sourcesOf(m.Form(), e.columns); err != nil {
-		t.Fatal(err)
-	}
-	w, err := ev.worker()
+	r, err := newRunner(e, m.Form())
 	if err != nil {
 		t.Fatal(err)
 	}
 	for c := range m.Chunks() {
 		page := m.Page(c)
-		for k, col := range w.sized {
-			w.cells[k] = page.Column(col)
-		}
+		o := r.open(page, m.ChunkStart(c))
 		for i := range page.Rows() {
-			steps := w.measure(i)
-			for k := range w.sources {
-				get, _ := w.sources[k].getter(m.Form(), m.ChunkStart(c), page)
-				w.env[e.columns[k]] = get(i)
+			steps := r.measure(o, i)
+			for k, get := range o.gets {
+				r.env[e.columns[k]] = get(i)
 			}
 			var before, after runtime.MemStats
 			runtime.ReadMemStats(&before)
-			_, _ = w.vm.Run(e.guarded, w.env)
+			_, _ = r.vm.Run(e.guarded, r.env)
 			runtime.ReadMemStats(&after)
 			if made := float64(after.TotalAlloc - before.TotalAlloc); made > 1<<16+128*steps {
 				t.Fatalf("%q made %.0f bytes for row %d, which was measured to take %.0f steps", e.text, made, i, steps)

@@ -55,20 +55,16 @@ func (e *Expr) EvalWithin(ctx context.Context, m Rows, within *plan.Bitmap, turn
 	if err := e.checkRows(ev.rows); err != nil {
 		return nil, err
 	}
-	var err error
-	if ev.sources, err = sourcesOf(m.Form(), e.columns); err != nil {
-		return nil, err
-	}
 	// As many as may have a turn at once.
 	workers := make(chan *worker, max(1, runtime.GOMAXPROCS(0)/2))
 	for range cap(workers) {
-		w, err := ev.worker()
+		r, err := newRunner(e, ev.form)
 		if err != nil {
 			return nil, err
 		}
-		workers <- w
+		workers <- &worker{ev, r}
 	}
-	err = m.Walk(ctx, 0, all, ev.need, func(ctx context.Context, start int64, p *schema.Page) error {
+	err := m.Walk(ctx, 0, all, ev.need, func(ctx context.Context, start int64, p *schema.Page) error {
 		select {
 		case w := <-workers:
 			defer func() { workers <- w }()
@@ -108,14 +104,13 @@ const skipSteps = 1.0 / 16
 
 // evaluation is an expression going through a manifest.
 type evaluation struct {
-	expr    *Expr
-	form    *schema.Form
-	within  *plan.Bitmap // the samples that there are; nil if all
-	rows    int64        // as many as these
-	turn    Turn
-	places  []place  // of expr.named
-	sources []source // of expr.columns
-	ctx     context.Context
+	expr   *Expr
+	form   *schema.Form
+	within *plan.Bitmap // the samples that there are; nil if all
+	rows   int64        // as many as these
+	turn   Turn
+	places []place // of expr.named
+	ctx    context.Context
 
 	mu    sync.Mutex
 	out   *plan.Bitmap // guarded by mu
@@ -152,32 +147,78 @@ func (ev *evaluation) merge(start int64, words []uint64) {
 	}
 }
 
-// worker evaluates pages, one after the other.
-type worker struct {
-	*evaluation
-	vm    vm.VM
-	env   map[string]any
-	gets  []getter      // by column
-	sized []int         // by column of cost.columns: its index in the schema
-	cells []arrow.Array // by column of cost.columns
-	sizes []float64     // of the row's cells, and numbers of their items
+// runner runs an expression for rows. It is not safe for concurrent use.
+type runner struct {
+	expr    *Expr
+	form    *schema.Form
+	sources []source // of expr.columns
+	sized   []int    // by column of cost.columns: its index in the schema
+	vm      vm.VM
+	env     map[string]any
+	sizes   []float64 // of the row's cells, and numbers of their items
 }
 
-func (ev *evaluation) worker() (*worker, error) {
-	e := ev.expr
+// open are the columns of a page that the expression names.
+type open struct {
+	gets  []getter      // by column
+	cells []arrow.Array // by column of cost.columns
+	nulls bool          // a column has some
+}
+
+func newRunner(e *Expr, form *schema.Form) (*runner, error) {
 	n := len(e.cost.columns)
-	w := &worker{
-		evaluation: ev, vm: vm.VM{MemoryBudget: rowBudget}, env: make(map[string]any, len(e.columns)),
-		gets: make([]getter, len(e.columns)), sized: make([]int, n), cells: make([]arrow.Array, n),
-		sizes: make([]float64, 2*n),
-	}
+	r := &runner{expr: e, form: form, sized: make([]int, n), vm: vm.VM{MemoryBudget: rowBudget},
+		env: make(map[string]any, len(e.columns)), sizes: make([]float64, 2*n)}
 	var err error
+	if r.sources, err = sourcesOf(form, e.columns); err != nil {
+		return nil, err
+	}
 	for i, name := range e.cost.columns {
-		if w.sized[i], err = ev.form.ColumnIndex(name); err != nil {
+		if r.sized[i], err = form.ColumnIndex(name); err != nil {
 			return nil, err
 		}
 	}
-	return w, nil
+	return r, nil
+}
+
+// open takes the columns of a page that begins at start and was touched: a fault within an expression would count as the
+// expression's.
+func (r *runner) open(p *schema.Page, start int64) *open {
+	o := &open{gets: make([]getter, len(r.sources)), cells: make([]arrow.Array, len(r.sized))}
+	for i := range r.sources {
+		get, nulls := r.sources[i].getter(r.form, start, p)
+		o.gets[i], o.nulls = get, o.nulls || nulls
+	}
+	for i, col := range r.sized {
+		o.cells[i] = p.Column(col)
+	}
+	return o
+}
+
+// measure returns what row i of a page may take.
+func (r *runner) measure(o *open, i int) float64 {
+	if len(o.cells) == 0 {
+		return r.expr.constant
+	}
+	for c, cells := range o.cells {
+		r.sizes[2*c] = sizeOf(cells, i)
+		r.sizes[2*c+1] = countOf(cells, i, r.sizes[2*c])
+	}
+	return r.expr.rowSteps(r.sizes)
+}
+
+// run is the value of row i of a page.
+func (r *runner) run(program *vm.Program, o *open, i int) (any, error) {
+	for c, get := range o.gets {
+		r.env[r.expr.columns[c]] = get(i)
+	}
+	return r.vm.Run(program, r.env)
+}
+
+// worker evaluates pages, one after the other.
+type worker struct {
+	*evaluation
+	*runner
 }
 
 // evaluate evaluates the rows of a page, which must first be there: a fault within an
@@ -188,7 +229,7 @@ func (w *worker) evaluate(ctx context.Context, start int64, p *schema.Page) erro
 		err = schema.Guard(func() error { return w.page(ctx, start, p) })
 	}
 	if errors.Is(err, schema.ErrDataLoss) {
-		snap := w.form.Snapshot()
+		snap := w.runner.form.Snapshot()
 		return fmt.Errorf("manifest of %s@%d: %w", snap.Dataset, snap.Number, err)
 	}
 	return err
@@ -196,16 +237,7 @@ func (w *worker) evaluate(ctx context.Context, start int64, p *schema.Page) erro
 
 // page evaluates the rows of a page.
 func (w *worker) page(ctx context.Context, start int64, p *schema.Page) error {
-	program := w.expr.plain
-	for i := range w.sources {
-		get, nulls := w.sources[i].getter(w.form, start, p)
-		if w.gets[i] = get; nulls {
-			program = w.expr.guarded
-		}
-	}
-	for i, col := range w.sized {
-		w.cells[i] = p.Column(col)
-	}
+	o := w.open(p, start)
 	n, rows := 0, p.Rows()
 	words := make([]uint64, (rows+63)/64)
 	for n < rows {
@@ -213,7 +245,7 @@ func (w *worker) page(ctx context.Context, start int64, p *schema.Page) error {
 			return context.Cause(ctx)
 		}
 		err := w.turn(ctx, func() (err error) {
-			n, err = w.piece(program, words, start, n, rows)
+			n, err = w.piece(o, words, start, n, rows)
 			return err
 		})
 		if err != nil {
@@ -224,38 +256,27 @@ func (w *worker) page(ctx context.Context, start int64, p *schema.Page) error {
 	return nil
 }
 
-// measure returns what row i of the page may take.
-func (w *worker) measure(i int) float64 {
-	if len(w.cells) == 0 {
-		return w.expr.constant
-	}
-	for c, cells := range w.cells {
-		w.sizes[2*c] = sizeOf(cells, i)
-		w.sizes[2*c+1] = countOf(cells, i, w.sizes[2*c])
-	}
-	return w.expr.rowSteps(w.sizes)
-}
-
 // piece evaluates rows of the page that starts at that position, from row i on,
 // and returns how far it came.
-func (w *worker) piece(program *vm.Program, words []uint64, start int64, i, rows int) (int, error) {
+func (w *worker) piece(o *open, words []uint64, start int64, i, rows int) (int, error) {
+	program := w.evaluation.expr.plain
+	if o.nulls {
+		program = w.evaluation.expr.guarded
+	}
 	var spent, skipped float64
 	for ; i < rows && spent < turnSteps; i++ {
 		if w.within != nil && !w.within.Has(start+int64(i)) {
 			spent, skipped = spent+skipSteps, skipped+skipSteps
 			continue
 		}
-		steps := w.measure(i)
+		steps := w.measure(o, i)
 		if steps > MaxRowSteps {
-			return i, w.expr.checkRow(w.sizes, fmt.Sprintf("position %d", start+int64(i)))
+			return i, w.runner.expr.checkRow(w.sizes, fmt.Sprintf("position %d", start+int64(i)))
 		}
 		spent += steps
-		for c, get := range w.gets {
-			w.env[w.expr.columns[c]] = get(i)
-		}
-		v, err := w.vm.Run(program, w.env)
+		v, err := w.run(program, o, i)
 		if err != nil {
-			e := located(w.expr.text, err)
+			e := located(w.runner.expr.text, err)
 			e.Message = fmt.Sprintf("position %d: %s", start+int64(i), e.Message)
 			return i, e
 		}

@@ -9,7 +9,6 @@ import (
 
 	"github.com/apache/arrow/go/v17/arrow"
 	"github.com/expr-lang/expr/file"
-	"github.com/expr-lang/expr/vm"
 
 	"bowstring/schema"
 )
@@ -135,13 +134,12 @@ type RowFault struct {
 // evaluated are faults, and null in the column; where on_error lets none be, there is one fault and no column.
 func (m *Maker) Make(ctx context.Context, f *schema.Form, positions []int64, rows []schema.Row,
 	turn Turn) (schema.Vector, []RowFault, error) {
-	w := &making{maker: m, form: f, positions: positions, rows: rows, pages: map[*schema.Page]*pageGetters{},
-		env:   make(map[string]any, len(m.expr.columns)),
-		vm:    vm.VM{MemoryBudget: rowBudget},
-		sizes: make([]float64, 2*len(m.expr.cost.columns)), out: builderOf(m.field.Type, len(rows))}
-	if err := w.find(); err != nil {
+	r, err := newRunner(m.expr, f)
+	if err != nil {
 		return schema.Vector{}, nil, err
 	}
+	w := &making{runner: r, maker: m, positions: positions, rows: rows, pages: map[*schema.Page]*open{},
+		out: builderOf(m.field.Type, len(rows))}
 	if len(m.expr.terms) == 0 && m.expr.constant*float64(len(rows)) <= fewSteps {
 		turn = func(_ context.Context, piece func() error) error { return piece() }
 	}
@@ -161,59 +159,27 @@ func (m *Maker) Make(ctx context.Context, f *schema.Form, positions []int64, row
 
 // making is a column that is being made.
 type making struct {
+	*runner
 	maker     *Maker
-	form      *schema.Form
 	positions []int64
 	rows      []schema.Row
 	at        int
-	sources   []source // of expr.columns
-	sized     []int    // columns of expr.cost.columns
-	pages     map[*schema.Page]*pageGetters
-	vm        vm.VM
-	env       map[string]any
-	sizes     []float64
+	pages     map[*schema.Page]*open
 	out       *columnBuilder
 	faults    []RowFault
 }
 
-// pageGetters read the columns of a page that an expression names.
-type pageGetters struct {
-	gets  []getter
-	cells []arrow.Array // of those that differ in size
-}
-
-// find finds the columns that the expression names.
-func (w *making) find() (err error) {
-	e := w.maker.expr
-	if w.sources, err = sourcesOf(w.form, e.columns); err != nil {
-		return err
+// page is what the expression names of a page.
+func (w *making) page(p *schema.Page, start int64) (*open, error) {
+	if o := w.pages[p]; o != nil {
+		return o, nil
 	}
-	w.sized = make([]int, len(e.cost.columns))
-	for i, name := range e.cost.columns {
-		if w.sized[i], err = w.form.ColumnIndex(name); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func (w *making) open(p *schema.Page, start int64) (*pageGetters, error) {
-	if g := w.pages[p]; g != nil {
-		return g, nil
-	}
-	if err := p.Touch(); err != nil { // a fault within an expression would count as the expression's
+	if err := p.Touch(); err != nil {
 		return nil, err
 	}
-	g := &pageGetters{}
-	for i := range w.sources {
-		get, _ := w.sources[i].getter(w.form, start, p)
-		g.gets = append(g.gets, get)
-	}
-	for _, i := range w.sized {
-		g.cells = append(g.cells, p.Column(i))
-	}
-	w.pages[p] = g
-	return g, nil
+	o := w.open(p, start)
+	w.pages[p] = o
+	return o, nil
 }
 
 // piece makes as many rows as a turn has time for.
@@ -221,16 +187,12 @@ func (w *making) piece() error {
 	m := w.maker
 	for spent := 0.0; w.at < len(w.rows) && spent < turnSteps; w.at++ {
 		row, pos := w.rows[w.at], w.positions[w.at]
-		g, err := w.open(row.Page, pos-int64(row.At))
+		o, err := w.page(row.Page, pos-int64(row.At))
 		if err != nil {
 			return err
 		}
-		for c, cells := range g.cells {
-			w.sizes[2*c] = sizeOf(cells, row.At)
-			w.sizes[2*c+1] = countOf(cells, row.At, w.sizes[2*c])
-		}
-		spent += min(m.expr.rowSteps(w.sizes), MaxMadeSteps)
-		if err := w.row(g, row.At); err != nil {
+		spent += min(w.measure(o, row.At), MaxMadeSteps)
+		if err := w.row(o, row.At); err != nil {
 			w.faults = append(w.faults, RowFault{w.at, m.placed(err)})
 			if m.fails {
 				return nil
@@ -242,15 +204,12 @@ func (w *making) piece() error {
 }
 
 // row makes the value of a row whose sizes are known. An error is an *Error: nothing was added.
-func (w *making) row(g *pageGetters, at int) error {
+func (w *making) row(o *open, at int) error {
 	m := w.maker
 	if err := m.checkSteps(w.sizes, "a row"); err != nil {
 		return err
 	}
-	for c, get := range g.gets {
-		w.env[m.expr.columns[c]] = get(at)
-	}
-	v, err := w.vm.Run(m.expr.guarded, w.env)
+	v, err := w.run(m.expr.guarded, o, at)
 	if err == nil {
 		err = w.out.add(v)
 	}

@@ -98,7 +98,7 @@ func Parse(d *flight.FlightDescriptor) (Request, error) {
 	}
 	if p := req.Put; p != nil {
 		if p.Mode == "" {
-			p.Mode = ingest.Create.String()
+			p.Mode = string(ingest.Create)
 		}
 		if p.Split == "" {
 			p.Split = ingest.DefaultSplit
@@ -160,7 +160,7 @@ func (p *Command) checkAlters() error {
 	case !p.alters() && p.Missing != "":
 		return &schema.FieldError{Field: "put.missing", Got: schema.Quote(p.Missing),
 			Want: `nothing, unless the mode is "merge" or "delete"`}
-	case p.Mode != modeMerge && p.Mode != ingest.Replace.String() && len(p.DropColumns) > 0:
+	case p.Mode != modeMerge && p.Mode != string(ingest.Replace) && len(p.DropColumns) > 0:
 		return &schema.FieldError{Field: "put.drop_columns", Got: "some",
 			Want: `none, unless the mode is "merge" or "replace"`}
 	case !p.alters():
@@ -173,16 +173,16 @@ func (p *Command) checkAlters() error {
 		p.On = schema.IDColumn
 	}
 	if p.Missing == "" {
-		p.Missing = ingest.MissingError.String()
+		p.Missing = string(ingest.MissingError)
 		if p.Mode == modeDelete { // so that it may be repeated where its answer was lost
-			p.Missing = ingest.MissingIgnore.String()
+			p.Missing = string(ingest.MissingIgnore)
 		}
 	}
 	if _, err := ingest.ParseMissing(p.Missing); err != nil {
 		return &schema.FieldError{Field: "put.missing", Got: schema.Quote(p.Missing),
 			Want: `"error", "insert" or "ignore"`}
 	}
-	if p.Mode == modeDelete && p.Missing == ingest.MissingInsert.String() {
+	if p.Mode == modeDelete && p.Missing == string(ingest.MissingInsert) {
 		return &schema.FieldError{Field: "put.missing", Got: `"insert"`, Want: `"error" or "ignore" where rows are deleted`}
 	}
 	return nil
