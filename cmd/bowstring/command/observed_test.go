@@ -47,6 +47,13 @@ type troubled struct {
 	now atomic.Int32
 }
 
+// Traits has the engine check the blobs as it reads them: those with a wrong byte lie in no file.
+func (s *troubled) Traits() store.Traits {
+	traits := s.Store.Traits()
+	traits.Mapped = false
+	return traits
+}
+
 func (s *troubled) Get(ctx context.Context, ref schema.BlobRef) (schema.Blob, error) {
 	switch trouble(s.now.Load()) {
 	case slow:
