@@ -204,9 +204,6 @@ func NewEngine(s store.Store, opts Options) (*Engine, error) {
 	if opts.Spill != nil {
 		e.ahead, errs[2] = lookahead.New(lookahead.Options{
 			Cache: opts.Spill, Future: opts.Future, Reader: e.reader, Mine: mine, Spare: spare,
-			Idle:    func() bool { return e.set.Idle() },
-			Streams: func() int { return e.set.Reading() },
-			Demand:  func() spill.Demand { return e.set.Demand() },
 		})
 	}
 	e.set, errs[3] = prefetch.NewSet(prefetch.Options{
@@ -223,7 +220,7 @@ func NewEngine(s store.Store, opts Options) (*Engine, error) {
 	if e.ahead != nil {
 		e.reader.WakeIdle(e.ahead)
 	}
-	e.ahead.Start()
+	e.ahead.Start(e.set)
 	s.SetInUse(e.jobs.InUse)
 	if opts.Spill != nil {
 		opts.Spill.SetInUse(e.jobs.NamesInUse)

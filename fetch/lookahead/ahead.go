@@ -18,12 +18,6 @@ type Options struct {
 	Future *spill.Future
 	// Reader reads what is missing.
 	Reader *read.Reader
-	// Idle reports whether no stream has a use for the way to the store, Streams
-	// how many there are, and Demand what they have asked for since the engine was
-	// made. They must not block.
-	Idle    func() bool
-	Streams func() int
-	Demand  func() spill.Demand
 	// Mine says whether blobs of a key are for this node to keep. It must not block, and answers alike for all keys
 	// of a slot of layouts.
 	// Default: all are.
@@ -36,7 +30,6 @@ type Options struct {
 func (o *Options) Validate() error {
 	for name, missing := range map[string]bool{
 		"Cache": o.Cache == nil, "Future": o.Future == nil, "Reader": o.Reader == nil,
-		"Idle": o.Idle == nil, "Streams": o.Streams == nil, "Demand": o.Demand == nil,
 	} {
 		if missing {
 			return fmt.Errorf("%w: looking ahead needs %s", schema.ErrInvalid, name)
@@ -45,10 +38,21 @@ func (o *Options) Validate() error {
 	return nil
 }
 
+// Streams are those of the engine. Their methods do not block.
+type Streams interface {
+	// Idle reports whether no stream has a use for the way to the store.
+	Idle() bool
+	// Reading is how many streams read.
+	Reading() int
+	// Demand says what they have asked for since the engine was made.
+	Demand() spill.Demand
+}
+
 // Ahead looks ahead for the jobs that run. It is safe for concurrent use. A nil
 // Ahead is that of an engine without a spill: streams belong to no job.
 type Ahead struct {
-	opts Options
+	opts    Options
+	streams Streams // set by Start
 
 	blocked atomic.Int32 // fillers that have something to read, and no room
 	moved   atomic.Bool  // jobs have gone on since the fillers were told
@@ -90,9 +94,10 @@ func (a *Ahead) Looked() int64 {
 	return a.looked.Load()
 }
 
-// Start begins to look ahead, once all that Options names is there. Stop ends it.
-func (a *Ahead) Start() {
+// Start begins to look ahead, beside streams of which none is open yet. Stop ends it.
+func (a *Ahead) Start(streams Streams) {
 	if a != nil {
+		a.streams = streams
 		a.filling.Go(a.fill)
 	}
 }
@@ -128,7 +133,7 @@ func (a *Ahead) Close() {
 // Wake tells the fillers that the way to the store may have room: those that have
 // use for it or, if jobs have gone on, all.
 func (a *Ahead) Wake() {
-	if a == nil || a.blocked.Load() == 0 && !a.moved.Load() || !a.opts.Idle() {
+	if a == nil || a.blocked.Load() == 0 && !a.moved.Load() || !a.streams.Idle() {
 		return
 	}
 	all := a.moved.Swap(false)

@@ -100,7 +100,7 @@ func (f *filler) try(c *candidate) read.Filling {
 		return read.NoRoom
 	}
 	f.setBlocked(true) // before it is tried, or room that comes in between would be missed
-	if !a.opts.Idle() {
+	if !a.streams.Idle() {
 		return read.NoRoom
 	}
 	// While there are streams the way is half full at most, so that what they want
@@ -108,7 +108,7 @@ func (f *filler) try(c *candidate) read.Filling {
 	a.mu.Lock()
 	f.places[c.ref] = c.at // before it may come
 	a.mu.Unlock()
-	v := a.opts.Reader.Fill(&read.Want{Ref: c.ref, At: c.at, To: f}, a.opts.Streams() > 0)
+	v := a.opts.Reader.Fill(&read.Want{Ref: c.ref, At: c.at, To: f}, a.streams.Reading() > 0)
 	if v == read.Begun {
 		f.bytes += c.ref.Size
 		f.reads++
@@ -219,7 +219,7 @@ func (a *Ahead) fill() {
 // looked at all.
 func (f *filler) nextFill() (best *candidate, more bool) {
 	a := f.ahead
-	demand := a.opts.Demand()
+	demand := a.streams.Demand()
 	a.mu.Lock()
 	var list []*running
 	for _, l := range a.jobs {
