@@ -333,7 +333,15 @@ func (e *Engine) KnownBytes(o *Resolved) (int64, bool) { return e.jobs.KnownByte
 
 // Stream starts to serve a ticket of the job. The stream ends with ctx.
 func (e *Engine) Stream(ctx context.Context, j *Job, t schema.Ticket) (*Stream, error) {
-	return e.set.Open(ctx, j, t)
+	return e.set.Open(ctx, j, t, Serving{})
+}
+
+// Serving says how a stream is served: see [prefetch.Serving].
+type Serving = prefetch.Serving
+
+// Serve starts to serve a ticket of the job as how says. The stream ends with ctx.
+func (e *Engine) Serve(ctx context.Context, j *Job, t schema.Ticket, how Serving) (*Stream, error) {
+	return e.set.Open(ctx, j, t, how)
 }
 
 // Take starts to serve the samples at the given positions: see [prefetch.Set.Take].

@@ -46,7 +46,7 @@ func TestCheckedLate(t *testing.T) {
 	read := func(req schema.Request) (unchecked, wrong int) {
 		t.Helper()
 		j := open(t, e, req)
-		s := must(e.Stream(fetch.CheckedLate(t.Context()), j, ticket(req, 0)))
+		s := must(e.Serve(t.Context(), j, ticket(req, 0), fetch.Serving{CheckedLate: true}))
 		defer s.Close()
 		for b := range batches(t, s) {
 			pixels := &b.Columns[0].Buffers[2]

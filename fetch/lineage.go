@@ -39,12 +39,6 @@ type Share struct {
 	faultRows []int64
 }
 
-// Unrecorded returns a context whose streams are not put on record.
-func Unrecorded(ctx context.Context) context.Context { return prefetch.Unrecorded(ctx) }
-
-// CheckedLate returns a context whose streams leave checksums to whoever copies their blobs: see [prefetch.CheckedLate].
-func CheckedLate(ctx context.Context) context.Context { return prefetch.CheckedLate(ctx) }
-
 // Recorded returns what was recorded of the streams that match tells, in the order in which they began. ok is false if
 // no record is kept. The caller has counted [LineageBytes] in.
 func (e *Engine) Recorded(ctx context.Context, match func(*PieceHead) bool) (pieces []*Piece, ok bool, err error) {

@@ -62,16 +62,11 @@ func (s getHandler) DoGet(ticket *flight.Ticket, stream flight.FlightService_DoG
 	}
 	ctx, stop := context.WithCancel(stream.Context())
 	defer stop()
-	if onlyLooks(ctx) {
-		ctx = fetch.Unrecorded(ctx)
-	}
 	ring, err := s.sideband(ctx)
 	if err != nil {
 		return err
 	}
 	defer ring.Leave()
-	// As late as in sender.prepare: what was checked is copied to the client next, while the processor's cache has it.
-	ctx = fetch.CheckedLate(ctx)
 	cat := s.catalog(ctx)
 	job, batches, err := s.serveTicket(ctx, cat, t, cat.OpenEarly)
 	if errors.Is(err, resolve.ErrSuperseded) {
@@ -117,7 +112,11 @@ func (s getHandler) serveJob(ctx context.Context, cat *catalog.Catalog, job *fet
 	if err != nil {
 		return nil, err
 	}
-	batches, err := cat.Stream(ctx, job, t)
+	batches, err := cat.Stream(ctx, job, t, fetch.Serving{
+		// As late as in sender.prepare: what was checked is copied to the client next, while the processor's cache has it.
+		CheckedLate: true,
+		Unrecorded:  onlyLooks(ctx),
+	})
 	if err != nil {
 		return nil, cmp.Or(cat.Confirm(ctx, job, t.Request), err) // or it is of the wrong snapshot
 	}

@@ -51,8 +51,8 @@ func (f *fixture) describing(n int, describe func(*fetch.Batch, waitMetadata) an
 		f.t.Fatal(err)
 	}
 	before := f.engine.Stats().Reads
-	batches, err := f.engine.Stream(fetch.CheckedLate(ctx), job, schema.Ticket{Request: schema.Request{Dataset: "few",
-		Batch: 1}})
+	batches, err := f.engine.Serve(ctx, job, schema.Ticket{Request: schema.Request{Dataset: "few",
+		Batch: 1}}, fetch.Serving{CheckedLate: true})
 	if err != nil {
 		f.t.Fatal(err)
 	}

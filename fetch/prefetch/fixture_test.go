@@ -159,7 +159,7 @@ func put(t *testing.T, s store.Store, rows int) {
 // open begins a stream of the whole dataset.
 func (f *fixture) open(t *testing.T) *Stream {
 	t.Helper()
-	st, err := f.Open(t.Context(), f.job, schema.Ticket{Request: f.job.Request(), Epochs: 1})
+	st, err := f.Open(t.Context(), f.job, schema.Ticket{Request: f.job.Request(), Epochs: 1}, Serving{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -7,15 +7,16 @@ import (
 	"bowstring/spill"
 )
 
-type checkedLate struct{}
-
-// CheckedLate returns a context whose streams may hand out blobs that nobody has compared with their references:
-// [schema.Buffer] says which. The consumer copies each, compares the copy, and asks [Batch.Again] for what is wrong. So
-// a byte is read from memory once, and those that were checked are those that are delivered. Blobs in mapped files
-// alone come so, and only where the request has a sample that cannot be read end the stream: a batch that is put
-// together has no place for a substitute.
-func CheckedLate(ctx context.Context) context.Context {
-	return context.WithValue(ctx, checkedLate{}, true)
+// Serving says how a stream is served.
+type Serving struct {
+	// CheckedLate lets the stream hand out blobs that were not compared with their references: [schema.Buffer] says
+	// which. The consumer copies each, compares the copy, and asks [Batch.Again] for what is wrong. So a byte is read
+	// from memory once, and those that were checked are those that are delivered. Blobs in mapped files alone come so,
+	// and only where the request has a sample that cannot be read end the stream: a batch that is put together has no
+	// place for a substitute.
+	CheckedLate bool
+	// Unrecorded keeps the stream off the record: it only looks at data.
+	Unrecorded bool
 }
 
 // Again reads the blob of a row once more, compares it, and returns it for the caller to release: what it was handed

@@ -11,13 +11,6 @@ import (
 	"bowstring/schema"
 )
 
-type unrecorded struct{}
-
-// Unrecorded returns a context whose streams are not put on record: of who only looks at data.
-func Unrecorded(ctx context.Context) context.Context {
-	return context.WithValue(ctx, unrecorded{}, true)
-}
-
 // lineageHead is what the record of the stream begins with.
 func (s *Stream) lineageHead(ctx context.Context) lineage.Head {
 	caller := store.CallerFrom(ctx)

@@ -40,7 +40,7 @@ type Stream struct {
 	call      atomic.Pointer[call]
 	unwatch   func() bool
 	seed      uint64 // that operators draw by
-	late      bool   // its consumer checks blobs; see CheckedLate
+	late      bool   // its consumer checks blobs; see Serving
 	closing   sync.Once
 	place     *read.Place
 	stage     *operators.Place // nil where no column has operators
@@ -90,7 +90,7 @@ type blobColumn struct {
 }
 
 // Open starts to serve a ticket of the job. The stream ends with ctx.
-func (s *Set) Open(ctx context.Context, j *resolve.Job, t schema.Ticket) (*Stream, error) {
+func (s *Set) Open(ctx context.Context, j *resolve.Job, t schema.Ticket, how Serving) (*Stream, error) {
 	w, err := newWalk(j, t)
 	if err != nil {
 		return nil, err
@@ -108,7 +108,7 @@ func (s *Set) Open(ctx context.Context, j *resolve.Job, t schema.Ticket) (*Strea
 			st.slot.skip(int64(bits.OnesCount8(b)))
 		}
 	}
-	return st.Stream, s.start(ctx, st)
+	return st.Stream, s.start(ctx, st, how)
 }
 
 // Take starts to serve the samples at the given positions, in their order,
@@ -123,10 +123,10 @@ func (s *Set) Take(ctx context.Context, j *resolve.Job, positions []int64) (*Str
 	w := walk{job: j, list: positions, hi: int64(len(positions)), stride: 1, laps: 1}
 	st := &owner{Stream: &Stream{set: s, job: j, ticket: schema.Ticket{Request: j.Request()}}, slot: w}
 	st.ahead.init(w, nil, s.opts.MaxAhead)
-	return st.Stream, s.start(ctx, st)
+	return st.Stream, s.start(ctx, st, Serving{})
 }
 
-func (s *Set) start(ctx context.Context, st *owner) error {
+func (s *Set) start(ctx context.Context, st *owner, how Serving) error {
 	j := st.job
 	st.sizer = newSizer(j)
 	st.mail.wake, st.next, st.done = make(chan struct{}, 1), make(chan handed, 1), make(chan struct{})
@@ -146,10 +146,10 @@ func (s *Set) start(ctx context.Context, st *owner) error {
 			st.named = named.Marshal()
 		}
 	}
-	if st.slot.list == nil && ctx.Value(unrecorded{}) == nil {
+	if st.slot.list == nil && !how.Unrecorded {
 		st.record = s.opts.Lineage.Begin(st.lineageHead(ctx), j.Request().Within)
 	}
-	st.late = ctx.Value(checkedLate{}) != nil && !j.Tolerant()
+	st.late = how.CheckedLate && !j.Tolerant()
 	st.id = s.ids.Add(1)
 	if st.trace, st.traceMade = read.NewTrace(ctx), operators.NewTrace(ctx); st.trace != nil {
 		_, st.first = trace.SpanFromContext(ctx).TracerProvider().Tracer("bowstring/fetch").Start(ctx, "first batch")

@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/time/rate"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
 
@@ -281,3 +282,122 @@ type Stats struct {
 
 // Stats returns what was counted since the start.
 func (d *Door) Stats() Stats { return Stats{d.refused.Load(), d.limited.Load()} }
+
+// sessions are calls that run, with who made them. It is safe for concurrent
+// use.
+type sessions struct {
+	mu   sync.Mutex
+	live map[*session]struct{} // guarded by mu
+}
+
+type session struct {
+	id  *Identity
+	end func(error)
+}
+
+// watch lists a call: end is called, once at most, when its caller's identity
+// has ended. stop takes it off the list; end may be running then.
+func (s *sessions) watch(id *Identity, end func(error)) (stop func()) {
+	if id == nil || !id.mayEnd() {
+		return func() {}
+	}
+	one := &session{id, end}
+	s.mu.Lock()
+	s.live[one] = struct{}{}
+	s.mu.Unlock()
+	return func() {
+		s.mu.Lock()
+		delete(s.live, one)
+		s.mu.Unlock()
+	}
+}
+
+// run looks at all calls again and again until ctx ends.
+func (s *sessions) run(ctx context.Context, every time.Duration) {
+	tick := time.NewTicker(every)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case now := <-tick.C:
+			s.endAll(now)
+		}
+	}
+}
+
+// endAll ends the calls whose callers may not go on.
+func (s *sessions) endAll(now time.Time) {
+	ended := map[*session]error{}
+	s.mu.Lock()
+	for one := range s.live {
+		if why := one.id.still(now); why != nil {
+			ended[one] = why
+			delete(s.live, one)
+		}
+	}
+	s.mu.Unlock()
+	for one, why := range ended {
+		one.end(fmt.Errorf("%w: what let the call in has ended meanwhile: %w", schema.ErrUnauthenticated, why))
+	}
+}
+
+// maxWrongPeers is how many addresses are remembered for their wrong
+// credentials.
+const maxWrongPeers = 4096
+
+// wrongs counts wrong credentials by address: so many at once, so many a minute
+// in the long run. It is safe for concurrent use, and bounded: where more
+// addresses send wrong ones than it remembers, those with the fewest are
+// forgotten.
+type wrongs struct {
+	burst int
+	rate  rate.Limit
+	now   func() time.Time
+
+	mu    sync.Mutex
+	peers map[string]*rate.Limiter // guarded by mu
+}
+
+func newWrongs(burst, perMinute int, now func() time.Time) *wrongs {
+	return &wrongs{burst: burst, rate: rate.Limit(float64(perMinute) / 60), now: now,
+		peers: map[string]*rate.Limiter{}}
+}
+
+// over reports whether an address has sent more than it may.
+func (w *wrongs) over(peer string) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	l := w.peers[peer]
+	return l != nil && l.TokensAt(w.now()) < 1
+}
+
+// count takes note of wrong credentials of an address.
+func (w *wrongs) count(peer string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	now := w.now()
+	l := w.peers[peer]
+	if l == nil {
+		if len(w.peers) >= maxWrongPeers {
+			w.forgetLocked(now)
+		}
+		l = rate.NewLimiter(w.rate, w.burst)
+		w.peers[peer] = l
+	}
+	// What is refused unheard does not count further, so that an address is not
+	// shut out for ever.
+	l.AllowN(now, 1)
+}
+
+// forgetLocked makes room for half as many; mu is held. It takes a pass for every two
+// thousand new addresses.
+func (w *wrongs) forgetLocked(now time.Time) {
+	for most := 1.0; len(w.peers) > maxWrongPeers/2; most *= 2 {
+		for peer, l := range w.peers {
+			if float64(w.burst)-l.TokensAt(now) < most && len(w.peers) > maxWrongPeers/2 {
+				delete(w.peers, peer)
+			}
+		}
+	}
+}

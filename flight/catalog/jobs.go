@@ -71,8 +71,8 @@ func (c *Catalog) Confirm(ctx context.Context, job *fetch.Job, req schema.Reques
 }
 
 // Stream serves a ticket of a job that was opened.
-func (c *Catalog) Stream(ctx context.Context, job *fetch.Job, t schema.Ticket) (*fetch.Stream, error) {
-	return c.engine.Stream(ctx, job, t)
+func (c *Catalog) Stream(ctx context.Context, job *fetch.Job, t schema.Ticket, how fetch.Serving) (*fetch.Stream, error) {
+	return c.engine.Serve(ctx, job, t, how)
 }
 
 // Take serves samples of a job that was opened.
