@@ -60,7 +60,7 @@ func bringBack(list [][]byte) {
 	}
 }
 
-// Blobs may come from the engine with nobody having compared them with their references (fetch.CheckedLate). Here they
+// Blobs may come from the engine with nobody having compared them with their references (fetch.Serving). Here they
 // are: before any byte of them leaves, and those that are copied in the copy. Memory is read once for both then, and
 // what was checked is what the client reads, whatever becomes of the file.
 
