@@ -158,8 +158,9 @@ def test_a_directory_belongs_to_one_server(
     node = far()
     other = tmp_path / "other"
     shutil.copytree(imported, other)
-    options = ["--store", other, "--spill", tmp_path / "spill", *sized(LARGE), "--listen", "127.0.0.1:0"]
-    done = subprocess.run([lab, "serve", *options], check=False, capture_output=True, text=True, timeout=120)
+    options: list[str | Path] = ["--store", other, "--spill", tmp_path / "spill", *sized(LARGE)]
+    command = [lab, "serve", *options, "--listen", "127.0.0.1:0"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
     assert done.stdout == ""
     (line,) = (text for text in done.stderr.splitlines() if text.startswith("bowstring-lab: "))
