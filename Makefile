@@ -67,6 +67,11 @@ lint: lint-go lint-python lint-vulnerabilities docs ## golangci-lint with the im
 bench: $(VENV)/.package build $(if $(filter own_data,$(or $(CASE),own_data)),build/mosaicml/.installed) ## Measure side by side: all cases, or one with CASE=name.
 	@$(PY) bench/run.py $(CASE)
 
+.PHONY: diagrams
+diagrams: go-check ## Draw the pictures of docs/ARCHITECTURE.md from the texts beside them.
+	@for name in doget:elk cluster:dagre; do \
+	  $(GO) run oss.terrastruct.com/d2@v0.7.1 --layout $${name#*:} --pad 10 docs/diagrams/$${name%:*}.d2 docs/diagrams/$${name%:*}.svg; done
+
 .PHONY: shape
 shape: go-check ## Count what the program is made of: lines, packages, the largest types, references against the order of files, flags.
 	@go run ./bench/shape
