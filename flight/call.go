@@ -26,6 +26,7 @@ import (
 
 	"bowstring/fetch"
 	"bowstring/flight/auth"
+	nodes "bowstring/flight/peer"
 	"bowstring/flight/policy"
 	"bowstring/flight/wire"
 	"bowstring/schema"
@@ -39,7 +40,7 @@ const flightService = "arrow.flight.protocol.FlightService"
 func isBeside(method string) bool { return !isFlight(method) && !isNodes(method) }
 
 // isNodes reports whether a call is one that other nodes of the cluster make.
-func isNodes(method string) bool { return method == lendMethod || method == warmMethod }
+func isNodes(method string) bool { return method == nodes.LendMethod || method == nodes.WarmMethod }
 
 func isFlight(method string) bool { return strings.HasPrefix(method, "/"+flightService+"/") }
 
@@ -238,7 +239,7 @@ func peerOf(ctx context.Context) string {
 // isStream reports whether a call may go on for as long as its client likes.
 func isStream(method string) bool {
 	switch method {
-	case lendMethod, warmMethod, "/" + flightService + "/DoGet", "/" + flightService + "/DoPut",
+	case "/" + flightService + "/DoGet", "/" + flightService + "/DoPut",
 		"/" + flightService + "/DoExchange":
 		return true
 	}

@@ -14,5 +14,5 @@
 //   - server.go, call.go: the server, and what each call passes through
 //   - get.go, put.go, exchange.go, info.go, actions.go: a handler for each purpose
 //   - explain.go, lineage.go, stats.go, usage.go, warm.go: actions that are a topic of their own
-//   - lend.go: what other nodes get
+//   - peerread.go: connections of other nodes, and what they get
 package flight

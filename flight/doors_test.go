@@ -120,6 +120,16 @@ func (d *doors) exchange(p authtest.Pair) {
 // there is one; change changes how.
 func (d *doors) trust(own *authtest.Pair, change func(*tls.Config)) grpc.DialOption {
 	d.t.Helper()
+	config := d.client(own)
+	if change != nil {
+		change(config)
+	}
+	return grpc.WithTransportCredentials(credentials.NewTLS(config))
+}
+
+// client is how a client with that certificate connects, nil for none.
+func (d *doors) client(own *authtest.Pair) *tls.Config {
+	d.t.Helper()
 	config := &tls.Config{RootCAs: x509.NewCertPool(), MinVersion: tls.VersionTLS13}
 	if !config.RootCAs.AppendCertsFromPEM(d.authority.PEM) {
 		d.t.Fatal("no certificate of the authority")
@@ -132,10 +142,7 @@ func (d *doors) trust(own *authtest.Pair, change func(*tls.Config)) grpc.DialOpt
 		// Whatever authorities the server names, it is this one that is shown.
 		config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &pair, nil }
 	}
-	if change != nil {
-		change(config)
-	}
-	return grpc.WithTransportCredentials(credentials.NewTLS(config))
+	return config
 }
 
 // withHeaders are sent with every call.

@@ -8,13 +8,14 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
-	"google.golang.org/grpc"
-	"google.golang.org/protobuf/types/known/wrapperspb"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"bowstring/fetch"
 	"bowstring/fetch/admission"
@@ -49,36 +50,91 @@ func (s *Server) refuseNode(ctx context.Context, why string) error {
 	return err
 }
 
+// servePeer answers a connection that another node has opened, which has one call.
+func (s *Server) servePeer(pc *wire.PeerConn) {
+	defer func() { _ = pc.Close() }() // what there was to say is said
+	binding, err := bindingOf(pc.Conn)
+	conn := peer.Accept(pc, binding)
+	late := time.AfterFunc(s.opts.RequestTimeout, pc.Interrupt)
+	method, failed := conn.Receive(peer.MaxMethod)
+	late.Stop()
+	if errors.Is(failed, peer.ErrBroken) {
+		return
+	}
+	if err == nil {
+		err = failed
+	}
+	if err == nil {
+		err = s.peerCall(pc, conn, string(method))
+	}
+	st := status.New(codes.OK, "")
+	if err != nil {
+		st = statusOf(err)
+	}
+	_ = conn.End(st.Code(), st.Message()) // or the connection has broken
+}
+
+// errStopped is what calls of other nodes are told that come when the server has stopped.
+var errStopped = fmt.Errorf("%w: the server has stopped", schema.ErrUnavailable)
+
+// peerCall does what another node calls for, as streamCall does what clients call for.
+func (s *Server) peerCall(pc *wire.PeerConn, conn *peer.Conn, method string) error {
+	if s.opts.Cluster == nil || !isNodes(method) {
+		return fmt.Errorf("%w: nodes call no method %s of this server", schema.ErrNotSupported, schema.Quote(method))
+	}
+	ctx := pc.Context(context.Background())
+	known, c, err := s.calls.begin(ctx, method, pc.RemoteAddr().String())
+	if err != nil {
+		s.observeRefused(ctx, method, err)
+		return err
+	}
+	ctx = known
+	defer context.AfterFunc(ctx, pc.Interrupt)()
+	defer context.AfterFunc(s.handshaking, func() { s.calls.killCall(c, errStopped) })()
+	if ctx, err = s.recognise(ctx, c); err != nil {
+		s.observeRefused(ctx, method, err)
+		s.calls.end(c)
+		return err
+	}
+	c.observer, c.conn, c.incoming = s.opts.Observer, pc.Conn, s.memory.Lease(ctx, c.host)
+	defer c.incoming.Release()
+	conn.Memory = c.incoming
+	var watching sync.WaitGroup
+	watching.Go(func() { conn.Watch(ctx, func(why error) { s.calls.killCall(c, why) }) })
+	err = s.guard(ctx, method, func() error {
+		if method == peer.WarmMethod {
+			return s.warmFor(ctx, conn)
+		}
+		return s.lend(ctx, conn)
+	})
+	err = c.outcome(err)
+	if errors.Is(err, peer.ErrBroken) { // as of any client that has gone
+		err = fmt.Errorf("%w: %w", context.Canceled, err)
+	}
+	pc.Interrupt() // a ping that finds no room ends, too
+	s.finish(ctx, c, err)
+	watching.Wait()
+	return err
+}
+
 // meet gets to know the node that makes a call, before anything is done for it. It has
 // as long for that as a call has to say what it wants. The call ends when the key that
 // the node has proven to know is accepted no longer; stop ends that.
-func (s *Server) meet(ss grpc.ServerStream, method string) (hello peer.Hello, stop func() bool, err error) {
-	ctx, c := ss.Context(), callFrom(ss.Context())
-	timeout := s.opts.RequestTimeout
+func (s *Server) meet(ctx context.Context, conn *peer.Conn,
+	method string) (hello peer.Hello, stop func() bool, err error) {
+	c, timeout := callFrom(ctx), s.opts.RequestTimeout
 	late := time.AfterFunc(timeout, func() {
 		s.calls.killCall(c, fmt.Errorf("%w: the node has not proven what it is, and RequestTimeout is %s",
 			schema.ErrLimit, timeout))
 	})
 	defer late.Stop()
-	way := peer.Way{
-		Method: method,
-		Receive: func() ([]byte, error) {
-			var m wrapperspb.BytesValue
-			err := ss.RecvMsg(&m)
-			return m.GetValue(), err
-		},
-		Send: func(b []byte) error { return ss.SendMsg(wire.OwnFrame(b)) },
-	}
-	if way.Binding, err = bindingOf(ctx); err != nil {
-		return hello, nil, err
-	}
 	cluster := s.opts.Cluster
 	host := peer.Host{Cluster: cluster.Name, Node: cluster.Node, Keys: cluster.Keys, Protocol: cluster.Protocol,
 		Refuse: func(why string) error { return s.refuseNode(ctx, why) }}
 	if cluster.Address != nil {
 		host.Address = cluster.Address()
 	}
-	hello, known, err := host.Meet(way)
+	hello, known, err := host.Meet(conn.Way(method))
 	if err != nil {
 		return hello, nil, err
 	}
@@ -88,12 +144,8 @@ func (s *Server) meet(ss grpc.ServerStream, method string) (hello peer.Hello, st
 	}), nil
 }
 
-// bindingOf is what tells the connection of a call from all others; nil without TLS.
-func bindingOf(ctx context.Context) ([]byte, error) {
-	g := wire.ConnOf(ctx)
-	if g == nil {
-		return nil, nil
-	}
+// bindingOf is what tells a connection from all others; nil without TLS.
+func bindingOf(g *wire.Conn) ([]byte, error) {
 	state, ok := g.TLS()
 	if !ok {
 		return nil, nil
@@ -130,8 +182,6 @@ type Cluster struct {
 }
 
 const (
-	lendMethod = "/" + peer.Service + "/" + peer.Method
-	warmMethod = "/" + peer.Service + "/" + peer.WarmMethod
 	// lendBytes and lendAnswers are how much goes into one message, of what is there.
 	lendBytes   = 1 << 20
 	lendAnswers = 256
@@ -143,26 +193,10 @@ const (
 	mostUnsent = 4096
 )
 
-// lendService describes the service by which other nodes read blobs.
-var lendService = grpc.ServiceDesc{
-	ServiceName: peer.Service,
-	HandlerType: (*interface {
-		lend(grpc.ServerStream) error
-		warmFor(grpc.ServerStream) error
-	})(nil),
-	Streams: []grpc.StreamDesc{{
-		StreamName: peer.Method, ServerStreams: true, ClientStreams: true,
-		Handler: func(srv any, ss grpc.ServerStream) error { return srv.(*Server).lend(ss) },
-	}, {
-		StreamName: peer.WarmMethod, ServerStreams: true, ClientStreams: true,
-		Handler: func(srv any, ss grpc.ServerStream) error { return srv.(*Server).warmFor(ss) },
-	}},
-}
-
 // lend serves another node. What it asks for is read as streams of its tenants
 // would be, and sent in whatever order it comes.
-func (s *Server) lend(ss grpc.ServerStream) error {
-	hello, stopped, err := s.meet(ss, lendMethod)
+func (s *Server) lend(ctx context.Context, conn *peer.Conn) error {
+	hello, stopped, err := s.meet(ctx, conn, peer.LendMethod)
 	if err != nil {
 		return err
 	}
@@ -170,11 +204,12 @@ func (s *Server) lend(ss grpc.ServerStream) error {
 	if met := s.opts.Cluster.Met; met != nil {
 		met(hello.Node)
 	}
-	ctx, stop := context.WithCancelCause(ss.Context())
+	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
+	defer context.AfterFunc(ctx, conn.Interrupt)()
 	l := &lending{
 		server: s, node: hello.Node, zone: hello.Zone,
-		ss: ss, lent: s.lent.to(hello.Node), ready: make(chan struct{}, 1), sent: make(chan struct{}, 1),
+		conn: conn, lent: s.lent.to(hello.Node), ready: make(chan struct{}, 1), sent: make(chan struct{}, 1),
 		doing: make(chan []fetch.Progress, 1),
 	}
 	borrower := s.source.Nodes().Borrow(l.answered)
@@ -199,7 +234,7 @@ func (s *Server) follow(ctx context.Context, node string, doing <-chan []fetch.P
 	for {
 		select {
 		case list := <-doing:
-			err := s.guard(ctx, lendMethod, func() error { return f.Update(ctx, list) })
+			err := s.guard(ctx, peer.LendMethod, func() error { return f.Update(ctx, list) })
 			if err != nil && ctx.Err() == nil {
 				s.log.LogAttrs(ctx, slog.LevelWarn, "some streams of another node are not followed",
 					slog.String("node", node), slog.Any("error", err))
@@ -215,7 +250,7 @@ type lending struct {
 	server     *Server
 	node, zone string // as it says
 
-	ss    grpc.ServerStream
+	conn  *peer.Conn
 	lent  *lentTo
 	ready chan struct{}         // told when there is something to send
 	sent  chan struct{}         // told when there is less
@@ -228,15 +263,14 @@ type lending struct {
 
 // receive has what the node asks for read, until it asks for no more.
 func (l *lending) receive(ctx context.Context, borrower *fetch.Borrower) error {
-	var m wrapperspb.BytesValue
 	for {
-		if err := l.ss.RecvMsg(&m); err != nil {
+		what, err := l.conn.Receive(peer.MaxAsking)
+		if err != nil {
 			if errors.Is(err, io.EOF) {
 				return nil
 			}
 			return err
 		}
-		what := m.GetValue()
 		if len(what) > 0 && what[0] == peer.KindProgress {
 			var list []fetch.Progress
 			if err := json.Unmarshal(what[1:], &list); err != nil {
@@ -251,7 +285,7 @@ func (l *lending) receive(ctx context.Context, borrower *fetch.Borrower) error {
 			l.doing <- list // there is room: nobody else sends
 			continue
 		}
-		err := peer.ParseAsks(what, func(a peer.Ask) error {
+		err = peer.ParseAsks(what, func(a peer.Ask) error {
 			if err := l.admit(ctx); err != nil {
 				return err
 			}
@@ -377,17 +411,20 @@ func (l *lending) send(ctx context.Context) error {
 				return nil
 			}
 		}
-		small := cloneSmall(answers)
-		blobs, bytes := int64(0), int64(0)
+		list, batch := answersMessage(answers)
+		blobs, bytes, size := int64(0), int64(0), -int64(peer.FrameHead)
 		for i := range answers {
 			if answers[i].Err == nil {
 				blobs, bytes = blobs+1, bytes+int64(len(answers[i].Blob.Bytes()))
 			}
 		}
+		for _, b := range list {
+			size += int64(len(b))
+		}
 		l.bill(answers)
-		f := answersFrame(answers, small)
-		size := f.Size()
-		if err := laneOf(ctx).Send(ctx, l.ss, f); err != nil {
+		err := l.conn.SendBuffers(list, wire.FreshUntil(batch, time.Now()))
+		batch.Release()
+		if err != nil {
 			return err
 		}
 		count(ctx, len(answers), size)
@@ -431,55 +468,64 @@ func (l *lending) discard() {
 	}
 }
 
-// cloneSmall copies the blobs that go within the head of a message, by answer. An answer whose blob cannot be read any
-// more becomes an error; the blob is released.
-func cloneSmall(answers []fetch.Answer) [][]byte {
+// answersMessage makes a message of answers, whose blobs it takes over: the batch has them, and is released when nothing
+// reads the message any more. Small blobs are copied; an answer whose blob cannot be read any more becomes an error. The
+// head, small blobs and errors between two large blobs are one piece.
+func answersMessage(answers []fetch.Answer) (net.Buffers, *schema.Batch) {
+	room := peer.FrameHead + peer.AnswersBytes(len(answers))
+	head := make([]peer.Answer, len(answers))
 	small := make([][]byte, len(answers))
+	blobs := make([]schema.Blob, 0, len(answers))
 	for i := range answers {
 		a := &answers[i]
-		if a.Err != nil || len(a.Blob.Bytes()) > wire.InlineBytes {
+		if n := len(a.Blob.Bytes()); a.Err == nil && n <= wire.InlineBytes {
+			if small[i], a.Err = cloned(a.Blob.Bytes()); a.Err != nil {
+				a.Blob.Release()
+				a.Blob = schema.Blob{}
+			}
+		}
+		head[i] = peer.Answer{ID: a.ID, Status: statusOfAnswer(a.Err), Size: len(a.Blob.Bytes())}
+		if a.Err != nil {
+			small[i] = []byte(schema.Quote(a.Err.Error()))
+			head[i].Size = len(small[i])
+		} else {
+			blobs = append(blobs, a.Blob)
+		}
+		room += len(small[i])
+	}
+	own := peer.AppendAnswers(make([]byte, peer.FrameHead, room), head) // never grows
+	list, from := make(net.Buffers, 0, 2*len(blobs)+1), 0
+	for i := range answers {
+		b := answers[i].Blob.Bytes()
+		if answers[i].Err != nil || len(b) <= wire.InlineBytes {
+			own = append(own, small[i]...)
 			continue
 		}
-		if small[i], a.Err = cloned(a.Blob.Bytes()); a.Err != nil {
-			a.Blob.Release()
-			a.Blob = schema.Blob{}
+		if len(own) > from {
+			list = append(list, own[from:])
+			from = len(own)
 		}
+		list = append(list, b)
 	}
-	return small
+	if len(own) > from {
+		list = append(list, own[from:])
+	}
+	return list, &schema.Batch{Blobs: [][]schema.Blob{blobs}}
 }
 
-// answersFrame makes a message of answers, whose blobs it takes over. small is what cloneSmall has made of them.
-func answersFrame(answers []fetch.Answer, small [][]byte) *wire.Frame {
-	head := make([]peer.Answer, len(answers))
-	blobs := make([]schema.Blob, 0, len(answers))
-	pieces := make([]wire.Piece, 1, 1+len(answers))
-	for i, a := range answers {
-		head[i] = peer.Answer{ID: a.ID, Status: peer.Here, Size: len(a.Blob.Bytes())}
-		if a.Err != nil {
-			why := []byte(schema.Quote(a.Err.Error()))
-			head[i].Status, head[i].Size = peer.Failed, len(why)
-			switch {
-			case errors.Is(a.Err, schema.ErrDataLoss), errors.Is(a.Err, schema.ErrNotFound):
-				head[i].Status = peer.Lost
-			case errors.Is(a.Err, peers.ErrNotHeld):
-				head[i].Status = peer.NotHeld
-			case errors.Is(a.Err, peers.ErrFull):
-				head[i].Status = peer.Full
-			}
-			pieces = append(pieces, wire.Piece{Bytes: why})
-			continue
-		}
-		b := a.Blob.Bytes()
-		if len(b) > wire.InlineBytes {
-			pieces = append(pieces, wire.Piece{Bytes: b[:len(b):len(b)], Held: true})
-		} else if len(b) > 0 {
-			pieces = append(pieces, wire.Piece{Bytes: small[i]})
-		}
-		blobs = append(blobs, a.Blob)
+// statusOfAnswer is what another node is told of an answer.
+func statusOfAnswer(err error) peer.Status {
+	switch {
+	case err == nil:
+		return peer.Here
+	case errors.Is(err, schema.ErrDataLoss), errors.Is(err, schema.ErrNotFound):
+		return peer.Lost
+	case errors.Is(err, peers.ErrNotHeld):
+		return peer.NotHeld
+	case errors.Is(err, peers.ErrFull):
+		return peer.Full
 	}
-	pieces[0].Bytes = peer.AppendAnswers(nil, head)
-	batch := &schema.Batch{Blobs: [][]schema.Blob{blobs}}
-	return wire.NewFrame(pieces, batch, wire.FreshUntil(batch, time.Now()))
+	return peer.Failed
 }
 
 // cloned is a copy of bytes that may lie in a file.

@@ -2,8 +2,6 @@ package flight
 
 import (
 	"bytes"
-	"crypto/tls"
-	"crypto/x509"
 	"encoding/json"
 	"log/slog"
 	"strings"
@@ -12,9 +10,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/metadata"
-	grpcpeer "google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
@@ -24,28 +20,10 @@ import (
 	"bowstring/schema"
 )
 
-// introduce has the stream of a lender meet the server.
-func introduce(stream grpc.ClientStream, method string, keys *peer.Keys,
-	hello peer.Hello) (peer.Hello, error) {
-	way := peer.Way{
-		Method: method,
-		Send:   func(b []byte) error { return stream.SendMsg(&wrapperspb.BytesValue{Value: b}) },
-		Receive: func() ([]byte, error) {
-			var m raw
-			err := stream.RecvMsg(&m)
-			return m, err
-		},
-	}
-	if p, ok := grpcpeer.FromContext(stream.Context()); ok {
-		if secure, ok := p.AuthInfo.(credentials.TLSInfo); ok {
-			var err error
-			if way.Binding, err = peer.Binding(secure.State); err != nil {
-				return hello, err
-			}
-		}
-	}
+// introduce has a lender meet the server.
+func introduce(call *lender, method string, keys *peer.Keys, hello peer.Hello) (peer.Hello, error) {
 	guest := peer.Guest{Hello: hello, Keys: keys}
-	other, _, err := guest.Meet(way)
+	other, _, err := guest.Meet(call.Way(method))
 	return other, err
 }
 
@@ -62,7 +40,7 @@ func TestLendIsGuarded(t *testing.T) {
 		d.trust(nil, nil))
 	guess := peer.NewKeys([]byte("guess"))
 	for i := range 6 {
-		_, err := introduce(f.lender(), lendMethod, guess, peer.Hello{Node: "x"})
+		_, err := introduce(f.callOf(peer.LendMethod, d.client(nil)), peer.LendMethod, guess, peer.Hello{Node: "x"})
 		want := codes.Unauthenticated
 		if i >= 3 {
 			want = codes.ResourceExhausted
@@ -71,7 +49,8 @@ func TestLendIsGuarded(t *testing.T) {
 			t.Errorf("guess %d: %v, want %s", i, err, want)
 		}
 	}
-	other, err := introduce(f.lender(), lendMethod, peer.NewKeys(clusterKey), peer.Hello{Node: "x"})
+	other, err := introduce(f.callOf(peer.LendMethod, d.client(nil)), peer.LendMethod, peer.NewKeys(clusterKey),
+		peer.Hello{Node: "x"})
 	if err != nil || other.Node != "b" {
 		t.Errorf("the key, after guesses: %+v, %v", other, err)
 	}
@@ -84,40 +63,57 @@ func TestLendWrongWays(t *testing.T) {
 	f := serve(t, Options{Door: d.door, Cluster: &Cluster{Node: "b", Keys: peer.NewKeys(clusterKey)}},
 		d.trust(nil, nil))
 	token := d.token(auth.Token{Principal: "admin"})
-	for _, method := range []string{lendMethod, warmMethod} {
-		for name, test := range map[string]struct {
-			headers []string
-			key     []byte
-			code    codes.Code
-		}{
-			"nothing":        {nil, nil, codes.Unauthenticated},
-			"another key":    {nil, []byte(strings.Repeat("x", len(clusterKey))), codes.Unauthenticated},
-			"a part":         {nil, clusterKey[:10], codes.Unauthenticated},
-			"the key itself": {[]string{"authorization", "Bearer " + string(clusterKey)}, nil, codes.Unauthenticated},
-			"a caller's":     {[]string{"authorization", "Bearer " + token}, nil, codes.Unauthenticated},
-			"a caller's, and another key": {[]string{"authorization", "Bearer " + token}, []byte("guess"),
-				codes.Unauthenticated},
+	byGRPC, err := grpc.NewClient("passthrough:///"+f.addr, f.how...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer byGRPC.Close()
+	for _, method := range []string{peer.LendMethod, peer.WarmMethod} {
+		for name, key := range map[string][]byte{
+			"nothing":              nil,
+			"another key":          []byte(strings.Repeat("x", len(clusterKey))),
+			"a part":               clusterKey[:10],
+			"a caller's for one":   []byte(token),
+			"another one, guessed": []byte("guess"),
 		} {
 			var keys *peer.Keys
-			if test.key != nil {
-				keys = peer.NewKeys(test.key)
+			if key != nil {
+				keys = peer.NewKeys(key)
 			}
-			_, err := introduce(f.callOf(method, test.headers...), method, keys, peer.Hello{Node: "x"})
-			if status.Code(err) != test.code {
-				t.Errorf("%s, %s: %v, want %s", method, name, err, test.code)
+			_, err := introduce(f.callOf(method, d.client(nil)), method, keys, peer.Hello{Node: "x"})
+			if status.Code(err) != codes.Unauthenticated {
+				t.Errorf("%s, %s: %v, want UNAUTHENTICATED", method, name, err)
 			}
 			if err != nil && strings.Contains(err.Error(), string(clusterKey)) {
 				t.Errorf("%s, %s: the key is in the error", method, name)
 			}
 		}
-		// One of another protocol that sends the key is answered by nothing that it understands.
-		old := f.callOf(method, "authorization", "Bearer "+string(clusterKey))
-		if got, err := say(t, old, helloOf(2, 3)); status.Code(err) != codes.InvalidArgument || len(got) > 0 {
+		hello, err := json.Marshal(peer.Hello{Node: "x", Protocols: []int{peer.Protocol}, Nonce: make([]byte, 32)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for name, proof := range map[string][]byte{
+			"the key itself": append([]byte{peer.KindProof}, clusterKey...),
+			"a token":        append([]byte{peer.KindProof}, token...),
+		} {
+			got, err := say(t, f.callOf(method, d.client(nil)), hello, proof)
+			if status.Code(err) != codes.Unauthenticated || len(got) != 1 {
+				t.Errorf("%s, %s for a proof: %d messages, %v", method, name, len(got), err)
+			}
+		}
+		// One of another protocol is answered by nothing that it understands.
+		if got, err := say(t, f.callOf(method, d.client(nil)), helloOf(2, 3)); status.Code(err) != codes.InvalidArgument ||
+			len(got) > 0 {
 			t.Errorf("%s, another protocol: %d messages, %v", method, len(got), err)
 		}
-		if other, err := introduce(f.callOf(method), method, peer.NewKeys(clusterKey),
+		if other, err := introduce(f.callOf(method, d.client(nil)), method, peer.NewKeys(clusterKey),
 			peer.Hello{Node: "x"}); err != nil || other.Node != "b" {
 			t.Errorf("%s, with a proof: %+v, %v", method, other, err)
+		}
+		// No call of gRPC leads there.
+		err = byGRPC.Invoke(t.Context(), method, &wrapperspb.BytesValue{}, &wrapperspb.BytesValue{})
+		if status.Code(err) != codes.Unimplemented {
+			t.Errorf("%s by gRPC: %v", method, err)
 		}
 	}
 	if strings.Contains(f.log.String()+d.log.String(), string(clusterKey)) {
@@ -136,15 +132,10 @@ func TestLendIsNotPassedOn(t *testing.T) {
 	d := newDoors(t, nil)
 	f := serve(t, Options{Door: d.door, Cluster: &Cluster{Node: "b", Keys: peer.NewKeys(clusterKey)}},
 		d.trust(nil, nil))
-	to := f.lender()
+	way := f.callOf(peer.LendMethod, d.client(nil)).Way(peer.LendMethod)
+	way.Binding = []byte("of the connection to who passes it on")
 	guest := peer.Guest{Hello: peer.Hello{Node: "x", Other: "b"}, Keys: peer.NewKeys(clusterKey)}
-	_, _, err := guest.Meet(peer.Way{Method: lendMethod, Binding: []byte("of the connection to who passes it on"),
-		Send: func(b []byte) error { return to.SendMsg(&wrapperspb.BytesValue{Value: b}) },
-		Receive: func() ([]byte, error) {
-			var m raw
-			err := to.RecvMsg(&m)
-			return m, err
-		}})
+	_, _, err := guest.Meet(way)
 	if status.Code(err) != codes.Unauthenticated {
 		t.Errorf("what was passed on: %v, want UNAUTHENTICATED", err)
 	}
@@ -153,7 +144,7 @@ func TestLendIsNotPassedOn(t *testing.T) {
 		Address: func() string { return "10.0.0.1:8815" }}})
 	for address, code := range map[string]codes.Code{"10.0.0.9:8815": codes.InvalidArgument, "10.0.0.1:8815": codes.OK,
 		"": codes.OK} {
-		_, err := introduce(plain.lender(), lendMethod, peer.NewKeys(clusterKey),
+		_, err := introduce(plain.lender(), peer.LendMethod, peer.NewKeys(clusterKey),
 			peer.Hello{Node: "x", Address: address})
 		if status.Code(err) != code {
 			t.Errorf("a node that has dialled %q: %v, want %s", address, err, code)
@@ -169,13 +160,12 @@ func TestProofInTime(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	stream := f.lender()
-	if err := stream.SendMsg(&wrapperspb.BytesValue{Value: hello}); err != nil {
+	call := f.lender()
+	if err := call.Send(hello); err != nil {
 		t.Fatal(err)
 	}
 	for messages := 0; ; messages++ {
-		var m raw
-		err := stream.RecvMsg(&m)
+		_, err := call.receive()
 		if err == nil {
 			continue
 		}
@@ -196,11 +186,7 @@ func TestLendByTLS(t *testing.T) {
 		d.trust(nil, nil), grpc.WithPerRPCCredentials(withHeaders{"authorization": "Bearer " + token}))
 	f.fill("d", 10)
 	dial := func(secret []byte) *peer.Link {
-		config := &tls.Config{RootCAs: x509.NewCertPool(), MinVersion: tls.VersionTLS13}
-		if !config.RootCAs.AppendCertsFromPEM(d.authority.PEM) {
-			t.Fatal("no certificate of the authority")
-		}
-		link, err := peer.Dial(f.addr, peer.Options{Cluster: "c", Node: "a", Other: "b", TLS: config,
+		link, err := peer.Dial(f.addr, peer.Options{Cluster: "c", Node: "a", Other: "b", TLS: d.client(nil),
 			Keys: peer.NewKeys(secret), Logger: slog.New(slog.DiscardHandler)})
 		if err != nil {
 			t.Fatal(err)

@@ -3,21 +3,21 @@ package flight
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"io"
+	"net"
+	"runtime"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/encoding"
-	"google.golang.org/grpc/mem"
-	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"bowstring/fetch/admission"
 	"bowstring/fetch/peers"
@@ -27,60 +27,44 @@ import (
 
 var clusterKey = []byte("what the nodes of a test have in common")
 
-// raw is a message as it came.
-type raw []byte
-
-type rawCodec struct{ encoding.CodecV2 }
-
-func (c rawCodec) Unmarshal(data mem.BufferSlice, v any) error {
-	if m, ok := v.(*raw); ok {
-		*m = data.Materialize()
-		return nil
-	}
-	return c.CodecV2.Unmarshal(data, v)
+// lender is a call of another node, as a test makes it.
+type lender struct {
+	*peer.Conn
+	hangUp func()
 }
 
-// lender opens a stream as another node would.
-func (f *fixture) lender() grpc.ClientStream { return f.callOf(lendMethod) }
+// lender opens a call as another node would that asks for blobs.
+func (f *fixture) lender() *lender { return f.callOf(peer.LendMethod, nil) }
 
-// callOf opens a call of a method, with those headers. It ends with the test.
-func (f *fixture) callOf(method string, headers ...string) grpc.ClientStream {
+// callOf opens a call of a method, over TLS if there is a config. It ends with the test.
+func (f *fixture) callOf(method string, config *tls.Config) *lender {
 	f.t.Helper()
-	stream, _ := f.callToCancel(method, headers...)
-	return stream
-}
-
-func (f *fixture) callToCancel(method string, headers ...string) (grpc.ClientStream, context.CancelFunc) {
-	f.t.Helper()
-	conn, err := grpc.NewClient("passthrough:///"+f.addr, append(f.how[:len(f.how):len(f.how)],
-		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(rawCodec{encoding.GetCodecV2("proto")})))...)
+	conn, hangUp, err := peer.Connect(context.Background(), f.addr, config, method)
 	if err != nil {
 		f.t.Fatal(err)
 	}
-	f.t.Cleanup(func() { _ = conn.Close() })
-	ctx, cancel := context.WithCancel(metadata.AppendToOutgoingContext(context.Background(), headers...))
-	f.t.Cleanup(cancel)
-	stream, err := conn.NewStream(ctx, &grpc.StreamDesc{ClientStreams: true, ServerStreams: true}, method)
-	if err != nil {
-		f.t.Fatal(err)
-	}
-	return stream, cancel
+	f.t.Cleanup(hangUp)
+	return &lender{conn, hangUp}
+}
+
+// receive returns the next message.
+func (l *lender) receive() ([]byte, error) {
+	b, err := l.Receive(1 << 20)
+	return bytes.Clone(b), err
 }
 
 // say sends messages and returns what came back, up to the end.
-func say(t *testing.T, stream grpc.ClientStream, messages ...[]byte) (got []raw, err error) {
+func say(t *testing.T, call *lender, messages ...[]byte) (got [][]byte, err error) {
 	t.Helper()
 	for _, m := range messages {
-		if err := stream.SendMsg(&wrapperspb.BytesValue{Value: m}); err != nil && !errors.Is(err, io.EOF) {
+		if err := call.Send(m); err != nil && !errors.Is(err, peer.ErrBroken) {
 			t.Fatal(err)
 		}
 	}
-	if err := stream.CloseSend(); err != nil {
-		t.Fatal(err)
-	}
+	_ = call.End(codes.OK, "") // or the server has ended it
 	for {
-		var m raw
-		if err := stream.RecvMsg(&m); err != nil {
+		m, err := call.receive()
+		if err != nil {
 			return got, err
 		}
 		got = append(got, m)
@@ -172,18 +156,17 @@ func TestLendStatuses(t *testing.T) {
 		"what is held":  {"", ask(true), peer.NotHeld},
 		"of a full one": {"far", ask(false), peer.Full},
 	} {
-		stream := f.lender()
-		other, err := introduce(stream, lendMethod, nil, peer.Hello{Node: "y", Zone: test.zone})
+		call := f.lender()
+		other, err := introduce(call, peer.LendMethod, nil, peer.Hello{Node: "y", Zone: test.zone})
 		if err != nil || !slices.Equal(other.Protocols, []int{peer.Protocol}) {
 			t.Fatalf("%s: %+v, %v", name, other, err)
 		}
-		if err := stream.SendMsg(&wrapperspb.BytesValue{Value: test.ask}); err != nil {
+		if err := call.Send(test.ask); err != nil {
 			t.Fatal(err)
 		}
-		var m raw
-		err = stream.RecvMsg(&m)
+		m, err := call.receive()
 		for err == nil && binary.LittleEndian.Uint32(m) == 0 { // it says only that it is there
-			err = stream.RecvMsg(&m)
+			m, err = call.receive()
 		}
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
@@ -191,7 +174,7 @@ func TestLendStatuses(t *testing.T) {
 		if got := peer.Status(binary.LittleEndian.Uint32(m[8:])); got != test.status {
 			t.Errorf("%s: the answer has status %d, want %d", name, got, test.status)
 		}
-		if err := stream.CloseSend(); err != nil {
+		if err := call.End(codes.OK, ""); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -201,8 +184,8 @@ func TestLendStatuses(t *testing.T) {
 func TestLendToADeafNode(t *testing.T) {
 	f := serve(t, Options{Cluster: &Cluster{Node: "b"}})
 	f.fill("d", 1000)
-	stream, cancel := f.callToCancel(lendMethod)
-	if err := stream.SendMsg(&wrapperspb.BytesValue{Value: helloOf(peer.Protocol)}); err != nil {
+	call := f.lender()
+	if err := call.Send(helloOf(peer.Protocol)); err != nil {
 		t.Fatal(err)
 	}
 	asked := make(chan struct{})
@@ -214,7 +197,7 @@ func TestLendToADeafNode(t *testing.T) {
 				id++
 				asks[i] = peer.Ask{ID: id, Ask: peers.Ask{Ref: schema.RefOf(content(int(id) % 1000))}}
 			}
-			if err := stream.SendMsg(&wrapperspb.BytesValue{Value: peer.AppendAsks(nil, asks)}); err != nil {
+			if err := call.Send(peer.AppendAsks(nil, asks)); err != nil {
 				return
 			}
 		}
@@ -232,24 +215,24 @@ func TestLendToADeafNode(t *testing.T) {
 	if used, limit := loans(); used > limit {
 		t.Errorf("loans take %d bytes of %d", used, limit)
 	}
-	cancel() // it goes
+	call.hangUp() // it goes
 	<-asked
 	waitFor(t, "loans to end", func() bool { used, _ := loans(); return used == 0 })
 }
 
-// deaf is the stream of a node that asks for much and reads nothing.
-type deaf struct {
-	grpc.ServerStream
-	message []byte
-	left    int
-}
+// deaf is the connection of a node that asks for much and reads nothing.
+type deaf struct{ bytes.Reader }
 
-func (d *deaf) RecvMsg(m any) error {
-	if d.left--; d.left < 0 {
-		return io.EOF
-	}
-	m.(*wrapperspb.BytesValue).Value = d.message
-	return nil
+// WriteBuffers implements peer.Transport.
+func (*deaf) WriteBuffers(net.Buffers, time.Time, time.Time) error { return errors.ErrUnsupported }
+
+// Interrupt implements peer.Transport.
+func (*deaf) Interrupt() {}
+
+// said is a frame of a message, as it goes over a connection.
+func said(message []byte) []byte {
+	b := binary.LittleEndian.AppendUint32(nil, uint32(len(message)))
+	return append(append(b, 0), message...)
 }
 
 // What is refused takes no loan's memory: answers that are not read are bounded all the same, and the node is read from
@@ -260,8 +243,10 @@ func TestRefusalsAreBounded(t *testing.T) {
 		full := admission.NewEgress(admission.EgressLimits{All: 1})
 		full.Admit("y", "", "", 1, 1<<40)
 		asks := make([]peer.Ask, perMessage)
+		var asking deaf
+		asking.Reset(append(bytes.Repeat(said(peer.AppendAsks(nil, asks)), messages), 4, 0, 0, 0, 3, 0, 0, 0, 0))
 		l := &lending{
-			server: &Server{egress: full}, ss: &deaf{message: peer.AppendAsks(nil, asks), left: messages},
+			server: &Server{egress: full}, conn: peer.Accept(&asking, nil),
 			ready: make(chan struct{}, 1), sent: make(chan struct{}, 1), doing: make(chan []peers.Progress, 1),
 		}
 		ended := make(chan error, 1)
@@ -297,5 +282,62 @@ func TestTicketsOutliveTheirList(t *testing.T) {
 	}
 	if list[0].Index != 9 {
 		t.Errorf("stream 1 is at %d, want 9", list[0].Index)
+	}
+}
+
+// What comes by a connection between nodes that is not as it is to be ends the connection, and takes no memory that was
+// not sent.
+func TestHostileBytesBetweenNodes(t *testing.T) {
+	f := serve(t, Options{RequestTimeout: 100 * time.Millisecond,
+		Cluster: &Cluster{Node: "b", Keys: peer.NewKeys(clusterKey)}})
+	f.fill("d", 1)
+	frame := func(n uint32, kind byte, rest string) string {
+		return string(append(binary.LittleEndian.AppendUint32(nil, n), kind)) + rest
+	}
+	method := string(said([]byte(peer.LendMethod)))
+	for name, sent := range map[string]string{
+		"nothing":                 "",
+		"half a preface":          peer.Preface[:7],
+		"another preface":         strings.Replace(peer.Preface, "1", "2", 1) + method,
+		"a preface":               peer.Preface,
+		"half a head":             peer.Preface + "\x01\x00",
+		"a huge method":           peer.Preface + frame(1<<31, 0, "x"),
+		"half a method":           peer.Preface + frame(10, 0, "/bow"),
+		"another method":          peer.Preface + string(said([]byte("/bowstring.Peers/Take"))),
+		"another kind":            peer.Preface + frame(1, 9, "x"),
+		"a long ping":             peer.Preface + frame(1<<30, 1, "x"),
+		"a huge end":              peer.Preface + frame(1<<30, 3, "x"),
+		"a hello of 4 GiB":        peer.Preface + method + frame(1<<32-1, 0, "{"),
+		"a hello that is long":    peer.Preface + method + frame(peer.MaxHello+1, 0, "{"),
+		"half a hello":            peer.Preface + method + frame(100, 0, `{"node":`),
+		"no hello":                peer.Preface + method,
+		"the end in place of one": peer.Preface + method + frame(4, 3, "\x00\x00\x00\x00"),
+		"pings for a hello":       peer.Preface + method + strings.Repeat(frame(0, 1, ""), 1000),
+	} {
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		conn, err := net.Dial("tcp", f.addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.WriteString(conn, sent); err != nil {
+			t.Fatal(err)
+		}
+		if err := conn.SetReadDeadline(time.Now().Add(time.Minute)); err != nil {
+			t.Fatal(err)
+		}
+		var timeout net.Error
+		if _, err := io.Copy(io.Discard, conn); errors.As(err, &timeout) && timeout.Timeout() {
+			t.Errorf("%s: the connection stays", name)
+		}
+		_ = conn.Close()
+		runtime.ReadMemStats(&after)
+		if took := after.TotalAlloc - before.TotalAlloc; took > 16<<20 {
+			t.Errorf("%s: %d bytes were allocated", name, took)
+		}
+	}
+	if other, err := introduce(f.lender(), peer.LendMethod, peer.NewKeys(clusterKey),
+		peer.Hello{Node: "x"}); err != nil || other.Node != "b" {
+		t.Errorf("a node, after that: %+v, %v", other, err)
 	}
 }

@@ -111,10 +111,10 @@ func New(engine *fetch.Engine, opts Options) *Server {
 	})
 	s.handshaking, s.stopGreeting = context.WithCancel(context.Background())
 	transport := append(s.chain(), wire.ServerOptions(opts.PlainTransport, s.limits())...)
-	if opts.Door.Encrypts() {
-		transport = append(transport, grpc.Creds(wire.Credentials(s.handshaking, opts.Door)))
-	}
 	s.grpc = grpc.NewServer(append(transport,
+		grpc.Creds(wire.Credentials(s.handshaking, opts.Door, func(conn *wire.PeerConn) {
+			s.sending.Go(func() { s.servePeer(conn) })
+		})),
 		grpc.MaxConcurrentStreams(uint32(opts.MaxCallsPerConnection)),
 		grpc.MaxHeaderListSize(maxHeaderBytes),
 		grpc.StaticStreamWindowSize(streamWindow),
@@ -126,9 +126,6 @@ func New(engine *fetch.Engine, opts Options) *Server {
 		grpc.WaitForHandlers(true),
 	)...)
 	s.grpc.RegisterService(streamed(gen.FlightService_ServiceDesc), s.service())
-	if opts.Cluster != nil {
-		s.grpc.RegisterService(&lendService, s)
-	}
 	s.grpc.RegisterService(streamed(grpc_health_v1.Health_ServiceDesc), s.health)
 	if !opts.NoReflection {
 		reflection.Register(s.grpc)

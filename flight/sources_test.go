@@ -5,7 +5,6 @@ import (
 	"log/slog"
 	"testing"
 
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/health/grpc_health_v1"
 
@@ -51,9 +50,9 @@ func TestSourcesCloseTheDoorForNodes(t *testing.T) {
 	t.Parallel()
 	sources := auth.NewSources(1, slog.New(slog.DiscardHandler)) // a nanosecond
 	f := serve(t, Options{Sources: sources, Cluster: &Cluster{Node: "b", Keys: peer.NewKeys(clusterKey)}})
-	meet := func() (grpc.ClientStream, error) {
+	meet := func() (*lender, error) {
 		call := f.lender()
-		_, err := introduce(call, lendMethod, peer.NewKeys(clusterKey), peer.Hello{Node: "a"})
+		_, err := introduce(call, peer.LendMethod, peer.NewKeys(clusterKey), peer.Hello{Node: "a"})
 		return call, err
 	}
 	running, err := meet()
@@ -66,8 +65,8 @@ func TestSourcesCloseTheDoorForNodes(t *testing.T) {
 		t.Fatal("the grace time is not over")
 	}
 	keys.Note(t.Context(), errors.New("permission denied"))
-	var m raw
-	wantCode(t, running.RecvMsg(&m), codes.Unavailable, "cannot read who may call")
+	_, err = running.receive()
+	wantCode(t, err, codes.Unavailable, "cannot read who may call")
 	_, err = meet()
 	wantCode(t, err, codes.Unavailable, "cannot read who may call")
 	keys.Note(t.Context(), nil)

@@ -3,17 +3,15 @@ package flight
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"sync"
-
-	"google.golang.org/grpc"
-	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"bowstring/fetch"
 	"bowstring/flight/catalog"
 	"bowstring/flight/peer"
-	"bowstring/flight/wire"
 	"bowstring/schema"
 )
 
@@ -156,19 +154,19 @@ func (w *warming) tellLocked(over bool) error {
 }
 
 // warmFor brings this node's part of what another node was asked to warm.
-func (s *Server) warmFor(ss grpc.ServerStream) error {
-	_, stopped, err := s.meet(ss, warmMethod)
+func (s *Server) warmFor(ctx context.Context, conn *peer.Conn) error {
+	_, stopped, err := s.meet(ctx, conn, peer.WarmMethod)
 	if err != nil {
 		return err
 	}
 	defer stopped()
-	var first wrapperspb.BytesValue
-	if err := ss.RecvMsg(&first); err != nil {
+	first, err := conn.Receive(peer.MaxAsking)
+	if err != nil {
 		return err
 	}
 	var what peer.Warm
-	if err := json.Unmarshal(first.GetValue(), &what); err != nil {
-		return &schema.FieldError{Field: "warm", Got: schema.Quote(string(first.GetValue())),
+	if err := json.Unmarshal(first, &what); err != nil {
+		return &schema.FieldError{Field: "warm", Got: schema.Quote(string(first)),
 			Want: "a request and a tenant as JSON"}
 	}
 	req, err := schema.ParseRequest(what.Request)
@@ -178,12 +176,12 @@ func (s *Server) warmFor(ss grpc.ServerStream) error {
 	if err := s.moved(); err != nil {
 		return err
 	}
-	job, err := s.source.Nodes().Open(ss.Context(), req)
+	job, err := s.source.Nodes().Open(ctx, req)
 	if err != nil {
 		return err
 	}
 	defer job.Close()
-	ctx, end, err := s.beginStream(ss.Context(), "warm", job.ID())
+	ctx, end, err := s.beginStream(ctx, "warm", job.ID())
 	if err != nil {
 		return err
 	}
@@ -191,11 +189,24 @@ func (s *Server) warmFor(ss grpc.ServerStream) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer context.AfterFunc(s.draining, func() { cancel(context.Cause(s.draining)) })()
+	var listening sync.WaitGroup
+	defer listening.Wait()
+	defer conn.Interrupt()
+	listening.Go(func() { // the other node says nothing more, until it goes
+		for {
+			if _, err := conn.Receive(0); err != nil {
+				if !errors.Is(err, io.EOF) {
+					cancel(err)
+				}
+				return
+			}
+		}
+	})
 	ctx = fetch.WithCaller(ctx, fetch.Caller{Tenant: what.Tenant})
 	err = s.source.Nodes().Warm(ctx, job, func(p fetch.WarmProgress) {
 		b, err := encodeJSON(p)
 		if err == nil {
-			err = ss.SendMsg(wire.OwnFrame(b))
+			err = conn.Send(b)
 		}
 		if err != nil {
 			cancel(fmt.Errorf("telling the other node: %w", err))

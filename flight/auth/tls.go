@@ -16,6 +16,10 @@ import (
 	"google.golang.org/grpc/credentials"
 )
 
+// PeerProtocol is how a connection between nodes is told from one of HTTP/2: by TLS's ALPN, and without TLS by its first
+// line. It is that of package peer.
+const PeerProtocol = "bowstring-peer/1"
+
 // suites12 are those of TLS 1.2 that have forward secrecy and authenticate what
 // they encrypt; those of 1.3 all do, and are the library's to choose.
 var suites12 = []uint16{
@@ -64,7 +68,7 @@ func newEncryption(o *TLSOptions) *encryption {
 	e.base = &tls.Config{
 		MinVersion:   o.MinVersion,
 		CipherSuites: suites12,
-		NextProtos:   []string{"h2"},
+		NextProtos:   []string{"h2", PeerProtocol},
 		// Batches are large: small records first would only cost.
 		DynamicRecordSizingDisabled: true,
 		GetConfigForClient:          func(*tls.ClientHelloInfo) (*tls.Config, error) { return e.config(), nil },
@@ -148,7 +152,7 @@ func (e *encryption) handshake(ctx context.Context, below net.Conn) (*tls.Conn, 
 		return nil, nil, err
 	}
 	state := conn.ConnectionState()
-	if state.NegotiatedProtocol != "h2" {
+	if state.NegotiatedProtocol != "h2" && state.NegotiatedProtocol != PeerProtocol {
 		return nil, nil, errors.New("the client does not speak HTTP/2 (ALPN h2)")
 	}
 	if by != e.current.Load().roots {

@@ -2,23 +2,15 @@ package peer
 
 import (
 	"bytes"
-	"encoding/binary"
 	"errors"
 	"math/rand/v2"
+	"net"
 	"testing"
 
 	"bowstring/schema"
 )
 
-// untilClosed reads until this side closes the connection: were it closed with something unread, this side would not get
-// what was sent before.
-func (f far) untilClosed() {
-	for _, err := f.fr.ReadFrame(); err == nil; _, err = f.fr.ReadFrame() {
-		continue
-	}
-}
-
-// Each answer goes to who waits for it, however a message is cut into frames and whatever is between the blobs.
+// Each answer goes to who waits for it, however a message is cut on its way and whatever is between the blobs.
 func TestDeliver(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -45,18 +37,19 @@ func TestDeliver(t *testing.T) {
 	}
 	message := append(AppendAnswers(nil, head), bytes.Join(content, nil)...)
 	message = append(message, "what a later version says"...)
-	stream := append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(message))), message...)
-	w := wireTo(t, func(f far) {
-		for b := stream; len(b) > 0; {
+	c := connTo(t, func(far net.Conn) {
+		for b := framed(frameMessage, message); len(b) > 0; {
 			n := min(len(b), 1+rng.IntN(300_000))
-			f.must(f.fr.WriteData(wireStream, false, b[:n]))
+			if _, err := far.Write(b[:n]); err != nil {
+				t.Error(err)
+				return
+			}
 			b = b[n:]
 		}
-		f.untilClosed()
 	})
-	n, err := w.next()
+	n, err := c.next(maxMessage)
 	if err == nil {
-		err = l.deliver(w, n)
+		err = l.deliver(c, n)
 	}
 	if err != nil || len(l.waiting) > 0 {
 		t.Fatalf("%v; %d wait", err, len(l.waiting))
@@ -81,14 +74,15 @@ func TestDeliverCut(t *testing.T) {
 	}
 	second := l.waiting[2]
 	head := AppendAnswers(nil, []Answer{{1, Here, 1000}, {2, Here, 1000}})
-	stream := append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(head)+2000)), head...)
-	w := wireTo(t, func(f far) {
-		f.must(f.fr.WriteData(wireStream, true, append(stream, make([]byte, 1999)...)))
-		f.untilClosed()
+	c := connTo(t, func(far net.Conn) {
+		cut := framed(frameMessage, append(head, make([]byte, 2000)...))
+		if _, err := far.Write(cut[:len(cut)-1]); err != nil {
+			t.Error(err)
+		}
 	})
-	n, err := w.next()
+	n, err := c.next(maxMessage)
 	if err == nil {
-		err = l.deliver(w, n)
+		err = l.deliver(c, n)
 	}
 	if err == nil || l.waiting[2] == nil || len(second.answer) > 0 {
 		t.Errorf("%v; a blob without its last byte was handed out: %v", err, len(second.answer) > 0)

@@ -2,9 +2,10 @@
 // the messages, and the asking side, a [Link]. The answering side is part of the
 // server in package flight, whose way of sending without a copy it shares.
 //
-// A link is one gRPC stream, on which asks go one way and answers the other, in
-// whatever order they come. It is set up again when it breaks; what was under way
-// fails then, and is read from the store.
+// A link is one connection over TCP or TLS, on which asks go one way and answers the
+// other, in whatever order they come. Each message is its length and its bytes: see
+// [Conn]. It is set up again when it breaks; what was under way fails then, and is read
+// from the store.
 package peer
 
 import (
@@ -30,12 +31,8 @@ import (
 )
 
 const (
-	// streamWindow is what the other side may send unread. A path of 10 Gbit/s and some milliseconds is filled by it.
-	streamWindow = 8 << 20
 	// maxMessage is how long a message may be: a blob, or many, and their head.
 	maxMessage = peers.MaxBlob + 4<<20
-	// maxHello is how long a Hello may be.
-	maxHello = 64 << 10
 	// maxProgress is how long what a node says of its warming may be.
 	maxProgress = 64 << 10
 	// maxWhy is how much is kept of what a node says of a blob that it does not send.
@@ -226,15 +223,16 @@ func (l *Link) run(ctx context.Context) {
 }
 
 // open begins a call of a method, over a connection of its own, once both sides know each other. All ends when ctx
-// does; cancel ends it. The caller closes the wire, and calls stop.
+// does; cancel ends it. The caller calls end.
 func (l *Link) open(ctx context.Context, cancel context.CancelCauseFunc,
-	method string) (w *wire, protocol int, stop func() bool, err error) {
+	method string) (c *Conn, protocol int, end func(), err error) {
 	late := time.AfterFunc(helloTimeout, func() {
-		cancel(fmt.Errorf("it has not said who it is for %s", helloTimeout))
+		cancel(fmt.Errorf("it has not said what it is for %s", helloTimeout))
 	})
 	defer late.Stop()
-	method = "/" + Service + "/" + method
-	w, err = dialWire(ctx, l.address, l.opts.TLS, method, func() { l.heard.Store(int64(time.Since(l.made))) })
+	c, hangUp, err := connect(ctx, l.address, l.opts.TLS, method, func() {
+		l.heard.Store(int64(time.Since(l.made)))
+	})
 	if err != nil {
 		return nil, 0, nil, because(ctx, err)
 	}
@@ -243,28 +241,26 @@ func (l *Link) open(ctx context.Context, cancel context.CancelCauseFunc,
 			Address: l.address},
 		Keys: l.opts.Keys, Protocol: l.opts.Protocol,
 	}
-	other, known, err := guest.Meet(Way{Method: method, Binding: w.binding, Send: w.send,
-		Receive: func() ([]byte, error) { return w.message(maxHello) }})
+	other, known, err := guest.Meet(c.Way(method))
 	if err == nil && !late.Stop() {
 		err = context.Cause(ctx)
 	}
 	if err != nil {
-		_ = w.close() // it has broken already
+		hangUp()
 		return nil, 0, nil, because(ctx, err)
 	}
-	return w, agree(l.opts.Protocol, other.Protocols), known.Ends(func() { cancel(errKeyGone) }), nil
+	stop := known.Ends(func() { cancel(errKeyGone) })
+	return c, agree(l.opts.Protocol, other.Protocols), func() { stop(); hangUp() }, nil
 }
 
-// serve opens the stream, tells of it, and serves it until it breaks.
+// serve opens the connection, tells of it, and serves it until it breaks.
 func (l *Link) serve(ctx context.Context, opened func()) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	w, speaks, stop, err := l.open(ctx, cancel, Method)
+	c, speaks, end, err := l.open(ctx, cancel, LendMethod)
 	if err != nil {
 		return err
 	}
-	defer stop()
-	defer func() { _ = w.close() }() // it has broken already
 	l.mu.Lock()
 	l.protocol.Store(int32(speaks))
 	l.up.Store(!l.closed)
@@ -272,19 +268,22 @@ func (l *Link) serve(ctx context.Context, opened func()) error {
 	opened()
 	var asking sync.WaitGroup
 	asking.Go(func() {
-		if err := l.ask(ctx, w); err != nil {
+		if err := l.ask(ctx, c); err != nil {
 			cancel(err)
 		}
 	})
-	asking.Go(func() { w.watch(ctx, cancel) })
+	asking.Go(func() { c.Watch(ctx, cancel) })
 	for err == nil {
 		var n int
-		if n, err = w.next(); err == nil {
-			err = l.deliver(w, n)
+		if n, err = c.next(maxMessage); err == nil {
+			err = l.deliver(c, n)
 		}
 	}
+	if errors.Is(err, io.EOF) {
+		err = errors.New("the other side has ended the call")
+	}
 	cancel(err)
-	_ = w.close() // it has broken already
+	end()
 	asking.Wait()
 	return context.Cause(ctx)
 }
@@ -298,7 +297,7 @@ func because(ctx context.Context, err error) error {
 }
 
 // ask sends what is asked for, until ctx ends.
-func (l *Link) ask(ctx context.Context, w *wire) error {
+func (l *Link) ask(ctx context.Context, c *Conn) error {
 	told := map[uint64]bool{} // streams whose ticket was sent
 	for {
 		l.mu.Lock()
@@ -312,13 +311,13 @@ func (l *Link) ask(ctx context.Context, w *wire) error {
 		l.mu.Unlock()
 		var err error
 		if doing != nil {
-			err = w.send(progressMessage(doing, told))
+			err = c.Send(progressMessage(doing, told))
 		}
 		if n > 0 && err == nil {
-			err = w.send(AppendAsks(nil, asks))
+			err = c.Send(AppendAsks(nil, asks))
 		}
 		if err != nil {
-			_ = w.close()
+			c.Interrupt()
 			return nil //nolint:nilerr // receiving says why
 		}
 		if n == 0 {
@@ -372,8 +371,8 @@ type arrivals struct {
 
 // deliver gives the answers of a message of n bytes to those who wait for them. They are read to where they stay,
 // several by one system call.
-func (l *Link) deliver(w *wire, n int) error {
-	answers, err := readAnswers(w, n)
+func (l *Link) deliver(c *Conn, n int) error {
+	answers, err := readAnswers(c, n)
 	if err != nil {
 		return err
 	}
@@ -398,31 +397,31 @@ func (l *Link) deliver(w *wire, n int) error {
 				continue
 			}
 			bytes = 0
-			if err := l.arrive(w, &come); err != nil {
+			if err := l.arrive(c, &come); err != nil {
 				return err
 			}
 			continue
 		}
-		if err := l.arrive(w, &come); err != nil { // what comes before it
+		if err := l.arrive(c, &come); err != nil { // what comes before it
 			return err
 		}
 		bytes = 0
 		var is answer
 		switch {
 		case to == nil: // it has left
-			err = discard(w, a.Size)
+			err = discard(c, a.Size)
 		case a.Status != Here:
-			is.err, err = readWhy(w, a)
+			is.err, err = readWhy(c, a)
 		}
 		if err != nil {
 			return err
 		}
 		l.answered(a.ID, is)
 	}
-	if err := l.arrive(w, &come); err != nil {
+	if err := l.arrive(c, &come); err != nil {
 		return err
 	}
-	return discard(w, n) // what a later version says
+	return discard(c, n) // what a later version says
 }
 
 // add makes memory ready for a blob.
@@ -433,9 +432,9 @@ func (c *arrivals) add(a Answer) {
 }
 
 // arrive reads all blobs for which memory was made ready. Each is handed over as it is whole.
-func (l *Link) arrive(w *wire, c *arrivals) error {
+func (l *Link) arrive(from *Conn, c *arrivals) error {
 	for len(c.left) > 0 {
-		n, err := w.fill(c.left)
+		n, err := from.fill(c.left)
 		if err != nil {
 			return err
 		}
@@ -497,6 +496,9 @@ func readWhy(r io.Reader, a Answer) (why, err error) {
 }
 
 func discard(r io.Reader, n int) error {
+	if n == 0 {
+		return nil
+	}
 	_, err := io.CopyN(io.Discard, r, int64(n))
 	return err
 }
@@ -539,23 +541,22 @@ func (l *Link) Warm(ctx context.Context, what Warm, progress func([]byte)) error
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	w, _, stop, err := l.open(ctx, cancel, WarmMethod)
+	c, _, end, err := l.open(ctx, cancel, WarmMethod)
 	if err != nil {
 		return err
 	}
-	defer stop()
-	defer func() { _ = w.close() }() // it has ended
+	defer end()
 	var watching sync.WaitGroup
 	defer watching.Wait()
 	defer cancel(nil)
-	watching.Go(func() { w.watch(ctx, cancel) })
-	if err := w.send(b); err != nil {
+	watching.Go(func() { c.Watch(ctx, cancel) })
+	if err := c.Send(b); err != nil {
 		return because(ctx, err)
 	}
 	for {
-		said, err := w.message(maxProgress)
+		said, err := c.Receive(maxProgress)
 		switch {
-		case errors.Is(err, errEnded):
+		case errors.Is(err, io.EOF):
 			return nil
 		case err != nil:
 			return because(ctx, err)

@@ -162,7 +162,7 @@ func (h *Host) Meet(w Way) (hello Hello, known Known, err error) {
 	if err != nil {
 		return fail(err)
 	}
-	if len(first) > maxHello || json.Unmarshal(first, &hello) != nil { // a stranger says it: the length is first
+	if len(first) > MaxHello || json.Unmarshal(first, &hello) != nil { // a stranger says it: the length is first
 		return fail(&schema.FieldError{Field: "hello", Got: schema.Quote(string(first)),
 			Want: "a node's name and protocols as JSON"})
 	}

@@ -12,13 +12,11 @@ import (
 )
 
 const (
-	// Service names the service of the stream in gRPC.
-	Service = "bowstring.Peers"
-	// Method names the stream in it.
-	Method = "Lend"
-	// WarmMethod names the call by which a node has another one warm its part of a request: it sends a Warm, and gets
+	// LendMethod is the call by which a node asks another one for blobs.
+	LendMethod = "/bowstring.Peers/Lend"
+	// WarmMethod is the call by which a node has another one warm its part of a request: it sends a Warm, and gets
 	// progress, as the action warm sends it.
-	WarmMethod = "Warm"
+	WarmMethod = "/bowstring.Peers/Warm"
 	// Protocol is the version of what is said on it. Nodes of different versions do not ask each other: they read the
 	// store instead.
 	Protocol = 1
@@ -201,6 +199,9 @@ func AppendAnswers(b []byte, answers []Answer) []byte {
 	}
 	return b
 }
+
+// AnswersBytes is how long the head of a message of n answers is.
+func AnswersBytes(n int) int { return answersHead + n*answerBytes }
 
 // maxAnswers is how many answers a message may have.
 const maxAnswers = 1 << 16

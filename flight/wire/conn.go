@@ -42,8 +42,9 @@ var nothing [defaultMaxFrame]byte
 type Conn struct {
 	net.Conn
 
-	Within bool // its other end is in this process
-	plain  bool // what grpc writes is copied as it is
+	Within bool   // its other end is in this process
+	plain  bool   // what grpc writes is copied as it is
+	first  []byte // what was read before grpc reads, and is still to be read by it
 
 	mu       sync.Mutex
 	work     sync.Cond        // the writer waits for pending, or closing
@@ -117,7 +118,14 @@ func (g *Conn) Read(b []byte) (int, error) {
 		g.reset(r.resets)
 		r.resets = r.resets[:0]
 	}
-	n, err := g.Conn.Read(b)
+	var n int
+	var err error
+	if len(g.first) > 0 {
+		n = copy(b, g.first)
+		g.first = g.first[n:]
+	} else {
+		n, err = g.Conn.Read(b)
+	}
 	if !g.reading.see(b[:n]) {
 		return 0, errFlood
 	}
@@ -292,16 +300,7 @@ func (g *Conn) write() {
 		g.room.Broadcast()
 		g.mu.Unlock()
 
-		rest := batch // which WriteTo eats
-		var err error
-		if sealed, ok := g.Conn.(*sealedConn); ok {
-			if isStale(resident) {
-				bringBack(rest)
-			}
-			err = schema.Guard(func() error { return sealed.writeBuffers(rest) })
-		} else {
-			err = vectors.write(g.Conn, rest, resident)
-		}
+		err := g.flush(vectors, batch, resident)
 		clear(batch)
 		spare = batch[:0]
 		releaseAll(written)

@@ -70,8 +70,8 @@ type Piece struct {
 	Held  bool // lies in the batch, not in the frame's own memory
 }
 
-// OwnFrame makes a frame of bytes that nothing has to release.
-func OwnFrame(b []byte) *Frame { return &Frame{pieces: []Piece{{Bytes: b}}} }
+// ownFrame makes a frame of bytes that nothing has to release.
+func ownFrame(b []byte) *Frame { return &Frame{pieces: []Piece{{Bytes: b}}} }
 
 // NewFrame makes a frame of pieces, of which some lie in the batch. It takes the batch over. resident is until when its
 // pieces are known to be in memory, zero for always; see FreshUntil.
@@ -205,7 +205,7 @@ func (e *encoder) schemaFrame() (*Frame, error) {
 	if err != nil {
 		return nil, err
 	}
-	return OwnFrame(prefix(header, nil, -1)), nil
+	return ownFrame(prefix(header, nil, -1)), nil
 }
 
 // batchFrame encodes a batch, but for the bytes of those of its buffers that are aside bytes long or longer: they go another

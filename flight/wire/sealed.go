@@ -165,22 +165,35 @@ func (r *rawConn) Close() error {
 	return err
 }
 
-// sealing is grpc's credentials of a server whose door encrypts.
-type sealing struct {
-	ctx  context.Context // ends handshakes
-	door *auth.Door
+// guide is grpc's credentials of a server: it makes TLS connections, where the door encrypts, and leads other nodes of
+// the cluster elsewhere.
+type guide struct {
+	ctx   context.Context // ends handshakes
+	door  *auth.Door
+	peers func(*PeerConn)
 }
 
-// Credentials returns the credentials of a grpc server whose connections come from a listener that encrypts. They make
-// each a TLS connection, as the door says. Handshakes end with ctx.
-func Credentials(ctx context.Context, door *auth.Door) credentials.TransportCredentials {
-	return sealing{ctx, door}
+// Credentials returns the credentials of a grpc server whose connections come from a listener of this package. They make
+// each a TLS connection, if the door encrypts. Handshakes end with ctx. Connections of other nodes are given to peers,
+// which does not wait: it is what closes them.
+func Credentials(ctx context.Context, door *auth.Door, peers func(*PeerConn)) credentials.TransportCredentials {
+	return guide{ctx, door, peers}
 }
 
 // ServerHandshake implements credentials.TransportCredentials.
-func (c sealing) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	if within, ok := conn.(*Conn); ok {
-		return within, nil, nil // of ServeWithin: all that come from outside are rawConns
+func (c guide) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	if plain, ok := conn.(*Conn); ok {
+		if plain.Within {
+			return plain, nil, nil
+		}
+		switch other, err := plain.ofPeer(c.ctx); {
+		case err != nil:
+			return nil, nil, err
+		case other:
+			c.peers(newPeerConn(plain, nil))
+			return nil, nil, credentials.ErrConnDispatched
+		}
+		return plain, nil, nil
 	}
 	raw, ok := conn.(*rawConn)
 	if !ok {
@@ -193,25 +206,29 @@ func (c sealing) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo,
 	g := newConn(newSealedConn(sealed, raw.corkedConn), raw.plain)
 	raw.gather.Store(g)
 	raw.begun(g)
+	if sealed.ConnectionState().NegotiatedProtocol == auth.PeerProtocol {
+		c.peers(newPeerConn(g, peer))
+		return nil, nil, credentials.ErrConnDispatched
+	}
 	return g, peer, nil
 }
 
 // ClientHandshake implements credentials.TransportCredentials; there is no client.
-func (sealing) ClientHandshake(context.Context, string, net.Conn) (net.Conn, credentials.AuthInfo, error) {
+func (guide) ClientHandshake(context.Context, string, net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	return nil, nil, errors.New("these are credentials of a server")
 }
 
 // Info implements credentials.TransportCredentials.
-func (sealing) Info() credentials.ProtocolInfo {
-	return credentials.ProtocolInfo{SecurityProtocol: "tls"}
+func (guide) Info() credentials.ProtocolInfo {
+	return credentials.ProtocolInfo{SecurityProtocol: "tls or none"}
 }
 
 // Clone implements credentials.TransportCredentials.
-func (c sealing) Clone() credentials.TransportCredentials { return c }
+func (c guide) Clone() credentials.TransportCredentials { return c }
 
 // OverrideServerName implements credentials.TransportCredentials, which has it
 // for clients.
-func (sealing) OverrideServerName(string) error { return nil }
+func (guide) OverrideServerName(string) error { return nil }
 
 // TLS returns the state of the connection's TLS; false where it has none.
 func (g *Conn) TLS() (state tls.ConnectionState, ok bool) {

@@ -54,7 +54,7 @@ func sealedPair(t testing.TB) (*Conn, *tls.Conn) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, peer, err := Credentials(t.Context(), door).ServerHandshake(raw)
+	c, peer, err := Credentials(t.Context(), door, nil).ServerHandshake(raw)
 	dialing.Wait()
 	if err = errors.Join(err, failed); err != nil {
 		t.Fatal(err)

@@ -1,7 +1,10 @@
 package cluster_test
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"io"
 	"net"
 	"strings"
 	"sync"
@@ -9,51 +12,51 @@ import (
 	"testing"
 	"time"
 
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/encoding"
-	"google.golang.org/grpc/mem"
-	"google.golang.org/protobuf/types/known/wrapperspb"
+	"google.golang.org/grpc/codes"
 
 	"bowstring/fetch/peers"
 	"bowstring/flight/peer"
 	"bowstring/schema"
 )
 
-// rawCodec sends bytes as they are.
-type rawCodec struct{ encoding.CodecV2 }
+// plainConn is the transport of a node that listens without TLS.
+type plainConn struct{ net.Conn }
 
-func (c rawCodec) Marshal(v any) (mem.BufferSlice, error) {
-	if b, ok := v.([]byte); ok {
-		return mem.BufferSlice{mem.SliceBuffer(b)}, nil
-	}
-	return c.CodecV2.Marshal(v)
+// WriteBuffers implements peer.Transport.
+func (p plainConn) WriteBuffers(list net.Buffers, _, _ time.Time) error {
+	_, err := list.WriteTo(p.Conn)
+	return err
 }
 
-// serveHostile is a node that answers what it is asked for with whatever answer returns, or ends the stream with
+// Interrupt implements peer.Transport.
+func (p plainConn) Interrupt() { _ = p.Close() }
+
+// serveHostile is a node that answers what it is asked for with whatever answer returns, or ends the call with
 // its error. It returns its address, and how often it was asked.
 func serveHostile(t *testing.T, hello peer.Hello,
 	answer func(asks []peer.Ask) ([][]byte, error)) (address string, heard *atomic.Int64) {
 	t.Helper()
 	heard = &atomic.Int64{}
-	serve := func(_ any, ss grpc.ServerStream) error {
-		var m wrapperspb.BytesValue
+	serve := func(conn *peer.Conn) error {
+		method, err := conn.Receive(peer.MaxMethod)
+		if err != nil {
+			return err
+		}
 		host := peer.Host{Cluster: hello.Cluster, Node: hello.Node}
-		if _, _, err := host.Meet(peer.Way{
-			Receive: func() ([]byte, error) { err := ss.RecvMsg(&m); return m.GetValue(), err },
-			Send:    func(b []byte) error { return ss.SendMsg(b) },
-		}); err != nil {
+		if _, _, err := host.Meet(conn.Way(string(method))); err != nil {
 			return err
 		}
 		for {
-			if err := ss.RecvMsg(&m); err != nil {
+			m, err := conn.Receive(peer.MaxAsking)
+			if err != nil {
 				return err
 			}
-			if m.GetValue()[0] == peer.KindProgress {
+			if m[0] == peer.KindProgress {
 				continue
 			}
 			heard.Add(1)
 			var asks []peer.Ask
-			if err := peer.ParseAsks(m.GetValue(), func(a peer.Ask) error {
+			if err := peer.ParseAsks(m, func(a peer.Ask) error {
 				asks = append(asks, a)
 				return nil
 			}); err != nil {
@@ -61,27 +64,38 @@ func serveHostile(t *testing.T, hello peer.Hello,
 			}
 			messages, err := answer(asks)
 			if err != nil {
-				return err
+				return errors.Join(err, conn.End(codes.Unknown, err.Error()))
 			}
 			for _, m := range messages {
-				if err := ss.SendMsg(m); err != nil {
+				if err := conn.Send(m); err != nil {
 					return err
 				}
 			}
 		}
 	}
-	g := grpc.NewServer(grpc.ForceServerCodecV2(rawCodec{encoding.GetCodecV2("proto")}))
-	g.RegisterService(&grpc.ServiceDesc{ServiceName: peer.Service, HandlerType: (*any)(nil),
-		Streams: []grpc.StreamDesc{{
-			StreamName: peer.Method, ServerStreams: true, ClientStreams: true, Handler: serve,
-		}}}, nil)
 	lis, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
+	ctx, cancel := context.WithCancel(context.Background())
 	var serving sync.WaitGroup
-	serving.Go(func() { _ = g.Serve(lis) })
-	t.Cleanup(func() { g.Stop(); serving.Wait() })
+	serving.Go(func() {
+		for {
+			conn, err := lis.Accept()
+			if err != nil {
+				return
+			}
+			stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
+			serving.Go(func() {
+				defer stop()
+				defer conn.Close()
+				if _, err := io.ReadFull(conn, make([]byte, len(peer.Preface))); err == nil {
+					_ = serve(peer.Accept(plainConn{conn}, nil)) // it ends as it likes
+				}
+			})
+		}
+	})
+	t.Cleanup(func() { cancel(); _ = lis.Close(); serving.Wait() })
 	return lis.Addr().String(), heard
 }
 
