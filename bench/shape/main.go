@@ -14,7 +14,6 @@ import (
 	"go/parser"
 	"go/token"
 	"io/fs"
-	"log"
 	"maps"
 	"os"
 	"os/exec"
@@ -61,21 +60,26 @@ type shape struct {
 }
 
 func main() {
-	log.SetFlags(0)
+	if err := run(); err != nil {
+		fmt.Fprintln(os.Stderr, "shape:", err)
+		os.Exit(1)
+	}
+}
+
+// run prints the shape of the tree that the command line names.
+func run() error {
 	root := "."
 	if len(os.Args) > 1 {
 		root = os.Args[1]
 	}
 	found, err := count(root)
 	if err != nil {
-		log.Fatal(err)
+		return err
 	}
 	found.Flags = flags(root)
 	e := json.NewEncoder(os.Stdout)
 	e.SetIndent("", "  ")
-	if err := e.Encode(found); err != nil {
-		log.Fatal(err)
-	}
+	return e.Encode(found)
 }
 
 // count reads all Go files below root.
