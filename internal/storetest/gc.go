@@ -56,6 +56,7 @@ func gcFrees(b *bench) {
 func gcDryRun(b *bench) {
 	blobs := blobsOf("dry", 10, gcBlob)
 	b.ingest("g", 0, blobs)
+	b.snapshot("g", 1) // was read, and is not in use any more
 	b.ok(b.store.Drop(b.ctx, "g", 1), "drop")
 	before := b.store.Stats()
 	r := b.gc(store.GCOptions{DryRun: true})

@@ -558,7 +558,8 @@ func (c *collection) clear(ctx context.Context, d *datasetState, e *edit) (waiti
 }
 
 // held says whether a process reads a snapshot. Of this one the caller of GC
-// knows better, but for what was opened since the collection began.
+// knows better, but for what was opened since the collection began. A dry run
+// begins none.
 func (c *collection) held(members map[string]Member) func(name string) bool {
 	m := &c.s.member
 	holds := map[string]bool{}
@@ -571,7 +572,7 @@ func (c *collection) held(members map[string]Member) func(name string) bool {
 	}
 	m.mu.Lock()
 	for name, h := range m.held {
-		if h.run == c.id {
+		if h.run == c.id && !c.opts.DryRun {
 			holds[name] = true
 		}
 	}
