@@ -248,7 +248,11 @@ func TestActionStats(t *testing.T) {
 	if got.Scale.Budget != 12 {
 		t.Errorf("got the decision %+v", got.Scale)
 	}
-	// The windows tell which stream it is.
+	// The windows tell which stream it is. What a stream has is published after it has planned.
+	for len(got.Engine.Windows) == 1 && got.Engine.Windows[0].WindowUsed == 0 {
+		time.Sleep(time.Millisecond)
+		got = read()
+	}
 	if w := got.Engine.Windows; len(w) != 1 || w[0].Job != got.Streams[0].Plan || w[0].Dataset != "big@1" ||
 		w[0].Order != "strict" || w[0].WindowUsed == 0 {
 		t.Errorf("got windows %+v of streams %+v", w, got.Streams)

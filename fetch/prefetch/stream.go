@@ -158,6 +158,7 @@ func (s *Set) start(ctx context.Context, st *owner, how Serving) error {
 	st.caller = store.CallerFrom(ctx)
 	st.hold, _ = s.opts.Ledger.TryFor(admission.Windows, st.caller.Tenant, 0)
 	j.Retain()
+	st.tell() // others see it from now on
 	if err := s.add(st.Stream); err != nil {
 		st.fail(nil)
 		st.endFirst()
