@@ -123,6 +123,22 @@ def test_messages_without_anything_are_passed_over() -> None:
         assert call(server) == batches
 
 
+def test_a_call_that_is_reset_when_its_time_is_up_has_timed_out() -> None:
+    def talk(peer: Peer) -> None:
+        peer.greets()
+        while True:
+            peer.send(raw.frame(raw.RST_STREAM, 0, peer.asked(), b"\0\0\0\x08"))
+
+    with Raw(talk) as server:
+        door = _calls.Door(server.uri, None)
+        for seconds in [1e-9] * 30:  # the socket's clock may be quicker, which comes to the same
+            with pytest.raises(bowstring.TimedOut, match="has not answered within"):
+                list(door.action("list", b"", [], seconds, again=True))
+        with pytest.raises(bowstring.Unavailable, match="reset the stream"):
+            list(door.action("list", b"", [], SECONDS, again=True))
+        door.close()
+
+
 FAULTS: dict[str, tuple[Callable[[Peer], object], type[BowstringError], str]] = {
     "an end within a message": (answering(data(b"".join(raw.flights(some()))[:-9])), bowstring.ServerError, "within"),
     "an end within a length": (

@@ -41,6 +41,7 @@ _FIELDS = 20  # bytes that a field's number and length have at most
 _DESCRIPTOR, _HEADER, _METADATA, _BODY = 1, 2, 3, 1000  # fields of FlightData
 _LARGEST = 256 << 20  # bytes of an answer that is no record batch
 _KEPT = 4  # connections without a stream
+_LONGEST_SAID = 1e5  # seconds; a header has room for eight digits
 _BELIEF = 60.0  # seconds for which what was read and found of certificates holds
 
 
@@ -479,8 +480,9 @@ class Door:
     ) -> tuple[Call[bytes], bytes | None]:
         """A call and its first message; None where there is none."""
         sent = self._headers(method, headers)
-        if seconds is not None:
-            sent.append(("grpc-timeout", f"{max(1, round(seconds * 1000))}m"))
+        if seconds is not None and seconds < _LONGEST_SAID:
+            # Rounded up: the server does not give up before the client.
+            sent.append(("grpc-timeout", f"{max(1, math.ceil(seconds * 1000))}m"))
 
         def made(link: Link) -> tuple[Call[bytes], bytes | None]:
             call = Call(link, self._back, _Taken(_plain))

@@ -208,12 +208,16 @@ class Link:
             text, told = f"the connection broke: {error.strerror or error}", True
         self._broken = partial(Unavailable, text)
         if isinstance(error, TimeoutError) and self._seconds is not None:
-            self._broken = partial(TimedOut, f"the server has not answered within {self._seconds:g} s")
+            self._broken = self._late()
         if isinstance(error, (ValueError, hpack.HPACKError, ServerError)):
             self._broken, told = partial(ServerError, f"the server's answer cannot be understood: {error}"), True
         if self._cancelled:
             self._broken = partial(Cancelled, "the call was cancelled")
         return self._broken if told else None
+
+    def _late(self) -> Callable[[], BowstringError]:
+        """What is to be raised for a call that has taken longer than it may."""
+        return partial(TimedOut, f"the server has not answered within {self._seconds:g} s")
 
     def _receive(self, *, wait: bool) -> int | None:
         if self._cancelled:
@@ -365,8 +369,11 @@ class Link:
                 self._stream_window += more
         elif kind == _RST_STREAM and stream == self._stream:
             reason = int.from_bytes(payload, "big")
-            text = f"the server reset the stream, HTTP/2 error {reason}"
-            self._ended(partial(by_number, _RESETS.get(reason, 13), text))
+            if self._until is not None and time.monotonic() >= self._until:
+                self._ended(self._late())  # the server, whose clock runs too, was quicker to end it
+            else:
+                text = f"the server reset the stream, HTTP/2 error {reason}"
+                self._ended(partial(by_number, _RESETS.get(reason, 13), text))
         elif kind == _GOAWAY:
             self.reusable = False
             if int.from_bytes(payload[:4], "big") & 0x7FFFFFFF < self._stream:
