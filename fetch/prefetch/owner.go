@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"bowstring/fetch/admission"
@@ -311,4 +312,90 @@ func (s *owner) finishPart(p *part) {
 	}
 	p.resume = s.ahead.first.ticket(s.ticket)
 	p.resume.Served = s.ahead.served.from(s.ahead.firstRow)
+}
+
+// mail is what comes to a stream's goroutine. Any goroutine may post; posting never waits.
+type mail struct {
+	wake chan struct{} // has room for one: there is something
+
+	mu     sync.Mutex
+	closed bool // nobody reads it any more
+	in     letters
+}
+
+// letters are messages in the order of their kinds.
+type letters struct {
+	answers []read.Outcome // of reads
+	freed   int64          // bytes of batches that were released
+	todo    []func(*owner) // whatever else is to be done
+	knock   bool           // there is reason to look at all again
+}
+
+// post adds to what comes, and reports whether it will be read.
+func (m *mail) post(add func(*letters)) bool {
+	m.mu.Lock()
+	if m.closed {
+		m.mu.Unlock()
+		return false
+	}
+	add(&m.in)
+	m.mu.Unlock()
+	select {
+	case m.wake <- struct{}{}:
+	default:
+	}
+	return true
+}
+
+// take swaps what has come for the letters given, which are empty.
+func (m *mail) take(l *letters) {
+	m.mu.Lock()
+	*l, m.in = m.in, *l
+	m.mu.Unlock()
+}
+
+// close has nothing more come, and returns what was not taken.
+func (m *mail) close() letters {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.closed = true
+	l := m.in
+	m.in = letters{}
+	return l
+}
+
+// clear empties letters, whose room is used again.
+func (l *letters) clear() {
+	clear(l.answers)
+	clear(l.todo)
+	l.answers, l.todo, l.freed, l.knock = l.answers[:0], l.todo[:0], 0, false
+}
+
+// tell says how the stream stands, for those who only look.
+func (s *owner) tell() {
+	t := &s.told
+	tell(&t.lap, s.slot.lap)
+	tell(&t.step, s.slot.step)
+	at := s.slot.at
+	if s.slot.list == nil && s.job.Layout() != nil {
+		at = s.slot.step * s.job.Request().Batch // its rows lie anywhere in the step
+	}
+	tell(&t.at, at)
+	tell(&t.limit, s.window.size)
+	tell(&t.used, s.window.used)
+	tell(&t.inFlight, int64(s.ahead.inFlight))
+	tell(&t.ready, int64(s.ahead.ready))
+	tell(&t.full, int64(s.fullOnce+s.fullFor))
+	var since int64
+	if !s.fullSince.IsZero() {
+		since = max(1, int64(s.fullSince.Sub(s.opened)))
+	}
+	tell(&t.fullSinceOpened, since)
+}
+
+// tell stores what has changed: a store costs ten times a look.
+func tell(to *atomic.Int64, v int64) {
+	if to.Load() != v {
+		to.Store(v)
+	}
 }

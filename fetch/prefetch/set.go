@@ -1,10 +1,12 @@
 package prefetch
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"math/bits"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -13,6 +15,7 @@ import (
 	"bowstring/fetch/lineage"
 	"bowstring/fetch/lookahead"
 	"bowstring/fetch/operators"
+	"bowstring/fetch/peers"
 	"bowstring/fetch/read"
 	"bowstring/schema"
 	"bowstring/spill"
@@ -218,4 +221,305 @@ func errNoMemory(err error, what string) error {
 		return fmt.Errorf("%s: %w; a larger WindowBytes would do", what, err)
 	}
 	return err
+}
+
+// tenant is the streams on one account. All fields but the atomic ones, which are
+// read without a lock, and those that never change are guarded by Set.mu.
+type tenant struct {
+	name    string       // never changes
+	reads   *read.Tenant // likewise
+	terms   admission.Terms
+	streams int
+	readers int // streams that do not stand still
+	places  int // of other nodes that read on this account
+
+	live    atomic.Int64 // streams
+	transit atomic.Int64 // bytes of batches that were not released
+	share   atomic.Int64 // bytes that the window of each of its streams may have
+	most    atomic.Int64 // bytes that all of them may have
+}
+
+// enterLocked gives a stream its tenant.
+func (s *Set) enterLocked(st *Stream) {
+	t := s.tenantLocked(st.caller.Tenant)
+	t.streams++
+	t.live.Add(1)
+	st.tenant = t
+}
+
+func (s *Set) leaveLocked(st *Stream) {
+	t := st.tenant
+	t.live.Add(-1)
+	t.streams--
+	s.forgetLocked(t)
+}
+
+// tenantLocked returns a tenant, which is forgotten when nobody reads on its account any more.
+func (s *Set) tenantLocked(name string) *tenant {
+	t := s.tenants[name]
+	if t == nil {
+		t = &tenant{name: name, terms: s.termsOfLocked(name)}
+		t.reads = s.opts.Reader.NewTenant(t.terms.Reads)
+		s.tenants[name] = t
+	}
+	return t
+}
+
+func (s *Set) forgetLocked(t *tenant) {
+	if t.streams == 0 && t.places == 0 {
+		delete(s.tenants, t.name)
+	}
+}
+
+// borrowFor gives a tenant that another node reads for a place among the streams. What it reads
+// from the store counts with what its streams here read.
+func (s *Set) borrowFor(b *Borrower, name string) *place {
+	s.mu.Lock()
+	t := s.tenantLocked(name)
+	t.places++
+	of := weight(&t.terms)
+	s.mu.Unlock()
+	p := &place{borrower: b, tenant: t, account: read.Account{Tenant: t.reads}}
+	p.Place = s.opts.Reader.Open(name, of, "loans", p)
+	return p
+}
+
+// borrowsNoMore forgets a place that is closed.
+func (s *Set) borrowsNoMore(p *place) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	p.tenant.places--
+	s.forgetLocked(p.tenant)
+}
+
+func (s *Set) termsOfLocked(name string) admission.Terms {
+	if s.terms == nil {
+		return admission.Terms{}
+	}
+	return s.terms(name)
+}
+
+// weight is what counts of the terms' weight.
+func weight(t *admission.Terms) int64 { return max(t.Weight, 1) }
+
+// weightFor is a tenant's weight, whether it has streams or not.
+func (s *Set) weightFor(name string) int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	t := s.termsOfLocked(name)
+	return weight(&t)
+}
+
+// shareLocked divides the memory between tenants by weight, within their ceilings, and
+// of each between its streams, as if those that stand still were not there. Streams see it when they look. It is a
+// bound on what is read ahead, and not a reservation: see Ledger for what holds.
+func (s *Set) shareLocked() {
+	for _, t := range s.tenants {
+		t.readers = 0
+	}
+	for st := range s.streams {
+		if !st.still.Load() {
+			st.tenant.readers++
+		}
+	}
+	var sum int64
+	for _, t := range s.tenants {
+		if t.readers > 0 {
+			sum += weight(&t.terms)
+		}
+	}
+	for _, t := range s.tenants {
+		if t.streams == 0 {
+			continue
+		}
+		most, of := s.opts.Ledger.MostFor(admission.Windows, t.name), sum
+		if t.readers == 0 {
+			of += weight(&t.terms)
+		}
+		t.most.Store(min(most, s.opts.WindowBytes))
+		part := int64(float64(s.opts.WindowBytes) * float64(weight(&t.terms)) / float64(of))
+		t.share.Store(max(min(part, most)/int64(max(t.readers, 1)), 1))
+	}
+}
+
+// SetTerms has tenants get what terms says, those that have streams included; nil has
+// all get the same. The ledger is told before.
+func (s *Set) SetTerms(terms func(tenant string) admission.Terms) {
+	s.mu.Lock()
+	s.terms = terms
+	for _, t := range s.tenants {
+		t.terms = s.termsOfLocked(t.name)
+		t.reads.SetShare(t.terms.Reads)
+	}
+	s.shareLocked()
+	s.mu.Unlock()
+	s.opts.Reader.SetWeights(func(name string) int64 {
+		if terms == nil {
+			return 1
+		}
+		return terms(name).Weight
+	})
+}
+
+// stillAfter is how long a stream stands still whose consumer does not ask for a batch before it counts as one that
+// does not read. What was read ahead of it can be read again in less time.
+const stillAfter = 5 * time.Second
+
+// reclaimPeriod is how often a stream that waits for memory looks whether others
+// hold some that they have no use for.
+const reclaimPeriod = time.Second
+
+// readers lists the streams that read blobs.
+func (s *Set) readers() []*Stream {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	list := make([]*Stream, 0, len(s.streams))
+	for st := range s.streams {
+		if len(st.columns) > 0 {
+			list = append(list, st)
+		}
+	}
+	return list
+}
+
+// findStill looks which streams stand still by now, and has the others share what those have no use for. It returns
+// all that do.
+func (s *Set) findStill(list []*Stream) []*Stream {
+	now, more := time.Now(), false
+	still := slices.DeleteFunc(slices.Clone(list), func(st *Stream) bool {
+		is, since := st.standsStill(now)
+		more = more || since
+		return !is
+	})
+	if more {
+		s.shareAgain()
+	}
+	return still
+}
+
+// shareAgain divides the memory between the streams that read.
+func (s *Set) shareAgain() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.shareLocked()
+}
+
+// cramped looks now and then whether some streams stand still, for one that waits and has all under way that it has room
+// for. Those give back what they have no use for, where memory is short. It does not wait for them.
+func (s *Set) cramped() {
+	now := time.Now().UnixNano()
+	if last := s.looked.Load(); now-last < int64(reclaimPeriod) || !s.looked.CompareAndSwap(last, now) {
+		return
+	}
+	s.looking.Go(func() {
+		still := s.findStill(s.readers())
+		if s.opts.Ledger.Free(admission.Windows) < s.opts.WindowBytes/nextPart {
+			for _, st := range still {
+				st.giveBackStill()
+			}
+		}
+	})
+}
+
+// reclaim has the streams whose consumers do not wait give back what they have
+// read ahead: those that stand still but for their next batch, then what is beyond shares, and all if that is not
+// enough. Somebody of the tenant has nothing, and needs so many bytes. Where it is the tenant's own
+// ceiling that is in the way, only its own streams can help.
+func (s *Set) reclaim(t *tenant, need int64) {
+	list := s.readers()
+	short := func(st *Stream) bool {
+		own, all := s.opts.Ledger.Left(admission.Windows, t.name)
+		return all < need || own < need && st.tenant == t
+	}
+	for _, st := range s.findStill(list) {
+		if short(st) {
+			st.giveBackStill()
+		}
+	}
+	for _, part := range []int64{1, 0} {
+		for _, st := range list {
+			if short(st) {
+				st.giveBack(part * st.tenant.share.Load())
+			}
+		}
+	}
+}
+
+// WindowStats describes what a stream has ahead of its consumer.
+type WindowStats struct {
+	Job         string `json:"job"` // the plan's id
+	Dataset     string `json:"dataset"`
+	Order       string `json:"order"`
+	Epoch       uint64 `json:"epoch"`
+	Step        int64  `json:"step"`
+	Steps       int64  `json:"steps"` // of an epoch; 0 where there is no plan
+	Rank        int    `json:"rank"`
+	WindowLimit int64  `json:"window_limit"` // bytes that it may hold now
+	WindowUsed  int64  `json:"window_used"`
+	InFlight    int    `json:"reads_in_flight"` // or waiting for their turn
+	Ready       int    `json:"rows_ready"`      // rows that wait for the consumer
+	StoreWait   int64  `json:"store_wait_ns"`
+	SpillWait   int64  `json:"spill_wait_ns"`
+	PeerWait    int64  `json:"peer_wait_ns"`
+	WindowWait  int64  `json:"window_wait_ns"`
+	MakingWait  int64  `json:"operators_wait_ns"`
+}
+
+// Stats are the counters of a set since it was made, and what its streams hold now.
+type Stats struct {
+	Streams, Batches, Rows int64
+	Live                   int
+	Waiting                int           // of those, whose consumers wait for a read
+	WindowUsed             int64         // bytes, with batches that were not released
+	Windows                []WindowStats // of each stream that reads, by dataset and job
+}
+
+// Stats returns the counters. It waits for no stream: of one that is busy it has
+// what was true before.
+func (s *Set) Stats() Stats {
+	c := &s.count
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	st := Stats{
+		Streams: c.streams.Load(), Batches: c.batches.Load(), Rows: c.rows.Load(), Live: len(s.streams),
+		Waiting:    int(s.waiting.Load()),
+		Windows:    make([]WindowStats, 0, len(s.streams)),
+		WindowUsed: s.opts.Ledger.Accounts()[admission.Windows].Used,
+	}
+	for stream := range s.streams {
+		if len(stream.columns) > 0 {
+			st.Windows = append(st.Windows, stream.stats())
+		}
+	}
+	slices.SortFunc(st.Windows, func(a, b WindowStats) int {
+		return cmp.Or(cmp.Compare(a.Dataset, b.Dataset), cmp.Compare(a.Job, b.Job), cmp.Compare(a.Step, b.Step))
+	})
+	return st
+}
+
+// Progress lists the streams that go on in the order of a plan, and of which others may know: all
+// but those that see a part of their dataset alone.
+func (s *Set) Progress() []peers.Progress {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	list := make([]peers.Progress, 0, len(s.streams))
+	for st := range s.streams {
+		if len(st.columns) == 0 || st.steps == 0 || st.ticket.Within != nil {
+			continue
+		}
+		list = append(list, peers.Progress{ID: st.id, Ticket: st.named, Tenant: st.caller.Tenant,
+			Lap: st.told.lap.Load(), Index: st.told.at.Load()})
+	}
+	return list
+}
+
+// told is how a stream stood when its goroutine last had nothing to do, number by number.
+type told struct {
+	lap, step, at      atomic.Int64
+	limit, used        atomic.Int64
+	inFlight, ready    atomic.Int64
+	store, spill, peer atomic.Int64 // waited, in ns
+	making             atomic.Int64 // likewise
+	// stood still, and since when after the stream was opened, 0 if it does not, in ns
+	full, fullSinceOpened atomic.Int64
 }

@@ -89,6 +89,18 @@ type blobColumn struct {
 	ratio   ratio             // of what is made of them; of the stream's goroutine
 }
 
+// Serving says how a stream is served.
+type Serving struct {
+	// CheckedLate lets the stream hand out blobs that were not compared with their references: [schema.Buffer] says
+	// which. The consumer copies each, compares the copy, and asks [Batch.Again] for what is wrong. So a byte is read
+	// from memory once, and those that were checked are those that are delivered. Blobs in mapped files alone come so,
+	// and only where the request has a sample that cannot be read end the stream: a batch that is put together has no
+	// place for a substitute.
+	CheckedLate bool
+	// Unrecorded keeps the stream off the record: it only looks at data.
+	Unrecorded bool
+}
+
 // Open starts to serve a ticket of the job. The stream ends with ctx.
 func (s *Set) Open(ctx context.Context, j *resolve.Job, t schema.Ticket, how Serving) (*Stream, error) {
 	w, err := newWalk(j, t)
@@ -216,3 +228,116 @@ func (s *Stream) sampleError(position int64, row schema.Row, column string, err 
 	}
 	return fmt.Errorf("sample %s (position %d of %s), column %q: %w", shown, position, s.job.SnapshotName(), column, err)
 }
+
+// Next returns the next batch, io.EOF after the last. The error of a stream
+// that failed is returned again by every further call.
+func (s *Stream) Next() (*Batch, error) {
+	if !s.do((*owner).come) {
+		return nil, context.Cause(s.context())
+	}
+	got := <-s.next
+	if got.err != nil {
+		return nil, got.err
+	}
+	return s.assemble(got.part, got.wait, got.processor)
+}
+
+// Ready reports whether Next would return a whole batch at once, as far as is known without looking at other streams.
+// It is false where it does not matter: of a stream without blobs, out of order, or at its end. And it is where memory
+// is scarce: a batch that was taken is never given back to streams that have nothing, as what is read ahead is.
+func (s *Stream) Ready() bool {
+	if len(s.columns) == 0 || s.order.loose {
+		return false
+	}
+	ready := false
+	s.ask(func(s *owner) {
+		if s.gone || s.slot.left() == 0 || s.context().Err() != nil {
+			return
+		}
+		s.sizer.maxBytes = min(s.sizer.batchBytes, s.set.pieceBytes(s.tenant))
+		ready = s.prefix(false) && s.set.roomy(s.tenant, s.sizer.bytes)
+	})
+	return ready
+}
+
+// do has the stream's goroutine do something, and reports whether it will.
+func (s *Stream) do(f func(*owner)) bool {
+	return s.mail.post(func(l *letters) { l.todo = append(l.todo, f) })
+}
+
+// ask is do, and waits until it is done, or the stream has ended.
+func (s *Stream) ask(f func(*owner)) {
+	done := make(chan struct{})
+	if s.do(func(o *owner) { f(o); close(done) }) {
+		<-done
+	}
+}
+
+// knock has the stream's goroutine look at all again.
+func (s *Stream) knock() { s.mail.post(func(l *letters) { l.knock = true }) }
+
+// More implements read.Receiver.
+func (s *Stream) More() { s.knock() }
+
+// Receive implements read.Receiver.
+func (s *Stream) Receive(list []read.Outcome) {
+	if s.mail.post(func(l *letters) { l.answers = append(l.answers, list...) }) {
+		return
+	}
+	for i := range list {
+		list[i].Blob.Release()
+	}
+}
+
+// free gives back the memory of a batch. Any goroutine may call it, and none of them plans: the stream's own does.
+func (s *Stream) free(h *admission.Hold) {
+	n := h.Bytes()
+	h.Release()
+	s.mail.post(func(l *letters) { l.freed += n })
+}
+
+// giveBack has the stream drop what it has read ahead last, as far as it holds more than
+// so many bytes: it is planned and read again when there is room. Where its rows lie stays known.
+// What the consumer is about to take stays.
+func (s *Stream) giveBack(most int64) {
+	s.ask(func(s *owner) {
+		if !s.gone && !s.asked {
+			s.drop(most, 0)
+		}
+	})
+}
+
+// standsStill reports whether the stream stands still, and whether that is found just now. If so, it reads nothing more
+// before its consumer comes.
+func (s *Stream) standsStill(now time.Time) (is, found bool) {
+	s.ask(func(s *owner) {
+		if !s.gone && !s.asked && now.Sub(s.left) >= stillAfter {
+			found = !s.still.Swap(true)
+		}
+	})
+	return s.still.Load(), found
+}
+
+// giveBackStill is giveBack of a stream that stands still: it keeps its next batch, as far as that is not large, so
+// that a consumer that comes every ten seconds finds it.
+func (s *Stream) giveBackStill() { s.ask((*owner).dropStill) }
+
+// stats describes the stream.
+func (s *Stream) stats() WindowStats {
+	t := &s.told
+	full := t.full.Load()
+	if since := t.fullSinceOpened.Load(); since != 0 {
+		full += int64(time.Since(s.opened)) - since
+	}
+	return WindowStats{
+		Job: s.job.ID(), Dataset: s.job.SnapshotName(), Order: cmp.Or(s.job.Request().Order, "strict"),
+		Epoch: s.epochOf(t.lap.Load()), Step: t.step.Load(), Steps: s.steps, Rank: s.ticket.Rank,
+		WindowLimit: t.limit.Load(), WindowUsed: t.used.Load(),
+		InFlight: int(t.inFlight.Load()), Ready: int(t.ready.Load()),
+		StoreWait: t.store.Load(), SpillWait: t.spill.Load(), PeerWait: t.peer.Load(), WindowWait: full,
+		MakingWait: t.making.Load(),
+	}
+}
+
+// StoreBytes is how many bytes were read from the store for the stream, so far.
+func (s *Stream) StoreBytes() int64 { return s.account.LastBytes.Load() }

@@ -10,6 +10,10 @@ import (
 	"sync/atomic"
 	"time"
 
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/trace"
+
 	"bowstring/fetch/admission"
 	"bowstring/schema"
 	"bowstring/spill"
@@ -371,3 +375,337 @@ func (r *Reader) forgetFreedLocked() {
 		rd, rd.nextFreed = rd.nextFreed, nil
 	}
 }
+
+// Tenant is on whose account reads are made. What it has in flight to the last tier
+// is within its share of what may be, but for one read.
+type Tenant struct {
+	reader *Reader
+	reads  int     // in flight to the last tier; guarded by Reader.mu
+	bytes  int64   // of those, with their overhead; guarded by Reader.mu
+	share  float64 // 0: all; guarded by Reader.mu
+}
+
+// NewTenant returns the account of one who may have such a share, of 1, of what may be
+// in flight to the last tier; 0 stands for all.
+func (r *Reader) NewTenant(share float64) *Tenant { return &Tenant{reader: r, share: share} }
+
+// SetShare changes the share.
+func (t *Tenant) SetShare(share float64) {
+	t.reader.mu.Lock()
+	defer t.reader.mu.Unlock()
+	t.share = share
+}
+
+// InFlight is what it has in flight to the last tier.
+func (t *Tenant) InFlight() (reads int, bytes int64) {
+	t.reader.mu.Lock()
+	defer t.reader.mu.Unlock()
+	return t.reads, t.bytes
+}
+
+// Account is what was read for one stream. A read that several want is on the account
+// of who asked first.
+type Account struct {
+	Tenant    *Tenant
+	LastBytes atomic.Int64 // of blobs that came from the last tier
+}
+
+// admitsLocked reports whether the tenant may have one more read of n bytes in flight on
+// a way, whatever room there is.
+func (t *Tenant) admitsLocked(f *flow, n int64) bool {
+	if t == nil || t.share <= 0 || t.share >= 1 || t.reads == 0 {
+		return true
+	}
+	if float64(t.reads) < t.share*float64(f.floor()) || float64(t.bytes+n+readOverhead) <= t.share*float64(f.limit) {
+		return true
+	}
+	// While the path is being found out it has to be asked for more, or it would never
+	// show that it carries it. Later a round says nothing where nobody else was held back.
+	f.gated = f.gated || f.startup
+	return false
+}
+
+func (a *Account) beganLocked(n int64) {
+	if a != nil && a.Tenant != nil {
+		a.Tenant.reads++
+		a.Tenant.bytes += n + readOverhead
+	}
+}
+
+func (a *Account) endedLocked(n int64) {
+	if a != nil && a.Tenant != nil {
+		a.Tenant.reads--
+		a.Tenant.bytes -= n + readOverhead
+		if a.Tenant.share > 0 {
+			a.Tenant.reader.queue.Again()
+		}
+	}
+}
+
+const (
+	// paceMost is what a read counts for in a lane's pace at most: it may have had to wait for a processor.
+	paceMost = 4 * quickRead
+	// paceShare is the part that a read has in the pace, as its inverse.
+	paceShare = 8
+)
+
+// lane is the way to a tier: what may be in flight on it, and what is. All fields
+// but tier, keeper, traits, index and last are guarded by Reader.mu.
+type lane struct {
+	tier   Tier
+	keeper Keeper // the tier, if it keeps what comes from below
+	traits Traits
+	index  int
+	last   bool // there is none below
+
+	reads int  // under way, where their number is fixed
+	flow  flow // where it is measured
+	times Times
+	pace  time.Duration // of a read, as a moving average in which none counts for long; 0: not known
+}
+
+func (l *lane) init(t Tier, index, maxReads int) {
+	l.tier, l.traits, l.index = t, t.Traits(), index
+	l.keeper, _ = t.(Keeper)
+	l.flow.init(maxReads, func() int { return 1 })
+}
+
+// quick reports whether its reads most likely take no time.
+func (l *lane) quick() bool { return l.pace > 0 && l.pace < quickRead }
+
+// together is how many reads of it a goroutine begins at once.
+func (l *lane) together() int {
+	switch {
+	case l.traits.Together > 1:
+		return l.traits.Together
+	case l.quick():
+		return runLength
+	}
+	return 1
+}
+
+func (l *lane) bit() uint8 { return 1 << l.index }
+
+// admitsLocked reports whether a read of n bytes may begin.
+func (l *lane) admitsLocked(n int64) bool {
+	if l.traits.Parallel > 0 {
+		return l.reads < l.traits.Parallel
+	}
+	return l.flow.admits(n)
+}
+
+// beganLocked counts a read in, once.
+func (l *lane) beganLocked(r *read) {
+	if r.counted&l.bit() != 0 {
+		return
+	}
+	if l.last {
+		r.reader.listenLocked(time.Now())
+	}
+	r.counted |= l.bit()
+	if l.traits.Parallel > 0 {
+		l.reads++
+	} else {
+		l.flow.began(r.ref.Size)
+	}
+	if l.last {
+		r.account.beganLocked(r.ref.Size)
+	}
+}
+
+// abandonedLocked counts a read out that brought nothing.
+func (l *lane) abandonedLocked(r *read) {
+	if r.counted&l.bit() == 0 {
+		return
+	}
+	r.counted &^= l.bit()
+	if l.traits.Parallel > 0 {
+		l.reads--
+	} else {
+		l.flow.abandoned(r.ref.Size)
+	}
+	if l.last {
+		r.account.endedLocked(r.ref.Size)
+	}
+}
+
+// completedLocked counts a read out that brought the blob, and took that long.
+func (l *lane) completedLocked(r *read, now time.Time, took time.Duration) {
+	counts := min(max(took, 1), paceMost)
+	if l.pace == 0 {
+		l.pace = counts
+	}
+	l.pace += (counts - l.pace) / paceShare
+	if l.traits.Parallel > 0 || r.counted&l.bit() == 0 {
+		l.abandonedLocked(r)
+		return
+	}
+	r.counted &^= l.bit()
+	l.flow.completed(now, r.ref.Size, took)
+	if l.last {
+		r.account.endedLocked(r.ref.Size)
+	}
+}
+
+// counters are guarded by Reader.mu.
+type counters struct {
+	reads, readBytes, readNanos, failedReads int64
+	upperReads, upperBytes                   int64
+	peerReads, peerBytes, stoodIn            int64
+	sharedReads, retries, hedges, hedgesWon  int64
+	fills                                    int64
+	lost, givenUp                            int64
+	reasons                                  Reasons
+}
+
+// Stats are a reader's counters since it was made, and what is in flight now.
+type Stats struct {
+	Reads       int64         // blobs read from the last tier and found right
+	Reasons     Reasons       // of those, why they were made
+	ReadBytes   int64         // of those
+	ReadTime    time.Duration // summed over those
+	FailedReads int64         // attempts at the last tier that brought no blob, or a wrong one
+	UpperReads  int64         // blobs found in a tier of this node above and right
+	UpperBytes  int64         // of those
+	PeerReads   int64         // blobs that other nodes had, and right
+	PeerBytes   int64         // of those
+	StoodIn     int64         // blobs read from the last tier that are for other nodes to keep
+	SharedReads int64         // wants that came with a read made for another, or from what was held
+	Retries     int64         // attempts after one that failed or was silent for long
+	Hedges      int64         // attempts beside one that was slow
+	HedgesWon   int64         // of those, which brought the blob first
+	Fills       int64         // reads begun by Fill
+	GivenUp     int64         // blobs that no attempt brought
+	Lost        int64         // of those, which are missing or damaged
+
+	InFlight      int           // reads of the last tier
+	BytesInFlight int64         // with what each read costs beside
+	Limit         int64         // bytes that may be in flight, as the way was measured
+	MinLatency    time.Duration // of the way
+	BytesPerSec   float64       // that it carries, as a moving average
+	Held          int           // blobs that windows hold, or that are being read
+
+	// Quantiles of the latency of the last tier, of the last five to ten seconds;
+	// zero where there were too few reads.
+	P50, P95, P99, Max time.Duration
+}
+
+// Stats returns the reader's counters.
+func (r *Reader) Stats() Stats {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.forgetFreedLocked()
+	c, f := &r.stats, &r.last.flow
+	s := Stats{
+		Reads: c.reads, Reasons: c.reasons, ReadBytes: c.readBytes, ReadTime: time.Duration(c.readNanos),
+		FailedReads: c.failedReads,
+		UpperReads:  c.upperReads, UpperBytes: c.upperBytes, PeerReads: c.peerReads, PeerBytes: c.peerBytes,
+		StoodIn: c.stoodIn, SharedReads: c.sharedReads,
+		Retries: c.retries, Hedges: c.hedges, HedgesWon: c.hedgesWon, Fills: c.fills, GivenUp: c.givenUp, Lost: c.lost,
+		InFlight: f.reads, BytesInFlight: f.used, Limit: f.limit, MinLatency: f.latency, BytesPerSec: f.rate,
+		Held: len(r.reads), Max: r.latency.greatest(),
+	}
+	s.P50, _ = r.latency.quantile(0.5)
+	s.P95, _ = r.latency.quantile(0.95)
+	s.P99, _ = r.latency.quantile(0.99)
+	return s
+}
+
+// From is where a blob came from.
+type From int
+
+// Where blobs come from.
+const (
+	FromWindow From = iota // of another stream
+	FromSpill              // a tier of this node
+	FromPeer               // another node
+	FromStore
+)
+
+// From says where an outcome came from.
+func (r *Reader) From(o *Outcome) From {
+	switch {
+	case o.Tier == InWindow:
+		return FromWindow
+	case o.Tier == r.last.index:
+		return FromStore
+	case r.lanes[o.Tier].traits.Remote:
+		return FromPeer
+	}
+	return FromSpill
+}
+
+// Path says what the way to the last tier is like: how long a slow read takes,
+// the least latency, and how many bytes may be in flight.
+type Path struct {
+	Slow, Latency time.Duration
+	Limit         int64
+}
+
+// Path returns what was measured of the way to the last tier.
+func (r *Reader) Path() Path {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return Path{r.slow, r.last.flow.latency, r.last.flow.limit}
+}
+
+// Far reports whether the last tier does not answer at once.
+func (p Path) Far() bool { return p.Latency >= manyLatency }
+
+const (
+	// tracedFirst is how many reads of a stream have a span whatever they took:
+	// those that its first batch waits for.
+	tracedFirst = 8
+	// tracedOdd is how many more have one as they were slow or failed.
+	tracedOdd = 32
+)
+
+// Trace draws spans of some of the reads that a stream asks for: its first ones,
+// and those that were slow or failed. A nil Trace is that of a stream nobody
+// traces: it costs a comparison a read. It holds nothing of the call, as reads
+// lead to it and are held for longer.
+type Trace struct {
+	tracer trace.Tracer
+	parent trace.SpanContext
+	first  atomic.Int32 // that may have a span
+	odd    atomic.Int32
+}
+
+// NewTrace returns the trace of whatever the span of ctx stands for; nil if that
+// is not recorded.
+func NewTrace(ctx context.Context) *Trace {
+	span := trace.SpanFromContext(ctx)
+	if !span.IsRecording() {
+		return nil
+	}
+	t := &Trace{tracer: span.TracerProvider().Tracer("bowstring/fetch"), parent: span.SpanContext()}
+	t.first.Store(tracedFirst)
+	t.odd.Store(tracedOdd)
+	return t
+}
+
+// exampleLocked keeps a read of the stream as an example; Reader.mu is held.
+func (t *Trace) exampleLocked(times *Times, took time.Duration, at time.Time) {
+	times.Examples[bucketOfTimes(took)/exampleWidth] = Example{t.parent.TraceID(), t.parent.SpanID(), took, at}
+}
+
+// attempt draws the span of an attempt, if it is one to be drawn.
+func (t *Trace) attempt(a Attempt, began time.Time, slow bool, err error) {
+	switch {
+	case take(&t.first):
+	case (slow || err != nil) && take(&t.odd):
+	default:
+		return
+	}
+	_, span := t.tracer.Start(trace.ContextWithSpanContext(context.Background(), t.parent), "read "+a.lane.tier.Name(),
+		trace.WithTimestamp(began), trace.WithAttributes(
+			attribute.Int64("bowstring.bytes", a.read.ref.Size), attribute.Int("bowstring.attempt", a.nth),
+			attribute.Bool("bowstring.slow", slow)))
+	if err != nil {
+		span.SetStatus(codes.Error, err.Error())
+	}
+	span.End()
+}
+
+// take takes one of what is left.
+func take(left *atomic.Int32) bool { return left.Load() > 0 && left.Add(-1) >= 0 }

@@ -1,12 +1,16 @@
 package read_test
 
 import (
+	"bytes"
 	"context"
+	"runtime"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"bowstring/fetch/read"
+	"bowstring/fetch/store"
 )
 
 // Of reads that a goroutine begins together, as they take no time as a rule, those that prove slow hold up no others,
@@ -125,4 +129,116 @@ func TestTogether(t *testing.T) {
 		t.Errorf("%d cells are asked for at once, want 8", n)
 	}
 	p.Retire()
+}
+
+// chain asks for one blob after another, and for an older one beside the first.
+type chain struct {
+	t     testing.TB
+	place *read.Place
+	next  int
+	begin func() // the older one
+	done  chan struct{}
+}
+
+func (c *chain) Receive(list []read.Outcome) {
+	for _, o := range list {
+		if o.Err != nil {
+			c.t.Error(o.Err)
+		}
+		o.Blob.Release()
+		if c.next++; c.next == 1 {
+			c.begin()
+		}
+		if c.next == chainLength {
+			close(c.done)
+			continue
+		}
+		_, ref := content(c.next)
+		c.place.Ask(read.Want{Ref: ref, Context: c.t.Context()})
+	}
+}
+
+func (*chain) More() {}
+
+const chainLength = 200
+
+// What was begun first is read first, though all processors are busy with reads that bring more reads: the goroutine
+// that was woken for it has no turn meanwhile.
+func TestOldestFirst(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	older, ref := content(chainLength + 1)
+	far := newFake(t)
+	var mu sync.Mutex
+	after := -1 // how many were read before the older one
+	far.do = func(_ context.Context, n int64, b []byte) ([]byte, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		if bytes.Equal(b, older) {
+			after = int(n)
+		}
+		return b, nil
+	}
+	r := newReader(t, read.Options{NoHedge: true}, read.Store(far))
+	beside := newTold()
+	c := &chain{t: t, done: make(chan struct{})}
+	c.begin = func() {
+		if v := r.Fill(&read.Want{Ref: ref, Context: t.Context(), To: beside}, false); v != read.Begun {
+			t.Errorf("the older one is not begun: %v", v)
+		}
+	}
+	c.place = r.Open("", 1, "chain", c)
+	_, first := content(0)
+	c.place.Ask(read.Want{Ref: first, Context: t.Context()})
+	<-c.done
+	o := beside.next(t)
+	o.Blob.Release()
+	mu.Lock()
+	defer mu.Unlock()
+	if after < 0 || after > chainLength/4 {
+		t.Errorf("what was begun second was read after %d others, of %d", after, chainLength)
+	}
+}
+
+// mapped is a fake whose blobs lie in files of this node, so that they may be checked late.
+type mapped struct{ *fake }
+
+func (mapped) Traits() store.Traits { return store.Traits{Mapped: true, Replicas: 1} }
+
+// Of attempts for which hardly any goroutine is woken, those that prove slow hold up none of the others.
+func TestQuickThatAreSlowHoldUpNone(t *testing.T) {
+	const reads, slow = 8, 3
+	for round := range 50 {
+		f := newFake(t)
+		free := make(chan struct{})
+		f.do = func(ctx context.Context, n int64, data []byte) ([]byte, error) {
+			if n >= slow {
+				return data, nil
+			}
+			select {
+			case <-free:
+				return data, nil
+			case <-ctx.Done():
+				return nil, context.Cause(ctx)
+			}
+		}
+		r := newReader(t, read.Options{NoHedge: true}, read.Store(mapped{f}))
+		to := newTold()
+		for i := range reads {
+			_, ref := content(i)
+			want(t, r, read.Want{Ref: ref, To: to, Late: true})
+		}
+		for range reads - slow {
+			o := to.next(t)
+			if o.Err != nil || !o.Blob.Unchecked() {
+				t.Errorf("round %d: error %v; unchecked: %t", round, o.Err, o.Blob.Unchecked())
+			}
+			o.Blob.Release()
+		}
+		close(free)
+		for range slow {
+			o := to.next(t)
+			o.Blob.Release()
+		}
+		r.Close()
+	}
 }
