@@ -59,6 +59,7 @@ type handed struct {
 func (s *owner) run() {
 	var in letters
 	s.refill()
+	s.catchUp()
 	for !s.ending {
 		s.tell()
 		if !s.again {
@@ -70,6 +71,7 @@ func (s *owner) run() {
 		in.clear()
 		if s.more {
 			s.refill()
+			s.catchUp()
 		}
 		s.serve()
 	}
@@ -237,6 +239,7 @@ func (s *owner) obtain(need int64, then func(), failed func(error) error) {
 // end gives up what the stream reads, and releases what was not handed out.
 func (s *owner) end() {
 	left := s.mail.close()
+	s.catchUp()
 	s.gone = true
 	s.takeIn(&left)
 	s.helpers.Wait()

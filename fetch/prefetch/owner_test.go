@@ -3,6 +3,7 @@ package prefetch
 import (
 	"context"
 	"errors"
+	"io"
 	"runtime"
 	"strings"
 	"sync"
@@ -202,5 +203,35 @@ func TestGiveBack(t *testing.T) {
 	}
 	if rows != 600 {
 		t.Errorf("%d rows were served after what was read ahead was given back, want 600", rows)
+	}
+}
+
+// A stream that is to ask for more, and has not yet, has a use for the way to the store.
+func TestBehindIsNotIdle(t *testing.T) {
+	f := newFixture(t, 8, 1<<20)
+	s := f.open(t)
+	for {
+		b, err := s.Next()
+		if err != nil {
+			if !errors.Is(err, io.EOF) {
+				t.Fatal(err)
+			}
+			break
+		}
+		b.Release()
+	}
+	var idle bool
+	s.ask(func(o *owner) {
+		o.More()
+		idle = f.Idle()
+	})
+	if idle {
+		t.Error("the way is idle though the stream is to ask for more")
+	}
+	for i := 0; !f.Idle(); i++ { // what More has posted has its turn before long
+		if i == 1000 {
+			t.Fatal("the way is not idle though the stream has asked for all")
+		}
+		s.ask(func(*owner) {})
 	}
 }

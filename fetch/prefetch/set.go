@@ -74,6 +74,7 @@ type Set struct {
 	reading atomic.Int64 // streams that read
 	transit atomic.Int64 // bytes of batches that were not released
 	waiting atomic.Int64 // streams whose consumer waits for a read
+	behind  atomic.Int64 // streams that are to ask for more, and have not
 	count   counters
 	ids     atomic.Uint64  // of streams
 	looking sync.WaitGroup // for streams that stand still; grows only while a stream is not closed
@@ -106,7 +107,9 @@ func NewSet(opts Options) (*Set, error) {
 
 // Idle reports whether no stream has a use for the way to the store: none waits,
 // and each has read ahead all it may.
-func (s *Set) Idle() bool { return s.waiting.Load() == 0 && s.opts.Reader.Waiting() == 0 }
+func (s *Set) Idle() bool {
+	return s.waiting.Load() == 0 && s.behind.Load() == 0 && s.opts.Reader.Waiting() == 0
+}
 
 // Reading is how many streams read.
 func (s *Set) Reading() int { return int(s.reading.Load()) }

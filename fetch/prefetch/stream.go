@@ -54,6 +54,7 @@ type Stream struct {
 	payer     uint16            // the spill's number of the tenant
 	opened    time.Time         // when it began
 	steps     int64             // of an epoch, 0 if there is no plan
+	behind    atomic.Bool       // it is to ask for more, and has not
 	still     atomic.Bool       // its consumer has not come for long; its goroutine changes it, and the set shares anew then
 	told      told              // how it stands, for others
 	record    *lineage.Recorder // of what is handed out; nil if nobody keeps it
@@ -178,6 +179,7 @@ func (s *Set) start(ctx context.Context, st *owner, how Serving) error {
 		return err
 	}
 	if len(st.columns) > 0 {
+		st.fallBehind()
 		st.dataset, st.payer = s.opts.Ahead.Dataset(j), s.opts.Ahead.Tenant(st.tenant.name)
 		if st.slot.list == nil {
 			st.part = s.opts.Ahead.Follow(j, st.payer, st.ticket.Rank, st.slot.at, st.ticket.Epochs)
@@ -277,7 +279,28 @@ func (s *Stream) ask(f func(*owner)) {
 func (s *Stream) knock() { s.mail.post(func(l *letters) { l.knock = true }) }
 
 // More implements read.Receiver.
-func (s *Stream) More() { s.knock() }
+func (s *Stream) More() {
+	s.mail.post(func(l *letters) {
+		l.knock = true
+		s.fallBehind()
+	})
+}
+
+// fallBehind notes that the stream is to ask for more. Until its goroutine has, the way to the store is not idle: what
+// looks ahead would take it, and read what the stream is about to ask for.
+func (s *Stream) fallBehind() {
+	if !s.behind.Swap(true) {
+		s.set.behind.Add(1)
+	}
+}
+
+// catchUp ends that. It may be called again.
+func (s *Stream) catchUp() {
+	if s.behind.Swap(false) {
+		s.set.behind.Add(-1)
+		s.set.opts.Ahead.Wake()
+	}
+}
 
 // Receive implements read.Receiver.
 func (s *Stream) Receive(list []read.Outcome) {
