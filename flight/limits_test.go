@@ -3,6 +3,7 @@ package flight
 import (
 	"context"
 	"errors"
+	"io"
 	"net"
 	"strings"
 	"testing"
@@ -91,7 +92,10 @@ func TestMaxConnections(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer c.Close()
-			n, _ := c.Read(make([]byte, 9)) // a server greets first, with the header of a frame
+			if _, err := io.WriteString(c, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"); err != nil {
+				return false
+			}
+			n, _ := c.Read(make([]byte, 9)) // the header of the frame by which a server greets
 			return n == 9
 		})
 	}
