@@ -9,6 +9,6 @@
 // flight to it, or has that measured; reads of the last tier are tried again,
 // and hedged. A new tier is one file that passes the suite in readtest.
 //
-// The package knows nothing of plans, streams or turns: whoever calls
-// [Reader.Try] decides what is read next.
+// A stream opens a [Place] and asks for many blobs at once. What is read next is decided here, by turns of tenants, jobs
+// and streams. The package knows nothing of plans or streams.
 package read
