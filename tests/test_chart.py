@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,11 @@ def known(schema: dict[str, Any], values: Any, where: str = "") -> list[str]:
 def test_every_value_is_documented(schema: dict[str, Any]) -> None:
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     optional = {".global", ".resources.claims"}  # Helm's own; Kubernetes'
-    assert set(known(schema, values)) == optional
+    settings = schema["properties"]["config"]["properties"]
+    assert set(known(schema, values)) == optional | {f".config.{name}" for name in settings}
+    assert "docs/cli.md" in next(line for line in (CHART / "values.yaml").open() if line.startswith("config:"))
+    documented = (ROOT / "docs" / "cli.md").read_text()
+    assert [name for name in settings if not re.search(rf"^\| `--{name}[ `]", documented, re.MULTILINE)] == []
 
 
 @pytest.mark.parametrize(

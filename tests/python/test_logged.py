@@ -7,6 +7,7 @@ import multiprocessing
 from pathlib import Path
 
 import bowstring
+import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
 from conftest import StartNode
@@ -98,10 +99,11 @@ def test_a_fork_is_said_once(node: Node, caplog: Logged) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_fork_beside_another_grpc_is_no_warning(node: Node, caplog: Logged) -> None:
+def test_a_fork_beside_another_grpc_is_no_warning(start: StartNode, caplog: Logged) -> None:
     """A program that starts Ray, or another process, has no text on its screen for it."""
-    bowstring.connect(node.url)
-    with fl.connect(node.url) as other:
+    own = start()
+    bowstring.connect(own.url).ingest("uploaded", pa.table({"a": [1]}), progress=False)  # by gRPC
+    with fl.connect(own.url) as other:
         list(other.list_actions())
         child = multiprocessing.get_context("fork").Process(target=int)
         child.start()
