@@ -314,7 +314,7 @@ func (c *collection) agree(ctx context.Context) error {
 		}
 		if !told {
 			told = true
-			s.log.InfoContext(ctx, "waiting for other processes to take note of the collection", "processes", waiting)
+			s.log.InfoContext(ctx, "a collection waits until the processes that write have taken note of it", "processes", waiting)
 		}
 		if err := c.superseded(); err != nil {
 			return err
