@@ -341,14 +341,15 @@ func eades(uses [][]int) []int {
 	return append(first, last...)
 }
 
-// flags counts what `bowstring serve --help` lists; 0 where the tree cannot be built.
+// flags counts what `bowstring serve` takes, as its help lists it; 0 where the tree cannot be built.
 func flags(root string) int {
-	cmd := exec.Command("go", "run", "./cmd/bowstring", "serve", "--help") //nolint:noctx // it ends by itself
-	cmd.Dir = root
-	out, err := cmd.Output()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "flags were not counted:", err)
-		return 0
+	for _, help := range []string{"--help-all", "--help"} { // a program that groups its flags shows some by --help
+		cmd := exec.Command("go", "run", "./cmd/bowstring", "serve", help) //nolint:noctx // it ends by itself
+		cmd.Dir = root
+		if out, err := cmd.Output(); err == nil {
+			return len(regexp.MustCompile(`(?m)^\s+(-\w, )?--[a-z]`).FindAll(out, -1))
+		}
 	}
-	return len(regexp.MustCompile(`(?m)^\s+(-\w, )?--[a-z]`).FindAll(out, -1))
+	fmt.Fprintln(os.Stderr, "flags were not counted: the help cannot be had")
+	return 0
 }
