@@ -61,7 +61,7 @@ func uploads() []Case {
 		putting("struct without fields", invalid, "struct without fields",
 			schemaMessage(field{name: "x", kind: typeStruct}), bare(1<<44)),
 		putting("null", invalid, `column "x"`, schemaMessage(field{name: "x", kind: typeNull}), bare(1<<44)),
-		putting("fixed_size_list[0]", invalid, "does not begin with a schema",
+		putting("fixed_size_list[0]", invalid, "a schema of Arrow IPC cannot be read",
 			schemaMessage(field{name: "x", kind: typeFixedSizeList, children: []field{flag}}), bare(1<<44)),
 		putting("fixed_size_list of 2^31-1", either, "",
 			schemaMessage(field{name: "x", kind: typeFixedSizeList, width: 1<<31 - 1, children: []field{flag}}),
