@@ -266,8 +266,8 @@ func (r *registry) killCall(c *call, cause error) {
 func (c *call) killLocked(cause error) {
 	if c.cause == nil {
 		c.cause = cause
+		close(c.killed) // first: what the end of the context breaks is to know why
 		c.cancel(cause)
-		close(c.killed)
 	}
 }
 
