@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import itertools
 import os
@@ -17,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import raw
-from bowstring import _calls, _http2, _keeper, _landing
+from bowstring import _calls, _http2, _keeper, _landing, connection
 from bowstring.errors import BowstringError
 from raw import Peer, Raw
 
@@ -390,3 +391,42 @@ def test_a_connection_is_left_alone_by_the_child_of_a_fork() -> None:
         assert len(list(raw.chunks(door.get(b"ticket", [])))) == 3
         assert server.clients == 2
         door.close()
+
+
+def test_a_call_fails_by_its_status_whatever_came_before() -> None:
+    message = struct.pack(">BI", 0, 3) + b"\x0a\x01x"
+    with Raw(answering(data(message), lambda peer, stream: peer.ends(stream, 5, "no"), ends=False)) as server:
+        door = _calls.Door(server.uri, None)
+        with pytest.raises(bowstring.NotFound, match="no"):
+            door.schema(b"", [], None)
+        door.close()
+
+
+@pytest.mark.usefixtures("unread")
+def test_a_connection_that_times_out_is_no_call_that_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel gives a connection up by the same exception; a stream of it goes on by another connection."""
+    with Raw(answering(data(struct.pack(">BI", 0, 0)))) as server:
+        door = _calls.Door(server.uri, None)
+        assert list(door.action("stats", b"", [], 3600.0, again=True)) == [b""]
+        (link,) = door._free
+
+        def gives_up(_: memoryview, *, wait: bool) -> int:
+            raise TimeoutError(errno.ETIMEDOUT, "Connection timed out") if wait else BlockingIOError
+
+        monkeypatch.setattr(link, "_reads", gives_up)
+        next_one = _calls.Call(link, door._back, _calls._Taken(_calls._flights))
+        next_one.begin(door._headers("DoGet", []), b"")
+        with pytest.raises(bowstring.Unavailable, match="the connection broke: Connection timed out"):
+            next_one.next()
+        door.close()
+
+
+def test_what_a_hidden_fork_leaves_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A FlightClient of the parent's is not destroyed in the child, whichever call comes first."""
+    kept: list[object] = []
+    monkeypatch.setattr(connection, "keep_forever", kept.append)
+    client = bowstring.connect("grpc://127.0.0.1:1")
+    client._flight, client._pid = parents, _ = object(), -1
+    assert client._asked().uri == client.uri
+    assert kept == [parents]
+    assert (client._flight, client._pid) == (None, os.getpid())

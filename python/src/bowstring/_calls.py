@@ -468,11 +468,12 @@ class Door:
     def _only(self, method: str, message: bytes, headers: list[tuple[bytes, bytes]], seconds: float | None) -> bytes:
         """The one message that answers a call which changes nothing."""
         call, found = self._asked(method, message, headers, seconds, again=True)
-        if found is None:
-            raise ServerError(f"the server answered {method} without a message")
-        with contextlib.suppress(BaseException):
-            call.next()
-        call.cancel()
+        try:
+            if found is None:
+                raise ServerError(f"the server answered {method} without a message")
+            call.next()  # the end, which says whether all was well
+        finally:
+            call.cancel()  # if it has not ended
         return found
 
     def _asked(

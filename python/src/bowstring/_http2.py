@@ -207,7 +207,7 @@ class Link:
         if isinstance(error, OSError):
             text, told = f"the connection broke: {error.strerror or error}", True
         self._broken = partial(Unavailable, text)
-        if isinstance(error, TimeoutError) and self._seconds is not None:
+        if isinstance(error, TimeoutError) and self._until is not None:  # else it is the kernel's, of the connection
             self._broken = self._late()
         if isinstance(error, (ValueError, hpack.HPACKError, ServerError)):
             self._broken, told = partial(ServerError, f"the server's answer cannot be understood: {error}"), True

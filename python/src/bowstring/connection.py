@@ -211,9 +211,7 @@ class Connection:
         flight = self._flight
         if flight is None or self._pid != os.getpid():
             with _fork.connecting():
-                if self._pid != os.getpid():  # only if the fork was hidden from Python
-                    keep_forever(self._flight)
-                    self._flight, self._pid = None, os.getpid()
+                self._renew()
                 if self._flight is None:
                     _fork.check()
                     arguments = self._tls.arguments() if self._tls else {}
@@ -242,10 +240,16 @@ class Connection:
         with _fork.connecting():
             return self._way(self.uri)
 
+    def _renew(self) -> None:
+        """Forget what is the parent's, if this is a child: a FlightClient, too, if the fork was hidden from Python."""
+        if self._pid != os.getpid():
+            if self._flight is not None:
+                keep_forever(self._flight)
+            self._flight, self._door, self._pid = None, None, os.getpid()
+
     def _way(self, uri: str) -> _calls.Door:
         """The way to a server. The caller holds `connecting()`."""
-        if self._pid != os.getpid():
-            self._flight, self._door, self._pid = None, None, os.getpid()
+        self._renew()
         if self._door is None or self._door.uri != uri:
             self._door = _calls.Door(uri, self._tls, self._known)
         return self._door
