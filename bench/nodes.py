@@ -3,8 +3,8 @@
     store ── link of a rate and a latency, shared by all ── node a, b, …
     node b, … ── link of node a ── node a
 
-Every byte between processes but for those of clients passes a door of `bowstring-lab links`, which counts it by who
-sent it, and where it can be cut or held. Clients connect to the nodes themselves.
+`bowstring-lab links` stands between the processes: it counts bytes by their sender, and cuts or holds a link. Clients
+connect to the nodes themselves.
 """
 
 from __future__ import annotations

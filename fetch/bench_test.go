@@ -88,7 +88,7 @@ var locks func() int64
 // costs nothing is the store. us/sample is processor time.
 func BenchmarkEngine(b *testing.B) { benchmarkEngine(b, 4000, 110_000) }
 
-// BenchmarkEngine4k is the same of samples of 4 KB, of which the bytes cost next to nothing.
+// BenchmarkEngine4k is the same with samples of 4 KB, whose bytes cost almost nothing.
 func BenchmarkEngine4k(b *testing.B) { benchmarkEngine(b, 40_000, 4_000) }
 
 func benchmarkEngine(b *testing.B, rows, size int) {

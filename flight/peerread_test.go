@@ -39,7 +39,7 @@ func (f *fixture) lender() *lender { return f.callOf(peer.LendMethod, nil) }
 // callOf opens a call of a method, over TLS if there is a config. It ends with the test.
 func (f *fixture) callOf(method string, config *tls.Config) *lender {
 	f.t.Helper()
-	conn, hangUp, err := peer.Connect(context.Background(), f.addr, config, method)
+	conn, hangUp, err := peer.Connect(context.Background(), f.addr, config, method, nil)
 	if err != nil {
 		f.t.Fatal(err)
 	}

@@ -29,7 +29,7 @@ def run(context: Context) -> Result:
                     emit(case="engine", link=name, mb_per_s=rate)
     metrics = go_benchmark(context, "engine", "./fetch", "BenchmarkEngine", "-count", str(context.rounds))
     figures = []
-    if os.environ.get("SIZE") == "4k":  # samples of which the bytes cost next to nothing
+    if os.environ.get("SIZE") == "4k":  # small samples: their bytes cost almost nothing
         small = go_benchmark(context, "engine", "./fetch", "BenchmarkEngine4k", "-count", str(context.rounds))
         figures.append(Figure("us_per_sample_4k", small["us/sample"], at_most=5))
     return Result(

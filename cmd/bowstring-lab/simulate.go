@@ -119,5 +119,5 @@ func newTable(w io.Writer) table {
 	return table{tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)}
 }
 
-// row adds a row; what is wrong with the writer is told by Flush.
+// row adds a row; Flush returns the error of the writer.
 func (t table) row(cells ...string) { _, _ = fmt.Fprintln(t, strings.Join(cells, "\t")+"\t") }

@@ -119,13 +119,9 @@ func (d dialled) WriteBuffers(list net.Buffers, _, until time.Time) error {
 // Interrupt implements Transport: this side has no last words.
 func (d dialled) Interrupt() { _ = d.Close() }
 
-// Connect connects to a node and begins a call of a method. It waits for no answer. config is nil for no TLS. The
-// connection ends with ctx, or by end.
-func Connect(ctx context.Context, address string, config *tls.Config, method string) (c *Conn, end func(), err error) {
-	return connect(ctx, address, config, method, nil)
-}
-
-func connect(ctx context.Context, address string, config *tls.Config, method string,
+// Connect connects to a node and begins a call of a method. It waits for no answer. config is nil for no TLS; heard is
+// called whenever bytes come, unless it is nil. The connection ends with ctx, or by end.
+func Connect(ctx context.Context, address string, config *tls.Config, method string,
 	heard func()) (c *Conn, end func(), err error) {
 	var d net.Dialer
 	conn, err := d.DialContext(ctx, "tcp", address)

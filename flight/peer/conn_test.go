@@ -49,7 +49,7 @@ func connTo(t *testing.T, serve func(far net.Conn)) *Conn {
 		_ = conn.(*net.TCPConn).CloseWrite()
 		_, _ = io.Copy(io.Discard, conn)
 	})
-	c, end, err := Connect(t.Context(), lis.Addr().String(), nil, "/x")
+	c, end, err := Connect(t.Context(), lis.Addr().String(), nil, "/x", nil)
 	if err != nil {
 		t.Fatal(err)
 	}

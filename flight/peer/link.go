@@ -230,7 +230,7 @@ func (l *Link) open(ctx context.Context, cancel context.CancelCauseFunc,
 		cancel(fmt.Errorf("it has not said what it is for %s", helloTimeout))
 	})
 	defer late.Stop()
-	c, hangUp, err := connect(ctx, l.address, l.opts.TLS, method, func() {
+	c, hangUp, err := Connect(ctx, l.address, l.opts.TLS, method, func() {
 		l.heard.Store(int64(time.Since(l.made)))
 	})
 	if err != nil {

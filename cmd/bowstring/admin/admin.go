@@ -1,5 +1,5 @@
 // Package admin is the listener for those who operate a server: metrics for
-// Prometheus, health for whoever restarts it or sends it clients, and profiles.
+// Prometheus, health for supervisors and load balancers, and profiles.
 // It is plain HTTP or HTTPS on an address of its own, so that it can be kept to
 // the machine or to a network of operators, and goes on while a server drains.
 //

@@ -11,12 +11,10 @@ import (
 	"image/color"
 	"image/png"
 	"os"
-	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/apache/arrow/go/v17/arrow"
 	"github.com/apache/arrow/go/v17/arrow/array"
@@ -25,53 +23,31 @@ import (
 	"github.com/apache/arrow/go/v17/parquet/file"
 	"github.com/apache/arrow/go/v17/parquet/pqarrow"
 	"github.com/rogpeppe/go-internal/testscript"
-	"go.uber.org/goleak"
 
 	"bowstring/cmd/bowstring/export"
 	"bowstring/fetch/ingest"
 	"bowstring/fetch/store/local"
 	"bowstring/internal/authtest"
+	"bowstring/internal/scripttest"
 	"bowstring/schema"
 )
 
 var update = flag.Bool("update", false, "rewrite the golden parts of the scripts")
 
-// leakChecked fails a run of tests that leaves goroutines.
-type leakChecked struct{ *testing.M }
-
-func (m leakChecked) Run() int {
-	code := m.M.Run()
-	if err := goleak.Find(); code == 0 && err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	return code
-}
-
 func TestMain(m *testing.M) {
-	testscript.Main(leakChecked{m}, map[string]func(){"bowstring": Main})
+	scripttest.Main(m, map[string]func(){"bowstring": Main})
 }
 
 // TestScripts runs the scripts in testdata/script. Each has a directory of its own,
 // and bowstring is a process of its own.
 func TestScripts(t *testing.T) {
-	testscript.Run(t, testscript.Params{
-		Dir:                 "testdata/script",
-		RequireExplicitExec: true,
-		UpdateScripts:       *update,
-		Setup: func(env *testscript.Env) error {
-			env.Setenv("HOME", filepath.Join(env.WorkDir, "home"))
-			return os.Mkdir(filepath.Join(env.WorkDir, "home"), 0o755)
-		},
-		Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){
-			"damage":  cmdDamage,
-			"dataset": cmdDataset,
-			"await":   cmdAwait,
-			"rows":    cmdRows,
-			"normal":  cmdNormal,
-			"certificates": func(ts *testscript.TestScript, _ bool, args []string) {
-				ts.Check(makeCertificates(t, ts.MkAbs(args[0])))
-			},
+	scripttest.Run(t, *update, map[string]scripttest.Command{
+		"damage":  cmdDamage,
+		"dataset": cmdDataset,
+		"rows":    cmdRows,
+		"normal":  cmdNormal,
+		"certificates": func(ts *testscript.TestScript, _ bool, args []string) {
+			ts.Check(makeCertificates(t, ts.MkAbs(args[0])))
 		},
 	})
 }
@@ -224,25 +200,6 @@ func damageRow(dir string, of datasetRef, row int64) error {
 	b[0] ^= 16
 	_, err = f.WriteAt(b[:], at.Offset+at.Length/2)
 	return errors.Join(err, f.Close())
-}
-
-// cmdAwait is "await FILE VARIABLE": it waits for the file and puts its text into the variable.
-func cmdAwait(ts *testscript.TestScript, _ bool, args []string) {
-	if len(args) != 2 {
-		ts.Fatalf("usage: await FILE VARIABLE")
-	}
-	deadline := time.Now().Add(30 * time.Second)
-	for {
-		data, err := os.ReadFile(ts.MkAbs(args[0]))
-		if err == nil {
-			ts.Setenv(args[1], strings.TrimSpace(string(data)))
-			return
-		}
-		if time.Now().After(deadline) {
-			ts.Fatalf("%s does not appear: %v", args[0], err)
-		}
-		time.Sleep(5 * time.Millisecond) // another process makes the file: there is nothing to wait on
-	}
 }
 
 // cmdRows is "rows FILE": it prints the rows of a Parquet or Arrow file as JSON lines, to stdout.

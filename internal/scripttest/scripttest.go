@@ -1,0 +1,68 @@
+// Package scripttest runs the scripts of command-line programs, in testdata/script of the package under test.
+package scripttest
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rogpeppe/go-internal/testscript"
+	"go.uber.org/goleak"
+)
+
+// Command is a command of scripts.
+type Command = func(ts *testscript.TestScript, neg bool, args []string)
+
+// leakChecked fails a run of tests that leaves goroutines.
+type leakChecked struct{ *testing.M }
+
+func (m leakChecked) Run() int {
+	code := m.M.Run()
+	if err := goleak.Find(); code == 0 && err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return code
+}
+
+// Main runs the tests of a package, whose scripts may execute the programs, each as a process of its own.
+func Main(m *testing.M, programs map[string]func()) { testscript.Main(leakChecked{m}, programs) }
+
+// Run runs all scripts. Each has a directory and a HOME of its own, and the commands given besides testscript's and
+// "await". update rewrites the golden parts of the scripts.
+func Run(t *testing.T, update bool, commands map[string]Command) {
+	t.Helper()
+	commands["await"] = await
+	testscript.Run(t, testscript.Params{
+		Dir:                 "testdata/script",
+		RequireExplicitExec: true,
+		UpdateScripts:       update,
+		Setup: func(env *testscript.Env) error {
+			env.Setenv("HOME", filepath.Join(env.WorkDir, "home"))
+			return os.Mkdir(filepath.Join(env.WorkDir, "home"), 0o755)
+		},
+		Cmds: commands,
+	})
+}
+
+// await is "await FILE VARIABLE": it waits for the file and puts its text into the variable.
+func await(ts *testscript.TestScript, _ bool, args []string) {
+	if len(args) != 2 {
+		ts.Fatalf("usage: await FILE VARIABLE")
+	}
+	deadline := time.Now().Add(30 * time.Second)
+	for {
+		data, err := os.ReadFile(ts.MkAbs(args[0]))
+		if err == nil {
+			ts.Setenv(args[1], strings.TrimSpace(string(data)))
+			return
+		}
+		if time.Now().After(deadline) {
+			ts.Fatalf("%s does not appear: %v", args[0], err)
+		}
+		time.Sleep(5 * time.Millisecond) // another process makes the file: there is nothing to wait on
+	}
+}
