@@ -12,6 +12,7 @@
 //   - operators: what samples become before they are served
 //   - admission: whose turn it is, and one ledger of memory and work
 //   - store: what a store is, and every store there is
+//   - object: objects of buckets: ranges, conditional writes, lists
 //   - plan, where: the order of an epoch and who gets what of it; expressions over metadata. Both are pure
 //   - members: which nodes a cluster has, and which layout an epoch
 //   - layout: which node owns which blob. Pure, too

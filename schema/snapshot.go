@@ -29,6 +29,16 @@ type Snapshot struct {
 	Schema *arrow.Schema
 	Splits []Split
 	Chunks []Chunk
+	// Sets are the object sets in which blobs of its rows lie, or once lay; nil if there are none.
+	Sets []SetRef
+}
+
+// SetRef names an object set.
+type SetRef struct {
+	Prefix ObjectPrefix `json:"prefix"`
+	// Blob is the set in the form that docs/formats.md describes. It is the zero value of a set of the store itself, whose objects
+	// are found by the prefix alone.
+	Blob BlobRef `json:"blob,omitzero"`
 }
 
 // Chunk is a run of consecutive manifest rows, stored in the form that docs/formats.md
@@ -119,11 +129,11 @@ func (s *Selection) Key() Key {
 func (s *Selection) Name() string { return s.Key().String() }
 
 // recordVersion is the newest version of a snapshot's record.
-const recordVersion = 2
+const recordVersion = 3
 
 // snapshotJSON is the stored form of a Snapshot.
 type snapshotJSON struct {
-	Version int       `json:"version,omitempty"` // 0 and 1: no chunk has pages
+	Version int       `json:"version,omitempty"` // 0 and 1: no chunk has pages; below 3: no sets
 	Dataset string    `json:"dataset"`
 	Number  int64     `json:"number"`
 	Parent  int64     `json:"parent"`
@@ -132,6 +142,7 @@ type snapshotJSON struct {
 	Schema  []byte    `json:"schema"` // the IPC schema message, in base64
 	Splits  []Split   `json:"splits"`
 	Chunks  []Chunk   `json:"chunks"`
+	Sets    []SetRef  `json:"sets,omitempty"`
 }
 
 // MarshalJSON writes the record of the snapshot as stores keep it. The schema
@@ -143,9 +154,13 @@ func (s Snapshot) MarshalJSON() ([]byte, error) {
 	}
 	version := 0
 	if slices.ContainsFunc(s.Chunks, func(c Chunk) bool { return c.Pages > 0 }) {
+		version = 2
+	}
+	if len(s.Sets) > 0 {
 		version = recordVersion
 	}
-	out := snapshotJSON{version, s.Dataset, s.Number, s.Parent, s.Created.UTC(), s.Source, message, s.Splits, s.Chunks}
+	out := snapshotJSON{version, s.Dataset, s.Number, s.Parent, s.Created.UTC(), s.Source, message, s.Splits, s.Chunks,
+		s.Sets}
 	if out.Splits == nil {
 		out.Splits = []Split{}
 	}
@@ -173,7 +188,7 @@ func (s *Snapshot) UnmarshalJSON(b []byte) error {
 	if err := CheckSchema(schema); err != nil {
 		return fmt.Errorf("%w: snapshot record: %s", ErrDataLoss, err.Error()) // the record is broken, not a request
 	}
-	*s = Snapshot{in.Dataset, in.Number, in.Parent, in.Created, in.Source, schema, in.Splits, in.Chunks}
+	*s = Snapshot{in.Dataset, in.Number, in.Parent, in.Created, in.Source, schema, in.Splits, in.Chunks, in.Sets}
 	return nil
 }
 

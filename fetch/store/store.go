@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"bowstring/fetch/object"
 	"bowstring/schema"
 )
 
@@ -83,6 +84,9 @@ type Store interface {
 	// process. It is a schema.ErrNotFound or a schema.ErrInvalid if the store cannot reach tables with such columns.
 	Refer(ctx context.Context, tables []AttachedTable) error
 
+	// Locate says where in a bucket the bytes of a blob lie; false if they lie in none. It reads what it needs to know.
+	Locate(ctx context.Context, ref schema.BlobRef) (Location, bool, error)
+
 	// Traits says how the store keeps blobs.
 	Traits() Traits
 	// Where says for people where the store is.
@@ -102,6 +106,18 @@ type Traits struct {
 	Addresses bool
 	// Replicas is in how many places a blob is, at most. A read with [WithAttempt](ctx, n) asks the n-th first.
 	Replicas int
+}
+
+// Location is where in a bucket the bytes of a blob lie.
+type Location struct {
+	Bucket object.Bucket
+	Object schema.Object // without its units
+	// Offset and Length are of what is to be read from the object: of the blob, or of its unit.
+	Offset, Length int64
+	// Unit is the stretch that has to be read and decoded as a whole; nil if the blob lies there as it is.
+	Unit *schema.Unit
+	// At is where the blob begins in the decoded unit.
+	At int64
 }
 
 // Ingest is one import under way. Put and Adopt may be called from many goroutines.

@@ -237,6 +237,11 @@ func (s *Store) Ready(ctx context.Context) error {
 	return s.ensureReading(ctx)
 }
 
+// Locate implements store.Store for stores whose blobs lie in no bucket.
+func (*Store) Locate(context.Context, schema.BlobRef) (store.Location, bool, error) {
+	return store.Location{}, false, nil
+}
+
 // Counted is how many blobs the last collection of the whole store left, or the
 // store began with, and when that was; zero while a collection runs, or if the
 // last one did not come to its end.

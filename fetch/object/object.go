@@ -1,0 +1,95 @@
+package object
+
+import (
+	"context"
+	"iter"
+	"time"
+
+	"bowstring/schema"
+)
+
+// Bucket is a place that keeps objects by key. Implementations are safe for concurrent use.
+//
+// Keys are relative to the bucket. Errors wrap sentinels of package schema: ErrNotFound (no such object or bucket),
+// ErrDataLoss (the object has another version than the caller wants, or the server sent other bytes than it said),
+// ErrDenied (credentials do not allow it), ErrUnavailable (network, 5xx; a *Throttled where the server asks for fewer
+// requests), ErrNotSupported (archived, encrypted with the customer's key), ErrInvalid.
+type Bucket interface {
+	// URL names the bucket without secrets, in the form that Open takes. Two buckets with equal URLs are the same.
+	URL() string
+	// Range fills buf with the bytes of an object from offset on. All of buf is filled, or the error is not nil. With a
+	// version other than the zero value it reads that version alone; an object with another one is a *Changed.
+	// buf is written to by nothing once Range is back.
+	Range(ctx context.Context, key string, v schema.ObjectVersion, offset int64, buf []byte) error
+	// Get reads a whole object. One of more than limit bytes is an ErrLimit.
+	Get(ctx context.Context, key string, v schema.ObjectVersion, limit int64) ([]byte, Info, error)
+	// Stat describes an object without reading it.
+	Stat(ctx context.Context, key string) (Info, error)
+	// List lists objects in ascending order of the bytes of their keys. An error ends it.
+	List(ctx context.Context, opts ListOptions) iter.Seq2[Info, error]
+	// Put writes an object, at most once, if the condition holds. body is not kept. The outcome says whether it was
+	// made; the error is nil if and only if it was.
+	Put(ctx context.Context, key string, body []byte, c Condition) (Info, Outcome, error)
+	// Delete removes an object. That there is none is no error.
+	Delete(ctx context.Context, key string) error
+	// Close ends idle connections. Calls under way end by themselves.
+	Close() error
+}
+
+// Info describes an object.
+type Info struct {
+	Key      string
+	Size     int64 // bytes
+	Version  schema.ObjectVersion
+	Modified time.Time // by the server's clock
+	// Date is the server's clock when it answered; zero where it did not say.
+	Date time.Time
+	// Prefix says that this is no object but a common prefix of several, as ListOptions.Delimiter asks for.
+	Prefix bool
+	// Class is the storage class as the server names it, "" for the usual one.
+	Class string
+}
+
+// ListOptions say what is listed.
+type ListOptions struct {
+	Prefix string // of keys
+	After  string // keys that are not greater than it are left out; "" for none
+	// Delimiter has keys with the same beginning up to it, behind Prefix, be listed once, as a prefix.
+	Delimiter string
+}
+
+// Condition says when a Put may write. The zero value: always. At most one field is set.
+type Condition struct {
+	Absent  bool                 // there must be no object
+	Version schema.ObjectVersion // the object must have it
+}
+
+// Outcome is what became of a Put.
+type Outcome int
+
+// Outcomes of a Put.
+const (
+	// Failed: nothing was written, nor will be.
+	Failed Outcome = iota
+	// Made: the object is what was to be written.
+	Made
+	// Moved: the condition did not hold. Nothing was written.
+	Moved
+	// Uncertain: the answer was lost, or says neither. The object may have been written, or may be yet.
+	Uncertain
+)
+
+// String names the outcome.
+func (o Outcome) String() string {
+	switch o {
+	case Failed:
+		return "failed"
+	case Made:
+		return "made"
+	case Moved:
+		return "moved"
+	case Uncertain:
+		return "uncertain"
+	}
+	return "unknown"
+}
