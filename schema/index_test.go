@@ -108,9 +108,16 @@ func TestRecordVersion(t *testing.T) {
 	if err := json.Unmarshal(record, &read); err != nil || !reflect.DeepEqual(read.Chunks, snap.Chunks) {
 		t.Errorf("read back %v, %v", read.Chunks, err)
 	}
-	later := strings.Replace(string(record), `"version":2`, `"version":3`, 1)
+	snap.Sets = []SetRef{{Prefix: ObjectPrefix{1, 2}, Blob: RefOf([]byte("set"))}, {Prefix: ObjectPrefix{3}}}
+	if record, err = json.Marshal(snap); err != nil || !strings.HasPrefix(string(record), `{"version":3,`) {
+		t.Errorf("with sets: %s, %v", record, err)
+	}
+	if err := json.Unmarshal(record, &read); err != nil || !reflect.DeepEqual(read.Sets, snap.Sets) {
+		t.Errorf("read back %v, %v", read.Sets, err)
+	}
+	later := strings.Replace(string(record), `"version":3`, `"version":4`, 1)
 	if err := json.Unmarshal([]byte(later), &read); !errors.Is(err, ErrDataLoss) ||
-		!strings.Contains(err.Error(), "version 3") {
+		!strings.Contains(err.Error(), "version 4") {
 		t.Errorf("a later version: %v", err)
 	}
 }

@@ -12,13 +12,13 @@ import (
 //
 // Keys are relative to the bucket. Errors wrap sentinels of package schema: ErrNotFound (no such object or bucket),
 // ErrDataLoss (the object has another version than the caller wants, or the server sent other bytes than it said),
-// ErrDenied (credentials do not allow it), ErrUnavailable (network, 5xx; a *Throttled where the server asks for fewer
+// ErrDenied (credentials do not allow it), ErrUnavailable (network, 5xx; a *ThrottledError where the server asks for fewer
 // requests), ErrNotSupported (archived, encrypted with the customer's key), ErrInvalid.
 type Bucket interface {
 	// URL names the bucket without secrets, in the form that Open takes. Two buckets with equal URLs are the same.
 	URL() string
 	// Range fills buf with the bytes of an object from offset on. All of buf is filled, or the error is not nil. With a
-	// version other than the zero value it reads that version alone; an object with another one is a *Changed.
+	// version other than the zero value it reads that version alone; an object with another one is a *ChangedError.
 	// buf is written to by nothing once Range is back.
 	Range(ctx context.Context, key string, v schema.ObjectVersion, offset int64, buf []byte) error
 	// Get reads a whole object. One of more than limit bytes is an ErrLimit.
