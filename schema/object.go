@@ -1,10 +1,12 @@
 package schema
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -80,6 +82,16 @@ type Unit struct {
 	Codec          Codec
 }
 
+// Unit finds the unit that begins at an offset. A key names it so, and not by its number: who attaches a file gives out
+// keys before all of its units are known.
+func (o *Object) Unit(offset int64) (Unit, bool) {
+	i, found := slices.BinarySearchFunc(o.Units, offset, func(u Unit, at int64) int { return cmp.Compare(u.Offset, at) })
+	if !found {
+		return Unit{}, false
+	}
+	return o.Units[i], true
+}
+
 // Codec is how a unit is compressed.
 type Codec string
 
@@ -101,11 +113,11 @@ type ObjectAddress struct {
 	Object uint32 // number in the set
 	Packed bool   // the blob lies in a unit
 	Offset int64  // in the object, below 2^48; of a packed blob in its decoded unit, below 2^40
-	Unit   int64  // number of the unit in the object, if the blob is packed; below 2^48
+	Unit   int64  // if the blob is packed, where its unit begins in the object; below 2^48
 }
 
 // Key is the address as a key: 12 bytes of prefix; 4 bytes, the low half of the content's checksum; 4 bytes, the number
-// of the object; 6 bytes, the offset or the number of the unit; one byte, 1 if packed; 5 bytes, the offset in the unit.
+// of the object; 6 bytes, the offset of the blob or of its unit; one byte, 1 if packed; 5 bytes, the offset in the unit.
 // Numbers are big-endian. It panics if a number is out of its bounds.
 func (a ObjectAddress) Key(sum Sum) (k Key) {
 	const most48, most40 = 1 << 48, 1 << 40

@@ -65,3 +65,14 @@ func TestObjectSetPrefix(t *testing.T) {
 		}
 	}
 }
+
+// Units are found by where they begin, and by nothing else.
+func TestObjectUnit(t *testing.T) {
+	o := Object{Units: []Unit{{Offset: 0, Length: 4, Size: 9}, {Offset: 7, Length: 1, Size: 2}, {Offset: 8, Size: 3}}}
+	for at := int64(-1); at < 10; at++ {
+		u, ok := o.Unit(at)
+		if want := at == 0 || at == 7 || at == 8; ok != want || ok && u.Offset != at {
+			t.Errorf("at %d: %+v, %v", at, u, ok)
+		}
+	}
+}
