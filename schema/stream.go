@@ -100,41 +100,35 @@ func decodeStream(b []byte, want *arrow.Schema, wantMessage []byte) ([]view, int
 		}
 		_, rest, _ = ipc.NextMessage(b) // which decodeSchema has read
 	}
-	batch, err := decodeBatch(rest, want)
+	columns, rows, err := decodeBatch(rest, want)
 	if err != nil {
 		return nil, 0, fmt.Errorf("%w: %w", ErrDataLoss, err)
 	}
-	cols := make([]view, len(batch.Columns))
-	for i, c := range batch.Columns {
-		cols[i] = viewOf(c.Data(), 0, c.Len())
+	cols := make([]view, len(columns))
+	for i := range columns {
+		cols[i] = columnView(&columns[i])
 		if err := cols[i].checkNulls(want.Field(i)); err != nil {
 			return nil, 0, fmt.Errorf("column %q: %w", want.Field(i).Name, err)
 		}
 	}
-	return cols, batch.Rows, nil
+	return cols, rows, nil
 }
 
 // decodeBatch reads the message of a record batch, which ends its stream.
-func decodeBatch(b []byte, s *arrow.Schema) (*ipc.Batch, error) {
+func decodeBatch(b []byte, s *arrow.Schema) ([]ipc.Column, int, error) {
 	header, rest, err := ipc.NextMessage(b)
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	body, ok := bytes.CutSuffix(rest, ipc.EndOfStream)
 	if !ok {
-		return nil, errors.New("no end of the stream after its record batch")
+		return nil, 0, errors.New("no end of the stream after its record batch")
 	}
-	r, err := ipc.NewReader(s, nil, ipc.Options{MaxBatchRows: math.MaxInt32, Strict: true, Memory: ipc.Unbounded{},
-		Kept: ipc.Unbounded{}})
-	if err != nil {
-		return nil, err
-	}
-	batch, err := r.Read(header, body)
-	if err == nil && batch == nil {
-		err = errors.New("a dictionary comes where a record batch does")
-	}
-	return batch, err
+	return stored.ReadColumns(s, header, body)
 }
+
+// stored is how record batches are read that a store keeps: they are whole in memory, and written by this program.
+var stored = ipc.Options{MaxBatchRows: math.MaxInt32, Strict: true, Memory: ipc.Unbounded{}, Kept: ipc.Unbounded{}}
 
 // checkNulls checks that a column has nulls only where its field may.
 func (v *view) checkNulls(f arrow.Field) error {

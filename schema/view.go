@@ -8,6 +8,8 @@ import (
 	"github.com/apache/arrow/go/v17/arrow/array"
 	"github.com/apache/arrow/go/v17/arrow/bitutil"
 	"github.com/apache/arrow/go/v17/arrow/memory"
+
+	"bowstring/schema/ipc"
 )
 
 // shape is how the values of a type lie in memory; many types share one.
@@ -144,6 +146,28 @@ func viewOf(d arrow.ArrayData, start, n int) view {
 	case shapeStruct:
 		for _, c := range d.Children() {
 			v.children = append(v.children, viewOf(c, at, n))
+		}
+	}
+	return v
+}
+
+// columnView views all of a column that was read.
+func columnView(c *ipc.Column) view {
+	v := view{dt: c.Type, n: c.Rows, nulls: c.Nulls, values: c.Values}
+	v.shape, v.width = shapeOf(v.dt)
+	if c.Nulls > 0 {
+		v.validity = c.Validity
+	}
+	switch v.shape {
+	case shapeBytes, shapeList:
+		v.off32 = cast[int32](c.Offsets)
+	case shapeBytes8:
+		v.off64 = cast[int64](c.Offsets)
+	}
+	if len(c.Children) > 0 {
+		v.children = make([]view, len(c.Children))
+		for i := range c.Children {
+			v.children[i] = columnView(&c.Children[i])
 		}
 	}
 	return v

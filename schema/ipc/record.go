@@ -126,117 +126,160 @@ func (d *decoder) bytes() ([]byte, error) {
 	return d.place(b)
 }
 
-// array reads the next column of rows rows, -1 for any number.
-func (d *decoder) array(dt arrow.DataType, rows int64) (arrow.Array, error) {
-	data, err := d.data(Storage(dt), rows)
-	if err != nil {
-		return nil, err
-	}
-	return array.MakeFromData(data), nil
+// Column is a column of a record batch, read in place: its slices are parts of the message's body, or of what was
+// decompressed. All that they refer to lies within, which was checked.
+type Column struct {
+	Type     arrow.DataType // as which values are stored
+	Rows     int
+	Nulls    int
+	Validity []byte // a bit for each row; nil where no row is null
+	Offsets  []byte // of texts, bytes and lists: Rows+1 integers of 4 or 8 bytes
+	Values   []byte // of all but lists and structs
+	Children []Column
 }
 
-func (d *decoder) data(dt arrow.DataType, rows int64) (arrow.ArrayData, error) {
-	length, nulls, ok := takePair(&d.nodes)
-	if !ok {
-		return nil, broken("a record batch has fewer columns than its schema")
+// Data is the column for the Arrow library, over the same memory. It needs no Release.
+func (c *Column) Data() arrow.ArrayData {
+	buffers := make([]*memory.Buffer, 1, 3)
+	if c.Validity != nil {
+		buffers[0] = memory.NewBufferBytes(c.Validity)
 	}
-	if length < 0 || length > math.MaxInt32 || rows >= 0 && length != rows {
-		return nil, broken("it has %d rows, its batch %d", length, rows)
+	if c.Offsets != nil {
+		buffers = append(buffers, memory.NewBufferBytes(c.Offsets))
 	}
-	if nulls < 0 || nulls > length {
-		return nil, broken("it counts %d nulls in %d rows", nulls, length)
+	if c.Children == nil {
+		buffers = append(buffers, memory.NewBufferBytes(c.Values))
 	}
-	var buffers []*memory.Buffer
-	add := func(b []byte) { buffers = append(buffers, memory.NewBufferBytes(b)) }
-	validity, err := d.bytes()
-	if err != nil {
+	children := make([]arrow.ArrayData, len(c.Children))
+	for i := range c.Children {
+		children[i] = c.Children[i].Data()
+	}
+	return array.NewData(c.Type, c.Rows, buffers, children, c.Nulls, 0)
+}
+
+// array reads the next column of rows rows, -1 for any number.
+func (d *decoder) array(dt arrow.DataType, rows int64) (arrow.Array, error) {
+	var c Column
+	if err := d.column(&c, dt, rows); err != nil {
 		return nil, err
 	}
-	if nulls == 0 {
-		buffers = append(buffers, nil)
-	} else {
+	return array.MakeFromData(c.Data()), nil
+}
+
+// column reads the next column, of values of a type, as array does.
+func (d *decoder) column(c *Column, dt arrow.DataType, rows int64) error {
+	length, nulls, ok := takePair(&d.nodes)
+	if !ok {
+		return broken("a record batch has fewer columns than its schema")
+	}
+	if length < 0 || length > math.MaxInt32 || rows >= 0 && length != rows {
+		return broken("it has %d rows, its batch %d", length, rows)
+	}
+	if nulls < 0 || nulls > length {
+		return broken("it counts %d nulls in %d rows", nulls, length)
+	}
+	c.Type, c.Rows = Storage(dt), int(length)
+	validity, err := d.bytes()
+	if err != nil {
+		return err
+	}
+	if nulls > 0 {
 		if int64(len(validity)) < (length+7)/8 {
-			return nil, broken("its validity bitmap has %d bytes for %d rows", len(validity),
-				length)
+			return broken("its validity bitmap has %d bytes for %d rows", len(validity), length)
 		}
 		counted := length - int64(bitutil.CountSetBits(validity, 0, int(length)))
 		if d.o.Strict && counted != nulls {
-			return nil, broken("it counts %d nulls, its validity bitmap has %d", nulls, counted)
+			return broken("it counts %d nulls, its validity bitmap has %d", nulls, counted)
 		}
-		nulls = counted
-		add(validity)
+		c.Nulls, c.Validity = int(counted), validity
 	}
-	var children []arrow.ArrayData
-	child := func(dt arrow.DataType, rows int64) error {
-		c, err := d.data(Storage(dt), rows)
-		children = append(children, c)
-		return err
-	}
-	switch dt := dt.(type) {
+	return d.values(c, length)
+}
+
+// values reads what a column has besides its validity.
+func (d *decoder) values(c *Column, length int64) (err error) {
+	switch dt := c.Type.(type) {
 	case *arrow.StringType, *arrow.BinaryType, *arrow.LargeStringType, *arrow.LargeBinaryType:
-		at, err := d.bytes()
-		if err != nil {
-			return nil, err
+		if c.Offsets, err = d.bytes(); err != nil {
+			return err
 		}
-		values, err := d.bytes()
-		if err != nil {
-			return nil, err
+		if c.Values, err = d.bytes(); err != nil {
+			return err
 		}
 		width := 4
 		if id := dt.ID(); id == arrow.LARGE_STRING || id == arrow.LARGE_BINARY {
 			width = 8
 		}
-		if at, err = offsets(at, width, length, int64(len(values))); err != nil {
-			return nil, err
-		}
-		add(at)
-		add(values)
+		c.Offsets, err = offsets(c.Offsets, width, length, int64(len(c.Values)))
+		return err
 	case *arrow.ListType:
-		at, err := d.bytes()
-		if err != nil {
-			return nil, err
+		if c.Offsets, err = d.bytes(); err != nil {
+			return err
 		}
-		if err := child(dt.Elem(), -1); err != nil {
-			return nil, err
+		c.Children = make([]Column, 1)
+		if err := d.column(&c.Children[0], dt.Elem(), -1); err != nil {
+			return err
 		}
-		if at, err = offsets(at, 4, length, int64(children[0].Len())); err != nil {
-			return nil, err
-		}
-		add(at)
+		c.Offsets, err = offsets(c.Offsets, 4, length, int64(c.Children[0].Rows))
+		return err
 	case *arrow.FixedSizeListType:
 		items, err := product(length, int64(dt.Len()), dt)
 		if err != nil {
-			return nil, err
+			return err
 		}
-		if err := child(dt.Elem(), items); err != nil {
-			return nil, err
-		}
+		c.Children = make([]Column, 1)
+		return d.column(&c.Children[0], dt.Elem(), items)
 	case *arrow.StructType:
 		if dt.NumFields() == 0 {
-			return nil, noBytes(dt)
+			return noBytes(dt)
 		}
-		for _, f := range dt.Fields() {
-			if err := child(f.Type, length); err != nil {
-				return nil, fmt.Errorf("field %q: %w", f.Name, err)
+		c.Children = make([]Column, dt.NumFields())
+		for i := range c.Children {
+			if err := d.column(&c.Children[i], dt.Field(i).Type, length); err != nil {
+				return fmt.Errorf("field %q: %w", dt.Field(i).Name, err)
 			}
 		}
+		return nil
 	case arrow.FixedWidthDataType:
 		width, err := product(length, int64(dt.BitWidth()), dt)
 		if err != nil {
-			return nil, err
+			return err
 		}
-		values, err := d.bytes()
-		if err != nil {
-			return nil, err
+		if c.Values, err = d.bytes(); err != nil {
+			return err
 		}
-		if want := (width + 7) / 8; int64(len(values)) < want {
-			return nil, broken("its values have %d bytes, %d rows need %d", len(values), length, want)
+		want := (width + 7) / 8
+		if int64(len(c.Values)) < want {
+			return broken("its values have %d bytes, %d rows need %d", len(c.Values), length, want)
 		}
-		add(values[:(width+7)/8])
+		c.Values = c.Values[:want]
+		return nil
 	default:
-		return nil, broken("type %s is not supported", shown(dt))
+		return broken("type %s is not supported", shown(dt))
 	}
-	return array.NewData(dt, int(length), buffers, children, int(nulls), 0), nil
+}
+
+// ReadColumns reads a record batch of a schema without dictionaries, and its number of rows. The columns are in place.
+func (o *Options) ReadColumns(s *arrow.Schema, head, body []byte) (columns []Column, rows int, err error) {
+	defer func() { err = leadsOut(recover(), err) }()
+	kind, t, _, err := header(head)
+	if err != nil {
+		return nil, 0, err
+	}
+	if kind != kindBatch {
+		return nil, 0, broken("a message of type %d comes where a record batch does", kind)
+	}
+	d, n, err := o.decoder(&t, body)
+	if err != nil {
+		return nil, 0, err
+	}
+	columns = make([]Column, s.NumFields())
+	for i := range columns {
+		if err := d.column(&columns[i], s.Field(i).Type, n); err != nil {
+			return nil, 0, fmt.Errorf("column %q: %w", s.Field(i).Name, err)
+		}
+	}
+	return columns, int(n), d.end()
 }
 
 // product is rows times what each takes, which is more than nothing: what takes
