@@ -43,20 +43,26 @@ func (l *leaf) openChunk(group int) (file.ColumnChunkReader, error) {
 		size += min(padding, l.in.size-start-size)
 	}
 	from := io.NewSectionReader(l.in.from, start, size)
-	pages, err := file.NewPageReader(&stream{from: from, r: bufio.NewReaderSize(from, headerBytes)}, chunk.NumValues(),
-		chunk.Compression(), l.in.mem, nil)
+	in := &stream{from: from, r: bufio.NewReaderSize(from, headerBytes), start: start}
+	pages, err := file.NewPageReader(in, chunk.NumValues(), chunk.Compression(), l.in.mem, nil)
 	if err != nil {
 		return nil, err
 	}
-	return file.NewColumnReader(l.node.column, &plainPages{PageReader: pages, column: l.node.column}, l.in.mem,
-		l.file.BufferPool()), nil
+	if l.where != nil {
+		l.where.begin(in, chunk.Compression())
+	}
+	return file.NewColumnReader(l.node.column, &plainPages{PageReader: pages, column: l.node.column, where: l.where},
+		l.in.mem, l.file.BufferPool()), nil
 }
 
 // stream is the bytes of a chunk, as the library reads them.
 type stream struct {
 	from  io.Reader
 	r     *bufio.Reader
-	peeks int // since bytes were taken
+	peeks int   // since bytes were taken
+	start int64 // of the chunk in the file
+	at    int64 // bytes taken
+	mark  int64 // of them, where the last header ends
 }
 
 // Peek returns the next bytes, fewer at the end. The library looks at pages of a kind that it does not know again and
@@ -77,12 +83,16 @@ func (s *stream) Discard(n int) (int, error) {
 	if n > 0 {
 		s.peeks = 0
 	}
-	return s.r.Discard(n)
+	n, err := s.r.Discard(n)
+	s.at += int64(n)
+	s.mark = s.at
+	return n, err
 }
 
 // Read takes bytes.
 func (s *stream) Read(p []byte) (int, error) {
 	n, err := s.r.Read(p)
+	s.at += int64(n)
 	if n > 0 {
 		s.peeks = 0
 	}
@@ -100,7 +110,8 @@ type leaf struct {
 	def    []int16
 	rep    []int16 // empty if there is no list around the leaf
 	values values
-	rows   int // that begin in rep
+	rows   int      // that begin in rep
+	where  *locator // of the values; nil if that is not asked for
 	ended  bool
 }
 
@@ -300,4 +311,7 @@ func (l *leaf) drop(levels, values int) {
 	}
 	l.def = l.def[:copy(l.def, l.def[levels:])]
 	l.values.drop(values)
+	if l.where != nil {
+		l.where.drop(values)
+	}
 }

@@ -28,12 +28,14 @@ type plainPages struct {
 	file.PageReader
 	column *schema.Column
 	plain  file.Page // in the place of the page that Next has found, or nil
+	where  *locator  // told of each page; nil if that is not asked for
+	defs   []byte    // definition levels of the page, if they are runs
 	err    error
 }
 
 // Next goes to the next page.
 func (p *plainPages) Next() bool {
-	p.plain = nil
+	p.plain, p.defs = nil, nil
 	if p.err != nil || !p.PageReader.Next() {
 		return false
 	}
@@ -44,16 +46,39 @@ func (p *plainPages) Next() bool {
 		levels, p.err = p.first(page)
 	case *file.DataPageV2:
 		levels, p.err = p.second(page)
+	case *file.DictionaryPage:
+		if p.where != nil {
+			p.err = p.where.dictionary(page)
+		}
+		return p.err == nil
 	default:
 		return true
 	}
 	if p.err == nil {
 		p.err = p.enough(page, page.Data()[levels:])
 	}
+	if p.where != nil && p.err == nil {
+		p.err = p.locate(page, levels)
+	}
 	if values := p.decoder(pq.Encoding(page.Encoding())); values != nil && p.err == nil {
 		p.plain, p.err = replaced(page, levels, values)
 	}
 	return p.err == nil
+}
+
+// locate notes where the values of a page lie.
+func (p *plainPages) locate(page file.Page, levels int) error {
+	if p.defs == nil && p.column.MaxDefinitionLevel() > 0 && p.where.lost == "" {
+		p.where.lost = "its page has levels of a kind that is no longer written"
+	}
+	if p.where.lost != "" { // nor is it known how many values there are
+		return nil
+	}
+	n, ok := present(p.defs, p.column.MaxDefinitionLevel(), int(page.NumValues()))
+	if !ok {
+		return errLevels
+	}
+	return p.where.data(page, levels, n)
 }
 
 // decoder returns what makes plain values of those of a page, nil where the library does.
@@ -95,6 +120,7 @@ func (p *plainPages) first(page *file.DataPageV1) (levels int, err error) {
 			if n > int64(len(rest)) {
 				return 0, errLevels
 			}
+			p.defs = nil
 			levels += int(n)
 		case pq.Encodings.RLE:
 			if len(rest) < 4 {
@@ -104,6 +130,7 @@ func (p *plainPages) first(page *file.DataPageV1) (levels int, err error) {
 			if n > int64(len(rest)-4) || !hasLevels(rest[4:4+n], width, int64(page.NumValues())) {
 				return 0, errLevels
 			}
+			p.defs = rest[4 : 4+n] // the definition levels are the last
 			levels += int(n) + 4
 		default:
 			return 0, fmt.Errorf("levels with the encoding %s", l.encoding)
@@ -126,6 +153,7 @@ func (p *plainPages) second(page *file.DataPageV2) (levels int, err error) {
 		!hasLevels(data[rep:rep+def], bits.Len16(uint16(most)), n) {
 		return 0, errLevels
 	}
+	p.defs = data[rep : rep+def]
 	return int(rep + def), nil
 }
 

@@ -24,6 +24,7 @@ type Records struct {
 	leaves  []*leaf // by number; nil if no column that is read has it
 	schema  *arrow.Schema
 	rows    int
+	places  []*Places // by column, of the record that Next returned last
 }
 
 // Records reads some columns, as they are numbered in the file, so many rows at a time. micro says of each of them
@@ -93,6 +94,12 @@ func (r *Records) Next(ctx context.Context) (_ arrow.Record, err error) {
 	}
 	if rows == 0 {
 		return nil, io.EOF
+	}
+	r.places = make([]*Places, len(r.columns))
+	for i, n := range r.columns {
+		if r.places[i], err = n.located(batches); err != nil {
+			return nil, fmt.Errorf("column %q: %w", n.name, err)
+		}
 	}
 	for i := range batches {
 		if b := &batches[i]; b.leaf != nil {
