@@ -58,7 +58,10 @@ func (p *ObjectPrefix) UnmarshalText(b []byte) error {
 // ObjectSet is an immutable list of objects of one bucket in which blobs lie. A store keeps it as a blob; snapshots
 // with rows in it name that blob.
 type ObjectSet struct {
-	Bucket  string // its URL, without secrets
+	Bucket string // its URL, without secrets
+	// Reading says how the objects were read when the set was made: by which format and for which columns. What was read
+	// otherwise has other units, and has to be another set, with another prefix.
+	Reading string
 	Objects []Object
 	// Unproven says that the sums of its blobs are made up from versions, as nothing was read when it was attached.
 	Unproven bool
@@ -165,11 +168,12 @@ func ParseObjectAddress(k Key) (ObjectAddress, bool) {
 // objectSetVersion is part of every prefix: it changes when units are found by other rules.
 const objectSetVersion = 1
 
-// Prefix is the beginning of the keys of the set's blobs. It depends on the bucket, and on keys, sizes and versions of
-// the objects; units follow from the bytes.
+// Prefix is the beginning of the keys of the set's blobs. It depends on the bucket, on how it was read, and on keys,
+// sizes and versions of the objects; units follow from these and the bytes.
 func (s *ObjectSet) Prefix() ObjectPrefix {
 	h := sha256.New()
-	_, _ = fmt.Fprintf(h, "bowstring object set %d\x00%q\x00%t\x00", objectSetVersion, s.Bucket, s.Unproven)
+	_, _ = fmt.Fprintf(h, "bowstring object set %d\x00%q\x00%q\x00%t\x00", objectSetVersion, s.Bucket, s.Reading,
+		s.Unproven)
 	for _, o := range s.Objects {
 		_, _ = fmt.Fprintf(h, "%q %d %q %q\x00", o.Key, o.Size, o.Version.ETag, o.Version.ID)
 	}

@@ -53,7 +53,7 @@ func TestObjectSetPrefix(t *testing.T) {
 		t.Error("units change the prefix")
 	}
 	for name, change := range map[string]func(*ObjectSet){
-		"bucket": func(s *ObjectSet) { s.Bucket = "s3://c" }, "key": func(s *ObjectSet) { s.Objects[0].Key = "b" },
+		"bucket": func(s *ObjectSet) { s.Bucket = "s3://c" }, "reading": func(s *ObjectSet) { s.Reading = "r" }, "key": func(s *ObjectSet) { s.Objects[0].Key = "b" },
 		"size": func(s *ObjectSet) { s.Objects[0].Size = 2 }, "etag": func(s *ObjectSet) { s.Objects[0].Version.ETag = "y" },
 		"id": func(s *ObjectSet) { s.Objects[0].Version.ID = "1" }, "unproven": func(s *ObjectSet) { s.Unproven = true },
 		"more": func(s *ObjectSet) { s.Objects = append(s.Objects, Object{}) },
