@@ -56,6 +56,8 @@ type ListOptions struct {
 	After  string // keys that are not greater than it are left out; "" for none
 	// Delimiter has keys with the same beginning up to it, behind Prefix, be listed once, as a prefix.
 	Delimiter string
+	// Page, if not nil, is called before each request for a page of the list. Its error ends the list.
+	Page func(context.Context) error
 }
 
 // Condition says when a Put may write. The zero value: always. At most one field is set.

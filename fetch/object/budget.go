@@ -1,0 +1,749 @@
+package object
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"math"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"bowstring/schema"
+)
+
+// BudgetOptions tunes a Budget. The zero value of each field stands for its default.
+type BudgetOptions struct {
+	// Tenant says on whose account a request is made. Default: all are on one.
+	Tenant func(context.Context) string
+	// Sharers is how many processes use the buckets in the same way, this one among them: the nodes of a cluster. When
+	// their number changes, what this one allows itself changes at once by the same factor. Default 1.
+	Sharers func() int
+	// MaxWaiting is how many requests to a bucket wait for their turn at most; others are refused. Default 16,384.
+	MaxWaiting int
+}
+
+func (o *BudgetOptions) ensureDefaults() {
+	if o.Tenant == nil {
+		o.Tenant = func(context.Context) string { return "" }
+	}
+	if o.Sharers == nil {
+		o.Sharers = func() int { return 1 }
+	}
+	if o.MaxWaiting == 0 {
+		o.MaxWaiting = 16_384
+	}
+}
+
+// Budget learns how many requests a second buckets allow, and has requests wait for their turn before they take a
+// connection. docs/cost.md says how.
+//
+// There is no limit until a bucket refuses requests (a [ThrottledError]). Then there is one for the whole bucket, of
+// reads and of writes by themselves. Where refusals concentrate on what lies below one path component, that gets a limit
+// of its own, and the rest has none any more: a request belongs to one limit, the one with the longest prefix, as a key
+// belongs to one partition of a store.
+//
+// A limit moves by the cubic function of CUBIC (Ha, Rhee, Xu: "CUBIC: a new TCP-friendly high-speed TCP variant", 2008;
+// RFC 9438) with rates in the place of windows, as the adaptive retries of the clouds' own libraries do: down by a share
+// when a request is refused that was begun since it went down last; then up towards the rate at which that was, slower
+// and slower, and beyond it, faster and faster, as long as requests wait.
+//
+// It is safe for concurrent use, and has no goroutine: timers wake who waits.
+type Budget struct {
+	opts BudgetOptions
+
+	mu      sync.Mutex
+	buckets map[string]*budgeted // by URL; guarded by mu
+}
+
+// NewBudget returns a Budget.
+func NewBudget(opts BudgetOptions) *Budget {
+	opts.ensureDefaults()
+	return &Budget{opts: opts, buckets: map[string]*budgeted{}}
+}
+
+// Budgeted returns the bucket with its requests kept to what b has learned. Buckets with the same URL are one.
+func Budgeted(b Bucket, budget *Budget) Bucket {
+	url := b.URL()
+	budget.mu.Lock()
+	defer budget.mu.Unlock()
+	of := budget.buckets[url]
+	if of == nil {
+		of = &budgeted{url: url, opts: &budget.opts}
+		for c := range of.roots {
+			of.roots[c] = newLimit(of, Class(c), "", time.Now())
+		}
+		budget.buckets[url] = of
+	}
+	return &paced{b, of}
+}
+
+// Class is what requests are limited together.
+type Class int
+
+// Classes of requests.
+const (
+	Reads Class = iota
+	Writes
+
+	classes = iota
+)
+
+// String names the class.
+func (c Class) String() string { return [...]string{"reads", "writes"}[c] }
+
+// Limit is what a Budget allows for the keys with a prefix.
+type Limit struct {
+	Bucket string `json:"bucket"`
+	Prefix string `json:"prefix"` // "" is the whole bucket
+	Class  string `json:"class"`  // "reads" or "writes"
+	// PerSecond is how many requests a second this process allows itself; 0: as many as there are, as none was refused
+	// of late. Most is at how many the bucket refused one.
+	PerSecond float64 `json:"requests_per_s"`
+	Most      float64 `json:"refused_at_per_s"`
+	Served    float64 `json:"served_per_s"`       // of late
+	Waiting   int     `json:"waiting"`            // requests now
+	Waits     int64   `json:"waits"`              // requests that waited
+	Waited    int64   `json:"waited_ns"`          // summed up over them
+	Throttled int64   `json:"throttled"`          // requests that the bucket refused
+	Paused    int64   `json:"paused_ms,omitzero"` // for how long nothing is asked, as the bucket said
+}
+
+// Limits returns what is allowed now: for each bucket the whole, and each prefix with a limit of its own.
+func (b *Budget) Limits() []Limit {
+	b.mu.Lock()
+	all := make([]*budgeted, 0, len(b.buckets))
+	for _, of := range b.buckets {
+		all = append(all, of)
+	}
+	b.mu.Unlock()
+	now := time.Now()
+	var list []Limit
+	for _, of := range all {
+		of.mu.Lock()
+		for _, root := range of.roots {
+			list = root.listLocked(list, now)
+		}
+		of.mu.Unlock()
+	}
+	slices.SortFunc(list, func(x, y Limit) int {
+		return cmp.Or(cmp.Compare(x.Bucket, y.Bucket), cmp.Compare(x.Class, y.Class), cmp.Compare(x.Prefix, y.Prefix))
+	})
+	return list
+}
+
+const (
+	// A limit goes down by cutPer times the share of requests that were refused since it last did, within these bounds.
+	cutPer   = 15.0
+	leastCut = 0.03
+	mostCut  = 0.15
+	// period is how long a limit takes to come back to where it was.
+	period = 10 * time.Second
+	// doubling is how long a limit takes to double, after the first refusal and until the next one.
+	doubling = 2 * time.Second
+	// leastRate is what a limit is at least, so that nothing starves and what changed is found out.
+	leastRate = 1.0
+	// burst is for how long requests may be saved up, and leastBurst how many in any case.
+	burst      = 10 * time.Millisecond
+	leastBurst = 1.0
+	// mostPause bounds what a bucket may ask for.
+	mostPause = time.Minute
+	// forgetAfter is when a limit that nothing was refused by is given up.
+	forgetAfter = 15 * time.Minute
+
+	// mostParts is how many limits of their own a limit has below it at most, mostTallied how many path components it
+	// counts, and mostDepth how many of them the prefix of one has.
+	mostParts   = 64
+	mostTallied = 256
+	mostDepth   = 8
+	// A limit is divided where of at least splitRefused refusals the share splitShare was below a component with at most
+	// the share splitAsked of the requests: by chance that would be so once in a thousand times.
+	splitRefused = 16
+	splitShare   = 0.9
+	splitAsked   = 0.6
+	// tallyPeriod is how often what is counted of components is halved.
+	tallyPeriod = time.Minute
+)
+
+// budgeted is the budget of a bucket.
+type budgeted struct {
+	url  string
+	opts *BudgetOptions
+
+	mu      sync.Mutex
+	sharers int             // when it was last looked; guarded by mu
+	roots   [classes]*limit // guarded by mu
+	waiting int             // guarded by mu
+	free    []*waiter       // guarded by mu
+}
+
+// limit is that of the keys with a prefix. Its fields are guarded by budgeted.mu.
+type limit struct {
+	of     *budgeted
+	class  Class
+	prefix string // "" or ends with "/"
+	depth  int
+	parts  map[string]*limit // by the path component behind the prefix
+	tally  map[string]*tally // of requests by the same
+	halved time.Time
+
+	rate    float64   // requests a second; 0: any number
+	most    float64   // when one was last refused
+	down    time.Time // when it went down last
+	grown   time.Duration
+	cut     float64   // the share by which it went down last
+	asked   float64   // requests that were answered since
+	guessed bool      // most is a guess, made when there was no limit yet
+	moved   time.Time // when rate and tokens were last brought up to date
+	tokens  float64
+	paused  time.Time // until when nothing is begun
+	refused time.Time // when the last one was
+
+	served served
+
+	queue     turns
+	timer     *time.Timer
+	throttled int64
+	waits     int64
+	waited    time.Duration
+}
+
+// tally counts requests below a path component.
+type tally struct{ asked, refused float64 }
+
+func newLimit(of *budgeted, class Class, prefix string, now time.Time) *limit {
+	l := &limit{of: of, class: class, prefix: prefix, depth: strings.Count(prefix, "/"), parts: map[string]*limit{},
+		tally: map[string]*tally{}, halved: now, moved: now}
+	l.served.since = now
+	return l
+}
+
+// component is the path component of a key behind the prefix; false for the name itself.
+func (l *limit) component(key string) (string, bool) {
+	if len(key) < len(l.prefix) {
+		return "", false
+	}
+	part, _, ok := strings.Cut(key[len(l.prefix):], "/")
+	return part, ok
+}
+
+// findLocked returns the limit that a key belongs to.
+func (b *budgeted) findLocked(class Class, key string) *limit {
+	l := b.roots[class]
+	for {
+		part, ok := l.component(key)
+		below := l.parts[part]
+		if !ok || below == nil {
+			return l
+		}
+		l = below
+	}
+}
+
+// waiter is a request that waits for its turn.
+type waiter struct {
+	key    string
+	tenant string
+	began  time.Time
+	at     *limit
+	turn   chan struct{} // gets one value
+}
+
+// enter waits until a request may be made.
+func (b *budgeted) enter(ctx context.Context, class Class, key string) (began time.Time, err error) {
+	if ctx.Err() != nil {
+		return time.Time{}, context.Cause(ctx)
+	}
+	tenant := b.opts.Tenant(ctx)
+	now := time.Now()
+	b.mu.Lock()
+	b.shareLocked()
+	l := b.findLocked(class, key)
+	l.countLocked(key, now)
+	if l.queue.len == 0 && l.takeLocked(now) {
+		b.mu.Unlock()
+		return now, nil
+	}
+	if b.waiting >= b.opts.MaxWaiting {
+		b.mu.Unlock()
+		return time.Time{}, fmt.Errorf("%w: %d requests to %s wait for their turn already, which is the most; the bucket "+
+			"allows %.0f %s a second", schema.ErrUnavailable, b.opts.MaxWaiting, b.url, l.rate, class)
+	}
+	var w *waiter
+	if n := len(b.free); n > 0 {
+		w, b.free = b.free[n-1], b.free[:n-1]
+	} else {
+		w = &waiter{turn: make(chan struct{}, 1)}
+	}
+	w.key, w.tenant, w.began, w.at = key, tenant, now, l
+	b.waiting++
+	l.queue.put(w)
+	l.wakeLocked(now)
+	b.mu.Unlock()
+
+	select {
+	case <-w.turn:
+		b.mu.Lock()
+	case <-ctx.Done():
+		b.mu.Lock()
+		select {
+		case <-w.turn: // it came at the same time, and is used
+		default:
+			w.at.queue.drop(w)
+			b.waiting--
+			err = fmt.Errorf("waiting for a turn at %s, which allows %.0f %s a second: %w", b.url, w.at.rate, class,
+				context.Cause(ctx))
+		}
+	}
+	began = time.Now()
+	w.at.waits++
+	w.at.waited += began.Sub(w.began)
+	w.key, w.tenant, w.at = "", "", nil
+	b.free = append(b.free, w)
+	b.mu.Unlock()
+	return began, err
+}
+
+// leave takes note of what became of a request.
+func (b *budgeted) leave(class Class, key string, began time.Time, err error) {
+	var throttled *ThrottledError
+	refused := err != nil && errors.As(err, &throttled)
+	now := time.Now()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	l := b.findLocked(class, key)
+	l.asked++
+	if !refused {
+		l.served.add(now)
+		return
+	}
+	l.refusedLocked(key, began, now, throttled.After)
+}
+
+// shareLocked follows the number of nodes.
+func (b *budgeted) shareLocked() {
+	n := max(b.opts.Sharers(), 1)
+	if b.sharers == 0 {
+		b.sharers = n
+	}
+	if n == b.sharers {
+		return
+	}
+	by := float64(b.sharers) / float64(n)
+	b.sharers = n
+	for _, root := range b.roots {
+		root.eachLocked(func(l *limit) { l.rate, l.most = l.rate*by, l.most*by })
+	}
+}
+
+func (l *limit) eachLocked(do func(*limit)) {
+	do(l)
+	for _, p := range l.parts {
+		p.eachLocked(do)
+	}
+}
+
+// countLocked counts a request by its path component.
+func (l *limit) countLocked(key string, now time.Time) {
+	if l.rate == 0 || l.depth >= mostDepth {
+		return // nothing is to be divided
+	}
+	part, ok := l.component(key)
+	if !ok {
+		return
+	}
+	if now.Sub(l.halved) > tallyPeriod {
+		l.halved = now
+		for name, t := range l.tally {
+			if t.asked, t.refused = t.asked/2, t.refused/2; t.asked < 1 {
+				delete(l.tally, name)
+			}
+		}
+	}
+	l.tallyLocked(part).asked++
+}
+
+func (l *limit) tallyLocked(part string) *tally {
+	t := l.tally[part]
+	if t == nil {
+		if len(l.tally) >= mostTallied {
+			part = "" // all others
+			if t = l.tally[part]; t != nil {
+				return t
+			}
+		}
+		t = &tally{}
+		l.tally[part] = t
+	}
+	return t
+}
+
+// movedLocked brings rate and tokens up to date.
+func (l *limit) movedLocked(now time.Time) {
+	from := l.moved
+	if l.paused.After(from) {
+		from = l.paused
+	}
+	past := now.Sub(from)
+	l.moved = now
+	if l.rate == 0 || past <= 0 {
+		return
+	}
+	if now.Sub(l.refused) > forgetAfter && l.queue.len == 0 {
+		l.rate, l.most = 0, 0
+		clear(l.tally)
+		return
+	}
+	l.tokens = min(l.tokens+l.rate*past.Seconds(), max(leastBurst, l.rate*burst.Seconds()))
+	if l.queue.len > 0 {
+		l.grown += past
+		if l.guessed {
+			l.rate *= math.Exp2(past.Seconds() / doubling.Seconds())
+			return
+		}
+		x, by := l.grown.Seconds()/period.Seconds()-1, mostCut
+		if x < 0 {
+			by = l.cut
+		}
+		l.rate = max(l.rate, l.most*(1+by*x*x*x))
+	}
+}
+
+// takeLocked reports whether a request may be begun now, and counts it.
+func (l *limit) takeLocked(now time.Time) bool {
+	if now.Before(l.paused) {
+		return false
+	}
+	if l.movedLocked(now); l.rate == 0 {
+		return true
+	}
+	if l.tokens < 1 {
+		return false
+	}
+	l.tokens--
+	return true
+}
+
+// grantLocked gives turns to those who wait, as many as there may be now, and sets the timer for the others.
+func (l *limit) grantLocked(now time.Time) {
+	for l.queue.len > 0 && l.takeLocked(now) {
+		w := l.queue.take()
+		l.of.waiting--
+		w.turn <- struct{}{}
+	}
+	l.wakeLocked(now)
+}
+
+// wakeLocked sets the timer for the next turn.
+func (l *limit) wakeLocked(now time.Time) {
+	if l.queue.len == 0 {
+		return
+	}
+	l.movedLocked(now)
+	wait := l.paused.Sub(now)
+	if l.rate > 0 {
+		wait = max(wait, time.Duration((1-l.tokens)/l.rate*float64(time.Second)))
+	}
+	wait = max(wait, time.Millisecond)
+	if l.timer == nil {
+		l.timer = time.AfterFunc(wait, func() {
+			l.of.mu.Lock()
+			defer l.of.mu.Unlock()
+			l.grantLocked(time.Now())
+		})
+		return
+	}
+	l.timer.Reset(wait)
+}
+
+// refusedLocked takes note of a request that the bucket refused.
+func (l *limit) refusedLocked(key string, began, now time.Time, after time.Duration) {
+	l.throttled++
+	l.refused = now
+	if part, ok := l.component(key); ok && l.depth < mostDepth {
+		l.tallyLocked(part).refused++
+		if l.rate > 0 && l.splitLocked(part, now) {
+			l = l.parts[part]
+			l.asked++
+			l.throttled++
+			l.refused = now
+			began = now // it goes down at once
+		}
+	}
+	if after > 0 {
+		if until := now.Add(min(after, mostPause)); until.After(l.paused) {
+			l.paused = until
+		}
+	}
+	if !began.After(l.down) && l.rate > 0 {
+		return // it was begun at the former rate
+	}
+	l.downLocked(now)
+}
+
+// downLocked has the limit go down.
+func (l *limit) downLocked(now time.Time) {
+	l.movedLocked(now)
+	served := l.served.rate(now)
+	if l.guessed = l.rate == 0; l.guessed {
+		l.most = served
+	} else {
+		l.most = min(l.rate, max(served, l.rate*(1-2*mostCut)))
+	}
+	l.cut = min(max(cutPer/max(l.asked, 1), leastCut), mostCut)
+	l.most = max(l.most, leastRate)
+	l.rate = max((1-l.cut)*l.most, leastRate)
+	l.down, l.grown, l.asked = now, 0, 0
+	l.tokens = min(l.tokens, 0)
+	if l.moved.Before(now) {
+		l.moved = now
+	}
+}
+
+// splitLocked gives what lies below a path component a limit of its own, if refusals concentrate there. The rest has
+// none then.
+func (l *limit) splitLocked(part string, now time.Time) bool {
+	var all tally
+	for _, t := range l.tally {
+		all.asked += t.asked
+		all.refused += t.refused
+	}
+	t := l.tally[part]
+	if t == nil || part == "" || all.refused < splitRefused || t.refused < splitShare*all.refused ||
+		t.asked > splitAsked*all.asked || len(l.parts) >= mostParts {
+		return false
+	}
+	own := newLimit(l.of, l.class, l.prefix+part+"/", now)
+	own.rate = l.rate * t.asked / all.asked
+	own.most = own.rate
+	l.parts[part] = own
+	l.rate, l.most = 0, 0
+	clear(l.tally)
+	// Those who wait find their limit anew.
+	waiting := l.queue.all()
+	for _, w := range waiting {
+		w.at = l.of.findLocked(l.class, w.key)
+		w.at.queue.put(w)
+	}
+	l.grantLocked(now)
+	own.wakeLocked(now)
+	return true
+}
+
+// listLocked appends the limit, and those below it. One of a prefix that has become superfluous is given up.
+func (l *limit) listLocked(list []Limit, now time.Time) []Limit {
+	l.movedLocked(now)
+	one := Limit{
+		Bucket: l.of.url, Prefix: l.prefix, Class: l.class.String(), PerSecond: round(l.rate), Most: round(l.most),
+		Served: round(l.served.rate(now)), Waiting: l.queue.len, Waits: l.waits, Waited: int64(l.waited),
+		Throttled: l.throttled,
+	}
+	if p := l.paused.Sub(now); p > 0 {
+		one.Paused = p.Milliseconds()
+	}
+	list = append(list, one)
+	for part, p := range l.parts {
+		list = p.listLocked(list, now)
+		if p.rate == 0 && p.queue.len == 0 && len(p.parts) == 0 {
+			delete(l.parts, part)
+		}
+	}
+	return list
+}
+
+// round has three digits behind the point.
+func round(v float64) float64 { return math.Round(v*1000) / 1000 }
+
+// served measures how many requests a second were answered and not refused, over the last one to two seconds.
+type served struct {
+	since       time.Time // when the present second began
+	now, before float64
+	whole       bool // there was a second before
+}
+
+const servedPeriod = time.Second
+
+func (s *served) turn(now time.Time) {
+	past := now.Sub(s.since)
+	if past < servedPeriod {
+		return
+	}
+	if s.before = s.now; past >= 2*servedPeriod {
+		s.before = 0
+	}
+	s.now, s.since, s.whole = 0, s.since.Add(past.Truncate(servedPeriod)), true
+}
+
+func (s *served) add(now time.Time) {
+	s.turn(now)
+	s.now++
+}
+
+func (s *served) rate(now time.Time) float64 {
+	s.turn(now)
+	past := now.Sub(s.since)
+	if !s.whole {
+		return s.now / max(past, servedPeriod/10).Seconds()
+	}
+	// As if the present second had gone on as the one before.
+	return s.now + s.before*(1-past.Seconds()/servedPeriod.Seconds())
+}
+
+// turns are those who wait: tenants take turns, and each tenant's requests come in their order.
+type turns struct {
+	tenants []*account // that wait; the first one is next
+	by      map[string]*account
+	len     int
+}
+
+type account struct {
+	tenant  string
+	waiting []*waiter
+}
+
+func (q *turns) put(w *waiter) {
+	if q.by == nil {
+		q.by = map[string]*account{}
+	}
+	a := q.by[w.tenant]
+	if a == nil {
+		a = &account{tenant: w.tenant}
+		q.by[w.tenant] = a
+		q.tenants = append(q.tenants, a)
+	}
+	a.waiting = append(a.waiting, w)
+	q.len++
+}
+
+// take returns the one whose turn it is. There must be one.
+func (q *turns) take() *waiter {
+	a := q.tenants[0]
+	w := a.waiting[0]
+	a.waiting[0] = nil
+	a.waiting = a.waiting[1:]
+	q.len--
+	q.tenants = q.tenants[1:]
+	if len(a.waiting) > 0 {
+		q.tenants = append(q.tenants, a)
+	} else {
+		delete(q.by, a.tenant)
+	}
+	return w
+}
+
+// drop takes one out.
+func (q *turns) drop(w *waiter) {
+	a := q.by[w.tenant]
+	a.waiting = slices.DeleteFunc(a.waiting, func(o *waiter) bool { return o == w })
+	q.len--
+	if len(a.waiting) == 0 {
+		delete(q.by, w.tenant)
+		q.tenants = slices.DeleteFunc(q.tenants, func(o *account) bool { return o == a })
+	}
+}
+
+// all takes out all, in the order of their turns.
+func (q *turns) all() (list []*waiter) {
+	for q.len > 0 {
+		list = append(list, q.take())
+	}
+	return list
+}
+
+// paced is a Bucket whose requests wait for their turn.
+type paced struct {
+	Bucket
+	budget *budgeted
+}
+
+// Range implements Bucket.
+func (b *paced) Range(ctx context.Context, key string, v schema.ObjectVersion, offset int64, buf []byte) error {
+	began, err := b.budget.enter(ctx, Reads, key)
+	if err != nil {
+		return err
+	}
+	err = b.Bucket.Range(ctx, key, v, offset, buf)
+	b.budget.leave(Reads, key, began, err)
+	return err
+}
+
+// Get implements Bucket.
+func (b *paced) Get(ctx context.Context, key string, v schema.ObjectVersion, limit int64) ([]byte, Info, error) {
+	began, err := b.budget.enter(ctx, Reads, key)
+	if err != nil {
+		return nil, Info{}, err
+	}
+	data, info, err := b.Bucket.Get(ctx, key, v, limit)
+	b.budget.leave(Reads, key, began, err)
+	return data, info, err
+}
+
+// Stat implements Bucket.
+func (b *paced) Stat(ctx context.Context, key string) (Info, error) {
+	began, err := b.budget.enter(ctx, Reads, key)
+	if err != nil {
+		return Info{}, err
+	}
+	info, err := b.Bucket.Stat(ctx, key)
+	b.budget.leave(Reads, key, began, err)
+	return info, err
+}
+
+// List implements Bucket.
+func (b *paced) List(ctx context.Context, opts ListOptions) iter.Seq2[Info, error] {
+	return func(yield func(Info, error) bool) {
+		outer := opts.Page
+		var began time.Time
+		asked := false
+		answered := func(err error) {
+			if asked {
+				asked = false
+				b.budget.leave(Reads, opts.Prefix, began, err)
+			}
+		}
+		opts.Page = func(ctx context.Context) (err error) {
+			answered(nil)
+			if outer != nil {
+				if err = outer(ctx); err != nil {
+					return err
+				}
+			}
+			if began, err = b.budget.enter(ctx, Reads, opts.Prefix); err == nil {
+				asked = true
+			}
+			return err
+		}
+		for info, err := range b.Bucket.List(ctx, opts) {
+			answered(err)
+			if !yield(info, err) {
+				return
+			}
+		}
+		answered(nil)
+	}
+}
+
+// Put implements Bucket.
+func (b *paced) Put(ctx context.Context, key string, body []byte, c Condition) (Info, Outcome, error) {
+	began, err := b.budget.enter(ctx, Writes, key)
+	if err != nil {
+		return Info{}, Failed, err
+	}
+	info, outcome, err := b.Bucket.Put(ctx, key, body, c)
+	b.budget.leave(Writes, key, began, err)
+	return info, outcome, err
+}
+
+// Delete implements Bucket.
+func (b *paced) Delete(ctx context.Context, key string) error {
+	began, err := b.budget.enter(ctx, Writes, key)
+	if err != nil {
+		return err
+	}
+	err = b.Bucket.Delete(ctx, key)
+	b.budget.leave(Writes, key, began, err)
+	return err
+}

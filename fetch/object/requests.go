@@ -1,0 +1,100 @@
+package object
+
+import (
+	"context"
+	"slices"
+)
+
+// Requests counts, paces and prices what a process asks of its buckets. It is one for the process, and given to
+// [Open]. It is safe for concurrent use.
+type Requests struct {
+	Meter  *Meter
+	Budget *Budget
+	// Prices are those of requests, Transfer which way bytes go.
+	Prices   *Prices
+	Transfer Transfer
+}
+
+// RequestsOptions tunes Requests. The zero value of each field stands for its default.
+type RequestsOptions struct {
+	// Tenant says on whose account a request is made. Default: all are on one.
+	Tenant func(context.Context) string
+	// Sharers is how many nodes use the buckets: see [BudgetOptions].
+	Sharers func() int
+	// Prices. Default [ListPrices].
+	Prices *Prices
+	// Transfer. Default [InRegion].
+	Transfer Transfer
+}
+
+// NewRequests returns Requests.
+func NewRequests(o RequestsOptions) *Requests {
+	if o.Prices == nil {
+		o.Prices = ListPrices()
+	}
+	if o.Transfer == "" {
+		o.Transfer = InRegion
+	}
+	return &Requests{
+		Meter:  NewMeter(o.Tenant),
+		Budget: NewBudget(BudgetOptions{Tenant: o.Tenant, Sharers: o.Sharers}),
+		Prices: o.Prices, Transfer: o.Transfer,
+	}
+}
+
+// Of returns the bucket with its requests counted and paced. What waits for its turn is not counted yet.
+func (r *Requests) Of(b Bucket) Bucket { return Budgeted(Metered(b, r.Meter), r.Budget) }
+
+// Usage is what was asked of a bucket, and what that costs.
+type Usage struct {
+	Bucket string `json:"bucket"` // its URL
+	Counts
+	// Cost is by list prices: nothing where the bucket has no price that is known.
+	Cost Bill `json:"cost_usd"`
+	// Priced names what the prices are of, as "s3 us-east-1", with " (assumed)" where the bucket's own region is not
+	// among them; "" where it has no price.
+	Priced    string        `json:"priced,omitempty"`
+	FirstByte FirstBytes    `json:"-"`
+	FirstP50  int64         `json:"first_byte_p50_us"`
+	FirstP99  int64         `json:"first_byte_p99_us"`
+	Tenants   []UsageTenant `json:"tenants"`
+	Limits    []Limit       `json:"limits"`
+}
+
+// UsageTenant is what a tenant has asked of a bucket.
+type UsageTenant struct {
+	Tenant string `json:"tenant"`
+	Counts
+	Cost Bill `json:"cost_usd"`
+}
+
+// Usage returns what was asked of each bucket so far, in ascending order of their URLs.
+func (r *Requests) Usage() []Usage {
+	var list []Usage
+	first := r.Meter.FirstBytes()
+	for _, c := range r.Meter.Counts() {
+		if n := len(list); n == 0 || list[n-1].Bucket != c.Bucket {
+			f := first[c.Bucket]
+			list = append(list, Usage{Bucket: c.Bucket, FirstByte: f, FirstP50: f.Quantile(0.5).Microseconds(),
+				FirstP99: f.Quantile(0.99).Microseconds(), Limits: []Limit{}})
+		}
+		u := &list[len(list)-1]
+		u.Counts.Add(c.Counts)
+		price, _ := r.Prices.Of(c.Bucket)
+		u.Tenants = append(u.Tenants, UsageTenant{c.Tenant, c.Counts, Cost(c.Counts, price, r.Transfer)})
+	}
+	for i := range list {
+		u := &list[i]
+		price, exact := r.Prices.Of(u.Bucket)
+		u.Cost = Cost(u.Counts, price, r.Transfer)
+		if price != nil {
+			u.Priced = price.Name(exact)
+		}
+	}
+	for _, l := range r.Budget.Limits() {
+		if i := slices.IndexFunc(list, func(u Usage) bool { return u.Bucket == l.Bucket }); i >= 0 {
+			list[i].Limits = append(list[i].Limits, l)
+		}
+	}
+	return list
+}
