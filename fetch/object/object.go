@@ -12,8 +12,8 @@ import (
 //
 // Keys are relative to the bucket. Errors wrap sentinels of package schema: ErrNotFound (no such object or bucket),
 // ErrDataLoss (the object has another version than the caller wants, or the server sent other bytes than it said),
-// ErrDenied (credentials do not allow it), ErrUnavailable (network, 5xx; a *ThrottledError where the server asks for fewer
-// requests), ErrNotSupported (archived, encrypted with the customer's key), ErrInvalid.
+// ErrDenied (credentials do not allow it), ErrUnavailable (network, 5xx; a *ThrottledError where the server asks for
+// fewer requests), ErrNotSupported (archived, encrypted with the customer's key), ErrInvalid.
 type Bucket interface {
 	// URL names the bucket without secrets, in the form that Open takes. Two buckets with equal URLs are the same.
 	URL() string

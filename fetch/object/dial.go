@@ -1,0 +1,135 @@
+package object
+
+import (
+	"context"
+	"net"
+	"sync"
+	"time"
+)
+
+const (
+	// resolveEvery is how long an answer of DNS is used. S3 gives other addresses each few seconds.
+	resolveEvery = 10 * time.Second
+	// dialPatience is how long one address of several may take to answer.
+	dialPatience = 5 * time.Second
+	// avoidFor is how long an address that did not answer is dialled after all others.
+	avoidFor = time.Minute
+)
+
+// spreader dials hosts at all of their addresses in turn: hundreds of connections to one address of a large service
+// are a hot spot, as are all connections at the address that a resolver happens to name first.
+type spreader struct {
+	dial   func(ctx context.Context, network, address string) (net.Conn, error)
+	lookup func(ctx context.Context, host string) ([]string, error)
+	now    func() time.Time
+
+	mu    sync.Mutex
+	hosts map[string]*hostAddresses
+}
+
+type hostAddresses struct {
+	addresses []string
+	read      time.Time
+	next      int
+	avoid     map[string]time.Time // until when
+}
+
+func newSpreader(dial func(ctx context.Context, network, address string) (net.Conn, error)) *spreader {
+	if dial == nil {
+		dial = (&net.Dialer{KeepAlive: 15 * time.Second}).DialContext
+	}
+	return &spreader{dial: dial, lookup: net.DefaultResolver.LookupHost, now: time.Now, hosts: map[string]*hostAddresses{}}
+}
+
+// DialContext opens a connection to the next address of a host, or to one after it if that does not answer.
+func (s *spreader) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
+	host, port, err := net.SplitHostPort(address)
+	if err != nil || net.ParseIP(host) != nil {
+		return s.dial(ctx, network, address)
+	}
+	turn, err := s.turn(ctx, host)
+	if err != nil {
+		return nil, err
+	}
+	var last error
+	for i, ip := range turn {
+		conn, err := s.dialOne(ctx, network, net.JoinHostPort(ip, port), i == len(turn)-1)
+		if err == nil {
+			return conn, nil
+		}
+		if ctx.Err() != nil {
+			return nil, err
+		}
+		last = err
+		s.failed(host, ip)
+	}
+	return nil, last
+}
+
+func (s *spreader) dialOne(ctx context.Context, network, address string, last bool) (net.Conn, error) {
+	if !last {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, dialPatience)
+		defer cancel()
+	}
+	return s.dial(ctx, network, address)
+}
+
+// turn is the host's addresses in the order in which a connection tries them.
+func (s *spreader) turn(ctx context.Context, host string) ([]string, error) {
+	s.mu.Lock()
+	h := s.hosts[host]
+	fresh := h != nil && s.now().Sub(h.read) < resolveEvery
+	s.mu.Unlock()
+	if !fresh {
+		// Several connections that begin at once may all ask: that is the resolver's to join.
+		got, err := s.lookup(ctx, host)
+		s.mu.Lock()
+		if h = s.hosts[host]; h == nil {
+			if err != nil {
+				s.mu.Unlock()
+				return nil, err
+			}
+			h = &hostAddresses{avoid: map[string]time.Time{}}
+			s.hosts[host] = h
+		}
+		// A resolver that fails for now does not end what its last answer still serves.
+		if err == nil && len(got) > 0 {
+			h.addresses, h.read = got, s.now()
+		}
+		s.mu.Unlock()
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := s.now()
+	turn := make([]string, 0, len(h.addresses))
+	var avoided []string
+	for i := range h.addresses {
+		ip := h.addresses[(h.next+i)%len(h.addresses)]
+		if until, ok := h.avoid[ip]; ok && now.Before(until) {
+			avoided = append(avoided, ip)
+			continue
+		}
+		turn = append(turn, ip)
+	}
+	if len(turn) > 0 { // the next connection begins behind the address that this one does
+		for i, ip := range h.addresses {
+			if ip == turn[0] {
+				h.next = (i + 1) % len(h.addresses)
+			}
+		}
+	}
+	return append(turn, avoided...), nil
+}
+
+func (s *spreader) failed(host, ip string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	h := s.hosts[host]
+	for other, until := range h.avoid {
+		if s.now().After(until) {
+			delete(h.avoid, other)
+		}
+	}
+	h.avoid[ip] = s.now().Add(avoidFor)
+}

@@ -1,0 +1,53 @@
+package object
+
+import (
+	"context"
+	"net"
+
+	"bowstring/schema"
+)
+
+// Options say how buckets are reached. The zero value finds everything in the environment.
+type Options struct {
+	// Keys are credentials that are given by hand; nil: those of the environment, as the cloud's own library finds them.
+	Keys *Keys
+	// Profile is the section of AWS's files of credentials and settings; "" is that of the environment.
+	Profile string
+	// CAFile has certificates of authorities, in PEM, besides those of the system.
+	CAFile string
+	// Dial opens connections; nil opens TCP connections.
+	Dial func(ctx context.Context, network, address string) (net.Conn, error)
+}
+
+// Keys are credentials. They are secrets: String and errors do not show them.
+type Keys struct {
+	ID     string // S3: the id of the access key
+	Secret string // S3: the secret access key; Azure: the account's shared key
+	Token  string // S3: the token of a session; Google Cloud Storage: an access token; Azure: a shared access signature
+}
+
+// String shows no secret.
+func (Keys) String() string { return "(secret)" }
+
+// GoString shows no secret.
+func (Keys) GoString() string { return "object.Keys{(secret)}" }
+
+// Open returns the bucket that a URL names: see [SplitURL] for the forms. A URL with a prefix is refused. Whether the
+// bucket is there is seen by the first call.
+func Open(ctx context.Context, url string, opts Options) (Bucket, error) {
+	a, prefix, err := parseURL(url)
+	if err != nil {
+		return nil, err
+	}
+	if prefix != "" {
+		return nil, errorf(schema.ErrInvalid, "%s is a bucket; %q behind it is a prefix of keys, which does not belong "+
+			"here", a, prefix)
+	}
+	switch a.scheme {
+	case schemeFile:
+		return openDir(a)
+	case schemeS3:
+		return openS3(ctx, a, opts)
+	}
+	return nil, errorf(schema.ErrNotSupported, "%s: buckets of %s:// are not read", a, a.scheme)
+}
