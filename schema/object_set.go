@@ -1,0 +1,432 @@
+package schema
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/hex"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+const (
+	objectSetMagic  = "BOWOBJS1"
+	objectSetHeader = len(objectSetMagic) + addressPrefix + 12
+	// objectsTogether is how many objects share a place in the table of a set: one is found by reading those before it.
+	objectsTogether = 16
+	// MaxObjectSetBytes is how large an encoded set may be.
+	MaxObjectSetBytes = 1 << 30
+	// MaxObjectKey is how many bytes the key of an object may have.
+	MaxObjectKey = 8 << 10
+
+	flagUnproven = 1 << 0 // of a set
+
+	flagHexETag = 1 << 0 // of an object: its ETag is 32 hexadecimal digits, kept as 16 bytes
+	flagETag    = 1 << 1
+	flagID      = 1 << 2
+	flagUnits   = 1 << 3
+)
+
+// codecs by their numbers in encoded sets, from 1 on.
+var codecs = [...]Codec{
+	1: CodecZstd, 2: CodecGzip, 3: CodecDeflate, 4: CodecSnappy, 5: CodecLZ4, 6: CodecLZ4Raw, 7: CodecBrotli, 8: CodecBzip2,
+}
+
+// EncodeObjectSet writes a set in the form that docs/formats.md describes. The same set gives the same bytes. Keys that
+// do not ascend, numbers out of their bounds and codecs that are unknown are an ErrInvalid, too many objects or bytes an
+// ErrLimit.
+func EncodeObjectSet(s *ObjectSet) ([]byte, error) {
+	if len(s.Objects) > MaxObjects {
+		return nil, fmt.Errorf("%w: an object set of %d objects: at most %d are allowed", ErrLimit, len(s.Objects), MaxObjects)
+	}
+	prefix, flags := s.Prefix(), uint32(0)
+	if s.Unproven {
+		flags |= flagUnproven
+	}
+	groups := (len(s.Objects) + objectsTogether - 1) / objectsTogether
+	data := append([]byte(objectSetMagic), prefix[:]...)
+	data = binary.LittleEndian.AppendUint32(data, flags)
+	data = binary.LittleEndian.AppendUint32(data, uint32(len(s.Objects)))
+	data = binary.LittleEndian.AppendUint32(data, uint32(len(s.Bucket)))
+	data = append(data, s.Bucket...)
+	table := len(data)
+	data = append(data, make([]byte, 4*groups)...)
+	body := len(data)
+	before := ""
+	for i := range s.Objects {
+		o := &s.Objects[i]
+		if i > 0 && o.Key <= before {
+			return nil, fmt.Errorf("%w: object %s comes after %s in an object set: keys ascend", ErrInvalid, Quote(o.Key),
+				Quote(before))
+		}
+		shared := 0
+		if i%objectsTogether == 0 {
+			binary.LittleEndian.PutUint32(data[table+4*(i/objectsTogether):], uint32(len(data)-body))
+		} else {
+			for shared < min(len(before), len(o.Key)) && before[shared] == o.Key[shared] {
+				shared++
+			}
+		}
+		var err error
+		if data, err = appendObject(data, o, shared); err != nil {
+			return nil, fmt.Errorf("object %s: %w", Quote(o.Key), err)
+		}
+		if len(data) > MaxObjectSetBytes {
+			return nil, fmt.Errorf("%w: an object set of more than %d bytes: make sets of fewer objects", ErrLimit,
+				MaxObjectSetBytes)
+		}
+		before = o.Key
+	}
+	return data, nil
+}
+
+func appendObject(data []byte, o *Object, shared int) ([]byte, error) {
+	if len(o.Key) > MaxObjectKey || o.Size < 0 {
+		return nil, fmt.Errorf("%w: a key of %d bytes and a size of %d: want at most %d, and no negative size", ErrInvalid,
+			len(o.Key), o.Size, MaxObjectKey)
+	}
+	data = binary.AppendUvarint(data, uint64(shared))
+	data = appendText(data, o.Key[shared:])
+	data = binary.AppendUvarint(data, uint64(o.Size))
+	var flags byte
+	digest, err := hex.DecodeString(o.Version.ETag)
+	packed := err == nil && len(digest) == 16 && strings.ToLower(o.Version.ETag) == o.Version.ETag
+	switch {
+	case packed:
+		flags |= flagHexETag
+	case o.Version.ETag != "":
+		flags |= flagETag
+	}
+	if o.Version.ID != "" {
+		flags |= flagID
+	}
+	if len(o.Units) > 0 {
+		flags |= flagUnits
+	}
+	data = append(data, flags)
+	switch {
+	case packed:
+		data = append(data, digest...)
+	case o.Version.ETag != "":
+		data = appendText(data, o.Version.ETag)
+	}
+	if o.Version.ID != "" {
+		data = appendText(data, o.Version.ID)
+	}
+	if len(o.Units) == 0 {
+		return data, nil
+	}
+	var units []byte
+	end := int64(0)
+	for i, u := range o.Units {
+		codec := slices.Index(codecs[:], u.Codec)
+		if u.Offset < end || u.Length < 0 || u.Length > o.Size-u.Offset || u.Size < 0 || codec < 1 {
+			return nil, fmt.Errorf("%w: unit %d of %d bytes at %d, decoded %d by %q: want units that ascend within the "+
+				"object's %d bytes, and a codec that is known", ErrInvalid, i, u.Length, u.Offset, u.Size, u.Codec, o.Size)
+		}
+		units = binary.AppendUvarint(units, uint64(u.Offset-end))
+		units = binary.AppendUvarint(units, uint64(u.Length))
+		units = binary.AppendUvarint(units, uint64(u.Size))
+		units = append(units, byte(codec))
+		end = u.Offset + u.Length
+	}
+	data = binary.AppendUvarint(data, uint64(len(o.Units)))
+	data = binary.AppendUvarint(data, uint64(len(units)))
+	return append(data, units...), nil
+}
+
+func appendText(data []byte, text string) []byte {
+	return append(binary.AppendUvarint(data, uint64(len(text))), text...)
+}
+
+// DecodeObjectSet reads what [EncodeObjectSet] wrote. Bytes that are no set are an ErrDataLoss. Nothing is kept of data.
+func DecodeObjectSet(data []byte) (*ObjectSet, error) {
+	x, err := OpenObjectSet(data)
+	if err != nil {
+		return nil, err
+	}
+	s := &ObjectSet{Bucket: x.Bucket(), Unproven: x.Unproven(), Objects: make([]Object, 0, x.Len())}
+	err = x.each(0, x.Len(), func(o *objectEntry) error {
+		object := o.object()
+		err := o.eachUnit(func(u Unit) bool {
+			object.Units = append(object.Units, u)
+			return true
+		})
+		s.Objects = append(s.Objects, object)
+		return err
+	})
+	if err == nil && s.Prefix() != x.Prefix() {
+		err = objectSetDamage("it has the prefix %s, and its objects make %s", x.Prefix(), s.Prefix())
+	}
+	if err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// ObjectIndex is an object set in its encoded form: an object is found by its number, and takes memory only then.
+type ObjectIndex struct {
+	bucket      string
+	prefix      ObjectPrefix
+	flags       uint32
+	n           int
+	table, body []byte
+}
+
+// OpenObjectSet reads what [EncodeObjectSet] wrote, and checks all of it, but whether the prefix is that of the objects.
+// Bytes that are no set are an ErrDataLoss. data is kept, and must not change.
+func OpenObjectSet(data []byte) (*ObjectIndex, error) {
+	var x *ObjectIndex
+	err := Guard(func() (err error) {
+		if x, err = ReopenObjectSet(data); err != nil {
+			return err
+		}
+		return x.check()
+	})
+	if err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// ReopenObjectSet is OpenObjectSet of bytes that OpenObjectSet has checked before: it looks at the header alone. What is
+// found by it may be wrong where they are others, and it never reads beyond them.
+func ReopenObjectSet(data []byte) (*ObjectIndex, error) {
+	if len(data) < objectSetHeader || len(data) > MaxObjectSetBytes ||
+		string(data[:len(objectSetMagic)]) != objectSetMagic {
+		return nil, objectSetDamage("%d bytes do not begin with %q", len(data), objectSetMagic)
+	}
+	x := &ObjectIndex{prefix: ObjectPrefix(data[len(objectSetMagic):])}
+	numbers := data[len(objectSetMagic)+addressPrefix:]
+	x.flags = binary.LittleEndian.Uint32(numbers)
+	n, name := binary.LittleEndian.Uint32(numbers[4:]), binary.LittleEndian.Uint32(numbers[8:])
+	rest := data[objectSetHeader:]
+	groups := (int64(n) + objectsTogether - 1) / objectsTogether
+	if x.flags&^flagUnproven != 0 || n > MaxObjects || int64(name)+4*groups > int64(len(rest)) {
+		return nil, objectSetDamage("flags %#x, %d objects, a name of %d bytes in %d bytes", x.flags, n, name, len(data))
+	}
+	x.n, x.bucket = int(n), string(rest[:name])
+	x.table, x.body = rest[name:int64(name)+4*groups], rest[int64(name)+4*groups:]
+	return x, nil
+}
+
+// check reads all of the set.
+func (x *ObjectIndex) check() error {
+	at, first := 0, true
+	var before []byte
+	for group := range len(x.table) / 4 {
+		if begins := int(x.begins(group)); begins != at {
+			return objectSetDamage("objects from %d on are at %d, the table says %d", group*objectsTogether, at, begins)
+		}
+		from := group * objectsTogether
+		var last *objectEntry
+		err := x.each(from, min(from+objectsTogether, x.n), func(o *objectEntry) error {
+			last = o
+			if !first && bytes.Compare(o.key, before) <= 0 {
+				return objectSetDamage("object %s comes after %s", Quote(string(o.key)), Quote(string(before)))
+			}
+			before, first = append(before[:0], o.key...), false
+			return o.eachUnit(func(Unit) bool { return true })
+		})
+		if err != nil {
+			return err
+		}
+		at = len(x.body) - len(last.rest)
+	}
+	if at != len(x.body) {
+		return objectSetDamage("%d bytes follow its objects", len(x.body)-at)
+	}
+	return nil
+}
+
+func (x *ObjectIndex) begins(group int) uint32 { return binary.LittleEndian.Uint32(x.table[4*group:]) }
+
+// Bucket is the URL of the bucket, without secrets.
+func (x *ObjectIndex) Bucket() string { return x.bucket }
+
+// Prefix is that of the keys of the set's blobs.
+func (x *ObjectIndex) Prefix() ObjectPrefix { return x.prefix }
+
+// Len is the number of objects.
+func (x *ObjectIndex) Len() int { return x.n }
+
+// Unproven is what ObjectSet says of the sums of the set's blobs.
+func (x *ObjectIndex) Unproven() bool { return x.flags&flagUnproven != 0 }
+
+// Object returns an object by its number, without its units. One that the set does not have is an ErrDataLoss: an
+// address says that it has.
+func (x *ObjectIndex) Object(number uint32) (o Object, err error) {
+	err = x.find(number, func(e *objectEntry) error {
+		o = e.object()
+		return nil
+	})
+	return o, err
+}
+
+// Unit returns an object and one of its units, both by their numbers.
+func (x *ObjectIndex) Unit(number uint32, unit int64) (o Object, u Unit, err error) {
+	err = x.find(number, func(e *objectEntry) error {
+		o = e.object()
+		n, found := int64(0), false
+		err := e.eachUnit(func(next Unit) bool {
+			u, found = next, n == unit
+			n++
+			return !found
+		})
+		if err == nil && !found {
+			err = fmt.Errorf("%w: object %s of %s has no unit %d", ErrDataLoss, Quote(o.Key), x.bucket, unit)
+		}
+		return err
+	})
+	return o, u, err
+}
+
+func (x *ObjectIndex) find(number uint32, visit func(*objectEntry) error) error {
+	if int64(number) >= int64(x.n) {
+		return fmt.Errorf("%w: object set %s of %s has %d objects, and no object %d", ErrDataLoss, x.prefix, x.bucket, x.n,
+			number)
+	}
+	first, last := int(number)/objectsTogether*objectsTogether, int(number)
+	return Guard(func() error {
+		return x.each(first, last+1, func(e *objectEntry) error {
+			if e.number != last {
+				return nil
+			}
+			return visit(e)
+		})
+	})
+}
+
+// objectEntry is an object as it lies in an encoded set.
+type objectEntry struct {
+	number int
+	key    []byte // of this entry alone
+	size   int64
+	etag   []byte
+	hexed  bool
+	id     []byte
+	units  uint64
+	packed []byte // those
+	rest   []byte // what follows
+}
+
+// each reads the entries of [from, to), of which from is the first of its group.
+func (x *ObjectIndex) each(from, to int, visit func(*objectEntry) error) error {
+	e := &objectEntry{}
+	for i := from; i < to; i++ {
+		if i%objectsTogether == 0 {
+			begins := int64(x.begins(i / objectsTogether))
+			if begins > int64(len(x.body)) {
+				return objectSetDamage("objects from %d on are at %d of %d bytes", i, begins, len(x.body))
+			}
+			e.key, e.rest = e.key[:0], x.body[begins:]
+		}
+		e.number = i
+		if !e.next() {
+			return objectSetDamage("object %d cannot be read", i)
+		}
+		if err := visit(e); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// next reads the next entry; false if there is none.
+func (e *objectEntry) next() bool {
+	in := &cursor{data: e.rest}
+	shared := in.number()
+	text := in.bytes(in.number())
+	e.size = int64(in.number())
+	flags := in.bytes(1)
+	if in.broken || shared > uint64(len(e.key)) || shared+uint64(len(text)) > MaxObjectKey || e.size < 0 {
+		return false
+	}
+	e.key = append(e.key[:shared], text...)
+	e.etag, e.id, e.hexed, e.units, e.packed = nil, nil, false, 0, nil
+	f := flags[0]
+	if f&^(flagHexETag|flagETag|flagID|flagUnits) != 0 || f&flagHexETag != 0 && f&flagETag != 0 {
+		return false
+	}
+	switch {
+	case f&flagHexETag != 0:
+		e.etag, e.hexed = in.bytes(16), true
+	case f&flagETag != 0:
+		e.etag = in.bytes(in.number())
+	}
+	if f&flagID != 0 {
+		e.id = in.bytes(in.number())
+	}
+	if f&flagUnits != 0 {
+		e.units = in.number()
+		e.packed = in.bytes(in.number())
+	}
+	e.rest = in.data
+	return !in.broken
+}
+
+// object returns the entry's object without its units.
+func (e *objectEntry) object() Object {
+	o := Object{Key: string(e.key), Size: e.size, Version: ObjectVersion{ETag: string(e.etag), ID: string(e.id)}}
+	if e.hexed {
+		o.Version.ETag = hex.EncodeToString(e.etag)
+	}
+	return o
+}
+
+// eachUnit visits the units until visit returns false.
+func (e *objectEntry) eachUnit(visit func(Unit) bool) error {
+	in := &cursor{data: e.packed}
+	end := int64(0)
+	for i := range e.units {
+		gap, length, size := in.number(), in.number(), in.number()
+		codec := in.bytes(1)
+		left := uint64(max(e.size-end, 0))
+		if in.broken || gap > left || length > left-gap || int64(size) < 0 {
+			return objectSetDamage("unit %d of object %s cannot be read", i, Quote(string(e.key)))
+		}
+		if codec[0] < 1 || int(codec[0]) >= len(codecs) {
+			return fmt.Errorf("%w: unit %d of object %s is compressed by codec number %d, which this bowstring does not know",
+				ErrNotSupported, i, Quote(string(e.key)), codec[0])
+		}
+		u := Unit{Offset: end + int64(gap), Length: int64(length), Size: int64(size), Codec: codecs[codec[0]]}
+		if !visit(u) {
+			return nil
+		}
+		end = u.Offset + u.Length
+	}
+	if len(in.data) > 0 {
+		return objectSetDamage("%d bytes follow the units of object %s", len(in.data), Quote(string(e.key)))
+	}
+	return nil
+}
+
+// cursor reads numbers and bytes. Once there are too few of them it is broken, and gives nothing.
+type cursor struct {
+	data   []byte
+	broken bool
+}
+
+func (c *cursor) number() uint64 {
+	v, n := binary.Uvarint(c.data)
+	if n <= 0 || c.broken {
+		c.broken = true
+		return 0
+	}
+	c.data = c.data[n:]
+	return v
+}
+
+func (c *cursor) bytes(n uint64) []byte {
+	if c.broken || n > uint64(len(c.data)) {
+		c.broken = true
+		return nil
+	}
+	b := c.data[:n:n]
+	c.data = c.data[n:]
+	return b
+}
+
+func objectSetDamage(format string, args ...any) error {
+	return fmt.Errorf("%w: object set: "+format, slices.Concat([]any{ErrDataLoss}, args)...)
+}
