@@ -120,7 +120,7 @@ func appendObject(data []byte, o *Object, shared int) ([]byte, error) {
 	end := int64(0)
 	for i, u := range o.Units {
 		codec := slices.Index(codecs[:], u.Codec)
-		if u.Offset < end || u.Length < 0 || u.Length > o.Size-u.Offset || u.Size < 0 || codec < 1 {
+		if u.Offset < end || u.Length < 1 || u.Length > o.Size-u.Offset || u.Size < 0 || codec < 1 {
 			return nil, fmt.Errorf("%w: unit %d of %d bytes at %d, decoded %d by %q: want units that ascend within the "+
 				"object's %d bytes, and a codec that is known", ErrInvalid, i, u.Length, u.Offset, u.Size, u.Codec, o.Size)
 		}
@@ -263,18 +263,17 @@ func (x *ObjectIndex) Object(number uint32) (o Object, err error) {
 	return o, err
 }
 
-// Unit returns an object and one of its units, both by their numbers.
-func (x *ObjectIndex) Unit(number uint32, unit int64) (o Object, u Unit, err error) {
+// Unit returns an object by its number, without its units, and that of its units that begins at an offset.
+func (x *ObjectIndex) Unit(number uint32, offset int64) (o Object, u Unit, err error) {
 	err = x.find(number, func(e *objectEntry) error {
 		o = e.object()
-		n, found := int64(0), false
+		found := false
 		err := e.eachUnit(func(next Unit) bool {
-			u, found = next, n == unit
-			n++
-			return !found
+			u, found = next, next.Offset == offset
+			return next.Offset < offset
 		})
 		if err == nil && !found {
-			err = fmt.Errorf("%w: object %s of %s has no unit %d", ErrDataLoss, Quote(o.Key), x.bucket, unit)
+			err = fmt.Errorf("%w: no unit begins at %d in object %s of %s", ErrDataLoss, offset, Quote(o.Key), x.bucket)
 		}
 		return err
 	})
@@ -382,7 +381,7 @@ func (e *objectEntry) eachUnit(visit func(Unit) bool) error {
 		gap, length, size := in.number(), in.number(), in.number()
 		codec := in.bytes(1)
 		left := uint64(max(e.size-end, 0))
-		if in.broken || gap > left || length > left-gap || int64(size) < 0 {
+		if in.broken || gap > left || length < 1 || length > left-gap || int64(size) < 0 {
 			return objectSetDamage("unit %d of object %s cannot be read", i, Quote(string(e.key)))
 		}
 		if codec[0] < 1 || int(codec[0]) >= len(codecs) {

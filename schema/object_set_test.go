@@ -32,7 +32,7 @@ func madeSet(rng *rand.Rand, n int) *ObjectSet {
 		}
 		for end := int64(0); rng.IntN(3) > 0 && end < o.Size; {
 			u := Unit{Offset: end + rng.Int64N(o.Size-end), Size: rng.Int64N(1 << 30), Codec: codecs[1+rng.IntN(len(codecs)-1)]}
-			u.Length = rng.Int64N(o.Size - u.Offset + 1)
+			u.Length = 1 + rng.Int64N(o.Size-u.Offset)
 			o.Units = append(o.Units, u)
 			end = u.Offset + u.Length
 		}
@@ -68,12 +68,12 @@ func TestObjectSetIsReadBack(t *testing.T) {
 				t.Fatalf("object %d is %+v, %v; want %+v", i, got, err, o)
 			}
 			for j, u := range units {
-				if of, got, err := x.Unit(uint32(i), int64(j)); err != nil || got != u || of.Key != o.Key {
+				if of, got, err := x.Unit(uint32(i), u.Offset); err != nil || got != u || of.Key != o.Key {
 					t.Fatalf("unit %d of object %d is %+v, %v; want %+v", j, i, got, err, u)
 				}
 			}
-			if _, _, err := x.Unit(uint32(i), int64(len(units))); !errors.Is(err, ErrDataLoss) {
-				t.Fatalf("a unit behind the last one: %v", err)
+			if _, _, err := x.Unit(uint32(i), o.Size); !errors.Is(err, ErrDataLoss) {
+				t.Fatalf("a unit where none begins: %v", err)
 			}
 		}
 		if _, err := x.Object(uint32(n)); !errors.Is(err, ErrDataLoss) {

@@ -1,0 +1,68 @@
+package extent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"bowstring/fetch/object"
+	"bowstring/schema"
+)
+
+// buckets are those that were opened, by their URLs.
+type buckets struct {
+	dial  func(ctx context.Context, url string) (object.Bucket, error)
+	opens flights[string, object.Bucket]
+
+	mu    sync.RWMutex
+	known map[string]object.Bucket
+}
+
+func (b *buckets) init(s *Store, dial func(ctx context.Context, url string) (object.Bucket, error)) {
+	b.dial, b.known, b.opens.s = dial, map[string]object.Bucket{}, s
+}
+
+// open returns the bucket of a URL. One that cannot be opened is tried again by the next read.
+func (b *buckets) open(ctx context.Context, url string) (object.Bucket, error) {
+	b.mu.RLock()
+	bucket := b.known[url]
+	b.mu.RUnlock()
+	if bucket != nil {
+		return bucket, nil
+	}
+	bucket, err := b.opens.do(ctx, url, func(ctx context.Context) (object.Bucket, error) {
+		b.mu.RLock()
+		bucket := b.known[url] // by a flight that has just ended
+		b.mu.RUnlock()
+		if bucket != nil {
+			return bucket, nil
+		}
+		if b.dial == nil {
+			return nil, fmt.Errorf("%w: this store was opened without a way to read buckets", schema.ErrInvalid)
+		}
+		bucket, err := b.dial(ctx, url)
+		if err != nil {
+			return nil, err
+		}
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.known[url] = bucket
+		return bucket, nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("open bucket %s: %w", url, err)
+	}
+	return bucket, nil
+}
+
+func (b *buckets) close() error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	var errs []error
+	for _, bucket := range b.known {
+		errs = append(errs, bucket.Close())
+	}
+	clear(b.known)
+	return errors.Join(errs...)
+}
