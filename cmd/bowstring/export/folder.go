@@ -527,16 +527,25 @@ func IsFolderMetadata(name string) (is bool) {
 	if info, err := os.Stat(name); err != nil || !info.Mode().IsRegular() {
 		return false
 	}
+	f, err := os.Open(name)
+	if err != nil {
+		return false
+	}
+	defer func() { _ = f.Close() }()
+	return HoldsFolderMetadata(f)
+}
+
+// HoldsFolderMetadata is IsFolderMetadata of what an open file holds.
+func HoldsFolderMetadata(in parquet.ReaderAtSeeker) (is bool) {
 	defer func() {
 		if recover() != nil { // the library panics about damaged files
 			is = false
 		}
 	}()
-	f, err := parquetfile.OpenParquetFile(name, false)
+	f, err := parquetfile.NewParquetReader(in)
 	if err != nil {
 		return false
 	}
-	defer func() { _ = f.Close() }()
 	return f.MetaData().KeyValueMetadata().FindValue(folderKey) != nil
 }
 

@@ -71,7 +71,7 @@ func (s *fileRows) Samples(ctx context.Context) iter.Seq2[Sample, error] {
 				yield(Sample{}, context.Cause(ctx))
 				return
 			}
-			sample := s.sample(row, first, named)
+			sample := s.sample(ctx, row, first, named)
 			if !s.leavesOut(row) && !yield(sample, nil) {
 				return
 			}
@@ -93,11 +93,12 @@ func (s *fileRows) Samples(ctx context.Context) iter.Seq2[Sample, error] {
 }
 
 // sample makes the sample of a row; first has the row of each key so far.
-func (s *fileRows) sample(row int, first map[string]int, named map[string]bool) Sample {
+func (s *fileRows) sample(ctx context.Context, row int, first map[string]int, named map[string]bool) Sample {
 	at := s.meta.lines[row]
 	var out Sample
 	var names []string // of files, relative to the folder
 	paths := make([]string, len(s.files))
+	out.At = make([]Extent, len(s.files))
 	for i, f := range s.files {
 		if f.paths.IsNull(row) {
 			continue
@@ -110,12 +111,13 @@ func (s *fileRows) sample(row int, first map[string]int, named map[string]bool) 
 		paths[i] = filepath.Join(s.path, filepath.FromSlash(rel))
 		why := s.in.outside(paths[i])
 		if why == "" {
-			size, bad := statFile(paths[i])
+			size, bad := s.place.statFile(paths[i])
 			if bad == "empty" && s.exact {
 				bad = ""
 			}
 			out.Size += size
 			why = bad
+			out.At[i] = s.place.extent(paths[i], size)
 		}
 		if why != "" && out.Bad == "" {
 			out.Bad = fmt.Sprintf("%s: %s: %s", Quoted(f.field.Name), Quoted(rel), why)
@@ -159,12 +161,12 @@ func (s *fileRows) sample(row int, first map[string]int, named map[string]bool) 
 		out.Meta = append(out.Meta, file)
 	}
 	out.Meta = append(out.Meta, s.meta.cells(row)...)
-	s.load(&out, paths)
+	s.load(ctx, &out, paths)
 	return out
 }
 
 // load has the files of a sample read when they are needed.
-func (s *fileRows) load(out *Sample, paths []string) {
+func (s *fileRows) load(ctx context.Context, out *Sample, paths []string) {
 	var blobs [][]byte
 	out.Load = func() ([][]byte, error) {
 		blobs = make([][]byte, len(paths))
@@ -172,7 +174,7 @@ func (s *fileRows) load(out *Sample, paths []string) {
 			if p == "" {
 				continue
 			}
-			size, bad := statFile(p)
+			size, bad := s.place.statFile(p)
 			if bad != "" && (bad != "empty" || !s.exact) {
 				return nil, errors.New(bad)
 			}
@@ -180,7 +182,7 @@ func (s *fileRows) load(out *Sample, paths []string) {
 				blobs[i] = []byte{}
 				continue
 			}
-			b, err := loadFile(p, size)
+			b, err := s.place.loadFile(ctx, p, size)
 			if err != nil {
 				return nil, err
 			}
@@ -196,26 +198,38 @@ func (s *fileRows) load(out *Sample, paths []string) {
 const exportFormat = "folder"
 
 // exportMetadata lists the metadata files of an export among files that are relative to root.
-func exportMetadata(root string, files []string) []string {
+func (f *Files) exportMetadata(ctx context.Context, root string, files []string) []string {
 	return slices.DeleteFunc(slices.Clone(files), func(name string) bool {
 		return filepath.Base(name) != export.MetadataFile || strings.Count(filepath.ToSlash(name), "/") > 1 ||
-			!export.IsFolderMetadata(filepath.Join(root, name))
+			!f.isFolderMetadata(ctx, filepath.Join(root, name))
 	})
 }
 
-func (l *layout) looksExport() bool { return l.dir && len(exportMetadata(l.path, l.files)) > 0 }
+// isFolderMetadata is export.IsFolderMetadata.
+func (f *Files) isFolderMetadata(ctx context.Context, path string) bool {
+	in, err := f.open(ctx, path)
+	if err != nil {
+		return false
+	}
+	defer func() { _ = in.Close() }()
+	return export.HoldsFolderMetadata(in)
+}
+
+func (l *layout) looksExport() bool {
+	return l.dir && len(l.opts.files.exportMetadata(l.ctx, l.path, l.files)) > 0
+}
 
 func openExport(ctx context.Context, root string, opts Options) (Source, error) {
-	s := &fileRows{about: about{format: exportFormat, path: absolute(root), exact: true}, asked: opts.Split, label: -1,
+	s := &fileRows{about: about{place: opts.files, format: exportFormat, path: opts.files.absolute(root), exact: true}, asked: opts.Split, label: -1,
 		choice: opts.choice}
-	l, err := look(root, opts)
+	l, err := look(ctx, root, opts)
 	if err != nil {
 		return nil, err
 	}
-	if s.in, err = boundsOf(s.path, opts); err != nil {
+	if s.in, err = s.place.boundsOf(s.path, opts); err != nil {
 		return nil, err
 	}
-	files := exportMetadata(s.path, l.files)
+	files := s.place.exportMetadata(ctx, s.path, l.files)
 	if len(files) == 0 {
 		return nil, fmt.Errorf("%w: there is no %s of an export", schema.ErrInvalid, export.MetadataFile)
 	}
@@ -226,10 +240,10 @@ func openExport(ctx context.Context, root string, opts Options) (Source, error) 
 		}
 		files[i] = filepath.ToSlash(f)
 	}
-	if s.meta, err = readTable(ctx, s.path, files, tableOptions{}); err != nil {
+	if s.meta, err = s.place.readTable(ctx, s.path, files, tableOptions{}); err != nil {
 		return nil, err
 	}
-	stored, err := storedFields(filepath.Join(s.path, files[0]))
+	stored, err := s.place.storedFields(ctx, filepath.Join(s.path, files[0]))
 	if err != nil {
 		return nil, err
 	}

@@ -1,17 +1,15 @@
 package source
 
 import (
-	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"math/bits"
-	"os"
 	"path/filepath"
 	"strings"
 	"sync"
-	"syscall"
 	"unicode/utf8"
 
 	"github.com/dustin/go-humanize"
@@ -30,51 +28,17 @@ var (
 	errNotRegular = errors.New("not a regular file")
 )
 
-// openFile opens a regular file. Anything else is refused unopened: opening a pipe waits for
-// a writer, and opening a device may do what it does. Links are followed.
-func openFile(path string) (*os.File, error) {
-	info, err := os.Stat(path)
-	if err != nil {
-		return nil, err
-	}
-	if err := regular(path, info); err != nil {
-		return nil, err
-	}
-	// It may have been replaced meanwhile: a pipe is opened without waiting, to find out.
-	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
-	if err != nil {
-		return nil, err
-	}
-	if info, err = f.Stat(); err == nil {
-		err = regular(path, info)
-	}
-	if err != nil {
-		return nil, errors.Join(err, f.Close())
-	}
-	return f, nil
-}
-
-func regular(path string, info fs.FileInfo) error {
-	switch {
-	case info.IsDir():
-		return &fs.PathError{Op: "open", Path: path, Err: errFolder}
-	case !info.Mode().IsRegular():
-		return &fs.PathError{Op: "open", Path: path, Err: errNotRegular}
-	}
-	return nil
-}
-
 // readWhole reads a file of at most limit bytes.
-func readWhole(path string, limit int64) (_ []byte, err error) {
-	f, err := openFile(path)
+func (f *Files) readWhole(ctx context.Context, path string, limit int64) (_ []byte, err error) {
+	in, err := f.open(ctx, path)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, f.Close()) }()
-	if info, err := f.Stat(); err != nil || info.Size() > limit {
-		return nil, cmp.Or(err, tooLarge(limit))
+	defer func() { err = errors.Join(err, in.Close()) }()
+	if in.Size() > limit {
+		return nil, tooLarge(limit)
 	}
-	b, err := io.ReadAll(io.LimitReader(f, limit+1)) // it may grow
+	b, err := io.ReadAll(io.LimitReader(in, limit+1)) // it may grow
 	if err == nil && int64(len(b)) > limit {
 		err = tooLarge(limit)
 	}
@@ -87,8 +51,8 @@ func tooLarge(limit int64) error {
 
 // statFile says what is to be read of a file, and what is wrong with it as far
 // as its entry in the directory tells. Links are followed.
-func statFile(path string) (size int64, bad string) {
-	info, err := os.Stat(path)
+func (f *Files) statFile(path string) (size int64, bad string) {
+	info, err := f.stat(path)
 	if err == nil {
 		err = regular(path, info)
 	}
@@ -104,22 +68,16 @@ func statFile(path string) (size int64, bad string) {
 	return info.Size(), ""
 }
 
-// isDir says whether path is, or is a link to, a directory.
-func isDir(path string) bool {
-	info, err := os.Stat(path)
-	return err == nil && info.IsDir()
-}
-
 // loadFile reads a whole file of a known size into a buffer of the pool.
-func loadFile(path string, size int64) ([]byte, error) {
-	f, err := openFile(path)
+func (f *Files) loadFile(ctx context.Context, path string, size int64) ([]byte, error) {
+	in, err := f.open(ctx, path)
 	if err != nil {
 		return nil, errors.New(reason(err))
 	}
-	defer func() { _ = f.Close() }()
+	defer func() { _ = in.Close() }()
 	// One byte more, to see that there is none.
 	buf := buffers.get(size + 1)
-	n, err := io.ReadFull(f, buf)
+	n, err := io.ReadFull(in, buf)
 	if !errors.Is(err, io.ErrUnexpectedEOF) || int64(n) != size {
 		buffers.put(buf)
 		if err != nil && !errors.Is(err, io.ErrUnexpectedEOF) && !errors.Is(err, io.EOF) {
@@ -145,18 +103,24 @@ func reason(err error) string {
 }
 
 // fileSample is a sample that a file holds the only blob of.
-func fileSample(key, path string) Sample {
+func (f *Files) fileSample(ctx context.Context, key, path string) Sample {
 	s := Sample{Key: key}
-	if s.Size, s.Bad = statFile(path); s.Bad != "" {
+	if s.Size, s.Bad = f.statFile(path); s.Bad != "" {
 		return s
 	}
+	s.At = []Extent{f.extent(path, s.Size)}
 	var blob []byte
 	s.Load = func() (_ [][]byte, err error) {
-		blob, err = loadFile(path, s.Size)
+		blob, err = f.loadFile(ctx, path, s.Size)
 		return [][]byte{blob}, err
 	}
 	s.Release = func() { buffers.put(blob) }
 	return s
+}
+
+// extent is that of a whole file.
+func (f *Files) extent(path string, size int64) Extent {
+	return Extent{File: f.name(path), Length: size}
 }
 
 // readBuffer reads n bytes into a buffer of the pool. It is never nil. Large
@@ -225,21 +189,22 @@ func (p *pool) put(b []byte) {
 // of the folder is a file of the user who imports, and not one that the author has handed over. It is used by one
 // goroutine; nil has no bounds.
 type bounds struct {
+	files    *Files
 	named    string            // as it was named, absolute
 	resolved string            // without links
 	folders  map[string]string // resolved, by name
 }
 
 // boundsOf returns the bounds of a folder; nil if what lies outside is to be taken, too.
-func boundsOf(folder string, opts Options) (*bounds, error) {
+func (f *Files) boundsOf(folder string, opts Options) (*bounds, error) {
 	if opts.Outside {
 		return nil, nil //nolint:nilnil // no bounds
 	}
-	resolved, err := filepath.EvalSymlinks(absolute(folder))
+	resolved, err := f.resolve(f.absolute(folder))
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", schema.ErrNotFound, err)
+		return nil, notFound(err)
 	}
-	return &bounds{named: absolute(folder), resolved: resolved, folders: map[string]string{}}, nil
+	return &bounds{files: f, named: f.absolute(folder), resolved: resolved, folders: map[string]string{}}, nil
 }
 
 // outside says how a path leads out of the folder, "" if it does not, or leads to nothing. A path that is outside by
@@ -249,7 +214,7 @@ func (b *bounds) outside(path string) string {
 		return ""
 	}
 	if !below(b.named, path) && !below(b.resolved, path) {
-		return fmt.Sprintf("a path out of the folder, to %s; --allow-outside takes it", Quoted(filepath.Clean(path)))
+		return fmt.Sprintf("a path out of the folder, to %s; --allow-outside takes it", Quoted(b.files.shown(filepath.Clean(path))))
 	}
 	to, err := b.resolve(path)
 	switch {
@@ -266,25 +231,25 @@ func (b *bounds) outside(path string) string {
 // check is outside as an error.
 func (b *bounds) check(path string) error {
 	if why := b.outside(path); why != "" {
-		return fmt.Errorf("%w: %s is %s", schema.ErrInvalid, Quoted(path), why)
+		return fmt.Errorf("%w: %s is %s", schema.ErrInvalid, Quoted(b.files.shown(path)), why)
 	}
 	return nil
 }
 
 // resolve returns a path without links. Each folder is looked at once.
 func (b *bounds) resolve(path string) (string, error) {
-	info, err := os.Lstat(path)
+	info, err := b.files.lstat(path)
 	if err != nil {
 		return "", err
 	}
 	if info.Mode()&fs.ModeSymlink != 0 {
-		return filepath.EvalSymlinks(path)
+		return b.files.resolve(path)
 	}
 	// Not filepath.Dir, which removes a folder before "..": the system goes on from where a link leads.
 	folder, name := filepath.Split(path)
 	to, known := b.folders[folder]
 	if !known {
-		if to, err = filepath.EvalSymlinks(folder); err != nil {
+		if to, err = b.files.resolve(folder); err != nil {
 			return "", err
 		}
 		b.folders[folder] = to
@@ -319,6 +284,7 @@ func ascii(name string) bool {
 
 // namer finds the files that a table in a folder names. It is used by one goroutine.
 type namer struct {
+	files *Files
 	dir   string
 	in    *bounds
 	names map[string]map[string]string // by folder, of names that are not ASCII: how the folder writes them
@@ -328,7 +294,7 @@ type namer struct {
 // file is not to be read, "" if it is. A name that a file has is that file.
 func (n *namer) find(name string) (file, key, bad string) {
 	file, bad = n.at(name)
-	if bad == "" && !missing(file) || !strings.Contains(name, `\`) && ascii(name) {
+	if bad == "" && !n.files.missing(file) || !strings.Contains(name, `\`) && ascii(name) {
 		return file, filepath.ToSlash(filepath.Clean(name)), bad
 	}
 	for _, other := range []string{name, slashed(name)} {
@@ -336,7 +302,7 @@ func (n *namer) find(name string) (file, key, bad string) {
 		if why != "" {
 			continue
 		}
-		if at = n.written(at); !missing(at) && n.in.outside(at) == "" {
+		if at = n.written(at); !n.files.missing(at) && n.in.outside(at) == "" {
 			return at, filepath.ToSlash(filepath.Clean(other)), ""
 		}
 	}
@@ -369,7 +335,7 @@ func (n *namer) written(file string) string {
 	}
 	at := n.dir
 	for part := range strings.SplitSeq(rel, string(filepath.Separator)) {
-		if next := filepath.Join(at, part); !missing(next) || ascii(part) {
+		if next := filepath.Join(at, part); !n.files.missing(next) || ascii(part) {
 			at = next
 			continue
 		}
@@ -387,7 +353,7 @@ func (n *namer) folder(dir string) map[string]string {
 		return known
 	}
 	found, twice := map[string]string{}, map[string]bool{}
-	entries, _ := os.ReadDir(dir) // what cannot be read has no files
+	entries, _ := n.files.readDir(dir, 0) // what cannot be read has no files
 	for _, e := range entries {
 		if name := e.Name(); !ascii(name) {
 			c := norm.NFC.String(name)
@@ -406,10 +372,4 @@ func (n *namer) folder(dir string) map[string]string {
 	}
 	n.names[dir] = found
 	return found
-}
-
-// missing says whether there is nothing of that name.
-func missing(file string) bool {
-	_, err := os.Lstat(file)
-	return errors.Is(err, fs.ErrNotExist)
 }

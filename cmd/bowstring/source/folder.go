@@ -55,15 +55,14 @@ func openImageFolder(ctx context.Context, root string, opts Options) (Source, er
 
 // openFolder fills in s, which says what is looked for.
 func openFolder(ctx context.Context, root string, opts Options, s *imageFolder) (Source, error) {
-	resolved, err := filepath.EvalSymlinks(root)
+	s.place = opts.files
+	resolved, err := s.place.resolve(root)
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", schema.ErrNotFound, err)
+		return nil, notFound(err)
 	}
-	if resolved, err = filepath.Abs(resolved); err != nil {
-		return nil, err
-	}
+	resolved = s.place.absolute(resolved)
 	s.path, s.split, s.label, s.choice = resolved, opts.Split, -1, opts.choice
-	if s.in, err = boundsOf(resolved, opts); err != nil {
+	if s.in, err = s.place.boundsOf(resolved, opts); err != nil {
 		return nil, err
 	}
 	if err := s.survey(ctx); err != nil {
@@ -102,7 +101,7 @@ func (s *imageFolder) survey(ctx context.Context) error {
 			}
 		}
 	}
-	err := filepath.WalkDir(s.path, func(p string, d fs.DirEntry, err error) error {
+	err := s.place.walk(s.path, func(p string, d fs.DirEntry, err error) error {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
@@ -208,7 +207,7 @@ func (s *imageFolder) readMetadata(ctx context.Context) (*fileRows, error) {
 		}
 		dirs[path.Dir(f)] = f
 	}
-	t, err := readTable(ctx, s.path, s.files, tableOptions{choice: s.choice, text: []string{schema.PathColumn}})
+	t, err := s.place.readTable(ctx, s.path, s.files, tableOptions{choice: s.choice, text: []string{schema.PathColumn}})
 	if err != nil {
 		return nil, err
 	}
@@ -220,7 +219,7 @@ func (s *imageFolder) readMetadata(ctx context.Context) (*fileRows, error) {
 		return nil, fmt.Errorf("%w: %s has no column file_name", schema.ErrInvalid, Quoted(s.files[0]))
 	}
 	column := t.remove(names)
-	s.join = newJoined(s.path, s.files)
+	s.join = newJoined(s.place, s.path, s.files)
 	for row := range t.rows {
 		dir, name := path.Dir(t.lines[row].file), text(column, row)
 		s.join.add(path.Join(dir, path.Clean(name)), path.Join(canonical(dir), path.Clean(canonical(name))))
@@ -280,14 +279,14 @@ func (s *imageFolder) Samples(ctx context.Context) iter.Seq2[Sample, error] {
 			}
 		}
 		for _, top := range tops {
-			err := filepath.WalkDir(filepath.Join(s.path, top), func(p string, d fs.DirEntry, err error) error {
+			err := s.place.walk(filepath.Join(s.path, top), func(p string, d fs.DirEntry, err error) error {
 				if ctx.Err() != nil {
 					return context.Cause(ctx)
 				}
 				if top == "" && err == nil && d.IsDir() && slices.Contains(s.splits, s.rel(p)) {
 					return fs.SkipDir // was walked
 				}
-				return s.visit(p, top, d, err, seen, yield)
+				return s.visit(ctx, p, top, d, err, seen, yield)
 			})
 			if errors.Is(err, errStop) {
 				return
@@ -302,7 +301,7 @@ func (s *imageFolder) Samples(ctx context.Context) iter.Seq2[Sample, error] {
 }
 
 // visit yields what is at a path, if it is an image or should be one.
-func (s *imageFolder) visit(p, split string, d fs.DirEntry, err error, seen []bool,
+func (s *imageFolder) visit(ctx context.Context, p, split string, d fs.DirEntry, err error, seen []bool,
 	yield func(Sample, error) bool) error {
 	var sample Sample
 	rel := s.rel(p)
@@ -317,14 +316,14 @@ func (s *imageFolder) visit(p, split string, d fs.DirEntry, err error, seen []bo
 	case d.IsDir() && !s.isMedia(d.Name()):
 		return nil
 	case d.Type()&fs.ModeSymlink != 0 && !s.isMedia(d.Name()):
-		if !isDir(p) {
+		if !s.place.isDir(p) {
 			return nil
 		}
 		sample = Sample{Key: rel, Bad: "a link to a folder; links to folders are not followed"}
 	case !s.isMedia(d.Name()):
 		return nil
 	default:
-		sample = s.sample(rel, p, split, seen)
+		sample = s.sample(ctx, rel, p, split, seen)
 		if d.Type()&fs.ModeSymlink != 0 && sample.Bad == "" {
 			sample.Bad = s.in.outside(p)
 		}
@@ -338,8 +337,8 @@ func (s *imageFolder) visit(p, split string, d fs.DirEntry, err error, seen []bo
 	return nil
 }
 
-func (s *imageFolder) sample(rel, p, split string, seen []bool) Sample {
-	sample := fileSample(rel, p)
+func (s *imageFolder) sample(ctx context.Context, rel, p, split string, seen []bool) Sample {
+	sample := s.place.fileSample(ctx, rel, p)
 	sample.Split = split
 	if !utf8.ValidString(rel) {
 		sample.Key = strings.ToValidUTF8(rel, "\ufffd")
@@ -421,6 +420,7 @@ func (s *imageFolder) unseen(seen []bool, tops []string, yield func(Sample, erro
 
 // joined finds the rows of metadata that name files of a folder.
 type joined struct {
+	place *Files
 	root  string
 	files string          // of metadata, for messages
 	rows  map[string]int  // by file, as it is named
@@ -433,8 +433,8 @@ type joined struct {
 // severalRows stands for rows that name one file, each in another way.
 const severalRows = -1
 
-func newJoined(root string, files []string) *joined {
-	return &joined{root: root, files: quotedList(files), rows: map[string]int{}, twice: map[string]bool{},
+func newJoined(place *Files, root string, files []string) *joined {
+	return &joined{place: place, root: root, files: quotedList(files), rows: map[string]int{}, twice: map[string]bool{},
 		alike: map[string]int{},
 		used:  map[int]string{}}
 }
@@ -461,7 +461,7 @@ func (j *joined) find(file string) (row int, why string) {
 	row, ok := j.rows[file]
 	if !ok {
 		row, ok = j.alike[canonical(file)]
-		if !ok || row == severalRows || !missing(filepath.Join(j.root, filepath.FromSlash(j.names[row]))) {
+		if !ok || row == severalRows || !j.place.missing(filepath.Join(j.root, filepath.FromSlash(j.names[row]))) {
 			return -1, "no row of the metadata (" + j.files + ") names it"
 		}
 	}
@@ -479,7 +479,7 @@ func (j *joined) find(file string) (row int, why string) {
 // X_file_names, as ImageFolder and AudioFolder of the library datasets have it. nil if it does not.
 func (s *imageFolder) fileRows(t *table) (*fileRows, error) {
 	out := &fileRows{about: s.about, in: s.in, asked: s.split, meta: t, label: -1,
-		found: &namer{dir: s.path, in: s.in}}
+		found: &namer{files: s.place, dir: s.path, in: s.in}}
 	var files []fileColumn
 	var at []int // columns of t that name files
 	others := false
@@ -577,7 +577,7 @@ func (s *imageFolder) namesFiles(found *namer, t *table, paths arrow.Array) bool
 	for row := range paths.Len() {
 		if name := text(paths, row); name != "" {
 			rel := path.Join(path.Dir(t.lines[row].file), path.Clean(filepath.ToSlash(name)))
-			if file, _, _ := found.find(rel); !missing(file) {
+			if file, _, _ := found.find(rel); !s.place.missing(file) {
 				return true
 			}
 		}
@@ -649,7 +649,7 @@ func (s *imageFolder) splitOf(t *table, row int, files []fileColumn) string {
 // unnamed yields the files that no row of the metadata names, as bad samples.
 func (s *imageFolder) unnamed(ctx context.Context, named map[string]bool) iter.Seq2[Sample, error] {
 	return func(yield func(Sample, error) bool) {
-		err := filepath.WalkDir(s.path, func(p string, d fs.DirEntry, err error) error {
+		err := s.place.walk(s.path, func(p string, d fs.DirEntry, err error) error {
 			if ctx.Err() != nil {
 				return context.Cause(ctx)
 			}

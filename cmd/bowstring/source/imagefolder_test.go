@@ -147,15 +147,15 @@ func TestUnreadable(t *testing.T) {
 	if err := os.Remove(filepath.Join(root, "a/2.jpg")); err != nil {
 		t.Fatal(err)
 	}
-	size, bad := statFile(filepath.Join(root, "a/1.jpg"))
+	size, bad := localFiles(root).statFile(filepath.Join(root, "a/1.jpg"))
 	if bad != "" {
 		t.Fatal(bad)
 	}
-	if _, err := loadFile(filepath.Join(root, "a/1.jpg"), size-1); err == nil ||
+	if _, err := localFiles(root).loadFile(t.Context(), filepath.Join(root, "a/1.jpg"), size-1); err == nil ||
 		!strings.Contains(err.Error(), "changed while it was read") {
 		t.Errorf("a file that grew: %v", err)
 	}
-	if _, err := loadFile(filepath.Join(root, "a/1.jpg"), size+1); err == nil ||
+	if _, err := localFiles(root).loadFile(t.Context(), filepath.Join(root, "a/1.jpg"), size+1); err == nil ||
 		!strings.Contains(err.Error(), "changed while it was read") {
 		t.Errorf("a file that shrank: %v", err)
 	}

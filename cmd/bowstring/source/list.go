@@ -6,7 +6,6 @@ import (
 	"context"
 	"fmt"
 	"iter"
-	"os"
 	"path"
 	"path/filepath"
 	"slices"
@@ -37,25 +36,25 @@ type list struct {
 }
 
 func openList(ctx context.Context, path string, opts Options) (Source, error) {
-	abs := absolute(path)
+	abs := opts.files.absolute(path)
 	if !slices.Contains(tableExtensions, extension(abs)) {
 		return nil, fmt.Errorf("%w: want a file named .%s", schema.ErrInvalid, strings.Join(tableExtensions, ", ."))
 	}
-	s := &list{about: about{format: "list", path: abs}, dir: filepath.Dir(abs)}
+	s := &list{about: about{place: opts.files, format: "list", path: abs}, dir: filepath.Dir(abs)}
 	names := pathColumns
 	if opts.PathColumn != "" {
 		names = []string{opts.PathColumn}
 	}
-	t, err := readTable(ctx, s.dir, []string{filepath.Base(abs)}, tableOptions{choice: opts.choice, paths: names,
+	t, err := s.place.readTable(ctx, s.dir, []string{filepath.Base(abs)}, tableOptions{choice: opts.choice, paths: names,
 		text: []string{"split"}})
 	if err != nil {
 		return nil, err
 	}
-	in, err := boundsOf(s.dir, opts)
+	in, err := s.place.boundsOf(s.dir, opts)
 	if err != nil {
 		return nil, err
 	}
-	s.found = &namer{dir: s.dir, in: in}
+	s.found = &namer{files: s.place, dir: s.dir, in: in}
 	i := t.find(names...)
 	switch {
 	case i >= 0:
@@ -159,7 +158,7 @@ func (s *list) Samples(ctx context.Context) iter.Seq2[Sample, error] {
 				yield(Sample{}, context.Cause(ctx))
 				return
 			}
-			if !yield(s.sample(row, first), nil) {
+			if !yield(s.sample(ctx, row, first), nil) {
 				return
 			}
 		}
@@ -172,7 +171,7 @@ func (s *list) Samples(ctx context.Context) iter.Seq2[Sample, error] {
 }
 
 // sample makes the sample of a row; first holds the row of each file so far.
-func (s *list) sample(row int, first map[string]int) Sample {
+func (s *list) sample(ctx context.Context, row int, first map[string]int) Sample {
 	at := s.meta.lines[row]
 	name, file, key, why := "", "", fmt.Sprintf("%s#%d", filepath.Base(s.path), row), ""
 	if s.files != nil {
@@ -195,7 +194,7 @@ func (s *list) sample(row int, first map[string]int) Sample {
 	case s.files == nil:
 		out = Sample{Key: key}
 	default:
-		out = fileSample(key, file)
+		out = s.place.fileSample(ctx, key, file)
 	}
 	if s.files != nil && !twice {
 		first[key] = row
@@ -220,7 +219,7 @@ func (l *layout) looksList() bool {
 	case "json":
 		return filepath.Base(l.path) != "index.json" // of MDS
 	case "parquet": // of paths, not of blobs
-		f, err := openParquetFile(l.path)
+		f, err := l.opts.files.openParquet(l.ctx, l.path)
 		if err != nil {
 			return false
 		}
@@ -261,8 +260,9 @@ var voiceSplits = []string{"train", "dev", "test"}
 // openCommonVoice opens a language of Common Voice: tables of tab-separated values, each a
 // split, that name the clips in the folder beside them.
 func openCommonVoice(ctx context.Context, root string, opts Options) (Source, error) {
-	s := &list{about: about{format: "commonvoice", path: absolute(root)}, dir: absolute(root), label: -1}
-	splits, others, err := voiceTables(s.dir, opts.Split)
+	s := &list{about: about{place: opts.files, format: "commonvoice", path: opts.files.absolute(root)},
+		dir: opts.files.absolute(root), label: -1}
+	splits, others, err := s.voiceTables(opts.Split)
 	if err != nil {
 		return nil, err
 	}
@@ -273,11 +273,11 @@ func openCommonVoice(ctx context.Context, root string, opts Options) (Source, er
 	if len(others) > 0 {
 		s.notes = append(s.notes, quotedList(others)+" were not read; --split takes one of them")
 	}
-	in, err := boundsOf(s.dir, opts)
+	in, err := s.place.boundsOf(s.dir, opts)
 	if err != nil {
 		return nil, err
 	}
-	s.found = &namer{dir: s.dir, in: in}
+	s.found = &namer{files: s.place, dir: s.dir, in: in}
 	t := newLooseTable(tableOptions{choice: opts.choice, text: []string{"path"}, typed: votes})
 	for _, split := range splits {
 		file := split + ".tsv"
@@ -285,7 +285,7 @@ func openCommonVoice(ctx context.Context, root string, opts Options) (Source, er
 			return nil, err
 		}
 		// Quotation marks are text: one in a sentence may be the first character of it.
-		if err := readFile(filepath.Join(s.dir, file), func(in *bufio.Reader) error {
+		if err := s.place.readFile(ctx, filepath.Join(s.dir, file), func(in *bufio.Reader) error {
 			return t.readDelimited(ctx, file, "voice", true, in)
 		}); err != nil {
 			return nil, fmt.Errorf("%s: %w", Quoted(file), err)
@@ -318,10 +318,10 @@ func openCommonVoice(ctx context.Context, root string, opts Options) (Source, er
 }
 
 // voiceTables are the tables that are read, and those that are not.
-func voiceTables(root, asked string) (read, others []string, err error) {
-	entries, err := os.ReadDir(root)
+func (s *list) voiceTables(asked string) (read, others []string, err error) {
+	entries, err := s.place.readDir(s.dir, 0)
 	if err != nil {
-		return nil, nil, fmt.Errorf("%w: %w", schema.ErrNotFound, err)
+		return nil, nil, notFound(err)
 	}
 	for _, e := range entries {
 		name, table := strings.CutSuffix(e.Name(), ".tsv")

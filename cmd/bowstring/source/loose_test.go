@@ -21,7 +21,7 @@ import (
 func tableOf(t *testing.T, name, content string) (*table, error) {
 	t.Helper()
 	root := tree(t, map[string]string{name: content})
-	return readTable(t.Context(), root, []string{name}, tableOptions{})
+	return localFiles(root).readTable(t.Context(), root, []string{name}, tableOptions{})
 }
 
 // shown is a table in a line: its columns with their values, what is bad, and what is to be noted.
@@ -269,7 +269,7 @@ func FuzzTable(f *testing.F) {
 		if err := os.WriteFile(filepath.Join(root, "x."+kind), data, 0o644); err != nil {
 			t.Fatal(err)
 		}
-		built, err := readTable(t.Context(), root, []string{"x." + kind}, tableOptions{})
+		built, err := localFiles(root).readTable(t.Context(), root, []string{"x." + kind}, tableOptions{})
 		if err != nil {
 			return
 		}

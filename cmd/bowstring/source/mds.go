@@ -12,7 +12,6 @@ import (
 	"io"
 	"iter"
 	"math"
-	"os"
 	"path"
 	"path/filepath"
 	"slices"
@@ -62,12 +61,12 @@ func openMDS(ctx context.Context, root string, opts Options) (Source, error) {
 	if filepath.Base(root) == "index.json" {
 		root = filepath.Dir(root)
 	}
-	s := &mds{about: about{format: "mds", path: absolute(root)}, choice: opts.choice}
-	in, err := boundsOf(s.path, opts)
+	s := &mds{about: about{place: opts.files, format: "mds", path: opts.files.absolute(root)}, choice: opts.choice}
+	in, err := s.place.boundsOf(s.path, opts)
 	if err != nil {
 		return nil, err
 	}
-	if err := s.findParts(opts.Split, in); err != nil {
+	if err := s.findParts(ctx, opts.Split, in); err != nil {
 		return nil, err
 	}
 	for _, p := range s.parts {
@@ -85,12 +84,12 @@ func openMDS(ctx context.Context, root string, opts Options) (Source, error) {
 }
 
 // findParts reads the index of the directory, or those of its folders.
-func (s *mds) findParts(asked string, in *bounds) error {
+func (s *mds) findParts(ctx context.Context, asked string, in *bounds) error {
 	dirs := map[string]string{}
-	if _, err := os.Stat(filepath.Join(s.path, "index.json")); err == nil {
+	if _, err := s.place.stat(filepath.Join(s.path, "index.json")); err == nil {
 		dirs[""] = s.path
 	} else {
-		indices, err := filepath.Glob(filepath.Join(s.path, "*", "index.json"))
+		indices, err := s.place.glob(filepath.Join(s.path, "*", "index.json"))
 		if err != nil {
 			return err
 		}
@@ -116,7 +115,7 @@ func (s *mds) findParts(asked string, in *bounds) error {
 		if err := in.check(filepath.Join(dir, "index.json")); err != nil {
 			return err
 		}
-		data, err := readWhole(filepath.Join(dir, "index.json"), maxIndex)
+		data, err := s.place.readWhole(ctx, filepath.Join(dir, "index.json"), maxIndex)
 		if err != nil {
 			return fmt.Errorf("%w: %s: %s", schema.ErrInvalid, Quoted(filepath.Join(dir, "index.json")), reason(err))
 		}
@@ -363,21 +362,19 @@ const (
 )
 
 // openShard opens a shard for reading front to back, compressed or not.
-func openShard(p mdsPart, sh mdsShard) (r io.Reader, close func() error, err error) {
+func (s *mds) openShard(ctx context.Context, p mdsPart, sh mdsShard) (r io.Reader, close func() error, err error) {
 	name, compressed := sh.Raw, false
-	if _, err := os.Stat(filepath.Join(p.dir, name.Basename)); err != nil && sh.Zip != nil {
+	if _, err := s.place.stat(filepath.Join(p.dir, name.Basename)); err != nil && sh.Zip != nil {
 		name, compressed = *sh.Zip, true
 	}
-	f, err := openFile(filepath.Join(p.dir, name.Basename))
+	f, err := s.place.open(ctx, filepath.Join(p.dir, name.Basename))
 	if err != nil {
 		return nil, nil, errors.New(reason(err))
 	}
-	if info, err := f.Stat(); err != nil || info.Size() != name.Bytes {
-		if err == nil {
-			err = fmt.Errorf("%s has %d bytes, the index says %d", Quoted(name.Basename), info.Size(), name.Bytes)
-			if info.Size() < name.Bytes {
-				err = fmt.Errorf("%w: %w", errCut, err)
-			}
+	if f.Size() != name.Bytes {
+		err := fmt.Errorf("%s has %d bytes, the index says %d", Quoted(name.Basename), f.Size(), name.Bytes)
+		if f.Size() < name.Bytes {
+			err = fmt.Errorf("%w: %w", errCut, err)
 		}
 		return nil, nil, errors.Join(err, f.Close())
 	}
@@ -418,7 +415,7 @@ func openShard(p mdsPart, sh mdsShard) (r io.Reader, close func() error, err err
 // and the columns in it; or what is wrong with it. It returns what is wrong with the shard.
 func (s *mds) readShard(ctx context.Context, p mdsPart, sh mdsShard, visit func(i int64, buf []byte, columns [][]byte,
 	err error) bool) error {
-	r, shut, err := openShard(p, sh)
+	r, shut, err := s.openShard(ctx, p, sh)
 	if err != nil {
 		return err
 	}

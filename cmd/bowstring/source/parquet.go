@@ -10,7 +10,6 @@ import (
 	"iter"
 	"maps"
 	"net/url"
-	"os"
 	"path"
 	"path/filepath"
 	"slices"
@@ -40,15 +39,15 @@ type parquetSource struct {
 }
 
 func openParquet(ctx context.Context, path string, opts Options) (Source, error) {
-	if err := checkNoLake(path); err != nil {
+	if err := opts.files.checkNoLake(path); err != nil {
 		return nil, err
 	}
-	all, err := findShards(path, opts, isParquetData)
+	all, err := opts.files.findShards(path, opts, isParquetData)
 	if err != nil {
 		return nil, err
 	}
-	s := &parquetSource{about: about{format: "parquet", path: absolute(path)}, opts: opts,
-		layout: newParquetLayout(opts.choice), broken: map[string]error{}, paths: -1}
+	s := &parquetSource{about: about{place: opts.files, format: "parquet", path: opts.files.absolute(path)}, opts: opts,
+		layout: newParquetLayout(opts.files, opts.choice), broken: map[string]error{}, paths: -1}
 	s.shards, s.splits = arrangeShards(withoutPrivate(all), opts.Split)
 	if len(s.shards) == 0 {
 		return nil, fmt.Errorf("%w: there is no *.parquet file", schema.ErrInvalid)
@@ -70,7 +69,7 @@ func (s *parquetSource) readSchemas(ctx context.Context) error {
 			s.broken[sh.rel] = errors.New(sh.missing)
 			continue
 		}
-		f, err := openParquetFile(sh.path)
+		f, err := s.place.openParquet(ctx, sh.path)
 		if err == nil {
 			rows[sh.rel] = max(f.NumRows(), 0)
 			err = errors.Join(s.layout.add(sh.rel, f), f.Close())
@@ -97,7 +96,7 @@ func (s *parquetSource) readSchemas(ctx context.Context) error {
 		return fmt.Errorf("%w: no file can be read: %w", schema.ErrInvalid, errors.Join(errs...))
 	}
 	var err error
-	if s.own, err = ownColumnsOf(first, s.layout.fields); err != nil {
+	if s.own, err = s.place.ownColumnsOf(ctx, first, s.layout.fields); err != nil {
 		return err
 	}
 	if s.own != nil {
@@ -170,7 +169,7 @@ func (s *parquetSource) readShard(ctx context.Context, sh shard,
 	if err := s.broken[sh.rel]; err != nil {
 		return true, err
 	}
-	records, err := s.layout.openRecords(sh.path)
+	records, err := s.layout.openRecords(ctx, sh.path)
 	if err != nil {
 		return true, err
 	}
@@ -467,7 +466,7 @@ func (s *parquetSource) checkSpread() error {
 // first rows have one.
 func (s *parquetSource) sniffColumns(ctx context.Context, path string) map[int][]byte {
 	found := map[int][]byte{}
-	records, err := s.layout.openRecords(path)
+	records, err := s.layout.openRecords(ctx, path)
 	if err != nil {
 		return nil
 	}
@@ -610,13 +609,13 @@ func withoutPrivate(shards []shard) []shard {
 
 // checkNoLake refuses a table whose files count or do not by what a log says: rows that were deleted or replaced are in
 // files, too.
-func checkNoLake(dir string) error {
+func (f *Files) checkNoLake(dir string) error {
 	kind := ""
-	if isDir(filepath.Join(dir, "_delta_log")) {
+	if f.isDir(filepath.Join(dir, "_delta_log")) {
 		kind = "Delta Lake"
-	} else if found, _ := filepath.Glob(filepath.Join(globQuoted(dir), "metadata", "*.metadata.json")); len(found) > 0 {
+	} else if found, _ := f.glob(filepath.Join(globQuoted(dir), "metadata", "*.metadata.json")); len(found) > 0 {
 		kind = "Iceberg"
-	} else if _, err := os.Stat(filepath.Join(dir, ".hoodie")); err == nil {
+	} else if _, err := f.stat(filepath.Join(dir, ".hoodie")); err == nil {
 		kind = "Hudi"
 	}
 	if kind == "" {
@@ -624,9 +623,4 @@ func checkNoLake(dir string) error {
 	}
 	return fmt.Errorf("%w: it is a table of %s, whose log says which of its files count; write its rows as plain Parquet "+
 		"files first, or ingest what its library reads", schema.ErrInvalid, kind)
-}
-
-// globQuoted is a path as a pattern of itself.
-func globQuoted(p string) string {
-	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`).Replace(p)
 }

@@ -21,6 +21,7 @@ import (
 // parquetLayout is the columns of files that belong together. They are matched by name, and have the narrowest type
 // that holds the values of all files.
 type parquetLayout struct {
+	place  *Files
 	choice *choice
 	files  []parquetColumns
 	times  map[string]parquet.Times // of INT96, by column
@@ -36,13 +37,13 @@ type parquetColumns struct {
 	info    string // what the `datasets` library says of them
 }
 
-func newParquetLayout(c *choice) *parquetLayout {
-	return &parquetLayout{choice: c, times: map[string]parquet.Times{}}
+func newParquetLayout(place *Files, c *choice) *parquetLayout {
+	return &parquetLayout{place: place, choice: c, times: map[string]parquet.Times{}}
 }
 
 // look reads the columns of a file. Its error is why the file cannot be read.
-func (l *parquetLayout) look(name, path string) (err error) {
-	f, err := openParquetFile(path)
+func (l *parquetLayout) look(ctx context.Context, name, path string) (err error) {
+	f, err := l.place.openParquet(ctx, path)
 	if err != nil {
 		return err
 	}
@@ -167,8 +168,8 @@ const (
 	parquetBytes = 16 << 20
 )
 
-func openParquetFile(path string) (*parquet.File, error) {
-	in, err := openFile(path)
+func (f *Files) openParquet(ctx context.Context, path string) (*parquet.File, error) {
+	in, err := f.open(ctx, path)
 	if err != nil {
 		return nil, errors.New(reason(err))
 	}
@@ -183,8 +184,8 @@ type parquetRecords struct {
 }
 
 // openRecords opens a file whose columns the layout has been told of.
-func (l *parquetLayout) openRecords(path string) (_ *parquetRecords, err error) {
-	f, err := openParquetFile(path)
+func (l *parquetLayout) openRecords(ctx context.Context, path string) (_ *parquetRecords, err error) {
+	f, err := l.place.openParquet(ctx, path)
 	if err != nil {
 		return nil, err
 	}
@@ -278,11 +279,11 @@ func widenRows(ctx context.Context, a arrow.Array, f arrow.Field, bad map[int]st
 }
 
 // readParquetTable reads Parquet files into memory, whose columns are of one layout.
-func readParquetTable(ctx context.Context, root string, files []string, choice *choice) (*table, error) {
+func (f *Files) readParquetTable(ctx context.Context, root string, files []string, choice *choice) (*table, error) {
 	t := &table{}
-	l := newParquetLayout(choice)
+	l := newParquetLayout(f, choice)
 	for _, name := range files {
-		if err := l.look(name, filepath.Join(root, name)); err != nil {
+		if err := l.look(ctx, name, filepath.Join(root, name)); err != nil {
 			return nil, fmt.Errorf("%w: %s: %w", schema.ErrInvalid, Quoted(name), err)
 		}
 	}
@@ -315,7 +316,7 @@ func readParquetTable(ctx context.Context, root string, files []string, choice *
 }
 
 func (t *table) readParquet(ctx context.Context, l *parquetLayout, root, name string, parts [][]arrow.Array) error {
-	records, err := l.openRecords(filepath.Join(root, name))
+	records, err := l.openRecords(ctx, filepath.Join(root, name))
 	if err != nil {
 		return err
 	}
@@ -373,8 +374,8 @@ type ownColumns struct {
 
 // ownColumnsOf returns nil for other files: Bowstring says of blob columns that they are ones. read are the columns that
 // are read.
-func ownColumnsOf(path string, read []arrow.Field) (*ownColumns, error) {
-	stored, err := storedFields(path)
+func (f *Files) ownColumnsOf(ctx context.Context, path string, read []arrow.Field) (*ownColumns, error) {
+	stored, err := f.storedFields(ctx, path)
 	if err != nil || !slices.ContainsFunc(stored, schema.IsBlob) {
 		return nil, err
 	}
@@ -401,13 +402,13 @@ func ownColumnsOf(path string, read []arrow.Field) (*ownColumns, error) {
 }
 
 // storedFields returns the fields of a Parquet file as they were in Arrow, with their metadata; nil if it does not tell.
-func storedFields(path string) (fields []arrow.Field, err error) {
-	f, err := openParquetFile(path)
+func (f *Files) storedFields(ctx context.Context, path string) (fields []arrow.Field, err error) {
+	in, err := f.openParquet(ctx, path)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, f.Close()) }()
-	if stored, err := parquet.Origin(f.Metadata("ARROW:schema")); err == nil { // it is only of help
+	defer func() { err = errors.Join(err, in.Close()) }()
+	if stored, err := parquet.Origin(in.Metadata("ARROW:schema")); err == nil { // it is only of help
 		fields = stored.Fields()
 	}
 	return fields, nil

@@ -80,7 +80,7 @@ func TestParquetRecords(t *testing.T) {
 	table.Next()
 	want := lines(table.Record())
 	for _, rows := range []int{1, 3, 64} {
-		f, err := openParquetFile(path)
+		f, err := localFiles(path).openParquet(t.Context(), path)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -141,14 +141,14 @@ func TestParquetPagesWithoutHeaders(t *testing.T) {
 		if err := os.WriteFile(path, damaged, 0o644); err != nil {
 			t.Fatal(err)
 		}
-		l := newParquetLayout(nil)
-		if err := l.look("x", path); err != nil {
+		l := newParquetLayout(localFiles(path), nil)
+		if err := l.look(t.Context(), "x", path); err != nil {
 			t.Fatal(err)
 		}
 		for _, err := range l.settle() {
 			t.Fatal(err)
 		}
-		records, err := l.openRecords(path)
+		records, err := l.openRecords(t.Context(), path)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -67,6 +67,7 @@ type Batch struct {
 	IDs   []schema.ID
 	Meta  arrow.Record // the metadata columns of the Reader's schema
 	Blobs [][][]byte   // [blob column][row], nil being null
+	At    [][]Extent   // where the blobs lie, as Blobs; zero where that is not known
 	Bytes int64        // of the blobs
 	Bad   []BadItem    // met on the way; they are not among the rows
 }
@@ -383,6 +384,7 @@ type batcher struct {
 	ids     []schema.ID
 	columns []column
 	blobs   [][][]byte
+	at      [][]Extent
 	bytes   int64
 	bad     []BadItem
 	slots   []*slot // whose memory is used, or only counted
@@ -390,7 +392,8 @@ type batcher struct {
 }
 
 func newBatcher(r *Reader) *batcher {
-	b := &batcher{r: r, blobs: make([][][]byte, len(r.blobs))}
+	b := &batcher{r: r, blobs: make([][][]byte, len(r.blobs)),
+		at: make([][]Extent, len(r.blobs))}
 	for _, f := range r.meta {
 		b.columns = append(b.columns, column{builder: array.NewBuilder(r.opts.Mem, f.Type)})
 	}
@@ -430,6 +433,11 @@ func (b *batcher) add(s *slot) error {
 	for c := range b.blobs {
 		b.blobs[c] = append(b.blobs[c], s.Blobs[c])
 		b.bytes += int64(len(s.Blobs[c]))
+		var at Extent
+		if s.At != nil {
+			at = s.At[c]
+		}
+		b.at[c] = append(b.at[c], at)
 	}
 	return nil
 }
@@ -453,7 +461,7 @@ func (b *batcher) flush(mem *semaphore.Weighted, yield func(*Batch, error) bool)
 	}
 	meta := array.NewRecord(arrow.NewSchema(b.r.meta, nil), columns, int64(b.rows()))
 	defer meta.Release()
-	return yield(&Batch{Split: b.split, Keys: b.keys, IDs: b.ids, Meta: meta, Blobs: b.blobs, Bytes: b.bytes,
+	return yield(&Batch{Split: b.split, Keys: b.keys, IDs: b.ids, Meta: meta, Blobs: b.blobs, At: b.at, Bytes: b.bytes,
 		Bad: b.bad}, nil)
 }
 
@@ -469,6 +477,8 @@ func (b *batcher) reset(mem *semaphore.Weighted) {
 	for c := range b.blobs {
 		clear(b.blobs[c])
 		b.blobs[c] = b.blobs[c][:0]
+		clear(b.at[c])
+		b.at[c] = b.at[c][:0]
 	}
 }
 

@@ -154,19 +154,19 @@ func TestRecognise(t *testing.T) {
 		"tars": "webdataset", "images": "imagefolder", "pq": "parquet", "mds": "mds", "meta": "imagefolder",
 		"x.csv": "list", "y.tar": "webdataset", "tars/*.tar": "webdataset", "tars/{a,b}.tar": "webdataset",
 	} {
-		f, err := choose(filepath.Join(root, path), Options{})
+		f, err := chosen(t, filepath.Join(root, path), Options{})
 		if err != nil || f.name != want {
 			t.Errorf("%s: %v, %v; want %s", path, f, err, want)
 		}
 	}
 	for path, message := range map[string]string{"empty": "looked for", "z.bin": "looked for", "one.jpg": "looked for",
 		"two": "may be webdataset or imagefolder; say which with --format", "gone": "no such file"} {
-		if _, err := choose(filepath.Join(root, path), Options{}); err == nil ||
+		if _, err := chosen(t, filepath.Join(root, path), Options{}); err == nil ||
 			!strings.Contains(err.Error(), message) {
 			t.Errorf("%s: %v, want %q", path, err, message)
 		}
 	}
-	if _, err := choose(root, Options{Format: "tfrecord"}); !errors.Is(err, schema.ErrInvalid) {
+	if _, err := chosen(t, root, Options{Format: "tfrecord"}); !errors.Is(err, schema.ErrInvalid) {
 		t.Errorf("format tfrecord: %v", err)
 	}
 }
@@ -214,4 +214,11 @@ func FuzzTar(f *testing.F) {
 			}
 		}
 	})
+}
+
+// chosen is the format that a path is taken for.
+func chosen(t *testing.T, path string, opts Options) (*format, error) {
+	t.Helper()
+	opts.files = localFiles(path)
+	return choose(t.Context(), path, opts)
 }

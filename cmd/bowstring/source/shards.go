@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
-	"os"
 	"path"
 	"path/filepath"
 	"regexp"
@@ -207,24 +206,24 @@ func addMissing(shards []shard, asked func(rel string) bool) []shard {
 }
 
 // findShards lists the files below a directory that match, or the one file.
-func findShards(path string, opts Options, match func(name string) bool) ([]shard, error) {
-	info, err := os.Stat(path)
+func (f *Files) findShards(path string, opts Options, match func(name string) bool) ([]shard, error) {
+	info, err := f.stat(path)
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", schema.ErrNotFound, err)
+		return nil, notFound(err)
 	}
 	if !info.IsDir() {
 		return []shard{{path: path, rel: filepath.Base(path)}}, nil
 	}
-	root, err := filepath.EvalSymlinks(path)
+	root, err := f.resolve(path)
 	if err != nil {
 		return nil, err
 	}
-	in, err := boundsOf(root, opts)
+	in, err := f.boundsOf(root, opts)
 	if err != nil {
 		return nil, err
 	}
 	var found []shard
-	err = filepath.WalkDir(root, func(p string, d fs.DirEntry, err error) error {
+	err = f.walk(root, func(p string, d fs.DirEntry, err error) error {
 		switch {
 		case err != nil:
 			return err
@@ -233,7 +232,7 @@ func findShards(path string, opts Options, match func(name string) bool) ([]shar
 				return fs.SkipDir
 			}
 		case !d.IsDir() && match(d.Name()):
-			if err := in.check(absolute(p)); err != nil {
+			if err := in.check(f.absolute(p)); err != nil {
 				return err
 			}
 			rel, err := filepath.Rel(root, p)
@@ -245,14 +244,6 @@ func findShards(path string, opts Options, match func(name string) bool) ([]shar
 		return nil
 	})
 	return addMissing(found, nil), err
-}
-
-// absolute names a path for people, wherever they are.
-func absolute(path string) string {
-	if abs, err := filepath.Abs(path); err == nil {
-		return abs
-	}
-	return path
 }
 
 func isTarName(name string) bool {
@@ -268,10 +259,10 @@ func isTarName(name string) bool {
 func isPattern(path string) bool { return strings.ContainsAny(path, "*?[{") }
 
 // findTars lists the tars in a directory, of a pattern, or the one file.
-func findTars(pattern string, opts Options) ([]shard, error) {
+func (f *Files) findTars(pattern string, opts Options) ([]shard, error) {
 	var found []shard
-	if _, err := os.Stat(pattern); err == nil || !isPattern(pattern) {
-		if found, err = findShards(pattern, opts, isTarName); err != nil {
+	if _, err := f.stat(pattern); err == nil || !isPattern(pattern) {
+		if found, err = f.findShards(pattern, opts, isTarName); err != nil {
 			return nil, err
 		}
 		if len(found) == 0 {
@@ -287,11 +278,11 @@ func findTars(pattern string, opts Options) ([]shard, error) {
 	for _, p := range expanded {
 		matches := []string{p}
 		if strings.ContainsAny(p, "*?[") {
-			if matches, err = filepath.Glob(p); err != nil {
+			if matches, err = f.glob(p); err != nil {
 				return nil, fmt.Errorf("%w: pattern %q: %w", schema.ErrInvalid, p, err)
 			}
-		} else if _, err := os.Stat(p); err != nil {
-			return nil, fmt.Errorf("%w: %w", schema.ErrNotFound, err)
+		} else if _, err := f.stat(p); err != nil {
+			return nil, notFound(err)
 		}
 		for _, m := range matches {
 			if !seen[m] {
@@ -305,18 +296,18 @@ func findTars(pattern string, opts Options) ([]shard, error) {
 	}
 	// Relative to the folder that all are in.
 	common := filepath.Dir(found[0].path)
-	for _, f := range found {
-		for !strings.HasPrefix(f.path, common+string(filepath.Separator)) && common != "." &&
+	for _, sh := range found {
+		for !strings.HasPrefix(sh.path, common+string(filepath.Separator)) && common != "." &&
 			common != string(filepath.Separator) {
 			common = filepath.Dir(common)
 		}
 	}
-	in, err := boundsOf(common, opts)
+	in, err := f.boundsOf(common, opts)
 	if err != nil {
 		return nil, err
 	}
 	for i := range found {
-		if err := in.check(absolute(found[i].path)); err != nil {
+		if err := in.check(f.absolute(found[i].path)); err != nil {
 			return nil, err
 		}
 		rel, err := filepath.Rel(common, found[i].path)

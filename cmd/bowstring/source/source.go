@@ -11,7 +11,6 @@ import (
 	"context"
 	"fmt"
 	"iter"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -37,6 +36,8 @@ type Source interface {
 	Rows() int64
 	// Notes are what a person should know: files ignored, columns renamed.
 	Notes() []string
+	// Files is where it lies.
+	Files() *Files
 	// Exact says that its columns are all that there are to be, as in an export.
 	Exact() bool
 	// Samples yields the samples split by split, in an order that depends on
@@ -46,6 +47,7 @@ type Source interface {
 
 // about is what every source found out about itself when it was opened.
 type about struct {
+	place  *Files
 	format string
 	path   string // absolute
 	splits []string
@@ -55,7 +57,8 @@ type about struct {
 }
 
 func (a *about) Format() string   { return a.format }
-func (a *about) Describe() string { return a.format + " " + a.path }
+func (a *about) Describe() string { return a.format + " " + a.place.shown(a.path) }
+func (a *about) Files() *Files    { return a.place }
 func (a *about) Splits() []string { return a.splits }
 func (a *about) Rows() int64      { return a.rows }
 func (a *about) Notes() []string  { return a.notes }
@@ -72,6 +75,8 @@ type Sample struct {
 	// Meta are the values of the metadata columns: nil (null), bool, int64, uint64,
 	// float64, string, []byte, []any, map[string]any or a Cell.
 	Meta []any
+	// At is where the blobs lie, by blob column. It is nil where that is not known of any of them.
+	At []Extent
 	// Size bounds the bytes of all blobs, for the memory Load will take.
 	Size int64
 	// Blobs is the content by blob column, nil being null, unless Load is set.
@@ -124,6 +129,7 @@ type Options struct {
 	AsMetadata []string
 
 	choice *choice // Columns, LeaveOut and Text, of the source that Open opens
+	files  *Files  // where it lies
 }
 
 // format is one way to lay out a data set.
@@ -159,7 +165,13 @@ func Formats() []string {
 // Open opens the data set at path: a file, a directory, or for tars also a
 // pattern such as "train-{0000..0011}.tar". schema.ErrInvalid if it is in no known format.
 func Open(ctx context.Context, path string, opts Options) (Source, error) {
-	f, err := choose(path, opts)
+	named := path
+	files, path, err := openFiles(ctx, path, opts)
+	if err != nil {
+		return nil, err
+	}
+	opts.files = files
+	f, err := choose(ctx, path, opts)
 	if err != nil {
 		return nil, err
 	}
@@ -169,7 +181,7 @@ func Open(ctx context.Context, path string, opts Options) (Source, error) {
 		err = opts.choice.check()
 	}
 	if err != nil {
-		return nil, fmt.Errorf("read %s as %s: %w", Quoted(path), f.name, err)
+		return nil, fmt.Errorf("read %s as %s: %w", Quoted(named), f.name, err)
 	}
 	if err := checkSplits(s.Splits(), opts.Split); err != nil {
 		return nil, err
@@ -177,7 +189,7 @@ func Open(ctx context.Context, path string, opts Options) (Source, error) {
 	return s, nil
 }
 
-func choose(path string, opts Options) (*format, error) {
+func choose(ctx context.Context, path string, opts Options) (*format, error) {
 	if opts.Format != "" && opts.Format != "auto" {
 		i := slices.IndexFunc(formats, func(f format) bool { return f.name == opts.Format })
 		if i < 0 {
@@ -186,7 +198,7 @@ func choose(path string, opts Options) (*format, error) {
 		}
 		return &formats[i], nil
 	}
-	l, err := look(path, opts)
+	l, err := look(ctx, path, opts)
 	if err != nil {
 		return nil, err
 	}
@@ -209,13 +221,13 @@ func choose(path string, opts Options) (*format, error) {
 			want = append(want, f.name+": "+f.looks)
 		}
 		return nil, fmt.Errorf("%w: %s is no data set of a known format; looked for\n  %s", schema.ErrInvalid,
-			Quoted(path), strings.Join(want, "\n  "))
+			Quoted(opts.files.shown(path)), strings.Join(want, "\n  "))
 	default:
 		var names []string
 		for _, f := range found {
 			names = append(names, f.name)
 		}
-		return nil, fmt.Errorf("%w: %s may be %s; say which with --format", schema.ErrInvalid, Quoted(path),
+		return nil, fmt.Errorf("%w: %s may be %s; say which with --format", schema.ErrInvalid, Quoted(opts.files.shown(path)),
 			strings.Join(names, " or "))
 	}
 }
@@ -241,6 +253,7 @@ func checkSplits(have []string, asked string) error {
 
 // layout is a shallow look at a path, for recognising its format.
 type layout struct {
+	ctx   context.Context
 	path  string
 	opts  Options
 	dir   bool
@@ -250,9 +263,9 @@ type layout struct {
 // enough is how many names of a directory are looked at for its format.
 const enough = 10_000
 
-func look(path string, opts Options) (*layout, error) {
-	l := &layout{path: path, opts: opts}
-	info, err := os.Stat(path)
+func look(ctx context.Context, path string, opts Options) (*layout, error) {
+	l := &layout{ctx: ctx, path: path, opts: opts}
+	info, err := opts.files.stat(path)
 	switch {
 	case err == nil && !info.IsDir():
 		l.files = []string{filepath.Base(path)}
@@ -261,21 +274,16 @@ func look(path string, opts Options) (*layout, error) {
 		l.files = []string{filepath.Base(path)}
 		return l, nil
 	case err != nil:
-		return nil, fmt.Errorf("%w: %w", schema.ErrNotFound, err)
+		return nil, notFound(err)
 	}
 	l.dir = true
 	return l, l.list(path, "", 2)
 }
 
 func (l *layout) list(dir, rel string, depth int) error {
-	d, err := os.Open(dir)
+	entries, err := l.opts.files.readDir(dir, enough)
 	if err != nil {
 		return err
-	}
-	defer func() { _ = d.Close() }()
-	entries, err := d.ReadDir(enough)
-	if err != nil && len(entries) == 0 {
-		return nil // empty, or not readable: nothing to recognise
 	}
 	for _, e := range entries {
 		name := filepath.Join(rel, e.Name())

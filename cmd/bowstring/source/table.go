@@ -66,21 +66,21 @@ type tableOptions struct {
 
 // readTable reads files of one kind as one table: Parquet with columns of the same names,
 // the others with any. files are relative to root.
-func readTable(ctx context.Context, root string, files []string, opts tableOptions) (*table, error) {
+func (f *Files) readTable(ctx context.Context, root string, files []string, opts tableOptions) (*table, error) {
 	kind := extension(files[0])
-	for _, f := range files[1:] {
-		if extension(f) != kind {
+	for _, other := range files[1:] {
+		if extension(other) != kind {
 			return nil, fmt.Errorf("%w: %s and %s: metadata in two formats", schema.ErrInvalid, Quoted(files[0]),
-				Quoted(f))
+				Quoted(other))
 		}
 	}
 	if kind == "parquet" {
-		return readParquetTable(ctx, root, files, nil)
+		return f.readParquetTable(ctx, root, files, nil)
 	}
 	t := newLooseTable(opts)
-	for _, f := range files {
-		if err := t.readFile(ctx, root, f, kind); err != nil {
-			return nil, fmt.Errorf("%s: %w", Quoted(f), err)
+	for _, file := range files {
+		if err := t.readFile(ctx, f, root, file, kind); err != nil {
+			return nil, fmt.Errorf("%s: %w", Quoted(file), err)
 		}
 	}
 	return t.build()
@@ -90,22 +90,20 @@ func readTable(ctx context.Context, root string, files []string, opts tableOptio
 const maxTable = 2 << 30
 
 // readFile opens a file of text for read, which gets UTF-8.
-func readFile(path string, read func(*bufio.Reader) error) error {
-	f, err := openFile(path)
+func (f *Files) readFile(ctx context.Context, path string, read func(*bufio.Reader) error) error {
+	file, err := f.open(ctx, path)
 	if err != nil {
 		return errors.New(reason(err))
 	}
-	if info, err := f.Stat(); err != nil || info.Size() > maxTable {
-		if err == nil {
-			err = fmt.Errorf("%w: %w; a larger table is read as Parquet", schema.ErrLimit, tooLarge(maxTable))
-		}
-		return errors.Join(err, f.Close())
+	if file.Size() > maxTable {
+		err := fmt.Errorf("%w: %w; a larger table is read as Parquet", schema.ErrLimit, tooLarge(maxTable))
+		return errors.Join(err, file.Close())
 	}
-	in, err := asUTF8(bufio.NewReaderSize(f, 1<<16))
+	in, err := asUTF8(bufio.NewReaderSize(file, 1<<16))
 	if err == nil {
 		err = read(in)
 	}
-	return errors.Join(err, f.Close())
+	return errors.Join(err, file.Close())
 }
 
 // find returns the index of the first of the columns that there is, or -1.
@@ -216,18 +214,18 @@ func newLooseTable(opts tableOptions) *looseTable {
 }
 
 // readFile reads a file below root.
-func (t *looseTable) readFile(ctx context.Context, root, file, kind string) error {
+func (t *looseTable) readFile(ctx context.Context, f *Files, root, file, kind string) error {
 	path := filepath.Join(root, file)
 	literal := false
 	if kind == "tsv" {
-		if err := readFile(path, func(in *bufio.Reader) (err error) {
+		if err := f.readFile(ctx, path, func(in *bufio.Reader) (err error) {
 			literal, err = quotesAreText(in)
 			return err
 		}); err != nil {
 			return err
 		}
 	}
-	return readFile(path, func(in *bufio.Reader) error {
+	return f.readFile(ctx, path, func(in *bufio.Reader) error {
 		switch kind {
 		case "txt":
 			return t.readTranscripts(file, in)
@@ -463,7 +461,7 @@ func ReadFrame(ctx context.Context, path string, text []string) (*Frame, error) 
 		return nil, fmt.Errorf("%w: %s is no table: want a file that ends in .csv, .tsv, .jsonl or .parquet",
 			schema.ErrInvalid, Quoted(path))
 	}
-	t, err := readTable(ctx, filepath.Dir(path), []string{filepath.Base(path)}, tableOptions{text: text})
+	t, err := localFiles(path).readTable(ctx, filepath.Dir(path), []string{filepath.Base(path)}, tableOptions{text: text})
 	if err != nil {
 		return nil, err
 	}

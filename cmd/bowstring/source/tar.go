@@ -4,6 +4,7 @@ import (
 	"archive/tar"
 	"bufio"
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -24,6 +25,7 @@ type tarReader struct {
 	members *tar.Reader // of the tar that is being read
 	in      *tarInput
 	seek    io.Seeker // set where members that are not read are passed over
+	packed  bool      // it is compressed
 	ended   bool      // the last tar's end mark was read, and what follows it not yet
 	dataEnd int64     // where the last member's content ends, padding included; 0 if that is not known
 	close   func() error
@@ -31,8 +33,8 @@ type tarReader struct {
 
 // openTar opens a tar. If seek is set and the tar is not compressed, members
 // that are not read are passed over without reading; its end is then not checked.
-func openTar(name string, seek bool) (_ *tarReader, err error) {
-	f, err := openFile(name)
+func (s *Files) openTar(ctx context.Context, name string, seek bool) (_ *tarReader, err error) {
+	f, err := s.open(ctx, name)
 	if err != nil {
 		return nil, err
 	}
@@ -55,7 +57,7 @@ func openTar(name string, seek bool) (_ *tarReader, err error) {
 		if err != nil {
 			return nil, err
 		}
-		t.in.r = r
+		t.in.r, t.packed = r, true
 		t.close = func() error { stop(); return f.Close() }
 	}
 	t.begin(nil)
@@ -142,7 +144,16 @@ type tarMember struct {
 	size    int64
 	key     string // of the sample: the name up to the first dot behind the last slash
 	ext     string // what follows that dot, in lower case and composed (NFC)
+	at      int64  // where its content begins in the file, -1 where the file is compressed
 	problem string // why it cannot be imported, "" if it can
+}
+
+// contentAt is where the content of the member begins whose header was read last, -1 if the tar is compressed.
+func (t *tarReader) contentAt() int64 {
+	if t.packed {
+		return -1
+	}
+	return t.in.n
 }
 
 // next returns the next member that belongs to a sample. Folders, names without an
@@ -164,7 +175,7 @@ func (t *tarReader) next() (m tarMember, err error) {
 			strings.HasPrefix(base, "__") || strings.HasPrefix(dir, "__MACOSX") {
 			continue
 		}
-		m = tarMember{name: name, size: h.Size, key: dir + stem, ext: norm.NFC.String(strings.ToLower(ext))}
+		m = tarMember{name: name, size: h.Size, at: t.contentAt(), key: dir + stem, ext: norm.NFC.String(strings.ToLower(ext))}
 		switch {
 		case h.Typeflag == tar.TypeLink || h.Typeflag == tar.TypeSymlink:
 			m.problem = fmt.Sprintf("member %s is a link to %s, not a file; tar --hard-dereference --dereference "+

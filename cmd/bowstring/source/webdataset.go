@@ -94,11 +94,11 @@ func kindOf(ext string) (kind memberKind, words string) {
 }
 
 func openWebDataset(ctx context.Context, pattern string, opts Options) (Source, error) {
-	all, err := findTars(pattern, opts)
+	all, err := opts.files.findTars(pattern, opts)
 	if err != nil {
 		return nil, err
 	}
-	s := &webDataset{about: about{format: "webdataset", path: absolute(pattern)}, choice: opts.choice}
+	s := &webDataset{about: about{place: opts.files, format: "webdataset", path: opts.files.absolute(pattern)}, choice: opts.choice}
 	s.shards, s.splits = arrangeShards(all, opts.Split)
 	if err := s.survey(ctx); err != nil {
 		return nil, err
@@ -108,7 +108,7 @@ func openWebDataset(ctx context.Context, pattern string, opts Options) (Source, 
 
 // survey reads the tars for the columns of their samples.
 func (s *webDataset) survey(ctx context.Context) error {
-	found := newSurvey(s.shards, s.choice)
+	found := newSurvey(s.place, s.shards, s.choice)
 	for n, sh := range s.shards {
 		if sh.missing != "" {
 			continue
@@ -327,6 +327,7 @@ const maxExtensions = 1000
 
 // survey is what a first reading of tars found.
 type survey struct {
+	files      *Files
 	shards     []shard
 	choice     *choice
 	samples    int64
@@ -362,8 +363,8 @@ type group struct {
 // takes says whether a member belongs to the group.
 func (g *group) takes(m tarMember) bool { return g.has != nil && g.key == m.key && !g.has[m.ext] }
 
-func newSurvey(shards []shard, choice *choice) *survey {
-	return &survey{shards: shards, choice: choice, extensions: map[string]bool{}, prefixes: map[string]*surveyed{},
+func newSurvey(files *Files, shards []shard, choice *choice) *survey {
+	return &survey{files: files, shards: shards, choice: choice, extensions: map[string]bool{}, prefixes: map[string]*surveyed{},
 		json: map[jsonKey]*inferred{}, keys: map[string]*foundKey{}, sets: map[string]string{}}
 }
 
@@ -371,7 +372,7 @@ func newSurvey(shards []shard, choice *choice) *survey {
 // its samples are read.
 func (f *survey) read(ctx context.Context, n int) error {
 	sh := f.shards[n]
-	t, err := openTar(sh.path, true)
+	t, err := f.files.openTar(ctx, sh.path, true)
 	if err != nil {
 		return nil
 	}
@@ -542,7 +543,7 @@ func (r *tarSamples) describe(err error) string {
 }
 
 func (r *tarSamples) read(ctx context.Context) (err error) {
-	t, err := openTar(r.shard.path, false)
+	t, err := r.source.place.openTar(ctx, r.shard.path, false)
 	if err != nil {
 		return errors.New(reason(err))
 	}
@@ -586,7 +587,7 @@ func (r *tarSamples) begin(key string) {
 	s := r.source
 	r.group = group{key: key, has: map[string]bool{}}
 	r.sample = Sample{Key: sampleKey(r.shard, key), Split: r.shard.split,
-		Meta: make([]any, len(s.meta)), Blobs: make([][]byte, len(s.blobs))}
+		Meta: make([]any, len(s.meta)), Blobs: make([][]byte, len(s.blobs)), At: make([]Extent, len(s.blobs))}
 	switch found := s.keys[r.sample.Key]; {
 	case found == nil:
 		r.bad("the tar changed while it was read")
@@ -671,6 +672,9 @@ func (r *tarSamples) member(t *tarReader, found tarMember) error {
 	}
 	r.buffers = append(r.buffers, buf)
 	r.sample.Blobs[m.column] = buf
+	if found.at >= 0 {
+		r.sample.At[m.column] = Extent{File: s.place.name(r.shard.path), Offset: found.at, Length: found.size}
+	}
 	r.sample.Size += found.size
 	if m.column == 0 && r.source.pathAt >= 0 {
 		r.sample.Meta[s.pathAt] = found.name

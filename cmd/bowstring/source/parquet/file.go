@@ -16,7 +16,6 @@ import (
 	"io"
 	"math"
 	"math/bits"
-	"os"
 	"slices"
 	"time"
 
@@ -54,26 +53,30 @@ type File struct {
 	leaves  []*node // by number of the leaf
 }
 
+// Input is a file to read.
+type Input interface {
+	io.ReaderAt
+	io.Seeker
+	io.Closer
+	Size() int64
+}
+
 // Open reads the metadata of a file. The file is closed by Close, or here if there is an error.
-func Open(in *os.File) (f *File, err error) {
+func Open(in Input) (f *File, err error) {
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, in.Close())
 		}
 	}()
 	defer caught(&err)
-	info, err := in.Stat()
-	if err != nil {
-		return nil, err
-	}
-	mem := boundedBy(info.Size())
+	mem := boundedBy(in.Size())
 	props := pq.NewReaderProperties(mem)
 	props.BufferedStreamEnabled = true
 	r, err := file.NewParquetReader(in, file.WithReadProps(props))
 	if err != nil {
 		return nil, err
 	}
-	f = &File{reader: r, in: input{in, info.Size(), mem}}
+	f = &File{reader: r, in: input{in, in.Size(), mem}}
 	if err := f.grow(); err != nil {
 		return nil, err
 	}
