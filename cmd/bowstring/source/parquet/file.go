@@ -58,7 +58,6 @@ type Input interface {
 	io.ReaderAt
 	io.Seeker
 	io.Closer
-	Size() int64
 }
 
 // Open reads the metadata of a file. The file is closed by Close, or here if there is an error.
@@ -69,14 +68,18 @@ func Open(in Input) (f *File, err error) {
 		}
 	}()
 	defer caught(&err)
-	mem := boundedBy(in.Size())
+	size, err := in.Seek(0, io.SeekEnd)
+	if err != nil {
+		return nil, err
+	}
+	mem := boundedBy(size)
 	props := pq.NewReaderProperties(mem)
 	props.BufferedStreamEnabled = true
 	r, err := file.NewParquetReader(in, file.WithReadProps(props))
 	if err != nil {
 		return nil, err
 	}
-	f = &File{reader: r, in: input{in, in.Size(), mem}}
+	f = &File{reader: r, in: input{in, size, mem}}
 	if err := f.grow(); err != nil {
 		return nil, err
 	}
