@@ -42,9 +42,9 @@ func (o *BudgetOptions) ensureDefaults() {
 // connection. docs/cost.md says how.
 //
 // There is no limit until a bucket refuses requests (a [ThrottledError]). Then there is one for the whole bucket, of
-// reads and of writes by themselves. Where refusals concentrate on what lies below one path component, that gets a limit
-// of its own, and the rest has none any more: a request belongs to one limit, the one with the longest prefix, as a key
-// belongs to one partition of a store.
+// reads and of writes by themselves. Where refusals concentrate on what lies below one path, that gets a limit of its
+// own, and the rest has none any more: a request belongs to one limit, the one with the longest prefix, as a key belongs
+// to one partition of a store.
 //
 // A limit moves by the cubic function of CUBIC (Ha, Rhee, Xu: "CUBIC: a new TCP-friendly high-speed TCP variant", 2008;
 // RFC 9438) with rates in the place of windows, as the adaptive retries of the clouds' own libraries do: down by a share
@@ -73,8 +73,8 @@ func Budgeted(b Bucket, budget *Budget) Bucket {
 	of := budget.buckets[url]
 	if of == nil {
 		of = &budgeted{url: url, opts: &budget.opts}
-		for c := range of.roots {
-			of.roots[c] = newLimit(of, Class(c), "", time.Now())
+		for c := range of.limits {
+			of.limits[c] = map[string]*limit{"": newLimit(of, Class(c), "", time.Now())}
 		}
 		budget.buckets[url] = of
 	}
@@ -124,9 +124,7 @@ func (b *Budget) Limits() []Limit {
 	var list []Limit
 	for _, of := range all {
 		of.mu.Lock()
-		for _, root := range of.roots {
-			list = root.listLocked(list, now)
-		}
+		list = of.listLocked(list, now)
 		of.mu.Unlock()
 	}
 	slices.SortFunc(list, func(x, y Limit) int {
@@ -154,17 +152,18 @@ const (
 	// forgetAfter is when a limit that nothing was refused by is given up.
 	forgetAfter = 15 * time.Minute
 
-	// mostParts is how many limits of their own a limit has below it at most, mostTallied how many path components it
-	// counts, and mostDepth how many of them the prefix of one has.
-	mostParts   = 64
-	mostTallied = 256
+	// mostLimits is how many limits a bucket has at most, mostTallied how many paths a limit counts, tallyDepth how many
+	// components they have more than its own prefix, and mostDepth how many the prefix of one has.
+	mostLimits  = 64
+	mostTallied = 1024
+	tallyDepth  = 3
 	mostDepth   = 8
-	// A limit is divided where of at least splitRefused refusals the share splitShare was below a component with at most
-	// the share splitAsked of the requests: by chance that would be so once in a thousand times.
+	// A limit is divided where of at least splitRefused refusals the share splitShare was below a path with at most the
+	// share splitAsked of the requests: by chance that would be so once in a thousand times.
 	splitRefused = 16
 	splitShare   = 0.9
 	splitAsked   = 0.6
-	// tallyPeriod is how often what is counted of components is halved.
+	// tallyPeriod is how often what is counted of paths is halved.
 	tallyPeriod = time.Minute
 )
 
@@ -174,20 +173,19 @@ type budgeted struct {
 	opts *BudgetOptions
 
 	mu      sync.Mutex
-	sharers int             // when it was last looked; guarded by mu
-	roots   [classes]*limit // guarded by mu
-	waiting int             // guarded by mu
-	free    []*waiter       // guarded by mu
+	sharers int                        // when it was last looked; guarded by mu
+	limits  [classes]map[string]*limit // by their prefixes; guarded by mu
+	waiting int                        // guarded by mu
+	free    []*waiter                  // guarded by mu
 }
 
 // limit is that of the keys with a prefix. Its fields are guarded by budgeted.mu.
 type limit struct {
 	of     *budgeted
 	class  Class
-	prefix string // "" or ends with "/"
-	depth  int
-	parts  map[string]*limit // by the path component behind the prefix
-	tally  map[string]*tally // of requests by the same
+	prefix string            // "" or ends with "/"
+	tally  map[string]*tally // of requests by paths below the prefix
+	all    tally             // of all requests, for as long
 	halved time.Time
 
 	rate    float64   // requests a second; 0: any number
@@ -211,36 +209,50 @@ type limit struct {
 	waited    time.Duration
 }
 
-// tally counts requests below a path component.
+// tally counts requests below a path.
 type tally struct{ asked, refused float64 }
 
 func newLimit(of *budgeted, class Class, prefix string, now time.Time) *limit {
-	l := &limit{of: of, class: class, prefix: prefix, depth: strings.Count(prefix, "/"), parts: map[string]*limit{},
-		tally: map[string]*tally{}, halved: now, moved: now}
+	l := &limit{of: of, class: class, prefix: prefix, tally: map[string]*tally{}, halved: now, moved: now}
 	l.served.since = now
 	return l
 }
 
-// component is the path component of a key behind the prefix; false for the name itself.
-func (l *limit) component(key string) (string, bool) {
-	if len(key) < len(l.prefix) {
-		return "", false
+// paths yields the paths that a key lies below, from the shortest that is longer than a prefix on: of data/a/1.jpg and ""
+// that is data/ and data/a/.
+func paths(key, prefix string) iter.Seq[string] {
+	return func(yield func(string) bool) {
+		at := len(prefix)
+		for at < len(key) {
+			n := strings.IndexByte(key[at:], '/')
+			if n < 0 {
+				return
+			}
+			at += n + 1
+			if !yield(key[:at]) {
+				return
+			}
+		}
 	}
-	part, _, ok := strings.Cut(key[len(l.prefix):], "/")
-	return part, ok
 }
 
 // findLocked returns the limit that a key belongs to.
 func (b *budgeted) findLocked(class Class, key string) *limit {
-	l := b.roots[class]
-	for {
-		part, ok := l.component(key)
-		below := l.parts[part]
-		if !ok || below == nil {
-			return l
-		}
-		l = below
+	limits := b.limits[class]
+	l := limits[""]
+	if len(limits) == 1 {
+		return l
 	}
+	depth := 0
+	for path := range paths(key, "") {
+		if below := limits[path]; below != nil {
+			l = below
+		}
+		if depth++; depth == mostDepth {
+			break
+		}
+	}
+	return l
 }
 
 // waiter is a request that waits for its turn.
@@ -310,13 +322,15 @@ func (b *budgeted) enter(ctx context.Context, class Class, key string) (began ti
 // leave takes note of what became of a request.
 func (b *budgeted) leave(class Class, key string, began time.Time, err error) {
 	var throttled *ThrottledError
-	refused := err != nil && errors.As(err, &throttled)
+	if err != nil {
+		throttled, _ = errors.AsType[*ThrottledError](err)
+	}
 	now := time.Now()
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	l := b.findLocked(class, key)
 	l.asked++
-	if !refused {
+	if throttled == nil {
 		l.served.add(now)
 		return
 	}
@@ -334,51 +348,51 @@ func (b *budgeted) shareLocked() {
 	}
 	by := float64(b.sharers) / float64(n)
 	b.sharers = n
-	for _, root := range b.roots {
-		root.eachLocked(func(l *limit) { l.rate, l.most = l.rate*by, l.most*by })
+	for _, limits := range b.limits {
+		for _, l := range limits {
+			l.rate, l.most = l.rate*by, l.most*by
+		}
 	}
 }
 
-func (l *limit) eachLocked(do func(*limit)) {
-	do(l)
-	for _, p := range l.parts {
-		p.eachLocked(do)
-	}
-}
-
-// countLocked counts a request by its path component.
+// countLocked counts a request by the paths that its key lies below.
 func (l *limit) countLocked(key string, now time.Time) {
-	if l.rate == 0 || l.depth >= mostDepth {
+	if l.rate == 0 {
 		return // nothing is to be divided
-	}
-	part, ok := l.component(key)
-	if !ok {
-		return
 	}
 	if now.Sub(l.halved) > tallyPeriod {
 		l.halved = now
+		l.all.asked, l.all.refused = l.all.asked/2, l.all.refused/2
 		for name, t := range l.tally {
 			if t.asked, t.refused = t.asked/2, t.refused/2; t.asked < 1 {
 				delete(l.tally, name)
 			}
 		}
 	}
-	l.tallyLocked(part).asked++
+	l.all.asked++
+	for path := range l.below(key) {
+		t := l.tally[path]
+		if t == nil {
+			if len(l.tally) >= mostTallied {
+				return
+			}
+			t = &tally{}
+			l.tally[strings.Clone(path)] = t
+		}
+		t.asked++
+	}
 }
 
-func (l *limit) tallyLocked(part string) *tally {
-	t := l.tally[part]
-	if t == nil {
-		if len(l.tally) >= mostTallied {
-			part = "" // all others
-			if t = l.tally[part]; t != nil {
-				return t
+// below yields the paths below the prefix that are counted.
+func (l *limit) below(key string) iter.Seq[string] {
+	return func(yield func(string) bool) {
+		n := 0
+		for path := range paths(key, l.prefix) {
+			if n++; n > tallyDepth || !yield(path) {
+				return
 			}
 		}
-		t = &tally{}
-		l.tally[part] = t
 	}
-	return t
 }
 
 // movedLocked brings rate and tokens up to date.
@@ -394,7 +408,7 @@ func (l *limit) movedLocked(now time.Time) {
 	}
 	if now.Sub(l.refused) > forgetAfter && l.queue.len == 0 {
 		l.rate, l.most = 0, 0
-		clear(l.tally)
+		l.forgetLocked()
 		return
 	}
 	l.tokens = min(l.tokens+l.rate*past.Seconds(), max(leastBurst, l.rate*burst.Seconds()))
@@ -463,10 +477,15 @@ func (l *limit) wakeLocked(now time.Time) {
 func (l *limit) refusedLocked(key string, began, now time.Time, after time.Duration) {
 	l.throttled++
 	l.refused = now
-	if part, ok := l.component(key); ok && l.depth < mostDepth {
-		l.tallyLocked(part).refused++
-		if l.rate > 0 && l.splitLocked(part, now) {
-			l = l.parts[part]
+	if l.rate > 0 {
+		l.all.refused++
+		for path := range l.below(key) {
+			if t := l.tally[path]; t != nil {
+				t.refused++
+			}
+		}
+		if own := l.splitLocked(key, now); own != nil {
+			l = own
 			l.asked++
 			l.throttled++
 			l.refused = now
@@ -503,52 +522,59 @@ func (l *limit) downLocked(now time.Time) {
 	}
 }
 
-// splitLocked gives what lies below a path component a limit of its own, if refusals concentrate there. The rest has
-// none then.
-func (l *limit) splitLocked(part string, now time.Time) bool {
-	var all tally
-	for _, t := range l.tally {
-		all.asked += t.asked
-		all.refused += t.refused
+// splitLocked gives what lies below one of the paths of a key a limit of its own and returns it, if refusals concentrate
+// there. The rest has none then.
+func (l *limit) splitLocked(key string, now time.Time) *limit {
+	limits := l.of.limits[l.class]
+	if l.all.refused < splitRefused || len(limits) >= mostLimits {
+		return nil
 	}
-	t := l.tally[part]
-	if t == nil || part == "" || all.refused < splitRefused || t.refused < splitShare*all.refused ||
-		t.asked > splitAsked*all.asked || len(l.parts) >= mostParts {
-		return false
+	for path := range l.below(key) {
+		t := l.tally[path]
+		if t == nil || t.refused < splitShare*l.all.refused || t.asked > splitAsked*l.all.asked ||
+			strings.Count(path, "/") > mostDepth || limits[path] != nil {
+			continue
+		}
+		own := newLimit(l.of, l.class, strings.Clone(path), now)
+		own.rate = l.rate * t.asked / l.all.asked
+		own.most = own.rate
+		limits[own.prefix] = own
+		l.rate, l.most = 0, 0
+		l.forgetLocked()
+		// Those who wait find their limit anew.
+		for _, w := range l.queue.all() {
+			w.at = l.of.findLocked(l.class, w.key)
+			w.at.queue.put(w)
+		}
+		l.grantLocked(now)
+		own.wakeLocked(now)
+		return own
 	}
-	own := newLimit(l.of, l.class, l.prefix+part+"/", now)
-	own.rate = l.rate * t.asked / all.asked
-	own.most = own.rate
-	l.parts[part] = own
-	l.rate, l.most = 0, 0
-	clear(l.tally)
-	// Those who wait find their limit anew.
-	waiting := l.queue.all()
-	for _, w := range waiting {
-		w.at = l.of.findLocked(l.class, w.key)
-		w.at.queue.put(w)
-	}
-	l.grantLocked(now)
-	own.wakeLocked(now)
-	return true
+	return nil
 }
 
-// listLocked appends the limit, and those below it. One of a prefix that has become superfluous is given up.
-func (l *limit) listLocked(list []Limit, now time.Time) []Limit {
-	l.movedLocked(now)
-	one := Limit{
-		Bucket: l.of.url, Prefix: l.prefix, Class: l.class.String(), PerSecond: round(l.rate), Most: round(l.most),
-		Served: round(l.served.rate(now)), Waiting: l.queue.len, Waits: l.waits, Waited: int64(l.waited),
-		Throttled: l.throttled,
-	}
-	if p := l.paused.Sub(now); p > 0 {
-		one.Paused = p.Milliseconds()
-	}
-	list = append(list, one)
-	for part, p := range l.parts {
-		list = p.listLocked(list, now)
-		if p.rate == 0 && p.queue.len == 0 && len(p.parts) == 0 {
-			delete(l.parts, part)
+func (l *limit) forgetLocked() {
+	l.all = tally{}
+	clear(l.tally)
+}
+
+// listLocked appends the limits. One of a prefix that has become superfluous is given up.
+func (b *budgeted) listLocked(list []Limit, now time.Time) []Limit {
+	for _, limits := range b.limits {
+		for prefix, l := range limits {
+			l.movedLocked(now)
+			one := Limit{
+				Bucket: b.url, Prefix: prefix, Class: l.class.String(), PerSecond: round(l.rate), Most: round(l.most),
+				Served: round(l.served.rate(now)), Waiting: l.queue.len, Waits: l.waits, Waited: int64(l.waited),
+				Throttled: l.throttled,
+			}
+			if p := l.paused.Sub(now); p > 0 {
+				one.Paused = p.Milliseconds()
+			}
+			list = append(list, one)
+			if l.rate == 0 && l.queue.len == 0 && prefix != "" {
+				delete(limits, prefix)
+			}
 		}
 	}
 	return list

@@ -2,6 +2,7 @@ package object_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"iter"
 	"math/rand/v2"
@@ -21,7 +22,6 @@ type refusing struct {
 	rng    *rand.Rand
 	parts  []*part
 	after  time.Duration // that it says with refusals
-	served map[string]int64
 	asked  int64
 	denied int64
 }
@@ -185,7 +185,7 @@ func newRefusing(t *testing.T, parts ...*part) *refusing {
 
 // TestBudgetOfManyRates: whatever the store allows, and however it counts, nearly all of it is used, and little refused.
 func TestBudgetOfManyRates(t *testing.T) {
-	for _, rate := range []float64{30, 300, 3000} {
+	for _, rate := range []float64{30, 300, 2000} {
 		for _, burst := range []float64{0.05, 1} {
 			t.Run(fmt.Sprintf("%g a second, burst %g", rate, burst), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
@@ -212,4 +212,293 @@ func TestBudgetOfManyRates(t *testing.T) {
 			})
 		}
 	}
+}
+
+// TestBudgetIsFair: tenants that want more than there is get the same, however many requests each has; who wants less
+// gets what it wants, and waits for no queue of others.
+func TestBudgetIsFair(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		under := newRefusing(t, &part{rate: 500, burst: 100})
+		b := object.Budgeted(under, object.NewBudget(object.BudgetOptions{Tenant: tenantOf}))
+		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+		defer cancel()
+		var wg sync.WaitGroup
+		loads := []*load{{tenant: "large", workers: 400}, {tenant: "small", workers: 60}, {tenant: "third", workers: 120},
+			{tenant: "modest", workers: 1, think: 100 * time.Millisecond}}
+		for _, l := range loads {
+			l.run(ctx, &wg, b)
+		}
+		wg.Wait()
+		share := float64(loads[0].made.Load()+loads[1].made.Load()+loads[2].made.Load()) / 3
+		for _, l := range loads {
+			t.Logf("%s: %d requests, longest wait %v", l.tenant, l.made.Load(), time.Duration(l.longest.Load()))
+			if l.workers > 1 && (float64(l.made.Load()) < 0.9*share || float64(l.made.Load()) > 1.1*share) {
+				t.Errorf("tenant %s made %d requests, want %.0f within a tenth", l.tenant, l.made.Load(), share)
+			}
+		}
+		if least := int64(1100); loads[3].made.Load() < least {
+			t.Errorf("a tenant that wants little made %d requests, want %d or more", loads[3].made.Load(), least)
+		}
+	})
+}
+
+// TestBudgetFollows: what the store allows rises to three times and falls to a third of that.
+func TestBudgetFollows(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := &part{rate: 300, burst: 100}
+		under := newRefusing(t, p)
+		b := object.Budgeted(under, object.NewBudget(object.BudgetOptions{}))
+		ctx, cancel := context.WithTimeout(t.Context(), 6*time.Minute)
+		defer cancel()
+		var wg sync.WaitGroup
+		l := &load{workers: 300}
+		l.run(ctx, &wg, b)
+		for _, phase := range []struct{ rate, settle float64 }{{300, 20}, {900, 75}, {300, 20}} {
+			under.mu.Lock()
+			p.rate = phase.rate
+			under.mu.Unlock()
+			sleep(ctx, time.Duration(phase.settle)*time.Second)
+			before := l.made.Load()
+			sleep(ctx, 30*time.Second)
+			got := float64(l.made.Load()-before) / 30
+			t.Logf("%.0f a second of %.0f", got, phase.rate)
+			if got < 0.9*phase.rate {
+				t.Errorf("%.0f s after the store began to allow %.0f a second, %.0f are made", phase.settle, phase.rate, got)
+			}
+		}
+		cancel()
+		wg.Wait()
+		if refused := float64(under.denied) / float64(under.asked); refused > 0.02 {
+			t.Errorf("%.4f of the requests were refused, want 0.02 or less", refused)
+		}
+	})
+}
+
+// TestBudgetOfPrefixes: where one prefix is refused, it gets a limit of its own, and others none.
+func TestBudgetOfPrefixes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cold, rest := &part{prefix: "data/cold/", rate: 200, burst: 20}, &part{}
+		under := newRefusing(t, cold, rest)
+		budget := object.NewBudget(object.BudgetOptions{})
+		b := object.Budgeted(under, budget)
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
+		defer cancel()
+		var wg sync.WaitGroup
+		loads := []*load{{prefix: "data/cold/", workers: 50}, {prefix: "data/hot/", workers: 50}, {prefix: "other/", workers: 20}}
+		for _, l := range loads {
+			l.run(ctx, &wg, b)
+		}
+		sleep(ctx, 8*time.Minute)
+		before := []int64{loads[0].made.Load(), loads[1].made.Load(), loads[2].made.Load()}
+		sleep(ctx, time.Minute)
+		for i, least := range []int64{180 * 60, 1300 * 60, 500 * 60} {
+			if got := loads[i].made.Load() - before[i]; got < least {
+				t.Errorf("%s: %d requests in a minute, want %d or more", loads[i].prefix, got, least)
+			}
+		}
+		limits := map[string]object.Limit{}
+		for _, l := range budget.Limits() {
+			if l.Class == "reads" {
+				t.Logf("%+v", l)
+				limits[l.Prefix] = l
+			}
+		}
+		if l := limits["data/cold/"]; l.PerSecond < 150 || l.PerSecond > 300 {
+			t.Errorf("the prefix that is refused has the limit %+v, want about 200 a second", l)
+		}
+		for _, prefix := range []string{"", "data/"} {
+			if limits[prefix].PerSecond != 0 {
+				t.Errorf("what is not refused has the limit %+v", limits[prefix])
+			}
+		}
+		cancel()
+		wg.Wait()
+	})
+}
+
+// TestBudgetOfWholeBucket: a limit of the whole bucket is not divided, however requests lie in it.
+func TestBudgetOfWholeBucket(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		under := newRefusing(t, &part{rate: 400, burst: 100})
+		budget := object.NewBudget(object.BudgetOptions{})
+		b := object.Budgeted(under, budget)
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+		defer cancel()
+		var wg sync.WaitGroup
+		for i, workers := range []int{40, 30, 20} {
+			(&load{prefix: fmt.Sprintf("%d/", i), workers: workers}).run(ctx, &wg, b)
+		}
+		wg.Wait()
+		for _, l := range budget.Limits() {
+			if l.Prefix != "" {
+				t.Errorf("there is a limit %+v", l)
+			}
+		}
+		if refused := float64(under.denied) / float64(under.asked); refused > 0.02 {
+			t.Errorf("%.4f of the requests were refused, want 0.02 or less", refused)
+		}
+	})
+}
+
+// TestBudgetWaitsAsTheBucketSays: nothing is asked before the time that a refusal names, and writes are not reads.
+func TestBudgetWaitsAsTheBucketSays(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := &part{rate: 1, burst: 1}
+		under := newRefusing(t, p)
+		under.after = 7 * time.Second
+		b := object.Budgeted(under, object.NewBudget(object.BudgetOptions{}))
+		ctx := t.Context()
+		_ = b.Range(ctx, "a", schema.ObjectVersion{}, 0, nil)
+		if err := b.Range(ctx, "a", schema.ObjectVersion{}, 0, nil); err == nil {
+			t.Fatal("the second request was not refused")
+		}
+		refused := time.Now()
+		if _, _, err := b.Put(ctx, "a", nil, object.Condition{}); time.Since(refused) > 5*time.Second {
+			t.Errorf("a write waited for %v as a read was refused: %v", time.Since(refused), err)
+		}
+		under.mu.Lock()
+		p.rate = 0
+		under.mu.Unlock()
+		if err := b.Range(ctx, "a", schema.ObjectVersion{}, 0, nil); err != nil {
+			t.Fatal(err)
+		}
+		if waited := time.Since(refused); waited < 7*time.Second || waited > 9*time.Second {
+			t.Errorf("the next read was made %v after the refusal, want 7 s", waited)
+		}
+	})
+}
+
+// TestBudgetEndsWithContexts: a request that waits ends with its context, and leaves nothing behind.
+func TestBudgetEndsWithContexts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		under := newRefusing(t, &part{rate: 1, burst: 1})
+		budget := object.NewBudget(object.BudgetOptions{MaxWaiting: 10})
+		b := object.Budgeted(under, budget)
+		read := func(ctx context.Context) error { return b.Range(ctx, "a", schema.ObjectVersion{}, 0, nil) }
+		_, _ = read(t.Context()), read(t.Context())
+		ctx, cancel := context.WithCancelCause(t.Context())
+		var wg sync.WaitGroup
+		why := errors.New("enough")
+		for range 10 {
+			wg.Go(func() {
+				if err := read(ctx); err != nil && !errors.Is(err, why) && !errors.Is(err, schema.ErrUnavailable) {
+					t.Errorf("a request that waits ends with %v", err)
+				}
+			})
+		}
+		synctest.Wait()
+		if err := read(ctx); !errors.Is(err, schema.ErrUnavailable) {
+			t.Errorf("one more than may wait: %v, want it unavailable", err)
+		}
+		cancel(why)
+		wg.Wait()
+		for _, l := range budget.Limits() {
+			if l.Waiting != 0 {
+				t.Errorf("%d still wait", l.Waiting)
+			}
+		}
+		sleep(t.Context(), 5*time.Second)
+		if err := read(t.Context()); err != nil {
+			t.Errorf("a request after them: %v", err)
+		}
+	})
+}
+
+// TestBudgetIsShared: three nodes that share a bucket use what it allows, each about as much, and one that leaves is made
+// up for at once.
+func TestBudgetIsShared(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		under := newRefusing(t, &part{rate: 900, burst: 200})
+		var nodes atomic.Int64
+		nodes.Store(3)
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
+		defer cancel()
+		first, end := context.WithCancel(ctx)
+		var wg sync.WaitGroup
+		loads := make([]*load, 3)
+		for i := range loads {
+			b := object.Budgeted(under, object.NewBudget(object.BudgetOptions{
+				Sharers: func() int { return int(nodes.Load()) }}))
+			loads[i] = &load{workers: 200}
+			of := ctx
+			if i == 0 {
+				of = first
+			}
+			loads[i].run(of, &wg, b)
+		}
+		sleep(ctx, 4*time.Minute)
+		for i, l := range loads {
+			if got := float64(l.made.Load()) / 240; got < 150 || got > 450 {
+				t.Errorf("node %d makes %.0f a second of 900", i, got)
+			}
+		}
+		others := func() float64 {
+			before := loads[1].made.Load() + loads[2].made.Load()
+			sleep(ctx, 10*time.Second)
+			return float64(loads[1].made.Load()+loads[2].made.Load()-before) / 10
+		}
+		before := others()
+		end()
+		nodes.Store(2)
+		if got := others(); got < min(1.3*before, 850) {
+			t.Errorf("when one of three has left, the others make %.0f a second of 900, and made %.0f before", got, before)
+		}
+		cancel()
+		wg.Wait()
+		if refused := float64(under.denied) / float64(under.asked); refused > 0.02 {
+			t.Errorf("%.4f of the requests were refused, want 0.02 or less", refused)
+		}
+	})
+}
+
+// TestBudgetOfLists: each page of a list waits for its turn and is counted.
+func TestBudgetOfLists(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		under := newRefusing(t, &part{})
+		requests := object.NewRequests(object.RequestsOptions{})
+		b := requests.Of(under)
+		n := 0
+		for _, err := range b.List(t.Context(), object.ListOptions{Prefix: "a/"}) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			n++
+		}
+		got := requests.Usage()
+		if n != 15 || len(got) != 1 || got[0].Lists != 3 || under.asked != 3 {
+			t.Errorf("%d objects, %d requests, %+v", n, under.asked, got)
+		}
+	})
+}
+
+// TestRequestsTakeNoMemory: a request that does not wait costs no allocation.
+func TestRequestsTakeNoMemory(t *testing.T) {
+	b := object.NewRequests(object.RequestsOptions{Tenant: tenantOf}).Of(&quick{})
+	ctx := context.WithValue(context.Background(), tenantKey{}, "a")
+	buf := make([]byte, 10)
+	if n := testing.AllocsPerRun(1000, func() {
+		if err := b.Range(ctx, "data/train/1.jpg", schema.ObjectVersion{}, 0, buf); err != nil {
+			t.Fatal(err)
+		}
+	}); n > 0 {
+		t.Errorf("a request costs %g allocations", n)
+	}
+}
+
+// quick is a bucket that answers at once.
+type quick struct{ refusing }
+
+func (*quick) URL() string { return "s3://test?region=us-east-1" }
+
+func (*quick) Range(context.Context, string, schema.ObjectVersion, int64, []byte) error { return nil }
+
+func BenchmarkRequests(b *testing.B) {
+	bucket := object.NewRequests(object.RequestsOptions{Tenant: tenantOf}).Of(&quick{})
+	ctx := context.WithValue(context.Background(), tenantKey{}, "a")
+	buf := make([]byte, 10)
+	b.RunParallel(func(p *testing.PB) {
+		for p.Next() {
+			_ = bucket.Range(ctx, "data/train/1.jpg", schema.ObjectVersion{}, 0, buf)
+		}
+	})
 }
