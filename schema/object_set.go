@@ -11,7 +11,7 @@ import (
 
 const (
 	objectSetMagic  = "BOWOBJS1"
-	objectSetHeader = len(objectSetMagic) + addressPrefix + 12
+	objectSetHeader = len(objectSetMagic) + addressPrefix + 16
 	// objectsTogether is how many objects share a place in the table of a set: one is found by reading those before it.
 	objectsTogether = 16
 	// MaxObjectSetBytes is how large an encoded set may be.
@@ -48,7 +48,9 @@ func EncodeObjectSet(s *ObjectSet) ([]byte, error) {
 	data = binary.LittleEndian.AppendUint32(data, flags)
 	data = binary.LittleEndian.AppendUint32(data, uint32(len(s.Objects)))
 	data = binary.LittleEndian.AppendUint32(data, uint32(len(s.Bucket)))
+	data = binary.LittleEndian.AppendUint32(data, uint32(len(s.Reading)))
 	data = append(data, s.Bucket...)
+	data = append(data, s.Reading...)
 	table := len(data)
 	data = append(data, make([]byte, 4*groups)...)
 	body := len(data)
@@ -145,7 +147,7 @@ func DecodeObjectSet(data []byte) (*ObjectSet, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &ObjectSet{Bucket: x.Bucket(), Unproven: x.Unproven(), Objects: make([]Object, 0, x.Len())}
+	s := &ObjectSet{Bucket: x.Bucket(), Reading: x.reading, Unproven: x.Unproven(), Objects: make([]Object, 0, x.Len())}
 	err = x.each(0, x.Len(), func(o *objectEntry) error {
 		object := o.object()
 		err := o.eachUnit(func(u Unit) bool {
@@ -167,6 +169,7 @@ func DecodeObjectSet(data []byte) (*ObjectSet, error) {
 // ObjectIndex is an object set in its encoded form: an object is found by its number, and takes memory only then.
 type ObjectIndex struct {
 	bucket      string
+	reading     string
 	prefix      ObjectPrefix
 	flags       uint32
 	n           int
@@ -199,14 +202,15 @@ func ReopenObjectSet(data []byte) (*ObjectIndex, error) {
 	x := &ObjectIndex{prefix: ObjectPrefix(data[len(objectSetMagic):])}
 	numbers := data[len(objectSetMagic)+addressPrefix:]
 	x.flags = binary.LittleEndian.Uint32(numbers)
-	n, name := binary.LittleEndian.Uint32(numbers[4:]), binary.LittleEndian.Uint32(numbers[8:])
+	n, name := binary.LittleEndian.Uint32(numbers[4:]), int64(binary.LittleEndian.Uint32(numbers[8:]))
+	head := name + int64(binary.LittleEndian.Uint32(numbers[12:])) // of name and reading
 	rest := data[objectSetHeader:]
 	groups := (int64(n) + objectsTogether - 1) / objectsTogether
-	if x.flags&^flagUnproven != 0 || n > MaxObjects || int64(name)+4*groups > int64(len(rest)) {
-		return nil, objectSetDamage("flags %#x, %d objects, a name of %d bytes in %d bytes", x.flags, n, name, len(data))
+	if x.flags&^flagUnproven != 0 || n > MaxObjects || head+4*groups > int64(len(rest)) {
+		return nil, objectSetDamage("flags %#x, %d objects, texts of %d bytes in %d bytes", x.flags, n, head, len(data))
 	}
-	x.n, x.bucket = int(n), string(rest[:name])
-	x.table, x.body = rest[name:int64(name)+4*groups], rest[int64(name)+4*groups:]
+	x.n, x.bucket, x.reading = int(n), string(rest[:name]), string(rest[name:head])
+	x.table, x.body = rest[head:head+4*groups], rest[head+4*groups:]
 	return x, nil
 }
 

@@ -15,7 +15,7 @@ import (
 
 // madeSet makes an object set of n objects, some of which have units.
 func madeSet(rng *rand.Rand, n int) *ObjectSet {
-	s := &ObjectSet{Bucket: "s3://bucket/a-" + fmt.Sprint(rng.IntN(100)), Unproven: rng.IntN(2) == 0}
+	s := &ObjectSet{Bucket: "s3://bucket/a-" + fmt.Sprint(rng.IntN(100)), Reading: strings.Repeat("r", rng.IntN(9)), Unproven: rng.IntN(2) == 0}
 	keys := map[string]bool{}
 	for len(keys) < n {
 		keys[fmt.Sprintf("train/n%04d/%s%d.JPEG", rng.IntN(30), strings.Repeat("é", rng.IntN(9)), rng.IntN(1<<20))] = true
@@ -160,7 +160,7 @@ func TestObjectSetRefused(t *testing.T) {
 
 // The format does not change by accident.
 func TestObjectSetGolden(t *testing.T) {
-	s := &ObjectSet{Bucket: "s3://photos/train", Unproven: true, Objects: []Object{
+	s := &ObjectSet{Bucket: "s3://photos/train", Reading: `{"format":"zip"}`, Unproven: true, Objects: []Object{
 		{Key: "a/1.jpg", Size: 110_000, Version: ObjectVersion{ETag: "0123456789abcdef0123456789abcdef"}},
 		{Key: "a/2.jpg", Size: 90_000, Version: ObjectVersion{ETag: "0123456789abcdef0123456789abcdef-2", ID: "v7"}},
 		{Key: "b.zip", Size: 1 << 33, Units: []Unit{
