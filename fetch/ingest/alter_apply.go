@@ -65,7 +65,7 @@ func (a *Alteration) apply(ctx context.Context, base *schema.Snapshot) (_ *schem
 			schema.ErrInvalid, base.Dataset)
 	}
 	next := &schema.Snapshot{Dataset: base.Dataset, Parent: base.Number, Source: a.opts.Source, Schema: p.schema,
-		Chunks: w.out.chunks}
+		Chunks: w.out.chunks, Sets: base.Sets}
 	if next.Source == "" {
 		next.Source = base.Source
 	}

@@ -82,6 +82,7 @@ type Writer struct {
 
 	base  *schema.Snapshot // newest snapshot when the writer was opened, or nil
 	ids   []schema.ID      // of all rows; Commit sorts them
+	sets  []schema.SetRef  // of the rows written
 	notes []string         // of a commit
 	err   error            // why the writer can no longer be used
 }
@@ -228,14 +229,66 @@ func (w *Writer) Write(ctx context.Context, split string, ids []schema.ID, meta 
 	if w.err != nil {
 		return w.err
 	}
-	if err := w.write(ctx, split, ids, meta, blobs); err != nil {
-		w.err = err
+	shape := shapeOf(blobs, func(b []byte) bool { return b == nil })
+	w.err = w.write(ctx, split, ids, meta, shape, func() ([][]*schema.BlobRef, error) { return w.put(ctx, blobs) })
+	return w.err
+}
+
+// WriteRefs is Write for rows whose blobs are where they can be read already: refs has their references by blob column
+// and row, nil being null. If they are addresses in object sets, KeepSet is told of the sets before the commit.
+func (w *Writer) WriteRefs(ctx context.Context, split string, ids []schema.ID, meta arrow.Record,
+	refs [][]*schema.BlobRef) error {
+	if w.err != nil {
+		return w.err
+	}
+	shape := shapeOf(refs, func(ref *schema.BlobRef) bool { return ref == nil })
+	w.err = w.write(ctx, split, ids, meta, shape, func() ([][]*schema.BlobRef, error) { return refs, nil })
+	return w.err
+}
+
+// PutSet stores an object set, in which blobs of rows written lie, and has the snapshot name it.
+func (w *Writer) PutSet(ctx context.Context, set *schema.ObjectSet) error {
+	if w.err != nil {
+		return w.err
+	}
+	data, err := schema.EncodeObjectSet(set)
+	if err != nil {
 		return err
 	}
+	ref, err := w.in.Put(ctx, data)
+	if err != nil {
+		return fmt.Errorf("store an object set of %d bytes: %w", len(data), err)
+	}
+	w.KeepSet(schema.SetRef{Prefix: set.Prefix(), Blob: ref})
 	return nil
 }
 
-func (w *Writer) write(ctx context.Context, split string, ids []schema.ID, meta arrow.Record, blobs [][][]byte) error {
+// KeepSet has the snapshot name an object set that is stored already. The one named last for a prefix is taken.
+func (w *Writer) KeepSet(ref schema.SetRef) { w.sets = addSet(w.sets, ref) }
+
+// addSet adds a set, or puts it in the place of one with the same prefix.
+func addSet(sets []schema.SetRef, ref schema.SetRef) []schema.SetRef {
+	i := slices.IndexFunc(sets, func(s schema.SetRef) bool { return s.Prefix == ref.Prefix })
+	if i < 0 {
+		return append(sets, ref)
+	}
+	sets[i] = ref
+	return sets
+}
+
+// shape is what there is of blobs: by column, the number of rows and the first that is null, -1 for none.
+type shape []struct{ rows, null int }
+
+func shapeOf[T any](blobs [][]T, null func(T) bool) shape {
+	s := make(shape, len(blobs))
+	for c, column := range blobs {
+		s[c].rows, s[c].null = len(column), slices.IndexFunc(column, null)
+	}
+	return s
+}
+
+func (w *Writer) write(ctx context.Context, split string, ids []schema.ID, meta arrow.Record, blobs shape,
+	refsOf func() ([][]*schema.BlobRef, error)) error {
 	if split == "" {
 		split = w.opts.Split
 	} else if err := schema.CheckName("split", split); err != nil {
@@ -250,7 +303,7 @@ func (w *Writer) write(ctx context.Context, split string, ids []schema.ID, meta 
 	if err := w.extend(split, int64(len(ids))); err != nil {
 		return err
 	}
-	refs, err := w.put(ctx, blobs)
+	refs, err := refsOf()
 	if err != nil {
 		return err
 	}
@@ -259,7 +312,7 @@ func (w *Writer) write(ctx context.Context, split string, ids []schema.ID, meta 
 }
 
 // check compares the shape of what is written with the schema.
-func (w *Writer) check(ids []schema.ID, meta arrow.Record, blobs [][][]byte) error {
+func (w *Writer) check(ids []schema.ID, meta arrow.Record, blobs shape) error {
 	rows := len(ids)
 	switch {
 	case meta == nil && len(w.meta) > 0:
@@ -287,13 +340,10 @@ func (w *Writer) check(ids []schema.ID, meta arrow.Record, blobs [][][]byte) err
 		}
 	}
 	for c, f := range w.blobs {
-		if len(blobs[c]) != rows {
-			return fmt.Errorf("%w: %d ids for %d blobs of column %q", schema.ErrInvalid, rows, len(blobs[c]), f.Name)
+		if blobs[c].rows != rows {
+			return fmt.Errorf("%w: %d ids for %d blobs of column %q", schema.ErrInvalid, rows, blobs[c].rows, f.Name)
 		}
-		if f.Nullable {
-			continue
-		}
-		if i := slices.IndexFunc(blobs[c], func(b []byte) bool { return b == nil }); i >= 0 {
+		if i := blobs[c].null; i >= 0 && !f.Nullable {
 			return fmt.Errorf("%w: column %q is null in row %d and must not be", schema.ErrInvalid, f.Name,
 				w.rows+int64(i))
 		}
@@ -377,13 +427,16 @@ func (w *Writer) snapshot() *schema.Snapshot {
 	}
 	var offset int64
 	if w.opts.Mode == Append {
-		s.Chunks = slices.Clone(w.base.Chunks)
+		s.Chunks, s.Sets = slices.Clone(w.base.Chunks), slices.Clone(w.base.Sets)
 		for _, split := range w.base.Splits {
 			s.Splits = append(s.Splits, schema.Split{Name: split.Name, Ranges: slices.Clone(split.Ranges)})
 		}
 		offset = w.base.Rows()
 	}
 	s.Chunks = append(s.Chunks, w.chunks...)
+	for _, set := range w.sets {
+		s.Sets = addSet(s.Sets, set)
+	}
 	for _, add := range inOrder(w.splits) {
 		r := schema.Range{Start: add.Start + offset, End: add.End + offset}
 		s.Splits = addRange(s.Splits, add.split, r)
