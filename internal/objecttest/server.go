@@ -1,0 +1,916 @@
+// Package objecttest has the suite that every object.Bucket passes, a server of S3 in the test's own process that fails
+// on demand, and real servers as processes.
+package objecttest
+
+import (
+	"bufio"
+	"bytes"
+	"crypto/md5"
+	"crypto/tls"
+	"encoding/hex"
+	"encoding/xml"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/url"
+	"slices"
+	"sort"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"bowstring/schema"
+)
+
+// Kind is what a request is for.
+type Kind int
+
+// Kinds of requests.
+const (
+	Get Kind = iota
+	Head
+	Put
+	Delete
+	List
+	kinds
+)
+
+// String names the kind.
+func (k Kind) String() string {
+	return [...]string{"get", "head", "put", "delete", "list", "unknown"}[min(max(k, 0), kinds)]
+}
+
+// Fault is what goes wrong with requests, and with which. Of a Fault's effects each that is set takes place.
+type Fault struct {
+	Kinds  []Kind  // none: all
+	Prefix string  // of their keys; of lists, of what is listed
+	Skip   int     // so many of them are served first
+	Times  int     // so many of them fail; 0: all
+	Share  float64 // of them that fail, drawn by the server's seed; 0: all
+	Rate   float64 // those fail that are more than so many a second; 0: all
+
+	Delay       func(*rand.Rand) time.Duration // before the answer's first byte
+	Hang        bool                           // no answer comes until the client ends the connection
+	Status      int                            // answered instead of what was asked for, with Code and Header
+	Code        string                         // the error's name in XML
+	Message     string
+	Header      http.Header
+	Reset       bool // the connection ends before anything is done
+	Lose        bool // the request is carried out, and the connection ends without an answer
+	Short       bool // the connection ends in the middle of the body
+	Change      bool // the object gets other bytes of the same length just before
+	ErrorInside bool // the answer is 200 with an error inside; nothing is done
+	Whole       bool // the answer to a range is the whole object, with status 200
+	Other       bool // the answer to a range is the range one byte further on, and says so
+	RepeatPage  bool // a page of a list is the one before it
+}
+
+// SlowDown is S3's way to ask for fewer requests.
+func SlowDown() Fault {
+	return Fault{Status: http.StatusServiceUnavailable, Code: "SlowDown", Message: "Please reduce your request rate."}
+}
+
+type rule struct {
+	Fault
+
+	seen, done int
+	tokens     float64
+	at         time.Time
+}
+
+// Counts are what a server has seen.
+type Counts struct {
+	Requests    [kinds]int64 // by Kind
+	Failed      int64        // of them, those that a Fault met
+	Connections int64        // accepted
+	Received    int64        // bytes of bodies
+	Sent        int64        // bytes of bodies
+}
+
+// All is the number of requests.
+func (c Counts) All() int64 {
+	n := int64(0)
+	for _, r := range c.Requests {
+		n += r
+	}
+	return n
+}
+
+// Config is how a server is set up. The zero value is a server of plain HTTP that does not look at credentials.
+type Config struct {
+	Address  string           // to listen at; "" is a free port of 127.0.0.1
+	TLS      *tls.Certificate // nil: plain HTTP
+	Seed     uint64           // of faults
+	Versions bool             // buckets keep versions
+	Region   string           // requests that are signed for another one are redirected; "" takes all
+	PageSize int              // entries of a page of a list; 0 are 1,000
+}
+
+// Server is a server of S3 with its objects in memory. It checks no signatures. It is safe for concurrent use.
+type Server struct {
+	cfg      Config
+	listener net.Listener
+	conns    sync.WaitGroup
+	counts   [kinds]atomic.Int64
+	failed   atomic.Int64
+	accepted atomic.Int64
+	received atomic.Int64
+	sent     atomic.Int64
+	clock    atomic.Int64 // nanoseconds that it is ahead
+	faulty   atomic.Bool  // there are rules
+
+	mu      sync.RWMutex
+	closed  bool
+	open    map[net.Conn]struct{}
+	buckets map[string]*bucket
+	rules   []*rule
+	rand    *rand.Rand
+	expired map[string]bool // ids of access keys
+	ids     int
+}
+
+type bucket struct {
+	objects map[string]*stored
+	old     map[string]*stored // by key and id, with "\x00" between
+	keys    []string           // sorted, unless stale
+	stale   bool
+}
+
+type stored struct {
+	body     []byte
+	etag, id string
+	modified time.Time
+	class    string
+}
+
+// Start starts a server. Close ends it.
+func Start(cfg Config) (*Server, error) {
+	if cfg.Address == "" {
+		cfg.Address = "127.0.0.1:0"
+	}
+	if cfg.PageSize == 0 {
+		cfg.PageSize = 1000
+	}
+	l, err := net.Listen("tcp", cfg.Address) //nolint:noctx // Close ends it
+	if err != nil {
+		return nil, err
+	}
+	s := &Server{cfg: cfg, listener: l, open: map[net.Conn]struct{}{}, buckets: map[string]*bucket{},
+		rand: rand.New(rand.NewPCG(cfg.Seed, 1)), expired: map[string]bool{}}
+	if cfg.TLS != nil {
+		s.listener = tls.NewListener(l, &tls.Config{Certificates: []tls.Certificate{*cfg.TLS}, MinVersion: tls.VersionTLS12})
+	}
+	s.conns.Go(s.accept)
+	return s, nil
+}
+
+func (s *Server) accept() {
+	for {
+		c, err := s.listener.Accept()
+		if err != nil {
+			return
+		}
+		s.accepted.Add(1)
+		s.mu.Lock()
+		if s.closed {
+			s.mu.Unlock()
+			_ = c.Close()
+			return
+		}
+		s.open[c] = struct{}{}
+		s.conns.Go(func() { s.serve(c) })
+		s.mu.Unlock()
+	}
+}
+
+// Close ends the server and its connections.
+func (s *Server) Close() error {
+	s.mu.Lock()
+	s.closed = true
+	err := s.listener.Close()
+	for c := range s.open {
+		_ = c.Close()
+	}
+	s.mu.Unlock()
+	s.conns.Wait()
+	return err
+}
+
+// CutAll ends all connections there are, as a server that restarts does.
+func (s *Server) CutAll() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for c := range s.open {
+		_ = c.Close()
+	}
+}
+
+// Endpoint is the server's URL.
+func (s *Server) Endpoint() string {
+	scheme := "http"
+	if s.cfg.TLS != nil {
+		scheme = "https"
+	}
+	return scheme + "://" + s.listener.Addr().String()
+}
+
+// URL is that of a bucket, as object.Open takes it, without prefix. The bucket is made if it is not there.
+func (s *Server) URL(name string) string {
+	s.MakeBucket(name)
+	return fmt.Sprintf("s3://%s?endpoint=%s", name, s.Endpoint())
+}
+
+// MakeBucket makes a bucket, unless it is there.
+func (s *Server) MakeBucket(name string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.bucketLocked(name)
+}
+
+func (s *Server) bucketLocked(name string) *bucket {
+	b := s.buckets[name]
+	if b == nil {
+		b = &bucket{objects: map[string]*stored{}, old: map[string]*stored{}}
+		s.buckets[name] = b
+	}
+	return b
+}
+
+// PutObject puts an object into a bucket, past all faults and counts. body is kept.
+func (s *Server) PutObject(bucket, key string, body []byte) schema.ObjectVersion {
+	etag := etagOf(body)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	o := s.putLocked(s.bucketLocked(bucket), key, body, etag)
+	return schema.ObjectVersion{ETag: o.etag, ID: o.id}
+}
+
+// Object is what a bucket has under a key.
+func (s *Server) Object(bucket, key string) (body []byte, found bool) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	b := s.buckets[bucket]
+	if b == nil || b.objects[key] == nil {
+		return nil, false
+	}
+	return b.objects[key].body, true
+}
+
+// DeleteObject removes an object, past all faults and counts.
+func (s *Server) DeleteObject(bucket, key string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.deleteLocked(s.bucketLocked(bucket), key)
+}
+
+// Keys are those of a bucket, in ascending order.
+func (s *Server) Keys(bucket string) []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.bucketLocked(bucket).sorted())
+}
+
+// SetClass puts an object into a storage class. One of GLACIER or DEEP_ARCHIVE cannot be read.
+func (s *Server) SetClass(bucket, key, class string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if o := s.bucketLocked(bucket).objects[key]; o != nil {
+		o.class = class
+	}
+}
+
+// SetClock has the server's clock go ahead of the machine's. It refuses requests that were signed by a clock that
+// differs from its own by more than 15 minutes.
+func (s *Server) SetClock(ahead time.Duration) { s.clock.Store(int64(ahead)) }
+
+// Expire has the server refuse an access key as expired.
+func (s *Server) Expire(id string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.expired[id] = true
+}
+
+// Fail adds a fault. Of several that would meet a request the one that was added first does.
+func (s *Server) Fail(f Fault) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.rules = append(s.rules, &rule{Fault: f})
+	s.faulty.Store(true)
+}
+
+// Heal takes all faults away.
+func (s *Server) Heal() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.rules = nil
+	s.faulty.Store(false)
+}
+
+// Counts are what the server has seen since its start.
+func (s *Server) Counts() Counts {
+	c := Counts{Failed: s.failed.Load(), Connections: s.accepted.Load(), Received: s.received.Load(), Sent: s.sent.Load()}
+	for i := range s.counts {
+		c.Requests[i] = s.counts[i].Load()
+	}
+	return c
+}
+
+func etagOf(body []byte) string {
+	sum := md5.Sum(body)
+	return hex.EncodeToString(sum[:])
+}
+
+func (s *Server) now() time.Time { return time.Now().Add(time.Duration(s.clock.Load())) }
+
+func (s *Server) putLocked(b *bucket, key string, body []byte, etag string) *stored {
+	o := &stored{body: body, etag: etag, modified: s.now().UTC()}
+	if s.cfg.Versions {
+		s.ids++
+		o.id = fmt.Sprintf("v%d", s.ids)
+		b.old[key+"\x00"+o.id] = o
+	}
+	if b.objects[key] == nil {
+		b.stale = true
+	}
+	b.objects[key] = o
+	return o
+}
+
+func (s *Server) deleteLocked(b *bucket, key string) {
+	if b.objects[key] != nil {
+		delete(b.objects, key)
+		b.stale = true
+	}
+}
+
+// sorted are the keys of a bucket; the server's lock is held.
+func (b *bucket) sorted() []string {
+	if b.stale {
+		b.keys = b.keys[:0]
+		for k := range b.objects {
+			b.keys = append(b.keys, k)
+		}
+		sort.Strings(b.keys)
+		b.stale = false
+	}
+	return b.keys
+}
+
+// fault is the first one that meets a request.
+func (s *Server) fault(k Kind, key string) *Fault {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, r := range s.rules {
+		if len(r.Kinds) > 0 && !slices.Contains(r.Kinds, k) || !strings.HasPrefix(key, r.Prefix) {
+			continue
+		}
+		if r.seen++; r.seen <= r.Skip || r.Times > 0 && r.done >= r.Times {
+			continue
+		}
+		if r.Share > 0 && s.rand.Float64() >= r.Share {
+			continue
+		}
+		if r.Rate > 0 && r.below() {
+			continue
+		}
+		r.done++
+		return &r.Fault
+	}
+	return nil
+}
+
+// below takes one of the requests that a rate leaves. A tenth of a second's may come at once.
+func (r *rule) below() bool {
+	now := time.Now()
+	most := max(r.Rate/10, 1)
+	if r.at.IsZero() {
+		r.tokens = most
+	} else {
+		r.tokens = min(most, r.tokens+now.Sub(r.at).Seconds()*r.Rate)
+	}
+	r.at = now
+	if r.tokens < 1 {
+		return false
+	}
+	r.tokens--
+	return true
+}
+
+// exchange is one request and what its answer is written with.
+type exchange struct {
+	method, path, query, host            string
+	span, ifMatch, ifNone, auth, amzDate string
+	length                               int64
+	closing                              bool
+
+	kind   Kind
+	bucket string
+	key    string
+	body   []byte
+	fault  *Fault
+}
+
+var errCut = errors.New("the connection is to end")
+
+func (s *Server) serve(c net.Conn) {
+	defer func() {
+		_ = c.Close()
+		s.mu.Lock()
+		delete(s.open, c)
+		s.mu.Unlock()
+	}()
+	in := bufio.NewReaderSize(c, 8<<10)
+	out := make([]byte, 0, 1024)
+	for {
+		var x exchange
+		if err := x.parse(in); err != nil {
+			return
+		}
+		if x.length > 0 {
+			x.body = make([]byte, x.length)
+			if _, err := io.ReadFull(in, x.body); err != nil {
+				return
+			}
+			s.received.Add(x.length)
+		}
+		s.place(&x)
+		s.counts[x.kind].Add(1)
+		if s.faulty.Load() {
+			key := x.key
+			if x.kind == List {
+				q, _ := url.ParseQuery(x.query)
+				key = q.Get("prefix")
+			}
+			x.fault = s.fault(x.kind, key)
+		}
+		err := s.handle(c, in, &out, &x)
+		if err != nil || x.closing {
+			return
+		}
+	}
+}
+
+func (x *exchange) parse(in *bufio.Reader) error {
+	line, err := in.ReadSlice('\n')
+	if err != nil {
+		return err
+	}
+	a, b := bytes.IndexByte(line, ' '), bytes.LastIndexByte(line, ' ')
+	if a < 0 || b <= a {
+		return io.ErrUnexpectedEOF
+	}
+	x.method = string(line[:a])
+	x.path, x.query, _ = strings.Cut(string(line[a+1:b]), "?")
+	if strings.IndexByte(x.path, '%') >= 0 {
+		if x.path, err = url.PathUnescape(x.path); err != nil {
+			return err
+		}
+	}
+	for {
+		if line, err = in.ReadSlice('\n'); err != nil {
+			return err
+		}
+		if line = bytes.TrimRight(line, "\r\n"); len(line) == 0 {
+			return nil
+		}
+		i := bytes.IndexByte(line, ':')
+		if i < 0 {
+			continue
+		}
+		v := bytes.TrimSpace(line[i+1:])
+		switch string(bytes.ToLower(line[:i])) {
+		case "host":
+			x.host = string(v)
+		case "range":
+			x.span = string(v)
+		case "if-match":
+			x.ifMatch = strings.Trim(string(v), `"`)
+		case "if-none-match":
+			x.ifNone = strings.Trim(string(v), `"`)
+		case "authorization":
+			x.auth = string(v)
+		case "x-amz-date":
+			x.amzDate = string(v)
+		case "content-length":
+			if x.length, err = strconv.ParseInt(string(v), 10, 64); err != nil {
+				return err
+			}
+		case "transfer-encoding":
+			return errors.ErrUnsupported
+		case "connection":
+			x.closing = bytes.EqualFold(v, []byte("close"))
+		}
+	}
+}
+
+// place says which bucket and key a request is for, by its path or by its host's name.
+func (s *Server) place(x *exchange) {
+	x.bucket, x.key, _ = strings.Cut(strings.TrimPrefix(x.path, "/"), "/")
+	s.mu.RLock()
+	if name, _, ok := strings.Cut(x.host, "."); ok && s.buckets[name] != nil {
+		x.bucket, x.key = name, strings.TrimPrefix(x.path, "/")
+	}
+	s.mu.RUnlock()
+	switch x.method {
+	case http.MethodHead:
+		x.kind = Head
+	case http.MethodPut:
+		x.kind = Put
+	case http.MethodDelete:
+		x.kind = Delete
+	default:
+		if x.kind = Get; x.key == "" {
+			x.kind = List
+		}
+	}
+}
+
+// handle answers a request. An error ends the connection.
+func (s *Server) handle(c net.Conn, in *bufio.Reader, out *[]byte, x *exchange) error {
+	if f := x.fault; f != nil {
+		s.failed.Add(1)
+		if f.Delay != nil {
+			s.mu.Lock()
+			d := f.Delay(s.rand)
+			s.mu.Unlock()
+			time.Sleep(d)
+		}
+		switch {
+		case f.Hang:
+			_, _ = in.ReadByte()
+			return errCut
+		case f.Reset:
+			return reset(c)
+		case f.Status != 0:
+			return s.refuse(c, out, x, f.Status, f.Code, f.Message, f.Header)
+		case f.ErrorInside:
+			return s.reply(c, out, x, http.StatusOK, nil, errorXML("InternalError", "We encountered an internal error."))
+		case f.Change:
+			s.mu.Lock()
+			if o := s.bucketLocked(x.bucket).objects[x.key]; o != nil && len(o.body) > 0 {
+				body := bytes.Clone(o.body)
+				for i := range body {
+					body[i] ^= 0xff
+				}
+				s.putLocked(s.bucketLocked(x.bucket), x.key, body, etagOf(body))
+			}
+			s.mu.Unlock()
+		}
+	}
+	if done, err := s.gate(c, out, x); done || err != nil {
+		return err
+	}
+	switch x.kind {
+	case Get, Head:
+		return s.get(c, out, x)
+	case Put:
+		return s.put(c, out, x)
+	case Delete:
+		return s.delete(c, out, x)
+	}
+	return s.list(c, out, x)
+}
+
+func reset(c net.Conn) error {
+	if t, ok := c.(*net.TCPConn); ok {
+		_ = t.SetLinger(0)
+	}
+	return errCut
+}
+
+// gate refuses what comes with wrong credentials, for another region, or by another clock.
+func (s *Server) gate(c net.Conn, out *[]byte, x *exchange) (done bool, err error) {
+	if x.auth != "" {
+		// AWS4-HMAC-SHA256 Credential=ID/DAY/REGION/s3/aws4_request, …
+		_, scope, _ := strings.Cut(x.auth, "Credential=")
+		part := strings.SplitN(scope, "/", 4)
+		if len(part) < 4 {
+			return true, s.refuse(c, out, x, http.StatusBadRequest, "AuthorizationHeaderMalformed", "no scope", nil)
+		}
+		if s.cfg.Region != "" && part[2] != s.cfg.Region {
+			return true, s.refuse(c, out, x, http.StatusMovedPermanently, "PermanentRedirect", "The bucket is elsewhere.",
+				http.Header{"X-Amz-Bucket-Region": {s.cfg.Region}})
+		}
+		at, err := time.Parse("20060102T150405Z", x.amzDate)
+		if skew := s.now().Sub(at); err != nil || skew.Abs() > 15*time.Minute {
+			return true, s.refuse(c, out, x, http.StatusForbidden, "RequestTimeTooSkewed", "The clocks differ too much.", nil)
+		}
+		s.mu.RLock()
+		expired := s.expired[part[0]]
+		s.mu.RUnlock()
+		if expired {
+			return true, s.refuse(c, out, x, http.StatusBadRequest, "ExpiredToken", "The provided token has expired.", nil)
+		}
+	}
+	s.mu.RLock()
+	found := s.buckets[x.bucket] != nil
+	s.mu.RUnlock()
+	if !found {
+		if x.kind == Put && x.key == "" {
+			s.MakeBucket(x.bucket)
+			return true, s.reply(c, out, x, http.StatusOK, nil, nil)
+		}
+		return true, s.refuse(c, out, x, http.StatusNotFound, "NoSuchBucket", "The specified bucket does not exist", nil)
+	}
+	return false, nil
+}
+
+func errorXML(code, message string) []byte {
+	return []byte(`<?xml version="1.0" encoding="UTF-8"?><Error><Code>` + code + `</Code><Message>` + message + `</Message></Error>`)
+}
+
+func (s *Server) refuse(c net.Conn, out *[]byte, x *exchange, status int, code, message string, h http.Header) error {
+	return s.reply(c, out, x, status, h, errorXML(code, message))
+}
+
+func (s *Server) reply(c net.Conn, out *[]byte, x *exchange, status int, h http.Header, body []byte) error {
+	b := fmt.Appendf((*out)[:0], "HTTP/1.1 %d %s\r\n", status, http.StatusText(status))
+	if status != http.StatusNoContent && status != http.StatusNotModified {
+		b = fmt.Appendf(b, "Content-Length: %d\r\n", len(body))
+	}
+	b = s.appendDate(b)
+	for k, v := range h {
+		b = fmt.Appendf(b, "%s: %s\r\n", k, v[0])
+	}
+	b = append(b, "\r\n"...)
+	if x.method != http.MethodHead {
+		b = append(b, body...)
+	}
+	*out = b[:0]
+	_, err := c.Write(b)
+	return err
+}
+
+func (s *Server) appendDate(b []byte) []byte {
+	b = append(b, "Date: "...)
+	b = s.now().UTC().AppendFormat(b, http.TimeFormat)
+	return append(b, "\r\n"...)
+}
+
+func (s *Server) get(c net.Conn, out *[]byte, x *exchange) error {
+	s.mu.RLock()
+	b := s.buckets[x.bucket]
+	o := b.objects[x.key]
+	if x.query != "" {
+		if q, err := url.ParseQuery(x.query); err == nil && q.Get("versionId") != "" {
+			o = b.old[x.key+"\x00"+q.Get("versionId")]
+		}
+	}
+	var class string
+	if o != nil {
+		class = o.class
+	}
+	s.mu.RUnlock()
+	switch {
+	case o == nil:
+		return s.refuse(c, out, x, http.StatusNotFound, "NoSuchKey", "The specified key does not exist.", nil)
+	case x.ifMatch != "" && x.ifMatch != o.etag && x.ifMatch != "*":
+		return s.refuse(c, out, x, http.StatusPreconditionFailed, "PreconditionFailed",
+			"At least one of the pre-conditions you specified did not hold", nil)
+	case (class == "GLACIER" || class == "DEEP_ARCHIVE") && x.kind == Get:
+		return s.refuse(c, out, x, http.StatusForbidden, "InvalidObjectState",
+			"The operation is not valid for the object's storage class", nil)
+	}
+	size := int64(len(o.body))
+	from, to, partial := int64(0), size, false
+	if x.span != "" && (x.fault == nil || !x.fault.Whole) {
+		var ok bool
+		if from, to, ok = parseSpan(x.span, size); !ok {
+			return s.refuse(c, out, x, http.StatusRequestedRangeNotSatisfiable, "InvalidRange",
+				"The requested range is not satisfiable", http.Header{"Content-Range": {fmt.Sprintf("bytes */%d", size)}})
+		}
+		if x.fault != nil && x.fault.Other {
+			from, to = min(from+1, size-1), min(to+1, size)
+		}
+		partial = true
+	}
+	h := (*out)[:0]
+	if partial {
+		h = append(h, "HTTP/1.1 206 Partial Content\r\nContent-Range: bytes "...)
+		h = strconv.AppendInt(h, from, 10)
+		h = append(h, '-')
+		h = strconv.AppendInt(h, to-1, 10)
+		h = append(h, '/')
+		h = strconv.AppendInt(h, size, 10)
+	} else {
+		h = append(h, "HTTP/1.1 200 OK"...)
+	}
+	h = append(h, "\r\nContent-Length: "...)
+	h = strconv.AppendInt(h, to-from, 10)
+	h = append(h, "\r\nETag: \""...)
+	h = append(h, o.etag...)
+	h = append(h, "\"\r\nAccept-Ranges: bytes\r\nLast-Modified: "...)
+	h = o.modified.AppendFormat(h, http.TimeFormat)
+	h = append(h, "\r\n"...)
+	if o.id != "" {
+		h = append(append(append(h, "x-amz-version-id: "...), o.id...), "\r\n"...)
+	}
+	if class != "" {
+		h = append(append(append(h, "x-amz-storage-class: "...), class...), "\r\n"...)
+	}
+	h = append(s.appendDate(h), "\r\n"...)
+	*out = h[:0]
+	body := o.body[from:to]
+	if x.method == http.MethodHead {
+		body = nil
+	}
+	if x.fault != nil && x.fault.Lose {
+		return errCut
+	}
+	cut := x.fault != nil && x.fault.Short && len(body) > 0
+	if cut {
+		body = body[:len(body)/2]
+	}
+	s.sent.Add(int64(len(body)))
+	var err error
+	if _, plain := c.(*net.TCPConn); plain && len(body) > 0 {
+		parts := net.Buffers{h, body}
+		_, err = parts.WriteTo(c)
+	} else {
+		// Head and beginning go into one record of TLS.
+		n := min(len(body), 8<<10)
+		h = append(h, body[:n]...)
+		*out = h[:0]
+		if _, err = c.Write(h); err == nil && n < len(body) {
+			_, err = c.Write(body[n:])
+		}
+	}
+	if cut {
+		return errCut
+	}
+	return err
+}
+
+// parseSpan reads "bytes=A-B", "bytes=A-" or "bytes=-N".
+func parseSpan(span string, size int64) (from, to int64, ok bool) {
+	span, ok = strings.CutPrefix(span, "bytes=")
+	a, b, dash := strings.Cut(span, "-")
+	if !ok || !dash || strings.Contains(span, ",") {
+		return 0, 0, false
+	}
+	to = size
+	if a == "" {
+		n, err := strconv.ParseInt(b, 10, 64)
+		return max(size-n, 0), size, err == nil && n > 0 && size > 0
+	}
+	from, err := strconv.ParseInt(a, 10, 64)
+	if err != nil {
+		return 0, 0, false
+	}
+	if b != "" {
+		last, err := strconv.ParseInt(b, 10, 64)
+		if err != nil || last < from {
+			return 0, 0, false
+		}
+		to = min(last+1, size)
+	}
+	return from, to, from < size
+}
+
+func (s *Server) put(c net.Conn, out *[]byte, x *exchange) error {
+	if x.key == "" {
+		return s.reply(c, out, x, http.StatusOK, nil, nil)
+	}
+	etag := etagOf(x.body)
+	s.mu.Lock()
+	b := s.bucketLocked(x.bucket)
+	have := b.objects[x.key]
+	status := http.StatusOK
+	var o *stored
+	switch {
+	case x.ifNone == "*" && have != nil, x.ifMatch != "" && have != nil && have.etag != x.ifMatch:
+		status = http.StatusPreconditionFailed
+	case x.ifMatch != "" && have == nil:
+		status = http.StatusNotFound
+	default:
+		o = s.putLocked(b, x.key, x.body, etag)
+	}
+	s.mu.Unlock()
+	if x.fault != nil && x.fault.Lose {
+		return errCut
+	}
+	switch status {
+	case http.StatusPreconditionFailed:
+		return s.refuse(c, out, x, status, "PreconditionFailed", "At least one of the pre-conditions you specified did "+
+			"not hold", nil)
+	case http.StatusNotFound:
+		return s.refuse(c, out, x, status, "NoSuchKey", "The specified key does not exist.", nil)
+	}
+	h := http.Header{"ETag": {`"` + etag + `"`}}
+	if o.id != "" {
+		h["x-amz-version-id"] = []string{o.id}
+	}
+	return s.reply(c, out, x, status, h, nil)
+}
+
+func (s *Server) delete(c net.Conn, out *[]byte, x *exchange) error {
+	s.mu.Lock()
+	s.deleteLocked(s.bucketLocked(x.bucket), x.key)
+	s.mu.Unlock()
+	if x.fault != nil && x.fault.Lose {
+		return errCut
+	}
+	return s.reply(c, out, x, http.StatusNoContent, nil, nil)
+}
+
+type listEntry struct {
+	Key, LastModified, ETag string
+	Size                    int64
+	StorageClass            string
+}
+
+type listPrefix struct{ Prefix string }
+
+type listResult struct {
+	XMLName               xml.Name `xml:"http://s3.amazonaws.com/doc/2006-03-01/ ListBucketResult"`
+	Name, Prefix          string
+	KeyCount, MaxKeys     int
+	EncodingType          string `xml:",omitempty"`
+	IsTruncated           bool
+	NextContinuationToken string `xml:",omitempty"`
+	Contents              []listEntry
+	CommonPrefixes        []listPrefix
+}
+
+func (s *Server) list(c net.Conn, out *[]byte, x *exchange) error {
+	q, _ := url.ParseQuery(x.query)
+	l := listResult{Name: x.bucket, Prefix: q.Get("prefix"), MaxKeys: s.cfg.PageSize, EncodingType: q.Get("encoding-type")}
+	if v, err := strconv.Atoi(q.Get("max-keys")); err == nil {
+		l.MaxKeys = min(v, l.MaxKeys)
+	}
+	delimiter, after := q.Get("delimiter"), q.Get("start-after")
+	// A token is the entry that came last, behind the one that the page itself began after.
+	if token := q.Get("continuation-token"); token != "" {
+		raw, _ := hex.DecodeString(token)
+		before, last, _ := strings.Cut(string(raw), "\x00")
+		if after = last; x.fault != nil && x.fault.RepeatPage {
+			after = before
+		}
+	}
+	encode := func(s string) string { return s }
+	if l.EncodingType == "url" {
+		encode = url.QueryEscape
+	}
+	l.Prefix = encode(l.Prefix)
+	last, prefix := after, q.Get("prefix")
+	s.mu.Lock()
+	b := s.bucketLocked(x.bucket)
+	keys := b.sorted()
+	for i := sort.SearchStrings(keys, max(after, prefix)); i < len(keys); i++ {
+		key := keys[i]
+		if !strings.HasPrefix(key, prefix) {
+			break
+		}
+		if key <= after {
+			continue
+		}
+		common := ""
+		if delimiter != "" {
+			if at := strings.Index(key[len(prefix):], delimiter); at >= 0 {
+				common = key[:len(prefix)+at+len(delimiter)]
+			}
+		}
+		if common != "" && common == after { // a page ended with it
+			i = sort.SearchStrings(keys, common+"\xff\xff\xff\xff") - 1
+			continue
+		}
+		if len(l.Contents)+len(l.CommonPrefixes) == l.MaxKeys {
+			l.IsTruncated, l.NextContinuationToken = true, after+"\x00"+last
+			break
+		}
+		if common != "" {
+			l.CommonPrefixes = append(l.CommonPrefixes, listPrefix{encode(common)})
+			last = common
+			i = sort.SearchStrings(keys, common+"\xff\xff\xff\xff") - 1
+			continue
+		}
+		o := b.objects[key]
+		class := o.class
+		if class == "" {
+			class = "STANDARD"
+		}
+		l.Contents = append(l.Contents, listEntry{Key: encode(key),
+			LastModified: o.modified.Format("2006-01-02T15:04:05.000Z"),
+			ETag:         `"` + o.etag + `"`, Size: int64(len(o.body)), StorageClass: class})
+		last = key
+	}
+	s.mu.Unlock()
+	l.KeyCount = len(l.Contents) + len(l.CommonPrefixes)
+	l.NextContinuationToken = hex.EncodeToString([]byte(l.NextContinuationToken))
+	body, err := xml.Marshal(l)
+	if err != nil {
+		return err
+	}
+	s.sent.Add(int64(len(body)))
+	if x.fault != nil && x.fault.Short {
+		_, err := fmt.Fprintf(c, "HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s", len(body), body[:len(body)/2])
+		return errors.Join(err, errCut)
+	}
+	return s.reply(c, out, x, http.StatusOK, http.Header{"Content-Type": {"application/xml"}}, append([]byte(xml.Header),
+		body...))
+}
