@@ -31,10 +31,10 @@ import (
 
 // ImportCmd is bowstring import.
 type ImportCmd struct {
-	Path    string `arg:"" help:"Directory, file or pattern to import: folders of images, Hugging Face Parquet, WebDataset tars (train-{0000..0011}.tar), MosaicML MDS, or a table of paths."`
+	Path    string `arg:"" help:"Directory, file or pattern to import: folders of images, Hugging Face Parquet, WebDataset tars (train-{0000..0011}.tar), MosaicML MDS, LitData, TensorFlow records, or a table of paths."`
 	Dataset string `arg:"" optional:"" help:"Dataset to import into (default: PATH's last part, without an extension)."`
 
-	Format     string         `enum:"auto,folder,imagefolder,audiofolder,parquet,webdataset,mds,commonvoice,list" default:"auto" help:"Format of PATH: ${enum}."`
+	Format     string         `enum:"auto,folder,imagefolder,audiofolder,parquet,webdataset,mds,litdata,tfrecord,commonvoice,list" default:"auto" help:"Format of PATH: ${enum}."`
 	Mode       string         `enum:"create,append,replace" default:"replace" help:"What becomes of samples that are there: create fails if there is a snapshot, append keeps them, replace makes a snapshot of just the new ones, and none if it would be the same (${default})."`
 	DropColumn []string       `sep:"none" placeholder:"NAME" help:"Column of the dataset that --mode replace may take away or make another of; it is an error that it would of any other. Repeatable."`
 	Split      string         `placeholder:"NAME" help:"Split of all samples if the source tells no splits (default: train); otherwise the one to import."`

@@ -43,7 +43,26 @@ type mds struct {
 	columns []mdsColumn
 	meta    []arrow.Field
 	blobs   []arrow.Field
+	kind    mdsKind
+	// open opens a shard.
+	open func(ctx context.Context, p mdsPart, sh mdsShard) (*shardReader, error)
 }
+
+// mdsKind is how values are written: as MDS has them, or as LitData.
+type mdsKind struct {
+	format  string
+	index   func(data []byte) ([]mdsShard, error)
+	decoder func(encoding string) (arrow.DataType, func([]byte) (any, error), error)
+	survey  func(encoding string) mdsSurvey
+	media   func(encoding string, sample []byte) string
+}
+
+var mosaicML = mdsKind{"mds", readMDSIndex, mdsDecoder, newMDSSurvey, func(encoding string, sample []byte) string {
+	if encoding == "bytes" {
+		return mediaOf("", sample)
+	}
+	return schema.MediaImage
+}}
 
 // mdsPart is a directory with an index.
 type mdsPart struct {
@@ -57,30 +76,43 @@ type mdsIndex struct {
 	Shards  []mdsShard `json:"shards"`
 }
 
+func readMDSIndex(data []byte) ([]mdsShard, error) {
+	var index mdsIndex
+	err := json.Unmarshal(data, &index)
+	return index.Shards, err
+}
+
 func openMDS(ctx context.Context, root string, opts Options) (Source, error) {
 	if filepath.Base(root) == "index.json" {
 		root = filepath.Dir(root)
 	}
-	s := &mds{about: about{place: opts.files, format: "mds", path: opts.files.absolute(root)}, choice: opts.choice}
+	s := &mds{about: about{place: opts.files, format: "mds", path: opts.files.absolute(root)}, choice: opts.choice,
+		kind: mosaicML}
+	s.open = s.openShard
+	return s, s.find(ctx, opts)
+}
+
+// find finds out what there is.
+func (s *mds) find(ctx context.Context, opts Options) error {
 	in, err := s.place.boundsOf(s.path, opts)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	if err := s.findParts(ctx, opts.Split, in); err != nil {
-		return nil, err
+		return err
 	}
 	for _, p := range s.parts {
 		for _, sh := range p.shards {
 			if err := s.addColumns(p, sh); err != nil {
-				return nil, err
+				return err
 			}
 			s.rows += sh.Samples
 		}
 	}
 	if err := s.survey(ctx); err != nil {
-		return nil, err
+		return err
 	}
-	return s, s.makeFields(s.firstSample(ctx))
+	return s.makeFields(s.firstSample(ctx))
 }
 
 // findParts reads the index of the directory, or those of its folders.
@@ -119,12 +151,12 @@ func (s *mds) findParts(ctx context.Context, asked string, in *bounds) error {
 		if err != nil {
 			return fmt.Errorf("%w: %s: %s", schema.ErrInvalid, Quoted(filepath.Join(dir, "index.json")), reason(err))
 		}
-		var index mdsIndex
-		if err := json.Unmarshal(data, &index); err != nil {
+		shards, err := s.kind.index(data)
+		if err != nil {
 			return fmt.Errorf("%w: %s: %w", schema.ErrInvalid, Quoted(filepath.Join(dir, "index.json")), err)
 		}
 		seen := map[string]bool{}
-		for _, sh := range index.Shards {
+		for _, sh := range shards {
 			if seen[sh.Raw.Basename] {
 				return fmt.Errorf("%w: %s lists %s twice", schema.ErrInvalid, Quoted(filepath.Join(dir, "index.json")),
 					Quoted(sh.Raw.Basename))
@@ -139,7 +171,7 @@ func (s *mds) findParts(ctx context.Context, asked string, in *bounds) error {
 				}
 			}
 		}
-		p.shards = index.Shards
+		p.shards = shards
 		s.parts = append(s.parts, p)
 	}
 	return nil
@@ -152,8 +184,8 @@ func (s *mds) addColumns(p mdsPart, sh mdsShard) error {
 		return fmt.Errorf("%w: %s: %s", schema.ErrInvalid, Quoted(at), fmt.Sprintf(format, args...))
 	}
 	switch {
-	case sh.Format != "mds" || sh.Version != 2:
-		return fail("format %q, version %d; want mds, version 2", sh.Format, sh.Version)
+	case sh.Format != s.kind.format || sh.Version != 2:
+		return fail("format %q, version %d; want %s, version 2", sh.Format, sh.Version, s.kind.format)
 	case len(sh.Names) == 0 || len(sh.Names) != len(sh.Encodings) || len(sh.Names) != len(sh.Sizes):
 		return fail("%d names, %d encodings and %d sizes of columns", len(sh.Names), len(sh.Encodings), len(sh.Sizes))
 	case sh.Samples > maxShardSamples:
@@ -188,12 +220,11 @@ func (s *mds) addColumns(p mdsPart, sh mdsShard) error {
 func (s *mds) firstSample(ctx context.Context) (found [][]byte) {
 	for _, p := range s.parts {
 		for _, sh := range p.shards {
-			_ = s.readShard(ctx, p, sh, func(_ int64, _ []byte, columns [][]byte, err error) bool {
-				if err == nil {
-					for _, c := range columns {
-						found = append(found, slices.Clone(c))
-					}
+			_ = s.readShard(ctx, p, sh, func(item mdsItem) bool {
+				for _, c := range item.columns {
+					found = append(found, slices.Clone(c))
 				}
+				buffers.put(item.buf)
 				return false
 			})
 			if found != nil {
@@ -218,7 +249,7 @@ func (s *mds) makeFields(samples [][]byte) error {
 		if name != c.name {
 			s.notes = append(s.notes, fmt.Sprintf("column %q is kept as %q", c.name, name))
 		}
-		typ, decode, err := mdsDecoder(c.encoding)
+		typ, decode, err := s.kind.decoder(c.encoding)
 		if c.survey != nil {
 			typ, decode, c.images, err = c.survey.decide()
 		}
@@ -236,11 +267,7 @@ func (s *mds) makeFields(samples [][]byte) error {
 			}
 			continue
 		}
-		media := schema.MediaImage
-		if c.encoding == "bytes" {
-			media = mediaOf("", samples[i])
-		}
-		s.blobs = append(s.blobs, schema.BlobField(name, media, false))
+		s.blobs = append(s.blobs, schema.BlobField(name, s.kind.media(c.encoding, samples[i]), false))
 	}
 	return nil
 }
@@ -254,9 +281,9 @@ func (s *mds) Samples(ctx context.Context) iter.Seq2[Sample, error] {
 			var first int64 // number of the shard's first sample
 			for _, sh := range p.shards {
 				stopped := false
-				err := s.readShard(ctx, p, sh, func(i int64, buf []byte, columns [][]byte, err error) bool {
-					sample := s.sample(path.Join(p.split, strconv.FormatInt(first+i, 10)), p.split, buf, columns, err)
-					stopped = !yield(sample, nil)
+				err := s.readShard(ctx, p, sh, func(item mdsItem) bool {
+					key := path.Join(p.split, strconv.FormatInt(first+item.number, 10))
+					stopped = !yield(s.sample(key, p.split, item), nil)
 					return !stopped
 				})
 				if stopped {
@@ -278,14 +305,20 @@ func (s *mds) Samples(ctx context.Context) iter.Seq2[Sample, error] {
 	}
 }
 
-// sample makes a sample of its columns, which lie in buf.
-func (s *mds) sample(key, split string, buf []byte, columns [][]byte, err error) Sample {
+// sample makes a sample of what was read.
+func (s *mds) sample(key, split string, item mdsItem) Sample {
+	buf, columns := item.buf, item.columns
 	out := Sample{Key: key, Split: split, Size: int64(len(buf)), Release: func() { buffers.put(buf) }}
-	if err != nil {
-		out.Bad = err.Error()
+	if item.err != nil {
+		out.Bad = item.err.Error()
 		return out
 	}
+	end := int64(len(buf)) // of the columns, which fill the end of the buffer
+	for _, column := range columns {
+		end -= int64(len(column))
+	}
 	for i, c := range s.columns {
+		end += int64(len(columns[i]))
 		if c.left {
 			continue
 		}
@@ -298,14 +331,21 @@ func (s *mds) sample(key, split string, buf []byte, columns [][]byte, err error)
 				out.Bad = cmp.Or(out.Bad, fmt.Sprintf("%s: %v", Quoted(c.name), err))
 				images = make([][]byte, c.images)
 			}
-			out.Blobs = append(out.Blobs, images...)
+			at := end // of the images, which fill the end of the column
+			for _, image := range images {
+				at -= int64(len(image))
+			}
+			for _, image := range images {
+				out.Blobs, out.At = append(out.Blobs, image), append(out.At, item.extent(at, int64(len(image))))
+				at += int64(len(image))
+			}
 			continue
 		}
-		if c.decode == nil {
-			out.Blobs = append(out.Blobs, columns[i])
+		if n := int64(len(columns[i])); c.decode == nil {
+			out.Blobs, out.At = append(out.Blobs, columns[i]), append(out.At, item.extent(end-n, n))
 			continue
 		}
-		if strings.HasPrefix(c.encoding, "ndarray") {
+		if c.survey != nil || strings.HasPrefix(c.encoding, "ndarray") || strings.HasPrefix(c.encoding, "no_header_") {
 			out.Size += valueBytes(columns[i])
 		}
 		v, err := c.decode(columns[i])
@@ -317,14 +357,7 @@ func (s *mds) sample(key, split string, buf []byte, columns [][]byte, err error)
 	return out
 }
 
-func (l *layout) looksMDS() bool {
-	if !l.dir {
-		return filepath.Base(l.path) == "index.json"
-	}
-	return l.any(func(name string) bool {
-		return filepath.Base(name) == "index.json" && strings.Count(name, string(filepath.Separator)) <= 1
-	})
-}
+func (l *layout) looksMDS() bool { return l.indexKind() == mosaicML.format }
 
 type mdsShard struct {
 	Format      string   `json:"format"`
@@ -336,6 +369,7 @@ type mdsShard struct {
 	Samples     int64    `json:"samples"`
 	Raw         mdsFile  `json:"raw_data"`
 	Zip         *mdsFile `json:"zip_data"`
+	level       string   // of LitData: what is compressed
 }
 
 type mdsFile struct {
@@ -361,65 +395,100 @@ const (
 	snappyRatio     = 64 // a copy of 64 bytes takes 2 at least
 )
 
-// openShard opens a shard for reading front to back, compressed or not.
-func (s *mds) openShard(ctx context.Context, p mdsPart, sh mdsShard) (r io.Reader, close func() error, err error) {
+// shardReader reads a shard front to back, as it is decoded.
+type shardReader struct {
+	io.Reader
+	close func() error
+	// extent is where bytes of the decoded shard lie.
+	extent func(at, size int64) Extent
+	unit   *schema.Unit // the shard, if it is compressed as a whole
+	each   bool         // each sample is compressed by zstd
+	file   string       // name in Files
+}
+
+// mdsItem is a sample as it was read.
+type mdsItem struct {
+	number  int64                       // in the shard
+	buf     []byte                      // it, which then is the visitor's
+	columns [][]byte                    // in buf
+	extent  func(at, size int64) Extent // of bytes of buf
+	err     error                       // what is wrong with it
+}
+
+// openShard opens a shard, compressed or not.
+func (s *mds) openShard(ctx context.Context, p mdsPart, sh mdsShard) (_ *shardReader, err error) {
 	name, compressed := sh.Raw, false
 	if _, err := s.place.stat(filepath.Join(p.dir, name.Basename)); err != nil && sh.Zip != nil {
 		name, compressed = *sh.Zip, true
 	}
 	f, err := s.place.open(ctx, filepath.Join(p.dir, name.Basename))
 	if err != nil {
-		return nil, nil, errors.New(reason(err))
+		return nil, errors.New(reason(err))
 	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, f.Close())
+		}
+	}()
 	if f.Size() != name.Bytes {
 		err := fmt.Errorf("%s has %d bytes, the index says %d", Quoted(name.Basename), f.Size(), name.Bytes)
 		if f.Size() < name.Bytes {
 			err = fmt.Errorf("%w: %w", errCut, err)
 		}
-		return nil, nil, errors.Join(err, f.Close())
+		return nil, err
 	}
+	file := s.place.name(filepath.Join(p.dir, name.Basename))
 	in := bufio.NewReaderSize(f, 32<<10)
 	if !compressed {
-		return in, f.Close, nil
+		return &shardReader{Reader: in, close: f.Close, extent: func(at, size int64) Extent {
+			return Extent{File: file, Offset: at, Length: size}
+		}}, nil
 	}
-	if algorithm, _, _ := strings.Cut(sh.Compression, ":"); algorithm == "snappy" { // one block, which has to be in memory
-		if name.Bytes > maxBlob || sh.Raw.Bytes > maxBlob {
-			return nil, nil, errors.Join(fmt.Errorf("a snappy shard of %d bytes is too large, more than %d",
-				sh.Raw.Bytes, int64(maxBlob)), f.Close())
-		}
-		block, err := io.ReadAll(in)
-		if err == nil {
-			var n int
-			if n, err = snappy.DecodedLen(block); err == nil && int64(n) != sh.Raw.Bytes {
-				err = fmt.Errorf("it holds %d bytes, the index says %d", n, sh.Raw.Bytes)
-			} else if err == nil && n > snappyRatio*len(block) {
-				err = fmt.Errorf("%d bytes cannot hold the %d that they claim", len(block), n)
-			}
-		}
-		if err == nil {
-			block, err = snappy.Decode(nil, block)
-		}
-		if err != nil {
-			return nil, nil, errors.Join(fmt.Errorf("snappy: %w", err), f.Close())
-		}
-		return bytes.NewReader(block), f.Close, nil
-	}
-	z, stop, err := decompress(in, sh.Compression)
+	z, stop, err := s.inflate(in, name, sh)
 	if err != nil {
-		return nil, nil, errors.Join(err, f.Close())
+		return nil, err
 	}
-	return z, func() error { stop(); return f.Close() }, nil
+	r := &shardReader{Reader: z, close: func() error { stop(); return f.Close() }}
+	r.unit = &schema.Unit{Length: name.Bytes, Size: sh.Raw.Bytes, Codec: unitCodec(sh.Compression)}
+	r.extent = func(at, size int64) Extent { return inUnit(file, r.unit, at, size) }
+	return r, nil
 }
 
-// readShard hands each sample of a shard to visit: its number there, a buffer that then is visit's,
-// and the columns in it; or what is wrong with it. It returns what is wrong with the shard.
-func (s *mds) readShard(ctx context.Context, p mdsPart, sh mdsShard, visit func(i int64, buf []byte, columns [][]byte,
-	err error) bool) error {
-	r, shut, err := s.openShard(ctx, p, sh)
+// inflate decodes a shard that is compressed as a whole.
+func (s *mds) inflate(in *bufio.Reader, name mdsFile, sh mdsShard) (io.Reader, func(), error) {
+	if algorithm, _, _ := strings.Cut(sh.Compression, ":"); algorithm != "snappy" {
+		return decompress(in, sh.Compression)
+	}
+	// One block, which has to be in memory.
+	if name.Bytes > maxBlob || sh.Raw.Bytes > maxBlob {
+		return nil, nil, fmt.Errorf("a snappy shard of %d bytes is too large, more than %d", sh.Raw.Bytes,
+			int64(maxBlob))
+	}
+	block, err := io.ReadAll(in)
+	if err == nil {
+		var n int
+		if n, err = snappy.DecodedLen(block); err == nil && int64(n) != sh.Raw.Bytes {
+			err = fmt.Errorf("it holds %d bytes, the index says %d", n, sh.Raw.Bytes)
+		} else if err == nil && n > snappyRatio*len(block) {
+			err = fmt.Errorf("%d bytes cannot hold the %d that they claim", len(block), n)
+		}
+	}
+	if err == nil {
+		block, err = snappy.Decode(nil, block)
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("snappy: %w", err)
+	}
+	return bytes.NewReader(block), func() {}, nil
+}
+
+// readShard hands each sample of a shard to visit. It returns what is wrong with the shard.
+func (s *mds) readShard(ctx context.Context, p mdsPart, sh mdsShard, visit func(mdsItem) bool) error {
+	r, err := s.open(ctx, p, sh)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = shut() }()
+	defer func() { _ = r.close() }()
 	var count [4]byte
 	if _, err := io.ReadFull(r, count[:]); err != nil {
 		return fmt.Errorf("%w: %w", errCut, err)
@@ -433,6 +502,14 @@ func (s *mds) readShard(ctx context.Context, p mdsPart, sh mdsShard, visit func(
 	}
 	defer buffers.put(table)
 	offset := func(i int64) int64 { return int64(binary.LittleEndian.Uint32(table[4*i:])) }
+	if u := r.unit; u != nil && u.Size < 0 {
+		u.Size = offset(sh.Samples)
+	} else if u != nil && offset(sh.Samples) != u.Size {
+		r.extent = func(int64, int64) Extent {
+			return Extent{Why: fmt.Sprintf("its shard has %d bytes decoded, and the index says %d", offset(sh.Samples),
+				u.Size)}
+		}
+	}
 	at := 4 + int64(len(table))
 	for i := range sh.Samples {
 		begin, end := offset(i), offset(i+1)
@@ -450,8 +527,14 @@ func (s *mds) readShard(ctx context.Context, p mdsPart, sh mdsShard, visit func(
 			return fmt.Errorf("%w at sample %d of %d: %w", errCut, i, sh.Samples, err)
 		}
 		at = end
-		columns, err := s.cut(buf)
-		if !visit(i, buf, columns, err) {
+		item := mdsItem{number: i, buf: buf, extent: func(at, size int64) Extent { return r.extent(begin+at, size) }}
+		if r.each {
+			if err := item.inflate(r, begin); err != nil {
+				return fmt.Errorf("sample %d of %d: %w", i, sh.Samples, err)
+			}
+		}
+		item.columns, item.err = s.cut(item.buf)
+		if !visit(item) {
 			return nil
 		}
 		if ctx.Err() != nil {
@@ -528,7 +611,7 @@ func newMDSSurvey(encoding string) mdsSurvey {
 func (s *mds) survey(ctx context.Context) error {
 	needed := false
 	for i := range s.columns {
-		s.columns[i].survey = newMDSSurvey(s.columns[i].encoding)
+		s.columns[i].survey = s.kind.survey(s.columns[i].encoding)
 		needed = needed || s.columns[i].survey != nil
 	}
 	if !needed {
@@ -536,13 +619,13 @@ func (s *mds) survey(ctx context.Context) error {
 	}
 	for _, p := range s.parts {
 		for _, sh := range p.shards {
-			_ = s.readShard(ctx, p, sh, func(_ int64, buf []byte, columns [][]byte, err error) bool {
+			_ = s.readShard(ctx, p, sh, func(item mdsItem) bool {
 				for i, c := range s.columns {
-					if err == nil && c.survey != nil {
-						_ = c.survey.observe(columns[i])
+					if item.err == nil && c.survey != nil {
+						_ = c.survey.observe(item.columns[i])
 					}
 				}
-				buffers.put(buf)
+				buffers.put(item.buf)
 				return true
 			})
 			if ctx.Err() != nil {
@@ -685,14 +768,23 @@ var mdsDtypes = map[byte]string{8: "uint8", 9: "int8", 16: "uint16", 17: "int16"
 // lists, if all have as many dimensions and one type.
 type surveyedArrays struct {
 	dtype string // "" where each array has its own
+	// split reads what stands before the values; nil for arrays as MDS has them
+	split func(b []byte) (dtype string, dims []int, values []byte, err error)
 	seen  bool
 	found string // type
 	ndim  int
 	other string // what another array is
 }
 
+func (s *surveyedArrays) divide(b []byte) (dtype string, dims []int, values []byte, err error) {
+	if s.split != nil {
+		return s.split(b)
+	}
+	return splitArray(s.dtype, b)
+}
+
 func (s *surveyedArrays) observe(b []byte) error {
-	dtype, dims, _, err := splitArray(s.dtype, b)
+	dtype, dims, _, err := s.divide(b)
 	if err != nil {
 		return err
 	}
@@ -719,7 +811,7 @@ func (s *surveyedArrays) decide() (arrow.DataType, func([]byte) (any, error), in
 		t = arrow.ListOf(t)
 	}
 	return t, func(b []byte) (any, error) {
-		dtype, dims, values, err := splitArray(s.dtype, b)
+		dtype, dims, values, err := s.divide(b)
 		if err != nil {
 			return nil, err
 		}
@@ -879,6 +971,9 @@ func nest(b []byte, dims []int, s mdsScalar) any {
 		return s.read(b)
 	}
 	list := make([]any, dims[0])
+	if len(list) == 0 {
+		return list
+	}
 	step := len(b) / dims[0]
 	for i := range list {
 		list[i] = nest(b[i*step:(i+1)*step], dims[1:], s)

@@ -19,6 +19,7 @@ import (
 	"github.com/apache/arrow/go/v17/arrow"
 	"github.com/apache/arrow/go/v17/arrow/array"
 
+	"bowstring/cmd/bowstring/source/parquet"
 	"bowstring/schema"
 )
 
@@ -174,6 +175,10 @@ func (s *parquetSource) readShard(ctx context.Context, sh shard,
 		return true, err
 	}
 	defer func() { _ = records.close() }()
+	file := s.place.name(sh.path)
+	for _, b := range s.blobs {
+		records.records.Locate(b.index)
+	}
 	for row := int64(0); ; {
 		rec, bad, err := records.next(ctx)
 		if errors.Is(err, io.EOF) {
@@ -190,7 +195,9 @@ func (s *parquetSource) readShard(ctx context.Context, sh shard,
 		}
 		share := recordBytes(rec) / max(rec.NumRows(), 1)
 		for i := range int(rec.NumRows()) {
-			sample := s.sample(sh, row, rec, i)
+			sample := s.sample(sh, row, rec, i, func(column, element int) Extent {
+				return placed(file, records.records.Places(column).At(i, element))
+			})
 			sample.Bad = cmp.Or(bad[i], sample.Bad)
 			sample.Size = max(sample.Size, share) // of the record, which stays as long as a row of it does
 			row++
@@ -207,7 +214,8 @@ func (s *parquetSource) readShard(ctx context.Context, sh shard,
 	}
 }
 
-func (s *parquetSource) sample(sh shard, row int64, rec arrow.Record, i int) Sample {
+func (s *parquetSource) sample(sh shard, row int64, rec arrow.Record, i int,
+	where func(column, element int) Extent) Sample {
 	rec.Retain()
 	out := Sample{Key: fmt.Sprintf("%s#%d", sh.rel, row), Split: sh.split, Release: rec.Release}
 	for _, m := range s.meta {
@@ -228,7 +236,11 @@ func (s *parquetSource) sample(sh shard, row int64, rec arrow.Record, i int) Sam
 		if c == s.paths && path != "" {
 			file = path
 		}
-		out.Blobs = append(out.Blobs, data)
+		var at Extent
+		if data != nil {
+			at = where(b.index, max(b.element, 0))
+		}
+		out.Blobs, out.At = append(out.Blobs, data), append(out.At, at)
 	}
 	if s.paths >= 0 {
 		out.Meta = append(out.Meta, file)
@@ -237,6 +249,17 @@ func (s *parquetSource) sample(sh shard, row int64, rec arrow.Record, i int) Sam
 		s.own.tell(&out, func(column int) Cell { return Cell{rec.Column(column), i} })
 	}
 	return out
+}
+
+// placed is the extent of a value of a file.
+func placed(file string, p parquet.Place) Extent {
+	switch {
+	case p.Why != "":
+		return Extent{Why: p.Why}
+	case p.Unit != nil:
+		return inUnit(file, p.Unit, p.Offset, p.Length)
+	}
+	return Extent{File: file, Offset: p.Offset, Length: p.Length}
 }
 
 func (l *layout) looksParquet() bool {

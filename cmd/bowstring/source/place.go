@@ -21,6 +21,7 @@ type Extent struct {
 	File           string // its name in Files
 	Offset, Length int64
 	Unit           *schema.Unit // nil where the bytes lie as they are
+	Why            string       // of one that stands for none: why, where the blob is not null
 }
 
 // IsZero reports whether e stands for none.
@@ -89,9 +90,16 @@ func (f *Files) Open(ctx context.Context, name string) (*File, error) {
 
 // name is that of a file at a path, "" for one outside of the folder.
 func (f *Files) name(path string) string {
+	path = f.absolute(path)
 	rel, err := filepath.Rel(f.root, path)
 	if err != nil || !filepath.IsLocal(rel) {
-		return ""
+		// The root is without links, and the path may lead through one.
+		if path, err = f.resolve(path); err == nil {
+			rel, err = filepath.Rel(f.root, path)
+		}
+		if err != nil || !filepath.IsLocal(rel) {
+			return ""
+		}
 	}
 	return filepath.ToSlash(rel)
 }

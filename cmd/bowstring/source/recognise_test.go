@@ -149,10 +149,13 @@ func TestMDSBad(t *testing.T) {
 func TestRecognise(t *testing.T) {
 	root := tree(t, map[string]string{"tars/a.tar": "", "images/a/1.jpg": "", "empty/readme": "", "two/a.tar": "",
 		"two/b.jpg": "", "pq/data/train.parquet": "", "mds/train/index.json": "{}",
+		"lit/index.json": `{"chunks": []}`, "tf/val.tfrecord-00000-of-00001": "", "b.tfrecords.gz": "",
 		"meta/metadata.parquet": "", "meta/1.jpg": "", "x.csv": "", "y.tar": "", "z.bin": "", "one.jpg": ""})
 	for path, want := range map[string]string{
 		"tars": "webdataset", "images": "imagefolder", "pq": "parquet", "mds": "mds", "meta": "imagefolder",
-		"x.csv": "list", "y.tar": "webdataset", "tars/*.tar": "webdataset", "tars/{a,b}.tar": "webdataset",
+		"lit": "litdata", "lit/index.json": "litdata", "mds/train/index.json": "mds", "tf": "tfrecord",
+		"b.tfrecords.gz": "tfrecord",
+		"x.csv":          "list", "y.tar": "webdataset", "tars/*.tar": "webdataset", "tars/{a,b}.tar": "webdataset",
 	} {
 		f, err := chosen(t, filepath.Join(root, path), Options{})
 		if err != nil || f.name != want {
@@ -166,8 +169,8 @@ func TestRecognise(t *testing.T) {
 			t.Errorf("%s: %v, want %q", path, err, message)
 		}
 	}
-	if _, err := chosen(t, root, Options{Format: "tfrecord"}); !errors.Is(err, schema.ErrInvalid) {
-		t.Errorf("format tfrecord: %v", err)
+	if _, err := chosen(t, root, Options{Format: "arrayrecord"}); !errors.Is(err, schema.ErrInvalid) {
+		t.Errorf("format arrayrecord: %v", err)
 	}
 }
 

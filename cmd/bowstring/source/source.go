@@ -144,6 +144,10 @@ type format struct {
 var formats = []format{
 	{exportFormat, "metadata.parquet of an export (bowstring get --to DIR/)", (*layout).looksExport, openExport},
 	{"mds", "index.json in the directory or in its subdirectories (MosaicML MDS)", (*layout).looksMDS, openMDS},
+	{"litdata", "index.json of chunks, in the directory or in its subdirectories (LitData)", (*layout).looksLitData,
+		openLitData},
+	{"tfrecord", "*.tfrecord, also *.tfrecord-00000-of-00010 and *.tfrecord.gz (TensorFlow)", (*layout).looksTFRecord,
+		openTFRecords},
 	{"webdataset", "*.tar, *.tar.gz, *.tgz, *.tar.zst or *.tar.bz2 (WebDataset)", (*layout).looksWebDataset, openWebDataset},
 	{"parquet", "*.parquet, also in data/ (Hugging Face)", (*layout).looksParquet, openParquet},
 	{"imagefolder", "image files in folders", (*layout).looksImageFolder, openImageFolder},
@@ -258,6 +262,9 @@ type layout struct {
 	opts  Options
 	dir   bool
 	files []string // names of a directory's files and those of its folders, two deep; of a file or pattern, itself
+	// index is what indexKind has found, once sniffed is set.
+	index   string
+	sniffed bool
 }
 
 // enough is how many names of a directory are looked at for its format.

@@ -145,12 +145,28 @@ func TestRealFiles(t *testing.T) {
 		{"huggingface", "huggingface", Options{}},
 		{"huggingface-file", "huggingface/data/test-00000-of-00001.parquet", Options{}},
 		{"webdataset", "webdataset", Options{}},
+		{"litdata", "litdata/plain", Options{}},
+		{"litdata-val", "litdata/plain", Options{Split: "val", Columns: []string{"image", "pair_*"}}},
+		{"litdata-bare", "litdata/bare", Options{}},
+		{"tfrecord", "tfrecord/records", Options{}},
+		{"tfrecord-spread", "tfrecord/records/val.tfrecord-00000-of-00001", Options{
+			Spread: map[string]int{"views": 3}, LeaveOut: []string{"image/*"}}},
 		{"webdataset-braces", "webdataset/train-{0000..0001}.tar", Options{}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			golden(t, c.name, readAll(t, filepath.Join("testdata", c.path), c.opts,
 				ReadOptions{Verify: VerifyDecode}).text())
 		})
+	}
+}
+
+// Chunks have the same rows however they are compressed.
+func TestLitDataCompressions(t *testing.T) {
+	want := readAll(t, "testdata/litdata/chunk", Options{}, ReadOptions{}).text()
+	for _, c := range []string{"batch", "sample"} {
+		if got := readAll(t, "testdata/litdata/"+c, Options{}, ReadOptions{}).text(); got != want {
+			t.Errorf("%s: got\n%s\nwant\n%s", c, got, want)
+		}
 	}
 }
 

@@ -36,8 +36,11 @@ type Places struct {
 }
 
 // At returns the place of a value: that of a row, or of an element of the list in it. It says why there is none, of a
-// null as well.
+// null as well. nil is the column of no bytes.
 func (p *Places) At(row, element int) Place {
+	if p == nil {
+		return Place{Why: "its column has values of a fixed length"}
+	}
 	if row < 0 || row >= len(p.first) || element < 0 || p.first[row]+element >= len(p.at) {
 		return Place{Why: "there is no such value"}
 	}
