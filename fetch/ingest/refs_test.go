@@ -38,7 +38,9 @@ func TestWriteRefs(t *testing.T) {
 	st := openStore(t)
 	stored := mustWrite(t, st, Create, part{"train", 0, 100}, part{"val", 100, 120})
 	refs := refsOf(t, st, stored)
+	contentOf := map[schema.Key][]byte{}
 	set := func(n byte, content string) schema.SetRef {
+		contentOf[schema.RefOf([]byte(content)).Key] = []byte(content)
 		return schema.SetRef{Prefix: schema.ObjectPrefix{n}, Blob: schema.RefOf([]byte(content))}
 	}
 	write := func(mode Mode, from, to int, sets ...schema.SetRef) (*schema.Snapshot, bool) {
@@ -63,6 +65,9 @@ func TestWriteRefs(t *testing.T) {
 			at = end
 		}
 		for _, s := range sets {
+			if _, err := w.in.Put(t.Context(), contentOf[s.Blob.Key]); err != nil {
+				t.Fatal(err)
+			}
 			w.KeepSet(s)
 		}
 		snap, changed, err := w.Commit(t.Context())

@@ -60,6 +60,7 @@ func Cases() []Case {
 	add("gc during imports", gcDuringImports)
 	add("gc spares what the parent refers to", gcParent)
 	add("gc during alterations", gcDuringAlterations)
+	add("gc spares object sets", gcSets)
 	add("snapshots are restored", restore)
 	add("ingests adopt", adopt)
 	add("repair", repair)

@@ -681,6 +681,7 @@ func (a *attachment) snapshot(ctx context.Context, parent *schema.Snapshot) (*sc
 		snap.Parent = parent.Number
 		if a.opts.Append {
 			snap.Splits, snap.Chunks = slices.Clone(parent.Splits), slices.Clone(parent.Chunks)
+			snap.Sets = slices.Clone(parent.Sets)
 		}
 	}
 	slices.SortFunc(a.splits, func(x, y *splitBuilder) int { return strings.Compare(x.name, y.name) })

@@ -44,12 +44,6 @@ func (p *pail) remove(key string) {
 	delete(p.objects, key)
 }
 
-func (p *pail) count() int {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.reads
-}
-
 func (p *pail) URL() string { return p.url }
 
 func (p *pail) Range(ctx context.Context, key string, v schema.ObjectVersion, offset int64, buf []byte) error {

@@ -15,9 +15,8 @@ import (
 // sets are the object sets that snapshots have been seen to name, and those of them that are in memory.
 type sets struct {
 	s *Store
-	// known are blobs by prefix. The map and its lists are never changed, but replaced. Sets with equal objects have the
-	// same prefix, and may have other units: what was attached by its images has others than what was attached by its
-	// texts. A list that is empty is of a set of the store below.
+	// known are blobs by prefix. The map and its lists are never changed, but replaced. Of two with
+	// the same prefix one may have more units than the other. A list that is empty is of a set of the store below.
 	known atomic.Pointer[map[schema.ObjectPrefix][]schema.BlobRef]
 
 	loads flights[schema.Key, struct{}]

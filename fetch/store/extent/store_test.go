@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -297,5 +298,58 @@ func TestErrors(t *testing.T) {
 	end()
 	if err := b.check(ended, s); !errors.Is(err, context.Canceled) {
 		t.Errorf("a read whose context has ended: %v", err)
+	}
+}
+
+// TestRebuild: what is attached is there again when the database of the store was made anew, and counts as missing
+// nothing but sets that are.
+func TestRebuild(t *testing.T) {
+	bucket := newPail("mem://photos")
+	m := fill(random(t), bucket, 20)
+	dir := filepath.Join(t.TempDir(), "store")
+	buckets := newPails(bucket)
+	s := extent.New(openLocal(t, dir), extent.Options{Buckets: buckets.open})
+	m.attach(t, s, "d")
+	must(t, s.Close())
+	must(t, os.RemoveAll(filepath.Join(dir, "pebble")))
+	report, err := local.Rebuild(t.Context(), dir, local.RebuildOptions{})
+	must(t, err)
+	if len(report.Missing) > 0 || report.Snapshots != 1 {
+		t.Errorf("%+v", report)
+	}
+	s = extent.New(openLocal(t, dir), extent.Options{Buckets: buckets.open})
+	defer func() { must(t, s.Close()) }()
+	for _, b := range m.blobs {
+		must(t, b.check(t.Context(), s))
+	}
+}
+
+// TestMoreUnits: of two sets with the same prefix, whichever has the unit of an address is taken, in whatever order their
+// snapshots are opened, and if none has been.
+func TestMoreUnits(t *testing.T) {
+	rng := random(t)
+	bucket := newPail("mem://photos")
+	m := fill(rng, bucket, 30)
+	less := *m
+	less.set.Objects = slices.Clone(m.set.Objects)
+	for i := range less.set.Objects {
+		less.set.Objects[i].Units = nil
+	}
+	dir := filepath.Join(t.TempDir(), "store")
+	buckets := newPails(bucket)
+	for _, order := range [][]int64{{1, 2}, {2, 1}, {1}, {2}, {}} {
+		s := extent.New(openLocal(t, dir), extent.Options{Buckets: buckets.open})
+		if len(order) == 2 && order[0] == 1 {
+			less.attach(t, s, "d")
+			m.attach(t, s, "d")
+		}
+		for _, number := range order {
+			_, err := s.Snapshot(t.Context(), "d", number)
+			must(t, err)
+		}
+		for _, b := range m.blobs {
+			must(t, b.check(t.Context(), s))
+		}
+		must(t, s.Close())
 	}
 }

@@ -528,6 +528,18 @@ func (b *rebuilding) lookForAll() error {
 				return err
 			}
 			missing := MissingBlobs{Dataset: d.Name, Snapshot: number}
+			for _, set := range snap.Sets {
+				if set.Blob == (schema.BlobRef{}) {
+					continue
+				}
+				lacks, err := b.lacks(set.Blob)
+				if err != nil {
+					return err
+				}
+				if lacks {
+					missing.Blobs++
+				}
+			}
 			for _, c := range snap.Chunks {
 				if b.ctx.Err() != nil {
 					return b.ctx.Err()
@@ -555,14 +567,27 @@ func (b *rebuilding) lookForAll() error {
 
 // missingOf counts the blobs that a chunk of a manifest refers to and that are not there.
 func (b *rebuilding) missingOf(snap *schema.Snapshot, c schema.Chunk) (missing int64, err error) {
+	attached := map[schema.ObjectPrefix]bool{}
+	for _, set := range snap.Sets {
+		attached[set.Prefix] = true
+	}
 	err = b.s.eachRef(snap, c, func(ref schema.BlobRef) error {
-		e, ok, err := b.s.entry(ref.Key)
-		if err == nil && (!ok || e.Length != ref.Size || e.sum != ref.Sum || !b.s.set.Holds(e.Location)) {
+		if attached[schema.ObjectPrefix(ref.Key[:len(schema.ObjectPrefix{})])] {
+			return nil // it lies in a bucket
+		}
+		lacks, err := b.lacks(ref)
+		if lacks {
 			missing++
 		}
 		return err
 	})
 	return missing, err
+}
+
+// lacks says whether a blob is not there.
+func (b *rebuilding) lacks(ref schema.BlobRef) (bool, error) {
+	e, ok, err := b.s.entry(ref.Key)
+	return !ok || e.Length != ref.Size || e.sum != ref.Sum || !b.s.set.Holds(e.Location), err
 }
 
 // eachRef visits the references in a chunk of a snapshot's manifest, and those of its pages.

@@ -23,6 +23,7 @@ const (
 	bugSelectionsUnrooted                 // bitmaps are no roots
 	bugHeldUnrooted                       // nor is what is dropped and read
 	bugRecordsUnrooted                    // nor are records
+	bugSetsUnrooted                       // nor are object sets
 	bugHoldUnseen                         // a reader does not look again during a collection
 	bugCommitTwice                        // an attempt whose answer was lost is repeated blindly
 	bugNumberTwice                        // numbers follow the newest snapshot, not the last

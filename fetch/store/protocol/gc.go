@@ -366,7 +366,7 @@ func (c *collection) superseded() error {
 // roots are what the blobs in use hang on.
 type roots struct {
 	snapshots []rooted
-	keys      []schema.Key // bitmaps of selections, records of snapshots
+	keys      []schema.Key // bitmaps of selections, records of snapshots, object sets
 }
 
 // rooted is a snapshot whose blobs are kept. One that was dropped is kept for who
@@ -466,6 +466,13 @@ func (c *collection) readRecords(ctx context.Context, rows []row, using []*schem
 		if !live[snapshotName(snap.Dataset, snap.Number)] {
 			c.roots.snapshots = append(c.roots.snapshots, rooted{snap, false})
 			c.leftover = true
+		}
+	}
+	for _, snap := range c.roots.snapshots {
+		for _, set := range snap.Sets {
+			if set.Blob != (schema.BlobRef{}) && !s.planted(bugSetsUnrooted) {
+				c.roots.keys = append(c.roots.keys, set.Blob.Key)
+			}
 		}
 	}
 	return nil

@@ -267,6 +267,15 @@ func (in *Ingest) save(ctx context.Context, snap schema.Snapshot, restored bool)
 	if err != nil {
 		return nil, fmt.Errorf("manifest chunk: %w", err)
 	}
+	err = each(ctx, s.env, s.options.Parallel, len(snap.Sets), func(ctx context.Context, i int) error {
+		if snap.Sets[i].Blob == (schema.BlobRef{}) {
+			return nil
+		}
+		return in.present(ctx, snap.Sets[i].Blob)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("object set: %w", err)
+	}
 	if !restored {
 		snap.Created = s.env.Now().UTC().Truncate(time.Microsecond)
 	}

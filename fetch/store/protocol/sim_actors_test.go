@@ -167,6 +167,16 @@ func (a *actor) commits(in *Ingest) bool {
 		}
 		snap.Source += long.String()
 	}
+	if w.chance(3) { // rows that lie in an object set
+		set, err := in.Put(ctx, fmt.Appendf(nil, "set %d", w.rng.IntN(3)))
+		if a.failed("put", err) {
+			return false
+		}
+		snap.Sets = []schema.SetRef{{Blob: set}}
+		if w.chance(2) {
+			a.sleep(15 * time.Second)
+		}
+	}
 	parent, err := a.s.Snapshot(ctx, in.dataset, 0)
 	if err != nil && !errors.Is(err, schema.ErrNotFound) {
 		a.failed("look for the parent", err)
@@ -176,6 +186,7 @@ func (a *actor) commits(in *Ingest) bool {
 		snap.Parent = parent.Number
 		if w.chance(2) {
 			snap.Chunks = append(snap.Chunks, parent.Chunks...)
+			snap.Sets = append(snap.Sets, parent.Sets...)
 			if w.chance(2) && !a.alters(ctx, in, &snap) {
 				return false
 			}
@@ -294,19 +305,23 @@ func (a *actor) reads() {
 	}
 	for range 1 + w.rng.IntN(8) {
 		a.sleep(20 * time.Second)
+		var refs []schema.BlobRef
 		for _, chunk := range snap.Chunks {
-			refs := []schema.BlobRef{chunk.BlobRef}
+			refs = append(refs, chunk.BlobRef)
 			for _, key := range keysIn(w.db.content[chunk.Key]) {
 				refs = append(refs, schema.BlobRef{Key: key})
 			}
-			for _, ref := range refs {
-				_, err := (&client{a.p, w.db}).Read(ctx, ref)
-				if errors.Is(err, schema.ErrNotFound) && w.db.members[id] != nil && w.db.lapses[id] == since {
-					w.wrong("%s reads %s, which lacks blob %s", a.p.name, name, ref.Key.String()[:8])
-				}
-				if err != nil {
-					return
-				}
+		}
+		for _, set := range snap.Sets {
+			refs = append(refs, set.Blob)
+		}
+		for _, ref := range refs {
+			_, err := (&client{a.p, w.db}).Read(ctx, ref)
+			if errors.Is(err, schema.ErrNotFound) && w.db.members[id] != nil && w.db.lapses[id] == since {
+				w.wrong("%s reads %s, which lacks blob %s", a.p.name, name, ref.Key.String()[:8])
+			}
+			if err != nil {
+				return
 			}
 		}
 	}

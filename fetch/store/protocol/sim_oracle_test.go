@@ -102,6 +102,9 @@ func (o *oracle) committed(dataset string, number int64, r snapshotRecord) {
 		keys = append(keys, chunk.Key)
 		keys = append(keys, keysIn(o.w.db.content[chunk.Key])...)
 	}
+	for _, set := range snap.Sets {
+		keys = append(keys, set.Blob.Key)
+	}
 	mark, _, _ := strings.Cut(snap.Source, " ")
 	o.made[mark] = append(o.made[mark], number)
 	if len(o.made[mark]) > 1 {

@@ -48,6 +48,7 @@ var mistakes = []mistake{
 	{"selections unrooted", bugSelectionsUnrooted},
 	{"held unrooted", bugHeldUnrooted},
 	{"records unrooted", bugRecordsUnrooted},
+	{"sets unrooted", bugSetsUnrooted},
 	{"hold unseen", bugHoldUnseen},
 	{"commit twice", bugCommitTwice},
 	{"number twice", bugNumberTwice},
