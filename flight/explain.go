@@ -79,8 +79,10 @@ type Explained struct {
 	Conditions Circumstances       `json:"conditions"`
 	Prediction *predict.Prediction `json:"prediction"`
 	// Unknown are the parts of the way whose rates are not known, and that the prediction takes to limit nothing.
-	Unknown   []string         `json:"unknown"`
-	Running   *Running         `json:"running,omitempty"`
+	Unknown []string `json:"unknown"`
+	Running *Running `json:"running,omitempty"`
+	// Bill is what is asked of buckets, and what that costs; left out where the job reads from none.
+	Bill      *Bill            `json:"bill,omitempty"`
 	Rates     *fetch.Rates     `json:"rates,omitempty"`
 	RatesFrom *fetch.RatesFrom `json:"rates_from,omitempty"`
 }
@@ -163,6 +165,9 @@ func (s actionHandler) explain(ctx context.Context, b []byte, send func([]byte) 
 		return err
 	}
 	answer.Unknown = rates.Unknown(&c)
+	if answer.Bill, err = s.bill(ctx, cat, job, &c, answer.Prediction); err != nil {
+		return err
+	}
 	if answer.Running, err = s.running(ctx, cat, job, &c, req, rates, shown); err != nil {
 		return err
 	}

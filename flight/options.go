@@ -9,6 +9,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"bowstring/fetch/admission"
+	"bowstring/fetch/object"
 	"bowstring/flight/audit"
 	"bowstring/flight/auth"
 	"bowstring/flight/policy"
@@ -104,6 +105,8 @@ type Options struct {
 	// SameNode shares memory with clients on this node; nil if there is none. It stays the
 	// caller's to close, after Shutdown.
 	SameNode *shm.Server
+	// Requests are those to buckets: what they cost, and how many may be made; nil if the store reads none.
+	Requests *object.Requests
 	// Usage is the book of what tenants have used; nil for none. It stays the caller's to
 	// close, after Shutdown, and to have written: see [Server.CountUsage].
 	Usage *usage.Book

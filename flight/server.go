@@ -65,6 +65,8 @@ type Server struct {
 	started time.Time
 	lent    lent // to other nodes
 
+	requested requested // to buckets
+
 	handshaking  context.Context // ends when connections that are not there yet are given up
 	stopGreeting context.CancelFunc
 	identify     func(context.Context, fetch.Caller) fetch.Caller // tests say by it who calls; nil elsewhere

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"bowstring/fetch"
+	"bowstring/fetch/object"
 	"bowstring/fetch/store"
 	"bowstring/flight/catalog"
 	"bowstring/flight/shm"
@@ -23,6 +24,8 @@ type Stats struct {
 	Streams []StreamInfo `json:"streams"` // that run, in the order they began
 	Tenants []TenantInfo `json:"tenants"` // that made calls of late, by name, and last what all others did
 	Scale   any          `json:"spill_scale,omitempty"`
+	// Objects is what was asked of buckets, by bucket; left out where nothing was.
+	Objects []object.Usage `json:"objects,omitempty"`
 	// SameNode is of memory shared with clients on this node; left out where there is none.
 	SameNode *shm.Stats `json:"samenode,omitempty"`
 	// that it is a node of: its name, the nodes that this one knows of
@@ -299,6 +302,9 @@ func (s *Server) statsOf(stored store.Stats, engine fetch.Stats, visible func(*c
 	st.Streams, st.Server.totals, st.Tenants, st.Server.Draining = s.calls.snapshot(visible, all)
 	if s.opts.SameNode != nil && all {
 		st.SameNode = new(s.opts.SameNode.Stats())
+	}
+	if s.opts.Requests != nil && all {
+		st.Objects = s.opts.Requests.Usage()
 	}
 	if all {
 		st.Cluster, st.Scale = s.opts.Node.Members(), s.opts.Node.SpillScale()

@@ -3,6 +3,7 @@ package flight
 import (
 	"context"
 	"fmt"
+	"sync"
 	"time"
 
 	"bowstring/fetch"
@@ -14,6 +15,7 @@ import (
 // CountUsage counts what the streams that run have used so far; those that end are
 // counted as they do. It is called before what was counted is written.
 func (s *Server) CountUsage() {
+	s.countRequests()
 	s.calls.mu.Lock()
 	defer s.calls.mu.Unlock()
 	now := time.Now()
@@ -22,6 +24,34 @@ func (s *Server) CountUsage() {
 			s.calls.billLocked(c, now)
 		}
 	}
+}
+
+// countRequests counts what tenants have asked of buckets since it was counted last.
+func (s *Server) countRequests() {
+	if s.opts.Requests == nil || s.opts.Usage == nil {
+		return
+	}
+	s.requested.mu.Lock()
+	defer s.requested.mu.Unlock()
+	now := map[string]usage.Amount{}
+	for _, u := range s.opts.Requests.Usage() {
+		for _, t := range u.Tenants {
+			sum := now[t.Tenant]
+			sum.Add(usage.Amount{Requests: t.Requests(), Cost: t.Cost.Total})
+			now[t.Tenant] = sum
+		}
+	}
+	for tenant, sum := range now {
+		was := s.requested.counted[tenant]
+		s.opts.Usage.Add(tenant, usage.Buckets, usage.Amount{Requests: sum.Requests - was.Requests, Cost: sum.Cost - was.Cost})
+	}
+	s.requested.counted = now
+}
+
+// requested is what was counted of the requests to buckets.
+type requested struct {
+	mu      sync.Mutex
+	counted map[string]usage.Amount // by tenant; guarded by mu
 }
 
 // usageRequest is the body of the action usage.
@@ -40,7 +70,7 @@ func (s actionHandler) usage(ctx context.Context, b []byte, send func([]byte) er
 		return err
 	}
 	cat := s.catalog(ctx)
-	if req.Dataset != "" && req.Dataset != usage.Other {
+	if req.Dataset != "" && req.Dataset != usage.Other && req.Dataset != usage.Buckets {
 		if err := cat.May(ctx, req.Dataset, policy.List); err != nil {
 			return err
 		}
@@ -71,7 +101,7 @@ func (s actionHandler) usage(ctx context.Context, b []byte, send func([]byte) er
 	s.CountUsage()
 	return s.opts.Usage.Each(ctx, f, func(do func() error) error { return s.turn(ctx, do) },
 		func(e *usage.Entry) error {
-			if e.Dataset != usage.Other {
+			if e.Dataset != usage.Other && e.Dataset != usage.Buckets {
 				if shown, err := exists(e.Dataset); err != nil || !shown {
 					return err
 				}

@@ -185,7 +185,7 @@ func newRefusing(t *testing.T, parts ...*part) *refusing {
 
 // TestBudgetOfManyRates: whatever the store allows, and however it counts, nearly all of it is used, and little refused.
 func TestBudgetOfManyRates(t *testing.T) {
-	for _, rate := range []float64{30, 300, 2000} {
+	for _, rate := range []float64{30, 300, 1200} {
 		for _, burst := range []float64{0.05, 1} {
 			t.Run(fmt.Sprintf("%g a second, burst %g", rate, burst), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {

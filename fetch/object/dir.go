@@ -368,6 +368,10 @@ func (d *dir) Delete(ctx context.Context, key string) error {
 // List implements Bucket. A symbolic link is what it points to; one to a directory that it lies in is left out.
 func (d *dir) List(ctx context.Context, opts ListOptions) iter.Seq2[Info, error] {
 	return func(yield func(Info, error) bool) {
+		if err := opts.begin(ctx); err != nil {
+			yield(Info{}, err)
+			return
+		}
 		st, err := os.Stat(d.path)
 		if err != nil {
 			yield(Info{}, d.failed("", err))

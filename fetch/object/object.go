@@ -60,6 +60,14 @@ type ListOptions struct {
 	Page func(context.Context) error
 }
 
+// begin is called before each request for a page.
+func (o *ListOptions) begin(ctx context.Context) error {
+	if o.Page == nil {
+		return nil
+	}
+	return o.Page(ctx)
+}
+
 // Condition says when a Put may write. The zero value: always. At most one field is set.
 type Condition struct {
 	Absent  bool                 // there must be no object

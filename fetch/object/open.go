@@ -15,6 +15,8 @@ type Options struct {
 	Profile string
 	// CAFile has certificates of authorities, in PEM, besides those of the system.
 	CAFile string
+	// Requests counts and paces the requests of the bucket; nil does neither.
+	Requests *Requests
 	// Dial opens connections; nil opens TCP connections.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 }
@@ -43,6 +45,14 @@ func Open(ctx context.Context, url string, opts Options) (Bucket, error) {
 		return nil, errorf(schema.ErrInvalid, "%s is a bucket; %q behind it is a prefix of keys, which does not belong "+
 			"here", a, prefix)
 	}
+	b, err := open(ctx, a, opts)
+	if err != nil || opts.Requests == nil {
+		return b, err
+	}
+	return opts.Requests.Of(b), nil
+}
+
+func open(ctx context.Context, a address, opts Options) (Bucket, error) {
 	switch a.scheme {
 	case schemeFile:
 		return openDir(a)

@@ -97,6 +97,10 @@ type Price struct {
 	Put    Money `json:"put"`
 	Delete Money `json:"delete"`
 
+	// PerSecond is how many reads a second the cloud says that it allows at first: of a prefix (S3), a bucket (Google Cloud
+	// Storage), an account (Azure). 0: it does not say.
+	PerSecond float64 `json:"requests_per_s,omitempty"`
+
 	InRegion    Money `json:"in_region"`
 	CrossRegion Money `json:"cross_region"`
 	Internet    Money `json:"internet"`
@@ -179,6 +183,9 @@ func (p *Price) check(at string) error {
 	case "s3", "gs", "az":
 	default:
 		return &schema.FieldError{Field: at + "cloud", Got: fmt.Sprintf("%q", p.Cloud), Want: "s3, gs or az"}
+	}
+	if p.PerSecond < 0 {
+		return &schema.FieldError{Field: at + "requests_per_s", Got: fmt.Sprint(p.PerSecond), Want: "0 or more"}
 	}
 	for name, m := range map[string]Money{"get": p.Get, "head": p.Head, "list": p.List, "put": p.Put, "delete": p.Delete,
 		"in_region": p.InRegion, "cross_region": p.CrossRegion, "internet": p.Internet} {

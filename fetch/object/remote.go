@@ -78,7 +78,12 @@ type remote struct {
 	transport *http.Transport
 	// ranges says that such servers answer ranges, so that a whole object for one is a passing trouble.
 	ranges bool
+	// firstByte is told how long requests wait for the first byte of their answers; nil where nothing asks.
+	firstByte func(time.Duration)
 }
+
+// onFirstByte implements firstByter.
+func (b *remote) onFirstByte(took func(time.Duration)) { b.firstByte = took }
 
 func newTransport(opts Options) (*http.Transport, error) {
 	roots, err := authorities(opts.CAFile)
@@ -199,9 +204,13 @@ func (b *remote) once(ctx context.Context, r *request) (*http.Response, error) {
 		}
 		return nil, err
 	}
+	begun := time.Now()
 	resp, err := b.transport.RoundTrip(hr)
 	if err != nil {
 		return nil, b.lost(ctx, r.key, err)
+	}
+	if b.firstByte != nil {
+		b.firstByte(time.Since(begun))
 	}
 	return resp, nil
 }
@@ -584,7 +593,11 @@ func (b *remote) List(ctx context.Context, opts ListOptions) iter.Seq2[Info, err
 	return func(yield func(Info, error) bool) {
 		token, last, begun := "", "", false // the entry that the server gave last
 		for {
-			p, err := b.page(ctx, opts, token)
+			var p page
+			err := opts.begin(ctx)
+			if err == nil {
+				p, err = b.page(ctx, opts, token)
+			}
 			if err != nil {
 				yield(Info{}, err)
 				return

@@ -141,3 +141,8 @@ func (c *Catalog) largest(ctx context.Context) (string, error) {
 	}
 	return name, nil
 }
+
+// Extents says where in buckets some blobs of a job lie that the caller has opened.
+func (c *Catalog) Extents(ctx context.Context, job *fetch.Job) (fetch.Extents, error) {
+	return c.engine.Extents(ctx, job)
+}

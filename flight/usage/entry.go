@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"bowstring/fetch/object"
 	"bowstring/schema"
 )
 
@@ -20,6 +21,9 @@ type Amount struct {
 	Seconds    float64 `json:"seconds"`     // that streams ran, added up
 	// ProcessorSeconds are those that operators took.
 	ProcessorSeconds float64 `json:"processor_seconds,omitempty"`
+	// Requests were made to buckets, and cost so much, their bytes included.
+	Requests int64        `json:"requests,omitempty"`
+	Cost     object.Money `json:"cost_usd,omitempty"`
 }
 
 // Add adds b.
@@ -32,6 +36,8 @@ func (a *Amount) Add(b Amount) {
 	a.BytesIn += b.BytesIn
 	a.Seconds += b.Seconds
 	a.ProcessorSeconds += b.ProcessorSeconds
+	a.Requests += b.Requests
+	a.Cost += b.Cost
 }
 
 // Entry is what a tenant used of a dataset on a day.
@@ -45,6 +51,10 @@ type Entry struct {
 // Other is the tenant and the dataset of what there was no room for to keep apart.
 // Neither can have that name.
 const Other = "(other)"
+
+// Buckets is the dataset of requests to buckets: which tenant made them is known, and not for which dataset. No dataset
+// can have that name.
+const Buckets = "(buckets)"
 
 // Filter says which entries are meant; the zero value of a field stands for all.
 type Filter struct {

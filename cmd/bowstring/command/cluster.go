@@ -214,7 +214,7 @@ func (f *clusterFlags) described(id string, listen net.Addr, encrypted bool, spi
 
 // membersOf returns the members of a cluster in a store.
 func membersOf(s store.Store, cluster string, log *slog.Logger) (*members.Members, error) {
-	shared, ok := s.(members.Shared)
+	shared, ok := store.As[members.Shared](s)
 	if !ok {
 		return nil, usagef("--cluster: the nodes of a cluster share a store in Scylla or Cassandra: --store " +
 			"cql://HOST/KEYSPACE names one")

@@ -117,9 +117,9 @@ func printFindings(app *App, found store.Findings) error {
 // small reads tell.
 func logProblems(ctx context.Context, app *App, dir string, served store.Store) {
 	var found store.Findings
-	if far, ok := served.(interface {
+	if far, ok := store.As[interface {
 		Examine(ctx context.Context) store.Findings
-	}); ok {
+	}](served); ok {
 		found = far.Examine(ctx)
 	} else if !cql.IsURI(dir) {
 		found = local.Examine(dir, true)

@@ -1,18 +1,21 @@
 package command
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
+	"strconv"
 	"strings"
 	"time"
 
 	"github.com/dustin/go-humanize"
 
 	"bowstring/fetch"
+	"bowstring/fetch/object"
 	"bowstring/fetch/predict"
 	"bowstring/flight"
 	"bowstring/schema"
@@ -174,10 +177,63 @@ func printExplained(w io.Writer, e *flight.Explained) error {
 		bytesOr(p.SmallestCache, "none, of whatever size"))
 	fmt.Fprintf(w, "smallest window of a node with which nobody waits for its sake: %s\n",
 		bytesOr(p.SmallestWindow, "none, of whatever size"))
+	if e.Bill != nil {
+		if err := printBill(w, e.Bill); err != nil {
+			return err
+		}
+	}
 	if r := e.Running; r != nil {
 		return printRunning(w, r)
 	}
 	return nil
+}
+
+// printBill says what a job costs that reads from buckets.
+func printBill(w io.Writer, b *flight.Bill) error {
+	fmt.Fprintf(w, "\n%s of the blobs lie in buckets (%s of them looked at); list prices of %s, bytes go %s\n",
+		percent(&b.Share), humanize.Comma(int64(b.Looked)), printable(b.Dated), b.Transfer)
+	for _, one := range b.Buckets {
+		how := "any number of reads a second, as far as is known"
+		if one.PerSecond > 0 {
+			how = count(one.PerSecond) + " reads a second, by what the cloud says"
+			if one.Learned {
+				how = count(one.PerSecond) + " reads a second, as learned"
+			}
+		}
+		fmt.Fprintf(w, "  %s: %s of them; prices of %s; %s\n", printable(one.Bucket), percent(&one.Share),
+			cmp.Or(printable(one.Priced), "nothing, as none are known"), how)
+	}
+	t := tableOf("ALL EPOCHS", ">REQUESTS", ">BYTES", ">FOR REQUESTS", ">FOR BYTES", ">IN ALL", ">AT LEAST")
+	for i := range b.Plans {
+		p := &b.Plans[i]
+		hours := "any"
+		if p.Hours > 0 {
+			hours = seconds(3600 * p.Hours)
+		}
+		t.add(p.Plan, humanize.Comma(p.Requests), humanize.IBytes(uint64(max(p.Bytes, 0))), dollars(p.Cost.Requests),
+			dollars(p.Cost.Transfer), dollars(p.Cost.Total), hours)
+	}
+	if err := t.print(w); err != nil {
+		return err
+	}
+	for _, way := range object.Transfers() {
+		if m, ok := b.Elsewhere[way]; ok {
+			fmt.Fprintf(w, "bytes of this run would cost %s if they went %s\n", dollars(m), way)
+		}
+	}
+	return nil
+}
+
+// dollars is an amount for people: to the cent from a dollar on, else of two digits.
+func dollars(m object.Money) string {
+	switch f := float64(m) / float64(object.Dollar); {
+	case m == 0:
+		return "$0"
+	case m >= object.Dollar:
+		return "$" + humanize.FormatFloat("#,###.##", f)
+	default:
+		return "$" + strconv.FormatFloat(f, 'g', 2, 64)
+	}
 }
 
 // printRunning says what a job does that runs.

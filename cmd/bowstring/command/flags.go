@@ -2,6 +2,7 @@ package command
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"reflect"
 	"strings"
@@ -9,6 +10,9 @@ import (
 
 	"github.com/alecthomas/kong"
 	"gopkg.in/yaml.v3"
+
+	"bowstring/fetch/object"
+	"bowstring/fetch/store"
 )
 
 // serveFlags are the settings of serve. The help, the template of a configuration file, docs/cli.md and the schema of the
@@ -24,6 +28,7 @@ type serveFlags struct {
 	authFlags    `group:"Callers and TLS"`
 	recordFlags  `group:"Policy and records"`
 	spillFlags   `group:"Cache on a disk"`
+	bucketFlags  `group:"Buckets"`
 	clusterFlags `group:"Cluster"`
 	localFlags   `group:"Clients on this machine"`
 	observeFlags `group:"Observing"`
@@ -37,6 +42,28 @@ type runFlags struct {
 	GCEvery      time.Duration `setting:"" default:"0s" unset:"never" placeholder:"DURATION" help:"Free what nothing refers to about that often, as gc does, at a moment left to chance; what streams read stays. Of several servers of a store one collects at a time."`
 	GCRate       size          `setting:"" default:"auto" unset:"as fast as it can" placeholder:"SIZE" help:"How many bytes a second such a collection of a store in Scylla or Cassandra reads and removes."`
 }
+
+// bucketFlags are of buckets that samples are read from.
+type bucketFlags struct {
+	Prices   string `setting:"" unset:"list prices that the program comes with" type:"path" placeholder:"FILE" help:"Prices of requests and bytes, in their stead; docs/cost.md has the form."`
+	Transfer string `setting:"" enum:"in-region,cross-region,internet" default:"in-region" placeholder:"WAY" help:"Which way bytes of buckets go to this server, as it is priced: ${enum}."`
+}
+
+// requests returns what counts, paces and prices the requests to buckets. sharers is how many nodes make them.
+func (f *bucketFlags) requests(sharers func() int) (*object.Requests, error) {
+	o := object.RequestsOptions{Tenant: tenantOf, Sharers: sharers, Transfer: object.Transfer(f.Transfer)}
+	if f.Prices != "" {
+		p, err := object.ReadPrices(f.Prices)
+		if err != nil {
+			return nil, fmt.Errorf("--prices: %w", err)
+		}
+		o.Prices = p
+	}
+	return object.NewRequests(o), nil
+}
+
+// tenantOf is on whose account something is read.
+func tenantOf(ctx context.Context) string { return store.CallerFrom(ctx).Tenant }
 
 // limitFlags bound what a server takes on.
 type limitFlags struct {

@@ -23,6 +23,7 @@ import (
 	"bowstring/fetch/admission"
 	"bowstring/fetch/lineage"
 	"bowstring/fetch/members"
+	"bowstring/fetch/object"
 	"bowstring/fetch/peers"
 	"bowstring/fetch/store"
 	"bowstring/fetch/store/cql"
@@ -77,7 +78,10 @@ func newNode(ctx context.Context, dir string, create bool, l limits, far Far, lo
 	if err := l.check(log); err != nil {
 		return nil, err
 	}
-	store, err := openFarStore(ctx, dir, create, far, log)
+	if l.flight.Requests == nil {
+		l.flight.Requests = object.NewRequests(object.RequestsOptions{Tenant: tenantOf})
+	}
+	store, err := openFarStore(ctx, dir, create, far, l.flight.Requests, log)
 	if err != nil {
 		return nil, err
 	}
@@ -132,6 +136,14 @@ func newNode(ctx context.Context, dir string, create bool, l limits, far Far, lo
 	l.flight.Node = n
 	n.server = flight.New(n.engine, l.flight)
 	return n, nil
+}
+
+// sharers is how many nodes read the store, this one among them.
+func (n *node) sharers() int {
+	if n == nil || n.members == nil {
+		return 1
+	}
+	return max(len(n.members.View().Nodes), 1)
 }
 
 // SpillScale implements flight.Node.

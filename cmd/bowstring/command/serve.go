@@ -151,6 +151,9 @@ func (s *running) configure(ctx context.Context) (err error) {
 		},
 	}
 	l, to := &s.limits, &s.limits.flight
+	if to.Requests, err = s.requests(func() int { return s.node.sharers() }); err != nil {
+		return err
+	}
 	if l.spill, err = s.spillFlags.config(s.app, s.SpillPolicy); err != nil {
 		return err
 	}
@@ -263,9 +266,9 @@ func (s *running) open(ctx context.Context) (_ net.Listener, err error) {
 
 // prepare has a far store connect, and opens datasets, so that the first streams do not wait for it.
 func (s *running) prepare(ctx context.Context) {
-	far, ok := s.node.store.(interface {
+	far, ok := store.As[interface {
 		Prepare(ctx context.Context, memory int64) error
-	})
+	}](s.node.store)
 	if !ok {
 		return
 	}
@@ -393,7 +396,7 @@ const openWithin = 2 * time.Second
 // announce says to those who wait for the server that it is there.
 func (s *running) announce(address string) error {
 	// A store of one process tells others who has it open.
-	if exclusive, ok := s.node.store.(interface{ SetAddr(string) error }); ok {
+	if exclusive, ok := store.As[interface{ SetAddr(string) error }](s.node.store); ok {
 		if err := exclusive.SetAddr(address); err != nil {
 			return err
 		}

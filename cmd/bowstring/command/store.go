@@ -16,8 +16,10 @@ import (
 	"github.com/dustin/go-humanize"
 	"golang.org/x/sys/unix"
 
+	"bowstring/fetch/object"
 	"bowstring/fetch/store"
 	"bowstring/fetch/store/cql"
+	"bowstring/fetch/store/extent"
 	"bowstring/fetch/store/local"
 	"bowstring/schema"
 	"bowstring/spill"
@@ -101,7 +103,7 @@ func (a *App) ownStore(command string) (string, error) {
 // that holds no store is an error rather than a new store, so that a mistyped
 // one is found out. It gives up when ctx ends.
 func openStore(ctx context.Context, addr string, create bool, log *slog.Logger) (store.Store, error) {
-	return openFarStore(ctx, addr, create, nil, log)
+	return openFarStore(ctx, addr, create, nil, object.NewRequests(object.RequestsOptions{}), log)
 }
 
 // Far makes a store a far one: it delays what passes.
@@ -112,8 +114,25 @@ type Far interface {
 	Store(near store.Store) store.Store
 }
 
-// openFarStore opens a store as openStore does, as far away as far says unless that is nil, until ctx ends.
-func openFarStore(ctx context.Context, addr string, create bool, far Far, log *slog.Logger) (store.Store, error) {
+// openFarStore opens a store as openStore does, as far away as far says unless that is nil, until ctx ends. What it reads
+// from buckets is among requests.
+func openFarStore(ctx context.Context, addr string, create bool, far Far, requests *object.Requests,
+	log *slog.Logger) (store.Store, error) {
+	below, err := openBelow(ctx, addr, create, far, log)
+	if err != nil {
+		return nil, err
+	}
+	options := object.Options{Requests: requests}
+	if far != nil {
+		options.Dial = far.DialContext
+	}
+	return extent.New(below, extent.Options{Logger: log, Buckets: func(ctx context.Context, url string) (object.Bucket, error) {
+		return object.Open(ctx, url, options)
+	}}), nil
+}
+
+// openBelow opens the store that has all but what lies in buckets of others.
+func openBelow(ctx context.Context, addr string, create bool, far Far, log *slog.Logger) (store.Store, error) {
 	if cql.IsURI(addr) {
 		options := cql.Options{Logger: log}
 		if far != nil {

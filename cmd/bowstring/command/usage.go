@@ -42,13 +42,14 @@ func (c *UsageCmd) Run(ctx context.Context, app *App) error {
 	if err != nil {
 		return err
 	}
-	out := tableOf("DAY", "TENANT", "DATASET", ">STREAMS", ">ROWS", ">SENT", ">FROM STORE", ">RECEIVED", ">HOURS")
+	out := tableOf("DAY", "TENANT", "DATASET", ">STREAMS", ">ROWS", ">SENT", ">FROM STORE", ">RECEIVED", ">HOURS",
+		">REQUESTS", ">COST")
 	for _, e := range list {
 		out.add(e.Day, printable(e.Tenant), printable(e.Dataset), strconv.FormatInt(e.Streams, 10),
 			humanize.Comma(e.Rows),
 			humanize.IBytes(uint64(max(e.Bytes, 0))), humanize.IBytes(uint64(max(e.StoreBytes, 0))),
 			humanize.IBytes(uint64(max(e.BytesIn, 0))),
-			fmt.Sprintf("%.1f", e.Seconds/3600))
+			fmt.Sprintf("%.1f", e.Seconds/3600), humanize.Comma(e.Requests), dollars(e.Cost))
 	}
 	return app.show(c.JSON, list, out)
 }

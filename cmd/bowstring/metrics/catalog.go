@@ -232,6 +232,22 @@ var (
 	storeBlobs   = gauge("store_blobs", "Blobs in the store, as far as this process knows.")
 	storeStored  = gauge("store_bytes", "Bytes of blobs in the store, as far as this process knows.")
 
+	objectRequests = counter("object_requests_total", "Requests to buckets, by what they do: `get`, `head`, `list` (pages), "+
+		"`put`, `delete`; 50 buckets by URL, all others as `other`.", "bucket", "kind")
+	objectBytes     = counter("object_bytes_total", "Bytes of objects, `in` (read) and `out` (written).", "bucket", "direction")
+	objectErrors    = counter("object_errors_total", "Requests to buckets that failed, refused ones included.", "bucket")
+	objectThrottled = counter("object_throttled_total", "Requests that buckets refused as too many.", "bucket")
+	objectCost      = counter("object_cost_dollars_total", "What the requests and their bytes cost by list prices.", "bucket")
+	objectFirst     = histogram("object_first_byte_seconds", "Time until the first byte of an answer of a bucket.", "bucket")
+	objectLimit     = gauge("object_limit_requests_per_second", "Requests a second that this server allows itself, for each "+
+		"limit that it has learned, of `reads` and `writes`; an empty prefix is the whole bucket.", "bucket", "prefix", "class")
+	objectWaiting = gauge("object_waiting_requests", "Requests that wait for their turn at a bucket.", "bucket")
+	objectWaited  = counter("object_wait_seconds_total", "Time that requests waited for their turn, summed up over them.",
+		"bucket")
+	tenantRequests = counter("tenant_object_requests_total", "Requests to buckets, by tenant.", "tenant")
+	tenantCost     = counter("tenant_object_cost_dollars_total", "What those and their bytes cost by list prices, by tenant.",
+		"tenant")
+
 	collectEvery = gauge("collection_interval_seconds", "How often this server is to collect garbage; 0 for never.")
 	collectLast  = gauge("collection_last_success_timestamp_seconds",
 		"When a collection of this server last came to its end; before the first, when this server began.")

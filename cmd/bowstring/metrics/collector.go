@@ -16,7 +16,9 @@ package metrics
 import (
 	"cmp"
 	"context"
+	"math"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -26,6 +28,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"bowstring/fetch"
+	"bowstring/fetch/object"
 	"bowstring/flight"
 	"bowstring/schema"
 )
@@ -34,6 +37,7 @@ const (
 	// maxJobs and maxDatasets are how many have series of their own.
 	maxJobs     = 100
 	maxDatasets = 50
+	maxBuckets  = 50
 )
 
 // Options say what a Collector shows. Stats and Times must be set.
@@ -85,6 +89,7 @@ type Collector struct {
 	handles  map[call]prometheus.Observer // guarded by mu
 	jobs     capped                       // guarded by mu
 	datasets capped                       // guarded by mu
+	buckets  capped                       // guarded by mu
 }
 
 // call is what calls are told apart by.
@@ -111,6 +116,7 @@ func New(opts Options) (*Collector, error) {
 		first:   prometheus.NewHistogram(about(firstBatch, 0.001, 4, 9)),                          // to 65 s
 		handles: map[call]prometheus.Observer{},
 		jobs:    capped{most: maxJobs}, datasets: capped{most: maxDatasets},
+		buckets: capped{most: maxBuckets},
 	}, nil
 }
 
@@ -168,6 +174,7 @@ func (c *Collector) Collect(to chan<- prometheus.Metric) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.collectJobs(ch, st.Engine.Jobs)
+	c.collectObjects(ch, st.Objects)
 	if st.Engine.Spill != nil {
 		ch.spill(st.Engine.Spill)
 		c.collectDatasets(ch, st.Engine.Spill.Datasets)
@@ -270,6 +277,85 @@ func (c *Collector) collectDatasets(ch sink, sets map[string]fetch.SpillDataset)
 	if n > 0 || slices.ContainsFunc(rest.counters, func(v float64) bool { return v > 0 }) {
 		show(other, rest)
 	}
+}
+
+// collectObjects shows what is asked of buckets.
+func (c *Collector) collectObjects(ch sink, list []object.Usage) {
+	items := make([]item, 0, len(list))
+	byURL := make(map[string]*object.Usage, len(list))
+	tenants := map[string]*object.UsageTenant{}
+	for i := range list {
+		u := &list[i]
+		byURL[u.Bucket] = u
+		var waiting, waited float64
+		for _, l := range u.Limits {
+			waiting += float64(l.Waiting)
+			waited += time.Duration(l.Waited).Seconds()
+		}
+		counters := []float64{float64(u.BytesIn), float64(u.BytesOut), float64(u.Errors), float64(u.Throttled),
+			float64(u.Cost.Total) / float64(object.Dollar), waited}
+		for _, k := range object.Kinds() {
+			counters = append(counters, float64(u.Of(k)))
+		}
+		items = append(items, item{name: u.Bucket, counters: counters, gauges: []float64{waiting}})
+		for _, t := range u.Tenants {
+			sum := tenants[t.Tenant]
+			if sum == nil {
+				sum = &object.UsageTenant{}
+				tenants[t.Tenant] = sum
+			}
+			sum.Add(t.Counts)
+			sum.Cost.Total += t.Cost.Total
+		}
+	}
+	own, rest, n := c.buckets.split(items, 6+len(object.Kinds()), 1)
+	show := func(name string, it item) {
+		ch.send(objectBytes, it.counters[0], name, "in")
+		ch.send(objectBytes, it.counters[1], name, "out")
+		for i, m := range []*metric{objectErrors, objectThrottled, objectCost, objectWaited} {
+			ch.send(m, it.counters[2+i], name)
+		}
+		for i, k := range object.Kinds() {
+			ch.send(objectRequests, it.counters[6+i], name, k.String())
+		}
+		ch.send(objectWaiting, it.gauges[0], name)
+	}
+	for _, it := range own {
+		name, u := labelOf(it.name), byURL[it.name]
+		show(name, it)
+		ch.firstByte(name, &u.FirstByte)
+		for _, l := range u.Limits {
+			if l.PerSecond > 0 {
+				ch.send(objectLimit, l.PerSecond, name, strings.ToValidUTF8(l.Prefix, "\uFFFD"), l.Class)
+			}
+		}
+	}
+	if n > 0 || slices.ContainsFunc(rest.counters, func(v float64) bool { return v > 0 }) {
+		show(other, rest)
+	}
+	for name, t := range tenants {
+		if name = labelOf(name); name == "("+other+")" {
+			name = other // as package object calls those beyond the tenants that it tells apart
+		}
+		ch.send(tenantRequests, float64(t.Requests()), name)
+		ch.send(tenantCost, float64(t.Cost.Total)/float64(object.Dollar), name)
+	}
+}
+
+// firstByte sends a classic histogram of each fourth doubling.
+func (ch sink) firstByte(bucket string, f *object.FirstBytes) {
+	bounds, sum := map[float64]uint64{}, uint64(0)
+	for i, n := range f.Counts {
+		sum += n
+		if at := i + object.FirstBytesLeast; at%(2<<object.FirstBytesSchema) == 0 && i < len(f.Counts)-1 {
+			bounds[math.Exp2(float64(at>>object.FirstBytesSchema))] = sum
+		}
+	}
+	one, err := prometheus.NewConstHistogram(objectFirst.desc, f.Count, f.Sum.Seconds(), bounds, bucket)
+	if err != nil {
+		one = prometheus.NewInvalidMetric(objectFirst.desc, err)
+	}
+	ch <- one
 }
 
 // Collections counts the collections of garbage that a server makes by itself. A

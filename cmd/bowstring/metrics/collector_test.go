@@ -17,6 +17,7 @@ import (
 
 	"bowstring/cmd/bowstring/metrics"
 	"bowstring/fetch"
+	"bowstring/fetch/object"
 	"bowstring/flight"
 )
 
@@ -271,5 +272,40 @@ func TestExemplars(t *testing.T) {
 	c.FirstBatch(sampled, time.Second)
 	if found := examples(); len(found) != 1 || found[0] != id.String() {
 		t.Errorf("examples %v, want %s", found, id)
+	}
+}
+
+// TestObjects: requests to buckets are shown by bucket and kind, a bounded number of them by name, and none is lost.
+func TestObjects(t *testing.T) {
+	st := &flight.Stats{}
+	const n = 60
+	for i := range n {
+		u := object.Usage{Bucket: fmt.Sprintf("s3://bucket%02d", i), Counts: object.Counts{Gets: 7, Puts: 2, BytesIn: 100,
+			Throttled: 1}, Cost: object.Bill{Total: object.Dollar / 4}}
+		u.Tenants = []object.UsageTenant{{Tenant: "a", Counts: u.Counts, Cost: u.Cost}}
+		u.Limits = []object.Limit{{Bucket: u.Bucket, Class: "reads", PerSecond: 100, Waiting: 3}}
+		u.FirstByte.Counts[40], u.FirstByte.Count, u.FirstByte.Sum = 9, 9, 9*time.Millisecond
+		st.Objects = append(st.Objects, u)
+	}
+	_, r := fixed(t, st, &[]fetch.Times{})
+	got := gather(t, r)
+	sums := map[string]float64{}
+	for _, m := range got["bowstring_object_requests_total"].GetMetric() {
+		sums[label(m, "kind")] += m.GetCounter().GetValue()
+	}
+	if sums["get"] != 7*n || sums["put"] != 2*n || sums["list"] != 0 || len(sums) != len(object.Kinds()) {
+		t.Errorf("requests by kind: %v", sums)
+	}
+	if have := len(got["bowstring_object_cost_dollars_total"].GetMetric()); have != 51 {
+		t.Errorf("%d buckets have series, want 50 and one for the others", have)
+	}
+	if m := got["bowstring_tenant_object_cost_dollars_total"].GetMetric(); len(m) != 1 || m[0].GetCounter().GetValue() != n/4 {
+		t.Errorf("cost by tenant: %v", m)
+	}
+	if m := got["bowstring_object_limit_requests_per_second"].GetMetric(); len(m) != 50 || m[0].GetGauge().GetValue() != 100 {
+		t.Errorf("limits: %v", m)
+	}
+	if h := got["bowstring_object_first_byte_seconds"].GetMetric()[0].GetHistogram(); h.GetSampleCount() != 9 {
+		t.Errorf("times until the first byte: %v", h)
 	}
 }

@@ -1,0 +1,44 @@
+package fetch
+
+import (
+	"context"
+)
+
+// Extent is where in a bucket a blob lies, or the unit that it is read by.
+type Extent struct {
+	Bucket     string // its URL
+	ObjectSize int64
+	Length     int64 // of what is read for the blob
+}
+
+// Extents are those of some blobs of a job, drawn at random.
+type Extents struct {
+	Looked  int // blobs that were looked at
+	Extents []Extent
+}
+
+// Extents says of some blobs of a job where in buckets they lie. It reads pages of the manifest and lists of objects, and
+// no blob.
+func (e *Engine) Extents(ctx context.Context, j *Job) (Extents, error) {
+	var found Extents
+	if len(j.Projection().BlobColumns()) == 0 || j.Selection().Len() == 0 {
+		return found, nil
+	}
+	blobs, err := e.drawBlobs(ctx, j)
+	if err != nil {
+		return found, err
+	}
+	for _, b := range blobs[:min(len(blobs), probeExtents)] {
+		at, ok, err := e.store.Locate(ctx, b.ref)
+		if err != nil {
+			return found, err
+		}
+		if found.Looked++; ok {
+			found.Extents = append(found.Extents, Extent{at.Bucket.URL(), at.Object.Size, at.Length})
+		}
+	}
+	return found, nil
+}
+
+// probeExtents is of how many blobs it is looked where they lie.
+const probeExtents = 256
