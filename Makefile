@@ -54,11 +54,11 @@ check: go-check python-check ## Between two edits: lint, and the short tests of 
 
 .PHONY: test
 test: go-check cc-check python-check ## Everything that has to pass: lint, every test once, against Cassandra and other real clients.
-	@tests/cassandra/cassandra.sh beside $(STAGES) $(BESIDE) test-python test-lowest lint test-race test-cassandra test-go
+	@tests/cassandra/cassandra.sh beside $(STAGES) $(BESIDE) test-python test-lowest lint test-race test-cassandra test-objects test-go
 
 .PHONY: nightly
 nightly: go-check cc-check python-check ## What repeats, hours of it: all under the race detector and without, gocql itself, fuzzing, soak.
-	@$(STAGES) $(BESIDE) --jobs=1 WORKERS=0 FUZZ_TIME=3m lint nightly-vulnerabilities nightly-go nightly-race nightly-spec nightly-wheels nightly-sbom nightly-image nightly-helm nightly-dali nightly-pythons nightly-kubernetes nightly-clients test-cassandra test-gocql test-faults nightly-churn test-python nightly-fuzz nightly-soak
+	@$(STAGES) $(BESIDE) --jobs=1 WORKERS=0 FUZZ_TIME=3m lint nightly-vulnerabilities nightly-go nightly-race nightly-spec nightly-wheels nightly-sbom nightly-image nightly-helm nightly-dali nightly-pythons nightly-kubernetes nightly-clients test-cassandra nightly-objects test-gocql test-faults nightly-churn test-python nightly-fuzz nightly-soak
 
 .PHONY: lint
 lint: lint-go lint-python lint-vulnerabilities docs ## golangci-lint with the import rule, ruff and mypy, known vulnerabilities, the documents' references.
@@ -142,6 +142,18 @@ test-race: go-check cc-check ## All other Go tests, under the race detector.
 .PHONY: test-cassandra
 test-cassandra: go-check cc-check ## fetch/store/cql against a real Cassandra from Maven Central (needs Java 17 and Maven).
 	@$(STAGE) --go test-cassandra tests/cassandra/cassandra.sh with $(GO_TEST) -timeout 20m -tags cassandra -race $(CQL)
+
+# Tests against real object stores have a name that begins with TestReal, in files of the build tag objects.
+OBJECTS_IN = $(shell grep -rlE '^//go:build objects$$' --include=*_test.go cmd fetch | xargs -r -n 1 dirname | sort -u | sed 's|^|./|')
+
+.PHONY: test-objects
+test-objects: go-check cc-check ## What reads and writes buckets, against real servers of S3 and Google Cloud Storage from their Go modules.
+	@$(STAGE) --go test-objects tests/objects/objects.sh with $(GO_TEST) -timeout 20m -tags objects -race -run '^TestReal' -skip Azure $(OBJECTS_IN)
+
+.PHONY: nightly-objects
+nightly-objects: go-check cc-check ## The same against Azurite, a server of Azure Blob Storage from npm (needs Node.js).
+	@$(STAGE) --go nightly-objects sh -e -c 'tests/objects/objects.sh fetch-azurite; \
+	  tests/objects/objects.sh with $(GO_TEST) -timeout 20m -tags objects -race -run "^TestReal.*Azure" $(OBJECTS_IN)'
 
 .PHONY: test-short
 test-short: go-check ## All Go tests with -short, without the race detector and Cassandra.

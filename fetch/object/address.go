@@ -32,11 +32,13 @@ const (
 	setAnonymous = "anonymous"
 	// setRequesterPays is "true" where the account that asks pays for requests.
 	setRequesterPays = "requester-pays"
+	// setUserProject is the project that pays for requests to a bucket of Google Cloud Storage.
+	setUserProject = "user-project"
 )
 
 var settingsOf = map[string][]string{
 	schemeS3:    {setEndpoint, setRegion, setStyle, setAnonymous, setRequesterPays},
-	schemeGCS:   {setEndpoint, setAnonymous, setRequesterPays},
+	schemeGCS:   {setEndpoint, setAnonymous, setUserProject},
 	schemeAzure: {setEndpoint, setAnonymous},
 }
 
@@ -51,7 +53,7 @@ type address struct {
 // the place have. It asks no server and looks at no file.
 //
 //	s3://BUCKET/PREFIX?endpoint=http://HOST:PORT&region=R&style=path&anonymous=true&requester-pays=true
-//	gs://BUCKET/PREFIX?endpoint=…&anonymous=true&requester-pays=true
+//	gs://BUCKET/PREFIX?endpoint=…&anonymous=true&user-project=PROJECT
 //	az://ACCOUNT/CONTAINER/PREFIX?endpoint=…&anonymous=true
 //	https://HOST/PREFIX
 //	file:///DIRECTORY
@@ -163,6 +165,10 @@ func (a *address) parseSettings(query string) error {
 		case setAnonymous, setRequesterPays:
 			if value != "true" && value != "false" {
 				bad = "true or false"
+			}
+		case setUserProject:
+			if !plain(value) {
+				bad = "the id of a project"
 			}
 		case setRegion:
 			if strings.ContainsFunc(value, func(c rune) bool {

@@ -62,7 +62,8 @@ func (n nameAzure) key() (string, error) {
 	return n.Text, nil
 }
 
-func parsePage(body []byte, date time.Time) (page, error) {
+// parseXML reads a page of S3 or Azure.
+func parseXML(body []byte, date time.Time) (page, error) {
 	var l listing
 	if err := xml.Unmarshal(body, &l); err != nil {
 		return page{}, err

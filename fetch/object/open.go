@@ -58,6 +58,10 @@ func open(ctx context.Context, a address, opts Options) (Bucket, error) {
 		return openDir(a)
 	case schemeS3:
 		return openS3(ctx, a, opts)
+	case schemeGCS:
+		return openGCS(a, opts)
+	case schemeAzure:
+		return openAzure(a, opts)
 	}
-	return nil, errorf(schema.ErrNotSupported, "%s: buckets of %s:// are not read", a, a.scheme)
+	return openWeb(a, opts)
 }

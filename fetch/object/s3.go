@@ -163,10 +163,10 @@ func (d *s3) move(region string) {
 }
 
 // target implements dialect.
-func (d *s3) target(key string) url.URL {
+func (d *s3) target(r *request) url.URL {
 	u := d.place.Load().base
-	if key != "" {
-		withKey(&u, key)
+	if r.key != "" {
+		withKey(&u, r.key)
 	} else if u.Path == "" {
 		u.Path = "/"
 	}
@@ -209,13 +209,14 @@ func escape(key string) string {
 }
 
 // wanted implements dialect.
-func (d *s3) wanted(r *request, v schema.ObjectVersion) {
+func (d *s3) wanted(r *request, v schema.ObjectVersion) error {
 	if v.ETag != "" {
 		r.header["If-Match"] = []string{quote(v.ETag)}
 	}
 	if v.ID != "" {
 		r.query = url.Values{"versionId": {v.ID}}
 	}
+	return nil
 }
 
 // condition implements dialect.
@@ -247,6 +248,12 @@ func first(h http.Header, canonical string) string {
 	}
 	return ""
 }
+
+// made implements dialect.
+func (d *s3) made(h http.Header, _ []byte) (schema.ObjectVersion, error) { return d.version(h), nil }
+
+// parse implements dialect.
+func (d *s3) parse(body []byte, date time.Time) (page, error) { return parseXML(body, date) }
 
 // page implements dialect.
 func (d *s3) page(r *request, opts ListOptions, token string) {
@@ -296,7 +303,6 @@ func (d *s3) sign(ctx context.Context, r *http.Request, body []byte) error {
 
 // refused implements dialect.
 func (d *s3) refused(r *request, a *answer) (again bool, err error) {
-	says := (&remote{url: d.url}).says
 	region := a.header.Get("X-Amz-Bucket-Region")
 	if region == "" && (a.code == "AuthorizationHeaderMalformed" || a.code == "PermanentRedirect" ||
 		a.code == "IllegalLocationConstraintException") {
@@ -306,7 +312,7 @@ func (d *s3) refused(r *request, a *answer) (again bool, err error) {
 	switch {
 	case wrongPlace && region != "" && region != d.place.Load().region:
 		d.move(region)
-		return true, says(schema.ErrInvalid, r, a, "the bucket is in region "+region)
+		return true, says(d.url, schema.ErrInvalid, r, a, "the bucket is in region "+region)
 	case a.status/100 == 3:
 		hint := "it redirects, to where it does not say"
 		if region != "" {
@@ -315,24 +321,25 @@ func (d *s3) refused(r *request, a *answer) (again bool, err error) {
 		if to, err := url.Parse(a.header.Get("Location")); err == nil && to.Host != "" {
 			hint = fmt.Sprintf("it redirects to %s://%s: give that as %s", to.Scheme, to.Host, setEndpoint)
 		}
-		return false, says(schema.ErrInvalid, r, a, hint)
+		return false, says(d.url, schema.ErrInvalid, r, a, hint)
 	case a.code == "RequestTimeTooSkewed":
-		return d.follow(a.header.Get("Date")), says(schema.ErrDenied, r, a, "the machine's clock is wrong")
+		return d.follow(a.header.Get("Date")), says(d.url, schema.ErrDenied, r, a, "the machine's clock is wrong")
 	case a.code == "ExpiredToken", a.code == "ExpiredTokenException", a.code == "TokenRefreshRequired",
 		// HEAD has no body that says so.
 		a.code == "" && r.method == http.MethodHead && (a.status == http.StatusBadRequest ||
 			a.status == http.StatusForbidden) && d.keys.end():
-		return d.keys.renew(), says(schema.ErrDenied, r, a, "the credentials have expired")
+		return d.keys.renew(), says(d.url, schema.ErrDenied, r, a, "the credentials have expired")
 	case a.code == "InvalidObjectState":
-		return false, says(schema.ErrNotSupported, r, a, "it is archived (Glacier): restore it first")
+		return false, says(d.url, schema.ErrNotSupported, r, a, "it is archived (Glacier): restore it first")
 	case a.status == http.StatusBadRequest && strings.Contains(a.message, "Server Side Encryption"):
-		return false, says(schema.ErrNotSupported, r, a, "it is encrypted with a key that its owner has to send (SSE-C)")
+		return false, says(d.url, schema.ErrNotSupported, r, a, "it is encrypted with a key that its owner has to send "+
+			"(SSE-C)")
 	case a.code == "NoSuchBucket":
-		return false, says(schema.ErrNotFound, r, a, "")
+		return false, says(d.url, schema.ErrNotFound, r, a, "")
 	case a.code == "SlowDown" && a.status != http.StatusServiceUnavailable:
 		return false, &ThrottledError{Bucket: d.url, Key: r.key, Status: a.status}
 	case a.status == http.StatusForbidden:
-		return false, says(schema.ErrDenied, r, a, d.keys.hint())
+		return false, says(d.url, schema.ErrDenied, r, a, d.keys.hint())
 	}
 	return false, nil
 }

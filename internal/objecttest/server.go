@@ -621,7 +621,7 @@ func (s *Server) gate(c net.Conn, out *[]byte, x *exchange) (done bool, err erro
 }
 
 func errorXML(code, message string) []byte {
-	return []byte(`<?xml version="1.0" encoding="UTF-8"?><Error><Code>` + code + `</Code><Message>` + message + `</Message></Error>`)
+	return []byte(xml.Header + "<Error><Code>" + code + "</Code><Message>" + message + "</Message></Error>")
 }
 
 func (s *Server) refuse(c net.Conn, out *[]byte, x *exchange, status int, code, message string, h http.Header) error {
