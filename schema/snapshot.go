@@ -94,7 +94,9 @@ type Selection struct {
 	Snapshot int64   `json:"snapshot"`
 	Rows     int64   `json:"rows"`
 	Bitmap   BlobRef `json:"bitmap"` // one bit per position, little-endian 64-bit words
-	Created  time.Time
+	// Content is the SHA-256 of the bitmap where its key is an address; else the zero value.
+	Content Key `json:"content,omitzero"`
+	Created time.Time
 	// Owner is the principal who uploaded it first, empty where nobody has a name.
 	Owner string `json:"owner,omitempty"`
 	// Expires is when it may go; zero if never. Use moves it on.
@@ -117,11 +119,23 @@ func (s *Selection) Extend(until time.Time) bool {
 	return true
 }
 
+// SetBitmap sets the blob in which the positions are stored, and what is known of its bytes.
+func (s *Selection) SetBitmap(ref BlobRef, bitmap []byte) {
+	s.Bitmap, s.Content = ref, Key{}
+	if !ref.Hashed() {
+		s.Content = sha256.Sum256(bitmap)
+	}
+}
+
 // Key is a hash of the snapshot and of the positions: the same positions of another snapshot are another selection.
 func (s *Selection) Key() Key {
 	h := sha256.New()
 	_, _ = fmt.Fprintf(h, "selection\x00%s\x00%d\x00", s.Dataset, s.Snapshot)
-	_, _ = h.Write(s.Bitmap.Key[:])
+	content := s.Bitmap.Key
+	if s.Content != (Key{}) {
+		content = s.Content
+	}
+	_, _ = h.Write(content[:])
 	return Key(h.Sum(nil))
 }
 

@@ -281,9 +281,10 @@ func (rv *Resolver) SaveSelection(ctx context.Context, dataset string, snapshot 
 	if err != nil {
 		return "", err
 	}
-	sel := schema.Selection{Dataset: dataset, Snapshot: snap.key.number, Rows: b.Len(), Bitmap: ref,
+	sel := schema.Selection{Dataset: dataset, Snapshot: snap.key.number, Rows: b.Len(),
 		Created: time.Now().UTC(),
 		Owner:   store.CallerFrom(ctx).Principal, Expires: rv.renewals.expiry(), Most: rv.renewals.most}
+	sel.SetBitmap(ref, b.Bytes())
 	if err := in.SaveSelection(ctx, sel); err != nil {
 		return "", fmt.Errorf("saving a selection of %s: %w", snap.key, err)
 	}

@@ -106,6 +106,9 @@ type Traits struct {
 	Addresses bool
 	// Replicas is in how many places a blob is, at most. A read with [WithAttempt](ctx, n) asks the n-th first.
 	Replicas int
+	// Segments says that all keys are addresses in segments, each of which belongs to one ingest: a blob that is put twice
+	// is there twice, and what is counted and removed is segments.
+	Segments bool
 }
 
 // Location is where in a bucket the bytes of a blob lie.

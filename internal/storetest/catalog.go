@@ -331,9 +331,9 @@ func closeDuringCalls(b *bench) {
 		func(int) error { _, err := b.store.Datasets(b.ctx); return err },
 		func(int) error { _, err := b.store.Snapshot(b.ctx, "busy", 0); return err },
 		func(i int) error {
-			blob, err := b.store.Get(b.ctx, schema.RefOf(blobs[i%len(blobs)]))
+			blob, err := b.store.Get(b.ctx, b.ref(blobs[i%len(blobs)]))
 			if err == nil {
-				err = schema.RefOf(blobs[i%len(blobs)]).Check(blob.Bytes())
+				err = b.ref(blobs[i%len(blobs)]).Check(blob.Bytes())
 			}
 			blob.Release()
 			return err
@@ -369,18 +369,18 @@ func closeDuringCalls(b *bench) {
 func closing(b *bench) {
 	data := blobOf("pinned", 300_000)
 	b.ingest("c", 0, [][]byte{data})
-	blob, err := b.store.Get(b.ctx, schema.RefOf(data))
+	blob, err := b.store.Get(b.ctx, b.ref(data))
 	b.ok(err, "get")
 	in := b.begin("c")
 	b.ok(b.store.Close(), "close")
 	b.ok(b.store.Close(), "close again")
-	b.ok(schema.RefOf(data).Check(blob.Bytes()), "a blob that was handed out, after close")
+	b.ok(b.ref(data).Check(blob.Bytes()), "a blob that was handed out, after close")
 	blob.Release()
 	blob.Release()
 
 	_, err = b.store.Datasets(b.ctx)
 	b.fails(err, schema.ErrUnavailable, "Datasets after close")
-	_, err = b.store.Get(b.ctx, schema.RefOf(data))
+	_, err = b.store.Get(b.ctx, b.ref(data))
 	b.fails(err, schema.ErrUnavailable, "Get after close")
 	_, err = b.store.Begin(b.ctx, "c")
 	b.fails(err, schema.ErrUnavailable, "Begin after close")

@@ -27,7 +27,7 @@ func gcFrees(b *bench) {
 
 	b.ok(b.store.Drop(b.ctx, "g", 1), "drop")
 	r = b.gc(store.GCOptions{})
-	b.that(r.DeadBlobs >= 10 && r.DeadBytes >= 10*gcBlob,
+	b.that((r.DeadBlobs >= 10 || b.segments() && r.DeadBlobs > 0) && r.DeadBytes >= 10*gcBlob,
 		"gc found %+v dead, want the 10 blobs of the dropped snapshot alone", r)
 	b.that(r.FreedBytes > 0, "gc freed nothing of %d dead bytes", r.DeadBytes)
 	now := b.store.Stats()
@@ -60,7 +60,7 @@ func gcDryRun(b *bench) {
 	b.ok(b.store.Drop(b.ctx, "g", 1), "drop")
 	before := b.store.Stats()
 	r := b.gc(store.GCOptions{DryRun: true})
-	b.that(r.DeadBlobs >= 10 && r.DeadBytes >= 10*gcBlob && r.FreedBytes == 0 && r.MovedBytes == 0,
+	b.that((r.DeadBlobs >= 10 || b.segments() && r.DeadBlobs > 0) && r.DeadBytes >= 10*gcBlob && r.FreedBytes == 0 && r.MovedBytes == 0,
 		"a dry run reports %+v", r)
 	b.that(b.store.Stats() == before, "a dry run changed the store from %+v to %+v", before, b.store.Stats())
 	for _, data := range blobs {
@@ -95,15 +95,18 @@ func gcOpenIngest(b *bench) {
 	b.ok(in.Close(), "close the ingest")
 	b.gc(store.GCOptions{})
 	b.holds(b.snapshot("g", 0), slices.Concat(fresh[:2], old[:2]))
-	b.lacks(fresh[3]) // put and not committed
-	b.lacks(old[2])
+	if !b.segments() { // what an ingest has put lives together
+		b.lacks(fresh[3]) // put and not committed
+		b.lacks(old[2])
+	}
 
 	// An ingest that comes to nothing leaves nothing.
 	in = b.begin("g")
-	b.put(in, fresh[4])
+	vain := blobOf("in vain", gcBlob)
+	b.put(in, vain)
 	b.ok(in.Close(), "close the ingest")
 	b.gc(store.GCOptions{})
-	b.lacks(fresh[4])
+	b.lacks(vain)
 }
 
 func gcInUse(b *bench) {
@@ -165,7 +168,7 @@ func gcPinned(b *bench) {
 		}
 	}()
 	for _, data := range slices.Concat(live, dead) {
-		blob, err := b.store.Get(b.ctx, schema.RefOf(data))
+		blob, err := b.store.Get(b.ctx, b.ref(data))
 		b.ok(err, "get")
 		want, pins = append(want, data), append(pins, blob)
 	}

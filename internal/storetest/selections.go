@@ -15,8 +15,8 @@ func (b *bench) saveSelection(dataset string, number int64, bitmap []byte) schem
 func (b *bench) saveUntil(dataset string, number int64, bitmap []byte, owner string,
 	expires time.Time) schema.Selection {
 	in := b.begin(dataset)
-	sel := schema.Selection{Dataset: dataset, Snapshot: number, Rows: 3, Bitmap: b.put(in, bitmap), Owner: owner,
-		Expires: expires}
+	sel := schema.Selection{Dataset: dataset, Snapshot: number, Rows: 3, Owner: owner, Expires: expires}
+	sel.SetBitmap(b.put(in, bitmap), bitmap)
 	b.ok(in.SaveSelection(b.ctx, sel), "save a selection")
 	b.ok(in.SaveSelection(b.ctx, sel), "save it again")
 	b.ok(in.Close(), "close the ingest")
@@ -76,8 +76,9 @@ func selectionsAreLimited(b *bench) {
 	save := func(dataset, owner, bits string, expires time.Time) error {
 		in := b.begin(dataset)
 		defer func() { b.ok(in.Close(), "close the ingest") }()
-		return in.SaveSelection(b.ctx, schema.Selection{Dataset: dataset, Snapshot: 1, Rows: 3,
-			Bitmap: b.put(in, blobOf(bits, 8)), Owner: owner, Expires: expires, Most: 2})
+		sel := schema.Selection{Dataset: dataset, Snapshot: 1, Rows: 3, Owner: owner, Expires: expires, Most: 2}
+		sel.SetBitmap(b.put(in, blobOf(bits, 8)), blobOf(bits, 8))
+		return in.SaveSelection(b.ctx, sel)
 	}
 	b.ok(save("l", "ann", "1", soon), "the first")
 	b.ok(save("l", "ann", "2", time.Now().Add(-time.Minute)), "one that has expired")

@@ -91,6 +91,7 @@ type bench struct {
 	ctx    context.Context // of the call to Check that this is
 	opener Opener
 	store  store.Store
+	puts   puts
 }
 
 // failure is what ends a case.
@@ -119,6 +120,9 @@ func (b *bench) open() {
 	s, err := b.opener()
 	b.ok(err, "open")
 	b.store = s
+	if s.Traits().Segments {
+		b.store = &recorded{s, &b.puts}
+	}
 }
 
 func (b *bench) reopen() {

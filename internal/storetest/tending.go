@@ -37,6 +37,7 @@ func restore(b *bench) {
 	b.that(b.ingest("r", 6, blobs[:2]).Number == 10, "the next number is not 10")
 	b.ok(b.store.Drop(b.ctx, "r", 0), "drop")
 	in = b.begin("r")
+	snap.Sets = got.Sets // of a store that keeps blobs in segments
 	for _, number := range []int64{4, 5, 6} {
 		snap.Number = number
 		b.fails(b.store.Restorable(b.ctx, snap), schema.ErrConflict, "ask for number %d again", number)
@@ -59,6 +60,10 @@ func restore(b *bench) {
 }
 
 func adopt(b *bench) {
+	if b.segments() {
+		adoptPacked(b)
+		return
+	}
 	old := blobsOf("adopt", 4, gcBlob)
 	b.ingest("a", 0, old)
 	b.gc(store.GCOptions{}) // what was put since the last collection may stay while an ingest is open
@@ -81,7 +86,34 @@ func adopt(b *bench) {
 	b.fails(err, schema.ErrInvalid, "adopt through an ingest that is closed")
 }
 
+// adoptPacked: what lies in segments is an ingest's own if it has put it, and else has to be put again.
+func adoptPacked(b *bench) {
+	old, own := blobOf("old", gcBlob), blobOf("own", gcBlob)
+	b.ingest("a", 0, [][]byte{old})
+	in := b.begin("a")
+	b.put(in, own)
+	for what, want := range map[*schema.BlobRef]bool{
+		ptr(b.ref(own)): true, ptr(b.ref(old)): false, ptr(schema.RefOf(own)): false, ptr(schema.RefOf([]byte("none"))): false,
+	} {
+		there, err := in.Adopt(b.ctx, *what)
+		b.ok(err, "adopt")
+		b.that(there == want, "adopt of %+v: %t, want %t", *what, there, want)
+	}
+	b.ok(in.Close(), "close the ingest")
+	_, err := in.Adopt(b.ctx, b.ref(own))
+	b.fails(err, schema.ErrInvalid, "adopt through an ingest that is closed")
+}
+
+func ptr[T any](v T) *T { return &v }
+
 func repair(b *bench) {
+	if b.segments() { // a segment is written once
+		data := blobOf("repair", 700)
+		b.ingest("r", 0, [][]byte{data})
+		b.fails(b.store.Repair(b.ctx, b.ref(data), data), schema.ErrInvalid, "repair")
+		b.has(data)
+		return
+	}
 	blobs := append(blobsOf("repair", 5, 700), blobOf("large", 1<<20+5), []byte{})
 	b.ingest("r", 0, blobs)
 	before := b.store.Stats()

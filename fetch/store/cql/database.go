@@ -34,7 +34,10 @@ const rowsAtOnce = 5000
 // database is the store as the protocol sees it.
 type database struct{ s *Store }
 
-var _ protocol.Database = database{}
+var (
+	_ protocol.Database = database{}
+	_ protocol.Contents = database{}
+)
 
 // Partitions implements protocol.Catalog. A partition whose rows are all
 // deleted has its version left, and is listed.

@@ -218,7 +218,10 @@ func (c catalog) Leave(_ context.Context, id string) error {
 	return nil
 }
 
-var _ protocol.Database = database{}
+var (
+	_ protocol.Database = database{}
+	_ protocol.Contents = database{}
+)
 
 // database is a store as the protocol has it.
 type database struct {

@@ -32,6 +32,8 @@ const (
 	bugTagsIgnored                        // what has a tag is dropped
 	bugUnfinishedKept                     // what a put has left without a size is no garbage
 	bugRootsUnconfirmed                   // a collection that was superseded before it had its roots goes on
+	bugCarriedUnnamed                     // a commit may name sets that no live snapshot names
+	bugUnsynced                           // a commit does not wait until its segments are durable
 
 	endOfBugs
 )

@@ -27,7 +27,7 @@ var ErrReadOnly = errors.New("the database may only be read")
 // can have.
 const Control = ".control"
 
-// Database is what the protocol asks of a database.
+// Database is what the protocol asks of a database. It is a [Contents] or a [Segments] besides, by how it keeps blobs.
 type Database interface {
 	Catalog
 	Members
@@ -97,7 +97,7 @@ type Members interface {
 	Leave(ctx context.Context, id string) error
 }
 
-// BlobRow is what a database keeps of a blob.
+// BlobRow is what a database keeps of a blob, or of a segment under the address of its first byte.
 type BlobRow struct {
 	Key schema.Key
 	// Size is -1 if not all of the blob is there.
@@ -108,21 +108,9 @@ type BlobRow struct {
 	Touched Epoch
 }
 
-// Blobs are the bytes. Writes in one epoch of one blob all write the same. A write
-// that has failed may be there in part; but what Row or Whole has shown of a blob
-// is durable and shows from then on, until it is deleted. A database of replicas
-// repairs for that what it reads of a quorum and finds on some.
+// Blobs are the bytes. A database of replicas repairs what it reads of a quorum and finds on some: what was shown of a
+// blob shows from then on, until it is deleted.
 type Blobs interface {
-	// Row returns a blob's row, with Size -1 and no epochs if there is none.
-	Row(ctx context.Context, key schema.Key) (BlobRow, error)
-	// Touch raises Touched. It may create a row without size, by which a
-	// collection finds the bytes of a write that does not come to its end.
-	Touch(ctx context.Context, ref schema.BlobRef, at Epoch) error
-	// Write stores the bytes, and last the size. The caller has touched the blob
-	// in the same epoch.
-	Write(ctx context.Context, ref schema.BlobRef, data []byte, at Epoch) error
-	// Whole says whether the bytes of a blob, whose row is complete, are there.
-	Whole(ctx context.Context, ref schema.BlobRef) (bool, error)
 	// Read returns the bytes. The caller releases the blob.
 	Read(ctx context.Context, ref schema.BlobRef) (schema.Blob, error)
 	// Scan visits every row, from several goroutines if it likes. What is
@@ -137,4 +125,42 @@ type Blobs interface {
 	Delete(ctx context.Context, row BlobRow, before Epoch) error
 	// Sync makes durable what was written before.
 	Sync(ctx context.Context) error
+}
+
+// Contents are a database's blobs where each is stored once, under the hash of its content. Writes in one epoch of one
+// blob all write the same. A write that has failed may be there in part; but what Row or Whole has shown of a blob is
+// durable.
+type Contents interface {
+	// Row returns a blob's row, with Size -1 and no epochs if there is none.
+	Row(ctx context.Context, key schema.Key) (BlobRow, error)
+	// Touch raises Touched. It may create a row without size, by which a
+	// collection finds the bytes of a write that does not come to its end.
+	Touch(ctx context.Context, ref schema.BlobRef, at Epoch) error
+	// Write stores the bytes, and last the size. The caller has touched the blob
+	// in the same epoch.
+	Write(ctx context.Context, ref schema.BlobRef, data []byte, at Epoch) error
+	// Whole says whether the bytes of a blob, whose row is complete, are there.
+	Whole(ctx context.Context, ref schema.BlobRef) (bool, error)
+}
+
+// Segments are a database's blobs where they lie in segments, at addresses ([schema.ObjectAddress]). A segment is
+// written once, whole, and belongs to one ingest. The rows that Scan visits are those of segments: the key is the
+// address of the first byte, Stored and Touched are [EpochOf] its prefix. Delete removes a segment.
+type Segments interface {
+	// Pack begins the segments of an ingest. No other has the prefix.
+	Pack(prefix schema.ObjectPrefix) Pack
+}
+
+// Pack are the segments of one ingest. It is safe for concurrent use.
+type Pack interface {
+	// Put adds a blob, and returns its address. data is not kept.
+	Put(ctx context.Context, data []byte) (schema.BlobRef, error)
+	// Record adds the record of a snapshot that is about to be committed, in a way that says so.
+	Record(ctx context.Context, record []byte) (schema.BlobRef, error)
+	// Has reports whether a blob was put with that reference.
+	Has(ref schema.BlobRef) bool
+	// Sync makes what was put before durable. After an error it may be called again.
+	Sync(ctx context.Context) error
+	// Close gives up what was not made durable. It may be called again.
+	Close()
 }

@@ -469,9 +469,15 @@ func (c *collection) readRecords(ctx context.Context, rows []row, using []*schem
 		}
 	}
 	for _, snap := range c.roots.snapshots {
-		for _, set := range snap.Sets {
-			if set.Blob != (schema.BlobRef{}) && !s.planted(bugSetsUnrooted) {
-				c.roots.keys = append(c.roots.keys, set.Blob.Key)
+		switch {
+		case s.planted(bugSetsUnrooted):
+		case s.segments != nil:
+			c.roots.keys = append(c.roots.keys, setKeys(snap.Snapshot)...)
+		default:
+			for _, set := range snap.Sets {
+				if set.Blob != (schema.BlobRef{}) {
+					c.roots.keys = append(c.roots.keys, set.Blob.Key)
+				}
 			}
 		}
 	}

@@ -21,6 +21,9 @@ type Ingest struct {
 	id      string
 	epoch   Epoch // that it is registered with
 	closed  atomic.Bool
+
+	pack   Pack // nil where blobs are stored under the hash of their content
+	prefix schema.ObjectPrefix
 }
 
 // Begin implements store.Store.
@@ -40,6 +43,10 @@ func (s *Store) Begin(ctx context.Context, dataset string) (store.Ingest, error)
 		in.closed.Store(true)
 		in.later()
 		return nil, fmt.Errorf("begin an ingest into %q: %w", dataset, err)
+	}
+	if s.segments != nil {
+		in.prefix = newPrefix(s.env, in.epoch)
+		in.pack = s.segments.Pack(in.prefix)
 	}
 	return in, nil
 }
@@ -90,6 +97,9 @@ func (in *Ingest) Put(ctx context.Context, data []byte) (schema.BlobRef, error) 
 		return schema.BlobRef{}, err
 	}
 	defer in.s.calls.done()
+	if in.pack != nil {
+		return in.putPacked(ctx, data)
+	}
 	ref := schema.RefOf(data)
 	return ref, in.put(ctx, ref, data)
 }
@@ -117,9 +127,9 @@ func (s *Store) touch(ctx context.Context, g *generation, began Epoch,
 	// One after the other where the database has it so: its rows may then say that a touch is as good as a write.
 	err = each(ctx, s.env, min(2, s.options.Parallel), 2, func(ctx context.Context, i int) (err error) {
 		if i == 0 {
-			return s.db.Touch(ctx, ref, g.epoch)
+			return s.contents.Touch(ctx, ref, g.epoch)
 		}
-		old, err = s.db.Row(ctx, ref.Key)
+		old, err = s.contents.Row(ctx, ref.Key)
 		return err
 	})
 	if err != nil {
@@ -130,7 +140,7 @@ func (s *Store) touch(ctx context.Context, g *generation, began Epoch,
 	if there && trusted {
 		// A row may outlive its bytes, where a database forgets deletions.
 		if !s.planted(bugBytesUnseen) {
-			if there, err = s.db.Whole(ctx, ref); err != nil {
+			if there, err = s.contents.Whole(ctx, ref); err != nil {
 				return false, false, err
 			}
 		}
@@ -149,7 +159,7 @@ func (s *Store) store(ctx context.Context, g *generation, began Epoch, ref schem
 		s.dedups.Add(1)
 		return nil
 	}
-	if err := s.db.Write(ctx, ref, data, g.epoch); err != nil {
+	if err := s.contents.Write(ctx, ref, data, g.epoch); err != nil {
 		return err
 	}
 	s.writtenBytes.Add(ref.Size)
@@ -168,7 +178,10 @@ func (s *Store) store(ctx context.Context, g *generation, began Epoch, ref schem
 // not in the store, unless a collection may have freed it.
 func (in *Ingest) present(ctx context.Context, ref schema.BlobRef) error {
 	s := in.s
-	row, err := s.db.Row(ctx, ref.Key)
+	if in.pack != nil {
+		return in.presentPacked(ref)
+	}
+	row, err := s.contents.Row(ctx, ref.Key)
 	if err != nil || row.Size == ref.Size {
 		return err
 	}
@@ -189,6 +202,9 @@ func (in *Ingest) Close() error {
 		return nil
 	}
 	s := in.s
+	if in.pack != nil {
+		in.pack.Close()
+	}
 	in.later()
 	if s.enter(context.Background()) != nil {
 		return nil // Close of the store has it taken away
@@ -261,7 +277,40 @@ func (in *Ingest) save(ctx context.Context, snap schema.Snapshot, restored bool)
 		return nil, err
 	}
 	snap.Dataset = in.dataset
-	err := each(ctx, s.env, s.options.Parallel, len(snap.Chunks), func(ctx context.Context, i int) error {
+	carried, err := in.complete(ctx, &snap)
+	if err != nil {
+		return nil, err
+	}
+	if !restored {
+		snap.Created = s.env.Now().UTC().Truncate(time.Microsecond)
+	}
+	record, err := encodeRecord(snap)
+	if err != nil {
+		return nil, err
+	}
+	row := snapshotRecord{Commit: newID(s.env), Record: record, Created: snap.Created, Rows: snap.Rows()}
+	if err := in.describe(ctx, &row); err != nil {
+		return nil, fmt.Errorf("the record of the snapshot: %w", err)
+	}
+	if err := in.sync(ctx); err != nil {
+		return nil, err
+	}
+	number, err := in.commit(ctx, row, &snap, carried, restored)
+	if err != nil {
+		return nil, fmt.Errorf("commit to %q: %w", in.dataset, err)
+	}
+	// As any reader will find it, and sharing no memory with the caller's.
+	return decodeRecord(in.dataset, number, record)
+}
+
+// complete reports a schema.ErrInvalid unless what the snapshot's record refers to was put. Where blobs lie in segments it
+// has the snapshot name the ingest's own set, and returns those of other ingests that it names.
+func (in *Ingest) complete(ctx context.Context, snap *schema.Snapshot) (carried []schema.ObjectPrefix, err error) {
+	if in.pack != nil {
+		return in.sets(snap)
+	}
+	s := in.s
+	err = each(ctx, s.env, s.options.Parallel, len(snap.Chunks), func(ctx context.Context, i int) error {
 		return in.present(ctx, snap.Chunks[i].BlobRef)
 	})
 	if err != nil {
@@ -276,36 +325,40 @@ func (in *Ingest) save(ctx context.Context, snap schema.Snapshot, restored bool)
 	if err != nil {
 		return nil, fmt.Errorf("object set: %w", err)
 	}
-	if !restored {
-		snap.Created = s.env.Now().UTC().Truncate(time.Microsecond)
+	return nil, nil
+}
+
+// describe stores the record of a snapshot that is about to be committed, where it does not lie in its row.
+func (in *Ingest) describe(ctx context.Context, row *snapshotRecord) (err error) {
+	inline := len(row.Record) <= in.s.options.InlineRecord
+	var ref schema.BlobRef
+	switch {
+	case in.pack != nil: // in any case: the segments of a snapshot say what it is
+		ref, err = in.pack.Record(ctx, row.Record)
+	case !inline:
+		ref = schema.RefOf(row.Record)
+		err = in.put(ctx, ref, row.Record)
 	}
-	record, err := encodeRecord(snap)
-	if err != nil {
-		return nil, err
-	}
-	row := snapshotRecord{Commit: newID(s.env), Record: record, Created: snap.Created, Rows: snap.Rows()}
-	if len(record) > inlineRecord {
-		ref := schema.RefOf(record)
-		if err := in.put(ctx, ref, record); err != nil {
-			return nil, fmt.Errorf("the record of the snapshot: %w", err)
-		}
+	if !inline {
 		row.Record, row.Blob = nil, &ref
 	}
-	if err := s.db.Sync(ctx); err != nil {
-		return nil, err
+	return err
+}
+
+// sync makes what was put through the ingest durable.
+func (in *Ingest) sync(ctx context.Context) error {
+	if in.pack != nil && !in.s.planted(bugUnsynced) {
+		if err := in.pack.Sync(ctx); err != nil {
+			return err
+		}
 	}
-	number, err := in.commit(ctx, row, &snap, restored)
-	if err != nil {
-		return nil, fmt.Errorf("commit to %q: %w", in.dataset, err)
-	}
-	// As any reader will find it, and sharing no memory with the caller's.
-	return decodeRecord(in.dataset, number, record)
+	return in.s.db.Sync(ctx)
 }
 
 // commit makes the row the newest snapshot's. What makes it safe is that the
 // registration is in the partition of the version that the swap is made for.
 func (in *Ingest) commit(ctx context.Context, row snapshotRecord, snap *schema.Snapshot,
-	restored bool) (number int64, err error) {
+	carried []schema.ObjectPrefix, restored bool) (number int64, err error) {
 	err = in.s.update(ctx, in.dataset, func(d *datasetState, e *edit) error {
 		registered, ok := d.ingests[in.id]
 		if ok && registered.Commit == row.Commit && !in.s.planted(bugCommitTwice) { // an attempt whose answer was lost
@@ -325,6 +378,9 @@ func (in *Ingest) commit(ctx context.Context, row snapshotRecord, snap *schema.S
 			if err := store.CheckRestore(snap, d.head.Last); err != nil {
 				return err
 			}
+			if err := in.named(ctx, d, carried); err != nil {
+				return err
+			}
 			number = snap.Number
 			in.made(e, row, registered, number)
 			return nil
@@ -333,6 +389,9 @@ func (in *Ingest) commit(ctx context.Context, row snapshotRecord, snap *schema.S
 			if !e.uncertain || !in.s.planted(bugCommitTwice) {
 				return err
 			}
+		}
+		if err := in.named(ctx, d, carried); err != nil {
+			return err
 		}
 		number = d.head.Last + 1
 		if in.s.planted(bugNumberTwice) {
@@ -370,7 +429,7 @@ func (in *Ingest) SaveSelection(ctx context.Context, sel schema.Selection) error
 	if sel.Created.IsZero() {
 		sel.Created = s.env.Now().UTC().Truncate(time.Microsecond)
 	}
-	if err := s.db.Sync(ctx); err != nil {
+	if err := in.sync(ctx); err != nil {
 		return err
 	}
 	missing := false

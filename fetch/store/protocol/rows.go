@@ -76,6 +76,71 @@ func Merge(name string, copies ...map[string][]byte) map[string][]byte {
 	return rows
 }
 
+// Recover makes the rows of a dataset of the records of its snapshots that were found in segments, each with its address.
+// Their numbers are not in the records: they follow from the times of creation and the parents, and may differ from what
+// they were. A record of a commit that failed is among them. It returns the numbers given, in the order of the records;
+// 0 for one that cannot be read.
+func Recover(name string, records [][]byte, at []schema.BlobRef) (rows map[string][]byte, numbers []int64) {
+	numbers = make([]int64, len(records))
+	var snaps []*schema.Snapshot
+	index := map[*schema.Snapshot]int{}
+	for i, record := range records {
+		if snap, err := decodeRecord(name, 0, record); err == nil {
+			index[snap] = i
+			snaps = append(snaps, snap)
+		}
+	}
+	slices.SortStableFunc(snaps, func(a, b *schema.Snapshot) int { return a.Created.Compare(b.Created) })
+	e, last := &edit{}, head{}
+	for _, snap := range snaps {
+		i := index[snap]
+		number := max(last.Last, snap.Parent) + 1
+		ref := at[i]
+		r := snapshotRecord{Commit: fmt.Sprintf("recovered %s", ref.Key), Blob: &ref, Created: snap.Created, Rows: snap.Rows()}
+		e.put(snapshotRow(number), r)
+		numbers[i] = number
+		last = head{Last: number, Newest: number, Row: &r}
+	}
+	e.put(rowHead, last)
+	return e.change.Put, numbers
+}
+
+// Stored is a snapshot as a partition has it. Where its record lies as a blob, it is that blob alone.
+type Stored struct {
+	Record *schema.BlobRef
+	*schema.Snapshot
+}
+
+// Snapshots reads the snapshots of a partition that were not dropped, as far as its rows have them.
+func Snapshots(name string, rows map[string][]byte) (map[int64]Stored, error) {
+	d, err := (&rowMemo{}).decode(name, Partition{Rows: rows})
+	if err != nil {
+		return nil, err
+	}
+	found := map[int64]Stored{}
+	for _, number := range d.live() {
+		r := d.snapshots[number]
+		of := Stored{Record: r.Blob, Snapshot: &schema.Snapshot{Dataset: name, Number: number}}
+		if r.Blob == nil {
+			if of.Snapshot, err = decodeRecord(name, number, r.Record); err != nil {
+				return nil, err
+			}
+		}
+		found[number] = of
+	}
+	return found, nil
+}
+
+// DatasetOf is the dataset of a snapshot's record; "" if it is none.
+func DatasetOf(record []byte) string {
+	text, err := decoder.DecodeAll(record, nil)
+	var snap schema.Snapshot
+	if err != nil || json.Unmarshal(text, &snap) != nil {
+		return ""
+	}
+	return snap.Dataset
+}
+
 func snapshotRow(number int64) string { return fmt.Sprintf("%s%019d", rowSnapshot, number) }
 
 // control is the state of collections.

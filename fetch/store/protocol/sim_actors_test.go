@@ -45,7 +45,7 @@ func (w *world) launch(name string, bugs bug, roles ...func(*actor)) {
 	}
 	w.procs = append(w.procs, p)
 	p.Go(func() {
-		s := New(&client{p, w.db}, p, Options{Holder: name, RenewEvery: 5 * time.Second, Parallel: 3,
+		s := New(w.database(p), p, Options{Holder: name, RenewEvery: 5 * time.Second, Parallel: 3,
 			References: simReferences})
 		s.bugs, s.memo = bugs, &w.memo
 		a := &actor{w: w, p: p, s: s}
@@ -197,9 +197,20 @@ func (a *actor) commits(in *Ingest) bool {
 	if w.chance(3) {
 		a.sleep(10 * time.Second)
 	}
+	excuses := []error{schema.ErrConflict}
+	if w.packed && w.chance(3) {
+		a.carries(ctx, in.dataset, &snap)
+		excuses = append(excuses, schema.ErrInvalid) // what it carries was dropped meanwhile
+		if w.chance(2) {                             // until it holds what it carries no more
+			_ = a.p.Wait(ctx, nil, w.between(heldFor, 3*heldFor))
+			if newest, err := a.s.Snapshot(ctx, in.dataset, 0); err == nil {
+				snap.Parent = newest.Number
+			}
+		}
+	}
 	got, err := in.Commit(ctx, snap)
 	a.outcome(in.dataset, mark, got, err)
-	return !a.failed("commit", err, schema.ErrConflict)
+	return !a.failed("commit", err, excuses...)
 }
 
 // alters replaces the chunks of a snapshot, which are the parent's, by one that refers to some of their blobs, which are
@@ -207,7 +218,7 @@ func (a *actor) commits(in *Ingest) bool {
 func (a *actor) alters(ctx context.Context, in *Ingest, snap *schema.Snapshot) bool {
 	var chunk []byte
 	for _, c := range snap.Chunks {
-		blob, err := (&client{a.p, a.w.db}).Read(ctx, c.BlobRef)
+		blob, err := a.w.database(a.p).Read(ctx, c.BlobRef)
 		if err != nil { // the parent may have been dropped and collected
 			a.failed("read the parent", err, schema.ErrNotFound)
 			return false
@@ -313,10 +324,12 @@ func (a *actor) reads() {
 			}
 		}
 		for _, set := range snap.Sets {
-			refs = append(refs, set.Blob)
+			if set.Blob != (schema.BlobRef{}) {
+				refs = append(refs, set.Blob)
+			}
 		}
 		for _, ref := range refs {
-			_, err := (&client{a.p, w.db}).Read(ctx, ref)
+			_, err := w.database(a.p).Read(ctx, ref)
 			if errors.Is(err, schema.ErrNotFound) && w.db.members[id] != nil && w.db.lapses[id] == since {
 				w.wrong("%s reads %s, which lacks blob %s", a.p.name, name, ref.Key.String()[:8])
 			}

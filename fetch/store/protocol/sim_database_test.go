@@ -92,6 +92,7 @@ type replicas struct {
 	lapses     map[string]int
 	nodes      [nodes]map[schema.Key]*cell
 	content    map[schema.Key][]byte // of all blobs that were ever written
+	segments   map[schema.Key]bool   // those that are there, in a bucket
 	collecting control               // the state of collections as it is
 }
 
@@ -103,7 +104,7 @@ type simMember struct {
 func newReplicas(w *world) *replicas {
 	r := &replicas{
 		w: w, partitions: map[string]*simPartition{}, members: map[string]*simMember{}, lapses: map[string]int{},
-		content: map[schema.Key][]byte{},
+		content: map[schema.Key][]byte{}, segments: map[schema.Key]bool{},
 	}
 	for i := range r.nodes {
 		r.nodes[i] = map[schema.Key]*cell{}

@@ -98,6 +98,9 @@ func (o *oracle) committed(dataset string, number int64, r snapshotRecord) {
 		o.w.wrong("%s has no record: %v", name, err)
 		return
 	}
+	if o.w.packed {
+		keys = append(keys, setKeys(snap)...)
+	}
 	for _, chunk := range snap.Chunks {
 		keys = append(keys, chunk.Key)
 		keys = append(keys, keysIn(o.w.db.content[chunk.Key])...)
@@ -136,6 +139,9 @@ func (o *oracle) unroot(name string) {
 // whole says whether every quorum has the bytes of a blob.
 func (o *oracle) whole(key schema.Key) bool {
 	r := o.w.db
+	if o.w.packed {
+		return r.segments[segmentKey(key)]
+	}
 	return r.merged(key, 0, 1).whole() && r.merged(key, 0, 2).whole() && r.merged(key, 1, 2).whole()
 }
 
@@ -158,6 +164,9 @@ func (o *oracle) referrer(key schema.Key) string {
 // leaks lists what is stored that nothing refers to, less what the documentation
 // allows a collection to miss.
 func (o *oracle) leaks() []string {
+	if o.w.packed {
+		return o.leakedSegments()
+	}
 	var list []string
 	for _, key := range o.w.db.keys() {
 		if _, ok := o.w.db.row(key, o.w.db.merged(key, 0, 1, 2)); ok && o.refs[key] == 0 && !o.stray(key) {

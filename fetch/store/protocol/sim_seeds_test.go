@@ -62,6 +62,29 @@ var mistakes = []mistake{
 	{"leftover forgotten", bugLeftoverForgotten},
 }
 
+// packedMistakes are those that are found where blobs lie in segments.
+var packedMistakes = []mistake{
+	{"sets unrooted", bugSetsUnrooted},
+	{"carried unnamed", bugCarriedUnnamed},
+	{"unsynced", bugUnsynced},
+	{"commit unfenced", bugCommitUnfenced},
+	{"own later epoch", bugOwnLaterEpoch},
+	{"peek roots", bugPeekRoots},
+	{"lapse unfenced", bugLapseUnfenced},
+	{"no wait", bugNoWait},
+	{"register late", bugRegisterLate},
+	{"control unread", bugControlUnread},
+	{"keep nothing", bugKeepNothing},
+	{"roots early", bugRootsEarly},
+	{"selections unrooted", bugSelectionsUnrooted},
+	{"held unrooted", bugHeldUnrooted},
+	{"hold unseen", bugHoldUnseen},
+	{"commit twice", bugCommitTwice},
+	{"number twice", bugNumberTwice},
+	{"tags ignored", bugTagsIgnored},
+	{"delete once", bugDeleteOnce},
+}
+
 // directed are mistakes that seeds do not meet, and that a test of their own finds (TestSupersededRoots).
 var directed = []mistake{{"roots unconfirmed", bugRootsUnconfirmed}}
 
@@ -149,6 +172,10 @@ func TestSimulation(t *testing.T) {
 	begun := time.Now()
 	failed, err := hunt(first, n, 0)
 	told.Seeds, told.Seconds = n, time.Since(begun).Seconds()
+	if err == nil { // as many where blobs lie in segments
+		failed, err = hunt(first|packedSeeds, n, 0)
+		told.Seeds += n
+	}
 	if err != nil {
 		told.Violations++
 		t.Errorf("seed %d: %v\nrun it by: go test -run '^TestSimulation$' ./fetch/store/protocol -v -args -seed=%d",
@@ -160,7 +187,7 @@ func TestSimulation(t *testing.T) {
 // replay runs one seed, and says what happened.
 func replay(t *testing.T) {
 	var bugs bug
-	for _, m := range slices.Concat(mistakes, directed) {
+	for _, m := range slices.Concat(mistakes, directed, packedMistakes) {
 		if m.name == *plant {
 			bugs = m.bug
 		}
@@ -200,13 +227,22 @@ func TestPlanted(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes a minute")
 	}
-	if want := len(mistakes) + len(directed); 1<<want != int(endOfBugs) {
+	only := 0 // planted where blobs lie in segments
+	for _, m := range packedMistakes {
+		if !slices.Contains(mistakes, m) {
+			only++
+		}
+	}
+	if want := len(mistakes) + len(directed) + only; 1<<want != int(endOfBugs) {
 		t.Errorf("%d mistakes are listed, there are others", want)
 	}
-	told.Planted = len(mistakes)
-	for _, m := range mistakes {
-		t.Run(m.name, func(t *testing.T) {
-			first := firstSeed()
+	told.Planted = len(mistakes) + len(packedMistakes)
+	for i, m := range slices.Concat(mistakes, packedMistakes) {
+		name, first := m.name, firstSeed()
+		if i >= len(mistakes) {
+			name, first = "segments, "+name, first|packedSeeds
+		}
+		t.Run(name, func(t *testing.T) {
 			failed, err := hunt(first, *seeds, m.bug)
 			if err == nil {
 				told.Missed++

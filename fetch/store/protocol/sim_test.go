@@ -42,7 +42,11 @@ func simulate(idle *coroutines, seed uint64, bugs bug, trace *strings.Builder) (
 	w := newWorld(seed, idle)
 	w.trace = trace
 	w.db, w.oracle = newReplicas(w), newOracle(w)
-	w.drawFaults()
+	if w.packed = seed&packedSeeds != 0; w.packed {
+		w.drawBucketFaults()
+	} else {
+		w.drawFaults()
+	}
 	w.say(nil, "seed %d: %+v", seed, w.faults)
 	w.launch("importer", bugs, (*actor).imports, (*actor).imports)
 	w.launch("dropper", bugs, (*actor).imports, (*actor).drops)
@@ -85,7 +89,7 @@ func (w *world) finish(bugs bug) {
 	p := &process{w: w, name: "finisher"}
 	w.procs = append(w.procs, p)
 	p.Go(func() {
-		s := New(&client{p, w.db}, p, Options{Holder: p.name, Parallel: 3, References: simReferences})
+		s := New(w.database(p), p, Options{Holder: p.name, Parallel: 3, References: simReferences})
 		s.bugs, s.memo = bugs, &w.memo
 		ctx := context.Background()
 		// One collection is enough, but for what not every quorum knows of; of that

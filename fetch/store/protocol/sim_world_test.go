@@ -32,6 +32,7 @@ type world struct {
 	fault error            // the first thing that was found wrong
 
 	faults faults
+	packed bool // the database is a bucket
 	db     *replicas
 	oracle *oracle
 	memo   rowMemo // of all processes: what a row decodes to is never changed

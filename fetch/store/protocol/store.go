@@ -43,6 +43,8 @@ type Options struct {
 	// References calls visit for each blob that the rows of a manifest chunk
 	// refer to; they are read by package schema if it is nil.
 	References func(snap *schema.Snapshot, chunk schema.Chunk, blob schema.Blob, visit func(schema.Key)) error
+	// InlineRecord is the size up to which a snapshot's record lies in its row, 1 KiB if 0.
+	InlineRecord int
 }
 
 const (
@@ -53,17 +55,18 @@ const (
 	// function given to SetInUse knows of it.
 	heldFor = 30 * time.Second
 	// leaveWithin is how long Close tries to take leave of other processes.
-	leaveWithin = 2 * time.Second
-	// inlineRecord is the size up to which a snapshot's record lies in its row.
-	inlineRecord = 1 << 10
+	leaveWithin         = 2 * time.Second
+	defaultInlineRecord = 1 << 10
 )
 
 // Store is the catalog of a store, and how blobs get into it and out of it.
 type Store struct {
-	db      Database
-	env     Env
-	options Options
-	log     *slog.Logger
+	db       Database
+	contents Contents // db, or nil if it keeps blobs in segments
+	segments Segments // db, or nil if it keeps them under the hash of their content
+	env      Env
+	options  Options
+	log      *slog.Logger
 
 	ctx   context.Context // of what runs in the background, until Close
 	end   context.CancelCauseFunc
@@ -100,7 +103,14 @@ func New(db Database, env Env, options Options) *Store {
 	if options.References == nil {
 		options.References = references
 	}
+	if options.InlineRecord == 0 {
+		options.InlineRecord = defaultInlineRecord
+	}
 	s := &Store{db: db, env: env, options: options, log: options.Log, memo: &rowMemo{}, bugs: everywhere}
+	s.segments, _ = db.(Segments)
+	if s.segments == nil {
+		s.contents = db.(Contents) //nolint:forcetypeassert // every database is one of the two
+	}
 	s.ctx, s.end = context.WithCancelCause(context.Background())
 	s.member.init(env)
 	return s
@@ -204,8 +214,11 @@ func (s *Store) update(ctx context.Context, name string, decide func(d *datasetS
 
 // Found makes the state of collections, unless there is one. It may be
 // interrupted, and made again.
-func Found(ctx context.Context, db Database) error {
-	value, err := json.Marshal(control{Epoch: firstEpoch, Whole: true, Ended: time.Now().UTC().Truncate(time.Microsecond)})
+func Found(ctx context.Context, db Database) error { return FoundAfter(ctx, db, firstEpoch-1) }
+
+// FoundAfter is Found for a database with blobs of epochs up to the given one.
+func FoundAfter(ctx context.Context, db Database, latest Epoch) error {
+	value, err := json.Marshal(control{Epoch: latest + 1, Whole: true, Ended: time.Now().UTC().Truncate(time.Microsecond)})
 	if err != nil {
 		return err
 	}

@@ -23,7 +23,10 @@ const deleteTries = 6
 // fit into memory. Blobs that several rows share are counted for each, so it
 // may be more often than needed.
 func (c *collection) passes(ctx context.Context) error {
-	chunks := c.roots.chunks()
+	var chunks []chunkOf
+	if c.s.segments == nil { // else the records say all
+		chunks = c.roots.chunks()
+	}
 	refs := int64(len(c.roots.keys))
 	for _, of := range chunks {
 		chunk := &of.snap.Chunks[of.index]

@@ -18,6 +18,9 @@ func (in *Ingest) Adopt(ctx context.Context, ref schema.BlobRef) (bool, error) {
 	}
 	s := in.s
 	defer s.calls.done()
+	if in.pack != nil { // what others have put lives as long as they want
+		return in.pack.Has(ref), nil
+	}
 	if err := s.puts.take(ctx, s.env, ref.Key); err != nil {
 		return false, err
 	}
@@ -48,6 +51,10 @@ func (s *Store) RepairAfter(ctx context.Context, ref schema.BlobRef, data []byte
 		return err
 	}
 	defer s.calls.done()
+	if s.segments != nil {
+		return fmt.Errorf("%w: blob %s lies in a segment, which is never written again: copy the snapshots from where they "+
+			"are whole", schema.ErrInvalid, ref.Key)
+	}
 	if ref.Check(data) != nil || sha256.Sum256(data) != ref.Key {
 		return fmt.Errorf("%w: a repair of blob %s with other bytes", schema.ErrInvalid, ref.Key)
 	}
@@ -60,13 +67,13 @@ func (s *Store) RepairAfter(ctx context.Context, ref schema.BlobRef, data []byte
 	defer s.puts.give(ref.Key)
 	g := s.member.join()
 	defer s.member.quit(g)
-	old, err := s.db.Row(ctx, ref.Key)
+	old, err := s.contents.Row(ctx, ref.Key)
 	if err == nil {
 		// Of two writes in one epoch a database may prefer the damaged one. What is
 		// written in a later epoch than the collections' is removed by none of them.
 		at := max(g.epoch, old.Stored+1, old.Touched+1, written+1)
-		if err = s.db.Touch(ctx, ref, at); err == nil {
-			err = s.db.Write(ctx, ref, data, at)
+		if err = s.contents.Touch(ctx, ref, at); err == nil {
+			err = s.contents.Write(ctx, ref, data, at)
 		}
 	}
 	if err == nil {

@@ -1,0 +1,122 @@
+package protocol
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"slices"
+
+	"bowstring/schema"
+)
+
+// newPrefix makes the prefix of an ingest's addresses: chance, and the epoch that it is registered with, in its last
+// four bytes.
+func newPrefix(env Env, epoch Epoch) (p schema.ObjectPrefix) {
+	binary.BigEndian.PutUint64(p[:], env.Rand())
+	binary.BigEndian.PutUint32(p[8:], uint32(epoch))
+	return p
+}
+
+// EpochOf is the epoch that the ingest was registered with whose segments have the prefix.
+func EpochOf(prefix schema.ObjectPrefix) Epoch { return Epoch(binary.BigEndian.Uint32(prefix[8:])) }
+
+// prefixOf is the prefix of an address.
+func prefixOf(key schema.Key) schema.ObjectPrefix {
+	return schema.ObjectPrefix(key[:len(schema.ObjectPrefix{})])
+}
+
+// putPacked adds a blob to the ingest's segments.
+func (in *Ingest) putPacked(ctx context.Context, data []byte) (schema.BlobRef, error) {
+	ref, err := in.pack.Put(ctx, data)
+	if err != nil {
+		return ref, fmt.Errorf("store a blob of %d bytes: %w", len(data), err)
+	}
+	in.s.writes.Add(1)
+	in.s.writtenBytes.Add(ref.Size)
+	return ref, nil
+}
+
+// presentPacked reports a schema.ErrInvalid if a blob was not put through the ingest.
+func (in *Ingest) presentPacked(ref schema.BlobRef) error {
+	if in.pack.Has(ref) {
+		return nil
+	}
+	return fmt.Errorf("%w: blob %s of %d bytes was not put", schema.ErrInvalid, ref.Key, ref.Size)
+}
+
+// sets has a snapshot name the ingest's own set, and returns those of other ingests that it names. The manifest has to
+// lie in the sets that are named, and so has each list of objects of other buckets.
+func (in *Ingest) sets(snap *schema.Snapshot) (carried []schema.ObjectPrefix, err error) {
+	own := in.prefix
+	for _, set := range snap.Sets {
+		if set.Blob == (schema.BlobRef{}) && set.Prefix != own {
+			carried = append(carried, set.Prefix)
+		}
+	}
+	lies := func(ref schema.BlobRef) error {
+		if prefix := prefixOf(ref.Key); prefix != own && slices.Contains(carried, prefix) {
+			return nil
+		}
+		return in.presentPacked(ref)
+	}
+	for i := range snap.Chunks {
+		if err := lies(snap.Chunks[i].BlobRef); err != nil {
+			return nil, fmt.Errorf("manifest chunk: %w", err)
+		}
+	}
+	for _, set := range snap.Sets {
+		if set.Blob != (schema.BlobRef{}) {
+			if err := lies(set.Blob); err != nil {
+				return nil, fmt.Errorf("object set %s: %w", set.Prefix, err)
+			}
+		}
+	}
+	snap.Sets = slices.DeleteFunc(slices.Clone(snap.Sets), func(set schema.SetRef) bool { return set.Prefix == own })
+	snap.Sets = append(snap.Sets, schema.SetRef{Prefix: own})
+	return carried, nil
+}
+
+// named reports a schema.ErrInvalid unless a live snapshot of the dataset names each of the sets of other ingests. Then
+// no collection has found their segments dead, nor will one before the swap that is made for this version.
+func (in *Ingest) named(ctx context.Context, d *datasetState, carried []schema.ObjectPrefix) error {
+	if in.s.planted(bugCarriedUnnamed) {
+		return nil
+	}
+	missing := slices.Clone(carried)
+	live := d.live()
+	slices.Reverse(live) // it is the newest, mostly
+	for _, number := range live {
+		if len(missing) == 0 {
+			return nil
+		}
+		snap, err := in.s.record(ctx, d.name, number, d.snapshots[number])
+		if err != nil {
+			return err
+		}
+		missing = slices.DeleteFunc(missing, func(p schema.ObjectPrefix) bool {
+			return slices.Contains(snap.Sets, schema.SetRef{Prefix: p})
+		})
+	}
+	if len(missing) == 0 {
+		return nil
+	}
+	return fmt.Errorf("%w: the snapshot names set %s, which no snapshot of %q does, and which was not put", schema.ErrInvalid,
+		missing[0], d.name)
+}
+
+// setKeys are addresses in each set of the store itself that a snapshot needs. Its record says all; the manifest's own
+// places are among them.
+func setKeys(snap *schema.Snapshot) []schema.Key {
+	var keys []schema.Key
+	for _, set := range snap.Sets {
+		if set.Blob == (schema.BlobRef{}) {
+			keys = append(keys, schema.ObjectAddress{Prefix: set.Prefix}.Key(0))
+		} else {
+			keys = append(keys, set.Blob.Key)
+		}
+	}
+	for i := range snap.Chunks {
+		keys = append(keys, snap.Chunks[i].Key)
+	}
+	return keys
+}

@@ -1,0 +1,125 @@
+package storetest
+
+import (
+	"context"
+	"slices"
+	"sync"
+
+	"bowstring/fetch/store"
+	"bowstring/schema"
+)
+
+// puts are the references under which blobs were put, by their content, where these are addresses: of stores that keep
+// blobs in segments, which store a blob as often as it is put.
+type puts struct {
+	mu   sync.Mutex
+	refs map[schema.BlobRef][]schema.BlobRef // by what the reference of a hashed blob would be
+}
+
+func (p *puts) add(data []byte, ref schema.BlobRef) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.refs == nil {
+		p.refs = map[schema.BlobRef][]schema.BlobRef{}
+	}
+	of := schema.RefOf(data)
+	p.refs[of] = append(p.refs[of], ref)
+}
+
+func (p *puts) of(data []byte) []schema.BlobRef {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Clone(p.refs[schema.RefOf(data)])
+}
+
+// recorded is a store that keeps blobs in segments, and notes under which addresses they were put.
+type recorded struct {
+	store.Store
+	puts *puts
+}
+
+func (s *recorded) Begin(ctx context.Context, dataset string) (store.Ingest, error) {
+	in, err := s.Store.Begin(ctx, dataset)
+	if err != nil {
+		return nil, err
+	}
+	return &recordedIngest{in, s.puts}, nil
+}
+
+type recordedIngest struct {
+	store.Ingest
+	puts *puts
+}
+
+func (in *recordedIngest) Put(ctx context.Context, data []byte) (schema.BlobRef, error) {
+	of := slices.Clone(data)
+	ref, err := in.Ingest.Put(ctx, data)
+	if err == nil {
+		in.puts.add(of, ref)
+	}
+	return ref, err
+}
+
+// segments reports whether the store keeps blobs in segments.
+func (b *bench) segments() bool { return b.store.Traits().Segments }
+
+// ref is the reference of a blob that was put: of the last put.
+func (b *bench) ref(data []byte) schema.BlobRef {
+	if refs := b.puts.of(data); len(refs) > 0 {
+		return refs[len(refs)-1]
+	}
+	return schema.RefOf(data)
+}
+
+func (b *bench) refs(blobs [][]byte) []schema.BlobRef {
+	refs := make([]schema.BlobRef, len(blobs))
+	for i, data := range blobs {
+		refs[i] = b.ref(data)
+	}
+	return refs
+}
+
+// isRef reports whether a reference is that of a blob: under its hash, or at an address.
+func isRef(ref schema.BlobRef, data []byte) bool {
+	want := schema.RefOf(data)
+	return ref == want || !ref.Hashed() && ref.Size == want.Size && ref.Sum == want.Sum
+}
+
+// packed is what a store that keeps blobs in segments does in place of storing each once.
+func packed(b *bench) {
+	blobs := blobsOf("packed", 10, 1000)
+	for n := range int64(3) {
+		b.ingest("d", n, blobs)
+		for _, data := range blobs {
+			b.has(data)
+		}
+	}
+	got := b.store.Stats()
+	b.that(got.BlobDedups == 0 && got.BlobWrites >= 30, "three imports of 10 blobs count %+v", got)
+	b.that(got.Blobs == 3 && got.StoredBytes >= 30*1000, "three imports of 10 KB are counted as %+v, want 3 segments", got)
+	snap := b.snapshot("d", 3)
+	b.that(len(snap.Sets) == 1 && snap.Sets[0].Blob == (schema.BlobRef{}), "the snapshot names the sets %+v, want its own",
+		snap.Sets)
+	for _, chunk := range snap.Chunks {
+		b.that(schema.ObjectPrefix(chunk.Key[:12]) == snap.Sets[0].Prefix, "chunk %s does not lie in set %s", chunk.Key,
+			snap.Sets[0].Prefix)
+	}
+
+	// A snapshot may name what a live one names, and nothing else.
+	in := b.begin("d")
+	next, err := refer(b.ctx, in, b.refs(blobs), 4)
+	b.ok(err, "put a manifest")
+	next.Parent, next.Sets = 3, []schema.SetRef{{Prefix: schema.ObjectPrefix{1, 2, 3}}}
+	_, err = in.Commit(b.ctx, next)
+	b.fails(err, schema.ErrInvalid, "commit of a snapshot that names a set which there is not")
+	other := b.ingest("other", 0, blobs)
+	next.Sets = other.Sets
+	_, err = in.Commit(b.ctx, next)
+	b.fails(err, schema.ErrInvalid, "commit of a snapshot that names another dataset's set")
+	next.Sets = snap.Sets
+	made, err := in.Commit(b.ctx, next)
+	b.ok(err, "commit of a snapshot that names its parent's set")
+	b.ok(in.Close(), "close the ingest")
+	b.that(len(made.Sets) == 2 && made.Sets[0] == snap.Sets[0], "the snapshot names the sets %+v, want %+v and its own",
+		made.Sets, snap.Sets)
+}
