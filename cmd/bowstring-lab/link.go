@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"bowstring/cmd/bowstring/command"
-	"bowstring/fetch/store/cql"
 	"bowstring/internal/delay"
 	"bowstring/spill/replay"
 )
@@ -51,10 +50,10 @@ func (f *linkFlags) over(app *command.App, globals *command.Globals, always bool
 	case store == "" && asked:
 		return errors.New("the flags of the link are about the way to a store in this process: use --store instead of " +
 			"--server, or give them to bowstring-lab serve")
-	case cql.IsURI(store) && f.SlowShare > 0:
+	case command.IsRemote(store) && f.SlowShare > 0:
 		return fmt.Errorf("--slow-share: only reads from a store in a directory can be made slow; --jitter makes those "+
 			"of %s vary", store)
-	case store != "" && !cql.IsURI(store) && (f.Window > 0 || f.SlowStart):
+	case store != "" && !command.IsRemote(store) && (f.Window > 0 || f.SlowStart):
 		return errors.New("--window and --slow-start are about connections, and there are none to a store in a " +
 			"directory; --bandwidth limits it")
 	case !asked && !always:

@@ -53,7 +53,7 @@ type CLI struct {
 
 // Globals are the flags of every command.
 type Globals struct {
-	Store  string `type:"store" setting:"" placeholder:"DIR" help:"Store to work on: a directory (default: ${store_default}), or cql://HOST/KEYSPACE in Scylla or Cassandra. Not together with --server."`
+	Store  string `type:"store" setting:"" placeholder:"DIR" help:"Store to work on: a directory (default: ${store_default}), cql://HOST/KEYSPACE in Scylla or Cassandra, or s3://BUCKET/PREFIX (gs://, az://, file://) in a bucket. Not together with --server."`
 	Server string `setting:"" client:"" placeholder:"grpc://HOST:PORT" help:"Server to work on; grpc+tls:// encrypts. Not together with --store."`
 	clientFlags
 	LogLevel  string `setting:"" enum:"debug,info,warn,error" default:"info" help:"Least level of the messages logged: ${enum}. Commands other than serve log warnings unless it is set."`

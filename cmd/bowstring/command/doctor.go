@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"bowstring/fetch/store"
+	"bowstring/fetch/store/bucket"
 	"bowstring/fetch/store/cql"
 	"bowstring/fetch/store/local"
 	"bowstring/flight/policy"
@@ -98,6 +99,9 @@ func examine(ctx context.Context, addr string, log *slog.Logger) (store.Findings
 	if cql.IsURI(addr) {
 		return cql.Examine(ctx, addr, cql.Options{Logger: log})
 	}
+	if bucket.IsURL(addr) {
+		return bucket.Examine(ctx, addr, bucket.Options{Logger: log})
+	}
 	return local.Examine(addr, false), nil
 }
 
@@ -121,7 +125,7 @@ func logProblems(ctx context.Context, app *App, dir string, served store.Store) 
 		Examine(ctx context.Context) store.Findings
 	}](served); ok {
 		found = far.Examine(ctx)
-	} else if !cql.IsURI(dir) {
+	} else if !IsRemote(dir) {
 		found = local.Examine(dir, true)
 	}
 	if ctx.Err() != nil {

@@ -26,7 +26,6 @@ import (
 	"bowstring/fetch/object"
 	"bowstring/fetch/peers"
 	"bowstring/fetch/store"
-	"bowstring/fetch/store/cql"
 	"bowstring/flight"
 	"bowstring/flight/shm"
 	"bowstring/spill"
@@ -225,7 +224,7 @@ func (f *spillFlags) config(app *App, policy spill.Policy) (spillConfig, error) 
 	if c.dir == "" {
 		return c, nil
 	}
-	if store := app.globals.Store; app.Far == nil && !cql.IsURI(store) {
+	if store := app.globals.Store; app.Far == nil && !IsRemote(store) {
 		return c, usagef("--spill: the store %s is on this machine already, and keeping it a second time gains "+
 			"nothing; serve without --spill", store)
 	}

@@ -24,7 +24,6 @@ import (
 	"bowstring/fetch/admission"
 	"bowstring/fetch/lineage"
 	"bowstring/fetch/store"
-	"bowstring/fetch/store/cql"
 	"bowstring/flight"
 	"bowstring/flight/audit"
 	"bowstring/flight/auth"
@@ -157,7 +156,7 @@ func (s *running) configure(ctx context.Context) (err error) {
 	if l.spill, err = s.spillFlags.config(s.app, s.SpillPolicy); err != nil {
 		return err
 	}
-	if err := s.checkReferences(s.app.Far != nil || cql.IsURI(s.app.globals.Store), &l.spill); err != nil {
+	if err := s.checkReferences(s.app.Far != nil || IsRemote(s.app.globals.Store), &l.spill); err != nil {
 		return err
 	}
 	if to.Door, err = s.authFlags.open(ctx, s.app, to.Sources, s.Listen); err != nil {

@@ -14,7 +14,6 @@ import (
 	"github.com/dustin/go-humanize"
 	"gopkg.in/yaml.v3"
 
-	"bowstring/fetch/store/cql"
 	"bowstring/schema"
 )
 
@@ -244,7 +243,7 @@ func (s *settings) value(f *kong.Flag, node *yaml.Node) (any, error) {
 		return nil, s.fault(node, "%s: want one value", f.Name)
 	}
 	v := node.Value
-	isPath := f.Tag.Type == "path" || f.Tag.Type == "store" && !cql.IsURI(v)
+	isPath := f.Tag.Type == "path" || f.Tag.Type == "store" && !IsRemote(v)
 	if isPath && v != "" && !filepath.IsAbs(v) && !strings.HasPrefix(v, "~") {
 		v = filepath.Join(filepath.Dir(s.path), v)
 	}

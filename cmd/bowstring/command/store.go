@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"strconv"
+	"strings"
 
 	"github.com/alecthomas/kong"
 	"github.com/dustin/go-humanize"
@@ -18,6 +19,7 @@ import (
 
 	"bowstring/fetch/object"
 	"bowstring/fetch/store"
+	"bowstring/fetch/store/bucket"
 	"bowstring/fetch/store/cql"
 	"bowstring/fetch/store/extent"
 	"bowstring/fetch/store/local"
@@ -27,18 +29,21 @@ import (
 
 // StoreCmd is bowstring store.
 type StoreCmd struct {
-	Init    StoreInitCmd    `cmd:"" help:"Make the store: its directory, or its keyspace and tables."`
-	Rebuild StoreRebuildCmd `cmd:"" help:"Make the database of a store in a directory anew, from what else there is."`
+	Init    StoreInitCmd    `cmd:"" help:"Make the store: its directory, its keyspace and tables, or its place in a bucket."`
+	Rebuild StoreRebuildCmd `cmd:"" help:"Make the database of a store in a directory, or the catalog of one in a bucket, anew from what else there is."`
 }
 
 // StoreInitCmd is bowstring store init.
 type StoreInitCmd struct {
-	Replication string `placeholder:"N|DC=N,…" help:"Replicas of a keyspace that is yet to be made: a number, in the datacenter that the address prefers, or one for each datacenter. Asked for on a terminal."`
+	Replication string   `placeholder:"N|DC=N,…" help:"Replicas of a keyspace that is yet to be made: a number, in the datacenter that the address prefers, or one for each datacenter. Asked for on a terminal."`
+	Endpoint    []string `placeholder:"URL" sep:"none" help:"A further endpoint of the bucket, as http://HOST:PORT. That it keeps conditional writes is proven over all of them together. May be given several times."`
 }
 
 // Help is shown below the summary.
 func (*StoreInitCmd) Help() string {
-	return `A store that is there stays as it is. It may be interrupted, and run again.`
+	return `A store that is there stays as it is. It may be interrupted, and run again.
+A bucket has to prove first that it keeps conditional writes, by which a store commits: writers change one object at the
+same time, and nothing that they were told is written may be missing. A bucket that loses an update is refused.`
 }
 
 // Run makes the store that the flags name.
@@ -47,10 +52,15 @@ func (c *StoreInitCmd) Run(ctx context.Context, app *App) error {
 	if err != nil {
 		return err
 	}
+	if len(c.Endpoint) > 0 && !bucket.IsURL(addr) {
+		return usagef("--endpoint is of a bucket (--store s3://BUCKET/PREFIX), not of %s", addr)
+	}
 	if cql.IsURI(addr) {
 		err = c.initKeyspace(ctx, app, addr)
+	} else if bucket.IsURL(addr) && c.Replication == "" {
+		err = c.initBucket(ctx, app, addr)
 	} else if c.Replication != "" {
-		return usagef("--replication is of a keyspace (--store cql://HOST/KEYSPACE), and %s is a directory", addr)
+		return usagef("--replication is of a keyspace (--store cql://HOST/KEYSPACE), and %s is none", addr)
 	} else {
 		var made store.Store
 		if made, err = openStore(ctx, addr, true, app.quietLog()); err == nil {
@@ -59,6 +69,18 @@ func (c *StoreInitCmd) Run(ctx context.Context, app *App) error {
 	}
 	if err == nil {
 		app.Notef("store %s is ready", addr)
+	}
+	return err
+}
+
+// initBucket makes a store in a bucket.
+func (c *StoreInitCmd) initBucket(ctx context.Context, app *App, addr string) error {
+	proof, err := bucket.Init(ctx, addr, bucket.InitOptions{
+		Options: bucket.Options{Logger: app.quietLog()}, Endpoints: c.Endpoint,
+	})
+	if err == nil && proof.Changes > 0 {
+		app.Notef("the bucket keeps conditional writes: %d changes and %d creations by writers at the same time, none lost",
+			proof.Changes, proof.Creations)
 	}
 	return err
 }
@@ -98,8 +120,11 @@ func (a *App) ownStore(command string) (string, error) {
 	return a.globals.Store, nil
 }
 
+// IsRemote reports whether a store's address is none of a directory: that of one in Scylla or Cassandra, or in a bucket.
+func IsRemote(addr string) bool { return cql.IsURI(addr) || bucket.IsURL(addr) }
+
 // openStore opens the store at addr: a directory, or the address of one in
-// Scylla or Cassandra, which store init alone makes. Without create, a directory
+// Scylla or Cassandra or in a bucket, which store init alone makes. Without create, a directory
 // that holds no store is an error rather than a new store, so that a mistyped
 // one is found out. It gives up when ctx ends.
 func openStore(ctx context.Context, addr string, create bool, log *slog.Logger) (store.Store, error) {
@@ -139,6 +164,13 @@ func openBelow(ctx context.Context, addr string, create bool, far Far, log *slog
 			options.Dialer = far
 		}
 		return cql.Open(ctx, addr, options)
+	}
+	if bucket.IsURL(addr) {
+		options := bucket.Options{Logger: log}
+		if far != nil {
+			options.Bucket.Dial = far.DialContext
+		}
+		return bucket.Open(ctx, addr, options)
 	}
 	if !create {
 		entries, err := os.ReadDir(addr)
@@ -184,7 +216,7 @@ func mapStore(ctx *kong.DecodeContext, target reflect.Value) error {
 	if err := ctx.Scan.PopValueInto("store", &s); err != nil {
 		return err
 	}
-	if s != "" && !cql.IsURI(s) {
+	if s != "" && !IsRemote(s) {
 		s = kong.ExpandPath(s)
 	}
 	target.SetString(s)
@@ -193,7 +225,7 @@ func mapStore(ctx *kong.DecodeContext, target reflect.Value) error {
 
 // StoreRebuildCmd is bowstring store rebuild.
 type StoreRebuildCmd struct {
-	Dir      string `arg:"" optional:"" type:"store" help:"Directory of the store, if not the one that --store names."`
+	Dir      string `arg:"" optional:"" type:"store" help:"Directory of the store, or its URL in a bucket, if not the one that --store names."`
 	Payloads bool   `help:"Also read every blob and leave out what differs from its checksum."`
 	Lossy    bool   `help:"If both copies of the catalog are damaged, keep what can be read of them."`
 	JSON     bool   `name:"json" help:"Print a JSON object."`
@@ -209,7 +241,10 @@ func (c *StoreRebuildCmd) Run(ctx context.Context, app *App) error {
 		}
 	}
 	if cql.IsURI(dir) {
-		return usagef("store rebuild works on a store in a directory, and %s is in a database of its own", dir)
+		return usagef("store rebuild works on a store in a directory or in a bucket, and %s is in a database of its own", dir)
+	}
+	if bucket.IsURL(dir) {
+		return c.rebuildBucket(ctx, app, dir)
 	}
 	bar := app.progress("", -1, "bytes")
 	defer func() { _ = bar.Exit() }()
@@ -237,6 +272,59 @@ func (c *StoreRebuildCmd) Run(ctx context.Context, app *App) error {
 			plural(int64(len(report.Missing)), "snapshot"))
 	}
 	return nil
+}
+
+// rebuildBucket makes the catalog of a store in a bucket anew.
+func (c *StoreRebuildCmd) rebuildBucket(ctx context.Context, app *App, addr string) error {
+	if c.Lossy {
+		return usagef("--lossy is of a store in a directory: one in a bucket keeps in any case what can be read")
+	}
+	bar := app.progress("", -1, "bytes")
+	defer func() { _ = bar.Exit() }()
+	report, err := bucket.Rebuild(ctx, addr, bucket.RebuildOptions{
+		Options: bucket.Options{Logger: app.Log}, Payloads: c.Payloads,
+		Progress: func(p bucket.RebuildProgress) {
+			bar.Describe(fmt.Sprintf("segment %d of %d", p.Segments, p.OfSegments))
+			bar.ChangeMax64(p.OfBytes)
+			_ = bar.Set64(p.Bytes) // drawing is not worth failing for
+		},
+	})
+	if err != nil {
+		return err
+	}
+	_ = bar.Finish()
+	if c.JSON {
+		err = printJSON(app.Stdout, report)
+	} else {
+		err = c.printBucket(app, report)
+	}
+	if err == nil && len(report.Missing) > 0 {
+		err = fmt.Errorf("%w: %s miss segments; all else is there", schema.ErrDataLoss,
+			plural(int64(len(report.Missing)), "snapshot"))
+	}
+	return err
+}
+
+func (c *StoreRebuildCmd) printBucket(app *App, r bucket.RebuildReport) error {
+	err := app.Printf("looked at %s: %s in %s; the catalog of %s was made anew\n", r.Store, humanize.IBytes(uint64(r.Bytes)),
+		plural(int64(r.Segments), "segment"), plural(int64(len(r.Datasets)), "dataset"))
+	for _, d := range r.Datasets {
+		if err == nil {
+			err = app.Printf("rebuilt: %s: %s, from %s\n", d.Dataset, plural(int64(d.Snapshots), "snapshot"),
+				map[string]string{"copy": "the copy of its catalog", "records": "the records in segments: tags and selections are gone, and numbers may differ"}[d.From])
+		}
+	}
+	for _, d := range r.Damage {
+		if err == nil {
+			err = app.Printf("damaged: %s\n", d)
+		}
+	}
+	for _, m := range r.Missing {
+		if err == nil {
+			err = app.Printf("missing: %s@%d: segments %s\n", m.Dataset, m.Snapshot, strings.Join(m.Segments, ", "))
+		}
+	}
+	return err
 }
 
 func (c *StoreRebuildCmd) print(app *App, dir string, r local.RebuildReport) error {

@@ -1,0 +1,178 @@
+package bucket
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"bowstring/fetch/object"
+	"bowstring/fetch/store"
+	"bowstring/fetch/store/protocol"
+	"bowstring/schema"
+)
+
+// What Examine looks at.
+const (
+	checkStore      = "store"
+	checkConditions = "conditional writes"
+	checkClock      = "clock"
+	checkVersions   = "versions"
+	checkCatalog    = "catalog"
+	checkSegments   = "segments"
+	checkLifecycle  = "lifecycle"
+)
+
+const (
+	// skewWarns is by how much a clock may differ from the server's, and skewFails by how much servers refuse what is signed.
+	skewWarns = time.Minute
+	skewFails = 14 * time.Minute
+)
+
+// Examine looks at the bucket of the store under a URL. An error says that it could not be reached.
+func Examine(ctx context.Context, url string, opts Options) (found store.Findings, err error) {
+	s, err := reach(ctx, url, opts)
+	if err != nil {
+		return nil, fmt.Errorf("examine store: %w", err)
+	}
+	defer func() {
+		s.end()
+		err = errors.Join(err, s.bucket.Close())
+	}()
+	if _, err := s.format(ctx); err != nil {
+		return nil, fmt.Errorf("examine store: %w", err)
+	}
+	return s.examine(ctx, true), nil
+}
+
+// Examine looks at the bucket, as far as a few small requests tell.
+func (s *Store) Examine(ctx context.Context) store.Findings { return s.examine(ctx, false) }
+
+func (s *Store) examine(ctx context.Context, thorough bool) (f store.Findings) {
+	begun := time.Now()
+	info, err := s.bucket.Stat(ctx, s.key(keyFormat))
+	if err != nil {
+		f.Problem(checkStore, "see to the way to the bucket, and to what its credentials may", "it cannot be read: %v", err)
+		return f
+	}
+	f.OK(checkStore, "it answers within %s", time.Since(begun).Round(time.Millisecond))
+	s.examineClock(&f, info)
+	if !thorough {
+		return f
+	}
+	s.examineConditions(ctx, &f)
+	s.examineVersions(&f, info)
+	s.examineCatalog(ctx, &f)
+	s.examineSegments(ctx, &f)
+	return f
+}
+
+func (s *Store) examineClock(f *store.Findings, info object.Info) {
+	if info.Date.IsZero() || info.Modified.IsZero() {
+		f.Problem(checkClock, "take a server that sends Date and Last-Modified",
+			"the server does not say what time it is: a process that has died is never taken for dead, and collections wait for it")
+		return
+	}
+	switch skew := s.now().Sub(info.Date).Abs(); {
+	case skew > skewFails:
+		f.Problem(checkClock, "set this machine's clock, by NTP",
+			"this machine's clock is %s from the server's, which refuses what is signed at such a time", skew.Round(time.Second))
+	case skew > skewWarns:
+		f.Warning(checkClock, "set this machine's clock, by NTP", "this machine's clock is %s from the server's",
+			skew.Round(time.Second))
+	default:
+		f.OK(checkClock, "this machine's clock agrees with the server's")
+	}
+}
+
+func (s *Store) examineConditions(ctx context.Context, f *store.Findings) {
+	p := &proof{buckets: []object.Bucket{s.bucket}, prefix: s.prefix + "proof/" + rand.Text() + "/"}
+	defer p.clean(context.WithoutCancel(ctx))
+	switch err := p.conditions(ctx); {
+	case err == nil:
+		f.OK(checkConditions, "a write whose condition does not hold is refused; store init has raced %d writers", proofWriters)
+	case errors.Is(err, schema.ErrDenied):
+		f.Warning(checkConditions, "give credentials that may write, where this machine is to import", "this process may only read: %v", err)
+	default:
+		f.Problem(checkConditions, "stop all imports, and copy the store into another bucket", "%v", err)
+	}
+}
+
+func (s *Store) examineVersions(f *store.Findings, info object.Info) {
+	if strings.HasPrefix(s.bucket.URL(), "s3://") && info.Version.ID != "" && info.Version.ID != "null" {
+		f.Warning(checkVersions, "a lifecycle rule that removes noncurrent versions after some days",
+			"the bucket keeps versions: what collections remove is still paid for, and so is each earlier state of the catalog")
+	}
+	if !strings.HasPrefix(s.bucket.URL(), "file://") {
+		f.OK(checkLifecycle, "not looked at: no rule may expire or archive objects under %s; segments are never rewritten, and are "+
+			"needed until a collection removes them. Bowstring leaves no unfinished uploads", s)
+	}
+}
+
+func (s *Store) examineCatalog(ctx context.Context, f *store.Findings) {
+	names, err := database{s}.Partitions(ctx)
+	if err != nil {
+		f.Problem(checkCatalog, "see to what its credentials may", "%v", err)
+		return
+	}
+	copies := map[string]bool{}
+	if err := s.list(ctx, dirBackup, func(name string, _ object.Info) error { copies[name] = true; return nil }); err != nil {
+		f.Problem(checkCatalog, "see to what its credentials may", "%v", err)
+		return
+	}
+	bad, without := 0, 0
+	for _, name := range names {
+		p, err := database{s}.Load(ctx, name)
+		if err != nil {
+			bad++
+			f.Problem(checkCatalog, "bowstring store rebuild "+s.String(), "%v", err)
+			continue
+		}
+		if snaps, err := protocol.Snapshots(name, p.Rows); name != protocol.Control && err == nil && len(snaps) > 0 && !copies[name] {
+			without++
+		}
+	}
+	if without > 0 {
+		f.Warning(checkCatalog, "commit to them, or tag a snapshot: each writes a copy", "%d datasets have no copy of their catalog", without)
+	}
+	if bad == 0 {
+		f.OK(checkCatalog, "%d partitions can be read", len(names))
+	}
+}
+
+// segmentsLooked is how many segments are looked at: a bucket may have very many.
+const segmentsLooked = 10_000
+
+func (s *Store) examineSegments(ctx context.Context, f *store.Findings) {
+	enough := errors.New("enough")
+	classes, n, strange := map[string]int{}, 0, 0
+	err := s.list(ctx, dirSegments, func(name string, info object.Info) error {
+		if _, _, ok := parseSegmentName(name); !ok {
+			strange++
+			return nil
+		}
+		if info.Class != "" {
+			classes[info.Class]++
+		}
+		if n++; n == segmentsLooked {
+			return enough
+		}
+		return nil
+	})
+	if err != nil && !errors.Is(err, enough) {
+		f.Problem(checkSegments, "see to what its credentials may", "%v", err)
+		return
+	}
+	for class, of := range classes {
+		f.Warning(checkSegments, "take the lifecycle rule away that moves them, and restore them", "%d of %d segments are of storage class %s, from which reads "+
+			"cost more or fail", of, n, class)
+	}
+	if strange > 0 {
+		f.Warning(checkSegments, "remove them: nothing of the store reads them", "%d objects under %s are no segments", strange, s.key(dirSegments))
+	}
+	if len(classes) == 0 {
+		f.OK(checkSegments, "%d segments looked at, all of the usual storage class", n)
+	}
+}

@@ -1,0 +1,114 @@
+package bucket
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+	"strings"
+
+	"bowstring/fetch/object"
+	"bowstring/fetch/store/protocol"
+	"bowstring/schema"
+)
+
+// InitOptions says how a store is made.
+type InitOptions struct {
+	// Options are those of Open.
+	Options
+	// Endpoints are further servers of the same bucket, each as http://HOST:PORT: the proof is made over all of them and
+	// the one of the URL together, as some keep conditions on one and not over several.
+	Endpoints []string
+}
+
+// Init makes the store under a URL, once the bucket has proven that it keeps conditional writes: see [Proof]. A store
+// that is there stays as it is. It may be interrupted, and made again. The bucket has to be there; a directory is made.
+func Init(ctx context.Context, url string, opts InitOptions) (proof Proof, err error) {
+	if dir, ok := strings.CutPrefix(url, "file://"); ok {
+		if err := makeDirectory(dir); err != nil {
+			return proof, fmt.Errorf("make store: %w", err)
+		}
+	}
+	s, err := reach(ctx, url, opts.Options)
+	if err != nil {
+		return proof, fmt.Errorf("make store: %w", err)
+	}
+	defer func() {
+		s.end()
+		err = errors.Join(err, s.bucket.Close())
+	}()
+	switch _, err := s.format(ctx); {
+	case err == nil:
+		if err := protocol.Found(ctx, database{s}); err != nil {
+			return proof, fmt.Errorf("make store %s: %w", s, err)
+		}
+		return proof, nil
+	case !errors.Is(err, schema.ErrNotFound):
+		return proof, fmt.Errorf("make store: %w", err)
+	}
+	buckets := []object.Bucket{s.bucket}
+	defer func() {
+		for _, b := range buckets[1:] {
+			err = errors.Join(err, b.Close())
+		}
+	}()
+	for _, endpoint := range opts.Endpoints {
+		b, err := atEndpoint(ctx, url, endpoint, opts.Bucket)
+		if err != nil {
+			return proof, fmt.Errorf("make store %s: endpoint %s: %w", s, endpoint, err)
+		}
+		buckets = append(buckets, b)
+	}
+	if proof, err = prove(ctx, buckets, s.prefix+"proof/"+rand.Text()+"/"); err != nil {
+		return proof, fmt.Errorf("make store %s: %w", s, err)
+	}
+	return proof, s.make(ctx)
+}
+
+// make writes what a store is.
+func (s *Store) make(ctx context.Context) error {
+	data, err := json.Marshal(formatFile{formatName, formatVersion, rand.Text()})
+	if err != nil {
+		return err
+	}
+	if err := protocol.Found(ctx, database{s}); err != nil {
+		return fmt.Errorf("make store %s: %w", s, err)
+	}
+	_, outcome, err := s.bucket.Put(ctx, s.key(keyFormat), append(data, '\n'), object.Condition{Absent: true})
+	if outcome == object.Made || outcome == object.Moved {
+		return nil
+	}
+	if _, found := s.format(ctx); found == nil {
+		return nil // it was made, and the answer lost, or by another
+	}
+	return fmt.Errorf("make store %s: %w", s, err)
+}
+
+// makeDirectory makes the directory of a file URL.
+func makeDirectory(path string) error {
+	path, err := url.PathUnescape(strings.TrimPrefix(path, "localhost"))
+	if err != nil {
+		return fmt.Errorf("%w: %w", schema.ErrInvalid, err)
+	}
+	return os.MkdirAll(path, 0o700)
+}
+
+// atEndpoint opens the bucket of a URL at another endpoint.
+func atEndpoint(ctx context.Context, raw, endpoint string, opts object.Options) (object.Bucket, error) {
+	place, query, _ := strings.Cut(raw, "?")
+	var settings []string
+	for part := range strings.SplitSeq(query, "&") {
+		if part != "" && !strings.HasPrefix(part, "endpoint=") {
+			settings = append(settings, part)
+		}
+	}
+	settings = append(settings, "endpoint="+url.QueryEscape(endpoint))
+	bucket, _, err := object.SplitURL(place + "?" + strings.Join(settings, "&"))
+	if err != nil {
+		return nil, err
+	}
+	return object.Open(ctx, bucket, opts)
+}
