@@ -106,7 +106,9 @@ func (o *oracle) committed(dataset string, number int64, r snapshotRecord) {
 		keys = append(keys, keysIn(o.w.db.content[chunk.Key])...)
 	}
 	for _, set := range snap.Sets {
-		keys = append(keys, set.Blob.Key)
+		if set.Blob != (schema.BlobRef{}) {
+			keys = append(keys, set.Blob.Key)
+		}
 	}
 	mark, _, _ := strings.Cut(snap.Source, " ")
 	o.made[mark] = append(o.made[mark], number)
