@@ -220,8 +220,8 @@ func (l *layout) looksExport() bool {
 }
 
 func openExport(ctx context.Context, root string, opts Options) (Source, error) {
-	s := &fileRows{about: about{place: opts.files, format: exportFormat, path: opts.files.absolute(root), exact: true}, asked: opts.Split, label: -1,
-		choice: opts.choice}
+	s := &fileRows{about: about{place: opts.files, format: exportFormat, path: opts.files.absolute(root), exact: true},
+		asked: opts.Split, label: -1, choice: opts.choice}
 	l, err := look(ctx, root, opts)
 	if err != nil {
 		return nil, err

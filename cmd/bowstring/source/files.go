@@ -26,6 +26,7 @@ const maxBlob = 2 << 30
 var (
 	errFolder     = errors.New("a folder, not a file")
 	errNotRegular = errors.New("not a regular file")
+	errNoFolder   = errors.New("not a folder")
 )
 
 // readWhole reads a file of at most limit bytes.
@@ -214,7 +215,8 @@ func (b *bounds) outside(path string) string {
 		return ""
 	}
 	if !below(b.named, path) && !below(b.resolved, path) {
-		return fmt.Sprintf("a path out of the folder, to %s; --allow-outside takes it", Quoted(b.files.shown(filepath.Clean(path))))
+		return fmt.Sprintf("a path out of the folder, to %s; --allow-outside takes it",
+			Quoted(b.files.shown(filepath.Clean(path))))
 	}
 	to, err := b.resolve(path)
 	switch {
@@ -293,6 +295,15 @@ type namer struct {
 // find returns where a file that a table names lies, or is to lie, and its name as a path with slashes. It says why the
 // file is not to be read, "" if it is. A name that a file has is that file.
 func (n *namer) find(name string) (file, key, bad string) {
+	if at, ok := n.files.named(name); ok {
+		if !filepath.IsAbs(at) {
+			return at, name, "it lies in another place than the table, and only one is read"
+		}
+		name = at
+		if rel, err := filepath.Rel(n.dir, at); err == nil && filepath.IsLocal(rel) {
+			name = rel
+		}
+	}
 	file, bad = n.at(name)
 	if bad == "" && !n.files.missing(file) || !strings.Contains(name, `\`) && ascii(name) {
 		return file, filepath.ToSlash(filepath.Clean(name)), bad
@@ -307,6 +318,26 @@ func (n *namer) find(name string) (file, key, bad string) {
 		}
 	}
 	return file, filepath.ToSlash(filepath.Clean(name)), bad
+}
+
+// know has the files known that a table names.
+func (n *namer) know(ctx context.Context, names []string) error {
+	if n.files.bucket() == nil {
+		return nil
+	}
+	paths := make([]string, 0, len(names))
+	for _, name := range names {
+		if at, ok := n.files.named(name); ok {
+			name = at
+		}
+		if !filepath.IsAbs(name) {
+			name = filepath.Join(n.dir, name)
+		}
+		if n.in == nil || below(n.in.named, name) {
+			paths = append(paths, name)
+		}
+	}
+	return n.files.know(ctx, paths)
 }
 
 // rel returns the path in the folder of the table of the file that a table names.

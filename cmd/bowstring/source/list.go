@@ -65,6 +65,9 @@ func openList(ctx context.Context, path string, opts Options) (Source, error) {
 			s.files[row] = text(column, row)
 		}
 		s.blobs = s.media()
+		if err := s.found.know(ctx, s.files); err != nil {
+			return nil, err
+		}
 	case opts.PathColumn != "" || len(t.fields) == 0 || t.namesMedia():
 		return nil, fmt.Errorf("%w: no column of paths (%s), only %s; say which with --path-column",
 			schema.ErrInvalid, strings.Join(names, ", "), cmp.Or(quotedList(fieldNames(t.fields)), "none"))

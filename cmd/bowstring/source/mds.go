@@ -85,6 +85,9 @@ func readMDSIndex(data []byte) ([]mdsShard, error) {
 func openMDS(ctx context.Context, root string, opts Options) (Source, error) {
 	if filepath.Base(root) == "index.json" {
 		root = filepath.Dir(root)
+		if err := opts.files.know(ctx, nil); err != nil {
+			return nil, err
+		}
 	}
 	s := &mds{about: about{place: opts.files, format: "mds", path: opts.files.absolute(root)}, choice: opts.choice,
 		kind: mosaicML}

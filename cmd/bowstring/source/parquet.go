@@ -151,8 +151,10 @@ func (s *parquetSource) Fields() (meta, blobs []arrow.Field) {
 
 func (s *parquetSource) Samples(ctx context.Context) iter.Seq2[Sample, error] {
 	return func(yield func(Sample, error) bool) {
+		in := s.place.inOrder(ctx, paths(s.shards))
+		defer in.close()
 		for _, sh := range s.shards {
-			more, err := s.readShard(ctx, sh, yield)
+			more, err := s.readShard(ctx, in, sh, yield)
 			if ctx.Err() != nil {
 				yield(Sample{}, context.Cause(ctx))
 				return
@@ -165,12 +167,12 @@ func (s *parquetSource) Samples(ctx context.Context) iter.Seq2[Sample, error] {
 }
 
 // readShard yields the rows of a file. Its error is what is wrong with the file.
-func (s *parquetSource) readShard(ctx context.Context, sh shard,
+func (s *parquetSource) readShard(ctx context.Context, in sequence, sh shard,
 	yield func(Sample, error) bool) (more bool, err error) {
 	if err := s.broken[sh.rel]; err != nil {
 		return true, err
 	}
-	records, err := s.layout.openRecords(ctx, sh.path)
+	records, err := s.layout.recordsOf(in.open(sh.path))
 	if err != nil {
 		return true, err
 	}

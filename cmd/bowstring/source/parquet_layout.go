@@ -168,8 +168,12 @@ const (
 	parquetBytes = 16 << 20
 )
 
+// footerBytes is how much of a file of Parquet in a bucket is read at once for what stands at its end.
+const footerBytes = 64 << 10
+
+// openParquet opens a file for what it says of its columns.
 func (f *Files) openParquet(ctx context.Context, path string) (*parquet.File, error) {
-	in, err := f.open(ctx, path)
+	in, err := f.openParts(ctx, path, footerBytes)
 	if err != nil {
 		return nil, errors.New(reason(err))
 	}
@@ -184,8 +188,16 @@ type parquetRecords struct {
 }
 
 // openRecords opens a file whose columns the layout has been told of.
-func (l *parquetLayout) openRecords(ctx context.Context, path string) (_ *parquetRecords, err error) {
-	f, err := l.place.openParquet(ctx, path)
+func (l *parquetLayout) openRecords(ctx context.Context, path string) (*parquetRecords, error) {
+	return l.recordsOf(l.place.open(ctx, path))
+}
+
+// recordsOf is openRecords of what was opened.
+func (l *parquetLayout) recordsOf(in *File, opened error) (_ *parquetRecords, err error) {
+	if opened != nil {
+		return nil, errors.New(reason(opened))
+	}
+	f, err := parquet.Open(in)
 	if err != nil {
 		return nil, err
 	}

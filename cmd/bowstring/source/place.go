@@ -56,8 +56,29 @@ type system interface {
 	glob(pattern string) ([]string, error)
 	// open opens a regular file. Reading it ends with ctx.
 	open(ctx context.Context, path string) (*File, error)
+	// openParts opens a file of which parts are read, here and there; of a bucket at least so many bytes at once.
+	openParts(ctx context.Context, path string, least int64) (*File, error)
+	// inOrder opens files that are read one behind the other, each from its beginning to its end.
+	inOrder(ctx context.Context, paths []string) sequence
+	// know has to be called before anything is asked of a folder, or of paths that were named elsewhere. A bucket is
+	// listed then.
+	know(ctx context.Context, paths []string) error
+	// glance lists files of the folder that the data set lies in, of which its format is recognised, by their names in
+	// the folder; those that lie in more folders than depth are left out. nil: they are found by readDir.
+	glance(ctx context.Context, depth int) ([]string, error)
+	// named is the path of what a text names as a URL, whether it is one.
+	named(text string) (path string, ok bool)
+	// notes are what a person should know.
+	notes() []string
 	// bucket is where the files lie, nil for a folder of this machine.
 	bucket() object.Bucket
+}
+
+// sequence are files that are read in order.
+type sequence interface {
+	open(path string) (*File, error)
+	// close ends what was begun. It is called last.
+	close()
 }
 
 // File is an open file. Read and Seek are for one goroutine; ReadAt may be called by several.
@@ -91,15 +112,15 @@ func (f *Files) Open(ctx context.Context, name string) (*File, error) {
 // name is that of a file at a path, "" for one outside of the folder.
 func (f *Files) name(path string) string {
 	path = f.absolute(path)
-	rel, err := filepath.Rel(f.root, path)
-	if err != nil || !filepath.IsLocal(rel) {
-		// The root is without links, and the path may lead through one.
-		if path, err = f.resolve(path); err == nil {
-			rel, err = filepath.Rel(f.root, path)
-		}
-		if err != nil || !filepath.IsLocal(rel) {
+	if !below(f.root, path) {
+		dir, err := f.resolve(filepath.Dir(path)) // the folder may have been named by a link
+		if path = filepath.Join(dir, filepath.Base(path)); err != nil || !below(f.root, path) {
 			return ""
 		}
+	}
+	rel, err := filepath.Rel(f.root, path)
+	if err != nil {
+		return ""
 	}
 	return filepath.ToSlash(rel)
 }
@@ -128,9 +149,9 @@ func regular(path string, info fs.FileInfo) error {
 }
 
 // openFiles finds the place of a data set, and its path there.
-func openFiles(ctx context.Context, path string, _ Options) (*Files, string, error) {
-	if ctx.Err() != nil {
-		return nil, "", context.Cause(ctx)
+func openFiles(ctx context.Context, path string, opts Options) (*Files, string, error) {
+	if object.IsURL(path) {
+		return openCloud(ctx, path, opts)
 	}
 	return localFiles(path), path, nil
 }
@@ -177,6 +198,30 @@ func (disk) readDir(path string, most int) ([]fs.DirEntry, error) {
 func (disk) glob(pattern string) ([]string, error) { return filepath.Glob(pattern) }
 
 func (disk) bucket() object.Bucket { return nil }
+
+func (d disk) openParts(ctx context.Context, path string, _ int64) (*File, error) {
+	return d.open(ctx, path)
+}
+
+func (disk) know(context.Context, []string) error { return nil }
+
+func (disk) glance(context.Context, int) ([]string, error) { return nil, nil }
+
+func (disk) named(string) (string, bool) { return "", false }
+
+func (disk) notes() []string { return nil }
+
+func (d disk) inOrder(ctx context.Context, _ []string) sequence { return diskSequence{d, ctx} }
+
+// diskSequence are files of this machine, which the system reads ahead.
+type diskSequence struct {
+	disk
+	ctx context.Context //nolint:containedctx // of what reads them
+}
+
+func (s diskSequence) open(path string) (*File, error) { return s.disk.open(s.ctx, path) }
+
+func (diskSequence) close() {}
 
 // open opens a regular file. Anything else is refused unopened: opening a pipe waits for
 // a writer, and opening a device may do what it does. Links are followed.

@@ -76,6 +76,9 @@ type Batch struct {
 func NewReader(src Source, opts ReadOptions) (*Reader, error) {
 	if opts.Workers <= 0 {
 		opts.Workers = 2 * runtime.GOMAXPROCS(0)
+		if src.Files().Bucket() != nil { // most of them wait for it
+			opts.Workers = max(opts.Workers, atTheSameTime)
+		}
 	}
 	if opts.Mem == nil {
 		opts.Mem = memory.DefaultAllocator

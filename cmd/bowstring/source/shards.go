@@ -2,6 +2,7 @@ package source
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"io/fs"
 	"maps"
@@ -72,6 +73,16 @@ type shard struct {
 	path, rel string // rel with slashes
 	split     string
 	missing   string // why there is nothing to read, where the names of others say that there should be
+}
+
+// paths are those of the shards that are there.
+func paths(shards []shard) (all []string) {
+	for _, s := range shards {
+		if s.missing == "" {
+			all = append(all, s.path)
+		}
+	}
+	return all
 }
 
 // asMissing is the sample in the place of those of a missing shard.
@@ -256,10 +267,13 @@ func isTarName(name string) bool {
 	return false
 }
 
-func isPattern(path string) bool { return strings.ContainsAny(path, "*?[{") }
+// patternRunes begin what is no plain text in a pattern.
+const patternRunes = "*?[{"
+
+func isPattern(path string) bool { return strings.ContainsAny(path, patternRunes) }
 
 // findTars lists the tars in a directory, of a pattern, or the one file.
-func (f *Files) findTars(pattern string, opts Options) ([]shard, error) {
+func (f *Files) findTars(ctx context.Context, pattern string, opts Options) ([]shard, error) {
 	var found []shard
 	if _, err := f.stat(pattern); err == nil || !isPattern(pattern) {
 		if found, err = f.findShards(pattern, opts, isTarName); err != nil {
@@ -272,6 +286,9 @@ func (f *Files) findTars(pattern string, opts Options) ([]shard, error) {
 	}
 	expanded, err := expandBraces(pattern)
 	if err != nil {
+		return nil, err
+	}
+	if err := f.know(ctx, plain(expanded)); err != nil {
 		return nil, err
 	}
 	seen := map[string]bool{}
@@ -323,6 +340,11 @@ func (f *Files) findTars(pattern string, opts Options) ([]shard, error) {
 			return ok && err == nil
 		})
 	}), nil
+}
+
+// plain are the paths that are no patterns.
+func plain(paths []string) []string {
+	return slices.DeleteFunc(slices.Clone(paths), isPattern)
 }
 
 // maxExpanded bounds the paths that a pattern with braces stands for.

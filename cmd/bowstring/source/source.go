@@ -17,6 +17,7 @@ import (
 
 	"github.com/apache/arrow/go/v17/arrow"
 
+	"bowstring/fetch/object"
 	"bowstring/schema"
 )
 
@@ -61,7 +62,7 @@ func (a *about) Describe() string { return a.format + " " + a.place.shown(a.path
 func (a *about) Files() *Files    { return a.place }
 func (a *about) Splits() []string { return a.splits }
 func (a *about) Rows() int64      { return a.rows }
-func (a *about) Notes() []string  { return a.notes }
+func (a *about) Notes() []string  { return append(a.place.notes(), a.notes...) }
 func (a *about) Exact() bool      { return a.exact }
 
 // Sample is one row of a Source.
@@ -115,6 +116,8 @@ type Options struct {
 	// Outside takes files outside of the folder of the data set, to which its links and paths lead. The author of the
 	// data set names them, and has not handed them over.
 	Outside bool
+	// Bucket opens the bucket that a URL names; nil opens it with what the environment has of credentials.
+	Bucket func(ctx context.Context, url string) (object.Bucket, error)
 	// Columns are the columns of the source that are read; empty means all of them. A * stands for any text. What
 	// samples are found by (a table's paths and splits) is read in any case, as are the files that a table or a folder
 	// names, and the columns that an importer makes are made.
@@ -148,7 +151,8 @@ var formats = []format{
 		openLitData},
 	{"tfrecord", "*.tfrecord, also *.tfrecord-00000-of-00010 and *.tfrecord.gz (TensorFlow)", (*layout).looksTFRecord,
 		openTFRecords},
-	{"webdataset", "*.tar, *.tar.gz, *.tgz, *.tar.zst or *.tar.bz2 (WebDataset)", (*layout).looksWebDataset, openWebDataset},
+	{"webdataset", "*.tar, *.tar.gz, *.tgz, *.tar.zst or *.tar.bz2 (WebDataset)", (*layout).looksWebDataset,
+		openWebDataset},
 	{"parquet", "*.parquet, also in data/ (Hugging Face)", (*layout).looksParquet, openParquet},
 	{"imagefolder", "image files in folders", (*layout).looksImageFolder, openImageFolder},
 	{"audiofolder", "audio files in folders, also LibriSpeech's", (*layout).looksAudioFolder, openAudioFolder},
@@ -167,7 +171,8 @@ func Formats() []string {
 }
 
 // Open opens the data set at path: a file, a directory, or for tars also a
-// pattern such as "train-{0000..0011}.tar". schema.ErrInvalid if it is in no known format.
+// pattern such as "train-{0000..0011}.tar"; on this machine, or in a bucket, by a URL. schema.ErrInvalid if it is in
+// no known format.
 func Open(ctx context.Context, path string, opts Options) (Source, error) {
 	named := path
 	files, path, err := openFiles(ctx, path, opts)
@@ -180,6 +185,11 @@ func Open(ctx context.Context, path string, opts Options) (Source, error) {
 		return nil, err
 	}
 	opts.choice = newChoice(opts)
+	if info, err := files.stat(path); err == nil && info.IsDir() {
+		if err := files.know(ctx, nil); err != nil {
+			return nil, err
+		}
+	}
 	s, err := f.open(ctx, path, opts)
 	if err == nil {
 		err = opts.choice.check()
@@ -257,7 +267,7 @@ func checkSplits(have []string, asked string) error {
 
 // layout is a shallow look at a path, for recognising its format.
 type layout struct {
-	ctx   context.Context
+	ctx   context.Context //nolint:containedctx // of the look
 	path  string
 	opts  Options
 	dir   bool
@@ -284,7 +294,11 @@ func look(ctx context.Context, path string, opts Options) (*layout, error) {
 		return nil, notFound(err)
 	}
 	l.dir = true
-	return l, l.list(path, "", 2)
+	const depth = 2
+	if l.files, err = opts.files.glance(ctx, depth); l.files != nil || err != nil {
+		return l, err
+	}
+	return l, l.list(path, "", depth)
 }
 
 func (l *layout) list(dir, rel string, depth int) error {

@@ -28,9 +28,17 @@ type readResult struct {
 	ids    []schema.ID
 	blobs  [][]byte // of the first blob column
 	bad    []BadItem
+	placed int // blobs that have a place
 }
 
 func readAll(t *testing.T, path string, opts Options, read ReadOptions) *readResult {
+	t.Helper()
+	out := readOnce(t, path, opts, read)
+	out.sameInBucket(t, path, opts, read)
+	return out
+}
+
+func readOnce(t *testing.T, path string, opts Options, read ReadOptions) *readResult {
 	t.Helper()
 	mem := memory.NewCheckedAllocator(memory.DefaultAllocator)
 	defer mem.AssertSize(t, 0)
@@ -52,6 +60,7 @@ func readAll(t *testing.T, path string, opts Options, read ReadOptions) *readRes
 			t.Fatal(err)
 		}
 		out.add(t, b)
+		out.placed += checkPlaces(t, src.Files(), b)
 	}
 	return out
 }

@@ -4,7 +4,6 @@ import (
 	"archive/tar"
 	"bufio"
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -31,13 +30,17 @@ type tarReader struct {
 	close   func() error
 }
 
-// openTar opens a tar. If seek is set and the tar is not compressed, members
-// that are not read are passed over without reading; its end is then not checked.
-func (s *Files) openTar(ctx context.Context, name string, seek bool) (_ *tarReader, err error) {
-	f, err := s.open(ctx, name)
+// readTar opens a tar of what was opened, to read all of it.
+func readTar(f *File, err error) (*tarReader, error) {
 	if err != nil {
 		return nil, err
 	}
+	return openTar(f, false)
+}
+
+// openTar opens a tar, and closes the file if there is an error. If seek is set and the tar is not compressed, members
+// that are not read are passed over without reading; its end is then not checked.
+func openTar(f *File, seek bool) (_ *tarReader, err error) {
 	in := bufio.NewReaderSize(f, 32<<10)
 	t := &tarReader{in: &tarInput{r: in}, close: f.Close}
 	defer func() {
@@ -175,7 +178,8 @@ func (t *tarReader) next() (m tarMember, err error) {
 			strings.HasPrefix(base, "__") || strings.HasPrefix(dir, "__MACOSX") {
 			continue
 		}
-		m = tarMember{name: name, size: h.Size, at: t.contentAt(), key: dir + stem, ext: norm.NFC.String(strings.ToLower(ext))}
+		m = tarMember{name: name, size: h.Size, at: t.contentAt(), key: dir + stem,
+			ext: norm.NFC.String(strings.ToLower(ext))}
 		switch {
 		case h.Typeflag == tar.TypeLink || h.Typeflag == tar.TypeSymlink:
 			m.problem = fmt.Sprintf("member %s is a link to %s, not a file; tar --hard-dereference --dereference "+

@@ -94,11 +94,12 @@ func kindOf(ext string) (kind memberKind, words string) {
 }
 
 func openWebDataset(ctx context.Context, pattern string, opts Options) (Source, error) {
-	all, err := opts.files.findTars(pattern, opts)
+	all, err := opts.files.findTars(ctx, pattern, opts)
 	if err != nil {
 		return nil, err
 	}
-	s := &webDataset{about: about{place: opts.files, format: "webdataset", path: opts.files.absolute(pattern)}, choice: opts.choice}
+	s := &webDataset{about: about{place: opts.files, format: "webdataset", path: opts.files.absolute(pattern)},
+		choice: opts.choice}
 	s.shards, s.splits = arrangeShards(all, opts.Split)
 	if err := s.survey(ctx); err != nil {
 		return nil, err
@@ -245,6 +246,8 @@ func (s *webDataset) Fields() (meta, blobs []arrow.Field) { return s.meta, s.blo
 func (s *webDataset) Samples(ctx context.Context) iter.Seq2[Sample, error] {
 	return func(yield func(Sample, error) bool) {
 		s.run++
+		in := s.place.inOrder(ctx, paths(s.shards))
+		defer in.close()
 		for _, sh := range s.shards {
 			if sh.missing != "" {
 				if !yield(sh.asMissing(), nil) {
@@ -252,7 +255,7 @@ func (s *webDataset) Samples(ctx context.Context) iter.Seq2[Sample, error] {
 				}
 				continue
 			}
-			r := &tarSamples{source: s, shard: sh, yield: yield}
+			r := &tarSamples{source: s, file: s.place.name(sh.path), in: in, shard: sh, yield: yield}
 			err := r.read(ctx)
 			if errors.Is(err, errStop) {
 				return
@@ -364,15 +367,19 @@ type group struct {
 func (g *group) takes(m tarMember) bool { return g.has != nil && g.key == m.key && !g.has[m.ext] }
 
 func newSurvey(files *Files, shards []shard, choice *choice) *survey {
-	return &survey{files: files, shards: shards, choice: choice, extensions: map[string]bool{}, prefixes: map[string]*surveyed{},
-		json: map[jsonKey]*inferred{}, keys: map[string]*foundKey{}, sets: map[string]string{}}
+	return &survey{files: files, shards: shards, choice: choice, extensions: map[string]bool{},
+		prefixes: map[string]*surveyed{}, json: map[jsonKey]*inferred{}, keys: map[string]*foundKey{}, sets: map[string]string{}}
 }
 
 // read reads one tar. What is wrong with it shows again, and is reported, when
 // its samples are read.
 func (f *survey) read(ctx context.Context, n int) error {
 	sh := f.shards[n]
-	t, err := f.files.openTar(ctx, sh.path, true)
+	file, err := f.files.open(ctx, sh.path)
+	if err != nil {
+		return nil
+	}
+	t, err := openTar(file, true)
 	if err != nil {
 		return nil
 	}
@@ -522,6 +529,8 @@ func (f *survey) checkExtensions() error {
 // tarSamples groups the members of a tar into samples.
 type tarSamples struct {
 	source *webDataset
+	file   string // the shard's name
+	in     sequence
 	shard  shard
 	yield  func(Sample, error) bool
 
@@ -543,7 +552,7 @@ func (r *tarSamples) describe(err error) string {
 }
 
 func (r *tarSamples) read(ctx context.Context) (err error) {
-	t, err := r.source.place.openTar(ctx, r.shard.path, false)
+	t, err := readTar(r.in.open(r.shard.path))
 	if err != nil {
 		return errors.New(reason(err))
 	}
@@ -672,8 +681,8 @@ func (r *tarSamples) member(t *tarReader, found tarMember) error {
 	}
 	r.buffers = append(r.buffers, buf)
 	r.sample.Blobs[m.column] = buf
-	if found.at >= 0 {
-		r.sample.At[m.column] = Extent{File: s.place.name(r.shard.path), Offset: found.at, Length: found.size}
+	if found.at >= 0 && r.file != "" {
+		r.sample.At[m.column] = Extent{File: r.file, Offset: found.at, Length: found.size}
 	}
 	r.sample.Size += found.size
 	if m.column == 0 && r.source.pathAt >= 0 {

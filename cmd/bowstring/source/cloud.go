@@ -1,0 +1,486 @@
+package source
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/url"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/cenkalti/backoff/v5"
+	"golang.org/x/sync/errgroup"
+
+	"bowstring/fetch/object"
+	"bowstring/schema"
+)
+
+// cloudRoot is the path of a bucket's keys: with it, a path that leads out of a bucket is none in it.
+const cloudRoot = "/-"
+
+// cloud is the system of files of a folder in a bucket. Its paths are cloudRoot, a slash and a key. What there is, is
+// known from one list, which is made when the data set is opened; nothing else is asked for but what is read.
+type cloud struct {
+	from   object.Bucket
+	folder string // what the keys of the folder begin with: "", or what ends in a slash
+
+	keys   keyList
+	listed bool   // keys has all objects of the folder
+	odd    int64  // objects whose keys are no paths, so that they are in no folder
+	oddKey string // one of them
+}
+
+// attempts is how often a request is made that a server does not answer.
+const attempts = 8
+
+// atTheSameTime is how many requests for small things are under way at once.
+const atTheSameTime = 64
+
+// attempt makes a request until it is answered, or as often as that makes sense. It is for requests that read.
+func attempt(ctx context.Context, request func() error) error {
+	b := backoff.NewExponentialBackOff()
+	b.InitialInterval, b.MaxInterval = 100*time.Millisecond, 10*time.Second
+	_, err := backoff.Retry(ctx, func() (struct{}, error) {
+		err := request()
+		var slower *object.ThrottledError
+		switch {
+		case err == nil || errors.As(err, &slower) && slower.After == 0:
+		case errors.As(err, &slower):
+			err = errors.Join(err, &backoff.RetryAfterError{Duration: slower.After})
+		case !errors.Is(err, schema.ErrUnavailable):
+			err = backoff.Permanent(err)
+		}
+		return struct{}{}, err
+	}, backoff.WithBackOff(b), backoff.WithMaxTries(attempts))
+	return err
+}
+
+// openCloud finds the place of a data set that a URL names, and its path there.
+func openCloud(ctx context.Context, raw string, opts Options) (*Files, string, error) {
+	where, key, err := splitCloud(raw)
+	if err != nil {
+		return nil, "", err
+	}
+	open := opts.Bucket
+	if open == nil {
+		open = func(ctx context.Context, url string) (object.Bucket, error) {
+			return object.Open(ctx, url, object.Options{})
+		}
+	}
+	b, err := open(ctx, where)
+	if err != nil {
+		return nil, "", err
+	}
+	c := &cloud{from: b}
+	if err := c.enter(ctx, key); err != nil {
+		return nil, "", err
+	}
+	if c.listed || c.keys.n > 0 {
+		key = strings.TrimSuffix(key, "/")
+	}
+	return &Files{c, cloudRoot}, strings.TrimSuffix(cloudRoot+"/"+key, "/"), nil
+}
+
+// splitCloud takes a URL apart into that of a bucket and a key, or what keys begin with. A directory of this machine is
+// a bucket; a file of it is one in such a bucket.
+func splitCloud(raw string) (where, key string, err error) {
+	if where, key, err = object.SplitURL(raw); err != nil || !strings.HasPrefix(where, "file:") {
+		return where, key, err
+	}
+	u, err := url.Parse(where)
+	if err != nil {
+		return "", "", err
+	}
+	dir := u.Path
+	for dir != "/" {
+		if info, err := os.Stat(dir); err == nil && info.IsDir() {
+			break
+		} else if err != nil && !isPattern(dir) {
+			return "", "", notFound(err)
+		}
+		dir, key = filepath.Dir(dir), path.Join(filepath.Base(dir), key)
+	}
+	return (&url.URL{Scheme: "file", Path: dir}).String(), key, nil
+}
+
+// enter finds out what a key names: an object, a folder, or, as a pattern, objects of a folder.
+func (c *cloud) enter(ctx context.Context, key string) error {
+	if key != "" && key != "/" && !isPath(strings.TrimSuffix(key, "/")) {
+		return fmt.Errorf("%w: %s: the key %s is no path: parts of it are empty, or dots alone", schema.ErrInvalid,
+			c.from.URL(), Quoted(key))
+	}
+	if i := strings.IndexAny(key, patternRunes); i >= 0 {
+		c.folder = key[:strings.LastIndexByte(key[:i], '/')+1]
+		err := c.list(ctx, key[:i])
+		if errors.Is(err, schema.ErrNotSupported) { // names that braces stand for are asked for
+			return nil
+		}
+		c.listed = err == nil
+		return err
+	}
+	if key == "" || strings.HasSuffix(key, "/") {
+		c.folder = strings.TrimPrefix(key, "/")
+		return nil
+	}
+	var o object.Info
+	err := attempt(ctx, func() (err error) {
+		o, err = c.from.Stat(ctx, key)
+		return err
+	})
+	switch {
+	case err == nil:
+		c.folder = key[:strings.LastIndexByte(key, '/')+1]
+		if err := c.keys.add(o); err != nil {
+			return err
+		}
+		c.keys.seal()
+	case errors.Is(err, schema.ErrNotFound), errors.Is(err, schema.ErrDenied): // as who may list and not ask is answered
+		c.folder = key + "/"
+	default:
+		return err
+	}
+	return nil
+}
+
+// list lists what begins with a prefix, once. A server that does not answer is asked again from where it stopped.
+func (c *cloud) list(ctx context.Context, prefix string) error {
+	c.keys = keyList{}
+	after := ""
+	for tries := 0; ; tries++ {
+		n := c.keys.n
+		err := c.listOn(ctx, prefix, &after)
+		if err == nil || !errors.Is(err, schema.ErrUnavailable) || ctx.Err() != nil {
+			c.keys.seal()
+			return err
+		}
+		if c.keys.n > n {
+			tries = 0
+		}
+		if tries == attempts {
+			return err
+		}
+		if err := sleep(ctx, min(100*time.Millisecond<<tries, 10*time.Second)); err != nil {
+			return err
+		}
+	}
+}
+
+func (c *cloud) listOn(ctx context.Context, prefix string, after *string) error {
+	for o, err := range c.from.List(ctx, object.ListOptions{Prefix: prefix, After: *after}) {
+		if err != nil {
+			return err
+		}
+		*after = o.Key
+		switch {
+		case strings.HasSuffix(o.Key, "/") && o.Size == 0: // stands for a folder
+		case !isPath(o.Key):
+			c.odd++
+			c.oddKey = o.Key
+		default:
+			if err := c.keys.add(o); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	select {
+	case <-time.After(d):
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// know implements system.
+func (c *cloud) know(ctx context.Context, paths []string) error {
+	if !c.listed {
+		had := c.keys
+		err := c.list(ctx, c.folder)
+		if errors.Is(err, schema.ErrNotSupported) && paths != nil {
+			c.keys = had
+			return c.ask(ctx, paths)
+		}
+		if err != nil {
+			return err
+		}
+		c.listed = true
+		if c.keys.n == 0 {
+			return notFound(fmt.Errorf("there is nothing in %s", c.shown(c.path(c.folder))))
+		}
+	}
+	return c.ask(ctx, slices.DeleteFunc(slices.Clone(paths), func(p string) bool {
+		key, ok := c.key(p)
+		return ok && strings.HasPrefix(key, c.folder)
+	}))
+}
+
+// ask asks for each of some paths that is not known.
+func (c *cloud) ask(ctx context.Context, paths []string) error {
+	var keys []string
+	for _, p := range paths {
+		key, ok := c.key(p)
+		if _, known := c.keys.find(key); ok && !known && isPath(key) {
+			keys = append(keys, key)
+		}
+	}
+	slices.Sort(keys)
+	keys = slices.Compact(keys)
+	found := make([]object.Info, len(keys))
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(atTheSameTime)
+	for i, key := range keys {
+		group.Go(func() error {
+			err := attempt(ctx, func() (err error) {
+				found[i], err = c.from.Stat(ctx, key)
+				return err
+			})
+			if errors.Is(err, schema.ErrNotFound) {
+				found[i] = object.Info{}
+				return nil
+			}
+			return err
+		})
+	}
+	if err := group.Wait(); err != nil || len(keys) == 0 {
+		return err
+	}
+	var both keyList
+	next := 0
+	add := func(o object.Info) error {
+		if o.Key == "" {
+			return nil
+		}
+		return both.add(o)
+	}
+	for o := range c.keys.from("") {
+		for ; next < len(found) && keys[next] < o.Key; next++ {
+			if err := add(found[next]); err != nil {
+				return err
+			}
+		}
+		if err := both.add(o); err != nil {
+			return err
+		}
+	}
+	for ; next < len(found); next++ {
+		if err := add(found[next]); err != nil {
+			return err
+		}
+	}
+	both.seal()
+	c.keys = both
+	return nil
+}
+
+const (
+	// glanceKeys is how many of the first keys of a folder are looked at for its format.
+	glanceKeys = 4000
+	// glanceFolders is how many of its folders are looked into, a page of each.
+	glanceFolders = 16
+	// glancePage is how many keys a page has, so that no second one is asked for.
+	glancePage = 1000
+)
+
+// glance implements system: it lists the first keys, what is in the folder itself, and the first keys of its first
+// folders.
+func (c *cloud) glance(ctx context.Context, depth int) ([]string, error) {
+	seen := map[string]bool{}
+	var names, folders []string
+	take := func(opts object.ListOptions, most int) error {
+		n := 0
+		for o, err := range c.from.List(ctx, opts) {
+			if err != nil {
+				return err
+			}
+			rel := strings.TrimPrefix(o.Key, c.folder)
+			if o.Prefix {
+				folders = append(folders, o.Key)
+			} else if isPath(o.Key) && !seen[rel] && strings.Count(rel, "/") <= depth &&
+				!slices.ContainsFunc(strings.Split(rel, "/"), hidden) {
+				seen[rel] = true
+				names = append(names, rel)
+			}
+			if n++; n == most {
+				return nil
+			}
+		}
+		return nil
+	}
+	once := func(opts object.ListOptions, most int) error {
+		return attempt(ctx, func() error { return take(opts, most) })
+	}
+	err := once(object.ListOptions{Prefix: c.folder}, glanceKeys)
+	if err != nil || len(names) < glanceKeys && len(seen) == 0 {
+		return names, err
+	}
+	if err := once(object.ListOptions{Prefix: c.folder, Delimiter: "/"}, glancePage); err != nil {
+		return nil, err
+	}
+	slices.Sort(folders)
+	folders = slices.Compact(folders)
+	for _, f := range folders[:min(len(folders), glanceFolders)] {
+		if err := once(object.ListOptions{Prefix: f}, glancePage); err != nil {
+			return nil, err
+		}
+	}
+	return names, nil
+}
+
+// key is that of the object at a path, or what the keys of a folder begin with.
+func (c *cloud) key(p string) (string, bool) {
+	p = path.Clean(p)
+	if p == cloudRoot {
+		return "", true
+	}
+	return strings.CutPrefix(p, cloudRoot+"/")
+}
+
+// path is that of a key.
+func (c *cloud) path(key string) string { return strings.TrimSuffix(cloudRoot+"/"+key, "/") }
+
+// name is that of a path in a tree of keys.
+func (c *cloud) name(op, p string) (string, error) {
+	key, ok := c.key(p)
+	switch {
+	case !ok:
+		return "", &fs.PathError{Op: op, Path: c.shown(p), Err: syscall.ENOENT}
+	case key == "":
+		return ".", nil
+	}
+	return key, nil
+}
+
+func (c *cloud) tree() keyTree { return keyTree{&c.keys} }
+
+func (c *cloud) absolute(p string) string { return p }
+
+func (c *cloud) shown(p string) string {
+	key, ok := c.key(p)
+	if !ok {
+		return p
+	}
+	where, _, _ := strings.Cut(c.from.URL(), "?")
+	return strings.TrimSuffix(where+"/"+key, "/")
+}
+
+func (c *cloud) stat(p string) (fs.FileInfo, error) {
+	name, err := c.name("stat", p)
+	if err != nil {
+		return nil, err
+	}
+	if c.path(c.folder) == path.Clean(p) && !c.listed { // it is there, or its list says that it is empty
+		return keyInfo{name: path.Base(p), dir: true}, nil
+	}
+	return c.tree().Stat(name)
+}
+
+// There are no links in a bucket.
+
+func (c *cloud) lstat(p string) (fs.FileInfo, error) { return c.stat(p) }
+
+func (c *cloud) resolve(p string) (string, error) {
+	if _, err := c.stat(p); err != nil {
+		return "", err
+	}
+	return path.Clean(p), nil
+}
+
+func (c *cloud) walk(root string, visit fs.WalkDirFunc) error {
+	name, err := c.name("walk", root)
+	if err != nil {
+		return visit(root, nil, err)
+	}
+	return fs.WalkDir(c.tree(), name, func(name string, d fs.DirEntry, err error) error {
+		if name == "." {
+			return visit(cloudRoot, d, err)
+		}
+		return visit(c.path(name), d, err)
+	})
+}
+
+func (c *cloud) readDir(p string, most int) ([]fs.DirEntry, error) {
+	name, err := c.name("readdir", p)
+	if err != nil {
+		return nil, err
+	}
+	entries, err := c.tree().ReadDir(name)
+	if most > 0 {
+		entries = entries[:min(most, len(entries))]
+	}
+	return entries, err
+}
+
+func (c *cloud) glob(pattern string) ([]string, error) {
+	key, ok := c.key(pattern)
+	if !ok {
+		return nil, nil
+	}
+	names, err := fs.Glob(c.tree(), key)
+	for i := range names {
+		names[i] = c.path(names[i])
+	}
+	return names, err
+}
+
+func (c *cloud) named(text string) (string, bool) {
+	if !object.IsURL(text) {
+		return "", false
+	}
+	where, key, err := object.SplitURL(text)
+	if err != nil {
+		return text, true
+	}
+	where, _, _ = strings.Cut(where, "?")
+	own, _, _ := strings.Cut(c.from.URL(), "?")
+	if strings.HasPrefix(own, "file:") {
+		key, where = strings.TrimPrefix(strings.TrimPrefix(where, own), "/"), own
+	}
+	if where != own || !isPath(key) {
+		return text, true
+	}
+	return c.path(key), true
+}
+
+func (c *cloud) bucket() object.Bucket { return c.from }
+
+// notes implements system.
+func (c *cloud) notes() []string {
+	if c.odd == 0 {
+		return nil
+	}
+	return []string{fmt.Sprintf("%d objects have keys that are no paths, and were ignored, such as %s", c.odd,
+		Quoted(c.oddKey))}
+}
+
+// object is the one at a path.
+func (c *cloud) object(p string) (object.Info, error) {
+	info, err := c.stat(p)
+	if err == nil {
+		err = regular(c.shown(p), info)
+	}
+	if err != nil {
+		return object.Info{}, err
+	}
+	return info.Sys().(object.Info), nil
+}
+
+// open opens an object. Reading it asks for the version that was listed.
+func (c *cloud) open(ctx context.Context, p string) (*File, error) {
+	r := c.reading(ctx, nil, aloneBytes)
+	f, err := r.open(p)
+	if err != nil {
+		r.close()
+		return nil, err
+	}
+	f.handle.(*objectFile).own = r
+	return f, nil
+}
