@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -34,6 +35,8 @@ type cloud struct {
 	listed bool   // keys has all objects of the folder
 	odd    int64  // objects whose keys are no paths, so that they are in no folder
 	oddKey string // one of them
+
+	gone atomic.Pointer[error] // what ended the way to the bucket
 }
 
 // attempts is how often a request is made that a server does not answer.
@@ -84,7 +87,7 @@ func openCloud(ctx context.Context, raw string, opts Options) (*Files, string, e
 	if c.listed || c.keys.n > 0 {
 		key = strings.TrimSuffix(key, "/")
 	}
-	return &Files{c, cloudRoot}, strings.TrimSuffix(cloudRoot+"/"+key, "/"), nil
+	return &Files{system: c, root: cloudRoot}, strings.TrimSuffix(cloudRoot+"/"+key, "/"), nil
 }
 
 // splitCloud takes a URL apart into that of a bucket and a key, or what keys begin with. A directory of this machine is
@@ -452,6 +455,14 @@ func (c *cloud) named(text string) (string, bool) {
 
 func (c *cloud) bucket() object.Bucket { return c.from }
 
+// broken implements system.
+func (c *cloud) broken() error {
+	if err := c.gone.Load(); err != nil {
+		return *err
+	}
+	return nil
+}
+
 // notes implements system.
 func (c *cloud) notes() []string {
 	if c.odd == 0 {
@@ -461,8 +472,24 @@ func (c *cloud) notes() []string {
 		Quoted(c.oddKey))}
 }
 
-// object is the one at a path.
-func (c *cloud) object(p string) (object.Info, error) {
+// object is the one at a path. Before the bucket is listed it is asked for.
+func (c *cloud) object(ctx context.Context, p string) (o object.Info, err error) {
+	_, err = c.stat(p)
+	if key, ok := c.key(p); err != nil && ok && !c.listed && isPath(key) {
+		err := attempt(ctx, func() (err error) {
+			o, err = c.from.Stat(ctx, key)
+			return err
+		})
+		if errors.Is(err, schema.ErrNotFound) {
+			err = &fs.PathError{Op: "open", Path: c.shown(p), Err: syscall.ENOENT}
+		}
+		return o, err
+	}
+	return c.known(p)
+}
+
+// known is the object at a path, of those that were listed.
+func (c *cloud) known(p string) (object.Info, error) {
 	info, err := c.stat(p)
 	if err == nil {
 		err = regular(c.shown(p), info)

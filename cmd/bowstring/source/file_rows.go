@@ -167,6 +167,9 @@ func (s *fileRows) sample(ctx context.Context, row int, first map[string]int, na
 
 // load has the files of a sample read when they are needed.
 func (s *fileRows) load(ctx context.Context, out *Sample, paths []string) {
+	if s.place.lazy {
+		return
+	}
 	var blobs [][]byte
 	out.Load = func() ([][]byte, error) {
 		blobs = make([][]byte, len(paths))
@@ -207,7 +210,7 @@ func (f *Files) exportMetadata(ctx context.Context, root string, files []string)
 
 // isFolderMetadata is export.IsFolderMetadata.
 func (f *Files) isFolderMetadata(ctx context.Context, path string) bool {
-	in, err := f.open(ctx, path)
+	in, err := f.openParts(ctx, path, footerBytes)
 	if err != nil {
 		return false
 	}
@@ -222,6 +225,7 @@ func (l *layout) looksExport() bool {
 func openExport(ctx context.Context, root string, opts Options) (Source, error) {
 	s := &fileRows{about: about{place: opts.files, format: exportFormat, path: opts.files.absolute(root), exact: true},
 		asked: opts.Split, label: -1, choice: opts.choice}
+	s.walked = opts.Walk
 	l, err := look(ctx, root, opts)
 	if err != nil {
 		return nil, err

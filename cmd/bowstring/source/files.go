@@ -72,6 +72,9 @@ func (f *Files) statFile(path string) (size int64, bad string) {
 // loadFile reads a whole file of a known size into a buffer of the pool.
 func (f *Files) loadFile(ctx context.Context, path string, size int64) ([]byte, error) {
 	in, err := f.open(ctx, path)
+	if interrupted(err) {
+		return nil, err
+	}
 	if err != nil {
 		return nil, errors.New(reason(err))
 	}
@@ -81,6 +84,9 @@ func (f *Files) loadFile(ctx context.Context, path string, size int64) ([]byte, 
 	n, err := io.ReadFull(in, buf)
 	if !errors.Is(err, io.ErrUnexpectedEOF) || int64(n) != size {
 		buffers.put(buf)
+		if interrupted(err) {
+			return nil, err
+		}
 		if err != nil && !errors.Is(err, io.ErrUnexpectedEOF) && !errors.Is(err, io.EOF) {
 			return nil, errors.New(reason(err))
 		}
@@ -110,6 +116,9 @@ func (f *Files) fileSample(ctx context.Context, key, path string) Sample {
 		return s
 	}
 	s.At = []Extent{f.extent(path, s.Size)}
+	if f.lazy {
+		return s
+	}
 	var blob []byte
 	s.Load = func() (_ [][]byte, err error) {
 		blob, err = f.loadFile(ctx, path, s.Size)

@@ -46,6 +46,7 @@ type imageFolder struct {
 	label int      // column of meta that is the label, or -1
 	join  *joined  // the rows of meta
 	files []string // metadata files
+	sizes Estimate // of the samples
 }
 
 func openImageFolder(ctx context.Context, root string, opts Options) (Source, error) {
@@ -55,7 +56,7 @@ func openImageFolder(ctx context.Context, root string, opts Options) (Source, er
 
 // openFolder fills in s, which says what is looked for.
 func openFolder(ctx context.Context, root string, opts Options, s *imageFolder) (Source, error) {
-	s.place = opts.files
+	s.place, s.walked = opts.files, opts.Walk
 	resolved, err := s.place.resolve(root)
 	if err != nil {
 		return nil, notFound(err)
@@ -66,6 +67,9 @@ func openFolder(ctx context.Context, root string, opts Options, s *imageFolder) 
 		return nil, err
 	}
 	if err := s.survey(ctx); err != nil {
+		return nil, err
+	}
+	if err := s.begin(opts, s.sizes); err != nil {
 		return nil, err
 	}
 	rows, err := s.readMetadata(ctx)
@@ -94,6 +98,7 @@ func (s *imageFolder) survey(ctx context.Context) error {
 		case s.isMedia(d.Name()):
 			top, second := folders(rel)
 			tops[top]++
+			s.sizes.add(s.place, filepath.Join(s.path, filepath.FromSlash(rel)))
 			seconds[[2]string{top, second}] = struct{}{}
 		case d.Type().IsRegular():
 			if ignored++; example == "" {

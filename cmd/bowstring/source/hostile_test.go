@@ -202,7 +202,7 @@ func TestTarBombs(t *testing.T) {
 	// Members that are too large together are refused before the last is read.
 	source := &webDataset{members: map[string]member{"two": {memberBlob, 0}}}
 	samples := &tarSamples{source: source, group: group{has: map[string]bool{}},
-		sample: Sample{Size: maxBlob - 10, Blobs: make([][]byte, 1)}}
+		filled: make([]bool, 1), sample: Sample{Size: maxBlob - 10, Blobs: make([][]byte, 1)}}
 	if err := samples.member(nil, tarMember{name: "a.two", ext: "two", size: 11}); err != nil {
 		t.Fatal(err)
 	}

@@ -41,6 +41,7 @@ func openList(ctx context.Context, path string, opts Options) (Source, error) {
 		return nil, fmt.Errorf("%w: want a file named .%s", schema.ErrInvalid, strings.Join(tableExtensions, ", ."))
 	}
 	s := &list{about: about{place: opts.files, format: "list", path: abs}, dir: filepath.Dir(abs)}
+	s.walked = opts.Walk
 	names := pathColumns
 	if opts.PathColumn != "" {
 		names = []string{opts.PathColumn}
@@ -66,6 +67,9 @@ func openList(ctx context.Context, path string, opts Options) (Source, error) {
 		}
 		s.blobs = s.media()
 		if err := s.found.know(ctx, s.files); err != nil {
+			return nil, err
+		}
+		if err := s.begin(opts, s.sizes()); err != nil {
 			return nil, err
 		}
 	case opts.PathColumn != "" || len(t.fields) == 0 || t.namesMedia():
@@ -144,6 +148,17 @@ func (t *table) namesMedia() bool {
 		}
 	}
 	return false
+}
+
+// sizes is the estimate of the files.
+func (s *list) sizes() (e Estimate) {
+	for _, name := range s.files {
+		file, _, bad := s.found.find(name)
+		if bad == "" && s.place.bucket() != nil {
+			e.add(s.place, file)
+		}
+	}
+	return e
 }
 
 func (s *list) Fields() (meta, blobs []arrow.Field) {
@@ -265,6 +280,7 @@ var voiceSplits = []string{"train", "dev", "test"}
 func openCommonVoice(ctx context.Context, root string, opts Options) (Source, error) {
 	s := &list{about: about{place: opts.files, format: "commonvoice", path: opts.files.absolute(root)},
 		dir: opts.files.absolute(root), label: -1}
+	s.walked = opts.Walk
 	splits, others, err := s.voiceTables(opts.Split)
 	if err != nil {
 		return nil, err
@@ -312,6 +328,9 @@ func openCommonVoice(ctx context.Context, root string, opts Options) (Source, er
 	table.bad = slices.DeleteFunc(table.bad, func(r badRow) bool {
 		return opts.Split != "" && r.at.file != opts.Split+".tsv"
 	})
+	if err := s.begin(opts, s.sizes()); err != nil {
+		return nil, err
+	}
 	s.meta = table
 	s.arrange(opts.Split)
 	s.splits = splits

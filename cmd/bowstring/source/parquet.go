@@ -53,6 +53,9 @@ func openParquet(ctx context.Context, path string, opts Options) (Source, error)
 	if len(s.shards) == 0 {
 		return nil, fmt.Errorf("%w: there is no *.parquet file", schema.ErrInvalid)
 	}
+	if err := s.begin(opts, s.place.estimateWhole(paths(s.shards), 1)); err != nil {
+		return nil, err
+	}
 	if err := s.readSchemas(ctx); err != nil {
 		return nil, err
 	}
@@ -78,6 +81,9 @@ func (s *parquetSource) readSchemas(ctx context.Context) error {
 		if err != nil {
 			s.broken[sh.rel] = err
 		}
+	}
+	if err := s.place.broken(); err != nil {
+		return err
 	}
 	for name, err := range s.layout.settle() {
 		s.broken[name] = err
@@ -157,6 +163,10 @@ func (s *parquetSource) Samples(ctx context.Context) iter.Seq2[Sample, error] {
 			more, err := s.readShard(ctx, in, sh, yield)
 			if ctx.Err() != nil {
 				yield(Sample{}, context.Cause(ctx))
+				return
+			}
+			if broken := s.place.broken(); err != nil && broken != nil {
+				yield(Sample{}, broken)
 				return
 			}
 			if err != nil && !yield(Sample{Key: sh.rel, Split: sh.split, Bad: err.Error()}, nil) || !more {

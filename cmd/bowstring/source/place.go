@@ -33,6 +33,7 @@ func (e Extent) IsZero() bool { return e.File == "" }
 type Files struct {
 	system
 	root string // path of the folder, absolute and without links
+	lazy bool   // Options.Walk
 }
 
 // system is what formats need of a system of files. Paths have slashes, and are absolute but where absolute takes
@@ -68,6 +69,8 @@ type system interface {
 	glance(ctx context.Context, depth int) ([]string, error)
 	// named is the path of what a text names as a URL, whether it is one.
 	named(text string) (path string, ok bool)
+	// broken is why files cannot be reached any more, or nil: what was not read says nothing about the data.
+	broken() error
 	// notes are what a person should know.
 	notes() []string
 	// bucket is where the files lie, nil for a folder of this machine.
@@ -165,7 +168,7 @@ func localFiles(path string) *Files {
 	if resolved, err := filepath.EvalSymlinks(root); err == nil {
 		root = resolved
 	}
-	return &Files{disk{}, root}
+	return &Files{system: disk{}, root: root}
 }
 
 // disk is the system of files of this machine.
@@ -208,6 +211,8 @@ func (disk) know(context.Context, []string) error { return nil }
 func (disk) glance(context.Context, int) ([]string, error) { return nil, nil }
 
 func (disk) named(string) (string, bool) { return "", false }
+
+func (disk) broken() error { return nil }
 
 func (disk) notes() []string { return nil }
 

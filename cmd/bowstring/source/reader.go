@@ -66,7 +66,7 @@ type Batch struct {
 	Keys  []string
 	IDs   []schema.ID
 	Meta  arrow.Record // the metadata columns of the Reader's schema
-	Blobs [][][]byte   // [blob column][row], nil being null
+	Blobs [][][]byte   // [blob column][row], nil being null, or not read
 	At    [][]Extent   // where the blobs lie, as Blobs; zero where that is not known
 	Bytes int64        // of the blobs
 	Bad   []BadItem    // met on the way; they are not among the rows
@@ -98,10 +98,10 @@ func NewReader(src Source, opts ReadOptions) (*Reader, error) {
 		}
 	}
 	own := slices.Clone(r.meta)
-	if r.image >= 0 && !src.Exact() {
+	if r.image >= 0 && !src.Exact() && !src.Walked() {
 		r.addImageColumns(own)
 	}
-	if r.sound >= 0 && !src.Exact() {
+	if r.sound >= 0 && !src.Exact() && !src.Walked() {
 		r.addSoundColumns(own)
 	}
 	var err error
@@ -118,6 +118,7 @@ type slot struct {
 	weight int64 // of the budget
 	info   imageInfo
 	sound  codec.Info    // of which no bytes are kept
+	failed error         // that ends the reading
 	done   chan struct{} // closed when the worker has finished
 }
 
@@ -176,6 +177,12 @@ func (r *Reader) Batches(ctx context.Context) iter.Seq2[*Batch, error] {
 				waited = s
 				break
 			}
+			if s.failed != nil {
+				err := fmt.Errorf("read %s: %w", Quoted(s.Key), s.failed)
+				s.release()
+				yield(nil, err)
+				return
+			}
 			if b.rows() > 0 && s.Bad == "" && b.split != r.splitOf(s) && !b.flush(mem, yield) {
 				s.release()
 				return
@@ -212,7 +219,7 @@ func (r *Reader) list(ctx context.Context, mem *semaphore.Weighted, order, work 
 		}
 		// A batch that waits for its next row holds less than batchBytes, so
 		// that what is asked for here becomes free at last.
-		s := &slot{Sample: sample, weight: min(max(sample.Size, 1), budget-batchBytes), done: make(chan struct{})}
+		s := &slot{Sample: sample, weight: r.weight(sample), done: make(chan struct{})}
 		if mem.Acquire(ctx, s.weight) != nil {
 			s.release()
 			return nil
@@ -235,6 +242,14 @@ func (r *Reader) list(ctx context.Context, mem *semaphore.Weighted, order, work 
 	return nil
 }
 
+// weight is how much of the budget a sample takes.
+func (r *Reader) weight(s Sample) int64 {
+	if s.Blobs == nil && s.Load == nil {
+		return 1 // it was not read
+	}
+	return min(max(s.Size, 1), budget-batchBytes)
+}
+
 // process loads a sample and checks it. It sets Bad if there is anything wrong.
 func (r *Reader) process(s *slot) {
 	if s.Bad != "" {
@@ -242,6 +257,10 @@ func (r *Reader) process(s *slot) {
 	}
 	if s.Load != nil {
 		blobs, err := s.Load()
+		if interrupted(err) {
+			s.failed = err
+			return
+		}
 		if err != nil {
 			s.Bad = err.Error()
 			return
@@ -249,7 +268,12 @@ func (r *Reader) process(s *slot) {
 		s.Blobs = blobs
 	}
 	for c, f := range r.blobs {
-		data := s.Blobs[c]
+		var data []byte
+		if s.Blobs != nil {
+			data = s.Blobs[c]
+		} else if s.At != nil && !s.At[c].IsZero() {
+			continue // it is there, and was not read
+		}
 		if data == nil {
 			if !f.Nullable {
 				s.Bad = fmt.Sprintf("%s missing", Quoted(f.Name))
@@ -434,12 +458,18 @@ func (b *batcher) add(s *slot) error {
 		}
 	}
 	for c := range b.blobs {
-		b.blobs[c] = append(b.blobs[c], s.Blobs[c])
-		b.bytes += int64(len(s.Blobs[c]))
+		var blob []byte
 		var at Extent
 		if s.At != nil {
 			at = s.At[c]
 		}
+		if s.Blobs != nil {
+			blob = s.Blobs[c]
+			b.bytes += int64(len(blob))
+		} else {
+			b.bytes += at.Length
+		}
+		b.blobs[c] = append(b.blobs[c], blob)
 		b.at[c] = append(b.at[c], at)
 	}
 	return nil

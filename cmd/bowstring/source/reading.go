@@ -83,7 +83,7 @@ func (r *reading) close() {
 
 // open opens an object.
 func (r *reading) open(p string) (*File, error) {
-	o, err := r.from.object(p)
+	o, err := r.from.object(r.ctx, p)
 	if err != nil {
 		return nil, err
 	}
@@ -173,7 +173,7 @@ func (r *reading) aheadLocked(at stretchOf, o object.Info) {
 			if !ok {
 				return
 			}
-			info, err := r.from.object(next)
+			info, err := r.from.known(next)
 			if err != nil {
 				return // which shows when it is opened
 			}
@@ -190,7 +190,11 @@ func (r *reading) aheadLocked(at stretchOf, o object.Info) {
 
 // read reads a part of an object, in the version that was listed.
 func (c *cloud) read(ctx context.Context, o object.Info, offset int64, buf []byte) error {
-	return attempt(ctx, func() error { return c.from.Range(ctx, o.Key, o.Version, offset, buf) })
+	err := attempt(ctx, func() error { return c.from.Range(ctx, o.Key, o.Version, offset, buf) })
+	if ctx.Err() == nil && interrupted(err) {
+		c.gone.CompareAndSwap(nil, &err)
+	}
+	return err
 }
 
 // objectFile is an open object.
@@ -286,7 +290,7 @@ type partsFile struct {
 // openParts opens an object of which parts are read; at least so many bytes at once, as the neighbours of what is
 // wanted are often wanted next.
 func (c *cloud) openParts(ctx context.Context, p string, least int64) (*File, error) {
-	o, err := c.object(p)
+	o, err := c.object(ctx, p)
 	if err != nil {
 		return nil, err
 	}

@@ -39,6 +39,10 @@ type Source interface {
 	Notes() []string
 	// Files is where it lies.
 	Files() *Files
+	// Walked says that Options.Walk holds for its samples: their content was not read.
+	Walked() bool
+	// Estimate says what reading it from a bucket takes.
+	Estimate() Estimate
 	// Exact says that its columns are all that there are to be, as in an export.
 	Exact() bool
 	// Samples yields the samples split by split, in an order that depends on
@@ -48,13 +52,15 @@ type Source interface {
 
 // about is what every source found out about itself when it was opened.
 type about struct {
-	place  *Files
-	format string
-	path   string // absolute
-	splits []string
-	rows   int64
-	notes  []string
-	exact  bool // its columns are all that there are to be, as in an export
+	place    *Files
+	format   string
+	path     string // absolute
+	splits   []string
+	rows     int64
+	notes    []string
+	walked   bool
+	estimate Estimate
+	exact    bool // its columns are all that there are to be, as in an export
 }
 
 func (a *about) Format() string   { return a.format }
@@ -62,8 +68,16 @@ func (a *about) Describe() string { return a.format + " " + a.place.shown(a.path
 func (a *about) Files() *Files    { return a.place }
 func (a *about) Splits() []string { return a.splits }
 func (a *about) Rows() int64      { return a.rows }
-func (a *about) Notes() []string  { return append(a.place.notes(), a.notes...) }
-func (a *about) Exact() bool      { return a.exact }
+func (a *about) Notes() []string {
+	notes := append(a.place.notes(), a.notes...)
+	if a.walked {
+		notes = append(notes, "the content of blobs was not read: columns of what it holds, such as width and duration, are "+
+			"left out")
+	}
+	return notes
+}
+func (a *about) Exact() bool  { return a.exact }
+func (a *about) Walked() bool { return a.walked }
 
 // Sample is one row of a Source.
 type Sample struct {
@@ -80,7 +94,7 @@ type Sample struct {
 	At []Extent
 	// Size bounds the bytes of all blobs, for the memory Load will take.
 	Size int64
-	// Blobs is the content by blob column, nil being null, unless Load is set.
+	// Blobs is the content by blob column, nil being null, unless Load is set. It is nil where it was not read.
 	Blobs [][]byte
 	// Load reads the content where Blobs does not have it yet. It may be called
 	// from another goroutine, once. Its error is why the sample is bad.
@@ -118,6 +132,12 @@ type Options struct {
 	Outside bool
 	// Bucket opens the bucket that a URL names; nil opens it with what the environment has of credentials.
 	Bucket func(ctx context.Context, url string) (object.Bucket, error)
+	// Walk has samples say where their blobs lie, and not read them, in the formats that tell (see Source.Walked): folders
+	// and tables of paths by the list of the bucket, tars by their headers. Blobs are nil then, as are the columns that
+	// would be made of them. What a format keeps as metadata is read.
+	Walk bool
+	// Begin is called when it is known what there is to read, and not much was read yet. Its error ends Open.
+	Begin func(Estimate) error
 	// Columns are the columns of the source that are read; empty means all of them. A * stands for any text. What
 	// samples are found by (a table's paths and splits) is read in any case, as are the files that a table or a folder
 	// names, and the columns that an importer makes are made.
@@ -179,6 +199,7 @@ func Open(ctx context.Context, path string, opts Options) (Source, error) {
 	if err != nil {
 		return nil, err
 	}
+	files.lazy = opts.Walk
 	opts.files = files
 	f, err := choose(ctx, path, opts)
 	if err != nil {

@@ -20,15 +20,17 @@ var update = flag.Bool("update", false, "write the golden files anew")
 // readAll reads a source to its end and returns its schema, its rows, each as
 // JSON, and its bad items.
 type readResult struct {
-	schema *arrow.Schema
-	splits []string
-	notes  []string
-	rows   []string
-	keys   []string
-	ids    []schema.ID
-	blobs  [][]byte // of the first blob column
-	bad    []BadItem
-	placed int // blobs that have a place
+	schema  *arrow.Schema
+	splits  []string
+	notes   []string
+	rows    []string
+	keys    []string
+	ids     []schema.ID
+	blobs   [][]byte // of the first blob column
+	bad     []BadItem
+	placed  int               // blobs that have a place
+	at      map[string]string // places by key
+	blobsOf map[string]bool   // keys of samples whose blobs were read
 }
 
 func readAll(t *testing.T, path string, opts Options, read ReadOptions) *readResult {
@@ -54,13 +56,13 @@ func readOnce(t *testing.T, path string, opts Options, read ReadOptions) *readRe
 	if err != nil {
 		t.Fatal(err)
 	}
-	out := &readResult{schema: r.Schema(), splits: src.Splits(), notes: src.Notes()}
+	out := &readResult{at: map[string]string{}, blobsOf: map[string]bool{}, schema: r.Schema(), splits: src.Splits(), notes: src.Notes()}
 	for b, err := range r.Batches(t.Context()) {
 		if err != nil {
 			t.Fatal(err)
 		}
 		out.add(t, b)
-		out.placed += checkPlaces(t, src.Files(), b)
+		out.placed += checkPlaces(t, src.Files(), b, src.Walked())
 	}
 	return out
 }
@@ -86,6 +88,16 @@ func (r *readResult) add(t *testing.T, b *Batch) {
 		}
 		r.rows = append(r.rows, fmt.Sprintf("%s %s: %s", b.Split, key, strings.Join(cells, " ")))
 		r.keys = append(r.keys, key)
+		var at []string
+		for c := range b.At {
+			if e := b.At[c][row]; e.IsZero() {
+				at = append(at, "nowhere")
+			} else {
+				at = append(at, fmt.Sprintf("%s %d %d %v", e.File, e.Offset, e.Length, e.Unit != nil))
+			}
+			r.blobsOf[key] = r.blobsOf[key] || b.Blobs[c][row] != nil
+		}
+		r.at[key] = strings.Join(at, ", ")
 		r.ids = append(r.ids, b.IDs[row])
 		if len(b.Blobs) > 0 {
 			r.blobs = append(r.blobs, bytes.Clone(b.Blobs[0][row]))

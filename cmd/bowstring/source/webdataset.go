@@ -1,6 +1,7 @@
 package source
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -101,6 +102,12 @@ func openWebDataset(ctx context.Context, pattern string, opts Options) (Source, 
 	s := &webDataset{about: about{place: opts.files, format: "webdataset", path: opts.files.absolute(pattern)},
 		choice: opts.choice}
 	s.shards, s.splits = arrangeShards(all, opts.Split)
+	s.walked = opts.Walk
+	if s.place.bucket() != nil {
+		if err := s.begin(opts, s.place.estimateTars(ctx, s.shards)); err != nil {
+			return nil, err
+		}
+	}
 	if err := s.survey(ctx); err != nil {
 		return nil, err
 	}
@@ -109,12 +116,20 @@ func openWebDataset(ctx context.Context, pattern string, opts Options) (Source, 
 
 // survey reads the tars for the columns of their samples.
 func (s *webDataset) survey(ctx context.Context) error {
-	found := newSurvey(s.place, s.shards, s.choice)
+	found := newSurvey(s.shards, s.choice)
+	from := newFeed(ctx, s.place, s.shards, s.walked, func(m tarMember) bool {
+		kind, _ := kindOf(m.ext)
+		return kind == memberJSON
+	})
+	defer from.close()
 	for n, sh := range s.shards {
 		if sh.missing != "" {
 			continue
 		}
-		if err := found.read(ctx, n); err != nil {
+		if err := found.read(ctx, n, from.shard(n)); err != nil {
+			return err
+		}
+		if err := s.place.broken(); err != nil {
 			return err
 		}
 		if err := found.checkExtensions(); err != nil {
@@ -248,7 +263,9 @@ func (s *webDataset) Samples(ctx context.Context) iter.Seq2[Sample, error] {
 		s.run++
 		in := s.place.inOrder(ctx, paths(s.shards))
 		defer in.close()
-		for _, sh := range s.shards {
+		from := s.headers(ctx)
+		defer from.close()
+		for n, sh := range s.shards {
 			if sh.missing != "" {
 				if !yield(sh.asMissing(), nil) {
 					return
@@ -256,12 +273,21 @@ func (s *webDataset) Samples(ctx context.Context) iter.Seq2[Sample, error] {
 				continue
 			}
 			r := &tarSamples{source: s, file: s.place.name(sh.path), in: in, shard: sh, yield: yield}
-			err := r.read(ctx)
+			var err error
+			if fed := from.shard(n); fed == nil {
+				err = r.read(ctx)
+			} else {
+				err = r.walk(ctx, fed)
+			}
 			if errors.Is(err, errStop) {
 				return
 			}
 			if ctx.Err() != nil {
 				yield(Sample{}, context.Cause(ctx))
+				return
+			}
+			if broken := s.place.broken(); err != nil && broken != nil {
+				yield(Sample{}, broken)
 				return
 			}
 			if err != nil && !yield(Sample{Key: sh.rel, Split: sh.split, Bad: r.describe(err)}, nil) {
@@ -330,7 +356,6 @@ const maxExtensions = 1000
 
 // survey is what a first reading of tars found.
 type survey struct {
-	files      *Files
 	shards     []shard
 	choice     *choice
 	samples    int64
@@ -366,38 +391,20 @@ type group struct {
 // takes says whether a member belongs to the group.
 func (g *group) takes(m tarMember) bool { return g.has != nil && g.key == m.key && !g.has[m.ext] }
 
-func newSurvey(files *Files, shards []shard, choice *choice) *survey {
-	return &survey{files: files, shards: shards, choice: choice, extensions: map[string]bool{},
+func newSurvey(shards []shard, choice *choice) *survey {
+	return &survey{shards: shards, choice: choice, extensions: map[string]bool{},
 		prefixes: map[string]*surveyed{}, json: map[jsonKey]*inferred{}, keys: map[string]*foundKey{}, sets: map[string]string{}}
 }
 
 // read reads one tar. What is wrong with it shows again, and is reported, when
 // its samples are read.
-func (f *survey) read(ctx context.Context, n int) error {
-	sh := f.shards[n]
-	file, err := f.files.open(ctx, sh.path)
-	if err != nil {
-		return nil
-	}
-	t, err := openTar(file, true)
-	if err != nil {
-		return nil
-	}
-	defer func() { _ = t.close() }()
+func (f *survey) read(ctx context.Context, n int, from *fedShard) error {
 	var g group
-	for {
+	for m := range from.members {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		m, err := t.next()
-		if err != nil {
-			exts := f.note(g)
-			if errors.Is(err, io.EOF) || errors.Is(err, errJunk) { // what breaks off is not read
-				f.place(n, g, exts)
-			}
-			return nil
-		}
-		if !g.takes(m) {
+		if !g.takes(m.tarMember) {
 			f.place(n, g, f.note(g))
 			g = group{key: m.key, has: map[string]bool{}}
 		}
@@ -405,20 +412,26 @@ func (f *survey) read(ctx context.Context, n int) error {
 			continue
 		}
 		g.has[m.ext] = true
-		if kind, _ := kindOf(m.ext); kind != memberJSON || m.size > maxText {
-			continue
+		var err error
+		if m.data != nil && m.err == nil { // else the next member shows it as well
+			err = f.readJSON(m.ext, m.data)
 		}
-		if err := f.readJSON(t, m.ext); err != nil {
+		if from.taken(m); err != nil {
 			return err
 		}
 	}
+	exts := f.note(g)
+	if errors.Is(from.end, io.EOF) || errors.Is(from.end, errJunk) { // what breaks off is not read
+		f.place(n, g, exts)
+	}
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return nil
 }
 
-func (f *survey) readJSON(t *tarReader, ext string) error {
-	var values map[jsonKey]written
-	if data, err := io.ReadAll(t); err == nil { // else the next member shows it as well
-		values, _ = parseJSONMember(ext, string(data)) // what is wrong with it, its sample says
-	}
+func (f *survey) readJSON(ext string, data []byte) error {
+	values, _ := parseJSONMember(ext, string(data)) // what is wrong with it, its sample says
 	for k, v := range values {
 		if f.json[k] == nil {
 			if !f.choice.wants(k.column(), "json_"+k.column()) {
@@ -537,7 +550,8 @@ type tarSamples struct {
 	group          // the sample being put together, if has is not nil
 	sample  Sample // it
 	buffers [][]byte
-	done    int // samples yielded
+	filled  []bool // blob columns that it has
+	done    int    // samples yielded
 }
 
 func (r *tarSamples) describe(err error) string {
@@ -592,9 +606,66 @@ func (r *tarSamples) read(ctx context.Context) (err error) {
 	return context.Cause(ctx)
 }
 
+// headers begins to read the headers of the tars, and what is metadata in them; nil where all is read.
+func (s *webDataset) headers(ctx context.Context) *feed {
+	if !s.walked {
+		return nil
+	}
+	from := newFeed(ctx, s.place, s.shards, true, func(m tarMember) bool {
+		kind := s.members[m.ext].kind
+		return kind != memberLeft && kind != memberBlob
+	})
+	from.unpacked = true
+	return from
+}
+
+// walk is read by the headers of the tar.
+func (r *tarSamples) walk(ctx context.Context, fed *fedShard) error {
+	for m := range fed.members {
+		if !r.takes(m.tarMember) {
+			if err := r.end(); err != nil {
+				return err
+			}
+			r.begin(m.key)
+			r.sample.Blobs = nil
+		}
+		err := r.member(&fedContent{bytes.NewReader(m.data), m.err}, m.tarMember)
+		if fed.taken(m); err != nil {
+			return err
+		}
+	}
+	switch {
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	case fed.packed:
+		return r.read(ctx)
+	case errors.Is(fed.end, io.EOF):
+		return cmp.Or(fed.cut, r.end())
+	case errors.Is(fed.end, errJunk):
+		return cmp.Or(r.end(), fed.end)
+	}
+	return fed.end
+}
+
+// fedContent is the content of a member, and what is wrong with it.
+type fedContent struct {
+	*bytes.Reader
+	err error
+}
+
+// Read implements io.Reader.
+func (c *fedContent) Read(p []byte) (int, error) {
+	n, err := c.Reader.Read(p)
+	if errors.Is(err, io.EOF) && c.err != nil {
+		err = c.err
+	}
+	return n, err
+}
+
 func (r *tarSamples) begin(key string) {
 	s := r.source
 	r.group = group{key: key, has: map[string]bool{}}
+	r.filled = make([]bool, len(s.blobs))
 	r.sample = Sample{Key: sampleKey(r.shard, key), Split: r.shard.split,
 		Meta: make([]any, len(s.meta)), Blobs: make([][]byte, len(s.blobs)), At: make([]Extent, len(s.blobs))}
 	switch found := s.keys[r.sample.Key]; {
@@ -617,7 +688,7 @@ func (r *tarSamples) end() error {
 	s, buf := r.source, r.buffers
 	r.buffers = nil
 	r.sample.Release = func() { buffers.putAll(buf) }
-	missing := !slices.ContainsFunc(r.sample.Blobs, func(b []byte) bool { return b != nil })
+	missing := !slices.Contains(r.filled, true)
 	switch {
 	case r.sample.Bad != "":
 	case s.label && !r.has["cls"]:
@@ -636,7 +707,7 @@ func (r *tarSamples) end() error {
 }
 
 // member adds a member to the sample. An error is one of the tar.
-func (r *tarSamples) member(t *tarReader, found tarMember) error {
+func (r *tarSamples) member(t io.Reader, found tarMember) error {
 	s := r.source
 	if found.problem != "" {
 		r.bad("%s", found.problem)
@@ -658,7 +729,7 @@ func (r *tarSamples) member(t *tarReader, found tarMember) error {
 		r.bad("member %s has %d bytes, more than the %d that metadata may have", Quoted(found.name), found.size,
 			maxText)
 		return nil
-	case m.kind == memberBlob && r.sample.Blobs[m.column] != nil:
+	case m.kind == memberBlob && r.filled[m.column]:
 		r.bad("two members for column %s", Quoted(s.blobs[m.column].Name))
 		return nil
 	case found.size > maxBlob-r.sample.Size:
@@ -675,12 +746,15 @@ func (r *tarSamples) member(t *tarReader, found tarMember) error {
 		r.metadata(m, found.ext, data)
 		return nil
 	}
-	buf, err := readBuffer(t, found.size)
-	if err != nil {
-		return err
+	if r.sample.Blobs != nil {
+		buf, err := readBuffer(t, found.size)
+		if err != nil {
+			return err
+		}
+		r.buffers = append(r.buffers, buf)
+		r.sample.Blobs[m.column] = buf
 	}
-	r.buffers = append(r.buffers, buf)
-	r.sample.Blobs[m.column] = buf
+	r.filled[m.column] = true
 	if found.at >= 0 && r.file != "" {
 		r.sample.At[m.column] = Extent{File: r.file, Offset: found.at, Length: found.size}
 	}

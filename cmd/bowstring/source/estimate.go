@@ -1,0 +1,81 @@
+package source
+
+import (
+	"context"
+)
+
+// Estimate is what it takes to read a data set in a bucket, before that is begun. Numbers are estimates where they
+// depend on what the files hold.
+type Estimate struct {
+	Files int64 // that are read
+	Bytes int64 // that they have
+	// Through is what reading all of them takes, and Walked what reading takes with Options.Walk: as much, where a format
+	// does not tell what lies between without being read.
+	Through, Walked Toll
+}
+
+// Toll is what is asked of a bucket.
+type Toll struct {
+	Requests int64
+	Bytes    int64
+}
+
+// Estimate implements Source.
+func (a *about) Estimate() Estimate { return a.estimate }
+
+// estimateWhole is the estimate of files that are each read whole, as often as times says, in stretches.
+func (f *Files) estimateWhole(paths []string, times int64) Estimate {
+	var e Estimate
+	for _, p := range paths {
+		info, err := f.stat(p)
+		if err != nil {
+			continue
+		}
+		e.Files++
+		e.Bytes += info.Size()
+		e.Through.Requests += times * max(1, (info.Size()+stretch-1)/stretch)
+		e.Through.Bytes += times * info.Size()
+	}
+	e.Walked = e.Through
+	return e
+}
+
+// add adds a file that is a blob. Walking does not read it.
+func (e *Estimate) add(f *Files, path string) {
+	info, err := f.stat(path)
+	if f.bucket() == nil || err != nil {
+		return
+	}
+	e.Files++
+	e.Bytes += info.Size()
+	e.Through.Requests++
+	e.Through.Bytes += info.Size()
+}
+
+// tarPasses is how often tars are read: for their columns, and for their samples.
+const tarPasses = 2
+
+// estimateTars is the estimate of tars, by the members of the first.
+func (f *Files) estimateTars(ctx context.Context, shards []shard) Estimate {
+	e := f.estimateWhole(paths(shards), tarPasses)
+	if size, n := f.memberSize(ctx, shards); n > 0 {
+		// Members within a window come with the header before them.
+		apart := max(size/n, windowBytes)
+		e.Walked.Requests = tarPasses * max(e.Files, e.Bytes/apart)
+		e.Walked.Bytes = min(e.Through.Bytes, e.Walked.Requests*windowBytes)
+		if apart >= largeMember { // they are passed over for their columns in any case
+			e.Through.Requests = (e.Through.Requests + e.Walked.Requests) / tarPasses
+			e.Through.Bytes = (e.Through.Bytes + e.Walked.Bytes) / tarPasses
+		}
+	}
+	return e
+}
+
+// begin keeps the estimate, and asks whether to go on.
+func (a *about) begin(opts Options, e Estimate) error {
+	a.estimate = e
+	if opts.Begin == nil {
+		return nil
+	}
+	return opts.Begin(e)
+}

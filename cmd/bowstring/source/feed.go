@@ -1,0 +1,218 @@
+package source
+
+import (
+	"context"
+	"errors"
+	"io"
+	"sync"
+
+	"golang.org/x/sync/semaphore"
+
+	"bowstring/schema"
+)
+
+// feed reads the headers of tars, several at once, and hands them out in order, tar by tar. What is between them it
+// passes over, but for members that are wanted. In a bucket that saves bytes and costs requests: members of
+// a few hundred kilobytes and fewer are cheaper read through.
+type feed struct {
+	files  *Files
+	ctx    context.Context //nolint:containedctx // ends the reading
+	cancel context.CancelFunc
+	walk   bool // members that are not wanted are passed over; else all is read where that is cheaper
+	want   func(m tarMember) bool
+	// unpacked leaves out tars that are compressed.
+	unpacked bool
+
+	shards  []shard
+	in      sequence // where all is read
+	next    int      // shard that is begun next
+	begun   map[int]*fedShard
+	running sync.WaitGroup
+}
+
+// fedShard is a tar that is being read.
+type fedShard struct {
+	members chan fedMember
+	room    *semaphore.Weighted // for members that were read and not taken
+	end     error               // what ended it, once members is closed; io.EOF if nothing is wrong
+	cut     error               // why it is not whole, though nothing else is wrong
+	packed  bool                // it is compressed, and was not read
+}
+
+// fedMember is a member of a tar, and its content if it is wanted.
+type fedMember struct {
+	tarMember
+	data []byte
+	err  error // why it cannot be read
+}
+
+const (
+	// feedMembers is how many members of a tar are read ahead of their use, at most.
+	feedMembers = 256
+	// feedBytes is how many bytes their contents have, but that one may have more.
+	feedBytes = 4 << 20
+	// feedTars is how many tars in a bucket are read at once: their headers are found one by one.
+	feedTars = 32
+	// windowBytes is how much of a tar in a bucket is read at once for a header: small members that follow come along.
+	windowBytes = 4 << 10
+	// largeMember is the size from which on members in a bucket are passed over: in the time of a request about as much
+	// is read.
+	largeMember = 1 << 20
+)
+
+// newFeed begins to read tars. close ends it.
+func newFeed(ctx context.Context, files *Files, shards []shard, walk bool, want func(tarMember) bool) *feed {
+	f := &feed{files: files, walk: walk || files.bucket() == nil, want: want, shards: shards,
+		begun: map[int]*fedShard{}}
+	f.ctx, f.cancel = context.WithCancel(ctx)
+	if !f.walk {
+		f.walk = files.largeMembers(ctx, shards)
+	}
+	f.in = files.inOrder(f.ctx, paths(shards))
+	return f
+}
+
+// close ends what is being read, and waits for it. nil reads nothing.
+func (f *feed) close() {
+	if f == nil {
+		return
+	}
+	f.cancel()
+	f.running.Wait()
+	f.in.close()
+}
+
+// shard returns a tar, of which the members are to be taken until there is none left. Tars are asked for in their
+// order. It is nil if f is.
+func (f *feed) shard(n int) *fedShard {
+	if f == nil {
+		return nil
+	}
+	atOnce := 1
+	if f.files.bucket() != nil {
+		atOnce = feedTars
+		if !f.walk {
+			atOnce = 4 // what they read lies ahead for all of them
+		}
+	}
+	for f.next = max(f.next, n); f.next < min(n+atOnce, len(f.shards)); f.next++ {
+		if f.shards[f.next].missing != "" {
+			continue
+		}
+		s := &fedShard{members: make(chan fedMember, feedMembers), room: semaphore.NewWeighted(feedBytes)}
+		f.begun[f.next] = s
+		path := f.shards[f.next].path
+		f.running.Go(func() {
+			defer close(s.members)
+			s.end = f.read(s, path)
+		})
+	}
+	s := f.begun[n]
+	delete(f.begun, n)
+	return s
+}
+
+func (f *feed) open(path string) (*File, error) {
+	if f.walk {
+		return f.files.openParts(f.ctx, path, windowBytes)
+	}
+	return f.in.open(path)
+}
+
+// read reads a tar.
+func (f *feed) read(s *fedShard, path string) error {
+	file, err := f.open(path)
+	if err != nil {
+		return err
+	}
+	t, err := openTar(file, true)
+	if err != nil {
+		return err
+	}
+	if t.packed && f.unpacked {
+		s.packed = true
+		return t.close()
+	}
+	if t.packed && f.walk { // it is read from its beginning to its end in any case
+		if err := t.close(); err != nil {
+			return err
+		}
+		if t, err = readTar(f.in.open(path)); err != nil {
+			return err
+		}
+	}
+	defer func() { _ = t.close() }()
+	for {
+		m, err := t.next()
+		if errors.Is(err, io.EOF) {
+			s.cut = t.checkEnd()
+		}
+		if err != nil {
+			return err
+		}
+		fed := fedMember{tarMember: m}
+		if m.problem == "" && m.size <= maxText && f.want(m) {
+			if s.room.Acquire(f.ctx, min(m.size, feedBytes)) != nil {
+				return context.Cause(f.ctx)
+			}
+			fed.data, fed.err = io.ReadAll(t)
+		}
+		select {
+		case s.members <- fed:
+		case <-f.ctx.Done():
+			return context.Cause(f.ctx)
+		}
+	}
+}
+
+// taken says that the content of a member is used no more.
+func (s *fedShard) taken(m fedMember) {
+	if m.data != nil || m.err != nil {
+		s.room.Release(min(m.size, feedBytes))
+	}
+}
+
+// largeMembers says whether the members of tars are so large that passing over them is worth a request each, by the
+// first members of the first tar.
+func (f *Files) largeMembers(ctx context.Context, shards []shard) bool {
+	size, n := f.memberSize(ctx, shards)
+	return n > 0 && size/n >= largeMember
+}
+
+// memberSize reads the first headers of the first tar, and returns how many there are, and how far apart in all.
+func (f *Files) memberSize(ctx context.Context, shards []shard) (size, n int64) {
+	const most = 16
+	for _, sh := range shards {
+		if sh.missing != "" {
+			continue
+		}
+		file, err := f.openParts(ctx, sh.path, windowBytes)
+		if err != nil {
+			return 0, 0
+		}
+		t, err := openTar(file, true)
+		if err != nil {
+			return 0, 0
+		}
+		defer func() { _ = t.close() }()
+		if t.packed {
+			return 0, 0
+		}
+		for n < most {
+			h, err := t.header()
+			if err != nil {
+				break
+			}
+			size += tarBlock + (h.Size+tarBlock-1)/tarBlock*tarBlock
+			n++
+		}
+		return size, n
+	}
+	return 0, 0
+}
+
+// interrupted says whether an error is one of the way to the data, and says nothing about them: reading cannot go on.
+func interrupted(err error) bool {
+	return errors.Is(err, schema.ErrUnavailable) || errors.Is(err, schema.ErrDenied) || errors.Is(err, context.Canceled) ||
+		errors.Is(err, context.DeadlineExceeded)
+}
