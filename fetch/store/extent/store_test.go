@@ -121,7 +121,7 @@ func fill(rng *rand.Rand, p *pail, n int) *made {
 }
 
 var oneColumn = func() *arrow.Schema {
-	s, err := schema.NewSchema(nil, []arrow.Field{schema.BlobField("data", "", true)})
+	s, err := schema.NewSchema(nil, []arrow.Field{schema.BlobField("data", "", false)})
 	if err != nil {
 		panic(err)
 	}

@@ -34,8 +34,8 @@ type CopyOptions struct {
 	LeaveDropped bool
 	// Renumber commits each snapshot as the next one of its dataset, in place of under its own number.
 	Renumber bool
-	// Attached is what is made of cells of other programs' tables; ByValue if empty. The target has to be
-	// able to reach the tables for them to be copied by reference.
+	// Attached is what is made of cells of other programs' tables, and of what lies in buckets; ByValue if empty. The
+	// target has to be able to reach the tables for them to be copied by reference.
 	Attached Attached
 	// Progress, if not nil, is called after each blob, never twice at once.
 	Progress func(Copied)
@@ -86,8 +86,9 @@ type copier struct {
 	pace     pace
 
 	attached attachment
-	made     map[schema.Key]schema.Chunk // in the target, of chunks that were copied by value, by the keys of those
-	as       map[Name]int64              // numbers of snapshots in the target
+	inSets   map[schema.ObjectPrefix]schema.Key // of the snapshots to be copied
+	made     map[schema.Key]schema.Chunk        // in the target, of chunks that were copied by value, by the keys of those
+	as       map[Name]int64                     // numbers of snapshots in the target
 
 	mu   sync.Mutex
 	done Copied
@@ -140,6 +141,7 @@ func Copy(ctx context.Context, from, to store.Store, snaps []*schema.Snapshot, o
 // to be referred to.
 func (c *copier) attach(ctx context.Context, snaps []*schema.Snapshot) (err error) {
 	scope := Scope{Source: c.from, Snapshots: snaps}
+	c.inSets = setsOf(snaps)
 	if c.attached, err = scope.attached(ctx); err != nil {
 		return err
 	}
@@ -350,6 +352,7 @@ func (c *copier) commit(ctx context.Context, snap *schema.Snapshot) (number int6
 func (c *copier) blobs(ctx context.Context, in store.Ingest, snap *schema.Snapshot) (*schema.Snapshot, error) {
 	known, rest := *snap, *snap
 	known.Chunks, rest.Chunks = nil, nil
+	known.Sets, rest.Sets = nil, c.sets(snap) // all are the rest's: the snapshot before may have named others
 	for _, chunk := range snap.Chunks {
 		if made, ok := c.made[chunk.Key]; ok {
 			known.Chunks = append(known.Chunks, made)
@@ -368,7 +371,7 @@ func (c *copier) blobs(ctx context.Context, in store.Ingest, snap *schema.Snapsh
 		return nil, err
 	}
 	next := *snap
-	next.Chunks = slices.Clone(snap.Chunks)
+	next.Chunks, next.Sets = slices.Clone(snap.Chunks), rest.Sets
 	at := 0
 	for i, chunk := range snap.Chunks {
 		if made, ok := c.made[chunk.Key]; ok {
@@ -380,6 +383,16 @@ func (c *copier) blobs(ctx context.Context, in store.Ingest, snap *schema.Snapsh
 	}
 	c.keepChunks(&next, snap)
 	return &next, nil
+}
+
+// sets are the object sets that the copy of a snapshot names: none where all its blobs come to lie in the target.
+func (c *copier) sets(snap *schema.Snapshot) []schema.SetRef {
+	if c.opts.Attached != ByReference {
+		return nil
+	}
+	return slices.DeleteFunc(slices.Clone(snap.Sets), func(set schema.SetRef) bool {
+		return set.Blob == (schema.BlobRef{}) // the source itself is
+	})
 }
 
 // selections copies those of a snapshot, which has another number in the target perhaps.

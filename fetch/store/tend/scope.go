@@ -23,7 +23,7 @@ const DefaultMemory = 256 << 20
 // Scope is a set of snapshots and selections in a source, and with it the blobs
 // that they refer to, each of which is visited once however many share it.
 //
-// The blobs come as lists. The first has the manifest chunks and their pages, the last the bitmaps
+// The blobs come as lists. The first has the object sets and the manifest chunks, the second the pages of these, the last the bitmaps
 // of selections. Each between them is one pass over the manifests: it has the blobs
 // whose keys fall into one part of the key space, in the order in which the manifests
 // first name them, which is about the order in which they were imported. All but
@@ -124,6 +124,38 @@ func (s *Scope) Passes() int {
 	return int(max(1, (cells*itemBytes+memory-1)/memory))
 }
 
+// Sets is the list of the object sets in which blobs of the snapshots lie.
+func (s *Scope) Sets() []schema.BlobRef {
+	var g gathering
+	for _, snap := range s.Snapshots {
+		for _, set := range snap.Sets {
+			if set.Blob != (schema.BlobRef{}) {
+				g.add(set.Blob)
+			}
+		}
+	}
+	return g.list()
+}
+
+// setsOf are the object sets that the snapshots name and that are in a store as blobs, by their prefixes. Of two with the
+// same prefix either is.
+func setsOf(snaps []*schema.Snapshot) map[schema.ObjectPrefix]schema.Key {
+	sets := map[schema.ObjectPrefix]schema.Key{}
+	for _, snap := range snaps {
+		for _, set := range snap.Sets {
+			if set.Blob != (schema.BlobRef{}) {
+				sets[set.Prefix] = set.Blob.Key
+			}
+		}
+	}
+	return sets
+}
+
+// prefixOf is the prefix of a key that is an address in an object set.
+func prefixOf(key schema.Key) schema.ObjectPrefix {
+	return schema.ObjectPrefix(key[:len(schema.ObjectPrefix{})])
+}
+
 // Chunks is the list of the manifest chunks: each its index of pages, or its only page.
 func (s *Scope) Chunks() []schema.BlobRef {
 	var g gathering
@@ -170,11 +202,11 @@ func (s *Scope) Bitmaps() []schema.BlobRef {
 func lists(passes int) int { return passes + 3 }
 
 // list returns a list by number. Each is to be made when the one before has been visited, and what
-// is damaged of it repaired or in without: chunks and pages that are in without are not looked into.
+// is damaged of it repaired or in without: sets, chunks and pages that are in without are not looked into.
 func (s *Scope) list(ctx context.Context, n, passes int, without map[schema.Key]bool) ([]schema.BlobRef, error) {
 	switch n {
 	case 0:
-		return s.Chunks(), nil
+		return append(s.Sets(), s.Chunks()...), nil
 	case 1:
 		return s.Pages(ctx, without)
 	case passes + 2:
@@ -188,9 +220,10 @@ func (s *Scope) list(ctx context.Context, n, passes int, without map[schema.Key]
 const chunksAtOnce = 8
 
 // Pass gathers the blobs of pass n of so many, counted from 0. Chunks and pages that are in
-// without are left out.
+// without are left out, and what lies in sets that are.
 func (s *Scope) Pass(ctx context.Context, n, of int, without map[schema.Key]bool) ([]schema.BlobRef, error) {
 	g := gathering{}
+	sets := setsOf(s.Snapshots)
 	chunks := slices.DeleteFunc(s.chunks(), func(c chunkOf) bool { return without[c.chunk().Key] })
 	for group := range slices.Chunk(chunks, chunksAtOnce) {
 		parts := make([][]schema.BlobRef, len(group))
@@ -198,7 +231,8 @@ func (s *Scope) Pass(ctx context.Context, n, of int, without map[schema.Key]bool
 		for i, c := range group {
 			readers.Go(func() error {
 				return s.cells(ctx, c, without, func(_ int, _ int64, ref schema.BlobRef) {
-					if passOf(&ref.Key, of) == n {
+					set, ok := sets[prefixOf(ref.Key)]
+					if lost := ok && without[set]; passOf(&ref.Key, of) == n && !lost {
 						parts[i] = append(parts[i], ref)
 					}
 				})
@@ -301,19 +335,19 @@ func (g *gathering) list() []schema.BlobRef {
 	return refs
 }
 
-// Attached is what is made of blobs that are cells of other programs' tables.
+// Attached is what is made of blobs that are cells of other programs' tables, or lie in buckets.
 type Attached string
 
 const (
-	// ByValue reads the cells and stores their bytes under the hashes of their content, with manifests that
-	// say so: the copy needs the tables no more. It is the default.
+	// ByValue reads the blobs and stores their bytes under the hashes of their content, with manifests that
+	// say so: the copy needs the tables and buckets no more. It is the default.
 	ByValue Attached = "value"
-	// ByReference copies manifests as they are. The target has to reach the same tables, through which
-	// each cell is read once and compared.
+	// ByReference copies manifests and object sets as they are. The target has to reach the same tables, through which
+	// each cell is read once and compared. What lies in buckets is not read: a verification of the copy does that.
 	ByReference Attached = "reference"
 )
 
-// attachment says which manifest chunks of a scope have cells of tables, and of which ones.
+// attachment says which manifest chunks of a scope have blobs that lie elsewhere, and in which tables.
 type attachment struct {
 	chunks map[schema.Key]bool
 	tables []store.AttachedTable // sorted, each once
@@ -322,19 +356,21 @@ type attachment struct {
 var errEnough = errors.New("no further page is needed")
 
 // attached looks at the first cell of each blob column of each chunk that is not null: a chunk is made by
-// one import, or by one attachment, and its columns have no cells of two kinds.
+// one import, or by one attachment of tables, and its columns have no cells of two kinds. Of a snapshot that names
+// object sets it looks at cells until one is found that lies elsewhere.
 func (s *Scope) attached(ctx context.Context) (attachment, error) {
 	a := attachment{chunks: map[schema.Key]bool{}}
-	if !s.Source.Traits().Addresses {
+	if !s.Source.Traits().Addresses && len(s.Sets()) == 0 {
 		return a, nil
 	}
+	sets := setsOf(s.Snapshots)
 	var mu sync.Mutex
 	readers, ctx := errgroup.WithContext(ctx)
 	readers.SetLimit(chunksAtOnce)
 	for _, c := range s.chunks() {
 		readers.Go(func() error {
 			seen := map[int]bool{}
-			columns := len(schema.BlobFields(c.snap.Schema))
+			columns, mixed := len(schema.BlobFields(c.snap.Schema)), len(c.snap.Sets) > 0
 			err := s.eachPage(ctx, c, nil, func(_ pageOf, m *schema.Manifest) error {
 				for col := range columns {
 					for row := int64(0); row < m.Rows() && !seen[col]; row++ {
@@ -342,21 +378,26 @@ func (s *Scope) attached(ctx context.Context) (attachment, error) {
 						if !ok {
 							continue
 						}
-						seen[col] = true
-						if table, ok := s.Source.Addressed(ref.Key); ok {
+						table, ok := s.Source.Addressed(ref.Key)
+						_, inBucket := sets[prefixOf(ref.Key)]
+						ok = ok || inBucket
+						seen[col] = ok || !mixed
+						if ok {
 							mu.Lock()
 							a.chunks[c.chunk().Key] = true
-							if !slices.Contains(a.tables, table) {
+							if table != (store.AttachedTable{}) && !slices.Contains(a.tables, table) {
 								a.tables = append(a.tables, table)
 							}
 							mu.Unlock()
 						}
 					}
 				}
-				if len(seen) == columns {
-					return errEnough
+				for col := range columns {
+					if !seen[col] {
+						return nil
+					}
 				}
-				return nil
+				return errEnough
 			})
 			if errors.Is(err, errEnough) {
 				return nil
@@ -370,12 +411,13 @@ func (s *Scope) attached(ctx context.Context) (attachment, error) {
 }
 
 // sameButAttached says whether a snapshot is what copying another by value makes of it: all is the same,
-// but the manifest chunks that have cells of tables are of other bytes.
+// but the manifest chunks that have blobs that lie elsewhere are of other bytes, and no object set is named.
 func sameButAttached(made, from *schema.Snapshot, a attachment) (bool, error) {
-	if len(a.chunks) == 0 || len(made.Chunks) != len(from.Chunks) {
+	if len(a.chunks) == 0 && len(from.Sets) == 0 || len(made.Chunks) != len(from.Chunks) {
 		return false, nil
 	}
 	x, y := *made, *from
+	x.Sets, y.Sets = nil, nil
 	x.Chunks, y.Chunks = slices.Clone(made.Chunks), slices.Clone(from.Chunks)
 	for i := range y.Chunks {
 		if a.chunks[y.Chunks[i].Key] {

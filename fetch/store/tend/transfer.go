@@ -28,7 +28,7 @@ type transfer struct {
 // It returns the snapshots of the scope as they are there: those that have cells of other
 // programs' tables have manifests of their own where these are copied by value.
 func (c *copier) transfer(ctx context.Context, in store.Ingest, scope Scope) ([]*schema.Snapshot, error) {
-	t := &transfer{copier: c, in: in, scope: scope, hashed: hashedIn(scope.Source)}
+	t := &transfer{copier: c, in: in, scope: scope, hashed: c.hashedIn(scope.Source)}
 	snaps := scope.Snapshots
 	if len(c.attached.chunks) > 0 && c.opts.Attached != ByReference {
 		var err error
@@ -59,6 +59,9 @@ func (t *transfer) visit(ctx context.Context, ref schema.BlobRef) error {
 	case t.opts.Attached != ByReference:
 		return fmt.Errorf("%w: a manifest chunk has cells of attached tables after blobs of the store",
 			schema.ErrInvalid)
+	case t.inBucket(ref.Key):
+		t.count(ref, false)
+		return nil
 	default: // read through the target, so that it is seen to reach the cells
 		src = t.to
 	}
@@ -71,6 +74,19 @@ func (t *transfer) visit(ctx context.Context, ref schema.BlobRef) error {
 		return nil
 	}
 	return t.put(ctx, ref, b.Bytes())
+}
+
+// inBucket reports whether a key is an address in an object set of what is copied.
+func (c *copier) inBucket(key schema.Key) bool {
+	_, ok := c.inSets[prefixOf(key)]
+	return ok
+}
+
+// hashedIn says which keys of a store are hashes. A target that what is copied is not committed to yet may not know of
+// its sets.
+func (c *copier) hashedIn(src store.Store) func(schema.Key) bool {
+	hashed := hashedIn(src)
+	return func(key schema.Key) bool { return !c.inBucket(key) && hashed(key) }
 }
 
 // adopt makes a blob that the target has the ingest's own, and reports whether it has.

@@ -84,7 +84,7 @@ type Damage struct {
 type Occurrence struct {
 	Dataset  string `json:"dataset"`
 	Snapshot int64  `json:"snapshot"`
-	// What is "manifest", "selection NAME" or "column NAME".
+	// What is "manifest", "selection NAME", "object set PREFIX" or "column NAME".
 	What string `json:"what"`
 	// Rows are positions, the first hundred, and Count is how many there are. Of a manifest
 	// chunk they are the first and the last.
@@ -350,6 +350,11 @@ func (v *verifier) locateIn(
 	for _, sel := range v.scope.Selections {
 		if i, ok := index[sel.Bitmap.Key]; ok && sel.Dataset == snap.Dataset && sel.Snapshot == snap.Number {
 			v.occurs(i, snap, "selection "+sel.Name(), nil)
+		}
+	}
+	for _, set := range snap.Sets {
+		if i, ok := index[set.Blob.Key]; ok {
+			v.occurs(i, snap, "object set "+set.Prefix.String(), nil)
 		}
 	}
 	columns := schema.BlobFields(snap.Schema)
