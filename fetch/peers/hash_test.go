@@ -81,12 +81,20 @@ func TestForgedBytesAreWrong(t *testing.T) {
 	}
 }
 
-// A cell of another program's table has no hash: a node is asked for it only by a way by which nothing comes but what
+// A cell of another program's table has no hash, nor has what lies in a bucket: a node is asked for it only by a way by which nothing comes but what
 // that node has sent.
 func TestAddressesAreAskedBySecureWays(t *testing.T) {
 	data := []byte("a cell of another program's table")
 	ref := schema.BlobRef{Size: int64(len(data)), Sum: schema.Checksum(data)}
-	ref.Key = schema.AddressKey([12]byte{1, 2, 3}, ref.Sum, schema.SampleID("d", "1"))
+	for _, key := range []schema.Key{schema.AddressKey([12]byte{1, 2, 3}, ref.Sum, schema.SampleID("d", "1")),
+		schema.ObjectAddress{Prefix: schema.ObjectPrefix{1, 2, 3}, Object: 4, Offset: 5}.Key(ref.Sum)} {
+		ref.Key = key
+		addressIsAsked(t, data, ref)
+	}
+}
+
+func addressIsAsked(t *testing.T, data []byte, ref schema.BlobRef) {
+	t.Helper()
 	if ref.Hashed() || !schema.RefOf(data).Hashed() {
 		t.Fatal("an address is taken for a hash, or a hash for an address")
 	}

@@ -294,6 +294,13 @@ func TestErrors(t *testing.T) {
 	if err := s.Repair(t.Context(), b.ref, b.data); !errors.Is(err, schema.ErrInvalid) {
 		t.Errorf("repaired: %v", err)
 	}
+	other := *m
+	other.set.Unproven = true
+	other.attach(t, s, "lazy")
+	_, err := s.Snapshot(t.Context(), "lazy", 0)
+	must(t, err)
+	fails("attached without being read", at(func(a *schema.ObjectAddress) { a.Prefix = other.set.Prefix() }),
+		schema.ErrNotSupported, bucket.url)
 	ended, end := context.WithCancel(t.Context())
 	end()
 	if err := b.check(ended, s); !errors.Is(err, context.Canceled) {
