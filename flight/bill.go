@@ -175,7 +175,7 @@ func billOf(found fetch.Extents, c *predict.Job, p *predict.Prediction, prices *
 // planOf adds up what the extents take, each for as many blobs as it stands for.
 func planOf(name string, all []pricedExtent, blobs float64, way object.Transfer,
 	epochs func(*pricedExtent) (requests, bytes float64)) BilledPlan {
-	type sum struct{ requests, bytes, rate float64 }
+	type sum struct{ requests, bytes float64 }
 	var hours float64
 	by := map[*object.Price]*sum{}
 	for i := range all {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"bowstring/fetch"
+	"bowstring/fetch/object"
 	"bowstring/flight"
 )
 
@@ -52,8 +53,51 @@ type View struct {
 	Streams []Stream `json:"streams"` // the busiest first
 	Cache   []Cached `json:"cache"`   // by dataset
 	Tenants []Tenant `json:"tenants"` // by name
+	Buckets []Bucket `json:"buckets"` // by URL
 	// SameNode is of memory that clients on the server's node share; nil where there is none.
 	SameNode *SameNode `json:"samenode,omitempty"`
+}
+
+// Bucket is what is asked of a bucket.
+type Bucket struct {
+	Bucket      string       `json:"bucket"` // its URL
+	Requests    int64        `json:"requests"`
+	PerSec      float64      `json:"requests_per_s"`
+	BytesPerSec float64      `json:"bytes_per_s"` // read and written
+	Errors      int64        `json:"errors"`
+	Throttled   int64        `json:"throttled"`
+	Waiting     int          `json:"waiting"`           // requests, for their turn
+	Limit       float64      `json:"limit_per_s"`       // the lowest of its limits; 0 where there is none
+	FirstP99    int64        `json:"first_byte_p99_us"` // since the server began
+	Cost        object.Money `json:"cost_usd"`
+	Priced      string       `json:"priced,omitempty"`
+}
+
+func bucketsOf(a, b *flight.Stats, secs float64) []Bucket {
+	before := make(map[string]*object.Usage, len(a.Objects))
+	for i := range a.Objects {
+		before[a.Objects[i].Bucket] = &a.Objects[i]
+	}
+	list := make([]Bucket, 0, len(b.Objects))
+	for i := range b.Objects {
+		u := &b.Objects[i]
+		was := before[u.Bucket]
+		if was == nil {
+			was = &object.Usage{}
+		}
+		one := Bucket{Bucket: u.Bucket, Requests: u.Requests(), Errors: u.Errors, Throttled: u.Throttled,
+			PerSec:      float64(max(u.Requests()-was.Requests(), 0)) / secs,
+			BytesPerSec: float64(max(u.BytesIn+u.BytesOut-was.BytesIn-was.BytesOut, 0)) / secs,
+			FirstP99:    u.FirstP99, Cost: u.Cost.Total, Priced: u.Priced}
+		for _, l := range u.Limits {
+			one.Waiting += l.Waiting
+			if l.PerSecond > 0 && (one.Limit == 0 || l.PerSecond < one.Limit) {
+				one.Limit = l.PerSecond
+			}
+		}
+		list = append(list, one)
+	}
+	return list
 }
 
 // SameNode is what goes to clients by memory that they share with the server.
@@ -110,7 +154,7 @@ func Between(target string, a, b *Look) *View {
 		Rows:   b.Stats.Server.Rows, Bytes: b.Stats.Server.Bytes,
 		ReadsInFlight: to.ReadsInFlight, BytesInFlight: to.BytesInFlight, InFlightLimit: to.InFlightLimit,
 		Jobs: jobsOf(&a.Stats, &b.Stats, secs), Streams: streamsOf(a, b), Cache: cacheOf(&b.Stats),
-		Tenants: tenantsOf(&a.Stats, &b.Stats, secs),
+		Tenants: tenantsOf(&a.Stats, &b.Stats, secs), Buckets: bucketsOf(&a.Stats, &b.Stats, secs),
 	}
 	if s := to.Spill; s != nil {
 		v.SpillHeld, v.SpillBudget = s.HeldBytes, s.BudgetBytes

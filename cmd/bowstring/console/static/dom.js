@@ -43,6 +43,8 @@ export function size(bytes) {
 
 export const bytes = (n) => size(n).join(" ");
 const grouped = new Intl.NumberFormat("en");
+/** dollars is an amount to the cent from a dollar on, else of two digits. */
+export const dollars = (d) => "$" + (d === 0 ? "0" : d >= 1 ? d.toFixed(2) : d.toPrecision(2));
 export const count = (n) => grouped.format(Math.round(n));
 export const percent = (share) => (share === null || share === undefined ? "–" : (100 * share).toFixed(share > 0 && share < 0.1 ? 1 : 0) + " %");
 export const millis = (us) => (us === 0 ? "–" : us < 1000 ? us + " µs" : (us / 1000).toFixed(us < 10000 ? 1 : 0) + " ms");

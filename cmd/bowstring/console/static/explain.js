@@ -1,6 +1,6 @@
 // How a job over the dataset would run, and beside it how one runs.
 import { get } from "./api.js";
-import { el, fill, bytes, count, percent, duration, card, table } from "./dom.js";
+import { el, fill, bytes, count, dollars, percent, duration, card, table } from "./dom.js";
 
 const fields = [ // name, label, what it is at first, least
   ["batch", "Batch", 64, 1], ["ranks", "Ranks", 1, 1], ["epochs", "Epochs", 1, 1],
@@ -63,7 +63,17 @@ function show(answer, got) {
       ...(got.unknown.length ? [["Not measured, and taken to limit nothing", got.unknown.join(", ")]] : []),
     ])),
     got.running ? running(got.running) : null,
+    got.bill ? bill(got.bill) : null,
     card("Epochs, and more nodes", table(["#Nodes", "Epoch", "#Samples/s", "#Takes", "#Waits", "#Hits", "Limit"], rows)));
+}
+
+function bill(b) {
+  return card("What the buckets cost", pairs([
+    ["Blobs in buckets", percent(b.share) + " of " + count(b.looked) + " that were looked at"],
+    ...b.buckets.map((x) => [x.bucket, (x.priced ? "prices of " + x.priced : "no prices known") + ", " + (x.requests_per_s ? count(x.requests_per_s) + " reads a second" + (x.learned ? ", as learned" : ", by what the cloud says") : "any number of reads")]),
+    ["Prices", "list prices of " + b.prices_dated + ", bytes go " + b.transfer],
+  ]), table(["All epochs", "#Requests", "#Bytes", "#For requests", "#For bytes", "#In all", "#At least"], b.plans.map((p) => [p.plan, count(p.requests), bytes(p.bytes), dollars(p.cost_usd.requests), dollars(p.cost_usd.transfer), dollars(p.cost_usd.total),
+    p.hours ? duration(3600 * p.hours) : "any time"])));
 }
 
 function running(r) {

@@ -1,5 +1,5 @@
 // What runs now. One event a second brings all of it.
-import { el, fill, text, size, bytes, count, percent, millis, duration, card, empty, table, bar } from "./dom.js";
+import { el, fill, text, size, bytes, count, dollars, percent, millis, duration, card, empty, table, bar } from "./dom.js";
 import { parts, keys, stack, paint } from "./parts.js";
 import { streams } from "./streams.js";
 import { chart } from "./chart.js";
@@ -34,13 +34,13 @@ export function live(main) {
   const f = Object.fromEntries(["Throughput", "Rows", "Streams", "Store latency", "From spill", "Window memory", "Trouble"].map((n) => [n, figure(n)]));
   const graph = chart(), list = streams();
   const all = stack("stack.tall"), limit = el("p.muted");
-  const jobs = el("div"), cache = el("div"), tenants = el("div"), memory = el("div");
+  const jobs = el("div"), cache = el("div"), tenants = el("div"), memory = el("div"), objects = el("div");
   const partial = el("p.muted", { hidden: true }, "You see your own streams. Figures of the whole server, jobs, cache and tenants are for its administrators.");
   const time = card("Where time goes", all, el("div.say", limit), keys());
   time.querySelector("header").append(el("span.muted", "all streams together"));
-  const whole = [card("Jobs", jobs), el("div.cols", card("Cache", cache), card("Tenants", tenants))], shared = card("Clients on this node", memory);
+  const whole = [card("Jobs", jobs), el("div.cols", card("Cache", cache), card("Tenants", tenants))], shared = card("Clients on this node", memory), buckets = card("Buckets", objects);
   fill(main, el("h1", "Live"), partial, el("section.card.figures", { "aria-label": "Figures" }, Object.values(f).map((x) => x.node)),
-    el("div.beside", graph.node, time), whole[0], list.node, whole[1], shared);
+    el("div.beside", graph.node, time), whole[0], list.node, whole[1], buckets, shared);
   graph.begin();
   say("", "connecting");
 
@@ -57,6 +57,9 @@ export function live(main) {
     show(f["From spill"], percent(v.spill_share), "", v.spill_budget_bytes ? bytes(v.spill_held_bytes) + " of " + bytes(v.spill_budget_bytes) : "no spill");
     show(f["Window memory"], percent(v.window_used_bytes / Math.max(1, v.window_limit_bytes)), "", bytes(v.window_used_bytes) + " of " + bytes(v.window_limit_bytes));
     show(f.Trouble, count(v.lost), "lost", count(v.failed_reads) + " failed reads, " + count(v.hedges) + " hedges", v.lost > 0);
+    buckets.hidden = !v.buckets.length;
+    if (v.buckets.length) fill(objects, table(["Bucket", "#Requests", "#Requests/s", "#Allowed/s", "#Waiting", "#Bytes/s", "#First byte, p99", "#Errors", "#Refused", "#Cost", "Prices of"], v.buckets.slice(0, 200).map((b) => [b.bucket, count(b.requests), count(b.requests_per_s),
+      b.limit_per_s ? count(b.limit_per_s) : "any", count(b.waiting), bytes(b.bytes_per_s), millis(b.first_byte_p99_us), count(b.errors), count(b.throttled), dollars(b.cost_usd), b.priced || "none known"])));
     const m = v.samenode;
     shared.hidden = !m;
     if (m) fill(memory, table(["#Rings", "#Memory", "#Held by clients", "#Bytes/s", "#Waits/s", "#By TCP/s", "#Refused", "#Abandoned", "#Pinned", "#Referred/s", "#Copied/s"], [[count(m.rings), bytes(m.bytes), bytes(m.held_bytes), bytes(m.sent_bytes_per_s),
