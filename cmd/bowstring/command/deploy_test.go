@@ -2,6 +2,7 @@ package command
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -16,8 +17,10 @@ import (
 	"github.com/prometheus/prometheus/promql/parser"
 
 	"bowstring/cmd/bowstring/metrics"
+	"bowstring/fetch/object"
 	"bowstring/flight"
 	"bowstring/flight/shm"
+	"bowstring/internal/objecttest"
 	"bowstring/schema"
 )
 
@@ -43,7 +46,7 @@ func sameNode(t *testing.T) *shm.Server {
 func everything(t *testing.T) flat {
 	t.Helper()
 	o := newObserved(t, observedOptions{
-		flight: flight.Options{SameNode: sameNode(t)},
+		flight: flight.Options{SameNode: sameNode(t), Requests: asked(t)},
 		spill:  spillIn(t.TempDir()), collections: metrics.NewCollections(time.Hour), memoryLimit: 1 << 40,
 		cluster: func() *metrics.Cluster {
 			return &metrics.Cluster{Name: "lab", Node: "a", View: "v", Members: 2, Share: 0.5, Read: time.Now(), Up: 1}
@@ -56,6 +59,35 @@ func everything(t *testing.T) flat {
 		t.Fatal("there is no dataset of that name")
 	}
 	return o.flat()
+}
+
+// asked are requests to a bucket, of which one was refused.
+func asked(t *testing.T) *object.Requests {
+	t.Helper()
+	s, err := objecttest.Start(objecttest.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.PutObject("bucket", "a", []byte("a"))
+	refused := objecttest.SlowDown()
+	refused.Times = 1
+	s.Fail(refused)
+	requests := object.NewRequests(object.RequestsOptions{})
+	b, err := object.Open(t.Context(), s.URL("bucket"), object.Options{Requests: requests,
+		Keys: &object.Keys{ID: "id", Secret: "secret"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.Stat(t.Context(), "a"); !errors.Is(err, schema.ErrUnavailable) {
+		t.Fatalf("the first request is not refused: %v", err)
+	}
+	if _, err := b.Stat(t.Context(), "a"); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(b.Close(), s.Close()); err != nil {
+		t.Fatal(err)
+	}
+	return requests
 }
 
 // selector is what a query asks for, and where it stands.
