@@ -8,6 +8,7 @@
 //   - resolve: requests resolved against snapshots
 //   - manifest: rows of snapshots, read when they are wanted
 //   - peers: the caches of other nodes, as one tier more
+//   - spans: blobs that lie in buckets, neighbours by one request, as the last tier
 //   - read: whose turn it is to read, and the reads: what windows hold, the spill, other nodes, the store
 //   - operators: what samples become before they are served
 //   - admission: whose turn it is, and one ledger of memory and work

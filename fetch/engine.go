@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"log/slog"
 	"time"
 
@@ -20,6 +21,7 @@ import (
 	"bowstring/fetch/prefetch"
 	"bowstring/fetch/read"
 	"bowstring/fetch/resolve"
+	"bowstring/fetch/spans"
 	"bowstring/fetch/store"
 	"bowstring/schema"
 	"bowstring/spill"
@@ -148,6 +150,7 @@ type Engine struct {
 	store  store.Store
 	ledger *admission.Ledger
 	work   *admission.Work
+	spans  *spans.Tier
 	reader *read.Reader
 	jobs   *resolve.Resolver
 	ahead  *lookahead.Ahead // nil without a spill
@@ -182,8 +185,20 @@ func NewEngine(s store.Store, opts Options) (*Engine, error) {
 			opts.Spill.SetSpare(spare)
 		}
 	}
-	var errs [5]error
-	e.reader, errs[0] = read.New(append(list, read.Store(s)), read.Options{
+	var errs [6]error
+	e.spans, errs[5] = spans.New(spans.Options{
+		Store: s, Cache: opts.Spill, Memory: opts.WindowBytes / 2,
+		// There is what looks ahead before anything is read.
+		Beside: func(at spill.Place, after bool) iter.Seq2[schema.BlobRef, spill.Place] {
+			return e.ahead.Beside(at, after)
+		},
+		Bytes: func(dataset uint32) int64 { return e.ahead.Bytes(dataset) },
+		Waits: func() bool { return e.ahead.Waits() },
+	})
+	if errs[5] != nil {
+		return nil, errs[5]
+	}
+	e.reader, errs[0] = read.New(append(list, e.spans), read.Options{
 		MaxReads: opts.MaxReads, ReadTimeout: opts.ReadTimeout, NoHedge: opts.NoHedge, Keeps: mine, Sharers: sharers,
 		Logger: opts.Logger,
 	})
@@ -284,6 +299,7 @@ func (e *Engine) Close() error {
 	e.stage.Close()
 	e.ahead.Close()
 	e.jobs.Close()
+	e.spans.Close()
 	return nil
 }
 

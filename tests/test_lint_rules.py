@@ -37,6 +37,7 @@ FORBIDDEN = [
     ("fetch/read", "bowstring/fetch/operators", "fetch/read reads blobs"),
     ("fetch/read", "bowstring/internal/readtest", "internal holds suites"),
     ("cmd/bowstring/command", "bowstring/internal/delay", "internal holds suites"),
+    ("fetch/spans", "bowstring/fetch/lookahead", "fetch/spans is a tier"),
     ("fetch/peers", "bowstring/fetch/prefetch", "fetch/peers is a tier"),
     ("flight/peer", "bowstring/flight/policy", "flight/peer carries asks"),
     ("fetch/lookahead", "bowstring/fetch/prefetch", "fetch/lookahead brings"),

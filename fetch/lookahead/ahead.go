@@ -2,6 +2,8 @@ package lookahead
 
 import (
 	"fmt"
+	"iter"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -164,4 +166,87 @@ func (a *Ahead) Wants() map[string]int64 {
 		wants[name] = max(wants[name], l.mean*l.order.Rows())
 	}
 	return wants
+}
+
+// Beside lists the blobs of samples at the positions after a place, or before it, the nearest first, and before them the
+// other ones of the sample there: as far as a job that runs reads them, their rows are in memory, and this node is the
+// one that keeps them. It reads nothing, and waits for nothing.
+func (a *Ahead) Beside(at spill.Place, after bool) iter.Seq2[schema.BlobRef, spill.Place] {
+	return func(yield func(schema.BlobRef, spill.Place) bool) {
+		if l := a.retain(at.Dataset); l != nil {
+			defer l.order.job.Release()
+			a.beside(l, at, after, yield)
+		}
+	}
+}
+
+// retain returns a job on a dataset, which the caller releases; nil if there is none.
+func (a *Ahead) retain(dataset uint32) *running {
+	if a == nil || dataset == 0 {
+		return nil
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, l := range a.jobs {
+		if l.number == dataset {
+			l.order.job.Retain()
+			return l
+		}
+	}
+	return nil
+}
+
+func (a *Ahead) beside(l *running, at spill.Place, after bool, yield func(schema.BlobRef, spill.Place) bool) {
+	m, columns := l.order.job.Manifest(), l.order.job.Projection().BlobColumns()
+	step := int64(1)
+	if !after {
+		step = -1
+		columns = slices.Clone(columns)
+		slices.Reverse(columns)
+	}
+	more := true
+	for pos := at.Position; more && pos >= 0 && pos < m.Rows(); {
+		there := m.Peek(pos, func(start int64, p *schema.Page) {
+			for ; more && pos >= start && pos < start+int64(p.Rows()); pos += step {
+				for _, column := range columns {
+					ref, ok, err := p.TryBlob(column, int(pos-start))
+					if err != nil {
+						more = false
+						return
+					}
+					place := spill.Place{Dataset: l.number, Tenant: at.Tenant, Position: pos}
+					if ok && a.opts.Mine(ref.Key) && !yield(ref, place) {
+						more = false
+						return
+					}
+				}
+			}
+		})
+		more = more && there
+	}
+}
+
+// Bytes is how many bytes of blobs a job reads that runs on a dataset, about; 0 if that is not known.
+func (a *Ahead) Bytes(dataset uint32) int64 {
+	if a == nil {
+		return 0
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, l := range a.jobs {
+		if l.number == dataset {
+			return l.mean * l.order.Rows()
+		}
+	}
+	return 0
+}
+
+// Waits reports whether consumers have waited for the store of late.
+func (a *Ahead) Waits() bool {
+	if a == nil {
+		return false
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.waits
 }

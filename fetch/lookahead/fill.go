@@ -112,7 +112,7 @@ func (f *filler) try(c *candidate) read.Filling {
 	a.mu.Lock()
 	f.places[c.ref] = c.at // before it may come
 	a.mu.Unlock()
-	v := a.opts.Reader.Fill(&read.Want{Ref: c.ref, At: c.at, To: f}, a.streams.Reading() > 0)
+	v := a.opts.Reader.Fill(&read.Want{Ref: c.ref, At: c.at, Use: read.Whenever, To: f}, a.streams.Reading() > 0)
 	if v == read.Begun {
 		f.bytes += c.ref.Size
 		f.reads++

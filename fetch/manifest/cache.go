@@ -148,6 +148,22 @@ func (c *Cache) want(ctx context.Context, form *schema.Form, want schema.Chunk, 
 	return e, nil
 }
 
+// peek returns a page or an index that is there, which stays until release; nil if it is not.
+func (c *Cache) peek(want schema.Chunk) *entry {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	e := c.entries[entryKey{want.BlobRef, want.Rows, want.Pages}]
+	if e == nil || !e.ready || e.err != nil {
+		return nil
+	}
+	e.users++
+	if e.place != nil {
+		c.idle.Remove(e.place)
+		e.place = nil
+	}
+	return e
+}
+
 // reading reads an entry, and then those that wait. They belong to no single caller.
 func (c *Cache) reading(e *entry) {
 	for e != nil {

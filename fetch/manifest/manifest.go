@@ -230,6 +230,34 @@ func (m *Manifest) Try(positions []int64) ([]schema.Row, bool) {
 	return rows, true
 }
 
+// Peek visits the page that the sample at a position lies in, if it is in memory. It reads nothing, and waits for
+// nothing. start is the page's first position. The page is open until visit is back. The position is in [0, Rows()).
+func (m *Manifest) Peek(pos int64, visit func(start int64, p *schema.Page)) bool {
+	if m.whole {
+		i := m.places.of(pos)
+		visit(m.places.at[i], m.pages[i].page)
+		return true
+	}
+	chunk := m.chunks.of(pos)
+	want, begin := m.Snapshot().Chunks[chunk], m.chunks.at[chunk]
+	if want.Pages > 0 {
+		e := m.cache.peek(want)
+		if e == nil {
+			return false
+		}
+		i := e.index.of(pos - begin)
+		want, begin = e.index.pages[i], begin+e.index.at[i]
+		e.release()
+	}
+	e := m.cache.peek(want)
+	if e == nil {
+		return false
+	}
+	defer e.release()
+	visit(begin, e.page)
+	return true
+}
+
 // At says where the samples at some positions lie: in pages that are open as long as the
 // manifest is, or in copies, which are the garbage collector's. It reads what is
 // not there. Positions are in [0, Rows()), in any order; repeats are allowed.

@@ -450,10 +450,11 @@ const (
 )
 
 // lane is the way to a tier: what may be in flight on it, and what is. All fields
-// but tier, keeper, traits, index and last are guarded by Reader.mu.
+// but tier, keeper, gather, traits, index and last are guarded by Reader.mu.
 type lane struct {
 	tier   Tier
-	keeper Keeper // the tier, if it keeps what comes from below
+	keeper Keeper   // the tier, if it keeps what comes from below
+	gather Gatherer // the tier, if it serves some cells together
 	traits Traits
 	index  int
 	last   bool // there is none below
@@ -467,21 +468,16 @@ type lane struct {
 func (l *lane) init(t Tier, index, maxReads int) {
 	l.tier, l.traits, l.index = t, t.Traits(), index
 	l.keeper, _ = t.(Keeper)
+	l.gather, _ = t.(Gatherer)
 	l.flow.init(maxReads, func() int { return 1 })
 }
 
 // quick reports whether its reads most likely take no time.
 func (l *lane) quick() bool { return l.pace > 0 && l.pace < quickRead }
 
-// together is how many reads of it a goroutine begins at once.
-func (l *lane) together() int {
-	switch {
-	case l.traits.Together > 1:
-		return l.traits.Together
-	case l.quick():
-		return runLength
-	}
-	return 1
+// gathers reports whether the tier serves a blob together with others.
+func (l *lane) gathers(ref schema.BlobRef) bool {
+	return l.traits.Together > 1 && (l.gather == nil || l.gather.Gathers(ref))
 }
 
 func (l *lane) bit() uint8 { return 1 << l.index }

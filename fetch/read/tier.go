@@ -3,6 +3,7 @@ package read
 import (
 	"context"
 	"fmt"
+	"math"
 	"sync"
 	"time"
 
@@ -72,6 +73,18 @@ type Traits struct {
 	// byte is read from memory once then, and what was checked is what is delivered. What proves wrong is read again.
 	Late bool
 }
+
+// Gatherer is a Tier that serves some cells together, and others by themselves: [Traits.Together] is of those that it
+// gathers.
+type Gatherer interface {
+	Tier
+	// Gathers reports whether a cell of the blob is served better with others. It must not block: it is asked for every
+	// blob, with a lock held.
+	Gathers(ref schema.BlobRef) bool
+}
+
+// Whenever is the [Cell.Use] of a blob that no stream waits for.
+const Whenever = math.MaxInt64
 
 // Keeper is a Tier that keeps blobs which came from tiers below it.
 type Keeper interface {

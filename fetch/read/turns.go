@@ -182,14 +182,13 @@ func (r *Reader) takeLocked(w *worker) {
 		case held:
 			w.told.add(q.To, Outcome{Token: q.Token, Ref: q.Ref, Blob: q.held, Tier: InWindow, At: now})
 		case begun:
-			l := q.first.lane
-			if len(w.run) > 0 && !w.fits(l) { // it would hold up what the others bring
+			if len(w.run) > 0 && !w.fits(&q.first) { // it would hold up what the others bring
 				r.due.add(q.first)
 				return false
 			}
 			w.add(q.first)
 			bytes += q.Ref.Size
-			return len(w.run) < l.together() && bytes < runBytes
+			return !w.full(bytes)
 		}
 		return taken < runLength
 	})

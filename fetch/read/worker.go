@@ -18,6 +18,8 @@ const (
 	// they have, about: few enough that the first is not told of much later than it came.
 	runLength = 16
 	runBytes  = 1 << 20
+	// gatherBytes is how many bytes a goroutine asks a tier for at once that serves them together, about.
+	gatherBytes = 16 << 20
 	// quickRead is how long a read of such a tier takes, at most, on average.
 	quickRead = 50 * time.Microsecond
 )
@@ -65,14 +67,34 @@ type came struct {
 // add has an attempt made in the run.
 func (w *worker) add(a Attempt) {
 	if len(w.run) == 0 {
-		w.gathers = a.lane.traits.Together > 1
+		w.gathers = a.lane.gathers(a.read.ref)
 		w.quick = !w.gathers && a.lane.quick()
 	}
 	w.run = append(w.run, a)
 }
 
-// fits reports whether the run may have an attempt in a lane, too.
-func (w *worker) fits(l *lane) bool { return l == w.run[0].lane || w.quick && l.quick() }
+// fits reports whether the run may have an attempt, too.
+func (w *worker) fits(a *Attempt) bool {
+	switch first := w.run[0].lane; {
+	case w.gathers:
+		return a.lane == first && first.gathers(a.read.ref)
+	case a.lane.gathers(a.read.ref):
+		return false
+	default:
+		return a.lane == first || w.quick && a.lane.quick()
+	}
+}
+
+// full reports whether the run, of so many bytes, is to be made.
+func (w *worker) full(bytes int64) bool {
+	switch l := w.run[0].lane; {
+	case w.gathers:
+		return len(w.run) >= l.traits.Together || bytes >= gatherBytes
+	case l.quick():
+		return len(w.run) >= runLength || bytes >= runBytes
+	}
+	return true
+}
 
 // wakeLocked has a goroutine look for what is to be made: one that waits, or a new one. It is the first to have nothing
 // else to do that makes it. Where all processors are busy, those that are running go on from read to read, and one that

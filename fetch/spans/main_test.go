@@ -1,0 +1,182 @@
+package spans_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"bowstring/fetch/object"
+	"bowstring/fetch/read"
+	"bowstring/fetch/store"
+	"bowstring/schema"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// bucket keeps objects in memory, counts ranges, and can be held up.
+type bucket struct {
+	object.Bucket // nil: nothing but what follows is asked
+
+	mu      sync.Mutex
+	objects map[string][]byte
+	shut    chan struct{} // nil: ranges are answered
+	fail    func(key string, begin, n int64) error
+	ranges  []stretch
+	reading atomic.Int64
+}
+
+// stretch is what a request asked for.
+type stretch struct {
+	key        string
+	begin, end int64
+}
+
+func newBucket() *bucket { return &bucket{objects: map[string][]byte{}} }
+
+// Range implements object.Bucket.
+func (b *bucket) Range(ctx context.Context, key string, _ schema.ObjectVersion, offset int64, buf []byte) error {
+	b.reading.Add(1)
+	defer b.reading.Add(-1)
+	b.mu.Lock()
+	b.ranges = append(b.ranges, stretch{key, offset, offset + int64(len(buf))})
+	shut, fail := b.shut, b.fail
+	b.mu.Unlock()
+	if fail != nil {
+		if err := fail(key, offset, int64(len(buf))); err != nil {
+			return err
+		}
+	}
+	if shut != nil {
+		select {
+		case <-shut:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	data, ok := b.objects[key]
+	if !ok {
+		return fmt.Errorf("%w: no object %s", schema.ErrNotFound, key)
+	}
+	if copy(buf, data[min(offset, int64(len(data))):]) < len(buf) {
+		return fmt.Errorf("%w: object %s ends before byte %d", schema.ErrDataLoss, key, offset+int64(len(buf)))
+	}
+	return nil
+}
+
+// hang has ranges wait until release.
+func (b *bucket) hang() (release func()) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	c := make(chan struct{})
+	b.shut = c
+	return sync.OnceFunc(func() {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.shut = nil
+		close(c)
+	})
+}
+
+// asked returns what was asked for since it was asked last.
+func (b *bucket) asked() []stretch {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	list := b.ranges
+	b.ranges = nil
+	return list
+}
+
+// lying is a store whose blobs lie in a bucket.
+type lying struct {
+	store.Store // nil: nothing but what follows is asked
+
+	bucket *bucket
+	mu     sync.Mutex
+	places map[schema.BlobRef]store.Location
+}
+
+func newLying() *lying {
+	return &lying{bucket: newBucket(), places: map[schema.BlobRef]store.Location{}}
+}
+
+// put appends a blob to an object, and before it so many bytes of something else.
+func (s *lying) put(key string, gap int, data []byte) schema.BlobRef {
+	ref := schema.RefOf(data)
+	s.bucket.mu.Lock()
+	defer s.bucket.mu.Unlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	o := append(s.bucket.objects[key], make([]byte, gap)...)
+	s.places[ref] = store.Location{Bucket: s.bucket, Object: schema.Object{Key: key}, Offset: int64(len(o)),
+		Length: ref.Size}
+	s.bucket.objects[key] = append(o, data...)
+	return ref
+}
+
+// Locate implements store.Store.
+func (s *lying) Locate(_ context.Context, ref schema.BlobRef) (store.Location, bool, error) {
+	s.mu.Lock()
+	loc, ok := s.places[ref]
+	s.mu.Unlock()
+	if ok {
+		s.bucket.mu.Lock()
+		loc.Object.Size = int64(len(s.bucket.objects[loc.Object.Key]))
+		s.bucket.mu.Unlock()
+	}
+	return loc, ok, nil
+}
+
+// Get implements store.Store.
+func (s *lying) Get(ctx context.Context, ref schema.BlobRef) (schema.Blob, error) {
+	loc, ok, _ := s.Locate(ctx, ref)
+	if !ok {
+		return schema.Blob{}, fmt.Errorf("%w: no blob %s", schema.ErrNotFound, ref.Key)
+	}
+	data := make([]byte, loc.Length)
+	if err := s.bucket.Range(ctx, loc.Object.Key, loc.Object.Version, loc.Offset, data); err != nil {
+		return schema.Blob{}, err
+	}
+	return schema.NewBlob(data, nil), nil
+}
+
+// Traits implements store.Store.
+func (*lying) Traits() store.Traits { return store.Traits{} }
+
+// Where implements store.Store.
+func (*lying) Where() string { return "a bucket" }
+
+// allIn has all blobs lie in one set.
+func allIn(schema.BlobRef) (schema.ObjectPrefix, bool) { return schema.ObjectPrefix{}, true }
+
+// taken takes answers, and says when all are there.
+type taken struct {
+	mu   sync.Mutex
+	list map[int]read.Answer
+	t    testing.TB
+}
+
+func newTaken(t testing.TB) *taken { return &taken{list: map[int]read.Answer{}, t: t} }
+
+// Answer implements read.Answers.
+func (a *taken) Answer(n int, answer read.Answer) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if _, ok := a.list[n]; ok {
+		a.t.Errorf("cell %d is answered twice", n)
+	}
+	a.list[n] = answer
+}
+
+// content makes n bytes that depend on the number alone.
+func content(number, n int) []byte {
+	b := make([]byte, n)
+	_, _ = rand.NewChaCha8([32]byte{byte(number), byte(number >> 8), byte(number >> 16)}).Read(b) // never fails
+	return b
+}

@@ -1,0 +1,128 @@
+package spans
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+)
+
+// stuckAfter is how long memory is waited for while none is given back.
+const stuckAfter = 5 * time.Second
+
+// memory bounds the bytes of spans, and keeps some buffers to be used again. Who waits first is served first.
+type memory struct {
+	mu      sync.Mutex
+	limit   int64
+	used    int64
+	waiting []*claim
+	given   time.Time // when some was given back last
+	spare   [][]byte
+	spares  int64 // bytes of those
+}
+
+// claim waits for memory.
+type claim struct {
+	n       int64
+	granted chan struct{}
+}
+
+// spareShare is of which part of the limit buffers are kept that nobody uses.
+const spareShare = 8
+
+func (m *memory) init(limit int64) { m.limit = limit }
+
+func (m *memory) inUse() int64 {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.used
+}
+
+// take returns a buffer of n bytes; false if ctx ends first, or none is given back for long.
+func (m *memory) take(ctx context.Context, n int64) ([]byte, bool) {
+	m.mu.Lock()
+	if len(m.waiting) == 0 && m.fitsLocked(n) {
+		b := m.bufferLocked(n)
+		m.mu.Unlock()
+		return b, true
+	}
+	c := &claim{n, make(chan struct{})}
+	m.waiting = append(m.waiting, c)
+	m.mu.Unlock()
+	since := time.Now()
+	tick := time.NewTicker(stuckAfter / 4)
+	defer tick.Stop()
+	for {
+		select {
+		case <-c.granted:
+			m.mu.Lock()
+			defer m.mu.Unlock()
+			m.used -= n // bufferLocked counts it
+			return m.bufferLocked(n), true
+		case <-ctx.Done():
+			return nil, m.withdraw(c)
+		case now := <-tick.C:
+			m.mu.Lock()
+			last := m.given
+			m.mu.Unlock()
+			if now.Sub(last) > stuckAfter && now.Sub(since) > stuckAfter {
+				return nil, m.withdraw(c)
+			}
+		}
+	}
+}
+
+// withdraw gives a claim up, and what it was just granted. It returns false.
+func (m *memory) withdraw(c *claim) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if i := slices.Index(m.waiting, c); i >= 0 {
+		m.waiting = slices.Delete(m.waiting, i, i+1)
+	} else {
+		m.used -= c.n
+	}
+	m.grantLocked()
+	return false
+}
+
+// fitsLocked reports whether n bytes fit. One span always does.
+func (m *memory) fitsLocked(n int64) bool { return m.used == 0 || m.used+n <= m.limit }
+
+func (m *memory) grantLocked() {
+	for len(m.waiting) > 0 && m.fitsLocked(m.waiting[0].n) {
+		m.used += m.waiting[0].n
+		close(m.waiting[0].granted)
+		m.waiting[0] = nil
+		m.waiting = m.waiting[1:]
+	}
+}
+
+// bufferLocked returns a buffer, and counts it in.
+func (m *memory) bufferLocked(n int64) []byte {
+	m.used += n
+	for i, b := range m.spare {
+		if have := int64(cap(b)); have >= n && have <= n+n/8 {
+			m.spares -= have
+			m.spare = slices.Delete(m.spare, i, i+1)
+			return b[:n]
+		}
+	}
+	return make([]byte, n)
+}
+
+// give gives a buffer back.
+func (m *memory) give(b []byte) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.used -= int64(len(b))
+	m.given = time.Now()
+	for m.spares+int64(cap(b)) > m.limit/spareShare && len(m.spare) > 0 {
+		m.spares -= int64(cap(m.spare[0]))
+		m.spare = slices.Delete(m.spare, 0, 1)
+	}
+	if m.spares+int64(cap(b)) <= m.limit/spareShare {
+		m.spare = append(m.spare, b)
+		m.spares += int64(cap(b))
+	}
+	m.grantLocked()
+}

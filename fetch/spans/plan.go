@@ -1,0 +1,212 @@
+package spans
+
+import (
+	"cmp"
+	"context"
+	"slices"
+
+	"bowstring/fetch/read"
+	"bowstring/schema"
+)
+
+const (
+	// urgentRows is how far ahead of its stream a cell is used that may be read alone, so that the consumer does not wait
+	// for a whole span.
+	urgentRows = 512
+	// urgentShare is as what part of the requests for all of a dataset as many may be made for those.
+	urgentShare = 1.0 / 20
+	// maxAstray is how many neighbours in a row may lie elsewhere, as other columns do, before the next ones are taken to
+	// lie there, too.
+	maxAstray = 64
+	// maxTrails is how many runs through objects are known at once.
+	maxTrails = 64
+)
+
+// trail is where a run of cells through an object stands, one after the other.
+type trail struct {
+	at          place
+	begin, next int64 // what was read last
+	last, prior *span // that are kept, or nil
+	whole       bool  // the object is read to its end
+}
+
+// plans is what becomes of cells.
+type plans struct {
+	spans []*span // to be read
+	alone []*cell // to be read by the store
+	there []*cell // that have a hold of a span that is there
+}
+
+// plan says how cells of an object set are read. It begins the spans that are needed, which the caller reads.
+func (t *Tier) plan(list []*cell) (p plans) {
+	slices.SortStableFunc(list, func(a, b *cell) int {
+		return cmp.Or(cmp.Compare(a.loc.Object.Key, b.loc.Object.Key), cmp.Compare(a.begin, b.begin))
+	})
+	waits := t.opts.Waits()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for i, c := range list {
+		if c.gone {
+			continue
+		}
+		if s := t.coveringLocked(c.place(), c.begin, c.end); s != nil {
+			if again(c) && t.overdueLocked(s) {
+				p.alone = append(p.alone, c)
+				continue
+			}
+			t.count.joined.Add(1)
+			if t.joinLocked(s, c) {
+				p.there = append(p.there, c)
+				t.passedLocked(s)
+			}
+			continue
+		}
+		s := t.beginLocked(list[i:], waits)
+		if s == nil {
+			p.alone = append(p.alone, c)
+			continue
+		}
+		t.joinLocked(s, c)
+		p.spans = append(p.spans, s)
+	}
+	return p
+}
+
+// beginLocked begins the span of the first of some cells, which are in order; nil if that is to be read alone.
+func (t *Tier) beginLocked(list []*cell, waits bool) *span {
+	c := list[0]
+	at := c.place()
+	if c.end-c.begin > t.most {
+		return nil
+	}
+	s := &span{tier: t, at: at, begin: c.begin, end: c.end}
+	near := 1
+	for _, o := range list[1:] {
+		if o.place() != at || o.begin > s.end+nearGap || max(o.end, s.end)-s.begin > t.most {
+			break
+		}
+		if o.end > s.end {
+			s.end = o.end
+		}
+		near++
+	}
+	switch {
+	case t.keeps(c):
+		if near == 1 && t.urgentLocked(c) {
+			return nil
+		}
+		t.besideLocked(s, c, list[:near], waits)
+	default:
+		t.followLocked(s, c)
+	}
+	if near == 1 && len(s.beside) == 0 && !s.keep {
+		return nil
+	}
+	s.ctx, s.cancel = context.WithCancel(context.WithoutCancel(c.Context))
+	t.addLocked(s)
+	return s
+}
+
+// keeps reports whether the spill may keep what lies beside a cell.
+func (t *Tier) keeps(c *cell) bool {
+	return t.opts.Cache != nil && t.opts.Beside != nil && c.At.Dataset != 0 && !c.At.IsPage()
+}
+
+// urgentLocked reports whether a cell is to be read alone, as its stream needs it soon, and counts it. So many are that
+// the requests of an epoch stay about as few.
+func (t *Tier) urgentLocked(c *cell) bool {
+	if c.Use >= urgentRows {
+		return false
+	}
+	chunks := t.opts.Bytes(c.At.Dataset) / t.chunkOf(c.loc.Object.Size)
+	n := t.starts[c.At.Dataset]
+	if float64(n+1) > urgentShare*float64(chunks) {
+		return false
+	}
+	t.starts[c.At.Dataset] = n + 1
+	return true
+}
+
+// chunkOf is how long the chunks of an object are: equal ones of MaxSpan at most.
+func (t *Tier) chunkOf(size int64) int64 {
+	n := max((size+t.most-1)/t.most, 1)
+	return max((size+n-1)/n, 1)
+}
+
+// besideLocked has a span bring what lies beside its cells, too, within the chunk of the first: what the spill would
+// keep until it is used, as long as what lies between is no more than a request is worth.
+func (t *Tier) besideLocked(s *span, c *cell, due []*cell, waits bool) {
+	width := t.chunkOf(c.loc.Object.Size)
+	low := c.begin / width * width
+	high := low + width
+	gap := t.opts.Costs.gap(&t.link, waits)
+	for _, after := range []bool{false, true} {
+		astray := 0
+		for ref, at := range t.opts.Beside(c.At, after) {
+			begin, end, ok := t.liesBeside(c, ref)
+			if !ok || begin < low || begin >= high || after && begin > s.end+gap || !after && end < s.begin-gap {
+				if astray++; astray > maxAstray {
+					break
+				}
+				continue
+			}
+			astray = 0
+			if begin >= s.begin && end <= s.end && slices.ContainsFunc(due, func(d *cell) bool { return d.Ref == ref }) {
+				continue
+			}
+			if max(end, s.end)-min(begin, s.begin) > t.most+t.most/8 || t.coveringLocked(s.at, begin, end) != nil ||
+				t.opts.Cache.Has(ref) || !t.opts.Cache.WantsBlob(ref, at, true) {
+				continue
+			}
+			s.begin, s.end = min(s.begin, begin), max(s.end, end)
+			s.beside = append(s.beside, beside{ref, at, begin})
+		}
+	}
+}
+
+// liesBeside says where a neighbour lies, if it lies in the object of a cell.
+func (t *Tier) liesBeside(c *cell, ref schema.BlobRef) (begin, end int64, ok bool) {
+	if set, in := t.opts.Set(ref); !in {
+		return 0, 0, false
+	} else if own, _ := t.opts.Set(c.Ref); own != set {
+		return 0, 0, false
+	}
+	// Its set is open, as that of the cell is.
+	loc, in, err := t.opts.Store.Locate(c.Context, ref)
+	if err != nil || !in || loc.Unit != nil || loc.Length != ref.Size || loc.Length == 0 ||
+		loc.Object.Key != c.loc.Object.Key || loc.Object.Version != c.loc.Object.Version || loc.Bucket != c.loc.Bucket {
+		return 0, 0, false
+	}
+	return loc.Offset, loc.Offset + loc.Length, true
+}
+
+// followLocked has a span that goes on where another one ended, as of a run without a shuffle, read twice as far, and
+// kept for the cells that come next.
+func (t *Tier) followLocked(s *span, c *cell) {
+	i := slices.IndexFunc(t.ahead, func(r trail) bool {
+		if r.at == s.at {
+			return s.begin >= r.begin && s.begin <= r.next+nearGap
+		}
+		return r.whole && r.at.bucket == s.at.bucket && s.begin <= nearGap
+	})
+	r := trail{at: s.at}
+	if i >= 0 {
+		r = t.ahead[i]
+		t.ahead = slices.Delete(t.ahead, i, i+1)
+		size := min(max(2*(r.next-r.begin), s.size()), t.most)
+		if end := min(s.begin+size, c.loc.Object.Size); end > s.end {
+			s.end, s.keep = end, true
+			if r.prior != nil && slices.Contains(t.kept, r.prior) { // the run is past it
+				t.dropLocked(r.prior)
+			}
+			r.prior, r.last = r.last, s
+		}
+	} else if len(t.ahead) >= maxTrails {
+		t.ahead = slices.Delete(t.ahead, 0, 1)
+	}
+	r.at, r.begin, r.next = s.at, s.begin, s.end
+	r.whole = s.end+nearGap >= c.loc.Object.Size
+	t.ahead = append(t.ahead, r)
+}
+
+var _ read.Gatherer = (*Tier)(nil)

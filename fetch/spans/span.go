@@ -1,0 +1,319 @@
+package spans
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"bowstring/fetch/read"
+	"bowstring/fetch/store"
+	"bowstring/schema"
+	"bowstring/spill"
+)
+
+// span is a stretch of an object that one request brings. It is the owner of the blobs that are cut out of it. All
+// fields but those that never change and refs are guarded by Tier.mu.
+type span struct {
+	tier       *Tier
+	at         place
+	begin, end int64
+	ctx        context.Context //nolint:containedctx // of the request; it ends when no cell waits for it any more
+	cancel     context.CancelFunc
+	beside     []beside // what the spill is to have of it
+	keep       bool     // it is kept for cells that come after it
+
+	waiting []*cell
+	due     int64     // bytes of cells that it was begun for, or that joined
+	began   time.Time // when it was asked for; zero while it waits for memory
+	over    bool      // it is in no list any more
+	used    time.Time // when a cell last came to it, while it is kept
+	served  int64     // bytes of cells that came to it
+
+	data   []byte // when it is there; does not change then
+	slices bool   // blobs are parts of data, and no copies; set with data
+	refs   atomic.Int32
+}
+
+// beside is a blob that no stream has asked for.
+type beside struct {
+	ref   schema.BlobRef
+	at    spill.Place
+	begin int64 // in the object
+}
+
+// Unpin implements schema.Owner.
+func (s *span) Unpin() {
+	if s.refs.Add(-1) == 0 {
+		s.tier.memory.give(s.data)
+	}
+}
+
+func (s *span) size() int64 { return s.end - s.begin }
+
+func (s *span) covers(begin, end int64) bool { return s.begin <= begin && end <= s.end }
+
+// cut is a part of the span that is there.
+func (s *span) cut(begin, n int64) []byte {
+	from := begin - s.begin
+	return s.data[from : from+n : from+n]
+}
+
+// joinLocked has a cell wait for a span. It reports whether the span is there: then the cell has a hold.
+func (t *Tier) joinLocked(s *span, c *cell) (there bool) {
+	s.due += c.end - c.begin
+	s.served += c.end - c.begin
+	c.span = s
+	if s.data != nil {
+		s.used = t.opts.Clock()
+		s.refs.Add(1)
+		return true
+	}
+	s.waiting = append(s.waiting, c)
+	return false
+}
+
+// leave has a cell wait no longer. A span that nobody waits for is given up.
+func (t *Tier) leave(c *cell) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	c.gone = true
+	s := c.span
+	if s == nil || s.data != nil || s.over {
+		return
+	}
+	if i := slices.Index(s.waiting, c); i >= 0 {
+		s.waiting = slices.Delete(s.waiting, i, i+1)
+	}
+	if len(s.waiting) == 0 {
+		t.removeLocked(s)
+		s.cancel()
+	}
+}
+
+func (t *Tier) addLocked(s *span) { t.places[s.at] = append(t.places[s.at], s) }
+
+func (t *Tier) removeLocked(s *span) {
+	if s.over {
+		return
+	}
+	s.over = true
+	list := slices.DeleteFunc(t.places[s.at], func(o *span) bool { return o == s })
+	if len(list) == 0 {
+		delete(t.places, s.at)
+	} else {
+		t.places[s.at] = list
+	}
+}
+
+// coveringLocked returns a span that has a stretch, or will; nil if there is none.
+func (t *Tier) coveringLocked(at place, begin, end int64) *span {
+	for _, s := range t.places[at] {
+		if s.covers(begin, end) {
+			return s
+		}
+	}
+	return nil
+}
+
+// read reads a span, answers the cells that wait for it, and gives what lies beside to the spill.
+func (t *Tier) read(s *span) {
+	defer s.cancel()
+	t.makeRoom(s.size())
+	data, ok := t.memory.take(s.ctx, s.size())
+	if !ok {
+		t.apart(s)
+		return
+	}
+	t.mu.Lock()
+	s.began = t.opts.Clock()
+	t.mu.Unlock()
+	began := s.began
+	err := s.at.bucket.Range(s.ctx, s.at.key, s.at.version, s.begin, data)
+	now := t.opts.Clock()
+	t.mu.Lock()
+	waiting := s.waiting
+	s.waiting = nil
+	if err != nil {
+		t.removeLocked(s)
+		t.mu.Unlock()
+		t.memory.give(data)
+		err = fmt.Errorf("reading bytes %d to %d: %w", s.begin, s.end-1, err)
+		for _, c := range waiting {
+			c.answer(read.Answer{Err: err})
+		}
+		return
+	}
+	t.link.add(now, s.size(), now.Sub(began))
+	s.slices = 2*s.due >= s.size() && t.memory.inUse() <= t.opts.Memory/2
+	s.refs.Store(1 + int32(len(waiting)))
+	s.data, s.used = data, now
+	t.mu.Unlock()
+	t.count.spans.Add(1)
+	t.count.bytes.Add(s.size())
+	slices.SortFunc(waiting, func(a, b *cell) int { return int(min(a.Use, 1<<30)) - int(min(b.Use, 1<<30)) })
+	for _, c := range waiting {
+		t.serve(c)
+	}
+	t.offer(s, now.Sub(began))
+	t.mu.Lock()
+	if s.keep && s.served < s.size() && !s.over {
+		t.keepLocked(s)
+		t.mu.Unlock()
+		return
+	}
+	t.removeLocked(s)
+	t.mu.Unlock()
+	s.Unpin()
+}
+
+// apart has the cells of a span read one by one, as there is no memory for it.
+func (t *Tier) apart(s *span) {
+	t.mu.Lock()
+	t.removeLocked(s)
+	waiting := s.waiting
+	s.waiting = nil
+	t.mu.Unlock()
+	done := make(chan struct{}, len(waiting))
+	for _, c := range waiting {
+		t.count.singles.Add(1)
+		go func() {
+			defer func() { done <- struct{}{} }()
+			t.alone(c)
+		}()
+	}
+	for range waiting {
+		<-done
+	}
+}
+
+// serve answers a cell that has a hold of its span, which is there. A span of which streams want little is not held by
+// what they want: they get copies, in the memory that is reserved for them.
+func (t *Tier) serve(c *cell) {
+	s := c.span
+	data := s.cut(c.begin, c.end-c.begin)
+	t.count.blobs.Add(1)
+	if s.slices {
+		c.answer(read.Answer{Blob: schema.NewBlob(data, s)})
+		return
+	}
+	data = append(make([]byte, 0, len(data)), data...)
+	s.Unpin()
+	c.answer(read.Answer{Blob: schema.NewBlob(data, nil)})
+}
+
+// offer gives the spill what lies beside.
+func (t *Tier) offer(s *span, took time.Duration) {
+	for i := range s.beside {
+		b := &s.beside[i]
+		data := s.cut(b.begin, b.ref.Size)
+		if b.ref.Check(data) != nil {
+			continue // whoever wants it reads it, and is told what is wrong
+		}
+		t.count.beside.Add(1)
+		s.refs.Add(1)
+		c := t.opts.Cache
+		// What its queue has no room for is written here: the next span waits for memory meanwhile.
+		if c.Offer(b.ref, b.at, took, schema.NewBlob(data, s)) || c.Has(b.ref) || c.Put(b.ref, b.at, took, data) {
+			t.count.besideKept.Add(1)
+		}
+	}
+}
+
+const (
+	// keepFor is for how long a span is kept to which no cell comes.
+	keepFor = 10 * time.Second
+	// keptShare is of which part of the memory those are that are kept, at most.
+	keptShare = 2
+)
+
+// keepLocked keeps a span that was read for cells that come later. Who gave it its first hold hands that on.
+func (t *Tier) keepLocked(s *span) {
+	t.kept = append(t.kept, s)
+	var bytes int64
+	for _, k := range t.kept {
+		bytes += k.size()
+	}
+	for len(t.kept) > 1 && bytes > t.opts.Memory/keptShare {
+		bytes -= t.kept[0].size()
+		t.dropLocked(t.kept[0])
+	}
+	if t.expiry == nil {
+		t.expiry = time.AfterFunc(keepFor, t.expire)
+	}
+}
+
+// dropLocked keeps a span no longer.
+func (t *Tier) dropLocked(s *span) {
+	t.kept = slices.DeleteFunc(t.kept, func(k *span) bool { return k == s })
+	t.removeLocked(s)
+	s.Unpin()
+}
+
+// expire drops what is kept in vain.
+func (t *Tier) expire() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.closed {
+		return
+	}
+	t.expiry = nil
+	old := t.opts.Clock().Add(-keepFor)
+	for _, s := range slices.Clone(t.kept) {
+		if s.used.Before(old) {
+			t.dropLocked(s)
+		}
+	}
+	if len(t.kept) > 0 {
+		t.expiry = time.AfterFunc(keepFor, t.expire)
+	}
+}
+
+// passedLocked drops spans that all of their cells have come to.
+func (t *Tier) passedLocked(s *span) {
+	if s.keep && s.served >= s.size() && slices.Contains(t.kept, s) {
+		t.dropLocked(s)
+	}
+}
+
+// makeRoom drops what is kept where its memory is needed.
+func (t *Tier) makeRoom(n int64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for len(t.kept) > 0 && t.memory.inUse()+n > t.opts.Memory {
+		t.dropLocked(t.kept[0])
+	}
+}
+
+// Close drops what is kept. Every Fetch is back.
+func (t *Tier) Close() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.closed = true
+	if t.expiry != nil {
+		t.expiry.Stop()
+	}
+	for len(t.kept) > 0 {
+		t.dropLocked(t.kept[0])
+	}
+}
+
+const (
+	// A span is overdue that has taken overdueFactor times as long as spans of its size, and overdueLeast. A cell of it
+	// that is asked for again is then read alone; before, it goes on waiting.
+	overdueFactor = 4
+	overdueLeast  = time.Second
+)
+
+// overdueLocked reports whether a span takes so long that another request may be quicker.
+func (t *Tier) overdueLocked(s *span) bool {
+	if s.began.IsZero() || s.data != nil {
+		return false
+	}
+	usual := t.link.takes(s.size())
+	return t.opts.Clock().Sub(s.began) > max(overdueLeast, overdueFactor*usual)
+}
+
+// again reports whether a cell is an attempt after the first.
+func again(c *cell) bool { return store.AttemptFrom(c.Context) > 0 }

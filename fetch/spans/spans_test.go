@@ -1,0 +1,348 @@
+package spans_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"math/rand/v2"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"bowstring/fetch/read"
+	"bowstring/fetch/spans"
+	"bowstring/fetch/store"
+	"bowstring/schema"
+	"bowstring/spill"
+)
+
+// fixture is a tier over an object set of blobs that lie one behind the other, at positions in their order.
+type fixture struct {
+	*spans.Tier
+	store *lying
+	t     testing.TB
+	refs  []schema.BlobRef
+	data  [][]byte
+	cache *spill.Cache
+}
+
+// newFixture makes objects of so many blobs of n bytes, with gaps between them.
+func newFixture(t testing.TB, objects, each, n, gap int, opts spans.Options) *fixture {
+	t.Helper()
+	f := &fixture{store: newLying(), t: t, cache: opts.Cache}
+	for o := range objects {
+		for range each {
+			data := content(len(f.refs), n)
+			f.data = append(f.data, data)
+			f.refs = append(f.refs, f.store.put(fmt.Sprintf("object-%04d", o), gap, data))
+		}
+	}
+	opts.Store, opts.Set = f.store, allIn
+	if opts.Cache != nil {
+		opts.Beside = f.beside
+		opts.Bytes = func(uint32) int64 { return int64(objects * each * n) }
+	}
+	var err error
+	if f.Tier, err = spans.New(opts); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(f.Close)
+	return f
+}
+
+// beside lists what lies at the positions beside.
+func (f *fixture) beside(at spill.Place, after bool) iter.Seq2[schema.BlobRef, spill.Place] {
+	return func(yield func(schema.BlobRef, spill.Place) bool) {
+		step := int64(1)
+		if !after {
+			step = -1
+		}
+		for pos := at.Position; pos >= 0 && pos < int64(len(f.refs)); pos += step {
+			if !yield(f.refs[pos], spill.Place{Dataset: at.Dataset, Position: pos}) {
+				return
+			}
+		}
+	}
+}
+
+// cells asks for positions.
+func (f *fixture) cells(ctx context.Context, positions ...int) []read.Cell {
+	var list []read.Cell
+	for _, pos := range positions {
+		c := read.Cell{Context: ctx, Ref: f.refs[pos], At: spill.Place{Position: int64(pos)}, Use: 1 << 20}
+		if f.cache != nil {
+			c.At.Dataset = 1
+		}
+		list = append(list, c)
+	}
+	return list
+}
+
+// get fetches positions and returns the blobs, which have to be right.
+func (f *fixture) get(positions ...int) []schema.Blob {
+	f.t.Helper()
+	got := newTaken(f.t)
+	f.Fetch(f.cells(f.t.Context(), positions...), got)
+	blobs := make([]schema.Blob, len(positions))
+	for i, pos := range positions {
+		a, ok := got.list[i]
+		if !ok || a.Err != nil {
+			f.t.Fatalf("position %d: answered %t, %v", pos, ok, a.Err)
+		}
+		if !bytes.Equal(a.Blob.Bytes(), f.data[pos]) {
+			f.t.Fatalf("position %d has other bytes", pos)
+		}
+		blobs[i] = a.Blob
+	}
+	return blobs
+}
+
+func (f *fixture) read(positions ...int) {
+	f.t.Helper()
+	for _, b := range f.get(positions...) {
+		b.Release()
+	}
+}
+
+// requireAsked fails unless so many requests were made since it was last asked.
+func (f *fixture) requireAsked(want int) []stretch {
+	f.t.Helper()
+	asked := f.store.bucket.asked()
+	if len(asked) != want {
+		f.t.Fatalf("%d requests were made, want %d: %v", len(asked), want, asked)
+	}
+	return asked
+}
+
+func (f *fixture) requireNothingHeld() {
+	f.t.Helper()
+	for deadline := time.Now().Add(10 * time.Second); f.Stats().Memory != 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) { // the spill writes what it was offered before it lets go
+			f.t.Fatalf("%d bytes of spans are held", f.Stats().Memory)
+		}
+	}
+}
+
+// Cells of one object that lie near are one request, those far apart are several, and one alone is read alone.
+func TestNearCellsTogether(t *testing.T) {
+	f := newFixture(t, 2, 64, 100<<10, 512, spans.Options{})
+	blobs := f.get(0, 1, 2, 5, 40, 41, 64)
+	asked := f.requireAsked(3)
+	slices.SortFunc(asked, func(a, b stretch) int { return int(a.begin - b.begin) })
+	for i := range blobs {
+		if !bytes.Equal(blobs[i].Bytes(), f.data[[]int{0, 1, 2, 5, 40, 41, 64}[i]]) {
+			t.Errorf("blob %d changes while it is held", i)
+		}
+		blobs[i].Release()
+	}
+	f.requireNothingHeld()
+}
+
+// Blobs that are cut out of a span share its bytes.
+func TestCutWithoutCopies(t *testing.T) {
+	f := newFixture(t, 1, 64, 100<<10, 0, spans.Options{})
+	blobs := f.get(0, 1, 2, 3)
+	f.requireAsked(1)
+	for i := range 3 {
+		a, b := blobs[i].Bytes(), blobs[i+1].Bytes()
+		if &a[:len(a)+0][len(a)-1] == &b[0] || cap(a) != len(a) {
+			t.Error("a blob reaches into the next one")
+		}
+	}
+	if n := f.Stats().Memory; n != 4*100<<10 {
+		t.Errorf("%d bytes are held, want those of the span", n)
+	}
+	for i := range blobs {
+		blobs[i].Release()
+	}
+	f.requireNothingHeld()
+}
+
+// A run through all objects in order, a few cells at a time, takes about one request for each 8 to 16 MiB.
+func TestRunsInOrder(t *testing.T) {
+	for _, at := range []int{1, 7, 64} {
+		t.Run(fmt.Sprint(at), func(t *testing.T) {
+			f := newFixture(t, 3, 400, 100<<10, 700, spans.Options{})
+			for from := 0; from < len(f.refs); from += at {
+				var some []int
+				for pos := from; pos < min(from+at, len(f.refs)); pos++ {
+					some = append(some, pos)
+				}
+				f.read(some...)
+			}
+			var bytes int64
+			asked := f.store.bucket.asked()
+			for _, a := range asked {
+				bytes += a.end - a.begin
+			}
+			all := int64(len(f.refs)) * (100<<10 + 700)
+			t.Logf("%d requests of %d KiB in the mean", len(asked), bytes/int64(len(asked))>>10)
+			if most := int(all/(8<<20)) + 9; len(asked) > most {
+				t.Errorf("%d requests, want %d at most", len(asked), most)
+			}
+			if bytes > all+all/50 {
+				t.Errorf("%d bytes were read for %d", bytes, all)
+			}
+			f.Close()
+			f.requireNothingHeld()
+		})
+	}
+}
+
+// Cells of a span that is under way wait for it, whatever Fetch they are of; one that is given up does not end it for the
+// others, and the last one does.
+func TestJoin(t *testing.T) {
+	f := newFixture(t, 1, 64, 100<<10, 0, spans.Options{})
+	release := f.store.bucket.hang()
+	var running sync.WaitGroup
+	first, cancelFirst := context.WithCancel(t.Context())
+	one, two := newTaken(t), newTaken(t)
+	running.Go(func() { f.Fetch(f.cells(first, 0, 1, 2, 3), one) })
+	for f.store.bucket.reading.Load() == 0 {
+		runtime.Gosched()
+	}
+	running.Go(func() { f.Fetch(f.cells(t.Context(), 1, 2), two) })
+	for f.Stats().Joined < 5 {
+		runtime.Gosched()
+	}
+	cancelFirst()
+	release()
+	running.Wait()
+	f.requireAsked(1)
+	for i := range 2 {
+		a := two.list[i]
+		if a.Err != nil || !bytes.Equal(a.Blob.Bytes(), f.data[1+i]) {
+			t.Errorf("a cell that joined: %v", a.Err)
+		}
+		a.Blob.Release()
+	}
+	for i := range 4 {
+		a := one.list[i]
+		a.Blob.Release()
+	}
+	f.requireNothingHeld()
+
+	release = f.store.bucket.hang()
+	ctx, cancel := context.WithCancel(t.Context())
+	running.Go(func() { f.Fetch(f.cells(ctx, 10, 11), newTaken(t)) })
+	for f.store.bucket.reading.Load() == 0 {
+		runtime.Gosched()
+	}
+	cancel()
+	running.Wait() // the request ends, as nobody waits for it
+	release()
+	f.requireNothingHeld()
+}
+
+// What is wrong with a span is told to each of its cells, and another attempt reads again.
+func TestFailures(t *testing.T) {
+	f := newFixture(t, 1, 64, 100<<10, 0, spans.Options{})
+	f.store.bucket.fail = func(string, int64, int64) error { return fmt.Errorf("%w: reset", schema.ErrUnavailable) }
+	got := newTaken(t)
+	f.Fetch(f.cells(t.Context(), 0, 1, 2), got)
+	for i := range 3 {
+		if err := got.list[i].Err; !errors.Is(err, schema.ErrUnavailable) {
+			t.Errorf("cell %d has the error %v", i, err)
+		}
+	}
+	f.requireNothingHeld()
+	f.store.bucket.fail = nil
+	f.requireAsked(1)
+	cells := f.cells(store.WithAttempt(t.Context(), 1), 0, 1)
+	got = newTaken(t)
+	f.Fetch(cells, got)
+	f.requireAsked(1)
+	for i := range 2 {
+		a := got.list[i]
+		if a.Err != nil {
+			t.Error(a.Err)
+		}
+		a.Blob.Release()
+	}
+}
+
+// openCache opens a spill of so many bytes beyond what it needs, with a job of those rows.
+func openCache(t testing.TB, bytes int64) (*spill.Cache, *spill.Future) {
+	t.Helper()
+	future := &spill.Future{}
+	c, err := spill.Open(spill.Options{Dir: filepath.Join(t.TempDir(), "spill"), Bytes: spill.MinBytes + bytes, KeepFree: 1,
+		Oracle: future})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	if n := c.Dataset("d@1"); n != 1 {
+		t.Fatalf("the first dataset has number %d", n)
+	}
+	return c, future
+}
+
+// shuffled is the order of a job.
+type shuffled struct{ at, index []int64 }
+
+func newShuffled(rng *rand.Rand, n int) *shuffled {
+	o := &shuffled{make([]int64, n), make([]int64, n)}
+	for i, p := range rng.Perm(n) {
+		o.at[i], o.index[p] = int64(p), int64(i)
+	}
+	return o
+}
+
+// Rows implements spill.Order.
+func (o *shuffled) Rows() int64 { return int64(len(o.at)) }
+
+// Index implements spill.Order.
+func (o *shuffled) Index(_, position int64) (int64, bool) { return o.index[position], true }
+
+// With a spill for all, a shuffled epoch takes a request for each chunk, and reads each byte once; the spill has the
+// rest, and what it has is right.
+func TestShuffledOnce(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	rng := rand.New(rand.NewPCG(seed, 0))
+	cache, future := openCache(t, 256<<20)
+	f := newFixture(t, 3, 330, 100<<10, 600, spans.Options{Cache: cache})
+	order := newShuffled(rng, len(f.refs))
+	job, err := future.Add(spill.JobOptions{Dataset: 1, Order: order, Epochs: 2}, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer future.Remove(job)
+	misses := 0
+	for i, pos := range order.at {
+		ref := f.refs[pos]
+		if b, ok := cache.Get(ref, spill.Place{Dataset: 1, Position: pos}); ok {
+			if !bytes.Equal(b.Bytes(), f.data[pos]) {
+				t.Fatalf("the spill has other bytes at position %d", pos)
+			}
+			b.Release()
+			continue
+		}
+		misses++
+		f.read(int(pos))
+		job.Advance(0, int64(i), spill.Time(i)*1e6)
+	}
+	asked := f.store.bucket.asked()
+	var bytes int64
+	for _, a := range asked {
+		bytes += a.end - a.begin
+	}
+	all := int64(len(f.refs)) * (100<<10 + 600)
+	t.Logf("%d requests of %d bytes for %d", len(asked), bytes, all)
+	if most := int(float64(all) / (8 << 20) * 1.05); len(asked) > most {
+		t.Errorf("%d requests, want %d at most", len(asked), most)
+	}
+	if bytes > all*21/20 {
+		t.Errorf("%d bytes were read of %d", bytes, all)
+	}
+	f.requireNothingHeld()
+}
