@@ -121,6 +121,56 @@ type Request struct {
 type Shuffle struct {
 	Seed  uint64 `json:"seed"`
 	Epoch uint64 `json:"epoch"`
+	// Block has blocks of samples that lie one after the other change places, and samples within clusters of Blocks
+	// blocks. It is in bytes of blobs, such as 8MiB; the server puts BlockRows in its place, by the snapshot's mean. "":
+	// every sample may go anywhere.
+	Block     string `json:"block,omitempty"`
+	BlockRows int64  `json:"block_rows,omitempty"` // samples of a block; in the place of Block
+	Blocks    int64  `json:"blocks,omitempty"`     // of a cluster; 0: DefaultBlocks
+}
+
+// Limits and defaults of shuffles of blocks.
+const (
+	DefaultBlocks = 256
+	MaxBlocks     = 1 << 20
+	MaxBlockRows  = 1 << 40
+	maxBlockBytes = 1 << 40
+)
+
+// InBlocks reports whether the shuffle is one of blocks.
+func (s *Shuffle) InBlocks() bool { return s != nil && (s.Block != "" || s.BlockRows > 0) }
+
+// BlockBytes is how many bytes Block says; false if it is not of its form.
+func (s *Shuffle) BlockBytes() (int64, bool) {
+	for unit, shift := range map[string]int{"KiB": 10, "MiB": 20, "GiB": 30} {
+		if number, ok := strings.CutSuffix(s.Block, unit); ok {
+			n, err := strconv.ParseInt(number, 10, 64)
+			return n << shift, err == nil && n > 0 && n <= maxBlockBytes>>shift && number == strconv.FormatInt(n, 10)
+		}
+	}
+	return 0, false
+}
+
+// check implements checker.
+func (s *Shuffle) check(field string) error {
+	switch path := "shuffle." + field; field {
+	case "block":
+		if _, ok := s.BlockBytes(); !ok {
+			return &FieldError{Field: path, Got: Quote(s.Block),
+				Want: `bytes such as "8MiB", with KiB, MiB or GiB, up to "1024GiB"`}
+		}
+		if s.BlockRows != 0 {
+			return &FieldError{Field: path, Got: "both block and block_rows", Want: "one of them"}
+		}
+	case "block_rows":
+		return checkRange(path, s.BlockRows, 1, MaxBlockRows)
+	case "blocks":
+		if !s.InBlocks() {
+			return &FieldError{Field: path, Got: "it without block", Want: `block, such as "8MiB", or neither`}
+		}
+		return checkRange(path, s.Blocks, 1, MaxBlocks)
+	}
+	return nil
 }
 
 // World says how many ranks share each global batch.
@@ -220,6 +270,8 @@ func (r *Request) check(field string) error {
 		return checkRange(field, r.Batch, 1, MaxBatch)
 	case "batch_bytes":
 		return checkRange(field, r.BatchBytes, 1, MaxBatchBytes)
+	case "shuffle":
+		return checkAll(r.Shuffle)
 	case "world":
 		return checkRange("world.size", r.World.Size, 1, MaxWorld)
 	case "order":

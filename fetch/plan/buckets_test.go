@@ -64,6 +64,9 @@ func TestBuckets(t *testing.T) {
 			Selection: selection, Shuffle: rng.IntN(4) > 0, Seed: rng.Uint64(), Epoch: rng.Uint64N(5),
 			Batch: 1 + rng.Int64N(64), World: 1 + rng.IntN(9), Remainder: plan.Remainder(rng.IntN(3)),
 		}
+		if rng.IntN(3) == 0 {
+			cfg.BlockRows, cfg.ClusterBlocks = 1+rng.Int64N(20), 1+rng.Int64N(5)
+		}
 		window := 1 + rng.Int64N(12)
 		name := fmt.Sprintf("%d rows, %d selected, shuffle %t, batch %d, world %d, %v, window %d", rows,
 			selection.Len(), cfg.Shuffle, cfg.Batch, cfg.World, cfg.Remainder, window)

@@ -19,6 +19,9 @@ func TestPlansAtTheLimits(t *testing.T) {
 			Batch: large(), World: int(large() >> rng.IntN(63)), Remainder: Remainder(rng.IntN(3)),
 		}
 		cfg.World = max(cfg.World, 1)
+		if rng.IntN(2) == 0 {
+			cfg.BlockRows, cfg.ClusterBlocks = large()>>rng.IntN(63)|1, 1+rng.Int64N(MaxBlocks)
+		}
 		p, err := New(cfg)
 		if err != nil {
 			checkField(t, err, "batch")
@@ -101,8 +104,12 @@ func TestNothingAllocates(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, sel := range []Selection{All(1 << 40), All(200), ranges, everyThird(t, 9000)} {
-		p := mustPlan(t, Config{Selection: sel, Shuffle: true, Batch: 3, World: 2, Remainder: Pad})
+	for k, sel := range []Selection{All(1 << 40), All(200), ranges, everyThird(t, 9000), All(1 << 40), All(200), ranges} {
+		cfg := Config{Selection: sel, Shuffle: true, Batch: 3, World: 2, Remainder: Pad}
+		if k > 3 {
+			cfg.BlockRows, cfg.ClusterBlocks = 76, 256
+		}
+		p := mustPlan(t, cfg)
 		n := p.Rows()
 		i := int64(0)
 		if got := testing.AllocsPerRun(500, func() {
@@ -136,6 +143,9 @@ func FuzzPlan(f *testing.F) {
 		cfg := Config{
 			Selection: everyThird(t, int64(n%2000)), Shuffle: shuffle, Seed: seed, Epoch: epoch,
 			Batch: int64(batch % 3000), World: int(world), Remainder: Remainder(remainder),
+		}
+		if epoch&1 != 0 {
+			cfg.BlockRows, cfg.ClusterBlocks = 1+int64(seed%97), 1+int64(seed>>32%31)
 		}
 		p, err := New(cfg)
 		if err != nil {

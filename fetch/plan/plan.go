@@ -72,6 +72,9 @@ type Config struct {
 	// order of position and the two are ignored.
 	Shuffle     bool
 	Seed, Epoch uint64
+	// BlockRows, where it is not 0, has the shuffle be one of blocks: of so many samples each, which lie one after the
+	// other. Blocks change places, and samples do within clusters of ClusterBlocks blocks.
+	BlockRows, ClusterBlocks int64
 	// Batch is the number of rows of a global batch, over all ranks; at least 1.
 	Batch int64
 	// World is the number of ranks, at least 1. It decides only who serves which
@@ -101,6 +104,7 @@ type Plan struct {
 	rows  int64 // indices in the epoch's order
 	steps int64
 	perm  Perm
+	block *blocks // in the place of perm, if the shuffle is one of blocks
 }
 
 // New makes the plan of an epoch. The error is a [schema.FieldError] that names
@@ -149,7 +153,13 @@ func New(cfg Config) (*Plan, error) {
 	if b := cfg.Buckets; b != nil && b.rows%cfg.Batch != 0 {
 		return nil, fmt.Errorf("%w: windows of %d rows in batches of %d", schema.ErrInvalid, b.rows, cfg.Batch)
 	}
-	if cfg.Shuffle {
+	if err := checkBlocks(&cfg); err != nil {
+		return nil, err
+	}
+	switch {
+	case cfg.Shuffle && cfg.BlockRows > 0:
+		p.block = newBlocks(n, cfg.BlockRows, cfg.ClusterBlocks, cfg.Seed, cfg.Epoch)
+	case cfg.Shuffle:
 		p.perm = NewPerm(uint64(n), cfg.Seed, cfg.Epoch)
 	}
 	return p, nil
@@ -241,7 +251,10 @@ func (p *Plan) plain(index int64) int64 {
 	if index >= p.n { // padding
 		index %= p.n
 	}
-	if p.cfg.Shuffle {
+	switch {
+	case p.block != nil:
+		index = p.block.at(index)
+	case p.cfg.Shuffle:
 		index = int64(p.perm.At(uint64(index)))
 	}
 	return p.cfg.Selection.At(index)
@@ -268,7 +281,10 @@ func (p *Plan) About(pos int64) (index int64, ok bool) {
 	if !ok {
 		return 0, false
 	}
-	if p.cfg.Shuffle {
+	switch {
+	case p.block != nil:
+		index = p.block.index(index)
+	case p.cfg.Shuffle:
 		index = int64(p.perm.Index(uint64(index)))
 	}
 	if index >= p.rows {

@@ -140,10 +140,10 @@ func TestExactlyOncePerEpoch(t *testing.T) {
 		for _, batch := range []int64{1, 2, 3, 4, 5, 7, 8, 10, 16, 20, 33, 100} {
 			for _, world := range []int{1, 2, 3, 4, 7, 8, 40} {
 				for remainder := Drop; remainder <= Uneven; remainder++ {
-					checkPlan(t, mustPlan(t, Config{
+					checkPlan(t, mustPlan(t, inBlocks(rng, Config{
 						Selection: sel, Shuffle: rng.IntN(4) > 0, Seed: rng.Uint64(), Epoch: rng.Uint64N(1000),
 						Batch: batch, World: world, Remainder: remainder,
-					}))
+					})))
 				}
 			}
 		}
@@ -152,10 +152,10 @@ func TestExactlyOncePerEpoch(t *testing.T) {
 		return
 	}
 	for range 10 {
-		checkPlan(t, mustPlan(t, Config{
+		checkPlan(t, mustPlan(t, inBlocks(rng, Config{
 			Selection: everyThird(t, 1+rng.Int64N(20_000)), Shuffle: true, Seed: rng.Uint64(),
 			Batch: 1 + rng.Int64N(500), World: 1 + rng.IntN(20), Remainder: Remainder(rng.IntN(3)),
-		}))
+		})))
 	}
 }
 
@@ -164,10 +164,10 @@ func TestExactlyOncePerEpoch(t *testing.T) {
 func TestGlobalBatchesDoNotDependOnTheWorld(t *testing.T) {
 	rng := testRand(t)
 	for range 100 {
-		cfg := Config{
+		cfg := inBlocks(rng, Config{
 			Selection: All(rng.Int64N(500)), Shuffle: true, Seed: rng.Uint64(), Epoch: rng.Uint64N(9),
 			Batch: 1 + rng.Int64N(40), World: 1 + rng.IntN(12), Remainder: Remainder(rng.IntN(3)),
-		}
+		})
 		before := mustPlan(t, cfg)
 		want := served(t, before)
 		cfg.World = 1 + rng.IntN(60)

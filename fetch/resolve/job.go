@@ -158,7 +158,9 @@ func within(r schema.Request, what string) []byte {
 // withEpoch is r for another epoch.
 func withEpoch(r schema.Request, epoch uint64) schema.Request {
 	if r.Shuffle != nil {
-		r.Shuffle = &schema.Shuffle{Seed: r.Shuffle.Seed, Epoch: epoch}
+		shuffle := *r.Shuffle
+		shuffle.Epoch = epoch
+		r.Shuffle = &shuffle
 	}
 	return r
 }

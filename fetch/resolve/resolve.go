@@ -285,6 +285,7 @@ func (rv *Resolver) fill(ctx context.Context, snap *schema.Snapshot, req schema.
 			req.Batch = schema.DefaultMetaBatch
 		}
 	}
+	req.Shuffle = fillBlocks(snap, req)
 	req, err = fillBuckets(snap, req)
 	return req, s, err
 }
@@ -323,6 +324,7 @@ func newResolved(req schema.Request, s shown, selection plan.Selection, buckets 
 	cfg := plan.Config{Selection: selection, Batch: req.Batch, World: int(req.WorldSize()), Buckets: buckets}
 	if req.Shuffle != nil {
 		cfg.Shuffle, cfg.Seed, cfg.Epoch = true, req.Shuffle.Seed, req.Shuffle.Epoch
+		cfg.BlockRows, cfg.ClusterBlocks = req.Shuffle.BlockRows, req.Shuffle.Blocks
 	}
 	var err error
 	if cfg.Remainder, err = plan.ParseRemainder(req.Remainder); err != nil {

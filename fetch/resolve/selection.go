@@ -354,6 +354,31 @@ func (r *renewals) use(ctx context.Context, dataset, name string) error {
 }
 
 // fillBuckets checks bucket_by_length against the columns of a snapshot, and fills its window in. The
+// fillBlocks says of a shuffle of blocks how many rows they have: as many as have the bytes that it gives, by the mean of
+// the blobs that the caller may see.
+func fillBlocks(snap *schema.Snapshot, req schema.Request) *schema.Shuffle {
+	if !req.Shuffle.InBlocks() {
+		return req.Shuffle
+	}
+	sh := *req.Shuffle
+	if sh.Blocks == 0 {
+		sh.Blocks = schema.DefaultBlocks
+	}
+	if want, ok := sh.BlockBytes(); ok {
+		var bytes int64
+		for i, f := range schema.BlobFields(snap.Schema) {
+			for _, c := range snap.Chunks {
+				if i < len(c.BlobBytes) && !req.Within.Hides(snap.Schema, f.Name) {
+					bytes += c.BlobBytes[i]
+				}
+			}
+		}
+		mean := max(bytes/max(snap.Rows(), 1), 1)
+		sh.Block, sh.BlockRows = "", max(min(want/mean, schema.MaxBlockRows), 1)
+	}
+	return &sh
+}
+
 // request has its batch.
 func fillBuckets(snap *schema.Snapshot, req schema.Request) (schema.Request, error) {
 	if req.BucketByLength == nil {
