@@ -8,6 +8,7 @@ import (
 	"bowstring/fetch/operators"
 	"bowstring/fetch/prefetch"
 	"bowstring/fetch/read"
+	"bowstring/fetch/spans"
 	"bowstring/spill"
 )
 
@@ -53,6 +54,7 @@ type Stats struct {
 	StoodIn    int64           `json:"stood_in"` // blobs that other nodes own, and that were read from the store
 	Operators  operators.Stats `json:"operators"`
 	Spill      *spill.Stats    `json:"spill,omitempty"` // of the cache, if there is one
+	Spans      spans.Stats     `json:"spans"`           // what was read of buckets, many blobs by one request
 	Jobs       []JobStats      `json:"jobs"`            // that run, by dataset and job
 }
 
@@ -121,7 +123,7 @@ func (e *Engine) Stats() Stats {
 		Path:        Path{r.MinLatency.Microseconds(), r.BytesPerSec},
 		WindowLimit: e.opts.WindowBytes, WindowUsed: s.WindowUsed, Windows: s.Windows,
 		Snapshots: e.jobs.OpenSnapshots(), Memory: e.ledger.Accounts(), Jobs: e.ahead.Jobs(readTime), Looked: e.ahead.Looked(),
-		Operators: e.stage.Stats(),
+		Operators: e.stage.Stats(), Spans: e.spans.Stats(),
 	}
 	if e.opts.Spill != nil {
 		cache := e.opts.Spill.Stats()

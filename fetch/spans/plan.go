@@ -194,7 +194,13 @@ func (t *Tier) followLocked(s *span, c *cell) {
 		r = t.ahead[i]
 		t.ahead = slices.Delete(t.ahead, i, i+1)
 		size := min(max(2*(r.next-r.begin), s.size()), t.most)
-		if end := min(s.begin+size, c.loc.Object.Size); end > s.end {
+		end := min(s.begin+size, c.loc.Object.Size)
+		for _, o := range t.places[s.at] { // what another one has read, or is reading
+			if o.begin > s.begin {
+				end = min(end, o.begin)
+			}
+		}
+		if end > s.end {
 			s.end, s.keep = end, true
 			if r.prior != nil && slices.Contains(t.kept, r.prior) { // the run is past it
 				t.dropLocked(r.prior)

@@ -194,8 +194,8 @@ func TestRunsInOrder(t *testing.T) {
 	}
 }
 
-// Cells of a span that is under way wait for it, whatever Fetch they are of; one that is given up does not end it for the
-// others, and the last one does.
+// Cells of a span that is under way wait for it, whatever Fetch they are of; one that is given up does not end it for
+// the others, and the last one does.
 func TestJoin(t *testing.T) {
 	f := newFixture(t, 1, 64, 100<<10, 0, spans.Options{})
 	release := f.store.bucket.hang()
@@ -270,8 +270,8 @@ func TestFailures(t *testing.T) {
 func openCache(t testing.TB, bytes int64) (*spill.Cache, *spill.Future) {
 	t.Helper()
 	future := &spill.Future{}
-	c, err := spill.Open(spill.Options{Dir: filepath.Join(t.TempDir(), "spill"), Bytes: spill.MinBytes + bytes, KeepFree: 1,
-		Oracle: future})
+	c, err := spill.Open(spill.Options{Dir: filepath.Join(t.TempDir(), "spill"), Bytes: spill.MinBytes + bytes,
+		KeepFree: 1, Oracle: future})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -345,4 +345,65 @@ func TestShuffledOnce(t *testing.T) {
 		t.Errorf("%d bytes were read of %d", bytes, all)
 	}
 	f.requireNothingHeld()
+}
+
+// With a spill for a part f of all, shuffled epochs take about as many requests as the rule says: a span of k blobs
+// brings 1 + (k-1)f that are kept until they are used.
+func TestShuffledInPart(t *testing.T) {
+	for name, part := range map[string]float64{"nearly all": 0.5, "more than half": 0.1} {
+		t.Run(name, func(t *testing.T) {
+			const n, size, epochs = 2000, 8 << 10, 3
+			seed := rand.Uint64()
+			t.Logf("seed %d", seed)
+			rng := rand.New(rand.NewPCG(seed, 0))
+			cache, future := openCache(t, int64(part*n*size))
+			f := newFixture(t, 4, n/4, size, 0, spans.Options{Cache: cache, Memory: 2 << 20})
+			k := float64(1<<18) / size // a span is an eighth of the memory
+			orders := epochsOf{}
+			for range epochs + 1 {
+				orders = append(orders, newShuffled(rng, n))
+			}
+			job, err := future.Add(spill.JobOptions{Dataset: 1, Order: orders}, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer future.Remove(job)
+			held, reads, took := int64(0), 0, spill.Time(0)
+			for epoch := range int64(epochs) {
+				for i, pos := range orders[epoch].at {
+					at := spill.Place{Dataset: 1, Position: pos}
+					job.Advance(epoch, int64(i), took)
+					took += 1e6
+					if b, ok := cache.Get(f.refs[pos], at); ok {
+						b.Release()
+						continue
+					}
+					f.read(int(pos))
+					f.requireNothingHeld()
+					job.Advance(epoch, int64(i+1), took)
+					cache.Put(f.refs[pos], at, 1e6, f.data[pos])
+					held = max(held, cache.Stats().Entries)
+				}
+				reads += len(f.store.bucket.asked())
+			}
+			room := float64(held) / n
+			bound := epochs * n / (1 + (k-1)*room)
+			t.Logf("%d requests in %d epochs with room for %.3f, bound %.0f: %.3f", reads, epochs, room, bound,
+				float64(reads)/bound)
+			if float64(reads) > 1.1*bound+n/k { // all that was read last may be for epochs to come
+				t.Errorf("%d requests with room for %.3f, want about %.0f", reads, room, bound)
+			}
+		})
+	}
+}
+
+// epochsOf are the orders of epochs.
+type epochsOf []*shuffled
+
+// Rows implements spill.Order.
+func (e epochsOf) Rows() int64 { return e[0].Rows() }
+
+// Index implements spill.Order.
+func (e epochsOf) Index(epoch, position int64) (int64, bool) {
+	return e[min(epoch, int64(len(e)-1))].Index(0, position)
 }

@@ -222,7 +222,7 @@ type place struct {
 
 // cell is one that lies in a bucket, until it is answered.
 type cell struct {
-	*read.Cell
+	read.Cell
 	n          int // in the Fetch
 	to         read.Answers
 	loc        store.Location
@@ -254,21 +254,29 @@ func (t *Tier) fetch(cells []read.Cell, which []int, to read.Answers) {
 	// What is found out about where they lie is for all, and ends with the last of them.
 	ctx, cancel := context.WithCancel(context.WithoutCancel(cells[which[0]].Context))
 	defer cancel()
-	var pending, others sync.WaitGroup
+	var pending, others, ends sync.WaitGroup
+	defer ends.Wait()
 	pending.Add(len(which))
 	var left atomic.Int32
 	left.Store(int32(len(which)))
 	list := make([]*cell, len(which))
 	for k, i := range which {
-		c := &cell{Cell: &cells[i], n: i, to: to, pending: &pending}
+		c := &cell{Cell: cells[i], n: i, to: to, pending: &pending}
 		list[k] = c
-		defer context.AfterFunc(c.Context, func() {
+		ends.Add(1)
+		stop := context.AfterFunc(c.Context, func() {
+			defer ends.Done()
 			if left.Add(-1) == 0 {
 				cancel()
 			}
 			t.leave(c)
 			c.answer(read.Answer{Err: context.Cause(c.Context)})
-		})()
+		})
+		defer func() {
+			if stop() {
+				ends.Done()
+			}
+		}()
 	}
 	lie := list[:0:0]
 	for _, c := range list {
@@ -300,5 +308,5 @@ func (t *Tier) fetch(cells []read.Cell, which []int, to read.Answers) {
 
 // alone has the store read a cell.
 func (t *Tier) alone(c *cell) {
-	t.singles.Fetch([]read.Cell{*c.Cell}, c)
+	t.singles.Fetch([]read.Cell{c.Cell}, c)
 }
