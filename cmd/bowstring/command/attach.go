@@ -1,45 +1,67 @@
 package command
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
+	"strings"
 
 	"github.com/dustin/go-humanize"
 
+	"bowstring/fetch/object"
 	"bowstring/fetch/store/cql"
 )
 
 // AttachCmd is bowstring attach.
 type AttachCmd struct {
-	Dataset      string   `arg:"" help:"Name of the dataset."`
-	Data         string   `arg:"" name:"keyspace.table" help:"Table of the samples, whose primary key is one uuid. Its blob columns become the dataset's."`
-	Metadata     string   `placeholder:"KEYSPACE.TABLE" help:"Table with more columns of the same samples, under the same uuids."`
-	Columns      []string `placeholder:"NAME" help:"Columns to take (default: all)."`
-	Split        string   `placeholder:"NAME" help:"Split of all rows (default: train)."`
-	SplitColumn  string   `placeholder:"NAME" help:"Text column that names each row's split."`
-	Media        string   `enum:",image,audio" default:"" help:"What the blobs are: image or audio."`
-	Mode         string   `enum:"create,append,replace" default:"create" help:"What to do with a dataset that exists: create refuses, append adds the rows, replace makes a snapshot of these alone."`
-	SkipExisting bool     `help:"With --mode append, leave out rows whose ids the dataset has already; without, they are an error."`
-	Workers      int      `default:"8" help:"How many ranges of the table to scan at once."`
-	JSON         bool     `name:"json" help:"Print a JSON object."`
+	From    string `arg:"" name:"url" help:"Where the data lies: s3://BUCKET/PREFIX, gs://, az://, https://, file:// or a directory; or KEYSPACE.TABLE of the cluster that the store is in. With --update, the dataset."`
+	Dataset string `arg:"" optional:"" help:"Name of the dataset (default: the last part of URL, without an extension)."`
+	ReadFlags
+	Mode       string   `enum:"create,append,replace" default:"create" help:"What to do with a dataset that exists: create refuses, append adds the rows, replace makes a snapshot of these alone."`
+	DropColumn []string `sep:"none" placeholder:"NAME" help:"Column of the dataset that --mode replace and --update may take away or make another of; it is an error that they would of any other. Repeatable."`
+	Update     bool     `help:"Look for what is new, changed and gone since the dataset was attached, read only that, and make a snapshot of what there is now. URL and the other flags are those of before, and need not be named."`
+
+	Metadata     string `group:"Tables in Scylla or Cassandra" placeholder:"KEYSPACE.TABLE" help:"Table with more columns of the same samples, under the same uuids."`
+	SplitColumn  string `group:"Tables in Scylla or Cassandra" placeholder:"NAME" help:"Text column that names each row's split."`
+	Media        string `group:"Tables in Scylla or Cassandra" enum:",image,audio" default:"" help:"What the blobs are: image or audio."`
+	SkipExisting bool   `group:"Tables in Scylla or Cassandra" help:"With --mode append, leave out rows whose ids the dataset has already; without, they are an error."`
 }
 
-// Help says what attaching does to the table.
+// Help says what attaching does to the data.
 func (*AttachCmd) Help() string {
-	return `The table stays where it is and nothing is copied: the dataset's blobs are the table's cells. Each is read
-once, to learn its size and checksum. A cell that is changed afterwards fails its checksum; attach the table again
-with --mode replace. Rows that were added to it come in with --mode append --skip-existing. The store must be one in the same cluster (--store cql://...).`
+	return `The data stays where it is and nothing is copied: the dataset's blobs are parts of objects in a bucket, or of files, or a
+table's cells. Rows, ids, columns and splits are those that import makes of the same data. Everything is read once, to learn
+sizes and checksums. An object that is changed afterwards is not read any more, and a cell fails its checksum: attach again
+with --update, or a table with --mode replace.
+
+Of a table the primary key is one uuid, and the store must be in the same cluster (--store cql://...). Rows that were added
+to it come in with --mode append --skip-existing.`
 }
 
-// Run attaches the table.
+var tableName = regexp.MustCompile(`^[A-Za-z0-9_]{1,48}\.[A-Za-z0-9_]{1,48}$`)
+
+// isTable reports whether the arguments name a table of the store's cluster, in either order.
+func (c *AttachCmd) isTable(addr string) bool {
+	if !cql.IsURI(addr) || object.IsURL(c.From) || strings.ContainsRune(c.From, '/') || c.Update {
+		return false
+	}
+	if tableName.MatchString(c.Dataset) { // NAME KEYSPACE.TABLE
+		c.From, c.Dataset = c.Dataset, c.From
+		return true
+	}
+	return tableName.MatchString(c.From)
+}
+
+// Run attaches what the arguments name.
 func (c *AttachCmd) Run(ctx context.Context, app *App) error {
 	addr, err := app.ownStore("attach")
 	if err != nil {
 		return err
 	}
-	if !cql.IsURI(addr) {
-		return usagef("attach works on a store in Scylla or Cassandra: --store cql://HOST/KEYSPACE, not %s", addr)
+	if !c.isTable(addr) {
+		return c.attachObjects(ctx, app, addr)
 	}
 	if c.SkipExisting && c.Mode != "append" {
 		return usagef("--skip-existing goes with --mode append: only there are rows that exist")
@@ -55,7 +77,7 @@ func (c *AttachCmd) Run(ctx context.Context, app *App) error {
 func (c *AttachCmd) attach(ctx context.Context, app *App, store *cql.Store) error {
 	bar := app.progress("", 1000, "‰") // of the table: how many rows it has is not known
 	snap, report, err := store.Attach(ctx, cql.AttachOptions{
-		Dataset: c.Dataset, Data: c.Data, Metadata: c.Metadata, Columns: c.Columns,
+		Dataset: cmp.Or(c.Dataset, c.From[strings.IndexByte(c.From, '.')+1:]), Data: c.From, Metadata: c.Metadata, Columns: c.Columns,
 		Split: c.Split, SplitColumn: c.SplitColumn, Media: c.Media,
 		Append: c.Mode == "append", Replace: c.Mode == "replace", SkipExisting: c.SkipExisting, Workers: c.Workers,
 		Progress: func(r cql.AttachReport) {

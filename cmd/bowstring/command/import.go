@@ -34,10 +34,15 @@ type ImportCmd struct {
 	Path    string `arg:"" help:"Directory, file or pattern to import: folders of images, Hugging Face Parquet, WebDataset tars (train-{0000..0011}.tar), MosaicML MDS, LitData, TensorFlow records, or a table of paths."`
 	Dataset string `arg:"" optional:"" help:"Dataset to import into (default: PATH's last part, without an extension)."`
 
-	Format     string         `enum:"auto,folder,imagefolder,audiofolder,parquet,webdataset,mds,litdata,tfrecord,commonvoice,list" default:"auto" help:"Format of PATH: ${enum}."`
-	Mode       string         `enum:"create,append,replace" default:"replace" help:"What becomes of samples that are there: create fails if there is a snapshot, append keeps them, replace makes a snapshot of just the new ones, and none if it would be the same (${default})."`
-	DropColumn []string       `sep:"none" placeholder:"NAME" help:"Column of the dataset that --mode replace may take away or make another of; it is an error that it would of any other. Repeatable."`
-	Split      string         `placeholder:"NAME" help:"Split of all samples if the source tells no splits (default: train); otherwise the one to import."`
+	ReadFlags
+	Mode       string   `enum:"create,append,replace" default:"replace" help:"What becomes of samples that are there: create fails if there is a snapshot, append keeps them, replace makes a snapshot of just the new ones, and none if it would be the same (${default})."`
+	DropColumn []string `sep:"none" placeholder:"NAME" help:"Column of the dataset that --mode replace may take away or make another of; it is an error that it would of any other. Repeatable."`
+}
+
+// ReadFlags say what is read of a data set.
+type ReadFlags struct {
+	Format     string         `enum:"auto,folder,imagefolder,audiofolder,parquet,webdataset,mds,litdata,tfrecord,commonvoice,list" default:"auto" help:"Format of the data set: ${enum}."`
+	Split      string         `placeholder:"NAME" help:"Split of all samples if the source tells no splits (default: train); otherwise the one to read."`
 	PathColumn string         `placeholder:"NAME" help:"Column of a table that holds paths (default: path, file_name, filename or file)."`
 	Columns    []string       `placeholder:"NAME" help:"Columns of the source to read (default: all). A * stands for any text."`
 	LeaveOut   []string       `placeholder:"NAME" help:"Columns not to read, or not to make, such as width. A * stands for any text."`
@@ -45,11 +50,11 @@ type ImportCmd struct {
 	Spread     map[string]int `placeholder:"NAME=N" help:"Make N blob columns of a column of lists of blobs in Parquet: NAME_0, NAME_1 and so on. A row with more is bad."`
 	AsMetadata []string       `placeholder:"NAME" help:"Columns of Parquet whose lists or structs hold bytes, and which are metadata all the same."`
 	Verify     source.Verify  `enum:"none,header,decode" default:"header" help:"How images are checked: not at all, by header and end mark, or by decoding them (${default})."`
-	Outside    bool           `name:"allow-outside" help:"Take files outside of the folder of PATH, to which links in it and paths in its tables lead."`
-	Limit      int64          `placeholder:"N" help:"Import the first N samples only."`
-	DryRun     bool           `help:"Read and check everything, and import nothing."`
-	SkipBad    bool           `help:"Import what is good, and list what is not."`
-	BadList    string         `type:"path" placeholder:"FILE" help:"Write what cannot be imported to FILE, as JSON lines (with --skip-bad default: DATASET-bad.jsonl)."`
+	Outside    bool           `name:"allow-outside" help:"Take files outside of the folder of the data set, to which links in it and paths in its tables lead."`
+	Limit      int64          `placeholder:"N" help:"Read the first N samples only."`
+	DryRun     bool           `help:"Read and check everything, and store nothing."`
+	SkipBad    bool           `help:"Take what is good, and list what is not."`
+	BadList    string         `type:"path" placeholder:"FILE" help:"Write what cannot be taken to FILE, as JSON lines (with --skip-bad default: DATASET-bad.jsonl)."`
 	Workers    int            `placeholder:"N" help:"Samples read at a time, and stored at a time (default: twice the processors)."`
 	JSON       bool           `name:"json" help:"Print the summary as a JSON object."`
 }
@@ -60,20 +65,14 @@ func (c *ImportCmd) Run(ctx context.Context, app *App) (err error) {
 		return err
 	}
 	begun := time.Now()
-	src, err := source.Open(ctx, c.Path, source.Options{Format: c.Format, Split: c.Split, PathColumn: c.PathColumn,
-		Outside: c.Outside, Columns: c.Columns, LeaveOut: c.LeaveOut, Text: c.Text,
-		Spread: c.Spread, AsMetadata: c.AsMetadata})
+	src, err := source.Open(ctx, c.Path, c.sourceOptions())
 	if err != nil {
 		return err
 	}
-	reader, err := source.NewReader(src, source.ReadOptions{
-		Dataset: c.Dataset, Split: cmp.Or(c.Split, ingest.DefaultSplit), Verify: c.Verify, Workers: c.Workers,
-		Limit: c.Limit, LeaveOut: c.LeaveOut,
-	})
+	reader, err := source.NewReader(src, c.readOptions(c.Dataset))
 	if err != nil {
 		return err
 	}
-	sum := newSummary(c, src, reader.Schema())
 	var to sink = discard{}
 	if !c.DryRun {
 		if to, err = c.open(ctx, app, src, reader); err != nil {
@@ -81,6 +80,24 @@ func (c *ImportCmd) Run(ctx context.Context, app *App) (err error) {
 		}
 	}
 	defer func() { err = errors.Join(err, to.Close()) }()
+	sum := newSummary(c.Dataset, &c.ReadFlags, src, reader.Schema())
+	sum.verb, sum.begun = verb{"import", "imports", "imported"}, begun
+	return c.into(ctx, app, sum, src, reader, to)
+}
+
+func (c *ReadFlags) sourceOptions() source.Options {
+	return source.Options{Format: c.Format, Split: c.Split, PathColumn: c.PathColumn, Outside: c.Outside,
+		Columns: c.Columns, LeaveOut: c.LeaveOut, Text: c.Text, Spread: c.Spread, AsMetadata: c.AsMetadata}
+}
+
+func (c *ReadFlags) readOptions(dataset string) source.ReadOptions {
+	return source.ReadOptions{Dataset: dataset, Split: cmp.Or(c.Split, ingest.DefaultSplit), Verify: c.Verify,
+		Workers: c.Workers, Limit: c.Limit, LeaveOut: c.LeaveOut}
+}
+
+// into reads a data set into a sink and commits it, if nothing is bad or that may be skipped.
+func (c *ReadFlags) into(ctx context.Context, app *App, sum *summary, src source.Source, reader *source.Reader,
+	to sink) (err error) {
 	bad := badList{path: c.BadList}
 	defer func() { err = errors.Join(err, bad.Close()) }()
 
@@ -93,33 +110,38 @@ func (c *ImportCmd) Run(ctx context.Context, app *App) (err error) {
 	sum.Bad, sum.BadList = bad.n, bad.written()
 	if bad.n > 0 && !c.SkipBad {
 		bad.print(app)
-		return fmt.Errorf("%w: %s of %s samples cannot be imported, so none was; --skip-bad imports the others",
-			schema.ErrInvalid, humanize.Comma(bad.n), humanize.Comma(bad.n+sum.Rows))
+		return fmt.Errorf("%w: %s of %s samples cannot be %s, so none was; --skip-bad %s the others",
+			schema.ErrInvalid, humanize.Comma(bad.n), humanize.Comma(bad.n+sum.Rows), sum.verb.done, sum.verb.does)
 	}
 	if sum.Rows == 0 {
 		bad.print(app)
-		return fmt.Errorf("%w: %s has no sample that can be imported", schema.ErrInvalid, src.Describe())
+		return fmt.Errorf("%w: %s has no sample that can be %s", schema.ErrInvalid, src.Describe(), sum.verb.done)
 	}
 	if err := to.Commit(ctx, sum); err != nil {
 		return err
 	}
-	sum.done(time.Since(begun))
+	sum.done(time.Since(sum.begun))
 	return sum.print(app, c.JSON)
 }
 
 // complete fills in what was left out.
 func (c *ImportCmd) complete() error {
-	if c.Dataset == "" {
-		name := filepath.Base(c.Path)
-		if abs, err := filepath.Abs(c.Path); err == nil {
-			name = filepath.Base(abs)
-		}
-		c.Dataset, _, _ = strings.Cut(name, ".")
-		if err := schema.CheckName("dataset", c.Dataset); err != nil {
+	name := filepath.Base(c.Path)
+	if abs, err := filepath.Abs(c.Path); err == nil {
+		name = filepath.Base(abs)
+	}
+	return c.ReadFlags.complete(&c.Dataset, name)
+}
+
+// complete fills in what was left out. from is what the name of the dataset is made of where there is none.
+func (c *ReadFlags) complete(dataset *string, from string) error {
+	if *dataset == "" {
+		*dataset, _, _ = strings.Cut(from, ".")
+		if err := schema.CheckName("dataset", *dataset); err != nil {
 			return usagef("PATH gives no name for the dataset (%v): say DATASET", err)
 		}
 	}
-	if err := schema.CheckName("dataset", c.Dataset); err != nil {
+	if err := schema.CheckName("dataset", *dataset); err != nil {
 		return usageError{err.Error()}
 	}
 	if c.Limit < 0 || c.Workers < 0 {
@@ -131,16 +153,16 @@ func (c *ImportCmd) complete() error {
 		}
 	}
 	if c.SkipBad && c.BadList == "" {
-		c.BadList = c.Dataset + "-bad.jsonl"
+		c.BadList = *dataset + "-bad.jsonl"
 	}
 	return nil
 }
 
 // read reads all samples and writes the good ones, until the first bad one
 // that must not be skipped; then it only looks for more of them.
-func (c *ImportCmd) read(ctx context.Context, app *App, src source.Source, reader *source.Reader, to sink, sum *summary,
+func (c *ReadFlags) read(ctx context.Context, app *App, src source.Source, reader *source.Reader, to sink, sum *summary,
 	bad *badList) error {
-	bar := c.progress(app, src)
+	bar := c.progress(app, sum, src)
 	defer func() { _ = bar.Exit() }() // drawing is best effort
 	for b, err := range reader.Batches(ctx) {
 		if err != nil {
@@ -161,14 +183,14 @@ func (c *ImportCmd) read(ctx context.Context, app *App, src source.Source, reade
 }
 
 // progress draws a bar on a terminal, and nothing elsewhere.
-func (c *ImportCmd) progress(app *App, src source.Source) *progressbar.ProgressBar {
+func (c *ReadFlags) progress(app *App, sum *summary, src source.Source) *progressbar.ProgressBar {
 	rows := src.Rows()
 	if c.Limit > 0 {
 		rows = min(rows, c.Limit)
 	}
-	what := "import " + c.Dataset
+	what := sum.verb.do + " " + sum.Dataset
 	if c.DryRun {
-		what = "check " + c.Dataset
+		what = "check " + sum.Dataset
 	}
 	return app.progress(what, rows, "samples")
 }
@@ -216,6 +238,22 @@ type summary struct {
 	Notes   []string `json:"notes,omitempty"`
 	Seconds float64  `json:"seconds"`
 	MBPerS  float64  `json:"mb_per_s"`
+	// Of an attachment to a dataset that is there.
+	Update *updated `json:"update,omitempty"`
+
+	verb  verb
+	begun time.Time
+}
+
+// verb is what a command does, in the forms that messages need.
+type verb struct{ do, does, done string }
+
+// updated says how the rows of an attachment compare with those of the snapshot before.
+type updated struct {
+	Kept    int64 `json:"kept"`    // they lie where they lay
+	Changed int64 `json:"changed"` // ids that were there, with other blobs
+	New     int64 `json:"new"`
+	Gone    int64 `json:"gone"`
 }
 
 type splitRows struct {
@@ -223,9 +261,9 @@ type splitRows struct {
 	Rows int64  `json:"rows"`
 }
 
-func newSummary(c *ImportCmd, src source.Source, columns *arrow.Schema) *summary {
+func newSummary(dataset string, c *ReadFlags, src source.Source, columns *arrow.Schema) *summary {
 	s := &summary{
-		Dataset: c.Dataset, DryRun: c.DryRun, Format: src.Format(), Source: src.Describe(), Notes: src.Notes(),
+		Dataset: dataset, DryRun: c.DryRun, Format: src.Format(), Source: src.Describe(), Notes: src.Notes(),
 		Splits: []splitRows{}, Classes: map[string]int{},
 	}
 	for _, f := range columns.Fields() {
@@ -273,7 +311,7 @@ func (s *summary) print(app *App, asJSON bool) error {
 	var b strings.Builder
 	switch {
 	case s.DryRun:
-		fmt.Fprintf(&b, "%s: %s can be imported from %s; nothing was, as --dry-run says\n", s.Dataset, samples, from)
+		fmt.Fprintf(&b, "%s: %s can be %s from %s; nothing was, as --dry-run says\n", s.Dataset, samples, s.verb.done, from)
 	case s.Changed:
 		fmt.Fprintf(&b, "%s: snapshot %d, %s from %s\n", s.Dataset, s.Snapshot, samples, from)
 	default:
@@ -291,7 +329,14 @@ func (s *summary) print(app *App, asJSON bool) error {
 	if s.Dedups != nil && *s.Dedups > 0 {
 		fmt.Fprintf(&b, ", %s of them stored already", humanize.Comma(*s.Dedups))
 	}
+	if s.verb.do == "attach" {
+		b.WriteString(", where they lie")
+	}
 	b.WriteString("\n")
+	if u := s.Update; u != nil {
+		fmt.Fprintf(&b, "  update   %s kept, %s changed, %s new, %s gone\n", humanize.Comma(u.Kept), humanize.Comma(u.Changed),
+			humanize.Comma(u.New), humanize.Comma(u.Gone))
+	}
 	if s.Bad > 0 {
 		fmt.Fprintf(&b, "  skipped  %s bad samples, listed in %s\n", humanize.Comma(s.Bad), printable(s.BadList))
 	}

@@ -275,7 +275,7 @@ func TestImportMistakes(t *testing.T) {
 		{2, "--limit", []string{root, "photos", "--limit=-1"}},
 		{2, "split", []string{root, "photos", "--split", "a/b"}},
 		{1, "there is no split \"test\", only train, val", []string{root, "photos", "--split", "test"}},
-		{2, "--format", []string{root, "photos", "--format", "tfrecord"}},
+		{2, "--format", []string{root, "photos", "--format", "lance"}},
 		{1, "read " + root + " as mds", []string{root, "photos", "--format", "mds"}},
 	} {
 		status, out, errs := runImport(t, append(c.args, "--store", store)...)
@@ -307,7 +307,7 @@ func TestImportCancelled(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	sum := newSummary(c, src, reader.Schema())
+	sum := newSummary(c.Dataset, &c.ReadFlags, src, reader.Schema())
 	err = c.read(ctx, app, src, reader, &cancelling{to, func() { cancel(cause) }}, sum, &badList{})
 	if !errors.Is(err, cause) {
 		t.Errorf("%v, want the signal", err)

@@ -59,6 +59,9 @@ func (l *layout) sniffIndex() string {
 			return ""
 		}
 	}
+	if l.dir && l.opts.files.know(l.ctx, nil) != nil {
+		return mosaicML.format
+	}
 	in, err := l.opts.files.open(l.ctx, filepath.Join(l.path, name))
 	if err != nil {
 		return mosaicML.format

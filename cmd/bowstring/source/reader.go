@@ -41,7 +41,16 @@ type ReadOptions struct {
 	Limit   int64  // read at most that many samples; all if 0
 	// LeaveOut are columns that are not added to those of the source, as in Options.
 	LeaveOut []string
-	Mem      memory.Allocator
+	// InPlace says that blobs stay where they lie: a sample with one that lies nowhere in one piece is bad.
+	InPlace bool
+	Mem     memory.Allocator
+}
+
+// Known is what is known of a sample whose bytes need not be read.
+type Known struct {
+	Refs []*schema.BlobRef // by blob column, nil for null
+	// Column is the value of a column that a Reader adds, as Sample.Meta has it.
+	Column func(name string) any
 }
 
 // Reader reads the samples of a Source in order, with several workers, and adds
@@ -58,6 +67,7 @@ type Reader struct {
 	image  int // ordinal of the blob column that width and height are of, or -1
 	sound  int // ordinal of the blob column that duration is of, or -1
 	added  []func(*slot) any
+	know   func(schema.ID, []Extent) *Known // may be nil
 }
 
 // Batch is a run of samples of one split, in the source's order.
@@ -68,6 +78,7 @@ type Batch struct {
 	Meta  arrow.Record // the metadata columns of the Reader's schema
 	Blobs [][][]byte   // [blob column][row], nil being null, or not read
 	At    [][]Extent   // where the blobs lie, as Blobs; zero where that is not known
+	Known []*Known     // by row: what is in the place of its blobs; nil if it is of no row
 	Bytes int64        // of the blobs
 	Bad   []BadItem    // met on the way; they are not among the rows
 }
@@ -109,6 +120,10 @@ func NewReader(src Source, opts ReadOptions) (*Reader, error) {
 	return r, err
 }
 
+// Know has the reader ask, before it loads a sample, whether that is needed: find returns nil if it is. It is called by
+// several goroutines.
+func (r *Reader) Know(find func(id schema.ID, at []Extent) *Known) { r.know = find }
+
 // Schema is the logical schema of the batches.
 func (r *Reader) Schema() *arrow.Schema { return r.schema }
 
@@ -116,6 +131,7 @@ func (r *Reader) Schema() *arrow.Schema { return r.schema }
 type slot struct {
 	Sample
 	weight int64 // of the budget
+	known  *Known
 	info   imageInfo
 	sound  codec.Info    // of which no bytes are kept
 	failed error         // that ends the reading
@@ -255,7 +271,10 @@ func (r *Reader) process(s *slot) {
 	if s.Bad != "" {
 		return
 	}
-	if s.Load != nil {
+	if s.Load != nil && s.At != nil && r.know != nil {
+		s.known = r.know(r.idOf(s), s.At)
+	}
+	if s.Load != nil && s.known == nil {
 		blobs, err := s.Load()
 		if interrupted(err) {
 			s.failed = err
@@ -280,6 +299,10 @@ func (r *Reader) process(s *slot) {
 				return
 			}
 			continue
+		}
+		if r.opts.InPlace && (s.At == nil || s.At[c].IsZero()) {
+			s.Bad = r.about(f, errNotInPlace)
+			return
 		}
 		if schema.Media(f) == schema.MediaAudio {
 			info, err := codec.Read(data)
@@ -310,6 +333,10 @@ func (r *Reader) process(s *slot) {
 		}
 	}
 }
+
+// errNotInPlace is why a blob cannot stay where it lies.
+var errNotInPlace = errors.New("its bytes are nowhere in the data as they are, or in a piece that is decoded at once " +
+	"(compressed or encoded otherwise): import it instead")
 
 // about says what is wrong with a blob, and which it is where there are several.
 func (r *Reader) about(f arrow.Field, err error) string {
@@ -353,6 +380,13 @@ func validText(v any) bool {
 	return true
 }
 
+func (r *Reader) idOf(s *slot) schema.ID {
+	if s.ID != nil {
+		return *s.ID
+	}
+	return schema.SampleID(r.opts.Dataset, s.Key)
+}
+
 func (r *Reader) splitOf(s *slot) string {
 	if s.Split != "" {
 		return s.Split
@@ -363,12 +397,20 @@ func (r *Reader) splitOf(s *slot) string {
 // addedColumns are what is added to the columns of a source.
 var addedColumns = []string{"width", "height", "format", "orientation", "duration", "sampling_rate", "channels"}
 
+// AddedColumns are the names of the columns that a Reader may add.
+func AddedColumns() []string { return slices.Clone(addedColumns) }
+
 // add adds a column, unless it is left out, or it is among the source's own.
 func (r *Reader) add(own []arrow.Field, name string, dt arrow.DataType, value func(*slot) any) {
 	out := slices.ContainsFunc(r.opts.LeaveOut, func(pattern string) bool { return matches(pattern, name) })
 	if !out && !slices.ContainsFunc(own, func(f arrow.Field) bool { return f.Name == name }) {
 		r.meta = append(r.meta, arrow.Field{Name: name, Type: dt, Nullable: true})
-		r.added = append(r.added, value)
+		r.added = append(r.added, func(s *slot) any {
+			if s.known != nil {
+				return s.known.Column(name)
+			}
+			return value(s)
+		})
 	}
 }
 
@@ -412,6 +454,8 @@ type batcher struct {
 	columns []column
 	blobs   [][][]byte
 	at      [][]Extent
+	known   []*Known
+	knows   bool // one of them is not nil
 	bytes   int64
 	bad     []BadItem
 	slots   []*slot // whose memory is used, or only counted
@@ -443,11 +487,9 @@ func (b *batcher) add(s *slot) error {
 	}
 	b.split = b.r.splitOf(s)
 	b.keys = append(b.keys, s.Key)
-	if s.ID != nil {
-		b.ids = append(b.ids, *s.ID)
-	} else {
-		b.ids = append(b.ids, schema.SampleID(b.r.opts.Dataset, s.Key))
-	}
+	b.ids = append(b.ids, b.r.idOf(s))
+	b.known = append(b.known, s.known)
+	b.knows = b.knows || s.known != nil
 	values := slices.Clip(s.Meta)
 	for _, value := range b.r.added {
 		values = append(values, value(s))
@@ -494,8 +536,12 @@ func (b *batcher) flush(mem *semaphore.Weighted, yield func(*Batch, error) bool)
 	}
 	meta := array.NewRecord(arrow.NewSchema(b.r.meta, nil), columns, int64(b.rows()))
 	defer meta.Release()
-	return yield(&Batch{Split: b.split, Keys: b.keys, IDs: b.ids, Meta: meta, Blobs: b.blobs, At: b.at, Bytes: b.bytes,
-		Bad: b.bad}, nil)
+	batch := &Batch{Split: b.split, Keys: b.keys, IDs: b.ids, Meta: meta, Blobs: b.blobs, At: b.at, Bytes: b.bytes,
+		Bad: b.bad}
+	if b.knows {
+		batch.Known = b.known
+	}
+	return yield(batch, nil)
 }
 
 // reset releases the slots and empties the batch.
@@ -507,6 +553,8 @@ func (b *batcher) reset(mem *semaphore.Weighted) {
 	clear(b.slots)
 	b.slots, b.weight, b.bytes = b.slots[:0], 0, 0
 	b.keys, b.ids, b.bad = nil, b.ids[:0], nil
+	clear(b.known)
+	b.known, b.knows = b.known[:0], false
 	for c := range b.blobs {
 		clear(b.blobs[c])
 		b.blobs[c] = b.blobs[c][:0]

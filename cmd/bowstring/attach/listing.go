@@ -1,0 +1,230 @@
+// Package attach makes keys of where the blobs of a source lie. It cuts the objects that a source lists into object
+// sets, finds those that a snapshot has already, and keeps what units there are.
+package attach
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	"bowstring/cmd/bowstring/source"
+	"bowstring/schema"
+)
+
+// Listing is the objects of a source and the sets that they are in. It is not safe for concurrent use.
+type Listing struct {
+	bucket  string
+	reading string
+	objects []schema.Object // in ascending order of their keys
+	places  []place         // by object
+	sets    []set
+	units   map[int][]schema.Unit // by object, in ascending order of their offsets
+	last    int                   // the object that was found last: the next one is often the same, or follows it
+}
+
+// place is where an object is: a set of the listing, and the object's number in it.
+type place struct {
+	set    int32
+	number uint32
+}
+
+// set is one that keys name.
+type set struct {
+	prefix  schema.ObjectPrefix
+	known   *schema.SetRef // one of the snapshot before; nil for one that is made here
+	objects []int          // of one that is made here
+	used    bool           // blobs lie in it
+}
+
+// NewListing cuts objects into sets. bucket is the URL of their bucket, and reading says how the source is read. base
+// are the sets of the snapshot before that were read the same way: an object that one of them has, with the same size and
+// version, stays there.
+func NewListing(bucket, reading string, objects []schema.Object, base []Base) (*Listing, error) {
+	for i := 1; i < len(objects); i++ {
+		if objects[i-1].Key >= objects[i].Key {
+			return nil, fmt.Errorf("%w: the bucket lists %s behind %s: keys must ascend", schema.ErrUnavailable,
+				schema.Quote(objects[i].Key), schema.Quote(objects[i-1].Key))
+		}
+	}
+	l := &Listing{bucket: bucket, reading: reading, objects: objects, places: make([]place, len(objects)),
+		units: map[int][]schema.Unit{}}
+	for i := range l.places {
+		l.places[i].set = -1
+	}
+	for b := range base {
+		if base[b].Set.Bucket == bucket && base[b].Set.Reading == reading {
+			l.keep(&base[b])
+		}
+	}
+	var fresh []int
+	for i := range objects {
+		if l.places[i].set < 0 {
+			fresh = append(fresh, i)
+		}
+	}
+	for part := range slices.Chunk(fresh, schema.MaxObjects) {
+		made := schema.ObjectSet{Bucket: bucket, Reading: reading, Objects: make([]schema.Object, len(part))}
+		for n, i := range part {
+			made.Objects[n] = objects[i]
+			l.places[i] = place{int32(len(l.sets)), uint32(n)}
+		}
+		l.sets = append(l.sets, set{prefix: made.Prefix(), objects: part})
+	}
+	return l, nil
+}
+
+// Base is an object set of the snapshot before, and what it is named by.
+type Base struct {
+	Ref schema.SetRef
+	Set *schema.ObjectSet
+}
+
+// keep takes the objects that a set of the snapshot before has. Both lists ascend.
+func (l *Listing) keep(b *Base) {
+	number := int32(len(l.sets))
+	l.sets = append(l.sets, set{prefix: b.Ref.Prefix, known: &b.Ref})
+	i := 0
+	for n := range b.Set.Objects {
+		was := &b.Set.Objects[n]
+		for i < len(l.objects) && l.objects[i].Key < was.Key {
+			i++
+		}
+		if i == len(l.objects) {
+			return
+		}
+		if is := &l.objects[i]; is.Key == was.Key && is.Size == was.Size && is.Version == was.Version {
+			l.places[i] = place{number, uint32(n)}
+			if was.Units != nil {
+				l.units[i] = was.Units
+			}
+		}
+	}
+}
+
+// find returns the number of a file in the listing.
+func (l *Listing) find(file string) (int, bool) {
+	for i := l.last; i < min(l.last+2, len(l.objects)); i++ {
+		if l.objects[i].Key == file {
+			l.last = i
+			return i, true
+		}
+	}
+	i, ok := l.index(file)
+	if ok {
+		l.last = i
+	}
+	return i, ok
+}
+
+func (l *Listing) index(file string) (int, bool) {
+	return slices.BinarySearchFunc(l.objects, file, func(o schema.Object, key string) int {
+		return strings.Compare(o.Key, key)
+	})
+}
+
+const (
+	mostOffset = 1<<48 - 1 // in an object
+	mostInUnit = 1<<40 - 1
+)
+
+// Ref makes the reference of a blob: its key is the address of where it lies.
+func (l *Listing) Ref(at source.Extent, data []byte) (schema.BlobRef, error) {
+	i, ok := l.find(at.File)
+	if !ok {
+		return schema.BlobRef{}, fmt.Errorf("%w: %s came into the bucket after it was listed; attach it again",
+			schema.ErrConflict, source.Quoted(at.File))
+	}
+	size, most := l.objects[i].Size, int64(mostOffset)
+	if at.Unit != nil {
+		size, most = at.Unit.Size, mostInUnit
+	}
+	if at.Length != int64(len(data)) || at.Offset < 0 || at.Length > size-at.Offset {
+		return schema.BlobRef{}, fmt.Errorf("%w: a blob of %d bytes is said to lie at %d in %s, of %d bytes",
+			schema.ErrDataLoss, len(data), at.Offset, source.Quoted(at.File), size)
+	}
+	if at.Offset > most || at.Unit != nil && at.Unit.Offset > mostOffset {
+		return schema.BlobRef{}, fmt.Errorf("%w: %s lies further in its object than an address reaches",
+			schema.ErrNotSupported, source.Quoted(at.File))
+	}
+	p := l.places[i]
+	s := &l.sets[p.set]
+	s.used = true
+	a := schema.ObjectAddress{Prefix: s.prefix, Object: p.number, Offset: at.Offset}
+	if at.Unit != nil {
+		if err := l.addUnit(i, *at.Unit); err != nil {
+			return schema.BlobRef{}, err
+		}
+		a.Packed, a.Unit = true, at.Unit.Offset
+	}
+	ref := schema.BlobRef{Size: at.Length, Sum: schema.Checksum(data)}
+	ref.Key = a.Key(ref.Sum)
+	return ref, nil
+}
+
+// addUnit notes a unit of an object.
+func (l *Listing) addUnit(object int, u schema.Unit) error {
+	units := l.units[object]
+	at, found := slices.BinarySearchFunc(units, u.Offset, func(u schema.Unit, at int64) int {
+		return cmp.Compare(u.Offset, at)
+	})
+	switch {
+	case found && units[at] == u:
+		return nil
+	case found:
+		return fmt.Errorf("%w: %s has two units at %d: %+v and %+v", schema.ErrDataLoss,
+			source.Quoted(l.objects[object].Key), u.Offset, units[at], u)
+	case l.sets[l.places[object].set].known != nil:
+		return fmt.Errorf("%w: %s has a unit at %d that it had not when it was attached: %+v", schema.ErrDataLoss,
+			source.Quoted(l.objects[object].Key), u.Offset, u)
+	}
+	l.units[object] = slices.Insert(units, at, u)
+	return nil
+}
+
+// Keep notes that a row keeps a reference of the snapshot before, by its key.
+func (l *Listing) Keep(key schema.Key) {
+	a, _ := schema.ParseObjectAddress(key)
+	for i := range l.sets {
+		if l.sets[i].prefix == a.Prefix {
+			l.sets[i].used = true
+			return
+		}
+	}
+}
+
+// Keeps reports whether any object is one that the snapshot before has.
+func (l *Listing) Keeps() bool {
+	return slices.ContainsFunc(l.places, func(p place) bool { return l.sets[p.set].known != nil })
+}
+
+// Kept reports whether the object with that place in the listing is one that the snapshot before has.
+func (l *Listing) Kept(i int) bool { return l.sets[l.places[i].set].known != nil }
+
+// KeptSets lists the sets of the snapshot before that blobs lie in.
+func (l *Listing) KeptSets() []schema.SetRef {
+	var kept []schema.SetRef
+	for _, s := range l.sets {
+		if s.known != nil && s.used {
+			kept = append(kept, *s.known)
+		}
+	}
+	return kept
+}
+
+// Made lists the sets that are new, with the units that are known by now.
+func (l *Listing) Made(yield func(*schema.ObjectSet) bool) {
+	for _, s := range l.sets {
+		if s.known != nil || !s.used {
+			continue
+		}
+		made := &schema.ObjectSet{Bucket: l.bucket, Reading: l.reading, Objects: make([]schema.Object, len(s.objects))}
+		for n, i := range s.objects {
+			made.Objects[n] = l.objects[i]
+			made.Objects[n].Units = l.units[i]
+		}
+		if !yield(made) {
+			return
+		}
+	}
+}
