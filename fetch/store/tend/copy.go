@@ -145,11 +145,24 @@ func (c *copier) attach(ctx context.Context, snaps []*schema.Snapshot) (err erro
 	if c.attached, err = scope.attached(ctx); err != nil {
 		return err
 	}
+	if c.packed() {
+		if len(c.attached.chunks) > 0 && c.opts.Attached == ByReference {
+			return fmt.Errorf("%w: what is attached cannot be copied by reference from or to a store in a bucket, whose manifests "+
+				"are made anew: copy it by value", schema.ErrInvalid)
+		}
+		for _, of := range scope.chunks() {
+			c.attached.chunks[of.chunk().Key] = true
+		}
+	}
 	if len(c.attached.tables) == 0 || c.opts.Attached != ByReference {
 		return nil
 	}
 	return c.to.Refer(ctx, c.attached.tables)
 }
+
+// packed reports whether one of the stores keeps blobs in segments: then the same blob has other keys in the two, and all
+// manifests are made anew.
+func (c *copier) packed() bool { return c.from.Traits().Segments || c.to.Traits().Segments }
 
 // missing finds out which of the snapshots are to be copied, and notes what becomes of the others.
 func (c *copier) missing(ctx context.Context, snaps []*schema.Snapshot) (missing []*schema.Snapshot, err error) {
@@ -360,7 +373,14 @@ func (c *copier) blobs(ctx context.Context, in store.Ingest, snap *schema.Snapsh
 			rest.Chunks = append(rest.Chunks, chunk)
 		}
 	}
-	if len(known.Chunks) > 0 {
+	if c.to.Traits().Segments {
+		// They lie in segments that a snapshot names which is there. If it is dropped before this one is committed, that fails.
+		for _, chunk := range known.Chunks {
+			if set := (schema.SetRef{Prefix: prefixOf(chunk.Key)}); !slices.Contains(rest.Sets, set) {
+				rest.Sets = append(rest.Sets, set)
+			}
+		}
+	} else if len(known.Chunks) > 0 {
 		there := Scope{Source: c.to, Snapshots: []*schema.Snapshot{&known}, Memory: c.opts.Memory}
 		if _, err := c.transfer(ctx, in, there); err != nil {
 			return nil, err
@@ -406,11 +426,18 @@ func (c *copier) selections(ctx context.Context, snap *schema.Snapshot) (err err
 		return err
 	}
 	defer func() { err = errors.Join(err, in.Close()) }()
-	if _, err := c.transfer(ctx, in, Scope{Source: c.from, Selections: list}); err != nil {
-		return err
+	if !c.packed() {
+		if _, err := c.transfer(ctx, in, Scope{Source: c.from, Selections: list}); err != nil {
+			return err
+		}
 	}
 	for _, sel := range list {
 		moved := *sel
+		if c.packed() {
+			if err := c.bitmap(ctx, in, &moved); err != nil {
+				return err
+			}
+		}
 		moved.Snapshot = c.as[nameOf(snap)]
 		if err := in.SaveSelection(ctx, moved); err != nil {
 			return err
@@ -418,6 +445,21 @@ func (c *copier) selections(ctx context.Context, snap *schema.Snapshot) (err err
 		c.done.Selections++
 	}
 	return nil
+}
+
+// bitmap puts the bitmap of a selection into the target, and has the selection name it there.
+func (c *copier) bitmap(ctx context.Context, in store.Ingest, sel *schema.Selection) error {
+	t := &transfer{copier: c, in: in, scope: Scope{Source: c.from}, hashed: c.hashedIn(c.from)}
+	b, err := t.read(ctx, c.from, sel.Bitmap, t.hashed(sel.Bitmap.Key))
+	if err != nil {
+		return err
+	}
+	defer b.Release()
+	ref, err := t.putNew(ctx, b.Bytes())
+	if err == nil {
+		sel.SetBitmap(ref, b.Bytes())
+	}
+	return err
 }
 
 // numbering gives the target the tags of what was copied, under the numbers that it has

@@ -112,6 +112,13 @@ func (t *transfer) put(ctx context.Context, ref schema.BlobRef, data []byte) err
 
 // putNew puts what has no reference yet, and returns it.
 func (t *transfer) putNew(ctx context.Context, data []byte) (schema.BlobRef, error) {
+	if t.to.Traits().Segments {
+		ref, err := t.in.Put(ctx, data)
+		if err == nil {
+			t.count(ref, true)
+		}
+		return ref, err
+	}
 	ref := schema.RefOf(data)
 	there, err := t.adopt(ctx, ref)
 	if err == nil && !there {
