@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"math/rand/v2"
 	"strings"
@@ -25,7 +24,7 @@ import (
 // testOptions are those of a store in a test: its processes say that they are there more often than one would pay for.
 func testOptions() Options {
 	return Options{
-		Logger: slog.New(slog.NewTextHandler(io.Discard, nil)), Renew: 100 * time.Millisecond, Lapse: 2 * time.Second,
+		Logger: slog.New(slog.DiscardHandler), Renew: 100 * time.Millisecond, Lapse: 2 * time.Second,
 		Bucket: object.Options{Keys: &object.Keys{ID: "key", Secret: "secret"}},
 	}
 }
@@ -33,7 +32,12 @@ func testOptions() Options {
 // found makes a store without a proof.
 func found(t testing.TB, url string) {
 	t.Helper()
-	s, err := reach(t.Context(), url, testOptions())
+	foundWith(t, url, testOptions())
+}
+
+func foundWith(t testing.TB, url string, opts Options) {
+	t.Helper()
+	s, err := reach(t.Context(), url, opts)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -191,7 +195,6 @@ type racy struct {
 	object.Bucket
 	turn    *sync.Mutex // nil: all at once
 	ignores bool        // conditions altogether
-	shared  *sync.Mutex // of what all endpoints see
 }
 
 func (r *racy) Put(ctx context.Context, key string, body []byte, c object.Condition) (object.Info, object.Outcome, error) {

@@ -96,9 +96,6 @@ func (d database) Announce(ctx context.Context, m protocol.Member) error {
 func (v *memberVersions) wrote(id string, at schema.ObjectVersion) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if v.own == nil {
-		v.own = map[string]schema.ObjectVersion{}
-	}
 	v.own[id] = at
 }
 
@@ -163,11 +160,6 @@ func (d database) Members(ctx context.Context) ([]protocol.Member, error) {
 			return err
 		})
 	}
-	s.members.mu.Lock()
-	if s.members.read == nil {
-		s.members.read = map[string]readMember{}
-	}
-	s.members.mu.Unlock()
 	if err := g.Wait(); err != nil {
 		return nil, fmt.Errorf("list the processes at work in %s: %w", s, err)
 	}

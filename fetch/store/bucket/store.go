@@ -144,6 +144,7 @@ func over(bucket object.Bucket, prefix string, opts Options) *Store {
 		prefix += "/"
 	}
 	s := &Store{bucket: bucket, prefix: prefix, options: opts, log: opts.Logger, uploads: make(places, opts.Uploads)}
+	s.members.own, s.members.read = map[string]schema.ObjectVersion{}, map[string]readMember{}
 	s.ending, s.end = context.WithCancel(context.Background())
 	return s
 }
