@@ -216,8 +216,8 @@ func (f *clusterFlags) described(id string, listen net.Addr, encrypted bool, spi
 func membersOf(s store.Store, cluster string, log *slog.Logger) (*members.Members, error) {
 	shared, ok := store.As[members.Shared](s)
 	if !ok {
-		return nil, usagef("--cluster: the nodes of a cluster share a store in Scylla or Cassandra: --store " +
-			"cql://HOST/KEYSPACE names one")
+		return nil, usagef("--cluster: the nodes of a cluster share a store in Scylla or Cassandra, or in a bucket: --store " +
+			"cql://HOST/KEYSPACE or s3://BUCKET/PREFIX names one")
 	}
 	return members.New(members.Options{Cluster: cluster, Shared: shared, Version: version, Logger: log})
 }

@@ -84,6 +84,7 @@ type Store struct {
 
 	partitions seenPartitions
 	members    memberVersions
+	leases     leases
 	packs      sync.Map // schema.ObjectPrefix to *pack: those of open ingests
 	uploads    places
 	census     census
@@ -145,6 +146,7 @@ func over(bucket object.Bucket, prefix string, opts Options) *Store {
 	}
 	s := &Store{bucket: bucket, prefix: prefix, options: opts, log: opts.Logger, uploads: make(places, opts.Uploads)}
 	s.members.own, s.members.read = map[string]schema.ObjectVersion{}, map[string]readMember{}
+	s.leases.read = map[string]readLease{}
 	s.ending, s.end = context.WithCancel(context.Background())
 	return s
 }
@@ -407,7 +409,7 @@ func (s *Store) finish(ctx context.Context, opts store.GCOptions, report *store.
 		return nil
 	}
 	report.FreedBytes = report.DeadBytes
-	return s.forgetMembers(ctx)
+	return errors.Join(s.forgetMembers(ctx), s.forgetClusters(ctx))
 }
 
 // census is what is known of how many segments there are: the last collection counted them, and this process has added
