@@ -30,7 +30,9 @@ type kept struct {
 	Value   []byte `json:"value"`
 }
 
-func (k kept) lapsed(info object.Info, s *Store) bool { return s.lapsed(info, time.Duration(k.Seconds)*time.Second) }
+func (k kept) lapsed(info object.Info, s *Store) bool {
+	return s.lapsed(info, time.Duration(k.Seconds)*time.Second)
+}
 
 // maxKept is the size of the largest object of a cluster that is read.
 const maxKept = 64 << 20
