@@ -58,7 +58,7 @@ test: go-check cc-check python-check ## Everything that has to pass: lint, every
 
 .PHONY: nightly
 nightly: go-check cc-check python-check ## What repeats, hours of it: all under the race detector and without, gocql itself, fuzzing, soak.
-	@$(STAGES) $(BESIDE) --jobs=1 WORKERS=0 FUZZ_TIME=3m lint nightly-vulnerabilities nightly-go nightly-race nightly-spec nightly-wheels nightly-sbom nightly-image nightly-helm nightly-dali nightly-pythons nightly-kubernetes nightly-clients test-cassandra nightly-objects test-gocql test-faults nightly-churn test-python nightly-fuzz nightly-soak
+	@$(STAGES) $(BESIDE) --jobs=1 WORKERS=0 FUZZ_TIME=3m lint nightly-vulnerabilities nightly-go nightly-race nightly-spec nightly-wheels nightly-sbom nightly-image nightly-helm nightly-dali nightly-formats nightly-pythons nightly-kubernetes nightly-clients test-cassandra nightly-objects test-gocql test-faults nightly-churn test-python nightly-fuzz nightly-soak
 
 .PHONY: lint
 lint: lint-go lint-python lint-vulnerabilities docs ## golangci-lint with the import rule, ruff and mypy, known vulnerabilities, the documents' references.
@@ -234,6 +234,10 @@ $(RENDER): $(wildcard deploy/helm/*.go) deploy/helm/go.mod deploy/helm/go.sum | 
 nightly-helm: $(VENV)/.package $(VENV)/.helm $(RENDER) build ## The Helm chart: all variants of its values, rendered, and checked against the schemas of Kubernetes' versions.
 	@$(STAGE) nightly-helm sh -e -c '$(GO) -C deploy/helm test -count=1 ./...; $(PY) -m pytest -m helm tests/test_helm.py'
 
+.PHONY: nightly-formats
+nightly-formats: $(VENV)/.package build/formats/.installed build ## Imports of what LitData and the package tfrecord write, which lie in build/formats.
+	@$(STAGE) nightly-formats env PYTHONPATH=$(CURDIR)/build/formats $(PY) -m pytest tests/test_import_chunks.py
+
 .PHONY: nightly-dali
 nightly-dali: $(VENV)/.package build/dali/.installed build ## Pipelines of DALI without a GPU, which lies in build/dali.
 	@$(STAGE) nightly-dali env PYTHONPATH=$(CURDIR)/build/dali $(PY) -m pytest tests/python/test_dali.py
@@ -352,6 +356,11 @@ build/dali/.installed: $(VENV)/.test $(REQ)/dali.txt
 	$(VENV)/bin/uv pip install --quiet --python $(PY) --require-hashes --target build/dali -r $(REQ)/dali.txt
 	@touch $@
 
+build/formats/.installed: $(VENV)/.test $(REQ)/formats.txt
+	@rm -rf build/formats
+	$(VENV)/bin/uv pip install --quiet --python $(PY) --require-hashes --no-deps --target build/formats -r $(REQ)/formats.txt
+	@touch $@
+
 build/mosaicml/.installed: $(VENV)/.test $(REQ)/mosaicml.txt
 	@rm -rf build/mosaicml
 	$(VENV)/bin/uv pip install --quiet --python $(PY) --require-hashes --no-deps --target build/mosaicml -r $(REQ)/mosaicml.txt
@@ -406,5 +415,7 @@ lock: $(VENV)/.uv ## Resolve python/requirements/*.in again, with hashes.
 	done
 	cd $(REQ) && ../../$(VENV)/bin/uv pip compile --quiet --upgrade --no-deps --universal --python-version 3.10 \
 	  --generate-hashes mosaicml.in -o mosaicml.txt
+	cd $(REQ) && ../../$(VENV)/bin/uv pip compile --quiet --upgrade --no-deps --universal --python-version 3.10 \
+	  --generate-hashes formats.in -o formats.txt
 	cd $(REQ) && ../../$(VENV)/bin/uv pip compile --quiet --upgrade --universal --python-version 3.10 --generate-hashes ../pyproject.toml --extra polars pythons.in -o pythons.txt
 	cd $(REQ) && ../../$(VENV)/bin/uv pip compile --quiet --upgrade --resolution lowest-direct --only-binary :all: --python-version 3.10 --generate-hashes ../pyproject.toml --extra polars lowest.in -o lowest.txt

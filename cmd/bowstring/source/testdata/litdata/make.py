@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import torch
 from litdata.streaming.writer import BinaryWriter
-from litdata.types import Audio, Image as LitImage
+from litdata.types import Audio
+from litdata.types import Image as LitImage
 from PIL import Image
 
 root = Path(__file__).parent

@@ -23,7 +23,11 @@ def picture(i: int) -> bytes:
 
 (root / "records").mkdir(exist_ok=True)
 n = 0
-for name, rows in (("train.tfrecord-00000-of-00002", 3), ("train.tfrecord-00001-of-00002", 2), ("val.tfrecord-00000-of-00001", 2)):
+for name, rows in (
+    ("train.tfrecord-00000-of-00002", 3),
+    ("train.tfrecord-00001-of-00002", 2),
+    ("val.tfrecord-00000-of-00001", 2),
+):
     w = TFRecordWriter(str(root / "records" / name))
     for _ in range(rows):
         w.write(
@@ -40,7 +44,10 @@ for name, rows in (("train.tfrecord-00000-of-00002", 3), ("train.tfrecord-00001-
         )
         n += 1
     w.close()
-whole = b"".join((root / "records" / name).read_bytes() for name in ("train.tfrecord-00000-of-00002", "train.tfrecord-00001-of-00002"))
+whole = b"".join(
+    (root / "records" / name).read_bytes()
+    for name in ("train.tfrecord-00000-of-00002", "train.tfrecord-00001-of-00002")
+)
 (root / "packed").mkdir(exist_ok=True)
 (root / "packed" / "train.tfrecord.gz").write_bytes(gzip.compress(whole, mtime=0))
 (root / "sequence").mkdir(exist_ok=True)
