@@ -59,10 +59,11 @@ func (l *layout) sniffIndex() string {
 			return ""
 		}
 	}
-	if l.dir && l.opts.files.know(l.ctx, nil) != nil {
+	path := filepath.Join(l.path, name)
+	if err := l.opts.files.know(l.ctx, []string{path}); err != nil {
 		return mosaicML.format
 	}
-	in, err := l.opts.files.open(l.ctx, filepath.Join(l.path, name))
+	in, err := l.opts.files.openParts(l.ctx, path, 4096)
 	if err != nil {
 		return mosaicML.format
 	}
@@ -216,9 +217,9 @@ const (
 )
 
 // openChunk opens a chunk, compressed or not.
-func (s *mds) openChunk(ctx context.Context, p mdsPart, sh mdsShard) (_ *shardReader, err error) {
+func (s *mds) openChunk(from sequence, p mdsPart, sh mdsShard) (_ *shardReader, err error) {
 	path := filepath.Join(p.dir, sh.Raw.Basename)
-	f, err := s.place.open(ctx, path)
+	f, err := from.open(path)
 	if err != nil {
 		return nil, errors.New(reason(err))
 	}

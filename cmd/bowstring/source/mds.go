@@ -45,7 +45,7 @@ type mds struct {
 	blobs   []arrow.Field
 	kind    mdsKind
 	// open opens a shard.
-	open func(ctx context.Context, p mdsPart, sh mdsShard) (*shardReader, error)
+	open func(in sequence, p mdsPart, sh mdsShard) (*shardReader, error)
 }
 
 // mdsKind is how values are written: as MDS has them, or as LitData.
@@ -112,10 +112,24 @@ func (s *mds) find(ctx context.Context, opts Options) error {
 			s.rows += sh.Samples
 		}
 	}
+	for i := range s.columns {
+		s.columns[i].survey = s.kind.survey(s.columns[i].encoding)
+	}
+	times := int64(1)
+	if s.surveyed() {
+		times++
+	}
+	if err := s.begin(opts, s.place.estimateWhole(s.paths(), times)); err != nil {
+		return err
+	}
 	if err := s.survey(ctx); err != nil {
 		return err
 	}
-	return s.makeFields(s.firstSample(ctx))
+	first := s.firstSample(ctx)
+	if err := s.place.broken(); err != nil {
+		return err
+	}
+	return s.makeFields(first)
 }
 
 // findParts reads the index of the directory, or those of its folders.
@@ -221,9 +235,10 @@ func (s *mds) addColumns(p mdsPart, sh mdsShard) error {
 
 // firstSample returns the columns of the first sample, to see what its bytes hold.
 func (s *mds) firstSample(ctx context.Context) (found [][]byte) {
+	in := alone{s.place, ctx}
 	for _, p := range s.parts {
 		for _, sh := range p.shards {
-			_ = s.readShard(ctx, p, sh, func(item mdsItem) bool {
+			_ = s.readShard(ctx, in, p, sh, func(item mdsItem) bool {
 				for _, c := range item.columns {
 					found = append(found, slices.Clone(c))
 				}
@@ -280,11 +295,13 @@ func (s *mds) Fields() (meta, blobs []arrow.Field) { return s.meta, s.blobs }
 // Samples names a sample by its split and its number there.
 func (s *mds) Samples(ctx context.Context) iter.Seq2[Sample, error] {
 	return func(yield func(Sample, error) bool) {
+		in := s.place.inOrder(ctx, s.paths())
+		defer in.close()
 		for _, p := range s.parts {
 			var first int64 // number of the shard's first sample
 			for _, sh := range p.shards {
 				stopped := false
-				err := s.readShard(ctx, p, sh, func(item mdsItem) bool {
+				err := s.readShard(ctx, in, p, sh, func(item mdsItem) bool {
 					key := path.Join(p.split, strconv.FormatInt(first+item.number, 10))
 					stopped = !yield(s.sample(key, p.split, item), nil)
 					return !stopped
@@ -294,6 +311,10 @@ func (s *mds) Samples(ctx context.Context) iter.Seq2[Sample, error] {
 				}
 				if ctx.Err() != nil {
 					yield(Sample{}, context.Cause(ctx))
+					return
+				}
+				if broken := s.place.broken(); err != nil && broken != nil {
+					yield(Sample{}, broken)
 					return
 				}
 				if err != nil {
@@ -418,13 +439,31 @@ type mdsItem struct {
 	err     error                       // what is wrong with it
 }
 
-// openShard opens a shard, compressed or not.
-func (s *mds) openShard(ctx context.Context, p mdsPart, sh mdsShard) (_ *shardReader, err error) {
-	name, compressed := sh.Raw, false
-	if _, err := s.place.stat(filepath.Join(p.dir, name.Basename)); err != nil && sh.Zip != nil {
-		name, compressed = *sh.Zip, true
+// file returns the file of a shard, and whether it is the compressed one.
+func (s *mds) file(p mdsPart, sh mdsShard) (name mdsFile, compressed bool) {
+	if sh.Zip != nil {
+		if _, err := s.place.stat(filepath.Join(p.dir, sh.Raw.Basename)); err != nil {
+			return *sh.Zip, true
+		}
 	}
-	f, err := s.place.open(ctx, filepath.Join(p.dir, name.Basename))
+	return sh.Raw, false
+}
+
+// paths are those of all shards.
+func (s *mds) paths() (all []string) {
+	for _, p := range s.parts {
+		for _, sh := range p.shards {
+			name, _ := s.file(p, sh)
+			all = append(all, filepath.Join(p.dir, name.Basename))
+		}
+	}
+	return all
+}
+
+// openShard opens a shard, compressed or not.
+func (s *mds) openShard(from sequence, p mdsPart, sh mdsShard) (_ *shardReader, err error) {
+	name, compressed := s.file(p, sh)
+	f, err := from.open(filepath.Join(p.dir, name.Basename))
 	if err != nil {
 		return nil, errors.New(reason(err))
 	}
@@ -486,8 +525,8 @@ func (s *mds) inflate(in *bufio.Reader, name mdsFile, sh mdsShard) (io.Reader, f
 }
 
 // readShard hands each sample of a shard to visit. It returns what is wrong with the shard.
-func (s *mds) readShard(ctx context.Context, p mdsPart, sh mdsShard, visit func(mdsItem) bool) error {
-	r, err := s.open(ctx, p, sh)
+func (s *mds) readShard(ctx context.Context, in sequence, p mdsPart, sh mdsShard, visit func(mdsItem) bool) error {
+	r, err := s.open(in, p, sh)
 	if err != nil {
 		return err
 	}
@@ -609,20 +648,22 @@ func newMDSSurvey(encoding string) mdsSurvey {
 	return nil
 }
 
+// surveyed says whether there are columns of which all values tell what they become.
+func (s *mds) surveyed() bool {
+	return slices.ContainsFunc(s.columns, func(c mdsColumn) bool { return c.survey != nil })
+}
+
 // survey reads all samples, if there are columns that need it. What is wrong with a shard or a sample shows again, and
 // is reported, when the samples are read.
 func (s *mds) survey(ctx context.Context) error {
-	needed := false
-	for i := range s.columns {
-		s.columns[i].survey = s.kind.survey(s.columns[i].encoding)
-		needed = needed || s.columns[i].survey != nil
-	}
-	if !needed {
+	if !s.surveyed() {
 		return nil
 	}
+	in := s.place.inOrder(ctx, s.paths())
+	defer in.close()
 	for _, p := range s.parts {
 		for _, sh := range p.shards {
-			_ = s.readShard(ctx, p, sh, func(item mdsItem) bool {
+			_ = s.readShard(ctx, in, p, sh, func(item mdsItem) bool {
 				for i, c := range s.columns {
 					if item.err == nil && c.survey != nil {
 						_ = c.survey.observe(item.columns[i])

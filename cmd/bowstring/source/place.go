@@ -84,6 +84,16 @@ type sequence interface {
 	close()
 }
 
+// alone is a sequence of files that are not read ahead of their use.
+type alone struct {
+	files *Files
+	ctx   context.Context //nolint:containedctx // of what reads them
+}
+
+func (a alone) open(path string) (*File, error) { return a.files.open(a.ctx, path) }
+
+func (alone) close() {}
+
 // File is an open file. Read and Seek are for one goroutine; ReadAt may be called by several.
 type File struct {
 	handle

@@ -199,6 +199,15 @@ func Open(ctx context.Context, path string, opts Options) (Source, error) {
 	if err != nil {
 		return nil, err
 	}
+	var z *zipped
+	if isZip(files, path) {
+		inside, err := openZip(ctx, files, path)
+		if err != nil {
+			return nil, err
+		}
+		files, z = inside, inside.system.(*zipped)
+		path = z.top(path)
+	}
 	files.lazy = opts.Walk
 	opts.files = files
 	f, err := choose(ctx, path, opts)
@@ -220,6 +229,9 @@ func Open(ctx context.Context, path string, opts Options) (Source, error) {
 	}
 	if err := checkSplits(s.Splits(), opts.Split); err != nil {
 		return nil, err
+	}
+	if z != nil {
+		s = &inZip{s, z}
 	}
 	return s, nil
 }

@@ -126,6 +126,9 @@ func openTFRecords(ctx context.Context, path string, opts Options) (Source, erro
 	for _, sh := range shards {
 		s.shards = append(s.shards, tfShard{shard: sh})
 	}
+	if err := s.begin(opts, s.place.estimateWhole(s.paths(), 2)); err != nil {
+		return nil, err
+	}
 	if err := s.survey(ctx); err != nil {
 		return nil, err
 	}
@@ -135,13 +138,15 @@ func openTFRecords(ctx context.Context, path string, opts Options) (Source, erro
 // survey reads all records for their features. What is wrong with a file or a record shows again, and is reported, when
 // the samples are read.
 func (s *tfRecords) survey(ctx context.Context) error {
+	in := s.place.inOrder(ctx, s.paths())
+	defer in.close()
 	var firsts []error
 	for i := range s.shards {
 		sh := &s.shards[i]
 		if sh.missing != "" {
 			continue
 		}
-		err := s.read(ctx, sh, func(_, _ int64, buf []byte, err error) error {
+		err := s.read(ctx, in, sh, func(_, _ int64, buf []byte, err error) error {
 			defer buffers.put(buf)
 			s.rows++
 			if err == nil {
@@ -157,6 +162,9 @@ func (s *tfRecords) survey(ctx context.Context) error {
 		})
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
+		}
+		if broken := s.place.broken(); err != nil && broken != nil {
+			return broken
 		}
 		if errors.Is(err, schema.ErrLimit) {
 			return err
@@ -322,6 +330,8 @@ func (s *tfRecords) Fields() (meta, blobs []arrow.Field) { return s.meta, s.blob
 // Samples names a sample by its file and its number there.
 func (s *tfRecords) Samples(ctx context.Context) iter.Seq2[Sample, error] {
 	return func(yield func(Sample, error) bool) {
+		in := s.place.inOrder(ctx, s.paths())
+		defer in.close()
 		for i := range s.shards {
 			sh := &s.shards[i]
 			if sh.missing != "" {
@@ -330,7 +340,7 @@ func (s *tfRecords) Samples(ctx context.Context) iter.Seq2[Sample, error] {
 				}
 				continue
 			}
-			err := s.read(ctx, sh, func(n, at int64, buf []byte, err error) error {
+			err := s.read(ctx, in, sh, func(n, at int64, buf []byte, err error) error {
 				if !yield(s.sample(sh, n, at, buf, err), nil) {
 					return errStop
 				}
@@ -343,11 +353,25 @@ func (s *tfRecords) Samples(ctx context.Context) iter.Seq2[Sample, error] {
 				yield(Sample{}, context.Cause(ctx))
 				return
 			}
+			if broken := s.place.broken(); err != nil && broken != nil {
+				yield(Sample{}, broken)
+				return
+			}
 			if err != nil && !yield(Sample{Key: sh.rel, Split: sh.split, Bad: err.Error()}, nil) {
 				return
 			}
 		}
 	}
+}
+
+// paths are those of the files that are there.
+func (s *tfRecords) paths() (all []string) {
+	for _, sh := range s.shards {
+		if sh.missing == "" {
+			all = append(all, sh.path)
+		}
+	}
+	return all
 }
 
 // sample makes a sample of a record, whose bytes begin at a byte of the file, or of what that is decoded.
@@ -416,8 +440,9 @@ var errNoRecord = errors.New("no record of TensorFlow")
 
 // read hands each record of a file to visit: its number, where its bytes begin, and these, in a buffer that then is
 // visit's; or what is wrong with it. It returns what is wrong with the file, or the error of visit.
-func (s *tfRecords) read(ctx context.Context, sh *tfShard, visit func(i, at int64, buf []byte, err error) error) error {
-	f, err := s.place.open(ctx, sh.path)
+func (s *tfRecords) read(ctx context.Context, from sequence, sh *tfShard,
+	visit func(i, at int64, buf []byte, err error) error) error {
+	f, err := from.open(sh.path)
 	if err != nil {
 		return errors.New(reason(err))
 	}
