@@ -115,11 +115,8 @@ func (s *mds) find(ctx context.Context, opts Options) error {
 	for i := range s.columns {
 		s.columns[i].survey = s.kind.survey(s.columns[i].encoding)
 	}
-	times := int64(1)
-	if s.surveyed() {
-		times++
-	}
-	if err := s.begin(opts, s.place.estimateWhole(s.paths(), times)); err != nil {
+	s.walked = opts.Walk && s.walkable()
+	if err := s.begin(opts, s.estimates()); err != nil {
 		return err
 	}
 	if err := s.survey(ctx); err != nil {
@@ -301,7 +298,11 @@ func (s *mds) Samples(ctx context.Context) iter.Seq2[Sample, error] {
 			var first int64 // number of the shard's first sample
 			for _, sh := range p.shards {
 				stopped := false
-				err := s.readShard(ctx, in, p, sh, func(item mdsItem) bool {
+				read := func(visit func(mdsItem) bool) error { return s.readShard(ctx, in, p, sh, visit) }
+				if s.walked {
+					read = func(visit func(mdsItem) bool) error { return s.walkShard(ctx, p, sh, visit) }
+				}
+				err := read(func(item mdsItem) bool {
 					key := path.Join(p.split, strconv.FormatInt(first+item.number, 10))
 					stopped = !yield(s.sample(key, p.split, item), nil)
 					return !stopped
@@ -337,12 +338,12 @@ func (s *mds) sample(key, split string, item mdsItem) Sample {
 		out.Bad = item.err.Error()
 		return out
 	}
-	end := int64(len(buf)) // of the columns, which fill the end of the buffer
-	for _, column := range columns {
-		end -= int64(len(column))
+	end := item.whole // of the columns, which fill the end of the sample
+	for _, n := range item.sizes {
+		end -= n
 	}
 	for i, c := range s.columns {
-		end += int64(len(columns[i]))
+		end += item.sizes[i]
 		if c.left {
 			continue
 		}
@@ -365,8 +366,11 @@ func (s *mds) sample(key, split string, item mdsItem) Sample {
 			}
 			continue
 		}
-		if n := int64(len(columns[i])); c.decode == nil {
-			out.Blobs, out.At = append(out.Blobs, columns[i]), append(out.At, item.extent(end-n, n))
+		if n := item.sizes[i]; c.decode == nil {
+			out.At = append(out.At, item.extent(end-n, n))
+			if !item.walked {
+				out.Blobs = append(out.Blobs, columns[i])
+			}
 			continue
 		}
 		if c.survey != nil || strings.HasPrefix(c.encoding, "ndarray") || strings.HasPrefix(c.encoding, "no_header_") {
@@ -434,7 +438,10 @@ type shardReader struct {
 type mdsItem struct {
 	number  int64                       // in the shard
 	buf     []byte                      // it, which then is the visitor's
-	columns [][]byte                    // in buf
+	whole   int64                       // its size
+	sizes   []int64                     // of the columns
+	columns [][]byte                    // in buf; nil for a blob of one that was walked
+	walked  bool                        // blobs were not read
 	extent  func(at, size int64) Extent // of bytes of buf
 	err     error                       // what is wrong with it
 }
@@ -472,11 +479,7 @@ func (s *mds) openShard(from sequence, p mdsPart, sh mdsShard) (_ *shardReader, 
 			err = errors.Join(err, f.Close())
 		}
 	}()
-	if f.Size() != name.Bytes {
-		err := fmt.Errorf("%s has %d bytes, the index says %d", Quoted(name.Basename), f.Size(), name.Bytes)
-		if f.Size() < name.Bytes {
-			err = fmt.Errorf("%w: %w", errCut, err)
-		}
+	if err := name.check(f); err != nil {
 		return nil, err
 	}
 	file := s.place.name(filepath.Join(p.dir, name.Basename))
@@ -524,6 +527,46 @@ func (s *mds) inflate(in *bufio.Reader, name mdsFile, sh mdsShard) (io.Reader, f
 	return bytes.NewReader(block), func() {}, nil
 }
 
+// readTable32 reads what a shard begins with: how many samples it has, and where they lie.
+func readTable32(r io.Reader, sh mdsShard) ([]byte, error) {
+	var count [4]byte
+	if _, err := io.ReadFull(r, count[:]); err != nil {
+		return nil, fmt.Errorf("%w: %w", errCut, err)
+	}
+	if n := int64(binary.LittleEndian.Uint32(count[:])); n != sh.Samples {
+		return nil, fmt.Errorf("it holds %d samples, the index says %d", n, sh.Samples)
+	}
+	table, err := readBuffer(r, 4*(sh.Samples+1))
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", errCut, err)
+	}
+	return table, nil
+}
+
+// sampleAt returns where a sample lies by the table; the one before it ends at a byte.
+func sampleAt(table []byte, i, at int64) (begin, end int64, err error) {
+	begin, end = int64(binary.LittleEndian.Uint32(table[4*i:])), int64(binary.LittleEndian.Uint32(table[4*i+4:]))
+	switch {
+	case begin < at || end < begin || end-begin > maxBlob:
+		return 0, 0, fmt.Errorf("sample %d lies at bytes %d to %d, the one before ends at %d", i, begin, end, at)
+	case i > 0 && begin != at:
+		return 0, 0, fmt.Errorf("sample %d begins at byte %d, the one before ends at %d", i, begin, at)
+	}
+	return begin, end, nil
+}
+
+// check looks whether an open file has the size that the index says.
+func (m mdsFile) check(f *File) error {
+	if f.Size() == m.Bytes {
+		return nil
+	}
+	err := fmt.Errorf("%s has %d bytes, the index says %d", Quoted(m.Basename), f.Size(), m.Bytes)
+	if f.Size() < m.Bytes {
+		err = fmt.Errorf("%w: %w", errCut, err)
+	}
+	return err
+}
+
 // readShard hands each sample of a shard to visit. It returns what is wrong with the shard.
 func (s *mds) readShard(ctx context.Context, in sequence, p mdsPart, sh mdsShard, visit func(mdsItem) bool) error {
 	r, err := s.open(in, p, sh)
@@ -531,16 +574,9 @@ func (s *mds) readShard(ctx context.Context, in sequence, p mdsPart, sh mdsShard
 		return err
 	}
 	defer func() { _ = r.close() }()
-	var count [4]byte
-	if _, err := io.ReadFull(r, count[:]); err != nil {
-		return fmt.Errorf("%w: %w", errCut, err)
-	}
-	if n := int64(binary.LittleEndian.Uint32(count[:])); n != sh.Samples {
-		return fmt.Errorf("it holds %d samples, the index says %d", n, sh.Samples)
-	}
-	table, err := readBuffer(r, 4*(sh.Samples+1))
+	table, err := readTable32(r, sh)
 	if err != nil {
-		return fmt.Errorf("%w: %w", errCut, err)
+		return err
 	}
 	defer buffers.put(table)
 	offset := func(i int64) int64 { return int64(binary.LittleEndian.Uint32(table[4*i:])) }
@@ -554,12 +590,9 @@ func (s *mds) readShard(ctx context.Context, in sequence, p mdsPart, sh mdsShard
 	}
 	at := 4 + int64(len(table))
 	for i := range sh.Samples {
-		begin, end := offset(i), offset(i+1)
-		if begin < at || end < begin || end-begin > maxBlob {
-			return fmt.Errorf("sample %d lies at bytes %d to %d, the one before ends at %d", i, begin, end, at)
-		}
-		if i > 0 && begin != at {
-			return fmt.Errorf("sample %d begins at byte %d, the one before ends at %d", i, begin, at)
+		begin, end, err := sampleAt(table, i, at)
+		if err != nil {
+			return err
 		}
 		if _, err := io.CopyN(io.Discard, r, begin-at); err != nil {
 			return fmt.Errorf("%w at sample %d of %d: %w", errCut, i, sh.Samples, err)
@@ -575,7 +608,8 @@ func (s *mds) readShard(ctx context.Context, in sequence, p mdsPart, sh mdsShard
 				return fmt.Errorf("sample %d of %d: %w", i, sh.Samples, err)
 			}
 		}
-		item.columns, item.err = s.cut(item.buf)
+		item.columns, item.sizes, item.err = s.cut(item.buf)
+		item.whole = int64(len(item.buf))
 		if !visit(item) {
 			return nil
 		}
@@ -594,37 +628,149 @@ func (s *mds) readShard(ctx context.Context, in sequence, p mdsPart, sh mdsShard
 }
 
 // cut divides a sample into its columns.
-func (s *mds) cut(buf []byte) ([][]byte, error) {
-	sizes := make([]int64, len(s.columns))
-	rest := buf
+func (s *mds) cut(buf []byte) (columns [][]byte, sizes []int64, err error) {
+	sizes, rest, err := s.sizes(buf, int64(len(buf)))
+	if err != nil {
+		return nil, nil, err
+	}
+	columns = make([][]byte, len(sizes))
+	for i, n := range sizes {
+		columns[i] = rest[:n:n]
+		rest = rest[n:]
+	}
+	return columns, sizes, nil
+}
+
+// sizes returns the sizes of the columns of a sample of so many bytes, by those with which it begins, and what follows
+// them.
+func (s *mds) sizes(head []byte, whole int64) (sizes []int64, rest []byte, err error) {
+	sizes, rest = make([]int64, len(s.columns)), head
+	left := whole
 	for i, c := range s.columns {
 		if c.size > 0 { // the library takes 0 for not fixed, too
 			sizes[i] = c.size
 			continue
 		}
 		if len(rest) < 4 {
-			return nil, fmt.Errorf("%w: %d bytes do not hold the sizes of its columns", errCut, len(buf))
+			return nil, nil, fmt.Errorf("%w: %d bytes do not hold the sizes of its columns", errCut, whole)
 		}
 		sizes[i] = int64(binary.LittleEndian.Uint32(rest))
-		rest = rest[4:]
+		rest, left = rest[4:], left-4
 	}
-	columns := make([][]byte, len(s.columns))
 	for i, n := range sizes {
 		if s.columns[i].decode != nil && n > maxText {
-			return nil, fmt.Errorf("column %s has %d bytes, more than the %d that metadata may have",
+			return nil, nil, fmt.Errorf("column %s has %d bytes, more than the %d that metadata may have",
 				Quoted(s.columns[i].name), n, maxText)
 		}
-		if n > int64(len(rest)) {
-			return nil, fmt.Errorf("column %s has %d bytes and only %d are left", Quoted(s.columns[i].name), n,
-				len(rest))
+		if n > left {
+			return nil, nil, fmt.Errorf("column %s has %d bytes and only %d are left", Quoted(s.columns[i].name), n, left)
 		}
-		columns[i] = rest[:n:n]
-		rest = rest[n:]
+		left -= n
 	}
-	if len(rest) > 0 {
-		return nil, fmt.Errorf("%d bytes lie behind its columns", len(rest))
+	if left > 0 {
+		return nil, nil, fmt.Errorf("%d bytes lie behind its columns", left)
 	}
-	return columns, nil
+	return sizes, rest, nil
+}
+
+// walkable says whether samples can be found without reading them: by the tables at the fronts of shards that are not
+// compressed, and the sizes with which samples begin.
+func (s *mds) walkable() bool {
+	if s.kind.format != mosaicML.format || s.surveyed() {
+		return false
+	}
+	for _, p := range s.parts {
+		for _, sh := range p.shards {
+			if _, compressed := s.file(p, sh); compressed {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// estimates is what reading the shards takes, and what walking does.
+func (s *mds) estimates() Estimate {
+	times := int64(1)
+	if s.surveyed() {
+		times++
+	}
+	e := s.place.estimateWhole(s.paths(), times)
+	if s.walkable() { // a request for the table, and one for each sample or window of them
+		e.Walked.Requests = e.Files + min(s.rows, e.Bytes/windowBytes+e.Files)
+		e.Walked.Bytes = min(e.Through.Bytes, e.Walked.Requests*windowBytes)
+	}
+	return e
+}
+
+// walkShard is readShard for a shard of which blobs are not read.
+func (s *mds) walkShard(ctx context.Context, p mdsPart, sh mdsShard, visit func(mdsItem) bool) error {
+	path := filepath.Join(p.dir, sh.Raw.Basename)
+	f, err := s.place.openParts(ctx, path, windowBytes)
+	if err != nil {
+		return errors.New(reason(err))
+	}
+	defer func() { _ = f.Close() }()
+	if err := sh.Raw.check(f); err != nil {
+		return err
+	}
+	table, err := readTable32(f, sh)
+	if err != nil {
+		return err
+	}
+	defer buffers.put(table)
+	file, at := s.place.name(path), 4+int64(len(table))
+	head := make([]byte, 4*len(s.columns))
+	for i := range sh.Samples {
+		begin, end, err := sampleAt(table, i, at)
+		if err != nil {
+			return err
+		}
+		at = end
+		item := mdsItem{number: i, walked: true, extent: func(at, size int64) Extent {
+			return Extent{File: file, Offset: begin + at, Length: size}
+		}}
+		err = io.ErrUnexpectedEOF
+		if end <= f.Size() {
+			err = s.look(f, &item, head[:min(int64(len(head)), end-begin)], begin, end)
+		}
+		if err != nil {
+			return fmt.Errorf("%w at sample %d of %d: %w", errCut, i, sh.Samples, err)
+		}
+		if !visit(item) {
+			return nil
+		}
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+	}
+	if at != f.Size() {
+		return fmt.Errorf("%w: bytes follow the last of %d samples, which ends at byte %d", errJunk, sh.Samples, at)
+	}
+	return nil
+}
+
+// look reads of a sample, from one byte of a shard to another, what is no blob. Its error is one of reading.
+func (s *mds) look(f *File, item *mdsItem, head []byte, begin, end int64) error {
+	if _, err := f.ReadAt(head, begin); err != nil {
+		return err
+	}
+	var rest []byte
+	if item.sizes, rest, item.err = s.sizes(head, end-begin); item.err != nil {
+		return nil //nolint:nilerr // it is wrong with the sample
+	}
+	at := begin + int64(len(head)-len(rest))
+	item.columns, item.whole = make([][]byte, len(s.columns)), end-begin
+	for i, n := range item.sizes {
+		if c := s.columns[i]; c.decode != nil && !c.left {
+			item.columns[i] = make([]byte, n)
+			if _, err := f.ReadAt(item.columns[i], at); err != nil {
+				return err
+			}
+		}
+		at += n
+	}
+	return nil
 }
 
 // mdsSurvey looks at all values of a column whose encoding alone does not tell what it becomes.

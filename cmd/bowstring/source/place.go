@@ -84,13 +84,16 @@ type sequence interface {
 	close()
 }
 
-// alone is a sequence of files that are not read ahead of their use.
+// aloneLeast is how much of a file that is read alone is read at once.
+const aloneLeast = 1 << 20
+
+// alone is a sequence of files of which little is read, and nothing ahead of its use.
 type alone struct {
 	files *Files
 	ctx   context.Context //nolint:containedctx // of what reads them
 }
 
-func (a alone) open(path string) (*File, error) { return a.files.open(a.ctx, path) }
+func (a alone) open(path string) (*File, error) { return a.files.openParts(a.ctx, path, aloneLeast) }
 
 func (alone) close() {}
 
