@@ -148,6 +148,7 @@ type tarMember struct {
 	key     string // of the sample: the name up to the first dot behind the last slash
 	ext     string // what follows that dot, in lower case and composed (NFC)
 	at      int64  // where its content begins in the file, -1 where the file is compressed
+	header  int64  // where its headers begin, in the file as it is decoded
 	problem string // why it cannot be imported, "" if it can
 }
 
@@ -163,6 +164,7 @@ func (t *tarReader) contentAt() int64 {
 // extension, hidden ones and those that begin with __ belong to none.
 func (t *tarReader) next() (m tarMember, err error) {
 	for {
+		begin := (t.dataEnd + tarBlock - 1) / tarBlock * tarBlock
 		h, err := t.header()
 		if err != nil {
 			return tarMember{}, err
@@ -178,7 +180,7 @@ func (t *tarReader) next() (m tarMember, err error) {
 			strings.HasPrefix(base, "__") || strings.HasPrefix(dir, "__MACOSX") {
 			continue
 		}
-		m = tarMember{name: name, size: h.Size, at: t.contentAt(), key: dir + stem,
+		m = tarMember{name: name, size: h.Size, at: t.contentAt(), header: begin, key: dir + stem,
 			ext: norm.NFC.String(strings.ToLower(ext))}
 		switch {
 		case h.Typeflag == tar.TypeLink || h.Typeflag == tar.TypeSymlink:
