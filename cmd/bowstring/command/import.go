@@ -10,7 +10,6 @@ import (
 	"io"
 	"maps"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -31,7 +30,7 @@ import (
 
 // ImportCmd is bowstring import.
 type ImportCmd struct {
-	Path    string `arg:"" help:"Directory, file or pattern to import: folders of images, Hugging Face Parquet, WebDataset tars (train-{0000..0011}.tar), MosaicML MDS, LitData, TensorFlow records, or a table of paths."`
+	Path    string `arg:"" help:"Directory, file or pattern to import, or its URL in a bucket (s3://, gs://, az://, https://, file://): folders of images, Hugging Face Parquet, WebDataset tars (train-{0000..0011}.tar), MosaicML MDS, LitData, TensorFlow records, or a table of paths."`
 	Dataset string `arg:"" optional:"" help:"Dataset to import into (default: PATH's last part, without an extension)."`
 
 	ReadFlags
@@ -126,11 +125,7 @@ func (c *ReadFlags) into(ctx context.Context, app *App, sum *summary, src source
 
 // complete fills in what was left out.
 func (c *ImportCmd) complete() error {
-	name := filepath.Base(c.Path)
-	if abs, err := filepath.Abs(c.Path); err == nil {
-		name = filepath.Base(abs)
-	}
-	return c.ReadFlags.complete(&c.Dataset, name)
+	return c.ReadFlags.complete(&c.Dataset, source.NameOf(c.Path))
 }
 
 // complete fills in what was left out. from is what the name of the dataset is made of where there is none.

@@ -217,13 +217,18 @@ func (c *cloud) know(ctx context.Context, paths []string) error {
 		}
 		c.listed = true
 		if c.keys.n == 0 {
-			return notFound(fmt.Errorf("there is nothing in %s", c.shown(c.path(c.folder))))
+			return c.nothing()
 		}
 	}
 	return c.ask(ctx, slices.DeleteFunc(slices.Clone(paths), func(p string) bool {
 		key, ok := c.key(p)
 		return ok && strings.HasPrefix(key, c.folder)
 	}))
+}
+
+// nothing is the error of a folder that is none.
+func (c *cloud) nothing() error {
+	return notFound(fmt.Errorf("there is nothing in %s", c.shown(c.path(c.folder))))
 }
 
 // ask asks for each of some paths that is not known.
@@ -297,7 +302,7 @@ const (
 // folders.
 func (c *cloud) glance(ctx context.Context, depth int) ([]string, error) {
 	seen := map[string]bool{}
-	var names, folders []string
+	names, folders, keys := []string{}, []string(nil), 0
 	take := func(opts object.ListOptions, most int) error {
 		n := 0
 		for o, err := range c.from.List(ctx, opts) {
@@ -305,6 +310,7 @@ func (c *cloud) glance(ctx context.Context, depth int) ([]string, error) {
 				return err
 			}
 			rel := strings.TrimPrefix(o.Key, c.folder)
+			keys++
 			if o.Prefix {
 				folders = append(folders, o.Key)
 			} else if isPath(o.Key) && !seen[rel] && strings.Count(rel, "/") <= depth &&
@@ -322,8 +328,13 @@ func (c *cloud) glance(ctx context.Context, depth int) ([]string, error) {
 		return attempt(ctx, func() error { return take(opts, most) })
 	}
 	err := once(object.ListOptions{Prefix: c.folder}, glanceKeys)
-	if err != nil || len(names) < glanceKeys && len(seen) == 0 {
-		return names, err
+	switch {
+	case err != nil:
+		return nil, err
+	case keys == 0:
+		return nil, c.nothing()
+	case keys < glanceKeys: // there are no more
+		return names, nil
 	}
 	if err := once(object.ListOptions{Prefix: c.folder, Delimiter: "/"}, glancePage); err != nil {
 		return nil, err

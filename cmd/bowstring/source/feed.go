@@ -155,7 +155,8 @@ func (f *feed) read(s *fedShard, path string) error {
 			if s.room.Acquire(f.ctx, min(m.size, feedBytes)) != nil {
 				return context.Cause(f.ctx)
 			}
-			fed.data, fed.err = io.ReadAll(t)
+			fed.data = make([]byte, m.size)
+			_, fed.err = io.ReadFull(t, fed.data)
 		}
 		select {
 		case s.members <- fed:

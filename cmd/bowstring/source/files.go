@@ -309,7 +309,7 @@ func (n *namer) find(name string) (file, key, bad string) {
 			return at, name, "it lies in another place than the table, and only one is read"
 		}
 		name = at
-		if rel, err := filepath.Rel(n.dir, at); err == nil && filepath.IsLocal(rel) {
+		if rel, err := filepath.Rel(n.dir, at); err == nil {
 			name = rel
 		}
 	}

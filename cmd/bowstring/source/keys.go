@@ -217,7 +217,9 @@ func (t keyTree) ReadDir(name string) ([]fs.DirEntry, error) {
 				break
 			}
 			folder, _, isDir := strings.Cut(rest, "/")
-			found = append(found, keyEntry{tree: t, key: under + folder, dir: isDir})
+			if _, object := t.keys.find(under + folder); !isDir || !object { // a file hides a folder of its name
+				found = append(found, keyEntry{tree: t, key: under + folder, dir: isDir})
+			}
 			if isDir {
 				at, more = under+folder+"0", true // which follows "/"
 				break

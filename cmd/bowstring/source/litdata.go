@@ -82,6 +82,9 @@ func (l *layout) sniffIndex() string {
 func openLitData(ctx context.Context, root string, opts Options) (Source, error) {
 	if filepath.Base(root) == "index.json" {
 		root = filepath.Dir(root)
+		if err := opts.files.know(ctx, nil); err != nil {
+			return nil, err
+		}
 	}
 	s := &mds{about: about{place: opts.files, format: litFormat, path: opts.files.absolute(root)},
 		choice: opts.choice, kind: litData}

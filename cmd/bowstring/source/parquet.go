@@ -15,6 +15,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/apache/arrow/go/v17/arrow"
 	"github.com/apache/arrow/go/v17/arrow/array"
@@ -65,7 +66,8 @@ func openParquet(ctx context.Context, path string, opts Options) (Source, error)
 // readSchemas opens each file for its columns and its number of rows.
 func (s *parquetSource) readSchemas(ctx context.Context) error {
 	rows := map[string]int64{}
-	for _, sh := range s.shards {
+	files := s.openAll(ctx)
+	for n, sh := range s.shards {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
@@ -73,7 +75,7 @@ func (s *parquetSource) readSchemas(ctx context.Context) error {
 			s.broken[sh.rel] = errors.New(sh.missing)
 			continue
 		}
-		f, err := s.place.openParquet(ctx, sh.path)
+		f, err := files(n)
 		if err == nil {
 			rows[sh.rel] = max(f.NumRows(), 0)
 			err = errors.Join(s.layout.add(sh.rel, f), f.Close())
@@ -120,6 +122,33 @@ func (s *parquetSource) readSchemas(ctx context.Context) error {
 	s.addFolderKeys()
 	s.rename()
 	return nil
+}
+
+// openAll returns what opens the files in their order. In a bucket several are opened ahead.
+func (s *parquetSource) openAll(ctx context.Context) func(n int) (*parquet.File, error) {
+	if s.place.bucket() == nil {
+		return func(n int) (*parquet.File, error) { return s.place.openParquet(ctx, s.shards[n].path) }
+	}
+	type opened struct {
+		file *parquet.File
+		err  error
+	}
+	done := make([]opened, len(s.shards))
+	end := 0 // of those that were opened
+	return func(n int) (*parquet.File, error) {
+		if n >= end {
+			var all sync.WaitGroup
+			for end = n; end < min(n+atTheSameTime, len(s.shards)); end++ {
+				if i := end; s.shards[i].missing == "" {
+					all.Go(func() { done[i].file, done[i].err = s.place.openParquet(ctx, s.shards[i].path) })
+				}
+			}
+			all.Wait()
+		}
+		f, err := done[n].file, done[n].err
+		done[n] = opened{}
+		return f, err
+	}
 }
 
 func (s *parquetSource) rename() {

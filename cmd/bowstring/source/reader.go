@@ -233,6 +233,12 @@ func (r *Reader) list(ctx context.Context, mem *semaphore.Weighted, order, work 
 		if err != nil {
 			return err
 		}
+		if err := r.src.Files().broken(); err != nil {
+			if sample.Release != nil {
+				sample.Release()
+			}
+			return err
+		}
 		// A batch that waits for its next row holds less than batchBytes, so
 		// that what is asked for here becomes free at last.
 		s := &slot{Sample: sample, weight: r.weight(sample), done: make(chan struct{})}

@@ -20,7 +20,7 @@ const (
 	// aheadStretches bounds their number: objects may be small.
 	aheadStretches = 64
 	// aloneBytes is aheadBytes of an object that is read on its own.
-	aloneBytes = 3 * stretch
+	aloneBytes = 6 * stretch
 )
 
 // reading reads objects from their beginnings to their ends: stretches ahead of where they are used, across the

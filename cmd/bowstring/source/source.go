@@ -11,6 +11,7 @@ import (
 	"context"
 	"fmt"
 	"iter"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -181,6 +182,17 @@ var formats = []format{
 	{"list", "a .csv, .tsv, .jsonl or .parquet file with a column of paths", (*layout).looksList, openList},
 }
 
+// NameOf is the last part of the path of a data set, or of its URL, without an extension.
+func NameOf(named string) string {
+	if where, key, err := object.SplitURL(named); err == nil {
+		where, _, _ = strings.Cut(where, "?")
+		_, where, _ = strings.Cut(where, "://")
+		named = path.Join(where, key)
+	}
+	name, _, _ := strings.Cut(filepath.Base(absolutePath(named)), ".")
+	return name
+}
+
 // Formats lists the names of the formats.
 func Formats() []string {
 	var names []string
@@ -223,6 +235,9 @@ func Open(ctx context.Context, path string, opts Options) (Source, error) {
 	s, err := f.open(ctx, path, opts)
 	if err == nil {
 		err = opts.choice.check()
+	}
+	if broken := files.broken(); broken != nil {
+		err = broken
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read %s as %s: %w", Quoted(named), f.name, err)

@@ -41,7 +41,11 @@ func readTar(f *File, err error) (*tarReader, error) {
 // openTar opens a tar, and closes the file if there is an error. If seek is set and the tar is not compressed, members
 // that are not read are passed over without reading; its end is then not checked.
 func openTar(f *File, seek bool) (_ *tarReader, err error) {
-	in := bufio.NewReaderSize(f, 32<<10)
+	buffer := 32 << 10
+	if seek {
+		buffer = windowBytes // no more of it may be wanted
+	}
+	in := bufio.NewReaderSize(f, buffer)
 	t := &tarReader{in: &tarInput{r: in}, close: f.Close}
 	defer func() {
 		if err != nil {
@@ -56,7 +60,7 @@ func openTar(f *File, seek bool) (_ *tarReader, err error) {
 		t.in.r, t.seek = f, f
 	}
 	if algorithm != "" {
-		r, stop, err := decompress(in, algorithm)
+		r, stop, err := decompress(bufio.NewReaderSize(in, 32<<10), algorithm)
 		if err != nil {
 			return nil, err
 		}
