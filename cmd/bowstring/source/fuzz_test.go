@@ -3,6 +3,7 @@ package source
 import (
 	"archive/tar"
 	"bytes"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -28,10 +29,13 @@ func readFuzzed(t *testing.T, path, format string) (n int64) {
 		return 0
 	}
 	ids := map[schema.ID]string{}
+	at := map[string]string{}
 	for b, err := range r.Batches(t.Context()) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		checkPlaces(t, src.Files(), plainOnly(b), false)
+		placesOf(b, at)
 		if schema.CheckName("split", b.Split) != nil && len(b.Keys) > 0 {
 			t.Errorf("split %q", b.Split)
 		}
@@ -55,7 +59,64 @@ func readFuzzed(t *testing.T, path, format string) (n int64) {
 		}
 		n += b.Bytes
 	}
+	if len(at) > 0 {
+		walkFuzzed(t, path, format, at)
+	}
 	return n
+}
+
+// plainOnly is a batch without the places in units: one that is damaged may be read up to the damage, and is not decoded.
+func plainOnly(b *Batch) *Batch {
+	out := *b
+	out.At = make([][]Extent, len(b.At))
+	for c := range b.At {
+		for _, at := range b.At[c] {
+			if at.Unit != nil {
+				at = Extent{}
+			}
+			out.At[c] = append(out.At[c], at)
+		}
+	}
+	return &out
+}
+
+// placesOf adds where the blobs of a batch lie, by key.
+func placesOf(b *Batch, at map[string]string) {
+	for row, key := range b.Keys {
+		for c := range b.At {
+			e, unit := b.At[c][row], schema.Unit{}
+			if e.Unit != nil {
+				unit = *e.Unit
+			}
+			at[key] += fmt.Sprintf("%s %d %d %+v;", e.File, e.Offset, e.Length, unit)
+		}
+	}
+}
+
+// walkFuzzed reads the same once more, without reading blobs, in a bucket: each sample that can be read lies where it did.
+func walkFuzzed(t *testing.T, path, format string, want map[string]string) {
+	t.Helper()
+	src, err := Open(t.Context(), fileURL(path), Options{Format: format, Walk: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := NewReader(src, ReadOptions{Dataset: "d", Split: "train"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]string{}
+	for b, err := range r.Batches(t.Context()) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		checkPlaces(t, src.Files(), plainOnly(b), true)
+		placesOf(b, got)
+	}
+	for key, at := range want {
+		if format != "list" && got[key] != at {
+			t.Errorf("%q lies at %s, and walked at %s", key, at, got[key])
+		}
+	}
 }
 
 // writeFuzzed writes files below a new directory.

@@ -123,9 +123,6 @@ func openTFRecords(ctx context.Context, path string, opts Options) (Source, erro
 		return nil, fmt.Errorf("%w: there is no *.tfrecord file", schema.ErrInvalid)
 	}
 	s.splits = splits
-	if err := s.begin(opts, s.place.estimateWhole(paths(shards), 2)); err != nil { // for features, then for samples
-		return nil, err
-	}
 	for _, sh := range shards {
 		s.shards = append(s.shards, tfShard{shard: sh})
 	}
