@@ -3,6 +3,7 @@ package object
 import (
 	"context"
 	"net"
+	"slices"
 	"sync"
 	"time"
 )
@@ -55,6 +56,9 @@ func (s *spreader) DialContext(ctx context.Context, network, address string) (ne
 	for i, ip := range turn {
 		conn, err := s.dialOne(ctx, network, net.JoinHostPort(ip, port), i == len(turn)-1)
 		if err == nil {
+			if i > 0 { // or the one behind those that failed would get their connections, too
+				s.behind(host, ip)
+			}
 			return conn, nil
 		}
 		if ctx.Err() != nil {
@@ -112,14 +116,23 @@ func (s *spreader) turn(ctx context.Context, host string) ([]string, error) {
 		}
 		turn = append(turn, ip)
 	}
-	if len(turn) > 0 { // the next connection begins behind the address that this one does
-		for i, ip := range h.addresses {
-			if ip == turn[0] {
-				h.next = (i + 1) % len(h.addresses)
-			}
-		}
+	if len(turn) > 0 {
+		h.behind(turn[0])
 	}
 	return append(turn, avoided...), nil
+}
+
+// behind has the next connection begin behind an address.
+func (h *hostAddresses) behind(ip string) {
+	if i := slices.Index(h.addresses, ip); i >= 0 {
+		h.next = (i + 1) % len(h.addresses)
+	}
+}
+
+func (s *spreader) behind(host, ip string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.hosts[host].behind(ip)
 }
 
 func (s *spreader) failed(host, ip string) {

@@ -322,6 +322,14 @@ func (b *remote) read(ctx context.Context, method, key string, v schema.ObjectVe
 			_ = resp.Body.Close()
 			return nil, &ChangedError{Bucket: b.url, Key: key, Want: v, Have: have}
 		}
+		// What comes without a version is no object: the answer of a proxy, or an error with status 200. Web servers have
+		// objects without.
+		if have.IsZero() && (b.ranges || !v.IsZero()) {
+			_ = resp.Body.Close()
+			return nil, errorf(schema.ErrUnavailable, "object %q of %s: the server answers %d and does not say with which "+
+				"version", key, b.url,
+				resp.StatusCode)
+		}
 		return resp, nil
 	}
 	var a *answeredError

@@ -58,7 +58,9 @@ func run(t testing.TB, address string, command ...string) {
 	go func() { ended <- c.Wait() }()
 	t.Cleanup(func() {
 		_ = c.Process.Kill()
-		_ = <-ended
+		if err := <-ended; err == nil {
+			t.Logf("%s had ended by itself", command[0])
+		}
 		if t.Failed() {
 			t.Logf("%s said:\n%.4000s", command[0], out.String())
 		}

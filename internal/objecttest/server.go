@@ -123,6 +123,7 @@ type Server struct {
 	sent     atomic.Int64
 	clock    atomic.Int64 // nanoseconds that it is ahead
 	faulty   atomic.Bool  // there are rules
+	signer   atomic.Value // string: id of the access key of the newest request that was signed
 
 	mu      sync.RWMutex
 	closed  bool
@@ -293,6 +294,12 @@ func (s *Server) Expire(id string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.expired[id] = true
+}
+
+// SignedBy is the id of the access key that the newest request was signed with, "" if it was not.
+func (s *Server) SignedBy() string {
+	id, _ := s.signer.Load().(string)
+	return id
 }
 
 // Fail adds a fault. Of several that would meet a request the one that was added first does.
@@ -585,7 +592,9 @@ func reset(c net.Conn) error {
 
 // gate refuses what comes with wrong credentials, for another region, or by another clock.
 func (s *Server) gate(c net.Conn, out *[]byte, x *exchange) (done bool, err error) {
-	if x.auth != "" {
+	if x.auth == "" {
+		s.signer.Store("")
+	} else {
 		// AWS4-HMAC-SHA256 Credential=ID/DAY/REGION/s3/aws4_request, …
 		_, scope, _ := strings.Cut(x.auth, "Credential=")
 		part := strings.SplitN(scope, "/", 4)
@@ -600,6 +609,7 @@ func (s *Server) gate(c net.Conn, out *[]byte, x *exchange) (done bool, err erro
 		if skew := s.now().Sub(at); err != nil || skew.Abs() > 15*time.Minute {
 			return true, s.refuse(c, out, x, http.StatusForbidden, "RequestTimeTooSkewed", "The clocks differ too much.", nil)
 		}
+		s.signer.Store(part[0])
 		s.mu.RLock()
 		expired := s.expired[part[0]]
 		s.mu.RUnlock()
@@ -818,32 +828,13 @@ func (s *Server) delete(c net.Conn, out *[]byte, x *exchange) error {
 	return s.reply(c, out, x, http.StatusNoContent, nil, nil)
 }
 
-type listEntry struct {
-	Key, LastModified, ETag string
-	Size                    int64
-	StorageClass            string
-}
-
-type listPrefix struct{ Prefix string }
-
-type listResult struct {
-	XMLName               xml.Name `xml:"http://s3.amazonaws.com/doc/2006-03-01/ ListBucketResult"`
-	Name, Prefix          string
-	KeyCount, MaxKeys     int
-	EncodingType          string `xml:",omitempty"`
-	IsTruncated           bool
-	NextContinuationToken string `xml:",omitempty"`
-	Contents              []listEntry
-	CommonPrefixes        []listPrefix
-}
-
 func (s *Server) list(c net.Conn, out *[]byte, x *exchange) error {
 	q, _ := url.ParseQuery(x.query)
-	l := listResult{Name: x.bucket, Prefix: q.Get("prefix"), MaxKeys: s.cfg.PageSize, EncodingType: q.Get("encoding-type")}
+	most := s.cfg.PageSize
 	if v, err := strconv.Atoi(q.Get("max-keys")); err == nil {
-		l.MaxKeys = min(v, l.MaxKeys)
+		most = min(v, most)
 	}
-	delimiter, after := q.Get("delimiter"), q.Get("start-after")
+	prefix, delimiter, after := q.Get("prefix"), q.Get("delimiter"), q.Get("start-after")
 	// A token is the entry that came last, behind the one that the page itself began after.
 	if token := q.Get("continuation-token"); token != "" {
 		raw, _ := hex.DecodeString(token)
@@ -852,12 +843,17 @@ func (s *Server) list(c net.Conn, out *[]byte, x *exchange) error {
 			after = before
 		}
 	}
-	encode := func(s string) string { return s }
-	if l.EncodingType == "url" {
-		encode = url.QueryEscape
+	encode := url.QueryEscape
+	if q.Get("encoding-type") != "url" {
+		encode = func(s string) string {
+			var b strings.Builder
+			_ = xml.EscapeText(&b, []byte(s)) // a Builder takes all
+			return b.String()
+		}
 	}
-	l.Prefix = encode(l.Prefix)
-	last, prefix := after, q.Get("prefix")
+	body := append(make([]byte, 0, 200_000),
+		xml.Header+`<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">`...)
+	n, last, next := 0, after, ""
 	s.mu.Lock()
 	b := s.bucketLocked(x.bucket)
 	keys := b.sorted()
@@ -875,18 +871,22 @@ func (s *Server) list(c net.Conn, out *[]byte, x *exchange) error {
 				common = key[:len(prefix)+at+len(delimiter)]
 			}
 		}
+		// No key is behind all that begin with the prefix and before this.
+		beyond := common + "\xff\xff\xff\xff"
 		if common != "" && common == after { // a page ended with it
-			i = sort.SearchStrings(keys, common+"\xff\xff\xff\xff") - 1
+			i = sort.SearchStrings(keys, beyond) - 1
 			continue
 		}
-		if len(l.Contents)+len(l.CommonPrefixes) == l.MaxKeys {
-			l.IsTruncated, l.NextContinuationToken = true, after+"\x00"+last
+		if n == most {
+			next = hex.EncodeToString([]byte(after + "\x00" + last))
 			break
 		}
+		n++
 		if common != "" {
-			l.CommonPrefixes = append(l.CommonPrefixes, listPrefix{encode(common)})
+			body = append(append(append(body, "<CommonPrefixes><Prefix>"...), encode(common)...),
+				"</Prefix></CommonPrefixes>"...)
 			last = common
-			i = sort.SearchStrings(keys, common+"\xff\xff\xff\xff") - 1
+			i = sort.SearchStrings(keys, beyond) - 1
 			continue
 		}
 		o := b.objects[key]
@@ -894,23 +894,28 @@ func (s *Server) list(c net.Conn, out *[]byte, x *exchange) error {
 		if class == "" {
 			class = "STANDARD"
 		}
-		l.Contents = append(l.Contents, listEntry{Key: encode(key),
-			LastModified: o.modified.Format("2006-01-02T15:04:05.000Z"),
-			ETag:         `"` + o.etag + `"`, Size: int64(len(o.body)), StorageClass: class})
+		body = append(append(append(body, "<Contents><Key>"...), encode(key)...), "</Key><LastModified>"...)
+		body = o.modified.AppendFormat(body, "2006-01-02T15:04:05.000Z")
+		body = append(append(append(body, "</LastModified><ETag>&quot;"...), o.etag...), "&quot;</ETag><Size>"...)
+		body = strconv.AppendInt(body, int64(len(o.body)), 10)
+		body = append(append(append(body, "</Size><StorageClass>"...), class...), "</StorageClass></Contents>"...)
 		last = key
 	}
 	s.mu.Unlock()
-	l.KeyCount = len(l.Contents) + len(l.CommonPrefixes)
-	l.NextContinuationToken = hex.EncodeToString([]byte(l.NextContinuationToken))
-	body, err := xml.Marshal(l)
-	if err != nil {
-		return err
+	body = fmt.Appendf(body,
+		"<Name>%s</Name><Prefix>%s</Prefix><KeyCount>%d</KeyCount><MaxKeys>%d</MaxKeys><IsTruncated>%t</IsTruncated>",
+		x.bucket, encode(prefix), n, most, next != "")
+	if next != "" {
+		body = fmt.Appendf(body, "<NextContinuationToken>%s</NextContinuationToken>", next)
 	}
+	if q.Get("encoding-type") == "url" {
+		body = append(body, "<EncodingType>url</EncodingType>"...)
+	}
+	body = append(body, "</ListBucketResult>"...)
 	s.sent.Add(int64(len(body)))
 	if x.fault != nil && x.fault.Short {
 		_, err := fmt.Fprintf(c, "HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s", len(body), body[:len(body)/2])
 		return errors.Join(err, errCut)
 	}
-	return s.reply(c, out, x, http.StatusOK, http.Header{"Content-Type": {"application/xml"}}, append([]byte(xml.Header),
-		body...))
+	return s.reply(c, out, x, http.StatusOK, http.Header{"Content-Type": {"application/xml"}}, body)
 }
