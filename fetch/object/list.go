@@ -18,19 +18,15 @@ type page struct {
 	next    string
 }
 
-// listing is a page as it comes: ListBucketResult of S3, version 2, which Google Cloud Storage has too, or
-// EnumerationResults of Azure.
+// listing is a page as it comes: ListBucketResult of S3, version 2, or EnumerationResults of Azure.
 type listing struct {
 	XMLName               xml.Name
 	EncodingType          string
 	IsTruncated           bool
 	NextContinuationToken string
-	Contents              []struct {
-		Key, ETag, LastModified, StorageClass, Generation string
-		Size                                              int64
-	}
-	CommonPrefixes []struct{ Prefix string }
-	Code, Message  string // where it is an error
+	Contents              []listed
+	CommonPrefixes        []struct{ Prefix string }
+	Code, Message         string // where it is an error
 	// Azure has it so.
 	NextMarker string
 	Blobs      struct {
@@ -49,6 +45,12 @@ type listing struct {
 	}
 }
 
+// listed is an object in a page of S3.
+type listed struct {
+	Key, ETag, LastModified, StorageClass string
+	Size                                  int64
+}
+
 // nameAzure is a blob's name; one with characters that XML cannot have is percent-encoded.
 type nameAzure struct {
 	Encoded bool   `xml:"Encoded,attr"`
@@ -64,9 +66,12 @@ func (n nameAzure) key() (string, error) {
 
 // parseXML reads a page of S3 or Azure.
 func parseXML(body []byte, date time.Time) (page, error) {
-	var l listing
-	if err := xml.Unmarshal(body, &l); err != nil {
-		return page{}, err
+	l, err := quickListing(body)
+	if err != nil {
+		l = &listing{}
+		if err := xml.Unmarshal(body, l); err != nil {
+			return page{}, err
+		}
 	}
 	switch l.XMLName.Local {
 	case "ListBucketResult":
@@ -97,7 +102,7 @@ func (l *listing) s3(date time.Time) (page, error) {
 		}
 		p.entries = append(p.entries, Info{Key: key, Size: c.Size, Modified: modified, Date: date,
 			Class:   class(c.StorageClass),
-			Version: schema.ObjectVersion{ETag: unquote(c.ETag), ID: c.Generation}})
+			Version: schema.ObjectVersion{ETag: unquote(c.ETag)}})
 	}
 	for _, c := range l.CommonPrefixes {
 		key, err := decode(c.Prefix)
