@@ -322,7 +322,9 @@ func (d *s3) refused(r *request, a *answer) (again bool, err error) {
 			hint = fmt.Sprintf("it redirects to %s://%s: give that as %s", to.Scheme, to.Host, setEndpoint)
 		}
 		return false, says(d.url, schema.ErrInvalid, r, a, hint)
-	case a.code == "RequestTimeTooSkewed":
+	case a.code == "RequestTimeTooSkewed",
+		// HEAD has no body that says so.
+		a.code == "" && r.method == http.MethodHead && a.status == http.StatusForbidden && d.far(a.header.Get("Date")):
 		return d.follow(a.header.Get("Date")), says(d.url, schema.ErrDenied, r, a, "the machine's clock is wrong")
 	case a.code == "ExpiredToken", a.code == "ExpiredTokenException", a.code == "TokenRefreshRequired",
 		// HEAD has no body that says so.
@@ -342,6 +344,12 @@ func (d *s3) refused(r *request, a *answer) (again bool, err error) {
 		return false, says(d.url, schema.ErrDenied, r, a, d.keys.hint())
 	}
 	return false, nil
+}
+
+// far reports whether a server's clock is further from that of requests than S3 allows.
+func (d *s3) far(date string) bool {
+	at, err := http.ParseTime(date)
+	return err == nil && (time.Until(at)-time.Duration(d.skew.Load())).Abs() > 14*time.Minute
 }
 
 // follow takes the server's clock for the machine's.
