@@ -247,7 +247,7 @@ func TestRequestsOfAnEpoch(t *testing.T) {
 		t.Error(err)
 	}
 	t.Logf("in order: %d requests, %d bytes of %d", reads, sum, all)
-	if reads > all/(8<<20)+8 || sum > int64(all)*11/10 {
+	if reads > all/(8<<20)+8 || sum > int64(all)*5/4 {
 		t.Errorf("in order: %d requests for %d bytes", reads, sum)
 	}
 	opts.Spill, opts.Future, _ = newSpill(t, spill.MinBytes+256<<20)

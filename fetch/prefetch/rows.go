@@ -366,7 +366,7 @@ func (a *ahead) runOf(seq int64) (*run, int) {
 	return a.runs[i], int(seq - a.runs[i].seq)
 }
 
-// reads is where in the order of which epoch the stream reads next. Where ranks get what
+// reads is about where in the order of which epoch the first row is that is not back. Where ranks get what
 // their nodes own, its rows lie anywhere in the step, and it is the step's first; or the next one's, if none is left.
 func (s *owner) reads() (lap, index int64) {
 	a := &s.ahead
@@ -384,6 +384,9 @@ func (s *owner) reads() (lap, index int64) {
 			step++
 		}
 		index = min(step*s.job.Request().Batch, s.job.Plan().Rows())
+	} else if cols := len(s.columns); cols > 0 {
+		// What was asked for and is not back may come from where others bring it meanwhile.
+		index = max(index-int64(a.inFlight/cols)*s.job.Request().WorldSize(), 0)
 	}
 	return lap, index
 }

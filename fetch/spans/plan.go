@@ -82,7 +82,8 @@ func (t *Tier) beginLocked(list []*cell, waits bool) *span {
 	s := &span{tier: t, at: at, begin: c.begin, end: c.end}
 	near := 1
 	for _, o := range list[1:] {
-		if o.place() != at || o.begin > s.end+nearGap || max(o.end, s.end)-s.begin > t.most {
+		if o.place() != at || o.begin > s.end+nearGap || max(o.end, s.end)-s.begin > t.most ||
+			t.coveringLocked(at, o.begin, o.end) != nil {
 			break
 		}
 		if o.end > s.end {
@@ -99,7 +100,7 @@ func (t *Tier) beginLocked(list []*cell, waits bool) *span {
 	default:
 		t.followLocked(s, c)
 	}
-	if near == 1 && len(s.beside) == 0 && !s.keep {
+	if near == 1 && s.others == 0 && !s.keep {
 		return nil
 	}
 	s.ctx, s.cancel = context.WithCancel(context.WithoutCancel(c.Context))
@@ -151,12 +152,13 @@ func (t *Tier) besideLocked(s *span, c *cell, due []*cell, waits bool) {
 				continue
 			}
 			astray = 0
-			if begin >= s.begin && end <= s.end && slices.ContainsFunc(due, func(d *cell) bool { return d.Ref == ref }) {
-				continue
-			}
 			if max(end, s.end)-min(begin, s.begin) > t.most+t.most/8 || t.coveringLocked(s.at, begin, end) != nil ||
 				t.opts.Cache.Has(ref) || !t.opts.Cache.WantsBlob(ref, at, true) {
 				continue
+			}
+			// What is due is offered by the reader too, but not kept where the queue of offers is full.
+			if !slices.ContainsFunc(due, func(d *cell) bool { return d.Ref == ref }) {
+				s.others++
 			}
 			s.begin, s.end = min(s.begin, begin), max(s.end, end)
 			s.beside = append(s.beside, beside{ref, at, begin})

@@ -22,6 +22,7 @@ type span struct {
 	ctx        context.Context //nolint:containedctx // of the request; it ends when no cell waits for it any more
 	cancel     context.CancelFunc
 	beside     []beside // what the spill is to have of it
+	others     int      // of those, which no stream has asked for
 	keep       bool     // it is kept for cells that come after it
 
 	waiting []*cell
@@ -36,7 +37,7 @@ type span struct {
 	refs   atomic.Int32
 }
 
-// beside is a blob that no stream has asked for.
+// beside is a blob for the spill.
 type beside struct {
 	ref   schema.BlobRef
 	at    spill.Place

@@ -1,0 +1,32 @@
+"""chunk_price: requests of shuffled epochs over a server of S3, with a spill for all samples, a half and a tenth."""
+
+from __future__ import annotations
+
+from harness import Context, Figure, Result, go_benchmark
+
+
+def run(context: Context) -> Result:
+    """Each part by itself: the first epoch by bytes / 8 MiB, later ones by the bound that docs/spans.md derives."""
+    figures: list[Figure] = []
+    others: dict[str, float] = {}
+    differs = 0.0
+    for part in ("all", "half", "tenth"):
+        found = go_benchmark(
+            context,
+            "chunk_price",
+            "./fetch",
+            f"BenchmarkChunkPrice/{part}",
+            "-benchtime",
+            "1x",
+            "-count",
+            str(context.rounds),
+        )
+        differs = max(differs, found["order_differs"])
+        others |= {f"{part}_{unit}": round(value, 3) for unit, value in found.items()}
+        if part == "all":
+            figures.append(Figure("requests_all", found["first/8MiB"], at_most=1.05))
+            figures.append(Figure("requests_all_later", found["later"], at_most=0))
+        else:
+            figures.append(Figure(f"requests_{part}", found["later/bound"], at_most=1.1))
+    figures.append(Figure("order_differs", differs, at_most=0))
+    return Result("chunk_price", figures, others)
