@@ -100,6 +100,38 @@ func (b *pricedExtent) samples(packed bool) float64 {
 	return max(span/float64(max(b.Length, 1)), 1)
 }
 
+// epoch is what one epoch takes for a blob that lies there, in requests and bytes: one by one, those that are missing of a
+// cache that keeps what is used soonest; or by spans, of all that is wanted. Of a span of k samples one is due, and the
+// share held of the others is kept until it is used. It is what costs less; by spans that bring more than mostWaste times
+// the bytes that are wanted nothing is read.
+func (b *pricedExtent) epoch(missing, held, wanted float64, packed bool, way object.Transfer) (requests, bytes float64) {
+	length := float64(b.Length)
+	requests, bytes = missing, missing*length
+	k := b.samples(packed)
+	if mostWaste*held < 1 {
+		k = min(k, max(mostWaste*(1-held)/(1-mostWaste*held), 1))
+	}
+	spans := wanted / (1 + (k-1)*held)
+	if in := max(spans*k, wanted) * length; b.cost(spans, in, way) < b.cost(requests, bytes, way) {
+		return spans, in
+	}
+	return requests, bytes
+}
+
+// mostWaste is how many times the bytes that are wanted spans bring at most.
+const mostWaste = 10
+
+// cost is what requests and bytes cost, to compare; where nothing has a price, it is requests.
+func (b *pricedExtent) cost(requests, bytes float64, way object.Transfer) float64 {
+	if b.price == nil {
+		return requests
+	}
+	const many = 1_000_000_000 // so that fractions of requests count
+	c := object.Cost(object.Counts{Gets: int64(requests * many)}, b.price, way)
+	of := object.Cost(object.Counts{BytesIn: 1 << 50}, b.price, way)
+	return float64(c.Total)/many + float64(of.Total)*bytes/(1<<50)
+}
+
 func billOf(found fetch.Extents, c *predict.Job, p *predict.Prediction, prices *object.Prices, way object.Transfer,
 	limits map[string]float64) *Bill {
 	bill := &Bill{Looked: found.Looked, Share: float64(len(found.Extents)) / float64(found.Looked), Dated: prices.Dated,
@@ -131,17 +163,13 @@ func billOf(found fetch.Extents, c *predict.Job, p *predict.Prediction, prices *
 	plan := func(name string, epochs func(*pricedExtent) (requests, bytes float64)) {
 		bill.Plans = append(bill.Plans, planOf(name, all, blobs, way, epochs))
 	}
-	// A share held of the dataset is kept until it is used. Of a span of k samples one is due, and that share of the
-	// others will be kept: so many of what is missing come by one request.
-	spans := func(b *pricedExtent, missing, held float64, packed bool) (requests, bytes float64) {
-		k := b.samples(packed)
-		requests = missing / (1 + (k-1)*held)
-		return requests, max(requests*k, missing) * float64(b.Length)
-	}
 	cached := func(held float64) func(*pricedExtent) (float64, float64) {
 		return func(b *pricedExtent) (float64, float64) {
-			r1, b1 := spans(b, first, held, false)
-			r2, b2 := spans(b, 1-held, held, false)
+			r1, b1 := b.epoch(first, held, first, false, way)
+			if held >= 1 {
+				return r1, b1
+			}
+			r2, b2 := b.epoch(1-held, held, 1, false, way)
 			return r1 + later*r2, b1 + later*b2
 		}
 	}
@@ -152,7 +180,7 @@ func billOf(found fetch.Extents, c *predict.Job, p *predict.Prediction, prices *
 		return n, n * float64(b.Length)
 	})
 	plan(PlanHeld, cached(1))
-	plan(PlanPacked, func(b *pricedExtent) (float64, float64) { return spans(b, first, 1, true) })
+	plan(PlanPacked, func(b *pricedExtent) (float64, float64) { return b.epoch(first, 1, first, true, way) })
 	if held < 1 && c.CacheBytes > 0 {
 		plan(PlanCluster, cached(min(4*held, 1)))
 	}

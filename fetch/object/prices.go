@@ -264,7 +264,7 @@ func share(hi, lo, n uint64) Money {
 
 // Name says what the price is of.
 func (p *Price) Name(exact bool) string {
-	name := strings.TrimSpace(p.Cloud + " " + p.Region + " " + p.Endpoint)
+	name := strings.Join(strings.Fields(p.Cloud+" "+p.Region+" "+p.Endpoint), " ")
 	if !exact {
 		name += " (assumed)"
 	}
