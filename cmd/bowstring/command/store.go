@@ -143,13 +143,13 @@ type Far interface {
 // from buckets is among requests.
 func openFarStore(ctx context.Context, addr string, create bool, far Far, requests *object.Requests,
 	log *slog.Logger) (store.Store, error) {
-	below, err := openBelow(ctx, addr, create, far, log)
-	if err != nil {
-		return nil, err
-	}
 	options := object.Options{Requests: requests}
 	if far != nil {
 		options.Dial = far.DialContext
+	}
+	below, err := openBelow(ctx, addr, create, far, options, log)
+	if err != nil {
+		return nil, err
 	}
 	return extent.New(below, extent.Options{Logger: log, Buckets: func(ctx context.Context, url string) (object.Bucket, error) {
 		return object.Open(ctx, url, options)
@@ -157,7 +157,8 @@ func openFarStore(ctx context.Context, addr string, create bool, far Far, reques
 }
 
 // openBelow opens the store that has all but what lies in buckets of others.
-func openBelow(ctx context.Context, addr string, create bool, far Far, log *slog.Logger) (store.Store, error) {
+func openBelow(ctx context.Context, addr string, create bool, far Far, buckets object.Options,
+	log *slog.Logger) (store.Store, error) {
 	if cql.IsURI(addr) {
 		options := cql.Options{Logger: log}
 		if far != nil {
@@ -166,11 +167,7 @@ func openBelow(ctx context.Context, addr string, create bool, far Far, log *slog
 		return cql.Open(ctx, addr, options)
 	}
 	if bucket.IsURL(addr) {
-		options := bucket.Options{Logger: log}
-		if far != nil {
-			options.Bucket.Dial = far.DialContext
-		}
-		return bucket.Open(ctx, addr, options)
+		return bucket.Open(ctx, addr, bucket.Options{Logger: log, Bucket: buckets})
 	}
 	if !create {
 		entries, err := os.ReadDir(addr)
