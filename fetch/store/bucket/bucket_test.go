@@ -121,7 +121,7 @@ func TestConformanceFaults(t *testing.T) {
 // TestLostAnswers: of writers at many processes who commit to one dataset while a fifth of the answers is lost, each commits
 // what it was told that it has, once.
 func TestLostAnswers(t *testing.T) {
-	const writers, each = 32, 2
+	const writers, each = 32, 1
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	server := startServer(t, objecttest.Config{Seed: seed})
@@ -165,6 +165,9 @@ func TestLostAnswers(t *testing.T) {
 // commitOne appends a snapshot to dataset d, however often others are first.
 func commitOne(ctx context.Context, s *Store, source string) (err error) {
 	in, err := s.Begin(ctx, "d")
+	for errors.Is(err, schema.ErrUnavailable) { // of many swaps one has no answer five times in a row
+		in, err = s.Begin(ctx, "d")
+	}
 	if err != nil {
 		return err
 	}

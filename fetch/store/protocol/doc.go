@@ -77,6 +77,18 @@
 // on dropped snapshots alone, it says so, and puts go on storing again what is
 // older.
 //
+// # Segments
+//
+// A database may keep blobs in segments ([Segments]) in place of storing each once under its hash. A segment belongs to
+// one ingest and is written once; its name says the epoch that the ingest was registered with. Snapshots name the ingests
+// whose segments they need, so that a collection reads records and no manifests: marked is what a snapshot names, and what
+// a selection's bitmap lies in. An ingest that is registered is waited for, or fenced, as above, and what it has written
+// has an epoch that the collection keeps.
+//
+// A commit names its own ingest, and of others those that a live snapshot names in the version that its swap is made for.
+// So what a collection has found dead is dead for good: its ingest cannot commit any more, and nothing else can name it.
+// Puts rely upon nothing that is stored, deletions need no condition, and it is no matter when they arrive.
+//
 // # How it is tested
 //
 // The tests simulate processes that are suspended and die, clocks that lie, and a
