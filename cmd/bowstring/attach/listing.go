@@ -198,9 +198,6 @@ func (l *Listing) Keeps() bool {
 	return slices.ContainsFunc(l.places, func(p place) bool { return l.sets[p.set].known != nil })
 }
 
-// Kept reports whether the object with that place in the listing is one that the snapshot before has.
-func (l *Listing) Kept(i int) bool { return l.sets[l.places[i].set].known != nil }
-
 // KeptSets lists the sets of the snapshot before that blobs lie in.
 func (l *Listing) KeptSets() []schema.SetRef {
 	var kept []schema.SetRef

@@ -143,7 +143,6 @@ type attachment struct {
 	base    *schema.Snapshot // that is there; nil for none
 	sets    []attach.Base    // of base
 	rows    *attach.Rows     // of base, if they are replaced
-	keeps   bool             // some of them may be kept
 	listing *attach.Listing
 	w       *ingest.Writer // nil for a dry run
 	counts  updated
@@ -197,7 +196,12 @@ func (a *attachment) onlyReading() (string, error) {
 
 func (a *attachment) run(ctx context.Context, app *App) (err error) {
 	c := a.cmd
-	src, err := source.Open(ctx, c.From, c.sourceOptions())
+	from := c.sourceOptions()
+	from.Begin = func(e source.Estimate) error {
+		a.estimate(app, e)
+		return nil
+	}
+	src, err := source.Open(ctx, c.From, from)
 	if err != nil {
 		return err
 	}
@@ -223,7 +227,7 @@ func (a *attachment) run(ctx context.Context, app *App) (err error) {
 		if a.rows, err = attach.ReadRows(ctx, a.store, a.base, source.AddedColumns()); err != nil {
 			return err
 		}
-		if a.keeps = a.listing.Keeps() && a.rows.Fits(reader.Schema()); a.keeps {
+		if a.listing.Keeps() && a.rows.Fits(reader.Schema()) {
 			reader.Know(func(id schema.ID, at []source.Extent) *source.Known { return a.listing.Known(a.rows, id, at) })
 		}
 	}
@@ -232,7 +236,6 @@ func (a *attachment) run(ctx context.Context, app *App) (err error) {
 	if a.rows != nil {
 		sum.Update = &a.counts
 	}
-	a.estimate(app, bucket, objects)
 	if !c.DryRun {
 		a.w, err = ingest.New(ctx, a.store, ingest.Options{Dataset: c.Dataset, Source: src.Describe(),
 			Schema: reader.Schema(), Mode: mode, Workers: c.Workers, Drop: c.DropColumn})
@@ -244,25 +247,20 @@ func (a *attachment) run(ctx context.Context, app *App) (err error) {
 	return c.into(ctx, app, sum, src, reader, a)
 }
 
-// readPiece is about how much of an object a request reads.
-const readPiece = 8 << 20
-
 // estimate says how much there is to be read, before it is.
-func (a *attachment) estimate(app *App, bucket string, objects []schema.Object) {
-	counts := object.Counts{Lists: (int64(len(objects)) + 999) / 1000}
-	n := 0
-	for i := range objects {
-		if a.keeps && a.listing.Kept(i) {
-			continue
-		}
-		n++
-		counts.Gets += max(1, (objects[i].Size+readPiece-1)/readPiece)
-		counts.BytesIn += objects[i].Size
+func (a *attachment) estimate(app *App, e source.Estimate) {
+	bucket, _, err := object.SplitURL(a.cmd.From)
+	if err != nil || e.Files == 0 {
+		return
 	}
-	text := fmt.Sprintf("%s in %s, of which up to %s with %s are read: about %s requests", plural(int64(len(objects)), "object"),
-		bucket, plural(int64(n), "object"), humanize.Bytes(uint64(counts.BytesIn)), humanize.Comma(counts.Requests()))
+	most := ""
+	if a.base != nil {
+		most = "at most "
+	}
+	text := fmt.Sprintf("%s of %s in %s: about %s%s", plural(e.Files, "object"), humanize.Bytes(uint64(e.Bytes)), bucket, most,
+		plural(e.Through.Requests, "request"))
 	if price, exact := object.ListPrices().Of(bucket); price != nil {
-		bill := object.Cost(counts, price, object.InRegion)
+		bill := object.Cost(object.Counts{Gets: e.Through.Requests, BytesIn: e.Through.Bytes}, price, object.InRegion)
 		text += fmt.Sprintf(", $%s by the list prices of %s, read within its region", bill.Total, price.Name(exact))
 	}
 	app.Notef("%s", text)
