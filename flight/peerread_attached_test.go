@@ -19,7 +19,6 @@ import (
 	"bowstring/fetch/store/local"
 	"bowstring/flight/peer"
 	"bowstring/schema"
-	"bowstring/spill"
 )
 
 // attachFiles commits a dataset of files that stay in a directory, and returns the references of their blobs.
@@ -85,28 +84,19 @@ func TestLendAttached(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "8"), []byte("changed"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	quiet := slog.New(slog.DiscardHandler)
 	link, err := peer.Dial(f.addr, peer.Options{Cluster: "c", Node: "a", Other: "b", TLS: d.client(nil),
-		Keys: peer.NewKeys(clusterKey), Logger: quiet})
-	if err != nil {
-		t.Fatal(err)
-	}
-	tier, err := peers.New(peers.Options{Directory: ownedByB{}, SnapshotName: func(uint32) string { return "" },
-		Logger: quiet, Dial: func(string) (peers.Link, error) { return link, nil }})
+		Keys: peer.NewKeys(clusterKey), Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := tier.Close(); err != nil {
+		if err := link.Close(); err != nil {
 			t.Error(err)
 		}
 	})
-	if err := tier.SetNodes([]string{"b"}); err != nil {
-		t.Fatal(err)
-	}
 	waitFor(t, "a way by TLS", link.Up)
 	for i, ref := range refs {
-		blob, err := tier.Get(t.Context(), ref, spill.Place{})
+		blob, err := link.Get(t.Context(), peers.Ask{Ref: ref})
 		if i == 8 {
 			if err == nil {
 				t.Error("a file that has changed was sent")
@@ -119,8 +109,3 @@ func TestLendAttached(t *testing.T) {
 		blob.Release()
 	}
 }
-
-// ownedByB has node b own all blobs.
-type ownedByB struct{}
-
-func (ownedByB) Route(schema.Key) peers.Route { return peers.Route{Ask: []string{"b"}} }

@@ -42,10 +42,11 @@ func TestMain(m *testing.M) {
 // and bowstring is a process of its own.
 func TestScripts(t *testing.T) {
 	scripttest.Run(t, *update, map[string]scripttest.Command{
-		"damage":  cmdDamage,
-		"dataset": cmdDataset,
-		"rows":    cmdRows,
-		"normal":  cmdNormal,
+		"damage":   cmdDamage,
+		"dataset":  cmdDataset,
+		"rows":     cmdRows,
+		"attached": cmdAttached,
+		"normal":   cmdNormal,
 		"certificates": func(ts *testscript.TestScript, _ bool, args []string) {
 			ts.Check(makeCertificates(t, ts.MkAbs(args[0])))
 		},

@@ -45,6 +45,7 @@ type runFlags struct {
 
 // bucketFlags are of buckets that samples are read from.
 type bucketFlags struct {
+	Buckets  string `setting:"" unset:"all in which samples are attached" placeholder:"URL,…" help:"Buckets that attached samples may be read from; one that ends in * stands for all that begin so. Samples in others are PERMISSION_DENIED."`
 	Prices   string `setting:"" unset:"list prices that the program comes with" type:"path" placeholder:"FILE" help:"Prices of requests and bytes, in their stead; docs/cost.md has the form."`
 	Transfer string `setting:"" enum:"in-region,cross-region,internet" default:"in-region" placeholder:"WAY" help:"Which way bytes of buckets go to this server, as it is priced: ${enum}."`
 }

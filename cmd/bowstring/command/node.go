@@ -60,6 +60,7 @@ type limits struct {
 	uploadBytes int64
 	flight      flight.Options // what clients may do
 	spill       spillConfig
+	buckets     bucketList   // that attached samples may be read from
 	cluster     *clusterPart // what it is in a cluster, or nil
 	lineage     *lineage.Log // of what is handed out, or nil; the caller's to close, after the node
 }
@@ -80,7 +81,7 @@ func newNode(ctx context.Context, dir string, create bool, l limits, far Far, lo
 	if l.flight.Requests == nil {
 		l.flight.Requests = object.NewRequests(object.RequestsOptions{Tenant: tenantOf})
 	}
-	store, err := openFarStore(ctx, dir, create, far, l.flight.Requests, log)
+	store, err := openFarStore(ctx, dir, create, far, readBuckets{l.flight.Requests, l.buckets}, log)
 	if err != nil {
 		return nil, err
 	}

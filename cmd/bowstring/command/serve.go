@@ -150,6 +150,9 @@ func (s *running) configure(ctx context.Context) (err error) {
 		},
 	}
 	l, to := &s.limits, &s.limits.flight
+	if l.buckets, err = parseBuckets(s.Buckets); err != nil {
+		return fmt.Errorf("--buckets: %w", err)
+	}
 	if to.Requests, err = s.requests(func() int { return s.node.sharers() }); err != nil {
 		return err
 	}

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -128,7 +129,7 @@ func IsRemote(addr string) bool { return cql.IsURI(addr) || bucket.IsURL(addr) }
 // that holds no store is an error rather than a new store, so that a mistyped
 // one is found out. It gives up when ctx ends.
 func openStore(ctx context.Context, addr string, create bool, log *slog.Logger) (store.Store, error) {
-	return openFarStore(ctx, addr, create, nil, object.NewRequests(object.RequestsOptions{}), log)
+	return openFarStore(ctx, addr, create, nil, readBuckets{requests: object.NewRequests(object.RequestsOptions{})}, log)
 }
 
 // Far makes a store a far one: it delays what passes.
@@ -139,11 +140,45 @@ type Far interface {
 	Store(near store.Store) store.Store
 }
 
-// openFarStore opens a store as openStore does, as far away as far says unless that is nil, until ctx ends. What it reads
-// from buckets is among requests.
-func openFarStore(ctx context.Context, addr string, create bool, far Far, requests *object.Requests,
+// readBuckets say how the buckets are read in which attached samples lie.
+type readBuckets struct {
+	requests *object.Requests // what is read is among them
+	allowed  bucketList       // those that may be read
+}
+
+// bucketList names buckets by their URLs, or by beginnings of URLs and a star. The one that is nil names all.
+type bucketList []string
+
+// parseBuckets reads a list that is parted by commas, nil if it is empty.
+func parseBuckets(text string) (list bucketList, err error) {
+	for url := range strings.SplitSeq(text, ",") {
+		if url = strings.TrimSpace(url); url == "" {
+			continue
+		}
+		if !strings.Contains(url, "://") {
+			return nil, fmt.Errorf("%q is no URL of a bucket: want one as s3://photos, or s3://team-* for all that begin so", url)
+		}
+		list = append(list, url)
+	}
+	return list, nil
+}
+
+// check is a schema.ErrDenied for a bucket that is not named.
+func (l bucketList) check(url string) error {
+	named := func(one string) bool {
+		begins, all := strings.CutSuffix(one, "*")
+		return one == url || all && strings.HasPrefix(url, begins)
+	}
+	if l == nil || slices.ContainsFunc(l, named) {
+		return nil
+	}
+	return fmt.Errorf("%w: this server reads no bucket %s: --buckets allows %s", schema.ErrDenied, url, strings.Join(l, ", "))
+}
+
+// openFarStore opens a store as openStore does, as far away as far says unless that is nil, until ctx ends.
+func openFarStore(ctx context.Context, addr string, create bool, far Far, buckets readBuckets,
 	log *slog.Logger) (store.Store, error) {
-	options := object.Options{Requests: requests}
+	options := object.Options{Requests: buckets.requests}
 	if far != nil {
 		options.Dial = far.DialContext
 	}
@@ -152,6 +187,9 @@ func openFarStore(ctx context.Context, addr string, create bool, far Far, reques
 		return nil, err
 	}
 	return extent.New(below, extent.Options{Logger: log, Buckets: func(ctx context.Context, url string) (object.Bucket, error) {
+		if err := buckets.allowed.check(url); err != nil {
+			return nil, err
+		}
 		return object.Open(ctx, url, options)
 	}}), nil
 }
