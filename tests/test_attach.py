@@ -58,11 +58,10 @@ def bucket(lab: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Buck
     root = tmp_path_factory.mktemp("buckets")
     (root / "training").mkdir()
     os.environ |= {"AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "secret"}
-    with subprocess.Popen([lab, "bucket", root], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+    with subprocess.Popen([lab, "objects", "--root", root], stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout
-        assert server.stdin
         yield Bucket(server.stdout.readline().strip(), "training")
-        server.stdin.close()
+        server.terminate()
         server.wait(30)
 
 

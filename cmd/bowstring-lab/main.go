@@ -13,7 +13,6 @@ type lab struct {
 	Serve    serveCmd    `cmd:"" nosettings:"" help:"Serve a store as bowstring serve does, as if it were far away."`
 	Stream   streamCmd   `cmd:"" nosettings:"" help:"Read epochs of a dataset, and say how fast and what the waiting was for."`
 	Links    linksCmd    `cmd:"" nosettings:"" help:"Stand between the processes of a cluster on one machine, as links. Commands come on the standard input."`
-	Bucket   bucketCmd   `cmd:"" nosettings:"" help:"Serve buckets in memory, as S3 does."`
 	Policy   policyCmd   `cmd:"" nosettings:"" help:"Replay cache policies over mixes of jobs in virtual time, beside the best that any could do."`
 	Objects  objectsCmd  `cmd:"" nosettings:"" help:"Serve S3 from memory, with faults, for experiments with readers of buckets."`
 	Simulate simulateCmd `cmd:"" nosettings:"" help:"Run a cluster in virtual time: real engines on made-up links, disks, stores and trainers."`

@@ -3,7 +3,9 @@ package main
 import (
 	"context"
 	"crypto/tls"
+	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"time"
@@ -16,6 +18,7 @@ import (
 type objectsCmd struct {
 	Listen  string        `default:"127.0.0.1:0" placeholder:"HOST:PORT" help:"Where to listen."`
 	Root    string        `placeholder:"DIR" help:"A directory whose directories are buckets, and their files objects."`
+	Made    int           `placeholder:"N" help:"Make a bucket called made, of N small sounds in 100 folders."`
 	TLSCert string        `placeholder:"FILE" help:"A certificate in PEM. Without it the server speaks plain HTTP."`
 	TLSKey  string        `placeholder:"FILE" help:"The certificate's private key."`
 	Latency time.Duration `help:"How long the first byte of each answer takes."`
@@ -27,9 +30,8 @@ type objectsCmd struct {
 
 // Help is shown below the summary.
 func (*objectsCmd) Help() string {
-	return `Serves S3 from memory, at some 30 microseconds of processor time for a range of 100 KB, so that a reader is
-measured and not the server. It looks at no signatures. The first line on the standard output is the server's URL; at its
-end the server writes how many requests and bytes there were, as JSON.`
+	return `Serves S3 from memory, so that a reader is measured and not the server. It looks at no signatures. The first line on
+the standard output is the server's URL. When it ends, the server writes how many requests and bytes there were, as JSON.`
 }
 
 // Run serves until the process is to end.
@@ -52,6 +54,9 @@ func (c *objectsCmd) Run(ctx context.Context, app *command.App) error {
 			return err
 		}
 	}
+	for i := range c.Made {
+		s.PutObject("made", fmt.Sprintf("train/%02d/%07d.wav", i*100/c.Made, i), tone(i))
+	}
 	if c.Refuse > 0 {
 		f := objecttest.SlowDown()
 		f.Share = c.Refuse
@@ -68,7 +73,9 @@ func (c *objectsCmd) Run(ctx context.Context, app *command.App) error {
 	if c.Latency > 0 {
 		s.Fail(objecttest.Fault{Delay: func(*rand.Rand) time.Duration { return c.Latency }})
 	}
-	fmt.Fprintln(app.Stdout, s.Endpoint())
+	if err := app.Printf("%s\n", s.Endpoint()); err != nil {
+		return errors.Join(err, s.Close())
+	}
 	<-ctx.Done()
 	counts := s.Counts()
 	err = s.Close()
@@ -80,4 +87,12 @@ func (c *objectsCmd) Run(ctx context.Context, app *command.App) error {
 		err = e
 	}
 	return err
+}
+
+// tone is a sound of a few samples that only one number has.
+func tone(i int) []byte {
+	const head = "RIFF\x2c\x00\x00\x00WAVE" +
+		"fmt \x10\x00\x00\x00\x01\x00\x01\x00\x40\x1f\x00\x00\x80\x3e\x00\x00\x02\x00\x10\x00" +
+		"data\x08\x00\x00\x00"
+	return binary.LittleEndian.AppendUint64([]byte(head), uint64(i))
 }
