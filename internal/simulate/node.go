@@ -406,6 +406,11 @@ func (s *farStore) Snapshot(_ context.Context, dataset string, number int64) (*s
 // SetInUse implements store.Store: nothing is ever collected.
 func (*farStore) SetInUse(func() []*schema.Snapshot) {}
 
+// Locate implements store.Store: nothing lies in a bucket.
+func (s *farStore) Locate(context.Context, schema.BlobRef) (store.Location, bool, error) {
+	return store.Location{}, false, nil
+}
+
 // Traits implements store.Store.
 func (*farStore) Traits() store.Traits { return store.Traits{Replicas: 1} }
 
