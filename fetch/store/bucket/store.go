@@ -112,7 +112,10 @@ func IsURL(addr string) bool {
 // schema.ErrNotFound: [Init] makes it.
 func Open(ctx context.Context, url string, opts Options) (*Store, error) {
 	s, err := reach(ctx, url, opts)
-	if err != nil {
+	switch {
+	case errors.Is(err, schema.ErrNotFound): // a directory that is yet to be made
+		return nil, fmt.Errorf("open store: %w; bowstring store init makes the store", err)
+	case err != nil:
 		return nil, fmt.Errorf("open store: %w", err)
 	}
 	if err := s.begin(ctx); err != nil {
