@@ -18,7 +18,10 @@ import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
 import webdataset as wds
+from bowstring.polars import scan
+from bowstring.torch import BowstringDataset
 from conftest import StartNode
+from torch.utils.data import DataLoader
 from wire import act, read
 
 Bowstring = Callable[..., subprocess.CompletedProcess[str]]
@@ -194,6 +197,54 @@ def test_everything_works_on_attached_data(
     for imported, attached in zip(*found, strict=True):
         assert imported.num_rows > 0
         assert imported == attached
+
+
+def with_spill(tmp_path: Path, store: Path) -> list[str]:
+    """A store in a directory has a spill for what is attached alone."""
+    return ["--spill", str(tmp_path / "spill"), "--spill-bytes", "17MiB"] if store.name == "attached" else []
+
+
+@pytest.mark.filterwarnings("ignore:.*set_vital.*", "ignore:This DataLoader will create")
+@pytest.mark.parametrize("spill", [False, True])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_torch(
+    photos_in_bucket: tuple[Path, Path], start: StartNode, tmp_path: Path, workers: int, spill: bool
+) -> None:
+    """Shuffled epochs, one of which is left early: the batches are those of an import."""
+    found: list[list[Any]] = []
+    for store in photos_in_bucket:
+        node = start(*(with_spill(tmp_path, store) if spill else []), store=store)
+        photos = client_package.connect(node.url).dataset("samples", split="train").shuffle(3)
+        dataset = BowstringDataset(photos, columns=["position", "image"], global_batch_size=8, rank=0, world_size=1)
+        loader = DataLoader(dataset, batch_size=None, num_workers=workers)
+        batches: list[Any] = []
+        for epoch in range(4):
+            for n, batch in enumerate(loader):
+                batches.append((batch["position"].tolist(), batch["image"].tolist()))
+                if epoch == 1 and n == 2:
+                    break
+        found.append(batches)
+    assert found[0] == found[1]
+    whole = [position for positions, _ in found[1][:6] for position in positions]
+    assert sorted(whole) == list(range(48))
+
+
+@pytest.mark.parametrize("spill", [False, True])
+def test_polars(photos_in_bucket: tuple[Path, Path], start: StartNode, tmp_path: Path, spill: bool) -> None:
+    found: list[list[pl.DataFrame]] = []
+    for store in photos_in_bucket:
+        node = start(*(with_spill(tmp_path, store) if spill else []), store=store)
+        some = scan(node.url, "samples", columns=["position", "width", "height"])
+        blobs = scan(node.url, "samples", columns=["position", "width", "image"])
+        frames = [
+            some.filter(pl.col("width") > 400).collect(),
+            blobs.filter(pl.col("width") > 400).collect(),
+            blobs.head(5).collect(),
+        ]
+        assert all(frame.height > 0 for frame in frames)
+        found.append(frames)
+    for imported, attached in zip(*found, strict=True):
+        assert imported.equals(attached)
 
 
 def test_changed_objects_are_lost_by_name(

@@ -28,6 +28,7 @@ import (
 	"bowstring/fetch/store"
 	"bowstring/flight"
 	"bowstring/flight/shm"
+	"bowstring/schema"
 	"bowstring/spill"
 	"bowstring/spill/scale"
 )
@@ -81,9 +82,15 @@ func newNode(ctx context.Context, dir string, create bool, l limits, far Far, lo
 	if l.flight.Requests == nil {
 		l.flight.Requests = object.NewRequests(object.RequestsOptions{Tenant: tenantOf})
 	}
-	store, err := openFarStore(ctx, dir, create, far, readBuckets{l.flight.Requests, l.buckets}, log)
+	near := l.spill.dir != "" && l.spill.near
+	store, err := openFarStore(ctx, dir, create && !near, far, readBuckets{l.flight.Requests, l.buckets}, log)
 	if err != nil {
 		return nil, err
+	}
+	if near {
+		if err := checkAttached(ctx, store, dir); err != nil {
+			return nil, errors.Join(err, store.Close())
+		}
 	}
 	n := &node{store: store, served: make(chan error, 1)}
 	var future *spill.Future
@@ -214,6 +221,7 @@ func defaultWindow() int64 {
 // spillConfig is what the flags come to on this machine. Without a directory there is no cache.
 type spillConfig struct {
 	dir                       string
+	near                      bool // the store is in a directory: the cache is for what is attached
 	bytes, minBytes, keepFree int64
 	policy                    spill.Policy // nil: what jobs will use soonest stays
 }
@@ -225,10 +233,7 @@ func (f *spillFlags) config(app *App, policy spill.Policy) (spillConfig, error) 
 	if c.dir == "" {
 		return c, nil
 	}
-	if store := app.globals.Store; app.Far == nil && !IsRemote(store) {
-		return c, usagef("--spill: the store %s is on this machine already, and keeping it a second time gains "+
-			"nothing; serve without --spill", store)
-	}
+	c.near = app.Far == nil && !IsRemote(app.globals.Store)
 	disk, err := diskBytes(c.dir)
 	if err != nil {
 		return c, fmt.Errorf("--spill: %w", err)
@@ -246,6 +251,28 @@ func (f *spillFlags) config(app *App, policy spill.Policy) (spillConfig, error) 
 			f.SpillMinBytes.on(c.dir, disk), size(spill.MinBytes), f.SpillBytes.on(c.dir, disk))
 	}
 	return c, nil
+}
+
+// checkAttached is an error for a store in a directory without data that is attached: a cache of it gains nothing.
+// Only the process that has the store open can attach, so that none comes while it serves.
+func checkAttached(ctx context.Context, s store.Store, dir string) error {
+	datasets, err := s.Datasets(ctx)
+	if err != nil {
+		return err
+	}
+	for _, d := range datasets {
+		for _, number := range d.Snapshots {
+			snap, err := s.Snapshot(ctx, d.Name, number)
+			if err == nil && len(snap.Sets) > 0 {
+				return nil
+			}
+			if err != nil && !errors.Is(err, schema.ErrDataLoss) && !errors.Is(err, schema.ErrNotFound) {
+				return err
+			}
+		}
+	}
+	return usagef("--spill: the store %s is on this machine already, and keeping it a second time gains nothing; "+
+		"serve without --spill", dir)
 }
 
 // open opens the cache, and makes the future that it evicts by.
