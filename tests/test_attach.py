@@ -201,7 +201,7 @@ def test_everything_works_on_attached_data(
 
 def with_spill(tmp_path: Path, store: Path) -> list[str]:
     """A store in a directory has a spill for what is attached alone."""
-    return ["--spill", str(tmp_path / "spill"), "--spill-bytes", "17MiB"] if store.name == "attached" else []
+    return ["--spill", str(tmp_path / "spill"), "--spill-bytes", "256MiB"] if store.name == "attached" else []
 
 
 @pytest.mark.filterwarnings("ignore:.*set_vital.*", "ignore:This DataLoader will create")
@@ -224,6 +224,9 @@ def test_torch(
                 if epoch == 1 and n == 2:
                     break
         found.append(batches)
+        if spill and store.name == "attached":
+            with fl.connect(node.url) as own:
+                assert act(own, "stats")[0]["engine"]["spill"]["entries"] == 48
     assert found[0] == found[1]
     whole = [position for positions, _ in found[1][:6] for position in positions]
     assert sorted(whole) == list(range(48))
