@@ -3,6 +3,7 @@ package protocol
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -90,6 +91,14 @@ func (in *Ingest) named(ctx context.Context, d *datasetState, carried []schema.O
 			return nil
 		}
 		snap, err := in.s.record(ctx, d.name, number, d.snapshots[number])
+		if errors.Is(err, schema.ErrDataLoss) {
+			// The snapshot may have been dropped and collected since this state was read.
+			if p, again := in.s.db.Load(ctx, d.name); again != nil {
+				return again
+			} else if p.Version != d.version {
+				return ErrMoved
+			}
+		}
 		if err != nil {
 			return err
 		}

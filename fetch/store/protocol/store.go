@@ -188,7 +188,13 @@ func (s *Store) update(ctx context.Context, name string, decide func(d *datasetS
 			return err
 		}
 		e := &edit{uncertain: open != nil}
-		if err := decide(d, e); err != nil {
+		switch err := decide(d, e); {
+		case errors.Is(err, ErrMoved): // it has seen that the state is no longer this one
+			if err := s.backoff(ctx, try); err != nil {
+				return err
+			}
+			continue
+		case err != nil:
 			return err
 		}
 		if e.err != nil || e.empty() {
