@@ -1,6 +1,7 @@
 package protocol
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -278,6 +279,14 @@ func (in *Ingest) save(ctx context.Context, snap schema.Snapshot, restored bool)
 	}
 	snap.Dataset = in.dataset
 	carried, err := in.complete(ctx, &snap)
+	if errors.Is(err, schema.ErrInvalid) && !restored {
+		// The parent may have been dropped and collected since its chunks were taken over.
+		d, again := s.load(ctx, in.dataset)
+		if again != nil {
+			return nil, again
+		}
+		err = cmp.Or(store.CheckParent(in.dataset, snap.Parent, d.newest()), err)
+	}
 	if err != nil {
 		return nil, err
 	}
