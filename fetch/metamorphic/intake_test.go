@@ -85,6 +85,11 @@ func (in *intake) Commit(ctx context.Context, snap schema.Snapshot) (*schema.Sna
 			return nil, fmt.Errorf("%w: chunk %s was not put", schema.ErrInvalid, c.Key)
 		}
 	}
+	for _, set := range snap.Sets {
+		if m.blobs[set.Blob.Key] == nil {
+			return nil, fmt.Errorf("%w: object set %s was not put", schema.ErrInvalid, set.Prefix)
+		}
+	}
 	m.clock++
 	m.last[in.dataset]++
 	snap.Dataset, snap.Number, snap.Created = in.dataset, m.last[in.dataset], time.Now()

@@ -281,6 +281,9 @@ func (m *ram) GC(ctx context.Context, opts store.GCOptions,
 	inUse func() []*schema.Snapshot) (report store.GCReport, err error) {
 	live := map[schema.Key]bool{}
 	mark := func(s *schema.Snapshot) {
+		for _, set := range s.Sets {
+			live[set.Blob.Key] = true
+		}
 		for _, c := range s.Chunks {
 			live[c.Key] = true
 			for _, key := range m.chunks[c.Key] {
