@@ -131,7 +131,7 @@ def test_attach_refuses(
     table = f"{foreign.keyspace}.data"
     for args, says in (
         (["d", f"{foreign.keyspace}.nothing"], [f"{foreign.keyspace}.nothing"]),
-        (["d", "data"], ["data", "KEYSPACE.TABLE"]),
+        (["data", "d"], ["data", "KEYSPACE.TABLE"]),
         (["d", f"{foreign.keyspace}.clustered"], ["clustered", "primary key of one uuid"]),
         (["d", f"{foreign.keyspace}.empty"], ["no rows"]),
         (["d", f"{foreign.keyspace}.metadata"], ["no blob column"]),
