@@ -45,6 +45,8 @@ type Conn struct {
 	Within bool   // its other end is in this process
 	plain  bool   // what grpc writes is copied as it is
 	first  []byte // what was read before grpc reads, and is still to be read by it
+	// dispatched says that the connection is another node's. The goroutine of grpc that accepted it sets and reads it.
+	dispatched bool
 
 	mu       sync.Mutex
 	work     sync.Cond        // the writer waits for pending, or closing
@@ -71,6 +73,21 @@ func newConn(c net.Conn, plain bool) *Conn {
 	g := &Conn{Conn: c, plain: plain, lanes: map[uint32]*Lane{}}
 	g.work.L, g.room.L = &g.mu, &g.mu
 	return g
+}
+
+// SetDeadline implements net.Conn for grpc, which clears the deadlines of a connection after the handshake, of one that it
+// has dispatched to another node, too. By then that one has deadlines of its own, so there it does nothing.
+func (g *Conn) SetDeadline(t time.Time) error {
+	if g.dispatched {
+		return nil
+	}
+	return g.Conn.SetDeadline(t)
+}
+
+// dispatch takes a connection out of grpc's hands. The deadline of its handshake is over.
+func (g *Conn) dispatch() error {
+	g.dispatched = true
+	return g.Conn.SetDeadline(time.Time{})
 }
 
 // gatherAddr is the remote address of a Conn, by which a call finds the

@@ -31,9 +31,8 @@ type PeerConn struct {
 	at      *peer.Peer
 	vectors *vectorWriter
 
-	mu    sync.Mutex
-	last  bool        // writes get no more time; guarded by mu
-	close *time.Timer // closes the connection; guarded by mu
+	mu   sync.Mutex
+	last bool // writes get no more time; guarded by mu
 }
 
 func newPeerConn(g *Conn, info *auth.Peer) *PeerConn {
@@ -81,24 +80,15 @@ func (p *PeerConn) Interrupt() {
 	}
 	p.last = true
 	now := time.Now()
-	_ = p.Conn.Conn.SetReadDeadline(now)                      // if not,
-	_ = p.Conn.Conn.SetWriteDeadline(now.Add(lastWords))      // it is closed
-	p.close = time.AfterFunc(2*lastWords, func() { p.end() }) // whatever grpc sets meanwhile
+	_ = p.Conn.Conn.SetReadDeadline(now)
+	_ = p.Conn.Conn.SetWriteDeadline(now.Add(lastWords))
 }
-
-// end closes the connection at once.
-func (p *PeerConn) end() { _ = p.Conn.Conn.Close() }
 
 // Close waits a moment until the other node has read what was said last, and closes the connection.
 func (p *PeerConn) Close() error {
 	if p.Conn.Conn.SetReadDeadline(time.Now().Add(lastWords)) == nil {
 		_, _ = io.CopyN(io.Discard, p, lastRead) // it ends, one way or the other
 	}
-	p.mu.Lock()
-	if p.close != nil {
-		p.close.Stop()
-	}
-	p.mu.Unlock()
 	return p.Conn.Close()
 }
 

@@ -155,6 +155,14 @@ type rawConn struct {
 	once   sync.Once
 }
 
+// SetDeadline implements net.Conn, as that of a Conn.
+func (r *rawConn) SetDeadline(t time.Time) error {
+	if g := r.gather.Load(); g != nil && g.dispatched {
+		return nil
+	}
+	return r.corkedConn.SetDeadline(t)
+}
+
 // Close implements net.Conn.
 func (r *rawConn) Close() error {
 	if g := r.gather.Load(); g != nil {
@@ -190,8 +198,7 @@ func (c guide) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, e
 		case err != nil:
 			return nil, nil, err
 		case other:
-			c.peers(newPeerConn(plain, nil))
-			return nil, nil, credentials.ErrConnDispatched
+			return nil, nil, c.dispatch(plain, nil)
 		}
 		return plain, nil, nil
 	}
@@ -207,10 +214,18 @@ func (c guide) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, e
 	raw.gather.Store(g)
 	raw.begun(g)
 	if sealed.ConnectionState().NegotiatedProtocol == auth.PeerProtocol {
-		c.peers(newPeerConn(g, peer))
-		return nil, nil, credentials.ErrConnDispatched
+		return nil, nil, c.dispatch(g, peer)
 	}
 	return g, peer, nil
+}
+
+// dispatch gives a connection of another node to peers. The error tells grpc that the connection is none of its own.
+func (c guide) dispatch(g *Conn, peer *auth.Peer) error {
+	if err := g.dispatch(); err != nil {
+		return err
+	}
+	c.peers(newPeerConn(g, peer))
+	return credentials.ErrConnDispatched
 }
 
 // ClientHandshake implements credentials.TransportCredentials; there is no client.
