@@ -7,14 +7,17 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 import photos
+import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
 from node import Node
 from ports import free_port
+from wire import read
 
 ROOT = Path(__file__).parent.parent
 PHOTOGRAPHS = 300
@@ -134,6 +137,37 @@ def start(imported: Path, binary: Path, tmp_path: Path) -> Iterator[StartNode]:
     yield begin
     for own in started:
         own.kill()  # whatever a failed test has left open: nothing is to be waited for
+
+
+@pytest.fixture
+def serve(start: StartNode) -> Callable[[Path], AbstractContextManager[fl.FlightClient]]:
+    """Serve a store, and connect to the server."""
+
+    @contextmanager
+    def connect(store: Path) -> Iterator[fl.FlightClient]:
+        node = start(store=store)
+        with fl.connect(node.url) as client:
+            yield client
+        node.stop()
+
+    return connect
+
+
+@pytest.fixture
+def imports(
+    bowstring: Callable[..., subprocess.CompletedProcess[str]],
+    serve: Callable[[Path], AbstractContextManager[fl.FlightClient]],
+    tmp_path: Path,
+) -> Callable[..., pa.Table]:
+    """Import a path into a store of its own, and read what it became from a server."""
+
+    def run(path: Path | str, *options: str, columns: list[str] | None = None) -> pa.Table:
+        store = tmp_path / f"imports{len(list(tmp_path.glob('imports*')))}"
+        bowstring("import", path, "d", "--store", store, *options)
+        with serve(store) as client:
+            return read(client, dataset="d", **({"columns": columns} if columns else {}))
+
+    return run
 
 
 # --- Cassandra -----------------------------------------------------------------------------------------------------

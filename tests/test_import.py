@@ -6,8 +6,7 @@ import io
 import json
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ import pyarrow.flight as fl
 import pyarrow.parquet as pq
 import pytest
 import webdataset as wds
-from conftest import StartNode
 from node import Node
 from PIL import Image
 from wire import act, read, stats
@@ -31,18 +29,6 @@ COLUMNS = ["id", "image", "label"]
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
     return tmp_path / "store"
-
-
-@pytest.fixture
-def serve(start: StartNode) -> Callable[[Path], Any]:
-    @contextmanager
-    def connect(store: Path) -> Iterator[fl.FlightClient]:
-        node = start(store=store)
-        with fl.connect(node.url) as client:
-            yield client
-        node.stop()
-
-    return connect
 
 
 @pytest.fixture

@@ -8,8 +8,7 @@ import io
 import json
 import subprocess
 import tarfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,26 +24,6 @@ from PIL import Image
 from wire import read
 
 Bowstring = Callable[..., subprocess.CompletedProcess[str]]
-
-
-@pytest.fixture
-def imports(bowstring: Bowstring, start: StartNode, tmp_path: Path) -> Callable[..., pa.Table]:
-    """Import a path into a store of its own, and read what it became from a server."""
-
-    @contextmanager
-    def connect(store: Path) -> Iterator[fl.FlightClient]:
-        node = start(store=store)
-        with fl.connect(node.url) as client:
-            yield client
-        node.stop()
-
-    def run(path: Path | str, *options: str, columns: list[str] | None = None) -> pa.Table:
-        store = tmp_path / f"store{len(list(tmp_path.glob('store*')))}"
-        bowstring("import", path, "d", "--store", store, *options)
-        with connect(store) as client:
-            return read(client, dataset="d", **({"columns": columns} if columns else {}))
-
-    return run
 
 
 def picture(n: int, form: str = "PNG") -> bytes:

@@ -109,16 +109,7 @@ func (d *azure) wanted(r *request, v schema.ObjectVersion) error {
 // condition implements dialect.
 func (d *azure) condition(r *request, c Condition) error {
 	r.header["X-Ms-Blob-Type"] = []string{"BlockBlob"}
-	switch {
-	case c.Absent:
-		r.header["If-None-Match"] = []string{"*"}
-	case c.Version.ETag != "":
-		r.header["If-Match"] = []string{quote(c.Version.ETag)}
-	case !c.Version.IsZero():
-		return errorf(schema.ErrInvalid, "object %q of %s: a conditional write takes the ETag, not %s", r.key, d.url,
-			c.Version)
-	}
-	return nil
+	return r.ifETag(c, d.url)
 }
 
 // version implements dialect.

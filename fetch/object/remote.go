@@ -66,6 +66,19 @@ type request struct {
 	write  bool // it has a body, an empty one too
 }
 
+// ifETag adds the condition of a write as HTTP has it. url is the bucket's, for errors.
+func (r *request) ifETag(c Condition, url string) error {
+	switch {
+	case c.Absent:
+		r.header["If-None-Match"] = []string{"*"}
+	case c.Version.ETag != "":
+		r.header["If-Match"] = []string{quote(c.Version.ETag)}
+	case !c.Version.IsZero():
+		return errorf(schema.ErrInvalid, "object %q of %s: a conditional write takes the ETag, not %s", r.key, url, c.Version)
+	}
+	return nil
+}
+
 // answer is one that is no success.
 type answer struct {
 	status  int
@@ -82,7 +95,7 @@ type remote struct {
 	transport *http.Transport
 	// ranges says that such servers answer ranges, so that a whole object for one is a passing trouble.
 	ranges bool
-	// firstByte is told how long requests wait for the first byte of their answers; nil where nothing asks.
+	// firstByte takes how long requests wait for the first byte of their answers; nil where no meter counts.
 	firstByte func(time.Duration)
 	// forbidden are characters that keys cannot have there.
 	forbidden string

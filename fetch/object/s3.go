@@ -220,18 +220,7 @@ func (d *s3) wanted(r *request, v schema.ObjectVersion) error {
 }
 
 // condition implements dialect.
-func (d *s3) condition(r *request, c Condition) error {
-	switch {
-	case c.Absent:
-		r.header["If-None-Match"] = []string{"*"}
-	case c.Version.ETag != "":
-		r.header["If-Match"] = []string{quote(c.Version.ETag)}
-	case !c.Version.IsZero():
-		return errorf(schema.ErrInvalid, "object %q of %s: a conditional write takes the ETag, not %s", r.key, d.url,
-			c.Version)
-	}
-	return nil
-}
+func (d *s3) condition(r *request, c Condition) error { return r.ifETag(c, d.url) }
 
 // version implements dialect.
 func (d *s3) version(h http.Header) schema.ObjectVersion {

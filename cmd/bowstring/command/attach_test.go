@@ -419,7 +419,7 @@ func TestAttachUpdate(t *testing.T) {
 	}
 }
 
-// TestAttachAppend adds another folder; then an update has to be told which is meant.
+// TestAttachAppend adds another folder; then an update has to name one of them.
 func TestAttachAppend(t *testing.T) {
 	one, two := photos(t, 8), writeFiles(t, map[string]string{"train/ant/x.jpg": string(photo(t, 50)),
 		"train/bee/y.jpg": string(photo(t, 51))})
@@ -511,20 +511,27 @@ func TestAttachRefuses(t *testing.T) {
 	}
 }
 
-// TestAttachFromS3 attaches folders and tars in a bucket: they are the rows of an import of the same files, each byte is
-// read about once, and an update reads what has changed alone.
-func TestAttachFromS3(t *testing.T) {
-	server, err := objecttest.Start(objecttest.Config{})
+// serveS3 starts a server of buckets for the length of a test, and has the process know credentials for it.
+func serveS3(t *testing.T, config objecttest.Config) *objecttest.Server {
+	t.Helper()
+	server, err := objecttest.Start(config)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() {
+	t.Cleanup(func() {
 		if err := server.Close(); err != nil {
 			t.Error(err)
 		}
-	}()
+	})
 	t.Setenv("AWS_ACCESS_KEY_ID", "id")
 	t.Setenv("AWS_SECRET_ACCESS_KEY", "secret of the test")
+	return server
+}
+
+// TestAttachFromS3 attaches folders and tars in a bucket: they are the rows of an import of the same files, each byte is
+// read about once, and an update reads what has changed alone.
+func TestAttachFromS3(t *testing.T) {
+	server := serveS3(t, objecttest.Config{})
 	for _, c := range attachedSets {
 		if c.name == "list" { // its path is a file
 			continue
@@ -578,17 +585,7 @@ func TestAttachFromS3(t *testing.T) {
 
 // TestAttachFromFaultyS3: a server that fails, cuts bodies and asks for patience is asked again, and nothing is wrong.
 func TestAttachFromFaultyS3(t *testing.T) {
-	server, err := objecttest.Start(objecttest.Config{Seed: 7})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		if err := server.Close(); err != nil {
-			t.Error(err)
-		}
-	}()
-	t.Setenv("AWS_ACCESS_KEY_ID", "id")
-	t.Setenv("AWS_SECRET_ACCESS_KEY", "secret of the test")
+	server := serveS3(t, objecttest.Config{Seed: 7})
 	url := server.URL("photos")
 	for i := range 60 {
 		server.PutObject("photos", fmt.Sprintf("train/%c/%03d.jpg", 'a'+i%3, i), photo(t, i))

@@ -16,6 +16,7 @@ import (
 
 	"github.com/alecthomas/kong"
 	"github.com/dustin/go-humanize"
+	"github.com/schollz/progressbar/v3"
 	"golang.org/x/sys/unix"
 
 	"bowstring/fetch/object"
@@ -44,7 +45,7 @@ type StoreInitCmd struct {
 func (*StoreInitCmd) Help() string {
 	return `A store that is there stays as it is. It may be interrupted, and run again.
 A bucket has to prove first that it keeps conditional writes, by which a store commits: writers change one object at the
-same time, and nothing that they were told is written may be missing. A bucket that loses an update is refused.`
+same time, and no write that the bucket has confirmed may be missing. A bucket that loses an update is refused.`
 }
 
 // Run makes the store that the flags name.
@@ -285,11 +286,7 @@ func (c *StoreRebuildCmd) Run(ctx context.Context, app *App) error {
 	defer func() { _ = bar.Exit() }()
 	report, err := local.Rebuild(ctx, dir, local.RebuildOptions{
 		Logger: app.Log, Payloads: c.Payloads, Lossy: c.Lossy,
-		Progress: func(p local.RebuildProgress) {
-			bar.Describe(fmt.Sprintf("segment %d of %d", p.Segments, p.OfSegments))
-			bar.ChangeMax64(p.OfBytes)
-			_ = bar.Set64(p.Bytes) // drawing is not worth failing for
-		},
+		Progress: func(p local.RebuildProgress) { drawSegments(bar, p.Segments, p.OfSegments, p.Bytes, p.OfBytes) },
 	})
 	if err != nil {
 		return err
@@ -309,6 +306,13 @@ func (c *StoreRebuildCmd) Run(ctx context.Context, app *App) error {
 	return nil
 }
 
+// drawSegments shows how far a rebuild is.
+func drawSegments(bar *progressbar.ProgressBar, segments, ofSegments int, bytes, ofBytes int64) {
+	bar.Describe(fmt.Sprintf("segment %d of %d", segments, ofSegments))
+	bar.ChangeMax64(ofBytes)
+	_ = bar.Set64(bytes) // drawing is not worth failing for
+}
+
 // rebuildBucket makes the catalog of a store in a bucket anew.
 func (c *StoreRebuildCmd) rebuildBucket(ctx context.Context, app *App, addr string) error {
 	if c.Lossy {
@@ -318,11 +322,7 @@ func (c *StoreRebuildCmd) rebuildBucket(ctx context.Context, app *App, addr stri
 	defer func() { _ = bar.Exit() }()
 	report, err := bucket.Rebuild(ctx, addr, bucket.RebuildOptions{
 		Options: bucket.Options{Logger: app.Log}, Payloads: c.Payloads,
-		Progress: func(p bucket.RebuildProgress) {
-			bar.Describe(fmt.Sprintf("segment %d of %d", p.Segments, p.OfSegments))
-			bar.ChangeMax64(p.OfBytes)
-			_ = bar.Set64(p.Bytes) // drawing is not worth failing for
-		},
+		Progress: func(p bucket.RebuildProgress) { drawSegments(bar, p.Segments, p.OfSegments, p.Bytes, p.OfBytes) },
 	})
 	if err != nil {
 		return err

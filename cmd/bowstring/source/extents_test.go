@@ -2,60 +2,22 @@ package source
 
 import (
 	"bytes"
-	"compress/bzip2"
-	"compress/flate"
 	"io"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
-	"github.com/andybalholm/brotli"
-	"github.com/klauspost/compress/gzip"
-	"github.com/klauspost/compress/snappy"
-	"github.com/klauspost/compress/zstd"
-	"github.com/pierrec/lz4/v4"
-
+	"bowstring/fetch/store/extent"
 	"bowstring/schema"
 )
 
-// decodeUnit is what a unit holds.
+// decodeUnit is what a unit holds, as a server decodes it.
 func decodeUnit(t *testing.T, file []byte, u schema.Unit) []byte {
 	t.Helper()
-	packed := file[u.Offset : u.Offset+u.Length]
-	var (
-		out []byte
-		err error
-	)
-	read := func(r io.Reader, e error) {
-		if err = e; err == nil {
-			out, err = io.ReadAll(r)
-		}
-	}
-	in := bytes.NewReader(packed)
-	switch u.Codec {
-	case schema.CodecSnappy:
-		out, err = snappy.Decode(nil, packed)
-	case schema.CodecGzip:
-		r, e := gzip.NewReader(in)
-		read(r, e)
-	case schema.CodecZstd:
-		r, e := zstd.NewReader(in)
-		read(r, e)
-	case schema.CodecBrotli:
-		read(brotli.NewReader(in), nil)
-	case schema.CodecBzip2:
-		read(bzip2.NewReader(in), nil)
-	case schema.CodecDeflate:
-		read(flate.NewReader(in), nil)
-	case schema.CodecLZ4Raw:
-		out = make([]byte, u.Size)
-		_, err = lz4.UncompressBlock(packed, out)
-	default:
-		t.Fatalf("codec %q", u.Codec)
-	}
-	if err != nil || int64(len(out)) != u.Size {
-		t.Fatalf("unit %+v: %d bytes, %v", u, len(out), err)
+	out := make([]byte, u.Size)
+	if err := extent.Decode(u.Codec, file[u.Offset:u.Offset+u.Length], out); err != nil {
+		t.Fatalf("unit %+v: %v", u, err)
 	}
 	return out
 }

@@ -310,12 +310,8 @@ func (s *mds) Samples(ctx context.Context) iter.Seq2[Sample, error] {
 				if stopped {
 					return
 				}
-				if ctx.Err() != nil {
-					yield(Sample{}, context.Cause(ctx))
-					return
-				}
-				if broken := s.place.broken(); err != nil && broken != nil {
-					yield(Sample{}, broken)
+				if end := s.place.ended(ctx, err); end != nil {
+					yield(Sample{}, end)
 					return
 				}
 				if err != nil {
@@ -641,7 +637,7 @@ func (s *mds) cut(buf []byte) (columns [][]byte, sizes []int64, err error) {
 	return columns, sizes, nil
 }
 
-// sizes returns the sizes of the columns of a sample of so many bytes, by those with which it begins, and what follows
+// sizes reads the sizes of a sample's columns from its first bytes. whole is its length. It also returns what follows
 // them.
 func (s *mds) sizes(head []byte, whole int64) (sizes []int64, rest []byte, err error) {
 	sizes, rest = make([]int64, len(s.columns)), head
@@ -703,7 +699,7 @@ func (s *mds) estimates() Estimate {
 	return e
 }
 
-// walkShard is readShard for a shard of which blobs are not read.
+// walkShard is readShard without reading the shard's blobs.
 func (s *mds) walkShard(ctx context.Context, p mdsPart, sh mdsShard, visit func(mdsItem) bool) error {
 	path := filepath.Join(p.dir, sh.Raw.Basename)
 	f, err := s.place.openParts(ctx, path, windowBytes)
@@ -794,7 +790,7 @@ func newMDSSurvey(encoding string) mdsSurvey {
 	return nil
 }
 
-// surveyed says whether there are columns of which all values tell what they become.
+// surveyed says whether the type of some column depends on all of its values.
 func (s *mds) surveyed() bool {
 	return slices.ContainsFunc(s.columns, func(c mdsColumn) bool { return c.survey != nil })
 }

@@ -190,12 +190,8 @@ func (s *parquetSource) Samples(ctx context.Context) iter.Seq2[Sample, error] {
 		defer in.close()
 		for _, sh := range s.shards {
 			more, err := s.readShard(ctx, in, sh, yield)
-			if ctx.Err() != nil {
-				yield(Sample{}, context.Cause(ctx))
-				return
-			}
-			if broken := s.place.broken(); err != nil && broken != nil {
-				yield(Sample{}, broken)
+			if end := s.place.ended(ctx, err); end != nil {
+				yield(Sample{}, end)
 				return
 			}
 			if err != nil && !yield(Sample{Key: sh.rel, Split: sh.split, Bad: err.Error()}, nil) || !more {

@@ -29,7 +29,7 @@ func (e Extent) IsZero() bool { return e.File == "" }
 
 // Files is the place that a data set lies in: a folder of this machine, or one of a bucket. A file has a name, relative
 // to that folder with slashes; in a bucket it is the object's key. Formats have paths instead, which are those of the
-// system for a folder of this machine. Methods are safe for concurrent use, but for those that list.
+// system for a folder of this machine. Methods are safe for concurrent use, except those that list.
 type Files struct {
 	system
 	root string // path of the folder, absolute and without links
@@ -51,20 +51,20 @@ type system interface {
 	resolve(path string) (string, error)
 	// walk visits what is below a folder, as filepath.WalkDir does.
 	walk(root string, visit fs.WalkDirFunc) error
-	// readDir lists a folder by name; with most above 0 only so many entries of it, those that can be read, in any order.
+	// readDir lists a folder by name; if most is above 0, at most that many entries that can be read, in any order.
 	readDir(path string, most int) ([]fs.DirEntry, error)
 	// glob lists the paths of a pattern, as filepath.Glob does.
 	glob(pattern string) ([]string, error)
 	// open opens a regular file. Reading it ends with ctx.
 	open(ctx context.Context, path string) (*File, error)
-	// openParts opens a file of which parts are read, here and there; of a bucket at least so many bytes at once.
+	// openParts opens a file to read parts of it at any place; from a bucket it reads at least that many bytes at once.
 	openParts(ctx context.Context, path string, least int64) (*File, error)
 	// inOrder opens files that are read one behind the other, each from its beginning to its end.
 	inOrder(ctx context.Context, paths []string) sequence
 	// know has to be called before anything is asked of a folder, or of paths that were named elsewhere. A bucket is
 	// listed then.
 	know(ctx context.Context, paths []string) error
-	// glance lists files of the folder that the data set lies in, of which its format is recognised, by their names in
+	// glance lists files of the data set's folder, to recognise its format by them, with their names in
 	// the folder; those that lie in more folders than depth are left out. nil: they are found by readDir.
 	glance(ctx context.Context, depth int) ([]string, error)
 	// named is the path of what a text names as a URL, whether it is one.
@@ -87,7 +87,7 @@ type sequence interface {
 // aloneLeast is how much of a file that is read alone is read at once.
 const aloneLeast = 1 << 20
 
-// alone is a sequence of files of which little is read, and nothing ahead of its use.
+// alone is a sequence of files. Little of each is read, and nothing ahead of its use.
 type alone struct {
 	files *Files
 	ctx   context.Context //nolint:containedctx // of what reads them
@@ -123,6 +123,18 @@ func (f *Files) Bucket() object.Bucket { return f.bucket() }
 // Open opens a file by its name. Reading it ends with ctx.
 func (f *Files) Open(ctx context.Context, name string) (*File, error) {
 	return f.open(ctx, filepath.Join(f.root, filepath.FromSlash(name)))
+}
+
+// ended is why reading ends for good after a file whose reading came to err: ctx has ended, or the way to the bucket is
+// broken. nil if it goes on, whatever is wrong with the file.
+func (f *Files) ended(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	if err != nil {
+		return f.broken()
+	}
+	return nil
 }
 
 // name is that of a file at a path, "" for one outside of the folder.

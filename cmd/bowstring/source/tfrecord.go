@@ -23,7 +23,7 @@ import (
 	"bowstring/schema"
 )
 
-// tfRecords are files of TensorFlow's records, each of which is a tf.train.Example: features by name, each a list of
+// tfRecords are files of TensorFlow's records. Each record is a tf.train.Example: features by name, each a list of
 // bytes, of floats or of integers. A record is its length, the checksum of that, its bytes and their checksum; the
 // checksums are CRC-32C, masked. A file may be compressed as a whole by gzip.
 //
@@ -160,11 +160,8 @@ func (s *tfRecords) survey(ctx context.Context) error {
 			}
 			return nil
 		})
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
-		}
-		if broken := s.place.broken(); err != nil && broken != nil {
-			return broken
+		if end := s.place.ended(ctx, err); end != nil {
+			return end
 		}
 		if errors.Is(err, schema.ErrLimit) {
 			return err
@@ -349,12 +346,8 @@ func (s *tfRecords) Samples(ctx context.Context) iter.Seq2[Sample, error] {
 			if errors.Is(err, errStop) {
 				return
 			}
-			if ctx.Err() != nil {
-				yield(Sample{}, context.Cause(ctx))
-				return
-			}
-			if broken := s.place.broken(); err != nil && broken != nil {
-				yield(Sample{}, broken)
+			if end := s.place.ended(ctx, err); end != nil {
+				yield(Sample{}, end)
 				return
 			}
 			if err != nil && !yield(Sample{Key: sh.rel, Split: sh.split, Bad: err.Error()}, nil) {

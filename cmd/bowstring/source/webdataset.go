@@ -282,12 +282,8 @@ func (s *webDataset) Samples(ctx context.Context) iter.Seq2[Sample, error] {
 			if errors.Is(err, errStop) {
 				return
 			}
-			if ctx.Err() != nil {
-				yield(Sample{}, context.Cause(ctx))
-				return
-			}
-			if broken := s.place.broken(); err != nil && broken != nil {
-				yield(Sample{}, broken)
+			if end := s.place.ended(ctx, err); end != nil {
+				yield(Sample{}, end)
 				return
 			}
 			if err != nil && !yield(Sample{Key: sh.rel, Split: sh.split, Bad: r.describe(err)}, nil) {

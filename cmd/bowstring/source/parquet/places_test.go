@@ -11,53 +11,23 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/andybalholm/brotli"
 	"github.com/apache/arrow/go/v17/arrow"
 	"github.com/apache/arrow/go/v17/arrow/array"
 	"github.com/apache/arrow/go/v17/arrow/memory"
 	pq "github.com/apache/arrow/go/v17/parquet"
 	"github.com/apache/arrow/go/v17/parquet/compress"
 	"github.com/apache/arrow/go/v17/parquet/pqarrow"
-	"github.com/klauspost/compress/gzip"
-	"github.com/klauspost/compress/snappy"
-	"github.com/klauspost/compress/zstd"
-	"github.com/pierrec/lz4/v4"
 
+	"bowstring/fetch/store/extent"
 	"bowstring/schema"
 )
 
-// decoded is what a unit holds.
+// decoded is what a unit holds, as a server decodes it.
 func decoded(t *testing.T, file []byte, u *schema.Unit) []byte {
 	t.Helper()
-	packed := file[u.Offset : u.Offset+u.Length]
-	var (
-		out []byte
-		err error
-	)
-	read := func(r io.Reader, e error) {
-		if err = e; err == nil {
-			out, err = io.ReadAll(r)
-		}
-	}
-	switch u.Codec {
-	case schema.CodecSnappy:
-		out, err = snappy.Decode(nil, packed)
-	case schema.CodecGzip:
-		r, e := gzip.NewReader(bytes.NewReader(packed))
-		read(r, e)
-	case schema.CodecZstd:
-		r, e := zstd.NewReader(bytes.NewReader(packed))
-		read(r, e)
-	case schema.CodecBrotli:
-		read(brotli.NewReader(bytes.NewReader(packed)), nil)
-	case schema.CodecLZ4Raw:
-		out = make([]byte, u.Size)
-		_, err = lz4.UncompressBlock(packed, out)
-	default:
-		t.Fatalf("codec %q", u.Codec)
-	}
-	if err != nil || int64(len(out)) != u.Size {
-		t.Fatalf("unit %+v: %d bytes, %v", *u, len(out), err)
+	out := make([]byte, u.Size)
+	if err := extent.Decode(u.Codec, file[u.Offset:u.Offset+u.Length], out); err != nil {
+		t.Fatalf("unit %+v: %v", *u, err)
 	}
 	return out
 }
