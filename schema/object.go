@@ -85,7 +85,7 @@ type Unit struct {
 	Codec          Codec
 }
 
-// Unit finds the unit that begins at an offset. A key names it so, and not by its number: who attaches a file gives out
+// Unit finds the unit that begins at an offset. A key names it so, and not by its number: an attachment gives out
 // keys before all of its units are known.
 func (o *Object) Unit(offset int64) (Unit, bool) {
 	i, found := slices.BinarySearchFunc(o.Units, offset, func(u Unit, at int64) int { return cmp.Compare(u.Offset, at) })

@@ -313,7 +313,7 @@ type objectEntry struct {
 	rest   []byte // what follows
 }
 
-// each reads the entries of [from, to), of which from is the first of its group.
+// each reads the entries of [from, to). from is the first of its group.
 func (x *ObjectIndex) each(from, to int, visit func(*objectEntry) error) error {
 	e := &objectEntry{}
 	for i := from; i < to; i++ {

@@ -100,7 +100,7 @@ def hub_parquet(root: Path, some: list[Path]) -> None:
 
 
 def pandas_parquet(root: Path, some: list[Path]) -> None:
-    """Write with snappy and a dictionary, as pyarrow and polars do unless they are told otherwise."""
+    """Write with snappy and a dictionary, as pyarrow and polars do by default."""
     frame = {"image": [p.read_bytes() for p in some], "name": [p.name for p in some]}
     pa.parquet.write_table(pa.table(frame), root / "train.parquet")
     pl.DataFrame(frame).write_parquet(root / "test.parquet")

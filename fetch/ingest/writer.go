@@ -235,7 +235,7 @@ func (w *Writer) Write(ctx context.Context, split string, ids []schema.ID, meta 
 }
 
 // WriteRefs is Write for rows whose blobs are where they can be read already: refs has their references by blob column
-// and row, nil being null. If they are addresses in object sets, KeepSet is told of the sets before the commit.
+// and row, nil being null. If they are addresses in object sets, the caller names the sets by KeepSet before the commit.
 func (w *Writer) WriteRefs(ctx context.Context, split string, ids []schema.ID, meta arrow.Record,
 	refs [][]*schema.BlobRef) error {
 	if w.err != nil {

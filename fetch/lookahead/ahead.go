@@ -241,7 +241,7 @@ func (a *Ahead) Bytes(dataset uint32) int64 {
 	return 0
 }
 
-// Waits reports whether consumers have waited for the store of late.
+// Waits reports whether consumers have waited for the store recently.
 func (a *Ahead) Waits() bool {
 	if a == nil {
 		return false

@@ -75,7 +75,7 @@ func IsURL(raw string) bool {
 		scheme)
 }
 
-// parseURL never has what it was given in an error but for the scheme: there may be a secret in it.
+// parseURL names only the scheme in its errors, as the rest may have a secret.
 func parseURL(raw string) (a address, prefix string, err error) {
 	scheme, rest, found := strings.Cut(raw, "://")
 	if !found || !IsURL(raw) {

@@ -51,7 +51,7 @@ func (o *BudgetOptions) ensureDefaults() {
 // when a request is refused that was begun since it went down last; then up towards the rate at which that was, slower
 // and slower, and beyond it, faster and faster, as long as requests wait.
 //
-// It is safe for concurrent use, and has no goroutine: timers wake who waits.
+// It is safe for concurrent use, and has no goroutine: timers wake waiting requests.
 type Budget struct {
 	opts BudgetOptions
 
@@ -104,7 +104,7 @@ type Limit struct {
 	// of late. Most is at how many the bucket refused one.
 	PerSecond float64 `json:"requests_per_s"`
 	Most      float64 `json:"refused_at_per_s"`
-	Served    float64 `json:"served_per_s"`       // of late
+	Served    float64 `json:"served_per_s"`       // recently
 	Waiting   int     `json:"waiting"`            // requests now
 	Waits     int64   `json:"waits"`              // requests that waited
 	Waited    int64   `json:"waited_ns"`          // summed up over them
@@ -441,7 +441,7 @@ func (l *limit) takeLocked(now time.Time) bool {
 	return true
 }
 
-// grantLocked gives turns to those who wait, as many as there may be now, and sets the timer for the others.
+// grantLocked gives turns to waiting requests, as many as there may be now, and sets the timer for the others.
 func (l *limit) grantLocked(now time.Time) {
 	for l.queue.len > 0 && l.takeLocked(now) {
 		w := l.queue.take()
@@ -541,7 +541,7 @@ func (l *limit) splitLocked(key string, now time.Time) *limit {
 		limits[own.prefix] = own
 		l.rate, l.most = 0, 0
 		l.forgetLocked()
-		// Those who wait find their limit anew.
+		// Waiting requests find their limit anew.
 		for _, w := range l.queue.all() {
 			w.at = l.of.findLocked(l.class, w.key)
 			w.at.queue.put(w)
@@ -618,7 +618,7 @@ func (s *served) rate(now time.Time) float64 {
 	return s.now + s.before*(1-past.Seconds()/servedPeriod.Seconds())
 }
 
-// turns are those who wait: tenants take turns, and each tenant's requests come in their order.
+// turns are waiting requests: tenants take turns, and each tenant's requests come in their order.
 type turns struct {
 	tenants []*account // that wait; the first one is next
 	by      map[string]*account

@@ -16,7 +16,7 @@ import (
 	"bowstring/schema"
 )
 
-// refusing is a bucket that takes so many requests a second by prefix, and refuses the others, in the time of the test.
+// refusing is a bucket that takes a number of requests a second by prefix, and refuses the others, in the test's time.
 type refusing struct {
 	mu     sync.Mutex
 	rng    *rand.Rand
@@ -141,7 +141,7 @@ func tenantOf(ctx context.Context) string {
 	return name
 }
 
-// load reads keys of a prefix again and again, as a tenant, so many at once, until the context ends.
+// load reads keys of a prefix again and again, as a tenant, with a number of workers, until the context ends.
 type load struct {
 	tenant, prefix string
 	workers        int

@@ -80,7 +80,7 @@ func TestFaults(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		fault   objecttest.Fault
-		read    error // of Range, and of Get but for whole
+		read    error // of Range, and of Get unless whole is set
 		whole   error // of Get
 		stat    error
 		list    error

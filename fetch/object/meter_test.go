@@ -66,7 +66,7 @@ func TestMeter(t *testing.T) {
 	}
 }
 
-// TestMeterOfManyTenants: so many are told apart, and nothing is lost of the others.
+// TestMeterOfManyTenants: a bounded number has counts by name, and the counts of all others are in one.
 func TestMeterOfManyTenants(t *testing.T) {
 	m := object.NewMeter(tenantOf)
 	b := object.Metered(&failing{}, m)

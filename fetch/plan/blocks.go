@@ -11,7 +11,7 @@ import (
 // MaxBlocks is how many blocks a cluster may have.
 const MaxBlocks = 1 << 20
 
-// blocks is an order for those who read in large pieces and keep little: samples are cut into blocks of rows that lie
+// blocks is an order for readers of large pieces that keep little: samples are cut into blocks of rows that lie
 // one after the other; blocks change places, and in that order are taken in clusters of several; within each
 // cluster, rows change places. A reader that holds a cluster reads each block once.
 //

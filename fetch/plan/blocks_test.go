@@ -52,7 +52,7 @@ func TestBlocksAreTheList(t *testing.T) {
 	}
 }
 
-// Whoever holds a cluster reads each block once: all samples of a block come within as many rows as a cluster has.
+// A reader that holds a cluster reads each block once: all samples of a block come within as many rows as a cluster has.
 func TestBlocksComeTogether(t *testing.T) {
 	rng := testRand(t)
 	for range 50 {

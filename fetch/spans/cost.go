@@ -47,7 +47,7 @@ const (
 	inFlight = 256
 )
 
-// gap is how many bytes that nobody wants are read at most to spare a request: as many as cost as much. Where consumers
+// gap is how many unwanted bytes are read at most to spare a request: as many as cost as much. Where consumers
 // wait for the link, it is time that counts: as many bytes as the link carries while a request is answered, shared by
 // all that are under way at once.
 func (c *Costs) gap(l *link, waits bool) int64 {
@@ -106,7 +106,7 @@ func (l *link) add(now time.Time, bytes int64, took time.Duration) {
 	}
 }
 
-// takes is how long a span of so many bytes usually takes.
+// takes is how long a span of n bytes usually takes.
 func (l *link) takes(bytes int64) time.Duration {
 	return time.Duration(l.perByte * float64(bytes+linkSlack) * float64(time.Second))
 }

@@ -106,7 +106,7 @@ func newLying() *lying {
 	return &lying{bucket: newBucket(), places: map[schema.BlobRef]store.Location{}}
 }
 
-// put appends a blob to an object, and before it so many bytes of something else.
+// put appends a blob to an object, and before it gap bytes of something else.
 func (s *lying) put(key string, gap int, data []byte) schema.BlobRef {
 	ref := schema.RefOf(data)
 	s.bucket.mu.Lock()

@@ -10,7 +10,7 @@ import (
 // stuckAfter is how long memory is waited for while none is given back.
 const stuckAfter = 5 * time.Second
 
-// memory bounds the bytes of spans, and keeps some buffers to be used again. Who waits first is served first.
+// memory bounds the bytes of spans, and keeps some buffers to be used again. The oldest claim is served first.
 type memory struct {
 	mu      sync.Mutex
 	limit   int64
@@ -27,7 +27,7 @@ type claim struct {
 	granted chan struct{}
 }
 
-// spareShare is of which part of the limit buffers are kept that nobody uses.
+// spareShare is the divisor of the limit that bounds the bytes of unused buffers.
 const spareShare = 8
 
 func (m *memory) init(limit int64) { m.limit = limit }

@@ -75,7 +75,7 @@ func (t *Tier) joinLocked(s *span, c *cell) (there bool) {
 	return false
 }
 
-// leave has a cell wait no longer. A span that nobody waits for is given up.
+// leave has a cell wait no longer. A span that no cell waits for is cancelled.
 func (t *Tier) leave(c *cell) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -189,8 +189,8 @@ func (t *Tier) apart(s *span) {
 	}
 }
 
-// serve answers a cell that has a hold of its span, which is there. A span of which streams want little is not held by
-// what they want: they get copies, in the memory that is reserved for them.
+// serve answers a cell that has a hold of its span, which is there. If streams want little of a span, they get
+// copies in the memory that is reserved for them, so that they do not hold the span.
 func (t *Tier) serve(c *cell) {
 	s := c.span
 	data := s.cut(c.begin, c.end-c.begin)
@@ -210,7 +210,7 @@ func (t *Tier) offer(s *span, took time.Duration) {
 		b := &s.beside[i]
 		data := s.cut(b.begin, b.ref.Size)
 		if b.ref.Check(data) != nil {
-			continue // whoever wants it reads it, and is told what is wrong
+			continue // a stream that wants it reads it, and gets the error
 		}
 		t.count.beside.Add(1)
 		s.refs.Add(1)
@@ -225,11 +225,11 @@ func (t *Tier) offer(s *span, took time.Duration) {
 const (
 	// keepFor is for how long a span is kept to which no cell comes.
 	keepFor = 10 * time.Second
-	// keptShare is of which part of the memory those are that are kept, at most.
+	// keptShare is the divisor of the memory that bounds the bytes of kept spans.
 	keptShare = 2
 )
 
-// keepLocked keeps a span that was read for cells that come later. Who gave it its first hold hands that on.
+// keepLocked keeps a span that was read for cells that come later. The caller hands on the span's first hold.
 func (t *Tier) keepLocked(s *span) {
 	t.kept = append(t.kept, s)
 	var bytes int64

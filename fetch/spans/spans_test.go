@@ -31,7 +31,7 @@ type fixture struct {
 	cache *spill.Cache
 }
 
-// newFixture makes objects of so many blobs of n bytes, with gaps between them.
+// newFixture makes objects of blobs of n bytes, with gaps between them.
 func newFixture(t testing.TB, objects, each, n, gap int, opts spans.Options) *fixture {
 	t.Helper()
 	f := &fixture{store: newLying(), t: t, cache: opts.Cache}
@@ -109,7 +109,7 @@ func (f *fixture) read(positions ...int) {
 	}
 }
 
-// requireAsked fails unless so many requests were made since it was last asked.
+// requireAsked fails unless n requests were made since its last call.
 func (f *fixture) requireAsked(want int) []stretch {
 	f.t.Helper()
 	asked := f.store.bucket.asked()
@@ -122,7 +122,7 @@ func (f *fixture) requireAsked(want int) []stretch {
 func (f *fixture) requireNothingHeld() {
 	f.t.Helper()
 	for deadline := time.Now().Add(10 * time.Second); f.Stats().Memory != 0; time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) { // the spill writes what it was offered before it lets go
+		if time.Now().After(deadline) { // the spill writes what it was offered before it releases that
 			f.t.Fatalf("%d bytes of spans are held", f.Stats().Memory)
 		}
 	}
@@ -234,12 +234,12 @@ func TestJoin(t *testing.T) {
 		runtime.Gosched()
 	}
 	cancel()
-	running.Wait() // the request ends, as nobody waits for it
+	running.Wait() // the request ends, as no cell waits for it
 	release()
 	f.requireNothingHeld()
 }
 
-// What is wrong with a span is told to each of its cells, and another attempt reads again.
+// Each cell of a span gets the span's error, and another attempt reads again.
 func TestFailures(t *testing.T) {
 	f := newFixture(t, 1, 64, 100<<10, 0, spans.Options{})
 	f.store.bucket.fail = func(string, int64, int64) error { return fmt.Errorf("%w: reset", schema.ErrUnavailable) }
@@ -266,7 +266,7 @@ func TestFailures(t *testing.T) {
 	}
 }
 
-// openCache opens a spill of so many bytes beyond what it needs, with a job of those rows.
+// openCache opens a spill of some bytes beyond what it needs, with a job of those rows.
 func openCache(t testing.TB, bytes int64) (*spill.Cache, *spill.Future) {
 	t.Helper()
 	future := &spill.Future{}

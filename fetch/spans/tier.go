@@ -18,9 +18,9 @@ import (
 const (
 	// together is how many cells one Fetch takes.
 	together = 256
-	// MaxSpan is how many bytes one request brings at most, but for a blob that is larger.
+	// MaxSpan is how many bytes one request brings at most, unless one blob is larger.
 	MaxSpan = 16 << 20
-	// memoryShare is of which part of the memory one span is at most: several are under way at once.
+	// memoryShare is the divisor of the memory that bounds one span: several are under way at once.
 	memoryShare = 8
 )
 
@@ -36,11 +36,11 @@ type Options struct {
 	// Bytes is how many bytes of blobs the samples of a dataset have, by the spill's number. It must not block. nil, or 0:
 	// that is not known.
 	Bytes func(dataset uint32) int64
-	// Waits says whether consumers have waited for the store of late. It must not block. nil: they have not.
+	// Waits says whether consumers have waited for the store recently. It must not block. nil: they have not.
 	Waits func() bool
 	// Set says in which object set a blob lies; false if it lies in none. It must not block. Default: what its key says.
 	Set func(ref schema.BlobRef) (schema.ObjectPrefix, bool)
-	// Memory bounds the bytes of spans that are read, kept, or held by those who got blobs of them. Default 256 MiB.
+	// Memory bounds the bytes of spans that are read, kept, or held by readers of their blobs. Default 256 MiB.
 	Memory int64
 	// Costs are what a request and a byte cost.
 	Costs Costs
@@ -231,7 +231,7 @@ type cell struct {
 	pending  *sync.WaitGroup
 	answered atomic.Bool
 	span     *span // that it waits for; guarded by Tier.mu
-	gone     bool  // nobody wants it any more; guarded by Tier.mu
+	gone     bool  // its context has ended; guarded by Tier.mu
 }
 
 // answer answers the cell, unless that was done.

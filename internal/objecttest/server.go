@@ -49,10 +49,10 @@ func (k Kind) String() string {
 type Fault struct {
 	Kinds  []Kind  // none: all
 	Prefix string  // of their keys; of lists, of what is listed
-	Skip   int     // so many of them are served first
-	Times  int     // so many of them fail; 0: all
+	Skip   int     // how many of them are served first
+	Times  int     // how many of them fail; 0: all
 	Share  float64 // of them that fail, drawn by the server's seed; 0: all
-	Rate   float64 // those fail that are more than so many a second; 0: all
+	Rate   float64 // requests a second; those beyond it fail; 0: all fail
 
 	Delay       func(*rand.Rand) time.Duration // before the answer's first byte
 	Hang        bool                           // no answer comes until the client ends the connection

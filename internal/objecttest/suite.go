@@ -701,7 +701,7 @@ func concurrent(b *bench) {
 	wg.Wait()
 }
 
-// clock asks that the server's clock is told.
+// clock checks that answers say the server's time.
 func clock(b *bench) {
 	key := b.prefix + "clock"
 	b.put(key, []byte("x"))

@@ -30,7 +30,7 @@ type idAt struct {
 // null is the size of a reference in the place of a null.
 const null = -1
 
-// ReadRows reads the rows of a snapshot. columns are the names of those that are kept, of which the snapshot may lack
+// ReadRows reads the rows of a snapshot. columns names those that are kept; the snapshot may lack
 // some.
 func ReadRows(ctx context.Context, st store.Store, snap *schema.Snapshot, columns []string) (*Rows, error) {
 	form, err := schema.NewForm(snap)

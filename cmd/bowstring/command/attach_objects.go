@@ -328,5 +328,5 @@ func (a *attachment) Commit(ctx context.Context, sum *summary) error {
 	return nil
 }
 
-// Close implements sink. The writer and the store are closed by those who opened them.
+// Close implements sink. The caller that opened the writer and the store closes them.
 func (a *attachment) Close() error { return nil }

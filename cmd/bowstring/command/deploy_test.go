@@ -61,7 +61,7 @@ func everything(t *testing.T) flat {
 	return o.flat()
 }
 
-// asked are requests to a bucket, of which one was refused.
+// asked are requests to a bucket. The bucket refused one of them.
 func asked(t *testing.T) *object.Requests {
 	t.Helper()
 	s, err := objecttest.Start(objecttest.Config{})

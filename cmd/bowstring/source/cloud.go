@@ -143,7 +143,7 @@ func (c *cloud) enter(ctx context.Context, key string) error {
 			return err
 		}
 		c.keys.seal()
-	case errors.Is(err, schema.ErrNotFound), errors.Is(err, schema.ErrDenied): // as who may list and not ask is answered
+	case errors.Is(err, schema.ErrNotFound), errors.Is(err, schema.ErrDenied): // a caller may list and not read
 		c.folder = key + "/"
 	default:
 		return err

@@ -318,7 +318,7 @@ func TestPlacesInBuckets(t *testing.T) {
 			t.Errorf("%s: %v, want %v", key, err, want)
 		}
 	}
-	// A folder of which the first keys do not tell the format is looked into at its other end.
+	// If the first keys of a folder do not show its format, its last keys are looked at.
 	for i := range 2500 {
 		s.PutObject("b", fmt.Sprintf("many/a/%04d.txt", i), nil)
 		s.PutObject("b", fmt.Sprintf("many/b/%04d.txt", i), nil)

@@ -12,7 +12,7 @@ import (
 )
 
 // feed reads the headers of tars, several at once, and hands them out in order, tar by tar. What is between them it
-// passes over, but for members that are wanted. In a bucket that saves bytes and costs requests: members of
+// skips, except wanted members. In a bucket that saves bytes and costs requests: members of
 // a few hundred kilobytes and fewer are cheaper read through.
 type feed struct {
 	files  *Files
@@ -82,7 +82,7 @@ func (f *feed) close() {
 	f.in.close()
 }
 
-// shard returns a tar, of which the members are to be taken until there is none left. Tars are asked for in their
+// shard returns a tar. The caller takes its members until there is none left. Tars are asked for in their
 // order. It is nil if f is.
 func (f *feed) shard(n int) *fedShard {
 	if f == nil {

@@ -136,7 +136,7 @@ func (r *reading) give(at stretchOf, l *loaded) {
 	}
 }
 
-// leave gives up what was read ahead of an object that is read no further.
+// leave drops what was read ahead of an object that is read no further.
 func (r *reading) leave(p string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -276,7 +276,7 @@ func (f *objectFile) Close() error {
 	return nil
 }
 
-// partsFile is an open object of which parts are read, here and there.
+// partsFile is an open object. Its caller reads parts of it at any place.
 type partsFile struct {
 	from   *cloud
 	ctx    context.Context //nolint:containedctx // ends what is read

@@ -262,7 +262,7 @@ func TestProof(t *testing.T) {
 	}
 }
 
-// TestInit: a store is made once, whoever makes it, and what is no store says how to make one.
+// TestInit: of several processes one makes the store; opening what is no store says how to make one.
 func TestInit(t *testing.T) {
 	server := startServer(t, objecttest.Config{})
 	url := at(server, "bucket")
@@ -390,7 +390,7 @@ func TestMembersLapse(t *testing.T) {
 	sees("[]")
 	announce(4)
 	sees(fmt.Sprint([]protocol.Member{m}))
-	// A collection forgets rows that lapsed long ago, and whoever comes back writes a new one.
+	// A collection forgets rows that lapsed long ago, and a process that comes back writes a new one.
 	server.SetClock(3 * time.Minute)
 	if err := other.forgetMembers(t.Context()); err != nil || len(server.Keys("bucket")) != 3 {
 		t.Errorf("%q (%v)", server.Keys("bucket"), err)

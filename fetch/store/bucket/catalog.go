@@ -93,7 +93,7 @@ type seen struct {
 	object schema.ObjectVersion
 }
 
-// seenPartitions remembers what swaps are made for: the versions that were loaded of late.
+// seenPartitions remembers what swaps are made for: the versions that were loaded recently.
 type seenPartitions struct {
 	mu   sync.Mutex
 	list map[string]seen

@@ -80,7 +80,8 @@ func TestSharedLapses(t *testing.T) {
 	}
 }
 
-// TestClusterOfThree: three nodes over a bucket alone see one another, agree on one layout for an epoch, and see who goes.
+// TestClusterOfThree: three nodes over a bucket alone see one another, agree on one layout for an epoch, and see a
+// node leave.
 func TestClusterOfThree(t *testing.T) {
 	server := startServer(t, objecttest.Config{})
 	url := at(server, "bucket")

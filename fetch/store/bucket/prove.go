@@ -20,15 +20,15 @@ import (
 // is as they have read it, none loses what another has written. A store commits by such writes. Servers that take the
 // conditions and do not keep them are common, and so are those that keep them at one endpoint and not over several.
 type Proof struct {
-	// Changes are the conditional writes that were made, and are all there; Creations the objects of which one writer of
-	// several was told that it has made it.
+	// Changes are the conditional writes that were made, and are all there; Creations the objects that one of several
+	// writers has made, by its answer.
 	Changes, Creations int
 	// Requests is about how many it took.
 	Requests int64
 }
 
 const (
-	// proofWriters change one object at the same time, proofChanges times each: so many found each server that loses
+	// proofWriters change one object at the same time, proofChanges times each: this many found each server that loses
 	// updates in each of 8 runs, and half of them did not.
 	proofWriters = 16
 	proofChanges = 5
@@ -102,7 +102,7 @@ func (p *proof) get(ctx context.Context, n int, key string) (data []byte, info o
 	}
 }
 
-// conditions sees that a write whose condition does not hold is refused, where nobody else writes.
+// conditions sees that a write whose condition does not hold is refused where there is no other writer.
 func (p *proof) conditions(ctx context.Context) error {
 	first, outcome, err := p.put(ctx, 0, "conditions", []byte("first"), object.Condition{Absent: true})
 	if outcome != object.Made {
@@ -189,7 +189,7 @@ type counter struct {
 	Nonce string   `json:"nonce"`
 }
 
-// count has writers change one object at the same time. Each change that one was told is made has to be there.
+// count has writers change one object at the same time. Each change that the bucket has confirmed has to be there.
 func (p *proof) count(ctx context.Context, round int) (made int, err error) {
 	key := fmt.Sprintf("count-%d", round)
 	if _, outcome, err := p.put(ctx, 0, key, []byte(`{}`), object.Condition{Absent: true}); outcome != object.Made {

@@ -37,7 +37,7 @@ type RebuildReport struct {
 	Store    string `json:"store"`
 	Segments int    `json:"segments"`
 	Bytes    int64  `json:"bytes"`
-	// Datasets are those of which the catalog was made anew.
+	// Datasets are those whose catalog was made anew.
 	Datasets []RebuiltDataset `json:"datasets"`
 	// Damage says what of the store is damaged.
 	Damage []string `json:"damage"`
@@ -45,7 +45,7 @@ type RebuildReport struct {
 	Missing []MissingSegments `json:"missing"`
 }
 
-// RebuiltDataset is a dataset of which the catalog was made anew.
+// RebuiltDataset is a dataset whose catalog was made anew.
 type RebuiltDataset struct {
 	Dataset string `json:"dataset"`
 	// From is "copy": the catalog's copy, as the last commit, drop or tag has left it; or "records": what segments say. These

@@ -123,7 +123,7 @@ type trailer struct {
 	indexSum uint32
 }
 
-// index is where the index begins in a segment of so many bytes, and how long it is.
+// index is where the index begins in a segment, and how long it is.
 func (t trailer) index(size int64) (at, length int64) {
 	length = t.entries * entrySize
 	return size - trailerSize - length, length

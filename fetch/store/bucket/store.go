@@ -125,7 +125,7 @@ func Open(ctx context.Context, url string, opts Options) (*Store, error) {
 	return s, nil
 }
 
-// reach makes a store of which nothing was asked yet.
+// reach makes a store without a request.
 func reach(ctx context.Context, url string, opts Options) (*Store, error) {
 	if !IsURL(url) {
 		return nil, fmt.Errorf("%w: a store in a bucket has an address such as s3://BUCKET/PREFIX", schema.ErrInvalid)

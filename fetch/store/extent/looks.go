@@ -23,7 +23,7 @@ const (
 	mostSeen = 1 << 16
 )
 
-// looks look for sets in the snapshots of the catalog: one look at a time, for all who want to know of a set. What was
+// looks look for sets in the snapshots of the catalog: one look at a time, for all calls that miss a set. What was
 // looked for and not found is not looked for again for a while.
 type looks struct {
 	s   *Store

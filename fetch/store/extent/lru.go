@@ -2,7 +2,7 @@ package extent
 
 import "container/list"
 
-// lru keeps values within a bound of bytes, and gives up those that were not asked for longest. The last one that was
+// lru keeps values within a bound of bytes, and drops the least recently used ones. The last one that was
 // added stays, however large it is. Its user locks it.
 type lru[K comparable, V any] struct {
 	limit, bytes int64

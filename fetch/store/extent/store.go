@@ -208,7 +208,7 @@ type place struct {
 	offset int64 // of the blob in the object, or in the decoded unit
 }
 
-// place finds out where a blob lies, of which the set is known.
+// place finds out where a blob of a known set lies.
 func (s *Store) place(ctx context.Context, ref schema.BlobRef) (place, error) {
 	address, ok := schema.ParseObjectAddress(ref.Key)
 	if !ok {

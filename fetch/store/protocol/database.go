@@ -161,6 +161,6 @@ type Pack interface {
 	Has(ref schema.BlobRef) bool
 	// Sync makes what was put before durable. After an error it may be called again.
 	Sync(ctx context.Context) error
-	// Close gives up what was not made durable. It may be called again.
+	// Close drops what was not made durable. It may be called again.
 	Close()
 }

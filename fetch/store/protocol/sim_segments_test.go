@@ -161,7 +161,7 @@ func (c bucketClient) Delete(ctx context.Context, row BlobRow, before Epoch) err
 	})
 }
 
-// deletedSegment is told when a segment is taken away.
+// deletedSegment is called when a segment is taken away.
 func (o *oracle) deletedSegment(segment schema.Key) {
 	for key := range o.refs {
 		if segmentKey(key) == segment {

@@ -28,7 +28,7 @@ type plainPages struct {
 	file.PageReader
 	column *schema.Column
 	plain  file.Page // in the place of the page that Next has found, or nil
-	where  *locator  // told of each page; nil if that is not asked for
+	where  *locator  // notes the place of each page; nil if the caller does not ask for places
 	defs   []byte    // definition levels of the page, if they are runs
 	err    error
 }

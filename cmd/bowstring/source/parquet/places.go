@@ -14,7 +14,7 @@ import (
 	"bowstring/schema"
 )
 
-// MaxPage bounds a page that values are told to lie in: it is read and decoded as a whole for each of them.
+// MaxPage bounds a page that has places of values: it is read and decoded as a whole for each of them.
 const MaxPage = 64 << 20
 
 // Place is where a value of bytes lies in its file.
@@ -130,7 +130,7 @@ type locator struct {
 	lost   string  // why no more is known
 }
 
-// begin is told of a chunk before its pages.
+// begin takes note of a chunk before its pages.
 func (l *locator) begin(from *stream, codec compress.Compression) {
 	l.from, l.codec, l.dict = from, codec, nil
 }
