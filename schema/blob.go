@@ -172,11 +172,50 @@ func AddressKey(table [addressPrefix]byte, sum Sum, id ID) (k Key) {
 	return k
 }
 
-// Hashed reports whether r's key is the SHA-256 of the content: whether it is no [AddressKey]. One content hash in 2^32
-// has the form of an address.
+// Hashed reports whether r's key is the SHA-256 of the content: whether it is no [AddressKey], and no key of a
+// [ObjectAddress]. Two content hashes in 2^32 have the form of an address.
 func (r BlobRef) Hashed() bool {
-	return binary.BigEndian.Uint32(r.Key[addressPrefix:]) != uint32(r.Sum)
+	low := binary.BigEndian.Uint32(r.Key[addressPrefix:])
+	return low != uint32(r.Sum) && low != uint32(r.stand())
 }
+
+// UnprovenRef is the reference of a blob that nothing has read yet: its checksum is not known. In its place stands a
+// number that is made of the address and the size, by which [BlobRef.Unproven] knows it. The key stays what it is when the
+// checksum is learned.
+func UnprovenRef(a ObjectAddress, size int64) BlobRef {
+	if size == 0 {
+		sum := Checksum(nil)
+		return BlobRef{Key: a.Key(sum), Sum: sum}
+	}
+	r := BlobRef{Key: a.Key(0), Size: size}
+	r.Sum = r.stand()
+	binary.BigEndian.PutUint32(r.Key[addressPrefix:], uint32(r.Sum))
+	return r
+}
+
+// Unproven reports whether r has no checksum yet: see [UnprovenRef]. Content that has the number by accident is one in
+// 2^64.
+func (r BlobRef) Unproven() bool {
+	return binary.BigEndian.Uint32(r.Key[addressPrefix:]) == uint32(r.Sum) && r.Size > 0 && r.Sum == r.stand()
+}
+
+// Prove returns the reference with the checksum of its content, which was not known. The key stays as it is.
+func (r BlobRef) Prove(sum Sum) BlobRef {
+	r.Sum = sum
+	return r
+}
+
+// stand is what stands in the place of a checksum: a hash of the size and of the key but for the bytes that it goes into.
+func (r *BlobRef) stand() Sum {
+	var text [len(r.Key) - 4 + 8]byte
+	copy(text[:], r.Key[:addressPrefix])
+	copy(text[addressPrefix:], r.Key[addressPrefix+4:])
+	binary.LittleEndian.PutUint64(text[len(r.Key)-4:], uint64(r.Size))
+	return Sum(xxh3.HashSeed(text[:], standSeed))
+}
+
+// standSeed keeps what stands for checksums apart from checksums.
+const standSeed = 0x756e70726f76656e
 
 // CheckHash is [BlobRef.Check] that compares the content's SHA-256 with the key too, which has to be one. It passes no
 // bytes that were made up: two contents with the same checksum are easily made.

@@ -63,7 +63,8 @@ type ObjectSet struct {
 	// otherwise has other units, and has to be another set, with another prefix.
 	Reading string
 	Objects []Object
-	// Unproven says that the sums of its blobs are made up from versions, as nothing was read when it was attached.
+	// Unproven says that nothing was read when it was attached: the references of its blobs are those of UnprovenRef, but
+	// for those whose content was known all the same.
 	Unproven bool
 }
 
@@ -119,7 +120,8 @@ type ObjectAddress struct {
 	Unit   int64  // if the blob is packed, where its unit begins in the object; below 2^48
 }
 
-// Key is the address as a key: 12 bytes of prefix; 4 bytes, the low half of the content's checksum; 4 bytes, the number
+// Key is the address as a key: 12 bytes of prefix; 4 bytes, the low half of the content's checksum (see UnprovenRef for
+// what it is where that is not known); 4 bytes, the number
 // of the object; 6 bytes, the offset of the blob or of its unit; one byte, 1 if packed; 5 bytes, the offset in the unit.
 // Numbers are big-endian. It panics if a number is out of its bounds.
 func (a ObjectAddress) Key(sum Sum) (k Key) {

@@ -42,6 +42,45 @@ func TestObjectAddress(t *testing.T) {
 	}
 }
 
+// A reference without a checksum is known as such by itself, is an address, and keeps its key when the checksum is there.
+func TestUnprovenRef(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	rng := rand.New(rand.NewPCG(seed, 0))
+	for range 10_000 {
+		a := ObjectAddress{Object: rng.Uint32(), Offset: rng.Int64N(1 << 48)}
+		for i := range a.Prefix {
+			a.Prefix[i] = byte(rng.Uint32())
+		}
+		if rng.IntN(2) == 0 {
+			a.Packed, a.Offset, a.Unit = true, rng.Int64N(1<<40), rng.Int64N(1<<48)
+		}
+		ref := UnprovenRef(a, 1+rng.Int64N(1<<40))
+		if got, ok := ParseObjectAddress(ref.Key); !ok || got != a {
+			t.Fatalf("%+v became %+v, %t", a, got, ok)
+		}
+		if !ref.Unproven() || ref.Hashed() {
+			t.Fatalf("%+v: unproven %t, hashed %t", ref, ref.Unproven(), ref.Hashed())
+		}
+		proven := ref.Prove(Sum(rng.Uint64()))
+		if proven.Key != ref.Key || proven.Size != ref.Size || proven.Unproven() || proven.Hashed() {
+			t.Fatalf("%+v became %+v: unproven %t, hashed %t", ref, proven, proven.Unproven(), proven.Hashed())
+		}
+		other := ref
+		other.Size++
+		if other.Unproven() {
+			t.Fatalf("%+v is taken for unproven, too", other)
+		}
+		sum := Sum(rng.Uint64())
+		if (BlobRef{Key: a.Key(sum), Size: ref.Size, Sum: sum}).Unproven() {
+			t.Fatalf("the address %+v of sum %s is taken for unproven", a, sum)
+		}
+	}
+	if ref := UnprovenRef(ObjectAddress{}, 0); ref.Unproven() || ref.Check(nil) != nil {
+		t.Errorf("an empty blob is %+v: its content is known", ref)
+	}
+}
+
 // The prefix of a set tells versions, sizes, keys and buckets apart, and not units.
 func TestObjectSetPrefix(t *testing.T) {
 	base := func() *ObjectSet {

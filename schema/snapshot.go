@@ -39,6 +39,15 @@ type SetRef struct {
 	// Blob is the set in the form that docs/formats.md describes. It is the zero value of a set of the store itself, whose objects
 	// are found by the prefix alone.
 	Blob BlobRef `json:"blob,omitzero"`
+	// Unproven is how much of what the snapshot's rows refer to in the set had no checksum when the snapshot was made. It
+	// does not change; what was learned since is the store's to say.
+	Unproven Unproven `json:"unproven,omitzero"`
+}
+
+// Unproven is how much has no checksum: each blob counts once.
+type Unproven struct {
+	Blobs int64 `json:"blobs"`
+	Bytes int64 `json:"bytes"`
 }
 
 // Chunk is a run of consecutive manifest rows, stored in the form that docs/formats.md
