@@ -125,7 +125,7 @@ GO_TEST := $(GO) test -json -vet=off
 # the memory of a server, of which the detector takes several times as much.
 ALONE := bowstring/fetch/operators/images bowstring/fetch/operators/images/codec/webp bowstring/fetch/operators/audio bowstring/fetch/operators/audio/dsp bowstring/fetch/operators/audio/vorbis bowstring/schema bowstring/fetch/layout bowstring/fetch/plan bowstring/fetch/where bowstring/spill/replay bowstring/internal/hostile
 # Tests that compute, or kill processes of their own, far more than they synchronise. The others of their packages are raced.
-PLAIN := TestKill|TestPowerLoss|TestEveryOrderServesEachSampleOnce|TestAnyCalls|TestMetamorphic|TestSimulation|TestSimulationRepeats|TestPlanted|TestFlippedDatabase|TestFlippedJournal|TestTableOfGaps|TestMergeShares
+PLAIN := TestKill|TestPowerLoss|TestEveryOrderServesEachSampleOnce|TestAnyCalls|TestMetamorphic|TestSimulation|TestSimulationRepeats|TestPlanted|TestFlippedDatabase|TestFlippedJournal|TestTableOfGaps|TestMergeShares|TestBudgetOfManyRates|TestBudgetOfPrefixes|TestBudgetOfWholeBucket|TestBudgetIsShared|TestBudgetIsFair|TestBudgetFollows|TestSuiteFindsMistakes|TestRunsInOrder|TestShuffledInPart|TestShuffledOnce
 PLAIN_IN = $(shell grep -rlE 'func ($(PLAIN))[^A-Za-z0-9_]' --include=*_test.go cmd fetch flight spill | xargs -r -n 1 dirname | sort -u | sed 's|^|./|')
 CQL := ./fetch/store/cql
 RACED = $(filter-out $(ALONE) bowstring/fetch/store/cql,$(shell $(GO) list ./...))
