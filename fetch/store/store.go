@@ -36,6 +36,9 @@ type Store interface {
 	// Selections lists a dataset's selections, those that have expired too, in
 	// no order; of all datasets if dataset is empty.
 	Selections(ctx context.Context, dataset string) ([]*schema.Selection, error)
+	// Proofs lists what was learned of the checksums of blobs in an object set that snapshots of a dataset name: see
+	// Ingest.SaveProofs.
+	Proofs(ctx context.Context, dataset string, prefix schema.ObjectPrefix) ([]ProofRun, error)
 	// LastNumber is the greatest number that a dataset has given out, 0 for none.
 	// Snapshots with greater numbers than there are were dropped.
 	LastNumber(ctx context.Context, dataset string) (int64, error)
@@ -145,6 +148,10 @@ type Ingest interface {
 	// commits it. It is idempotent: one that is there keeps its
 	// owner, and expires when the later of the two does.
 	SaveSelection(ctx context.Context, sel schema.Selection) error
+	// SaveProofs records checksums of blobs in an object set: now are all runs that there are of it then, those that are
+	// new put through this ingest. It is a schema.ErrConflict if other runs than was are there. Runs live as
+	// long as a snapshot of the dataset names the set.
+	SaveProofs(ctx context.Context, prefix schema.ObjectPrefix, was, now []ProofRun) error
 	// Close ends the ingest; without a Commit nothing of it can be seen. It may
 	// be called again, and after Commit.
 	Close() error

@@ -431,7 +431,10 @@ func (c *collection) findRoots(ctx context.Context) error {
 	if s.planted(bugKeepNothing) {
 		c.keep = c.epoch
 	}
-	return c.readRecords(ctx, rows, using)
+	if err := c.readRecords(ctx, rows, using); err != nil {
+		return err
+	}
+	return c.keepProofs(ctx, all)
 }
 
 func (c *collection) readRecords(ctx context.Context, rows []row, using []*schema.Snapshot) error {

@@ -24,6 +24,7 @@ const (
 	rowIngest    = "ingest/"
 	rowSelection = "selection/"
 	rowTag       = "tag/"
+	rowProof     = "proof/"
 )
 
 // Passing reports whether a row means nothing any more once the process that wrote it has ended. A database of
@@ -218,6 +219,7 @@ type datasetState struct {
 	ingests    map[string]ingestRecord
 	selections map[string]*schema.Selection
 	tags       map[string]tagRecord
+	proofs     map[string]proofRecord // by the prefix of the object set
 }
 
 // rowMemo remembers what rows decode to: a partition of thousands is loaded
@@ -258,7 +260,7 @@ func remembered[T any](m *rowMemo, name string, text []byte) (T, error) {
 func newState(name string) *datasetState {
 	return &datasetState{
 		name: name, snapshots: map[int64]snapshotRecord{}, ingests: map[string]ingestRecord{},
-		selections: map[string]*schema.Selection{}, tags: map[string]tagRecord{},
+		selections: map[string]*schema.Selection{}, tags: map[string]tagRecord{}, proofs: map[string]proofRecord{},
 	}
 }
 
@@ -292,6 +294,8 @@ func (m *rowMemo) decodeRow(d *datasetState, row string, text []byte) (err error
 		d.selections[of] = &sel
 	case rowTag:
 		d.tags[of], err = remembered[tagRecord](m, name, text)
+	case rowProof:
+		d.proofs[of], err = remembered[proofRecord](m, name, text)
 	}
 	return err // nil for rows of a later version
 }

@@ -1,0 +1,122 @@
+package protocol
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"bowstring/fetch/store"
+	"bowstring/schema"
+)
+
+// proofRecord lists the checksums that were learned of an object set.
+type proofRecord struct {
+	Runs []store.ProofRun `json:"runs"`
+}
+
+// Proofs implements store.Store.
+func (s *Store) Proofs(ctx context.Context, dataset string, prefix schema.ObjectPrefix) ([]store.ProofRun, error) {
+	if err := s.enter(ctx); err != nil {
+		return nil, err
+	}
+	defer s.calls.done()
+	d, err := s.peek(ctx, dataset, rowProof+prefix.String())
+	if err != nil {
+		return nil, err
+	}
+	return slices.Clone(d.proofs[prefix.String()].Runs), nil
+}
+
+// SaveProofs implements store.Ingest.
+func (in *Ingest) SaveProofs(ctx context.Context, prefix schema.ObjectPrefix, was, now []store.ProofRun) error {
+	if err := in.enter(ctx); err != nil {
+		return err
+	}
+	s := in.s
+	defer s.calls.done()
+	for _, run := range now {
+		if slices.Contains(was, run) {
+			continue
+		}
+		if err := in.present(ctx, run.BlobRef); err != nil {
+			return fmt.Errorf("checksums of object set %s: %w", prefix, err)
+		}
+	}
+	if err := in.sync(ctx); err != nil {
+		return err
+	}
+	missing := false
+	err := s.update(ctx, in.dataset, func(d *datasetState, e *edit) error {
+		if _, ok := d.ingests[in.id]; !ok {
+			return in.fenced()
+		}
+		if missing = d.newest() == 0; missing {
+			return nil
+		}
+		have := d.proofs[prefix.String()].Runs
+		switch {
+		case slices.Equal(have, now): // made by an attempt whose answer was lost
+		case slices.Equal(have, was):
+			e.put(rowProof+prefix.String(), proofRecord{Runs: now})
+		default:
+			return fmt.Errorf("%w: more was learned of object set %s meanwhile", schema.ErrConflict, prefix)
+		}
+		return nil
+	})
+	if err == nil && missing {
+		err = s.missing(ctx, in.dataset, 0)
+	}
+	if err != nil && !errors.Is(err, schema.ErrNotFound) {
+		return fmt.Errorf("keep checksums of %q: %w", in.dataset, err)
+	}
+	return err
+}
+
+// keepProofs has the checksums kept that were learned of the sets which snapshots name, and takes those of others out of
+// the catalog.
+func (c *collection) keepProofs(ctx context.Context, all []*datasetState) error {
+	named := map[string]bool{}
+	name := func(dataset, prefix string) string { return dataset + "/" + prefix }
+	for _, snap := range c.roots.snapshots {
+		for _, set := range snap.Sets {
+			named[name(snap.Dataset, set.Prefix.String())] = true
+		}
+	}
+	for _, d := range all {
+		for prefix, r := range d.proofs {
+			if !named[name(d.name, prefix)] && !c.opts.DryRun {
+				var err error
+				if r, err = c.forget(ctx, d, prefix); err != nil {
+					return err
+				}
+			}
+			if c.opts.DryRun && !named[name(d.name, prefix)] {
+				continue
+			}
+			for _, run := range r.Runs {
+				c.roots.keys = append(c.roots.keys, run.Key)
+			}
+		}
+	}
+	return nil
+}
+
+// forget takes the checksums of a set out of a dataset none of whose snapshots names it. It returns what it leaves: a
+// snapshot that has come since may name the set.
+func (c *collection) forget(ctx context.Context, seen *datasetState, prefix string) (left proofRecord, err error) {
+	err = c.s.update(ctx, seen.name, func(d *datasetState, e *edit) error {
+		left = d.proofs[prefix]
+		for number := range d.snapshots {
+			if _, known := seen.snapshots[number]; !known {
+				return nil
+			}
+		}
+		if _, there := d.proofs[prefix]; there {
+			e.remove(rowProof + prefix)
+		}
+		left = proofRecord{}
+		return nil
+	})
+	return left, err
+}
