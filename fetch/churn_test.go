@@ -55,8 +55,8 @@ const churnSlots = 16
 
 // Route implements peers.Directory. Every third slot has a keeper beside its owner, and every fifth an owner before
 // this one, which holds what it has.
-func (n *churned) Route(key schema.Key) peers.Route {
-	view, slot := *n.view.Load(), int(key[0])%churnSlots
+func (n *churned) Route(ref schema.BlobRef) peers.Route {
+	view, slot := *n.view.Load(), int(ref.Key[0])%churnSlots
 	owner, keeper := view[slot], view[(slot+1)%churnSlots]
 	switch {
 	case owner == n.index && slot%5 == 0:

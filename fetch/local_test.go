@@ -46,7 +46,7 @@ func owned(tb testing.TB, j *fetch.Job, positions []int64, node int) float64 {
 	n := 0
 	for _, pos := range positions {
 		ref, ok := refAt(tb, j, pos)
-		if o := j.Layout().Owners(layout.SlotOf(ref.Key)); !ok || int(o.First) == node || int(o.Second) == node {
+		if o := j.Layout().Owners(layout.SlotOf(ref)); !ok || int(o.First) == node || int(o.Second) == node {
 			n++
 		}
 	}

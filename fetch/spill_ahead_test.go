@@ -209,7 +209,7 @@ func TestSpillKeepsPages(t *testing.T) {
 // elsewhere is a cluster in which another node, which cannot be reached, owns everything.
 type elsewhere struct{}
 
-func (elsewhere) Route(schema.Key) peers.Route { return peers.Route{Ask: []string{"other"}} }
+func (elsewhere) Route(schema.BlobRef) peers.Route { return peers.Route{Ask: []string{"other"}} }
 
 // TestSpillKeepsPagesOfOthersBlobs keeps the pages of a manifest, which no other node is asked for, whoever owns the
 // blobs.

@@ -43,7 +43,7 @@ func TestFileCutShortUnderLoan(t *testing.T) {
 	var out atomic.Int64
 	out.Add(1)
 	answers := []fetch.Answer{{Blob: schema.NewBlob(b[:10], counted{&out})}, {Blob: schema.NewBlob([]byte("here"), nil)}}
-	list, batch := answersMessage(answers)
+	list, batch := answersMessage(answers, nil)
 	defer batch.Release()
 	if !errors.Is(answers[0].Err, schema.ErrDataLoss) {
 		t.Errorf("a small blob for another node: %v, want %v", answers[0].Err, schema.ErrDataLoss)

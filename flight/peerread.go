@@ -121,7 +121,7 @@ func (s *Server) peerCall(pc *wire.PeerConn, conn *peer.Conn, method string) err
 // as long for that as a call has to say what it wants. The call ends when the key that
 // the node has proven to know is accepted no longer; stop ends that.
 func (s *Server) meet(ctx context.Context, conn *peer.Conn,
-	method string) (hello peer.Hello, stop func() bool, err error) {
+	method string) (hello peer.Hello, sealer *peer.Sealer, stop func() bool, err error) {
 	c, timeout := callFrom(ctx), s.opts.RequestTimeout
 	late := time.AfterFunc(timeout, func() {
 		s.calls.killCall(c, fmt.Errorf("%w: the node has not proven what it is, and RequestTimeout is %s",
@@ -136,9 +136,9 @@ func (s *Server) meet(ctx context.Context, conn *peer.Conn,
 	}
 	hello, known, err := host.Meet(conn.Way(method))
 	if err != nil {
-		return hello, nil, err
+		return hello, nil, nil, err
 	}
-	return hello, known.Ends(func() {
+	return hello, known.Sealer(), known.Ends(func() {
 		s.calls.killCall(c, fmt.Errorf("%w: the key that the node has proven to know is accepted no longer",
 			schema.ErrUnavailable))
 	}), nil
@@ -196,7 +196,7 @@ const (
 // lend serves another node. What it asks for is read as streams of its tenants
 // would be, and sent in whatever order it comes.
 func (s *Server) lend(ctx context.Context, conn *peer.Conn) error {
-	hello, stopped, err := s.meet(ctx, conn, peer.LendMethod)
+	hello, sealer, stopped, err := s.meet(ctx, conn, peer.LendMethod)
 	if err != nil {
 		return err
 	}
@@ -209,7 +209,7 @@ func (s *Server) lend(ctx context.Context, conn *peer.Conn) error {
 	defer context.AfterFunc(ctx, conn.Interrupt)()
 	l := &lending{
 		server: s, node: hello.Node, zone: hello.Zone,
-		conn: conn, lent: s.lent.to(hello.Node), ready: make(chan struct{}, 1), sent: make(chan struct{}, 1),
+		conn: conn, sealer: sealer, lent: s.lent.to(hello.Node), ready: make(chan struct{}, 1), sent: make(chan struct{}, 1),
 		doing: make(chan []fetch.Progress, 1),
 	}
 	borrower := s.source.Nodes().Borrow(l.answered)
@@ -250,7 +250,9 @@ type lending struct {
 	server     *Server
 	node, zone string // as it says
 
-	conn  *peer.Conn
+	conn   *peer.Conn
+	sealer *peer.Sealer // of blobs without a hash; nil if they are not sealed
+
 	lent  *lentTo
 	ready chan struct{}         // told when there is something to send
 	sent  chan struct{}         // told when there is less
@@ -411,7 +413,7 @@ func (l *lending) send(ctx context.Context) error {
 				return nil
 			}
 		}
-		list, batch := answersMessage(answers)
+		list, batch := answersMessage(answers, l.sealer)
 		blobs, bytes, size := int64(0), int64(0), -int64(peer.FrameHead)
 		for i := range answers {
 			if answers[i].Err == nil {
@@ -471,10 +473,11 @@ func (l *lending) discard() {
 // answersMessage makes a message of answers, whose blobs it takes over: the batch has them, and is released when nothing
 // reads the message any more. Small blobs are copied; an answer whose blob cannot be read any more becomes an error. The
 // head, small blobs and errors between two large blobs are one piece.
-func answersMessage(answers []fetch.Answer) (net.Buffers, *schema.Batch) {
+func answersMessage(answers []fetch.Answer, sealer *peer.Sealer) (net.Buffers, *schema.Batch) {
 	room := peer.FrameHead + peer.AnswersBytes(len(answers))
 	head := make([]peer.Answer, len(answers))
 	small := make([][]byte, len(answers))
+	seals := make([][]byte, len(answers))
 	blobs := make([]schema.Blob, 0, len(answers))
 	for i := range answers {
 		a := &answers[i]
@@ -484,21 +487,27 @@ func answersMessage(answers []fetch.Answer) (net.Buffers, *schema.Batch) {
 				a.Blob = schema.Blob{}
 			}
 		}
-		head[i] = peer.Answer{ID: a.ID, Status: statusOfAnswer(a.Err), Size: len(a.Blob.Bytes())}
+		if a.Err == nil && sealer != nil && !a.Loan.Ref.Hashed() {
+			if seals[i], a.Err = sealed(sealer, a.Loan.Ref, a.Blob.Bytes()); a.Err != nil {
+				a.Blob.Release()
+				a.Blob = schema.Blob{}
+			}
+		}
+		head[i] = peer.Answer{ID: a.ID, Status: statusOfAnswer(a.Err), Size: len(a.Blob.Bytes()) + len(seals[i])}
 		if a.Err != nil {
 			small[i] = []byte(schema.Quote(a.Err.Error()))
 			head[i].Size = len(small[i])
 		} else {
 			blobs = append(blobs, a.Blob)
 		}
-		room += len(small[i])
+		room += len(small[i]) + len(seals[i])
 	}
 	own := peer.AppendAnswers(make([]byte, peer.FrameHead, room), head) // never grows
 	list, from := make(net.Buffers, 0, 2*len(blobs)+1), 0
 	for i := range answers {
 		b := answers[i].Blob.Bytes()
 		if answers[i].Err != nil || len(b) <= wire.InlineBytes {
-			own = append(own, small[i]...)
+			own = append(append(own, small[i]...), seals[i]...)
 			continue
 		}
 		if len(own) > from {
@@ -506,6 +515,7 @@ func answersMessage(answers []fetch.Answer) (net.Buffers, *schema.Batch) {
 			from = len(own)
 		}
 		list = append(list, b)
+		own = append(own, seals[i]...)
 	}
 	if len(own) > from {
 		list = append(list, own[from:])
@@ -526,6 +536,15 @@ func statusOfAnswer(err error) peer.Status {
 		return peer.Full
 	}
 	return peer.Failed
+}
+
+// sealed is the seal of a blob that may lie in a file.
+func sealed(sealer *peer.Sealer, ref schema.BlobRef, b []byte) (seal []byte, err error) {
+	err = schema.Guard(func() error {
+		seal = sealer.Append(nil, ref, b)
+		return nil
+	})
+	return seal, err
 }
 
 // cloned is a copy of bytes that may lie in a file.

@@ -3,14 +3,19 @@ package flight
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
+	"strings"
+	"sync"
 	"testing"
 
 	"github.com/apache/arrow/go/v17/arrow"
 	"github.com/apache/arrow/go/v17/arrow/memory"
+	"google.golang.org/grpc"
 
 	"bowstring/fetch/object"
 	"bowstring/fetch/peers"
@@ -66,26 +71,37 @@ func attachFiles(t *testing.T, s store.Store, bucket object.Bucket, files int) [
 }
 
 // A node is asked for blobs that lie in a bucket, of a snapshot that it has never opened: it finds the set, and sends
-// what was attached.
+// what was attached. Without TLS it seals what it sends.
 func TestLendAttached(t *testing.T) {
-	d := newDoors(t, nil)
+	for _, encrypted := range []bool{true, false} {
+		t.Run(fmt.Sprintf("tls=%t", encrypted), func(t *testing.T) { lendAttached(t, encrypted) })
+	}
+}
+
+func lendAttached(t *testing.T, encrypted bool) {
 	dir := t.TempDir()
 	bucket, err := object.Open(t.Context(), "file://"+dir, object.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	f := serveOver(t, Options{Door: d.door, Cluster: &Cluster{Name: "c", Node: "b", Keys: peer.NewKeys(clusterKey)}},
-		func(s *local.Store) store.Store {
-			return extent.New(s, extent.Options{Buckets: func(ctx context.Context, url string) (object.Bucket, error) {
-				return object.Open(ctx, url, object.Options{})
-			}})
-		}, d.trust(nil, nil))
-	refs := attachFiles(t, f.store, bucket, 9)
+	opts := Options{Cluster: &Cluster{Name: "c", Node: "b", Keys: peer.NewKeys(clusterKey)}}
+	way := peer.Options{Cluster: "c", Node: "a", Other: "b", Keys: peer.NewKeys(clusterKey),
+		Logger: slog.New(slog.DiscardHandler)}
+	var dial []grpc.DialOption
+	if encrypted {
+		d := newDoors(t, nil)
+		opts.Door, way.TLS, dial = d.door, d.client(nil), append(dial, d.trust(nil, nil))
+	}
+	f := serveOver(t, opts, overBuckets, dial...)
+	refs := attachFiles(t, f.store, bucket, 10)
 	if err := os.WriteFile(filepath.Join(dir, "8"), []byte("changed"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	link, err := peer.Dial(f.addr, peer.Options{Cluster: "c", Node: "a", Other: "b", TLS: d.client(nil),
-		Keys: peer.NewKeys(clusterKey), Logger: slog.New(slog.DiscardHandler)})
+	relay := f.addr
+	if !encrypted {
+		relay = changing(t, f.addr, content(9)[:20])
+	}
+	link, err := peer.Dial(relay, way)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -94,18 +110,110 @@ func TestLendAttached(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	waitFor(t, "a way by TLS", link.Up)
-	for i, ref := range refs {
-		blob, err := link.Get(t.Context(), peers.Ask{Ref: ref})
-		if i == 8 {
-			if err == nil {
-				t.Error("a file that has changed was sent")
-			}
-			continue
-		}
-		if err != nil || !bytes.Equal(blob.Bytes(), content(i)) {
-			t.Errorf("blob %d: %v", i, err)
-		}
-		blob.Release()
+	waitFor(t, "a way to the node", link.Up)
+	if !link.Secure() {
+		t.Error("a way with a key is not secure")
 	}
+	var all sync.WaitGroup
+	for i, ref := range refs {
+		all.Go(func() {
+			blob, err := link.Get(t.Context(), peers.Ask{Ref: ref})
+			switch {
+			case i == 8:
+				if err == nil {
+					t.Error("a file that has changed was sent")
+				}
+			case i == 9 && !encrypted:
+				if !errors.Is(err, schema.ErrDataLoss) || !strings.Contains(err.Error(), "seal") {
+					t.Errorf("a blob that was changed on the way: %v", err)
+				}
+			case err != nil || !bytes.Equal(blob.Bytes(), content(i)):
+				t.Errorf("blob %d: %v", i, err)
+			}
+			blob.Release()
+		})
+	}
+	all.Wait()
+}
+
+// Without a key no blob without a hash comes from another node, and one with a hash does.
+func TestLendAttachedWithoutKey(t *testing.T) {
+	bucket, err := object.Open(t.Context(), "file://"+t.TempDir(), object.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := serveOver(t, Options{Cluster: &Cluster{Name: "c", Node: "b"}}, overBuckets)
+	refs := attachFiles(t, f.store, bucket, 2)
+	link, err := peer.Dial(f.addr, peer.Options{Cluster: "c", Node: "a", Other: "b",
+		Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := link.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	waitFor(t, "a way to the node", link.Up)
+	if link.Secure() {
+		t.Error("a way without a key is secure")
+	}
+	if b, err := link.Get(t.Context(), peers.Ask{Ref: refs[0]}); !errors.Is(err, schema.ErrUnavailable) {
+		b.Release()
+		t.Errorf("a blob without a hash, from a node without a key: %v", err)
+	}
+}
+
+// overBuckets is a store over another one that finds attached data.
+func overBuckets(s *local.Store) store.Store {
+	return extent.New(s, extent.Options{Buckets: func(ctx context.Context, url string) (object.Bucket, error) {
+		return object.Open(ctx, url, object.Options{})
+	}})
+}
+
+// changing returns the address of a relay to another one, which changes a byte of what it sends wherever it finds some
+// bytes.
+func changing(t *testing.T, to string, needle []byte) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	changed := bytes.Clone(needle)
+	changed[0] ^= 1
+	var all sync.WaitGroup
+	t.Cleanup(func() {
+		_ = l.Close()
+		all.Wait()
+	})
+	pass := func(to, from net.Conn, change bool) {
+		defer func() { _ = to.Close() }()
+		var b [256 << 10]byte
+		for {
+			n, err := from.Read(b[:])
+			data := b[:n]
+			if change {
+				data = bytes.ReplaceAll(data, needle, changed)
+			}
+			if _, failed := to.Write(data); failed != nil || err != nil {
+				return
+			}
+		}
+	}
+	all.Go(func() {
+		for {
+			a, err := l.Accept()
+			if err != nil {
+				return
+			}
+			b, err := net.Dial("tcp", to)
+			if err != nil {
+				_ = a.Close()
+				continue
+			}
+			all.Go(func() { pass(b, a, false) })
+			all.Go(func() { pass(a, b, true) })
+		}
+	})
+	return l.Addr().String()
 }

@@ -155,7 +155,7 @@ func (w *warming) tellLocked(over bool) error {
 
 // warmFor brings this node's part of what another node was asked to warm.
 func (s *Server) warmFor(ctx context.Context, conn *peer.Conn) error {
-	_, stopped, err := s.meet(ctx, conn, peer.WarmMethod)
+	_, _, stopped, err := s.meet(ctx, conn, peer.WarmMethod)
 	if err != nil {
 		return err
 	}

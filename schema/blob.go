@@ -147,6 +147,9 @@ func NewBlob(data []byte, owner Owner) Blob { return Blob{data: data, owner: own
 // Bytes returns the content. It must not be written to, nor used after Release.
 func (b *Blob) Bytes() []byte { return b.data }
 
+// First is the blob cut down to its first n bytes. It takes over the hold of b.
+func (b *Blob) First(n int64) Blob { return Blob{data: b.data[:n:n], owner: b.owner} }
+
 // Release gives the bytes back. Further calls do nothing.
 func (b *Blob) Release() {
 	if o := b.owner; o != nil {

@@ -167,6 +167,18 @@ func ParseObjectAddress(k Key) (ObjectAddress, bool) {
 	return ObjectAddress{}, false
 }
 
+// ObjectChunk is how many bytes the chunks have into which objects are cut, from their beginning on; the last one of an
+// object may have fewer. A chunk is what one request reads at most, and what a node of a cluster owns as a whole.
+const ObjectChunk = 16 << 20
+
+// Chunk is the number of the chunk of the object that the blob, or its unit, begins in.
+func (a *ObjectAddress) Chunk() int64 {
+	if a.Packed {
+		return a.Unit / ObjectChunk
+	}
+	return a.Offset / ObjectChunk
+}
+
 // objectSetVersion is part of every prefix: it changes when units are found by other rules.
 const objectSetVersion = 1
 

@@ -36,7 +36,7 @@ type Cache struct {
 	index *index
 	space space
 	trouble
-	spare atomic.Pointer[func(schema.Key) bool] // nil: none is
+	spare atomic.Pointer[func(schema.BlobRef) bool] // nil: none is
 
 	// life is read-locked by calls and locked by Close.
 	life   sync.RWMutex
@@ -301,7 +301,7 @@ func (c *Cache) GetUnchecked(ref schema.BlobRef, at Place) (b schema.Blob, unche
 func (c *Cache) get(ref schema.BlobRef, at Place, check bool) (_ schema.Blob, unchecked, ok bool) {
 	c.life.RLock()
 	defer c.life.RUnlock()
-	isSpare := c.isSpare(ref.Key)
+	isSpare := c.isSpare(ref)
 	now := c.opts.Clock()
 	c.mu.Lock()
 	ds := c.set(at.Dataset)
@@ -388,7 +388,7 @@ type pending struct {
 func (c *Cache) begin(ref schema.BlobRef, at Place, cost time.Duration, n int64) (p pending, ok bool) {
 	need := c.footprint(n)
 	now := c.opts.Clock()
-	isSpare := c.isSpare(ref.Key)
+	isSpare := c.isSpare(ref)
 	c.mu.Lock()
 	ds := c.set(at.Dataset)
 	if _, s := c.table.find(&ref.Key); s != nil || n != ref.Size || c.closed.Load() {
@@ -1029,11 +1029,11 @@ func (c *Cache) copyOf(from segment.Location, key schema.Key, sum schema.Sum) (t
 // SetSpare says of which blobs another node near owns a copy, and keeps it: those that are not spare are kept before
 // those that are, as losing one costs a read of the store. is must not block or allocate. It is asked whenever a blob
 // is stored or found; what is known of those that lie in the cache is what it said then.
-func (c *Cache) SetSpare(is func(schema.Key) bool) { c.spare.Store(&is) }
+func (c *Cache) SetSpare(is func(schema.BlobRef) bool) { c.spare.Store(&is) }
 
-func (c *Cache) isSpare(key schema.Key) bool {
+func (c *Cache) isSpare(ref schema.BlobRef) bool {
 	is := c.spare.Load()
-	return is != nil && (*is)(key)
+	return is != nil && (*is)(ref)
 }
 
 // Wants reports whether a blob at a place would be stored now: because there is room, or in the place of another. What
@@ -1044,7 +1044,7 @@ func (c *Cache) Wants(at Place, size int64, displace bool) bool {
 
 // WantsBlob is Wants of a blob that may be a spare one: see [Cache.SetSpare].
 func (c *Cache) WantsBlob(ref schema.BlobRef, at Place, displace bool) bool {
-	return c.wants(&Entry{Place: at, Size: ref.Size, Uses: 1, Spare: c.isSpare(ref.Key)}, displace)
+	return c.wants(&Entry{Place: at, Size: ref.Size, Uses: 1, Spare: c.isSpare(ref)}, displace)
 }
 
 func (c *Cache) wants(e *Entry, displace bool) bool {

@@ -22,7 +22,7 @@ func TestSpareMakesRoom(t *testing.T) {
 	c := openCache(t, opts)
 	spare := map[schema.Key]bool{}
 	var spares []schema.BlobRef
-	c.SetSpare(func(key schema.Key) bool { return spare[key] })
+	c.SetSpare(func(ref schema.BlobRef) bool { return spare[ref.Key] })
 	number := c.Dataset("d@1")
 	store := func(position int, isSpare bool) schema.BlobRef {
 		data, ref := fill(r, size)

@@ -30,11 +30,27 @@ const Slots = 1 << 16
 // None is who owns a slot that nobody does.
 const None = -1
 
-// SlotOf is the slot of a key: its first 16 bits, by exclusive or with the 16 from byte 12 on.
-// Of a content hash either would do. The keys of an attached table all begin alike; from
-// byte 12 on they have the content's checksum.
-func SlotOf(k schema.Key) uint16 {
+// SlotOf is the slot of a blob.
+//
+// All blobs of a chunk of an object have one slot, so that its owner reads the chunk as a whole. Other blobs have that
+// of their keys: the first 16 bits, by exclusive or with the 16 from byte 12 on. Of a content hash either would do. The
+// keys of an attached table all begin alike; from byte 12 on they have the content's checksum.
+func SlotOf(ref schema.BlobRef) uint16 {
+	k := &ref.Key
+	if !ref.Hashed() {
+		// No set has more objects. An id of a row that looks like an address nevertheless is one in 2^24.
+		if a, ok := schema.ParseObjectAddress(*k); ok && a.Object < schema.MaxObjects {
+			return slotOfChunk(&a)
+		}
+	}
 	return binary.BigEndian.Uint16(k[:]) ^ binary.BigEndian.Uint16(k[12:])
+}
+
+// slotOfChunk is that of the chunk of an object that a blob lies in.
+func slotOfChunk(a *schema.ObjectAddress) uint16 {
+	x := mixed(binary.BigEndian.Uint64(a.Prefix[:]))
+	x = mixed(x + uint64(a.Object))
+	return uint16(mixed(x+uint64(a.Chunk())) >> 48)
 }
 
 // Layout is a record with the owners that follow from it. It is immutable and safe for
@@ -247,10 +263,11 @@ var Lone = sync.OnceValue(func() *Layout {
 	return l
 })
 
-// KeyIn is a key that lies in a slot.
-func KeyIn(slot uint16) (k schema.Key) {
-	binary.BigEndian.PutUint16(k[:], slot)
-	return k
+// RefIn is a reference that lies in a slot: of no blob in an object.
+func RefIn(slot uint16) (ref schema.BlobRef) {
+	binary.BigEndian.PutUint16(ref.Key[:], slot)
+	ref.Sum = 1 // so that the key counts as a hash
+	return ref
 }
 
 // Keepers says which node of a zone acts for it, by slot: who owns a slot elsewhere is asked by that one alone, which

@@ -253,7 +253,62 @@ func TestNodesOf(t *testing.T) {
 func TestSlotOf(t *testing.T) {
 	var k schema.Key
 	k[0], k[1], k[12], k[13] = 0x12, 0x34, 0x01, 0x80
-	if got := SlotOf(k); got != 0x13b4 {
+	for _, sum := range []schema.Sum{1, 0x01800000} { // of a hash; of a cell of a table, whose row's id is random
+		k[16], k[26] = 0x5e, 0x01
+		if got := SlotOf(schema.BlobRef{Key: k, Sum: sum}); got != 0x13b4 {
+			t.Errorf("slot %#x", got)
+		}
+	}
+	for slot := range Slots {
+		if got := SlotOf(RefIn(uint16(slot))); int(got) != slot {
+			t.Fatalf("the reference in slot %d is in slot %d", slot, got)
+		}
+	}
+}
+
+// TestSlotsOfChunks: blobs of a chunk have one slot whatever they are, and chunks lie in all slots alike.
+func TestSlotsOfChunks(t *testing.T) {
+	r := testRand(t)
+	at := func(a schema.ObjectAddress) uint16 {
+		sum := schema.Sum(r.Uint64())
+		return SlotOf(schema.BlobRef{Key: a.Key(sum), Sum: sum, Size: r.Int64N(1 << 20)})
+	}
+	const parts = 64
+	for name, next := range map[string]func(i int) (object uint32, chunk int64){
+		"large objects": func(i int) (uint32, int64) { return uint32(i / 1000), int64(i % 1000) },
+		"small objects": func(i int) (uint32, int64) { return uint32(i), 0 },
+	} {
+		counts := make([]float64, parts)
+		const chunks = 40_000
+		prefix := schema.ObjectPrefix{byte(r.Uint32()), byte(r.Uint32()), 2, 3, 4, 5, 6, 7, 8, byte(r.Uint32())}
+		for i := range chunks {
+			object, chunk := next(i)
+			begin := chunk * schema.ObjectChunk
+			inside := func() int64 { return begin + r.Int64N(schema.ObjectChunk) }
+			a := schema.ObjectAddress{Prefix: prefix, Object: object, Offset: begin}
+			slot := at(a)
+			a.Offset = begin + schema.ObjectChunk - 1
+			packed := schema.ObjectAddress{Prefix: prefix, Object: object, Packed: true, Unit: inside(), Offset: inside()}
+			if last, unit := at(a), at(packed); last != slot || unit != slot {
+				t.Fatalf("%s: the first byte of chunk %d of object %d lies in slot %d, the last in %d, a unit in %d", name,
+					chunk, object, slot, last, unit)
+			}
+			counts[int(slot)*parts/Slots]++
+		}
+		var chi float64
+		for _, n := range counts {
+			chi += (n - chunks/parts) * (n - chunks/parts) / (chunks / parts)
+		}
+		if chi > 63+6*math.Sqrt(2*63) { // 63 degrees of freedom
+			t.Errorf("%s: chi-square of chunks in %d parts of the slots is %.0f", name, parts, chi)
+		}
+	}
+}
+
+// TestSlotsOfChunksStay pins the slots: programs of different releases share out steps of one job.
+func TestSlotsOfChunksStay(t *testing.T) {
+	a := schema.ObjectAddress{Prefix: schema.ObjectPrefix{1, 2, 3, 4, 5, 6, 7, 8, 9}, Object: 7, Offset: 40 << 20}
+	if got := SlotOf(schema.BlobRef{Key: a.Key(99), Sum: 99}); got != 0x1be1 {
 		t.Errorf("slot %#x", got)
 	}
 }

@@ -1,6 +1,7 @@
 package lookahead
 
 import (
+	"context"
 	"fmt"
 	"iter"
 	"slices"
@@ -20,12 +21,12 @@ type Options struct {
 	Future *spill.Future
 	// Reader reads what is missing.
 	Reader *read.Reader
-	// Mine says whether blobs of a key are for this node to keep. It must not block, and answers alike for all keys
+	// Mine says whether a blob is for this node to keep. It must not block, and answers alike for all blobs
 	// of a slot of layouts.
 	// Default: all are.
-	Mine func(schema.Key) bool
-	// Spare says whether another node keeps a blob of this key, too. It must not block. Default: none does.
-	Spare func(schema.Key) bool
+	Mine func(schema.BlobRef) bool
+	// Spare says whether another node keeps a blob, too. It must not block. Default: none does.
+	Spare func(schema.BlobRef) bool
 }
 
 // Validate returns an error that names the first field that is missing.
@@ -78,10 +79,10 @@ func New(opts Options) (*Ahead, error) {
 		return nil, err
 	}
 	if opts.Spare == nil {
-		opts.Spare = func(schema.Key) bool { return false }
+		opts.Spare = func(schema.BlobRef) bool { return false }
 	}
 	if opts.Mine == nil {
-		opts.Mine = func(schema.Key) bool { return true }
+		opts.Mine = func(schema.BlobRef) bool { return true }
 	}
 	return &Ahead{
 		opts: opts, fillers: map[*filler]struct{}{}, whole: map[wholeKey]int64{}, closing: make(chan struct{}),
@@ -215,7 +216,7 @@ func (a *Ahead) beside(l *running, at spill.Place, after bool, yield func(schema
 						return
 					}
 					place := spill.Place{Dataset: l.number, Tenant: at.Tenant, Position: pos}
-					if ok && a.opts.Mine(ref.Key) && !yield(ref, place) {
+					if ok && a.opts.Mine(ref) && !yield(ref, place) {
 						more = false
 						return
 					}
@@ -225,6 +226,30 @@ func (a *Ahead) beside(l *running, at spill.Place, after bool, yield func(schema
 		more = more && there
 	}
 }
+
+// Near has the rows at some positions be in memory, as far as a job that runs reads them: another node may ask for blobs
+// of rows that no stream of this one has come to. Rows beside those that were not, which may lie in the same chunks, are
+// in memory then, too. It waits for them until ctx ends. What cannot be read, Beside does not find.
+func (a *Ahead) Near(ctx context.Context, dataset uint32, positions []int64) {
+	l := a.retain(dataset)
+	if l == nil {
+		return
+	}
+	defer l.order.job.Release()
+	m := l.order.job.Manifest()
+	var missing []int64
+	for _, pos := range positions {
+		if pos >= 0 && pos < m.Rows() && !m.Peek(pos, func(int64, *schema.Page) {}) {
+			missing = append(missing, pos, max(pos-nearRows, 0), min(pos+nearRows, m.Rows()-1))
+		}
+	}
+	if len(missing) > 0 {
+		_, _ = m.At(ctx, missing) // a row that is lost has no neighbours
+	}
+}
+
+// nearRows is how far from a row others may lie in the same chunk, about.
+const nearRows = 256
 
 // Bytes is how many bytes of blobs a job reads that runs on a dataset, about; 0 if that is not known.
 func (a *Ahead) Bytes(dataset uint32) int64 {

@@ -285,16 +285,16 @@ func (f *filler) missing(l *running, displace bool) (c *candidate, before int64,
 		pos, here := b.positions[i], b.here[i] && b.err == nil // what is lost, the job's streams will tell
 		for ; here && at.column < len(columns); at.column++ {
 			ref, ok, err := b.rows[i].TryBlob(columns[at.column])
-			if err == nil && (!ok || a.opts.Mine(ref.Key) && a.opts.Cache.Has(ref)) {
+			if err == nil && (!ok || a.opts.Mine(ref) && a.opts.Cache.Has(ref)) {
 				continue
 			}
 			at.whole = false
-			if err != nil || !a.opts.Mine(ref.Key) {
+			if err != nil || !a.opts.Mine(ref) {
 				continue
 			}
 			place := spill.Place{Dataset: l.number, Tenant: tenant, Position: pos}
 			if !a.opts.Cache.WantsBlob(ref, place, displace) {
-				if a.opts.Spare(ref.Key) {
+				if a.opts.Spare(ref) {
 					continue // there may be room yet for what this node owns
 				}
 				at.fullAt = served
@@ -411,7 +411,7 @@ func (f *filler) lookUpOwned(l *running, b *block, positions []int64, found func
 		alone := len(columns) == 1 && columns[0] == j.SlotColumn()
 		var wanted []int64
 		for i, pos := range positions {
-			mine := !alone || f.ahead.opts.Mine(layout.KeyIn(slots[i]))
+			mine := !alone || f.ahead.opts.Mine(layout.RefIn(slots[i]))
 			if b.here[i] = mine && l.order.owns(j.SlotOwners(slots[i])); b.here[i] {
 				wanted = append(wanted, pos)
 			}
@@ -595,9 +595,9 @@ func (w *warmer) next(ctx context.Context) *candidate {
 			case err != nil || !ok: // what is lost, the job's streams will tell
 			case w.ahead.opts.Cache.Has(ref):
 				w.There++
-			case !w.ahead.opts.Mine(ref.Key): // another node's to bring, and to keep
+			case !w.ahead.opts.Mine(ref): // another node's to bring, and to keep
 			case !w.ahead.opts.Cache.WantsBlob(ref, at, true):
-				if w.ahead.opts.Spare(ref.Key) {
+				if w.ahead.opts.Spare(ref) {
 					continue // there may be room yet for what this node owns
 				}
 				w.Full = true
@@ -616,7 +616,7 @@ func (w *warmer) keep(o read.Outcome) {
 	case w.filler.keep(o):
 		w.Stored++
 		w.Bytes += o.Ref.Size
-	case o.Err == nil && w.ahead.opts.Spare(o.Ref.Key): // there may be room yet for what this node owns
+	case o.Err == nil && w.ahead.opts.Spare(o.Ref): // there may be room yet for what this node owns
 	case o.Err == nil:
 		w.Full = true // what is there is worth more
 	default:

@@ -210,17 +210,17 @@ func (r routeOf) route(now, before *layout.Layout, at int, zone int32) Route {
 }
 
 // Route implements peers.Directory. It goes by the view, neither blocks nor allocates.
-func (m *Members) Route(key schema.Key) Route {
+func (m *Members) Route(ref schema.BlobRef) Route {
 	d := m.directory.Load()
 	if d == nil {
 		return Route{Keep: true}
 	}
-	return d.routes[d.slots[layout.SlotOf(key)]]
+	return d.routes[d.slots[layout.SlotOf(ref)]]
 }
 
 // Mine implements peers.Mine: it is Route where only that matters, and reads eight kilobytes.
-func (m *Members) Mine(key schema.Key) bool {
-	d, slot := m.directory.Load(), layout.SlotOf(key)
+func (m *Members) Mine(ref schema.BlobRef) bool {
+	d, slot := m.directory.Load(), layout.SlotOf(ref)
 	return d == nil || d.mine[slot>>6]>>(slot&63)&1 != 0
 }
 

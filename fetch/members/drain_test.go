@@ -30,9 +30,9 @@ func TestDraining(t *testing.T) {
 		s := memshared.New()
 		a, b, c := started(t, s, "a"), started(t, s, "b"), started(t, s, "c")
 		wantSeen(t, a, 10*time.Second, "a b c")
-		owned := map[schema.Key]bool{} // by c
+		owned := map[schema.BlobRef]bool{} // by c
 		for i := range 3000 {
-			if key := (schema.Key{byte(i >> 8), byte(i)}); len(c.Route(key).Ask) == 0 {
+			if key := layout.RefIn(uint16(i)); len(c.Route(key).Ask) == 0 {
 				owned[key] = true
 			}
 		}

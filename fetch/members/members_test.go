@@ -224,7 +224,7 @@ func TestLeasesOfTooMuch(t *testing.T) {
 	a := started(t, s, "a")
 	asked := map[string]int{}
 	for i := range 3000 {
-		for _, id := range a.Route(schema.Key{byte(i >> 8), byte(i), 0, 1}).Ask {
+		for _, id := range a.Route(layout.RefIn(uint16(i))).Ask {
 			asked[id]++
 		}
 	}
@@ -320,14 +320,14 @@ func TestLayouts(t *testing.T) {
 func TestOwners(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) { // whose clock stands: nobody reads or renews meanwhile
 		s := memshared.New()
-		if got := member(t, s).Route(schema.Key{}); len(got.Ask) > 0 || !got.Keep {
+		if got := member(t, s).Route(schema.BlobRef{}); len(got.Ask) > 0 || !got.Keep {
 			t.Errorf("a member that has not started asks %v", got)
 		}
 		started(t, s, "a")
 		b, c := started(t, s, "b"), started(t, s, "c") // b has not seen c yet
 		asked := map[string]int{}
 		for i := range 3000 {
-			key := schema.Key{byte(i >> 8), byte(i), 0, 1}
+			key := layout.RefIn(uint16(i))
 			for _, id := range c.Route(key).Ask {
 				asked[id]++
 			}
@@ -342,14 +342,14 @@ func TestOwners(t *testing.T) {
 		}
 		for slot := range layout.Slots {
 			for _, m := range []*members.Members{b, c} {
-				key := layout.KeyIn(uint16(slot))
+				key := layout.RefIn(uint16(slot))
 				if r, got := m.Route(key), m.Mine(key); layout.SlotOf(key) != uint16(slot) ||
 					got != (r.Keep || len(r.Ask) == 0) {
 					t.Fatalf("slot %d, which %+v is the route to: Mine says %v", slot, r, got)
 				}
 			}
 		}
-		if n := testing.AllocsPerRun(100, func() { c.Route(schema.Key{1, 2}) }); n != 0 {
+		if n := testing.AllocsPerRun(100, func() { c.Route(layout.RefIn(258)) }); n != 0 {
 			t.Errorf("%g allocations", n)
 		}
 	})

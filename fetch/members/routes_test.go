@@ -49,22 +49,22 @@ func zoned(t *testing.T, zones, each int, wants int64) map[string]*members.Membe
 type caches struct {
 	t       *testing.T
 	members map[string]*members.Members
-	held    map[string]map[schema.Key]bool
+	held    map[string]map[schema.BlobRef]bool
 	zone    map[string]string
 	store   int // reads of the store
 	moved   int // blobs from node to node
-	crossed map[schema.Key]map[string]int
+	crossed map[schema.BlobRef]map[string]int
 }
 
 // get has a node come by a blob, with so many nodes between it and the store.
-func (c *caches) get(rng *rand.Rand, id string, key schema.Key, loan, onward bool, depth int) {
+func (c *caches) get(rng *rand.Rand, id string, ref schema.BlobRef, loan, onward bool, depth int) {
 	if depth > 3 {
-		c.t.Fatalf("blob %s is asked for in a circle", key)
+		c.t.Fatalf("blob %s is asked for in a circle", ref.Key)
 	}
-	if c.held[id][key] {
+	if c.held[id][ref] {
 		return
 	}
-	r := c.members[id].Route(key)
+	r := c.members[id].Route(ref)
 	if len(r.Ask) == 0 || loan && (!r.Keep || !r.Held && !onward) {
 		c.store++
 	} else {
@@ -72,17 +72,17 @@ func (c *caches) get(rng *rand.Rand, id string, key schema.Key, loan, onward boo
 		if slices.Contains(r.Ask, id) {
 			c.t.Fatalf("node %s asks itself", id)
 		}
-		c.get(rng, who, key, true, !r.Keep, depth+1)
+		c.get(rng, who, ref, true, !r.Keep, depth+1)
 		c.moved++
 		if c.zone[who] != c.zone[id] {
-			if c.crossed[key] == nil {
-				c.crossed[key] = map[string]int{}
+			if c.crossed[ref] == nil {
+				c.crossed[ref] = map[string]int{}
 			}
-			c.crossed[key][c.zone[id]]++
+			c.crossed[ref][c.zone[id]]++
 		}
 	}
 	if r.Keep {
-		c.held[id][key] = true
+		c.held[id][ref] = true
 	}
 }
 
@@ -98,36 +98,37 @@ func TestZones(t *testing.T) {
 		wants       int64
 	}{{1, 4, 0}, {2, 2, 0}, {3, 4, 0}, {4, 4, 0}, {2, 3, 1 << 30}, {1, 6, 1 << 30}} {
 		all := zoned(t, test.zones, test.each, test.wants)
-		c := &caches{t: t, members: all, held: map[string]map[schema.Key]bool{}, zone: map[string]string{},
-			crossed: map[schema.Key]map[string]int{}}
+		c := &caches{t: t, members: all, held: map[string]map[schema.BlobRef]bool{}, zone: map[string]string{},
+			crossed: map[schema.BlobRef]map[string]int{}}
 		var ids []string
 		for id, m := range all {
 			ids = append(ids, id)
-			c.held[id] = map[schema.Key]bool{}
+			c.held[id] = map[schema.BlobRef]bool{}
 			for _, n := range m.View().Nodes {
 				c.zone[n.ID] = n.Zone
 			}
 		}
 		slices.Sort(ids)
-		keys := make([]schema.Key, blobs)
-		for i := range keys {
-			for k := range keys[i] {
-				keys[i][k] = byte(rng.Uint32())
+		refs := make([]schema.BlobRef, blobs)
+		for i := range refs {
+			refs[i].Sum = 1
+			for k := range refs[i].Key {
+				refs[i].Key[k] = byte(rng.Uint32())
 			}
 		}
 		for range epochs {
 			for _, i := range rng.Perm(blobs) {
 				for _, k := range rng.Perm(len(ids)) {
-					c.get(rng, ids[k], keys[i], false, false, 0)
+					c.get(rng, ids[k], refs[i], false, false, 0)
 				}
 			}
 		}
 		crossings := 0
-		for key, zones := range c.crossed {
+		for ref, zones := range c.crossed {
 			for zone, n := range zones {
 				crossings += n
 				if n > 1 {
-					t.Fatalf("blob %s came into zone %s %d times", key, zone, n)
+					t.Fatalf("blob %s came into zone %s %d times", ref.Key, zone, n)
 				}
 			}
 		}
@@ -156,7 +157,7 @@ func TestWantsAtOnce(t *testing.T) {
 	all := zoned(t, 1, 2, 0)
 	kept := func() (n int) {
 		for slot := range layout.Slots {
-			if all["n00"].Route(schema.Key{byte(slot >> 8), byte(slot)}).Keep {
+			if all["n00"].Route(layout.RefIn(uint16(slot))).Keep {
 				n++
 			}
 		}
@@ -195,7 +196,7 @@ func TestOwnersKeep(t *testing.T) {
 				if i == layout.None {
 					continue
 				}
-				if id := l.Node(int(i)).ID; !all[id].Route(schema.Key{byte(slot >> 8), byte(slot)}).Keep {
+				if id := l.Node(int(i)).ID; !all[id].Route(layout.RefIn(uint16(slot))).Keep {
 					t.Fatalf("%d bytes wanted: node %s owns slot %d, %+v, and does not keep it", wants, id, slot, o)
 				}
 			}

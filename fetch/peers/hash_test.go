@@ -32,17 +32,7 @@ func (s *sends) Get(context.Context, peers.Ask) (schema.Blob, error) {
 // askedOf returns what a tier says whose node "b" is at a link.
 func askedOf(t *testing.T, link peers.Link, ref schema.BlobRef) (got []byte, has bool, st peers.NodeStats, err error) {
 	t.Helper()
-	tier, err := peers.New(peers.Options{
-		Directory: one{}, Dial: func(string) (peers.Link, error) { return link, nil },
-		SnapshotName: func(uint32) string { return "" }, Logger: slog.New(slog.DiscardHandler),
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer tier.Close()
-	if err := tier.SetNodes([]string{"b"}); err != nil {
-		t.Fatal(err)
-	}
+	tier := tierOf(t, link)
 	has = tier.Has(ref)
 	b, err := tier.Get(t.Context(), ref, spill.Place{})
 	if err == nil {
@@ -50,6 +40,27 @@ func askedOf(t *testing.T, link peers.Link, ref schema.BlobRef) (got []byte, has
 		b.Release()
 	}
 	return got, has, tier.Stats()[0], err
+}
+
+// tierOf is a tier whose node "b" is at a link, and owns all there is.
+func tierOf(t *testing.T, link peers.Link) *peers.Tier {
+	t.Helper()
+	tier, err := peers.New(peers.Options{
+		Directory: one{}, Dial: func(string) (peers.Link, error) { return link, nil },
+		SnapshotName: func(uint32) string { return "" }, Logger: slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := tier.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := tier.SetNodes([]string{"b"}); err != nil {
+		t.Fatal(err)
+	}
+	return tier
 }
 
 // Bytes that were made to have the checksum of others pass for them at no node: their hash is another one. That is so
@@ -102,7 +113,13 @@ func addressIsAsked(t *testing.T, data []byte, ref schema.BlobRef) {
 	if _, has, _, err := askedOf(t, link, ref); has || !errors.Is(err, schema.ErrUnavailable) || link.asked != 0 {
 		t.Errorf("by any way: there %v, %v, asked %d times; want never", has, err, link.asked)
 	}
+	if tier := tierOf(t, link); !tier.Mine(ref) || tier.Mine(schema.RefOf(data)) {
+		t.Error("what is asked for nowhere is not this node's to keep, or what has a hash is")
+	}
 	link.secure = true
+	if tierOf(t, link).Mine(ref) {
+		t.Error("what another node keeps is this node's to keep, too")
+	}
 	if got, has, _, err := askedOf(t, link, ref); !has || err != nil || !bytes.Equal(got, data) {
 		t.Errorf("by a secure way: there %v, %v, %q", has, err, got)
 	}

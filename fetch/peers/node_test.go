@@ -45,7 +45,7 @@ func (l *mute) Heard() time.Time {
 // one has all blobs belong to node "b".
 type one struct{}
 
-func (one) Route(schema.Key) peers.Route { return peers.Route{Ask: []string{"b"}, Near: 1} }
+func (one) Route(schema.BlobRef) peers.Route { return peers.Route{Ask: []string{"b"}, Near: 1} }
 
 // A node that says nothing at all is given up soon; one that says that it is there has time to read from the store.
 func TestGivenUp(t *testing.T) {
@@ -139,7 +139,7 @@ func TestTotals(t *testing.T) {
 // named has all blobs belong to one node.
 type named struct{ name string }
 
-func (n *named) Route(schema.Key) peers.Route { return peers.Route{Ask: []string{n.name}, Near: 1} }
+func (n *named) Route(schema.BlobRef) peers.Route { return peers.Route{Ask: []string{n.name}, Near: 1} }
 
 // asked is a link to a node that takes note of what it is asked for, and has it where it may ask nobody.
 type asked struct {
@@ -158,7 +158,7 @@ func (a *asked) Get(_ context.Context, what peers.Ask) (schema.Blob, error) {
 // others has all blobs belong to nodes that are not this one.
 type others []string
 
-func (o others) Route(schema.Key) peers.Route { return peers.Route{Ask: o, Near: len(o)} }
+func (o others) Route(schema.BlobRef) peers.Route { return peers.Route{Ask: o, Near: len(o)} }
 
 // Where a node of another view has nothing to do with a blob, the other owner is asked, or that node a second time to
 // read it itself: the store is not read by each that asks.

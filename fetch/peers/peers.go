@@ -68,8 +68,9 @@ type Link interface {
 	Heard() time.Time
 	// Protocol is what is spoken with it, 0 while it is not up. It must not block.
 	Protocol() int
-	// Secure reports whether what comes by the link is from the node and unchanged: whether the node has proven who it
-	// is, and nobody between can write. Without it only blobs are asked for whose key is the hash of their content.
+	// Secure reports whether what comes by the link is from the node and unchanged: the node proves who it is, and no
+	// other program can make up what it sends. Without it only blobs are asked for whose key is the hash of their
+	// content. It does not change. It must not block.
 	Secure() bool
 	// Close ends what is under way and gives the link up.
 	Close() error
@@ -149,6 +150,7 @@ type Tier struct {
 	mine Mine // the directory, if it is one
 
 	nodes  atomic.Pointer[map[string]*node] // replaced, never changed
+	plain  atomic.Bool                      // what some of them send of blobs without a hash cannot be relied on
 	mu     sync.Mutex                       // held while nodes is replaced
 	closed bool                             // guarded by mu
 	left   map[string]NodeStats             // of links that are closed; guarded by mu
@@ -178,7 +180,7 @@ const MaxBlob = 64 << 20
 
 // Has implements read.Tier: whether another node has the blob, or owns it, and can be asked.
 func (t *Tier) Has(ref schema.BlobRef) bool {
-	r := t.opts.Directory.Route(ref.Key)
+	r := t.route(ref)
 	if len(r.Ask) == 0 || ref.Size > MaxBlob {
 		return false
 	}
@@ -189,6 +191,15 @@ func (t *Tier) Has(ref schema.BlobRef) bool {
 		}
 	}
 	return false
+}
+
+// route is how this node comes by a blob. Where what others send cannot be relied on as the blob has no hash, each node
+// reads it by itself, and keeps what pays.
+func (t *Tier) route(ref schema.BlobRef) Route {
+	if t.plain.Load() && !ref.Hashed() {
+		return Route{Keep: true}
+	}
+	return t.opts.Directory.Route(ref)
 }
 
 // errNobody says that there is nobody to ask for a blob.
@@ -204,7 +215,7 @@ func (t *Tier) Fetch(cells []read.Cell, to read.Answers) {
 
 // Get reads a blob from another node.
 func (t *Tier) Get(ctx context.Context, ref schema.BlobRef, at spill.Place) (schema.Blob, error) {
-	r := t.opts.Directory.Route(ref.Key)
+	r := t.route(ref)
 	if loan, _ := ctx.Value(loanKey{}).(bool); loan && !r.Keep {
 		return schema.Blob{}, errNobody // the view has changed since it was asked for
 	}
@@ -258,7 +269,7 @@ func (t *Tier) node(name string) (*node, error) {
 		nodes[k] = v
 	}
 	nodes[name] = n
-	t.nodes.Store(&nodes)
+	t.knowLocked(nodes)
 	return n, nil
 }
 
@@ -297,13 +308,27 @@ func (t *Tier) drop(gone func(name string) bool) error {
 			nodes[name] = n
 		}
 	}
-	t.nodes.Store(&nodes)
+	t.knowLocked(nodes)
 	t.mu.Unlock()
 	var errs []error
 	for _, n := range dropped {
 		errs = append(errs, n.close())
 	}
 	return errors.Join(errs...)
+}
+
+// knowLocked has these be the other nodes.
+func (t *Tier) knowLocked(nodes map[string]*node) {
+	plain := false
+	for _, n := range nodes {
+		plain = plain || !n.link.Secure()
+	}
+	t.nodes.Store(&nodes)
+	if plain && !t.plain.Load() {
+		t.opts.Logger.Info("each node reads blobs without a hash by itself: those of attached data and of a store in a " +
+			"bucket; with --cluster-key-file on all nodes they read them from each other")
+	}
+	t.plain.Store(plain)
 }
 
 // mostLeft is how many nodes are counted by name that have left; those that leave later are counted as "".
@@ -377,13 +402,13 @@ type Directory interface {
 	// Route says how this node comes by a blob. It must not block or allocate: it is asked
 	// for every blob, with a lock held. What it returns is not to be changed, and may be used
 	// for as long as one likes.
-	Route(key schema.Key) Route
+	Route(ref schema.BlobRef) Route
 }
 
 // Mine is a Directory that knows without a route whether this node keeps what pays of blobs like one, or asks nobody
 // for it. Who looks ahead asks that of all rows of a job.
 type Mine interface {
-	Mine(key schema.Key) bool
+	Mine(ref schema.BlobRef) bool
 }
 
 // Route says how a node comes by blobs.
@@ -415,28 +440,28 @@ func WithLoan(ctx context.Context) context.Context { return context.WithValue(ct
 
 // Onward reports whether another node may be asked for a blob that this one was asked for itself; asked says
 // whether who asks takes it for one that acts for others: see [Ask.Onward].
-func (t *Tier) Onward(key schema.Key, asked bool) bool {
-	return t.opts.Directory.Route(key).onward(asked)
+func (t *Tier) Onward(ref schema.BlobRef, asked bool) bool {
+	return t.route(ref).onward(asked)
 }
 
-// Astray reports whether this node has nothing to do with blobs of a key: who takes it for one that acts for others has
+// Astray reports whether this node has nothing to do with a blob: who takes it for one that acts for others has
 // another view, as happens for some seconds when a job begins.
-func (t *Tier) Astray(key schema.Key) bool {
-	r := t.opts.Directory.Route(key)
+func (t *Tier) Astray(ref schema.BlobRef) bool {
+	r := t.route(ref)
 	return !r.Keep && len(r.Ask) > 0
 }
 
-// Mine reports whether this node is one that keeps blobs of a key.
-func (t *Tier) Mine(key schema.Key) bool {
-	if t.mine != nil {
-		return t.mine.Mine(key)
+// Mine reports whether this node is one that keeps a blob.
+func (t *Tier) Mine(ref schema.BlobRef) bool {
+	if t.mine != nil && (ref.Hashed() || !t.plain.Load()) {
+		return t.mine.Mine(ref)
 	}
-	r := t.opts.Directory.Route(key)
+	r := t.route(ref)
 	return r.Keep || len(r.Ask) == 0
 }
 
-// Spare reports whether what this node keeps of blobs of a key is kept near by, too, by who has it from the store.
-func (t *Tier) Spare(key schema.Key) bool { return t.opts.Directory.Route(key).Spare }
+// Spare reports whether what this node keeps of a blob is kept near by, too, by who has it from the store.
+func (t *Tier) Spare(ref schema.BlobRef) bool { return t.route(ref).Spare }
 
 // choose returns a node of a route that can be asked for a blob: of the near ones, that with least under way.
 func (t *Tier) choose(r Route, ref schema.BlobRef) (*node, error) {

@@ -104,7 +104,7 @@ func (b *Borrower) Lend(ctx context.Context, l Loan) error {
 	if l.Ref.Size < 0 {
 		return fmt.Errorf("%w: a blob of %d bytes", schema.ErrInvalid, l.Ref.Size)
 	}
-	if (l.Held || l.Onward && b.set.opts.Astray != nil && b.set.opts.Astray(l.Ref.Key)) &&
+	if (l.Held || l.Onward && b.set.opts.Astray != nil && b.set.opts.Astray(l.Ref)) &&
 		!b.set.opts.Ahead.Holds(l.Ref) {
 		b.answer(Answer{ID: l.ID, Err: peers.ErrNotHeld, Loan: l})
 		return nil
@@ -129,7 +129,7 @@ func (b *Borrower) Lend(ctx context.Context, l Loan) error {
 		Ref: l.Ref, At: at, Context: peers.WithLoan(store.WithCaller(context.WithoutCancel(ctx), caller)),
 		Since: time.Now(),
 		Token: read.Token{Of: &loan{l, held}},
-		Here:  l.Held || b.set.opts.Onward == nil || !b.set.opts.Onward(l.Ref.Key, l.Onward),
+		Here:  l.Held || b.set.opts.Onward == nil || !b.set.opts.Onward(l.Ref, l.Onward),
 	}
 	b.mu.Lock()
 	if b.closed {

@@ -36,10 +36,10 @@ type Options struct {
 	MaxAhead int64
 	// Onward says whether other nodes may be asked for a blob that another node has asked for; asked, whether
 	// that one lets this one. nil: they may not. See [peers.Tier.Onward].
-	Onward func(key schema.Key, asked bool) bool
+	Onward func(ref schema.BlobRef, asked bool) bool
 	// Astray says whether this node has nothing to do with a blob that another one asks of it as of one that acts for
 	// others. nil: it never is so. See [peers.Tier.Astray].
-	Astray func(key schema.Key) bool
+	Astray func(ref schema.BlobRef) bool
 	// Told says that other nodes are told what the streams do: see [Set.Progress].
 	Told bool
 	// Lineage records what is handed out; nil for nowhere.

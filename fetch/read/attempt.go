@@ -105,7 +105,7 @@ func (r *Reader) broughtLocked(a Attempt, now time.Time, took time.Duration, blo
 		r.stats.reasons[r.reasonLocked(a)]++
 		r.stats.readBytes += rd.ref.Size
 		r.stats.readNanos += int64(took)
-		if rd.place.Dataset != 0 && !rd.place.IsPage() && !r.opts.Keeps(rd.ref.Key) {
+		if rd.place.Dataset != 0 && !rd.place.IsPage() && !r.opts.Keeps(rd.ref) {
 			r.stats.stoodIn++
 		}
 		if rd.account != nil {
@@ -129,7 +129,7 @@ func (r *Reader) broughtLocked(a Attempt, now time.Time, took time.Duration, blo
 // keeps reports whether the tiers of this node are to keep what a read brings. No other node is asked for the pages of
 // manifests, so each keeps those that it reads.
 func (r *Reader) keeps(rd *read) bool {
-	return rd.place.Dataset != 0 && !rd.fill && (rd.place.IsPage() || r.opts.Keeps(rd.ref.Key))
+	return rd.place.Dataset != 0 && !rd.fill && (rd.place.IsPage() || r.opts.Keeps(rd.ref))
 }
 
 // offer offers a blob that came to the tiers above the one that had it.
@@ -438,7 +438,7 @@ func (r *Reader) reason(rd *read) Reason {
 	switch {
 	case rd.place.Dataset == 0 || rd.place.IsPage():
 		return Page
-	case !r.opts.Keeps(rd.ref.Key):
+	case !r.opts.Keeps(rd.ref):
 		if rd.here {
 			return Astray
 		}

@@ -283,7 +283,7 @@ func TestReasons(t *testing.T) {
 			near, far := newFake(t), newFake(t)
 			near.traits.Remote = true
 			near.has, near.do, far.do = func(schema.BlobRef) bool { return c.has }, c.peer, c.far
-			r := newReader(t, read.Options{NoHedge: true, Keeps: func(schema.Key) bool { return c.mine }}, peer{
+			r := newReader(t, read.Options{NoHedge: true, Keeps: func(schema.BlobRef) bool { return c.mine }}, peer{
 				near}, read.Store(far))
 			to := newTold()
 			_, c.want.Ref = content(1)

@@ -13,7 +13,7 @@ func TestPagesAreKept(t *testing.T) {
 	near, far := newFake(t), newFake(t)
 	near.traits.Remote = true
 	cache := newSpill(t, t.TempDir())
-	others := func(schema.Key) bool { return false }
+	others := func(schema.BlobRef) bool { return false }
 	r := newReader(t, read.Options{NoHedge: true, Keeps: others}, read.Spill(cache), peer{near}, read.Store(far))
 	dataset := cache.Dataset("d@1")
 	for i, c := range []struct {
@@ -39,7 +39,7 @@ func TestPagesAreKept(t *testing.T) {
 // The store stands in where a blob is for another node to keep, and not where who wants it keeps it himself.
 func TestStoodIn(t *testing.T) {
 	for _, mine := range []bool{true, false} {
-		r := newReader(t, read.Options{NoHedge: true, Keeps: func(schema.Key) bool {
+		r := newReader(t, read.Options{NoHedge: true, Keeps: func(schema.BlobRef) bool {
 			return mine
 		}}, read.Store(newFake(t)))
 		_, ref := content(1)

@@ -119,7 +119,7 @@ func TestUncheckedIsNotKept(t *testing.T) {
 	cache := newSpill(t, t.TempDir())
 	at := spill.Place{Dataset: cache.Dataset("d@1")}
 	var keeps atomic.Bool
-	r := newReader(t, read.Options{NoHedge: true, Keeps: func(schema.Key) bool { return keeps.Load() }},
+	r := newReader(t, read.Options{NoHedge: true, Keeps: func(schema.BlobRef) bool { return keeps.Load() }},
 		read.Spill(cache), read.Store(turning{s, &keeps}))
 	var refs []schema.BlobRef
 	for i, unchecked := range []bool{true, false} { // the second one is kept: what was offered before is, by then

@@ -33,9 +33,9 @@ type Options struct {
 	// NoHedge leaves slow reads alone. Otherwise one that takes longer than nearly
 	// all of late is made a second time, which costs 5 % more reads at most.
 	NoHedge bool
-	// Keeps says whether blobs of this key are for the tiers of this node to keep; pages of
+	// Keeps says whether a blob is for the tiers of this node to keep; pages of
 	// manifests always are. It must not block. Default: all are.
-	Keeps func(schema.Key) bool
+	Keeps func(schema.BlobRef) bool
 	// Sharers is how many readers, this one among them, share the way to the last tier as far as is known: other nodes
 	// of a cluster. It must not block. Default: this one has it alone.
 	Sharers func() int
@@ -52,7 +52,7 @@ func (o *Options) EnsureDefaults() {
 		o.ReadTimeout = DefaultReadTimeout
 	}
 	if o.Keeps == nil {
-		o.Keeps = func(schema.Key) bool { return true }
+		o.Keeps = func(schema.BlobRef) bool { return true }
 	}
 	if o.Sharers == nil {
 		o.Sharers = func() int { return 1 }

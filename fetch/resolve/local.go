@@ -480,7 +480,7 @@ func (t *slotTable) visit(_ context.Context, start int64, p *schema.Page) error 
 	err := schema.Guard(func() error {
 		for row := range found {
 			if ref, ok := p.Blob(t.column, row); ok {
-				found[row] = layout.SlotOf(ref.Key)
+				found[row] = layout.SlotOf(ref)
 			} else {
 				found[row] = slotOfNull(start + int64(row))
 			}

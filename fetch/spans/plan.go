@@ -119,7 +119,7 @@ func (t *Tier) urgentLocked(c *cell) bool {
 	if c.Use >= urgentRows {
 		return false
 	}
-	chunks := t.opts.Bytes(c.At.Dataset) / t.chunkOf(c.loc.Object.Size)
+	chunks := t.opts.Bytes(c.At.Dataset) / max(min(t.chunk, c.loc.Object.Size), 1)
 	n := t.starts[c.At.Dataset]
 	if float64(n+1) > urgentShare*float64(chunks) {
 		return false
@@ -128,18 +128,11 @@ func (t *Tier) urgentLocked(c *cell) bool {
 	return true
 }
 
-// chunkOf is how long the chunks of an object are: equal ones of MaxSpan at most.
-func (t *Tier) chunkOf(size int64) int64 {
-	n := max((size+t.most-1)/t.most, 1)
-	return max((size+n-1)/n, 1)
-}
-
 // besideLocked has a span bring what lies beside its cells, too, within the chunk of the first: what the spill would
 // keep until it is used, as long as what lies between is no more than a request is worth.
 func (t *Tier) besideLocked(s *span, c *cell, due []*cell, waits bool) {
-	width := t.chunkOf(c.loc.Object.Size)
-	low := c.begin / width * width
-	high := low + width
+	low := c.begin / t.chunk * t.chunk
+	high := low + t.chunk
 	gap := t.opts.Costs.gap(&t.link, waits)
 	for _, after := range []bool{false, true} {
 		astray := 0

@@ -19,7 +19,7 @@ const (
 	// together is how many cells one Fetch takes.
 	together = 256
 	// MaxSpan is how many bytes one request brings at most, unless one blob is larger.
-	MaxSpan = 16 << 20
+	MaxSpan = schema.ObjectChunk
 	// memoryShare is the divisor of the memory that bounds one span: several are under way at once.
 	memoryShare = 8
 )
@@ -33,8 +33,11 @@ type Options struct {
 	// Beside lists the blobs of samples at the positions after a place, or before it, the nearest first, as far as their
 	// rows are in memory and this node is the one that keeps them. It must not block. nil: none is known.
 	Beside func(at spill.Place, after bool) iter.Seq2[schema.BlobRef, spill.Place]
-	// Bytes is how many bytes of blobs the samples of a dataset have, by the spill's number. It must not block. nil, or 0:
-	// that is not known.
+	// Near has the rows at positions of a dataset, by the spill's number, be in memory, for Beside to find. It may wait
+	// for them, until ctx ends. nil: there is nothing to do.
+	Near func(ctx context.Context, dataset uint32, positions []int64)
+	// Bytes is how many bytes of blobs the samples of a dataset have that this node reads, by the spill's number. It must
+	// not block. nil, or 0: that is not known.
 	Bytes func(dataset uint32) int64
 	// Waits says whether consumers have waited for the store recently. It must not block. nil: they have not.
 	Waits func() bool
@@ -58,6 +61,9 @@ func (o *Options) EnsureDefaults() {
 	}
 	if o.Waits == nil {
 		o.Waits = func() bool { return false }
+	}
+	if o.Near == nil {
+		o.Near = func(context.Context, uint32, []int64) {}
 	}
 	if o.Bytes == nil {
 		o.Bytes = func(uint32) int64 { return 0 }
@@ -94,6 +100,7 @@ func setOf(ref schema.BlobRef) (schema.ObjectPrefix, bool) {
 type Tier struct {
 	opts    Options
 	most    int64 // bytes of a span
+	chunk   int64 // bytes of the chunks of objects: those that nodes own, or equal parts of them as spans are shorter
 	singles read.Tier
 	memory  memory
 
@@ -118,6 +125,9 @@ func New(opts Options) (*Tier, error) {
 	t := &Tier{
 		opts: opts, most: min(MaxSpan, opts.Memory/memoryShare), singles: read.Store(opts.Store),
 		places: map[place][]*span{}, starts: map[uint32]int64{},
+	}
+	for t.chunk = schema.ObjectChunk; t.chunk > max(t.most, 1); {
+		t.chunk /= 2
 	}
 	t.memory.init(opts.Memory)
 	return t, nil
@@ -291,6 +301,7 @@ func (t *Tier) fetch(cells []read.Cell, which []int, to read.Answers) {
 			lie = append(lie, c)
 		}
 	}
+	t.near(ctx, lie)
 	p := t.plan(lie)
 	for _, c := range p.alone {
 		t.count.singles.Add(1)
@@ -304,6 +315,19 @@ func (t *Tier) fetch(cells []read.Cell, which []int, to read.Answers) {
 	}
 	others.Wait()
 	pending.Wait()
+}
+
+// near has the rows of cells be in memory beside which others may be kept.
+func (t *Tier) near(ctx context.Context, list []*cell) {
+	positions := map[uint32][]int64{}
+	for _, c := range list {
+		if t.keeps(c) {
+			positions[c.At.Dataset] = append(positions[c.At.Dataset], c.At.Position)
+		}
+	}
+	for dataset, at := range positions {
+		t.opts.Near(ctx, dataset, at)
+	}
 }
 
 // alone has the store read a cell.

@@ -82,11 +82,12 @@ type Link struct {
 	waiting map[uint32]*waiter
 	asks    []Ask            // to be sent
 	doing   []peers.Progress // what is to be told next; nil if nothing is
+	sealer  *Sealer          // of blobs without a hash; nil if they are not sealed
 }
 
 // waiter waits for an answer, which is sent to it once, unless it has left.
 type waiter struct {
-	size   int64
+	size   int64       // with its seal, if it has one
 	answer chan answer // of one
 }
 
@@ -120,8 +121,8 @@ func (l *Link) Heard() time.Time { return l.made.Add(time.Duration(l.heard.Load(
 // Protocol implements peers.Link.
 func (l *Link) Protocol() int { return int(l.protocol.Load()) }
 
-// Secure implements peers.Link.
-func (l *Link) Secure() bool { return l.opts.TLS != nil && l.opts.Keys.Any() }
+// Secure implements peers.Link. Without TLS, blobs that have no hash are sealed.
+func (l *Link) Secure() bool { return l.opts.Keys.Any() }
 
 // Close implements peers.Link.
 func (l *Link) Close() error {
@@ -132,6 +133,23 @@ func (l *Link) Close() error {
 	l.running.Wait()
 	return nil
 }
+
+// unseal takes the seal off a blob; sealer is nil if it has none.
+func unseal(a answer, ref schema.BlobRef, sealer *Sealer) (schema.Blob, error) {
+	if a.err != nil || sealer == nil {
+		return a.blob, a.err
+	}
+	content, seal := a.blob.Bytes()[:ref.Size], a.blob.Bytes()[ref.Size:]
+	if !sealer.Holds(seal, ref, content) {
+		a.blob.Release()
+		return schema.Blob{}, fmt.Errorf("%w: what came for blob %s is not from the node: its seal is another",
+			schema.ErrDataLoss, ref.Key)
+	}
+	return a.blob.First(ref.Size), nil
+}
+
+// errNoSeals says that a blob that has no hash is not to be had from the node.
+var errNoSeals = fmt.Errorf("%w: without TLS it sends no blob without a hash, or none so large", schema.ErrUnavailable)
 
 // errDown says that there is no way to the node now.
 var errDown = fmt.Errorf("%w: there is no connection to it", schema.ErrUnavailable)
@@ -151,6 +169,14 @@ func (l *Link) Get(ctx context.Context, what peers.Ask) (schema.Blob, error) {
 		l.mu.Unlock()
 		return schema.Blob{}, errDown
 	}
+	var sealer *Sealer
+	if l.opts.TLS == nil && !what.Ref.Hashed() {
+		if sealer = l.sealer; sealer == nil || what.Ref.Size > peers.MaxBlob-SealBytes {
+			l.mu.Unlock()
+			return schema.Blob{}, errNoSeals
+		}
+		w.size += SealBytes
+	}
 	l.next++
 	id := l.next
 	l.waiting[id] = w
@@ -162,7 +188,7 @@ func (l *Link) Get(ctx context.Context, what peers.Ask) (schema.Blob, error) {
 	}
 	select {
 	case a := <-w.answer:
-		return a.blob, a.err
+		return unseal(a, what.Ref, sealer)
 	case <-ctx.Done():
 	}
 	l.mu.Lock()
@@ -222,10 +248,16 @@ func (l *Link) run(ctx context.Context) {
 	}
 }
 
+// met is how a call goes on when both sides know each other.
+type met struct {
+	protocol int
+	sealer   *Sealer // of blobs without a hash; nil if they are not sealed
+}
+
 // open begins a call of a method, over a connection of its own, once both sides know each other. All ends when ctx
 // does; cancel ends it. The caller calls end.
 func (l *Link) open(ctx context.Context, cancel context.CancelCauseFunc,
-	method string) (c *Conn, protocol int, end func(), err error) {
+	method string) (c *Conn, how met, end func(), err error) {
 	late := time.AfterFunc(helloTimeout, func() {
 		cancel(fmt.Errorf("it has not said what it is for %s", helloTimeout))
 	})
@@ -234,7 +266,7 @@ func (l *Link) open(ctx context.Context, cancel context.CancelCauseFunc,
 		l.heard.Store(int64(time.Since(l.made)))
 	})
 	if err != nil {
-		return nil, 0, nil, because(ctx, err)
+		return nil, met{}, nil, because(ctx, err)
 	}
 	guest := Guest{
 		Hello: Hello{Cluster: l.opts.Cluster, Node: l.opts.Node, Zone: l.opts.Zone, Other: l.opts.Other,
@@ -247,22 +279,24 @@ func (l *Link) open(ctx context.Context, cancel context.CancelCauseFunc,
 	}
 	if err != nil {
 		hangUp()
-		return nil, 0, nil, because(ctx, err)
+		return nil, met{}, nil, because(ctx, err)
 	}
 	stop := known.Ends(func() { cancel(errKeyGone) })
-	return c, agree(l.opts.Protocol, other.Protocols), func() { stop(); hangUp() }, nil
+	meeting := met{agree(l.opts.Protocol, other.Protocols), known.Sealer()}
+	return c, meeting, func() { stop(); hangUp() }, nil
 }
 
 // serve opens the connection, tells of it, and serves it until it breaks.
 func (l *Link) serve(ctx context.Context, opened func()) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	c, speaks, end, err := l.open(ctx, cancel, LendMethod)
+	c, how, end, err := l.open(ctx, cancel, LendMethod)
 	if err != nil {
 		return err
 	}
 	l.mu.Lock()
-	l.protocol.Store(int32(speaks))
+	l.protocol.Store(int32(how.protocol))
+	l.sealer = how.sealer
 	l.up.Store(!l.closed)
 	l.mu.Unlock()
 	opened()

@@ -44,6 +44,8 @@ type Hello struct {
 	Address string `json:"address,omitempty"`
 	// Nonce is a random number, none where there is no key.
 	Nonce []byte `json:"nonce,omitempty"`
+	// Seals says that blobs without a hash are to be sealed, or that they will be: see [Sealer].
+	Seals bool `json:"seals,omitempty"`
 }
 
 // challenge is the first that the answering side says.
@@ -78,6 +80,7 @@ func (g *Guest) Meet(w Way) (other Hello, known Known, err error) {
 	hello.Protocols = spoken(g.Protocol)
 	if len(keys) > 0 {
 		hello.Nonce = newNonce()
+		hello.Seals = w.Binding == nil
 	}
 	first, err := json.Marshal(hello)
 	if err != nil {
@@ -127,6 +130,9 @@ func (g *Guest) Meet(w Way) (other Hello, known Known, err error) {
 	}
 	if err := json.Unmarshal(last, &other); err != nil || agree(g.Protocol, other.Protocols) == 0 {
 		return refuse("it speaks protocols %v; want one of %v", other.Protocols, spoken(g.Protocol))
+	}
+	if hello.Seals && other.Seals {
+		known.sealer = newSealer(keys[0].secret)
 	}
 	return other, known, g.Hello.check(other)
 }
@@ -204,7 +210,11 @@ func (h *Host) Meet(w Way) (hello Hello, known Known, err error) {
 	if err := h.check(hello); err != nil {
 		return fail(err)
 	}
-	b, err = json.Marshal(Hello{Cluster: h.Cluster, Node: h.Node, Protocols: []int{protocol}})
+	if known.key != nil && hello.Seals {
+		known.sealer = newSealer(known.key.secret)
+	}
+	b, err = json.Marshal(Hello{Cluster: h.Cluster, Node: h.Node, Protocols: []int{protocol},
+		Seals: known.sealer != nil})
 	if err != nil {
 		return fail(fmt.Errorf("encoding a hello: %w", err))
 	}
@@ -299,7 +309,13 @@ func (k *Keys) all() []*key {
 }
 
 // Known is the key that another node has proven to know. The zero Known is none.
-type Known struct{ key *key }
+type Known struct {
+	key    *key
+	sealer *Sealer
+}
+
+// Sealer seals the blobs of the call that have no hash; nil if they are not sealed.
+func (k Known) Sealer() *Sealer { return k.sealer }
 
 // Ends calls f when the key is accepted no longer, once. stop has it not be called.
 func (k Known) Ends(f func()) (stop func() bool) {
@@ -360,7 +376,7 @@ func (s said) prove(by side, secret []byte) []byte {
 func (s said) proven(by side, keys []*key, proof []byte) (known Known, ok bool) {
 	for _, k := range keys {
 		if hmac.Equal(s.prove(by, k.secret), proof) {
-			known, ok = Known{k}, true
+			known, ok = Known{key: k}, true
 		}
 	}
 	return known, ok

@@ -71,7 +71,7 @@ type Cluster struct {
 type directory struct{ *members.Members }
 
 // Route implements peers.Directory.
-func (d directory) Route(key schema.Key) peers.Route { return peers.Route(d.Members.Route(key)) }
+func (d directory) Route(ref schema.BlobRef) peers.Route { return peers.Route(d.Members.Route(ref)) }
 
 // New returns a part in a cluster of which nobody is known yet.
 func New(opts Options) (*Cluster, error) {

@@ -61,16 +61,16 @@ func TestNodesShareBlobs(t *testing.T) {
 		}
 		counts = make([]int, len(list))
 		for i := range 3000 {
-			key := schema.RefOf([]byte{byte(i), byte(i >> 8)}).Key
+			ref := schema.RefOf([]byte{byte(i), byte(i >> 8)})
 			mine := 0
 			for k, n := range list {
-				if n.cluster.Tier().Mine(key) {
+				if n.cluster.Tier().Mine(ref) {
 					counts[k]++
 					mine++
 				}
 			}
 			if mine != 1 {
-				t.Fatalf("%d nodes own key %s, want 1", mine, key)
+				t.Fatalf("%d nodes own key %s, want 1", mine, ref.Key)
 			}
 		}
 		return counts

@@ -56,7 +56,7 @@ func (g *gated) stop() (release func()) {
 // everything is a directory by which one other node owns all there is.
 type everything []string
 
-func (e everything) Route(schema.Key) peers.Route { return peers.Route{Ask: e} }
+func (e everything) Route(schema.BlobRef) peers.Route { return peers.Route{Ask: e} }
 
 // Another node, reached by a connection, is a tier as any other.
 func TestPeerConformance(t *testing.T) {

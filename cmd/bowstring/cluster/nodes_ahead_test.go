@@ -29,7 +29,7 @@ func TestBringsForOthers(t *testing.T) {
 	defer stream.Close()
 	owned := 0
 	for i := range n {
-		if a.tier.Mine(schema.RefOf(content(i)).Key) {
+		if a.tier.Mine(schema.RefOf(content(i))) {
 			owned++
 		}
 	}

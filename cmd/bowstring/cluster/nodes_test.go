@@ -128,9 +128,9 @@ type directory struct {
 	lists  sync.Map                 // of one name each
 }
 
-func (d *directory) Route(key schema.Key) peers.Route {
+func (d *directory) Route(ref schema.BlobRef) peers.Route {
 	owners := *d.owners.Load()
-	name := owners[int(key[0])%len(owners)]
+	name := owners[int(ref.Key[0])%len(owners)]
 	if name == d.self {
 		return peers.Route{Keep: true}
 	}
