@@ -14,15 +14,17 @@ import (
 	"github.com/google/renameio/v2"
 
 	"bowstring/cmd/bowstring/command"
+	"bowstring/fetch/object"
 	"bowstring/internal/simulate"
 )
 
 // simulateCmd is bowstring-lab simulate.
 type simulateCmd struct {
-	File  string `arg:"" type:"existingfile" help:"What there is, and what happens, in JSON or YAML (docs/simulate.md)."`
-	Rates string `type:"existingfile" placeholder:"FILE" help:"What a server was measured to do, in JSON or YAML: the defaults of FILE's store, spill, node and network."`
-	Plot  string `type:"path" placeholder:"FILE" help:"Draw samples and bytes a second over time, as SVG."`
-	JSON  bool   `name:"json" help:"Print a JSON object."`
+	File   string `arg:"" type:"existingfile" help:"What there is, and what happens, in JSON or YAML (docs/simulate.md)."`
+	Rates  string `type:"existingfile" placeholder:"FILE" help:"What a server was measured to do, in JSON or YAML: the defaults of FILE's store, spill, node and network."`
+	Prices string `type:"existingfile" placeholder:"FILE" help:"Prices of requests to the bucket, as of serve --prices. Default: list prices."`
+	Plot   string `type:"path" placeholder:"FILE" help:"Draw samples and bytes a second over time, as SVG."`
+	JSON   bool   `name:"json" help:"Print a JSON object."`
 }
 
 // Run runs the command.
@@ -37,12 +39,18 @@ func (c *simulateCmd) Run(app *command.App) error {
 			return err
 		}
 	}
+	opts := simulate.Options{}
+	if c.Prices != "" {
+		if opts.Prices, err = object.ReadPrices(c.Prices); err != nil {
+			return err
+		}
+	}
 	f, err := simulate.Parse(text, rates)
 	if err != nil {
 		return fmt.Errorf("%s: %w", c.File, err)
 	}
 	began := time.Now()
-	r, err := simulate.Run(f, simulate.Options{})
+	r, err := simulate.Run(f, opts)
 	if err != nil {
 		return fmt.Errorf("%s: %w", c.File, err)
 	}
@@ -67,12 +75,14 @@ func plainDuration(s float64) string {
 	return time.Duration(s * 1e9).Round(time.Millisecond).String()
 }
 
-// print prints tables: of epochs, and of where their time went.
+// print prints tables: of epochs, of where their time went, and of the bucket.
 func (c *simulateCmd) print(app *command.App, r *simulate.Report) error {
 	number := func(v float64) string { return humanize.CommafWithDigits(v, 0) }
 	size := func(n int64) string { return humanize.Bytes(uint64(max(n, 0))) }
 	epochs := newTable(app.Stdout)
 	epochs.row("JOB", "EPOCH", "SECONDS", "FIRST STEP", "SAMPLES/S", "HITS", "STORE", "PEERS", "ZONES")
+	bucket := newTable(app.Stdout)
+	bucket.row("JOB", "EPOCH", "REQUESTS", "REFUSED", "DERIVED", "BYTES", "HELD", "FOR REQUESTS", "FOR BYTES")
 	waits := newTable(app.Stdout)
 	waits.row("JOB", "EPOCH", "STORE", "SPILL", "PEER", "ENCODE", "CONSUMER", "DATA", "COMPUTE", "RANKS")
 	for _, j := range r.Jobs {
@@ -80,8 +90,11 @@ func (c *simulateCmd) print(app *command.App, r *simulate.Report) error {
 			name, epoch := j.Name, strconv.FormatInt(e.Epoch, 10)
 			epochs.row(name, epoch, fmt.Sprintf("%.3f", e.Seconds), fmt.Sprintf("%.3f", e.FirstS),
 				number(e.SamplesPerS), fmt.Sprintf("%.1f %%", 100*e.HitRate),
-				size(e.Traffic.StoreBytes+e.Traffic.ManifestBytes), size(e.Traffic.PeerBytes),
+				size(e.Traffic.StoreBytes+e.Traffic.ManifestBytes+e.Traffic.RequestBytes), size(e.Traffic.PeerBytes),
 				size(e.Traffic.ZoneBytes))
+			bucket.row(name, epoch, number(float64(e.Traffic.Requests)), number(float64(e.Traffic.Refused)),
+				number(e.Derived), size(e.Traffic.RequestBytes), fmt.Sprintf("%.1f %%", 100*e.Held),
+				"$"+e.Cost.Requests.String(), "$"+e.Cost.Transfer.String())
 			row := []string{name, epoch}
 			for _, s := range []float64{e.Waits.Store, e.Waits.Spill, e.Waits.Peer, e.Waits.Encode, e.Waits.Consumer,
 				e.Waits.Data, e.Waits.Compute, e.Waits.Ranks} {
@@ -99,6 +112,18 @@ func (c *simulateCmd) print(app *command.App, r *simulate.Report) error {
 	}
 	if err := waits.Flush(); err != nil {
 		return err
+	}
+	if r.Traffic.Requests > 0 {
+		if err := app.Printf("\nThe bucket, while the epoch ran:\n"); err != nil {
+			return err
+		}
+		if err := bucket.Flush(); err != nil {
+			return err
+		}
+		if err := app.Printf("\nAll of it: %s requests, %s, $%s.\n", number(float64(r.Traffic.Requests)),
+			size(r.Traffic.RequestBytes), r.Cost.Total); err != nil {
+			return err
+		}
 	}
 	for _, j := range r.Jobs {
 		if err := app.Printf("\n%s trains for %s, %s samples a second.\n", j.Name, plainDuration(j.Seconds),

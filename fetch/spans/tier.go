@@ -123,7 +123,7 @@ func New(opts Options) (*Tier, error) {
 		return nil, err
 	}
 	t := &Tier{
-		opts: opts, most: min(MaxSpan, opts.Memory/memoryShare), singles: read.Store(opts.Store),
+		opts: opts, most: Most(opts.Memory), singles: read.Store(opts.Store),
 		places: map[place][]*span{}, starts: map[uint32]int64{},
 	}
 	for t.chunk = schema.ObjectChunk; t.chunk > max(t.most, 1); {

@@ -5,10 +5,12 @@ import (
 	"encoding/json"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 
 	"gopkg.in/yaml.v3"
 
+	"bowstring/fetch/object"
 	"bowstring/schema"
 )
 
@@ -21,6 +23,7 @@ type File struct {
 	Sample   int64     `json:"sample,omitempty"`
 	Nodes    Nodes     `json:"nodes"`
 	Store    Store     `json:"store,omitempty"`
+	Bucket   Bucket    `json:"bucket,omitempty"`
 	Spill    Spill     `json:"spill,omitempty"`
 	Node     Node      `json:"node,omitempty"`
 	Network  Network   `json:"network,omitempty"`
@@ -32,6 +35,7 @@ type File struct {
 // Rates are what a running server was measured to do: the defaults of a File.
 type Rates struct {
 	Store   Store   `json:"store,omitempty"`
+	Bucket  Bucket  `json:"bucket,omitempty"`
 	Spill   Spill   `json:"spill,omitempty"`
 	Node    Node    `json:"node,omitempty"`
 	Network Network `json:"network,omitempty"`
@@ -55,6 +59,21 @@ type Store struct {
 	LatencyMS float64 `json:"latency_ms,omitempty"`
 	ReadsPerS float64 `json:"reads_per_s,omitempty"` // of all nodes together; 0: no limit
 	BytesPerS float64 `json:"bytes_per_s,omitempty"` // likewise
+}
+
+// Bucket is where datasets lie that are in objects.
+type Bucket struct {
+	// URL says whose prices hold. Default "s3://bucket?region=us-east-1".
+	URL string `json:"url,omitempty"`
+	// Transfer says which way its bytes go, as they are priced. Default "in-region".
+	Transfer  string  `json:"transfer,omitempty"`
+	LatencyMS float64 `json:"latency_ms,omitempty"`
+	BytesPerS float64 `json:"bytes_per_s,omitempty"` // to all nodes together; 0: no limit
+	// RequestsPerS is how many requests it answers, of all nodes together; it refuses those above. 0: no limit.
+	RequestsPerS float64 `json:"requests_per_s,omitempty"`
+	// USPerRequest and SPerGB are what a node's processors take for requests, and for bytes that they bring.
+	USPerRequest float64 `json:"us_per_request,omitempty"`
+	SPerGB       float64 `json:"s_per_gb,omitempty"`
 }
 
 // Spill is the cache of each node.
@@ -91,6 +110,9 @@ type Dataset struct {
 	// Spread means.
 	Bytes  int64   `json:"bytes"`
 	Spread float64 `json:"spread,omitempty"`
+	// ObjectBytes has samples lie one behind the other in objects of a bucket, of so many bytes at most; a sample that is
+	// larger is an object. 0: they lie in the store.
+	ObjectBytes int64 `json:"object_bytes,omitempty"`
 }
 
 // Job trains on a dataset.
@@ -239,6 +261,12 @@ func (f *File) ensureDefaults() {
 	if f.Nodes.WindowBytes == 0 {
 		f.Nodes.WindowBytes = 512 << 20
 	}
+	if f.Bucket.URL == "" {
+		f.Bucket.URL = "s3://bucket?region=us-east-1"
+	}
+	if f.Bucket.Transfer == "" {
+		f.Bucket.Transfer = string(object.InRegion)
+	}
 	for i := range f.Jobs {
 		j := &f.Jobs[i]
 		one(&j.Epochs)
@@ -296,6 +324,10 @@ func (f *File) check() error {
 		return rule{field, got, got >= 0 && got <= most, fmt.Sprintf("0 to %g", most)}
 	}
 	n := f.Nodes
+	if _, prefix, err := object.SplitURL(f.Bucket.URL); err != nil || prefix != "" {
+		return &schema.FieldError{Field: "bucket.url", Got: schema.Quote(f.Bucket.URL),
+			Want: "the URL of a bucket, without a prefix, such as s3://bucket?region=us-east-1"}
+	}
 	err := firstBroken([]rule{
 		between("nodes.count", n.Count, 1, maxNodes), between("nodes.ranks", n.Ranks, 1, 64),
 		between("nodes.zones", n.Zones, 1, n.Count),
@@ -304,6 +336,12 @@ func (f *File) check() error {
 			"1 to 64, a divisor of nodes.count"},
 		span("store.latency_ms", f.Store.LatencyMS, 1e6), rate("store.reads_per_s", f.Store.ReadsPerS),
 		rate("store.bytes_per_s", f.Store.BytesPerS),
+		{"bucket.transfer", schema.Quote(f.Bucket.Transfer),
+			slices.Contains(object.Transfers(), object.Transfer(f.Bucket.Transfer)),
+			fmt.Sprintf("one of %q", object.Transfers())},
+		span("bucket.latency_ms", f.Bucket.LatencyMS, 1e6), rate("bucket.bytes_per_s", f.Bucket.BytesPerS),
+		rate("bucket.requests_per_s", f.Bucket.RequestsPerS), span("bucket.us_per_request", f.Bucket.USPerRequest, 1e9),
+		span("bucket.s_per_gb", f.Bucket.SPerGB, 1e6),
 		{"spill.bytes", f.Spill.Bytes, f.Spill.Bytes == 0 || f.Spill.Bytes >= minSpill && f.Spill.Bytes <= 1<<50,
 			fmt.Sprintf("0 for none, or %d to 2^50", int64(minSpill))},
 		rate("spill.read_bytes_per_s", f.Spill.ReadBytesPerS), rate("spill.write_bytes_per_s", f.Spill.WriteBytesPerS),
@@ -332,6 +370,8 @@ func (f *File) check() error {
 			{at + "name", d.Name, !twice, "a name that no other dataset has"},
 			between(at+"samples", d.Samples, f.Sample, maxSamples), between(at+"bytes", d.Bytes, 1, maxBytes),
 			span(at+"spread", d.Spread, 4),
+			{at + "object_bytes", d.ObjectBytes, d.ObjectBytes == 0 || d.ObjectBytes >= 1<<20 && d.ObjectBytes <= 1<<40,
+				"0 for none, or 2^20 to 2^40"},
 		})
 		if err != nil {
 			return err

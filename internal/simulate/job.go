@@ -31,7 +31,8 @@ type epochTally struct {
 	first         time.Duration // until the first step had all its samples
 	samples       int64
 	bytes         int64
-	waits         Waits // summed over ranks
+	waits         Waits   // summed over ranks
+	held          float64 // of the samples in objects, at its end
 }
 
 // rank is one of a job's processes. What it counts is its own until an epoch ends.
@@ -114,7 +115,7 @@ func (j *job) end(e *epochTally, r *rank) {
 	e.samples, e.bytes = e.samples+r.samples, e.bytes+r.bytes
 	e.first = max(e.first, r.first)
 	e.waits.add(&r.waits)
-	e.ended, e.after = time.Now(), j.world.count()
+	e.ended, e.after, e.held = time.Now(), j.world.count(), j.world.held()
 	r.samples, r.bytes, r.first, r.waits = 0, 0, 0, Waits{}
 }
 

@@ -19,6 +19,7 @@ import (
 	"bowstring/fetch"
 	"bowstring/fetch/layout"
 	"bowstring/fetch/members"
+	"bowstring/fetch/object"
 	"bowstring/fetch/peers"
 	"bowstring/fetch/store"
 	"bowstring/schema"
@@ -63,8 +64,10 @@ type life struct {
 	members *members.Members // nil of one that is alone
 	cluster *cluster.Cluster // likewise
 	inbox   *inbox
-	running sync.WaitGroup
-	loans   sync.WaitGroup // grows under node.mu, while the node has this life
+	// requests are those to the bucket.
+	requests *object.Requests
+	running  sync.WaitGroup
+	loans    sync.WaitGroup // grows under node.mu, while the node has this life
 
 	mu        sync.Mutex
 	borrowers map[*life]*borrower // other servers that read by way of this one
@@ -104,7 +107,7 @@ func (n *node) begin(keepCache bool) error {
 		}
 	}
 	var err error
-	if l.engine, err = fetch.NewEngine(nearStore{w.store, n}, opts); err != nil {
+	if l.engine, err = fetch.NewEngine(l.store(), opts); err != nil {
 		return err
 	}
 	if l.cluster != nil {
@@ -115,6 +118,19 @@ func (n *node) begin(keepCache bool) error {
 	defer n.mu.Unlock()
 	n.life = l
 	return nil
+}
+
+// store is the store, and the bucket, as the server has them. Its requests to the bucket are counted and paced as those
+// of servers are.
+func (l *life) store() nearStore {
+	w := l.node.world
+	l.requests = object.NewRequests(object.RequestsOptions{Prices: w.prices, Sharers: func() int {
+		if l.cluster == nil {
+			return 1
+		}
+		return 1 + l.cluster.Tier().Nodes()
+	}})
+	return nearStore{w.store, l.node, l.requests.Of(nearBucket{farBucket: w.bucket, node: l.node})}
 }
 
 // join makes the server a member of the cluster.
@@ -343,6 +359,7 @@ type farStore struct {
 	store.Store // nil: what no engine asks for
 
 	datasets map[string]*made
+	sets     map[schema.ObjectPrefix]*objectSet
 	latency  atomic.Int64 // nanoseconds
 	turns    *server
 	rate     float64 // reads a second; 0: no limit
@@ -353,11 +370,22 @@ type farStore struct {
 // nearStore is the store as a node has it.
 type nearStore struct {
 	*farStore
-	node *node
+	node   *node
+	bucket object.Bucket
 }
 
 // Get implements store.Store. It takes a turn of the store, its latency, and the way to the node.
 func (s nearStore) Get(ctx context.Context, ref schema.BlobRef) (schema.Blob, error) {
+	if at, in, err := s.Locate(ctx, ref); in || err != nil {
+		if err != nil {
+			return schema.Blob{}, err
+		}
+		data := make([]byte, at.Length)
+		if err := at.Bucket.Range(ctx, at.Object.Key, at.Object.Version, at.Offset, data); err != nil {
+			return schema.Blob{}, err
+		}
+		return schema.NewBlob(data, nil), nil
+	}
 	page, isPage := s.page(ref.Key)
 	done := s.turns.take(per(1, s.rate))
 	if err := sleepUntil(ctx, done.Add(time.Duration(s.latency.Load()))); err != nil {
@@ -406,11 +434,6 @@ func (s *farStore) Snapshot(_ context.Context, dataset string, number int64) (*s
 // SetInUse implements store.Store: nothing is ever collected.
 func (*farStore) SetInUse(func() []*schema.Snapshot) {}
 
-// Locate implements store.Store: nothing lies in a bucket.
-func (s *farStore) Locate(context.Context, schema.BlobRef) (store.Location, bool, error) {
-	return store.Location{}, false, nil
-}
-
 // Traits implements store.Store.
 func (*farStore) Traits() store.Traits { return store.Traits{Replicas: 1} }
 
@@ -436,6 +459,7 @@ type made struct {
 	snap  *schema.Snapshot
 	pages map[schema.Key][]byte
 	bytes int64
+	in    *objects // nil: in no objects
 }
 
 // sizeClasses is how many sizes blobs have at most. Their checksums are computed once.
@@ -457,6 +481,9 @@ func makeDataset(d Dataset, seed uint64) (*made, error) {
 		Dataset: d.Name, Number: 1, Created: time.Unix(0, 0), Source: "simulate", Schema: sch,
 		Splits: []schema.Split{{Name: "train", Ranges: []schema.Range{{End: d.Samples}}}},
 	}}
+	if d.ObjectBytes > 0 {
+		m.in = &objects{dataset: d.Name, seed: seed, bytes: d.ObjectBytes}
+	}
 	b := schema.NewChunkBuilder(memory.DefaultAllocator, sch)
 	defer b.Release()
 	var list schema.PageList
@@ -484,6 +511,9 @@ func makeDataset(d Dataset, seed uint64) (*made, error) {
 			}
 			// All blobs of a size have the same bytes, so that their keys are no hashes.
 			ref.Key = schema.AddressKey([12]byte(ref.Key[:12]), ref.Sum, schema.ID(ref.Key[16:]))
+			if m.in != nil {
+				ref.Key = m.in.next(ref.Size).Key(ref.Sum)
+			}
 			refs[i] = ref
 			m.bytes += ref.Size
 		}

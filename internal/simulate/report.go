@@ -11,6 +11,9 @@ import (
 	"time"
 
 	"github.com/dustin/go-humanize"
+
+	"bowstring/fetch/object"
+	"bowstring/fetch/spans"
 )
 
 // Report is what became of a File. Where a sample was run, all is of the sample but for the counts, bytes and rates,
@@ -22,6 +25,7 @@ type Report struct {
 	Seconds  float64     `json:"seconds"` // until the last job ended
 	Jobs     []JobReport `json:"jobs"`
 	Traffic  Traffic     `json:"traffic"`
+	Cost     object.Bill `json:"cost_usd"` // of the requests to the bucket, and of their bytes
 	Engines  Engines     `json:"engines"`
 	Series   []Point     `json:"series"`
 	Problems []string    `json:"problems,omitempty"` // what went wrong in the background, some of it
@@ -48,7 +52,12 @@ type EpochReport struct {
 	Waits       Waits   `json:"waits_s"`
 	Traffic     Traffic `json:"traffic"`
 	// HitRate is the share of the samples that no read of the store was made for in that time.
-	HitRate float64 `json:"hit_rate"`
+	HitRate float64     `json:"hit_rate"`
+	Cost    object.Bill `json:"cost_usd"`
+	// Held is the share of the samples of datasets in objects that caches held at the end, and Derived how many requests
+	// the epoch takes by the rule of docs/spans.md, if it runs by itself; 0 where its dataset lies in no objects.
+	Held    float64 `json:"held"`
+	Derived float64 `json:"derived_requests"`
 }
 
 // Waits say where the time of a rank went, in seconds, on average over ranks. Store, Spill, Peer, Encode and Consumer
@@ -86,14 +95,17 @@ func (w *Waits) over(n int64) Waits {
 
 // Traffic is what went over which links.
 type Traffic struct {
-	StoreReads    int64 `json:"store_reads"` // of samples
+	StoreReads    int64 `json:"store_reads"` // of samples that lie in no objects
 	StoreBytes    int64 `json:"store_bytes"`
 	ManifestReads int64 `json:"manifest_reads"` // of pages of manifests, from the store
 	ManifestBytes int64 `json:"manifest_bytes"`
 	PeerReads     int64 `json:"peer_reads"` // that other nodes answered
 	PeerBytes     int64 `json:"peer_bytes"`
 	ZoneBytes     int64 `json:"zone_bytes"` // of those, between zones
-	Served        int64 `json:"served"`     // samples handed to trainers
+	Requests      int64 `json:"requests"`   // to the bucket
+	RequestBytes  int64 `json:"request_bytes"`
+	Refused       int64 `json:"refused"` // of those requests, as too many
+	Served        int64 `json:"served"`  // samples handed to trainers
 	ServedBytes   int64 `json:"served_bytes"`
 }
 
@@ -105,6 +117,9 @@ func (t *Traffic) each(o *Traffic, f func(*int64, int64)) {
 	f(&t.PeerReads, o.PeerReads)
 	f(&t.PeerBytes, o.PeerBytes)
 	f(&t.ZoneBytes, o.ZoneBytes)
+	f(&t.Requests, o.Requests)
+	f(&t.RequestBytes, o.RequestBytes)
+	f(&t.Refused, o.Refused)
 	f(&t.Served, o.Served)
 	f(&t.ServedBytes, o.ServedBytes)
 }
@@ -141,7 +156,7 @@ type engines = Engines
 type Point struct {
 	AtS         float64 `json:"at_s"`
 	SamplesPerS float64 `json:"samples_per_s"`
-	StoreBPerS  float64 `json:"store_bytes_per_s"`
+	StoreBPerS  float64 `json:"store_bytes_per_s"` // the bucket's included
 	PeerBPerS   float64 `json:"peer_bytes_per_s"`
 	Nodes       int     `json:"nodes"` // that run
 }
@@ -155,6 +170,7 @@ func (w *world) count() counters {
 		StoreReads: s.blobs.Load(), StoreBytes: s.blobBytes.Load(), ManifestReads: s.pages.Load(),
 		ManifestBytes: s.pageBytes.Load(),
 		PeerReads:     w.peerBlobs.Load(), PeerBytes: w.peerBytes.Load(), ZoneBytes: w.zoneBytes.Load(),
+		Requests: w.bucket.requests.Load(), RequestBytes: w.bucket.bytes.Load(), Refused: w.bucket.refused.Load(),
 		Served: w.served.Load(), ServedBytes: w.servedBytes.Load(),
 	}
 }
@@ -249,8 +265,9 @@ func (s *series) take() {
 	per := func(now, before int64) float64 { return float64(now-before) / d }
 	s.points = append(s.points, Point{
 		AtS: at.Seconds(), Nodes: nodes, SamplesPerS: per(now.Served, s.last.Served),
-		StoreBPerS: per(now.StoreBytes+now.ManifestBytes, s.last.StoreBytes+s.last.ManifestBytes),
-		PeerBPerS:  per(now.PeerBytes, s.last.PeerBytes),
+		StoreBPerS: per(now.StoreBytes+now.ManifestBytes+now.RequestBytes,
+			s.last.StoreBytes+s.last.ManifestBytes+s.last.RequestBytes),
+		PeerBPerS: per(now.PeerBytes, s.last.PeerBytes),
 	})
 	s.last, s.at = now, at
 }
@@ -270,6 +287,7 @@ func (w *world) report(jobs []*job, s *series) *Report {
 	k := w.file.Sample
 	r := &Report{Nodes: w.file.Nodes.Count * k, Ranks: w.file.Nodes.Count * w.file.Nodes.Ranks * k, Sample: k,
 		Traffic: w.count().times(k)}
+	r.Cost = w.bucket.cost(r.Traffic.Requests, r.Traffic.RequestBytes)
 	for _, j := range jobs {
 		one := JobReport{Name: j.Name, Dataset: j.Dataset, Epochs: []EpochReport{}}
 		var samples int64
@@ -277,12 +295,16 @@ func (w *world) report(jobs []*job, s *series) *Report {
 		for i, e := range j.epochs {
 			took := e.ended.Sub(e.began).Seconds()
 			traffic := e.after.minus(e.before)
+			missed := traffic.StoreReads + traffic.Requests
+			whole := traffic.times(k)
 			one.Epochs = append(one.Epochs, EpochReport{
 				Epoch: int64(i), StartS: round(e.began.Sub(w.began).Seconds()), Seconds: round(took),
 				FirstS:  round(e.first.Seconds()),
 				Samples: e.samples * k, Bytes: e.bytes * k, SamplesPerS: round(ratio(float64(e.samples*k), took)),
-				Waits: e.waits.over(j.Job.Ranks), Traffic: traffic.times(k),
-				HitRate: round(max(1-ratio(float64(traffic.StoreReads), float64(traffic.Served)), 0)),
+				Waits: e.waits.over(j.Job.Ranks), Traffic: whole,
+				HitRate: round(max(1-ratio(float64(missed), float64(traffic.Served)), 0)),
+				Cost:    w.bucket.cost(whole.Requests, whole.RequestBytes),
+				Held:    round(e.held), Derived: round(w.derived(j, i, e) * float64(k)),
 			})
 			if i == 0 {
 				from = e.began
@@ -314,6 +336,35 @@ func (w *world) report(jobs []*job, s *series) *Report {
 			round(p.PeerBPerS * float64(k)), p.Nodes * int(k)}
 	}
 	return r
+}
+
+// held is the share of the samples of datasets in objects that the caches of all nodes hold.
+func (w *world) held() float64 {
+	var samples, entries int64
+	for _, d := range w.store.datasets {
+		if d.in != nil {
+			samples += d.snap.Rows()
+		}
+	}
+	for _, n := range w.nodes {
+		if l := n.lives(); l != nil && n.cache != nil {
+			entries += n.cache.Stats().Entries
+		}
+	}
+	return min(ratio(float64(entries), float64(samples)), 1)
+}
+
+// derived is how many requests an epoch takes by the rule of docs/spans.md.
+func (w *world) derived(j *job, epoch int, e *epochTally) float64 {
+	d := w.store.datasets[j.Dataset]
+	if d.in == nil {
+		return 0
+	}
+	if epoch > 0 && e.held == 1 {
+		return 0
+	}
+	chunks := d.in.chunks(spans.Most(w.file.Nodes.WindowBytes / 2))
+	return spans.Requests(float64(e.samples), ratio(float64(d.snap.Rows()), float64(chunks)), e.held)
 }
 
 // panel is one of the curves of a plot.

@@ -29,14 +29,17 @@ import (
 
 	"bowstring/fetch/layout"
 	"bowstring/fetch/members"
+	"bowstring/fetch/object"
 	"bowstring/internal/memshared"
 	"bowstring/schema"
 )
 
 // Options says how a File is run.
 type Options struct {
-	// Logger receives what the parts of servers log. Default: nobody does.
+	// Logger receives what the parts of servers log. Default: it is dropped.
 	Logger *slog.Logger
+	// Prices are those of requests to the bucket. Default: list prices.
+	Prices *object.Prices
 }
 
 // Run runs a file to the end of its jobs. It is for one goroutine of a process at a time, as it uses a bubble of
@@ -80,6 +83,8 @@ func (f *File) sampled() *File {
 	s.Nodes.Zones = min(s.Nodes.Zones, s.Nodes.Count)
 	s.Store.ReadsPerS /= n
 	s.Store.BytesPerS /= n
+	s.Bucket.RequestsPerS /= n
+	s.Bucket.BytesPerS /= n
 	s.Network.ZoneBytesPerS /= n
 	s.Datasets, s.Jobs = append([]Dataset(nil), f.Datasets...), append([]Job(nil), f.Jobs...)
 	for i := range s.Datasets {
@@ -118,7 +123,10 @@ func run(f *File, datasets map[string]*made, opts Options) (*Report, error) {
 	if f.work() <= oneThread {
 		defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	}
-	w := newWorld(f, datasets, opts.Logger)
+	if opts.Prices == nil {
+		opts.Prices = object.ListPrices()
+	}
+	w := newWorld(f, datasets, opts.Prices, opts.Logger)
 	ctx, stop := context.WithCancelCause(context.Background())
 	defer stop(nil)
 	var beside sync.WaitGroup
@@ -232,6 +240,8 @@ type world struct {
 	nodes   []*node
 	byID    map[string]*node
 	store   *farStore
+	bucket  *farBucket
+	prices  *object.Prices
 	network *network
 	shared  *memshared.Shared
 	layouts layouts
@@ -251,15 +261,21 @@ type world struct {
 // clusterName is what the cluster is called.
 const clusterName = "simulated"
 
-func newWorld(file *File, datasets map[string]*made, log *slog.Logger) *world {
+func newWorld(file *File, datasets map[string]*made, prices *object.Prices, log *slog.Logger) *world {
 	w := &world{
-		file: *file, log: log, began: time.Now(), byID: map[string]*node{}, shared: memshared.New(),
+		file: *file, log: log, prices: prices, bucket: newFarBucket(file.Bucket, prices), began: time.Now(), byID: map[string]*node{}, shared: memshared.New(),
 		rng:     rand.New(rand.NewPCG(file.Seed, 1)),
 		layouts: layouts{known: map[string]*layout.Layout{}}, cuts: cuts{ways: map[[2]*node]chan struct{}{}},
 	}
-	w.store = &farStore{datasets: datasets, rate: file.Store.ReadsPerS, turns: newServer(1)}
+	w.store = &farStore{datasets: datasets, sets: map[schema.ObjectPrefix]*objectSet{}, rate: file.Store.ReadsPerS,
+		turns: newServer(1)}
 	w.store.latency.Store(int64(millis(file.Store.LatencyMS)))
 	for _, d := range datasets {
+		if d.in != nil {
+			for _, set := range d.in.sets {
+				w.store.sets[set.prefix] = set
+			}
+		}
 		for _, c := range d.snap.Chunks {
 			w.resident += c.ManifestBytes() + 2*c.Size
 		}
@@ -277,6 +293,7 @@ func newWorld(file *File, datasets map[string]*made, log *slog.Logger) *world {
 		limited(file.Network.ZoneBytesPerS)
 		limited(file.Network.ZoneBytesPerS)
 	}
+	limited(file.Bucket.BytesPerS)
 	w.network = newNetwork(resources)
 	for i := range int(file.Nodes.Count) {
 		disk := func(rate float64) *server {
@@ -305,6 +322,8 @@ func orInf(rate float64) float64 {
 // Ends and resources of the network.
 func (w *world) storeEnd() int32        { return int32(len(w.nodes)) }
 func (w *world) storeOut() int32        { return 0 }
+func (w *world) bucketEnd() int32       { return int32(len(w.nodes) + 1) }
+func (w *world) bucketOut() int32       { return w.zoneOut(int(w.file.Nodes.Zones)) }
 func (w *world) in(node int) int32      { return int32(1 + 3*node) }
 func (w *world) out(node int) int32     { return int32(2 + 3*node) }
 func (w *world) storeIn(node int) int32 { return int32(3 + 3*node) }
@@ -536,6 +555,8 @@ func (w *world) momentsOf(x Fault) []moment {
 				w.store.turns.slow(1 / f)
 				w.store.latency.Store(int64(float64(w.store.latency.Load()) * f))
 				w.network.scale(w.storeOut(), 1/f)
+				w.bucket.slow(f)
+				w.network.scale(w.bucketOut(), 1/f)
 				return nil
 			}
 		}
