@@ -17,13 +17,14 @@ import (
 // it; what comes to it are messages: see mail.
 type owner struct {
 	*Stream
-	window window
-	hold   *admission.Hold // what the window has of the ledger
-	path   read.Path       // as it was when the consumer last came
-	ahead  ahead
-	slot   walk // how far was handed out
-	sizer  sizer
-	gone   bool // the stream is closed
+	window   window
+	hold     *admission.Hold // what the window has of the ledger
+	path     read.Path       // as it was when the consumer last came
+	attached bool            // blobs of its snapshot lie in buckets
+	ahead    ahead
+	slot     walk // how far was handed out
+	sizer    sizer
+	gone     bool // the stream is closed
 
 	asked   bool      // the consumer waits for a batch
 	left    time.Time // when it got the one before, or the stream was opened
@@ -98,7 +99,7 @@ func (s *owner) come() {
 		return
 	}
 	s.asked, s.look, s.counted, s.wait = true, true, time.Now(), Wait{}
-	s.path = s.set.opts.Reader.Path()
+	s.path = s.set.opts.Reader.Path(s.attached)
 	if s.still.Swap(false) {
 		s.set.shareAgain()
 	}

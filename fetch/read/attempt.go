@@ -340,7 +340,7 @@ func (r *Reader) hearLocked(now time.Time) { r.heard, r.silent = now, false }
 
 // listenLocked takes note that the store is asked. It has been silent for no longer than it has been asked.
 func (r *Reader) listenLocked(now time.Time) {
-	if r.last.reads+r.last.flow.reads == 0 && !r.silent {
+	if r.last.inFlightLocked() == 0 && !r.silent {
 		r.heard = now
 	}
 }

@@ -1,6 +1,9 @@
 package read
 
-import "time"
+import (
+	"cmp"
+	"time"
+)
 
 const (
 	// flowGain is how many times bandwidth × latency may be in flight. The half
@@ -45,6 +48,9 @@ const (
 	farLatency  = 150 * time.Millisecond
 	flowCrowded = 4
 	flowFree    = 2
+	// bucketLatency is what a bucket's is taken for before it has answered: its first batch would come in a handful of
+	// round trips if few were read at first.
+	bucketLatency = 20 * time.Millisecond
 )
 
 // flow says how much may be in flight to the store, over all streams.
@@ -65,7 +71,8 @@ const (
 // It is guarded by Reader.mu.
 type flow struct {
 	maxReads int
-	sharers  func() int // how many share the way
+	sharers  func() int    // how many share the way
+	guess    time.Duration // what the latency is taken for while it is not known
 
 	limit int64 // bytes that may be in flight
 	used  int64 // bytes in flight, with the overhead of each read
@@ -95,11 +102,15 @@ func (f *flow) init(maxReads int, sharers func() int) {
 	f.maxReads, f.sharers, f.startup = maxReads, sharers, true
 }
 
+// least is the least latency of late, or what it is taken for.
+func (f *flow) least() time.Duration { return cmp.Or(f.latency, f.guess) }
+
 // floor is how many reads may be in flight whatever was measured.
 func (f *flow) floor() int {
-	many := min(int(manyReads*f.latency/manyLatency), manyReads)
+	latency := f.least()
+	many := min(int(manyReads*latency/manyLatency), manyReads)
 	if f.startup {
-		many = max(many, min(int(farReads*f.latency/farLatency), farReads))
+		many = max(many, min(int(farReads*latency/farLatency), farReads))
 	}
 	if f.crowded || f.startup {
 		many /= max(f.sharers(), 1)
@@ -299,9 +310,15 @@ func (p *past) between(from, to time.Time) (sum Spell) {
 }
 
 // Past returns what was seen of the way to the last tier in the minutes that from and to lie
-// in, and between them; the zero Spell if nothing was. It goes back half a day.
-func (r *Reader) Past(from, to time.Time) Spell {
+// in, and between them; the zero Spell if nothing was. It goes back half a day. Of several ways it is the one that was
+// full for longest.
+func (r *Reader) Past(from, to time.Time) (seen Spell) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.last.flow.past.between(from, to)
+	for i := range r.last.ways {
+		if one := r.last.ways[i].past.between(from, to); seen.Begin.IsZero() || one.Full > seen.Full {
+			seen = one
+		}
+	}
+	return seen
 }

@@ -126,8 +126,10 @@ func New(list []Tier, opts Options) (*Reader, error) {
 	}
 	r.last = &r.lanes[len(list)-1]
 	r.last.last = true
-	r.last.flow.sharers = opts.Sharers
-	r.queue = admission.NewQueue(1+len(list), r.lookLocked, r.beginLocked)
+	for i := range r.last.ways {
+		r.last.ways[i].sharers = opts.Sharers
+	}
+	r.queue = admission.NewQueue(len(list)+int(ways), r.lookLocked, r.beginLocked)
 	return r, nil
 }
 
@@ -174,7 +176,7 @@ func (r *Reader) Fill(w *Want, half bool) Filling {
 	if r.findLocked(w) != nil {
 		return UnderWay
 	}
-	if r.closed || !r.last.flow.admitsFill(w.Ref.Size, half) {
+	if r.closed || !r.last.flow(w.Ref).admitsFill(w.Ref.Size, half) {
 		return NoRoom
 	}
 	_, first, _ := r.tryLocked(w, l, true) // it is not there, and the reader is not closed
@@ -222,10 +224,10 @@ func (r *Reader) tryLocked(w *Want, l *lane, always bool) (v verdict, first Atte
 	if v, blob = r.shareLocked(w); v != elsewhere {
 		return v, first, blob
 	}
-	if r.closed || !always && !l.admitsLocked(w.Ref.Size) {
+	if r.closed || !always && !l.admitsLocked(w.Ref) {
 		return full, Attempt{}, schema.Blob{}
 	}
-	if l == r.last && !always && w.Account != nil && !w.Account.Tenant.admitsLocked(&l.flow, w.Ref.Size) {
+	if l == r.last && !always && w.Account != nil && !w.Account.Tenant.admitsLocked(l.flow(w.Ref), w.Ref.Size) {
 		return enough, Attempt{}, schema.Blob{}
 	}
 	rd := r.newLocked()
@@ -459,8 +461,8 @@ type lane struct {
 	index  int
 	last   bool // there is none below
 
-	reads int  // under way, where their number is fixed
-	flow  flow // where it is measured
+	reads int        // under way, where their number is fixed
+	ways  [ways]flow // where it is measured
 	times Times
 	pace  time.Duration // of a read, as a moving average in which none counts for long; 0: not known
 }
@@ -469,7 +471,10 @@ func (l *lane) init(t Tier, index, maxReads int) {
 	l.tier, l.traits, l.index = t, t.Traits(), index
 	l.keeper, _ = t.(Keeper)
 	l.gather, _ = t.(Gatherer)
-	l.flow.init(maxReads, func() int { return 1 })
+	for i := range l.ways {
+		l.ways[i].init(maxReads, func() int { return 1 })
+	}
+	l.ways[toBucket].guess = bucketLatency
 }
 
 // quick reports whether its reads most likely take no time.
@@ -482,12 +487,43 @@ func (l *lane) gathers(ref schema.BlobRef) bool {
 
 func (l *lane) bit() uint8 { return 1 << l.index }
 
-// admitsLocked reports whether a read of n bytes may begin.
-func (l *lane) admitsLocked(n int64) bool {
+// way is how a blob comes from a tier.
+type way int
+
+// The ways of the last tier. A store in a directory answers at once while the buckets are far away in which attached
+// blobs lie: what is measured of the one says nothing of the other.
+const (
+	toStore  way = iota
+	toBucket     // of what a Gatherer serves
+	ways
+)
+
+// way is how a blob comes.
+func (l *lane) way(ref schema.BlobRef) way {
+	if l.gather != nil && l.gather.Gathers(ref) {
+		return toBucket
+	}
+	return toStore
+}
+
+// flow is what may be in flight on a blob's way.
+func (l *lane) flow(ref schema.BlobRef) *flow { return &l.ways[l.way(ref)] }
+
+// admitsLocked reports whether a read may begin.
+func (l *lane) admitsLocked(ref schema.BlobRef) bool {
 	if l.traits.Parallel > 0 {
 		return l.reads < l.traits.Parallel
 	}
-	return l.flow.admits(n)
+	return l.flow(ref).admits(ref.Size)
+}
+
+// inFlightLocked is how many reads are under way.
+func (l *lane) inFlightLocked() int {
+	n := l.reads
+	for i := range l.ways {
+		n += l.ways[i].reads
+	}
+	return n
 }
 
 // beganLocked counts a read in, once.
@@ -502,7 +538,7 @@ func (l *lane) beganLocked(r *read) {
 	if l.traits.Parallel > 0 {
 		l.reads++
 	} else {
-		l.flow.began(r.ref.Size)
+		l.flow(r.ref).began(r.ref.Size)
 	}
 	if l.last {
 		r.account.beganLocked(r.ref.Size)
@@ -518,7 +554,7 @@ func (l *lane) abandonedLocked(r *read) {
 	if l.traits.Parallel > 0 {
 		l.reads--
 	} else {
-		l.flow.abandoned(r.ref.Size)
+		l.flow(r.ref).abandoned(r.ref.Size)
 	}
 	if l.last {
 		r.account.endedLocked(r.ref.Size)
@@ -537,7 +573,7 @@ func (l *lane) completedLocked(r *read, now time.Time, took time.Duration) {
 		return
 	}
 	r.counted &^= l.bit()
-	l.flow.completed(now, r.ref.Size, took)
+	l.flow(r.ref).completed(now, r.ref.Size, took)
 	if l.last {
 		r.account.endedLocked(r.ref.Size)
 	}
@@ -576,8 +612,8 @@ type Stats struct {
 
 	InFlight      int           // reads of the last tier
 	BytesInFlight int64         // with what each read costs beside
-	Limit         int64         // bytes that may be in flight, as the way was measured
-	MinLatency    time.Duration // of the way
+	Limit         int64         // bytes that may be in flight, as the way was measured: to buckets, if any are read
+	MinLatency    time.Duration // of that way
 	BytesPerSec   float64       // that it carries, as a moving average
 	Held          int           // blobs that windows hold, or that are being read
 
@@ -591,15 +627,21 @@ func (r *Reader) Stats() Stats {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.forgetFreedLocked()
-	c, f := &r.stats, &r.last.flow
+	c, f := &r.stats, &r.last.ways[toStore]
+	if b := &r.last.ways[toBucket]; b.latency > 0 {
+		f = b
+	}
 	s := Stats{
 		Reads: c.reads, Reasons: c.reasons, ReadBytes: c.readBytes, ReadTime: time.Duration(c.readNanos),
 		FailedReads: c.failedReads,
 		UpperReads:  c.upperReads, UpperBytes: c.upperBytes, PeerReads: c.peerReads, PeerBytes: c.peerBytes,
 		StoodIn: c.stoodIn, SharedReads: c.sharedReads,
 		Retries: c.retries, Hedges: c.hedges, HedgesWon: c.hedgesWon, Fills: c.fills, GivenUp: c.givenUp, Lost: c.lost,
-		InFlight: f.reads, BytesInFlight: f.used, Limit: f.limit, MinLatency: f.latency, BytesPerSec: f.rate,
+		InFlight: r.last.inFlightLocked(), Limit: f.limit, MinLatency: f.latency, BytesPerSec: f.rate,
 		Held: len(r.reads), Max: r.latency.greatest(),
+	}
+	for i := range r.last.ways {
+		s.BytesInFlight += r.last.ways[i].used
 	}
 	s.P50, _ = r.latency.quantile(0.5)
 	s.P95, _ = r.latency.quantile(0.95)
@@ -638,11 +680,16 @@ type Path struct {
 	Limit         int64
 }
 
-// Path returns what was measured of the way to the last tier.
-func (r *Reader) Path() Path {
+// Path returns what was measured of the way to the last tier: to the buckets in which attached blobs lie, or to the
+// store.
+func (r *Reader) Path(buckets bool) Path {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return Path{r.slow, r.last.flow.latency, r.last.flow.limit}
+	f := &r.last.ways[toStore]
+	if buckets {
+		f = &r.last.ways[toBucket]
+	}
+	return Path{r.slow, f.least(), f.limit}
 }
 
 // Far reports whether the last tier does not answer at once.

@@ -123,12 +123,17 @@ const (
 	enough                   // its tenant has all in flight that it may, though there may be room
 )
 
-// lookLocked says of which class a want is: the first one is what windows hold, the others are the tiers.
+// lookLocked says of which class a want is: the first one is what windows hold, the others are the tiers, and the last
+// tier's ways.
 func (r *Reader) lookLocked(q *queued) int {
 	if r.findLocked(&q.Want) != nil {
 		return 0
 	}
-	return 1 + r.below(&q.Want)
+	i := r.below(&q.Want)
+	if i < r.last.index {
+		return 1 + i
+	}
+	return 1 + i + int(r.last.way(q.Ref))
 }
 
 // beginLocked begins to read what is wanted, if there is room for it.
@@ -137,7 +142,7 @@ func (r *Reader) beginLocked(q *queued, class int) admission.Taken {
 		if class == 0 {
 			q.verdict, q.held = r.shareLocked(&q.Want)
 		} else {
-			q.verdict, q.first, q.held = r.tryLocked(&q.Want, &r.lanes[class-1], false)
+			q.verdict, q.first, q.held = r.tryLocked(&q.Want, &r.lanes[min(class-1, r.last.index)], false)
 		}
 		switch q.verdict {
 		case full:

@@ -112,6 +112,9 @@ func (b *Board) who(remote, local string) string {
 	b.mu.Lock()
 	names := maps.Clone(b.names)
 	b.mu.Unlock()
+	if len(names) == 0 {
+		return Anybody // or each connection would cost a walk through all that the machine has
+	}
 	socket, ok := socketOf(remote, local)
 	if !ok {
 		return Anybody

@@ -1,0 +1,95 @@
+package read_test
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"bowstring/fetch/read"
+	"bowstring/schema"
+)
+
+// gatherer is the last tier: some of its blobs lie in a bucket, and all others are at hand.
+type gatherer struct {
+	peer
+	in func(schema.BlobRef) bool
+}
+
+func (g gatherer) Traits() read.Traits             { return read.Traits{Together: 16} }
+func (g gatherer) Gathers(ref schema.BlobRef) bool { return g.in(ref) }
+
+// A store that answers at once says nothing of the way to the bucket in which attached blobs lie: as many reads may be
+// under way there as a store takes that is far away, the first time and afterwards.
+func TestBucketHasAWayOfItsOwn(t *testing.T) {
+	const latency = 150 * time.Millisecond
+	synctest.Test(t, func(t *testing.T) {
+		far := newFake(t)
+		in := func(ref schema.BlobRef) bool { return ref.Key[0]%2 == 0 }
+		var near, away []int
+		for i := range blobs {
+			if _, ref := content(i); in(ref) {
+				away = append(away, i)
+			} else {
+				near = append(near, i)
+			}
+		}
+		slow := false
+		far.do = func(ctx context.Context, _ int64, b []byte) ([]byte, error) {
+			if slow {
+				time.Sleep(latency)
+			}
+			return b, nil
+		}
+		r := newReader(t, read.Options{NoHedge: true}, gatherer{peer{far}, in})
+		read1 := func(i int) {
+			_, ref := content(i)
+			b, err := r.Get(t.Context(), ref)
+			if err != nil {
+				t.Fatal(err)
+			}
+			b.Release()
+		}
+		for _, i := range near {
+			read1(i)
+			time.Sleep(time.Millisecond)
+		}
+		if p := r.Path(false); p.Far() {
+			t.Errorf("the store is far away: %+v", p)
+		}
+		if p := r.Path(true); !p.Far() {
+			t.Errorf("a bucket that has not answered is taken for a near one: %+v", p)
+		}
+		slow = true
+		for pass := range 2 {
+			to := newTold()
+			began := time.Now()
+			for _, i := range away {
+				_, ref := content(i)
+				if !want(t, r, read.Want{Ref: ref, To: to}) {
+					t.Fatalf("pass %d: of %d reads of the bucket %d may be under way", pass, len(away), r.Stats().InFlight)
+				}
+			}
+			for range away {
+				o := to.next(t)
+				if o.Err != nil {
+					t.Fatal(o.Err)
+				}
+				o.Blob.Release()
+			}
+			if took := time.Since(began); took > 2*latency {
+				t.Errorf("pass %d took %s", pass, took)
+			}
+		}
+		if p := r.Path(true); p.Latency < latency {
+			t.Errorf("the way to the bucket is %+v, want a latency of %s", p, latency)
+		}
+		if p := r.Path(false); p.Far() {
+			t.Errorf("the way to the store is %+v", p)
+		}
+		if st := r.Stats(); st.MinLatency < latency || st.InFlight != 0 || st.BytesInFlight != 0 {
+			t.Errorf("%+v", st)
+		}
+		r.Close()
+	})
+}
