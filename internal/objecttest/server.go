@@ -251,6 +251,14 @@ func (s *Server) PutObject(bucket, key string, body []byte) schema.ObjectVersion
 	return schema.ObjectVersion{ETag: o.etag, ID: o.id}
 }
 
+// Renew gives an object another version, with the bytes that it has.
+func (s *Server) Renew(bucket, key, etag string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	b := s.bucketLocked(bucket)
+	s.putLocked(b, key, b.objects[key].body, etag)
+}
+
 // Object is what a bucket has under a key.
 func (s *Server) Object(bucket, key string) (body []byte, found bool) {
 	s.mu.RLock()

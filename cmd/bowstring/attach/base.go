@@ -13,19 +13,23 @@ import (
 	"bowstring/schema"
 )
 
-// Rows are the rows of the snapshot before: their ids, references and some columns, which an update keeps of rows whose
-// objects have not changed. It takes about 24 bytes a row, 48 for each blob, and the columns.
+// Rows are the rows of a snapshot before: their ids, references and some columns, which an attachment keeps of rows whose
+// objects have not changed. It takes about 20 bytes a row, 48 for each blob, and the columns.
 type Rows struct {
-	schema  *arrow.Schema
-	ids     []idAt // in order
+	store   store.Store
+	form    *schema.Form
+	ids     []schema.ID // by position
+	order   []uint32    // positions, by ids
 	refs    [][]schema.BlobRef
 	columns map[string]arrow.Array
+	used    map[schema.ObjectPrefix]*numbers // objects that blobs lie in, by their sets
 }
 
-type idAt struct {
-	id  schema.ID
-	row int
-}
+// numbers is a set of numbers of objects.
+type numbers [schema.MaxObjects / 64]uint64
+
+func (n *numbers) add(i uint32)      { n[i/64] |= 1 << (i % 64) }
+func (n *numbers) has(i uint32) bool { return n[i/64]&(1<<(i%64)) != 0 }
 
 // null is the size of a reference in the place of a null.
 const null = -1
@@ -38,21 +42,14 @@ func ReadRows(ctx context.Context, st store.Store, snap *schema.Snapshot, column
 		return nil, err
 	}
 	blobs := schema.BlobFields(snap.Schema)
-	r := &Rows{schema: snap.Schema, ids: make([]idAt, 0, snap.Rows()), refs: make([][]schema.BlobRef, len(blobs)),
-		columns: map[string]arrow.Array{}}
-	builders, at := map[string]*schema.ColumnBuilder{}, map[string]int{}
-	for _, name := range columns {
-		if i := snap.Schema.FieldIndices(name); len(i) == 1 {
-			if at[name], err = form.ColumnIndex(name); err != nil {
-				return nil, err
-			}
-			builders[name] = schema.NewColumnBuilder(snap.Schema.Field(i[0]))
-		}
+	r := &Rows{store: st, form: form, ids: make([]schema.ID, 0, snap.Rows()), refs: make([][]schema.BlobRef, len(blobs)),
+		used: map[schema.ObjectPrefix]*numbers{}}
+	for c := range r.refs {
+		r.refs[c] = make([]schema.BlobRef, 0, snap.Rows())
 	}
-	err = store.EachPage(ctx, snap, snap.Chunks, st.Get, func(_ schema.Chunk, m *schema.Manifest) error {
-		page := m.Page(0)
+	r.columns, err = r.read(ctx, snap.Chunks, columns, func(page *schema.Page) error {
 		for i := range page.Rows() {
-			r.ids = append(r.ids, idAt{page.ID(i), len(r.ids)})
+			r.ids = append(r.ids, page.ID(i))
 			for c := range blobs {
 				ref, ok, err := page.TryBlob(c, i)
 				if err != nil {
@@ -60,32 +57,75 @@ func ReadRows(ctx context.Context, st store.Store, snap *schema.Snapshot, column
 				}
 				if !ok {
 					ref.Size = null
+				} else if a, ok := schema.ParseObjectAddress(ref.Key); ok && a.Object < schema.MaxObjects {
+					r.use(a)
 				}
 				r.refs[c] = append(r.refs[c], ref)
-			}
-		}
-		for name, b := range builders {
-			if err := b.Append(page.Column(at[name]), 0, page.Rows()); err != nil {
-				return err
 			}
 		}
 		return nil
 	})
 	if err != nil {
-		return nil, fmt.Errorf("read the rows of %s@%d: %w", snap.Dataset, snap.Number, err)
+		return nil, err
 	}
-	for name, b := range builders {
-		r.columns[name] = b.Array()
+	r.order = make([]uint32, len(r.ids))
+	for i := range r.order {
+		r.order[i] = uint32(i)
 	}
-	slices.SortFunc(r.ids, func(a, b idAt) int { return bytes.Compare(a.id[:], b.id[:]) })
+	slices.SortFunc(r.order, func(a, b uint32) int { return bytes.Compare(r.ids[a][:], r.ids[b][:]) })
 	return r, nil
 }
+
+func (r *Rows) use(a schema.ObjectAddress) {
+	in := r.used[a.Prefix]
+	if in == nil {
+		in = &numbers{}
+		r.used[a.Prefix] = in
+	}
+	in.add(a.Object)
+}
+
+// read reads columns of some chunks, and visits their pages.
+func (r *Rows) read(ctx context.Context, chunks []schema.Chunk, columns []string,
+	visit func(*schema.Page) error) (map[string]arrow.Array, error) {
+	snap := r.form.Snapshot()
+	builders, at := map[string]*schema.ColumnBuilder{}, map[string]int{}
+	for _, name := range columns {
+		if i := snap.Schema.FieldIndices(name); len(i) == 1 {
+			var err error
+			if at[name], err = r.form.ColumnIndex(name); err != nil {
+				return nil, err
+			}
+			builders[name] = schema.NewColumnBuilder(snap.Schema.Field(i[0]))
+		}
+	}
+	err := store.EachPage(ctx, snap, chunks, r.store.Get, func(_ schema.Chunk, m *schema.Manifest) error {
+		page := m.Page(0)
+		for name, b := range builders {
+			if err := b.Append(page.Column(at[name]), 0, page.Rows()); err != nil {
+				return err
+			}
+		}
+		return visit(page)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read the rows of %s@%d: %w", snap.Dataset, snap.Number, err)
+	}
+	found := map[string]arrow.Array{}
+	for name, b := range builders {
+		found[name] = b.Array()
+	}
+	return found, nil
+}
+
+// Schema is that of the rows.
+func (r *Rows) Schema() *arrow.Schema { return r.form.Snapshot().Schema }
 
 // Fits reports whether rows of a schema can take references and columns of these: the blob columns are the same, and so
 // are the columns that were kept.
 func (r *Rows) Fits(s *arrow.Schema) bool {
 	same := func(a, b arrow.Field) bool { return a.Name == b.Name && arrow.TypeEqual(a.Type, b.Type) }
-	if !slices.EqualFunc(schema.BlobFields(r.schema), schema.BlobFields(s), same) {
+	if !slices.EqualFunc(schema.BlobFields(r.Schema()), schema.BlobFields(s), same) {
 		return false
 	}
 	for name, column := range r.columns {
@@ -117,11 +157,27 @@ func (r *Rows) Same(id schema.ID, ref func(column int) *schema.BlobRef) bool {
 }
 
 func (r *Rows) find(id schema.ID) (row int, ok bool) {
-	at, ok := slices.BinarySearchFunc(r.ids, id, func(x idAt, id schema.ID) int { return bytes.Compare(x.id[:], id[:]) })
+	at, ok := slices.BinarySearchFunc(r.order, id, func(x uint32, id schema.ID) int { return bytes.Compare(r.ids[x][:], id[:]) })
 	if !ok {
 		return 0, false
 	}
-	return r.ids[at].row, true
+	return int(r.order[at]), true
+}
+
+// known is what is known of a row, with some of its columns, which begin at a row.
+func (r *Rows) known(row int, columns map[string]arrow.Array, begin int) source.Known {
+	refs := make([]*schema.BlobRef, len(r.refs))
+	for c := range refs {
+		if ref := &r.refs[c][row]; ref.Size != null {
+			refs[c] = ref
+		}
+	}
+	return source.Known{Refs: refs, Column: func(name string) any {
+		if column := columns[name]; column != nil {
+			return source.Cell{Array: column, Row: row - begin}
+		}
+		return nil
+	}}
 }
 
 // Known returns what is known of a sample whose blobs lie where they lay, in objects that have not changed; nil of any
@@ -131,7 +187,6 @@ func (l *Listing) Known(rows *Rows, id schema.ID, at []source.Extent) *source.Kn
 	if !ok || len(at) != len(rows.refs) {
 		return nil
 	}
-	refs := make([]*schema.BlobRef, len(at))
 	for c, e := range at {
 		ref := &rows.refs[c][row]
 		if e.IsZero() != (ref.Size == null) {
@@ -152,12 +207,7 @@ func (l *Listing) Known(rows *Rows, id schema.ID, at []source.Extent) *source.Kn
 		if have, ok := schema.ParseObjectAddress(ref.Key); !ok || have != want {
 			return nil
 		}
-		refs[c] = ref
 	}
-	return &source.Known{Refs: refs, Column: func(name string) any {
-		if column := rows.columns[name]; column != nil {
-			return source.Cell{Array: column, Row: row}
-		}
-		return nil
-	}}
+	known := rows.known(row, rows.columns, 0)
+	return &known
 }

@@ -78,6 +78,16 @@ func NewListing(bucket, reading string, objects []schema.Object, base []Base) (*
 type Base struct {
 	Ref schema.SetRef
 	Set *schema.ObjectSet
+	// Rows are those that may lie in it, of one snapshot or of several: an object without any is not taken from it. nil: all are.
+	Rows []*Rows
+}
+
+// has reports whether a row lies in an object.
+func (b *Base) has(number int) bool {
+	return b.Rows == nil || slices.ContainsFunc(b.Rows, func(r *Rows) bool {
+		in := r.used[b.Ref.Prefix]
+		return in != nil && in.has(uint32(number))
+	})
 }
 
 // keep takes the objects that a set of the snapshot before has. Both lists ascend.
@@ -93,7 +103,7 @@ func (l *Listing) keep(b *Base) {
 		if i == len(l.objects) {
 			return
 		}
-		if is := &l.objects[i]; is.Key == was.Key && is.Size == was.Size && is.Version == was.Version {
+		if is := &l.objects[i]; is.Key == was.Key && is.Size == was.Size && is.Version == was.Version && b.has(n) {
 			l.places[i] = place{number, uint32(n)}
 			if was.Units != nil {
 				l.units[i] = was.Units

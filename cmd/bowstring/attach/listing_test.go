@@ -69,7 +69,7 @@ func TestListing(t *testing.T) {
 					t.Fatalf("set %s is made again", ref.Prefix)
 				}
 				sets[ref.Prefix] = made
-				base = append(base, Base{ref, made})
+				base = append(base, Base{Ref: ref, Set: made})
 			}
 			for key, ref := range refs {
 				a, ok := schema.ParseObjectAddress(ref.Key)
@@ -111,7 +111,7 @@ func cmpKeys(a, b schema.Object) int {
 func TestListingOtherReading(t *testing.T) {
 	objects := []schema.Object{{Key: "a", Size: 9}}
 	set := &schema.ObjectSet{Bucket: "s3://b", Reading: "r", Objects: objects}
-	base := []Base{{schema.SetRef{Prefix: set.Prefix()}, set}}
+	base := []Base{{Ref: schema.SetRef{Prefix: set.Prefix()}, Set: set}}
 	for name, c := range map[string]struct {
 		bucket, reading string
 		keeps           bool

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"regexp"
 	"strings"
+	"time"
 
 	"github.com/dustin/go-humanize"
 
@@ -19,9 +20,10 @@ type AttachCmd struct {
 	From    string `arg:"" name:"url" help:"Where the data lies: s3://BUCKET/PREFIX, gs://, az://, https://, file:// or a directory; or KEYSPACE.TABLE of the cluster that the store is in. With --update, the dataset."`
 	Dataset string `arg:"" optional:"" help:"Name of the dataset (default: the last part of URL, without an extension)."`
 	ReadFlags
-	Mode       string   `enum:"create,append,replace" default:"create" help:"What to do with a dataset that exists: create refuses, append adds the rows, replace makes a snapshot of these alone."`
-	DropColumn []string `sep:"none" placeholder:"NAME" help:"Column of the dataset that --mode replace and --update may take away or make another of; it is an error that they would of any other. Repeatable."`
-	Update     bool     `help:"Look for what is new, changed and gone since the dataset was attached, read only that, and make a snapshot of what there is now. URL and the other flags are those of before, and need not be named."`
+	Mode       string        `enum:"create,append,replace" default:"create" help:"What to do with a dataset that exists: create refuses, append adds the rows, replace makes a snapshot of these alone."`
+	DropColumn []string      `sep:"none" placeholder:"NAME" help:"Column of the dataset that --mode replace and --update may take away or make another of; it is an error that they would of any other. Repeatable."`
+	SaveEvery  time.Duration `default:"30s" placeholder:"DURATION" help:"How often what was read is put down, for an attachment that is interrupted to go on from (${default}); 0: never."`
+	Update     bool          `help:"Look for what is new, changed and gone since the dataset was attached, read only that, and make a snapshot of what there is now. URL and the other flags are those of before, and need not be named."`
 
 	Metadata     string `group:"Tables in Scylla or Cassandra" placeholder:"KEYSPACE.TABLE" help:"Table with more columns of the same samples, under the same uuids."`
 	SplitColumn  string `group:"Tables in Scylla or Cassandra" placeholder:"NAME" help:"Text column that names each row's split."`

@@ -141,10 +141,12 @@ type attachment struct {
 	begun time.Time
 
 	base    *schema.Snapshot // that is there; nil for none
-	sets    []attach.Base    // of base
+	sets    []attach.Base    // of base, and of what was interrupted
 	rows    *attach.Rows     // of base, if they are replaced
+	kept    *attach.Kept     // rows of shards that need not be read; nil for none
 	listing *attach.Listing
 	w       *ingest.Writer // nil for a dry run
+	saved   *saved         // nil where nothing is put down on the way
 	counts  updated
 }
 
@@ -157,22 +159,28 @@ func (a *attachment) findBase(ctx context.Context) (err error) {
 	case err != nil:
 		return err
 	}
-	for _, ref := range a.base.Sets {
+	a.sets, err = readSets(ctx, a.store, a.base)
+	return err
+}
+
+// readSets reads the object sets that a snapshot names.
+func readSets(ctx context.Context, st store.Store, snap *schema.Snapshot) (sets []attach.Base, err error) {
+	for _, ref := range snap.Sets {
 		if ref.Blob == (schema.BlobRef{}) { // of the store itself
 			continue
 		}
-		blob, err := a.store.Get(ctx, ref.Blob)
+		blob, err := st.Get(ctx, ref.Blob)
 		if err != nil {
-			return fmt.Errorf("read object set %s of %s@%d: %w", ref.Prefix, a.base.Dataset, a.base.Number, err)
+			return nil, fmt.Errorf("read object set %s of %s@%d: %w", ref.Prefix, snap.Dataset, snap.Number, err)
 		}
 		set, err := schema.DecodeObjectSet(blob.Bytes())
 		blob.Release()
 		if err != nil {
-			return err
+			return nil, err
 		}
-		a.sets = append(a.sets, attach.Base{Ref: ref, Set: set})
+		sets = append(sets, attach.Base{Ref: ref, Set: set})
 	}
-	return nil
+	return sets, nil
 }
 
 // onlyReading is how the snapshot was attached, if all of it was in one way.
@@ -196,30 +204,7 @@ func (a *attachment) onlyReading() (string, error) {
 
 func (a *attachment) run(ctx context.Context, app *App) (err error) {
 	c := a.cmd
-	from := c.sourceOptions()
-	from.Begin = func(e source.Estimate) error {
-		a.estimate(app, e)
-		return nil
-	}
-	src, err := source.Open(ctx, c.From, from)
-	if err != nil {
-		return err
-	}
-	bucket, objects, err := src.Files().Objects()
-	if err != nil {
-		return err
-	}
 	mode, err := ingest.ParseMode(c.Mode)
-	if err != nil {
-		return err
-	}
-	how := c.reading(src.Format())
-	if a.listing, err = attach.NewListing(bucket, how, objects, a.sets); err != nil {
-		return err
-	}
-	opts := c.readOptions(c.Dataset)
-	opts.InPlace = true
-	reader, err := source.NewReader(src, opts)
 	if err != nil {
 		return err
 	}
@@ -227,9 +212,21 @@ func (a *attachment) run(ctx context.Context, app *App) (err error) {
 		if a.rows, err = attach.ReadRows(ctx, a.store, a.base, source.AddedColumns()); err != nil {
 			return err
 		}
-		if a.listing.Keeps() && a.rows.Fits(reader.Schema()) {
-			reader.Know(func(id schema.ID, at []source.Extent) *source.Known { return a.listing.Known(a.rows, id, at) })
+		for i := range a.sets {
+			a.sets[i].Rows = append(a.sets[i].Rows, a.rows)
 		}
+	}
+	if !c.DryRun {
+		if a.saved, err = a.findSaved(ctx); err != nil {
+			return err
+		}
+		if a.saved != nil {
+			defer func() { err = errors.Join(err, a.saved.Close()) }()
+		}
+	}
+	src, reader, err := a.open(ctx, app)
+	if err != nil {
+		return err
 	}
 	sum := newSummary(c.Dataset, &c.ReadFlags, src, reader.Schema())
 	sum.verb, sum.begun = verb{"attach", "attaches", "attached"}, a.begun
@@ -244,7 +241,136 @@ func (a *attachment) run(ctx context.Context, app *App) (err error) {
 		}
 		defer func() { err = errors.Join(err, a.w.Close()) }()
 	}
+	if a.saved != nil {
+		if err := a.saved.begin(ctx, app, src, reader.Schema()); err != nil {
+			return err
+		}
+	}
 	return c.into(ctx, app, sum, src, reader, a)
+}
+
+// open opens the source. Where shards that were not read would have other columns now, it is opened again, to be read.
+func (a *attachment) open(ctx context.Context, app *App) (source.Source, *source.Reader, error) {
+	c := a.cmd
+	from := c.sourceOptions()
+	from.Begin = func(e source.Estimate) error {
+		a.estimate(app, e)
+		return nil
+	}
+	bases, err := a.bases(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	if c.Limit == 0 && len(bases) > 0 {
+		from.Kept = func(format, bucket string, objects []schema.Object) (source.Kept, error) {
+			l, err := attach.NewListing(bucket, c.reading(format), objects, a.sets)
+			if err != nil {
+				return nil, err
+			}
+			if a.kept = l.Kept(c.Dataset, bases); !a.kept.Any() {
+				a.kept = nil
+				return nil, nil //nolint:nilnil // there are none
+			}
+			return a.kept, nil
+		}
+	}
+	for {
+		src, err := source.Open(ctx, c.From, from)
+		if err != nil {
+			return nil, nil, err
+		}
+		opts := c.readOptions(c.Dataset)
+		opts.InPlace = true
+		reader, err := source.NewReader(src, opts)
+		if err != nil {
+			return nil, nil, err
+		}
+		if a.kept != nil && (len(c.DropColumn) > 0 || !reader.Take(a.kept.Schema())) {
+			app.Notef("the columns are other ones than before: all is read again")
+			from.Kept, a.kept = nil, nil
+			continue
+		}
+		bucket, objects, err := src.Files().Objects()
+		if err != nil {
+			return nil, nil, err
+		}
+		if a.listing, err = attach.NewListing(bucket, c.reading(src.Format()), objects, a.sets); err != nil {
+			return nil, nil, err
+		}
+		a.knowRows(reader)
+		return src, reader, nil
+	}
+}
+
+// knowRows has samples that lie where they lay not be read.
+func (a *attachment) knowRows(reader *source.Reader) {
+	var rows []*attach.Rows
+	for _, r := range a.before() {
+		if r.Fits(reader.Schema()) {
+			rows = append(rows, r)
+		}
+	}
+	if rows == nil || !a.listing.Keeps() {
+		return
+	}
+	reader.Know(func(id schema.ID, at []source.Extent) *source.Known {
+		for _, r := range rows {
+			if known := a.listing.Known(r, id, at); known != nil {
+				return known
+			}
+		}
+		return nil
+	})
+}
+
+// before are the rows that there are: of the snapshot that is replaced, and of what was interrupted.
+func (a *attachment) before() (all []*attach.Rows) {
+	if a.rows != nil {
+		all = append(all, a.rows)
+	}
+	if a.saved != nil && a.saved.rows != nil {
+		all = append(all, a.saved.rows)
+	}
+	return all
+}
+
+// bases are those of before whose rows are as they were attached, with the same columns.
+func (a *attachment) bases(ctx context.Context) (all []*attach.Rows, err error) {
+	for _, r := range slices.Backward(a.before()) {
+		if r == a.rows {
+			if ok, err := a.asAttached(ctx); !ok || err != nil {
+				return all, err
+			}
+		}
+		if len(all) == 0 || all[0].Schema().Equal(r.Schema()) {
+			all = append(all, r)
+		}
+	}
+	return all, nil
+}
+
+// asAttached reports whether the snapshot that is replaced is one that attach made. What has changed it since, a merge or
+// a deletion, leaves the sets of the one before.
+func (a *attachment) asAttached(ctx context.Context) (bool, error) {
+	if a.base.Parent == 0 {
+		return true, nil
+	}
+	parent, err := a.store.Snapshot(ctx, a.base.Dataset, a.base.Parent)
+	if errors.Is(err, schema.ErrNotFound) {
+		return false, nil // it was dropped
+	}
+	if err != nil {
+		return false, err
+	}
+	prefixes := func(snap *schema.Snapshot) (all []schema.ObjectPrefix) {
+		for _, ref := range snap.Sets {
+			if ref.Blob != (schema.BlobRef{}) {
+				all = append(all, ref.Prefix)
+			}
+		}
+		return all
+	}
+	return !slices.Equal(prefixes(a.base), prefixes(parent)), nil
 }
 
 // estimate says how much there is to be read, before it is.
@@ -301,6 +427,11 @@ func (a *attachment) Write(ctx context.Context, b *source.Batch) error {
 	if a.w == nil {
 		return nil
 	}
+	if a.saved != nil {
+		if err := a.saved.write(ctx, b, refs); err != nil {
+			return err
+		}
+	}
 	return a.w.WriteRefs(ctx, b.Split, b.IDs, b.Meta, refs)
 }
 
@@ -312,19 +443,32 @@ func (a *attachment) Commit(ctx context.Context, sum *summary) error {
 	if a.w == nil {
 		return nil
 	}
-	for _, ref := range a.listing.KeptSets() {
-		a.w.KeepSet(ref)
-	}
-	for set := range a.listing.Made {
-		if err := a.w.PutSet(ctx, set); err != nil {
-			return err
-		}
+	if err := a.putSets(ctx, a.w); err != nil {
+		return err
 	}
 	snap, changed, err := a.w.Commit(ctx)
 	if err != nil {
 		return err
 	}
+	if a.saved != nil {
+		if err := a.saved.drop(ctx); err != nil {
+			return err
+		}
+	}
 	sum.Snapshot, sum.Changed, sum.Notes = snap.Number, changed, append(sum.Notes, a.w.Notes()...)
+	return nil
+}
+
+// putSets has a snapshot name the sets that blobs lie in by now.
+func (a *attachment) putSets(ctx context.Context, w *ingest.Writer) error {
+	for _, ref := range a.listing.KeptSets() {
+		w.KeepSet(ref)
+	}
+	for set := range a.listing.Made {
+		if err := w.PutSet(ctx, set); err != nil {
+			return err
+		}
+	}
 	return nil
 }
 

@@ -96,7 +96,7 @@ func (f *feed) shard(n int) *fedShard {
 		}
 	}
 	for f.next = max(f.next, n); f.next < min(n+atOnce, len(f.shards)); f.next++ {
-		if f.shards[f.next].missing != "" {
+		if !f.shards[f.next].read() {
 			continue
 		}
 		s := &fedShard{members: make(chan fedMember, feedMembers), room: semaphore.NewWeighted(feedBytes)}
@@ -184,7 +184,7 @@ func (f *Files) largeMembers(ctx context.Context, shards []shard) bool {
 func (f *Files) memberSize(ctx context.Context, shards []shard) (size, n int64) {
 	const most = 16
 	for _, sh := range shards {
-		if sh.missing != "" {
+		if !sh.read() {
 			continue
 		}
 		file, err := f.openParts(ctx, sh.path, windowBytes)

@@ -112,6 +112,7 @@ func (s *mds) find(ctx context.Context, opts Options) error {
 			s.rows += sh.Samples
 		}
 	}
+	s.findKnown(opts.Split)
 	for i := range s.columns {
 		s.columns[i].survey = s.kind.survey(s.columns[i].encoding)
 	}
@@ -128,6 +129,37 @@ func (s *mds) find(ctx context.Context, opts Options) error {
 	}
 	return s.makeFields(first)
 }
+
+// findKnown marks the shards whose rows are known. One is read in any case, as its samples tell what the bytes hold.
+func (s *mds) findKnown(split string) {
+	all := true
+	for _, p := range s.parts {
+		first := int64(0)
+		for i := range p.shards {
+			sh := &p.shards[i]
+			of := []shard{s.asShard(p, *sh)}
+			s.place.knownRows(of, split, func(_ *shard, row int64) string { return mdsKey(p, first+row) })
+			sh.known = of[0].known
+			first += sh.Samples
+			all = all && sh.known > 0
+		}
+	}
+	for _, p := range s.parts {
+		if all && len(p.shards) > 0 {
+			p.shards[0].known, all = 0, false
+		}
+	}
+}
+
+// asShard is a shard as other formats have it.
+func (s *mds) asShard(p mdsPart, sh mdsShard) shard {
+	name, _ := s.file(p, sh)
+	return shard{path: filepath.Join(p.dir, name.Basename), rel: filepath.ToSlash(filepath.Join(p.split, sh.Raw.Basename)),
+		split: p.split, known: sh.known}
+}
+
+// mdsKey is that of a sample, by its number in its split.
+func mdsKey(p mdsPart, number int64) string { return path.Join(p.split, strconv.FormatInt(number, 10)) }
 
 // findParts reads the index of the directory, or those of its folders.
 func (s *mds) findParts(ctx context.Context, asked string, in *bounds) error {
@@ -235,6 +267,9 @@ func (s *mds) firstSample(ctx context.Context) (found [][]byte) {
 	in := alone{s.place, ctx}
 	for _, p := range s.parts {
 		for _, sh := range p.shards {
+			if sh.known > 0 {
+				continue
+			}
 			_ = s.readShard(ctx, in, p, sh, func(item mdsItem) bool {
 				for _, c := range item.columns {
 					found = append(found, slices.Clone(c))
@@ -297,14 +332,21 @@ func (s *mds) Samples(ctx context.Context) iter.Seq2[Sample, error] {
 		for _, p := range s.parts {
 			var first int64 // number of the shard's first sample
 			for _, sh := range p.shards {
+				if sh.known > 0 {
+					of := s.asShard(p, sh)
+					if !s.place.yieldKnown(ctx, &of, yield) {
+						return
+					}
+					first += sh.Samples
+					continue
+				}
 				stopped := false
 				read := func(visit func(mdsItem) bool) error { return s.readShard(ctx, in, p, sh, visit) }
 				if s.walked {
 					read = func(visit func(mdsItem) bool) error { return s.walkShard(ctx, p, sh, visit) }
 				}
 				err := read(func(item mdsItem) bool {
-					key := path.Join(p.split, strconv.FormatInt(first+item.number, 10))
-					stopped = !yield(s.sample(key, p.split, item), nil)
+					stopped = !yield(s.sample(mdsKey(p, first+item.number), p.split, item), nil)
 					return !stopped
 				})
 				if stopped {
@@ -394,6 +436,7 @@ type mdsShard struct {
 	Raw         mdsFile  `json:"raw_data"`
 	Zip         *mdsFile `json:"zip_data"`
 	level       string   // of LitData: what is compressed
+	known       int64    // rows that are known from before, so that it is not read; 0: it is read
 }
 
 type mdsFile struct {
@@ -452,12 +495,13 @@ func (s *mds) file(p mdsPart, sh mdsShard) (name mdsFile, compressed bool) {
 	return sh.Raw, false
 }
 
-// paths are those of all shards.
+// paths are those of the shards that are read.
 func (s *mds) paths() (all []string) {
 	for _, p := range s.parts {
 		for _, sh := range p.shards {
-			name, _ := s.file(p, sh)
-			all = append(all, filepath.Join(p.dir, name.Basename))
+			if sh.known == 0 {
+				all = append(all, s.asShard(p, sh).path)
+			}
 		}
 	}
 	return all
@@ -805,6 +849,9 @@ func (s *mds) survey(ctx context.Context) error {
 	defer in.close()
 	for _, p := range s.parts {
 		for _, sh := range p.shards {
+			if sh.known > 0 {
+				continue
+			}
 			_ = s.readShard(ctx, in, p, sh, func(item mdsItem) bool {
 				for i, c := range s.columns {
 					if item.err == nil && c.survey != nil {

@@ -54,6 +54,10 @@ func openParquet(ctx context.Context, path string, opts Options) (Source, error)
 	if len(s.shards) == 0 {
 		return nil, fmt.Errorf("%w: there is no *.parquet file", schema.ErrInvalid)
 	}
+	s.place.knownRows(s.shards, opts.Split, parquetKey)
+	if _, all := allKnown(s.shards); all {
+		return newKnownSource(s.about, s.shards), nil
+	}
 	if err := s.begin(opts, s.place.estimateWhole(paths(s.shards), 1)); err != nil {
 		return nil, err
 	}
@@ -75,6 +79,10 @@ func (s *parquetSource) readSchemas(ctx context.Context) error {
 			s.broken[sh.rel] = errors.New(sh.missing)
 			continue
 		}
+		if sh.known > 0 {
+			s.rows += sh.known
+			continue
+		}
 		f, err := files(n)
 		if err == nil {
 			rows[sh.rel] = max(f.NumRows(), 0)
@@ -92,7 +100,7 @@ func (s *parquetSource) readSchemas(ctx context.Context) error {
 	}
 	first := ""
 	for _, sh := range s.shards {
-		if s.broken[sh.rel] == nil {
+		if s.broken[sh.rel] == nil && sh.known == 0 {
 			first = cmp.Or(first, sh.path)
 			s.rows += rows[sh.rel]
 		}
@@ -100,7 +108,9 @@ func (s *parquetSource) readSchemas(ctx context.Context) error {
 	if first == "" {
 		var errs []error
 		for _, sh := range s.shards {
-			errs = append(errs, fmt.Errorf("%s: %w", Quoted(sh.rel), s.broken[sh.rel]))
+			if err := s.broken[sh.rel]; err != nil {
+				errs = append(errs, fmt.Errorf("%s: %w", Quoted(sh.rel), err))
+			}
 		}
 		return fmt.Errorf("%w: no file can be read: %w", schema.ErrInvalid, errors.Join(errs...))
 	}
@@ -139,7 +149,7 @@ func (s *parquetSource) openAll(ctx context.Context) func(n int) (*parquet.File,
 		if n >= end {
 			var all sync.WaitGroup
 			for end = n; end < min(n+atTheSameTime, len(s.shards)); end++ {
-				if i := end; s.shards[i].missing == "" {
+				if i := end; s.shards[i].read() {
 					all.Go(func() { done[i].file, done[i].err = s.place.openParquet(ctx, s.shards[i].path) })
 				}
 			}
@@ -189,6 +199,12 @@ func (s *parquetSource) Samples(ctx context.Context) iter.Seq2[Sample, error] {
 		in := s.place.inOrder(ctx, paths(s.shards))
 		defer in.close()
 		for _, sh := range s.shards {
+			if sh.known > 0 {
+				if !s.place.yieldKnown(ctx, &sh, yield) {
+					return
+				}
+				continue
+			}
 			more, err := s.readShard(ctx, in, sh, yield)
 			if end := s.place.ended(ctx, err); end != nil {
 				yield(Sample{}, end)
@@ -254,7 +270,7 @@ func (s *parquetSource) readShard(ctx context.Context, in sequence, sh shard,
 func (s *parquetSource) sample(sh shard, row int64, rec arrow.Record, i int,
 	where func(column, element int) Extent) Sample {
 	rec.Retain()
-	out := Sample{Key: fmt.Sprintf("%s#%d", sh.rel, row), Split: sh.split, Release: rec.Release}
+	out := Sample{Key: parquetKey(&sh, row), Split: sh.split, Release: rec.Release}
 	for _, m := range s.meta {
 		column := rec.Column(m.index)
 		if column.IsNull(i) && schema.Classes(m.field) != nil && s.own == nil {
@@ -287,6 +303,9 @@ func (s *parquetSource) sample(sh shard, row int64, rec arrow.Record, i int,
 	}
 	return out
 }
+
+// parquetKey is that of a row, by its number.
+func parquetKey(sh *shard, row int64) string { return fmt.Sprintf("%s#%d", sh.rel, row) }
 
 // placed is the extent of a value of a file.
 func placed(file string, p parquet.Place) Extent {

@@ -34,6 +34,7 @@ type Files struct {
 	system
 	root string // path of the folder, absolute and without links
 	lazy bool   // Options.Walk
+	kept Kept   // rows that need not be read; nil: all files are
 }
 
 // system is what formats need of a system of files. Paths have slashes, and are absolute but where absolute takes

@@ -64,10 +64,13 @@ type Reader struct {
 	schema *arrow.Schema
 	meta   []arrow.Field // of src, then the added
 	blobs  []arrow.Field
-	image  int // ordinal of the blob column that width and height are of, or -1
-	sound  int // ordinal of the blob column that duration is of, or -1
-	added  []func(*slot) any
-	know   func(schema.ID, []Extent) *Known // may be nil
+	// The columns of the batches, and where those above have them, -1 for one that they lack.
+	outMeta, outBlobs []arrow.Field
+	metaAt, blobAt    []int
+	image             int // ordinal of the blob column that width and height are of, or -1
+	sound             int // ordinal of the blob column that duration is of, or -1
+	added             []func(*slot) any
+	know              func(schema.ID, []Extent) *Known // may be nil
 }
 
 // Batch is a run of samples of one split, in the source's order.
@@ -117,7 +120,40 @@ func NewReader(src Source, opts ReadOptions) (*Reader, error) {
 	}
 	var err error
 	r.schema, err = schema.NewSchema(r.meta, r.blobs)
+	r.outMeta, r.metaAt, _ = fieldsIn(r.meta, r.meta)
+	r.outBlobs, r.blobAt, _ = fieldsIn(r.blobs, r.blobs)
 	return r, err
+}
+
+// Take has the batches have the columns of a schema, and reports whether the source's are among them; those that it lacks
+// are null.
+func (r *Reader) Take(s *arrow.Schema) bool {
+	meta, metaAt, ok := fieldsIn(schema.MetaFields(s), r.meta)
+	blobs, blobAt, also := fieldsIn(schema.BlobFields(s), r.blobs)
+	if ok = ok && also; ok {
+		r.schema, r.outMeta, r.outBlobs, r.metaAt, r.blobAt = s, meta, blobs, metaAt, blobAt
+	}
+	return ok
+}
+
+// fieldsIn says where each field of all is in some, -1 for none; false if some has one that all has not, or a field that
+// some lacks may not be null.
+func fieldsIn(all, some []arrow.Field) (_ []arrow.Field, at []int, ok bool) {
+	found := 0
+	for _, f := range all {
+		i := slices.IndexFunc(some, func(g arrow.Field) bool {
+			fits := f.Nullable || !g.Nullable
+			g.Nullable = f.Nullable
+			return fits && g.Equal(f)
+		})
+		if i >= 0 {
+			found++
+		} else if !f.Nullable {
+			return nil, nil, false
+		}
+		at = append(at, i)
+	}
+	return all, at, found == len(some)
 }
 
 // Know has the reader ask, before it loads a sample, whether that is needed: find returns nil if it is. It is called by
@@ -275,6 +311,9 @@ func (r *Reader) weight(s Sample) int64 {
 // process loads a sample and checks it. It sets Bad if there is anything wrong.
 func (r *Reader) process(s *slot) {
 	if s.Bad != "" {
+		return
+	}
+	if s.known = s.Known; s.known != nil {
 		return
 	}
 	if s.Load != nil && s.At != nil && r.know != nil {
@@ -469,9 +508,9 @@ type batcher struct {
 }
 
 func newBatcher(r *Reader) *batcher {
-	b := &batcher{r: r, blobs: make([][][]byte, len(r.blobs)),
-		at: make([][]Extent, len(r.blobs))}
-	for _, f := range r.meta {
+	b := &batcher{r: r, blobs: make([][][]byte, len(r.outBlobs)),
+		at: make([][]Extent, len(r.outBlobs))}
+	for _, f := range r.outMeta {
 		b.columns = append(b.columns, column{builder: array.NewBuilder(r.opts.Mem, f.Type)})
 	}
 	return b
@@ -497,23 +536,35 @@ func (b *batcher) add(s *slot) error {
 	b.known = append(b.known, s.known)
 	b.knows = b.knows || s.known != nil
 	values := slices.Clip(s.Meta)
-	for _, value := range b.r.added {
-		values = append(values, value(s))
-	}
-	for i, v := range values {
-		if err := b.columns[i].add(v); err != nil {
-			return fmt.Errorf("%s, column %q: %w", s.Key, b.r.meta[i].Name, err)
+	if s.Known == nil {
+		for _, value := range b.r.added {
+			values = append(values, value(s))
 		}
 	}
-	for c := range b.blobs {
+	for i, f := range b.r.outMeta {
+		var v any
+		if s.Known != nil {
+			v = s.Known.Column(f.Name)
+		} else if from := b.r.metaAt[i]; from >= 0 {
+			v = values[from]
+		}
+		if err := b.columns[i].add(v); err != nil {
+			return fmt.Errorf("%s, column %q: %w", s.Key, f.Name, err)
+		}
+	}
+	for c, from := range b.r.blobAt {
 		var blob []byte
 		var at Extent
-		if s.At != nil {
-			at = s.At[c]
+		if s.At != nil && from >= 0 {
+			at = s.At[from]
 		}
-		if s.Blobs != nil {
-			blob = s.Blobs[c]
+		if s.Blobs != nil && from >= 0 {
+			blob = s.Blobs[from]
 			b.bytes += int64(len(blob))
+		} else if s.Known != nil {
+			if ref := s.Known.Refs[c]; ref != nil {
+				b.bytes += ref.Size
+			}
 		} else {
 			b.bytes += at.Length
 		}
@@ -535,12 +586,12 @@ func (b *batcher) flush(mem *semaphore.Weighted, yield func(*Batch, error) bool)
 	for i := range b.columns {
 		c, err := b.columns[i].finish(b.r.opts.Mem)
 		if err != nil {
-			yield(nil, fmt.Errorf("column %q: %w", b.r.meta[i].Name, err))
+			yield(nil, fmt.Errorf("column %q: %w", b.r.outMeta[i].Name, err))
 			return false
 		}
 		columns = append(columns, c)
 	}
-	meta := array.NewRecord(arrow.NewSchema(b.r.meta, nil), columns, int64(b.rows()))
+	meta := array.NewRecord(arrow.NewSchema(b.r.outMeta, nil), columns, int64(b.rows()))
 	defer meta.Release()
 	batch := &Batch{Split: b.split, Keys: b.keys, IDs: b.ids, Meta: meta, Blobs: b.blobs, At: b.at, Bytes: b.bytes,
 		Bad: b.bad}

@@ -73,17 +73,21 @@ type shard struct {
 	path, rel string // rel with slashes
 	split     string
 	missing   string // why there is nothing to read, where the names of others say that there should be
+	known     int64  // rows that are known from before, so that it is not read; 0: it is read
 }
 
-// paths are those of the shards that are there.
+// paths are those of the shards that are read.
 func paths(shards []shard) (all []string) {
 	for _, s := range shards {
-		if s.missing == "" {
+		if s.read() {
 			all = append(all, s.path)
 		}
 	}
 	return all
 }
+
+// read says whether there is anything to read in it.
+func (s *shard) read() bool { return s.missing == "" && s.known == 0 }
 
 // asMissing is the sample in the place of those of a missing shard.
 func (s *shard) asMissing() Sample { return Sample{Key: s.rel, Split: s.split, Bad: s.missing} }

@@ -105,6 +105,8 @@ type Sample struct {
 	Release func()
 	// Bad says why the sample cannot be imported, "" if nothing is known against it.
 	Bad string
+	// Known, if it is not nil, has the sample's blobs and all its columns; Meta, At, Size, Blobs and Load are then not set.
+	Known *Known
 }
 
 // Cell is a value in an Arrow array, which must outlive the sample.
@@ -137,6 +139,9 @@ type Options struct {
 	// and tables of paths by the list of the bucket, tars by their headers. Blobs are nil then, as are the columns that
 	// would be made of them. What a format keeps as metadata is read.
 	Walk bool
+	// Kept is called when the objects of a bucket are listed, and returns what is known of those that have not changed; nil
+	// if all of them are to be read. Formats of shards ask it: tars, Parquet, MDS, LitData and TensorFlow's records.
+	Kept func(format, bucket string, objects []schema.Object) (Kept, error)
 	// Begin is called when it is known what there is to read, and not much was read yet. Its error ends Open.
 	Begin func(Estimate) error
 	// Columns are the columns of the source that are read; empty means all of them. A * stands for any text. What
@@ -163,23 +168,26 @@ type format struct {
 	// detect says whether path looks like it, from a shallow look.
 	detect func(l *layout) bool
 	open   func(ctx context.Context, path string, opts Options) (Source, error)
+	shards bool // its files have many samples each, and it asks Options.Kept for them
 }
 
 var formats = []format{
-	{exportFormat, "metadata.parquet of an export (bowstring get --to DIR/)", (*layout).looksExport, openExport},
-	{"mds", "index.json in the directory or in its subdirectories (MosaicML MDS)", (*layout).looksMDS, openMDS},
+	{exportFormat, "metadata.parquet of an export (bowstring get --to DIR/)", (*layout).looksExport, openExport, false},
+	{"mds", "index.json in the directory or in its subdirectories (MosaicML MDS)", (*layout).looksMDS, openMDS, true},
 	{"litdata", "index.json of chunks, in the directory or in its subdirectories (LitData)", (*layout).looksLitData,
-		openLitData},
+		openLitData, true},
 	{"tfrecord", "*.tfrecord, also *.tfrecord-00000-of-00010 and *.tfrecord.gz (TensorFlow)", (*layout).looksTFRecord,
-		openTFRecords},
+		openTFRecords, true},
 	{"webdataset", "*.tar, *.tar.gz, *.tgz, *.tar.zst or *.tar.bz2 (WebDataset)", (*layout).looksWebDataset,
-		openWebDataset},
-	{"parquet", "*.parquet, also in data/ (Hugging Face)", (*layout).looksParquet, openParquet},
-	{"imagefolder", "image files in folders", (*layout).looksImageFolder, openImageFolder},
-	{"audiofolder", "audio files in folders, also LibriSpeech's", (*layout).looksAudioFolder, openAudioFolder},
+		openWebDataset, true},
+	{"parquet", "*.parquet, also in data/ (Hugging Face)", (*layout).looksParquet, openParquet, true},
+	{"imagefolder", "image files in folders", (*layout).looksImageFolder, openImageFolder, false},
+	{"audiofolder", "audio files in folders, also LibriSpeech's", (*layout).looksAudioFolder, openAudioFolder,
+		false},
 	{"commonvoice", "clips/ beside train.tsv, dev.tsv and test.tsv (Common Voice)", (*layout).looksCommonVoice,
-		openCommonVoice},
-	{"list", "a .csv, .tsv, .jsonl or .parquet file with a column of paths", (*layout).looksList, openList},
+		openCommonVoice, false},
+	{"list", "a .csv, .tsv, .jsonl or .parquet file with a column of paths", (*layout).looksList, openList,
+		false},
 }
 
 // NameOf is the last part of the path of a data set, or of its URL, without an extension.
@@ -229,6 +237,15 @@ func Open(ctx context.Context, path string, opts Options) (Source, error) {
 	opts.choice = newChoice(opts)
 	if info, err := files.stat(path); err == nil && info.IsDir() {
 		if err := files.know(ctx, nil); err != nil {
+			return nil, err
+		}
+	}
+	if opts.Kept != nil && f.shards && z == nil && files.bucket() != nil {
+		where, objects, err := files.Objects()
+		if err == nil {
+			files.kept, err = opts.Kept(f.name, where, objects)
+		}
+		if err != nil {
 			return nil, err
 		}
 	}

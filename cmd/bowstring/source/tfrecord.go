@@ -123,7 +123,13 @@ func openTFRecords(ctx context.Context, path string, opts Options) (Source, erro
 		return nil, fmt.Errorf("%w: there is no *.tfrecord file", schema.ErrInvalid)
 	}
 	s.splits = splits
+	s.place.knownRows(shards, opts.Split, tfKey)
+	if _, all := allKnown(shards); all {
+		return newKnownSource(s.about, shards), nil
+	}
+	known := int64(0)
 	for _, sh := range shards {
+		known += sh.known
 		s.shards = append(s.shards, tfShard{shard: sh})
 	}
 	if err := s.begin(opts, s.place.estimateWhole(s.paths(), 2)); err != nil {
@@ -132,8 +138,12 @@ func openTFRecords(ctx context.Context, path string, opts Options) (Source, erro
 	if err := s.survey(ctx); err != nil {
 		return nil, err
 	}
+	s.rows += known
 	return s, s.makeColumns()
 }
+
+// tfKey is that of a record, by its number.
+func tfKey(sh *shard, n int64) string { return fmt.Sprintf("%s#%d", sh.rel, n) }
 
 // survey reads all records for their features. What is wrong with a file or a record shows again, and is reported, when
 // the samples are read.
@@ -143,7 +153,7 @@ func (s *tfRecords) survey(ctx context.Context) error {
 	var firsts []error
 	for i := range s.shards {
 		sh := &s.shards[i]
-		if sh.missing != "" {
+		if !sh.shard.read() {
 			continue
 		}
 		err := s.read(ctx, in, sh, func(_, _ int64, buf []byte, err error) error {
@@ -337,6 +347,12 @@ func (s *tfRecords) Samples(ctx context.Context) iter.Seq2[Sample, error] {
 				}
 				continue
 			}
+			if sh.known > 0 {
+				if !s.place.yieldKnown(ctx, &sh.shard, yield) {
+					return
+				}
+				continue
+			}
 			err := s.read(ctx, in, sh, func(n, at int64, buf []byte, err error) error {
 				if !yield(s.sample(sh, n, at, buf, err), nil) {
 					return errStop
@@ -357,10 +373,10 @@ func (s *tfRecords) Samples(ctx context.Context) iter.Seq2[Sample, error] {
 	}
 }
 
-// paths are those of the files that are there.
+// paths are those of the files that are read.
 func (s *tfRecords) paths() (all []string) {
 	for _, sh := range s.shards {
-		if sh.missing == "" {
+		if sh.shard.read() {
 			all = append(all, sh.path)
 		}
 	}
@@ -369,7 +385,7 @@ func (s *tfRecords) paths() (all []string) {
 
 // sample makes a sample of a record, whose bytes begin at a byte of the file, or of what that is decoded.
 func (s *tfRecords) sample(sh *tfShard, n, at int64, buf []byte, err error) Sample {
-	out := Sample{Key: fmt.Sprintf("%s#%d", sh.rel, n), Split: sh.split, Size: int64(len(buf)),
+	out := Sample{Key: tfKey(&sh.shard, n), Split: sh.split, Size: int64(len(buf)),
 		Release: func() { buffers.put(buf) }}
 	var values map[string]tfValues
 	if err == nil {

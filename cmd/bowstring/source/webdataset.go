@@ -103,16 +103,28 @@ func openWebDataset(ctx context.Context, pattern string, opts Options) (Source, 
 		choice: opts.choice}
 	s.shards, s.splits = arrangeShards(all, opts.Split)
 	s.walked = opts.Walk
+	s.place.knownRows(s.shards, opts.Split, nil)
+	if _, all := allKnown(s.shards); all {
+		return newKnownSource(s.about, s.shards), nil
+	}
 	if s.place.bucket() != nil {
 		if err := s.begin(opts, s.place.estimateTars(ctx, s.shards)); err != nil {
 			return nil, err
 		}
 	}
-	if err := s.survey(ctx); err != nil {
+	err = s.survey(ctx)
+	if errors.Is(err, errKnownAlso) { // which of them are bad, all of them together tell
+		forget(s.shards)
+		err = s.survey(ctx)
+	}
+	if err != nil {
 		return nil, err
 	}
 	return s, nil
 }
+
+// errKnownAlso is why no shard can be left unread.
+var errKnownAlso = errors.New("what the samples are depends on shards that were not read")
 
 // survey reads the tars for the columns of their samples.
 func (s *webDataset) survey(ctx context.Context) error {
@@ -123,7 +135,8 @@ func (s *webDataset) survey(ctx context.Context) error {
 	})
 	defer from.close()
 	for n, sh := range s.shards {
-		if sh.missing != "" {
+		found.samples += sh.known
+		if !sh.read() {
 			continue
 		}
 		if err := found.read(ctx, n, from.shard(n)); err != nil {
@@ -138,6 +151,16 @@ func (s *webDataset) survey(ctx context.Context) error {
 	}
 	if found.samples == 0 {
 		return fmt.Errorf("%w: the tars hold no samples: members named KEY.EXTENSION", schema.ErrInvalid)
+	}
+	if slices.ContainsFunc(s.shards, func(sh shard) bool { return sh.known > 0 }) {
+		if !found.extensions["cls"] && s.place.kept.Schema().HasField("label") {
+			return errKnownAlso // a sample without one is bad
+		}
+		for key := range found.keys {
+			if s.place.kept.Has(key) {
+				return errKnownAlso
+			}
+		}
 	}
 	s.rows, s.json, s.keys = found.samples, found.json, found.keys
 	s.refused = found.refused()
@@ -268,6 +291,12 @@ func (s *webDataset) Samples(ctx context.Context) iter.Seq2[Sample, error] {
 		for n, sh := range s.shards {
 			if sh.missing != "" {
 				if !yield(sh.asMissing(), nil) {
+					return
+				}
+				continue
+			}
+			if sh.known > 0 {
+				if !s.place.yieldKnown(ctx, &sh, yield) {
 					return
 				}
 				continue

@@ -1,0 +1,194 @@
+package attach
+
+import (
+	"context"
+	"iter"
+	"sort"
+
+	"github.com/apache/arrow/go/v17/arrow"
+
+	"bowstring/cmd/bowstring/source"
+	"bowstring/schema"
+)
+
+// Kept are the rows of objects that have not changed, by their objects. It implements source.Kept, for one goroutine.
+//
+// An object's rows are known where they follow each other in a snapshot, all in one split, and lie in no other object
+// besides. The manifest tells that by the addresses of the blobs.
+type Kept struct {
+	dataset string
+	bases   []*Rows
+	files   map[string]run
+	names   map[objectAt]string // of their objects
+
+	// The chunk that was read last: rows are mostly asked for in their order.
+	of      *Rows
+	begin   int64 // of its rows
+	until   int64
+	columns map[string]arrow.Array
+	all     []string // names of the columns of metadata
+}
+
+// run is the rows of an object.
+type run struct {
+	base       *Rows
+	start, end int64
+	split      string
+	broken     bool // there are more, or not all of them are its own
+}
+
+// objectAt is an object by its set and its number there.
+type objectAt struct {
+	prefix schema.ObjectPrefix
+	number uint32
+}
+
+// Kept finds the rows of objects that have not changed. bases have the same schema; what the first has of an object is
+// taken.
+func (l *Listing) Kept(dataset string, bases []*Rows) *Kept {
+	k := &Kept{dataset: dataset, bases: bases, files: map[string]run{}, names: map[objectAt]string{}}
+	if len(bases) == 0 {
+		return k
+	}
+	for _, f := range schema.MetaFields(bases[0].Schema()) {
+		k.all = append(k.all, f.Name)
+	}
+	here := map[objectAt]int{}
+	for i, p := range l.places {
+		if s := &l.sets[p.set]; s.known != nil {
+			here[objectAt{s.prefix, p.number}] = i
+		}
+	}
+	for _, base := range bases {
+		for at, r := range base.runs() {
+			if i, ok := here[at]; ok && !r.broken {
+				if _, ok := k.files[l.objects[i].Key]; !ok {
+					k.files[l.objects[i].Key], k.names[at] = *r, l.objects[i].Key
+				}
+			}
+		}
+	}
+	return k
+}
+
+// runs finds the rows of each object.
+func (r *Rows) runs() map[objectAt]*run {
+	found := map[objectAt]*run{}
+	var last *run
+	unclear := false // the rows since last, or since the beginning, have no blob that says whose they are
+	for pos := range r.ids {
+		var own *run
+		first := objectAt{}
+		several := false
+		for c := range r.refs {
+			ref := &r.refs[c][pos]
+			if ref.Size == null {
+				continue
+			}
+			a, ok := schema.ParseObjectAddress(ref.Key)
+			at := objectAt{a.Prefix, a.Object}
+			if !ok {
+				several = true
+				continue
+			}
+			if found[at] == nil {
+				found[at] = &run{base: r, start: int64(pos), end: int64(pos), split: r.form.SplitOf(int64(pos))}
+			}
+			if own == nil {
+				own, first = found[at], at
+			}
+			several = several || at != first
+		}
+		if several {
+			for c := range r.refs {
+				if a, ok := schema.ParseObjectAddress(r.refs[c][pos].Key); ok && r.refs[c][pos].Size != null {
+					found[objectAt{a.Prefix, a.Object}].broken = true
+				}
+			}
+		}
+		if own == nil {
+			unclear = true
+			continue
+		}
+		if unclear && own != last {
+			own.broken = true
+			if last != nil {
+				last.broken = true
+			}
+		}
+		if own.end != int64(pos) && own != last || own.split != r.form.SplitOf(int64(pos)) {
+			own.broken = true
+		}
+		own.end, last, unclear = int64(pos)+1, own, false
+	}
+	if unclear && last != nil {
+		last.broken = true
+	}
+	return found
+}
+
+// Any reports whether there is any such object.
+func (k *Kept) Any() bool { return len(k.files) > 0 }
+
+// Schema implements source.Kept.
+func (k *Kept) Schema() *arrow.Schema { return k.bases[0].Schema() }
+
+// Rows implements source.Kept.
+func (k *Kept) Rows(file string) (n int64, split string, ok bool) {
+	r, ok := k.files[file]
+	return r.end - r.start, r.split, ok
+}
+
+// Is implements source.Kept.
+func (k *Kept) Is(file string, row int64, key string) bool {
+	r := k.files[file]
+	return r.base.ids[r.start+row] == schema.SampleID(k.dataset, key)
+}
+
+// Has implements source.Kept.
+func (k *Kept) Has(key string) bool {
+	id := schema.SampleID(k.dataset, key)
+	for _, base := range k.bases {
+		pos, ok := base.find(id)
+		for c := range base.refs {
+			if a, is := schema.ParseObjectAddress(base.refs[c][pos].Key); ok && is && base.refs[c][pos].Size != null {
+				r := k.files[k.names[objectAt{a.Prefix, a.Object}]]
+				return r.base == base && r.start <= int64(pos) && int64(pos) < r.end
+			}
+		}
+	}
+	return false
+}
+
+// All implements source.Kept.
+func (k *Kept) All(ctx context.Context, file string) iter.Seq2[source.KeptRow, error] {
+	return func(yield func(source.KeptRow, error) bool) {
+		r := k.files[file]
+		for pos := r.start; pos < r.end; pos++ {
+			if err := k.load(ctx, r.base, pos); err != nil {
+				yield(source.KeptRow{}, err)
+				return
+			}
+			known := r.base.known(int(pos), k.columns, int(k.begin))
+			if !yield(source.KeptRow{ID: r.base.ids[pos], Known: known}, nil) {
+				return
+			}
+		}
+	}
+}
+
+// load reads the columns of the chunk that a row is in.
+func (k *Kept) load(ctx context.Context, base *Rows, pos int64) (err error) {
+	chunks := base.form.Snapshot().Chunks
+	if k.of == base && k.begin <= pos && pos < k.until {
+		return nil
+	}
+	starts := make([]int64, len(chunks)+1)
+	for i, c := range chunks {
+		starts[i+1] = starts[i] + c.Rows
+	}
+	i := sort.Search(len(chunks), func(i int) bool { return starts[i+1] > pos })
+	k.of, k.begin, k.until = base, starts[i], starts[i+1]
+	k.columns, err = base.read(ctx, chunks[i:i+1], k.all, func(*schema.Page) error { return nil })
+	return err
+}
