@@ -82,7 +82,9 @@ type Explained struct {
 	Unknown []string `json:"unknown"`
 	Running *Running `json:"running,omitempty"`
 	// Bill is what is asked of buckets, and what that costs; left out where the job reads from none.
-	Bill      *Bill            `json:"bill,omitempty"`
+	Bill *Bill `json:"bill,omitempty"`
+	// Mixing says how well a shuffle of blocks mixes classes; left out of other requests, and where there are no classes.
+	Mixing    *fetch.Mixing    `json:"mixing,omitempty"`
 	Rates     *fetch.Rates     `json:"rates,omitempty"`
 	RatesFrom *fetch.RatesFrom `json:"rates_from,omitempty"`
 }
@@ -166,6 +168,9 @@ func (s actionHandler) explain(ctx context.Context, b []byte, send func([]byte) 
 	}
 	answer.Unknown = rates.Unknown(&c)
 	if answer.Bill, err = s.bill(ctx, cat, job, &c, answer.Prediction); err != nil {
+		return err
+	}
+	if answer.Mixing, err = cat.Mixing(ctx, job); err != nil {
 		return err
 	}
 	if answer.Running, err = s.running(ctx, cat, job, &c, req, rates, shown); err != nil {

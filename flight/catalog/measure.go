@@ -146,3 +146,8 @@ func (c *Catalog) largest(ctx context.Context) (string, error) {
 func (c *Catalog) Extents(ctx context.Context, job *fetch.Job) (fetch.Extents, error) {
 	return c.engine.Extents(ctx, job)
 }
+
+// Mixing says how well the order of a job that the caller has opened mixes classes.
+func (c *Catalog) Mixing(ctx context.Context, job *fetch.Job) (*fetch.Mixing, error) {
+	return c.engine.Mixing(ctx, job)
+}

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/url"
 	"os"
 	"path"
@@ -18,6 +19,7 @@ import (
 
 	"bowstring/cmd/bowstring/attach"
 	"bowstring/cmd/bowstring/source"
+	"bowstring/fetch"
 	"bowstring/fetch/ingest"
 	"bowstring/fetch/object"
 	"bowstring/fetch/store"
@@ -456,7 +458,30 @@ func (a *attachment) Commit(ctx context.Context, sum *summary) error {
 		}
 	}
 	sum.Snapshot, sum.Changed, sum.Notes = snap.Number, changed, append(sum.Notes, a.w.Notes()...)
-	return nil
+	sum.Mixing, err = a.mixing(ctx, snap)
+	return err
+}
+
+// attachedBlock is the block of the shuffle whose mixing is measured.
+const attachedBlock = "8MiB"
+
+// mixing measures how well a shuffle of blocks mixes what was attached.
+func (a *attachment) mixing(ctx context.Context, snap *schema.Snapshot) (m *fetch.Mixing, err error) {
+	if snap.Rows() == 0 {
+		return nil, nil //nolint:nilnil // that there is nothing to mix is no error
+	}
+	e, err := fetch.NewEngine(a.store, fetch.Options{Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, e.Close()) }()
+	job, err := e.Open(ctx, schema.Request{Dataset: snap.Dataset, Snapshot: snap.Number,
+		Shuffle: &schema.Shuffle{Block: attachedBlock}})
+	if err != nil {
+		return nil, err
+	}
+	defer job.Close()
+	return e.Mixing(ctx, job)
 }
 
 // putSets has a snapshot name the sets that blobs lie in by now.

@@ -182,6 +182,9 @@ func printExplained(w io.Writer, e *flight.Explained) error {
 			return err
 		}
 	}
+	if e.Mixing != nil {
+		fmt.Fprintf(w, "\n%s\n", printable(e.Mixing.String()))
+	}
 	if r := e.Running; r != nil {
 		return printRunning(w, r)
 	}

@@ -23,6 +23,7 @@ import (
 	"github.com/schollz/progressbar/v3"
 
 	"bowstring/cmd/bowstring/source"
+	"bowstring/fetch"
 	"bowstring/fetch/ingest"
 	"bowstring/fetch/store"
 	"bowstring/schema"
@@ -235,6 +236,8 @@ type summary struct {
 	MBPerS  float64  `json:"mb_per_s"`
 	// Of an attachment to a dataset that is there.
 	Update *updated `json:"update,omitempty"`
+	// Of an attachment: how well a shuffle of blocks mixes its classes.
+	Mixing *fetch.Mixing `json:"block_shuffle,omitempty"`
 
 	verb  verb
 	begun time.Time
@@ -331,6 +334,9 @@ func (s *summary) print(app *App, asJSON bool) error {
 	if u := s.Update; u != nil {
 		fmt.Fprintf(&b, "  update   %s kept, %s changed, %s new, %s gone\n", humanize.Comma(u.Kept), humanize.Comma(u.Changed),
 			humanize.Comma(u.New), humanize.Comma(u.Gone))
+	}
+	if s.Mixing != nil {
+		fmt.Fprintf(&b, "  shuffle  %s\n", printable(s.Mixing.String()))
 	}
 	if s.Bad > 0 {
 		fmt.Fprintf(&b, "  skipped  %s bad samples, listed in %s\n", humanize.Comma(s.Bad), printable(s.BadList))
