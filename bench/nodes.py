@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import http.client
+import io
 import json
 import os
 import random
@@ -18,6 +20,7 @@ import signal
 import subprocess
 import threading
 import time
+import urllib.parse
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,6 +30,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.flight as fl
+import pyarrow.parquet as pq
 from harness import lab
 from node import Node
 from ports import free_port
@@ -88,6 +92,31 @@ class Links:
             self._process.stdout.close()
 
 
+@contextlib.contextmanager
+def objects(binary: Path, folder: Path, *options: str) -> Iterator[str]:
+    """The URL of an empty bucket of a server of S3, which `bowstring-lab objects` is."""
+    (folder / "bucket").mkdir(parents=True)
+    command = [lab(binary), "objects", "--root", folder, *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        if not server.stdout:
+            raise RuntimeError("the server of objects has no pipe")
+        yield f"s3://bucket?endpoint={server.stdout.readline().strip()}&anonymous=true"
+        server.terminate()
+        server.wait(PATIENCE)
+
+
+def within(bucket: str, prefix: str) -> str:
+    """The URL of what lies under a prefix of a bucket."""
+    return bucket.replace("?", f"/{prefix}?", 1)
+
+
+def host_of(store: str) -> str:
+    """HOST:PORT of a store."""
+    parts = urllib.parse.urlsplit(store)
+    endpoint = urllib.parse.parse_qs(parts.query).get("endpoint")
+    return urllib.parse.urlsplit(endpoint[0]).netloc if endpoint else parts.netloc
+
+
 def spill_bytes(samples: float, size: int) -> int:
     """The budget of a spill that has room for so many samples."""
     return round(INDEX + samples * (size + HEADER))
@@ -98,18 +127,46 @@ def blob(key: int, size: int) -> bytes:
     return random.Random(key).randbytes(size)
 
 
+SCHEMA = pa.schema([("key", pa.int64()), ("sum", pa.int64()), ("image", pa.large_binary())])
+
+
+def rows(first: int, end: int, size: int) -> pa.RecordBatch:
+    """Rows that say what their bytes have to be: `key`, `sum` (CRC-32) and `image`."""
+    keys = list(range(first, end))
+    images = [blob(k, size) for k in keys]
+    sums = [zlib.crc32(image) for image in images]
+    return pa.record_batch([keys, sums, pa.array(images, pa.large_binary())], schema=SCHEMA)
+
+
+def attach(binary: Path, store: str, bucket: str, samples: int, size: int) -> None:
+    """Attach the dataset that `upload` uploads, as files of Parquet in a bucket."""
+    each = max(samples // 2, 1)
+    for first in range(0, samples, each):
+        out = io.BytesIO()
+        table = pa.Table.from_batches([rows(first, min(first + each, samples), size)])
+        pq.write_table(table, out, compression="none", use_dictionary=False, write_statistics=False)
+        name = f"{urllib.parse.urlsplit(bucket).netloc}/attached/{first:09}.parquet"
+        connection = http.client.HTTPConnection(host_of(bucket))
+        connection.request("PUT", f"/{name}", out.getvalue())
+        answer = connection.getresponse()
+        answer.read()
+        connection.close()
+        if answer.status != http.HTTPStatus.OK:
+            raise RuntimeError(f"{name} is not taken: {answer.status}")
+    command = [binary, "attach", within(bucket, "attached"), DATASET, "--store", store]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"attach: {done.stderr}")
+
+
 def upload(url: str, samples: int, size: int, name: str = DATASET) -> None:
-    """Upload a dataset whose rows say what their bytes have to be: `key`, `sum` (CRC-32) and `image`."""
-    schema = pa.schema([("key", pa.int64()), ("sum", pa.int64()), ("image", pa.large_binary())])
+    """Upload a dataset of such rows."""
     with fl.connect(url) as client:
         request = json.dumps({"put": {"dataset": name, "key": "key"}})
-        writer, reader = client.do_put(fl.FlightDescriptor.for_command(request), schema)
+        writer, reader = client.do_put(fl.FlightDescriptor.for_command(request), SCHEMA)
         with writer:
             for first in range(0, samples, 64):
-                keys = list(range(first, min(first + 64, samples)))
-                images = [blob(k, size) for k in keys]
-                sums = [zlib.crc32(image) for image in images]
-                writer.write_batch(pa.record_batch([keys, sums, pa.array(images, pa.large_binary())], schema=schema))
+                writer.write_batch(rows(first, min(first + 64, samples), size))
             writer.done_writing()
             while reader.read() is not None:
                 pass
@@ -186,7 +243,7 @@ class Member:
 class Nodes:
     """The nodes `a`, `b` and so on of one cluster. Use it in a `with` block; they start on entry, side by side.
 
-    The store is `cql://HOST:PORT/KEYSPACE`, which is there already.
+    The store is `cql://HOST:PORT/KEYSPACE` or `s3://BUCKET/PREFIX?endpoint=http://HOST:PORT`, which is there already.
     """
 
     def __init__(
@@ -203,7 +260,7 @@ class Nodes:
     ) -> None:
         self.binary, self.store, self.folder = binary, store, folder
         self.direct = direct  # nodes ask each other with no door between them, which would cut what passes in its way
-        self.store_host = store.removeprefix("cql://").partition("/")[0]
+        self.store_host = host_of(store)
         self.cluster = f"c{random.getrandbits(40):x}"  # none that a run before has left leases of
         self.net = net or Wire()
         self.key = folder / "cluster.key"
@@ -289,6 +346,8 @@ class Nodes:
                 "fills",
             )
         }
+        for name in ("spans", "bytes", "singles"):
+            found[f"span_{name}"] = sum(e["spans"][name] for e in engines)
         counts = self.links.counts()
         store = [c for (door, _), c in counts.items() if door.startswith("store-")]
         peers = [c for (door, _), c in counts.items() if not door.startswith("store-")]
@@ -299,10 +358,15 @@ class Nodes:
 
 @contextlib.contextmanager
 def stored(binary: Path, uri: str, samples: int, size: int) -> Iterator[str]:
-    """A keyspace with the dataset, which is made in it; it stays, and costs nothing but room."""
-    done = subprocess.run([binary, "store", "init", "--store", uri], check=False, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"store init: {done.stderr}")
+    """A store with the dataset, which is made in it; a keyspace stays, and costs nothing but room."""
+    initialise(binary, uri)
     with Node(binary, uri) as node:
         upload(node.url, samples, size)
     yield uri
+
+
+def initialise(binary: Path, uri: str) -> None:
+    """Make a store ready."""
+    done = subprocess.run([binary, "store", "init", "--store", uri], check=False, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"store init: {done.stderr}")

@@ -168,8 +168,9 @@ func ParseObjectAddress(k Key) (ObjectAddress, bool) {
 }
 
 // ObjectChunk is how many bytes the chunks have into which objects are cut, from their beginning on; the last one of an
-// object may have fewer. A chunk is what one request reads at most, and what a node of a cluster owns as a whole.
-const ObjectChunk = 16 << 20
+// object may have fewer. A node of a cluster owns a chunk as a whole: it is large enough to be worth a request, and small
+// enough that the parts of many nodes differ little.
+const ObjectChunk = 8 << 20
 
 // Chunk is the number of the chunk of the object that the blob, or its unit, begins in.
 func (a *ObjectAddress) Chunk() int64 {

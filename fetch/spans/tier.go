@@ -19,7 +19,7 @@ const (
 	// together is how many cells one Fetch takes.
 	together = 256
 	// MaxSpan is how many bytes one request brings at most, unless one blob is larger.
-	MaxSpan = schema.ObjectChunk
+	MaxSpan = 2 * schema.ObjectChunk
 	// memoryShare is the divisor of the memory that bounds one span: several are under way at once.
 	memoryShare = 8
 )
@@ -100,7 +100,7 @@ func setOf(ref schema.BlobRef) (schema.ObjectPrefix, bool) {
 type Tier struct {
 	opts    Options
 	most    int64 // bytes of a span
-	chunk   int64 // bytes of the chunks of objects: those that nodes own, or equal parts of them as spans are shorter
+	chunk   int64 // bytes of the chunks that objects are read by: several that nodes own, one, or a part of one
 	singles read.Tier
 	memory  memory
 
@@ -126,7 +126,7 @@ func New(opts Options) (*Tier, error) {
 		opts: opts, most: Most(opts.Memory), singles: read.Store(opts.Store),
 		places: map[place][]*span{}, starts: map[uint32]int64{},
 	}
-	for t.chunk = schema.ObjectChunk; t.chunk > max(t.most, 1); {
+	for t.chunk = MaxSpan; t.chunk > max(t.most, 1); {
 		t.chunk /= 2
 	}
 	t.memory.init(opts.Memory)
