@@ -103,7 +103,7 @@ func (c *AttachCmd) attachObjects(ctx context.Context, app *App, addr string) (e
 	if err := c.ReadFlags.complete(&c.Dataset, lastPart(c.From)); err != nil {
 		return err
 	}
-	st, err := openStore(ctx, addr, true, app.quietLog())
+	st, err := openFarStore(ctx, addr, true, nil, readBuckets{requests: c.asked.of()}, app.quietLog())
 	if err != nil {
 		return err
 	}

@@ -57,6 +57,8 @@ type ReadFlags struct {
 	BadList    string         `type:"path" placeholder:"FILE" help:"Write what cannot be taken to FILE, as JSON lines (with --skip-bad default: DATASET-bad.jsonl)."`
 	Workers    int            `placeholder:"N" help:"Samples read at a time, and stored at a time (default: twice the processors)."`
 	JSON       bool           `name:"json" help:"Print the summary as a JSON object."`
+
+	asked askedOfBuckets
 }
 
 // Run imports.
@@ -87,7 +89,8 @@ func (c *ImportCmd) Run(ctx context.Context, app *App) (err error) {
 
 func (c *ReadFlags) sourceOptions() source.Options {
 	return source.Options{Format: c.Format, Split: c.Split, PathColumn: c.PathColumn, Outside: c.Outside,
-		Columns: c.Columns, LeaveOut: c.LeaveOut, Text: c.Text, Spread: c.Spread, AsMetadata: c.AsMetadata}
+		Columns: c.Columns, LeaveOut: c.LeaveOut, Text: c.Text, Spread: c.Spread, AsMetadata: c.AsMetadata,
+		Bucket: c.asked.open}
 }
 
 func (c *ReadFlags) readOptions(dataset string) source.ReadOptions {
@@ -120,6 +123,7 @@ func (c *ReadFlags) into(ctx context.Context, app *App, sum *summary, src source
 	if err := to.Commit(ctx, sum); err != nil {
 		return err
 	}
+	sum.Buckets = c.asked.list()
 	sum.done(time.Since(sum.begun))
 	return sum.print(app, c.JSON)
 }
@@ -200,7 +204,7 @@ func (c *ImportCmd) open(ctx context.Context, app *App, src source.Source, reade
 	if err != nil {
 		return nil, err
 	}
-	store, err := openStore(ctx, app.globals.Store, true, app.quietLog())
+	store, err := openFarStore(ctx, app.globals.Store, true, nil, readBuckets{requests: c.asked.of()}, app.quietLog())
 	if err != nil {
 		return nil, err
 	}
@@ -238,6 +242,8 @@ type summary struct {
 	Update *updated `json:"update,omitempty"`
 	// Of an attachment: how well a shuffle of blocks mixes its classes.
 	Mixing *fetch.Mixing `json:"block_shuffle,omitempty"`
+	// Buckets are those that were asked, of the source and of the store.
+	Buckets []bucketAsked `json:"buckets,omitempty"`
 
 	verb  verb
 	begun time.Time
@@ -340,6 +346,9 @@ func (s *summary) print(app *App, asJSON bool) error {
 	}
 	if s.Bad > 0 {
 		fmt.Fprintf(&b, "  skipped  %s bad samples, listed in %s\n", humanize.Comma(s.Bad), printable(s.BadList))
+	}
+	for i := range s.Buckets {
+		fmt.Fprintf(&b, "  bucket   %s\n", printable(s.Buckets[i].String()))
 	}
 	for _, n := range s.Notes {
 		fmt.Fprintf(&b, "  note     %s\n", printable(n))
