@@ -206,7 +206,7 @@ func NewEngine(s store.Store, opts Options) (*Engine, error) {
 	}
 	e.reader, errs[0] = read.New(append(list, e.spans), read.Options{
 		MaxReads: opts.MaxReads, ReadTimeout: opts.ReadTimeout, NoHedge: opts.NoHedge, Keeps: mine, Sharers: sharers,
-		Logger: opts.Logger,
+		Prover: store.ProverOf(s), Logger: opts.Logger,
 	})
 	if errs[0] != nil {
 		return nil, errs[0]

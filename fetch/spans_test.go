@@ -65,9 +65,15 @@ func (p *pail) asked() (reads int, bytes int64) {
 // nil is null.
 func attached(t *testing.T, n, each int, image func(i int) []byte) (store.Store, *pail) {
 	t.Helper()
+	return attachedHow(t, n, each, false, image)
+}
+
+// attachedHow is attached, lazily without that anything was read.
+func attachedHow(t *testing.T, n, each int, lazily bool, image func(i int) []byte) (store.Store, *pail) {
+	t.Helper()
 	p := &pail{objects: map[string][]byte{}}
 	open := func(context.Context, string) (object.Bucket, error) { return p, nil }
-	return attachedAt(t, p.URL(), n, each, open, image, func(key string, data []byte) schema.ObjectVersion {
+	return attachedTo(t, p.URL(), n, each, lazily, open, image, func(key string, data []byte) schema.ObjectVersion {
 		p.objects[key] = data
 		return schema.ObjectVersion{ETag: key}
 	}), p
@@ -77,13 +83,20 @@ func attached(t *testing.T, n, each int, image func(i int) []byte) (store.Store,
 func attachedAt(t testing.TB, url string, n, each int, open func(context.Context, string) (object.Bucket, error),
 	image func(i int) []byte, put func(key string, data []byte) schema.ObjectVersion) store.Store {
 	t.Helper()
+	return attachedTo(t, url, n, each, false, open, image, put)
+}
+
+func attachedTo(t testing.TB, url string, n, each int, lazily bool,
+	open func(context.Context, string) (object.Bucket, error), image func(i int) []byte,
+	put func(key string, data []byte) schema.ObjectVersion) store.Store {
+	t.Helper()
 	s := extent.New(must(local.Open(t.TempDir(), local.Options{})), extent.Options{Logger: quiet, Buckets: open})
 	t.Cleanup(func() {
 		if err := s.Close(); err != nil {
 			t.Error(err)
 		}
 	})
-	set := &schema.ObjectSet{Bucket: url}
+	set := &schema.ObjectSet{Bucket: url, Unproven: lazily}
 	offsets, sums, sizes := make([]int64, n), make([]schema.Sum, n), make([]int, n)
 	var all []byte // of an object
 	for i := range n {
@@ -115,6 +128,9 @@ func attachedAt(t testing.TB, url string, n, each int, open func(context.Context
 		}
 		at := schema.ObjectAddress{Prefix: set.Prefix(), Object: uint32(i / each), Offset: offsets[i]}
 		refs[i] = &schema.BlobRef{Key: at.Key(sums[i]), Size: int64(sizes[i]), Sum: sums[i]}
+		if lazily {
+			*refs[i] = schema.UnprovenRef(at, int64(sizes[i]))
+		}
 	}
 	if err := w.WriteRefs(t.Context(), "train", ids, nil, [][]*schema.BlobRef{refs}); err != nil {
 		t.Fatal(err)
@@ -133,17 +149,21 @@ func TestBucketsDoNotChangeTheOrder(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	rng := rand.New(rand.NewPCG(seed, 0))
-	s, p := attached(t, 700, 100, func(i int) []byte {
+	image := func(i int) []byte {
 		if i%100 == 99 {
 			return nil
 		}
 		return content(i)
-	})
+	}
+	s, p := attached(t, 700, 100, image)
 	rounds := 40
 	if testing.Short() {
 		rounds = 5
 	}
 	for round := range rounds {
+		if rng.IntN(4) == 0 {
+			s, p = attachedHow(t, 700, 100, true, image)
+		}
 		req := schema.Request{
 			Dataset: "d", Columns: []string{"id", "image"}, Batch: 1 + rng.Int64N(120),
 			World:   &schema.World{Size: 1 + rng.Int64N(3)},
@@ -215,12 +235,18 @@ func TestBucketsDoNotChangeTheOrder(t *testing.T) {
 // An epoch in order takes about a request for each 8 to 16 MiB; a shuffled one does with a spill for all, and the next
 // takes none.
 func TestRequestsOfAnEpoch(t *testing.T) {
+	for _, lazily := range []bool{false, true} {
+		t.Run(fmt.Sprint("lazily ", lazily), func(t *testing.T) { requestsOfAnEpoch(t, lazily) })
+	}
+}
+
+func requestsOfAnEpoch(t *testing.T, lazily bool) {
 	const n, each, size = 640, 320, 100 << 10
 	image := content(1)
 	for len(image) < size {
 		image = append(image, image...)
 	}
-	s, p := attached(t, n, each, func(i int) []byte {
+	s, p := attachedHow(t, n, each, lazily, func(i int) []byte {
 		image := bytes.Clone(image[:size])
 		binary.LittleEndian.PutUint64(image, uint64(i))
 		return image
@@ -268,5 +294,9 @@ func TestRequestsOfAnEpoch(t *testing.T) {
 			t.Errorf("epoch %d: %d requests, want %d at most", epoch, reads, most)
 		}
 		until(t, "the spill holds all", func() bool { return opts.Spill.Stats().Entries >= n })
+	}
+	if proof := must(store.ProverOf(s).Proof(t.Context(), must(s.Snapshot(t.Context(), "d", 0)))); lazily &&
+		proof.Blobs != n || proof.Blobs != proof.OfBlobs {
+		t.Errorf("an epoch has proven %+v", proof)
 	}
 }

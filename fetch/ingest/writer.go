@@ -72,7 +72,7 @@ type Options struct {
 }
 
 // Writer writes one snapshot. It is not safe for concurrent use. It holds one
-// manifest chunk and 16 bytes for each row written.
+// manifest chunk and 16 bytes for each row written, and as many for each blob without a checksum.
 type Writer struct {
 	output // of the rows written; its splits count from the first of them
 	store  store.Store
@@ -80,11 +80,13 @@ type Writer struct {
 	meta   []arrow.Field // metadata columns
 	blobs  []arrow.Field // blob columns
 
-	base  *schema.Snapshot // newest snapshot when the writer was opened, or nil
-	ids   []schema.ID      // of all rows; Commit sorts them
-	sets  []schema.SetRef  // of the rows written
-	notes []string         // of a commit
-	err   error            // why the writer can no longer be used
+	base *schema.Snapshot // newest snapshot when the writer was opened, or nil
+	ids  []schema.ID      // of all rows; Commit sorts them
+	sets []schema.SetRef  // of the rows written
+	// what of those has no checksum, by object set
+	unproven map[schema.ObjectPrefix]*unproven
+	notes    []string // of a commit
+	err      error    // why the writer can no longer be used
 }
 
 // New opens a Writer. The caller must Close it.
@@ -243,7 +245,38 @@ func (w *Writer) WriteRefs(ctx context.Context, split string, ids []schema.ID, m
 	}
 	shape := shapeOf(refs, func(ref *schema.BlobRef) bool { return ref == nil })
 	w.err = w.write(ctx, split, ids, meta, shape, func() ([][]*schema.BlobRef, error) { return refs, nil })
+	for _, column := range refs {
+		for _, ref := range column {
+			if ref != nil && ref.Unproven() {
+				w.count(ref)
+			}
+		}
+	}
 	return w.err
+}
+
+// unproven is what of a set has no checksum.
+type unproven struct {
+	schema.Unproven
+	seen map[schema.Sum]struct{} // by what stands for the checksum
+}
+
+// count counts a blob that has no checksum, once.
+func (w *Writer) count(ref *schema.BlobRef) {
+	prefix := schema.ObjectPrefix(ref.Key[:len(schema.ObjectPrefix{})])
+	u := w.unproven[prefix]
+	if u == nil {
+		u = &unproven{seen: map[schema.Sum]struct{}{}}
+		if w.unproven == nil {
+			w.unproven = map[schema.ObjectPrefix]*unproven{}
+		}
+		w.unproven[prefix] = u
+	}
+	if _, again := u.seen[ref.Sum]; !again {
+		u.seen[ref.Sum] = struct{}{}
+		u.Blobs++
+		u.Bytes += ref.Size
+	}
 }
 
 // PutSet stores an object set, in which blobs of rows written lie, and has the snapshot name it.
@@ -435,6 +468,16 @@ func (w *Writer) snapshot() *schema.Snapshot {
 	}
 	s.Chunks = append(s.Chunks, w.chunks...)
 	for _, set := range w.sets {
+		set.Unproven = schema.Unproven{}
+		if u := w.unproven[set.Prefix]; u != nil {
+			set.Unproven = u.Unproven
+		}
+		for _, base := range s.Sets { // rows of before stay
+			if base.Prefix == set.Prefix {
+				set.Unproven.Blobs += base.Unproven.Blobs
+				set.Unproven.Bytes += base.Unproven.Bytes
+			}
+		}
 		s.Sets = addSet(s.Sets, set)
 	}
 	for _, add := range inOrder(w.splits) {

@@ -216,7 +216,7 @@ func (a *Ahead) beside(l *running, at spill.Place, after bool, yield func(schema
 						return
 					}
 					place := spill.Place{Dataset: l.number, Tenant: at.Tenant, Position: pos}
-					if ok && a.opts.Mine(ref) && !yield(ref, place) {
+					if ok && a.opts.Mine(ref) && !yield(a.opts.Reader.Known(ref), place) {
 						more = false
 						return
 					}

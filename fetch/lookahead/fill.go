@@ -96,7 +96,7 @@ func (f *filler) setBlocked(blocked bool) {
 // try begins to read a blob.
 func (f *filler) try(c *candidate) read.Filling {
 	a := f.ahead
-	if a.coming(c.ref) || a.opts.Cache.Has(c.ref) { // since it was looked for
+	if a.coming(c.ref) || a.has(c.ref) { // since it was looked for
 		return read.UnderWay
 	}
 	if len(f.places) >= f.most(c.ref.Size) {
@@ -134,6 +134,9 @@ func (f *filler) most(n int64) int {
 	return maxFills
 }
 
+// has reports whether the spill has a blob.
+func (a *Ahead) has(ref schema.BlobRef) bool { return a.opts.Cache.Has(a.opts.Reader.Known(ref)) }
+
 // coming reports whether a filler has a blob on its way, or about to be kept.
 func (a *Ahead) coming(ref schema.BlobRef) bool {
 	a.mu.Lock()
@@ -153,7 +156,8 @@ func (f *filler) keep(o read.Outcome) (kept bool) {
 	at := f.places[o.Ref]
 	cache := f.ahead.opts.Cache
 	if o.Err == nil {
-		kept = cache.Put(o.Ref, at, o.Took, o.Blob.Bytes()) || cache.Has(o.Ref)
+		ref := f.ahead.opts.Reader.Known(o.Ref)
+		kept = !ref.Unproven() && (cache.Put(ref, at, o.Took, o.Blob.Bytes()) || cache.Has(ref))
 		o.Blob.Release()
 	}
 	f.bytes -= o.Ref.Size
@@ -285,7 +289,7 @@ func (f *filler) missing(l *running, displace bool) (c *candidate, before int64,
 		pos, here := b.positions[i], b.here[i] && b.err == nil // what is lost, the job's streams will tell
 		for ; here && at.column < len(columns); at.column++ {
 			ref, ok, err := b.rows[i].TryBlob(columns[at.column])
-			if err == nil && (!ok || a.opts.Mine(ref) && a.opts.Cache.Has(ref)) {
+			if err == nil && (!ok || a.opts.Mine(ref) && a.has(ref)) {
 				continue
 			}
 			at.whole = false
@@ -593,7 +597,7 @@ func (w *warmer) next(ctx context.Context) *candidate {
 			at := spill.Place{Dataset: w.dataset, Tenant: w.tenant, Position: pos}
 			switch {
 			case err != nil || !ok: // what is lost, the job's streams will tell
-			case w.ahead.opts.Cache.Has(ref):
+			case w.ahead.has(ref):
 				w.There++
 			case !w.ahead.opts.Mine(ref): // another node's to bring, and to keep
 			case !w.ahead.opts.Cache.WantsBlob(ref, at, true):

@@ -181,7 +181,7 @@ const MaxBlob = 64 << 20
 // Has implements read.Tier: whether another node has the blob, or owns it, and can be asked.
 func (t *Tier) Has(ref schema.BlobRef) bool {
 	r := t.route(ref)
-	if len(r.Ask) == 0 || ref.Size > MaxBlob {
+	if len(r.Ask) == 0 || ref.Size > MaxBlob || ref.Unproven() { // what another node sends is compared with the checksum
 		return false
 	}
 	nodes := *t.nodes.Load()

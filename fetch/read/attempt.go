@@ -139,10 +139,14 @@ func (rd *read) offer(o *Outcome) {
 	if o.Err != nil || o.Tier <= 0 || rd.unchecked || !r.keeps(rd) {
 		return
 	}
+	ref := r.Known(rd.ref)
+	if ref.Unproven() {
+		return // its checksum is not kept: nothing would find it
+	}
 	for i := range r.lanes[:o.Tier] {
 		if k := r.lanes[i].keeper; k != nil {
 			rd.refs.Add(1)
-			k.Offer(rd.ref, rd.place, o.Took, schema.NewBlob(o.Blob.Bytes(), rd))
+			k.Offer(ref, rd.place, o.Took, schema.NewBlob(o.Blob.Bytes(), rd))
 		}
 	}
 }

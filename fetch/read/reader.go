@@ -15,6 +15,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"bowstring/fetch/admission"
+	"bowstring/fetch/store"
 	"bowstring/schema"
 	"bowstring/spill"
 )
@@ -39,6 +40,9 @@ type Options struct {
 	// Sharers is how many readers, this one among them, share the way to the last tier as far as is known: other nodes
 	// of a cluster. It must not block. Default: this one has it alone.
 	Sharers func() int
+	// Prover knows the checksums of blobs that were attached without them, or learns them from the first read. Default: none
+	// is known, so that such blobs cannot be read.
+	Prover store.Prover
 	// Logger receives what operators should know. Default slog.Default().
 	Logger *slog.Logger
 }
@@ -56,6 +60,9 @@ func (o *Options) EnsureDefaults() {
 	}
 	if o.Sharers == nil {
 		o.Sharers = func() int { return 1 }
+	}
+	if o.Prover == nil {
+		o.Prover = store.ProverOf(nil)
 	}
 	if o.Logger == nil {
 		o.Logger = slog.Default()
@@ -139,10 +146,20 @@ func ErrClosing() error { return fmt.Errorf("%w: the engine is closing", schema.
 // InWindow is the tier of a blob that a window held.
 const InWindow = -1
 
+// Known returns a reference as the tiers know it: with its checksum, if that was learned since the blob was attached. Those
+// who want the blob know it by the reference of the manifest.
+func (r *Reader) Known(ref schema.BlobRef) schema.BlobRef {
+	if !ref.Unproven() {
+		return ref
+	}
+	return r.opts.Prover.Proven(ref)
+}
+
 // below returns the index of the first tier that is likely to have the blob that is wanted.
 func (r *Reader) below(w *Want) int {
+	ref := r.Known(w.Ref)
 	for i := range r.lanes[:len(r.lanes)-1] {
-		if l := &r.lanes[i]; (!w.Here || !l.traits.Remote) && l.tier.Has(w.Ref) {
+		if l := &r.lanes[i]; (!w.Here || !l.traits.Remote) && l.tier.Has(ref) {
 			return i
 		}
 	}
@@ -242,7 +259,7 @@ func (r *Reader) tryLocked(w *Want, l *lane, always bool) (v verdict, first Atte
 		r.oldest = rd
 	}
 	r.newest = rd
-	rd.late = w.Late && r.lateLocked(l, rd)
+	rd.late = w.Late && !w.Ref.Unproven() && r.lateLocked(l, rd) // the checksum is not in what the receiver has
 	r.reads[rd.key()] = rd
 	l.beganLocked(rd)
 	r.keepWatchLocked()

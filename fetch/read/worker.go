@@ -261,7 +261,7 @@ func (r *Reader) cell(a *Attempt, c *Cell) {
 			}
 		}
 	}
-	*c = Cell{Context: store.WithAttempt(rd, a.nth), Ref: rd.ref, At: rd.place, Use: rd.use,
+	*c = Cell{Context: store.WithAttempt(rd, a.nth), Ref: r.Known(rd.ref), At: rd.place, Use: rd.use,
 		Late: rd.late && l.index == rd.entry}
 }
 
@@ -269,7 +269,12 @@ func (r *Reader) cell(a *Attempt, c *Cell) {
 func (r *Reader) check(a *Attempt, c Answer) Answer {
 	rd, l := a.read, a.lane
 	if c.Err == nil && !c.Unchecked && !l.traits.Checked {
-		if c.Err = rd.ref.Check(c.Blob.Bytes()); c.Err != nil {
+		if ref := r.Known(rd.ref); ref.Unproven() {
+			_, c.Err = r.opts.Prover.Prove(rd, ref, c.Blob.Bytes())
+		} else {
+			c.Err = ref.Check(c.Blob.Bytes())
+		}
+		if c.Err != nil {
 			c.Blob.Release()
 			c.Blob = schema.Blob{}
 		}

@@ -179,6 +179,9 @@ func (c *snapshotCache) add(ctx context.Context, key snapshotKey, snap *schema.S
 	if s := c.shared(key, time.Time{}, there); s != nil {
 		return s, nil // it was opened since it was looked for
 	}
+	if err := store.ProverOf(c.store).LearnProofs(ctx, snap); err != nil {
+		return nil, err
+	}
 	m, err := c.pages.Open(ctx, snap)
 	if err != nil {
 		return nil, err

@@ -209,17 +209,32 @@ func (t *Tier) offer(s *span, took time.Duration) {
 	for i := range s.beside {
 		b := &s.beside[i]
 		data := s.cut(b.begin, b.ref.Size)
-		if b.ref.Check(data) != nil {
+		ref, err := t.checked(s.ctx, b.ref, data)
+		if err != nil {
 			continue // a stream that wants it reads it, and gets the error
 		}
 		t.count.beside.Add(1)
 		s.refs.Add(1)
 		c := t.opts.Cache
 		// What its queue has no room for is written here: the next span waits for memory meanwhile.
-		if c.Offer(b.ref, b.at, took, schema.NewBlob(data, s)) || c.Has(b.ref) || c.Put(b.ref, b.at, took, data) {
+		if c.Offer(ref, b.at, took, schema.NewBlob(data, s)) || c.Has(ref) || c.Put(ref, b.at, took, data) {
 			t.count.besideKept.Add(1)
 		}
 	}
+}
+
+// checked compares a blob with its checksum, which is learned where it is not known, and returns its reference with it.
+func (t *Tier) checked(ctx context.Context, ref schema.BlobRef, data []byte) (schema.BlobRef, error) {
+	if ref = t.prover.Proven(ref); !ref.Unproven() {
+		return ref, ref.Check(data)
+	}
+	if _, err := t.prover.Prove(context.WithoutCancel(ctx), ref, data); err != nil {
+		return ref, err
+	}
+	if ref = t.prover.Proven(ref); ref.Unproven() {
+		return ref, fmt.Errorf("%w: the checksum of blob %s is not kept", schema.ErrLimit, ref.Key)
+	}
+	return ref, nil
 }
 
 const (

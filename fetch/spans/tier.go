@@ -102,6 +102,7 @@ type Tier struct {
 	most    int64 // bytes of a span
 	chunk   int64 // bytes of the chunks that objects are read by: several that nodes own, one, or a part of one
 	singles read.Tier
+	prover  store.Prover // of the store
 	memory  memory
 
 	mu     sync.Mutex
@@ -123,7 +124,7 @@ func New(opts Options) (*Tier, error) {
 		return nil, err
 	}
 	t := &Tier{
-		opts: opts, most: Most(opts.Memory), singles: read.Store(opts.Store),
+		opts: opts, most: Most(opts.Memory), singles: read.Store(opts.Store), prover: store.ProverOf(opts.Store),
 		places: map[place][]*span{}, starts: map[uint32]int64{},
 	}
 	for t.chunk = MaxSpan; t.chunk > max(t.most, 1); {

@@ -21,6 +21,9 @@ type patient struct {
 	limit time.Duration
 }
 
+// Below returns the store whose looks are bounded.
+func (p patient) Below() Store { return p.Store }
+
 // within calls look with a context that ends within the limit.
 func within[T any](ctx context.Context, p *patient, limit time.Duration, what string,
 	look func(context.Context) (T, error)) (T, error) {

@@ -11,6 +11,8 @@ import (
 // Prover is a store with blobs whose checksums nothing knew when they were attached ([schema.BlobRef.Unproven]). The first
 // read of such a blob, by any process, gives it its checksum for good.
 type Prover interface {
+	// LearnProofs has in memory what is known of a snapshot's blobs by now, from whichever process.
+	LearnProofs(ctx context.Context, snap *schema.Snapshot) error
 	// Proven returns the reference with its checksum, if that is known by now; else ref as it is. It does not block.
 	Proven(ref schema.BlobRef) schema.BlobRef
 	// Prove takes the content of an unproven blob, as it was just read in the version that was attached, and returns the
@@ -25,6 +27,9 @@ type Prover interface {
 
 // ProverOf returns the prover that a store is or is wrapped around; one that knows no checksum if there is none.
 func ProverOf(s Store) Prover {
+	if s == nil {
+		return noProver{}
+	}
 	if p, ok := As[Prover](s); ok {
 		return p
 	}
@@ -41,6 +46,9 @@ func (noProver) Prove(_ context.Context, ref schema.BlobRef, _ []byte) (schema.B
 	return schema.BlobRef{}, fmt.Errorf("%w: blob %s was attached without being read, and this store keeps no checksums",
 		schema.ErrNotSupported, ref.Key)
 }
+
+// LearnProofs implements Prover.
+func (noProver) LearnProofs(context.Context, *schema.Snapshot) error { return nil }
 
 // KeepProofs implements Prover.
 func (noProver) KeepProofs(context.Context) error { return nil }

@@ -22,6 +22,7 @@ type pail struct {
 	ranges  []string // as they were read
 	closed  int
 	before  func(ctx context.Context, key string) error // called before each read, without mu
+	spoil   func(key string, buf []byte)                // changes what was read, and not the version
 }
 
 func newPail(url string) *pail { return &pail{url: url, objects: map[string][]byte{}} }
@@ -70,6 +71,9 @@ func (p *pail) Range(ctx context.Context, key string, v schema.ObjectVersion, of
 		return fmt.Errorf("%w: a range beyond the end", schema.ErrInvalid)
 	}
 	copy(buf, data[offset:])
+	if p.spoil != nil {
+		p.spoil(key, buf)
+	}
 	return nil
 }
 

@@ -150,7 +150,7 @@ func (l *looks) run(ctx context.Context) error {
 			case err != nil:
 				return err
 			default:
-				l.s.sets.learn(snap.Sets)
+				l.s.learn(snap)
 			}
 			l.mu.Lock()
 			l.seen[name] = true

@@ -205,10 +205,6 @@ func (t *sets) load(ctx context.Context, prefix schema.ObjectPrefix, ref schema.
 	if err = ref.Check(blob.Bytes()); err == nil {
 		set.ObjectIndex, err = open(blob.Bytes())
 	}
-	if err == nil && set.Unproven() {
-		err = fmt.Errorf("%w: %s was attached without being read, so that what is read now can be compared with nothing: "+
-			"attach it again, reading", schema.ErrNotSupported, set.Bucket())
-	}
 	if err == nil && set.Prefix() != prefix {
 		err = fmt.Errorf("%w: blob %s has the prefix %s", schema.ErrDataLoss, ref.Key, set.Prefix())
 	}

@@ -23,7 +23,10 @@ type Options struct {
 	SetBytes int64
 	// UnitBytes is how much of decoded units is kept, 128 MiB if 0.
 	UnitBytes int64
-	Logger    *slog.Logger
+	// Proofs is how many checksums of blobs that were attached without them are in memory, 32 Mi if 0: 20 to 40 bytes
+	// each.
+	Proofs int64
+	Logger *slog.Logger
 }
 
 const (
@@ -39,6 +42,7 @@ type Store struct {
 	buckets buckets
 	units   units
 	looks   looks
+	proofs  proofs
 
 	reads, readBytes atomic.Int64
 
@@ -64,12 +68,16 @@ func New(below store.Store, options Options) *Store {
 	if options.Logger == nil {
 		options.Logger = slog.New(slog.DiscardHandler)
 	}
+	if options.Proofs == 0 {
+		options.Proofs = mostProofs
+	}
 	s := &Store{Store: below}
 	s.ctx, s.end = context.WithCancelCause(context.Background())
 	s.sets.init(s, options.SetBytes)
 	s.buckets.init(s, options.Buckets)
 	s.units.init(s, options.UnitBytes)
 	s.looks.init(s, options.Logger)
+	s.proofs.init(s, options.Logger, options.Proofs)
 	return s
 }
 
@@ -97,9 +105,15 @@ func (s *Store) isClosed() error {
 func (s *Store) Snapshot(ctx context.Context, dataset string, number int64) (*schema.Snapshot, error) {
 	snap, err := s.Store.Snapshot(ctx, dataset, number)
 	if err == nil {
-		s.sets.learn(snap.Sets)
+		s.learn(snap)
 	}
 	return snap, err
+}
+
+// learn takes note of what a snapshot says of its sets.
+func (s *Store) learn(snap *schema.Snapshot) {
+	s.proofs.learn(snap) // first: what is known of a set says whether it is proven
+	s.sets.learn(snap.Sets)
 }
 
 // Get implements store.Store.

@@ -131,6 +131,13 @@ func Copy(ctx context.Context, from, to store.Store, snaps []*schema.Snapshot, o
 			}
 		}
 	}
+	for _, snap := range snaps {
+		if _, there := c.as[nameOf(snap)]; there {
+			if err := c.proofs(ctx, snap); err != nil {
+				return c.done, fmt.Errorf("copy what was learned of %s@%d: %w", snap.Dataset, snap.Number, err)
+			}
+		}
+	}
 	if err := c.numbering(ctx); err != nil {
 		return c.done, fmt.Errorf("copy the tags: %w", err)
 	}

@@ -24,7 +24,7 @@ const DefaultMemory = 256 << 20
 // that they refer to, each of which is visited once however many share it.
 //
 // The blobs come as lists. The first has the object sets and the manifest chunks, the second the pages of these, the last the bitmaps
-// of selections. Each between them is one pass over the manifests: it has the blobs
+// of selections and checksums that were learned. Each between them is one pass over the manifests: it has the blobs
 // whose keys fall into one part of the key space, in the order in which the manifests
 // first name them, which is about the order in which they were imported. All but
 // the last depend on nothing but the snapshots and the number of passes.
@@ -32,6 +32,8 @@ type Scope struct {
 	Source     store.Store
 	Snapshots  []*schema.Snapshot
 	Selections []*schema.Selection
+	// Proofs are the checksums that were learned of the snapshots' object sets.
+	Proofs []Run
 	// Memory is what the list of a pass may take in bytes; DefaultMemory if 0.
 	Memory int64
 }
@@ -189,11 +191,14 @@ func (s *Scope) Pages(ctx context.Context, without map[schema.Key]bool) ([]schem
 	return g.list()[len(chunks):], nil
 }
 
-// Bitmaps is the list of the selections' bitmaps.
+// Bitmaps is the list of the selections' bitmaps, and of the checksums that were learned.
 func (s *Scope) Bitmaps() []schema.BlobRef {
 	var g gathering
 	for _, sel := range s.Selections {
 		g.add(sel.Bitmap)
+	}
+	for _, run := range s.Proofs {
+		g.add(run.BlobRef)
 	}
 	return g.list()
 }

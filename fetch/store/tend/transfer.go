@@ -150,8 +150,11 @@ func (t *transfer) read(ctx context.Context, src store.Store, ref schema.BlobRef
 	if err != nil {
 		return schema.Blob{}, err
 	}
-	if err := check(ref, b.Bytes(), hashed); err != nil {
+	if err := checkIn(ctx, src, ref, b.Bytes(), hashed); err != nil {
 		b.Release()
+		if !lost(err) {
+			return schema.Blob{}, err
+		}
 		return schema.Blob{}, fmt.Errorf("%w: bowstring verify says what else is damaged there, and can repair it", err)
 	}
 	return b, nil

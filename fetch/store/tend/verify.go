@@ -60,6 +60,9 @@ type Verification struct {
 	Beyond  int64    `json:"damaged_beyond"`
 	// Repaired is how many of all those are whole now.
 	Repaired int64 `json:"repaired"`
+	// Proof is how much of what was attached without checksums has them; nil if nothing was attached so. Verify reads, and
+	// so proves, what had none.
+	Proof *store.Proof `json:"proof,omitempty"`
 }
 
 // MostDamaged is how many damaged blobs are listed.
@@ -84,7 +87,7 @@ type Damage struct {
 type Occurrence struct {
 	Dataset  string `json:"dataset"`
 	Snapshot int64  `json:"snapshot"`
-	// What is "manifest", "selection NAME", "object set PREFIX" or "column NAME".
+	// What is "manifest", "selection NAME", "object set PREFIX", "checksums of object set PREFIX" or "column NAME".
 	What string `json:"what"`
 	// Rows are positions, the first hundred, and Count is how many there are. Of a manifest
 	// chunk they are the first and the last.
@@ -134,6 +137,10 @@ func (v *verifier) run(ctx context.Context) error {
 	if err := v.begin(passes); err != nil {
 		return err
 	}
+	var err error
+	if v.scope.Proofs, err = Proofs(ctx, v.scope.Source, v.scope.Snapshots); err != nil {
+		return err
+	}
 	_, v.report.OfBytes = v.scope.Size()
 	if err := v.lists(ctx, passes); err != nil {
 		v.save(true)
@@ -143,7 +150,26 @@ func (v *verifier) run(ctx context.Context) error {
 	if err := v.locate(ctx); err != nil {
 		return err
 	}
+	if err := v.prove(ctx); err != nil {
+		return err
+	}
 	return v.end()
+}
+
+// prove keeps the checksums that were learned, and says how many there are.
+func (v *verifier) prove(ctx context.Context) error {
+	if err := store.ProverOf(v.scope.Source).KeepProofs(ctx); err != nil {
+		return err
+	}
+	switch proof, err := ProofOf(ctx, v.scope.Source, v.scope.Snapshots); {
+	case lost(err): // what was learned is damaged, which is reported
+		return nil
+	case err != nil:
+		return err
+	case proof.OfBlobs > 0:
+		v.report.Proof = &proof
+	}
+	return nil
 }
 
 // lists visits one list after the other.
@@ -240,7 +266,10 @@ func (v *verifier) intact(ctx context.Context, src store.Store, ref schema.BlobR
 		return nil, err
 	}
 	defer b.Release()
-	return check(ref, b.Bytes(), v.hashed(ref.Key)), nil
+	if err = checkIn(ctx, src, ref, b.Bytes(), v.hashed(ref.Key)); err != nil && !lost(err) {
+		return nil, err
+	}
+	return err, nil
 }
 
 // mend looks for a whole copy, and puts it back if it is to.
@@ -350,6 +379,12 @@ func (v *verifier) locateIn(
 	for _, sel := range v.scope.Selections {
 		if i, ok := index[sel.Bitmap.Key]; ok && sel.Dataset == snap.Dataset && sel.Snapshot == snap.Number {
 			v.occurs(i, snap, "selection "+sel.Name(), nil)
+		}
+	}
+	for _, run := range v.scope.Proofs {
+		if i, ok := index[run.Key]; ok && run.Dataset == snap.Dataset &&
+			slices.ContainsFunc(snap.Sets, func(set schema.SetRef) bool { return set.Prefix == run.Prefix }) {
+			v.occurs(i, snap, "checksums of object set "+run.Prefix.String(), nil)
 		}
 	}
 	for _, set := range snap.Sets {
