@@ -73,7 +73,7 @@ diagrams: go-check ## Draw the pictures of docs/ARCHITECTURE.md from the texts b
 	  $(GO) run oss.terrastruct.com/d2@v0.7.1 --layout $${name#*:} --pad 10 docs/diagrams/$${name%:*}.d2 docs/diagrams/$${name%:*}.svg; done
 
 .PHONY: shape
-shape: go-check ## Count what the program is made of: lines, packages, the largest types, references against the order of files, flags.
+shape: go-check ## Count what the program is made of, and what a DoGet goes through: lines, packages, the largest types, references, flags, hops, hand-offs, locks.
 	@go run ./bench/shape
 
 .PHONY: build

@@ -1,8 +1,8 @@
 // Command shape counts what the house is made of: lines, packages, the largest types, references between the files of a
-// package that run against the order of the files, and the flags of serve. It informs, and fails nothing. Two trees are
-// compared by running it in each:
+// package that run against the order of the files, the flags of serve, and what a DoGet goes through (doget.go). It
+// informs, and fails nothing. Trees are compared by one run:
 //
-//	go run ./bench/shape [ROOT]
+//	go run ./bench/shape [ROOT ...]
 package main
 
 import (
@@ -57,6 +57,7 @@ type shape struct {
 	Largest    []size                `json:"largest"`
 	References map[string]references `json:"references"`
 	Flags      int                   `json:"flags"`
+	DoGet      *doGet                `json:"doget"`
 }
 
 func main() {
@@ -66,20 +67,28 @@ func main() {
 	}
 }
 
-// run prints the shape of the tree that the command line names.
+// run prints the shapes of the trees that the command line names.
 func run() error {
-	root := "."
-	if len(os.Args) > 1 {
-		root = os.Args[1]
+	roots := os.Args[1:]
+	if len(roots) == 0 {
+		roots = []string{"."}
 	}
-	found, err := count(root)
-	if err != nil {
-		return err
-	}
-	found.Flags = flags(root)
 	e := json.NewEncoder(os.Stdout)
 	e.SetIndent("", "  ")
-	return e.Encode(found)
+	for _, root := range roots {
+		found, err := count(root)
+		if err != nil {
+			return err
+		}
+		found.Flags = flags(root)
+		if found.DoGet, err = get(root); err != nil {
+			fmt.Fprintln(os.Stderr, "what a DoGet goes through was not counted:", err)
+		}
+		if err := e.Encode(found); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // count reads all Go files below root.
