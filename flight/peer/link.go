@@ -19,6 +19,7 @@ import (
 	"maps"
 	"math/bits"
 	"net"
+	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -334,6 +335,8 @@ func because(ctx context.Context, err error) error {
 func (l *Link) ask(ctx context.Context, c *Conn) error {
 	told := map[uint64]bool{} // streams whose ticket was sent
 	for {
+		// Goroutines that are about to ask come first: what they ask for is one message, and wakes the other node once.
+		runtime.Gosched()
 		l.mu.Lock()
 		doing := l.doing
 		l.doing = nil
