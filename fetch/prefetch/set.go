@@ -482,17 +482,17 @@ type Stats struct {
 func (s *Set) Stats() Stats {
 	c := &s.count
 	s.mu.Lock()
-	defer s.mu.Unlock()
+	live := len(s.streams)
+	s.mu.Unlock()
+	readers := s.readers()
 	st := Stats{
-		Streams: c.streams.Load(), Batches: c.batches.Load(), Rows: c.rows.Load(), Live: len(s.streams),
+		Streams: c.streams.Load(), Batches: c.batches.Load(), Rows: c.rows.Load(), Live: live,
 		Waiting:    int(s.waiting.Load()),
-		Windows:    make([]WindowStats, 0, len(s.streams)),
+		Windows:    make([]WindowStats, len(readers)),
 		WindowUsed: s.opts.Ledger.Accounts()[admission.Windows].Used,
 	}
-	for stream := range s.streams {
-		if len(stream.columns) > 0 {
-			st.Windows = append(st.Windows, stream.stats())
-		}
+	for i, stream := range readers {
+		st.Windows[i] = stream.stats()
 	}
 	slices.SortFunc(st.Windows, func(a, b WindowStats) int {
 		return cmp.Or(cmp.Compare(a.Dataset, b.Dataset), cmp.Compare(a.Job, b.Job), cmp.Compare(a.Step, b.Step))

@@ -250,9 +250,8 @@ func (r *Reader) againLocked(now time.Time) {
 	store, remote := r.patienceLocked(&r.latency), r.patienceLocked(&r.remote)
 	remote.silent = max(remote.silent, awayLeast)
 	soonest := min(store.hedge, store.silent, remote.hedge, remote.silent)
-	p95, _ := r.latency.quantile(0.95)
-	p99, _ := r.latency.quantile(0.99)
-	r.slow = max(p99, 3*p95) // a hedge and what went before it
+	r.quantiles = r.latency.quantiles()
+	r.slow = max(r.quantiles.P99, 3*r.quantiles.P95) // a hedge and what went before it
 	for rd := r.oldest; rd != nil; rd = rd.newer {
 		if now.Sub(rd.start) < soonest {
 			return

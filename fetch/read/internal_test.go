@@ -3,6 +3,8 @@ package read
 import (
 	"context"
 	"testing"
+
+	"bowstring/schema"
 )
 
 // Where there is always something due, what was taken makes room for what comes.
@@ -51,4 +53,34 @@ func TestContextOfRead(t *testing.T) {
 	after, stop := context.WithCancel(&rd)
 	defer stop()
 	<-after.Done()
+}
+
+// emptyTier is a last tier that has nothing.
+type emptyTier struct{}
+
+func (emptyTier) Name() string            { return "store" }
+func (emptyTier) Has(schema.BlobRef) bool { return true }
+func (emptyTier) Traits() Traits          { return Traits{} }
+func (emptyTier) Fetch(c []Cell, a Answers) {
+	Each(c, a, func(*Cell) Answer { return Answer{Err: schema.ErrNotFound} })
+}
+
+// The counters are had while the mutex is taken: they are those of when it was last let go of.
+func TestStatsWaitForNoReads(t *testing.T) {
+	r, err := New([]Tier{emptyTier{}}, Options{MaxReads: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	for reads := range int64(3) {
+		r.mu.Lock()
+		r.stats.reads = reads + 1
+		if got := r.Stats().Reads; got != reads {
+			t.Errorf("while the mutex is taken, %d reads are counted, want the %d of before", got, reads)
+		}
+		r.mu.Unlock()
+		if got := r.Stats().Reads; got != reads+1 {
+			t.Errorf("%d reads are counted, want %d", got, reads+1)
+		}
+	}
 }

@@ -162,3 +162,12 @@ func (r *Reader) Times() []Times {
 	}
 	return list
 }
+
+// quantiles are those that are shown.
+func (l *latencies) quantiles() (q Quantiles) {
+	q.Max = l.greatest()
+	q.P50, _ = l.quantile(0.5)
+	q.P95, _ = l.quantile(0.95)
+	q.P99, _ = l.quantile(0.99)
+	return q
+}

@@ -95,7 +95,7 @@ type Reader struct {
 	queue *admission.Queue[queued]
 	idler Waker // nil: nobody is told
 
-	mu             sync.Mutex
+	mu             guard
 	closed         bool
 	reads          map[readKey]*read // under way, or held by whoever wanted them
 	oldest, newest *read             // of those under way, in the order they began
@@ -108,11 +108,17 @@ type Reader struct {
 	watch          *time.Timer
 	watching       bool
 	stats          counters
+	quantiles      Quantiles // of latency, brought up to date by the timer
 	fresh          []read    // reads that are none yet: see newLocked
 	due            due       // attempts that are made before what waits for its turn
 	runs           []*worker // that make reads which most likely take no time
 	idle           []*worker // goroutines that have nothing to read
 	spent          []*worker // that have ended
+
+	public struct {
+		mu    sync.Mutex // is taken with Reader.mu held, or alone
+		stats Stats      // as of when Reader.mu was last let go of; written with both held
+	}
 
 	freed   atomic.Pointer[read] // whose last holder has let go: see forgetFreedLocked
 	stuck   atomic.Int64         // attempts at reads that were given up, which have not ended
@@ -131,6 +137,7 @@ func New(list []Tier, opts Options) (*Reader, error) {
 	for i, t := range list {
 		r.lanes[i].init(t, i, opts.MaxReads)
 	}
+	r.mu.reader = r
 	r.last = &r.lanes[len(list)-1]
 	r.last.last = true
 	for i := range r.last.ways {
@@ -634,16 +641,26 @@ type Stats struct {
 	BytesPerSec   float64       // that it carries, as a moving average
 	Held          int           // blobs that windows hold, or that are being read
 
-	// Quantiles of the latency of the last tier, of the last five to ten seconds;
-	// zero where there were too few reads.
-	P50, P95, P99, Max time.Duration
+	Quantiles // of the latency of the last tier
 }
 
-// Stats returns the reader's counters.
+// Quantiles are of the reads of the last five to ten seconds; all but Max are zero where there were too few.
+type Quantiles struct{ P50, P95, P99, Max time.Duration }
+
+// Stats returns the reader's counters. It waits for no goroutine that reads: where one has the mutex, the counters are
+// those of when the mutex was last free, and quantiles are as old as the last look for slow reads.
 func (r *Reader) Stats() Stats {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.forgetFreedLocked()
+	if r.mu.TryLock() {
+		r.forgetFreedLocked()
+		r.quantiles = r.latency.quantiles()
+		r.mu.Unlock()
+	}
+	r.public.mu.Lock()
+	defer r.public.mu.Unlock()
+	return r.public.stats
+}
+
+func (r *Reader) statsLocked() Stats {
 	c, f := &r.stats, &r.last.ways[toStore]
 	if b := &r.last.ways[toBucket]; b.latency > 0 {
 		f = b
@@ -655,15 +672,30 @@ func (r *Reader) Stats() Stats {
 		StoodIn: c.stoodIn, SharedReads: c.sharedReads,
 		Retries: c.retries, Hedges: c.hedges, HedgesWon: c.hedgesWon, Fills: c.fills, GivenUp: c.givenUp, Lost: c.lost,
 		InFlight: r.last.inFlightLocked(), Limit: f.limit, MinLatency: f.latency, BytesPerSec: f.rate,
-		Held: len(r.reads), Max: r.latency.greatest(),
+		Held: len(r.reads), Quantiles: r.quantiles,
 	}
 	for i := range r.last.ways {
 		s.BytesInFlight += r.last.ways[i].used
 	}
-	s.P50, _ = r.latency.quantile(0.5)
-	s.P95, _ = r.latency.quantile(0.95)
-	s.P99, _ = r.latency.quantile(0.99)
 	return s
+}
+
+// guard is the reader's mutex. The counters are published when it is let go of: who wants to see them waits for no
+// goroutine that has it, and may have lost its processor.
+type guard struct {
+	sync.Mutex
+	reader *Reader
+}
+
+// Unlock implements sync.Locker.
+func (g *guard) Unlock() {
+	r := g.reader
+	if now := r.statsLocked(); now != r.public.stats {
+		r.public.mu.Lock()
+		r.public.stats = now
+		r.public.mu.Unlock()
+	}
+	g.Mutex.Unlock()
 }
 
 // From is where a blob came from.
