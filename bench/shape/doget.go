@@ -31,8 +31,8 @@ import (
 )
 
 // doGet is what one DoGet goes through in the program, counted while it is served by `bowstring serve` with an embedded
-// store: a shuffled epoch of samples of 16 KB in batches of 32, after another DoGet has opened the snapshot. The program
-// is compiled from a copy of the tree whose functions say that they are called and whose locks are counted.
+// store: a shuffled epoch of samples of 16 KB in batches of 32, after a DoGet that has opened the snapshot. The
+// program is compiled from a copy of the tree whose functions say that they are called and whose locks are counted.
 type doGet struct {
 	Functions int     `json:"functions"`         // that ran, function literals included
 	Packages  int     `json:"packages"`          // that these stand in
@@ -399,8 +399,7 @@ func packageOf(function string) string {
 
 var woke = regexp.MustCompile(`^M=.* StateTransition .*GoID=\d+ (Waiting|NotExist)->Runnable`)
 
-// wakes counts the goroutines that the program's own code woke or started, by the function that did, from a trace of the
-// run.
+// wakes counts the goroutines that the program's own code woke or started, by the function that did, from a trace.
 func wakes(ctx context.Context, path string) (map[string]int, error) {
 	parsed := exec.CommandContext(ctx, "go", "tool", "trace", "-d=parsed", path)
 	parsed.Stderr = os.Stderr
