@@ -2,6 +2,7 @@ package spans
 
 import (
 	"context"
+	"math/bits"
 	"slices"
 	"sync"
 	"time"
@@ -27,8 +28,11 @@ type claim struct {
 	granted chan struct{}
 }
 
-// spareShare is the divisor of the limit that bounds the bytes of unused buffers.
-const spareShare = 8
+// spareShare is the divisor of the limit that bounds the bytes of unused buffers, and spareMost bounds them, too.
+const (
+	spareShare = 4
+	spareMost  = 8 * MaxSpan
+)
 
 func (m *memory) init(limit int64) { m.limit = limit }
 
@@ -101,13 +105,22 @@ func (m *memory) grantLocked() {
 func (m *memory) bufferLocked(n int64) []byte {
 	m.used += n
 	for i, b := range m.spare {
-		if have := int64(cap(b)); have >= n && have <= n+n/8 {
+		if have := int64(cap(b)); have >= n && have <= n+n/bufferShare {
 			m.spares -= have
 			m.spare = slices.Delete(m.spare, i, i+1)
 			return b[:n]
 		}
 	}
-	return make([]byte, n)
+	return make([]byte, n, roundUp(n))
+}
+
+// bufferShare is the inverse of the part of a buffer that may be unused: spans of about the same length use the same ones.
+const bufferShare = 8
+
+// roundUp is the capacity of a new buffer for n bytes.
+func roundUp(n int64) int64 {
+	step := int64(1) << max(bits.Len64(uint64(n))-1-bits.Len64(bufferShare), 0)
+	return (n + step - 1) / step * step
 }
 
 // give gives a buffer back.
@@ -116,11 +129,12 @@ func (m *memory) give(b []byte) {
 	defer m.mu.Unlock()
 	m.used -= int64(len(b))
 	m.given = time.Now()
-	for m.spares+int64(cap(b)) > m.limit/spareShare && len(m.spare) > 0 {
+	most := min(m.limit/spareShare, spareMost)
+	for m.spares+int64(cap(b)) > most && len(m.spare) > 0 {
 		m.spares -= int64(cap(m.spare[0]))
 		m.spare = slices.Delete(m.spare, 0, 1)
 	}
-	if m.spares+int64(cap(b)) <= m.limit/spareShare {
+	if m.spares+int64(cap(b)) <= most {
 		m.spare = append(m.spare, b)
 		m.spares += int64(cap(b))
 	}

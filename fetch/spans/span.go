@@ -147,7 +147,7 @@ func (t *Tier) read(s *span) {
 		return
 	}
 	t.link.add(now, s.size(), now.Sub(began))
-	s.slices = 2*s.due >= s.size() && t.memory.inUse() <= t.opts.Memory/2
+	s.slices = (s.keep || 2*s.due >= s.size()) && t.memory.inUse() <= t.opts.Memory/2
 	s.refs.Store(1 + int32(len(waiting)))
 	s.data, s.used = data, now
 	t.mu.Unlock()
@@ -190,7 +190,7 @@ func (t *Tier) apart(s *span) {
 }
 
 // serve answers a cell that has a hold of its span, which is there. If streams want little of a span, they get
-// copies in the memory that is reserved for them, so that they do not hold the span.
+// copies in the memory that is reserved for them, so that they do not hold the span. A run in order will want all of it.
 func (t *Tier) serve(c *cell) {
 	s := c.span
 	data := s.cut(c.begin, c.end-c.begin)
