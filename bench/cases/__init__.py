@@ -42,6 +42,8 @@ from . import (
     manifest,
     memory,
     metadata,
+    objects,
+    objects_cost,
     observe,
     own_data,
     placement,
@@ -65,6 +67,7 @@ from . import (
     tls,
     verify,
     wait,
+    wait_objects,
 )
 
 CASES: dict[str, Callable[[Context], Result]] = {
@@ -97,6 +100,9 @@ CASES: dict[str, Callable[[Context], Result]] = {
     "policy": policy.run,
     "spill": spill.run,
     "wait": wait.run,
+    "objects": objects.run,
+    "objects_cost": objects_cost.run,
+    "wait_objects": wait_objects.run,
     "samenode": samenode.run,
     "samenode_faults": samenode_faults.run,
     "sharing": sharing.run,

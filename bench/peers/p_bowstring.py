@@ -1,8 +1,8 @@
 """A peer of the kit: shuffled epochs from Bowstring over Flight, read as any pyarrow client would.
 
 The server's address is in BOWSTRING_URL. BOWSTRING_PIDS (`name=pid,...`) names the processes whose CPU time
-within the epochs goes into the result. Options (--opt): `streams`, connections that share an epoch; `batch_bytes`
-of a record batch, of which a batch of the kit has several.
+within the epochs goes into the result. Options (--opt): `dataset` that is read, `streams`, connections that
+share an epoch; `batch_bytes` of a record batch, of which a batch of the kit has several.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def epoch(e: int) -> Iterator[Batch]:
 def stream(e: int, worker: int) -> Iterator[Batch]:
     """Every STREAMS-th batch, on a connection of its own."""
     ticket = {
-        "dataset": "peers",
+        "dataset": CFG["opts"].get("dataset", "peers"),
         "columns": ["id", "label", "image"],
         "shuffle": {"seed": 1, "epoch": e},
         "batch": CFG["batch"],
