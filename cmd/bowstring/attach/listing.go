@@ -16,6 +16,7 @@ import (
 type Listing struct {
 	bucket  string
 	reading string
+	unread  bool            // blobs of sets that are made here are not read
 	objects []schema.Object // in ascending order of their keys
 	places  []place         // by object
 	sets    []set
@@ -37,17 +38,18 @@ type set struct {
 	used    bool           // blobs lie in it
 }
 
-// NewListing cuts objects into sets. bucket is the URL of their bucket, and reading says how the source is read. base
+// NewListing cuts objects into sets. bucket is the URL of their bucket, and reading says how the source is read; unread, that blobs are
+// not. base
 // are the sets of the snapshot before that were read the same way: an object that one of them has, with the same size and
 // version, stays there.
-func NewListing(bucket, reading string, objects []schema.Object, base []Base) (*Listing, error) {
+func NewListing(bucket, reading string, unread bool, objects []schema.Object, base []Base) (*Listing, error) {
 	for i := 1; i < len(objects); i++ {
 		if objects[i-1].Key >= objects[i].Key {
 			return nil, fmt.Errorf("%w: the bucket lists %s behind %s: keys must ascend", schema.ErrUnavailable,
 				schema.Quote(objects[i].Key), schema.Quote(objects[i-1].Key))
 		}
 	}
-	l := &Listing{bucket: bucket, reading: reading, objects: objects, places: make([]place, len(objects)),
+	l := &Listing{bucket: bucket, reading: reading, unread: unread, objects: objects, places: make([]place, len(objects)),
 		units: map[int][]schema.Unit{}}
 	for i := range l.places {
 		l.places[i].set = -1
@@ -64,7 +66,7 @@ func NewListing(bucket, reading string, objects []schema.Object, base []Base) (*
 		}
 	}
 	for part := range slices.Chunk(fresh, schema.MaxObjects) {
-		made := schema.ObjectSet{Bucket: bucket, Reading: reading, Objects: make([]schema.Object, len(part))}
+		made := schema.ObjectSet{Bucket: bucket, Reading: reading, Unproven: unread, Objects: make([]schema.Object, len(part))}
 		for n, i := range part {
 			made.Objects[n] = objects[i]
 			l.places[i] = place{int32(len(l.sets)), uint32(n)}
@@ -138,8 +140,10 @@ const (
 	mostInUnit = 1<<40 - 1
 )
 
-// Ref makes the reference of a blob: its key is the address of where it lies.
+// Ref makes the reference of a blob: its key is the address of where it lies. data is nil of one that was not read, whose
+// checksum is not known.
 func (l *Listing) Ref(at source.Extent, data []byte) (schema.BlobRef, error) {
+	read := data != nil
 	i, ok := l.find(at.File)
 	if !ok {
 		return schema.BlobRef{}, fmt.Errorf("%w: %s came into the bucket after it was listed; attach it again",
@@ -149,9 +153,9 @@ func (l *Listing) Ref(at source.Extent, data []byte) (schema.BlobRef, error) {
 	if at.Unit != nil {
 		size, most = at.Unit.Size, mostInUnit
 	}
-	if at.Length != int64(len(data)) || at.Offset < 0 || at.Length > size-at.Offset {
+	if read && at.Length != int64(len(data)) || at.Length < 0 || at.Offset < 0 || at.Length > size-at.Offset {
 		return schema.BlobRef{}, fmt.Errorf("%w: a blob of %d bytes is said to lie at %d in %s, of %d bytes",
-			schema.ErrDataLoss, len(data), at.Offset, source.Quoted(at.File), size)
+			schema.ErrDataLoss, at.Length, at.Offset, source.Quoted(at.File), size)
 	}
 	if at.Offset > most || at.Unit != nil && at.Unit.Offset > mostOffset {
 		return schema.BlobRef{}, fmt.Errorf("%w: %s lies further in its object than an address reaches",
@@ -166,6 +170,9 @@ func (l *Listing) Ref(at source.Extent, data []byte) (schema.BlobRef, error) {
 			return schema.BlobRef{}, err
 		}
 		a.Packed, a.Unit = true, at.Unit.Offset
+	}
+	if !read {
+		return schema.UnprovenRef(a, at.Length), nil
 	}
 	ref := schema.BlobRef{Size: at.Length, Sum: schema.Checksum(data)}
 	ref.Key = a.Key(ref.Sum)
@@ -225,7 +232,8 @@ func (l *Listing) Made(yield func(*schema.ObjectSet) bool) {
 		if s.known != nil || !s.used {
 			continue
 		}
-		made := &schema.ObjectSet{Bucket: l.bucket, Reading: l.reading, Objects: make([]schema.Object, len(s.objects))}
+		made := &schema.ObjectSet{Bucket: l.bucket, Reading: l.reading, Unproven: l.unread,
+			Objects: make([]schema.Object, len(s.objects))}
 		for n, i := range s.objects {
 			made.Objects[n] = l.objects[i]
 			made.Objects[n].Units = l.units[i]

@@ -36,7 +36,7 @@ func TestListing(t *testing.T) {
 				}
 			}
 			objects := slices.SortedFunc(maps.Values(now), func(a, b schema.Object) int { return cmpKeys(a, b) })
-			l, err := NewListing("s3://b", "r", objects, base)
+			l, err := NewListing("s3://b", "r", false, objects, base)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -116,7 +116,7 @@ func TestListingOtherReading(t *testing.T) {
 		bucket, reading string
 		keeps           bool
 	}{"the same": {"s3://b", "r", true}, "another bucket": {"s3://c", "r", false}, "another reading": {"s3://b", "q", false}} {
-		l, err := NewListing(c.bucket, c.reading, objects, base)
+		l, err := NewListing(c.bucket, c.reading, false, objects, base)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -128,7 +128,7 @@ func TestListingOtherReading(t *testing.T) {
 
 // TestRefRefuses: an extent that cannot be is an error, and no address.
 func TestRefRefuses(t *testing.T) {
-	l, err := NewListing("s3://b", "r", []schema.Object{{Key: "a", Size: 9}, {Key: "big", Size: 1 << 60}}, nil)
+	l, err := NewListing("s3://b", "r", false, []schema.Object{{Key: "a", Size: 9}, {Key: "big", Size: 1 << 60}}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -157,7 +157,7 @@ func TestRefRefuses(t *testing.T) {
 	if _, err := l.Ref(source.Extent{File: "a", Length: 1, Unit: &other}, []byte("x")); !errors.Is(err, schema.ErrDataLoss) {
 		t.Errorf("two units at one place: %v", err)
 	}
-	if _, err := NewListing("s3://b", "r", []schema.Object{{Key: "b"}, {Key: "a"}}, nil); err == nil {
+	if _, err := NewListing("s3://b", "r", false, []schema.Object{{Key: "b"}, {Key: "a"}}, nil); err == nil {
 		t.Error("a listing out of order is taken")
 	}
 }

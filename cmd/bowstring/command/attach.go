@@ -22,6 +22,8 @@ type AttachCmd struct {
 	ReadFlags
 	Mode       string        `enum:"create,append,replace" default:"create" help:"What to do with a dataset that exists: create refuses, append adds the rows, replace makes a snapshot of these alone."`
 	DropColumn []string      `sep:"none" placeholder:"NAME" help:"Column of the dataset that --mode replace and --update may take away or make another of; it is an error that they would of any other. Repeatable."`
+	Lazy       bool          `help:"Do not read blobs, where the format tells where they lie without: folders, tables of paths, tars and raw MDS. Each gets its checksum when it is first read, for good. Columns of what blobs hold, such as width, are left out."`
+	Prove      bool          `help:"Read everything, and know all checksums. Without --lazy and --prove it is what reading costs that decides."`
 	SaveEvery  time.Duration `default:"30s" placeholder:"DURATION" help:"How often what was read is put down, for an attachment that is interrupted to go on from (${default}); 0: never."`
 	Update     bool          `help:"Look for what is new, changed and gone since the dataset was attached, read only that, and make a snapshot of what there is now. URL and the other flags are those of before, and need not be named."`
 
@@ -35,7 +37,7 @@ type AttachCmd struct {
 func (*AttachCmd) Help() string {
 	return `The data stays where it is and nothing is copied: the dataset's blobs are parts of objects in a bucket, or of files, or a
 table's cells. Rows, ids, columns and splits are those that import makes of the same data. Everything is read once, to learn
-sizes and checksums. An object that is changed afterwards is not read any more, and a cell fails its checksum: attach again
+sizes and checksums, unless that takes very long or --lazy is given. An object that is changed afterwards is not read any more, and a cell fails its checksum: attach again
 with --update, or a table with --mode replace.
 
 Of a table the primary key is one uuid, and the store must be in the same cluster (--store cql://...). Rows that were added

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"time"
@@ -40,11 +41,12 @@ type reading struct {
 	AsMetadata []string       `json:"as_metadata,omitempty"`
 	Verify     source.Verify  `json:"verify,omitempty"`
 	Limit      int64          `json:"limit,omitempty"`
+	Lazy       bool           `json:"lazy,omitempty"`
 }
 
 func (c *AttachCmd) reading(format string) string {
 	r := reading{c.From, format, c.Split, c.PathColumn, c.Columns, c.LeaveOut, c.Text, c.Spread, c.AsMetadata, c.Verify,
-		c.Limit}
+		c.Limit, c.Lazy}
 	text, _ := json.Marshal(r) // it is made of texts and numbers
 	return string(text)
 }
@@ -59,7 +61,37 @@ func (c *AttachCmd) resume(text string) error {
 	c.From, c.Format, c.Split, c.PathColumn, c.Columns, c.LeaveOut = r.URL, r.Format, r.Split, r.PathColumn, r.Columns,
 		r.LeaveOut
 	c.Text, c.Spread, c.AsMetadata, c.Verify, c.Limit = r.Text, r.Spread, r.AsMetadata, r.Verify, r.Limit
+	c.Lazy = !c.Prove && (c.Lazy || r.Lazy)
+	c.Prove = !c.Lazy
 	return nil
+}
+
+// lazyBefore has what was attached of the same URL before be attached in the same way, unless a flag says otherwise.
+func (c *AttachCmd) lazyBefore(sets []attach.Base) {
+	for _, b := range sets {
+		var r reading
+		if !c.Lazy && !c.Prove && json.Unmarshal([]byte(b.Set.Reading), &r) == nil && r.URL == c.From {
+			c.Lazy, c.Prove = r.Lazy, !r.Lazy
+		}
+	}
+}
+
+// The least that makes an attachment lazy by itself: reading takes so long, and so many times as long as walking does. What
+// a machine does in a second is a rule of thumb.
+const (
+	lazySeconds    = 600
+	lazyTimes      = 10
+	bytesASecond   = 200e6
+	requestsSecond = 3000
+)
+
+// decide says whether blobs are not read.
+func (c *AttachCmd) decide(e source.Estimate) bool {
+	if !c.Lazy && !c.Prove {
+		took := func(t source.Toll) float64 { return float64(t.Requests)/requestsSecond + float64(t.Bytes)/bytesASecond }
+		c.Lazy = took(e.Through) > max(lazySeconds, lazyTimes*took(e.Walked))
+	}
+	return c.Lazy
 }
 
 // place writes where the data lies as the URL of a bucket with a prefix.
@@ -80,6 +112,9 @@ func (c *AttachCmd) place() error {
 	return nil
 }
 
+// attachGC is the percentage by which the heap of an attachment may grow between two collections.
+const attachGC = 50
+
 // attachObjects attaches what lies in a bucket or a directory.
 func (c *AttachCmd) attachObjects(ctx context.Context, app *App, addr string) (err error) {
 	for name, set := range map[string]bool{"metadata": c.Metadata != "", "split-column": c.SplitColumn != "",
@@ -87,6 +122,11 @@ func (c *AttachCmd) attachObjects(ctx context.Context, app *App, addr string) (e
 		if set {
 			return usagef("--%s is of tables in Scylla or Cassandra", name)
 		}
+	}
+	// Most of the memory is lists that stay; it costs little to look for what is free in it more often.
+	defer debug.SetGCPercent(debug.SetGCPercent(attachGC))
+	if c.Lazy && c.Prove {
+		return usagef("--lazy and --prove exclude each other: one reads no blob, the other all")
 	}
 	known := !c.Update || c.Dataset != ""
 	if c.Update {
@@ -226,6 +266,7 @@ func (a *attachment) run(ctx context.Context, app *App) (err error) {
 			defer func() { err = errors.Join(err, a.saved.Close()) }()
 		}
 	}
+	c.lazyBefore(a.sets)
 	src, reader, err := a.open(ctx, app)
 	if err != nil {
 		return err
@@ -255,6 +296,7 @@ func (a *attachment) run(ctx context.Context, app *App) (err error) {
 func (a *attachment) open(ctx context.Context, app *App) (source.Source, *source.Reader, error) {
 	c := a.cmd
 	from := c.sourceOptions()
+	from.Decide = c.decide
 	from.Begin = func(e source.Estimate) error {
 		a.estimate(app, e)
 		return nil
@@ -265,7 +307,7 @@ func (a *attachment) open(ctx context.Context, app *App) (source.Source, *source
 	}
 	if c.Limit == 0 && len(bases) > 0 {
 		from.Kept = func(format, bucket string, objects []schema.Object) (source.Kept, error) {
-			l, err := attach.NewListing(bucket, c.reading(format), objects, a.sets)
+			l, err := attach.NewListing(bucket, c.reading(format), c.Lazy, objects, a.sets)
 			if err != nil {
 				return nil, err
 			}
@@ -296,7 +338,11 @@ func (a *attachment) open(ctx context.Context, app *App) (source.Source, *source
 		if err != nil {
 			return nil, nil, err
 		}
-		if a.listing, err = attach.NewListing(bucket, c.reading(src.Format()), objects, a.sets); err != nil {
+		if c.Lazy && !src.Walked() {
+			app.Notef("of %s it is not known where samples lie without reading them: all is read", src.Format())
+		}
+		a.listing, err = attach.NewListing(bucket, c.reading(src.Format()), c.Lazy && src.Walked(), objects, a.sets)
+		if err != nil {
 			return nil, nil, err
 		}
 		a.knowRows(reader)
@@ -385,13 +431,25 @@ func (a *attachment) estimate(app *App, e source.Estimate) {
 	if a.base != nil {
 		most = "at most "
 	}
-	text := fmt.Sprintf("%s of %s in %s: about %s%s", plural(e.Files, "object"), humanize.Bytes(uint64(e.Bytes)), bucket, most,
-		plural(e.Through.Requests, "request"))
-	if price, exact := object.ListPrices().Of(bucket); price != nil {
-		bill := object.Cost(object.Counts{Gets: e.Through.Requests, BytesIn: e.Through.Bytes}, price, object.InRegion)
-		text += fmt.Sprintf(", $%s by the list prices of %s, read within its region", bill.Total, price.Name(exact))
+	price, exact := object.ListPrices().Of(bucket)
+	takes := func(t source.Toll) string {
+		text := fmt.Sprintf("about %s%s for %s", most, plural(t.Requests, "request"), humanize.Bytes(uint64(t.Bytes)))
+		if price != nil {
+			bill := object.Cost(object.Counts{Gets: t.Requests, BytesIn: t.Bytes}, price, object.InRegion)
+			text += fmt.Sprintf(", $%s by the list prices of %s within its region", bill.Total, price.Name(exact))
+		}
+		return text
 	}
-	app.Notef("%s", text)
+	app.Notef("%s of %s in %s", plural(e.Files, "object"), humanize.Bytes(uint64(e.Bytes)), bucket)
+	switch {
+	case !e.Walks():
+		app.Notef("all is read: %s", takes(e.Through))
+	case a.cmd.Lazy:
+		app.Notef("no blob is read, and each gets its checksum when it is first read: %s; --prove reads all: %s", takes(e.Walked),
+			takes(e.Through))
+	default:
+		app.Notef("all is read: %s; --lazy reads no blob: %s", takes(e.Through), takes(e.Walked))
+	}
 }
 
 // Write implements sink.
@@ -406,7 +464,7 @@ func (a *attachment) Write(ctx context.Context, b *source.Batch) error {
 				}
 				continue
 			}
-			if data == nil {
+			if data == nil && b.At[c][row].IsZero() {
 				continue
 			}
 			ref, err := a.listing.Ref(b.At[c][row], data)

@@ -282,9 +282,10 @@ func (s *summary) add(b *source.Batch) {
 	n := int64(len(b.Keys))
 	s.Rows += n
 	s.Bytes += b.Bytes
-	for _, column := range b.Blobs {
-		for _, data := range column {
-			if data != nil {
+	for c, column := range b.Blobs {
+		for row, data := range column {
+			known := b.Known != nil && b.Known[row] != nil
+			if data != nil || !b.At[c][row].IsZero() || known && b.Known[row].Refs[c] != nil {
 				s.Blobs++
 			}
 		}

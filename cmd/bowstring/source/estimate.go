@@ -20,6 +20,9 @@ type Toll struct {
 	Bytes    int64
 }
 
+// Walks reports whether walking takes anything else than reading through.
+func (e Estimate) Walks() bool { return e.Walked != e.Through }
+
 // Estimate implements Source.
 func (a *about) Estimate() Estimate { return a.estimate }
 
@@ -71,9 +74,13 @@ func (f *Files) estimateTars(ctx context.Context, shards []shard) Estimate {
 	return e
 }
 
-// begin keeps the estimate, and asks whether to go on.
+// begin keeps the estimate, and asks whether to walk and to go on.
 func (a *about) begin(opts Options, e Estimate) error {
 	a.estimate = e
+	if opts.Decide != nil && e.Walks() {
+		a.walked = opts.Decide(e)
+		a.place.lazy = a.walked
+	}
 	if opts.Begin == nil {
 		return nil
 	}

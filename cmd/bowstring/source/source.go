@@ -139,6 +139,8 @@ type Options struct {
 	// and tables of paths by the list of the bucket, tars by their headers. Blobs are nil then, as are the columns that
 	// would be made of them. What a format keeps as metadata is read.
 	Walk bool
+	// Decide, if it is not nil, says whether to walk, in the place of Walk, where that is anything else than reading through.
+	Decide func(Estimate) bool
 	// Kept is called when the objects of a bucket are listed, and returns what is known of those that have not changed; nil
 	// if all of them are to be read. Formats of shards ask it: tars, Parquet, MDS, LitData and TensorFlow's records.
 	Kept func(format, bucket string, objects []schema.Object) (Kept, error)
