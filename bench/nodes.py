@@ -96,7 +96,7 @@ class Links:
 def objects(binary: Path, folder: Path, *options: str) -> Iterator[str]:
     """The URL of an empty bucket of a server of S3, which `bowstring-lab objects` is."""
     (folder / "bucket").mkdir(parents=True)
-    command = [lab(binary), "objects", "--root", folder, *options]
+    command: list[str | Path] = [lab(binary), "objects", "--root", folder, *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         if not server.stdout:
             raise RuntimeError("the server of objects has no pipe")
@@ -153,7 +153,7 @@ def attach(binary: Path, store: str, bucket: str, samples: int, size: int) -> No
         connection.close()
         if answer.status != http.HTTPStatus.OK:
             raise RuntimeError(f"{name} is not taken: {answer.status}")
-    command = [binary, "attach", within(bucket, "attached"), DATASET, "--store", store]
+    command: list[str | Path] = [binary, "attach", within(bucket, "attached"), DATASET, "--store", store]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"attach: {done.stderr}")

@@ -1,4 +1,4 @@
-"""real_cluster_bucket: three nodes over a bucket alone, and over data that is attached there: each chunk is read once."""
+"""real_cluster_bucket: three nodes over a bucket alone, and over data attached there: each chunk is read once."""
 
 from __future__ import annotations
 
