@@ -58,7 +58,7 @@ test: go-check cc-check python-check ## Everything that has to pass: lint, every
 
 .PHONY: nightly
 nightly: go-check cc-check python-check ## What repeats, hours of it: all under the race detector and without, gocql itself, fuzzing, soak.
-	@$(STAGES) $(BESIDE) --jobs=1 WORKERS=0 FUZZ_TIME=3m lint nightly-vulnerabilities nightly-go nightly-race nightly-spec nightly-wheels nightly-sbom nightly-image nightly-helm nightly-dali nightly-formats nightly-pythons nightly-kubernetes nightly-clients test-cassandra nightly-objects test-gocql test-faults nightly-churn test-python nightly-fuzz nightly-soak
+	@$(STAGES) $(BESIDE) --jobs=1 WORKERS=0 FUZZ_TIME=3m lint nightly-vulnerabilities nightly-go nightly-race nightly-spec nightly-wheels nightly-sbom nightly-image nightly-helm nightly-dali nightly-formats nightly-pythons nightly-kubernetes nightly-clients test-cassandra nightly-objects nightly-bucket test-gocql test-faults nightly-churn test-python nightly-fuzz nightly-soak
 
 .PHONY: lint
 lint: lint-go lint-python lint-vulnerabilities docs ## golangci-lint with the import rule, ruff and mypy, known vulnerabilities, the documents' references.
@@ -154,6 +154,11 @@ test-objects: go-check cc-check ## What reads and writes buckets, against real s
 nightly-objects: go-check cc-check ## The same against Azurite, a server of Azure Blob Storage from npm (needs Node.js).
 	@$(STAGE) --go nightly-objects sh -e -c 'tests/objects/objects.sh fetch-azurite; \
 	  tests/objects/objects.sh with $(GO_TEST) -timeout 20m -tags objects -race -run "^TestReal.*Azure" $(OBJECTS_IN)'
+
+.PHONY: nightly-bucket
+nightly-bucket: go-check cc-check ## 32 writers at a store in a bucket of a real server for ten minutes, killed and cut (BOWSTRING_STRESS=10m).
+	@$(STAGE) --go nightly-bucket tests/objects/objects.sh with env BOWSTRING_STRESS=$${BOWSTRING_STRESS:-10m} \
+	  $(GO_TEST) -count=1 -timeout 60m -tags objects -run '^TestRealVersityStress$$' ./fetch/store/bucket
 
 .PHONY: test-short
 test-short: go-check ## All Go tests with -short, without the race detector and Cassandra.

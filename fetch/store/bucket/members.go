@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"path"
 	"slices"
 	"strings"
 	"sync"
@@ -235,6 +236,9 @@ func (s *Store) list(ctx context.Context, under string, visit func(name string, 
 				continue // some servers repeat the last ones of a page
 			}
 			after = info.Key
+			if strings.HasPrefix(path.Base(info.Key), ".") {
+				continue // servers over a directory list files that they are writing; no object of a store is named so
+			}
 			if err := visit(strings.TrimPrefix(info.Key, prefix), info); err != nil {
 				return nil, err
 			}
