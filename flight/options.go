@@ -1,6 +1,7 @@
 package flight
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
 	"sync/atomic"
@@ -107,6 +108,9 @@ type Options struct {
 	SameNode *shm.Server
 	// Requests are those to buckets: what they cost, and how many may be made; nil if the store reads none.
 	Requests *object.Requests
+	// MayRead fails unless a tenant may read the buckets that samples of a snapshot lie in; nil: all may. It is asked when a
+	// job is opened.
+	MayRead func(ctx context.Context, tenant string, snap *schema.Snapshot) error
 	// Usage is the book of what tenants have used; nil for none. It stays the caller's to
 	// close, after Shutdown, and to have written: see [Server.CountUsage].
 	Usage *usage.Book

@@ -87,8 +87,10 @@ func New(engine *fetch.Engine, opts Options) *Server {
 			"answers are copied before they are sent: this program has another release of gRPC than it was proven with",
 			slog.String("release", grpc.Version), slog.String("proven", wire.ProvenGRPC))
 	}
+	source := catalog.New(engine, opts.Rules, opts.Logger)
+	source.LimitBuckets(opts.MayRead)
 	s := &Server{
-		source:  catalog.New(engine, opts.Rules, opts.Logger),
+		source:  source,
 		opts:    opts,
 		log:     opts.Logger,
 		mem:     memory.DefaultAllocator,

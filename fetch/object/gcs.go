@@ -55,7 +55,9 @@ func openGCS(a address, opts Options) (Bucket, error) {
 		d.project = []string{p}
 	}
 	d.url = a.String()
-	d.tokens = &tokens{find: findGoogle}
+	d.tokens = &tokens{find: func(ctx context.Context) (func(context.Context) (string, error), error) {
+		return findGoogle(ctx, opts.GoogleFile)
+	}}
 	switch {
 	case opts.Keys != nil:
 		d.tokens.fixed = opts.Keys.Token
@@ -66,13 +68,22 @@ func openGCS(a address, opts Options) (Bucket, error) {
 }
 
 // findGoogle finds application default credentials: GOOGLE_APPLICATION_CREDENTIALS, gcloud's file, workload identity,
-// the machine's service account.
-func findGoogle(ctx context.Context) (func(context.Context) (string, error), error) {
+// the machine's service account; or those of a file.
+func findGoogle(ctx context.Context, file string) (func(context.Context) (string, error), error) {
 	// The source keeps its context for later tokens.
 	ctx = context.WithoutCancel(ctx)
 	params := google.CredentialsParams{Scopes: []string{gcsScope}, EarlyTokenRefresh: refreshAhead}
-	c, err := google.FindDefaultCredentialsWithParams(ctx, params)
+	var c *google.Credentials
+	var err error
+	if file == "" {
+		c, err = google.FindDefaultCredentialsWithParams(ctx, params)
+	} else {
+		c, err = googleFile(ctx, file, params)
+	}
 	if err != nil {
+		if file != "" {
+			return nil, err
+		}
 		if os.Getenv("GOOGLE_APPLICATION_CREDENTIALS") != "" {
 			return nil, err
 		}
@@ -86,6 +97,25 @@ func findGoogle(ctx context.Context) (func(context.Context) (string, error), err
 		}
 		return t.AccessToken, nil
 	}, nil
+}
+
+// googleFile reads credentials from a file. Errors have nothing of what is in it.
+func googleFile(ctx context.Context, file string, params google.CredentialsParams) (*google.Credentials, error) {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return nil, errorf(schema.ErrDenied, "credentials of Google: %v", err)
+	}
+	var kind struct {
+		Type google.CredentialsType `json:"type"`
+	}
+	if json.Unmarshal(text, &kind) != nil {
+		return nil, errorf(schema.ErrDenied, "credentials of Google: %s is no JSON object with a type", file)
+	}
+	c, err := google.CredentialsFromJSONWithTypeAndParams(ctx, text, kind.Type, params)
+	if err != nil {
+		return nil, errorf(schema.ErrDenied, "credentials of Google: %s cannot be used as they are, of type %q", file, kind.Type)
+	}
+	return c, nil
 }
 
 // target implements dialect.

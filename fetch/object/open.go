@@ -13,6 +13,8 @@ type Options struct {
 	Keys *Keys
 	// Profile is the section of AWS's files of credentials and settings; "" is that of the environment.
 	Profile string
+	// GoogleFile has credentials of Google Cloud, as of a service account, in the place of those that the machine has.
+	GoogleFile string
 	// CAFile has certificates of authorities, in PEM, besides those of the system.
 	CAFile string
 	// Requests counts and paces the requests of the bucket; nil does neither.

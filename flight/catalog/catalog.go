@@ -21,11 +21,18 @@ type Source struct {
 	engine *fetch.Engine
 	rules  *atomic.Pointer[policy.Rules] // nil: everything is allowed to everybody
 	log    *slog.Logger
+	// mayRead fails unless a tenant may read the buckets that samples of a snapshot lie in; nil: all may.
+	mayRead func(ctx context.Context, tenant string, snap *schema.Snapshot) error
 }
 
 // New returns the source of an engine. rules has the ones that hold now; nil allows everything to everybody.
 func New(engine *fetch.Engine, rules *atomic.Pointer[policy.Rules], log *slog.Logger) *Source {
-	return &Source{engine, rules, log}
+	return &Source{engine: engine, rules: rules, log: log}
+}
+
+// LimitBuckets has tenants read what lies in buckets only if mayRead does not fail. It is called before the first call.
+func (s *Source) LimitBuckets(mayRead func(ctx context.Context, tenant string, snap *schema.Snapshot) error) {
+	s.mayRead = mayRead
 }
 
 // Call is the call that a catalog is for. It keeps what the rules let it do, and what it does is recorded for audits.

@@ -40,6 +40,13 @@ func (c *Catalog) open(ctx context.Context, req schema.Request, right policy.Rig
 		job.Close()
 		return nil, err
 	}
+	if may := c.source.mayRead; may != nil {
+		if err := may(ctx, c.caller.Tenant, job.Manifest().Snapshot()); err != nil {
+			err = cmp.Or(c.Confirm(ctx, job, req), err)
+			job.Close()
+			return nil, c.denied(req.Dataset, err)
+		}
+	}
 	c.call.Note(Access{Dataset: req.Dataset, Snapshot: job.Request().Snapshot, Right: right, Decision: d, Plan: job.ID(),
 		Group: job.Group(), Early: job.Early()})
 	// What changes the rules ends what is noted by now; this is what is not.

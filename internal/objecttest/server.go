@@ -109,6 +109,8 @@ type Config struct {
 	Versions bool             // buckets keep versions
 	Region   string           // requests that are signed for another one are redirected; "" takes all
 	PageSize int              // entries of a page of a list; 0 are 1,000
+	// Owners are the ids of the only access keys that may do anything in some buckets, by bucket.
+	Owners map[string]string
 }
 
 // Server is a server of S3 with its objects in memory. It checks no signatures. It is safe for concurrent use.
@@ -600,6 +602,9 @@ func reset(c net.Conn) error {
 
 // gate refuses what comes with wrong credentials, for another region, or by another clock.
 func (s *Server) gate(c net.Conn, out *[]byte, x *exchange) (done bool, err error) {
+	if id := s.cfg.Owners[x.bucket]; id != "" && !strings.Contains(x.auth, "Credential="+id+"/") {
+		return true, s.refuse(c, out, x, http.StatusForbidden, "AccessDenied", "Access Denied", nil)
+	}
 	if x.auth == "" {
 		s.signer.Store("")
 	} else {

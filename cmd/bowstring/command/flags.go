@@ -45,9 +45,10 @@ type runFlags struct {
 
 // bucketFlags are of buckets that samples are read from.
 type bucketFlags struct {
-	Buckets  string `setting:"" unset:"all in which samples are attached" placeholder:"URL,…" help:"Buckets that attached samples may be read from; one that ends in * stands for all that begin so. Samples in others are PERMISSION_DENIED."`
-	Prices   string `setting:"" unset:"list prices that the program comes with" type:"path" placeholder:"FILE" help:"Prices of requests and bytes, in their stead; docs/cost.md has the form."`
-	Transfer string `setting:"" enum:"in-region,cross-region,internet" default:"in-region" placeholder:"WAY" help:"Which way bytes of buckets go to this server, as it is priced: ${enum}."`
+	Buckets           string `setting:"" unset:"all in which samples are attached" placeholder:"URL,…" help:"Buckets that attached samples may be read from; one that ends in * stands for all that begin so. Samples in others are PERMISSION_DENIED."`
+	BucketCredentials string `setting:"" unset:"those of the environment, for all tenants" type:"path" placeholder:"FILE" help:"By which credentials buckets are read in which samples are attached, and for which tenants; docs/buckets.md has the form."`
+	Prices            string `setting:"" unset:"list prices that the program comes with" type:"path" placeholder:"FILE" help:"Prices of requests and bytes, in their stead; docs/cost.md has the form."`
+	Transfer          string `setting:"" enum:"in-region,cross-region,internet" default:"in-region" placeholder:"WAY" help:"Which way bytes of buckets go to this server, as it is priced: ${enum}."`
 }
 
 // requests returns what counts, paces and prices the requests to buckets. sharers is how many nodes make them.

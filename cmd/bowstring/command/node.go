@@ -26,6 +26,7 @@ import (
 	"bowstring/fetch/object"
 	"bowstring/fetch/peers"
 	"bowstring/fetch/store"
+	"bowstring/fetch/store/extent"
 	"bowstring/flight"
 	"bowstring/flight/shm"
 	"bowstring/schema"
@@ -62,6 +63,7 @@ type limits struct {
 	flight      flight.Options // what clients may do
 	spill       spillConfig
 	buckets     bucketList   // that attached samples may be read from
+	rights      bucketRights // by which credentials, and for which tenants
 	cluster     *clusterPart // what it is in a cluster, or nil
 	lineage     *lineage.Log // of what is handed out, or nil; the caller's to close, after the node
 }
@@ -83,7 +85,7 @@ func newNode(ctx context.Context, dir string, create bool, l limits, far Far, lo
 		l.flight.Requests = object.NewRequests(object.RequestsOptions{Tenant: tenantOf})
 	}
 	near := l.spill.dir != "" && l.spill.near
-	store, err := openFarStore(ctx, dir, create && !near, far, readBuckets{l.flight.Requests, l.buckets}, log)
+	store, err := openFarStore(ctx, dir, create && !near, far, readBuckets{l.flight.Requests, l.buckets, l.rights}, log)
 	if err != nil {
 		return nil, err
 	}
@@ -141,6 +143,15 @@ func newNode(ctx context.Context, dir string, create bool, l limits, far Far, lo
 	}
 	l.flight.Ledger = n.engine.Ledger() // one for all that requests take
 	l.flight.Node = n
+	if attached, ok := store.(*extent.Store); ok && l.rights.limits() {
+		l.flight.MayRead = func(ctx context.Context, tenant string, snap *schema.Snapshot) error {
+			urls, err := attached.Buckets(ctx, snap)
+			for _, url := range urls {
+				err = cmp.Or(err, l.rights.mayRead(tenant, url))
+			}
+			return err
+		}
+	}
 	n.server = flight.New(n.engine, l.flight)
 	return n, nil
 }

@@ -153,6 +153,11 @@ func (s *running) configure(ctx context.Context) (err error) {
 	if l.buckets, err = parseBuckets(s.Buckets); err != nil {
 		return fmt.Errorf("--buckets: %w", err)
 	}
+	if s.BucketCredentials != "" {
+		if l.rights, err = readBucketRights(s.BucketCredentials); err != nil {
+			return fmt.Errorf("--bucket-credentials: %w", err)
+		}
+	}
 	if to.Requests, err = s.requests(func() int { return s.node.sharers() }); err != nil {
 		return err
 	}

@@ -145,6 +145,7 @@ type Far interface {
 type readBuckets struct {
 	requests *object.Requests // what is read is among them
 	allowed  bucketList       // those that may be read
+	rights   bucketRights     // by which credentials
 }
 
 // bucketList names buckets by their URLs, or by beginnings of URLs and a star. The one that is nil names all.
@@ -183,7 +184,17 @@ func openFarStore(ctx context.Context, addr string, create bool, far Far, bucket
 	if far != nil {
 		options.Dial = far.DialContext
 	}
-	below, err := openBelow(ctx, addr, create, far, options, log)
+	own := options
+	if bucket.IsURL(addr) {
+		url, _, err := object.SplitURL(addr)
+		if err == nil {
+			own, err = buckets.rights.options(url, options)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	below, err := openBelow(ctx, addr, create, far, own, log)
 	if err != nil {
 		return nil, err
 	}
@@ -191,7 +202,11 @@ func openFarStore(ctx context.Context, addr string, create bool, far Far, bucket
 		if err := buckets.allowed.check(url); err != nil {
 			return nil, err
 		}
-		return object.Open(ctx, url, options)
+		by, err := buckets.rights.options(url, options)
+		if err != nil {
+			return nil, err
+		}
+		return object.Open(ctx, url, by)
 	}}), nil
 }
 

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -275,6 +277,28 @@ func (s *Store) Locate(ctx context.Context, ref schema.BlobRef) (store.Location,
 		at.Unit, at.Offset, at.Length, at.At = p.unit, p.unit.Offset, p.unit.Length, p.offset
 	}
 	return at, true, nil
+}
+
+// Buckets are the URLs of the buckets that samples of a snapshot lie in, or once lay. Sets that are not in memory are read.
+func (s *Store) Buckets(ctx context.Context, snap *schema.Snapshot) (list []string, err error) {
+	if err := s.enter(ctx); err != nil {
+		return nil, err
+	}
+	defer s.life.RUnlock()
+	for _, ref := range snap.Sets {
+		if ref.Blob == (schema.BlobRef{}) {
+			continue // of the store below
+		}
+		set, err := s.sets.hold(ctx, ref.Prefix, ref.Blob)
+		if err != nil {
+			return nil, err
+		}
+		if url := set.Bucket(); !slices.Contains(list, url) {
+			list = append(list, strings.Clone(url))
+		}
+		set.release()
+	}
+	return list, nil
 }
 
 // Addressed implements store.Store. A blob in an object set is in no table.
