@@ -31,15 +31,15 @@ def served(binary: Path, root: Path, *options: str | Path) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def doors(binary: Path, url: str, links: dict[str, float], bytes_per_s: int = 0) -> Iterator[dict[str, str]]:
-    """The server's URL by the name of the link that leads to it, of so many milliseconds; past all links at 0."""
+def doors(binary: Path, url: str, links: dict[str, float | None]) -> Iterator[dict[str, str]]:
+    """The server's URL by the name of the link that leads to it, of so many milliseconds; None is no link."""
     board = Links(binary)
     try:
         found = {}
         for name, rtt_ms in links.items():
             found[name] = url
-            if rtt_ms or bytes_per_s:
-                board.link(name, Wire(rtt_ms, bytes_per_s))
+            if rtt_ms is not None:
+                board.link(name, Wire(rtt_ms))
                 found[name] = f"http://{board.door(name, name, url.removeprefix('http://'))}"
         yield found
     finally:

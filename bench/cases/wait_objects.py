@@ -12,7 +12,7 @@ from server import Server, spill
 
 from .objects_cost import write_tars
 
-LINKS = {"20ms": 20.0, "150ms": 150.0}  # round trips in milliseconds
+LINKS: dict[str, float | None] = {"20ms": 20.0, "150ms": 150.0}  # round trips in milliseconds
 BATCH = 64
 COMPUTE = 0.080  # seconds that the consumer computes for a batch; it sleeps
 STEPS = 30  # batches of an epoch
