@@ -31,7 +31,7 @@ class PeerError(RuntimeError):
     """What a peer could not do."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Peer:
     """One way to read an epoch: a module of the kit, or of bench/peers, with options."""
 

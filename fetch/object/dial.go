@@ -2,6 +2,7 @@ package object
 
 import (
 	"context"
+	"crypto/tls"
 	"net"
 	"slices"
 	"sync"
@@ -13,6 +14,11 @@ const (
 	resolveEvery = 10 * time.Second
 	// dialPatience is how long one address of several may take to answer.
 	dialPatience = 5 * time.Second
+	// handshakePatience is how long a TLS handshake may take.
+	handshakePatience = 10 * time.Second
+	// recordsBytes is how much of encrypted records is read at once. By itself crypto/tls asks the system for each of
+	// 16 KiB.
+	recordsBytes = 256 << 10
 	// avoidFor is how long an address that did not answer is dialled after all others.
 	avoidFor = time.Minute
 )
@@ -145,4 +151,63 @@ func (s *spreader) failed(host, ip string) {
 		}
 	}
 	h.avoid[ip] = s.now().Add(avoidFor)
+}
+
+// dialTLS opens a connection with TLS, whose records are read several at once.
+func dialTLS(ctx context.Context, network, address string,
+	dial func(ctx context.Context, network, address string) (net.Conn, error), config *tls.Config) (net.Conn, error) {
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
+		return nil, err
+	}
+	raw, err := dial(ctx, network, address)
+	if err != nil {
+		return nil, err
+	}
+	config = config.Clone()
+	config.ServerName = host
+	conn := tls.Client(&recordsConn{Conn: raw}, config)
+	ctx, cancel := context.WithTimeout(ctx, handshakePatience)
+	defer cancel()
+	if err := conn.HandshakeContext(ctx); err != nil {
+		_ = raw.Close()
+		return nil, err
+	}
+	return conn, nil
+}
+
+// recordsConn is a connection of which much is read at once where much comes. It has a buffer only in the midst of that:
+// hundreds of connections wait for answers.
+type recordsConn struct {
+	net.Conn
+	more bool // much may be there
+	buf  *[recordsBytes]byte
+	left []byte // of buf, never empty while there is one
+}
+
+var recordsBuffers = sync.Pool{New: func() any { return new([recordsBytes]byte) }}
+
+// Read implements net.Conn. crypto/tls calls it by one goroutine at a time.
+func (c *recordsConn) Read(b []byte) (int, error) {
+	if c.buf == nil && !c.more {
+		n, err := c.Conn.Read(b)
+		c.more = n == len(b)
+		return n, err
+	}
+	if c.buf == nil {
+		buf := recordsBuffers.Get().(*[recordsBytes]byte)
+		n, err := c.Conn.Read(buf[:])
+		c.more = n > len(buf)/8
+		if n == 0 {
+			recordsBuffers.Put(buf)
+			return 0, err
+		}
+		c.buf, c.left = buf, buf[:n] // an error comes again with the next read
+	}
+	n := copy(b, c.left)
+	if c.left = c.left[n:]; len(c.left) == 0 {
+		recordsBuffers.Put(c.buf)
+		c.buf = nil
+	}
+	return n, nil
 }

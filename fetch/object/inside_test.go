@@ -123,6 +123,7 @@ func recorded(t *testing.T, url string, opts Options, answer http.HandlerFunc) (
 		r = b.(*web).remote //nolint:forcetypeassert // the only other kind
 	}
 	r.transport.TLSClientConfig.InsecureSkipVerify = true
+	r.transport.DialTLSContext = nil // so that there is one way
 	r.transport.DialContext = func(ctx context.Context, network, _ string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, network, s.Listener.Addr().String())
 	}

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"iter"
+	"net"
 	"net/http"
 	"net/http/httptrace"
 	"net/url"
@@ -109,12 +110,17 @@ func newTransport(opts Options) (*http.Transport, error) {
 	if err != nil {
 		return nil, err
 	}
+	dial := newSpreader(opts.Dial).DialContext
+	config := &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12,
+		ClientSessionCache: tls.NewLRUClientSessionCache(64)}
 	return &http.Transport{
 		Proxy:       http.ProxyFromEnvironment,
-		DialContext: newSpreader(opts.Dial).DialContext,
-		TLSClientConfig: &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12,
-			ClientSessionCache: tls.NewLRUClientSessionCache(64)},
-		TLSHandshakeTimeout: 10 * time.Second,
+		DialContext: dial,
+		DialTLSContext: func(ctx context.Context, network, address string) (net.Conn, error) {
+			return dialTLS(ctx, network, address, dial, config)
+		},
+		TLSClientConfig:     config, // of what goes through a proxy
+		TLSHandshakeTimeout: handshakePatience,
 		MaxIdleConnsPerHost: idleConns,
 		IdleConnTimeout:     idleFor,
 		DisableCompression:  true,
