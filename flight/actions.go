@@ -37,7 +37,7 @@ func actions() []action {
 		{"list",
 			`Datasets, one result each. Body: {"dataset": NAME or "PREFIX*"}, optional. Result: {"dataset", "snapshots", "tags", "newest", "rows", "splits", "created", "source"}.`, (actionHandler).list},
 		{"describe",
-			`One snapshot. Body: {"dataset", "snapshot": N or TAG, optional}. Result: {"dataset", "snapshot", "parent", "created", "source", "rows", "splits", "columns", "blob_bytes", "manifest", "snapshots", "tags"}.`, (actionHandler).describe},
+			`One snapshot. Body: {"dataset", "snapshot": N or TAG, optional}. Result: {"dataset", "snapshot", "parent", "created", "source", "rows", "splits", "columns", "blob_bytes", "manifest", "proof", "snapshots", "tags"}.`, (actionHandler).describe},
 		{"tag",
 			`Gives a snapshot a name, which moves if another has it. Body: {"dataset", "snapshot": N or TAG, optional, "name"}. Result: {"dataset", "tag", "snapshot"}.`, (actionHandler).tag},
 		{"untag", `Removes a name. Body: {"dataset", "name"}. Result: {"dataset", "tag", "snapshot"}.`,
@@ -255,6 +255,10 @@ func (s actionHandler) describe(ctx context.Context, b []byte, send func([]byte)
 	if err != nil {
 		return err
 	}
+	proof, err := v.Proof(ctx)
+	if err != nil {
+		return err
+	}
 	return sendJSON(send, struct {
 		Dataset   string       `json:"dataset"`
 		Snapshot  int64        `json:"snapshot"`
@@ -266,11 +270,12 @@ func (s actionHandler) describe(ctx context.Context, b []byte, send func([]byte)
 		Columns   []columnInfo `json:"columns"`
 		BlobBytes int64        `json:"blob_bytes"`
 		Manifest  manifest     `json:"manifest"`
+		Proof     *store.Proof `json:"proof,omitempty"`
 		Snapshots []int64      `json:"snapshots"`
 		Tags      []store.Tag  `json:"tags"`
 	}{
 		snap.Dataset, snap.Number, snap.Parent, snap.Created.UTC(), snap.Source, v.Rows,
-		splitsOf(v, true), columns, blobBytes, m, all.Snapshots, all.Tags,
+		splitsOf(v, true), columns, blobBytes, m, proof, all.Snapshots, all.Tags,
 	})
 }
 

@@ -269,10 +269,10 @@ func (r *Reader) cell(a *Attempt, c *Cell) {
 func (r *Reader) check(a *Attempt, c Answer) Answer {
 	rd, l := a.read, a.lane
 	if c.Err == nil && !c.Unchecked && !l.traits.Checked {
-		if ref := r.Known(rd.ref); ref.Unproven() {
-			_, c.Err = r.opts.Prover.Prove(rd, ref, c.Blob.Bytes())
+		if rd.ref.Unproven() {
+			_, c.Err = r.opts.Prover.Prove(rd, rd.ref, c.Blob.Bytes())
 		} else {
-			c.Err = ref.Check(c.Blob.Bytes())
+			c.Err = rd.ref.Check(c.Blob.Bytes())
 		}
 		if c.Err != nil {
 			c.Blob.Release()

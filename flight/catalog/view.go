@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/apache/arrow/go/v17/arrow"
@@ -44,6 +45,19 @@ func (c *Catalog) View(ctx context.Context, ref Ref, right policy.Right) (*View,
 	defer job.Close()
 	v.Rows, v.Splits = job.Seen(), job.Splits()
 	return v, nil
+}
+
+// Proof is how much of the snapshot has a checksum, of what had none when it was attached; nil if all had, or where
+// something is hidden from the caller, of which it would tell.
+func (v *View) Proof(ctx context.Context) (*store.Proof, error) {
+	if v.Within != nil || !slices.ContainsFunc(v.Snap.Sets, func(set schema.SetRef) bool { return set.Unproven.Blobs > 0 }) {
+		return nil, nil
+	}
+	proof, err := store.ProverOf(v.catalog.engine.Store()).Proof(ctx, v.Snap)
+	if err != nil {
+		return nil, err
+	}
+	return &proof, nil
 }
 
 // Filter names datasets: one, or with Wild those whose names begin so; then perhaps one snapshot of it.

@@ -68,6 +68,7 @@ type Fault struct {
 	Whole       bool // the answer to a range is the whole object, with status 200
 	Other       bool // the answer to a range is the range one byte further on, and says so
 	RepeatPage  bool // a page of a list is the one before it
+	Flip        bool // one byte of an object's body is another one on the way, and its version is the same
 }
 
 // SlowDown is S3's way to ask for fewer requests.
@@ -744,6 +745,10 @@ func (s *Server) get(c net.Conn, out *[]byte, x *exchange) error {
 	}
 	if x.fault != nil && x.fault.Lose {
 		return errCut
+	}
+	if x.fault != nil && x.fault.Flip && len(body) > 0 {
+		body = bytes.Clone(body)
+		body[len(body)/2] ^= 0x10
 	}
 	cut := x.fault != nil && x.fault.Short && len(body) > 0
 	if cut {

@@ -42,8 +42,9 @@ type description struct {
 		Chunks int64 `json:"chunks"`
 		Bytes  int64 `json:"bytes"`
 	} `json:"manifest"`
-	Snapshots []int64     `json:"snapshots"`
-	Tags      []store.Tag `json:"tags"`
+	Proof     *store.Proof `json:"proof"`
+	Snapshots []int64      `json:"snapshots"`
+	Tags      []store.Tag  `json:"tags"`
 }
 
 // column is what the describe action says of a column.
@@ -104,6 +105,9 @@ func (d *description) print(out io.Writer) error {
 	}
 	facts.add("rows", humanize.Comma(d.Rows))
 	facts.add("blobs", humanize.IBytes(uint64(d.BlobBytes)))
+	if d.Proof != nil {
+		facts.add("checksums", proofText(d.Proof))
+	}
 	facts.add("manifest", fmt.Sprintf("%s in %s", humanize.IBytes(uint64(d.Manifest.Bytes)),
 		plural(d.Manifest.Chunks, "chunk")))
 	facts.add()
@@ -122,6 +126,15 @@ func (d *description) print(out io.Writer) error {
 		columns.add(c.Name, c.Type, c.Kind, nullable, c.details())
 	}
 	return errors.Join(facts.print(out), splits.print(out), columns.print(out))
+}
+
+// proofText says how much has a checksum of what was attached without.
+func proofText(p *store.Proof) string {
+	if p.Blobs == p.OfBlobs {
+		return fmt.Sprintf("learned of all %s that were attached without", plural(p.OfBlobs, "blob"))
+	}
+	return fmt.Sprintf("learned of %s of %s that were attached without, %s of %s: reading gives the others theirs",
+		humanize.Comma(p.Blobs), plural(p.OfBlobs, "blob"), humanize.IBytes(uint64(p.Bytes)), humanize.IBytes(uint64(p.OfBytes)))
 }
 
 // details are what there is to say of a column beyond its type.

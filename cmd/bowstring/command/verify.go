@@ -204,6 +204,9 @@ func (c *VerifyCmd) print(app *App, v *verified) error {
 		app.Notef("%s in the spill, %s of them damaged and taken out", plural(v.Spill.Blobs, "blob"),
 			humanize.Comma(v.Spill.Damaged))
 	}
+	if v.Proof != nil {
+		app.Notef("checksums are %s", proofText(v.Proof))
+	}
 	if v.Repaired > 0 {
 		app.Notef("%s repaired", plural(v.Repaired, "blob"))
 	}

@@ -34,61 +34,66 @@ type racing struct {
 const races = 5000
 
 // TestRaces: objects change, go and come back while their blobs are read. A read brings the bytes that were attached, or
-// an error that names the object; no read brings anything else, though no checksum is compared.
+// an error that names the object; no read brings anything else, though no checksum is compared. Of what was attached
+// without checksums the first read learns that of the right bytes, and of no others, whichever of those races it meets.
 func TestRaces(t *testing.T) {
 	t.Run("directory", func(t *testing.T) {
 		dir := t.TempDir()
 		put := func(key string, data []byte) error { return os.WriteFile(filepath.Join(dir, key), data, 0o600) }
-		race(t, "file://"+dir, put, func() *racing {
+		race(t, "file://"+dir, false, put, func() *racing {
 			return &racing{
 				change: func(rng *rand.Rand, key string) error { return changeFile(rng, filepath.Join(dir, key)) },
 				may:    func(error) bool { return false },
 			}
 		})
 	})
-	t.Run("S3", func(t *testing.T) {
-		seed := rand.Uint64()
-		t.Logf("seed of the server %d", seed)
-		server, err := objecttest.Start(objecttest.Config{Seed: seed})
-		must(t, err)
-		defer func() { must(t, server.Close()) }()
-		server.MakeBucket("bucket")
-		put := func(key string, data []byte) error {
-			server.PutObject("bucket", key, data)
-			return nil
+	for _, lazily := range []bool{false, true} {
+		t.Run(map[bool]string{false: "S3", true: "S3, unproven"}[lazily], func(t *testing.T) { raceS3(t, lazily) })
+	}
+}
+
+func raceS3(t *testing.T, lazily bool) {
+	seed := rand.Uint64()
+	t.Logf("seed of the server %d", seed)
+	server, err := objecttest.Start(objecttest.Config{Seed: seed})
+	must(t, err)
+	defer func() { must(t, server.Close()) }()
+	server.MakeBucket("bucket")
+	put := func(key string, data []byte) error {
+		server.PutObject("bucket", key, data)
+		return nil
+	}
+	race(t, server.URL("bucket"), lazily, put, func() *racing {
+		for _, f := range []objecttest.Fault{
+			{Share: 0.02, Short: true}, {Share: 0.02, Whole: true}, {Share: 0.02, Other: true}, {Share: 0.02, Change: true},
+			{Share: 0.01, Reset: true}, {Share: 0.01, Status: 503, Code: "SlowDown"},
+		} {
+			f.Kinds = []objecttest.Kind{objecttest.Get}
+			server.Fail(f)
 		}
-		race(t, server.URL("bucket"), put, func() *racing {
-			for _, f := range []objecttest.Fault{
-				{Share: 0.02, Short: true}, {Share: 0.02, Whole: true}, {Share: 0.02, Other: true}, {Share: 0.02, Change: true},
-				{Share: 0.01, Reset: true}, {Share: 0.01, Status: 503, Code: "SlowDown"},
-			} {
-				f.Kinds = []objecttest.Kind{objecttest.Get}
-				server.Fail(f)
-			}
-			was := sync.Map{}
-			return &racing{
-				change: func(rng *rand.Rand, key string) error {
-					body, _ := server.Object("bucket", key)
-					was.LoadOrStore(key, body)
-					switch rng.IntN(4) {
-					case 0:
-						server.DeleteObject("bucket", key)
-					case 1:
-						server.PutObject("bucket", key, append([]byte("longer"), body...))
-					default:
-						server.PutObject("bucket", key, changed(rng, body))
-					}
-					return nil
-				},
-				restore: func(key string) error {
-					if body, ok := was.Load(key); ok {
-						server.PutObject("bucket", key, body.([]byte))
-					}
-					return nil
-				},
-				may: func(err error) bool { return errors.Is(err, schema.ErrUnavailable) },
-			}
-		})
+		was := sync.Map{}
+		return &racing{
+			change: func(rng *rand.Rand, key string) error {
+				body, _ := server.Object("bucket", key)
+				was.LoadOrStore(key, body)
+				switch rng.IntN(4) {
+				case 0:
+					server.DeleteObject("bucket", key)
+				case 1:
+					server.PutObject("bucket", key, append([]byte("longer"), body...))
+				default:
+					server.PutObject("bucket", key, changed(rng, body))
+				}
+				return nil
+			},
+			restore: func(key string) error {
+				if body, ok := was.Load(key); ok {
+					server.PutObject("bucket", key, body.([]byte))
+				}
+				return nil
+			},
+			may: func(err error) bool { return errors.Is(err, schema.ErrUnavailable) },
+		}
 	})
 }
 
@@ -138,7 +143,7 @@ type attached struct {
 	key string
 }
 
-func race(t *testing.T, url string, put func(key string, data []byte) error, begin func() *racing) {
+func race(t *testing.T, url string, lazily bool, put func(key string, data []byte) error, begin func() *racing) {
 	n := races
 	if testing.Short() {
 		n /= 20
@@ -149,7 +154,7 @@ func race(t *testing.T, url string, put func(key string, data []byte) error, beg
 	must(t, err)
 	defer func() { must(t, bucket.Close()) }()
 	// Objects with two blobs each, one of which is nearly all of it.
-	set := schema.ObjectSet{Bucket: bucket.URL()}
+	set := schema.ObjectSet{Bucket: bucket.URL(), Unproven: lazily}
 	contents := make([][]byte, n)
 	for i := range contents {
 		data := make([]byte, 64+rng.IntN(12_000))
@@ -170,8 +175,11 @@ func race(t *testing.T, url string, put func(key string, data []byte) error, beg
 			blob := data[from : from+len(data)/2]
 			sum := schema.Checksum(blob)
 			address := schema.ObjectAddress{Prefix: prefix, Object: uint32(i), Offset: int64(from)}
-			all = append(all, attached{lying{schema.BlobRef{Key: address.Key(sum), Size: int64(len(blob)), Sum: sum}, blob},
-				set.Objects[i].Key})
+			ref := schema.BlobRef{Key: address.Key(sum), Size: int64(len(blob)), Sum: sum}
+			if lazily {
+				ref = schema.UnprovenRef(address, ref.Size)
+			}
+			all = append(all, attached{lying{ref, blob}, set.Objects[i].Key})
 		}
 	}
 	m := &made{set: set}
@@ -192,6 +200,14 @@ func race(t *testing.T, url string, put func(key string, data []byte) error, beg
 	read := func(a attached) {
 		reads.Add(1)
 		blob, err := s.Get(ctx, a.ref)
+		if err == nil && lazily {
+			if _, err = s.Prove(ctx, a.ref, blob.Bytes()); err != nil { // it never had other bytes
+				t.Errorf("object %s: %v", a.key, err)
+			}
+			if ref := s.Proven(a.ref); ref.Sum != schema.Checksum(a.data) {
+				wrong.Add(1)
+			}
+		}
 		switch {
 		case err == nil:
 			right.Add(1)

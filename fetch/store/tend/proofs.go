@@ -67,11 +67,8 @@ func ProofOf(ctx context.Context, src store.Store, snaps []*schema.Snapshot) (su
 // was learned, or this is the first read. An error that is no schema.ErrDataLoss says nothing of the blob.
 func checkIn(ctx context.Context, src store.Store, ref schema.BlobRef, data []byte, hashed bool) error {
 	if ref.Unproven() {
-		prover := store.ProverOf(src)
-		if ref = prover.Proven(ref); ref.Unproven() {
-			_, err := prover.Prove(ctx, ref, data)
-			return err
-		}
+		_, err := store.ProverOf(src).Prove(ctx, ref, data)
+		return err
 	}
 	return check(ref, data, hashed)
 }
