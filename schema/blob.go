@@ -208,6 +208,16 @@ func (r BlobRef) Prove(sum Sum) BlobRef {
 	return r
 }
 
+// Settled is the reference of a blob whose checksum was learned as it would be if the checksum had always been known: the
+// low half of it is in the key. What was made of other bytes has another name. Any other reference stays as it is.
+func (r BlobRef) Settled() BlobRef {
+	low := binary.BigEndian.Uint32(r.Key[addressPrefix:])
+	if low != uint32(r.Sum) && low == uint32(r.stand()) {
+		binary.BigEndian.PutUint32(r.Key[addressPrefix:], uint32(r.Sum))
+	}
+	return r
+}
+
 // stand is what stands in the place of a checksum: a hash of the size and of the key but for the bytes that it goes into.
 func (r *BlobRef) stand() Sum {
 	var text [len(r.Key) - 4 + 8]byte

@@ -66,6 +66,10 @@ func TestUnprovenRef(t *testing.T) {
 		if proven.Key != ref.Key || proven.Size != ref.Size || proven.Unproven() || proven.Hashed() {
 			t.Fatalf("%+v became %+v: unproven %t, hashed %t", ref, proven, proven.Unproven(), proven.Hashed())
 		}
+		settled := BlobRef{Key: a.Key(proven.Sum), Size: ref.Size, Sum: proven.Sum}
+		if got := proven.Settled(); got != settled || settled.Settled() != settled || ref.Settled() != ref {
+			t.Fatalf("%+v is settled as %+v, want %+v", proven, got, settled)
+		}
 		other := ref
 		other.Size++
 		if other.Unproven() {

@@ -96,7 +96,10 @@ func (s *owner) makeCell(r *run, cell int, blob schema.Blob, from read.From) {
 	t := s.task(column, r.lap, r.positions[row], blob)
 	t.Of, t.Guess = &making{r, cell, from}, r.guess[cell]
 	if ref, ok, err := r.rows[row].TryBlob(s.columns[column].ordinal); err == nil && ok {
-		t.Ref, t.At = ref, spill.Place{Dataset: s.dataset, Tenant: s.payer, Position: r.positions[row]}
+		// What is made of a blob is kept by its content: by the checksum, if that was learned.
+		if t.Ref = s.set.opts.Reader.Known(ref).Settled(); !t.Ref.Unproven() {
+			t.At = spill.Place{Dataset: s.dataset, Tenant: s.payer, Position: r.positions[row]}
+		}
 	}
 	s.stage.Put(t)
 }
