@@ -11,6 +11,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"bowstring/fetch/store"
 	"bowstring/schema"
 )
@@ -21,6 +23,8 @@ const (
 	keepMany  = 1 << 16
 	// keepWithin is how long Close tries to keep what is left.
 	keepWithin = 10 * time.Second
+	// loadsAtOnce is of how many sets what is kept is read at the same time.
+	loadsAtOnce = 16
 	// keepTries is how often a process tries at once to add to what others add to at the same time.
 	keepTries = 16
 	// mostProofs is how many checksums are in memory, at 20 to 40 bytes each: what is learned beyond is not kept.
@@ -70,6 +74,7 @@ type proofSet struct {
 	fresh    map[schema.Sum]schema.BlobRef      // of those known, which are not kept yet
 	seen     map[string]map[store.ProofRun]bool // runs that are in known, by dataset
 	whole    bool                               // it was looked in all datasets
+	reading  int                                // what is kept is being read: it is not to be forgotten now
 	used     time.Time
 }
 
@@ -261,9 +266,15 @@ func (p *proofs) read(ctx context.Context, prefix schema.ObjectPrefix, dataset s
 	if err != nil {
 		return nil, err
 	}
-	p.mu.RLock()
+	p.mu.Lock()
 	seen := maps.Clone(p.sets[prefix].seen[dataset])
-	p.mu.RUnlock()
+	p.sets[prefix].reading++
+	p.mu.Unlock()
+	defer func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.sets[prefix].reading--
+	}()
 	for _, run := range runs {
 		if seen[run] {
 			continue
@@ -359,7 +370,8 @@ func (p *proofs) spareLocked(but schema.ObjectPrefix) {
 	for p.count > p.most {
 		var oldest *proofSet
 		for prefix, set := range p.sets {
-			if prefix != but && len(set.known) > 0 && len(set.fresh) == 0 && (oldest == nil || set.used.Before(oldest.used)) {
+			if prefix != but && len(set.known) > 0 && len(set.fresh) == 0 && set.reading == 0 &&
+				(oldest == nil || set.used.Before(oldest.used)) {
 				oldest = set
 			}
 		}
@@ -376,17 +388,18 @@ func (p *proofs) keeper() {
 	timer := time.NewTimer(keepEvery)
 	defer timer.Stop()
 	for {
-		ctx, cancel := p.s.ctx, func() {}
+		ctx, cancel, last := p.s.ctx, func() {}, false
 		select {
 		case <-timer.C:
 		case <-p.full:
 		case <-p.s.ctx.Done():
+			last = true
 			ctx, cancel = context.WithTimeout(context.WithoutCancel(p.s.ctx), keepWithin)
 		}
 		err := p.keep(ctx)
 		cancel()
 		p.mu.Lock()
-		if over := p.s.ctx.Err() != nil; over || p.waiting == 0 {
+		if last || p.waiting == 0 {
 			if p.waiting > 0 {
 				p.log.Warn("checksums that were learned are not kept: the next reads learn them again", "blobs", p.waiting,
 					"error", err)
@@ -559,13 +572,15 @@ func (s *Store) LearnProofs(ctx context.Context, snap *schema.Snapshot) error {
 	}
 	defer s.life.RUnlock()
 	s.proofs.learn(snap)
+	group, inGroup := errgroup.WithContext(ctx)
+	group.SetLimit(loadsAtOnce)
 	for _, set := range snap.Sets {
-		if set.Unproven == (schema.Unproven{}) {
-			continue
+		if set.Unproven != (schema.Unproven{}) {
+			group.Go(func() error { return s.proofs.load(inGroup, set.Prefix) })
 		}
-		if err := s.proofs.load(ctx, set.Prefix); err != nil {
-			return err
-		}
+	}
+	if err := group.Wait(); err != nil {
+		return cmp.Or(context.Cause(ctx), err)
 	}
 	return nil
 }
