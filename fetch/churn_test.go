@@ -43,12 +43,12 @@ type churned struct {
 	index int
 	view  atomic.Pointer[[]int] // whom this node takes for the owner of each slot, by number
 
-	mu     sync.Mutex
-	engine *fetch.Engine // nil while it is gone
-	tier   *peers.Tier
-	gone   context.Context // of this life
-	die    context.CancelFunc
-	loans  sync.WaitGroup // that others have here
+	mu        sync.Mutex
+	engine    *fetch.Engine // nil while it is gone
+	tier      *peers.Tier
+	gone      context.Context // of this life
+	die       context.CancelFunc
+	peerReads sync.WaitGroup // that others have here
 }
 
 const churnSlots = 16
@@ -107,7 +107,7 @@ func (n *churned) end() error {
 	if e == nil {
 		return nil
 	}
-	n.loans.Wait()
+	n.peerReads.Wait()
 	n.churn.mu.Lock()
 	n.churn.total.reads += e.Stats().PeerReads
 	n.churn.total.ends++
@@ -157,12 +157,12 @@ func (l *churnLink) Get(ctx context.Context, ask peers.Ask) (schema.Blob, error)
 		n.mu.Unlock()
 		return schema.Blob{}, schema.ErrUnavailable
 	}
-	n.loans.Add(1)
+	n.peerReads.Add(1)
 	n.mu.Unlock()
-	defer n.loans.Done()
+	defer n.peerReads.Done()
 	time.Sleep(time.Millisecond)
 	answers := make(chan fetch.Answer, 1)
-	b := e.Borrow(func(a fetch.Answer) { answers <- a })
+	b := e.NewRequester(func(a fetch.Answer) { answers <- a })
 	defer func() {
 		b.Close()
 		select {
@@ -174,7 +174,7 @@ func (l *churnLink) Get(ctx context.Context, ask peers.Ask) (schema.Blob, error)
 	both, stop := context.WithCancel(ctx)
 	defer stop()
 	defer context.AfterFunc(gone, stop)()
-	if err := b.Lend(both, fetch.Loan{ID: 1, Ref: ask.Ref, Onward: ask.Onward, Held: ask.Held}); err != nil {
+	if err := b.Read(both, fetch.PeerRead{ID: 1, Ref: ask.Ref, Onward: ask.Onward, Held: ask.Held}); err != nil {
 		return schema.Blob{}, fmt.Errorf("%w: %w", schema.ErrUnavailable, err)
 	}
 	var a fetch.Answer

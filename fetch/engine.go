@@ -373,16 +373,16 @@ func (e *Engine) Take(ctx context.Context, j *Job, positions []int64) (*Stream, 
 
 // What other nodes read by way of this one.
 type (
-	// Loan is a blob that another node wants.
-	Loan = prefetch.Loan
-	// Answer is what became of a loan.
+	// PeerRead is a blob that another node wants.
+	PeerRead = prefetch.PeerRead
+	// Answer is what became of a peer read.
 	Answer = prefetch.Answer
-	// Borrower is another node.
-	Borrower = prefetch.Borrower
+	// Requester is another node.
+	Requester = prefetch.Requester
 )
 
-// Borrow makes a borrower: see [prefetch.Set.Borrow].
-func (e *Engine) Borrow(answer func(Answer)) *Borrower { return e.set.Borrow(answer) }
+// NewRequester makes a requester: see [prefetch.Set.NewRequester].
+func (e *Engine) NewRequester(answer func(Answer)) *Requester { return e.set.NewRequester(answer) }
 
 // Warm fills the spill with what a job will use: see [lookahead.Ahead.Warm].
 func (e *Engine) Warm(ctx context.Context, j *Job, progress func(WarmProgress)) error {

@@ -99,7 +99,7 @@ type Path struct {
 	BytesPerSec float64 `json:"bytes_per_s"` // as a moving average
 }
 
-// ReadReasons are all reasons for reads of the store, by which Stats count them: own, lent, ahead, page, astray,
+// ReadReasons are all reasons for reads of the store, by which Stats count them: own, peer, ahead, page, astray,
 // unreachable, refused, hedge and retry.
 func ReadReasons() []string { return read.ReasonNames() }
 

@@ -129,9 +129,9 @@ func (s *Server) event(ctx context.Context, what string) audit.Event {
 	caller := fetch.CallerFrom(ctx)
 	e.Principal, e.Tenant, e.Trace = caller.Principal, caller.Tenant, caller.Trace
 	if c := callFrom(ctx); c != nil {
-		e.Door, e.Call, e.Peer = c.method[strings.LastIndexByte(c.method, '/')+1:], c.id, c.peer
+		e.Method, e.Call, e.Peer = c.method[strings.LastIndexByte(c.method, '/')+1:], c.id, c.peer
 		if action := s.calls.actionOf(c); action != "" {
-			e.Door += "/" + action
+			e.Method += "/" + action
 		}
 	}
 	return e

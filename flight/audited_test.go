@@ -50,7 +50,7 @@ func TestAudit(t *testing.T) {
 	got := lines(t, file) // before anything is closed: a write is there when it is answered
 	if len(got) != 2 || got[0].Phase != audit.Begin || got[1].Phase != audit.Done || got[1].Event != audit.Write ||
 		got[1].Principal != "root" ||
-		got[1].Door != "DoPut" || got[1].Snapshot != 1 || got[1].Rows != 100 || got[1].Bytes == 0 ||
+		got[1].Method != "DoPut" || got[1].Snapshot != 1 || got[1].Rows != 100 || got[1].Bytes == 0 ||
 		got[0].Call != got[1].Call {
 		t.Fatalf("%+v", got)
 	}
@@ -69,7 +69,7 @@ func TestAudit(t *testing.T) {
 	for _, e := range lines(t, file)[2:] {
 		seen[e.Event+e.Phase] = e
 	}
-	if e := seen[audit.Read+audit.Done]; e.Principal != "alice" || e.Door != "DoGet" || e.Dataset != "shared" || e.Snapshot != 1 ||
+	if e := seen[audit.Read+audit.Done]; e.Principal != "alice" || e.Method != "DoGet" || e.Dataset != "shared" || e.Snapshot != 1 ||
 		e.Rows != read.rows || e.Bytes < read.bytes ||
 		e.Rule != `rule "alice" on line 4` || e.Code != "OK" || e.Plan == "" || e.Peer == "" {
 		t.Errorf("%+v", e)
@@ -81,7 +81,7 @@ func TestAudit(t *testing.T) {
 	if e := seen[audit.Deny]; e.Principal != "alice" || e.Dataset != "zzz1" || e.Code != "NotFound" {
 		t.Errorf("%+v", e)
 	}
-	if e := seen[audit.Drop+audit.Done]; e.Principal != "root" || e.Door != "DoAction/drop" || e.Snapshot != 1 {
+	if e := seen[audit.Drop+audit.Done]; e.Principal != "root" || e.Method != "DoAction/drop" || e.Snapshot != 1 {
 		t.Errorf("%+v", e)
 	}
 	text, err := os.ReadFile(file)

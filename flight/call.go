@@ -40,7 +40,7 @@ const flightService = "arrow.flight.protocol.FlightService"
 func isBeside(method string) bool { return !isFlight(method) && !isNodes(method) }
 
 // isNodes reports whether a call is one that other nodes of the cluster make.
-func isNodes(method string) bool { return method == nodes.LendMethod || method == nodes.WarmMethod }
+func isNodes(method string) bool { return method == nodes.ReadMethod || method == nodes.WarmMethod }
 
 func isFlight(method string) bool { return strings.HasPrefix(method, "/"+flightService+"/") }
 
@@ -125,7 +125,7 @@ func (s *Server) recognise(ctx context.Context, c *call) (context.Context, error
 	if err != nil {
 		return ctx, err
 	}
-	ctx, c.caller, err = withCaller(ctx, s.opts.Door.Authenticates(), s.tenants())
+	ctx, c.caller, err = withCaller(ctx, s.opts.Auth.Authenticates(), s.tenants())
 	if err != nil || s.identify == nil {
 		return ctx, err
 	}
@@ -341,7 +341,7 @@ const handshakeMethod = "/" + flightService + "/Handshake"
 // letIn finds out who makes a call, and returns a context that says so. The
 // call ends when what let it in does.
 func (s *Server) letIn(ctx context.Context, c *call) (context.Context, error) {
-	d := s.opts.Door
+	d := s.opts.Auth
 	if !d.Open(c.method) {
 		if err := s.opts.Sources.Closed(); err != nil {
 			return ctx, err
@@ -367,11 +367,11 @@ func (s *Server) letIn(ctx context.Context, c *call) (context.Context, error) {
 // the Authorization header or in the message, with that token in all the places
 // where clients look for it.
 func (s *Server) Handshake(stream gen.FlightService_HandshakeServer) error {
-	if !s.opts.Door.Authenticates() {
+	if !s.opts.Auth.Authenticates() {
 		return status.Error(codes.Unimplemented, "method Handshake not implemented")
 	}
 	inMessage := false
-	token, id, err := s.opts.Door.Handshake(stream.Context(), func() ([]byte, error) {
+	token, id, err := s.opts.Auth.Handshake(stream.Context(), func() ([]byte, error) {
 		inMessage = true
 		m, err := stream.Recv()
 		if errors.Is(err, io.EOF) {

@@ -51,7 +51,7 @@ func TestCertificatesExchanged(t *testing.T) {
 			t.Fatal(err)
 		}
 		d.await(func() bool { return f.shown(t).Equal(parsed.Leaf) })
-		if ends := f.server.opts.Door.CertificateEnds(); !ends.Equal(parsed.Leaf.NotAfter) {
+		if ends := f.server.opts.Auth.CertificateEnds(); !ends.Equal(parsed.Leaf.NotAfter) {
 			t.Errorf("the certificate is said to end %v, want %v", ends, parsed.Leaf.NotAfter)
 		}
 	}

@@ -23,7 +23,7 @@ type doors struct {
 	authority *authtest.Authority // of servers and clients
 	provider  *authtest.Provider
 	tokens    string // the file
-	door      *auth.Door
+	door      *auth.Authenticator
 	log       *lockedBuffer
 }
 
@@ -75,7 +75,7 @@ func (d *doors) serve(opts Options) (f *fixture, token string) {
 		Tenants: []string{"audio"}})
 	// The door has to have seen it before anybody comes.
 	d.await(func() bool { return d.known(token) })
-	opts.Door = d.door
+	opts.Auth = d.door
 	t, ok := d.t.(*testing.T)
 	if !ok {
 		d.t.Fatal("a benchmark has no server")

@@ -219,8 +219,8 @@ func TestAlterTakesReading(t *testing.T) {
 	events := slices.DeleteFunc(lines(t, file), func(e audit.Event) bool {
 		return e.Event != audit.Alter || e.Phase != audit.Done
 	})
-	if len(events) != 2 || events[0].Door != "DoPut" || events[0].Principal != "cleo" || events[0].Rows != 1 ||
-		events[0].Snapshot != 2 || events[1].Door != "DoAction/alter" || events[1].Rows != 1 || events[1].Snapshot != 3 {
+	if len(events) != 2 || events[0].Method != "DoPut" || events[0].Principal != "cleo" || events[0].Rows != 1 ||
+		events[0].Snapshot != 2 || events[1].Method != "DoAction/alter" || events[1].Rows != 1 || events[1].Snapshot != 3 {
 		t.Errorf("%+v", events)
 	}
 }

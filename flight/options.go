@@ -73,12 +73,12 @@ type Options struct {
 	// address may take three quarters of it. Default a ledger of its own, with
 	// default limits.
 	Ledger *admission.Ledger
-	// Door recognises callers and encrypts, the caller's to close after Shutdown.
+	// Auth recognises callers and encrypts, the caller's to close after Shutdown.
 	// Default none: anybody may call, on whatever account they say.
-	Door *auth.Door
+	Auth *auth.Authenticator
 	// Sources says whether it can be read who may call and what callers may do; nil if that is not to be read.
 	Sources *auth.Sources
-	// NoReflection keeps the methods from being listed. With a Door that
+	// NoReflection keeps the methods from being listed. With Auth that
 	// authenticates, only callers that it knows may list them anyway, unless its
 	// OpenReflection is set.
 	NoReflection bool

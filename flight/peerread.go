@@ -34,7 +34,7 @@ import (
 // of the cluster all are let in where all callers may do everything, and nobody where
 // they may not: blobs by their keys are beyond the rules.
 func (s *Server) letInNode(ctx context.Context) error {
-	if !s.opts.Cluster.Keys.Any() && (s.opts.Door.Authenticates() || s.source.Ruled()) {
+	if !s.opts.Cluster.Keys.Any() && (s.opts.Auth.Authenticates() || s.source.Ruled()) {
 		return s.refuseNode(ctx, "the cluster has no key")
 	}
 	return nil
@@ -44,8 +44,8 @@ func (s *Server) letInNode(ctx context.Context) error {
 // more than who guesses tokens, and no more often.
 func (s *Server) refuseNode(ctx context.Context, why string) error {
 	err := fmt.Errorf("%w: %s", schema.ErrUnauthenticated, why)
-	if s.opts.Door.Authenticates() {
-		return s.opts.Door.Refuse(ctx, err)
+	if s.opts.Auth.Authenticates() {
+		return s.opts.Auth.Refuse(ctx, err)
 	}
 	return err
 }
@@ -105,7 +105,7 @@ func (s *Server) peerCall(pc *wire.PeerConn, conn *peer.Conn, method string) err
 		if method == peer.WarmMethod {
 			return s.warmFor(ctx, conn)
 		}
-		return s.lend(ctx, conn)
+		return s.servePeerReads(ctx, conn)
 	})
 	err = c.outcome(err)
 	if errors.Is(err, peer.ErrBroken) { // as of any client that has gone
@@ -182,9 +182,9 @@ type Cluster struct {
 }
 
 const (
-	// lendBytes and lendAnswers are how much goes into one message, of what is there.
-	lendBytes   = 1 << 20
-	lendAnswers = 256
+	// peerAnswerBytes and peerAnswerCount are how much goes into one message, of what is there.
+	peerAnswerBytes = 1 << 20
+	peerAnswerCount = 256
 	// thereEvery is how often a node that waits for answers is told that this one is there, while there are none: who
 	// says nothing is taken for gone.
 	thereEvery = 100 * time.Millisecond
@@ -193,10 +193,10 @@ const (
 	mostUnsent = 4096
 )
 
-// lend serves another node. What it asks for is read as streams of its tenants
+// servePeerReads serves another node. What it asks for is read as streams of its tenants
 // would be, and sent in whatever order it comes.
-func (s *Server) lend(ctx context.Context, conn *peer.Conn) error {
-	hello, sealer, stopped, err := s.meet(ctx, conn, peer.LendMethod)
+func (s *Server) servePeerReads(ctx context.Context, conn *peer.Conn) error {
+	hello, sealer, stopped, err := s.meet(ctx, conn, peer.ReadMethod)
 	if err != nil {
 		return err
 	}
@@ -207,18 +207,19 @@ func (s *Server) lend(ctx context.Context, conn *peer.Conn) error {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	defer context.AfterFunc(ctx, conn.Interrupt)()
-	l := &lending{
+	l := &answering{
 		server: s, node: hello.Node, zone: hello.Zone,
-		conn: conn, sealer: sealer, lent: s.lent.to(hello.Node), ready: make(chan struct{}, 1), sent: make(chan struct{}, 1),
+		conn: conn, sealer: sealer, to: s.sentToPeers.to(hello.Node),
+		ready: make(chan struct{}, 1), sent: make(chan struct{}, 1),
 		doing: make(chan []fetch.Progress, 1),
 	}
-	borrower := s.source.Nodes().Borrow(l.answered)
+	requester := s.source.Nodes().NewRequester(l.answered)
 	var sending sync.WaitGroup
 	sending.Go(func() { stop(l.send(ctx)) })
 	sending.Go(func() { s.follow(ctx, hello.Node, l.doing) })
-	err = l.receive(ctx, borrower)
+	err = l.receive(ctx, requester)
 	stop(err)
-	borrower.Close()
+	requester.Close()
 	sending.Wait()
 	l.discard()
 	if cause := context.Cause(ctx); err == nil && cause != nil && !errors.Is(cause, context.Canceled) {
@@ -234,7 +235,7 @@ func (s *Server) follow(ctx context.Context, node string, doing <-chan []fetch.P
 	for {
 		select {
 		case list := <-doing:
-			err := s.guard(ctx, peer.LendMethod, func() error { return f.Update(ctx, list) })
+			err := s.guard(ctx, peer.ReadMethod, func() error { return f.Update(ctx, list) })
 			if err != nil && ctx.Err() == nil {
 				s.log.LogAttrs(ctx, slog.LevelWarn, "some streams of another node are not followed",
 					slog.String("node", node), slog.Any("error", err))
@@ -245,15 +246,15 @@ func (s *Server) follow(ctx context.Context, node string, doing <-chan []fetch.P
 	}
 }
 
-// lending is the answers to one node that are to be sent.
-type lending struct {
+// answering is the answers to one node that are to be sent.
+type answering struct {
 	server     *Server
 	node, zone string // as it says
 
 	conn   *peer.Conn
 	sealer *peer.Sealer // of blobs without a hash; nil if they are not sealed
 
-	lent  *lentTo
+	to    *sentTo
 	ready chan struct{}         // told when there is something to send
 	sent  chan struct{}         // told when there is less
 	doing chan []fetch.Progress // what the node's streams do, the latest
@@ -264,7 +265,7 @@ type lending struct {
 }
 
 // receive has what the node asks for read, until it asks for no more.
-func (l *lending) receive(ctx context.Context, borrower *fetch.Borrower) error {
+func (l *answering) receive(ctx context.Context, requester *fetch.Requester) error {
 	for {
 		what, err := l.conn.Receive(peer.MaxAsking)
 		if err != nil {
@@ -291,17 +292,17 @@ func (l *lending) receive(ctx context.Context, borrower *fetch.Borrower) error {
 			if err := l.admit(ctx); err != nil {
 				return err
 			}
-			loan := fetch.Loan{ID: a.ID, Tenant: a.Tenant, Ref: a.Ref, Snapshot: a.Snapshot, Position: a.Position,
+			asked := fetch.PeerRead{ID: a.ID, Tenant: a.Tenant, Ref: a.Ref, Snapshot: a.Snapshot, Position: a.Position,
 				Onward: a.Onward, Held: a.Held}
 			if !l.server.egress.Admit(l.node, l.zone, a.Tenant, l.server.termsOf(a.Tenant).Weight, a.Ref.Size) {
-				l.answered(fetch.Answer{ID: a.ID, Err: peers.ErrFull, Loan: loan})
+				l.answered(fetch.Answer{ID: a.ID, Err: peers.ErrFull, PeerRead: asked})
 				return nil
 			}
-			switch err := borrower.Lend(ctx, loan); {
+			switch err := requester.Read(ctx, asked); {
 			case ctx.Err() != nil:
 				return context.Cause(ctx)
 			case err != nil:
-				l.answered(fetch.Answer{ID: a.ID, Err: err, Loan: loan})
+				l.answered(fetch.Answer{ID: a.ID, Err: err, PeerRead: asked})
 			}
 			return nil
 		})
@@ -328,8 +329,8 @@ func keepTickets(list, older []fetch.Progress) {
 	}
 }
 
-// answered takes what became of a loan.
-func (l *lending) answered(a fetch.Answer) {
+// answered takes what became of a peer read.
+func (l *answering) answered(a fetch.Answer) {
 	l.mu.Lock()
 	l.answers = append(l.answers, a)
 	l.waited--
@@ -338,7 +339,7 @@ func (l *lending) answered(a fetch.Answer) {
 }
 
 // wake has send look.
-func (l *lending) wake() {
+func (l *answering) wake() {
 	select {
 	case l.ready <- struct{}{}:
 	default:
@@ -346,7 +347,7 @@ func (l *lending) wake() {
 }
 
 // admit counts an ask in, once there is room for its answer.
-func (l *lending) admit(ctx context.Context) error {
+func (l *answering) admit(ctx context.Context) error {
 	for {
 		l.mu.Lock()
 		full := len(l.answers) >= mostUnsent
@@ -366,18 +367,18 @@ func (l *lending) admit(ctx context.Context) error {
 }
 
 // waits reports whether the other node waits for answers.
-func (l *lending) waits() bool {
+func (l *answering) waits() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.waited > 0
 }
 
 // take returns answers for one message.
-func (l *lending) take() []fetch.Answer {
+func (l *answering) take() []fetch.Answer {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	n, size := 0, 0
-	for n < len(l.answers) && n < lendAnswers && (n == 0 || size < lendBytes) {
+	for n < len(l.answers) && n < peerAnswerCount && (n == 0 || size < peerAnswerBytes) {
 		size += len(l.answers[n].Blob.Bytes())
 		n++
 	}
@@ -394,7 +395,7 @@ func (l *lending) take() []fetch.Answer {
 }
 
 // send sends answers until ctx ends.
-func (l *lending) send(ctx context.Context) error {
+func (l *answering) send(ctx context.Context) error {
 	there := time.NewTimer(thereEvery)
 	defer there.Stop()
 	for {
@@ -430,13 +431,13 @@ func (l *lending) send(ctx context.Context) error {
 			return err
 		}
 		count(ctx, len(answers), size)
-		l.lent.add(blobs, bytes, int64(len(answers))-blobs)
+		l.to.add(blobs, bytes, int64(len(answers))-blobs)
 	}
 }
 
 // bill counts answers that are about to be sent: what went to which node, and what was read from the store on whose
 // account.
-func (l *lending) bill(answers []fetch.Answer) {
+func (l *answering) bill(answers []fetch.Answer) {
 	var blobs, bytes, handed, handedBytes int64
 	for i := range answers {
 		a := &answers[i]
@@ -446,13 +447,13 @@ func (l *lending) bill(answers []fetch.Answer) {
 		n := int64(len(a.Blob.Bytes()))
 		blobs++
 		bytes += n
-		if a.Loan.Held {
+		if a.PeerRead.Held {
 			handed++
 			handedBytes += n
 		}
 		if book := l.server.opts.Usage; book != nil && a.Stored {
-			dataset, _, _ := strings.Cut(a.Loan.Snapshot, "@")
-			book.Add(a.Loan.Tenant, cmp.Or(dataset, usage.Other), usage.Amount{StoreBytes: n})
+			dataset, _, _ := strings.Cut(a.PeerRead.Snapshot, "@")
+			book.Add(a.PeerRead.Tenant, cmp.Or(dataset, usage.Other), usage.Amount{StoreBytes: n})
 		}
 	}
 	l.server.egress.Sent(l.node, l.zone, blobs-handed, bytes-handedBytes, false)
@@ -462,7 +463,7 @@ func (l *lending) bill(answers []fetch.Answer) {
 }
 
 // discard releases what will not be sent.
-func (l *lending) discard() {
+func (l *answering) discard() {
 	for answers := l.take(); len(answers) > 0; answers = l.take() {
 		for i := range answers {
 			answers[i].Blob.Release()
@@ -487,8 +488,8 @@ func answersMessage(answers []fetch.Answer, sealer *peer.Sealer) (net.Buffers, *
 				a.Blob = schema.Blob{}
 			}
 		}
-		if a.Err == nil && sealer != nil && !a.Loan.Ref.Hashed() {
-			if seals[i], a.Err = sealed(sealer, a.Loan.Ref, a.Blob.Bytes()); a.Err != nil {
+		if a.Err == nil && sealer != nil && !a.PeerRead.Ref.Hashed() {
+			if seals[i], a.Err = sealed(sealer, a.PeerRead.Ref, a.Blob.Bytes()); a.Err != nil {
 				a.Blob.Release()
 				a.Blob = schema.Blob{}
 			}

@@ -72,13 +72,13 @@ func attachFiles(t *testing.T, s store.Store, bucket object.Bucket, files int) [
 
 // A node is asked for blobs that lie in a bucket, of a snapshot that it has never opened: it finds the set, and sends
 // what was attached. Without TLS it seals what it sends.
-func TestLendAttached(t *testing.T) {
+func TestPeerReadsAttached(t *testing.T) {
 	for _, encrypted := range []bool{true, false} {
-		t.Run(fmt.Sprintf("tls=%t", encrypted), func(t *testing.T) { lendAttached(t, encrypted) })
+		t.Run(fmt.Sprintf("tls=%t", encrypted), func(t *testing.T) { readAttached(t, encrypted) })
 	}
 }
 
-func lendAttached(t *testing.T, encrypted bool) {
+func readAttached(t *testing.T, encrypted bool) {
 	dir := t.TempDir()
 	bucket, err := object.Open(t.Context(), "file://"+dir, object.Options{})
 	if err != nil {
@@ -90,7 +90,7 @@ func lendAttached(t *testing.T, encrypted bool) {
 	var dial []grpc.DialOption
 	if encrypted {
 		d := newDoors(t, nil)
-		opts.Door, way.TLS, dial = d.door, d.client(nil), append(dial, d.trust(nil, nil))
+		opts.Auth, way.TLS, dial = d.door, d.client(nil), append(dial, d.trust(nil, nil))
 	}
 	f := serveOver(t, opts, overBuckets, dial...)
 	refs := attachFiles(t, f.store, bucket, 10)
@@ -137,7 +137,7 @@ func lendAttached(t *testing.T, encrypted bool) {
 }
 
 // Without a key no blob without a hash comes from another node, and one with a hash does.
-func TestLendAttachedWithoutKey(t *testing.T) {
+func TestPeerReadsAttachedWithoutKey(t *testing.T) {
 	bucket, err := object.Open(t.Context(), "file://"+t.TempDir(), object.Options{})
 	if err != nil {
 		t.Fatal(err)

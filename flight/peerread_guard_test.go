@@ -20,8 +20,8 @@ import (
 	"bowstring/schema"
 )
 
-// introduce has a lender meet the server.
-func introduce(call *lender, method string, keys *peer.Keys, hello peer.Hello) (peer.Hello, error) {
+// introduce has a reader meet the server.
+func introduce(call *reader, method string, keys *peer.Keys, hello peer.Hello) (peer.Hello, error) {
 	guest := peer.Guest{Hello: hello, Keys: keys}
 	other, _, err := guest.Meet(call.Way(method))
 	return other, err
@@ -29,18 +29,18 @@ func introduce(call *lender, method string, keys *peer.Keys, hello peer.Hello) (
 
 // Where there are rules, a cluster without a key lets nobody in. Whoever guesses keys is
 // told no more, and no more often, than who guesses tokens.
-func TestLendIsGuarded(t *testing.T) {
+func TestPeerReadsIsGuarded(t *testing.T) {
 	r := serveRules(t, "rules: []", Options{Cluster: &Cluster{Node: "b"}})
-	if got, err := say(t, r.lender(), helloOf(peer.Protocol)); status.Code(err) != codes.Unauthenticated ||
+	if got, err := say(t, r.reader(), helloOf(peer.Protocol)); status.Code(err) != codes.Unauthenticated ||
 		len(got) > 0 {
 		t.Errorf("without a key, beside rules: %d messages came, and %v", len(got), err)
 	}
 	d := newDoors(t, func(o *auth.Options) { o.WrongBurst, o.WrongPerMinute = 3, 1 })
-	f := serve(t, Options{Door: d.door, Cluster: &Cluster{Node: "b", Keys: peer.NewKeys(clusterKey)}},
+	f := serve(t, Options{Auth: d.door, Cluster: &Cluster{Node: "b", Keys: peer.NewKeys(clusterKey)}},
 		d.trust(nil, nil))
 	guess := peer.NewKeys([]byte("guess"))
 	for i := range 6 {
-		_, err := introduce(f.callOf(peer.LendMethod, d.client(nil)), peer.LendMethod, guess, peer.Hello{Node: "x"})
+		_, err := introduce(f.callOf(peer.ReadMethod, d.client(nil)), peer.ReadMethod, guess, peer.Hello{Node: "x"})
 		want := codes.Unauthenticated
 		if i >= 3 {
 			want = codes.ResourceExhausted
@@ -49,7 +49,7 @@ func TestLendIsGuarded(t *testing.T) {
 			t.Errorf("guess %d: %v, want %s", i, err, want)
 		}
 	}
-	other, err := introduce(f.callOf(peer.LendMethod, d.client(nil)), peer.LendMethod, peer.NewKeys(clusterKey),
+	other, err := introduce(f.callOf(peer.ReadMethod, d.client(nil)), peer.ReadMethod, peer.NewKeys(clusterKey),
 		peer.Hello{Node: "x"})
 	if err != nil || other.Node != "b" {
 		t.Errorf("the key, after guesses: %+v, %v", other, err)
@@ -58,9 +58,9 @@ func TestLendIsGuarded(t *testing.T) {
 
 // Nobody reads by way of a server as another node would, nor has it warm, but who proves to know the cluster's key: not
 // even who may do everything, nor who sends the key itself, as nodes of older versions do.
-func TestLendWrongWays(t *testing.T) {
+func TestPeerReadsWrongWays(t *testing.T) {
 	d := newDoors(t, nil)
-	f := serve(t, Options{Door: d.door, Cluster: &Cluster{Node: "b", Keys: peer.NewKeys(clusterKey)}},
+	f := serve(t, Options{Auth: d.door, Cluster: &Cluster{Node: "b", Keys: peer.NewKeys(clusterKey)}},
 		d.trust(nil, nil))
 	token := d.token(auth.Token{Principal: "admin"})
 	byGRPC, err := grpc.NewClient("passthrough:///"+f.addr, f.how...)
@@ -68,7 +68,7 @@ func TestLendWrongWays(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer byGRPC.Close()
-	for _, method := range []string{peer.LendMethod, peer.WarmMethod} {
+	for _, method := range []string{peer.ReadMethod, peer.WarmMethod} {
 		for name, key := range map[string][]byte{
 			"nothing":              nil,
 			"another key":          []byte(strings.Repeat("x", len(clusterKey))),
@@ -128,11 +128,11 @@ func TestLendWrongWays(t *testing.T) {
 
 // What a node has proven holds for one connection: who passes on by TLS what a node says to him by TLS is not let in,
 // and learns nothing by which he could be.
-func TestLendIsNotPassedOn(t *testing.T) {
+func TestPeerReadsIsNotPassedOn(t *testing.T) {
 	d := newDoors(t, nil)
-	f := serve(t, Options{Door: d.door, Cluster: &Cluster{Node: "b", Keys: peer.NewKeys(clusterKey)}},
+	f := serve(t, Options{Auth: d.door, Cluster: &Cluster{Node: "b", Keys: peer.NewKeys(clusterKey)}},
 		d.trust(nil, nil))
-	way := f.callOf(peer.LendMethod, d.client(nil)).Way(peer.LendMethod)
+	way := f.callOf(peer.ReadMethod, d.client(nil)).Way(peer.ReadMethod)
 	way.Binding = []byte("of the connection to who passes it on")
 	guest := peer.Guest{Hello: peer.Hello{Node: "x", Other: "b"}, Keys: peer.NewKeys(clusterKey)}
 	_, _, err := guest.Meet(way)
@@ -144,7 +144,7 @@ func TestLendIsNotPassedOn(t *testing.T) {
 		Address: func() string { return "10.0.0.1:8815" }}})
 	for address, code := range map[string]codes.Code{"10.0.0.9:8815": codes.InvalidArgument, "10.0.0.1:8815": codes.OK,
 		"": codes.OK} {
-		_, err := introduce(plain.lender(), peer.LendMethod, peer.NewKeys(clusterKey),
+		_, err := introduce(plain.reader(), peer.ReadMethod, peer.NewKeys(clusterKey),
 			peer.Hello{Node: "x", Address: address})
 		if status.Code(err) != code {
 			t.Errorf("a node that has dialled %q: %v, want %s", address, err, code)
@@ -160,7 +160,7 @@ func TestProofInTime(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	call := f.lender()
+	call := f.reader()
 	if err := call.Send(hello); err != nil {
 		t.Fatal(err)
 	}
@@ -178,11 +178,11 @@ func TestProofInTime(t *testing.T) {
 
 // By TLS and with the key nodes read from each other, and have each other warm. A node with another key is not asked,
 // and asks nothing.
-func TestLendByTLS(t *testing.T) {
+func TestPeerReadsByTLS(t *testing.T) {
 	d := newDoors(t, nil)
 	token := d.token(auth.Token{Principal: "somebody"})
 	d.await(func() bool { return d.known(token) })
-	f := serve(t, Options{Door: d.door, Cluster: &Cluster{Name: "c", Node: "b", Keys: peer.NewKeys(clusterKey)}},
+	f := serve(t, Options{Auth: d.door, Cluster: &Cluster{Name: "c", Node: "b", Keys: peer.NewKeys(clusterKey)}},
 		d.trust(nil, nil), grpc.WithPerRPCCredentials(withHeaders{"authorization": "Bearer " + token}))
 	f.fill("d", 10)
 	dial := func(secret []byte) *peer.Link {

@@ -27,34 +27,34 @@ import (
 
 var clusterKey = []byte("what the nodes of a test have in common")
 
-// lender is a call of another node, as a test makes it.
-type lender struct {
+// reader is a call of another node, as a test makes it.
+type reader struct {
 	*peer.Conn
 	hangUp func()
 }
 
-// lender opens a call as another node would that asks for blobs.
-func (f *fixture) lender() *lender { return f.callOf(peer.LendMethod, nil) }
+// reader opens a call as another node would that asks for blobs.
+func (f *fixture) reader() *reader { return f.callOf(peer.ReadMethod, nil) }
 
 // callOf opens a call of a method, over TLS if there is a config. It ends with the test.
-func (f *fixture) callOf(method string, config *tls.Config) *lender {
+func (f *fixture) callOf(method string, config *tls.Config) *reader {
 	f.t.Helper()
 	conn, hangUp, err := peer.Connect(context.Background(), f.addr, config, method, nil)
 	if err != nil {
 		f.t.Fatal(err)
 	}
 	f.t.Cleanup(hangUp)
-	return &lender{conn, hangUp}
+	return &reader{conn, hangUp}
 }
 
 // receive returns the next message.
-func (l *lender) receive() ([]byte, error) {
+func (l *reader) receive() ([]byte, error) {
 	b, err := l.Receive(1 << 20)
 	return bytes.Clone(b), err
 }
 
 // say sends messages and returns what came back, up to the end.
-func say(t *testing.T, call *lender, messages ...[]byte) (got [][]byte, err error) {
+func say(t *testing.T, call *reader, messages ...[]byte) (got [][]byte, err error) {
 	t.Helper()
 	for _, m := range messages {
 		if err := call.Send(m); err != nil && !errors.Is(err, peer.ErrBroken) {
@@ -80,16 +80,16 @@ func helloOf(protocols ...int) []byte {
 }
 
 // A server that is in no cluster has no such method.
-func TestLendAlone(t *testing.T) {
+func TestPeerReadsAlone(t *testing.T) {
 	f := serve(t, Options{})
-	if got, err := say(t, f.lender(), helloOf(peer.Protocol)); status.Code(err) != codes.Unimplemented ||
+	if got, err := say(t, f.reader(), helloOf(peer.Protocol)); status.Code(err) != codes.Unimplemented ||
 		len(got) > 0 {
 		t.Errorf("%d messages came, and %v; want none, and UNIMPLEMENTED", len(got), err)
 	}
 }
 
 // What a node says wrong ends its stream with what is wrong, and harms nothing.
-func TestLendHostile(t *testing.T) {
+func TestPeerReadsHostile(t *testing.T) {
 	f := serve(t, Options{Cluster: &Cluster{Node: "b"}})
 	hello := helloOf(peer.Protocol)
 	asks := peer.AppendAsks(nil, []peer.Ask{{ID: 1, Ask: peers.Ask{Ref: schema.RefOf(content(1))}}})
@@ -110,7 +110,7 @@ func TestLendHostile(t *testing.T) {
 			[]peer.Ask{{Ask: peers.Ask{Ref: schema.BlobRef{Size: peers.MaxBlob + 1}}}})},
 		"a position too small": {hello, peer.AppendAsks(nil, []peer.Ask{{Ask: peers.Ask{Position: -1}}})},
 	} {
-		if _, err := say(t, f.lender(), messages...); status.Code(err) != codes.InvalidArgument {
+		if _, err := say(t, f.reader(), messages...); status.Code(err) != codes.InvalidArgument {
 			t.Errorf("%s: %v, want INVALID_ARGUMENT", name, err)
 		}
 	}
@@ -120,7 +120,7 @@ func TestLendHostile(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, err = say(t, of.lender(), hello)
+		_, err = say(t, of.reader(), hello)
 		if errors.Is(err, io.EOF) {
 			err = nil
 		}
@@ -130,7 +130,7 @@ func TestLendHostile(t *testing.T) {
 	}
 	// Streams that there cannot be are not followed, and the way stays.
 	progress := append([]byte{peer.KindProgress}, `[{"id":1,"ticket":{"dataset":"none"}},{"id":2,"ticket":17}]`...)
-	if got, err := say(t, f.lender(), hello, progress, asks); !errors.Is(err, io.EOF) || len(got) < 1 {
+	if got, err := say(t, f.reader(), hello, progress, asks); !errors.Is(err, io.EOF) || len(got) < 1 {
 		t.Errorf("after progress of streams that there cannot be, %d messages and %v; want a hello and the end",
 			len(got), err)
 	}
@@ -138,7 +138,7 @@ func TestLendHostile(t *testing.T) {
 
 // A node is answered with the newest protocol that both speak, and that its asks want: one that asks for what is held
 // gets nothing else.
-func TestLendStatuses(t *testing.T) {
+func TestPeerReadsStatuses(t *testing.T) {
 	full := admission.NewEgress(admission.EgressLimits{Zones: map[string]int64{"far": 1}})
 	full.Admit("y", "far", "", 1, 1<<20)
 	f := serve(t, Options{Cluster: &Cluster{Node: "b", Egress: full}})
@@ -156,8 +156,8 @@ func TestLendStatuses(t *testing.T) {
 		"what is held":  {"", ask(true), peer.NotHeld},
 		"of a full one": {"far", ask(false), peer.Full},
 	} {
-		call := f.lender()
-		other, err := introduce(call, peer.LendMethod, nil, peer.Hello{Node: "y", Zone: test.zone})
+		call := f.reader()
+		other, err := introduce(call, peer.ReadMethod, nil, peer.Hello{Node: "y", Zone: test.zone})
 		if err != nil || !slices.Equal(other.Protocols, []int{peer.Protocol}) {
 			t.Fatalf("%s: %+v, %v", name, other, err)
 		}
@@ -180,11 +180,11 @@ func TestLendStatuses(t *testing.T) {
 	}
 }
 
-// Who asks for much and takes nothing has the memory that loans have, and no more; when it goes, that is free.
-func TestLendToADeafNode(t *testing.T) {
+// Who asks for much and takes nothing has the memory that peer reads have, and no more; when it goes, that is free.
+func TestPeerReadsToADeafNode(t *testing.T) {
 	f := serve(t, Options{Cluster: &Cluster{Node: "b"}})
 	f.fill("d", 1000)
-	call := f.lender()
+	call := f.reader()
 	if err := call.Send(helloOf(peer.Protocol)); err != nil {
 		t.Fatal(err)
 	}
@@ -202,22 +202,22 @@ func TestLendToADeafNode(t *testing.T) {
 			}
 		}
 	}()
-	loans := func() (used, limit int64) {
+	peerReads := func() (used, limit int64) {
 		for _, a := range f.engine.Ledger().Accounts() {
 			if a.Use == "blobs for other nodes" {
 				return a.Used, a.Limit
 			}
 		}
-		t.Fatal("the ledger has no loans")
+		t.Fatal("the ledger has no peerReads")
 		return 0, 0
 	}
-	waitFor(t, "loans", func() bool { used, _ := loans(); return used > 0 })
-	if used, limit := loans(); used > limit {
-		t.Errorf("loans take %d bytes of %d", used, limit)
+	waitFor(t, "peerReads", func() bool { used, _ := peerReads(); return used > 0 })
+	if used, limit := peerReads(); used > limit {
+		t.Errorf("peerReads take %d bytes of %d", used, limit)
 	}
 	call.hangUp() // it goes
 	<-asked
-	waitFor(t, "loans to end", func() bool { used, _ := loans(); return used == 0 })
+	waitFor(t, "peerReads to end", func() bool { used, _ := peerReads(); return used == 0 })
 }
 
 // deaf is the connection of a node that asks for much and reads nothing.
@@ -235,7 +235,8 @@ func said(message []byte) []byte {
 	return append(append(b, 0), message...)
 }
 
-// What is refused takes no loan's memory: answers that are not read are bounded all the same, and the node is read from
+// What is refused takes no memory of peer reads: answers that are not read are bounded all the same, and the node is read
+// from
 // again when it has read them.
 func TestRefusalsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -245,7 +246,7 @@ func TestRefusalsAreBounded(t *testing.T) {
 		asks := make([]peer.Ask, perMessage)
 		var asking deaf
 		asking.Reset(append(bytes.Repeat(said(peer.AppendAsks(nil, asks)), messages), 4, 0, 0, 0, 3, 0, 0, 0, 0))
-		l := &lending{
+		l := &answering{
 			server: &Server{egress: full}, conn: peer.Accept(&asking, nil),
 			ready: make(chan struct{}, 1), sent: make(chan struct{}, 1), doing: make(chan []peers.Progress, 1),
 		}
@@ -294,7 +295,7 @@ func TestHostileBytesBetweenNodes(t *testing.T) {
 	frame := func(n uint32, kind byte, rest string) string {
 		return string(append(binary.LittleEndian.AppendUint32(nil, n), kind)) + rest
 	}
-	method := string(said([]byte(peer.LendMethod)))
+	method := string(said([]byte(peer.ReadMethod)))
 	for name, sent := range map[string]string{
 		"nothing":                 "",
 		"half a preface":          peer.Preface[:7],
@@ -336,7 +337,7 @@ func TestHostileBytesBetweenNodes(t *testing.T) {
 			t.Errorf("%s: %d bytes were allocated", name, took)
 		}
 	}
-	if other, err := introduce(f.lender(), peer.LendMethod, peer.NewKeys(clusterKey),
+	if other, err := introduce(f.reader(), peer.ReadMethod, peer.NewKeys(clusterKey),
 		peer.Hello{Node: "x"}); err != nil || other.Node != "b" {
 		t.Errorf("a node, after that: %+v, %v", other, err)
 	}

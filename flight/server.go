@@ -49,21 +49,21 @@ const (
 
 // Server is a Flight service over an engine, with health checks and reflection.
 type Server struct {
-	source  *catalog.Source
-	opts    Options
-	log     *slog.Logger
-	mem     memory.Allocator // what decoding an upload takes beyond its messages
-	memory  *wire.Shares     // counts what comes in, and what is made of it
-	answers *wire.Shares     // counts what is put together whole to be sent
-	work    *admission.Work  // bounds what works on uploads at once
-	grpc    *grpc.Server
-	health  *health.Server
-	calls   *registry
-	paces   *admission.Paces // how fast tenants are served
-	egress  *admission.Egress
-	leaving leaving
-	started time.Time
-	lent    lent // to other nodes
+	source      *catalog.Source
+	opts        Options
+	log         *slog.Logger
+	mem         memory.Allocator // what decoding an upload takes beyond its messages
+	memory      *wire.Shares     // counts what comes in, and what is made of it
+	answers     *wire.Shares     // counts what is put together whole to be sent
+	work        *admission.Work  // bounds what works on uploads at once
+	grpc        *grpc.Server
+	health      *health.Server
+	calls       *registry
+	paces       *admission.Paces // how fast tenants are served
+	egress      *admission.Egress
+	leaving     leaving
+	started     time.Time
+	sentToPeers sentToPeers // to other nodes
 
 	requested requested // to buckets
 
@@ -116,7 +116,7 @@ func New(engine *fetch.Engine, opts Options) *Server {
 	s.handshaking, s.stopGreeting = context.WithCancel(context.Background())
 	transport := append(s.chain(), wire.ServerOptions(opts.PlainTransport, s.limits())...)
 	s.grpc = grpc.NewServer(append(transport,
-		grpc.Creds(wire.Credentials(s.handshaking, opts.Door, func(conn *wire.PeerConn) {
+		grpc.Creds(wire.Credentials(s.handshaking, opts.Auth, func(conn *wire.PeerConn) {
 			s.sending.Go(func() { s.servePeer(conn) })
 		})),
 		grpc.MaxConcurrentStreams(uint32(opts.MaxCallsPerConnection)),
@@ -177,7 +177,7 @@ func (s *Server) Serve(l net.Listener) error {
 // listening says which connections the server accepts.
 func (s *Server) listening() wire.Listening {
 	return wire.Listening{
-		Logger: s.log, Encrypts: s.opts.Door.Encrypts(), Plain: s.opts.PlainTransport,
+		Logger: s.log, Encrypts: s.opts.Auth.Encrypts(), Plain: s.opts.PlainTransport,
 		Most: s.opts.MaxConnections, MostOf: s.opts.MaxConnectionsPerPeer,
 	}
 }
@@ -356,7 +356,7 @@ func (s *Server) ServeWithin(l net.Listener) error {
 }
 
 // Authenticates reports whether callers have to say who they are.
-func (s *Server) Authenticates() bool { return s.opts.Door.Authenticates() }
+func (s *Server) Authenticates() bool { return s.opts.Auth.Authenticates() }
 
 // Visitor is somebody who is shown what the server does, beside calls: by a console. What
 // he sees is what the action stats would tell him.
@@ -371,7 +371,7 @@ type Visitor struct {
 // who he is the token is not looked at. The caller of Visit calls Leave.
 func (s *Server) Visit(ctx context.Context, token string, from net.Addr, gone func(error)) (*Visitor, error) {
 	v := &Visitor{server: s, leave: func() {}}
-	d := s.opts.Door
+	d := s.opts.Auth
 	if d.Authenticates() {
 		md := metadata.MD{}
 		if token != "" {

@@ -50,9 +50,9 @@ func TestSourcesCloseTheDoorForNodes(t *testing.T) {
 	t.Parallel()
 	sources := auth.NewSources(1, slog.New(slog.DiscardHandler)) // a nanosecond
 	f := serve(t, Options{Sources: sources, Cluster: &Cluster{Node: "b", Keys: peer.NewKeys(clusterKey)}})
-	meet := func() (*lender, error) {
-		call := f.lender()
-		_, err := introduce(call, peer.LendMethod, peer.NewKeys(clusterKey), peer.Hello{Node: "a"})
+	meet := func() (*reader, error) {
+		call := f.reader()
+		_, err := introduce(call, peer.ReadMethod, peer.NewKeys(clusterKey), peer.Hello{Node: "a"})
 		return call, err
 	}
 	running, err := meet()

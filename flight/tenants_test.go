@@ -251,7 +251,7 @@ func TestCancelIsAudited(t *testing.T) {
 	}
 	if len(got) != 2 || got[0].Phase != audit.Begin || got[1].Phase != audit.Done || got[1].Principal != "root" ||
 		got[1].Plan != plan ||
-		got[1].Count != 1 || got[1].Dataset != "shared" || got[1].Snapshot != 1 || got[1].Door != "DoAction/cancel" {
+		got[1].Count != 1 || got[1].Dataset != "shared" || got[1].Snapshot != 1 || got[1].Method != "DoAction/cancel" {
 		b, _ := json.Marshal(got)
 		t.Errorf("recorded: %s", b)
 	}

@@ -28,8 +28,8 @@ const (
 	Results
 	// Manifests are pages of manifests, used or kept.
 	Manifests
-	// Loans are blobs that other nodes read by way of this one.
-	Loans
+	// PeerReads are blobs that other nodes read by way of this one.
+	PeerReads
 	// Making is what programs of operators work in, beside the blob and the result.
 	Making
 	// LongMaking is the same of cells that take long to make: they do not keep what others work in.
@@ -50,7 +50,7 @@ type Limits struct {
 	Evaluation int64 // default 256 MiB
 	Results    int64 // default 64 MiB
 	Manifests  int64 // default 128 MiB
-	Loans      int64 // default 128 MiB
+	PeerReads  int64 // default 128 MiB
 	Making     int64 // default 256 MiB
 	LongMaking int64 // default 256 MiB
 }
@@ -58,7 +58,7 @@ type Limits struct {
 // EnsureDefaults fills in the fields that are zero.
 func (l *Limits) EnsureDefaults() {
 	for at, most := range map[*int64]int64{&l.Windows: 512 << 20, &l.Uploads: 512 << 20, &l.Evaluation: 256 << 20,
-		&l.Results: 64 << 20, &l.Manifests: 128 << 20, &l.Loans: 128 << 20, &l.Making: 256 << 20,
+		&l.Results: 64 << 20, &l.Manifests: 128 << 20, &l.PeerReads: 128 << 20, &l.Making: 256 << 20,
 		&l.LongMaking: 256 << 20} {
 		if *at == 0 {
 			*at = most
@@ -68,7 +68,7 @@ func (l *Limits) EnsureDefaults() {
 
 // Validate returns an error that names the first field without a sensible value.
 func (l *Limits) Validate() error {
-	for u, n := range [uses]int64{l.Windows, l.Uploads, l.Evaluation, l.Results, l.Manifests, l.Loans, l.Making,
+	for u, n := range [uses]int64{l.Windows, l.Uploads, l.Evaluation, l.Results, l.Manifests, l.PeerReads, l.Making,
 		l.LongMaking} {
 		if n <= 0 {
 			return fmt.Errorf("%w: the limit of memory for %s is %d; want a positive number of bytes",
@@ -111,7 +111,7 @@ type reservation struct {
 func NewLedger(limits Limits) *Ledger {
 	l := &Ledger{}
 	for u, n := range [uses]int64{limits.Windows, limits.Uploads, limits.Evaluation, limits.Results, limits.Manifests,
-		limits.Loans, limits.Making, limits.LongMaking} {
+		limits.PeerReads, limits.Making, limits.LongMaking} {
 		l.accounts[u].limit = n
 	}
 	return l

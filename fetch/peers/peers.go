@@ -216,7 +216,7 @@ func (t *Tier) Fetch(cells []read.Cell, to read.Answers) {
 // Get reads a blob from another node.
 func (t *Tier) Get(ctx context.Context, ref schema.BlobRef, at spill.Place) (schema.Blob, error) {
 	r := t.route(ref)
-	if loan, _ := ctx.Value(loanKey{}).(bool); loan && !r.Keep {
+	if forPeer, _ := ctx.Value(peerReadKey{}).(bool); forPeer && !r.Keep {
 		return schema.Blob{}, errNobody // the view has changed since it was asked for
 	}
 	n, err := t.choose(r, ref)
@@ -432,11 +432,13 @@ type Route struct {
 // whatever the views.
 func (r Route) onward(asked bool) bool { return r.Keep && len(r.Ask) > 0 && (r.Held || asked) }
 
-// loanKey marks the context of a read for another node.
-type loanKey struct{}
+// peerReadKey marks the context of a read for another node.
+type peerReadKey struct{}
 
-// WithLoan returns a context for a read that another node has asked for.
-func WithLoan(ctx context.Context) context.Context { return context.WithValue(ctx, loanKey{}, true) }
+// WithPeerRead returns a context for a read that another node has asked for.
+func WithPeerRead(ctx context.Context) context.Context {
+	return context.WithValue(ctx, peerReadKey{}, true)
+}
 
 // Onward reports whether another node may be asked for a blob that this one was asked for itself; asked says
 // whether who asks takes it for one that acts for others: see [Ask.Onward].

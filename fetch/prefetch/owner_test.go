@@ -60,17 +60,17 @@ func TestReleasePlansNothing(t *testing.T) {
 }
 
 // What another node asks for is read by other goroutines than the one that reads its connection.
-func TestLendPlansNothing(t *testing.T) {
+func TestPeerReadsPlansNothing(t *testing.T) {
 	f := newFixture(t, 20, 1<<20)
 	var wrong, tried atomic.Int64
 	f.tries = func() {
 		tried.Add(1)
-		if onStack("(*Borrower).") {
+		if onStack("(*Requester).") {
 			wrong.Add(1)
 		}
 	}
 	answers := make(chan Answer, 20)
-	b := f.Borrow(func(a Answer) { answers <- a })
+	b := f.NewRequester(func(a Answer) { answers <- a })
 	defer b.Close()
 	rows, err := f.job.Manifest().At(t.Context(), []int64{0, 1, 2, 3})
 	if err != nil {
@@ -78,7 +78,7 @@ func TestLendPlansNothing(t *testing.T) {
 	}
 	for i, row := range rows {
 		ref, _ := row.Blob(0)
-		if err := b.Lend(t.Context(), Loan{ID: uint32(i), Ref: ref}); err != nil {
+		if err := b.Read(t.Context(), PeerRead{ID: uint32(i), Ref: ref}); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -16,8 +16,8 @@ import (
 	"bowstring/spill"
 )
 
-// Loan is a blob that another node reads by way of this one.
-type Loan struct {
+// PeerRead is a blob that another node reads by way of this one.
+type PeerRead struct {
 	ID     uint32 // the other node's
 	Tenant string // on whose account
 	Ref    schema.BlobRef
@@ -32,93 +32,93 @@ type Loan struct {
 	Held bool
 }
 
-// Answer is what became of a loan. The blob is the receiver's to release; until
+// Answer is what became of a peer read. The blob is the receiver's to release; until
 // then its bytes count in the ledger.
 type Answer struct {
 	ID   uint32
 	Blob schema.Blob
 	Err  error
-	// Loan is what was asked for.
-	Loan Loan
+	// PeerRead is what was asked for.
+	PeerRead PeerRead
 	// Stored says that the blob was read from the store for it.
 	Stored bool
 }
 
-// Borrower is another node, as far as it reads by way of this one. Each tenant that
+// Requester is another node, as far as it reads by way of this one. Each tenant that
 // it reads for has a place among the streams, as one job more. It is safe for
 // concurrent use.
-type Borrower struct {
+type Requester struct {
 	set    *Set
 	answer func(Answer)
-	// of the memory for loans, so much at once: a node that reads slowly leaves some to others
+	// of the memory for peer reads, so much at once: a node that reads slowly leaves some to others
 	own  *semaphore.Weighted
 	most int64 // what own has in all
 
 	mu     sync.Mutex
 	closed bool
 	places map[string]*place // by tenant
-	out    sync.WaitGroup    // loans whose answer was not given; grows under mu only while not closed
+	out    sync.WaitGroup    // peer reads whose answer was not given; grows under mu only while not closed
 }
 
 // place is what a tenant has among the streams.
 type place struct {
 	*read.Place
-	borrower *Borrower
-	tenant   *tenant
-	account  read.Account // on which what it reads from the store counts, within the tenant's ceiling
+	requester *Requester
+	tenant    *tenant
+	account   read.Account // on which what it reads from the store counts, within the tenant's ceiling
 }
 
-// loan is a Loan under way.
-type loan struct {
-	Loan
-	held *lent
+// peerRead is a PeerRead under way.
+type peerRead struct {
+	PeerRead
+	held *readMemory
 }
 
-// lent is the memory that a loan takes, of all and of its borrower's part.
-type lent struct {
+// readMemory is the memory that a peer read takes, of all and of its requester's part.
+type readMemory struct {
 	hold *admission.Hold
 	own  *semaphore.Weighted
 	part int64
 }
 
-func (l *lent) release() {
+func (l *readMemory) release() {
 	l.hold.Release()
 	l.own.Release(l.part)
 }
 
-// maxTenants is how many tenants one borrower may read for at once. The places of
+// maxTenants is how many tenants one requester may read for at once. The places of
 // those that nothing waits for are given up where there are more.
 const maxTenants = 1024
 
-// Borrow makes a borrower. answer is called once for each loan, by a goroutine of
+// NewRequester makes a requester. answer is called once for each peer read, by a goroutine of
 // the reader; it must not block for long.
-func (s *Set) Borrow(answer func(Answer)) *Borrower {
-	most := max(s.opts.Ledger.Limit(admission.Loans)/2, 1)
-	return &Borrower{set: s, answer: answer, own: semaphore.NewWeighted(most), most: most, places: map[string]*place{}}
+func (s *Set) NewRequester(answer func(Answer)) *Requester {
+	most := max(s.opts.Ledger.Limit(admission.PeerReads)/2, 1)
+	return &Requester{set: s, answer: answer, own: semaphore.NewWeighted(most), most: most, places: map[string]*place{}}
 }
 
-// Lend begins to read a blob. It waits for memory for it: who asks for more than
+// Read begins to read a blob. It waits for memory for it: who asks for more than
 // there is room for is read from no further meanwhile. The context is for that
 // alone.
-func (b *Borrower) Lend(ctx context.Context, l Loan) error {
+func (b *Requester) Read(ctx context.Context, l PeerRead) error {
 	if l.Ref.Size < 0 {
 		return fmt.Errorf("%w: a blob of %d bytes", schema.ErrInvalid, l.Ref.Size)
 	}
 	if (l.Held || l.Onward && b.set.opts.Astray != nil && b.set.opts.Astray(l.Ref)) &&
 		!b.set.opts.Ahead.Holds(l.Ref) {
-		b.answer(Answer{ID: l.ID, Err: peers.ErrNotHeld, Loan: l})
+		b.answer(Answer{ID: l.ID, Err: peers.ErrNotHeld, PeerRead: l})
 		return nil
 	}
 	part := min(read.Cost(l.Ref.Size), b.most)
 	if err := b.own.Acquire(ctx, part); err != nil {
 		return err
 	}
-	hold, err := b.set.opts.Ledger.Reserve(ctx, admission.Loans, read.Cost(l.Ref.Size))
+	hold, err := b.set.opts.Ledger.Reserve(ctx, admission.PeerReads, read.Cost(l.Ref.Size))
 	if err != nil {
 		b.own.Release(part)
 		return err
 	}
-	held := &lent{hold, b.own, part}
+	held := &readMemory{hold, b.own, part}
 	at := b.set.opts.Ahead.Place(l.Snapshot, l.Position)
 	if at != (spill.Place{}) {
 		at.Tenant = b.set.opts.Ahead.Tenant(l.Tenant)
@@ -126,9 +126,9 @@ func (b *Borrower) Lend(ctx context.Context, l Loan) error {
 	caller := store.CallerFrom(ctx)
 	caller.Tenant = l.Tenant
 	want := read.Want{
-		Ref: l.Ref, At: at, Context: peers.WithLoan(store.WithCaller(context.WithoutCancel(ctx), caller)),
+		Ref: l.Ref, At: at, Context: peers.WithPeerRead(store.WithCaller(context.WithoutCancel(ctx), caller)),
 		Since: time.Now(),
-		Token: read.Token{Of: &loan{l, held}},
+		Token: read.Token{Of: &peerRead{l, held}},
 		Here:  l.Held || b.set.opts.Onward == nil || !b.set.opts.Onward(l.Ref, l.Onward),
 	}
 	b.mu.Lock()
@@ -140,7 +140,7 @@ func (b *Borrower) Lend(ctx context.Context, l Loan) error {
 	of := b.places[l.Tenant]
 	if of == nil {
 		b.trimLocked()
-		of = b.set.borrowFor(b, l.Tenant)
+		of = b.set.openPlace(b, l.Tenant)
 		b.places[l.Tenant] = of
 	}
 	want.Account = &of.account
@@ -151,14 +151,14 @@ func (b *Borrower) Lend(ctx context.Context, l Loan) error {
 }
 
 // trimLocked gives up places where there are too many. Their tenants get others.
-func (b *Borrower) trimLocked() {
+func (b *Requester) trimLocked() {
 	if len(b.places) < maxTenants {
 		return
 	}
 	for tenant, p := range b.places {
 		if p.Idle() {
 			p.Retire() // what is under way is told of still
-			b.set.borrowsNoMore(p)
+			b.set.closePlace(p)
 			delete(b.places, tenant)
 		}
 	}
@@ -170,58 +170,58 @@ func (*place) More() {}
 // Receive implements read.Receiver.
 func (p *place) Receive(list []read.Outcome) {
 	for i := range list {
-		p.borrower.receive(&list[i])
+		p.requester.receive(&list[i])
 	}
 }
 
-func (b *Borrower) receive(o *read.Outcome) {
-	l := o.Token.Of.(*loan)
+func (b *Requester) receive(o *read.Outcome) {
+	l := o.Token.Of.(*peerRead)
 	if o.Err != nil {
 		l.held.release()
-		b.answer(Answer{ID: l.ID, Err: o.Err, Loan: l.Loan})
+		b.answer(Answer{ID: l.ID, Err: o.Err, PeerRead: l.PeerRead})
 	} else {
-		b.answer(Answer{ID: l.ID, Loan: l.Loan, Stored: b.set.opts.Reader.From(o) == read.FromStore,
-			Blob: schema.NewBlob(o.Blob.Bytes(), &lentBlob{o.Blob, l.held})})
+		b.answer(Answer{ID: l.ID, PeerRead: l.PeerRead, Stored: b.set.opts.Reader.From(o) == read.FromStore,
+			Blob: schema.NewBlob(o.Blob.Bytes(), &peerBlob{o.Blob, l.held})})
 	}
 	b.out.Done()
 }
 
-// lentBlob is the owner of a blob that was lent.
-type lentBlob struct {
+// peerBlob is the owner of a blob that another node reads.
+type peerBlob struct {
 	blob schema.Blob
-	held *lent
+	held *readMemory
 }
 
 // Unpin implements schema.Owner.
-func (l *lentBlob) Unpin() {
+func (l *peerBlob) Unpin() {
 	l.blob.Release()
 	l.held.release()
 }
 
-// Close gives up what the borrower waits for, and waits for answers that are just
+// Close gives up what the requester waits for, and waits for answers that are just
 // being given. Further calls do nothing.
-func (b *Borrower) Close() {
+func (b *Requester) Close() {
 	b.mu.Lock()
 	if b.closed {
 		b.mu.Unlock()
 		return
 	}
 	b.closed = true
-	var left []*loan
+	var left []*peerRead
 	places := b.places
 	b.places = nil
 	b.mu.Unlock()
 	for _, p := range places {
 		for _, t := range p.Retire() {
-			left = append(left, t.Of.(*loan))
+			left = append(left, t.Of.(*peerRead))
 		}
-		b.set.borrowsNoMore(p)
+		b.set.closePlace(p)
 	}
 	b.set.opts.Reader.Leave(func(to read.Receiver, t read.Token) bool {
 		p, ok := to.(*place)
-		mine := ok && p.borrower == b
+		mine := ok && p.requester == b
 		if mine {
-			left = append(left, t.Of.(*loan))
+			left = append(left, t.Of.(*peerRead))
 		}
 		return mine
 	})

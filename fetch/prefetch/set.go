@@ -274,21 +274,21 @@ func (s *Set) forgetLocked(t *tenant) {
 	}
 }
 
-// borrowFor gives a tenant that another node reads for a place among the streams. What it reads
+// openPlace gives a tenant that another node reads for a place among the streams. What it reads
 // from the store counts with what its streams here read.
-func (s *Set) borrowFor(b *Borrower, name string) *place {
+func (s *Set) openPlace(b *Requester, name string) *place {
 	s.mu.Lock()
 	t := s.tenantLocked(name)
 	t.places++
 	of := weight(&t.terms)
 	s.mu.Unlock()
-	p := &place{borrower: b, tenant: t, account: read.Account{Tenant: t.reads}}
-	p.Place = s.opts.Reader.Open(name, of, "loans", p)
+	p := &place{requester: b, tenant: t, account: read.Account{Tenant: t.reads}}
+	p.Place = s.opts.Reader.Open(name, of, "peer_reads", p)
 	return p
 }
 
-// borrowsNoMore forgets a place that is closed.
-func (s *Set) borrowsNoMore(p *place) {
+// closePlace forgets a place that is closed.
+func (s *Set) closePlace(p *place) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	p.tenant.places--

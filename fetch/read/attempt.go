@@ -414,7 +414,7 @@ const (
 	reasons
 )
 
-var reasonNames = [reasons]string{"own", "lent", "ahead", "page", "astray", "unreachable", "refused", "hedge", "retry"}
+var reasonNames = [reasons]string{"own", "peer", "ahead", "page", "astray", "unreachable", "refused", "hedge", "retry"}
 
 // String returns the name of a reason, as statistics have it.
 func (r Reason) String() string { return reasonNames[r] }

@@ -238,11 +238,11 @@ func TestHereWaitsForNobody(t *testing.T) {
 	}
 	r := newReader(t, read.Options{NoHedge: true}, peer{other}, read.Store(far))
 	_, ref := content(1)
-	own, loan := newTold(), newTold()
+	own, forPeer := newTold(), newTold()
 	want(t, r, read.Want{Ref: ref, To: own})
 	until(t, "the other node is asked", func() bool { return other.gets.Load() == 1 })
-	want(t, r, read.Want{Ref: ref, To: loan, Here: true})
-	for _, to := range []told{own, loan} {
+	want(t, r, read.Want{Ref: ref, To: forPeer, Here: true})
+	for _, to := range []told{own, forPeer} {
 		if o := to.next(t); !errors.Is(o.Err, schema.ErrDataLoss) {
 			t.Errorf("told of %v, want ErrDataLoss", o.Err)
 		}
@@ -269,7 +269,7 @@ func TestReasons(t *testing.T) {
 		fill   bool
 	}{
 		{reason: "own", mine: true, want: read.Want{At: at}},
-		{reason: "lent", mine: true, want: read.Want{At: at, Here: true}},
+		{reason: "peer", mine: true, want: read.Want{At: at, Here: true}},
 		{reason: "ahead", mine: true, want: read.Want{At: at}, fill: true},
 		{reason: "page", mine: true},
 		{reason: "page", want: read.Want{At: spill.PageAt(1, 0)}},

@@ -32,8 +32,8 @@ type Event struct {
 	Time      time.Time `json:"time"`
 	Event     string    `json:"event"`
 	Phase     string    `json:"phase,omitempty"`
-	Door      string    `json:"door,omitempty"` // the RPC, and of DoAction the action: DoGet, DoAction/drop
-	Call      uint64    `json:"call,omitempty"` // the same in all lines of a call
+	Method    string    `json:"method,omitempty"` // the RPC, and of DoAction the action: DoGet, DoAction/drop
+	Call      uint64    `json:"call,omitempty"`   // the same in all lines of a call
 	Principal string    `json:"principal"`
 	Tenant    string    `json:"tenant,omitempty"`
 	Peer      string    `json:"peer,omitempty"`

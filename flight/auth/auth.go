@@ -30,8 +30,8 @@ var errWho = fmt.Errorf("%w: the call needs valid credentials: a token (authoriz
 // errTooMany is what an address is told that sends wrong credentials again and again.
 var errTooMany = fmt.Errorf("%w: too many wrong credentials came from this address; wait a minute", schema.ErrLimit)
 
-// Door recognises callers. It is safe for concurrent use.
-type Door struct {
+// Authenticator recognises callers. It is safe for concurrent use.
+type Authenticator struct {
 	opts     Options
 	log      *slog.Logger
 	tls      *encryption // nil without TLS
@@ -53,12 +53,12 @@ type Door struct {
 
 // New reads the files that opts name, and reads them again whenever they
 // change, until Close.
-func New(ctx context.Context, opts Options) (*Door, error) {
+func New(ctx context.Context, opts Options) (*Authenticator, error) {
 	opts.EnsureDefaults()
 	if err := opts.Validate(); err != nil {
 		return nil, err
 	}
-	d := &Door{
+	d := &Authenticator{
 		opts: opts, log: opts.Logger, now: time.Now,
 		wrongs:   newWrongs(opts.WrongBurst, opts.WrongPerMinute, time.Now),
 		sessions: sessions{live: map[*session]struct{}{}},
@@ -107,7 +107,7 @@ func New(ctx context.Context, opts Options) (*Door, error) {
 }
 
 // Close ends what New started, and waits for it. No call may be under way.
-func (d *Door) Close() error {
+func (d *Authenticator) Close() error {
 	d.stop()
 	d.running.Wait()
 	if d.provider != nil {
@@ -117,20 +117,20 @@ func (d *Door) Close() error {
 }
 
 // Encrypts reports whether connections are encrypted.
-func (d *Door) Encrypts() bool { return d != nil && d.tls != nil }
+func (d *Authenticator) Encrypts() bool { return d != nil && d.tls != nil }
 
 // CertificateEnds is when the certificate ends that connections are shown now. The door
 // encrypts.
-func (d *Door) CertificateEnds() time.Time { return d.tls.current.Load().cert.Leaf.NotAfter }
+func (d *Authenticator) CertificateEnds() time.Time { return d.tls.current.Load().cert.Leaf.NotAfter }
 
 // Authenticates reports whether callers have to say who they are.
-func (d *Door) Authenticates() bool { return d != nil && d.opts.Authenticates() }
+func (d *Authenticator) Authenticates() bool { return d != nil && d.opts.Authenticates() }
 
 // Encrypt makes a TLS connection of one that a client has opened, and says who is
 // at its other end. The bytes go over below, which the caller closes if there is
 // an error. It waits for its turn and the client for TLSOptions.HandshakeTimeout
 // at most.
-func (d *Door) Encrypt(ctx context.Context, below net.Conn) (*tls.Conn, *Peer, error) {
+func (d *Authenticator) Encrypt(ctx context.Context, below net.Conn) (*tls.Conn, *Peer, error) {
 	conn, p, err := d.tls.handshake(ctx, below)
 	if err != nil {
 		d.refusal(ctx, "a TLS handshake failed", hostOf(below.RemoteAddr()), err)
@@ -139,7 +139,7 @@ func (d *Door) Encrypt(ctx context.Context, below net.Conn) (*tls.Conn, *Peer, e
 }
 
 // Open reports whether anybody may call a method.
-func (d *Door) Open(method string) bool {
+func (d *Authenticator) Open(method string) bool {
 	return strings.HasPrefix(method, "/grpc.health.v1.Health/") ||
 		d != nil && d.opts.OpenReflection && strings.HasPrefix(method, "/grpc.reflection.")
 }
@@ -149,7 +149,7 @@ func (d *Door) Open(method string) bool {
 // schema.ErrUnauthenticated says nothing about what is wrong, schema.ErrLimit is
 // for an address that sends wrong ones all the time, schema.ErrUnavailable for a
 // provider that cannot be asked.
-func (d *Door) Authenticate(ctx context.Context) (*Identity, error) {
+func (d *Authenticator) Authenticate(ctx context.Context) (*Identity, error) {
 	md, _ := metadata.FromIncomingContext(ctx)
 	cred, err := fromHeaders(md, false)
 	if errors.Is(err, errNone) {
@@ -166,7 +166,7 @@ func (d *Door) Authenticate(ctx context.Context) (*Identity, error) {
 // Handshake answers Flight's Handshake: the token that later calls are to carry,
 // and whose it is. payload reads what the client says where its headers say
 // nothing.
-func (d *Door) Handshake(ctx context.Context, payload func() ([]byte, error)) (token string, _ *Identity, err error) {
+func (d *Authenticator) Handshake(ctx context.Context, payload func() ([]byte, error)) (token string, _ *Identity, err error) {
 	md, _ := metadata.FromIncomingContext(ctx)
 	cred, err := fromHeaders(md, true)
 	if errors.Is(err, errNone) {
@@ -188,7 +188,7 @@ func (d *Door) Handshake(ctx context.Context, payload func() ([]byte, error)) (t
 }
 
 // accept returns whose a credential is, if it could be read.
-func (d *Door) accept(ctx context.Context, cred credential, err error) (*Identity, error) {
+func (d *Authenticator) accept(ctx context.Context, cred credential, err error) (*Identity, error) {
 	host, _ := d.peerOf(ctx)
 	if err != nil {
 		return nil, d.refuse(ctx, host, err)
@@ -222,14 +222,14 @@ func (d *Door) accept(ctx context.Context, cred credential, err error) (*Identit
 
 // Refuse counts a call as one with wrong credentials that others have looked at, and
 // returns what its client is told.
-func (d *Door) Refuse(ctx context.Context, why error) error {
+func (d *Authenticator) Refuse(ctx context.Context, why error) error {
 	host, _ := d.peerOf(ctx)
 	return d.refuse(ctx, host, why)
 }
 
 // refuse counts and logs a call that is not let in, and returns what its client
 // is told.
-func (d *Door) refuse(ctx context.Context, host string, why error) error {
+func (d *Authenticator) refuse(ctx context.Context, host string, why error) error {
 	switch {
 	case errors.Is(why, schema.ErrUnavailable):
 		return why
@@ -251,7 +251,7 @@ func (d *Door) refuse(ctx context.Context, host string, why error) error {
 
 // refusal logs why somebody was turned away. Who tries again and again does not
 // fill the log.
-func (d *Door) refusal(ctx context.Context, what, host string, why error) {
+func (d *Authenticator) refusal(ctx context.Context, what, host string, why error) {
 	d.logging.Lock()
 	defer d.logging.Unlock()
 	d.since++
@@ -262,7 +262,7 @@ func (d *Door) refusal(ctx context.Context, what, host string, why error) {
 	d.since, d.logged = 0, time.Now()
 }
 
-func (d *Door) peerOf(ctx context.Context) (host string, p *Peer) {
+func (d *Authenticator) peerOf(ctx context.Context) (host string, p *Peer) {
 	if at, ok := peer.FromContext(ctx); ok {
 		p, _ = at.AuthInfo.(*Peer)
 		host = hostOf(at.Addr)
@@ -272,7 +272,9 @@ func (d *Door) peerOf(ctx context.Context) (host string, p *Peer) {
 
 // Watch calls end when what let a caller in has ended while its call runs: soon
 // after its token was revoked or has expired. stop ends that.
-func (d *Door) Watch(id *Identity, end func(error)) (stop func()) { return d.sessions.watch(id, end) }
+func (d *Authenticator) Watch(id *Identity, end func(error)) (stop func()) {
+	return d.sessions.watch(id, end)
+}
 
 // Stats counts what was turned away.
 type Stats struct {
@@ -281,7 +283,7 @@ type Stats struct {
 }
 
 // Stats returns what was counted since the start.
-func (d *Door) Stats() Stats { return Stats{d.refused.Load(), d.limited.Load()} }
+func (d *Authenticator) Stats() Stats { return Stats{d.refused.Load(), d.limited.Load()} }
 
 // sessions are calls that run, with who made them. It is safe for concurrent
 // use.

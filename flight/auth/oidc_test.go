@@ -16,7 +16,7 @@ import (
 
 // asked returns a door that has not had its provider's configuration yet, and asks for it
 // at the next call.
-func asked(t *testing.T, p *authtest.Provider) *Door {
+func asked(t *testing.T, p *authtest.Provider) *Authenticator {
 	t.Helper()
 	p.Break(true)
 	d, err := New(t.Context(), Options{
@@ -33,7 +33,7 @@ func asked(t *testing.T, p *authtest.Provider) *Door {
 }
 
 // askAgain has the provider asked at the next call, as if some seconds had passed.
-func (d *Door) askAgain() {
+func (d *Authenticator) askAgain() {
 	d.provider.mu.Lock()
 	defer d.provider.mu.Unlock()
 	d.provider.again = time.Time{}

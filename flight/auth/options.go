@@ -12,7 +12,7 @@ import (
 )
 
 // Options say how callers come in. The zero value of each field stands for its
-// default; a Door without any way to recognise a caller lets in everybody, as
+// default; an Authenticator without any way to recognise a caller lets in everybody, as
 // nobody.
 type Options struct {
 	TLS TLSOptions

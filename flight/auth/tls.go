@@ -311,7 +311,7 @@ func expiryOf(chains [][]*x509.Certificate) (last time.Time) {
 
 // fromCertificate returns who is at the other end of a connection; errNone if
 // it has shown no certificate.
-func (d *Door) fromCertificate(p *Peer) (Identity, error) {
+func (d *Authenticator) fromCertificate(p *Peer) (Identity, error) {
 	if p == nil || d.tls == nil || len(p.State.PeerCertificates) == 0 {
 		return Identity{}, errNone
 	}

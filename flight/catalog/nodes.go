@@ -14,8 +14,10 @@ type Nodes struct{ engine *fetch.Engine }
 // Nodes returns what other nodes get.
 func (s *Source) Nodes() Nodes { return Nodes{s.engine} }
 
-// Borrow reads blobs for a node.
-func (n Nodes) Borrow(answer func(fetch.Answer)) *fetch.Borrower { return n.engine.Borrow(answer) }
+// NewRequester reads blobs for a node.
+func (n Nodes) NewRequester(answer func(fetch.Answer)) *fetch.Requester {
+	return n.engine.NewRequester(answer)
+}
 
 // Follow follows the streams of a node.
 func (n Nodes) Follow() *fetch.Follower { return n.engine.Follow() }

@@ -291,7 +291,7 @@ func (l *Link) open(ctx context.Context, cancel context.CancelCauseFunc,
 func (l *Link) serve(ctx context.Context, opened func()) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	c, how, end, err := l.open(ctx, cancel, LendMethod)
+	c, how, end, err := l.open(ctx, cancel, ReadMethod)
 	if err != nil {
 		return err
 	}

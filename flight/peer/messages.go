@@ -12,8 +12,8 @@ import (
 )
 
 const (
-	// LendMethod is the call by which a node asks another one for blobs.
-	LendMethod = "/bowstring.Peers/Lend"
+	// ReadMethod is the call by which a node asks another one for blobs.
+	ReadMethod = "/bowstring.Peers/Lend"
 	// WarmMethod is the call by which a node has another one warm its part of a request: it sends a Warm, and gets
 	// progress, as the action warm sends it.
 	WarmMethod = "/bowstring.Peers/Warm"

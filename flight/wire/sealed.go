@@ -173,19 +173,19 @@ func (r *rawConn) Close() error {
 	return err
 }
 
-// guide is grpc's credentials of a server: it makes TLS connections, where the door encrypts, and leads other nodes of
+// guide is grpc's credentials of a server: it makes TLS connections, where the authenticator encrypts, and leads other nodes of
 // the cluster elsewhere.
 type guide struct {
-	ctx   context.Context // ends handshakes
-	door  *auth.Door
-	peers func(*PeerConn)
+	ctx           context.Context // ends handshakes
+	authenticator *auth.Authenticator
+	peers         func(*PeerConn)
 }
 
 // Credentials returns the credentials of a grpc server whose connections come from a listener of this package. They make
-// each a TLS connection, if the door encrypts. Handshakes end with ctx. Connections of other nodes are given to peers,
+// each a TLS connection, if the authenticator encrypts. Handshakes end with ctx. Connections of other nodes are given to peers,
 // which does not wait: it is what closes them.
-func Credentials(ctx context.Context, door *auth.Door, peers func(*PeerConn)) credentials.TransportCredentials {
-	return guide{ctx, door, peers}
+func Credentials(ctx context.Context, authenticator *auth.Authenticator, peers func(*PeerConn)) credentials.TransportCredentials {
+	return guide{ctx, authenticator, peers}
 }
 
 // ServerHandshake implements credentials.TransportCredentials.
@@ -206,7 +206,7 @@ func (c guide) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, e
 	if !ok {
 		return nil, nil, errors.New("the connection is not one that this server has accepted")
 	}
-	sealed, peer, err := c.door.Encrypt(c.ctx, raw.corkedConn)
+	sealed, peer, err := c.authenticator.Encrypt(c.ctx, raw.corkedConn)
 	if err != nil {
 		return nil, nil, err
 	}

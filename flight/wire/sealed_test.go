@@ -15,7 +15,7 @@ import (
 )
 
 // newDoor returns a door that has TLS alone.
-func newDoor(t testing.TB) *auth.Door {
+func newDoor(t testing.TB) *auth.Authenticator {
 	t.Helper()
 	dir, authority := t.TempDir(), authtest.NewAuthority(t, "authority")
 	pair := authority.Server(t)

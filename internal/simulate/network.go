@@ -375,9 +375,9 @@ func (l *link) Get(ctx context.Context, ask peers.Ask) (schema.Blob, error) {
 		to.mu.Unlock()
 		return schema.Blob{}, errDown
 	}
-	there.loans.Add(1)
+	there.peerReads.Add(1)
 	to.mu.Unlock()
-	defer there.loans.Done()
+	defer there.peerReads.Done()
 	both, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	defer context.AfterFunc(there.gone, func() { stop(errDown) })()
@@ -388,7 +388,7 @@ func (l *link) Get(ctx context.Context, ask peers.Ask) (schema.Blob, error) {
 	if err := sleepUntil(both, w.later(from, to)); err != nil {
 		return schema.Blob{}, err
 	}
-	a, err := there.borrowerFor(l.from).read(both, ask)
+	a, err := there.requesterFor(l.from).read(both, ask)
 	if err != nil {
 		return schema.Blob{}, err
 	}
@@ -409,29 +409,29 @@ func (l *link) Get(ctx context.Context, ask peers.Ask) (schema.Blob, error) {
 	return schema.NewBlob(content(ask.Ref.Size), nil), nil
 }
 
-// borrower is a server that reads by way of another one.
-type borrower struct {
-	borrower *fetch.Borrower
+// requester is a server that reads by way of another one.
+type requester struct {
+	requester *fetch.Requester
 
 	mu      sync.Mutex
 	next    uint32
 	waiting map[uint32]chan fetch.Answer // each of one
 }
 
-func (l *life) borrowerFor(from *life) *borrower {
+func (l *life) requesterFor(from *life) *requester {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	b := l.borrowers[from]
+	b := l.requesters[from]
 	if b == nil {
-		b = &borrower{waiting: map[uint32]chan fetch.Answer{}}
-		b.borrower = l.engine.Borrow(b.answered)
-		l.borrowers[from] = b
+		b = &requester{waiting: map[uint32]chan fetch.Answer{}}
+		b.requester = l.engine.NewRequester(b.answered)
+		l.requesters[from] = b
 	}
 	return b
 }
 
-// answered takes what became of a loan.
-func (b *borrower) answered(a fetch.Answer) {
+// answered takes what became of a peer read.
+func (b *requester) answered(a fetch.Answer) {
 	b.mu.Lock()
 	to := b.waiting[a.ID]
 	delete(b.waiting, a.ID)
@@ -444,7 +444,7 @@ func (b *borrower) answered(a fetch.Answer) {
 }
 
 // read has a blob read, and waits for it. The caller releases it.
-func (b *borrower) read(ctx context.Context, ask peers.Ask) (fetch.Answer, error) {
+func (b *requester) read(ctx context.Context, ask peers.Ask) (fetch.Answer, error) {
 	answer := make(chan fetch.Answer, 1)
 	b.mu.Lock()
 	b.next++
@@ -461,9 +461,9 @@ func (b *borrower) read(ctx context.Context, ask peers.Ask) (fetch.Answer, error
 			a.Blob.Release()
 		}
 	}
-	loan := fetch.Loan{ID: id, Tenant: ask.Tenant, Ref: ask.Ref, Snapshot: ask.Snapshot, Position: ask.Position,
+	asked := fetch.PeerRead{ID: id, Tenant: ask.Tenant, Ref: ask.Ref, Snapshot: ask.Snapshot, Position: ask.Position,
 		Onward: ask.Onward, Held: ask.Held}
-	if err := b.borrower.Lend(ctx, loan); err != nil {
+	if err := b.requester.Read(ctx, asked); err != nil {
 		b.mu.Lock()
 		delete(b.waiting, id)
 		b.mu.Unlock()
@@ -478,7 +478,7 @@ func (b *borrower) read(ctx context.Context, ask peers.Ask) (fetch.Answer, error
 	}
 }
 
-func (b *borrower) close() { b.borrower.Close() }
+func (b *requester) close() { b.requester.Close() }
 
 // inbox is what other servers have told of their streams: of each the latest.
 type inbox struct {

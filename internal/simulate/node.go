@@ -65,19 +65,19 @@ type life struct {
 	cluster *cluster.Cluster // likewise
 	inbox   *inbox
 	// requests are those to the bucket.
-	requests *object.Requests
-	running  sync.WaitGroup
-	loans    sync.WaitGroup // grows under node.mu, while the node has this life
+	requests  *object.Requests
+	running   sync.WaitGroup
+	peerReads sync.WaitGroup // grows under node.mu, while the node has this life
 
-	mu        sync.Mutex
-	borrowers map[*life]*borrower // other servers that read by way of this one
+	mu         sync.Mutex
+	requesters map[*life]*requester // other servers that read by way of this one
 }
 
 // begin starts the server.
 func (n *node) begin(keepCache bool) error {
 	w := n.world
 	ctx, die := context.WithCancel(context.Background())
-	l := &life{node: n, gone: ctx, die: die, borrowers: map[*life]*borrower{}, inbox: newInbox()}
+	l := &life{node: n, gone: ctx, die: die, requesters: map[*life]*requester{}, inbox: newInbox()}
 	if n.cache != nil && !keepCache {
 		if err := n.cache.Close(); err != nil {
 			return err
@@ -193,9 +193,9 @@ func (n *node) end(inOrder bool) error {
 		err = l.members.Close()
 		n.frozen.Store(false)
 	}
-	l.loans.Wait()
+	l.peerReads.Wait()
 	l.mu.Lock()
-	for _, b := range l.borrowers {
+	for _, b := range l.requesters {
 		b.close()
 	}
 	l.mu.Unlock()

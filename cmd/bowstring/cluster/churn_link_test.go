@@ -118,9 +118,9 @@ func (l *churnLink) Get(ctx context.Context, ask peers.Ask) (schema.Blob, error)
 		n.mu.Unlock()
 		return schema.Blob{}, schema.ErrUnavailable
 	}
-	there.loans.Add(1)
+	there.peerReads.Add(1)
 	n.mu.Unlock()
-	defer there.loans.Done()
+	defer there.peerReads.Done()
 	both, stop := context.WithCancel(ctx)
 	defer stop()
 	defer context.AfterFunc(there.gone, stop)()
@@ -180,7 +180,7 @@ func (l *churnLink) pass(ctx context.Context, way [2]int) error {
 // answer has a blob read for another node.
 func (l *churnLife) answer(ctx context.Context, ask peers.Ask) (fetch.Answer, error) {
 	answers := make(chan fetch.Answer, 1)
-	b := l.engine.Borrow(func(a fetch.Answer) { answers <- a })
+	b := l.engine.NewRequester(func(a fetch.Answer) { answers <- a })
 	defer func() {
 		b.Close()
 		select {
@@ -189,9 +189,9 @@ func (l *churnLife) answer(ctx context.Context, ask peers.Ask) (fetch.Answer, er
 		default:
 		}
 	}()
-	loan := fetch.Loan{ID: 1, Ref: ask.Ref, Snapshot: ask.Snapshot, Position: ask.Position, Onward: ask.Onward,
+	asked := fetch.PeerRead{ID: 1, Ref: ask.Ref, Snapshot: ask.Snapshot, Position: ask.Position, Onward: ask.Onward,
 		Held: ask.Held}
-	if err := b.Lend(ctx, loan); err != nil {
+	if err := b.Read(ctx, asked); err != nil {
 		return fetch.Answer{}, fmt.Errorf("%w: %w", schema.ErrUnavailable, err)
 	}
 	select {

@@ -69,17 +69,17 @@ type churnNode struct {
 
 // churnLife is a server from its start to its end.
 type churnLife struct {
-	node     *churnNode
-	protocol int
-	gone     context.Context
-	die      context.CancelFunc
-	engine   *fetch.Engine
-	members  *members.Members
-	cluster  *cluster.Cluster
-	told     chan churnTold
-	running  sync.WaitGroup
-	loans    sync.WaitGroup // grows under node.mu, while the node has this life
-	killed   bool           // what it says of its lease comes to nothing; guarded by world.mu
+	node      *churnNode
+	protocol  int
+	gone      context.Context
+	die       context.CancelFunc
+	engine    *fetch.Engine
+	members   *members.Members
+	cluster   *cluster.Cluster
+	told      chan churnTold
+	running   sync.WaitGroup
+	peerReads sync.WaitGroup // grows under node.mu, while the node has this life
+	killed    bool           // what it says of its lease comes to nothing; guarded by world.mu
 
 	mu      sync.Mutex
 	leaving bool
@@ -264,7 +264,7 @@ func (n *churnNode) end(kill bool) error {
 	l.undrain(context.Canceled)
 	l.die()
 	err := l.members.Close()
-	l.loans.Wait()
+	l.peerReads.Wait()
 	l.running.Wait()
 	w.total.add(&w.total.reads, l.engine.Stats().PeerReads)
 	return errors.Join(err, l.engine.Close(), l.cluster.Close())

@@ -227,13 +227,13 @@ func TestListenerGetsNothing(t *testing.T) {
 		defer once.mu.Unlock()
 		return len(once.heard) > 0
 	})
-	lent := func() (blobs int64) {
-		for _, st := range node.server.Lent() {
+	sent := func() (blobs int64) {
+		for _, st := range node.server.SentToPeers() {
 			blobs += st.Blobs
 		}
 		return blobs
 	}
-	before := lent()
+	before := sent()
 	conn, err := net.Dial("tcp", node.addr)
 	if err != nil {
 		t.Fatal(err)
@@ -249,8 +249,8 @@ func TestListenerGetsNothing(t *testing.T) {
 			t.Error("what was heard once has brought a blob once more")
 		}
 	}
-	if status.Code(err) != codes.Unauthenticated || lent() != before {
-		t.Errorf("what was heard once, said again: %v, want UNAUTHENTICATED; %d blobs were sent, want %d", err, lent(),
+	if status.Code(err) != codes.Unauthenticated || sent() != before {
+		t.Errorf("what was heard once, said again: %v, want UNAUTHENTICATED; %d blobs were sent, want %d", err, sent(),
 			before)
 	}
 	for _, heard := range append(l.heard, once.heard...) {

@@ -78,7 +78,7 @@ func (f *clusterFlags) egress() (admission.EgressLimits, error) {
 }
 
 // part is what a server takes on as a node; nil if it is none.
-func (f *clusterFlags) part(d *auth.Door, sources *auth.Sources, log *slog.Logger) (*clusterPart, error) {
+func (f *clusterFlags) part(d *auth.Authenticator, sources *auth.Sources, log *slog.Logger) (*clusterPart, error) {
 	if f.Cluster == "" {
 		return nil, nil
 	}
@@ -134,7 +134,7 @@ type clusterPart struct {
 func (p *clusterPart) join(n *node, to *flight.Options, log *slog.Logger) (err error) {
 	n.figures = &clusterFigures{
 		cluster: p.name, node: p.node, view: n.members.View, layout: n.members.Now,
-		lent: func() []flight.LentStats { return n.server.Lent() },
+		sent: func() []flight.SentStats { return n.server.SentToPeers() },
 	}
 	n.part = p
 	if !p.lends || n.spill == nil {
@@ -165,7 +165,7 @@ func (n *node) Members() any {
 		return nil
 	}
 	view := viewOf(n.part.name, n.members.View())
-	view.Node, view.Lent = n.part.node, n.server.Lent()
+	view.Node, view.Sent = n.part.node, n.server.SentToPeers()
 	if l := n.members.Now(); l != nil {
 		view.View, view.Shares = l.Name(), n.members.Shares()
 	}
@@ -233,8 +233,8 @@ type clusterView struct {
 	Node   string          `json:"node"`
 	View   string          `json:"view,omitempty"`
 	Shares []members.Share `json:"shares,omitempty"`
-	// Lent is what the other nodes were sent.
-	Lent []flight.LentStats `json:"lent,omitempty"`
+	// Sent is what the other nodes were sent.
+	Sent []flight.SentStats `json:"sent,omitempty"`
 	// Peers are the ways to the other nodes, if they are asked for blobs.
 	Peers []peers.NodeStats `json:"peers,omitempty"`
 	// Leaving are nodes that drain, and Wants the bytes that the jobs of all nodes read.
@@ -267,7 +267,7 @@ type clusterFigures struct {
 	view          func() members.View
 	layout        func() *layout.Layout
 	tier          *peers.Tier // nil if no blobs are read from others
-	lent          func() []flight.LentStats
+	sent          func() []flight.SentStats
 
 	mu    sync.Mutex
 	zones map[string]string // of all nodes that were ever there, or what they sent and got would jump between classes
@@ -289,7 +289,7 @@ func (f *clusterFigures) now() *metrics.Cluster {
 	v, l := f.view(), f.layout()
 	c := &metrics.Cluster{
 		Name: f.cluster, Node: f.node, Members: len(v.Nodes), Read: v.At, Failed: v.Err != nil,
-		Peers: map[string]metrics.Peers{}, Lent: map[string]metrics.Lent{},
+		Peers: map[string]metrics.Peers{}, Sent: map[string]metrics.Sent{},
 	}
 	if l != nil {
 		c.View = l.Name()[:16]
@@ -318,10 +318,10 @@ func (f *clusterFigures) now() *metrics.Cluster {
 				Bytes: sum.Bytes + p.Bytes, Refused: sum.Refused + p.Refused}
 		}
 	}
-	for _, s := range f.lent() {
+	for _, s := range f.sent() {
 		class := classOf(s.Node)
-		sum := c.Lent[class]
-		c.Lent[class] = metrics.Lent{Blobs: sum.Blobs + s.Blobs, Bytes: sum.Bytes + s.Bytes,
+		sum := c.Sent[class]
+		c.Sent[class] = metrics.Sent{Blobs: sum.Blobs + s.Blobs, Bytes: sum.Bytes + s.Bytes,
 			Refused: sum.Refused + s.Refused}
 	}
 	return c

@@ -74,7 +74,7 @@ type observation struct {
 }
 
 // open makes ready what is to look at a server. Its listener answers from start on.
-func (c *observeFlags) open(ctx context.Context, app *App, d *auth.Door, sources *auth.Sources,
+func (c *observeFlags) open(ctx context.Context, app *App, d *auth.Authenticator, sources *auth.Sources,
 	collectEvery time.Duration) (_ *observation, err error) {
 	o := &observation{app: app, flags: c}
 	defer func() {

@@ -167,13 +167,13 @@ func (s *running) configure(ctx context.Context) (err error) {
 	if err := s.checkReferences(s.app.Far != nil || IsRemote(s.app.globals.Store), &l.spill); err != nil {
 		return err
 	}
-	if to.Door, err = s.authFlags.open(ctx, s.app, to.Sources, s.Listen); err != nil {
+	if to.Auth, err = s.authFlags.open(ctx, s.app, to.Sources, s.Listen); err != nil {
 		return err
 	}
-	if d := to.Door; d != nil {
+	if d := to.Auth; d != nil {
 		s.opened = append(s.opened, d.Close)
 	}
-	if l.cluster, err = s.clusterFlags.part(to.Door, to.Sources, s.app.Log); err != nil {
+	if l.cluster, err = s.clusterFlags.part(to.Auth, to.Sources, s.app.Log); err != nil {
 		return err
 	}
 	if to.SameNode, err = s.localFlags.open(s.app.Log, l.spill.bytes); err != nil {
@@ -193,7 +193,7 @@ func (s *running) configure(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	if s.observed, err = s.observeFlags.open(ctx, s.app, to.Door, to.Sources, s.GCEvery); err != nil {
+	if s.observed, err = s.observeFlags.open(ctx, s.app, to.Auth, to.Sources, s.GCEvery); err != nil {
 		return err
 	}
 	s.observed.watch(to)
@@ -294,7 +294,7 @@ func (s *running) prepare(ctx context.Context) {
 
 // join makes the server a node of its cluster.
 func (s *running) join(ctx context.Context, listens net.Addr) error {
-	self, err := s.described(s.limits.cluster.node, listens, s.limits.flight.Door.Encrypts(), s.limits.spill.bytes)
+	self, err := s.described(s.limits.cluster.node, listens, s.limits.flight.Auth.Encrypts(), s.limits.spill.bytes)
 	if err == nil {
 		err = s.node.members.Start(ctx, self)
 	}
@@ -320,7 +320,7 @@ func (s *running) serve(ctx context.Context, listener net.Listener) error {
 		return errors.Join(err, s.drain(ctx, time.Now()))
 	}
 	scheme := "grpc://"
-	if s.limits.flight.Door.Encrypts() {
+	if s.limits.flight.Auth.Encrypts() {
 		scheme = "grpc+tls://"
 	}
 	address := scheme + dialable(listener.Addr())
@@ -358,7 +358,7 @@ func (s *running) beside(serving, draining context.Context, beside *sync.WaitGro
 		beside.Go(func() { part.watchKeys(draining) })
 	}
 	if n.cluster != nil {
-		beside.Go(func() { n.cluster.Run(draining, n.engine) }) // what it holds is lent while it leaves
+		beside.Go(func() { n.cluster.Run(draining, n.engine) }) // what it holds is sent while it leaves
 	}
 	ordered := make(chan struct{})
 	if n.members != nil {
@@ -485,7 +485,7 @@ func (f *authFlags) options(app *App) auth.Options {
 }
 
 // open opens the door of a server that listens on addr; nil if it has none.
-func (f *authFlags) open(ctx context.Context, app *App, sources *auth.Sources, addr string) (*auth.Door, error) {
+func (f *authFlags) open(ctx context.Context, app *App, sources *auth.Sources, addr string) (*auth.Authenticator, error) {
 	o := f.options(app)
 	o.Sources = sources
 	if err := o.CheckExposed(addr); err != nil {

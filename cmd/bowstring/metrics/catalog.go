@@ -137,7 +137,7 @@ var (
 	ringInline = counter("samenode_inline_total", "Batches that went by TCP as their ring had no room.")
 
 	readSeconds = histogram("read_seconds", "Time of reads that brought the right blob, by tier.", "tier")
-	readReasons = counter("store_reads_total", "Blobs read from the store, by why: `own`, `lent` (for another "+
+	readReasons = counter("store_reads_total", "Blobs read from the store, by why: `own`, `peer` (for another "+
 		"node), `ahead`, `page` (of a manifest) are this node's to read; `astray` (for another node that takes this one for the owner), `unreachable`, `refused` are another's; `hedge` and `retry` are attempts beside others.", "reason")
 	readBytes   = counter("read_bytes_total", "Bytes of blobs read, by tier; `peer` is other nodes.", "tier")
 	sharedReads = counter("shared_reads_total", "Blobs that came with a read made for another stream, or from "+
@@ -218,9 +218,10 @@ var (
 	peerReads   = counter("peer_reads_total", "Of those, which came.", "class")
 	peerBytes   = counter("peer_read_bytes_total", "Bytes of those: what came in from other nodes.", "class")
 	peerRefused = counter("peer_refused_total", "Asks that failed: the store was read instead.", "class")
-	lentReads   = counter("lent_reads_total", "Blobs that other nodes were sent.", "class")
-	lentBytes   = counter("lent_read_bytes_total", "Bytes of those: what went out to other nodes.", "class")
-	lentRefused = counter("lent_refused_total", "Asks of other nodes that could not be answered with a blob.", "class")
+	sentReads   = counter("peer_sent_total", "Blobs that other nodes were sent.", "class")
+	sentBytes   = counter("peer_sent_bytes_total", "Bytes of those: what went out to other nodes.", "class")
+	sentRefused = counter("peer_sent_refused_total",
+		"Asks of other nodes that could not be answered with a blob.", "class")
 	stoodIn     = counter("stood_in_reads_total", "Blobs that other nodes own and that were read from the store, as "+
 		"those could not be asked, refused, or were slow.")
 

@@ -420,9 +420,9 @@ type Cluster struct {
 	Failed           bool      // they could not be since
 
 	Up, Down, Silent, InFlight int64 // ways to other nodes, and blobs asked for by them
-	// Peers and Lent are by class: [SameZone] and [OtherZone].
+	// Peers and Sent are by class: [SameZone] and [OtherZone].
 	Peers map[string]Peers
-	Lent  map[string]Lent
+	Sent  map[string]Sent
 }
 
 // Classes of other nodes.
@@ -434,8 +434,8 @@ const (
 // Peers count what this node asked others for.
 type Peers struct{ Asked, Answered, Bytes, Refused int64 }
 
-// Lent count what this node sent others.
-type Lent struct{ Blobs, Bytes, Refused int64 }
+// Sent count what this node sent others.
+type Sent struct{ Blobs, Bytes, Refused int64 }
 
 func (ch sink) cluster(c *Cluster) {
 	ch.send(clusterInfo, 1, c.Name, c.Node, c.Zone, c.View)
@@ -448,10 +448,10 @@ func (ch sink) cluster(c *Cluster) {
 	ch.send(peerLinks, float64(c.Silent), "silent")
 	ch.send(peerInFlight, float64(c.InFlight))
 	for _, class := range []string{SameZone, OtherZone} {
-		p, l := c.Peers[class], c.Lent[class]
+		p, l := c.Peers[class], c.Sent[class]
 		for m, n := range map[*metric]int64{
 			peerAsked: p.Asked, peerReads: p.Answered, peerBytes: p.Bytes, peerRefused: p.Refused,
-			lentReads: l.Blobs, lentBytes: l.Bytes, lentRefused: l.Refused,
+			sentReads: l.Blobs, sentBytes: l.Bytes, sentRefused: l.Refused,
 		} {
 			ch.send(m, float64(n), class)
 		}

@@ -105,7 +105,7 @@ func (ch sink) sameNode(st *flight.Stats) {
 }
 
 // uses are the labels of what admission.Use counts, in its order.
-var uses = []string{"windows", "uploads", "evaluation", "answers", "manifests", "loans", "operators"}
+var uses = []string{"windows", "uploads", "evaluation", "answers", "manifests", "peer_reads", "operators"}
 
 // operators are those of the engine.
 func (ch sink) operators(o *fetch.OperatorStats) {

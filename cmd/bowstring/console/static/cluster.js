@@ -25,7 +25,7 @@ function draw(body, got) {
   const first = Object.fromEntries((c.shares || []).map((s) => [s.node, s.share]));
   const second = Object.fromEntries((c.shares || []).map((s) => [s.node, s.second || 0]));
   const way = Object.fromEntries((c.peers || []).map((p) => [p.node, p]));
-  const lent = Object.fromEntries((c.lent || []).map((l) => [l.node, l]));
+  const sent = Object.fromEntries((c.sent || []).map((l) => [l.node, l]));
   const state = (n) => {
     const p = way[n.id];
     return n.id === c.node ? "this node" : !p ? "not asked" : !p.up ? "no connection" : p.silent ? "silent" : "up";
@@ -35,9 +35,9 @@ function draw(body, got) {
     measure(first[n.id], "Share of keys"), measure(second[n.id], "Second owner"), what];
   const nodes = table(["Node", "Address", "Zone", "#Ranks", "#Spill", "Share of keys", "Second owner", "State"],
     [...c.nodes.map((n) => row(n, state(n))), ...(c.leaving || []).map((n) => row(n, leaving(n.draining)))]);
-  const others = [...new Set([...Object.keys(way), ...Object.keys(lent)])].sort();
+  const others = [...new Set([...Object.keys(way), ...Object.keys(sent)])].sort();
   const traffic = table(["Node", "#Asked", "#Came", "#Bytes in", "#Refused", "#Takes up to", "#Sent", "#Bytes out"], others.map((name) => {
-    const p = way[name] || {}, l = lent[name] || {};
+    const p = way[name] || {}, l = sent[name] || {};
     return [name || "others", count(p.asked || 0), count(p.answered || 0), bytes(p.bytes || 0), count(p.refused || 0), millis(p.typical_us || 0), count(l.blobs || 0), bytes(l.bytes || 0)];
   }));
   fill(body, card("Nodes of " + c.cluster, el("p.muted", "View " + (c.view || "").slice(0, 16) + ", read " + date(c.read) + (c.error ? "" : ".")),
