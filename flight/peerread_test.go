@@ -236,8 +236,7 @@ func said(message []byte) []byte {
 }
 
 // What is refused takes no memory of peer reads: answers that are not read are bounded all the same, and the node is read
-// from
-// again when it has read them.
+// from again when it has read them.
 func TestRefusalsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const perMessage, messages = 256, 100
