@@ -2,6 +2,7 @@ package spans
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync/atomic"
@@ -140,6 +141,9 @@ func (t *Tier) read(s *span) {
 		t.removeLocked(s)
 		t.mu.Unlock()
 		t.memory.give(data)
+		if errors.Is(err, schema.ErrInvalid) { // the object ends before them
+			err = fmt.Errorf("%w: %s", schema.ErrDataLoss, err.Error())
+		}
 		err = fmt.Errorf("reading bytes %d to %d: %w", s.begin, s.end-1, err)
 		for _, c := range waiting {
 			c.answer(read.Answer{Err: err})

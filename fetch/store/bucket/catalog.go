@@ -23,6 +23,7 @@ import (
 // Directories of the store's objects.
 const (
 	dirCatalog  = "cat/"
+	dirLost     = "lost/" // what Rebuild has found in the catalog and knows nothing of
 	dirBackup   = "bak/"
 	dirMembers  = "mem/"
 	dirSegments = "seg/"

@@ -199,6 +199,33 @@ func (r *rebuilder) mend(ctx context.Context, names []string) error {
 			return err
 		}
 	}
+	for _, name := range names {
+		if _, err := (database{s}).load(ctx, name); errors.Is(err, schema.ErrDataLoss) {
+			if err := r.putAside(ctx, name); err != nil {
+				return err
+			}
+		} else if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// putAside moves an object of the catalog away of which nothing is known: another program's, or a partition that is lost.
+func (r *rebuilder) putAside(ctx context.Context, name string) error {
+	s := r.s
+	data, _, err := s.bucket.Get(ctx, s.key(dirCatalog+name), schema.ObjectVersion{}, maxPartition)
+	if err == nil {
+		_, _, err = s.bucket.Put(ctx, s.key(dirLost+name), data, object.Condition{})
+	}
+	if err == nil {
+		err = s.bucket.Delete(ctx, s.key(dirCatalog+name))
+	}
+	if err != nil {
+		return fmt.Errorf("move %s of the catalog to %s: %w", name, s.key(dirLost+name), err)
+	}
+	r.damaged("%s of the catalog is no partition, and no copy or segment knows of a dataset of this name: it is now %s", name,
+		s.key(dirLost+name))
 	return nil
 }
 

@@ -362,6 +362,9 @@ func (s *Store) readError(ref schema.BlobRef, err error) error {
 	if err == nil {
 		return nil
 	}
+	if errors.Is(err, schema.ErrInvalid) { // the segment ends before it
+		return fmt.Errorf("%w: read blob %s: the segment is torn: %s", schema.ErrDataLoss, ref.Key, err.Error())
+	}
 	return fmt.Errorf("read blob %s: %w", ref.Key, err)
 }
 
