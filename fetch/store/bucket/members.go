@@ -236,8 +236,8 @@ func (s *Store) list(ctx context.Context, under string, visit func(name string, 
 				continue // some servers repeat the last ones of a page
 			}
 			after = info.Key
-			if strings.HasPrefix(path.Base(info.Key), ".") {
-				continue // servers over a directory list files that they are writing; no object of a store is named so
+			if name := path.Base(info.Key); strings.HasPrefix(name, ".") && name != protocol.Control {
+				continue // servers over a directory list files that they are writing; no other object of a store is named so
 			}
 			if err := visit(strings.TrimPrefix(info.Key, prefix), info); err != nil {
 				return nil, err

@@ -10,6 +10,7 @@ import (
 
 	"bowstring/fetch/object"
 	"bowstring/fetch/store"
+	"bowstring/fetch/store/protocol"
 	"bowstring/internal/storetest"
 	"bowstring/schema"
 )
@@ -101,6 +102,27 @@ func TestRebuildAndDoctor(t *testing.T) {
 				t.Errorf("after it was rebuilt: %v", err)
 			}
 		})
+	}
+}
+
+// TestRebuildEmpty: a store without datasets is one.
+func TestRebuildEmpty(t *testing.T) {
+	url := "file://" + t.TempDir()
+	found(t, url)
+	if report, err := Rebuild(t.Context(), url, RebuildOptions{Options: testOptions()}); err != nil || len(report.Damage) > 0 {
+		t.Errorf("reported %+v: %v", report, err)
+	}
+	b := harmed{t, must(object.Open(t.Context(), url, testOptions().Bucket))}
+	b.tear(dirCatalog+protocol.Control, 5)
+	findings, err := Examine(t.Context(), url, testOptions())
+	if err != nil || !strings.Contains(fmt.Sprint(findings), "rebuild") {
+		t.Errorf("found of a torn partition of the protocol: %v, %v", findings, err)
+	}
+	if report, err := Rebuild(t.Context(), url, RebuildOptions{Options: testOptions()}); err != nil || len(report.Damage) != 1 {
+		t.Errorf("reported %+v: %v", report, err)
+	}
+	if names, _, err := readAll(t, url); !errors.Is(err, errNoDataset) || len(names) > 0 {
+		t.Errorf("datasets %v: %v", names, err)
 	}
 }
 
