@@ -7,6 +7,7 @@ from collections.abc import Callable
 from harness import Context, Result
 
 from . import (
+    attach_objects,
     audio_ops,
     audio_same,
     auth_cost,
@@ -76,6 +77,7 @@ CASES: dict[str, Callable[[Context], Result]] = {
     "cluster": cluster.run,
     "real_cluster": real_cluster.run,
     "chunk_price": chunk_price.run,
+    "attach_objects": attach_objects.run,
     "churn": churn.run,
     "real_cluster_bucket": real_cluster_bucket.run,
     "real_cluster_settings": real_cluster_settings.run,

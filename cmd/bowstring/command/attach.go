@@ -24,6 +24,7 @@ type AttachCmd struct {
 	DropColumn []string      `sep:"none" placeholder:"NAME" help:"Column of the dataset that --mode replace and --update may take away or make another of; it is an error that they would of any other. Repeatable."`
 	Lazy       bool          `help:"Do not read blobs, where the format tells where they lie without: folders, tables of paths, tars and raw MDS. Each gets its checksum when it is first read, for good. Columns of what blobs hold, such as width, are left out."`
 	Prove      bool          `help:"Read everything, and know all checksums. Without --lazy and --prove it is what reading costs that decides."`
+	WriteIndex bool          `help:"Leave an index beside each tar that was read, NAME.tar.idx as Megatron-Energon reads it, where there is none. The tar's headers are read once more."`
 	SaveEvery  time.Duration `default:"30s" placeholder:"DURATION" help:"How often what was read is put down, for an attachment that is interrupted to go on from (${default}); 0: never."`
 	Update     bool          `help:"Look for what is new, changed and gone since the dataset was attached, read only that, and make a snapshot of what there is now. URL and the other flags are those of before, and need not be named."`
 

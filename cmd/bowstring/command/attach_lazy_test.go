@@ -28,6 +28,13 @@ func refRows(t *testing.T, dir, dataset string) (*schema.Snapshot, []refRow, map
 		t.Fatal(err)
 	}
 	defer func() { _ = st.Close() }()
+	return manifestOf(t, st, dataset)
+}
+
+// manifestOf are the rows of a dataset in a store, and the sets that they lie in.
+func manifestOf(t testing.TB, st store.Store, dataset string) (*schema.Snapshot, []refRow,
+	map[schema.ObjectPrefix]*schema.ObjectSet) {
+	t.Helper()
 	snap, err := st.Snapshot(t.Context(), dataset, 0)
 	if err != nil {
 		t.Fatal(err)

@@ -1,12 +1,14 @@
 package command
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/url"
 	"os"
 	"path"
@@ -113,7 +115,7 @@ func (c *AttachCmd) place() error {
 }
 
 // attachGC is the percentage by which the heap of an attachment may grow between two collections.
-const attachGC = 50
+const attachGC = 25
 
 // attachObjects attaches what lies in a bucket or a directory.
 func (c *AttachCmd) attachObjects(ctx context.Context, app *App, addr string) (err error) {
@@ -190,6 +192,7 @@ type attachment struct {
 	w       *ingest.Writer // nil for a dry run
 	saved   *saved         // nil where nothing is put down on the way
 	counts  updated
+	tars    map[string]bool // that were read, of those whose index is to be written
 }
 
 // findBase looks at the snapshot that there is.
@@ -289,7 +292,33 @@ func (a *attachment) run(ctx context.Context, app *App) (err error) {
 			return err
 		}
 	}
-	return c.into(ctx, app, sum, src, reader, a)
+	a.tars = map[string]bool{}
+	if err := c.into(ctx, app, sum, src, reader, a); err != nil || c.DryRun || !c.WriteIndex {
+		return err
+	}
+	return a.writeIndexes(ctx, app, src.Files())
+}
+
+// writeIndexes leaves an index beside each tar that was read. One that is there is not replaced.
+func (a *attachment) writeIndexes(ctx context.Context, app *App, files *source.Files) error {
+	made := int64(0)
+	for _, tar := range slices.Sorted(maps.Keys(a.tars)) {
+		var index bytes.Buffer
+		if err := files.WriteIndex(ctx, tar, source.EnergonIndex, &index); err != nil {
+			return fmt.Errorf("the dataset is attached; index of %s: %w", source.Quoted(tar), err)
+		}
+		name := source.EnergonIndex.Name(tar)
+		_, outcome, err := files.Bucket().Put(ctx, name, index.Bytes(), object.Condition{Absent: true})
+		switch {
+		case outcome == object.Moved: // there is one
+		case err != nil:
+			return fmt.Errorf("the dataset is attached; write %s (%s): %w", source.Quoted(name), outcome, err)
+		default:
+			made++
+		}
+	}
+	app.Notef("wrote the indexes of %s of %s", humanize.Comma(made), plural(int64(len(a.tars)), "tar"))
+	return nil
 }
 
 // open opens the source. Where shards that were not read would have other columns now, it is opened again, to be read.
@@ -470,6 +499,9 @@ func (a *attachment) Write(ctx context.Context, b *source.Batch) error {
 			ref, err := a.listing.Ref(b.At[c][row], data)
 			if err != nil {
 				return fmt.Errorf("%s: %w", source.Quoted(b.Keys[row]), err)
+			}
+			if at := b.At[c][row]; a.cmd.WriteIndex && at.Unit == nil && strings.HasSuffix(at.File, ".tar") {
+				a.tars[at.File] = true
 			}
 			refs[c][row] = &ref
 		}

@@ -89,6 +89,7 @@ func (s *saved) begin(ctx context.Context, app *App, src source.Source, columns 
 		s.opts.Mode = ingest.Create
 	}
 	s.due = time.Now().Add(s.of.cmd.SaveEvery)
+	s.ended = src.Walked() && src.Estimate().Walked.Requests == 0 // the list, which is read in any case, says all
 	return nil
 }
 

@@ -3,6 +3,7 @@ package command
 import (
 	"archive/tar"
 	"bytes"
+	"encoding/binary"
 	"fmt"
 	"maps"
 	"os"
@@ -13,7 +14,6 @@ import (
 	"testing"
 	"time"
 
-	"bowstring/fetch/store"
 	"bowstring/internal/objecttest"
 	"bowstring/schema"
 )
@@ -48,36 +48,15 @@ func objectsOfRows(t *testing.T, dir, dataset string) map[string]int64 {
 		t.Fatal(err)
 	}
 	defer func() { _ = st.Close() }()
-	snap, err := st.Snapshot(t.Context(), dataset, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	sets, err := readSets(t.Context(), st, snap)
-	if err != nil {
-		t.Fatal(err)
-	}
+	_, rows, sets := manifestOf(t, st, dataset)
 	found := map[string]int64{}
-	err = store.EachPage(t.Context(), snap, snap.Chunks, st.Get, func(_ schema.Chunk, m *schema.Manifest) error {
-		page := m.Page(0)
-		for i := range page.Rows() {
-			for c := range schema.BlobFields(snap.Schema) {
-				ref, ok := page.Blob(c, i)
-				if !ok {
-					continue
-				}
-				a, _ := schema.ParseObjectAddress(ref.Key)
-				for _, s := range sets {
-					if s.Ref.Prefix == a.Prefix {
-						found[s.Set.Objects[a.Object].Key]++
-					}
-				}
+	for _, row := range rows {
+		for _, ref := range row.refs {
+			if a, ok := schema.ParseObjectAddress(ref.Key); ok && sets[a.Prefix] != nil {
+				found[sets[a.Prefix].Objects[a.Object].Key]++
 				break
 			}
 		}
-		return nil
-	})
-	if err != nil {
-		t.Fatal(err)
 	}
 	return found
 }
@@ -277,4 +256,25 @@ func savedRows(t *testing.T, dir string) int64 {
 		return 0
 	}
 	return snap.Rows()
+}
+
+// TestAttachWritesIndexes: an index is left beside each tar that has none, and none is replaced.
+func TestAttachWritesIndexes(t *testing.T) {
+	server := serveS3(t, objecttest.Config{})
+	url := server.URL("b")
+	server.PutObject("b", "x-0.tar", []byte(tarOf(t, tar.FormatUSTAR, "a.jpg", string(photo(t, 1)), "b.jpg", string(photo(t, 2)))))
+	server.PutObject("b", "x-1.tar", []byte(tarOf(t, tar.FormatUSTAR, "c.jpg", string(photo(t, 3)))))
+	server.PutObject("b", "x-1.tar.idx", []byte("another program's"))
+	there := filepath.Join(t.TempDir(), "attached")
+	attachJSON(t, url, "d", "--write-index", "--store", there)
+	index, found := server.Object("b", "x-0.tar.idx")
+	if !found || len(index) != 3*8 || binary.LittleEndian.Uint64(index) != 0 || binary.LittleEndian.Uint64(index[8:])%512 != 0 {
+		t.Errorf("the index is %x", index)
+	}
+	if other, _ := server.Object("b", "x-1.tar.idx"); string(other) != "another program's" {
+		t.Errorf("an index was replaced by %x", other)
+	}
+	if sum := attachJSON(t, "--update", "d", "--store", there); sum.Changed || sum.Update.Kept != 3 {
+		t.Errorf("indexes change the dataset: %+v", *sum.Update)
+	}
 }

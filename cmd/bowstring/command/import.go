@@ -162,7 +162,11 @@ func (c *ReadFlags) complete(dataset *string, from string) error {
 // that must not be skipped; then it only looks for more of them.
 func (c *ReadFlags) read(ctx context.Context, app *App, src source.Source, reader *source.Reader, to sink, sum *summary,
 	bad *badList) error {
-	bar := c.progress(app, sum, src)
+	what := sum.verb.do + " " + sum.Dataset
+	if c.DryRun {
+		what = "check " + sum.Dataset
+	}
+	bar := c.progress(app, what, src)
 	defer func() { _ = bar.Exit() }() // drawing is best effort
 	for b, err := range reader.Batches(ctx) {
 		if err != nil {
@@ -177,20 +181,17 @@ func (c *ReadFlags) read(ctx context.Context, app *App, src source.Source, reade
 				return err
 			}
 		}
+		bar.Describe(what + sum.soFar())
 		_ = bar.Add(len(b.Keys) + len(b.Bad))
 	}
 	return ctx.Err()
 }
 
 // progress draws a bar on a terminal, and nothing elsewhere.
-func (c *ReadFlags) progress(app *App, sum *summary, src source.Source) *progressbar.ProgressBar {
+func (c *ReadFlags) progress(app *App, what string, src source.Source) *progressbar.ProgressBar {
 	rows := src.Rows()
 	if c.Limit > 0 {
 		rows = min(rows, c.Limit)
-	}
-	what := sum.verb.do + " " + sum.Dataset
-	if c.DryRun {
-		what = "check " + sum.Dataset
 	}
 	return app.progress(what, rows, "samples")
 }
@@ -247,6 +248,8 @@ type summary struct {
 
 	verb  verb
 	begun time.Time
+	files int64  // whose samples were read
+	file  string // the last of them
 }
 
 // verb is what a command does, in the forms that messages need.
@@ -282,6 +285,14 @@ func (s *summary) add(b *source.Batch) {
 	n := int64(len(b.Keys))
 	s.Rows += n
 	s.Bytes += b.Bytes
+	for _, column := range b.At {
+		for _, at := range column {
+			if !at.IsZero() && at.File != s.file {
+				s.file = at.File
+				s.files++
+			}
+		}
+	}
 	for c, column := range b.Blobs {
 		for row, data := range column {
 			known := b.Known != nil && b.Known[row] != nil
@@ -299,6 +310,13 @@ func (s *summary) add(b *source.Batch) {
 		s.Splits = append(s.Splits, splitRows{Name: b.Split})
 	}
 	s.Splits[i].Rows += n
+}
+
+// soFar says, beside a bar of samples, what was read by now.
+func (s *summary) soFar() string {
+	rate := float64(s.Bytes) / max(time.Since(s.begun).Seconds(), 1e-3)
+	return fmt.Sprintf(": %s, %s, %s/s", plural(s.files, "file"), humanize.Bytes(uint64(s.Bytes)),
+		humanize.Bytes(uint64(rate)))
 }
 
 func (s *summary) done(took time.Duration) {

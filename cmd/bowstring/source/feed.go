@@ -180,9 +180,15 @@ func (f *Files) largeMembers(ctx context.Context, shards []shard) bool {
 	return n > 0 && size/n >= largeMember
 }
 
-// memberSize reads the first headers of the first tar, and returns how many there are, and how far apart in all.
+// apart is how far some members of a tar are apart in all, and how many they are.
+type apart struct{ size, n int64 }
+
+// memberSize reads the first headers of the first tar, once, and returns how many there are, and how far apart in all.
 func (f *Files) memberSize(ctx context.Context, shards []shard) (size, n int64) {
-	const most = 16
+	const most = 8
+	if f.tars.n > 0 {
+		return f.tars.size, f.tars.n
+	}
 	for _, sh := range shards {
 		if !sh.read() {
 			continue
@@ -207,6 +213,7 @@ func (f *Files) memberSize(ctx context.Context, shards []shard) (size, n int64) 
 			size += tarBlock + (h.Size+tarBlock-1)/tarBlock*tarBlock
 			n++
 		}
+		f.tars = apart{size, n}
 		return size, n
 	}
 	return 0, 0

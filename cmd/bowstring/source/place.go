@@ -35,6 +35,7 @@ type Files struct {
 	root string // path of the folder, absolute and without links
 	lazy bool   // Options.Walk
 	kept Kept   // rows that need not be read; nil: all files are
+	tars apart  // how far members of tars are apart, once that was looked at
 }
 
 // system is what formats need of a system of files. Paths have slashes, and are absolute but where absolute takes
