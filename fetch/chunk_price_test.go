@@ -3,32 +3,49 @@ package fetch_test
 import (
 	"context"
 	"encoding/binary"
+	"math"
 	"path/filepath"
 	"testing"
 
 	"bowstring/fetch"
 	"bowstring/fetch/object"
+	"bowstring/fetch/spans"
 	"bowstring/internal/objecttest"
 	"bowstring/schema"
 	"bowstring/spill"
 )
 
-// BenchmarkChunkPrice reads shuffled epochs of samples of 110 KB from a server of S3, with a spill for all of them, for a
-// half and for a tenth. It reports how many requests the first epoch took and how many a later one in the mean, beside
-// what docs/spans.md derives, what they cost in the first and in the later ones (micro-dollars, S3's list prices), and
-// how many samples were served at another place than the plan's.
+// BenchmarkChunkPrice reads shuffled epochs of samples from a server of S3, with a spill for all of them, for a half and
+// for a tenth. It reports how many requests the first epoch took and how many a later one in the mean, by what
+// docs/spans.md derives for what the spill held, what they cost in the first and in the later ones (micro-dollars, S3's
+// list prices), and how many samples were served at another place than the plan's.
+//
+// With a spill for all, samples have 110 KB, and chunks 13 MB. With one for a part, both have an eighth of that, so that
+// there are as many chunks as a part can tell apart, and a window holds little of what the spill does.
 func BenchmarkChunkPrice(b *testing.B) {
-	for name, part := range map[string]float64{"all": 1.5, "half": 0.5, "tenth": 0.1} {
-		b.Run(name, func(b *testing.B) {
+	for _, c := range []chunkPrice{
+		{"all", 1.5, 2400, 110 << 10, 256 << 20}, {"half", 0.5, 19200, 110 << 7, 32 << 20},
+		{"tenth", 0.1, 19200, 110 << 7, 32 << 20},
+	} {
+		b.Run(c.name, func(b *testing.B) {
 			for range b.N {
-				chunkPrice(b, part)
+				c.run(b)
 			}
 		})
 	}
 }
 
-func chunkPrice(b *testing.B, part float64) {
-	const n, each, size, epochs = 2400, 600, 110 << 10, 4
+type chunkPrice struct {
+	name   string
+	part   float64
+	n      int
+	size   int
+	window int64
+}
+
+func (c *chunkPrice) run(b *testing.B) {
+	const objects, epochs = 4, 4
+	n, size := c.n, c.size
 	server, err := objecttest.Start(objecttest.Config{})
 	if err != nil {
 		b.Fatal(err)
@@ -43,13 +60,13 @@ func chunkPrice(b *testing.B, part float64) {
 		return object.Open(ctx, url, object.Options{Keys: &object.Keys{ID: "id", Secret: "secret"}})
 	}
 	image := make([]byte, size)
-	s := attachedAt(b, url, n, each, open, func(i int) []byte {
+	s := attachedAt(b, url, n, n/objects, open, func(i int) []byte {
 		binary.LittleEndian.PutUint64(image, uint64(i))
 		return image
 	}, func(key string, data []byte) schema.ObjectVersion { return server.PutObject("samples", key, data) })
-	opts := fetch.Options{WindowBytes: 256 << 20, Logger: quiet, Future: &spill.Future{}}
+	opts := fetch.Options{WindowBytes: c.window, MaxAhead: 512, Logger: quiet, Future: &spill.Future{}}
 	cache, err := spill.Open(spill.Options{Dir: filepath.Join(b.TempDir(), "spill"), KeepFree: 1, Oracle: opts.Future,
-		Bytes: spill.MinBytes + int64(part*n*size), Logger: quiet})
+		Bytes: spill.MinBytes/2 + int64(c.part*float64(n*size)), Logger: quiet})
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -66,7 +83,7 @@ func chunkPrice(b *testing.B, part float64) {
 		}
 	}()
 	gets := func() int64 { return server.Counts().Requests[object.KindGet] }
-	differs, held := 0, int64(0)
+	differs, held, looks := 0, 0.0, 0.0
 	var first, later int64
 	for epoch := range uint64(epochs) {
 		before := gets()
@@ -81,10 +98,10 @@ func chunkPrice(b *testing.B, part float64) {
 				}
 				at++
 			}
-			held = max(held, cache.Stats().Entries)
+			held, looks = held+float64(cache.Capacity())/float64(n*size), looks+1
 		}
 		stream.Close()
-		differs += int(n - at)
+		differs += n - int(at)
 		j.Close()
 		if epoch == 0 {
 			first = gets() - before
@@ -92,20 +109,25 @@ func chunkPrice(b *testing.B, part float64) {
 			later += gets() - before
 		}
 	}
-	k := float64(spanBytes) / size
-	bound := n / (1 + (k-1)*min(float64(held)/n, 1))
+	each := float64(n / objects * (size + 64))
+	k := each / math.Ceil(each/float64(min(c.window/16, spans.MaxSpan))) / float64(size) // of the samples in a chunk
+	held = min(held/looks, 1)
+	bound := func(first bool) float64 { return spans.Requests(float64(n), k, held, first) }
 	price, _ := object.ListPrices().Of("s3://samples")
 	cost := func(gets int64) float64 {
 		return float64(object.Cost(object.Counts{Gets: gets}, price, object.InRegion).Requests) / 1e3
 	}
-	b.ReportMetric(float64(first)/(n*size/(8<<20)), "first/8MiB")
+	if c.part > 1 {
+		b.ReportMetric(float64(first)/(float64(n*size)/(8<<20)), "first/8MiB")
+	} else {
+		b.ReportMetric(float64(first)/bound(true), "first/bound")
+		b.ReportMetric(float64(later)/(epochs-1)/bound(false), "later/bound")
+	}
 	b.ReportMetric(float64(later)/(epochs-1), "later")
-	b.ReportMetric(float64(later)/(epochs-1)/bound, "later/bound")
-	b.ReportMetric(float64(held)/n, "held")
+	b.ReportMetric(held, "held")
+	b.ReportMetric(float64(e.Stats().Spans.Spans), "spans")
+	b.ReportMetric(float64(e.Stats().Spans.Singles), "singles")
 	b.ReportMetric(float64(differs), "order_differs")
 	b.ReportMetric(cost(first), "first_µ$")
 	b.ReportMetric(cost(later)/(epochs-1), "later_µ$")
 }
-
-// spanBytes is the mean length of the chunks that spans are of.
-const spanBytes = 600 * (110<<10 + 64) / 5

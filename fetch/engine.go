@@ -187,7 +187,7 @@ func NewEngine(s store.Store, opts Options) (*Engine, error) {
 	}
 	var errs [6]error
 	e.spans, errs[5] = spans.New(spans.Options{
-		Store: s, Cache: opts.Spill, Memory: opts.WindowBytes / 2,
+		Store: s, Cache: opts.Spill, Future: opts.Future, Sharers: sharers, Memory: opts.WindowBytes / 2,
 		// There is what looks ahead before anything is read.
 		Beside: func(at spill.Place, after bool) iter.Seq2[schema.BlobRef, spill.Place] {
 			return e.ahead.Beside(at, after)

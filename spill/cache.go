@@ -49,6 +49,7 @@ type Cache struct {
 	payers  payers
 	offered map[schema.Key]*offer // those that wait in offers
 	refused int64                 // offers that came to nothing
+	notKept int64                 // blobs that were to be kept until a time, and were not stored
 	quiet   Time                  // nothing is stored before then, as the disk has failed
 	backoff Time                  // how long that is to be, if it fails again
 
@@ -192,6 +193,42 @@ func (c *Cache) Has(ref schema.BlobRef) bool {
 	}
 	o := c.offered[ref.Key]
 	return o != nil && o.ref == ref
+}
+
+// Keep has a blob that is in the cache, or about to be, be kept until a time, as [Place.Until] says, and reports whether
+// it is there. It counts for no use.
+func (c *Cache) Keep(ref schema.BlobRef, until float64) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if _, s := c.table.find(&ref.Key); s != nil {
+		s.until = float32(until)
+		return int64(s.length) == ref.Size && s.sum == ref.Sum
+	}
+	o := c.offered[ref.Key]
+	if o == nil || o.ref != ref {
+		return false
+	}
+	o.at.Until = until
+	return true
+}
+
+// NotKept counts the blobs that were to be kept until a time ([Place.Until]) and for which there was no room: what is
+// offered is stored later, or not.
+func (c *Cache) NotKept() int64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.notKept
+}
+
+// Capacity is about how many bytes of blobs the cache can have: those that it has, and those that it has room for.
+func (c *Cache) Capacity() int64 {
+	n := c.Room()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, d := range c.named.sets {
+		n += d.bytes.Load()
+	}
+	return n
 }
 
 // Removed counts what Has reported once and does no more: while it stays the same, what was there is there.
@@ -405,6 +442,7 @@ func (c *Cache) begin(ref schema.BlobRef, at Place, cost time.Duration, n int64)
 	s.sum, s.dataset, s.tenant, s.position, s.length = ref.Sum, at.Dataset, at.Tenant, at.Position, uint32(n)
 	c.payers.count(s.tenant, need)
 	s.mark(spare, isSpare)
+	s.until = float32(at.Until)
 	s.cost, s.uses, s.added, s.used = float32(cost.Seconds()), 1, stampOf(now), stampOf(now)
 	c.mu.Unlock()
 
@@ -489,6 +527,9 @@ func (c *Cache) abandon(p pending, err error) {
 	p.set.claims.Add(-1)
 	failed := !errors.Is(err, errBypassed) && (!errors.Is(err, schema.ErrLimit) || errors.Is(err, unix.ENOSPC))
 	c.mu.Lock()
+	if p.slot.until > 0 {
+		c.notKept++
+	}
 	c.payers.count(p.slot.tenant, -c.footprint(int64(p.slot.length)))
 	c.table.take(p.slot)
 	c.table.free(p.index)
@@ -513,7 +554,7 @@ const maxOffers = 4096
 // offer is a blob that waits to be stored, and the owner of it for those who find it meanwhile.
 type offer struct {
 	ref   schema.BlobRef
-	at    Place
+	at    Place    // its Until is guarded by Cache.mu
 	set   *dataset // of its place; guarded by Cache.mu
 	cost  time.Duration
 	blob  schema.Blob
@@ -674,7 +715,10 @@ func (c *Cache) beginOffer(o *offer) (pending, bool) {
 	if c.closed.Load() {
 		return pending{}, false
 	}
-	return c.begin(o.ref, o.at, o.cost, int64(len(o.blob.Bytes())))
+	c.mu.Lock()
+	at := o.at // Keep may change it
+	c.mu.Unlock()
+	return c.begin(o.ref, at, o.cost, int64(len(o.blob.Bytes())))
 }
 
 // evict takes a blob off the table. Its space is released by whoever finds it without pins: the caller, who looks, or

@@ -23,6 +23,9 @@ type Place struct {
 	Dataset  uint32
 	Tenant   uint16
 	Position int64 // negative of a page of the manifest, as PageAt has it
+	// Until has what is stored there kept for its next use, if that comes by then on the clock of [Future.Turn]: it does
+	// not make room for another one of which that is so, too. 0: nothing is said.
+	Until float64
 }
 
 // PageAt is the place of the page of a dataset's manifest that begins at a position. It is used with each of its rows.
@@ -47,10 +50,12 @@ type Entry struct {
 
 // Worth is what keeping a blob is worth, for comparison at one time. A blob that is going to be used
 // is worth more than any other. Of those, one that another node keeps too is worth less than one that the
-// store alone has: it costs that node a question, not the store a read.
+// store alone has: it costs that node a question, not the store a read. What is to be kept until a time ([Place.Until])
+// and is used by then is worth more than what is not.
 type Worth struct {
 	Planned bool
 	Spare   bool
+	Kept    bool
 	Value   float64
 }
 
@@ -61,6 +66,9 @@ func (w Worth) Less(o Worth) bool {
 	}
 	if w.Spare != o.Spare {
 		return w.Spare
+	}
+	if w.Kept != o.Kept {
+		return o.Kept
 	}
 	return w.Value < o.Value
 }
@@ -96,13 +104,28 @@ func (nextUse) Name() string { return "next-use" }
 
 func (p nextUse) Worth(e *Entry, now Time) Worth {
 	if at, ok := p.oracle.NextUse(e.Place, now); ok {
-		return Worth{Planned: true, Spare: e.Spare, Value: -float64(at)}
+		w := Worth{Planned: true, Spare: e.Spare, Value: -float64(at)}
+		if e.Place.Until > 0 {
+			turns, ok := p.oracle.(turns)
+			w.Kept = ok && turns.keeps(e.Place)
+		}
+		return w
 	}
 	return score{}.Worth(e, now)
 }
 
-// Admit lets what nobody is known to use in only where it displaces nothing that somebody is.
+// turns is an Oracle that has the clock of [Place.Until].
+type turns interface {
+	// keeps reports whether what is at a place is used by the time until which it is to be kept.
+	keeps(at Place) bool
+}
+
+// Admit lets what nobody is known to use in only where it displaces nothing that somebody is. What is to be kept until a
+// time is not displaced by what is to be kept, too: else all that is kept would be due at one time.
 func (nextUse) Admit(newcomer, victim Worth) bool {
+	if newcomer.Kept && victim.Kept && newcomer.Spare == victim.Spare {
+		return false
+	}
 	if !newcomer.Planned && !victim.Planned {
 		return score{}.Admit(newcomer, victim)
 	}
@@ -248,6 +271,7 @@ type Order interface {
 type Future struct {
 	mu   sync.Mutex             // held to change jobs
 	jobs atomic.Pointer[[]*Job] // replaced, never changed
+	gone atomic.Int64           // rows that jobs used which are removed
 }
 
 // JobOptions describe a job to a [Future].
@@ -316,6 +340,9 @@ func (f *Future) Remove(j *Job) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	jobs := slices.DeleteFunc(slices.Clone(f.list()), func(other *Job) bool { return other == j })
+	if len(jobs) < len(f.list()) {
+		f.gone.Add(j.served.Load() - j.opts.At)
+	}
 	f.jobs.Store(&jobs)
 }
 

@@ -239,7 +239,7 @@ func (s *space) sparsest() (id uint32, segments int) {
 	return id, len(s.blocks)
 }
 
-// slot is what is in memory of a blob: 96 bytes, and about 35 more in the map that finds it by a hash of its key.
+// slot is what is in memory of a blob: 104 bytes, and about 35 more in the map that finds it by a hash of its key.
 type slot struct {
 	key      schema.Key
 	sum      schema.Sum
@@ -256,7 +256,8 @@ type slot struct {
 	tenant   uint16       // on whose account it is kept; not in the index
 	state    state
 	marks    marks
-	next     uint32 // the slot after it of those whose keys have the same hash, plus 1; 0 for none
+	until    float32 // Place.Until
+	next     uint32  // the slot after it of those whose keys have the same hash, plus 1; 0 for none
 }
 
 // marks are what else is known of a blob; none is in the index.
@@ -298,7 +299,7 @@ func (s *slot) setLocation(l segment.Location) {
 }
 
 func (s *slot) place() Place {
-	return Place{Dataset: s.dataset, Tenant: s.tenant, Position: s.position}
+	return Place{Dataset: s.dataset, Tenant: s.tenant, Position: s.position, Until: float64(s.until)}
 }
 
 func (s *slot) entry(e *Entry) {

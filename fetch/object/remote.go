@@ -397,7 +397,7 @@ func (b *remote) Range(ctx context.Context, key string, v schema.ObjectVersion, 
 	if err := b.checkRange(resp, key, offset, len(buf)); err != nil {
 		return err
 	}
-	if _, err := io.ReadFull(resp.Body, buf); err != nil {
+	if err := readFull(ctx, resp.Body, buf); err != nil {
 		return b.lost(ctx, key, fmt.Errorf("the answer was cut short: %w", err))
 	}
 	return nil

@@ -3,8 +3,23 @@ package spans
 // Most is how many bytes a span brings at most where all spans have so much memory.
 func Most(memory int64) int64 { return min(MaxSpan, memory/memoryShare) }
 
+// Lasts is for how many epochs a chunk is read at once by the rule of docs/spans.md, while the spill holds a share of all
+// that is less than 1.
+func Lasts(held float64) float64 {
+	if held <= 0.5 {
+		return 2 * max(held, 0)
+	}
+	return 1 / (2 * (1 - held))
+}
+
 // Requests is how many requests an epoch takes by the rule of docs/spans.md: of so many samples, of which a chunk has
-// perChunk, while the spill holds a share of all. The first epoch is one of a share of 1.
-func Requests(samples, perChunk, held float64) float64 {
-	return samples / (1 + max(perChunk-1, 0)*min(max(held, 0), 1))
+// perChunk, while the spill holds a share of all. In the first epoch each chunk is read once beside.
+func Requests(samples, perChunk, held float64, first bool) (requests float64) {
+	if first {
+		requests = samples / max(perChunk, 1)
+	}
+	if held < 1 {
+		requests += samples / (1 + max(perChunk-1, 0)*Lasts(held))
+	}
+	return requests
 }

@@ -26,6 +26,7 @@ type bucket struct {
 	objects map[string][]byte
 	shut    chan struct{} // nil: ranges are answered
 	fail    func(key string, begin, n int64) error
+	half    func() error // called when half of a range has come, if not nil
 	ranges  []stretch
 	reading atomic.Int64
 }
@@ -44,7 +45,7 @@ func (b *bucket) Range(ctx context.Context, key string, _ schema.ObjectVersion, 
 	defer b.reading.Add(-1)
 	b.mu.Lock()
 	b.ranges = append(b.ranges, stretch{key, offset, offset + int64(len(buf))})
-	shut, fail := b.shut, b.fail
+	shut, fail, half := b.shut, b.fail, b.half
 	b.mu.Unlock()
 	if fail != nil {
 		if err := fail(key, offset, int64(len(buf))); err != nil {
@@ -56,6 +57,15 @@ func (b *bucket) Range(ctx context.Context, key string, _ schema.ObjectVersion, 
 		case <-shut:
 		case <-ctx.Done():
 			return context.Cause(ctx)
+		}
+	}
+	if half != nil {
+		b.mu.Lock()
+		n := copy(buf[:len(buf)/2], b.objects[key][offset:])
+		b.mu.Unlock()
+		object.Progress(ctx)(n)
+		if err := half(); err != nil {
+			return err
 		}
 	}
 	b.mu.Lock()
@@ -172,6 +182,12 @@ func (a *taken) Answer(n int, answer read.Answer) {
 		a.t.Errorf("cell %d is answered twice", n)
 	}
 	a.list[n] = answer
+}
+
+func (a *taken) len() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return len(a.list)
 }
 
 // content makes n bytes that depend on the number alone.

@@ -3,10 +3,13 @@ package spans
 import (
 	"cmp"
 	"context"
+	"hash/maphash"
+	"math"
 	"slices"
 
 	"bowstring/fetch/read"
 	"bowstring/schema"
+	"bowstring/spill"
 )
 
 const (
@@ -18,6 +21,8 @@ const (
 	// maxAstray is how many neighbours in a row may lie elsewhere, as other columns do, before the next ones are taken to
 	// lie there, too.
 	maxAstray = 64
+	// dueShare is as which part of the horizon, as its inverse, the next use of a blob that is due lies ahead at most.
+	dueShare = 4
 	// maxTrails is how many runs through objects are known at once.
 	maxTrails = 64
 )
@@ -35,6 +40,7 @@ type plans struct {
 	spans []*span // to be read
 	alone []*cell // to be read by the store
 	there []*cell // that have a hold of a span that is there
+	kept  []*cell // that have come into the spill since they were asked for
 }
 
 // plan says how cells of an object set are read. It begins the spans that are needed, which the caller reads.
@@ -59,6 +65,10 @@ func (t *Tier) plan(list []*cell) (p plans) {
 				p.there = append(p.there, c)
 				t.passedLocked(s)
 			}
+			continue
+		}
+		if t.keeps(c) && t.opts.Cache.Has(t.prover.Proven(c.Ref)) {
+			p.kept = append(p.kept, c)
 			continue
 		}
 		s := t.beginLocked(list[i:], waits)
@@ -103,6 +113,7 @@ func (t *Tier) beginLocked(list []*cell, waits bool) *span {
 	if near == 1 && s.others == 0 && !s.keep {
 		return nil
 	}
+	s.wakeAt.Store(never)
 	s.ctx, s.cancel = context.WithCancel(context.WithoutCancel(c.Context))
 	t.addLocked(s)
 	return s
@@ -128,12 +139,13 @@ func (t *Tier) urgentLocked(c *cell) bool {
 	return true
 }
 
-// besideLocked has a span bring what lies beside its cells, too, within the chunk of the first: what the spill would
-// keep until it is used, as long as what lies between is no more than a request is worth.
+// besideLocked has a span bring what lies beside its cells, too, within the chunk of the first: what is used while the
+// spill keeps it, as long as what lies between is no more than a request is worth.
 func (t *Tier) besideLocked(s *span, c *cell, due []*cell, waits bool) {
 	low := c.begin / t.chunk * t.chunk
-	high := low + t.chunk
+	high := min(low+t.chunk, c.loc.Object.Size)
 	gap := t.opts.Costs.gap(&t.link, waits)
+	k := t.keepingLocked(s.at, low, c.At.Dataset)
 	for _, after := range []bool{false, true} {
 		astray := 0
 		for ref, at := range t.opts.Beside(c.At, after) {
@@ -145,18 +157,85 @@ func (t *Tier) besideLocked(s *span, c *cell, due []*cell, waits bool) {
 				continue
 			}
 			astray = 0
-			if max(end, s.end)-min(begin, s.begin) > t.most+t.most/8 || t.coveringLocked(s.at, begin, end) != nil ||
-				t.opts.Cache.Has(ref) || !t.opts.Cache.WantsBlob(ref, at, true) {
+			if max(end, s.end)-min(begin, s.begin) > t.most+t.most/8 || t.coveringLocked(s.at, begin, end) != nil {
 				continue
 			}
-			// What is due is offered by the reader too, but not kept where the queue of offers is full.
-			if !slices.ContainsFunc(due, func(d *cell) bool { return d.Ref == ref }) {
+			i := slices.IndexFunc(due, func(d *cell) bool { return d.Ref == ref })
+			isDue := i >= 0 && due[i].Use != read.Whenever
+			turn, wanted := k.wants(t, at, isDue)
+			if !wanted {
+				continue
+			}
+			at.Until = k.until
+			s.wanted++
+			switch {
+			case t.opts.Cache.Keep(t.prover.Proven(ref), k.until):
+				continue
+			case !t.opts.Cache.WantsBlob(ref, at, true):
+				s.refused++
+				continue
+			case i < 0:
 				s.others++
 			}
 			s.begin, s.end = min(s.begin, begin), max(s.end, end)
-			s.beside = append(s.beside, beside{ref, at, begin})
+			s.beside = append(s.beside, beside{ref, at, begin, turn})
 		}
 	}
+	s.chunks = k.chunks
+	if s.others == 0 {
+		return
+	}
+	if gap >= t.chunk { // all of the chunk: what streams ask for meanwhile is in it, then
+		s.begin, s.end = min(s.begin, low), max(s.end, high)
+	}
+	if k.until > 0 {
+		t.pace.read(k.chunk, k.now, k.horizon, k.until)
+	}
+}
+
+// keeping is what is kept of a chunk that is read.
+type keeping struct {
+	chunk               uint64
+	chunks              float64 // of the dataset
+	now, horizon, until float64 // in turns; until is 0 where all that is used by jobs fits into the cache
+}
+
+// keepingLocked says what is kept of the chunk of an object that begins at an offset.
+func (t *Tier) keepingLocked(at place, low int64, dataset uint32) (k keeping) {
+	k.chunks = float64(t.opts.Bytes(dataset)) / float64(max(t.chunk, 1))
+	if t.opts.Future == nil {
+		return k
+	}
+	if k.horizon = t.opts.Future.Horizon(t.opts.Cache.Capacity() * int64(max(t.opts.Sharers(), 1))); k.horizon == 0 {
+		return k
+	}
+	k.chunk = maphash.Comparable(t.seed, chunk{at, low})
+	k.now = t.opts.Future.Turn()
+	k.until = t.pace.next(k.chunk, k.now, k.horizon)
+	return k
+}
+
+// wants reports whether a blob is used by the time until which the chunk is read, and when. One that is due is just
+// being used.
+func (k *keeping) wants(t *Tier, at spill.Place, due bool) (turn float64, wanted bool) {
+	if t.opts.Future == nil {
+		return 0, !due
+	}
+	soon := 0.0
+	if due {
+		soon = math.MaxFloat64
+		if k.until > 0 {
+			soon = k.horizon / dueShare
+		}
+	}
+	turn, ok := t.opts.Future.NextTurn(at, soon)
+	return turn, k.until == 0 || ok && turn <= k.until
+}
+
+// chunk is one of an object.
+type chunk struct {
+	place
+	low int64
 }
 
 // liesBeside says where a neighbour lies, if it lies in the object of a cell.

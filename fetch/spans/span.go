@@ -1,13 +1,16 @@
 package spans
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"sync/atomic"
 	"time"
 
+	"bowstring/fetch/object"
 	"bowstring/fetch/read"
 	"bowstring/fetch/store"
 	"bowstring/schema"
@@ -24,6 +27,9 @@ type span struct {
 	cancel     context.CancelFunc
 	beside     []beside // what the spill is to have of it
 	others     int      // of those, which no stream has asked for
+	wanted     int      // blobs that the spill is to keep, those included that it has
+	refused    int      // of those, which it would not
+	chunks     float64  // that the dataset has
 	keep       bool     // it is kept for cells that come after it
 
 	waiting []*cell
@@ -32,17 +38,24 @@ type span struct {
 	over    bool      // it is in no list any more
 	used    time.Time // when a cell last came to it, while it is kept
 	served  int64     // bytes of cells that came to it
+	held    int       // cells that got a hold
 
-	data   []byte // when it is there; does not change then
-	slices bool   // blobs are parts of data, and no copies; set with data
-	refs   atomic.Int32
+	data    []byte       // once there is memory for it; does not change then
+	arrived int64        // bytes of data that are there, as far as that was noted
+	wakeAt  atomic.Int64 // bytes with which the first cell that waits is there; falls with Tier.mu held
+	whole   bool         // all of it is there, or it has failed
+	refs    atomic.Int32
 }
+
+// never is the wakeAt of a span that no cell waits for.
+const never = math.MaxInt64
 
 // beside is a blob for the spill.
 type beside struct {
 	ref   schema.BlobRef
 	at    spill.Place
-	begin int64 // in the object
+	begin int64   // in the object
+	turn  float64 // when it is used
 }
 
 // Unpin implements schema.Owner.
@@ -62,33 +75,44 @@ func (s *span) cut(begin, n int64) []byte {
 	return s.data[from : from+n : from+n]
 }
 
-// joinLocked has a cell wait for a span. It reports whether the span is there: then the cell has a hold.
+// joinLocked has a cell wait for a span. It reports whether the cell is there: then it has a hold.
 func (t *Tier) joinLocked(s *span, c *cell) (there bool) {
 	s.due += c.end - c.begin
 	s.served += c.end - c.begin
 	c.span = s
-	if s.data != nil {
-		s.used = t.opts.Clock()
-		s.refs.Add(1)
+	if s.data != nil && c.end-s.begin <= s.arrived {
+		t.holdLocked(s, c)
 		return true
 	}
 	s.waiting = append(s.waiting, c)
+	s.wakeAt.Store(min(s.wakeAt.Load(), c.end-s.begin))
 	return false
 }
 
-// leave has a cell wait no longer. A span that no cell waits for is cancelled.
+// holdLocked gives a cell that is there a hold of its span. If streams want little of a span, they get copies in the
+// memory that is reserved for them, so that they do not hold the span. A run in order will want all of it.
+func (t *Tier) holdLocked(s *span, c *cell) {
+	s.used = t.opts.Clock()
+	s.refs.Add(1)
+	s.held++
+	c.slice = (s.keep || 2*s.due >= s.size()) && t.memory.inUse() <= t.opts.Memory/2
+}
+
+// leave has a cell wait no longer. A span that no cell waits for, and has come of, is cancelled.
 func (t *Tier) leave(c *cell) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	c.gone = true
 	s := c.span
-	if s == nil || s.data != nil || s.over {
+	if s == nil || s.whole || s.over {
 		return
 	}
-	if i := slices.Index(s.waiting, c); i >= 0 {
-		s.waiting = slices.Delete(s.waiting, i, i+1)
+	i := slices.Index(s.waiting, c)
+	if i < 0 {
+		return
 	}
-	if len(s.waiting) == 0 {
+	s.waiting = slices.Delete(s.waiting, i, i+1)
+	if len(s.waiting) == 0 && s.held == 0 {
 		t.removeLocked(s)
 		s.cancel()
 	}
@@ -119,7 +143,7 @@ func (t *Tier) coveringLocked(at place, begin, end int64) *span {
 	return nil
 }
 
-// read reads a span, answers the cells that wait for it, and gives what lies beside to the spill.
+// read reads a span, answers the cells that wait for it as their bytes come, and gives what lies beside to the spill.
 func (t *Tier) read(s *span) {
 	defer s.cancel()
 	t.makeRoom(s.size())
@@ -129,48 +153,76 @@ func (t *Tier) read(s *span) {
 		return
 	}
 	t.mu.Lock()
-	s.began = t.opts.Clock()
+	s.began, s.data = t.opts.Clock(), data
+	s.refs.Store(1)
 	t.mu.Unlock()
+	defer s.Unpin()
 	began := s.began
-	err := s.at.bucket.Range(s.ctx, s.at.key, s.at.version, s.begin, data)
-	now := t.opts.Clock()
-	t.mu.Lock()
-	waiting := s.waiting
-	s.waiting = nil
+	ctx := object.WithProgress(s.ctx, func(n int) {
+		if int64(n) >= s.wakeAt.Load() {
+			t.arrive(s, int64(n))
+		}
+	})
+	err := s.at.bucket.Range(ctx, s.at.key, s.at.version, s.begin, data)
 	if err != nil {
-		t.removeLocked(s)
-		t.mu.Unlock()
-		t.memory.give(data)
 		if errors.Is(err, schema.ErrInvalid) { // the object ends before them
 			err = fmt.Errorf("%w: %s", schema.ErrDataLoss, err.Error())
 		}
-		err = fmt.Errorf("reading bytes %d to %d: %w", s.begin, s.end-1, err)
-		for _, c := range waiting {
-			c.answer(read.Answer{Err: err})
-		}
+		t.failed(s, fmt.Errorf("reading bytes %d to %d: %w", s.begin, s.end-1, err))
 		return
 	}
+	now := t.opts.Clock()
+	t.mu.Lock()
+	s.whole = true
 	t.link.add(now, s.size(), now.Sub(began))
-	s.slices = (s.keep || 2*s.due >= s.size()) && t.memory.inUse() <= t.opts.Memory/2
-	s.refs.Store(1 + int32(len(waiting)))
-	s.data, s.used = data, now
 	t.mu.Unlock()
+	t.arrive(s, s.size())
 	t.count.spans.Add(1)
 	t.count.bytes.Add(s.size())
-	slices.SortFunc(waiting, func(a, b *cell) int { return int(min(a.Use, 1<<30)) - int(min(b.Use, 1<<30)) })
-	for _, c := range waiting {
-		t.serve(c)
-	}
 	t.offer(s, now.Sub(began))
 	t.mu.Lock()
+	defer t.mu.Unlock()
 	if s.keep && s.served < s.size() && !s.over {
+		s.refs.Add(1)
 		t.keepLocked(s)
-		t.mu.Unlock()
 		return
 	}
 	t.removeLocked(s)
+}
+
+// arrive answers the cells of a span that are there with its first n bytes.
+func (t *Tier) arrive(s *span, n int64) {
+	t.mu.Lock()
+	s.arrived = n
+	var there []*cell
+	s.wakeAt.Store(never)
+	s.waiting = slices.DeleteFunc(s.waiting, func(c *cell) bool {
+		if c.end-s.begin > n {
+			s.wakeAt.Store(min(s.wakeAt.Load(), c.end-s.begin))
+			return false
+		}
+		t.holdLocked(s, c)
+		there = append(there, c)
+		return true
+	})
 	t.mu.Unlock()
-	s.Unpin()
+	slices.SortFunc(there, func(a, b *cell) int { return cmp.Compare(a.Use, b.Use) })
+	for _, c := range there {
+		t.serve(c)
+	}
+}
+
+// failed answers the cells that wait for a span with its error.
+func (t *Tier) failed(s *span, err error) {
+	t.mu.Lock()
+	t.removeLocked(s)
+	s.whole = true
+	waiting := s.waiting
+	s.waiting = nil
+	t.mu.Unlock()
+	for _, c := range waiting {
+		c.answer(read.Answer{Err: err})
+	}
 }
 
 // apart has the cells of a span read one by one, as there is no memory for it.
@@ -193,13 +245,12 @@ func (t *Tier) apart(s *span) {
 	}
 }
 
-// serve answers a cell that has a hold of its span, which is there. If streams want little of a span, they get
-// copies in the memory that is reserved for them, so that they do not hold the span. A run in order will want all of it.
+// serve answers a cell that has a hold of its span, and is there.
 func (t *Tier) serve(c *cell) {
 	s := c.span
 	data := s.cut(c.begin, c.end-c.begin)
 	t.count.blobs.Add(1)
-	if s.slices {
+	if c.slice {
 		c.answer(read.Answer{Blob: schema.NewBlob(data, s)})
 		return
 	}
@@ -208,8 +259,12 @@ func (t *Tier) serve(c *cell) {
 	c.answer(read.Answer{Blob: schema.NewBlob(data, nil)})
 }
 
-// offer gives the spill what lies beside.
+// offer gives the spill what lies beside, what is used soonest first.
 func (t *Tier) offer(s *span, took time.Duration) {
+	if s.wanted == 0 {
+		return
+	}
+	slices.SortFunc(s.beside, func(a, b beside) int { return cmp.Compare(a.turn, b.turn) })
 	for i := range s.beside {
 		b := &s.beside[i]
 		data := s.cut(b.begin, b.ref.Size)
@@ -221,10 +276,17 @@ func (t *Tier) offer(s *span, took time.Duration) {
 		s.refs.Add(1)
 		c := t.opts.Cache
 		// What its queue has no room for is written here: the next span waits for memory meanwhile.
-		if c.Offer(ref, b.at, took, schema.NewBlob(data, s)) || c.Has(ref) || c.Put(ref, b.at, took, data) {
+		if c.Offer(ref, b.at, took, schema.NewBlob(data, s)) || c.Keep(ref, b.at.Until) ||
+			c.Put(ref, b.at, took, data) {
 			t.count.besideKept.Add(1)
 		}
 	}
+	notKept := t.opts.Cache.NotKept()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	refused := s.refused + int(notKept-t.notKept)
+	t.notKept = notKept
+	t.pace.kept(s.wanted, refused, s.chunks)
 }
 
 // checked compares a blob with its checksum, which is learned where it is not known, and returns its reference with it.
@@ -328,7 +390,7 @@ const (
 
 // overdueLocked reports whether a span takes so long that another request may be quicker.
 func (t *Tier) overdueLocked(s *span) bool {
-	if s.began.IsZero() || s.data != nil {
+	if s.began.IsZero() || s.whole {
 		return false
 	}
 	usual := t.link.takes(s.size())

@@ -3,6 +3,7 @@ package spans
 import (
 	"context"
 	"fmt"
+	"hash/maphash"
 	"iter"
 	"sync"
 	"sync/atomic"
@@ -30,6 +31,11 @@ type Options struct {
 	Store store.Store
 	// Cache keeps what is read beside what streams want. nil: nothing is.
 	Cache *spill.Cache
+	// Future knows when blobs are used next. nil: what is kept is up to Cache alone.
+	Future *spill.Future
+	// Sharers is how many caches, this one among them, share the blobs of a dataset: other nodes of a cluster. It must not
+	// block. Default: this one has them all.
+	Sharers func() int
 	// Beside lists the blobs of samples at the positions after a place, or before it, the nearest first, as far as their
 	// rows are in memory and this node is the one that keeps them. It must not block. nil: none is known.
 	Beside func(at spill.Place, after bool) iter.Seq2[schema.BlobRef, spill.Place]
@@ -68,6 +74,9 @@ func (o *Options) EnsureDefaults() {
 	if o.Bytes == nil {
 		o.Bytes = func(uint32) int64 { return 0 }
 	}
+	if o.Sharers == nil {
+		o.Sharers = func() int { return 1 }
+	}
 	if o.Clock == nil {
 		o.Clock = time.Now
 	}
@@ -101,18 +110,21 @@ type Tier struct {
 	opts    Options
 	most    int64 // bytes of a span
 	chunk   int64 // bytes of the chunks that objects are read by: several that nodes own, one, or a part of one
+	seed    maphash.Seed
 	singles read.Tier
 	prover  store.Prover // of the store
 	memory  memory
 
-	mu     sync.Mutex
-	places map[place][]*span // under way, or kept
-	kept   []*span           // the one that was used longest ago first
-	ahead  []trail           // the one that was used longest ago first
-	starts map[uint32]int64  // by the spill's number of a dataset, cells that were read alone as they were urgent
-	link   link
-	expiry *time.Timer // looks for what is kept in vain; nil while nothing is kept
-	closed bool
+	mu      sync.Mutex
+	places  map[place][]*span // under way, or kept
+	kept    []*span           // the one that was used longest ago first
+	ahead   []trail           // the one that was used longest ago first
+	starts  map[uint32]int64  // by the spill's number of a dataset, cells that were read alone as they were urgent
+	pace    pace
+	notKept int64 // what Cache.NotKept last said
+	link    link
+	expiry  *time.Timer // looks for what is kept in vain; nil while nothing is kept
+	closed  bool
 
 	count counters
 }
@@ -125,7 +137,8 @@ func New(opts Options) (*Tier, error) {
 	}
 	t := &Tier{
 		opts: opts, most: Most(opts.Memory), singles: read.Store(opts.Store), prover: store.ProverOf(opts.Store),
-		places: map[place][]*span{}, starts: map[uint32]int64{},
+		places: map[place][]*span{}, starts: map[uint32]int64{}, pace: newPace(),
+		seed: maphash.MakeSeed(),
 	}
 	for t.chunk = MaxSpan; t.chunk > max(t.most, 1); {
 		t.chunk /= 2
@@ -243,6 +256,7 @@ type cell struct {
 	answered atomic.Bool
 	span     *span // that it waits for; guarded by Tier.mu
 	gone     bool  // its context has ended; guarded by Tier.mu
+	slice    bool  // its blob is a part of the span, and no copy; set with its hold
 }
 
 // answer answers the cell, unless that was done.
@@ -314,6 +328,9 @@ func (t *Tier) fetch(cells []read.Cell, which []int, to read.Answers) {
 	for _, c := range p.there {
 		t.serve(c)
 	}
+	for _, c := range p.kept {
+		others.Go(func() { t.fromCache(c) })
+	}
 	others.Wait()
 	pending.Wait()
 }
@@ -329,6 +346,16 @@ func (t *Tier) near(ctx context.Context, list []*cell) {
 	for dataset, at := range positions {
 		t.opts.Near(ctx, dataset, at)
 	}
+}
+
+// fromCache has a cell come from the spill, or alone where that has lost it meanwhile.
+func (t *Tier) fromCache(c *cell) {
+	if b, ok := t.opts.Cache.Get(t.prover.Proven(c.Ref), c.At); ok {
+		c.answer(read.Answer{Blob: b})
+		return
+	}
+	t.count.singles.Add(1)
+	t.alone(c)
 }
 
 // alone has the store read a cell.

@@ -360,11 +360,8 @@ func (w *world) derived(j *job, epoch int, e *epochTally) float64 {
 	if d.in == nil {
 		return 0
 	}
-	if epoch > 0 && e.held == 1 {
-		return 0
-	}
 	chunks := d.in.chunks(spans.Most(w.file.Nodes.WindowBytes / 2))
-	return spans.Requests(float64(e.samples), ratio(float64(d.snap.Rows()), float64(chunks)), e.held)
+	return spans.Requests(float64(e.samples), ratio(float64(d.snap.Rows()), float64(chunks)), e.held, epoch == 0)
 }
 
 // panel is one of the curves of a plot.

@@ -1,0 +1,124 @@
+package spill
+
+// Turn is the clock of [Place.Until]: how many rows all jobs together have used. It stands still while they do, and goes
+// on with jobs that are removed from where they were. So what is to be kept for some rows is, however long they take.
+func (f *Future) Turn() float64 {
+	turn := float64(f.gone.Load())
+	for _, j := range f.list() {
+		turn += float64(j.served.Load() - j.opts.At)
+	}
+	return turn
+}
+
+// NextTurn is when the blob at a place is used next; false if no job that runs will use it. What is used within the
+// next soon turns is taken to be used just now, and its use after that one is returned.
+func (f *Future) NextTurn(at Place, soon float64) (turn float64, ok bool) {
+	jobs := f.list()
+	now, all := 0.0, 0.0
+	for _, j := range jobs {
+		now += float64(j.served.Load() - j.opts.At)
+		all += 1 / float64(j.rowTime.Load())
+	}
+	for _, j := range jobs {
+		if j.opts.Dataset != at.Dataset {
+			continue
+		}
+		each := all * float64(j.rowTime.Load()) // turns in which the job uses a row
+		rows, used := j.rowsUntil(at)
+		if used && float64(rows)*each < soon && !at.IsPage() {
+			rows, used = j.rowsUntilAgain(at.Position)
+		}
+		if !used {
+			continue
+		}
+		if t := float64(rows) * each; !ok || t < turn {
+			turn, ok = t, true
+		}
+	}
+	return float64(f.gone.Load()) + now + turn, ok
+}
+
+// keeps implements turns.
+func (f *Future) keeps(at Place) bool {
+	turn, ok := f.NextTurn(at, 0)
+	return ok && turn <= at.Until
+}
+
+// rowsUntilAgain is how many rows the job uses before it uses the sample at a position for the second time.
+func (j *Job) rowsUntilAgain(position int64) (int64, bool) {
+	first, ok := j.RowsUntil(position)
+	if !ok {
+		return 0, false
+	}
+	served := j.served.Load()
+	epoch := (served+first)/j.rows + 1
+	if epoch*j.rows >= j.end {
+		return 0, false
+	}
+	i, ok := j.opts.Order.Index(epoch, position)
+	return epoch*j.rows + i - served, ok
+}
+
+// Horizon is for how many turns to keep what lies in chunks that are read one by one, each when a blob of it is missing,
+// so that as much is kept as a cache of so many bytes has: a chunk whose time is half over has half of its blobs there.
+// It is 0 if all jobs together use less than that.
+func (f *Future) Horizon(bytes int64) float64 {
+	jobs := f.list()
+	all := 0.0
+	for _, j := range jobs {
+		all += 1 / float64(j.rowTime.Load())
+	}
+	type dataset struct {
+		bytes float64
+		per   []float64 // shares of it that jobs use in a turn
+	}
+	sets := map[uint32]*dataset{}
+	longest, total := 0.0, 0.0
+	for _, j := range jobs {
+		if j.rows == 0 || j.served.Load() >= j.end {
+			continue
+		}
+		d := sets[j.opts.Dataset]
+		if d == nil {
+			d = &dataset{}
+			sets[j.opts.Dataset] = d
+		}
+		d.bytes = max(d.bytes, float64(j.opts.RowBytes)*float64(j.rows))
+		turns := float64(j.rows) * all * float64(j.rowTime.Load()) // of an epoch
+		d.per = append(d.per, 1/turns)
+		longest = max(longest, turns)
+	}
+	for _, d := range sets {
+		total += d.bytes
+	}
+	if total <= float64(bytes) {
+		return 0
+	}
+	// kept is what is there, in the mean, of what is kept for a time: the integral over it of what is used by then.
+	kept := func(h float64) (sum float64) {
+		const steps = 32
+		for i := range steps {
+			x := h * (float64(i) + 0.5) / steps
+			for _, d := range sets {
+				unused := 1.0
+				for _, p := range d.per {
+					unused *= max(1-p*x, 0)
+				}
+				sum += d.bytes * (1 - unused)
+			}
+		}
+		return sum / steps
+	}
+	low, high := 0.0, longest
+	for kept(high) < float64(bytes) && high < 64*longest {
+		low, high = high, 2*high
+	}
+	for range 24 {
+		if mid := (low + high) / 2; kept(mid) < float64(bytes) {
+			low = mid
+		} else {
+			high = mid
+		}
+	}
+	return low
+}
