@@ -24,6 +24,8 @@ const (
 	// fullRows is how many rows of a job, as a part of an epoch, are used before
 	// the spill, which would not keep more of what comes, is asked again.
 	fullRows = 1.0 / 256
+	// earlyShare is as which part of the time for which chunks are read, as its inverse, they are read ahead of it.
+	earlyShare = 16
 	// waitShare is the part of their time that consumers wait for the store, lately,
 	// from which on the path to the store is what holds them up.
 	waitShare = 0.02
@@ -297,6 +299,10 @@ func (f *filler) missing(l *running, displace bool) (c *candidate, before int64,
 				continue
 			}
 			place := spill.Place{Dataset: l.number, Tenant: tenant, Position: pos}
+			if !ref.Hashed() && a.early(at.at-served) {
+				at.fullAt = served
+				return nil, 0, false
+			}
 			if !a.opts.Cache.WantsBlob(ref, place, displace) {
 				if a.opts.Spare(ref) {
 					continue // there may be room yet for what this node owns
@@ -314,6 +320,13 @@ func (f *filler) missing(l *running, displace bool) (c *candidate, before int64,
 		}
 	}
 	return nil, 0, at.at < end
+}
+
+// early reports whether it is too early to read a blob of a bucket that is used in so many rows, as its chunk comes with
+// it: where the spill has room for a part of all, a chunk that is read before its time is read more often.
+func (a *Ahead) early(rows int64) bool {
+	horizon := a.opts.Future.Horizon(a.opts.Cache.Capacity())
+	return horizon > 0 && float64(rows) > horizon/earlyShare/float64(max(a.opts.Future.Len(), 1))
 }
 
 // waitsLatelyLocked reports whether consumers have waited for the store of late,

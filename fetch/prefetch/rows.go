@@ -887,6 +887,7 @@ func (s *owner) refill() {
 	}
 	if len(a.wants) > 0 {
 		s.place.Ask(a.wants...)
+		s.part.Advance(s.reads())
 		clear(a.wants)
 		a.wants = a.wants[:0]
 	}

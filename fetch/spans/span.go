@@ -44,6 +44,7 @@ type span struct {
 	arrived int64        // bytes of data that are there, as far as that was noted
 	wakeAt  atomic.Int64 // bytes with which the first cell that waits is there; falls with Tier.mu held
 	whole   bool         // all of it is there, or it has failed
+	pinned  atomic.Bool  // blobs that were handed out are parts of it; set with Tier.mu held
 	refs    atomic.Int32
 }
 
@@ -61,6 +62,9 @@ type beside struct {
 // Unpin implements schema.Owner.
 func (s *span) Unpin() {
 	if s.refs.Add(-1) == 0 {
+		if s.pinned.Load() {
+			s.tier.pinned.Add(-s.size())
+		}
 		s.tier.memory.give(s.data)
 	}
 }
@@ -89,13 +93,24 @@ func (t *Tier) joinLocked(s *span, c *cell) (there bool) {
 	return false
 }
 
-// holdLocked gives a cell that is there a hold of its span. If streams want little of a span, they get copies in the
-// memory that is reserved for them, so that they do not hold the span. A run in order will want all of it.
+// pinnedShare is the divisor of the memory that bounds the bytes of spans which blobs that were handed out are parts of.
+// Streams hold those for as long as their consumers take, and the next spans must not wait for that.
+const pinnedShare = 4
+
+// holdLocked gives a cell that is there a hold of its span. If streams want little of a span, or hold much of the
+// memory, they get copies in the memory that is reserved for them, so that they do not hold the span. A run in order will
+// want all of it.
 func (t *Tier) holdLocked(s *span, c *cell) {
 	s.used = t.opts.Clock()
 	s.refs.Add(1)
 	s.held++
-	c.slice = (s.keep || 2*s.due >= s.size()) && t.memory.inUse() <= t.opts.Memory/2
+	c.slice = s.pinned.Load()
+	if !c.slice && (s.keep || 2*s.due >= s.size()) && t.memory.inUse() <= t.opts.Memory/2 &&
+		(s.keep || t.pinned.Load()+s.size() <= t.opts.Memory/pinnedShare) {
+		c.slice = true
+		s.pinned.Store(true)
+		t.pinned.Add(s.size())
+	}
 }
 
 // leave has a cell wait no longer. A span that no cell waits for, and has come of, is cancelled.

@@ -114,6 +114,7 @@ type Tier struct {
 	singles read.Tier
 	prover  store.Prover // of the store
 	memory  memory
+	pinned  atomic.Int64 // bytes of spans that blobs which were handed out are parts of
 
 	mu      sync.Mutex
 	places  map[place][]*span // under way, or kept
