@@ -9,6 +9,7 @@
 package spill
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -347,7 +348,9 @@ func (c *Cache) get(ref schema.BlobRef, at Place, check bool) (_ schema.Blob, un
 		c.mu.Unlock()
 		ds.hits.Add(1)
 		ds.hitBytes.Add(ref.Size)
-		return schema.NewBlob(o.blob.Bytes(), o), false, true
+		data := bytes.Clone(o.blob.Bytes())
+		o.release()
+		return schema.NewBlob(data, nil), false, true
 	}
 	i, s := c.table.find(&ref.Key)
 	if s == nil || c.closed.Load() || s.state != live || int64(s.length) != ref.Size || s.sum != ref.Sum {
@@ -551,7 +554,8 @@ func (c *Cache) abandon(p pending, err error) {
 // maxOffers is how many blobs wait to be stored at most, however small they are.
 const maxOffers = 4096
 
-// offer is a blob that waits to be stored, and the owner of it for those who find it meanwhile.
+// offer is a blob that waits to be stored. A caller that finds it meanwhile gets a copy: what was offered may be a part of
+// more memory, which is given back when the blob is stored, and others may wait for that.
 type offer struct {
 	ref   schema.BlobRef
 	at    Place    // its Until is guarded by Cache.mu
@@ -561,15 +565,11 @@ type offer struct {
 	holds atomic.Int32 // grows under Cache.mu only while it is in offered
 }
 
-// Unpin implements schema.Owner.
-func (o *offer) Unpin() {
+func (o *offer) release() {
 	if o.holds.Add(-1) == 0 {
 		o.blob.Release()
 	}
 }
-
-// Extent implements schema.Locator: what was offered may lie in a file of whoever it came from.
-func (o *offer) Extent([]byte) (schema.Extent, bool) { return o.blob.Extent() }
 
 // Offer is Put without waiting: a goroutine of the cache stores the blob and releases it. Until then it is found in
 // memory. What does not fit in the queue, as the disk is slower than the store, is not stored. The blob, which must be
@@ -704,7 +704,7 @@ func (w *offerWriter) write(c *Cache) {
 	}
 	c.mu.Unlock()
 	for _, o := range w.batch {
-		o.Unpin()
+		o.release()
 		c.queued.Add(-o.ref.Size)
 	}
 	clear(w.batch)
