@@ -1,6 +1,7 @@
 package spill
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -158,11 +159,18 @@ func TestSlowDisk(t *testing.T) {
 	if st := c.Stats(); st.Busy == 0 {
 		t.Errorf("%+v", st)
 	}
+	// What was found while it waited holds nothing of what was offered.
+	data, ref := content(100)
+	waits, ok := c.Get(ref, Place{})
+	if !ok || !bytes.Equal(waits.Bytes(), data) {
+		t.Error("a blob that waits is not found")
+	}
 	close(gate)
 	closeCache(t, c)
 	if released.Load() != 100 {
 		t.Errorf("%d of 100 blobs offered were released", released.Load())
 	}
+	waits.Release()
 }
 
 type owner struct{ released *atomic.Int64 }
