@@ -67,7 +67,8 @@ func (t *Tier) plan(list []*cell) (p plans) {
 			}
 			continue
 		}
-		if t.keeps(c) && t.opts.Cache.Has(t.prover.Proven(c.Ref)) {
+		// The spill is not asked in place of an attempt that is late: that may be one at the spill.
+		if t.keeps(c) && !again(c) && t.opts.Cache.Has(t.prover.Proven(c.Ref)) {
 			p.kept = append(p.kept, c)
 			continue
 		}
@@ -130,7 +131,7 @@ func (t *Tier) urgentLocked(c *cell) bool {
 	if c.Use >= urgentRows {
 		return false
 	}
-	chunks := t.opts.Bytes(c.At.Dataset) / max(min(t.chunk, c.loc.Object.Size), 1)
+	chunks := t.opts.Bytes(c.At.Dataset) / max(min(t.chunk, c.objectEnd()), 1)
 	n := t.starts[c.At.Dataset]
 	if float64(n+1) > urgentShare*float64(chunks) {
 		return false
@@ -143,7 +144,7 @@ func (t *Tier) urgentLocked(c *cell) bool {
 // spill keeps it, as long as what lies between is no more than a request is worth.
 func (t *Tier) besideLocked(s *span, c *cell, due []*cell, waits bool) {
 	low := c.begin / t.chunk * t.chunk
-	high := min(low+t.chunk, c.loc.Object.Size)
+	high := min(low+t.chunk, c.objectEnd())
 	gap := t.opts.Costs.gap(&t.link, waits)
 	k := t.keepingLocked(s.at, low, c.At.Dataset)
 	for _, after := range []bool{false, true} {
@@ -186,7 +187,10 @@ func (t *Tier) besideLocked(s *span, c *cell, due []*cell, waits bool) {
 		return
 	}
 	if gap >= t.chunk { // all of the chunk: what streams ask for meanwhile is in it, then
-		s.begin, s.end = min(s.begin, low), max(s.end, high)
+		s.begin = min(s.begin, low)
+		if c.loc.Object.Size > 0 {
+			s.end = max(s.end, high)
+		}
 	}
 	if k.until > 0 {
 		t.pace.read(k.chunk, k.now, k.horizon, k.until)

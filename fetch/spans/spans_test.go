@@ -392,6 +392,51 @@ func TestShuffledOnce(t *testing.T) {
 	f.requireNothingHeld()
 }
 
+// A job may read one in twenty chunks' worth of cells alone, also where the store does not say how long objects are; and
+// nothing beyond their ends is asked for.
+func TestFirstReadsAreFew(t *testing.T) {
+	for _, unsized := range []bool{false, true} {
+		t.Run(fmt.Sprintf("unsized %t", unsized), func(t *testing.T) {
+			cache, _ := openCache(t, 256<<20)
+			f := newFixture(t, 2, 200, 100<<10, 0, spans.Options{Cache: cache, Memory: 4 << 20})
+			f.store.unsized = unsized
+			chunks := int64(len(f.refs)*100<<10) / (512 << 10)
+			for pos := range f.refs {
+				cells := f.cells(t.Context(), pos)
+				cells[0].Use = 0
+				got := newTaken(t)
+				f.Fetch(cells, got)
+				if a := got.list[0]; a.Err != nil || !bytes.Equal(a.Blob.Bytes(), f.data[pos]) {
+					t.Fatalf("position %d: %v", pos, a.Err)
+				} else {
+					a.Blob.Release()
+				}
+			}
+			// Beside these, some are read alone beside which the spill has all.
+			if s := f.Stats(); s.Singles > chunks/4 {
+				t.Errorf("%d cells were read alone, of %d chunks: %+v", s.Singles, chunks, s)
+			}
+			f.requireNothingHeld()
+		})
+	}
+}
+
+// A cell that the spill has got since it was asked for is not read again, unless the spill may be what is late.
+func TestCameMeanwhile(t *testing.T) {
+	cache, _ := openCache(t, 64<<20)
+	f := newFixture(t, 1, 100, 100<<10, 0, spans.Options{Cache: cache})
+	f.read(0)
+	f.requireAsked(1)
+	f.read(50, 51, 99)
+	f.requireAsked(0)
+	got := newTaken(t)
+	f.Fetch(f.cells(store.WithAttempt(t.Context(), 1), 50), got)
+	if a := got.list[0]; a.Err != nil || !bytes.Equal(a.Blob.Bytes(), f.data[50]) {
+		t.Fatalf("another attempt: %v", a.Err)
+	}
+	f.requireAsked(1)
+}
+
 // With a spill for a part of all, shuffled epochs take about as many requests as docs/spans.md derives.
 func TestShuffledInPart(t *testing.T) {
 	for _, part := range []float64{0.1} {

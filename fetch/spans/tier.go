@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"hash/maphash"
 	"iter"
+	"math"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -272,6 +273,14 @@ func (c *cell) answer(a read.Answer) {
 
 // Answer implements read.Answers for a cell that the store reads.
 func (c *cell) Answer(_ int, a read.Answer) { c.answer(a) }
+
+// objectEnd is where its object ends, as far as is known: a segment of a store does not say it.
+func (c *cell) objectEnd() int64 {
+	if c.loc.Object.Size > 0 {
+		return c.loc.Object.Size
+	}
+	return math.MaxInt64
+}
 
 func (c *cell) place() place { return place{c.loc.Bucket, c.loc.Object.Key, c.loc.Object.Version} }
 
