@@ -259,6 +259,8 @@ func (r *Reader) againLocked(now time.Time) {
 		is := store
 		if r.awayLocked(rd) {
 			is = remote
+			// Its owner may be reading much else with it, once for all: this node would read all of that again.
+			is.hedging = is.hedging && !r.last.gathers(rd.ref)
 		}
 		why := Retry
 		switch quiet := now.Sub(rd.latest); {

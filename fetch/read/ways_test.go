@@ -93,3 +93,42 @@ func TestBucketHasAWayOfItsOwn(t *testing.T) {
 		r.Close()
 	})
 }
+
+// Another node that is slow to bring a blob of a bucket may be reading a large piece of that: it is not read here beside.
+// What lies in the store by itself is.
+func TestNoHedgeBesideAnOwner(t *testing.T) {
+	for _, inBucket := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			near, far := newFake(t), newFake(t)
+			near.traits.Remote = true
+			near.do = func(ctx context.Context, n int64, b []byte) ([]byte, error) {
+				took := 10 * time.Millisecond
+				if n == blobs-1 {
+					took = 500 * time.Millisecond
+				}
+				select {
+				case <-time.After(took):
+					return b, nil
+				case <-ctx.Done():
+					return nil, context.Cause(ctx)
+				}
+			}
+			r := newReader(t, read.Options{}, peer{near},
+				gatherer{peer{far}, func(schema.BlobRef) bool { return inBucket }})
+			to := newTold()
+			for i := range blobs {
+				_, ref := content(i)
+				want(t, r, read.Want{Ref: ref, To: to})
+				o := to.next(t)
+				if o.Err != nil {
+					t.Fatal(o.Err)
+				}
+				o.Blob.Release()
+			}
+			r.Close()
+			if hedged := r.Stats().Hedges > 0; hedged == inBucket || hedged != (far.gets.Load() > 0) {
+				t.Errorf("in a bucket %t: %d hedges, %d reads here", inBucket, r.Stats().Hedges, far.gets.Load())
+			}
+		})
+	}
+}
