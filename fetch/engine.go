@@ -178,8 +178,10 @@ func NewEngine(s store.Store, opts Options) (*Engine, error) {
 	var astray func(schema.BlobRef) bool       // nil: nothing is
 	var spare func(schema.BlobRef) bool        // nil: none is
 	var sharers func() int                     // nil: nobody else
+	var tell func([]peers.Progress)            // nil: nobody is there
 	if opts.Peers != nil {
 		list, mine, onward, astray = append(list, opts.Peers), opts.Peers.Mine, opts.Peers.Onward, opts.Peers.Astray
+		tell = opts.Peers.Tell
 		sharers = func() int { return 1 + opts.Peers.Nodes() }
 		if spare = opts.Peers.Spare; opts.Spill != nil {
 			opts.Spill.SetSpare(spare)
@@ -230,7 +232,7 @@ func NewEngine(s store.Store, opts Options) (*Engine, error) {
 	e.set, errs[3] = prefetch.NewSet(prefetch.Options{
 		WindowBytes: opts.WindowBytes, Ledger: e.ledger, Reader: e.reader, Stage: e.stage, Ahead: e.ahead,
 		MaxAhead: opts.MaxAhead,
-		Told:     opts.Peers != nil, Onward: onward, Astray: astray, Lineage: opts.Lineage,
+		Tell:     tell, Onward: onward, Astray: astray, Lineage: opts.Lineage,
 	})
 	if err := errors.Join(errs[:]...); err != nil {
 		return nil, err

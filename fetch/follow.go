@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"sync"
 	"time"
 
 	"bowstring/fetch/lookahead"
@@ -18,6 +20,9 @@ type Progress = peers.Progress
 // they will use next: see [prefetch.Set.Progress].
 func (e *Engine) Progress() []Progress { return e.set.Progress() }
 
+// Tell tells the other nodes that: see [prefetch.Set.Tell].
+func (e *Engine) Tell() { e.set.Tell() }
+
 // Wants is how many bytes the jobs read that this node knows of, by snapshot: see [lookahead.Ahead.Wants].
 func (e *Engine) Wants() map[string]int64 { return e.ahead.Wants() }
 
@@ -30,6 +35,9 @@ const maxFollowed = 4096
 type Follower struct {
 	engine *Engine
 	parts  map[uint64]*followed
+
+	mu       sync.Mutex
+	expected func() // called when what is expected has come; nil if nothing is. Guarded by mu
 }
 
 // followed is a stream of another node.
@@ -46,7 +54,32 @@ type followed struct {
 const followAgain = 10 * time.Second
 
 // Follow returns a follower of another node.
-func (e *Engine) Follow() *Follower { return &Follower{e, map[uint64]*followed{}} }
+func (e *Engine) Follow() *Follower { return &Follower{engine: e, parts: map[uint64]*followed{}} }
+
+// Expect says that Update will be called with a list. What is asked of this node meanwhile waits for the jobs in it,
+// for a while: see [lookahead.Ahead.Expect]. Any goroutine may call it.
+func (f *Follower) Expect(list []Progress) {
+	if f.engine.ahead == nil || !slices.ContainsFunc(list, func(p Progress) bool { return len(p.Ticket) > 0 }) {
+		return
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.expected == nil {
+		f.expected = f.engine.ahead.Expect()
+	}
+}
+
+// met has nothing be expected any more, once the returned function is called.
+func (f *Follower) met() func() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	over := f.expected
+	f.expected = nil
+	if over == nil {
+		return func() {}
+	}
+	return over
+}
 
 // Update takes in what all streams of the other node do now; those that are not
 // listed have ended. A ticket need not be told again. An error is of streams that are
@@ -55,6 +88,7 @@ func (f *Follower) Update(ctx context.Context, list []Progress) error {
 	if f.engine.ahead == nil {
 		return nil
 	}
+	defer f.met()()
 	if len(list) > maxFollowed {
 		return fmt.Errorf("%w: a node tells of %d streams, and %d are followed", schema.ErrLimit, len(list),
 			maxFollowed)
@@ -121,6 +155,7 @@ func (f *Follower) begin(ctx context.Context, p *Progress) (*lookahead.Part, err
 
 // Close forgets the other node's streams.
 func (f *Follower) Close() {
+	f.met()()
 	for _, known := range f.parts {
 		known.part.Leave()
 	}

@@ -211,16 +211,17 @@ func (s *Server) servePeerReads(ctx context.Context, conn *peer.Conn) error {
 		server: s, node: hello.Node, zone: hello.Zone,
 		conn: conn, sealer: sealer, to: s.sentToPeers.to(hello.Node),
 		ready: make(chan struct{}, 1), sent: make(chan struct{}, 1),
-		doing: make(chan []fetch.Progress, 1),
+		doing: make(chan []fetch.Progress, 1), follower: s.source.Nodes().Follow(),
 	}
 	requester := s.source.Nodes().NewRequester(l.answered)
 	var sending sync.WaitGroup
 	sending.Go(func() { stop(l.send(ctx)) })
-	sending.Go(func() { s.follow(ctx, hello.Node, l.doing) })
+	sending.Go(func() { s.follow(ctx, hello.Node, l.follower, l.doing) })
 	err = l.receive(ctx, requester)
 	stop(err)
 	requester.Close()
 	sending.Wait()
+	l.follower.Close()
 	l.discard()
 	if cause := context.Cause(ctx); err == nil && cause != nil && !errors.Is(cause, context.Canceled) {
 		err = cause
@@ -229,9 +230,7 @@ func (s *Server) servePeerReads(ctx context.Context, conn *peer.Conn) error {
 }
 
 // follow has the engine know what another node's streams do, until ctx ends.
-func (s *Server) follow(ctx context.Context, node string, doing <-chan []fetch.Progress) {
-	f := s.source.Nodes().Follow()
-	defer f.Close()
+func (s *Server) follow(ctx context.Context, node string, f *fetch.Follower, doing <-chan []fetch.Progress) {
 	for {
 		select {
 		case list := <-doing:
@@ -259,6 +258,8 @@ type answering struct {
 	sent  chan struct{}         // told when there is less
 	doing chan []fetch.Progress // what the node's streams do, the latest
 
+	follower *fetch.Follower // of them
+
 	mu      sync.Mutex
 	answers []fetch.Answer
 	waited  int // asks without an answer yet
@@ -280,6 +281,7 @@ func (l *answering) receive(ctx context.Context, requester *fetch.Requester) err
 				return &schema.FieldError{Field: "progress", Got: fmt.Sprintf("%d bytes", len(what)),
 					Want: "a list of streams as JSON"}
 			}
+			l.follower.Expect(list)
 			select {
 			case older := <-l.doing:
 				keepTickets(list, older)

@@ -68,6 +68,8 @@ type Ahead struct {
 	whole    map[wholeKey]int64 // jobs of which the spill had every blob, and what it had removed by then
 	measured spill.Demand       // when waits was last found out
 	waits    bool               // consumers wait for the store
+	expected int                // how often Expect was called and has not ended
+	news     chan struct{}      // closed when one of them ends; nil if expected is 0
 
 	closing chan struct{}  // closed by Close
 	filling sync.WaitGroup // Warm and the goroutine that looks ahead; grows under mu only while not closed
@@ -231,7 +233,7 @@ func (a *Ahead) beside(l *running, at spill.Place, after bool, yield func(schema
 // of rows that no stream of this one has come to. Rows beside those that were not, which may lie in the same chunks, are
 // in memory then, too. It waits for them until ctx ends. What cannot be read, Beside does not find.
 func (a *Ahead) Near(ctx context.Context, dataset uint32, positions []int64) {
-	l := a.retain(dataset)
+	l := a.await(ctx, dataset)
 	if l == nil {
 		return
 	}
@@ -245,6 +247,50 @@ func (a *Ahead) Near(ctx context.Context, dataset uint32, positions []int64) {
 	}
 	if len(missing) > 0 {
 		_, _ = m.At(ctx, missing) // a row that is lost has no neighbours
+	}
+}
+
+// Expect says that the job of a stream of another node is about to be known. Near waits for it, for expectFor at most,
+// until the returned function is called, which is once.
+func (a *Ahead) Expect() (over func()) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.expected++; a.expected == 1 {
+		a.news = make(chan struct{})
+	}
+	return func() {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		close(a.news)
+		a.news = nil
+		if a.expected--; a.expected > 0 {
+			a.news = make(chan struct{})
+		}
+	}
+}
+
+// expectFor is how long a job is waited for that is about to be known: its manifest may have to be opened.
+const expectFor = time.Second
+
+// await is retain of a job that may be about to be known.
+func (a *Ahead) await(ctx context.Context, dataset uint32) *running {
+	if l := a.retain(dataset); l != nil || a == nil {
+		return l
+	}
+	ctx, cancel := context.WithTimeout(ctx, expectFor)
+	defer cancel()
+	for {
+		a.mu.Lock()
+		news := a.news
+		a.mu.Unlock()
+		if l := a.retain(dataset); l != nil || news == nil {
+			return l
+		}
+		select {
+		case <-news:
+		case <-ctx.Done():
+			return nil
+		}
 	}
 }
 

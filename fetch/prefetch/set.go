@@ -40,8 +40,8 @@ type Options struct {
 	// Astray says whether this node has nothing to do with a blob that another one asks of it as of one that acts for
 	// others. nil: it never is so. See [peers.Tier.Astray].
 	Astray func(ref schema.BlobRef) bool
-	// Told says that other nodes are told what the streams do: see [Set.Progress].
-	Told bool
+	// Tell tells other nodes what the streams do: see [Set.Progress]. It must not block. nil: there are none.
+	Tell func(list []peers.Progress)
 	// Lineage records what is handed out; nil for nowhere.
 	Lineage *lineage.Log
 }
@@ -79,6 +79,7 @@ type Set struct {
 	ids     atomic.Uint64  // of streams
 	looking sync.WaitGroup // for streams that stand still; grows only while a stream is not closed
 	looked  atomic.Int64   // when it was last looked for streams that stand still, in nanoseconds
+	telling sync.Mutex     // held while other nodes are told
 
 	mu      sync.Mutex
 	closed  bool
@@ -514,6 +515,17 @@ func (s *Set) Progress() []peers.Progress {
 			Lap: st.told.lap.Load(), Index: st.told.at.Load()})
 	}
 	return list
+}
+
+// Tell tells other nodes what the streams do now: whenever one begins, before it asks for anything, and as often as the
+// caller likes. What is told last is how it is.
+func (s *Set) Tell() {
+	if s.opts.Tell == nil {
+		return
+	}
+	s.telling.Lock()
+	defer s.telling.Unlock()
+	s.opts.Tell(s.Progress())
 }
 
 // told is how a stream stood when its goroutine last had nothing to do, number by number.

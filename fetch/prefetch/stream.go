@@ -153,7 +153,7 @@ func (s *Set) start(ctx context.Context, st *owner, how Serving) error {
 	st.call.Store(newCall(ctx))
 	if st.slot.list == nil {
 		st.steps = j.Plan().Steps()
-		if s.opts.Told {
+		if s.opts.Tell != nil {
 			named := st.ticket
 			named.Served = nil // which may be long, and says little of what comes
 			st.named = named.Marshal()
@@ -192,6 +192,9 @@ func (s *Set) start(ctx context.Context, st *owner, how Serving) error {
 		st.attached = len(j.Manifest().Snapshot().Sets) > 0
 		st.path = s.opts.Reader.Path(st.attached)
 		st.window.init(st.opened, st.path, st.tenant.share.Load())
+		if st.steps > 0 && st.ticket.Within == nil {
+			s.Tell() // owners of what it asks for know by then what else it will use
+		}
 		st.widen()
 	}
 	st.unwatch = context.AfterFunc(st.context(), st.knock)

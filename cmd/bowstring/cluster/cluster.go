@@ -187,7 +187,7 @@ func (c *Cluster) Run(ctx context.Context, e *fetch.Engine) {
 		if err := c.opts.Members.SetWants(e.Wants()); err != nil {
 			c.opts.Logger.WarnContext(ctx, "what jobs read cannot be gone by", "error", err)
 		}
-		c.tier.Tell(e.Progress())
+		e.Tell()
 		select {
 		case <-tick.C:
 		case <-ctx.Done():

@@ -10,7 +10,7 @@ import (
 	"bowstring/schema"
 )
 
-// A node that is told what streams of another one do brings what it owns of that before it is asked.
+// A node is told of a stream of another one as that begins, and brings what it owns of that before it is asked.
 func TestBringsForOthers(t *testing.T) {
 	const n = 1000
 	s := newStore(t, n)
@@ -27,6 +27,12 @@ func TestBringsForOthers(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer stream.Close()
+	for len(a.engine.Stats().Jobs) == 0 { // the stream has told as it began
+		if err := t.Context().Err(); err != nil {
+			t.Fatal(err)
+		}
+		runtime.Gosched()
+	}
 	owned := 0
 	for i := range n {
 		if a.tier.Mine(schema.RefOf(content(i))) {

@@ -1,0 +1,55 @@
+package lookahead
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// A job that another node is about to tell of is waited for, until it is known, was told of in vain, or for a while.
+func TestExpected(t *testing.T) {
+	f := newFixture(t)
+	j := f.open(t, 1, 0, 2)
+	number := f.Dataset(j)
+	synctest.Test(t, func(t *testing.T) {
+		a := &Ahead{opts: f.opts}
+		if a.await(t.Context(), number) != nil {
+			t.Fatal("a job is known of which nobody has told")
+		}
+		ask := func() <-chan *running {
+			found := make(chan *running, 1)
+			go func() { found <- a.await(t.Context(), number) }()
+			synctest.Wait()
+			if len(found) != 0 {
+				t.Fatal("what is expected is not waited for")
+			}
+			return found
+		}
+		first, second := a.Expect(), a.Expect()
+		found := ask()
+		first() // without a job
+		synctest.Wait()
+		if len(found) != 0 {
+			t.Fatal("what is expected of another node is not waited for")
+		}
+		second()
+		if l := <-found; l != nil {
+			t.Fatalf("%+v is known of which nobody has told", l)
+		}
+		began := time.Now()
+		third := a.Expect()
+		if l := <-ask(); l != nil || time.Since(began) != expectFor {
+			t.Fatalf("%+v is found after %s, want nothing after %s", l, time.Since(began), expectFor)
+		}
+		found = ask()
+		part := a.FollowElsewhere(j, 0, 1, 0, 1)
+		third()
+		l := <-found
+		if l != part.job {
+			t.Fatalf("%+v is found, want the job", l)
+		}
+		l.order.job.Release()
+		part.Leave()
+		a.Close()
+	})
+}
