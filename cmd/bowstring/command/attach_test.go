@@ -539,23 +539,7 @@ func TestAttachFromS3(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			root := c.path(t)
 			name := strings.ReplaceAll(c.name, " ", "-")
-			bucket := server.URL(name)
-			err := filepath.WalkDir(root, func(p string, d os.DirEntry, err error) error {
-				if err != nil || d.IsDir() {
-					return err
-				}
-				rel, err := filepath.Rel(root, p)
-				if err != nil {
-					return err
-				}
-				content, err := os.ReadFile(p)
-				server.PutObject(name, "data/v 1/"+filepath.ToSlash(rel), content)
-				return err
-			})
-			if err != nil {
-				t.Fatal(err)
-			}
-			where := strings.Replace(bucket, "?", "/data/v 1?", 1)
+			where := upload(t, server, root, name, "data/v 1")
 			imported, there := filepath.Join(t.TempDir(), "imported"), filepath.Join(t.TempDir(), "attached")
 			if status, _, errs := runImport(t, append([]string{root, "d", "--store", imported}, c.flags...)...); status != 0 {
 				t.Fatal(errs)

@@ -18,8 +18,8 @@ import (
 	"bowstring/schema"
 )
 
-// upload puts the files below a directory into a bucket, and returns the URL of the folder that they are in.
-func upload(t *testing.T, server *objecttest.Server, root, bucket string) (url string) {
+// upload puts the files below a directory into a folder of a bucket, and returns the folder's URL.
+func upload(t *testing.T, server *objecttest.Server, root, bucket, folder string) (url string) {
 	t.Helper()
 	where := server.URL(bucket)
 	err := filepath.WalkDir(root, func(p string, d os.DirEntry, err error) error {
@@ -31,13 +31,13 @@ func upload(t *testing.T, server *objecttest.Server, root, bucket string) (url s
 			return err
 		}
 		content, err := os.ReadFile(p)
-		server.PutObject(bucket, "data/"+filepath.ToSlash(rel), content)
+		server.PutObject(bucket, folder+"/"+filepath.ToSlash(rel), content)
 		return err
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return strings.Replace(where, "?", "/data?", 1)
+	return strings.Replace(where, "?", "/"+folder+"?", 1)
 }
 
 // objectsOfRows are the keys of the objects that the rows of a dataset lie in, with the number of rows of each.
@@ -71,7 +71,7 @@ func TestAttachUpdateShards(t *testing.T) {
 		}
 		t.Run(c.name, func(t *testing.T) {
 			root, name := c.path(t), strings.ReplaceAll(c.name, " ", "-")
-			url := upload(t, server, root, name)
+			url := upload(t, server, root, name, "data")
 			imported, there := filepath.Join(t.TempDir(), "imported"), filepath.Join(t.TempDir(), "attached")
 			if status, _, errs := runImport(t, append([]string{root, "d", "--store", imported}, c.flags...)...); status != 0 {
 				t.Fatal(errs)
@@ -187,7 +187,7 @@ func TestAttachResumes(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	url := upload(t, server, root, "b")
+	url := upload(t, server, root, "b", "data")
 	there, imported := filepath.Join(t.TempDir(), "attached"), filepath.Join(t.TempDir(), "imported")
 	if status, _, errs := runImport(t, root, "d", "--store", imported); status != 0 {
 		t.Fatal(errs)

@@ -15,7 +15,6 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
 	"bowstring/fetch/object"
@@ -72,20 +71,7 @@ func TestBucketCredentials(t *testing.T) {
 		}
 	}()
 	read := func(dataset, tenant string) (rows int64, err error) {
-		ctx := metadata.AppendToOutgoingContext(t.Context(), "bowstring-tenant", tenant)
-		stream, err := client.DoGet(ctx, &flight.Ticket{Ticket: schema.Ticket{Request: schema.Request{Dataset: dataset}}.Marshal()})
-		if err != nil {
-			return 0, err
-		}
-		reader, err := flight.NewRecordReader(stream)
-		if err != nil {
-			return 0, err
-		}
-		defer reader.Release()
-		for reader.Next() {
-			rows += reader.Record().NumRows()
-		}
-		return rows, reader.Err()
+		return readRows(t.Context(), client, schema.Request{Dataset: dataset}, tenant)
 	}
 	for range 2 { // the second time out of the cache
 		for _, dataset := range []string{"cats", "dogs"} {

@@ -187,10 +187,15 @@ func (o *observed) times(opts observedOptions) func() []fetch.Times {
 // read reads a whole stream and returns how many rows there were.
 func (o *observed) read(ctx context.Context, req schema.Request, tenant string) (rows int64, err error) {
 	o.t.Helper()
+	return readRows(ctx, o.client, req, tenant)
+}
+
+// readRows counts the rows of an epoch as a tenant gets it.
+func readRows(ctx context.Context, client flight.Client, req schema.Request, tenant string) (rows int64, err error) {
 	if tenant != "" {
 		ctx = metadata.AppendToOutgoingContext(ctx, "bowstring-tenant", tenant)
 	}
-	stream, err := o.client.DoGet(ctx, &flight.Ticket{Ticket: schema.Ticket{Request: req}.Marshal()})
+	stream, err := client.DoGet(ctx, &flight.Ticket{Ticket: schema.Ticket{Request: req}.Marshal()})
 	if err != nil {
 		return 0, err
 	}
