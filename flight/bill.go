@@ -10,6 +10,7 @@ import (
 	"bowstring/fetch"
 	"bowstring/fetch/object"
 	"bowstring/fetch/predict"
+	"bowstring/fetch/spans"
 	"bowstring/flight/catalog"
 )
 
@@ -101,19 +102,19 @@ func (b *pricedExtent) samples(packed bool) float64 {
 }
 
 // epoch is what one epoch takes for a blob that lies there, in requests and bytes: one by one, those that are missing of a
-// cache that keeps what is used soonest; or by spans, of all that is wanted. Of a span of k samples one is due, and the
-// share held of the others is kept until it is used. It is what costs less; by spans that bring more than mostWaste times
-// the bytes that are wanted nothing is read.
-func (b *pricedExtent) epoch(missing, held, wanted float64, packed bool, way object.Transfer) (requests, bytes float64) {
+// cache that keeps what is used soonest; or by spans, of all that is wanted (spans.Requests). It is what costs less; by
+// spans that bring more than mostWaste times the bytes that are wanted nothing is read.
+func (b *pricedExtent) epoch(missing, held, wanted float64, first, packed bool, way object.Transfer) (requests,
+	bytes float64) {
 	length := float64(b.Length)
 	requests, bytes = missing, missing*length
 	k := b.samples(packed)
-	if mostWaste*held < 1 {
-		k = min(k, max(mostWaste*(1-held)/(1-mostWaste*held), 1))
+	if lasts := spans.Lasts(min(held, 0.5)); mostWaste*lasts < 1 {
+		k = min(k, max(mostWaste*(1-lasts)/(1-mostWaste*lasts), 1))
 	}
-	spans := wanted / (1 + (k-1)*held)
-	if in := max(spans*k, wanted) * length; b.cost(spans, in, way) < b.cost(requests, bytes, way) {
-		return spans, in
+	n := spans.Requests(wanted, k, held, first)
+	if in := max(n*k, wanted) * length; b.cost(n, in, way) < b.cost(requests, bytes, way) {
+		return n, in
 	}
 	return requests, bytes
 }
@@ -165,11 +166,11 @@ func billOf(found fetch.Extents, c *predict.Job, p *predict.Prediction, prices *
 	}
 	cached := func(held float64) func(*pricedExtent) (float64, float64) {
 		return func(b *pricedExtent) (float64, float64) {
-			r1, b1 := b.epoch(first, held, first, false, way)
+			r1, b1 := b.epoch(first, held, first, true, false, way)
 			if held >= 1 {
 				return r1, b1
 			}
-			r2, b2 := b.epoch(1-held, held, 1, false, way)
+			r2, b2 := b.epoch(1-held, held, 1, false, false, way)
 			return r1 + later*r2, b1 + later*b2
 		}
 	}
@@ -180,7 +181,7 @@ func billOf(found fetch.Extents, c *predict.Job, p *predict.Prediction, prices *
 		return n, n * float64(b.Length)
 	})
 	plan(PlanHeld, cached(1))
-	plan(PlanPacked, func(b *pricedExtent) (float64, float64) { return b.epoch(first, 1, first, true, way) })
+	plan(PlanPacked, func(b *pricedExtent) (float64, float64) { return b.epoch(first, 1, first, true, true, way) })
 	if held < 1 && c.CacheBytes > 0 {
 		plan(PlanCluster, cached(min(4*held, 1)))
 	}

@@ -44,7 +44,7 @@ func TestBillOfImageNet(t *testing.T) {
 		t.Errorf("held by the spill: %+v", got)
 	}
 	k := float64(8<<20) / size
-	if got, want := plans[PlanRun].Requests, rows*90/(1+(k-1)*0.5); math.Abs(float64(got)-want) > 2 {
+	if got, want := plans[PlanRun].Requests, 91*rows/k; math.Abs(float64(got)-want) > 2 {
 		t.Errorf("with half of it held %d requests, want %.0f", got, want)
 	}
 	if got := plans[PlanApart].Requests; got < 8*plans[PlanRun].Requests {
