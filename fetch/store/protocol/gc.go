@@ -199,7 +199,10 @@ func (c *collection) swap(ctx context.Context, change func(state *control) error
 			return err
 		}
 		err = s.db.Swap(ctx, Control, p.Version, Change{Put: map[string][]byte{rowState: value}})
-		if err != nil && !errors.Is(err, ErrMoved) && (!errors.Is(err, ErrUncertain) || try >= 2*uncertainTries) {
+		if errors.Is(err, ErrUncertain) && try >= 2*uncertainTries {
+			return unavailable(err)
+		}
+		if err != nil && !errors.Is(err, ErrMoved) && !errors.Is(err, ErrUncertain) {
 			return err
 		}
 		if err != nil {
@@ -529,6 +532,9 @@ func (c *collection) settle(ctx context.Context, name string) (*datasetState, er
 				return nil, err
 			}
 		default:
+			if errors.Is(err, ErrUncertain) {
+				err = unavailable(err)
+			}
 			return nil, fmt.Errorf("settle dataset %q: %w", name, err)
 		}
 	}

@@ -240,9 +240,11 @@ func once(ctx context.Context, db Database, name string, change Change) error {
 			return err
 		}
 		err = db.Swap(ctx, name, 0, change)
-		if err == nil || ctx.Err() != nil || !errors.Is(err, ErrMoved) && !errors.Is(err, ErrUncertain) ||
-			try == uncertainTries {
+		switch open := errors.Is(err, ErrMoved) || errors.Is(err, ErrUncertain); {
+		case err == nil || ctx.Err() != nil || !open:
 			return err
+		case try == uncertainTries:
+			return unavailable(err)
 		}
 	}
 }
