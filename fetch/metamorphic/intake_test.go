@@ -125,6 +125,7 @@ func TestMemory(t *testing.T) {
 		"gc spares open ingests", "gc spares what the parent refers to", "gc during alterations",
 		"close", "close during calls", "stress",
 		"tags", "snapshots are restored", "ingests adopt", "repair", "selections are listed", // not asked for by an engine
+		"proofs", "concurrent provers", "gc spares proofs", // its blobs have checksums
 	}
 	for _, c := range storetest.Cases() {
 		if slices.Contains(skip, c.Name) {
