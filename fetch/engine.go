@@ -173,12 +173,11 @@ func NewEngine(s store.Store, opts Options) (*Engine, error) {
 	if opts.Spill != nil {
 		list = append(list, read.Spill(opts.Spill))
 	}
-	var mine func(schema.BlobRef) bool         // nil: all are
-	var onward func(schema.BlobRef, bool) bool // nil: nobody is asked for another
-	var astray func(schema.BlobRef) bool       // nil: nothing is
-	var spare func(schema.BlobRef) bool        // nil: none is
-	var sharers func() int                     // nil: nobody else
-	var tell func([]peers.Progress)            // nil: nobody is there
+	// A lone node has all blobs, asks no other, and shares nothing.
+	var mine, astray, spare func(schema.BlobRef) bool
+	var onward func(schema.BlobRef, bool) bool
+	var tell func([]peers.Progress)
+	sharers := func() int { return 1 }
 	if opts.Peers != nil {
 		list, mine, onward, astray = append(list, opts.Peers), opts.Peers.Mine, opts.Peers.Onward, opts.Peers.Astray
 		tell = opts.Peers.Tell
@@ -194,13 +193,8 @@ func NewEngine(s store.Store, opts Options) (*Engine, error) {
 		Beside: func(at spill.Place, after bool) iter.Seq2[schema.BlobRef, spill.Place] {
 			return e.ahead.Beside(at, after)
 		},
-		Near: func(ctx context.Context, dataset uint32, positions []int64) { e.ahead.Near(ctx, dataset, positions) },
-		Bytes: func(dataset uint32) int64 {
-			if sharers != nil {
-				return e.ahead.Bytes(dataset) / int64(sharers())
-			}
-			return e.ahead.Bytes(dataset)
-		},
+		Near:  func(ctx context.Context, dataset uint32, positions []int64) { e.ahead.Near(ctx, dataset, positions) },
+		Bytes: func(dataset uint32) int64 { return e.ahead.Bytes(dataset) / int64(sharers()) },
 		Waits: func() bool { return e.ahead.Waits() },
 	})
 	if errs[5] != nil {

@@ -50,6 +50,9 @@ type Unproven struct {
 	Bytes int64 `json:"bytes"`
 }
 
+// IsZero reports whether everything has a checksum.
+func (u Unproven) IsZero() bool { return u == Unproven{} }
+
 // Chunk is a run of consecutive manifest rows, stored in the form that docs/formats.md
 // describes: as one blob, a page, or as several pages and a blob that lists them.
 type Chunk struct {

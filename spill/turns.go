@@ -14,11 +14,7 @@ func (f *Future) Turn() float64 {
 // next soon turns is taken to be used just now, and its use after that one is returned.
 func (f *Future) NextTurn(at Place, soon float64) (turn float64, ok bool) {
 	jobs := f.list()
-	now, all := 0.0, 0.0
-	for _, j := range jobs {
-		now += float64(j.served.Load() - j.opts.At)
-		all += 1 / float64(j.rowTime.Load())
-	}
+	all := rowRate(jobs)
 	for _, j := range jobs {
 		if j.opts.Dataset != at.Dataset {
 			continue
@@ -35,7 +31,15 @@ func (f *Future) NextTurn(at Place, soon float64) (turn float64, ok bool) {
 			turn, ok = t, true
 		}
 	}
-	return float64(f.gone.Load()) + now + turn, ok
+	return f.Turn() + turn, ok
+}
+
+// rowRate is how many rows all jobs together use in a nanosecond.
+func rowRate(jobs []*Job) (rate float64) {
+	for _, j := range jobs {
+		rate += 1 / float64(j.rowTime.Load())
+	}
+	return rate
 }
 
 // keeps implements turns.
@@ -64,10 +68,7 @@ func (j *Job) rowsUntilAgain(position int64) (int64, bool) {
 // It is 0 if all jobs together use less than that.
 func (f *Future) Horizon(bytes int64) float64 {
 	jobs := f.list()
-	all := 0.0
-	for _, j := range jobs {
-		all += 1 / float64(j.rowTime.Load())
-	}
+	all := rowRate(jobs)
 	type dataset struct {
 		bytes float64
 		per   []float64 // shares of it that jobs use in a turn

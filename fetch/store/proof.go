@@ -79,7 +79,7 @@ func (p *Proof) of(snap *schema.Snapshot) {
 func ProofOf(snap *schema.Snapshot, count func(schema.ObjectPrefix) (schema.Unproven, error)) (p Proof, err error) {
 	p.of(snap)
 	for _, set := range snap.Sets {
-		if set.Unproven == (schema.Unproven{}) {
+		if set.Unproven.IsZero() {
 			continue
 		}
 		n, err := count(set.Prefix)
@@ -123,22 +123,34 @@ func EncodeProofRun(prefix schema.ObjectPrefix, list []Learned) []byte {
 	return data
 }
 
-// EachProof visits the checksums that EncodeProofRun wrote. Bytes that it did not write for that set are a
-// schema.ErrDataLoss.
-func EachProof(prefix schema.ObjectPrefix, data []byte, visit func(Learned)) error {
-	if len(data) < proofHeader || string(data[:len(proofMagic)]) != proofMagic ||
-		schema.ObjectPrefix(data[len(proofMagic):]) != prefix ||
-		int64(len(data)-proofHeader) != proofEntry*int64(binary.LittleEndian.Uint32(data[proofHeader-4:])) {
-		return fmt.Errorf("%w: %d bytes are no checksums of object set %s", schema.ErrDataLoss, len(data), prefix)
+// Each visits the checksums of a run, whose content is data, until visit fails. Bytes that EncodeProofRun did not write for
+// that set are a schema.ErrDataLoss, as is a page of a mapped file that cannot be read.
+func (r ProofRun) Each(prefix schema.ObjectPrefix, data []byte, visit func(Learned) error) error {
+	if err := r.Check(data); err != nil {
+		return err
 	}
-	before := schema.Sum(0)
-	for at := proofHeader; at < len(data); at += proofEntry {
-		l := Learned{schema.Sum(binary.LittleEndian.Uint64(data[at:])), schema.Sum(binary.LittleEndian.Uint64(data[at+8:]))}
-		if at > proofHeader && l.Stand <= before {
-			return fmt.Errorf("%w: the checksums of object set %s are out of order", schema.ErrDataLoss, prefix)
+	return schema.Guard(func() error {
+		if len(data) < proofHeader || string(data[:len(proofMagic)]) != proofMagic ||
+			schema.ObjectPrefix(data[len(proofMagic):]) != prefix ||
+			int64(len(data)-proofHeader) != proofEntry*int64(binary.LittleEndian.Uint32(data[proofHeader-4:])) {
+			return fmt.Errorf("%w: %d bytes are no checksums of object set %s", schema.ErrDataLoss, len(data), prefix)
 		}
-		before = l.Stand
-		visit(l)
-	}
-	return nil
+		before := schema.Sum(0)
+		for at := proofHeader; at < len(data); at += proofEntry {
+			l := Learned{schema.Sum(binary.LittleEndian.Uint64(data[at:])), schema.Sum(binary.LittleEndian.Uint64(data[at+8:]))}
+			if at > proofHeader && l.Stand <= before {
+				return fmt.Errorf("%w: the checksums of object set %s are out of order", schema.ErrDataLoss, prefix)
+			}
+			before = l.Stand
+			if err := visit(l); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// BytesOf is about how many bytes some of the blobs of a run have.
+func (r ProofRun) BytesOf(blobs int64) int64 {
+	return int64(float64(r.Bytes) * float64(blobs) / float64(max(r.Blobs, 1)))
 }

@@ -93,7 +93,7 @@ func (p *proofs) init(s *Store, log *slog.Logger, most int64) {
 // learn takes note of the sets of a snapshot that have blobs without checksums.
 func (p *proofs) learn(snap *schema.Snapshot) {
 	for _, set := range snap.Sets {
-		if set.Unproven == (schema.Unproven{}) {
+		if set.Unproven.IsZero() {
 			continue
 		}
 		p.mu.RLock()
@@ -310,12 +310,10 @@ func (p *proofs) run(ctx context.Context, prefix schema.ObjectPrefix, run store.
 		return nil, err
 	}
 	defer blob.Release()
-	if err := run.Check(blob.Bytes()); err != nil {
-		return nil, err
-	}
 	list := make([]store.Learned, 0, run.Blobs)
-	err = schema.Guard(func() error {
-		return store.EachProof(prefix, blob.Bytes(), func(l store.Learned) { list = append(list, l) })
+	err = run.Each(prefix, blob.Bytes(), func(l store.Learned) error {
+		list = append(list, l)
+		return nil
 	})
 	return list, err
 }
@@ -350,7 +348,7 @@ func (p *proofs) mergeLocked(prefix schema.ObjectPrefix, run store.ProofRun,
 		}
 	}
 	p.count += news
-	set.bytes += int64(float64(run.Bytes) * float64(news) / float64(max(run.Blobs, 1)))
+	set.bytes += run.BytesOf(news)
 	return wrong
 }
 
@@ -564,7 +562,7 @@ func (p *proofs) kept(prefix schema.ObjectPrefix, dataset string, list []store.L
 
 // LearnProofs implements store.Prover.
 func (s *Store) LearnProofs(ctx context.Context, snap *schema.Snapshot) error {
-	if !slices.ContainsFunc(snap.Sets, func(set schema.SetRef) bool { return set.Unproven != (schema.Unproven{}) }) {
+	if !slices.ContainsFunc(snap.Sets, func(set schema.SetRef) bool { return !set.Unproven.IsZero() }) {
 		return nil
 	}
 	if err := s.enter(ctx); err != nil {
@@ -575,7 +573,7 @@ func (s *Store) LearnProofs(ctx context.Context, snap *schema.Snapshot) error {
 	group, inGroup := errgroup.WithContext(ctx)
 	group.SetLimit(loadsAtOnce)
 	for _, set := range snap.Sets {
-		if set.Unproven != (schema.Unproven{}) {
+		if !set.Unproven.IsZero() {
 			group.Go(func() error { return s.proofs.load(inGroup, set.Prefix) })
 		}
 	}

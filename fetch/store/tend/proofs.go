@@ -28,7 +28,7 @@ func Proofs(ctx context.Context, src store.Store, snaps []*schema.Snapshot) ([]R
 	for _, snap := range snaps {
 		for _, set := range snap.Sets {
 			n := name{snap.Dataset, set.Prefix}
-			if seen[n] || set.Unproven == (schema.Unproven{}) {
+			if seen[n] || set.Unproven.IsZero() {
 				continue
 			}
 			seen[n] = true
@@ -76,7 +76,7 @@ func checkIn(ctx context.Context, src store.Store, ref schema.BlobRef, data []by
 // proofs copies what was learned of the sets of a snapshot that was copied by reference.
 func (c *copier) proofs(ctx context.Context, snap *schema.Snapshot) error {
 	for _, set := range c.sets(snap) {
-		if set.Unproven == (schema.Unproven{}) {
+		if set.Unproven.IsZero() {
 			continue
 		}
 		for {
@@ -146,8 +146,8 @@ func (c *copier) proofsOf(ctx context.Context, dataset string, prefix schema.Obj
 		if err != nil {
 			return err
 		}
-		bytes := int64(float64(run.Bytes) * float64(len(news)) / float64(max(run.Blobs, 1)))
-		now = append(now, store.ProofRun{BlobRef: ref, Unproven: schema.Unproven{Blobs: int64(len(news)), Bytes: bytes}})
+		n := int64(len(news))
+		now = append(now, store.ProofRun{BlobRef: ref, Unproven: schema.Unproven{Blobs: n, Bytes: run.BytesOf(n)}})
 	}
 	if in == nil {
 		return nil
@@ -163,16 +163,5 @@ func eachProof(ctx context.Context, src store.Store, prefix schema.ObjectPrefix,
 		return err
 	}
 	defer b.Release()
-	if err := run.Check(b.Bytes()); err != nil {
-		return err
-	}
-	var failed error
-	err = schema.Guard(func() error {
-		return store.EachProof(prefix, b.Bytes(), func(l store.Learned) {
-			if failed == nil {
-				failed = visit(l)
-			}
-		})
-	})
-	return errors.Join(err, failed)
+	return run.Each(prefix, b.Bytes(), visit)
 }
