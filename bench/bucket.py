@@ -32,7 +32,7 @@ def served(binary: Path, root: Path, *options: str | Path) -> Iterator[str]:
 
 @contextlib.contextmanager
 def doors(binary: Path, url: str, links: dict[str, float | None]) -> Iterator[dict[str, str]]:
-    """The server's URL by the name of the link that leads to it, of so many milliseconds; None is no link."""
+    """The server's URL by the name of the link that leads to it. A link has its round trip in ms; None is no link."""
     board = Links(binary)
     try:
         found = {}

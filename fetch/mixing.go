@@ -19,8 +19,8 @@ type Mixing struct {
 	// ChiSquare is that of the classes of runs of Run samples, per degree of freedom. A global shuffle has 1.
 	ChiSquare float64 `json:"chi2_per_df"`
 	Run       int64   `json:"run"`
-	Looked    int64   `json:"looked"`  // at so many samples
-	By        string  `json:"by"`      // what classes are told by: "column NAME", "directory" or "object"
+	Looked    int64   `json:"looked"`  // samples
+	By        string  `json:"by"`      // what gives the classes: "column NAME", "directory" or "object"
 	Classes   int     `json:"classes"` // that were seen
 	// BlockRows and Blocks are those of the shuffle.
 	BlockRows int64 `json:"block_rows"`
@@ -112,7 +112,7 @@ type classing struct {
 	class  func(p *schema.Page, row int) string
 }
 
-// classesOf is what classes of a job's samples may be told by, the best first.
+// classesOf lists what may give the classes of a job's samples, the best first.
 func classesOf(j *Job) (list []classing) {
 	s := j.Manifest().Snapshot().Schema
 	value := func(i int) func(p *schema.Page, row int) string {

@@ -180,7 +180,7 @@ func TestPeerReadsStatuses(t *testing.T) {
 	}
 }
 
-// Who asks for much and takes nothing has the memory that peer reads have, and no more; when it goes, that is free.
+// A node that asks for much and takes nothing has the memory of peer reads, and no more; when it goes, that is free.
 func TestPeerReadsToADeafNode(t *testing.T) {
 	f := serve(t, Options{Cluster: &Cluster{Node: "b"}})
 	f.fill("d", 1000)

@@ -218,7 +218,8 @@ func (r BlobRef) Settled() BlobRef {
 	return r
 }
 
-// stand is what stands in the place of a checksum: a hash of the size and of the key but for the bytes that it goes into.
+// stand is what stands in the place of a checksum: a hash of the size and of the key without the bytes that it goes
+// into.
 func (r *BlobRef) stand() Sum {
 	var text [len(r.Key) - 4 + 8]byte
 	copy(text[:], r.Key[:addressPrefix])

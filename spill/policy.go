@@ -24,7 +24,7 @@ type Place struct {
 	Tenant   uint16
 	Position int64 // negative of a page of the manifest, as PageAt has it
 	// Until has what is stored there kept for its next use, if that comes by then on the clock of [Future.Turn]: it does
-	// not make room for another one of which that is so, too. 0: nothing is said.
+	// not make room for another one that has such a time. 0: it has none.
 	Until float64
 }
 
@@ -120,7 +120,7 @@ type turns interface {
 	keeps(at Place) bool
 }
 
-// Admit lets what nobody is known to use in only where it displaces nothing that somebody is. What is to be kept until a
+// Admit rejects a blob without a planned use if it would evict one that has. What is to be kept until a
 // time is not displaced by what is to be kept, too: else all that is kept would be due at one time.
 func (nextUse) Admit(newcomer, victim Worth) bool {
 	if newcomer.Kept && victim.Kept && newcomer.Spare == victim.Spare {

@@ -1,6 +1,6 @@
 package spill
 
-// Turn is the clock of [Place.Until]: how many rows all jobs together have used. It stands still while they do, and goes
+// Turn is the clock of [Place.Until]: how many rows all jobs together have used. It stops while they do, and goes
 // on with jobs that are removed from where they were. So what is to be kept for some rows is, however long they take.
 func (f *Future) Turn() float64 {
 	turn := float64(f.gone.Load())
@@ -64,7 +64,7 @@ func (j *Job) rowsUntilAgain(position int64) (int64, bool) {
 }
 
 // Horizon is for how many turns to keep what lies in chunks that are read one by one, each when a blob of it is missing,
-// so that as much is kept as a cache of so many bytes has: a chunk whose time is half over has half of its blobs there.
+// so that a cache of that many bytes is full: a chunk whose time is half over has half of its blobs there.
 // It is 0 if all jobs together use less than that.
 func (f *Future) Horizon(bytes int64) float64 {
 	jobs := f.list()

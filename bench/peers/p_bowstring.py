@@ -2,7 +2,7 @@
 
 The server's address is in BOWSTRING_URL. BOWSTRING_PIDS (`name=pid,...`) names the processes whose CPU time
 within the epochs goes into the result. Options (--opt): `dataset` that is read, `streams`, connections that
-share an epoch; `batch_bytes` of a record batch, of which a batch of the kit has several.
+share an epoch; `batch_bytes`, the size of a record batch: a batch of the kit has several.
 """
 
 from __future__ import annotations

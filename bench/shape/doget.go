@@ -36,8 +36,8 @@ import (
 type doGet struct {
 	Functions int     `json:"functions"`         // that ran, function literals included
 	Packages  int     `json:"packages"`          // that these stand in
-	Hops      int     `json:"hops"`              // pairs of packages of which one called the other
-	Calls     int     `json:"calls_between"`     // pairs of functions of two packages of which one called the other
+	Hops      int     `json:"hops"`              // pairs of packages: one called the other
+	Calls     int     `json:"calls_between"`     // pairs of functions of two packages: one called the other
 	HandOffs  float64 `json:"hand_offs_a_batch"` // goroutines that the program's code woke or started
 	Locks     float64 `json:"locks_a_sample"`    // of sync's kinds, in the program's own code
 	// Wakers and Lockers are the functions that wake or start most, and that take most locks, a batch.

@@ -6,7 +6,8 @@ import (
 	"time"
 )
 
-// A job that another node is about to tell of is waited for, until it is known, was told of in vain, or for a while.
+// A job that another node is about to announce is waited for: until it is known, its announcement fails, or for a
+// while.
 func TestExpected(t *testing.T) {
 	f := newFixture(t)
 	j := f.open(t, 1, 0, 2)
@@ -14,7 +15,7 @@ func TestExpected(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := &Ahead{opts: f.opts}
 		if a.await(t.Context(), number) != nil {
-			t.Fatal("a job is known of which nobody has told")
+			t.Fatal("a job is known that no node has announced")
 		}
 		ask := func() <-chan *running {
 			found := make(chan *running, 1)
@@ -34,7 +35,7 @@ func TestExpected(t *testing.T) {
 		}
 		second()
 		if l := <-found; l != nil {
-			t.Fatalf("%+v is known of which nobody has told", l)
+			t.Fatalf("%+v is known, and no node has announced it", l)
 		}
 		began := time.Now()
 		third := a.Expect()

@@ -322,7 +322,7 @@ func (f *filler) missing(l *running, displace bool) (c *candidate, before int64,
 	return nil, 0, at.at < end
 }
 
-// early reports whether it is too early to read a blob of a bucket that is used in so many rows, as its chunk comes with
+// early reports whether it is too early to read a blob of a bucket, rows before it is used, as its chunk comes with
 // it: where the spill has room for a part of all, a chunk that is read before its time is read more often.
 func (a *Ahead) early(rows int64) bool {
 	horizon := a.opts.Future.Horizon(a.opts.Cache.Capacity())

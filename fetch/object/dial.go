@@ -176,7 +176,7 @@ func dialTLS(ctx context.Context, network, address string,
 	return conn, nil
 }
 
-// recordsConn is a connection of which much is read at once where much comes. It has a buffer only in the midst of that:
+// recordsConn is a connection that reads much at once while much comes. It has a buffer only in the midst of that:
 // hundreds of connections wait for answers.
 type recordsConn struct {
 	net.Conn

@@ -446,7 +446,7 @@ func (t *Tier) Onward(ref schema.BlobRef, asked bool) bool {
 	return t.route(ref).onward(asked)
 }
 
-// Astray reports whether this node has nothing to do with a blob: who takes it for one that acts for others has
+// Astray reports whether this node has nothing to do with a blob: a node that takes it for one that acts for others has
 // another view, as happens for some seconds when a job begins.
 func (t *Tier) Astray(ref schema.BlobRef) bool {
 	r := t.route(ref)
@@ -462,7 +462,7 @@ func (t *Tier) Mine(ref schema.BlobRef) bool {
 	return r.Keep || len(r.Ask) == 0
 }
 
-// Spare reports whether what this node keeps of a blob is kept near by, too, by who has it from the store.
+// Spare reports whether what this node keeps of a blob is kept near by, too, by the node that has it from the store.
 func (t *Tier) Spare(ref schema.BlobRef) bool { return t.route(ref).Spare }
 
 // choose returns a node of a route that can be asked for a blob: of the near ones, that with least under way.

@@ -97,8 +97,8 @@ func (s *Set) NewRequester(answer func(Answer)) *Requester {
 	return &Requester{set: s, answer: answer, own: semaphore.NewWeighted(most), most: most, places: map[string]*place{}}
 }
 
-// Read begins to read a blob. It waits for memory for it: who asks for more than
-// there is room for is read from no further meanwhile. The context is for that
+// Read begins to read a blob. It waits for memory for it: nothing more is read
+// meanwhile from a node that asks for more than there is room for. The context is for that
 // alone.
 func (b *Requester) Read(ctx context.Context, l PeerRead) error {
 	if l.Ref.Size < 0 {
@@ -198,7 +198,7 @@ func (l *peerBlob) Unpin() {
 	l.held.release()
 }
 
-// Close gives up what the requester waits for, and waits for answers that are just
+// Close cancels what the requester waits for, and waits for answers that are just
 // being given. Further calls do nothing.
 func (b *Requester) Close() {
 	b.mu.Lock()

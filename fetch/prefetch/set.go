@@ -79,7 +79,7 @@ type Set struct {
 	ids     atomic.Uint64  // of streams
 	looking sync.WaitGroup // for streams that stand still; grows only while a stream is not closed
 	looked  atomic.Int64   // when it was last looked for streams that stand still, in nanoseconds
-	telling sync.Mutex     // held while other nodes are told
+	telling sync.Mutex     // held while streams are announced to other nodes
 
 	mu      sync.Mutex
 	closed  bool
@@ -517,8 +517,8 @@ func (s *Set) Progress() []peers.Progress {
 	return list
 }
 
-// Tell tells other nodes what the streams do now: whenever one begins, before it asks for anything, and as often as the
-// caller likes. What is told last is how it is.
+// Tell announces to other nodes what the streams do now: whenever one begins, before it asks for anything, and as often
+// as the caller likes. The last announcement is the newest.
 func (s *Set) Tell() {
 	if s.opts.Tell == nil {
 		return

@@ -102,7 +102,7 @@ func (f *flow) init(maxReads int, sharers func() int) {
 	f.maxReads, f.sharers, f.startup = maxReads, sharers, true
 }
 
-// least is the least latency of late, or what it is taken for.
+// least is the least recent latency, or what it is taken for.
 func (f *flow) least() time.Duration { return cmp.Or(f.latency, f.guess) }
 
 // floor is how many reads may be in flight whatever was measured.

@@ -153,8 +153,8 @@ func ErrClosing() error { return fmt.Errorf("%w: the engine is closing", schema.
 // InWindow is the tier of a blob that a window held.
 const InWindow = -1
 
-// Known returns a reference as the tiers know it: with its checksum, if that was learned since the blob was attached. Those
-// who want the blob know it by the reference of the manifest.
+// Known returns a reference as the tiers know it: with its checksum, if that was learned since the blob was attached.
+// Streams know the blob by the reference of the manifest.
 func (r *Reader) Known(ref schema.BlobRef) schema.BlobRef {
 	if !ref.Unproven() {
 		return ref
@@ -680,8 +680,8 @@ func (r *Reader) statsLocked() Stats {
 	return s
 }
 
-// guard is the reader's mutex. The counters are published when it is let go of: who wants to see them waits for no
-// goroutine that has it, and may have lost its processor.
+// guard is the reader's mutex. The counters are published when it is unlocked. So Stats does not wait for a goroutine
+// that has it, and may have lost its processor.
 type guard struct {
 	sync.Mutex
 	reader *Reader

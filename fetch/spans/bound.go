@@ -12,8 +12,8 @@ func Lasts(held float64) float64 {
 	return 1 / (2 * (1 - held))
 }
 
-// Requests is how many requests an epoch takes by the rule of docs/spans.md: of so many samples, of which a chunk has
-// perChunk, while the spill holds a share of all. In the first epoch each chunk is read once beside.
+// Requests is how many requests an epoch takes by the rule of docs/spans.md: a chunk has perChunk of the
+// samples, and the spill holds a share of all. In the first epoch each chunk is read once beside.
 func Requests(samples, perChunk, held float64, first bool) (requests float64) {
 	if first {
 		requests = samples / max(perChunk, 1)

@@ -56,8 +56,8 @@ func (p *pace) read(chunk uint64, now, horizon, until float64) {
 	p.until[chunk] = until
 }
 
-// kept takes note of how many blobs of a chunk were to be kept, and how many of them the cache refused. The data has
-// so many chunks.
+// kept takes note of how many blobs of a chunk were to be kept, and how many of them the cache refused. chunks
+// is how many the data has.
 func (p *pace) kept(blobs, refused int, chunks float64) {
 	if blobs == 0 {
 		return

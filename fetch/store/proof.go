@@ -19,7 +19,7 @@ type Prover interface {
 	// reference with its checksum. It is a schema.ErrDataLoss if the blob had another content before. What is new is kept
 	// in the store soon after, many blobs together.
 	Prove(ctx context.Context, ref schema.BlobRef, data []byte) (schema.BlobRef, error)
-	// KeepProofs keeps in the store what Prove was told and is not kept yet. Close does so, too.
+	// KeepProofs keeps in the store what Prove has learned and is not kept yet. Close does so, too.
 	KeepProofs(ctx context.Context) error
 	// Proof says how much of a snapshot has a checksum, of what had none when it was made.
 	Proof(ctx context.Context, snap *schema.Snapshot) (Proof, error)
@@ -75,7 +75,7 @@ func (p *Proof) of(snap *schema.Snapshot) {
 	}
 }
 
-// ProofOf is the proof of a snapshot of whose sets so much was learned as count says.
+// ProofOf is the proof of a snapshot. count says how much was learned of a set.
 func ProofOf(snap *schema.Snapshot, count func(schema.ObjectPrefix) (schema.Unproven, error)) (p Proof, err error) {
 	p.of(snap)
 	for _, set := range snap.Sets {

@@ -2,7 +2,7 @@
 // the server runs, and who calls, by token, OpenID Connect or client
 // certificate.
 //
-// An Authenticator answers one question, who is it? What a caller may do then is for
+// An Authenticator finds out the caller's Identity. What a caller may do then is for
 // others to say; they find the Identity in the call's context. The transport,
 // its limits and its calls are package flight's.
 //

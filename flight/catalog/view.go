@@ -48,7 +48,7 @@ func (c *Catalog) View(ctx context.Context, ref Ref, right policy.Right) (*View,
 }
 
 // Proof is how much of the snapshot has a checksum, of what had none when it was attached; nil if all had, or where
-// something is hidden from the caller, of which it would tell.
+// it would disclose something that is hidden from the caller.
 func (v *View) Proof(ctx context.Context) (*store.Proof, error) {
 	if v.Within != nil || !slices.ContainsFunc(v.Snap.Sets, func(set schema.SetRef) bool { return set.Unproven.Blobs > 0 }) {
 		return nil, nil

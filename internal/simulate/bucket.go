@@ -100,7 +100,7 @@ func (b nearBucket) Range(ctx context.Context, key string, _ schema.ObjectVersio
 	return b.node.cores.do(ctx, time.Duration(b.spec.USPerRequest*1e3)+seconds(float64(size)/1e9*b.spec.SPerGB))
 }
 
-// cost is what so many requests cost, that brought so many bytes.
+// cost is what requests cost that brought bytes.
 func (b *farBucket) cost(requests, bytes int64) object.Bill {
 	return object.Cost(object.Counts{Gets: requests, BytesIn: bytes}, b.price, object.Transfer(b.spec.Transfer))
 }
@@ -143,7 +143,7 @@ func (o *objects) next(n int64) schema.ObjectAddress {
 	return a
 }
 
-// chunks is how many parts of the objects are read at once by spans of so many bytes.
+// chunks is how many parts of the objects are read at once by spans of most bytes.
 func (o *objects) chunks(most int64) (n int64) {
 	for _, set := range o.sets {
 		for i := range set.list {

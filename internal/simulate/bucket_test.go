@@ -97,7 +97,7 @@ func laterRequests(r *Report) (requests, derived float64) {
 	return requests, derived
 }
 
-// A bucket that answers so many requests and no more is asked about as many.
+// A bucket that answers a number of requests a second gets about as many.
 func TestBucketRefuses(t *testing.T) {
 	text := `{"nodes": {"count": 1}, "bucket": {"latency_ms": 20, "requests_per_s": 300},
 		"datasets": [{"name": "d", "samples": 6000, "bytes": 600000, "object_bytes": 1048576}],

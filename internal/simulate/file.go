@@ -110,8 +110,8 @@ type Dataset struct {
 	// Spread means.
 	Bytes  int64   `json:"bytes"`
 	Spread float64 `json:"spread,omitempty"`
-	// ObjectBytes has samples lie one behind the other in objects of a bucket, of so many bytes at most; a sample that is
-	// larger is an object. 0: they lie in the store.
+	// ObjectBytes has samples lie one behind the other in objects of a bucket, each of that many bytes at most; a
+	// sample that is larger is an object. 0: they lie in the store.
 	ObjectBytes int64 `json:"object_bytes,omitempty"`
 }
 

@@ -10,7 +10,7 @@ import (
 	"bowstring/schema"
 )
 
-// A node is told of a stream of another one as that begins, and brings what it owns of that before it is asked.
+// A stream that begins is announced to the other nodes. Each brings what it owns of its samples before it is asked.
 func TestBringsForOthers(t *testing.T) {
 	const n = 1000
 	s := newStore(t, n)
@@ -27,7 +27,7 @@ func TestBringsForOthers(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer stream.Close()
-	for len(a.engine.Stats().Jobs) == 0 { // the stream has told as it began
+	for len(a.engine.Stats().Jobs) == 0 { // the stream was announced as it began
 		if err := t.Context().Err(); err != nil {
 			t.Fatal(err)
 		}

@@ -78,8 +78,8 @@ func (c *AttachCmd) lazyBefore(sets []attach.Base) {
 	}
 }
 
-// The least that makes an attachment lazy by itself: reading takes so long, and so many times as long as walking does. What
-// a machine does in a second is a rule of thumb.
+// An attachment is lazy by itself if reading takes lazySeconds, and lazyTimes as long as walking. What a machine does
+// in a second is a rule of thumb.
 const (
 	lazySeconds    = 600
 	lazyTimes      = 10

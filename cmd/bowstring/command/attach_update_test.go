@@ -179,7 +179,7 @@ func TestAttachResumes(t *testing.T) {
 	const shards, each = 12, 13
 	for n := range shards {
 		var members []string
-		for i := range each { // so many bytes that a shard is some batches
+		for i := range each { // a shard is larger than a batch
 			members = append(members, fmt.Sprintf("%02d-%d.bin", n, i), strings.Repeat(string(rune('a'+i)), 700_000+100*n+i))
 		}
 		if err := os.WriteFile(filepath.Join(root, fmt.Sprintf("train-%02d.tar", n)),

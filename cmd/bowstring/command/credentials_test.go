@@ -38,7 +38,7 @@ func TestBucketCredentials(t *testing.T) {
 		t.Setenv("AWS_ACCESS_KEY_ID", "id"+name)
 		attachJSON(t, server.URL(name), name, "--store", dir)
 	}
-	t.Setenv("AWS_ACCESS_KEY_ID", "somebody")
+	t.Setenv("AWS_ACCESS_KEY_ID", "another")
 	rights, err := readBucketRights(writeText(t, secrets, "buckets.yaml", fmt.Sprintf(`buckets:
   - {bucket: "%s", profile: cats, tenants: [cats, both]}
   - {bucket: "%s", keys_file: %s, tenants: [dogs, both]}

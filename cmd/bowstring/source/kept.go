@@ -86,7 +86,7 @@ func (f *Files) yieldKnown(ctx context.Context, sh *shard, yield func(Sample, er
 	return true
 }
 
-// knownSource is shards of which none is read.
+// knownSource is shards that need not be read.
 type knownSource struct {
 	about
 	shards []shard

@@ -211,7 +211,7 @@ func (r *rebuilder) mend(ctx context.Context, names []string) error {
 	return nil
 }
 
-// putAside moves an object of the catalog away of which nothing is known: another program's, or a partition that is lost.
+// putAside moves an unknown object of the catalog away: another program's, or a partition that is lost.
 func (r *rebuilder) putAside(ctx context.Context, name string) error {
 	s := r.s
 	data, _, err := s.bucket.Get(ctx, s.key(dirCatalog+name), schema.ObjectVersion{}, maxPartition)

@@ -36,7 +36,7 @@ const (
 	// stressJob tells a process of the test what it is to do, as JSON.
 	stressJob = "BOWSTRING_STRESS_JOB"
 
-	stressProcesses, stressWriters = 8, 4 // so many writers each
+	stressProcesses, stressWriters = 8, 4 // writers in each process
 	stressDatasets                 = 3
 )
 
@@ -50,7 +50,7 @@ type job struct {
 	CopiesAt string // URL of the store that is copied to
 }
 
-// event is what a writer was about to do, or, with Done, has been told that it has done.
+// event is what a writer was about to do, or, with Done, what a call of its store has reported as done.
 type event struct {
 	Do      string // import, drop, tag, copy, collect; or fail, with why in Token
 	Dataset string `json:",omitempty"`
@@ -68,7 +68,7 @@ func stressOptions(keys object.Keys) Options {
 
 // TestRealVersityStress: 32 writers in 8 processes import, tag, drop, copy and collect in one store, at a real server and
 // over links that cut answers after the server has had the request, while processes are killed and replaced. What a
-// writer was told that it has done is there, once; nothing is there that no writer did; every blob has its bytes.
+// call reported as done is there, once; nothing is there that no writer did; every blob has its bytes.
 func TestRealVersityStress(t *testing.T) {
 	lasts := 4 * time.Second
 	if s := os.Getenv(stressVariable); s != "" {

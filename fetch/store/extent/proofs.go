@@ -31,7 +31,7 @@ const (
 	mostProofs = 32 << 20
 	// mostInRun is how many checksums a blob has that others were joined into.
 	mostInRun = 4 << 20
-	// joinFactor: a run that has at most so many times as many checksums as the one behind it is joined with it.
+	// joinFactor: a run with at most joinFactor times the checksums of the one behind it is joined with it.
 	joinFactor = 2
 )
 

@@ -300,7 +300,7 @@ func TestProversAtOnce(t *testing.T) {
 	})
 }
 
-// faulty is a store of which some changes fail, after they were made or before.
+// faulty is a store whose changes fail now and then, after they were made or before.
 type faulty struct {
 	store.Store
 	fails func(what string) error

@@ -12,7 +12,7 @@ import (
 	"bowstring/schema"
 )
 
-// interrupted is a database as a process has it that stands still at some of its calls, or loses them.
+// interrupted is the database of a process whose calls may stop before they are made, or get lost.
 type interrupted struct {
 	*memory
 	load   func(name string)                     // before a Load
