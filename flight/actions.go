@@ -12,6 +12,7 @@ import (
 
 	"bowstring/fetch"
 	"bowstring/fetch/ingest"
+	"bowstring/fetch/resolve"
 	"bowstring/fetch/store"
 	"bowstring/flight/audit"
 	"bowstring/flight/catalog"
@@ -313,6 +314,9 @@ func (s actionHandler) warm(ctx context.Context, b []byte, send func([]byte) err
 	if err != nil {
 		return err
 	}
+	if err := resolve.CheckServed(req); err != nil {
+		return err
+	}
 	cat := s.catalog(ctx)
 	if err := cat.May(ctx, req.Dataset, policy.Read); err != nil {
 		return err
@@ -338,6 +342,9 @@ func (s actionHandler) renewFlightEndpoint(ctx context.Context, b []byte, send f
 	e := req.GetEndpoint()
 	t, err := schema.ParseTicket(e.GetTicket().GetTicket())
 	if err != nil {
+		return err
+	}
+	if err := resolve.CheckServed(t.Request); err != nil {
 		return err
 	}
 	if _, err := s.catalog(ctx).Exists(ctx, catalog.Ref{Dataset: t.Dataset, Snapshot: t.Snapshot, Tag: t.Tag}, policy.Read); err != nil {

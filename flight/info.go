@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"bowstring/fetch"
+	"bowstring/fetch/resolve"
 	"bowstring/fetch/store"
 	"bowstring/flight/catalog"
 	"bowstring/flight/policy"
@@ -227,6 +228,9 @@ func (s *Server) expiration() *timestamppb.Timestamp {
 func (s infoHandler) GetSchema(ctx context.Context, d *flight.FlightDescriptor) (*flight.SchemaResult, error) {
 	req, err := parseDescriptor(d)
 	if err != nil {
+		return nil, err
+	}
+	if err := resolve.CheckServed(req); err != nil {
 		return nil, err
 	}
 	v, err := s.catalog(ctx).View(ctx, catalog.Ref{Dataset: req.Dataset, Snapshot: req.Snapshot, Tag: req.Tag}, policy.List)

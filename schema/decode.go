@@ -127,7 +127,11 @@ func decodeObject(path, prefix string, raw []byte, v reflect.Value) error {
 			return err
 		}
 		if c, ok := v.Addr().Interface().(checker); ok && field.IsZero() {
-			if err := c.check(fields[i].name); err != nil {
+			err := c.check(fields[i].name)
+			if f, ok := errors.AsType[*FieldError](err); ok && f.Field == fields[i].name {
+				err = within(prefix, err) // a struct of which there may be several does not know where it lies
+			}
+			if err != nil {
 				return err
 			}
 		}
@@ -226,7 +230,8 @@ func decodeBytes(path string, raw []byte, v reflect.Value) error {
 }
 
 // plural names what a list or map is of, for errors.
-var plural = map[reflect.Kind]string{reflect.Int64: "integers", reflect.String: "strings", reflect.Struct: "objects"}
+var plural = map[reflect.Kind]string{reflect.Int64: "integers", reflect.String: "strings", reflect.Struct: "objects",
+	reflect.Float64: "numbers"}
 
 func decodeList(path string, raw []byte, v reflect.Value) error {
 	v.Set(reflect.MakeSlice(v.Type(), 0, 0)) // not nil, though it be empty

@@ -84,13 +84,15 @@ const (
 // Split, Where and Selection each narrow what is served; a sample is served if
 // it meets all that are given.
 type Request struct {
-	Dataset   string        `json:"dataset"`
+	Dataset   string        `json:"dataset,omitempty"`
 	Snapshot  int64         `json:"snapshot,omitempty"` // 0: the newest, or the one that has the tag
 	Tag       string        `json:"tag,omitempty" text:"snapshot"`
 	Split     string        `json:"split,omitempty"` // "": all rows
 	Where     string        `json:"where,omitempty"` // an expression over metadata columns
 	Selection *SelectionRef `json:"selection,omitempty"`
-	Columns   []string      `json:"columns,omitempty"` // nil: all stored columns
+	// Mixture, in the place of Dataset and of what narrows it, has samples of several sources; nil: of the dataset.
+	Mixture *Mixture `json:"mixture,omitempty"`
+	Columns []string `json:"columns,omitempty"` // nil: all stored columns
 	// Operators say what becomes of blob columns before they are sent; nil: nothing.
 	Operators Operators `json:"operators,omitempty"`
 	// Place is where operators run; "": on the server.
@@ -225,7 +227,20 @@ func (r Request) Marshal() []byte { return marshal(r) }
 
 // Check reports the first field that is impossible, as a FieldError. It cannot
 // see whether what the request names exists.
-func (r Request) Check() error { return checkAll(&r) }
+func (r Request) Check() error {
+	if err := r.checkNamed(); err != nil {
+		return err
+	}
+	return checkAll(&r)
+}
+
+// checkNamed checks that the request says of what samples are.
+func (r *Request) checkNamed() error {
+	if r.Dataset == "" && r.Mixture == nil {
+		return CheckName("dataset", r.Dataset)
+	}
+	return nil
+}
 
 // checkAll checks the fields of a struct that are given: those that are not zero,
 // and those that are never left out.
@@ -257,6 +272,8 @@ func (r *Request) check(field string) error {
 		return checkWhere(r.Where)
 	case "selection":
 		return r.Selection.checkSet()
+	case "mixture":
+		return r.checkMixture()
 	case "columns":
 		return checkColumns(r.Columns)
 	case "operators":
@@ -594,6 +611,9 @@ func (t Ticket) Marshal() []byte { return marshal(t) }
 
 // Check reports the first field that is impossible, as a FieldError.
 func (t Ticket) Check() error {
+	if err := t.checkNamed(); err != nil {
+		return err
+	}
 	if err := checkAll(&t); err != nil {
 		return err
 	}

@@ -272,6 +272,8 @@ func TestRequestFromPath(t *testing.T) {
 
 func fuzzSeeds(f *testing.F) {
 	f.Add([]byte(`{"dataset":"a","snapshot":3,"split":"train","where":"a < 3","selection":{"positions":[3,1]},"columns":["id"],"layout":"binary","shuffle":{"seed":5},"batch":2,"world":{"size":8},"order":"window:2","remainder":"pad","on_error":"skip","rank":3,"step":4,"row":1,"stride":2,"stop":9}`))
+	f.Add([]byte(someMixture))
+	f.Add([]byte(`{"mixture":{"sources":[{"dataset":"a","repeat":1.5},{"dataset":"b","choose":10}]},"rank":0}`))
 	f.Add([]byte(`{"dataset":"a","order":"free","shuffle":{"epoch":7},"rank":0,"step":4,"row":1,"epochs":3,"served":"AP+/gA=="}`))
 	f.Add([]byte(`{"dataset":"a","order":"window","served":"AQ\n=="}`))
 	f.Add([]byte(`{"dataset":"a","where":"\ud800 \u2028 <>"}`))

@@ -43,6 +43,7 @@ from . import (
     manifest,
     memory,
     metadata,
+    mixture,
     objects,
     objects_cost,
     observe,
@@ -74,6 +75,7 @@ from . import (
 
 CASES: dict[str, Callable[[Context], Result]] = {
     "plan": plan.run,
+    "mixture": mixture.run,
     "cluster": cluster.run,
     "real_cluster": real_cluster.run,
     "chunk_price": chunk_price.run,

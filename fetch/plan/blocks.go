@@ -25,8 +25,8 @@ type blocks struct {
 	seed, epoch uint64
 }
 
-func newBlocks(n, rows, cluster int64, seed, epoch uint64) *blocks {
-	b := &blocks{n: n, rows: rows, cluster: cluster, seed: seed, epoch: epoch}
+func newBlocks(n, rows, cluster int64, seed, epoch uint64) blocks {
+	b := blocks{n: n, rows: rows, cluster: cluster, seed: seed, epoch: epoch}
 	count := n / rows
 	if rest := n % rows; rest > 0 {
 		count++

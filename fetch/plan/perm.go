@@ -34,39 +34,39 @@ const (
 //
 // A Perm is immutable and safe for concurrent use.
 type Perm struct {
-	n    uint64
-	a    uint64 // values of the left half
-	mask uint64 // b-1, b being the values of the right half
-	bits uint8  // log2 b
-	keys [rounds]uint64
-	// at and index are the permutation and its inverse where n <= tableSize.
+	n       uint64
+	network bool   // rather than a table
+	a       uint64 // values of the left half
+	mask    uint64 // b-1, b being the values of the right half
+	bits    uint8  // log2 b
+	keys    [rounds]uint64
+	// at and index are the permutation and its inverse where it is a table.
 	at, index [tableSize]uint8
 }
 
 // NewPerm returns the permutation of [0, n) for a seed and an epoch. Orders for
 // different seeds, epochs or n have nothing to do with each other.
 func NewPerm(n, seed, epoch uint64) Perm {
-	// One to one in each of the three arguments while the others are fixed, so
-	// that no two epochs of a run can share their keys.
-	rng := splitmix64(seed)
-	rng = splitmix64(rng.next() ^ epoch)
-	rng = splitmix64(rng.next() ^ n)
-	rng = splitmix64(rng.next())
-
-	p := Perm{n: n}
-	if n <= tableSize {
-		for i := range n {
-			p.at[i] = uint8(i)
-		}
-		for i := n; i > 1; i-- {
-			j := below(rng.next(), i)
-			p.at[i-1], p.at[j] = p.at[j], p.at[i-1]
-		}
-		for i := range n {
-			p.index[p.at[i]] = uint8(i)
-		}
-		return p
+	if n > tableSize {
+		return newFeistel(n, seed, epoch)
 	}
+	p, rng := Perm{n: n}, permKeys(n, seed, epoch)
+	for i := range n {
+		p.at[i] = uint8(i)
+	}
+	for i := n; i > 1; i-- {
+		j := below(rng.next(), i)
+		p.at[i-1], p.at[j] = p.at[j], p.at[i-1]
+	}
+	for i := range n {
+		p.index[p.at[i]] = uint8(i)
+	}
+	return p
+}
+
+// newFeistel is the permutation by a network, whatever n: one that is made in little time, and for few values a poor one.
+func newFeistel(n, seed, epoch uint64) Perm {
+	p, rng := Perm{n: n, network: true}, permKeys(n, seed, epoch)
 	p.bits = uint8(bits.Len64(n-1) / 2)
 	p.mask = 1<<p.bits - 1
 	p.a = (n-1)>>p.bits + 1
@@ -74,6 +74,15 @@ func NewPerm(n, seed, epoch uint64) Perm {
 		p.keys[i] = rng.next()
 	}
 	return p
+}
+
+// permKeys draws the keys of a permutation. It is one to one in each of the three arguments while the others are fixed,
+// so that no two epochs of a run can share their keys.
+func permKeys(n, seed, epoch uint64) splitmix64 {
+	rng := splitmix64(seed)
+	rng = splitmix64(rng.next() ^ epoch)
+	rng = splitmix64(rng.next() ^ n)
+	return splitmix64(rng.next())
 }
 
 // Len is n, the number of values permuted.
@@ -84,7 +93,7 @@ func (p *Perm) At(i uint64) uint64 {
 	if i >= p.n {
 		panic(fmt.Sprintf("plan: index %d in a permutation of %d", i, p.n))
 	}
-	if p.n <= tableSize {
+	if !p.network {
 		return uint64(p.at[i])
 	}
 	for {
@@ -100,7 +109,7 @@ func (p *Perm) Index(v uint64) uint64 {
 	if v >= p.n {
 		panic(fmt.Sprintf("plan: value %d in a permutation of %d", v, p.n))
 	}
-	if p.n <= tableSize {
+	if !p.network {
 		return uint64(p.index[v])
 	}
 	for {

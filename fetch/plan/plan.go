@@ -68,6 +68,10 @@ func ParseRemainder(s string) (Remainder, error) {
 type Config struct {
 	// Selection is the samples of the epoch; n below is its length.
 	Selection Selection
+	// Mix, in the place of Selection, has an epoch be drawn from several sources. It says how each is shuffled, n below is
+	// the rows of its epoch, and positions are those of all sources together. Shuffle and Epoch say which epoch it is, and
+	// nothing else of how samples are shuffled counts. It is made for this Batch and this Remainder.
+	Mix *Mix
 	// Shuffle permutes them by Seed and Epoch. Otherwise they come in ascending
 	// order of position and the two are ignored.
 	Shuffle     bool
@@ -99,23 +103,20 @@ type Config struct {
 // position (at most a binary search in its directory), and for windows of
 // Buckets that are put in order. A Plan is immutable and safe for concurrent use.
 type Plan struct {
-	cfg   Config
-	n     int64 // samples selected
-	rows  int64 // indices in the epoch's order
-	steps int64
-	perm  Perm
-	block *blocks // in the place of perm, if the shuffle is one of blocks
+	cfg       Config
+	selection Selection // every position, if there are several sources
+	n         int64     // samples of the epoch
+	rows      int64     // indices in the epoch's order
+	steps     int64
+	order     order
 }
 
 // New makes the plan of an epoch. The error is a [schema.FieldError] that names
 // the field as requests do.
 func New(cfg Config) (*Plan, error) {
-	if cfg.Selection == nil {
-		return nil, &schema.FieldError{Field: "selection", Got: "none", Want: "the positions to serve"}
-	}
-	n := cfg.Selection.Len()
-	if n < 0 {
-		return nil, &schema.FieldError{Field: "selection", Got: fmt.Sprintf("%d rows", n), Want: "0 rows or more"}
+	selection, n, err := cfg.samples()
+	if err != nil {
+		return nil, err
 	}
 	if cfg.Batch < 1 {
 		return nil, &schema.FieldError{Field: "batch", Got: strconv.FormatInt(cfg.Batch, 10), Want: "1 row or more"}
@@ -124,7 +125,7 @@ func New(cfg Config) (*Plan, error) {
 		return nil, &schema.FieldError{Field: "world.size", Got: strconv.Itoa(cfg.World), Want: "1 rank or more"}
 	}
 
-	p := &Plan{cfg: cfg, n: n, rows: n, steps: n / cfg.Batch}
+	p := &Plan{cfg: cfg, selection: selection, n: n, rows: n, steps: n / cfg.Batch}
 	rest := n % cfg.Batch
 	switch cfg.Remainder {
 	case Drop:
@@ -156,13 +157,24 @@ func New(cfg Config) (*Plan, error) {
 	if err := checkBlocks(&cfg); err != nil {
 		return nil, err
 	}
-	switch {
-	case cfg.Shuffle && cfg.BlockRows > 0:
-		p.block = newBlocks(n, cfg.BlockRows, cfg.ClusterBlocks, cfg.Seed, cfg.Epoch)
-	case cfg.Shuffle:
-		p.perm = NewPerm(uint64(n), cfg.Seed, cfg.Epoch)
-	}
+	p.order = newOrder(&cfg, n)
 	return p, nil
+}
+
+// samples is what an epoch is made of, and how many there are.
+func (c *Config) samples() (Selection, int64, error) {
+	if c.Mix != nil {
+		n, err := c.Mix.rowsOf(c)
+		return All(math.MaxInt64), n, err
+	}
+	if c.Selection == nil {
+		return nil, 0, &schema.FieldError{Field: "selection", Got: "none", Want: "the positions to serve"}
+	}
+	n := c.Selection.Len()
+	if n < 0 {
+		return nil, 0, &schema.FieldError{Field: "selection", Got: fmt.Sprintf("%d rows", n), Want: "0 rows or more"}
+	}
+	return c.Selection, n, nil
 }
 
 // Config returns what the plan was made of.
@@ -251,18 +263,12 @@ func (p *Plan) plain(index int64) int64 {
 	if index >= p.n { // padding
 		index %= p.n
 	}
-	switch {
-	case p.block != nil:
-		index = p.block.at(index)
-	case p.cfg.Shuffle:
-		index = int64(p.perm.At(uint64(index)))
-	}
-	return p.cfg.Selection.At(index)
+	return p.selection.At(p.order.at(index))
 }
 
 // Index returns where in the epoch's order the sample at a position is: the
-// inverse of Position, and the first time it is served where padding repeats it
-// and there are no buckets. ok is false if the position is not selected, or dropped.
+// inverse of Position, and the first time it is served where padding or the order repeats it
+// and there are no buckets. ok is false if the position is not selected, or not served.
 func (p *Plan) Index(pos int64) (index int64, ok bool) {
 	index, ok = p.About(pos)
 	if ok && p.cfg.Buckets != nil {
@@ -277,20 +283,65 @@ func (p *Plan) Exact() bool { return p.cfg.Buckets == nil }
 // About is Index, but that it says no more than the window where there are buckets: it is
 // less than a window off. It takes constant time.
 func (p *Plan) About(pos int64) (index int64, ok bool) {
-	index, ok = p.cfg.Selection.Index(pos)
+	sample, ok := p.selection.Index(pos)
 	if !ok {
 		return 0, false
 	}
-	switch {
-	case p.block != nil:
-		index = p.block.index(index)
-	case p.cfg.Shuffle:
-		index = int64(p.perm.Index(uint64(index)))
-	}
-	if index >= p.rows {
+	index, ok = p.order.next(sample, 0)
+	if !ok || index >= p.rows {
 		return 0, false
 	}
 	return index, true
+}
+
+// Next returns the first index, from an index on, at which the sample at a position is served: by the order, which may
+// have it several times, or by padding. ok is false if there is none.
+func (p *Plan) Next(pos, from int64) (index int64, ok bool) {
+	sample, ok := p.selection.Index(pos)
+	from = max(from, 0)
+	if !ok || from >= p.rows {
+		return 0, false
+	}
+	if p.cfg.Buckets != nil {
+		return p.nextByLength(sample, from)
+	}
+	// What padding repeats is the order again, from its start.
+	for round := from / p.n; round <= p.rows/p.n; round++ {
+		start := round * p.n
+		if i, ok := p.order.next(sample, max(from-start, 0)); ok && i < p.n {
+			index, carry := bits.Add64(uint64(start), uint64(i), 0)
+			return int64(index), carry == 0 && index < uint64(p.rows)
+		}
+		if start > from {
+			break // a whole round without it
+		}
+	}
+	return 0, false
+}
+
+// nextByLength is Next where there are buckets. These go with orders that have each sample once, so that it is repeated
+// by padding alone.
+func (p *Plan) nextByLength(sample, from int64) (index int64, ok bool) {
+	first, ok := p.order.next(sample, 0)
+	if !ok {
+		return 0, false
+	}
+	index = math.MaxInt64
+	for at := uint64(first); at < uint64(p.rows); at += uint64(p.n) {
+		if i := p.cfg.Buckets.index(p, int64(at)); i >= from {
+			index = min(index, i)
+		}
+	}
+	return index, index < p.rows
+}
+
+// Source says which source of a mixture the row at an index is of, and how many rows of that source come before it, in
+// this epoch and all before. It panics unless 0 <= index < Rows() and there is a mixture.
+func (p *Plan) Source(index int64) (source int, before int64) {
+	if index < 0 || index >= p.rows {
+		panic(fmt.Sprintf("plan: index %d in an epoch of %d rows", index, p.rows))
+	}
+	return p.order.(*mixed).source(index % p.n)
 }
 
 // mulDiv returns ⌊x·y/z⌋ for 0 <= x <= z, 0 <= y and 0 < z, whatever the size

@@ -54,10 +54,18 @@ func (h *holdings) release() {
 	h.makers.Release()
 }
 
+// CheckServed fails if a request asks for what jobs are not made of.
+func CheckServed(req schema.Request) error {
+	if req.Mixture != nil {
+		return &schema.FieldError{Field: "mixture", Got: "it", Want: "it left out, and dataset: this server does not serve mixtures"}
+	}
+	return nil
+}
+
 // Open resolves a request. Errors wrap schema.ErrInvalid or ErrNotFound where
 // the request is at fault.
 func (rv *Resolver) Open(ctx context.Context, req schema.Request) (*Job, error) {
-	if err := req.Check(); err != nil {
+	if err := cmp.Or(req.Check(), CheckServed(req)); err != nil {
 		return nil, err
 	}
 	req, err := rv.Pin(ctx, req)

@@ -196,7 +196,7 @@ func (rv *Resolver) Resolve(ctx context.Context, snap *schema.Snapshot, req sche
 // names snapshot and batch, as those of resolved jobs do, need not be looked up,
 // and may be of a snapshot that was dropped.
 func (rv *Resolver) ID(ctx context.Context, req schema.Request) (string, error) {
-	if err := req.Check(); err != nil {
+	if err := cmp.Or(req.Check(), CheckServed(req)); err != nil {
 		return "", err
 	}
 	req, err := rv.Pin(ctx, req)

@@ -1,6 +1,7 @@
 package resolve
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -302,7 +303,7 @@ type question struct {
 // snapshot that is probably meant, if that one is open, and asks meanwhile. Nothing of the job may be told to anybody
 // before Confirm.
 func (rv *Resolver) OpenEarly(ctx context.Context, req schema.Request) (*Job, error) {
-	if err := req.Check(); err != nil {
+	if err := cmp.Or(req.Check(), CheckServed(req)); err != nil {
 		return nil, err
 	}
 	req, err := rv.Pin(ctx, req)

@@ -1,0 +1,23 @@
+"""mixture: which source a row of a mixture is of, index by index, and jobs whose weights and ranks change."""
+
+from __future__ import annotations
+
+from harness import Context, Figure, Result, go_benchmark
+
+
+def run(context: Context) -> Result:
+    """Measure an index, then walk through 1,000 random histories of jobs with five sources of 10^3 to 10^9 rows."""
+    index = go_benchmark(context, "mixture", "./fetch/plan", "BenchmarkMixture")
+    found = go_benchmark(context, "mixture", "./fetch/plan", "BenchmarkMixtureHistories", "-benchtime", "1x")
+    return Result(
+        "mixture",
+        [
+            Figure("lost", found["lost"], at_most=0),
+            Figure("doubled", found["doubled"], at_most=0),
+            Figure("prefix_error", found["prefix_error"], at_most=1),
+            Figure("batches_off", found["batches_off"], at_most=0),
+            Figure("ticket_bytes", found["ticket_bytes"], at_most=2048),
+            Figure("ns_per_index", index["ns/op"], at_most=500),
+            Figure("allocs", index["allocs/op"], at_most=0),
+        ],
+    )

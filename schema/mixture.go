@@ -1,0 +1,506 @@
+package schema
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"math/big"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Limits of mixtures.
+const (
+	// MaxSources bounds the sources of a mixture, those of sources counted one by one.
+	MaxSources = 64
+	// MaxNesting bounds how deep sources lie in sources.
+	MaxNesting = 4
+	// MaxChanges bounds the entries of a schedule, and MaxSegments the changes of weights that come of them.
+	MaxChanges  = 256
+	MaxSegments = 1024
+	// MaxRamp bounds the pieces of a change that takes some steps, and DefaultRamp is how many it has.
+	MaxRamp     = 256
+	DefaultRamp = 16
+	// MaxEpochSize bounds the rows of an epoch that does not follow from its samples.
+	MaxEpochSize = 1<<62 - 1
+	// MaxRepeat bounds how often an epoch has a source.
+	MaxRepeat = 1 << 20
+)
+
+// Values of Mixture.Pick, Mixture.By and Source.End.
+const (
+	PickRandom    = "random"     // rows of sources take turns
+	PickExact     = "exact"      // each batch is as near to the weights as whole rows can be
+	PickOneSource = "one_source" // batches of one source each take turns
+
+	BySamples = "samples" // weights are by samples
+
+	EndReshuffle = "reshuffle" // the source's next epoch begins
+	EndStop      = "stop"      // the epoch is no longer than the source
+	EndDrop      = "drop"      // the others go on without it
+)
+
+// Mixture has an epoch be drawn from several sources.
+type Mixture struct {
+	Sources []MixtureSource `json:"sources"`
+	// EpochSize is the rows of an epoch; 0: as many as the sources have or, where Repeat and Choose say what an epoch
+	// has, that.
+	EpochSize int64 `json:"epoch_size,omitempty"`
+	// By is what weights are by: BySamples, or a metadata column of numbers whose sums are to be as the weights say. "":
+	// BySamples.
+	By   string `json:"by,omitempty"`
+	Pick string `json:"pick,omitempty"` // "": PickRandom
+	// Schedule changes weights, in ascending order of steps.
+	Schedule []MixtureChange `json:"schedule,omitempty"`
+	// Carried says what was served before the mixture begins; nil for nothing.
+	Carried *MixtureCarried `json:"carried,omitempty"`
+}
+
+// MixtureSource is one source of a mixture: a dataset or a part of one, or sources in the place of that, among which
+// its weight is shared out by theirs.
+type MixtureSource struct {
+	// Name tells it from others, in schedules, reports and lineage, and says how it is shuffled; "": Dataset, and Split if
+	// there is one.
+	Name     string          `json:"name,omitempty"`
+	Dataset  string          `json:"dataset,omitempty"`
+	Snapshot int64           `json:"snapshot,omitempty"`
+	Tag      string          `json:"tag,omitempty" text:"snapshot"`
+	Split    string          `json:"split,omitempty"`
+	Where    string          `json:"where,omitempty"`
+	Sources  []MixtureSource `json:"sources,omitempty"`
+	// Weight, from 0, is a part of the sum of all weights. Repeat is how often an epoch has all samples, Choose how many
+	// samples it has. All sources of a mixture have weights, or none has.
+	Weight *float64 `json:"weight,omitempty"`
+	Repeat float64  `json:"repeat,omitempty"`
+	Choose int64    `json:"choose,omitempty"`
+	End    string   `json:"end,omitempty"` // "": EndReshuffle
+}
+
+// MixtureChange gives sources other weights from a step on.
+type MixtureChange struct {
+	// Step is counted over all epochs, from 0.
+	Step int64 `json:"step"`
+	// Weights are by name. Sources that are left out keep theirs.
+	Weights map[string]float64 `json:"weights"`
+	// Over is in how many steps weights go from what they were to these; 0: at once. They do in Pieces equal ones; 0: in
+	// DefaultRamp, or fewer if there are fewer steps.
+	Over   int64 `json:"over,omitempty"`
+	Pieces int64 `json:"pieces,omitempty"`
+}
+
+// MixtureCarried says what was served before a mixture begins.
+type MixtureCarried struct {
+	// Epoch is the one that the mixture begins with.
+	Epoch uint64 `json:"epoch"`
+	// Rows is how many of each source were served before it, in the order of the sources.
+	Rows []int64 `json:"rows"`
+}
+
+// Called is the source's name, or what stands for it.
+func (s *MixtureSource) Called() string {
+	if s.Name != "" || s.Split == "" {
+		return cmp.Or(s.Name, s.Dataset)
+	}
+	return s.Dataset + "." + s.Split
+}
+
+// Leaves lists the sources that have a dataset, those of sources in their place.
+func (m *Mixture) Leaves() (list []MixtureSource) {
+	var add func([]MixtureSource)
+	add = func(sources []MixtureSource) {
+		for i := range sources {
+			if sources[i].Sources != nil {
+				add(sources[i].Sources)
+			} else {
+				list = append(list, sources[i])
+			}
+		}
+	}
+	add(m.Sources)
+	return list
+}
+
+// EpochRows is how many rows an epoch has of a source with so many samples, where Repeat or Choose says it.
+func (s *MixtureSource) EpochRows(samples int64) int64 {
+	if s.Choose > 0 {
+		return s.Choose
+	}
+	rows := decimal(s.Repeat)
+	rows.Mul(rows, new(big.Rat).SetInt64(samples))
+	whole := new(big.Int).Div(rows.Num(), rows.Denom())
+	if !whole.IsInt64() {
+		return MaxEpochSize
+	}
+	return min(whole.Int64(), MaxEpochSize)
+}
+
+// Weighted reports whether sources have weights, and do not say how many rows an epoch has of them.
+func (m *Mixture) Weighted() bool { return m.Sources[0].Weight != nil }
+
+// MixtureShares are what the sources that have a dataset are weighted by from a step on, in the order of Leaves.
+type MixtureShares struct {
+	Step   int64
+	Shares []*big.Rat
+}
+
+// Shares are the weights of the sources as whole and exact numbers, from the beginning and, one after the other, from
+// each step on at which they change. Sources have weights. A source of sources has its own shared out by theirs; ramps
+// are cut into their pieces, each with the weights of its middle.
+func (m *Mixture) Shares() (list []MixtureShares) {
+	now := map[string]float64{}
+	var names func([]MixtureSource)
+	names = func(sources []MixtureSource) {
+		for i := range sources {
+			now[sources[i].Called()] = *sources[i].Weight
+			names(sources[i].Sources)
+		}
+	}
+	names(m.Sources)
+	exact := map[string]*big.Rat{}
+	for name, w := range now {
+		exact[name] = decimal(w)
+	}
+	list = append(list, MixtureShares{0, m.shares(exact)})
+	add := func(step int64) {
+		shares := m.shares(exact)
+		if last := &list[len(list)-1]; last.Step == step {
+			last.Shares = shares
+			return
+		}
+		list = append(list, MixtureShares{step, shares})
+	}
+	for _, c := range m.Schedule {
+		before := maps.Clone(exact)
+		pieces := c.pieces()
+		for i := range pieces {
+			for name, w := range c.Weights {
+				part := big.NewRat(2*i+1, 2*pieces)
+				way := new(big.Rat).Sub(decimal(w), before[name])
+				exact[name] = way.Add(before[name], way.Mul(way, part))
+			}
+			add(c.Step + c.Over/pieces*i + c.Over%pieces*i/pieces)
+		}
+		for name, w := range c.Weights {
+			exact[name] = decimal(w)
+		}
+		add(c.Step + c.Over)
+	}
+	return list
+}
+
+// pieces is how many steps a change is made in before it has ended; 0 for one that is made at once.
+func (c *MixtureChange) pieces() int64 {
+	if c.Over == 0 {
+		return 0
+	}
+	return min(cmp.Or(c.Pieces, DefaultRamp), c.Over)
+}
+
+// decimal is a number as it is written, not as it is kept.
+func decimal(w float64) *big.Rat {
+	r, ok := new(big.Rat).SetString(strconv.FormatFloat(w, 'g', -1, 64))
+	if !ok {
+		panic("schema: a weight that is no number") // it was checked
+	}
+	return r
+}
+
+// shares are those of the leaves, by the weights of all sources.
+func (m *Mixture) shares(weights map[string]*big.Rat) (list []*big.Rat) {
+	var add func(sources []MixtureSource, of *big.Rat)
+	add = func(sources []MixtureSource, of *big.Rat) {
+		sum := new(big.Rat)
+		for i := range sources {
+			sum.Add(sum, weights[sources[i].Called()])
+		}
+		for i := range sources {
+			share := new(big.Rat)
+			if sum.Sign() > 0 {
+				share.Quo(weights[sources[i].Called()], sum)
+			}
+			share.Mul(share, of)
+			if sources[i].Sources != nil {
+				add(sources[i].Sources, share)
+			} else {
+				list = append(list, share)
+			}
+		}
+	}
+	add(m.Sources, big.NewRat(1, 1))
+	return list
+}
+
+// checkMixture checks Mixture, which is given, and what goes with it.
+func (r *Request) checkMixture() error {
+	for _, f := range []struct {
+		name  string
+		given bool
+		where string
+	}{
+		{"dataset", r.Dataset != "", "that of each source, in mixture.sources"},
+		{"snapshot", r.Snapshot != 0, "that of each source, in mixture.sources"},
+		{"tag", r.Tag != "", "that of each source, in mixture.sources"},
+		{"split", r.Split != "", "that of each source, in mixture.sources"},
+		{"where", r.Where != "", "that of each source, in mixture.sources"},
+		{"selection", r.Selection != nil, "it left out"},
+		{"bucket_by_length", r.BucketByLength != nil, "it left out"},
+		{"assign", r.Assign == AssignLocal, strconv.Quote(AssignPlan)},
+	} {
+		if f.given {
+			return &FieldError{Field: f.name, Got: "it beside mixture", Want: f.where}
+		}
+	}
+	return r.Mixture.checkAll()
+}
+
+// checkAll checks the fields, and what they are together.
+func (m *Mixture) checkAll() error {
+	if err := checkAll(m); err != nil {
+		return err
+	}
+	kinds := mixtureKinds{names: map[string]string{}}
+	if err := kinds.check("mixture.sources", m.Sources, 1); err != nil {
+		return err
+	}
+	if kinds.leaves > MaxSources {
+		return &FieldError{Field: "mixture.sources", Got: fmt.Sprintf("%d sources", kinds.leaves),
+			Want: fmt.Sprintf("1 to %d, those of sources counted one by one", MaxSources)}
+	}
+	if !m.Weighted() {
+		switch {
+		case m.By != "" && m.By != BySamples:
+			return &FieldError{Field: "mixture.by", Got: Quote(m.By) + " with repeat and choose",
+				Want: "it left out, or weights"}
+		case m.Schedule != nil:
+			return &FieldError{Field: "mixture.schedule", Got: "it with repeat and choose", Want: "it left out, or weights"}
+		}
+		return m.checkCarried(kinds.leaves)
+	}
+	if err := m.checkSchedule(&kinds); err != nil {
+		return err
+	}
+	return m.checkCarried(kinds.leaves)
+}
+
+func (m *Mixture) checkCarried(leaves int) error {
+	c := m.Carried
+	if c == nil {
+		return nil
+	}
+	if len(c.Rows) != leaves {
+		return &FieldError{Field: "mixture.carried.rows", Got: fmt.Sprintf("%d numbers", len(c.Rows)),
+			Want: fmt.Sprintf("one for each of the %d sources, those of sources counted one by one", leaves)}
+	}
+	for j, n := range c.Rows {
+		if err := checkRange(fmt.Sprintf("mixture.carried.rows[%d]", j), n, 0, MaxEpochSize); err != nil {
+			return err
+		}
+	}
+	if m.EpochSize == 0 {
+		return &FieldError{Field: "mixture.epoch_size", Got: "none with carried", Want: "the rows that an epoch has"}
+	}
+	return nil
+}
+
+// checkSchedule checks Schedule, and that some source has a weight at any time.
+func (m *Mixture) checkSchedule(kinds *mixtureKinds) error {
+	var end, segments int64
+	for i := range m.Schedule {
+		c, field := &m.Schedule[i], fmt.Sprintf("mixture.schedule[%d]", i)
+		if err := checkRange(field+".step", c.Step, end, MaxEpochSize); err != nil {
+			return err
+		}
+		if err := checkRange(field+".over", c.Over, 0, MaxEpochSize-c.Step); err != nil {
+			return err
+		}
+		if most := min(MaxRamp, c.Over); c.Pieces > most {
+			return &FieldError{Field: field + ".pieces", Got: strconv.FormatInt(c.Pieces, 10),
+				Want: fmt.Sprintf("at most %d, and no more than over, which is %d", MaxRamp, c.Over)}
+		}
+		end = c.Step + max(c.Over, 1)
+		if segments += c.pieces() + 1; segments > MaxSegments {
+			return &FieldError{Field: field, Got: fmt.Sprintf("%d changes so far, with the pieces of ramps", segments),
+				Want: fmt.Sprintf("at most %d", MaxSegments)}
+		}
+		if len(c.Weights) == 0 {
+			return &FieldError{Field: field + ".weights", Got: "none", Want: "a weight or more, by the names of sources"}
+		}
+		for _, name := range slices.Sorted(maps.Keys(c.Weights)) {
+			if kinds.names[name] == "" {
+				return unknownField(field+".weights.", name, slices.Sorted(maps.Keys(kinds.names)))
+			}
+			if err := checkWeight(field+".weights."+Shown(name), c.Weights[name]); err != nil {
+				return err
+			}
+		}
+	}
+	for i, s := range m.Shares() {
+		if !slices.ContainsFunc(s.Shares, func(r *big.Rat) bool { return r.Sign() > 0 }) {
+			field := "mixture.sources"
+			if i > 0 {
+				field = "mixture.schedule"
+			}
+			return &FieldError{Field: field, Got: fmt.Sprintf("weights that are all 0 from step %d on", s.Step),
+				Want: "one source or more with a weight above 0"}
+		}
+	}
+	return nil
+}
+
+// checkWeight bounds a weight: what is exact stays small.
+func checkWeight(field string, w float64) error {
+	if !(w == 0 || w >= 1e-12 && w <= 1e12) {
+		return &FieldError{Field: field, Got: strconv.FormatFloat(w, 'g', -1, 64), Want: "0, or a number from 1e-12 to 1e12"}
+	}
+	return nil
+}
+
+// mixtureKinds is what is found out of sources while they are checked.
+type mixtureKinds struct {
+	names  map[string]string // and where they stand
+	leaves int
+	weight bool // of the first one; all others have one, too, or none has
+}
+
+func (k *mixtureKinds) check(field string, sources []MixtureSource, depth int) error {
+	if len(sources) == 0 || depth > MaxNesting {
+		return &FieldError{Field: field, Got: fmt.Sprintf("%d sources, %d deep", len(sources), depth),
+			Want: fmt.Sprintf("1 or more, at most %d deep", MaxNesting)}
+	}
+	for i := range sources {
+		s, at := &sources[i], fmt.Sprintf("%s[%d]", field, i)
+		if err := s.checkAll(at); err != nil {
+			return err
+		}
+		if len(k.names) == 0 {
+			k.weight = s.Weight != nil
+		}
+		if k.weight != (s.Weight != nil) {
+			return &FieldError{Field: at, Got: "weight beside repeat or choose of other sources",
+				Want: "weight in all sources, or in none"}
+		}
+		name := s.Called()
+		if s.Sources != nil && s.Name == "" {
+			return &FieldError{Field: at + ".name", Got: "none", Want: "one, as it has sources and no dataset"}
+		}
+		if other := k.names[name]; other != "" {
+			return &FieldError{Field: at + ".name", Got: Quote(name) + ", as " + other + " has",
+				Want: "another one for each source"}
+		}
+		k.names[name] = at
+		if s.Sources == nil {
+			k.leaves++
+			continue
+		}
+		if err := k.check(at+".sources", s.Sources, depth+1); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// checkAll checks a source, which stands somewhere.
+func (s *MixtureSource) checkAll(at string) error {
+	return within(at+".", cmp.Or(checkAll(s), s.checkTogether()))
+}
+
+// within puts what a field lies in before its name in an error.
+func within(prefix string, err error) error {
+	if f, ok := errors.AsType[*FieldError](err); ok {
+		return &FieldError{Field: prefix + f.Field, Got: f.Got, Want: f.Want}
+	}
+	return err
+}
+
+func (s *MixtureSource) checkTogether() error {
+	given := 0
+	for _, is := range []bool{s.Weight != nil, s.Repeat != 0, s.Choose != 0} {
+		if is {
+			given++
+		}
+	}
+	if given != 1 {
+		return &FieldError{Field: "weight", Got: fmt.Sprintf("%d of weight, repeat and choose", given), Want: "one of them"}
+	}
+	if s.Sources == nil {
+		if s.Dataset == "" {
+			return &FieldError{Field: "dataset", Got: "none", Want: "a dataset, or sources"}
+		}
+		return nil
+	}
+	for _, f := range []struct {
+		name  string
+		given bool
+	}{{"dataset", s.Dataset != ""}, {"snapshot", s.Snapshot != 0}, {"tag", s.Tag != ""}, {"split", s.Split != ""},
+		{"where", s.Where != ""}, {"repeat", s.Repeat != 0}, {"choose", s.Choose != 0}, {"end", s.End != ""}} {
+		if f.given {
+			return &FieldError{Field: f.name, Got: "it beside sources", Want: "it left out, or in each of them"}
+		}
+	}
+	return nil
+}
+
+// check implements checker.
+func (c *MixtureChange) check(field string) error {
+	switch field {
+	case "over":
+		return checkRange(field, c.Over, 1, MaxEpochSize)
+	case "pieces":
+		return checkRange(field, c.Pieces, 1, MaxRamp)
+	}
+	return nil
+}
+
+// check implements checker.
+func (s *MixtureSource) check(field string) error {
+	switch field {
+	case "name":
+		return CheckName(field, s.Name)
+	case "dataset":
+		return CheckName(field, s.Dataset)
+	case "snapshot":
+		return checkRange(field, s.Snapshot, 0, math.MaxInt64)
+	case "tag":
+		return checkSnapshotOrTag(s.Snapshot, s.Tag)
+	case "split":
+		return CheckName(field, s.Split)
+	case "where":
+		return checkWhere(s.Where)
+	case "weight":
+		return checkWeight(field, *s.Weight)
+	case "repeat":
+		if !(s.Repeat >= 1e-12 && s.Repeat <= MaxRepeat) {
+			return &FieldError{Field: field, Got: strconv.FormatFloat(s.Repeat, 'g', -1, 64),
+				Want: fmt.Sprintf("a number above 0, from 1e-12 to %d", MaxRepeat)}
+		}
+	case "choose":
+		return checkRange(field, s.Choose, 1, MaxEpochSize)
+	case "end":
+		return checkOneOf(field, s.End, EndReshuffle, EndStop, EndDrop)
+	}
+	return nil
+}
+
+// check implements checker.
+func (m *Mixture) check(field string) error {
+	path := "mixture." + field
+	switch field {
+	case "epoch_size":
+		return checkRange(path, m.EpochSize, 1, MaxEpochSize)
+	case "by":
+		if strings.TrimSpace(m.By) == "" || len(m.By) > MaxNameLen {
+			return &FieldError{Field: path, Got: Quote(m.By),
+				Want: strconv.Quote(BySamples) + ", or a metadata column of numbers"}
+		}
+	case "pick":
+		return checkOneOf(path, m.Pick, PickRandom, PickExact, PickOneSource)
+	case "schedule":
+		if n := len(m.Schedule); n == 0 || n > MaxChanges {
+			return &FieldError{Field: path, Got: fmt.Sprintf("%d changes", n), Want: fmt.Sprintf("1 to %d", MaxChanges)}
+		}
+	}
+	return nil
+}
