@@ -42,6 +42,9 @@ type SetRef struct {
 	// Unproven is how much of what the snapshot's rows refer to in the set had no checksum when the snapshot was made. It
 	// does not change; what was learned since is the store's to say.
 	Unproven Unproven `json:"unproven,omitzero"`
+	// Altered says that rows that lay in it may have been changed or deleted since the attachment that made them. It stays
+	// until an attachment replaces the rows.
+	Altered bool `json:"altered,omitempty"`
 }
 
 // Unproven is how much has no checksum: each blob counts once.

@@ -65,7 +65,7 @@ func (a *Alteration) apply(ctx context.Context, base *schema.Snapshot) (_ *schem
 			schema.ErrInvalid, base.Dataset)
 	}
 	next := &schema.Snapshot{Dataset: base.Dataset, Parent: base.Number, Source: a.opts.Source, Schema: p.schema,
-		Chunks: w.out.chunks, Sets: base.Sets}
+		Chunks: w.out.chunks, Sets: altered(base.Sets)}
 	if next.Source == "" {
 		next.Source = base.Source
 	}
@@ -543,4 +543,13 @@ func (w *application) insertSome(ctx context.Context, rows []int32) error {
 		}
 	}
 	return w.out.add(ctx, ids, record(fieldsOf(w.meta), columns, len(rows)), refs)
+}
+
+// altered marks the sets that rows were attached from as having rows that are other ones now.
+func altered(sets []schema.SetRef) []schema.SetRef {
+	sets = slices.Clone(sets)
+	for i := range sets {
+		sets[i].Altered = sets[i].Blob != schema.BlobRef{} // of the store's own nothing is attached
+	}
+	return sets
 }

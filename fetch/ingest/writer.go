@@ -468,7 +468,7 @@ func (w *Writer) snapshot() *schema.Snapshot {
 	}
 	s.Chunks = append(s.Chunks, w.chunks...)
 	for _, set := range w.sets {
-		set.Unproven = schema.Unproven{}
+		set.Unproven, set.Altered = schema.Unproven{}, false
 		if u := w.unproven[set.Prefix]; u != nil {
 			set.Unproven = u.Unproven
 		}
@@ -476,6 +476,7 @@ func (w *Writer) snapshot() *schema.Snapshot {
 			if base.Prefix == set.Prefix {
 				set.Unproven.Blobs += base.Unproven.Blobs
 				set.Unproven.Bytes += base.Unproven.Bytes
+				set.Altered = base.Altered
 			}
 		}
 		s.Sets = addSet(s.Sets, set)

@@ -211,3 +211,34 @@ func (l *Listing) Known(rows *Rows, id schema.ID, at []source.Extent) *source.Kn
 	known := rows.known(row, rows.columns, 0)
 	return &known
 }
+
+// Proves reports whether a row has its blobs where they lay, in the same versions of the same objects, and a checksum for each,
+// where one of them had none. sets are those of the snapshot before; at says where the blobs lie, and ref how they are
+// referred to.
+func (l *Listing) Proves(rows *Rows, sets []Base, id schema.ID, at func(column int) source.Extent,
+	ref func(column int) *schema.BlobRef) bool {
+	row, ok := rows.find(id)
+	unproven := false
+	for c := range rows.refs {
+		if !ok {
+			return false
+		}
+		was, is, e := &rows.refs[c][row], ref(c), at(c)
+		if was.Size == null || is == nil {
+			ok = was.Size == null && is == nil
+			continue
+		}
+		i, found := l.index(e.File)
+		a, addressed := schema.ParseObjectAddress(was.Key)
+		s := slices.IndexFunc(sets, func(b Base) bool { return b.Ref.Prefix == a.Prefix })
+		if !found || !addressed || s < 0 || int(a.Object) >= len(sets[s].Set.Objects) || is.Unproven() {
+			return false
+		}
+		object, now := &sets[s].Set.Objects[a.Object], &l.objects[i]
+		ok = sets[s].Set.Bucket == l.bucket && object.Key == now.Key && object.Size == now.Size &&
+			object.Version == now.Version && is.Size == was.Size && a.Offset == e.Offset && a.Packed == (e.Unit != nil) &&
+			(e.Unit == nil || a.Unit == e.Unit.Offset)
+		unproven = unproven || was.Unproven()
+	}
+	return ok && unproven
+}

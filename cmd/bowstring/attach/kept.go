@@ -79,7 +79,7 @@ func (r *Rows) runs() map[objectAt]*run {
 	for pos := range r.ids {
 		var own *run
 		first := objectAt{}
-		several := false
+		several, elsewhere := false, false // it lies in several objects; in none, but in the store
 		for c := range r.refs {
 			ref := &r.refs[c][pos]
 			if ref.Size == null {
@@ -88,7 +88,7 @@ func (r *Rows) runs() map[objectAt]*run {
 			a, ok := schema.ParseObjectAddress(ref.Key)
 			at := objectAt{a.Prefix, a.Object}
 			if !ok {
-				several = true
+				several, elsewhere = true, true
 				continue
 			}
 			if found[at] == nil {
@@ -105,6 +105,13 @@ func (r *Rows) runs() map[objectAt]*run {
 					found[objectAt{a.Prefix, a.Object}].broken = true
 				}
 			}
+		}
+		if own == nil && elsewhere { // it is of no object, as rows are that were imported
+			if unclear && last != nil {
+				last.broken = true
+			}
+			last, unclear = nil, false
+			continue
 		}
 		if own == nil {
 			unclear = true

@@ -11,6 +11,7 @@ import (
 
 	"github.com/dustin/go-humanize"
 
+	"bowstring/cmd/bowstring/source"
 	"bowstring/fetch/object"
 	"bowstring/fetch/store/cql"
 )
@@ -20,13 +21,16 @@ type AttachCmd struct {
 	From    string `arg:"" name:"url" help:"Where the data lies: s3://BUCKET/PREFIX, gs://, az://, https://, file:// or a directory; or KEYSPACE.TABLE of the cluster that the store is in. With --update, the dataset."`
 	Dataset string `arg:"" optional:"" help:"Name of the dataset (default: the last part of URL, without an extension)."`
 	ReadFlags
-	Mode       string        `enum:"create,append,replace" default:"create" help:"What to do with a dataset that exists: create refuses, append adds the rows, replace makes a snapshot of these alone."`
-	DropColumn []string      `sep:"none" placeholder:"NAME" help:"Column of the dataset that --mode replace and --update may take away or make another of; it is an error that they would of any other. Repeatable."`
-	Lazy       bool          `help:"Do not read blobs, where the format tells where they lie without: folders, tables of paths, tars and raw MDS. Each gets its checksum when it is first read, for good. Columns of what blobs hold, such as width, are left out."`
-	Prove      bool          `help:"Read everything, and know all checksums. Without --lazy and --prove it is what reading costs that decides."`
-	WriteIndex bool          `help:"Leave an index beside each tar that was read, NAME.tar.idx as Megatron-Energon reads it, where there is none. The tar's headers are read once more."`
-	SaveEvery  time.Duration `default:"30s" placeholder:"DURATION" help:"How often what was read is put down, for an attachment that is interrupted to go on from (${default}); 0: never."`
-	Update     bool          `help:"Look for what is new, changed and gone since the dataset was attached, read only that, and make a snapshot of what there is now. URL and the other flags are those of before, and need not be named."`
+	Mode        string          `enum:"create,append,replace" default:"create" help:"What to do with a dataset that exists: create refuses, append adds the rows, replace makes a snapshot of these alone."`
+	DropColumn  []string        `sep:"none" placeholder:"NAME" help:"Column of the dataset that --mode replace and --update may take away or make another of; it is an error that they would of any other. Repeatable."`
+	Lazy        bool            `help:"Do not read blobs, where the format tells where they lie without: folders, tables of paths, tars and raw MDS. Each gets its checksum when it is first read, for good. Columns of what blobs hold, such as width, are left out."`
+	Prove       bool            `help:"Read everything, and know all checksums. Without --lazy and --prove it is what reading costs that decides."`
+	Inventory   string          `placeholder:"URL" help:"Read what objects there are from a list, and do not list the bucket: manifest.json of an inventory of S3, msc_manifest_index.json of the Multi-Storage Client, or a file of keys (text, .csv, .jsonl, .parquet). An update lists the bucket, unless it is given one."`
+	Index       source.UseIndex `enum:"sample,all,none" default:"sample" help:"What is taken from an index beside a tar (.idx): members, of which a sample of headers is compared (sample); where to read, and all headers are read (all); or nothing (none). It matters where headers are walked."`
+	WriteIndex  bool            `help:"Leave an index beside each tar that was read, where there is none. The tar's headers are read once more."`
+	IndexFormat source.TarIndex `enum:"energon,dali" default:"energon" help:"Which index --write-index leaves: NAME.tar.idx as Megatron-Energon and Lhotse read it, or NAME.idx as DALI does."`
+	SaveEvery   time.Duration   `default:"30s" placeholder:"DURATION" help:"How often what was read is put down, for an attachment that is interrupted to go on from (${default}); 0: never."`
+	Update      bool            `help:"Look for what is new, changed and gone since the dataset was attached, read only that, and make a snapshot of what there is now. URL and the other flags are those of before, and need not be named."`
 
 	Metadata     string `group:"Tables in Scylla or Cassandra" placeholder:"KEYSPACE.TABLE" help:"Table with more columns of the same samples, under the same uuids."`
 	SplitColumn  string `group:"Tables in Scylla or Cassandra" placeholder:"NAME" help:"Text column that names each row's split."`

@@ -16,9 +16,11 @@ import (
 	"runtime/debug"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/dustin/go-humanize"
+	"golang.org/x/sync/errgroup"
 
 	"bowstring/cmd/bowstring/attach"
 	"bowstring/cmd/bowstring/source"
@@ -299,25 +301,37 @@ func (a *attachment) run(ctx context.Context, app *App) (err error) {
 	return a.writeIndexes(ctx, app, src.Files())
 }
 
+// indexesAtOnce is how many indexes are written at once: headers of a tar are found one by one.
+const indexesAtOnce = 16
+
 // writeIndexes leaves an index beside each tar that was read. One that is there is not replaced.
 func (a *attachment) writeIndexes(ctx context.Context, app *App, files *source.Files) error {
-	made := int64(0)
+	kind := a.cmd.IndexFormat
+	var made atomic.Int64
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(indexesAtOnce)
 	for _, tar := range slices.Sorted(maps.Keys(a.tars)) {
-		var index bytes.Buffer
-		if err := files.WriteIndex(ctx, tar, source.EnergonIndex, &index); err != nil {
-			return fmt.Errorf("the dataset is attached; index of %s: %w", source.Quoted(tar), err)
-		}
-		name := source.EnergonIndex.Name(tar)
-		_, outcome, err := files.Bucket().Put(ctx, name, index.Bytes(), object.Condition{Absent: true})
-		switch {
-		case outcome == object.Moved: // there is one
-		case err != nil:
-			return fmt.Errorf("the dataset is attached; write %s (%s): %w", source.Quoted(name), outcome, err)
-		default:
-			made++
-		}
+		group.Go(func() error {
+			var index bytes.Buffer
+			if err := files.WriteIndex(ctx, tar, kind, &index); err != nil {
+				return fmt.Errorf("the dataset is attached; index of %s: %w", source.Quoted(tar), err)
+			}
+			name := kind.Name(tar)
+			_, outcome, err := files.Bucket().Put(ctx, name, index.Bytes(), object.Condition{Absent: true})
+			switch {
+			case outcome == object.Moved: // there is one
+			case err != nil:
+				return fmt.Errorf("the dataset is attached; write %s (%s): %w", source.Quoted(name), outcome, err)
+			default:
+				made.Add(1)
+			}
+			return nil
+		})
 	}
-	app.Notef("wrote the indexes of %s of %s", humanize.Comma(made), plural(int64(len(a.tars)), "tar"))
+	if err := group.Wait(); err != nil {
+		return err
+	}
+	app.Notef("wrote the indexes of %s of %s", humanize.Comma(made.Load()), plural(int64(len(a.tars)), "tar"))
 	return nil
 }
 
@@ -325,7 +339,7 @@ func (a *attachment) writeIndexes(ctx context.Context, app *App, files *source.F
 func (a *attachment) open(ctx context.Context, app *App) (source.Source, *source.Reader, error) {
 	c := a.cmd
 	from := c.sourceOptions()
-	from.Decide = c.decide
+	from.Decide, from.Index, from.Inventory = c.decide, c.Index, c.Inventory
 	from.Begin = func(e source.Estimate) error {
 		a.estimate(app, e)
 		return nil
@@ -426,28 +440,45 @@ func (a *attachment) bases(ctx context.Context) (all []*attach.Rows, err error) 
 	return all, nil
 }
 
-// asAttached reports whether the snapshot that is replaced is one that attach made. What has changed it since, a merge or
-// a deletion, leaves the sets of the one before.
+// asAttached reports whether the rows of the snapshot that is replaced are as attachments made them. What has changed rows
+// otherwise, a merge or a deletion, marks their sets. Programs that set no marks left the sets of the snapshot before, which
+// are compared, down to the one that the first of several appends has added to.
 func (a *attachment) asAttached(ctx context.Context) (bool, error) {
-	if a.base.Parent == 0 {
-		return true, nil
-	}
-	parent, err := a.store.Snapshot(ctx, a.base.Dataset, a.base.Parent)
-	if errors.Is(err, schema.ErrNotFound) {
-		return false, nil // it was dropped
-	}
-	if err != nil {
-		return false, err
-	}
-	prefixes := func(snap *schema.Snapshot) (all []schema.ObjectPrefix) {
+	attached := func(snap *schema.Snapshot) (all []schema.SetRef) {
 		for _, ref := range snap.Sets {
 			if ref.Blob != (schema.BlobRef{}) {
-				all = append(all, ref.Prefix)
+				all = append(all, ref)
 			}
 		}
 		return all
 	}
-	return !slices.Equal(prefixes(a.base), prefixes(parent)), nil
+	if slices.ContainsFunc(attached(a.base), func(ref schema.SetRef) bool { return ref.Altered }) {
+		return false, nil
+	}
+	for snap := a.base; snap.Parent != 0; {
+		parent, err := a.store.Snapshot(ctx, snap.Dataset, snap.Parent)
+		if errors.Is(err, schema.ErrNotFound) { // it was dropped
+			return snap != a.base, nil
+		}
+		if err != nil {
+			return false, err
+		}
+		if !appended(parent, snap) {
+			return !slices.EqualFunc(attached(snap), attached(parent), func(a, b schema.SetRef) bool {
+				return a.Prefix == b.Prefix
+			}), nil
+		}
+		snap = parent
+	}
+	return true, nil
+}
+
+// appended reports whether a snapshot has all rows of the one before, as they were there, and then others.
+func appended(before, snap *schema.Snapshot) bool {
+	n := len(before.Chunks)
+	return n < len(snap.Chunks) && slices.EqualFunc(before.Chunks, snap.Chunks[:n], func(a, b schema.Chunk) bool {
+		return a.BlobRef == b.BlobRef && a.Rows == b.Rows
+	})
 }
 
 // estimate says how much there is to be read, before it is.
@@ -510,6 +541,10 @@ func (a *attachment) Write(ctx context.Context, b *source.Batch) error {
 		switch {
 		case a.rows != nil && a.rows.Same(id, func(column int) *schema.BlobRef { return refs[column][row] }):
 			a.counts.Kept++
+		case a.rows != nil && a.listing.Proves(a.rows, a.sets, id, func(column int) source.Extent {
+			return b.At[column][row]
+		}, func(column int) *schema.BlobRef { return refs[column][row] }):
+			a.counts.Proven++
 		case a.rows != nil && a.rows.Has(id):
 			a.counts.Changed++
 		default:
@@ -530,7 +565,7 @@ func (a *attachment) Write(ctx context.Context, b *source.Batch) error {
 // Commit implements sink.
 func (a *attachment) Commit(ctx context.Context, sum *summary) error {
 	if a.rows != nil {
-		a.counts.Gone = a.base.Rows() - a.counts.Kept - a.counts.Changed
+		a.counts.Gone = a.base.Rows() - a.counts.Kept - a.counts.Proven - a.counts.Changed
 	}
 	if a.w == nil {
 		return nil

@@ -257,8 +257,9 @@ type verb struct{ do, does, done string }
 
 // updated says how the rows of an attachment compare with those of the snapshot before.
 type updated struct {
-	Kept    int64 `json:"kept"`    // they lie where they lay
-	Changed int64 `json:"changed"` // ids that were there, with other blobs
+	Kept    int64 `json:"kept"`             // they lie where they lay
+	Proven  int64 `json:"proven,omitempty"` // they lie where they lay, and have checksums that they had not
+	Changed int64 `json:"changed"`          // ids that were there, with other blobs
 	New     int64 `json:"new"`
 	Gone    int64 `json:"gone"`
 }
@@ -357,7 +358,11 @@ func (s *summary) print(app *App, asJSON bool) error {
 	}
 	b.WriteString("\n")
 	if u := s.Update; u != nil {
-		fmt.Fprintf(&b, "  update   %s kept, %s changed, %s new, %s gone\n", humanize.Comma(u.Kept), humanize.Comma(u.Changed),
+		kept := humanize.Comma(u.Kept) + " kept"
+		if u.Proven > 0 {
+			kept += fmt.Sprintf(", %s proven where they lay", humanize.Comma(u.Proven))
+		}
+		fmt.Fprintf(&b, "  update   %s, %s changed, %s new, %s gone\n", kept, humanize.Comma(u.Changed),
 			humanize.Comma(u.New), humanize.Comma(u.Gone))
 	}
 	if s.Mixing != nil {

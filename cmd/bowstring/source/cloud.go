@@ -32,11 +32,14 @@ type cloud struct {
 	folder string // what the keys of the folder begin with: "", or what ends in a slash
 
 	keys   keyList
-	listed bool   // keys has all objects of the folder
-	odd    int64  // objects whose keys are no paths, so that they are in no folder
-	oddKey string // one of them
+	listed bool // keys has all objects of the folder
+	// inventory is what is read in the place of listing; nil for none.
+	inventory *inventory
+	odd       int64  // objects whose keys are no paths, so that they are in no folder
+	oddKey    string // one of them
 
-	gone atomic.Pointer[error] // what ended the way to the bucket
+	gone  atomic.Pointer[error] // what ended the way to the bucket
+	twice *twice                // nil where nothing is read twice
 }
 
 // attempts is how often a request is made that a server does not answer.
@@ -81,6 +84,11 @@ func openCloud(ctx context.Context, raw string, opts Options) (*Files, string, e
 		return nil, "", err
 	}
 	c := &cloud{from: b}
+	if opts.Inventory != "" {
+		if c.inventory, err = openInventory(ctx, opts.Inventory, opts); err != nil {
+			return nil, "", err
+		}
+	}
 	if err := c.enter(ctx, key); err != nil {
 		return nil, "", err
 	}
@@ -151,8 +159,17 @@ func (c *cloud) enter(ctx context.Context, key string) error {
 	return nil
 }
 
-// list lists what begins with a prefix, once. A server that does not answer is asked again from where it stopped.
-func (c *cloud) list(ctx context.Context, prefix string) error {
+// list lists what begins with a prefix, once: from the list that another program made, if there is one. A server that does
+// not answer is asked again from where it stopped.
+func (c *cloud) list(ctx context.Context, prefix string) (err error) {
+	if c.inventory != nil {
+		c.keys, err = c.inventory.list(ctx, c, prefix)
+		return err
+	}
+	if url := c.from.URL(); strings.HasPrefix(url, "s3:") || strings.HasPrefix(url, "gs:") {
+		c.keys, c.odd, c.oddKey, err = listRanges(ctx, c.from, prefix)
+		return err
+	}
 	c.keys = keyList{}
 	after := ""
 	for tries := 0; ; tries++ {
@@ -180,18 +197,27 @@ func (c *cloud) listOn(ctx context.Context, prefix string, after *string) error 
 			return err
 		}
 		*after = o.Key
-		switch {
-		case strings.HasSuffix(o.Key, "/") && o.Size == 0: // stands for a folder
-		case !isPath(o.Key):
-			c.odd++
-			c.oddKey = o.Key
-		default:
-			if err := c.keys.add(o); err != nil {
-				return err
-			}
+		if !c.isFile(o) {
+			continue
+		}
+		if err := c.keys.add(o); err != nil {
+			return err
 		}
 	}
 	return nil
+}
+
+// isFile reports whether an object is a file: it stands for no folder, and its key is a path.
+func (c *cloud) isFile(o object.Info) bool {
+	switch {
+	case strings.HasSuffix(o.Key, "/") && o.Size == 0: // stands for a folder
+		return false
+	case !isPath(o.Key):
+		c.odd++
+		c.oddKey = o.Key
+		return false
+	}
+	return true
 }
 
 func sleep(ctx context.Context, d time.Duration) error {
@@ -242,23 +268,8 @@ func (c *cloud) ask(ctx context.Context, paths []string) error {
 	}
 	slices.Sort(keys)
 	keys = slices.Compact(keys)
-	found := make([]object.Info, len(keys))
-	group, ctx := errgroup.WithContext(ctx)
-	group.SetLimit(atTheSameTime)
-	for i, key := range keys {
-		group.Go(func() error {
-			err := attempt(ctx, func() (err error) {
-				found[i], err = c.from.Stat(ctx, key)
-				return err
-			})
-			if errors.Is(err, schema.ErrNotFound) {
-				found[i] = object.Info{}
-				return nil
-			}
-			return err
-		})
-	}
-	if err := group.Wait(); err != nil || len(keys) == 0 {
+	found, err := c.statAll(ctx, keys)
+	if err != nil || len(keys) == 0 {
 		return err
 	}
 	var both keyList
@@ -289,6 +300,27 @@ func (c *cloud) ask(ctx context.Context, paths []string) error {
 	return nil
 }
 
+// statAll describes objects by their keys, several at once. What is not there is zero.
+func (c *cloud) statAll(ctx context.Context, keys []string) ([]object.Info, error) {
+	found := make([]object.Info, len(keys))
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(atTheSameTime)
+	for i, key := range keys {
+		group.Go(func() error {
+			err := attempt(ctx, func() (err error) {
+				found[i], err = c.from.Stat(ctx, key)
+				return err
+			})
+			if errors.Is(err, schema.ErrNotFound) {
+				found[i] = object.Info{}
+				return nil
+			}
+			return err
+		})
+	}
+	return found, group.Wait()
+}
+
 const (
 	// glanceKeys is how many of the first keys of a folder are looked at for its format.
 	glanceKeys = 4000
@@ -301,6 +333,12 @@ const (
 // glance implements system: it lists the first keys, what is in the folder itself, and the first keys of its first
 // folders.
 func (c *cloud) glance(ctx context.Context, depth int) ([]string, error) {
+	if c.inventory != nil {
+		if err := c.know(ctx, nil); err != nil {
+			return nil, err
+		}
+		return c.firstKeys(depth), nil
+	}
 	seen := map[string]bool{}
 	names, folders, keys := []string{}, []string(nil), 0
 	take := func(opts object.ListOptions, most int) error {
@@ -347,6 +385,25 @@ func (c *cloud) glance(ctx context.Context, depth int) ([]string, error) {
 		}
 	}
 	return names, nil
+}
+
+// firstKeys are the names of files of the folder, as glance has them, of those that were listed.
+func (c *cloud) firstKeys(depth int) []string {
+	names, folders := []string{}, map[string]int{}
+	for o := range c.keys.from(c.folder) {
+		rel, ok := strings.CutPrefix(o.Key, c.folder)
+		if !ok || len(names) == enough {
+			break
+		}
+		if strings.Count(rel, "/") > depth || slices.ContainsFunc(strings.Split(rel, "/"), hidden) {
+			continue
+		}
+		if dir := path.Dir(rel); folders[dir] < glancePage {
+			folders[dir]++
+			names = append(names, rel)
+		}
+	}
+	return names
 }
 
 // key is that of the object at a path, or what the keys of a folder begin with.
@@ -476,11 +533,15 @@ func (c *cloud) broken() error {
 
 // notes implements system.
 func (c *cloud) notes() []string {
-	if c.odd == 0 {
-		return nil
+	var notes []string
+	if c.inventory != nil {
+		notes = c.inventory.notes
 	}
-	return []string{fmt.Sprintf("%d objects have keys that are no paths, and were ignored, such as %s", c.odd,
-		Quoted(c.oddKey))}
+	if c.odd == 0 {
+		return notes
+	}
+	return append(slices.Clone(notes), fmt.Sprintf("%d objects have keys that are no paths, and were ignored, such as %s", c.odd,
+		Quoted(c.oddKey)))
 }
 
 // object is the one at a path. Before the bucket is listed it is asked for.

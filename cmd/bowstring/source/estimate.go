@@ -2,6 +2,7 @@ package source
 
 import (
 	"context"
+	"slices"
 )
 
 // Estimate is what it takes to read a data set in a bucket, before that is begun. Numbers are estimates where they
@@ -36,8 +37,12 @@ func (f *Files) estimateWhole(paths []string, times int64) Estimate {
 		}
 		e.Files++
 		e.Bytes += info.Size()
-		e.Through.Requests += times * max(1, (info.Size()+stretch-1)/stretch)
-		e.Through.Bytes += times * info.Size()
+		e.Through.Requests += max(1, (info.Size()+stretch-1)/stretch)
+		e.Through.Bytes += info.Size()
+	}
+	if e.Bytes > twiceBytes { // less is kept from the first time
+		e.Through.Requests *= times
+		e.Through.Bytes *= times
 	}
 	e.Walked = e.Through
 	return e
@@ -64,14 +69,30 @@ func (f *Files) estimateTars(ctx context.Context, shards []shard) Estimate {
 	if size, n := f.memberSize(ctx, shards); n > 0 {
 		// Members within a window come with the header before them.
 		apart := max(size/n, windowBytes)
-		e.Walked.Requests = tarPasses * max(e.Files, e.Bytes/apart)
+		passes := int64(tarPasses)
+		if e.Bytes/max(1, size/n)*2*keptMember <= keptBytes { // headers are kept from the first one
+			passes = 1
+		}
+		e.Walked.Requests = passes * max(e.Files, e.Bytes/apart)
+		if f.allNamed(shards) { // an index that names members takes the place of most headers
+			e.Walked.Requests = min(e.Walked.Requests, passes*e.Files*(indexChecks+3))
+		}
 		e.Walked.Bytes = min(e.Through.Bytes, e.Walked.Requests*windowBytes)
 		if apart >= largeMember { // they are passed over for their columns in any case
-			e.Through.Requests = (e.Through.Requests + e.Walked.Requests) / tarPasses
-			e.Through.Bytes = (e.Through.Bytes + e.Walked.Bytes) / tarPasses
+			e.Through = f.estimateWhole(paths(shards), 1).Through
+			e.Through.Requests += e.Walked.Requests / passes
+			e.Through.Bytes += e.Walked.Bytes / passes
 		}
 	}
 	return e
+}
+
+// allNamed reports whether each tar has an index that may name its members.
+func (f *Files) allNamed(shards []shard) bool {
+	return f.bucket() != nil && f.indexes == IndexSample && !slices.ContainsFunc(shards, func(sh shard) bool {
+		_, err := f.stat(DALIIndex.Name(sh.path))
+		return err != nil && sh.read()
+	})
 }
 
 // begin keeps the estimate, and asks whether to walk and to go on.

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"io"
+	"slices"
 	"sync"
+	"sync/atomic"
 
 	"golang.org/x/sync/semaphore"
 
@@ -22,6 +24,9 @@ type feed struct {
 	want   func(m tarMember) bool
 	// unpacked leaves out tars that are compressed.
 	unpacked bool
+	// kept is where what is read is kept, or, once it was read, taken from; nil for neither.
+	kept  *keptTars
+	again bool // it was read, into kept
 
 	shards  []shard
 	in      sequence // where all is read
@@ -36,14 +41,70 @@ type fedShard struct {
 	room    *semaphore.Weighted // for members that were read and not taken
 	end     error               // what ended it, once members is closed; io.EOF if nothing is wrong
 	cut     error               // why it is not whole, though nothing else is wrong
-	packed  bool                // it is compressed, and was not read
+	packed  bool                // it is compressed, and was not read where that was left out
+	keep    *keptTar            // what is handed out is kept there; nil where it is not
 }
 
 // fedMember is a member of a tar, and its content if it is wanted.
 type fedMember struct {
 	tarMember
-	data []byte
-	err  error // why it cannot be read
+	data   []byte
+	err    error               // why it cannot be read
+	room   *semaphore.Weighted // that its content takes until it is taken; nil where it takes none
+	weight int64               // of its content, in room
+}
+
+// keptTars are the headers of tars that were read once, and need not be read again: where memory is enough, all that a tar
+// has handed out. It is for one feed that reads, and then one more.
+type keptTars struct {
+	left atomic.Int64 // bytes that there is room for
+	tars map[int]*keptTar
+}
+
+// keptTar is a tar that was read.
+type keptTar struct {
+	of      *keptTars
+	members []fedMember
+	bytes   int64
+	over    bool // there was no room for all of it
+	end     error
+	cut     error
+	packed  bool
+}
+
+const (
+	// keptBytes is how much memory kept headers take.
+	keptBytes = 64 << 20
+	// keptMember is what a member takes there besides its name and its content.
+	keptMember = 256
+)
+
+func newKeptTars() *keptTars {
+	k := &keptTars{tars: map[int]*keptTar{}}
+	k.left.Store(keptBytes)
+	return k
+}
+
+// add keeps a member.
+func (k *keptTar) add(m fedMember) {
+	if k == nil || k.over {
+		return
+	}
+	m.room = nil
+	n := int64(keptMember + 2*len(m.name) + len(m.data))
+	if k.bytes += n; k.of.left.Add(-n) < 0 || m.err != nil {
+		k.of.left.Add(k.bytes)
+		k.over, k.members = true, nil
+		return
+	}
+	k.members = append(k.members, m)
+}
+
+// has reports whether all of the tar is there, with the content of what is wanted.
+func (k *keptTar) has(want func(tarMember) bool) bool {
+	return k != nil && !k.over && !k.packed && k.end != nil && !slices.ContainsFunc(k.members, func(m fedMember) bool {
+		return m.data == nil && m.problem == "" && m.size <= maxText && want(m.tarMember)
+	})
 }
 
 const (
@@ -102,9 +163,27 @@ func (f *feed) shard(n int) *fedShard {
 		s := &fedShard{members: make(chan fedMember, feedMembers), room: semaphore.NewWeighted(feedBytes)}
 		f.begun[f.next] = s
 		path := f.shards[f.next].path
+		var again *keptTar
+		switch {
+		case f.kept != nil && f.again:
+			if again = f.kept.tars[f.next]; !again.has(f.want) {
+				again = nil
+			}
+			delete(f.kept.tars, f.next)
+		case f.kept != nil:
+			s.keep = &keptTar{of: f.kept}
+			f.kept.tars[f.next] = s.keep
+		}
 		f.running.Go(func() {
 			defer close(s.members)
+			if again != nil {
+				s.end = f.replay(s, again)
+				return
+			}
 			s.end = f.read(s, path)
+			if k := s.keep; k != nil {
+				k.end, k.cut, k.packed = s.end, s.cut, s.packed
+			}
 		})
 	}
 	s := f.begun[n]
@@ -119,8 +198,26 @@ func (f *feed) open(path string) (*File, error) {
 	return f.in.open(path)
 }
 
+// replay hands out a tar that was kept.
+func (f *feed) replay(s *fedShard, k *keptTar) error {
+	s.cut, s.packed = k.cut, k.packed
+	for _, m := range k.members {
+		select {
+		case s.members <- m:
+		case <-f.ctx.Done():
+			return context.Cause(f.ctx)
+		}
+	}
+	k.of.left.Add(k.bytes)
+	return k.end
+}
+
 // read reads a tar.
 func (f *feed) read(s *fedShard, path string) error {
+	if end, done := f.byIndex(s, path); done {
+		s.cut = end.cut
+		return end.err
+	}
 	file, err := f.open(path)
 	if err != nil {
 		return err
@@ -129,8 +226,7 @@ func (f *feed) read(s *fedShard, path string) error {
 	if err != nil {
 		return err
 	}
-	if t.packed && f.unpacked {
-		s.packed = true
+	if s.packed = t.packed; t.packed && f.unpacked {
 		return t.close()
 	}
 	if t.packed && f.walk { // it is read from its beginning to its end in any case
@@ -142,34 +238,29 @@ func (f *feed) read(s *fedShard, path string) error {
 		}
 	}
 	defer func() { _ = t.close() }()
+	put := f.putInto(f.ctx, s.members, s.room, feedBytes)
 	for {
 		m, err := t.next()
 		if errors.Is(err, io.EOF) {
 			s.cut = t.checkEnd()
 		}
+		if err == nil {
+			err = put(m, func(data []byte) error {
+				_, err := io.ReadFull(t, data)
+				return err
+			})
+		}
 		if err != nil {
 			return err
-		}
-		fed := fedMember{tarMember: m}
-		if m.problem == "" && m.size <= maxText && f.want(m) {
-			if s.room.Acquire(f.ctx, min(m.size, feedBytes)) != nil {
-				return context.Cause(f.ctx)
-			}
-			fed.data = make([]byte, m.size)
-			_, fed.err = io.ReadFull(t, fed.data)
-		}
-		select {
-		case s.members <- fed:
-		case <-f.ctx.Done():
-			return context.Cause(f.ctx)
 		}
 	}
 }
 
 // taken says that the content of a member is used no more.
 func (s *fedShard) taken(m fedMember) {
-	if m.data != nil || m.err != nil {
-		s.room.Release(min(m.size, feedBytes))
+	s.keep.add(m)
+	if m.room != nil {
+		m.room.Release(m.weight)
 	}
 }
 
@@ -183,9 +274,10 @@ func (f *Files) largeMembers(ctx context.Context, shards []shard) bool {
 // apart is how far some members of a tar are apart in all, and how many they are.
 type apart struct{ size, n int64 }
 
-// memberSize reads the first headers of the first tar, once, and returns how many there are, and how far apart in all.
+// memberSize reads the first headers of the first tar, once, and returns how many there are, and how far apart in all. Each of
+// large members is a request.
 func (f *Files) memberSize(ctx context.Context, shards []shard) (size, n int64) {
-	const most = 8
+	const most, mostLarge = 8, 4
 	if f.tars.n > 0 {
 		return f.tars.size, f.tars.n
 	}
@@ -205,7 +297,7 @@ func (f *Files) memberSize(ctx context.Context, shards []shard) (size, n int64) 
 		if t.packed {
 			return 0, 0
 		}
-		for n < most {
+		for n < most && (n < mostLarge || size/n < 4*windowBytes) {
 			h, err := t.header()
 			if err != nil {
 				break

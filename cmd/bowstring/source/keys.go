@@ -295,3 +295,13 @@ func (i keyInfo) IsDir() bool { return i.dir }
 
 // Sys implements fs.FileInfo.
 func (i keyInfo) Sys() any { return i.object }
+
+// join adds the objects of another list, which is behind this one. Both are sealed.
+func (l *keyList) join(other *keyList) {
+	if other.n == 0 {
+		return
+	}
+	l.blocks = append(l.blocks, other.blocks...)
+	l.n += other.n
+	l.last, l.open = other.last, nil
+}

@@ -326,45 +326,49 @@ func (s *mds) Fields() (meta, blobs []arrow.Field) { return s.meta, s.blobs }
 
 // Samples names a sample by its split and its number there.
 func (s *mds) Samples(ctx context.Context) iter.Seq2[Sample, error] {
+	type numbered struct {
+		mdsPart
+		shard mdsShard
+		first int64 // number of the shard's first sample
+	}
+	var all []numbered
+	for _, p := range s.parts {
+		first := int64(0)
+		for _, sh := range p.shards {
+			all = append(all, numbered{p, sh, first})
+			first += sh.Samples
+		}
+	}
 	return func(yield func(Sample, error) bool) {
 		in := s.place.inOrder(ctx, s.paths())
 		defer in.close()
-		for _, p := range s.parts {
-			var first int64 // number of the shard's first sample
-			for _, sh := range p.shards {
-				if sh.known > 0 {
-					of := s.asShard(p, sh)
-					if !s.place.yieldKnown(ctx, &of, yield) {
-						return
-					}
-					first += sh.Samples
-					continue
+		of := parts{
+			n:     len(all),
+			reads: func(i int) bool { return all[i].shard.known == 0 },
+			known: func(i int) bool {
+				known := s.asShard(all[i].mdsPart, all[i].shard)
+				return s.place.yieldKnown(ctx, &known, yield)
+			},
+			read: func(ctx context.Context, i int, put func(Sample) bool) error {
+				at := all[i]
+				visit := func(item mdsItem) bool {
+					return put(s.sample(mdsKey(at.mdsPart, at.first+item.number), at.split, item))
 				}
-				stopped := false
-				read := func(visit func(mdsItem) bool) error { return s.readShard(ctx, in, p, sh, visit) }
 				if s.walked {
-					read = func(visit func(mdsItem) bool) error { return s.walkShard(ctx, p, sh, visit) }
+					return s.walkShard(ctx, at.mdsPart, at.shard, visit)
 				}
-				err := read(func(item mdsItem) bool {
-					stopped = !yield(s.sample(mdsKey(p, first+item.number), p.split, item), nil)
-					return !stopped
-				})
-				if stopped {
-					return
-				}
+				return s.readShard(ctx, in, at.mdsPart, at.shard, visit)
+			},
+			ended: func(i int, err error) bool {
 				if end := s.place.ended(ctx, err); end != nil {
 					yield(Sample{}, end)
-					return
+					return false
 				}
-				if err != nil {
-					key := filepath.ToSlash(filepath.Join(p.split, sh.Raw.Basename))
-					if !yield(Sample{Key: key, Split: p.split, Bad: err.Error()}, nil) {
-						return
-					}
-				}
-				first += sh.Samples
-			}
+				key := filepath.ToSlash(filepath.Join(all[i].split, all[i].shard.Raw.Basename))
+				return err == nil || yield(Sample{Key: key, Split: all[i].split, Bad: err.Error()}, nil)
+			},
 		}
+		of.yield(ctx, s.place.atOnce(s.walked), yield)
 	}
 }
 
@@ -845,6 +849,7 @@ func (s *mds) survey(ctx context.Context) error {
 	if !s.surveyed() {
 		return nil
 	}
+	defer s.place.readTwice(s.paths())()
 	in := s.place.inOrder(ctx, s.paths())
 	defer in.close()
 	for _, p := range s.parts {

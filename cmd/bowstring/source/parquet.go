@@ -198,34 +198,34 @@ func (s *parquetSource) Samples(ctx context.Context) iter.Seq2[Sample, error] {
 	return func(yield func(Sample, error) bool) {
 		in := s.place.inOrder(ctx, paths(s.shards))
 		defer in.close()
-		for _, sh := range s.shards {
-			if sh.known > 0 {
-				if !s.place.yieldKnown(ctx, &sh, yield) {
-					return
+		of := parts{
+			n:     len(s.shards),
+			reads: func(i int) bool { return s.shards[i].known == 0 },
+			known: func(i int) bool { return s.place.yieldKnown(ctx, &s.shards[i], yield) },
+			read: func(ctx context.Context, i int, put func(Sample) bool) error {
+				return s.readShard(ctx, in, s.shards[i], put)
+			},
+			ended: func(i int, err error) bool {
+				if end := s.place.ended(ctx, err); end != nil {
+					yield(Sample{}, end)
+					return false
 				}
-				continue
-			}
-			more, err := s.readShard(ctx, in, sh, yield)
-			if end := s.place.ended(ctx, err); end != nil {
-				yield(Sample{}, end)
-				return
-			}
-			if err != nil && !yield(Sample{Key: sh.rel, Split: sh.split, Bad: err.Error()}, nil) || !more {
-				return
-			}
+				sh := &s.shards[i]
+				return err == nil || yield(Sample{Key: sh.rel, Split: sh.split, Bad: err.Error()}, nil)
+			},
 		}
+		of.yield(ctx, s.place.atOnce(false), yield)
 	}
 }
 
 // readShard yields the rows of a file. Its error is what is wrong with the file.
-func (s *parquetSource) readShard(ctx context.Context, in sequence, sh shard,
-	yield func(Sample, error) bool) (more bool, err error) {
+func (s *parquetSource) readShard(ctx context.Context, in sequence, sh shard, yield func(Sample) bool) error {
 	if err := s.broken[sh.rel]; err != nil {
-		return true, err
+		return err
 	}
 	records, err := s.layout.recordsOf(in.open(sh.path))
 	if err != nil {
-		return true, err
+		return err
 	}
 	defer func() { _ = records.close() }()
 	file := s.place.name(sh.path)
@@ -236,15 +236,15 @@ func (s *parquetSource) readShard(ctx context.Context, in sequence, sh shard,
 		rec, bad, err := records.next(ctx)
 		if errors.Is(err, io.EOF) {
 			if want := records.file.NumRows(); row != want {
-				return true, fmt.Errorf("it ends after %d of %d rows", row, want)
+				return fmt.Errorf("it ends after %d of %d rows", row, want)
 			}
-			return true, nil
+			return nil
 		}
 		if err != nil {
-			return true, fmt.Errorf("after %d of %d rows: %w", row, records.file.NumRows(), err)
+			return fmt.Errorf("after %d of %d rows: %w", row, records.file.NumRows(), err)
 		}
 		if rec, err = s.own.restore(rec); err != nil {
-			return true, fmt.Errorf("after %d of %d rows: %w", row, records.file.NumRows(), err)
+			return fmt.Errorf("after %d of %d rows: %w", row, records.file.NumRows(), err)
 		}
 		share := recordBytes(rec) / max(rec.NumRows(), 1)
 		for i := range int(rec.NumRows()) {
@@ -258,9 +258,9 @@ func (s *parquetSource) readShard(ctx context.Context, in sequence, sh shard,
 				sample.Release()
 				continue
 			}
-			if !yield(sample, nil) {
+			if !yield(sample) {
 				rec.Release()
-				return false, nil
+				return nil
 			}
 		}
 		rec.Release()

@@ -36,6 +36,9 @@ type Files struct {
 	lazy bool   // Options.Walk
 	kept Kept   // rows that need not be read; nil: all files are
 	tars apart  // how far members of tars are apart, once that was looked at
+
+	indexes   UseIndex
+	differing differing // what indexes have said wrongly
 }
 
 // system is what formats need of a system of files. Paths have slashes, and are absolute but where absolute takes

@@ -79,6 +79,74 @@ func (c *cloud) inOrder(ctx context.Context, paths []string) sequence {
 func (r *reading) close() {
 	r.cancel()
 	r.running.Wait()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for at, l := range r.have {
+		if l.used && l.pins == 0 && l.err == nil {
+			r.from.twice.put(at, l.buf)
+			delete(r.have, at)
+		}
+	}
+}
+
+// twice has what was read of objects that are read twice, from beginning to end, and are small. It is safe for concurrent
+// use; nil keeps nothing.
+type twice struct {
+	mu   sync.Mutex
+	read map[stretchOf][]byte
+	done bool // all was read once
+}
+
+// twiceBytes bounds the objects of which all is kept between two readings.
+const twiceBytes = aheadBytes
+
+// put keeps a stretch, and reports whether it does.
+func (t *twice) put(at stretchOf, buf []byte) bool {
+	if t == nil {
+		return false
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if !t.done {
+		t.read[at] = buf
+	}
+	return !t.done
+}
+
+// take returns a stretch that was kept, once; nil if it was not.
+func (t *twice) take(at stretchOf) []byte {
+	if t == nil {
+		return nil
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	buf := t.read[at]
+	if t.done {
+		delete(t.read, at)
+	}
+	return buf
+}
+
+// readTwice says that files will be read twice. Until the function that it returns is called, what is read of them is kept for
+// the second time, if they are small.
+func (f *Files) readTwice(paths []string) (again func()) {
+	c, ok := f.system.(*cloud)
+	size := int64(0)
+	for _, p := range paths {
+		if info, err := f.stat(p); err == nil {
+			size += info.Size()
+		}
+	}
+	if !ok || size > twiceBytes {
+		return func() {}
+	}
+	t := &twice{read: map[stretchOf][]byte{}}
+	c.twice = t
+	return func() {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		t.done = true
+	}
 }
 
 // open opens an object.
@@ -130,7 +198,9 @@ func (r *reading) give(at stretchOf, l *loaded) {
 		old := r.used[0]
 		r.used = r.used[1:]
 		if l := r.have[old]; l != nil && l.pins == 0 {
-			buffers.put(l.buf)
+			if !r.from.twice.put(old, l.buf) {
+				buffers.put(l.buf)
+			}
 			delete(r.have, old)
 		}
 	}
@@ -152,6 +222,13 @@ func (r *reading) leave(p string) {
 // startLocked has a stretch read, unless it is there or being read.
 func (r *reading) startLocked(at stretchOf, o object.Info) *loaded {
 	if l := r.have[at]; l != nil {
+		return l
+	}
+	if buf := r.from.twice.take(at); buf != nil {
+		l := &loaded{done: make(chan struct{}), buf: buf}
+		close(l.done)
+		r.have[at] = l
+		r.ahead += int64(len(buf))
 		return l
 	}
 	offset := at.index * stretch

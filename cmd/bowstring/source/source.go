@@ -8,6 +8,7 @@
 package source
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"iter"
@@ -70,7 +71,7 @@ func (a *about) Files() *Files    { return a.place }
 func (a *about) Splits() []string { return a.splits }
 func (a *about) Rows() int64      { return a.rows }
 func (a *about) Notes() []string {
-	notes := append(a.place.notes(), a.notes...)
+	notes := slices.Concat(a.place.notes(), a.notes, a.place.differing.notes())
 	if a.walked {
 		notes = append(notes, "the content of blobs was not read: columns of what it holds, such as width and duration, are "+
 			"left out")
@@ -144,6 +145,11 @@ type Options struct {
 	// Kept is called when the objects of a bucket are listed, and returns what is known of those that have not changed; nil
 	// if all of them are to be read. Formats of shards ask it: tars, Parquet, MDS, LitData and TensorFlow's records.
 	Kept func(format, bucket string, objects []schema.Object) (Kept, error)
+	// Inventory is a list of the objects of the bucket that is read in the place of listing it; "" lists it. It is a path or
+	// URL: manifest.json of an inventory of S3, msc_manifest_index.json of the Multi-Storage Client, or a list of keys.
+	Inventory string
+	// Index says what is taken from indexes that lie beside tars in a bucket; IndexSample if empty.
+	Index UseIndex
 	// Begin is called when it is known what there is to read, and not much was read yet. Its error ends Open.
 	Begin func(Estimate) error
 	// Columns are the columns of the source that are read; empty means all of them. A * stands for any text. What
@@ -230,7 +236,7 @@ func Open(ctx context.Context, path string, opts Options) (Source, error) {
 		files, z = inside, inside.system.(*zipped)
 		path = z.top(path)
 	}
-	files.lazy = opts.Walk
+	files.lazy, files.indexes = opts.Walk, cmp.Or(opts.Index, IndexSample)
 	opts.files = files
 	f, err := choose(ctx, path, opts)
 	if err != nil {

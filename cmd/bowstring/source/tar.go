@@ -27,7 +27,23 @@ type tarReader struct {
 	packed  bool      // it is compressed
 	ended   bool      // the last tar's end mark was read, and what follows it not yet
 	dataEnd int64     // where the last member's content ends, padding included; 0 if that is not known
+	until   int64     // next returns errReached where a header begins there; 0: it reads to the end
+	missed  int64     // an until at which no header begins
 	close   func() error
+}
+
+// errReached says that reading has come to where it was to end.
+var errReached = errors.New("the next part of the tar begins")
+
+// openTarAt opens a tar that is not compressed, to read headers from one that begins at a byte on. It closes the file if
+// there is an error.
+func openTarAt(f *File, at int64) (*tarReader, error) {
+	if _, err := f.Seek(at, io.SeekStart); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	t := &tarReader{in: &tarInput{r: f, n: at}, seek: f, dataEnd: at, close: f.Close}
+	t.begin(nil)
+	return t, nil
 }
 
 // readTar opens a tar of what was opened, to read all of it.
@@ -169,6 +185,12 @@ func (t *tarReader) contentAt() int64 {
 func (t *tarReader) next() (m tarMember, err error) {
 	for {
 		begin := (t.dataEnd + tarBlock - 1) / tarBlock * tarBlock
+		if t.until > 0 && begin >= t.until {
+			if begin == t.until {
+				return tarMember{}, errReached
+			}
+			t.missed, t.until = t.until, 0
+		}
 		h, err := t.header()
 		if err != nil {
 			return tarMember{}, err
@@ -177,29 +199,38 @@ func (t *tarReader) next() (m tarMember, err error) {
 			return tarMember{}, fmt.Errorf("a member's name has %d bytes, more than %d: %s", len(h.Name), maxMemberName,
 				Quoted(h.Name))
 		}
-		name := strings.TrimPrefix(path.Clean(filepath.ToSlash(h.Name)), "/")
-		dir, base := path.Split(name)
-		stem, ext, dotted := strings.Cut(base, ".")
-		if h.Typeflag == tar.TypeDir || h.Typeflag == tar.TypeXGlobalHeader || stem == "" || !dotted ||
-			strings.HasPrefix(base, "__") || strings.HasPrefix(dir, "__MACOSX") {
+		m, ok := memberNamed(h.Name)
+		if !ok || h.Typeflag == tar.TypeDir || h.Typeflag == tar.TypeXGlobalHeader {
 			continue
 		}
-		m = tarMember{name: name, size: h.Size, at: t.contentAt(), header: begin, key: dir + stem,
-			ext: norm.NFC.String(strings.ToLower(ext))}
+		m.size, m.at, m.header = h.Size, t.contentAt(), begin
 		switch {
 		case h.Typeflag == tar.TypeLink || h.Typeflag == tar.TypeSymlink:
 			m.problem = fmt.Sprintf("member %s is a link to %s, not a file; tar --hard-dereference --dereference "+
-				"stores files", Quoted(name), Quoted(h.Linkname))
+				"stores files", Quoted(m.name), Quoted(h.Linkname))
 		case h.Typeflag != tar.TypeReg || isSparse(h):
-			m.problem = fmt.Sprintf("member %s is no plain file, but of type %q", Quoted(name), h.Typeflag)
-		case !isExtension(m.ext):
-			m.problem = fmt.Sprintf("member %s: a key ends at the first dot of a name, as WebDataset has it, which "+
-				"makes this %s of sample %s; "+
-				"if the dot belongs to the key, name it without, such as %s", Quoted(name), Quoted(m.ext),
-				Quoted(m.key), Quoted(undotted(name)))
+			m.problem = fmt.Sprintf("member %s is no plain file, but of type %q", Quoted(m.name), h.Typeflag)
 		}
 		return m, nil
 	}
+}
+
+// memberNamed is a member by its name in a header. It is false of one that belongs to no sample.
+func memberNamed(in string) (m tarMember, ok bool) {
+	name := strings.TrimPrefix(path.Clean(filepath.ToSlash(in)), "/")
+	dir, base := path.Split(name)
+	stem, ext, dotted := strings.Cut(base, ".")
+	if stem == "" || !dotted || strings.HasPrefix(base, "__") || strings.HasPrefix(dir, "__MACOSX") {
+		return tarMember{}, false
+	}
+	m = tarMember{name: name, key: dir + stem, ext: norm.NFC.String(strings.ToLower(ext))}
+	if !isExtension(m.ext) {
+		m.problem = fmt.Sprintf("member %s: a key ends at the first dot of a name, as WebDataset has it, which "+
+			"makes this %s of sample %s; "+
+			"if the dot belongs to the key, name it without, such as %s", Quoted(name), Quoted(m.ext),
+			Quoted(m.key), Quoted(undotted(name)))
+	}
+	return m, true
 }
 
 // isSparse says whether a member holds more zeros than the tar does.

@@ -148,6 +148,7 @@ func tfKey(sh *shard, n int64) string { return fmt.Sprintf("%s#%d", sh.rel, n) }
 // survey reads all records for their features. What is wrong with a file or a record shows again, and is reported, when
 // the samples are read.
 func (s *tfRecords) survey(ctx context.Context) error {
+	defer s.place.readTwice(s.paths())()
 	in := s.place.inOrder(ctx, s.paths())
 	defer in.close()
 	var firsts []error
@@ -339,37 +340,38 @@ func (s *tfRecords) Samples(ctx context.Context) iter.Seq2[Sample, error] {
 	return func(yield func(Sample, error) bool) {
 		in := s.place.inOrder(ctx, s.paths())
 		defer in.close()
-		for i := range s.shards {
-			sh := &s.shards[i]
-			if sh.missing != "" {
-				if !yield(sh.asMissing(), nil) {
-					return
+		of := parts{
+			n:     len(s.shards),
+			reads: func(i int) bool { return s.shards[i].shard.read() },
+			known: func(i int) bool {
+				if sh := &s.shards[i]; sh.missing == "" {
+					return s.place.yieldKnown(ctx, &sh.shard, yield)
 				}
-				continue
-			}
-			if sh.known > 0 {
-				if !s.place.yieldKnown(ctx, &sh.shard, yield) {
-					return
+				return yield(s.shards[i].asMissing(), nil)
+			},
+			read: func(ctx context.Context, i int, put func(Sample) bool) error {
+				sh := &s.shards[i]
+				err := s.read(ctx, in, sh, func(n, at int64, buf []byte, err error) error {
+					if !put(s.sample(sh, n, at, buf, err)) {
+						return errStop
+					}
+					return nil
+				})
+				if errors.Is(err, errStop) {
+					return nil
 				}
-				continue
-			}
-			err := s.read(ctx, in, sh, func(n, at int64, buf []byte, err error) error {
-				if !yield(s.sample(sh, n, at, buf, err), nil) {
-					return errStop
+				return err
+			},
+			ended: func(i int, err error) bool {
+				if end := s.place.ended(ctx, err); end != nil {
+					yield(Sample{}, end)
+					return false
 				}
-				return nil
-			})
-			if errors.Is(err, errStop) {
-				return
-			}
-			if end := s.place.ended(ctx, err); end != nil {
-				yield(Sample{}, end)
-				return
-			}
-			if err != nil && !yield(Sample{Key: sh.rel, Split: sh.split, Bad: err.Error()}, nil) {
-				return
-			}
+				sh := &s.shards[i]
+				return err == nil || yield(Sample{Key: sh.rel, Split: sh.split, Bad: err.Error()}, nil)
+			},
 		}
+		of.yield(ctx, s.place.atOnce(false), yield)
 	}
 }
 

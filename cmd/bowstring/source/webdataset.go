@@ -55,6 +55,7 @@ type webDataset struct {
 	pathAt  int                  // metadata column of the name of the first blob's member, or -1
 	refused map[string]string    // extensions that become no column, and why
 	keys    map[string]*foundKey // of all samples
+	kept    *keptTars            // headers that were read for the columns, where tars are walked
 	run     int32                // how often the samples were read
 }
 
@@ -129,16 +130,29 @@ var errKnownAlso = errors.New("what the samples are depends on shards that were 
 // survey reads the tars for the columns of their samples.
 func (s *webDataset) survey(ctx context.Context) error {
 	found := newSurvey(s.shards, s.choice)
+	counts, err := s.place.counts(ctx, s.shards)
+	if err != nil {
+		return err
+	}
+	if !s.walked {
+		defer s.place.readTwice(paths(s.shards))()
+	}
 	from := newFeed(ctx, s.place, s.shards, s.walked, func(m tarMember) bool {
 		kind, _ := kindOf(m.ext)
-		return kind == memberJSON
+		// What is small comes with its header, and is wanted when samples are made.
+		return kind == memberJSON || s.walked && kind != memberBlob && m.size <= windowBytes
 	})
 	defer from.close()
+	if s.walked {
+		s.kept = newKeptTars()
+		from.kept = s.kept
+	}
 	for n, sh := range s.shards {
 		found.samples += sh.known
 		if !sh.read() {
 			continue
 		}
+		before := found.samples
 		if err := found.read(ctx, n, from.shard(n)); err != nil {
 			return err
 		}
@@ -148,6 +162,7 @@ func (s *webDataset) survey(ctx context.Context) error {
 		if err := found.checkExtensions(); err != nil {
 			return err
 		}
+		counts[n].compare(s.place, sh, found.samples-before)
 	}
 	if found.samples == 0 {
 		return fmt.Errorf("%w: the tars hold no samples: members named KEY.EXTENSION", schema.ErrInvalid)
@@ -434,11 +449,12 @@ func (f *survey) read(ctx context.Context, n int, from *fedShard) error {
 			g = group{key: m.key, has: map[string]bool{}}
 		}
 		if m.problem != "" {
+			from.taken(m)
 			continue
 		}
 		g.has[m.ext] = true
 		var err error
-		if m.data != nil && m.err == nil { // else the next member shows it as well
+		if kind, _ := kindOf(m.ext); kind == memberJSON && m.data != nil && m.err == nil { // else the next member shows it as well
 			err = f.readJSON(m.ext, m.data)
 		}
 		if from.taken(m); err != nil {
@@ -640,7 +656,7 @@ func (s *webDataset) headers(ctx context.Context) *feed {
 		kind := s.members[m.ext].kind
 		return kind != memberLeft && kind != memberBlob
 	})
-	from.unpacked = true
+	from.unpacked, from.kept, from.again = true, s.kept, true
 	return from
 }
 

@@ -1,0 +1,620 @@
+package source
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"io"
+	"math/rand/v2"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sync/semaphore"
+	"gopkg.in/yaml.v3"
+)
+
+// UseIndex says what is taken from an index that lies beside a tar in a bucket. An index is advice: what it says is held
+// against headers, and where they differ the headers count, and a note says so.
+type UseIndex string
+
+// Ways to use an index.
+const (
+	// IndexSample takes members from an index that names them, and compares a sample of their headers.
+	IndexSample UseIndex = "sample"
+	// IndexAll takes from an index where headers may begin, so that several are read at once. All of them are read.
+	IndexAll UseIndex = "all"
+	// IndexNone reads no index.
+	IndexNone UseIndex = "none"
+)
+
+const (
+	// indexChecks is how many members of a tar are compared with their headers, besides the first, the last and those that
+	// stand out.
+	indexChecks = 32
+	// mostChecks is how many are compared at most. Where more would have to be, all headers are read.
+	mostChecks = 4 * indexChecks
+	// segmentMembers is how many members of a tar are read one after the other, where others are read at the same time.
+	segmentMembers = 64
+	// segmentWindows is how many windows a part has at least that is read from a header on.
+	segmentWindows = 16
+	// mostMembers bounds the members that an index names.
+	mostMembers = 1 << 22
+	// tarPadding bounds what follows the last member of a tar: zeros that fill a record.
+	tarPadding = 1 << 20
+)
+
+// tarContents is what an index says of a tar.
+type tarContents struct {
+	index   string      // its path
+	size    int64       // of the tar
+	members []tarMember // in their order, where the index names them
+	gap     int64       // bytes between the end of a member and the content of the next, as most of them have it
+	starts  []int64     // where samples may begin, in ascending order
+}
+
+// contents reads the index of a tar in a bucket; nil if there is none, or none that can be one of this tar.
+func (f *Files) contents(ctx context.Context, tar string) (*tarContents, error) {
+	if f.bucket() == nil || f.indexes == IndexNone || !strings.HasSuffix(tar, ".tar") {
+		return nil, nil //nolint:nilnil // there is none
+	}
+	info, err := f.stat(tar)
+	if err != nil {
+		return nil, nil //nolint:nilnil,nilerr // which shows when the tar is opened
+	}
+	for _, kind := range []TarIndex{DALIIndex, EnergonIndex} {
+		index := kind.Name(tar)
+		if at, err := f.stat(index); err != nil || !at.Mode().IsRegular() {
+			continue
+		}
+		data, err := f.readWhole(ctx, index, maxIndex)
+		if interrupted(err) {
+			return nil, err
+		}
+		c := &tarContents{index: index, size: info.Size()}
+		if err == nil {
+			err = c.parse(data)
+		}
+		if err == nil {
+			return c, nil
+		}
+		f.differs(index, tar, err.Error())
+	}
+	return nil, nil //nolint:nilnil // there is none
+}
+
+// differs notes that an index and a tar differ.
+func (f *Files) differs(index, tar, what string) {
+	f.differing.add(fmt.Sprintf("the index %s is not one of %s, and was not used: %s", Quoted(f.shown(index)),
+		Quoted(f.shown(tar)), what))
+}
+
+// differing is what indexes have said wrongly. It is safe for concurrent use.
+type differing struct {
+	mu   sync.Mutex
+	said []string
+	n    int
+}
+
+// mostDiffering is how many notes there are of indexes that are wrong.
+const mostDiffering = 20
+
+func (d *differing) add(note string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if slices.Contains(d.said, note) {
+		return
+	}
+	if d.n++; len(d.said) < mostDiffering {
+		d.said = append(d.said, note)
+	}
+}
+
+func (d *differing) notes() []string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	notes := slices.Clone(d.said)
+	slices.Sort(notes) // tars are read in any order
+	if more := d.n - len(notes); more > 0 {
+		notes = append(notes, fmt.Sprintf("%d more indexes of tars were not used", more))
+	}
+	return notes
+}
+
+// parse reads an index of any kind. Its error is why it cannot be one of the tar.
+func (c *tarContents) parse(data []byte) error {
+	switch {
+	case bytes.HasPrefix(data, []byte("v1.")):
+		return c.parseDALI(string(data))
+	case len(data) < 16 || len(data)%8 != 0 || len(data)/8 > mostMembers:
+		return fmt.Errorf("%d bytes are neither offsets nor an index of DALI", len(data))
+	}
+	last := int64(-1)
+	for ; len(data) > 0; data = data[8:] {
+		at := binary.LittleEndian.Uint64(data)
+		switch {
+		case at > uint64(c.size):
+			return fmt.Errorf("it names byte %d, and the tar has %d", at, c.size)
+		case int64(at) <= last:
+			return fmt.Errorf("it names byte %d behind %d: offsets ascend", at, last)
+		case at%tarBlock != 0 && at != uint64(c.size):
+			return fmt.Errorf("it names byte %d, where no header of a tar begins", at)
+		}
+		last = int64(at)
+		c.starts = append(c.starts, last)
+	}
+	c.starts = c.starts[:len(c.starts)-1] // the last one is where samples end
+	return nil
+}
+
+// parseDALI reads an index of DALI: version 1.2, which names the members, or 1.1, which does not.
+func (c *tarContents) parseDALI(text string) error {
+	head, rest, _ := strings.Cut(text, "\n")
+	version, count, _ := strings.Cut(strings.TrimSpace(head), " ")
+	fields := 4
+	switch version {
+	case "v1.2":
+	case "v1.1":
+		fields = 3
+	default:
+		return fmt.Errorf("it is of version %.20q; want v1.1 or v1.2", version)
+	}
+	samples, end := 0, int64(0)
+	gaps := map[int64]int{}
+	for line := range strings.Lines(rest) {
+		words := strings.Fields(line)
+		if len(words) == 0 {
+			continue
+		}
+		if len(words)%fields != 0 {
+			return fmt.Errorf("sample %d has %d words; want %d for each member", samples, len(words), fields)
+		}
+		c.starts = append(c.starts, end)
+		samples++
+		for ; len(words) > 0; words = words[fields:] {
+			at, err := strconv.ParseInt(words[1], 10, 64)
+			if err != nil {
+				return fmt.Errorf("sample %d: %w", samples-1, err)
+			}
+			size, err := strconv.ParseInt(words[2], 10, 64)
+			if err != nil {
+				return fmt.Errorf("sample %d: %w", samples-1, err)
+			}
+			if at%tarBlock != 0 || at < end+tarBlock || size < 0 || size > c.size-at || at > c.size {
+				return fmt.Errorf("a member of sample %d is said to lie at byte %d, with %d bytes, behind one that ends at %d, in "+
+					"a tar of %d", samples-1, at, size, end, c.size)
+			}
+			if gaps[at-end]++; gaps[at-end] > gaps[c.gap] {
+				c.gap = at - end
+			}
+			if fields == 4 {
+				if len(c.members) == mostMembers {
+					return fmt.Errorf("it names more than %d members", mostMembers)
+				}
+				m, ok := memberNamed(words[3])
+				if !ok {
+					return fmt.Errorf("it names %s, which is a member of no sample", Quoted(words[3]))
+				}
+				m.size, m.at, m.header = size, at, end
+				c.members = append(c.members, m)
+			}
+			end = (at + size + tarBlock - 1) / tarBlock * tarBlock
+		}
+	}
+	if want, err := strconv.Atoi(count); err != nil || want != samples || samples == 0 {
+		return fmt.Errorf("it has %d samples, and its first line says %.20q", samples, count)
+	}
+	return nil
+}
+
+// checks are the members whose headers are looked at: the first, the last, those before which something else lies, and
+// some by chance, which are the same ones each time. It is nil where they would be too many.
+func (c *tarContents) checks() []int {
+	n := len(c.members)
+	all := map[int]bool{0: true, n - 1: true}
+	for i := 1; i < n; i++ {
+		if m := c.members[i]; m.at-m.header != c.gap {
+			all[i] = true
+		}
+		if len(all) > mostChecks {
+			return nil
+		}
+	}
+	seed := fnv.New64a()
+	_, _ = seed.Write([]byte(c.index)) // it never fails
+	rng := rand.New(rand.NewPCG(seed.Sum64(), uint64(c.size)))
+	if n <= 2*indexChecks {
+		for i := range n {
+			all[i] = true
+		}
+	} else {
+		for range indexChecks {
+			all[rng.IntN(n)] = true
+		}
+	}
+	list := make([]int, 0, len(all))
+	for i := range all {
+		list = append(list, i)
+	}
+	slices.Sort(list)
+	return list
+}
+
+// indexError says that an index says something else than the tar.
+type indexError string
+
+// Error says what differs.
+func (e indexError) Error() string { return string(e) }
+
+// errManyGaps says that too many members stand out for a sample to tell anything.
+var errManyGaps = errors.New("too many members stand out")
+
+// check compares members with their headers, and what follows the last one with the end of a tar. An indexError is what
+// differs.
+func (c *tarContents) check(ctx context.Context, files *Files, tar string, atOnce int) error {
+	list := c.checks()
+	if list == nil {
+		return errManyGaps
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(atOnce)
+	for part := range slices.Chunk(list, max(1, (len(list)+atOnce-1)/atOnce)) {
+		group.Go(func() error {
+			for _, i := range part {
+				if err := c.checkMember(ctx, files, tar, c.members[i]); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	group.Go(func() error { return c.checkEnd(ctx, files, tar) })
+	return group.Wait()
+}
+
+// checkMember reads the header of a member, and those between it and the member before.
+func (c *tarContents) checkMember(ctx context.Context, files *Files, tar string, want tarMember) error {
+	file, err := files.openParts(ctx, tar, windowBytes)
+	if err != nil {
+		return err
+	}
+	t, err := openTarAt(file, want.header)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = t.close() }()
+	got, err := t.next()
+	got.header = want.header // folders may lie before it
+	switch {
+	case interrupted(err):
+		return err
+	case err != nil:
+		return indexError(fmt.Sprintf("for %s it names byte %d, and behind byte %d, where the member before ends, stands no header "+
+			"of a tar: %v", Quoted(want.name), want.at, want.header, err))
+	case got != want:
+		return indexError(fmt.Sprintf("it says that %s lies at byte %d, with %d bytes, and there is %s at byte %d, with %d",
+			Quoted(want.name), want.at, want.size, Quoted(got.name), got.at, got.size))
+	}
+	return nil
+}
+
+// checkEnd looks whether nothing but zeros follows the last member.
+func (c *tarContents) checkEnd(ctx context.Context, files *Files, tar string) error {
+	last := c.members[len(c.members)-1]
+	end := (last.at + last.size + tarBlock - 1) / tarBlock * tarBlock
+	left := c.size - end
+	if left < 2*tarBlock || left > tarPadding {
+		return indexError(fmt.Sprintf("its last member, %s, ends at byte %d, and the tar has %d", Quoted(last.name), end, c.size))
+	}
+	file, err := files.openParts(ctx, tar, windowBytes)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = file.Close() }()
+	rest := make([]byte, left)
+	if _, err := file.ReadAt(rest, end); err != nil {
+		return err
+	}
+	if i := bytes.IndexFunc(rest, func(r rune) bool { return r != 0 }); i >= 0 {
+		return indexError(fmt.Sprintf("its last member, %s, ends at byte %d, and more follows at byte %d", Quoted(last.name), end,
+			end+int64(i)))
+	}
+	return nil
+}
+
+// tarEnd is how the reading of a tar has ended.
+type tarEnd struct {
+	err error // io.EOF if nothing is wrong
+	cut error // why it is not whole, though nothing else is wrong
+}
+
+// byIndex reads a tar by its index. It reports false where that cannot be done, and nothing was read then.
+func (f *feed) byIndex(s *fedShard, tar string) (end tarEnd, done bool) {
+	c, err := f.files.contents(f.ctx, tar)
+	if c == nil || err != nil {
+		return tarEnd{err: err}, err != nil
+	}
+	atOnce := f.lanes()
+	named := f.files.indexes == IndexSample && len(c.members) > 0
+	if named && !f.walk { // what is wanted of it would be read all the same
+		named = !slices.ContainsFunc(c.members, func(m tarMember) bool { return m.problem == "" && f.want(m) })
+	}
+	if named {
+		var differ indexError
+		switch err := c.check(f.ctx, f.files, tar, atOnce); {
+		case err == nil:
+			return f.named(s, tar, c, atOnce), true
+		case errors.As(err, &differ):
+			f.files.differs(c.index, tar, differ.Error())
+			return tarEnd{}, false
+		case !errors.Is(err, errManyGaps):
+			return tarEnd{err: err}, true
+		}
+	}
+	if !f.walk {
+		return tarEnd{}, false
+	}
+	file, err := f.files.openParts(f.ctx, tar, windowBytes)
+	if err != nil {
+		return tarEnd{err: err}, true
+	}
+	first, err := openTar(file, true)
+	if err != nil {
+		return tarEnd{err: err}, true
+	}
+	if first.packed {
+		f.files.differs(c.index, tar, "the tar is compressed")
+		return tarEnd{err: first.close()}, false
+	}
+	return f.started(s, tar, c, first, atOnce), true
+}
+
+// lanes is how many parts of a tar are read at once: where many tars are, few of each.
+func (f *feed) lanes() int { return max(2, atTheSameTime/max(1, min(feedTars, len(f.shards)))) }
+
+// named hands out the members that an index names, and reads those that are wanted.
+func (f *feed) named(s *fedShard, tar string, c *tarContents, atOnce int) tarEnd {
+	parts := slices.Collect(slices.Chunk(c.members, segmentMembers))
+	return f.inSegments(s, len(parts), atOnce, func(ctx context.Context, i int, put putMember) *tarEnd {
+		var file *File
+		defer func() {
+			if file != nil {
+				_ = file.Close()
+			}
+		}()
+		for _, m := range parts[i] {
+			err := put(m, func(data []byte) (err error) {
+				if file == nil {
+					if file, err = f.files.openParts(ctx, tar, windowBytes); err != nil {
+						return err
+					}
+				}
+				_, err = file.ReadAt(data, m.at)
+				return err
+			})
+			if err != nil {
+				return &tarEnd{err: err}
+			}
+		}
+		if i == len(parts)-1 {
+			return &tarEnd{err: io.EOF}
+		}
+		return nil
+	})
+}
+
+// started reads the headers of a tar from several places on, at which an index says that samples begin. Each part ends
+// where the next one begins, and where no header does, it goes on to the end of the tar: so all headers are found, whatever
+// the index says. first reads it from its beginning.
+func (f *feed) started(s *fedShard, tar string, c *tarContents, first *tarReader, atOnce int) tarEnd {
+	starts, last := []int64{0}, int64(0)
+	for _, at := range c.starts {
+		if at-last >= max(segmentWindows*windowBytes, c.size/int64(4*atOnce)) {
+			starts, last = append(starts, at), at
+		}
+	}
+	return f.inSegments(s, len(starts), atOnce, func(ctx context.Context, i int, put putMember) *tarEnd {
+		t := first
+		if i > 0 {
+			file, err := f.files.openParts(ctx, tar, windowBytes)
+			if err != nil {
+				return &tarEnd{err: err}
+			}
+			if t, err = openTarAt(file, starts[i]); err != nil {
+				return &tarEnd{err: err}
+			}
+		}
+		defer func() { _ = t.close() }()
+		if i+1 < len(starts) {
+			t.until = starts[i+1]
+		}
+		for {
+			m, err := t.next()
+			if errors.Is(err, errReached) {
+				return nil
+			}
+			if t.missed > 0 {
+				f.files.differs(c.index, tar, fmt.Sprintf("no sample begins at byte %d, as it says", t.missed))
+				t.missed = 0
+			}
+			if errors.Is(err, io.EOF) {
+				return &tarEnd{err: err, cut: t.checkEnd()}
+			}
+			if err == nil {
+				err = put(m, func(data []byte) error {
+					_, err := io.ReadFull(t, data)
+					return err
+				})
+			}
+			if err != nil {
+				return &tarEnd{err: err}
+			}
+		}
+	})
+}
+
+// putMember hands out a member. read reads its content, if it is wanted. Its error ends the reading.
+type putMember func(m tarMember, read func(data []byte) error) error
+
+// putInto hands out members to a channel. What was read and not taken has room.
+func (f *feed) putInto(ctx context.Context, to chan<- fedMember, room *semaphore.Weighted, most int64) putMember {
+	return func(m tarMember, read func([]byte) error) error {
+		fed := fedMember{tarMember: m}
+		if m.problem == "" && m.size <= maxText && f.want(m) {
+			fed.room, fed.weight = room, min(m.size, most)
+			if room.Acquire(ctx, fed.weight) != nil {
+				return context.Cause(ctx)
+			}
+			fed.data = make([]byte, m.size)
+			fed.err = read(fed.data)
+		}
+		select {
+		case to <- fed:
+			return nil
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// inSegments runs read for parts of a tar, several at once, and hands out what they put in the order of the parts. The first
+// of them that returns an end is the last one: what those behind it have read is dropped.
+func (f *feed) inSegments(s *fedShard, n, atOnce int,
+	read func(ctx context.Context, i int, put putMember) *tarEnd) tarEnd {
+	ctx, cancel := context.WithCancel(f.ctx)
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer cancel()
+	type segment struct {
+		members chan fedMember
+		end     *tarEnd // once members is closed
+	}
+	begun := make([]*segment, n)
+	next := 0
+	for i := range n {
+		for ; next < min(i+atOnce, n); next++ {
+			seg := &segment{members: make(chan fedMember, feedMembers)}
+			begun[next] = seg
+			at, most := next, feedBytes/int64(atOnce)
+			running.Go(func() {
+				defer close(seg.members)
+				seg.end = read(ctx, at, f.putInto(ctx, seg.members, semaphore.NewWeighted(most), most))
+			})
+		}
+		seg := begun[i]
+		begun[i] = nil
+		for m := range seg.members {
+			select {
+			case s.members <- m:
+			case <-ctx.Done():
+				return tarEnd{err: context.Cause(ctx)}
+			}
+		}
+		if seg.end != nil {
+			return *seg.end
+		}
+	}
+	return tarEnd{err: io.EOF}
+}
+
+// tarCount is how many samples an index says that a tar has.
+type tarCount struct {
+	index   string
+	samples int64
+}
+
+const (
+	// mostCounts is how many files of a folder are looked at for how many samples tars have.
+	mostCounts = 8
+	// countBytes bounds one of them.
+	countBytes = 16 << 20
+)
+
+// counts are how many samples tars have, by their numbers, as indexes of their folder say: wids' JSON, and Energon's
+// .nv-meta/.info.json or .info.yaml.
+func (f *Files) counts(ctx context.Context, shards []shard) (map[int]tarCount, error) {
+	if f.bucket() == nil || f.indexes == IndexNone || len(shards) == 0 {
+		return nil, nil
+	}
+	root := strings.TrimSuffix(shards[0].path, shards[0].rel)
+	named := map[string][]int{} // shards, by the last parts of their names
+	for n, sh := range shards {
+		named[path.Base(sh.rel)] = append(named[path.Base(sh.rel)], n)
+	}
+	files, err := f.glob(globQuoted(root) + "*.json")
+	if err != nil {
+		return nil, err
+	}
+	found := map[int]tarCount{}
+	for _, name := range append([]string{root + ".nv-meta/.info.json", root + ".nv-meta/.info.yaml"},
+		files[:min(len(files), mostCounts)]...) {
+		if info, err := f.stat(name); err != nil || !info.Mode().IsRegular() || info.Size() > countBytes {
+			continue
+		}
+		data, err := f.readWhole(ctx, name, countBytes)
+		if interrupted(err) {
+			return nil, err
+		}
+		if err != nil {
+			continue // it is of another program, and may be anything
+		}
+		for tar, samples := range countsIn(data, extension(name) == "yaml") {
+			for _, n := range named[path.Base(tar)] {
+				if rel := shards[n].rel; rel == tar || strings.HasSuffix(tar, "/"+rel) {
+					found[n] = tarCount{name, samples}
+				}
+			}
+		}
+	}
+	return found, nil
+}
+
+// countsIn are how many samples tars have, by their names or URLs, as a file says.
+func countsIn(data []byte, isYAML bool) map[string]int64 {
+	type shards []struct {
+		URL     string `json:"url"`
+		Samples int64  `json:"nsamples"`
+	}
+	var said struct {
+		Shards shards `json:"shardlist"`
+		Sets   []struct {
+			Shards shards `json:"shardlist"`
+		} `json:"datasets"`
+		Counts map[string]int64 `json:"shard_counts" yaml:"shard_counts"`
+	}
+	var err error
+	if isYAML {
+		err = yaml.Unmarshal(data, &said)
+	} else {
+		err = json.Unmarshal(data, &said)
+	}
+	if err != nil { // it is of another program, and may be anything
+		return nil
+	}
+	counts := said.Counts
+	if counts == nil {
+		counts = map[string]int64{}
+	}
+	for _, set := range said.Sets {
+		said.Shards = append(said.Shards, set.Shards...)
+	}
+	for _, sh := range said.Shards {
+		counts[sh.URL] = sh.Samples
+	}
+	return counts
+}
+
+// compare notes where an index says another number of samples than a tar has.
+func (c tarCount) compare(files *Files, sh shard, samples int64) {
+	if c.index != "" && c.samples != samples {
+		files.differing.add(fmt.Sprintf("the index %s says that %s has %d samples, and it has %d", Quoted(files.shown(c.index)),
+			Quoted(files.shown(sh.path)), c.samples, samples))
+	}
+}

@@ -1,0 +1,685 @@
+package source
+
+import (
+	"bufio"
+	"bytes"
+	"container/heap"
+	"context"
+	"crypto/md5" //nolint:gosec // it is what inventories have
+	"encoding/csv"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"iter"
+	"net/url"
+	"path"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/apache/arrow/go/v17/arrow"
+
+	"bowstring/cmd/bowstring/source/parquet"
+	"bowstring/fetch/object"
+	"bowstring/schema"
+)
+
+// inventory is a list of a bucket's objects that another program has made: an inventory of S3, a manifest of the Multi-Storage
+// Client, or keys in a file. It is read in the place of listing the bucket. What it says of an object that has changed since is
+// found wrong when the object is read: reads name the version.
+type inventory struct {
+	place *Files
+	at    string // its path there
+	notes []string
+}
+
+func openInventory(ctx context.Context, named string, opts Options) (*inventory, error) {
+	opts.Inventory = ""
+	if strings.HasPrefix(named, "file:") {
+		u, err := url.Parse(named)
+		if err != nil {
+			return nil, fmt.Errorf("%w: inventory %s: %w", schema.ErrInvalid, Quoted(named), err)
+		}
+		named = u.Path
+	}
+	place, at, err := openFiles(ctx, named, opts)
+	if err != nil {
+		return nil, fmt.Errorf("inventory %s: %w", Quoted(named), err)
+	}
+	return &inventory{place: place, at: at}, nil
+}
+
+// list returns the objects that begin with a prefix, in ascending order of their keys.
+func (v *inventory) list(ctx context.Context, of *cloud, prefix string) (keyList, error) {
+	r := inventoryReader{inventory: v, of: of, prefix: prefix, sort: &keySorter{}}
+	err := r.read(ctx)
+	var keys keyList
+	if err == nil {
+		keys, err = r.sort.sorted()
+	}
+	if err == nil && r.bare > 0 {
+		keys, err = r.ask(ctx, keys)
+	}
+	if err != nil {
+		return keyList{}, fmt.Errorf("inventory %s: %w", Quoted(v.place.shown(v.at)), err)
+	}
+	return keys, nil
+}
+
+// inventoryReader reads an inventory once.
+type inventoryReader struct {
+	*inventory
+
+	of       *cloud
+	prefix   string
+	relative string // what keys are relative to; "" for those of the bucket
+	sort     *keySorter
+	bare     int64 // objects of which no version is said
+}
+
+// s3Manifest is manifest.json of an inventory of S3.
+type s3Manifest struct {
+	SourceBucket      string `json:"sourceBucket"`
+	CreationTimestamp string `json:"creationTimestamp"` // milliseconds
+	FileFormat        string `json:"fileFormat"`
+	FileSchema        string `json:"fileSchema"`
+	Files             []struct {
+		Key  string `json:"key"`
+		Size int64  `json:"size"`
+		MD5  string `json:"MD5checksum"`
+	} `json:"files"`
+	// Parts are those of a manifest of the Multi-Storage Client.
+	Parts []struct {
+		Path string `json:"path"`
+	} `json:"parts"`
+}
+
+func (r *inventoryReader) read(ctx context.Context) error {
+	if extension(r.at) != "json" {
+		return r.rows(ctx, r.at, nil, "")
+	}
+	data, err := r.place.readWhole(ctx, r.at, maxIndex)
+	if err != nil {
+		return unfound(err)
+	}
+	var m s3Manifest
+	if err := json.Unmarshal(data, &m); err != nil {
+		return fmt.Errorf("%w: %w", schema.ErrInvalid, err)
+	}
+	switch {
+	case m.FileFormat != "" && len(m.Files) > 0:
+		return r.s3(ctx, &m)
+	case len(m.Parts) > 0:
+		return r.msc(ctx, &m)
+	}
+	return fmt.Errorf("%w: it is neither manifest.json of an inventory of S3 (files, fileFormat) nor an index of the "+
+		"Multi-Storage Client (parts); a list of keys is a text, .csv, .jsonl or .parquet", schema.ErrInvalid)
+}
+
+// s3 reads an inventory of S3.
+func (r *inventoryReader) s3(ctx context.Context, m *s3Manifest) error {
+	where, _, _ := strings.Cut(r.of.from.URL(), "?")
+	if name, ok := strings.CutPrefix(where, "s3://"); !ok || name != m.SourceBucket {
+		return fmt.Errorf("%w: it lists bucket %s, and %s is attached", schema.ErrInvalid, Quoted(m.SourceBucket), where)
+	}
+	var columns []string
+	switch m.FileFormat {
+	case "CSV":
+		for name := range strings.SplitSeq(m.FileSchema, ",") {
+			columns = append(columns, columnName(name))
+		}
+	case "Parquet":
+		for _, name := range []string{"key", "size", "e_tag"} {
+			if strings.Contains(m.FileSchema, name) {
+				columns = append(columns, columnName(name))
+			}
+		}
+	default:
+		return fmt.Errorf("%w: its files are of format %.20q; have the inventory made as CSV or Parquet", schema.ErrNotSupported,
+			m.FileFormat)
+	}
+	for _, need := range []string{"key", "size", "etag"} {
+		if !slices.Contains(columns, need) {
+			return fmt.Errorf("%w: it has no field %s; have the inventory made with size and ETag", schema.ErrInvalid, need)
+		}
+	}
+	if m.FileFormat == "Parquet" {
+		columns = nil // the files say them
+	}
+	made := "an unknown time"
+	if ms, err := strconv.ParseInt(m.CreationTimestamp, 10, 64); err == nil {
+		made = time.UnixMilli(ms).UTC().Format("2006-01-02 15:04 MST")
+	}
+	r.notes = append(r.notes, fmt.Sprintf("objects are those of the inventory of %s: what came since is not among them", made))
+	for _, f := range m.Files {
+		at := r.beside(f.Key)
+		size, err := r.place.sizeOf(ctx, at)
+		if err != nil {
+			return unfound(err)
+		}
+		if size != f.Size {
+			return fmt.Errorf("%w: its file %s has %d bytes, and the manifest says %d", schema.ErrDataLoss,
+				Quoted(r.place.shown(at)), size, f.Size)
+		}
+		if err := r.rows(ctx, at, columns, f.MD5); err != nil {
+			return fmt.Errorf("its file %s: %w", Quoted(r.place.shown(at)), err)
+		}
+	}
+	return nil
+}
+
+// msc reads a manifest of the Multi-Storage Client. Keys are relative to what is attached.
+func (r *inventoryReader) msc(ctx context.Context, m *s3Manifest) error {
+	r.relative = r.of.folder
+	for _, part := range m.Parts {
+		if !filepath.IsLocal(part.Path) {
+			return fmt.Errorf("%w: part %s leads elsewhere", schema.ErrInvalid, Quoted(part.Path))
+		}
+		at := filepath.Join(filepath.Dir(r.at), filepath.FromSlash(part.Path))
+		if err := r.rows(ctx, at, nil, ""); err != nil {
+			return fmt.Errorf("its part %s: %w", Quoted(part.Path), err)
+		}
+	}
+	return nil
+}
+
+// beside is the path of a file of an inventory, by its key: in the bucket that the manifest is in, or in a copy of it.
+func (v *inventory) beside(key string) string {
+	if v.place.bucket() != nil {
+		return cloudRoot + "/" + key
+	}
+	dir := filepath.Dir(v.at)
+	for d := dir; ; d = filepath.Dir(d) {
+		at := filepath.Join(d, filepath.FromSlash(key))
+		if _, err := v.place.stat(at); err == nil {
+			return at
+		}
+		if d == filepath.Dir(d) {
+			return filepath.Join(dir, path.Base(key))
+		}
+	}
+}
+
+// unfound says of a file that is not there that it is not found.
+func unfound(err error) error {
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, errFolder) {
+		return notFound(err)
+	}
+	return err
+}
+
+// sizeOf is the size of a file at a path, which need not have been listed.
+func (f *Files) sizeOf(ctx context.Context, at string) (size int64, err error) {
+	in, err := f.openParts(ctx, at, windowBytes)
+	if err != nil {
+		return 0, err
+	}
+	return in.Size(), in.Close()
+}
+
+// columnName is the name of a column as all programs write it: e_tag and ETag are one.
+func columnName(name string) string {
+	name = strings.ReplaceAll(strings.ToLower(strings.TrimSpace(name)), "_", "")
+	if name == "sizebytes" {
+		return "size"
+	}
+	return name
+}
+
+// inventoryRow is one of an inventory.
+type inventoryRow struct {
+	key, etag, class string
+	size             int64 // -1 where it is not said
+	left             bool  // out: it is an older version, or says that the object was deleted
+}
+
+// set sets what a column has, as text.
+func (row *inventoryRow) set(column, text string) (err error) {
+	switch column {
+	case "key":
+		row.key = text
+	case "etag":
+		row.etag = strings.Trim(text, `"`)
+	case "size":
+		if text != "" {
+			row.size, err = strconv.ParseInt(text, 10, 64)
+		}
+	case "storageclass":
+		if row.class = text; text == "STANDARD" {
+			row.class = ""
+		}
+	case "islatest":
+		row.left = row.left || text == "false"
+	case "isdeletemarker":
+		row.left = row.left || text == "true"
+	}
+	return err
+}
+
+// put takes a row.
+func (r *inventoryReader) put(row inventoryRow) error {
+	if row.left {
+		return nil
+	}
+	o := object.Info{Key: row.key, Size: max(row.size, 0), Class: row.class}
+	if !strings.HasPrefix(o.Key, r.prefix) || !r.of.isFile(o) {
+		return nil
+	}
+	// Of other clouds versions are not ETags alone.
+	if row.etag != "" && row.size >= 0 && strings.HasPrefix(r.of.from.URL(), "s3:") {
+		o.Version.ETag = row.etag
+	} else {
+		r.bare++
+	}
+	return r.sort.add(o)
+}
+
+// keyOf is the key of an object that a list of keys names, by its key or as a URL.
+func (r *inventoryReader) keyOf(text string) (string, error) {
+	if !object.IsURL(text) {
+		return r.relative + text, nil
+	}
+	where, key, err := object.SplitURL(text)
+	if err != nil {
+		return "", err
+	}
+	where, _, _ = strings.Cut(where, "?")
+	if own, _, _ := strings.Cut(r.of.from.URL(), "?"); where == own {
+		return key, nil
+	}
+	if p, ok := r.of.named(text); ok { // of a directory, which may be a part of the URL
+		if key, here := r.of.key(p); here {
+			return key, nil
+		}
+	}
+	return "", fmt.Errorf("%w: %s is in another bucket", schema.ErrInvalid, Quoted(text))
+}
+
+// rows reads a file of rows. columns are those of a CSV without a line of names; sum is its MD5, "" if that is not known.
+func (r *inventoryReader) rows(ctx context.Context, at string, columns []string, sum string) (err error) {
+	f, err := r.place.open(ctx, at)
+	if err != nil {
+		return unfound(err)
+	}
+	name := strings.TrimSuffix(strings.TrimSuffix(at, ".gz"), ".zst")
+	if extension(name) == "parquet" {
+		return r.parquet(ctx, f)
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	hash := md5.New() //nolint:gosec // it is what the inventory has
+	raw := bufio.NewReaderSize(io.TeeReader(f, hash), 64<<10)
+	in := io.Reader(raw)
+	if algorithm := compressionOf(raw); algorithm != "" {
+		packed, stop, err := decompress(raw, algorithm)
+		if err != nil {
+			return err
+		}
+		defer stop()
+		in = packed
+	}
+	switch {
+	case columns != nil || extension(name) == "csv":
+		err = r.csv(ctx, in, columns)
+	default:
+		err = r.lines(ctx, in, extension(name) == "jsonl")
+	}
+	if err != nil {
+		return err
+	}
+	if _, err := io.Copy(io.Discard, raw); err != nil {
+		return err
+	}
+	if got := hex.EncodeToString(hash.Sum(nil)); sum != "" && !strings.EqualFold(got, sum) {
+		return fmt.Errorf("%w: it has the MD5 %s, and the manifest says %s", schema.ErrDataLoss, got, sum)
+	}
+	return nil
+}
+
+func (r *inventoryReader) csv(ctx context.Context, in io.Reader, columns []string) error {
+	rows := csv.NewReader(in)
+	rows.ReuseRecord = true
+	encoded := columns != nil // an inventory of S3 has keys as in URLs
+	for ctx.Err() == nil {
+		values, err := rows.Read()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("%w: %w", schema.ErrInvalid, err)
+		}
+		line, _ := rows.FieldPos(0)
+		if columns == nil {
+			for _, name := range values {
+				columns = append(columns, columnName(name))
+			}
+			if !slices.Contains(columns, "key") {
+				return fmt.Errorf("%w: its first line names no column key", schema.ErrInvalid)
+			}
+			continue
+		}
+		if len(values) != len(columns) {
+			return fmt.Errorf("%w: line %d has %d fields, want %d", schema.ErrInvalid, line, len(values), len(columns))
+		}
+		row := inventoryRow{size: -1}
+		for i, text := range values {
+			if columns[i] == "key" && encoded {
+				if text, err = url.QueryUnescape(text); err != nil {
+					return fmt.Errorf("%w: line %d: %w", schema.ErrInvalid, line, err)
+				}
+			}
+			if err := row.set(columns[i], text); err != nil {
+				return fmt.Errorf("%w: line %d: %w", schema.ErrInvalid, line, err)
+			}
+		}
+		if err := r.put(row); err != nil {
+			return fmt.Errorf("line %d: %w", line, err)
+		}
+	}
+	return context.Cause(ctx)
+}
+
+// maxKeyLine bounds a line of a list of keys.
+const maxKeyLine = 1 << 20
+
+func (r *inventoryReader) lines(ctx context.Context, in io.Reader, asJSON bool) error {
+	lines := bufio.NewScanner(in)
+	lines.Buffer(make([]byte, 64<<10), maxKeyLine)
+	for n := 1; lines.Scan() && ctx.Err() == nil; n++ {
+		line := bytes.TrimSuffix(lines.Bytes(), []byte("\r"))
+		row := inventoryRow{size: -1}
+		switch {
+		case len(line) == 0:
+			continue
+		case asJSON:
+			var said struct {
+				Key       string `json:"key"`
+				Size      *int64 `json:"size"`
+				SizeBytes *int64 `json:"size_bytes"`
+				ETag      string `json:"etag"`
+			}
+			if err := json.Unmarshal(line, &said); err != nil || said.Key == "" {
+				return fmt.Errorf("%w: line %d is no object with a key: %w", schema.ErrInvalid, n, err)
+			}
+			row.key, row.etag = said.Key, strings.Trim(said.ETag, `"`)
+			for _, size := range []*int64{said.Size, said.SizeBytes} {
+				if size != nil {
+					row.size = *size
+				}
+			}
+		default:
+			row.key = string(line)
+		}
+		key, err := r.keyOf(row.key)
+		if row.key = key; err == nil {
+			err = r.put(row)
+		}
+		if err != nil {
+			return fmt.Errorf("line %d: %w", n, err)
+		}
+	}
+	if err := lines.Err(); err != nil {
+		return err
+	}
+	return context.Cause(ctx)
+}
+
+func (r *inventoryReader) parquet(ctx context.Context, in *File) (err error) {
+	f, err := parquet.Open(in)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	columns, err := f.Columns(func(string) bool { return false })
+	if err != nil {
+		return err
+	}
+	var names []string
+	var at []int
+	for i, c := range columns {
+		switch name := columnName(c.Name); name {
+		case "key", "etag", "size", "storageclass", "islatest", "isdeletemarker":
+			names, at = append(names, name), append(at, i)
+		}
+	}
+	if !slices.Contains(names, "key") {
+		return fmt.Errorf("%w: it has no column key", schema.ErrInvalid)
+	}
+	const rowsAtOnce = 4096
+	records, err := f.Records(at, make([]bool, len(at)), rowsAtOnce)
+	if err != nil {
+		return err
+	}
+	for {
+		rec, err := records.Next(ctx)
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err == nil {
+			err = r.record(rec, names)
+			rec.Release()
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+func (r *inventoryReader) record(rec arrow.Record, names []string) error {
+	for i := range int(rec.NumRows()) {
+		row := inventoryRow{size: -1}
+		for c, name := range names {
+			column := rec.Column(c)
+			if column.IsNull(i) {
+				continue
+			}
+			value := column.ValueStr(i)
+			if raw, ok := column.(bytesArray); ok {
+				value = string(raw.Value(i))
+			}
+			if err := row.set(name, value); err != nil {
+				return fmt.Errorf("%w: %w", schema.ErrInvalid, err)
+			}
+		}
+		row.key = r.relative + row.key
+		if err := r.put(row); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// ask asks for the objects of which no version is said. Those that are not there are left out.
+func (r *inventoryReader) ask(ctx context.Context, said keyList) (keys keyList, err error) {
+	var missing, other int64
+	var aMissing, anOther string
+	add := func(part []object.Info) error {
+		var bare []string
+		for _, o := range part {
+			if o.Version == (schema.ObjectVersion{}) {
+				bare = append(bare, o.Key)
+			}
+		}
+		found, err := r.of.statAll(ctx, bare)
+		if err != nil {
+			return err
+		}
+		for _, o := range part {
+			if o.Version == (schema.ObjectVersion{}) {
+				is := found[0]
+				found = found[1:]
+				switch {
+				case is.Key == "":
+					missing++
+					aMissing = o.Key
+					continue
+				case o.Size > 0 && is.Size != o.Size:
+					other++
+					anOther = o.Key
+				}
+				o = is
+				if o.Version.ETag != "" && strings.HasPrefix(r.of.from.URL(), "s3:") {
+					o.Version.ID = "" // as a list has it
+				}
+			}
+			if err := keys.add(o); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	const atOnce = 4096
+	var part []object.Info
+	for o := range said.from("") {
+		if part = append(part, o); len(part) == atOnce {
+			if err := add(part); err != nil {
+				return keyList{}, err
+			}
+			part = part[:0]
+		}
+	}
+	if err := add(part); err != nil {
+		return keyList{}, err
+	}
+	keys.seal()
+	if missing > 0 {
+		r.notes = append(r.notes, fmt.Sprintf("%d objects of the inventory are not in the bucket, such as %s", missing,
+			Quoted(aMissing)))
+	}
+	if other > 0 {
+		r.notes = append(r.notes, fmt.Sprintf("%d objects have other sizes than the inventory says, such as %s: it is older than "+
+			"they are", other, Quoted(anOther)))
+	}
+	return keys, nil
+}
+
+// keySorter sorts objects by their keys. It keeps them as lists that are in order, which take little memory.
+type keySorter struct {
+	open []object.Info
+	runs []keyList
+}
+
+// sortedRun is how many objects a list has that is in order.
+const sortedRun = 1 << 17
+
+func (s *keySorter) add(o object.Info) error {
+	if s.open = append(s.open, o); len(s.open) < sortedRun {
+		return nil
+	}
+	return s.end()
+}
+
+// end makes a list of what is open.
+func (s *keySorter) end() error {
+	slices.SortStableFunc(s.open, func(a, b object.Info) int { return strings.Compare(a.Key, b.Key) })
+	var run keyList
+	for i, o := range s.open {
+		if i > 0 && o.Key == s.open[i-1].Key {
+			if err := same(s.open[i-1], o); err != nil {
+				return err
+			}
+			continue
+		}
+		if err := run.add(o); err != nil {
+			return err
+		}
+	}
+	run.seal()
+	s.runs, s.open = append(s.runs, run), s.open[:0]
+	return nil
+}
+
+// same is the error of an object that is listed twice, as two things.
+func same(a, b object.Info) error {
+	if a.Size == b.Size && a.Version == b.Version {
+		return nil
+	}
+	return fmt.Errorf("%w: it has %s twice: of %d bytes and version %s, and of %d bytes and version %s", schema.ErrInvalid,
+		Quoted(a.Key), a.Size, Quoted(a.Version.ETag), b.Size, Quoted(b.Version.ETag))
+}
+
+// sorted returns all objects in order.
+func (s *keySorter) sorted() (all keyList, err error) {
+	if err := s.end(); err != nil {
+		return keyList{}, err
+	}
+	s.open = nil
+	if len(s.runs) == 1 {
+		return s.runs[0], nil
+	}
+	var heads keyHeads
+	defer func() {
+		for _, h := range heads {
+			h.stop()
+		}
+	}()
+	for i := range s.runs {
+		next, stop := iter.Pull(s.runs[i].from(""))
+		h := &keyHead{next: next, stop: stop}
+		heads = append(heads, h) // which stops it
+		if !h.advance() {
+			heads = heads[:len(heads)-1]
+			stop()
+		}
+	}
+	heap.Init(&heads)
+	var last object.Info
+	for len(heads) > 0 {
+		h := heads[0]
+		if all.n > 0 && h.at.Key == last.Key {
+			err = same(last, h.at)
+		} else {
+			err = all.add(h.at)
+			last = h.at
+		}
+		if err != nil {
+			return keyList{}, err
+		}
+		if h.advance() {
+			heap.Fix(&heads, 0)
+		} else {
+			h.stop()
+			heap.Pop(&heads)
+		}
+	}
+	all.seal()
+	return all, nil
+}
+
+// keyHead is a list that is read, and the object that comes next of it.
+type keyHead struct {
+	at   object.Info
+	next func() (object.Info, bool)
+	stop func()
+}
+
+func (h *keyHead) advance() (ok bool) {
+	h.at, ok = h.next()
+	return ok
+}
+
+// keyHeads are lists by the objects that come next of them.
+type keyHeads []*keyHead
+
+// Len implements heap.Interface.
+func (h keyHeads) Len() int { return len(h) }
+
+// Less implements heap.Interface.
+func (h keyHeads) Less(i, j int) bool { return h[i].at.Key < h[j].at.Key }
+
+// Swap implements heap.Interface.
+func (h keyHeads) Swap(i, j int) { h[i], h[j] = h[j], h[i] }
+
+// Push implements heap.Interface.
+func (h *keyHeads) Push(x any) { *h = append(*h, x.(*keyHead)) }
+
+// Pop implements heap.Interface.
+func (h *keyHeads) Pop() any {
+	last := (*h)[len(*h)-1]
+	*h = (*h)[:len(*h)-1]
+	return last
+}

@@ -1,0 +1,150 @@
+package source
+
+import (
+	"context"
+	"runtime"
+	"sync"
+
+	"golang.org/x/sync/semaphore"
+)
+
+const (
+	// partsWalked is how many shards in a bucket are walked at once: what is read of each takes a round trip after the other.
+	partsWalked = 16
+	// partsRead is how many shards are read at once: what they read lies ahead for all of them.
+	partsRead = 4
+	// partSamples is how many samples of a shard wait for those of shards before it, at most.
+	partSamples = 256
+	// partBytes is how many bytes they have, but that one may have more.
+	partBytes = 8 << 20
+)
+
+// parts are shards whose samples are yielded in the order of the shards, and of which several are read at once.
+type parts struct {
+	n int
+	// reads reports whether a shard is read.
+	reads func(i int) bool
+	// known yields the samples of one that is not. It is false if that is to end.
+	known func(i int) (more bool)
+	// read yields the samples of a shard; yield is false if that is to end. Its error is what is wrong with the shard. It is
+	// called by several goroutines, for several shards.
+	read func(ctx context.Context, i int, yield func(Sample) bool) error
+	// ended says that a shard ends, with what is wrong with it. It is false if that is to end.
+	ended func(i int, err error) (more bool)
+}
+
+// atOnce is how many shards are read at once, or walked.
+func (f *Files) atOnce(walked bool) int {
+	switch _, zip := f.system.(*zipped); {
+	case zip: // all of them are one file
+		return 1
+	case f.bucket() == nil:
+		return min(partsRead, runtime.GOMAXPROCS(0))
+	case walked:
+		return partsWalked
+	}
+	return partsRead
+}
+
+// waiting is samples of a shard that wait.
+type waiting struct {
+	samples chan waitingSample
+	room    *semaphore.Weighted
+	err     error // once samples is closed
+}
+
+type waitingSample struct {
+	Sample
+
+	weight int64
+}
+
+// put has a sample wait. It is false if nothing is waited for any more; the sample is then released.
+func (w *waiting) put(ctx context.Context, s Sample) bool {
+	weight := min(max(s.Size, 1), partBytes)
+	if w.room.Acquire(ctx, weight) == nil {
+		select {
+		case w.samples <- waitingSample{s, weight}:
+			return true
+		case <-ctx.Done():
+		}
+	}
+	if s.Release != nil {
+		s.Release()
+	}
+	return false
+}
+
+// yield yields the samples of the shards.
+func (p *parts) yield(ctx context.Context, atOnce int, yield func(Sample, error) bool) {
+	if atOnce == 1 {
+		p.yieldAlone(ctx, yield)
+		return
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	var running sync.WaitGroup
+	begun := make([]*waiting, p.n)
+	defer func() {
+		cancel()
+		running.Wait()
+		for _, w := range begun {
+			if w != nil {
+				for s := range w.samples {
+					if s.Release != nil {
+						s.Release()
+					}
+				}
+			}
+		}
+	}()
+	next := 0
+	for i := range p.n {
+		for ; next < min(i+atOnce, p.n); next++ {
+			if n := next; p.reads(n) {
+				w := &waiting{samples: make(chan waitingSample, partSamples), room: semaphore.NewWeighted(partBytes)}
+				begun[n] = w
+				running.Go(func() {
+					defer close(w.samples)
+					w.err = p.read(ctx, n, func(s Sample) bool { return w.put(ctx, s) })
+				})
+			}
+		}
+		w := begun[i]
+		if w == nil {
+			if !p.known(i) {
+				return
+			}
+			continue
+		}
+		for s := range w.samples {
+			w.room.Release(s.weight)
+			if !yield(s.Sample, nil) {
+				return
+			}
+		}
+		begun[i] = nil
+		if !p.ended(i, w.err) {
+			return
+		}
+	}
+}
+
+// yieldAlone yields the samples of the shards, which are read one behind the other.
+func (p *parts) yieldAlone(ctx context.Context, yield func(Sample, error) bool) {
+	for i := range p.n {
+		if !p.reads(i) {
+			if !p.known(i) {
+				return
+			}
+			continue
+		}
+		more := true
+		err := p.read(ctx, i, func(s Sample) bool {
+			more = yield(s, nil)
+			return more
+		})
+		if !more || !p.ended(i, err) {
+			return
+		}
+	}
+}

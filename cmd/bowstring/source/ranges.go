@@ -1,0 +1,336 @@
+package source
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+	"unicode/utf8"
+
+	"bowstring/fetch/object"
+	"bowstring/schema"
+)
+
+const (
+	// rangesAtOnce is how many ranges of keys are listed at once.
+	rangesAtOnce = 16
+	// rangePages is how many pages of a list come before it is divided: a short one is not.
+	rangePages = 8
+	// splitPages is how many pages of a range come before it is divided.
+	splitPages = 4
+	// probeShare bounds the requests that find nothing: one for so many pages, and some more.
+	probeShare, moreProbes = 4, 16
+)
+
+// errNoAfter is that a server does not begin a list behind a key.
+var errNoAfter = errors.New("the server lists from the beginning on")
+
+// lister lists what begins with a prefix. A list is asked for page by page, each of which takes a round trip: so the keys are
+// divided into ranges, which are listed at once. Where they can be divided is not known before; a probe begins in the middle
+// of what is left of a range, and what it finds is the list of its second half, from its first page on.
+type lister struct {
+	from   object.Bucket
+	prefix string
+	cancel context.CancelCauseFunc
+	run    sync.WaitGroup
+
+	mu     sync.Mutex
+	ranges []*keyRange // in ascending order
+	active int         // goroutines
+	pages  int
+	empty  int  // probes that found nothing
+	one    bool // the server cannot list several ranges
+}
+
+// keyRange is keys that one goroutine lists.
+type keyRange struct {
+	// Fields below are under the mutex of the lister.
+	at      string // keys up to it were listed
+	until   string // keys up to it are to be; "" for all
+	pages   int    // since it was divided
+	probing bool
+	whole   bool // it cannot be divided
+	done    bool
+
+	// Those below are the goroutine's until it has ended.
+	keys   keyList
+	odd    int64
+	oddKey string
+}
+
+// listRanges lists what begins with a prefix.
+func listRanges(ctx context.Context, from object.Bucket, prefix string) (_ keyList, odd int64, oddKey string, err error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	l := &lister{from: from, prefix: prefix, cancel: cancel, active: 1, ranges: []*keyRange{{}}}
+	first := l.ranges[0]
+	l.run.Go(func() { l.list(ctx, first) })
+	l.run.Wait()
+	if err := context.Cause(ctx); err != nil {
+		return keyList{}, 0, "", err
+	}
+	var all keyList
+	for _, r := range l.ranges {
+		all.join(&r.keys)
+		if odd += r.odd; r.oddKey != "" {
+			oddKey = r.oddKey
+		}
+	}
+	return all, odd, oddKey, nil
+}
+
+// list lists a range to its end. A server that does not answer is asked again from where it stopped.
+func (l *lister) list(ctx context.Context, r *keyRange) {
+	for tries := 0; ; tries++ {
+		n := r.keys.n
+		err := l.listOn(ctx, r, l.pagesFrom(ctx, l.at(r), func() error { return l.paged(ctx, r) }))
+		if err == nil {
+			l.end(ctx, r)
+			return
+		}
+		if !errors.Is(err, schema.ErrUnavailable) || ctx.Err() != nil {
+			l.cancel(err)
+			return
+		}
+		if r.keys.n > n {
+			tries = 0
+		}
+		if tries == attempts {
+			l.cancel(err)
+			return
+		}
+		if err := sleep(ctx, min(100*time.Millisecond<<tries, 10*time.Second)); err != nil {
+			return
+		}
+	}
+}
+
+func (l *lister) at(r *keyRange) string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return r.at
+}
+
+// listing is objects as object.Bucket lists them.
+type listing func(yield func(object.Info, error) bool)
+
+// pagesFrom is the list of what lies behind a key. paged is called before each page but the first.
+func (l *lister) pagesFrom(ctx context.Context, after string, paged func() error) listing {
+	begun := false
+	return listing(l.from.List(ctx, object.ListOptions{Prefix: l.prefix, After: after, Page: func(context.Context) error {
+		if begun {
+			return paged()
+		}
+		begun = true
+		return nil
+	}}))
+}
+
+// paged counts a page that was listed, and divides what may be divided.
+func (l *lister) paged(ctx context.Context, r *keyRange) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.pages++
+	r.pages++
+	l.splitLocked(ctx)
+	return nil
+}
+
+// splitLocked begins probes, of the ranges first of which most pages have come.
+func (l *lister) splitLocked(ctx context.Context) {
+	for !l.one && l.active < rangesAtOnce && l.pages >= rangePages && l.empty <= moreProbes+l.pages/probeShare {
+		var most *keyRange
+		for _, r := range l.ranges {
+			if !r.done && !r.probing && !r.whole && r.pages >= splitPages && (most == nil || r.pages > most.pages) {
+				most = r
+			}
+		}
+		if most == nil {
+			return
+		}
+		mid, ok := between(l.prefix, most.at, most.until)
+		if !ok {
+			most.whole = true
+			continue
+		}
+		most.probing = true
+		l.active++
+		l.run.Go(func() { l.probe(ctx, most, mid) })
+	}
+}
+
+// probe lists what lies behind a key in the middle of a range, if there is anything.
+func (l *lister) probe(ctx context.Context, of *keyRange, mid string) {
+	r := &keyRange{at: mid}
+	taken := false
+	paged := func() error {
+		if !taken { // a page has come with nothing behind the key
+			return errNoAfter
+		}
+		return l.paged(ctx, r)
+	}
+	err := l.listOn(ctx, r, func(yield func(object.Info, error) bool) {
+		for o, err := range l.pagesFrom(ctx, mid, paged) {
+			if !taken {
+				if err != nil {
+					l.giveUp(of, errors.Is(err, errNoAfter))
+					return
+				}
+				if taken = l.takeOver(of, r, mid, o.Key); !taken {
+					return
+				}
+			}
+			if !yield(o, err) {
+				return
+			}
+		}
+		if !taken {
+			l.takeOver(of, r, mid, "")
+		}
+	})
+	switch {
+	case !taken:
+		l.end(ctx, nil)
+	case err == nil:
+		l.end(ctx, r)
+	case errors.Is(err, schema.ErrUnavailable) && ctx.Err() == nil:
+		l.list(ctx, r)
+	default:
+		l.cancel(err)
+	}
+}
+
+// giveUp says that a probe could not be made. forGood says that none can be.
+func (l *lister) giveUp(of *keyRange, forGood bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	of.probing = false
+	if l.empty++; forGood {
+		l.one = true
+	}
+}
+
+// takeOver divides a range: what lies behind mid is r's, which begins with the key first; "" where nothing was found. It
+// reports whether r has anything.
+func (l *lister) takeOver(of, r *keyRange, mid, first string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	of.probing = false
+	if of.done || of.at >= mid {
+		l.empty++ // the range was listed that far meanwhile
+		return false
+	}
+	if first == "" || of.until != "" && first > of.until {
+		l.empty++
+		of.until = mid
+		return false
+	}
+	r.until, of.until = of.until, mid
+	of.pages = 0
+	l.ranges = slices.Insert(l.ranges, slices.Index(l.ranges, of)+1, r)
+	return true
+}
+
+// end says that a goroutine ends; r is the range that it has listed, nil for none.
+func (l *lister) end(ctx context.Context, r *keyRange) {
+	if r != nil {
+		r.keys.seal()
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if r != nil {
+		r.done = true
+	}
+	l.active--
+	l.splitLocked(ctx)
+}
+
+// listOn keeps what is listed of a range, to its end.
+func (l *lister) listOn(ctx context.Context, r *keyRange, list listing) error {
+	for o, err := range list {
+		if err != nil {
+			return err
+		}
+		if !l.reach(r, o.Key) {
+			return nil
+		}
+		switch {
+		case strings.HasSuffix(o.Key, "/") && o.Size == 0: // stands for a folder
+		case !isPath(o.Key):
+			r.odd++
+			r.oddKey = o.Key
+		default:
+			if err := r.keys.add(o); err != nil {
+				return err
+			}
+		}
+	}
+	return ctx.Err()
+}
+
+// reach reports whether a key is of the range, which is then listed up to it.
+func (l *lister) reach(r *keyRange, key string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if r.until != "" && key > r.until {
+		return false
+	}
+	r.at = key
+	return true
+}
+
+const (
+	lowRune  = 0x20 // before it are control characters, which not every server takes
+	highRune = 0x7f // behind the letters of most keys
+)
+
+// between is a text about in the middle of two that begin with a prefix: behind after, and before until; "" stands for the end
+// of all that begins with the prefix. It is valid UTF-8. It is false where there is none.
+func between(prefix, after, until string) (mid string, ok bool) {
+	if !utf8.ValidString(after) || !utf8.ValidString(until) {
+		return "", false
+	}
+	at, bound := len(prefix), rune(0) // of the first rune that differs; until's
+	if until != "" {
+		for at = 0; at < min(len(after), len(until)) && after[at] == until[at]; at++ {
+		}
+		for at > 0 && at < len(until) && !utf8.RuneStart(until[at]) {
+			at--
+		}
+		if at == len(until) {
+			return "", false
+		}
+		bound, _ = utf8.DecodeRuneInString(until[at:])
+	}
+	for {
+		low, size := rune(0), 0
+		if at < len(after) {
+			low, size = utf8.DecodeRuneInString(after[at:])
+		}
+		if bound == 0 {
+			bound = highRune
+			if low >= highRune {
+				bound = utf8.MaxRune
+			}
+		}
+		m := max(low+(bound-low)/2, lowRune)
+		if m >= 0xd800 && m <= 0xdfff { // no characters
+			m = 0xd7ff
+		}
+		if m > low && m < bound {
+			return after[:at] + string(m), true
+		}
+		if at < len(until) && strings.HasPrefix(until, after[:min(at, len(after))]) {
+			// All that begins with the rune of until, and is not after it.
+			if mid = until[:at] + string(bound); bound == low+1 && mid < until && mid > after {
+				return mid, true
+			}
+		}
+		if size == 0 {
+			return "", false
+		}
+		at, bound = at+size, 0 // the rune of after, and what follows it
+	}
+}
