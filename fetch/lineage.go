@@ -177,7 +177,7 @@ func (e *Engine) LastEpoch(ctx context.Context, p *Piece) (uint64, error) {
 // sharedBy names how a step is shared out.
 func sharedBy(p *Piece) string {
 	r := p.Head.Ticket.Request
-	return fmt.Sprintf("%d %s %s %q", r.WorldSize(), r.Assign, r.Owners, r.Ranks)
+	return fmt.Sprintf("%s %s %s %q", r.World, r.Assign, r.Owners, r.Ranks)
 }
 
 // settle says which shares stand: of a step that was handed out to different worlds, those of the last one, and of

@@ -335,7 +335,7 @@ func (e *Engine) Conditions(j *Job, total int64) predict.Job {
 	c := predict.Job{
 		Rows: rows, RowBytes: float64(total) / float64(max(rows, 1)),
 		RowReads: float64(len(j.Projection().BlobColumns())),
-		Batch:    req.Batch, Ranks: req.WorldSize(), Epochs: 1, Nodes: 1, Local: req.Assign == schema.AssignLocal,
+		Batch:    req.Batch, Ranks: req.DataRanks(), Epochs: 1, Nodes: 1, Local: req.Assign == schema.AssignLocal,
 		Strict: req.Order == "" || req.Order == schema.OrderStrict, WindowBytes: e.opts.WindowBytes,
 		BatchBytes: req.BatchBytes,
 	}

@@ -39,11 +39,15 @@ type Stats struct {
 	Latency       Latency `json:"latency"`
 	Path          Path    `json:"path"`
 
-	WindowLimit int64               `json:"window_limit"` // bytes that all streams may hold
-	WindowUsed  int64               `json:"window_used"`  // bytes that they hold now
-	Windows     []WindowStats       `json:"windows"`      // of each live stream, by dataset and job
-	Snapshots   int                 `json:"snapshots"`    // snapshots open now
-	Memory      []admission.Account `json:"memory"`       // that requests take, by what for
+	WindowLimit int64         `json:"window_limit"` // bytes that all streams may hold
+	WindowUsed  int64         `json:"window_used"`  // bytes that they hold now
+	Windows     []WindowStats `json:"windows"`      // of each live stream, by dataset and job
+	// bytes of these that are held for ranks that get what other ranks of the mesh got before them
+	RankGroupBytes int64 `json:"rank_group_bytes"`
+	// times that such a rank was so far behind that it reads again what the others had
+	RankGroupsBehind int64               `json:"rank_groups_behind"`
+	Snapshots        int                 `json:"snapshots"` // snapshots open now
+	Memory           []admission.Account `json:"memory"`    // that requests take, by what for
 
 	Fills      int64           `json:"fills"`       // blobs read for the spill alone, before a stream wanted them
 	Looked     int64           `json:"looked"`      // rows of jobs that were looked for in the spill
@@ -122,6 +126,7 @@ func (e *Engine) Stats() Stats {
 		Latency:     Latency{r.P50.Microseconds(), r.P95.Microseconds(), r.P99.Microseconds(), r.Max.Microseconds()},
 		Path:        Path{r.MinLatency.Microseconds(), r.BytesPerSec},
 		WindowLimit: e.opts.WindowBytes, WindowUsed: s.WindowUsed, Windows: s.Windows,
+		RankGroupBytes: s.GroupBytes, RankGroupsBehind: s.Behind,
 		Snapshots: e.jobs.OpenSnapshots(), Memory: e.ledger.Accounts(), Jobs: e.ahead.Jobs(readTime), Looked: e.ahead.Looked(),
 		Operators: e.stage.Stats(), Spans: e.spans.Stats(),
 	}

@@ -30,6 +30,8 @@ type batchMetadata struct {
 	Resume json.RawMessage `json:"resume"`
 	Wait   waitMetadata    `json:"wait"`
 	Faults []fetch.Fault   `json:"faults,omitempty"`
+	// Digest is of the samples of the whole share, where the request asks for it and the share ends with the batch.
+	Digest string `json:"digest,omitempty"`
 }
 
 // waitMetadata says where a batch's time went, in microseconds.
@@ -84,6 +86,7 @@ func (s getHandler) DoGet(ticket *flight.Ticket, stream flight.FlightService_DoG
 		return batchMetadata{
 			Plan: job.ID(), Epoch: b.Epoch, Step: b.Step, Rank: b.Rank, Row: b.Row,
 			Rows: b.Rows, Last: b.Last, Resume: b.Resume.Marshal(), Wait: wait, Faults: b.Faults,
+			Digest: b.Digest,
 		}
 	})
 }

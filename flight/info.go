@@ -27,10 +27,12 @@ type planInfo struct {
 	Snapshot int64  `json:"snapshot"`
 	Ranks    int64  `json:"ranks"`
 	Steps    int64  `json:"steps"`            // of the epoch, the same for every rank
-	Rows     int64  `json:"rows"`             // served over all ranks
+	Rows     int64  `json:"rows"`             // served over all ranks, once for those that get the same
 	Dropped  int64  `json:"dropped"`          // rows selected but not served
 	Padded   int64  `json:"padded"`           // rows served a second time
 	Owners   string `json:"owners,omitempty"` // the layout by which ranks get what their nodes own
+	// DataRanks is how many ranks get different samples; left out where all do.
+	DataRanks int64 `json:"data_ranks,omitempty"`
 }
 
 // listedInfo is that in a listing, which also has the tags of the dataset.
@@ -141,11 +143,18 @@ func (s infoHandler) checkAnswer(req schema.Request) error {
 func (s infoHandler) infoOf(ctx context.Context, d *flight.FlightDescriptor, o *fetch.Resolved, bytes int64,
 	tags []store.Tag) (*flight.FlightInfo, error) {
 	req, plan := o.Request, o.Plan
+	if bytes > 0 {
+		bytes *= req.Replicas()
+	}
 	ranks := req.WorldSize()
+	var different int64
+	if req.Replicas() > 1 {
+		different = req.DataRanks()
+	}
 	about, err := encodeJSON(listedInfo{planInfo{
 		Plan: o.ID, Dataset: req.Dataset, Snapshot: req.Snapshot, Ranks: ranks,
 		Steps: plan.Steps(), Rows: plan.Rows(), Dropped: plan.Dropped(), Padded: plan.Padded(),
-		Owners: req.Owners,
+		Owners: req.Owners, DataRanks: different,
 	}, tags})
 	if err != nil {
 		return nil, err
@@ -154,7 +163,7 @@ func (s infoHandler) infoOf(ctx context.Context, d *flight.FlightDescriptor, o *
 		Schema:           flight.SerializeSchema(o.Projection.Schema, s.mem),
 		FlightDescriptor: d,
 		Endpoint:         make([]*flight.FlightEndpoint, ranks),
-		TotalRecords:     plan.Rows(),
+		TotalRecords:     plan.Rows() * req.Replicas(), // of all endpoints, as Flight has it
 		TotalBytes:       bytes,
 		Ordered:          ranks == 1 && (req.Order == "" || req.Order == schema.OrderStrict),
 		AppMetadata:      about,
@@ -180,8 +189,9 @@ const endpointsAtOnce = 1024
 // endpoints makes those of the ranks from one on and before another.
 func endpoints(info *flight.FlightInfo, o *fetch.Resolved, from, to int64, expires *timestamppb.Timestamp) error {
 	for rank := from; rank < to; rank++ {
-		node, locations := locationsOf(o, int(rank))
-		share, err := encodeJSON(rankInfo{Rank: rank, Rows: o.Plan.RankRows(int(rank)), Steps: o.Plan.Steps(), Node: node})
+		data := o.Request.DataRank(int(rank))
+		node, locations := locationsOf(o, data)
+		share, err := encodeJSON(rankInfo{Rank: rank, Rows: o.Plan.RankRows(data), Steps: o.Plan.Steps(), Node: node})
 		if err != nil {
 			return err
 		}

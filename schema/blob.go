@@ -274,6 +274,21 @@ type Extent struct {
 	Limit int64
 }
 
+// Sharer is an Owner of blobs that may have more holders.
+type Sharer interface {
+	Owner
+	// Share counts one more holder in, which a blob is for that has one; false if there can be none.
+	Share() bool
+}
+
+// Share returns the blob for another holder; false if its owner has but one. It must not be asked for after Release.
+func (b *Blob) Share() (Blob, bool) {
+	if s, ok := b.owner.(Sharer); ok && s.Share() {
+		return *b, true
+	}
+	return Blob{}, false
+}
+
 // Locator is an Owner whose blobs may lie in files.
 type Locator interface {
 	Owner

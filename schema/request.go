@@ -114,6 +114,9 @@ type Request struct {
 	Ranks []string `json:"ranks,omitempty"`
 	// BucketByLength has samples of like length go together; nil: lengths count for nothing.
 	BucketByLength *BucketByLength `json:"bucket_by_length,omitempty"`
+	// Digest has the end of each step come with a digest of its samples, by which ranks that are to get the same are
+	// compared.
+	Digest bool `json:"digest,omitempty"`
 	// Within is what whoever asks may see. The server sets it, by its rules, for each
 	// call anew; no request or ticket carries it.
 	Within *Restriction `json:"-"`
@@ -173,11 +176,6 @@ func (s *Shuffle) check(field string) error {
 		return checkRange(path, s.Blocks, 1, MaxBlocks)
 	}
 	return nil
-}
-
-// World says how many ranks share each global batch.
-type World struct {
-	Size int64 `json:"size"`
 }
 
 // ParseRequest decodes and checks the JSON of a request, as strictly as
@@ -290,7 +288,7 @@ func (r *Request) check(field string) error {
 	case "shuffle":
 		return checkAll(r.Shuffle)
 	case "world":
-		return checkRange("world.size", r.World.Size, 1, MaxWorld)
+		return r.checkWorld()
 	case "order":
 		if _, _, ok := parseOrder(r.Order); !ok || r.Order == "" {
 			return &FieldError{Field: field, Got: Quote(r.Order),
@@ -309,6 +307,29 @@ func (r *Request) check(field string) error {
 		return r.checkRanks()
 	case "bucket_by_length":
 		return r.checkBuckets()
+	case "digest":
+		return r.checkDigest()
+	}
+	return nil
+}
+
+// checkWorld checks World, which is given, and Order.
+func (r *Request) checkWorld() error {
+	if err := r.World.checkAll(); err != nil {
+		return err
+	}
+	if mode, _ := r.OrderOf(); r.Replicas() > 1 && (mode == OrderWindow || mode == OrderFree) {
+		return &FieldError{Field: "order", Got: Quote(r.Order), Want: fmt.Sprintf(
+			"%q, as several ranks of the world are to get the same batch", OrderStrict)}
+	}
+	return nil
+}
+
+// checkDigest checks Digest, which is given.
+func (r *Request) checkDigest() error {
+	if mode, _ := r.OrderOf(); r.Digest && mode != OrderStrict {
+		return &FieldError{Field: "order", Got: Quote(r.Order), Want: fmt.Sprintf(
+			"%q, as the samples of a step are those of the plan with no other", OrderStrict)}
 	}
 	return nil
 }
@@ -333,9 +354,12 @@ func (r *Request) checkOwners() error {
 
 // checkRanks checks Ranks, which is given.
 func (r *Request) checkRanks() error {
-	if int64(len(r.Ranks)) != r.WorldSize() {
-		return &FieldError{Field: "ranks", Got: fmt.Sprintf("%d nodes", len(r.Ranks)),
-			Want: fmt.Sprintf("one for each rank, as world.size is %d", r.WorldSize())}
+	if n := r.DataRanks(); int64(len(r.Ranks)) != n {
+		want := fmt.Sprintf("one for each rank, as world.size is %d", n)
+		if r.Replicas() > 1 {
+			want = fmt.Sprintf("one for each of %d data ranks", n)
+		}
+		return &FieldError{Field: "ranks", Got: fmt.Sprintf("%d nodes", len(r.Ranks)), Want: want}
 	}
 	for i, id := range r.Ranks {
 		if err := CheckName(fmt.Sprintf("ranks[%d]", i), id); err != nil {
@@ -351,14 +375,6 @@ func (r *Request) checkLocal(field string) error {
 			Want: fmt.Sprintf("it left out, or assign %q", AssignLocal)}
 	}
 	return nil
-}
-
-// WorldSize is the number of ranks.
-func (r Request) WorldSize() int64 {
-	if r.World == nil {
-		return 1
-	}
-	return r.World.Size
 }
 
 // OrderOf returns OrderStrict, OrderWindow or OrderFree, and for OrderWindow
@@ -568,7 +584,7 @@ func (r *Request) checkBuckets() error {
 // resume from one that it kept or wrote.
 type Ticket struct {
 	Request
-	// Rank is in [0, world.size).
+	// Rank is in [0, WorldSize). Its share is that of DataRank.
 	Rank int `json:"rank"`
 	// Step is the first step served, from 0.
 	Step int64 `json:"step"`
@@ -590,6 +606,9 @@ type Ticket struct {
 	// over what this ticket covers. It ends with a byte that is not 0; nil means
 	// none. Only with orders other than strict.
 	Served []byte `json:"served,omitempty"`
+	// Digested is the digest of what was served of Step, the Row samples before, as 16 hexadecimal digits; "" for 0. Only with
+	// Digest. Without it, a stream that begins within a step sends no digest of that one.
+	Digested string `json:"digested,omitempty"`
 }
 
 // ParseTicket decodes and checks the JSON of a ticket, as strictly as
@@ -619,6 +638,9 @@ func (t Ticket) Check() error {
 	}
 	if n := t.WorldSize(); t.Rank < 0 || int64(t.Rank) >= n {
 		want := fmt.Sprintf("an integer from 0 to %d, as world.size is %d", n-1, n)
+		if t.World != nil && t.World.Mesh != "" {
+			want = fmt.Sprintf("an integer from 0 to %d, as world.mesh is %q", n-1, t.World.Mesh)
+		}
 		if t.World == nil {
 			want = "0, as the ticket has no world"
 		}
@@ -670,9 +692,32 @@ func (t *Ticket) check(field string) error {
 		return checkRange(field, t.Epochs, 1, MaxEpochs)
 	case "served":
 		return checkServed(t.Served)
+	case "digested":
+		return t.checkDigested()
 	}
 	return t.Request.check(field)
 }
+
+// checkDigested checks Digested, which is given.
+func (t *Ticket) checkDigested() error {
+	if !t.Digest || t.Row == 0 {
+		return &FieldError{Field: "digested", Got: "it without digest, or with row 0",
+			Want: "it left out, or the ticket that came with the batch before"}
+	}
+	if _, ok := t.DigestedSum(); !ok {
+		return &FieldError{Field: "digested", Got: Quote(t.Digested), Want: "16 lower-case hexadecimal digits"}
+	}
+	return nil
+}
+
+// DigestedSum is the number that Digested says; false if it is not of its form.
+func (t *Ticket) DigestedSum() (uint64, bool) {
+	n, err := strconv.ParseUint(t.Digested, 16, 64)
+	return n, err == nil && DigestOf(n) == t.Digested
+}
+
+// DigestOf is how a digest is written.
+func DigestOf(sum uint64) string { return fmt.Sprintf("%016x", sum) }
 
 func checkServed(bits []byte) error {
 	n := len(bits)

@@ -27,7 +27,7 @@ func TestParseRequest(t *testing.T) {
 				Selection: &SelectionRef{Name: someKey},
 				Columns:   []string{"id", "é"}, Layout: LayoutBinary, Shuffle: &Shuffle{Seed: 1<<64 - 1, Epoch: 2}, Batch: 256,
 				BatchBytes: 1 << 20,
-				World:      &World{8}, Order: "window:12", Remainder: RemainderPad, OnError: OnErrorNull}, ""},
+				World:      &World{Size: 8}, Order: "window:12", Remainder: RemainderPad, OnError: OnErrorNull}, ""},
 		{` { "snapshot" : 0 , "dataset":"a","shuffle":{} , "selection":{"positions":[ 5, 1,3 ]} } ` + "\n",
 			Request{Dataset: "a", Shuffle: &Shuffle{}, Selection: &SelectionRef{Positions: []int64{1, 3, 5}}},
 			`{"dataset":"a","selection":{"positions":[1,3,5]},"shuffle":{"seed":0,"epoch":0}}`},
@@ -36,6 +36,10 @@ func TestParseRequest(t *testing.T) {
 		{`{"dataset":"a","shuffle":{"seed":7,"epoch":1,"block_rows":76,"blocks":64}}`,
 			Request{Dataset: "a", Shuffle: &Shuffle{Seed: 7, Epoch: 1, BlockRows: 76, Blocks: 64}}, ""},
 		{`{"dataset":"a","tag":"prod"}`, Request{Dataset: "a", Tag: "prod"}, ""},
+		{`{"dataset":"a","world":{"size":8,"replicate":4},"digest":true}`,
+			Request{Dataset: "a", World: &World{Size: 8, Replicate: 4}, Digest: true}, ""},
+		{`{"dataset":"a","world":{"mesh":"pp=1,dp=2,tp=4"},"digest":false}`,
+			Request{Dataset: "a", World: &World{Mesh: "pp=1,dp=2,tp=4"}}, `{"dataset":"a","world":{"mesh":"pp=1,dp=2,tp=4"}}`},
 		{`{"dataset":"a","snapshot":"prod"}`, Request{Dataset: "a", Tag: "prod"}, `{"dataset":"a","tag":"prod"}`},
 		{`{"dataset":"a","selection":{"positions":[9223372036854775807]}}`,
 			Request{Dataset: "a", Selection: &SelectionRef{Positions: []int64{1<<63 - 1}}}, ""},
@@ -74,6 +78,9 @@ func TestParseTicket(t *testing.T) {
 	}{
 		{`{"dataset":"a","shuffle":{"seed":1,"epoch":18446744073709551613},"rank":0,"step":3,"stride":2,"epochs":3}`,
 			Ticket{Request: Request{Dataset: "a", Shuffle: &Shuffle{Seed: 1, Epoch: 1<<64 - 3}}, Step: 3, Stride: 2, Epochs: 3}},
+		{`{"dataset":"a","world":{"size":4,"replicate":2},"digest":true,"rank":3,"step":2,"row":5,"digested":"00000000000000ff"}`,
+			Ticket{Request: Request{Dataset: "a", World: &World{Size: 4, Replicate: 2}, Digest: true}, Rank: 3, Step: 2, Row: 5,
+				Digested: "00000000000000ff"}},
 		{`{"dataset":"a","rank":0,"step":0,"epochs":2147483647}`,
 			Ticket{Request: Request{Dataset: "a"}, Epochs: MaxEpochs}},
 		{`{"dataset":"a","order":"free","rank":0,"step":4,"row":2,"stop":9,"served":"AP+/gA=="}`,
@@ -107,7 +114,7 @@ func TestDefaults(t *testing.T) {
 	if n := (Request{}).WorldSize(); n != 1 {
 		t.Error(n)
 	}
-	if n := (Request{World: &World{6}}).WorldSize(); n != 6 {
+	if n := (Request{World: &World{Size: 6}}).WorldSize(); n != 6 {
 		t.Error(n)
 	}
 }
@@ -162,6 +169,18 @@ func TestRequestErrors(t *testing.T) {
 		`{"dataset":"a","batch_bytes":1073741825}`,
 		`{"dataset":"a","world":8}`, `{"dataset":"a","world":{}}`, `{"dataset":"a","world":{"size":0}}`,
 		`{"dataset":"a","world":{"size":65537}}`, `{"dataset":"a","world":{"sise":1}}`,
+		`{"dataset":"a","world":{"size":8,"replicate":3}}`, `{"dataset":"a","world":{"size":8,"replicate":0}}`,
+		`{"dataset":"a","world":{"size":8,"replicate":16}}`, `{"dataset":"a","world":{"replicate":2}}`,
+		`{"dataset":"a","world":{"mesh":"dp=2","replicate":2}}`, `{"dataset":"a","world":{"mesh":"dp=2","size":2}}`,
+		`{"dataset":"a","world":{"mesh":""}}`, `{"dataset":"a","world":{"mesh":"dp=2,tp=0"}}`,
+		`{"dataset":"a","world":{"mesh":"dp=2, tp=2"}}`, `{"dataset":"a","world":{"mesh":"dp=2,tp=02"}}`,
+		`{"dataset":"a","world":{"mesh":"dp=2,tp=2,dp=2"}}`, `{"dataset":"a","world":{"mesh":"dp=2,dt=2"}}`,
+		`{"dataset":"a","world":{"mesh":"dp=2,ep=2"}}`, `{"dataset":"a","world":{"mesh":"dp=256,tp=257"}}`,
+		`{"dataset":"a","world":{"mesh":["dp","tp"]}}`, `{"dataset":"a","world":{"mesh":"dp"}}`,
+		`{"dataset":"a","world":{"mesh":"dp=2,tp=2"},"order":"free"}`,
+		`{"dataset":"a","world":{"size":4,"replicate":4},"order":"window:3"}`,
+		`{"dataset":"a","digest":1}`, `{"dataset":"a","digest":true,"order":"free"}`,
+		`{"dataset":"a","assign":"local","ranks":["n","m"],"world":{"mesh":"dp=4,tp=2"}}`,
 		`{"dataset":"a","order":"random"}`, `{"dataset":"a","order":""}`, `{"dataset":"a","order":"window:0"}`,
 		`{"dataset":"a","order":"window:08"}`, `{"dataset":"a","order":"window:+8"}`,
 		`{"dataset":"a","order":"window:1048577"}`,
@@ -176,6 +195,9 @@ func TestRequestErrors(t *testing.T) {
 	tickets := []string{
 		``, `{"dataset":"a","rnk":1}`, `{"dataset":"a","rank":1}`, `{"dataset":"a","rank":-1}`,
 		`{"dataset":"a","rank":8,"world":{"size":8}}`, `{"dataset":"a","rank":"0"}`,
+		`{"dataset":"a","rank":8,"world":{"mesh":"dp=2,tp=4"}}`,
+		`{"dataset":"a","row":3,"digested":"0123456789abcdef"}`, `{"dataset":"a","digest":true,"digested":"0123456789abcdef"}`,
+		`{"dataset":"a","row":3,"digest":true,"digested":"0123456789ABCDEF"}`,
 		`{"dataset":"a","step":-1}`, `{"dataset":"a","step":1.5}`, `{"dataset":"a","step":9223372036854775808}`,
 		`{"dataset":"a","row":-1}`, `{"dataset":"a","row":2147483648}`,
 		`{"dataset":"a","stride":0}`, `{"dataset":"a","stride":2147483648}`, `{"dataset":"a","step":5,"stop":4}`,
@@ -278,6 +300,8 @@ func fuzzSeeds(f *testing.F) {
 	f.Add([]byte(`{"dataset":"a","order":"window","served":"AQ\n=="}`))
 	f.Add([]byte(`{"dataset":"a","where":"\ud800 \u2028 <>"}`))
 	f.Add([]byte(`{"dataset":"a","world":{"size":1e1}}`))
+	f.Add([]byte(`{"dataset":"a","world":{"mesh":"dp=2,tp=4"},"digest":true,"rank":7,"row":1,"digested":"00000000000000ff"}`))
+	f.Add([]byte(`{"dataset":"a","world":{"size":8,"replicate":4}}`))
 	f.Add([]byte(`[]`))
 }
 

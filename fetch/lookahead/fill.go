@@ -572,7 +572,7 @@ func (a *Ahead) newWarmer(j *resolve.Job, tenant uint16) (*warmer, error) {
 	if w.Rows > 0 {
 		l, _, ended := a.join(j, w.dataset, allRanks, 0, 0, func(l *running, _ int64) {
 			if l.streams+l.elsewhere == 0 && l.warming == 0 {
-				l.order.serveAllLocked(int(j.Request().WorldSize())) // whichever will be served here
+				l.order.serveAllLocked(int(j.Request().DataRanks())) // whichever will be served here
 			}
 			l.warming++
 			l.tenant = cmp.Or(l.tenant, tenant)

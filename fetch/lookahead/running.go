@@ -54,7 +54,7 @@ type running struct {
 type epochOrder struct {
 	job   *resolve.Job // whose snapshot the running job keeps open
 	plans [2]atomic.Pointer[lapPlan]
-	ranks atomic.Pointer[[]bool] // by rank; replaced, never changed
+	ranks atomic.Pointer[[]bool] // by data rank; replaced, never changed
 	nodes atomic.Pointer[[]bool] // of the job's layout, if it has one: those beside which there is such a rank
 }
 
@@ -128,7 +128,7 @@ func (o *epochOrder) at(p *plan.Plan, index int64) (position int64, here bool) {
 	return p.Position(index), true
 }
 
-// serveLocked adds a rank to those served here; Ahead.mu is held.
+// serveLocked adds a data rank to those served here; Ahead.mu is held.
 func (o *epochOrder) serveLocked(rank int) {
 	old := *o.ranks.Load()
 	if rank < len(old) && old[rank] {
@@ -154,7 +154,7 @@ func (o *epochOrder) setRanks(ranks []bool) {
 	}
 }
 
-// serveAllLocked adds all ranks of a world.
+// serveAllLocked adds all data ranks of a world.
 func (o *epochOrder) serveAllLocked(world int) {
 	ranks := make([]bool, world)
 	for r := range ranks {
@@ -196,7 +196,7 @@ func (a *Ahead) follow(j *resolve.Job, tenant uint16, rank int, at, epochs int64
 		return nil
 	}
 	l, epoch, ended := a.join(j, number, rank, at, epochs, func(l *running, epoch int64) {
-		l.order.serveLocked(rank)
+		l.order.serveLocked(j.Request().DataRank(rank))
 		l.noteLocked(rank, epoch)
 		*count(l)++
 		l.tenant = cmp.Or(l.tenant, tenant)

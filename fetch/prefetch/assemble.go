@@ -34,6 +34,8 @@ type Batch struct {
 	Positions []int64
 	// Resume is the ticket that goes on after this batch.
 	Resume schema.Ticket
+	// Digest is of the samples of the share, where the request asks for it and the share ends with this batch; else "".
+	Digest string
 	// Faults lists the samples that could not be read, where the request's
 	// on_error lets the stream go on.
 	Faults []Fault
@@ -118,6 +120,13 @@ func (s *Stream) assemble(p *part, wait Wait, processor time.Duration) (*Batch, 
 		s.fail(err)
 		return nil, err
 	}
+	digest, err := s.digest(p)
+	if err != nil {
+		p.release()
+		s.free(&p.hold)
+		s.manifestLost(err)
+		return nil, err
+	}
 	start = time.Now()
 	assembled, err := s.job.Projection().AssembleRows(s.job.Manifest().Form(), p.positions, p.rows, p.blobs, computed)
 	if err != nil {
@@ -136,7 +145,7 @@ func (s *Stream) assemble(p *part, wait Wait, processor time.Duration) (*Batch, 
 	s.delivered(len(p.positions), wait)
 	b := &Batch{
 		Batch: assembled, Rank: s.ticket.Rank, Epoch: s.epochOf(p.walk.lap), Step: p.walk.step, Row: p.walk.row(),
-		Last:      p.last,
+		Last: p.last, Digest: digest,
 		Positions: p.positions, Resume: p.resume, Faults: faults, Wait: wait, hold: batchHold{s, p.hold},
 		Processor: processor, rows: p.rows,
 	}

@@ -101,6 +101,7 @@ func (s *owner) makeCell(r *run, cell int, blob schema.Blob, from read.From) {
 			t.At = spill.Place{Dataset: s.dataset, Tenant: s.payer, Position: r.positions[row]}
 		}
 	}
+	s.shareCell(r, cell, blob)
 	s.stage.Put(t)
 }
 

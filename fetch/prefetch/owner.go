@@ -25,6 +25,7 @@ type owner struct {
 	slot     walk // how far was handed out
 	sizer    sizer
 	gone     bool // the stream is closed
+	saidBack spot // to its group
 
 	asked   bool      // the consumer waits for a batch
 	left    time.Time // when it got the one before, or the stream was opened
@@ -70,6 +71,7 @@ func (s *owner) run() {
 		s.mail.take(&in)
 		s.takeIn(&in)
 		in.clear()
+		s.sayBack()
 		if s.more {
 			s.refill()
 			s.catchUp()
@@ -174,6 +176,7 @@ func (s *owner) hand(p *part) {
 	}
 	s.wait.Window, s.fullFor, s.fullOnce = s.fullFor, 0, s.fullOnce+s.fullFor
 	s.finishPart(p)
+	s.shareOut(p)
 	p.hold = s.hold.Split(p.reserved)
 	s.slot.settle() // the share that comes next may be read whatever the window
 	s.ahead.promote(s)
@@ -256,6 +259,8 @@ func (s *owner) end() {
 	s.releaseAll()
 	s.hold.Release()
 	s.tell()
+	rest := s.slot
+	s.served.Store(!rest.settle())
 	s.part.Leave()
 	s.set.remove(s.Stream)
 	s.job.Release()

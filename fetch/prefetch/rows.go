@@ -38,6 +38,7 @@ type run struct {
 	guess    []int64       // by cell, what of its row's size it is; nil without operators
 	cells    []schema.Blob // row by row
 	left     int           // rows that were not
+	missing  int           // rows that are not back
 	next     int           // cell to read next
 	inFlight int           // cells that were asked for and are not back
 	faults   []fault
@@ -74,6 +75,7 @@ type ahead struct {
 	runs    []*run
 	reading int // index in runs of the run to read from next
 	near    int // index in runs of the first one whose rows may not go into the next batch
+	whole   int // runs before it are back: see backTo
 
 	// Of a loose order alone: which rows were delivered or are back, and the first
 	// one that was not delivered.
@@ -188,6 +190,7 @@ func (s *owner) appendRun() bool {
 			r.left++
 		}
 	}
+	r.missing = r.left
 	if d.used += count; d.used == len(d.positions) {
 		a.drafts = a.drafts[1:]
 	}
@@ -283,6 +286,7 @@ func (s *owner) back(r *run, row int) {
 	}
 	a := &s.ahead
 	a.news++
+	r.missing--
 	if s.order.loose {
 		a.back.add(r.seq + int64(row))
 	}
@@ -354,6 +358,7 @@ func (a *ahead) trim() {
 	a.runs = a.runs[n:] // appending makes room where there is none: there may be very many
 	a.reading = max(0, a.reading-n)
 	a.near = max(0, a.near-n)
+	a.whole = max(0, a.whole-n)
 	a.far = false
 }
 
@@ -386,7 +391,7 @@ func (s *owner) reads() (lap, index int64) {
 		index = min(step*s.job.Request().Batch, s.job.Plan().Rows())
 	} else if cols := len(s.columns); cols > 0 {
 		// What was asked for and is not back may come from where others bring it meanwhile.
-		index = max(index-int64(a.inFlight/cols)*s.job.Request().WorldSize(), 0)
+		index = max(index-int64(a.inFlight/cols)*s.job.Request().DataRanks(), 0)
 	}
 	return lap, index
 }
@@ -978,6 +983,7 @@ func (s *owner) unplan(r *run) {
 	s.redraft(r, delivered)
 	a.seq, a.ended, a.far = r.seq+int64(delivered), false, false
 	a.reading, a.near = min(a.reading, len(a.runs)), min(a.near, len(a.runs))
+	a.whole = min(a.whole, len(a.runs))
 }
 
 // release gives the blobs of a run back.
@@ -1002,7 +1008,7 @@ func (s *owner) releaseAll() {
 	}
 	a.undraft()
 	s.hold.Shrink(a.granted)
-	a.granted, a.runs = 0, nil
+	a.granted, a.runs, a.whole = 0, nil, 0
 	a.rows, a.bytes, a.inFlight = 0, 0, 0
 }
 

@@ -84,6 +84,8 @@ type Set struct {
 	mu      sync.Mutex
 	closed  bool
 	streams map[*Stream]struct{}
+	// of ranks that get the same samples, by Stream.sequence
+	groups  map[string]*rankGroup
 	terms   func(tenant string) admission.Terms // nil: all get the same
 	tenants map[string]*tenant                  // that have streams
 	live    sync.WaitGroup                      // streams that are not closed; grows under mu only while not closed
@@ -94,6 +96,7 @@ type counters struct {
 	streams, batches, rows atomic.Int64
 	streamed, waited       atomic.Int64 // nanoseconds: of streams that are closed; for the store
 	opened                 atomic.Int64 // of the live ones, their opening times added up
+	behind                 atomic.Int64 // see rankGroup
 }
 
 // NewSet returns a set without streams.
@@ -102,7 +105,7 @@ func NewSet(opts Options) (*Set, error) {
 	if err := opts.Validate(); err != nil {
 		return nil, err
 	}
-	s := &Set{opts: opts, streams: map[*Stream]struct{}{}, tenants: map[string]*tenant{}}
+	s := &Set{opts: opts, streams: map[*Stream]struct{}{}, groups: map[string]*rankGroup{}, tenants: map[string]*tenant{}}
 	return s, nil
 }
 
@@ -130,6 +133,8 @@ func (s *Set) Demand() spill.Demand {
 
 // add counts a stream in.
 func (s *Set) add(st *Stream) error {
+	var free []schema.Blob
+	defer func() { releaseBlobs(free) }()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
@@ -138,6 +143,7 @@ func (s *Set) add(st *Stream) error {
 	s.live.Add(1)
 	s.streams[st] = struct{}{}
 	s.enterLocked(st)
+	free = s.enterGroupLocked(st)
 	s.count.streams.Add(1)
 	s.count.opened.Add(st.opened.UnixNano())
 	if len(st.columns) > 0 {
@@ -149,9 +155,12 @@ func (s *Set) add(st *Stream) error {
 
 // remove counts a stream out.
 func (s *Set) remove(st *Stream) {
+	var free []schema.Blob
+	defer func() { releaseBlobs(free) }()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.streams, st)
+	free = s.leaveGroupLocked(st)
 	s.leaveLocked(st)
 	s.count.streamed.Add(int64(time.Since(st.opened)))
 	s.count.opened.Add(-st.opened.UnixNano())
@@ -326,6 +335,11 @@ func (s *Set) shareLocked() {
 			st.tenant.readers++
 		}
 	}
+	for _, g := range s.groups {
+		if g.streams > 1 && g.tenant.readers > 0 { // what they hold together takes a share of its own
+			g.tenant.readers++
+		}
+	}
 	var sum int64
 	for _, t := range s.tenants {
 		if t.readers > 0 {
@@ -386,6 +400,18 @@ func (s *Set) readers() []*Stream {
 	return list
 }
 
+// keepers lists the groups of ranks that hold something.
+func (s *Set) keepers() (list []*rankGroup) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, g := range s.groups {
+		if g.bytes.Load() > 0 {
+			list = append(list, g)
+		}
+	}
+	return list
+}
+
 // findStill looks which streams stand still by now, and has the others share what those have no use for. It returns
 // all that do.
 func (s *Set) findStill(list []*Stream) []*Stream {
@@ -440,6 +466,11 @@ func (s *Set) reclaim(t *tenant, need int64) {
 			st.giveBackStill()
 		}
 	}
+	for _, g := range s.keepers() {
+		if own, all := s.opts.Ledger.Left(admission.Windows, t.name); all < need || own < need && g.tenant == t {
+			g.letGo()
+		}
+	}
 	for _, part := range []int64{1, 0} {
 		for _, st := range list {
 			if short(st) {
@@ -474,6 +505,8 @@ type Stats struct {
 	Streams, Batches, Rows int64
 	Live                   int
 	Waiting                int           // of those, whose consumers wait for a read
+	GroupBytes             int64         // held for ranks that get what other ranks got before them
+	Behind                 int64         // times that such a rank was too far behind
 	WindowUsed             int64         // bytes, with batches that were not released
 	Windows                []WindowStats // of each stream that reads, by dataset and job
 }
@@ -485,10 +518,14 @@ func (s *Set) Stats() Stats {
 	s.mu.Lock()
 	live := len(s.streams)
 	s.mu.Unlock()
+	var shared int64
+	for _, g := range s.keepers() {
+		shared += g.bytes.Load()
+	}
 	readers := s.readers()
 	st := Stats{
 		Streams: c.streams.Load(), Batches: c.batches.Load(), Rows: c.rows.Load(), Live: live,
-		Waiting:    int(s.waiting.Load()),
+		Waiting: int(s.waiting.Load()), GroupBytes: shared, Behind: c.behind.Load(),
 		Windows:    make([]WindowStats, len(readers)),
 		WindowUsed: s.opts.Ledger.Accounts()[admission.Windows].Used,
 	}

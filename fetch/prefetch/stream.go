@@ -48,15 +48,21 @@ type Stream struct {
 	id        uint64 // its number among those of the set
 	named     []byte // the ticket as JSON, if anybody asks
 	caller    store.Caller
-	tenant    *tenant           // set before it is read by anybody else
-	account   read.Account      // what was read for it
-	dataset   uint32            // the spill's number of the snapshot
-	payer     uint16            // the spill's number of the tenant
-	opened    time.Time         // when it began
-	steps     int64             // of an epoch, 0 if there is no plan
-	behind    atomic.Bool       // it is to ask for more, and has not
-	still     atomic.Bool       // its consumer has not come for long; its goroutine changes it, and the set shares anew then
-	told      told              // how it stands, for others
+	tenant    *tenant      // set before it is read by anybody else
+	account   read.Account // what was read for it
+	dataset   uint32       // the spill's number of the snapshot
+	payer     uint16       // the spill's number of the tenant
+	opened    time.Time    // when it began
+	steps     int64        // of an epoch, 0 if there is no plan
+	behind    atomic.Bool  // it is to ask for more, and has not
+	still     atomic.Bool  // its consumer has not come for long; its goroutine changes it, and the set shares anew then
+	told      told         // how it stands, for others
+	sequence  string       // names the ranks that get the same samples; "" where there is but one
+	begins    spot         // where it begins
+	group     *rankGroup   // those ranks; set before it runs, as is the next one
+	claim     *claim
+	digester  digester          // of the goroutine that puts batches together
+	served    atomic.Bool       // all that it was asked for, when it is removed
 	record    *lineage.Recorder // of what is handed out; nil if nobody keeps it
 	trace     *read.Trace       // nil if nobody traces it, as is the next one
 	traceMade *operators.Trace
@@ -163,6 +169,9 @@ func (s *Set) start(ctx context.Context, st *owner, how Serving) error {
 		st.record = s.opts.Lineage.Begin(st.lineageHead(ctx), j.Request().Within)
 	}
 	st.late = how.CheckedLate && !j.Tolerant()
+	if st.slot.list == nil && j.Request().Digest {
+		st.digester.init(j, &st.ticket)
+	}
 	st.id = s.ids.Add(1)
 	if st.trace, st.traceMade = read.NewTrace(ctx), operators.NewTrace(ctx); st.trace != nil {
 		_, st.first = trace.SpanFromContext(ctx).TracerProvider().Tracer("bowstring/fetch").Start(ctx, "first batch")
@@ -170,6 +179,9 @@ func (s *Set) start(ctx context.Context, st *owner, how Serving) error {
 	st.slot.settle()
 	st.caller = store.CallerFrom(ctx)
 	st.hold, _ = s.opts.Ledger.TryFor(admission.Windows, st.caller.Tenant, 0)
+	if st.slot.list == nil && len(st.columns) > 0 {
+		st.sequence, st.begins = st.sequenceOf(), st.spotOf(st.slot.lap, st.slot.at)
+	}
 	j.Retain()
 	st.tell() // others see it from now on
 	if err := s.add(st.Stream); err != nil {

@@ -19,7 +19,7 @@ type walk struct {
 	list []int64 // the positions to serve in the place of a plan, if not nil
 
 	plan   *plan.Plan
-	rank   int
+	rank   int   // whose share it is: a data rank
 	first  int64 // step that every epoch but the first begins with
 	stop   int64 // first step not served
 	stride int64
@@ -42,7 +42,7 @@ func newWalk(j *resolve.Job, t schema.Ticket) (walk, error) {
 			Want: fmt.Sprintf("0 to %d, as the epoch has %d steps", steps, steps)}
 	}
 	w := walk{
-		job: j, plan: j.Plan(), rank: t.Rank, stop: steps,
+		job: j, plan: j.Plan(), rank: j.Request().DataRank(t.Rank), stop: steps,
 		step: t.Step, stride: max(t.Stride, 1), laps: max(t.Epochs, 1),
 	}
 	w.first = w.step % w.stride
@@ -178,7 +178,7 @@ func (w *walk) ticket(t schema.Ticket) schema.Ticket {
 			lap, step = lap+1, w.first
 		}
 	}
-	t.Step, t.Row, t.Served = step, row, nil
+	t.Step, t.Row, t.Served, t.Digested = step, row, nil, ""
 	if lap > 0 {
 		t.Epochs = w.laps - lap
 		if t.Shuffle != nil {

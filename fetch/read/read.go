@@ -120,6 +120,9 @@ func (r *read) Frame() []byte { return r.blob.Frame() }
 // Extent implements schema.Locator: the blob lies where the tier had it that it came from.
 func (r *read) Extent([]byte) (schema.Extent, bool) { return r.blob.Extent() }
 
+// Share implements schema.Sharer.
+func (r *read) Share() bool { return r.acquire() }
+
 // acquire takes a hold of a blob that others hold; false if the last has let go.
 func (r *read) acquire() bool {
 	for {

@@ -230,7 +230,15 @@ func (j *Job) Group() string { return j.group }
 // world, the order, and who gets which samples of a step. A job that goes on with other ranks keeps it.
 func (j *Job) Course() string {
 	r := withEpoch(j.resolved.Request, 0)
-	r.World, r.Order, r.Assign, r.Owners, r.Ranks = nil, "", "", "", nil
+	r.World, r.Order, r.Assign, r.Owners, r.Ranks, r.Digest = nil, "", "", "", nil, false
+	return digest(r)
+}
+
+// Sequence names which samples each rank gets in which order, and nothing of what is served of them: it is the same in
+// all epochs, and for ranks that ask for other columns.
+func (j *Job) Sequence() string {
+	r := withEpoch(j.resolved.Request, 0)
+	r.Columns, r.Operators, r.Place, r.Layout, r.BatchBytes, r.OnError, r.Digest = nil, nil, "", "", 0, "", false
 	return digest(r)
 }
 

@@ -46,7 +46,7 @@ func (lone) Reserve(context.Context, string, uint64, int64, []string) (*layout.L
 // local is how a job's batches are shared out where its ranks get what their nodes own.
 type local struct {
 	layout *layout.Layout
-	nodes  []int32 // of the layout, by rank
+	nodes  []int32 // of the layout, by data rank
 	column int     // ordinal of the blob column by whose keys samples are owned
 }
 
@@ -74,7 +74,7 @@ func (rv *Resolver) localize(ctx context.Context, snap *schema.Snapshot,
 	if err != nil {
 		return req, nil, err
 	}
-	x.nodes = x.layout.NodesOf(int(req.WorldSize()))
+	x.nodes = x.layout.NodesOf(int(req.DataRanks()))
 	if req.Ranks != nil {
 		record := x.layout.Record()
 		placed, err := record.Placement(req.Ranks)
@@ -138,7 +138,7 @@ func (o *Resolved) Layout() *layout.Layout {
 	return o.local.layout
 }
 
-// NodeOf is the node of the layout that a rank runs beside.
+// NodeOf is the node of the layout that a data rank runs beside.
 func (o *Resolved) NodeOf(rank int) int { return int(o.local.nodes[rank]) }
 
 // Layout is as that of its Resolved.

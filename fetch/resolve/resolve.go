@@ -321,7 +321,7 @@ func checkShown(snap *schema.Snapshot, req schema.Request, p *schema.Projection)
 }
 
 func newResolved(req schema.Request, s shown, selection plan.Selection, buckets *plan.Buckets) (*Resolved, error) {
-	cfg := plan.Config{Selection: selection, Batch: req.Batch, World: int(req.WorldSize()), Buckets: buckets}
+	cfg := plan.Config{Selection: selection, Batch: req.Batch, World: int(req.DataRanks()), Buckets: buckets}
 	if req.Shuffle != nil {
 		cfg.Shuffle, cfg.Seed, cfg.Epoch = true, req.Shuffle.Seed, req.Shuffle.Epoch
 		cfg.BlockRows, cfg.ClusterBlocks = req.Shuffle.BlockRows, req.Shuffle.Blocks

@@ -74,7 +74,7 @@ func (rv *Resolver) KnownBytes(o *Resolved) (int64, bool) {
 func selectedKey(req schema.Request) string {
 	req.Shuffle, req.World, req.Batch, req.BatchBytes, req.Order, req.Remainder, req.OnError = nil, nil, 0, 0, "", "",
 		""
-	req.Assign, req.Owners, req.Ranks, req.BucketByLength = "", "", nil, nil
+	req.Assign, req.Owners, req.Ranks, req.BucketByLength, req.Digest = "", "", nil, nil, false
 	return string(within(req, "bytes\x00"+string(req.Marshal())))
 }
 

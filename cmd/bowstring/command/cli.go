@@ -19,36 +19,37 @@ import (
 type CLI struct {
 	Globals
 
-	Serve     ServeCmd     `cmd:"" help:"Serve a store to Arrow Flight clients."`
-	Import    ImportCmd    `cmd:"" help:"Import samples into a dataset."`
-	Alter     AlterCmd     `cmd:"" help:"Change columns and rows of a dataset by key, without importing it again."`
-	Ls        LsCmd        `cmd:"" help:"List datasets and their splits."`
-	Describe  DescribeCmd  `cmd:"" help:"Describe a dataset: columns, classes, splits, snapshots."`
-	Get       GetCmd       `cmd:"" help:"Copy samples to a Parquet file, an Arrow file or a folder."`
-	Take      TakeCmd      `cmd:"" help:"Show single samples by position or id."`
-	Top       TopCmd       `cmd:"" help:"Watch a server: throughput, jobs, and where each stream's time goes."`
-	Warm      WarmCmd      `cmd:"" help:"Fill a server's spill with the samples of a job before it starts."`
-	Explain   ExplainCmd   `cmd:"" help:"Say how a job will run and what will limit it, or what limits it as it runs."`
-	Calibrate CalibrateCmd `cmd:"" name:"calibrate" help:"Measure a server, its store, its disk and the network, for explain and for simulations."`
-	Tag       TagCmd       `cmd:"" help:"Name a snapshot, as prod in DATASET@prod, or list the names."`
-	Untag     UntagCmd     `cmd:"" help:"Remove a name of a snapshot."`
-	Drop      DropCmd      `cmd:"" help:"Drop a dataset or one of its snapshots."`
-	Attach    AttachCmd    `cmd:"" help:"Make a dataset of what lies in a bucket, without copying."`
-	Cluster   ClusterCmd   `cmd:"" help:"Look at clusters: servers that own the samples of a store together."`
-	Token     TokenCmd     `cmd:"" help:"Make, revoke and list tokens that let clients in."`
-	OwnStore  StoreCmd     `cmd:"" name:"store" help:"Work on the store itself."`
-	Doctor    DoctorCmd    `cmd:"" help:"Look at what a store stands on: servers and their settings, or the disk."`
-	GC        GCCmd        `cmd:"" name:"gc" help:"Free what no snapshot refers to any longer."`
-	Auth      AuthCmd      `cmd:"" help:"Look at the rules that say who may do what, and on whose account."`
-	Usage     UsageCmd     `cmd:"" help:"Say what tenants have used."`
-	Retain    RetainCmd    `cmd:"" help:"Drop old snapshots, and keep the newest, recent and tagged ones."`
-	Verify    VerifyCmd    `cmd:"" help:"Read and check all that a store has, and repair what is damaged."`
-	Copy      CopyCmd      `cmd:"" help:"Copy datasets from one store to another, or back up all there is."`
-	Demo      DemoCmd      `cmd:"" nosettings:"" passthrough:"" help:"Import photographs, serve them, and train on them with PyTorch (needs bowstring[torch])."`
-	Config    ConfigCmd    `cmd:"" help:"Show the configuration."`
-	Version   VersionCmd   `cmd:"" help:"Show the version."`
-	Lineage   LineageCmd   `cmd:"" help:"Say which samples a step of a job held, on which rank."`
-	Apply     ApplyCmd     `cmd:"" nosettings:"" hidden:"" help:"Make cells of blobs by operators, between the standard input and output."`
+	Serve      ServeCmd      `cmd:"" help:"Serve a store to Arrow Flight clients."`
+	Import     ImportCmd     `cmd:"" help:"Import samples into a dataset."`
+	Alter      AlterCmd      `cmd:"" help:"Change columns and rows of a dataset by key, without importing it again."`
+	Ls         LsCmd         `cmd:"" help:"List datasets and their splits."`
+	Describe   DescribeCmd   `cmd:"" help:"Describe a dataset: columns, classes, splits, snapshots."`
+	Get        GetCmd        `cmd:"" help:"Copy samples to a Parquet file, an Arrow file or a folder."`
+	Take       TakeCmd       `cmd:"" help:"Show single samples by position or id."`
+	Top        TopCmd        `cmd:"" help:"Watch a server: throughput, jobs, and where each stream's time goes."`
+	Warm       WarmCmd       `cmd:"" help:"Fill a server's spill with the samples of a job before it starts."`
+	Explain    ExplainCmd    `cmd:"" help:"Say how a job will run and what will limit it, or what limits it as it runs."`
+	Calibrate  CalibrateCmd  `cmd:"" name:"calibrate" help:"Measure a server, its store, its disk and the network, for explain and for simulations."`
+	Tag        TagCmd        `cmd:"" help:"Name a snapshot, as prod in DATASET@prod, or list the names."`
+	Untag      UntagCmd      `cmd:"" help:"Remove a name of a snapshot."`
+	Drop       DropCmd       `cmd:"" help:"Drop a dataset or one of its snapshots."`
+	Attach     AttachCmd     `cmd:"" help:"Make a dataset of what lies in a bucket, without copying."`
+	Cluster    ClusterCmd    `cmd:"" help:"Look at clusters: servers that own the samples of a store together."`
+	Token      TokenCmd      `cmd:"" help:"Make, revoke and list tokens that let clients in."`
+	OwnStore   StoreCmd      `cmd:"" name:"store" help:"Work on the store itself."`
+	Doctor     DoctorCmd     `cmd:"" help:"Look at what a store stands on: servers and their settings, or the disk."`
+	GC         GCCmd         `cmd:"" name:"gc" help:"Free what no snapshot refers to any longer."`
+	Auth       AuthCmd       `cmd:"" help:"Look at the rules that say who may do what, and on whose account."`
+	Usage      UsageCmd      `cmd:"" help:"Say what tenants have used."`
+	Retain     RetainCmd     `cmd:"" help:"Drop old snapshots, and keep the newest, recent and tagged ones."`
+	Verify     VerifyCmd     `cmd:"" help:"Read and check all that a store has, and repair what is damaged."`
+	VerifyStep VerifyStepCmd `cmd:"" name:"verify-step" help:"Compare what ranks get that are to get the same samples."`
+	Copy       CopyCmd       `cmd:"" help:"Copy datasets from one store to another, or back up all there is."`
+	Demo       DemoCmd       `cmd:"" nosettings:"" passthrough:"" help:"Import photographs, serve them, and train on them with PyTorch (needs bowstring[torch])."`
+	Config     ConfigCmd     `cmd:"" help:"Show the configuration."`
+	Version    VersionCmd    `cmd:"" help:"Show the version."`
+	Lineage    LineageCmd    `cmd:"" help:"Say which samples a step of a job held, on which rank."`
+	Apply      ApplyCmd      `cmd:"" nosettings:"" hidden:"" help:"Make cells of blobs by operators, between the standard input and output."`
 }
 
 // Globals are the flags of every command.

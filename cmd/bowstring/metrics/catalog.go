@@ -142,6 +142,10 @@ var (
 	readBytes   = counter("read_bytes_total", "Bytes of blobs read, by tier; `peer` is other nodes.", "tier")
 	sharedReads = counter("shared_reads_total", "Blobs that came with a read made for another stream, or from "+
 		"its window.")
+	rankGroupBytes = gauge("rank_group_bytes", "Bytes that are held for ranks of a mesh that get what other ranks of it got before "+
+		"them.")
+	rankGroupsBehind = counter("rank_groups_behind_total", "Times that such a rank was so far behind that it reads again "+
+		"what the others had.")
 	failedReads = counter("failed_reads_total", "Attempts at the store that brought no blob, or a wrong one.")
 	retries     = counter("retries_total", "Attempts at the store after one that failed or was silent for long.")
 	hedges      = counter("hedges_total", "Attempts at the store beside one that was slow.")

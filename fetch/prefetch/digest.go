@@ -1,0 +1,90 @@
+package prefetch
+
+import (
+	"encoding/binary"
+
+	"github.com/zeebo/xxh3"
+
+	"bowstring/fetch/resolve"
+	"bowstring/schema"
+)
+
+// digester computes the digest of a share of a step: which samples it has, in which order, with which checksums. It is
+// made of what the manifest says and of faults, and reads no blob. It is the sum of a hash of each row, so it does not
+// depend on how the share is cut into batches; and the blob columns of the snapshot go into it whichever are served, so
+// ranks that read different columns have the same.
+type digester struct {
+	columns []int // ordinals of the blob columns that the caller may see
+	name    string
+	on      bool
+	whole   bool   // it has all rows of the share that were handed out
+	sum     uint64 // of those
+	buf     []byte
+}
+
+// init has the digest computed of a stream that begins with a ticket.
+func (d *digester) init(j *resolve.Job, t *schema.Ticket) {
+	d.on, d.name, d.whole = true, j.SnapshotName(), t.Row == 0
+	for ordinal, f := range schema.BlobFields(j.Manifest().Snapshot().Schema) {
+		if !j.Hides(f.Name) {
+			d.columns = append(d.columns, ordinal)
+		}
+	}
+	if sum, ok := t.DigestedSum(); ok {
+		d.sum, d.whole = sum, true
+	}
+}
+
+// digest takes a part in, whose faults are mended. It returns the digest of the share where that ends with the part, and
+// else has the ticket say what it is so far.
+func (s *Stream) digest(p *part) (string, error) {
+	d := &s.digester
+	if !d.on {
+		return "", nil
+	}
+	first := p.walk.row()
+	if first == 0 {
+		d.sum, d.whole = 0, true
+	}
+	d.buf = binary.LittleEndian.AppendUint64(append(d.buf[:0], d.name...), s.epochOf(p.walk.lap))
+	seed := xxh3.Hash(binary.LittleEndian.AppendUint64(d.buf, uint64(p.walk.step)))
+	err := schema.Guard(func() error {
+		for i := range p.positions {
+			if err := d.add(p, i, first+int64(i), seed); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	for _, f := range p.faults {
+		d.buf = binary.LittleEndian.AppendUint64(d.buf[:0], uint64(first)+uint64(f.row))
+		d.sum += xxh3.HashSeed(append(d.buf, f.column...), ^seed)
+	}
+	switch {
+	case err != nil || !d.whole:
+		return "", err
+	case p.last:
+		return schema.DigestOf(d.sum), nil
+	}
+	p.resume.Digested = schema.DigestOf(d.sum)
+	return "", nil
+}
+
+// add takes a row in, which is a number in the share.
+func (d *digester) add(p *part, i int, row int64, seed uint64) error {
+	d.buf = binary.LittleEndian.AppendUint64(d.buf[:0], uint64(row))
+	d.buf = binary.LittleEndian.AppendUint64(d.buf, uint64(p.positions[i]))
+	for _, column := range d.columns {
+		ref, ok, err := p.rows[i].TryBlob(column)
+		if err != nil {
+			return err
+		}
+		if !ok {
+			ref.Size = -1
+		}
+		d.buf = binary.LittleEndian.AppendUint64(d.buf, uint64(ref.Size))
+		d.buf = binary.LittleEndian.AppendUint64(d.buf, uint64(ref.Sum))
+	}
+	d.sum += xxh3.HashSeed(d.buf, seed)
+	return nil
+}
