@@ -15,6 +15,7 @@ their names, which the extras `[torch]`, `[ray]` and `[polars]` install.
 
 from importlib.metadata import PackageNotFoundError, version
 
+from bowstring._mesh import Mesh
 from bowstring._tls import Tls
 from bowstring._upload import AlterResult, IngestResult
 from bowstring.client import Client, DatasetInfo, Datasets, WarmResult, connect
@@ -66,6 +67,7 @@ __all__ = [
     "IngestResult",
     "InvalidRequest",
     "LimitExceeded",
+    "Mesh",
     "NotFound",
     "PermissionDenied",
     "Plan",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from bowstring._mesh import Mesh
 from bowstring.connection import Connection
 from bowstring.errors import InvalidRequest, NotFound
 from bowstring.operators import runs_on_blobs
@@ -178,9 +179,15 @@ class Request:
         row: int = 0,
         stride: int = 1,
         stop: int | None = None,
+        mesh: Mesh | None = None,
     ) -> dict[str, Any]:
-        """A ticket, made here: what one stream of an epoch serves. The protocol says what each field means."""
+        """A ticket, made here: what one stream of an epoch serves. The protocol says what each field means.
+
+        A mesh takes the place of `rank` and `world_size`.
+        """
         ticket = self.request(batch=batch, world_size=world_size, epoch=epoch) | {"rank": rank, "step": step}
+        if mesh is not None:
+            ticket |= {"world": {"mesh": str(mesh)}, "rank": mesh.rank}
         ticket = self.placed(ticket)
         if row:
             ticket["row"] = row

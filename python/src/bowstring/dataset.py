@@ -14,6 +14,7 @@ import pyarrow.flight as fl
 from bowstring import _fork
 from bowstring._launcher import check_name, resolved
 from bowstring._making import MadeBatches, kind_of
+from bowstring._mesh import Mesh
 from bowstring._positions import check, in_order, range_of
 from bowstring._request import Request
 from bowstring._rows import rows_of
@@ -158,6 +159,7 @@ class Dataset(Request):
         assign: Literal["plan", "local"] | None = None,
         bucket_by_length: str | Mapping[str, Any] | None = None,
         place: Literal["server", "client", "auto"] | None = None,
+        digest: bool | None = None,
     ) -> Dataset:
         """How rows are served; what is not given stays as it is.
 
@@ -174,6 +176,8 @@ class Dataset(Request):
             place: Where operators run: at the `server`; at the `client`, in a process beside this one; or `auto`, where
                 less is waited for, which may change while a stream is read. Rows, bytes and schema are the same.
                 `take` asks the server where it is `auto`: single rows are too few to go by.
+            digest: Whether the batch that ends a step says by `place["digest"]` which samples the step had, so that
+                ranks that are to get the same can be compared.
         """
         if place not in (None, "server", "client", "auto"):
             raise InvalidRequest(f'place: got {place!r}, want "server", "client" or "auto"')
@@ -187,6 +191,7 @@ class Dataset(Request):
             "batch_bytes": batch_bytes,
             "assign": assign,
             "place": place,
+            "digest": digest,
             "bucket_by_length": None if bucket_by_length is None else dict(bucket_by_length),
         }
         changed = self._with_options(**{k: v for k, v in given.items() if v is not None})
@@ -227,6 +232,7 @@ class Dataset(Request):
         epochs: int = 1,
         step: int = 0,
         references: bool = False,
+        mesh: Any = None,
         batch_size: None = None,
     ) -> Batches:
         """The record batches of an epoch, or of one rank's share of it.
@@ -246,13 +252,26 @@ class Dataset(Request):
                 --local-references`), without any copy. Columns of bytes are `binary_view` then, whatever way a batch
                 came. What of them is kept, the server cannot evict, so it is bounded, and the rest is copied. Arrow
                 computes little on views: `column.cast(pa.large_binary())` makes what it was, by a copy.
+            mesh: How ranks are laid out of which some get the same samples, in the place of `rank` and `world_size`:
+                what [Mesh.of][bowstring.Mesh] takes.
             batch_size: What `global_batch_size` was called once.
         """
         check_name("batch_size", batch_size)
+        if mesh is not None:
+            if rank is not None or world_size is not None:
+                raise ValueError("mesh: got it with rank and world_size, want one of both")
+            mesh = Mesh.of(mesh)
+            rank, world_size = mesh.data_rank, mesh.data_ranks
         rank, world_size = resolved(rank, world_size)
         return self._stream(
             self.ticket(
-                batch=global_batch_size, rank=rank, world_size=world_size, epoch=epoch, epochs=epochs, step=step
+                batch=global_batch_size,
+                rank=rank,
+                world_size=world_size,
+                epoch=epoch,
+                epochs=epochs,
+                step=step,
+                mesh=mesh,
             ),
             references=references,
         )
@@ -279,7 +298,7 @@ class Dataset(Request):
             options["references"] = True
         if ticket.get("assign") != "local":
             return kind(self._client, ticket, **options)
-        of_one = ("place", "rank", "step", "row", "stride", "stop", "epochs", "served")
+        of_one = ("place", "rank", "step", "row", "stride", "stop", "epochs", "served", "digested")
         request = {name: value for name, value in ticket.items() if name not in of_one}
         share = plan_of(self._client.info(request)).ranks[ticket.get("rank", 0)]
         # The layout of the epoch, by its name: every node that is asked means the same by the ticket.

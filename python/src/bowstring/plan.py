@@ -64,6 +64,7 @@ class Plan:
 def plan_of(info: fl.FlightInfo) -> Plan:
     """The plan that a FlightInfo stands for."""
     about = _object(info.app_metadata)
+    replicas = about["ranks"] // about.get("data_ranks", about["ranks"])  # ranks that get the same
     ranks = []
     for endpoint in info.endpoints:
         share = _object(endpoint.app_metadata)
@@ -78,8 +79,8 @@ def plan_of(info: fl.FlightInfo) -> Plan:
         )
     return Plan(
         id=about["plan"],
-        rows=info.total_records,
-        bytes=info.total_bytes,
+        rows=about["rows"],
+        bytes=info.total_bytes if info.total_bytes < 0 else info.total_bytes // replicas,
         steps=about["steps"],
         dropped=about["dropped"],
         padded=about["padded"],

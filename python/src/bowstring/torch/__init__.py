@@ -17,6 +17,7 @@ from bowstring.torch._map import BowstringMapDataset
 from bowstring.torch._rows import collate
 from bowstring.torch._sharded import ShardedTwice
 from bowstring.torch._state import StateMismatch, portable_state
+from bowstring.torch._verify import StepMismatch, verify_step
 
 __all__ = [
     "Batch",
@@ -27,6 +28,8 @@ __all__ = [
     "DecodeError",
     "ShardedTwice",
     "StateMismatch",
+    "StepMismatch",
     "collate",
     "portable_state",
+    "verify_step",
 ]

@@ -112,11 +112,13 @@ class Batch(dict[str, Column]):
     Attributes:
         epoch: Which epoch it is of.
         step: Which step; the same number on every rank. -1 if it is of no step, as with random access.
+        digest: Of the samples of the step, where the dataset was made with `digest=True`; else None.
         valid: For each column that has nulls in this batch, which rows have a value. A null is 0, NaN, or no bytes.
     """
 
     epoch: int = 0
     step: int = -1
+    digest: str | None = None
     valid: dict[str, torch.Tensor]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from torch.utils.data import IterableDataset, get_worker_info
 
 from bowstring._launcher import check_given, check_name, check_rank
+from bowstring._mesh import Mesh
 from bowstring._source import opened
 from bowstring._tls import Tls
 from bowstring.client import Client
@@ -66,6 +67,11 @@ class BowstringDataset(IterableDataset[Any]):
         rank: Which rank this is. Without it, what torch.distributed says if it is initialised; else the environment
             variables RANK and WORLD_SIZE; else there is only one.
         world_size: How many ranks there are.
+        mesh: How ranks are laid out of which some get the same samples, in the place of `rank` and `world_size`: a
+            `DeviceMesh` of torch, Megatron's `parallel_state`, or what else [Mesh.of][bowstring.Mesh] takes. `rank` and
+            `world_size` count data ranks then.
+        digest: Whether each batch has a `digest` of its samples, which
+            [verify_step][bowstring.torch.verify_step] compares among ranks.
         output: `batches`, each a [Batch][bowstring.torch.Batch]; or `samples`, each a dictionary, for a DataLoader
             with a batch size of its own; or `dlpack`, each a dictionary of what has `__dlpack__`, for JAX, CuPy and
             others: columns of tensors and of numbers, the rest as Arrow has it. Of several workers one reads samples,
@@ -99,6 +105,8 @@ class BowstringDataset(IterableDataset[Any]):
         shuffle: int | Literal[False] | None = None,
         rank: int | None = None,
         world_size: int | None = None,
+        mesh: Any = None,
+        digest: bool = False,
         output: Literal["batches", "samples", "dlpack"] = "batches",
         loader_batch_size: int | None = None,
         decode: str | Decode | Mapping[str, str | Decode] | None = None,
@@ -129,6 +137,14 @@ class BowstringDataset(IterableDataset[Any]):
             dataset = dataset.options(assign=assign)
         if bucket_by_length is not None:
             dataset = dataset.options(bucket_by_length=bucket_by_length)
+        if digest:
+            dataset = dataset.options(digest=True)
+        self._mesh = None
+        if mesh is not None:
+            if rank is not None or world_size is not None:
+                raise ValueError("mesh: got it with rank and world_size, want one of both")
+            self._mesh = Mesh.of(mesh)
+            rank, world_size = self._mesh.data_rank, self._mesh.data_ranks
         check_given(rank, world_size)
         self.global_batch_size = size
         self.output = output
@@ -303,6 +319,7 @@ class BowstringDataset(IterableDataset[Any]):
             self._steps,
             samples=self.output == "samples",
             even=self._even(share.world),
+            mesh=self._mesh,
         )
         self._iterator = DatasetIterator(job, share, place, self._epochs, began, told=told, late=self._epochs.late)
         return self._iterator

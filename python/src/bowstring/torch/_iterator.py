@@ -8,9 +8,11 @@ from typing import Any
 
 import pyarrow as pa
 
+from bowstring._mesh import Mesh
 from bowstring.dataset import Dataset
 from bowstring.errors import ServerError
 from bowstring.stream import Batches
+from bowstring.torch._columns import Batch
 from bowstring.torch._decode import DecodeError
 from bowstring.torch._epochs import Began, Epochs
 from bowstring.torch._rows import Steps
@@ -28,6 +30,7 @@ class Job:
         steps: What is done with the rows.
         samples: Whether samples are given one by one.
         even: Whether each rank gives as many batches as the others.
+        mesh: How ranks are laid out, where some of them get the same samples.
     """
 
     dataset: Dataset
@@ -36,6 +39,7 @@ class Job:
     steps: Steps
     samples: bool
     even: bool
+    mesh: Mesh | None = None
 
     @property
     def strict(self) -> bool:
@@ -97,6 +101,8 @@ class DatasetIterator(Iterator[Any]):
             if record is None:
                 break
             batch = self._job.steps.batch(record, self._place.epoch, step)
+            if isinstance(batch, Batch) and self._stream is not None and self._stream.place is not None:
+                batch.digest = self._stream.place.get("digest")
             self._place = self._after()
             if batch is not None:
                 return batch
@@ -165,6 +171,7 @@ class DatasetIterator(Iterator[Any]):
             row=place.row,
             stride=1 if self._single else place.stride,
             stop=place.next + 1 if self._single else None,
+            mesh=self._job.mesh,
         )
         if place.served is not None:
             ticket["served"] = place.served

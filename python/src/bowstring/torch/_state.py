@@ -21,6 +21,7 @@ WITHOUT_PART = frozenset(
         "world",
         "order",
         "on_error",
+        "digest",
         "assign",
         "owners",
         "ranks",
