@@ -329,7 +329,7 @@ func (r *Request) checkWorld() error {
 func (r *Request) checkDigest() error {
 	if mode, _ := r.OrderOf(); r.Digest && mode != OrderStrict {
 		return &FieldError{Field: "order", Got: Quote(r.Order), Want: fmt.Sprintf(
-			"%q, as the samples of a step are those of the plan with no other", OrderStrict)}
+			"%q, as with any other a batch may have samples of other steps", OrderStrict)}
 	}
 	return nil
 }

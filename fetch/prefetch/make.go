@@ -36,6 +36,7 @@ type making struct {
 	run  *run
 	cell int
 	from read.From // where the blob came from
+	once *once     // that it is made by, if it is made for others, too
 }
 
 // madeBytes is how many bytes are made of a blob of n, as far as is known.
@@ -54,6 +55,7 @@ func (c *blobColumn) madeBytes(n int64) int64 {
 
 // openStage gives the stream its place in the stage, before anything is read.
 func (s *Stream) openStage() {
+	s.program = string(schema.Request{Operators: s.job.Request().Operators}.Marshal())
 	s.stage = s.set.opts.Stage.Open(s.tenant.name, s.job.Group())
 	if sh := s.job.Request().Shuffle; sh != nil {
 		s.seed = sh.Seed
@@ -94,7 +96,7 @@ func (s *Stream) task(column int, lap, position int64, blob schema.Blob) *operat
 func (s *owner) makeCell(r *run, cell int, blob schema.Blob, from read.From) {
 	row, column := cell/len(s.columns), cell%len(s.columns)
 	t := s.task(column, r.lap, r.positions[row], blob)
-	t.Of, t.Guess = &making{r, cell, from}, r.guess[cell]
+	t.Of, t.Guess = &making{run: r, cell: cell, from: from}, r.guess[cell]
 	if ref, ok, err := r.rows[row].TryBlob(s.columns[column].ordinal); err == nil && ok {
 		// What is made of a blob is kept by its content: by the checksum, if that was learned.
 		if t.Ref = s.set.opts.Reader.Known(ref).Settled(); !t.Ref.Unproven() {
@@ -102,7 +104,7 @@ func (s *owner) makeCell(r *run, cell int, blob schema.Blob, from read.From) {
 		}
 	}
 	s.shareCell(r, cell, blob)
-	s.stage.Put(t)
+	s.makeOnce(t)
 }
 
 // Room implements operators.Receiver. Where more than was guessed is needed, the stream's goroutine says when there is
@@ -112,7 +114,7 @@ func (s *Stream) Room(t *operators.Task, bytes int64) bool {
 		return true
 	}
 	if !s.do(func(s *owner) { s.room(t) }) {
-		t.Cell.Release()
+		dropTask(t)
 	}
 	return false
 }
@@ -121,6 +123,8 @@ func (s *Stream) Room(t *operators.Task, bytes int64) bool {
 func (s *owner) room(t *operators.Task) {
 	m := t.Of.(*making)
 	a := &s.ahead
+	m.once.giveUp() // others may have room
+	m.once = nil
 	if s.gone || m.run.dropped {
 		t.Cell.Release()
 		return
@@ -197,6 +201,9 @@ func (s *owner) starved() {
 
 // Made implements operators.Receiver.
 func (s *Stream) Made(t *operators.Task, o operators.Outcome) {
+	if m := t.Of.(*making); m.once != nil {
+		o = m.once.finish(o)
+	}
 	if !s.do(func(s *owner) { s.made(t, o) }) {
 		t.Cell.Release()
 		o.Blob.Release()
@@ -275,7 +282,7 @@ func (s *owner) unmake() {
 		return r != nil && r.dropped
 	}
 	for _, t := range s.stage.Drop(of) {
-		t.Cell.Release()
+		dropTask(t)
 	}
 	s.ahead.hungry = slices.DeleteFunc(s.ahead.hungry, func(t *operators.Task) bool {
 		if !of(t) {
@@ -299,6 +306,12 @@ func (s *owner) closeStage() {
 		t.Cell.Release()
 	}
 	s.ahead.hungry = nil
+}
+
+// dropTask gives up a task that is not begun.
+func dropTask(t *operators.Task) {
+	t.Of.(*making).once.giveUp()
+	t.Cell.Release()
 }
 
 // instant is a Receiver of one cell that somebody waits for.

@@ -56,7 +56,12 @@ type claim struct {
 	until time.Time
 }
 
-func (c *claim) wants(column int) bool { return c.columns == nil || slices.Contains(c.columns, column) }
+func (c *claim) wants(column int) bool {
+	return c.columns == nil || slices.Contains(c.columns, max(column, resultsOf(column)))
+}
+
+// resultsOf is the column of what operators make of a blob column, and the other way round.
+func resultsOf(column int) int { return -1 - column }
 
 // from is the first row whose blobs are held for it.
 func (c *claim) from() spot { return later(c.back, c.floor) }
@@ -84,8 +89,9 @@ type rankGroup struct {
 	mu     sync.Mutex
 	hold   *admission.Hold // the memory of what is kept
 	claims []*claim
-	shelf  map[int][]kept // by column, in the order of rows; none overlap
-	freed  []schema.Blob  // that are to be released when mu is not held
+	shelf  map[int][]kept    // by column, in the order of rows; none overlap. Results have columns of their own: see resultsOf
+	cells  map[cellKey]*once // that one of the streams makes for all, or has made
+	freed  []schema.Blob     // that are to be released when mu is not held
 }
 
 // enterGroupLocked gives a stream a part in what its group reads, where it has one; Set.mu is held. What it returns
@@ -100,7 +106,8 @@ func (s *Set) enterGroupLocked(st *Stream) []schema.Blob {
 	}
 	g := s.groups[st.sequence]
 	if g == nil {
-		g = &rankGroup{name: st.sequence, tenant: st.tenant, behind: &s.count.behind, shelf: map[int][]kept{}}
+		g = &rankGroup{name: st.sequence, tenant: st.tenant, behind: &s.count.behind, shelf: map[int][]kept{},
+			cells: map[cellKey]*once{}}
 		g.hold, _ = s.opts.Ledger.TryFor(admission.Windows, st.caller.Tenant, 0)
 		until := time.Now().Add(comeWithin)
 		for range min(st.job.Request().Replicas(), mostClaims) {
@@ -338,9 +345,11 @@ func (s *owner) shareOut(p *part) {
 	g.mu.Lock()
 	g.moveLocked(s.claim, back)
 	for i := range s.columns {
-		if s.columns[i].made == nil {
-			g.keepLocked(s.claim, s.columns[i].ordinal, from, p.blobs[i])
+		column := s.columns[i].ordinal
+		if s.columns[i].made != nil {
+			column = resultsOf(column)
 		}
+		g.keepLocked(s.claim, column, from, p.blobs[i])
 	}
 	free := g.takeFreedLocked()
 	g.mu.Unlock()
@@ -348,7 +357,7 @@ func (s *owner) shareOut(p *part) {
 	releaseBlobs(free)
 }
 
-// shareCell has a blob be held for the other ranks, of which the stream keeps what is made of it alone.
+// shareCell has a blob be held for the other ranks: the stream itself keeps what is made of it alone.
 func (s *owner) shareCell(r *run, cell int, blob schema.Blob) {
 	g := s.group
 	if g == nil {

@@ -44,6 +44,7 @@ type Stream struct {
 	closing   sync.Once
 	place     *read.Place
 	stage     *operators.Place // nil where no column has operators
+	program   string           // all operators of the request, where it has some
 	part      *lookahead.Part
 	id        uint64 // its number among those of the set
 	named     []byte // the ticket as JSON, if anybody asks

@@ -1,0 +1,164 @@
+package prefetch
+
+import (
+	"sync/atomic"
+
+	"bowstring/fetch/operators"
+	"bowstring/schema"
+)
+
+// Ranks that get the same make each cell once, where they run the same operators. The first one whose blob has come makes
+// the cell. The others wait for it, and share the result: it is held as long as one of them holds it, and what is held
+// for those that are behind counts as blobs do. Where the first one gives the cell up, or has no room for the result, each
+// of the others makes it itself: none waits for the memory of another.
+
+// cellKey names what is made of a cell.
+type cellKey struct {
+	at      spot
+	column  int    // ordinal
+	program string // all operators of the request: some follow others
+}
+
+// once is a cell that is made by one stream for all that want it, and then its result. It is the owner of the blob that
+// all get.
+type once struct {
+	group *rankGroup
+	key   cellKey
+	refs  atomic.Int32 // holders of the result
+	blob  schema.Blob  // theirs; set before there is one
+
+	// guarded by rankGroup.mu
+	done    bool
+	waiting []waiting
+}
+
+// waiting is a cell of a stream that another one makes.
+type waiting struct {
+	stream *Stream
+	task   *operators.Task
+}
+
+// Unpin implements schema.Owner.
+func (c *once) Unpin() {
+	if c.refs.Add(-1) > 0 {
+		return
+	}
+	g := c.group
+	g.mu.Lock()
+	if g.cells[c.key] == c {
+		delete(g.cells, c.key)
+	}
+	g.mu.Unlock()
+	c.blob.Release()
+}
+
+// Made implements schema.Maker.
+func (c *once) Made() *schema.MadeCell { return c.blob.Made() }
+
+// Share implements schema.Sharer.
+func (c *once) Share() bool {
+	for {
+		n := c.refs.Load()
+		if n <= 0 {
+			return false
+		}
+		if c.refs.CompareAndSwap(n, n+1) {
+			return true
+		}
+	}
+}
+
+// makeOnce has a task made, by this stream or by another one of its group.
+func (s *owner) makeOnce(t *operators.Task) {
+	g, m := s.group, t.Of.(*making)
+	if g == nil {
+		s.stage.Put(t)
+		return
+	}
+	row, column := m.cell/len(s.columns), m.cell%len(s.columns)
+	key := cellKey{s.spotOf(m.run.lap, m.run.index+int64(row)), s.columns[column].ordinal, s.program}
+	g.mu.Lock()
+	c := g.cells[key]
+	switch {
+	case c != nil && !c.done:
+		c.waiting = append(c.waiting, waiting{s.Stream, t})
+		g.mu.Unlock()
+	case c != nil && c.Share():
+		g.mu.Unlock()
+		s.takeMade(t, schema.NewBlob(c.blob.Bytes(), c))
+	default:
+		m.once = &once{group: g, key: key}
+		g.cells[key] = m.once
+		g.mu.Unlock()
+		s.stage.Put(t)
+	}
+}
+
+// finish takes what came of the task, and gives it to those that wait for it. It returns what the maker gets.
+func (c *once) finish(o operators.Outcome) operators.Outcome {
+	g := c.group
+	if o.Err != nil {
+		c.giveUp()
+		return o
+	}
+	c.blob = o.Blob
+	g.mu.Lock()
+	list := c.waiting
+	c.waiting, c.done = nil, true
+	c.refs.Store(int32(1 + len(list)))
+	g.mu.Unlock()
+	for _, w := range list {
+		blob := schema.NewBlob(c.blob.Bytes(), c)
+		if !w.stream.do(func(s *owner) { s.takeMade(w.task, blob) }) {
+			w.task.Cell.Release()
+			blob.Release()
+		}
+	}
+	o.Blob = schema.NewBlob(c.blob.Bytes(), c)
+	return o
+}
+
+// giveUp has those that wait make the cell themselves. Further calls do nothing.
+func (c *once) giveUp() {
+	if c == nil {
+		return
+	}
+	g := c.group
+	g.mu.Lock()
+	if g.cells[c.key] == c {
+		delete(g.cells, c.key)
+	}
+	list := c.waiting
+	c.waiting = nil
+	g.mu.Unlock()
+	for _, w := range list {
+		if !w.stream.do(func(s *owner) { s.makeAlone(w.task) }) {
+			w.task.Cell.Release()
+		}
+	}
+}
+
+// makeAlone has a task made by this stream, for itself.
+func (s *owner) makeAlone(t *operators.Task) {
+	if s.gone || t.Of.(*making).run.dropped {
+		t.Cell.Release()
+		return
+	}
+	s.stage.Put(t)
+}
+
+// takeMade takes the result that another stream has made. Where there is no room for it, the stream makes its own, which
+// waits for room.
+func (s *owner) takeMade(t *operators.Task, blob schema.Blob) {
+	m := t.Of.(*making)
+	extra := int64(len(blob.Bytes())) - m.run.guess[m.cell]
+	if s.gone || m.run.dropped || extra > 0 && !s.hold.TryGrow(extra) {
+		blob.Release()
+		s.makeAlone(t)
+		return
+	}
+	if extra > 0 {
+		s.grown(m, extra)
+	}
+	s.made(t, operators.Outcome{Blob: blob})
+}
