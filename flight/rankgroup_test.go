@@ -67,7 +67,7 @@ func TestRankGroups(t *testing.T) {
 		t.Errorf("%d different samples came", len(all))
 	}
 	after := f.engine.Stats()
-	if n := after.ReadReasons["own"] - before.ReadReasons["own"]; n != rows {
+	if n := after.Reads - before.Reads; n != rows {
 		t.Errorf("%d blobs were read for %d", n, rows)
 	}
 }
