@@ -20,9 +20,9 @@ const (
 	MaxNesting = 4
 	// MaxChanges bounds the entries of a schedule, and MaxSegments the changes of weights that come of them.
 	MaxChanges  = 256
-	MaxSegments = 1024
+	MaxSegments = 256
 	// MaxRamp bounds the pieces of a change that takes some steps, and DefaultRamp is how many it has.
-	MaxRamp     = 256
+	MaxRamp     = 64
 	DefaultRamp = 16
 	// MaxEpochSize bounds the rows of an epoch that does not follow from its samples.
 	MaxEpochSize = 1<<62 - 1

@@ -118,7 +118,7 @@ func TestMixtureErrors(t *testing.T) {
 		deep = fmt.Sprintf(`{"name":"n%d","weight":1,"sources":[%s]}`, i, deep)
 	}
 	two := `"sources":[{"dataset":"a","weight":1},{"dataset":"b","weight":2}]`
-	ramp := `{"step":%d,"weights":{"a":1},"over":1000,"pieces":256}`
+	ramp := `{"step":%d,"weights":{"a":1},"over":1000,"pieces":64}`
 	var out bytes.Buffer
 	for _, in := range []string{
 		`[]`, `{}`, `{"sources":[]}`, `{"sources":{}}`, `{"sources":[3]}`, `{"source":[]}`,

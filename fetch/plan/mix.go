@@ -38,7 +38,7 @@ const (
 // MaxSources bounds the sources of a mixture, and MaxChanges how often their weights may change.
 const (
 	MaxSources = 64
-	MaxChanges = 1024
+	MaxChanges = 256
 )
 
 // maxMixed bounds the rows of all epochs of a mixture together.
@@ -359,7 +359,7 @@ func (m *Mix) grow(turns int64, changes []int64) {
 func (m *Mix) EpochRows() int64 { return m.rows }
 
 // Bound is by how many rows, or with PickOneSource batches, a source can be off at most, in any prefix: from what its
-// weights say. It is 1 but for odd weights.
+// weights say while they stay as they are. It is 1 for up to five sources, and little more for some weights of more.
 func (m *Mix) Bound() float64 { return max(m.bound, 1) }
 
 // Sources is how many sources there are.
@@ -483,6 +483,9 @@ func (m *Mix) position(source int, before int64) int64 {
 	case s.Shuffle && s.BlockRows > 0:
 		b := newBlocks(n, s.BlockRows, s.ClusterBlocks, s.Seed, epoch)
 		index = b.at(index)
+	case s.Shuffle && n > tableSize:
+		p := newFeistel(uint64(n), s.Seed, epoch)
+		index = int64(p.value(uint64(index)))
 	case s.Shuffle:
 		p := NewPerm(uint64(n), s.Seed, epoch)
 		index = int64(p.At(uint64(index)))
@@ -497,6 +500,9 @@ func (m *Mix) index(source int, epoch uint64, sample int64) int64 {
 	case s.Shuffle && s.BlockRows > 0:
 		b := newBlocks(n, s.BlockRows, s.ClusterBlocks, s.Seed, epoch)
 		return b.index(sample)
+	case s.Shuffle && n > tableSize:
+		p := newFeistel(uint64(n), s.Seed, epoch)
+		return int64(p.place(uint64(sample)))
 	case s.Shuffle:
 		p := NewPerm(uint64(n), s.Seed, epoch)
 		return int64(p.Index(uint64(sample)))
@@ -530,7 +536,7 @@ type mixed struct {
 func (o *mixed) source(index int64) (source int, before int64) {
 	if o.mix.cfg.Pick == PickExact {
 		begin, rows := o.batch(index)
-		index = begin + int64(rows.At(uint64(index-begin)))
+		index = begin + int64(rows.value(uint64(index-begin)))
 	}
 	return o.mix.row(o.start + index)
 }
@@ -538,7 +544,7 @@ func (o *mixed) source(index int64) (source int, before int64) {
 func (o *mixed) at(index int64) int64 { return o.mix.position(o.source(index)) }
 
 // batch is where the batch of an index begins, and how its rows change places.
-func (o *mixed) batch(index int64) (begin int64, rows Perm) {
+func (o *mixed) batch(index int64) (begin int64, rows feistel) {
 	size := o.mix.cfg.Batch
 	begin = index - index%size
 	return begin, newFeistel(uint64(min(size, o.rows-begin)), o.mix.cfg.Seed, uint64(o.start+begin))
@@ -580,7 +586,7 @@ func (o *mixed) next(position, from int64) (index int64, ok bool) {
 			break
 		}
 		begin, rows := o.batch(at)
-		if at = begin + int64(rows.Index(uint64(at-begin))); at >= from && (best < 0 || at < best) {
+		if at = begin + int64(rows.place(uint64(at-begin))); at >= from && (best < 0 || at < best) {
 			best = at
 		}
 	}

@@ -34,23 +34,27 @@ const (
 //
 // A Perm is immutable and safe for concurrent use.
 type Perm struct {
-	n       uint64
-	network bool   // rather than a table
-	a       uint64 // values of the left half
-	mask    uint64 // b-1, b being the values of the right half
-	bits    uint8  // log2 b
-	keys    [rounds]uint64
-	// at and index are the permutation and its inverse where it is a table.
+	feistel // of n alone, where at and index are used
+	// at and index are the permutation and its inverse where n <= tableSize.
 	at, index [tableSize]uint8
+}
+
+// feistel is the network. It is made in little time, and for few values a poor shuffle.
+type feistel struct {
+	n    uint64
+	a    uint64 // values of the left half
+	mask uint64 // b-1, b being the values of the right half
+	bits uint8  // log2 b
+	keys [rounds]uint64
 }
 
 // NewPerm returns the permutation of [0, n) for a seed and an epoch. Orders for
 // different seeds, epochs or n have nothing to do with each other.
 func NewPerm(n, seed, epoch uint64) Perm {
 	if n > tableSize {
-		return newFeistel(n, seed, epoch)
+		return Perm{feistel: newFeistel(n, seed, epoch)}
 	}
-	p, rng := Perm{n: n}, permKeys(n, seed, epoch)
+	p, rng := Perm{feistel: feistel{n: n}}, permKeys(n, seed, epoch)
 	for i := range n {
 		p.at[i] = uint8(i)
 	}
@@ -64,9 +68,9 @@ func NewPerm(n, seed, epoch uint64) Perm {
 	return p
 }
 
-// newFeistel is the permutation by a network, whatever n: one that is made in little time, and for few values a poor one.
-func newFeistel(n, seed, epoch uint64) Perm {
-	p, rng := Perm{n: n, network: true}, permKeys(n, seed, epoch)
+// newFeistel is the network for n values, at least one.
+func newFeistel(n, seed, epoch uint64) feistel {
+	p, rng := feistel{n: n}, permKeys(n, seed, epoch)
 	p.bits = uint8(bits.Len64(n-1) / 2)
 	p.mask = 1<<p.bits - 1
 	p.a = (n-1)>>p.bits + 1
@@ -93,14 +97,10 @@ func (p *Perm) At(i uint64) uint64 {
 	if i >= p.n {
 		panic(fmt.Sprintf("plan: index %d in a permutation of %d", i, p.n))
 	}
-	if !p.network {
+	if p.n <= tableSize {
 		return uint64(p.at[i])
 	}
-	for {
-		if i = p.forward(i); i < p.n {
-			return i
-		}
-	}
+	return p.value(i)
 }
 
 // Index returns where in the permuted order the value v is: the inverse of At.
@@ -109,9 +109,22 @@ func (p *Perm) Index(v uint64) uint64 {
 	if v >= p.n {
 		panic(fmt.Sprintf("plan: value %d in a permutation of %d", v, p.n))
 	}
-	if !p.network {
+	if p.n <= tableSize {
 		return uint64(p.index[v])
 	}
+	return p.place(v)
+}
+
+// value is At by the network, and place is Index.
+func (p *feistel) value(i uint64) uint64 {
+	for {
+		if i = p.forward(i); i < p.n {
+			return i
+		}
+	}
+}
+
+func (p *feistel) place(v uint64) uint64 {
 	for {
 		if v = p.backward(v); v < p.n {
 			return v
@@ -120,7 +133,7 @@ func (p *Perm) Index(v uint64) uint64 {
 }
 
 // forward permutes [0, a·b).
-func (p *Perm) forward(x uint64) uint64 {
+func (p *feistel) forward(x uint64) uint64 {
 	l, r := x>>(p.bits&63), x&p.mask
 	top := (64 - p.bits) & 63
 	for i := 0; i < rounds; i += 2 {
@@ -134,7 +147,7 @@ func (p *Perm) forward(x uint64) uint64 {
 }
 
 // backward undoes forward.
-func (p *Perm) backward(x uint64) uint64 {
+func (p *feistel) backward(x uint64) uint64 {
 	l, r := x>>(p.bits&63), x&p.mask
 	top := (64 - p.bits) & 63
 	for i := rounds - 2; i >= 0; i -= 2 {

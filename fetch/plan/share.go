@@ -22,8 +22,8 @@ const carryBits = 32
 //
 // A split alone is exact to within half a turn in every prefix. What a source is off by is the sum of that over the
 // splits above it, each by the share of the source in the half below that split: bound says how much that can be at
-// most. The tree is chosen for a small bound, which is 1 or less but for odd weights. What a bound of less than 1
-// leaves free is used to have turns come at random.
+// most. The tree is chosen for a small bound: 1 or less for up to five sources, and for more up to 1.2. What a bound
+// of less than 1 leaves free is used to have turns come at random.
 //
 // Rounding sums of weights instead, source j having C(j)-C(j-1) of p turns with C(j) = ⌊p·(w1+…+wj)/W⌋, is as near in
 // every prefix and is no sequence: a source that has a turn can lose it again, as with shares of 0.5, 0.1 and 0.4 at p
@@ -35,9 +35,9 @@ type sharing struct {
 	bound  float64
 }
 
-// split shares what comes to it out between two halves. The lighter half is due item k of its own as soon as its part of
-// what came exceeds k and an offset, in units of the whole: k·whole + offset(k) < (m+1)·light + turns·whole + carry. It
-// has no more than has come: where it is owed much, it gets one after the other.
+// split shares what comes to it out between two halves. The lighter half is due item k of its own as soon as its part
+// of what came exceeds k and an offset, in units of the whole: k·whole + offset(k) < (m+1)·light + turns·whole + carry.
+// It has no more than has come: where it is owed much, it gets one after the other.
 type split struct {
 	light, whole uint64 // weights: of the lighter half, and of both
 	first, width uint64 // offsets are from first to first+width
@@ -106,8 +106,8 @@ func (s *split) lighter(k uint64) uint64 {
 	return min(max(q, k), never)
 }
 
-// heavier is which item the k-th of the heavier half is: it comes after k of its own, and after the i of the lighter half
-// that have no more than k of the heavier before them.
+// heavier is which item the k-th of the heavier half is: it comes after k of its own, and after the i of the lighter
+// half that have no more than k of the heavier before them.
 func (s *split) heavier(k uint64) uint64 {
 	if k >= never {
 		return never
@@ -208,19 +208,19 @@ func newSharing(weights []uint64, owed []int64, seed uint64, random bool) *shari
 	}
 	g.scale()
 	slices.SortStableFunc(g.order, func(a, b int) int { return cmp.Compare(g.weights[b], g.weights[a]) })
-	g.sums = make([]uint64, len(g.order)+1)
-	for i, j := range g.order {
-		g.sums[i+1] = g.sums[i] + g.weights[j]
+	best := g.cutBest()
+	if n := len(g.order); n > 2 && n <= maxSearched {
+		best = cmp.Or(g.search(g.leavesOf(1<<n-1), math.Inf(1), g.bound(best, math.Inf(1))), best)
 	}
-	g.choose()
-	for i := range g.order {
-		off := g.off(i)
-		s.bound = max(s.bound, off)
-		g.room = append(g.room, max(0, 0.999999-off))
-	}
-	s.root = g.grow(0, len(g.order), absent)
+	g.room = make([]float64, len(weights))
+	s.bound = (1 + g.bound(best, math.Inf(1))) / 2
+	g.spare(best, math.Inf(1))
+	s.root = g.grow(best, absent)
 	return s
 }
+
+// maxSearched is up to how many sources all trees are looked at.
+const maxSearched = 7
 
 // grower makes the tree of a sharing.
 type grower struct {
@@ -229,18 +229,19 @@ type grower struct {
 	owed    []int64
 	seed    uint64
 	random  bool
-	order   []int    // sources by weight, the heaviest first
-	sums    []uint64 // of the weights of the first ones in this order
-	cuts    [][]cut  // by where an interval of that order begins and ends
-	// room is what is left of a turn, by source in that order, that it may be off by.
-	room []float64
+	order   []int     // sources by weight, the heaviest first
+	room    []float64 // what is left of a turn that a source may be off by
 }
 
-// cut is where an interval of the order is split, and what its sources are off by then, in halves of a turn, beside
-// what they are off by anyhow.
-type cut struct {
-	at  int
-	off []float64
+// shape is a part of a tree: a source, or two halves.
+type shape struct {
+	sources []int
+	weight  uint64
+	halves  [2]*shape // nil for a source
+}
+
+func join(a, b *shape) *shape {
+	return &shape{slices.Concat(a.sources, b.sources), a.weight + b.weight, [2]*shape{a, b}}
 }
 
 // scale makes weights that mean the same be the same, and large enough that offsets are fine.
@@ -262,130 +263,221 @@ func (g *grower) scale() {
 	}
 }
 
-// choose finds where each interval is cut best: where the source that is off by most is off by least. Divisions and
-// sums of floating point are the same on every machine, as no product is added to anything.
-func (g *grower) choose() {
+// per is what counts of the splits above the halves of a part, by what counts of those above the part. A source is off
+// by half a turn, and for each split above its own by half a turn times its share of the half there: so it is the sum
+// of 1/weight of these halves, and infinite above the root. Quotients, sums of them and single products of floating
+// point are the same on every machine.
+func (x *shape) per(above float64) float64 {
+	if math.IsInf(above, 1) {
+		return 0 // what comes to the root is exact
+	}
+	return above + 1/float64(x.weight)
+}
+
+// bound is what a source of a part is off by at most, beyond half a turn, in halves of a turn.
+func (g *grower) bound(x *shape, above float64) float64 {
+	if x.halves[0] == nil {
+		if math.IsInf(above, 1) {
+			return 0
+		}
+		return float64(x.weight) * above
+	}
+	above = x.per(above)
+	return max(g.bound(x.halves[0], above), g.bound(x.halves[1], above))
+}
+
+// spare notes what is left of a turn for each source.
+func (g *grower) spare(x *shape, above float64) {
+	if x.halves[0] == nil {
+		g.room[x.sources[0]] = max(0, 1-2e-6-g.bound(x, above)) / 2
+		return
+	}
+	above = x.per(above)
+	g.spare(x.halves[0], above)
+	g.spare(x.halves[1], above)
+}
+
+// cuts are, by where an interval of the order begins and ends, where that is cut best, and what each of its sources is
+// off by then, in halves of a turn beyond the first one.
+type cuts [][]struct {
+	at  int
+	off []float64
+}
+
+// cutBest is the tree that cuts the sources, in the order of their weights, where the one that is off by most is off by
+// least; first all pairs of neighbours, then three, and so on.
+func (g *grower) cutBest() *shape {
 	n := len(g.order)
-	g.cuts = make([][]cut, n)
-	for i := range g.cuts {
-		g.cuts[i] = make([]cut, n+1)
-		g.cuts[i][i+1].off = []float64{0}
+	best := make(cuts, n)
+	sums := make([]uint64, n+1)
+	for i, j := range g.order {
+		best[i] = make([]struct {
+			at  int
+			off []float64
+		}, n+1)
+		best[i][i+1].off = []float64{0}
+		sums[i+1] = sums[i] + g.weights[j]
 	}
 	for length := 2; length <= n; length++ {
 		for i := 0; i+length <= n; i++ {
-			g.cuts[i][i+length] = g.cut(i, i+length)
+			end := i + length
+			add := make([]float64, length)
+			for k := range add {
+				if length < n { // what comes to the root is exact
+					add[k] = float64(g.weights[g.order[i+k]]) / float64(sums[end]-sums[i])
+				}
+			}
+			least, at := math.Inf(1), 0
+			first, last := g.between(sums, i, end)
+			for middle := first; middle <= last; middle++ {
+				most := 0.0
+				for k, off := range best[i][middle].off {
+					most = max(most, off+add[k])
+				}
+				for k, off := range best[middle][end].off {
+					most = max(most, off+add[middle-i+k])
+				}
+				if most < least {
+					least, at = most, middle
+				}
+			}
+			off := slices.Concat(best[i][at].off, best[at][end].off)
+			for k := range off {
+				off[k] += add[k]
+			}
+			best[i][end].at, best[i][end].off = at, off
 		}
 	}
+	return g.cutAt(best, 0, n)
 }
 
-func (g *grower) cut(begin, end int) cut {
-	whole := float64(g.sums[end] - g.sums[begin])
-	if end-begin == len(g.order) {
-		whole = math.Inf(1) // what comes to the root is exact
+// between is between which places an interval is cut: anywhere or, of many sources, near where its halves weigh alike.
+func (g *grower) between(sums []uint64, begin, end int) (first, last int) {
+	const many, near = 16, 3
+	if len(g.order) <= many {
+		return begin + 1, end - 1
 	}
-	add := make([]float64, end-begin)
-	for i := range add {
-		add[i] = float64(g.weights[g.order[begin+i]]) / whole
-	}
-	best, at := math.Inf(1), begin+1
-	for middle := begin + 1; middle < end; middle++ {
-		worst := 0.0
-		for i, off := range g.cuts[begin][middle].off {
-			worst = max(worst, off+add[i])
-		}
-		for i, off := range g.cuts[middle][end].off {
-			worst = max(worst, off+add[middle-begin+i])
-		}
-		if worst < best {
-			best, at = worst, middle
-		}
-	}
-	off := slices.Concat(g.cuts[begin][at].off, g.cuts[at][end].off)
-	for i := range off {
-		off[i] += add[i]
-	}
-	return cut{at, off}
+	middle, _ := slices.BinarySearch(sums[begin+1:end], sums[begin]+(sums[end]-sums[begin])/2)
+	middle += begin + 1
+	return max(begin+1, min(middle, end-1)-near), min(end-1, middle+near)
 }
 
-// off is by how many turns a source can be off, without offsets that are random.
-func (g *grower) off(i int) float64 {
-	if len(g.order) == 1 {
-		return 0
-	}
-	return (1 + g.cuts[0][len(g.order)].off[i]) / 2
-}
-
-// grow makes the tree of an interval, and returns its root.
-func (g *grower) grow(begin, end int, up int32) int32 {
+func (g *grower) cutAt(best cuts, begin, end int) *shape {
 	if end-begin == 1 {
-		g.leaves[g.order[begin]] = up
-		return ^int32(g.order[begin])
+		j := g.order[begin]
+		return &shape{sources: []int{j}, weight: g.weights[j]}
+	}
+	at := best[begin][end].at
+	return join(g.cutAt(best, begin, at), g.cutAt(best, at, end))
+}
+
+// leavesOf are some of the sources, which are to be a part.
+func (g *grower) leavesOf(set uint) *shape {
+	x := &shape{}
+	for i, j := range g.order {
+		if set>>i&1 != 0 {
+			x.sources = append(x.sources, i)
+			x.weight += g.weights[j]
+		}
+	}
+	return x
+}
+
+// search is the tree of some of the sources, by their places in the order, whose bound is the least, and less than one
+// that is known; nil if there is none.
+func (g *grower) search(x *shape, above, known float64) (best *shape) {
+	if len(x.sources) == 1 {
+		leaf := &shape{sources: []int{g.order[x.sources[0]]}, weight: x.weight}
+		if g.bound(leaf, above) < known {
+			return leaf
+		}
+		return nil
+	}
+	above = x.per(above)
+	if float64(g.weights[g.order[x.sources[0]]])*above >= known { // the heaviest comes first
+		return nil
+	}
+	last := uint(1)<<(len(x.sources)-1) - 1
+	for set := last; set > 0; set-- { // which are not in the half of the first
+		var in, out uint
+		for k, i := range x.sources {
+			if k > 0 && set>>(k-1)&1 != 0 {
+				out |= 1 << i
+			} else {
+				in |= 1 << i
+			}
+		}
+		first := g.search(g.leavesOf(in), above, known)
+		if first == nil {
+			continue
+		}
+		if second := g.search(g.leavesOf(out), above, known); second != nil {
+			best = join(first, second)
+			known = max(g.bound(first, above), g.bound(second, above))
+		}
+	}
+	return best
+}
+
+// grow makes the tree of a part, and returns its root.
+func (g *grower) grow(x *shape, up int32) int32 {
+	if x.halves[0] == nil {
+		g.leaves[x.sources[0]] = up
+		return ^int32(x.sources[0])
 	}
 	node := int32(len(g.splits))
-	at := g.cuts[begin][end].at
-	light, heavy := part{begin, at}, part{at, end}
-	if g.weight(light) > g.weight(heavy) {
+	light, heavy := x.halves[0], x.halves[1]
+	if light.weight > heavy.weight {
 		light, heavy = heavy, light
 	}
 	name := splitmix64(g.seed + uint64(node))
-	s := split{up: up, light: g.weight(light), whole: g.sums[end] - g.sums[begin], seed: name.next()}
-	s.turns, s.carry = g.carry(light, heavy, &s)
+	s := split{up: up, light: light.weight, whole: x.weight, seed: name.next()}
+	s.turns, s.carry = g.carry(light, heavy)
 	if g.random {
-		s.width = min(s.whole-s.light, uint64(g.most(light, heavy)*float64(s.whole)))
+		s.width = min(heavy.weight, uint64(min(g.most(light), g.most(heavy))*float64(s.whole)))
 		g.use(light, float64(s.width)/float64(s.whole))
 		g.use(heavy, float64(s.width)/float64(s.whole))
 	}
 	s.first = (s.whole - s.width) / 2
 	g.splits = append(g.splits, s)
-	first := g.grow(light.begin, light.end, node<<1)
-	second := g.grow(heavy.begin, heavy.end, node<<1|1)
+	first := g.grow(light, node<<1)
+	second := g.grow(heavy, node<<1|1)
 	g.splits[node].halves = [2]int32{first, second}
 	return node
 }
 
-// part is an interval of the order.
-type part struct{ begin, end int }
-
-func (g *grower) weight(p part) uint64 { return g.sums[p.end] - g.sums[p.begin] }
-
 // carry is what the lighter half is owed: what it lacks beyond its part of what both lack.
-func (g *grower) carry(light, heavy part, s *split) (turns int64, rest uint64) {
-	owed := func(p part) (sum int64) {
-		for _, j := range g.order[p.begin:p.end] {
+func (g *grower) carry(light, heavy *shape) (turns int64, rest uint64) {
+	owed := func(x *shape) (sum int64) {
+		for _, j := range x.sources {
 			sum += g.owed[j]
 		}
 		return sum
 	}
-	c := new(big.Int).Mul(big.NewInt(owed(light)), new(big.Int).SetUint64(s.whole))
-	c.Sub(c, new(big.Int).Mul(big.NewInt(owed(light)+owed(heavy)), new(big.Int).SetUint64(s.light)))
+	whole := new(big.Int).SetUint64(light.weight + heavy.weight)
+	c := new(big.Int).Mul(big.NewInt(owed(light)), whole)
+	c.Sub(c, new(big.Int).Mul(big.NewInt(owed(light)+owed(heavy)), new(big.Int).SetUint64(light.weight)))
 	c.Rsh(c, carryBits)
 	left := new(big.Int)
-	c.DivMod(c, new(big.Int).SetUint64(s.whole), left)
+	c.DivMod(c, whole, left)
 	return c.Int64(), left.Uint64()
 }
 
-// most is what part of the whole offsets may take, so that no source is off by more than a turn. The splits above, whose
-// offsets cost sources less, come first.
-func (g *grower) most(parts ...part) float64 {
+// most is what part of the whole offsets may take, so that no source of a half is off by more than a turn. The splits
+// above, whose offsets cost sources less, come first.
+func (g *grower) most(x *shape) float64 {
 	most := 1.0
-	for _, p := range parts {
-		for i := p.begin; i < p.end; i++ {
-			most = min(most, 2*g.room[i]*g.part(i, p))
-		}
+	for _, j := range x.sources {
+		most = min(most, 2*g.room[j]*(float64(x.weight)/float64(g.weights[j])))
 	}
 	return most
 }
 
-// part is a half by one of its sources.
-func (g *grower) part(i int, p part) float64 {
-	return float64(g.weight(p)) / float64(g.weights[g.order[i]])
-}
-
 // use takes what offsets of some part of the whole cost the sources of a half.
-func (g *grower) use(p part, width float64) {
-	for i := p.begin; i < p.end; i++ {
-		cost := width / g.part(i, p) / 2 // a quotient, as a product may be rounded together with the difference
-		g.room[i] = max(0, g.room[i]-cost)
+func (g *grower) use(x *shape, width float64) {
+	for _, j := range x.sources {
+		cost := width / (float64(x.weight) / float64(g.weights[j])) / 2
+		g.room[j] = max(0, g.room[j]-cost)
 	}
 }
 

@@ -145,7 +145,7 @@ func TestBounds(t *testing.T) {
 			worst = max(worst, s.bound)
 		}
 		t.Logf("%d sources: the largest bound is %.4f; %d of %d are above 1", n, worst, beyond, trees)
-		if worst > 1.7 || n <= 4 && beyond > 0 {
+		if worst > 1.25 || n <= 5 && beyond > 0 {
 			t.Errorf("%d sources are off by %g", n, worst)
 		}
 	}
