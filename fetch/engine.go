@@ -308,7 +308,7 @@ func (e *Engine) Close() error {
 // Open resolves a request. Errors wrap schema.ErrInvalid or ErrNotFound where
 // the request is at fault. The caller closes the job.
 func (e *Engine) Open(ctx context.Context, req schema.Request) (*Job, error) {
-	ctx, span := begin(ctx, "plan", attribute.String("bowstring.dataset", req.Dataset))
+	ctx, span := begin(ctx, "plan", attribute.String("bowstring.dataset", req.Names()))
 	j, err := e.jobs.Open(ctx, req)
 	end(span, err)
 	return j, err
@@ -316,7 +316,7 @@ func (e *Engine) Open(ctx context.Context, req schema.Request) (*Job, error) {
 
 // OpenEarly opens a job of which nothing may be told before its Confirm: see [resolve.Resolver.OpenEarly].
 func (e *Engine) OpenEarly(ctx context.Context, req schema.Request) (*Job, error) {
-	ctx, span := begin(ctx, "plan", attribute.String("bowstring.dataset", req.Dataset))
+	ctx, span := begin(ctx, "plan", attribute.String("bowstring.dataset", req.Names()))
 	j, err := e.jobs.OpenEarly(ctx, req)
 	end(span, err)
 	return j, err
@@ -343,6 +343,11 @@ func (e *Engine) Resolve(ctx context.Context, snap *schema.Snapshot, req schema.
 // Schema is what batches of a request look like, of a snapshot whose manifest need not be open.
 func (e *Engine) Schema(ctx context.Context, snap *schema.Snapshot, req schema.Request) (*arrow.Schema, error) {
 	return e.jobs.Schema(ctx, snap, req)
+}
+
+// MixtureSchema is what batches of a request for a mixture look like: see [resolve.Resolver.MixtureSchema].
+func (e *Engine) MixtureSchema(ctx context.Context, snaps []*schema.Snapshot, req schema.Request) (*arrow.Schema, error) {
+	return e.jobs.MixtureSchema(ctx, snaps, req)
 }
 
 // KnownBytes is what TotalBytes would be of an outline, if that is known: see

@@ -21,7 +21,7 @@ type Extents struct {
 // no blob.
 func (e *Engine) Extents(ctx context.Context, j *Job) (Extents, error) {
 	var found Extents
-	if len(j.Projection().BlobColumns()) == 0 || j.Selection().Len() == 0 {
+	if len(j.Projection().BlobColumns()) == 0 || j.Plan().Rows() == 0 {
 		return found, nil
 	}
 	blobs, err := e.drawBlobs(ctx, j)

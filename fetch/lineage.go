@@ -31,7 +31,9 @@ type Share struct {
 	Row, Of int64
 	// Positions are of the samples that were handed out, in their order, substitutes among them.
 	Positions []int64
-	Faults    []Fault // without ids
+	// SourceEpochs are, of a mixture, the epochs of their sources that they were handed out in; else nil.
+	SourceEpochs []uint64
+	Faults       []Fault // without ids
 	// Stands says that no later stream has handed out these rows again. Of one that was cut off,
 	// the client may not have received the last ones: who went on says from where.
 	Stands bool
@@ -126,9 +128,8 @@ func MayCover(h *PieceHead, epoch uint64) bool {
 
 // share is what one piece handed out; nil if nothing.
 func (e *Engine) share(ctx context.Context, jobs map[string]*Job, p *Piece, epoch uint64, step int64) (*Share, error) {
-	req := p.Head.Ticket.Request
-	req.Within = p.Head.Restriction()
-	name := string(req.Marshal()) + req.Within.Key()
+	req := p.Head.Request()
+	name := string(req.Marshal()) + req.WithinKey()
 	j := jobs[name]
 	if j == nil {
 		var err error
@@ -143,16 +144,19 @@ func (e *Engine) share(ctx context.Context, jobs map[string]*Job, p *Piece, epoc
 	}
 	return &Share{
 		Piece: p, Epoch: epoch, Step: step, Rank: p.Head.Ticket.Rank, World: req.WorldSize(),
-		Row: h.Row, Of: h.Of, Positions: h.Positions, Faults: h.Faults, faultRows: h.FaultRows,
+		Row: h.Row, Of: h.Of, Positions: h.Positions, SourceEpochs: h.SourceEpochs,
+		Faults: h.Faults, faultRows: h.FaultRows,
 	}, nil
 }
 
 // jobOf opens the job of a piece, with what its caller could see.
 func (e *Engine) jobOf(ctx context.Context, p *Piece) (*Job, error) {
-	req := p.Head.Ticket.Request
-	req.Within = p.Head.Restriction()
+	req := p.Head.Request()
 	j, err := e.Open(ctx, req)
-	if err != nil {
+	switch {
+	case err != nil && req.Mixture != nil:
+		return nil, fmt.Errorf("what was handed out follows from the snapshots of a mixture: %w", err)
+	case err != nil:
 		return nil, fmt.Errorf("what was handed out follows from snapshot %d of %s: %w", req.Snapshot, req.Dataset, err)
 	}
 	return j, nil
@@ -180,6 +184,10 @@ func sharedBy(p *Piece) string {
 	return fmt.Sprintf("%s %s %s %q", r.World, r.Assign, r.Owners, r.Ranks)
 }
 
+// PlaceFaults says of samples that could not be read where in their own snapshots they lie, and of which sources of a
+// mixture they are.
+func PlaceFaults(j *Job, faults []Fault) []Fault { return prefetch.PlaceFaults(j, faults) }
+
 // settle says which shares stand: of a step that was handed out to different worlds, those of the last one, and of
 // rows that several streams handed out, the last ones. What stands in part is cut.
 func settle(list []Share) []Share {
@@ -206,6 +214,9 @@ func settle(list []Share) []Share {
 			}
 			part := s
 			part.Row, part.Positions, part.Stands = s.Row+int64(from), s.Positions[from:to], !rows[from]
+			if s.SourceEpochs != nil {
+				part.SourceEpochs = s.SourceEpochs[from:to]
+			}
 			part.Faults = nil
 			for k, f := range s.Faults {
 				if at := s.faultRows[k] - s.Row; at >= int64(from) && at < int64(to) {

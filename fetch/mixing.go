@@ -60,7 +60,7 @@ var labelNames = []string{"label", "labels", "class", "cls", "category", "target
 // classes by.
 func (e *Engine) Mixing(ctx context.Context, j *Job) (*Mixing, error) {
 	shuffle := j.Request().Shuffle
-	if !shuffle.InBlocks() {
+	if !shuffle.InBlocks() || j.Alone() == nil {
 		return nil, nil //nolint:nilnil // that there is nothing to say is no error
 	}
 	most := int64(plan.MixWindow)
@@ -157,7 +157,7 @@ func classesOf(j *Job) (list []classing) {
 func (c *classing) read(ctx context.Context, j *Job, positions []int64) (of map[int64]int, seen int, err error) {
 	of = make(map[int64]int, len(positions))
 	numbers := map[string]int{}
-	err = j.Manifest().Visit(ctx, positions, func(start int64, p *schema.Page, wanted []int64) error {
+	err = j.Alone().Visit(ctx, positions, func(start int64, p *schema.Page, wanted []int64) error {
 		return schema.Guard(func() error {
 			for _, position := range wanted {
 				class := c.class(p, int(position-start))

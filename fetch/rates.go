@@ -294,14 +294,18 @@ func someOf(blobs []drawn, sizes [2]int64) [][]int64 {
 
 // drawBlobs draws blobs of a job at random.
 func (e *Engine) drawBlobs(ctx context.Context, j *Job) ([]drawn, error) {
-	// Of the selection, not of the plan: where lengths order that, each row would have a window put in order.
-	selection, n := j.Selection(), int64(probeBlobs)
+	n := int64(probeBlobs)
 	if !j.Manifest().Resident() {
 		n = probePages
 	}
-	positions := make([]int64, min(n, selection.Len()))
+	draw, all := j.Plan().Position, j.Plan().Rows()
+	if j.Alone() != nil {
+		// Of the selection, not of the plan: where lengths order that, each row would have a window put in order.
+		draw, all = j.Selection().At, j.Selection().Len()
+	}
+	positions := make([]int64, min(n, all))
 	for i := range positions {
-		positions[i] = selection.At(rand.Int64N(selection.Len()))
+		positions[i] = draw(rand.Int64N(all))
 	}
 	slices.Sort(positions)
 	positions = slices.Compact(positions)
@@ -332,6 +336,9 @@ func (e *Engine) drawBlobs(ctx context.Context, j *Job) ([]drawn, error) {
 // TotalBytes says of it. Epochs and pace are the caller's to say.
 func (e *Engine) Conditions(j *Job, total int64) predict.Job {
 	req, rows := j.Request(), j.Plan().Rows()
+	if j.Alone() == nil {
+		total = j.MeanBytes() * rows // it is not counted exactly
+	}
 	c := predict.Job{
 		Rows: rows, RowBytes: float64(total) / float64(max(rows, 1)),
 		RowReads: float64(len(j.Projection().BlobColumns())),
@@ -351,10 +358,19 @@ func (e *Engine) Conditions(j *Job, total int64) predict.Job {
 	if e.opts.Spill != nil {
 		st := e.opts.Spill.Stats()
 		c.CacheBytes = st.BudgetBytes
-		// Of what there is of the snapshot, as much as the job reads of it.
-		if all := j.MeanBytes() * j.Manifest().Rows(); all > 0 {
-			share := min(float64(st.Datasets[j.SnapshotName()].Bytes)/float64(all), 1)
-			c.HeldBytes = int64(share * float64(total) * float64(c.Nodes))
+		// Of what there is of each snapshot, as much as the job reads of it.
+		for i := range j.Sources() {
+			of := j.Source(i)
+			all := j.SourceBytes(i) * (of.End - of.Base)
+			if all == 0 {
+				continue
+			}
+			share := min(float64(st.Datasets[of.SnapshotName()].Bytes)/float64(all), 1)
+			reads := float64(total)
+			if j.Alone() == nil {
+				reads = float64(j.SourceBytes(i) * min(j.SourceRows(i), of.End-of.Base))
+			}
+			c.HeldBytes += int64(share * reads * float64(c.Nodes))
 		}
 	}
 	return c

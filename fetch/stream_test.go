@@ -103,10 +103,10 @@ func compare(tb testing.TB, j *fetch.Job, b *fetch.Batch) {
 	if int(rec.NumRows()) != len(b.Positions) {
 		tb.Fatalf("%d rows for %d positions", rec.NumRows(), len(b.Positions))
 	}
-	dataset := j.Request().Dataset
 	for c, f := range rec.Schema().Fields() {
 		for row, pos := range b.Positions {
-			i := int(pos)
+			source, at := j.Locate(pos)
+			dataset, i := j.Source(source).Dataset, int(at)
 			switch col := rec.Column(c).(type) {
 			case *array.FixedSizeBinary:
 				if want := sampleID(dataset, i); !bytes.Equal(col.Value(row), want[:]) {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/apache/arrow/go/v17/arrow/flight"
@@ -12,7 +13,6 @@ import (
 
 	"bowstring/fetch"
 	"bowstring/fetch/ingest"
-	"bowstring/fetch/resolve"
 	"bowstring/fetch/store"
 	"bowstring/flight/audit"
 	"bowstring/flight/catalog"
@@ -314,11 +314,8 @@ func (s actionHandler) warm(ctx context.Context, b []byte, send func([]byte) err
 	if err != nil {
 		return err
 	}
-	if err := resolve.CheckServed(req); err != nil {
-		return err
-	}
 	cat := s.catalog(ctx)
-	if err := cat.May(ctx, req.Dataset, policy.Read); err != nil {
+	if err := cat.MayRead(ctx, req); err != nil {
 		return err
 	}
 	if !cat.HasSpill() {
@@ -344,10 +341,7 @@ func (s actionHandler) renewFlightEndpoint(ctx context.Context, b []byte, send f
 	if err != nil {
 		return err
 	}
-	if err := resolve.CheckServed(t.Request); err != nil {
-		return err
-	}
-	if _, err := s.catalog(ctx).Exists(ctx, catalog.Ref{Dataset: t.Dataset, Snapshot: t.Snapshot, Tag: t.Tag}, policy.Read); err != nil {
+	if err := s.catalog(ctx).ExistsFor(ctx, t.Request, policy.Read); err != nil {
 		return err
 	}
 	e.ExpirationTime = s.expiration()
@@ -452,7 +446,7 @@ const cancelGrace = time.Second
 // knows tells the calls that the caller whom a catalog is for may know of and end.
 func knows(cat *catalog.Catalog) func(*call) bool {
 	knows := cat.Knows()
-	return func(c *call) bool { return knows(c.caller.Principal, c.access.Dataset) }
+	return func(c *call) bool { return knows(c.caller.Principal, &c.access) }
 }
 
 // cancelPlans ends the running streams of plans, and reports how many there
@@ -467,7 +461,7 @@ func (s actionHandler) cancelPlans(ctx context.Context, plans map[string]bool) (
 		if !ok {
 			continue
 		}
-		err := cat.Change(ctx, catalog.Change{Event: audit.Cancel, Dataset: what.Dataset, Snapshot: what.Snapshot, Plan: plan},
+		err := cat.Change(ctx, catalog.Change{Event: audit.Cancel, Dataset: strings.Join(what.Datasets(), "+"), Snapshot: what.Snapshot, Plan: plan},
 			func(c *catalog.Change) error {
 				for _, ended := range s.calls.kill(errCancelled, match) {
 					killed[ended] = true

@@ -49,7 +49,12 @@ func (a audited) BeginRead(ctx context.Context) error {
 	if s.opts.Audit == nil || c == nil || !s.calls.beginsRead(c) {
 		return nil
 	}
-	err := s.opts.Audit.Begin(ctx, s.readEvent(ctx, c, audit.Begin))
+	var err error
+	for _, e := range c.eachSource(s.readEvent(ctx, c, audit.Begin)) {
+		if err = s.opts.Audit.Begin(ctx, e); err != nil {
+			break
+		}
+	}
 	if err == nil || ctx.Err() != nil {
 		return err
 	}
@@ -156,5 +161,7 @@ func (s *Server) auditCall(ctx context.Context, c *call, code codes.Code) {
 		e.Event, e.Phase = audit.Deny, ""
 	}
 	e.Rows, e.Bytes, e.Code = c.rows.Load(), c.bytes.Load(), code.String()
-	s.opts.Audit.Read(e)
+	for _, e := range c.eachSource(e) {
+		s.opts.Audit.Read(e)
+	}
 }

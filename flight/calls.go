@@ -39,10 +39,11 @@ type call struct {
 	observer Observer   // or nil, likewise
 	span     trace.Span // or nil, likewise
 
-	rows, bytes atomic.Int64 // moved so far, in either direction; see count
-	stored      atomic.Int64 // bytes read from the store for it; see countStored
-	processor   atomic.Int64 // nanoseconds that operators took for it; see countProcessor
-	waits       waits        // of batches sent; see countWaits
+	rows, bytes atomic.Int64               // moved so far, in either direction; see count
+	stored      atomic.Int64               // bytes read from the store for it; see countStored
+	processor   atomic.Int64               // nanoseconds that operators took for it; see countProcessor
+	waits       waits                      // of batches sent; see countWaits
+	sources     atomic.Pointer[sourceRows] // of a mixture; see countSources
 
 	killed   chan struct{} // closed by kill
 	cancel   context.CancelCauseFunc
@@ -457,6 +458,7 @@ func (s *Server) pace(ctx context.Context) (time.Duration, error) {
 type billed struct {
 	amount usage.Amount
 	until  time.Time
+	parts  []usage.Amount // by dataset of a mixture
 }
 
 // amountLocked is what a call has used so far.
@@ -481,17 +483,41 @@ func (c *call) amountLocked(now time.Time) usage.Amount {
 // billLocked counts what a call has used since it was counted last. Only streams of a
 // dataset that the caller was let do something with count.
 func (r *registry) billLocked(c *call, now time.Time) {
-	if r.book == nil || !c.streamed || c.access.Dataset == "" || c.access.Refused {
+	if r.book == nil || !c.streamed || len(c.access.Datasets()) == 0 || c.access.Refused {
+		return
+	}
+	if parts := c.parts(); parts != nil {
+		r.billPartsLocked(c, parts, now)
 		return
 	}
 	is, was := c.amountLocked(now), c.billed.amount
-	c.billed = billed{is, now}
+	c.billed = billed{amount: is, until: now}
+	r.book.Add(c.caller.Tenant, c.access.Dataset, since(is, was))
+}
+
+// billPartsLocked is billLocked of a call that reads a mixture.
+func (r *registry) billPartsLocked(c *call, parts []part, now time.Time) {
+	all, was := c.amountLocked(now), c.billed.parts
+	next := make([]usage.Amount, len(parts))
+	for i := range parts {
+		next[i] = parts[i].of(all, i == 0)
+		added := next[i]
+		if i < len(was) {
+			added = since(added, was[i])
+		}
+		r.book.Add(c.caller.Tenant, parts[i].dataset, added)
+	}
+	c.billed = billed{amount: all, until: now, parts: next}
+}
+
+// since is what was used since so much was.
+func since(is, was usage.Amount) usage.Amount {
 	is.Add(usage.Amount{
 		Streams: -was.Streams, Rows: -was.Rows, Bytes: -was.Bytes, StoreBytes: -was.StoreBytes,
 		RowsIn: -was.RowsIn, BytesIn: -was.BytesIn, Seconds: -was.Seconds,
 		ProcessorSeconds: -was.ProcessorSeconds,
 	})
-	r.book.Add(c.caller.Tenant, c.access.Dataset, is)
+	return is
 }
 
 // countStored adds to what was read from the store for a call. ctx is the call's.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"math/bits"
 	"time"
 
 	"bowstring/fetch"
@@ -17,13 +18,15 @@ import (
 // will be used.
 type explainRequest struct {
 	schema.Request
-	PaceMS      float64      `json:"pace_ms"`
-	Epochs      int64        `json:"epochs"`
-	Nodes       int64        `json:"nodes"`
-	CacheBytes  *int64       `json:"cache_bytes"`
-	WindowBytes int64        `json:"window_bytes"`
-	LookMS      *int64       `json:"look_ms"`
-	Rates       *fetch.Rates `json:"rates"`
+	PaceMS      float64 `json:"pace_ms"`
+	Epochs      int64   `json:"epochs"`
+	Nodes       int64   `json:"nodes"`
+	CacheBytes  *int64  `json:"cache_bytes"`
+	WindowBytes int64   `json:"window_bytes"`
+	LookMS      *int64  `json:"look_ms"`
+	// Step is for which step of a mixture, counted over all epochs, it is told what will have been seen.
+	Step  *int64       `json:"step"`
+	Rates *fetch.Rates `json:"rates"`
 }
 
 const (
@@ -60,7 +63,7 @@ func parseExplain(b []byte) (*explainRequest, error) {
 		name    string
 		n, most int64
 	}{{"epochs", r.Epochs, maxEpochs}, {"nodes", r.Nodes, maxNodes}, {"window_bytes", r.WindowBytes, 1 << 50},
-		{"look_ms", look, maxLookMS}} {
+		{"look_ms", look, maxLookMS}, {"step", stepOf(r), 1 << 62}} {
 		if f.n > f.most {
 			return nil, &schema.FieldError{Field: f.name, Got: fmt.Sprint(f.n), Want: fmt.Sprintf("at most %d", f.most)}
 		}
@@ -69,6 +72,53 @@ func parseExplain(b []byte) (*explainRequest, error) {
 		return r, r.Rates.Check("rates.")
 	}
 	return r, nil
+}
+
+func stepOf(r *explainRequest) int64 {
+	if r.Step == nil {
+		return 0
+	}
+	return *r.Step
+}
+
+// ExplainedSource is a source of a mixture.
+type ExplainedSource struct {
+	source
+	Samples int64   `json:"samples"` // that it selects
+	Rows    int64   `json:"rows"`    // of the epoch that are of it
+	Share   float64 `json:"share"`   // of the epoch's rows
+	// FirstPass is the step, counted over all epochs, in which the last of its samples is served for the first time; null if
+	// that is never.
+	FirstPass *int64 `json:"first_pass"`
+	// Seen is what part of its samples has been served before Explained.SeenAt.
+	Seen float64 `json:"seen"`
+}
+
+// explainSources says how the sources of a mixture go by: what will have been seen before a step, or else before the end of
+// the epochs. It is nil of a job that is of none.
+func explainSources(job *fetch.Job, step *int64, epochs int64) (list []ExplainedSource, at *int64) {
+	mix := job.Plan().Config().Mix
+	if mix == nil {
+		return nil, nil
+	}
+	seenAt := int64(0)
+	if step != nil {
+		seenAt = *step
+	} else if hi, lo := bits.Mul64(uint64(mix.EpochSteps()), job.EpochNumber()+uint64(epochs)); hi == 0 && lo < math.MaxInt64 {
+		seenAt = int64(lo)
+	} else {
+		seenAt = math.MaxInt64
+	}
+	req := job.Request()
+	for i, s := range sourcesOf(&req) {
+		e := ExplainedSource{source: s, Samples: job.Samples(i), Rows: job.SourceRows(i), Seen: mix.Seen(i, seenAt)}
+		e.Share = float64(e.Rows) / float64(max(job.Plan().Rows(), 1))
+		if first, ok := mix.FirstPass(i); ok {
+			e.FirstPass = &first
+		}
+		list = append(list, e)
+	}
+	return list, &seenAt
 }
 
 // Explained is the answer of the action explain.
@@ -81,6 +131,9 @@ type Explained struct {
 	// Unknown are the parts of the way whose rates are not known, and that the prediction takes to limit nothing.
 	Unknown []string `json:"unknown"`
 	Running *Running `json:"running,omitempty"`
+	// Mixture are the sources of a mixture, and SeenAt the step before which so much of them will have been seen.
+	Mixture []ExplainedSource `json:"mixture,omitempty"`
+	SeenAt  *int64            `json:"seen_at,omitempty"`
 	// Bill is what is asked of buckets, and what that costs; left out where the job reads from none.
 	Bill *Bill `json:"bill,omitempty"`
 	// Mixing says how well a shuffle of blocks mixes classes; left out of other requests, and where there are no classes.
@@ -167,6 +220,7 @@ func (s actionHandler) explain(ctx context.Context, b []byte, send func([]byte) 
 		return err
 	}
 	answer.Unknown = rates.Unknown(&c)
+	answer.Mixture, answer.SeenAt = explainSources(job, req.Step, max(req.Epochs, 1))
 	if answer.Bill, err = s.bill(ctx, cat, job, &c, answer.Prediction); err != nil {
 		return err
 	}

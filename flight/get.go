@@ -82,7 +82,9 @@ func (s getHandler) DoGet(ticket *flight.Ticket, stream flight.FlightService_DoG
 	defer batches.Close()
 	send := &sender{server: s.Server, ctx: ctx, stop: stop, moves: true,
 		wire: wire.NewSender(ctx, stream, laneOf(ctx), ring, job.Projection().Schema)}
+	sources := countSources(ctx, job)
 	return send.all(batches, func(b *fetch.Batch, wait waitMetadata) any {
+		sources.add(b.Positions)
 		return batchMetadata{
 			Plan: job.ID(), Epoch: b.Epoch, Step: b.Step, Rank: b.Rank, Row: b.Row,
 			Rows: b.Rows, Last: b.Last, Resume: b.Resume.Marshal(), Wait: wait, Faults: b.Faults,

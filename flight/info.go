@@ -10,7 +10,6 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"bowstring/fetch"
-	"bowstring/fetch/resolve"
 	"bowstring/fetch/store"
 	"bowstring/flight/catalog"
 	"bowstring/flight/policy"
@@ -23,8 +22,8 @@ type infoHandler struct{ *Server }
 // planInfo is the JSON of a FlightInfo's app_metadata.
 type planInfo struct {
 	Plan     string `json:"plan"`
-	Dataset  string `json:"dataset"`
-	Snapshot int64  `json:"snapshot"`
+	Dataset  string `json:"dataset,omitempty"`  // left out of a mixture
+	Snapshot int64  `json:"snapshot,omitempty"` // likewise
 	Ranks    int64  `json:"ranks"`
 	Steps    int64  `json:"steps"`            // of the epoch, the same for every rank
 	Rows     int64  `json:"rows"`             // served over all ranks, once for those that get the same
@@ -35,10 +34,18 @@ type planInfo struct {
 	DataRanks int64 `json:"data_ranks,omitempty"`
 }
 
-// listedInfo is that in a listing, which also has the tags of the dataset.
+// listedInfo is that in a listing, which also has the tags of the dataset; or of a mixture, with its sources.
 type listedInfo struct {
 	planInfo
-	Tags []store.Tag `json:"tags,omitempty"`
+	Tags    []store.Tag   `json:"tags,omitempty"`
+	Sources []sourceShare `json:"sources,omitempty"`
+}
+
+// sourceShare is a source of a mixture, and what of an epoch is of it.
+type sourceShare struct {
+	source
+	Samples int64 `json:"samples"` // that the source selects, once each
+	Rows    int64 `json:"rows"`    // of the epoch
 }
 
 // rankInfo is the JSON of an endpoint's app_metadata.
@@ -155,7 +162,7 @@ func (s infoHandler) infoOf(ctx context.Context, d *flight.FlightDescriptor, o *
 		Plan: o.ID, Dataset: req.Dataset, Snapshot: req.Snapshot, Ranks: ranks,
 		Steps: plan.Steps(), Rows: plan.Rows(), Dropped: plan.Dropped(), Padded: plan.Padded(),
 		Owners: req.Owners, DataRanks: different,
-	}, tags})
+	}, tags, sharesOf(o)})
 	if err != nil {
 		return nil, err
 	}
@@ -181,6 +188,15 @@ func (s infoHandler) infoOf(ctx context.Context, d *flight.FlightDescriptor, o *
 		}
 	}
 	return info, nil
+}
+
+// sharesOf says what of an epoch is of which source of a mixture; nil if it is of none.
+func sharesOf(o *fetch.Resolved) []sourceShare {
+	var list []sourceShare
+	for i, s := range sourcesOf(&o.Request) {
+		list = append(list, sourceShare{s, o.Samples(i), o.SourceRows(i)})
+	}
+	return list
 }
 
 // endpointsAtOnce is how many endpoints are made before others have a turn.
@@ -240,8 +256,12 @@ func (s infoHandler) GetSchema(ctx context.Context, d *flight.FlightDescriptor) 
 	if err != nil {
 		return nil, err
 	}
-	if err := resolve.CheckServed(req); err != nil {
-		return nil, err
+	if req.Mixture != nil {
+		columns, err := s.catalog(ctx).MixtureSchema(ctx, req)
+		if err != nil {
+			return nil, err
+		}
+		return &flight.SchemaResult{Schema: flight.SerializeSchema(columns, s.mem)}, nil
 	}
 	v, err := s.catalog(ctx).View(ctx, catalog.Ref{Dataset: req.Dataset, Snapshot: req.Snapshot, Tag: req.Tag}, policy.List)
 	if err != nil {

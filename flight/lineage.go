@@ -61,9 +61,10 @@ type lineageHeader struct {
 // lineageJob is a job that is on record.
 type lineageJob struct {
 	Job      string    `json:"job"`
-	Dataset  string    `json:"dataset"`
-	Snapshot int64     `json:"snapshot"`
-	Plan     string    `json:"plan"` // the last one
+	Dataset  string    `json:"dataset,omitempty"`
+	Snapshot int64     `json:"snapshot,omitempty"`
+	Sources  []source  `json:"sources,omitempty"` // of a mixture, in the place of both
+	Plan     string    `json:"plan"`              // the last one
 	World    int64     `json:"world"`
 	Order    string    `json:"order"`
 	Streams  int       `json:"streams"`
@@ -74,22 +75,45 @@ type lineageJob struct {
 
 // lineageShare is a piece of what a rank got in a step.
 type lineageShare struct {
-	Job      string `json:"job"`
-	Dataset  string `json:"dataset"`
-	Snapshot int64  `json:"snapshot"`
-	Epoch    uint64 `json:"epoch"`
-	Step     int64  `json:"step"`
-	Rank     int    `json:"rank"`
-	World    int64  `json:"world"`
+	Job      string   `json:"job"`
+	Dataset  string   `json:"dataset,omitempty"`
+	Snapshot int64    `json:"snapshot,omitempty"`
+	Sources  []source `json:"sources,omitempty"` // of a mixture, in the place of both
+	Epoch    uint64   `json:"epoch"`
+	Step     int64    `json:"step"`
+	Rank     int      `json:"rank"`
+	World    int64    `json:"world"`
 	// Row is where it begins in the share of the rank, which has Of rows. Both are left out where rows are hidden.
-	Row       *int64        `json:"row,omitempty"`
-	Of        *int64        `json:"of,omitempty"`
-	Positions []int64       `json:"positions"`
-	IDs       []string      `json:"ids,omitempty"`
-	Faults    []fetch.Fault `json:"faults,omitempty"`
+	Row       *int64  `json:"row,omitempty"`
+	Of        *int64  `json:"of,omitempty"`
+	Positions []int64 `json:"positions"`
+	// Source is, of a mixture, which of Sources each position is of, and SourceEpochs in which epoch of the source.
+	Source       []int         `json:"source,omitempty"`
+	SourceEpochs []uint64      `json:"source_epochs,omitempty"`
+	IDs          []string      `json:"ids,omitempty"`
+	Faults       []fetch.Fault `json:"faults,omitempty"`
 	// Stands says that no later stream handed these rows out again, to these ranks or to others.
 	Stands bool          `json:"stands"`
 	Stream lineageStream `json:"stream"`
+}
+
+// source is a source of a mixture.
+type source struct {
+	Name     string `json:"name"`
+	Dataset  string `json:"dataset"`
+	Snapshot int64  `json:"snapshot"`
+}
+
+// sourcesOf are those of a request's mixture, nil if it has none.
+func sourcesOf(req *schema.Request) []source {
+	if req.Mixture == nil {
+		return nil
+	}
+	var list []source
+	for _, s := range req.Mixture.Leaves() {
+		list = append(list, source{s.Called(), s.Dataset, s.Snapshot})
+	}
+	return list
 }
 
 type lineageStream struct {
@@ -170,10 +194,12 @@ func sendShare(ctx context.Context, see *fetch.Job, share *fetch.Share, send fun
 	if err := named(ctx, see, faults); err != nil {
 		return err
 	}
+	faults = fetch.PlaceFaults(see, faults)
+	mixed := see.Alone() == nil
 	for from := 0; from < len(share.Positions); from += lineagePiece {
 		to := min(from+lineagePiece, len(share.Positions))
 		out := lineageShare{
-			Job: h.Job, Dataset: h.Ticket.Dataset, Snapshot: h.Ticket.Snapshot, Epoch: share.Epoch, Step: share.Step,
+			Job: h.Job, Dataset: h.Ticket.Dataset, Snapshot: h.Ticket.Snapshot, Sources: sourcesOf(&h.Ticket.Request), Epoch: share.Epoch, Step: share.Step,
 			Rank: share.Rank, World: share.World,
 			Positions: []int64{}, Stands: share.Stands,
 			Stream: lineageStream{h.Stream, h.Plan, h.Opened(), order, h.Ticket.Owners},
@@ -182,9 +208,15 @@ func sendShare(ctx context.Context, see *fetch.Job, share *fetch.Share, send fun
 			row := share.Row + int64(from)
 			out.Row, out.Of = &row, &share.Of
 		}
-		for _, pos := range share.Positions[from:to] {
-			if see.Sees(pos) {
-				out.Positions = append(out.Positions, pos)
+		for i, pos := range share.Positions[from:to] {
+			if !see.Sees(pos) {
+				continue
+			}
+			out.Positions = append(out.Positions, pos)
+			if mixed {
+				of, _ := see.Locate(pos)
+				out.Source = append(out.Source, of)
+				out.SourceEpochs = append(out.SourceEpochs, share.SourceEpochs[from+i])
 			}
 		}
 		if from == 0 {
@@ -201,6 +233,9 @@ func sendShare(ctx context.Context, see *fetch.Job, share *fetch.Share, send fun
 			for _, r := range rows {
 				out.IDs = append(out.IDs, schema.FormatID(r.ID()))
 			}
+		}
+		for i, pos := range out.Positions {
+			_, out.Positions[i] = see.Locate(pos)
 		}
 		if err := sendJSON(send, out); err != nil {
 			return err
@@ -242,6 +277,7 @@ const maxLineageJobs = 4096
 type tallyKey struct {
 	job string
 	ref catalog.Ref
+	mix string // the sources of a mixture, which is of no one snapshot
 }
 
 // tally sums up what is on record of a job of a snapshot.
@@ -252,6 +288,7 @@ type tally struct {
 	first, last int64 // stream
 	plan, order string
 	world       int64
+	sources     []source
 }
 
 // tallies are those of the jobs that a caller may know of, at most maxLineageJobs.
@@ -262,14 +299,18 @@ type tallies struct {
 
 // of takes the head of a piece in, and returns where its rows are added.
 func (l *tallies) of(h *fetch.PieceHead) *int64 {
-	key := tallyKey{h.Job, catalog.Ref{Dataset: h.Ticket.Dataset, Snapshot: h.Ticket.Snapshot}}
+	sources := sourcesOf(&h.Ticket.Request)
+	key := tallyKey{h.Job, catalog.Ref{Dataset: h.Ticket.Dataset, Snapshot: h.Ticket.Snapshot}, ""}
+	for i := range sources {
+		key.mix += fmt.Sprintf("%s@%d ", sources[i].Dataset, sources[i].Snapshot)
+	}
 	t := l.byKey[key]
 	if t == nil {
 		if len(l.order) == maxLineageJobs {
 			delete(l.byKey, l.order[0].tallyKey)
 			l.order = slices.Delete(l.order, 0, 1)
 		}
-		t = &tally{tallyKey: key, streams: map[int64]struct{}{}, first: h.Stream}
+		t = &tally{tallyKey: key, streams: map[int64]struct{}{}, first: h.Stream, sources: sources}
 		l.byKey[key], l.order = t, append(l.order, t)
 	}
 	t.streams[h.Stream] = struct{}{}
@@ -278,6 +319,22 @@ func (l *tallies) of(h *fetch.PieceHead) *int64 {
 		t.order, _ = h.Ticket.OrderOf()
 	}
 	return &t.rows
+}
+
+// shown reports whether what the job is of exists for a caller, and whether he sees all of its rows.
+func (t *tally) shown(look func(catalog.Ref) (bool, bool, error)) (exists, whole bool, err error) {
+	if t.sources == nil {
+		return look(t.ref)
+	}
+	exists, whole = true, true
+	for i := range t.sources {
+		is, all, err := look(catalog.Ref{Dataset: t.sources[i].Dataset, Snapshot: t.sources[i].Snapshot})
+		if err != nil || !is {
+			return false, false, err
+		}
+		whole = whole && all
+	}
+	return exists, whole, nil
 }
 
 // lineageJobs lists the jobs on record, or one.
@@ -306,7 +363,7 @@ func (s actionHandler) lineageJobs(ctx context.Context, cat *catalog.Catalog, na
 	byName, list := map[string]*lineageJob{}, []*lineageJob{}
 	look := cat.Shown(ctx)
 	for _, t := range found.order {
-		exists, whole, err := look(t.ref)
+		exists, whole, err := t.shown(look)
 		if err != nil {
 			return err
 		}
@@ -315,7 +372,8 @@ func (s actionHandler) lineageJobs(ctx context.Context, cat *catalog.Catalog, na
 		}
 		j := byName[t.job]
 		if j == nil {
-			j = &lineageJob{Job: t.job, Dataset: t.ref.Dataset, Snapshot: t.ref.Snapshot, First: opened(t.first)}
+			j = &lineageJob{Job: t.job, Dataset: t.ref.Dataset, Snapshot: t.ref.Snapshot, Sources: t.sources,
+				First: opened(t.first)}
 			byName[t.job], list = j, append(list, j)
 		}
 		if at := opened(t.last); !at.Before(j.Last) {

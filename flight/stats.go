@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -398,7 +399,7 @@ func (r *registry) look(list []StreamInfo) ([]StreamInfo, []lookedAt) {
 	for i := range list {
 		c := running[list[i].ID]
 		looked[i] = lookedAt{caller: c.caller, access: c.access, conn: c.conn,
-			more: StreamMore{Dataset: c.access.Dataset}}
+			more: StreamMore{Dataset: strings.Join(c.access.Datasets(), "+")}}
 	}
 	return list, looked
 }
@@ -426,7 +427,7 @@ func (v *Visitor) Sees(l *Look) Sight {
 	sight.Engine = catalog.NoStats()
 	for i := range l.calls {
 		c, s := &l.calls[i], &l.stats.Streams[i]
-		if !knows(c.caller.Principal, c.access.Dataset) {
+		if !knows(c.caller.Principal, &c.access) {
 			continue
 		}
 		sight.Streams, sight.More = append(sight.Streams, *s), append(sight.More, c.more)

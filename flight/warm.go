@@ -65,7 +65,7 @@ func (s actionHandler) warmAll(ctx context.Context, cat *catalog.Catalog, job *f
 	}
 	var others sync.WaitGroup
 	// Others know no rules: what the caller may not see he does not have them bring.
-	if c := s.opts.Cluster; c != nil && c.WarmOthers != nil && job.Request().Within == nil {
+	if c := s.opts.Cluster; c != nil && c.WarmOthers != nil && !job.Request().Restricted() {
 		tenant := fetch.CallerFrom(ctx).Tenant
 		others.Go(func() {
 			c.WarmOthers(ctx, job.Request().Marshal(), tenant, func(node string, said []byte, err error) {

@@ -86,9 +86,12 @@ func (p *Projection) assemble(b *Batch, f *Form, positions []int64, rows []Row, 
 		case outPosition:
 			dst := cast[int64](b.arena.bytes(8 * n))
 			copy(dst, positions)
+			f.positionsIn(dst)
 			v = Vector{Type: arrow.PrimitiveTypes.Int64, Len: n, Buffers: []Buffer{{}, pieces(asBytes(dst))}}
 		case outSplit:
 			v, err = f.splitColumn(b.arena, positions)
+		case outSource:
+			v, err = f.sourceColumn(b.arena, positions)
 		case outSize:
 			v = m.sizeColumn(b.arena, c.src)
 		case outKey:

@@ -77,6 +77,8 @@ type MixtureSource struct {
 	Repeat float64  `json:"repeat,omitempty"`
 	Choose int64    `json:"choose,omitempty"`
 	End    string   `json:"end,omitempty"` // "": EndReshuffle
+	// Within is what whoever asks may see of the dataset. The server sets it: see Request.Within.
+	Within *Restriction `json:"-"`
 }
 
 // MixtureChange gives sources other weights from a step on.

@@ -19,6 +19,7 @@ type Form struct {
 	first    int // blob columns begin here
 	splits   []splitRange
 	rows     int64
+	parts    []formPart // of a form of several snapshots, else nil
 
 	statistics *statisticsLayout
 }

@@ -38,6 +38,7 @@ const (
 	outUnfixed                // fixed_size_binary as binary
 	outPosition
 	outSplit
+	outSource
 	outSize   // of a blob
 	outKey    // of a blob, as fixed_size_binary
 	outAnyKey // the same as binary
@@ -100,6 +101,7 @@ func NewProjectionWithin(snap *Snapshot, within *Restriction, columns []string, 
 			path = i
 		}
 	}
+	wanted := columns
 	if columns == nil {
 		columns = slices.DeleteFunc(slices.Clone(stored), func(name string) bool {
 			return within.Hides(snap.Schema, name)
@@ -107,6 +109,9 @@ func NewProjectionWithin(snap *Snapshot, within *Restriction, columns []string, 
 		for _, f := range computed {
 			columns = append(columns, f.Name)
 		}
+	}
+	if err := snap.union.tells(wanted); err != nil {
+		return nil, err
 	}
 	p := &Projection{}
 	fields := make([]arrow.Field, 0, len(columns))
@@ -124,6 +129,12 @@ func NewProjectionWithin(snap *Snapshot, within *Restriction, columns []string, 
 			p.columns = append(p.columns, outColumn{kind: outSplit})
 			fields = append(fields, arrow.Field{Name: name, Type: arrow.BinaryTypes.String})
 			continue
+		case SourceColumn:
+			if snap.union != nil && !snap.Schema.HasField(name) {
+				p.columns = append(p.columns, outColumn{kind: outSource})
+				fields = append(fields, arrow.Field{Name: name, Type: arrow.BinaryTypes.String})
+				continue
+			}
 		}
 		if i := slices.IndexFunc(computed, func(f arrow.Field) bool { return f.Name == name }); i >= 0 {
 			p.columns = append(p.columns, outColumn{kind: outComputed, src: len(p.computed)})
@@ -141,7 +152,7 @@ func NewProjectionWithin(snap *Snapshot, within *Restriction, columns []string, 
 		}
 		src := slices.Index(stored, name)
 		if within.Hides(snap.Schema, name) {
-			return nil, unknownColumn(at, name, knownColumns(snap.Schema, within))
+			return nil, unknownColumn(at, name, knownColumns(snap, within))
 		}
 		if col, blob, part, ok := BlobPart(snap.Schema, name); ok {
 			c, f := outColumn{kind: outSize, src: col}, arrow.Field{Name: name, Type: arrow.PrimitiveTypes.Int64,
@@ -156,7 +167,7 @@ func NewProjectionWithin(snap *Snapshot, within *Restriction, columns []string, 
 			continue
 		}
 		if src < 0 {
-			return nil, unknownColumn(at, name, knownColumns(snap.Schema, within))
+			return nil, unknownColumn(at, name, knownColumns(snap, within))
 		}
 		f, c := all[src], outColumn{src: src, path: -1}
 		if IsBlob(f) {
@@ -301,8 +312,9 @@ func NoPosition(field, snapshot string, position int64) error {
 }
 
 // knownColumns lists what a request may name of a snapshot under a restriction.
-func knownColumns(s *arrow.Schema, within *Restriction) []string {
+func knownColumns(snap *Snapshot, within *Restriction) []string {
 	var known, parts []string
+	s := snap.Schema
 	for _, f := range s.Fields() {
 		if within.Hides(s, f.Name) {
 			continue
@@ -316,7 +328,11 @@ func knownColumns(s *arrow.Schema, within *Restriction) []string {
 			}
 		}
 	}
-	return slices.Concat(known, []string{PositionColumn, SplitColumn}, parts)
+	virtual := []string{PositionColumn, SplitColumn}
+	if snap.union != nil && !s.HasField(SourceColumn) {
+		virtual = append(virtual, SourceColumn)
+	}
+	return slices.Concat(known, virtual, parts)
 }
 
 // unknownColumn is the FieldError for a column that does not exist, or cannot be seen.

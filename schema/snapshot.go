@@ -31,6 +31,8 @@ type Snapshot struct {
 	Chunks []Chunk
 	// Sets are the object sets in which blobs of its rows lie, or once lay; nil if there are none.
 	Sets []SetRef
+
+	union *union // of one that stands for several; see NewUnion
 }
 
 // SetRef names an object set.
@@ -217,7 +219,7 @@ func (s *Snapshot) UnmarshalJSON(b []byte) error {
 	if err := CheckSchema(schema); err != nil {
 		return fmt.Errorf("%w: snapshot record: %s", ErrDataLoss, err.Error()) // the record is broken, not a request
 	}
-	*s = Snapshot{in.Dataset, in.Number, in.Parent, in.Created, in.Source, schema, in.Splits, in.Chunks, in.Sets}
+	*s = Snapshot{in.Dataset, in.Number, in.Parent, in.Created, in.Source, schema, in.Splits, in.Chunks, in.Sets, nil}
 	return nil
 }
 

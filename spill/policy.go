@@ -263,6 +263,13 @@ type Order interface {
 	Index(epoch, position int64) (index int64, ok bool)
 }
 
+// Repeating is an Order in which an epoch may use a sample several times.
+type Repeating interface {
+	Order
+	// Next returns where in an epoch the sample at a position is used first from an index on; false if it is not.
+	Next(epoch, position, from int64) (index int64, ok bool)
+}
+
 // Future is the jobs that run. It knows when a sample is used next by any of them: the place of the
 // sample in the remaining part of the job's epoch, or else in its next epoch, at the pace that the job is
 // seen to keep. So it keeps no list, and an answer costs one or two inverses for each job on the dataset.
@@ -290,6 +297,35 @@ type JobOptions struct {
 	RowBytes int64
 	// Positions is how many the dataset has: all that Order knows are below it. Default: the rows of an epoch.
 	Positions int64
+	// Sources are the datasets of a job that reads several, in the place of Dataset, Positions and RowBytes. The positions
+	// of its order are those of the first one, then those of the next one, and so on.
+	Sources []Source
+}
+
+// Source is a dataset of those that a job reads. Several may be of the same number.
+type Source struct {
+	Dataset   uint32
+	Positions int64 // that it has
+	RowBytes  int64 // as in JobOptions
+	// Rows is how many of the rows of an epoch are of the source, about.
+	Rows int64
+}
+
+// reads is a dataset that a job reads, whose first position is base in the job's order.
+type reads struct {
+	Source
+	base int64
+}
+
+// within is the order of a job, by the positions of one of its datasets.
+type within struct {
+	Order
+	base int64
+}
+
+// Index implements [Order].
+func (w within) Index(epoch, position int64) (int64, bool) {
+	return w.Order.Index(epoch, w.base+position)
 }
 
 // Job is a job that runs.
@@ -297,6 +333,9 @@ type Job struct {
 	opts JobOptions
 	rows int64 // of an epoch
 	end  int64 // served where the job ends
+	of   []reads
+	// repeats is the order, if an epoch may use a sample several times; else nil
+	repeats Repeating
 
 	served  atomic.Int64 // rows, from the beginning of the first epoch on
 	rowTime atomic.Int64 // nanoseconds
@@ -322,6 +361,15 @@ func (f *Future) Add(opts JobOptions, now Time) (*Job, error) {
 	}
 	opts.RowBytes, opts.Positions = max(opts.RowBytes, 0), max(opts.Positions, rows)
 	j := &Job{opts: opts, rows: rows, end: opts.Epochs * rows}
+	j.repeats, _ = opts.Order.(Repeating)
+	if opts.Sources == nil {
+		j.of = []reads{{Source{opts.Dataset, opts.Positions, opts.RowBytes, rows}, 0}}
+	}
+	base := int64(0)
+	for _, s := range opts.Sources {
+		j.of = append(j.of, reads{s, base})
+		base += s.Positions
+	}
 	if opts.Epochs == 0 || rows > 0 && j.end/rows != opts.Epochs {
 		j.end = 1<<63 - 1
 	}
@@ -369,19 +417,26 @@ type JobState struct {
 	RowBytes  int64         `json:"row_bytes"` // 0 if not known
 }
 
-// Jobs returns where the jobs stand that run, in the order in which they were added.
+// Jobs returns where the jobs stand that run, in the order in which they were added: a job on several datasets once for
+// each.
 func (f *Future) Jobs() []JobState {
 	jobs := f.list()
-	states := make([]JobState, len(jobs))
-	for i, j := range jobs {
+	states := make([]JobState, 0, len(jobs))
+	for _, j := range jobs {
 		served := j.served.Load()
 		left := int64(-1)
 		if j.end != 1<<63-1 {
 			left = max(j.end-served, 0)
 		}
-		states[i] = JobState{
-			Job: j, Order: j.opts.Order, Dataset: j.opts.Dataset, Positions: j.opts.Positions,
-			Rows: j.rows, Served: served, Left: left, RowTime: j.RowTime(), RowBytes: j.opts.RowBytes,
+		for _, of := range j.of {
+			order := j.opts.Order
+			if of.base > 0 {
+				order = within{order, of.base}
+			}
+			states = append(states, JobState{
+				Job: j, Order: order, Dataset: of.Dataset, Positions: of.Positions,
+				Rows: j.rows, Served: served, Left: left, RowTime: j.RowTime(), RowBytes: of.RowBytes,
+			})
 		}
 	}
 	return states
@@ -390,9 +445,6 @@ func (f *Future) Jobs() []JobState {
 // NextUse implements [Oracle].
 func (f *Future) NextUse(at Place, now Time) (next Time, ok bool) {
 	for _, j := range f.list() {
-		if j.opts.Dataset != at.Dataset {
-			continue
-		}
 		if rows, used := j.rowsUntil(at); used {
 			// Far beyond any use in practice; rather late than negative.
 			t := now + Time(min(float64(rows)*float64(j.rowTime.Load()), 1<<61))
@@ -407,13 +459,30 @@ func (f *Future) NextUse(at Place, now Time) (next Time, ok bool) {
 // pageSamples is at how many of a page's rows it is looked when they are used.
 const pageSamples = 4
 
-// rowsUntil is how many rows the job uses before it uses what is at a place. Of a page that is the first of some of its
-// rows; as they are few of them, in an order that is random it comes so much sooner as there are more.
-func (j *Job) rowsUntil(at Place) (first int64, used bool) {
+// rowsUntil is how many rows the job uses before it uses what is at a place; false if it will not.
+func (j *Job) rowsUntil(at Place) (first int64, used bool) { return j.soonest(at, j.rowsUntilIn) }
+
+// soonest is the least of what rows says of a place for each of the job's datasets that has it.
+func (j *Job) soonest(at Place, rows func(at Place, base int64) (int64, bool)) (first int64, used bool) {
+	for i := range j.of {
+		if j.of[i].Dataset != at.Dataset {
+			continue
+		}
+		if n, ok := rows(at, j.of[i].base); ok && (!used || n < first) {
+			first, used = n, true
+		}
+	}
+	return first, used
+}
+
+// rowsUntilIn is rowsUntil in a dataset whose first position is base in the job's order. Of a page that is the first of
+// some of its rows; as they are few of them, in an order that is random it comes so much sooner as there are more.
+func (j *Job) rowsUntilIn(at Place, base int64) (first int64, used bool) {
 	start, page := at.page()
 	if !page {
-		return j.RowsUntil(at.Position)
+		return j.RowsUntil(base + at.Position)
 	}
+	start += base
 	for i := range int64(pageSamples) {
 		if rows, ok := j.RowsUntil(start + i*schema.PageRows/pageSamples); ok && (!used || rows < first) {
 			first, used = rows, true
@@ -453,16 +522,25 @@ func (j *Job) RowsUntil(position int64) (int64, bool) {
 	}
 	epoch := served / j.rows
 	start := epoch * j.rows
-	if i, ok := j.opts.Order.Index(epoch, position); ok && start+i >= served {
+	if i, ok := j.next(epoch, position, served-start); ok {
 		return start + i - served, true
 	}
 	if start+j.rows >= j.end {
 		return 0, false
 	}
-	if i, ok := j.opts.Order.Index(epoch+1, position); ok {
+	if i, ok := j.next(epoch+1, position, 0); ok {
 		return start + j.rows + i - served, true
 	}
 	return 0, false
+}
+
+// next returns where in an epoch the job uses the sample at a position first, from an index on.
+func (j *Job) next(epoch, position, from int64) (int64, bool) {
+	if j.repeats != nil {
+		return j.repeats.Next(epoch, position, from)
+	}
+	i, ok := j.opts.Order.Index(epoch, position)
+	return i, ok && i >= from
 }
 
 // Served is how many rows it has used, counted from the beginning of its first epoch.

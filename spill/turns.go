@@ -16,13 +16,10 @@ func (f *Future) NextTurn(at Place, soon float64) (turn float64, ok bool) {
 	jobs := f.list()
 	all := rowRate(jobs)
 	for _, j := range jobs {
-		if j.opts.Dataset != at.Dataset {
-			continue
-		}
 		each := all * float64(j.rowTime.Load()) // turns in which the job uses a row
 		rows, used := j.rowsUntil(at)
 		if used && float64(rows)*each < soon && !at.IsPage() {
-			rows, used = j.rowsUntilAgain(at.Position)
+			rows, used = j.soonest(at, j.rowsUntilAgain)
 		}
 		if !used {
 			continue
@@ -48,18 +45,25 @@ func (f *Future) keeps(at Place) bool {
 	return ok && turn <= at.Until
 }
 
-// rowsUntilAgain is how many rows the job uses before it uses the sample at a position for the second time.
-func (j *Job) rowsUntilAgain(position int64) (int64, bool) {
+// rowsUntilAgain is how many rows the job uses before it uses the sample at a place for the second time, of a dataset
+// whose first position is base in its order.
+func (j *Job) rowsUntilAgain(at Place, base int64) (int64, bool) {
+	position := base + at.Position
 	first, ok := j.RowsUntil(position)
 	if !ok {
 		return 0, false
 	}
 	served := j.served.Load()
-	epoch := (served+first)/j.rows + 1
-	if epoch*j.rows >= j.end {
+	epoch, index := (served+first)/j.rows, (served+first)%j.rows
+	if j.repeats != nil {
+		if i, ok := j.repeats.Next(epoch, position, index+1); ok {
+			return epoch*j.rows + i - served, true
+		}
+	}
+	if epoch++; epoch*j.rows >= j.end {
 		return 0, false
 	}
-	i, ok := j.opts.Order.Index(epoch, position)
+	i, ok := j.next(epoch, position, 0)
 	return epoch*j.rows + i - served, ok
 }
 
@@ -79,15 +83,18 @@ func (f *Future) Horizon(bytes int64) float64 {
 		if j.rows == 0 || j.served.Load() >= j.end {
 			continue
 		}
-		d := sets[j.opts.Dataset]
-		if d == nil {
-			d = &dataset{}
-			sets[j.opts.Dataset] = d
-		}
-		d.bytes = max(d.bytes, float64(j.opts.RowBytes)*float64(j.rows))
 		turns := float64(j.rows) * all * float64(j.rowTime.Load()) // of an epoch
-		d.per = append(d.per, 1/turns)
 		longest = max(longest, turns)
+		for _, of := range j.of {
+			d := sets[of.Dataset]
+			if d == nil {
+				d = &dataset{}
+				sets[of.Dataset] = d
+			}
+			rows := min(of.Rows, of.Positions) // a sample may be used several times in an epoch
+			d.bytes = max(d.bytes, float64(of.RowBytes)*float64(rows))
+			d.per = append(d.per, float64(of.Rows)/float64(max(rows, 1))/turns)
+		}
 	}
 	for _, d := range sets {
 		total += d.bytes

@@ -28,7 +28,7 @@ func TestBatchesDoNotWaitForTheDisk(t *testing.T) {
 	go func() {
 		n := 0
 		defer func() { handed <- n }()
-		r := l.Begin(headOf(schema.OrderFree, nil), nil)
+		r := l.Begin(headOf(schema.OrderFree, nil))
 		for stopping := false; ; n++ {
 			next := headOf(schema.OrderFree, nil).Ticket
 			r.Batch(Batch{Rows: 1, Seqs: []int64{int64(n)*2 + 1}, Next: next})
@@ -64,7 +64,7 @@ func TestDiskThatFails(t *testing.T) {
 	var logged bytes.Buffer
 	l := must(Open(Options{Dir: t.TempDir(), MaxBytes: leastBytes, Logger: slog.New(slog.NewTextHandler(&logged, nil))}))
 	l.sync = func(*os.File) error { return errors.New("the disk is gone") }
-	r := l.Begin(headOf(schema.OrderFree, nil), nil)
+	r := l.Begin(headOf(schema.OrderFree, nil))
 	for n := range int64(20_000) {
 		r.Batch(Batch{Rows: 1, Seqs: []int64{n*2 + 1}, Next: headOf(schema.OrderFree, nil).Ticket})
 	}

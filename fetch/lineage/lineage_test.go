@@ -76,7 +76,7 @@ func TestAnyOrderIsTold(t *testing.T) {
 				left = append(left, row)
 			}
 		}
-		r := l.Begin(headOf("free", gone), nil)
+		r := l.Begin(headOf("free", gone))
 		var want []int64
 		far := 1 + rng.IntN(400)
 		for len(left) > 0 {
@@ -130,7 +130,7 @@ func TestInOrderIsACount(t *testing.T) {
 	defer l.Close()
 	for _, order := range []string{"strict", "free"} {
 		_, before := l.Kept()
-		r := l.Begin(headOf(order, nil), nil)
+		r := l.Begin(headOf(order, nil))
 		r.Batch(Batch{Rows: 1 << 40})
 		_, first := l.Kept()
 		for range 1000 {
@@ -158,7 +158,7 @@ func TestRecordIsARing(t *testing.T) {
 	for i := range streams {
 		h := headOf("free", nil)
 		h.Ticket.Rank = i
-		recorders = append(recorders, l.Begin(h, nil))
+		recorders = append(recorders, l.Begin(h))
 	}
 	for step := range int64(20_000) {
 		at = at.Add(time.Second)
@@ -214,7 +214,7 @@ func TestLookIsBounded(t *testing.T) {
 	for i := range streams {
 		h := headOf("free", nil)
 		h.Job = fmt.Sprint("job ", i)
-		r := l.Begin(h, nil)
+		r := l.Begin(h)
 		r.Batch(Batch{Rows: 3, Seqs: []int64{1, 3, 5}})
 		r.Batch(Batch{Rows: 2})
 	}
@@ -261,7 +261,7 @@ func TestLookIsBounded(t *testing.T) {
 func TestTornFile(t *testing.T) {
 	dir := t.TempDir()
 	l := must(Open(Options{Dir: dir, Logger: quiet}))
-	r := l.Begin(headOf("free", nil), nil)
+	r := l.Begin(headOf("free", nil))
 	r.Batch(Batch{Rows: 3, Seqs: []int64{0, 2, 4}})
 	r.Batch(Batch{Rows: 2, Seqs: []int64{1, 6}})
 	if _, err := Open(Options{Dir: dir, Logger: quiet}); !errors.Is(err, schema.ErrUnavailable) {
@@ -304,7 +304,7 @@ func TestTornFile(t *testing.T) {
 	}
 	l = must(Open(Options{Dir: dir, Logger: quiet}))
 	defer l.Close()
-	l.Begin(headOf("strict", nil), nil).Batch(Batch{Rows: 1})
+	l.Begin(headOf("strict", nil)).Batch(Batch{Rows: 1})
 	if n := len(must(filepath.Glob(filepath.Join(dir, "*"+suffix)))); n != 2 {
 		t.Errorf("%d files", n)
 	}
@@ -319,7 +319,7 @@ func TestDiskFails(t *testing.T) {
 		return at
 	}}))
 	defer l.Close()
-	r := l.Begin(headOf("strict", nil), nil)
+	r := l.Begin(headOf("strict", nil))
 	step := func(n int64) schema.Ticket {
 		tk := headOf("strict", nil).Ticket
 		tk.Step = n
@@ -346,7 +346,7 @@ func TestDiskFails(t *testing.T) {
 	// A ticket that is too long for the record costs nobody else's.
 	h := headOf("strict", nil)
 	h.Ticket.Where = strings.Repeat("x", 64<<20/files)
-	long := l.Begin(h, nil)
+	long := l.Begin(h)
 	long.Batch(Batch{Rows: 1, Next: h.Ticket})
 	long.Batch(Batch{Rows: 1, Next: h.Ticket})
 	r.Batch(Batch{Rows: 5})

@@ -24,6 +24,8 @@ type Head struct {
 	Ticket schema.Ticket `json:"ticket"`
 	// Within is what the stream's caller could see when it was opened; nil if all.
 	Within *Within `json:"within,omitempty"`
+	// Sources is that of a mixture, by source; nil if all of all.
+	Sources []*Within `json:"sources,omitempty"`
 	// Principal is who has called, on the account of Tenant.
 	Principal string `json:"principal,omitempty"`
 	Tenant    string `json:"tenant,omitempty"`
@@ -38,12 +40,26 @@ type Within struct {
 // Opened is when the stream began.
 func (h *Head) Opened() time.Time { return time.Unix(0, h.Stream).UTC() }
 
-// Restriction is what the stream's caller could see.
-func (h *Head) Restriction() *schema.Restriction {
-	if h.Within == nil {
+// Request is what the stream served, with what its caller could see.
+func (h *Head) Request() schema.Request {
+	req := h.Ticket.Request
+	req.Within = h.Within.restriction()
+	if req.Mixture == nil {
+		return req
+	}
+	leaves := req.Mixture.Leaves()
+	for i := range min(len(leaves), len(h.Sources)) {
+		leaves[i].Within = h.Sources[i].restriction()
+	}
+	req.Mixture = req.Mixture.WithLeaves(leaves)
+	return req
+}
+
+func (w *Within) restriction() *schema.Restriction {
+	if w == nil {
 		return nil
 	}
-	return &schema.Restriction{Where: h.Within.Where, Columns: h.Within.Columns}
+	return &schema.Restriction{Where: w.Where, Columns: w.Columns}
 }
 
 func withinOf(r *schema.Restriction) *Within {
@@ -51,6 +67,21 @@ func withinOf(r *schema.Restriction) *Within {
 		return nil
 	}
 	return &Within{r.Where, r.Columns}
+}
+
+// restrict notes what the caller of a request may see.
+func (h *Head) restrict(req *schema.Request) {
+	h.Within, h.Sources = nil, nil
+	if !req.Restricted() {
+		return
+	}
+	if req.Mixture == nil {
+		h.Within = withinOf(req.Within)
+		return
+	}
+	for _, s := range req.Mixture.Leaves() {
+		h.Sources = append(h.Sources, withinOf(s.Within))
+	}
 }
 
 // Fault is a sample that could not be read.

@@ -38,12 +38,14 @@ type Recorder struct {
 	refuse bool  // its ticket is too long to be recorded
 }
 
-// Begin begins to record a stream. Nothing is written before it has handed something out.
-func (l *Log) Begin(h Head, within *schema.Restriction) *Recorder {
+// Begin begins to record a stream. What its caller may see is in the request of its ticket. Nothing is written before it
+// has handed something out.
+func (l *Log) Begin(h Head) *Recorder {
 	if l == nil {
 		return nil
 	}
-	h.Stream, h.Within = l.stream(), withinOf(within)
+	h.Stream = l.stream()
+	h.restrict(&h.Ticket.Request)
 	mode, _ := h.Ticket.OrderOf()
 	r := &Recorder{log: l, head: h, loose: mode != schema.OrderStrict}
 	if r.loose {

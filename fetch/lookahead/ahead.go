@@ -165,8 +165,10 @@ func (a *Ahead) Wants() map[string]int64 {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for _, l := range a.jobs {
-		name := a.opts.Cache.DatasetName(l.number)
-		wants[name] = max(wants[name], l.mean*l.order.Rows())
+		for i, number := range l.places.numbers {
+			name := a.opts.Cache.DatasetName(number)
+			wants[name] = max(wants[name], l.bytes(i))
+		}
 	}
 	return wants
 }
@@ -191,7 +193,7 @@ func (a *Ahead) retain(dataset uint32) *running {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for _, l := range a.jobs {
-		if l.number == dataset {
+		if slices.Contains(l.places.numbers, dataset) {
 			l.order.job.Retain()
 			return l
 		}
@@ -201,6 +203,7 @@ func (a *Ahead) retain(dataset uint32) *running {
 
 func (a *Ahead) beside(l *running, at spill.Place, after bool, yield func(schema.BlobRef, spill.Place) bool) {
 	m, columns := l.order.job.Manifest(), l.order.job.Projection().BlobColumns()
+	in, _ := l.places.source(at.Dataset)
 	step := int64(1)
 	if !after {
 		step = -1
@@ -208,7 +211,7 @@ func (a *Ahead) beside(l *running, at spill.Place, after bool, yield func(schema
 		slices.Reverse(columns)
 	}
 	more := true
-	for pos := at.Position; more && pos >= 0 && pos < m.Rows(); {
+	for pos := in.Base + at.Position; more && pos >= in.Base && pos < in.End; {
 		there := m.Peek(pos, func(start int64, p *schema.Page) {
 			for ; more && pos >= start && pos < start+int64(p.Rows()); pos += step {
 				for _, column := range columns {
@@ -217,7 +220,7 @@ func (a *Ahead) beside(l *running, at spill.Place, after bool, yield func(schema
 						more = false
 						return
 					}
-					place := spill.Place{Dataset: l.number, Tenant: at.Tenant, Position: pos}
+					place := spill.Place{Dataset: at.Dataset, Tenant: at.Tenant, Position: pos - in.Base}
 					if ok && a.opts.Mine(ref) && !yield(a.opts.Reader.Known(ref), place) {
 						more = false
 						return
@@ -239,10 +242,12 @@ func (a *Ahead) Near(ctx context.Context, dataset uint32, positions []int64) {
 	}
 	defer l.order.job.Release()
 	m := l.order.job.Manifest()
+	in, _ := l.places.source(dataset)
 	var missing []int64
-	for _, pos := range positions {
-		if pos >= 0 && pos < m.Rows() && !m.Peek(pos, func(int64, *schema.Page) {}) {
-			missing = append(missing, pos, max(pos-nearRows, 0), min(pos+nearRows, m.Rows()-1))
+	for _, at := range positions {
+		pos := in.Base + at
+		if at >= 0 && pos < in.End && !m.Peek(pos, func(int64, *schema.Page) {}) {
+			missing = append(missing, pos, max(pos-nearRows, in.Base), min(pos+nearRows, in.End-1))
 		}
 	}
 	if len(missing) > 0 {
@@ -305,11 +310,17 @@ func (a *Ahead) Bytes(dataset uint32) int64 {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for _, l := range a.jobs {
-		if l.number == dataset {
-			return l.mean * l.order.Rows()
+		if i := slices.Index(l.places.numbers, dataset); i >= 0 {
+			return l.bytes(i)
 		}
 	}
 	return 0
+}
+
+// bytes is how many bytes of blobs of a source the job reads in an epoch, each once.
+func (l *running) bytes(source int) int64 {
+	s := &l.sources[source]
+	return s.RowBytes * min(s.Rows, s.Positions)
 }
 
 // Waits reports whether consumers have waited for the store recently.

@@ -11,7 +11,8 @@ import (
 func TestExpected(t *testing.T) {
 	f := newFixture(t)
 	j := f.open(t, 1, 0, 2)
-	number := f.Dataset(j)
+	places := f.Places(j)
+	number := places.At(0, 0).Dataset
 	synctest.Test(t, func(t *testing.T) {
 		a := &Ahead{opts: f.opts}
 		if a.await(t.Context(), number) != nil {

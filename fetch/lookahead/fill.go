@@ -298,7 +298,7 @@ func (f *filler) missing(l *running, displace bool) (c *candidate, before int64,
 			if err != nil || !a.opts.Mine(ref) {
 				continue
 			}
-			place := spill.Place{Dataset: l.number, Tenant: tenant, Position: pos}
+			place := l.places.At(pos, tenant)
 			if !ref.Hashed() && a.early(at.at-served) {
 				at.fullAt = served
 				return nil, 0, false
@@ -520,16 +520,16 @@ func (a *Ahead) Warm(ctx context.Context, j *resolve.Job, tenant string, progres
 // warmer is a Warm under way.
 type warmer struct {
 	WarmProgress
-	ahead   *Ahead
-	job     *resolve.Job
-	dataset uint32
-	tenant  uint16
-	filler  *filler
-	live    *running // nil if there are no rows, or too many jobs
-	column  int
-	rows    []schema.Row // those from row first on; nil where they cannot be looked up
-	first   int64
-	known   int64 // rows that were looked up
+	ahead  *Ahead
+	job    *resolve.Job
+	places Places
+	tenant uint16
+	filler *filler
+	live   *running // nil if there are no rows, or too many jobs
+	column int
+	rows   []schema.Row // those from row first on; nil where they cannot be looked up
+	first  int64
+	known  int64 // rows that were looked up
 }
 
 // warmRows is how many rows are looked up in the manifest at once.
@@ -567,10 +567,10 @@ func (a *Ahead) newWarmer(j *resolve.Job, tenant uint16) (*warmer, error) {
 	a.mu.Unlock()
 	w := &warmer{
 		WarmProgress: WarmProgress{Job: j.Group(), Rows: j.Plan().Rows()},
-		ahead:        a, job: j, dataset: a.Dataset(j), tenant: tenant, filler: a.newFiller(),
+		ahead:        a, job: j, places: a.Places(j), tenant: tenant, filler: a.newFiller(),
 	}
-	if w.Rows > 0 {
-		l, _, ended := a.join(j, w.dataset, allRanks, 0, 0, func(l *running, _ int64) {
+	if w.Rows > 0 && w.places.known() {
+		l, _, ended := a.join(j, w.places, allRanks, 0, 0, func(l *running, _ int64) {
 			if l.streams+l.elsewhere == 0 && l.warming == 0 {
 				l.order.serveAllLocked(int(j.Request().DataRanks())) // whichever will be served here
 			}
@@ -607,7 +607,7 @@ func (w *warmer) next(ctx context.Context) *candidate {
 		for w.column < len(columns) {
 			ref, ok, err := w.rows[w.Seen-w.first].TryBlob(columns[w.column])
 			w.column++
-			at := spill.Place{Dataset: w.dataset, Tenant: w.tenant, Position: pos}
+			at := w.places.At(pos, w.tenant)
 			switch {
 			case err != nil || !ok: // what is lost, the job's streams will tell
 			case w.ahead.has(ref):

@@ -32,10 +32,10 @@ const (
 type running struct {
 	group   string
 	dataset string
-	number  uint32 // the spill's of the snapshot
-	tenant  uint16 // the spill's of who began it
-	mean    int64  // bytes of blobs of a row; 0 if that is not known
-	base    uint64 // the epoch that is the order's 0
+	places  Places
+	tenant  uint16         // the spill's of who began it
+	sources []spill.Source // the snapshots, as its future has them
+	base    uint64         // the epoch that is the order's 0
 	order   *epochOrder
 	future  *spill.Job
 	ahead   scan          // the filler's
@@ -163,6 +163,77 @@ func (o *epochOrder) serveAllLocked(world int) {
 	o.setRanks(ranks)
 }
 
+// mixedOrder is the order of a job's epochs that may use a sample several times. It is a spill.Repeating.
+type mixedOrder struct{ *epochOrder }
+
+// maxSkipped is how many uses of a sample by ranks that are served elsewhere are passed over, to find one that is here.
+const maxSkipped = 64
+
+// Next implements spill.Repeating.
+func (o mixedOrder) Next(epoch, position, from int64) (int64, bool) {
+	p := o.plan(epoch)
+	index, ok := p.Next(position, from)
+	for range maxSkipped {
+		if !ok || o.serves(p, index) {
+			break
+		}
+		index, ok = p.Next(position, index+1)
+	}
+	return index, ok
+}
+
+// Places says where the samples of a job lie, as the spill knows it.
+type Places struct {
+	job     *resolve.Job
+	numbers []uint32 // the spill's of the snapshots; nil where there is no spill
+}
+
+// Places says where the samples of a job lie. It is good as long as the job is held.
+func (a *Ahead) Places(j *resolve.Job) Places {
+	p := Places{job: j}
+	if a == nil {
+		return p
+	}
+	p.numbers = make([]uint32, j.Sources())
+	for i := range p.numbers {
+		s := j.Source(i)
+		p.numbers[i] = a.opts.Cache.Dataset(s.SnapshotName())
+	}
+	return p
+}
+
+// sources describes the snapshots to a future.
+func (p *Places) sources() []spill.Source {
+	list := make([]spill.Source, len(p.numbers))
+	for i, number := range p.numbers {
+		s := p.job.Source(i)
+		list[i] = spill.Source{Dataset: number, Positions: s.End - s.Base, RowBytes: p.job.SourceBytes(i),
+			Rows: p.job.SourceRows(i)}
+	}
+	return list
+}
+
+// At is the place of the sample at a position of the job, for a tenant.
+func (p *Places) At(position int64, tenant uint16) spill.Place {
+	source, at := p.job.Locate(position)
+	if p.numbers == nil {
+		return spill.Place{Position: at}
+	}
+	return spill.Place{Dataset: p.numbers[source], Tenant: tenant, Position: at}
+}
+
+// known reports whether the spill knows all snapshots.
+func (p *Places) known() bool { return p.numbers != nil && !slices.Contains(p.numbers, 0) }
+
+// source is a source of the job that has a dataset.
+func (p *Places) source(dataset uint32) (s resolve.Source, ok bool) {
+	i := slices.Index(p.numbers, dataset)
+	if i < 0 {
+		return s, false
+	}
+	return p.job.Source(i), true
+}
+
 // spillTime is the spill's clock.
 func spillTime(t time.Time) spill.Time { return spill.Time(t.UnixNano()) }
 
@@ -191,11 +262,11 @@ func (a *Ahead) follow(j *resolve.Job, tenant uint16, rank int, at, epochs int64
 	if a == nil || j.Plan().Rows() == 0 {
 		return nil
 	}
-	number := a.Dataset(j)
-	if number == 0 {
+	places := a.Places(j)
+	if !places.known() {
 		return nil
 	}
-	l, epoch, ended := a.join(j, number, rank, at, epochs, func(l *running, epoch int64) {
+	l, epoch, ended := a.join(j, places, rank, at, epochs, func(l *running, epoch int64) {
 		l.order.serveLocked(j.Request().DataRank(rank))
 		l.noteLocked(rank, epoch)
 		*count(l)++
@@ -210,29 +281,20 @@ func (a *Ahead) follow(j *resolve.Job, tenant uint16, rank int, at, epochs int64
 
 // join finds or begins the running job that a stream of a rank, or a Warm (allRanks), belongs to, and
 // has it count that in while the lock is held. l is nil if there are too many.
-func (a *Ahead) join(j *resolve.Job, number uint32, rank int, at, epochs int64,
+func (a *Ahead) join(j *resolve.Job, places Places, rank int, at, epochs int64,
 	count func(l *running, epoch int64)) (l *running, epoch int64, ended []*running) {
-	mean := j.MeanBytes() // touches pages, so without the lock
+	sources := places.sources() // it may take a moment, so without the lock
 	now := time.Now()
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	ended = a.forgetLocked(now)
 	if l, epoch = a.findLocked(j, rank, at); l == nil {
-		if l = a.beginLocked(j, number, mean, at, epochs, now); l == nil {
+		if l = a.beginLocked(j, places, sources, at, epochs, now); l == nil {
 			return nil, 0, ended
 		}
 	}
 	count(l, epoch)
 	return l, epoch, ended
-}
-
-// Dataset is the number by which the spill knows the job's snapshot; 0 if there
-// is none.
-func (a *Ahead) Dataset(j *resolve.Job) uint32 {
-	if a == nil {
-		return 0
-	}
-	return a.opts.Cache.Dataset(j.SnapshotName())
 }
 
 // mostNamed is how many snapshots the spill may know by the time that another node names one more. Nobody has looked
@@ -436,12 +498,13 @@ func (l *running) noteLocked(rank int, epoch int64) {
 
 // beginLocked makes a job of a stream, or of what will be one, and tells the
 // spill; nil if there are too many.
-func (a *Ahead) beginLocked(j *resolve.Job, number uint32, mean, index, epochs int64, now time.Time) *running {
+func (a *Ahead) beginLocked(j *resolve.Job, places Places, sources []spill.Source, index, epochs int64,
+	now time.Time) *running {
 	if len(a.jobs) >= maxJobs {
 		return nil
 	}
 	l := &running{
-		group: j.Group(), dataset: j.SnapshotName(), number: number, mean: mean, base: j.EpochNumber(),
+		group: j.Group(), dataset: j.SnapshotName(), places: places, sources: sources, base: j.EpochNumber(),
 		order: newEpochOrder(j),
 		ahead: scan{fullAt: -1}, begun: map[int]int64{},
 	}
@@ -452,10 +515,11 @@ func (a *Ahead) beginLocked(j *resolve.Job, number uint32, mean, index, epochs i
 	}
 	var err error
 	j.Retain()
-	l.future, err = a.opts.Future.Add(spill.JobOptions{
-		Dataset: number, Order: l.order, Epochs: epochs, At: index,
-		Positions: j.Manifest().Rows(), RowBytes: mean,
-	}, spillTime(now))
+	opts := spill.JobOptions{Order: l.order, Epochs: epochs, At: index, Sources: sources}
+	if j.Alone() == nil {
+		opts.Order = mixedOrder{l.order}
+	}
+	l.future, err = a.opts.Future.Add(opts, spillTime(now))
 	if err != nil {
 		panic(err) // a job was checked
 	}
@@ -497,7 +561,7 @@ func (a *Ahead) forgetLocked(now time.Time) (ended []*running) {
 // wholeKey is what jobs have in common that read the same blobs, in whatever order.
 type wholeKey struct {
 	group  string
-	number uint32 // the spill's of the snapshot
+	number uint32 // the spill's of the first snapshot
 }
 
 // noteWhole notes that the spill has every blob of a job. removed is how many it had removed when the first of them was
@@ -509,11 +573,11 @@ func (a *Ahead) noteWhole(l *running, removed int64) {
 	if len(a.whole) >= maxJobs {
 		clear(a.whole) // what is true of them will be found out again
 	}
-	a.whole[wholeKey{l.group, l.number}] = removed
+	a.whole[wholeKey{l.group, l.places.numbers[0]}] = removed
 }
 
 // wholeLocked reports whether the spill, which has removed so many blobs, has every one of a job as far as is known.
 func (a *Ahead) wholeLocked(l *running, removed int64) bool {
-	then, known := a.whole[wholeKey{l.group, l.number}]
+	then, known := a.whole[wholeKey{l.group, l.places.numbers[0]}]
 	return known && then == removed
 }

@@ -366,6 +366,7 @@ type arrival struct {
 type wants struct {
 	n     int                          // so many
 	chunk func(i int) schema.Chunk     // what each is
+	form  func(i int) *schema.Form     // whose it is; nil if all are the same
 	place func(i int) Place            // where it is wanted again; nil if nowhere
 	visit func(i int, e *entry) error  // what is done with it, while it is open
 	lost  func(i int, err error) error // says what could not be read
@@ -385,6 +386,9 @@ func (c *Cache) each(ctx context.Context, form *schema.Form, w wants) error {
 			var at Place
 			if w.place != nil {
 				at = w.place(next)
+			}
+			if w.form != nil {
+				form = w.form(next)
 			}
 			e, err := c.want(ctx, form, w.chunk(next), at, &arrival{came, next})
 			if err != nil {

@@ -376,14 +376,7 @@ func gather(g *schema.Gathering, p *schema.Page, start int64, positions []int64,
 // Start is At in a goroutine of the cache's, which tells done. It returns at once; false
 // if the engine is closing.
 func (m *Manifest) Start(ctx context.Context, positions []int64, done func([]schema.Row, error)) bool {
-	return m.cache.start(func() {
-		var rows []schema.Row
-		err := m.cache.safely(func() (err error) {
-			rows, err = m.At(ctx, positions)
-			return err
-		})()
-		done(rows, err)
-	})
+	return startAt(ctx, m.cache, m.At, positions, done)
 }
 
 // Go runs f in a goroutine of the cache's, which it waits for when it is closed. It returns at

@@ -10,9 +10,9 @@ import (
 	"bowstring/fetch/admission"
 	"bowstring/fetch/operators"
 	"bowstring/fetch/plan"
+	"bowstring/fetch/resolve"
 	"bowstring/fetch/where"
 	"bowstring/schema"
-	"bowstring/spill"
 )
 
 // Batch is one record batch of a stream: the whole or a part of its rank's
@@ -30,7 +30,7 @@ type Batch struct {
 	Row int64
 	// Last says that the share ends with this batch.
 	Last bool
-	// Positions are the rows' positions in the snapshot, in the order served.
+	// Positions are the rows' positions among those of the job, in the order served.
 	Positions []int64
 	// Resume is the ticket that goes on after this batch.
 	Resume schema.Ticket
@@ -70,12 +70,32 @@ type Wait struct {
 
 // Fault is a sample that could not be read, or of which nothing could be made.
 type Fault struct {
-	Position   int64  `json:"position"`
+	Source     string `json:"source,omitempty"` // of a mixture, that the sample is of
+	Position   int64  `json:"position"`         // in its snapshot
 	ID         string `json:"id"`
 	Column     string `json:"column"`
 	Operator   string `json:"operator,omitempty"` // that could make nothing of it, if it was read
 	Cause      string `json:"cause"`
 	Substitute *int64 `json:"substitute,omitempty"` // position of the sample sent in its place, if one was
+}
+
+// PlaceFaults says of samples that could not be read where in their own snapshots they lie, and of which sources of a
+// mixture they are.
+func PlaceFaults(j *resolve.Job, faults []Fault) []Fault {
+	if j.Alone() != nil {
+		return faults
+	}
+	for i := range faults {
+		f := &faults[i]
+		var source int
+		source, f.Position = j.Locate(f.Position)
+		f.Source = j.Source(source).Name
+		if f.Substitute != nil { // of the same source
+			_, at := j.Locate(*f.Substitute)
+			f.Substitute = &at
+		}
+	}
+	return faults
 }
 
 // batchHold is what a batch holds beside its blobs: a part of the window, and
@@ -142,6 +162,7 @@ func (s *Stream) assemble(p *part, wait Wait, processor time.Duration) (*Batch, 
 	s.tenant.transit.Add(p.reserved)
 	wait.Encode = time.Since(start)
 	s.record.Batch(lineageOf(p, faults))
+	faults = PlaceFaults(s.job, faults)
 	s.delivered(len(p.positions), wait)
 	b := &Batch{
 		Batch: assembled, Rank: s.ticket.Rank, Epoch: s.epochOf(p.walk.lap), Step: p.walk.step, Row: p.walk.row(),
@@ -289,12 +310,13 @@ func (s *Stream) manifestLost(err error) {
 	s.fail(fmt.Errorf("manifest of %s: %w", s.job.SnapshotName(), err))
 }
 
-// substitute puts another sample of the selection into a row whose own could
+// substitute puts another sample of the selection, of a mixture one of the same source, into a row whose own could
 // not be read. Which ones are tried is a pure function of the plan's seed and
 // epoch and the position that failed, so a stream served again is the same.
 func (s *Stream) substitute(p *part, f fault) (int64, error) {
 	failed := p.positions[f.row]
-	n := s.job.Selection().Len()
+	selection, base := s.job.Alike(failed)
+	n := selection.Len()
 	var seed uint64
 	if sh := s.job.Request().Shuffle; sh != nil {
 		seed = sh.Seed
@@ -302,7 +324,7 @@ func (s *Stream) substitute(p *part, f fault) (int64, error) {
 	candidates := plan.NewPerm(uint64(n), seed^uint64(failed), s.epochOf(p.walk.lap))
 	causes := []error{f.err}
 	for i := range min(n, maxSubstitutes) {
-		pos := s.job.Selection().At(int64(candidates.At(uint64(i))))
+		pos := base + selection.At(int64(candidates.At(uint64(i))))
 		if pos == failed {
 			continue
 		}
@@ -366,7 +388,7 @@ func (s *Stream) readRow(lap, pos int64) ([]schema.Blob, schema.Row, error) {
 func (b *Batch) Again(ctx context.Context, row int, ref schema.BlobRef) (schema.Blob, error) {
 	s := b.hold.stream
 	pos := b.Positions[row]
-	blob, err := s.set.opts.Reader.GetAt(ctx, ref, spill.Place{Dataset: s.dataset, Tenant: s.payer, Position: pos})
+	blob, err := s.set.opts.Reader.GetAt(ctx, ref, s.places.At(pos, s.payer))
 	if err == nil {
 		return blob, nil
 	}

@@ -37,8 +37,10 @@ type Held struct {
 	Row       int64   // of the share, where it begins
 	Of        int64   // rows that the share has in all
 	Positions []int64 // of the samples, in the order in which they were handed out
-	Faults    []Fault // without ids; a substitute is among Positions, and a cell that was null is not
-	FaultRows []int64 // the row of the share that each fault is of
+	// SourceEpochs are, of a mixture, the epochs of their sources; else nil
+	SourceEpochs []uint64
+	Faults       []Fault // without ids; a substitute is among Positions, and a cell that was null is not
+	FaultRows    []int64 // the row of the share that each fault is of
 }
 
 // HeldBy says what a piece of a stream of the job handed out in a step of an epoch; nil if nothing. Where nothing is
@@ -68,7 +70,7 @@ func HeldBy(ctx context.Context, j *resolve.Job, p *lineage.Piece, epoch uint64,
 		return nil, err
 	}
 	for _, r := range ranges {
-		if h.Positions, err = c.positions(ctx, r, h.Positions); err != nil {
+		if h.Positions, err = c.positions(ctx, r, h); err != nil {
 			return nil, err
 		}
 	}
@@ -196,7 +198,8 @@ func (c *cover) find(row int64) walk {
 }
 
 // positions appends the positions of rows in the plan's order.
-func (c *cover) positions(ctx context.Context, r lineage.Range, to []int64) ([]int64, error) {
+func (c *cover) positions(ctx context.Context, r lineage.Range, h *Held) ([]int64, error) {
+	to := h.Positions
 	for r.From < r.To {
 		w := c.find(r.From)
 		n := min(r.To-r.From, w.left())
@@ -213,6 +216,11 @@ func (c *cover) positions(ctx context.Context, r lineage.Range, to []int64) ([]i
 		some := make([]int64, n)
 		w.positions(shared, some)
 		to = append(to, some...)
+		if w.job.Alone() == nil {
+			for i := range n {
+				h.SourceEpochs = append(h.SourceEpochs, w.job.SourceEpoch(w.plan, w.at+i))
+			}
+		}
 		r.From += n
 	}
 	return to, nil

@@ -11,7 +11,6 @@ import (
 	"bowstring/fetch/operators/draw"
 	"bowstring/fetch/read"
 	"bowstring/schema"
-	"bowstring/spill"
 )
 
 // What operators make of cells is made between their arrival and the batch. A cell that has
@@ -57,9 +56,6 @@ func (c *blobColumn) madeBytes(n int64) int64 {
 func (s *Stream) openStage() {
 	s.program = string(schema.Request{Operators: s.job.Request().Operators}.Marshal())
 	s.stage = s.set.opts.Stage.Open(s.tenant.name, s.job.Group())
-	if sh := s.job.Request().Shuffle; sh != nil {
-		s.seed = sh.Seed
-	}
 }
 
 // widen has the window hold what keeps the stage's workers busy.
@@ -78,16 +74,27 @@ func (s *owner) widen() {
 	w.size = min(max(w.size, w.least), w.limit)
 }
 
-// draws says where the numbers of a sample come from.
-func (s *Stream) draws(lap, position int64) draw.Key {
-	return draw.Key{Seed: s.seed, Epoch: s.epochOf(lap), Position: uint64(position)}
+// draws says where the numbers of a sample come from, in an epoch. Those of a sample of a mixture do not depend on what
+// other sources there are.
+func (s *Stream) draws(epoch uint64, position int64) draw.Key {
+	source, at := s.job.Locate(position)
+	return draw.Key{Seed: s.job.SourceSeed(source), Epoch: epoch, Position: uint64(at)}
+}
+
+// rowEpoch is the epoch by which numbers are drawn for a row: of a mixture the one of its source, as one epoch of the
+// mixture may have several of these.
+func (s *Stream) rowEpoch(r *run, row int) uint64 {
+	if r.from.list != nil || s.job.Alone() != nil {
+		return s.epochOf(r.lap)
+	}
+	return s.job.SourceEpoch(r.from.plan, r.index+int64(row))
 }
 
 // task is the making of a column's cell.
-func (s *Stream) task(column int, lap, position int64, blob schema.Blob) *operators.Task {
+func (s *Stream) task(column int, epoch uint64, position int64, blob schema.Blob) *operators.Task {
 	made := s.columns[column].made
 	return &operators.Task{
-		Column: made, Cell: blob, Draws: made.Draws(s.draws(lap, position)),
+		Column: made, Cell: blob, Draws: made.Draws(s.draws(epoch, position)),
 		Context: s.context(), Tenant: s.tenant.name, To: s, Trace: s.traceMade,
 	}
 }
@@ -95,12 +102,12 @@ func (s *Stream) task(column int, lap, position int64, blob schema.Blob) *operat
 // makeCell has a cell made that has come.
 func (s *owner) makeCell(r *run, cell int, blob schema.Blob, from read.From) {
 	row, column := cell/len(s.columns), cell%len(s.columns)
-	t := s.task(column, r.lap, r.positions[row], blob)
+	t := s.task(column, s.rowEpoch(r, row), r.positions[row], blob)
 	t.Of, t.Guess = &making{run: r, cell: cell, from: from}, r.guess[cell]
 	if ref, ok, err := r.rows[row].TryBlob(s.columns[column].ordinal); err == nil && ok {
 		// What is made of a blob is kept by its content: by the checksum, if that was learned.
 		if t.Ref = s.set.opts.Reader.Known(ref).Settled(); !t.Ref.Unproven() {
-			t.At = spill.Place{Dataset: s.dataset, Tenant: s.payer, Position: r.positions[row]}
+			t.At = s.places.At(r.positions[row], s.payer)
 		}
 	}
 	s.shareCell(r, cell, blob)
@@ -329,7 +336,7 @@ func (c instant) Made(t *operators.Task, o operators.Outcome) {
 // makeNow makes a cell out of turn of the window, and takes its blob over.
 func (s *Stream) makeNow(column int, lap, position int64, blob schema.Blob) (schema.Blob, error) {
 	done := make(instant, 1)
-	t := s.task(column, lap, position, blob)
+	t := s.task(column, s.epochOf(lap), position, blob)
 	t.To, t.Of = done, &making{}
 	if !s.do(func(s *owner) { s.stage.Put(t) }) {
 		blob.Release()

@@ -9,7 +9,6 @@ import (
 	"bowstring/fetch/operators"
 	"bowstring/fetch/read"
 	"bowstring/schema"
-	"bowstring/spill"
 )
 
 const (
@@ -884,7 +883,7 @@ func (s *owner) refill() {
 		a.inFlight++
 		r.inFlight++
 		a.wants = append(a.wants, read.Want{
-			Ref: ref, At: spill.Place{Dataset: s.dataset, Tenant: s.payer, Position: pos}, Context: s.context(),
+			Ref: ref, At: s.places.At(pos, s.payer), Context: s.context(),
 			Since: now, Account: &s.account, Trace: s.trace,
 			Token: read.Token{Of: r, N: cell}, Late: s.late && s.columns[column].made == nil,
 			Use: r.seq + int64(row) - a.runs[0].seq,

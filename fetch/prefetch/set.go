@@ -545,7 +545,7 @@ func (s *Set) Progress() []peers.Progress {
 	defer s.mu.Unlock()
 	list := make([]peers.Progress, 0, len(s.streams))
 	for st := range s.streams {
-		if len(st.columns) == 0 || st.steps == 0 || st.ticket.Within != nil {
+		if len(st.columns) == 0 || st.steps == 0 || st.ticket.Restricted() {
 			continue
 		}
 		list = append(list, peers.Progress{ID: st.id, Ticket: st.named, Tenant: st.caller.Tenant,

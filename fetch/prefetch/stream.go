@@ -39,8 +39,7 @@ type Stream struct {
 	done      chan struct{} // closed when its goroutine has ended
 	call      atomic.Pointer[call]
 	unwatch   func() bool
-	seed      uint64 // that operators draw by
-	late      bool   // its consumer checks blobs; see Serving
+	late      bool // its consumer checks blobs; see Serving
 	closing   sync.Once
 	place     *read.Place
 	stage     *operators.Place // nil where no column has operators
@@ -49,18 +48,18 @@ type Stream struct {
 	id        uint64 // its number among those of the set
 	named     []byte // the ticket as JSON, if anybody asks
 	caller    store.Caller
-	tenant    *tenant      // set before it is read by anybody else
-	account   read.Account // what was read for it
-	dataset   uint32       // the spill's number of the snapshot
-	payer     uint16       // the spill's number of the tenant
-	opened    time.Time    // when it began
-	steps     int64        // of an epoch, 0 if there is no plan
-	behind    atomic.Bool  // it is to ask for more, and has not
-	still     atomic.Bool  // its consumer has not come for long; its goroutine changes it, and the set shares anew then
-	told      told         // how it stands, for others
-	sequence  string       // names the ranks that get the same samples; "" where there is but one
-	begins    spot         // where it begins
-	group     *rankGroup   // those ranks; set before it runs, as is the next one
+	tenant    *tenant          // set before it is read by anybody else
+	account   read.Account     // what was read for it
+	places    lookahead.Places // of its samples
+	payer     uint16           // the spill's number of the tenant
+	opened    time.Time        // when it began
+	steps     int64            // of an epoch, 0 if there is no plan
+	behind    atomic.Bool      // it is to ask for more, and has not
+	still     atomic.Bool      // its consumer has not come for long; its goroutine changes it, and the set shares anew then
+	told      told             // how it stands, for others
+	sequence  string           // names the ranks that get the same samples; "" where there is but one
+	begins    spot             // where it begins
+	group     *rankGroup       // those ranks; set before it runs, as is the next one
 	claim     *claim
 	digester  digester          // of the goroutine that puts batches together
 	served    atomic.Bool       // all that it was asked for, when it is removed
@@ -167,7 +166,7 @@ func (s *Set) start(ctx context.Context, st *owner, how Serving) error {
 		}
 	}
 	if st.slot.list == nil && !how.Unrecorded {
-		st.record = s.opts.Lineage.Begin(st.lineageHead(ctx), j.Request().Within)
+		st.record = s.opts.Lineage.Begin(st.lineageHead(ctx))
 	}
 	st.late = how.CheckedLate && !j.Tolerant()
 	if st.slot.list == nil && j.Request().Digest {
@@ -193,7 +192,7 @@ func (s *Set) start(ctx context.Context, st *owner, how Serving) error {
 	}
 	if len(st.columns) > 0 {
 		st.fallBehind()
-		st.dataset, st.payer = s.opts.Ahead.Dataset(j), s.opts.Ahead.Tenant(st.tenant.name)
+		st.places, st.payer = s.opts.Ahead.Places(j), s.opts.Ahead.Tenant(st.tenant.name)
 		if st.slot.list == nil {
 			st.part = s.opts.Ahead.Follow(j, st.payer, st.ticket.Rank, st.slot.at, st.ticket.Epochs)
 		}
@@ -205,7 +204,7 @@ func (s *Set) start(ctx context.Context, st *owner, how Serving) error {
 		st.attached = len(j.Manifest().Snapshot().Sets) > 0
 		st.path = s.opts.Reader.Path(st.attached)
 		st.window.init(st.opened, st.path, st.tenant.share.Load())
-		if st.steps > 0 && st.ticket.Within == nil {
+		if st.steps > 0 && !st.ticket.Restricted() {
 			s.Tell() // owners of what it asks for know by then what else it will use
 		}
 		st.widen()
@@ -245,7 +244,8 @@ func (s *Stream) sampleError(position int64, row schema.Row, column string, err 
 	}) == nil {
 		shown = cmp.Or(s.job.ShownID(id), "of hidden id")
 	}
-	return fmt.Errorf("sample %s (position %d of %s), column %q: %w", shown, position, s.job.SnapshotName(), column, err)
+	snapshot, at := s.job.Where(position)
+	return fmt.Errorf("sample %s (position %d of %s), column %q: %w", shown, at, snapshot, column, err)
 }
 
 // Next returns the next batch, io.EOF after the last. The error of a stream

@@ -82,6 +82,9 @@ func (w *walk) settle() bool {
 			w.plan = w.job.PlanOf(w.lap)
 			w.step = w.first
 			w.share()
+			if w.plan.Rows() == 0 { // no source of a mixture is left, nor will be
+				return false
+			}
 		default:
 			return false
 		}

@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"math/big"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -19,14 +20,15 @@ import (
 	"bowstring/schema"
 )
 
-// Job is a request resolved against a snapshot: which rows, in which order,
+// Job is a request resolved against a snapshot, or several: which rows, in which order,
 // shared out how, showing which columns. It is immutable and safe for
-// concurrent use. It keeps the snapshot open until Close; streams keep it open
+// concurrent use. It keeps the snapshots open until Close; streams keep them open
 // for themselves.
 type Job struct {
 	resolved *Resolved
-	group    string // what is the same in all epochs: streams of it share what the store has to give
-	snapshot *openSnapshot
+	group    string   // what is the same in all epochs: streams of it share what the store has to give
+	sources  []source // one, but for a mixture
+	rows     manifest.Reader
 	turn     where.Turn
 	holdings
 	sharing   *sharing  // nil where ranks get what the plan gives them
@@ -35,37 +37,52 @@ type Job struct {
 	closeOnce sync.Once
 }
 
-// holdings are what a job holds of results, each of which may be nil.
+// source is a snapshot that samples of a job are of.
+type source struct {
+	name      string // in the request; "" of the only one
+	snapshot  *openSnapshot
+	asks      schema.Request // what selects its samples, and what of it the caller may see
+	base      int64          // the job's position of its first sample
+	sees      *result        // those that the caller may see, a bitmap; nil if all
+	selection plan.Selection // positions in the snapshot
+	result    *result        // that the selection is of; nil if it takes next to nothing
+	mean      *big.Rat       // of what the mixture's weights are by, of those selected; nil if that is samples
+}
+
+// release lets go of the snapshot and of what was computed.
+func (s *source) release() {
+	for _, r := range []*result{s.result, s.sees} {
+		if r != nil {
+			r.Release()
+		}
+	}
+	if s.snapshot != nil {
+		s.snapshot.Release()
+	}
+}
+
+// end is the job's position behind its last sample.
+func (s *source) end() int64 { return s.base + s.snapshot.manifest.Rows() }
+
+// holdings are what a job holds of results beside its sources, each of which may be nil.
 type holdings struct {
-	result  *result         // that the selection is of
-	sees    *result         // what the caller may see, a bitmap; nil if all
 	lengths *result         // of samples, where these are served by length
 	windows *admission.Hold // the memory of windows then
 	makers  *admission.Hold // that of compiled expressions
 }
 
 func (h *holdings) release() {
-	for _, r := range []*result{h.result, h.sees, h.lengths} {
-		if r != nil {
-			r.Release()
-		}
+	if h.lengths != nil {
+		h.lengths.Release()
 	}
 	h.windows.Release()
 	h.makers.Release()
 }
 
-// CheckServed fails if a request asks for what jobs are not made of.
-func CheckServed(req schema.Request) error {
-	if req.Mixture != nil {
-		return &schema.FieldError{Field: "mixture", Got: "it", Want: "it left out, and dataset: this server does not serve mixtures"}
-	}
-	return nil
-}
-
 // Open resolves a request. Errors wrap schema.ErrInvalid or ErrNotFound where
 // the request is at fault.
 func (rv *Resolver) Open(ctx context.Context, req schema.Request) (*Job, error) {
-	if err := cmp.Or(req.Check(), CheckServed(req)); err != nil {
+	if err := req.Check(); err != nil {
 		return nil, err
 	}
 	req, err := rv.Pin(ctx, req)
@@ -77,75 +94,89 @@ func (rv *Resolver) Open(ctx context.Context, req schema.Request) (*Job, error) 
 
 // open resolves a request that was checked and names no tag.
 func (rv *Resolver) open(ctx context.Context, req schema.Request) (*Job, error) {
+	if req.Mixture != nil {
+		return rv.openMixture(ctx, req)
+	}
 	snap, err := rv.snapshots.get(ctx, req.Dataset, req.Snapshot)
 	if err != nil {
 		return nil, err
 	}
-	j, err := rv.openOn(ctx, snap, req)
-	if err != nil {
-		snap.Release()
-		return nil, err
-	}
-	return j, nil
+	return rv.openOn(ctx, snap, req)
 }
 
+// openOn resolves a request for one snapshot, of which the job has the hold from now on, also if it fails.
 func (rv *Resolver) openOn(ctx context.Context, snap *openSnapshot, req schema.Request) (*Job, error) {
-	sees, err := rv.visible(ctx, snap, req.Within)
-	if err != nil {
-		return nil, err
-	}
-	o, has, err := rv.resolved(ctx, snap, req, sees)
-	if err != nil {
-		if sees != nil {
-			sees.Release()
-		}
-		return nil, err
-	}
-	has.sees = sees
-	var shared *sharing
-	if o.local != nil {
-		if shared, err = rv.share(ctx, snap, o); err != nil {
-			has.release()
-			return nil, err
-		}
-	}
-	j := &Job{sharing: shared, resolved: o, group: digest(withEpoch(o.Request, 0)), snapshot: snap, turn: rv.turn,
-		holdings: has}
-	j.holds.Store(1)
-	return j, nil
+	return rv.openJob(ctx, snap.manifest, []source{{snapshot: snap, asks: req}}, req)
 }
 
-func (rv *Resolver) resolved(ctx context.Context, snap *openSnapshot, req schema.Request,
-	sees *result) (o *Resolved, has holdings, err error) {
-	req, s, err := rv.fill(ctx, snap.manifest.Snapshot(), req)
-	if err != nil {
-		return nil, has, err
-	}
-	req, local, err := rv.localize(ctx, snap.manifest.Snapshot(), req)
-	if err != nil {
-		return nil, has, err
-	}
+// openJob resolves a request for samples of sources, of whose snapshots the job has the holds from now on, also if it
+// fails. rows are theirs.
+func (rv *Resolver) openJob(ctx context.Context, rows manifest.Reader, sources []source,
+	req schema.Request) (_ *Job, err error) {
+	var has holdings
 	defer func() {
 		if err != nil {
 			has.release()
+			for i := range sources {
+				sources[i].release()
+			}
 		}
 	}()
-	if has.makers, err = s.keep(ctx, &rv.results); err != nil {
-		return nil, has, err
+	if err := each(ctx, sources, func(ctx context.Context, s *source) (err error) {
+		s.sees, err = rv.visible(ctx, s.snapshot, s.asks.Within)
+		return err
+	}); err != nil {
+		return nil, err
 	}
-	var selection plan.Selection
-	if selection, has.result, err = rv.selection(ctx, snap, req, sees.bitmapIn()); err != nil {
-		return nil, has, err
+	snap := rows.Snapshot()
+	req, shown, err := rv.fill(ctx, snap, req)
+	if err != nil {
+		return nil, err
+	}
+	req, local, err := rv.localize(ctx, snap, req)
+	if err != nil {
+		return nil, err
+	}
+	if has.makers, err = shown.keep(ctx, &rv.results); err != nil {
+		return nil, err
+	}
+	if err := each(ctx, sources, func(ctx context.Context, s *source) (err error) {
+		s.selection, s.result, err = rv.selection(ctx, s.snapshot, s.asks, s.sees.bitmapIn())
+		return err
+	}); err != nil {
+		return nil, err
 	}
 	var buckets *plan.Buckets
-	if buckets, has.lengths, has.windows, err = rv.buckets(ctx, snap, req); err != nil {
-		return nil, has, err
+	if buckets, has.lengths, has.windows, err = rv.buckets(ctx, sources[0].snapshot, req); err != nil {
+		return nil, err
 	}
-	if o, err = newResolved(req, s, selection, buckets); err != nil {
-		return nil, has, err
+	if err := rv.means(ctx, sources, req); err != nil {
+		return nil, err
+	}
+	var o *Resolved
+	planned := func() (err error) {
+		o, err = newResolved(req, shown, sources, buckets)
+		return err
+	}
+	if req.Mixture != nil { // one of many changes takes some time
+		err = rv.turn(ctx, planned)
+	} else {
+		err = planned()
+	}
+	if err != nil {
+		return nil, err
 	}
 	o.local = local
-	return o, has, nil
+	var shared *sharing
+	if o.local != nil {
+		if shared, err = rv.share(ctx, sources[0].snapshot, o); err != nil {
+			return nil, err
+		}
+	}
+	j := &Job{sharing: shared, resolved: o, group: digest(withEpoch(o.Request, 0)), sources: sources, rows: rows,
+		turn: rv.turn, holdings: has}
+	j.holds.Store(1)
+	return j, nil
 }
 
 // digest names a request, and what its caller may see: the same request of two who
@@ -157,7 +188,7 @@ func digest(r schema.Request) string {
 
 // within is what names a result of a request, with what its caller may see.
 func within(r schema.Request, what string) []byte {
-	if key := r.Within.Key(); key != "" {
+	if key := r.WithinKey(); key != "" {
 		return []byte(what + "\x00within\x00" + key)
 	}
 	return []byte(what)
@@ -207,8 +238,16 @@ func (j *Job) Request() schema.Request { return j.resolved.Request }
 // ID names the plan: equal requests on the same snapshot have equal ids.
 func (j *Job) ID() string { return j.resolved.ID }
 
-// Manifest returns the snapshot's manifest, valid until Close.
-func (j *Job) Manifest() *manifest.Manifest { return j.snapshot.manifest }
+// Manifest returns the rows that the job's positions are of, valid until Close.
+func (j *Job) Manifest() manifest.Reader { return j.rows }
+
+// Alone returns the manifest of the one snapshot that the job is of; nil of a mixture. It is valid until Close.
+func (j *Job) Alone() *manifest.Manifest {
+	if len(j.sources) > 1 || j.resolved.Request.Mixture != nil {
+		return nil
+	}
+	return j.sources[0].snapshot.manifest
+}
 
 // Plan returns the order and sharing of the epoch.
 func (j *Job) Plan() *plan.Plan { return j.resolved.Plan }
@@ -219,8 +258,8 @@ func (j *Job) Projection() *schema.Projection { return j.resolved.Projection }
 // Operators returns what becomes of blobs before they are served; nil for nothing.
 func (j *Job) Operators() *operators.Set { return j.resolved.Operators }
 
-// Selection returns the positions that the epochs of the job are made of.
-func (j *Job) Selection() plan.Selection { return j.resolved.Plan.Config().Selection }
+// Selection returns the positions that the epochs of a job on one snapshot are made of.
+func (j *Job) Selection() plan.Selection { return j.sources[0].selection }
 
 // Group names what is the same in all epochs of the job: jobs of one group share
 // what the store has to give.
@@ -242,8 +281,23 @@ func (j *Job) Sequence() string {
 	return digest(r)
 }
 
-// SnapshotName is the snapshot as people write it: dataset@number.
-func (j *Job) SnapshotName() string { return j.snapshot.key.String() }
+// shownSources is how many sources of a mixture are named.
+const shownSources = 3
+
+// SnapshotName is the snapshot as people write it: dataset@number. Those of a mixture are joined by +.
+func (j *Job) SnapshotName() string {
+	if len(j.sources) == 1 {
+		return j.sources[0].snapshot.key.String()
+	}
+	var names []string
+	for i := range j.sources[:min(len(j.sources), shownSources)] {
+		names = append(names, j.sources[i].snapshot.key.String())
+	}
+	if more := len(j.sources) - len(names); more > 0 {
+		names = append(names, fmt.Sprintf("%d more", more))
+	}
+	return strings.Join(names, "+")
+}
 
 // Retain holds the job for a stream or a batch, beyond its Close. The caller has
 // a hold of it: the job is not closed, or was retained before.
@@ -259,7 +313,9 @@ func (j *Job) Release() {
 	if j.sharing != nil {
 		j.sharing.release()
 	}
-	j.snapshot.Release()
+	for i := range j.sources {
+		j.sources[i].release()
+	}
 }
 
 // Tolerant reports whether a sample that cannot be read leaves a stream alive.
@@ -275,17 +331,31 @@ func (j *Job) EpochNumber() uint64 {
 	return j.resolved.Request.Shuffle.Epoch
 }
 
-// MeanBytes is how many bytes of blobs the rows of the snapshot have on average.
+// MeanBytes is how many bytes of blobs the rows have on average that the job reads: of each snapshot, by the mean of all
+// of its rows.
 func (j *Job) MeanBytes() (mean int64) {
-	snap := j.Manifest().Snapshot()
-	for _, chunk := range snap.Chunks {
-		for _, c := range j.resolved.Projection.BlobColumns() {
-			if c < len(chunk.BlobBytes) { // what is broken, who reads the rows is told
-				mean += chunk.BlobBytes[c]
+	if j.Alone() != nil {
+		return meanBytes(j.rows.Snapshot().Chunks, j.resolved.Projection)
+	}
+	var sum float64
+	for i := range j.sources {
+		sum += float64(j.SourceRows(i)) * float64(j.SourceBytes(i))
+	}
+	return int64(sum / float64(max(j.resolved.Plan.Rows(), 1)))
+}
+
+// meanBytes is how many bytes of the blobs that are shown rows of some chunks have on average.
+func meanBytes(chunks []schema.Chunk, shown *schema.Projection) int64 {
+	var bytes, rows int64
+	for i := range chunks {
+		rows += chunks[i].Rows
+		for _, c := range shown.BlobColumns() {
+			if c < len(chunks[i].BlobBytes) { // what is broken, who reads the rows is told
+				bytes += chunks[i].BlobBytes[c]
 			}
 		}
 	}
-	return mean / max(snap.Rows(), 1)
+	return bytes / max(rows, 1)
 }
 
 // RestrictionError says that what a caller may see of a snapshot cannot be told, as the
@@ -383,23 +453,29 @@ func (r *result) bitmapIn() *plan.Bitmap {
 
 // Sees reports whether a position is that of a sample which the job's caller may see.
 func (j *Job) Sees(position int64) bool {
-	if j.sees == nil {
-		return position >= 0 && position < j.Manifest().Rows()
+	if position < 0 || position >= j.rows.Rows() {
+		return false
 	}
-	return j.sees.bitmapIn().Has(position)
+	source, at := j.Locate(position)
+	sees := j.sources[source].sees
+	return sees == nil || sees.bitmapIn().Has(at)
 }
 
-// Seen is how many samples of the snapshot the job's caller may see.
-func (j *Job) Seen() int64 {
-	if j.sees == nil {
-		return j.Manifest().Rows()
+// Seen is how many samples of the job's snapshots its caller may see.
+func (j *Job) Seen() (n int64) {
+	for i := range j.sources {
+		if s := &j.sources[i]; s.sees == nil {
+			n += s.snapshot.manifest.Rows()
+		} else {
+			n += s.sees.selection.Len()
+		}
 	}
-	return j.sees.selection.Len()
+	return n
 }
 
-// Splits lists the splits that exist for the job's caller.
+// Splits lists the splits that exist for the caller of a job on one snapshot.
 func (j *Job) Splits() []SeenSplit {
-	return SeenSplits(j.Manifest().Snapshot(), j.sees.bitmapIn())
+	return SeenSplits(j.sources[0].snapshot.manifest.Snapshot(), j.sources[0].sees.bitmapIn())
 }
 
 // Hides reports whether a column does not exist for the job's caller.
@@ -418,11 +494,13 @@ func (j *Job) ShownID(id schema.ID) string {
 // CheckPosition fails if no sample that the job's caller may see is at a position. He
 // learns the same of one that he may not see and of one that there is not.
 func (j *Job) CheckPosition(field string, position int64) error {
-	switch {
-	case j.Sees(position):
+	if j.Sees(position) {
 		return nil
-	case j.sees != nil:
-		return schema.NoPosition(field, j.SnapshotName(), position)
+	}
+	for i := range j.sources {
+		if j.sources[i].sees != nil {
+			return schema.NoPosition(field, j.SnapshotName(), position)
+		}
 	}
 	return &schema.FieldError{Field: field, Got: fmt.Sprint(position),
 		Want: fmt.Sprintf("0 to %d, the positions of the snapshot", j.Manifest().Rows()-1)}

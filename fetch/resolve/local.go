@@ -160,7 +160,7 @@ func (j *Job) Owners(position int64) (o layout.Owners, known bool) {
 // Slots puts the slots in which the samples at some positions lie into to, which has room for as many. Owners knows
 // them from then on.
 func (j *Job) Slots(ctx context.Context, positions []int64, to []uint16) error {
-	return j.sharing.table.slots.get(ctx, j.Manifest(), positions, to)
+	return j.sharing.table.slots.get(ctx, j.Alone(), positions, to)
 }
 
 // SlotOwners are the owners of a slot by the job's layout.
@@ -359,7 +359,7 @@ func (j *Job) assign(ctx context.Context, offset, step int64) (*stepShare, error
 	for i := range positions {
 		positions[i] = p.Position(start + int64(i))
 	}
-	if err := j.sharing.table.slots.get(ctx, j.Manifest(), positions, slots); err != nil {
+	if err := j.sharing.table.slots.get(ctx, j.Alone(), positions, slots); err != nil {
 		return nil, err
 	}
 	x := &stepShare{}

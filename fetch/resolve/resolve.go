@@ -172,14 +172,15 @@ type Resolved struct {
 	Operators  *operators.Set // nil if there are none
 	makers     []*where.Maker // of Projection.Computed
 	local      *local         // as of a job
+	samples    []int64        // that sources select
 }
 
 // Resolve resolves a request against a snapshot without opening its manifest. The
 // request has neither where nor a selection, and its caller may see all rows: else the
 // rows are needed.
 func (rv *Resolver) Resolve(ctx context.Context, snap *schema.Snapshot, req schema.Request) (*Resolved, error) {
-	if req.Where != "" || req.Selection != nil || req.Within.HidesRows() {
-		return nil, fmt.Errorf("%w: a resolved request of where or a selection", schema.ErrInvalid)
+	if req.Where != "" || req.Selection != nil || req.Within.HidesRows() || req.Mixture != nil {
+		return nil, fmt.Errorf("%w: a resolved request of where, a selection or a mixture", schema.ErrInvalid)
 	}
 	req, shown, err := rv.fill(ctx, snap, req)
 	if err != nil {
@@ -189,19 +190,22 @@ func (rv *Resolver) Resolve(ctx context.Context, snap *schema.Snapshot, req sche
 	if err != nil {
 		return nil, err
 	}
-	return newResolved(req, shown, selection, nil)
+	return newResolved(req, shown, []source{{selection: selection}}, nil)
 }
 
 // ID is what Job.ID would be of the request: it depends on no row. A request that
 // names snapshot and batch, as those of resolved jobs do, need not be looked up,
 // and may be of a snapshot that was dropped.
 func (rv *Resolver) ID(ctx context.Context, req schema.Request) (string, error) {
-	if err := cmp.Or(req.Check(), CheckServed(req)); err != nil {
+	if err := req.Check(); err != nil {
 		return "", err
 	}
 	req, err := rv.Pin(ctx, req)
 	if err != nil {
 		return "", err
+	}
+	if req.Mixture != nil {
+		return rv.mixtureID(ctx, req)
 	}
 	if req.Snapshot == 0 || req.Batch == 0 || req.BucketByLength != nil && req.BucketByLength.Window == 0 ||
 		!req.Operators.Resolved() || req.Assign == schema.AssignLocal && req.Owners == "" {
@@ -320,28 +324,43 @@ func checkShown(snap *schema.Snapshot, req schema.Request, p *schema.Projection)
 	return nil
 }
 
-func newResolved(req schema.Request, s shown, selection plan.Selection, buckets *plan.Buckets) (*Resolved, error) {
-	cfg := plan.Config{Selection: selection, Batch: req.Batch, World: int(req.DataRanks()), Buckets: buckets}
-	if req.Shuffle != nil {
-		cfg.Shuffle, cfg.Seed, cfg.Epoch = true, req.Shuffle.Seed, req.Shuffle.Epoch
-		cfg.BlockRows, cfg.ClusterBlocks = req.Shuffle.BlockRows, req.Shuffle.Blocks
-	}
+func newResolved(req schema.Request, s shown, sources []source, buckets *plan.Buckets) (*Resolved, error) {
+	cfg := plan.Config{Batch: req.Batch, World: int(req.DataRanks()), Buckets: buckets}
 	var err error
 	if cfg.Remainder, err = plan.ParseRemainder(req.Remainder); err != nil {
 		return nil, err
+	}
+	if req.Shuffle != nil {
+		cfg.Shuffle, cfg.Seed, cfg.Epoch = true, req.Shuffle.Seed, req.Shuffle.Epoch
+	}
+	if req.Mixture != nil {
+		if cfg.Mix, err = mix(&req, sources, cfg.Remainder); err != nil {
+			return nil, err
+		}
+	} else {
+		cfg.Selection = sources[0].selection
+		if req.Shuffle != nil {
+			cfg.BlockRows, cfg.ClusterBlocks = req.Shuffle.BlockRows, req.Shuffle.Blocks
+		}
 	}
 	p, err := plan.New(cfg)
 	if err != nil {
 		return nil, err
 	}
-	return &Resolved{Request: req, ID: digest(req), Plan: p, Projection: s.projection, Operators: s.operators,
-		makers: s.makers}, nil
+	o := &Resolved{Request: req, ID: digest(req), Plan: p, Projection: s.projection, Operators: s.operators, makers: s.makers}
+	for i := range sources {
+		o.samples = append(o.samples, sources[i].selection.Len())
+	}
+	return o, nil
 }
 
 // Pin puts the number of a snapshot in the place of the tag by which a request names
 // it, so that what is made of the request means the same after the tag has moved. A
 // request without a tag is as it was. A schema.ErrNotFound says which tags there are.
 func (rv *Resolver) Pin(ctx context.Context, req schema.Request) (schema.Request, error) {
+	if req.Mixture != nil {
+		return rv.pinMixture(ctx, req)
+	}
 	if req.Tag == "" {
 		return req, nil
 	}

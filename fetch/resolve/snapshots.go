@@ -1,7 +1,6 @@
 package resolve
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -303,15 +302,16 @@ type question struct {
 // snapshot that is probably meant, if that one is open, and asks meanwhile. Nothing of the job may be told to anybody
 // before Confirm.
 func (rv *Resolver) OpenEarly(ctx context.Context, req schema.Request) (*Job, error) {
-	if err := cmp.Or(req.Check(), CheckServed(req)); err != nil {
+	if err := req.Check(); err != nil {
 		return nil, err
 	}
 	req, err := rv.Pin(ctx, req)
 	if err != nil {
 		return nil, err
 	}
-	if req.Assign == schema.AssignLocal && req.Owners == "" {
-		// Its layout is claimed, which is written for good, and asks the catalog itself.
+	if req.Mixture != nil || req.Assign == schema.AssignLocal && req.Owners == "" {
+		// The catalog is asked for the snapshots of a mixture at once. A layout is claimed, which is written for good and
+		// asks the catalog itself.
 		return rv.open(ctx, req)
 	}
 	if snap, asked := rv.snapshots.early(ctx, req.Dataset, req.Snapshot); snap != nil {
@@ -322,7 +322,6 @@ func (rv *Resolver) OpenEarly(ctx context.Context, req schema.Request) (*Job, er
 		}
 		// It may be wrong of that snapshot alone.
 		asked.cancel()
-		snap.Release()
 	}
 	return rv.open(ctx, req)
 }

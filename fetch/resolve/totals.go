@@ -22,7 +22,7 @@ import (
 // nothing for a null. It is exact, and leaves out what the encoding adds:
 // offsets, bitmaps, padding, headers. It is -1 where operators make cells whose sizes are
 // not known before they are made, and where an expression makes a column that may have nulls or texts. Where they are known it counts every cell that is no null in the
-// snapshot; on_error may make nulls of some.
+// snapshot; on_error may make nulls of some. It is -1 of a mixture.
 func (rv *Resolver) TotalBytes(ctx context.Context, j *Job) (int64, error) {
 	if !j.sized() {
 		return -1, nil
@@ -32,13 +32,16 @@ func (rv *Resolver) TotalBytes(ctx context.Context, j *Job) (int64, error) {
 		total, err = rv.servedBytes(ctx, j, total)
 	}
 	if err != nil {
-		return 0, fmt.Errorf("adding up the bytes of %s: %w", j.snapshot.key, err)
+		return 0, fmt.Errorf("adding up the bytes of %s: %w", j.SnapshotName(), err)
 	}
 	return total, nil
 }
 
 // sized reports whether the sizes of all cells are known from the manifest.
 func (j *Job) sized() bool {
+	if j.Alone() == nil {
+		return false // which samples of a mixture's sources are used how often is known one by one
+	}
 	if slices.ContainsFunc(j.resolved.Projection.Computed(), func(f arrow.Field) bool { return f.Type.ID() != arrow.BOOL }) {
 		return false
 	}
@@ -116,7 +119,7 @@ func (rv *Resolver) servedBytes(ctx context.Context, j *Job, selected int64) (in
 // holds the job until it has ended.
 func (rv *Resolver) derivedSum(ctx context.Context, j *Job, what string, compute func(context.Context, *cellSizes) (int64,
 	error)) (int64, error) {
-	r, err := rv.derive(ctx, j.snapshot.key, what, j, func(ctx context.Context) (*result, error) {
+	r, err := rv.derive(ctx, j.sources[0].snapshot.key, what, j, func(ctx context.Context) (*result, error) {
 		sizes, err := newCellSizes(j)
 		if err != nil {
 			return nil, err
@@ -231,7 +234,7 @@ type blobPart struct {
 }
 
 func newCellSizes(j *Job) (*cellSizes, error) {
-	m := j.Manifest()
+	m := j.Alone()
 	s := &cellSizes{manifest: m}
 	blobs := schema.BlobFields(m.Snapshot().Schema)
 	forms := j.resolved.Operators.Forms()

@@ -253,7 +253,7 @@ func sourcesOf(f *schema.Form, names []string) ([]source, error) {
 func (s *source) getter(f *schema.Form, start int64, p *schema.Page) (get getter, nulls bool) {
 	switch {
 	case s.name == schema.PositionColumn:
-		return func(i int) any { return boxInt(int(start) + i) }, false
+		return func(i int) any { return boxInt(int(f.PositionIn(start + int64(i)))) }, false
 	case s.name == schema.SplitColumn:
 		last, boxed := "", any("") // of the row before, which is mostly in the same split
 		return func(i int) any {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"slices"
 	"time"
 
 	"github.com/apache/arrow/go/v17/arrow"
@@ -138,7 +139,10 @@ func (m *Maker) Make(ctx context.Context, f *schema.Form, positions []int64, row
 	if err != nil {
 		return schema.Vector{}, nil, err
 	}
-	w := &making{runner: r, maker: m, positions: positions, rows: rows, pages: map[*schema.Page]*open{},
+	w := &making{runner: r, maker: m, positions: positions, rows: rows, pages: map[opened]*open{},
+		placed: slices.ContainsFunc(m.Columns(), func(name string) bool {
+			return name == schema.PositionColumn || name == schema.SplitColumn
+		}),
 		out: builderOf(m.field.Type, len(rows))}
 	if len(m.expr.terms) == 0 && m.expr.constant*float64(len(rows)) <= fewSteps {
 		turn = func(_ context.Context, piece func() error) error { return piece() }
@@ -164,21 +168,33 @@ type making struct {
 	positions []int64
 	rows      []schema.Row
 	at        int
-	pages     map[*schema.Page]*open
+	pages     map[opened]*open
+	placed    bool // the expression names what follows from positions
 	out       *columnBuilder
 	faults    []RowFault
 }
 
-// page is what the expression names of a page.
+// opened is a page, and the position of its first row as far as that matters: rows that were gathered into a page do not
+// follow one another.
+type opened struct {
+	page  *schema.Page
+	start int64
+}
+
+// page is what the expression names of a page, by one of its rows.
 func (w *making) page(p *schema.Page, start int64) (*open, error) {
-	if o := w.pages[p]; o != nil {
+	key := opened{p, 0}
+	if w.placed {
+		key.start = start
+	}
+	if o := w.pages[key]; o != nil {
 		return o, nil
 	}
 	if err := p.Touch(); err != nil {
 		return nil, err
 	}
 	o := w.open(p, start)
-	w.pages[p] = o
+	w.pages[key] = o
 	return o, nil
 }
 

@@ -327,3 +327,42 @@ func TestMakerIsSmall(t *testing.T) {
 		}
 	}
 }
+
+// Rows that were gathered into one page keep their own positions.
+func TestMakeColumnOfGatheredRows(t *testing.T) {
+	s := testSchema(t)
+	m := manifestOf(t, s, recordOf(t, s, rows), recordOf(t, s, rows))
+	positions := []int64{11, 0, 5, 11, 3}
+	found, err := m.At(positions)
+	if err != nil {
+		t.Fatal(err)
+	}
+	gathered := m.Form().NewGathering()
+	for _, row := range found {
+		if err := gathered.Append(row.Page, row.At, 1); err != nil {
+			t.Fatal(err)
+		}
+	}
+	page := gathered.Page()
+	for i := range found {
+		found[i] = schema.Row{Page: page, At: i}
+	}
+	maker, err := CompileColumn(t.Context(), "made", "operators.made.expression", "position * 1000 + (width ?? 0)", s, "", now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	v, faults, err := maker.Make(t.Context(), m.Form(), positions, found, now)
+	if err != nil || len(faults) > 0 {
+		t.Fatal(faults, err)
+	}
+	b := schema.Batch{Schema: arrow.NewSchema([]arrow.Field{maker.Field()}, nil), Rows: len(positions),
+		Columns: []schema.Vector{v}}
+	rec, err := b.Record(memory.DefaultAllocator)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer rec.Release()
+	if got, err := rec.Column(0).MarshalJSON(); err != nil || string(got) != "[11600,100,5600,11600,3000]" {
+		t.Errorf("%s, %v", got, err)
+	}
+}

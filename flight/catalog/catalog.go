@@ -55,8 +55,10 @@ type Access struct {
 	Group    string // what is the same in the plans of all epochs
 	Right    policy.Right
 	Decision policy.Decision
-	Refused  bool // it was not let do it
-	Early    bool // and it is not certain yet that it is of the snapshot that was asked for
+	// Sources are those of a mixture, in the place of Dataset, Snapshot and Decision.
+	Sources []SourceAccess
+	Refused bool // it was not let do it
+	Early   bool // and it is not certain yet that it is of the snapshot that was asked for
 }
 
 // Catalog is what there is for one caller, in one call. It is safe for concurrent use.
@@ -91,7 +93,15 @@ var ErrRules = fmt.Errorf("%w: the rules have changed what you may see of this d
 
 // Stands reports whether the rules that hold now say of what a caller was let do what those said under which it began.
 func (s *Source) Stands(caller fetch.Caller, a *Access) bool {
-	return a.Dataset == "" || a.Refused || s.current().Decide(who(caller), a.Dataset).Same(a.Decision)
+	if a.Refused {
+		return true
+	}
+	for i := range a.Sources {
+		if !s.current().Decide(who(caller), a.Sources[i].Dataset).Same(a.Sources[i].Decision) {
+			return false
+		}
+	}
+	return a.Dataset == "" || s.current().Decide(who(caller), a.Dataset).Same(a.Decision)
 }
 
 // decide says what the caller may do with a dataset.
@@ -111,13 +121,19 @@ func (c *Catalog) MayAdmin(what string) error {
 		policy.Admin.String()))
 }
 
-// Knows returns what tells the calls that the caller may know of and end: his own, those on datasets that he has the right
-// admin to, and all if he has it to the server.
-func (c *Catalog) Knows() func(principal, dataset string) bool {
+// Knows returns what tells the calls that the caller may know of and end: his own, those on datasets all of which he has the
+// right admin to, and all if he has it to the server.
+func (c *Catalog) Knows() func(principal string, a *Access) bool {
 	rs, who := c.source.current(), who(c.caller)
 	everything := rs.Server(who).May(policy.Admin)
-	return func(principal, dataset string) bool {
-		return everything || principal == who.Principal || dataset != "" && rs.Decide(who, dataset).May(policy.Admin)
+	return func(principal string, a *Access) bool {
+		if everything || principal == who.Principal {
+			return true
+		}
+		names := a.Datasets()
+		return len(names) > 0 && !slices.ContainsFunc(names, func(name string) bool {
+			return !rs.Decide(who, name).May(policy.Admin)
+		})
 	}
 }
 

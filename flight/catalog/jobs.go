@@ -22,8 +22,8 @@ func (c *Catalog) OpenEarly(ctx context.Context, req schema.Request, right polic
 }
 
 func (c *Catalog) open(ctx context.Context, req schema.Request, right policy.Right, early bool) (job *fetch.Job, err error) {
-	if err := resolve.CheckServed(req); err != nil {
-		return nil, err
+	if req.Mixture != nil {
+		return c.openMixture(ctx, req, right)
 	}
 	d, err := c.may(ctx, req.Dataset, right)
 	if err != nil {
@@ -105,8 +105,8 @@ func (c *Catalog) HasSpill() bool { return c.engine.Stats().Spill != nil }
 
 // PlanID is what the plan of a request is called for the caller.
 func (c *Catalog) PlanID(ctx context.Context, req schema.Request) (string, error) {
-	if err := resolve.CheckServed(req); err != nil {
-		return "", err
+	if req.Mixture != nil {
+		return c.mixtureID(ctx, req)
 	}
 	if req.Snapshot == 0 || req.Batch == 0 { // the snapshot is looked up
 		snap, err := c.Exists(ctx, Ref{req.Dataset, req.Snapshot, req.Tag}, policy.List)

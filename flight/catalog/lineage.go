@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"bowstring/fetch"
@@ -19,14 +20,19 @@ func (c *Catalog) onRecord() func(*fetch.PieceHead) bool {
 		return func(*fetch.PieceHead) bool { return true }
 	}
 	decisions := map[string]policy.Decision{}
-	return func(h *fetch.PieceHead) bool {
-		dataset := h.Ticket.Dataset
+	granted := func(h *fetch.PieceHead, dataset string) bool {
 		d, known := decisions[dataset]
 		if !known {
 			d = rs.Decide(who, dataset)
 			decisions[dataset] = d
 		}
 		return d.May(policy.Read) && (h.Principal == who.Principal || d.May(policy.Admin))
+	}
+	return func(h *fetch.PieceHead) bool {
+		if m := h.Ticket.Mixture; m != nil {
+			return !slices.ContainsFunc(m.Leaves(), func(s schema.MixtureSource) bool { return !granted(h, s.Dataset) })
+		}
+		return granted(h, h.Ticket.Dataset)
 	}
 }
 
@@ -126,6 +132,34 @@ func (j *Course) Epoch(ctx context.Context) (uint64, error) {
 	return epoch, j.catalog.hides(last, err)
 }
 
+// restrict puts into a request what the caller may see now.
+func (c *Catalog) restrict(req schema.Request) schema.Request {
+	if req.Mixture == nil {
+		req.Within = c.decide(req.Dataset).Restriction
+		return req
+	}
+	leaves := req.Mixture.Leaves()
+	for i := range leaves {
+		leaves[i].Within = c.decide(leaves[i].Dataset).Restriction
+	}
+	req.Mixture = req.Mixture.WithLeaves(leaves)
+	return req
+}
+
+// allOf asks for the positions of all samples that there are where those of a request are; of a mixture, of its sources.
+func allOf(req schema.Request) schema.Request {
+	all := schema.Request{Dataset: req.Dataset, Snapshot: req.Snapshot, Columns: []string{schema.PositionColumn}}
+	if req.Mixture == nil {
+		return all
+	}
+	all.Mixture = &schema.Mixture{}
+	for i, s := range req.Mixture.Leaves() {
+		all.Mixture.Sources = append(all.Mixture.Sources, schema.MixtureSource{Name: fmt.Sprintf("source-%d", i),
+			Dataset: s.Dataset, Snapshot: s.Snapshot, Repeat: 1})
+	}
+	return all
+}
+
 func epochOf(h *fetch.PieceHead) uint64 {
 	if h.Ticket.Shuffle == nil {
 		return 0
@@ -139,8 +173,8 @@ func (c *Catalog) hides(h *fetch.PieceHead, err error) error {
 	if err == nil {
 		return nil
 	}
-	d := c.decide(h.Ticket.Dataset)
-	if d.Restriction.Key() != h.Restriction().Key() && !errors.Is(err, schema.ErrUnavailable) &&
+	then := h.Request()
+	if c.restrict(then).WithinKey() != then.WithinKey() && !errors.Is(err, schema.ErrUnavailable) &&
 		!errors.Is(err, schema.ErrLimit) {
 		return fmt.Errorf("%w: what this job was handed out cannot be said any more", schema.ErrNotFound)
 	}
@@ -152,8 +186,7 @@ func (c *Catalog) hides(h *fetch.PieceHead, err error) error {
 // first.
 func (j *Course) Step(ctx context.Context, epoch uint64, step int64, rank int) ([]fetch.Share, *fetch.Job, error) {
 	c, first := j.catalog, &j.first.Ticket
-	see, err := c.Open(ctx, schema.Request{Dataset: first.Dataset, Snapshot: first.Snapshot,
-		Columns: []string{schema.PositionColumn}}, policy.Read)
+	see, err := c.Open(ctx, allOf(first.Request), policy.Read)
 	if err != nil {
 		return nil, nil, err
 	}

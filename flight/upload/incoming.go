@@ -221,7 +221,7 @@ func (in *Incoming) Positions(ctx context.Context, job *fetch.Job, rec *ipc.Batc
 	if err != nil || wanted == nil {
 		return positions, err
 	}
-	m := job.Manifest()
+	m := job.Alone() // a mixture is asked for by no exchange
 	if positions, err = m.Find(ctx, wanted); err != nil {
 		return nil, err
 	}

@@ -291,7 +291,7 @@ func (s *Scaler) decide(now time.Time) Decision {
 	in := &d.Inputs
 	in.HeldBytes = st.HeldBytes
 	jobs := o.Future.Jobs()
-	in.Jobs = len(jobs)
+	in.Jobs = o.Future.Len()
 	free, diskErr := o.Disk()
 	if diskErr == nil {
 		in.FreeBytes = free

@@ -34,6 +34,7 @@ type ExplainCmd struct {
 	Cache  cacheSize     `placeholder:"SIZE" help:"Spill of each node, or none (default: the server's)."`
 	Window size          `placeholder:"SIZE" help:"Window memory of each node (default: the server's)."`
 	Rates  string        `type:"existingfile" placeholder:"FILE" help:"Rates that calibrate has written (default: what the server knows)."`
+	Step   *int64        `placeholder:"N" help:"Of a mixture, say what will have been seen of its sources before step N, counted over all epochs (default: after all epochs)."`
 	Look   time.Duration `default:"1s" placeholder:"DURATION" help:"For how long a job that runs is looked at, up to 10s (default: ${default})."`
 	JSON   bool          `name:"json" help:"Print a JSON object."`
 }
@@ -97,6 +98,7 @@ type explainBody struct {
 	CacheBytes  *int64       `json:"cache_bytes,omitempty"`
 	WindowBytes int64        `json:"window_bytes,omitempty"`
 	LookMS      int64        `json:"look_ms"`
+	Step        *int64       `json:"step,omitempty"`
 	Rates       *fetch.Rates `json:"rates,omitempty"`
 }
 
@@ -105,6 +107,7 @@ func (c *ExplainCmd) Run(ctx context.Context, app *App) error {
 	body := explainBody{
 		Request: c.request(), PaceMS: float64(c.Pace) / float64(time.Millisecond), Epochs: c.Epochs, Nodes: c.Nodes,
 		CacheBytes: c.Cache.bytes, WindowBytes: int64(c.Window), LookMS: c.Look.Milliseconds(),
+		Step: c.Step,
 	}
 	if c.Rates != "" {
 		r, err := readRates(c.Rates)
@@ -182,6 +185,11 @@ func printExplained(w io.Writer, e *flight.Explained) error {
 			return err
 		}
 	}
+	if e.Mixture != nil {
+		if err := printMixture(w, e); err != nil {
+			return err
+		}
+	}
 	if e.Mixing != nil {
 		fmt.Fprintf(w, "\n%s\n", printable(e.Mixing.String()))
 	}
@@ -189,6 +197,23 @@ func printExplained(w io.Writer, e *flight.Explained) error {
 		return printRunning(w, r)
 	}
 	return nil
+}
+
+// printMixture says how the sources of a mixture go by.
+func printMixture(w io.Writer, e *flight.Explained) error {
+	fmt.Fprintln(w)
+	t := tableOf("SOURCE", "SNAPSHOT", ">SAMPLES", ">ROWS OF AN EPOCH", ">SHARE", ">ALL SEEN IN STEP", fmt.Sprintf(">SEEN BEFORE STEP %d",
+		*e.SeenAt))
+	for i := range e.Mixture {
+		s := &e.Mixture[i]
+		first := "never"
+		if s.FirstPass != nil {
+			first = humanize.Comma(*s.FirstPass)
+		}
+		t.add(printable(s.Name), fmt.Sprintf("%s@%d", printable(s.Dataset), s.Snapshot), humanize.Comma(s.Samples),
+			humanize.Comma(s.Rows), percent(&s.Share), first, percent(&s.Seen))
+	}
+	return t.print(w)
 }
 
 // printBill says what a job costs that reads from buckets.

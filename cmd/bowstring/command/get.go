@@ -33,11 +33,12 @@ type GetCmd struct {
 
 // requestFlags say which samples, and in which order.
 type requestFlags struct {
-	Source      splitRef `arg:"" name:"dataset[@n][/split]" help:"Dataset, or one split of it; of the newest snapshot, or number or tag N."`
-	Where       string   `placeholder:"EXPR" help:"Only rows for which this expression over metadata columns holds, such as 'width > 500'."`
-	Columns     []string `placeholder:"NAME" help:"Columns, in this order (default: all that are stored). Also position and split."`
-	ShuffleSeed *uint64  `placeholder:"SEED" help:"Order of a shuffled epoch with this seed."`
-	Epoch       uint64   `placeholder:"N" help:"Epoch of that order."`
+	Source      splitRef    `arg:"" optional:"" name:"dataset[@n][/split]" help:"Dataset, or one split of it; of the newest snapshot, or number or tag N."`
+	Mixture     mixtureFlag `placeholder:"FILE" help:"Several datasets, mixed, in the place of one: a file with the mixture of a request as JSON, or that itself."`
+	Where       string      `placeholder:"EXPR" help:"Only rows for which this expression over metadata columns holds, such as 'width > 500'."`
+	Columns     []string    `placeholder:"NAME" help:"Columns, in this order (default: all that are stored). Also position and split."`
+	ShuffleSeed *uint64     `placeholder:"SEED" help:"Order of a shuffled epoch with this seed."`
+	Epoch       uint64      `placeholder:"N" help:"Epoch of that order."`
 }
 
 // opsFlag is operators as a flag has them.
@@ -54,19 +55,44 @@ func (f *opsFlag) UnmarshalText(text []byte) (err error) {
 	return err
 }
 
+// mixtureFlag is a mixture as a flag has it.
+type mixtureFlag struct{ mixture *schema.Mixture }
+
+// UnmarshalText takes JSON, or the name of a file with JSON.
+func (f *mixtureFlag) UnmarshalText(text []byte) (err error) {
+	if !bytes.HasPrefix(bytes.TrimSpace(text), []byte("{")) {
+		if text, err = os.ReadFile(string(text)); err != nil {
+			return err
+		}
+	}
+	f.mixture = &schema.Mixture{}
+	return schema.DecodeJSON("mixture", text, f.mixture)
+}
+
 // check is part of the Validate of the commands that have the flags.
 func (f *requestFlags) check() error {
+	if mixed := f.Mixture.mixture != nil; mixed == (f.Source.Name != "") {
+		return errors.New("give a dataset, or --mixture and none")
+	}
 	if f.Epoch != 0 && f.ShuffleSeed == nil {
 		return errors.New("--epoch: only a shuffled order has epochs, give --shuffle-seed too")
 	}
 	return nil
 }
 
+// what is what the samples are of, for people.
+func (f *requestFlags) what() string {
+	if m := f.Mixture.mixture; m != nil {
+		return printable(schema.Request{Mixture: m}.Names())
+	}
+	return f.Source.String()
+}
+
 // request is the request that the flags describe.
 func (f *requestFlags) request() schema.Request {
 	r := schema.Request{
 		Dataset: f.Source.Name, Snapshot: f.Source.Snapshot, Tag: f.Source.Tag, Split: f.Source.Split,
-		Where: f.Where, Columns: f.Columns,
+		Where: f.Where, Columns: f.Columns, Mixture: f.Mixture.mixture,
 	}
 	if f.ShuffleSeed != nil {
 		r.Shuffle = &schema.Shuffle{Seed: *f.ShuffleSeed, Epoch: f.Epoch}
@@ -84,6 +110,9 @@ func (c *GetCmd) Validate() error {
 	}
 	if c.format() == "" {
 		return fmt.Errorf("--to: %s does not tell the format, want FILE.parquet, FILE.arrow, DIR/ or --format", c.To)
+	}
+	if c.format() == "folder" && c.Mixture.mixture != nil {
+		return errors.New("--mixture: a folder has the files of one dataset, want --to FILE.parquet or FILE.arrow")
 	}
 	if c.format() == "folder" && c.Layout != string(schema.LayoutLargeBinary) {
 		return fmt.Errorf("--layout: a folder holds files, only --layout %s makes sense", schema.LayoutLargeBinary)
@@ -107,7 +136,8 @@ func (c *GetCmd) Run(ctx context.Context, app *App) error {
 		request := c.request()
 		request.Layout, request.OnError, request.Operators = schema.Layout(c.Layout), c.OnError, c.Operators.operators
 		splits := false
-		if c.format() == "folder" || len(c.Columns) == 0 && c.Source.Split == "" && request.Operators == nil {
+		if request.Mixture == nil &&
+			(c.format() == "folder" || len(c.Columns) == 0 && c.Source.Split == "" && request.Operators == nil) {
 			d, err := describe(ctx, client, c.Source.datasetRef)
 			if err != nil {
 				return err

@@ -59,21 +59,44 @@ type lineageResult struct {
 	Node    string    `json:"node,omitempty"` // the server that answered, where it is not the one asked
 }
 
+// heldSource is a source of a mixture.
+type heldSource struct {
+	Name     string `json:"name"`
+	Dataset  string `json:"dataset"`
+	Snapshot int64  `json:"snapshot"`
+}
+
+// of is what samples are of, for people.
+func (s *heldShare) of() string {
+	if s.Sources == nil {
+		return fmt.Sprintf("%s@%d", printable(s.Dataset), s.Snapshot)
+	}
+	var names []string
+	for _, of := range s.Sources {
+		names = append(names, fmt.Sprintf("%s@%d", printable(of.Dataset), of.Snapshot))
+	}
+	return strings.Join(names, "+")
+}
+
 // heldShare is a piece of what a rank got in a step.
 type heldShare struct {
-	Job       string        `json:"job,omitempty"`
-	Dataset   string        `json:"dataset,omitempty"`
-	Snapshot  int64         `json:"snapshot,omitempty"`
-	Epoch     uint64        `json:"epoch"`
-	Step      int64         `json:"step"`
-	Rank      int           `json:"rank"`
-	Row       *int64        `json:"row,omitempty"`
-	Of        *int64        `json:"of,omitempty"`
-	Positions []int64       `json:"positions,omitempty"`
-	IDs       []string      `json:"ids,omitempty"`
-	Faults    []fetch.Fault `json:"faults,omitempty"`
-	Stands    bool          `json:"stands"`
-	Stream    struct {
+	Job       string       `json:"job,omitempty"`
+	Dataset   string       `json:"dataset,omitempty"`
+	Snapshot  int64        `json:"snapshot,omitempty"`
+	Sources   []heldSource `json:"sources,omitempty"` // of a mixture
+	Epoch     uint64       `json:"epoch"`
+	Step      int64        `json:"step"`
+	Rank      int          `json:"rank"`
+	Row       *int64       `json:"row,omitempty"`
+	Of        *int64       `json:"of,omitempty"`
+	Positions []int64      `json:"positions,omitempty"`
+	// of a mixture: which of Sources each is of, and in which epoch of it
+	Source       []int         `json:"source,omitempty"`
+	SourceEpochs []uint64      `json:"source_epochs,omitempty"`
+	IDs          []string      `json:"ids,omitempty"`
+	Faults       []fetch.Fault `json:"faults,omitempty"`
+	Stands       bool          `json:"stands"`
+	Stream       struct {
 		ID     int64     `json:"id"`
 		Plan   string    `json:"plan"`
 		Began  time.Time `json:"began"`
@@ -178,6 +201,7 @@ func together(list []lineageResult) []lineageResult {
 			}
 			n := from - *r.Row
 			r.Positions, r.IDs = r.Positions[:n], r.IDs[:min(n, int64(len(r.IDs)))]
+			r.Source, r.SourceEpochs = r.Source[:min(n, int64(len(r.Source)))], r.SourceEpochs[:min(n, int64(len(r.SourceEpochs)))]
 		}
 		if from, ok := taken[r.Rank]; !ok || *r.Row < from {
 			taken[r.Rank] = *r.Row
@@ -206,7 +230,7 @@ func (c *LineageCmd) jobs(app *App, list []lineageResult) error {
 		if j.Rows > 0 {
 			rows = humanize.Comma(j.Rows)
 		}
-		out.add(j.Job, fmt.Sprintf("%s@%d", printable(j.Dataset), j.Snapshot), strconv.Itoa(j.Streams), rows,
+		out.add(j.Job, j.of(), strconv.Itoa(j.Streams), rows,
 			strconv.FormatInt(j.World, 10), j.Order,
 			j.First.Local().Format(time.DateTime), j.Last.Local().Format(time.DateTime))
 	}
@@ -215,12 +239,16 @@ func (c *LineageCmd) jobs(app *App, list []lineageResult) error {
 
 // step prints the samples of a step, a line each.
 func (c *LineageCmd) step(app *App, list []lineageResult) error {
-	out := tableOf(">RANK", ">ROW", ">POSITION", "ID", "NOTE")
+	columns := []string{">RANK", ">ROW", ">POSITION", "ID", "NOTE"}
+	mixed := len(list) > 0 && list[0].Sources != nil
+	if mixed {
+		columns = slices.Insert(columns, 2, "SOURCE", ">ITS EPOCH")
+	}
+	out := tableOf(columns...)
 	for i := range list {
 		r := &list[i]
 		if i == 0 {
-			app.Notef("step %d of epoch %d of %s@%d, shared out among %d ranks", r.Step, r.Epoch, printable(r.Dataset),
-				r.Snapshot, r.World)
+			app.Notef("step %d of epoch %d of %s, shared out among %d ranks", r.Step, r.Epoch, r.of(), r.World)
 		}
 		for k, pos := range r.Positions {
 			row, id, notes := "-", "-", []string(nil)
@@ -230,8 +258,13 @@ func (c *LineageCmd) step(app *App, list []lineageResult) error {
 			if k < len(r.IDs) {
 				id = r.IDs[k]
 			}
+			source := ""
+			if k < len(r.Source) && r.Source[k] < len(r.Sources) {
+				source = r.Sources[r.Source[k]].Name
+			}
 			for _, f := range r.Faults {
 				switch {
+				case f.Source != source: // the position is one of another snapshot
 				case f.Substitute != nil && *f.Substitute == pos:
 					notes = append(notes, fmt.Sprintf("in the place of %d, whose %s could not be read", f.Position,
 						printable(f.Column)))
@@ -242,7 +275,15 @@ func (c *LineageCmd) step(app *App, list []lineageResult) error {
 			if !r.Stands {
 				notes = append(notes, "handed out again later")
 			}
-			out.add(strconv.Itoa(r.Rank), row, strconv.FormatInt(pos, 10), id, strings.Join(notes, "; "))
+			cells := []string{strconv.Itoa(r.Rank), row, strconv.FormatInt(pos, 10), id, strings.Join(notes, "; ")}
+			if mixed {
+				epoch := "-"
+				if k < len(r.SourceEpochs) {
+					epoch = strconv.FormatUint(r.SourceEpochs[k], 10)
+				}
+				cells = slices.Insert(cells, 2, printable(source), epoch)
+			}
+			out.add(cells...)
 		}
 	}
 	return out.print(app.Stdout)

@@ -55,13 +55,13 @@ func (c *WarmCmd) Run(ctx context.Context, app *App) error {
 		if c.JSON {
 			return printJSON(app.Stdout, last)
 		}
-		app.Notef("%s", warmed(c.Source, last))
+		app.Notef("%s", warmed(c.what(), last))
 		return nil
 	})
 }
 
 // warmed says in a line what a warm-up came to.
-func warmed(source splitRef, p fetch.WarmProgress) string {
+func warmed(source string, p fetch.WarmProgress) string {
 	line := fmt.Sprintf("%s: fetched %s, %s; %s there already", source, plural(p.Stored, "blob"),
 		humanize.IBytes(uint64(p.Bytes)), were(p.There))
 	if p.Failed > 0 {

@@ -39,6 +39,7 @@ from bowstring.errors import (
 from bowstring.exchange import Exchange
 from bowstring.forecast import Forecast
 from bowstring.lineage import Held, RecordedJob
+from bowstring.mixing import Mixture, SourceShare, mixture
 from bowstring.plan import Plan, RankPlan
 from bowstring.preview import Explanation, Preview
 from bowstring.stream import Batches
@@ -68,6 +69,7 @@ __all__ = [
     "InvalidRequest",
     "LimitExceeded",
     "Mesh",
+    "Mixture",
     "NotFound",
     "PermissionDenied",
     "Plan",
@@ -75,6 +77,7 @@ __all__ = [
     "RankPlan",
     "RecordedJob",
     "ServerError",
+    "SourceShare",
     "TimedOut",
     "Tls",
     "Unauthenticated",
@@ -82,4 +85,5 @@ __all__ = [
     "Unsupported",
     "WarmResult",
     "connect",
+    "mixture",
 ]

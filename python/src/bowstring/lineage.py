@@ -16,7 +16,7 @@ class RecordedJob:
 
     Attributes:
         job: Its name, whatever its epochs, ranks and order.
-        dataset: What it reads, such as `photos@3`.
+        dataset: What it reads, such as `photos@3`; of a mixture all of it, such as `photos@3+drawings@1`.
         streams: How many streams of it are on record.
         rows: Rows that they were handed out; 0 where some are hidden from you.
         world_size: The ranks of the last stream.
@@ -46,6 +46,8 @@ class Held:
         stands: Whether no later stream handed these rows out again.
         stream: The stream: `id`, `plan`, `began`, `order`, `owners`.
         server: Who handed it out.
+        sources: Of a mixture, the names of the sources that the positions are in; else empty.
+        source_epochs: Of a mixture, the epochs of these sources.
     """
 
     dataset: str
@@ -61,6 +63,8 @@ class Held:
     stands: bool
     stream: dict[str, Any] = field(repr=False)
     server: str
+    sources: list[str] = field(default_factory=list)
+    source_epochs: list[int] = field(default_factory=list)
 
 
 def jobs_on_record(connection: Connection) -> list[RecordedJob]:
@@ -68,7 +72,7 @@ def jobs_on_record(connection: Connection) -> list[RecordedJob]:
     return [
         RecordedJob(
             job=r["job"],
-            dataset=f"{r['dataset']}@{r['snapshot']}",
+            dataset=_of(r),
             streams=r["streams"],
             rows=r.get("rows", 0),
             world_size=r["world"],
@@ -109,7 +113,7 @@ def held(connection: Connection, other: Callable[[str], Connection], body: dict[
 def _pieces(results: list[dict[str, Any]], server: str) -> list[Held]:
     return [
         Held(
-            dataset=f"{r['dataset']}@{r['snapshot']}",
+            dataset=_of(r),
             epoch=r["epoch"],
             step=r["step"],
             rank=r["rank"],
@@ -122,10 +126,17 @@ def _pieces(results: list[dict[str, Any]], server: str) -> list[Held]:
             stands=r["stands"],
             stream=r["stream"],
             server=server,
+            sources=[r["sources"][n]["name"] for n in r.get("source", [])],
+            source_epochs=r.get("source_epochs", []),
         )
         for r in results
         if "job" in r
     ]
+
+
+def _of(r: dict[str, Any]) -> str:
+    """What a job reads: a snapshot, or those of a mixture."""
+    return "+".join(f"{s['dataset']}@{s['snapshot']}" for s in r.get("sources") or [r])
 
 
 def settled(pieces: list[Held]) -> list[Held]:
@@ -155,14 +166,16 @@ def _but(p: Held, stands: bool, start: int, end: int) -> Held:
     if (start, end) == (0, len(p.positions)):
         return p if stands == p.stands else Held(**{**p.__dict__, "stands": stands})
     positions = p.positions[start:end]
-    here = set(positions)
+    here = set(zip(p.sources[start:end] or [""] * len(positions), positions, strict=True))
     return Held(
         **{
             **p.__dict__,
             "row": None if p.row is None else p.row + start,
             "positions": positions,
             "ids": p.ids[start:end],
-            "faults": [f for f in p.faults if f.get("substitute", f["position"]) in here],
+            "faults": [f for f in p.faults if (f.get("source", ""), f.get("substitute", f["position"])) in here],
+            "sources": p.sources[start:end],
+            "source_epochs": p.source_epochs[start:end],
             "stands": stands,
         }
     )

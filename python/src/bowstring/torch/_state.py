@@ -42,9 +42,18 @@ def digest(request: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:16]
 
 
+def snapshots(request: Mapping[str, Any]) -> str:
+    """What a request reads: a snapshot, or those of a mixture."""
+    if "mixture" in request:
+        return "+".join(snapshots(source) for source in request["mixture"]["sources"])
+    if "sources" in request:
+        return "+".join(snapshots(source) for source in request["sources"])
+    return f"{request['dataset']}@{request['snapshot']}"
+
+
 def title(request: Mapping[str, Any]) -> str:
     """A short description of a request, for people."""
-    parts = [f"{request['dataset']}@{request['snapshot']}"[:200]]
+    parts = [snapshots(request)[:200]]
     parts += [request["split"][:100]] if "split" in request else []
     parts += ["where …"] if "where" in request else []
     parts += ["selection"] if "selection" in request else []

@@ -1,0 +1,238 @@
+package manifest
+
+import (
+	"context"
+	"sort"
+	"sync/atomic"
+
+	"golang.org/x/sync/errgroup"
+
+	"bowstring/schema"
+)
+
+// Reader gives the rows that a job reads: those of a [Manifest], or of several, as a [Union]. Its methods are described
+// there.
+type Reader interface {
+	Form() *schema.Form
+	Snapshot() *schema.Snapshot
+	Rows() int64
+	Resident() bool
+	Try(positions []int64) ([]schema.Row, bool)
+	Peek(pos int64, visit func(start int64, p *schema.Page)) bool
+	At(ctx context.Context, positions []int64) ([]schema.Row, error)
+	Start(ctx context.Context, positions []int64, done func([]schema.Row, error)) bool
+	Go(f func() error, done func(error)) bool
+	Ahead(ctx context.Context, positions []int64)
+}
+
+var (
+	_ Reader = (*Manifest)(nil)
+	_ Reader = (*Union)(nil)
+)
+
+// Union is several manifests in one space of positions: the rows of each follow those of the one before it. Its rows have
+// the columns of its form. It is open as long as the manifests are, and safe for concurrent use.
+type Union struct {
+	form  *schema.Form
+	parts []*Manifest
+	base  []int64 // the first position of each, then the rows of all
+	whole bool    // all are in memory
+	// adopted are the pages of manifests in memory whose columns are not the form's, by part, made when they are wanted.
+	adopted [][]atomic.Pointer[schema.Page]
+}
+
+// NewUnion returns the rows of manifests, of which form is the form: see [schema.NewUnion]. They stay the caller's.
+func NewUnion(form *schema.Form, parts []*Manifest) *Union {
+	u := &Union{form: form, parts: parts, base: make([]int64, 1, len(parts)+1), whole: true,
+		adopted: make([][]atomic.Pointer[schema.Page], len(parts))}
+	for i, m := range parts {
+		u.base = append(u.base, u.base[i]+m.Rows())
+		u.whole = u.whole && m.whole
+		if m.whole && form.Adopts(i) {
+			u.adopted[i] = make([]atomic.Pointer[schema.Page], len(m.pages))
+		}
+	}
+	return u
+}
+
+// Form is what all rows have in common.
+func (u *Union) Form() *schema.Form { return u.form }
+
+// Snapshot stands for all the snapshots.
+func (u *Union) Snapshot() *schema.Snapshot { return u.form.Snapshot() }
+
+// Rows is the number of samples.
+func (u *Union) Rows() int64 { return u.base[len(u.parts)] }
+
+// Resident reports whether all rows are in memory.
+func (u *Union) Resident() bool { return u.whole }
+
+// part is the manifest that has a position.
+func (u *Union) part(pos int64) int {
+	return sort.Search(len(u.parts), func(i int) bool { return u.base[i+1] > pos })
+}
+
+// row says where the sample at a position of a part lies that is in memory.
+func (u *Union) row(part int, pos int64) schema.Row {
+	m := u.parts[part]
+	n := m.places.of(pos)
+	p, at := m.pages[n].page, int(pos-m.places.at[n])
+	if u.adopted[part] == nil {
+		return schema.Row{Page: p, At: at}
+	}
+	made := &u.adopted[part][n]
+	q := made.Load()
+	if q == nil {
+		q = u.form.Adopt(part, p)
+		if !made.CompareAndSwap(nil, q) {
+			q = made.Load() // batches know pages by their addresses
+		}
+	}
+	return schema.Row{Page: q, At: at}
+}
+
+// Try says where the samples at some positions lie, if they are in memory for as long as the manifests are open.
+func (u *Union) Try(positions []int64) ([]schema.Row, bool) {
+	rows := make([]schema.Row, len(positions))
+	for i, pos := range positions {
+		part := u.part(pos)
+		if !u.parts[part].whole {
+			return nil, false
+		}
+		rows[i] = u.row(part, pos-u.base[part])
+	}
+	return rows, true
+}
+
+// Peek visits the page that the sample at a position lies in, if it is in memory: see [Manifest.Peek].
+func (u *Union) Peek(pos int64, visit func(start int64, p *schema.Page)) bool {
+	part := u.part(pos)
+	return u.parts[part].Peek(pos-u.base[part], func(start int64, p *schema.Page) {
+		visit(u.base[part]+start, u.form.Adopt(part, p))
+	})
+}
+
+// some are those of the positions that lie in one manifest.
+type some struct {
+	part  int
+	where []int   // their indexes
+	at    []int64 // their positions there
+	rows  []schema.Row
+	order []int // as [Manifest.needs] has it, as are needs
+	needs []need
+}
+
+// split tells which positions lie in which manifest, those apart that lie in memory.
+func (u *Union) split(positions []int64) (whole, others []*some) {
+	byPart := make([]*some, len(u.parts))
+	for i, pos := range positions {
+		part := u.part(pos)
+		s := byPart[part]
+		if s == nil {
+			s = &some{part: part}
+			byPart[part] = s
+			if u.parts[part].whole {
+				whole = append(whole, s)
+			} else {
+				others = append(others, s)
+			}
+		}
+		s.where, s.at = append(s.where, i), append(s.at, pos-u.base[part])
+	}
+	return whole, others
+}
+
+// At says where the samples at some positions lie: see [Manifest.At]. All that has to be read of all manifests is on its
+// way together.
+func (u *Union) At(ctx context.Context, positions []int64) ([]schema.Row, error) {
+	rows := make([]schema.Row, len(positions))
+	whole, others := u.split(positions)
+	for _, s := range whole {
+		for i, pos := range s.at {
+			rows[s.where[i]] = u.row(s.part, pos)
+		}
+	}
+	if len(others) == 0 {
+		return rows, nil
+	}
+	g, all := errgroup.WithContext(ctx)
+	for _, s := range others {
+		g.Go(func() (err error) {
+			s.rows = make([]schema.Row, len(s.at))
+			s.order, s.needs, err = u.parts[s.part].needs(all, s.at)
+			return err
+		})
+	}
+	if err := g.Wait(); err != nil {
+		if ctx.Err() != nil {
+			err = context.Cause(ctx)
+		}
+		return nil, err
+	}
+	type pageOf struct {
+		*some
+		*need
+	}
+	var pages []pageOf
+	for _, s := range others {
+		for i := range s.needs {
+			pages = append(pages, pageOf{s, &s.needs[i]})
+		}
+	}
+	gathered := u.form.NewGathering()
+	cache := u.parts[0].cache
+	err := cache.safely(func() error {
+		return cache.each(ctx, nil, wants{
+			n: len(pages), chunk: func(i int) schema.Chunk { return pages[i].page },
+			form:  func(i int) *schema.Form { return u.parts[pages[i].part].form },
+			place: func(i int) Place { return Place{u.parts[pages[i].part].name, pages[i].start} },
+			visit: func(i int, e *entry) error {
+				p := pages[i]
+				return u.parts[p.part].named(gather(gathered, u.form.Adopt(p.part, e.page), p.start, p.at,
+					p.order[p.from:p.to], p.rows))
+			},
+			lost: func(i int, err error) error {
+				return u.parts[pages[i].part].lostPage(pages[i].page, pages[i].start, err)
+			},
+		})
+	})()
+	if err != nil {
+		return nil, err
+	}
+	page := gathered.Page()
+	for _, s := range others {
+		for i, at := range s.where {
+			rows[at] = schema.Row{Page: page, At: s.rows[i].At}
+		}
+	}
+	return rows, nil
+}
+
+// Start is At in a goroutine of the cache's: see [Manifest.Start].
+func (u *Union) Start(ctx context.Context, positions []int64, done func([]schema.Row, error)) bool {
+	return startAt(ctx, u.parts[0].cache, u.At, positions, done)
+}
+
+// startAt finds rows in a goroutine of a cache's.
+func startAt(ctx context.Context, c *Cache, at func(context.Context, []int64) ([]schema.Row, error), positions []int64,
+	done func([]schema.Row, error)) bool {
+	return c.start(func() {
+		var rows []schema.Row
+		err := c.safely(func() (err error) {
+			rows, err = at(ctx, positions)
+			return err
+		})()
+		done(rows, err)
+	})
+}
+
+// Go runs f in a goroutine of the cache's: see [Manifest.Go].
+func (u *Union) Go(f func() error, done func(error)) bool { return u.parts[0].Go(f, done) }
+
+// Ahead begins to read the pages that the samples at some positions lie in: see [Manifest.Ahead].
+func (u *Union) Ahead(ctx context.Context, positions []int64) {
+	_, others := u.split(positions)
+	for _, s := range others {
+		u.parts[s.part].Ahead(ctx, s.at)
+	}
+}

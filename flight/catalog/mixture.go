@@ -1,0 +1,190 @@
+package catalog
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/apache/arrow/go/v17/arrow"
+
+	"bowstring/fetch"
+	"bowstring/fetch/resolve"
+	"bowstring/flight/policy"
+	"bowstring/schema"
+)
+
+// SourceAccess is what a call has been let do with a source of a mixture.
+type SourceAccess struct {
+	Dataset  string
+	Snapshot int64
+	Decision policy.Decision
+}
+
+// Datasets are the datasets that a call has been let do something with, each once; none if there is no such.
+func (a *Access) Datasets() []string {
+	if a.Dataset != "" {
+		return []string{a.Dataset}
+	}
+	var names []string
+	for i := range a.Sources {
+		if name := a.Sources[i].Dataset; !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// grants are the decisions about a mixture's sources.
+type grants []policy.Decision
+
+// permit puts what the caller may see of the sources of a mixture into a request; each has to be granted to it.
+func (c *Catalog) permit(ctx context.Context, req schema.Request, right policy.Right) (schema.Request, grants, error) {
+	leaves := req.Mixture.Leaves()
+	decisions := make(grants, len(leaves))
+	for i := range leaves {
+		s := &leaves[i]
+		d, err := c.may(ctx, s.Dataset, right)
+		if err != nil {
+			return req, nil, ofSource(s, err)
+		}
+		decisions[i], s.Within = d, d.Restriction
+	}
+	req.Mixture = req.Mixture.WithLeaves(leaves)
+	return req, decisions, nil
+}
+
+// MayRead fails unless the caller may read what a request asks for.
+func (c *Catalog) MayRead(ctx context.Context, req schema.Request) error {
+	if req.Mixture == nil {
+		return c.May(ctx, req.Dataset, policy.Read)
+	}
+	_, _, err := c.permit(ctx, req, policy.Read)
+	return err
+}
+
+// ExistsFor fails unless the snapshots that a request is of exist for the caller.
+func (c *Catalog) ExistsFor(ctx context.Context, req schema.Request, right policy.Right) error {
+	if req.Mixture == nil {
+		_, err := c.Exists(ctx, Ref{req.Dataset, req.Snapshot, req.Tag}, right)
+		return err
+	}
+	leaves := req.Mixture.Leaves()
+	for i := range leaves {
+		s := &leaves[i]
+		if _, err := c.Exists(ctx, Ref{s.Dataset, s.Snapshot, s.Tag}, right); err != nil {
+			return ofSource(s, err)
+		}
+	}
+	return nil
+}
+
+// ofSource says which source an error is of.
+func ofSource(s *schema.MixtureSource, err error) error {
+	return fmt.Errorf("mixture, source %q: %w", s.Called(), err)
+}
+
+// openMixture is open of a request for a mixture. The rule of each dataset holds for its rows and columns.
+func (c *Catalog) openMixture(ctx context.Context, req schema.Request, right policy.Right) (*fetch.Job, error) {
+	req, decisions, err := c.permit(ctx, req, right)
+	if err != nil {
+		return nil, err
+	}
+	leaves := req.Mixture.Leaves()
+	job, err := c.engine.Open(ctx, req)
+	if err != nil {
+		return nil, c.notForMixture(ctx, decisions, leaves, err)
+	}
+	a := Access{Right: right, Plan: job.ID(), Group: job.Group()}
+	for i, d := range decisions {
+		s := &leaves[i]
+		snap := job.SnapshotOf(i)
+		err := c.fits(ctx, d, snap)
+		if may := c.source.mayRead; err == nil && may != nil {
+			if err = may(ctx, c.caller.Tenant, snap); err != nil {
+				err = c.denied(s.Dataset, err)
+			}
+		}
+		if err != nil {
+			job.Close()
+			return nil, ofSource(s, err)
+		}
+		a.Sources = append(a.Sources, SourceAccess{s.Dataset, snap.Number, d})
+	}
+	c.call.Note(a)
+	// What changes the rules ends what is noted by now; this is what is not.
+	err = c.call.BeginRead(ctx)
+	for i, d := range decisions {
+		if !c.decide(leaves[i].Dataset).Same(d) {
+			err = ErrRules
+		}
+	}
+	if err != nil {
+		job.Close()
+		return nil, err
+	}
+	return job, nil
+}
+
+// notForMixture is notFor of a mixture's sources.
+func (c *Catalog) notForMixture(ctx context.Context, decisions grants, sources []schema.MixtureSource, err error) error {
+	if of, ok := errors.AsType[*resolve.SourceError](err); ok {
+		s := &sources[of.Source]
+		return ofSource(s, c.notFor(ctx, decisions[of.Source], s.Dataset, s.Snapshot, of.Err))
+	}
+	for i, d := range decisions {
+		if d.Restriction == nil {
+			continue
+		}
+		s := &sources[i]
+		if shown := c.notFor(ctx, d, s.Dataset, s.Snapshot, err); !errors.Is(shown, err) {
+			return ofSource(s, shown)
+		}
+	}
+	return err
+}
+
+// MixtureSchema is what batches of a request for a mixture look like, as GetSchema says it: by the records of the
+// snapshots.
+func (c *Catalog) MixtureSchema(ctx context.Context, req schema.Request) (*arrow.Schema, error) {
+	req, decisions, err := c.permit(ctx, req, policy.List)
+	if err != nil {
+		return nil, err
+	}
+	snaps := make([]*schema.Snapshot, len(decisions))
+	a := Access{Right: policy.List}
+	leaves := req.Mixture.Leaves()
+	for i := range leaves {
+		s := &leaves[i]
+		v, err := c.View(ctx, Ref{s.Dataset, s.Snapshot, s.Tag}, policy.List)
+		if err == nil {
+			err = v.HasSplit(s.Split)
+		}
+		if err != nil {
+			return nil, ofSource(s, err)
+		}
+		snaps[i], s.Within = v.Snap, v.Within
+		a.Sources = append(a.Sources, SourceAccess{s.Dataset, v.Snap.Number, decisions[i]})
+	}
+	c.call.Note(a)
+	req.Mixture = req.Mixture.WithLeaves(leaves)
+	return c.engine.MixtureSchema(ctx, snaps, req)
+}
+
+// mixtureID is PlanID of a request for a mixture.
+func (c *Catalog) mixtureID(ctx context.Context, req schema.Request) (string, error) {
+	leaves := req.Mixture.Leaves()
+	for i := range leaves {
+		s := &leaves[i]
+		if s.Snapshot == 0 || req.Batch == 0 { // the snapshot is looked up
+			snap, err := c.Exists(ctx, Ref{s.Dataset, s.Snapshot, s.Tag}, policy.List)
+			if err != nil {
+				return "", ofSource(s, err)
+			}
+			s.Snapshot, s.Tag = snap.Number, ""
+		}
+		s.Within = c.decide(s.Dataset).Restriction
+	}
+	req.Mixture = req.Mixture.WithLeaves(leaves)
+	return c.engine.PlanID(ctx, req)
+}

@@ -1,0 +1,178 @@
+"""Mixtures of two datasets of real photographs, served by a real server."""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
+
+import bowstring
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from bowstring.torch import BowstringDataset
+from conftest import StartNode
+from node import Node
+
+EPOCH = 400
+
+
+@pytest.fixture
+def node(start: StartNode, tmp_path: Path) -> Node:
+    """A server of `photos`, and of `more`: some of them again, under ids of their own, and without labels."""
+    own = start("--lineage", str(tmp_path / "lineage"))
+    with connected(own) as client:
+        photos = client.dataset("photos", split="train").columns(["file_name", "image"]).to_arrow()
+        rows = photos.slice(0, 100).append_column("score", pa.array(range(100), pa.int64()))
+        client.ingest("more", rows, split="train", blobs=["image"])
+    return own
+
+
+def connected(node: Node) -> bowstring.Client:
+    """A client of the server."""
+    return bowstring.connect(node.url)
+
+
+@pytest.fixture
+def client(node: Node) -> Iterator[bowstring.Client]:
+    """A client of the server with both datasets."""
+    with connected(node) as client:
+        yield client
+
+
+def mixed(client: bowstring.Client, **more: Any) -> bowstring.Mixture:
+    """Three rows of photos for each of more."""
+    return (
+        bowstring.mixture(
+            {"photos": client.dataset("photos", split="train"), "more": client.dataset("more")},
+            weights={"photos": 3, "more": 1},
+            epoch_size=EPOCH,
+            **more,
+        )
+        .shuffle(7)
+        .columns(["source", "position", "file_name", "score", "label", "image"])
+    )
+
+
+def test_each_row_is_its_sources(client: bowstring.Client) -> None:
+    """Cells are those of the sample in its own dataset, null where it has no such column; weights are exact."""
+    mix = mixed(client)
+    table = mix.to_arrow()
+    assert table.num_rows == EPOCH == mix.num_rows
+    sources = table["source"].to_pylist()
+    for n in range(1, EPOCH + 1):
+        assert abs(sources[:n].count("photos") - 0.75 * n) <= 1
+    assert [(s.name, s.dataset, s.samples, s.rows) for s in mix.sources()] == [
+        ("photos", "photos", 270, 300),
+        ("more", "more", 100, 100),
+    ]
+    own = {
+        "photos": client.dataset("photos").columns(["file_name", "label", "image"]).to_arrow(),
+        "more": client.dataset("more").columns(["file_name", "score", "image"]).to_arrow(),
+    }
+    for row in table.to_pylist():
+        there = own[row["source"]].slice(row["position"], 1).to_pylist()[0]
+        want = {"score": None, "label": None, **there, "source": row["source"], "position": row["position"]}
+        assert row == want
+    # Of each source each sample as often as it is due: those of photos once, and 30 of them twice.
+    counts = Counter((r["source"], r["position"]) for r in table.select(["source", "position"]).to_pylist())
+    assert Counter(n for (source, _), n in counts.items() if source == "photos") == {1: 240, 2: 30}
+    assert Counter(n for (source, _), n in counts.items() if source == "more") == {1: 100}
+
+
+def rows(batches: Any) -> list[tuple[str, int]]:
+    """Where the rows of some batches come from."""
+    return [(r["source"], r["position"]) for b in batches for r in b.select(["source", "position"]).to_pylist()]
+
+
+@pytest.mark.parametrize("pick", ["random", "exact", "one_source"])
+def test_goes_on_with_other_ranks(client: bowstring.Client, pick: Any) -> None:
+    """Two ranks read a part of an epoch, three go on, one reads the next epoch: together what one rank reads."""
+    mix = pickle.loads(pickle.dumps(mixed(client, pick=pick)))
+    whole = [Counter(rows(mix.batches(20, epoch=e, rank=0, world_size=1))) for e in range(2)]
+    assert sum(whole[0].values()) == EPOCH
+    got: Counter[tuple[str, int]] = Counter()
+    for rank in range(2):
+        with mix.batches(20, rank=rank, world_size=2) as batches:
+            taken = [next(batches) for _ in range(7)]
+            got.update(rows(taken))
+            state = batches.ticket
+        assert state["step"] == 7 and state.get("row", 0) == 0
+    for rank in range(3):
+        ticket = {**state, "world": {"size": 3}, "rank": rank}
+        got.update(rows(mix.resume(ticket)))
+    assert got == whole[0]
+    steps = [rows([b]) for b in mix.batches(20, epoch=1, rank=0, world_size=1)]
+    for step in steps:
+        n = sum(source == "more" for source, _ in step)
+        assert n in {"random": range(3, 8), "exact": (5,), "one_source": (0, 20)}[pick]
+    assert sum((Counter(s) for s in steps), Counter()) == whole[1]
+
+
+def test_torch(client: bowstring.Client) -> None:
+    """A dataset of torch reads a mixture, and goes on where another one was."""
+    source = mixed(client)
+    whole = [p for b in BowstringDataset(source, global_batch_size=40) for p in b["position"].tolist()]
+    first = BowstringDataset(source, global_batch_size=40)
+    got, state = [], None
+    it = iter(first)
+    for _ in range(4):
+        got += next(it)["position"].tolist()
+    state = first.state_dict()
+    second = BowstringDataset(source, global_batch_size=40)
+    second.load_state_dict(state)
+    got += [p for b in second for p in b["position"].tolist()]
+    assert got == whole
+
+
+def test_lineage(client: bowstring.Client) -> None:
+    """What a step held: which samples of which source, in which epoch of it."""
+    with mixed(client).batches(20, epoch=1, rank=0, world_size=1) as batches:
+        served = [rows([b]) for b in batches]
+    (job,) = (j for j in client.jobs_on_record() if "+" in j.dataset)
+    assert job.dataset == "photos@1+more@1"
+    (held,) = client.lineage(job.job, step=3, epoch=1)
+    assert list(zip(held.sources, held.positions, strict=True)) == served[3]
+    # Rows 300 to 600 of photos, which has 270: its epochs 1 and 2. Rows 100 to 200 of more: its epoch 1.
+    epochs = {(s, e) for s, e in zip(held.sources, held.source_epochs, strict=True)}
+    assert epochs <= {("photos", 1), ("photos", 2), ("more", 1)}
+
+
+def test_what_is_wrong_is_told(client: bowstring.Client) -> None:
+    """Mistakes are told where they are made, by the source's name."""
+    photos, more = client.dataset("photos"), client.dataset("more")
+    with pytest.raises(bowstring.InvalidRequest, match="weight"):
+        bowstring.mixture({"a": photos, "b": more}, weights={"a": 1})
+    with pytest.raises(bowstring.InvalidRequest, match="got source"):
+        bowstring.mixture({"a": photos, "b": more}, weights={"a": 1, "c": 1})
+    with pytest.raises(bowstring.InvalidRequest, match="columns"):
+        bowstring.mixture({"a": photos.columns(["image"])}, weights={"a": 1})
+    with pytest.raises(bowstring.InvalidRequest, match='did you mean "source"'):
+        mixed(client).columns(["sourc"])
+    with pytest.raises(bowstring.InvalidRequest, match="sources"):
+        mixed(client).where("label > 2")
+    with pytest.raises(bowstring.InvalidRequest, match="take"):
+        mixed(client).take([1])
+    with pytest.raises(bowstring.InvalidRequest, match="place"):
+        mixed(client).options(place="client")
+    assert "photos+more" in repr(mixed(client))
+    assert "300 of photos" in str(mixed(client).explain())
+
+
+def test_command_line(
+    node: Node, client: bowstring.Client, tmp_path: Path, bowstring: Callable[..., CompletedProcess[str]]
+) -> None:
+    """`get` writes a mixture, and `explain` says how its sources go by."""
+    mixture = '{"sources": [{"dataset": "photos", "weight": 1}, {"dataset": "more", "weight": 1}], "epoch_size": 200}'
+    out = tmp_path / "mixed.parquet"
+    bowstring(
+        "get", "--server", node.url, "--mixture", mixture, "--columns", "source", "--columns", "image", "--to", str(out)
+    )
+    assert Counter(pq.read_table(out)["source"].to_pylist()) == {"photos": 100, "more": 100}
+    rates = tmp_path / "rates.json"
+    rates.write_text('{"rates": {"store": {"latency_ms": 1, "bytes_per_s": 1e9}}}')
+    said = bowstring("explain", "--server", node.url, "--mixture", mixture, "--rates", str(rates), "--step", "2").stdout
+    assert "more@1" in said and "SEEN BEFORE STEP 2" in said
