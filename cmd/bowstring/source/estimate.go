@@ -78,7 +78,7 @@ func (f *Files) estimateTars(ctx context.Context, shards []shard) Estimate {
 			e.Walked.Requests = min(e.Walked.Requests, passes*e.Files*(indexChecks+3))
 		}
 		e.Walked.Bytes = min(e.Through.Bytes, e.Walked.Requests*windowBytes)
-		if apart >= largeMember { // they are passed over for their columns in any case
+		if apart >= largeMember && e.Bytes > twiceBytes { // they are passed over for their columns in any case
 			e.Through = f.estimateWhole(paths(shards), 1).Through
 			e.Through.Requests += e.Walked.Requests / passes
 			e.Through.Bytes += e.Walked.Bytes / passes

@@ -126,7 +126,7 @@ func newFeed(ctx context.Context, files *Files, shards []shard, walk bool, want 
 	f := &feed{files: files, walk: walk || files.bucket() == nil, want: want, shards: shards,
 		begun: map[int]*fedShard{}}
 	f.ctx, f.cancel = context.WithCancel(ctx)
-	if !f.walk {
+	if !f.walk && !files.small(paths(shards)) {
 		f.walk = files.largeMembers(ctx, shards)
 	}
 	f.in = files.inOrder(f.ctx, paths(shards))
@@ -275,9 +275,12 @@ func (f *Files) largeMembers(ctx context.Context, shards []shard) bool {
 type apart struct{ size, n int64 }
 
 // memberSize reads the first headers of the first tar, once, and returns how many there are, and how far apart in all. Each of
-// large members is a request.
+// large members is a request; of tars that are small together one header is enough.
 func (f *Files) memberSize(ctx context.Context, shards []shard) (size, n int64) {
-	const most, mostLarge = 8, 4
+	most, mostLarge := int64(8), int64(4)
+	if f.small(paths(shards)) {
+		most = 1
+	}
 	if f.tars.n > 0 {
 		return f.tars.size, f.tars.n
 	}

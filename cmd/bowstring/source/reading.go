@@ -127,17 +127,22 @@ func (t *twice) take(at stretchOf) []byte {
 	return buf
 }
 
-// readTwice says that files will be read twice. Until the function that it returns is called, what is read of them is kept for
-// the second time, if they are small.
-func (f *Files) readTwice(paths []string) (again func()) {
-	c, ok := f.system.(*cloud)
+// small reports whether files are small enough together to be kept for the second time that they are read.
+func (f *Files) small(paths []string) bool {
 	size := int64(0)
 	for _, p := range paths {
 		if info, err := f.stat(p); err == nil {
 			size += info.Size()
 		}
 	}
-	if !ok || size > twiceBytes {
+	return size <= twiceBytes
+}
+
+// readTwice says that files will be read twice. Until the function that it returns is called, what is read of them is kept for
+// the second time, if they are small.
+func (f *Files) readTwice(paths []string) (again func()) {
+	c, ok := f.system.(*cloud)
+	if !ok || !f.small(paths) {
 		return func() {}
 	}
 	t := &twice{read: map[stretchOf][]byte{}}
