@@ -125,20 +125,6 @@ func (m *Mixture) Leaves() (list []MixtureSource) {
 	return list
 }
 
-// EpochRows is how many rows an epoch has of a source with so many samples, where Repeat or Choose says it.
-func (s *MixtureSource) EpochRows(samples int64) int64 {
-	if s.Choose > 0 {
-		return s.Choose
-	}
-	rows := decimal(s.Repeat)
-	rows.Mul(rows, new(big.Rat).SetInt64(samples))
-	whole := new(big.Int).Div(rows.Num(), rows.Denom())
-	if !whole.IsInt64() {
-		return MaxEpochSize
-	}
-	return min(whole.Int64(), MaxEpochSize)
-}
-
 // Weighted reports whether sources have weights, and do not say how many rows an epoch has of them.
 func (m *Mixture) Weighted() bool { return m.Sources[0].Weight != nil }
 

@@ -90,23 +90,6 @@ func TestShares(t *testing.T) {
 	}
 }
 
-func TestEpochRows(t *testing.T) {
-	for _, c := range []struct {
-		source MixtureSource
-		want   int64
-	}{
-		{MixtureSource{Choose: 7}, 7}, {MixtureSource{Repeat: 1}, 1000}, {MixtureSource{Repeat: 0.1}, 100},
-		{MixtureSource{Repeat: 0.0999}, 99}, {MixtureSource{Repeat: 2.5}, 2500},
-	} {
-		if got := c.source.EpochRows(1000); got != c.want {
-			t.Errorf("%+v has %d rows of 1,000, want %d", c.source, got, c.want)
-		}
-	}
-	if got := (&MixtureSource{Repeat: MaxRepeat}).EpochRows(1 << 62); got != MaxEpochSize {
-		t.Error(got)
-	}
-}
-
 // Every way a mixture can be wrong, and what is said of it.
 func TestMixtureErrors(t *testing.T) {
 	var sources []string

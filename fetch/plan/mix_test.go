@@ -499,22 +499,82 @@ func TestMixturesAllocateNothing(t *testing.T) {
 	}
 }
 
+// A schedule that grows changes nothing of what comes before its new entries.
+func TestScheduleGrows(t *testing.T) {
+	rng := testRand(t)
+	for range 100 {
+		cfg := randomMix(t, rng)
+		more := cfg
+		last := int64(0)
+		if n := len(cfg.Changes); n > 0 {
+			last = cfg.Changes[n-1].Step
+		}
+		step := last + 1 + rng.Int64N(50)
+		more.Changes = append(slices.Clone(cfg.Changes), Change{step, randomWeights(rng, len(cfg.Sources))})
+		before, after := mustMix(t, cfg), mustMix(t, more)
+		end := before.stepStart(step)
+		for row := range min(end, 3000) {
+			j, k := before.row(row)
+			if i, n := after.row(row); i != j || n != k {
+				t.Fatalf("%+v: with weights that change in step %d, row %d is row %d of source %d, and was row %d of %d", cfg, step,
+					row, n, i, k, j)
+			}
+		}
+	}
+}
+
+// A source is shuffled as its name and the seed say, wherever it stands.
+func TestSourceSeeds(t *testing.T) {
+	seen := map[uint64]string{}
+	for seed := range uint64(3) {
+		for _, name := range []string{"", "a", "b", "ab", "ba", "a\x00", "aaaaaaaa", "aaaaaaaaa", "aaaaaaaaab", "baaaaaaaa"} {
+			s := SourceSeed(seed, name)
+			if other, ok := seen[s]; ok {
+				t.Errorf("seed %d and %q have the seed of %s", seed, name, other)
+			}
+			seen[s] = fmt.Sprint(seed, " and ", name)
+		}
+	}
+	if s := SourceSeed(42, "imagenet.train"); s != 0xee90e9caf77320 {
+		t.Errorf("the seed of a source has changed: %#x", s)
+	}
+}
+
 // goldenMixtures must never be edited: tickets that clients keep depend on them.
-var goldenMixtures = map[Pick]uint32{PickRandom: 0x42c5b2, PickExact: 0xb234c117, PickOneSource: 0xdb3a2fb2}
+var goldenMixtures = []struct {
+	sources int
+	pick    Pick
+	crc     uint32
+}{
+	{5, PickRandom, 0x42c5b2}, {5, PickExact, 0xb234c117}, {5, PickOneSource, 0xdb3a2fb2}, {10, PickRandom, 0x11893c08},
+	{64, PickRandom, 0x3c43bfe5}, {64, PickExact, 0xa6dbd578},
+}
 
 func TestMixturesNeverChange(t *testing.T) {
-	for pick, want := range goldenMixtures {
-		cfg := MixConfig{Batch: 32, Remainder: Uneven, Pick: pick, Seed: 42, Weights: []uint64{7, 20, 3, 1, 0}, Rows: 4000,
-			Changes: []Change{{50, []uint64{1, 1, 1, 1, 1}}, {200, []uint64{0, 5, 2, 9, 1}}}}
+	sizes := []int64{100, 1000, 257, 64, 5000}
+	weights := [][]uint64{{7, 20, 3, 1, 0}, {1, 1, 1, 1, 1}, {0, 5, 2, 9, 1}}
+	for _, g := range goldenMixtures {
+		cfg := MixConfig{Batch: 32, Remainder: Uneven, Pick: g.pick, Seed: 42, Rows: 4000,
+			Changes: []Change{{Step: 50}, {Step: 200}}}
 		var base int64
-		for j, n := range []int64{100, 1000, 257, 64, 5000} {
+		for i := range g.sources {
+			j, n := i%5, sizes[i%5]
 			s := Source{Selection: All(n), Base: base, Positions: n, Shuffle: j != 2, End: End(2 * (j & 1)),
-				Seed: SourceSeed(42, fmt.Sprint("source ", j))}
+				Seed: SourceSeed(42, fmt.Sprint("source ", i))}
 			if j == 4 {
 				s.BlockRows, s.ClusterBlocks = 16, 8
 			}
 			cfg.Sources = append(cfg.Sources, s)
+			cfg.Weights = append(cfg.Weights, weights[0][j])
+			for c := range cfg.Changes {
+				cfg.Changes[c].Weights = append(cfg.Changes[c].Weights, weights[c+1][j])
+			}
 			base += n
+		}
+		if g.sources > 5 { // of other weights each
+			for j := range cfg.Weights {
+				cfg.Weights[j] = uint64(j*j + 1)
+			}
 		}
 		var order []byte
 		for _, p := range epochs(t, mustMix(t, cfg), 3, 1) {
@@ -522,8 +582,8 @@ func TestMixturesNeverChange(t *testing.T) {
 				order = fmt.Appendln(order, p.Position(i))
 			}
 		}
-		if crc := crc32.Checksum(order, crc32.MakeTable(crc32.Castagnoli)); crc != want {
-			t.Errorf("the mixture of pick %d has changed: %#08x", pick, crc)
+		if crc := crc32.Checksum(order, crc32.MakeTable(crc32.Castagnoli)); crc != g.crc {
+			t.Errorf("the mixture of %d sources and pick %d has changed: %#08x", g.sources, g.pick, crc)
 		}
 	}
 }

@@ -280,7 +280,7 @@ func (g *grower) bound(x *shape, above float64) float64 {
 		if math.IsInf(above, 1) {
 			return 0
 		}
-		return float64(x.weight) * above
+		return float64(float64(x.weight) * above) // rounded here, and not together with a sum that it goes into
 	}
 	above = x.per(above)
 	return max(g.bound(x.halves[0], above), g.bound(x.halves[1], above))
