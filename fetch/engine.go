@@ -120,6 +120,8 @@ type (
 	Job = resolve.Job
 	// Layouts says which node owns what.
 	Layouts = resolve.Layouts
+	// Sampling is what a job's sample comes to.
+	Sampling = resolve.Sampling
 	// Resolved is what a request means as far as its snapshot's record tells.
 	Resolved = resolve.Resolved
 	// Stream serves a ticket.

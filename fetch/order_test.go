@@ -42,9 +42,13 @@ func TestEveryOrderServesEachSampleOnce(t *testing.T) {
 		if rng.IntN(4) == 0 {
 			req.Shuffle = nil
 		}
-		if rng.IntN(3) == 0 {
+		switch {
+		case rng.IntN(3) == 0:
 			req.Dataset, req.Mixture = "", someMixture(rng)
-		} else if req.Order == schema.OrderStrict {
+		case req.Shuffle != nil && rng.IntN(2) == 0:
+			req.Sample = someSample(rng)
+			req.Sample.EpochSize = rng.Int64N(1500)
+		case req.Order == schema.OrderStrict:
 			req.BucketByLength = someBuckets(rng)
 		}
 		tk := ticket(req, int(rng.Int64N(req.WorldSize())))
@@ -205,7 +209,7 @@ func check(t *testing.T, name string, j *fetch.Job, tk schema.Ticket, want []slo
 				t.Fatalf("%s: batch %d ends at row %d of %d, last=%t", name, at-1, rows, len(sl.positions), b.last)
 			}
 			for _, pos := range b.positions {
-				moved := int64(len(want)) // by as little as it may have been: a mixture may have a sample several times
+				moved := int64(len(want)) // by as little as it may have been: a sample may come several times
 				for k, s := range want[first : first+perEpoch] {
 					if by := int64(first + k - i); max(by, -by) < max(moved, -moved) && slices.Contains(s.positions, pos) {
 						moved = by

@@ -336,7 +336,7 @@ func (e *Engine) drawBlobs(ctx context.Context, j *Job) ([]drawn, error) {
 // TotalBytes says of it. Epochs and pace are the caller's to say.
 func (e *Engine) Conditions(j *Job, total int64) predict.Job {
 	req, rows := j.Request(), j.Plan().Rows()
-	if j.Alone() == nil {
+	if total < 0 || j.Alone() == nil {
 		total = j.MeanBytes() * rows // it is not counted exactly
 	}
 	c := predict.Job{

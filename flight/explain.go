@@ -137,7 +137,9 @@ type Explained struct {
 	// Bill is what is asked of buckets, and what that costs; left out where the job reads from none.
 	Bill *Bill `json:"bill,omitempty"`
 	// Mixing says how well a shuffle of blocks mixes classes; left out of other requests, and where there are no classes.
-	Mixing    *fetch.Mixing    `json:"mixing,omitempty"`
+	Mixing *fetch.Mixing `json:"mixing,omitempty"`
+	// Sampling says what sample comes to; left out of requests without one.
+	Sampling  *fetch.Sampling  `json:"sampling,omitempty"`
 	Rates     *fetch.Rates     `json:"rates,omitempty"`
 	RatesFrom *fetch.RatesFrom `json:"rates_from,omitempty"`
 }
@@ -227,6 +229,7 @@ func (s actionHandler) explain(ctx context.Context, b []byte, send func([]byte) 
 	if answer.Mixing, err = cat.Mixing(ctx, job); err != nil {
 		return err
 	}
+	answer.Sampling = job.Sampling()
 	if answer.Running, err = s.running(ctx, cat, job, &c, req, rates, shown); err != nil {
 		return err
 	}

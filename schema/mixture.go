@@ -235,6 +235,7 @@ func (r *Request) checkMixture() error {
 		{"where", r.Where != "", "that of each source, in mixture.sources"},
 		{"selection", r.Selection != nil, "it left out"},
 		{"bucket_by_length", r.BucketByLength != nil, "it left out"},
+		{"sample", r.Sample != nil, "it left out"},
 		{"assign", r.Assign == AssignLocal, strconv.Quote(AssignPlan)},
 	} {
 		if f.given {

@@ -114,6 +114,8 @@ type Request struct {
 	Ranks []string `json:"ranks,omitempty"`
 	// BucketByLength has samples of like length go together; nil: lengths count for nothing.
 	BucketByLength *BucketByLength `json:"bucket_by_length,omitempty"`
+	// Sample has samples come by weight, or by class; nil: each comes once.
+	Sample *Sample `json:"sample,omitempty"`
 	// Digest has the end of each step come with a digest of its samples, by which ranks that are to get the same are
 	// compared.
 	Digest bool `json:"digest,omitempty"`
@@ -307,6 +309,8 @@ func (r *Request) check(field string) error {
 		return r.checkRanks()
 	case "bucket_by_length":
 		return r.checkBuckets()
+	case "sample":
+		return r.checkSample()
 	case "digest":
 		return r.checkDigest()
 	}
@@ -402,16 +406,7 @@ func parseOrder(s string) (mode string, steps int64, ok bool) {
 }
 
 func checkWhere(where string) error {
-	switch {
-	case strings.TrimSpace(where) == "":
-		return &FieldError{Field: "where", Got: Quote(where), Want: "an expression; leave the field out for all rows"}
-	case len(where) > MaxWhereBytes:
-		return &FieldError{Field: "where", Got: fmt.Sprintf("%d bytes", len(where)),
-			Want: fmt.Sprintf("at most %d", MaxWhereBytes)}
-	case !utf8.ValidString(where):
-		return &FieldError{Field: "where", Got: Quote(where), Want: "valid UTF-8"}
-	}
-	return nil
+	return checkExpression("where", where, "an expression; leave the field out for all rows")
 }
 
 func checkColumns(columns []string) error {

@@ -10,11 +10,20 @@ type order interface {
 	next(sample, from int64) (index int64, ok bool)
 }
 
+// estimating is an order whose next is only about right where estimates says so.
+type estimating interface{ estimates() bool }
+
 // newOrder is the order of an epoch of n samples.
 func newOrder(cfg *Config, n int64) order {
 	switch {
 	case cfg.Mix != nil:
 		return &mixed{mix: cfg.Mix, start: cfg.Mix.startOf(cfg), rows: n}
+	case cfg.Weights != nil && cfg.Replacement:
+		return newDrawn(cfg.Weights, n, cfg.Seed, cfg.Epoch)
+	case cfg.Weights != nil:
+		return newByShare(cfg.Weights, n, cfg.Seed, cfg.Epoch)
+	case cfg.Balance != nil:
+		return newBalanced(cfg.Balance, n, cfg.Seed, cfg.Epoch)
 	case cfg.Shuffle && cfg.BlockRows > 0:
 		b := newBlocks(n, cfg.BlockRows, cfg.ClusterBlocks, cfg.Seed, cfg.Epoch)
 		return &b

@@ -183,8 +183,11 @@ func below(x, n uint64) uint64 {
 // pseudorandom number generators", 2014.
 type splitmix64 uint64
 
+// splitmixStep is from one state of the generator to the next.
+const splitmixStep = 0x9e3779b97f4a7c15
+
 func (s *splitmix64) next() uint64 {
-	*s += 0x9e3779b97f4a7c15
+	*s += splitmixStep
 	z := uint64(*s)
 	z = (z ^ z>>30) * 0xbf58476d1ce4e5b9
 	z = (z ^ z>>27) * 0x94d049bb133111eb

@@ -90,6 +90,13 @@ type Config struct {
 	// Buckets has samples of like length go together; nil where lengths count for nothing. It is
 	// made for windows of whole batches of these samples, in these numbers of rows, and goes along to other epochs.
 	Buckets *Buckets
+	// Weights, where they are not nil, have samples come by weight, and Balance by class: EpochRows of them an epoch, in
+	// the place of each sample once. They are those of the Selection. With Replacement samples are drawn, without it dealt.
+	// They go with Shuffle alone, and one without the other.
+	Weights     *SampleWeights
+	Replacement bool
+	Balance     *Balance
+	EpochRows   int64
 }
 
 // Plan is the order of one epoch and how ranks share it out.
@@ -173,6 +180,9 @@ func (c *Config) samples() (Selection, int64, error) {
 	n := c.Selection.Len()
 	if n < 0 {
 		return nil, 0, &schema.FieldError{Field: "selection", Got: fmt.Sprintf("%d rows", n), Want: "0 rows or more"}
+	}
+	if c.Weights != nil || c.Balance != nil {
+		return c.Selection, c.EpochRows, checkSample(c)
 	}
 	return c.Selection, n, nil
 }
@@ -278,7 +288,10 @@ func (p *Plan) Index(pos int64) (index int64, ok bool) {
 }
 
 // Exact reports whether About is as good as Index.
-func (p *Plan) Exact() bool { return p.cfg.Buckets == nil }
+func (p *Plan) Exact() bool {
+	o, guesses := p.order.(estimating)
+	return p.cfg.Buckets == nil && !(guesses && o.estimates())
+}
 
 // About is Index, but that it says no more than the window where there are buckets: it is
 // less than a window off. It takes constant time.

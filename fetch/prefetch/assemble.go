@@ -316,7 +316,11 @@ func (s *Stream) manifestLost(err error) {
 func (s *Stream) substitute(p *part, f fault) (int64, error) {
 	failed := p.positions[f.row]
 	selection, base := s.job.Alike(failed)
-	n := selection.Len()
+	n, candidate := selection.Len(), selection.At
+	if s.job.Request().Sample != nil { // what the epoch does not have is no substitute
+		epoch := s.job.PlanOf(p.walk.lap)
+		n, candidate = epoch.Rows(), epoch.Position
+	}
 	var seed uint64
 	if sh := s.job.Request().Shuffle; sh != nil {
 		seed = sh.Seed
@@ -324,7 +328,7 @@ func (s *Stream) substitute(p *part, f fault) (int64, error) {
 	candidates := plan.NewPerm(uint64(n), seed^uint64(failed), s.epochOf(p.walk.lap))
 	causes := []error{f.err}
 	for i := range min(n, maxSubstitutes) {
-		pos := base + selection.At(int64(candidates.At(uint64(i))))
+		pos := base + candidate(int64(candidates.At(uint64(i))))
 		if pos == failed {
 			continue
 		}

@@ -68,12 +68,15 @@ func (s *source) end() int64 { return s.base + s.snapshot.manifest.Rows() }
 type holdings struct {
 	lengths *result         // of samples, where these are served by length
 	windows *admission.Hold // the memory of windows then
+	sample  *result         // what samples are drawn by
 	makers  *admission.Hold // that of compiled expressions
 }
 
 func (h *holdings) release() {
-	if h.lengths != nil {
-		h.lengths.Release()
+	for _, r := range []*result{h.lengths, h.sample} {
+		if r != nil {
+			r.Release()
+		}
 	}
 	h.windows.Release()
 	h.makers.Release()
@@ -150,12 +153,17 @@ func (rv *Resolver) openJob(ctx context.Context, rows manifest.Reader, sources [
 	if buckets, has.lengths, has.windows, err = rv.buckets(ctx, sources[0].snapshot, req); err != nil {
 		return nil, err
 	}
+	if req.Mixture == nil {
+		if has.sample, err = rv.sample(ctx, sources[0].snapshot, req, sources[0].selection); err != nil {
+			return nil, err
+		}
+	}
 	if err := rv.means(ctx, sources, req); err != nil {
 		return nil, err
 	}
 	var o *Resolved
 	planned := func() (err error) {
-		o, err = newResolved(req, shown, sources, buckets)
+		o, err = newResolved(req, shown, sources, buckets, has.sample)
 		return err
 	}
 	if req.Mixture != nil { // one of many changes takes some time

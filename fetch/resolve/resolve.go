@@ -176,11 +176,11 @@ type Resolved struct {
 }
 
 // Resolve resolves a request against a snapshot without opening its manifest. The
-// request has neither where nor a selection, and its caller may see all rows: else the
+// request has neither where nor a selection nor a sample, and its caller may see all rows: else the
 // rows are needed.
 func (rv *Resolver) Resolve(ctx context.Context, snap *schema.Snapshot, req schema.Request) (*Resolved, error) {
-	if req.Where != "" || req.Selection != nil || req.Within.HidesRows() || req.Mixture != nil {
-		return nil, fmt.Errorf("%w: a resolved request of where, a selection or a mixture", schema.ErrInvalid)
+	if req.Where != "" || req.Selection != nil || req.Sample != nil || req.Within.HidesRows() || req.Mixture != nil {
+		return nil, fmt.Errorf("%w: a resolved request of where, a selection, a sample or a mixture", schema.ErrInvalid)
 	}
 	req, shown, err := rv.fill(ctx, snap, req)
 	if err != nil {
@@ -190,7 +190,7 @@ func (rv *Resolver) Resolve(ctx context.Context, snap *schema.Snapshot, req sche
 	if err != nil {
 		return nil, err
 	}
-	return newResolved(req, shown, []source{{selection: selection}}, nil)
+	return newResolved(req, shown, []source{{selection: selection}}, nil, nil)
 }
 
 // ID is what Job.ID would be of the request: it depends on no row. A request that
@@ -289,6 +289,9 @@ func (rv *Resolver) fill(ctx context.Context, snap *schema.Snapshot, req schema.
 			req.Batch = schema.DefaultMetaBatch
 		}
 	}
+	if err := checkSample(snap, req); err != nil {
+		return req, s, err
+	}
 	req.Shuffle = fillBlocks(snap, req)
 	req, err = fillBuckets(snap, req)
 	return req, s, err
@@ -324,8 +327,13 @@ func checkShown(snap *schema.Snapshot, req schema.Request, p *schema.Projection)
 	return nil
 }
 
-func newResolved(req schema.Request, s shown, sources []source, buckets *plan.Buckets) (*Resolved, error) {
+func newResolved(req schema.Request, s shown, sources []source, buckets *plan.Buckets,
+	sample *result) (*Resolved, error) {
 	cfg := plan.Config{Batch: req.Batch, World: int(req.DataRanks()), Buckets: buckets}
+	if sample != nil {
+		cfg.Weights, cfg.Replacement, cfg.Balance = sample.weights, req.Sample.Replaces(), sample.balance
+		cfg.EpochRows = cmp.Or(req.Sample.EpochSize, sources[0].selection.Len())
+	}
 	var err error
 	if cfg.Remainder, err = plan.ParseRemainder(req.Remainder); err != nil {
 		return nil, err

@@ -29,7 +29,7 @@ type results struct {
 	clock int64              // guarded by mu
 }
 
-// result is a selection, a sum, or the slots or the lengths of rows. It stays in memory, and counted in the ledger,
+// result is a selection, a sum, the slots or the lengths of rows, or what they are drawn by. It stays in memory, and counted in the ledger,
 // while somebody holds it, and longer while there is room.
 type result struct {
 	cache     *results
@@ -38,6 +38,9 @@ type result struct {
 	sum       int64
 	slots     *slotTable
 	lengths   plan.Lengths
+	weights   *plan.SampleWeights
+	balance   *plan.Balance
+	classes   []string        // of balance, in their order
 	memory    *admission.Hold // nil if it takes next to none
 	tenant    string          // on whose account: that of who asked first
 

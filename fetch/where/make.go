@@ -44,6 +44,31 @@ type Maker struct {
 // expression is an *Error.
 func CompileColumn(ctx context.Context, name, place, text string, s *arrow.Schema, onError string,
 	turn Turn) (*Maker, error) {
+	return compileColumn(ctx, name, place, text, s, onError, turn, typeMade)
+}
+
+// CompileNumber is CompileColumn for a column of numbers or bools. What only each row tells is a float: a row where it is
+// no number cannot be evaluated. So x ?? 1 is one.
+func CompileNumber(ctx context.Context, name, place, text string, s *arrow.Schema, turn Turn) (*Maker, error) {
+	m, err := compileColumn(ctx, name, place, text, s, schema.OnErrorFail, turn, func(t reflect.Type) arrow.DataType {
+		if t == nil || t.Kind() == reflect.Interface {
+			return arrow.PrimitiveTypes.Float64
+		}
+		return typeMade(t)
+	})
+	if err != nil {
+		return nil, err
+	}
+	switch m.field.Type.ID() {
+	case arrow.BOOL, arrow.INT64, arrow.UINT64, arrow.FLOAT64:
+		return m, nil
+	}
+	return nil, m.placed(at(text, file.Location{}, fmt.Sprintf("it gives %s; wanted is a number or a bool: float(…) makes one",
+		madeName(m.expr.made))))
+}
+
+func compileColumn(ctx context.Context, name, place, text string, s *arrow.Schema, onError string, turn Turn,
+	typeMade func(reflect.Type) arrow.DataType) (*Maker, error) {
 	m := &Maker{place: place, field: arrow.Field{Name: name},
 		fails: onError != schema.OnErrorNull && onError != schema.OnErrorSkip}
 	e, err := compile(ctx, &Expr{text: text, value: true}, s, turn)
@@ -89,6 +114,9 @@ func (m *Maker) placed(err error) error {
 	}
 	return err
 }
+
+// CheckRows fails if so many rows take too long together, whatever is in them: where a whole column is made at once.
+func (m *Maker) CheckRows(rows int64) error { return m.placed(m.expr.checkRows(rows)) }
 
 func (m *Maker) checkSteps(sizes []float64, row string) error {
 	if n := m.expr.rowSteps(sizes); n > MaxMadeSteps {

@@ -193,6 +193,11 @@ func printExplained(w io.Writer, e *flight.Explained) error {
 	if e.Mixing != nil {
 		fmt.Fprintf(w, "\n%s\n", printable(e.Mixing.String()))
 	}
+	if s := e.Sampling; s != nil {
+		fmt.Fprintf(w, "\nan epoch of %s has about %s different ones of the %s selected, the one that comes most %.3g times; %s never come\n",
+			plural(s.Rows, "sample"), humanize.Comma(int64(s.Distinct+.5)), humanize.Comma(s.Selected), s.Most,
+			humanize.Comma(s.Never))
+	}
 	if r := e.Running; r != nil {
 		return printRunning(w, r)
 	}

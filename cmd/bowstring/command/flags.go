@@ -69,10 +69,11 @@ func tenantOf(ctx context.Context) string { return store.CallerFrom(ctx).Tenant 
 
 // limitFlags bound what a server takes on.
 type limitFlags struct {
-	WindowMemory size          `setting:"" basic:"" default:"auto" unset:"a quarter of the memory of the control group or machine" placeholder:"SIZE" help:"Memory for what all streams hold together: reads under way, samples that wait, batches on their way to consumers. What does not fit waits, or goes in smaller batches."`
-	UploadMemory size          `setting:"" default:"512MiB" placeholder:"SIZE" help:"Memory for what clients send and is being decoded, all together; one address may take three quarters, and a record batch half."`
-	MaxStreams   int           `setting:"" default:"1024" placeholder:"N" help:"DoGet, DoPut and DoExchange calls that may run at once; one address may run half of them, and 64 at least. Four times as many connections may be open, and 4,096 at least; one address may open a quarter of them."`
-	ReadTimeout  time.Duration `setting:"" default:"30s" placeholder:"DURATION" help:"How long a read of a sample takes at most, whatever the store does, before its stream ends as UNAVAILABLE; a second more for each mebibyte."`
+	WindowMemory     size          `setting:"" basic:"" default:"auto" unset:"a quarter of the memory of the control group or machine" placeholder:"SIZE" help:"Memory for what all streams hold together: reads under way, samples that wait, batches on their way to consumers. What does not fit waits, or goes in smaller batches."`
+	UploadMemory     size          `setting:"" default:"512MiB" placeholder:"SIZE" help:"Memory for what clients send and is being decoded, all together; one address may take three quarters, and a record batch half."`
+	EvaluationMemory size          `setting:"" default:"256MiB" placeholder:"SIZE" help:"Memory for selections that are computed and kept while jobs use them, for lengths, weights and classes of samples, and for indexes of ids, all together."`
+	MaxStreams       int           `setting:"" default:"1024" placeholder:"N" help:"DoGet, DoPut and DoExchange calls that may run at once; one address may run half of them, and 64 at least. Four times as many connections may be open, and 4,096 at least; one address may open a quarter of them."`
+	ReadTimeout      time.Duration `setting:"" default:"30s" placeholder:"DURATION" help:"How long a read of a sample takes at most, whatever the store does, before its stream ends as UNAVAILABLE; a second more for each mebibyte."`
 }
 
 // authFlags say how callers are known.

@@ -60,6 +60,7 @@ type limits struct {
 	windowBytes int64
 	readTimeout time.Duration
 	uploadBytes int64
+	evaluation  int64          // bytes
 	flight      flight.Options // what clients may do
 	spill       spillConfig
 	buckets     bucketList   // that attached samples may be read from
@@ -119,7 +120,7 @@ func newNode(ctx context.Context, dir string, create bool, l limits, far Far, lo
 	n.engine, err = fetch.NewEngine(store, fetch.Options{
 		Layouts:     layouts,
 		WindowBytes: l.windowBytes,
-		Memory:      admission.Limits{Uploads: l.uploadBytes},
+		Memory:      admission.Limits{Uploads: l.uploadBytes, Evaluation: l.evaluation},
 		MaxReads:    l.maxReads,
 		ReadTimeout: l.readTimeout,
 		Lineage:     l.lineage,

@@ -138,6 +138,7 @@ func (s *running) configure(ctx context.Context) (err error) {
 	s.limits = limits{
 		windowBytes: cmp.Or(int64(s.WindowMemory), defaultWindow()),
 		uploadBytes: int64(s.UploadMemory),
+		evaluation:  int64(s.EvaluationMemory),
 		maxReads:    s.MaxReads,
 		readTimeout: s.ReadTimeout,
 		flight: flight.Options{

@@ -42,6 +42,7 @@ from bowstring.lineage import Held, RecordedJob
 from bowstring.mixing import Mixture, SourceShare, mixture
 from bowstring.plan import Plan, RankPlan
 from bowstring.preview import Explanation, Preview
+from bowstring.report import Report
 from bowstring.stream import Batches
 
 try:
@@ -76,6 +77,7 @@ __all__ = [
     "Preview",
     "RankPlan",
     "RecordedJob",
+    "Report",
     "ServerError",
     "SourceShare",
     "TimedOut",

@@ -89,14 +89,14 @@ class Request:
 
     @property
     def num_rows(self) -> int:
-        """How many rows there are, `where` and `select` applied."""
+        """How many rows an epoch has, `where`, `select` and `sample` applied."""
         return self._sized()[0]
 
     @property
     def nbytes(self) -> int:
         """Bytes of the values of all rows in the columns asked for.
 
-        -1 where operators make cells whose sizes nobody knows before.
+        -1 where operators make cells whose sizes nobody knows before, and where rows are drawn by `sample`.
         """
         return self._sized()[1]
 
@@ -108,8 +108,10 @@ class Request:
 
     def _sized(self) -> tuple[int, int]:
         if self._size is None:
+            counted = ("layout", "operators", "sample")
             plain = self._but(
-                _options={k: v for k, v in self._options.items() if k in ("layout", "operators")}, _seed=None
+                _options={k: v for k, v in self._options.items() if k in counted},
+                _seed=self._seed if "sample" in self._options else None,
             )
             plan = plain.plan()
             self._size = plan.rows, plan.bytes

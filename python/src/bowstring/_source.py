@@ -12,9 +12,10 @@ from bowstring.dataset import Dataset
 def whole(dataset: Dataset) -> Dataset:
     """All rows of a dataset, in the order of the plan: what is read of them at different times has to fit together.
 
-    `bucket_by_length` is left out, as it says what goes together in a batch, of which there are none here.
+    `bucket_by_length` is left out, as it says what goes together in a batch, of which there are none here; so is
+    `sample`, which says how often rows come in an epoch.
     """
-    options = {name: o for name, o in dataset._options.items() if name != "bucket_by_length"}
+    options = {name: o for name, o in dataset._options.items() if name not in ("bucket_by_length", "sample")}
     return dataset._but(_options=options, _schema=dataset._schema).options(order="strict", remainder="uneven")
 
 

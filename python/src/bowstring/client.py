@@ -19,6 +19,7 @@ from bowstring.forecast import Forecast
 from bowstring.lineage import Held, RecordedJob, held, jobs_on_record
 from bowstring.plan import Plan
 from bowstring.preview import datasets_html
+from bowstring.report import Report
 
 
 @dataclass(frozen=True)
@@ -302,6 +303,22 @@ class Client(Connection):
         body.update({name: value for name, value in (("epoch", epoch), ("rank", rank)) if value is not None})
         found = held(self, self._at, body)
         return found if superseded else [piece for piece in found if piece.stands]
+
+    def report(self, dataset: Dataset | str) -> Report:
+        """Collect what training learns of samples, such as losses, for columns of their dataset.
+
+        ```python
+        report = client.report(photos)
+        for batch in photos.batches(64):
+            report.add(batch["position"], loss=train(batch))
+        report.commit()
+        hard = client.dataset("photos").shuffle(1).options(sample={"weights": "loss ?? 1"})
+        ```
+
+        Args:
+            dataset: What is read, in whose snapshot positions are meant; or its name.
+        """
+        return Report(self, self.dataset(dataset) if isinstance(dataset, str) else dataset)
 
     def jobs_on_record(self) -> list[RecordedJob]:
         """The jobs that this server has on record, for `lineage`."""

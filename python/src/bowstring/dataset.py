@@ -158,6 +158,7 @@ class Dataset(Request):
         batch_bytes: int | None = None,
         assign: Literal["plan", "local"] | None = None,
         bucket_by_length: str | Mapping[str, Any] | None = None,
+        sample: Mapping[str, Any] | None = None,
         place: Literal["server", "client", "auto"] | None = None,
         digest: bool | None = None,
     ) -> Dataset:
@@ -173,6 +174,10 @@ class Dataset(Request):
                 rank's stream goes to its node, and to others when that is gone.
             bucket_by_length: Batches of samples of like length, for less padding: the column that says how long they
                 are, of numbers or of bytes; or `{"column": …, "window": …}`, with how many steps a sample may move.
+            sample: How often each sample comes in an epoch: `{"weights": …}`, a column or an expression, with
+                `"replacement": False` for counts that are dealt; or `{"balance": …}`, a column of classes that come in
+                equal shares, or in those of `"shares": {…}`. `"epoch_size"` says how many samples an epoch has, if not
+                as many as are selected. It goes with a shuffle.
             place: Where operators run: at the `server`; at the `client`, in a process beside this one; or `auto`, where
                 less is waited for, which may change while a stream is read. Rows, bytes and schema are the same.
                 `take` asks the server where it is `auto`: single rows are too few to go by.
@@ -193,6 +198,7 @@ class Dataset(Request):
             "place": place,
             "digest": digest,
             "bucket_by_length": None if bucket_by_length is None else dict(bucket_by_length),
+            "sample": None if sample is None else dict(sample),
         }
         changed = self._with_options(**{k: v for k, v in given.items() if v is not None})
         _ = changed.schema  # a wrong value is told here

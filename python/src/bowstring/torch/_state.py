@@ -62,6 +62,9 @@ def title(request: Mapping[str, Any]) -> str:
     parts.append(f"batch {request['batch']}")
     if "bucket_by_length" in request:
         parts.append(f"of like {request['bucket_by_length']['column']}"[:100])
+    if "sample" in request:
+        by = "weights" if "weights" in request["sample"] else "balance"
+        parts.append(f"by {by} {request['sample'][by]}"[:100])
     if "remainder" in request:
         parts.append(f"remainder {request['remainder']}")
     return ", ".join(parts)

@@ -1,0 +1,36 @@
+"""sampling: epochs drawn by weight from 10^8 rows, which are made up."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+
+from harness import Context, Figure, Result, emit
+
+
+def run(context: Context) -> Result:
+    """Run the package's benchmark once: it makes the table of weights, and draws from it by 200 seeds."""
+    out = subprocess.run(
+        ["go", "test", "-run", "^$", "-bench", "^BenchmarkSampling$", "-benchtime", "1x", "./fetch/plan"],  # noqa: S607
+        cwd=context.root,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    found = re.search(r"^BenchmarkSampling\S*\s+1\s+(.*)$", out, re.MULTILINE)
+    if found is None:
+        raise RuntimeError(f"the benchmark is missing from the output:\n{out}")
+    got = {unit: float(value) for value, unit in re.findall(r"([\d.e+-]+) ([a-z0-9_]+)(?=\s|$)", found.group(1))}
+    emit(case="sampling", **got)
+    return Result(
+        "sampling",
+        [
+            Figure("open_s", got["open_s"], at_most=2),
+            Figure("rss_mb", got["rss_mb"], at_most=512),
+            # Of 400 chi-squares of single seeds the least has a probability of about 1/400.
+            Figure("chi2_p", got["chi2_p"], at_least=1e-4),
+            Figure("chi2_least_p", got["chi2_least_p"], at_least=1e-7),
+            Figure("ns_per_index", max(got["drawn_ns"], got["dealt_ns"]), at_most=1000),
+        ],
+        {"drawn_ns": got["drawn_ns"], "dealt_ns": got["dealt_ns"]},
+    )
