@@ -285,7 +285,8 @@ func (f *filler) missing(l *running, displace bool) (c *candidate, before int64,
 			return nil, 0, false // the filler is woken when it is there
 		}
 		if at.at%rows == 0 && at.column == 0 {
-			at.whole, at.removed = true, removed
+			// Of what is drawn, another epoch has other samples.
+			at.whole, at.removed = l.order.job.Request().Sample == nil, removed
 		}
 		i := at.at - b.first
 		pos, here := b.positions[i], b.here[i] && b.err == nil // what is lost, the job's streams will tell
