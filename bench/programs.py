@@ -17,6 +17,7 @@ import sys
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 PROGRAMS = {
     "torch": "with_torch.py",
@@ -25,8 +26,12 @@ PROGRAMS = {
     "Accelerate": "with_accelerate.py",
     "HF Trainer": "with_transformers.py",
     "Ray Train": "with_ray.py",
+    "Grain": "with_grain.py",
+    "FSDP and DCP": "with_titan.py",
 }
 RANKS = 2
+# Of those that go on with another number of ranks and of worker processes, that number; the others keep it.
+ELASTIC = {"with_grain.py": 3, "with_titan.py": 3}
 EPOCHS = 2
 
 
@@ -39,14 +44,23 @@ class Found:
     same_order_epochs: int  # pairs of epochs with one order
 
 
-def run_program(program: str, url: str, dataset: str, folder: Path, stop: int = -1, **options: object) -> None:
-    """Run one of examples/trainers on two ranks, to its end."""
+def stop_and_go_on(program: str, url: str, dataset: str, folder: Path, stop: int, **options: Any) -> None:
+    """Run one of examples/trainers on two ranks until it has done so many steps, and then to its end."""
+    run_program(program, url, dataset, folder, stop, workers=2, **options)
+    ranks = ELASTIC.get(program, RANKS)
+    run_program(program, url, dataset, folder, ranks=ranks, workers=2 if ranks == RANKS else 1, **options)
+
+
+def run_program(
+    program: str, url: str, dataset: str, folder: Path, stop: int = -1, *, ranks: int = RANKS, **options: Any
+) -> None:
+    """Run one of examples/trainers on so many ranks, to its end."""
     path = Path(__file__).parent.parent / "examples" / "trainers" / program
     runner = [__file__] if program == "with_transformers.py" else []
     given = [f"--{name}={value}" for name, value in options.items()]
     command: list[str | Path] = [*runner, path, url, dataset, folder, f"--epochs={EPOCHS}", f"--stop={stop}", *given]
     if program != "with_ray.py":  # which starts its workers itself
-        command = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}", *command]
+        command = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", *command]
     done = subprocess.run(
         [sys.executable, *command],
         check=False,

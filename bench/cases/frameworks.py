@@ -1,14 +1,14 @@
 """frameworks: the trainers that people use, on two ranks: each sample once an epoch, orders that differ, exact resumes.
 
 The programs are those of examples/trainers, as they are. Each runs until it is stopped in the middle of its second
-epoch, and then goes on in new processes to the end of it.
+epoch, and then goes on in new processes to the end of it: Grain, and FSDP with torch's own checkpoints, on three ranks.
 """
 
 from __future__ import annotations
 
 from harness import Context, Figure, Result, emit
 from node import Node
-from programs import PROGRAMS, Found, judged, run_program, trained_on
+from programs import PROGRAMS, Found, judged, stop_and_go_on, trained_on
 from samples import image_folder
 
 COUNT, SIZE = 600, 4_000
@@ -26,8 +26,7 @@ def run(context: Context) -> Result:
         wanted = set(range(COUNT))
         for name, program in PROGRAMS.items():
             folder = context.folder / f"trainer-{program}"
-            for stop in (STOP, -1):
-                run_program(program, node.url, "small", folder, stop, batch=BATCH, split="")
+            stop_and_go_on(program, node.url, "small", folder, STOP, batch=BATCH, split="")
             found[name] = judged(trained_on(folder), wanted)
             emit(case="frameworks", framework=name, **vars(found[name]))
     return Result(

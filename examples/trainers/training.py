@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import bowstring
 import torch
 from bowstring.torch import Batch, BowstringDataset
 from torch import nn
@@ -30,17 +31,16 @@ def arguments(about: str | None) -> argparse.Namespace:
     return args
 
 
+def photographs(args: argparse.Namespace) -> bowstring.Dataset:
+    """Photographs that the server decodes and crops, in another order in each epoch."""
+    photos = bowstring.connect(args.server).dataset(args.dataset, split=args.split or None).shuffle(7)
+    crops = [{"Decode": {}}, {"RandomResizedCrop": {"size": [SIDE, SIDE]}}]
+    return photos.columns(["position", "image", "label"]).operators(image=crops)
+
+
 def samples(args: argparse.Namespace) -> BowstringDataset:
-    """Each rank's share of photographs that the server decodes and crops, in another order in each epoch."""
-    return BowstringDataset(
-        args.server,
-        args.dataset,
-        split=args.split or None,
-        columns=["position", "image", "label"],
-        operators={"image": [{"Decode": {}}, {"RandomResizedCrop": {"size": [SIDE, SIDE]}}]},
-        shuffle=7,
-        global_batch_size=args.batch,
-    )
+    """Each rank's share of them."""
+    return BowstringDataset(photographs(args), global_batch_size=args.batch)
 
 
 class Classifier(nn.Module):
@@ -62,6 +62,9 @@ class Record:
         self._file = (folder / f"seen-{rank}.jsonl").open("a")
 
     def __call__(self, batch: Batch | Any) -> None:
-        line = {"epoch": batch.epoch, "step": batch.step, "positions": batch["position"].tolist()}
-        self._file.write(json.dumps(line) + "\n")
+        self.write(batch.epoch, batch.step, batch["position"].tolist())
+
+    def write(self, epoch: int, step: int, positions: list[int]) -> None:
+        """Write one line."""
+        self._file.write(json.dumps({"epoch": epoch, "step": step, "positions": positions}) + "\n")
         self._file.flush()

@@ -11,9 +11,9 @@ from typing import Any
 import bowstring
 import pyarrow as pa
 import pytest
+from bowstring._state import WITHOUT_PART, Place, Share, check, digest, of_worker, portable
 from bowstring.operators import expression
 from bowstring.torch import BowstringDataset, StateMismatch
-from bowstring.torch._state import WITHOUT_PART, Place, Share, check, digest, of_worker, portable
 from conftest import ROOT
 from node import Node
 

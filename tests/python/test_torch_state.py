@@ -7,8 +7,8 @@ import random
 from typing import Any
 
 import pytest
+from bowstring._state import Place, Share, State, check, of_worker, place_for, portable
 from bowstring.torch import StateMismatch, portable_state
-from bowstring.torch._state import Place, Share, State, check, of_worker, place_for, portable
 
 pytestmark = pytest.mark.slow
 

@@ -12,7 +12,7 @@ import pytest
 from accelerate.data_loader import prepare_data_loader
 from bowstring.torch import BowstringDataset, BowstringMapDataset, ShardedTwice, collate
 from node import Node
-from programs import PROGRAMS, Found, judged, run_program, trained_on
+from programs import PROGRAMS, Found, judged, stop_and_go_on, trained_on
 from torch.utils.data import DataLoader
 from torch_photos import TRAIN, positions, seen, small
 
@@ -31,13 +31,14 @@ STOP = 4  # in the second epoch
         "torch",
         "Lightning",
         "Accelerate",
+        "Grain",
+        "FSDP and DCP",
         *(pytest.param(name, marks=pytest.mark.clients) for name in ("StatefulDataLoader", "HF Trainer", "Ray Train")),
     ],
 )
 def test_two_ranks_stop_and_go_on(node: Node, photos: bowstring.Dataset, tmp_path: Path, name: str) -> None:
     """The program of examples/trainers, as it is: two epochs, ended within the second, and begun again."""
-    for stop in (STOP, -1):
-        run_program(PROGRAMS[name], node.url, "photos", tmp_path, stop, batch=BATCH, workers=1)
+    stop_and_go_on(PROGRAMS[name], node.url, "photos", tmp_path, STOP, batch=BATCH)
     found = trained_on(tmp_path)
     wanted = {epoch: positions(photos.shuffle(7), epoch, batch=BATCH) for epoch in (0, 1)}
     assert {epoch: [sorted(step) for step in steps] for epoch, steps in found.items()} == {

@@ -9,8 +9,8 @@ for batch in photos.batches(64, epoch=0):
     print(batch.num_rows, batch["label"][0])
 ```
 
-`bowstring.torch`, `bowstring.ray` and `bowstring.polars` are imported by who uses them: they need the libraries of
-their names, which the extras `[torch]`, `[ray]` and `[polars]` install.
+`bowstring.torch`, `bowstring.grain`, `bowstring.ray` and `bowstring.polars` are not imported with it: they need the
+libraries of their names, which the extras `[torch]`, `[grain]`, `[ray]` and `[polars]` install.
 """
 
 from importlib.metadata import PackageNotFoundError, version

@@ -23,6 +23,18 @@ def ranks() -> tuple[tuple[int, int], str]:
     return (0, 1), "rank"
 
 
+def ranks_of_jax() -> tuple[tuple[int, int], str] | None:
+    """Rank and number of ranks as jax.distributed says, and what says it; None where it is not initialised.
+
+    JAX is not imported for it.
+    """
+    distributed = sys.modules.get("jax.distributed")
+    if distributed is None or not getattr(distributed, "is_initialized", bool)():
+        return None
+    jax = sys.modules["jax"]
+    return (jax.process_index(), jax.process_count()), "jax.distributed"
+
+
 def resolved(rank: int | None, world_size: int | None) -> tuple[int, int]:
     """The rank and number of ranks that are given, both; or without them, those of the launcher."""
     check_given(rank, world_size)

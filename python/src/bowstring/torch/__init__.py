@@ -9,6 +9,7 @@ loader = StatefulDataLoader(dataset, batch_size=None, num_workers=2)
 ```
 """
 
+from bowstring._state import StateMismatch, portable_state
 from bowstring.torch._columns import Batch, Blobs
 from bowstring.torch._dataset import BowstringDataset
 from bowstring.torch._decode import DecodeError
@@ -16,7 +17,6 @@ from bowstring.torch._iterator import DatasetIterator
 from bowstring.torch._map import BowstringMapDataset
 from bowstring.torch._rows import collate
 from bowstring.torch._sharded import ShardedTwice
-from bowstring.torch._state import StateMismatch, portable_state
 from bowstring.torch._verify import StepMismatch, verify_step
 
 __all__ = [

@@ -12,6 +12,8 @@ from torch.utils.data import IterableDataset, get_worker_info
 from bowstring._launcher import check_given, check_name, check_rank
 from bowstring._mesh import Mesh
 from bowstring._source import opened
+from bowstring._state import Place, Share, State, check, place_for, portable
+from bowstring._state import portable_state as portable_state_of
 from bowstring._tls import Tls
 from bowstring.client import Client
 from bowstring.dataset import Dataset
@@ -24,8 +26,6 @@ from bowstring.torch._iterator import DatasetIterator, Job
 from bowstring.torch._ranks import check_shares, ranks_here
 from bowstring.torch._rows import steps_for
 from bowstring.torch._sharded import check_caller
-from bowstring.torch._state import Place, Share, State, check, place_for, portable
-from bowstring.torch._state import portable_state as portable_state_of
 
 
 class BowstringDataset(IterableDataset[Any]):

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from bowstring._mesh import Mesh
+from bowstring._state import Place, Share, State, check, of_idle, of_worker, place_for
 from bowstring.dataset import Dataset
 from bowstring.errors import ServerError
 from bowstring.stream import Batches
@@ -16,7 +17,6 @@ from bowstring.torch._columns import Batch
 from bowstring.torch._decode import DecodeError
 from bowstring.torch._epochs import Began, Epochs
 from bowstring.torch._rows import Steps
-from bowstring.torch._state import Place, Share, State, check, of_idle, of_worker, place_for
 
 
 @dataclass(frozen=True)
