@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"iter"
 	"slices"
-	"strings"
 	"sync/atomic"
 	"testing"
 
@@ -28,12 +27,12 @@ func TestRealListRanges(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer func() { _ = b.Close() }()
-			const n = 12_000
+			const n = 1000
 			var want []string
 			var put errgroup.Group
 			put.SetLimit(32)
 			for i := range n {
-				key := fmt.Sprintf("data/%02d é/img-%06d.jpg", i/1000, i)
+				key := fmt.Sprintf("data/%02d é/img-%06d.jpg", i/100, i)
 				want = append(want, key)
 				put.Go(func() error {
 					_, _, err := b.Put(t.Context(), key, []byte("x"), object.Condition{})
@@ -43,7 +42,7 @@ func TestRealListRanges(t *testing.T) {
 			if err := put.Wait(); err != nil {
 				t.Fatal(err)
 			}
-			counted := &countedLists{Bucket: b}
+			counted := &smallPages{Bucket: b}
 			list, _, _, err := listRanges(t.Context(), counted, "data/")
 			if err != nil {
 				t.Fatal(err)
@@ -56,22 +55,40 @@ func TestRealListRanges(t *testing.T) {
 			if !slices.Equal(got, want) {
 				t.Errorf("%d keys, want %d", len(got), len(want))
 			}
-			if counted.n.Load() < 2 && strings.HasPrefix(real.URL, "s3:") {
+			if counted.begun.Load() < 2 {
 				t.Error("one range was listed")
 			}
 		})
 	}
 }
 
-// countedLists counts lists that are begun.
-type countedLists struct {
+// smallPages has pages of a few keys, each of which begins behind a key, and counts the lists that are begun.
+type smallPages struct {
 	object.Bucket
 
-	n atomic.Int64
+	begun atomic.Int64
 }
 
 // List implements object.Bucket.
-func (c *countedLists) List(ctx context.Context, opts object.ListOptions) iter.Seq2[object.Info, error] {
-	c.n.Add(1)
-	return c.Bucket.List(ctx, opts)
+func (c *smallPages) List(ctx context.Context, opts object.ListOptions) iter.Seq2[object.Info, error] {
+	c.begun.Add(1)
+	return func(yield func(object.Info, error) bool) {
+		const size = 20
+		for n := size; n == size; {
+			if err := opts.Page(ctx); err != nil {
+				yield(object.Info{}, err)
+				return
+			}
+			n = 0
+			for o, err := range c.Bucket.List(ctx, object.ListOptions{Prefix: opts.Prefix, After: opts.After}) {
+				if !yield(o, err) || err != nil {
+					return
+				}
+				opts.After = o.Key
+				if n++; n == size {
+					break
+				}
+			}
+		}
+	}
 }
