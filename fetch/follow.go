@@ -2,6 +2,7 @@ package fetch
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -9,6 +10,7 @@ import (
 	"time"
 
 	"bowstring/fetch/lookahead"
+	"bowstring/fetch/object"
 	"bowstring/fetch/peers"
 	"bowstring/schema"
 )
@@ -85,17 +87,21 @@ func (f *Follower) met() func() {
 // listed have ended. A ticket need not be told again. An error is of streams that are
 // not followed; the others are.
 func (f *Follower) Update(ctx context.Context, list []Progress) error {
+	told := f.hear(list)
 	if f.engine.ahead == nil {
-		return nil
+		return told
 	}
 	defer f.met()()
 	if len(list) > maxFollowed {
 		return fmt.Errorf("%w: a node tells of %d streams, and %d are followed", schema.ErrLimit, len(list),
 			maxFollowed)
 	}
-	var errs []error
+	errs := []error{told}
 	there := make(map[uint64]bool, len(list))
 	for _, p := range list {
+		if p.ID == 0 {
+			continue // heard
+		}
 		there[p.ID] = true
 		known := f.parts[p.ID]
 		switch {
@@ -124,6 +130,43 @@ func (f *Follower) Update(ctx context.Context, list []Progress) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// shareTold is a tell of streams that has what this node allows itself of the budgets of buckets with it.
+func shareTold(requests *object.Requests, tell func([]Progress)) func([]Progress) {
+	if requests == nil || tell == nil {
+		return tell
+	}
+	return func(list []Progress) {
+		if shares := requests.Budget.Shares(); len(shares) > 0 {
+			told, err := json.Marshal(shares)
+			if err != nil {
+				panic(err) // they are names and numbers
+			}
+			list = append(list, Progress{Shares: told})
+		}
+		tell(list)
+	}
+}
+
+// hear takes in what the other node allows itself of the budgets of buckets.
+func (f *Follower) hear(list []Progress) error {
+	requests := f.engine.opts.Requests
+	if requests == nil {
+		return nil
+	}
+	var shares []object.Share
+	for _, p := range list {
+		if p.ID != 0 || len(p.Shares) == 0 {
+			continue
+		}
+		if err := json.Unmarshal(p.Shares, &shares); err != nil {
+			return &schema.FieldError{Field: "shares", Got: fmt.Sprintf("%d bytes", len(p.Shares)),
+				Want: "what a node allows itself of buckets, as JSON"}
+		}
+	}
+	requests.Budget.Hear(f, shares)
+	return nil
 }
 
 // begin finds the job of a stream, as it is now: the epochs that it has behind it are
@@ -156,6 +199,9 @@ func (f *Follower) begin(ctx context.Context, p *Progress) (*lookahead.Part, err
 // Close forgets the other node's streams.
 func (f *Follower) Close() {
 	f.met()()
+	if f.engine.opts.Requests != nil {
+		f.engine.opts.Requests.Budget.Hear(f, nil)
+	}
 	for _, known := range f.parts {
 		known.part.Leave()
 	}

@@ -57,12 +57,13 @@ type Budget struct {
 
 	mu      sync.Mutex
 	buckets map[string]*budgeted // by URL; guarded by mu
+	heard   map[any]heard        // by node; guarded by mu
 }
 
 // NewBudget returns a Budget.
 func NewBudget(opts BudgetOptions) *Budget {
 	opts.ensureDefaults()
-	return &Budget{opts: opts, buckets: map[string]*budgeted{}}
+	return &Budget{opts: opts, buckets: map[string]*budgeted{}, heard: map[any]heard{}}
 }
 
 // Budgeted returns the bucket with its requests kept to what b has learned. Buckets with the same URL are one.
@@ -199,6 +200,7 @@ type limit struct {
 	tokens  float64
 	paused  time.Time // until when nothing is begun
 	refused time.Time // when the last one was
+	waited  time.Time // when one last began to wait
 
 	served served
 
@@ -206,7 +208,7 @@ type limit struct {
 	timer     *time.Timer
 	throttled int64
 	waits     int64
-	waited    time.Duration
+	waitedFor time.Duration
 }
 
 // tally counts requests below a path.
@@ -293,6 +295,7 @@ func (b *budgeted) enter(ctx context.Context, class Class, key string) (began ti
 	w.key, w.tenant, w.began, w.at = key, tenant, now, l
 	b.waiting++
 	l.queue.put(w)
+	l.waited = now
 	l.wakeLocked(now)
 	b.mu.Unlock()
 
@@ -312,7 +315,7 @@ func (b *budgeted) enter(ctx context.Context, class Class, key string) (began ti
 	}
 	began = time.Now()
 	w.at.waits++
-	w.at.waited += began.Sub(w.began)
+	w.at.waitedFor += began.Sub(w.began)
 	w.key, w.tenant, w.at = "", "", nil
 	b.free = append(b.free, w)
 	b.mu.Unlock()
@@ -535,22 +538,28 @@ func (l *limit) splitLocked(key string, now time.Time) *limit {
 			strings.Count(path, "/") > mostDepth || limits[path] != nil {
 			continue
 		}
-		own := newLimit(l.of, l.class, strings.Clone(path), now)
-		own.rate = l.rate * t.asked / l.all.asked
-		own.most = own.rate
-		limits[own.prefix] = own
-		l.rate, l.most = 0, 0
-		l.forgetLocked()
-		// Waiting requests find their limit anew.
-		for _, w := range l.queue.all() {
-			w.at = l.of.findLocked(l.class, w.key)
-			w.at.queue.put(w)
-		}
-		l.grantLocked(now)
-		own.wakeLocked(now)
-		return own
+		rate := l.rate * t.asked / l.all.asked
+		return l.divideLocked(path, rate, rate, now)
 	}
 	return nil
+}
+
+// divideLocked gives what lies below a path a limit of its own. The rest has none then.
+func (l *limit) divideLocked(path string, rate, most float64, now time.Time) *limit {
+	own := newLimit(l.of, l.class, strings.Clone(path), now)
+	own.rate, own.most, own.cut, own.down, own.refused = rate, most, leastCut, now, now
+	l.of.limits[l.class][own.prefix] = own
+	l.rate, l.most = 0, 0
+	l.forgetLocked()
+	// Waiting requests find their limit anew.
+	for _, w := range l.queue.all() {
+		w.at = l.of.findLocked(l.class, w.key)
+		w.at.queue.put(w)
+		w.at.waited = now
+	}
+	l.grantLocked(now)
+	own.wakeLocked(now)
+	return own
 }
 
 func (l *limit) forgetLocked() {
@@ -565,7 +574,7 @@ func (b *budgeted) listLocked(list []Limit, now time.Time) []Limit {
 			l.movedLocked(now)
 			one := Limit{
 				Bucket: b.url, Prefix: prefix, Class: l.class.String(), PerSecond: round(l.rate), Most: round(l.most),
-				Served: round(l.served.rate(now)), Waiting: l.queue.len, Waits: l.waits, Waited: int64(l.waited),
+				Served: round(l.served.rate(now)), Waiting: l.queue.len, Waits: l.waits, Waited: int64(l.waitedFor),
 				Throttled: l.throttled,
 			}
 			if p := l.paused.Sub(now); p > 0 {

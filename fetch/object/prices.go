@@ -123,6 +123,11 @@ func (p *Price) transfer(t Transfer) Money {
 	}
 }
 
+// Each is what one request for bytes costs, and one byte that goes that way, in dollars.
+func (p *Price) Each(t Transfer) (request, each float64) {
+	return float64(p.Get) / 1000 / float64(Dollar), float64(p.transfer(t)) / (1 << 30) / float64(Dollar)
+}
+
 // Prices are those of a file.
 type Prices struct {
 	Dated  string  `json:"dated"` // when they held, as 2026-11-26

@@ -45,6 +45,16 @@ func NewRequests(o RequestsOptions) *Requests {
 // Of returns the bucket with its requests counted and paced. What waits for its turn is not counted yet.
 func (r *Requests) Of(b Bucket) Bucket { return Budgeted(Metered(b, r.Meter), r.Budget) }
 
+// Price is what a request for bytes of a bucket costs and a byte of them, in dollars; false where that is not known.
+func (r *Requests) Price(bucket string) (request, each float64, ok bool) {
+	p, _ := r.Prices.Of(bucket)
+	if p == nil {
+		return 0, 0, false
+	}
+	request, each = p.Each(r.Transfer)
+	return request, each, true
+}
+
 // Usage is what was asked of a bucket, and what that costs.
 type Usage struct {
 	Bucket string `json:"bucket"` // its URL

@@ -94,6 +94,9 @@ type Progress struct {
 	// Lap counts the epochs since the ticket's first, and Index is in the order of that one.
 	Lap   int64 `json:"lap"`
 	Index int64 `json:"index"`
+	// Shares is what the node allows itself of the budgets of buckets, as JSON, in an entry without an ID, which is of no
+	// stream.
+	Shares json.RawMessage `json:"shares,omitempty"`
 }
 
 // Options says what a Tier works with. Directory, Dial and SnapshotName are needed.

@@ -107,7 +107,9 @@ func (n *node) begin(keepCache bool) error {
 		}
 	}
 	var err error
-	if l.engine, err = fetch.NewEngine(l.store(), opts); err != nil {
+	near := l.store()
+	opts.Requests = l.requests
+	if l.engine, err = fetch.NewEngine(near, opts); err != nil {
 		return err
 	}
 	if l.cluster != nil {
