@@ -36,6 +36,9 @@ type BilledBucket struct {
 	// PerSecond is how many reads a second are taken to be allowed; Learned says that the bucket has shown it. 0: any.
 	PerSecond float64 `json:"requests_per_s"`
 	Learned   bool    `json:"learned"`
+	// Gap is how many bytes between two blobs that are wanted are read along at most, as a request costs as much: see
+	// [spans.Costs].
+	Gap int64 `json:"gap_bytes"`
 }
 
 // Plans of reading that a bill compares.
@@ -146,12 +149,15 @@ func billOf(found fetch.Extents, c *predict.Job, p *predict.Prediction, prices *
 			n = len(bill.Buckets)
 			at[e.Bucket] = n
 			one := BilledBucket{Bucket: e.Bucket, PerSecond: limits[e.Bucket], Learned: limits[e.Bucket] > 0}
+			costs := spans.Costs{}
 			if price != nil {
+				costs = costs.At(price.Each(way))
 				one.Priced = price.Name(exact)
 				if !one.Learned {
 					one.PerSecond = price.PerSecond
 				}
 			}
+			one.Gap = costs.Gap()
 			bill.Buckets = append(bill.Buckets, one)
 		}
 		bill.Buckets[n].Share += 1 / float64(len(found.Extents))

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"time"
 
+	"bowstring/fetch/object"
 	"bowstring/schema"
 )
 
@@ -15,10 +16,12 @@ type Costs struct {
 	RequestTime   time.Duration // of a processor, for a request. Default 60 µs
 	GigabyteTime  time.Duration // of a processor, for 10^9 bytes. Default 500 ms
 	ProcessorHour float64       // an hour of a processor, in dollars. Default 0.04
+
+	priced bool // Request and Byte are what they are, if they are zero, too
 }
 
 func (c *Costs) ensureDefaults() {
-	if c.Request == 0 {
+	if c.Request == 0 && !c.priced {
 		c.Request = 0.4e-6
 	}
 	if c.RequestTime == 0 {
@@ -41,11 +44,50 @@ func (c *Costs) Validate() error {
 }
 
 const (
-	// nearGap is how many bytes between two blobs that are wanted now are read along, whatever they cost.
+	// nearGap is how many bytes between two blobs that are wanted now are read along at most.
 	nearGap = 1 << 20
 	// inFlight is how many requests are under way at once on a link that consumers wait for.
 	inFlight = 256
 )
+
+// maxCosts is of how many buckets it is kept what they cost.
+const maxCosts = 1024
+
+// costsLocked are what requests to a bucket and its bytes cost.
+func (t *Tier) costsLocked(b object.Bucket) *Costs {
+	if t.opts.Price == nil {
+		return &t.opts.Costs
+	}
+	c, known := t.costs[b]
+	if !known {
+		if len(t.costs) >= maxCosts {
+			clear(t.costs)
+		}
+		c = t.opts.Costs
+		if request, each, ok := t.opts.Price(b.URL()); ok {
+			c = c.At(request, each)
+		}
+		t.costs[b] = c
+	}
+	return &c
+}
+
+// At are the costs where a request and a byte are paid by so many dollars, in the place of those that c has.
+func (c Costs) At(request, each float64) Costs {
+	c.ensureDefaults()
+	c.Request, c.Byte, c.priced = request, each, true
+	return c
+}
+
+// nearLocked is how many bytes between two blobs that are wanted now are read along.
+func (t *Tier) nearLocked(b object.Bucket) int64 { return min(nearGap, t.costsLocked(b).Gap()) }
+
+// Gap is how many bytes between two blobs that are wanted are read along at most to spare a request, while no consumer
+// waits for the store.
+func (c *Costs) Gap() int64 {
+	c.ensureDefaults()
+	return c.gap(&link{}, false)
+}
 
 // gap is how many unwanted bytes are read at most to spare a request: as many as cost as much. Where consumers
 // wait for the link, it is time that counts: as many bytes as the link carries while a request is answered, shared by

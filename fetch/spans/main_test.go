@@ -28,6 +28,7 @@ type bucket struct {
 	fail    func(key string, begin, n int64) error
 	half    func() error // called when half of a range has come, if not nil
 	ranges  []stretch
+	stats   int // how often it was asked how long an object is
 	reading atomic.Int64
 }
 
@@ -78,6 +79,21 @@ func (b *bucket) Range(ctx context.Context, key string, _ schema.ObjectVersion, 
 		return fmt.Errorf("%w: object %s ends before byte %d", schema.ErrDataLoss, key, offset+int64(len(buf)))
 	}
 	return nil
+}
+
+// URL implements object.Bucket.
+func (*bucket) URL() string { return "s3://bucket" }
+
+// Stat implements object.Bucket.
+func (b *bucket) Stat(_ context.Context, key string) (object.Info, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.stats++
+	data, ok := b.objects[key]
+	if !ok {
+		return object.Info{}, fmt.Errorf("%w: no object %s", schema.ErrNotFound, key)
+	}
+	return object.Info{Key: key, Size: int64(len(data))}, nil
 }
 
 // hang has ranges wait until release.

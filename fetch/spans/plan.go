@@ -90,10 +90,11 @@ func (t *Tier) beginLocked(list []*cell, waits bool) *span {
 	if c.end-c.begin > t.most {
 		return nil
 	}
-	s := &span{tier: t, at: at, begin: c.begin, end: c.end}
-	near := 1
+	set, _ := t.opts.Set(c.Ref)
+	s := &span{tier: t, set: set, at: at, begin: c.begin, end: c.end}
+	near, apart := 1, t.nearLocked(at.bucket)
 	for _, o := range list[1:] {
-		if o.place() != at || o.begin > s.end+nearGap || max(o.end, s.end)-s.begin > t.most ||
+		if o.place() != at || o.begin > s.end+apart || max(o.end, s.end)-s.begin > t.most ||
 			t.coveringLocked(at, o.begin, o.end) != nil {
 			break
 		}
@@ -145,7 +146,7 @@ func (t *Tier) urgentLocked(c *cell) bool {
 func (t *Tier) besideLocked(s *span, c *cell, due []*cell, waits bool) {
 	low := c.begin / t.chunk * t.chunk
 	high := min(low+t.chunk, c.objectEnd())
-	gap := t.opts.Costs.gap(&t.link, waits)
+	gap := t.costsLocked(s.at.bucket).gap(&t.link, waits)
 	k := t.keepingLocked(s.at, low, c.At.Dataset)
 	for _, after := range []bool{false, true} {
 		astray := 0
@@ -258,22 +259,28 @@ func (t *Tier) liesBeside(c *cell, ref schema.BlobRef) (begin, end int64, ok boo
 	return loc.Offset, loc.Offset + loc.Length, true
 }
 
+// trailLocked returns which trail goes on at an offset of an object: -1 if none does.
+func (t *Tier) trailLocked(at place, begin int64) int {
+	near := t.nearLocked(at.bucket)
+	return slices.IndexFunc(t.ahead, func(r trail) bool {
+		if r.at == at {
+			return begin >= r.begin && begin <= r.next+near
+		}
+		return r.whole && r.at.bucket == at.bucket && begin <= nearGap
+	})
+}
+
 // followLocked has a span that goes on where another one ended, as of a run without a shuffle, read twice as far, and
 // kept for the cells that come next.
 func (t *Tier) followLocked(s *span, c *cell) {
-	i := slices.IndexFunc(t.ahead, func(r trail) bool {
-		if r.at == s.at {
-			return s.begin >= r.begin && s.begin <= r.next+nearGap
-		}
-		return r.whole && r.at.bucket == s.at.bucket && s.begin <= nearGap
-	})
+	i := t.trailLocked(s.at, s.begin)
 	r := trail{at: s.at}
 	if i >= 0 {
 		r = t.ahead[i]
 		t.ahead = slices.Delete(t.ahead, i, i+1)
 		size := min(max(2*(r.next-r.begin), s.size()), t.most)
-		end := min(s.begin+size, c.loc.Object.Size)
-		for _, o := range t.places[s.at] { // what another one has read, or is reading
+		end := min(s.begin+size, c.loc.Object.Size) // none where that is not known
+		for _, o := range t.places[s.at] {          // what another one has read, or is reading
 			if o.begin > s.begin {
 				end = min(end, o.begin)
 			}
@@ -289,7 +296,7 @@ func (t *Tier) followLocked(s *span, c *cell) {
 		t.ahead = slices.Delete(t.ahead, 0, 1)
 	}
 	r.at, r.begin, r.next = s.at, s.begin, s.end
-	r.whole = s.end+nearGap >= c.loc.Object.Size
+	r.whole = s.end+nearGap >= c.objectEnd()
 	t.ahead = append(t.ahead, r)
 }
 

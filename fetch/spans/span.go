@@ -21,6 +21,7 @@ import (
 // fields but those that never change and refs are guarded by Tier.mu.
 type span struct {
 	tier       *Tier
+	set        schema.ObjectPrefix // of the cell that it was begun for
 	at         place
 	begin, end int64
 	ctx        context.Context //nolint:containedctx // of the request; it ends when no cell waits for it any more
@@ -133,13 +134,22 @@ func (t *Tier) leave(c *cell) {
 	}
 }
 
-func (t *Tier) addLocked(s *span) { t.places[s.at] = append(t.places[s.at], s) }
+func (t *Tier) addLocked(s *span) {
+	t.places[s.at] = append(t.places[s.at], s)
+	t.sets[s.set]++
+	t.under.Add(1)
+	t.begun.Add(1)
+}
 
 func (t *Tier) removeLocked(s *span) {
 	if s.over {
 		return
 	}
 	s.over = true
+	t.under.Add(-1)
+	if t.sets[s.set]--; t.sets[s.set] == 0 {
+		delete(t.sets, s.set)
+	}
 	list := slices.DeleteFunc(t.places[s.at], func(o *span) bool { return o == s })
 	if len(list) == 0 {
 		delete(t.places, s.at)

@@ -163,34 +163,92 @@ func TestCutWithoutCopies(t *testing.T) {
 	f.requireNothingHeld()
 }
 
-// A run through all objects in order, a few cells at a time, takes about one request for each 8 to 16 MiB.
+// A run through all objects in order, a few cells at a time, takes about one request for each 8 to 16 MiB, and one more for
+// each object where the store does not say how long it is.
 func TestRunsInOrder(t *testing.T) {
-	for _, at := range []int{1, 7, 64} {
-		t.Run(fmt.Sprint(at), func(t *testing.T) {
-			f := newFixture(t, 3, 400, 100<<10, 700, spans.Options{})
-			for from := 0; from < len(f.refs); from += at {
-				var some []int
-				for pos := from; pos < min(from+at, len(f.refs)); pos++ {
-					some = append(some, pos)
-				}
-				f.read(some...)
-			}
+	for _, unsized := range []bool{false, true} {
+		for _, at := range []int{1, 7, 64} {
+			t.Run(fmt.Sprintf("%d, unsized %t", at, unsized), func(t *testing.T) { runInOrder(t, at, unsized) })
+		}
+	}
+}
+
+func runInOrder(t *testing.T, at int, unsized bool) {
+	f := newFixture(t, 3, 400, 100<<10, 700, spans.Options{})
+	f.store.unsized = unsized
+	for from := 0; from < len(f.refs); from += at {
+		var some []int
+		for pos := from; pos < min(from+at, len(f.refs)); pos++ {
+			some = append(some, pos)
+		}
+		f.read(some...)
+	}
+	var bytes int64
+	asked := f.store.bucket.asked()
+	for _, a := range asked {
+		bytes += a.end - a.begin
+	}
+	all := int64(len(f.refs)) * (100<<10 + 700)
+	t.Logf("%d requests of %d KiB in the mean", len(asked), bytes/int64(len(asked))>>10)
+	if most := int(all/(8<<20)) + 9; len(asked) > most {
+		t.Errorf("%d requests, want %d at most", len(asked), most)
+	}
+	if bytes > all+all/50 {
+		t.Errorf("%d bytes were read for %d", bytes, all)
+	}
+	f.store.bucket.mu.Lock()
+	stats := f.store.bucket.stats
+	f.store.bucket.mu.Unlock()
+	if want := 3; !unsized && stats != 0 || unsized && stats != want {
+		t.Errorf("it was asked %d times how long an object is", stats)
+	}
+	f.Close()
+	f.requireNothingHeld()
+}
+
+// What is read in vain to spare a request costs no more than the request does, by the prices of the bucket: within a region
+// that is a chunk, over the internet some KiB.
+func TestPricesSayHowFar(t *testing.T) {
+	within := func(string) (request, each float64, ok bool) { return 0.4e-6, 0, true }
+	far := func(bucket string) (request, each float64, ok bool) {
+		if bucket != "s3://bucket" {
+			t.Errorf("it is asked for the price of %s", bucket)
+		}
+		return 0.4e-6, 0.09 / (1 << 30), true
+	}
+	unknown := func(string) (request, each float64, ok bool) { return 7, 7, false }
+	for _, c := range []struct {
+		name  string
+		price func(string) (request, each float64, ok bool)
+		asked int // for some blobs between which others lie
+	}{{"none", nil, 1}, {"within the region", within, 1}, {"unknown", unknown, 1}, {"over the internet", far, 3}} {
+		t.Run(c.name, func(t *testing.T) {
+			f := newFixture(t, 1, 64, 100<<10, 0, spans.Options{Price: c.price})
+			f.read(0, 1, 4, 5, 9)
+			f.requireAsked(c.asked)
+			cache, _ := openCache(t, 64<<20)
+			f = newFixture(t, 1, 64, 100<<10, 0, spans.Options{Cache: cache, Price: c.price})
+			f.read(20)
 			var bytes int64
-			asked := f.store.bucket.asked()
-			for _, a := range asked {
+			for _, a := range f.store.bucket.asked() {
 				bytes += a.end - a.begin
 			}
-			all := int64(len(f.refs)) * (100<<10 + 700)
-			t.Logf("%d requests of %d KiB in the mean", len(asked), bytes/int64(len(asked))>>10)
-			if most := int(all/(8<<20)) + 9; len(asked) > most {
-				t.Errorf("%d requests, want %d at most", len(asked), most)
+			if bytes != 64*100<<10 {
+				t.Errorf("%d bytes were read of what is all to be kept", bytes)
 			}
-			if bytes > all+all/50 {
-				t.Errorf("%d bytes were read for %d", bytes, all)
-			}
-			f.Close()
-			f.requireNothingHeld()
 		})
+	}
+	costs := spans.Costs{}
+	if gap := costs.Gap(); gap != spans.MaxSpan {
+		t.Errorf("within a region %d bytes are read in vain", gap)
+	}
+	costs = costs.At(0.4e-6, 0.09/(1<<30))
+	if gap := costs.Gap(); gap < 4000 || gap > 6000 {
+		t.Errorf("over the internet %d bytes are read in vain", gap)
+	}
+	costs = costs.At(0, 0)
+	if gap := costs.Gap(); gap != 120_000 { // 60 µs of a processor, at half a second for 10^9 bytes
+		t.Errorf("where nothing is paid %d bytes are read in vain", gap)
 	}
 }
 

@@ -52,8 +52,11 @@ type Options struct {
 	Set func(ref schema.BlobRef) (schema.ObjectPrefix, bool)
 	// Memory bounds the bytes of spans that are read, kept, or held by readers of their blobs. Default 256 MiB.
 	Memory int64
-	// Costs are what a request and a byte cost.
+	// Costs are what a request and a byte cost where Price does not say it.
 	Costs Costs
+	// Price says what a request to a bucket costs, and a byte of it, in dollars; false if that is not known. It must not
+	// block, and is asked once for each bucket. nil: it is not known of any.
+	Price func(bucket string) (request, byte float64, ok bool)
 	// Clock is the time. Default time.Now.
 	Clock func() time.Time
 }
@@ -116,12 +119,17 @@ type Tier struct {
 	prover  store.Prover // of the store
 	memory  memory
 	pinned  atomic.Int64 // bytes of spans that blobs which were handed out are parts of
+	under   atomic.Int64 // spans in places
+	begun   atomic.Int64 // spans that ever were
 
 	mu      sync.Mutex
-	places  map[place][]*span // under way, or kept
-	kept    []*span           // the one that was used longest ago first
-	ahead   []trail           // the one that was used longest ago first
-	starts  map[uint32]int64  // by the spill's number of a dataset, cells that were read alone as they were urgent
+	places  map[place][]*span           // under way, or kept
+	kept    []*span                     // the one that was used longest ago first
+	ahead   []trail                     // the one that was used longest ago first
+	sets    map[schema.ObjectPrefix]int // of spans in places, how many there are
+	lengths map[place]int64             // of objects whose length the store does not say; 0 while it is asked for
+	costs   map[object.Bucket]Costs
+	starts  map[uint32]int64 // by the spill's number of a dataset, cells that were read alone as they were urgent
 	pace    pace
 	notKept int64 // what Cache.NotKept last said
 	link    link
@@ -139,8 +147,9 @@ func New(opts Options) (*Tier, error) {
 	}
 	t := &Tier{
 		opts: opts, most: Most(opts.Memory), singles: read.Store(opts.Store), prover: store.ProverOf(opts.Store),
-		places: map[place][]*span{}, starts: map[uint32]int64{}, pace: newPace(),
-		seed: maphash.MakeSeed(),
+		places: map[place][]*span{}, starts: map[uint32]int64{}, pace: newPace(), lengths: map[place]int64{},
+		sets:  map[schema.ObjectPrefix]int{},
+		costs: map[object.Bucket]Costs{}, seed: maphash.MakeSeed(),
 	}
 	for t.chunk = MaxSpan; t.chunk > max(t.most, 1); {
 		t.chunk /= 2
@@ -182,6 +191,32 @@ type Stats struct {
 	Singles    int64 `json:"singles"`     // blobs in buckets that were read alone
 	Memory     int64 `json:"memory"`      // bytes of spans now
 }
+
+// Coming reports whether a blob lies in a span that is under way, or kept: reading it takes no request. It does not block,
+// and may say no where it would have to.
+func (t *Tier) Coming(ref schema.BlobRef) bool {
+	if t.under.Load() == 0 {
+		return false
+	}
+	set, in := t.opts.Set(ref)
+	if !in || !t.mu.TryLock() {
+		return false
+	}
+	defer t.mu.Unlock()
+	if t.sets[set] == 0 {
+		return false
+	}
+	// Its set is open, as a span of it is under way.
+	loc, in, err := t.opts.Store.Locate(context.Background(), ref)
+	if err != nil || !in || loc.Unit != nil || loc.Length != ref.Size || loc.Length == 0 {
+		return false
+	}
+	at := place{loc.Bucket, loc.Object.Key, loc.Object.Version}
+	return t.coveringLocked(at, loc.Offset, loc.Offset+loc.Length) != nil
+}
+
+// Begun is how many spans were begun: while it stays the same, no more is coming.
+func (t *Tier) Begun() int64 { return t.begun.Load() }
 
 type counters struct {
 	spans, bytes, blobs, joined, beside, besideKept, singles atomic.Int64
@@ -327,6 +362,7 @@ func (t *Tier) fetch(cells []read.Cell, which []int, to read.Answers) {
 		}
 	}
 	t.near(ctx, lie)
+	t.measure(ctx, lie)
 	p := t.plan(lie)
 	for _, c := range p.alone {
 		t.count.singles.Add(1)
@@ -356,6 +392,48 @@ func (t *Tier) near(ctx context.Context, list []*cell) {
 	for dataset, at := range positions {
 		t.opts.Near(ctx, dataset, at)
 	}
+}
+
+// maxLengths is of how many objects it is known how long they are.
+const maxLengths = 4096
+
+// measure finds out how long objects are where the store does not say it, as of segments of a store in a bucket, and a
+// run goes on in them in order: its spans end where the object does. That is a request for each such object.
+func (t *Tier) measure(ctx context.Context, list []*cell) {
+	for _, c := range list {
+		if c.loc.Object.Size > 0 || t.keeps(c) {
+			continue
+		}
+		at := c.place()
+		t.mu.Lock()
+		size, known := t.lengths[at]
+		ask := !known && t.trailLocked(at, c.begin) >= 0
+		if ask {
+			if len(t.lengths) >= maxLengths {
+				clear(t.lengths)
+			}
+			t.lengths[at] = 0 // no other Fetch asks meanwhile
+		}
+		t.mu.Unlock()
+		if ask {
+			size = t.length(ctx, at)
+		}
+		c.loc.Object.Size = size
+	}
+}
+
+// length asks a bucket how long an object is, and keeps the answer. It is 0 if there is none: the span that is read then
+// says what is wrong.
+func (t *Tier) length(ctx context.Context, at place) int64 {
+	info, err := at.bucket.Stat(ctx, at.key)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if err != nil || info.Size <= 0 {
+		delete(t.lengths, at)
+		return 0
+	}
+	t.lengths[at] = info.Size
+	return info.Size
 }
 
 // fromCache has a cell come from the spill, or alone where that has lost it meanwhile.

@@ -233,8 +233,9 @@ func printBill(w io.Writer, b *flight.Bill) error {
 				how = count(one.PerSecond) + " reads a second, as learned"
 			}
 		}
-		fmt.Fprintf(w, "  %s: %s of them; prices of %s; %s\n", printable(one.Bucket), percent(&one.Share),
-			cmp.Or(printable(one.Priced), "nothing, as none are known"), how)
+		fmt.Fprintf(w, "  %s: %s of them; prices of %s; %s; to spare a request, %s are read in vain at most\n",
+			printable(one.Bucket), percent(&one.Share), cmp.Or(printable(one.Priced), "nothing, as none are known"), how,
+			humanize.IBytes(uint64(max(one.Gap, 0))))
 	}
 	t := tableOf("ALL EPOCHS", ">REQUESTS", ">BYTES", ">FOR REQUESTS", ">FOR BYTES", ">IN ALL", ">AT LEAST")
 	for i := range b.Plans {

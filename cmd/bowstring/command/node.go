@@ -127,6 +127,7 @@ func newNode(ctx context.Context, dir string, create bool, l limits, far Far, lo
 		Spill:       n.spill,
 		Future:      future,
 		Peers:       others,
+		Requests:    l.flight.Requests,
 		Logger:      log,
 	})
 	if err != nil {

@@ -70,7 +70,7 @@ function show(answer, got) {
 function bill(b) {
   return card("What the buckets cost", pairs([
     ["Blobs in buckets", percent(b.share) + " of " + count(b.looked) + " that were looked at"],
-    ...b.buckets.map((x) => [x.bucket, (x.priced ? "prices of " + x.priced : "no prices known") + ", " + (x.requests_per_s ? count(x.requests_per_s) + " reads a second" + (x.learned ? ", as learned" : ", by what the cloud says") : "any number of reads")]),
+    ...b.buckets.map((x) => [x.bucket, (x.priced ? "prices of " + x.priced : "no prices known") + ", " + (x.requests_per_s ? count(x.requests_per_s) + " reads a second" + (x.learned ? ", as learned" : ", by what the cloud says") : "any number of reads") + "; to spare a request, " + bytes(x.gap_bytes) + " are read in vain at most"]),
     ["Prices", "list prices of " + b.prices_dated + ", bytes go " + b.transfer],
   ]), table(["All epochs", "#Requests", "#Bytes", "#For requests", "#For bytes", "#In all", "#At least"], b.plans.map((p) => [p.plan, count(p.requests), bytes(p.bytes), dollars(p.cost_usd.requests), dollars(p.cost_usd.transfer), dollars(p.cost_usd.total),
     p.hours ? duration(3600 * p.hours) : "any time"])));
