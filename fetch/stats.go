@@ -9,6 +9,7 @@ import (
 	"bowstring/fetch/prefetch"
 	"bowstring/fetch/read"
 	"bowstring/fetch/spans"
+	"bowstring/fetch/store"
 	"bowstring/spill"
 )
 
@@ -59,7 +60,9 @@ type Stats struct {
 	Operators  operators.Stats `json:"operators"`
 	Spill      *spill.Stats    `json:"spill,omitempty"` // of the cache, if there is one
 	Spans      spans.Stats     `json:"spans"`           // what was read of buckets, many blobs by one request
-	Jobs       []JobStats      `json:"jobs"`            // that run, by dataset and job
+	// Proofs are checksums that the first reads of blobs gave which were attached without being read.
+	Proofs store.ProofStats `json:"proofs"`
+	Jobs   []JobStats       `json:"jobs"` // that run, by dataset and job
 }
 
 // What Stats consist of.
@@ -129,6 +132,7 @@ func (e *Engine) Stats() Stats {
 		RankGroupBytes: s.GroupBytes, RankGroupsBehind: s.Behind,
 		Snapshots: e.jobs.OpenSnapshots(), Memory: e.ledger.Accounts(), Jobs: e.ahead.Jobs(readTime), Looked: e.ahead.Looked(),
 		Operators: e.stage.Stats(), Spans: e.spans.Stats(),
+		Proofs: store.ProofStatsOf(e.store),
 	}
 	if e.opts.Spill != nil {
 		cache := e.opts.Spill.Stats()

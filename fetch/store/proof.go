@@ -25,6 +25,27 @@ type Prover interface {
 	Proof(ctx context.Context, snap *schema.Snapshot) (Proof, error)
 }
 
+// ProofStats are a process's counters of checksums that first reads give.
+type ProofStats struct {
+	Learned  int64 `json:"learned"`  // checksums that first reads gave
+	Compared int64 `json:"compared"` // reads that were compared with one that was learned before
+	Wrong    int64 `json:"wrong"`    // of those, and of what other processes have kept, which differed
+	Waiting  int64 `json:"waiting"`  // that are not kept yet
+}
+
+// ProofCounter is a Prover that counts.
+type ProofCounter interface {
+	ProofStats() ProofStats
+}
+
+// ProofStatsOf returns the counters of the prover that a store is or is wrapped around; zeroes if there is none.
+func ProofStatsOf(s Store) ProofStats {
+	if c, ok := As[ProofCounter](s); ok {
+		return c.ProofStats()
+	}
+	return ProofStats{}
+}
+
 // ProverOf returns the prover that a store is or is wrapped around; one that knows no checksum if there is none.
 func ProverOf(s Store) Prover {
 	if s == nil {

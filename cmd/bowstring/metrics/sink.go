@@ -141,10 +141,14 @@ func (ch sink) engine(e *fetch.Stats) {
 		bytesInFlight: e.BytesInFlight,
 		inFlightLimit: e.InFlightLimit, waitingRows: int64(ready), streamsReading: int64(len(e.Windows)),
 		streamsWaiting: int64(e.Waiting), snapshotsOpen: int64(e.Snapshots),
-		jobsNow: int64(len(e.Jobs)),
+		jobsNow: int64(len(e.Jobs)), spanRequests: e.Spans.Spans, spanBytes: e.Spans.Bytes, spanSingles: e.Spans.Singles,
+		spanMemory: e.Spans.Memory, proofsLearned: e.Proofs.Learned, proofsCompared: e.Proofs.Compared,
+		proofsWrong: e.Proofs.Wrong, proofsWaiting: e.Proofs.Waiting,
 	} {
 		ch.send(m, float64(v))
 	}
+	ch.send(spanBlobs, float64(e.Spans.Blobs), "wanted")
+	ch.send(spanBlobs, float64(e.Spans.Beside), "beside")
 	ch.seconds(pathLatency, e.Path.MinLatency*int64(time.Microsecond))
 	ch.send(pathRate, e.Path.BytesPerSec)
 	for i, a := range e.Memory {

@@ -55,15 +55,7 @@ type proofs struct {
 	keeping bool          // the keeper runs
 	full    chan struct{} // has a token when many wait
 	beyond  bool          // it was said that there are too many
-	stats   ProofStats
-}
-
-// ProofStats are counters of a process.
-type ProofStats struct {
-	Learned  int64 `json:"learned"`  // checksums that first reads gave
-	Compared int64 `json:"compared"` // reads that were compared with one that was learned before
-	Wrong    int64 `json:"wrong"`    // of those, and of what other processes have kept, which differed
-	Waiting  int64 `json:"waiting"`  // that are not kept yet
+	stats   store.ProofStats
 }
 
 // proofSet is what is known of one object set. Its fields are guarded by proofs.mu.
@@ -599,8 +591,8 @@ func (s *Store) Proof(ctx context.Context, snap *schema.Snapshot) (store.Proof, 
 	})
 }
 
-// ProofStats returns the counters of checksums that were learned.
-func (s *Store) ProofStats() ProofStats {
+// ProofStats implements store.ProofCounter.
+func (s *Store) ProofStats() store.ProofStats {
 	p := &s.proofs
 	p.mu.RLock()
 	defer p.mu.RUnlock()
@@ -609,4 +601,7 @@ func (s *Store) ProofStats() ProofStats {
 	return st
 }
 
-var _ store.Prover = (*Store)(nil)
+var (
+	_ store.Prover       = (*Store)(nil)
+	_ store.ProofCounter = (*Store)(nil)
+)

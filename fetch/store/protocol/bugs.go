@@ -34,6 +34,8 @@ const (
 	bugRootsUnconfirmed                   // a collection that was superseded before it had its roots goes on
 	bugCarriedUnnamed                     // a commit may name sets that no live snapshot names
 	bugUnsynced                           // a commit does not wait until its segments are durable
+	bugProofsUnrooted                     // checksums that were learned are no roots
+	bugProofsForgotten                    // a collection forgets those of a set that a snapshot has come to name meanwhile
 
 	endOfBugs
 )

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -102,7 +103,7 @@ func (a *actor) failed(doing string, err error, excuses ...error) bool {
 	return true
 }
 
-// imports begins an ingest, and commits a snapshot or two, or a selection.
+// imports begins an ingest, and commits a snapshot or two, or a selection, or keeps checksums.
 func (a *actor) imports() {
 	ctx, w := context.Background(), a.w
 	a.sleep(20 * time.Second)
@@ -116,6 +117,10 @@ func (a *actor) imports() {
 	w.say(a.p, "begins an ingest into %s in epoch %d", dataset, in.epoch)
 	if w.chance(4) {
 		a.selects(in)
+		return
+	}
+	if w.chance(4) {
+		a.proves(in)
 		return
 	}
 	for again := true; again; again = w.chance(4) {
@@ -269,6 +274,48 @@ func (a *actor) selects(in *Ingest) {
 	}
 	err = in.SaveSelection(ctx, schema.Selection{Dataset: in.dataset, Snapshot: snap.Number, Bitmap: ref})
 	a.failed("save a selection", err, schema.ErrNotFound)
+}
+
+// proves keeps checksums that were learned of the blobs in an object set: beside those that are kept, or joined with them.
+func (a *actor) proves(in *Ingest) {
+	ctx, w := context.Background(), a.w
+	snap, err := a.s.Snapshot(ctx, in.dataset, 0)
+	if a.failed("look for a snapshot", err, schema.ErrNotFound) {
+		return
+	}
+	if !slices.ContainsFunc(snap.Sets, func(set schema.SetRef) bool { return set.Prefix == simSet }) {
+		return
+	}
+	was, err := a.s.Proofs(ctx, in.dataset, simSet)
+	if a.failed("look for checksums", err, schema.ErrNotFound) {
+		return
+	}
+	a.pass()
+	ref, err := in.Put(ctx, fmt.Appendf(nil, "checksums %d", w.rng.IntN(3)))
+	if a.failed("put checksums", err) {
+		return
+	}
+	run := store.ProofRun{BlobRef: ref, Unproven: schema.Unproven{Blobs: 1}}
+	now := append(slices.Clone(was), run)
+	if w.chance(2) {
+		run.Blobs += proven(was)
+		now = []store.ProofRun{run}
+	}
+	if w.chance(2) {
+		a.sleep(30 * time.Second)
+	}
+	a.failed("keep checksums", in.SaveProofs(ctx, simSet, was, now), schema.ErrNotFound, schema.ErrConflict)
+}
+
+// simSet is the prefix of the object sets that actors put.
+var simSet schema.ObjectPrefix
+
+// proven is how many checksums runs have.
+func proven(runs []store.ProofRun) (n int64) {
+	for _, run := range runs {
+		n += run.Blobs
+	}
+	return n
 }
 
 // drops drops a snapshot, or all.

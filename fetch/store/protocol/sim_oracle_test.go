@@ -15,13 +15,14 @@ type oracle struct {
 	datasets map[string]*datasetState
 	rooted   map[string][]schema.Key // what a row of the catalog refers to, all the way down
 	refs     map[schema.Key]int
-	made     map[string][]int64 // the numbers under which a commit became visible, by its mark
+	sets     map[string][]string // the prefixes of object sets of a snapshot
+	made     map[string][]int64  // the numbers under which a commit became visible, by its mark
 }
 
 func newOracle(w *world) *oracle {
 	return &oracle{
 		w: w, datasets: map[string]*datasetState{}, rooted: map[string][]schema.Key{},
-		refs: map[schema.Key]int{}, made: map[string][]int64{},
+		refs: map[schema.Key]int{}, sets: map[string][]string{}, made: map[string][]int64{},
 	}
 }
 
@@ -51,6 +52,7 @@ func (o *oracle) changed(name string, p Partition) {
 			o.unroot(name + " " + key)
 		}
 	}
+	o.proofs(was, d)
 	for tag, t := range d.tags {
 		if r, ok := d.snapshots[t.Number]; !ok || !r.Dropped.IsZero() {
 			o.w.wrong("%s has the tag %s and is dropped", snapshotName(name, t.Number), tag)
@@ -58,6 +60,38 @@ func (o *oracle) changed(name string, p Partition) {
 	}
 	if d.head.Newest != d.newest() {
 		o.w.wrong("the newest snapshot of %q is %d, the head says %d", name, d.newest(), d.head.Newest)
+	}
+}
+
+// proofs compares the checksums that are kept: of a set that a snapshot names none is lost, and each is there.
+func (o *oracle) proofs(was, d *datasetState) {
+	for prefix := range was.proofs {
+		if _, there := d.proofs[prefix]; !there {
+			o.unroot(d.name + " proof " + prefix)
+		}
+	}
+	for prefix, r := range d.proofs {
+		old := was.proofs[prefix]
+		if slices.Equal(old.Runs, r.Runs) {
+			continue
+		}
+		var keys []schema.Key
+		for _, run := range r.Runs {
+			keys = append(keys, run.Key)
+		}
+		o.unroot(d.name + " proof " + prefix)
+		o.root(d.name+" proof "+prefix, keys)
+	}
+	for prefix, old := range was.proofs {
+		if proven(d.proofs[prefix].Runs) >= proven(old.Runs) {
+			continue
+		}
+		for number, r := range d.snapshots {
+			if r.Dropped.IsZero() && slices.Contains(o.sets[snapshotName(d.name, number)], prefix) {
+				o.w.wrong("of %d checksums of object set %s of %s %d are left", proven(old.Runs), prefix,
+					snapshotName(d.name, number), proven(d.proofs[prefix].Runs))
+			}
+		}
 	}
 }
 
@@ -106,6 +140,7 @@ func (o *oracle) committed(dataset string, number int64, r snapshotRecord) {
 		keys = append(keys, keysIn(o.w.db.content[chunk.Key])...)
 	}
 	for _, set := range snap.Sets {
+		o.sets[name] = append(o.sets[name], set.Prefix.String())
 		if set.Blob != (schema.BlobRef{}) {
 			keys = append(keys, set.Blob.Key)
 		}

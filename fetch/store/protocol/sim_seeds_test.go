@@ -59,6 +59,8 @@ var mistakes = []mistake{
 	{"delete once", bugDeleteOnce},
 	{"state backwards", bugStateBackwards},
 	{"leftover forgotten", bugLeftoverForgotten},
+	{"proofs unrooted", bugProofsUnrooted},
+	{"proofs forgotten", bugProofsForgotten},
 }
 
 // packedMistakes are those that are found where blobs lie in segments. Two mistakes do nothing there. A deletion whose
@@ -82,6 +84,7 @@ var packedMistakes = []mistake{
 	{"commit twice", bugCommitTwice},
 	{"number twice", bugNumberTwice},
 	{"tags ignored", bugTagsIgnored},
+	{"proofs unrooted", bugProofsUnrooted},
 }
 
 // directed are mistakes that seeds do not meet, or hardly ever, and that tests of their own find (TestSupersededRoots,

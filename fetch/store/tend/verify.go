@@ -596,40 +596,57 @@ func (v *verifier) end() error {
 type Mender struct {
 	v    *verifier
 	want map[schema.Key]*Damage
+	like map[content][]*Damage // those without a hash, which are known by their content
+}
+
+// content is what is known of a blob without a hash, beside where it lies.
+type content struct {
+	size int64
+	sum  schema.Sum
 }
 
 // NewMender returns a Mender for what is damaged still.
 func NewMender(scope Scope, to store.Store, found *Verification) *Mender {
 	m := &Mender{
 		v:    &verifier{scope: scope, opts: VerifyOptions{Repair: to}, hashed: hashedIn(scope.Source)},
-		want: map[schema.Key]*Damage{},
+		want: map[schema.Key]*Damage{}, like: map[content][]*Damage{},
 	}
 	for i := range found.Damaged {
-		if d := &found.Damaged[i]; !d.Repaired && d.Whole == "" {
+		d := &found.Damaged[i]
+		switch {
+		case d.Repaired || d.Whole != "" || d.Unproven():
+		case d.Hashed():
 			m.want[d.Key] = d
+		default:
+			as := content{d.Size, d.Sum}
+			m.like[as] = append(m.like[as], d)
 		}
 	}
 	return m
 }
 
 // Wants is how many blobs are looked for still.
-func (m *Mender) Wants() int { return len(m.want) }
+func (m *Mender) Wants() int { return len(m.want) + len(m.like) }
 
 // Offer takes a blob of which nothing is known. place says for people where it is from. A
 // nil Store of NewMender notes only that there is a whole copy.
 func (m *Mender) Offer(ctx context.Context, place string, data []byte, found *Verification) error {
 	ref := schema.RefOf(data)
-	d := m.want[ref.Key]
-	if d == nil || d.BlobRef != ref {
-		return nil
+	as := content{ref.Size, ref.Sum}
+	list := m.like[as]
+	delete(m.like, as)
+	if d := m.want[ref.Key]; d != nil && d.BlobRef == ref {
+		delete(m.want, ref.Key)
+		list = append(list, d)
 	}
-	delete(m.want, ref.Key)
-	d.Whole = place
-	if err := m.v.repair(ctx, d, data); err != nil {
-		return err
-	}
-	if d.Repaired {
-		found.Repaired++
+	for _, d := range list {
+		d.Whole = place
+		if err := m.v.repair(ctx, d, data); err != nil {
+			return err
+		}
+		if d.Repaired {
+			found.Repaired++
+		}
 	}
 	return nil
 }
