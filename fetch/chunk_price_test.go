@@ -18,14 +18,14 @@ import (
 // BenchmarkChunkPrice reads shuffled epochs of samples from a server of S3, with a spill for all of them, for a half and
 // for a tenth. It reports how many requests the first epoch took and how many a later one in the mean, by what
 // docs/spans.md derives for what the spill held, what they cost in the first and in the later ones (micro-dollars, S3's
-// list prices), and how many samples were served at another place than the plan's.
+// list prices), and how many samples were served at another place than the plan's, or, of a free order, not once.
 //
 // With a spill for all, samples have 110 KB, and chunks 13 MB. With one for a part, both have an eighth of that, so that
 // there are as many chunks as a part can tell apart, and a window holds little of what the spill does.
 func BenchmarkChunkPrice(b *testing.B) {
 	for _, c := range []chunkPrice{
-		{"all", 1.5, 2400, 110 << 10, 256 << 20}, {"half", 0.5, 19200, 110 << 7, 32 << 20},
-		{"tenth", 0.1, 19200, 110 << 7, 32 << 20},
+		{"all", 1.5, 2400, 110 << 10, 256 << 20, ""}, {"half", 0.5, 19200, 110 << 7, 32 << 20, ""},
+		{"tenth", 0.1, 19200, 110 << 7, 32 << 20, ""}, {"free", 0.1, 19200, 110 << 7, 32 << 20, schema.OrderFree},
 	} {
 		b.Run(c.name, func(b *testing.B) {
 			for range b.N {
@@ -41,6 +41,7 @@ type chunkPrice struct {
 	n      int
 	size   int
 	window int64
+	order  string
 }
 
 func (c *chunkPrice) run(b *testing.B) {
@@ -87,15 +88,16 @@ func (c *chunkPrice) run(b *testing.B) {
 	var first, later int64
 	for epoch := range uint64(epochs) {
 		before := gets()
-		req := schema.Request{Dataset: "d", Batch: 64, Shuffle: &schema.Shuffle{Seed: 7, Epoch: epoch}}
+		req := schema.Request{Dataset: "d", Batch: 64, Order: c.order, Shuffle: &schema.Shuffle{Seed: 7, Epoch: epoch}}
 		j := must(e.Open(b.Context(), req))
 		stream := must(e.Stream(b.Context(), j, ticket(j.Request(), 0)))
-		at := int64(0)
+		at, served := int64(0), make([]bool, n)
 		for batch := range batches(b, stream) {
 			for _, pos := range batch.Positions {
-				if j.Plan().Position(at) != pos {
+				if c.order == "" && j.Plan().Position(at) != pos || served[pos] {
 					differs++
 				}
+				served[pos] = true
 				at++
 			}
 			held, looks = held+float64(cache.Capacity())/float64(n*size), looks+1

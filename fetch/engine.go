@@ -16,6 +16,7 @@ import (
 	"bowstring/fetch/lineage"
 	"bowstring/fetch/lookahead"
 	"bowstring/fetch/manifest"
+	"bowstring/fetch/object"
 	"bowstring/fetch/operators"
 	"bowstring/fetch/peers"
 	"bowstring/fetch/prefetch"
@@ -71,6 +72,9 @@ type Options struct {
 	// for what they own; nil if there are none. It stays the caller's to close, after
 	// the engine.
 	Peers *peers.Tier
+	// Requests says what requests to buckets cost, and shares their budget with other nodes; nil: no price is known, and
+	// nothing is shared. It is what the store's buckets are counted and paced by.
+	Requests *object.Requests
 	// Lineage records what streams hand out; nil for nowhere. It stays the caller's to close,
 	// after the engine.
 	Lineage *lineage.Log
@@ -182,11 +186,15 @@ func NewEngine(s store.Store, opts Options) (*Engine, error) {
 	sharers := func() int { return 1 }
 	if opts.Peers != nil {
 		list, mine, onward, astray = append(list, opts.Peers), opts.Peers.Mine, opts.Peers.Onward, opts.Peers.Astray
-		tell = opts.Peers.Tell
+		tell = shareTold(opts.Requests, opts.Peers.Tell)
 		sharers = func() int { return 1 + opts.Peers.Nodes() }
 		if spare = opts.Peers.Spare; opts.Spill != nil {
 			opts.Spill.SetSpare(spare)
 		}
+	}
+	var price func(bucket string) (request, each float64, ok bool)
+	if opts.Requests != nil {
+		price = opts.Requests.Price
 	}
 	var errs [6]error
 	e.spans, errs[5] = spans.New(spans.Options{
@@ -197,7 +205,7 @@ func NewEngine(s store.Store, opts Options) (*Engine, error) {
 		},
 		Near:  func(ctx context.Context, dataset uint32, positions []int64) { e.ahead.Near(ctx, dataset, positions) },
 		Bytes: func(dataset uint32) int64 { return e.ahead.Bytes(dataset) / int64(sharers()) },
-		Waits: func() bool { return e.ahead.Waits() },
+		Waits: func() bool { return e.ahead.Waits() }, Price: price,
 	})
 	if errs[5] != nil {
 		return nil, errs[5]
@@ -225,10 +233,14 @@ func NewEngine(s store.Store, opts Options) (*Engine, error) {
 			Cache: opts.Spill, Future: opts.Future, Reader: e.reader, Mine: mine, Spare: spare,
 		})
 	}
+	var early prefetch.There
+	if e.ahead != nil {
+		early = there{e}
+	}
 	e.set, errs[3] = prefetch.NewSet(prefetch.Options{
 		WindowBytes: opts.WindowBytes, Ledger: e.ledger, Reader: e.reader, Stage: e.stage, Ahead: e.ahead,
-		MaxAhead: opts.MaxAhead,
-		Tell:     tell, Onward: onward, Astray: astray, Lineage: opts.Lineage,
+		MaxAhead: opts.MaxAhead, There: early,
+		Tell: tell, Onward: onward, Astray: astray, Lineage: opts.Lineage,
 	})
 	if err := errors.Join(errs[:]...); err != nil {
 		return nil, err
@@ -246,6 +258,17 @@ func NewEngine(s store.Store, opts Options) (*Engine, error) {
 	}
 	return e, nil
 }
+
+// there is what streams may begin before its turn: see [prefetch.There].
+type there struct{ engine *Engine }
+
+// Is implements prefetch.There.
+func (t there) Is(ref schema.BlobRef) bool {
+	return t.engine.ahead.Holds(t.engine.reader.Known(ref)) || t.engine.spans.Coming(ref)
+}
+
+// News implements prefetch.There.
+func (t there) News() int64 { return t.engine.opts.Spill.Written() + t.engine.spans.Begun() }
 
 // readPage reads a page of a manifest. The spill keeps what is wanted again. What comes from there is copied: pages
 // stay in memory as long as there is room, and would pin as much of the spill.

@@ -145,6 +145,13 @@ func put(tb testing.TB, store store.Store, dataset string, n int) *schema.Snapsh
 // putPages is put with pages of so many rows.
 func putPages(tb testing.TB, store store.Store, dataset string, n, pageRows int) *schema.Snapshot {
 	tb.Helper()
+	return putImages(tb, store, dataset, n, pageRows, content)
+}
+
+// putImages is putPages with other images.
+func putImages(tb testing.TB, store store.Store, dataset string, n, pageRows int,
+	image func(i int) []byte) *schema.Snapshot {
+	tb.Helper()
 	ctx := tb.Context()
 	sch, err := schema.NewSchema(
 		[]arrow.Field{{Name: "label", Type: arrow.PrimitiveTypes.Int64}, {Name: "name", Type: arrow.BinaryTypes.String,
@@ -176,7 +183,7 @@ func putPages(tb testing.TB, store store.Store, dataset string, n, pageRows int)
 			if i%100 == 99 {
 				images = append(images, nil)
 			} else {
-				images = append(images, content(i))
+				images = append(images, image(i))
 			}
 		}
 		rec := b.NewRecord()

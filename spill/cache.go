@@ -58,6 +58,7 @@ type Cache struct {
 	queued    atomic.Int64
 	gathering gathering
 	reaper    reaper
+	spent     spent
 	elsewhere elsewhere
 	workers   sync.WaitGroup
 
@@ -239,6 +240,10 @@ func (c *Cache) Removed() int64 {
 	return c.table.taken + c.refused
 }
 
+// Written is how many bytes were written since the cache was opened: while it stays the same, little comes that was not
+// there.
+func (c *Cache) Written() int64 { return c.count.written.Load() }
+
 // Ref is the reference of the blob that is in the cache under a key, or about to be; false if there is none.
 func (c *Cache) Ref(key schema.Key) (schema.BlobRef, bool) {
 	c.mu.Lock()
@@ -284,8 +289,11 @@ func (p *pin) Unpin() {
 func (p *pin) Extent([]byte) (schema.Extent, bool) { return p.blob.Extent() }
 
 func (c *Cache) unpin(i uint32, s *slot) {
-	if s.pins.Add(-1) == dying {
+	switch s.pins.Add(-1) {
+	case dying:
 		c.reaper.add(i)
+	case 0:
+		c.spent.add(i)
 	}
 }
 
@@ -816,6 +824,9 @@ func (c *Cache) pick(chooser *Chooser, of Table, room, need int64, e *Entry) (vi
 	var newcomer Worth
 	if e != nil {
 		newcomer = c.opts.Policy.Worth(e, now)
+	}
+	if chooser == c.chooser {
+		c.spent.suggest(chooser, of, now)
 	}
 	var picked []uint32
 	for room < need && len(picked) < maxVictims {

@@ -279,6 +279,8 @@ type Future struct {
 	mu   sync.Mutex             // held to change jobs
 	jobs atomic.Pointer[[]*Job] // replaced, never changed
 	gone atomic.Int64           // rows that jobs used which are removed
+
+	horizons horizons
 }
 
 // JobOptions describe a job to a [Future].
@@ -339,6 +341,7 @@ type Job struct {
 
 	served  atomic.Int64 // rows, from the beginning of the first epoch on
 	rowTime atomic.Int64 // nanoseconds
+	loose   atomic.Pointer[loose]
 
 	pace pace
 }
@@ -502,6 +505,7 @@ func (j *Job) Advance(epoch, index int64, now Time) {
 			return
 		}
 		if j.served.CompareAndSwap(old, served) {
+			j.loose.Load().forget(old, served)
 			break
 		}
 	}
@@ -511,27 +515,42 @@ func (j *Job) Advance(epoch, index int64, now Time) {
 }
 
 // RowsUntil returns how many rows the job uses before it uses the sample at a position; false if it will not, as
-// far as is known.
+// far as is known. Of a job that is loose that is how many it uses before it may.
 func (j *Job) RowsUntil(position int64) (int64, bool) {
+	row, reach, ok := j.nextRow(position)
+	return max(row-reach-j.served.Load(), 0), ok
+}
+
+// nextRow returns the row by which the job uses the sample at a position next, counted from the beginning of its first
+// epoch, and by how many rows earlier it may.
+func (j *Job) nextRow(position int64) (row, reach int64, ok bool) {
 	if j.rows == 0 {
-		return 0, false
+		return 0, 0, false
 	}
 	served := j.served.Load()
 	if served >= j.end {
-		return 0, false
+		return 0, 0, false
 	}
 	epoch := served / j.rows
 	start := epoch * j.rows
-	if i, ok := j.next(epoch, position, served-start); ok {
-		return start + i - served, true
+	l := j.loose.Load()
+	for from := served - start; ; {
+		i, ok := j.next(epoch, position, from)
+		if !ok {
+			break
+		}
+		if !l.has(start+i, served) {
+			return start + i, l.by(), true
+		}
+		from = i + 1
 	}
 	if start+j.rows >= j.end {
-		return 0, false
+		return 0, 0, false
 	}
 	if i, ok := j.next(epoch+1, position, 0); ok {
-		return start + j.rows + i - served, true
+		return start + j.rows + i, 0, true
 	}
-	return 0, false
+	return 0, 0, false
 }
 
 // next returns where in an epoch the job uses the sample at a position first, from an index on.

@@ -1,5 +1,7 @@
 package spill
 
+import "sync"
+
 // Turn is the clock of [Place.Until]: how many rows all jobs together have used. It stops while they do, and goes
 // on with jobs that are removed from where they were. So what is to be kept for some rows is, however long they take.
 func (f *Future) Turn() float64 {
@@ -49,28 +51,66 @@ func (f *Future) keeps(at Place) bool {
 // whose first position is base in its order.
 func (j *Job) rowsUntilAgain(at Place, base int64) (int64, bool) {
 	position := base + at.Position
-	first, ok := j.RowsUntil(position)
+	row, _, ok := j.nextRow(position)
 	if !ok {
 		return 0, false
 	}
 	served := j.served.Load()
-	epoch, index := (served+first)/j.rows, (served+first)%j.rows
+	epoch, index := row/j.rows, row%j.rows
 	if j.repeats != nil {
 		if i, ok := j.repeats.Next(epoch, position, index+1); ok {
-			return epoch*j.rows + i - served, true
+			return max(epoch*j.rows+i-served, 0), true
 		}
 	}
 	if epoch++; epoch*j.rows >= j.end {
 		return 0, false
 	}
 	i, ok := j.next(epoch, position, 0)
-	return epoch*j.rows + i - served, ok
+	return max(epoch*j.rows+i-served, 0), ok
 }
 
 // Horizon is for how many turns to keep what lies in chunks that are read one by one, each when a blob of it is missing,
 // so that a cache of that many bytes is full: a chunk whose time is half over has half of its blobs there.
 // It is 0 if all jobs together use less than that.
+//
+// What was computed is taken again until jobs come or go, or have used a small part of it since.
 func (f *Future) Horizon(bytes int64) float64 {
+	jobs, turn := f.jobs.Load(), f.Turn()
+	h := &f.horizons
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.jobs != jobs {
+		h.jobs = jobs
+		clear(h.known)
+	}
+	if k, ok := h.known[bytes]; ok && turn-k.turn <= k.value*horizonSlack {
+		return k.value
+	}
+	if len(h.known) >= maxHorizons || h.known == nil {
+		h.known = map[int64]horizon{}
+	}
+	value := f.horizon(bytes)
+	h.known[bytes] = horizon{turn, value}
+	return value
+}
+
+const (
+	// horizonSlack is for which part of itself a horizon is taken again, and maxHorizons how many are known.
+	horizonSlack = 1.0 / 256
+	maxHorizons  = 8
+)
+
+// horizons are what [Future.Horizon] has computed for the jobs that run.
+type horizons struct {
+	mu    sync.Mutex
+	jobs  *[]*Job           // guarded by mu
+	known map[int64]horizon // by bytes; guarded by mu
+}
+
+// horizon is one of them, and when it was computed.
+type horizon struct{ turn, value float64 }
+
+func (f *Future) horizon(bytes int64) float64 {
 	jobs := f.list()
 	all := rowRate(jobs)
 	type dataset struct {

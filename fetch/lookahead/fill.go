@@ -289,7 +289,8 @@ func (f *filler) missing(l *running, displace bool) (c *candidate, before int64,
 			at.whole, at.removed = l.order.job.Request().Sample == nil, removed
 		}
 		i := at.at - b.first
-		pos, here := b.positions[i], b.here[i] && b.err == nil // what is lost, the job's streams will tell
+		// What is lost, the job's streams will tell.
+		pos, here := b.positions[i], b.here[i] && b.err == nil && !l.future.Used(at.at)
 		for ; here && at.column < len(columns); at.column++ {
 			ref, ok, err := b.rows[i].TryBlob(columns[at.column])
 			if err == nil && (!ok || a.opts.Mine(ref) && a.has(ref)) {

@@ -271,12 +271,47 @@ func (a *Ahead) follow(j *resolve.Job, tenant uint16, rank int, at, epochs int64
 		l.noteLocked(rank, epoch)
 		*count(l)++
 		l.tenant = cmp.Or(l.tenant, tenant)
+		l.future.SetReach(l.reachLocked(j))
 	})
 	release(ended)
 	if l == nil {
 		return nil
 	}
 	return &Part{a, l, epoch, count(l)}
+}
+
+const (
+	// loosely is how many rows ahead of its turn a row of a stream is looked for that does not keep the plan's order, and
+	// looselyFar it is where the manifest is not in memory as a whole: rows keep their pages there.
+	loosely    = 16 << 10
+	looselyFar = 2 << 10
+)
+
+// Reach is how many rows before its turn a stream of a job may serve a row that is there: 0 of one that keeps the plan's
+// order.
+func Reach(j *resolve.Job) int64 {
+	mode, steps := j.Request().OrderOf()
+	rows := int64(loosely)
+	if !j.Manifest().Resident() {
+		rows = looselyFar
+	}
+	switch mode {
+	case schema.OrderFree:
+		return rows
+	case schema.OrderWindow:
+		return min(rows, max((steps+1)*(j.Request().Batch/j.Request().WorldSize()), 0))
+	}
+	return 0
+}
+
+// reachLocked is how many rows ahead the spill is to take any row for one that is used as soon as it is there. Of streams
+// of other nodes it is not known which rows they have used, and of those whose ranks get what their nodes own not where
+// in the order these are.
+func (l *running) reachLocked(j *resolve.Job) int64 {
+	if l.elsewhere > 0 || j.Layout() != nil {
+		return 0
+	}
+	return min(Reach(j)*j.Request().WorldSize(), l.order.Rows())
 }
 
 // join finds or begins the running job that a stream of a rank, or a Warm (allRanks), belongs to, and
@@ -358,6 +393,13 @@ func (p *Part) Advance(lap, index int64) {
 	p.job.future.Advance(p.epoch+lap, index, spillTime(time.Now()))
 	p.ahead.moved.Store(true)
 	p.ahead.Wake()
+}
+
+// Use tells the spill that the stream has used a row before its turn.
+func (p *Part) Use(lap, index int64) {
+	if p != nil {
+		p.job.future.Use(p.epoch+lap, index)
+	}
 }
 
 // Count counts a blob that came.

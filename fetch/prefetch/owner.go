@@ -21,6 +21,7 @@ type owner struct {
 	hold     *admission.Hold // what the window has of the ledger
 	path     read.Path       // as it was when the consumer last came
 	attached bool            // blobs of its snapshot lie in buckets
+	reach    int64           // how many rows before its turn one may be begun that is there; 0: none
 	ahead    ahead
 	slot     walk // how far was handed out
 	sizer    sizer

@@ -48,7 +48,9 @@ type run struct {
 // rowState is how far a row of a run is.
 type rowState struct {
 	size    int64 // bytes of its blobs
+	early   int64 // of those, if it was there when it was begun, at least 1; else 0
 	pending int32 // cells that are not back yet
+	begun   bool  // its first cell was gone on from
 	taken   bool  // it was delivered
 }
 
@@ -75,6 +77,8 @@ type ahead struct {
 	reading int // index in runs of the run to read from next
 	near    int // index in runs of the first one whose rows may not go into the next batch
 	whole   int // runs before it are back: see backTo
+
+	sought sought // rows that are there, of a loose order
 
 	// Of a loose order alone: which rows were delivered or are back, and the first
 	// one that was not delivered.
@@ -226,11 +230,11 @@ func (a *ahead) promote(s *owner) {
 // begin goes on to the next cell. The bytes of a row are reserved with its first.
 func (s *owner) begin(r *run, row, column int) {
 	if column == 0 {
+		r.state[row].begun = true
 		s.ahead.rows++
 		s.ahead.bytes += r.state[row].size
 		s.window.used += s.rowSize(r, row)
 	}
-	r.next++
 }
 
 // rowSize is what a row takes of the window: its blobs, and its metadata.
@@ -289,6 +293,9 @@ func (s *owner) back(r *run, row int) {
 	if s.order.loose {
 		a.back.add(r.seq + int64(row))
 	}
+	if r.state[row].early > 0 && s.job.Layout() == nil {
+		s.part.Use(r.lap, r.index+int64(row))
+	}
 	if r.near {
 		a.ready++
 		a.readySize += r.state[row].size
@@ -318,6 +325,8 @@ func (s *owner) takeRow(r *run, row int, p *part) {
 	a := &s.ahead
 	a.rows--
 	a.bytes -= r.state[row].size
+	a.sought.bytes -= r.state[row].early
+	a.sought.more(seekEach)
 	if r.near {
 		a.ready--
 		a.readySize -= r.state[row].size
@@ -358,6 +367,7 @@ func (a *ahead) trim() {
 	a.reading = max(0, a.reading-n)
 	a.near = max(0, a.near-n)
 	a.whole = max(0, a.whole-n)
+	a.sought.trim(n)
 	a.far = false
 }
 
@@ -677,10 +687,14 @@ func (s *owner) fill(p *part) {
 	}
 }
 
-// fillLoose takes the earliest rows that are back, of those that may go
-// into the batch.
+// fillLoose takes the earliest rows that are back, of those that may go into the batch: first those that were there
+// before their turn, unless rows whose last step has come fill it.
 func (s *owner) fillLoose(p *part) {
 	a := &s.ahead
+	if a.sought.bytes > 0 && a.stop == math.MaxInt64 {
+		s.fillSought(p)
+		return
+	}
 	for seq := a.back.nextIn(a.firstRow); seq >= 0 && s.slot.left() > 0; seq = a.back.nextIn(seq + 1) {
 		r, row := a.runOf(seq)
 		if !r.near || seq >= a.stop || !s.sizer.fits(r.state[row].size) {
@@ -835,6 +849,7 @@ func (s *owner) refill() {
 	a := &s.ahead
 	cols := len(s.columns)
 	a.paused = false
+	a.sought.more(seekOften)
 	s.feed()
 	if s.gone || s.still.Load() || cols == 0 || s.context().Err() != nil {
 		return
@@ -851,6 +866,9 @@ func (s *owner) refill() {
 			a.paused = true
 			break
 		}
+		if s.seeks() && s.beginEarly(now) {
+			continue
+		}
 		if a.reading == len(a.runs) && !s.plan() {
 			break
 		}
@@ -860,34 +878,21 @@ func (s *owner) refill() {
 			continue
 		}
 		row, column := r.next/cols, r.next%cols
-		if r.state[row].taken {
+		if st := &r.state[row]; st.taken || column == 0 && st.begun {
 			r.next += cols
 			continue
 		}
-		pos := r.positions[row]
-		ref, ok, err := r.rows[row].TryBlob(s.columns[column].ordinal)
-		if err != nil {
-			s.manifestLost(err)
-			break
-		}
-		if column == 0 && !s.reserve(r, row) {
+		if column == 0 && !s.beginTurn(r, row) {
+			if s.makeWay(r) {
+				continue
+			}
 			s.noRoom()
 			break
 		}
-		cell := r.next
-		s.begin(r, row, column)
-		if !ok {
-			s.back(r, row) // a null
-			continue
+		if !s.want(r, row, column, now) {
+			break
 		}
-		a.inFlight++
-		r.inFlight++
-		a.wants = append(a.wants, read.Want{
-			Ref: ref, At: s.places.At(pos, s.payer), Context: s.context(),
-			Since: now, Account: &s.account, Trace: s.trace,
-			Token: read.Token{Of: r, N: cell}, Late: s.late && s.columns[column].made == nil,
-			Use: r.seq + int64(row) - a.runs[0].seq,
-		})
+		r.next++
 	}
 	if len(a.wants) > 0 {
 		s.place.Ask(a.wants...)
@@ -897,15 +902,40 @@ func (s *owner) refill() {
 	}
 }
 
-// reserve counts a row in, if the window and the ledger have room for it.
+// want goes on to a cell, and asks for it; false if where it lies cannot be read.
+func (s *owner) want(r *run, row, column int, now time.Time) bool {
+	a := &s.ahead
+	ref, ok, err := r.rows[row].TryBlob(s.columns[column].ordinal)
+	if err != nil {
+		s.manifestLost(err)
+		return false
+	}
+	s.begin(r, row, column)
+	if !ok {
+		s.back(r, row) // a null
+		return true
+	}
+	a.inFlight++
+	r.inFlight++
+	a.wants = append(a.wants, read.Want{
+		Ref: ref, At: s.places.At(r.positions[row], s.payer), Context: s.context(),
+		Since: now, Account: &s.account, Trace: s.trace,
+		Token: read.Token{Of: r, N: row*len(s.columns) + column}, Late: s.late && s.columns[column].made == nil,
+		Use: r.seq + int64(row) - a.runs[0].seq,
+	})
+	return true
+}
+
+// reserve counts a row in, if the window and the ledger have room for it. capped says that the window has none.
 // What the batch needs that the consumer could have next is beyond the window, or
 // one smaller than that would stop the stream for good; it is never beyond the ledger.
-func (s *owner) reserve(r *run, row int) bool {
+func (s *owner) reserve(r *run, row int, capped bool) bool {
 	a, n := &s.ahead, s.rowSize(r, row)
 	a.starving = 0
 	next := int64(a.rows) < s.slot.left() && a.bytes+r.state[row].size <= s.sizer.maxBytes // the batch needs it
-	full := s.window.used+n > s.window.size || int64(a.rows)*leastRow > max(s.window.size, s.window.least)
-	if full && a.rows > 0 && !next || len(a.hungry) > 0 || a.reserving {
+	full := s.window.used+n > s.window.size || int64(a.rows)*leastRow > max(s.window.size, s.window.least) ||
+		capped
+	if full && a.rows > 0 && !next && !s.isDue(r) || len(a.hungry) > 0 || a.reserving {
 		return false
 	}
 	if a.granted >= n {
@@ -951,15 +981,16 @@ func (s *owner) drop(most int64, but int) {
 
 // unplan takes the last run out.
 func (s *owner) unplan(r *run) {
-	a, cols := &s.ahead, len(s.columns)
+	a := &s.ahead
 	var bytes int64
 	for row := range r.positions {
 		if r.state[row].taken {
 			continue
 		}
-		if row*cols < r.next {
+		if r.state[row].begun {
 			a.rows--
 			a.bytes -= r.state[row].size
+			a.sought.bytes -= r.state[row].early
 			bytes += s.rowSize(r, row)
 		}
 		if r.state[row].pending == 0 {
@@ -983,6 +1014,7 @@ func (s *owner) unplan(r *run) {
 	a.seq, a.ended, a.far = r.seq+int64(delivered), false, false
 	a.reading, a.near = min(a.reading, len(a.runs)), min(a.near, len(a.runs))
 	a.whole = min(a.whole, len(a.runs))
+	a.sought.cut(len(a.runs))
 }
 
 // release gives the blobs of a run back.
@@ -998,7 +1030,7 @@ func (s *owner) releaseAll() {
 	a := &s.ahead
 	for _, r := range a.runs {
 		for row := range r.positions {
-			if !r.state[row].taken && row*len(s.columns) < r.next {
+			if !r.state[row].taken && r.state[row].begun {
 				s.window.used -= s.rowSize(r, row)
 				s.hold.Shrink(s.rowSize(r, row))
 			}
@@ -1008,7 +1040,7 @@ func (s *owner) releaseAll() {
 	a.undraft()
 	s.hold.Shrink(a.granted)
 	a.granted, a.runs, a.whole = 0, nil, 0
-	a.rows, a.bytes, a.inFlight = 0, 0, 0
+	a.rows, a.bytes, a.inFlight, a.sought = 0, 0, 0, sought{}
 }
 
 // noRoom begins to count the time that reading stands still, though nothing

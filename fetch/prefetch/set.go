@@ -42,6 +42,8 @@ type Options struct {
 	Astray func(ref schema.BlobRef) bool
 	// Tell tells other nodes what the streams do: see [Set.Progress]. It must not block. nil: there are none.
 	Tell func(list []peers.Progress)
+	// There says what streams may begin before its turn whose order is loose. nil: nothing.
+	There There
 	// Lineage records what is handed out; nil for nowhere.
 	Lineage *lineage.Log
 }

@@ -201,6 +201,9 @@ func (s *Set) start(ctx context.Context, st *owner, how Serving) error {
 			st.openStage()
 		}
 		st.place = s.opts.Reader.Open(st.tenant.name, s.weightFor(st.tenant.name), j.Group(), st.Stream)
+		if s.opts.There != nil && st.order.loose {
+			st.reach = min(lookahead.Reach(j), st.ahead.most-runRows)
+		}
 		st.attached = len(j.Manifest().Snapshot().Sets) > 0
 		st.path = s.opts.Reader.Path(st.attached)
 		st.window.init(st.opened, st.path, st.tenant.share.Load())

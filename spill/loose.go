@@ -1,0 +1,81 @@
+package spill
+
+import "sync/atomic"
+
+// loose is what is known of a job that does not use its rows in their order: it may use a row of its epoch as soon as
+// that is at most reach rows ahead, and has used some of those. A nil one is of a job that keeps the order.
+type loose struct {
+	reach int64
+	used  []atomic.Uint64 // a bit for each row, of as many as they are; those behind the job are zero
+}
+
+// SetReach says that the job may use a row as soon as it is at most so many rows ahead, within its epoch, if it is
+// there; 0: not before its turn. [Job.Use] then tells which it has used so.
+func (j *Job) SetReach(rows int64) {
+	old := j.loose.Load()
+	if rows = max(rows, 0); old.by() == rows {
+		return
+	}
+	if rows == 0 {
+		j.loose.Store(nil)
+		return
+	}
+	j.loose.Store(&loose{reach: rows, used: make([]atomic.Uint64, rows/64+1)})
+}
+
+// Use says that the job has used a row before its turn: it will use that sample again in its next epoch.
+func (j *Job) Use(epoch, index int64) {
+	l, row := j.loose.Load(), epoch*j.rows+index
+	if l == nil || !l.within(row, j.served.Load()) {
+		return
+	}
+	word, bit := l.bit(row)
+	word.Or(bit)
+}
+
+// Used reports whether the job has used a row before its turn, counted from the beginning of its first epoch.
+func (j *Job) Used(row int64) bool { return j.loose.Load().has(row, j.served.Load()) }
+
+func (l *loose) by() int64 {
+	if l == nil {
+		return 0
+	}
+	return l.reach
+}
+
+// within reports whether a bit is kept of a row, while so many were served.
+func (l *loose) within(row, served int64) bool {
+	return row >= served && row < served+64*int64(len(l.used))
+}
+
+func (l *loose) bit(row int64) (word *atomic.Uint64, bit uint64) {
+	return &l.used[row/64%int64(len(l.used))], 1 << (row & 63)
+}
+
+func (l *loose) has(row, served int64) bool {
+	if l == nil || !l.within(row, served) {
+		return false
+	}
+	word, bit := l.bit(row)
+	return word.Load()&bit != 0
+}
+
+// forget makes room for the bits of rows that come into reach as the job goes on from a row to another one. A row that
+// is told of at the same time may keep its bit, which then is of one that is as many rows ahead as bits are kept: that
+// sample is kept less well, once.
+func (l *loose) forget(from, to int64) {
+	if l == nil {
+		return
+	}
+	from = max(from, to-64*int64(len(l.used)))
+	for row := from; row < to; {
+		word, bit := l.bit(row)
+		if row&63 == 0 && row+64 <= to {
+			word.Store(0)
+			row += 64
+			continue
+		}
+		word.And(^bit)
+		row++
+	}
+}
