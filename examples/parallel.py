@@ -11,9 +11,8 @@ import zlib
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
-
 from bowstring.torch import BowstringDataset, verify_step
+from torch.distributed.device_mesh import init_device_mesh
 
 
 def main(address: str, name: str) -> int:
