@@ -130,10 +130,8 @@ func (s *Stream) Room(t *operators.Task, bytes int64) bool {
 func (s *owner) room(t *operators.Task) {
 	m := t.Of.(*making)
 	a := &s.ahead
-	m.once.giveUp() // others may have room
-	m.once = nil
 	if s.gone || m.run.dropped {
-		t.Cell.Release()
+		dropTask(t)
 		return
 	}
 	a.hungry = append(a.hungry, t)
@@ -142,6 +140,10 @@ func (s *owner) room(t *operators.Task) {
 		return cmp.Or(cmp.Compare(x1.run.seq, y1.run.seq), cmp.Compare(x1.cell, y1.cell))
 	})
 	s.feed()
+	if slices.Contains(a.hungry, t) { // others may have room
+		m.once.giveUp()
+		m.once = nil
+	}
 	if a.idle() {
 		s.look = true
 	}
