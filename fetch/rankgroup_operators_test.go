@@ -41,7 +41,6 @@ func madeBy(t *testing.T, s *fetch.Stream, seed uint64, list []schema.Step) erro
 			return err
 		}
 	}
-	return nil
 }
 
 // Each cell is read and made once for all ranks that get it, also where operators draw at random; and all get what they
