@@ -288,6 +288,9 @@ func (m *Mixture) checkCarried(leaves int) error {
 			return err
 		}
 	}
+	if c.Epoch > MaxEpochSize {
+		return &FieldError{Field: "mixture.carried.epoch", Got: strconv.FormatUint(c.Epoch, 10), Want: "less than 2^62"}
+	}
 	if m.EpochSize == 0 {
 		return &FieldError{Field: "mixture.epoch_size", Got: "none with carried", Want: "the rows that an epoch has"}
 	}

@@ -141,6 +141,7 @@ func TestMixtureErrors(t *testing.T) {
 		`{"sources":[{"dataset":"a","repeat":1}],"by":"tokens"}`,
 		`{` + two + `,"carried":{"epoch":1,"rows":[1,2]}}`, `{` + two + `,"epoch_size":9,"carried":{"epoch":1,"rows":[1]}}`,
 		`{` + two + `,"epoch_size":9,"carried":{"epoch":1}}`,
+		`{` + two + `,"epoch_size":9,"carried":{"epoch":4611686018427387904,"rows":[1,2]}}`,
 	} {
 		_, err := ParseRequest([]byte(`{"mixture":` + in + `}`))
 		reportField(t, &out, in, err)

@@ -246,21 +246,24 @@ func (m *Mix) setRows() error {
 		return &schema.FieldError{Field: "mixture.epoch_size", Got: strconv.FormatInt(rows, 10),
 			Want: fmt.Sprintf("1 to %d rows", int64(maxMixed))}
 	}
-	// Where a source has its first turn too many in the first epoch, that ends; all others are as long.
-	m.rows = rows
-	if c.Begin == 0 && slices.ContainsFunc(c.Sources, func(s Source) bool { return s.End == Stop }) {
-		turns := (rows-1)/m.unit + 1
-		m.grow(turns, m.changes())
-		for j, s := range c.Sources {
-			if s.End == Stop && len(m.segments) > 0 {
-				turns = min(turns, m.place(j, m.lens[j]/m.unit))
-			}
-		}
-		m.rows = min(rows, mulSat(turns, m.unit))
-	}
-	if m.rows -= m.rows % m.unit; m.rows == 0 {
+	m.rows = rows - rows%m.unit
+	if m.rows == 0 {
 		return &schema.FieldError{Field: "mixture.epoch_size", Got: fmt.Sprintf("%d rows", rows),
 			Want: fmt.Sprintf("one batch of %d or more, as each is of one source", m.unit)}
+	}
+	if c.Begin > 0 || !slices.ContainsFunc(c.Sources, func(s Source) bool { return s.End == Stop }) {
+		return nil
+	}
+	// The first epoch ends where a source has its first turn too many, and all others are as long. A change of weights in
+	// a last batch that is left out is one of the next epoch then, so that it may end sooner still.
+	for rows = 0; rows != m.rows; {
+		rows = m.rows
+		m.grow(rows/m.unit, m.changes())
+		for j, s := range c.Sources {
+			if s.End == Stop && len(m.segments) > 0 {
+				m.rows = min(m.rows, mulSat(m.place(j, m.lens[j]/m.unit), m.unit))
+			}
+		}
 	}
 	return nil
 }
@@ -588,6 +591,9 @@ func (o *mixed) next(position, from int64) (index int64, ok bool) {
 		begin, rows := o.batch(at)
 		if at = begin + int64(rows.place(uint64(at-begin))); at >= from && (best < 0 || at < best) {
 			best = at
+		}
+		if best >= 0 && (epoch+1)*n-k >= m.cfg.Batch {
+			break // its next epoch is beyond this batch
 		}
 	}
 	return best, best >= 0
