@@ -290,7 +290,7 @@ func (p *Plan) Index(pos int64) (index int64, ok bool) {
 // Exact reports whether About is as good as Index.
 func (p *Plan) Exact() bool {
 	o, guesses := p.order.(estimating)
-	return p.cfg.Buckets == nil && !(guesses && o.estimates())
+	return p.cfg.Buckets == nil && (!guesses || !o.estimates())
 }
 
 // About is Index, but that it says no more than the window where there are buckets: it is

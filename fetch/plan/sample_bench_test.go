@@ -135,7 +135,7 @@ func BenchmarkBalance(b *testing.B) {
 		s := splitmix64(i)
 		classes[i] = uint16(below(s.next(), 1000) * below(s.next(), 1000) / 1000)
 	}
-	shares := make([]float64, 1000)
+	shares := make([]float64, 999)
 	for i := range shares {
 		shares[i] = 1
 	}

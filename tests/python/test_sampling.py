@@ -37,11 +37,11 @@ def client(start: StartNode, tmp_path: Path) -> bowstring.Client:
     return client
 
 
-def positions(dataset: bowstring.Dataset, world_size: int = 1, **how: int) -> list[int]:
+def positions(dataset: bowstring.Dataset, world_size: int = 1, epoch: int = 0) -> list[int]:
     """Those of an epoch of all ranks, by step and rank."""
     got: list[tuple[int, int, list[int]]] = []
     for rank in range(world_size):
-        with dataset.batches(50, rank=rank, world_size=world_size, **how) as batches:
+        with dataset.batches(50, rank=rank, world_size=world_size, epoch=epoch) as batches:
             for batch in batches:
                 assert batches.place is not None
                 got.append((batches.place["step"], rank, batch["position"].to_pylist()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
 from typing import TYPE_CHECKING, Any
@@ -96,25 +97,26 @@ class Report:
         if not self._rows:
             return None
         table = self._table()
-        for again in range(_TRIES):
-            try:
-                made = self._client.ingest(
-                    self._dataset.name, table, mode="merge", on="id", blobs=[], source=source, progress=progress
-                )
-            except Unavailable:
-                if again == _TRIES - 1:
-                    raise
-                time.sleep(random.uniform(0.05, 0.2) * 2**again)  # noqa: S311
-            else:
-                self._columns, self._rows, self._values = [], [], []
-                return made
-        raise AssertionError
+        for again in range(_TRIES - 1):
+            with contextlib.suppress(Unavailable):
+                return self._committed(table, source, progress)
+            time.sleep(random.uniform(0.05, 0.2) * 2**again)  # noqa: S311
+        return self._committed(table, source, progress)
+
+    def _committed(self, table: pa.Table, source: str | None, progress: bool) -> IngestResult:
+        made = self._client.ingest(
+            self._dataset.name, table, mode="merge", on="id", blobs=[], source=source, progress=progress
+        )
+        self._columns, self._rows, self._values = [], [], []
+        return made
 
     def _named(self, batch: pa.RecordBatch | pa.Table) -> Any:
         for column in ("id", "position"):
             if column in batch.schema.names:
                 return batch.column(column)
-        raise InvalidRequest(f"rows: got a batch with columns {listed(batch.schema.names)}, want `id` or `position` too")
+        raise InvalidRequest(
+            f"rows: got a batch with columns {listed(batch.schema.names)}, want `id` or `position` too"
+        )
 
     def _ids(self, dataset: Dataset, rows: Any) -> pa.Array:
         if isinstance(rows, pa.ChunkedArray):
@@ -131,8 +133,8 @@ class Report:
             raise InvalidRequest("values: want a column, such as loss=…")
         if self._rows and sorted(values) != self._columns:
             raise InvalidRequest(
-                f"values: got {listed(sorted(values))}, want {listed(self._columns)} as before; other columns go into a "
-                "report of their own, as what is missing would be made null"
+                f"values: got {listed(sorted(values))}, want {listed(self._columns)} as before; other columns go into "
+                "a report of their own, as what is missing would be made null"
             )
         arrays = [_array(name, values[name], len(ids)) for name in sorted(values)]
         self._columns = sorted(values)
@@ -159,7 +161,9 @@ def _array(name: str, values: Any, rows: int) -> pa.Array:
         values = values.item()
     if isinstance(values, (bool, int, float, str, bytes)):
         return pa.repeat(pa.scalar(values), rows)
-    array = values if isinstance(values, pa.Array) else pa.array(np.asarray(values) if hasattr(values, "dtype") else values)
+    array = (
+        values if isinstance(values, pa.Array) else pa.array(np.asarray(values) if hasattr(values, "dtype") else values)
+    )
     if len(array) != rows:
         raise InvalidRequest(f"{name}: got {len(array)} values for {rows} rows, want one for each, or one for all")
     return array
