@@ -42,28 +42,35 @@ func (s *instant) Get(ctx context.Context, ref schema.BlobRef) (schema.Blob, err
 // newInstant returns a store with a dataset of blobs of one size.
 func newInstant(tb testing.TB, rows, size int) *instant {
 	tb.Helper()
-	store := newStore(tb).Store
+	s := &instant{newStore(tb).Store, map[schema.Key][]byte{}}
+	s.fill(tb, "d", rows, size)
+	return s
+}
+
+// fill adds a dataset of blobs of one size.
+func (s *instant) fill(tb testing.TB, dataset string, rows, size int) {
+	tb.Helper()
+	store := s.Store
 	sch, err := schema.NewSchema([]arrow.Field{{Name: "label", Type: arrow.PrimitiveTypes.Int64}},
 		[]arrow.Field{schema.BlobField("image", "image", false)})
 	if err != nil {
 		tb.Fatal(err)
 	}
-	w, err := ingest.New(tb.Context(), store, ingest.Options{Dataset: "d", Source: "test", Schema: sch,
+	w, err := ingest.New(tb.Context(), store, ingest.Options{Dataset: dataset, Source: "test", Schema: sch,
 		Mode: ingest.Replace})
 	if err != nil {
 		tb.Fatal(err)
 	}
 	defer w.Close()
-	blobs := map[schema.Key][]byte{}
 	for start := 0; start < rows; start += 100 {
 		b := array.NewRecordBuilder(memory.DefaultAllocator, arrow.NewSchema(schema.MetaFields(sch), nil))
 		var ids []schema.ID
 		var images [][]byte
-		for i := start; i < start+100; i++ {
-			ids = append(ids, sampleID("d", i))
+		for i := start; i < min(start+100, rows); i++ {
+			ids = append(ids, sampleID(dataset, i))
 			b.Field(0).(*array.Int64Builder).Append(int64(i))
-			image := fmt.Appendf(make([]byte, 0, size), "%d", i)[:size]
-			blobs[schema.RefOf(image).Key] = image
+			image := fmt.Appendf(make([]byte, 0, size), "%s %d", dataset, i)[:size]
+			s.blobs[schema.RefOf(image).Key] = image
 			images = append(images, image)
 		}
 		rec := b.NewRecord()
@@ -77,7 +84,6 @@ func newInstant(tb testing.TB, rows, size int) *instant {
 	if _, _, err := w.Commit(tb.Context()); err != nil {
 		tb.Fatal(err)
 	}
-	return &instant{store, blobs}
 }
 
 // locks counts the locks that were taken, where the benchmark is built to: see bench/locks.sh.
@@ -86,20 +92,39 @@ var locks func() int64
 // BenchmarkEngine is the cost of a sample of 110 KB in the engine: planning,
 // scheduling, the checksum and the assembly of batches, of which a driver that
 // costs nothing is the store. us/sample is processor time.
-func BenchmarkEngine(b *testing.B) { benchmarkEngine(b, 4000, 110_000) }
+func BenchmarkEngine(b *testing.B) { benchmarkEngine(b, 4000, 110_000, 0) }
 
 // BenchmarkEngine4k is the same with samples of 4 KB, whose bytes cost almost nothing.
-func BenchmarkEngine4k(b *testing.B) { benchmarkEngine(b, 40_000, 4_000) }
+func BenchmarkEngine4k(b *testing.B) { benchmarkEngine(b, 40_000, 4_000, 0) }
 
-func benchmarkEngine(b *testing.B, rows, size int) {
+// BenchmarkEngineMixture is the same with samples of 64 datasets, mixed.
+func BenchmarkEngineMixture(b *testing.B) { benchmarkEngine(b, 40_000, 4_000, 64) }
+
+// benchmarkEngine reads a dataset, or a mixture of so many.
+func benchmarkEngine(b *testing.B, rows, size, sources int) {
 	// The window holds half of the dataset: had it room for all, each epoch would share the blobs of the one before,
 	// and now and then nothing would be read. All orders read the same memory, or it would be the pages that differ.
-	store := newInstant(b, rows, size)
+	var mixture *schema.Mixture
+	store := &instant{newStore(b).Store, map[schema.Key][]byte{}}
+	if sources == 0 {
+		store.fill(b, "d", rows, size)
+	} else {
+		mixture = &schema.Mixture{}
+	}
+	for i := range sources {
+		name := fmt.Sprintf("d-%d", i)
+		store.fill(b, name, rows/sources, size)
+		mixture.Sources = append(mixture.Sources, schema.MixtureSource{Dataset: name, Repeat: 1})
+	}
+	rows = max(sources, 1) * (rows / max(sources, 1))
 	for _, order := range []string{schema.OrderStrict, schema.OrderWindow, schema.OrderFree} {
 		b.Run(order, func(b *testing.B) {
 			e := newEngine(b, store, fetch.Options{WindowBytes: int64(rows * size / 2)})
 			req := schema.Request{Dataset: "d", Columns: []string{"id", "label", "image"}, Batch: 64, Order: order,
-				Shuffle: &schema.Shuffle{}}
+				Shuffle: &schema.Shuffle{}, Mixture: mixture}
+			if mixture != nil {
+				req.Dataset = ""
+			}
 			j := open(b, e, req)
 			tk := ticket(req, 0)
 			tk.Epochs = 1 << 20

@@ -45,16 +45,15 @@ def client(node: Node) -> Iterator[bowstring.Client]:
 
 def mixed(client: bowstring.Client, **more: Any) -> bowstring.Mixture:
     """Three rows of photos for each of more."""
-    return (
-        bowstring.mixture(
-            {"photos": client.dataset("photos", split="train"), "more": client.dataset("more")},
-            weights={"photos": 3, "more": 1},
-            epoch_size=EPOCH,
-            **more,
-        )
-        .shuffle(7)
-        .columns(["source", "position", "file_name", "score", "label", "image"])
+    mix = bowstring.mixture(
+        {"photos": client.dataset("photos", split="train"), "more": client.dataset("more")},
+        weights={"photos": 3, "more": 1},
+        epoch_size=EPOCH,
+        **more,
     )
+    shuffled = mix.shuffle(7).columns(["source", "position", "file_name", "score", "label", "image"])
+    assert isinstance(shuffled, bowstring.Mixture)
+    return shuffled
 
 
 def test_each_row_is_its_sources(client: bowstring.Client) -> None:
@@ -100,7 +99,7 @@ def test_goes_on_with_other_ranks(client: bowstring.Client, pick: Any) -> None:
             taken = [next(batches) for _ in range(7)]
             got.update(rows(taken))
             state = batches.ticket
-        assert state["step"] == 7 and state.get("row", 0) == 0
+        assert (state["step"], state.get("row", 0)) == (7, 0)
     for rank in range(3):
         ticket = {**state, "world": {"size": 3}, "rank": rank}
         got.update(rows(mix.resume(ticket)))
@@ -162,9 +161,7 @@ def test_what_is_wrong_is_told(client: bowstring.Client) -> None:
     assert "300 of photos" in str(mixed(client).explain())
 
 
-def test_command_line(
-    node: Node, client: bowstring.Client, tmp_path: Path, bowstring: Callable[..., CompletedProcess[str]]
-) -> None:
+def test_command_line(node: Node, tmp_path: Path, bowstring: Callable[..., CompletedProcess[str]]) -> None:
     """`get` writes a mixture, and `explain` says how its sources go by."""
     mixture = '{"sources": [{"dataset": "photos", "weight": 1}, {"dataset": "more", "weight": 1}], "epoch_size": 200}'
     out = tmp_path / "mixed.parquet"
@@ -173,6 +170,7 @@ def test_command_line(
     )
     assert Counter(pq.read_table(out)["source"].to_pylist()) == {"photos": 100, "more": 100}
     rates = tmp_path / "rates.json"
-    rates.write_text('{"rates": {"store": {"latency_ms": 1, "bytes_per_s": 1e9}}}')
+    rates.write_text('{"store": {"latency_ms": 1, "reads_per_s": 1000, "bytes_per_s": 1e9}}')
     said = bowstring("explain", "--server", node.url, "--mixture", mixture, "--rates", str(rates), "--step", "2").stdout
-    assert "more@1" in said and "SEEN BEFORE STEP 2" in said
+    assert "more@1" in said
+    assert "SEEN BEFORE STEP 2" in said

@@ -58,10 +58,10 @@ def mixture(
     for batch in mixed.columns(["source", "text"]).batches(256, epoch=0): ...
     ```
 
-    Each source is shuffled by itself. Row k of a source is the k-th of its own epochs, one after the other, whatever the
-    weights: nothing is lost or doubled where they change, and a ticket goes on with any number of ranks. Columns go by
-    name; one that a source lacks is null in its rows. The column `source` has the name of the source, and `position` the
-    row's place in the source's snapshot.
+    Each source is shuffled by itself. Row k of a source is the k-th of its own epochs, one after the other, whatever
+    the weights: nothing is lost or doubled where they change, and a ticket goes on with any number of ranks. Columns
+    go by name; one that a source lacks is null in its rows. The column `source` has the name of the source, and
+    `position` the row's place in the source's snapshot.
 
     Args:
         sources: The datasets by name, of one server; narrowed by `split` and `where` as you like. Columns, options,
@@ -70,15 +70,15 @@ def mixture(
         repeat: In the place of weights: how often an epoch has all samples of each source.
         choose: In the place of weights: how many samples an epoch has of a source. `repeat` and `choose` may be given
             for different sources.
-        ends: What becomes of a source at its end: `reshuffle`, its own next epoch begins (the default); `stop`, no epoch
-            is longer than it; `drop`, the others go on without it.
-        by: What weights are by: `samples`; or a column of integers, such as the number of tokens, or the size of a column
-            of bytes, such as `image.size`, whose sums are as the weights say.
+        ends: What becomes of a source at its end: `reshuffle`, its own next epoch begins (the default); `stop`, no
+            epoch is longer than it; `drop`, the others go on without it.
+        by: What weights are by: `samples`; or a column of integers, such as the number of tokens, or the size of a
+            column of bytes, such as `image.size`, whose sums are as the weights say.
         epoch_size: Rows of an epoch; without it, as many as the sources have together.
         pick: `random`: rows take turns; `exact`: each batch has its part of each source, to a row; `one_source`: each
             batch is of one source.
-        schedule: Changes of weights, such as `{"step": 1000, "weights": {"web": 0.5}, "over": 200}`: from step 1000 on,
-            counted over all epochs, the weight goes to 0.5 within 200 steps.
+        schedule: Changes of weights, such as `{"step": 1000, "weights": {"web": 0.5}, "over": 200}`: from step 1000
+            on, counted over all epochs, the weight goes to 0.5 within 200 steps.
     """
     if not isinstance(sources, Mapping) or not sources:
         raise TypeError("sources: want datasets by name, such as {'web': client.dataset('web')}")
@@ -126,8 +126,8 @@ def _source(name: str, dataset: Dataset, amount: dict[str, Any]) -> dict[str, An
 class Mixture(Dataset):
     """Several datasets in one, which [mixture][bowstring.mixture] makes. It is read as a dataset is.
 
-    Rows are narrowed in the sources, before they are mixed. There is no `take`: a row is found in its own dataset, by the
-    columns `source` and `position`.
+    Rows are narrowed in the sources, before they are mixed. There is no `take`: a row is found in its own dataset, by
+    the columns `source` and `position`.
     """
 
     _mixture: dict[str, Any]
@@ -165,21 +165,29 @@ class Mixture(Dataset):
 
     def where(self, expression: str) -> NoReturn:
         """Rows are narrowed in the sources."""
-        raise InvalidRequest(f"where: got {shown(expression)} for a mixture, want it in its sources, before they are mixed")
+        raise InvalidRequest(
+            f"where: got {shown(expression)} for a mixture, want it in its sources, before they are mixed"
+        )
 
-    def select(self, rows: Any) -> NoReturn:
+    def select(self, rows: Any) -> NoReturn:  # noqa: ARG002 - as a Dataset has it
         """Rows are narrowed in the sources."""
-        raise InvalidRequest("select: got rows of a mixture, want `where` or a split in its sources, before they are mixed")
+        raise InvalidRequest(
+            "select: got rows of a mixture, want `where` or a split in its sources, before they are mixed"
+        )
 
     def positions(self) -> NoReturn:
         """A position is one in the snapshot of a source."""
-        raise InvalidRequest("positions: a mixture has none; its columns `source` and `position` say where rows come from")
+        raise InvalidRequest(
+            "positions: a mixture has none; its columns `source` and `position` say where rows come from"
+        )
 
-    def exchange(self, *, epoch: int = 0) -> NoReturn:
+    def exchange(self, *, epoch: int = 0) -> NoReturn:  # noqa: ARG002 - likewise
         """Single rows are taken from the sources."""
-        raise InvalidRequest("take: got a mixture, want the dataset of a source, by the columns `source` and `position`")
+        raise InvalidRequest(
+            "take: got a mixture, want the dataset of a source, by the columns `source` and `position`"
+        )
 
-    def take(self, rows: Any, *, columns: Iterable[str] | None = None) -> NoReturn:
+    def take(self, rows: Any, *, columns: Iterable[str] | None = None) -> NoReturn:  # noqa: ARG002 - likewise
         """Single rows are taken from the sources."""
         self.exchange()
 
