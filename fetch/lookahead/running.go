@@ -299,7 +299,7 @@ func Reach(j *resolve.Job) int64 {
 	case schema.OrderFree:
 		return rows
 	case schema.OrderWindow:
-		return min(rows, max((steps+1)*(j.Request().Batch/j.Request().WorldSize()), 0))
+		return min(rows, max((steps+1)*(j.Request().Batch/j.Request().DataRanks()), 0))
 	}
 	return 0
 }
@@ -311,7 +311,7 @@ func (l *running) reachLocked(j *resolve.Job) int64 {
 	if l.elsewhere > 0 || j.Layout() != nil {
 		return 0
 	}
-	return min(Reach(j)*j.Request().WorldSize(), l.order.Rows())
+	return min(Reach(j)*j.Request().DataRanks(), l.order.Rows())
 }
 
 // join finds or begins the running job that a stream of a rank, or a Warm (allRanks), belongs to, and
