@@ -1124,6 +1124,9 @@ func (c *Cache) wants(e *Entry, displace bool) bool {
 	} else if room >= need {
 		return true
 	}
+	if chooser == c.chooser {
+		c.spent.suggest(chooser, table, now)
+	}
 	_, worth, found := chooser.Victim(table, now)
 	if !found || worth.Planned && !displace && (e.Spare || !worth.Spare) {
 		return false

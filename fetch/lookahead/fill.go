@@ -25,7 +25,7 @@ const (
 	// the spill, which would not keep more of what comes, is asked again.
 	fullRows = 1.0 / 256
 	// earlyShare is as which part of the time for which chunks are read, as its inverse, they are read ahead of it.
-	earlyShare = 16
+	earlyShare = 128
 	// waitShare is the part of their time that consumers wait for the store, lately,
 	// from which on the path to the store is what holds them up.
 	waitShare = 0.02
