@@ -163,7 +163,7 @@ func TestAttachByIndex(t *testing.T) {
 	url := server.URL("b")
 	attachJSON(t, url, "d", "--lazy", "--write-index", "--index-format", "dali", "--store", one)
 	before := server.Counts()
-	sum := attachJSON(t, url, "d", "--lazy", "--store", two)
+	sum := attachJSON(t, url, "d", "--lazy", "--index", "sample", "--store", two)
 	after := server.Counts()
 	if gets := after.Requests[objecttest.Get] - before.Requests[objecttest.Get]; gets > 3*45 || sum.Rows != 600 {
 		t.Errorf("%d reads for %d rows", gets, sum.Rows)

@@ -148,7 +148,7 @@ type Options struct {
 	// Inventory is a list of the objects of the bucket that is read in the place of listing it; "" lists it. It is a path or
 	// URL: manifest.json of an inventory of S3, msc_manifest_index.json of the Multi-Storage Client, or a list of keys.
 	Inventory string
-	// Index says what is taken from indexes that lie beside tars in a bucket; IndexSample if empty.
+	// Index says what is taken from indexes that lie beside tars in a bucket; IndexAll if empty.
 	Index UseIndex
 	// Begin is called when it is known what there is to read, and not much was read yet. Its error ends Open.
 	Begin func(Estimate) error
@@ -236,7 +236,7 @@ func Open(ctx context.Context, path string, opts Options) (Source, error) {
 		files, z = inside, inside.system.(*zipped)
 		path = z.top(path)
 	}
-	files.lazy, files.indexes = opts.Walk, cmp.Or(opts.Index, IndexSample)
+	files.lazy, files.indexes = opts.Walk, cmp.Or(opts.Index, IndexAll)
 	opts.files = files
 	f, err := choose(ctx, path, opts)
 	if err != nil {
