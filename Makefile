@@ -58,7 +58,7 @@ test: go-check cc-check python-check ## Everything that has to pass: lint, every
 
 .PHONY: nightly
 nightly: go-check cc-check python-check ## What repeats, hours of it: all under the race detector and without, gocql itself, fuzzing, soak.
-	@$(STAGES) $(BESIDE) --jobs=1 WORKERS=0 FUZZ_TIME=3m lint nightly-vulnerabilities nightly-go nightly-race nightly-spec nightly-wheels nightly-sbom nightly-image nightly-helm nightly-dali nightly-formats nightly-pythons nightly-kubernetes nightly-clients test-cassandra nightly-objects nightly-bucket test-gocql test-faults nightly-churn test-python nightly-fuzz nightly-soak
+	@$(STAGES) $(BESIDE) --jobs=1 WORKERS=0 FUZZ_TIME=3m lint nightly-vulnerabilities nightly-go nightly-race nightly-spec nightly-wheels nightly-sbom nightly-image nightly-helm nightly-dali nightly-frameworks nightly-formats nightly-pythons nightly-kubernetes nightly-clients test-cassandra nightly-objects nightly-bucket test-gocql test-faults nightly-churn test-python nightly-fuzz nightly-soak
 
 .PHONY: lint
 lint: lint-go lint-python lint-vulnerabilities docs ## golangci-lint with the import rule, ruff and mypy, known vulnerabilities, the documents' references.
@@ -227,7 +227,7 @@ nightly-image: $(VENV)/.package build ## The container image, run by runc: a rea
 
 .PHONY: nightly-clients
 nightly-clients: $(VENV)/.test build ## Flight clients in Java and Rust, from Maven Central and crates.io, through the doors; more trainers (needs a JDK 17, Maven and Rust).
-	@$(STAGE) nightly-clients $(PY) -m pytest -m clients tests/test_clients.py tests/python/test_ray_nodes.py tests/python/test_trainers.py
+	@$(STAGE) nightly-clients $(PY) -m pytest -m clients tests/test_clients.py tests/python/test_ray_nodes.py tests/python/test_trainers.py tests/python/test_frameworks_page.py
 
 # A program that renders the chart by Helm's own library; three minutes of processor time, once.
 RENDER := build/helm/render
@@ -246,6 +246,10 @@ nightly-formats: $(VENV)/.package build/formats/.installed build ## Imports of w
 .PHONY: nightly-dali
 nightly-dali: $(VENV)/.package build/dali/.installed build ## Pipelines of DALI without a GPU, which lies in build/dali.
 	@$(STAGE) nightly-dali env PYTHONPATH=$(CURDIR)/build/dali $(PY) -m pytest tests/python/test_dali.py
+
+.PHONY: nightly-frameworks
+nightly-frameworks: $(VENV)/.package build/frameworks/.installed build ## JAX on the devices of a mesh, and Lhotse, which lie in build/frameworks.
+	@$(STAGE) nightly-frameworks env PYTHONPATH=$(CURDIR)/build/frameworks $(PY) -m pytest tests/python/test_jax.py tests/python/test_frameworks_page.py -k 'jax or lhotse'
 
 # The control plane: nine minutes of processor time, once; then what is in ~/.cache/bowstring.
 .PHONY: nightly-kubernetes
@@ -361,6 +365,11 @@ build/dali/.installed: $(VENV)/.test $(REQ)/dali.txt
 	$(VENV)/bin/uv pip install --quiet --python $(PY) --require-hashes --target build/dali -r $(REQ)/dali.txt
 	@touch $@
 
+build/frameworks/.installed: $(VENV)/.test $(REQ)/frameworks.txt
+	@rm -rf build/frameworks
+	$(VENV)/bin/uv pip install --quiet --python $(PY) --require-hashes --target build/frameworks -r $(REQ)/frameworks.txt
+	@touch $@
+
 build/formats/.installed: $(VENV)/.test $(REQ)/formats.txt
 	@rm -rf build/formats
 	$(VENV)/bin/uv pip install --quiet --python $(PY) --require-hashes --no-deps --target build/formats -r $(REQ)/formats.txt
@@ -415,7 +424,7 @@ sbom: wheels image ## Write bills of materials (CycloneDX) of the programs, the 
 
 .PHONY: lock
 lock: $(VENV)/.uv ## Resolve python/requirements/*.in again, with hashes.
-	cd $(REQ) && for set in uv demo test lint docs helm dali; do \
+	cd $(REQ) && for set in uv demo test lint docs helm dali frameworks; do \
 	  ../../$(VENV)/bin/uv pip compile --quiet --upgrade --universal --python-version 3.10 --generate-hashes $$set.in -o $$set.txt || exit 1; \
 	done
 	cd $(REQ) && ../../$(VENV)/bin/uv pip compile --quiet --upgrade --no-deps --universal --python-version 3.10 \
