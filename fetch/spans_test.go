@@ -294,6 +294,7 @@ func requestsOfAnEpoch(t *testing.T, lazily bool) {
 			t.Errorf("epoch %d: %d requests, want %d at most", epoch, reads, most)
 		}
 		until(t, "the spill holds all", func() bool { return opts.Spill.Stats().Entries >= n })
+		p.asked() // a disk that falls behind takes less than it is offered, and the rest is read again between the epochs
 	}
 	if proof := must(store.ProverOf(s).Proof(t.Context(), must(s.Snapshot(t.Context(), "d", 0)))); lazily &&
 		proof.Blobs != n || proof.Blobs != proof.OfBlobs {
