@@ -1,4 +1,4 @@
-"""chunk_price: requests of shuffled epochs over a server of S3, with a spill for all samples, a half and a tenth, and of a free order."""
+"""chunk_price: requests of epochs to a server of S3: with a spill for all, a half and a tenth, and of a free order."""
 
 from __future__ import annotations
 

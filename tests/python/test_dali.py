@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import io
+import itertools
 from importlib.util import find_spec
 from typing import Any
 
 import bowstring
 import numpy as np
+import pyarrow as pa
 import pytest
 from bowstring.dali import external_source
+from bowstring.stream import Batches
 from node import Node
 from PIL import Image
 
@@ -37,6 +40,32 @@ def test_epochs_have_every_sample_once(node: Node) -> None:
     assert sorted(first, key=lambda row: row[2]) == sorted(second, key=lambda row: row[2]) == want
     assert first != second
     assert source.epoch == 2
+
+
+def test_a_step_goes_on_after_an_error(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What came of a step before an error is not lost."""
+    with bowstring.connect(node.url) as client:
+        photos = client.dataset("photos").columns(COLUMNS).shuffle(7)._with_options(batch_bytes=1)  # a row at a time
+        want = rows(external_source(photos, global_batch_size=16))
+        source = external_source(photos, global_batch_size=16)
+        read, calls, failed = Batches._next, itertools.count(), 0
+
+        def failing(batches: Batches) -> pa.RecordBatch:
+            if next(calls) % 5 == 3:
+                raise bowstring.DataLoss("this read alone")
+            return read(batches)
+
+        monkeypatch.setattr(Batches, "_next", failing)
+        found: list[tuple[bytes, int, int]] = []
+        while len(found) < len(want):
+            try:
+                images, labels, positions = source()
+            except bowstring.DataLoss:
+                failed += 1
+                continue
+            found += [(i.tobytes(), int(n), int(p)) for i, n, p in zip(images, labels, positions, strict=True)]
+        assert found == want
+        assert failed > 3
 
 
 def test_ranks_share_an_epoch(node: Node) -> None:

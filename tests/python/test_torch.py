@@ -14,6 +14,7 @@ from typing import Any, Literal
 import bowstring
 import pyarrow as pa
 import pytest
+from bowstring.stream import Batches
 from bowstring.torch import (
     Batch,
     BowstringDataset,
@@ -63,6 +64,34 @@ def test_every_sample_in_order(photos: bowstring.Dataset, workers: int, context:
                 assert image.numpy().tobytes() == their_image
         assert found == positions(photos, epoch)
     assert positions(photos, 0) != positions(photos, 1)
+
+
+@pytest.mark.parametrize("output", ["batches", "samples"])
+def test_a_step_comes_again_after_an_error(
+    photos: bowstring.Dataset, monkeypatch: pytest.MonkeyPatch, output: Literal["batches", "samples"]
+) -> None:
+    """What came of a step before an error is not lost, and nothing is doubled."""
+    rowwise = photos.columns(["position", "image"])._with_options(batch_bytes=1)
+    want = [p for step in positions(photos, 0) for p in step]
+    it = iter(BowstringDataset(rowwise, global_batch_size=BATCH, output=output, rank=0, world_size=1))
+    read, calls, failed = Batches._next, itertools.count(), 0
+
+    def failing(batches: Batches) -> pa.RecordBatch:
+        if next(calls) % (3 * BATCH) == BATCH // 2:
+            raise bowstring.DataLoss("this read alone")
+        return read(batches)
+
+    monkeypatch.setattr(Batches, "_next", failing)
+    found: list[int] = []
+    while len(found) < len(want):
+        try:
+            got = next(it)
+        except bowstring.DataLoss:
+            failed += 1
+            continue
+        found += got["position"].tolist() if output == "batches" else [int(got["position"])]
+    assert found == want
+    assert failed > 1
 
 
 def test_batches_stay_as_they_are_while_others_come(photos: bowstring.Dataset) -> None:

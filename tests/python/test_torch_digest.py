@@ -37,6 +37,7 @@ OTHERS: dict[str, list[dict[str, Any]]] = {
     "split": [{"split": "train"}, {"split": "val"}],
     "where": [{"where": "n > 20"}],
     "selection": [{"selection": {"positions": list(range(0, ROWS, 2))}}],
+    "mixture": [],  # in the place of a dataset: tests/python/test_mixtures.py
     "columns": [{"columns": ["position"]}, {"columns": ["n", "position", "blob"]}],
     "layout": [{"layout": "binary", "columns": ["position", "blob"]}],
     "shuffle": [{"shuffle": None}, {"shuffle": {"seed": 4, "epoch": 1}}],
@@ -48,6 +49,12 @@ OTHERS: dict[str, list[dict[str, Any]]] = {
     "operators": [{"operators": {"twice": expression("n * 2")}, "columns": ["position", "twice"]}],
     "place": [],  # of operators
     "on_error": [{"on_error": "null"}, {"on_error": "skip"}],
+    "sample": [
+        {"sample": {"weights": "n"}, "bucket_by_length": None},
+        {"sample": {"balance": "m"}, "bucket_by_length": None},
+        {"sample": {"balance": "m", "epoch_size": 48}, "bucket_by_length": None},
+    ],
+    "digest": [{"digest": True}],
     # For a cluster; the samples of a step are those of the plan.
     "assign": [],
     "owners": [],

@@ -65,6 +65,7 @@ class ExternalSource:
         self._dataset, self._size, self._rank, self._world_size = dataset, int(size), rank, world_size
         self._most = int(size)  # rows of a batch, of the rank that has most
         self._batches: Batches | None = None
+        self._records: list[pa.RecordBatch] = []  # of a step that is not whole, as its last call failed
 
     def __call__(self) -> list[list[Cell]]:
         """The columns of the next batch."""
@@ -72,13 +73,16 @@ class ExternalSource:
             rank, world_size = resolved(self._rank, self._world_size)
             self._most = -(-self._size // world_size)
             self._batches = self._dataset.batches(self._size, rank=rank, world_size=world_size, epoch=self.epoch)
+        records = self._records
         try:
-            records = [next(self._batches)]
+            if not records:
+                records.append(next(self._batches))
             while self._batches.place is not None and not self._batches.place["last"]:  # a step comes in several
                 records.append(next(self._batches))
         except StopIteration:
             self.reset()
             raise
+        self._records = []
         found: list[list[Cell]] = [[] for _ in records[0].columns]
         for record in records:
             for index, column in enumerate(record.columns):
@@ -96,6 +100,7 @@ class ExternalSource:
 
     def reset(self) -> None:
         """Give up the epoch that is being read, if one is; the next call begins the one after it."""
+        self._records = []
         if self._batches is not None:
             self._batches.close()
             self._batches = None

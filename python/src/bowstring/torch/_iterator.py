@@ -78,6 +78,15 @@ class DatasetIterator(Iterator[Any]):
         return self
 
     def __next__(self) -> Any:
+        try:
+            return self._next()
+        except StopIteration:
+            raise
+        except BaseException:  # what came of the step is lost here, and comes again by another stream
+            self.close()
+            raise
+
+    def _next(self) -> Any:
         if self._late:
             raise RuntimeError(
                 "load_state_dict of the dataset was called when the workers had been started; make a new DataLoader"
