@@ -107,11 +107,14 @@ func adoptPacked(b *bench) {
 func ptr[T any](v T) *T { return &v }
 
 func repair(b *bench) {
-	if b.segments() { // a segment is written once
-		data := blobOf("repair", 700)
-		b.ingest("r", 0, [][]byte{data})
-		b.fails(b.store.Repair(b.ctx, b.ref(data), data), schema.ErrInvalid, "repair")
+	if b.segments() { // a segment is written again as a whole; see the store's own tests for one that is damaged
+		data, other, none := blobOf("repair", 700), blobOf("other", 700), blobOf("none", 700)
+		b.ingest("r", 0, [][]byte{data, other})
+		b.ok(b.store.Repair(b.ctx, b.ref(data), data), "repair of what is whole")
+		b.fails(b.store.Repair(b.ctx, b.ref(data), other), schema.ErrInvalid, "repair with other bytes")
+		b.fails(b.store.Repair(b.ctx, schema.RefOf(none), none), schema.ErrInvalid, "repair of what lies in no segment")
 		b.has(data)
+		b.has(other)
 		return
 	}
 	blobs := append(blobsOf("repair", 5, 700), blobOf("large", 1<<20+5), []byte{})
