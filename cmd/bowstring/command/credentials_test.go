@@ -64,12 +64,6 @@ func TestBucketCredentials(t *testing.T) {
 		t.Fatal(err)
 	}
 	client := flight.NewClientFromConn(conn, nil)
-	defer func() {
-		_ = conn.Close()
-		if err := n.close(context.Background()); err != nil {
-			t.Error(err)
-		}
-	}()
 	read := func(dataset, tenant string) (rows int64, err error) {
 		return readRows(t.Context(), client, schema.Request{Dataset: dataset}, tenant)
 	}
@@ -92,6 +86,10 @@ func TestBucketCredentials(t *testing.T) {
 				}
 			}
 		}
+	}
+	_ = conn.Close()
+	if err := n.close(context.Background()); err != nil { // the log is whole now
+		t.Error(err)
 	}
 	if strings.Contains(log.String(), "secret-of") {
 		t.Error("a secret is in the log")
