@@ -63,7 +63,7 @@ for name in ("torch", "polars"):
     importlib.import_module("bowstring." + name)
 import bowstring
 for path in sorted(pathlib.Path(bowstring.__file__).parent.glob("*.py")):
-    if path.stem not in ("ray", "polars", "dali", "_ray_filters", "_polars_filters"):
+    if path.stem not in ("ray", "polars", "dali", "grain", "_ray_filters", "_polars_filters"):  # of other packages
         importlib.import_module("bowstring." + path.stem)
 print("all")
 """

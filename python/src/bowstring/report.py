@@ -5,20 +5,40 @@ from __future__ import annotations
 import contextlib
 import random
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 
 from bowstring._shown import listed, shown
+from bowstring._upload import IngestResult
+from bowstring.dataset import Dataset
 from bowstring.errors import InvalidRequest, Unavailable
-
-if TYPE_CHECKING:
-    from bowstring._upload import IngestResult
-    from bowstring.client import Client
-    from bowstring.dataset import Dataset
+from bowstring.lineage import Held
 
 _TRIES = 8  # of a commit that others are in the way of, each of which the server repeats itself
+
+
+class Server(Protocol):
+    """What a report asks of a client."""
+
+    def dataset(self, name: str, /) -> Dataset: ...
+
+    def lineage(self, job: str, step: int, /, *, epoch: int | None, rank: int | None) -> list[Held]: ...
+
+    def ingest(
+        self,
+        name: str,
+        reader: Any,
+        /,
+        *,
+        mode: str,
+        on: str | None,
+        blobs: Iterable[str] | None,
+        source: str | None,
+        progress: bool,
+    ) -> IngestResult: ...
 
 
 class Report:
@@ -28,7 +48,7 @@ class Report:
     has a report of its own: those of all ranks come together in the dataset, whichever commits first.
     """
 
-    def __init__(self, client: Client, dataset: Dataset) -> None:
+    def __init__(self, client: Server, dataset: Dataset) -> None:
         self._client = client
         self._dataset = dataset
         self._columns: list[str] = []
