@@ -17,7 +17,7 @@ from .loopback import stored
 READER = Path(__file__).parent.parent / "group_reader.py"
 BATCH = 128  # of a step, so 64 samples a data rank
 RTT = "5ms"
-BANDWIDTH = 40e6  # bytes a second of the store: all ranks get 160 MB/s of it, which two processors sum up
+BANDWIDTH = 60e6  # bytes a second of the store: all ranks get 240 MB/s of it, which two processors sum up
 DP, TP = 2, 4
 
 
