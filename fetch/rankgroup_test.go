@@ -203,7 +203,7 @@ func TestRankGroupLaggard(t *testing.T) {
 				switch {
 				case !c.far && n != images:
 					t.Errorf("%d reads of %d images", n, images)
-				case c.far && (n <= images || most > 2):
+				case c.far && (n <= images || most > 3): // at worst each rank reads by itself: windows this small part them
 					t.Errorf("%d reads of %d images, of one of them %d", n, images, most)
 				}
 				closeAll(t, e, jobs, streams)
