@@ -35,8 +35,7 @@ type cloud struct {
 	listed bool // keys has all objects of the folder
 	// inventory is what is read in the place of listing; nil for none.
 	inventory *inventory
-	odd       int64  // objects whose keys are no paths, so that they are in no folder
-	oddKey    string // one of them
+	odd       oddKeys
 
 	gone  atomic.Pointer[error] // what ended the way to the bucket
 	twice *twice                // nil where nothing is read twice
@@ -159,27 +158,33 @@ func (c *cloud) enter(ctx context.Context, key string) error {
 	return nil
 }
 
-// list lists what begins with a prefix, once: from the list that another program made, if there is one. A server that does
-// not answer is asked again from where it stopped.
+// list lists what begins with a prefix, once: from the list that another program made, if there is one.
 func (c *cloud) list(ctx context.Context, prefix string) (err error) {
 	if c.inventory != nil {
 		c.keys, err = c.inventory.list(ctx, c, prefix)
 		return err
 	}
 	if url := c.from.URL(); strings.HasPrefix(url, "s3:") || strings.HasPrefix(url, "gs:") {
-		c.keys, c.odd, c.oddKey, err = listRanges(ctx, c.from, prefix)
+		c.keys, c.odd, err = listRanges(ctx, c.from, prefix)
 		return err
 	}
 	c.keys = keyList{}
 	after := ""
+	err = listWhole(ctx, &c.keys, func() error { return c.listOn(ctx, prefix, &after) })
+	c.keys.seal()
+	return err
+}
+
+// listWhole calls listOn, which goes on with a list and adds to keys, until the list is at its end. A server that does not
+// answer is asked again, but not without end while it brings no key.
+func listWhole(ctx context.Context, keys *keyList, listOn func() error) error {
 	for tries := 0; ; tries++ {
-		n := c.keys.n
-		err := c.listOn(ctx, prefix, &after)
+		n := keys.n
+		err := listOn()
 		if err == nil || !errors.Is(err, schema.ErrUnavailable) || ctx.Err() != nil {
-			c.keys.seal()
 			return err
 		}
-		if c.keys.n > n {
+		if keys.n > n {
 			tries = 0
 		}
 		if tries == attempts {
@@ -197,7 +202,7 @@ func (c *cloud) listOn(ctx context.Context, prefix string, after *string) error 
 			return err
 		}
 		*after = o.Key
-		if !c.isFile(o) {
+		if !c.odd.isFile(o) {
 			continue
 		}
 		if err := c.keys.add(o); err != nil {
@@ -207,14 +212,20 @@ func (c *cloud) listOn(ctx context.Context, prefix string, after *string) error 
 	return nil
 }
 
+// oddKeys are the objects whose keys are no paths, so that they are in no folder.
+type oddKeys struct {
+	n   int64
+	key string // one of them
+}
+
 // isFile reports whether an object is a file: it stands for no folder, and its key is a path.
-func (c *cloud) isFile(o object.Info) bool {
+func (k *oddKeys) isFile(o object.Info) bool {
 	switch {
 	case strings.HasSuffix(o.Key, "/") && o.Size == 0: // stands for a folder
 		return false
 	case !isPath(o.Key):
-		c.odd++
-		c.oddKey = o.Key
+		k.n++
+		k.key = o.Key
 		return false
 	}
 	return true
@@ -537,11 +548,11 @@ func (c *cloud) notes() []string {
 	if c.inventory != nil {
 		notes = c.inventory.notes
 	}
-	if c.odd == 0 {
+	if c.odd.n == 0 {
 		return notes
 	}
-	return append(slices.Clone(notes), fmt.Sprintf("%d objects have keys that are no paths, and were ignored, such as %s", c.odd,
-		Quoted(c.oddKey)))
+	return append(slices.Clone(notes), fmt.Sprintf("%d objects have keys that are no paths, and were ignored, such as %s", c.odd.n,
+		Quoted(c.odd.key)))
 }
 
 // object is the one at a path. Before the bucket is listed it is asked for.

@@ -38,11 +38,10 @@ type feed struct {
 // fedShard is a tar that is being read.
 type fedShard struct {
 	members chan fedMember
-	room    *semaphore.Weighted // for members that were read and not taken
-	end     error               // what ended it, once members is closed; io.EOF if nothing is wrong
-	cut     error               // why it is not whole, though nothing else is wrong
-	packed  bool                // it is compressed, and was not read where that was left out
-	keep    *keptTar            // what is handed out is kept there; nil where it is not
+	end     error    // what ended it, once members is closed; io.EOF if nothing is wrong
+	cut     error    // why it is not whole, though nothing else is wrong
+	packed  bool     // it is compressed, and was not read where that was left out
+	keep    *keptTar // what is handed out is kept there; nil where it is not
 }
 
 // fedMember is a member of a tar, and its content if it is wanted.
@@ -160,7 +159,7 @@ func (f *feed) shard(n int) *fedShard {
 		if !f.shards[f.next].read() {
 			continue
 		}
-		s := &fedShard{members: make(chan fedMember, feedMembers), room: semaphore.NewWeighted(feedBytes)}
+		s := &fedShard{members: make(chan fedMember, feedMembers)}
 		f.begun[f.next] = s
 		path := f.shards[f.next].path
 		var again *keptTar
@@ -238,17 +237,14 @@ func (f *feed) read(s *fedShard, path string) error {
 		}
 	}
 	defer func() { _ = t.close() }()
-	put := f.putInto(f.ctx, s.members, s.room, feedBytes)
+	put := f.putInto(f.ctx, s.members, feedBytes)
 	for {
 		m, err := t.next()
 		if errors.Is(err, io.EOF) {
 			s.cut = t.checkEnd()
 		}
 		if err == nil {
-			err = put(m, func(data []byte) error {
-				_, err := io.ReadFull(t, data)
-				return err
-			})
+			err = put(m, t.content)
 		}
 		if err != nil {
 			return err
@@ -277,12 +273,12 @@ type apart struct{ size, n int64 }
 // memberSize reads the first headers of the first tar, once, and returns how many there are, and how far apart in all. Each of
 // large members is a request; of tars that are small together one header is enough.
 func (f *Files) memberSize(ctx context.Context, shards []shard) (size, n int64) {
+	if f.tars.n > 0 {
+		return f.tars.size, f.tars.n
+	}
 	most, mostLarge := int64(8), int64(4)
 	if f.small(paths(shards)) {
 		most = 1
-	}
-	if f.tars.n > 0 {
-		return f.tars.size, f.tars.n
 	}
 	for _, sh := range shards {
 		if !sh.read() {
@@ -305,7 +301,7 @@ func (f *Files) memberSize(ctx context.Context, shards []shard) (size, n int64) 
 			if err != nil {
 				break
 			}
-			size += tarBlock + (h.Size+tarBlock-1)/tarBlock*tarBlock
+			size += tarBlock + wholeBlocks(h.Size)
 			n++
 		}
 		f.tars = apart{size, n}

@@ -96,7 +96,7 @@ func (f *Files) differs(index, tar, what string) {
 		Quoted(f.shown(tar)), what))
 }
 
-// differing is what indexes have said wrongly. It is safe for concurrent use.
+// differing has the notes of indexes that differ from their tars. It is safe for concurrent use.
 type differing struct {
 	mu   sync.Mutex
 	said []string
@@ -205,7 +205,7 @@ func (c *tarContents) parseDALI(text string) error {
 				m.size, m.at, m.header = size, at, end
 				c.members = append(c.members, m)
 			}
-			end = (at + size + tarBlock - 1) / tarBlock * tarBlock
+			end = wholeBlocks(at + size)
 		}
 	}
 	if want, err := strconv.Atoi(count); err != nil || want != samples || samples == 0 {
@@ -308,7 +308,7 @@ func (c *tarContents) checkMember(ctx context.Context, files *Files, tar string,
 // checkEnd looks whether nothing but zeros follows the last member.
 func (c *tarContents) checkEnd(ctx context.Context, files *Files, tar string) error {
 	last := c.members[len(c.members)-1]
-	end := (last.at + last.size + tarBlock - 1) / tarBlock * tarBlock
+	end := wholeBlocks(last.at + last.size)
 	left := c.size - end
 	if left < 2*tarBlock || left > tarPadding {
 		return indexError(fmt.Sprintf("its last member, %s, ends at byte %d, and the tar has %d", Quoted(last.name), end, c.size))
@@ -448,10 +448,7 @@ func (f *feed) started(s *fedShard, tar string, c *tarContents, first *tarReader
 				return &tarEnd{err: err, cut: t.checkEnd()}
 			}
 			if err == nil {
-				err = put(m, func(data []byte) error {
-					_, err := io.ReadFull(t, data)
-					return err
-				})
+				err = put(m, t.content)
 			}
 			if err != nil {
 				return &tarEnd{err: err}
@@ -463,8 +460,10 @@ func (f *feed) started(s *fedShard, tar string, c *tarContents, first *tarReader
 // putMember hands out a member. read reads its content, if it is wanted. Its error ends the reading.
 type putMember func(m tarMember, read func(data []byte) error) error
 
-// putInto hands out members to a channel. What was read and not taken has room.
-func (f *feed) putInto(ctx context.Context, to chan<- fedMember, room *semaphore.Weighted, most int64) putMember {
+// putInto hands out members to a channel. The contents that were read and not taken have most bytes, but that one may have
+// more.
+func (f *feed) putInto(ctx context.Context, to chan<- fedMember, most int64) putMember {
+	room := semaphore.NewWeighted(most)
 	return func(m tarMember, read func([]byte) error) error {
 		fed := fedMember{tarMember: m}
 		if m.problem == "" && m.size <= maxText && f.want(m) {
@@ -505,7 +504,7 @@ func (f *feed) inSegments(s *fedShard, n, atOnce int,
 			at, most := next, feedBytes/int64(atOnce)
 			running.Go(func() {
 				defer close(seg.members)
-				seg.end = read(ctx, at, f.putInto(ctx, seg.members, semaphore.NewWeighted(most), most))
+				seg.end = read(ctx, at, f.putInto(ctx, seg.members, most))
 			})
 		}
 		seg := begun[i]

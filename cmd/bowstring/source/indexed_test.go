@@ -63,7 +63,7 @@ func alterIndex(rng *rand.Rand, kind TarIndex, index, another string, size int, 
 		words[word] = fmt.Sprint(n + add)
 	}
 	how := rng.IntN(10)
-	if large && (how == 3 || how == 6) { // of which a sample does not tell
+	if large && (how == 3 || how == 6) { // a sample of headers does not show it
 		how = 0
 	}
 	switch how {

@@ -79,7 +79,7 @@ type inventoryReader struct {
 	prefix   string
 	relative string // what keys are relative to; "" for those of the bucket
 	sort     *keySorter
-	bare     int64 // objects of which no version is said
+	bare     int64 // objects without a stated version
 }
 
 // s3Manifest is manifest.json of an inventory of S3.
@@ -234,7 +234,7 @@ func columnName(name string) string {
 // inventoryRow is one of an inventory.
 type inventoryRow struct {
 	key, etag, class string
-	size             int64 // -1 where it is not said
+	size             int64 // -1 where it is not stated
 	left             bool  // out: it is an older version, or says that the object was deleted
 }
 
@@ -267,7 +267,7 @@ func (r *inventoryReader) put(row inventoryRow) error {
 		return nil
 	}
 	o := object.Info{Key: row.key, Size: max(row.size, 0), Class: row.class}
-	if !strings.HasPrefix(o.Key, r.prefix) || !r.of.isFile(o) {
+	if !strings.HasPrefix(o.Key, r.prefix) || !r.of.odd.isFile(o) {
 		return nil
 	}
 	// Of other clouds versions are not ETags alone.
@@ -402,7 +402,11 @@ func (r *inventoryReader) lines(ctx context.Context, in io.Reader, asJSON bool) 
 				SizeBytes *int64 `json:"size_bytes"`
 				ETag      string `json:"etag"`
 			}
-			if err := json.Unmarshal(line, &said); err != nil || said.Key == "" {
+			err := json.Unmarshal(line, &said)
+			if err == nil && said.Key == "" {
+				err = errors.New("it names none")
+			}
+			if err != nil {
 				return fmt.Errorf("%w: line %d is no object with a key: %w", schema.ErrInvalid, n, err)
 			}
 			row.key, row.etag = said.Key, strings.Trim(said.ETag, `"`)
@@ -493,7 +497,7 @@ func (r *inventoryReader) record(rec arrow.Record, names []string) error {
 	return nil
 }
 
-// ask asks for the objects of which no version is said. Those that are not there are left out.
+// ask asks for the objects without a stated version. Those that are not there are left out.
 func (r *inventoryReader) ask(ctx context.Context, said keyList) (keys keyList, err error) {
 	var missing, other int64
 	var aMissing, anOther string

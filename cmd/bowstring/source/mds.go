@@ -332,43 +332,27 @@ func (s *mds) Samples(ctx context.Context) iter.Seq2[Sample, error] {
 		first int64 // number of the shard's first sample
 	}
 	var all []numbered
+	var shards []shard
 	for _, p := range s.parts {
 		first := int64(0)
 		for _, sh := range p.shards {
-			all = append(all, numbered{p, sh, first})
+			all, shards = append(all, numbered{p, sh, first}), append(shards, s.asShard(p, sh))
 			first += sh.Samples
 		}
 	}
 	return func(yield func(Sample, error) bool) {
 		in := s.place.inOrder(ctx, s.paths())
 		defer in.close()
-		of := parts{
-			n:     len(all),
-			reads: func(i int) bool { return all[i].shard.known == 0 },
-			known: func(i int) bool {
-				known := s.asShard(all[i].mdsPart, all[i].shard)
-				return s.place.yieldKnown(ctx, &known, yield)
-			},
-			read: func(ctx context.Context, i int, put func(Sample) bool) error {
-				at := all[i]
-				visit := func(item mdsItem) bool {
-					return put(s.sample(mdsKey(at.mdsPart, at.first+item.number), at.split, item))
-				}
-				if s.walked {
-					return s.walkShard(ctx, at.mdsPart, at.shard, visit)
-				}
-				return s.readShard(ctx, in, at.mdsPart, at.shard, visit)
-			},
-			ended: func(i int, err error) bool {
-				if end := s.place.ended(ctx, err); end != nil {
-					yield(Sample{}, end)
-					return false
-				}
-				key := filepath.ToSlash(filepath.Join(all[i].split, all[i].shard.Raw.Basename))
-				return err == nil || yield(Sample{Key: key, Split: all[i].split, Bad: err.Error()}, nil)
-			},
-		}
-		of.yield(ctx, s.place.atOnce(s.walked), yield)
+		s.place.yieldParts(ctx, shards, s.walked, func(ctx context.Context, i int, put func(Sample) bool) error {
+			at := all[i]
+			visit := func(item mdsItem) bool {
+				return put(s.sample(mdsKey(at.mdsPart, at.first+item.number), at.split, item))
+			}
+			if s.walked {
+				return s.walkShard(ctx, at.mdsPart, at.shard, visit)
+			}
+			return s.readShard(ctx, in, at.mdsPart, at.shard, visit)
+		}, yield)
 	}
 }
 

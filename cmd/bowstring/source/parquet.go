@@ -198,23 +198,9 @@ func (s *parquetSource) Samples(ctx context.Context) iter.Seq2[Sample, error] {
 	return func(yield func(Sample, error) bool) {
 		in := s.place.inOrder(ctx, paths(s.shards))
 		defer in.close()
-		of := parts{
-			n:     len(s.shards),
-			reads: func(i int) bool { return s.shards[i].known == 0 },
-			known: func(i int) bool { return s.place.yieldKnown(ctx, &s.shards[i], yield) },
-			read: func(ctx context.Context, i int, put func(Sample) bool) error {
-				return s.readShard(ctx, in, s.shards[i], put)
-			},
-			ended: func(i int, err error) bool {
-				if end := s.place.ended(ctx, err); end != nil {
-					yield(Sample{}, end)
-					return false
-				}
-				sh := &s.shards[i]
-				return err == nil || yield(Sample{Key: sh.rel, Split: sh.split, Bad: err.Error()}, nil)
-			},
-		}
-		of.yield(ctx, s.place.atOnce(false), yield)
+		s.place.yieldParts(ctx, s.shards, false, func(ctx context.Context, i int, put func(Sample) bool) error {
+			return s.readShard(ctx, in, s.shards[i], put)
+		}, yield)
 	}
 }
 

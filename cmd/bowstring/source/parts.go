@@ -2,6 +2,7 @@ package source
 
 import (
 	"context"
+	"errors"
 	"runtime"
 	"sync"
 
@@ -19,7 +20,7 @@ const (
 	partBytes = 8 << 20
 )
 
-// parts are shards whose samples are yielded in the order of the shards, and of which several are read at once.
+// parts reads several shards at once and yields their samples in the order of the shards.
 type parts struct {
 	n int
 	// reads reports whether a shard is read.
@@ -31,6 +32,34 @@ type parts struct {
 	read func(ctx context.Context, i int, yield func(Sample) bool) error
 	// ended says that a shard ends, with what is wrong with it. It is false if that is to end.
 	ended func(i int, err error) (more bool)
+}
+
+// yieldParts yields the samples of shards in their order: known rows as they are, the others by read, which is as in parts. A
+// shard with something wrong ends with a bad sample in its name.
+func (f *Files) yieldParts(ctx context.Context, shards []shard, walked bool,
+	read func(ctx context.Context, i int, yield func(Sample) bool) error, yield func(Sample, error) bool) {
+	ended := func(i int, err error) bool {
+		if end := f.ended(ctx, err); end != nil {
+			yield(Sample{}, end)
+			return false
+		}
+		sh := &shards[i]
+		return err == nil || yield(Sample{Key: sh.rel, Split: sh.split, Bad: err.Error()}, nil)
+	}
+	p := parts{
+		n:     len(shards),
+		reads: func(i int) bool { return shards[i].read() },
+		known: func(i int) bool {
+			sh := &shards[i]
+			if sh.missing != "" {
+				return ended(i, errors.New(sh.missing))
+			}
+			return f.yieldKnown(ctx, sh, yield)
+		},
+		read:  read,
+		ended: ended,
+	}
+	p.yield(ctx, f.atOnce(walked), yield)
 }
 
 // atOnce is how many shards are read at once, or walked.

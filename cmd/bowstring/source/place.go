@@ -38,7 +38,7 @@ type Files struct {
 	tars apart  // how far members of tars are apart, once that was looked at
 
 	indexes   UseIndex
-	differing differing // what indexes have said wrongly
+	differing differing
 }
 
 // system is what formats need of a system of files. Paths have slashes, and are absolute but where absolute takes

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"time"
 	"unicode/utf8"
 
 	"bowstring/fetch/object"
@@ -20,14 +19,14 @@ const (
 	rangePages = 8
 	// splitPages is how many pages of a range come before it is divided.
 	splitPages = 4
-	// probeShare bounds the requests that find nothing: one for so many pages, and some more.
+	// Probes that find nothing are at most one for probeShare pages, and moreProbes.
 	probeShare, moreProbes = 4, 16
 )
 
 // errNoAfter is that a server does not begin a list behind a key.
 var errNoAfter = errors.New("the server lists from the beginning on")
 
-// lister lists what begins with a prefix. A list is asked for page by page, each of which takes a round trip: so the keys are
+// lister lists what begins with a prefix. A list is asked for page by page, and each page takes a round trip: so the keys are
 // divided into ranges, which are listed at once. Where they can be divided is not known before; a probe begins in the middle
 // of what is left of a range, and what it finds is the list of its second half, from its first page on.
 type lister struct {
@@ -55,13 +54,12 @@ type keyRange struct {
 	done    bool
 
 	// Those below are the goroutine's until it has ended.
-	keys   keyList
-	odd    int64
-	oddKey string
+	keys keyList
+	odd  oddKeys
 }
 
 // listRanges lists what begins with a prefix.
-func listRanges(ctx context.Context, from object.Bucket, prefix string) (_ keyList, odd int64, oddKey string, err error) {
+func listRanges(ctx context.Context, from object.Bucket, prefix string) (all keyList, odd oddKeys, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	l := &lister{from: from, prefix: prefix, cancel: cancel, active: 1, ranges: []*keyRange{{}}}
@@ -69,42 +67,27 @@ func listRanges(ctx context.Context, from object.Bucket, prefix string) (_ keyLi
 	l.run.Go(func() { l.list(ctx, first) })
 	l.run.Wait()
 	if err := context.Cause(ctx); err != nil {
-		return keyList{}, 0, "", err
+		return keyList{}, oddKeys{}, err
 	}
-	var all keyList
 	for _, r := range l.ranges {
 		all.join(&r.keys)
-		if odd += r.odd; r.oddKey != "" {
-			oddKey = r.oddKey
+		if r.odd.n > 0 {
+			odd = oddKeys{odd.n + r.odd.n, r.odd.key}
 		}
 	}
-	return all, odd, oddKey, nil
+	return all, odd, nil
 }
 
-// list lists a range to its end. A server that does not answer is asked again from where it stopped.
+// list lists a range to its end.
 func (l *lister) list(ctx context.Context, r *keyRange) {
-	for tries := 0; ; tries++ {
-		n := r.keys.n
-		err := l.listOn(ctx, r, l.pagesFrom(ctx, l.at(r), func() error { return l.paged(ctx, r) }))
-		if err == nil {
-			l.end(ctx, r)
-			return
-		}
-		if !errors.Is(err, schema.ErrUnavailable) || ctx.Err() != nil {
-			l.cancel(err)
-			return
-		}
-		if r.keys.n > n {
-			tries = 0
-		}
-		if tries == attempts {
-			l.cancel(err)
-			return
-		}
-		if err := sleep(ctx, min(100*time.Millisecond<<tries, 10*time.Second)); err != nil {
-			return
-		}
+	err := listWhole(ctx, &r.keys, func() error {
+		return l.listOn(ctx, r, l.pagesFrom(ctx, l.at(r), func() error { return l.paged(ctx, r) }))
+	})
+	if err != nil {
+		l.cancel(err)
+		return
 	}
+	l.end(ctx, r)
 }
 
 func (l *lister) at(r *keyRange) string {
@@ -138,7 +121,7 @@ func (l *lister) paged(ctx context.Context, r *keyRange) error {
 	return nil
 }
 
-// splitLocked begins probes, of the ranges first of which most pages have come.
+// splitLocked begins probes, first of the ranges with the most pages.
 func (l *lister) splitLocked(ctx context.Context) {
 	for !l.one && l.active < rangesAtOnce && l.pages >= rangePages && l.empty <= moreProbes+l.pages/probeShare {
 		var most *keyRange
@@ -256,15 +239,11 @@ func (l *lister) listOn(ctx context.Context, r *keyRange, list listing) error {
 		if !l.reach(r, o.Key) {
 			return nil
 		}
-		switch {
-		case strings.HasSuffix(o.Key, "/") && o.Size == 0: // stands for a folder
-		case !isPath(o.Key):
-			r.odd++
-			r.oddKey = o.Key
-		default:
-			if err := r.keys.add(o); err != nil {
-				return err
-			}
+		if !r.odd.isFile(o) {
+			continue
+		}
+		if err := r.keys.add(o); err != nil {
+			return err
 		}
 	}
 	return ctx.Err()

@@ -79,7 +79,7 @@ func TestListRanges(t *testing.T) {
 					server.Fail(objecttest.Fault{Kinds: []objecttest.Kind{objecttest.List}, Status: 500, Share: .02})
 				}
 				before = server.Counts().Requests[objecttest.List]
-				list, odd, _, err := listRanges(t.Context(), b, prefix)
+				list, odd, err := listRanges(t.Context(), b, prefix)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -100,8 +100,8 @@ func TestListRanges(t *testing.T) {
 				if !faulty && asked > plain*3/2+2*rangesAtOnce+moreProbes {
 					t.Errorf("%s, prefix %q: %d requests, and %d for one list", name, prefix, asked, plain)
 				}
-				if odd < 0 || prefix == "" && !faulty {
-					t.Logf("%s: %d requests, and %d for one list of %d keys; %d odd", name, asked, plain, len(want), odd)
+				if odd.n < 0 || prefix == "" && !faulty {
+					t.Logf("%s: %d requests, and %d for one list of %d keys; %d odd", name, asked, plain, len(want), odd.n)
 				}
 			}
 		}
@@ -127,7 +127,7 @@ func TestListRangesOfMany(t *testing.T) {
 	}
 	s.Fail(objecttest.Fault{Delay: func(*rand.Rand) time.Duration { return 10 * time.Millisecond }})
 	begun := time.Now()
-	list, _, _, err := listRanges(t.Context(), b, "data/")
+	list, _, err := listRanges(t.Context(), b, "data/")
 	if err != nil || list.n != n {
 		t.Fatalf("%d keys, %v", list.n, err)
 	}

@@ -97,7 +97,7 @@ type twice struct {
 	done bool // all was read once
 }
 
-// twiceBytes bounds the objects of which all is kept between two readings.
+// twiceBytes is the size, together, up to which objects are kept whole between two readings.
 const twiceBytes = aheadBytes
 
 // put keeps a stretch, and reports whether it does.

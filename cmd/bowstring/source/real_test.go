@@ -43,7 +43,7 @@ func TestRealListRanges(t *testing.T) {
 				t.Fatal(err)
 			}
 			counted := &smallPages{Bucket: b}
-			list, _, _, err := listRanges(t.Context(), counted, "data/")
+			list, _, err := listRanges(t.Context(), counted, "data/")
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -124,7 +124,7 @@ func (t *tarReader) header() (*tar.Header, error) {
 		default:
 			t.dataEnd = 0
 			if !isSparse(h) {
-				t.dataEnd = t.in.n + (h.Size+tarBlock-1)/tarBlock*tarBlock
+				t.dataEnd = t.in.n + wholeBlocks(h.Size)
 			}
 			return h, nil
 		}
@@ -180,11 +180,17 @@ func (t *tarReader) contentAt() int64 {
 	return t.in.n
 }
 
+// content reads the content of the member that next returned last.
+func (t *tarReader) content(data []byte) error {
+	_, err := io.ReadFull(t, data)
+	return err
+}
+
 // next returns the next member that belongs to a sample. Folders, names without an
 // extension, hidden ones and those that begin with __ belong to none.
 func (t *tarReader) next() (m tarMember, err error) {
 	for {
-		begin := (t.dataEnd + tarBlock - 1) / tarBlock * tarBlock
+		begin := wholeBlocks(t.dataEnd)
 		if t.until > 0 && begin >= t.until {
 			if begin == t.until {
 				return tarMember{}, errReached
@@ -282,6 +288,9 @@ func undotted(name string) string {
 
 // tarBlock is the size of the blocks that a tar consists of.
 const tarBlock = 512
+
+// wholeBlocks rounds a number of bytes up to whole blocks.
+func wholeBlocks(bytes int64) int64 { return (bytes + tarBlock - 1) / tarBlock * tarBlock }
 
 // tarInput is what a tar is read from. It remembers what the end of a tar is told by.
 type tarInput struct {

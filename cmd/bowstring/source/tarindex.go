@@ -83,7 +83,7 @@ func (f *Files) WriteIndex(ctx context.Context, name string, kind TarIndex, w io
 		last := &samples[len(samples)-1]
 		last.members = append(last.members, m)
 	}
-	end := (t.dataEnd + tarBlock - 1) / tarBlock * tarBlock
+	end := wholeBlocks(t.dataEnd)
 	switch {
 	case end+2*tarBlock > in.Size():
 		return fmt.Errorf("%s: %w: no end-of-archive mark", Quoted(name), errCut)

@@ -340,38 +340,23 @@ func (s *tfRecords) Samples(ctx context.Context) iter.Seq2[Sample, error] {
 	return func(yield func(Sample, error) bool) {
 		in := s.place.inOrder(ctx, s.paths())
 		defer in.close()
-		of := parts{
-			n:     len(s.shards),
-			reads: func(i int) bool { return s.shards[i].shard.read() },
-			known: func(i int) bool {
-				if sh := &s.shards[i]; sh.missing == "" {
-					return s.place.yieldKnown(ctx, &sh.shard, yield)
-				}
-				return yield(s.shards[i].asMissing(), nil)
-			},
-			read: func(ctx context.Context, i int, put func(Sample) bool) error {
-				sh := &s.shards[i]
-				err := s.read(ctx, in, sh, func(n, at int64, buf []byte, err error) error {
-					if !put(s.sample(sh, n, at, buf, err)) {
-						return errStop
-					}
-					return nil
-				})
-				if errors.Is(err, errStop) {
-					return nil
-				}
-				return err
-			},
-			ended: func(i int, err error) bool {
-				if end := s.place.ended(ctx, err); end != nil {
-					yield(Sample{}, end)
-					return false
-				}
-				sh := &s.shards[i]
-				return err == nil || yield(Sample{Key: sh.rel, Split: sh.split, Bad: err.Error()}, nil)
-			},
+		shards := make([]shard, len(s.shards))
+		for i := range s.shards {
+			shards[i] = s.shards[i].shard
 		}
-		of.yield(ctx, s.place.atOnce(false), yield)
+		s.place.yieldParts(ctx, shards, false, func(ctx context.Context, i int, put func(Sample) bool) error {
+			sh := &s.shards[i]
+			err := s.read(ctx, in, sh, func(n, at int64, buf []byte, err error) error {
+				if !put(s.sample(sh, n, at, buf, err)) {
+					return errStop
+				}
+				return nil
+			})
+			if errors.Is(err, errStop) {
+				return nil
+			}
+			return err
+		}, yield)
 	}
 }
 
