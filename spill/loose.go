@@ -6,11 +6,11 @@ import "sync/atomic"
 // that is at most reach rows ahead, and has used some of those. A nil one is of a job that keeps the order.
 type loose struct {
 	reach int64
-	used  []atomic.Uint64 // a bit for each row, of as many as they are; those behind the job are zero
+	used  []atomic.Uint64 // a ring with a bit for each row; the bits of rows behind the job are zero
 }
 
-// SetReach says that the job may use a row as soon as it is at most so many rows ahead, within its epoch, if it is
-// there; 0: not before its turn. [Job.Use] then tells which it has used so.
+// SetReach has the job use a row, if it is there, as soon as it is at most that many rows ahead within its epoch; 0: not
+// before its turn. [Job.Use] then marks the rows that it has used early.
 func (j *Job) SetReach(rows int64) {
 	old := j.loose.Load()
 	if rows = max(rows, 0); old.by() == rows {
@@ -43,7 +43,7 @@ func (l *loose) by() int64 {
 	return l.reach
 }
 
-// within reports whether a bit is kept of a row, while so many were served.
+// within reports whether the ring has a bit for a row, once served rows were served.
 func (l *loose) within(row, served int64) bool {
 	return row >= served && row < served+64*int64(len(l.used))
 }
@@ -60,9 +60,9 @@ func (l *loose) has(row, served int64) bool {
 	return word.Load()&bit != 0
 }
 
-// forget makes room for the bits of rows that come into reach as the job goes on from a row to another one. A row that
-// is told of at the same time may keep its bit, which then is of one that is as many rows ahead as bits are kept: that
-// sample is kept less well, once.
+// forget clears the bits of rows that the job leaves behind as it goes on from a row to another one: rows that come into
+// reach have them next. A row that is marked at the same time may keep its bit, which then counts for the row that has it
+// next: that sample is kept less well, once.
 func (l *loose) forget(from, to int64) {
 	if l == nil {
 		return

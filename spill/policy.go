@@ -478,8 +478,9 @@ func (j *Job) soonest(at Place, rows func(at Place, base int64) (int64, bool)) (
 	return first, used
 }
 
-// rowsUntilIn is rowsUntil in a dataset whose first position is base in the job's order. Of a page that is the first of
-// some of its rows; as they are few of them, in an order that is random it comes so much sooner as there are more.
+// rowsUntilIn is rowsUntil in a dataset whose first position is base in the job's order. Of a page it looks at pageSamples
+// rows only, and takes the first use of them. In a random order the first use of all rows comes sooner, by the ratio of
+// their numbers.
 func (j *Job) rowsUntilIn(at Place, base int64) (first int64, used bool) {
 	start, page := at.page()
 	if !page {

@@ -25,7 +25,7 @@ func (d drawn) Next(epoch, position, from int64) (int64, bool) {
 	return 0, false
 }
 
-// A job on several datasets, of which two may be the same, uses a sample when its order next has it, in either of them.
+// A job on several datasets, two of them perhaps the same, uses a sample when its order next has it, in either of them.
 func TestFutureOfSeveralDatasets(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)

@@ -3,19 +3,18 @@ package spill
 import "sync/atomic"
 
 const (
-	// maxSpent is of how many slots it is known that they were just used, and spentAtOnce how many of them are candidates
-	// beside those of a [Chooser] each time.
+	// maxSpent is how many slots that were just used are noted, and spentAtOnce how many of them are candidates each time,
+	// beside those of a [Chooser].
 	maxSpent    = 4096
 	spentAtOnce = 16
 )
 
-// spent are slots whose blobs were handed out and are held no more, the last ones: what was just used is mostly what is used
-// last. So little of it is missed where nearly all that is there is to be kept, and candidates drawn at random would find
-// none.
+// spent are the slots whose blobs were last handed out and are held no more. A blob that was just used is mostly the one
+// whose next use is last. Where nearly all blobs are to be kept, candidates drawn at random would find none that is not.
 type spent struct {
-	added atomic.Uint32 // slots that ever were
+	added atomic.Uint32 // how many slots were ever added
 	slots [maxSpent]atomic.Uint32
-	taken uint32 // of those added, which were suggested, or have become too many; guarded by Cache.mu
+	taken uint32 // how many of those were suggested, or overwritten before; guarded by Cache.mu
 }
 
 // add notes a slot. It may be called by any goroutine; what is noted at the same time as very many others may be lost.

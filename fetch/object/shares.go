@@ -20,23 +20,23 @@ type shareKey struct{ bucket, prefix, class string }
 
 func (s *Share) key() shareKey { return shareKey{s.Bucket, s.Prefix, s.Class} }
 
-// heard is what a node has told, and when.
+// heard is the shares that a node sent last, and when they came.
 type heard struct {
 	at     time.Time
 	shares []Share
 }
 
 const (
-	// wantsFor is for how long a node counts among those that want some of a limit since requests of it last waited there,
-	// and heardFor for how long what it told holds.
+	// wantsFor is how long a node still wants some of a limit after its requests last waited there, and heardFor how long
+	// the shares that it sent count.
 	wantsFor = 5 * time.Second
 	heardFor = 10 * time.Second
-	// maxHeard is how many nodes are listened to, and maxShares how much of what one tells.
+	// maxHeard bounds the nodes whose shares are kept, and maxShares the shares of each.
 	maxHeard  = 4096
 	maxShares = 1024
 )
 
-// Hear takes in what another node allows itself, in the place of what it told before; nil where it is gone.
+// Hear takes in what another node allows itself, in the place of what it sent before; nil where it is gone.
 func (b *Budget) Hear(node any, shares []Share) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -96,7 +96,7 @@ func (b *Budget) Shares() []Share {
 	return list
 }
 
-// mostTold bounds what a node believes that another one may have.
+// mostTold bounds the rates of another node that are believed.
 const mostTold = 1e7
 
 // wantsLocked reports whether requests wait here, or did of late.

@@ -50,7 +50,7 @@ const (
 	inFlight = 256
 )
 
-// maxCosts is of how many buckets it is kept what they cost.
+// maxCosts bounds the buckets whose costs are kept.
 const maxCosts = 1024
 
 // costsLocked are what requests to a bucket and its bytes cost.
@@ -72,7 +72,7 @@ func (t *Tier) costsLocked(b object.Bucket) *Costs {
 	return &c
 }
 
-// At are the costs where a request and a byte are paid by so many dollars, in the place of those that c has.
+// At returns c with other prices of a request and a byte, in dollars.
 func (c Costs) At(request, each float64) Costs {
 	c.ensureDefaults()
 	c.Request, c.Byte, c.priced = request, each, true

@@ -127,7 +127,7 @@ type Tier struct {
 	kept    []*span                     // the one that was used longest ago first
 	ahead   []trail                     // the one that was used longest ago first
 	sets    map[schema.ObjectPrefix]int // of spans in places, how many there are
-	lengths map[place]int64             // of objects whose length the store does not say; 0 while it is asked for
+	lengths map[place]int64             // of objects whose lengths the store does not say; 0 while the bucket is asked
 	costs   map[object.Bucket]Costs
 	starts  map[uint32]int64 // by the spill's number of a dataset, cells that were read alone as they were urgent
 	pace    pace
@@ -394,11 +394,11 @@ func (t *Tier) near(ctx context.Context, list []*cell) {
 	}
 }
 
-// maxLengths is of how many objects it is known how long they are.
+// maxLengths bounds the objects whose lengths are kept.
 const maxLengths = 4096
 
-// measure finds out how long objects are where the store does not say it, as of segments of a store in a bucket, and a
-// run goes on in them in order: its spans end where the object does. That is a request for each such object.
+// measure finds out the lengths of objects that a run goes on in in order, where the store does not say them, as of
+// segments of a store in a bucket: the run's spans end where the object does. Each such object takes a request.
 func (t *Tier) measure(ctx context.Context, list []*cell) {
 	for _, c := range list {
 		if c.loc.Object.Size > 0 || t.keeps(c) {

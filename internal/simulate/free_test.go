@@ -52,7 +52,7 @@ func TestFreeOrdersHitMoreThanBelady(t *testing.T) {
 	}
 }
 
-// beladyHits is the share of uses, from one on, that a cache with room for so many hits by Belady's rule: what is used
+// beladyHits is the share of uses, from one on, that a cache with room for room samples hits by Belady's rule: what is used
 // last makes room, and what is used later than all that is there is not kept.
 func beladyHits(uses []int, from, room int) float64 {
 	next, last := make([]int, len(uses)), map[int]int{}

@@ -12,7 +12,7 @@ import (
 )
 
 // TestRepair: a damaged blob of a segment is put back by its own bytes alone, the others stay what they are, and what
-// cannot be repaired is told.
+// cannot be repaired is an error.
 func TestRepair(t *testing.T) {
 	for name, place := range map[string]func(t *testing.T) string{
 		"directory": func(t *testing.T) string { return "file://" + t.TempDir() },
