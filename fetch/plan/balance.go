@@ -62,17 +62,14 @@ func BalanceBytes(samples, classes, period int64) int64 {
 // to at least one. A share of 0 is 0.
 func Parts(shares []float64) ([]uint32, error) {
 	exact := make([]*big.Rat, len(shares))
-	common, sum := big.NewInt(1), new(big.Rat)
 	for i, s := range shares {
 		r, ok := new(big.Rat).SetString(strconv.FormatFloat(s, 'g', -1, 64))
 		if !ok || r.Sign() < 0 || len(shares) > MaxClasses {
 			return nil, fmt.Errorf("%w: share %v", schema.ErrInvalid, s)
 		}
 		exact[i] = r
-		sum.Add(sum, r)
-		gcd := new(big.Int).GCD(nil, nil, common, r.Denom())
-		common.Mul(common, new(big.Int).Div(r.Denom(), gcd))
 	}
+	common, sum := commonOf(exact)
 	if sum.Sign() == 0 {
 		return nil, fmt.Errorf("%w: no share is more than 0", schema.ErrInvalid)
 	}
@@ -92,6 +89,17 @@ func Parts(shares []float64) ([]uint32, error) {
 		return parts, nil
 	}
 	return rounded(exact, sum), nil
+}
+
+// commonOf are the least common denominator of shares, and their sum.
+func commonOf(shares []*big.Rat) (denominator *big.Int, sum *big.Rat) {
+	denominator, sum = big.NewInt(1), new(big.Rat)
+	for _, s := range shares {
+		gcd := new(big.Int).GCD(nil, nil, denominator, s.Denom())
+		denominator.Mul(denominator, new(big.Int).Div(s.Denom(), gcd))
+		sum.Add(sum, s)
+	}
+	return denominator, sum
 }
 
 // rounded makes parts of MaxPeriod, the sum, of shares: what is lost by rounding down goes to those that lost most.
@@ -153,30 +161,24 @@ func NewBalance(classes Classes, parts []uint32, turn func(piece func() error) e
 
 // sort puts samples in order of their classes.
 func (b *Balance) sort(turn func(piece func() error) error) error {
-	each := func(do func(i int, c uint16)) error {
-		for from := 0; from < len(b.classes); from += balancePiece {
-			err := turn(func() error {
-				for i, c := range b.classes[from:min(from+balancePiece, len(b.classes))] {
-					do(from+i, c)
-				}
-				return nil
-			})
-			if err != nil {
-				return err
-			}
+	n := int64(len(b.classes))
+	err := InPieces(n, balancePiece, turn, func(from, to int64) {
+		for _, c := range b.classes[from:to] {
+			b.first[c+1]++
 		}
-		return nil
-	}
-	if err := each(func(_ int, c uint16) { b.first[c+1]++ }); err != nil {
+	})
+	if err != nil {
 		return err
 	}
 	for c := range b.parts {
 		b.first[c+1] += b.first[c]
 	}
 	next := slices.Clone(b.first)
-	return each(func(i int, c uint16) {
-		b.members[next[c]] = uint32(i)
-		next[c]++
+	return InPieces(n, balancePiece, turn, func(from, to int64) {
+		for i, c := range b.classes[from:to] {
+			b.members[next[c]] = uint32(from) + uint32(i)
+			next[c]++
+		}
 	})
 }
 

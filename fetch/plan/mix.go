@@ -6,6 +6,7 @@ import (
 	"math/big"
 	"math/bits"
 	"slices"
+	"sort"
 	"strconv"
 
 	"bowstring/schema"
@@ -37,12 +38,12 @@ const (
 
 // MaxSources bounds the sources of a mixture, and MaxChanges how often their weights may change.
 const (
-	MaxSources = 64
-	MaxChanges = 256
+	MaxSources = schema.MaxSources
+	MaxChanges = schema.MaxSegments
 )
 
 // maxMixed bounds the rows of all epochs of a mixture together.
-const maxMixed = never - 1
+const maxMixed = schema.MaxEpochSize
 
 // Source is one source of a mixture.
 type Source struct {
@@ -396,17 +397,14 @@ func (c *Config) mixEpoch() uint64 {
 	return c.Epoch
 }
 
+// lastSegment is the last one that meets a condition, the first one in any case. Those before it meet it, too.
+func (m *Mix) lastSegment(meets func(*segment) bool) *segment {
+	return &m.segments[sort.Search(len(m.segments)-1, func(i int) bool { return !meets(&m.segments[i+1]) })]
+}
+
 // segmentAt is the segment that has a turn.
 func (m *Mix) segmentAt(turn int64) *segment {
-	lo, hi := 0, len(m.segments)-1
-	for lo < hi {
-		if mid := (lo + hi + 1) / 2; m.segments[mid].start <= turn {
-			lo = mid
-		} else {
-			hi = mid - 1
-		}
-	}
-	return &m.segments[lo]
+	return m.lastSegment(func(s *segment) bool { return s.start <= turn })
 }
 
 // turn says which source has a turn, and how many it had before.
@@ -425,15 +423,7 @@ func (m *Mix) turns(source int, turn int64) int64 {
 // place is when a source has the turn that comes after so many of its own; maxMixed if it never has, or had it before
 // the mixture's beginning.
 func (m *Mix) place(source int, before int64) int64 {
-	lo, hi := 0, len(m.segments)-1
-	for lo < hi {
-		if mid := (lo + hi + 1) / 2; m.segments[mid].counts[source] <= before {
-			lo = mid
-		} else {
-			hi = mid - 1
-		}
-	}
-	s := &m.segments[lo]
+	s := m.lastSegment(func(s *segment) bool { return s.counts[source] <= before })
 	if before < s.counts[source] {
 		return maxMixed
 	}
@@ -515,14 +505,7 @@ func (m *Mix) index(source int, epoch uint64, sample int64) int64 {
 
 // SourceOf is the source that a position is of, and the position there. ok is false if it is of none.
 func (m *Mix) SourceOf(position int64) (source int, there int64, ok bool) {
-	source = -1
-	for lo, hi := 0, len(m.sources); lo < hi; {
-		if mid := (lo + hi) / 2; m.sources[mid].Base <= position {
-			source, lo = mid, mid+1
-		} else {
-			hi = mid
-		}
-	}
+	source = sort.Search(len(m.sources), func(i int) bool { return m.sources[i].Base > position }) - 1
 	if source < 0 || position-m.sources[source].Base >= m.sources[source].Positions {
 		return 0, 0, false
 	}
@@ -631,13 +614,7 @@ func (m *Mix) FirstPass(source int) (step int64, ok bool) {
 // Weights are whole numbers in the ratios of shares, none of which is less than 0. They are exact if their sum is less
 // than 2^62 then, and else rounded to the 2^-61th part of the sum, but no share above 0 to 0.
 func Weights(shares []*big.Rat) []uint64 {
-	common := big.NewInt(1)
-	sum := new(big.Rat)
-	for _, s := range shares {
-		gcd := new(big.Int).GCD(nil, nil, common, s.Denom())
-		common.Mul(common, new(big.Int).Div(s.Denom(), gcd))
-		sum.Add(sum, s)
-	}
+	common, sum := commonOf(shares)
 	weights := make([]uint64, len(shares))
 	if sum.Sign() == 0 {
 		return weights

@@ -6,11 +6,22 @@ import (
 	"bowstring/schema"
 )
 
-// checkSample checks what says that samples come by weight or by class.
-func checkSample(cfg *Config) error {
-	if cfg.Weights == nil && cfg.Balance == nil {
-		return nil
+// InPieces does something for n things, piece by piece, each at a turn. It fails only with what a turn does.
+func InPieces(n, piece int64, turn func(piece func() error) error, do func(from, to int64)) error {
+	for from := int64(0); from < n; from += piece {
+		err := turn(func() error {
+			do(from, min(from+piece, n))
+			return nil
+		})
+		if err != nil {
+			return err
+		}
 	}
+	return nil
+}
+
+// checkSample checks the config of a plan in which samples come by weight or by class.
+func checkSample(cfg *Config) error {
 	n := cfg.Selection.Len()
 	switch {
 	case cfg.EpochRows < 1 || cfg.EpochRows > schema.MaxEpochSize:

@@ -55,7 +55,7 @@ func (s *split) offset(k uint64) uint64 {
 	if s.width == 0 {
 		return s.first
 	}
-	r := splitmix64(s.seed ^ k*0x9e3779b97f4a7c15)
+	r := splitmix64(s.seed ^ k*splitmixStep)
 	return s.first + below(r.next(), s.width+1)
 }
 
@@ -493,9 +493,7 @@ func owing(owed int64, weight, whole uint64, places, had int64) int64 {
 
 // mixSeed is the seed of how sources take turns, for a segment that begins at a place.
 func mixSeed(seed uint64, place int64) uint64 {
-	s := splitmix64(seed ^ binary.LittleEndian.Uint64([]byte("mixture\x00")))
-	s = splitmix64(s.next() ^ uint64(place))
-	return s.next()
+	return uint64(sampleSeed(seed, uint64(place), "mixture\x00"))
 }
 
 // SourceSeed is the seed by which the samples of a source of a mixture change places. It depends on the source's name,

@@ -82,22 +82,8 @@ func (w *SampleWeights) Freeze(turn func(piece func() error) error) error {
 	var largest float32
 	var spread [1 << (32 - spreadShift - 1)]spreadClass
 	blocks := int64(len(w.before) - 1)
-	each := func(piece func(block int64)) error {
-		for from := int64(0); from < blocks; from += weightPiece {
-			err := turn(func() error {
-				for b := from; b < min(from+weightPiece, blocks); b++ {
-					piece(b)
-				}
-				return nil
-			})
-			if err != nil {
-				return err
-			}
-		}
-		return nil
-	}
-	err := each(func(b int64) {
-		for _, v := range w.values[b*weightBlock : (b+1)*weightBlock] {
+	err := InPieces(blocks, weightPiece, turn, func(from, to int64) {
+		for _, v := range w.values[from*weightBlock : to*weightBlock] {
 			largest = max(largest, v)
 		}
 	})
@@ -106,24 +92,26 @@ func (w *SampleWeights) Freeze(turn func(piece func() error) error) error {
 	}
 	_, exponent := math.Frexp(float64(largest))
 	w.scale = math.Ldexp(1, weightBits-bits.Len64(uint64(w.n))-exponent)
-	err = each(func(b int64) {
-		sum := w.before[b]
-		for p := b * weightPage; p < (b+1)*weightPage; p++ {
-			var page uint64
-			for _, v := range w.values[p*weightPage : (p+1)*weightPage] {
-				if v == 0 {
-					continue
+	err = InPieces(blocks, weightPiece, turn, func(from, to int64) {
+		for b := from; b < to; b++ {
+			sum := w.before[b]
+			for p := b * weightPage; p < (b+1)*weightPage; p++ {
+				var page uint64
+				for _, v := range w.values[p*weightPage : (p+1)*weightPage] {
+					if v == 0 {
+						continue
+					}
+					units := w.units(v)
+					page += units
+					s := &spread[math.Float32bits(v)>>spreadShift]
+					s.count++
+					s.sum += units
 				}
-				units := w.units(v)
-				page += units
-				s := &spread[math.Float32bits(v)>>spreadShift]
-				s.count++
-				s.sum += units
+				w.pages[p] = page
+				sum += page
 			}
-			w.pages[p] = page
-			sum += page
+			w.before[b+1] = sum
 		}
-		w.before[b+1] = sum
 	})
 	if err != nil {
 		return err
@@ -252,7 +240,7 @@ func (w *SampleWeights) points(i int64, l lines) (from, to uint64) {
 	return from, from + w.of(i)
 }
 
-// sampleSeed is a seed for a purpose, which is not that of the epoch's order.
+// sampleSeed is a seed for a purpose, eight bytes, which is not that of the epoch's order.
 func sampleSeed(seed, epoch uint64, purpose string) splitmix64 {
 	s := splitmix64(seed ^ binary.LittleEndian.Uint64([]byte(purpose)))
 	s = splitmix64(s.next() ^ epoch)

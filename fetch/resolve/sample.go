@@ -472,19 +472,13 @@ func (c *classNumbers) sort(classes plan.Classes, integers bool,
 		now[c.of[name]] = uint16(i)
 	}
 	const piece = 1 << 20
-	for from := 0; from < len(classes); from += piece {
-		err := turn(func() error {
-			some := classes[from:min(from+piece, len(classes))]
-			for i, was := range some {
-				some[i] = now[was]
-			}
-			return nil
-		})
-		if err != nil {
-			return nil, err
+	err := plan.InPieces(int64(len(classes)), piece, turn, func(from, to int64) {
+		some := classes[from:to]
+		for i, was := range some {
+			some[i] = now[was]
 		}
-	}
-	return names, nil
+	})
+	return names, err
 }
 
 // compareIntegers compares decimal digits with or without a minus, as of intClass, by what they say.
