@@ -363,7 +363,7 @@ func (m *Mix) grow(turns int64, changes []int64) {
 func (m *Mix) EpochRows() int64 { return m.rows }
 
 // Bound is by how many rows, or with PickOneSource batches, a source can be off at most, in any prefix: from what its
-// weights say while they stay as they are. It is 1 for up to five sources, and little more for some weights of more.
+// weights say while they stay as they are. It is 1 for up to four sources, and for some weights of more up to 1.2.
 func (m *Mix) Bound() float64 { return max(m.bound, 1) }
 
 // Sources is how many sources there are.

@@ -77,7 +77,8 @@ func checkMix(t *testing.T, rng *rand.Rand, cfg MixConfig, rounds int) {
 		order := slices.Concat(served(t, p)...)
 		n := min(p.Rows(), p.n)
 		for i := range p.n {
-			if i%cfg.Batch == 0 && (i+cfg.Batch <= p.n || cfg.Remainder != Drop) { // or it is left out, and is no step
+			// What is left out of a whole epoch is no step. Of an epoch that the mixture ends in, it may be part of one.
+			if i%cfg.Batch == 0 && (i+cfg.Batch <= m.EpochRows() || cfg.Remainder != Drop) {
 				for change < len(cfg.Changes) && cfg.Changes[change].Step == step {
 					copy(weights, cfg.Changes[change].Weights)
 					change++

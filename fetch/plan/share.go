@@ -22,7 +22,7 @@ const carryBits = 32
 //
 // A split alone is exact to within half a turn in every prefix. What a source is off by is the sum of that over the
 // splits above it, each by the share of the source in the half below that split: bound says how much that can be at
-// most. The tree is chosen for a small bound: 1 or less for up to five sources, and for more up to 1.2. What a bound
+// most. The tree is chosen for a small bound: 1 or less for up to four sources, 1.03 for five, 1.2 for more. What a bound
 // of less than 1 leaves free is used to have turns come at random.
 //
 // Rounding sums of weights instead, source j having C(j)-C(j-1) of p turns with C(j) = ⌊p·(w1+…+wj)/W⌋, is as near in

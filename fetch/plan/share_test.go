@@ -127,11 +127,15 @@ func TestTurnsFarAway(t *testing.T) {
 	}
 }
 
-// The bound of five sources, such as mixtures have most often, and of 64.
+// Up to four sources are within one turn whatever their weights. The most that climbing over weights found is 1.025 for
+// five and 1.064 for seven.
 func TestBounds(t *testing.T) {
 	rng := testRand(t)
-	for _, n := range []int{2, 3, 4, 5, 8, 16, 64} {
-		worst, beyond := 0.0, 0
+	for _, c := range []struct {
+		n     int
+		bound float64
+	}{{2, 1}, {3, 1}, {4, 1}, {5, 1.03}, {8, 1.2}, {16, 1.2}, {64, 1.2}} {
+		n, worst, beyond := c.n, 0.0, 0
 		const trees = 300
 		for range trees {
 			weights := make([]uint64, n)
@@ -145,8 +149,8 @@ func TestBounds(t *testing.T) {
 			worst = max(worst, s.bound)
 		}
 		t.Logf("%d sources: the largest bound is %.4f; %d of %d are above 1", n, worst, beyond, trees)
-		if worst > 1.25 || n <= 5 && beyond > 0 {
-			t.Errorf("%d sources are off by %g", n, worst)
+		if worst > c.bound {
+			t.Errorf("%d sources are off by %g, want at most %g", n, worst, c.bound)
 		}
 	}
 }
