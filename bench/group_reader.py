@@ -2,8 +2,8 @@
 
     python bench/group_reader.py URL REQUEST_IN_HEX RANK EPOCH
 
-Prints `ready`, reads when told `go`, and prints one JSON object: rows, bytes, seconds, the ways that batches came, and
-of each step the digest that the server gave and a sum of the bytes that came.
+Prints `ready`, reads when it gets the line `go`, and prints one JSON object: rows, bytes, seconds, the ways that
+batches came, and of each step the digest that the server gave and a sum of the bytes that came.
 """
 
 from __future__ import annotations

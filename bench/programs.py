@@ -45,7 +45,7 @@ class Found:
 
 
 def stop_and_go_on(program: str, url: str, dataset: str, folder: Path, stop: int, **options: Any) -> None:
-    """Run one of examples/trainers on two ranks until it has done so many steps, and then to its end."""
+    """Run a program of examples/trainers on two ranks for `stop` steps, and then in new processes to its end."""
     run_program(program, url, dataset, folder, stop, workers=2, **options)
     ranks = ELASTIC.get(program, RANKS)
     run_program(program, url, dataset, folder, ranks=ranks, workers=2 if ranks == RANKS else 1, **options)
@@ -54,7 +54,7 @@ def stop_and_go_on(program: str, url: str, dataset: str, folder: Path, stop: int
 def run_program(
     program: str, url: str, dataset: str, folder: Path, stop: int = -1, *, ranks: int = RANKS, **options: Any
 ) -> None:
-    """Run one of examples/trainers on so many ranks, to its end."""
+    """Run a program of examples/trainers on a number of ranks, to its end."""
     path = Path(__file__).parent.parent / "examples" / "trainers" / program
     runner = [__file__] if program == "with_transformers.py" else []
     given = [f"--{name}={value}" for name, value in options.items()]

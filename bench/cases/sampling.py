@@ -2,26 +2,12 @@
 
 from __future__ import annotations
 
-import re
-import subprocess
-
-from harness import Context, Figure, Result, emit
+from harness import Context, Figure, Result, go_benchmark
 
 
 def run(context: Context) -> Result:
     """Run the package's benchmark once: it makes the table of weights, and draws from it by 200 seeds."""
-    out = subprocess.run(
-        ["go", "test", "-run", "^$", "-bench", "^BenchmarkSampling$", "-benchtime", "1x", "./fetch/plan"],  # noqa: S607
-        cwd=context.root,
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stdout
-    found = re.search(r"^BenchmarkSampling\S*\s+1\s+(.*)$", out, re.MULTILINE)
-    if found is None:
-        raise RuntimeError(f"the benchmark is missing from the output:\n{out}")
-    got = {unit: float(value) for value, unit in re.findall(r"([\d.e+-]+) ([a-z0-9_]+)(?=\s|$)", found.group(1))}
-    emit(case="sampling", **got)
+    got = go_benchmark(context, "sampling", "./fetch/plan", "BenchmarkSampling", "-benchtime", "1x")
     return Result(
         "sampling",
         [

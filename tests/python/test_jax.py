@@ -26,7 +26,7 @@ PROGRAM = ROOT / "examples" / "trainers" / "with_jax.py"
 
 
 def run(node: Node, folder: Path, *, processes: int, devices: int, stop: int = -1) -> str:
-    """Run the program on so many processes with so many devices each."""
+    """Run the program in a number of processes, each with a number of devices."""
     port = free_port()
     options = [f"--batch={BATCH}", "--epochs=2", f"--stop={stop}"]
     started = []

@@ -29,7 +29,7 @@ def rows(node: Node) -> bowstring.Dataset:
 
 @pytest.fixture(params=[0, 5])
 def fake(request: pytest.FixtureRequest) -> Iterator[int]:
-    """A process group of eight ranks of which this process is one, and the others are not there."""
+    """A process group of eight ranks: this process is one of them, and the others are not there."""
     dist.init_process_group("fake", rank=request.param, world_size=8, store=FakeStore())
     yield request.param
     dist.destroy_process_group()

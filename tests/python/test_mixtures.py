@@ -141,7 +141,7 @@ def test_lineage(client: bowstring.Client) -> None:
 
 
 def test_what_is_wrong_is_told(client: bowstring.Client) -> None:
-    """Mistakes are told where they are made, by the source's name."""
+    """Mistakes are reported where they are made, by the source's name."""
     photos, more = client.dataset("photos"), client.dataset("more")
     with pytest.raises(bowstring.InvalidRequest, match="weight"):
         bowstring.mixture({"a": photos, "b": more}, weights={"a": 1})

@@ -16,7 +16,7 @@ ROWS = 600
 
 
 def rows() -> pa.Table:
-    """Rows with a key, a class of which there are few, and a weight."""
+    """Rows with a key, a class, which is rare or common, and a weight."""
     numbers = range(ROWS)
     return pa.table(
         {

@@ -57,6 +57,14 @@ def check_rank(rank: int, world: int, name: str) -> None:
         raise ValueError(f"{name}: got rank {rank} of {world}, want one from 0 to {max(world, 1) - 1}")
 
 
+def check_size(size: int, world: int) -> None:
+    """Say whether each rank gets samples of a global batch."""
+    if size < world:
+        raise ValueError(
+            f"global_batch_size: got {size}, which leaves some of {world} ranks without samples; want {world} or more"
+        )
+
+
 def check_name(old: str, given: object) -> None:
     """Refuse an argument by a name that it had once."""
     if given is not None:

@@ -1,4 +1,4 @@
-"""Where a rank stands among others, some of which get the same samples."""
+"""Where a rank stands among others, and which of them get the same samples."""
 
 from __future__ import annotations
 
@@ -95,6 +95,16 @@ class Mesh:
     def __str__(self) -> str:
         """As requests have it."""
         return ",".join(f"{name}={size}" for name, size in self.dims)
+
+
+def in_place_of(rank: int | None, world_size: int | None, mesh: Any) -> tuple[Mesh | None, int | None, int | None]:
+    """The mesh that an argument means, if one is given, and the data rank and number of data ranks that follow."""
+    if mesh is None:
+        return None, rank, world_size
+    if rank is not None or world_size is not None:
+        raise ValueError("mesh: got it with rank and world_size, want one of both")
+    mesh = Mesh.of(mesh)
+    return mesh, mesh.data_rank, mesh.data_ranks
 
 
 def _rank_here(mesh: Mapping[str, int]) -> int:

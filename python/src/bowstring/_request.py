@@ -96,7 +96,7 @@ class Request:
     def nbytes(self) -> int:
         """Bytes of the values of all rows in the columns asked for.
 
-        -1 where operators make cells whose sizes nobody knows before, and where rows are drawn by `sample`.
+        -1 where operators make cells whose sizes are not known before, and where rows are drawn by `sample`.
         """
         return self._sized()[1]
 

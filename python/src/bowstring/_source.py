@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
 
 from bowstring._tls import Tls
 from bowstring.client import Client, connect
@@ -12,11 +15,18 @@ from bowstring.dataset import Dataset
 def whole(dataset: Dataset) -> Dataset:
     """All rows of a dataset, in the order of the plan: what is read of them at different times has to fit together.
 
-    `bucket_by_length` is left out, as it says what goes together in a batch, of which there are none here; so is
+    `bucket_by_length` is left out, as it says what goes together in a batch, and there are no batches here; so is
     `sample`, which says how often rows come in an epoch.
     """
     options = {name: o for name, o in dataset._options.items() if name not in ("bucket_by_length", "sample")}
     return dataset._but(_options=options, _schema=dataset._schema).options(order="strict", remainder="uneven")
+
+
+def counted(name: str, given: Any) -> int:
+    """An argument that counts something, if it is one."""
+    if isinstance(given, bool) or not isinstance(given, (int, np.integer)) or given < 1:
+        raise ValueError(f"{name}: got {given!r}, want an integer, 1 or more")
+    return int(given)
 
 
 def opened(

@@ -43,7 +43,7 @@ def digest(request: Mapping[str, Any]) -> str:
 
 
 def snapshots(request: Mapping[str, Any]) -> str:
-    """What a request reads: a snapshot, or those of a mixture."""
+    """What a request, or a job on record, reads: a snapshot, or those of a mixture."""
     if "mixture" in request:
         return "+".join(snapshots(source) for source in request["mixture"]["sources"])
     if "sources" in request:

@@ -14,7 +14,7 @@ import pyarrow.flight as fl
 from bowstring import _fork
 from bowstring._launcher import check_name, resolved
 from bowstring._making import MadeBatches, kind_of
-from bowstring._mesh import Mesh
+from bowstring._mesh import in_place_of
 from bowstring._positions import check, in_order, range_of
 from bowstring._request import Request
 from bowstring._rows import rows_of
@@ -258,16 +258,12 @@ class Dataset(Request):
                 --local-references`), without any copy. Columns of bytes are `binary_view` then, whatever way a batch
                 came. What of them is kept, the server cannot evict, so it is bounded, and the rest is copied. Arrow
                 computes little on views: `column.cast(pa.large_binary())` makes what it was, by a copy.
-            mesh: How ranks are laid out of which some get the same samples, in the place of `rank` and `world_size`:
-                what [Mesh.of][bowstring.Mesh] takes.
+            mesh: In the place of `rank` and `world_size`, how ranks are laid out where some of them get the same
+                samples: what [Mesh.of][bowstring.Mesh] takes.
             batch_size: What `global_batch_size` was called once.
         """
         check_name("batch_size", batch_size)
-        if mesh is not None:
-            if rank is not None or world_size is not None:
-                raise ValueError("mesh: got it with rank and world_size, want one of both")
-            mesh = Mesh.of(mesh)
-            rank, world_size = mesh.data_rank, mesh.data_ranks
+        mesh, rank, world_size = in_place_of(rank, world_size, mesh)
         rank, world_size = resolved(rank, world_size)
         return self._stream(
             self.ticket(

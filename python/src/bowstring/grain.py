@@ -43,9 +43,9 @@ import numpy as np
 import pyarrow as pa
 
 from bowstring._arrays import batch_of, samples_of
-from bowstring._launcher import check_given, check_rank, ranks, ranks_of_jax
+from bowstring._launcher import check_given, check_rank, check_size, ranks, ranks_of_jax
 from bowstring._positions import range_of
-from bowstring._source import opened
+from bowstring._source import counted, opened
 from bowstring._state import Place, Share, State, StateMismatch, check, digest, of_worker
 from bowstring.errors import ServerError
 
@@ -178,7 +178,7 @@ class DataSource:
                 self._changed.wait()
         if group:
             self._lead(group)
-        if read.failed:  # together with others, one of which may be why
+        if read.failed:  # together with others, and one of them may be the reason
             read.failed = False
             self._lead([read], alone=True)
         return read.samples
@@ -203,15 +203,13 @@ class DataSource:
             samples = samples_of(table.combine_chunks().to_batches()[0])
             for read in group:
                 read.samples, samples = samples[: len(read.positions)], samples[len(read.positions) :]
-        except BaseException as error:
-            if len(group) == 1 or not isinstance(error, Exception):
+        except Exception:
+            if len(group) == 1:
                 raise
-            for read in group:
-                read.failed = True
         finally:
             with self._changed:
                 for read in group:
-                    read.failed = read.failed or len(read.samples) != len(read.positions)
+                    read.failed = len(read.samples) != len(read.positions)
                     read.ended = True
                 self._busy -= 0 if alone else 1
                 self._changed.notify_all()
@@ -258,7 +256,7 @@ class IterDataset(grain.IterDataset):  # type: ignore[misc]
             address.
         name: The dataset's name, if the source is a client or an address.
         global_batch_size: Samples of a step, all ranks together.
-        epochs: It ends after so many epochs, counted from epoch 0 also where it goes on from a state; None for never.
+        epochs: After how many epochs it ends, counted from epoch 0 also where it goes on from a state; None for never.
             Each epoch of a shuffled dataset has another order. (`RepeatIterDataset` of Grain's repeats one order.)
         rank: Which rank this is. Without it, what jax.distributed or torch.distributed says if it is initialised; else
             the environment variables RANK and WORLD_SIZE; else there is only one.
@@ -290,9 +288,9 @@ class IterDataset(grain.IterDataset):  # type: ignore[misc]
         tls: Tls | None = None,
     ) -> None:
         super().__init__()
-        size = _counted("global_batch_size", global_batch_size)
+        size = counted("global_batch_size", global_batch_size)
         if epochs is not None:
-            epochs = _counted("epochs", epochs)
+            epochs = counted("epochs", epochs)
         check_given(rank, world_size)
         dataset = opened(
             source, name, split=split, snapshot=snapshot, columns=columns, where=where, token=token, tls=tls
@@ -333,15 +331,11 @@ class IterDataset(grain.IterDataset):  # type: ignore[misc]
         else:
             found, name = ranks_of_jax() or ranks()
         check_rank(*found, name)
-        if self._size < found[1]:
-            raise ValueError(
-                f"global_batch_size: got {self._size}, which leaves some of {found[1]} ranks without samples; want "
-                f"{found[1]} or more"
-            )
+        check_size(self._size, found[1])
         return found
 
     def _read_by(self, world: int) -> Dataset:
-        """The dataset as so many ranks read it: each gets as many batches as the others, unless the source says."""
+        """The dataset as that many ranks read it: each gets as many batches as the others, unless the source says."""
         alone = world == 1 or "remainder" in self._dataset.request()
         return self._dataset if alone else self._dataset._with_options(remainder="pad")
 
@@ -405,7 +399,7 @@ class IterDataset(grain.IterDataset):  # type: ignore[misc]
         return divmod(least, max(1, self.steps))
 
     def _request(self) -> dict[str, Any]:
-        # Without what only so many ranks have: a state goes on with any number of them.
+        # Without what depends on the number of ranks: a state goes on with any number of them.
         return self._dataset.request(batch=self._size)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -437,7 +431,7 @@ class DatasetIterator(grain.DatasetIterator):  # type: ignore[misc]
             if stream is None:
                 raise StopIteration
             try:
-                parts = self._parts(stream)
+                parts = stream._step()
             except BaseException:  # what came of the step is lost here, and comes again by another stream
                 self._leave()
                 raise
@@ -452,15 +446,6 @@ class DatasetIterator(grain.DatasetIterator):  # type: ignore[misc]
                 raise ServerError(f"the server sent step {stream.place['step']} instead of {self._step}")
             self._step += self._share.workers
             return batch_of(parts[0] if len(parts) == 1 else pa.concat_batches(parts))
-
-    def _parts(self, stream: Batches) -> list[pa.RecordBatch]:
-        """The record batches of the next step; none at the end."""
-        parts = []
-        for record in stream:
-            parts.append(record)
-            if stream.place is not None and stream.place["last"]:
-                break
-        return parts
 
     def _open(self) -> Batches | None:
         """The stream of what is left of the epoch; None behind the last one."""
@@ -483,7 +468,7 @@ class DatasetIterator(grain.DatasetIterator):  # type: ignore[misc]
         return self._stream
 
     def _ended(self) -> None:
-        """The stream has no more: the epoch is over, or all that is left is a last step of which others have all."""
+        """The stream has no more: the epoch is over, or only a last step is left, and other ranks have all of it."""
         self._leave()
         steps = self._dataset.steps
         if self._step < steps - 1:
@@ -548,9 +533,3 @@ def _whole_steps(state: State) -> tuple[int, int]:
             "take it after a whole turn of them"
         )
     return state["epoch"], state["step"]
-
-
-def _counted(name: str, given: Any) -> int:
-    if isinstance(given, bool) or not isinstance(given, (int, np.integer)) or given < 1:
-        raise ValueError(f"{name}: got {given!r}, want an integer, 1 or more")
-    return int(given)

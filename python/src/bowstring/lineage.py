@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from bowstring._state import snapshots
 from bowstring.connection import Connection
 from bowstring.errors import BowstringError, NotFound
 
@@ -72,7 +73,7 @@ def jobs_on_record(connection: Connection) -> list[RecordedJob]:
     return [
         RecordedJob(
             job=r["job"],
-            dataset=_of(r),
+            dataset=snapshots(r),
             streams=r["streams"],
             rows=r.get("rows", 0),
             world_size=r["world"],
@@ -113,7 +114,7 @@ def held(connection: Connection, other: Callable[[str], Connection], body: dict[
 def _pieces(results: list[dict[str, Any]], server: str) -> list[Held]:
     return [
         Held(
-            dataset=_of(r),
+            dataset=snapshots(r),
             epoch=r["epoch"],
             step=r["step"],
             rank=r["rank"],
@@ -132,11 +133,6 @@ def _pieces(results: list[dict[str, Any]], server: str) -> list[Held]:
         for r in results
         if "job" in r
     ]
-
-
-def _of(r: dict[str, Any]) -> str:
-    """What a job reads: a snapshot, or those of a mixture."""
-    return "+".join(f"{s['dataset']}@{s['snapshot']}" for s in r.get("sources") or [r])
 
 
 def settled(pieces: list[Held]) -> list[Held]:

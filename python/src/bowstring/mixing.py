@@ -66,7 +66,7 @@ def mixture(
     Args:
         sources: The datasets by name, of one server; narrowed by `split` and `where` as you like. Columns, options,
             operators and the shuffle are those of the mixture. A mixture may be a source of another.
-        weights: A number for each source, of which only the ratios count. 0 leaves a source out.
+        weights: A number for each source; only their ratios count. 0 leaves a source out.
         repeat: In the place of weights: how often an epoch has all samples of each source.
         choose: In the place of weights: how many samples an epoch has of a source. `repeat` and `choose` may be given
             for different sources.
@@ -98,7 +98,7 @@ def mixture(
         raise InvalidRequest(f"sources: want datasets of one server, got {' and '.join(sorted(clients))}")
     mixed = Mixture(next(iter(clients.values())), "+".join(sources), 0, None, 0)
     mixed._mixture = about
-    _ = mixed.schema  # a mistake is told here
+    _ = mixed.schema  # a mistake is found here
     return mixed
 
 

@@ -17,7 +17,7 @@ from bowstring.dataset import Dataset
 from bowstring.errors import InvalidRequest, Unavailable
 from bowstring.lineage import Held
 
-_TRIES = 8  # of a commit that others are in the way of, each of which the server repeats itself
+_TRIES = 8  # of a commit while other commits are in its way; the server repeats each try itself
 
 
 class Server(Protocol):

@@ -147,6 +147,15 @@ class Batches(Iterator[pa.RecordBatch]):
         ticket = self._resume
         return f"stream of {ticket.get('dataset')}@{ticket.get('snapshot')}, rank {ticket.get('rank', 0)}"
 
+    def _step(self) -> list[pa.RecordBatch]:
+        """The record batches up to the end of a step, or of the stream; none at the end of that."""
+        parts = []
+        for record in self:
+            parts.append(record)
+            if self.place is not None and self.place["last"]:
+                break
+        return parts
+
     def _overflow(self, batch: pa.RecordBatch, ring: Ring) -> None:
         """Say once that a batch found no room in a ring."""
         sizes = (buffer.size for column in batch.columns for buffer in column.buffers() if buffer is not None)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from bowstring._shown import listed
+from bowstring._source import counted
 from bowstring.dataset import Dataset
 
 _SIZE = 64  # of a global batch, if nothing is said
@@ -14,14 +13,14 @@ _SIZE = 64  # of a global batch, if nothing is said
 
 def global_size(global_batch_size: int | None) -> int:
     """The samples of a step, all ranks together."""
-    return _size_of(_SIZE if global_batch_size is None else global_batch_size, "global_batch_size")
+    return counted("global_batch_size", _SIZE if global_batch_size is None else global_batch_size)
 
 
 def loader_size(loader_batch_size: int | None, output: str) -> int | None:
     """The samples that a loader puts in a batch, if it is said."""
     if loader_batch_size is None:
         return None
-    size = _size_of(loader_batch_size, "loader_batch_size")
+    size = counted("loader_batch_size", loader_batch_size)
     if output != "samples":
         raise ValueError("loader_batch_size: goes with output='samples'; whole batches are made by the server")
     return size
@@ -43,9 +42,3 @@ def of_images(dataset: Dataset, transform: Any) -> dict[str, Any]:
     if not images:
         raise ValueError(f"operators: no column holds images; there are {listed(dataset.schema.names)}")
     return dict.fromkeys(images, transform)
-
-
-def _size_of(size: Any, name: str) -> int:
-    if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1:
-        raise ValueError(f"{name}: got {size!r}, want an integer, 1 or more")
-    return int(size)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from torch.utils.data import IterableDataset, get_worker_info
 
 from bowstring._launcher import check_given, check_name, check_rank
-from bowstring._mesh import Mesh
+from bowstring._mesh import in_place_of
 from bowstring._source import opened
 from bowstring._state import Place, Share, State, check, place_for, portable
 from bowstring._state import portable_state as portable_state_of
@@ -67,7 +67,7 @@ class BowstringDataset(IterableDataset[Any]):
         rank: Which rank this is. Without it, what torch.distributed says if it is initialised; else the environment
             variables RANK and WORLD_SIZE; else there is only one.
         world_size: How many ranks there are.
-        mesh: How ranks are laid out of which some get the same samples, in the place of `rank` and `world_size`: a
+        mesh: In the place of `rank` and `world_size`, how ranks are laid out where some of them get the same samples: a
             `DeviceMesh` of torch, Megatron's `parallel_state`, or what else [Mesh.of][bowstring.Mesh] takes. `rank` and
             `world_size` count data ranks then.
         digest: Whether each batch has a `digest` of its samples, which
@@ -139,12 +139,7 @@ class BowstringDataset(IterableDataset[Any]):
             dataset = dataset.options(bucket_by_length=bucket_by_length)
         if digest:
             dataset = dataset.options(digest=True)
-        self._mesh = None
-        if mesh is not None:
-            if rank is not None or world_size is not None:
-                raise ValueError("mesh: got it with rank and world_size, want one of both")
-            self._mesh = Mesh.of(mesh)
-            rank, world_size = self._mesh.data_rank, self._mesh.data_ranks
+        self._mesh, rank, world_size = in_place_of(rank, world_size, mesh)
         check_given(rank, world_size)
         self.global_batch_size = size
         self.output = output

@@ -128,11 +128,7 @@ class DatasetIterator(Iterator[Any]):
         """The share of the next step, and the step's number; None at the end of the epoch."""
         while True:
             stream = self._stream or self._open()
-            parts = []
-            for record in stream:
-                parts.append(record)
-                if stream.place is not None and stream.place["last"]:
-                    break
+            parts = stream._step()
             if parts:
                 break
             if not self._single:

@@ -28,10 +28,7 @@ def check_shares(size: int, world: int, *, samples: bool, loader: int | None, ev
         even: Whether each rank is to get as many batches as the others.
         skip: Whether samples are left out that cannot be decoded.
     """
-    if size < world:
-        raise ValueError(
-            f"global_batch_size: got {size}, which leaves some of {world} ranks without samples; want {world} or more"
-        )
+    _launcher.check_size(size, world)
     if not samples:
         return
     if loader is not None and size % (loader * world):
