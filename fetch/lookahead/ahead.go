@@ -203,7 +203,7 @@ func (a *Ahead) retain(dataset uint32) *running {
 
 func (a *Ahead) beside(l *running, at spill.Place, after bool, yield func(schema.BlobRef, spill.Place) bool) {
 	m, columns := l.order.job.Manifest(), l.order.job.Projection().BlobColumns()
-	in, _ := l.places.source(at.Dataset)
+	in := l.places.source(at.Dataset)
 	step := int64(1)
 	if !after {
 		step = -1
@@ -242,7 +242,7 @@ func (a *Ahead) Near(ctx context.Context, dataset uint32, positions []int64) {
 	}
 	defer l.order.job.Release()
 	m := l.order.job.Manifest()
-	in, _ := l.places.source(dataset)
+	in := l.places.source(dataset)
 	var missing []int64
 	for _, at := range positions {
 		pos := in.Base + at

@@ -33,7 +33,7 @@ type running struct {
 	group   string
 	dataset string
 	places  Places
-	tenant  uint16         // the spill's of who began it
+	tenant  uint16         // the spill's number of the tenant that began it
 	sources []spill.Source // the snapshots, as its future has them
 	base    uint64         // the epoch that is the order's 0
 	order   *epochOrder
@@ -225,13 +225,9 @@ func (p *Places) At(position int64, tenant uint16) spill.Place {
 // known reports whether the spill knows all snapshots.
 func (p *Places) known() bool { return p.numbers != nil && !slices.Contains(p.numbers, 0) }
 
-// source is a source of the job that has a dataset.
-func (p *Places) source(dataset uint32) (s resolve.Source, ok bool) {
-	i := slices.Index(p.numbers, dataset)
-	if i < 0 {
-		return s, false
-	}
-	return p.job.Source(i), true
+// source is a source of the job that has a dataset, which is one of its own.
+func (p *Places) source(dataset uint32) resolve.Source {
+	return p.job.Source(slices.Index(p.numbers, dataset))
 }
 
 // spillTime is the spill's clock.
@@ -304,9 +300,9 @@ func Reach(j *resolve.Job) int64 {
 	return 0
 }
 
-// reachLocked is how many rows ahead the spill is to take any row for one that is used as soon as it is there. Of streams
-// of other nodes it is not known which rows they have used, and of those whose ranks get what their nodes own not where
-// in the order these are.
+// reachLocked is how many rows ahead the spill is to take any row for one that is used as soon as it is there: 0 with
+// streams of other nodes, as it is not known which rows they have used, and where ranks get what their nodes own, as it
+// is not known where in the order those rows are.
 func (l *running) reachLocked(j *resolve.Job) int64 {
 	if l.elsewhere > 0 || j.Layout() != nil {
 		return 0

@@ -79,8 +79,7 @@ type Fault struct {
 	Substitute *int64 `json:"substitute,omitempty"` // position of the sample sent in its place, if one was
 }
 
-// PlaceFaults says of samples that could not be read where in their own snapshots they lie, and of which sources of a
-// mixture they are.
+// PlaceFaults gives faults of a job on a mixture the names of their sources, and positions in the snapshots of those.
 func PlaceFaults(j *resolve.Job, faults []Fault) []Fault {
 	if j.Alone() != nil {
 		return faults

@@ -45,7 +45,7 @@ type sought struct {
 	left     int     // rows to look at in this turn
 }
 
-// more lets so many more rows be looked at.
+// more lets that many more rows be looked at.
 func (f *sought) more(rows int) { f.left = min(f.left+rows, seekRows) }
 
 // trim follows runs that are taken out at the front, cut those at the end.

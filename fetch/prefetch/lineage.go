@@ -70,7 +70,7 @@ func HeldBy(ctx context.Context, j *resolve.Job, p *lineage.Piece, epoch uint64,
 		return nil, err
 	}
 	for _, r := range ranges {
-		if h.Positions, err = c.positions(ctx, r, h); err != nil {
+		if err := c.positions(ctx, r, h); err != nil {
 			return nil, err
 		}
 	}
@@ -197,25 +197,24 @@ func (c *cover) find(row int64) walk {
 	return w
 }
 
-// positions appends the positions of rows in the plan's order.
-func (c *cover) positions(ctx context.Context, r lineage.Range, h *Held) ([]int64, error) {
-	to := h.Positions
+// positions adds the positions of rows in the plan's order, and of a mixture their sources' epochs.
+func (c *cover) positions(ctx context.Context, r lineage.Range, h *Held) error {
 	for r.From < r.To {
 		w := c.find(r.From)
 		n := min(r.To-r.From, w.left())
 		if n < 1 {
-			return nil, fmt.Errorf("%w: row %d of a stream is none of its ticket's", schema.ErrDataLoss, r.From)
+			return fmt.Errorf("%w: row %d of a stream is none of its ticket's", schema.ErrDataLoss, r.From)
 		}
 		shared, known := w.shared()
 		if !known {
 			var err error
 			if shared, err = w.job.Shared(ctx, w.lap, w.step); err != nil {
-				return nil, err
+				return err
 			}
 		}
 		some := make([]int64, n)
 		w.positions(shared, some)
-		to = append(to, some...)
+		h.Positions = append(h.Positions, some...)
 		if w.job.Alone() == nil {
 			for i := range n {
 				h.SourceEpochs = append(h.SourceEpochs, w.job.SourceEpoch(w.plan, w.at+i))
@@ -223,5 +222,5 @@ func (c *cover) positions(ctx context.Context, r lineage.Range, h *Held) ([]int6
 		}
 		r.From += n
 	}
-	return to, nil
+	return nil
 }

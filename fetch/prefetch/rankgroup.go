@@ -79,7 +79,6 @@ type kept struct {
 // is furthest behind is given up: it gets no share in what the others have handed out by then, and reads it again from
 // the spill or the store. It has a share again in what is handed out from then on.
 type rankGroup struct {
-	name    string
 	tenant  *tenant
 	behind  *atomic.Int64 // of the set: how often a rank was given up
 	streams int           // guarded by Set.mu
@@ -106,7 +105,7 @@ func (s *Set) enterGroupLocked(st *Stream) []schema.Blob {
 	}
 	g := s.groups[st.sequence]
 	if g == nil {
-		g = &rankGroup{name: st.sequence, tenant: st.tenant, behind: &s.count.behind, shelf: map[int][]kept{},
+		g = &rankGroup{tenant: st.tenant, behind: &s.count.behind, shelf: map[int][]kept{},
 			cells: map[cellKey]*once{}}
 		g.hold, _ = s.opts.Ledger.TryFor(admission.Windows, st.caller.Tenant, 0)
 		until := time.Now().Add(comeWithin)
@@ -144,7 +143,7 @@ func (s *Set) leaveGroupLocked(st *Stream) []schema.Blob {
 		return nil
 	}
 	if g.streams--; g.streams == 0 {
-		delete(s.groups, g.name)
+		delete(s.groups, st.sequence)
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -245,8 +244,8 @@ func releaseBlobs(list []schema.Blob) {
 	}
 }
 
-// keepLocked holds blobs of a column, of rows from one on, until the other ranks have them: those that have not yet, and
-// that nobody has held for them.
+// keepLocked holds blobs of a column, of rows from one on, until the other ranks have them. It leaves out the rows that
+// these have already, and those that are held.
 func (g *rankGroup) keepLocked(own *claim, column int, from spot, blobs []schema.Blob) {
 	end := from.plus(len(blobs))
 	first, wanted := g.firstLocked(own, column)
@@ -389,7 +388,7 @@ func (s *owner) sayBack() {
 	releaseBlobs(free)
 }
 
-// backTo is the first row of which something is not back.
+// backTo is the first row that is not back as a whole.
 func (s *owner) backTo() spot {
 	a := &s.ahead
 	for a.whole < len(a.runs) && a.runs[a.whole].missing == 0 {
