@@ -76,6 +76,10 @@ diagrams: go-check ## Draw the pictures of docs/ARCHITECTURE.md from the texts b
 shape: go-check ## Count what the program is made of, and what a DoGet goes through: lines, packages, the largest types, references, flags, hops, hand-offs, locks.
 	@go run ./bench/shape
 
+.PHONY: words
+words: $(VENV)/.test ## Count words of the old dialect, long sentences of documents and names without a comment; everything is in build/words.json. It informs, and fails nothing.
+	@$(PY) tests/words.py --json build/words.json
+
 .PHONY: build
 build: go-check ## Build build/bin/bowstring, and build/bin/bowstring-lab for experiments.
 	@$(STAGE) build $(GO) build -o $(dir $(BIN)) ./cmd/bowstring ./cmd/bowstring-lab
