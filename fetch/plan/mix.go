@@ -374,7 +374,7 @@ func (m *Mix) rowsOf(c *Config) (int64, error) {
 	if c.Selection != nil || c.BlockRows != 0 || c.Buckets != nil {
 		return 0, fmt.Errorf("%w: a mixture with a selection, blocks or buckets of its own", schema.ErrInvalid)
 	}
-	if c.Batch != m.cfg.Batch || c.Remainder != m.cfg.Remainder {
+	if c.Pack == nil && (c.Batch != m.cfg.Batch || c.Remainder != m.cfg.Remainder) {
 		return 0, fmt.Errorf("%w: a mixture for batches of %d and remainder %s in a plan of %d and %s", schema.ErrInvalid,
 			m.cfg.Batch, m.cfg.Remainder, c.Batch, c.Remainder)
 	}

@@ -70,7 +70,8 @@ type Config struct {
 	Selection Selection
 	// Mix, in the place of Selection, has an epoch be drawn from several sources. It says how each is shuffled, n below is
 	// the rows of its epoch, and positions are those of all sources together. Shuffle and Epoch say which epoch it is, and
-	// nothing else of how samples are shuffled counts. It is made for this Batch and this Remainder.
+	// nothing else of how samples are shuffled counts. It is made for this Batch and this Remainder; where
+	// documents are packed, for ones of its own, which count documents.
 	Mix *Mix
 	// Shuffle permutes them by Seed and Epoch. Otherwise they come in ascending
 	// order of position and the two are ignored.
@@ -90,6 +91,9 @@ type Config struct {
 	// Buckets has samples of like length go together; nil where lengths count for nothing. It is
 	// made for windows of whole batches of these samples, in these numbers of rows, and goes along to other epochs.
 	Buckets *Buckets
+	// Pack has samples be documents, which are packed into sequences; nil where a row is a sample. Batch and Remainder
+	// count sequences then. It is made for these samples in this order, and goes along to other epochs and worlds.
+	Pack *Pack
 	// Weights, where they are not nil, have samples come by weight, and Balance by class: EpochRows of them an epoch, in
 	// the place of each sample once. They are those of the Selection. With Replacement samples are drawn, without it dealt.
 	// They go with Shuffle alone, and one without the other.
@@ -114,8 +118,10 @@ type Plan struct {
 	selection Selection // every position, if there are several sources
 	n         int64     // samples of the epoch
 	rows      int64     // indices in the epoch's order
+	sequences int64     // rows of streams: rows, where nothing is packed
 	steps     int64
 	order     order
+	packed    *packed // nil where nothing is
 }
 
 // New makes the plan of an epoch. The error is a [schema.FieldError] that names
@@ -132,22 +138,50 @@ func New(cfg Config) (*Plan, error) {
 		return nil, &schema.FieldError{Field: "world.size", Got: strconv.Itoa(cfg.World), Want: "1 rank or more"}
 	}
 
-	p := &Plan{cfg: cfg, selection: selection, n: n, rows: n, steps: n / cfg.Batch}
+	if err := checkBlocks(&cfg); err != nil {
+		return nil, err
+	}
+	p := &Plan{cfg: cfg, selection: selection, n: n, sequences: n, order: newOrder(&cfg, n)}
+	if cfg.Pack != nil {
+		if err := p.pack(); err != nil {
+			return nil, err
+		}
+	}
+	if err := p.fill(); err != nil {
+		return nil, err
+	}
+	p.rows = p.sequences
+	if p.packed != nil {
+		if err := p.packed.checkRounds(cfg.Batch); err != nil {
+			return nil, err
+		}
+		p.rows = p.packed.first(p.sequences)
+	}
+	if b := cfg.Buckets; b != nil && b.rows%cfg.Batch != 0 {
+		return nil, fmt.Errorf("%w: windows of %d rows in batches of %d", schema.ErrInvalid, b.rows, cfg.Batch)
+	}
+	return p, nil
+}
+
+// fill says how many rows the epoch has, and steps, by what the remainder says.
+func (p *Plan) fill() error {
+	n, cfg := p.sequences, &p.cfg
+	p.steps = n / cfg.Batch
 	rest := n % cfg.Batch
 	switch cfg.Remainder {
 	case Drop:
-		p.rows -= rest
+		p.sequences -= rest
 	case Pad:
 		if rest != 0 {
 			fill := cfg.Batch - rest
 			if n > math.MaxInt64-fill {
-				return nil, &schema.FieldError{
+				return &schema.FieldError{
 					Field: "batch",
 					Got:   strconv.FormatInt(cfg.Batch, 10),
 					Want:  fmt.Sprintf("a size that pads the %d rows to less than 2^63", n),
 				}
 			}
-			p.rows += fill
+			p.sequences += fill
 			p.steps++
 		}
 	case Uneven:
@@ -155,17 +189,10 @@ func New(cfg Config) (*Plan, error) {
 			p.steps++
 		}
 	default:
-		return nil, &schema.FieldError{Field: "remainder", Got: cfg.Remainder.String(),
+		return &schema.FieldError{Field: "remainder", Got: cfg.Remainder.String(),
 			Want: `"drop", "pad" or "uneven"`}
 	}
-	if b := cfg.Buckets; b != nil && b.rows%cfg.Batch != 0 {
-		return nil, fmt.Errorf("%w: windows of %d rows in batches of %d", schema.ErrInvalid, b.rows, cfg.Batch)
-	}
-	if err := checkBlocks(&cfg); err != nil {
-		return nil, err
-	}
-	p.order = newOrder(&cfg, n)
-	return p, nil
+	return nil
 }
 
 // samples is what an epoch is made of, and how many there are.
@@ -193,14 +220,23 @@ func (p *Plan) Config() Config { return p.cfg }
 // Steps is the number of steps of the epoch, the same for every rank.
 func (p *Plan) Steps() int64 { return p.steps }
 
-// Rows is the number of rows served in the epoch, over all ranks.
+// Rows is the number of indices of the epoch's order: of rows served, over all ranks; where documents are packed, of
+// their pieces. [Plan.Sequences] is the number of rows then.
 func (p *Plan) Rows() int64 { return p.rows }
 
-// Dropped is the number of selected samples that the epoch leaves out.
-func (p *Plan) Dropped() int64 { return max(0, p.n-p.rows) }
+// Dropped is the number of selected samples that the remainder leaves out; of pieces, where documents are packed.
+func (p *Plan) Dropped() int64 { return max(0, p.all()-p.rows) }
 
-// Padded is the number of rows that repeat a sample to fill the last batch.
-func (p *Plan) Padded() int64 { return max(0, p.rows-p.n) }
+// Padded is the number of indices that repeat a sample, or a piece, to fill the last batch.
+func (p *Plan) Padded() int64 { return max(0, p.rows-p.all()) }
+
+// all is how many samples, or pieces, there are.
+func (p *Plan) all() int64 {
+	if p.packed != nil {
+		return p.packed.table.sum.Pieces
+	}
+	return p.n
+}
 
 // RankRows is the number of rows that a rank serves in the epoch; 0 if there is
 // no such rank.
@@ -218,30 +254,26 @@ func (p *Plan) RowsFrom(step int64, rank int, stride, stop int64) int64 {
 	if step < 0 || step >= stop {
 		return 0
 	}
-	more := (stop - 1 - step) / stride // steps after the first
-	lo, hi := p.Share(step, rank)      // full unless it is the last step, and then more is 0
+	more := (stop - 1 - step) / stride     // steps after the first
+	lo, hi := p.ShareSequences(step, rank) // full unless it is the last step, and then more is 0
 	rows := (hi - lo) * more
-	lo, hi = p.Share(step+more*stride, rank)
+	lo, hi = p.ShareSequences(step+more*stride, rank)
 	return rows + hi - lo
 }
 
 // Share returns the indices [lo, hi) of the epoch's order that a rank serves in
 // a step. It is empty if the plan has no such step or rank.
 func (p *Plan) Share(step int64, rank int) (lo, hi int64) {
-	if step < 0 || step >= p.steps || rank < 0 || rank >= p.cfg.World {
-		return 0, 0
+	if lo, hi = p.ShareSequences(step, rank); p.packed != nil {
+		lo, hi = p.packed.first(lo), p.packed.first(hi)
 	}
-	start, size := p.batch(step)
-	world := int64(p.cfg.World)
-	return start + mulDiv(int64(rank), size, world), start + mulDiv(int64(rank)+1, size, world)
+	return lo, hi
 }
 
 // Rank returns which rank serves an index of the epoch's order: the inverse of
 // Share. It panics unless 0 <= index < Rows().
 func (p *Plan) Rank(index int64) int {
-	if index < 0 || index >= p.rows {
-		panic(fmt.Sprintf("plan: index %d in an epoch of %d rows", index, p.rows))
-	}
+	index = p.Sequence(index)
 	start, size := p.batch(index / p.cfg.Batch)
 	// ⌊r·size/world⌋ <= at < ⌊(r+1)·size/world⌋ just if r < (at+1)·world/size <= r+1.
 	hi, lo := bits.Mul64(uint64(index-start+1), uint64(p.cfg.World))
@@ -250,25 +282,33 @@ func (p *Plan) Rank(index int64) int {
 	return int(r)
 }
 
-// batch returns the first index of a step's global batch and its size.
+// batch returns the first row of a step's global batch and its number of rows.
 func (p *Plan) batch(step int64) (start, size int64) {
 	start = step * p.cfg.Batch
-	return start, min(p.cfg.Batch, p.rows-start)
+	return start, min(p.cfg.Batch, p.sequences-start)
 }
 
 // Position returns the position in the snapshot of the sample at an index of the
 // epoch's order. It panics unless 0 <= index < Rows().
 func (p *Plan) Position(index int64) int64 {
-	if index < 0 || index >= p.rows {
-		panic(fmt.Sprintf("plan: index %d in an epoch of %d rows", index, p.rows))
-	}
-	if p.cfg.Buckets != nil {
+	p.check(index)
+	switch {
+	case p.packed != nil:
+		index = p.packed.document(index)
+	case p.cfg.Buckets != nil:
 		index = p.cfg.Buckets.at(p, index)
 	}
 	return p.plain(index)
 }
 
-// plain is Position as if there were no buckets.
+// check panics unless there is an index.
+func (p *Plan) check(index int64) {
+	if index < 0 || index >= p.rows {
+		panic(fmt.Sprintf("plan: index %d in an epoch of %d rows", index, p.rows))
+	}
+}
+
+// plain is Position as if there were no buckets, and nothing were packed.
 func (p *Plan) plain(index int64) int64 {
 	if index >= p.n { // padding
 		index %= p.n
@@ -280,6 +320,9 @@ func (p *Plan) plain(index int64) int64 {
 // inverse of Position, and the first time it is served where padding or the order repeats it
 // and there are no buckets. ok is false if the position is not selected, or not served.
 func (p *Plan) Index(pos int64) (index int64, ok bool) {
+	if p.packed != nil {
+		return p.Next(pos, 0)
+	}
 	index, ok = p.About(pos)
 	if ok && p.cfg.Buckets != nil {
 		index = p.cfg.Buckets.index(p, index)
@@ -290,10 +333,10 @@ func (p *Plan) Index(pos int64) (index int64, ok bool) {
 // Exact reports whether About is as good as Index.
 func (p *Plan) Exact() bool {
 	o, guesses := p.order.(estimating)
-	return p.cfg.Buckets == nil && (!guesses || !o.estimates())
+	return p.cfg.Buckets == nil && p.packed == nil && (!guesses || !o.estimates())
 }
 
-// About is Index, but that it says no more than the window where there are buckets: it is
+// About is Index, but that it says no more than the window where there are buckets, or documents are packed: it is
 // less than a window off. It takes constant time.
 func (p *Plan) About(pos int64) (index int64, ok bool) {
 	sample, ok := p.selection.Index(pos)
@@ -301,6 +344,9 @@ func (p *Plan) About(pos int64) (index int64, ok bool) {
 		return 0, false
 	}
 	index, ok = p.order.next(sample, 0)
+	if ok && p.packed != nil {
+		index, ok = p.packed.about(pos, index)
+	}
 	if !ok || index >= p.rows {
 		return 0, false
 	}
@@ -314,6 +360,10 @@ func (p *Plan) Next(pos, from int64) (index int64, ok bool) {
 	from = max(from, 0)
 	if !ok || from >= p.rows {
 		return 0, false
+	}
+	if p.packed != nil {
+		index, ok = p.packed.next(pos, from)
+		return index, ok && index < p.rows
 	}
 	if p.cfg.Buckets != nil {
 		return p.nextByLength(sample, from)
@@ -351,8 +401,9 @@ func (p *Plan) nextByLength(sample, from int64) (index int64, ok bool) {
 // Source says which source of a mixture the row at an index is of, and how many rows of that source come before it, in
 // this epoch and all before. It panics unless 0 <= index < Rows() and there is a mixture.
 func (p *Plan) Source(index int64) (source int, before int64) {
-	if index < 0 || index >= p.rows {
-		panic(fmt.Sprintf("plan: index %d in an epoch of %d rows", index, p.rows))
+	p.check(index)
+	if p.packed != nil {
+		index = p.packed.document(index)
 	}
 	return p.order.(*mixed).source(index % p.n)
 }
@@ -365,11 +416,16 @@ func mulDiv(x, y, z int64) int64 {
 	return int64(q)
 }
 
-// Batch returns the first index of a step's global batch and its number of rows, 0 if the
+// Batch returns the first index of a step's global batch and its number of indices, 0 if the
 // plan has no such step.
 func (p *Plan) Batch(step int64) (start, size int64) {
 	if step < 0 || step >= p.steps {
 		return 0, 0
 	}
-	return p.batch(step)
+	if start, size = p.batch(step); p.packed != nil {
+		end := p.packed.first(start + size)
+		start = p.packed.first(start)
+		size = end - start
+	}
+	return start, size
 }

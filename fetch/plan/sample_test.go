@@ -12,9 +12,6 @@ import (
 	"bowstring/schema"
 )
 
-// atOnce runs a turn.
-func atOnce(piece func() error) error { return piece() }
-
 // weighed are the weights of values.
 func weighed(t testing.TB, values []float64) *SampleWeights {
 	t.Helper()
