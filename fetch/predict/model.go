@@ -1,14 +1,11 @@
-// Package predict says how fast a job will be served, what will limit it and how long it
-// will wait, from measured rates and the job's figures. It is a model in closed form: pure
-// arithmetic, no I/O, no clock, no goroutine. What measures the rates and what runs the
-// job lie elsewhere.
+// Package predict estimates a job's throughput, its bottleneck and how long its consumers wait, from measured
+// rates and the job's figures. It is a closed-form model: pure arithmetic, without I/O, clock or goroutine.
+// Other packages measure the rates and run the job.
 //
-// The model is that of Yang and Cong ("Accelerating Data Loading in Deep Neural Network
-// Training", HiPC 2019), whose own formulas are in hipc.go: parts that work beside one
-// another take as long as the slowest of them, and training hides what loading takes as far
-// as it takes as long itself. To it are added what a server of Bowstring has: a bounded
-// window over a store of some latency (Little's law), caches that hold a part of the dataset,
-// and nodes that own it together.
+// The model is that of Yang and Cong ("Accelerating Data Loading in Deep Neural Network Training", HiPC 2019);
+// hipc.go has their formulas. Parallel stages take as long as the slowest stage, and training hides loading up
+// to the time that training takes. This package adds what a Bowstring server has: a bounded window over a store
+// with latency (Little's law), caches that hold a share of the dataset, and nodes that own it together.
 package predict
 
 import (
@@ -21,30 +18,30 @@ import (
 	"bowstring/schema"
 )
 
-// Limit is a part of the way that samples take, as what limits a job.
+// Limit names the stage of the data path that limits a job.
 type Limit string
 
-// What limits a job.
+// The stages that can limit a job.
 const (
-	ByStore    Limit = "store"    // reads a second, or its latency with a window of this size
-	ByLink     Limit = "link"     // bytes a second from the store
-	BySpill    Limit = "spill"    // bytes a second from the disks of caches
-	ByNode     Limit = "node"     // the processors of the nodes
-	ByNetwork  Limit = "network"  // bytes a second between nodes, or to the consumers of a lone one
-	ByConsumer Limit = "consumer" // the consumers themselves: they do not wait
+	ByStore    Limit = "store"    // reads per second, or latency with a window of this size
+	ByLink     Limit = "link"     // bytes per second from the store
+	BySpill    Limit = "spill"    // bytes per second from the caches' disks
+	ByNode     Limit = "node"     // the nodes' CPUs
+	ByNetwork  Limit = "network"  // bytes per second between nodes, or to the consumers of a single node
+	ByConsumer Limit = "consumer" // the consumers do not wait
 )
 
-// Part is what a part of the way carries, if nothing else limits.
+// Part is the throughput of one stage, if no other stage limits it.
 type Part struct {
 	Limit      Limit   `json:"limit"`
-	Because    string  `json:"because"` // of which rate
+	Because    string  `json:"because"` // the rate that determines it
 	SamplesPer float64 `json:"samples_per_s"`
 }
 
-// Rate is samples a second, infinite where nothing that is known limits them. JSON has no infinity: there it is null.
+// Rate is in samples per second. It is infinite if no known rate limits it; JSON has no infinity and uses null.
 type Rate float64
 
-// Unlimited is the rate that nothing limits.
+// Unlimited is the infinite rate.
 var Unlimited = Rate(math.Inf(1))
 
 // MarshalJSON implements json.Marshaler.
@@ -64,45 +61,45 @@ func (r *Rate) UnmarshalJSON(b []byte) error {
 	return json.Unmarshal(b, (*float64)(r))
 }
 
-// Epoch is what is said of an epoch.
+// Epoch is the estimate for one epoch.
 type Epoch struct {
-	SamplesPerSec Rate    `json:"samples_per_s"` // of all ranks together
+	SamplesPerSec Rate    `json:"samples_per_s"` // all ranks together
 	Limit         Limit   `json:"limit"`
 	Because       string  `json:"because"`
 	Seconds       float64 `json:"seconds"`
-	WaitSeconds   float64 `json:"wait_s"`     // that each rank waits
-	HitShare      float64 `json:"hit_share"`  // of the rows, that come from caches
-	MovedShare    float64 `json:"peer_share"` // of the rows, that come from another node
-	Parts         []Part  `json:"parts"`      // the slowest first
+	WaitSeconds   float64 `json:"wait_s"`     // per rank
+	HitShare      float64 `json:"hit_share"`  // share of rows from caches
+	MovedShare    float64 `json:"peer_share"` // share of rows from another node
+	Parts         []Part  `json:"parts"`      // slowest first
 }
 
-// Scaled is what another number of nodes would bring, with the same ranks at the same pace.
+// Scaled is the estimate for another number of nodes, with the same ranks at the same pace.
 type Scaled struct {
 	Nodes int64 `json:"nodes"`
 	First Epoch `json:"first_epoch"`
 	Later Epoch `json:"later_epochs"`
 }
 
-// Prediction is what the model says of a job.
+// Prediction is the estimate for a job.
 type Prediction struct {
 	FirstBatchMS  float64 `json:"first_batch_ms"`
 	SamplesPerSec Rate    `json:"samples_per_s"` // over all epochs
-	Limit         Limit   `json:"limit"`         // of the epochs in which the job spends most time
+	Limit         Limit   `json:"limit"`         // of the epochs that take most of the time
 	Because       string  `json:"because"`
-	Seconds       float64 `json:"seconds"` // of all epochs
+	Seconds       float64 `json:"seconds"` // all epochs
 	WaitSeconds   float64 `json:"wait_s"`
 	First         Epoch   `json:"first_epoch"`
-	Later         Epoch   `json:"later_epochs"` // each of them
-	// SmallestCache is the least budget of each node's cache with which later epochs do not
-	// wait, and SmallestWindow the least window of each node with which no epoch waits that
-	// need not for another reason; nil if there is none.
+	Later         Epoch   `json:"later_epochs"` // per epoch
+	// SmallestCache is the smallest cache budget per node with which consumers do not wait in later epochs.
+	// SmallestWindow is the smallest window per node with which they do not wait in any epoch, or, if the first
+	// epoch waits with any window, in no later one. Both are nil if no size is enough.
 	SmallestCache  *int64   `json:"smallest_cache_bytes"`
 	SmallestWindow *int64   `json:"smallest_window_bytes"`
 	More           []Scaled `json:"more_nodes"`
 }
 
-// Of says how a job will run. It fails with a schema.FieldError where rates or job have no
-// sensible values.
+// Of estimates how a job will run. It returns a schema.FieldError if a rate or a figure of the job is not
+// valid.
 func Of(r Rates, j Job) (*Prediction, error) {
 	if err := r.Check("rates."); err != nil {
 		return nil, err
@@ -111,7 +108,7 @@ func Of(r Rates, j Job) (*Prediction, error) {
 		return nil, err
 	}
 	p := &Prediction{First: epoch(r, &j, j.heldNow()), Later: epoch(r, &j, j.held(j.CacheBytes))}
-	// Of the first batch, latency comes before all else in the epoch.
+	// The first batch pays the latency before anything else of the epoch.
 	begin, work := firstBatch(r, &j)
 	p.FirstBatchMS = 1000 * (begin + work)
 	p.First.Seconds += begin
@@ -135,11 +132,11 @@ func Of(r Rates, j Job) (*Prediction, error) {
 	return p, nil
 }
 
-// At says how a part of an epoch goes of whose rows a share comes from caches. Rates and job are
-// those of a prediction, which has checked them.
+// At estimates an epoch in which caches supply the share hits of the rows. Rates and job must be those of a
+// Prediction, which has checked them.
 func At(r Rates, j Job, hits float64) Epoch { return epoch(r, &j, min(max(hits, 0), 1)) }
 
-// epoch says what limits an epoch of which caches hold a share.
+// epoch estimates an epoch of which caches hold a share.
 func epoch(r Rates, j *Job, held float64) Epoch {
 	e := Epoch{HitShare: held, MovedShare: j.moved()}
 	e.Parts = append(parts(r, j, held), Part{ByConsumer, "pace", over(float64(j.Batch), j.PaceMS/1000)})
@@ -159,7 +156,7 @@ func epoch(r Rates, j *Job, held float64) Epoch {
 // consumed is how long the consumers take for an epoch, in seconds.
 func (j *Job) consumed() float64 { return float64(j.Rows) / float64(j.Batch) * j.PaceMS / 1000 }
 
-// over is a quotient, infinite where nothing is taken of what there is.
+// over is a/b, infinite if b is 0.
 func over(a, b float64) float64 {
 	if b <= 0 {
 		return math.Inf(1)
@@ -167,7 +164,7 @@ func over(a, b float64) float64 {
 	return a / b
 }
 
-// known is a rate as a limit: one that is not known limits nothing.
+// known returns a rate as a limit: an unknown rate limits nothing.
 func known(rate float64) float64 {
 	if rate == 0 {
 		return math.Inf(1)
@@ -175,25 +172,25 @@ func known(rate float64) float64 {
 	return rate
 }
 
-// maxReads is how many reads of the store a node has in flight at most.
+// maxReads is the most reads of the store that a node has in flight.
 const maxReads = 4096
 
-// parts says what each part of the way carries, in samples a second of all nodes together.
+// parts returns the throughput of each stage, in samples per second of all nodes together.
 func parts(r Rates, j *Job, held float64) []Part {
 	nodes, size, moved := float64(j.Nodes), j.RowBytes, j.moved()
-	reads := (1 - held) * j.RowReads // of the store, for a row
+	reads := (1 - held) * j.RowReads // store reads per row
 	latency := r.Store.LatencyMS / 1000
 	list := []Part{
 		{ByStore, "store.reads_per_s", over(known(r.Store.ReadsPerS), reads)},
 		{ByLink, "store.bytes_per_s", over(known(r.Store.BytesPerSec), (1-held)*size)},
 		{ByStore, "store.latency_ms with as many reads in flight as there may be", over(nodes*maxReads, reads*latency)},
 		{BySpill, "spill.read_bytes_per_s", over(nodes*known(r.Spill.ReadBytesPerSec), held*size)},
-		// A read by way of another node costs both together 2.2 times what one costs here.
+		// A read through another node costs both nodes together 2.2 times the CPU time of a local one.
 		{ByNode, "node.us_per_sample and node.s_per_gb",
 			over(nodes*known(r.Node.Cores), (1+1.2*moved)*r.Node.seconds(size))},
 	}
-	// What a window holds is on its way for as long as a read takes. In strict order what
-	// comes from the cache waits for what is read beside it.
+	// A blob occupies the window for the time of its read. In strict order, blobs from the cache wait in the
+	// window for the reads before them.
 	if reads > 0 {
 		share := 1.0
 		if !j.Strict {
@@ -213,14 +210,13 @@ func parts(r Rates, j *Job, held float64) []Part {
 	return list
 }
 
-// seconds is the processor time that a sample of so many bytes takes.
+// seconds is the CPU time of a sample, given its bytes.
 func (n Node) seconds(bytes float64) float64 {
 	return n.MicrosPerSample*1e-6 + n.SecondsPerGB*1e-9*bytes
 }
 
-// moved is the share of rows that come from another node than their rank's. Where ranks get
-// what their nodes own it is the surplus of a binomial share over its quota:
-// E|X-E(X)|/2 of N nodes with B/N rows each.
+// moved is the share of rows that come from a node other than the rank's. With locality it is the surplus of a
+// binomial share over its quota: E|X-E(X)|/2 of N nodes with B/N rows each.
 func (j *Job) moved() float64 {
 	n, b := float64(j.Nodes), float64(j.Batch)
 	elsewhere := 1 - 1/n
@@ -231,37 +227,37 @@ func (j *Job) moved() float64 {
 }
 
 const (
-	// A record batch takes an eighth of the memory at most, and while one is put together and
-	// sent, it is of no use to reads.
+	// A record batch takes at most an eighth of the memory. While it is assembled and sent, reads cannot use
+	// that memory.
 	batchShare = 1.0 / 8
-	// readOverhead is what a read takes of the window beside its bytes.
+	// readOverhead is the memory of the window that a read takes in addition to its bytes.
 	readOverhead = 2 << 10
 )
 
-// inWindow is how many rows the windows of all nodes have on their way.
+// inWindow is how many rows are in flight in the windows of all nodes.
 func (j *Job) inWindow() float64 {
 	window := float64(j.WindowBytes)
-	step := float64(j.Batch) / float64(j.Nodes) * j.RowBytes // of a node
+	step := float64(j.Batch) / float64(j.Nodes) * j.RowBytes // per node
 	batch := min(step, float64(j.BatchBytes)*math.Ceil(float64(j.Ranks)/float64(j.Nodes)), batchShare*window)
 	return over(float64(j.Nodes)*(window-batch), j.RowBytes)
 }
 
 const (
-	// firstReads is how many reads are in flight at once to a store that is not near; then
-	// they double in every round trip.
+	// firstReads is how many reads a node starts at once, if the store is not near; the number doubles with
+	// each round trip.
 	firstReads = 256
-	// nearMS is the latency from which on that holds; a nearer store is asked for less, for
-	// fewReads at least.
+	// nearMS is the latency from which firstReads applies. A nearer store gets proportionally fewer, at least
+	// fewReads.
 	nearMS   = 1.0
 	fewReads = 8
 )
 
-// firstBatch is how long the first batch takes, in seconds, the slowest rank's: round trips,
-// and then work that goes on side by side.
+// firstBatch is how long the slowest rank waits for its first batch, in seconds: round trips, then work that
+// runs in parallel.
 func firstBatch(r Rates, j *Job) (wait, work float64) {
 	latency := r.Store.LatencyMS / 1000
 	rows := float64(min(j.Batch, j.Rows))
-	reads := rows * j.RowReads * (1 - j.heldNow()) / float64(j.Nodes) // of a node
+	reads := rows * j.RowReads * (1 - j.heldNow()) / float64(j.Nodes) // per node
 	wait = float64(j.Lookups)*latency + r.Network.LatencyMS/1000
 	if reads > 0 {
 		trips := math.Log2(reads/max(fewReads, firstReads*min(r.Store.LatencyMS/nearMS, 1)) + 1)
@@ -281,28 +277,28 @@ func (r Rates) withoutLatency() Rates {
 	return r
 }
 
-// Job is what a model needs to know of a job and of where it will run. Where it says all,
-// it is of all ranks, or of all nodes, together.
+// Job holds the model's figures of a job and of the nodes that serve it. Totals are over all ranks, or all
+// nodes.
 type Job struct {
-	Rows     int64   // of an epoch, all ranks
-	RowBytes float64 // of a row's blobs, on average
-	RowReads float64 // blobs of a row
-	Batch    int64   // rows of a global batch
+	Rows     int64   // per epoch, all ranks
+	RowBytes float64 // mean size of a row's blobs together
+	RowReads float64 // blobs per row
+	Batch    int64   // rows per global batch
 	Ranks    int64
 	Epochs   int64
-	PaceMS   float64 // what the consumers take for a step, all ranks beside one another; 0: nothing
+	PaceMS   float64 // time of the consumers for a step, with all ranks in parallel; 0: none
 	Nodes    int64   // that own the dataset together
-	Local    bool    // ranks get what their nodes own
+	Local    bool    // ranks get the rows that their nodes own
 	Strict   bool    // batches come in the plan's order
 
-	CacheBytes  int64 // budget of each node's cache; 0: there is none
-	HeldBytes   int64 // of the job's blobs, that the caches hold already
-	WindowBytes int64 // of each node
-	BatchBytes  int64 // of a record batch, at most
-	Lookups     int64 // round trips before the first blob can be asked for
+	CacheBytes  int64 // cache budget per node; 0: no cache
+	HeldBytes   int64 // bytes of the job's blobs that the caches already hold
+	WindowBytes int64 // per node
+	BatchBytes  int64 // most bytes of a record batch
+	Lookups     int64 // round trips before the first blob can be requested
 }
 
-// check fails with a schema.FieldError where nothing can be said of a job.
+// check returns a schema.FieldError if the model cannot use a job's figures.
 func (j *Job) check() error {
 	for _, f := range []struct {
 		name string
@@ -320,25 +316,25 @@ func (j *Job) check() error {
 }
 
 const (
-	// cacheFixed is what a cache's index takes of its budget, and cacheBlob what each blob
-	// takes beside its bytes: header, index, and on average half of the alignment.
+	// cacheFixed is what a cache's index takes of its budget. cacheBlob is what each blob takes in addition to
+	// its bytes: header, index, and on average half of the alignment.
 	cacheFixed = 8 << 20
 	cacheBlob  = 288
 )
 
-// footprint is what the blobs of all rows take of caches.
+// footprint is how many bytes of caches the blobs of all rows take.
 func (j *Job) footprint() float64 { return float64(j.Rows) * (j.RowBytes + cacheBlob*j.RowReads) }
 
-// held is the share of the rows that caches of so many bytes each hold. With one job no
-// policy does better than to keep what it has: each row is used once an epoch.
+// held is the share of rows that caches of cacheBytes each hold. With one job, no policy is better than to keep
+// what is cached, because each row is used once an epoch.
 func (j *Job) held(cacheBytes int64) float64 {
 	if j.RowReads == 0 {
-		return 1 // nothing is read
+		return 1 // the store is not read
 	}
 	return min(float64(j.Nodes)*float64(max(cacheBytes-cacheFixed, 0))/j.footprint(), 1)
 }
 
-// heldNow is the share of the rows that caches hold already.
+// heldNow is the share of rows that caches already hold.
 func (j *Job) heldNow() float64 {
 	if j.RowReads == 0 {
 		return 1
@@ -346,8 +342,8 @@ func (j *Job) heldNow() float64 {
 	return min(float64(j.HeldBytes)/max(float64(j.Rows)*j.RowBytes, 1), 1)
 }
 
-// waits reports whether consumers wait in an epoch of which caches hold a share, after its
-// first batch. Consumers without a pace wait always.
+// waits reports whether consumers wait after the first batch of an epoch of which caches hold a share.
+// Consumers without a pace always wait.
 func waits(r Rates, j *Job, held float64) bool {
 	pace := over(float64(j.Batch), j.PaceMS/1000)
 	for _, p := range parts(r, j, held) {
@@ -358,23 +354,23 @@ func waits(r Rates, j *Job, held float64) bool {
 	return math.IsInf(pace, 1)
 }
 
-// smallestCache is the least budget of each node's cache with which later epochs do not
-// wait; nil if they do with any.
+// smallestCache returns the smallest cache budget per node with which consumers do not wait in later epochs,
+// nil if there is none.
 func smallestCache(r Rates, j Job) *int64 {
 	enough := func(bytes int64) bool { return !waits(r, &j, j.held(bytes)) }
 	most := cacheFixed + int64(math.Ceil(j.footprint()/float64(j.Nodes))) + 1
 	return least(most, enough)
 }
 
-// smallestWindow is the least window of each node with which no epoch waits, or, where the
-// first one does with any window, no later one; nil if those do, too.
+// smallestWindow returns the smallest window per node with which consumers wait in no epoch, or, if they wait
+// in the first one with any window, in no later one. It returns nil if there is none.
 func smallestWindow(r Rates, j Job) *int64 {
 	now, later := j.heldNow(), j.held(j.CacheBytes)
 	at := func(bytes int64, held float64) bool {
 		j.WindowBytes = bytes
 		return !waits(r, &j, held)
 	}
-	// More than this, nobody has a use for: reads in flight are bounded.
+	// A larger window is of no use, because the reads in flight are bounded.
 	most := int64(min(2*maxReads*(j.RowBytes+readOverhead)+4*float64(j.Batch)*j.RowBytes, math.MaxInt64/4)) + 1
 	if found := least(most, func(b int64) bool { return at(b, now) && (j.Epochs == 1 || at(b, later)) }); found != nil {
 		return found
@@ -385,7 +381,8 @@ func smallestWindow(r Rates, j Job) *int64 {
 	return least(most, func(b int64) bool { return at(b, later) })
 }
 
-// least is the smallest number up to most that is enough, as all above it are; nil if none is.
+// least returns the smallest number up to most that is enough, nil if most is not. All numbers above one that
+// is enough are enough.
 func least(most int64, enough func(int64) bool) *int64 {
 	if !enough(most) {
 		return nil

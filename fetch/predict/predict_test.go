@@ -16,7 +16,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// usual is a job of photographs over a store that is far away.
+// usual is a job with photographs and a distant store.
 func usual() (Rates, Job) {
 	return Rates{
 			Store:   Store{LatencyMS: 20, ReadsPerS: 20_000, BytesPerSec: 200e6},
@@ -39,7 +39,7 @@ func predicted(t *testing.T, r Rates, j Job) *Prediction {
 	return p
 }
 
-// What limits is named, and the rate is the one that a calculation by hand gives.
+// The bottleneck is named, and the rate equals one calculated by hand.
 func TestLimits(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -121,7 +121,7 @@ func TestFirstBatch(t *testing.T) {
 }
 
 func random(rng *rand.Rand) (Rates, Job) {
-	// Of many orders of magnitude; now and then not known.
+	// Over many orders of magnitude; sometimes unknown.
 	draw := func(low, high float64) float64 {
 		if rng.IntN(8) == 0 {
 			return 0
@@ -146,7 +146,7 @@ func random(rng *rand.Rand) (Rates, Job) {
 	return r, j
 }
 
-// Where nothing that is known limits, samples come at any rate: that is more than any number, and null in JSON.
+// If no known rate limits the job, its rate is infinite, and null in JSON.
 func TestNothingLimits(t *testing.T) {
 	_, j := usual()
 	j.PaceMS, j.CacheBytes, j.HeldBytes = 0, 1<<40, 0
@@ -170,7 +170,7 @@ func TestNothingLimits(t *testing.T) {
 	}
 }
 
-// What is better by itself makes nothing worse.
+// Improving one rate makes nothing worse.
 func TestMonotone(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
@@ -185,7 +185,7 @@ func TestMonotone(t *testing.T) {
 		}
 		for i, f := range r.fields() {
 			if *f.at == 0 {
-				continue // more than what is not known is less
+				continue // an unknown rate limits nothing, so a known one is worse
 			}
 			better := r
 			factor := 1 + rng.Float64()
@@ -201,7 +201,7 @@ func TestMonotone(t *testing.T) {
 			"window": func(j *Job) { j.WindowBytes *= 2 },
 			"held":   func(j *Job) { j.HeldBytes += 1 << 20 },
 		} {
-			// A disk slower than the link makes a cache a brake.
+			// With a disk slower than the link, a larger cache slows the job.
 			if name != "window" && (r.Spill.ReadBytesPerSec > 0 || r.Store.BytesPerSec > 0) {
 				r := r
 				r.Spill.ReadBytesPerSec = 0
@@ -232,8 +232,8 @@ func worse(t *testing.T, a, b *Prediction, format string, args ...any) {
 	}
 }
 
-// The smallest cache and the smallest window are thresholds: with them nobody waits, with a
-// byte less somebody does, as the same model says.
+// The smallest cache and the smallest window are thresholds in the same model: with them consumers do not wait,
+// with one byte less they do.
 func TestSmallest(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
@@ -286,7 +286,7 @@ func TestSmallest(t *testing.T) {
 	}
 }
 
-// What is wrong is named, as JSON has it.
+// An error names the invalid field as JSON spells it.
 func TestRefused(t *testing.T) {
 	r, j := usual()
 	for want, change := range map[string]func(*Rates, *Job){
@@ -305,7 +305,7 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// The names in JSON are agreed with others who read and write them.
+// The names in JSON are a contract with other programs.
 func TestRatesJSON(t *testing.T) {
 	const text = `{"store":{"latency_ms":1,"reads_per_s":2,"bytes_per_s":3},"spill":{"read_bytes_per_s":4,"write_bytes_per_s":5},` +
 		`"node":{"us_per_sample":6,"s_per_gb":7,"cores":8},"network":{"latency_ms":9,"bytes_per_s":10}}`
@@ -332,14 +332,14 @@ func TestChanges(t *testing.T) {
 	now := then
 	now.Store.BytesPerSec /= 2
 	now.Store.LatencyMS *= 1.1
-	now.Node.Cores = 0 // not known any more
+	now.Node.Cores = 0 // unknown now
 	got := Changes(then, now, 0.15)
 	if len(got) != 1 || got[0] != (Change{"store.bytes_per_s", 200e6, 100e6}) {
 		t.Errorf("%+v", got)
 	}
 }
 
-// Two parameters give the four figures of Yang and Cong for MuMMI within a tenth.
+// Two parameters reproduce the four figures of Yang and Cong for MuMMI within a tenth.
 func TestHiPC(t *testing.T) {
 	for _, f := range HiPCMuMMI {
 		got := MuMMI.Speedup(f.Nodes)

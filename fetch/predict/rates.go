@@ -7,8 +7,8 @@ import (
 	"bowstring/schema"
 )
 
-// Rates are what was measured of a node and of what it stands on. A rate of 0 is not known,
-// and limits nothing. As JSON they are what calibrate writes and simulate takes.
+// Rates are the measured rates of a node and of what it depends on. A rate of 0 is unknown and limits nothing.
+// The JSON form is what calibrate writes and simulate reads.
 type Rates struct {
 	Store   Store   `json:"store"`
 	Spill   Spill   `json:"spill"`
@@ -16,34 +16,33 @@ type Rates struct {
 	Network Network `json:"network"`
 }
 
-// Store is the way from a node to the store, and the store itself. All nodes share what it
-// gives.
+// Store is the store and the network to it. All nodes share its throughput.
 type Store struct {
-	LatencyMS   float64 `json:"latency_ms"`            // of a read, when nothing else is read
-	ReadsPerS   float64 `json:"reads_per_s,omitempty"` // of small blobs
-	BytesPerSec float64 `json:"bytes_per_s,omitempty"` // of large ones
+	LatencyMS   float64 `json:"latency_ms"`            // of a read with no other read in flight
+	ReadsPerS   float64 `json:"reads_per_s,omitempty"` // for small blobs
+	BytesPerSec float64 `json:"bytes_per_s,omitempty"` // for large blobs
 }
 
-// Spill is a node's disk.
+// Spill is a node's cache disk.
 type Spill struct {
 	ReadBytesPerSec  float64 `json:"read_bytes_per_s,omitempty"`
 	WriteBytesPerSec float64 `json:"write_bytes_per_s,omitempty"`
 }
 
-// Node is what serving costs a node's processors.
+// Node is what serving costs a node in CPU time.
 type Node struct {
-	MicrosPerSample float64 `json:"us_per_sample,omitempty"` // processor time of a sample, however small
-	SecondsPerGB    float64 `json:"s_per_gb,omitempty"`      // and of a gigabyte, 10^9 bytes
-	Cores           float64 `json:"cores,omitempty"`         // that serving has
+	MicrosPerSample float64 `json:"us_per_sample,omitempty"` // CPU time per sample of any size
+	SecondsPerGB    float64 `json:"s_per_gb,omitempty"`      // CPU time per 10^9 bytes
+	Cores           float64 `json:"cores,omitempty"`         // that serving can use
 }
 
-// Network is a node's way to the other nodes, and of a lone node the way to its consumers.
+// Network is the network between nodes, or from a single node to its consumers.
 type Network struct {
 	LatencyMS   float64 `json:"latency_ms,omitempty"`
 	BytesPerSec float64 `json:"bytes_per_s,omitempty"`
 }
 
-// field is a rate by its name in JSON.
+// field is a rate with its name in JSON.
 type field struct {
 	name string
 	at   *float64
@@ -66,7 +65,7 @@ type Named struct {
 	Value float64
 }
 
-// Named lists the rates, in the order of JSON.
+// Named lists the rates in the order of JSON.
 func (r Rates) Named() []Named {
 	var list []Named
 	for _, f := range r.fields() {
@@ -75,14 +74,14 @@ func (r Rates) Named() []Named {
 	return list
 }
 
-// maxRate is more than any rate is.
+// maxRate is above any real rate.
 const maxRate = 1e15
 
-// Check fails with a schema.FieldError unless each rate is a number from 0 to 10^15. prefix
-// begins the names of fields.
+// Check returns a schema.FieldError unless each rate is a number from 0 to 10^15. prefix is put before the
+// names of fields.
 func (r Rates) Check(prefix string) error {
 	for _, f := range r.fields() {
-		if !(*f.at >= 0 && *f.at <= maxRate) { // also what is no number
+		if !(*f.at >= 0 && *f.at <= maxRate) { // false for NaN
 			return &schema.FieldError{Field: prefix + f.name, Got: fmt.Sprint(*f.at),
 				Want: "a number from 0 to 1e15; 0, or nothing, is for what is not known"}
 		}
@@ -90,13 +89,14 @@ func (r Rates) Check(prefix string) error {
 	return nil
 }
 
-// Known reports whether anything is known that limits.
+// Known reports whether any rate of the store is known.
 func (r Rates) Known() bool {
 	s := r.Store
 	return s.LatencyMS > 0 || s.ReadsPerS > 0 || s.BytesPerSec > 0
 }
 
-// Unknown names the parts of the way of a job whose rates are not known: a prediction takes them to limit nothing.
+// Unknown names the stages that a job uses and whose rates are unknown. A prediction assumes that they limit
+// nothing.
 func (r Rates) Unknown(j *Job) []string {
 	unknown := []string{}
 	for _, part := range []struct {
@@ -116,7 +116,7 @@ func (r Rates) Unknown(j *Job) []string {
 	return unknown
 }
 
-// Over returns r with what is not known taken from other.
+// Over returns r with its unknown rates taken from other.
 func (r Rates) Over(other Rates) Rates {
 	theirs := other.fields()
 	for i, f := range r.fields() {
@@ -127,14 +127,14 @@ func (r Rates) Over(other Rates) Rates {
 	return r
 }
 
-// Change is a rate that is not what it was.
+// Change is a rate that has changed.
 type Change struct {
 	Rate string  `json:"rate"` // such as "store.bytes_per_s"
 	Then float64 `json:"then"`
 	Now  float64 `json:"now"`
 }
 
-// Changes lists the rates that are known of both times and differ by more than a share.
+// Changes lists the rates known in both that differ by more than share.
 func Changes(then, now Rates, share float64) []Change {
 	list := []Change{}
 	after := now.fields()
