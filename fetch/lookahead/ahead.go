@@ -14,22 +14,21 @@ import (
 	"bowstring/spill"
 )
 
-// Options says what an Ahead works with. All fields but Mine and Spare are needed.
+// Options configures an Ahead. All fields except Mine and Spare are required.
 type Options struct {
-	// Cache is what is filled, Future what it evicts by.
+	// Cache is the spill that is filled. Future is what its eviction policy reads.
 	Cache  *spill.Cache
 	Future *spill.Future
-	// Reader reads what is missing.
+	// Reader reads the blobs that are missing.
 	Reader *read.Reader
-	// Mine says whether a blob is for this node to keep. It must not block, and answers alike for all blobs
-	// of a slot of layouts.
-	// Default: all are.
+	// Mine reports whether this node owns a blob. It must not block, and must return the same for all blobs of a slot
+	// of a layout. Default: the node owns every blob.
 	Mine func(schema.BlobRef) bool
-	// Spare says whether another node keeps a blob, too. It must not block. Default: none does.
+	// Spare reports whether another node also caches a blob. It must not block. Default: always false.
 	Spare func(schema.BlobRef) bool
 }
 
-// Validate returns an error that names the first field that is missing.
+// Validate returns an error that names a missing field.
 func (o *Options) Validate() error {
 	for name, missing := range map[string]bool{
 		"Cache": o.Cache == nil, "Future": o.Future == nil, "Reader": o.Reader == nil,
@@ -41,41 +40,42 @@ func (o *Options) Validate() error {
 	return nil
 }
 
-// Streams are those of the engine. Their methods do not block.
+// Streams are the engine's open streams. The methods do not block.
 type Streams interface {
-	// Idle reports whether no stream has a use for the way to the store.
+	// Idle reports whether no stream has a read to start on the path to the store.
 	Idle() bool
-	// Reading is how many streams read.
+	// Reading is how many streams are reading.
 	Reading() int
-	// Demand says what they have asked for since the engine was made.
+	// Demand is what streams have requested since the engine was made.
 	Demand() spill.Demand
 }
 
-// Ahead looks ahead for the jobs that run. It is safe for concurrent use. A nil
-// Ahead is that of an engine without a spill: streams belong to no job.
+// Ahead prefetches into the spill for the running jobs. It is safe for concurrent use. A nil Ahead is that of an
+// engine without a spill, where streams belong to no job.
 type Ahead struct {
 	opts    Options
 	streams Streams // set by Start
 
-	blocked atomic.Int32 // fillers that have something to read, and no room
-	moved   atomic.Bool  // jobs have gone on since the fillers were told
-	looked  atomic.Int64 // rows that were looked for
+	blocked atomic.Int32 // fillers that have a blob to read, and no room
+	moved   atomic.Bool  // jobs have advanced since the fillers were last woken
+	looked  atomic.Int64 // rows looked up in the spill
 
-	mu       sync.Mutex
-	closed   bool
-	jobs     []*running
-	fillers  map[*filler]struct{}
-	whole    map[wholeKey]int64 // jobs of which the spill had every blob, and what it had removed by then
-	measured spill.Demand       // when waits was last found out
-	waits    bool               // consumers wait for the store
-	expected int                // how often Expect was called and has not ended
-	news     chan struct{}      // closed when one of them ends; nil if expected is 0
+	mu      sync.Mutex
+	closed  bool
+	jobs    []*running
+	fillers map[*filler]struct{}
+	// Jobs with every blob in the spill -> the spill's count of removals when that was found
+	whole    map[wholeKey]int64
+	measured spill.Demand  // the demand when waits was last computed
+	waits    bool          // consumers wait for the store
+	expected int           // calls of Expect that have not ended
+	news     chan struct{} // closed when one of those calls ends; nil if expected is 0
 
 	closing chan struct{}  // closed by Close
-	filling sync.WaitGroup // Warm and the goroutine that looks ahead; grows under mu only while not closed
+	filling sync.WaitGroup // Warm and the goroutine fill; grows under mu only while not closed
 }
 
-// New returns an Ahead that knows of no job. Start has it look ahead.
+// New returns an Ahead without jobs. Start begins prefetching.
 func New(opts Options) (*Ahead, error) {
 	if err := opts.Validate(); err != nil {
 		return nil, err
@@ -91,7 +91,7 @@ func New(opts Options) (*Ahead, error) {
 	}, nil
 }
 
-// Looked counts the rows of jobs that were looked for in the spill.
+// Looked is how many rows of jobs were looked up in the spill.
 func (a *Ahead) Looked() int64 {
 	if a == nil {
 		return 0
@@ -99,7 +99,7 @@ func (a *Ahead) Looked() int64 {
 	return a.looked.Load()
 }
 
-// Start begins to look ahead, beside streams of which none is open yet. Stop ends it.
+// Start begins prefetching, before any stream is open. Stop ends it.
 func (a *Ahead) Start(streams Streams) {
 	if a != nil {
 		a.streams = streams
@@ -107,7 +107,7 @@ func (a *Ahead) Start(streams Streams) {
 	}
 }
 
-// Stop ends what fills the spill, and waits for it. No stream has to be closed.
+// Stop ends prefetching and waits for its goroutines. Streams may still be open.
 func (a *Ahead) Stop() {
 	if a == nil {
 		return
@@ -121,7 +121,7 @@ func (a *Ahead) Stop() {
 	a.filling.Wait()
 }
 
-// Close ends all jobs, after Stop; every stream is closed.
+// Close ends all jobs. Call it after Stop, with every stream closed.
 func (a *Ahead) Close() {
 	if a == nil {
 		return
@@ -135,8 +135,7 @@ func (a *Ahead) Close() {
 	release(ended)
 }
 
-// Wake tells the fillers that the way to the store may have room: those that have
-// use for it or, if jobs have gone on, all.
+// Wake wakes fillers when the path to the store may have room: those that are blocked or, if jobs have advanced, all.
 func (a *Ahead) Wake() {
 	if a == nil || a.blocked.Load() == 0 && !a.moved.Load() || !a.streams.Idle() {
 		return
@@ -155,8 +154,8 @@ func (a *Ahead) Wake() {
 	}
 }
 
-// Wants is how many bytes of blobs the jobs that are known read, by snapshot: of several on one, the most. Jobs of a
-// part of a snapshot count with that part.
+// Wants returns how many bytes of blobs the known jobs read, by snapshot. If several jobs read a snapshot, the
+// largest counts. A job on a part of a snapshot counts with that part.
 func (a *Ahead) Wants() map[string]int64 {
 	wants := map[string]int64{}
 	if a == nil {
@@ -173,9 +172,9 @@ func (a *Ahead) Wants() map[string]int64 {
 	return wants
 }
 
-// Beside lists the blobs of samples at the positions after a place, or before it, the nearest first, and before them the
-// other ones of the sample there: as far as a job that runs reads them, their rows are in memory, and this node is the
-// one that keeps them. It reads nothing, and waits for nothing.
+// Beside yields the blobs of the samples at the positions after a place, or before it, nearest first; before those,
+// the other blobs of the sample at the place. It yields only blobs that a running job reads, whose rows are in
+// memory, and that this node owns. It does no I/O and does not block.
 func (a *Ahead) Beside(at spill.Place, after bool) iter.Seq2[schema.BlobRef, spill.Place] {
 	return func(yield func(schema.BlobRef, spill.Place) bool) {
 		if l := a.retain(at.Dataset); l != nil {
@@ -185,7 +184,7 @@ func (a *Ahead) Beside(at spill.Place, after bool) iter.Seq2[schema.BlobRef, spi
 	}
 }
 
-// retain returns a job on a dataset, which the caller releases; nil if there is none.
+// retain returns a job on a dataset, nil if there is none. The caller releases the job.
 func (a *Ahead) retain(dataset uint32) *running {
 	if a == nil || dataset == 0 {
 		return nil
@@ -232,9 +231,10 @@ func (a *Ahead) beside(l *running, at spill.Place, after bool, yield func(schema
 	}
 }
 
-// Near has the rows at some positions be in memory, as far as a job that runs reads them: another node may ask for blobs
-// of rows that no stream of this one has come to. Rows beside those that were not, which may lie in the same chunks, are
-// in memory then, too. It waits for them until ctx ends. What cannot be read, Beside does not find.
+// Near loads the rows at the positions into memory, if a running job reads them: another node may request blobs of
+// rows that no stream of this node has reached. For each missing row it also loads neighbours, whose blobs may be in
+// the same chunks. It waits for the rows until ctx ends. Errors are dropped: Beside does not yield rows that could
+// not be read.
 func (a *Ahead) Near(ctx context.Context, dataset uint32, positions []int64) {
 	l := a.await(ctx, dataset)
 	if l == nil {
@@ -251,12 +251,12 @@ func (a *Ahead) Near(ctx context.Context, dataset uint32, positions []int64) {
 		}
 	}
 	if len(missing) > 0 {
-		_, _ = m.At(ctx, missing) // a row that is lost has no neighbours
+		_, _ = m.At(ctx, missing) // without the row, it has no neighbours to yield
 	}
 }
 
-// Expect says that the job of a stream of another node is about to be known. Near waits for it, for expectFor at most,
-// until the returned function is called, which is once.
+// Expect announces that the job of another node's stream will be known soon. Until over is called, which happens
+// once, Near waits for that job, for expectFor at most.
 func (a *Ahead) Expect() (over func()) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -274,10 +274,10 @@ func (a *Ahead) Expect() (over func()) {
 	}
 }
 
-// expectFor is how long a job is waited for that is about to be known: its manifest may have to be opened.
+// expectFor bounds the wait for an announced job, whose manifest may have to be opened.
 const expectFor = time.Second
 
-// await is retain of a job that may be about to be known.
+// await is retain that also waits for announced jobs.
 func (a *Ahead) await(ctx context.Context, dataset uint32) *running {
 	if l := a.retain(dataset); l != nil || a == nil {
 		return l
@@ -299,10 +299,10 @@ func (a *Ahead) await(ctx context.Context, dataset uint32) *running {
 	}
 }
 
-// nearRows is how far from a row others may lie in the same chunk, about.
+// nearRows is roughly how far apart two rows in the same chunk are at most.
 const nearRows = 256
 
-// Bytes is how many bytes of blobs a job reads that runs on a dataset, about; 0 if that is not known.
+// Bytes is roughly how many bytes of blobs a running job reads from a dataset; 0 if unknown.
 func (a *Ahead) Bytes(dataset uint32) int64 {
 	if a == nil {
 		return 0
@@ -317,7 +317,7 @@ func (a *Ahead) Bytes(dataset uint32) int64 {
 	return 0
 }
 
-// bytes is how many bytes of blobs of a source the job reads in an epoch, each once.
+// bytes is how many bytes of a source's blobs the job reads in an epoch, counting each blob once.
 func (l *running) bytes(source int) int64 {
 	s := &l.sources[source]
 	return s.RowBytes * min(s.Rows, s.Positions)

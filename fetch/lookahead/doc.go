@@ -1,6 +1,6 @@
-// Package lookahead knows which jobs run, tells the spill what they use next, and
-// brings it before they do: while streams have no use for the way to the store,
-// and, by [Ahead.Warm], before a job begins.
+// Package lookahead knows the running jobs. It publishes to the spill what they use next, and reads those blobs into
+// the spill before they are needed: while streams do not use the path to the store, and, with [Ahead.Warm], before a
+// job begins.
 //
-// It knows nothing of windows, batches or turns.
+// It knows nothing of windows, batches or turns. Begin reading at [Ahead] and running; fill.go has the fillers.
 package lookahead

@@ -15,38 +15,38 @@ import (
 )
 
 const (
-	// maxFills is how many blobs a filler has on their way at most, fewFills where
-	// there is no room for them yet.
+	// maxFills is the most blobs that a filler has in flight, fewFills the most while the spill has no free room for
+	// them.
 	maxFills = 256
 	fewFills = 8
-	// scanRows is how many rows are looked at before others have their turn.
+	// scanRows is how many rows are scanned before other work gets a turn.
 	scanRows = 1024
-	// fullRows is how many rows of a job, as a part of an epoch, are used before
-	// the spill, which would not keep more of what comes, is asked again.
+	// fullRows is a share of an epoch. After the spill rejects a job's blob, it is asked again once the job has used
+	// that share.
 	fullRows = 1.0 / 256
-	// earlyShare is as which part of the time for which chunks are read, as its inverse, they are read ahead of it.
+	// earlyShare is the inverse of a share: a chunk is read ahead of its use by at most 1/earlyShare of the rows for
+	// which the spill has room.
 	earlyShare = 128
-	// waitShare is the part of their time that consumers wait for the store, lately,
-	// from which on the path to the store is what holds them up.
+	// waitShare is the share of their time that consumers wait for the store, from which on the path to the store
+	// counts as the bottleneck.
 	waitShare = 0.02
-	// waitPeriod is over how long that is measured at least.
+	// waitPeriod is the shortest time over which that share is measured.
 	waitPeriod = 10 * time.Second
 )
 
-// filler brings blobs into the spill while no stream has a use for the way to
-// the store. It belongs to one goroutine.
+// filler reads blobs into the spill while no stream uses the path to the store. One goroutine owns it.
 type filler struct {
 	ahead   *Ahead
-	ctx     context.Context //nolint:containedctx // what the filler looks up ends with it
+	ctx     context.Context //nolint:containedctx // look-ups end with the filler
 	cancel  context.CancelFunc
-	wake    chan struct{}     // told when the way may have room
-	results chan read.Outcome // of reads under way
+	wake    chan struct{}     // signalled when the path may have room
+	results chan read.Outcome // of reads in flight
 	blocked atomic.Bool       // it has something to read, and no room
 
-	// of what is under way, or came and is being kept; changed with Ahead.mu locked
+	// Blobs in flight, or arrived and being stored. Changed with Ahead.mu locked.
 	places map[schema.BlobRef]spill.Place
-	bytes  int64 // of those
-	reads  int   // under way
+	bytes  int64 // of the blobs in places
+	reads  int   // in flight
 }
 
 func (a *Ahead) newFiller() *filler {
@@ -61,21 +61,21 @@ func (a *Ahead) newFiller() *filler {
 	return f
 }
 
-// Receive implements read.Receiver. There is room for each outcome.
+// Receive implements read.Receiver. It does not block, because results has room for each outcome.
 func (f *filler) Receive(list []read.Outcome) {
 	for _, o := range list {
 		f.results <- o
 	}
 }
 
-// More implements read.Receiver: see [Ahead.Wake].
+// More implements read.Receiver. It does nothing: [Ahead.Wake] wakes fillers.
 func (*filler) More() {}
 
-// close gives up the reads under way.
+// close cancels the reads in flight.
 func (f *filler) close() {
 	f.cancel()
 	f.reads -= f.ahead.opts.Reader.Leave(func(to read.Receiver, _ read.Token) bool { return to == read.Receiver(f) })
-	for ; f.reads > 0; f.reads-- { // what has just come
+	for ; f.reads > 0; f.reads-- { // reads that ended before they could be cancelled
 		o := <-f.results
 		o.Blob.Release()
 	}
@@ -95,24 +95,23 @@ func (f *filler) setBlocked(blocked bool) {
 	}
 }
 
-// try begins to read a blob.
+// try starts to read a blob.
 func (f *filler) try(c *candidate) read.Filling {
 	a := f.ahead
-	if a.coming(c.ref) || a.has(c.ref) { // since it was looked for
+	if a.coming(c.ref) || a.has(c.ref) { // changed since the scan
 		return read.UnderWay
 	}
 	if len(f.places) >= f.most(c.ref.Size) {
 		f.setBlocked(true)
 		return read.NoRoom
 	}
-	f.setBlocked(true) // before it is tried, or room that comes in between would be missed
+	f.setBlocked(true) // set before the attempt, so that no wake is missed
 	if !a.streams.Idle() {
 		return read.NoRoom
 	}
-	// While there are streams the way is half full at most, so that what they want
-	// next does not wait for long.
+	// While streams read, fillers use at most half of the path, so that the streams' next reads do not wait for long.
 	a.mu.Lock()
-	f.places[c.ref] = c.at // before it may come
+	f.places[c.ref] = c.at // set before the read can end
 	a.mu.Unlock()
 	v := a.opts.Reader.Fill(&read.Want{Ref: c.ref, At: c.at, Use: read.Whenever, To: f}, a.streams.Reading() > 0)
 	if v == read.Begun {
@@ -127,8 +126,8 @@ func (f *filler) try(c *candidate) read.Filling {
 	return v
 }
 
-// most is how many blobs may be under way, with one of n bytes: few where each
-// has to displace another, which may turn out to be worth more.
+// most is how many blobs may be in flight, including one of n bytes. It is few if each has to evict another, because
+// the evicted blob may turn out to be worth more.
 func (f *filler) most(n int64) int {
 	if f.ahead.opts.Cache.Room() < f.bytes+n {
 		return fewFills
@@ -139,7 +138,7 @@ func (f *filler) most(n int64) int {
 // has reports whether the spill has a blob.
 func (a *Ahead) has(ref schema.BlobRef) bool { return a.opts.Cache.Has(a.opts.Reader.Known(ref)) }
 
-// coming reports whether a filler has a blob on its way, or about to be kept.
+// coming reports whether a filler reads or stores a blob.
 func (a *Ahead) coming(ref schema.BlobRef) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -151,8 +150,7 @@ func (a *Ahead) coming(ref schema.BlobRef) bool {
 	return false
 }
 
-// keep puts a blob that has come into the spill. kept says whether it is there
-// now.
+// keep stores a blob that has arrived. kept reports whether the spill has it now.
 func (f *filler) keep(o read.Outcome) (kept bool) {
 	f.reads--
 	at := f.places[o.Ref]
@@ -169,31 +167,31 @@ func (f *filler) keep(o read.Outcome) (kept bool) {
 	return kept
 }
 
-// scan is how far what a job will use has been looked for in the spill.
+// scan is how far a job's future blobs have been looked up in the spill.
 type scan struct {
-	at     int64 // the row to look at next, counted from the job's first epoch
+	at     int64 // the next row, counted from the job's first epoch
 	column int
-	fullAt int64 // where the job was when the spill would keep no more of it; -1: it would
+	fullAt int64 // rows the job had used when the spill last rejected its blob; -1: it has not
 	blocks [2]*block
 
-	whole   bool  // all of the epoch was there from its first row on, as far as was looked
-	removed int64 // what the spill had removed when that row was looked at
+	whole   bool  // the spill had every blob of this epoch, from its first row to here
+	removed int64 // the spill's count of removals at the epoch's first row
 }
 
-// candidate is a blob that will be used and is not there.
+// candidate is a blob that a job will use and the spill has not.
 type candidate struct {
 	ref  schema.BlobRef
 	at   spill.Place
 	from *scan
 }
 
-// fill has the spill hold what the jobs that run use soonest, until the engine
-// closes.
+// fill keeps in the spill what the running jobs use soonest, until the engine closes. Its goroutine belongs to
+// filling.
 func (a *Ahead) fill() {
 	f := a.newFiller()
 	defer f.close()
 	var next *candidate
-	more := false // there are rows that were not looked at
+	more := false // rows are left to scan
 	for {
 		select {
 		case o := <-f.results:
@@ -218,15 +216,14 @@ func (a *Ahead) fill() {
 		case o := <-f.results:
 			f.keep(o)
 		case <-f.wake:
-			next = nil // what is soonest may be something else now
+			next = nil // another blob may be used sooner now
 		case <-a.closing:
 		}
 	}
 }
 
-// nextFill returns what is used soonest of what is not in the spill and would be
-// kept, nil if there is nothing as far as was looked; more says that it was not
-// looked at all.
+// nextFill returns the blob that is used soonest among those that are not in the spill and that the spill would
+// store, nil if the scanned rows have none. more reports that rows are left to scan.
 func (f *filler) nextFill() (best *candidate, more bool) {
 	a := f.ahead
 	demand := a.streams.Demand()
@@ -234,7 +231,7 @@ func (f *filler) nextFill() (best *candidate, more bool) {
 	var list []*running
 	for _, l := range a.jobs {
 		if l.warming == 0 {
-			l.order.job.Retain() // the job may end meanwhile
+			l.order.job.Retain() // the job may end in the meantime
 			list = append(list, l)
 		}
 	}
@@ -255,9 +252,8 @@ func (f *filler) nextFill() (best *candidate, more bool) {
 	return best, more
 }
 
-// missing looks for the next blob that a job uses and the spill has not, and
-// returns it and how many rows are used before it; more says that there are rows
-// left to look at now.
+// missing returns the next blob that a job uses and the spill has not, and how many rows the job uses before it. more
+// reports that rows are left to scan now.
 func (f *filler) missing(l *running, displace bool) (c *candidate, before int64, more bool) {
 	a := f.ahead
 	at, rows, served := &l.ahead, l.order.Rows(), l.future.Served()
@@ -282,14 +278,14 @@ func (f *filler) missing(l *running, displace bool) (c *candidate, before int64,
 	for ; at.at < end && scanned < scanRows; scanned++ {
 		b := f.block(l, at.at, end)
 		if b == nil {
-			return nil, 0, false // the filler is woken when it is there
+			return nil, 0, false // wakes the filler when it is loaded
 		}
 		if at.at%rows == 0 && at.column == 0 {
-			// Of what is drawn, another epoch has other samples.
+			// With sampling, the next epoch has other samples.
 			at.whole, at.removed = l.order.job.Request().Sample == nil, removed
 		}
 		i := at.at - b.first
-		// What is lost, the job's streams will tell.
+		// The job's streams report rows that cannot be read.
 		pos, here := b.positions[i], b.here[i] && b.err == nil && !l.future.Used(at.at)
 		for ; here && at.column < len(columns); at.column++ {
 			ref, ok, err := b.rows[i].TryBlob(columns[at.column])
@@ -307,7 +303,7 @@ func (f *filler) missing(l *running, displace bool) (c *candidate, before int64,
 			}
 			if !a.opts.Cache.WantsBlob(ref, place, displace) {
 				if a.opts.Spare(ref) {
-					continue // there may be room yet for what this node owns
+					continue // the spill may still have room for blobs that this node owns
 				}
 				at.fullAt = served
 				return nil, 0, false
@@ -324,15 +320,16 @@ func (f *filler) missing(l *running, displace bool) (c *candidate, before int64,
 	return nil, 0, at.at < end
 }
 
-// early reports whether it is too early to read a blob of a bucket, rows before it is used, as its chunk comes with
-// it: where the spill has room for a part of all, a chunk that is read before its time is read more often.
+// early reports whether it is too early to read a blob of a bucket that is used in rows rows. Such a blob comes with
+// its chunk, and if the spill has room for a part of the data only, a chunk that is read too early is evicted and
+// read again.
 func (a *Ahead) early(rows int64) bool {
 	horizon := a.opts.Future.Horizon(a.opts.Cache.Capacity())
 	return horizon > 0 && float64(rows) > horizon/earlyShare/float64(max(a.opts.Future.Len(), 1))
 }
 
-// waitsLatelyLocked reports whether consumers have waited for the store of late,
-// as far as there were any.
+// waitsLatelyLocked reports whether consumers have recently waited for the store. It measures anew once streams have
+// run for waitPeriod, and else returns the last result.
 func (a *Ahead) waitsLatelyLocked(d spill.Demand) bool {
 	if streamed := d.Streamed - a.measured.Streamed; streamed >= waitPeriod {
 		a.waits = float64(d.Waited-a.measured.Waited) > waitShare*float64(streamed)
@@ -344,18 +341,18 @@ func (a *Ahead) waitsLatelyLocked(d spill.Demand) bool {
 // blockRows is how many rows are looked up in the manifest at once.
 const blockRows = 256
 
-// block is rows that a job will use, looked up ahead of being looked at.
+// block is a run of rows that a job will use, looked up before they are scanned.
 type block struct {
 	first     int64 // row, counted from the job's first epoch
 	positions []int64
-	here      []bool // rows that are served here; the others are not looked up
+	here      []bool // rows that this node serves; only those are looked up
 	rows      []schema.Row
 	err       error
-	done      chan struct{} // closed when rows or err are there
+	done      chan struct{} // closed when rows or err are set
 }
 
-// block returns the block that has a row, if it is there already; otherwise the filler is
-// woken when it is. The one that follows is looked up meanwhile.
+// block returns the block that has a row, nil if it is not loaded yet; the filler is woken when it is. The block
+// after it is looked up in the meantime.
 func (f *filler) block(l *running, row, end int64) *block {
 	at := &l.ahead
 	if b := at.blocks[0]; b == nil || row < b.first || row >= b.first+int64(len(b.positions)) {
@@ -377,7 +374,7 @@ func (f *filler) block(l *running, row, end int64) *block {
 	}
 }
 
-// lookUp begins to look up rows from one on.
+// lookUp starts to look up the rows from first on.
 func (f *filler) lookUp(l *running, first, end int64) *block {
 	rows := l.order.Rows()
 	b := &block{first: first, done: make(chan struct{})}
@@ -415,9 +412,9 @@ func (f *filler) lookUp(l *running, first, end int64) *block {
 	return b
 }
 
-// lookUpOwned has found told of those rows of a block whose samples are owned here: the others are for other nodes
-// to bring. Of a job that reads the blobs alone by which samples are owned, none but the rows that this node keeps are
-// looked up in the manifest: one of many nodes would look at as many rows in vain.
+// lookUpOwned calls found with those rows of a block whose samples this node owns; other nodes read the others. If
+// the job reads only the blobs that determine ownership, only the rows of this node's own blobs are looked up in the
+// manifest. Looking up all of them would be work in vain for most rows of a cluster.
 func (f *filler) lookUpOwned(l *running, b *block, positions []int64, found func([]schema.Row, error)) {
 	j := l.order.job
 	var rows []schema.Row
@@ -439,7 +436,7 @@ func (f *filler) lookUpOwned(l *running, b *block, positions []int64, found func
 		rows, err = j.Manifest().At(f.ctx, wanted)
 		return err
 	}
-	j.Retain() // the job may end meanwhile
+	j.Retain() // the job may end in the meantime
 	told := func(err error) {
 		found(rows, err)
 		j.Release()
@@ -450,31 +447,29 @@ func (f *filler) lookUpOwned(l *running, b *block, positions []int64, found func
 	}
 }
 
-// warmPeriod is how often a Warm says how far it is.
+// warmPeriod is how often a Warm reports progress.
 const warmPeriod = 200 * time.Millisecond
 
-// WarmProgress is how far a Warm is. A blob that several samples have counts for
-// each, as there once it is.
+// WarmProgress is the progress of a Warm. A blob of several samples counts once for each sample: as Stored first,
+// then as There.
 type WarmProgress struct {
 	Job    string `json:"job"`    // as in JobStats
 	Rows   int64  `json:"rows"`   // of the epoch
-	Seen   int64  `json:"seen"`   // rows looked at
-	There  int64  `json:"there"`  // blobs that were in the spill, or on their way to it
-	Stored int64  `json:"stored"` // blobs that were fetched and are there
-	Bytes  int64  `json:"bytes"`  // of those
+	Seen   int64  `json:"seen"`   // rows scanned
+	There  int64  `json:"there"`  // blobs that were in the spill, or being read into it
+	Stored int64  `json:"stored"` // blobs that were read and stored
+	Bytes  int64  `json:"bytes"`  // size of the stored blobs
 	Failed int64  `json:"failed"` // blobs that could not be read
-	Full   bool   `json:"full"`   // it ended because the spill would keep no more
+	Full   bool   `json:"full"`   // it ended because the spill rejected a blob
 	Done   bool   `json:"done"`   // it has ended
 }
 
-// Warm fills the spill with the samples of a job's epoch, in the order in which
-// they will be used, until all are there or the spill would keep no more of them.
-// What it brings is on the tenant's account. It takes no bandwidth from streams that wait. The job is expected to begin
-// within the hour, and what was brought to be of use to it.
+// Warm reads the samples of a job's epoch into the spill, in the order of their use, until all are there or the spill
+// rejects one. The bytes count on the tenant's account. Streams that wait have priority on the path to the store. The
+// spill keeps the blobs for the job if it begins within an hour.
 //
-// progress, if not nil, is called a few times a second and at the end, by the
-// caller's goroutine. Samples that cannot be read are counted and logged, and are
-// no error.
+// If progress is not nil, Warm calls it a few times per second and at the end, from the caller's goroutine. Samples
+// that cannot be read are counted and logged; they are no error.
 func (a *Ahead) Warm(ctx context.Context, j *resolve.Job, tenant string, progress func(WarmProgress)) error {
 	w, err := a.newWarmer(j, a.Tenant(tenant))
 	if err != nil {
@@ -519,7 +514,7 @@ func (a *Ahead) Warm(ctx context.Context, j *resolve.Job, tenant string, progres
 	return nil
 }
 
-// warmer is a Warm under way.
+// warmer is a running Warm.
 type warmer struct {
 	WarmProgress
 	ahead  *Ahead
@@ -527,17 +522,17 @@ type warmer struct {
 	places Places
 	tenant uint16
 	filler *filler
-	live   *running // nil if there are no rows, or too many jobs
+	live   *running // nil if the epoch has no rows, or there are too many jobs
 	column int
-	rows   []schema.Row // those from row first on; nil where they cannot be looked up
+	rows   []schema.Row // from row first on; nil if the look-up failed
 	first  int64
-	known  int64 // rows that were looked up
+	known  int64 // rows that have been looked up
 }
 
 // warmRows is how many rows are looked up in the manifest at once.
 const warmRows = 1024
 
-// lookUp looks up the row to look at next, and those after it; false if it cannot.
+// lookUp looks up the next row to scan and those after it. It returns false if that failed.
 func (w *warmer) lookUp(ctx context.Context) bool {
 	if w.Seen < w.known {
 		return w.rows != nil
@@ -554,7 +549,7 @@ func (w *warmer) lookUp(ctx context.Context) bool {
 	return err == nil
 }
 
-// newWarmer has the spill know of the job, as if it ran.
+// newWarmer registers the job, as if it ran.
 func (a *Ahead) newWarmer(j *resolve.Job, tenant uint16) (*warmer, error) {
 	if a == nil {
 		return nil, fmt.Errorf("%w: this server has no spill that could be warmed: serve --spill gives it one",
@@ -574,7 +569,8 @@ func (a *Ahead) newWarmer(j *resolve.Job, tenant uint16) (*warmer, error) {
 	if w.Rows > 0 && w.places.known() {
 		l, _, ended := a.join(j, w.places, allRanks, 0, 0, func(l *running, _ int64) {
 			if l.streams+l.elsewhere == 0 && l.warming == 0 {
-				l.order.serveAllLocked(int(j.Request().DataRanks())) // whichever will be served here
+				// It is not known yet which ranks this node will serve
+				l.order.serveAllLocked(int(j.Request().DataRanks()))
 			}
 			l.warming++
 			l.tenant = cmp.Or(l.tenant, tenant)
@@ -585,7 +581,7 @@ func (a *Ahead) newWarmer(j *resolve.Job, tenant uint16) (*warmer, error) {
 	return w, nil
 }
 
-// close gives up what is under way. The job has some time to begin.
+// close cancels the reads in flight. The job stays registered for warmGrace.
 func (w *warmer) close() {
 	w.filler.close()
 	if w.live != nil {
@@ -596,13 +592,13 @@ func (w *warmer) close() {
 	}
 }
 
-// next returns the next blob that is not there, nil if there is none that the
-// spill would keep, or ctx has ended: many rows may have to be looked at.
+// next returns the next blob that is not in the spill, nil if the spill would store no more, the epoch has no more,
+// or ctx has ended, because a scan may take long.
 func (w *warmer) next(ctx context.Context) *candidate {
 	columns := w.job.Projection().BlobColumns()
 	for ; w.Seen < w.Rows && !w.Full && ctx.Err() == nil; w.Seen, w.column = w.Seen+1, 0 {
 		pos := w.job.Plan().Position(w.Seen)
-		if !w.lookUp(ctx) { // what is lost, the job's streams will tell
+		if !w.lookUp(ctx) { // the job's streams report rows that cannot be read
 			w.Failed += int64(len(columns))
 			continue
 		}
@@ -611,13 +607,13 @@ func (w *warmer) next(ctx context.Context) *candidate {
 			w.column++
 			at := w.places.At(pos, w.tenant)
 			switch {
-			case err != nil || !ok: // what is lost, the job's streams will tell
+			case err != nil || !ok: // the job's streams report rows that cannot be read
 			case w.ahead.has(ref):
 				w.There++
-			case !w.ahead.opts.Mine(ref): // another node's to bring, and to keep
+			case !w.ahead.opts.Mine(ref): // its owner reads and caches it
 			case !w.ahead.opts.Cache.WantsBlob(ref, at, true):
 				if w.ahead.opts.Spare(ref) {
-					continue // there may be room yet for what this node owns
+					continue // the spill may still have room for blobs that this node owns
 				}
 				w.Full = true
 				return nil
@@ -629,15 +625,15 @@ func (w *warmer) next(ctx context.Context) *candidate {
 	return nil
 }
 
-// keep counts a blob that has come.
+// keep stores and counts a blob that has arrived.
 func (w *warmer) keep(o read.Outcome) {
 	switch {
 	case w.filler.keep(o):
 		w.Stored++
 		w.Bytes += o.Ref.Size
-	case o.Err == nil && w.ahead.opts.Spare(o.Ref): // there may be room yet for what this node owns
+	case o.Err == nil && w.ahead.opts.Spare(o.Ref): // the spill may still have room for blobs that this node owns
 	case o.Err == nil:
-		w.Full = true // what is there is worth more
+		w.Full = true // the blobs in the spill are worth more
 	default:
 		w.Failed++
 	}

@@ -15,50 +15,48 @@ import (
 )
 
 const (
-	// grace is how long a job without a stream is taken to go on: a client may ask
-	// for one epoch at a time, and evaluate in between.
+	// grace is how long a job without a stream stays registered: a client may request one epoch at a time, and
+	// evaluate between epochs.
 	grace = 10 * time.Minute
-	// warmGrace is how long what was brought for a job waits for it to begin.
+	// warmGrace is how long a warmed job stays registered before it begins.
 	warmGrace = time.Hour
-	// maxJobs is how many jobs are known at once. Each costs time at every eviction.
-	// Where there are more, those without a stream that end soonest are forgotten
-	// first; then streams that come belong to none.
+	// maxJobs is the most jobs that are known at once. Each job costs time at every eviction. At the limit, jobs
+	// without a stream are forgotten, soonest deadline first; if there is none, new streams belong to no job.
 	maxJobs = 256
 )
 
-// running is a job that runs, as the spill sees it: all streams of one plan that
-// are about as far, of whatever ranks, epoch after epoch. All fields but order
-// and future are guarded by Ahead.mu.
+// running is a running job as the spill sees it: all streams of one plan at about the same progress, of any rank,
+// over all epochs. Ahead.mu guards all fields except order and future.
 type running struct {
 	group   string
 	dataset string
 	places  Places
-	tenant  uint16         // the spill's number of the tenant that began it
-	sources []spill.Source // the snapshots, as its future has them
-	base    uint64         // the epoch that is the order's 0
+	tenant  uint16         // the spill's number of the tenant that began the job
+	sources []spill.Source // the snapshots, as in future
+	base    uint64         // the epoch that order counts as 0
 	order   *epochOrder
 	future  *spill.Job
-	ahead   scan          // the filler's
-	begun   map[int]int64 // by rank, the last of the job's epochs that a stream of it has begun
+	ahead   scan          // used by the fill goroutine
+	begun   map[int]int64 // by rank: the job's last epoch that a stream of the rank has begun
 
-	warming   int // Warms that bring it, which nobody else needs to do
+	warming   int // Warms that read it; fill then skips the job
 	streams   int
 	elsewhere int       // streams of other nodes
-	until     time.Time // when it is forgotten, if it has no stream
+	until     time.Time // when it is forgotten, while it has no stream
 
 	windowReads, windowBytes, spillReads, spillBytes, peerReads, peerBytes, storeReads, storeBytes atomic.Int64
 }
 
-// epochOrder is the order of a job's epochs, for the ranks that are served here.
-// It keeps the plans of two epochs. It is safe for concurrent use.
+// epochOrder is the order of a job's epochs, for the ranks that this node serves. It caches the plans of two epochs.
+// It is safe for concurrent use.
 type epochOrder struct {
-	job   *resolve.Job // whose snapshot the running job keeps open
+	job   *resolve.Job // the running job keeps its snapshot open
 	plans [2]atomic.Pointer[lapPlan]
 	ranks atomic.Pointer[[]bool] // by data rank; replaced, never changed
-	nodes atomic.Pointer[[]bool] // of the job's layout, if it has one: those beside which there is such a rank
+	nodes atomic.Pointer[[]bool] // if the job has a layout: nodes with a rank that is served here
 }
 
-// lapPlan is the plan of the epoch that comes so many after the job's first.
+// lapPlan is the plan of one epoch, with its offset from the job's first epoch.
 type lapPlan struct {
 	lap int64
 	*plan.Plan
@@ -89,29 +87,30 @@ func (o *epochOrder) Index(epoch, position int64) (int64, bool) {
 	p := o.plan(epoch)
 	i, ok := p.About(position)
 	if ok && o.job.Layout() != nil {
-		// Nearly all of what is owned here is used here. What is not known yet, may be.
+		// Nearly all samples that this node owns are used here. A sample whose owner is not known yet may be.
 		owned, known := o.owned(position)
 		return i, owned || !known
 	}
-	// Where lengths count, the rank is not known without putting the window in order: it may be one of those here.
+	// If lengths count, the rank is only known once the window is sorted, so it may be one of this node's.
 	return i, ok && (!p.Exact() || o.serves(p, i))
 }
 
-// owned reports whether a node owns the sample at a position beside which a rank is that is served here, if that is
-// known. The job has a layout.
+// owned reports whether a node with a rank that is served here owns the sample at a position, if the owner is known.
+// The job has a layout.
 func (o *epochOrder) owned(position int64) (owned, known bool) {
 	w, known := o.job.Owners(position)
 	return known && o.owns(w), known
 }
 
-// owns reports whether one of a slot's owners is such a node. What the layout gives nobody, as caches do not hold all,
-// goes to any rank, which asks whoever keeps it: that may be this node.
+// owns reports whether one of a slot's owners is such a node. A slot without an owner, which exists if the caches do
+// not hold everything, goes to any rank, and that rank requests it from the node that caches it, which may be this
+// one.
 func (o *epochOrder) owns(w layout.Owners) bool {
 	nodes := *o.nodes.Load()
 	return w.First == layout.None || nodes[w.First] || w.Second != layout.None && nodes[w.Second]
 }
 
-// serves reports whether an index is in the share of a rank that is served here.
+// serves reports whether an index belongs to a rank that is served here.
 func (o *epochOrder) serves(p *plan.Plan, index int64) bool {
 	if p.Config().World == 1 {
 		return true
@@ -120,7 +119,7 @@ func (o *epochOrder) serves(p *plan.Plan, index int64) bool {
 	return r < len(ranks) && ranks[r]
 }
 
-// at returns the position of the sample at an index, and whether it is served here, or may be.
+// at returns the position of the sample at an index, and whether this node serves it, or may.
 func (o *epochOrder) at(p *plan.Plan, index int64) (position int64, here bool) {
 	if o.job.Layout() == nil && !o.serves(p, index) {
 		return 0, false
@@ -140,7 +139,7 @@ func (o *epochOrder) serveLocked(rank int) {
 	o.setRanks(ranks)
 }
 
-// setRanks says which ranks are served here.
+// setRanks sets which ranks are served here.
 func (o *epochOrder) setRanks(ranks []bool) {
 	o.ranks.Store(&ranks)
 	if l := o.job.Layout(); l != nil {
@@ -154,7 +153,7 @@ func (o *epochOrder) setRanks(ranks []bool) {
 	}
 }
 
-// serveAllLocked adds all data ranks of a world.
+// serveAllLocked sets all data ranks of a world as served here.
 func (o *epochOrder) serveAllLocked(world int) {
 	ranks := make([]bool, world)
 	for r := range ranks {
@@ -163,10 +162,10 @@ func (o *epochOrder) serveAllLocked(world int) {
 	o.setRanks(ranks)
 }
 
-// mixedOrder is the order of a job's epochs that may use a sample several times. It is a spill.Repeating.
+// mixedOrder is the order of epochs that may use a sample several times. It implements spill.Repeating.
 type mixedOrder struct{ *epochOrder }
 
-// maxSkipped is how many uses of a sample by ranks that are served elsewhere are passed over, to find one that is here.
+// maxSkipped is how many uses by ranks of other nodes are skipped in search of a use by a rank of this node.
 const maxSkipped = 64
 
 // Next implements spill.Repeating.
@@ -182,13 +181,13 @@ func (o mixedOrder) Next(epoch, position, from int64) (int64, bool) {
 	return index, ok
 }
 
-// Places says where the samples of a job lie, as the spill knows it.
+// Places maps the positions of a job to places in the spill. It is valid while the job is held.
 type Places struct {
 	job     *resolve.Job
-	numbers []uint32 // the spill's of the snapshots; nil where there is no spill
+	numbers []uint32 // the spill's numbers of the snapshots; nil without a spill
 }
 
-// Places says where the samples of a job lie. It is good as long as the job is held.
+// Places returns the places of a job's samples, valid while the job is held.
 func (a *Ahead) Places(j *resolve.Job) Places {
 	p := Places{job: j}
 	if a == nil {
@@ -202,7 +201,7 @@ func (a *Ahead) Places(j *resolve.Job) Places {
 	return p
 }
 
-// sources describes the snapshots to a future.
+// sources describes the snapshots to a spill.Future.
 func (p *Places) sources() []spill.Source {
 	list := make([]spill.Source, len(p.numbers))
 	for i, number := range p.numbers {
@@ -225,7 +224,7 @@ func (p *Places) At(position int64, tenant uint16) spill.Place {
 // known reports whether the spill knows all snapshots.
 func (p *Places) known() bool { return p.numbers != nil && !slices.Contains(p.numbers, 0) }
 
-// source is a source of the job that has a dataset, which is one of its own.
+// source returns the job's source of a dataset, which must be one of the job's.
 func (p *Places) source(dataset uint32) resolve.Source {
 	return p.job.Source(slices.Index(p.numbers, dataset))
 }
@@ -233,18 +232,18 @@ func (p *Places) source(dataset uint32) resolve.Source {
 // spillTime is the spill's clock.
 func spillTime(t time.Time) spill.Time { return spill.Time(t.UnixNano()) }
 
-// Part is a stream's part in a job that runs. A nil Part is that of a stream
-// which the spill has no use to know of.
+// Part is a stream's membership in a running job. A nil Part is that of a stream without a job; its methods do
+// nothing.
 type Part struct {
 	ahead *Ahead
 	job   *running
 	epoch int64 // of the job, in which the stream begins
-	count *int  // of the job, in which it is counted; guarded by Ahead.mu
+	count *int  // the job's counter that counts the stream; guarded by Ahead.mu
 }
 
-// Follow has a stream of a rank belong to the job that runs, which begins with it
-// if it must. at is the index in the epoch's order where the stream begins, epochs
-// how many it was asked for, 0 if nothing was said.
+// Follow adds a stream of a rank to the running job that it belongs to, or begins one. at is the index in the epoch's
+// order at which the stream begins. epochs is how many the client requested, 0 if it gave no number. The caller calls
+// Leave at the end of the stream.
 func (a *Ahead) Follow(j *resolve.Job, tenant uint16, rank int, at, epochs int64) *Part {
 	return a.follow(j, tenant, rank, at, epochs, func(l *running) *int { return &l.streams })
 }
@@ -277,14 +276,14 @@ func (a *Ahead) follow(j *resolve.Job, tenant uint16, rank int, at, epochs int64
 }
 
 const (
-	// loosely is how many rows ahead of its turn a row of a stream is looked for that does not keep the plan's order, and
-	// looselyFar it is where the manifest is not in memory as a whole: rows keep their pages there.
+	// loosely is how many rows before its turn a row is looked up for a stream that does not keep the plan's order.
+	// looselyFar is the same if the manifest is not resident, because looked-up rows keep their pages in memory.
 	loosely    = 16 << 10
 	looselyFar = 2 << 10
 )
 
-// Reach is how many rows before its turn a stream of a job may serve a row that is there: 0 of one that keeps the plan's
-// order.
+// Reach is how many rows before its turn a stream of the job may serve a row that is already there; 0 if it keeps the
+// plan's order.
 func Reach(j *resolve.Job) int64 {
 	mode, steps := j.Request().OrderOf()
 	rows := int64(loosely)
@@ -300,9 +299,9 @@ func Reach(j *resolve.Job) int64 {
 	return 0
 }
 
-// reachLocked is how many rows ahead the spill is to take any row for one that is used as soon as it is there: 0 with
-// streams of other nodes, as it is not known which rows they have used, and where ranks get what their nodes own, as it
-// is not known where in the order those rows are.
+// reachLocked is how many rows ahead a cached row counts as used as soon as it is there. It is 0 with streams of
+// other nodes, whose used rows are not known here, and with a layout, where the index of this node's own rows is not
+// known.
 func (l *running) reachLocked(j *resolve.Job) int64 {
 	if l.elsewhere > 0 || j.Layout() != nil {
 		return 0
@@ -310,11 +309,11 @@ func (l *running) reachLocked(j *resolve.Job) int64 {
 	return min(Reach(j)*j.Request().DataRanks(), l.order.Rows())
 }
 
-// join finds or begins the running job that a stream of a rank, or a Warm (allRanks), belongs to, and
-// has it count that in while the lock is held. l is nil if there are too many.
+// join returns the running job that a stream of a rank, or a Warm (allRanks), belongs to, and begins it if needed. It
+// calls count while the lock is held. l is nil if there are too many jobs. The caller releases ended.
 func (a *Ahead) join(j *resolve.Job, places Places, rank int, at, epochs int64,
 	count func(l *running, epoch int64)) (l *running, epoch int64, ended []*running) {
-	sources := places.sources() // it may take a moment, so without the lock
+	sources := places.sources() // may take a while, so without the lock
 	now := time.Now()
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -328,15 +327,15 @@ func (a *Ahead) join(j *resolve.Job, places Places, rank int, at, epochs int64,
 	return l, epoch, ended
 }
 
-// mostNamed is how many snapshots the spill may know by the time that another node names one more. Nobody has looked
-// whether there is one of that name.
+// mostNamed bounds how many snapshots the spill knows when it adds a name from another node: such a name is not
+// checked, so it may be of no snapshot.
 const (
 	mostNamed   = spill.MaxDatasets / 2
 	mostNameLen = 2 * schema.MaxNameLen
 )
 
-// Place is where a sample of a snapshot lies that another node has named, as the spill knows it: the zero Place
-// if there is no spill, no snapshot is named, or too many were.
+// Place is the place of a sample of a snapshot that another node has named. It is the zero Place without a spill,
+// without a name, or if the spill knows too many.
 func (a *Ahead) Place(snapshot string, position int64) spill.Place {
 	if a == nil || snapshot == "" || len(snapshot) > mostNameLen {
 		return spill.Place{}
@@ -351,7 +350,7 @@ func (a *Ahead) Place(snapshot string, position int64) spill.Place {
 // Holds reports whether the spill has a blob.
 func (a *Ahead) Holds(ref schema.BlobRef) bool { return a != nil && a.opts.Cache.Has(ref) }
 
-// Tenant is the number by which the spill knows a tenant; 0 if there is none.
+// Tenant returns the spill's number of a tenant; 0 without a spill.
 func (a *Ahead) Tenant(name string) uint16 {
 	if a == nil {
 		return 0
@@ -359,8 +358,7 @@ func (a *Ahead) Tenant(name string) uint16 {
 	return a.opts.Cache.Tenant(name)
 }
 
-// Leave takes the stream out of its job. Where that has come to its end, the job
-// has too.
+// Leave takes the stream out of its job. If the job has reached its end, it is forgotten.
 func (p *Part) Leave() {
 	if p == nil {
 		return
@@ -379,9 +377,8 @@ func (p *Part) Leave() {
 	release(ended)
 }
 
-// Advance tells the spill how far a stream has read: what is in its window, it
-// need not find there again. lap counts the epochs since the stream's first, and
-// index is in the order of that one.
+// Advance publishes to the spill how far a stream has read: rows in its window need not be kept for it. lap is the
+// epoch, counted from the stream's first one; index is in that epoch's order.
 func (p *Part) Advance(lap, index int64) {
 	if p == nil {
 		return
@@ -391,14 +388,14 @@ func (p *Part) Advance(lap, index int64) {
 	p.ahead.Wake()
 }
 
-// Use tells the spill that the stream has used a row before its turn.
+// Use publishes that the stream has used a row before its turn.
 func (p *Part) Use(lap, index int64) {
 	if p != nil {
 		p.job.future.Use(p.epoch+lap, index)
 	}
 }
 
-// Count counts a blob that came.
+// Count counts a blob that arrived, by where it came from.
 func (p *Part) Count(bytes int64, from read.From) {
 	if p == nil {
 		return
@@ -420,26 +417,25 @@ func (p *Part) Count(bytes int64, from read.From) {
 	}
 }
 
-// release lets go of the snapshots of jobs that have ended.
+// release releases the snapshots of jobs that have ended, without the lock.
 func release(ended []*running) {
 	for _, l := range ended {
 		l.order.job.Release()
 	}
 }
 
-// JobStats is where the blobs of a job came from, whatever streams it has had
-// since it began.
+// JobStats is where the blobs of a job came from since it began, over all its streams.
 type JobStats struct {
-	Job     string `json:"job"`     // what is the same in the plans of all epochs
-	Dataset string `json:"dataset"` // and snapshot
-	Streams int    `json:"streams"` // of it that are open
-	// Elsewhere is how many are at other nodes, as far as they have told.
+	Job     string `json:"job"`     // identifies the plan, alike for all epochs
+	Dataset string `json:"dataset"` // with the snapshot
+	Streams int    `json:"streams"` // open streams on this node
+	// Elsewhere is how many streams other nodes have reported.
 	Elsewhere int    `json:"elsewhere,omitempty"`
-	Epoch     uint64 `json:"epoch"` // where it is
+	Epoch     uint64 `json:"epoch"` // current epoch
 	Row       int64  `json:"row"`   // in the epoch's order
-	Rows      int64  `json:"rows"`  // of an epoch
+	Rows      int64  `json:"rows"`  // per epoch
 	RowTime   int64  `json:"row_time_ns"`
-	// What came from where: from the windows of streams, the spill, other nodes, or the store.
+	// Reads and bytes by source: windows of other streams, spill, peers, store.
 	WindowReads int64 `json:"window_reads"`
 	WindowBytes int64 `json:"window_bytes"`
 	SpillReads  int64 `json:"spill_reads"`
@@ -448,13 +444,11 @@ type JobStats struct {
 	PeerBytes   int64 `json:"peer_bytes"`
 	StoreReads  int64 `json:"store_reads"`
 	StoreBytes  int64 `json:"store_bytes"`
-	// SavedNanos is the time in the store that the blobs from the spill would have
-	// taken, at what the others took.
+	// SavedNanos is the store time that blobs from the spill saved, estimated from the other reads.
 	SavedNanos int64 `json:"saved_ns"`
 }
 
-// Jobs lists the jobs that run, by dataset and job. readTime is what a read from
-// the store takes.
+// Jobs lists the running jobs by dataset and job. readTime is how long a read from the store takes.
 func (a *Ahead) Jobs(readTime time.Duration) []JobStats {
 	if a == nil {
 		return []JobStats{}
@@ -480,16 +474,16 @@ func (a *Ahead) Jobs(readTime time.Duration) []JobStats {
 	return list
 }
 
-// sameJob is how far from where a job is, as a part of an epoch, a stream of the same plan may begin and belong to it
-// whatever else is known of its rank.
+// sameJob is a share of an epoch: a stream of the same plan belongs to a job if it begins within that distance of the
+// job's progress, whatever is known of its rank.
 const sameJob = 1.0 / 8
 
-// allRanks stands for no rank in particular.
+// allRanks stands for no particular rank.
 const allRanks = -1
 
-// findLocked returns the running job that a stream of a rank which begins at an index of its epoch belongs to, nil if
-// there is none, and which of the job's epochs that is: the job that is near there, or the one in which that epoch is
-// the rank's turn. Where nothing is shuffled, one epoch is like the other, and it is the nearest.
+// findLocked returns the running job to which a stream of a rank belongs that begins at an index of its epoch, and
+// the epoch of that job; nil if there is none. The stream belongs to a job if the job's progress is near that index,
+// or if that epoch is the rank's next. Without a shuffle all epochs are alike, and the nearest counts.
 func (a *Ahead) findLocked(j *resolve.Job, rank int, index int64) (found *running, epoch int64) {
 	for _, l := range a.jobs {
 		if l.group != j.Group() {
@@ -513,15 +507,15 @@ func (a *Ahead) findLocked(j *resolve.Job, rank int, index int64) (found *runnin
 	return found, epoch
 }
 
-// turnLocked reports whether a rank goes on with an epoch in this job, however far the others are: windows may hold
-// much of an epoch, and what other nodes tell comes late. Each rank goes through each epoch once: one that begins where
-// it has been is another job, the same, started again.
+// turnLocked reports whether an epoch is this rank's next in the job, however far the other ranks are: windows may
+// hold much of an epoch, and reports of other nodes come late. Each rank goes through each epoch once, so a stream
+// that begins an epoch its rank has already begun is of a restarted job, which is another one.
 func (l *running) turnLocked(rank int, epoch int64) bool {
 	served, rows := l.future.Served(), l.order.Rows()
 	lap := max(served-1, 0) / rows
 	now := epoch == lap || epoch == served/rows
 	last, known := l.begun[rank]
-	if !known { // who begins late, beside others
+	if !known { // a rank that joins late, while others run
 		return now && l.streams+l.elsewhere > 0
 	}
 	return last == epoch-1 && (now || epoch == lap-1)
@@ -534,8 +528,7 @@ func (l *running) noteLocked(rank int, epoch int64) {
 	}
 }
 
-// beginLocked makes a job of a stream, or of what will be one, and tells the
-// spill; nil if there are too many.
+// beginLocked makes a job for a stream or a Warm, and registers it with the spill; nil if there are too many jobs.
 func (a *Ahead) beginLocked(j *resolve.Job, places Places, sources []spill.Source, index, epochs int64,
 	now time.Time) *running {
 	if len(a.jobs) >= maxJobs {
@@ -546,8 +539,8 @@ func (a *Ahead) beginLocked(j *resolve.Job, places Places, sources []spill.Sourc
 		order: newEpochOrder(j),
 		ahead: scan{fullAt: -1}, begun: map[int]int64{},
 	}
-	// A client that shuffles and does not say for how many epochs has another one
-	// follow. One that does not shuffle looks through the data once.
+	// If a client shuffles and gives no number of epochs, another epoch is assumed to follow. Without a shuffle, the
+	// client is assumed to read the data once.
 	if epochs == 0 && j.Request().Shuffle == nil {
 		epochs = 1
 	}
@@ -559,15 +552,14 @@ func (a *Ahead) beginLocked(j *resolve.Job, places Places, sources []spill.Sourc
 	}
 	l.future, err = a.opts.Future.Add(opts, spillTime(now))
 	if err != nil {
-		panic(err) // a job was checked
+		panic(err) // the job was checked before
 	}
 	a.jobs = append(a.jobs, l)
 	return l
 }
 
-// forgetLocked takes out the jobs that will not go on, and as many more of those
-// without a stream as there have to be for another one. It returns them, to be
-// released without the lock.
+// forgetLocked removes the jobs whose time is over, and, at the limit, as many jobs without a stream as make room for
+// another one. It returns them; the caller releases them without the lock.
 func (a *Ahead) forgetLocked(now time.Time) (ended []*running) {
 	idle := func(l *running) bool { return l.streams+l.elsewhere == 0 && l.warming == 0 }
 	drop := func(gone func(*running) bool) {
@@ -596,25 +588,25 @@ func (a *Ahead) forgetLocked(now time.Time) (ended []*running) {
 	return ended
 }
 
-// wholeKey is what jobs have in common that read the same blobs, in whatever order.
+// wholeKey identifies jobs that read the same blobs, in any order.
 type wholeKey struct {
 	group  string
-	number uint32 // the spill's of the first snapshot
+	number uint32 // the spill's number of the first snapshot
 }
 
-// noteWhole notes that the spill has every blob of a job. removed is how many it had removed when the first of them was
-// looked for. Until it removes another one, nothing is looked for: a row costs more than a microsecond of a processor,
-// which streams may need.
+// noteWhole notes that the spill has every blob of a job. removed is the spill's count of removals when the first
+// blob was looked up. Until that count changes, the job's rows are not scanned again: scanning a row costs more than
+// 1 µs of CPU time, which streams may need.
 func (a *Ahead) noteWhole(l *running, removed int64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if len(a.whole) >= maxJobs {
-		clear(a.whole) // what is true of them will be found out again
+		clear(a.whole) // they will be found again
 	}
 	a.whole[wholeKey{l.group, l.places.numbers[0]}] = removed
 }
 
-// wholeLocked reports whether the spill, which has removed so many blobs, has every one of a job as far as is known.
+// wholeLocked reports whether the spill is known to have every blob of a job, given its count of removals.
 func (a *Ahead) wholeLocked(l *running, removed int64) bool {
 	then, known := a.whole[wholeKey{l.group, l.places.numbers[0]}]
 	return known && then == removed
