@@ -11,40 +11,41 @@ import (
 	"bowstring/schema"
 )
 
-// Route says how a node comes by blobs, as peers.Route does.
+// Route is how a node gets blobs; see peers.Route.
 type Route struct {
-	Ask   []string // the nodes to ask, the nearest first; none where this node reads from the store
-	Near  int      // how many of them are as near as each other
-	Keep  bool     // this node keeps what pays of such blobs
-	Spare bool     // of these blobs one near keeps what there is, too
-	Held  bool     // those to ask are leaving: they answer from their caches alone
+	Ask   []string // nodes to request from, nearest first; none if this node reads the store
+	Near  int      // how many of them are equally near
+	Keep  bool     // this node caches such blobs if that pays
+	Spare bool     // a near node caches the same blobs
+	Held  bool     // the nodes are leaving: they answer only from their caches
 }
 
-// directory is how this node comes by blobs, in a view: what the tier of the other nodes asks, ready to be looked up.
+// directory is how this node gets blobs in one view, ready for lookups without allocation.
 type directory struct {
-	view   View           // that it was made of
-	now    *layout.Layout // who owns what; nil where nobody does
-	slots  []uint16       // by slot, its index in routes
-	routes []Route        // all that there are: some hundred
-	mine   []uint64       // a bit for each slot of whose blobs this node keeps what pays, or for which nobody is asked
-	second []int64        // by node of now, of how many slots it is the second owner
+	view   View           // the view that it was computed from
+	now    *layout.Layout // the owners; nil if there are none
+	slots  []uint16       // by slot, the index in routes
+	routes []Route        // all distinct routes, some hundred
+	mine   []uint64       // one bit per slot: this node caches its blobs, or requests them from no node
+	second []int64        // by node of now, how many slots it is the second owner of
 }
 
-// newDirectory makes the directory of a view in which self is one of the nodes, or leaves.
+// newDirectory computes the directory of a view. self is one of the nodes, or is leaving.
 //
-//   - The first owner of a slot reads from the store. Each node keeps as much as it can, so that the whole of the
-//     caches is owned once.
-//   - Where the jobs that run read less than all caches hold, slots have second owners, in as many as there is room for
-//     ([layout.New]). They ask the first.
-//   - In each other zone one node acts for the zone ([layout.Layout.Keepers]): it alone asks the first owner, and keeps
-//     what pays, so that a blob comes into a zone once.
-//   - All others ask the owners in their zone, whichever has less to do, or who acts for it.
-//   - Of what a node that leaves has owned, the owner that follows asks it first, for what it holds.
+//   - The first owner of a slot reads from the store. Each node owns as much as its cache can hold, so that the
+//     caches together hold each blob once.
+//   - If the running jobs read less than all caches hold, slots get second owners, as many as there is room for
+//     ([layout.New]). A second owner requests from the first.
+//   - In each other zone one node caches for the zone ([layout.Layout.Keepers]). Only this node requests from the
+//     first owner, so that a blob crosses into a zone once.
+//   - All other nodes request from the owners in their zone, the less busy one first, or from the node that caches
+//     for the zone.
+//   - The new owner of a slot of a leaving node first requests from that node what it holds.
 func newDirectory(v View, self string, compute func(layout.Record) (*layout.Layout, error)) (*directory, error) {
 	d := &directory{view: v, slots: make([]uint16, layout.Slots), mine: make([]uint64, layout.Slots/64)}
 	now, err := layoutOf(v.Nodes, 0, compute)
 	if err != nil || now == nil {
-		d.routes = []Route{{Keep: true}} // nobody to ask
+		d.routes = []Route{{Keep: true}} // there is no other node
 		for i := range d.mine {
 			d.mine[i] = math.MaxUint64
 		}
@@ -82,7 +83,7 @@ func newDirectory(v View, self string, compute func(layout.Record) (*layout.Layo
 		r := routeOf{first: now.Owners(uint16(slot)).First, second: layout.None, keeper: layout.None,
 			donor: layout.None}
 		if o := spare.Owners(uint16(slot)); v.Wants > 0 && o.Second != layout.None {
-			if r.second = o.Second; o.First != r.first { // where capacities differ
+			if r.second = o.Second; o.First != r.first { // they differ if capacities do
 				r.second = o.First
 			}
 			d.second[r.second]++
@@ -91,7 +92,7 @@ func newDirectory(v View, self string, compute func(layout.Record) (*layout.Layo
 			z := now.Zones()
 			if r.keeper = keepers[slot]; r.first != layout.None && r.second != layout.None && z[r.second] == zone &&
 				z[r.first] != zone {
-				r.keeper = r.second // one is enough
+				r.keeper = r.second // one cache per zone is enough
 			}
 		}
 		if before != nil && int(r.first) == at {
@@ -115,7 +116,7 @@ func newDirectory(v View, self string, compute func(layout.Record) (*layout.Layo
 	return d, nil
 }
 
-// layoutOf is the layout of nodes that keep so many bytes, 0 for as much as they can; nil of none.
+// layoutOf returns the layout of nodes that hold size bytes, 0 for as much as they can; nil without nodes.
 func layoutOf(nodes []layout.Node, size int64, compute func(layout.Record) (*layout.Layout,
 	error)) (*layout.Layout, error) {
 	if len(nodes) == 0 {
@@ -123,9 +124,9 @@ func layoutOf(nodes []layout.Node, size int64, compute func(layout.Record) (*lay
 	}
 	if size == 0 {
 		for _, n := range nodes {
-			size += min(n.Capacity, math.MaxInt64-size) // what a lease says may be anything
+			size += min(n.Capacity, math.MaxInt64-size) // the capacity in a lease is not checked
 		}
-		size -= size / layout.Slots * int64(len(nodes)) // slots are whole: each node has room for up to one less
+		size -= size / layout.Slots * int64(len(nodes)) // slots are whole: each node may have room for almost one less
 	}
 	nodes = slices.Clone(nodes)
 	slices.SortFunc(nodes, func(a, b layout.Node) int {
@@ -141,7 +142,7 @@ func layoutOf(nodes []layout.Node, size int64, compute func(layout.Record) (*lay
 	return compute(record)
 }
 
-// Now is who owns what, as Route goes by it; nil before Start.
+// Now returns the owners that Route uses; nil before Start.
 func (m *Members) Now() *layout.Layout {
 	d := m.directory.Load()
 	if d == nil {
@@ -150,14 +151,14 @@ func (m *Members) Now() *layout.Layout {
 	return d.now
 }
 
-// Share is what a node owns, as parts of all keys.
+// Share is what a node owns, as a share of all keys.
 type Share struct {
 	Node   string  `json:"node"`
-	Share  float64 `json:"share"`            // that it reads from the store for all, where everything fits
-	Second float64 `json:"second,omitempty"` // that it keeps beside their first owner, as there is room
+	Share  float64 `json:"share"`            // as first owner, which reads from the store, if everything fits
+	Second float64 `json:"second,omitempty"` // as second owner, as far as there is room
 }
 
-// Shares are what the nodes own, as Route goes by it; none before Start.
+// Shares returns what the nodes own, as Route uses it; nil before Start.
 func (m *Members) Shares() []Share {
 	d := m.directory.Load()
 	if d == nil || d.now == nil {
@@ -170,10 +171,10 @@ func (m *Members) Shares() []Share {
 	return list
 }
 
-// routeOf is what the route of a slot follows from: nodes by their indexes, the donor's among those before.
+// routeOf determines the route of a slot. Its fields are indexes of nodes; donor's is of the layout before.
 type routeOf struct{ first, second, keeper, donor int16 }
 
-// route is that of the node at an index, None if it owns nothing, in a zone.
+// route returns the route of the node with index at (None if it owns nothing) in a zone.
 func (r routeOf) route(now, before *layout.Layout, at int, zone int32) Route {
 	id := func(i int16) string { return now.Node(int(i)).ID }
 	switch {
@@ -198,7 +199,7 @@ func (r routeOf) route(now, before *layout.Layout, at int, zone int32) Route {
 		list = append(list, id(r.keeper))
 		near++
 	}
-	for _, i := range []int16{r.first, r.second} { // when those are gone
+	for _, i := range []int16{r.first, r.second} { // fallback if those are gone
 		if i != layout.None && !slices.Contains(list, id(i)) {
 			list = append(list, id(i))
 		}
@@ -209,7 +210,7 @@ func (r routeOf) route(now, before *layout.Layout, at int, zone int32) Route {
 	return Route{Ask: list, Near: near}
 }
 
-// Route implements peers.Directory. It goes by the view, neither blocks nor allocates.
+// Route implements peers.Directory. It uses the latest view, and neither blocks nor allocates.
 func (m *Members) Route(ref schema.BlobRef) Route {
 	d := m.directory.Load()
 	if d == nil {
@@ -218,13 +219,13 @@ func (m *Members) Route(ref schema.BlobRef) Route {
 	return d.routes[d.slots[layout.SlotOf(ref)]]
 }
 
-// Mine implements peers.Mine: it is Route where only that matters, and reads eight kilobytes.
+// Mine implements peers.Mine. It is cheaper than Route: it reads a bitmap of 8 KiB.
 func (m *Members) Mine(ref schema.BlobRef) bool {
 	d, slot := m.directory.Load(), layout.SlotOf(ref)
 	return d == nil || d.mine[slot>>6]>>(slot&63)&1 != 0
 }
 
-// direct has Route go by the view as it is now. The first use of a view takes some milliseconds.
+// direct updates Route to the current view. The first use of a view takes some milliseconds.
 func (m *Members) direct() error {
 	m.directing.Lock()
 	defer m.directing.Unlock()
@@ -241,7 +242,7 @@ func (m *Members) direct() error {
 	return err
 }
 
-// Self is this node as the others are to know it; the zero Node before Start.
+// Self returns this node as other nodes know it; the zero Node before Start.
 func (m *Members) Self() layout.Node {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -251,7 +252,7 @@ func (m *Members) Self() layout.Node {
 	return m.self.Node
 }
 
-// roundWants rounds up to a power of two or one and a half times that, so that owners do not change with every job.
+// roundWants rounds up to a power of two or 1.5 times one, so that owners do not change with every job.
 func roundWants(n int64) int64 {
 	if n <= 0 {
 		return 0
@@ -267,24 +268,24 @@ func roundWants(n int64) int64 {
 }
 
 const (
-	// keptLayouts is how many layouts are kept in memory, of 256 KiB each, and keptClaims how many claims.
+	// keptLayouts is how many layouts stay in memory, of 256 KiB each, and keptClaims how many claims.
 	keptLayouts = 16
 	keptClaims  = 4096
-	// A claim is a write that a reader makes: a row of some 150 bytes, kept for Options.Keep. A node makes so many at
-	// once, and so many a second in the long run: 2.6 million in 30 days.
+	// A claim is a write that a reader causes: a row of some 150 bytes, stored for Options.Keep. A node may write
+	// claimsAtOnce of them in a burst, and claimsPerSecond in the long run: 2.6 million in 30 days.
 	claimsAtOnce    = 1000
 	claimsPerSecond = 1
 )
 
-// layouts are those that were used of late, and claims that are known: neither ever changes.
+// layouts caches recently used layouts, and known claims. Neither ever changes.
 type layouts struct {
 	mu     sync.Mutex
 	byName map[string]*layout.Layout
-	names  []string // of byName, the oldest first
+	names  []string // of byName, oldest first
 	claims map[claim]string
 }
 
-// claim is an epoch of a plan.
+// claim identifies an epoch of a plan.
 type claim struct {
 	plan  string
 	epoch uint64
@@ -322,18 +323,18 @@ func (l *layouts) claim(c claim, name string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.claims == nil || len(l.claims) >= keptClaims {
-		l.claims = map[claim]string{} // they are in the store
+		l.claims = map[claim]string{} // the store has them
 	}
 	l.claims[c] = name
 }
 
-// Layout implements resolve.Layouts: a layout by its name.
+// Layout implements resolve.Layouts: it returns a layout by name.
 func (m *Members) Layout(ctx context.Context, name string) (*layout.Layout, error) {
 	if l := m.layouts.get(name); l != nil {
 		return l, nil
 	}
 	if l := layout.Lone(); l.Name() == name {
-		return l, nil // of a ticket that a server gave out before it was in a cluster
+		return l, nil // in a ticket that a server issued before it joined a cluster
 	}
 	b, err := m.opts.Shared.Layout(ctx, name)
 	if err != nil {
@@ -343,7 +344,7 @@ func (m *Members) Layout(ctx context.Context, name string) (*layout.Layout, erro
 	if err == nil && record.Name() != name {
 		err = fmt.Errorf("its content has the name %s", record.Name())
 	}
-	if err != nil { // no mistake of the caller's
+	if err != nil { // not the caller's mistake
 		return nil, fmt.Errorf("%w: layout %s: %s", schema.ErrDataLoss, name, err.Error())
 	}
 	l, err := m.opts.NewLayout(record)
@@ -354,8 +355,9 @@ func (m *Members) Layout(ctx context.Context, name string) (*layout.Layout, erro
 	return l, nil
 }
 
-// Reserve implements resolve.Layouts: the layout of an epoch of a plan. Where none was claimed, it is made of the
-// view. Where the store is out of reach, there is no answer but an error: two nodes could give two.
+// Reserve implements resolve.Layouts: it returns the layout of an epoch of a plan. If none was claimed, it computes
+// one from the view and claims it. If the store cannot be reached it returns an error, because two nodes might
+// otherwise return different layouts.
 func (m *Members) Reserve(ctx context.Context, plan string, epoch uint64, size int64,
 	ranks []string) (*layout.Layout, error) {
 	c := claim{plan, epoch}
@@ -382,13 +384,13 @@ func (m *Members) claim(ctx context.Context, c claim, size int64, ranks []string
 	if len(v.Nodes) == 0 {
 		return "", fmt.Errorf("%w: %w", schema.ErrUnavailable, errNoNodes)
 	}
-	// Where other jobs read more, nodes keep fewer blobs twice than there is room for beside this one: what a node does
-	// not keep, its ranks are not given. See Route.
+	// If other jobs read more than this one, nodes have less room for second owners than this job alone would leave.
+	// The layout uses the larger size, because a rank gets only blobs that its node caches. See Route.
 	record, err := layout.NewRecord(max(roundWants(size), roundWants(v.Wants)), v.Nodes, ranks)
 	if err != nil {
 		return "", err
 	}
-	// Whoever may read makes a row by it: so there are not more of them than this.
+	// Any reader can cause such a write, so the rate is limited.
 	if r := m.claims.Reserve(); r.Delay() > 0 {
 		after := r.Delay()
 		r.Cancel()
@@ -398,7 +400,7 @@ func (m *Members) claim(ctx context.Context, c claim, size int64, ranks []string
 				claimsAtOnce, claimsPerSecond),
 		}
 	}
-	// The layout first: a claim never names one that is not there.
+	// The layout is stored first, so that a claim never names a missing one.
 	if err := m.opts.Shared.PutLayout(ctx, record.Name(), record.Marshal(), 12*m.opts.Keep); err != nil {
 		return "", err
 	}

@@ -23,14 +23,14 @@ func leaving(m *members.Members) string {
 	return strings.Join(list, " ")
 }
 
-// A node that drains owns nothing as soon as it says so, and the others ask it for what it holds; one that stays after
-// all is an owner again.
+// As soon as a draining node says so it owns nothing, and other nodes request from it what it holds. If the drain is
+// withdrawn, it is an owner again.
 func TestDraining(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memshared.New()
 		a, b, c := started(t, s, "a"), started(t, s, "b"), started(t, s, "c")
 		wantSeen(t, a, 10*time.Second, "a b c")
-		owned := map[schema.BlobRef]bool{} // by c
+		owned := map[schema.BlobRef]bool{} // owned by c
 		for i := range 3000 {
 			if key := layout.RefIn(uint16(i)); len(c.Route(key).Ask) == 0 {
 				owned[key] = true
@@ -67,7 +67,7 @@ func TestDraining(t *testing.T) {
 	})
 }
 
-// Whoever has the store can order a node to drain, and take that back; the next process of the node is not told.
+// An order in the store makes a node drain, and can be withdrawn. The node's next process does not receive it.
 func TestOrders(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memshared.New()
@@ -81,14 +81,14 @@ func TestOrders(t *testing.T) {
 		if err := other.Order(t.Context(), "a", true); err != nil {
 			t.Fatal(err)
 		}
-		wantSeen(t, a, 8*time.Second, "a b") // it is no lease
+		wantSeen(t, a, 8*time.Second, "a b") // an order is no lease
 		if !a.Ordered() {
 			t.Error("the node does not know of its order")
 		}
 		if err := other.Order(t.Context(), "a", false); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(8 * time.Second) // of the bubble's clock
+		time.Sleep(8 * time.Second) // by the bubble's clock
 		if a.Ordered() {
 			t.Error("the order was taken back, and stands")
 		}
@@ -103,8 +103,8 @@ func TestOrders(t *testing.T) {
 	})
 }
 
-// Of two processes of one node, the later one is the node: whatever the earlier one writes, others see that one alone,
-// and the earlier one stops.
+// Of two processes of one node, the later one counts. Whatever the earlier one writes, other nodes see only the later
+// one, and the earlier one stops.
 func TestIncarnations(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memshared.New()
@@ -145,7 +145,7 @@ func TestIncarnations(t *testing.T) {
 			t.Errorf("the earlier process has written its lease %d times within a minute", writes-before)
 		}
 		mu.Unlock()
-		if err := again.Close(); err != nil { // it goes on alone
+		if err := again.Close(); err != nil { // the later process runs on alone
 			t.Fatal(err)
 		}
 		time.Sleep(time.Minute)
@@ -156,7 +156,7 @@ func TestIncarnations(t *testing.T) {
 	})
 }
 
-// counted counts the leases that are written.
+// counted counts writes of leases.
 type counted struct {
 	*memshared.Shared
 	count func()
@@ -167,7 +167,7 @@ func (c counted) PutLease(ctx context.Context, cluster, id string, lease []byte,
 	return c.Shared.PutLease(ctx, cluster, id, lease, ttl)
 }
 
-// Claims are writes that readers make: there are only so many.
+// Claims are writes that readers cause, so their rate is limited.
 func TestClaimsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := started(t, memshared.New(), "a")

@@ -1,15 +1,13 @@
-// Package members says which nodes a cluster has, and which layout an epoch uses.
+// Package members knows the nodes of a cluster, and which layout an epoch uses.
 //
-// A node holds a lease in the store that all nodes share anyway ([Shared]): a row that
-// lapses unless it is renewed. There is no gossip, no consensus and no port beside. What a
-// node last saw stays its view while the store is out of reach: peers that are gone show where
-// bytes are asked of them, and the store stands in.
+// Each node holds a lease in the store that all nodes share ([Shared]): a row that expires unless the node renews it.
+// There is no gossip, no consensus protocol and no extra port. While the store cannot be reached, a node keeps its
+// last view. Reads from a peer that is gone fail then, and the node reads the store instead.
 //
-// Layouts are kept in the store by their names. The layout of an epoch of a plan is claimed
-// once, by a transaction of the store, so that ranks which ask different nodes get one answer.
+// The store keeps layouts by name. The layout of an epoch of a plan is claimed once, by a transaction of the store,
+// so that ranks of different nodes get the same layout.
 //
-// What follows from a layout is the business of fetch/layout. How the store keeps rows, only the store
-// knows: see fetch/store/cql.
+// Package fetch/layout says what follows from a layout. Packages such as fetch/store/cql keep the rows.
 package members
 
 import (
@@ -36,99 +34,98 @@ import (
 	"bowstring/schema"
 )
 
-// Shared is what the nodes of clusters share. It is safe for concurrent use. Errors wrap the
-// sentinels of package schema.
+// Shared is the storage that the nodes of a cluster share. It is safe for concurrent use. Errors wrap the sentinels
+// of package schema.
 type Shared interface {
-	// PutLease writes the lease of a node. It lapses after ttl, unless it is written again.
+	// PutLease writes the lease of a node. It expires after ttl unless it is written again.
 	PutLease(ctx context.Context, cluster, id string, lease []byte, ttl time.Duration) error
-	// Leases returns the leases that have not lapsed, by node.
+	// Leases returns the leases that have not expired, by node.
 	Leases(ctx context.Context, cluster string) (map[string][]byte, error)
 	// RemoveLease removes the lease of a node.
 	RemoveLease(ctx context.Context, cluster, id string) error
-	// PutLayout keeps a layout by name for a time: what is kept for longer stays so.
+	// PutLayout stores a layout by name for ttl. It never shortens the time of a layout that is already stored.
 	PutLayout(ctx context.Context, name string, record []byte, ttl time.Duration) error
-	// Layout returns what was kept; schema.ErrNotFound if there is nothing.
+	// Layout returns a stored layout; schema.ErrNotFound if there is none.
 	Layout(ctx context.Context, name string) ([]byte, error)
-	// ClaimLayout returns which layout an epoch of a plan has: that which was claimed first,
-	// and now the given one if none was. With name "" nothing is claimed, and "" is returned if
-	// nothing was. It may be repeated where it has failed.
+	// ClaimLayout returns the layout of an epoch of a plan: the one claimed first, which is the given one if none
+	// was. With name "" it claims nothing, and returns "" if nothing was claimed. A caller may repeat a failed call.
 	ClaimLayout(ctx context.Context, cluster, plan string, epoch uint64, name string, ttl time.Duration) (string, error)
 }
 
-// lease is what a node says of itself, as JSON.
+// lease is what a node publishes about itself, as JSON.
 type lease struct {
 	Node layout.Node `json:"node"`
-	// Process tells a node that was started again, or a second one of the same id, from this one.
+	// Process is random. It distinguishes a restarted node, or a second process with the same id, from this process.
 	Process string `json:"process"`
-	// Since is when the process started, by its own clock; for people.
+	// Since is when the process started, by its own clock. It is only shown.
 	Since time.Time `json:"since"`
-	// Version is that of the program.
+	// Version is the program's version.
 	Version string `json:"version"`
-	// Incarnation grows from one process of a node to the next: of two that are there at a time, the lease of the
-	// lesser is passed over. 0 is that of older programs.
+	// Incarnation grows from one process of a node to the next. If two processes run, the lease of the lower
+	// incarnation is ignored. 0 is that of older programs.
 	Incarnation int64 `json:"incarnation,omitempty"`
 	// Draining says how far a node is that leaves; nil while it stays.
 	Draining *Draining `json:"draining,omitempty"`
-	// Wants is what its jobs read: bytes by snapshot.
+	// Wants is how many bytes its jobs read, by snapshot.
 	Wants map[string]int64 `json:"wants,omitempty"`
 }
 
-// Draining is how far a node is that leaves its cluster. It owns nothing any more.
+// Draining is the progress of a node that leaves its cluster. It owns nothing any more.
 type Draining struct {
 	Since   time.Time `json:"since"`
-	Streams int       `json:"streams"` // that have not ended yet
-	Blobs   int64     `json:"blobs"`   // that others have taken over
-	Bytes   int64     `json:"bytes"`   // of those
+	Streams int       `json:"streams"` // that have not ended
+	Blobs   int64     `json:"blobs"`   // handed over to other nodes
+	Bytes   int64     `json:"bytes"`   // size of those blobs
 	Held    int64     `json:"held"`    // bytes in its cache
-	Done    bool      `json:"done"`    // it ends
+	Done    bool      `json:"done"`    // the process exits
 }
 
-// order is what a node is told to do, as JSON, in a row beside the leases: orders of cluster c are the leases of
-// c/orders, which is the name of no cluster.
+// order is an order to a node, as JSON, in a row among the leases: the orders of cluster c are leases of c/orders,
+// which is not a valid name of a cluster.
 type order struct {
-	Process string `json:"process"` // the one that is told: the next one of the node is not
+	Process string `json:"process"` // the order is for this process only, not for the node's next one
 	Drain   bool   `json:"drain"`
 }
 
-// Beside the orders each process of a node has a row that says that it has begun: an earlier one that goes on writes
-// over the lease of a later one, but not over this.
+// In addition, each process of a node writes a row when it begins. An older process that resumes can overwrite the
+// lease of a newer one, but not this row.
 const (
 	ordersOf = "/orders"
-	// beganOf comes before the node's name in that row's, and a slash and the incarnation after it.
+	// beganOf is the prefix of that row's name. The node's name, a slash and the incarnation follow.
 	beganOf = "began/"
-	// orderTTL is for how long an order waits for its node.
+	// orderTTL is how long an order stays for its node to read it.
 	orderTTL = time.Hour
 )
 
-// Options says who a member is. The zero value of a field that has a default stands for it.
+// Options configures a Members. A field with a default may be zero.
 type Options struct {
-	// Cluster is the name of the cluster.
+	// Cluster is the name of the cluster. It is needed.
 	Cluster string
-	// Shared is what all nodes share.
+	// Shared is the storage that all nodes share. It is needed.
 	Shared Shared
-	// Version is that of the program, for people.
+	// Version is the program's version. It is only shown.
 	Version string
-	// TTL is after how long a lease lapses, in whole seconds. Default 10 s.
+	// TTL is when a lease expires, in whole seconds. Default 10 s.
 	TTL time.Duration
-	// RenewEvery is how often it is renewed. Default 3 s.
+	// RenewEvery is how often the lease is renewed. Default 3 s.
 	RenewEvery time.Duration
-	// ReadEvery is how often the leases of the others are read. Default 6 s: a read costs as many
-	// rows as there are nodes.
+	// ReadEvery is how often the leases of other nodes are read. Default 6 s, because each read costs one row per
+	// node.
 	ReadEvery time.Duration
-	// Keep is for how long a claim is kept after it was made, and a twelfth of that for which a layout is, which
-	// tickets name. Default 30 days.
+	// Keep is how long a claim is stored. A layout is stored for 12 times as long, because tickets name layouts.
+	// Default 30 days.
 	Keep time.Duration
-	// NewLayout computes a layout. Default layout.New, which takes some 10 ns a slot and node: members in one process
-	// may share what they compute.
+	// NewLayout computes a layout. Default layout.New, which takes about 10 ns per slot and node. Members in one
+	// process may share a cached function.
 	NewLayout func(layout.Record) (*layout.Layout, error)
-	// Chance draws a time below d, by which renewals and reads of members that start together drift apart. Default:
-	// evenly.
+	// Chance draws a duration below d, so that members that start together do not renew and read together. Default:
+	// uniform.
 	Chance func(d time.Duration) time.Duration
-	// Logger receives what operators should know. Default slog.Default().
+	// Logger receives messages for operators. Default slog.Default().
 	Logger *slog.Logger
 }
 
-// EnsureDefaults fills in the fields that are zero.
+// EnsureDefaults sets fields that are zero to their defaults.
 func (o *Options) EnsureDefaults() {
 	o.TTL = cmp.Or(o.TTL, 10*time.Second)
 	o.RenewEvery = cmp.Or(o.RenewEvery, 3*time.Second)
@@ -145,7 +142,7 @@ func (o *Options) EnsureDefaults() {
 	}
 }
 
-// Validate returns an error that names the first field without a sensible value.
+// Validate returns an error that names the first invalid field.
 func (o *Options) Validate() error {
 	switch {
 	case o.Shared == nil:
@@ -160,17 +157,17 @@ func (o *Options) Validate() error {
 	return schema.CheckName("cluster", o.Cluster)
 }
 
-// View is which nodes a member knows of. It is advice: those of two members may differ for a while.
+// View is the nodes that a member knows. It is advice: the views of two members may differ for a while.
 type View struct {
-	// Nodes are in ascending order of id, the member itself among them once it has started.
+	// Nodes are in ascending order of id. They include the member itself once it has started.
 	Nodes []layout.Node
-	// Leaving are nodes that drain, likewise; they are not among Nodes.
+	// Leaving are the nodes that drain, also in ascending order. They are not in Nodes.
 	Leaving []Leaving
-	// Wants is how many bytes all jobs together read; 0 if nobody has said.
+	// Wants is how many bytes all jobs together read; 0 if unknown.
 	Wants int64
-	// At is when the leases were last read; zero if they never were.
+	// At is when the leases were last read; zero if never.
 	At time.Time
-	// Err is why they could not be read since; nil if they could.
+	// Err is why the last read failed; nil if it succeeded.
 	Err error
 }
 
@@ -180,18 +177,18 @@ type Leaving struct {
 	Draining Draining
 }
 
-// Members is a node of a cluster. It is safe for concurrent use.
+// Members is a node's membership in a cluster. It is safe for concurrent use.
 type Members struct {
 	opts    Options
 	process string
 	layouts layouts
 
 	directory atomic.Pointer[directory] // nil before Start
-	directing sync.Mutex                // held while it is made: the last one goes by the latest view
+	directing sync.Mutex                // held while directory is computed, so that the last one is of the latest view
 
 	claims   *rate.Limiter
-	renewing sync.Mutex // held while the lease is written: the last word is the last that was said
-	fenced   time.Time  // when it was last written that this process is the last of its node; guarded by renewing
+	renewing sync.Mutex // held while the lease is written, so that the last write has the latest state
+	fenced   time.Time  // when the row of this process's beginning was last written; guarded by renewing
 
 	mu         sync.Mutex
 	self       *lease           // nil before Start
@@ -199,15 +196,15 @@ type Members struct {
 	at         time.Time
 	failed     error
 	recovered  time.Time // since when all reads have succeeded
-	others     bool      // somebody else has the same id
-	superseded time.Time // until when a later process is taken to be this node
-	ordered    bool      // this process is to drain
+	others     bool      // another process has the same id
+	superseded time.Time // until when a later process counts as this node
+	ordered    bool      // this process has an order to drain
 
 	stop context.CancelFunc // nil before Start
 	done sync.WaitGroup
 }
 
-// New returns a member that has not started: it can read layouts and knows of no node.
+// New returns a member that has not started. It can read layouts and has an empty view.
 func New(opts Options) (*Members, error) {
 	opts.EnsureDefaults()
 	if err := opts.Validate(); err != nil {
@@ -217,8 +214,8 @@ func New(opts Options) (*Members, error) {
 		claims: rate.NewLimiter(claimsPerSecond, claimsAtOnce)}, nil
 }
 
-// Start has the node be a member, until Close. The first lease is written, and those of the
-// others are read, before it returns: an error says that the store cannot be used. It is called once.
+// Start makes the node a member until Close. Before it returns, it writes the first lease and reads those of the
+// other nodes; an error says that the store cannot be used. Call it once.
 func (m *Members) Start(ctx context.Context, self layout.Node) error {
 	if err := self.Check(); err != nil {
 		return err
@@ -264,7 +261,7 @@ func (m *Members) Start(ctx context.Context, self layout.Node) error {
 	return nil
 }
 
-// Close gives the lease up, and waits for what Start began.
+// Close removes the lease, and waits for the goroutines that Start began.
 func (m *Members) Close() error {
 	if m.stop == nil {
 		return nil
@@ -273,17 +270,17 @@ func (m *Members) Close() error {
 	m.done.Wait()
 	ctx, cancel := context.WithTimeout(context.Background(), m.opts.RenewEvery)
 	defer cancel()
-	_ = m.read(ctx) // the node may have been started again meanwhile
+	_ = m.read(ctx) // a later process of this node may have started
 	m.mu.Lock()
 	shared, later, id, incarnation, ordered := m.others, time.Now().Before(m.superseded), m.self.Node.ID,
 		m.self.Incarnation, m.ordered
 	m.mu.Unlock()
 	if ordered {
-		_ = m.opts.Shared.RemoveLease(ctx, m.opts.Cluster+ordersOf, id) // it lapses by itself
+		_ = m.opts.Shared.RemoveLease(ctx, m.opts.Cluster+ordersOf, id) // it expires by itself
 	}
-	_ = m.opts.Shared.RemoveLease(ctx, m.opts.Cluster+ordersOf, began(id, incarnation)) // it lapses by itself
+	_ = m.opts.Shared.RemoveLease(ctx, m.opts.Cluster+ordersOf, began(id, incarnation)) // it expires by itself
 	if shared || later {
-		return nil // it is somebody else's
+		return nil // the lease belongs to another process
 	}
 	if err := m.opts.Shared.RemoveLease(ctx, m.opts.Cluster, id); err != nil {
 		m.opts.Logger.Debug("the lease of this node lapses by itself", "error", err)
@@ -291,8 +288,8 @@ func (m *Members) Close() error {
 	return nil
 }
 
-// every calls f about so often, not when others do, until ctx ends; a quarter as long after one that failed. A call
-// that takes longer than a lease is renewed is ended: so a lease lasts where one renewal is lost.
+// every calls f about once per period until ctx ends, with jitter, and after a quarter of the time if f failed. A
+// call is cancelled after RenewEvery, so that a lease survives one lost renewal.
 func (m *Members) every(ctx context.Context, period time.Duration, f func(context.Context) error) {
 	next := period
 	for {
@@ -311,7 +308,7 @@ func (m *Members) every(ctx context.Context, period time.Duration, f func(contex
 	}
 }
 
-// renew writes the lease, unless a later process of this node has one.
+// renew writes the lease, unless a later process of this node holds it.
 func (m *Members) renew(ctx context.Context) error {
 	m.renewing.Lock()
 	defer m.renewing.Unlock()
@@ -338,9 +335,9 @@ func (m *Members) renew(ctx context.Context) error {
 	return nil
 }
 
-// read takes in the leases of the others. A node that is new counts at once. One that is missing
-// counts until reads have shown for a whole TTL that it is gone: after a time in which the store was out of
-// reach, all leases have lapsed, also of those who live.
+// read reads the leases of the other nodes. A new node counts at once. A missing node counts as gone only after reads
+// have succeeded for a whole TTL, because after an outage of the store all leases have expired, including those of
+// running nodes.
 func (m *Members) read(ctx context.Context) error {
 	rows, err := m.opts.Shared.Leases(ctx, m.opts.Cluster)
 	var orders map[string][]byte
@@ -355,7 +352,7 @@ func (m *Members) read(ctx context.Context) error {
 		return m.failed
 	}
 	if m.failed != nil || m.at.IsZero() || now.Sub(m.at) > m.opts.TTL {
-		m.recovered = now // or this process stood still
+		m.recovered = now // the store was unreachable, or this process was stalled
 	}
 	doubtful := !m.at.IsZero() && now.Sub(m.recovered) < m.opts.TTL
 	m.failed, m.at = nil, now
@@ -373,7 +370,7 @@ func (m *Members) read(ctx context.Context) error {
 		}
 		there[id] = true
 		if l.Incarnation < last[id] {
-			continue // a process before the last one, which drains or stood still, has written over it
+			continue // an older process, which drains or was stalled, has overwritten the lease
 		}
 		m.nodes[id] = l
 	}
@@ -386,13 +383,14 @@ func (m *Members) read(ctx context.Context) error {
 	return nil
 }
 
-// noticeLocked looks at the lease of this very node. That of the process before it, which has not lapsed, shows once.
+// noticeLocked checks the lease with this node's own id. The lease of the previous process, if it has not expired, is
+// expected once.
 func (m *Members) noticeLocked(ctx context.Context, l lease) {
 	if l.Process == m.process {
 		m.others = false
 		return
 	}
-	if m.stop == nil { // this process begins: it comes after that one
+	if m.stop == nil { // this process is starting, after that one
 		m.self.Incarnation = max(m.self.Incarnation, l.Incarnation+1)
 		return
 	}
@@ -404,7 +402,7 @@ func (m *Members) noticeLocked(ctx context.Context, l lease) {
 	}
 }
 
-// View returns which nodes the member knows of.
+// View returns the nodes that the member knows.
 func (m *Members) View() View {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -434,7 +432,8 @@ func (m *Members) View() View {
 	return v
 }
 
-// addBytes adds what others have said, which may be anything.
+// addBytes returns a + b, or a if b is not positive or the sum overflows: b is from other nodes' leases, which are
+// not checked.
 func addBytes(a, b int64) int64 {
 	if b <= 0 || b > math.MaxInt64-a {
 		return a
@@ -442,7 +441,7 @@ func addBytes(a, b int64) int64 {
 	return a + b
 }
 
-// Look reads the members now. It takes no membership.
+// Look reads the leases now. It does not need a membership.
 func (m *Members) Look(ctx context.Context) (View, error) {
 	err := m.read(ctx)
 	m.mu.Lock()
@@ -454,11 +453,11 @@ func (m *Members) Look(ctx context.Context) (View, error) {
 	return m.View(), err
 }
 
-// errNoNodes says that no layout can be made.
+// errNoNodes is returned if no layout can be made.
 var errNoNodes = errors.New("no node of the cluster is there")
 
-// SetDraining says that this node leaves, and how far it is, or with nil that it stays. Others are told at
-// once: an error says that they will be later, with the next renewal.
+// SetDraining publishes that this node leaves, with its progress, or with nil that it stays. A change is published at
+// once; after an error, the next renewal publishes it.
 func (m *Members) SetDraining(ctx context.Context, d *Draining) error {
 	m.mu.Lock()
 	if m.self == nil {
@@ -469,7 +468,7 @@ func (m *Members) SetDraining(ctx context.Context, d *Draining) error {
 	m.self.Draining = d
 	m.mu.Unlock()
 	if was == (d != nil) {
-		return nil // how far it is, is told with the renewals
+		return nil // progress is published with the renewals
 	}
 	err := m.direct()
 	if told := m.renew(ctx); told != nil {
@@ -478,12 +477,12 @@ func (m *Members) SetDraining(ctx context.Context, d *Draining) error {
 	return err
 }
 
-// maxWants is how many snapshots a node says that its jobs read: the largest.
+// maxWants is the most snapshots that a lease lists, the largest ones.
 const maxWants = 32
 
-// SetWants says what the jobs of this node read: bytes by snapshot. Route goes by it at once, and others are told with
-// the next renewal: where they know of the jobs themselves, as nodes tell each other, nobody waits for leases to be read
-// before the caches' room beyond what jobs read gets second owners.
+// SetWants sets how many bytes this node's jobs read, by snapshot. Route uses it at once, and other nodes get it with
+// the next renewal. Nodes that know the jobs from progress messages do not have to wait for leases before they give
+// free cache room to second owners.
 func (m *Members) SetWants(wants map[string]int64) error {
 	if len(wants) > maxWants {
 		names := slices.SortedFunc(maps.Keys(wants), func(a, b string) int {
@@ -509,19 +508,19 @@ func (m *Members) SetWants(wants map[string]int64) error {
 	return m.direct()
 }
 
-// Ordered reports whether somebody has ordered this process to drain, and not taken it back.
+// Ordered reports whether this process has an order to drain that was not withdrawn.
 func (m *Members) Ordered() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.ordered
 }
 
-// began names the row that says that a process of a node has begun.
+// began is the name of the row that a process of a node writes when it begins.
 func began(id string, incarnation int64) string {
 	return beganOf + id + "/" + strconv.FormatInt(incarnation, 10)
 }
 
-// lastBegun is the incarnation of the last process that has begun, by node.
+// lastBegun returns the highest incarnation that has begun, by node.
 func lastBegun(rows map[string][]byte) map[string]int64 {
 	last := map[string]int64{}
 	for name := range rows {
@@ -534,8 +533,8 @@ func lastBegun(rows map[string][]byte) map[string]int64 {
 	return last
 }
 
-// obeyLocked takes in the orders, by node, and whether a later process of this node has begun: this one is then the
-// node no more, until that has ended.
+// obeyLocked reads the order to this process, and whether a later process of this node has begun. Until that one
+// ends, this process does not count as the node.
 func (m *Members) obeyLocked(orders map[string][]byte, lastOf map[string]int64, now time.Time) {
 	if m.self == nil {
 		return
@@ -551,7 +550,8 @@ func (m *Members) obeyLocked(orders map[string][]byte, lastOf map[string]int64, 
 	m.ordered = err == nil && o.Drain && o.Process == m.process
 }
 
-// Order has a node drain, or not. It is told when it reads the members next. schema.ErrNotFound if it is not there.
+// Order orders a node to drain, or withdraws the order. The node reads it with its next read of the leases. It
+// returns schema.ErrNotFound if there is no such node.
 func (m *Members) Order(ctx context.Context, node string, drain bool) error {
 	if !drain {
 		return m.opts.Shared.RemoveLease(ctx, m.opts.Cluster+ordersOf, node)
@@ -574,7 +574,7 @@ func (m *Members) Order(ctx context.Context, node string, drain bool) error {
 	return m.opts.Shared.PutLease(ctx, m.opts.Cluster+ordersOf, node, body, orderTTL)
 }
 
-// Process returns which process a node is now; "" if it is not there.
+// Process returns the current process of a node; "" if there is none.
 func (m *Members) Process(node string) string {
 	m.mu.Lock()
 	defer m.mu.Unlock()

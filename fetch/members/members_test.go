@@ -27,14 +27,14 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 var quiet = slog.New(slog.DiscardHandler)
 
-// errAway is a store that is out of reach.
+// errAway is the error of an unreachable store.
 var errAway = fmt.Errorf("%w: out of reach", schema.ErrUnavailable)
 
 func node(id string) layout.Node {
 	return layout.Node{ID: id, Address: "grpc://" + id + ":1", Weight: 1, Capacity: 1 << 30}
 }
 
-// member makes a member that has not started.
+// member returns a member that has not started.
 func member(t *testing.T, s members.Shared) *members.Members {
 	t.Helper()
 	m, err := members.New(members.Options{Cluster: "c", Shared: s, Logger: quiet})
@@ -45,7 +45,7 @@ func member(t *testing.T, s members.Shared) *members.Members {
 	return m
 }
 
-// started makes one that has.
+// started returns a member that has started.
 func started(t *testing.T, s members.Shared, id string) *members.Members {
 	t.Helper()
 	m := member(t, s)
@@ -63,10 +63,10 @@ func ids(m *members.Members) string {
 	return strings.Join(list, " ")
 }
 
-// wantSeen waits in virtual time and checks what a member sees then.
+// wantSeen sleeps in virtual time, then checks which nodes a member sees.
 func wantSeen(t *testing.T, m *members.Members, after time.Duration, want string) {
 	t.Helper()
-	time.Sleep(after) // of the bubble's clock: nothing waits
+	time.Sleep(after) // by the bubble's clock
 	synctest.Wait()
 	if got := ids(m); got != want {
 		t.Errorf("after %s more the nodes are %q, want %q", after, got, want)
@@ -85,14 +85,14 @@ func TestJoinLeaveDie(t *testing.T) {
 		c := started(t, partitioned{s, func() bool { return true }}, "c")
 		_ = c
 		wantSeen(t, a, 0, "a b")
-		if err := b.Close(); err != nil { // in good order
+		if err := b.Close(); err != nil { // a clean shutdown
 			t.Fatal(err)
 		}
 		wantSeen(t, a, 10*time.Second, "a")
 	})
 }
 
-// partitioned is a Shared whose first lease gets through, and then no other.
+// partitioned is a Shared that accepts the first lease, and then no other.
 type partitioned struct {
 	*memshared.Shared
 	cut func() bool
@@ -100,12 +100,12 @@ type partitioned struct {
 
 func (p partitioned) PutLease(ctx context.Context, cluster, id string, lease []byte, ttl time.Duration) error {
 	if p.cut() {
-		return nil // as one that stands still: it never comes again
+		return nil // like a stalled process: the write never arrives
 	}
 	return p.Shared.PutLease(ctx, cluster, id, lease, ttl)
 }
 
-// A node whose leases stop is gone after a TTL and a read.
+// A node whose leases stop counts as gone after a TTL and a read.
 func TestDeath(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memshared.New()
@@ -122,8 +122,8 @@ func TestDeath(t *testing.T) {
 	})
 }
 
-// While the store is out of reach the last view stays; when it is back, all leases have lapsed, and nobody is taken for
-// dead because of it.
+// While the store is out of reach the last view stays. When it is back, all leases have expired, but no running node
+// counts as gone.
 func TestStoreAway(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memshared.New()
@@ -134,7 +134,7 @@ func TestStoreAway(t *testing.T) {
 		if a.View().Err == nil || time.Since(a.View().At) < 50*time.Second {
 			t.Errorf("the view does not say how old it is: %+v", a.View())
 		}
-		var readsOnly = true // renewals come back later than reads
+		var readsOnly = true // renewals succeed later than reads
 		var mu sync.Mutex
 		s.Inject(func(op, _ string) (error, error) {
 			mu.Lock()
@@ -144,7 +144,7 @@ func TestStoreAway(t *testing.T) {
 			}
 			return nil, nil
 		})
-		wantSeen(t, a, 8*time.Second, "a b c") // it reads, and there is no lease at all
+		wantSeen(t, a, 8*time.Second, "a b c") // a read succeeds and returns no lease
 		mu.Lock()
 		readsOnly = false
 		mu.Unlock()
@@ -173,7 +173,7 @@ func TestBadLeases(t *testing.T) {
 	})
 }
 
-// hanging is a store one of whose writes, of each node, is never answered.
+// hanging is a store that never answers one write of each node.
 type hanging struct {
 	members.Shared
 	mu     sync.Mutex
@@ -192,7 +192,7 @@ func (h *hanging) PutLease(ctx context.Context, cluster, id string, lease []byte
 	return h.Shared.PutLease(ctx, cluster, id, lease, ttl)
 }
 
-// A lease lasts where one of its renewals is lost.
+// A lease survives one lost renewal.
 func TestLostRenewal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memshared.New()
@@ -211,7 +211,7 @@ func TestLostRenewal(t *testing.T) {
 	})
 }
 
-// Leases that somebody wrote by hand, of more than there can be, do not keep others from knowing who owns what.
+// Leases with impossible figures, written by hand, do not stop nodes from computing owners.
 func TestLeasesOfTooMuch(t *testing.T) {
 	s := memshared.New()
 	for _, id := range []string{"x", "y"} {
@@ -233,14 +233,14 @@ func TestLeasesOfTooMuch(t *testing.T) {
 	}
 }
 
-// However many nodes ask, whatever they see, and whichever answers are lost: an epoch has one layout.
+// An epoch has one layout, however many nodes request it, whatever their views, and whichever answers are lost.
 func TestClaims(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	rng := rand.New(rand.NewPCG(seed, 0))
 	s := memshared.New()
 	var all []*members.Members
-	for i := range 6 { // each sees those before it
+	for i := range 6 { // each sees the nodes before it
 		all = append(all, started(t, s, fmt.Sprintf("n%d", i)))
 	}
 	var mu sync.Mutex
@@ -316,9 +316,9 @@ func TestLayouts(t *testing.T) {
 	}
 }
 
-// Each blob has one owner, which all that are of one view name, and which asks nobody itself.
+// Each blob has one owner. All nodes with the same view name it, and it requests the blob from no node.
 func TestOwners(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) { // whose clock stands: nobody reads or renews meanwhile
+	synctest.Test(t, func(t *testing.T) { // the clock does not advance, so no node reads or renews
 		s := memshared.New()
 		if got := member(t, s).Route(schema.BlobRef{}); len(got.Ask) > 0 || !got.Keep {
 			t.Errorf("a member that has not started asks %v", got)
@@ -366,7 +366,7 @@ func TestOptions(t *testing.T) {
 
 func TestMemory(t *testing.T) { sharedtest.Run(t, memshared.New()) }
 
-// A node that is started again before the process before it has ended stays a member when that ends.
+// A restarted node stays a member when its previous process ends.
 func TestStartedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memshared.New()

@@ -12,7 +12,7 @@ import (
 	"bowstring/schema"
 )
 
-// zoned starts a cluster of so many nodes in each zone, all of which see all.
+// zoned starts a cluster with nodes in each zone, all of which see each other.
 func zoned(t *testing.T, zones, each int, wants int64) map[string]*members.Members {
 	t.Helper()
 	s := memshared.New()
@@ -28,7 +28,7 @@ func zoned(t *testing.T, zones, each int, wants int64) map[string]*members.Membe
 			if err := all[n.ID].SetWants(map[string]int64{"d@1": wants}); err != nil {
 				t.Fatal(err)
 			}
-			if err := all[n.ID].SetDraining(t.Context(), &members.Draining{}); err != nil { // it is told at once
+			if err := all[n.ID].SetDraining(t.Context(), &members.Draining{}); err != nil { // published at once
 				t.Fatal(err)
 			}
 			if err := all[n.ID].SetDraining(t.Context(), nil); err != nil {
@@ -44,19 +44,19 @@ func zoned(t *testing.T, zones, each int, wants int64) map[string]*members.Membe
 	return all
 }
 
-// caches is a cluster in which each node keeps whatever it may: what is read, and what goes where, by nothing but
-// routes.
+// caches simulates a cluster from routes alone: each node caches whatever its routes allow; it counts reads and
+// transfers.
 type caches struct {
 	t       *testing.T
 	members map[string]*members.Members
 	held    map[string]map[schema.BlobRef]bool
 	zone    map[string]string
 	store   int // reads of the store
-	moved   int // blobs from node to node
+	moved   int // transfers between nodes
 	crossed map[schema.BlobRef]map[string]int
 }
 
-// get has a node come by a blob, with so many nodes between it and the store.
+// get makes a node get a blob, with hops nodes between it and the store.
 func (c *caches) get(rng *rand.Rand, id string, ref schema.BlobRef, forPeer, onward bool, depth int) {
 	if depth > 3 {
 		c.t.Fatalf("blob %s is asked for in a circle", ref.Key)
@@ -86,8 +86,8 @@ func (c *caches) get(rng *rand.Rand, id string, ref schema.BlobRef, forPeer, onw
 	}
 }
 
-// Every node reads every blob, several times: each is read from the store once, comes into each zone but its owner's
-// once, and nobody asks in a circle.
+// Every node reads every blob several times. Each blob is read from the store once, enters each zone other than its
+// owner's once, and is never requested in a circle.
 func TestZones(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -152,7 +152,7 @@ func TestZones(t *testing.T) {
 	}
 }
 
-// Who keeps what beside its first owner follows from what jobs read as soon as that is known, before leases are read.
+// Second owners follow from what jobs read as soon as a node knows the jobs, before leases are read.
 func TestWantsAtOnce(t *testing.T) {
 	all := zoned(t, 1, 2, 0)
 	kept := func() (n int) {
@@ -181,9 +181,9 @@ func TestWantsAtOnce(t *testing.T) {
 	}
 }
 
-// What a claimed layout says that a node owns, first or second, that node keeps: also beside a job that reads more.
+// A node caches what a claimed layout says it owns, first or second, also while another job reads more.
 func TestOwnersKeep(t *testing.T) {
-	for _, wants := range []int64{1 << 30, 3 << 30, 4 << 30} { // of caches of 4 GiB
+	for _, wants := range []int64{1 << 30, 3 << 30, 4 << 30} { // with caches of 4 GiB
 		all := zoned(t, 1, 4, wants)
 		l, err := all["n00"].Reserve(t.Context(), "p", 0, 1<<30, nil)
 		if err != nil {
@@ -210,7 +210,7 @@ func TestOwnersKeep(t *testing.T) {
 	}
 }
 
-// Those who act for a zone have about as much to do as each other, and one that leaves moves its part alone.
+// The nodes that cache for a zone have about equal shares. If one leaves, only its share moves.
 func TestKeepersAreEven(t *testing.T) {
 	nodes := func(skip int) layout.Record {
 		var list []layout.Node
