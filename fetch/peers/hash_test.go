@@ -14,7 +14,7 @@ import (
 	"bowstring/spill"
 )
 
-// sends is a link to a node that sends the same bytes to everybody.
+// sends is a link to a node that sends the same bytes for each request.
 type sends struct {
 	mute
 	data   []byte
@@ -29,7 +29,7 @@ func (s *sends) Get(context.Context, peers.Ask) (schema.Blob, error) {
 	return schema.NewBlob(bytes.Clone(s.data), nil), nil
 }
 
-// askedOf returns what a tier says whose node "b" is at a link.
+// askedOf returns what a tier gets from node "b" over a link.
 func askedOf(t *testing.T, link peers.Link, ref schema.BlobRef) (got []byte, has bool, st peers.NodeStats, err error) {
 	t.Helper()
 	tier := tierOf(t, link)
@@ -42,7 +42,7 @@ func askedOf(t *testing.T, link peers.Link, ref schema.BlobRef) (got []byte, has
 	return got, has, tier.Stats()[0], err
 }
 
-// tierOf is a tier whose node "b" is at a link, and owns all there is.
+// tierOf returns a tier whose only route is node "b" over a link.
 func tierOf(t *testing.T, link peers.Link) *peers.Tier {
 	t.Helper()
 	tier, err := peers.New(peers.Options{
@@ -63,8 +63,8 @@ func tierOf(t *testing.T, link peers.Link) *peers.Tier {
 	return tier
 }
 
-// Bytes that were made to have the checksum of others pass for them at no node: their hash is another one. That is so
-// by any way, and for long blobs as for short ones.
+// Bytes forged to have the checksum of a blob are rejected from any node, because their hash differs. This holds for
+// secure and other links, and for short and long blobs.
 func TestForgedBytesAreWrong(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -92,8 +92,8 @@ func TestForgedBytesAreWrong(t *testing.T) {
 	}
 }
 
-// A cell of another program's table has no hash, nor has what lies in a bucket: a node is asked for it only by a way by which nothing comes but what
-// that node has sent.
+// A cell of another program's table has no hash, nor has a blob in a bucket. Such a blob is requested only over a
+// secure link.
 func TestAddressesAreAskedBySecureWays(t *testing.T) {
 	data := []byte("a cell of another program's table")
 	ref := schema.BlobRef{Size: int64(len(data)), Sum: schema.Checksum(data)}
@@ -129,7 +129,7 @@ func addressIsAsked(t *testing.T, data []byte, ref schema.BlobRef) {
 	}
 }
 
-// BenchmarkCheck is what a blob that came from a node costs to compare, and what it costs with the checksum alone.
+// BenchmarkCheck measures the check of a blob from another node, by hash and by checksum alone.
 func BenchmarkCheck(b *testing.B) {
 	for _, n := range []int{4 << 10, 110_000, 4 << 20} {
 		data := bytes.Repeat([]byte{1, 2, 3, 4, 5, 6, 7}, n/7+1)[:n]

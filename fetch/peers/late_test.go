@@ -9,7 +9,7 @@ import (
 	"bowstring/schema"
 )
 
-// still is a link to a node of which nothing comes.
+// still is a link to a node that sends nothing.
 type still struct{}
 
 func (still) Get(context.Context, Ask) (schema.Blob, error) { return schema.Blob{}, nil }
@@ -20,7 +20,8 @@ func (still) Heard() time.Time                              { return time.Time{}
 func (still) Secure() bool                                  { return true }
 func (still) Close() error                                  { return nil }
 
-// Who was not run himself does not take others for silent before he has had time to read what they said.
+// A node is not taken for silent by a process that was stalled itself, before that process has had time to read
+// answers.
 func TestLateLook(t *testing.T) {
 	o := Options{Patience: time.Hour, Logger: slog.New(slog.DiscardHandler)}
 	n := &node{name: "b", link: still{}, opts: &o, made: time.Now()}

@@ -20,7 +20,7 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // mute is a link to a node that answers nothing.
-type mute struct{ there atomic.Bool } // it says at least that it is there
+type mute struct{ there atomic.Bool } // it sends heartbeats
 
 var errMute = errors.New("the link is closed")
 
@@ -42,12 +42,12 @@ func (l *mute) Heard() time.Time {
 	return time.Time{}
 }
 
-// one has all blobs belong to node "b".
+// one is a Directory in which all blobs belong to node "b".
 type one struct{}
 
 func (one) Route(schema.BlobRef) peers.Route { return peers.Route{Ask: []string{"b"}, Near: 1} }
 
-// A node that says nothing at all is given up soon; one that says that it is there has time to read from the store.
+// A node that sends nothing is given up soon. A node that sends heartbeats has time to read from the store.
 func TestGivenUp(t *testing.T) {
 	for _, there := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
@@ -80,7 +80,7 @@ func TestGivenUp(t *testing.T) {
 	}
 }
 
-// liar is a link to a node that says the same to everybody.
+// liar is a link to a node that answers every request alike.
 type liar struct {
 	mute
 	says error // nil for a wrong byte
@@ -93,7 +93,7 @@ func (l *liar) Get(context.Context, peers.Ask) (schema.Blob, error) {
 	return schema.NewBlob([]byte{1}, nil), nil
 }
 
-// What was counted of a node goes on when its link is another one, and when it has left; of however many that come and
+// The counters of a node continue over a new link and after the node has left, for any number of nodes that come and
 // go.
 func TestTotals(t *testing.T) {
 	says := map[string]error{"absent": peers.ErrNotHeld, "full": peers.ErrFull, "wrong": nil}
@@ -136,12 +136,12 @@ func TestTotals(t *testing.T) {
 	}
 }
 
-// named has all blobs belong to one node.
+// named is a Directory in which all blobs belong to one node.
 type named struct{ name string }
 
 func (n *named) Route(schema.BlobRef) peers.Route { return peers.Route{Ask: []string{n.name}, Near: 1} }
 
-// asked is a link to a node that takes note of what it is asked for, and has it where it may ask nobody.
+// asked is a link to a node that records requests. It answers with a blob if it must not forward.
 type asked struct {
 	mute
 	what []peers.Ask
@@ -155,13 +155,13 @@ func (a *asked) Get(_ context.Context, what peers.Ask) (schema.Blob, error) {
 	return schema.NewBlob(nil, nil), nil
 }
 
-// others has all blobs belong to nodes that are not this one.
+// others is a Directory in which all blobs belong to the listed nodes.
 type others []string
 
 func (o others) Route(schema.BlobRef) peers.Route { return peers.Route{Ask: o, Near: len(o)} }
 
-// Where a node of another view has nothing to do with a blob, the other owner is asked, or that node a second time to
-// read it itself: the store is not read by each that asks.
+// If a node with another view has nothing to do with a blob, the other owner is asked, or the same node again, to
+// read the blob itself. So not every requester reads the store.
 func TestAskedElsewhere(t *testing.T) {
 	for _, list := range []others{{"one", "other"}, {"one"}} {
 		links := map[string]*asked{"one": {}, "other": {}}

@@ -1,15 +1,16 @@
-// Package peers reads blobs from the caches of other nodes: the tier between the
-// spill and the store.
+// Package peers reads blobs from the caches of other nodes: the tier between the spill and the store.
 //
-// Of each blob a [Directory] says how a node comes by it: whom it asks, and whether it
-// keeps the blob if that pays. The first owner reads it from the store once, for all. A second
-// owner, and in each other zone the node that acts for that zone, ask the first one and keep
-// the blob too; all others ask those that are near, and keep nothing. A node that leaves
-// is asked by the new owners for what it holds. Ownership is advice: an owner that is slow, full, of another opinion or
-// gone costs a bounded delay, and then the store is read.
+// For each blob a [Directory] returns a [Route]: which nodes this node requests the blob from, and whether it caches
+// the blob if that pays. The first owner reads the blob from the store, once for all nodes. A second owner, and in
+// each other zone the node that caches for the zone, request it from the first owner and cache it too. All other
+// nodes request it from near nodes and do not cache it. If a node leaves, the new owners request from it what it
+// holds.
 //
-// A [Link] is the way to one node; how it is built is the business of whoever gives
-// one. The package knows nothing of gRPC, leases or layouts.
+// Ownership is advice. An owner that is slow, full, gone, or has another view costs a bounded delay; then the node
+// reads the store.
+//
+// A [Link] is the connection to one node; the caller supplies it. This package knows nothing of gRPC, leases or
+// layouts.
 package peers
 
 import (
@@ -31,94 +32,92 @@ import (
 	"bowstring/spill"
 )
 
-// Ask is a blob that another node is asked for.
+// Ask is a request to another node for a blob.
 type Ask struct {
 	Ref schema.BlobRef
-	// Snapshot and Position say where it is wanted, so that the owner knows when
-	// it will be wanted again.
+	// Snapshot and Position are of the sample that needs the blob. From them the owner knows when the blob is needed
+	// again.
 	Snapshot string
 	Position int64
-	Tenant   string // on whose account
-	// Onward says that the node asked may ask the blob's first owner, if it acts for others there: see [Route]. If it
-	// has nothing to do with the blob, it is to say ErrNotHeld unless it holds it.
+	Tenant   string // the tenant whose account pays
+	// Onward says that the other node may request the blob from its first owner, if it caches for others: see
+	// [Route]. If it has nothing to do with the blob, it returns ErrNotHeld unless it holds it.
 	Onward bool
-	// Held says that it is to answer from its cache alone.
+	// Held says that the other node must answer from its cache alone.
 	Held bool
 }
 
-// Errors of a node that was asked.
+// Errors that another node returns.
 var (
-	// ErrNotHeld: it was asked for what it holds, and holds none.
+	// ErrNotHeld: the node was to answer from its cache, and does not hold the blob.
 	ErrNotHeld = errors.New("it does not hold the blob")
-	// ErrFull: it has sent as much as it may for now.
+	// ErrFull: the node has used up its limits for now.
 	ErrFull = errors.New("it has no room for more")
 )
 
-// Link is the way to one node. It is safe for concurrent use.
+// Link is the connection to one node. It is safe for concurrent use.
 type Link interface {
-	// Get asks for a blob and waits for it, until ctx ends. The caller releases it.
-	// Errors say nothing of the blob: the store may well have it.
+	// Get requests a blob and waits for it until ctx ends. The caller releases the blob. An error says nothing about
+	// the blob: the store may have it.
 	Get(ctx context.Context, ask Ask) (schema.Blob, error)
-	// Tell tells the node what the streams of this one do now: all of them, those that
-	// are not listed have ended. It must not block, and keeps the list.
+	// Tell sends the other node the progress of all streams of this node; streams that are not listed have ended. It
+	// must not block, and keeps the list.
 	Tell(list []Progress)
-	// Up reports whether the node can be asked. It must not block.
+	// Up reports whether requests can be sent. It must not block.
 	Up() bool
-	// Heard is when the node last said anything, if only that it is there. It must not block.
+	// Heard is when the node last sent anything, including a heartbeat. It must not block.
 	Heard() time.Time
-	// Protocol is what is spoken with it, 0 while it is not up. It must not block.
+	// Protocol is the protocol version, 0 while the link is not up. It must not block.
 	Protocol() int
-	// Secure reports whether what comes by the link is from the node and unchanged: the node proves who it is, and no
-	// other program can make up what it sends. Without it only blobs are asked for whose key is the hash of their
-	// content. It does not change. It must not block.
+	// Secure reports whether the link authenticates the node and protects what it sends. Without that, only blobs
+	// whose key is the hash of their content are requested. It does not change, and must not block.
 	Secure() bool
-	// Close ends what is under way and gives the link up.
+	// Close cancels requests in flight and closes the link.
 	Close() error
 }
 
-// Quitter is a Link that gives up all that was asked for at once. Without it each ask has a context of its own, which
-// costs as much as all else that is done for one.
+// Quitter is a Link that can cancel all requests at once. Without it, each request has a context of its own, which
+// costs as much as the rest of the request.
 type Quitter interface {
 	Link
-	// GiveUp has all calls of Get that wait now return an error. It must not block.
+	// GiveUp makes all calls of Get in flight return an error. It must not block.
 	GiveUp(cause error)
 }
 
-// Progress is how far a stream of this node is, for others to know what it will use next.
+// Progress is how far a stream of this node is, so that other nodes know what it uses next.
 type Progress struct {
-	// ID is the stream's among those of this node.
+	// ID identifies the stream on this node.
 	ID uint64 `json:"id"`
-	// Ticket is what it serves, as JSON.
+	// Ticket is the stream's ticket, as JSON.
 	Ticket json.RawMessage `json:"ticket,omitempty"`
-	Tenant string          `json:"tenant,omitempty"` // on whose account
-	// Lap counts the epochs since the ticket's first, and Index is in the order of that one.
+	Tenant string          `json:"tenant,omitempty"` // the tenant whose account pays
+	// Lap counts the epochs since the ticket's first. Index is in the order of that epoch.
 	Lap   int64 `json:"lap"`
 	Index int64 `json:"index"`
-	// Shares is what the node allows itself of the budgets of buckets, as JSON, in an entry without an ID, which is of no
+	// Shares is what the node takes of the budgets of buckets, as JSON. Its entry has no ID, because it belongs to no
 	// stream.
 	Shares json.RawMessage `json:"shares,omitempty"`
 }
 
-// Options says what a Tier works with. Directory, Dial and SnapshotName are needed.
+// Options configures a Tier. Directory, Dial and SnapshotName are needed.
 type Options struct {
 	Directory Directory
-	// Dial returns the link to a node. It does not wait until the node can be reached.
+	// Dial returns the link to a node. It does not wait for a connection.
 	Dial func(node string) (Link, error)
-	// SnapshotName is the name of a place's dataset.
+	// SnapshotName returns the name of a place's dataset.
 	SnapshotName func(number uint32) string
-	// Patience is how long a node that was asked may say nothing before the store is
-	// read instead, if it does not usually take longer. One that says that it is there may
-	// bring nothing for ten times as long: it waits for the store, too. Default 500 ms.
+	// Patience is how long a node with requests in flight may send nothing before the store is read instead, if its
+	// answers do not usually take longer. If the node sends heartbeats, it may send no blob for ten times as long,
+	// because it waits for the store too. Default 500 ms.
 	Patience time.Duration
-	// Retry is how often a node that said nothing for so long is asked for one blob,
-	// to see whether it does again. Default 1 s.
+	// Retry is how often a silent node gets a single request, to find whether it answers again. Default 1 s.
 	Retry time.Duration
-	// FullPause is how long a node is asked for nothing that has said that it is full. Default 100 ms.
+	// FullPause is how long a node gets no requests after it returned ErrFull. Default 100 ms.
 	FullPause time.Duration
 	Logger    *slog.Logger // default slog.Default()
 }
 
-// EnsureDefaults fills in the fields that are zero.
+// EnsureDefaults sets fields that are zero to their defaults.
 func (o *Options) EnsureDefaults() {
 	if o.Patience == 0 {
 		o.Patience = 500 * time.Millisecond
@@ -134,7 +133,7 @@ func (o *Options) EnsureDefaults() {
 	}
 }
 
-// Validate returns an error that names the first field without a sensible value.
+// Validate returns an error that names the first invalid field.
 func (o *Options) Validate() error {
 	switch {
 	case o.Directory == nil || o.Dial == nil || o.SnapshotName == nil:
@@ -146,21 +145,19 @@ func (o *Options) Validate() error {
 	return nil
 }
 
-// Tier is the tier that the other nodes are: see [read.Tier]. It is safe for
-// concurrent use.
+// Tier is the read.Tier of the other nodes' caches. It is safe for concurrent use.
 type Tier struct {
 	opts Options
-	mine Mine // the directory, if it is one
+	mine Mine // the directory, if it implements Mine
 
 	nodes  atomic.Pointer[map[string]*node] // replaced, never changed
-	plain  atomic.Bool                      // what some of them send of blobs without a hash cannot be relied on
+	plain  atomic.Bool                      // some links are not secure, so blobs without a hash cannot be trusted
 	mu     sync.Mutex                       // held while nodes is replaced
 	closed bool                             // guarded by mu
-	left   map[string]NodeStats             // of links that are closed; guarded by mu
+	left   map[string]NodeStats             // counters of closed links, by node; guarded by mu
 }
 
-// New returns a tier of the nodes that the directory names. The caller closes it,
-// after the reader that uses it.
+// New returns a tier over the nodes that the directory names. The caller closes it, after the reader that uses it.
 func New(opts Options) (*Tier, error) {
 	opts.EnsureDefaults()
 	if err := opts.Validate(); err != nil {
@@ -175,29 +172,29 @@ func New(opts Options) (*Tier, error) {
 // Name implements read.Tier.
 func (*Tier) Name() string { return "peer" }
 
-// Traits implements read.Tier. How many reads may be under way is measured.
+// Traits implements read.Tier. The number of reads in flight is adapted by measurement.
 func (*Tier) Traits() read.Traits { return read.Traits{Remote: true, Checked: true} }
 
-// MaxBlob is how long a blob may be, in bytes, that another node is asked for.
+// MaxBlob is the size, in bytes, of the largest blob that is requested from another node.
 const MaxBlob = 64 << 20
 
-// Has implements read.Tier: whether another node has the blob, or owns it, and can be asked.
+// Has implements read.Tier: it reports whether a node holds or owns the blob and can be asked now.
 func (t *Tier) Has(ref schema.BlobRef) bool {
 	r := t.route(ref)
-	if len(r.Ask) == 0 || ref.Size > MaxBlob || ref.Unproven() { // what another node sends is compared with the checksum
+	if len(r.Ask) == 0 || ref.Size > MaxBlob || ref.Unproven() { // without a checksum, the answer could not be verified
 		return false
 	}
 	nodes := *t.nodes.Load()
 	for _, name := range r.Ask {
 		if n := nodes[name]; n == nil || n.usable() && n.vouches(ref) {
-			return true // one that was never asked may be
+			return true // a node without a link yet counts as usable
 		}
 	}
 	return false
 }
 
-// route is how this node comes by a blob. Where what others send cannot be relied on as the blob has no hash, each node
-// reads it by itself, and keeps what pays.
+// route returns how this node gets a blob. If links are not secure, each node reads blobs without a hash from the
+// store, and caches them if that pays.
 func (t *Tier) route(ref schema.BlobRef) Route {
 	if t.plain.Load() && !ref.Hashed() {
 		return Route{Keep: true}
@@ -205,7 +202,7 @@ func (t *Tier) route(ref schema.BlobRef) Route {
 	return t.opts.Directory.Route(ref)
 }
 
-// errNobody says that there is nobody to ask for a blob.
+// errNobody is returned if no node can be asked for a blob.
 var errNobody = fmt.Errorf("%w: no other node can be asked", schema.ErrUnavailable)
 
 // Fetch implements read.Tier.
@@ -220,7 +217,7 @@ func (t *Tier) Fetch(cells []read.Cell, to read.Answers) {
 func (t *Tier) Get(ctx context.Context, ref schema.BlobRef, at spill.Place) (schema.Blob, error) {
 	r := t.route(ref)
 	if forPeer, _ := ctx.Value(peerReadKey{}).(bool); forPeer && !r.Keep {
-		return schema.Blob{}, errNobody // the view has changed since it was asked for
+		return schema.Blob{}, errNobody // the view has changed since the other node sent the request
 	}
 	n, err := t.choose(r, ref)
 	if err != nil {
@@ -234,8 +231,8 @@ func (t *Tier) Get(ctx context.Context, ref schema.BlobRef, at spill.Place) (sch
 	if !ask.Onward || !errors.Is(err, ErrNotHeld) {
 		return b, err
 	}
-	// It takes itself neither for an owner nor for one that acts for others. Another one does, or it reads the store
-	// itself.
+	// The node does not consider itself an owner, nor a cache for others. Another node of the route may, or this node
+	// reads the blob for the requester without forwarding.
 	ask.Onward = false
 	for _, name := range r.Ask {
 		if name != n.name {
@@ -247,7 +244,7 @@ func (t *Tier) Get(ctx context.Context, ref schema.BlobRef, at spill.Place) (sch
 	return n.get(ctx, ask)
 }
 
-// node returns a node, which it makes a link to if there is none.
+// node returns a node, and makes a link to it if there is none.
 func (t *Tier) node(name string) (*node, error) {
 	if n := (*t.nodes.Load())[name]; n != nil {
 		return n, nil
@@ -276,8 +273,7 @@ func (t *Tier) node(name string) (*node, error) {
 	return n, nil
 }
 
-// SetNodes says who the other nodes are: links to them are set up before anything is
-// asked, and those to all others are closed.
+// SetNodes sets the other nodes. Links to them are made before the first request, and links to all others are closed.
 func (t *Tier) SetNodes(names []string) error {
 	keep := make(map[string]bool, len(names))
 	var errs []error
@@ -289,10 +285,10 @@ func (t *Tier) SetNodes(names []string) error {
 	return errors.Join(append(errs, t.drop(func(name string) bool { return !keep[name] }))...)
 }
 
-// Nodes is how many other nodes there are.
+// Nodes is the number of other nodes.
 func (t *Tier) Nodes() int { return len(*t.nodes.Load()) }
 
-// Close ends what is under way, and closes all links. No read uses the tier then.
+// Close cancels what is in flight and closes all links. No read may use the tier any more.
 func (t *Tier) Close() error {
 	t.mu.Lock()
 	t.closed = true
@@ -320,7 +316,7 @@ func (t *Tier) drop(gone func(name string) bool) error {
 	return errors.Join(errs...)
 }
 
-// knowLocked has these be the other nodes.
+// knowLocked replaces the set of other nodes.
 func (t *Tier) knowLocked(nodes map[string]*node) {
 	plain := false
 	for _, n := range nodes {
@@ -334,10 +330,10 @@ func (t *Tier) knowLocked(nodes map[string]*node) {
 	t.plain.Store(plain)
 }
 
-// mostLeft is how many nodes are counted by name that have left; those that leave later are counted as "".
+// mostLeft is how many nodes that have left are counted by name; later ones are counted together, as "".
 const mostLeft = 4096
 
-// leftLocked keeps the counters of a link that is given up.
+// leftLocked keeps the counters of a closed link.
 func (t *Tier) leftLocked(name string, s NodeStats) {
 	if _, known := t.left[name]; !known && len(t.left) >= mostLeft {
 		name, s.Node = "", ""
@@ -345,32 +341,32 @@ func (t *Tier) leftLocked(name string, s NodeStats) {
 	t.left[name] = t.left[name].plus(s)
 }
 
-// Tell tells all nodes what the streams of this one do now.
+// Tell sends the progress of this node's streams to all nodes.
 func (t *Tier) Tell(list []Progress) {
 	for _, n := range *t.nodes.Load() {
 		n.link.Tell(list)
 	}
 }
 
-// NodeStats are the counters of the way to one node.
+// NodeStats are the counters of the link to one node.
 type NodeStats struct {
 	Node     string `json:"node"`
-	Up       bool   `json:"up"`     // it can be asked
-	Silent   bool   `json:"silent"` // it was asked, and has not answered for long, or not with what was asked for
+	Up       bool   `json:"up"`     // requests can be sent
+	Silent   bool   `json:"silent"` // it has not answered for long, or it sent wrong bytes
 	Asked    int64  `json:"asked"`
-	Answered int64  `json:"answered"` // blobs that came
-	Bytes    int64  `json:"bytes"`    // of them
-	Refused  int64  `json:"refused"`  // asks that failed: the store was read instead
-	Wrong    int64  `json:"wrong"`    // of those, which brought other bytes
-	Full     int64  `json:"full"`     // of those, as it had sent as much as it may
-	Absent   int64  `json:"absent"`   // asks for what a node that leaves holds, and did not
+	Answered int64  `json:"answered"` // blobs received
+	Bytes    int64  `json:"bytes"`    // size of those blobs
+	Refused  int64  `json:"refused"`  // failed requests; the store was read instead
+	Wrong    int64  `json:"wrong"`    // of Refused: the bytes were wrong
+	Full     int64  `json:"full"`     // of Refused: the node was at its limits
+	Absent   int64  `json:"absent"`   // requests to a leaving node that did not hold the blob
 	InFlight int    `json:"in_flight"`
-	Typical  int64  `json:"typical_us"`         // how long answers take: the longest of late, falling slowly
-	Protocol int    `json:"protocol,omitempty"` // that both speak; 0 while there is no way to it
+	Typical  int64  `json:"typical_us"`         // recent maximum of answer times, falling slowly
+	Protocol int    `json:"protocol,omitempty"` // protocol version; 0 without a connection
 }
 
-// Totals returns what was asked of each node since the tier was made, by name: also of those that have left, or
-// have another address now. What is of the moment, such as Up, is not set.
+// Totals returns the counters of each node since the tier was made, by name, including nodes that have left and
+// earlier links. Fields of the moment, such as Up, are not set.
 func (t *Tier) Totals() map[string]NodeStats {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -381,7 +377,7 @@ func (t *Tier) Totals() map[string]NodeStats {
 	return all
 }
 
-// plus adds the counters of another link to a node.
+// plus adds the counters of another link to the same node.
 func (s NodeStats) plus(o NodeStats) NodeStats {
 	return NodeStats{
 		Node: o.Node, Asked: s.Asked + o.Asked, Answered: s.Answered + o.Answered, Bytes: s.Bytes + o.Bytes,
@@ -389,7 +385,7 @@ func (s NodeStats) plus(o NodeStats) NodeStats {
 	}
 }
 
-// Stats returns the counters of the ways to all nodes, by name.
+// Stats returns the counters of all current links, by name.
 func (t *Tier) Stats() []NodeStats {
 	nodes := *t.nodes.Load()
 	list := make([]NodeStats, 0, len(nodes))
@@ -400,63 +396,61 @@ func (t *Tier) Stats() []NodeStats {
 	return list
 }
 
-// Directory says how a node comes by blobs. It is safe for concurrent use.
+// Directory returns how a node gets blobs. It is safe for concurrent use.
 type Directory interface {
-	// Route says how this node comes by a blob. It must not block or allocate: it is asked
-	// for every blob, with a lock held. What it returns is not to be changed, and may be used
-	// for as long as one likes.
+	// Route returns how this node gets a blob. It must not block or allocate, because it is called for every blob
+	// with a lock held. The result must not be changed, and stays valid.
 	Route(ref schema.BlobRef) Route
 }
 
-// Mine is a Directory that knows without a route whether this node keeps what pays of blobs like one, or asks nobody
-// for it. Who looks ahead asks that of all rows of a job.
+// Mine is a Directory that reports, without a route, whether this node caches such blobs if that pays, or has no node
+// to request them from. Prefetching calls it for all rows of a job.
 type Mine interface {
 	Mine(ref schema.BlobRef) bool
 }
 
-// Route says how a node comes by blobs.
+// Route says how a node gets blobs.
 type Route struct {
-	// Ask are the nodes to ask, the nearest first; none where this node reads from the store.
+	// Ask are the nodes to request from, nearest first; empty if this node reads from the store.
 	Ask []string
-	// Near is how many of them, from the first on, are as near as each other: the one that has least to
-	// do is asked.
+	// Near is how many of them, from the first, are equally near. The one with the least in flight gets the request.
 	Near int
-	// Keep says that this node keeps what pays of such blobs: it owns them, first or second, or acts for its zone. It
-	// asks others for what they have; whoever asks it, it may ask on for.
+	// Keep says that this node caches such blobs if that pays, as first or second owner or as the cache of its zone.
+	// It may forward requests of other nodes.
 	Keep bool
-	// Spare says that what it keeps of such blobs one near keeps too, who has it from the store.
+	// Spare says that a near node, which reads such blobs from the store, caches them too.
 	Spare bool
-	// Held says that those to ask are to answer from their caches alone: they have owned the blob and are leaving.
+	// Held says that the nodes of Ask must answer from their caches alone: they owned the blob and are leaving.
 	Held bool
 }
 
-// onward reports whether a node with this route may ask another one for a blob that it was asked for itself. Who is
-// asked by a keeper asks nobody but those that are leaving, and they ask nobody: so no blob is asked for in a circle,
-// whatever the views.
+// onward reports whether a node with this route may request a blob from another node on behalf of a requester. The
+// first owner forwards only to leaving nodes, and those do not forward. So no request goes in a circle, whatever the
+// views.
 func (r Route) onward(asked bool) bool { return r.Keep && len(r.Ask) > 0 && (r.Held || asked) }
 
-// peerReadKey marks the context of a read for another node.
+// peerReadKey marks the context of a read on behalf of another node.
 type peerReadKey struct{}
 
-// WithPeerRead returns a context for a read that another node has asked for.
+// WithPeerRead returns a context for a read on behalf of another node.
 func WithPeerRead(ctx context.Context) context.Context {
 	return context.WithValue(ctx, peerReadKey{}, true)
 }
 
-// Onward reports whether another node may be asked for a blob that this one was asked for itself; asked says
-// whether who asks takes it for one that acts for others: see [Ask.Onward].
+// Onward reports whether this node may forward another node's request for a blob. asked is the request's
+// [Ask.Onward].
 func (t *Tier) Onward(ref schema.BlobRef, asked bool) bool {
 	return t.route(ref).onward(asked)
 }
 
-// Astray reports whether this node has nothing to do with a blob: a node that takes it for one that acts for others has
-// another view, as happens for some seconds when a job begins.
+// Astray reports whether this node has nothing to do with a blob. A requester with another view may send it such a
+// request, for some seconds after a job begins.
 func (t *Tier) Astray(ref schema.BlobRef) bool {
 	r := t.route(ref)
 	return !r.Keep && len(r.Ask) > 0
 }
 
-// Mine reports whether this node is one that keeps a blob.
+// Mine reports whether this node caches a blob, or has no node to request it from.
 func (t *Tier) Mine(ref schema.BlobRef) bool {
 	if t.mine != nil && (ref.Hashed() || !t.plain.Load()) {
 		return t.mine.Mine(ref)
@@ -465,10 +459,11 @@ func (t *Tier) Mine(ref schema.BlobRef) bool {
 	return r.Keep || len(r.Ask) == 0
 }
 
-// Spare reports whether what this node keeps of a blob is kept near by, too, by the node that has it from the store.
+// Spare reports whether a near node, which reads the blob from the store, caches it too.
 func (t *Tier) Spare(ref schema.BlobRef) bool { return t.route(ref).Spare }
 
-// choose returns a node of a route that can be asked for a blob: of the near ones, that with least under way.
+// choose returns a node of the route that can be asked for a blob: of the near ones, the one with the least in
+// flight.
 func (t *Tier) choose(r Route, ref schema.BlobRef) (*node, error) {
 	var best *node
 	var least int64
@@ -493,47 +488,46 @@ func (t *Tier) choose(r Route, ref schema.BlobRef) (*node, error) {
 	return best, nil
 }
 
-// patienceFactor is how many times what its answers have taken of late a node may
-// say nothing.
+// patienceFactor is how many times the recent maximum of its answer times a node may send nothing.
 const patienceFactor = 4
 
-// stalledFactor is how many times the patience a node may bring nothing that says that it is there. When a job begins
-// on many nodes, all of them wait in one queue before the store, an owner's first answer as long as anything: a node
-// given up then is asked for nothing for a while, and its blobs are read twice, by who wants them and by it.
+// stalledFactor is how many times Patience a node that sends heartbeats may send no blob. When a job begins on many
+// nodes, all of them wait in one queue before the store, and an owner's first answer takes long. If the node were
+// given up then, it would get no requests for a while, and its blobs would be read twice: by the requesters and by
+// it.
 const stalledFactor = 10
 
-// node is the way to one node, and how that does. A node that was asked and says
-// nothing at all for long is silent: what it was asked for fails, so that the
-// store is read, and it is asked for one blob now and then, until it answers.
+// node is the link to one node, and its state. If a node with requests in flight sends nothing for too long it is
+// silent. Its requests then fail, so that the store is read, and it gets single requests until it answers.
 type node struct {
 	name    string
 	link    Link
-	quitter Quitter // the link, if it is one
+	quitter Quitter // the link, if it implements Quitter
 	opts    *Options
 	made    time.Time
 
 	silent atomic.Bool
-	probed atomic.Int64 // when a silent node was last asked, as age tells
+	probed atomic.Int64 // when a silent node was last asked, by age
 
-	fullUntil atomic.Int64 // when a node that was full may be asked again, by age
-	pending   atomic.Int64 // asks under way
+	fullUntil atomic.Int64 // when a full node may be asked again, by age
+	pending   atomic.Int64 // requests in flight
 
 	asked, answered, bytes, refused, wrong, full, absent atomic.Int64
 
 	mu      sync.Mutex
-	under   int               // how many asks are under way
-	asks    map[*ask]struct{} // those, where the link is no Quitter
-	heard   time.Time         // when it last answered, or was asked after none was under way
-	typical time.Duration     // how long answers take: the longest of late, falling slowly
-	watch   *time.Timer       // runs while something is under way
-	looked  time.Time         // when it last fired, or was set
-	late    bool              // that look was late
+	under   int               // requests in flight
+	asks    map[*ask]struct{} // those requests, if the link is no Quitter
+	heard   time.Time         // when it last answered, or when the oldest request in flight began
+	typical time.Duration     // recent maximum of answer times, falling slowly
+	watch   *time.Timer       // runs while requests are in flight
+	looked  time.Time         // when watch last fired, or was set
+	late    bool              // watch fired late the last time
 }
 
-// ask is a blob that a node is being asked for.
+// ask is a request in flight.
 type ask struct{ cancel context.CancelCauseFunc }
 
-// age is a time in nanoseconds that goes on evenly, whatever becomes of this machine's clock.
+// age is a monotonic time in nanoseconds.
 func (n *node) age() int64 { return int64(time.Since(n.made)) }
 
 // usable reports whether the node may be asked. It takes no lock.
@@ -544,11 +538,11 @@ func (n *node) usable() bool {
 	return n.link.Up() && (!n.silent.Load() || n.age()-n.probed.Load() >= int64(n.opts.Retry))
 }
 
-// vouches reports whether what the node sends for a blob can be relied on: it can be compared with its hash, or comes
-// by a way by which nothing comes but what the node has sent.
+// vouches reports whether this node's answer for a blob can be trusted: the blob's hash verifies it, or the link is
+// secure.
 func (n *node) vouches(ref schema.BlobRef) bool { return ref.Hashed() || n.link.Secure() }
 
-// check compares what the node has sent with all that is known of a blob.
+// check verifies the bytes that a node has sent for a blob.
 func check(ref schema.BlobRef, data []byte) error {
 	if ref.Hashed() {
 		return ref.CheckHash(data)
@@ -556,7 +550,7 @@ func check(ref schema.BlobRef, data []byte) error {
 	return ref.Check(data)
 }
 
-// admit is usable of who asks next: of a silent node, one at a time may.
+// admit reports whether the next request may be sent. A silent node gets one request per Retry.
 func (n *node) admit() bool {
 	if !n.link.Up() {
 		return false
@@ -568,7 +562,7 @@ func (n *node) admit() bool {
 	return now-last >= int64(n.opts.Retry) && n.probed.CompareAndSwap(last, now)
 }
 
-// get asks for a blob.
+// get requests a blob.
 func (n *node) get(ctx context.Context, what Ask) (schema.Blob, error) {
 	var a *ask
 	if n.quitter == nil {
@@ -583,7 +577,8 @@ func (n *node) get(ctx context.Context, what Ask) (schema.Blob, error) {
 	blob, err := n.link.Get(ctx, what)
 	n.pending.Add(-1)
 	if err == nil {
-		if err = check(what.Ref, blob.Bytes()); err != nil { // here, where bytes are in the cache, and no socket waits
+		// On this goroutine: the bytes are in the CPU cache, and no socket waits
+		if err = check(what.Ref, blob.Bytes()); err != nil {
 			blob.Release()
 			n.distrust(err)
 		}
@@ -609,8 +604,7 @@ func (n *node) get(ctx context.Context, what Ask) (schema.Blob, error) {
 	return blob, nil
 }
 
-// distrust takes note that the node has sent other bytes than it was asked for: until it has sent right ones, it is
-// asked as one that is silent is.
+// distrust marks the node as silent because it has sent wrong bytes. It stays so until it sends right ones.
 func (n *node) distrust(err error) {
 	n.wrong.Add(1)
 	n.probed.Store(n.age())
@@ -651,7 +645,7 @@ func (n *node) end(a *ask, began time.Time, err error) {
 	}
 	switch {
 	case errors.Is(err, ErrNotHeld), errors.Is(err, ErrFull):
-		n.heard = now // it has said something, if no blob came
+		n.heard = now // it has answered, though without a blob
 		n.answersLocked()
 		return
 	case err != nil:
@@ -666,7 +660,7 @@ func (n *node) end(a *ask, began time.Time, err error) {
 	n.answersLocked()
 }
 
-// answersLocked takes note that the node does not keep silent.
+// answersLocked marks the node as answering.
 func (n *node) answersLocked() {
 	if n.silent.Swap(false) {
 		n.opts.Logger.LogAttrs(context.Background(), slog.LevelInfo, "another node answers again",
@@ -674,7 +668,7 @@ func (n *node) answersLocked() {
 	}
 }
 
-// look gives up what was asked of a node that says nothing.
+// look cancels the requests to a node that sends nothing. The timer watch calls it.
 func (n *node) look() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -685,14 +679,14 @@ func (n *node) look() {
 	now := time.Now()
 	late := now.Sub(n.looked) > n.opts.Patience/2 && !n.late
 	if n.looked, n.late = now, late; late {
-		// This process was not run: what came meanwhile has not been read yet. A second look that is late as well
-		// counts, as they all are on a machine with too much to do.
+		// This process was stalled, and answers that arrived in the meantime are not read yet. A second late call
+		// counts, because on an overloaded machine all calls are late.
 		return
 	}
 	quiet := now.Sub(n.heard)
 	bound := max(n.opts.Patience, patienceFactor*n.typical)
 	if time.Since(n.link.Heard()) < n.opts.Patience {
-		bound = max(bound, stalledFactor*n.opts.Patience) // it has a queue before the store, as this node would have
+		bound = max(bound, stalledFactor*n.opts.Patience) // it waits in a queue before the store, as this node would
 	}
 	if quiet < bound {
 		return
@@ -703,11 +697,11 @@ func (n *node) look() {
 			"another node was asked and brings nothing; the store is read instead",
 			slog.String("node", n.name), slog.Duration("silent", quiet), slog.Int("asks", n.under))
 	}
-	n.typical /= 2 // or an owner whose store is slow would never be heard in time
+	n.typical /= 2 // otherwise an owner with a slow store would never answer in time
 	n.giveUpLocked(fmt.Errorf("it has brought nothing for %s", quiet.Round(time.Millisecond)))
 }
 
-// giveUpLocked ends all that is under way.
+// giveUpLocked cancels all requests in flight.
 func (n *node) giveUpLocked(cause error) {
 	if n.quitter != nil {
 		n.quitter.GiveUp(cause)
