@@ -31,7 +31,7 @@ func ledger(t *testing.T, uploads int64) *admission.Ledger {
 
 func used(l *admission.Ledger) admission.Account { return l.Accounts()[admission.Uploads] }
 
-// What never fits is refused by name, what does not fit now waits, in order.
+// A reservation that never fits fails with an error that names the limit. One that does not fit now waits, in order.
 func TestLedger(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := ledger(t, 100)
@@ -84,7 +84,7 @@ func TestLedger(t *testing.T) {
 	})
 }
 
-// Who gives up while it waits leaves nothing behind.
+// A caller that cancels its wait leaves nothing reserved.
 func TestLedgerGivenUp(t *testing.T) {
 	l := ledger(t, 100)
 	first, _ := l.Try(admission.Uploads, 100)
@@ -99,7 +99,7 @@ func TestLedgerGivenUp(t *testing.T) {
 	}
 }
 
-// However many take and give back, the limit holds and nothing is lost.
+// With any number of concurrent callers, the limit holds and no memory leaks.
 func TestLedgerAtRandom(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)

@@ -1,14 +1,12 @@
-// Package admission decides whose turn it is, and bounds what all requests
-// together can make the process hold and compute.
+// Package admission schedules requests, and bounds the memory and CPU time that all of them together take.
 //
-//   - [Ledger] is the one account of memory that requests take. What does not
-//     fit waits, or is refused by name.
-//   - [Work] bounds what keeps processors busy for long: evaluations, decoding.
-//   - [Queue] orders reads: tenant, then job, then stream, start-time fair
-//     queueing by bytes with weights.
+//   - [Ledger] is the one account of memory for requests. A reservation that does not fit waits, or fails with an
+//     error that names the limit.
+//   - [Work] bounds CPU-bound work: evaluations, decoding.
+//   - [Queue] orders reads by tenant, job and stream: start-time fair queueing by bytes, with weights.
 //   - [Paces] bounds how fast tenants are served.
-//   - [Terms] are what a tenant gets of all that.
+//   - [Egress] bounds what a node sends to other nodes.
+//   - [Terms] are a tenant's quotas.
 //
-// It knows nothing of blobs, plans, stores or transports, nor who a tenant is, and
-// starts no goroutine.
+// It knows nothing of blobs, plans, stores or transports, nor how tenants are identified, and starts no goroutine.
 package admission

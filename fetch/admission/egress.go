@@ -8,20 +8,19 @@ import (
 	"time"
 )
 
-// EgressLimits bound what a node sends to other nodes, in bytes a second. 0 is no limit.
+// EgressLimits bound what a node sends to other nodes, in bytes per second. 0 is no limit.
 type EgressLimits struct {
 	All int64
-	// Zones are of what goes to the nodes of a zone, by its name.
+	// Zones are limits for the nodes of a zone, by its name.
 	Zones map[string]int64
 }
 
-// Egress counts what a node sends to others, by node and zone, and says whether it may send more: within its
-// limits, and fairly by tenant. It has no queue: what there is no room for is refused, and whoever asked
-// reads it from the store. It is safe for concurrent use.
+// Egress counts what a node sends to other nodes, by node and zone, and admits more within its limits, fairly by
+// tenant. It has no queue: if a request is refused, the requester reads the store. It is safe for concurrent use.
 //
-// Each limit is a token bucket that holds what a quarter of a second brings, and may be left in debt by one blob. Each
-// tenant has a part of it by weight, among those that asked within the last second. While the bucket is more than half
-// full nobody is held to his part: what others do not take is anybody's. Below that, who has used his part up is
+// Each limit is a token bucket that holds what a quarter of a second brings, and one blob may put it into debt. Each
+// tenant that asked within the last second has a part of it by weight. While the bucket is more than half full no
+// tenant is held to its part, so that unused parts are not lost. Below that, a tenant that has used up its part is
 // refused.
 type Egress struct {
 	now func() time.Time
@@ -32,44 +31,44 @@ type Egress struct {
 	nodes map[string]*EgressNode
 }
 
-// egressWay is a limit. It is guarded by Egress.mu.
+// egressWay is one limit. Egress.mu guards it.
 type egressWay struct {
-	rate    float64 // bytes a second; 0: any
+	rate    float64 // bytes per second; 0: no limit
 	tokens  float64
 	at      time.Time
 	tenants map[string]*egressTenant
-	sum     int64 // of the weights of those
+	sum     int64 // sum of the tenants' weights
 	swept   time.Time
 }
 
 type egressTenant struct {
 	tokens float64
 	weight int64
-	at     time.Time // when it asked last
+	at     time.Time // when it last asked
 }
 
 const (
-	// egressBurst is for how long a limit may be exceeded after a pause.
+	// egressBurst is how much a bucket holds, as a time at its rate.
 	egressBurst = 250 * time.Millisecond
-	// egressActive is for how long a tenant that does not ask keeps its part.
+	// egressActive is how long a tenant that does not ask keeps its part.
 	egressActive = time.Second
-	// mostEgressNodes is how many nodes are counted by name; those that come later are counted as "".
+	// mostEgressNodes is how many nodes are counted by name; later ones are counted together, as "".
 	mostEgressNodes = 4096
 )
 
-// EgressNode is what was sent to a node.
+// EgressNode counts what was sent to a node.
 type EgressNode struct {
 	Node    string `json:"node"`
 	Zone    string `json:"zone,omitempty"`
 	Blobs   int64  `json:"blobs"`
 	Bytes   int64  `json:"bytes"`
-	Refused int64  `json:"refused"` // asks for which there was no room
-	Handed  int64  `json:"handed"`  // blobs, of those, that it took over as this node leaves
-	// HandedBytes are the bytes of these.
+	Refused int64  `json:"refused"` // requests refused by a limit
+	Handed  int64  `json:"handed"`  // of Blobs: taken over by the node because this one leaves
+	// HandedBytes is the size of the blobs in Handed.
 	HandedBytes int64 `json:"handed_bytes"`
 }
 
-// NewEgress returns an Egress with those limits.
+// NewEgress returns an Egress with these limits.
 func NewEgress(limits EgressLimits) *Egress {
 	e := &Egress{now: time.Now, zones: map[string]*egressWay{}, nodes: map[string]*EgressNode{}}
 	e.all.init(limits.All, e.now())
@@ -88,7 +87,7 @@ func (w *egressWay) init(rate int64, now time.Time) {
 
 func (w *egressWay) burst() float64 { return w.rate * egressBurst.Seconds() }
 
-// Admit reports whether n bytes may be sent to a node, on a tenant's account, and takes them out of what may be if so.
+// Admit reports whether n bytes may be sent to a node on a tenant's account, and if so takes them from the buckets.
 func (e *Egress) Admit(node, zone, tenant string, weight, n int64) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -106,7 +105,7 @@ func (e *Egress) Admit(node, zone, tenant string, weight, n int64) bool {
 	return true
 }
 
-// Sent counts blobs that were sent to a node; handed, that it took them over.
+// Sent counts blobs sent to a node. handed says that the node took them over.
 func (e *Egress) Sent(node, zone string, blobs, bytes int64, handed bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -133,7 +132,7 @@ func (e *Egress) nodeLocked(name, zone string) *EgressNode {
 	return n
 }
 
-// admits fills the bucket up and says whether the tenant may take out of it.
+// admits refills the bucket, and reports whether the tenant may take from it.
 func (w *egressWay) admits(tenant string, weight int64, now time.Time) bool {
 	if w == nil || w.rate == 0 {
 		return true
@@ -165,8 +164,8 @@ func (w *egressWay) admits(tenant string, weight int64, now time.Time) bool {
 	return w.tokens > 0 && (t.tokens > 0 || w.tokens > w.burst()/2)
 }
 
-// take takes bytes out, also of a part that is used up: by as much as a burst is it in debt at most, so that one who
-// took what others left is not made to pay for long.
+// take takes bytes from the bucket and from the tenant's part. The part's debt is at most one burst, so that a tenant
+// that used the parts of others does not pay for long.
 func (w *egressWay) take(tenant string, n int64) {
 	if w == nil || w.rate == 0 {
 		return
@@ -187,9 +186,9 @@ func (e *Egress) Handed() (blobs, bytes int64) {
 	return blobs, bytes
 }
 
-// EgressStats is what was sent to others.
+// EgressStats is what was sent to other nodes.
 type EgressStats struct {
-	Limit int64        `json:"limit,omitempty"` // bytes a second
+	Limit int64        `json:"limit,omitempty"` // bytes per second
 	Nodes []EgressNode `json:"nodes"`           // by name
 	Zones []EgressZone `json:"zones"`           // by name
 }
@@ -203,7 +202,7 @@ type EgressZone struct {
 	Refused int64  `json:"refused"`
 }
 
-// Stats returns what was sent since the Egress was made.
+// Stats returns the counters since the Egress was made.
 func (e *Egress) Stats() EgressStats {
 	e.mu.Lock()
 	defer e.mu.Unlock()

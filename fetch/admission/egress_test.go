@@ -6,15 +6,15 @@ import (
 	"time"
 )
 
-// What is sent stays within the limit, whoever asks; tenants that want all get parts by weight; what one leaves,
-// another has.
+// What is sent stays within the limit, whatever the tenants request. Tenants that want all get parts by weight, and
+// unused parts go to others.
 func TestEgress(t *testing.T) {
 	const rate = 1 << 20
 	for name, test := range map[string]struct {
 		limits EgressLimits
-		wants  map[string]int64 // bytes a second that each tenant asks for
+		wants  map[string]int64 // bytes per second that each tenant requests
 		weight map[string]int64
-		least  map[string]float64 // parts of the rate that each gets at least
+		least  map[string]float64 // least part of the rate that each gets
 	}{
 		"one": {EgressLimits{All: rate}, map[string]int64{"a": 4 * rate}, nil, map[string]float64{"a": .95}},
 		"two alike": {EgressLimits{All: rate}, map[string]int64{"a": 9 * rate, "b": 2 * rate}, nil,
@@ -41,7 +41,7 @@ func TestEgress(t *testing.T) {
 			got, asked := map[string]int64{}, map[string]float64{}
 			const seconds, tick = 20, time.Millisecond
 			for ; now.Sub(start) < seconds*time.Second; now = now.Add(tick) {
-				for _, tenant := range []string{"a", "b"} { // in the same order: the first has no advantage
+				for _, tenant := range []string{"a", "b"} { // in fixed order: the first has no advantage
 					for asked[tenant] += float64(test.wants[tenant]) * tick.Seconds(); asked[tenant] > 0; {
 						n := 500 + rng.Int64N(3000)
 						asked[tenant] -= float64(n)
@@ -69,7 +69,7 @@ func TestEgress(t *testing.T) {
 	}
 }
 
-// Another zone than the one with a limit is not held to it, and without limits nothing is refused.
+// A zone without a limit is not bounded by another zone's. Without limits nothing is refused.
 func TestEgressWithoutLimit(t *testing.T) {
 	e := NewEgress(EgressLimits{Zones: map[string]int64{"far": 1}})
 	for range 100 {

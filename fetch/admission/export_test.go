@@ -1,6 +1,6 @@
 package admission
 
-// Buckets is how many there are.
+// Buckets is the number of buckets.
 func (p *Paces) Buckets() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -11,28 +11,27 @@ import (
 	"bowstring/schema"
 )
 
-// Use is what memory is taken for. Each use has a limit of its own, so that one
-// cannot keep another from going on.
+// Use is what memory is reserved for. Each use has a limit of its own, so that one use cannot block another.
 type Use int
 
-// What requests take memory for.
+// The uses of memory.
 const (
-	// Windows are what streams hold: reads under way, samples that wait for their
-	// consumer, record batches on their way to it.
+	// Windows is the memory of streams: reads in flight, samples waiting for their consumer, record batches being
+	// sent.
 	Windows Use = iota
-	// Uploads are what clients send and is being decoded.
+	// Uploads is what clients have sent and the server decodes.
 	Uploads
-	// Evaluation is what selections take while they are computed, and indexes of ids.
+	// Evaluation is for selections being computed, and for indexes of ids.
 	Evaluation
-	// Results are answers that are put together whole: of actions, of GetFlightInfo.
+	// Results is for answers that are assembled whole, of actions and of GetFlightInfo.
 	Results
-	// Manifests are pages of manifests, used or kept.
+	// Manifests is for pages of manifests, in use or cached.
 	Manifests
-	// PeerReads are blobs that other nodes read by way of this one.
+	// PeerReads is for blobs that this node reads on behalf of other nodes.
 	PeerReads
-	// Making is what programs of operators work in, beside the blob and the result.
+	// Making is the working memory of operators, in addition to the blob and the result.
 	Making
-	// LongMaking is the same of cells that take long to make: they do not keep what others work in.
+	// LongMaking is the same for cells that take long to compute, so that they do not take the memory of short ones.
 	LongMaking
 	uses
 )
@@ -40,10 +39,10 @@ const (
 var useNames = [uses]string{"windows of streams", "uploads", "selections and indexes of ids", "answers",
 	"pages of manifests", "blobs for other nodes", "operators at work", "long operators at work"}
 
-// String names the use in words, as errors and statistics show it.
+// String names the use, for errors and statistics.
 func (u Use) String() string { return useNames[u] }
 
-// Limits say how many bytes each use may take. What is zero has its default.
+// Limits are how many bytes each use may take. Zero is the default.
 type Limits struct {
 	Windows    int64 // default 512 MiB
 	Uploads    int64 // default 512 MiB
@@ -55,7 +54,7 @@ type Limits struct {
 	LongMaking int64 // default 256 MiB
 }
 
-// EnsureDefaults fills in the fields that are zero.
+// EnsureDefaults sets fields that are zero to their defaults.
 func (l *Limits) EnsureDefaults() {
 	for at, most := range map[*int64]int64{&l.Windows: 512 << 20, &l.Uploads: 512 << 20, &l.Evaluation: 256 << 20,
 		&l.Results: 64 << 20, &l.Manifests: 128 << 20, &l.PeerReads: 128 << 20, &l.Making: 256 << 20,
@@ -66,7 +65,7 @@ func (l *Limits) EnsureDefaults() {
 	}
 }
 
-// Validate returns an error that names the first field without a sensible value.
+// Validate returns an error that names the first invalid field.
 func (l *Limits) Validate() error {
 	for u, n := range [uses]int64{l.Windows, l.Uploads, l.Evaluation, l.Results, l.Manifests, l.PeerReads, l.Making,
 		l.LongMaking} {
@@ -78,36 +77,34 @@ func (l *Limits) Validate() error {
 	return nil
 }
 
-// Ledger is the account of all memory that requests take. A limit is a bound
-// that holds: nothing is counted in that does not fit. It is safe for
-// concurrent use.
+// Ledger is the account of all memory that requests take. A limit is strict: what does not fit is not counted in. It
+// is safe for concurrent use.
 //
-// Tenants may have shares of Windows and Evaluation, which hold as well (see
-// [Terms]). Where several tenants are there and one has no ceiling on Evaluation,
-// it may have as much as is free after it (Choudhury, Hahne: "Dynamic queue length
-// thresholds for shared-memory packet switches", IEEE/ACM Transactions on
-// Networking 1998, with α = 1): one gets half, two a third each, and so on.
+// Tenants may have shares of Windows and Evaluation, which are strict as well (see [Terms]). If there are several
+// tenants and one has no share of Evaluation, it may take as much as is free after it (Choudhury, Hahne: "Dynamic
+// queue length thresholds for shared-memory packet switches", IEEE/ACM Transactions on Networking 1998, with α = 1):
+// one tenant gets half, two a third each, and so on.
 type Ledger struct {
 	mu       sync.Mutex
 	accounts [uses]account
 	terms    func(tenant string) Terms // nil: no ceilings; guarded by mu
 }
 
-// account is what one use has taken. It is guarded by Ledger.mu.
+// account is the memory of one use. Ledger.mu guards it.
 type account struct {
 	limit, used, most int64
-	waiting           []*reservation    // in the order they came
-	shares            map[string]*share // by tenant, of those who have something
+	waiting           []*reservation    // in order of arrival
+	shares            map[string]*share // by tenant, of tenants that have reserved memory
 }
 
 // reservation waits for memory.
 type reservation struct {
 	tenant  string
 	n       int64
-	granted chan struct{} // closed when it was counted in
+	granted chan struct{} // closed when the memory is reserved
 }
 
-// NewLedger returns a ledger with those limits, which must be valid.
+// NewLedger returns a ledger with these limits, which must be valid.
 func NewLedger(limits Limits) *Ledger {
 	l := &Ledger{}
 	for u, n := range [uses]int64{limits.Windows, limits.Uploads, limits.Evaluation, limits.Results, limits.Manifests,
@@ -117,7 +114,7 @@ func NewLedger(limits Limits) *Ledger {
 	return l
 }
 
-// Hold is memory that was counted in. It belongs to one goroutine at a time.
+// Hold is reserved memory. One goroutine at a time may use it.
 type Hold struct {
 	ledger *Ledger
 	use    Use
@@ -125,15 +122,14 @@ type Hold struct {
 	bytes  int64
 }
 
-// Reserve counts n bytes in, as soon as they fit: those who came first go first.
-// It fails with schema.ErrLimit where they never would, and with ctx's cause
-// where that ends first. The caller releases the hold.
+// Reserve reserves n bytes, and waits until they fit; waiting reservations are served in order. It fails with
+// schema.ErrLimit if they never fit, and with ctx's cause if ctx ends first. The caller releases the hold.
 func (l *Ledger) Reserve(ctx context.Context, use Use, n int64) (*Hold, error) {
 	return l.ReserveFor(ctx, use, "", n)
 }
 
-// ReserveFor is Reserve on a tenant's account. What waits for the tenant's own share
-// does not keep others waiting.
+// ReserveFor is Reserve on a tenant's account. A reservation that waits for the tenant's own share does not block
+// others.
 func (l *Ledger) ReserveFor(ctx context.Context, use Use, tenant string, n int64) (*Hold, error) {
 	h := l.holdFor(use, tenant)
 	if err := h.Grow(ctx, n); err != nil {
@@ -142,7 +138,7 @@ func (l *Ledger) ReserveFor(ctx context.Context, use Use, tenant string, n int64
 	return h, nil
 }
 
-// Try counts n bytes in if they fit now and nobody waits for any.
+// Try reserves n bytes if they fit now and no reservation waits that could be served.
 func (l *Ledger) Try(use Use, n int64) (*Hold, bool) { return l.TryFor(use, "", n) }
 
 // TryFor is Try on a tenant's account.
@@ -151,8 +147,7 @@ func (l *Ledger) TryFor(use Use, tenant string, n int64) (*Hold, bool) {
 	return h, h.TryGrow(n)
 }
 
-// holdFor returns a hold of nothing. While tenants have no terms it is on nobody's
-// account, which costs less.
+// holdFor returns an empty hold. While tenants have no quotas it is on no account, which is cheaper.
 func (l *Ledger) holdFor(use Use, tenant string) *Hold {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -162,27 +157,27 @@ func (l *Ledger) holdFor(use Use, tenant string) *Hold {
 	return &Hold{ledger: l, use: use, tenant: tenant}
 }
 
-// Beside returns a hold of nothing on the same account, whatever the tenants' terms are by now: see [Hold.Take]. It may
-// be called while another goroutine has the hold.
+// Beside returns an empty hold on the same account, even if the tenants' quotas have changed: see [Hold.Take]. It may
+// be called while another goroutine uses the hold.
 func (h *Hold) Beside() *Hold { return &Hold{ledger: h.ledger, use: h.use, tenant: h.tenant} }
 
-// Bytes is how much the hold has.
+// Bytes is the size of the hold.
 func (h *Hold) Bytes() int64 { return h.bytes }
 
-// Take adds what another hold of the same ledger, use and tenant has, which has nothing then.
+// Take moves the memory of another hold of the same ledger, use and tenant to this one.
 func (h *Hold) Take(other *Hold) {
 	h.bytes += other.bytes
 	other.bytes = 0
 }
 
-// Split returns a hold of n of the bytes, which this one has no more.
+// Split moves n bytes of this hold to the hold that it returns.
 func (h *Hold) Split(n int64) Hold {
 	h.bytes -= n
 	return Hold{ledger: h.ledger, use: h.use, tenant: h.tenant, bytes: n}
 }
 
-// Grow adds n bytes to the hold, as [Ledger.Reserve] does. Who holds some while
-// it waits for more may keep others waiting: it is better to reserve once.
+// Grow adds n bytes to the hold, as [Ledger.Reserve] does. A caller that holds memory while it waits for more may
+// block others, so it is better to reserve once.
 func (h *Hold) Grow(ctx context.Context, n int64) error {
 	l := h.ledger
 	l.mu.Lock()
@@ -215,13 +210,13 @@ func (h *Hold) Grow(ctx context.Context, n int64) error {
 	if i := slices.Index(a.waiting, r); i >= 0 {
 		a.waiting = slices.Delete(a.waiting, i, i+1)
 	} else {
-		l.countLocked(h.use, h.tenant, -n) // it was granted in that moment
+		l.countLocked(h.use, h.tenant, -n) // it was granted at the same time
 	}
 	l.grantLocked(h.use)
 	return fmt.Errorf("waiting for %d bytes of memory for %s: %w", n, h.use, context.Cause(ctx))
 }
 
-// TryGrow adds n bytes to the hold if they fit now and nobody waits for any.
+// TryGrow adds n bytes to the hold if they fit now and no reservation waits that could be served.
 func (h *Hold) TryGrow(n int64) bool {
 	h.ledger.mu.Lock()
 	defer h.ledger.mu.Unlock()
@@ -232,7 +227,7 @@ func (h *Hold) TryGrow(n int64) bool {
 	return true
 }
 
-// Shrink gives n bytes of the hold back, or all if it has no more.
+// Shrink releases n bytes of the hold, or all if it has fewer.
 func (h *Hold) Shrink(n int64) {
 	n = min(n, h.bytes)
 	h.bytes -= n
@@ -242,15 +237,14 @@ func (h *Hold) Shrink(n int64) {
 	h.ledger.grantLocked(h.use)
 }
 
-// Release gives all of the hold back. Further calls, and calls on a nil hold, do nothing.
+// Release releases the hold. Further calls, and calls on a nil hold, do nothing.
 func (h *Hold) Release() {
 	if h != nil && h.bytes > 0 {
 		h.Shrink(h.bytes)
 	}
 }
 
-// takeLocked counts n bytes in if they fit, and nobody waits who is not held up by
-// his own share.
+// takeLocked reserves n bytes if they fit, and no reservation waits that its own tenant's share would allow.
 func (l *Ledger) takeLocked(h *Hold, n int64) bool {
 	a := &l.accounts[h.use]
 	if a.used+n > a.limit || n > l.leftLocked(h.use, h.tenant) {
@@ -258,7 +252,7 @@ func (l *Ledger) takeLocked(h *Hold, n int64) bool {
 	}
 	for i, left := 0, int64(0); i < len(a.waiting); i++ {
 		r := a.waiting[i]
-		if i == 0 || r.tenant != a.waiting[i-1].tenant { // many of one tenant may wait
+		if i == 0 || r.tenant != a.waiting[i-1].tenant { // one computation for all reservations of a tenant in a row
 			left = l.leftLocked(h.use, r.tenant)
 		}
 		if r.n <= left {
@@ -269,7 +263,7 @@ func (l *Ledger) takeLocked(h *Hold, n int64) bool {
 	return true
 }
 
-// grantLocked counts in those who wait, as far as they fit, in their order.
+// grantLocked serves waiting reservations in order, as far as they fit.
 func (l *Ledger) grantLocked(u Use) {
 	a := &l.accounts[u]
 	full := false
@@ -286,23 +280,23 @@ func (l *Ledger) grantLocked(u Use) {
 	})
 }
 
-// Free is how many bytes a use may take now, not counting those who wait.
+// Free is how many bytes of a use are free, ignoring reservations that wait.
 func (l *Ledger) Free(use Use) int64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.accounts[use].limit - l.accounts[use].used
 }
 
-// Limit is how many bytes a use may take in all.
+// Limit is the limit of a use, in bytes.
 func (l *Ledger) Limit(use Use) int64 { return l.accounts[use].limit }
 
-// Account says how much memory a use has taken, in bytes.
+// Account is the state of one use, in bytes.
 type Account struct {
 	Use     string `json:"use"`
 	Limit   int64  `json:"limit"`
 	Used    int64  `json:"used"`
-	Most    int64  `json:"most"`    // at any time
-	Waiting int    `json:"waiting"` // requests that wait for some
+	Most    int64  `json:"most"`    // maximum so far
+	Waiting int    `json:"waiting"` // reservations that wait
 }
 
 // Accounts lists all uses.
@@ -317,29 +311,27 @@ func (l *Ledger) Accounts() []Account {
 	return list
 }
 
-// Terms are what a tenant gets of what there is. The zero value of each ceiling
-// stands for none.
+// Terms are a tenant's quotas. A ceiling of zero is none.
 type Terms struct {
-	// Weight is how many times what others get the tenant is to have. What is less
-	// than 1 counts as 1.
+	// Weight is how many times the share of a tenant with weight 1 this tenant gets. Less than 1 counts as 1.
 	Weight int64
-	// Streams is how many may run at once. One more is refused.
+	// Streams is how many streams may run at once. One more is refused.
 	Streams int
-	// BytesPerSecond is how fast its streams are served, all together: they wait.
+	// BytesPerSecond bounds the throughput of its streams together. At the bound they wait.
 	BytesPerSecond int64
-	// Windows, Spill and Reads are shares, of 1, of the memory of windows, of the
-	// spill, and of what may be in flight to the store. Streams go slower at them.
+	// Windows, Spill and Reads are shares, from 0 to 1, of the windows' memory, of the spill, and of the reads in
+	// flight to the store. At its share a tenant's streams slow down.
 	Windows, Spill, Reads float64
-	// Evaluation is the share of the memory for selections. At it a request is refused.
+	// Evaluation is the share of the memory for selections. At the share, requests are refused.
 	Evaluation float64
-	// Workers is the share of what may be computed at once. Work waits.
+	// Workers is the share of the work that may run at once. At the share, work waits.
 	Workers float64
-	// Several says that there are others to leave something to: where Evaluation is
-	// not given, see [Ledger].
+	// Several says that other tenants exist, for which some Evaluation memory stays free if Evaluation is zero: see
+	// [Ledger].
 	Several bool
 }
 
-// of is the tenant's share of a use; 0 if it has no ceiling.
+// of returns the tenant's share of a use; 0 without a ceiling.
 func (t *Terms) of(u Use) float64 {
 	switch u {
 	case Windows:
@@ -350,18 +342,18 @@ func (t *Terms) of(u Use) float64 {
 	return 0
 }
 
-// ceiling is a share of a number of bytes, one byte at least.
+// ceiling is a share of a number of bytes, at least one byte.
 func ceiling(share float64, of int64) int64 { return max(int64(share*float64(of)), 1) }
 
-// share is what one tenant has of an account. It is guarded by Ledger.mu, and
-// there as long as the tenant has something.
+// share is what one tenant has reserved of an account. Ledger.mu guards it. It exists while the tenant has something
+// reserved.
 type share struct {
 	terms Terms
 	used  int64
 }
 
-// SetTerms has tenants get what terms says, also those that have something now;
-// nil takes all ceilings away. Who is above a new ceiling keeps what he has.
+// SetTerms sets the quotas of tenants, including those that have memory reserved; nil removes all ceilings. A tenant
+// above its new ceiling keeps what it has.
 func (l *Ledger) SetTerms(terms func(tenant string) Terms) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -376,13 +368,13 @@ func (l *Ledger) SetTerms(terms func(tenant string) Terms) {
 }
 
 func (l *Ledger) termsOfLocked(tenant string) Terms {
-	if l.terms == nil || tenant == "" { // what is on no tenant's account
+	if l.terms == nil || tenant == "" { // on no tenant's account
 		return Terms{}
 	}
 	return l.terms(tenant)
 }
 
-// shareLocked returns what a tenant has of an account, to be looked at.
+// shareLocked returns a copy of what a tenant has of an account.
 func (l *Ledger) shareLocked(u Use, tenant string) share {
 	if s := l.accounts[u].shares[tenant]; s != nil {
 		return *s
@@ -390,8 +382,7 @@ func (l *Ledger) shareLocked(u Use, tenant string) share {
 	return share{terms: l.termsOfLocked(tenant)}
 }
 
-// countLocked adds n bytes, which may be negative, to what an account and a tenant
-// have of it.
+// countLocked adds n bytes, which may be negative, to an account and to the tenant's part of it.
 func (l *Ledger) countLocked(u Use, tenant string, n int64) {
 	a := &l.accounts[u]
 	a.used += n
@@ -415,8 +406,7 @@ func (l *Ledger) countLocked(u Use, tenant string, n int64) {
 	}
 }
 
-// leftLocked is how many bytes more a tenant may take of an account as far as its
-// own share goes.
+// leftLocked is how many more bytes of an account a tenant's own share allows.
 func (l *Ledger) leftLocked(u Use, tenant string) int64 {
 	if tenant == "" {
 		return math.MaxInt64
@@ -426,14 +416,14 @@ func (l *Ledger) leftLocked(u Use, tenant string) int64 {
 		return ceiling(part, a.limit) - s.used
 	}
 	if u == Evaluation && s.terms.Several {
-		// What is held as long as a job runs is never all held by those who came
-		// first: with as much as is free as a ceiling, n tenants leave an n+1st part.
+		// Indexes are held as long as a job runs, so the first tenants must not take all. With the free memory as the
+		// ceiling, n tenants leave one (n+1)th free.
 		return (a.limit - a.used - s.used) / 2
 	}
 	return math.MaxInt64
 }
 
-// mostLocked is what a tenant may have of an account at most, if nobody else had any.
+// mostLocked is the most that a tenant could have of an account, if no other tenant had any.
 func (l *Ledger) mostLocked(u Use, tenant string) int64 {
 	a, s := &l.accounts[u], l.shareLocked(u, tenant)
 	if part := s.terms.of(u); part > 0 {
@@ -445,7 +435,7 @@ func (l *Ledger) mostLocked(u Use, tenant string) int64 {
 	return a.limit
 }
 
-// LimitNames are what errors call the ceilings of a tenant.
+// The names of a tenant's ceilings, as errors report them.
 const (
 	LimitStreams    = "tenant.streams"
 	LimitWindows    = "tenant.windows"
@@ -459,29 +449,28 @@ func limitName(u Use) string {
 	return LimitEvaluation
 }
 
-// tooMuch says that a tenant never gets n bytes of an account.
+// tooMuch is the error of a tenant that can never get n bytes of an account.
 func tooMuch(u Use, tenant string, n, most int64) error {
 	return &schema.LimitError{Limit: limitName(u),
 		Message: fmt.Sprintf("%d bytes would be needed at once for %s, and tenant %s may have %d",
 			n, u, schema.Quote(cmp.Or(tenant, "(none)")), most)}
 }
 
-// Left is how many bytes of a use a tenant may take now: as far as its own share
-// goes, and as far as there are any.
+// Left is how many bytes of a use a tenant may take now: own by its share, and all by what is free.
 func (l *Ledger) Left(u Use, tenant string) (own, all int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.leftLocked(u, tenant), l.accounts[u].limit - l.accounts[u].used
 }
 
-// MostFor is how many bytes of a use a tenant may have.
+// MostFor is the most bytes of a use that a tenant may have.
 func (l *Ledger) MostFor(u Use, tenant string) int64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.mostLocked(u, tenant)
 }
 
-// UsedBy is how many bytes of a use a tenant has.
+// UsedBy is how many bytes of a use a tenant has reserved.
 func (l *Ledger) UsedBy(u Use, tenant string) int64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -6,21 +6,19 @@ import (
 	"time"
 )
 
-// Paces bounds how many bytes a second tenants are served: a token bucket for each
-// that has such a ceiling, which holds what a second brings. It is safe for
-// concurrent use, and has no goroutine.
+// Paces bounds how many bytes per second tenants are served, with one token bucket per tenant that has such a
+// ceiling. A bucket holds one second's worth. It is safe for concurrent use, and has no goroutine.
 //
-// What is served is known when it is sent, and may be more than the bucket holds:
-// a batch is sent whole and leaves the bucket in debt, which the next one waits out.
-// golang.org/x/time/rate refuses what is larger than its bucket, and those that
-// wait there do not see a new rate, so it does not do here.
+// The size of a batch is only known when it is sent, and may exceed the bucket: a batch is sent whole and leaves the
+// bucket in debt, and the next batch waits until the debt is paid. golang.org/x/time/rate cannot be used, because it
+// refuses what is larger than its bucket, and waiting callers do not see a new rate.
 type Paces struct {
 	now func() time.Time
 
 	mu      sync.Mutex
 	terms   func(tenant string) Terms // nil: no ceilings
 	buckets map[string]*bucket
-	changed chan struct{} // closed and replaced when terms are
+	changed chan struct{} // closed and replaced when terms change
 }
 
 // bucket is guarded by Paces.mu.
@@ -29,8 +27,7 @@ type bucket struct {
 	at     time.Time
 }
 
-// mostBuckets is how many buckets there are before those that are full, and so tell
-// nothing, are forgotten.
+// mostBuckets is how many buckets there may be before the full ones, which carry no information, are dropped.
 const mostBuckets = 64
 
 // NewPaces returns Paces without ceilings.
@@ -38,7 +35,7 @@ func NewPaces() *Paces {
 	return &Paces{now: time.Now, buckets: map[string]*bucket{}, changed: make(chan struct{})}
 }
 
-// SetTerms has tenants be served as fast as terms says, those that wait included.
+// SetTerms sets the ceilings of tenants, including those that wait.
 func (p *Paces) SetTerms(terms func(tenant string) Terms) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -47,8 +44,7 @@ func (p *Paces) SetTerms(terms func(tenant string) Terms) {
 	p.changed = make(chan struct{})
 }
 
-// Wait returns when a tenant may be served, and how long that took; with ctx's
-// cause if that ends first.
+// Wait waits until a tenant may be served, and returns how long that took, or ctx's cause if ctx ends first.
 func (p *Paces) Wait(ctx context.Context, tenant string) (waited time.Duration, err error) {
 	for {
 		wait, changed := p.debt(tenant)
@@ -78,7 +74,7 @@ func (p *Paces) Unlimited(tenant string) bool {
 	return b == nil
 }
 
-// Served takes n bytes out of a tenant's bucket.
+// Served takes n bytes from a tenant's bucket.
 func (p *Paces) Served(tenant string, n int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -87,7 +83,7 @@ func (p *Paces) Served(tenant string, n int64) {
 	}
 }
 
-// debt is how long it takes until the bucket is in debt no more.
+// debt is how long it takes until the bucket's debt is paid.
 func (p *Paces) debt(tenant string) (time.Duration, <-chan struct{}) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -95,12 +91,11 @@ func (p *Paces) debt(tenant string) (time.Duration, <-chan struct{}) {
 	if b == nil || b.tokens >= 0 {
 		return 0, nil
 	}
-	seconds := min(-b.tokens/rate, 1e9) // what is longer does not fit a Duration
+	seconds := min(-b.tokens/rate, 1e9) // so that it fits a Duration
 	return max(time.Duration(seconds*1e9), time.Millisecond), p.changed
 }
 
-// bucketLocked returns a tenant's bucket as it is now, nil if it needs none, and
-// how fast it fills.
+// bucketLocked returns a tenant's bucket, refilled, and its rate; nil if the tenant has no ceiling.
 func (p *Paces) bucketLocked(tenant string) (*bucket, float64) {
 	if p.terms == nil {
 		return nil, 0
@@ -118,13 +113,13 @@ func (p *Paces) bucketLocked(tenant string) (*bucket, float64) {
 		b = &bucket{tokens: rate, at: now}
 		p.buckets[tenant] = b
 	}
-	// The clock is the monotonic one, which no step of the wall's moves.
+	// now has the monotonic clock, so steps of the wall clock do not matter.
 	b.tokens = min(b.tokens+max(now.Sub(b.at).Seconds(), 0)*rate, rate)
 	b.at = now
 	return b, rate
 }
 
-// forgetLocked forgets the buckets that would be full by now.
+// forgetLocked drops the buckets that would be full by now.
 func (p *Paces) forgetLocked(now time.Time) {
 	for tenant, b := range p.buckets {
 		rate := float64(p.terms(tenant).BytesPerSecond)

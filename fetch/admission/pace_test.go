@@ -11,8 +11,8 @@ import (
 	"bowstring/fetch/admission"
 )
 
-// The mean rate is the ceiling, whatever the sizes: a batch of many seconds' worth is
-// sent whole, and paid for afterwards.
+// The mean rate is the ceiling, whatever the sizes: a batch of many seconds' worth is sent whole, and paid for
+// afterwards.
 func TestPaces(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := admission.NewPaces()
@@ -23,7 +23,7 @@ func TestPaces(t *testing.T) {
 		terms := map[string]admission.Terms{"a": {BytesPerSecond: 1000}, "slow": {BytesPerSecond: 1}}
 		p.SetTerms(termsOf(terms))
 		for _, n := range []int64{1, 100, 50_000} {
-			p.Served("a", 1000) // what may come at once
+			p.Served("a", 1000) // the allowed burst
 			_, _ = p.Wait(t.Context(), "a")
 			start := time.Now()
 			for range 10 {

@@ -7,68 +7,65 @@ import (
 	"sync/atomic"
 )
 
-// Queue says whose turn it is: tenant, then job, then stream.
+// Queue orders items by tenant, then job, then stream.
 //
-// Items are of classes, one for each way on which they can go. Each class has
-// room of its own: where it has none, streams whose next item is of that class
-// wait, and the others go on. Each is shared out by itself: start-time fair queueing by
-// cost between tenants, with weights, and between the jobs of one (Goyal, Vin,
-// Cheng: "Start-time Fair Queueing", SIGCOMM 1996). So neither a tenant with many
-// jobs nor a job with many streams gets more for it. The streams of a job take turns.
+// An item has a class, one for each path that items can take. If a class has no room, streams whose next item is of
+// that class wait, and the others go on. Each class is scheduled on its own: start-time fair queueing by cost between
+// tenants, with weights, and between the jobs of a tenant (Goyal, Vin, Cheng: "Start-time Fair Queueing", SIGCOMM
+// 1996). So neither a tenant with many jobs nor a job with many streams gets more. The streams of a job are served
+// round robin.
 //
-// It is safe for concurrent use. Its mutex is held for as long as it takes to
-// look at one item.
+// It is safe for concurrent use. Its mutex is held for the examination of one item at a time.
 type Queue[T any] struct {
 	look func(*T) int
 	take func(item *T, class int) Taken
 
-	again atomic.Bool // what is set aside is to be looked at
+	again atomic.Bool // tenants that were set aside are to be tried again
 
 	mu      sync.Mutex
 	tenants map[string]*tenant[T]
 	aside   []*place[T]
 	classes []class[T]
-	served  uint64 // items taken so far, to have those with equal tags take turns
+	served  uint64 // items taken so far; breaks ties between equal tags
 	waiting int    // items
 }
 
-// Taken says what came of an item whose turn it was.
+// Taken is the result of offering an item.
 type Taken struct {
-	// OK says that the item was taken. Otherwise its class has no room for it, or
-	// it is of another one.
+	// OK says that the item was taken. Otherwise its class has no room for it, or the item is of another class.
 	OK bool
-	// Class is the item's where it was not taken.
+	// Class is the item's class if it was not taken.
 	Class int
-	// Cost is what the item takes of what its class shares out, in bytes.
+	// Cost is what the item uses of its class, in bytes.
 	Cost int64
-	// Aside says that it is the tenant that may have no more of the class: it has no
-	// turn there until [Queue.Again], and others go on.
+	// Aside says that the tenant may not have more of the class. The tenant gets no turn there until [Queue.Again],
+	// and others go on.
 	Aside bool
 }
 
-// class is the tenants that have a stream whose next item is of it.
+// class holds the tenants that have a stream whose next item is of this class.
 type class[T any] struct {
 	tenants ranked[*place[T]]
 	virtual int64 // the start tag of the item taken last
-	full    bool  // in this Take
+	full    bool  // no room, in this Take
 }
 
-// place is where a tenant stands in a class. Fields are guarded by Queue.mu.
+// place is a tenant's position in a class. Queue.mu guards its fields.
 type place[T any] struct {
 	rank
-	jobs    ranked[*jobPlace[T]] // that have a stream whose next item is of this class
-	virtual int64                // the start tag of the job's item taken last
+	jobs    ranked[*jobPlace[T]] // jobs that have a stream whose next item is of this class
+	virtual int64                // the start tag of the item of the job taken last
 	class   int
-	aside   bool // it has no turn, whatever waits
+	aside   bool // the tenant gets no turn
 }
 
-// jobPlace is where a job stands in a class.
+// jobPlace is a job's position in a class.
 type jobPlace[T any] struct {
 	rank
-	turns []*Stream[T] // whose next item is of this class; the first one is next
+	turns []*Stream[T] // streams whose next item is of this class, next one first
 }
 
-// tenant is the jobs on one account.
+// tenant holds the jobs on one account.
 type tenant[T any] struct {
 	name    string
 	weight  int64
@@ -76,7 +73,7 @@ type tenant[T any] struct {
 	classes []place[T]
 }
 
-// job is the streams that share what one job gets.
+// job holds streams that share a job's part.
 type job[T any] struct {
 	name    string
 	tenant  *tenant[T]
@@ -84,24 +81,23 @@ type job[T any] struct {
 	classes []jobPlace[T]
 }
 
-// Stream is a stream's place in a queue. Its fields are guarded by Queue.mu.
+// Stream is a stream's position in a queue. Queue.mu guards its fields.
 type Stream[T any] struct {
 	queue  *Queue[T]
 	job    *job[T]
 	items  []T
-	class  int // of the first one; -1: there is none
+	class  int // of the first item; -1 without items
 	closed bool
 }
 
-// NewQueue returns a queue of items of so many classes. look says which class an
-// item is of, and take takes one or says why not; both are called with the queue
-// locked, and must not call it.
+// NewQueue returns a queue with a number of classes. look returns the class of an item. take takes an item, or says
+// why not. Both are called with the queue locked, and must not call it.
 func NewQueue[T any](classes int, look func(*T) int, take func(item *T, class int) Taken) *Queue[T] {
 	return &Queue[T]{look: look, take: take, tenants: map[string]*tenant[T]{}, classes: make([]class[T], classes)}
 }
 
-// Open gives a stream of a tenant's job a place. The tenant's weight is how many
-// times what others get it is to have; what is less than 1 counts as 1.
+// Open adds a stream of a tenant's job. weight is how many times the share of a tenant with weight 1 this tenant
+// gets; less than 1 counts as 1. The caller closes the stream.
 func (q *Queue[T]) Open(tenantName string, weight int64, jobName string) *Stream[T] {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -123,7 +119,7 @@ func (q *Queue[T]) Open(tenantName string, weight int64, jobName string) *Stream
 	return &Stream[T]{queue: q, job: j, class: -1}
 }
 
-// SetWeights gives the tenants that are there other weights.
+// SetWeights changes the weights of the current tenants.
 func (q *Queue[T]) SetWeights(weight func(tenant string) int64) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -132,12 +128,11 @@ func (q *Queue[T]) SetWeights(weight func(tenant string) int64) {
 	}
 }
 
-// Again has tenants that were set aside have turns again, from the next Take on.
-// It takes no lock: it may be called where an item is taken.
+// Again gives tenants that were set aside turns again, from the next Take on. It takes no lock, so take may call it.
 func (q *Queue[T]) Again() { q.again.Store(true) }
 
-// Charge counts a cost that was not known when an item was taken: the stream's tenant and job have their next turn in the
-// class as much later.
+// Charge adds a cost that was not known when an item was taken. The stream's tenant and job get their next turn in
+// the class later by that cost.
 func (s *Stream[T]) Charge(class int, cost int64) {
 	q, t := s.queue, s.job.tenant
 	q.mu.Lock()
@@ -153,8 +148,8 @@ func (s *Stream[T]) Charge(class int, cost int64) {
 	}
 }
 
-// Put appends items to what the stream waits for. They are copied. It reports whether they wait, which they do not
-// after Close, and whether the stream's first item may be taken, as far as the last Take has found.
+// Put appends copies of items to what the stream waits for. there is false after Close. runnable reports whether the
+// stream's first item may be taken, as far as the last Take has found.
 func (s *Stream[T]) Put(items ...T) (there, runnable bool) {
 	q := s.queue
 	q.mu.Lock()
@@ -171,7 +166,7 @@ func (s *Stream[T]) Put(items ...T) (there, runnable bool) {
 	return true, !q.classes[s.class].full
 }
 
-// Drop takes the items out that match, and returns how many.
+// Drop removes the items that match, and returns how many.
 func (s *Stream[T]) Drop(match func(*T) bool) int {
 	q := s.queue
 	q.mu.Lock()
@@ -192,14 +187,14 @@ func (s *Stream[T]) dropLocked(match func(*T) bool) int {
 	return dropped
 }
 
-// Idle reports whether the stream waits for nothing.
+// Idle reports whether the stream has no items.
 func (s *Stream[T]) Idle() bool {
 	s.queue.mu.Lock()
 	defer s.queue.mu.Unlock()
 	return len(s.items) == 0
 }
 
-// Close gives the place up, and returns what waits. Further calls do nothing.
+// Close removes the stream, and returns its items. Further calls do nothing.
 func (s *Stream[T]) Close() (dropped []T) {
 	q := s.queue
 	q.mu.Lock()
@@ -227,8 +222,8 @@ func (q *Queue[T]) Waiting() int {
 	return q.waiting
 }
 
-// Take takes the item whose turn it is. left is how many more its stream waits
-// for. ok is false if nothing waits that there is room for.
+// Take takes the next item. left is how many items its stream has left. ok is false if there is no item that has
+// room.
 func (q *Queue[T]) Take() (item T, left int, ok bool) {
 	q.Each(func(i *T, n int) bool {
 		item, left, ok = *i, n, true
@@ -237,8 +232,8 @@ func (q *Queue[T]) Take() (item T, left int, ok bool) {
 	return item, left, ok
 }
 
-// Each takes items, each when it is its turn, as long as more says that it takes another one; left is how many more
-// the item's stream waits for. It reports whether it was ended by that: otherwise nothing waits that there is room for.
+// Each takes items in turn while more returns true; left is how many items the item's stream has left. It returns
+// true if more ended it, false if there is no item that has room.
 func (q *Queue[T]) Each(more func(item *T, left int) bool) (ended bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -262,7 +257,7 @@ func (q *Queue[T]) Each(more func(item *T, left int) bool) (ended bool) {
 		t := q.take(&s.items[0], s.class)
 		switch {
 		case t.OK:
-			item := &s.items[0] // the stream has the rest from here on
+			item := &s.items[0] // the rest of the slice is still the stream's
 			q.takenLocked(s, t.Cost)
 			goOn := more(item, len(s.items))
 			var none T
@@ -284,7 +279,7 @@ func (q *Queue[T]) Each(more func(item *T, left int) bool) (ended bool) {
 	}
 }
 
-// firstLocked returns the stream whose turn it is in the first class that has room.
+// firstLocked returns the next stream of the first class that has room.
 func (q *Queue[T]) firstLocked() *Stream[T] {
 	for c := range q.classes {
 		if l := &q.classes[c]; !l.full && len(l.tenants) > 0 {
@@ -294,7 +289,7 @@ func (q *Queue[T]) firstLocked() *Stream[T] {
 	return nil
 }
 
-// takenLocked takes a stream's first item out, which costs so much.
+// takenLocked removes a stream's first item, and charges its cost.
 func (q *Queue[T]) takenLocked(s *Stream[T], cost int64) {
 	c, p, at := &q.classes[s.class], &s.job.tenant.classes[s.class], &s.job.classes[s.class]
 	q.leaveLocked(s)
@@ -306,7 +301,7 @@ func (q *Queue[T]) takenLocked(s *Stream[T], cost int64) {
 	c.virtual, p.virtual = p.tag, at.tag
 	p.advance(cost/s.job.tenant.weight, q.served)
 	at.advance(cost, q.served)
-	if len(p.jobs) > 0 { // it has a turn, or it would not have been taken from
+	if len(p.jobs) > 0 { // it has a turn, because an item of it was taken
 		heap.Fix(&c.tenants, p.at)
 	}
 	if len(at.turns) > 0 {
@@ -315,15 +310,15 @@ func (q *Queue[T]) takenLocked(s *Stream[T], cost int64) {
 	q.enterLocked(s)
 }
 
-// enterLocked has a stream wait for its turn with its next item, if it has one.
+// enterLocked queues a stream by its next item, if it has one.
 func (q *Queue[T]) enterLocked(s *Stream[T]) {
 	if len(s.items) > 0 {
 		q.enterAsLocked(s, q.look(&s.items[0]))
 	}
 }
 
-// enterAsLocked does so for an item of a class. Who comes back to a class has no
-// claim to what it did not want meanwhile.
+// enterAsLocked does so for an item of a known class. A stream that returns to a class has no claim for the time it
+// was away.
 func (q *Queue[T]) enterAsLocked(s *Stream[T], to int) {
 	p, at := &s.job.tenant.classes[to], &s.job.classes[to]
 	s.class = to
@@ -345,7 +340,7 @@ func (q *Queue[T]) arriveLocked(p *place[T]) {
 	heap.Push(&c.tenants, p)
 }
 
-// leaveLocked has a stream wait no longer.
+// leaveLocked removes a stream from its class.
 func (q *Queue[T]) leaveLocked(s *Stream[T]) {
 	if s.class < 0 {
 		return
@@ -363,20 +358,19 @@ func (q *Queue[T]) leaveLocked(s *Stream[T]) {
 	}
 }
 
-// rank is where something stands among others: the least tag is first, and of
-// equal ones the one that was served longest ago.
+// rank orders entries of a heap: the least tag first, and of equal tags the one that was served longest ago.
 type rank struct {
-	tag  int64 // start tag of its next item: what it was given, in virtual time
+	tag  int64 // start tag of its next item: the cost it has been served, in virtual time
 	last uint64
 	at   int // its index in the heap
 }
 
 func (r *rank) ranking() *rank { return r }
 
-// advance takes note of an item of that cost, which is the n-th of all.
+// advance charges the cost of an item, which is the n-th of all.
 func (r *rank) advance(cost int64, n uint64) { r.tag, r.last = r.tag+max(cost, 1), n }
 
-// ranked is a heap of what has a rank, for container/heap.
+// ranked is a heap of ranked entries, for container/heap.
 type ranked[E interface{ ranking() *rank }] []E
 
 // Len implements heap.Interface.

@@ -8,7 +8,7 @@ import (
 	"bowstring/fetch/admission"
 )
 
-// item is what tests queue.
+// item is an item of these tests.
 type item struct {
 	owner string
 	class int
@@ -17,7 +17,7 @@ type item struct {
 
 func look(i *item) int { return i.class }
 
-// Who has more jobs, or more streams, gets no more for it; weights count.
+// A tenant with more jobs or streams does not get more; weights count.
 func TestQueueShares(t *testing.T) {
 	q := admission.NewQueue(1, look, func(i *item, _ int) admission.Taken {
 		return admission.Taken{OK: true, Cost: i.cost}
@@ -57,8 +57,7 @@ func TestQueueShares(t *testing.T) {
 	}
 }
 
-// Where a class has no room, what is of another class goes on; and no order of
-// what happens loses an item, or gives one out twice.
+// If a class has no room, items of other classes go on. No order of events loses an item, or takes it twice.
 func TestQueueAtRandom(t *testing.T) {
 	for range 200 {
 		seed := rand.Uint64()
@@ -66,7 +65,7 @@ func TestQueueAtRandom(t *testing.T) {
 		room := []int{0, 0, 0}
 		flip := map[string]int{}
 		q := admission.NewQueue(len(room), look, func(i *item, class int) admission.Taken {
-			if c, ok := flip[i.owner]; ok && c != class { // it went elsewhere meanwhile
+			if c, ok := flip[i.owner]; ok && c != class { // it has changed its class
 				i.class = c
 				return admission.Taken{Class: c}
 			}

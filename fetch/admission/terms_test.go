@@ -14,7 +14,7 @@ import (
 	"bowstring/schema"
 )
 
-// termsOf returns what a table says.
+// termsOf returns the quotas of a table.
 func termsOf(table map[string]admission.Terms) func(string) admission.Terms {
 	return func(tenant string) admission.Terms { return table[tenant] }
 }
@@ -25,7 +25,8 @@ func newLedger(windows, evaluation int64) *admission.Ledger {
 	return admission.NewLedger(limits)
 }
 
-// A tenant at its ceiling waits, and others go on; what never fits is refused by name.
+// A tenant at its ceiling waits, and others go on. A reservation that never fits fails with an error that names the
+// limit.
 func TestLedgerOfTenants(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLedger(100, 100)
@@ -62,7 +63,7 @@ func TestLedgerOfTenants(t *testing.T) {
 		if own, all := l.Left(admission.Windows, "small"); own != 0 || all != 70 {
 			t.Errorf("left: %d, %d", own, all)
 		}
-		// A new ceiling lets those go on who wait for it.
+		// A new ceiling unblocks reservations that wait for it.
 		go func() {
 			h, _ := l.ReserveFor(t.Context(), admission.Windows, "small", 25)
 			got <- h
@@ -78,7 +79,7 @@ func TestLedgerOfTenants(t *testing.T) {
 	})
 }
 
-// Where several tenants are there, none holds all of what is held for long.
+// With several tenants, none can hold all of the memory that is held for long.
 func TestLedgerLeavesSome(t *testing.T) {
 	l := newLedger(1, 1<<20)
 	l.SetTerms(func(string) admission.Terms { return admission.Terms{Several: true} })
@@ -90,14 +91,14 @@ func TestLedgerLeavesSome(t *testing.T) {
 			}
 			got += 256
 		}
-		// Each takes half of what those before have left.
+		// Each takes half of what the tenants before have left.
 		if want := int64(1<<20) >> (n + 1); got < want*9/10 || got > want*11/10 {
 			t.Errorf("tenant %d, coming after as many, got %d, want about %d", n, got, want)
 		}
 	}
 }
 
-// Ceilings hold at any time, whatever order things happen in, and nothing is lost.
+// Ceilings hold at any time, in any order of events, and no memory leaks.
 func TestLedgerOfTenantsAtRandom(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -137,7 +138,7 @@ func TestLedgerOfTenantsAtRandom(t *testing.T) {
 	}
 }
 
-// Turns go by weight, and a tenant runs no more pieces than its share, though there be room.
+// Turns go by weight, and a tenant never runs more pieces than its share, even if slots are free.
 func TestWorkOfTenants(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := admission.NewWork(4)
@@ -202,7 +203,7 @@ func TestWorkOfTenants(t *testing.T) {
 	})
 }
 
-// A tenant that may have no more of a class has no turn there, and others go on.
+// A tenant that may not have more of a class gets no turn there, and others go on.
 func TestQueueSetsAside(t *testing.T) {
 	var inFlight int
 	q := admission.NewQueue(1, look, func(i *item, _ int) admission.Taken {
@@ -260,7 +261,7 @@ func TestQueueSetsAside(t *testing.T) {
 	}
 }
 
-// What is reserved beside a hold is on that one's account, though tenants have no terms any more.
+// A hold made by Beside is on the account of the first hold, even if tenants have no quotas any more.
 func TestBesideAHold(t *testing.T) {
 	l := newLedger(100, 100)
 	l.SetTerms(termsOf(map[string]admission.Terms{"small": {Windows: 0.3}}))

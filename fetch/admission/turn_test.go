@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// Long work that pauses lets others in, and work that waits for something keeps no place.
+// Long work that pauses lets other work run, and work that waits for something occupies no slot.
 func TestTurnPauses(t *testing.T) {
 	w := NewWork(1)
 	var order []string
@@ -46,7 +46,7 @@ func TestTurnPauses(t *testing.T) {
 	err = w.DoInPieces(ctx, "long", func(turn *Turn) error {
 		return turn.Without(func() error {
 			cancel(gone)
-			return turn.Pause() // has no place to give up
+			return turn.Pause() // on a Turn without a slot
 		})
 	})
 	if err != nil && !errors.Is(err, gone) {

@@ -8,22 +8,20 @@ import (
 	"sync"
 )
 
-// Work bounds what keeps processors busy for long, so that the streams of others
-// go on: so many pieces run at once, and tenants take turns, by their weights and
-// within their shares. It is safe for concurrent use.
+// Work bounds CPU-bound work, so that other streams keep running. A fixed number of pieces runs at once, and tenants
+// take turns by weight and within their shares. It is safe for concurrent use.
 type Work struct {
 	slots int
 
 	mu      sync.Mutex
-	terms   func(tenant string) Terms // nil: all are alike
+	terms   func(tenant string) Terms // nil: all tenants are alike
 	running int
-	tenants []*tenantWork // that run or wait
+	tenants []*tenantWork // that have pieces running or waiting
 	virtual float64       // the start tag of the piece that began last
-	begun   uint64        // pieces, to have those with equal tags take turns
+	begun   uint64        // pieces begun; breaks ties between equal tags
 }
 
-// tenantWork is the pieces of one tenant, those that wait in the order they came.
-// It is guarded by Work.mu.
+// tenantWork holds the pieces of one tenant, waiting ones in order of arrival. Work.mu guards it.
 type tenantWork struct {
 	tenant  string
 	terms   Terms
@@ -33,8 +31,7 @@ type tenantWork struct {
 	pieces  []chan struct{} // each closed when it may run
 }
 
-// NewWork returns a bound of that many pieces at once; 0 stands for half of the
-// processors, one at least.
+// NewWork returns a Work that runs up to slots pieces at once; 0 is half of GOMAXPROCS, at least one.
 func NewWork(slots int) *Work {
 	if slots <= 0 {
 		slots = max(1, runtime.GOMAXPROCS(0)/2)
@@ -42,8 +39,7 @@ func NewWork(slots int) *Work {
 	return &Work{slots: slots}
 }
 
-// SetTerms has tenants get what terms says, those that wait included; nil has all
-// get the same.
+// SetTerms sets the quotas of tenants, including those that wait; nil treats all alike.
 func (w *Work) SetTerms(terms func(tenant string) Terms) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -61,9 +57,8 @@ func (w *Work) termsOfLocked(tenant string) Terms {
 	return w.terms(tenant)
 }
 
-// Do runs f as soon as it is the tenant's turn, in the caller's goroutine, and
-// returns its error. It fails with ctx's cause where that ends first. Long work
-// is done in several pieces, so that others come in between.
+// Do waits for the tenant's turn, then runs f on the caller's goroutine and returns its error. It fails with ctx's
+// cause if ctx ends first. Callers split long work into pieces, so that other tenants run in between.
 func (w *Work) Do(ctx context.Context, tenant string, f func() error) error {
 	if err := w.enter(ctx, tenant); err != nil {
 		return err
@@ -72,15 +67,15 @@ func (w *Work) Do(ctx context.Context, tenant string, f func() error) error {
 	return f()
 }
 
-// Turn is the place that a piece of work has. It is for the goroutine that works.
+// Turn is the slot that a piece of work occupies. Only the goroutine that works uses it.
 type Turn struct {
 	work   *Work
-	ctx    context.Context //nolint:containedctx // of the one call of DoInPieces that it is for
+	ctx    context.Context //nolint:containedctx // of the call of DoInPieces
 	tenant string
 	held   bool
 }
 
-// DoInPieces runs f as Do does. f pauses now and then, and gives the place up while it waits for something.
+// DoInPieces is Do for an f that pauses now and then, and releases its slot while it waits for something.
 func (w *Work) DoInPieces(ctx context.Context, tenant string, f func(*Turn) error) error {
 	if err := w.enter(ctx, tenant); err != nil {
 		return err
@@ -94,12 +89,12 @@ func (w *Work) DoInPieces(ctx context.Context, tenant string, f func(*Turn) erro
 	return f(t)
 }
 
-// Pause gives the place to others that wait, and returns when it is the tenant's turn again; with an error, after which
-// the work ends, where ctx has ended before that. Calls on a nil Turn do nothing.
+// Pause releases the slot to waiting pieces, and returns when it is the tenant's turn again. If ctx ends first it
+// returns an error, and the work must end. Calls on a nil Turn do nothing.
 func (t *Turn) Pause() error { return t.Without(func() error { return nil }) }
 
-// Without runs f, which waits for something, without the place, and returns its error when it is the tenant's turn again.
-// On a nil Turn it runs f.
+// Without runs f, which waits for something, without the slot. It returns when it is the tenant's turn again, with
+// f's error. On a nil Turn it only runs f.
 func (t *Turn) Without(f func() error) error {
 	if t == nil || !t.held {
 		return f()
@@ -107,7 +102,7 @@ func (t *Turn) Without(f func() error) error {
 	t.work.leave(t.tenant)
 	t.held = false
 	if err := f(); err != nil {
-		return err // the work ends with it
+		return err // the work ends with this error
 	}
 	if err := t.work.enter(t.ctx, t.tenant); err != nil {
 		return err
@@ -135,7 +130,7 @@ func (w *Work) enter(ctx context.Context, tenant string) error {
 	case <-ctx.Done():
 	}
 	if !w.withdraw(tenant, turn) {
-		w.leave(tenant) // it was its turn in that moment
+		w.leave(tenant) // its turn came at the same time
 	}
 	return fmt.Errorf("waiting for a processor: %w", context.Cause(ctx))
 }
@@ -149,11 +144,11 @@ func (w *Work) tenantLocked(tenant string) *tenantWork {
 	return nil
 }
 
-// withdraw has a piece wait no longer, false if its turn had come.
+// withdraw removes a waiting piece; false if its turn has come.
 func (w *Work) withdraw(tenant string, turn chan struct{}) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	t := w.tenantLocked(tenant) // it is there: the piece waits, or runs
+	t := w.tenantLocked(tenant) // not nil: the piece waits or runs
 	at := slices.Index(t.pieces, turn)
 	if at < 0 {
 		return false
@@ -163,7 +158,7 @@ func (w *Work) withdraw(tenant string, turn chan struct{}) bool {
 	return true
 }
 
-// leave hands the place to whose turn it is.
+// leave releases a slot to the next piece.
 func (w *Work) leave(tenant string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -174,14 +169,14 @@ func (w *Work) leave(tenant string) {
 	w.forgetLocked(t)
 }
 
-// forgetLocked forgets a tenant without pieces.
+// forgetLocked drops a tenant without pieces.
 func (w *Work) forgetLocked(t *tenantWork) {
 	if t.running == 0 && len(t.pieces) == 0 {
 		w.tenants = slices.DeleteFunc(w.tenants, func(o *tenantWork) bool { return o == t })
 	}
 }
 
-// goOnLocked begins the pieces whose turn it is.
+// goOnLocked starts the next pieces.
 func (w *Work) goOnLocked() {
 	for w.running < w.slots {
 		var next *tenantWork
