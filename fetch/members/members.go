@@ -64,7 +64,7 @@ type lease struct {
 	// Incarnation grows from one process of a node to the next. If two processes run, the lease of the lower
 	// incarnation is ignored. 0 is that of older programs.
 	Incarnation int64 `json:"incarnation,omitempty"`
-	// Draining says how far a node is that leaves; nil while it stays.
+	// Draining is the progress of a node that leaves; nil while it stays.
 	Draining *Draining `json:"draining,omitempty"`
 	// Wants is how many bytes its jobs read, by snapshot.
 	Wants map[string]int64 `json:"wants,omitempty"`
