@@ -8,16 +8,16 @@ import (
 	"bowstring/schema"
 )
 
-// Costs are what requests and bytes cost, in US dollars and seconds of a processor. What is zero has its default: list
-// prices of S3 within a region in November 2026, and what net/http takes.
+// Costs are what requests and bytes cost, in US dollars and CPU seconds. Zero fields have defaults: list prices of S3
+// within a region in November 2026, and what net/http takes.
 type Costs struct {
-	Request       float64       // of one, in dollars. Default 0.0000004
-	Byte          float64       // in dollars, as between regions. Default 0
-	RequestTime   time.Duration // of a processor, for a request. Default 60 µs
-	GigabyteTime  time.Duration // of a processor, for 10^9 bytes. Default 500 ms
-	ProcessorHour float64       // an hour of a processor, in dollars. Default 0.04
+	Request       float64       // dollars per request. Default 0.0000004
+	Byte          float64       // dollars per byte, as between regions. Default 0
+	RequestTime   time.Duration // CPU time per request. Default 60 µs
+	GigabyteTime  time.Duration // CPU time per 10^9 bytes. Default 500 ms
+	ProcessorHour float64       // dollars per CPU hour. Default 0.04
 
-	priced bool // Request and Byte are what they are, if they are zero, too
+	priced bool // Request and Byte are set, even if they are zero
 }
 
 func (c *Costs) ensureDefaults() {
@@ -35,7 +35,7 @@ func (c *Costs) ensureDefaults() {
 	}
 }
 
-// Validate returns an error that names what is negative.
+// Validate returns an error if a cost is negative.
 func (c *Costs) Validate() error {
 	if c.Request < 0 || c.Byte < 0 || c.RequestTime < 0 || c.GigabyteTime < 0 || c.ProcessorHour < 0 {
 		return fmt.Errorf("%w: costs of spans are negative: %+v", schema.ErrInvalid, *c)
@@ -44,16 +44,16 @@ func (c *Costs) Validate() error {
 }
 
 const (
-	// nearGap is how many bytes between two blobs that are wanted now are read along at most.
+	// nearGap is the largest gap, in bytes, between two blobs wanted now that is read along.
 	nearGap = 1 << 20
-	// inFlight is how many requests are under way at once on a link that consumers wait for.
+	// inFlight is how many requests are assumed in flight on a link that consumers wait for.
 	inFlight = 256
 )
 
-// maxCosts bounds the buckets whose costs are kept.
+// maxCosts bounds the number of buckets whose costs are cached.
 const maxCosts = 1024
 
-// costsLocked are what requests to a bucket and its bytes cost.
+// costsLocked returns the costs of requests to a bucket.
 func (t *Tier) costsLocked(b object.Bucket) *Costs {
 	if t.opts.Price == nil {
 		return &t.opts.Costs
@@ -79,19 +79,19 @@ func (c Costs) At(request, each float64) Costs {
 	return c
 }
 
-// nearLocked is how many bytes between two blobs that are wanted now are read along.
+// nearLocked is the largest gap between two blobs wanted now that is read along.
 func (t *Tier) nearLocked(b object.Bucket) int64 { return min(nearGap, t.costsLocked(b).Gap()) }
 
-// Gap is how many bytes between two blobs that are wanted are read along at most to spare a request, while no consumer
+// Gap is the largest gap, in bytes, between two wanted blobs that is read along to save a request, while no consumer
 // waits for the store.
 func (c *Costs) Gap() int64 {
 	c.ensureDefaults()
 	return c.gap(&link{}, false)
 }
 
-// gap is how many unwanted bytes are read at most to spare a request: as many as cost as much. Where consumers
-// wait for the link, it is time that counts: as many bytes as the link carries while a request is answered, shared by
-// all that are under way at once.
+// gap is how many unwanted bytes are read at most to save a request: as many as cost as much as the request. If
+// consumers wait for the link, time counts as well: as many bytes as the link carries in the latency of a request,
+// divided among all requests in flight.
 func (c *Costs) gap(l *link, waits bool) int64 {
 	second := c.ProcessorHour / 3600
 	request := c.Request + c.RequestTime.Seconds()*second
@@ -107,21 +107,22 @@ func (c *Costs) gap(l *link, waits bool) int64 {
 	return gap
 }
 
-// link is what was measured of the way to buckets. It is guarded by Tier.mu.
+// link is what was measured of the network to buckets. Tier.mu guards it.
 type link struct {
-	latency time.Duration // the least that a span took
-	perByte float64       // seconds that a byte of a span took, as a moving average
-	rate    float64       // bytes a second that all spans brought, as a moving average; 0: not known
-	round   time.Time     // since when it is measured
-	came    int64         // bytes that came since
+	latency time.Duration // minimum time of a span
+	perByte float64       // seconds per byte of a span, a moving average
+	rate    float64       // bytes per second of all spans, a moving average; 0: unknown
+	round   time.Time     // start of the current measurement
+	came    int64         // bytes received since round
 }
 
 const (
-	// linkShare is the part that a span has in the average, and roundShare that of a round.
+	// linkShare is the weight of a span in the moving average, and roundShare that of a round.
 	linkShare, roundShare = 0.125, 0.25
-	// linkSlack is how many bytes a request counts for beside its own.
+	// linkSlack is added to the size of each request, for its fixed cost.
 	linkSlack = 256 << 10
-	// linkRound is how long a rate is measured at least, and linkPause after what time without a span it is begun anew.
+	// linkRound is the shortest time over which a rate is measured. After linkPause without a span the measurement
+	// starts anew.
 	linkRound, linkPause = 200 * time.Millisecond, 2 * time.Second
 )
 
@@ -148,7 +149,7 @@ func (l *link) add(now time.Time, bytes int64, took time.Duration) {
 	}
 }
 
-// takes is how long a span of n bytes usually takes.
+// takes is how long a span of that many bytes usually takes.
 func (l *link) takes(bytes int64) time.Duration {
 	return time.Duration(l.perByte * float64(bytes+linkSlack) * float64(time.Second))
 }

@@ -18,21 +18,21 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// bucket keeps objects in memory, counts ranges, and can be held up.
+// bucket keeps objects in memory, records ranges, and can block.
 type bucket struct {
-	object.Bucket // nil: nothing but what follows is asked
+	object.Bucket // nil: only the methods below are called
 
 	mu      sync.Mutex
 	objects map[string][]byte
 	shut    chan struct{} // nil: ranges are answered
 	fail    func(key string, begin, n int64) error
-	half    func() error // called when half of a range has come, if not nil
+	half    func() error // called when half of a range has been read, if not nil
 	ranges  []stretch
-	stats   int // how often it was asked how long an object is
+	stats   int // calls of Stat
 	reading atomic.Int64
 }
 
-// stretch is what a request asked for.
+// stretch is the range of a request.
 type stretch struct {
 	key        string
 	begin, end int64
@@ -96,7 +96,7 @@ func (b *bucket) Stat(_ context.Context, key string) (object.Info, error) {
 	return object.Info{Key: key, Size: int64(len(data))}, nil
 }
 
-// hang has ranges wait until release.
+// hang blocks ranges until release is called.
 func (b *bucket) hang() (release func()) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -110,7 +110,7 @@ func (b *bucket) hang() (release func()) {
 	})
 }
 
-// asked returns what was asked for since it was asked last.
+// asked returns the ranges requested since its last call.
 func (b *bucket) asked() []stretch {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -119,22 +119,22 @@ func (b *bucket) asked() []stretch {
 	return list
 }
 
-// lying is a store whose blobs lie in a bucket.
+// lying is a store whose blobs are in a bucket.
 type lying struct {
-	store.Store // nil: nothing but what follows is asked
+	store.Store // nil: only the methods below are called
 
 	bucket *bucket
 	mu     sync.Mutex
 	places map[schema.BlobRef]store.Location
 
-	unsized bool // it does not say how long objects are
+	unsized bool // it does not report the length of objects
 }
 
 func newLying() *lying {
 	return &lying{bucket: newBucket(), places: map[schema.BlobRef]store.Location{}}
 }
 
-// put appends a blob to an object, and before it gap bytes of something else.
+// put appends a blob to an object, after gap bytes of other data.
 func (s *lying) put(key string, gap int, data []byte) schema.BlobRef {
 	ref := schema.RefOf(data)
 	s.bucket.mu.Lock()
@@ -180,10 +180,10 @@ func (*lying) Traits() store.Traits { return store.Traits{} }
 // Where implements store.Store.
 func (*lying) Where() string { return "a bucket" }
 
-// allIn has all blobs lie in one set.
+// allIn puts all blobs into one set.
 func allIn(schema.BlobRef) (schema.ObjectPrefix, bool) { return schema.ObjectPrefix{}, true }
 
-// taken takes answers, and says when all are there.
+// taken records answers.
 type taken struct {
 	mu   sync.Mutex
 	list map[int]read.Answer
@@ -208,7 +208,7 @@ func (a *taken) len() int {
 	return len(a.list)
 }
 
-// content makes n bytes that depend on the number alone.
+// content returns n bytes that depend only on number.
 func content(number, n int) []byte {
 	b := make([]byte, n)
 	_, _ = rand.NewChaCha8([32]byte{byte(number), byte(number >> 8), byte(number >> 16)}).Read(b) // never fails

@@ -8,18 +8,18 @@ import (
 	"time"
 )
 
-// stuckAfter is how long memory is waited for while none is given back.
+// stuckAfter bounds the wait for memory while none is released.
 const stuckAfter = 5 * time.Second
 
-// memory bounds the bytes of spans, and keeps some buffers to be used again. The oldest claim is served first.
+// memory bounds the bytes of spans, and keeps some buffers for reuse. Claims are served in order.
 type memory struct {
 	mu      sync.Mutex
 	limit   int64
 	used    int64
 	waiting []*claim
-	given   time.Time // when some was given back last
+	given   time.Time // time of the last release
 	spare   [][]byte
-	spares  int64 // bytes of those
+	spares  int64 // size of spare
 }
 
 // claim waits for memory.
@@ -28,7 +28,7 @@ type claim struct {
 	granted chan struct{}
 }
 
-// spareShare is the divisor of the limit that bounds the bytes of unused buffers, and spareMost bounds them, too.
+// spareShare is the divisor of the limit that bounds the bytes of unused buffers. spareMost bounds them as well.
 const (
 	spareShare = 4
 	spareMost  = 8 * MaxSpan
@@ -42,7 +42,8 @@ func (m *memory) inUse() int64 {
 	return m.used
 }
 
-// take returns a buffer of n bytes; false if ctx ends first, or none is given back for long.
+// take returns a buffer of n bytes; false if ctx ends first, or no memory is released for stuckAfter. The caller
+// returns the buffer with give.
 func (m *memory) take(ctx context.Context, n int64) ([]byte, bool) {
 	m.mu.Lock()
 	if len(m.waiting) == 0 && m.fitsLocked(n) {
@@ -76,7 +77,7 @@ func (m *memory) take(ctx context.Context, n int64) ([]byte, bool) {
 	}
 }
 
-// withdraw gives a claim up, and what it was just granted. It returns false.
+// withdraw removes a claim, or releases what it was just granted. It returns false.
 func (m *memory) withdraw(c *claim) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -89,7 +90,7 @@ func (m *memory) withdraw(c *claim) bool {
 	return false
 }
 
-// fitsLocked reports whether n bytes fit. One span always does.
+// fitsLocked reports whether n bytes fit. A single span always fits.
 func (m *memory) fitsLocked(n int64) bool { return m.used == 0 || m.used+n <= m.limit }
 
 func (m *memory) grantLocked() {
@@ -101,7 +102,7 @@ func (m *memory) grantLocked() {
 	}
 }
 
-// bufferLocked returns a buffer, and counts it in.
+// bufferLocked returns a buffer and counts its bytes.
 func (m *memory) bufferLocked(n int64) []byte {
 	m.used += n
 	for i, b := range m.spare {
@@ -114,7 +115,8 @@ func (m *memory) bufferLocked(n int64) []byte {
 	return make([]byte, n, roundUp(n))
 }
 
-// bufferShare is the inverse of the part of a buffer that may be unused: spans of about the same length use the same ones.
+// bufferShare is the inverse of the share of a buffer that may be unused, so that spans of about the same length
+// reuse buffers.
 const bufferShare = 8
 
 // roundUp is the capacity of a new buffer for n bytes.
@@ -123,7 +125,7 @@ func roundUp(n int64) int64 {
 	return (n + step - 1) / step * step
 }
 
-// give gives a buffer back.
+// give releases a buffer.
 func (m *memory) give(b []byte) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

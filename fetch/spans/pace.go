@@ -6,33 +6,35 @@ import (
 )
 
 const (
-	// maxChunks is of how many chunks it is known until when they were read for. Of a chunk that is not known it is taken
-	// that it is read for the first time.
+	// maxChunks bounds the chunks whose times are remembered. An unknown chunk counts as read for the first time.
 	maxChunks = 1 << 20
-	// golden spreads numbers that are counted evenly over an interval, however many there are.
+	// golden is the golden ratio's fraction: its multiples modulo 1 are spread evenly over an interval, however many
+	// there are.
 	golden = 0.6180339887498949
-	// A pace becomes slower by fewerGain a round through the chunks while all that is to be kept is, and quicker by the share
-	// that the cache refuses, if that is more than refusedShare. It is at most mostFactor of what is computed.
+	// If the cache keeps all that it is given, a pace reads for longer, by fewerGain a round through the chunks. If
+	// the cache rejects more than refusedShare, the pace reads for less long, by the share rejected. It stays between
+	// leastFactor and mostFactor of the computed time.
 	fewerGain    = 0.1
 	refusedShare = 0.05
 	mostFactor   = 1.5
 	leastFactor  = 0.2
 )
 
-// pace says for how long chunks are read: until when what lies in them is kept. docs/spans.md derives it.
+// pace decides for how long chunks are read: until when the blobs in them are kept. docs/spans.md derives it.
 //
-// Were each chunk read for the same time from its beginning on, all would be due again at one time, and the cache would
-// be half empty in the mean. So chunks that are read for the first time are read for a part of that, spread
-// evenly. From then on they are due one after the other, and the cache is full all the time.
+// If each chunk were read for the same time from its first read, all chunks would be due again at once, and the cache
+// would be half empty on average. So the first read of a chunk is for a part of that time, spread evenly. From then
+// on chunks are due one after the other, and the cache stays full.
 type pace struct {
-	until  map[uint64]float64 // by chunk, in turns
+	until  map[uint64]float64 // by chunk, in turns of jobs
 	begun  int                // chunks that were read for the first time
-	factor float64            // of the horizon, as far as it was found out
+	factor float64            // of the horizon, adapted by kept
 }
 
 func newPace() pace { return pace{until: map[uint64]float64{}, factor: 1} }
 
-// next is until when a chunk is read that is read now. horizon is for how long chunks are kept; all are in turns of jobs.
+// next is until when a chunk is kept that is read now. horizon is for how long chunks are kept. All times are in
+// turns of jobs.
 func (p *pace) next(chunk uint64, now, horizon float64) float64 {
 	h := horizon * p.factor
 	if before, known := p.until[chunk]; !known || before < now-h {
@@ -42,7 +44,7 @@ func (p *pace) next(chunk uint64, now, horizon float64) float64 {
 	return now + h
 }
 
-// read notes that a chunk was read until a time, as next said.
+// read records that a chunk was read and is kept until a time that next returned.
 func (p *pace) read(chunk uint64, now, horizon, until float64) {
 	if before, known := p.until[chunk]; !known || before < now-horizon*p.factor {
 		p.begun++
@@ -56,8 +58,8 @@ func (p *pace) read(chunk uint64, now, horizon, until float64) {
 	p.until[chunk] = until
 }
 
-// kept takes note of how many blobs of a chunk were to be kept, and how many of them the cache refused. chunks
-// is how many the data has.
+// kept records how many blobs of a chunk were to be kept, and how many of them the cache rejected. chunks is the
+// number of chunks of the data.
 func (p *pace) kept(blobs, refused int, chunks float64) {
 	if blobs == 0 {
 		return

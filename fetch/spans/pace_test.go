@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// simulated is a job of shuffled epochs over samples that lie in chunks, with a cache for a part of them, in virtual time:
-// a row takes a turn, and a request none.
+// simulated is a job with shuffled epochs over samples in chunks, and a cache for a part of them. In its virtual time
+// a row takes one turn, and a request none.
 type simulated struct {
 	n, chunks, room int
 	order           [][]int // by epoch and row, the sample
@@ -30,7 +30,7 @@ func newSimulated(rng *rand.Rand, n, chunks, epochs int, part float64) *simulate
 	return s
 }
 
-// next is when a sample is used, from a turn on.
+// next is when a sample is used next, from a turn on.
 func (s *simulated) next(sample, turn int) int {
 	epoch := turn / s.n
 	if at := epoch*s.n + s.row[epoch][sample]; at >= turn {
@@ -39,8 +39,7 @@ func (s *simulated) next(sample, turn int) int {
 	return (epoch+1)*s.n + s.row[epoch+1][sample]
 }
 
-// used has the cache go on without a sample that is used after the time until which its chunk was read: it makes room for
-// what is read.
+// used evicts a sample that is next used after its chunk's time, to make room for what is read.
 func (s *simulated) used(sample, turn int) {
 	if float64(s.next(sample, turn)) > s.pace.until[uint64(sample/(s.n/s.chunks))] {
 		delete(s.held, sample)
@@ -51,7 +50,7 @@ func (s *simulated) used(sample, turn int) {
 func (s *simulated) read(chunk, turn int, horizon float64) {
 	until := s.pace.next(uint64(chunk), float64(turn), horizon)
 	s.pace.read(uint64(chunk), float64(turn), horizon, until)
-	var wanted [][2]int // when, and which
+	var wanted [][2]int // when, and which sample
 	k := s.n / s.chunks
 	for sample := chunk * k; sample < (chunk+1)*k; sample++ {
 		if at := s.next(sample, turn); float64(at) <= until {
@@ -73,7 +72,7 @@ func (s *simulated) read(chunk, turn int, horizon float64) {
 	s.pace.kept(len(wanted), refused, float64(s.chunks))
 }
 
-// epoch returns how many requests it takes.
+// epoch runs an epoch and returns how many requests it takes.
 func (s *simulated) epoch(epoch int, horizon float64) (requests int) {
 	for i, sample := range s.order[epoch] {
 		turn := epoch*s.n + i
@@ -86,8 +85,9 @@ func (s *simulated) epoch(epoch int, horizon float64) (requests int) {
 	return requests
 }
 
-// Shuffled epochs take as many requests as docs/spans.md derives, within 10 %, whatever part is held and even if what can
-// be held is first taken to be a quarter more or less than it is; and never more than if all chunks were read for as long.
+// Shuffled epochs take as many requests as docs/spans.md derives, within 10 %, for any part held and even if the
+// capacity is first estimated a quarter too high or too low. They never take more than if all chunks were read for
+// the same time.
 func TestPaceSimulated(t *testing.T) {
 	const n, chunks, epochs = 19200, 128, 8
 	for _, part := range []float64{0.1, 0.175, 0.3, 0.5, 0.75} {

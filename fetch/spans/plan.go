@@ -13,37 +13,38 @@ import (
 )
 
 const (
-	// urgentRows is how far ahead of its stream a cell is used that may be read alone, so that the consumer does not wait
-	// for a whole span.
+	// urgentRows is the distance to its stream's position below which a cell may be read alone, so that the consumer
+	// does not wait for a whole span.
 	urgentRows = 512
-	// urgentShare is as what part of the requests for all of a dataset as many may be made for those.
+	// urgentShare bounds those single reads, as a share of the requests that the whole dataset takes.
 	urgentShare = 1.0 / 20
-	// maxAstray is how many neighbours in a row may lie elsewhere, as other columns do, before the next ones are taken to
-	// lie there, too.
+	// maxAstray is how many neighbours in a row may be in other objects, as other columns are, before the search
+	// ends.
 	maxAstray = 64
-	// dueShare is as which part of the horizon, as its inverse, the next use of a blob that is due lies ahead at most.
+	// dueShare is the inverse of a share of the horizon: the next use of a blob that is due is at most that far
+	// ahead.
 	dueShare = 4
-	// maxTrails is how many runs through objects are known at once.
+	// maxTrails bounds the runs through objects that are known at once.
 	maxTrails = 64
 )
 
-// trail is where a run of cells through an object stands, one after the other.
+// trail is the position of a run of cells through an object, in order.
 type trail struct {
 	at          place
-	begin, next int64 // what was read last
-	last, prior *span // that are kept, or nil
+	begin, next int64 // the last range read
+	last, prior *span // still kept, or nil
 	whole       bool  // the object is read to its end
 }
 
-// plans is what becomes of cells.
+// plans is how cells are read.
 type plans struct {
-	spans []*span // to be read
+	spans []*span // to be read by the caller
 	alone []*cell // to be read by the store
-	there []*cell // that have a hold of a span that is there
-	kept  []*cell // that have come into the spill since they were asked for
+	there []*cell // with a hold of a span that has their bytes
+	kept  []*cell // in the spill since they were requested
 }
 
-// plan says how cells of an object set are read. It begins the spans that are needed, which the caller reads.
+// plan decides how cells of an object set are read. It begins the spans that are needed; the caller reads them.
 func (t *Tier) plan(list []*cell) (p plans) {
 	slices.SortStableFunc(list, func(a, b *cell) int {
 		return cmp.Or(cmp.Compare(a.loc.Object.Key, b.loc.Object.Key), cmp.Compare(a.begin, b.begin))
@@ -67,7 +68,7 @@ func (t *Tier) plan(list []*cell) (p plans) {
 			}
 			continue
 		}
-		// The spill is not asked in place of an attempt that is late: that may be one at the spill.
+		// A repeated attempt does not use the spill, because the late attempt may be one at the spill.
 		if t.keeps(c) && !again(c) && t.opts.Cache.Has(t.prover.Proven(c.Ref)) {
 			p.kept = append(p.kept, c)
 			continue
@@ -83,7 +84,7 @@ func (t *Tier) plan(list []*cell) (p plans) {
 	return p
 }
 
-// beginLocked begins the span of the first of some cells, which are in order; nil if that is to be read alone.
+// beginLocked begins the span of the first of the cells, which are sorted; nil if that cell is to be read alone.
 func (t *Tier) beginLocked(list []*cell, waits bool) *span {
 	c := list[0]
 	at := c.place()
@@ -121,13 +122,13 @@ func (t *Tier) beginLocked(list []*cell, waits bool) *span {
 	return s
 }
 
-// keeps reports whether the spill may keep what lies beside a cell.
+// keeps reports whether the spill may keep the neighbours of a cell.
 func (t *Tier) keeps(c *cell) bool {
 	return t.opts.Cache != nil && t.opts.Beside != nil && c.At.Dataset != 0 && !c.At.IsPage()
 }
 
-// urgentLocked reports whether a cell is to be read alone, as its stream needs it soon, and counts it. So many are that
-// the requests of an epoch stay about as few.
+// urgentLocked reports whether a cell is to be read alone, because its stream needs it soon, and counts it. The bound
+// keeps the number of requests of an epoch about the same.
 func (t *Tier) urgentLocked(c *cell) bool {
 	if c.Use >= urgentRows {
 		return false
@@ -141,8 +142,8 @@ func (t *Tier) urgentLocked(c *cell) bool {
 	return true
 }
 
-// besideLocked has a span bring what lies beside its cells, too, within the chunk of the first: what is used while the
-// spill keeps it, as long as what lies between is no more than a request is worth.
+// besideLocked extends a span to neighbours of its cells, within the chunk of the first cell: those that are used
+// while the spill keeps them, if the gap to them costs no more than a request.
 func (t *Tier) besideLocked(s *span, c *cell, due []*cell, waits bool) {
 	low := c.begin / t.chunk * t.chunk
 	high := min(low+t.chunk, c.objectEnd())
@@ -187,7 +188,7 @@ func (t *Tier) besideLocked(s *span, c *cell, due []*cell, waits bool) {
 	if s.others == 0 {
 		return
 	}
-	if gap >= t.chunk { // all of the chunk: what streams ask for meanwhile is in it, then
+	if gap >= t.chunk { // the whole chunk, which also has what streams request in the meantime
 		s.begin = min(s.begin, low)
 		if c.loc.Object.Size > 0 {
 			s.end = max(s.end, high)
@@ -202,10 +203,10 @@ func (t *Tier) besideLocked(s *span, c *cell, due []*cell, waits bool) {
 type keeping struct {
 	chunk               uint64
 	chunks              float64 // of the dataset
-	now, horizon, until float64 // in turns; until is 0 where all that is used by jobs fits into the cache
+	now, horizon, until float64 // in turns; until is 0 if all that jobs use fits into the cache
 }
 
-// keepingLocked says what is kept of the chunk of an object that begins at an offset.
+// keepingLocked returns what is kept of the chunk at an offset of an object.
 func (t *Tier) keepingLocked(at place, low int64, dataset uint32) (k keeping) {
 	k.chunks = float64(t.opts.Bytes(dataset)) / float64(max(t.chunk, 1))
 	if t.opts.Future == nil {
@@ -220,8 +221,7 @@ func (t *Tier) keepingLocked(at place, low int64, dataset uint32) (k keeping) {
 	return k
 }
 
-// wants reports whether a blob is used by the time until which the chunk is read, and when. One that is due is just
-// being used.
+// wants reports whether a blob is used while its chunk is kept, and when. A blob that is due is being used right now.
 func (k *keeping) wants(t *Tier, at spill.Place, due bool) (turn float64, wanted bool) {
 	if t.opts.Future == nil {
 		return 0, !due
@@ -237,20 +237,20 @@ func (k *keeping) wants(t *Tier, at spill.Place, due bool) (turn float64, wanted
 	return turn, k.until == 0 || ok && turn <= k.until
 }
 
-// chunk is one of an object.
+// chunk identifies a chunk of an object.
 type chunk struct {
 	place
 	low int64
 }
 
-// liesBeside says where a neighbour lies, if it lies in the object of a cell.
+// liesBeside returns the range of a neighbour, if it is in the same object as the cell.
 func (t *Tier) liesBeside(c *cell, ref schema.BlobRef) (begin, end int64, ok bool) {
 	if set, in := t.opts.Set(ref); !in {
 		return 0, 0, false
 	} else if own, _ := t.opts.Set(c.Ref); own != set {
 		return 0, 0, false
 	}
-	// Its set is open, as that of the cell is.
+	// The set is open, because it is also the cell's.
 	loc, in, err := t.opts.Store.Locate(c.Context, ref)
 	if err != nil || !in || loc.Unit != nil || loc.Length != ref.Size || loc.Length == 0 ||
 		loc.Object.Key != c.loc.Object.Key || loc.Object.Version != c.loc.Object.Version || loc.Bucket != c.loc.Bucket {
@@ -259,7 +259,7 @@ func (t *Tier) liesBeside(c *cell, ref schema.BlobRef) (begin, end int64, ok boo
 	return loc.Offset, loc.Offset + loc.Length, true
 }
 
-// trailLocked returns which trail goes on at an offset of an object: -1 if none does.
+// trailLocked returns the index of the trail that continues at an offset of an object, -1 if none does.
 func (t *Tier) trailLocked(at place, begin int64) int {
 	near := t.nearLocked(at.bucket)
 	return slices.IndexFunc(t.ahead, func(r trail) bool {
@@ -270,8 +270,8 @@ func (t *Tier) trailLocked(at place, begin int64) int {
 	})
 }
 
-// followLocked has a span that goes on where another one ended, as of a run without a shuffle, read twice as far, and
-// kept for the cells that come next.
+// followLocked extends a span that continues a trail, as a run without a shuffle does: it is twice as long as the
+// last one, and is kept for the cells that follow.
 func (t *Tier) followLocked(s *span, c *cell) {
 	i := t.trailLocked(s.at, s.begin)
 	r := trail{at: s.at}
@@ -279,8 +279,8 @@ func (t *Tier) followLocked(s *span, c *cell) {
 		r = t.ahead[i]
 		t.ahead = slices.Delete(t.ahead, i, i+1)
 		size := min(max(2*(r.next-r.begin), s.size()), t.most)
-		end := min(s.begin+size, c.loc.Object.Size) // none where that is not known
-		for _, o := range t.places[s.at] {          // what another one has read, or is reading
+		end := min(s.begin+size, c.loc.Object.Size) // none if the size is unknown
+		for _, o := range t.places[s.at] {          // ranges that other spans have read, or are reading
 			if o.begin > s.begin {
 				end = min(end, o.begin)
 			}

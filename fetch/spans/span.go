@@ -17,47 +17,47 @@ import (
 	"bowstring/spill"
 )
 
-// span is a stretch of an object that one request brings. It is the owner of the blobs that are cut out of it. All
-// fields but those that never change and refs are guarded by Tier.mu.
+// span is a range of an object that one request reads. It owns the blobs that are cut out of it. Tier.mu guards all
+// fields except those that never change, and refs.
 type span struct {
 	tier       *Tier
 	set        schema.ObjectPrefix // of the cell that it was begun for
 	at         place
 	begin, end int64
-	ctx        context.Context //nolint:containedctx // of the request; it ends when no cell waits for it any more
+	ctx        context.Context //nolint:containedctx // of the request; it ends when no cell waits any more
 	cancel     context.CancelFunc
-	beside     []beside // what the spill is to have of it
-	others     int      // of those, which no stream has asked for
-	wanted     int      // blobs that the spill is to keep, those included that it has
-	refused    int      // of those, which it would not
-	chunks     float64  // that the dataset has
-	keep       bool     // it is kept for cells that come after it
+	beside     []beside // blobs that are offered to the spill
+	others     int      // of beside: blobs that no stream has requested
+	wanted     int      // blobs that the spill is to keep, including those that it has
+	refused    int      // of wanted: blobs that the spill would reject
+	chunks     float64  // of the dataset
+	keep       bool     // it is kept for later cells
 
 	waiting []*cell
-	due     int64     // bytes of cells that it was begun for, or that joined
-	began   time.Time // when it was asked for; zero while it waits for memory
+	due     int64     // bytes of the cells that it was begun for, or that joined
+	began   time.Time // when the request began; zero while the span waits for memory
 	over    bool      // it is in no list any more
-	used    time.Time // when a cell last came to it, while it is kept
-	served  int64     // bytes of cells that came to it
+	used    time.Time // when a cell last used it, while it is kept
+	served  int64     // bytes of cells that used it
 	held    int       // cells that got a hold
 
-	data    []byte       // once there is memory for it; does not change then
-	arrived int64        // bytes of data that are there, as far as that was noted
-	wakeAt  atomic.Int64 // bytes with which the first cell that waits is there; falls with Tier.mu held
-	whole   bool         // all of it is there, or it has failed
-	pinned  atomic.Bool  // blobs that were handed out are parts of it; set with Tier.mu held
+	data    []byte       // set once, when its memory is reserved
+	arrived int64        // bytes of data that have arrived, as far as noted
+	wakeAt  atomic.Int64 // bytes after which the next waiting cell is complete; decreases with Tier.mu held
+	whole   bool         // all of it has arrived, or it has failed
+	pinned  atomic.Bool  // blobs that were handed out are slices of it; set with Tier.mu held
 	refs    atomic.Int32
 }
 
-// never is the wakeAt of a span that no cell waits for.
+// never is the wakeAt of a span without waiting cells.
 const never = math.MaxInt64
 
 // beside is a blob for the spill.
 type beside struct {
 	ref   schema.BlobRef
 	at    spill.Place
-	begin int64   // in the object
-	turn  float64 // when it is used
+	begin int64   // offset in the object
+	turn  float64 // when it is used next
 }
 
 // Unpin implements schema.Owner.
@@ -74,13 +74,13 @@ func (s *span) size() int64 { return s.end - s.begin }
 
 func (s *span) covers(begin, end int64) bool { return s.begin <= begin && end <= s.end }
 
-// cut is a part of the span that is there.
+// cut returns a part of the span that has arrived.
 func (s *span) cut(begin, n int64) []byte {
 	from := begin - s.begin
 	return s.data[from : from+n : from+n]
 }
 
-// joinLocked has a cell wait for a span. It reports whether the cell is there: then it has a hold.
+// joinLocked adds a cell to a span. It reports whether the cell's bytes have arrived; then the cell has a hold.
 func (t *Tier) joinLocked(s *span, c *cell) (there bool) {
 	s.due += c.end - c.begin
 	s.served += c.end - c.begin
@@ -94,13 +94,13 @@ func (t *Tier) joinLocked(s *span, c *cell) (there bool) {
 	return false
 }
 
-// pinnedShare is the divisor of the memory that bounds the bytes of spans which blobs that were handed out are parts of.
-// Streams hold those for as long as their consumers take, and the next spans must not wait for that.
+// pinnedShare is the divisor of the memory that bounds the bytes of pinned spans. Streams hold their blobs for as
+// long as their consumers take, and the next spans must not wait for that.
 const pinnedShare = 4
 
-// holdLocked gives a cell that is there a hold of its span. If streams want little of a span, or hold much of the
-// memory, they get copies in the memory that is reserved for them, so that they do not hold the span. A run in order will
-// want all of it.
+// holdLocked gives a cell whose bytes have arrived a hold of its span. If streams want little of the span, or hold
+// much of the memory, they get copies in their own reserved memory, so that they do not pin the span. A run in order
+// will want all of the span.
 func (t *Tier) holdLocked(s *span, c *cell) {
 	s.used = t.opts.Clock()
 	s.refs.Add(1)
@@ -114,7 +114,8 @@ func (t *Tier) holdLocked(s *span, c *cell) {
 	}
 }
 
-// leave has a cell wait no longer. A span that no cell waits for, and has come of, is cancelled.
+// leave removes a cell that does not wait any more. A span without waiting cells, of which no cell got a hold, is
+// cancelled.
 func (t *Tier) leave(c *cell) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -158,7 +159,7 @@ func (t *Tier) removeLocked(s *span) {
 	}
 }
 
-// coveringLocked returns a span that has a stretch, or will; nil if there is none.
+// coveringLocked returns a span that has a range, or will have it; nil if there is none.
 func (t *Tier) coveringLocked(at place, begin, end int64) *span {
 	for _, s := range t.places[at] {
 		if s.covers(begin, end) {
@@ -168,7 +169,7 @@ func (t *Tier) coveringLocked(at place, begin, end int64) *span {
 	return nil
 }
 
-// read reads a span, answers the cells that wait for it as their bytes come, and gives what lies beside to the spill.
+// read reads a span, answers waiting cells as their bytes arrive, and offers the neighbours to the spill.
 func (t *Tier) read(s *span) {
 	defer s.cancel()
 	t.makeRoom(s.size())
@@ -190,7 +191,7 @@ func (t *Tier) read(s *span) {
 	})
 	err := s.at.bucket.Range(ctx, s.at.key, s.at.version, s.begin, data)
 	if err != nil {
-		if errors.Is(err, schema.ErrInvalid) { // the object ends before them
+		if errors.Is(err, schema.ErrInvalid) { // the object is shorter than the range
 			err = fmt.Errorf("%w: %s", schema.ErrDataLoss, err.Error())
 		}
 		t.failed(s, fmt.Errorf("reading bytes %d to %d: %w", s.begin, s.end-1, err))
@@ -215,7 +216,7 @@ func (t *Tier) read(s *span) {
 	t.removeLocked(s)
 }
 
-// arrive answers the cells of a span that are there with its first n bytes.
+// arrive answers the cells that are complete with the first n bytes of the span.
 func (t *Tier) arrive(s *span, n int64) {
 	t.mu.Lock()
 	s.arrived = n
@@ -237,7 +238,7 @@ func (t *Tier) arrive(s *span, n int64) {
 	}
 }
 
-// failed answers the cells that wait for a span with its error.
+// failed answers the waiting cells of a span with an error.
 func (t *Tier) failed(s *span, err error) {
 	t.mu.Lock()
 	t.removeLocked(s)
@@ -250,7 +251,7 @@ func (t *Tier) failed(s *span, err error) {
 	}
 }
 
-// apart has the cells of a span read one by one, as there is no memory for it.
+// apart reads the cells of a span one by one, because there is no memory for the span.
 func (t *Tier) apart(s *span) {
 	t.mu.Lock()
 	t.removeLocked(s)
@@ -270,7 +271,7 @@ func (t *Tier) apart(s *span) {
 	}
 }
 
-// serve answers a cell that has a hold of its span, and is there.
+// serve answers a cell that has a hold of its span and whose bytes have arrived.
 func (t *Tier) serve(c *cell) {
 	s := c.span
 	data := s.cut(c.begin, c.end-c.begin)
@@ -284,7 +285,7 @@ func (t *Tier) serve(c *cell) {
 	c.answer(read.Answer{Blob: schema.NewBlob(data, nil)})
 }
 
-// offer gives the spill what lies beside, what is used soonest first.
+// offer offers the neighbours to the spill, soonest use first.
 func (t *Tier) offer(s *span, took time.Duration) {
 	if s.wanted == 0 {
 		return
@@ -300,7 +301,8 @@ func (t *Tier) offer(s *span, took time.Duration) {
 		t.count.beside.Add(1)
 		s.refs.Add(1)
 		c := t.opts.Cache
-		// What its queue has no room for is written here: the next span waits for memory meanwhile.
+		// If the spill's queue is full, this goroutine writes the blob. The next span waits for memory in the
+		// meantime.
 		if c.Offer(ref, b.at, took, schema.NewBlob(data, s)) || c.Keep(ref, b.at.Until) ||
 			c.Put(ref, b.at, took, data) {
 			t.count.besideKept.Add(1)
@@ -314,7 +316,8 @@ func (t *Tier) offer(s *span, took time.Duration) {
 	t.pace.kept(s.wanted, refused, s.chunks)
 }
 
-// checked compares a blob with its checksum, which is learned where it is not known, and returns its reference with it.
+// checked verifies a blob by its checksum and returns its reference with the checksum. An unknown checksum is learned
+// from the bytes.
 func (t *Tier) checked(ctx context.Context, ref schema.BlobRef, data []byte) (schema.BlobRef, error) {
 	if ref = t.prover.Proven(ref); !ref.Unproven() {
 		return ref, ref.Check(data)
@@ -329,13 +332,13 @@ func (t *Tier) checked(ctx context.Context, ref schema.BlobRef, data []byte) (sc
 }
 
 const (
-	// keepFor is for how long a span is kept to which no cell comes.
+	// keepFor is how long a span is kept without a cell that uses it.
 	keepFor = 10 * time.Second
 	// keptShare is the divisor of the memory that bounds the bytes of kept spans.
 	keptShare = 2
 )
 
-// keepLocked keeps a span that was read for cells that come later. The caller hands on the span's first hold.
+// keepLocked keeps a span for later cells. The caller passes on its first hold.
 func (t *Tier) keepLocked(s *span) {
 	t.kept = append(t.kept, s)
 	var bytes int64
@@ -351,14 +354,14 @@ func (t *Tier) keepLocked(s *span) {
 	}
 }
 
-// dropLocked keeps a span no longer.
+// dropLocked stops keeping a span.
 func (t *Tier) dropLocked(s *span) {
 	t.kept = slices.DeleteFunc(t.kept, func(k *span) bool { return k == s })
 	t.removeLocked(s)
 	s.Unpin()
 }
 
-// expire drops what is kept in vain.
+// expire drops spans that were not used for keepFor.
 func (t *Tier) expire() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -377,14 +380,14 @@ func (t *Tier) expire() {
 	}
 }
 
-// passedLocked drops spans that all of their cells have come to.
+// passedLocked drops a span that all of its cells have used.
 func (t *Tier) passedLocked(s *span) {
 	if s.keep && s.served >= s.size() && slices.Contains(t.kept, s) {
 		t.dropLocked(s)
 	}
 }
 
-// makeRoom drops what is kept where its memory is needed.
+// makeRoom drops kept spans if their memory is needed.
 func (t *Tier) makeRoom(n int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -393,7 +396,7 @@ func (t *Tier) makeRoom(n int64) {
 	}
 }
 
-// Close drops what is kept. Every Fetch is back.
+// Close drops the kept spans. Every Fetch must have returned.
 func (t *Tier) Close() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -407,8 +410,8 @@ func (t *Tier) Close() {
 }
 
 const (
-	// A span is overdue that has taken overdueFactor times as long as spans of its size, and overdueLeast. A cell of it
-	// that is asked for again is then read alone; before, it goes on waiting.
+	// A span is overdue if it takes longer than overdueFactor times the usual time of its size, and than
+	// overdueLeast. A repeated attempt at one of its cells is then read alone; before that, it waits for the span.
 	overdueFactor = 4
 	overdueLeast  = time.Second
 )

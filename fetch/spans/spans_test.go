@@ -21,7 +21,7 @@ import (
 	"bowstring/spill"
 )
 
-// fixture is a tier over an object set of blobs that lie one behind the other, at positions in their order.
+// fixture is a tier over an object set of consecutive blobs, at positions in their order.
 type fixture struct {
 	*spans.Tier
 	store *lying
@@ -31,7 +31,7 @@ type fixture struct {
 	cache *spill.Cache
 }
 
-// newFixture makes objects of blobs of n bytes, with gaps between them.
+// newFixture makes objects with each blobs of n bytes, and gaps between them.
 func newFixture(t testing.TB, objects, each, n, gap int, opts spans.Options) *fixture {
 	t.Helper()
 	f := &fixture{store: newLying(), t: t, cache: opts.Cache}
@@ -55,7 +55,7 @@ func newFixture(t testing.TB, objects, each, n, gap int, opts spans.Options) *fi
 	return f
 }
 
-// beside lists what lies at the positions beside.
+// beside lists neighbouring positions.
 func (f *fixture) beside(at spill.Place, after bool) iter.Seq2[schema.BlobRef, spill.Place] {
 	return func(yield func(schema.BlobRef, spill.Place) bool) {
 		step := int64(1)
@@ -70,7 +70,7 @@ func (f *fixture) beside(at spill.Place, after bool) iter.Seq2[schema.BlobRef, s
 	}
 }
 
-// cells asks for positions.
+// cells returns cells for positions.
 func (f *fixture) cells(ctx context.Context, positions ...int) []read.Cell {
 	var list []read.Cell
 	for _, pos := range positions {
@@ -83,7 +83,7 @@ func (f *fixture) cells(ctx context.Context, positions ...int) []read.Cell {
 	return list
 }
 
-// get fetches positions and returns the blobs, which have to be right.
+// get fetches positions, checks the bytes and returns the blobs.
 func (f *fixture) get(positions ...int) []schema.Blob {
 	f.t.Helper()
 	got := newTaken(f.t)
@@ -109,7 +109,7 @@ func (f *fixture) read(positions ...int) {
 	}
 }
 
-// requireAsked fails unless n requests were made since its last call.
+// requireAsked fails unless want requests were made since its last call.
 func (f *fixture) requireAsked(want int) []stretch {
 	f.t.Helper()
 	asked := f.store.bucket.asked()
@@ -122,13 +122,13 @@ func (f *fixture) requireAsked(want int) []stretch {
 func (f *fixture) requireNothingHeld() {
 	f.t.Helper()
 	for deadline := time.Now().Add(10 * time.Second); f.Stats().Memory != 0; time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) { // the spill writes what it was offered before it releases that
+		if time.Now().After(deadline) { // the spill writes what it was offered before it releases it
 			f.t.Fatalf("%d bytes of spans are held", f.Stats().Memory)
 		}
 	}
 }
 
-// Cells of one object that lie near are one request, those far apart are several, and one alone is read alone.
+// Near cells of one object take one request, distant ones several, and a lone cell is read alone.
 func TestNearCellsTogether(t *testing.T) {
 	f := newFixture(t, 2, 64, 100<<10, 512, spans.Options{})
 	blobs := f.get(0, 1, 2, 5, 40, 41, 64)
@@ -143,7 +143,7 @@ func TestNearCellsTogether(t *testing.T) {
 	f.requireNothingHeld()
 }
 
-// Blobs that are cut out of a span share its bytes.
+// Blobs cut out of a span share its bytes.
 func TestCutWithoutCopies(t *testing.T) {
 	f := newFixture(t, 1, 64, 100<<10, 0, spans.Options{})
 	blobs := f.get(0, 1, 2, 3)
@@ -163,8 +163,8 @@ func TestCutWithoutCopies(t *testing.T) {
 	f.requireNothingHeld()
 }
 
-// A run through all objects in order, a few cells at a time, takes about one request for each 8 to 16 MiB, and one more for
-// each object where the store does not say how long it is.
+// A run through all objects in order, a few cells at a time, takes about one request for each 8 to 16 MiB, and one
+// more for each object whose length the store does not report.
 func TestRunsInOrder(t *testing.T) {
 	for _, unsized := range []bool{false, true} {
 		for _, at := range []int{1, 7, 64} {
@@ -206,7 +206,7 @@ func runInOrder(t *testing.T, at int, unsized bool) {
 	f.requireNothingHeld()
 }
 
-// What is read in vain to spare a request costs no more than the request does, by the prices of the bucket: within a region
+// Bytes read in vain to save a request cost no more than the request, by the prices of the bucket: within a region
 // that is a chunk, over the internet some KiB.
 func TestPricesSayHowFar(t *testing.T) {
 	within := func(string) (request, each float64, ok bool) { return 0.4e-6, 0, true }
@@ -220,7 +220,7 @@ func TestPricesSayHowFar(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		price func(string) (request, each float64, ok bool)
-		asked int // for some blobs between which others lie
+		asked int // for some blobs with gaps between them
 	}{{"none", nil, 1}, {"within the region", within, 1}, {"unknown", unknown, 1}, {"over the internet", far, 3}} {
 		t.Run(c.name, func(t *testing.T) {
 			f := newFixture(t, 1, 64, 100<<10, 0, spans.Options{Price: c.price})
@@ -247,13 +247,13 @@ func TestPricesSayHowFar(t *testing.T) {
 		t.Errorf("over the internet %d bytes are read in vain", gap)
 	}
 	costs = costs.At(0, 0)
-	if gap := costs.Gap(); gap != 120_000 { // 60 µs of a processor, at half a second for 10^9 bytes
+	if gap := costs.Gap(); gap != 120_000 { // 60 µs of CPU time, at 500 ms for 10^9 bytes
 		t.Errorf("where nothing is paid %d bytes are read in vain", gap)
 	}
 }
 
-// Cells of a span that is under way wait for it, whatever Fetch they are of; one that is given up does not end it for
-// the others, and the last one does.
+// Cells of a span in flight wait for it, from any Fetch. Cancelling one cell does not end the span for the others;
+// cancelling the last one does.
 func TestJoin(t *testing.T) {
 	f := newFixture(t, 1, 64, 100<<10, 0, spans.Options{})
 	release := f.store.bucket.hang()
@@ -292,13 +292,13 @@ func TestJoin(t *testing.T) {
 		runtime.Gosched()
 	}
 	cancel()
-	running.Wait() // the request ends, as no cell waits for it
+	running.Wait() // the request ends, because no cell waits for it
 	release()
 	f.requireNothingHeld()
 }
 
-// A cell is answered when its bytes are there, and not when all of its span is; one that comes later takes what is
-// there, too. Those whose bytes do not come get the error, and what was handed out stays as it is.
+// A cell is answered when its own bytes have arrived, before the rest of its span. A cell that comes later also uses
+// what has arrived. Cells whose bytes do not arrive get the error, and blobs handed out before stay unchanged.
 func TestAnsweredAsBytesCome(t *testing.T) {
 	for _, broken := range []bool{false, true} {
 		t.Run(fmt.Sprint(broken), func(t *testing.T) {
@@ -369,7 +369,7 @@ func TestFailures(t *testing.T) {
 	}
 }
 
-// openCache opens a spill of some bytes beyond what it needs, with a job of those rows.
+// openCache opens a spill with bytes of room, and a job with rows.
 func openCache(t testing.TB, bytes int64) (*spill.Cache, *spill.Future) {
 	t.Helper()
 	future := &spill.Future{}
@@ -406,8 +406,8 @@ func (o *shuffled) Rows() int64 { return int64(len(o.at)) }
 // Index implements spill.Order.
 func (o *shuffled) Index(_, position int64) (int64, bool) { return o.index[position], true }
 
-// With a spill for all, a shuffled epoch takes a request for each chunk, and reads each byte once; the spill has the
-// rest, and what it has is right.
+// With a spill for all blobs, a shuffled epoch takes one request per chunk and reads each byte once. The spill has
+// the rest, with the right bytes.
 func TestShuffledOnce(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -450,8 +450,8 @@ func TestShuffledOnce(t *testing.T) {
 	f.requireNothingHeld()
 }
 
-// A job may read one in twenty chunks' worth of cells alone, also where the store does not say how long objects are; and
-// nothing beyond their ends is asked for.
+// At most one in twenty chunks' worth of a job's cells is read alone, also if the store does not report the length of
+// objects. No range beyond an object's end is requested.
 func TestFirstReadsAreFew(t *testing.T) {
 	for _, unsized := range []bool{false, true} {
 		t.Run(fmt.Sprintf("unsized %t", unsized), func(t *testing.T) {
@@ -470,7 +470,7 @@ func TestFirstReadsAreFew(t *testing.T) {
 					a.Blob.Release()
 				}
 			}
-			// Beside these, some are read alone beside which the spill has all.
+			// In addition, a cell is read alone if the spill has all of its neighbours.
 			if s := f.Stats(); s.Singles > chunks/4 {
 				t.Errorf("%d cells were read alone, of %d chunks: %+v", s.Singles, chunks, s)
 			}
@@ -479,7 +479,7 @@ func TestFirstReadsAreFew(t *testing.T) {
 	}
 }
 
-// A cell that the spill has got since it was asked for is not read again, unless the spill may be what is late.
+// A cell that has come into the spill since it was requested is not read again, unless the spill may be what is late.
 func TestCameMeanwhile(t *testing.T) {
 	cache, _ := openCache(t, 64<<20)
 	f := newFixture(t, 1, 100, 100<<10, 0, spans.Options{Cache: cache})
@@ -495,7 +495,7 @@ func TestCameMeanwhile(t *testing.T) {
 	f.requireAsked(1)
 }
 
-// With a spill for a part of all, shuffled epochs take about as many requests as docs/spans.md derives.
+// With a spill for a part of the data, shuffled epochs take about as many requests as docs/spans.md derives.
 func TestShuffledInPart(t *testing.T) {
 	for _, part := range []float64{0.1} {
 		t.Run(fmt.Sprint(part), func(t *testing.T) {
@@ -505,7 +505,7 @@ func TestShuffledInPart(t *testing.T) {
 			rng := rand.New(rand.NewPCG(seed, 0))
 			cache, future := openCache(t, int64(part*n*size))
 			f := newFixture(t, 4, n/4, size, 0, spans.Options{Cache: cache, Future: future, Memory: 4 << 20})
-			k := float64(1<<19) / size // a span is an eighth of the memory
+			k := float64(1<<19) / size // a span is at most an eighth of the memory
 			orders := epochsOf{}
 			for range epochs + 2 {
 				orders = append(orders, newShuffled(rng, n))
@@ -543,7 +543,7 @@ func TestShuffledInPart(t *testing.T) {
 	}
 }
 
-// epochsOf are the orders of epochs.
+// epochsOf is one order per epoch.
 type epochsOf []*shuffled
 
 // Rows implements spill.Order.

@@ -20,48 +20,49 @@ import (
 const (
 	// together is how many cells one Fetch takes.
 	together = 256
-	// MaxSpan is how many bytes one request brings at most, unless one blob is larger.
+	// MaxSpan is the most bytes of one request, unless a single blob is larger.
 	MaxSpan = 2 * schema.ObjectChunk
-	// memoryShare is the divisor of the memory that bounds one span: several are under way at once.
+	// memoryShare is the divisor of the memory that bounds one span, so that several can be in flight.
 	memoryShare = 8
 )
 
-// Options says what a Tier works with. Store is needed; the zero value of each other field stands for its default.
+// Options configures a Tier. Store is needed; the other fields have defaults.
 type Options struct {
 	// Store has all blobs.
 	Store store.Store
-	// Cache keeps what is read beside what streams want. nil: nothing is.
+	// Cache keeps neighbours that were read along. nil: they are not kept.
 	Cache *spill.Cache
-	// Future knows when blobs are used next. nil: what is kept is up to Cache alone.
+	// Future knows when blobs are used next. nil: Cache alone decides what is kept.
 	Future *spill.Future
-	// Sharers is how many caches, this one among them, share the blobs of a dataset: other nodes of a cluster. It must not
-	// block. Default: this one has them all.
+	// Sharers is how many caches share the blobs of a dataset: those of the cluster's nodes, with this one. It must
+	// not block. Default: 1.
 	Sharers func() int
-	// Beside lists the blobs of samples at the positions after a place, or before it, the nearest first, as far as their
-	// rows are in memory and this node is the one that keeps them. It must not block. nil: none is known.
+	// Beside lists the blobs of samples at the positions after a place, or before it, nearest first: those whose rows
+	// are in memory and that this node owns. It must not block. nil: none.
 	Beside func(at spill.Place, after bool) iter.Seq2[schema.BlobRef, spill.Place]
-	// Near has the rows at positions of a dataset, by the spill's number, be in memory, for Beside to find. It may wait
-	// for them, until ctx ends. nil: there is nothing to do.
+	// Near loads the rows at positions of a dataset, by the spill's number, into memory, so that Beside finds them.
+	// It may wait until ctx ends. nil: no rows need loading.
 	Near func(ctx context.Context, dataset uint32, positions []int64)
-	// Bytes is how many bytes of blobs the samples of a dataset have that this node reads, by the spill's number. It must
-	// not block. nil, or 0: that is not known.
+	// Bytes is how many bytes of blobs this node reads of a dataset, by the spill's number. It must not block. nil,
+	// or a result of 0: unknown.
 	Bytes func(dataset uint32) int64
-	// Waits says whether consumers have waited for the store recently. It must not block. nil: they have not.
+	// Waits reports whether consumers have recently waited for the store. It must not block. nil: they have not.
 	Waits func() bool
-	// Set says in which object set a blob lies; false if it lies in none. It must not block. Default: what its key says.
+	// Set returns the object set of a blob; false if it is in none. It must not block. Default: the key determines
+	// it.
 	Set func(ref schema.BlobRef) (schema.ObjectPrefix, bool)
-	// Memory bounds the bytes of spans that are read, kept, or held by readers of their blobs. Default 256 MiB.
+	// Memory bounds the bytes of spans that are being read, kept, or held by readers of their blobs. Default 256 MiB.
 	Memory int64
-	// Costs are what a request and a byte cost where Price does not say it.
+	// Costs apply where Price is unknown.
 	Costs Costs
-	// Price says what a request to a bucket costs, and a byte of it, in dollars; false if that is not known. It must not
-	// block, and is asked once for each bucket. nil: it is not known of any.
+	// Price returns the cost of a request to a bucket, and of a byte of it, in dollars; false if unknown. It must not
+	// block, and is called once for each bucket. nil: unknown for all.
 	Price func(bucket string) (request, byte float64, ok bool)
-	// Clock is the time. Default time.Now.
+	// Clock returns the time. Default time.Now.
 	Clock func() time.Time
 }
 
-// EnsureDefaults fills in the fields that are zero.
+// EnsureDefaults sets fields that are zero to their defaults.
 func (o *Options) EnsureDefaults() {
 	if o.Set == nil {
 		o.Set = setOf
@@ -87,7 +88,7 @@ func (o *Options) EnsureDefaults() {
 	o.Costs.ensureDefaults()
 }
 
-// Validate returns an error that names the first field without a sensible value.
+// Validate returns an error that names the first invalid field.
 func (o *Options) Validate() error {
 	switch {
 	case o.Store == nil:
@@ -106,40 +107,42 @@ func setOf(ref schema.BlobRef) (schema.ObjectPrefix, bool) {
 	return schema.ObjectPrefix(ref.Key[:]), true
 }
 
-// Tier reads blobs from buckets, and others from the store. It is a read.Gatherer, and safe for concurrent use.
+// Tier reads blobs in buckets by spans, and others from the store. It is a read.Gatherer, and safe for concurrent
+// use.
 //
-// Each span is read by the goroutine of the Fetch that began it, which gives what lies beside to the spill, too. Its
-// mutex is not held while bytes are read, copied or checked.
+// The goroutine of the Fetch that began a span reads it, and offers the neighbours to the spill. The mutex is not
+// held while bytes are read, copied or checked.
 type Tier struct {
 	opts    Options
-	most    int64 // bytes of a span
-	chunk   int64 // bytes of the chunks that objects are read by: several that nodes own, one, or a part of one
+	most    int64 // of a span, in bytes
+	chunk   int64 // bytes of the chunks by which objects are read: a multiple or a part of the chunks that nodes own
 	seed    maphash.Seed
 	singles read.Tier
 	prover  store.Prover // of the store
 	memory  memory
-	pinned  atomic.Int64 // bytes of spans that blobs which were handed out are parts of
+	pinned  atomic.Int64 // bytes of spans that handed-out blobs are slices of
 	under   atomic.Int64 // spans in places
-	begun   atomic.Int64 // spans that ever were
+	begun   atomic.Int64 // spans begun so far
 
-	mu      sync.Mutex
-	places  map[place][]*span           // under way, or kept
-	kept    []*span                     // the one that was used longest ago first
-	ahead   []trail                     // the one that was used longest ago first
-	sets    map[schema.ObjectPrefix]int // of spans in places, how many there are
-	lengths map[place]int64             // of objects whose lengths the store does not say; 0 while the bucket is asked
+	mu     sync.Mutex
+	places map[place][]*span           // in flight, or kept
+	kept   []*span                     // least recently used first
+	ahead  []trail                     // least recently used first
+	sets   map[schema.ObjectPrefix]int // number of spans in places by set
+	// Of objects whose length the store does not report; 0 while the bucket is asked
+	lengths map[place]int64
 	costs   map[object.Bucket]Costs
-	starts  map[uint32]int64 // by the spill's number of a dataset, cells that were read alone as they were urgent
+	starts  map[uint32]int64 // by the spill's number of a dataset: urgent cells that were read alone
 	pace    pace
-	notKept int64 // what Cache.NotKept last said
+	notKept int64 // last value of Cache.NotKept
 	link    link
-	expiry  *time.Timer // looks for what is kept in vain; nil while nothing is kept
+	expiry  *time.Timer // drops spans that are not used; nil while none is kept
 	closed  bool
 
 	count counters
 }
 
-// New returns a tier. What it is made of stays the caller's.
+// New returns a tier. The caller keeps the ownership of what is in opts.
 func New(opts Options) (*Tier, error) {
 	opts.EnsureDefaults()
 	if err := opts.Validate(); err != nil {
@@ -180,20 +183,20 @@ func (t *Tier) Gathers(ref schema.BlobRef) bool {
 	return in
 }
 
-// Stats are counters since the tier was made, and what it holds now.
+// Stats are counters since the tier was made, and the memory that it holds now.
 type Stats struct {
-	Spans      int64 `json:"spans"`       // requests that were made for several blobs
-	Bytes      int64 `json:"bytes"`       // that these brought
-	Blobs      int64 `json:"blobs"`       // that streams wanted and that came so
-	Joined     int64 `json:"joined"`      // of those, which lay in a span that was under way or kept
-	Beside     int64 `json:"beside"`      // blobs that came along, for the spill
-	BesideKept int64 `json:"beside_kept"` // of those, which it took
+	Spans      int64 `json:"spans"`       // requests for several blobs
+	Bytes      int64 `json:"bytes"`       // size of those requests
+	Blobs      int64 `json:"blobs"`       // blobs that streams wanted and got from spans
+	Joined     int64 `json:"joined"`      // of Blobs: from a span that was already in flight or kept
+	Beside     int64 `json:"beside"`      // neighbours offered to the spill
+	BesideKept int64 `json:"beside_kept"` // of Beside: stored by the spill
 	Singles    int64 `json:"singles"`     // blobs in buckets that were read alone
 	Memory     int64 `json:"memory"`      // bytes of spans now
 }
 
-// Coming reports whether a blob lies in a span that is under way, or kept: reading it takes no request. It does not block,
-// and may say no where it would have to.
+// Coming reports whether a blob is in a span that is in flight or kept, so that reading it takes no request. It does
+// not block, and may return false where it would have to.
 func (t *Tier) Coming(ref schema.BlobRef) bool {
 	if t.under.Load() == 0 {
 		return false
@@ -206,7 +209,7 @@ func (t *Tier) Coming(ref schema.BlobRef) bool {
 	if t.sets[set] == 0 {
 		return false
 	}
-	// Its set is open, as a span of it is under way.
+	// The set is open, because a span of it is in flight.
 	loc, in, err := t.opts.Store.Locate(context.Background(), ref)
 	if err != nil || !in || loc.Unit != nil || loc.Length != ref.Size || loc.Length == 0 {
 		return false
@@ -215,7 +218,7 @@ func (t *Tier) Coming(ref schema.BlobRef) bool {
 	return t.coveringLocked(at, loc.Offset, loc.Offset+loc.Length) != nil
 }
 
-// Begun is how many spans were begun: while it stays the same, no more is coming.
+// Begun is how many spans were begun. While it does not change, Coming does not become true for more blobs.
 func (t *Tier) Begun() int64 { return t.begun.Load() }
 
 type counters struct {
@@ -260,7 +263,7 @@ func (t *Tier) Fetch(cells []read.Cell, to read.Answers) {
 	others.Wait()
 }
 
-// single has the store read a cell by itself.
+// single reads one cell from the store.
 func (t *Tier) single(cells []read.Cell, i int, to read.Answers) {
 	t.singles.Fetch(cells[i:i+1], numbered{to, i})
 }
@@ -274,29 +277,29 @@ type numbered struct {
 // Answer implements read.Answers.
 func (a numbered) Answer(_ int, answer read.Answer) { a.to.Answer(a.n, answer) }
 
-// place is an object in one of its states.
+// place is a version of an object.
 type place struct {
 	bucket  object.Bucket
 	key     string
 	version schema.ObjectVersion
 }
 
-// cell is one that lies in a bucket, until it is answered.
+// cell is a cell in a bucket, until it is answered.
 type cell struct {
 	read.Cell
-	n          int // in the Fetch
+	n          int // index in the Fetch
 	to         read.Answers
 	loc        store.Location
-	begin, end int64 // in the object
+	begin, end int64 // range in the object
 
 	pending  *sync.WaitGroup
 	answered atomic.Bool
-	span     *span // that it waits for; guarded by Tier.mu
+	span     *span // the span that it waits for; guarded by Tier.mu
 	gone     bool  // its context has ended; guarded by Tier.mu
-	slice    bool  // its blob is a part of the span, and no copy; set with its hold
+	slice    bool  // its blob is a slice of the span, not a copy; set with its hold
 }
 
-// answer answers the cell, unless that was done.
+// answer answers the cell, if that has not been done.
 func (c *cell) answer(a read.Answer) {
 	if c.answered.Swap(true) {
 		a.Blob.Release()
@@ -309,7 +312,7 @@ func (c *cell) answer(a read.Answer) {
 // Answer implements read.Answers for a cell that the store reads.
 func (c *cell) Answer(_ int, a read.Answer) { c.answer(a) }
 
-// objectEnd is where its object ends, as far as is known: a segment of a store does not say it.
+// objectEnd is where its object ends, if known: the store does not report the length of its own segments.
 func (c *cell) objectEnd() int64 {
 	if c.loc.Object.Size > 0 {
 		return c.loc.Object.Size
@@ -321,7 +324,7 @@ func (c *cell) place() place { return place{c.loc.Bucket, c.loc.Object.Key, c.lo
 
 // fetch reads cells of one object set.
 func (t *Tier) fetch(cells []read.Cell, which []int, to read.Answers) {
-	// What is found out about where they lie is for all, and ends with the last of them.
+	// The look-ups of places are for all cells, so their context ends with the last cell.
 	ctx, cancel := context.WithCancel(context.WithoutCancel(cells[which[0]].Context))
 	defer cancel()
 	var pending, others, ends sync.WaitGroup
@@ -381,7 +384,7 @@ func (t *Tier) fetch(cells []read.Cell, which []int, to read.Answers) {
 	pending.Wait()
 }
 
-// near has the rows of cells be in memory beside which others may be kept.
+// near loads the rows of cells whose neighbours may be kept.
 func (t *Tier) near(ctx context.Context, list []*cell) {
 	positions := map[uint32][]int64{}
 	for _, c := range list {
@@ -394,11 +397,12 @@ func (t *Tier) near(ctx context.Context, list []*cell) {
 	}
 }
 
-// maxLengths bounds the objects whose lengths are kept.
+// maxLengths bounds the objects whose lengths are cached.
 const maxLengths = 4096
 
-// measure finds out the lengths of objects that a run goes on in in order, where the store does not say them, as of
-// segments of a store in a bucket: the run's spans end where the object does. Each such object takes a request.
+// measure finds the lengths of objects through which a run goes in order and whose length the store does not report,
+// such as segments of a store in a bucket. Then the run's spans end where the object does. Each object takes one
+// request.
 func (t *Tier) measure(ctx context.Context, list []*cell) {
 	for _, c := range list {
 		if c.loc.Object.Size > 0 || t.keeps(c) {
@@ -412,7 +416,7 @@ func (t *Tier) measure(ctx context.Context, list []*cell) {
 			if len(t.lengths) >= maxLengths {
 				clear(t.lengths)
 			}
-			t.lengths[at] = 0 // no other Fetch asks meanwhile
+			t.lengths[at] = 0 // so that no other Fetch asks in the meantime
 		}
 		t.mu.Unlock()
 		if ask {
@@ -422,8 +426,8 @@ func (t *Tier) measure(ctx context.Context, list []*cell) {
 	}
 }
 
-// length asks a bucket how long an object is, and keeps the answer. It is 0 if there is none: the span that is read then
-// says what is wrong.
+// length requests the length of an object, and caches it. It returns 0 on failure: reading the span then returns the
+// error.
 func (t *Tier) length(ctx context.Context, at place) int64 {
 	info, err := at.bucket.Stat(ctx, at.key)
 	t.mu.Lock()
@@ -436,7 +440,7 @@ func (t *Tier) length(ctx context.Context, at place) int64 {
 	return info.Size
 }
 
-// fromCache has a cell come from the spill, or alone where that has lost it meanwhile.
+// fromCache answers a cell from the spill, or from the store if the spill has evicted the blob in the meantime.
 func (t *Tier) fromCache(c *cell) {
 	if b, ok := t.opts.Cache.Get(t.prover.Proven(c.Ref), c.At); ok {
 		c.answer(read.Answer{Blob: b})
@@ -446,7 +450,7 @@ func (t *Tier) fromCache(c *cell) {
 	t.alone(c)
 }
 
-// alone has the store read a cell.
+// alone reads a cell from the store.
 func (t *Tier) alone(c *cell) {
 	t.singles.Fetch([]read.Cell{c.Cell}, c)
 }
