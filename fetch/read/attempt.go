@@ -14,17 +14,16 @@ import (
 )
 
 const (
-	// damagedAttempts is how often a blob that is missing or damaged is read, on
-	// other replicas where the store has them.
+	// damagedAttempts is how often a missing or damaged blob is read, from other replicas if the store has them.
 	damagedAttempts = 3
-	// Pauses before another attempt: the first, doubling up to the last, each
-	// made up to half shorter or longer by chance, so that streams which failed
-	// together do not come back together.
+	// Pauses before another attempt: firstPause, then doubling up to lastPause. Each is varied by up to half at
+	// random, so that streams whose reads failed together do not retry together.
 	firstPause = 20 * time.Millisecond
 	lastPause  = 2 * time.Second
 )
 
-// endedLocked takes in what came of an attempt: the blob, another attempt, or an error in the end.
+// endedLocked processes the end of an attempt: the read ends with the blob, or another attempt starts, or the read
+// fails.
 func (r *Reader) endedLocked(a Attempt, c *came, tell *told) {
 	rd, err := a.read, c.answer.Err
 	rd.running--
@@ -45,14 +44,14 @@ func (r *Reader) endedLocked(a Attempt, c *came, tell *told) {
 		tell.ended = append(tell.ended, ended{rd, r.broughtLocked(a, now, took, c.answer.Blob)})
 		return
 	}
-	if a.lane != r.last { // the tiers below are asked at once
+	if a.lane != r.last { // ask the tiers below at once
 		a.lane.abandonedLocked(rd)
 		below := &r.lanes[a.lane.index+1]
 		for rd.here && below.traits.Remote {
 			below = &r.lanes[below.index+1]
 		}
 		if rd.running > 0 && rd.counted&r.last.bit() != 0 {
-			return // which is asked already
+			return // it has been asked already
 		}
 		rd.running++
 		rd.latest = now
@@ -85,9 +84,8 @@ func (r *Reader) endedLocked(a Attempt, c *came, tell *told) {
 	}
 }
 
-// broughtLocked takes note of an attempt that has brought the blob. took is how
-// long that attempt took: what went before it says nothing about the store's
-// latency, and would have silent servers make the reader patient.
+// broughtLocked ends a read whose attempt brought the blob. took is the time of that attempt alone: earlier attempts
+// say nothing about the store's latency, and would let a silent server raise the timeouts.
 func (r *Reader) broughtLocked(a Attempt, now time.Time, took time.Duration, blob schema.Blob) Outcome {
 	rd, l := a.read, a.lane
 	if a.nth > 0 && rd.hedged {
@@ -120,28 +118,29 @@ func (r *Reader) broughtLocked(a Attempt, now time.Time, took time.Duration, blo
 		r.stats.upperReads++
 		r.stats.upperBytes += rd.ref.Size
 	}
-	r.forgetLocked(rd) // it stays in reads as long as it is held
+	r.forgetLocked(rd) // it stays in reads while it is held
 	rd.blob = blob
 	rd.refs.Store(int32(1 + len(rd.others)))
 	return Outcome{Ref: rd.ref, Blob: blob, Tier: l.index, Took: now.Sub(rd.latest), At: now}
 }
 
-// keeps reports whether the tiers of this node are to keep what a read brings. No other node is asked for the pages of
-// manifests, so each keeps those that it reads.
+// keeps reports whether the tiers of this node are to cache what a read brings. Pages of manifests are not requested
+// from other nodes, so each node caches those that it reads.
 func (r *Reader) keeps(rd *read) bool {
 	return rd.place.Dataset != 0 && !rd.fill && (rd.place.IsPage() || r.opts.Keeps(rd.ref))
 }
 
-// offer offers a blob that came to the tiers above the one that had it.
+// offer offers a blob to the tiers above the one that had it.
 func (rd *read) offer(o *Outcome) {
 	r := rd.reader
-	// What is for this node to keep may have changed since the read began: nothing is kept that was not checked.
+	// Ownership may have changed since the read began, so an unchecked blob may be one to cache now. It is not
+	// cached.
 	if o.Err != nil || o.Tier <= 0 || rd.unchecked || !r.keeps(rd) {
 		return
 	}
 	ref := r.Known(rd.ref)
 	if ref.Unproven() {
-		return // its checksum is not kept: nothing would find it
+		return // without a stored checksum, a lookup would not find it
 	}
 	for i := range r.lanes[:o.Tier] {
 		if k := r.lanes[i].keeper; k != nil {
@@ -151,18 +150,17 @@ func (rd *read) offer(o *Outcome) {
 	}
 }
 
-// pauseAfterLocked says whether a read that failed is tried again, and after
-// which pause.
+// pauseAfterLocked reports whether a failed read is tried again, and after which pause.
 func (r *Reader) pauseAfterLocked(rd *read, now time.Time, err error) (time.Duration, bool) {
 	switch {
 	case errors.Is(err, schema.ErrUnavailable):
-		// Whatever is wrong may pass.
+		// The fault may pass.
 	case errors.Is(err, schema.ErrDataLoss), errors.Is(err, schema.ErrNotFound):
 		if rd.failed >= damagedAttempts {
 			return 0, false
 		}
 	default:
-		return 0, false // neither time nor another replica would put it right
+		return 0, false // neither time nor another replica helps
 	}
 	b := backoff.ExponentialBackOff{
 		InitialInterval: firstPause, MaxInterval: lastPause,
@@ -176,8 +174,8 @@ func (r *Reader) pauseAfterLocked(rd *read, now time.Time, err error) (time.Dura
 	return pause, now.Add(pause).Sub(rd.start) < r.opts.ReadTimeout
 }
 
-// absenceIsLoss makes an ErrDataLoss of a blob's ErrNotFound: a manifest names
-// the blob, so that it is not there is not the client's mistake.
+// absenceIsLoss turns the ErrNotFound of a blob into ErrDataLoss: a manifest names the blob, so its absence is not
+// the client's mistake.
 func absenceIsLoss(err error) error {
 	if errors.Is(err, schema.ErrNotFound) {
 		return fmt.Errorf("%w: %s", schema.ErrDataLoss, err.Error())
@@ -186,29 +184,29 @@ func absenceIsLoss(err error) error {
 }
 
 const (
-	// hedgeShare is how many reads more are made for the sake of slow ones.
+	// hedgeShare is how many hedges are allowed per read.
 	hedgeShare = 0.05
-	// maxHedges is how many hedges may be saved up for a bad moment.
+	// maxHedges is how many unused hedges are saved up for a slow period.
 	maxHedges = 32
-	// hedgeLeast and hedgeFactor say when a read is slow: after that many times
-	// the 95th percentile of late. Below hedgeLeast nothing could be gained.
+	// A read is slow after hedgeFactor times the recent p95, and at least hedgeLeast. Below hedgeLeast a hedge could
+	// gain nothing.
 	hedgeLeast  = 20 * time.Millisecond
 	hedgeFactor = 1.5
-	// A read that is silent for silenceFactor times the 95th percentile, but
-	// silenceLeast at least, is attempted again whatever hedges are left, and
-	// after twice that once more: its server may be gone without a word.
+	// A read without an answer for silenceFactor times the recent p95, and at least silenceLeast, is attempted again
+	// even if no hedges are left, and after twice that time once more: its server may have died without closing the
+	// connection.
 	silenceFactor = 8
 	silenceLeast  = time.Second
-	maxAttempts   = 3 // under way at once
-	// A read that waits for another node alone is left to that for awayLeast at least. Where the node says nothing, or
-	// brings nothing for long, its tier knows sooner; where it is slow, it has a queue before the store, and a second
-	// read would only make that longer.
+	maxAttempts   = 3 // in flight at once
+	// A read that waits only for another node is left to it for at least awayLeast. If that node sends nothing, or no
+	// blob for long, its tier cancels the request sooner. If the node is slow, it waits in a queue before the store,
+	// and a second read would only lengthen the queue.
 	awayLeast = 5 * time.Second
-	// watchPeriod is how often slow reads are looked for.
+	// watchPeriod is how often the reader checks for slow reads.
 	watchPeriod = 10 * time.Millisecond
 )
 
-// keepWatchLocked has slow reads looked for.
+// keepWatchLocked starts the timer that checks for slow reads.
 func (r *Reader) keepWatchLocked() {
 	if r.watching || r.closed || r.oldest == nil {
 		return
@@ -222,8 +220,8 @@ func (r *Reader) keepWatchLocked() {
 	r.watch.Reset(watchPeriod)
 }
 
-// lookForSlow ends the reads that have had their time, looks after those that are slow, and has others go on with what
-// goroutines have begun that are held up.
+// lookForSlow fails the reads that have timed out, starts attempts for slow ones, and hands work that blocked
+// goroutines have not begun to others. The timer calls it.
 func (r *Reader) lookForSlow() {
 	defer r.running.Done()
 	var tell told
@@ -245,13 +243,13 @@ func (r *Reader) lookForSlow() {
 	tell.tell()
 }
 
-// againLocked begins another attempt, at the last tier, at reads that are slow.
+// againLocked starts another attempt, at the last tier, for reads that are slow.
 func (r *Reader) againLocked(now time.Time) {
 	store, remote := r.patienceLocked(&r.latency), r.patienceLocked(&r.remote)
 	remote.silent = max(remote.silent, awayLeast)
 	soonest := min(store.hedge, store.silent, remote.hedge, remote.silent)
 	r.quantiles = r.latency.quantiles()
-	r.slow = max(r.quantiles.P99, 3*r.quantiles.P95) // a hedge and what went before it
+	r.slow = max(r.quantiles.P99, 3*r.quantiles.P95) // a hedge and what preceded it
 	for rd := r.oldest; rd != nil; rd = rd.newer {
 		if now.Sub(rd.start) < soonest {
 			return
@@ -259,7 +257,7 @@ func (r *Reader) againLocked(now time.Time) {
 		is := store
 		if r.awayLocked(rd) {
 			is = remote
-			// Its owner may be reading much else with it, once for all: this node would read all of that again.
+			// The owner may be reading neighbours in the same request. This node would read all of them again.
 			is.hedging = is.hedging && !r.last.gathers(rd.ref)
 		}
 		why := Retry
@@ -282,7 +280,7 @@ func (r *Reader) againLocked(now time.Time) {
 	}
 }
 
-// awayLocked reports whether a read waits for another node alone.
+// awayLocked reports whether a read waits only for other nodes.
 func (r *Reader) awayLocked(rd *read) bool {
 	for i := range r.lanes {
 		if rd.counted&r.lanes[i].bit() != 0 && !r.lanes[i].traits.Remote {
@@ -292,8 +290,8 @@ func (r *Reader) awayLocked(rd *read) bool {
 	return rd.counted != 0
 }
 
-// spareLocked is how many attempts under way a read does not wait for once the store has failed: those at other
-// nodes, of one that one of them waits for, which may be that very node.
+// spareLocked is how many attempts in flight a read does not wait for once the store has failed. If a node waits for
+// the read, those are the attempts at other nodes, because one of them may be that very node.
 func (r *Reader) spareLocked(rd *read) (n int) {
 	for i := range r.lanes {
 		if l := &r.lanes[i]; rd.here && l.traits.Remote && rd.counted&l.bit() != 0 {
@@ -303,7 +301,7 @@ func (r *Reader) spareLocked(rd *read) (n int) {
 	return n
 }
 
-// patience says after which time a read is slow, and after which it is silent.
+// patience is after which time a read is slow, and after which it is silent.
 type patience struct {
 	hedge, silent time.Duration
 	hedging       bool
@@ -319,45 +317,45 @@ func (r *Reader) patienceLocked(l *latencies) patience {
 }
 
 const (
-	// leastRate is how many bytes a second a blob is given time for beyond ReadTimeout: a large one takes long
-	// though nothing is wrong.
+	// leastRate, in bytes per second, extends ReadTimeout by the size of a blob, because a large blob takes long even
+	// if nothing is wrong.
 	leastRate = 1 << 20
-	// maxStuck is how many attempts at reads that are over may run on before no more are made. A store that
-	// does not return when its context ends, such as a mapped file of a disk that hangs, keeps a thread for each.
+	// maxStuck is how many abandoned attempts may still run before no more are started. A store that does not return
+	// when its context ends, such as a mapped file on a hung disk, keeps a thread for each.
 	maxStuck = 1024
 )
 
-// limit is how long a read takes at most, whatever its attempts do.
+// limit is the timeout of a read, over all of its attempts.
 func (r *Reader) limit(rd *read) time.Duration {
 	return r.opts.ReadTimeout + time.Duration(rd.ref.Size*int64(time.Second)/leastRate)
 }
 
-// overdueLocked reports whether a read has had its time: since it began, or since it was wanted where the store has
-// brought nothing for as long. The latter had to wait for reads that the store did not answer.
+// overdueLocked reports whether a read has timed out: since it began, or since it was requested if the store has
+// brought nothing for as long. In the second case it had to wait behind reads that the store did not answer.
 func (r *Reader) overdueLocked(rd *read, now time.Time) bool {
 	limit := r.limit(rd)
 	return now.Sub(rd.start) >= limit ||
 		rd.counted&r.last.bit() != 0 && now.Sub(rd.since) >= limit && now.Sub(r.heard) >= limit
 }
 
-// hearLocked takes note that the store has said something of a blob.
+// hearLocked records that the store has answered a read of a blob.
 func (r *Reader) hearLocked(now time.Time) { r.heard, r.silent = now, false }
 
-// listenLocked takes note that the store is asked. It has been silent for no longer than it has been asked.
+// listenLocked records that the store is asked. Without reads in flight before, its silence begins now.
 func (r *Reader) listenLocked(now time.Time) {
 	if r.last.inFlightLocked() == 0 && !r.silent {
 		r.heard = now
 	}
 }
 
-// giveUpLocked ends the reads that have had their time. Their attempts may run on: Close waits for these, and what they
-// bring is released. Others begin in their place.
+// giveUpLocked fails the reads that have timed out. Their attempts may still run: Close waits for them, and blobs
+// that they bring are released. Other goroutines take their place.
 func (r *Reader) giveUpLocked(now time.Time, tell *told) {
 	long := now.Sub(r.heard) >= r.opts.ReadTimeout
 	n := 0
 	for rd := r.oldest; rd != nil; {
 		if !long && now.Sub(rd.start) < r.opts.ReadTimeout {
-			break // those that began later have time
+			break // later reads have not timed out
 		}
 		newer := rd.newer
 		if r.overdueLocked(rd, now) {
@@ -370,14 +368,14 @@ func (r *Reader) giveUpLocked(now time.Time, tell *told) {
 			r.stats.givenUp++
 			tell.ended = append(tell.ended, ended{rd, Outcome{Ref: rd.ref, Err: err, Tier: r.last.index, At: now}})
 			if n++; n <= maxIdle {
-				r.wakeLocked() // its own goroutines may not come back
+				r.wakeLocked() // the goroutines of its attempts may not return
 			}
 		}
 		rd = newer
 	}
 }
 
-// lateErrorLocked says of a read that it has had its time.
+// lateErrorLocked is the error of a read that has timed out.
 func (r *Reader) lateErrorLocked(rd *read, now time.Time) error {
 	where := "the store"
 	if p, ok := r.last.tier.(Placed); ok && p.Where() != "" {
@@ -393,38 +391,39 @@ func (r *Reader) lateErrorLocked(rd *read, now time.Time) error {
 	return err
 }
 
-// stuckError is what becomes of an attempt while too many others have not ended.
+// stuckError is the error of an attempt while too many abandoned ones still run.
 func stuckError(n int64) error {
 	return fmt.Errorf("%w: %d attempts that were given up have not ended: the store does not answer and cannot be "+
 		"left; check its disks or its servers", schema.ErrUnavailable, n)
 }
 
-// Reason says why a blob was read from the last tier.
+// Reason is why a blob was read from the last tier.
 type Reason uint8
 
-// Reasons for reads of the last tier. Without other nodes there are but Own, Ahead, Page, Hedge and Retry.
+// Reasons for reads of the last tier. Without other nodes there are only Own, Ahead, Page, Hedge and Retry.
 const (
-	Own         Reason = iota // a stream wants it, and it is this node that reads it
-	Lent                      // another node wants it, and it is this node that reads it
-	Ahead                     // it is this node that reads it, and keeps it before a stream wants it
-	Page                      // a page of a manifest, or what is at no place: no other node is asked for those
-	Astray                    // another node wants it, whose view of who owns it is another one
-	Unreachable               // another node owns it, and can't be asked now
-	Refused                   // another node was asked, and has not sent it
-	Hedge                     // an attempt beside one that was slow
-	Retry                     // an attempt after one that failed, or was silent for long
+	Own   Reason = iota // a stream wants it, and this node owns it
+	Lent                // another node requested it, and this node owns it
+	Ahead               // this node owns it, and prefetches it into the spill
+	// A page of a manifest, or a blob without a place: those are not requested from other nodes
+	Page
+	Astray      // another node requested it, with a different view of ownership
+	Unreachable // another node owns it, and cannot be asked now
+	Refused     // another node was asked, and has not sent it
+	Hedge       // an attempt in addition to a slow one
+	Retry       // an attempt after one that failed, or was silent for long
 	reasons
 )
 
 var reasonNames = [reasons]string{"own", "peer", "ahead", "page", "astray", "unreachable", "refused", "hedge", "retry"}
 
-// String returns the name of a reason, as statistics have it.
+// String returns the name of a reason in statistics.
 func (r Reason) String() string { return reasonNames[r] }
 
-// Reasons are reads by reason.
+// Reasons counts reads by reason.
 type Reasons [reasons]int64
 
-// Map returns what is not 0, by name.
+// Map returns the counts that are not 0, by name.
 func (r *Reasons) Map() map[string]int64 {
 	m := make(map[string]int64, reasons)
 	for i, n := range r {
@@ -435,10 +434,10 @@ func (r *Reasons) Map() map[string]int64 {
 	return m
 }
 
-// ReasonNames are the names of all reasons.
+// ReasonNames lists the names of all reasons. The caller must not change the slice.
 func ReasonNames() []string { return reasonNames[:] }
 
-// reason is why a read whose first attempt is at the last tier is made there. r.opts.Keeps is asked.
+// reason is why the first attempt of a read is made at the last tier. It calls Options.Keeps.
 func (r *Reader) reason(rd *read) Reason {
 	switch {
 	case rd.place.Dataset == 0 || rd.place.IsPage():
@@ -456,7 +455,7 @@ func (r *Reader) reason(rd *read) Reason {
 	return Own
 }
 
-// reasonLocked is why an attempt that has brought a blob from the last tier was made.
+// reasonLocked is why the attempt that brought a blob from the last tier was made.
 func (r *Reader) reasonLocked(a Attempt) Reason {
 	rd := a.read
 	switch {
@@ -468,19 +467,17 @@ func (r *Reader) reasonLocked(a Attempt) Reason {
 	return r.reason(rd)
 }
 
-// troublePeriod is how often reads that fail are told of.
+// troublePeriod is the shortest time between logs of failed reads.
 const troublePeriod = 5 * time.Second
 
-// trouble tells operators of reads that fail, and not of each: a store that is
-// down fails thousands a second.
+// trouble logs failed reads at a limited rate, because with a store that is down thousands fail per second.
 type trouble struct {
 	mu     sync.Mutex
 	told   time.Time // guarded by mu
 	untold int       // guarded by mu
 }
 
-// report logs that the n-th attempt at a read failed, unless another did
-// shortly before. A read that was given up is no trouble.
+// report logs that the n-th attempt at a read failed, at most once in troublePeriod. A cancelled read is not logged.
 func (t *trouble) report(log *slog.Logger, ref schema.BlobRef, n int, err error) {
 	if errors.Is(err, context.Canceled) {
 		return

@@ -6,94 +6,88 @@ import (
 )
 
 const (
-	// flowGain is how many times bandwidth × latency may be in flight. The half
-	// lets the path show that it carries more when more is asked of it.
+	// flowGain is how many times bandwidth × latency may be in flight. The extra half shows whether the path carries
+	// more.
 	flowGain = 1.5
-	// flowRound is how long bandwidth is measured at least.
+	// flowRound is the shortest time over which bandwidth is measured.
 	flowRound = 10 * time.Millisecond
-	// flowShare is the part of a round's bandwidth in the average. A greatest
-	// one would be that of some burst after a pause of the store.
+	// flowShare is the weight of a round's bandwidth in the moving average. A maximum would keep the value of a burst
+	// after a pause of the store.
 	flowShare = 0.25
-	// flowFull is by how much the bandwidth must have grown over a round for the
-	// path to be taken for not yet full, flowFullRounds for how many rounds it
-	// must not have: one is enough where every read of it took longer than flowSlower
-	// times the least latency, and flowSlack. Reads also take longer, and the rate
-	// grows, while connections open their windows.
+	// The path counts as full when its bandwidth has not grown by flowFull in flowFullRounds rounds. One round is
+	// enough if each of its reads took longer than flowSlower times the minimum latency plus flowSlack. While
+	// connections open their windows, reads also take longer, but the rate grows.
 	flowFull       = 1.25
 	flowFullRounds = 3
 	flowSlower     = 1.25
 	flowSlack      = 2 * time.Millisecond
-	// flowProbe is how often the path is emptied, for flowProbeRounds rounds, to
-	// see its least latency again: with twice as much in flight as it carries,
-	// every read has waited for others.
+	// flowProbe is how often the path is drained, for flowProbeRounds rounds, to measure its minimum latency again:
+	// with twice as much in flight as the path carries, every read has waited for others.
 	flowProbe       = 10 * time.Second
 	flowProbeRounds = 2
-	// readOverhead is what a read costs beside the bytes of its blob.
+	// readOverhead is what a read costs in addition to the bytes of its blob.
 	readOverhead = 2 << 10
-	// A store is asked for some blobs at once whatever was measured: for few
-	// where it answers at once, so that their bytes are still in the processor's
-	// cache when they are sent, and for more the further away it is, up to
-	// manyReads at manyLatency. While the store has a queue, in which every read of a round waits for more than
-	// flowCrowded times the least latency, nodes of a cluster divide the latter: 256 of them would have 65,536 reads in
-	// it, which all wait so long that they are taken for lost and made again. It has none when some read takes less
-	// than flowFree times that though streams have all in flight that they may. Until a way is known, it is taken for
-	// one with a queue: four nodes would have a thousand reads in that of a slow one before the first of them came
-	// late.
+	// A few reads may always be in flight, whatever was measured. With a store that answers at once the number is
+	// fewReads, so that the bytes are still in the CPU cache when they are sent. It grows with latency, up to
+	// manyReads at manyLatency.
+	//
+	// While the store has a queue, the nodes of a cluster divide manyReads among them: 256 nodes would otherwise have
+	// 65,536 reads in the queue, where all wait so long that they are taken for lost and repeated. The store has a
+	// queue if every read of a round takes more than flowCrowded times the minimum latency. It has none if some read
+	// takes less than flowFree times that while streams use the whole limit. An unmeasured path is assumed to have a
+	// queue: four nodes could otherwise put a thousand reads into the queue of a slow store before the first answer
+	// shows that.
 	fewReads    = 8
 	manyReads   = 256
 	manyLatency = time.Millisecond
-	// At first, more is in flight to a store that is far away: farReads at farLatency. To double what is in
-	// flight takes a round trip.
+	// At first, more reads are in flight to a distant store, up to farReads at farLatency, because each doubling
+	// takes a round trip.
 	farReads    = 512
 	farLatency  = 150 * time.Millisecond
 	flowCrowded = 4
 	flowFree    = 2
-	// bucketLatency is what a bucket's is taken for before it has answered: its first batch would come in a handful of
-	// round trips if few were read at first.
+	// bucketLatency is the assumed latency of a bucket that has not answered. If few reads were in flight at first,
+	// the first batch would take several round trips.
 	bucketLatency = 20 * time.Millisecond
 )
 
-// flow says how much may be in flight to the store, over all streams.
+// flow decides how much may be in flight to the store, over all streams.
 //
-// It follows BBR (Cardwell et al., "BBR: Congestion-Based Congestion Control",
-// ACM Queue 2016): the path is known by the rate at which bytes come back and
-// the least latency of a read. At first each read that completes makes room for
-// one more, which doubles what is in flight in every round trip, until the rate
-// stands still, at once if, as HyStart has it (Ha and Rhee: "Taming the elephants", 2011),
-// all reads take longer as well. Then one and a half times rate × latency may be in
-// flight: where latency rises and the rate does not, the limit stays, and it
-// falls when the rate does. Every ten seconds the path is emptied to measure its
-// latency again.
+// It follows BBR (Cardwell et al., "BBR: Congestion-Based Congestion Control", ACM Queue 2016): a path is described
+// by the rate at which bytes arrive and by the minimum latency of a read. During startup each read that completes
+// makes room for one more, which doubles the bytes in flight in every round trip, until the rate stops growing. It
+// ends at once if all reads take longer as well, as in HyStart (Ha and Rhee: "Taming the elephants", 2011). From then
+// on 1.5 × rate × latency may be in flight: if latency rises and the rate does not, the limit stays, and it falls
+// when the rate does. Every ten seconds the path is drained to measure its latency again.
 //
-// A round in which streams had no use for all of the limit says nothing about
-// the path but that it carries at least as much.
+// A round in which streams did not use the whole limit only shows that the path carries at least as much.
 //
-// It is guarded by Reader.mu.
+// Reader.mu guards it.
 type flow struct {
 	maxReads int
-	sharers  func() int    // how many share the way
-	guess    time.Duration // what the latency is taken for while it is not known
+	sharers  func() int    // how many nodes share the path
+	guess    time.Duration // assumed latency while it is unknown
 
 	limit int64 // bytes that may be in flight
 	used  int64 // bytes in flight, with the overhead of each read
 	reads int   // reads in flight
-	gated bool  // a stream was held back by the limit in this round
+	gated bool  // the limit held a stream back in this round
 
 	rate     float64 // in bytes per second, a moving average of rounds
 	full     float64 // the rate when it last grew by flowFull
-	still    int     // rounds since
+	still    int     // rounds since full was set
 	startup  bool
 	crowded  bool          // the store has a queue
 	round    time.Time     // when the round began
-	returned int64         // bytes that came back in it
-	answers  int64         // reads that did
-	quickest time.Duration // the least latency in it
+	returned int64         // bytes received in the round
+	answers  int64         // reads completed in the round
+	quickest time.Duration // minimum latency in the round
 
-	latency      time.Duration // the least of late; 0: not known
-	latencyAfter time.Duration // the least since the last probe began
-	probed       time.Time     // when the last probe began, or the path was empty in it
+	latency      time.Duration // recent minimum; 0: unknown
+	latencyAfter time.Duration // minimum since the last probe began
+	probed       time.Time     // when the last probe began, or the path was drained in it
 	probing      bool
-	emptied      bool // in this probe, no more is in flight than the path holds
+	emptied      bool // in this probe, the path holds no more than the limit
 
 	past past
 }
@@ -102,7 +96,7 @@ func (f *flow) init(maxReads int, sharers func() int) {
 	f.maxReads, f.sharers, f.startup = maxReads, sharers, true
 }
 
-// least is the least recent latency, or what it is taken for.
+// least is the recent minimum latency, or the assumed one.
 func (f *flow) least() time.Duration { return cmp.Or(f.latency, f.guess) }
 
 // floor is how many reads may be in flight whatever was measured.
@@ -130,9 +124,9 @@ func (f *flow) admits(n int64) bool {
 	return false
 }
 
-// admitsFill reports whether one more read of n bytes may begin that no stream
-// waits for. Few may whatever was measured, or a stream that comes next would
-// wait for them on a slow path; and with half, half of the path is left to others.
+// admitsFill reports whether one more read of n bytes may begin that no stream waits for. The number that may always
+// be in flight is smaller than for streams, so that a stream that starts does not wait for them on a slow path. With
+// half, half of the path stays free.
 func (f *flow) admitsFill(n int64, half bool) bool {
 	share := 1
 	if half {
@@ -144,23 +138,23 @@ func (f *flow) admitsFill(n int64, half bool) bool {
 	if share*f.reads < fewReads || int64(share)*(f.used+n+readOverhead) <= f.limit && share*f.reads < f.maxReads {
 		return true
 	}
-	f.gated = f.gated || !half // the path is asked for all that it carries
+	f.gated = f.gated || !half // fills use all that the path carries
 	return false
 }
 
-// began counts a read in.
+// began counts a read that begins.
 func (f *flow) began(n int64) {
 	f.used += n + readOverhead
 	f.reads++
 }
 
-// abandoned counts a read out that nobody waits for any more.
+// abandoned counts a read that ended without its bytes.
 func (f *flow) abandoned(n int64) {
 	f.used -= n + readOverhead
 	f.reads--
 }
 
-// completed counts a read out that brought n bytes and took that long.
+// completed counts a read that brought n bytes in that time.
 func (f *flow) completed(now time.Time, n int64, took time.Duration) {
 	n += readOverhead
 	if f.startup && f.gated {
@@ -187,12 +181,12 @@ func (f *flow) completed(now time.Time, n int64, took time.Duration) {
 	}
 }
 
-// nextRound draws its conclusions from a round.
+// nextRound evaluates a round, and begins the next.
 func (f *flow) nextRound(now time.Time) {
 	took := now.Sub(f.round)
 	rate := float64(f.returned) / took.Seconds()
 	if f.startup || f.probing || !f.gated {
-		took = 0 // it shows less than the path carries
+		took = 0 // the rate is lower than what the path carries
 	}
 	f.past.add(now, took, f.answers, f.returned-f.answers*readOverhead, f.latency)
 	if f.startup {
@@ -220,7 +214,7 @@ func (f *flow) nextRound(now time.Time) {
 	f.round, f.returned, f.answers, f.quickest, f.gated = now, 0, 0, 0, false
 }
 
-// fill ends the start when the path is full.
+// fill ends the startup when the path is full.
 func (f *flow) fill(rate float64) {
 	if rate >= f.full*flowFull {
 		f.full, f.still = rate, 0
@@ -231,7 +225,7 @@ func (f *flow) fill(rate float64) {
 	f.startup = (!slower || f.still == 0) && f.still < flowFullRounds
 }
 
-// probe begins and ends the rounds in which the path is emptied.
+// probe begins and ends the rounds in which the path is drained.
 func (f *flow) probe(now time.Time) {
 	since := now.Sub(f.probed)
 	switch {
@@ -249,23 +243,22 @@ func (f *flow) probe(now time.Time) {
 	}
 }
 
-// What the way to the last tier gave is remembered by the minute, for half a day.
+// Measurements of the path to the last tier are kept by the minute, for half a day.
 const (
 	spellLength = time.Minute
 	spells      = 720
 )
 
-// Spell is what was seen of the way to the last tier in some time.
+// Spell is a measurement of the path to the last tier over some time.
 type Spell struct {
 	Begin   time.Time
-	Latency time.Duration // the least of a read
-	// Full is for how long the way was asked for all that it carries, Reads and Bytes are what it
-	// gave then.
+	Latency time.Duration // minimum of a read
+	// Full is how long the path was used to its limit. Reads and Bytes are what it carried in that time.
 	Full         time.Duration
 	Reads, Bytes int64
 }
 
-// merge adds what was seen in another time.
+// merge adds the measurement of another time.
 func (s *Spell) merge(o *Spell) {
 	if s.Begin.IsZero() || o.Begin.Before(s.Begin) {
 		s.Begin = o.Begin
@@ -278,13 +271,13 @@ func (s *Spell) merge(o *Spell) {
 	s.Bytes += o.Bytes
 }
 
-// past is what was seen of late. It is guarded by Reader.mu.
+// past holds recent measurements. Reader.mu guards it.
 type past struct {
-	list [spells]Spell // a ring by the minute; what is too old is overwritten
+	list [spells]Spell // a ring by the minute; old entries are overwritten
 }
 
-// add takes note of a round that ended: in it the path was full for so long, and gave
-// so many reads then.
+// add records a round that ended. full is how long the path was full in it, and reads and bytes are what it carried
+// then.
 func (p *past) add(now time.Time, full time.Duration, reads, bytes int64, latency time.Duration) {
 	begin := now.Truncate(spellLength)
 	at := &p.list[begin.Unix()/int64(spellLength/time.Second)%spells]
@@ -298,7 +291,7 @@ func (p *past) add(now time.Time, full time.Duration, reads, bytes int64, latenc
 	at.merge(&one)
 }
 
-// between is what was seen in the minutes that from and to lie in, and between them.
+// between merges the measurements from the minute of from to the minute of to.
 func (p *past) between(from, to time.Time) (sum Spell) {
 	from = from.Truncate(spellLength)
 	for i := range p.list {
@@ -309,9 +302,8 @@ func (p *past) between(from, to time.Time) (sum Spell) {
 	return sum
 }
 
-// Past returns what was seen of the way to the last tier in the minutes that from and to lie
-// in, and between them; the zero Spell if nothing was. It goes back half a day. Of several ways it is the one that was
-// full for longest.
+// Past returns the measurement of the path to the last tier from the minute of from to the minute of to; the zero
+// Spell if there is none. It goes back half a day. Of several paths it is the one that was full for longest.
 func (r *Reader) Past(from, to time.Time) (seen Spell) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

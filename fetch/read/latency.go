@@ -9,26 +9,24 @@ import (
 )
 
 const (
-	// latencyPeriod is how long reads are counted together: quantiles are those
-	// of the present period and the one before.
+	// latencyPeriod is the length of a counting period. Quantiles are over the current period and the one before.
 	latencyPeriod = 5 * time.Second
-	// latencyMin is how many reads make a quantile worth believing.
+	// latencyMin is how many reads a quantile needs.
 	latencyMin = 32
 
 	octaves    = 32 // powers of two of microseconds
-	perOctave  = 8  // buckets in each, so that a quantile is at most an eighth too great
+	perOctave  = 8  // buckets per octave, so that a quantile is at most 1/8 too high
 	logPerOct  = 3
 	histLength = octaves * perOctave
 )
 
-// latencies counts how long the reads of late took, in buckets whose width
-// grows with the latency, as HdrHistogram's do. It is not safe for concurrent
-// use.
+// latencies counts recent reads by duration, in buckets whose width grows with the latency, as in HdrHistogram. It is
+// not safe for concurrent use.
 type latencies struct {
 	now, before [histLength]uint32
 	n, nBefore  uint64
 	since       time.Time
-	most        time.Duration // of the present period
+	most        time.Duration // maximum of the current period
 	mostBefore  time.Duration
 }
 
@@ -37,13 +35,13 @@ func bucketOf(d time.Duration) int {
 	us := uint64(max(d.Microseconds(), 1))
 	octave := bits.Len64(us) - 1
 	if octave < logPerOct {
-		return int(us) // below 8 µs, one each
+		return int(us) // below 8 µs, one bucket per microsecond
 	}
 	i := (octave-logPerOct+1)*perOctave + int(us>>(octave-logPerOct))&(perOctave-1)
 	return min(i, histLength-1)
 }
 
-// upperOf returns the greatest latency of a bucket.
+// upperOf returns the highest latency of a bucket.
 func upperOf(i int) time.Duration {
 	if i < perOctave {
 		return time.Duration(i) * time.Microsecond
@@ -53,11 +51,11 @@ func upperOf(i int) time.Duration {
 	return time.Duration(us) * time.Microsecond
 }
 
-// add counts a read in.
+// add counts a read.
 func (l *latencies) add(now time.Time, took time.Duration) {
 	if now.Sub(l.since) > latencyPeriod {
 		if now.Sub(l.since) > 2*latencyPeriod && l.n < latencyMin {
-			l.n, l.now = 0, [histLength]uint32{} // too old and too few
+			l.n, l.now = 0, [histLength]uint32{} // too old, and too few
 		}
 		if l.n >= latencyMin || l.nBefore == 0 {
 			l.before, l.nBefore, l.mostBefore = l.now, l.n, l.most
@@ -70,8 +68,7 @@ func (l *latencies) add(now time.Time, took time.Duration) {
 	l.most = max(l.most, took)
 }
 
-// quantile returns the latency that a share q of the reads did not exceed, and
-// false if there are too few to tell.
+// quantile returns the latency that a share q of the reads did not exceed; false if there are too few reads.
 func (l *latencies) quantile(q float64) (time.Duration, bool) {
 	n := l.n + l.nBefore
 	if n < latencyMin {
@@ -88,26 +85,25 @@ func (l *latencies) quantile(q float64) (time.Duration, bool) {
 	return max(l.most, l.mostBefore), true
 }
 
-// greatest returns the greatest latency of late.
+// greatest returns the recent maximum.
 func (l *latencies) greatest() time.Duration { return max(l.most, l.mostBefore) }
 
-// Reads of a tier are counted by how long they took in buckets that grow by a
-// factor of 2^(1/8), those of a Prometheus native histogram of schema 3. Bucket i
-// holds what took up to 2^(TimesFirst+i)/8 seconds and longer than the bucket
-// before it: the first one up to 2^-20 s, a microsecond, the last one all that is more than 64 s.
+// Reads of a tier are counted by duration in buckets that grow by a factor of 2^(1/8), those of a Prometheus native
+// histogram of schema 3. Bucket i holds durations up to 2^((TimesFirst+i)/8) seconds and above the bucket before it:
+// the first one up to 2^-20 s, about a microsecond, the last one all above 64 s.
 const (
-	// TimesSchema is the schema of native histograms that has these buckets.
+	// TimesSchema is the schema of native histograms with these buckets.
 	TimesSchema = 3
-	// TimesFirst is the index that bucket 0 has there.
+	// TimesFirst is the index of bucket 0 in that schema.
 	TimesFirst = -20 * perDoubling
-	// TimesLength is how many buckets there are.
+	// TimesLength is the number of buckets.
 	TimesLength = 26*perDoubling + 2
 
 	perDoubling  = 1 << TimesSchema
 	exampleWidth = 2 * perDoubling // buckets that share an example
 )
 
-// doublingBounds are the bounds of the buckets within [0.5, 1), lower ones.
+// doublingBounds are the lower bounds of the buckets within [0.5, 1).
 var doublingBounds = func() (bounds [perDoubling]float64) {
 	for i := range bounds {
 		bounds[i] = math.Exp2(float64(i)/perDoubling - 1)
@@ -115,18 +111,18 @@ var doublingBounds = func() (bounds [perDoubling]float64) {
 	return bounds
 }()
 
-// Times says how long the reads of a tier took, since its reader was made.
+// Times is the durations of a tier's reads since its reader was made.
 type Times struct {
-	Tier   string // its name
+	Tier   string // name of the tier
 	Counts [TimesLength]uint64
 	Count  uint64
 	Sum    time.Duration
-	// Examples are reads of streams that are traced: the last one of each range of
-	// latencies, the zero Example where there was none.
+	// Examples are reads of traced streams: the last one of each range of latencies, the zero Example if there was
+	// none.
 	Examples [(TimesLength + exampleWidth - 1) / exampleWidth]Example
 }
 
-// Example is a read of a stream that is traced.
+// Example is a read of a traced stream.
 type Example struct {
 	Trace trace.TraceID
 	Span  trace.SpanID // of the stream
@@ -136,7 +132,7 @@ type Example struct {
 
 // bucketOfTimes returns the bucket of a latency.
 func bucketOfTimes(d time.Duration) int {
-	frac, exp := math.Frexp(max(d, 1).Seconds()) // a clock may stand still
+	frac, exp := math.Frexp(max(d, 1).Seconds()) // a clock may not advance
 	within := 0
 	for within < perDoubling && doublingBounds[within] < frac {
 		within++
@@ -144,14 +140,14 @@ func bucketOfTimes(d time.Duration) int {
 	return min(max((exp-1)*perDoubling+within-TimesFirst, 0), TimesLength-1)
 }
 
-// add counts a read in.
+// add counts a read.
 func (t *Times) add(took time.Duration) {
 	t.Counts[bucketOfTimes(took)]++
 	t.Count++
 	t.Sum += took
 }
 
-// Times returns how long reads took, for each tier in their order.
+// Times returns the durations of reads, for each tier in order.
 func (r *Reader) Times() []Times {
 	list := make([]Times, len(r.lanes))
 	r.mu.Lock()
@@ -163,7 +159,7 @@ func (r *Reader) Times() []Times {
 	return list
 }
 
-// quantiles are those that are shown.
+// quantiles returns the quantiles for statistics.
 func (l *latencies) quantiles() (q Quantiles) {
 	q.Max = l.greatest()
 	q.P50, _ = l.quantile(0.5)

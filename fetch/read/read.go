@@ -11,55 +11,53 @@ import (
 	"bowstring/spill"
 )
 
-// read is one blob being read for all who want it, and afterwards the one hold
-// that they share. Several attempts may be under way at once, of which the first
-// that brings the right bytes ends it.
+// read is one blob being read for all that want it, and afterwards the hold that they share. Several attempts may be
+// in flight; the first that brings the right bytes ends the read.
 //
-// It is the owner of the blob that all get, and the context of its attempts, so
-// that in the usual case a read costs an eighth of an allocation. All fields but reader, ref,
-// trace, late, refs, blob and unchecked are guarded by Reader.mu.
+// It owns the blob, and is the context of its attempts, so that a read usually costs 1/8 of an allocation. Reader.mu
+// guards all fields except reader, ref, trace, late, refs, blob and unchecked.
 type read struct {
 	readContext
 	reader *Reader
 	ref    schema.BlobRef
 	start  time.Time
-	since  time.Time // when it was wanted first, before start where it had to wait for its turn
-	trace  *Trace    // of who wanted it first, or nil; never changes
+	since  time.Time // when it was first requested; before start if it had to wait for its turn
+	trace  *Trace    // of the first waiter, or nil; never changes
 
-	account *Account // of who wanted it first, or nil; never changes
+	account *Account // of the first waiter, or nil; never changes
 
-	first  waiter   // who wants it
-	others []waiter // more who do
+	first  waiter   // receives the blob
+	others []waiter // further waiters
 
-	place   spill.Place // where it was found to be wanted
-	use     int64       // when it is used: see Cell.Use
-	entry   int         // index of the tier that was asked first
-	counted uint8       // in which lanes it is counted, a bit each
+	place   spill.Place // where the blob is used
+	use     int64       // when the blob is used: see Cell.Use
+	entry   int         // index of the first tier that was asked
+	counted uint8       // lanes that count it, one bit each
 
-	attempts int       // begun
-	running  int       // under way
-	failed   int       // attempts at the last tier that ended badly
-	why      error     // of the last of those
+	attempts int       // attempts begun
+	running  int       // attempts in flight
+	failed   int       // failed attempts at the last tier
+	why      error     // the error of the last failed attempt
 	latest   time.Time // when the last attempt began
-	hedged   bool      // an attempt was begun because the first was slow
+	hedged   bool      // a hedge was started
 	here     bool      // no other node is asked
-	late     bool      // who waits checks the blob; set before its first attempt is made, and never changed
+	late     bool      // the waiters verify the blob; set before its first attempt, and never changed
 	asked    bool      // another node was asked, and has not sent it
-	fill     bool      // whoever wanted it first keeps it; set before its first attempt is made
-	over     bool      // brought, failed for good, or no longer wanted
-	overdue  bool      // it had its time and brought nothing
+	fill     bool      // the first waiter caches the blob itself; set before its first attempt
+	over     bool      // it has brought the blob, failed, or was cancelled
+	overdue  bool      // it timed out
 
-	older, newer *read // reads under way in the order they began
+	older, newer *read // reads in flight, in the order they began
 	nextFreed    *read // see Reader.letGo
 
-	refs atomic.Int32 // holders of the blob
-	blob schema.Blob  // theirs; set before there is a holder
-	// unchecked says that they have to check it; set with blob.
+	refs atomic.Int32 // holds of the blob
+	blob schema.Blob  // set before there is a hold
+	// unchecked says that the waiters have to verify blob; set with it.
 	unchecked bool
 }
 
-// atOnce is how many reads are allocated together. Whoever holds the blob of one keeps the others from the collector:
-// few hundred bytes each, as a read that is over leads to no call, and one that is let go to no blob.
+// atOnce is how many reads are allocated together. A held blob keeps its whole group from being collected: a few
+// hundred bytes per read, because an ended read refers to no call, and a released one to no blob.
 const atOnce = 8
 
 // newLocked returns memory for a read.
@@ -72,7 +70,8 @@ func (r *Reader) newLocked() *read {
 	return rd
 }
 
-// readKey is by what reads are found. Who checks late shares what others read, but these not what is not checked.
+// readKey is the key of a read. Waiters that verify the blob themselves may share any read, but others must not share
+// a read that is not verified.
 type readKey struct {
 	ref  schema.BlobRef
 	late bool
@@ -89,8 +88,8 @@ func (r *Reader) findLocked(w *Want) *read {
 	return rd
 }
 
-// lateLocked reports whether a read that is to begin in a lane may leave the check to who waits: not where a tier above
-// keeps what it brings.
+// lateLocked reports whether a read that begins in a lane may leave the verification to its waiters. It may not if a
+// tier above caches the blob.
 func (r *Reader) lateLocked(l *lane, rd *read) bool {
 	if !l.traits.Late {
 		return false
@@ -114,16 +113,16 @@ func (r *read) Unpin() {
 	}
 }
 
-// Frame implements schema.Framer. Of all who have the blob, one tier alone stores it.
+// Frame implements schema.Framer. Of all holders, only one tier stores the blob.
 func (r *read) Frame() []byte { return r.blob.Frame() }
 
-// Extent implements schema.Locator: the blob lies where the tier had it that it came from.
+// Extent implements schema.Locator: the blob lies where the tier that brought it has it.
 func (r *read) Extent([]byte) (schema.Extent, bool) { return r.blob.Extent() }
 
 // Share implements schema.Sharer.
 func (r *read) Share() bool { return r.acquire() }
 
-// acquire takes a hold of a blob that others hold; false if the last has let go.
+// acquire takes a hold of a blob that others hold; false if the last hold is gone.
 func (r *read) acquire() bool {
 	for {
 		n := r.refs.Load()
@@ -136,34 +135,33 @@ func (r *read) acquire() bool {
 	}
 }
 
-// attemptLocked counts another attempt in, which begins then.
+// attemptLocked counts another attempt, which begins at then.
 func (r *read) attemptLocked(then time.Time) {
 	r.attempts++
 	r.running++
 	r.latest = then
 }
 
-// readContext is the context of a read: it ends when the read is over, whoever
-// brought the blob. What it carries is what the one carries who wanted the blob
-// first. It is a context of its own kind as there is one for every blob, and most
-// are never asked for anything: then it costs no lock.
+// readContext is the context of a read. It ends when the read is over, whichever attempt brought the blob. Its values
+// are those of the first waiter's context. It has an implementation of its own because there is one for every blob,
+// and most are never used: then it takes no lock.
 type readContext struct {
 	state atomic.Uint32 // one of the states below
 
-	mu     sync.Mutex      // taken once it was asked
-	values context.Context //nolint:containedctx // its values alone are used; nil when it is over
-	done   chan struct{}   // made when asked for; guarded by mu
+	mu     sync.Mutex      // used once the context has been used
+	values context.Context //nolint:containedctx // only for its values; nil when the read is over
+	done   chan struct{}   // made on demand; guarded by mu
 	after  []*afterwards   // guarded by mu
 }
 
 // States of a readContext.
 const (
-	unasked uint32 = iota // nobody has a use for mu
+	unasked uint32 = iota // mu is not in use
 	asked
-	over // and was never asked, or else that is noted with mu held
+	over // if it was asked before, mu is held while this is set
 )
 
-// ask reports whether the context has not ended. Then mu guards all, and is held.
+// ask reports whether the context has not ended. If so, it returns with mu held, which guards all.
 func (c *readContext) ask() bool {
 	if c.state.CompareAndSwap(unasked, asked) || c.state.Load() == asked {
 		c.mu.Lock()
@@ -175,11 +173,11 @@ func (c *readContext) ask() bool {
 	return false
 }
 
-// afterwards is what is called when a context ends.
+// afterwards is a function that is called when a context ends.
 type afterwards struct{ call func() }
 
-// AfterFunc has f called, in a goroutine of its own, when c ends; stop reports whether it has kept f from that. Package
-// context looks for it: with it, a context that is made of this one takes no goroutine that waits for both.
+// AfterFunc calls f in its own goroutine when c ends; stop reports whether it has prevented that. Package context
+// looks for this method: with it, a context derived from this one needs no goroutine.
 func (c *readContext) AfterFunc(f func()) (stop func() bool) {
 	if !c.ask() {
 		go f()
@@ -202,7 +200,7 @@ func (c *readContext) AfterFunc(f func()) (stop func() bool) {
 // Deadline implements context.Context: there is none.
 func (*readContext) Deadline() (time.Time, bool) { return time.Time{}, false }
 
-// endedBefore is the Done of what has ended before it was asked for it.
+// endedBefore is the Done channel of a context that ended before its first use.
 var endedBefore = func() chan struct{} { c := make(chan struct{}); close(c); return c }()
 
 // Done implements context.Context.
@@ -259,5 +257,5 @@ func (c *readContext) end() {
 			close(c.done)
 		}
 	}
-	c.values = nil // a blob is held for long, and a call leads to all that its transport has
+	c.values = nil // a blob is held for long, and a call's context refers to all of its transport
 }

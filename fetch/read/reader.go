@@ -23,31 +23,30 @@ import (
 // DefaultReadTimeout is the default of [Options.ReadTimeout].
 const DefaultReadTimeout = 30 * time.Second
 
-// Options tunes a Reader. The zero value of each field stands for its default.
+// Options configures a Reader. Zero fields have defaults.
 type Options struct {
-	// MaxReads caps the reads in flight on a way that is measured, whatever was
-	// found. Default 4096.
+	// MaxReads caps the reads in flight on a path that is measured. Default 4096.
 	MaxReads int
-	// ReadTimeout is how long a blob is tried before it counts as one that cannot be read, whatever the store does:
-	// it fails, or says nothing. A second is added for each mebibyte of the blob. Default DefaultReadTimeout.
+	// ReadTimeout is how long a blob is tried before the read fails, whether the store fails or sends nothing. One
+	// second is added per mebibyte of the blob. Default DefaultReadTimeout.
 	ReadTimeout time.Duration
-	// NoHedge leaves slow reads alone. Otherwise one that takes longer than nearly
-	// all of late is made a second time, which costs 5 % more reads at most.
+	// NoHedge turns hedging off. Otherwise a read that takes longer than nearly all recent ones is made a second
+	// time, which costs at most 5 % more reads.
 	NoHedge bool
-	// Keeps says whether a blob is for the tiers of this node to keep; pages of
-	// manifests always are. It must not block. Default: all are.
+	// Keeps reports whether the tiers of this node may cache a blob. Pages of manifests are always cached. It must
+	// not block. Default: true for all.
 	Keeps func(schema.BlobRef) bool
-	// Sharers is how many readers, this one among them, share the way to the last tier as far as is known: other nodes
-	// of a cluster. It must not block. Default: this one has it alone.
+	// Sharers is how many readers share the path to the last tier, as far as known: those of the cluster's nodes,
+	// with this one. It must not block. Default: 1.
 	Sharers func() int
-	// Prover knows the checksums of blobs that were attached without them, or learns them from the first read. Default: none
-	// is known, so that such blobs cannot be read.
+	// Prover knows the checksums of blobs that were attached without them, or learns them from the first read.
+	// Default: none is known, so such blobs cannot be read.
 	Prover store.Prover
-	// Logger receives what operators should know. Default slog.Default().
+	// Logger receives messages for operators. Default slog.Default().
 	Logger *slog.Logger
 }
 
-// EnsureDefaults fills in the fields that are zero.
+// EnsureDefaults sets fields that are zero to their defaults.
 func (o *Options) EnsureDefaults() {
 	if o.MaxReads == 0 {
 		o.MaxReads = 4096
@@ -69,7 +68,7 @@ func (o *Options) EnsureDefaults() {
 	}
 }
 
-// Validate returns an error that names the first field without a sensible value.
+// Validate returns an error that names the first invalid field.
 func (o *Options) Validate() error {
 	switch {
 	case o.MaxReads < 1:
@@ -80,54 +79,55 @@ func (o *Options) Validate() error {
 	return nil
 }
 
-// Reader reads blobs from an ordered list of tiers, each when it is its turn. It is safe for concurrent use.
+// Reader reads blobs from an ordered list of tiers; tenants, jobs and streams take turns. It is safe for concurrent
+// use.
 //
-// A goroutine of it begins reads of one tier, a run of several where they take no time, makes them, takes in what came
-// of all, and looks for what is next. So there are as many as reads in flight to a tier that takes time. Some wait
-// where there is nothing to read. Slow reads are looked for by a timer that runs while there are any.
+// Its goroutines (worker) each start reads of one tier, or a run of several reads that take no time, make them,
+// process the results, and look for the next. So a tier whose reads take time has one goroutine per read in flight.
+// Some goroutines wait when there is nothing to read. A timer checks for slow reads while there are any. Close waits
+// for all of them.
 //
-// Its mutex is taken a few times a run, and never while bytes are touched or a receiver is told. Under it the queue of
-// turns is locked, and tiers are asked what they have.
+// The mutex is taken a few times per run, and never while bytes are touched or a receiver is called. While it is
+// held, the queue is locked, and tiers are asked what they have.
 type Reader struct {
 	opts  Options
-	lanes []lane // the nearest first
+	lanes []lane // nearest first
 	last  *lane
 	queue *admission.Queue[queued]
-	idler Waker // nil: nobody is told
+	idler Waker // nil: not set
 
 	mu             guard
 	closed         bool
-	reads          map[readKey]*read // under way, or held by whoever wanted them
-	oldest, newest *read             // of those under way, in the order they began
+	reads          map[readKey]*read // in flight, or held by receivers
+	oldest, newest *read             // ends of the list of reads in flight, in the order they began
 	latency        latencies         // of the last tier
 	remote         latencies         // of other nodes
-	slow           time.Duration     // how long a slow read takes, brought up to date by the timer
-	heard          time.Time         // when the last tier said something of a blob, or was first asked since
-	silent         bool              // a read of it has had its time, and nothing was heard since
-	hedges         float64           // that may be made now
+	slow           time.Duration     // how long a slow read takes; updated by the timer
+	heard          time.Time         // when the last tier last answered, or was first asked since then
+	silent         bool              // a read of it has timed out, and it has not answered since
+	hedges         float64           // hedges that may be made now
 	watch          *time.Timer
 	watching       bool
 	stats          counters
-	quantiles      Quantiles // of latency, brought up to date by the timer
-	fresh          []read    // reads that are none yet: see newLocked
-	due            due       // attempts that are made before what waits for its turn
-	runs           []*worker // that make reads which most likely take no time
-	idle           []*worker // goroutines that have nothing to read
-	spent          []*worker // that have ended
+	quantiles      Quantiles // of latency; updated by the timer
+	fresh          []read    // unused reads: see newLocked
+	due            due       // attempts that precede what waits for its turn
+	runs           []*worker // workers with reads that are likely to take no time
+	idle           []*worker // workers that wait for something to read
+	spent          []*worker // workers that have ended, for reuse
 
 	public struct {
-		mu    sync.Mutex // is taken with Reader.mu held, or alone
-		stats Stats      // as of when Reader.mu was last let go of; written with both held
+		mu    sync.Mutex // taken with Reader.mu held, or alone
+		stats Stats      // as of the last unlock of Reader.mu; written with both held
 	}
 
-	freed   atomic.Pointer[read] // whose last holder has let go: see forgetFreedLocked
-	stuck   atomic.Int64         // attempts at reads that were given up, which have not ended
+	freed   atomic.Pointer[read] // released reads: see forgetFreedLocked
+	stuck   atomic.Int64         // attempts of failed reads that still run
 	trouble trouble
-	running sync.WaitGroup // goroutines that read, and the timer's; grows under mu only while not closed
+	running sync.WaitGroup // workers and the timer's call; grows under mu only while not closed
 }
 
-// New returns a reader of those tiers, which stay the caller's to close, after
-// the reader.
+// New returns a reader of the tiers. The caller closes the tiers, after the reader.
 func New(list []Tier, opts Options) (*Reader, error) {
 	opts.EnsureDefaults()
 	if err := errors.Join(opts.Validate(), Validate(list)); err != nil {
@@ -147,14 +147,14 @@ func New(list []Tier, opts Options) (*Reader, error) {
 	return r, nil
 }
 
-// ErrClosing is the schema.ErrUnavailable of whatever is asked of what is closing.
+// ErrClosing returns the schema.ErrUnavailable of an engine that is closing.
 func ErrClosing() error { return fmt.Errorf("%w: the engine is closing", schema.ErrUnavailable) }
 
-// InWindow is the tier of a blob that a window held.
+// InWindow is the Tier of an Outcome that a window held.
 const InWindow = -1
 
 // Known returns a reference as the tiers know it: with its checksum, if that was learned since the blob was attached.
-// Streams know the blob by the reference of the manifest.
+// Streams use the reference of the manifest.
 func (r *Reader) Known(ref schema.BlobRef) schema.BlobRef {
 	if !ref.Unproven() {
 		return ref
@@ -162,7 +162,7 @@ func (r *Reader) Known(ref schema.BlobRef) schema.BlobRef {
 	return r.opts.Prover.Proven(ref)
 }
 
-// below returns the index of the first tier that is likely to have the blob that is wanted.
+// below returns the index of the first tier that is likely to have the blob.
 func (r *Reader) below(w *Want) int {
 	ref := r.Known(w.Ref)
 	for i := range r.lanes[:len(r.lanes)-1] {
@@ -173,22 +173,22 @@ func (r *Reader) below(w *Want) int {
 	return len(r.lanes) - 1
 }
 
-// Cost is what a read of so many bytes takes of what is shared out.
+// Cost is what a read of a blob counts in the turns.
 func Cost(bytes int64) int64 { return bytes + readOverhead }
 
-// Filling is what came of [Reader.Fill].
+// Filling is the result of [Reader.Fill].
 type Filling int
 
-// What comes of a fill.
+// The results of Fill.
 const (
-	NoRoom   Filling = iota // on the way to the last tier
-	Begun                   // the receiver is told of it
-	UnderWay                // for somebody else, who has it kept; the receiver is told of it
+	NoRoom   Filling = iota // the path to the last tier has no room
+	Begun                   // the receiver gets the outcome
+	UnderWay                // another receiver reads it already; this receiver gets no outcome
 )
 
-// Fill begins to read a blob for who can wait, and keeps it himself: nothing is begun unless the way to
-// the last tier has room to spare, of which half is left to others where half says so. Where another
-// node is likely to have the blob, it is asked first. What is under way for somebody else is not waited for.
+// Fill starts to read a blob that no stream waits for; the receiver stores it itself. It starts nothing unless the
+// path to the last tier has spare room; with half, half of the path stays free. If another node is likely to have the
+// blob, that node is asked first. If a read of the blob is in flight, Fill does not join it.
 func (r *Reader) Fill(w *Want, half bool) Filling {
 	l := &r.lanes[r.below(w)]
 	if !l.traits.Remote {
@@ -203,14 +203,14 @@ func (r *Reader) Fill(w *Want, half bool) Filling {
 	if r.closed || !r.last.flow(w.Ref).admitsFill(w.Ref.Size, half) {
 		return NoRoom
 	}
-	_, first, _ := r.tryLocked(w, l, true) // it is not there, and the reader is not closed
+	_, first, _ := r.tryLocked(w, l, true) // no read is in flight, and the reader is not closed
 	first.read.fill = true
 	r.stats.fills++
 	r.dueLocked(first)
 	return Begun
 }
 
-// shareLocked has w come with what is under way, or held; elsewhere if neither.
+// shareLocked joins w to a read in flight, or hands it a held blob; elsewhere if there is neither.
 func (r *Reader) shareLocked(w *Want) (v verdict, blob schema.Blob) {
 	rd := r.findLocked(w)
 	switch {
@@ -227,11 +227,11 @@ func (r *Reader) shareLocked(w *Want) (v verdict, blob schema.Blob) {
 		r.stats.sharedReads++
 		return held, schema.NewBlob(rd.blob.Bytes(), rd)
 	}
-	delete(r.reads, rd.key()) // its last holder is letting go
+	delete(r.reads, rd.key()) // its last hold is being released
 	return elsewhere, schema.Blob{}
 }
 
-// stayLocked has a read that is under way go on here.
+// stayLocked makes a read in flight continue at this node's store.
 func (r *Reader) stayLocked(rd *read) {
 	rd.here = true
 	if r.closed || !r.awayLocked(rd) {
@@ -242,8 +242,8 @@ func (r *Reader) stayLocked(rd *read) {
 	r.dueLocked(Attempt{read: rd, nth: rd.attempts - 1, lane: r.last})
 }
 
-// tryLocked has w's receiver told of its blob in the end: it joins the read that is
-// under way, or shares what is held, or a read of the lane is begun, if there is room for it.
+// tryLocked joins a read in flight, shares a held blob, or starts a read in the lane if there is room (always: even
+// without room). If it returns begun, the caller makes the attempt first.
 func (r *Reader) tryLocked(w *Want, l *lane, always bool) (v verdict, first Attempt, blob schema.Blob) {
 	if v, blob = r.shareLocked(w); v != elsewhere {
 		return v, first, blob
@@ -266,19 +266,21 @@ func (r *Reader) tryLocked(w *Want, l *lane, always bool) (v verdict, first Atte
 		r.oldest = rd
 	}
 	r.newest = rd
-	rd.late = w.Late && !w.Ref.Unproven() && r.lateLocked(l, rd) // the checksum is not in what the receiver has
+	// The receiver does not have the checksum of an unproven blob
+	rd.late = w.Late && !w.Ref.Unproven() && r.lateLocked(l, rd)
 	r.reads[rd.key()] = rd
 	l.beganLocked(rd)
 	r.keepWatchLocked()
 	return begun, Attempt{read: rd, lane: l}, schema.Blob{}
 }
 
-// Get reads one blob, whatever is in flight. No tier keeps it, and no other node is asked.
+// Get reads one blob, regardless of what is in flight. No tier caches it, and no other node is asked. The caller
+// releases the blob.
 func (r *Reader) Get(ctx context.Context, ref schema.BlobRef) (schema.Blob, error) {
 	return r.GetAt(ctx, ref, spill.Place{})
 }
 
-// GetAt is Get of a blob at a place: tiers of this node may keep it.
+// GetAt is Get of a blob at a place: tiers of this node may cache it.
 func (r *Reader) GetAt(ctx context.Context, ref schema.BlobRef, at spill.Place) (schema.Blob, error) {
 	result := make(inbox, 1)
 	w := Want{Ref: ref, At: at, Context: ctx, To: result, Here: true}
@@ -301,16 +303,15 @@ func (r *Reader) GetAt(ctx context.Context, ref schema.BlobRef, at spill.Place) 
 		return o.Blob, o.Err
 	case <-ctx.Done():
 		if r.Leave(func(to Receiver, _ Token) bool { return to == Receiver(result) }) == 0 {
-			o := <-result // it comes in this moment
+			o := <-result // it ended at the same time
 			o.Blob.Release()
 		}
 		return schema.Blob{}, context.Cause(ctx)
 	}
 }
 
-// Leave has those who match wait no longer, and ends reads that nobody wants any
-// more. It returns how many were taken out; who was told already, or is just
-// being told, is not among them.
+// Leave removes the waiters that match, and cancels reads without waiters. It returns how many it removed; waiters
+// whose outcome was delivered, or is being delivered, are not counted.
 func (r *Reader) Leave(match func(to Receiver, t Token) bool) (left int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -332,12 +333,12 @@ func (r *Reader) Leave(match func(to Receiver, t Token) bool) (left int) {
 		rd = newer
 	}
 	if left > 0 && !r.closed && r.queue.Waiting() > 0 {
-		r.wakeLocked() // there may be room for others
+		r.wakeLocked() // there may be room for other reads
 	}
 	return left
 }
 
-// Close ends all reads, tells those who wait, and waits for the goroutines.
+// Close fails all reads, delivers the outcomes, and waits for the goroutines.
 func (r *Reader) Close() {
 	r.mu.Lock()
 	r.closed = true
@@ -358,8 +359,7 @@ func (r *Reader) Close() {
 	r.running.Wait()
 }
 
-// forgetLocked takes r, which is over, off the list of what is under way, and
-// ends its other attempts.
+// forgetLocked removes rd, which is over, from the reads in flight, and cancels its other attempts.
 func (r *Reader) forgetLocked(rd *read) {
 	for i := range r.lanes {
 		r.lanes[i].abandonedLocked(rd)
@@ -379,7 +379,7 @@ func (r *Reader) forgetLocked(rd *read) {
 	rd.older, rd.newer = nil, nil
 }
 
-// letGo has a read forgotten whose last holder has released its blob, when the lock is taken next.
+// letGo queues a read whose last hold was released, so that it is forgotten when the mutex is next taken.
 func (r *Reader) letGo(rd *read) {
 	for {
 		rd.nextFreed = r.freed.Load()
@@ -389,7 +389,7 @@ func (r *Reader) letGo(rd *read) {
 	}
 }
 
-// forgetFreedLocked forgets the reads that nobody holds any more.
+// forgetFreedLocked forgets the reads without holds.
 func (r *Reader) forgetFreedLocked() {
 	if r.freed.Load() == nil {
 		return
@@ -402,17 +402,17 @@ func (r *Reader) forgetFreedLocked() {
 	}
 }
 
-// Tenant is on whose account reads are made. What it has in flight to the last tier
-// is within its share of what may be, but for one read.
+// Tenant is the account of a tenant's reads. What it has in flight to the last tier stays within its share, except
+// that one read is always allowed.
 type Tenant struct {
 	reader *Reader
 	reads  int     // in flight to the last tier; guarded by Reader.mu
-	bytes  int64   // of those, with their overhead; guarded by Reader.mu
+	bytes  int64   // size of those reads, with overhead; guarded by Reader.mu
 	share  float64 // 0: all; guarded by Reader.mu
 }
 
-// NewTenant returns the account of one who may have such a share, of 1, of what may be
-// in flight to the last tier; 0 stands for all.
+// NewTenant returns the account of a tenant that may use a share, from 0 to 1, of what may be in flight to the last
+// tier; 0 is all.
 func (r *Reader) NewTenant(share float64) *Tenant { return &Tenant{reader: r, share: share} }
 
 // SetShare changes the share.
@@ -422,22 +422,21 @@ func (t *Tenant) SetShare(share float64) {
 	t.share = share
 }
 
-// InFlight is what it has in flight to the last tier.
+// InFlight is what the tenant has in flight to the last tier.
 func (t *Tenant) InFlight() (reads int, bytes int64) {
 	t.reader.mu.Lock()
 	defer t.reader.mu.Unlock()
 	return t.reads, t.bytes
 }
 
-// Account is what was read for one stream. A read that several want is on the account
-// of who asked first.
+// Account counts the reads of one stream. A shared read counts for the stream that asked first.
 type Account struct {
 	Tenant    *Tenant
-	LastBytes atomic.Int64 // of blobs that came from the last tier
+	LastBytes atomic.Int64 // of blobs from the last tier
 }
 
-// admitsLocked reports whether the tenant may have one more read of n bytes in flight on
-// a way, whatever room there is.
+// admitsLocked reports whether the tenant's share allows one more read of n bytes in flight on a path, regardless of
+// the path's room.
 func (t *Tenant) admitsLocked(f *flow, n int64) bool {
 	if t == nil || t.share <= 0 || t.share >= 1 || t.reads == 0 {
 		return true
@@ -445,8 +444,8 @@ func (t *Tenant) admitsLocked(f *flow, n int64) bool {
 	if float64(t.reads) < t.share*float64(f.floor()) || float64(t.bytes+n+readOverhead) <= t.share*float64(f.limit) {
 		return true
 	}
-	// While the path is being found out it has to be asked for more, or it would never
-	// show that it carries it. Later a round says nothing where nobody else was held back.
+	// During startup the path has to be used more, or it would never show that it carries more. Later, a round in
+	// which only this tenant was held back shows nothing.
 	f.gated = f.gated || f.startup
 	return false
 }
@@ -469,26 +468,26 @@ func (a *Account) endedLocked(n int64) {
 }
 
 const (
-	// paceMost is what a read counts for in a lane's pace at most: it may have had to wait for a processor.
+	// paceMost bounds what one read counts in a lane's pace, because the read may have waited for a CPU.
 	paceMost = 4 * quickRead
-	// paceShare is the part that a read has in the pace, as its inverse.
+	// paceShare is the inverse of the weight of a read in the pace.
 	paceShare = 8
 )
 
-// lane is the way to a tier: what may be in flight on it, and what is. All fields
-// but tier, keeper, gather, traits, index and last are guarded by Reader.mu.
+// lane is the path to a tier: what may be in flight on it, and what is. Reader.mu guards all fields except tier,
+// keeper, gather, traits, index and last.
 type lane struct {
 	tier   Tier
-	keeper Keeper   // the tier, if it keeps what comes from below
+	keeper Keeper   // the tier, if it caches blobs from tiers below
 	gather Gatherer // the tier, if it serves some cells together
 	traits Traits
 	index  int
-	last   bool // there is none below
+	last   bool // there is no tier below
 
-	reads int        // under way, where their number is fixed
-	ways  [ways]flow // where it is measured
+	reads int        // in flight, if their number is fixed
+	ways  [ways]flow // if their number is measured
 	times Times
-	pace  time.Duration // of a read, as a moving average in which none counts for long; 0: not known
+	pace  time.Duration // of a read, as a moving average with capped values; 0: unknown
 }
 
 func (l *lane) init(t Tier, index, maxReads int) {
@@ -501,7 +500,7 @@ func (l *lane) init(t Tier, index, maxReads int) {
 	l.ways[toBucket].guess = bucketLatency
 }
 
-// quick reports whether its reads most likely take no time.
+// quick reports whether its reads are likely to take no time.
 func (l *lane) quick() bool { return l.pace > 0 && l.pace < quickRead }
 
 // gathers reports whether the tier serves a blob together with others.
@@ -511,18 +510,18 @@ func (l *lane) gathers(ref schema.BlobRef) bool {
 
 func (l *lane) bit() uint8 { return 1 << l.index }
 
-// way is how a blob comes from a tier.
+// way is a path to the blobs of a tier.
 type way int
 
-// The ways of the last tier. A store in a directory answers at once while the buckets are far away in which attached
-// blobs lie: what is measured of the one says nothing of the other.
+// The paths of the last tier. They are measured separately, because a store in a directory answers at once while
+// attached blobs may be in distant buckets.
 const (
 	toStore  way = iota
-	toBucket     // of what a Gatherer serves
+	toBucket     // blobs that a Gatherer serves together
 	ways
 )
 
-// way is how a blob comes.
+// way returns the path of a blob.
 func (l *lane) way(ref schema.BlobRef) way {
 	if l.gather != nil && l.gather.Gathers(ref) {
 		return toBucket
@@ -530,7 +529,7 @@ func (l *lane) way(ref schema.BlobRef) way {
 	return toStore
 }
 
-// flow is what may be in flight on a blob's way.
+// flow returns what may be in flight on a blob's path.
 func (l *lane) flow(ref schema.BlobRef) *flow { return &l.ways[l.way(ref)] }
 
 // admitsLocked reports whether a read may begin.
@@ -541,7 +540,7 @@ func (l *lane) admitsLocked(ref schema.BlobRef) bool {
 	return l.flow(ref).admits(ref.Size)
 }
 
-// inFlightLocked is how many reads are under way.
+// inFlightLocked is the number of reads in flight.
 func (l *lane) inFlightLocked() int {
 	n := l.reads
 	for i := range l.ways {
@@ -550,7 +549,7 @@ func (l *lane) inFlightLocked() int {
 	return n
 }
 
-// beganLocked counts a read in, once.
+// beganLocked counts a read, once.
 func (l *lane) beganLocked(r *read) {
 	if r.counted&l.bit() != 0 {
 		return
@@ -569,7 +568,7 @@ func (l *lane) beganLocked(r *read) {
 	}
 }
 
-// abandonedLocked counts a read out that brought nothing.
+// abandonedLocked ends the counting of a read that brought nothing.
 func (l *lane) abandonedLocked(r *read) {
 	if r.counted&l.bit() == 0 {
 		return
@@ -585,7 +584,7 @@ func (l *lane) abandonedLocked(r *read) {
 	}
 }
 
-// completedLocked counts a read out that brought the blob, and took that long.
+// completedLocked ends the counting of a read that brought the blob in that time.
 func (l *lane) completedLocked(r *read, now time.Time, took time.Duration) {
 	counts := min(max(took, 1), paceMost)
 	if l.pace == 0 {
@@ -614,41 +613,42 @@ type counters struct {
 	reasons                                  Reasons
 }
 
-// Stats are a reader's counters since it was made, and what is in flight now.
+// Stats are a reader's counters since it was made, and what is in flight.
 type Stats struct {
-	Reads       int64         // blobs read from the last tier and found right
-	Reasons     Reasons       // of those, why they were made
-	ReadBytes   int64         // of those
-	ReadTime    time.Duration // summed over those
-	FailedReads int64         // attempts at the last tier that brought no blob, or a wrong one
-	UpperReads  int64         // blobs found in a tier of this node above and right
-	UpperBytes  int64         // of those
-	PeerReads   int64         // blobs that other nodes had, and right
-	PeerBytes   int64         // of those
-	StoodIn     int64         // blobs read from the last tier that are for other nodes to keep
-	SharedReads int64         // wants that came with a read made for another, or from what was held
+	Reads       int64         // blobs read from the last tier and verified
+	Reasons     Reasons       // those reads, by reason
+	ReadBytes   int64         // size of those blobs
+	ReadTime    time.Duration // sum over those reads
+	FailedReads int64         // failed attempts at the last tier, including wrong bytes
+	UpperReads  int64         // blobs from tiers of this node above the store
+	UpperBytes  int64         // size of those blobs
+	PeerReads   int64         // blobs from other nodes
+	PeerBytes   int64         // size of those blobs
+	StoodIn     int64         // blobs of other owners read from the last tier
+	SharedReads int64         // requests that shared a read or a held blob
 	Retries     int64         // attempts after one that failed or was silent for long
-	Hedges      int64         // attempts beside one that was slow
-	HedgesWon   int64         // of those, which brought the blob first
-	Fills       int64         // reads begun by Fill
-	GivenUp     int64         // blobs that no attempt brought
-	Lost        int64         // of those, which are missing or damaged
+	Hedges      int64         // attempts in addition to a slow one
+	HedgesWon   int64         // hedges that brought the blob first
+	Fills       int64         // reads started by Fill
+	GivenUp     int64         // reads that failed
+	Lost        int64         // of GivenUp: missing or damaged
 
-	InFlight      int           // reads of the last tier
-	BytesInFlight int64         // with what each read costs beside
-	Limit         int64         // bytes that may be in flight, as the way was measured: to buckets, if any are read
-	MinLatency    time.Duration // of that way
-	BytesPerSec   float64       // that it carries, as a moving average
-	Held          int           // blobs that windows hold, or that are being read
+	InFlight      int   // reads of the last tier
+	BytesInFlight int64 // with the overhead of each read
+	// Limit is the bytes that may be in flight: on the path to buckets if that is used, else to the store.
+	Limit       int64
+	MinLatency  time.Duration // of that path
+	BytesPerSec float64       // of that path, a moving average
+	Held        int           // blobs that windows hold, or that are being read
 
-	Quantiles // of the latency of the last tier
+	Quantiles // latency of the last tier
 }
 
-// Quantiles are of the reads of the last five to ten seconds; all but Max are zero where there were too few.
+// Quantiles are over the reads of the last 5 to 10 s. All except Max are zero if there were too few reads.
 type Quantiles struct{ P50, P95, P99, Max time.Duration }
 
-// Stats returns the reader's counters. It waits for no goroutine that reads: where one has the mutex, the counters are
-// those of when the mutex was last free, and quantiles are as old as the last look for slow reads.
+// Stats returns the reader's counters. It does not wait for the mutex: while a goroutine holds it, the counters are
+// as of its last unlock, and quantiles as of the last check for slow reads.
 func (r *Reader) Stats() Stats {
 	if r.mu.TryLock() {
 		r.forgetFreedLocked()
@@ -680,8 +680,8 @@ func (r *Reader) statsLocked() Stats {
 	return s
 }
 
-// guard is the reader's mutex. The counters are published when it is unlocked. So Stats does not wait for a goroutine
-// that has it, and may have lost its processor.
+// guard is the reader's mutex. Unlocking it publishes the counters, so that Stats does not wait for a goroutine that
+// holds the mutex and may have lost its CPU.
 type guard struct {
 	sync.Mutex
 	reader *Reader
@@ -701,15 +701,15 @@ func (g *guard) Unlock() {
 // From is where a blob came from.
 type From int
 
-// Where blobs come from.
+// The sources of blobs.
 const (
-	FromWindow From = iota // of another stream
+	FromWindow From = iota // held by another stream
 	FromSpill              // a tier of this node
 	FromPeer               // another node
 	FromStore
 )
 
-// From says where an outcome came from.
+// From returns where an outcome came from.
 func (r *Reader) From(o *Outcome) From {
 	switch {
 	case o.Tier == InWindow:
@@ -722,15 +722,14 @@ func (r *Reader) From(o *Outcome) From {
 	return FromSpill
 }
 
-// Path says what the way to the last tier is like: how long a slow read takes,
-// the least latency, and how many bytes may be in flight.
+// Path describes the path to the last tier: how long a slow read takes, the minimum latency, and the bytes that may
+// be in flight.
 type Path struct {
 	Slow, Latency time.Duration
 	Limit         int64
 }
 
-// Path returns what was measured of the way to the last tier: to the buckets in which attached blobs lie, or to the
-// store.
+// Path returns the measurements of the path to the last tier: to the buckets with attached blobs, or to the store.
 func (r *Reader) Path(buckets bool) Path {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -741,30 +740,27 @@ func (r *Reader) Path(buckets bool) Path {
 	return Path{r.slow, f.least(), f.limit}
 }
 
-// Far reports whether the last tier does not answer at once.
+// Far reports whether the last tier's latency is 1 ms or more.
 func (p Path) Far() bool { return p.Latency >= manyLatency }
 
 const (
-	// tracedFirst is how many reads of a stream have a span whatever they took:
-	// those that its first batch waits for.
+	// tracedFirst is how many reads of a stream always have a span: those that its first batch waits for.
 	tracedFirst = 8
-	// tracedOdd is how many more have one as they were slow or failed.
+	// tracedOdd is how many more have a span because they were slow or failed.
 	tracedOdd = 32
 )
 
-// Trace draws spans of some of the reads that a stream asks for: its first ones,
-// and those that were slow or failed. A nil Trace is that of a stream nobody
-// traces: it costs a comparison a read. It holds nothing of the call, as reads
-// lead to it and are held for longer.
+// Trace records spans of some of a stream's reads: its first ones, and those that were slow or failed. A nil Trace is
+// that of a stream that is not traced; it costs a comparison per read. It refers to nothing of the call, because
+// reads refer to it and live longer.
 type Trace struct {
 	tracer trace.Tracer
 	parent trace.SpanContext
-	first  atomic.Int32 // that may have a span
+	first  atomic.Int32 // first reads that may still get a span
 	odd    atomic.Int32
 }
 
-// NewTrace returns the trace of whatever the span of ctx stands for; nil if that
-// is not recorded.
+// NewTrace returns the trace of the span in ctx; nil if that is not recorded.
 func NewTrace(ctx context.Context) *Trace {
 	span := trace.SpanFromContext(ctx)
 	if !span.IsRecording() {
@@ -776,12 +772,12 @@ func NewTrace(ctx context.Context) *Trace {
 	return t
 }
 
-// exampleLocked keeps a read of the stream as an example; Reader.mu is held.
+// exampleLocked stores a read of the stream as an example; Reader.mu is held.
 func (t *Trace) exampleLocked(times *Times, took time.Duration, at time.Time) {
 	times.Examples[bucketOfTimes(took)/exampleWidth] = Example{t.parent.TraceID(), t.parent.SpanID(), took, at}
 }
 
-// attempt draws the span of an attempt, if it is one to be drawn.
+// attempt records the span of an attempt, if the attempt is selected.
 func (t *Trace) attempt(a Attempt, began time.Time, slow bool, err error) {
 	switch {
 	case take(&t.first):
@@ -799,5 +795,5 @@ func (t *Trace) attempt(a Attempt, began time.Time, slow bool, err error) {
 	span.End()
 }
 
-// take takes one of what is left.
+// take decrements left, and reports whether any was left.
 func take(left *atomic.Int32) bool { return left.Load() > 0 && left.Add(-1) >= 0 }

@@ -12,91 +12,90 @@ import (
 	"bowstring/spill"
 )
 
-// Tier is a place where blobs may be found. Implementations are safe for
-// concurrent use. The suite in readtest defines the contract in full.
+// Tier is a place where blobs may be. Implementations are safe for concurrent use. The test suite in readtest defines
+// the whole contract.
 type Tier interface {
-	// Name names the tier in statistics and errors.
+	// Name is the tier's name in statistics and errors.
 	Name() string
-	// Has reports whether the tier is likely to have the blob. It must not block:
-	// it is asked for every blob, with a lock held. The last tier is not asked.
+	// Has reports whether the tier is likely to have the blob. It must not block, because it is called for every blob
+	// with a lock held. It is not called for the last tier.
 	Has(ref schema.BlobRef) bool
-	// Fetch reads cells, and answers for each once before it returns, by any goroutine, as soon as that cell is there.
-	// It may serve cells together: neighbours in an object, keys of one node. None waits for what another one does not
-	// get. It ends for a cell when the cell's context does. Memory for the bytes of all is reserved already.
+	// Fetch reads cells. It answers each cell once before it returns, from any goroutine, as soon as that cell is
+	// there. It may serve cells together: neighbours in an object, keys of one node. No cell waits for a failure of
+	// another. A cell ends when its context does. The memory for all bytes is reserved already.
 	Fetch(cells []Cell, to Answers)
-	// Traits say how the tier is to be used. They never change.
+	// Traits describe how the tier is used. They never change.
 	Traits() Traits
 }
 
-// Cell is a blob that a tier is asked for.
+// Cell is a request to a tier for a blob.
 type Cell struct {
-	// Context says on whose behalf, and ends when nobody wants the blob any more.
-	Context context.Context //nolint:containedctx // each cell is given up by itself
+	// Context identifies the caller, and ends when no receiver wants the blob any more.
+	Context context.Context //nolint:containedctx // each cell is cancelled by itself
 	Ref     schema.BlobRef
-	// At is where the blob was found to be wanted.
+	// At is where the blob is used.
 	At spill.Place
-	// Use is how many rows its stream hands out before it uses the blob: 0 stands for the next one.
+	// Use is how many rows the stream delivers before it uses the blob; 0 is the next row.
 	Use int64
-	// Late allows an answer that is not compared with the reference: see [Traits.Late].
+	// Late allows an unchecked answer: see [Traits.Late].
 	Late bool
 }
 
-// Answers takes what came of cells.
+// Answers receives the answers to cells.
 type Answers interface {
-	// Answer takes what came of the n-th cell.
+	// Answer receives the answer to the n-th cell. It may be called from any goroutine.
 	Answer(n int, a Answer)
 }
 
-// Answer is what came of a cell.
+// Answer is the answer to a cell.
 type Answer struct {
-	Blob schema.Blob // the caller's to release
-	// Unchecked says that the bytes of a cell that is Late are to be compared with the reference, of whose size they are.
+	Blob schema.Blob // owned by the receiver, which releases it
+	// Unchecked says that the receiver must verify the bytes of a Late cell by the reference. Their size is verified.
 	Unchecked bool
-	// Err has the read go on in the tier below, whatever it is; of the last tier it is a sentinel of package schema that
-	// says whether another attempt makes sense.
+	// Err sends the read to the tier below. From the last tier it is a sentinel of package schema, which determines
+	// whether another attempt makes sense.
 	Err error
 }
 
-// Traits say how a tier is to be used, and what a read of it costs.
+// Traits describe how a tier is used, and what its reads cost.
 type Traits struct {
-	// Parallel is how many reads of it may be under way at once. 0 stands for as
-	// many as the path to it carries, which is measured.
+	// Parallel is how many reads may be in flight. 0 is as many as the path carries, which is measured.
 	Parallel int
-	// Together is how many cells one Fetch serves better than as many do. 0 stands for one.
+	// Together is the most cells that one Fetch serves better than separate calls. 0 is one.
 	Together int
-	// Checked says that Fetch has compared the bytes with the reference's checksum.
+	// Checked says that Fetch has verified the bytes by the reference's checksum.
 	Checked bool
-	// Remote says that the tier is other nodes, which may ask this one in their turn:
-	// what is read for one of them is not asked of it.
+	// Remote says that the tier is other nodes, which may request blobs from this one. What is read on behalf of
+	// another node is not requested from this tier.
 	Remote bool
-	// Late says that cells that are Late may be answered unchecked. The caller, who copies the bytes, checks the copy. A
-	// byte is read from memory once then, and what was checked is what is delivered. What proves wrong is read again.
+	// Late says that Late cells may be answered unchecked. The receiver copies the bytes and verifies the copy, so
+	// that memory is read once, and the verified bytes are the ones delivered. A blob that fails is read again.
 	Late bool
 }
 
-// Gatherer is a Tier that serves some cells together, and others by themselves: [Traits.Together] is of those that it
+// Gatherer is a Tier that serves some cells together, and others alone: [Traits.Together] is for those that it
 // gathers.
 type Gatherer interface {
 	Tier
-	// Gathers reports whether a cell of the blob is served better with others. It must not block: it is asked for every
-	// blob, with a lock held.
+	// Gathers reports whether a cell of the blob is served better with others. It must not block, because it is
+	// called for every blob with a lock held.
 	Gathers(ref schema.BlobRef) bool
 }
 
 // Whenever is the [Cell.Use] of a blob that no stream waits for.
 const Whenever = math.MaxInt64
 
-// Keeper is a Tier that keeps blobs which came from tiers below it.
+// Keeper is a Tier that caches blobs from tiers below it.
 type Keeper interface {
 	Tier
-	// Offer gives it a blob that was read below, which took so long. It must not
-	// block. The blob is the tier's to release, whether it keeps it or not.
+	// Offer offers a blob that was read below in the time took. It must not block. The tier owns the blob and
+	// releases it, whether it caches it or not.
 	Offer(ref schema.BlobRef, at spill.Place, took time.Duration, blob schema.Blob)
-	// Missed counts a blob that it did not have and a stream wanted.
+	// Missed counts a blob that a stream wanted and the tier did not have.
 	Missed(at spill.Place, size int64)
 }
 
-// maxTiers is how many tiers a read can be counted in at once.
+// maxTiers is the most tiers that a read's bits can count.
 const maxTiers = 8
 
 // Validate returns an error that says what is wrong with a list of tiers.
@@ -123,7 +122,7 @@ func Validate(list []Tier) error {
 	return nil
 }
 
-// Each is the Fetch of a tier that reads cells by themselves: get reads one.
+// Each is the Fetch of a tier that reads cells separately, each by get, in parallel.
 func Each(cells []Cell, to Answers, get func(c *Cell) Answer) {
 	var others sync.WaitGroup
 	for i := range cells {
@@ -132,12 +131,11 @@ func Each(cells []Cell, to Answers, get func(c *Cell) Answer) {
 	others.Wait()
 }
 
-// maxSpillReads is how many blobs are read from the spill at once: enough to
-// keep a disk busy, and few enough that what was read is still in the processor's
-// cache when it is sent.
+// maxSpillReads is how many blobs are read from the spill at once: enough to keep a disk busy, and few enough that
+// the bytes are still in the CPU cache when they are sent.
 const maxSpillReads = 8
 
-// Spill is the tier that the node's cache is.
+// Spill returns the tier of the node's cache.
 func Spill(c *spill.Cache) Keeper { return spillTier{c} }
 
 type spillTier struct{ cache *spill.Cache }
@@ -153,7 +151,7 @@ func (spillTier) Traits() Traits { return Traits{Parallel: maxSpillReads, Checke
 
 // Fetch implements Tier.
 func (t spillTier) Fetch(cells []Cell, to Answers) {
-	if len(cells) == 1 { // which costs nothing beside
+	if len(cells) == 1 { // without a goroutine
 		to.Answer(0, t.get(&cells[0]))
 		return
 	}
@@ -173,7 +171,7 @@ func (t spillTier) get(c *Cell) (a Answer) {
 	return a
 }
 
-// Offer implements Keeper. What is at no known place is not kept.
+// Offer implements Keeper. A blob without a place is not cached.
 func (t spillTier) Offer(ref schema.BlobRef, at spill.Place, took time.Duration, blob schema.Blob) {
 	if at.Dataset == 0 {
 		blob.Release()
@@ -185,12 +183,12 @@ func (t spillTier) Offer(ref schema.BlobRef, at spill.Place, took time.Duration,
 // Missed implements Keeper.
 func (t spillTier) Missed(at spill.Place, size int64) { t.cache.Missed(at, size) }
 
-// Store is the tier that a store is: the last one, which has every blob.
+// Store returns the tier of a store. It is the last one, and has every blob.
 func Store(s store.Store) Tier {
 	return storeTier{s, s.Traits().Mapped}
 }
 
-// Placed is a Tier, or a store, that says where it is, for errors.
+// Placed is a Tier, or a store, that names its place for errors.
 type Placed interface {
 	// Where names the place, such as a table at an address, or a directory.
 	Where() string
@@ -198,7 +196,7 @@ type Placed interface {
 
 type storeTier struct {
 	store  store.Store
-	mapped bool // its blobs lie in files of this node
+	mapped bool // its blobs are in files of this node
 }
 
 // Name implements Tier.
@@ -215,7 +213,7 @@ func (t storeTier) Traits() Traits { return Traits{Late: t.mapped} }
 
 // Fetch implements Tier.
 func (t storeTier) Fetch(cells []Cell, to Answers) {
-	if len(cells) == 1 { // which costs nothing beside
+	if len(cells) == 1 { // without a goroutine
 		to.Answer(0, t.get(&cells[0]))
 		return
 	}

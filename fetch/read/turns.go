@@ -11,19 +11,20 @@ import (
 	"bowstring/spill"
 )
 
-// fewWaiting is how many wants of a place wait when its receiver is asked for more.
+// fewWaiting is how many waiting requests of a place are left when its receiver's More is called.
 const fewWaiting = 16
 
-// Place is where the wants of a stream wait for their turn: tenant, then job, then stream, for each tier by itself.
+// Place is the queue of a stream's requests, which wait for their turn: tenant, then job, then stream, separately for
+// each tier.
 type Place struct {
 	reader  *Reader
 	turns   *admission.Stream[queued]
 	to      Receiver
 	waiting atomic.Int32 // changes with Reader.mu held
-	asked   bool         // its receiver was asked for more; guarded by Reader.mu
+	asked   bool         // More of its receiver was called; guarded by Reader.mu
 }
 
-// queued is what waits for its turn, and what came of it.
+// queued is a request that waits for its turn, and its result.
 type queued struct {
 	Want
 	place   *Place
@@ -32,15 +33,15 @@ type queued struct {
 	held    schema.Blob
 }
 
-// Open gives a stream of a tenant's job a place. What it wants is told to to.
+// Open makes a place for a stream of a tenant's job. to receives the outcomes. The caller closes the place.
 func (r *Reader) Open(tenant string, weight int64, job string, to Receiver) *Place {
 	return &Place{reader: r, turns: r.queue.Open(tenant, weight, job), to: to}
 }
 
-// Waiting is how many of its wants wait for their turn.
+// Waiting is how many of its requests wait for their turn.
 func (p *Place) Waiting() int { return int(p.waiting.Load()) }
 
-// Ask has wants read, or shared, as soon as it is their turn.
+// Ask requests blobs, which are read or shared when it is their turn.
 func (p *Place) Ask(wants ...Want) {
 	list := make([]queued, len(wants))
 	for i := range wants {
@@ -59,8 +60,8 @@ func (p *Place) Ask(wants ...Want) {
 	}
 }
 
-// Leave has wants that match wait no longer, and ends reads that nobody wants any more. It returns how many were taken
-// out; what was told already, or is just being told, is not among them.
+// Leave removes the requests that match, and cancels reads without waiters. It returns how many it removed; requests
+// whose outcome was delivered, or is being delivered, are not counted.
 func (p *Place) Leave(match func(Token) bool) int {
 	r := p.reader
 	r.mu.Lock()
@@ -70,13 +71,14 @@ func (p *Place) Leave(match func(Token) bool) int {
 	return n + r.Leave(func(to Receiver, t Token) bool { return to == p.to && match(t) })
 }
 
-// Close gives the place up, and all that it wants.
+// Close closes the place and cancels its requests.
 func (p *Place) Close() {
 	p.Retire()
 	p.reader.Leave(func(to Receiver, _ Token) bool { return to == p.to })
 }
 
-// Retire gives the place up, and what waits for its turn, which it returns. What is under way is told of.
+// Retire closes the place, and returns the requests that waited for their turn. Outcomes of reads in flight are still
+// delivered.
 func (p *Place) Retire() (dropped []Token) {
 	p.reader.mu.Lock()
 	defer p.reader.mu.Unlock()
@@ -87,13 +89,13 @@ func (p *Place) Retire() (dropped []Token) {
 	return dropped
 }
 
-// Idle reports whether the place waits for nothing.
+// Idle reports whether no request waits for its turn.
 func (p *Place) Idle() bool { return p.turns.Idle() }
 
-// Waiting is how many wants wait for their turn.
+// Waiting is how many requests wait for their turn.
 func (r *Reader) Waiting() int { return r.queue.Waiting() }
 
-// SetWeights gives tenants other weights, and has those that were held up by their share looked at again.
+// SetWeights sets the weights of tenants, and gives another turn to tenants that were held back by their share.
 func (r *Reader) SetWeights(weight func(tenant string) int64) {
 	r.queue.SetWeights(weight)
 	r.queue.Again()
@@ -104,27 +106,27 @@ func (r *Reader) SetWeights(weight func(tenant string) int64) {
 	}
 }
 
-// Waker is told that nothing is wanted that there is room for.
+// Waker is called when no request waits that there is room for.
 type Waker interface{ Wake() }
 
-// WakeIdle has w told when nothing is wanted that there is room for, with no lock held. It is called before anything
-// is wanted.
+// WakeIdle sets the Waker that is called, with no lock held, when no request waits that there is room for. It must be
+// called before the first request.
 func (r *Reader) WakeIdle(w Waker) { r.idler = w }
 
-// verdict is what came of an item whose turn it was.
+// verdict is the result of a request's turn.
 type verdict int
 
 const (
-	full      verdict = iota // the tier which has the blob has no room for another read
-	begun                    // a read was begun, whose first attempt is to be made
-	joined                   // it comes with a read that is under way
-	held                     // a window holds it, and it was handed out
-	elsewhere                // no window has it any more
-	enough                   // its tenant has all in flight that it may, though there may be room
+	full      verdict = iota // the tier that has the blob has no room for another read
+	begun                    // a read was started, and its first attempt is to be made
+	joined                   // it shares a read in flight
+	held                     // a window held the blob, and it was handed out
+	elsewhere                // no window holds the blob any more
+	enough                   // the tenant is at its share, though there may be room
 )
 
-// lookLocked says of which class a want is: the first one is what windows hold, the others are the tiers, and the last
-// tier's ways.
+// lookLocked returns the class of a request: 0 for blobs that windows hold, then the tiers, then the paths of the
+// last tier.
 func (r *Reader) lookLocked(q *queued) int {
 	if r.findLocked(&q.Want) != nil {
 		return 0
@@ -136,7 +138,7 @@ func (r *Reader) lookLocked(q *queued) int {
 	return 1 + i + int(r.last.way(q.Ref))
 }
 
-// beginLocked begins to read what is wanted, if there is room for it.
+// beginLocked starts to read a request's blob, if there is room for it.
 func (r *Reader) beginLocked(q *queued, class int) admission.Taken {
 	for {
 		if class == 0 {
@@ -159,8 +161,8 @@ func (r *Reader) beginLocked(q *queued, class int) admission.Taken {
 	}
 }
 
-// takeLocked has a goroutine make what is due, or else begin what is wanted next: a read that may take long, several
-// that a tier serves together, or a run of some that most likely take no time.
+// takeLocked gives a worker what to read next: an attempt that is due, or else the next requests: one read that may
+// take long, several that a tier serves together, or a run of some that are likely to take no time.
 func (r *Reader) takeLocked(w *worker) {
 	r.forgetFreedLocked()
 	w.run, w.quick, w.gathers = w.run[:0], false, false
@@ -169,7 +171,7 @@ func (r *Reader) takeLocked(w *worker) {
 		return
 	}
 	if a := r.due.take(); a.read != nil {
-		w.run = append(w.run, a) // there is a goroutine woken for it, which looks what else there is
+		w.run = append(w.run, a) // another goroutine was woken for it, and takes the rest
 		return
 	}
 	var bytes int64
@@ -187,7 +189,7 @@ func (r *Reader) takeLocked(w *worker) {
 		case held:
 			w.told.add(q.To, Outcome{Token: q.Token, Ref: q.Ref, Blob: q.held, Tier: InWindow, At: now})
 		case begun:
-			if len(w.run) > 0 && !w.fits(&q.first) { // it would hold up what the others bring
+			if len(w.run) > 0 && !w.fits(&q.first) { // it would delay the others
 				r.due.add(q.first)
 				return false
 			}
@@ -209,37 +211,35 @@ func (r *Reader) takeLocked(w *worker) {
 	}
 }
 
-// Want is a blob that somebody wants.
+// Want is a request for a blob.
 type Want struct {
 	Ref schema.BlobRef
-	// At is where it was found to be wanted; the zero Place if that is nowhere in
-	// particular, and then no tier keeps the blob.
+	// At is where the blob is used. With the zero Place, no tier caches the blob.
 	At spill.Place
-	// Use is when it is used: see [Cell.Use].
+	// Use is when the blob is used: see [Cell.Use].
 	Use int64
-	// Context is on whose behalf: what it carries is seen by the store. That it
-	// ends does not end the read, which others may want: see [Reader.Leave].
-	Context context.Context //nolint:containedctx // its values alone are used
-	// Since is when it was first wanted, where that was before the read begins. It is part of the time that the read
-	// has while the store says nothing: those that wait for their turn do not begin their time then.
+	// Context identifies the caller: the store sees its values. Its end does not end the read, because others may
+	// share it: see [Reader.Leave].
+	Context context.Context //nolint:containedctx // only its values are used
+	// Since is when the blob was first requested, if that was before the read begins. While the store sends nothing,
+	// a read's timeout counts from then, so that requests that wait for their turn do not start a new timeout.
 	Since time.Time
-	// To is told what became of it, once, with Token.
+	// To receives the outcome, once, with Token.
 	To Receiver
-	// Account is the stream's, nil if nobody keeps one.
+	// Account is the stream's, or nil.
 	Account *Account
-	// Trace is the stream's, nil if it is not traced.
+	// Trace is the stream's; nil if it is not traced.
 	Trace *Trace
 	Token Token
-	// Here says that no other node is asked: the blob is for one of them, and two that
-	// take each other for its owner would wait for each other; or it is at no place
-	// for which the other would keep it.
+	// Here says that no other node is asked: the blob is for one of them, and two nodes that consider each other the
+	// owner would wait for each other; or the blob has no place, so that another node would not cache it.
 	Here bool
-	// Late says that the receiver compares the blob's bytes with the reference himself if they are said to be unchecked
-	// ([schema.Blob.Unchecked]), and reads what is wrong by [Reader.GetAt].
+	// Late says that the receiver verifies blobs that are unchecked ([schema.Blob.Unchecked]) by the reference, and
+	// reads a wrong one with [Reader.GetAt].
 	Late bool
 }
 
-// since is when the blob was wanted, of a read that begins now.
+// since is when the blob was requested, for a read that begins now.
 func (w *Want) since(now time.Time) time.Time {
 	if w.Since.IsZero() {
 		return now
@@ -247,33 +247,33 @@ func (w *Want) since(now time.Time) time.Time {
 	return w.Since
 }
 
-// Token says to a Receiver which of its wants something is about.
+// Token identifies a request to its Receiver.
 type Token struct {
 	Of any // a pointer, or nil
 	N  int
 }
 
-// Receiver is told what became of what it wanted.
+// Receiver receives the outcomes of its requests.
 type Receiver interface {
-	// Receive is called by a goroutine of the reader, with no lock held. It must not
-	// block for long. The blobs are the receiver's to release; the list is the reader's again.
+	// Receive is called by a goroutine of the reader, with no lock held. It must not block for long. The receiver
+	// owns the blobs and releases them; it must not keep the list.
 	Receive(list []Outcome)
-	// More is called likewise when few of its wants wait for their turn: see [Place].
+	// More is called likewise when few of its requests wait for their turn: see [Place].
 	More()
 }
 
-// Outcome is what became of a want.
+// Outcome is the result of a request.
 type Outcome struct {
 	Token Token
 	Ref   schema.BlobRef
 	Blob  schema.Blob
 	Err   error
-	Tier  int           // index of the tier that had it, or InWindow; that of the last one where there was an error
-	Took  time.Duration // since the last attempt at it began
-	At    time.Time     // when it came
+	Tier  int           // index of the tier that had the blob, or InWindow; the last tier's after an error
+	Took  time.Duration // since the last attempt began
+	At    time.Time     // when it ended
 }
 
-// waiter is who wants a blob.
+// waiter waits for a read.
 type waiter struct {
 	to    Receiver
 	token Token
@@ -282,7 +282,7 @@ type waiter struct {
 // inbox is a Receiver of single blobs.
 type inbox chan Outcome
 
-// Receive implements Receiver. There is room for each outcome.
+// Receive implements Receiver. It does not block, because there is room for each outcome.
 func (c inbox) Receive(list []Outcome) {
 	for _, o := range list {
 		c <- o
@@ -292,18 +292,18 @@ func (c inbox) Receive(list []Outcome) {
 // More implements Receiver.
 func (inbox) More() {}
 
-// told is what is to be told when the reader's lock is not held.
+// told collects the calls to make when the reader's lock is not held.
 type told struct {
-	ended []ended    // reads that are over
-	to    []Receiver // of each outcome
+	ended []ended    // ended reads
+	to    []Receiver // receiver of each outcome in list
 	list  []Outcome
 	more  []Receiver
-	idle  Waker // told that nothing is wanted that there is room for, if not nil
+	idle  Waker // to wake, if not nil
 
 	traced []traced
 }
 
-// traced is an attempt of a read that is traced.
+// traced is an attempt of a traced read.
 type traced struct {
 	attempt Attempt
 	began   time.Time
@@ -311,7 +311,7 @@ type traced struct {
 	err     error
 }
 
-// ended is a read that is over, and what came of it.
+// ended is a read that is over, with its outcome.
 type ended struct {
 	read *read
 	o    Outcome
@@ -321,8 +321,8 @@ func (t *told) add(to Receiver, o Outcome) {
 	t.to, t.list = append(t.to, to), append(t.list, o)
 }
 
-// tell offers blobs to the tiers above the ones that had them, and tells those who wait, each once of all that is
-// theirs. Meanwhile the reads hold their blobs, so that nobody reads them again.
+// tell offers blobs to the tiers above, and delivers outcomes, in one call per receiver. During that time the reads
+// hold their blobs, so that they are not read again.
 func (t *told) tell() {
 	for _, a := range t.traced {
 		a.attempt.read.trace.attempt(a.attempt, a.began, a.slow, a.err)

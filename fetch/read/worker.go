@@ -10,61 +10,60 @@ import (
 )
 
 const (
-	// maxIdle is how many goroutines without anything to read are kept. A new one begins
-	// with a small stack, which a tier makes it grow: that costs more than most else of a
-	// read that hits.
+	// maxIdle is how many goroutines wait when there is nothing to read. A new goroutine has a small stack, and
+	// growing it costs more than most of a read that hits.
 	maxIdle = 256
-	// runLength is how many reads a goroutine takes at once of a tier that answers at once, and runBytes how many bytes
-	// they have, about: few enough that the first is not told of much later than it came.
+	// runLength is how many reads of a tier that answers at once a worker takes together, and runBytes about how many
+	// bytes: few enough that the first outcome is not delivered much later than it came.
 	runLength = 16
 	runBytes  = 1 << 20
-	// gatherBytes is how many bytes a goroutine asks a tier for at once that serves them together, about.
+	// gatherBytes is about how many bytes a worker requests together from a tier that serves cells together.
 	gatherBytes = 16 << 20
-	// quickRead is how long a read of such a tier takes, at most, on average.
+	// quickRead is the mean time of a read below which a tier counts as one that answers at once.
 	quickRead = 50 * time.Microsecond
 )
 
-// Attempt is an attempt at a read that is to be made. The zero Attempt is none.
+// Attempt is an attempt at a read. The zero Attempt is none.
 type Attempt struct {
 	read  *read
 	nth   int
 	lane  *lane
-	why   Reason      // Hedge or Retry, of an attempt at the last tier that is not the first; else Own
-	pause *time.Timer // to wait for before, if not nil
+	why   Reason      // Hedge or Retry, for an attempt at the last tier that is not the first; else Own
+	pause *time.Timer // to wait for first, if not nil
 }
 
-// worker is a goroutine that reads. One that waits is in Reader.idle; what is left of one that has
-// ended is in Reader.spent, for the next: a burst makes as many as reads may be in flight.
+// worker is a goroutine that reads. A waiting worker is in Reader.idle. An ended one is in Reader.spent, for reuse,
+// because a burst starts as many as there may be reads in flight.
 type worker struct {
 	reader *Reader
 	loop   func()
-	wake   chan bool // false where the reader closes
-	told   told      // what it tells next
+	wake   chan bool // false when the reader closes
+	told   told      // what it delivers next
 
-	// What it makes. It is written with Reader.mu held.
+	// The current run, written with Reader.mu held.
 	run     []Attempt
-	quick   bool // most likely it takes no time
-	gathers bool // its tier serves all together
+	quick   bool // likely to take no time
+	gathers bool // the tier serves all together
 	began   time.Time
 
 	cells [runLength]Cell
 	came  [runLength]came
-	// claimed is how many of a run it has begun, and one more when all are made; or robbed. What came of those before
-	// the last one belongs to whoever changes it then.
+	// claimed is how many reads of the run the worker has begun, plus one when all are done; or robbed. The goroutine
+	// that sets robbed, or the plus one, owns the results of all reads before the current one.
 	claimed atomic.Int32
 }
 
-// robbed stands in worker.claimed where another goroutine has taken over what the worker had not begun, and what had
-// come.
+// robbed is the value of worker.claimed after another goroutine has taken over the reads that the worker had not
+// begun, and the results.
 const robbed = -1
 
-// came is what came of an attempt.
+// came is the result of an attempt.
 type came struct {
 	answer      Answer
 	began, when time.Time
 }
 
-// add has an attempt made in the run.
+// add adds an attempt to the run.
 func (w *worker) add(a Attempt) {
 	if len(w.run) == 0 {
 		w.gathers = a.lane.gathers(a.read.ref)
@@ -73,7 +72,7 @@ func (w *worker) add(a Attempt) {
 	w.run = append(w.run, a)
 }
 
-// fits reports whether the run may have an attempt, too.
+// fits reports whether an attempt may be added to the run.
 func (w *worker) fits(a *Attempt) bool {
 	switch first := w.run[0].lane; {
 	case w.gathers:
@@ -85,7 +84,7 @@ func (w *worker) fits(a *Attempt) bool {
 	}
 }
 
-// full reports whether the run, of so many bytes, is to be made.
+// full reports whether the run, with that many bytes, is complete.
 func (w *worker) full(bytes int64) bool {
 	switch l := w.run[0].lane; {
 	case w.gathers:
@@ -96,14 +95,14 @@ func (w *worker) full(bytes int64) bool {
 	return true
 }
 
-// wakeLocked has a goroutine look for what is to be made: one that waits, or a new one. It is the first to have nothing
-// else to do that makes it. Where all processors are busy, those that are running go on from read to read, and one that
-// was just woken waits for its turn: the read would, too, and it may be of the very blob that a consumer waits for.
+// wakeLocked wakes a waiting worker, or starts one. The first worker that is free makes the read. If all CPUs are
+// busy, running workers go from read to read, and a woken one waits for a CPU. If the read were assigned to the woken
+// worker it would wait too, and a consumer may be waiting for its blob.
 func (r *Reader) wakeLocked() {
 	if last := len(r.idle) - 1; last >= 0 {
 		w := r.idle[last]
 		r.idle = r.idle[:last]
-		w.wake <- true // there is room: it waits
+		w.wake <- true // does not block: the worker waits
 		return
 	}
 	var w *worker
@@ -118,13 +117,13 @@ func (r *Reader) wakeLocked() {
 	go w.loop()
 }
 
-// dueLocked has an attempt made before what waits for its turn.
+// dueLocked queues an attempt before the requests that wait for their turn.
 func (r *Reader) dueLocked(a Attempt) {
 	r.due.add(a)
 	r.wakeLocked()
 }
 
-// work makes what is to be read, and tells what came of it, until there is nothing to read and enough others wait.
+// work makes reads and delivers outcomes, until there is nothing to read and enough other workers wait.
 func (r *Reader) work(w *worker) {
 	defer r.running.Done()
 	for <-w.wake {
@@ -153,7 +152,7 @@ func (r *Reader) work(w *worker) {
 	}
 }
 
-// dismissLocked ends the goroutines that wait. The reader is closed: none comes after them.
+// dismissLocked ends the waiting workers. The reader is closed, so no worker waits later.
 func (r *Reader) dismissLocked() {
 	for _, w := range r.idle {
 		w.wake <- false
@@ -161,8 +160,8 @@ func (r *Reader) dismissLocked() {
 	r.idle, r.due = nil, due{}
 }
 
-// make makes the attempts of the run, and returns the index of the last one it made, if what came of that alone is
-// its own to tell.
+// make makes the attempts of the run. It returns whole, or, if the worker was robbed, the index of the last attempt
+// it made, or a negative number if that result is not its own.
 func (w *worker) make() (last int) {
 	if pause := w.run[0].pause; pause != nil {
 		select {
@@ -191,10 +190,10 @@ func (w *worker) make() (last int) {
 	return whole
 }
 
-// whole is what make returns where nobody has robbed the worker.
+// whole is what make returns if the worker was not robbed.
 const whole = -1 << 30
 
-// cameLocked takes in what came of a run.
+// cameLocked processes the results of a run.
 func (r *Reader) cameLocked(w *worker, last int) {
 	if w.quick {
 		r.runs = slices.DeleteFunc(r.runs, func(o *worker) bool { return o == w })
@@ -209,7 +208,7 @@ func (r *Reader) cameLocked(w *worker, last int) {
 	clear(w.run)
 }
 
-// cameOfLocked takes in what came of attempts of a run.
+// cameOfLocked processes the results of the attempts from index from to to.
 func (r *Reader) cameOfLocked(w *worker, from, to int, tell *told) {
 	for i := from; i < to; i++ {
 		c := &w.came[i]
@@ -219,7 +218,7 @@ func (r *Reader) cameOfLocked(w *worker, from, to int, tell *told) {
 	}
 }
 
-// robLocked takes over what goroutines have not begun whose runs take long after all, and what has come of them.
+// robLocked takes over the reads not begun, and the results, of workers whose runs take long after all.
 func (r *Reader) robLocked(now time.Time, tell *told) {
 	r.runs = slices.DeleteFunc(r.runs, func(w *worker) bool {
 		if now.Sub(w.began) < watchPeriod {
@@ -240,7 +239,7 @@ func (r *Reader) robLocked(now time.Time, tell *told) {
 	})
 }
 
-// get reads a blob once, and checks it, unless that is left to those who wait.
+// get reads a blob once, and verifies it, unless that is left to the waiters.
 func (r *Reader) get(w *worker, i int) Answer {
 	a := &w.run[i]
 	if n := r.stuck.Load(); n >= maxStuck {
@@ -251,7 +250,7 @@ func (r *Reader) get(w *worker, i int) Answer {
 	return r.check(a, w.came[i].answer)
 }
 
-// cell says what a tier is asked for by an attempt.
+// cell fills in the cell of an attempt.
 func (r *Reader) cell(a *Attempt, c *Cell) {
 	rd, l := a.read, a.lane
 	if a.nth == 0 && l.index == rd.entry && r.keeps(rd) {
@@ -265,7 +264,7 @@ func (r *Reader) cell(a *Attempt, c *Cell) {
 		Late: rd.late && l.index == rd.entry}
 }
 
-// check compares what came with the reference, where nobody else does.
+// check verifies an answer by the reference, if neither the tier nor the waiters do.
 func (r *Reader) check(a *Attempt, c Answer) Answer {
 	rd, l := a.read, a.lane
 	if c.Err == nil && !c.Unchecked && !l.traits.Checked {
@@ -285,19 +284,19 @@ func (r *Reader) check(a *Attempt, c Answer) Answer {
 	return c
 }
 
-// single takes the answer to one cell.
+// single receives the answer to one cell.
 type single came
 
 // Answer implements Answers.
 func (s *single) Answer(_ int, a Answer) { s.answer = a }
 
-// gathered takes the answers to cells that a tier serves together.
+// gathered receives the answers to cells that a tier serves together.
 type gathered struct {
 	worker *worker
 	began  time.Time
 }
 
-// Answer implements Answers: each is told of as it comes.
+// Answer implements Answers. Each outcome is delivered when it comes.
 func (g *gathered) Answer(n int, a Answer) {
 	w := g.worker
 	r, at := w.reader, &w.run[n]
@@ -309,7 +308,7 @@ func (g *gathered) Answer(n int, a Answer) {
 	tell.tell()
 }
 
-// gather has a run served together.
+// gather makes a run that the tier serves together.
 func (w *worker) gather() int {
 	r := w.reader
 	g := &gathered{w, time.Now()}
@@ -327,13 +326,14 @@ func (w *worker) gather() int {
 	return whole
 }
 
-// due is the attempts that are to be made, the oldest first. It is guarded by Reader.mu.
+// due is the queue of attempts to make, oldest first. Reader.mu guards it.
 type due struct {
 	list []Attempt
-	at   int // the first that nobody has taken
+	at   int // the oldest attempt
 }
 
-// add puts an attempt last. The room of those that were taken is used again: a queue that is never empty does not grow.
+// add appends an attempt. The room of attempts already taken is reused, so that a queue that is never empty does not
+// grow.
 func (d *due) add(a Attempt) {
 	if len(d.list) == cap(d.list) && d.at > len(d.list)/2 {
 		n := copy(d.list, d.list[d.at:])
@@ -343,7 +343,7 @@ func (d *due) add(a Attempt) {
 	d.list = append(d.list, a)
 }
 
-// len returns how many attempts nobody has taken.
+// len returns the number of attempts in the queue.
 func (d *due) len() int { return len(d.list) - d.at }
 
 // take returns the oldest attempt; the zero Attempt if there is none.
