@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import uuid
 from collections import Counter
 from collections.abc import Callable
@@ -191,3 +192,28 @@ def test_attached_tables_are_verified(
     bowstring("copy", store, tmp_path / "copy", "plugin")
     found = json.loads(bowstring("verify", tmp_path / "copy", "--json").stdout)
     assert (found["damaged"], found["blobs"]) == ([], len(foreign.rows) + 1)
+
+
+def test_copied_by_reference_into_a_bucket(
+    foreign: Foreign, new_store: Callable[[], Keyspace], bowstring: Bowstring, folder: Path, tmp_path: Path
+) -> None:
+    """What lies in a bucket goes from a keyspace into a store in a bucket as it lies; cells of tables are refused."""
+    store, here, there = new_store().uri(), f"file://{tmp_path}/here", tmp_path / "there"
+    photos = tmp_path / "photos"
+    shutil.copytree(folder / "val", photos)
+    bowstring("store", "init", "--store", here)
+    bowstring("attach", f"file://{photos}", "photos", "--store", store)
+    bowstring("copy", store, here, "photos", "--attached=reference")
+    bowstring("copy", here, there, "photos", "--attached=reference")
+    for at in (store, here, there):
+        bowstring("get", "photos", "--store", at, "--to", tmp_path / "photos.arrow", "--force")
+        with pa.ipc.open_file(tmp_path / "photos.arrow") as file:
+            rows = file.read_all()
+        assert sorted(rows["image"].to_pylist()) == sorted(p.read_bytes() for p in photos.rglob("*.jpg"))
+        assert json.loads(bowstring("verify", at, "--json").stdout)["damaged"] == []
+    bowstring("attach", "plugin", f"{foreign.keyspace}.data", "--store", store)
+    done = bowstring("copy", store, here, "plugin", "--attached=reference", status=1)
+    assert f"cells of table {foreign.keyspace}.data.data" in done.stderr
+    assert "copy them by value" in done.stderr
+    bowstring("copy", store, here, "plugin")
+    assert json.loads(bowstring("verify", here, "plugin", "--json").stdout)["damaged"] == []

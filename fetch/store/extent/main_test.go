@@ -2,12 +2,20 @@ package extent_test
 
 import (
 	"math/rand/v2"
+	"os"
 	"testing"
 
 	"go.uber.org/goleak"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
+		if proven.dir != "" {
+			_ = os.RemoveAll(proven.dir)
+		}
+		os.Exit(code)
+	}))
+}
 
 func must(t testing.TB, err error) {
 	t.Helper()

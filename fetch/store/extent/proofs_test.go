@@ -455,46 +455,39 @@ func TestProofsAreBounded(t *testing.T) {
 // TestCopyProofs: a copy by reference has what was learned, also of a snapshot that it had before; a copy by value has
 // ordinary blobs.
 func TestCopyProofs(t *testing.T) {
-	for _, how := range []tend.Attached{tend.ByValue, tend.ByReference} {
-		t.Run(string(how), func(t *testing.T) {
-			rng := random(t)
-			pail := newPail("mem://photos")
-			m := fill(rng, pail, 30).lazily()
-			buckets := newPails(pail)
-			open := func(name string) *extent.Store {
-				s := extent.New(openLocal(t, filepath.Join(t.TempDir(), name)), extent.Options{Buckets: buckets.open})
-				t.Cleanup(func() { must(t, s.Close()) })
-				return s
+	copies(t, func(t *testing.T, how tend.Attached, open func(int, *pails) *extent.Store) {
+		rng := random(t)
+		pail := newPail("mem://photos")
+		m := fill(rng, pail, 30).lazily()
+		buckets := newPails(pail)
+		from, to := open(0, buckets), open(1, buckets)
+		m.attach(t, from, "d")
+		for _, part := range [][]lying{m.blobs[:10], m.blobs[5:20], m.blobs} {
+			for _, b := range part {
+				must(t, b.prove(t.Context(), from))
 			}
-			from, to := open("from"), open("to")
-			m.attach(t, from, "d")
-			for _, part := range [][]lying{m.blobs[:10], m.blobs[5:20], m.blobs} {
-				for _, b := range part {
-					must(t, b.prove(t.Context(), from))
-				}
-				must(t, from.KeepProofs(t.Context()))
-				_, err := tend.Copy(t.Context(), from, to, snapshots(t, from), tend.CopyOptions{Attached: how})
-				must(t, err)
-				if got, want := proofOf(t, to, "d"), proofOf(t, from, "d"); how == tend.ByReference &&
-					(got.Blobs != want.Blobs || got.OfBlobs != want.OfBlobs) {
-					t.Errorf("%+v is proven, want %+v", got, want)
-				}
+			must(t, from.KeepProofs(t.Context()))
+			_, err := tend.Copy(t.Context(), from, to, snapshots(t, from), tend.CopyOptions{Attached: how})
+			must(t, err)
+			if got, want := proofOf(t, to, "d"), proofOf(t, from, "d"); how == tend.ByReference &&
+				(got.Blobs != want.Blobs || got.OfBlobs != want.OfBlobs) {
+				t.Errorf("%+v is proven, want %+v", got, want)
 			}
-			if how == tend.ByValue {
-				pail.objects = nil
+		}
+		if how == tend.ByValue {
+			pail.objects = nil
+		}
+		snap := snapshots(t, to)[0]
+		for i, data := range rowsProven(t, to, snap) {
+			if !bytes.Equal(data, m.blobs[i].data) {
+				t.Fatalf("row %d has other bytes", i)
 			}
-			snap := snapshots(t, to)[0]
-			for i, data := range rowsProven(t, to, snap) {
-				if !bytes.Equal(data, m.blobs[i].data) {
-					t.Fatalf("row %d has other bytes", i)
-				}
-			}
-			found, err := tend.Verify(t.Context(), tend.Scope{Source: to, Snapshots: snapshots(t, to)}, tend.VerifyOptions{})
-			if err != nil || len(found.Damaged) > 0 || (found.Proof == nil) != (how == tend.ByValue) {
-				t.Errorf("verify: %+v, %v", found, err)
-			}
-		})
-	}
+		}
+		found, err := tend.Verify(t.Context(), tend.Scope{Source: to, Snapshots: snapshots(t, to)}, tend.VerifyOptions{})
+		if err != nil || len(found.Damaged) > 0 || (found.Proof == nil) != (how == tend.ByValue) {
+			t.Errorf("verify: %+v, %v", found, err)
+		}
+	})
 }
 
 func rowsProven(t *testing.T, s *extent.Store, snap *schema.Snapshot) [][]byte {

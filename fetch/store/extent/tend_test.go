@@ -4,13 +4,18 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"log/slog"
+	"os"
 	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"bowstring/fetch/store"
+	"bowstring/fetch/store/bucket"
 	"bowstring/fetch/store/extent"
 	"bowstring/fetch/store/tend"
 	"bowstring/internal/storetest"
@@ -55,60 +60,176 @@ func twice(t *testing.T, s store.Store, one, two *made) []*schema.Snapshot {
 	return []*schema.Snapshot{first, second, third}
 }
 
-// TestCopy: by value the bytes go over, and the copy needs no bucket; by reference sets and manifests go over, nothing is
-// read from a bucket, and the copy reads where the source does. A copy that is made again sends nothing.
-func TestCopy(t *testing.T) {
-	for _, how := range []tend.Attached{tend.ByValue, tend.ByReference} {
-		t.Run(string(how), func(t *testing.T) {
-			rng := random(t)
-			bucket, other := newPail("mem://photos"), newPail("mem://more")
-			one, two := fill(rng, bucket, 30), fill(rng, other, 10)
-			buckets := newPails(bucket, other)
-			open := func(name string) *extent.Store {
-				s := extent.New(openLocal(t, filepath.Join(t.TempDir(), name)), extent.Options{Buckets: buckets.open})
-				t.Cleanup(func() { must(t, s.Close()) })
-				return s
-			}
-			from, to := open("from"), open("to")
-			snaps := twice(t, from, one, two)
-			var want [][][]byte
-			for i, snap := range snaps {
-				read, err := from.Snapshot(t.Context(), "d", snap.Number)
-				must(t, err)
-				snaps[i], want = read, append(want, rows(t, from, read))
-			}
-			bucket.reads, other.reads = 0, 0
-			for round := range 2 {
-				done, err := tend.Copy(t.Context(), from, to, snaps, tend.CopyOptions{Attached: how})
-				must(t, err)
-				if len(done.Snapshots) != 3 || round == 1 && done.Sent != 0 {
-					t.Fatalf("round %d: %+v", round, done)
-				}
-				if how == tend.ByReference && bucket.reads+other.reads > 0 {
-					t.Fatalf("%d reads of buckets", bucket.reads+other.reads)
-				}
-			}
-			if how == tend.ByValue {
-				bucket.objects, other.objects = nil, nil
-			}
-			for i, snap := range snaps {
-				got, err := to.Snapshot(t.Context(), "d", snap.Number)
-				must(t, err)
-				if how == tend.ByValue && got.Sets != nil || how == tend.ByReference && !reflect.DeepEqual(got, snap) {
-					t.Errorf("snapshot %d became %+v of %+v", snap.Number, got, snap)
-				}
-				if !slices.EqualFunc(rows(t, to, got), want[i], bytes.Equal) {
-					t.Errorf("snapshot %d has other rows", snap.Number)
-				}
-			}
-			_, err := to.GC(t.Context(), store.GCOptions{}, nil)
-			must(t, err)
-			found, err := tend.Verify(t.Context(), tend.Scope{Source: to, Snapshots: snapshots(t, to)}, tend.VerifyOptions{})
-			if err != nil || len(found.Damaged) > 0 {
-				t.Errorf("verify: %+v, %v", found, err)
-			}
-		})
+// below are stores of each kind that blobs may be copied between, in this process.
+var below = map[string]func(t *testing.T) store.Store{
+	"local": func(t *testing.T) store.Store { return openLocal(t, filepath.Join(t.TempDir(), "store")) },
+	"bucket": func(t *testing.T) store.Store {
+		options := bucket.Options{Logger: slog.New(slog.DiscardHandler), SegmentBytes: 64 << 10, Renew: 100 * time.Millisecond}
+		dir := t.TempDir()
+		must(t, os.CopyFS(dir, os.DirFS(emptyBucket(t, options))))
+		s, err := bucket.Open(t.Context(), "file://"+dir, options)
+		must(t, err)
+		return s
+	},
+}
+
+// emptyBucket is a directory with an empty store in it, as if it were a bucket. It is made once: the proof takes long.
+func emptyBucket(t *testing.T, options bucket.Options) string {
+	t.Helper()
+	proven.Do(func() {
+		proven.dir, proven.err = os.MkdirTemp("", "bowstring-bucket-")
+		if proven.err == nil {
+			_, proven.err = bucket.Init(t.Context(), "file://"+proven.dir, bucket.InitOptions{Options: options})
+		}
+	})
+	must(t, proven.err)
+	return proven.dir
+}
+
+var proven struct {
+	sync.Once
+	dir string
+	err error
+}
+
+// copies runs a test of copies between each two kinds of stores, by value and by reference.
+func copies(t *testing.T, run func(t *testing.T, how tend.Attached, open func(kind int, buckets *pails) *extent.Store)) {
+	for _, kinds := range [][2]string{{"local", "local"}, {"local", "bucket"}, {"bucket", "bucket"}, {"bucket", "local"}} {
+		for _, how := range []tend.Attached{tend.ByValue, tend.ByReference} {
+			t.Run(fmt.Sprintf("%s to %s by %s", kinds[0], kinds[1], how), func(t *testing.T) {
+				run(t, how, func(kind int, buckets *pails) *extent.Store {
+					s := extent.New(below[kinds[kind]](t), extent.Options{Buckets: buckets.open})
+					t.Cleanup(func() { must(t, s.Close()) })
+					return s
+				})
+			})
+		}
 	}
+}
+
+// extents are what a snapshot names of objects elsewhere: its object sets, and the references of its rows.
+func extents(t *testing.T, s store.Store, snap *schema.Snapshot) (sets []schema.ObjectSet, refs []schema.BlobRef) {
+	t.Helper()
+	ours := map[schema.ObjectPrefix]bool{}
+	for _, set := range snap.Sets {
+		if set.Blob == (schema.BlobRef{}) {
+			continue
+		}
+		blob, err := s.Get(t.Context(), set.Blob)
+		must(t, err)
+		list, err := schema.DecodeObjectSet(blob.Bytes())
+		must(t, err)
+		blob.Release()
+		sets, ours[set.Prefix] = append(sets, *list), true
+	}
+	must(t, store.EachPage(t.Context(), snap, snap.Chunks, s.Get, func(_ schema.Chunk, m *schema.Manifest) error {
+		for pos := range m.Rows() {
+			if ref, ok := m.Blob(0, pos); ok && ours[schema.ObjectPrefix(ref.Key[:12])] {
+				refs = append(refs, ref)
+			}
+		}
+		return nil
+	}))
+	return sets, refs
+}
+
+// TestCopy: by value the bytes go over, and the copy needs no bucket; by reference sets and manifests go over, nothing is
+// read from a bucket, and the copy reads where the source does: its rows have the very references, and what was imported
+// among them is the target's own. A copy that is made again sends nothing, and one of what was appended only that.
+func TestCopy(t *testing.T) {
+	copies(t, func(t *testing.T, how tend.Attached, open func(int, *pails) *extent.Store) {
+		rng := random(t)
+		bucket, other := newPail("mem://photos"), newPail("mem://more")
+		one, two := fill(rng, bucket, 30), fill(rng, other, 10)
+		buckets := newPails(bucket, other)
+		from, to := open(0, buckets), open(1, buckets)
+		snaps := twice(t, from, one, two)
+		var want [][][]byte
+		for i, snap := range snaps {
+			read, err := from.Snapshot(t.Context(), "d", snap.Number)
+			must(t, err)
+			snaps[i], want = read, append(want, rows(t, from, read))
+		}
+		bucket.reads, other.reads = 0, 0
+		var first tend.Copied
+		for round, some := range [][]*schema.Snapshot{snaps[:1], snaps, snaps} {
+			done, err := tend.Copy(t.Context(), from, to, some, tend.CopyOptions{Attached: how})
+			must(t, err)
+			if len(done.Snapshots) != len(some) || round == 2 && done.Sent != 0 {
+				t.Fatalf("round %d: %+v", round, done)
+			}
+			if round == 1 && done.Sent >= first.Sent+40 {
+				t.Errorf("the second copy has sent %d blobs, the first %d", done.Sent, first.Sent)
+			}
+			if first = done; how == tend.ByReference && bucket.reads+other.reads > 0 {
+				t.Fatalf("%d reads of buckets", bucket.reads+other.reads)
+			}
+		}
+		if how == tend.ByValue {
+			bucket.objects, other.objects = nil, nil
+		}
+		for i, snap := range snaps {
+			got, err := to.Snapshot(t.Context(), "d", snap.Number)
+			must(t, err)
+			sets, refs := extents(t, to, got)
+			wantSets, wantRefs := extents(t, from, snap)
+			if how == tend.ByValue {
+				wantSets, wantRefs = nil, nil
+			}
+			if !reflect.DeepEqual(sets, wantSets) || !slices.Equal(refs, wantRefs) {
+				t.Errorf("snapshot %d names %d extents in %d sets, want %d in %d", snap.Number, len(refs), len(sets), len(wantRefs),
+					len(wantSets))
+			}
+			if !from.Traits().Segments && !to.Traits().Segments && how == tend.ByReference && !reflect.DeepEqual(got, snap) {
+				t.Errorf("snapshot %d became %+v of %+v", snap.Number, got, snap)
+			}
+			if got.Parent != snap.Parent || !got.Created.Equal(snap.Created) || got.Source != snap.Source {
+				t.Errorf("snapshot %d became %+v of %+v", snap.Number, got, snap)
+			}
+			if !slices.EqualFunc(rows(t, to, got), want[i], bytes.Equal) {
+				t.Errorf("snapshot %d has other rows", snap.Number)
+			}
+		}
+		must(t, to.Drop(t.Context(), "d", 1))
+		_, err := to.GC(t.Context(), store.GCOptions{}, nil)
+		must(t, err)
+		found, err := tend.Verify(t.Context(), tend.Scope{Source: to, Snapshots: snapshots(t, to)}, tend.VerifyOptions{})
+		if err != nil || len(found.Damaged) > 0 {
+			t.Errorf("verify: %+v, %v", found, err)
+		}
+	})
+}
+
+// TestCopyMixed: what the target has of a dataset by value stays so, and what comes later by reference names its own
+// extents alone, and the other way round.
+func TestCopyMixed(t *testing.T) {
+	copies(t, func(t *testing.T, how tend.Attached, open func(int, *pails) *extent.Store) {
+		rng := random(t)
+		pail, other := newPail("mem://photos"), newPail("mem://more")
+		buckets := newPails(pail, other)
+		from, to := open(0, buckets), open(1, buckets)
+		snaps := twice(t, from, fill(rng, pail, 20), fill(rng, other, 10))
+		then := map[tend.Attached]tend.Attached{tend.ByValue: tend.ByReference, tend.ByReference: tend.ByValue}[how]
+		_, err := tend.Copy(t.Context(), from, to, snaps[:1], tend.CopyOptions{Attached: how})
+		must(t, err)
+		done, err := tend.Copy(t.Context(), from, to, snaps, tend.CopyOptions{Attached: then})
+		must(t, err)
+		if !done.Snapshots[0].There {
+			t.Errorf("%+v", done)
+		}
+		for _, snap := range snaps {
+			want, err := from.Snapshot(t.Context(), "d", snap.Number)
+			must(t, err)
+			got, err := to.Snapshot(t.Context(), "d", snap.Number)
+			must(t, err)
+			if !slices.EqualFunc(rows(t, to, got), rows(t, from, want), bytes.Equal) {
+				t.Errorf("snapshot %d has other rows", snap.Number)
+			}
+			if sets, _ := extents(t, to, got); snap.Number > 1 && (len(sets) > 0) != (then == tend.ByReference) {
+				t.Errorf("snapshot %d, copied by %s, names %d sets", snap.Number, then, len(sets))
+			}
+		}
+	})
 }
 
 func snapshots(t *testing.T, s store.Store) []*schema.Snapshot {

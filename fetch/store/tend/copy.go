@@ -87,7 +87,8 @@ type copier struct {
 
 	attached attachment
 	inSets   map[schema.ObjectPrefix]schema.Key // of the snapshots to be copied
-	made     map[schema.Key]schema.Chunk        // in the target, of chunks that were copied by value, by the keys of those
+	made     map[schema.Key]schema.Chunk        // in the target, of chunks that were made anew, by the keys of those
+	madeSets map[schema.Key]schema.BlobRef      // in the target, of object sets that have other keys there, by those in the source
 	as       map[Name]int64                     // numbers of snapshots in the target
 
 	mu   sync.Mutex
@@ -105,7 +106,7 @@ type copier struct {
 func Copy(ctx context.Context, from, to store.Store, snaps []*schema.Snapshot, opts CopyOptions) (Copied, error) {
 	c := &copier{
 		from: from, to: to, opts: opts, crew: newCrew(opts.Workers), pace: newPace(opts.Rate),
-		made: map[schema.Key]schema.Chunk{}, as: map[Name]int64{},
+		made: map[schema.Key]schema.Chunk{}, madeSets: map[schema.Key]schema.BlobRef{}, as: map[Name]int64{},
 	}
 	if err := c.attach(ctx, snaps); err != nil {
 		return c.done, err
@@ -153,10 +154,6 @@ func (c *copier) attach(ctx context.Context, snaps []*schema.Snapshot) (err erro
 		return err
 	}
 	if c.packed() {
-		if len(c.attached.chunks) > 0 && c.opts.Attached == ByReference {
-			return fmt.Errorf("%w: what is attached cannot be copied by reference from or to a store in a bucket, whose manifests "+
-				"are made anew: copy it by value", schema.ErrInvalid)
-		}
 		for _, of := range scope.chunks() {
 			c.attached.chunks[of.chunk().Key] = true
 		}
@@ -168,7 +165,7 @@ func (c *copier) attach(ctx context.Context, snaps []*schema.Snapshot) (err erro
 }
 
 // packed reports whether one of the stores keeps blobs in segments: then the same blob has other keys in the two, and all
-// manifests are made anew.
+// manifests are made anew. Only extents of attached objects keep theirs, which say where the bytes lie.
 func (c *copier) packed() bool { return c.from.Traits().Segments || c.to.Traits().Segments }
 
 // missing finds out which of the snapshots are to be copied, and notes what becomes of the others.
@@ -258,6 +255,18 @@ func equal(a, b *schema.Snapshot) (bool, error) {
 
 // keepChunks remembers which chunks of a snapshot in the target are which of the source's.
 func (c *copier) keepChunks(made, from *schema.Snapshot) {
+	if wanted := c.sets(from); c.packed() {
+		sets := objectSets(made.Sets)
+		if !sameSets(sets, wanted) { // it was copied the other way: its chunks name blobs for extents, or extents for blobs
+			for _, chunk := range from.Chunks {
+				delete(c.made, chunk.Key)
+			}
+			return
+		}
+		for i, set := range sets {
+			c.madeSets[wanted[i].Blob.Key] = set.Blob
+		}
+	}
 	for i, chunk := range from.Chunks {
 		if c.attached.chunks[chunk.Key] {
 			c.made[chunk.Key] = made.Chunks[i]
@@ -380,14 +389,7 @@ func (c *copier) blobs(ctx context.Context, in store.Ingest, snap *schema.Snapsh
 			rest.Chunks = append(rest.Chunks, chunk)
 		}
 	}
-	if c.to.Traits().Segments {
-		// They lie in segments that a snapshot names which is there. If it is dropped before this one is committed, that fails.
-		for _, chunk := range known.Chunks {
-			if set := (schema.SetRef{Prefix: prefixOf(chunk.Key)}); !slices.Contains(rest.Sets, set) {
-				rest.Sets = append(rest.Sets, set)
-			}
-		}
-	} else if len(known.Chunks) > 0 {
+	if !c.to.Traits().Segments && len(known.Chunks) > 0 {
 		there := Scope{Source: c.to, Snapshots: []*schema.Snapshot{&known}, Memory: c.opts.Memory}
 		if _, err := c.transfer(ctx, in, there); err != nil {
 			return nil, err
@@ -398,7 +400,21 @@ func (c *copier) blobs(ctx context.Context, in store.Ingest, snap *schema.Snapsh
 		return nil, err
 	}
 	next := *snap
-	next.Chunks, next.Sets = slices.Clone(snap.Chunks), rest.Sets
+	next.Chunks, next.Sets = slices.Clone(snap.Chunks), made[0].Sets
+	if c.to.Traits().Segments {
+		// They lie in segments that a snapshot names which is there. If it is dropped before this one is committed, that fails.
+		carry := func(key schema.Key) {
+			if set := (schema.SetRef{Prefix: prefixOf(key)}); !slices.Contains(next.Sets, set) {
+				next.Sets = append(next.Sets, set)
+			}
+		}
+		for _, chunk := range known.Chunks {
+			carry(chunk.Key)
+		}
+		for _, set := range objectSets(next.Sets) {
+			carry(set.Blob.Key)
+		}
+	}
 	at := 0
 	for i, chunk := range snap.Chunks {
 		if made, ok := c.made[chunk.Key]; ok {
@@ -417,9 +433,24 @@ func (c *copier) sets(snap *schema.Snapshot) []schema.SetRef {
 	if c.opts.Attached != ByReference {
 		return nil
 	}
-	return slices.DeleteFunc(slices.Clone(snap.Sets), func(set schema.SetRef) bool {
-		return set.Blob == (schema.BlobRef{}) // the source itself is
-	})
+	return objectSets(snap.Sets)
+}
+
+// objectSets are those of sets that are of objects elsewhere: any other is of the store itself.
+func objectSets(sets []schema.SetRef) []schema.SetRef {
+	return slices.DeleteFunc(slices.Clone(sets), func(set schema.SetRef) bool { return set.Blob == (schema.BlobRef{}) })
+}
+
+// sameSets says whether object sets are the same, under whatever keys.
+func sameSets(a, b []schema.SetRef) bool {
+	bare := func(sets []schema.SetRef) []schema.SetRef {
+		sets = objectSets(sets)
+		for i := range sets {
+			sets[i].Blob.Key = schema.Key{}
+		}
+		return sets
+	}
+	return slices.Equal(bare(a), bare(b))
 }
 
 // selections copies those of a snapshot, which has another number in the target perhaps.

@@ -75,10 +75,15 @@ func checkIn(ctx context.Context, src store.Store, ref schema.BlobRef, data []by
 
 // proofs copies what was learned of the sets of a snapshot that was copied by reference.
 func (c *copier) proofs(ctx context.Context, snap *schema.Snapshot) error {
-	for _, set := range c.sets(snap) {
-		if set.Unproven.IsZero() {
-			continue
-		}
+	sets := slices.DeleteFunc(c.sets(snap), func(set schema.SetRef) bool { return set.Unproven.IsZero() })
+	if len(sets) == 0 {
+		return nil
+	}
+	made, err := c.to.Snapshot(ctx, snap.Dataset, c.as[nameOf(snap)])
+	if err != nil || !sameSets(made.Sets, snap.Sets) { // it was there, by value
+		return err
+	}
+	for _, set := range sets {
 		for {
 			err := c.proofsOf(ctx, snap.Dataset, set.Prefix)
 			if errors.Is(err, schema.ErrConflict) {

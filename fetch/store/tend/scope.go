@@ -347,7 +347,8 @@ const (
 	// ByValue reads the blobs and stores their bytes under the hashes of their content, with manifests that
 	// say so: the copy needs the tables and buckets no more. It is the default.
 	ByValue Attached = "value"
-	// ByReference copies manifests and object sets as they are. The target has to reach the same tables, through which
+	// ByReference copies manifests and object sets as they are; from or to a store in a bucket, where all keys but those of
+	// attached objects are others, they are made anew. The target has to reach the same tables, through which
 	// each cell is read once and compared. What lies in buckets is not read: a verification of the copy does that.
 	ByReference Attached = "reference"
 )
@@ -415,10 +416,13 @@ func (s *Scope) attached(ctx context.Context) (attachment, error) {
 	return a, err
 }
 
-// sameButAttached says whether a snapshot is what copying another by value makes of it: all is the same,
-// but the manifest chunks that have blobs that lie elsewhere are of other bytes, and no object set is named.
+// sameButAttached says whether a snapshot is what copying another makes of it: all is the same,
+// but the manifest chunks that have blobs that lie elsewhere are of other bytes. It names the same object sets, or none.
 func sameButAttached(made, from *schema.Snapshot, a attachment) (bool, error) {
 	if len(a.chunks) == 0 && len(from.Sets) == 0 || len(made.Chunks) != len(from.Chunks) {
+		return false, nil
+	}
+	if len(objectSets(made.Sets)) > 0 && !sameSets(made.Sets, from.Sets) {
 		return false, nil
 	}
 	x, y := *made, *from

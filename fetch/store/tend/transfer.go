@@ -30,9 +30,9 @@ type transfer struct {
 func (c *copier) transfer(ctx context.Context, in store.Ingest, scope Scope) ([]*schema.Snapshot, error) {
 	t := &transfer{copier: c, in: in, scope: scope, hashed: c.hashedIn(scope.Source)}
 	snaps := scope.Snapshots
-	if len(c.attached.chunks) > 0 && c.opts.Attached != ByReference {
+	if len(c.attached.chunks) > 0 && (c.opts.Attached != ByReference || c.packed()) {
 		var err error
-		if snaps, err = t.detach(ctx); err != nil {
+		if snaps, err = t.remake(ctx); err != nil {
 			return nil, err
 		}
 	}
@@ -160,17 +160,17 @@ func (t *transfer) read(ctx context.Context, src store.Store, ref schema.BlobRef
 	return b, nil
 }
 
-// detach copies what is attached by value: the bytes of each cell go to the target under their hash, and pages of
-// manifests that are made anew name them by it. Ids, metadata and the order of rows stay. It takes the chunks out of
-// the scope, and returns the snapshots with those that were made in their place. A page at a time is in memory, and
-// the cells that are under way.
-func (t *transfer) detach(ctx context.Context) ([]*schema.Snapshot, error) {
+// remake makes manifests anew. Bytes of cells that are copied by value go to the target, under their hash where it has
+// hashes, and pages of manifests name them by it. A cell that is copied by reference and lies in a bucket keeps its
+// address there. Ids, metadata and the order of rows stay. It takes the chunks and object sets out of the scope, and returns
+// the snapshots with those that were made in their place. A page at a time is in memory, and the cells that are under way.
+func (t *transfer) remake(ctx context.Context) ([]*schema.Snapshot, error) {
 	made := map[schema.Key]schema.Chunk{} // by the key of the chunk that it is made of; snapshots share them
 	for _, c := range t.scope.chunks() {
 		if !t.attached.chunks[c.chunk().Key] {
 			continue
 		}
-		chunk, err := t.detachChunk(ctx, c)
+		chunk, err := t.remakeChunk(ctx, c)
 		if err != nil {
 			return nil, err
 		}
@@ -187,18 +187,49 @@ func (t *transfer) detach(ctx context.Context) ([]*schema.Snapshot, error) {
 				part.Chunks = append(part.Chunks, c)
 			}
 		}
+		if t.remakesSets() {
+			var err error
+			if next.Sets, err = t.objectSets(ctx, snap.Sets); err != nil {
+				return nil, err
+			}
+			part.Sets = nil
+		}
 		whole, rest = append(whole, &next), append(rest, &part)
 	}
 	t.scope.Snapshots = rest
 	return whole, nil
 }
 
-func (t *transfer) detachChunk(ctx context.Context, c chunkOf) (schema.Chunk, error) {
+// remakesSets reports whether object sets have other keys in the target.
+func (t *transfer) remakesSets() bool { return t.packed() && t.scope.Source == t.from }
+
+// objectSets brings object sets to the target, and returns them as they are named there.
+func (t *transfer) objectSets(ctx context.Context, sets []schema.SetRef) ([]schema.SetRef, error) {
+	made := slices.Clone(sets)
+	for i, set := range made {
+		ref, ok := t.madeSets[set.Blob.Key]
+		if !ok || !t.to.Traits().Segments { // that of another snapshot is made this ingest's own
+			b, err := t.read(ctx, t.scope.Source, set.Blob, t.hashed(set.Blob.Key))
+			if err != nil {
+				return nil, fmt.Errorf("object set %s: %w", set.Prefix, err)
+			}
+			ref, err = t.putNew(ctx, b.Bytes())
+			b.Release()
+			if err != nil {
+				return nil, fmt.Errorf("object set %s: %w", set.Prefix, err)
+			}
+		}
+		made[i].Blob = ref
+	}
+	return made, nil
+}
+
+func (t *transfer) remakeChunk(ctx context.Context, c chunkOf) (schema.Chunk, error) {
 	builder := schema.NewChunkBuilder(memory.DefaultAllocator, c.snap.Schema)
 	defer builder.Release()
 	var pages schema.PageList
 	err := t.scope.eachPage(ctx, c, nil, func(p pageOf, m *schema.Manifest) error {
-		page, err := t.detachPage(ctx, builder, p, m)
+		page, err := t.remakePage(ctx, builder, p, m)
 		if err == nil {
 			pages.Add(page)
 		}
@@ -220,7 +251,7 @@ func (t *transfer) detachChunk(ctx context.Context, c chunkOf) (schema.Chunk, er
 	return chunk, nil
 }
 
-func (t *transfer) detachPage(
+func (t *transfer) remakePage(
 	ctx context.Context, builder *schema.ChunkBuilder, p pageOf, m *schema.Manifest,
 ) (schema.Chunk, error) {
 	s, rows := p.snap.Schema, m.Rows()
@@ -259,6 +290,15 @@ func (t *transfer) detachPage(
 
 // values brings the bytes of cells to the target, and has the references name them there.
 func (t *transfer) values(ctx context.Context, cells []*schema.BlobRef) error {
+	if t.opts.Attached == ByReference {
+		cells = slices.DeleteFunc(cells, func(cell *schema.BlobRef) bool {
+			stays := t.inBucket(cell.Key)
+			if stays {
+				t.count(*cell, false)
+			}
+			return stays
+		})
+	}
 	refs := make([]schema.BlobRef, len(cells))
 	for i, cell := range cells {
 		refs[i] = *cell
