@@ -58,7 +58,7 @@ test: go-check cc-check python-check ## Everything that has to pass: lint, every
 
 .PHONY: nightly
 nightly: go-check cc-check python-check ## What repeats, hours of it: all under the race detector and without, gocql itself, fuzzing, soak.
-	@$(STAGES) $(BESIDE) --jobs=1 WORKERS=0 FUZZ_TIME=3m lint nightly-vulnerabilities nightly-go nightly-race nightly-spec nightly-wheels nightly-sbom nightly-image nightly-helm nightly-dali nightly-frameworks nightly-formats nightly-pythons nightly-kubernetes nightly-clients test-cassandra nightly-objects nightly-bucket test-gocql test-faults nightly-churn test-python nightly-fuzz nightly-soak
+	@BOWSTRING_TESTS=all $(STAGES) $(BESIDE) --jobs=1 WORKERS=0 FUZZ_TIME=3m lint nightly-vulnerabilities nightly-go nightly-race nightly-spec nightly-wheels nightly-sbom nightly-image nightly-helm nightly-dali nightly-frameworks nightly-formats nightly-pythons nightly-kubernetes nightly-clients test-cassandra nightly-objects nightly-bucket test-gocql test-faults nightly-churn test-python nightly-fuzz nightly-soak
 
 .PHONY: lint
 lint: lint-go lint-python lint-vulnerabilities docs ## golangci-lint with the import rule, ruff and mypy, known vulnerabilities, the documents' references.
@@ -123,14 +123,35 @@ docs: $(VENV)/.docs ## Build the documentation of the Python package in build/do
 	@$(STAGE) docs env NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet --strict -f python/mkdocs.yml
 
 # Every Go test runs once in `make test`: test-race has all but the following, test-go these, test-cassandra those of CQL.
-# go test has no need to vet them: golangci-lint does, with more checks.
-GO_TEST := $(GO) test -json -vet=off
-# Packages without goroutines: the race detector slows arithmetic tenfold, and finds nothing there. And one that bounds
-# the memory of a server, of which the detector takes several times as much.
-ALONE := bowstring/fetch/operators/images bowstring/fetch/operators/images/codec/webp bowstring/fetch/operators/audio bowstring/fetch/operators/audio/dsp bowstring/fetch/operators/audio/vorbis bowstring/schema bowstring/fetch/layout bowstring/fetch/plan bowstring/fetch/where bowstring/spill/replay bowstring/internal/hostile
-# Tests that compute, or kill processes of their own, far more than they synchronise. The others of their packages are raced.
-PLAIN := TestKill|TestPowerLoss|TestEveryOrderServesEachSampleOnce|TestAnyCalls|TestMetamorphic|TestSimulation|TestSimulationRepeats|TestPlanted|TestFlippedDatabase|TestFlippedJournal|TestTableOfGaps|TestMergeShares|TestBudgetOfManyRates|TestBudgetOfPrefixes|TestBudgetOfWholeBucket|TestBudgetIsShared|TestBudgetIsFair|TestBudgetFollows|TestSuiteFindsMistakes|TestRunsInOrder|TestShuffledInPart|TestShuffledOnce
-PLAIN_IN = $(shell grep -rlE 'func ($(PLAIN))[^A-Za-z0-9_]' --include=*_test.go cmd fetch flight spill | xargs -r -n 1 dirname | sort -u | sed 's|^|./|')
+# go test has no need to vet them: golangci-lint does, with more checks. No debugger looks at them: linked without what it
+# would read, each of the hundred binaries takes two seconds less.
+GO_TEST := $(GO) test -json -vet=off -ldflags=-w
+# Packages without goroutines, and one in virtual time: the race detector slows arithmetic tenfold, and finds nothing there.
+# And one that bounds the memory of a server, of which the detector takes several times as much.
+ALONE := $(addprefix bowstring/,fetch/operators/images fetch/operators/images/codec/webp fetch/operators/audio \
+  fetch/operators/audio/dsp fetch/operators/audio/vorbis fetch/layout fetch/plan fetch/where schema schema/checksum \
+  schema/checksum/forge spill/replay spill/scale internal/hostile internal/simulate)
+# Tests that compute, or kill processes of their own, far more than they synchronise: in virtual time, at random against an
+# oracle, of damaged bytes. The others of their packages are raced here, and all of them in `make nightly`.
+empty :=
+PLAIN := $(subst $(empty) $(empty),|,$(strip \
+  TestKill TestPowerLoss TestAnyCalls TestMetamorphic TestSimulation TestSimulationRepeats TestPlanted TestFlippedDatabase \
+  TestFlippedJournal TestTableOfGaps TestMergeShares TestSuiteFindsMistakes TestRunsInOrder TestShuffledInPart TestShuffledOnce \
+  TestEveryOrderServesEachSampleOnce TestBucketsDoNotChangeTheOrder TestStandingStillTakesNoShare TestServedFurtherThanIsPlanned \
+  TestMixing TestSlowConsumerFindsItsBatch TestHedges TestStreamFillsThePath TestTenantsShareByWeight TestTenantsShareEvenly \
+  TestTenantReads TestJobsShareEvenly TestLooseOrdersFollowTheSpill TestInFlightFollowsThePath TestRequestsOfAnEpoch TestResume \
+  TestChurn TestCrowdInLittleMemory TestServedWithoutBlobs TestPaceSimulated TestRowsAreTheSameHoweverTheyAreRead \
+  TestAlterProperty TestZones TestClusterChurn TestHostileBytesBetweenNodes \
+  TestBudgetOfManyRates TestBudgetOfPrefixes TestBudgetOfWholeBucket TestBudgetIsShared TestBudgetIsFair TestBudgetFollows \
+  TestBudgetOfManyNodes TestBudgetOfNodesByPrefix TestBudgetOfAServer TestManyKeys \
+  TestConformanceFaults TestConformanceDirectory TestLostAnswers TestCopyEndsAnywhere TestRebuildKilled TestDamagedStaysReadable \
+  TestIndexesThatDiffer TestIndexesOfLargeTars TestListRanges TestListRangesOfMany TestLargeImage TestDamagedChunks TestMDSWalk \
+  TestManyBadRows TestKeySorter TestDamagedParquet TestRoundTrip TestAttachResumes TestAttachUpdateShards TestAttachLazy \
+  TestAttachFromFaultyS3 TestAttachedEqualsImported TestAttachUpdateOfAltered \
+  TestPlainTransport TestDecodedBodiesTakeWhatIsCounted TestSharedIsTheSameBatch TestFramesRoundTrip TestServerIsEveryDataset \
+  TestFlippedBits TestFewBlobsOfManySegments TestDirect TestDirectFromFrames TestFindsFaults))
+PLAIN_IN = $(filter-out $(ALONE) bowstring/fetch/store/cql,$(shell grep -rlE 'func ($(PLAIN))[^A-Za-z0-9_]' --include=*_test.go cmd fetch flight internal spill \
+  | xargs -r -n 1 dirname | sort -u | sed 's|^|bowstring/|'))
 CQL := ./fetch/store/cql
 RACED = $(filter-out $(ALONE) bowstring/fetch/store/cql,$(shell $(GO) list ./...))
 
@@ -152,12 +173,12 @@ OBJECTS_IN = $(shell grep -rlE '^//go:build objects$$' --include=*_test.go cmd f
 
 .PHONY: test-objects
 test-objects: go-check cc-check ## What reads and writes buckets, against real servers of S3 and Google Cloud Storage from their Go modules.
-	@$(STAGE) --go test-objects tests/objects/objects.sh with $(GO_TEST) -timeout 20m -tags objects -race -run '^TestReal' -skip Azure $(OBJECTS_IN)
+	@$(STAGE) --go test-objects tests/objects/objects.sh with $(GO_TEST) -timeout 20m -tags objects -race -run '^TestReal' -skip 'Azure|Stress' $(OBJECTS_IN)
 
 .PHONY: nightly-objects
-nightly-objects: go-check cc-check ## The same against Azurite, a server of Azure Blob Storage from npm (needs Node.js).
+nightly-objects: go-check cc-check ## The same against Azurite, a server of Azure Blob Storage from npm (needs Node.js), and 32 writers at once for some seconds.
 	@$(STAGE) --go nightly-objects sh -e -c 'tests/objects/objects.sh fetch-azurite; \
-	  tests/objects/objects.sh with $(GO_TEST) -timeout 20m -tags objects -race -run "^TestReal.*Azure" $(OBJECTS_IN)'
+	  tests/objects/objects.sh with $(GO_TEST) -timeout 20m -tags objects -race -run "^TestReal.*(Azure|Stress)" $(OBJECTS_IN)'
 
 .PHONY: nightly-bucket
 nightly-bucket: go-check cc-check ## 32 writers at a store in a bucket of a real server for ten minutes, killed and cut (BOWSTRING_STRESS=10m).

@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"testing"
 
+	"bowstring/internal/rounds"
 	"bowstring/schema"
 )
 
@@ -64,7 +65,7 @@ func child() error {
 	}
 }
 
-var killsFlag = flag.Int("kills", 200, "how often TestKill kills a process")
+var killsFlag = flag.Int("kills", 0, "how often TestKill kills a process; 0 for 60, in make nightly 200")
 
 // killsPerCache is how often a cache is left by a killed process before the next begins with an empty directory.
 const killsPerCache = 50
@@ -74,6 +75,9 @@ const killsPerCache = 50
 func TestKill(t *testing.T) {
 	seed := testRand(t).Uint64()
 	kills := *killsFlag
+	if kills == 0 {
+		kills = rounds.Of(60, 200)
+	}
 	if testing.Short() || underRace { // the detector finds nothing in processes that are killed
 		kills = 12
 	}

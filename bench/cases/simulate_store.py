@@ -14,7 +14,7 @@ def run(context: Context) -> Result:
     """Run the package's simulation, which writes what came of it."""
     told = context.folder / "simulate_store.json"
     subprocess.run(
-        ["go", "test", "-count=1", "-run", TESTS, "./fetch/store/protocol", "-args", f"-report={told}"],  # noqa: S607
+        ["go", "test", "-count=1", "-run", TESTS, "./fetch/store/protocol", "-args", "-seeds=10000", f"-report={told}"],  # noqa: S607
         cwd=context.root,
         check=False,  # what failed is in the figures
         capture_output=True,

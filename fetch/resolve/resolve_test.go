@@ -13,6 +13,7 @@ import (
 	"bowstring/fetch/admission"
 	"bowstring/fetch/resolve"
 	"bowstring/fetch/store"
+	"bowstring/internal/rounds"
 	"bowstring/schema"
 )
 
@@ -121,7 +122,7 @@ func TestNoneAfterClose(t *testing.T) {
 func TestCallersLeave(t *testing.T) {
 	f := newFixture(t, resolve.Options{IdleSnapshots: 1}, admission.Limits{})
 	list := "[" + strings.TrimSuffix(strings.Repeat("1,", 150), ",") + "]"
-	for i := range 6 {
+	for i := range rounds.Of(2, 6) {
 		dataset := fmt.Sprintf("d%d", i)
 		f.put(t, dataset, 3000)
 		for k := range 8 {

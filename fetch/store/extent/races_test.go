@@ -17,6 +17,7 @@ import (
 	"bowstring/fetch/object"
 	"bowstring/fetch/store/extent"
 	"bowstring/internal/objecttest"
+	"bowstring/internal/rounds"
 	"bowstring/schema"
 )
 
@@ -29,9 +30,6 @@ type racing struct {
 	// may says whether an error that is no schema.ErrDataLoss may come of what happens to the requests.
 	may func(error) bool
 }
-
-// races is how many objects are changed while they are read, in each kind of bucket.
-const races = 5000
 
 // TestRaces: objects change, go and come back while their blobs are read. A read brings the bytes that were attached, or
 // an error that names the object; no read brings anything else, though no checksum is compared. Of what was attached
@@ -144,9 +142,9 @@ type attached struct {
 }
 
 func race(t *testing.T, url string, lazily bool, put func(key string, data []byte) error, begin func() *racing) {
-	n := races
+	n := rounds.Of(500, 5000) // objects that are changed while they are read
 	if testing.Short() {
-		n /= 20
+		n = 250
 	}
 	rng := random(t)
 	ctx := t.Context()

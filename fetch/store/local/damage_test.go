@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	"bowstring/fetch/store"
+	"bowstring/internal/rounds"
 	"bowstring/schema"
 )
 
@@ -168,9 +169,9 @@ func TestFlippedDatabase(t *testing.T) {
 	const seed = 11
 	t.Logf("seed %d", seed)
 	r := rand.New(rand.NewPCG(seed, 0))
-	rounds := 60
+	flips := rounds.Of(20, 60)
 	if testing.Short() {
-		rounds = 8
+		flips = 8
 	}
 	for _, clean := range []bool{true, false} {
 		t.Run(fmt.Sprint("clean ", clean), func(t *testing.T) {
@@ -180,7 +181,7 @@ func TestFlippedDatabase(t *testing.T) {
 			}
 			var noticed atomic.Int64
 			t.Run("flips", func(t *testing.T) {
-				for i := range rounds {
+				for i := range flips {
 					r := rand.New(rand.NewPCG(r.Uint64(), 0))
 					t.Run(fmt.Sprint(i), func(t *testing.T) {
 						t.Parallel() // it waits for the disk mostly
@@ -198,7 +199,7 @@ func TestFlippedDatabase(t *testing.T) {
 					})
 				}
 			})
-			t.Logf("%d of %d flips were noticed", noticed.Load(), rounds)
+			t.Logf("%d of %d flips were noticed", noticed.Load(), flips)
 			if noticed.Load() == 0 {
 				t.Error("no flip was noticed")
 			}

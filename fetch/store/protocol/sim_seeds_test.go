@@ -13,10 +13,12 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"bowstring/internal/rounds"
 )
 
 var (
-	seeds  = flag.Int("seeds", 10_000, "how many seeds to simulate")
+	seeds  = flag.Int("seeds", 0, "how many seeds to simulate; 0 for 2,000, in make nightly 10,000")
 	from   = flag.Uint64("from", 1, "the first of them; 0 for any")
 	seed   = flag.Uint64("seed", 0, "the seed to simulate, and to say what happened")
 	plant  = flag.String("plant", "", "the mistake to plant into it")
@@ -25,6 +27,9 @@ var (
 
 // shortSeeds is how many seeds are run under -short.
 const shortSeeds = 300
+
+// plantedSeeds is how many seeds are simulated at most until a mistake is found; and without one in make nightly.
+const plantedSeeds = 10_000
 
 type mistake struct {
 	name string
@@ -170,6 +175,9 @@ func TestSimulation(t *testing.T) {
 		return
 	}
 	n := *seeds
+	if n == 0 {
+		n = rounds.Of(2_000, plantedSeeds)
+	}
 	if testing.Short() {
 		n = min(n, shortSeeds)
 	}
@@ -242,6 +250,10 @@ func TestPlanted(t *testing.T) {
 	if want := len(mistakes) + len(directed) + only; 1<<want != int(endOfBugs) {
 		t.Errorf("%d mistakes are listed, there are others", want)
 	}
+	n := *seeds
+	if n == 0 {
+		n = plantedSeeds
+	}
 	told.Planted = len(mistakes) + len(packedMistakes)
 	for i, m := range slices.Concat(mistakes, packedMistakes) {
 		name, first := m.name, firstSeed()
@@ -249,11 +261,11 @@ func TestPlanted(t *testing.T) {
 			name, first = "segments, "+name, first|packedSeeds
 		}
 		t.Run(name, func(t *testing.T) {
-			failed, err := hunt(first, *seeds, m.bug)
+			failed, err := hunt(first, n, m.bug)
 			if err == nil {
 				told.Missed++
 				told.MissedAre = append(told.MissedAre, m.name)
-				t.Errorf("it was not found in seeds %d to %d", first, first+uint64(*seeds)-1)
+				t.Errorf("it was not found in seeds %d to %d", first, first+uint64(n)-1)
 				return
 			}
 			t.Logf("found after %d: %v", failed-first+1, err)
