@@ -58,7 +58,7 @@ test: go-check cc-check python-check ## Everything that has to pass: lint, every
 
 .PHONY: nightly
 nightly: go-check cc-check python-check ## What repeats, hours of it: all under the race detector and without, gocql itself, fuzzing, soak.
-	@BOWSTRING_TESTS=all $(STAGES) $(BESIDE) --jobs=1 WORKERS=0 FUZZ_TIME=3m lint nightly-vulnerabilities nightly-go nightly-race nightly-spec nightly-wheels nightly-sbom nightly-image nightly-helm nightly-dali nightly-frameworks nightly-formats nightly-pythons nightly-kubernetes nightly-clients test-cassandra nightly-objects nightly-bucket test-gocql test-faults nightly-churn test-python nightly-fuzz nightly-soak
+	@BOWSTRING_TESTS=all $(STAGES) $(BESIDE) --jobs=1 WORKERS=0 FUZZ_TIME=3m lint nightly-vulnerabilities nightly-go nightly-race nightly-spec nightly-wheels nightly-sbom nightly-image nightly-helm nightly-dali nightly-frameworks nightly-formats nightly-pythons nightly-kubernetes nightly-clients test-cassandra nightly-objects nightly-bucket test-gocql test-faults nightly-churn test-python nightly-python nightly-fuzz nightly-soak
 
 .PHONY: lint
 lint: lint-go lint-python lint-vulnerabilities docs ## golangci-lint with the import rule, ruff and mypy, known vulnerabilities, the documents' references.
@@ -195,9 +195,13 @@ PYTEST = $(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 test-python: $(VENV)/.package $(LINT) build ## pytest with pyarrow and other real clients against a server process.
 	@$(STAGE) test-python $(PYTEST) --junitxml=build/stages/test-python.xml
 
+.PHONY: nightly-python
+nightly-python: $(VENV)/.package build ## The part of pytest that is marked nightly: more notebooks, frameworks and ways to start workers.
+	@$(STAGE) nightly-python $(PYTEST) -m nightly --junitxml=build/stages/nightly-python.xml
+
 .PHONY: test-quick
 test-quick: $(VENV)/.package build ## The part of pytest that takes no more than a minute.
-	@$(STAGE) test-quick $(PYTEST) -m 'not slow and not soak and not image and not clients and not kubernetes and not helm' --junitxml=build/stages/test-quick.xml
+	@$(STAGE) test-quick $(PYTEST) -m 'not slow and not nightly and not soak and not image and not clients and not kubernetes and not helm' --junitxml=build/stages/test-quick.xml
 
 # Files of tests that need no package but those of tests/pythons.sh: no pandas, torch or Ray.
 

@@ -72,6 +72,7 @@ def test_short_examples(node: Node, script: str, says: str) -> None:
     assert says in run(script, node.url, "photos")
 
 
+@pytest.mark.nightly  # tests/python/test_ray.py has a Ray of its own
 def test_ray_example(node: Node) -> None:
     assert "mean(bytes)" in run("ray_data.py", node.url, "photos")
 

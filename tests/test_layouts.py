@@ -137,6 +137,7 @@ def test_polars_filters_and_groups_metadata(client: fl.FlightClient) -> None:
 @pytest.mark.usefixtures("cluster")
 @pytest.mark.parametrize("layout", ["large_binary", "huggingface"])
 @pytest.mark.slow
+@pytest.mark.nightly  # tests/python/test_ray.py has a Ray in `make test`
 def test_ray_reads_each_rank_in_a_task_of_its_own(node: Node, client: fl.FlightClient, layout: str) -> None:
     request = {
         "dataset": "photos",

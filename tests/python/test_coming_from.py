@@ -152,6 +152,7 @@ def test_from_webdataset(imported_by: Callable[[str, str, str], Node], shards: s
     assert checked(node, before, changed, tmp_path) == f"{TRAIN} samples; 1 lost, 1 too many"
 
 
+@pytest.mark.nightly  # test_grain.py and test_frameworks_page.py read with Grain in `make test`
 def test_from_grain(start: StartNode, folder: Path, tmp_path: Path) -> None:
     """Its pipeline, the import of its records, the check, and its pipeline on a DataSource."""
     from array_record.python.array_record_module import ArrayRecordWriter

@@ -97,7 +97,7 @@ def labels(photos: bowstring.Dataset) -> Counter[int]:
 @pytest.mark.parametrize(
     "heading",
     [
-        "DDP",
+        pytest.param("DDP", marks=pytest.mark.nightly),  # test_trainers.py has torch's in `make test`
         "FSDP and torchtitan",
         "Lightning",
         "Accelerate",

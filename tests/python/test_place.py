@@ -177,7 +177,7 @@ def test_moves_change_nothing(photos: bowstring.Dataset, monkeypatch: pytest.Mon
     assert places == {"server", "client"}
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.nightly)])
 def test_workers_of_torch(photos: bowstring.Dataset, method: str) -> None:
     made = photos.columns(["image", "position"]).operators(image=CROP).options(on_error="null", place="client")
     next(made.batches(7))  # this process has one of its own, too

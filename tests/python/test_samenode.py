@@ -343,7 +343,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("how", ["fork", "spawn"])
+@pytest.mark.parametrize("how", ["fork", pytest.param("spawn", marks=pytest.mark.nightly)])
 def test_workers_have_rings_of_their_own(shared: Node, tmp_path: Path, how: str) -> None:
     script = tmp_path / "loaded.py"
     script.write_text(LOADED)

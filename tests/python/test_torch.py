@@ -35,7 +35,13 @@ pytestmark = [
 
 
 @pytest.mark.parametrize(
-    ("workers", "context"), [(0, None), (2, "fork"), (4, "fork"), (2, "spawn"), (4, "spawn"), (2, "forkserver")]
+    ("workers", "context"),
+    [
+        (0, None),
+        (2, "fork"),
+        (2, "spawn"),
+        *(pytest.param(*c, marks=pytest.mark.nightly) for c in ((4, "fork"), (4, "spawn"), (2, "forkserver"))),
+    ],
 )
 def test_every_sample_in_order(photos: bowstring.Dataset, workers: int, context: str | None) -> None:
     dataset = BowstringDataset(photos, global_batch_size=BATCH, columns=["position", "id", "label", "image"])
@@ -148,7 +154,7 @@ def test_ranks_share_each_step(photos: bowstring.Dataset, world: int, workers: i
             assert steps == wanted
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.nightly), 2])
 def test_ranks_never_wait_for_each_other_for_ever(node: Node, tmp_path: Path, workers: int) -> None:
     """DDP and gloo: of 270 samples in steps of 269, the last step has one, which is no batch for the first rank."""
     group = (tmp_path / "group").as_uri()

@@ -48,7 +48,7 @@ def made(photos: bowstring.Dataset, **more: Any) -> BowstringDataset:
         for persistent in (True, False)
         for stateful in (True, False)
     ]
-    + [(2, True, "spawn", 3, True), (2, False, "spawn", 2, False)],
+    + [pytest.param(2, True, "spawn", 3, True, marks=pytest.mark.nightly), (2, False, "spawn", 2, False)],
 )
 def test_any_history(
     photos: bowstring.Dataset,

@@ -45,7 +45,9 @@ def test_map_style(photos: bowstring.Dataset, rows: BowstringMapDataset) -> None
     assert copy[3]["image"].tolist() == rows[3]["image"].tolist()
 
 
-@pytest.mark.parametrize(("workers", "context"), [(0, None), (2, "fork"), (2, "spawn")])
+@pytest.mark.parametrize(
+    ("workers", "context"), [(0, None), (2, "fork"), pytest.param(2, "spawn", marks=pytest.mark.nightly)]
+)
 def test_map_style_with_samplers(rows: BowstringMapDataset, workers: int, context: str | None) -> None:
     rows[0]  # a connection is open when the workers start
     everything = rows.positions.tolist()

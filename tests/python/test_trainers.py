@@ -28,11 +28,11 @@ STOP = 4  # in the second epoch
 @pytest.mark.parametrize(
     "name",
     [
-        "torch",
-        "Lightning",
-        "Accelerate",
-        "Grain",
-        "FSDP and DCP",
+        "torch",  # those of the others run as docs/frameworks.md has them, in test_frameworks_page.py
+        *(
+            pytest.param(name, marks=pytest.mark.nightly)
+            for name in ("Lightning", "Accelerate", "Grain", "FSDP and DCP")
+        ),
         *(pytest.param(name, marks=pytest.mark.clients) for name in ("StatefulDataLoader", "HF Trainer", "Ray Train")),
     ],
 )
