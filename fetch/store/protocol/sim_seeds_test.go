@@ -28,8 +28,16 @@ var (
 // shortSeeds is how many seeds are run under -short.
 const shortSeeds = 300
 
-// plantedSeeds is how many seeds are simulated at most until a mistake is found; and without one in make nightly.
-const plantedSeeds = 10_000
+// rare are mistakes that are found after more than 4,000 seeds: in make nightly.
+var rare = []string{"leftover forgotten", "ack early"}
+
+// numberOfSeeds is how many seeds are simulated, without a mistake or until one is found.
+func numberOfSeeds() int {
+	if *seeds == 0 {
+		return rounds.Of(2_000, 10_000)
+	}
+	return *seeds
+}
 
 type mistake struct {
 	name string
@@ -174,10 +182,7 @@ func TestSimulation(t *testing.T) {
 		replay(t)
 		return
 	}
-	n := *seeds
-	if n == 0 {
-		n = rounds.Of(2_000, plantedSeeds)
-	}
+	n := numberOfSeeds()
 	if testing.Short() {
 		n = min(n, shortSeeds)
 	}
@@ -250,10 +255,7 @@ func TestPlanted(t *testing.T) {
 	if want := len(mistakes) + len(directed) + only; 1<<want != int(endOfBugs) {
 		t.Errorf("%d mistakes are listed, there are others", want)
 	}
-	n := *seeds
-	if n == 0 {
-		n = plantedSeeds
-	}
+	n := numberOfSeeds()
 	told.Planted = len(mistakes) + len(packedMistakes)
 	for i, m := range slices.Concat(mistakes, packedMistakes) {
 		name, first := m.name, firstSeed()
@@ -261,6 +263,9 @@ func TestPlanted(t *testing.T) {
 			name, first = "segments, "+name, first|packedSeeds
 		}
 		t.Run(name, func(t *testing.T) {
+			if n < 10_000 && i < len(mistakes) && slices.Contains(rare, name) {
+				t.Skip("takes more seeds than there are")
+			}
 			failed, err := hunt(first, n, m.bug)
 			if err == nil {
 				told.Missed++
