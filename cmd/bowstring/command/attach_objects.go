@@ -34,23 +34,25 @@ import (
 // reading is what rows depend on besides the objects. Sets keep it as JSON: an update reads as the attachment before did,
 // and what was read otherwise is read again.
 type reading struct {
-	URL        string         `json:"url"`
-	Format     string         `json:"format"`
-	Split      string         `json:"split,omitempty"`
-	PathColumn string         `json:"path_column,omitempty"`
-	Columns    []string       `json:"columns,omitempty"`
-	LeaveOut   []string       `json:"leave_out,omitempty"`
-	Text       []string       `json:"text,omitempty"`
-	Spread     map[string]int `json:"spread,omitempty"`
-	AsMetadata []string       `json:"as_metadata,omitempty"`
-	Verify     source.Verify  `json:"verify,omitempty"`
-	Limit      int64          `json:"limit,omitempty"`
-	Lazy       bool           `json:"lazy,omitempty"`
+	URL         string            `json:"url"`
+	Format      string            `json:"format"`
+	Split       string            `json:"split,omitempty"`
+	PathColumn  string            `json:"path_column,omitempty"`
+	Columns     []string          `json:"columns,omitempty"`
+	LeaveOut    []string          `json:"leave_out,omitempty"`
+	Text        []string          `json:"text,omitempty"`
+	Spread      map[string]int    `json:"spread,omitempty"`
+	AsMetadata  []string          `json:"as_metadata,omitempty"`
+	Tokens      map[string]string `json:"tokens,omitempty"`
+	CountTokens string            `json:"count_tokens,omitempty"`
+	Verify      source.Verify     `json:"verify,omitempty"`
+	Limit       int64             `json:"limit,omitempty"`
+	Lazy        bool              `json:"lazy,omitempty"`
 }
 
 func (c *AttachCmd) reading(format string) string {
-	r := reading{c.From, format, c.Split, c.PathColumn, c.Columns, c.LeaveOut, c.Text, c.Spread, c.AsMetadata, c.Verify,
-		c.Limit, c.Lazy}
+	r := reading{c.From, format, c.Split, c.PathColumn, c.Columns, c.LeaveOut, c.Text, c.Spread, c.AsMetadata, c.Tokens,
+		c.CountTokens, c.Verify, c.Limit, c.Lazy}
 	text, _ := json.Marshal(r) // it is made of texts and numbers
 	return string(text)
 }
@@ -65,6 +67,7 @@ func (c *AttachCmd) resume(text string) error {
 	c.From, c.Format, c.Split, c.PathColumn, c.Columns, c.LeaveOut = r.URL, r.Format, r.Split, r.PathColumn, r.Columns,
 		r.LeaveOut
 	c.Text, c.Spread, c.AsMetadata, c.Verify, c.Limit = r.Text, r.Spread, r.AsMetadata, r.Verify, r.Limit
+	c.Tokens, c.CountTokens = r.Tokens, r.CountTokens
 	c.Lazy = !c.Prove && (c.Lazy || r.Lazy)
 	c.Prove = !c.Lazy
 	return nil
@@ -340,6 +343,7 @@ func (a *attachment) open(ctx context.Context, app *App) (source.Source, *source
 	c := a.cmd
 	from := c.sourceOptions()
 	from.Decide, from.Index, from.Inventory = c.decide, c.Index, c.Inventory
+	from.TokenBlobs = true // they stay where they lie
 	from.Begin = func(e source.Estimate) error {
 		a.estimate(app, e)
 		return nil

@@ -264,6 +264,7 @@ var attachedSets = []attached{
 	{name: "litdata sample", path: testdata("litdata/sample"), packed: true},
 	{name: "litdata batch", path: testdata("litdata/batch"), packed: true},
 	{name: "litdata chunk", path: testdata("litdata/chunk"), packed: true},
+	{name: "megatron", path: testdata("megatron"), flags: []string{"--token-blobs"}},
 	{name: "tfrecord", path: testdata("tfrecord/records")},
 	{name: "parquet plain", path: parquetOf(compress.Codecs.Uncompressed, false)},
 	{name: "parquet snappy", path: parquetOf(compress.Codecs.Snappy, false), packed: true},

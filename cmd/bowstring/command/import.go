@@ -31,7 +31,7 @@ import (
 
 // ImportCmd is bowstring import.
 type ImportCmd struct {
-	Path    string `arg:"" help:"Directory, file or pattern to import, or its URL in a bucket (s3://, gs://, az://, https://, file://): folders of images, Hugging Face Parquet, WebDataset tars (train-{0000..0011}.tar), MosaicML MDS, LitData, TensorFlow records, or a table of paths."`
+	Path    string `arg:"" help:"Directory, file or pattern to import, or its URL in a bucket (s3://, gs://, az://, https://, file://): folders of images, Hugging Face Parquet, WebDataset tars (train-{0000..0011}.tar), MosaicML MDS, LitData, Megatron-LM's token ids, TensorFlow records, or a table of paths."`
 	Dataset string `arg:"" optional:"" help:"Dataset to import into (default: PATH's last part, without an extension)."`
 
 	ReadFlags
@@ -41,22 +41,25 @@ type ImportCmd struct {
 
 // ReadFlags say what is read of a data set.
 type ReadFlags struct {
-	Format     string         `enum:"auto,folder,imagefolder,audiofolder,parquet,webdataset,mds,litdata,tfrecord,commonvoice,list" default:"auto" help:"Format of the data set: ${enum}."`
-	Split      string         `placeholder:"NAME" help:"Split of all samples if the source tells no splits (default: train); otherwise the one to read."`
-	PathColumn string         `placeholder:"NAME" help:"Column of a table that holds paths (default: path, file_name, filename or file)."`
-	Columns    []string       `placeholder:"NAME" help:"Columns of the source to read (default: all). A * stands for any text."`
-	LeaveOut   []string       `placeholder:"NAME" help:"Columns not to read, or not to make, such as width. A * stands for any text."`
-	Text       []string       `placeholder:"NAME" help:"Columns of text tables, and keys of JSON, whose values are text whatever they look like. A * stands for any text."`
-	Spread     map[string]int `placeholder:"NAME=N" help:"Make N blob columns of a column of lists of blobs in Parquet: NAME_0, NAME_1 and so on. A row with more is bad."`
-	AsMetadata []string       `placeholder:"NAME" help:"Columns of Parquet whose lists or structs hold bytes, and which are metadata all the same."`
-	Verify     source.Verify  `enum:"none,header,decode" default:"header" help:"How images are checked: not at all, by header and end mark, or by decoding them (${default})."`
-	Outside    bool           `name:"allow-outside" help:"Take files outside of the folder of the data set, to which links in it and paths in its tables lead."`
-	Limit      int64          `placeholder:"N" help:"Read the first N samples only."`
-	DryRun     bool           `help:"Read and check everything, and store nothing."`
-	SkipBad    bool           `help:"Take what is good, and list what is not."`
-	BadList    string         `type:"path" placeholder:"FILE" help:"Write what cannot be taken to FILE, as JSON lines (with --skip-bad default: DATASET-bad.jsonl)."`
-	Workers    int            `placeholder:"N" help:"Samples read at a time, and stored at a time (default: twice the processors)."`
-	JSON       bool           `name:"json" help:"Print the summary as a JSON object."`
+	Format      string            `enum:"auto,folder,imagefolder,audiofolder,parquet,webdataset,mds,litdata,megatron,tfrecord,commonvoice,list" default:"auto" help:"Format of the data set: ${enum}."`
+	Split       string            `placeholder:"NAME" help:"Split of all samples if the source tells no splits (default: train); otherwise the one to read."`
+	PathColumn  string            `placeholder:"NAME" help:"Column of a table that holds paths (default: path, file_name, filename or file)."`
+	Columns     []string          `placeholder:"NAME" help:"Columns of the source to read (default: all). A * stands for any text."`
+	LeaveOut    []string          `placeholder:"NAME" help:"Columns not to read, or not to make, such as width. A * stands for any text."`
+	Text        []string          `placeholder:"NAME" help:"Columns of text tables, and keys of JSON, whose values are text whatever they look like. A * stands for any text."`
+	Spread      map[string]int    `placeholder:"NAME=N" help:"Make N blob columns of a column of lists of blobs in Parquet: NAME_0, NAME_1 and so on. A row with more is bad."`
+	AsMetadata  []string          `placeholder:"NAME" help:"Columns of Parquet whose lists or structs hold bytes, and which are metadata all the same."`
+	Tokens      map[string]string `placeholder:"NAME=TYPE" help:"Columns of bytes of MDS and LitData that hold token ids, and their type, such as uint16: each becomes a list."`
+	CountTokens string            `placeholder:"NAME" help:"Column of lists whose lengths become the column n_tokens (default: that of --tokens)."`
+	TokenBlobs  bool              `help:"Make blobs of the token ids of Megatron-LM, in the place of lists; attach does in any case."`
+	Verify      source.Verify     `enum:"none,header,decode" default:"header" help:"How images are checked: not at all, by header and end mark, or by decoding them (${default})."`
+	Outside     bool              `name:"allow-outside" help:"Take files outside of the folder of the data set, to which links in it and paths in its tables lead."`
+	Limit       int64             `placeholder:"N" help:"Read the first N samples only."`
+	DryRun      bool              `help:"Read and check everything, and store nothing."`
+	SkipBad     bool              `help:"Take what is good, and list what is not."`
+	BadList     string            `type:"path" placeholder:"FILE" help:"Write what cannot be taken to FILE, as JSON lines (with --skip-bad default: DATASET-bad.jsonl)."`
+	Workers     int               `placeholder:"N" help:"Samples read at a time, and stored at a time (default: twice the processors)."`
+	JSON        bool              `name:"json" help:"Print the summary as a JSON object."`
 
 	asked askedOfBuckets
 }
@@ -90,11 +93,17 @@ func (c *ImportCmd) Run(ctx context.Context, app *App) (err error) {
 func (c *ReadFlags) sourceOptions() source.Options {
 	return source.Options{Format: c.Format, Split: c.Split, PathColumn: c.PathColumn, Outside: c.Outside,
 		Columns: c.Columns, LeaveOut: c.LeaveOut, Text: c.Text, Spread: c.Spread, AsMetadata: c.AsMetadata,
-		Bucket: c.asked.open}
+		Tokens: c.Tokens, TokenBlobs: c.TokenBlobs, Bucket: c.asked.open}
 }
 
 func (c *ReadFlags) readOptions(dataset string) source.ReadOptions {
-	return source.ReadOptions{Dataset: dataset, Split: cmp.Or(c.Split, ingest.DefaultSplit), Verify: c.Verify,
+	count := c.CountTokens
+	if count == "" && len(c.Tokens) == 1 {
+		for name := range c.Tokens {
+			count = name
+		}
+	}
+	return source.ReadOptions{Dataset: dataset, Count: count, Split: cmp.Or(c.Split, ingest.DefaultSplit), Verify: c.Verify,
 		Workers: c.Workers, Limit: c.Limit, LeaveOut: c.LeaveOut}
 }
 

@@ -79,7 +79,7 @@ func (c *choice) check() error {
 	flags := c.flags()
 	for _, flag := range slices.Sorted(maps.Keys(flags)) {
 		for _, name := range flags[flag] {
-			added := slices.ContainsFunc(addedColumns, func(a string) bool { return matches(name, a) })
+			added := slices.ContainsFunc(append(AddedColumns(), countColumn), func(a string) bool { return matches(name, a) })
 			if c.used[flag+" "+name] || added && flag != "--text" {
 				continue
 			}

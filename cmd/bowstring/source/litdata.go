@@ -87,7 +87,7 @@ func openLitData(ctx context.Context, root string, opts Options) (Source, error)
 		}
 	}
 	s := &mds{about: about{place: opts.files, format: litFormat, path: opts.files.absolute(root)},
-		choice: opts.choice, kind: litData}
+		choice: opts.choice, tokens: asTokens{types: opts.Tokens}, kind: litData}
 	s.open = s.openChunk
 	return s, s.find(ctx, opts)
 }

@@ -39,6 +39,7 @@ import (
 type mds struct {
 	about
 	choice  *choice
+	tokens  asTokens
 	parts   []mdsPart // one per split, or one
 	columns []mdsColumn
 	meta    []arrow.Field
@@ -90,7 +91,7 @@ func openMDS(ctx context.Context, root string, opts Options) (Source, error) {
 		}
 	}
 	s := &mds{about: about{place: opts.files, format: "mds", path: opts.files.absolute(root)}, choice: opts.choice,
-		kind: mosaicML}
+		tokens: asTokens{types: opts.Tokens}, kind: mosaicML}
 	s.open = s.openShard
 	return s, s.find(ctx, opts)
 }
@@ -302,6 +303,8 @@ func (s *mds) makeFields(samples [][]byte) error {
 		typ, decode, err := s.kind.decoder(c.encoding)
 		if c.survey != nil {
 			typ, decode, c.images, err = c.survey.decide()
+		} else if typ == nil && err == nil {
+			typ, decode, err = s.tokens.decoder(c.name)
 		}
 		if err != nil {
 			return fmt.Errorf("%w: column %q: %w", schema.ErrInvalid, c.name, err)
@@ -319,7 +322,7 @@ func (s *mds) makeFields(samples [][]byte) error {
 		}
 		s.blobs = append(s.blobs, schema.BlobField(name, s.kind.media(c.encoding, samples[i]), false))
 	}
-	return nil
+	return s.tokens.check()
 }
 
 func (s *mds) Fields() (meta, blobs []arrow.Field) { return s.meta, s.blobs }
@@ -399,10 +402,13 @@ func (s *mds) sample(key, split string, item mdsItem) Sample {
 			}
 			continue
 		}
-		if c.survey != nil || strings.HasPrefix(c.encoding, "ndarray") || strings.HasPrefix(c.encoding, "no_header_") {
+		v, err := c.decode(columns[i])
+		if _, plain := v.(Numbers); plain {
+			out.Size += 2 * int64(len(columns[i])) // as they lie in the batch
+		} else if c.survey != nil || strings.HasPrefix(c.encoding, "ndarray") ||
+			strings.HasPrefix(c.encoding, "no_header_") {
 			out.Size += valueBytes(columns[i])
 		}
-		v, err := c.decode(columns[i])
 		if err != nil && out.Bad == "" {
 			out.Bad = fmt.Sprintf("%s: %v", Quoted(c.name), err)
 		}
@@ -1191,6 +1197,9 @@ func mdsArray(args string) (arrow.DataType, func([]byte) (any, error), error) {
 func nest(b []byte, dims []int, s mdsScalar) any {
 	if len(dims) == 0 {
 		return s.read(b)
+	}
+	if len(dims) == 1 && arrow.IsInteger(s.typ.ID()) {
+		return Numbers(b)
 	}
 	list := make([]any, dims[0])
 	if len(list) == 0 {

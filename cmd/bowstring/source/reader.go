@@ -41,6 +41,8 @@ type ReadOptions struct {
 	Limit   int64  // read at most that many samples; all if 0
 	// LeaveOut are columns that are not added to those of the source, as in Options.
 	LeaveOut []string
+	// Count is a column of lists whose lengths become the column n_tokens; "" for none.
+	Count string
 	// InPlace says that blobs stay where they lie: a sample with one that lies nowhere in one piece is bad.
 	InPlace bool
 	Mem     memory.Allocator
@@ -117,6 +119,11 @@ func NewReader(src Source, opts ReadOptions) (*Reader, error) {
 	}
 	if r.sound >= 0 && !src.Exact() && !src.Walked() {
 		r.addSoundColumns(own)
+	}
+	if !src.Exact() {
+		if err := r.addTokenCount(own); err != nil {
+			return nil, err
+		}
 	}
 	var err error
 	r.schema, err = schema.NewSchema(r.meta, r.blobs)
@@ -302,8 +309,8 @@ func (r *Reader) list(ctx context.Context, mem *semaphore.Weighted, order, work 
 
 // weight is how much of the budget a sample takes.
 func (r *Reader) weight(s Sample) int64 {
-	if s.Blobs == nil && s.Load == nil {
-		return 1 // it was not read
+	if s.Blobs == nil && s.Load == nil { // they were not read
+		return min(max(listBytes(s.Meta), 1), budget-batchBytes)
 	}
 	return min(max(s.Size, 1), budget-batchBytes)
 }
@@ -445,10 +452,15 @@ var addedColumns = []string{"width", "height", "format", "orientation", "duratio
 // AddedColumns are the names of the columns that a Reader may add.
 func AddedColumns() []string { return slices.Clone(addedColumns) }
 
-// add adds a column, unless it is left out, or it is among the source's own.
-func (r *Reader) add(own []arrow.Field, name string, dt arrow.DataType, value func(*slot) any) {
+// adds reports whether a column is added: it is not left out, nor among the source's own.
+func (r *Reader) adds(own []arrow.Field, name string) bool {
 	out := slices.ContainsFunc(r.opts.LeaveOut, func(pattern string) bool { return matches(pattern, name) })
-	if !out && !slices.ContainsFunc(own, func(f arrow.Field) bool { return f.Name == name }) {
+	return !out && !slices.ContainsFunc(own, func(f arrow.Field) bool { return f.Name == name })
+}
+
+// add adds a column, if it is to be added, of what blobs hold.
+func (r *Reader) add(own []arrow.Field, name string, dt arrow.DataType, value func(*slot) any) {
+	if r.adds(own, name) {
 		r.meta = append(r.meta, arrow.Field{Name: name, Type: dt, Nullable: true})
 		r.added = append(r.added, func(s *slot) any {
 			if s.known != nil {
@@ -700,7 +712,7 @@ func (c *column) release() {
 }
 
 // appendValue appends a Go value to the builder of its type: integers and floats
-// of their very type, []any for lists, nil for null.
+// of their very type, []any or Numbers for lists, nil for null.
 func appendValue(b array.Builder, v any) error {
 	if v == nil {
 		b.AppendNull()
@@ -734,6 +746,9 @@ func appendValue(b array.Builder, v any) error {
 	case *array.StringBuilder:
 		return appendAs(b.Append, v)
 	case *array.FixedSizeListBuilder: // is a ListLikeBuilder too
+		if v, ok := v.(Numbers); ok {
+			return appendFixedNumbers(b, v)
+		}
 		list, ok := v.([]any)
 		if want := int(b.Type().(*arrow.FixedSizeListType).Len()); !ok || len(list) != want {
 			return fmt.Errorf("got %T of length %d, want a list of %d", v, len(list), want)
@@ -741,6 +756,10 @@ func appendValue(b array.Builder, v any) error {
 		b.Append(true)
 		return appendAll(b.ValueBuilder(), list)
 	case *array.ListBuilder:
+		if v, ok := v.(Numbers); ok {
+			b.Append(true)
+			return appendNumbers(b.ValueBuilder(), v)
+		}
 		list, ok := v.([]any)
 		if !ok {
 			return fmt.Errorf("got %T, want a list", v)

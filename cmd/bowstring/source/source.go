@@ -1,5 +1,6 @@
 // Package source reads data sets as other tools lay them out: folders of images and
-// of sound, Common Voice, Hugging Face Parquet, WebDataset tars, MosaicML MDS shards, and tables of paths.
+// of sound, Common Voice, Hugging Face Parquet, WebDataset tars, MosaicML MDS shards, Megatron's token ids, and tables of
+// paths.
 //
 // A Source lists samples in a fixed order, most of them before their bytes
 // were touched; a Reader has several workers load and check them, keeps the
@@ -90,7 +91,7 @@ type Sample struct {
 	// ID is the sample's id where the source tells it, as exports do; nil where it is made from the key.
 	ID *schema.ID
 	// Meta are the values of the metadata columns: nil (null), bool, int64, uint64,
-	// float64, string, []byte, []any, map[string]any or a Cell.
+	// float64, string, []byte, []any, Numbers, map[string]any or a Cell.
 	Meta []any
 	// At is where the blobs lie, by blob column. It is nil where that is not known of any of them.
 	At []Extent
@@ -164,6 +165,10 @@ type Options struct {
 	Spread map[string]int
 	// AsMetadata are columns whose lists or structs hold bytes and which are metadata all the same.
 	AsMetadata []string
+	// Tokens are the types of token ids, by columns of bytes that hold such: each becomes a list of that type.
+	Tokens map[string]string
+	// TokenBlobs has the token ids of a sample be a blob where the format has them in one piece, in the place of a list.
+	TokenBlobs bool
 
 	choice *choice // Columns, LeaveOut and Text, of the source that Open opens
 	files  *Files  // where it lies
@@ -184,6 +189,7 @@ var formats = []format{
 	{"mds", "index.json in the directory or in its subdirectories (MosaicML MDS)", (*layout).looksMDS, openMDS, true},
 	{"litdata", "index.json of chunks, in the directory or in its subdirectories (LitData)", (*layout).looksLitData,
 		openLitData, true},
+	{"megatron", "*.idx beside *.bin (Megatron-LM)", (*layout).looksMegatron, openMegatron, false},
 	{"tfrecord", "*.tfrecord, also *.tfrecord-00000-of-00010 and *.tfrecord.gz (TensorFlow)", (*layout).looksTFRecord,
 		openTFRecords, true},
 	{"webdataset", "*.tar, *.tar.gz, *.tgz, *.tar.zst or *.tar.bz2 (WebDataset)", (*layout).looksWebDataset,
