@@ -117,8 +117,8 @@ type PackConfig struct {
 // LongSplit), but for what PackConfig.Long leaves out, and for sequences that the remainder leaves out or repeats.
 //
 // With PackConfig.Cost the whole steps of a window are made of sequences of like cost: these are put in order of cost,
-// and cut into steps, which change places where the order is shuffled. Within a step, cheap and dear ones take turns, so
-// that the ranks of any world have about the same cost. A step that has sequences of two windows gets those whose cost
+// and cut into steps, which change places where the order is shuffled. Within a step they are put in an order in which
+// runs of the same length cost about the same, so that ranks do, of any world, and parts of their shares. A step that has sequences of two windows gets those whose cost
 // is nearest to the mean of the epoch.
 //
 // How many sequences a window has depends on its documents. So an epoch has a table, of 24 bytes a window, for which all
@@ -616,8 +616,8 @@ func balance(list []int32, byCost []uint64, level uint64, before, batch int64, p
 		}
 		edges[at] = append(edges[at], c)
 	}
-	fold(list[:head], edges[0])
-	fold(list[n-tail:], edges[1])
+	spread(list[:head], edges[0])
+	spread(list[n-tail:], edges[1])
 	rest := slices.Delete(byCost, int(first), int(last))
 	steps := int64(len(rest)) / batch
 	var p Perm
@@ -629,20 +629,44 @@ func balance(list []int32, byCost []uint64, level uint64, before, batch int64, p
 		if perm != nil {
 			from = int64(p.At(uint64(step)))
 		}
-		fold(list[head+step*batch:][:batch], rest[from*batch:][:batch])
+		spread(list[head+step*batch:][:batch], rest[from*batch:][:batch])
 	}
 }
 
-// fold puts sequences, which are in order of cost, into one in which cheap and dear ones take turns: the cheapest, the
-// dearest, the second cheapest and so on.
-func fold(to []int32, byCost []uint64) {
-	for i := range to {
-		c := byCost[i/2]
-		if i%2 == 1 {
-			c = byCost[len(byCost)-1-i/2]
-		}
+// spread puts sequences, which are in order of cost, into one in which any run costs about as much as others of its
+// length: halves cost the same as nearly as may be, and so do their halves, and so on.
+func spread(to []int32, byCost []uint64) {
+	slices.Reverse(byCost)
+	halve(byCost, make([]uint64, len(byCost)))
+	for i, c := range byCost {
 		to[i] = int32(c & (1<<numberBits - 1))
 	}
+}
+
+// halve puts sequences, the dearest first, into two halves that cost about the same, and each of these in its turn. Of
+// each two that follow one another, one goes into each half: the dearer into the one that has cost less so far. room is
+// as long.
+func halve(list, room []uint64) {
+	n := len(list)
+	if n < 3 {
+		return
+	}
+	low, high := room[:n/2], room[n/2:n]
+	more := int64(0) // what the first half costs more than the second
+	for i := range low {
+		a, b := list[2*i], list[2*i+1]
+		if more > 0 {
+			a, b = b, a
+		}
+		low[i], high[i] = a, b
+		more += int64(a>>numberBits) - int64(b>>numberBits)
+	}
+	if n%2 == 1 {
+		high[n/2] = list[n-1]
+	}
+	copy(list, room)
+	halve(list[:n/2], room[:n/2])
+	halve(list[n/2:], room[n/2:n])
 }
 
 // packSeed is the seed by which the sequences of a window change places: another one for each window, and not that of the
@@ -840,4 +864,47 @@ func (p *Plan) AppendPieces(to []Piece, lo, hi int64) []Piece {
 		}
 	}
 	return to
+}
+
+// Imbalance says how much the ranks of a step differ in what their sequences cost: what the dearest rank's cost, of all
+// ranks' mean, over steps that are spread evenly over the epoch, of which there are so many at most. It is what the
+// slowest rank's work is by the mean. Where costs do not count, tokens do. ok is false where nothing is packed, or no
+// step has a sequence for each rank.
+func (p *Plan) Imbalance(most int64) (ratio float64, ok bool) {
+	if p.packed == nil {
+		return 0, false
+	}
+	steps := min(most, p.steps)
+	var dearest, all float64
+	var list []Piece
+	for i := range steps {
+		step := i * p.steps / steps
+		if _, size := p.batch(step); size < int64(p.cfg.World) {
+			continue
+		}
+		most := 0.0
+		for rank := range p.cfg.World {
+			lo, hi := p.Share(step, rank)
+			list = p.AppendPieces(list[:0], lo, hi)
+			sum := 0.0
+			for _, d := range list {
+				sum += p.packed.costOf(d.Length)
+			}
+			most = max(most, sum)
+			all += sum
+		}
+		dearest += most
+	}
+	if all == 0 {
+		return 0, false
+	}
+	return dearest * float64(p.cfg.World) / all, true
+}
+
+// costOf is what a piece of so many tokens costs.
+func (k *Pack) costOf(length int64) float64 {
+	if k.cost == nil {
+		return float64(length)
+	}
+	return float64(k.cost[length])
 }
