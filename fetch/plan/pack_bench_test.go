@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"strconv"
 	"syscall"
 	"testing"
@@ -110,26 +111,22 @@ func BenchmarkPackCorpus(b *testing.B) {
 					sum, _ := p.Packing()
 					all.Tokens += sum.Tokens
 					all.Sequences += sum.Sequences
-					tokens := make(map[[2]int64]bool, sum.Tokens) // of documents, those that were served
+					parts := make([]spans, len(lengths))
 					for step := range p.Steps() {
 						for rank := range world {
 							lo, hi := p.Share(step, rank)
 							for _, d := range p.AppendPieces(nil, lo, hi) {
-								for i := range d.Length {
-									token := [2]int64{d.Position, d.From + i}
-									if tokens[token] {
-										doubled++
-									}
-									tokens[token] = true
-								}
+								parts[d.Position] = append(parts[d.Position], [2]int64{d.From, d.Length})
 							}
 						}
 					}
-					for pos, n := range lengths {
-						for i := range int64(n) {
-							if !tokens[[2]int64{int64(pos), i}] {
-								lost++
-							}
+					for pos, list := range parts {
+						slices.SortFunc(list, func(a, b [2]int64) int { return int(a[0] - b[0]) })
+						end := int64(0)
+						for _, s := range append(list, [2]int64{int64(lengths[pos]), 0}) {
+							lost += max(s[0]-end, 0)
+							doubled += max(end-s[0], 0)
+							end = max(end, s[0]+s[1])
 						}
 					}
 					ratio, _ := p.Imbalance(p.Steps())
