@@ -374,7 +374,7 @@ const readPiece = 1 << 14
 
 // count packs all windows of an epoch, to find how much is in each.
 func (k *Pack) count(p *Plan, turn func(piece func() error) error) (*packTable, error) {
-	pk := packer{cfg: &k.cfg}
+	pk := &packer{cfg: &k.cfg}
 	t := &packTable{docs: []int64{0}, sequences: []int64{0}, pieces: []int64{0}, sum: Packing{Documents: p.n}}
 	var high, low uint64 // what all sequences cost
 	for start := int64(0); start < p.n; {
@@ -382,12 +382,8 @@ func (k *Pack) count(p *Plan, turn func(piece func() error) error) (*packTable, 
 		end, stop := start, false
 		for limit := min(start+k.cfg.Window, p.n); end < limit && !stop; {
 			err := turn(func() error {
-				for piece := min(end+readPiece, limit); end < piece; end++ {
-					if !pk.add(int32(end-start), k.length(p.plain(end))) {
-						stop = true
-						break
-					}
-				}
+				added := k.read(p, pk, start, end, min(end+readPiece, limit))
+				stop, end = added < min(end+readPiece, limit), added
 				return nil
 			})
 			if err != nil {
@@ -419,7 +415,7 @@ func (k *Pack) count(p *Plan, turn func(piece func() error) error) (*packTable, 
 		if err != nil {
 			return nil, err
 		}
-		t.add(end, &pk)
+		t.add(end, pk)
 		start = end
 		if len(t.docs) > maxPackWindows {
 			return nil, &schema.FieldError{Field: "pack.window", Got: strconv.FormatInt(k.cfg.Window, 10), Want: fmt.Sprintf(
@@ -431,6 +427,28 @@ func (k *Pack) count(p *Plan, turn func(piece func() error) error) (*packTable, 
 		t.level, _ = bits.Div64(high, low, uint64(t.sum.Sequences))
 	}
 	return t, nil
+}
+
+// read adds documents of a window that begins at start to a packer, until one has no place, and returns where that is.
+// Positions are found first, so that the lengths there, which lie far apart, are waited for together.
+func (k *Pack) read(p *Plan, pk *packer, start, from, to int64) int64 {
+	var found [64]int64
+	for from < to {
+		some := found[:min(to-from, int64(len(found)))]
+		for i := range some {
+			some[i] = p.plain(from + int64(i))
+		}
+		for i, pos := range some {
+			some[i] = int64(k.length(pos))
+		}
+		for _, n := range some {
+			if !pk.add(int32(from-start), uint32(n)) {
+				return from
+			}
+			from++
+		}
+	}
+	return to
 }
 
 // add adds a window that ends before a document.
@@ -526,9 +544,7 @@ func (k *packed) packLocked(window int64) *packedWindow {
 	pk, t := &k.packer, k.table
 	start, end := t.docs[window], t.docs[window+1]
 	pk.begin()
-	for doc := start; doc < end; doc++ {
-		pk.add(int32(doc-start), k.length(k.documents.plain(doc)))
-	}
+	k.read(k.documents, pk, start, start, end)
 	pk.pack()
 	sequences := k.arrange(pk, window)
 	w := &packedWindow{pieces: make([]part, len(pk.items)), starts: make([]int32, pk.count+1)}

@@ -101,7 +101,7 @@ func BenchmarkPackCorpus(b *testing.B) {
 				}
 				var all Packing
 				var lost, doubled int64
-				var imbalance float64
+				var imbalance, worst float64
 				for epoch := range uint64(epochs) {
 					p, err := New(Config{Selection: All(int64(len(lengths))), Shuffle: true, Seed: 7, Epoch: epoch, Batch: batch,
 						World: world, Remainder: Uneven, Pack: k})
@@ -131,12 +131,33 @@ func BenchmarkPackCorpus(b *testing.B) {
 					}
 					ratio, _ := p.Imbalance(p.Steps())
 					imbalance += ratio / epochs
+					for step := range p.Steps() {
+						worst = max(worst, stepImbalance(p, step))
+					}
 				}
 				b.ReportMetric(float64(lost), "lost")
 				b.ReportMetric(float64(doubled), "doubled")
 				b.ReportMetric(all.Padding(length), "padding")
 				b.ReportMetric(imbalance, "imbalance")
+				b.ReportMetric(worst, "imbalance_worst")
 			}
 		})
 	}
+}
+
+// stepImbalance is what the dearest rank of a step costs, of all ranks' mean; 0 of a step without a sequence for each.
+func stepImbalance(p *Plan, step int64) float64 {
+	if _, size := p.batch(step); size < int64(p.cfg.World) {
+		return 0
+	}
+	var most, all float64
+	for rank := range p.cfg.World {
+		lo, hi := p.Share(step, rank)
+		sum := 0.0
+		for _, d := range p.AppendPieces(nil, lo, hi) {
+			sum += p.packed.costOf(d.Length)
+		}
+		most, all = max(most, sum), all+sum
+	}
+	return most * float64(p.cfg.World) / all
 }
