@@ -6,7 +6,6 @@ import os
 import random
 from collections.abc import Iterator
 
-import grain
 import numpy as np
 from corpus import document_lengths
 from harness import Context, Figure, Result, emit, go_benchmark
@@ -17,6 +16,8 @@ BINS = RANKS * ROWS  # that Grain fills at a time, at each rank: as many as a st
 
 def run(context: Context) -> Result:
     """Pack the sources of Python's standard library, by plans and by Grain."""
+    import grain  # with all that it brings
+
     lengths = document_lengths()
     file = context.folder / "lengths"
     file.write_text("\n".join(map(str, lengths)))
@@ -50,7 +51,7 @@ def run(context: Context) -> Result:
 
 
 def alone(lengths: list[int], packer: type) -> dict[str, float]:
-    """Each rank packs its part of the documents, which are shuffled, with those too long cut as BenchmarkPackCorpus does."""
+    """Each rank packs its part of the shuffled documents, of which long ones are cut as BenchmarkPackCorpus does."""
     order = list(lengths)
     random.Random(7).shuffle(order)
     costs: list[list[int]] = []
@@ -76,6 +77,8 @@ def alone(lengths: list[int], packer: type) -> dict[str, float]:
 
 def packed(lengths: list[int], packer: type) -> Iterator[np.ndarray]:
     """The segment ids of one rank's sequences."""
+    import grain
+
     parts = [min(LENGTH, n - start) for n in lengths for start in range(0, n, LENGTH)]
     documents = grain.MapDataset.source(parts).map(lambda n: {"tokens": np.ones(n, np.uint8)}).to_iter_dataset()
     for row in packer(documents, length_struct={"tokens": LENGTH}, num_packing_bins=BINS, seed=7):
