@@ -263,7 +263,7 @@ func PackBytes(cfg PackConfig, n int64) int64 {
 	if window == 0 {
 		window = MaxWindowRows
 	}
-	const atWork = 64 * MaxWindowPieces
+	const atWork = 96 * MaxWindowPieces
 	perLength := int64(4 + 1)
 	if cfg.Cost != nil {
 		perLength += 8
@@ -548,7 +548,7 @@ func (k *packed) packLocked(window int64) *packedWindow {
 	pk.pack()
 	sequences := k.arrange(pk, window)
 	w := &packedWindow{pieces: make([]part, len(pk.items)), starts: make([]int32, pk.count+1)}
-	places := slices.Grow(pk.other[:0], int(pk.count))[:pk.count] // by sequence: where its next piece goes
+	places := slices.Grow(pk.numbers[:0], int(pk.count))[:pk.count] // by sequence: where its next piece goes
 	clear(places)
 	for _, bin := range pk.bins {
 		places[bin]++

@@ -391,7 +391,7 @@ func TestPackOfRepeatedDocuments(t *testing.T) {
 		p := packPlan(t, cfg, pack)
 		all := pieces(t, p)
 		want, got := map[int64]int64{}, map[int64]int64{} // tokens, by position
-		for i := range documents.n { // what the mixture's own remainder does counts for nothing
+		for i := range documents.n {                      // what the mixture's own remainder does counts for nothing
 			pos := documents.plain(i)
 			want[pos] += int64(pack.Lengths[pos])
 		}

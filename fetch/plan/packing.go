@@ -24,7 +24,7 @@ type packer struct {
 	long  int32 // the first document that must not be as long as it is, absent if none is
 	skips Packing
 
-	byLength, other []int32 // items
+	byLength, other []uint64 // the length of an item, then which it is
 	rooms           rooms
 	firsts          firsts
 	numbers         []int32
@@ -96,27 +96,32 @@ func (k *packer) pack() {
 }
 
 // sort puts the items in order of their length, the longest first, and those of equal length in the order that they have:
-// by its digits, from the last on.
+// by one digit, or by two from the last on.
 func (k *packer) sort() {
 	n := len(k.items)
 	k.byLength = slices.Grow(k.byLength[:0], n)[:n]
 	k.other = slices.Grow(k.other[:0], n)[:n]
-	for i := range k.byLength {
-		k.byLength[i] = int32(i)
+	for i := range k.items {
+		k.byLength[i] = uint64(k.items[i].length)<<32 | uint64(i)
 	}
-	const digit = 11
-	for shift := 0; k.cfg.Length>>shift > 0; shift += digit {
-		var starts [1 << digit]int32
-		for i := range k.items {
-			starts[k.items[i].length>>shift&(1<<digit-1)]++
+	const most = 13 // bits of a digit
+	digits := (bits.Len64(uint64(k.cfg.Length)) + most - 1) / most
+	digit := (bits.Len64(uint64(k.cfg.Length)) + digits - 1) / digits
+	mask := uint64(1)<<digit - 1
+	var counts [1 << most]int32
+	for shift := 32; shift < 32+digits*digit; shift += digit {
+		starts := counts[:mask+1]
+		clear(starts)
+		for _, key := range k.byLength {
+			starts[key>>shift&mask]++
 		}
 		sum := int32(0)
 		for d := len(starts) - 1; d >= 0; d-- {
 			starts[d], sum = sum, sum+starts[d]
 		}
-		for _, i := range k.byLength {
-			at := &starts[k.items[i].length>>shift&(1<<digit-1)]
-			k.other[*at] = i
+		for _, key := range k.byLength {
+			at := &starts[key>>shift&mask]
+			k.other[*at] = key
 			*at++
 		}
 		k.byLength, k.other = k.other, k.byLength
@@ -130,14 +135,13 @@ func (k *packer) sort() {
 func (k *packer) bestFit() {
 	r := &k.rooms
 	r.begin(int(k.cfg.Length), len(k.items))
-	for _, i := range k.byLength {
-		length := int(k.items[i].length)
-		room := r.atLeast(length)
-		bin := int32(absent)
-		if room >= 0 {
+	for _, key := range k.byLength {
+		length, i := int(key>>32), uint32(key)
+		bin, room := k.count, r.atLeast(length)
+		if room != absent {
 			bin = r.take(room)
 		} else {
-			bin, room = k.count, int(k.cfg.Length)
+			room = int(k.cfg.Length)
 			k.count++
 		}
 		k.bins[i] = bin
@@ -151,8 +155,8 @@ func (k *packer) bestFit() {
 func (k *packer) firstFit() {
 	f := &k.firsts
 	f.begin(len(k.items), uint32(k.cfg.Length))
-	for _, i := range k.byLength {
-		bin := f.take(k.items[i].length)
+	for _, key := range k.byLength {
+		bin, i := f.take(uint32(key>>32)), uint32(key)
 		k.bins[i] = bin
 		k.count = max(k.count, bin+1)
 	}
