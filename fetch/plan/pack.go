@@ -276,7 +276,7 @@ func (k *Pack) Config() PackConfig { return k.cfg }
 
 // Prepare makes the table of a plan's epoch, by turns of some milliseconds, so that New finds it made: some ten
 // nanoseconds for each document, and what the order takes to find it. It fails with what a turn fails with, and where New
-// would.
+// would. That is in each epoch or in none, where the order has each document once.
 func (k *Pack) Prepare(cfg Config, turn func(piece func() error) error) error {
 	_, n, err := cfg.samples()
 	if err != nil {
@@ -377,6 +377,7 @@ func (k *Pack) count(p *Plan, turn func(piece func() error) error) (*packTable, 
 	pk := &packer{cfg: &k.cfg}
 	t := &packTable{docs: []int64{0}, sequences: []int64{0}, pieces: []int64{0}, sum: Packing{Documents: p.n}}
 	var high, low uint64 // what all sequences cost
+	var held int64       // pieces that the documents so far become at most
 	for start := int64(0); start < p.n; {
 		pk.begin()
 		end, stop := start, false
@@ -417,9 +418,12 @@ func (k *Pack) count(p *Plan, turn func(piece func() error) error) (*packTable, 
 		}
 		t.add(end, pk)
 		start = end
-		if len(t.docs) > maxPackWindows {
+		// Each two windows of which the first ends early hold more than MaxWindowPieces: so windows are bounded, and what is
+		// refused is so in each epoch.
+		if held += pk.held; p.n/k.cfg.Window+2*(held/MaxWindowPieces)+2 > maxPackWindows {
 			return nil, &schema.FieldError{Field: "pack.window", Got: strconv.FormatInt(k.cfg.Window, 10), Want: fmt.Sprintf(
-				"so many documents that the %d of an epoch have at most %d windows", p.n, maxPackWindows)}
+				"so many documents, and pack.length so large, that the %d documents of an epoch have at most %d windows", p.n,
+				maxPackWindows)}
 		}
 	}
 	t.sum.Windows = int64(len(t.docs) - 1)
