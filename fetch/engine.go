@@ -126,6 +126,8 @@ type (
 	Layouts = resolve.Layouts
 	// Sampling is what a job's sample comes to.
 	Sampling = resolve.Sampling
+	// Packing is what becomes of the documents of a job whose rows are sequences.
+	Packing = resolve.Packing
 	// Resolved is what a request means as far as its snapshot's record tells.
 	Resolved = resolve.Resolved
 	// Stream serves a ticket.

@@ -1,6 +1,7 @@
 package fetch
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -18,6 +19,8 @@ type (
 	Piece = lineage.Piece
 	// PieceHead says whose it is.
 	PieceHead = lineage.Head
+	// Part is what a sequence has of a sample.
+	Part = prefetch.Part
 )
 
 // Share is a part of what a rank got in a step, all of one stream.
@@ -33,7 +36,9 @@ type Share struct {
 	Positions []int64
 	// SourceEpochs are, of a mixture, the epochs of their sources that they were handed out in; else nil.
 	SourceEpochs []uint64
-	Faults       []Fault // without ids
+	// Parts says, where rows are sequences, what of each sample is in which row of the rank's share; else nil.
+	Parts  []Part
+	Faults []Fault // without ids
 	// Stands says that no later stream has handed out these rows again. Of one that was cut off,
 	// the client may not have received the last ones: who went on says from where.
 	Stands bool
@@ -144,7 +149,7 @@ func (e *Engine) share(ctx context.Context, jobs map[string]*Job, p *Piece, epoc
 	}
 	return &Share{
 		Piece: p, Epoch: epoch, Step: step, Rank: p.Head.Ticket.Rank, World: req.WorldSize(),
-		Row: h.Row, Of: h.Of, Positions: h.Positions, SourceEpochs: h.SourceEpochs,
+		Row: h.Row, Of: h.Of, Positions: h.Positions, SourceEpochs: h.SourceEpochs, Parts: h.Parts,
 		Faults: h.Faults, faultRows: h.FaultRows,
 	}, nil
 }
@@ -188,6 +193,23 @@ func sharedBy(p *Piece) string {
 // mixture they are.
 func PlaceFaults(j *Job, faults []Fault) []Fault { return prefetch.PlaceFaults(j, faults) }
 
+// sample is the index of the first sample of a row, counted from the share's first one.
+func (s *Share) sample(row int) int {
+	if s.Parts == nil {
+		return row
+	}
+	at, _ := slices.BinarySearchFunc(s.Parts, s.Row+int64(row), func(p Part, row int64) int { return cmp.Compare(p.Row, row) })
+	return at
+}
+
+// rows is how many there are.
+func (s *Share) rows() int {
+	if s.Parts == nil {
+		return len(s.Positions)
+	}
+	return int(s.Parts[len(s.Parts)-1].Row + 1 - s.Row)
+}
+
 // settle says which shares stand: of a step that was handed out to different worlds, those of the last one, and of
 // rows that several streams handed out, the last ones. What stands in part is cut.
 func settle(list []Share) []Share {
@@ -206,16 +228,20 @@ func settle(list []Share) []Share {
 		if taken[s.Rank] == nil {
 			taken[s.Rank] = make([]bool, s.Of)
 		}
-		rows := taken[s.Rank][s.Row:][:len(s.Positions)]
+		rows := taken[s.Rank][s.Row:][:s.rows()]
 		for from := 0; from < len(rows); {
 			to := from + 1
 			for to < len(rows) && rows[to] == rows[from] {
 				to++
 			}
 			part := s
-			part.Row, part.Positions, part.Stands = s.Row+int64(from), s.Positions[from:to], !rows[from]
+			first, end := s.sample(from), s.sample(to)
+			part.Row, part.Positions, part.Stands = s.Row+int64(from), s.Positions[first:end], !rows[from]
 			if s.SourceEpochs != nil {
-				part.SourceEpochs = s.SourceEpochs[from:to]
+				part.SourceEpochs = s.SourceEpochs[first:end]
+			}
+			if s.Parts != nil {
+				part.Parts = s.Parts[first:end]
 			}
 			part.Faults = nil
 			for k, f := range s.Faults {

@@ -138,6 +138,8 @@ type Explained struct {
 	Bill *Bill `json:"bill,omitempty"`
 	// Mixing says how well a shuffle of blocks mixes classes; left out of other requests, and where there are no classes.
 	Mixing *fetch.Mixing `json:"mixing,omitempty"`
+	// Packing says what becomes of documents; left out of requests without pack.
+	Packing *fetch.Packing `json:"packing,omitempty"`
 	// Sampling says what sample comes to; left out of requests without one.
 	Sampling  *fetch.Sampling  `json:"sampling,omitempty"`
 	Rates     *fetch.Rates     `json:"rates,omitempty"`
@@ -229,7 +231,7 @@ func (s actionHandler) explain(ctx context.Context, b []byte, send func([]byte) 
 	if answer.Mixing, err = cat.Mixing(ctx, job); err != nil {
 		return err
 	}
-	answer.Sampling = job.Sampling()
+	answer.Sampling, answer.Packing = job.Sampling(), job.Resolved().Packing()
 	if answer.Running, err = s.running(ctx, cat, job, &c, req, rates, shown); err != nil {
 		return err
 	}

@@ -26,12 +26,14 @@ type planInfo struct {
 	Snapshot int64  `json:"snapshot,omitempty"` // likewise
 	Ranks    int64  `json:"ranks"`
 	Steps    int64  `json:"steps"`            // of the epoch, the same for every rank
-	Rows     int64  `json:"rows"`             // served over all ranks, once for those that get the same
+	Rows     int64  `json:"rows"`             // served over all ranks, once for those that get the same; of sequences with pack
 	Dropped  int64  `json:"dropped"`          // rows selected but not served
 	Padded   int64  `json:"padded"`           // rows served a second time
 	Owners   string `json:"owners,omitempty"` // the layout by which ranks get what their nodes own
 	// DataRanks is how many ranks get different samples; left out where all do.
 	DataRanks int64 `json:"data_ranks,omitempty"`
+	// Packing says what becomes of documents; left out where rows are samples.
+	Packing *fetch.Packing `json:"packing,omitempty"`
 }
 
 // listedInfo is that in a listing, which also has the tags of the dataset; or of a mixture, with its sources.
@@ -158,11 +160,15 @@ func (s infoHandler) infoOf(ctx context.Context, d *flight.FlightDescriptor, o *
 	if req.Replicas() > 1 {
 		different = req.DataRanks()
 	}
-	about, err := encodeJSON(listedInfo{planInfo{
+	said := planInfo{
 		Plan: o.ID, Dataset: req.Dataset, Snapshot: req.Snapshot, Ranks: ranks,
-		Steps: plan.Steps(), Rows: plan.Rows(), Dropped: plan.Dropped(), Padded: plan.Padded(),
-		Owners: req.Owners, DataRanks: different,
-	}, tags, sharesOf(o)})
+		Steps: plan.Steps(), Rows: plan.Sequences(), Dropped: plan.Dropped(), Padded: plan.Padded(),
+		Owners: req.Owners, DataRanks: different, Packing: o.Packing(),
+	}
+	if said.Packing != nil {
+		said.Dropped, said.Padded = said.Packing.Dropped, said.Packing.Padded
+	}
+	about, err := encodeJSON(listedInfo{said, tags, sharesOf(o)})
 	if err != nil {
 		return nil, err
 	}
@@ -170,7 +176,7 @@ func (s infoHandler) infoOf(ctx context.Context, d *flight.FlightDescriptor, o *
 		Schema:           flight.SerializeSchema(o.Projection.Schema, s.mem),
 		FlightDescriptor: d,
 		Endpoint:         make([]*flight.FlightEndpoint, ranks),
-		TotalRecords:     plan.Rows() * req.Replicas(), // of all endpoints, as Flight has it
+		TotalRecords:     plan.Sequences() * req.Replicas(), // of all endpoints, as Flight has it
 		TotalBytes:       bytes,
 		Ordered:          ranks == 1 && (req.Order == "" || req.Order == schema.OrderStrict),
 		AppMetadata:      about,

@@ -106,17 +106,17 @@ func TestGetFlightInfo(t *testing.T) {
 		ranks   []rankInfo
 		ordered bool
 	}{
-		{"path", path("d", "train"), planInfo{"", "d", 1, 1, 4, 250, 0, 0, "", 0}, -1, []rankInfo{{0, 250, 4, ""}}, true},
-		{"pinned path", path("d@1"), planInfo{"", "d", 1, 1, 4, 250, 0, 0, "", 0}, -1, []rankInfo{{0, 250, 4, ""}}, true},
+		{"path", path("d", "train"), planInfo{"", "d", 1, 1, 4, 250, 0, 0, "", 0, nil}, -1, []rankInfo{{0, 250, 4, ""}}, true},
+		{"pinned path", path("d@1"), planInfo{"", "d", 1, 1, 4, 250, 0, 0, "", 0, nil}, -1, []rankInfo{{0, 250, 4, ""}}, true},
 		{"ranks", command(`{"dataset": "d", "columns": ["image"], "batch": 100, "world": {"size": 3}}`),
-			planInfo{"", "d", 1, 3, 3, 250, 0, 0, "", 0}, size, []rankInfo{{0, 83, 3, ""}, {1, 83, 3, ""}, {2, 84, 3, ""}},
+			planInfo{"", "d", 1, 3, 3, 250, 0, 0, "", 0, nil}, size, []rankInfo{{0, 83, 3, ""}, {1, 83, 3, ""}, {2, 84, 3, ""}},
 			false},
 		{"drop", command(`{"dataset": "d", "columns": ["label"], "batch": 100, "remainder": "drop"}`),
-			planInfo{"", "d", 1, 1, 2, 200, 50, 0, "", 0}, 8 * 200, []rankInfo{{0, 200, 2, ""}}, true},
+			planInfo{"", "d", 1, 1, 2, 200, 50, 0, "", 0, nil}, 8 * 200, []rankInfo{{0, 200, 2, ""}}, true},
 		{"pad",
-			command(`{"dataset": "d", "columns": ["position"], "batch": 100, "remainder": "pad", "order": "free", "shuffle": {"seed": 5}}`), planInfo{"", "d", 1, 1, 3, 300, 0, 50, "", 0}, 8 * 300, []rankInfo{{0, 300, 3, ""}}, false},
+			command(`{"dataset": "d", "columns": ["position"], "batch": 100, "remainder": "pad", "order": "free", "shuffle": {"seed": 5}}`), planInfo{"", "d", 1, 1, 3, 300, 0, 50, "", 0, nil}, 8 * 300, []rankInfo{{0, 300, 3, ""}}, false},
 		{"nothing selected", command(`{"dataset": "d", "selection": {"positions": [4]}, "columns": ["id"]}`),
-			planInfo{"", "d", 1, 1, 1, 1, 0, 0, "", 0}, 16, []rankInfo{{0, 1, 1, ""}}, true},
+			planInfo{"", "d", 1, 1, 1, 1, 0, 0, "", 0, nil}, 16, []rankInfo{{0, 1, 1, ""}}, true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			before := time.Now()

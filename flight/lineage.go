@@ -88,13 +88,22 @@ type lineageShare struct {
 	Of        *int64  `json:"of,omitempty"`
 	Positions []int64 `json:"positions"`
 	// Source is, of a mixture, which of Sources each position is of, and SourceEpochs in which epoch of the source.
-	Source       []int         `json:"source,omitempty"`
-	SourceEpochs []uint64      `json:"source_epochs,omitempty"`
-	IDs          []string      `json:"ids,omitempty"`
-	Faults       []fetch.Fault `json:"faults,omitempty"`
+	Source       []int    `json:"source,omitempty"`
+	SourceEpochs []uint64 `json:"source_epochs,omitempty"`
+	// Parts says, where rows are sequences, what of each position is in which row of the share.
+	Parts  []lineagePart `json:"parts,omitempty"`
+	IDs    []string      `json:"ids,omitempty"`
+	Faults []fetch.Fault `json:"faults,omitempty"`
 	// Stands says that no later stream handed these rows out again, to these ranks or to others.
 	Stands bool          `json:"stands"`
 	Stream lineageStream `json:"stream"`
+}
+
+// lineagePart is what a sequence has of a document. Row is left out where rows are hidden.
+type lineagePart struct {
+	Row    *int64 `json:"row,omitempty"`
+	From   int64  `json:"from"`
+	Tokens int64  `json:"tokens"`
 }
 
 // source is a source of a mixture.
@@ -206,6 +215,9 @@ func sendShare(ctx context.Context, see *fetch.Job, share *fetch.Share, send fun
 		}
 		if whole {
 			row := share.Row + int64(from)
+			if share.Parts != nil {
+				row = share.Parts[from].Row
+			}
 			out.Row, out.Of = &row, &share.Of
 		}
 		for i, pos := range share.Positions[from:to] {
@@ -213,6 +225,14 @@ func sendShare(ctx context.Context, see *fetch.Job, share *fetch.Share, send fun
 				continue
 			}
 			out.Positions = append(out.Positions, pos)
+			if share.Parts != nil {
+				p := share.Parts[from+i]
+				part := lineagePart{From: p.From, Tokens: p.Tokens}
+				if whole {
+					part.Row = &p.Row
+				}
+				out.Parts = append(out.Parts, part)
+			}
 			if mixed {
 				of, _ := see.Locate(pos)
 				out.Source = append(out.Source, of)

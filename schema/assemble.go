@@ -116,6 +116,7 @@ func (p *Projection) assemble(b *Batch, f *Form, positions []int64, rows []Row, 
 			v = lengthColumn(b.arena, b.Blobs[c.src], c.form.ragged())
 		case outComputed:
 			v, err = p.computedColumn(b.arena, computed, c.src, n)
+		case outPacked:
 		}
 		if err != nil {
 			return fmt.Errorf("column %q: %w", p.Schema.Field(i).Name, err)

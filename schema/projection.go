@@ -18,6 +18,7 @@ type Projection struct {
 	columns  []outColumn
 	blobs    []int         // ordinals of the blob columns to read
 	computed []arrow.Field // columns that are handed over with the rows
+	packs    *packer       // nil where rows are samples
 }
 
 // outColumn is one column that a client gets.
@@ -49,6 +50,7 @@ const (
 	outParams // what was drawn for them
 	outLength // their sizes along an axis
 	outComputed
+	outPacked // of tokens, which are gathered by sequences
 )
 
 var keyType = &arrow.FixedSizeBinaryType{ByteWidth: len(Key{})}

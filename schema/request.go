@@ -116,6 +116,8 @@ type Request struct {
 	BucketByLength *BucketByLength `json:"bucket_by_length,omitempty"`
 	// Sample has samples come by weight, or by class; nil: each comes once.
 	Sample *Sample `json:"sample,omitempty"`
+	// Pack has documents served in sequences of some length; nil: each sample is a row.
+	Pack *Pack `json:"pack,omitempty"`
 	// Digest has the end of each step come with a digest of its samples, by which ranks that are to get the same are
 	// compared.
 	Digest bool `json:"digest,omitempty"`
@@ -311,6 +313,8 @@ func (r *Request) check(field string) error {
 		return r.checkBuckets()
 	case "sample":
 		return r.checkSample()
+	case "pack":
+		return r.checkPack()
 	case "digest":
 		return r.checkDigest()
 	}

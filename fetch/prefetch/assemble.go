@@ -30,7 +30,8 @@ type Batch struct {
 	Row int64
 	// Last says that the share ends with this batch.
 	Last bool
-	// Positions are the rows' positions among those of the job, in the order served.
+	// Positions are those of the batch's samples among those of the job, in the order served: one a row, but where rows
+	// are sequences.
 	Positions []int64
 	// Resume is the ticket that goes on after this batch.
 	Resume schema.Ticket
@@ -120,7 +121,7 @@ func (s *Stream) assemble(p *part, wait Wait, processor time.Duration) (*Batch, 
 	var computed []schema.Vector
 	var err error
 	if p.pieces != nil {
-		if p.positions, err = s.positionsOf(p.pieces); err == nil {
+		if p.positions, p.packing, err = s.positionsOf(p.pieces); err == nil {
 			p.rows, err = s.job.Manifest().At(s.context(), p.positions)
 		}
 		wait.Store += time.Since(start)
@@ -147,7 +148,12 @@ func (s *Stream) assemble(p *part, wait Wait, processor time.Duration) (*Batch, 
 		return nil, err
 	}
 	start = time.Now()
-	assembled, err := s.job.Projection().AssembleRows(s.job.Manifest().Form(), p.positions, p.rows, p.blobs, computed)
+	var assembled *schema.Batch
+	if p.packing != nil {
+		assembled, err = s.job.Projection().AssemblePacked(s.job.Manifest().Form(), p.positions, p.rows, p.packing, computed)
+	} else {
+		assembled, err = s.job.Projection().AssembleRows(s.job.Manifest().Form(), p.positions, p.rows, p.blobs, computed)
+	}
 	if err != nil {
 		s.free(&p.hold)
 		err = fmt.Errorf("putting step %d of %s together: %w", p.walk.step, s.job.SnapshotName(), err)
@@ -162,7 +168,7 @@ func (s *Stream) assemble(p *part, wait Wait, processor time.Duration) (*Batch, 
 	wait.Encode = time.Since(start)
 	s.record.Batch(lineageOf(p, faults))
 	faults = PlaceFaults(s.job, faults)
-	s.delivered(len(p.positions), wait)
+	s.delivered(assembled.Rows, wait)
 	b := &Batch{
 		Batch: assembled, Rank: s.ticket.Rank, Epoch: s.epochOf(p.walk.lap), Step: p.walk.step, Row: p.walk.row(),
 		Last: p.last, Digest: digest,
@@ -409,20 +415,37 @@ func (b *Batch) Again(ctx context.Context, row int, ref schema.BlobRef) (schema.
 	return schema.Blob{}, err
 }
 
-// positionsOf finds out the positions of rows. No lock is held.
-func (s *Stream) positionsOf(pieces []piece) ([]int64, error) {
-	var positions []int64
+// positionsOf finds out the positions of the samples of rows, and how these are packed. No lock is held.
+func (s *Stream) positionsOf(pieces []piece) (positions []int64, packing *schema.Packing, err error) {
 	for _, p := range pieces {
+		if p.from.packed() {
+			if packing == nil {
+				packing = &schema.Packing{}
+			}
+			positions = p.from.pack(p.rows, positions, packing)
+			continue
+		}
 		shared, known := p.from.shared()
 		if !known {
-			var err error
 			if shared, err = s.job.Shared(s.context(), p.from.lap, p.from.step); err != nil {
-				return nil, err
+				return nil, nil, err
 			}
 		}
-		some := make([]int64, p.rows)
-		p.from.positions(shared, some)
-		positions = append(positions, some...)
+		positions = append(positions, p.from.samples(shared, p.rows)...)
 	}
-	return positions, nil
+	return positions, packing, nil
+}
+
+// pack appends what the next rows have, which are sequences, to positions and to what is known of the sequences before.
+func (w *walk) pack(rows int64, positions []int64, k *schema.Packing) []int64 {
+	parts, lengths := w.parts(rows), w.plan.Config().Pack.Config().Lengths
+	for i := range parts {
+		p := &parts[i]
+		positions = append(positions, p.Position)
+		k.Parts = append(k.Parts, schema.PackPart{From: int(p.From), Tokens: int(p.Length), Of: int(lengths[p.Position])})
+		if i+1 == len(parts) || parts[i+1].Sequence != p.Sequence {
+			k.Ends = append(k.Ends, len(k.Parts))
+		}
+	}
+	return positions
 }

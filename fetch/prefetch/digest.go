@@ -43,6 +43,9 @@ func (s *Stream) digest(p *part) (string, error) {
 		return "", nil
 	}
 	first := p.walk.row()
+	if p.packing != nil { // of samples
+		first = p.walk.plan.First(p.walk.at) - p.walk.plan.First(p.walk.lo)
+	}
 	if first == 0 {
 		d.sum, d.whole = 0, true
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/bits"
+	"slices"
 
 	"bowstring/fetch/lineage"
 	"bowstring/fetch/resolve"
@@ -23,13 +24,31 @@ func (s *Stream) lineageHead(ctx context.Context) lineage.Head {
 // lineageOf is what is recorded of a batch.
 func lineageOf(p *part, faults []Fault) lineage.Batch {
 	b := lineage.Batch{Rows: int64(len(p.positions)), Seqs: p.seqs, Next: p.resume}
+	if p.packing != nil {
+		b.Rows = int64(len(p.packing.Ends))
+	}
 	for i, f := range faults {
 		b.Faults = append(b.Faults, lineage.Fault{
-			Row: int64(p.faults[i].row), Position: f.Position, Column: f.Column, Cause: f.Cause,
+			Row: p.rowOf(p.faults[i].row), Position: f.Position, Column: f.Column, Cause: f.Cause,
 			Substitute: f.Substitute,
 		})
 	}
 	return b
+}
+
+// rowOf is which row of the batch a sample of the part is in.
+func (p *part) rowOf(sample int) int64 {
+	if p.packing == nil {
+		return int64(sample)
+	}
+	row, _ := slices.BinarySearch(p.packing.Ends, sample+1)
+	return int64(row)
+}
+
+// Part is what a sequence has of a sample.
+type Part struct {
+	Row          int64 // of the share, that is the sequence
+	From, Tokens int64 // what of the sample: so many tokens, from one on
 }
 
 // Held is what a piece of a stream handed out as a rank's share of a step.
@@ -37,6 +56,8 @@ type Held struct {
 	Row       int64   // of the share, where it begins
 	Of        int64   // rows that the share has in all
 	Positions []int64 // of the samples, in the order in which they were handed out
+	// Parts says, where rows are sequences, what of each sample is in which row; else nil
+	Parts []Part
 	// SourceEpochs are, of a mixture, the epochs of their sources; else nil
 	SourceEpochs []uint64
 	Faults       []Fault // without ids; a substitute is among Positions, and a cell that was null is not
@@ -74,9 +95,9 @@ func HeldBy(ctx context.Context, j *resolve.Job, p *lineage.Piece, epoch uint64,
 			return nil, err
 		}
 	}
-	if int64(len(h.Positions)) != to-from {
+	if h.rows() != to-from {
 		return nil, fmt.Errorf("%w: the record of step %d has %d rows and says that it has %d", schema.ErrDataLoss,
-			step, len(h.Positions), to-from)
+			step, h.rows(), to-from)
 	}
 	for _, f := range p.Faults {
 		if f.Row < from || f.Row >= to {
@@ -90,6 +111,14 @@ func HeldBy(ctx context.Context, j *resolve.Job, p *lineage.Piece, epoch uint64,
 		h.FaultRows = append(h.FaultRows, f.Row-first)
 	}
 	return h, nil
+}
+
+// rows is how many rows there are.
+func (h *Held) rows() int64 {
+	if len(h.Parts) == 0 {
+		return int64(len(h.Positions))
+	}
+	return h.Parts[len(h.Parts)-1].Row + 1 - h.Row
 }
 
 // LastEpoch is the epoch of the last row that a piece handed out, of a stream of the job that shuffles.
@@ -187,7 +216,7 @@ func (c *cover) find(row int64) walk {
 		row = (row - all) % c.laps
 	}
 	// Shares of whole steps have the same length, and only the last step of an epoch may be shorter.
-	lo, hi := c.walk.plan.Share(from, c.walk.rank)
+	lo, hi := c.walk.plan.ShareSequences(from, c.walk.rank)
 	steps, full := (c.walk.stop-1-from)/c.walk.stride, hi-lo
 	if full > 0 {
 		steps = min(row/full, steps)
@@ -212,9 +241,12 @@ func (c *cover) positions(ctx context.Context, r lineage.Range, h *Held) error {
 				return err
 			}
 		}
-		some := make([]int64, n)
-		w.positions(shared, some)
-		h.Positions = append(h.Positions, some...)
+		if w.packed() {
+			for _, p := range w.parts(n) {
+				h.Parts = append(h.Parts, Part{p.Sequence - w.lo, p.From, p.Length})
+			}
+		}
+		h.Positions = append(h.Positions, w.samples(shared, n)...)
 		if w.job.Alone() == nil {
 			for i := range n {
 				h.SourceEpochs = append(h.SourceEpochs, w.job.SourceEpoch(w.plan, w.at+i))

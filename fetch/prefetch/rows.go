@@ -575,7 +575,8 @@ func (s *owner) redraft(r *run, first int) {
 type part struct {
 	walk      walk    // where the stream stands before it
 	pieces    []piece // of a stream that reads nothing: the rows, which are then to be looked up
-	positions []int64
+	positions []int64 // of samples: one a row, or as packing says
+	packing   *schema.Packing
 	// of the rows in the stream, where the order is loose; nil if they are the first that are left
 	seqs     []int64
 	rows     []schema.Row    // where they lie
@@ -823,11 +824,10 @@ func (a *ahead) soonUnread(n int64) (positions []int64) {
 		if !known {
 			return positions
 		}
-		some := make([]int64, min(n, w.left()))
-		w.positions(shared, some)
-		positions = append(positions, some...)
-		w.at += int64(len(some))
-		n -= int64(len(some))
+		rows := min(n, w.left())
+		positions = append(positions, w.samples(shared, rows)...)
+		w.at += rows
+		n -= rows
 	}
 	return positions
 }

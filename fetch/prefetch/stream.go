@@ -134,6 +134,10 @@ func (s *Set) Open(ctx context.Context, j *resolve.Job, t schema.Ticket, how Ser
 // repeats included. Each batch's Row is its offset in positions; Resume is not
 // set.
 func (s *Set) Take(ctx context.Context, j *resolve.Job, positions []int64) (*Stream, error) {
+	if j.Request().Pack != nil {
+		return nil, &schema.FieldError{Field: "pack", Got: "it with single positions",
+			Want: "it left out: what is asked for is documents, and not sequences"}
+	}
 	for i, p := range positions {
 		if !j.Sees(p) {
 			return nil, j.CheckPosition(fmt.Sprintf("position[%d]", i), p)

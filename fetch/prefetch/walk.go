@@ -27,7 +27,7 @@ type walk struct {
 
 	lap        int64 // epochs before this one
 	step       int64
-	lo, at, hi int64 // the share of step in the epoch's order, and how far it is used
+	lo, at, hi int64 // the share of step among the epoch's rows, and how far it is used
 }
 
 // newWalk checks a ticket against the plan, and begins where it says.
@@ -65,7 +65,7 @@ func newWalk(j *resolve.Job, t schema.Ticket) (walk, error) {
 func (w *walk) share() {
 	w.lo, w.hi = 0, 0
 	if w.step < w.stop {
-		w.lo, w.hi = w.plan.Share(w.step, w.rank)
+		w.lo, w.hi = w.plan.ShareSequences(w.step, w.rank)
 	}
 	w.at = w.lo
 }
@@ -103,7 +103,7 @@ func (w *walk) nextStep() bool {
 	}
 	last := w.plan.Steps() - 1
 	if next < last {
-		if lo, hi := w.plan.Share(next, w.rank); lo < hi {
+		if lo, hi := w.plan.ShareSequences(next, w.rank); lo < hi {
 			w.step = next
 			w.share()
 			return true
@@ -145,8 +145,32 @@ func (w *walk) shared() (rows []int32, ok bool) {
 	return w.job.TryShared(w.lap, w.step)
 }
 
+// packed reports whether rows are sequences.
+func (w *walk) packed() bool { return w.list == nil && w.plan.Packed() }
+
+// parts returns the parts of documents that the next rows of the share have, which are sequences.
+func (w *walk) parts(rows int64) []plan.Piece {
+	return w.plan.AppendPieces(nil, w.plan.First(w.at), w.plan.First(w.at+rows))
+}
+
+// samples returns the positions of the samples that the next rows of the share have, which are no fewer. shared is what
+// resolve.Job.Shared says of the step.
+func (w *walk) samples(shared []int32, rows int64) []int64 {
+	if !w.packed() {
+		list := make([]int64, rows)
+		w.positions(shared, list)
+		return list
+	}
+	parts := w.parts(rows)
+	list := make([]int64, len(parts))
+	for i := range parts {
+		list[i] = parts[i].Position
+	}
+	return list
+}
+
 // positions puts the positions of the next rows of the share into to, which has room for no
-// more than there are. shared is what resolve.Job.Shared says of the step.
+// more than there are. shared is what resolve.Job.Shared says of the step. Rows are samples.
 func (w *walk) positions(shared []int32, to []int64) {
 	var start int64
 	if shared != nil {

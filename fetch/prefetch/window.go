@@ -94,12 +94,19 @@ func (w *window) most(slow time.Duration) int64 {
 // sizer cuts runs of rows into record batches that are bounded by rows and by
 // bytes.
 type sizer struct {
-	rowBytes   int64 // the metadata of a row, on average
+	rowBytes   int64 // the metadata of a row, on average, and what is made of it
 	batchBytes int64 // what the request allows a batch
 	maxBytes   int64 // what it may have now
 	bytes      int64 // of the batch so far
 	rows       int64
 }
+
+const (
+	// packedIDBytes is what each token of a sequence has beside: its place, and its segment.
+	packedIDBytes = 8
+	// mostTokenBytes is what a token takes at most, where it is copied.
+	mostTokenBytes = 8
+)
 
 // newSizer returns the sizer of a job's batches.
 func newSizer(j *resolve.Job) sizer {
@@ -116,6 +123,13 @@ func newSizer(j *resolve.Job) sizer {
 		z.rowBytes /= rows
 	}
 	z.rowBytes += j.ComputedBytes()
+	if sum, ok := j.Plan().Packing(); ok && sum.Sequences > 0 {
+		pack := j.Request().Pack
+		z.rowBytes = z.rowBytes*sum.Documents/sum.Sequences + packedIDBytes*pack.Length
+		if pack.Pad != nil {
+			z.rowBytes += mostTokenBytes * pack.Length
+		}
+	}
 	return z
 }
 

@@ -66,14 +66,15 @@ func (s *source) end() int64 { return s.base + s.snapshot.manifest.Rows() }
 
 // holdings are what a job holds of results beside its sources, each of which may be nil.
 type holdings struct {
-	lengths *result         // of samples, where these are served by length
+	lengths *result         // of samples, where these are served by length, or packed
+	pack    *result         // what packs them
 	windows *admission.Hold // the memory of windows then
 	sample  *result         // what samples are drawn by
 	makers  *admission.Hold // that of compiled expressions
 }
 
 func (h *holdings) release() {
-	for _, r := range []*result{h.lengths, h.sample} {
+	for _, r := range []*result{h.lengths, h.pack, h.sample} {
 		if r != nil {
 			r.Release()
 		}
@@ -161,9 +162,17 @@ func (rv *Resolver) openJob(ctx context.Context, rows manifest.Reader, sources [
 	if err := rv.means(ctx, sources, req); err != nil {
 		return nil, err
 	}
+	if req.Pack != nil {
+		if has.pack, has.lengths, err = rv.packed(ctx, sources[0].snapshot, req, sources[0].selection); err != nil {
+			return nil, err
+		}
+		if err := rv.prepare(ctx, req, sources, &has); err != nil {
+			return nil, err
+		}
+	}
 	var o *Resolved
 	planned := func() (err error) {
-		o, err = newResolved(req, shown, sources, buckets, has.sample)
+		o, err = newResolved(req, shown, sources, buckets, &has)
 		return err
 	}
 	if req.Mixture != nil { // one of many changes takes some time

@@ -176,11 +176,12 @@ type Resolved struct {
 }
 
 // Resolve resolves a request against a snapshot without opening its manifest. The
-// request has neither where nor a selection nor a sample, and its caller may see all rows: else the
+// request has no where, no selection, no sample and no pack, and its caller may see all rows: else the
 // rows are needed.
 func (rv *Resolver) Resolve(ctx context.Context, snap *schema.Snapshot, req schema.Request) (*Resolved, error) {
-	if req.Where != "" || req.Selection != nil || req.Sample != nil || req.Within.HidesRows() || req.Mixture != nil {
-		return nil, fmt.Errorf("%w: a resolved request of where, a selection, a sample or a mixture", schema.ErrInvalid)
+	if req.Where != "" || req.Selection != nil || req.Sample != nil || req.Within.HidesRows() || req.Mixture != nil ||
+		req.Pack != nil {
+		return nil, fmt.Errorf("%w: a resolved request of where, a selection, a sample, a mixture or a pack", schema.ErrInvalid)
 	}
 	req, shown, err := rv.fill(ctx, snap, req)
 	if err != nil {
@@ -190,7 +191,7 @@ func (rv *Resolver) Resolve(ctx context.Context, snap *schema.Snapshot, req sche
 	if err != nil {
 		return nil, err
 	}
-	return newResolved(req, shown, []source{{selection: selection}}, nil, nil)
+	return newResolved(req, shown, []source{{selection: selection}}, nil, &holdings{})
 }
 
 // ID is what Job.ID would be of the request: it depends on no row. A request that
@@ -208,7 +209,7 @@ func (rv *Resolver) ID(ctx context.Context, req schema.Request) (string, error) 
 		return rv.mixtureID(ctx, req)
 	}
 	if req.Snapshot == 0 || req.Batch == 0 || req.BucketByLength != nil && req.BucketByLength.Window == 0 ||
-		!req.Operators.Resolved() || req.Assign == schema.AssignLocal && req.Owners == "" {
+		!req.Operators.Resolved() || req.Pack != nil && !packFilled(req.Pack) || req.Assign == schema.AssignLocal && req.Owners == "" {
 		snap, err := rv.store.Snapshot(ctx, req.Dataset, req.Snapshot)
 		if err != nil {
 			return "", err
@@ -270,9 +271,21 @@ func (rv *Resolver) fill(ctx context.Context, snap *schema.Snapshot, req schema.
 		}
 		s.operators = nil
 	}
-	if s.projection, err = schema.NewProjectionWithin(snap, req.Within, req.Columns, req.Layout,
+	columns := req.Columns
+	if req.Pack != nil {
+		columns = schema.PackedColumns(snap, req.Within, columns, s.fields())
+	}
+	if s.projection, err = schema.NewProjectionWithin(snap, req.Within, columns, req.Layout,
 		s.operators.Forms(), s.fields()); err != nil {
 		return req, s, err
+	}
+	if req.Pack != nil {
+		if s.projection, err = s.projection.Packed(snap, req.Within, req.Columns, req.Pack); err != nil {
+			return req, s, err
+		}
+		if req.Pack, err = fillPack(snap, req); err != nil {
+			return req, s, err
+		}
 	}
 	s.order()
 	if req.Place == schema.PlaceClient {
@@ -285,7 +298,7 @@ func (rv *Resolver) fill(ctx context.Context, snap *schema.Snapshot, req schema.
 	}
 	if req.Batch == 0 {
 		req.Batch = schema.DefaultBatch
-		if len(s.projection.BlobColumns()) == 0 && req.BucketByLength == nil {
+		if len(s.projection.BlobColumns()) == 0 && req.BucketByLength == nil && req.Pack == nil {
 			req.Batch = schema.DefaultMetaBatch
 		}
 	}
@@ -327,29 +340,10 @@ func checkShown(snap *schema.Snapshot, req schema.Request, p *schema.Projection)
 	return nil
 }
 
-func newResolved(req schema.Request, s shown, sources []source, buckets *plan.Buckets,
-	sample *result) (*Resolved, error) {
-	cfg := plan.Config{Batch: req.Batch, World: int(req.DataRanks()), Buckets: buckets}
-	if sample != nil {
-		cfg.Weights, cfg.Replacement, cfg.Balance = sample.weights, req.Sample.Replaces(), sample.balance
-		cfg.EpochRows = cmp.Or(req.Sample.EpochSize, sources[0].selection.Len())
-	}
-	var err error
-	if cfg.Remainder, err = plan.ParseRemainder(req.Remainder); err != nil {
+func newResolved(req schema.Request, s shown, sources []source, buckets *plan.Buckets, has *holdings) (*Resolved, error) {
+	cfg, err := planConfig(req, sources, buckets, has)
+	if err != nil {
 		return nil, err
-	}
-	if req.Shuffle != nil {
-		cfg.Shuffle, cfg.Seed, cfg.Epoch = true, req.Shuffle.Seed, req.Shuffle.Epoch
-	}
-	if req.Mixture != nil {
-		if cfg.Mix, err = mix(&req, sources, cfg.Remainder); err != nil {
-			return nil, err
-		}
-	} else {
-		cfg.Selection = sources[0].selection
-		if req.Shuffle != nil {
-			cfg.BlockRows, cfg.ClusterBlocks = req.Shuffle.BlockRows, req.Shuffle.Blocks
-		}
 	}
 	p, err := plan.New(cfg)
 	if err != nil {
@@ -360,6 +354,33 @@ func newResolved(req schema.Request, s shown, sources []source, buckets *plan.Bu
 		o.samples = append(o.samples, sources[i].selection.Len())
 	}
 	return o, nil
+}
+
+// planConfig says what the plan of a request is made of.
+func planConfig(req schema.Request, sources []source, buckets *plan.Buckets, has *holdings) (cfg plan.Config, err error) {
+	cfg = plan.Config{Batch: req.Batch, World: int(req.DataRanks()), Buckets: buckets}
+	if sample := has.sample; sample != nil {
+		cfg.Weights, cfg.Replacement, cfg.Balance = sample.weights, req.Sample.Replaces(), sample.balance
+		cfg.EpochRows = cmp.Or(req.Sample.EpochSize, sources[0].selection.Len())
+	}
+	if has.pack != nil {
+		cfg.Pack = has.pack.pack
+	}
+	if cfg.Remainder, err = plan.ParseRemainder(req.Remainder); err != nil {
+		return cfg, err
+	}
+	if req.Shuffle != nil {
+		cfg.Shuffle, cfg.Seed, cfg.Epoch = true, req.Shuffle.Seed, req.Shuffle.Epoch
+	}
+	if req.Mixture != nil {
+		cfg.Mix, err = mix(&req, sources, cfg.Remainder)
+		return cfg, err
+	}
+	cfg.Selection = sources[0].selection
+	if req.Shuffle != nil {
+		cfg.BlockRows, cfg.ClusterBlocks = req.Shuffle.BlockRows, req.Shuffle.Blocks
+	}
+	return cfg, nil
 }
 
 // Pin puts the number of a snapshot in the place of the tag by which a request names

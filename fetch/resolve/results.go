@@ -40,6 +40,7 @@ type result struct {
 	lengths   plan.Lengths
 	weights   *plan.SampleWeights
 	balance   *plan.Balance
+	pack      *plan.Pack
 	classes   []string        // of balance, in their order
 	memory    *admission.Hold // nil if it takes next to none
 	tenant    string          // on whose account: that of who asked first

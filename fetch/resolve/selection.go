@@ -417,11 +417,13 @@ func lengthColumn(snap *schema.Snapshot, within *schema.Restriction, name string
 		have = append(have, f.Name)
 	}
 	return 0, false, &schema.FieldError{Field: "bucket_by_length.column", Got: schema.Quote(name),
-		Want: "a column of integers or floating point, or of blobs: " + schema.ShownList(have)}
+		Want: "a column of integers, floating point or lists, or of blobs: " + schema.ShownList(have)}
 }
 
-// measures reports whether values of a type can be lengths.
-func measures(t arrow.DataType) bool { return arrow.IsInteger(t.ID()) || arrow.IsFloating(t.ID()) }
+// measures reports whether values of a type can be lengths, or have some.
+func measures(t arrow.DataType) bool {
+	return arrow.IsInteger(t.ID()) || arrow.IsFloating(t.ID()) || t.ID() == arrow.LIST
+}
 
 // buckets returns the buckets of a request that has its defaults filled in; nil if it has none. The
 // result, which has the lengths, and the memory are for the job to hold.
@@ -460,13 +462,20 @@ func (rv *Resolver) lengths(ctx context.Context, snap *openSnapshot, within *sch
 			return nil, err
 		}
 	}
+	return rv.measured(ctx, snap, "bucket_by_length", name, blob, ordinal)
+}
+
+// measured returns how long the samples of a snapshot are by a column: a blob column, by its ordinal, or another, by its
+// index. The caller gets a hold. what is the field of requests that it is for.
+func (rv *Resolver) measured(ctx context.Context, snap *openSnapshot, what, name string, blob bool,
+	ordinal int) (*result, error) {
 	return rv.derive(ctx, snap.key, fmt.Sprintf("lengths\x00%t\x00%d", blob, ordinal), snap,
 		func(ctx context.Context) (*result, error) {
 			rows := snap.manifest.Rows()
 			// On nobody's account: whoever reads the snapshot by length uses it.
 			memory, err := rv.results.reserve("", 4*rows)
 			if err != nil {
-				return nil, fmt.Errorf("bucket_by_length keeps four bytes for each of %d rows: %w", rows, err)
+				return nil, fmt.Errorf("%s keeps four bytes for each of %d rows: %w", what, rows, err)
 			}
 			found := make(plan.Lengths, rows)
 			err = snap.manifest.Walk(ctx, 0, rows, nil, func(_ context.Context, start int64, p *schema.Page) error {
@@ -487,7 +496,7 @@ func (rv *Resolver) lengths(ctx context.Context, snap *openSnapshot, within *sch
 			})
 			if err != nil {
 				memory.Release()
-				return nil, fmt.Errorf("reading column %q for bucket_by_length: %w", name, err)
+				return nil, fmt.Errorf("reading column %q for %s: %w", name, what, err)
 			}
 			return &result{lengths: found, memory: memory}, nil
 		})
@@ -526,6 +535,11 @@ func measure(a arrow.Array, to plan.Lengths) error {
 	case *array.Float64:
 		for i, v := range a.Float64Values() {
 			to[i] = measureFloat(float32(v))
+		}
+	case *array.List:
+		for i := range to {
+			from, end := a.ValueOffsets(i)
+			to[i] = uint32(end - from)
 		}
 	default:
 		return fmt.Errorf("a defect of the server: lengths of type %s", a.DataType())

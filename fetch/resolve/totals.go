@@ -21,10 +21,10 @@ import (
 // width of a fixed-width type (one byte for a bool), the values of a list, and
 // nothing for a null. It is exact, and leaves out what the encoding adds:
 // offsets, bitmaps, padding, headers. It is -1 where operators make cells whose sizes are
-// not known before they are made, where an expression makes a column that may have nulls or texts, and where samples are drawn. Where they are known it counts every cell that is no null in the
+// not known before they are made, where an expression makes a column that may have nulls or texts, and where samples are drawn or packed. Where they are known it counts every cell that is no null in the
 // snapshot; on_error may make nulls of some. It is -1 of a mixture.
 func (rv *Resolver) TotalBytes(ctx context.Context, j *Job) (int64, error) {
-	if !j.sized() || j.resolved.Request.Sample != nil {
+	if !j.sized() || j.resolved.Request.Sample != nil || j.resolved.Request.Pack != nil {
 		return -1, nil
 	}
 	total, err := rv.selectedBytes(ctx, j)

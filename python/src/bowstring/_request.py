@@ -28,6 +28,8 @@ def snapshot_named(name: str, snapshot: int | str | None) -> dict[str, Any]:
         snapshot = int(version) if version.isascii() and version.isdigit() else version
     return {"dataset": dataset} if snapshot is None else {"dataset": dataset, "snapshot": snapshot}
 
+_PACKED = ("position_ids", "segment_ids", "cu_seqlens")  # columns that packing makes
+
 
 class Request:
     """Which rows and columns of a snapshot, and in which order. It never changes, and it may be pickled.
@@ -89,14 +91,15 @@ class Request:
 
     @property
     def num_rows(self) -> int:
-        """How many rows an epoch has, `where`, `select` and `sample` applied."""
+        """How many rows an epoch has, `where`, `select` and `sample` applied; with `pack` of sequences, of epoch 0."""
         return self._sized()[0]
 
     @property
     def nbytes(self) -> int:
         """Bytes of the values of all rows in the columns asked for.
 
-        -1 where operators make cells whose sizes are not known before, and where rows are drawn by `sample`.
+        -1 where operators make cells whose sizes are not known before, and where rows are drawn by `sample`, or
+        documents are packed.
         """
         return self._sized()[1]
 
@@ -108,10 +111,10 @@ class Request:
 
     def _sized(self) -> tuple[int, int]:
         if self._size is None:
-            counted = ("layout", "operators", "sample")
+            counted = ("layout", "operators", "sample", "pack")
             plain = self._but(
                 _options={k: v for k, v in self._options.items() if k in counted},
-                _seed=self._seed if "sample" in self._options else None,
+                _seed=self._seed if {"sample", "pack"} & set(self._options) else None,
             )
             plan = plain.plan()
             self._size = plan.rows, plan.bytes
@@ -137,6 +140,14 @@ class Request:
         copy.__dict__.update(self.__dict__)
         copy.__dict__.update({"_schema": None, "_size": None, **changed})
         return copy
+
+    def _documents(self) -> Self:
+        """The rows without `pack`: documents, and their own columns."""
+        if "pack" not in self._options:
+            return self
+        columns = self._columns and tuple(name for name in self._columns if name not in _PACKED)
+        options = {name: o for name, o in self._options.items() if name != "pack"}
+        return self._but(_options=options, _columns=columns or None)
 
     # --- what is asked of the server --------------------------------------
 

@@ -16,8 +16,9 @@ def whole(dataset: Dataset) -> Dataset:
     """All rows of a dataset, in the order of the plan: what is read of them at different times has to fit together.
 
     `bucket_by_length` is left out, as it says what goes together in a batch, and there are no batches here; so is
-    `sample`, which says how often rows come in an epoch.
+    `sample`, which says how often rows come in an epoch, and `pack`, of which there are the documents.
     """
+    dataset = dataset._documents()
     options = {name: o for name, o in dataset._options.items() if name not in ("bucket_by_length", "sample")}
     return dataset._but(_options=options, _schema=dataset._schema).options(order="strict", remainder="uneven")
 

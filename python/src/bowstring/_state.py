@@ -65,6 +65,8 @@ def title(request: Mapping[str, Any]) -> str:
     if "sample" in request:
         by = "weights" if "weights" in request["sample"] else "balance"
         parts.append(f"by {by} {request['sample'][by]}"[:100])
+    if "pack" in request:
+        parts.append(f"packed to {request['pack']['length']}")
     if "remainder" in request:
         parts.append(f"remainder {request['remainder']}")
     return ", ".join(parts)

@@ -159,6 +159,7 @@ class Dataset(Request):
         assign: Literal["plan", "local"] | None = None,
         bucket_by_length: str | Mapping[str, Any] | None = None,
         sample: Mapping[str, Any] | None = None,
+        pack: Mapping[str, Any] | None = None,
         place: Literal["server", "client", "auto"] | None = None,
         digest: bool | None = None,
     ) -> Dataset:
@@ -178,6 +179,9 @@ class Dataset(Request):
                 `"replacement": False` for counts that are dealt; or `{"balance": …}`, a column of classes that come in
                 equal shares, or in those of `"shares": {…}`. `"epoch_size"` says how many samples an epoch has, if not
                 as many as are selected. It goes with a shuffle.
+            pack: Documents of tokens in sequences: `{"length": 4096, "column": "tokens"}`, with `"pad": 0` for sequences
+                of one length. A row is a sequence then, and has `position_ids`, `segment_ids` and `cu_seqlens` beside
+                the lists of its documents' values. `take`, `select` and `positions` go by documents as ever.
             place: Where operators run: at the `server`; at the `client`, in a process beside this one; or `auto`, where
                 less is waited for, which may change while a stream is read. Rows, bytes and schema are the same.
                 `take` asks the server where it is `auto`: single rows are too few to go by.
@@ -199,6 +203,7 @@ class Dataset(Request):
             "digest": digest,
             "bucket_by_length": None if bucket_by_length is None else dict(bucket_by_length),
             "sample": None if sample is None else dict(sample),
+            "pack": None if pack is None else dict(pack),
         }
         changed = self._with_options(**{k: v for k, v in given.items() if v is not None})
         _ = changed.schema  # a wrong value is told here
@@ -336,6 +341,8 @@ class Dataset(Request):
         Args:
             epoch: Of which epoch random operators draw.
         """
+        if "pack" in self._options:
+            return self._documents().exchange(epoch=epoch)
         take = {"dataset": self._name, "snapshot": self._snapshot, "columns": self.schema.names}
         take.update({k: v for k, v in self.request(epoch=epoch).items() if k in _TAKEN})
         if "operators" not in take:

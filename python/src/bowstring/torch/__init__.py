@@ -10,7 +10,7 @@ loader = StatefulDataLoader(dataset, batch_size=None, num_workers=2)
 """
 
 from bowstring._state import StateMismatch, portable_state
-from bowstring.torch._columns import Batch, Blobs
+from bowstring.torch._columns import Batch, Blobs, Sequences
 from bowstring.torch._dataset import BowstringDataset
 from bowstring.torch._decode import DecodeError
 from bowstring.torch._iterator import DatasetIterator
@@ -26,6 +26,7 @@ __all__ = [
     "BowstringMapDataset",
     "DatasetIterator",
     "DecodeError",
+    "Sequences",
     "ShardedTwice",
     "StateMismatch",
     "StepMismatch",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 from collections.abc import Iterator
-from typing import Any, overload
+from typing import Any, Self, overload
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -54,13 +54,13 @@ class Blobs:
     @overload
     def __getitem__(self, index: int) -> torch.Tensor: ...
     @overload
-    def __getitem__(self, index: slice) -> Blobs: ...
-    def __getitem__(self, index: int | slice) -> torch.Tensor | Blobs:
+    def __getitem__(self, index: slice) -> Self: ...
+    def __getitem__(self, index: int | slice) -> torch.Tensor | Self:
         if isinstance(index, slice):
             start, stop, step = index.indices(len(self))
             if step != 1:
                 raise ValueError(f"a slice of blobs has no step, got {step}")
-            return Blobs(self.data, self.offsets[start : max(start, stop) + 1])
+            return type(self)(self.data, self.offsets[start : max(start, stop) + 1])
         if not -len(self) <= index < len(self):
             raise IndexError(f"got index {index}, there are {len(self)}")
         start, stop = self.offsets[index % len(self) :][:2].tolist()
@@ -88,26 +88,56 @@ class Blobs:
         nested: torch.Tensor = torch.nested.nested_tensor_from_jagged(self.data, self.offsets)
         return nested
 
-    def pin_memory(self) -> Blobs:
+    def pin_memory(self) -> Self:
         """A copy in pinned memory."""
-        return Blobs(self.data.pin_memory(), self.offsets.pin_memory())
+        return type(self)(self.data.pin_memory(), self.offsets.pin_memory())
 
     def is_pinned(self) -> bool:
         """Whether it is in pinned memory."""
         return self.data.is_pinned()
 
-    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Blobs:
+    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Self:
         """A copy on a device."""
-        return Blobs(
+        return type(self)(
             self.data.to(device, non_blocking=non_blocking), self.offsets.to(device, non_blocking=non_blocking)
         )
+
+
+class Sequences(Blobs):
+    """Numbers of several sequences, one after another in one tensor: what `pack` makes of a dataset's rows.
+
+    ```python
+    tokens = batch["tokens"]
+    tokens.data, tokens.offsets             # all tokens, and where each sequence begins: what kernels of varying lengths take
+    tokens[3], tokens.nested()              # one sequence; all as a nested tensor
+    ```
+
+    Attributes:
+        data: All numbers, of the type that the column has.
+        offsets: Where each sequence begins in `data`, and where the last one ends, `int64`.
+    """
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} sequences, {int(self.lengths.sum())} values of {self.data.dtype}>"
+
+    @property
+    def lengths(self) -> torch.Tensor:
+        """Values of each sequence."""
+        return self.offsets.diff()
+
+    def tolist(self) -> list[list[Any]]:  # type: ignore[override]
+        """A copy as lists."""
+        return [values.tolist() for values in self]
 
 
 class Batch(dict[str, Column]):
     """What a step gives to a rank: columns by name, and where they belong.
 
     Numbers are tensors of one dimension, ids a tensor of 16 bytes each, text is a list of `str`, and what is stored as
-    bytes is [Blobs][bowstring.torch.Blobs], or what decoding made of it.
+    bytes is [Blobs][bowstring.torch.Blobs], or what decoding made of it. Numbers of packed sequences are
+    [Sequences][bowstring.torch.Sequences], or one tensor where they are padded.
 
     Attributes:
         epoch: Which epoch it is of.
@@ -177,10 +207,25 @@ def batch_of(record: pa.RecordBatch) -> Batch:
     batch = Batch()
     for field, array in zip(record.schema, record.columns, strict=True):
         name = field.name
-        batch[name] = _made(array) if is_ragged(field) else column_of(array)
+        if is_ragged(field):
+            batch[name] = _made(array)
+        elif is_packed(field):
+            batch[name] = _sequences(array)
+        else:
+            batch[name] = column_of(array)
         if array.null_count:
             batch.valid[name] = _boolean(pc.is_valid(array))
     return batch
+
+
+def is_packed(field: pa.Field) -> bool:
+    """Whether a column has numbers of packed sequences, which are not padded."""
+    kind = field.type
+    return (
+        b"bowstring.pack" in (field.metadata or {})
+        and pa.types.is_list(kind)
+        and (pa.types.is_integer(kind.value_type) or pa.types.is_floating(kind.value_type))
+    )
 
 
 def column_of(array: pa.Array) -> Column:
@@ -275,6 +320,15 @@ def _blobs(array: pa.Array) -> Blobs:
     offsets = offsets.to(torch.int64)
     first, last = int(offsets[0]), int(offsets[-1])
     return Blobs(_bytes(data, first, last - first), offsets - first if first else offsets)
+
+
+def _sequences(array: pa.Array) -> Sequences:
+    if not len(array):
+        return Sequences(_numbers(array.values[:0]), torch.zeros(1, dtype=torch.int64))
+    offsets = _numbers(array.offsets).to(torch.int64)
+    first, last = int(offsets[0]), int(offsets[-1])
+    values = column_of(array.values.slice(first, last - first))
+    return Sequences(values, offsets - first if first else offsets)
 
 
 def tune_malloc() -> bool:

@@ -116,6 +116,7 @@ class BowstringDataset(IterableDataset[Any]):
         tune_malloc: bool = True,
         assign: Literal["plan", "local"] | None = None,
         bucket_by_length: str | Mapping[str, Any] | None = None,
+        pack: Mapping[str, Any] | None = None,
         token: str | None = None,
         tls: Tls | None = None,
         batch_size: None = None,
@@ -124,9 +125,11 @@ class BowstringDataset(IterableDataset[Any]):
         size = global_size(global_batch_size)
         loader_batch_size = loader_size(loader_batch_size, output)
         check_output(output, decode, transform, collate)
-        dataset = opened(
-            source, name, split=split, snapshot=snapshot, columns=columns, where=where, token=token, tls=tls
-        )
+        dataset = opened(source, name, split=split, snapshot=snapshot, where=where, token=token, tls=tls)
+        if pack is not None:
+            dataset = dataset.options(pack=pack)
+        if columns is not None:  # those of packed sequences, too
+            dataset = dataset.columns(columns)
         if operators is not None:
             dataset = dataset.operators(operators if isinstance(operators, Mapping) else of_images(dataset, operators))
         if shuffle is True:

@@ -197,7 +197,7 @@ def _chosen(batch: Batch, left: list[int]) -> Batch:
             blobs = list(column)
             data = [blobs[i] for i in left]
             offsets = torch.tensor([0, *(len(b) for b in data)]).cumsum(0)
-            return Blobs(torch.cat(data) if data else column.data[:0], offsets)
+            return type(column)(torch.cat(data) if data else column.data[:0], offsets)
         return [column[i] for i in left]
 
     made = Batch({name: chosen(column) for name, column in batch.items()})

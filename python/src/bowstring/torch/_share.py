@@ -77,7 +77,7 @@ class _Layout:
                 self.size = offset + -(-value.numel() * value.element_size() // 64) * 64
             return _Tensor(landed, offset, value.dtype, tuple(value.shape))
         if isinstance(value, Blobs):
-            return Blobs(self.skeleton(value.data), self.skeleton(value.offsets))
+            return type(value)(self.skeleton(value.data), self.skeleton(value.offsets))
         if type(value) is dict:
             return {name: self.skeleton(v) for name, v in value.items()}
         if type(value) in (list, tuple):
@@ -115,7 +115,7 @@ def _fleshed(value: Any, copied: torch.Tensor, landed: torch.Tensor) -> Any:
         memory, size = landed if value.landed else copied, count * value.dtype.itemsize
         return memory[value.offset : value.offset + size].view(value.dtype).view(value.shape)
     if isinstance(value, Blobs):
-        return Blobs(_fleshed(value.data, copied, landed), _fleshed(value.offsets, copied, landed))
+        return type(value)(_fleshed(value.data, copied, landed), _fleshed(value.offsets, copied, landed))
     if type(value) is dict:
         return {name: _fleshed(v, copied, landed) for name, v in value.items()}
     if type(value) in (list, tuple):
