@@ -109,12 +109,12 @@ func (p *Projection) Packed(snap *Snapshot, within *Restriction, columns []strin
 		default:
 			of++
 			c.src = of - 1
-			f.Metadata = p.Schema.Field(c.src).Metadata
 			if rows.columns[c.src].kind == outPacked {
-				c.kind, f.Type = packedTokens, k.tokenList(k.list.ElemField())
+				c.kind, f.Type, f.Metadata = packedTokens, k.tokenList(k.list.ElemField()), p.Schema.Field(c.src).Metadata
 			} else {
 				d := p.Schema.Field(c.src)
-				f.Type = arrow.ListOfField(arrow.Field{Name: "item", Type: d.Type, Nullable: d.Nullable})
+				d.Name = "item" // it keeps what is said of its values
+				f.Type = arrow.ListOfField(d)
 			}
 		}
 		f.Metadata = arrow.NewMetadata(append(slices.Clone(f.Metadata.Keys()), PackKey),

@@ -54,6 +54,10 @@ OTHERS: dict[str, list[dict[str, Any]]] = {
         {"sample": {"balance": "m"}, "bucket_by_length": None},
         {"sample": {"balance": "m", "epoch_size": 48}, "bucket_by_length": None},
     ],
+    "pack": [
+        {"pack": {"length": 64, "column": "tokens"}, "bucket_by_length": None},
+        {"pack": {"length": 65, "column": "tokens"}, "bucket_by_length": None},
+    ],
     "digest": [{"digest": True}],
     # For a cluster; the samples of a step are those of the plan.
     "assign": [],

@@ -49,6 +49,7 @@ class Held:
         server: Who handed it out.
         sources: Of a mixture, the names of the sources that the positions are in; else empty.
         source_epochs: Of a mixture, the epochs of these sources.
+        parts: Of packed sequences, what of each position is in which of the rank's rows: `row`, `from` and `tokens`.
     """
 
     dataset: str
@@ -66,6 +67,11 @@ class Held:
     server: str
     sources: list[str] = field(default_factory=list)
     source_epochs: list[int] = field(default_factory=list)
+    parts: list[dict[str, int]] = field(default_factory=list)
+
+    def _row(self, at: int) -> int:
+        """The row that a position is in."""
+        return self.parts[at]["row"] if self.parts else (self.row or 0) + at
 
 
 def jobs_on_record(connection: Connection) -> list[RecordedJob]:
@@ -129,6 +135,7 @@ def _pieces(results: list[dict[str, Any]], server: str) -> list[Held]:
             server=server,
             sources=[r["sources"][n]["name"] for n in r.get("source", [])],
             source_epochs=r.get("source_epochs", []),
+            parts=r.get("parts", []),
         )
         for r in results
         if "job" in r
@@ -149,12 +156,12 @@ def settled(pieces: list[Held]) -> list[Held]:
         taken = seen.setdefault(p.rank, set())
         at = 0
         while at < len(p.positions):
-            end, again = at, p.row + at in taken
-            while end < len(p.positions) and (p.row + end in taken) == again:
+            end, again = at, p._row(at) in taken
+            while end < len(p.positions) and (p._row(end) in taken) == again:
                 end += 1
             out.append(_but(p, not again, at, end))
             at = end
-        taken.update(range(p.row, p.row + len(p.positions)))
+        taken.update(map(p._row, range(len(p.positions))))
     return sorted(out, key=lambda p: (not p.stands, p.rank, p.row or 0))
 
 
@@ -166,12 +173,13 @@ def _but(p: Held, stands: bool, start: int, end: int) -> Held:
     return Held(
         **{
             **p.__dict__,
-            "row": None if p.row is None else p.row + start,
+            "row": None if p.row is None else p._row(start),
             "positions": positions,
             "ids": p.ids[start:end],
             "faults": [f for f in p.faults if (f.get("source", ""), f.get("substitute", f["position"])) in here],
             "sources": p.sources[start:end],
             "source_epochs": p.source_epochs[start:end],
+            "parts": p.parts[start:end],
             "stands": stands,
         }
     )
