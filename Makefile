@@ -149,7 +149,7 @@ PLAIN := $(subst $(empty) $(empty),|,$(strip \
   TestManyBadRows TestKeySorter TestDamagedParquet TestRoundTrip TestAttachResumes TestAttachUpdateShards TestAttachLazy \
   TestAttachFromFaultyS3 TestAttachedEqualsImported TestAttachUpdateOfAltered \
   TestPlainTransport TestDecodedBodiesTakeWhatIsCounted TestSharedIsTheSameBatch TestFramesRoundTrip TestServerIsEveryDataset \
-  TestFlippedBits TestFewBlobsOfManySegments TestDirect TestDirectFromFrames TestFindsFaults))
+  TestStoreIsAStore TestFlippedBits TestFewBlobsOfManySegments TestDirect TestDirectFromFrames TestFindsFaults))
 PLAIN_IN = $(filter-out $(ALONE) bowstring/fetch/store/cql,$(shell grep -rlE 'func ($(PLAIN))[^A-Za-z0-9_]' --include=*_test.go cmd fetch flight internal spill \
   | xargs -r -n 1 dirname | sort -u | sed 's|^|bowstring/|'))
 CQL := ./fetch/store/cql

@@ -180,7 +180,9 @@ def rank_of(dataset: BowstringDataset, workers: int, out: Any) -> None:
     out.put([seen(loader), seen(loader)])
 
 
-@pytest.mark.parametrize(("context", "workers"), [("fork", 2), ("fork", 0), ("spawn", 1)])
+@pytest.mark.parametrize(
+    ("context", "workers"), [("fork", 2), ("fork", 0), pytest.param("spawn", 1, marks=pytest.mark.nightly)]
+)
 def test_ranks_that_are_started_with_one_dataset(
     photos: bowstring.Dataset, order: Order, context: str, workers: int
 ) -> None:

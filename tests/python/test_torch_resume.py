@@ -227,6 +227,7 @@ def test_killed_and_resumed(node: Node, photos: bowstring.Dataset, tmp_path: Pat
         assert [p for e, _, p in found if e == epoch] == positions(photos, epoch, batch=16)
 
 
+@pytest.mark.nightly  # test_trainers.py has two ranks of torch that stop and go on in `make test`
 def test_torch_distributed(node: Node, photos: bowstring.Dataset, tmp_path: Path) -> None:
     """Two processes with gloo stop in the middle and go on; then one alone goes on where they were."""
 
