@@ -172,13 +172,13 @@ test-cassandra: go-check cc-check ## fetch/store/cql against a real Cassandra fr
 OBJECTS_IN = $(shell grep -rlE '^//go:build objects$$' --include=*_test.go cmd fetch | xargs -r -n 1 dirname | sort -u | sed 's|^|./|')
 
 .PHONY: test-objects
-test-objects: go-check cc-check ## What reads and writes buckets, against real servers of S3 and Google Cloud Storage from their Go modules.
-	@$(STAGE) --go test-objects tests/objects/objects.sh with $(GO_TEST) -timeout 20m -tags objects -race -run '^TestReal' -skip 'Azure|Stress' $(OBJECTS_IN)
+test-objects: go-check ## What reads and writes buckets, against real servers of S3 and Google Cloud Storage from their Go modules.
+	@$(STAGE) --go test-objects tests/objects/objects.sh with $(GO_TEST) -timeout 20m -tags objects -run '^TestReal' -skip 'Azure|Stress' $(OBJECTS_IN)
 
 .PHONY: nightly-objects
-nightly-objects: go-check cc-check ## The same against Azurite, a server of Azure Blob Storage from npm (needs Node.js), and 32 writers at once for some seconds.
+nightly-objects: go-check cc-check ## The same under the race detector, against Azurite, too, a server of Azure Blob Storage from npm (needs Node.js), and 32 writers at once for some seconds.
 	@$(STAGE) --go nightly-objects sh -e -c 'tests/objects/objects.sh fetch-azurite; \
-	  tests/objects/objects.sh with $(GO_TEST) -timeout 20m -tags objects -race -run "^TestReal.*(Azure|Stress)" $(OBJECTS_IN)'
+	  tests/objects/objects.sh with $(GO_TEST) -timeout 20m -tags objects -race -run "^TestReal" $(OBJECTS_IN)'
 
 .PHONY: nightly-bucket
 nightly-bucket: go-check cc-check ## 32 writers at a store in a bucket of a real server for ten minutes, killed and cut (BOWSTRING_STRESS=10m).
