@@ -1,11 +1,11 @@
-// Package spill is the node's cache of blobs, on its disk, between the store and the streams.
+// Package spill is the node's cache of blobs on its disk, between the store and the streams.
 //
-// What it keeps is decided by a [Policy]. The one it is made for, [NextUse], evicts what will be
-// used last: the jobs that run are known to a [Future], and each says, by the inverse of its order,
-// when it uses any sample next. Others are there to be compared with it, which package replay does.
+// A [Policy] decides what the cache keeps. The standard one, [NextUse], evicts the blob whose next use is last. A
+// [Future] knows the running jobs, and each job's order has an inverse that tells when it uses any sample next. The
+// other policies exist for comparison, in package replay.
 //
-// The package knows blobs and jobs in the abstract. What an order is, and where blobs come from, is
-// its caller's.
+// The package knows blobs and jobs only in the abstract. Its caller decides what an order is, and where blobs come
+// from. Begin reading at [Cache], [NextUse] and [Future].
 package spill
 
 import (
@@ -29,30 +29,30 @@ import (
 
 // Cache keeps blobs in a directory. It is safe for concurrent use.
 //
-// Nothing that goes wrong with the disk is an error of Get or Put: a blob that cannot be read is a miss, one that
-// cannot be stored is not stored; both are counted and, at most every ten seconds, logged.
+// A disk fault is never an error of Get or Put: a blob that cannot be read is a miss, and one that cannot be written
+// is not stored. Both are counted, and logged at most every ten seconds.
 type Cache struct {
 	opts  Options
 	lock  *os.File
 	index *index
 	space space
 	trouble
-	spare atomic.Pointer[func(schema.BlobRef) bool] // nil: none is
+	spare atomic.Pointer[func(schema.BlobRef) bool] // nil: no blob is spare
 
 	// life is read-locked by calls and locked by Close.
 	life   sync.RWMutex
 	closed atomic.Bool // set with life locked
 
-	mu      sync.Mutex // guards what follows; never held over I/O, nor together with space.mu, which is
+	mu      sync.Mutex // guards what follows; never held during I/O, nor together with space.mu, which is
 	table   table
 	chooser *Chooser
 	named   numbering
 	payers  payers
 	offered map[schema.Key]*offer // those that wait in offers
-	refused int64                 // offers that came to nothing
-	notKept int64                 // blobs that were to be kept until a time, and were not stored
-	quiet   Time                  // nothing is stored before then, as the disk has failed
-	backoff Time                  // how long that is to be, if it fails again
+	refused int64                 // offers that were not stored
+	notKept int64                 // blobs with a Place.Until that were not stored
+	quiet   Time                  // nothing is stored before this time, because the disk has failed
+	backoff Time                  // length of the next such pause
 
 	offers    chan *offer
 	queued    atomic.Int64
@@ -65,9 +65,9 @@ type Cache struct {
 	count counters
 }
 
-// Open opens the cache in a directory. It is a schema.ErrUnavailable, which names the holder, if another process has
-// it, and a schema.ErrInvalid if it holds anything but a cache. A cache of another format, or with a damaged index,
-// begins anew.
+// Open opens the cache in a directory. It returns a schema.ErrUnavailable that names the holder if another process
+// has the directory, and a schema.ErrInvalid if the directory holds anything other than a cache. A cache of another
+// format, or with a damaged index, starts empty. The caller closes the cache.
 func Open(opts Options) (*Cache, error) {
 	c, err := open(opts)
 	if err != nil {
@@ -137,7 +137,7 @@ func open(opts Options) (_ *Cache, err error) {
 	return c, nil
 }
 
-// start starts the goroutines that Close waits for.
+// start starts the goroutines, which Close waits for.
 func (c *Cache) start() {
 	c.workers.Go(c.reap)
 	for range c.opts.Writers {
@@ -146,11 +146,11 @@ func (c *Cache) start() {
 	if len(c.elsewhere.segments) > 0 {
 		c.workers.Go(c.watchElsewhere)
 	}
-	c.trim() // the budget or the disk may have become smaller
+	c.trim() // the budget or the free disk space may have shrunk
 }
 
-// Close writes what waits and lets go of the directory. Blobs handed out stay valid until released. Calls under way are
-// waited for; later ones find nothing.
+// Close waits for calls in flight, writes the queued offers, and releases the directory. Blobs handed out stay valid
+// until released. Later calls find nothing.
 func (c *Cache) Close() error {
 	c.life.Lock()
 	if c.closed.Load() {
@@ -164,7 +164,7 @@ func (c *Cache) Close() error {
 	c.reaper.stop()
 	close(c.elsewhere.end)
 	c.workers.Wait()
-	if err := c.space.roll(); err != nil { // gives back what was taken ahead
+	if err := c.space.roll(); err != nil { // returns space that was allocated ahead
 		c.notGivenBack(err)
 	}
 	c.mu.Lock()
@@ -174,7 +174,7 @@ func (c *Cache) Close() error {
 		switch s := c.table.at(uint32(i)); {
 		case s.state == live && s.marks&changed != 0:
 			c.index.note(setOf(s))
-		case s.state == gone: // and pinned: the next start has to find its space
+		case s.state == gone: // still pinned: the next start has to find its space
 			clean = false
 		}
 	}
@@ -186,7 +186,7 @@ func (c *Cache) Close() error {
 	return errors.Join(err, c.space.dir.Close(), unlockDirectory(c.lock))
 }
 
-// Has reports whether a blob is in the cache, or about to be. It counts for nothing.
+// Has reports whether a blob is in the cache, or queued to be stored. It does not count as a use.
 func (c *Cache) Has(ref schema.BlobRef) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -197,8 +197,8 @@ func (c *Cache) Has(ref schema.BlobRef) bool {
 	return o != nil && o.ref == ref
 }
 
-// Keep has a blob that is in the cache, or about to be, be kept until a time, as [Place.Until] says, and reports whether
-// it is there. It counts for no use.
+// Keep sets the time until which a blob in the cache or in the queue is kept, as [Place.Until], and reports whether
+// the blob is there. It does not count as a use.
 func (c *Cache) Keep(ref schema.BlobRef, until float64) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -214,15 +214,15 @@ func (c *Cache) Keep(ref schema.BlobRef, until float64) bool {
 	return true
 }
 
-// NotKept counts the blobs that were to be kept until a time ([Place.Until]) and for which there was no room: what is
-// offered is stored later, or not.
+// NotKept counts the blobs with a [Place.Until] that were not stored for lack of room. Offers are stored, or not,
+// some time later.
 func (c *Cache) NotKept() int64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.notKept
 }
 
-// Capacity is about how many bytes of blobs the cache can have: those that it has, and those that it has room for.
+// Capacity is roughly how many bytes of blobs the cache can hold: what it holds plus its free room.
 func (c *Cache) Capacity() int64 {
 	n := c.Room()
 	c.mu.Lock()
@@ -233,18 +233,18 @@ func (c *Cache) Capacity() int64 {
 	return n
 }
 
-// Removed counts what Has reported once and does no more: while it stays the same, what was there is there.
+// Removed counts blobs that Has may have reported and that are gone. While it does not change, every blob that was
+// there still is.
 func (c *Cache) Removed() int64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.table.taken + c.refused
 }
 
-// Written is how many bytes were written since the cache was opened: while it stays the same, little comes that was not
-// there.
+// Written is how many bytes were written since the cache was opened. While it does not change, few new blobs come.
 func (c *Cache) Written() int64 { return c.count.written.Load() }
 
-// Ref is the reference of the blob that is in the cache under a key, or about to be; false if there is none.
+// Ref returns the reference of the blob with a key that is in the cache or queued; false if there is none.
 func (c *Cache) Ref(key schema.Key) (schema.BlobRef, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -258,8 +258,8 @@ func (c *Cache) Ref(key schema.Key) (schema.BlobRef, bool) {
 	return schema.BlobRef{Key: key, Size: int64(s.length), Sum: s.sum}, true
 }
 
-// Missed counts a blob that a stream wanted and gets from elsewhere, as Has said that it is not there. at is where its
-// reference was found, size what it has in bytes.
+// Missed counts a blob that a stream wanted and reads from elsewhere, because Has was false. at is where its
+// reference was found, and size its size in bytes.
 func (c *Cache) Missed(at Place, size int64) {
 	c.mu.Lock()
 	ds := c.set(at.Dataset)
@@ -268,10 +268,10 @@ func (c *Cache) Missed(at Place, size int64) {
 	ds.missBytes.Add(size)
 }
 
-// Room is about how many bytes of blobs can be stored now without displacing any.
+// Room is roughly how many bytes of blobs can be stored now without an eviction.
 func (c *Cache) Room() int64 { return max(c.space.room(), 0) }
 
-// pin is the owner of a blob handed out.
+// pin owns a blob that was handed out.
 type pin struct {
 	cache *Cache
 	index uint32
@@ -297,7 +297,7 @@ func (c *Cache) unpin(i uint32, s *slot) {
 	}
 }
 
-// move notes where a blob was wanted last. c.mu is held.
+// move records where a blob was last used. c.mu is held.
 func (c *Cache) move(s *slot, at Place) {
 	if s.dataset != at.Dataset {
 		c.set(s.dataset).leave(s)
@@ -307,14 +307,14 @@ func (c *Cache) move(s *slot, at Place) {
 	s.position = at.Position
 }
 
-// lost takes a blob out that could not be read.
+// lost removes a blob that could not be read.
 func (c *Cache) lost(i uint32, s *slot, key schema.Key, err error) {
 	if c.closed.Load() {
 		return
 	}
 	c.mu.Lock()
 	if s.state != live || s.key != key {
-		c.mu.Unlock() // evicted meanwhile, or by another reader
+		c.mu.Unlock() // evicted, or removed by another reader, in the meantime
 		return
 	}
 	c.evict(s)
@@ -330,16 +330,17 @@ func (c *Cache) lost(i uint32, s *slot, key schema.Key, err error) {
 
 func (c *Cache) path(name string) string { return filepath.Join(c.opts.Dir, name) }
 
-// Get returns a blob that is in the cache. Its bytes point into a mapped file: they have been compared with the
-// reference's checksum, and stay in place until the blob is released, whatever is evicted or closed meanwhile. at is
-// where the caller found the reference. A page that is not in memory is waited for.
+// Get returns a blob from the cache. Its bytes are a slice of a mapped file. They have been verified by the
+// reference's checksum, and stay in place until the caller releases the blob, even after eviction or Close. at is
+// where the caller found the reference. Get waits for pages that are not in memory.
 func (c *Cache) Get(ref schema.BlobRef, at Place) (schema.Blob, bool) {
 	b, _, ok := c.get(ref, at, true)
 	return b, ok
 }
 
-// GetUnchecked is Get for who compares the bytes with the reference himself, as he copies them. unchecked says that he
-// has to. Where they are wrong, or cannot be read (schema.Guard), Get finds that out, too, and forgets the blob.
+// GetUnchecked is Get for a caller that verifies the bytes itself, as it copies them. unchecked says that it has to.
+// If the bytes are wrong or cannot be read (schema.Guard), the caller calls Get, which finds that out and removes the
+// blob.
 func (c *Cache) GetUnchecked(ref schema.BlobRef, at Place) (b schema.Blob, unchecked, ok bool) {
 	return c.get(ref, at, false)
 }
@@ -351,7 +352,7 @@ func (c *Cache) get(ref schema.BlobRef, at Place, check bool) (_ schema.Blob, un
 	now := c.opts.Clock()
 	c.mu.Lock()
 	ds := c.set(at.Dataset)
-	if o := c.offered[ref.Key]; o != nil && o.ref == ref { // it was right when it was offered, and is in memory
+	if o := c.offered[ref.Key]; o != nil && o.ref == ref { // verified before it was offered, and in memory
 		o.holds.Add(1)
 		c.mu.Unlock()
 		ds.hits.Add(1)
@@ -405,8 +406,8 @@ func (c *Cache) get(ref schema.BlobRef, at Place, check bool) (_ schema.Blob, un
 	return schema.NewBlob(b.Bytes(), &pin{c, i, s, b}), !check, true
 }
 
-// Put stores a blob, if the policy admits it, and reports whether it did. at is where the reference was found, cost
-// what it took to get it from the store. data, which must be what ref names, is copied once, to the disk.
+// Put stores a blob if the policy admits it, and reports whether it did. at is where the reference was found, and
+// cost the time that reading it from the store took. data must be the blob of ref; it is copied once, to the disk.
 func (c *Cache) Put(ref schema.BlobRef, at Place, cost time.Duration, data []byte) bool {
 	c.life.RLock()
 	defer c.life.RUnlock()
@@ -431,8 +432,8 @@ type pending struct {
 	space segment.Reservation
 }
 
-// begin takes a slot and space for a blob of n bytes, if the policy admits it and it is not there. What is begun has to
-// be written and finished.
+// begin reserves a slot and space for a blob of n bytes, if it is not there and the policy admits it. The caller has
+// to write the blob and call finish.
 func (c *Cache) begin(ref schema.BlobRef, at Place, cost time.Duration, n int64) (p pending, ok bool) {
 	need := c.footprint(n)
 	now := c.opts.Clock()
@@ -467,7 +468,7 @@ func (c *Cache) begin(ref schema.BlobRef, at Place, cost time.Duration, n int64)
 	return p, true
 }
 
-// finish ends the storing of a blob that was written, or not: err says why.
+// finish ends the storing of a blob; err is the error of its write.
 func (c *Cache) finish(p *pending, err error) {
 	loc := p.space.Location()
 	if err != nil {
@@ -492,19 +493,19 @@ func (c *Cache) finish(p *pending, err error) {
 	c.checkSegments()
 }
 
-// errBypassed says that there is no room that the policy grants.
+// errBypassed says that the policy grants no room.
 var errBypassed = errors.New("there is no room")
 
-// take takes space for a blob of n bytes, for which it evicts as reclaim does.
+// take reserves space for a blob of n bytes, and evicts for it as reclaim does.
 func (c *Cache) take(n int64, e *Entry) (segment.Reservation, error) {
 	need := c.footprint(n)
 	if !c.makeOwnRoom(e) || !c.reclaim(c.space.room(), need, e) {
 		return segment.Reservation{}, errBypassed
 	}
 	r, err := c.space.reserve(n)
-	// What was evicted may have lain in blocks that others share, or its space be taken by others.
+	// Evicted blobs may have shared blocks with others, and other writers may have taken their space.
 	for try := 0; try < 8 && errors.Is(err, schema.ErrLimit); try++ {
-		// At least one more has to go.
+		// Evict at least one more.
 		if !c.reclaim(min(c.space.room(), 0), need, e) {
 			return r, errBypassed
 		}
@@ -513,7 +514,7 @@ func (c *Cache) take(n int64, e *Entry) (segment.Reservation, error) {
 	return r, err
 }
 
-// write takes space for a blob and fills it in.
+// write reserves space for a blob and writes it.
 func (c *Cache) write(key schema.Key, sum schema.Sum, data []byte, e *Entry) (segment.Location, error) {
 	r, err := c.take(int64(len(data)), e)
 	if err != nil {
@@ -526,13 +527,13 @@ func (c *Cache) write(key schema.Key, sum schema.Sum, data []byte, e *Entry) (se
 	return r.Location(), nil
 }
 
-// How long nothing is stored after a failure, doubling while it goes on.
+// How long nothing is stored after a failure; it doubles with each further one.
 const (
 	firstQuiet = Time(100e6)
 	lastQuiet  = Time(10e9)
 )
 
-// abandon takes back a blob that could not be stored.
+// abandon removes a blob that could not be stored.
 func (c *Cache) abandon(p pending, err error) {
 	p.set.bypassed.Add(1)
 	p.set.claims.Add(-1)
@@ -559,18 +560,18 @@ func (c *Cache) abandon(p pending, err error) {
 	}
 }
 
-// maxOffers is how many blobs wait to be stored at most, however small they are.
+// maxOffers is the most blobs in the queue, however small they are.
 const maxOffers = 4096
 
-// offer is a blob that waits to be stored. A caller that finds it meanwhile gets a copy: what was offered may be a part of
-// more memory, which is given back when the blob is stored, and others may wait for that.
+// offer is a blob in the queue. A caller that finds it there gets a copy, because the offered blob may be a slice of
+// a larger buffer, which is released when the blob is stored, and others may wait for that buffer.
 type offer struct {
 	ref   schema.BlobRef
 	at    Place    // its Until is guarded by Cache.mu
-	set   *dataset // of its place; guarded by Cache.mu
+	set   *dataset // of at; guarded by Cache.mu
 	cost  time.Duration
 	blob  schema.Blob
-	holds atomic.Int32 // grows under Cache.mu only while it is in offered
+	holds atomic.Int32 // grows under Cache.mu only while the offer is in offered
 }
 
 func (o *offer) release() {
@@ -579,9 +580,9 @@ func (o *offer) release() {
 	}
 }
 
-// Offer is Put without waiting: a goroutine of the cache stores the blob and releases it. Until then it is found in
-// memory. What does not fit in the queue, as the disk is slower than the store, is not stored. The blob, which must be
-// what ref names, is the cache's to release, whatever is returned.
+// Offer is Put without waiting: a goroutine of the cache stores the blob and releases it. Until then the blob is
+// found in memory. If the queue is full, because the disk is slower than the store, the blob is not stored. The blob
+// must be the one of ref. The cache releases it in every case.
 func (c *Cache) Offer(ref schema.BlobRef, at Place, cost time.Duration, blob schema.Blob) bool {
 	c.life.RLock()
 	defer c.life.RUnlock()
@@ -612,26 +613,26 @@ func (c *Cache) Offer(ref schema.BlobRef, at Place, cost time.Duration, blob sch
 	return false
 }
 
-// Offers are gathered for gatherTime at most, and written in pieces of gatherBytes: large writes cost a tenth of what
-// as many bytes in small ones do, and nobody has to be woken up for each blob. Until they are written they are found in
+// Offers are gathered for at most gatherTime and written in pieces of gatherBytes: a large write costs a tenth of
+// small ones with as many bytes, and no goroutine is woken for each blob. Until they are written they are found in
 // memory.
 const (
 	gatherTime   = 20 * time.Millisecond
-	gatherPauses = 4 // in which it passes
+	gatherPauses = 4 // gatherTime is waited in this many pauses
 	gatherBytes  = 4 << 20
 	gatherBlobs  = 128
 )
 
-// gathering is what the goroutines that write what is offered take turns in, so that what follows one another is
-// written at once.
+// gathering is shared by the goroutines that write offers. One of them gathers at a time, so that consecutive offers
+// are written together.
 type gathering struct {
-	// held while a batch is gathered, which may take as long as nothing is offered; guards what follows
+	// Held while a batch is gathered, which may take until the next offer; guards what follows.
 	mu    sync.Mutex
-	next  *offer // did not fit into the batch before
+	next  *offer // did not fit into the previous batch
 	pause *time.Timer
 }
 
-// writeOffers writes what is offered until there are no more offers.
+// writeOffers writes offers until the queue is closed.
 func (c *Cache) writeOffers() {
 	var w offerWriter
 	for w.gather(c) {
@@ -639,14 +640,15 @@ func (c *Cache) writeOffers() {
 	}
 }
 
-// offerWriter is the memory of a goroutine that writes what is offered.
+// offerWriter is the state of a goroutine that writes offers.
 type offerWriter struct {
 	batch  []*offer
 	begun  []pending
 	writes []segment.Write
 }
 
-// gather waits for offers and makes a batch of them, for which it takes the space. It reports whether there are any.
+// gather waits for offers, makes a batch of them, and reserves its space. It returns false if the queue is closed and
+// empty.
 func (w *offerWriter) gather(c *Cache) bool {
 	g := &c.gathering
 	g.mu.Lock()
@@ -668,11 +670,11 @@ func (w *offerWriter) gather(c *Cache) bool {
 	return len(w.batch) > 0
 }
 
-// another returns the next offer, or nil if gatherTime passes without one. It counts the pauses in which that passes.
+// another returns the next offer, or nil if gatherTime passes without one. pauses counts the pauses so far.
 func (g *gathering) another(offers <-chan *offer, pauses *int) *offer {
 	for {
 		select {
-		case o := <-offers: // nil if there will be no more
+		case o := <-offers: // nil if the queue is closed
 			return o
 		default:
 		}
@@ -685,7 +687,7 @@ func (g *gathering) another(offers <-chan *offer, pauses *int) *offer {
 	}
 }
 
-// begin takes space for what is in the batch.
+// begin reserves space for the batch.
 func (w *offerWriter) begin(c *Cache) {
 	w.begun, w.writes = w.begun[:0], w.writes[:0]
 	for _, o := range w.batch {
@@ -716,7 +718,7 @@ func (w *offerWriter) write(c *Cache) {
 		c.queued.Add(-o.ref.Size)
 	}
 	clear(w.batch)
-	clear(w.writes) // they hold the blobs' memory
+	clear(w.writes) // they refer to the blobs' memory
 }
 
 func (c *Cache) beginOffer(o *offer) (pending, bool) {
@@ -729,8 +731,8 @@ func (c *Cache) beginOffer(o *offer) (pending, bool) {
 	return c.begin(o.ref, at, o.cost, int64(len(o.blob.Bytes())))
 }
 
-// evict takes a blob off the table. Its space is released by whoever finds it without pins: the caller, who looks, or
-// the reaper. c.mu is held.
+// evict removes a blob from the table. If it returns true, the caller releases the space; otherwise the reaper does
+// when the last pin is gone. c.mu is held.
 func (c *Cache) evict(s *slot) (unpinned bool) {
 	c.set(s.dataset).leave(s)
 	c.payers.count(s.tenant, -c.footprint(int64(s.length)))
@@ -738,7 +740,7 @@ func (c *Cache) evict(s *slot) (unpinned bool) {
 	return s.pins.Add(dying) == dying
 }
 
-// release gives back the space of a blob that is gone and not pinned.
+// release releases the space of a blob that is gone and not pinned.
 func (c *Cache) release(i uint32) {
 	c.mu.Lock()
 	loc := c.table.at(i).location()
@@ -761,7 +763,7 @@ func (c *Cache) notGivenBack(err error) {
 	c.report("space cannot be given back", err)
 }
 
-// Trim evicts until the cache is within its budget and the disk has the free space that is to be left. Storing does
+// Trim evicts until the cache is within its budget and the disk has its reserve of free space. Storing a blob does
 // that too.
 func (c *Cache) Trim() {
 	c.life.RLock()
@@ -781,7 +783,7 @@ func (c *Cache) trim() {
 	}
 }
 
-// Resize changes the budget, and evicts what is beyond it before it returns. The least is MinBytes.
+// Resize changes the budget, to at least MinBytes, and evicts what is beyond it before it returns.
 func (c *Cache) Resize(bytes int64) {
 	c.life.RLock()
 	defer c.life.RUnlock()
@@ -798,11 +800,12 @@ type victim struct {
 	key   schema.Key
 }
 
-// maxVictims bounds how much is evicted for one blob.
+// maxVictims bounds the evictions for one blob.
 const maxVictims = 256
 
-// reclaim evicts until about need bytes can be taken where room is now, and reports whether they can. If that is for a
-// new blob (not nil), the policy has to admit it in the place of each; otherwise nothing is evicted.
+// reclaim evicts until about need bytes can be taken, of which room are free now, and reports whether they can. If
+// that is for a new blob (e is not nil), the policy has to admit it in place of each victim; otherwise nothing is
+// evicted.
 func (c *Cache) reclaim(room, need int64, e *Entry) bool {
 	if room >= need {
 		return true
@@ -817,8 +820,7 @@ func (c *Cache) reclaim(room, need int64, e *Entry) bool {
 	return ok
 }
 
-// pick takes blobs of a table, which is the cache's or a part of it, off it until there is room for need bytes. c.mu is
-// held.
+// pick removes blobs from the cache's table, or from a part of it, until there is room for need bytes. c.mu is held.
 func (c *Cache) pick(chooser *Chooser, of Table, room, need int64, e *Entry) (victims []victim, ok bool) {
 	now := c.opts.Clock()
 	var newcomer Worth
@@ -846,14 +848,14 @@ func (c *Cache) pick(chooser *Chooser, of Table, room, need int64, e *Entry) (vi
 		if ok || e == nil {
 			victims = append(victims, victim{i, s.key})
 			c.evicted(s)
-			c.evict(s) // it has no pins, or it would not have been a candidate
+			c.evict(s) // without pins, because it was a candidate
 		}
 	}
 	return victims, ok
 }
 
-// reclaimSegment evicts all of a segment, where the file system cannot give back parts of it: of the sealed one with
-// the fewest blobs. It does so if the policy would admit the new blob in the place of a candidate.
+// reclaimSegment evicts a whole segment, for file systems that cannot release parts of a file: the sealed one with
+// the fewest blobs. It does so if the policy would admit the new blob in place of a candidate.
 func (c *Cache) reclaimSegment(need int64, e *Entry) bool {
 	if e != nil {
 		now := c.opts.Clock()
@@ -910,13 +912,13 @@ func (c *Cache) releaseAll(victims []victim) {
 	}
 }
 
-// reaper does what nobody should wait for: it gives back the space of what was taken out while it was pinned, and moves
-// what is left in segments that are nearly empty.
+// reaper does background work: it releases the space of blobs that were evicted while pinned, and moves the remaining
+// blobs of nearly empty segments.
 type reaper struct {
-	wake chan struct{} // has room for one
+	wake chan struct{} // capacity 1
 
 	mu      sync.Mutex
-	slots   []uint32 // gone, and not pinned any more
+	slots   []uint32 // evicted, and not pinned any more
 	tidy    bool
 	stopped bool
 }
@@ -935,7 +937,7 @@ func (r *reaper) signal() {
 	}
 }
 
-// stop has the reaper end after what there is to do.
+// stop makes the reaper end after the work that is queued.
 func (r *reaper) stop() {
 	r.mu.Lock()
 	r.stopped = true
@@ -943,7 +945,7 @@ func (r *reaper) stop() {
 	r.signal()
 }
 
-// take returns what there is to do.
+// take returns the queued work.
 func (r *reaper) take() (slots []uint32, tidy, stopped bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -967,11 +969,11 @@ func (c *Cache) reap() {
 	}
 }
 
-// maxSegments is how many segment files there may be: twice as many as hold the budget, and some. Each that has but few
-// blobs left costs an open file, a mapping, and a byte of memory for each of its blocks.
+// maxSegments bounds the segment files: twice as many as hold the budget, plus a few. A segment with few blobs costs
+// an open file, a mapping, and a byte of memory per block.
 func (c *Cache) maxSegments() int { return int(2*c.space.budget.Load()/c.opts.SegmentBytes) + 8 }
 
-// checkSegments has the reaper tidy up if there are too many segments.
+// checkSegments wakes the reaper if there are too many segments.
 func (c *Cache) checkSegments() {
 	if int(c.space.files.Load()) <= c.maxSegments() {
 		return
@@ -1001,15 +1003,15 @@ func (c *Cache) tidySegments() {
 			c.rehome(i, id)
 		}
 		if next, _ := c.space.sparsest(); next == id {
-			return // what is pinned stays; the next round finds it
+			return // pinned blobs stay until the next round
 		}
 	}
 }
 
-// movedShare is how much may be rewritten, of what was stored.
+// movedShare bounds the bytes that are rewritten, as a share of the bytes stored.
 const movedShare = 0.1
 
-// rehome moves a blob from a segment to the one that is appended to, or evicts it where enough was moved already.
+// rehome moves a blob from a segment to the current one, or evicts it if movedShare is used up.
 func (c *Cache) rehome(i, id uint32) {
 	c.mu.Lock()
 	s := c.table.at(i)
@@ -1034,7 +1036,7 @@ func (c *Cache) rehome(i, id uint32) {
 		c.drop(i, s) // unlocks; there is no room
 		return
 	case err != nil || s.state != live || s.pins.Load() != 1:
-		c.mu.Unlock() // damaged, taken out, or being read where it is
+		c.mu.Unlock() // damaged, removed, or being read
 		if err == nil {
 			c.giveBack(to)
 		} else {
@@ -1064,7 +1066,7 @@ func (c *Cache) drop(i uint32, s *slot) {
 	}
 }
 
-// copyOf writes a blob, which is pinned, once more.
+// copyOf writes a copy of a pinned blob.
 func (c *Cache) copyOf(from segment.Location, key schema.Key, sum schema.Sum) (to segment.Location, err error) {
 	b, err := c.space.set.Get(from)
 	if err != nil {
@@ -1081,9 +1083,9 @@ func (c *Cache) copyOf(from segment.Location, key schema.Key, sum schema.Sum) (t
 	return to, err
 }
 
-// SetSpare says of which blobs another node near owns a copy, and keeps it: those that are not spare are kept before
-// those that are, as losing one costs a read of the store. is must not block or allocate. It is asked whenever a blob
-// is stored or found; what is known of those that lie in the cache is what it said then.
+// SetSpare sets the function that reports whether a near node owns a blob and caches a copy. Blobs that are not spare
+// are kept in preference to spare ones, because losing one costs a read of the store. is must not block or allocate.
+// It is called whenever a blob is stored or found; a cached blob keeps its last answer.
 func (c *Cache) SetSpare(is func(schema.BlobRef) bool) { c.spare.Store(&is) }
 
 func (c *Cache) isSpare(ref schema.BlobRef) bool {
@@ -1091,13 +1093,13 @@ func (c *Cache) isSpare(ref schema.BlobRef) bool {
 	return is != nil && (*is)(ref)
 }
 
-// Wants reports whether a blob at a place would be stored now: because there is room, or in the place of another. What
-// some job is going to use is displaced only if displace says so.
+// Wants reports whether a blob at a place would be stored now, because there is room or in place of another one. A
+// blob with a planned use is evicted only if displace is set.
 func (c *Cache) Wants(at Place, size int64, displace bool) bool {
 	return c.wants(&Entry{Place: at, Size: size, Uses: 1}, displace)
 }
 
-// WantsBlob is Wants of a blob that may be a spare one: see [Cache.SetSpare].
+// WantsBlob is Wants for a blob that may be spare: see [Cache.SetSpare].
 func (c *Cache) WantsBlob(ref schema.BlobRef, at Place, displace bool) bool {
 	return c.wants(&Entry{Place: at, Size: ref.Size, Uses: 1, Spare: c.isSpare(ref)}, displace)
 }
@@ -1135,21 +1137,21 @@ func (c *Cache) wants(e *Entry, displace bool) bool {
 	return c.opts.Policy.Admit(c.opts.Policy.Worth(e, now), worth)
 }
 
-// Demand is what consumers need, counted since some beginning: no field ever falls. What is asked of it is the
-// difference between two times.
+// Demand is what consumers needed, as counters that never decrease. Only differences between two times have a
+// meaning.
 type Demand struct {
-	// Waited is for how long consumers waited for a batch of which some blob was not there yet, and came from the
-	// store. The times of all streams are added up.
+	// Waited is how long consumers waited for a batch with a blob that came from the store, summed over all streams.
 	Waited time.Duration `json:"waited_ns"`
-	// Streamed is for how long streams were open, those that are open now included, added up. So Waited is a part of
-	// it.
+	// Streamed is how long streams were open, including those still open, summed over all streams. Waited is a part
+	// of it.
 	Streamed time.Duration `json:"streamed_ns"`
-	// StoreBytes are those of blobs that streams got from the store, SpillBytes of those that they got from the cache.
+	// StoreBytes is the size of blobs that streams got from the store, SpillBytes of those that they got from the
+	// cache.
 	StoreBytes int64 `json:"store_bytes"`
 	SpillBytes int64 `json:"spill_bytes"`
 }
 
-// Sub is what was added since an earlier time.
+// Sub returns the increase since an earlier time.
 func (d Demand) Sub(earlier Demand) Demand {
 	return Demand{
 		Waited: d.Waited - earlier.Waited, Streamed: d.Streamed - earlier.Streamed,
@@ -1157,20 +1159,20 @@ func (d Demand) Sub(earlier Demand) Demand {
 	}
 }
 
-// elsewhere are the segments that clients of an earlier process have mapped still: it has handed them over by
-// descriptors (schema.Extent), and has ended. Nobody knows which blobs they read, so all are pinned, and nothing is
-// given back, until the last of them has let go.
+// elsewhere holds the segments that clients of an earlier process still have mapped: that process passed them file
+// descriptors (schema.Extent), and has ended. It is not known which blobs they read. So all blobs of such a segment
+// are pinned, and nothing is released until the last client has closed the file.
 type elsewhere struct {
-	segments map[*segment.Segment][]uint32 // the slots that are pinned for that
-	bytes    atomic.Int64                  // of blobs in those
+	segments map[*segment.Segment][]uint32 // by segment, the slots pinned for it
+	bytes    atomic.Int64                  // size of the blobs in them
 	end      chan struct{}                 // closed by Close
-	over     chan struct{}                 // closed when nobody looks any more
-	// unswept says that blocks in which no blob lies were left as they were: the next start looks for them.
+	over     chan struct{}                 // closed when watchElsewhere ends
+	// unswept says that unused blocks were not released: the next start looks for them.
 	unswept bool
-	pause   time.Duration // between two looks
+	pause   time.Duration // between two checks
 }
 
-// pinElsewhere pins what a segment has. It is called before anybody else uses the cache.
+// pinElsewhere pins the blobs of a segment. It is called before the cache is in use.
 func (c *Cache) pinElsewhere(g *segment.Segment, slots []uint64) {
 	var pinned []uint32
 	for _, k := range slots {
@@ -1187,7 +1189,8 @@ func (c *Cache) pinElsewhere(g *segment.Segment, slots []uint64) {
 	c.elsewhere.segments[g] = pinned
 }
 
-// watchElsewhere looks who has let go. It ends when all have, or with the cache.
+// watchElsewhere unpins segments that no client has open any more. It ends when there are none left, or with the
+// cache.
 func (c *Cache) watchElsewhere() {
 	defer close(c.elsewhere.over)
 	tick := time.NewTicker(c.elsewhere.pause)
@@ -1215,15 +1218,15 @@ func (c *Cache) watchElsewhere() {
 	}
 }
 
-// Verification is what Verify has found.
+// Verification is the result of Verify.
 type Verification struct {
-	Blobs   int64 `json:"blobs"` // that were read
+	Blobs   int64 `json:"blobs"` // blobs read
 	Bytes   int64 `json:"bytes"`
-	Damaged int64 `json:"damaged"` // of them, which are taken out
+	Damaged int64 `json:"damaged"` // of Blobs: damaged, and removed
 }
 
-// Verify reads every blob in the cache and compares it with its checksum. One that
-// is damaged is taken out, as a reader would take it. It ends with ctx.
+// Verify reads every blob in the cache and verifies its checksum. It removes damaged blobs, as Get does. It ends
+// early with ctx.
 func (c *Cache) Verify(ctx context.Context) Verification {
 	c.life.RLock()
 	defer c.life.RUnlock()
@@ -1270,11 +1273,11 @@ type counters struct {
 	evicted, damaged, readErrors, writeErrors, diskFull, busy atomic.Int64
 }
 
-// dataset counts for one dataset, since the cache was opened; entries and bytes are what is there now.
+// dataset has the counters of one dataset since the cache was opened; entries and bytes are its current state.
 type dataset struct {
 	name                                   string
-	asked                                  Time         // when its number was asked for last; guarded by Cache.mu
-	claims                                 atomic.Int64 // blobs that are being stored, or wait for it
+	asked                                  Time         // when its number was last requested; guarded by Cache.mu
+	claims                                 atomic.Int64 // blobs being stored or queued
 	hits, hitBytes, misses, missBytes      atomic.Int64
 	stored, storedBytes, bypassed, evicted atomic.Int64
 	entries, bytes                         atomic.Int64
@@ -1290,35 +1293,36 @@ func (d *dataset) leave(s *slot) {
 	d.bytes.Add(-int64(s.length))
 }
 
-// Stats are counters since the cache was opened, and what is there now.
+// Stats are counters since the cache was opened, and its current state.
 type Stats struct {
 	Policy      string `json:"policy"`
 	BudgetBytes int64  `json:"budget_bytes"`
-	HeldBytes   int64  `json:"held_bytes"` // of the disk, dead space and an allowance for the index included
+	HeldBytes   int64  `json:"held_bytes"` // on the disk, with dead space and an allowance for the index
 	Segments    int    `json:"segments"`   // files
-	// ElsewhereBytes are of blobs that cannot be evicted, as clients of an earlier server have their files still.
+	// ElsewhereBytes is the size of blobs that cannot be evicted because clients of an earlier server still have
+	// their files open.
 	ElsewhereBytes int64 `json:"elsewhere_bytes"`
 
-	DatasetStats // of all
+	DatasetStats // totals
 
-	WrittenBytes int64 `json:"written_bytes"` // to segments, headers and padding included
-	MovedBytes   int64 `json:"moved_bytes"`   // rewritten to give back the space of others
-	Damaged      int64 `json:"damaged"`       // blobs whose checksum was wrong
+	WrittenBytes int64 `json:"written_bytes"` // to segments, with headers and padding
+	MovedBytes   int64 `json:"moved_bytes"`   // rewritten to release the space of other blobs
+	Damaged      int64 `json:"damaged"`       // blobs with a wrong checksum
 	ReadErrors   int64 `json:"read_errors"`
 	WriteErrors  int64 `json:"write_errors"`
-	DiskFull     int64 `json:"disk_full"` // blobs not stored as the disk was full
-	Busy         int64 `json:"busy"`      // blobs offered and not stored as the disk was too slow
-	// Unnamed is how often a snapshot got no number, as all are in use: its blobs are not stored.
+	DiskFull     int64 `json:"disk_full"` // blobs not stored because the disk was full
+	Busy         int64 `json:"busy"`      // blobs not stored because the disk was too slow
+	// Unnamed is how often a snapshot got no number because all are in use; its blobs are not stored.
 	Unnamed   int64 `json:"unnamed"`
-	IndexLost bool  `json:"index_lost"` // the index could not be written: what is there will not be after a restart
+	IndexLost bool  `json:"index_lost"` // the index could not be written: the cache will be empty after a restart
 
 	Datasets map[string]DatasetStats `json:"datasets"` // by name
 }
 
-// DatasetStats are those of a dataset.
+// DatasetStats are the counters of a dataset.
 type DatasetStats struct {
-	Entries     int64 `json:"entries"` // blobs that are there now
-	Bytes       int64 `json:"bytes"`   // of these
+	Entries     int64 `json:"entries"` // current blobs
+	Bytes       int64 `json:"bytes"`   // current size
 	Hits        int64 `json:"hits"`
 	HitBytes    int64 `json:"hit_bytes"`
 	Misses      int64 `json:"misses"`
@@ -1338,7 +1342,7 @@ func (d *dataset) stats() DatasetStats {
 	}
 }
 
-// take adds what another one has counted, of which nothing is there.
+// take adds the counters of a dataset without blobs.
 func (d *dataset) take(o *dataset) {
 	for _, c := range []struct{ to, from *atomic.Int64 }{
 		{&d.hits, &o.hits}, {&d.hitBytes, &o.hitBytes}, {&d.misses, &o.misses}, {&d.missBytes, &o.missBytes},
@@ -1361,7 +1365,7 @@ func (d *DatasetStats) add(o DatasetStats) {
 	d.Evicted += o.Evicted
 }
 
-// Stats returns what the cache counts.
+// Stats returns the counters.
 func (c *Cache) Stats() Stats {
 	st := Stats{
 		Policy: c.opts.Policy.Name(), BudgetBytes: c.space.budget.Load(), HeldBytes: c.space.held.Load(),
@@ -1385,7 +1389,7 @@ func (c *Cache) Stats() Stats {
 	return st
 }
 
-// trouble logs what goes wrong with the disk, each kind at most every ten seconds.
+// trouble logs disk faults, each kind at most every ten seconds.
 type trouble struct {
 	log   *slog.Logger
 	clock func() Time
@@ -1408,7 +1412,7 @@ func (t *trouble) report(what string, err error) {
 	}
 }
 
-// full reports that a name got none of so many numbers.
+// full logs that a name got no number.
 func (t *trouble) full(name string, numbers int) {
 	if skipped, ok := t.due("numbers"); ok {
 		t.log.Warn("all numbers of snapshots are in use: blobs of further snapshots are not kept in the spill",
@@ -1416,7 +1420,7 @@ func (t *trouble) full(name string, numbers int) {
 	}
 }
 
-// due reports whether something is logged now, and how often it was not before.
+// due reports whether to log now, and how many logs were skipped before.
 func (t *trouble) due(what string) (skipped int64, ok bool) {
 	now := t.clock()
 	t.mu.Lock()

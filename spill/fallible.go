@@ -10,17 +10,17 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
-// fallibleFS is the file system of the index. A database that cannot write ends its process, and a cache must not: so
-// after the first write that fails, all writes seem to succeed, and go nowhere. What there was is on the disk as it
-// was.
+// fallibleFS is the file system of the index. A Pebble database that cannot write ends its process, which a cache
+// must not do. So after the first failed write, all writes seem to succeed but are dropped. The disk keeps the state
+// before that.
 type fallibleFS struct {
 	vfs.FS
-	logs   string // suffix of files that are written but not synced
+	logs   string // suffix of files that are not synced
 	broken atomic.Bool
 	failed func(error) // called once
 }
 
-// fail takes note of an error.
+// fail records an error.
 func (f *fallibleFS) fail(err error) {
 	if f.broken.CompareAndSwap(false, true) {
 		f.failed(err)
@@ -41,7 +41,7 @@ func (f *fallibleFS) do(change func() error) error {
 	return nil
 }
 
-// open opens a file to be written.
+// open opens a file for writing.
 func (f *fallibleFS) open(name string, open func() (vfs.File, error)) (vfs.File, error) {
 	if !f.broken.Load() {
 		file, err := open()
@@ -102,7 +102,7 @@ func (f *fallibleFS) MkdirAll(dir string, perm os.FileMode) error {
 // Unwrap implements vfs.FS.
 func (f *fallibleFS) Unwrap() vfs.FS { return f.FS }
 
-// fallibleFile is a file that is written.
+// fallibleFile is a file opened for writing.
 type fallibleFile struct {
 	vfs.File
 	fs       *fallibleFS
@@ -126,7 +126,7 @@ func (f *fallibleFile) Preallocate(offset, length int64) error {
 	return f.fs.do(func() error { return f.File.Preallocate(offset, length) })
 }
 
-// sync brings the file to stable storage, if that is wanted of it.
+// sync syncs the file, if files of its kind are synced.
 func (f *fallibleFile) sync(sync func() error) error {
 	if f.unsynced {
 		return nil
@@ -154,7 +154,7 @@ func (f *fallibleFile) Close() error {
 	return nil
 }
 
-// nowhere is a file that nothing is kept of.
+// nowhere is a file whose writes are dropped.
 type nowhere struct{ name string }
 
 var errNowhere = errors.New("the file was not written, as an earlier write failed")

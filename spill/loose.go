@@ -2,15 +2,15 @@ package spill
 
 import "sync/atomic"
 
-// loose is what is known of a job that does not use its rows in their order: it may use a row of its epoch as soon as
-// that is at most reach rows ahead, and has used some of those. A nil one is of a job that keeps the order.
+// loose is the state of a job that uses rows out of order: it may use a row of its epoch as soon as the row is at
+// most reach rows ahead, and has used some of them. It is nil for a job that keeps the order.
 type loose struct {
 	reach int64
-	used  []atomic.Uint64 // a ring with a bit for each row; the bits of rows behind the job are zero
+	used  []atomic.Uint64 // a ring with a bit per row; the bits of rows behind the job are zero
 }
 
-// SetReach has the job use a row, if it is there, as soon as it is at most that many rows ahead within its epoch; 0: not
-// before its turn. [Job.Use] then marks the rows that it has used early.
+// SetReach allows the job to use a row that is there as soon as it is at most rows rows ahead within its epoch; 0:
+// only in its turn. [Job.Use] then marks the rows used early.
 func (j *Job) SetReach(rows int64) {
 	old := j.loose.Load()
 	if rows = max(rows, 0); old.by() == rows {
@@ -23,7 +23,7 @@ func (j *Job) SetReach(rows int64) {
 	j.loose.Store(&loose{reach: rows, used: make([]atomic.Uint64, rows/64+1)})
 }
 
-// Use says that the job has used a row before its turn: it will use that sample again in its next epoch.
+// Use records that the job has used a row before its turn. Its next use of that sample is in its next epoch.
 func (j *Job) Use(epoch, index int64) {
 	l, row := j.loose.Load(), epoch*j.rows+index
 	if l == nil || !l.within(row, j.served.Load()) {
@@ -33,7 +33,7 @@ func (j *Job) Use(epoch, index int64) {
 	word.Or(bit)
 }
 
-// Used reports whether the job has used a row before its turn, counted from the beginning of its first epoch.
+// Used reports whether the job has used a row before its turn. row counts from the beginning of its first epoch.
 func (j *Job) Used(row int64) bool { return j.loose.Load().has(row, j.served.Load()) }
 
 func (l *loose) by() int64 {
@@ -43,7 +43,7 @@ func (l *loose) by() int64 {
 	return l.reach
 }
 
-// within reports whether the ring has a bit for a row, once served rows were served.
+// within reports whether the ring has a bit for a row, given the number of rows served.
 func (l *loose) within(row, served int64) bool {
 	return row >= served && row < served+64*int64(len(l.used))
 }
@@ -60,9 +60,9 @@ func (l *loose) has(row, served int64) bool {
 	return word.Load()&bit != 0
 }
 
-// forget clears the bits of rows that the job leaves behind as it goes on from a row to another one: rows that come into
-// reach have them next. A row that is marked at the same time may keep its bit, which then counts for the row that has it
-// next: that sample is kept less well, once.
+// forget clears the bits of rows that the job passes as it moves from one row to another, because rows that come into
+// reach use them next. A row that is marked at the same time may keep its bit, which then counts for a later row:
+// that sample is kept less well, once.
 func (l *loose) forget(from, to int64) {
 	if l == nil {
 		return

@@ -18,48 +18,48 @@ import (
 	"bowstring/spill/segment"
 )
 
-// Options describe a Cache. Dir and Bytes must be set; the zero value of each other field stands for its default.
+// Options describe a Cache. Dir and Bytes are needed; the other fields have defaults.
 type Options struct {
-	// Dir is the directory, which belongs to the cache alone. It is made if it does not exist.
+	// Dir is the directory, which the cache has to itself. It is created if it does not exist.
 	Dir string
-	// Bytes is the budget: what the cache may take of the disk at most, at any moment, its index and space that is dead
-	// but not given back included. At least MinBytes.
+	// Bytes is the budget: the most disk space that the cache takes at any moment, including its index and dead space
+	// that is not yet released. At least MinBytes.
 	Bytes int64
-	// KeepFree is the free space in bytes that is left on the disk, for others. Default 1 GiB.
+	// KeepFree is the free space in bytes that the cache leaves on the disk. Default 1 GiB.
 	KeepFree int64
-	// Policy says what to keep. Default: NextUse with Oracle if that is set, else Score.
+	// Policy decides what is kept. Default: NextUse with Oracle if that is set, else Score.
 	Policy Policy
-	// Oracle knows the jobs that run, as a *Future does.
+	// Oracle knows the running jobs, as a *Future does.
 	Oracle Oracle
 	// Candidates is how many blobs are compared at each eviction. Default DefaultCandidates.
 	Candidates int
-	// SegmentBytes is the size of segment files. Default: a 32nd of the budget, 1 MiB at least and 1 GiB at most.
+	// SegmentBytes is the size of segment files. Default: 1/32 of the budget, at least 1 MiB and at most 1 GiB.
 	SegmentBytes int64
-	// QueueBytes bounds what Offer takes and is not written yet. Default 64 MiB.
+	// QueueBytes bounds the size of offers that are not written yet. Default 64 MiB.
 	QueueBytes int64
-	// Writers is how many goroutines write what was offered. Default 2.
+	// Writers is how many goroutines write offers. Default 2.
 	Writers int
-	// Clock is the clock that Oracle goes by, in nanoseconds since 1970; times are kept over restarts. Default: the
-	// system's.
+	// Clock is Oracle's clock, in nanoseconds since 1970; the cache stores its times across restarts. Default: the
+	// system clock.
 	Clock func() Time
-	// Seed is what candidates for eviction are drawn by. Default: by chance.
+	// Seed seeds the sampling of eviction candidates. Default: random.
 	Seed uint64
-	// Model is a disk that keeps no bytes, for simulations: there is no directory, and nothing outlives the process.
-	// Index, budget, admission and eviction are the same.
+	// Model is a disk without bytes, for simulations: there is no directory, and nothing survives the process. Index,
+	// budget, admission and eviction are the same.
 	Model *segment.Model
-	// Logger receives what operators should know. Default slog.Default().
+	// Logger receives messages for operators. Default slog.Default().
 	Logger *slog.Logger
 
-	// For tests: the file system of the index, faults of the segments, the free space there is.
+	// For tests: the file system of the index, faults of segments, and the free disk space.
 	fs    vfs.FS
 	fault func(op segment.Op, path string) error
 	free  func(*os.File) (int64, error)
 }
 
-// MinBytes is the least budget.
+// MinBytes is the smallest budget.
 const MinBytes = 2 * fixedOverhead
 
-// EnsureDefaults fills in the fields that are zero.
+// EnsureDefaults sets fields that are zero to their defaults.
 func (o *Options) EnsureDefaults() {
 	if o.KeepFree == 0 {
 		o.KeepFree = 1 << 30
@@ -108,18 +108,18 @@ func freeSpace(f *os.File) (int64, error) {
 	return int64(st.Bavail) * st.Bsize, nil
 }
 
-// Probe says how fast the disk of a cache is.
+// Probe is a measurement of the cache's disk.
 type Probe struct {
-	Bytes           int64 // that were written, and read
+	Bytes           int64 // bytes written and read back
 	Wrote, ReadBack time.Duration
 }
 
-// probePiece is how much is written and read at once: as much as offers are gathered to.
+// probePiece is how much is written and read at once: the size of a batch of offers.
 const probePiece = 4 << 20
 
-// Probe writes up to so many bytes to a file that has no name, past the page cache, reads them back, and
-// gives the space back. They are taken from the budget first, from what is left of it: no
-// blob makes room. It is a schema.ErrLimit where there is no room for a piece of 4 MiB.
+// Probe writes up to bytes bytes to a nameless file, bypassing the page cache, reads them back, and releases the
+// space. It reserves them in the free part of the budget; no blob is evicted for them. It returns a schema.ErrLimit
+// if there is no room for 4 MiB.
 func (c *Cache) Probe(ctx context.Context, bytes int64) (p Probe, err error) {
 	c.life.RLock()
 	defer c.life.RUnlock()
@@ -130,7 +130,7 @@ func (c *Cache) Probe(ctx context.Context, bytes int64) (p Probe, err error) {
 	if bytes < probePiece || !c.space.grow(bytes) {
 		return p, fmt.Errorf("%w: the spill has no room for a probe of %d bytes", schema.ErrLimit, probePiece)
 	}
-	defer c.space.held.Add(-bytes) // after the file is gone
+	defer c.space.held.Add(-bytes) // after the file is closed
 	f, err := namelessFile(c.path(blobsDir))
 	if err != nil {
 		return p, fmt.Errorf("probing the disk of the spill: %w", err)
@@ -142,7 +142,7 @@ func (c *Cache) Probe(ctx context.Context, bytes int64) (p Probe, err error) {
 	}
 	defer func() { err = errors.Join(err, unix.Munmap(piece)) }()
 	for i := range piece {
-		piece[i] = byte(i*31 + i>>9) // no disk takes zeroes for data
+		piece[i] = byte(i*31 + i>>9) // disks may treat zeros specially
 	}
 	start := time.Now()
 	for at := int64(0); at < bytes && ctx.Err() == nil; at += probePiece {
@@ -165,8 +165,8 @@ func (c *Cache) Probe(ctx context.Context, bytes int64) (p Probe, err error) {
 	return p, context.Cause(ctx)
 }
 
-// namelessFile makes a file that is gone when it is closed, whatever becomes of the process,
-// past the page cache where the file system has that.
+// namelessFile makes a file that is gone when it is closed or the process dies. It bypasses the page cache if the
+// file system can do that.
 func namelessFile(dir string) (*os.File, error) {
 	for _, flags := range []int{unix.O_TMPFILE | unix.O_DIRECT, unix.O_TMPFILE} {
 		if f, err := os.OpenFile(dir, os.O_RDWR|flags, 0o600); err == nil {

@@ -12,46 +12,47 @@ import (
 	"bowstring/schema"
 )
 
-// Time is a time on the clock of whoever asks, in nanoseconds. Nothing in a policy reads a clock, so
-// that it can be replayed in virtual time.
+// Time is a time on the caller's clock, in nanoseconds. Policies read no clock, so that they can be replayed in
+// virtual time.
 type Time int64
 
-// Place is where a blob occurs: a sample of a dataset. Dataset is a number that the caller gives to
-// each snapshot (see [Cache.Dataset]); 0 stands for a blob that is at no known place. Tenant says in the
-// same way on whose account it is wanted there (see [Cache.Tenant]); 0 is nobody's.
+// Place is where a blob occurs: a sample of a dataset. Dataset is the number of a snapshot (see [Cache.Dataset]); 0
+// is for a blob without a known place. Tenant is the number of the tenant on whose account it is stored (see
+// [Cache.Tenant]); 0 is on no account.
 type Place struct {
 	Dataset  uint32
 	Tenant   uint16
-	Position int64 // negative of a page of the manifest, as PageAt has it
-	// Until has what is stored there kept for its next use, if that comes by then on the clock of [Future.Turn]: it does
-	// not make room for another one that has such a time. 0: it has none.
+	Position int64 // negative for a page of the manifest: see PageAt
+	// Until protects a stored blob until its next use, if that comes by this time on the clock of [Future.Turn]: it
+	// is not evicted for another blob with such a time. 0: it has none.
 	Until float64
 }
 
-// PageAt is the place of the page of a dataset's manifest that begins at a position. It is used with each of its rows.
+// PageAt is the place of the page of a dataset's manifest that begins at a position. It is used with each of its
+// rows.
 func PageAt(dataset uint32, start int64) Place { return Place{Dataset: dataset, Position: -1 - start} }
 
 // IsPage reports whether a place is that of a page of a manifest.
 func (p Place) IsPage() bool { return p.Position < 0 }
 
-// page returns where the page begins that a place is of, if it is of one.
+// page returns where the page of a place begins, if the place is that of a page.
 func (p Place) page() (start int64, ok bool) { return -1 - p.Position, p.Position < 0 }
 
-// Entry is what a policy is told of a blob.
+// Entry describes a blob to a policy.
 type Entry struct {
 	Place Place
 	Size  int64         // bytes
-	Cost  time.Duration // what getting it once more from the store would take
-	Uses  uint32        // how often it was wanted since it was stored, that time included
+	Cost  time.Duration // how long another read from the store would take
+	Uses  uint32        // uses since it was stored, including the first
 	Added Time          // when it was stored
-	Used  Time          // when it was wanted last
-	Spare bool          // another node near owns it and keeps it, too: see [Cache.SetSpare]
+	Used  Time          // when it was last used
+	Spare bool          // a near node owns it and caches it too: see [Cache.SetSpare]
 }
 
-// Worth is what keeping a blob is worth, for comparison at one time. A blob that is going to be used
-// is worth more than any other. Of those, one that another node keeps too is worth less than one that the
-// store alone has: it costs that node a question, not the store a read. What is to be kept until a time ([Place.Until])
-// and is used by then is worth more than what is not.
+// Worth is the value of keeping a blob, for comparison with others at the same time. A blob with a planned use is
+// worth more than any without. Among those with a planned use, a spare blob is worth less than one that only the
+// store has: losing it costs a read from that node, not from the store. Then a blob that is used by its [Place.Until]
+// is worth more than one that is not.
 type Worth struct {
 	Planned bool
 	Spare   bool
@@ -73,29 +74,28 @@ func (w Worth) Less(o Worth) bool {
 	return w.Value < o.Value
 }
 
-// Policy says which blobs to keep. It has no list of them: it is shown some, and is asked for
-// the worth of each. Implementations are safe for concurrent use.
+// Policy decides which blobs to keep. It has no list of blobs: it is given some and returns the worth of each.
+// Implementations are safe for concurrent use.
 type Policy interface {
 	// Name is the policy's name.
 	Name() string
-	// Worth is what keeping e is worth at a time; the candidate that is worth least is evicted.
-	// e is the caller's and may change after the call.
+	// Worth returns the worth of e at a time. The candidate with the least worth is evicted. The policy must not keep
+	// e.
 	Worth(e *Entry, now Time) Worth
-	// Admit reports whether a new blob may take the place of the one that would be evicted for it.
-	// Otherwise the new one is not stored (it bypasses the cache).
+	// Admit reports whether a new blob may replace the victim. Otherwise the new blob is not stored: it bypasses the
+	// cache.
 	Admit(newcomer, victim Worth) bool
 }
 
-// Oracle knows the future.
+// Oracle knows when blobs are used next.
 type Oracle interface {
-	// NextUse returns when the blob at a place is used next; false if no job that runs will.
+	// NextUse returns when the blob at a place is used next; false if no running job uses it.
 	NextUse(at Place, now Time) (Time, bool)
 }
 
-// NextUse evicts what will be used last, and does not store what would be used later than that:
-// Belady's rule ("A study of replacement algorithms for a virtual-storage computer", 1966), with a
-// sample of the blobs in the place of all. What no job is known to use counts by [Score], and for less
-// than all that some job will use.
+// NextUse evicts the blob whose next use is last, and does not store a blob that would be used later than that:
+// Belady's rule ("A study of replacement algorithms for a virtual-storage computer", 1966), applied to a sample of
+// the blobs. A blob without a planned use is valued by [Score], below all with one.
 func NextUse(oracle Oracle) Policy { return nextUse{oracle} }
 
 type nextUse struct{ oracle Oracle }
@@ -116,12 +116,12 @@ func (p nextUse) Worth(e *Entry, now Time) Worth {
 
 // turns is an Oracle that has the clock of [Place.Until].
 type turns interface {
-	// keeps reports whether what is at a place is used by the time until which it is to be kept.
+	// keeps reports whether the blob at a place is used by its Until.
 	keeps(at Place) bool
 }
 
-// Admit rejects a blob without a planned use if it would evict one that has. What is to be kept until a
-// time is not displaced by what is to be kept, too: else all that is kept would be due at one time.
+// Admit rejects a blob without a planned use if it would evict one that has. A protected blob does not replace
+// another protected one, because then all protected blobs would be due at one time.
 func (nextUse) Admit(newcomer, victim Worth) bool {
 	if newcomer.Kept && victim.Kept && newcomer.Spare == victim.Spare {
 		return false
@@ -132,11 +132,10 @@ func (nextUse) Admit(newcomer, victim Worth) bool {
 	return victim.Less(newcomer)
 }
 
-// Score evicts what has the least cost to get × frequency ÷ (age × size), where the frequency is the
-// number of uses since it was stored and the age the time since then: the hyperbolic priority of
-// Blankstein, Sen and Freedman, "Hyperbolic caching: flexible caching for web applications", USENIX ATC
-// 2017, in its form for unequal costs and sizes, and evaluated as there, lazily, on a sample. What is new
-// has no age yet, and is always stored.
+// Score evicts the blob with the least cost × frequency ÷ (age × size), where frequency is the number of uses since
+// it was stored and age the time since then: the hyperbolic priority of Blankstein, Sen and Freedman, "Hyperbolic
+// caching: flexible caching for web applications", USENIX ATC 2017, in its form for unequal costs and sizes,
+// evaluated lazily on a sample as there. A new blob has no age yet, and is always stored.
 func Score() Policy { return score{} }
 
 type score struct{}
@@ -145,7 +144,7 @@ func (score) Name() string { return "score" }
 
 func (score) Worth(e *Entry, now Time) Worth {
 	age := max(float64(now-e.Added), 1)
-	// A blob of no bytes still takes a place, and one that cost nothing a question.
+	// An empty blob still takes a slot, and a blob without cost still takes a request.
 	cost := max(float64(e.Cost), 1)
 	return Worth{Value: cost * float64(e.Uses) / (age * float64(max(e.Size, 1)))}
 }
@@ -162,27 +161,27 @@ func (w Worth) String() string {
 	return fmt.Sprintf("score %.3g", w.Value)
 }
 
-// Table is the blobs that a [Chooser] takes its samples from. A slot holds one or none.
+// Table holds the blobs that a [Chooser] samples. A slot holds one blob or none.
 type Table interface {
 	// Slots is the number of slots.
 	Slots() int
-	// Entry fills in e with what is in a slot, and reports whether there is a blob that may be evicted.
+	// Entry fills e with the blob of a slot, and reports whether there is one that may be evicted.
 	Entry(slot int, e *Entry) bool
 }
 
-// Chooser picks what to evict: the least worthy of some tens of candidates. Half of them are drawn at random
-// each time, the other half are the least worthy of those seen before, which are evaluated again. So
-// each choice costs the same, and is about as good as one among several times as many: what was found to be
-// of little worth, and not evicted, is not forgotten. (Redis keeps such a pool for its approximation of LRU.)
+// Chooser picks the blob to evict: the least worth of some tens of candidates. Half of the candidates are drawn at
+// random each time. The other half are the least worth of those seen before, evaluated again. So each choice costs
+// the same, and is about as good as one among several times as many candidates, because blobs of little worth that
+// were not evicted are remembered. (Redis has such a pool for its approximation of LRU.)
 //
 // It is not safe for concurrent use.
 type Chooser struct {
 	policy Policy
 	rng    *rand.Rand
-	pool   []choice // least worthy first
-	keep   int      // most that are kept in pool
+	pool   []choice // least worth first
+	keep   int      // maximum length of pool
 	fresh  int      // drawn at each choice
-	entry  Entry    // scratch, so that it does not escape anew each time
+	entry  Entry    // scratch, to avoid an allocation per call
 }
 
 type choice struct {
@@ -190,10 +189,10 @@ type choice struct {
 	worth Worth
 }
 
-// DefaultCandidates is how many candidates a [Chooser] compares unless it is told otherwise.
+// DefaultCandidates is how many candidates a [Chooser] compares by default.
 const DefaultCandidates = 64
 
-// NewChooser returns a chooser that compares so many candidates each time (0: [DefaultCandidates]).
+// NewChooser returns a chooser that compares that many candidates each time; 0 is [DefaultCandidates].
 func NewChooser(policy Policy, candidates int, seed uint64) *Chooser {
 	if candidates <= 0 {
 		candidates = DefaultCandidates
@@ -205,8 +204,8 @@ func NewChooser(policy Policy, candidates int, seed uint64) *Chooser {
 	}
 }
 
-// Victim returns the slot of what to evict next and what it is worth; false if nothing was found that may be
-// evicted. It stays a candidate until the table no longer says so.
+// Victim returns the slot of the blob to evict next, and its worth; false if no blob was found that may be evicted.
+// The blob stays a candidate until the table no longer offers it.
 func (c *Chooser) Victim(t Table, now Time) (slot int, worth Worth, ok bool) {
 	// Worths change with time and use, and slots get other blobs.
 	known := c.pool
@@ -215,7 +214,7 @@ func (c *Chooser) Victim(t Table, now Time) (slot int, worth Worth, ok bool) {
 		c.consider(t, old.slot, now)
 	}
 	n := t.Slots()
-	// Empty slots cost a draw, but not many: a table that is mostly empty has nothing to evict.
+	// Draws of empty slots are bounded: a table that is mostly empty has nothing to evict.
 	for drawn, tries := 0, 0; n > 0 && drawn < c.fresh && tries < 4*c.fresh; tries++ {
 		if c.consider(t, c.rng.IntN(n), now) {
 			drawn++
@@ -227,8 +226,7 @@ func (c *Chooser) Victim(t Table, now Time) (slot int, worth Worth, ok bool) {
 	return c.pool[0].slot, c.pool[0].worth, true
 }
 
-// consider puts a slot's blob in its place in the pool, if it is among the least worthy, and reports whether there is
-// one.
+// consider puts a slot's blob into the pool if it is among the least worth, and reports whether the slot has one.
 func (c *Chooser) consider(t Table, slot int, now Time) bool {
 	if !t.Entry(slot, &c.entry) {
 		return false
@@ -253,67 +251,69 @@ func (c *Chooser) consider(t Table, slot int, now Time) bool {
 	return true
 }
 
-// Order is the order in which a job uses the samples of a dataset, epoch by epoch: a permutation that knows its
-// inverse. It is safe for concurrent use, allocates nothing, and its methods take constant time.
+// Order is the order in which a job uses the samples of a dataset, per epoch: a permutation with its inverse. It is
+// safe for concurrent use, does not allocate, and its methods take constant time.
 type Order interface {
-	// Rows is the number of indices of an epoch, the same for each.
+	// Rows is the number of indexes of an epoch, the same for all epochs.
 	Rows() int64
-	// Index returns where in an epoch, counted from the job's first as 0, the sample at a position is used;
-	// false if it is not.
+	// Index returns the index in an epoch, counted from the job's first as 0, at which the sample at a position is
+	// used; false if it is not.
 	Index(epoch, position int64) (index int64, ok bool)
 }
 
 // Repeating is an Order in which an epoch may use a sample several times.
 type Repeating interface {
 	Order
-	// Next returns where in an epoch the sample at a position is used first from an index on; false if it is not.
+	// Next returns the first index from from on at which an epoch uses the sample at a position; false if there is
+	// none.
 	Next(epoch, position, from int64) (index int64, ok bool)
 }
 
-// Future is the jobs that run. It knows when a sample is used next by any of them: the place of the
-// sample in the remaining part of the job's epoch, or else in its next epoch, at the pace that the job is
-// seen to keep. So it keeps no list, and an answer costs one or two inverses for each job on the dataset.
+// Future knows the running jobs, and when any of them uses a sample next: from its place in the rest of the job's
+// epoch, or else in the next epoch, and the job's measured pace. It stores no list of uses; an answer costs one or
+// two inverses for each job on the dataset.
 //
 // It is an [Oracle], and safe for concurrent use.
 type Future struct {
-	mu   sync.Mutex             // held to change jobs
+	mu   sync.Mutex             // held while jobs is changed
 	jobs atomic.Pointer[[]*Job] // replaced, never changed
-	gone atomic.Int64           // rows that jobs used which are removed
+	gone atomic.Int64           // rows that removed jobs have used
 
 	horizons horizons
 }
 
 // JobOptions describe a job to a [Future].
 type JobOptions struct {
-	// Dataset is what the job's positions are positions in, as in [Place].
+	// Dataset is the dataset of the job's positions, as in [Place].
 	Dataset uint32
 	// Order is the order of its epochs.
 	Order Order
-	// Epochs is how many there are; 0 if that is not known. Then it is taken for granted that another one follows.
+	// Epochs is the number of epochs; 0 if unknown. Then one more is assumed to follow.
 	Epochs int64
-	// At is the index, in its first epoch, at which the job begins.
+	// At is the index in the first epoch at which the job begins.
 	At int64
-	// RowTime is the time that a sample is supposed to take the job until its pace is seen. Default: 1 ms.
+	// RowTime is the assumed time per sample until the pace is measured. Default: 1 ms.
 	RowTime time.Duration
-	// RowBytes is how many bytes of blobs a sample of the job has, in the mean; 0 if that is not known.
+	// RowBytes is the mean size of a sample's blobs together; 0 if unknown.
 	RowBytes int64
-	// Positions is how many the dataset has: all that Order knows are below it. Default: the rows of an epoch.
+	// Positions is the number of positions of the dataset; all positions in Order are below it. Default: the rows of
+	// an epoch.
 	Positions int64
-	// Sources are the datasets of a job that reads several, in the place of Dataset, Positions and RowBytes. The positions
-	// of its order are those of the first one, then those of the next one, and so on.
+	// Sources are the datasets of a job on several, instead of Dataset, Positions and RowBytes. The positions of the
+	// job's order are those of the first source, then of the next, and so on.
 	Sources []Source
 }
 
-// Source is a dataset of those that a job reads. Several may be of the same number.
+// Source is one dataset of a job. Several sources may have the same number.
 type Source struct {
 	Dataset   uint32
-	Positions int64 // that it has
+	Positions int64 // number of positions
 	RowBytes  int64 // as in JobOptions
-	// Rows is how many of the rows of an epoch are of the source, about.
+	// Rows is about how many rows of an epoch come from the source.
 	Rows int64
 }
 
-// reads is a dataset that a job reads, whose first position is base in the job's order.
+// reads is a dataset of a job; base is its first position in the job's order.
 type reads struct {
 	Source
 	base int64
@@ -330,16 +330,16 @@ func (w within) Index(epoch, position int64) (int64, bool) {
 	return w.Order.Index(epoch, w.base+position)
 }
 
-// Job is a job that runs.
+// Job is a running job.
 type Job struct {
 	opts JobOptions
-	rows int64 // of an epoch
-	end  int64 // served where the job ends
+	rows int64 // per epoch
+	end  int64 // value of served at the end of the job
 	of   []reads
-	// repeats is the order, if an epoch may use a sample several times; else nil
+	// The order, if an epoch may use a sample several times; else nil.
 	repeats Repeating
 
-	served  atomic.Int64 // rows, from the beginning of the first epoch on
+	served  atomic.Int64 // rows, since the beginning of the first epoch
 	rowTime atomic.Int64 // nanoseconds
 	loose   atomic.Pointer[loose]
 
@@ -386,7 +386,7 @@ func (f *Future) Add(opts JobOptions, now Time) (*Job, error) {
 	return j, nil
 }
 
-// Remove forgets a job, which has ended.
+// Remove removes a job that has ended.
 func (f *Future) Remove(j *Job) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -404,24 +404,24 @@ func (f *Future) list() []*Job {
 	return nil
 }
 
-// Len is the number of jobs that run.
+// Len is the number of running jobs.
 func (f *Future) Len() int { return len(f.list()) }
 
-// JobState is where a job stands.
+// JobState is the progress of a job.
 type JobState struct {
 	Job       *Job          `json:"-"`
 	Order     Order         `json:"-"` // of its epochs
 	Dataset   uint32        `json:"dataset"`
 	Positions int64         `json:"positions"` // of the dataset
-	Rows      int64         `json:"rows"`      // of an epoch
-	Served    int64         `json:"served"`    // rows, from the beginning of the first epoch on
-	Left      int64         `json:"left"`      // rows until the job ends, -1 if that is not known
+	Rows      int64         `json:"rows"`      // per epoch
+	Served    int64         `json:"served"`    // rows, since the beginning of the first epoch
+	Left      int64         `json:"left"`      // rows until the job ends, -1 if unknown
 	RowTime   time.Duration `json:"row_time_ns"`
-	RowBytes  int64         `json:"row_bytes"` // 0 if not known
+	RowBytes  int64         `json:"row_bytes"` // 0 if unknown
 }
 
-// Jobs returns where the jobs stand that run, in the order in which they were added: a job on several datasets once for
-// each.
+// Jobs returns the state of the running jobs, in the order in which they were added. A job on several datasets has
+// one entry for each.
 func (f *Future) Jobs() []JobState {
 	jobs := f.list()
 	states := make([]JobState, 0, len(jobs))
@@ -449,7 +449,7 @@ func (f *Future) Jobs() []JobState {
 func (f *Future) NextUse(at Place, now Time) (next Time, ok bool) {
 	for _, j := range f.list() {
 		if rows, used := j.rowsUntil(at); used {
-			// Far beyond any use in practice; rather late than negative.
+			// Later than any real use; the bound prevents an overflow.
 			t := now + Time(min(float64(rows)*float64(j.rowTime.Load()), 1<<61))
 			if !ok || t < next {
 				next, ok = t, true
@@ -459,13 +459,13 @@ func (f *Future) NextUse(at Place, now Time) (next Time, ok bool) {
 	return next, ok
 }
 
-// pageSamples is at how many of a page's rows it is looked when they are used.
+// pageSamples is how many rows of a page are looked up.
 const pageSamples = 4
 
-// rowsUntil is how many rows the job uses before it uses what is at a place; false if it will not.
+// rowsUntil is how many rows the job uses before it uses the blob at a place; false if it does not use it.
 func (j *Job) rowsUntil(at Place) (first int64, used bool) { return j.soonest(at, j.rowsUntilIn) }
 
-// soonest is the least of what rows says of a place for each of the job's datasets that has it.
+// soonest is the minimum of rows over the job's datasets that the place may be in.
 func (j *Job) soonest(at Place, rows func(at Place, base int64) (int64, bool)) (first int64, used bool) {
 	for i := range j.of {
 		if j.of[i].Dataset != at.Dataset {
@@ -478,8 +478,8 @@ func (j *Job) soonest(at Place, rows func(at Place, base int64) (int64, bool)) (
 	return first, used
 }
 
-// rowsUntilIn is rowsUntil in a dataset whose first position is base in the job's order. Of a page it looks at pageSamples
-// rows only, and takes the first use of them. In a random order the first use of all rows comes sooner, by the ratio of
+// rowsUntilIn is rowsUntil in a dataset whose first position in the job's order is base. For a page it looks up only
+// pageSamples rows, and takes their first use. In a random order the first use of all rows is sooner, by the ratio of
 // their numbers.
 func (j *Job) rowsUntilIn(at Place, base int64) (first int64, used bool) {
 	start, page := at.page()
@@ -495,9 +495,8 @@ func (j *Job) rowsUntilIn(at Place, base int64) (first int64, used bool) {
 	return first * (pageSamples + 1) / (schema.PageRows + 1), used
 }
 
-// Advance says how far the job is: the next row it uses is the one at an index of an epoch, counted from its first as
-// 0. It should be called for each batch at least. A call that would move the job back is ignored, as calls may overtake
-// each other.
+// Advance sets the job's progress: the next row it uses is at an index of an epoch, counted from its first as 0. Call
+// it at least once per batch. A call that would move the job back is ignored, because calls may overtake each other.
 func (j *Job) Advance(epoch, index int64, now Time) {
 	served := epoch*j.rows + index
 	for {
@@ -515,15 +514,15 @@ func (j *Job) Advance(epoch, index int64, now Time) {
 	}
 }
 
-// RowsUntil returns how many rows the job uses before it uses the sample at a position; false if it will not, as
-// far as is known. Of a job that is loose that is how many it uses before it may.
+// RowsUntil returns how many rows the job uses before it uses the sample at a position; false if it is not known to
+// use it. For a loose job it is the number before it may.
 func (j *Job) RowsUntil(position int64) (int64, bool) {
 	row, reach, ok := j.nextRow(position)
 	return max(row-reach-j.served.Load(), 0), ok
 }
 
-// nextRow returns the row by which the job uses the sample at a position next, counted from the beginning of its first
-// epoch, and by how many rows earlier it may.
+// nextRow returns the row at which the job uses the sample at a position next, counted from the beginning of its
+// first epoch, and by how many rows earlier it may use it.
 func (j *Job) nextRow(position int64) (row, reach int64, ok bool) {
 	if j.rows == 0 {
 		return 0, 0, false
@@ -554,7 +553,7 @@ func (j *Job) nextRow(position int64) (row, reach int64, ok bool) {
 	return 0, 0, false
 }
 
-// next returns where in an epoch the job uses the sample at a position first, from an index on.
+// next returns the first index from from on at which the job uses the sample at a position in an epoch.
 func (j *Job) next(epoch, position, from int64) (int64, bool) {
 	if j.repeats != nil {
 		return j.repeats.Next(epoch, position, from)
@@ -563,20 +562,19 @@ func (j *Job) next(epoch, position, from int64) (int64, bool) {
 	return i, ok && i >= from
 }
 
-// Served is how many rows it has used, counted from the beginning of its first epoch.
+// Served is how many rows the job has used, counted from the beginning of its first epoch.
 func (j *Job) Served() int64 { return j.served.Load() }
 
-// End is how many it will have used when it ends, the greatest number there is if that is not known.
+// End is the value of Served at the end of the job; the largest int64 if unknown.
 func (j *Job) End() int64 { return j.end }
 
-// RowTime is the time a row takes, as seen of late.
+// RowTime is the recent time per row.
 func (j *Job) RowTime() time.Duration { return time.Duration(j.rowTime.Load()) }
 
-// minHorizon is the least number of rows over which a pace is averaged, so that it does not follow what a read ahead
-// does.
+// minHorizon is the smallest number of rows over which a pace is averaged, so that prefetching does not distort it.
 const minHorizon = 1024
 
-// pace averages the time that a row takes over the last rows, older ones counting for less and less.
+// pace is the moving average of the time per row.
 type pace struct {
 	mu      sync.Mutex
 	at      int64 // rows
@@ -590,7 +588,7 @@ func (p *pace) begin(at int64, now Time, horizon int64) {
 	p.at, p.when, p.horizon = at, now, float64(horizon)
 }
 
-// observe returns the time of a row in nanoseconds, 0 if it is not known yet.
+// observe returns the time per row in nanoseconds, 0 if unknown.
 func (p *pace) observe(at int64, now Time) int64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -23,7 +23,7 @@ import (
 	"bowstring/spill/segment"
 )
 
-// What is in the directory of a cache.
+// The files in the directory of a cache.
 const (
 	formatFile   = "FORMAT"
 	lockFile     = "LOCK"
@@ -39,8 +39,9 @@ type format struct {
 	Version int    `json:"version"`
 }
 
-// prepareDirectory makes dir the directory of a cache of this format. One of another format, or that is damaged, is
-// emptied, for a cache can be filled again; one that holds anything but a cache is refused. The lock of dir is held.
+// prepareDirectory makes dir the directory of a cache of this format. A cache of another format, or a damaged one, is
+// emptied, because a cache can be filled again. A directory with anything other than a cache is refused. The caller
+// holds the lock of dir.
 func prepareDirectory(dir string, log *slog.Logger) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -96,7 +97,8 @@ func makeDir(path string) error {
 	return nil
 }
 
-// emptyDirectory removes what the cache in dir holds. FORMAT is there all the time, so that it stays one.
+// emptyDirectory removes the content of the cache in dir. FORMAT exists all the time, so that the directory stays
+// recognizable as a cache.
 func emptyDirectory(dir string) error {
 	data, err := json.Marshal(format{formatName, formatNumber})
 	if err != nil {
@@ -114,8 +116,8 @@ func emptyDirectory(dir string) error {
 	return segment.SyncDir(dir)
 }
 
-// holder is the content of the file LOCK: who has the directory. The lock itself is the kernel's and ends with its
-// process, so that what a dead one left is no obstacle.
+// holder is the content of the file LOCK: the process that has the directory. The lock itself is the kernel's and
+// ends with the process, so a dead process blocks nobody.
 type holder struct {
 	PID     int       `json:"pid"`
 	Host    string    `json:"host"`
@@ -123,7 +125,7 @@ type holder struct {
 	Since   time.Time `json:"since"`
 }
 
-// lockDirectory takes the lock of dir, or returns a schema.ErrUnavailable that names its holder.
+// lockDirectory takes the lock of dir, or returns a schema.ErrUnavailable that names the holder.
 func lockDirectory(dir string) (*os.File, error) {
 	f, err := os.OpenFile(filepath.Join(dir, lockFile), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
@@ -138,7 +140,7 @@ func lockDirectory(dir string) (*os.File, error) {
 	case errors.Is(err, unix.EWOULDBLOCK):
 		var h holder
 		buf := make([]byte, 64<<10)
-		n, _ := f.ReadAt(buf, 0) // what cannot be read is described as unknown
+		n, _ := f.ReadAt(buf, 0) // an unreadable file is described as unknown
 		who := "another process, which is just starting or ending"
 		if json.Unmarshal(buf[:n], &h) == nil && h.PID != 0 {
 			who = fmt.Sprintf("process %d on host %s since %s (%s)", h.PID, h.Host, h.Since.Format(time.RFC3339),
@@ -160,20 +162,21 @@ func lockDirectory(dir string) (*os.File, error) {
 			_, err = f.WriteAt(append(data, '\n'), 0)
 		}
 	}
-	if err != nil && !errors.Is(err, unix.ENOSPC) { // a full disk is no reason not to read what is there
+	if err != nil && !errors.Is(err, unix.ENOSPC) { // on a full disk, the blobs can still be read
 		return nil, errors.Join(err, f.Close())
 	}
 	return f, nil
 }
 
-// unlockDirectory lets go of the lock. The file stays: unlinking it would let two processes hold locks on two files
-// of that name. Closing it would not do, as a child that is just being started has it open too.
+// unlockDirectory releases the lock. The file stays: if it were unlinked, two processes could lock two files of the
+// same name. Closing it would not release the lock, because a child process that is being started has the file open
+// too.
 func unlockDirectory(f *os.File) error {
 	return errors.Join(f.Truncate(0), unix.Flock(int(f.Fd()), unix.LOCK_UN), f.Close())
 }
 
-// recover reads the index and opens the segments that it names. It does not read blobs: what an index tells that is
-// older than the segments are, as after a crash, is found out when it is read.
+// recover reads the index and opens the segments that it names. It does not read blobs: entries that are older than
+// the segments, as after a crash, are detected when a blob is read.
 func (c *Cache) recover() (err error) {
 	if c.index, err = openIndex(c.path(indexDir), c.opts.fs, c.opts.Logger); err != nil {
 		return err
@@ -214,7 +217,7 @@ func (c *Cache) recover() (err error) {
 	return nil
 }
 
-// segmentFiles returns the sizes of the segments that there are, and a number above all of them.
+// segmentFiles returns the sizes of the segment files, and a number above all of theirs.
 func (c *Cache) segmentFiles() (sizes map[uint32]int64, next uint32, err error) {
 	ids, err := segment.List(c.path(blobsDir))
 	if err != nil {
@@ -232,8 +235,8 @@ func (c *Cache) segmentFiles() (sizes map[uint32]int64, next uint32, err error) 
 	return sizes, next, nil
 }
 
-// attach opens the segments in which there is something, and removes the others. After a crash it also finds out which
-// blocks they have, and gives back those that no blob lies in.
+// attach opens the segments that hold blobs, and removes the others. After a crash it also determines which blocks
+// are allocated, and releases those without a blob.
 func (c *Cache) attach(sizes map[uint32]int64, next *uint32, clean bool) (err error) {
 	sp := &c.space
 	sp.blocks, sp.current = map[uint32]*blocks{}, noSegment
@@ -254,7 +257,7 @@ func (c *Cache) attach(sizes map[uint32]int64, next *uint32, clean bool) (err er
 		MaxBytes: c.opts.SegmentBytes, Direct: true, KeepFree: c.opts.KeepFree, Free: c.opts.free, Fault: c.opts.fault,
 		Model: c.opts.Model, NoSync: true,
 		Ahead: min(segment.Blocks(c.opts.Bytes/256), 16<<20), Grow: sp.grow,
-		NewID: func() (uint32, error) { // never called twice at once
+		NewID: func() (uint32, error) { // not called concurrently
 			if *next == noSegment {
 				return 0, fmt.Errorf("%w: segment numbers", schema.ErrLimit)
 			}
@@ -268,7 +271,7 @@ func (c *Cache) attach(sizes map[uint32]int64, next *uint32, clean bool) (err er
 		}
 	}()
 
-	// The slots of each segment, their offsets in the upper halves so that they can be sorted where they are.
+	// The slots of each segment, with their offsets in the upper halves, so that they sort by offset.
 	within := map[uint32][]uint64{}
 	for i := range c.table.slots {
 		s := c.table.at(uint32(i))
@@ -307,7 +310,7 @@ func (c *Cache) attach(sizes map[uint32]int64, next *uint32, clean bool) (err er
 	return nil
 }
 
-// forget takes a blob off the table that is not there any more.
+// forget removes a blob from the table that does not exist any more.
 func (c *Cache) forget(i uint32) {
 	s := c.table.at(i)
 	c.index.note(change{key: s.key, remove: true})
@@ -315,8 +318,8 @@ func (c *Cache) forget(i uint32) {
 	c.table.free(i)
 }
 
-// survey counts the blocks of a segment. If the cache was not closed in order it also forgets blobs in blocks that were
-// given back already, and gives back blocks in which there is no blob, but not where somebody else reads the segment.
+// survey counts the blocks of a segment. If the cache was not closed cleanly, it also forgets blobs in released
+// blocks, and releases blocks without a blob, unless another process reads the segment.
 func (c *Cache) survey(g *segment.Segment, path string, slots []uint64, clean, elsewhere bool) error {
 	sp := &c.space
 	b := &blocks{users: []uint8{1}}
@@ -371,7 +374,7 @@ func (c *Cache) survey(g *segment.Segment, path string, slots []uint64, clean, e
 	}
 	held, err := allocated(path)
 	if err == nil && !clean && !elsewhere && held > used {
-		// Space that was taken and never written is a hole to look at, and is not.
+		// Space that was allocated and never written looks like a hole, but is not one.
 		err = c.punchUnused(g, b, run{0, g.Allocated()})
 		if err == nil {
 			held, err = allocated(path)
@@ -386,10 +389,10 @@ func (c *Cache) survey(g *segment.Segment, path string, slots []uint64, clean, e
 	return nil
 }
 
-// run is a stretch of a file.
+// run is a range of a file.
 type run struct{ from, to int64 }
 
-// punchUnused gives back the blocks of a run that no blob lies in.
+// punchUnused releases the blocks of a run without a blob.
 func (c *Cache) punchUnused(g *segment.Segment, b *blocks, r run) error {
 	used := func(at int64) bool { i := at / segment.Block; return i < int64(len(b.users)) && b.users[i] > 0 }
 	for from := r.from; from < r.to; {
@@ -412,7 +415,7 @@ func (c *Cache) punchUnused(g *segment.Segment, b *blocks, r run) error {
 	return nil
 }
 
-// allocated is what the file system holds of a file.
+// allocated is the disk space of a file.
 func allocated(path string) (int64, error) {
 	var st unix.Stat_t
 	if err := unix.Stat(path, &st); err != nil {
@@ -427,26 +430,26 @@ const (
 	prefixDataset = 'd' // + number u32 BE -> name
 )
 
-// keyClean is there while nobody has the cache open, if it was closed in order.
+// keyClean exists while no process has the cache open, if it was closed cleanly.
 var keyClean = []byte("m/clean")
 
 const (
 	memTableSize = 1 << 20
-	indexCache   = 1 << 20 // it is read on opening only
+	indexCache   = 1 << 20 // read only on opening
 	indexQueue   = 4096    // changes that wait to be written
 	entrySize    = 48
 	entryKey     = 1 + len(schema.Key{})
 
-	// batchTime is how long changes wait for others to go with.
+	// batchTime is how long a change waits for others to be written together.
 	batchTime = 20 * time.Millisecond
 )
 
-// index keeps on the disk what the table has in memory. It is read on opening only. Changes are written by a goroutine
-// of its own, in the order in which they come. Each batch is handed to the kernel, so that it outlives the process, and
-// its log is not synced: what a crash of the machine takes, or finds older than the segments, the checksums of blobs
-// tell. When it cannot be written any more, the cache goes on without it.
+// index stores the table on the disk. It is read only on opening. Its goroutine writes changes in the order in which
+// they come. Each batch is passed to the kernel, so that it survives the process, but its log is not synced: after a
+// crash of the machine, missing or outdated entries are detected by the checksums of blobs. When the index cannot be
+// written any more, the cache continues without it.
 type index struct {
-	db      *pebble.DB // nil of a cache on a model, which writes nothing
+	db      *pebble.DB // nil for a cache on a model, which writes nothing
 	fs      *fallibleFS
 	log     *slog.Logger
 	changes chan change
@@ -472,7 +475,7 @@ func openIndex(dir string, fs vfs.FS, log *slog.Logger) (_ *index, err error) {
 			"error", err)
 	}}
 	defer func() {
-		// A damaged database may be beyond its own checks.
+		// The database may panic if it is badly damaged.
 		if r := recover(); r != nil {
 			err = fmt.Errorf("%w: open the index %s: %v", schema.ErrDataLoss, dir, r)
 		}
@@ -480,7 +483,7 @@ func openIndex(dir string, fs vfs.FS, log *slog.Logger) (_ *index, err error) {
 	opts := &pebble.Options{
 		FS:     x.fs,
 		Logger: indexLogger{log},
-		// Raised on purpose only: the number of the format has to be raised with it.
+		// Raise it only together with the number of the cache's format.
 		FormatMajorVersion: pebble.FormatTableFormatV6,
 		CacheSize:          indexCache,
 		MemTableSize:       memTableSize,
@@ -501,7 +504,7 @@ func openIndex(dir string, fs vfs.FS, log *slog.Logger) (_ *index, err error) {
 	return x, nil
 }
 
-// load reads the index. It takes note that the cache is in use from now on.
+// load reads the index, and records that the cache is in use.
 func (x *index) load(dataset func(number uint32, name string),
 	entry func(key *schema.Key, value *[entrySize]byte)) (clean bool, err error) {
 	defer func() {
@@ -538,13 +541,13 @@ func (x *index) load(dataset func(number uint32, name string),
 	return clean, nil
 }
 
-// write writes changes until there are no more.
+// write writes changes until the channel is closed.
 func (x *index) write() {
 	defer close(x.done)
 	defer func() {
-		if r := recover(); r != nil { // the database could not go on
+		if r := recover(); r != nil { // the database has panicked
 			x.fs.fail(fmt.Errorf("%v", r))
-			for range x.changes { // to nowhere
+			for range x.changes { // drop the rest
 				x.dropped.Add(1)
 			}
 		}
@@ -554,7 +557,7 @@ func (x *index) write() {
 	defer pause.Stop()
 	for c := range x.changes {
 		x.put(b, &c)
-		// What comes in a while goes with it, and wakes nobody up when it comes.
+		// Changes that come soon after are written with it, without waking this goroutine.
 		pause.Reset(batchTime)
 		select {
 		case <-pause.C:
@@ -596,22 +599,22 @@ func (x *index) put(b *pebble.Batch, c *change) {
 	}
 }
 
-// setOf is the change that records what is in a slot.
+// setOf is the change that records a slot.
 func setOf(s *slot) change {
 	c := change{key: s.key}
 	encodeEntry(s, &c.value)
 	return c
 }
 
-// note has a change written. It waits while too many do.
+// note queues a change. It blocks while the queue is full.
 func (x *index) note(c change) {
 	if x.db != nil {
 		x.changes <- c
 	}
 }
 
-// remove removes what is recorded of a blob. It does not wait: an entry that stays tells of bytes that are gone, which
-// a reader finds out.
+// remove queues the removal of a blob's entry. It does not block: if the queue is full the entry stays, and refers to
+// bytes that are gone, which a reader detects.
 func (x *index) remove(key schema.Key) {
 	if x.db == nil {
 		return
@@ -625,7 +628,7 @@ func (x *index) remove(key schema.Key) {
 
 func (x *index) lost() bool { return x.fs != nil && x.fs.broken.Load() }
 
-// close writes what waits, and that the cache was closed in order if it was.
+// close writes the queued changes, and records a clean shutdown.
 func (x *index) close(clean bool) (err error) {
 	close(x.closing)
 	close(x.changes)
@@ -673,7 +676,7 @@ func decodeEntry(v *[entrySize]byte, s *slot) {
 	s.used = stamp(le.Uint32(v[44:]))
 }
 
-// indexLogger passes what the database says to slog.
+// indexLogger passes the database's messages to slog.
 type indexLogger struct{ log *slog.Logger }
 
 func (indexLogger) Infof(string, ...any) {}
@@ -682,7 +685,7 @@ func (l indexLogger) Errorf(format string, args ...any) {
 	l.log.Warn("index of the spill", "message", fmt.Sprintf(format, args...))
 }
 
-// Fatalf is called where the database cannot go on.
+// Fatalf is called if the database cannot continue.
 func (l indexLogger) Fatalf(format string, args ...any) {
 	panic("spill: the index cannot go on: " + fmt.Sprintf(format, args...))
 }

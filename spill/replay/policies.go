@@ -9,11 +9,10 @@ import (
 	"bowstring/spill"
 )
 
-// Policies are the names of the policies that can be replayed: the one that caches have, and those that it is compared
-// with.
+// Policies are the names of the policies that can be replayed: that of caches, and those that it is compared with.
 var Policies = []string{"next-use", "lru", "fifo", "static", "score"}
 
-// ParsePolicy returns the policy of a name. The oracle is next-use's. The error is a [schema.FieldError].
+// ParsePolicy returns the policy of a name. next-use uses the oracle. The error is a [schema.FieldError].
 func ParsePolicy(name string, oracle spill.Oracle) (spill.Policy, error) {
 	switch name {
 	case "next-use":
@@ -30,7 +29,7 @@ func ParsePolicy(name string, oracle spill.Oracle) (spill.Policy, error) {
 	return nil, &schema.FieldError{Field: "policy", Got: strconv.Quote(name), Want: strings.Join(Policies, ", ")}
 }
 
-// lru evicts what was used the longest time ago.
+// lru evicts the least recently used blob.
 type lru struct{}
 
 func (lru) Name() string { return "lru" }
@@ -39,7 +38,7 @@ func (lru) Worth(e *spill.Entry, _ spill.Time) spill.Worth {
 }
 func (lru) Admit(spill.Worth, spill.Worth) bool { return true }
 
-// fifo evicts what was stored the longest time ago.
+// fifo evicts the blob that was stored first.
 type fifo struct{}
 
 func (fifo) Name() string { return "fifo" }
@@ -48,7 +47,7 @@ func (fifo) Worth(e *spill.Entry, _ spill.Time) spill.Worth {
 }
 func (fifo) Admit(spill.Worth, spill.Worth) bool { return true }
 
-// static keeps what was stored first, and stores nothing more once it is full.
+// static keeps the blobs that were stored first, and stores no more once it is full.
 type static struct{}
 
 func (static) Name() string                               { return "static" }

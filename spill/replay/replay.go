@@ -1,8 +1,8 @@
-// Package replay runs cache policies over mixes of jobs in virtual time, beside the best that any could do.
+// Package replay runs cache policies over mixes of jobs in virtual time, and compares them with the optimum.
 //
-// A [Trace] is what a mix of jobs asks for, in order. It is replayed with a policy of package spill, whose very code
-// for choosing what to evict runs here, or with the rule that knows the whole trace ([Trace.Optimum]). All samples are
-// of one size: with unequal ones the optimum cannot be computed (it is NP-hard).
+// A [Trace] is the sequence of samples that a mix of jobs uses. It is replayed with a policy of package spill, with
+// that package's own code for choosing a victim, or with the rule that knows the whole trace ([Trace.Optimum]). All
+// samples have one size: with unequal ones the optimum cannot be computed (it is NP-hard).
 package replay
 
 import (
@@ -26,19 +26,19 @@ type Order interface {
 
 // Job is a job of a mix.
 type Job struct {
-	Dataset uint32  // from 1 on; jobs on one dataset share its samples
+	Dataset uint32  // from 1; jobs on one dataset share its samples
 	Order   Order   // of its epochs
-	Epochs  int64   // how many, at least 1
-	Speed   float64 // samples it uses in a second, more than 0
+	Epochs  int64   // at least 1
+	Speed   float64 // samples per second, more than 0
 	Start   float64 // when it begins, in seconds
-	Jitter  float64 // share, below 1, by which the time of a sample is longer or shorter by chance
+	Jitter  float64 // share, below 1, by which the time of a sample varies at random
 }
 
-// Trace is what a mix of jobs asks for.
+// Trace is the sequence of samples that a mix of jobs uses.
 type Trace struct {
 	jobs   []Job
 	uses   []use
-	items  int // different samples
+	items  int // distinct samples
 	places []spill.Place
 }
 
@@ -50,8 +50,8 @@ type use struct {
 
 const maxUses = math.MaxInt32
 
-// NewTrace computes the trace of a mix. Its randomness, that of jitter, follows from the seed. The error, a
-// [schema.FieldError], says what is wrong with a job.
+// NewTrace computes the trace of a mix. The seed determines the jitter. The error, a [schema.FieldError], says what
+// is wrong with a job.
 func NewTrace(jobs []Job, seed uint64) (*Trace, error) {
 	var total int64
 	for i, j := range jobs {
@@ -112,7 +112,7 @@ func NewTrace(jobs []Job, seed uint64) (*Trace, error) {
 	return t, nil
 }
 
-// runner is where a job is.
+// runner is the progress of a job.
 type runner struct {
 	job    int
 	served int64
@@ -120,7 +120,7 @@ type runner struct {
 	rng    *rand.Rand
 }
 
-// runners is a heap by time, ties by number.
+// runners is a heap by time; ties are broken by number.
 type runners []runner
 
 func (r runners) Len() int { return len(r) }
@@ -135,24 +135,24 @@ func (r *runners) Pop() any {
 	return last
 }
 
-// Items is the number of different samples used.
+// Items is the number of distinct samples used.
 func (t *Trace) Items() int { return t.items }
 
 // Uses is the number of uses.
 func (t *Trace) Uses() int { return len(t.uses) }
 
-// Result is what a policy made of a trace.
+// Result is the outcome of a policy on a trace.
 type Result struct {
 	Uses int64 // of samples
-	// of samples that had not been used before: those nobody can have in a cache that is filled by what is used
+	// First counts first uses of samples, which no cache that is filled by use can have.
 	First    int64
 	Hits     int64
-	Stored   int64 // samples written to the cache
+	Stored   int64 // samples stored in the cache
 	Bypassed int64 // samples not stored after a miss
 	Evicted  int64
 }
 
-// HitRate is the share of hits in the uses but the first ones.
+// HitRate is the share of hits in the uses, not counting first uses.
 func (r Result) HitRate() float64 {
 	if r.Uses == r.First {
 		return 0
@@ -160,15 +160,15 @@ func (r Result) HitRate() float64 {
 	return float64(r.Hits) / float64(r.Uses-r.First)
 }
 
-// Options tune a replay.
+// Options configure a replay.
 type Options struct {
 	Capacity   int    // samples that the cache holds
 	Candidates int    // compared at each eviction; 0: spill.DefaultCandidates
-	Seed       uint64 // of the candidates drawn
+	Seed       uint64 // of the sampling of candidates
 }
 
-// Run replays the trace with a policy. What an oracle is told are the jobs that run, each from when it begins, with its
-// order and its number of epochs, and how far they are: their speeds it has to see for itself.
+// Run replays the trace with a policy. An oracle knows the running jobs from when each begins, with its order, number
+// of epochs and progress; it has to measure their speeds.
 func (t *Trace) Run(policy string, opts Options) (Result, error) {
 	future := &spill.Future{}
 	p, err := ParsePolicy(policy, future)
@@ -234,11 +234,11 @@ func (t *Trace) Run(policy string, opts Options) (Result, error) {
 	return r, nil
 }
 
-// cache is what would be on the disk.
+// cache is the simulated cache.
 type cache struct {
 	slots   []spill.Entry
-	items   []int32 // of each slot
-	slotOf  []int32 // of each item, -1 if it is not there
+	items   []int32 // by slot
+	slotOf  []int32 // by item, -1 if it is not cached
 	chooser *spill.Chooser
 }
 
@@ -251,19 +251,19 @@ func (c *cache) Entry(slot int, e *spill.Entry) bool {
 	return true
 }
 
-// Optimum replays the trace with the rule that no other can beat: on a miss, of what is in the cache and the sample
-// itself, what will be used last, in the whole trace, is not kept. That is Belady's MIN where a sample need not be
-// stored ("A study of replacement algorithms for a virtual-storage computer", IBM Systems Journal 5, 1966).
+// Optimum replays the trace with the rule that no other can beat: on a miss, of the cached samples and the missed
+// one, the one whose next use in the whole trace is last is not kept. That is Belady's MIN for caches that need not
+// store a sample ("A study of replacement algorithms for a virtual-storage computer", IBM Systems Journal 5, 1966).
 func (t *Trace) Optimum(capacity int) Result {
 	return t.OptimumFrom(math.MinInt64, capacity, capacity)
 }
 
-// OptimumFrom is what Optimum's rule makes of the part of the trace from a time on, if the cache has another capacity
-// from then on: it begins with what the rule has kept until then, as far as there is room. The result counts that part
-// alone; its First are the uses in it of samples that the whole trace had not used before.
+// OptimumFrom is Optimum for the part of the trace from a time on, if the capacity of the cache changes then. The
+// cache begins with what the rule has kept until then, as far as there is room. The result counts only that part;
+// First counts uses in it of samples that were not used before in the whole trace.
 func (t *Trace) OptimumFrom(at spill.Time, before, after int) Result {
 	const never = int32(1<<31 - 1)
-	next := make([]int32, len(t.uses)) // when the sample of a use is used again, as an index
+	next := make([]int32, len(t.uses)) // by use, the index of the next use of its sample
 	last := make([]int32, t.items)
 	for i := range last {
 		last[i] = never
@@ -273,15 +273,15 @@ func (t *Trace) OptimumFrom(at spill.Time, before, after int) Result {
 		next[i] = last[item]
 		last[item] = int32(i)
 	}
-	// last is now the first use of each.
+	// last now holds the first use of each sample.
 
 	var r Result
 	var latest byNext
-	cached := make([]int32, t.items) // next use of what is in the cache, 0 of what is not
+	cached := make([]int32, t.items) // next use of a cached sample, 0 if it is not cached
 	held, capacity, counts := 0, before, false
-	// farthest returns the next use of what is used last of all that is held, which is on top then.
+	// farthest returns the latest next use of all cached samples, and moves it to the top.
 	farthest := func() int32 {
-		// The top is up to date where it says what the sample's next use is; otherwise it was used meanwhile.
+		// An entry is outdated if its next use is not the sample's: the sample was used in the meantime.
 		for cached[latest[0].item] != latest[0].next {
 			heap.Pop(&latest)
 		}
@@ -331,10 +331,10 @@ func (t *Trace) OptimumFrom(at spill.Time, before, after int) Result {
 	return r
 }
 
-// reuse is a sample that is held, and when it is used again.
+// reuse is a cached sample with its next use.
 type reuse struct{ next, item int32 }
 
-// byNext is a heap, the latest next use on top.
+// byNext is a heap with the latest next use on top.
 type byNext []reuse
 
 func (h byNext) Len() int           { return len(h) }

@@ -12,23 +12,23 @@ import (
 )
 
 const (
-	maxSamples = 2000    // of all datasets
-	minSamples = 200     // as many at least, however many jobs there are
-	maxUses    = 1 << 14 // of samples, about, so that a forecast takes some 20 ms
-	maxDraws   = 1 << 14 // of positions of a dataset
-	maxEpochs  = 8       // of a job, from the present one on
+	maxSamples = 2000    // over all datasets
+	minSamples = 200     // lower bound, however many jobs there are
+	maxUses    = 1 << 14 // about how many uses, so that a forecast takes some 20 ms
+	maxDraws   = 1 << 14 // draws of positions per dataset
+	maxEpochs  = 8       // per job, from the current one on
 )
 
-// forecast is what the jobs that run ask for, scaled down.
+// forecast is the future use of samples by the running jobs, scaled down.
 type forecast struct {
 	trace *replay.Trace
 	now   spill.Time // on the trace's clock
-	unit  float64    // bytes that a sample stands for
+	unit  float64    // bytes that a sample represents
 	rates map[[2]int]float64
 }
 
-// rate returns the share of hits in the bytes that are used from now on, if the cache has been of one size until now,
-// and is of another from now on.
+// rate returns the share of hits, in bytes, from now on, if the cache had the size before until now and has the size
+// after from now on.
 func (f *forecast) rate(before, after int64) float64 {
 	sizes := [2]int{f.samples(before), f.samples(after)}
 	rate, known := f.rates[sizes]
@@ -45,16 +45,16 @@ func (f *forecast) samples(bytes int64) int {
 	return int(min(float64(bytes)/f.unit, float64(f.trace.Items())))
 }
 
-// run is the part of a job that is in the trace.
+// run is the part of a job in the trace.
 type run struct {
 	spill.JobState
-	epoch      int64 // the present one
-	first, end int64 // epochs that are in the trace
+	epoch      int64 // the current one
+	first, end int64 // epochs in the trace
 	time       float64
 }
 
-// newForecast returns nil if nothing is known of what will be used. rowBytes stands for the bytes of rows that jobs do
-// not know, 0 if those are left out.
+// newForecast returns nil if no future use is known. rowBytes is the assumed size of rows whose job does not know it;
+// 0 leaves those jobs out.
 func newForecast(jobs []spill.JobState, rowBytes int64) (*forecast, error) {
 	var runs []run
 	longest := 0.0
@@ -73,8 +73,8 @@ func newForecast(jobs []spill.JobState, rowBytes int64) (*forecast, error) {
 	var epochs int64
 	for i := range runs {
 		r := &runs[i]
-		// While the slowest job goes through two more epochs; of one that does not say when it ends, another one is
-		// taken for granted.
+		// Until the slowest job has finished two more epochs. For a job without a known end, one more epoch is
+		// assumed.
 		r.end = r.epoch + 1 + int64(min(max(math.Ceil(2*longest/r.time), 2), maxEpochs-1))
 		if r.Left < 0 {
 			r.end = r.epoch + 2
@@ -94,7 +94,7 @@ func newForecast(jobs []spill.JobState, rowBytes int64) (*forecast, error) {
 		if o.rows == 0 {
 			continue
 		}
-		// The longest epoch takes 1000 seconds: only how times compare counts.
+		// The longest epoch takes 1000 s: only ratios of times matter.
 		epoch := max(r.time/longest*1000, 1e-5)
 		mix = append(mix, replay.Job{Dataset: r.Dataset, Order: o, Epochs: r.end - r.first,
 			Speed: float64(o.rows) / epoch})
@@ -114,8 +114,8 @@ func newForecast(jobs []spill.JobState, rowBytes int64) (*forecast, error) {
 	return &forecast{trace: trace, now: spill.Time(now * 1e9), unit: unit, rates: map[[2]int]float64{}}, nil
 }
 
-// draw draws positions of each dataset that some job uses, by its bytes, so many altogether, and returns the bytes that
-// each stands for. They are the same each time.
+// draw samples positions of each dataset in use, in proportion to its bytes, and returns them with the bytes that
+// each represents. It is deterministic.
 func draw(runs []run, samples int) (drawn map[uint32][]int64, unit float64) {
 	drawn, bytes, total := map[uint32][]int64{}, map[uint32]float64{}, 0.0
 	for _, r := range runs {
@@ -155,7 +155,7 @@ func draw(runs []run, samples int) (drawn map[uint32][]int64, unit float64) {
 	return drawn, unit
 }
 
-// someOf yields different numbers below n in an order drawn at random: all, or as many as may be drawn.
+// someOf yields distinct numbers below n in random order: all of them, or maxDraws.
 func someOf(n int64, seed uint64) func(func(int64) bool) {
 	rng := rand.New(rand.NewPCG(seed, 0))
 	return func(yield func(int64) bool) {
@@ -178,13 +178,13 @@ func someOf(n int64, seed uint64) func(func(int64) bool) {
 	}
 }
 
-// order is the order of a job's epochs, of the positions that were drawn. It is a replay.Order.
+// order is the order of a job's epochs over the sampled positions. It is a replay.Order.
 type order struct {
 	rows   int64
 	epochs [][]int64 // positions
 }
 
-// scaledDown returns where in its epochs a job uses the positions.
+// scaledDown returns the order in which a job uses the positions.
 func scaledDown(r *run, positions []int64) *order {
 	type use struct{ index, position int64 }
 	uses := make([]use, 0, len(positions))
@@ -202,7 +202,7 @@ func scaledDown(r *run, positions []int64) *order {
 			at[i] = u.position
 		}
 		o.epochs = append(o.epochs, at)
-		// What an epoch drops differs between epochs, by less than a batch.
+		// The rows that an epoch drops differ between epochs, by less than a batch.
 		o.rows = min(o.rows, int64(len(at)))
 	}
 	return o
@@ -214,13 +214,13 @@ func (o *order) Rows() int64 { return o.rows }
 // Position implements replay.Order.
 func (o *order) Position(epoch, index int64) int64 { return o.epochs[epoch][index] }
 
-// Index implements replay.Order. The optimum does not ask.
+// Index implements replay.Order. The optimum does not call it.
 func (o *order) Index(epoch, position int64) (int64, bool) {
 	i := int64(slices.Index(o.epochs[epoch][:o.rows], position))
 	return i, i >= 0
 }
 
-// forecaster keeps the last forecast for as long as jobs are about where they were.
+// forecaster caches the last forecast while the jobs' progress is about the same.
 type forecaster struct {
 	of   string
 	last *forecast
@@ -248,5 +248,5 @@ func (f *forecaster) get(jobs []spill.JobState, rowBytes int64) (*forecast, erro
 	return made, nil
 }
 
-// about maps numbers that are within some 20 % of each other to the same one, mostly.
+// about maps numbers within some 20 % of each other mostly to the same number.
 func about(v float64) int64 { return int64(math.Round(2 * math.Log2(max(v, 1)))) }

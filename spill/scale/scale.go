@@ -1,39 +1,39 @@
-// Package scale moves the budget of a cache while it is used: up while it pays and disk and memory allow, down when
-// others need them.
+// Package scale changes the budget of a cache in operation: up while that pays and disk and memory allow it, down
+// when other programs need the space.
 //
-// A [Scaler] looks every few seconds at the disk, at memory, at what consumers waited for, and at the plans of the
-// jobs that run. The first of these rules that has something to say decides; the [Decision] says which, why, and by
-// what figures.
+// Every few seconds a [Scaler] reads the state of the disk, of memory, of consumers' waits, and the plans of the
+// running jobs. The first of these rules that applies decides. The [Decision] names the rule, the reason and the
+// figures.
 //
-//   - limits: a budget outside of its limits is moved inside them.
-//   - disk: if less is free than is to be left, or will be at the next decision should the others go on as they did
-//     since the last one, the budget shrinks at once to what leaves it, and a reserve besides. A full disk stops
-//     the others' programs, and a cache only saves time. But to what has not happened yet it gives up no more than
-//     a quarter of what it holds. What others take is the fall of free space and the cache's own, so that the cache
-//     does not run away from itself.
-//   - memory: with less than 5 % available the budget shrinks by a 32nd of what is held. Space that is given back
-//     takes its mapped pages along at once, while pages that are in use leave slowly by themselves. But it is the
-//     disk that most blobs are on, so this goes slowly.
-//   - tight: if what is free is within the reserve of what is to be left, and a smaller cache would have the same
-//     hits, as no job that runs would use the rest, the budget shrinks by an eighth. While there is room, such a
-//     cache is kept: it costs nothing, and a job may come back.
-//   - grow: the budget grows to one and a half times at most, if all of this holds. Consumers waited for the store
-//     for 5 % of the time at least, or more hits would make nobody faster. Bytes come from the store, or the
-//     cache's own disk is what is waited for. What there is, is full. Ten percent of memory are available, as hits
-//     are served from mapped files. The disk keeps twice the reserve besides what is to be left. Nothing had to
-//     shrink of late. And by the forecast all that it can still grow to would raise the share of hits by 2 points
-//     at least.
-//   - hold: otherwise, and the reason says which of these is missing.
+//   - limits: a budget outside its limits is moved inside them.
+//   - disk: if less than KeepFree is free, or will be at the next decision if other programs continue as since the
+//     last one, the budget shrinks at once to leave KeepFree and a reserve. A full disk stops other programs, while a
+//     cache only saves time. For a predicted shortage the cache releases at most a quarter of what it holds. The use
+//     by others is computed from the fall of free space plus the cache's own, so that the cache does not react to its
+//     own growth.
+//   - memory: with less than 5 % available, the budget shrinks by 1/32 of what is held. Releasing disk space also
+//     releases its mapped pages at once, while the kernel reclaims pages in use slowly. But most blobs are on disk
+//     only, so this rule is slow.
+//   - tight: if free space is within the reserve above KeepFree, and a smaller cache would have the same hits because
+//     no running job would use the rest, the budget shrinks by an eighth. While there is room such a cache is kept:
+//     it costs nothing, and a job may come back.
+//   - grow: the budget grows, to at most 1.5 ×, if all conditions hold. Consumers waited for the store for at least 5
+//     % of the time; otherwise more hits would make no job faster. Bytes come from the store, because otherwise the
+//     bottleneck is the cache's own disk. The budget is full. 10 % of memory is available, because hits are served
+//     from mapped files. The disk has twice the reserve above KeepFree. Nothing had to shrink recently. And by the
+//     forecast, the largest size it can grow to would raise the share of hits by at least 2 points.
+//   - hold: otherwise. The reason names the condition that is missing.
 //
-// What growing has to leave is more than what makes the budget shrink, in each rule, so that under conditions that
-// stay the same the budget comes to rest.
+// In each rule, the threshold for growing leaves more than the threshold for shrinking, so that under constant
+// conditions the budget settles.
 //
-// The forecast is a trace of what the jobs that run will ask for, scaled down: of some thousand positions drawn at
-// random, the same for all jobs on a dataset, the plans say who uses them when, in the present epoch, the one
-// before, and the next ones as far as they are known. So jobs with one seed, with overlapping selections, or about
-// to end count for what they are. A dataset gets positions by its bytes, so each stands for as many. It is replayed
-// with the optimum ([replay.Trace.OptimumFrom]), which eviction by next use comes within 1.5 % of at a hundredth of
-// the time; with another policy it is the most there is to gain.
+// The forecast is a scaled-down trace of what the running jobs will use. It has some thousand positions drawn at
+// random, the same for all jobs on a dataset. The plans tell which job uses them when, in the current epoch, the one
+// before, and the next ones as far as they are known. So jobs with one seed, with overlapping selections, or about to
+// end are counted correctly. A dataset gets positions in proportion to its bytes, so each represents as many bytes.
+// The trace is replayed with the optimum ([replay.Trace.OptimumFrom]), which takes a hundredth of the time of a
+// replay of eviction by next use; that policy comes within 1.5 % of it. For another policy it is an upper bound of
+// the gain.
 package scale
 
 import (
@@ -59,31 +59,31 @@ import (
 	"bowstring/spill"
 )
 
-// Options describe a Scaler. Cache, Future, MinBytes, MaxBytes, Demand and one of Dir and Disk must be set; the zero
-// value of each other field stands for its default.
+// Options describe a Scaler. Cache, Future, MinBytes, MaxBytes, Demand and one of Dir and Disk are needed; the other
+// fields have defaults.
 type Options struct {
 	Cache  Cache
-	Future *spill.Future // the jobs that run
+	Future *spill.Future // the running jobs
 	// MinBytes and MaxBytes are the limits of the budget.
 	MinBytes, MaxBytes int64
-	// KeepFree is the free space in bytes that is left on the disk, for others; the cache should be told the same.
-	// Default 1 GiB.
+	// KeepFree is the free space in bytes that stays on the disk; use the value of the cache's options. Default 1
+	// GiB.
 	KeepFree int64
 	// Period is the time between decisions. Default 10 s.
 	Period time.Duration
-	// Demand says what consumers needed so far.
+	// Demand returns what consumers needed so far.
 	Demand func() spill.Demand
 	// Dir is the directory of the cache.
 	Dir string
-	// Disk says how many bytes are free where the cache is. Default: Free(Dir).
+	// Disk returns how many bytes are free on the cache's disk. Default: Free(Dir).
 	Disk func() (free int64, err error)
-	// Memory says how many bytes of memory are available and how many there are. Default: [Memory].
+	// Memory returns the available and the total bytes of memory. Default: [Memory].
 	Memory func() (available, total int64, err error)
-	// Logger receives each decision, at Info where the budget changes, otherwise at Debug. Default slog.Default().
+	// Logger receives each decision, at Info if the budget changes, otherwise at Debug. Default slog.Default().
 	Logger *slog.Logger
 }
 
-// EnsureDefaults fills in the fields that are zero.
+// EnsureDefaults sets fields that are zero to their defaults.
 func (o *Options) EnsureDefaults() {
 	if o.KeepFree == 0 {
 		o.KeepFree = 1 << 30
@@ -125,65 +125,65 @@ func (o *Options) check() error {
 	return nil
 }
 
-// Cache is what is scaled, as *[spill.Cache] can be.
+// Cache is what is scaled, such as a *[spill.Cache].
 type Cache interface {
 	Resize(bytes int64)
 	Stats() spill.Stats
 }
 
-// Decision is what was decided at one time, and by what.
+// Decision is one decision, with its figures.
 type Decision struct {
 	At        time.Time `json:"at"`
 	FromBytes int64     `json:"from_bytes"`
-	ToBytes   int64     `json:"to_bytes"` // as FromBytes where the budget stays
+	ToBytes   int64     `json:"to_bytes"` // equal to FromBytes if the budget stays
 	Rule      string    `json:"rule"`     // limits, disk, memory, tight, grow or hold
-	Reason    string    `json:"reason"`   // for people
+	Reason    string    `json:"reason"`   // in words
 	Inputs    Inputs    `json:"inputs"`
 }
 
-// Inputs are the figures that a decision goes by.
+// Inputs are the figures of a decision.
 type Inputs struct {
-	HeldBytes int64 `json:"held_bytes"` // of the disk, by the cache
-	FreeBytes int64 `json:"free_bytes"` // on the disk
-	// by which it may fall in a period, as it did in the last one; a quarter of HeldBytes at most
+	HeldBytes int64 `json:"held_bytes"` // disk space of the cache
+	FreeBytes int64 `json:"free_bytes"` // free on the disk
+	// FallBytes is the predicted fall of free space in a period, from the last one; at most a quarter of HeldBytes.
 	FallBytes      int64 `json:"fall_bytes"`
 	AvailableBytes int64 `json:"available_bytes"` // of memory
-	MemoryBytes    int64 `json:"memory_bytes"`    // there are
-	Jobs           int   `json:"jobs"`            // that run
-	// streams that were open, in the mean over the last periods
+	MemoryBytes    int64 `json:"memory_bytes"`    // total memory
+	Jobs           int   `json:"jobs"`            // running jobs
+	// Streamed is the mean number of open streams over the last periods.
 	Streamed float64 `json:"streamed"`
-	// share of their time in which consumers waited for the store
+	// Waited is the share of their time that consumers waited for the store.
 	Waited         float64 `json:"waited"`
 	BytesPerSecond float64 `json:"bytes_per_second"`           // to consumers
-	SpillShare     float64 `json:"spill_share"`                // of those bytes that came from the cache
-	HitsNow        float64 `json:"forecast_hits,omitempty"`    // share of bytes from the cache with the budget as it is
+	SpillShare     float64 `json:"spill_share"`                // share of those bytes from the cache
+	HitsNow        float64 `json:"forecast_hits,omitempty"`    // share of bytes from the cache with the current budget
 	OtherBytes     int64   `json:"forecast_bytes,omitempty"`   // another budget that was considered; 0 if none was
-	HitsOther      float64 `json:"forecast_hits_at,omitempty"` // share of bytes from the cache with that
+	HitsOther      float64 `json:"forecast_hits_at,omitempty"` // share of bytes from the cache with that budget
 }
 
-// The thresholds of the rules; package documentation says what for.
+// The thresholds of the rules; see the package documentation.
 const (
-	waits       = 0.05  // share of their time that consumers wait before more cache is considered
-	fromStore   = 0.02  // share of bytes from the store, likewise
-	worthwhile  = 0.02  // rise of the share of hits that growing is worth
-	same        = 0.005 // fall of the share of hits that counts for none
-	full        = 0.9   // share of the budget that is held when it is used up
-	memoryScant = 0.10  // share of memory available below which the budget does not grow
+	waits       = 0.05  // share of waiting time from which growing is considered
+	fromStore   = 0.02  // share of bytes from the store from which growing is considered
+	worthwhile  = 0.02  // rise of the share of hits that is worth growing
+	same        = 0.005 // fall of the share of hits that does not count
+	full        = 0.9   // share of the budget from which it counts as full
+	memoryScant = 0.10  // share of available memory below which the budget does not grow
 	memoryShort = 0.05  // and below which it shrinks
-	pause       = 6     // periods after shrinking in which it does not grow
+	pause       = 6     // periods without growth after shrinking
 	lookBack    = 2     // periods over which consumers are observed
-	maxChanges  = 32    // decisions that are kept
+	maxChanges  = 32    // decisions that are stored
 )
 
-// Scaler moves the budget of a cache. It is safe for concurrent use.
+// Scaler changes the budget of a cache. It is safe for concurrent use.
 type Scaler struct {
 	opts Options
 
-	stepping sync.Mutex // held over a step, and guards what follows
+	stepping sync.Mutex // held during a step; guards what follows
 	forecast forecaster
-	space    observation[int64] // free and the cache's own
+	space    observation[int64] // free space plus the cache's own
 	demand   []observation[spill.Demand]
-	shrunk   time.Time // last
+	shrunk   time.Time // last time
 
 	mu      sync.Mutex // guards what follows
 	last    Decision
@@ -193,14 +193,14 @@ type Scaler struct {
 	running sync.WaitGroup
 }
 
-// observation is what was seen at a time.
+// observation is a value at a time.
 type observation[T any] struct {
 	at    time.Time
 	value T
 }
 
-// New returns a scaler that does nothing before it is started. The error, a [schema.FieldError], says what is wrong
-// with the options.
+// New returns a scaler. It does nothing until Start. The error, a [schema.FieldError], says what is wrong with the
+// options.
 func New(opts Options) (*Scaler, error) {
 	opts.EnsureDefaults()
 	if err := opts.check(); err != nil {
@@ -209,14 +209,14 @@ func New(opts Options) (*Scaler, error) {
 	return &Scaler{opts: opts}, nil
 }
 
-// Start takes a step at once, and then one each period, until Stop. It is called once.
+// Start takes a step at once, and then one per period, until Stop. Call it once.
 func (s *Scaler) Start() {
 	ctx, cancel := context.WithCancel(context.Background())
 	s.cancel = cancel
 	s.running.Go(func() { s.Run(ctx) })
 }
 
-// Stop ends what Start has begun, and waits for it. The budget stays what it is. The cache must not be closed before.
+// Stop ends what Start began, and waits for it. The budget stays. The cache must not be closed before.
 func (s *Scaler) Stop() {
 	if s.cancel != nil {
 		s.cancel()
@@ -224,7 +224,7 @@ func (s *Scaler) Stop() {
 	s.running.Wait()
 }
 
-// Run takes a step at once, and then one each period, until the context ends.
+// Run takes a step at once, and then one per period, until the context ends.
 func (s *Scaler) Run(ctx context.Context) {
 	tick := time.NewTicker(s.opts.Period)
 	defer tick.Stop()
@@ -237,21 +237,21 @@ func (s *Scaler) Run(ctx context.Context) {
 	}
 }
 
-// Last is the last decision, of whatever outcome. At is zero before the first.
+// Last is the last decision. Its At is zero before the first.
 func (s *Scaler) Last() Decision {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.last
 }
 
-// History returns the last decisions that changed the budget, 32 at most, the newest last.
+// History returns the last decisions that changed the budget, at most 32, newest last.
 func (s *Scaler) History() []Decision {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Clone(s.changes)
 }
 
-// Step decides once, does it, and returns the decision. What the cache has to evict is gone when it returns.
+// Step takes one decision, applies it, and returns it. Evictions are done when it returns.
 func (s *Scaler) Step(now time.Time) Decision {
 	s.stepping.Lock()
 	defer s.stepping.Unlock()
@@ -283,7 +283,7 @@ func (s *Scaler) Step(now time.Time) Decision {
 	return d
 }
 
-// decide is the rules, in the order in which they count.
+// decide applies the rules in order.
 func (s *Scaler) decide(now time.Time) Decision {
 	o := &s.opts
 	st := o.Cache.Stats()
@@ -307,7 +307,7 @@ func (s *Scaler) decide(now time.Time) Decision {
 	if st.Entries > 0 {
 		rowBytes = st.Bytes / st.Entries
 	}
-	// compare forecasts the share of hits with the budget as it is and with another.
+	// compare forecasts the share of hits with the current budget and with another.
 	compare := func(other int64) (known bool, err error) {
 		f, err := s.forecast.get(jobs, rowBytes)
 		in.OtherBytes = other
@@ -333,7 +333,7 @@ func (s *Scaler) decide(now time.Time) Decision {
 	if diskErr != nil {
 		return hold("what is free on the disk is not known: %v", diskErr)
 	}
-	left := free - in.FallBytes - o.KeepFree // in a period, beyond what is to be left
+	left := free - in.FallBytes - o.KeepFree // in a period, above KeepFree
 	reserve := max(o.KeepFree/4, o.MaxBytes/64)
 	room := st.HeldBytes + left // for the cache
 	if left < 0 {
@@ -414,7 +414,7 @@ func (s *Scaler) decide(now time.Time) Decision {
 		percent(in.Waited), bytes(most), percent(in.HitsNow), percent(in.HitsOther))
 }
 
-// falls returns by how much the space that is free or the cache's will fall in a period, by what others took since the
+// falls predicts by how much free space plus the cache's own will fall in a period, from what others took since the
 // last step.
 func (s *Scaler) falls(now time.Time, space int64) int64 {
 	last := s.space
@@ -425,7 +425,7 @@ func (s *Scaler) falls(now time.Time, space int64) int64 {
 	return int64(float64(last.value-space) * float64(s.opts.Period) / float64(now.Sub(last.at)))
 }
 
-// observe fills in what consumers did in the last periods; false if they were not observed for one.
+// observe fills in what consumers did in the last periods; false before the first period is over.
 func (s *Scaler) observe(now time.Time, in *Inputs) bool {
 	s.demand = append(s.demand, observation[spill.Demand]{now, s.opts.Demand()})
 	s.demand = slices.Delete(s.demand, 0, max(len(s.demand)-lookBack-1, 0))
@@ -450,8 +450,7 @@ func bytes(n int64) string { return humanize.IBytes(uint64(max(n, 0))) }
 
 func percent(share float64) string { return strconv.FormatFloat(100*share, 'f', 1, 64) + " %" }
 
-// Free returns a function that says how many bytes are free, for this process, on the file system that a directory is
-// on.
+// Free returns a function that returns the bytes that this process may use on the file system of a directory.
 func Free(dir string) func() (int64, error) {
 	return func() (int64, error) {
 		var st unix.Statfs_t
@@ -462,8 +461,8 @@ func Free(dir string) func() (int64, error) {
 	}
 }
 
-// Memory returns how many bytes of memory this process could still get, and how many there are: of the machine, or of
-// its control group if that has less. Pages of files count as available, as they give way.
+// Memory returns how many bytes of memory this process could still get, and the total: of the machine, or of its
+// control group if that has less. Pages of files count as available, because the kernel reclaims them.
 func Memory() (available, total int64, err error) {
 	fs, err := procfs.NewDefaultFS()
 	if err != nil {
@@ -488,7 +487,7 @@ func Memory() (available, total int64, err error) {
 	return max(min(available, int64(limit)-used), 0), int64(limit), nil
 }
 
-// groupUses is what the control group of this process has taken and cannot give back at once.
+// groupUses is the memory of this process's control group that cannot be reclaimed at once.
 func groupUses(fs procfs.FS) (int64, error) {
 	self, err := fs.Self()
 	if err != nil {
@@ -518,7 +517,7 @@ func groupUses(fs procfs.FS) (int64, error) {
 			}
 			used, err := usesOf(filepath.Join(m.MountPoint, below), v1)
 			if errors.Is(err, os.ErrNotExist) {
-				continue // the other version has the memory
+				continue // the other cgroup version has the memory controller
 			}
 			return used, err
 		}
