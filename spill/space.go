@@ -14,50 +14,52 @@ import (
 	"bowstring/spill/segment"
 )
 
-// space is the disk space of the segments, in blocks of the file system, and the budget for it.
+// space is the disk space of the segments, in blocks of the file system, and its budget.
 //
-// held is what the cache holds of the disk: blocks that are allocated to segments, dead ones included, and an allowance
-// for the index. It is raised before anything is taken, and lowered after it was given back, so it is at no time less
-// than what the file system holds.
+// held is what the cache holds of the disk: blocks allocated to segments, including dead ones, and an allowance for
+// the index. It is raised before space is taken, and lowered after space was released, so it is never less than what
+// the file system has allocated.
 type space struct {
 	set    *segment.Set
 	dir    *os.File // to ask for free space
 	free   func(*os.File) (int64, error)
-	keep   int64       // free space of the disk that is left alone
-	failed func(error) // told of what cannot be given back, where nobody is to wait for it
+	keep   int64       // free space of the disk that the cache leaves
+	failed func(error) // called with errors of releasing space that no caller waits for
 	budget atomic.Int64
 	held   atomic.Int64
 
-	mu        sync.Mutex // held over taking and giving back, also while the file system works on it
+	mu        sync.Mutex // held while space is taken or released, including the file system's work
 	blocks    map[uint32]*blocks
 	current   uint32       // the segment that is appended to, if it is in blocks
-	files     atomic.Int64 // len(blocks), to be had without waiting for mu
+	files     atomic.Int64 // len(blocks), readable without mu
 	wholeOnly atomic.Bool  // the file system cannot punch holes
 }
 
-// blocks says what of a segment is in use.
+// blocks counts what is in use of a segment.
 type blocks struct {
-	live    int     // records
-	users   []uint8 // records that lie in each block; the file's header is one. At most 64 records of 64 bytes fit in
-	punched int64   // bytes given back
+	live int // records
+	// users counts the records in each block; the file's header counts as one. At most 64 records of 64 bytes fit in
+	// a block.
+	users   []uint8
+	punched int64 // bytes released
 }
 
-// overhead is what the index may take of the disk for each blob, and the file system for its extents; fixedOverhead is
-// what it may take besides. TestBudget compares them with what is there.
+// overhead is what the index may take of the disk per blob, and the file system for its extents. fixedOverhead is
+// what the index may take in addition. TestBudget compares both with measurements.
 const (
 	overhead      = 192
 	fixedOverhead = 8 * memTableSize
 )
 
-// Capacity is how many bytes of blobs a cache of a budget keeps at least, if they are not small: what its index may
-// take and the segments that are being written are not for them.
+// Capacity is how many bytes of blobs a cache with a budget holds at least, if they are not small: the budget without
+// its index and without the segments that are being written.
 func Capacity(budget int64) int64 {
 	o := Options{Bytes: budget}
 	o.EnsureDefaults()
 	return max(budget-fixedOverhead-2*o.SegmentBytes, 0)
 }
 
-// grow takes n bytes of the budget, if they are there.
+// grow takes n bytes of the budget, if they are free.
 func (s *space) grow(n int64) bool {
 	for {
 		held := s.held.Load()
@@ -70,8 +72,8 @@ func (s *space) grow(n int64) bool {
 	}
 }
 
-// left is how many bytes can still be taken, by the budget and by what is free on the disk. It is negative if too many
-// are already.
+// left is how many bytes can still be taken, by the budget and by the free disk space. It is negative if too many are
+// taken.
 func (s *space) left() int64 {
 	left := s.budget.Load() - s.held.Load()
 	if free, err := s.free(s.dir); err == nil {
@@ -80,7 +82,7 @@ func (s *space) left() int64 {
 	return left
 }
 
-// room is what is left, and what was taken ahead of what will be stored.
+// room is left, plus what is allocated ahead in the current segment.
 func (s *space) room() int64 {
 	room := s.left()
 	s.mu.Lock()
@@ -91,7 +93,7 @@ func (s *space) room() int64 {
 	return room
 }
 
-// reserve takes the space of a blob of n bytes. A budget or a disk without room is a schema.ErrLimit.
+// reserve takes the space of a blob of n bytes. If the budget or the disk has no room, it returns a schema.ErrLimit.
 func (s *space) reserve(n int64) (segment.Reservation, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -108,14 +110,14 @@ func (s *space) reserve(n int64) (segment.Reservation, error) {
 		previous := s.current
 		s.current = l.Segment
 		if err := s.sealed(previous); err != nil {
-			s.failed(err) // which is no reason not to store
+			s.failed(err) // the new blob can still be stored
 		}
 	}
 	s.use(l)
 	return r, nil
 }
 
-// sealed gives back what was allocated ahead in a segment that is appended to no more. s.mu is held.
+// sealed releases what was allocated ahead in a segment that is no longer appended to. s.mu is held.
 func (s *space) sealed(id uint32) error {
 	b, g := s.blocks[id], s.set.Segment(id)
 	if b == nil || g == nil {
@@ -129,7 +131,7 @@ func (s *space) sealed(id uint32) error {
 	return err
 }
 
-// use counts a record in. s.mu is held.
+// use counts a record. s.mu is held.
 func (s *space) use(l segment.Location) {
 	b := s.blocks[l.Segment]
 	if b == nil {
@@ -147,14 +149,14 @@ func (s *space) use(l segment.Location) {
 	}
 }
 
-// blocksOf returns the first and last block that a record lies in.
+// blocksOf returns the first and last block of a record.
 func blocksOf(l segment.Location) (first, last int64) {
 	from := l.Offset - segment.HeaderSize
 	return from / segment.Block, (from + segment.Footprint(l.Length) - 1) / segment.Block
 }
 
-// release gives back the space of a record, as far as no other lies in the same blocks. Nobody reads it, or will. What
-// cannot be given back now is when the whole segment is.
+// release releases the space of a record, except blocks that it shares with others. The record has no readers, and
+// will have none. What cannot be released now is released with the whole segment.
 func (s *space) release(l segment.Location) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -178,7 +180,7 @@ func (s *space) release(l segment.Location) error {
 	return nil
 }
 
-// punch gives back the blocks from one to another of a segment. s.mu is held.
+// punch releases a range of blocks of a segment. s.mu is held.
 func (s *space) punch(id uint32, b *blocks, from, to int64) error {
 	g := s.set.Segment(id)
 	if g == nil {
@@ -226,7 +228,7 @@ func (s *space) roll() error {
 // noSegment is a number that no segment has.
 const noSegment = 1<<32 - 1
 
-// sparsest returns the sealed segment with the fewest live records, and how many segments there are.
+// sparsest returns the sealed segment with the fewest live records, and the number of segments.
 func (s *space) sparsest() (id uint32, segments int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -239,7 +241,7 @@ func (s *space) sparsest() (id uint32, segments int) {
 	return id, len(s.blocks)
 }
 
-// slot is what is in memory of a blob: 104 bytes, and about 35 more in the map that finds it by a hash of its key.
+// slot is a blob's state in memory: 104 bytes, and about 35 more in the map that finds it by a hash of its key.
 type slot struct {
 	key      schema.Key
 	sum      schema.Sum
@@ -253,22 +255,22 @@ type slot struct {
 	added    stamp
 	used     stamp
 	pins     atomic.Int32 // blobs handed out; plus dying once it is off the table
-	tenant   uint16       // on whose account it is kept; not in the index
+	tenant   uint16       // on whose account it is cached; not in the index
 	state    state
 	marks    marks
 	until    float32 // Place.Until
-	next     uint32  // the slot after it of those whose keys have the same hash, plus 1; 0 for none
+	next     uint32  // the next slot whose key has the same hash, plus 1; 0 for none
 }
 
-// marks are what else is known of a blob; none is in the index.
+// marks are further flags of a blob; none is in the index.
 type marks uint8
 
 const (
 	changed marks = 1 << iota // uses or place differ from the index
-	spare                     // another node near owns the blob
+	spare                     // a near node owns the blob
 )
 
-// mark sets a mark, or takes it away.
+// mark sets or clears a mark.
 func (s *slot) mark(m marks, on bool) {
 	if s.marks &^= m; on {
 		s.marks |= m
@@ -279,15 +281,15 @@ type state uint8
 
 const (
 	free    state = iota
-	writing       // its bytes are being written; not to be read or evicted
+	writing       // its bytes are being written; it must not be read or evicted
 	live
-	gone // off the table; its space is given back when the last pin is
+	gone // off the table; its space is released with the last pin
 )
 
 // dying is added to the pins of a slot that is gone.
 const dying = 1 << 30
 
-// maxLength is the size of the largest blob that is kept: a length has to fit its slot.
+// maxLength is the size of the largest blob that is cached: a length has to fit its slot.
 const maxLength = 1<<32 - 1
 
 func (s *slot) location() segment.Location {
@@ -321,20 +323,20 @@ func stampOf(t Time) stamp { return stamp(min(max((t-stampZero)/stampUnit, 0), 1
 
 func (s stamp) time() Time { return stampZero + Time(s)*stampUnit }
 
-// table is the blobs that there are. Slots lie in chunks, so that it grows without copying. It is guarded by Cache.mu,
-// but for the pins.
+// table holds the blobs. Slots are allocated in chunks, so that it grows without copying. Cache.mu guards it, except
+// the pins.
 type table struct {
 	chunks [][]slot
 	slots  int
 	empty  []uint32
-	// first is the first slot of those whose keys have a hash. A look-up compares whole keys: the hash has 64 bits, of
-	// a map with the keys themselves each entry would take 30 bytes more.
+	// first is the first slot whose key has a hash. A lookup compares whole keys, because the hash has only 64 bits.
+	// A map by key would take 30 bytes more per entry.
 	first map[uint64]uint32
 	hash  func(key *schema.Key) uint64
-	taken int64 // off it, since the cache was opened
+	taken int64 // removed since the cache was opened
 }
 
-// newTable returns an empty table. Its hash is another one in each process.
+// newTable returns an empty table. Its hash function differs in each process.
 func newTable() table {
 	seed := maphash.MakeSeed()
 	return table{first: map[uint64]uint32{}, hash: func(key *schema.Key) uint64 { return maphash.Bytes(seed, key[:]) }}
@@ -344,7 +346,7 @@ const chunkSlots = 1 << 12
 
 func (t *table) at(i uint32) *slot { return &t.chunks[i/chunkSlots][i%chunkSlots] }
 
-// find returns the slot of a blob that is there or being written.
+// find returns the slot of a blob that is in the table or being written.
 func (t *table) find(key *schema.Key) (uint32, *slot) {
 	i, ok := t.first[t.hash(key)]
 	if !ok {
@@ -361,7 +363,7 @@ func (t *table) find(key *schema.Key) (uint32, *slot) {
 	}
 }
 
-// add takes an empty slot for a blob that is not there.
+// add takes an empty slot for a blob that is not in the table.
 func (t *table) add(key *schema.Key, st state) (uint32, *slot) {
 	var i uint32
 	if n := len(t.empty); n > 0 {
@@ -383,7 +385,7 @@ func (t *table) add(key *schema.Key, st state) (uint32, *slot) {
 	return i, s
 }
 
-// take takes a blob off the table. Its slot is in use until it is freed.
+// take removes a blob from the table. Its slot stays in use until it is freed.
 func (t *table) take(s *slot) {
 	hash := t.hash(&s.key)
 	first := t.first[hash]
@@ -413,7 +415,7 @@ func (t *table) free(i uint32) {
 // Slots implements Table.
 func (t *table) Slots() int { return t.slots }
 
-// Entry implements Table: what is pinned is not evicted, as its space could not be given back.
+// Entry implements Table. Pinned blobs are not evicted, because their space could not be released.
 func (t *table) Entry(i int, e *Entry) bool {
 	s := t.at(uint32(i))
 	if s.state != live || s.pins.Load() != 0 {

@@ -3,24 +3,24 @@ package spill
 import "sync/atomic"
 
 const (
-	// maxSpent is how many slots that were just used are noted, and spentAtOnce how many of them are candidates each time,
-	// beside those of a [Chooser].
+	// maxSpent is how many recently used slots are remembered. spentAtOnce is how many of them become candidates at
+	// each eviction, in addition to those of a [Chooser].
 	maxSpent    = 4096
 	spentAtOnce = 16
 )
 
-// spent are the slots whose blobs were last handed out and are held no more. A blob that was just used is mostly the one
-// whose next use is last. Where nearly all blobs are to be kept, candidates drawn at random would find none that is not.
+// spent remembers slots whose blobs were handed out and then released. A blob that was just used is usually the one
+// whose next use is last. If nearly all blobs are worth keeping, candidates drawn at random would miss it.
 type spent struct {
-	added atomic.Uint32 // how many slots were ever added
+	added atomic.Uint32 // slots added so far
 	slots [maxSpent]atomic.Uint32
-	taken uint32 // how many of those were suggested, or overwritten before; guarded by Cache.mu
+	taken uint32 // slots suggested, or overwritten before that; guarded by Cache.mu
 }
 
-// add notes a slot. It may be called by any goroutine; what is noted at the same time as very many others may be lost.
+// add adds a slot. Any goroutine may call it; a slot added at the same time as very many others may be lost.
 func (s *spent) add(slot uint32) { s.slots[(s.added.Add(1)-1)%maxSpent].Store(slot) }
 
-// suggest has the chooser consider some of them, the one first that was used first. Cache.mu is held.
+// suggest makes some of the slots candidates of the chooser, oldest first. Cache.mu is held.
 func (s *spent) suggest(c *Chooser, t Table, now Time) {
 	added := s.added.Load()
 	if added-s.taken > maxSpent {

@@ -5,12 +5,12 @@ import (
 	"time"
 )
 
-// payers are the tenants that the cache keeps blobs for, by number; [0] is nobody. They are guarded by Cache.mu.
+// payers are the tenants with blobs in the cache, by number; [0] is no tenant. Cache.mu guards them.
 //
-// A blob is on the account of the tenant whose read brought it, for as long as it is kept: what others find there
-// costs them nothing. Were it split between those who use it, each would be pushed out of its share by what others
-// begin to use. Where the tenant that it is on is over its share, or is not known any more after a restart, the next
-// tenant that uses the blob takes it over, if that leaves it within its own.
+// A blob is on the account of the tenant whose read brought it, as long as it is cached; other tenants use it for
+// free. If blobs were charged to all tenants that use them, a tenant would be pushed over its share by blobs that
+// others begin to use. If the blob's tenant is over its share, or unknown after a restart, the next tenant that uses
+// the blob takes it over, if that keeps this tenant within its share.
 type payers struct {
 	list    []*payer
 	numbers map[string]uint16
@@ -21,16 +21,16 @@ type payers struct {
 type payer struct {
 	name    string
 	share   float64 // of the budget; 0: all of it
-	bytes   int64   // what its blobs take of the budget, those that are being written included
+	bytes   int64   // what its blobs take of the budget, including those being written
 	chooser *Chooser
 }
 
-// maxPayers is how many tenants have numbers. A file of tenants names 10,000 at most; other nodes may know others.
+// maxPayers is how many tenants have numbers. A file of tenants names at most 10,000; other nodes may know others.
 const maxPayers = 16384
 
-// Tenant returns the number by which places name a tenant, which stays the same until the cache is closed. It is 0
-// where there are too many, and where there are no shares: then callers may name any number of tenants, and no blob
-// need be on the account of one.
+// Tenant returns the number of a tenant for places. It stays the same until the cache is closed. It is 0 if there are
+// too many tenants. It is also 0 if there are no shares, because then callers may name any number of tenants, and no
+// blob needs an account.
 func (c *Cache) Tenant(name string) uint16 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -51,8 +51,8 @@ func (c *Cache) Tenant(name string) uint16 {
 	return n
 }
 
-// SetShares says which share of the budget, of 1, the blobs of a tenant may take; 0 stands for all of it, and so
-// does a nil function. Who is over its share evicts its own before anything of it is stored.
+// SetShares sets which share of the budget, from 0 to 1, a tenant's blobs may take; 0 is all of it, as is a nil
+// function. A tenant above its share evicts its own blobs before a new one of it is stored.
 func (c *Cache) SetShares(share func(tenant string) float64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -74,7 +74,7 @@ func (c *Cache) TenantBytes(name string) int64 {
 	return 0
 }
 
-// limited returns a tenant that has a share, nil if it has none.
+// limited returns a tenant with a share, nil if it has none.
 func (p *payers) limited(tenant uint16) *payer {
 	if int(tenant) >= len(p.list) || p.list[tenant].share <= 0 {
 		return nil
@@ -93,8 +93,8 @@ func (p *payer) ceiling(c *Cache) int64 { return int64(p.share * float64(c.space
 // footprint is what a blob of n bytes takes of the budget.
 func (c *Cache) footprint(n int64) int64 { return c.space.set.Footprint(n) + overhead }
 
-// adopt has a blob be on the account of a tenant that uses it, if the one it is on has no claim to it, or more than
-// its share. c.mu is held.
+// adopt moves a blob to the account of a tenant that uses it, if its present tenant is unknown or above its share.
+// c.mu is held.
 func (c *Cache) adopt(s *slot, tenant uint16) {
 	if tenant == 0 || int(tenant) >= len(c.payers.list) {
 		return
@@ -122,12 +122,12 @@ func (t *ownTable) Entry(i int, e *Entry) bool {
 	return t.at(uint32(i)).tenant == t.tenant && t.table.Entry(i, e)
 }
 
-// ownTries is how often candidates are drawn among the blobs of one tenant: where it has few of all there are, most
-// draws are of others' blobs.
+// ownTries is how often candidates are drawn for one tenant: if it has few of all blobs, most draws hit blobs of
+// other tenants.
 const ownTries = 8
 
-// makeOwnRoom evicts blobs of a new blob's tenant until that is within its share with the new one, which is counted
-// already, and reports whether it is. The policy has to admit the new blob in the place of each.
+// makeOwnRoom evicts blobs of a new blob's tenant until the tenant is within its share with the new blob, which is
+// counted already, and reports whether it is. The policy has to admit the new blob in place of each.
 func (c *Cache) makeOwnRoom(e *Entry) bool {
 	if e == nil {
 		return true
@@ -150,26 +150,26 @@ func (c *Cache) makeOwnRoom(e *Entry) bool {
 	return false
 }
 
-// MaxDatasets is how many datasets and snapshots a cache knows by a number at once.
+// MaxDatasets is how many datasets and snapshots have numbers at once.
 const MaxDatasets = 1 << 16
 
 const (
-	// unusedFor is how long nothing may have asked for a number before another name gets it: what works with a place for
-	// a moment, as a read of a page does, has done with it by then.
+	// unusedFor is how long a number must be unused before another name gets it. Short uses of a place, as by a read
+	// of a page, are over by then.
 	unusedFor = Time(time.Minute)
-	// pauseFull is for how long no number is looked for once there was none.
+	// pauseFull is how long no number is searched after a search has failed.
 	pauseFull = Time(time.Second)
 )
 
-// numbering gives names of datasets numbers that entries, places and jobs have in their stead. It is guarded by
-// Cache.mu, but for inUse and unnamed.
+// numbering assigns numbers to names of datasets, for entries, places and jobs. Cache.mu guards it, except inUse and
+// unnamed.
 type numbering struct {
-	sets    []*dataset // by number; [0] is that of no dataset
+	sets    []*dataset // by number; [0] is no dataset
 	numbers map[string]uint32
-	from    int  // where a number is looked for next that can be given to another name
-	full    Time // none is looked for before then
+	from    int  // where the search for a reusable number continues
+	full    Time // no search before this time
 
-	inUse   atomic.Pointer[func() map[string]bool] // nil: none is
+	inUse   atomic.Pointer[func() map[string]bool] // nil: no name is in use
 	unnamed atomic.Int64                           // times that a name got no number
 }
 
@@ -177,16 +177,16 @@ func newNumbering() numbering {
 	return numbering{sets: []*dataset{{}}, numbers: map[string]uint32{}, from: 1}
 }
 
-// SetInUse says which names are in use: their numbers are not given to others. It is called while no lock of the cache
-// is held.
+// SetInUse sets the function that returns the names in use: their numbers are not given to other names. It is called
+// without a lock of the cache.
 func (c *Cache) SetInUse(inUse func() map[string]bool) { c.named.inUse.Store(&inUse) }
 
-// Dataset returns the number by which places name a dataset or snapshot. It stays the same while a blob of it is in the
-// cache, while it is in use (see [Cache.SetInUse]) and for a minute after it was asked for. 0, of none, is that of
-// the ones for which there is no number: they are not kept.
+// Dataset returns the number of a dataset or snapshot for places. It stays the same while a blob of it is in the
+// cache, while it is in use (see [Cache.SetInUse]), and for a minute after each call. It is 0 if there is no free
+// number: blobs of that dataset are not cached.
 func (c *Cache) Dataset(name string) uint32 { return c.DatasetWithin(name, MaxDatasets) }
 
-// DatasetWithin is Dataset where a name that is new gets a number only below so many.
+// DatasetWithin is Dataset, but a new name gets a number only below most.
 func (c *Cache) DatasetWithin(name string, most int) uint32 {
 	c.life.RLock()
 	defer c.life.RUnlock()
@@ -217,7 +217,7 @@ func (c *Cache) DatasetWithin(name string, most int) uint32 {
 	return n
 }
 
-// find returns the number of a name, which it is asked for now.
+// find returns the number of a name, and records the request.
 func (x *numbering) find(name string, now Time) (n uint32, ok bool) {
 	if n, ok = x.numbers[name]; ok {
 		x.sets[n].asked = now
@@ -225,7 +225,7 @@ func (x *numbering) find(name string, now Time) (n uint32, ok bool) {
 	return n, ok
 }
 
-// give has a name have a number. What was counted under the number counts for no dataset from then on.
+// give gives a number to a name. Earlier counters of the number are added to those of no dataset.
 func (x *numbering) give(n uint32, name string, now Time) {
 	if before := x.sets[n]; before != nil {
 		delete(x.numbers, before.name)
@@ -235,8 +235,8 @@ func (x *numbering) give(n uint32, name string, now Time) {
 	x.numbers[name] = n
 }
 
-// reuse gives a name the number of another one, of which there is nothing in the cache and which is not in use. It
-// is 0 if there is none. known says that the name has one already.
+// reuse gives a name the number of another one that has no blobs in the cache and is not in use; 0 if there is none.
+// known reports that the name has a number already.
 func (c *Cache) reuse(name string, most int, now Time) (n uint32, known bool) {
 	var inUse map[string]bool
 	for tried := false; ; tried = true {
@@ -263,8 +263,8 @@ func (c *Cache) reuse(name string, most int, now Time) (n uint32, known bool) {
 	}
 }
 
-// unused is a number below most of which nothing is in the cache, and whose name nothing asked for of late or uses; 0
-// if there is none.
+// unused returns a number below most without blobs in the cache, whose name was not requested recently and is not in
+// use; 0 if there is none.
 func (x *numbering) unused(most int, now Time, inUse map[string]bool) uint32 {
 	count := min(most, len(x.sets)) - 1
 	for range count {
@@ -273,14 +273,14 @@ func (x *numbering) unused(most int, now Time, inUse map[string]bool) uint32 {
 		}
 		n := x.from
 		if d := x.sets[n]; d.entries.Load() == 0 && d.claims.Load() == 0 && now-d.asked >= unusedFor && !inUse[d.name] {
-			return uint32(n) // where the next one is looked for, too, in case this one is not given away
+			return uint32(n) // the next search begins here too, in case this number is not taken
 		}
 		x.from++
 	}
 	return 0
 }
 
-// DatasetName returns the name of the dataset or snapshot that has a number; nothing if none has.
+// DatasetName returns the name of the dataset or snapshot with a number; "" if there is none.
 func (c *Cache) DatasetName(number uint32) string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -290,7 +290,7 @@ func (c *Cache) DatasetName(number uint32) string {
 	return c.named.sets[number].name
 }
 
-// set returns the counters of a place's dataset. c.mu is held.
+// set returns the counters of a dataset by number. c.mu is held.
 func (c *Cache) set(number uint32) *dataset {
 	if int(number) < len(c.named.sets) {
 		return c.named.sets[number]
@@ -298,7 +298,7 @@ func (c *Cache) set(number uint32) *dataset {
 	return c.named.sets[0]
 }
 
-// recovered notes a name that the index has.
+// recovered adds a name from the index.
 func (x *numbering) recovered(number uint32, name string) {
 	if number >= MaxDatasets {
 		return

@@ -2,8 +2,8 @@ package spill
 
 import "sync"
 
-// Turn is the clock of [Place.Until]: how many rows all jobs together have used. It stops while they do, and goes
-// on with jobs that are removed from where they were. So what is to be kept for some rows is, however long they take.
+// Turn is the clock of [Place.Until]: how many rows all jobs together have used. It stops while the jobs do. Rows of
+// removed jobs still count. So a blob to be kept for a number of rows is kept for them, however long they take.
 func (f *Future) Turn() float64 {
 	turn := float64(f.gone.Load())
 	for _, j := range f.list() {
@@ -12,13 +12,13 @@ func (f *Future) Turn() float64 {
 	return turn
 }
 
-// NextTurn is when the blob at a place is used next; false if no job that runs will use it. What is used within the
-// next soon turns is taken to be used just now, and its use after that one is returned.
+// NextTurn is the turn at which the blob at a place is used next; false if no running job uses it. A use within the
+// next soon turns counts as being made now, and the use after it is returned.
 func (f *Future) NextTurn(at Place, soon float64) (turn float64, ok bool) {
 	jobs := f.list()
 	all := rowRate(jobs)
 	for _, j := range jobs {
-		each := all * float64(j.rowTime.Load()) // turns in which the job uses a row
+		each := all * float64(j.rowTime.Load()) // turns per row of the job
 		rows, used := j.rowsUntil(at)
 		if used && float64(rows)*each < soon && !at.IsPage() {
 			rows, used = j.soonest(at, j.rowsUntilAgain)
@@ -33,7 +33,7 @@ func (f *Future) NextTurn(at Place, soon float64) (turn float64, ok bool) {
 	return f.Turn() + turn, ok
 }
 
-// rowRate is how many rows all jobs together use in a nanosecond.
+// rowRate is how many rows all jobs together use per nanosecond.
 func rowRate(jobs []*Job) (rate float64) {
 	for _, j := range jobs {
 		rate += 1 / float64(j.rowTime.Load())
@@ -47,8 +47,8 @@ func (f *Future) keeps(at Place) bool {
 	return ok && turn <= at.Until
 }
 
-// rowsUntilAgain is how many rows the job uses before it uses the sample at a place for the second time, of a dataset
-// whose first position is base in its order.
+// rowsUntilAgain is how many rows the job uses before it uses the sample at a place for the second time, in a dataset
+// whose first position in the job's order is base.
 func (j *Job) rowsUntilAgain(at Place, base int64) (int64, bool) {
 	position := base + at.Position
 	row, _, ok := j.nextRow(position)
@@ -69,11 +69,11 @@ func (j *Job) rowsUntilAgain(at Place, base int64) (int64, bool) {
 	return max(epoch*j.rows+i-served, 0), ok
 }
 
-// Horizon is for how many turns to keep what lies in chunks that are read one by one, each when a blob of it is missing,
-// so that a cache of that many bytes is full: a chunk whose time is half over has half of its blobs there.
-// It is 0 if all jobs together use less than that.
+// Horizon is for how many turns to keep blobs of chunks so that a cache of bytes bytes is full, if chunks are read
+// one by one, each when a blob of it is missing: half way through its time, a chunk has half of its blobs in the
+// cache. It is 0 if all jobs together use less than bytes.
 //
-// What was computed is taken again until jobs come or go, or have used a small part of it since.
+// The result is cached until jobs come or go, or have used a small part of it.
 func (f *Future) Horizon(bytes int64) float64 {
 	jobs, turn := f.jobs.Load(), f.Turn()
 	h := &f.horizons
@@ -95,19 +95,19 @@ func (f *Future) Horizon(bytes int64) float64 {
 }
 
 const (
-	// horizonSlack is for which part of itself a horizon is taken again, and maxHorizons how many are known.
+	// horizonSlack is the part of a horizon after which it is computed anew, and maxHorizons how many are cached.
 	horizonSlack = 1.0 / 256
 	maxHorizons  = 8
 )
 
-// horizons are what [Future.Horizon] has computed for the jobs that run.
+// horizons caches results of [Future.Horizon] for the running jobs.
 type horizons struct {
 	mu    sync.Mutex
 	jobs  *[]*Job           // guarded by mu
 	known map[int64]horizon // by bytes; guarded by mu
 }
 
-// horizon is one of them, and when it was computed.
+// horizon is a cached result, with the turn at which it was computed.
 type horizon struct{ turn, value float64 }
 
 func (f *Future) horizon(bytes int64) float64 {
@@ -115,7 +115,7 @@ func (f *Future) horizon(bytes int64) float64 {
 	all := rowRate(jobs)
 	type dataset struct {
 		bytes float64
-		per   []float64 // shares of it that jobs use in a turn
+		per   []float64 // shares of the dataset that jobs use per turn
 	}
 	sets := map[uint32]*dataset{}
 	longest, total := 0.0, 0.0
@@ -123,7 +123,7 @@ func (f *Future) horizon(bytes int64) float64 {
 		if j.rows == 0 || j.served.Load() >= j.end {
 			continue
 		}
-		turns := float64(j.rows) * all * float64(j.rowTime.Load()) // of an epoch
+		turns := float64(j.rows) * all * float64(j.rowTime.Load()) // per epoch
 		longest = max(longest, turns)
 		for _, of := range j.of {
 			d := sets[of.Dataset]
@@ -142,7 +142,8 @@ func (f *Future) horizon(bytes int64) float64 {
 	if total <= float64(bytes) {
 		return 0
 	}
-	// kept is what is there, in the mean, of what is kept for a time: the integral over it of what is used by then.
+	// kept is the mean size of what is cached if blobs are kept for h turns: the integral, over that time, of what
+	// has been used by then.
 	kept := func(h float64) (sum float64) {
 		const steps = 32
 		for i := range steps {

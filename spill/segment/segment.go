@@ -1,20 +1,16 @@
-// Package segment keeps blobs in append-only files that are read through
-// memory mappings.
+// Package segment stores blobs in append-only files that are read through memory mappings.
 //
-// A [Set] is one directory of segments. Blobs are appended by any number of
-// goroutines: each append reserves its place under a lock and writes outside
-// it, through the page cache or, for a cache's large blobs, past it ([Options.Direct]).
-// A blob is read as a pinned slice of the mapping: no copy, no allocation,
-// no lock. The pin is a reference on the [Segment], which is unmapped when the
-// set has retired it and the last pin is gone. A file is never shortened below
-// what it holds, because a mapped page that vanishes kills the process; nor punched
-// but where its caller knows that nobody reads ([Segment.Punch]).
+// A [Set] is one directory of segments. Any number of goroutines may append: each append reserves its space under a
+// lock and writes outside the lock, through the page cache or, for a cache's large blobs, past it ([Options.Direct]).
+// A blob is read as a pinned slice of the mapping, without a copy, an allocation or a lock. The pin is a reference to
+// the [Segment], which is unmapped once the set has retired it and the last pin is gone. A file is never shortened
+// below what it holds, because access to a mapped page that has vanished kills the process. It is punched only where
+// the caller knows that there are no readers ([Segment.Punch]).
 //
-// The package knows where blobs lie, not which there are: the index is its
-// caller's. Every record carries a header from which [Scan] rebuilds it.
+// The package knows where blobs are, not which ones exist: the caller has the index. Every record has a header from
+// which [Scan] rebuilds the index.
 //
-// It needs Linux 5.14 or later for reads without a copy; earlier kernels work
-// through pread.
+// Reads without a copy need Linux 5.14 or later; earlier kernels use pread.
 package segment
 
 import (
@@ -38,12 +34,11 @@ import (
 	"bowstring/schema"
 )
 
-// Sizes of the on-disk format. A file is a 64-byte file header and then
-// records: a 64-byte header, the payload, and zeros up to the next multiple of
-// Align. All integers are little-endian.
+// Sizes of the on-disk format. A file is a 64-byte file header followed by records: a 64-byte header, the payload,
+// and zeros up to the next multiple of Align. All integers are little-endian.
 const (
-	// Align is what every payload's offset is a multiple of: the alignment
-	// that Arrow asks of its buffers, so that manifest chunks are read in place.
+	// Align is the alignment of every payload's offset: that of Arrow buffers, so that manifest chunks are read in
+	// place.
 	Align = 64
 	// HeaderSize is the size of the file header, and of each record's header.
 	HeaderSize = 64
@@ -59,11 +54,10 @@ var (
 	castagnoli  = crc32.MakeTable(crc32.Castagnoli)
 )
 
-// Footprint is the space that a payload of n bytes takes in a segment, header
-// and padding included.
+// Footprint is the space of a payload of n bytes in a segment, with header and padding.
 func Footprint(n int64) int64 { return HeaderSize + (n+Align-1)/Align*Align }
 
-// Record is what a record's header says.
+// Record is the content of a record's header.
 type Record struct {
 	Key    schema.Key
 	Offset int64      // of the payload in the file
@@ -97,8 +91,7 @@ func checkFileHeader(h []byte, id uint32) error {
 	return nil
 }
 
-// encodeRecordHeader includes the segment's number, so that a record that
-// ended up in the wrong file is not taken for one of it.
+// encodeRecordHeader includes the segment's number, so that a record in the wrong file is detected.
 func encodeRecordHeader(id uint32, r Record) [HeaderSize]byte {
 	var h [HeaderSize]byte
 	copy(h[:4], recordMagic[:])
@@ -114,8 +107,8 @@ func encodeRecordHeader(id uint32, r Record) [HeaderSize]byte {
 	return h
 }
 
-// decodeRecordHeader reads the header at offset at of segment id, a file of
-// size bytes. The reason says what is wrong with it.
+// decodeRecordHeader reads the header at offset at of segment id, a file of size bytes. A reason other than "" says
+// what is wrong with it.
 func decodeRecordHeader(h []byte, id uint32, at, size int64) (r Record, reason string) {
 	switch {
 	case [4]byte(h[:4]) != recordMagic:
@@ -141,31 +134,29 @@ func decodeRecordHeader(h []byte, id uint32, at, size int64) (r Record, reason s
 	return r, ""
 }
 
-// Segment is one file of blobs and its mapping. It is the schema.Owner of the
-// blobs read from it.
+// Segment is one file of blobs with its mapping. It is the schema.Owner of the blobs read from it.
 //
-// It is kept by references: one of the Set that opened it, one of each write
-// under way and one of each blob handed out. The last one to go unmaps and
-// closes it; a count of zero is final.
+// It is reference counted: one reference of the Set that opened it, one per write in flight, and one per blob handed
+// out. The last reference to go unmaps and closes it; a count of zero is final.
 type Segment struct {
 	id   uint32
 	path string
 	file *os.File
-	// direct is the file once more, for writes past the page cache; nil if there are none. io is the set's.
+	// direct is a second descriptor for writes past the page cache, or nil. io is the set's.
 	direct *os.File
 	io     *directIO
 	// present is the set's, once the segment is in it.
 	present *presence
-	// mem is the mapping. It covers all that the file may grow to, which is capacity;
-	// only what lies below end is backed by data.
+	// mem is the mapping. It covers capacity bytes, to which the file may grow. Only the part below end is backed by
+	// data.
 	mem      []byte
 	capacity int64
 	lent
-	model *Model // in place of file and mem, if not nil
+	model *Model // instead of file and mem, if not nil
 	refs  atomic.Int64
-	end   atomic.Int64 // data ends here: the limit of every read
+	end   atomic.Int64 // end of the data: the limit of every read
 
-	syncing sync.Mutex // held over a Sync; before mu
+	syncing sync.Mutex // held during a Sync; locked before mu
 	durable atomic.Int64
 	fault   func(op Op, path string) error // Options.Fault; set before the segment is in its set
 	noSync  bool                           // Options.NoSync; likewise
@@ -173,11 +164,11 @@ type Segment struct {
 	mu       sync.Mutex // guards what follows
 	written  sync.Cond  // signalled when a write ends
 	writing  []int64    // offsets of the records being written
-	voids    []Record   // space in which nothing is, as its write failed or for alignment, and that has no header yet
+	voids    []Record   // empty space, left by a failed write or for alignment, without a header yet
 	sealed   bool       // no more appends
-	reserved int64      // disk space was allocated up to here
+	reserved int64      // disk space is allocated up to here
 	flushed  int64      // writeback was started up to here
-	failed   error      // a failed sync, which no later one can make good
+	failed   error      // the error of a failed sync, which no later sync can repair
 }
 
 func createSegment(path string, id uint32, capacity int64) (*Segment, error) {
@@ -197,8 +188,7 @@ func createSegment(path string, id uint32, capacity int64) (*Segment, error) {
 	return s, nil
 }
 
-// openSegment opens an existing file, of which the first end bytes hold data.
-// It can be appended to if capacity is larger than that.
+// openSegment opens an existing file whose first end bytes hold data. It can be appended to if capacity is larger.
 func openSegment(path string, id uint32, end, capacity int64, readOnly bool) (*Segment, error) {
 	how := os.O_RDWR
 	if readOnly {
@@ -217,8 +207,7 @@ func openSegment(path string, id uint32, end, capacity int64, readOnly bool) (*S
 			return nil, err
 		}
 		if capacity <= end && !readOnly {
-			// A process that was killed may have left space allocated beyond
-			// the file's end.
+			// A process that was killed may have left space allocated beyond the file's end.
 			var st unix.Stat_t
 			if err := unix.Fstat(int(f.Fd()), &st); err != nil {
 				return nil, err
@@ -245,12 +234,12 @@ func mapSegment(f *os.File, path string, id uint32, capacity int64) (*Segment, e
 	if capacity > math.MaxInt-int64(os.Getpagesize()) {
 		return nil, fmt.Errorf("%w: a segment of %d bytes", schema.ErrLimit, capacity)
 	}
-	// The pages beyond the file's end become readable as it grows.
+	// Pages beyond the file's end become readable as it grows.
 	mem, err := unix.Mmap(int(f.Fd()), 0, int(capacity), unix.PROT_READ, unix.MAP_SHARED)
 	if err != nil {
 		return nil, fmt.Errorf("map %d bytes: %w", capacity, err)
 	}
-	// Blobs have no place in a core dump. Failing is harmless.
+	// Keep blobs out of core dumps. An error is harmless.
 	_ = unix.Madvise(mem, unix.MADV_DONTDUMP)
 	s := &Segment{id: id, path: path, file: f, mem: mem, capacity: capacity}
 	s.written.L = &s.mu
@@ -261,19 +250,19 @@ func mapSegment(f *os.File, path string, id uint32, capacity int64) (*Segment, e
 // ID is the segment's number in its set.
 func (s *Segment) ID() uint32 { return s.id }
 
-// Size is where the data ends. It grows while the segment is appended to.
+// Size is the end of the data. It grows while the segment is appended to.
 func (s *Segment) Size() int64 { return s.end.Load() }
 
 // Durable is the length of the prefix that is known to be on stable storage.
 func (s *Segment) Durable() int64 { return s.durable.Load() }
 
-// Scan reads the segment's records: see the function Scan. The caller must
-// know that the segment is not retired meanwhile.
+// Scan reads the segment's records: see the function Scan. The caller must prevent that the segment is retired in the
+// meantime.
 func (s *Segment) Scan(opts ScanOptions) func(yield func(Record, error) bool) {
 	return Scan(s.file, s.id, s.end.Load(), opts)
 }
 
-// pin adds a reference, unless the last one is gone.
+// pin adds a reference; false if the last one is gone.
 func (s *Segment) pin() bool {
 	for {
 		n := s.refs.Load()
@@ -291,7 +280,7 @@ func (s *Segment) Unpin() {
 	switch n := s.refs.Add(-1); {
 	case n == 0 && s.model != nil:
 	case n == 0:
-		// Nothing can be done about a failure, and nothing depends on it.
+		// There is no way to handle an error, and nothing depends on it.
 		_ = unix.Munmap(s.mem)
 		s.giveSpaceBack()
 		_ = s.file.Close()
@@ -303,8 +292,7 @@ func (s *Segment) Unpin() {
 	}
 }
 
-// Extent implements schema.Locator. The blobs of a segment are pieces of its mapping, which covers the file from its
-// beginning.
+// Extent implements schema.Locator. Blobs are slices of the mapping, which covers the file from its beginning.
 func (s *Segment) Extent(data []byte) (schema.Extent, bool) {
 	if s.model != nil {
 		return schema.Extent{}, false
@@ -313,8 +301,7 @@ func (s *Segment) Extent(data []byte) (schema.Extent, bool) {
 	return schema.Extent{File: s.file, Offset: at, Length: int64(len(data)), Limit: s.limit()}, ok
 }
 
-// read returns the bytes at off, pinned. Its caller holds a pin, which passes
-// to the blob or is given back.
+// read returns the bytes at off, pinned. The caller holds a pin, which passes to the blob or is released.
 func (s *Segment) read(off, n int64) (schema.Blob, error) {
 	if off < HeaderSize || n < 0 || n > s.end.Load()-off {
 		s.Unpin()
@@ -336,8 +323,8 @@ func (s *Segment) read(off, n int64) (schema.Blob, error) {
 	if s.present.holds(data) || schema.Populate(data) == nil {
 		return schema.NewBlob(data, s), nil
 	}
-	// Either the kernel cannot populate a mapping, or the pages cannot be
-	// read; then pread tells why, where touching them would kill the process.
+	// Either the kernel cannot populate a mapping, or the pages cannot be read. In the second case pread returns the
+	// error, where touching the pages would kill the process.
 	defer s.Unpin()
 	data = make([]byte, n)
 	if _, err := s.file.ReadAt(data, off); err != nil {
@@ -349,7 +336,7 @@ func (s *Segment) read(off, n int64) (schema.Blob, error) {
 	return schema.NewBlob(data, nil), nil
 }
 
-// failing returns the error with which an operation is to fail.
+// failing returns the error that a test injects for an operation.
 func (s *Segment) failing(op Op) error {
 	if s.fault == nil {
 		return nil
@@ -357,13 +344,12 @@ func (s *Segment) failing(op Op) error {
 	return s.fault(op, s.path)
 }
 
-// writeback is how much is written before the kernel is told to start storing
-// it, so that little is left for the sync at the end of an import.
+// writeback is how many bytes are written before the kernel is told to store them, so that the sync at the end of an
+// import has little left to do.
 const writeback = 8 << 20
 
-// reserve takes space for a payload of n bytes and returns the offset of its
-// record, or false if the segment is sealed or has no room. The caller, who
-// holds a pin, must call write with it.
+// reserve takes space for a payload of n bytes and returns the offset of its record; false if the segment is sealed
+// or has no room. The caller, who holds a pin, must call write with it.
 func (s *Segment) reserve(n int64, alloc allocator) (at int64, ok bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -378,12 +364,12 @@ func (s *Segment) reserve(n int64, alloc allocator) (at int64, ok bool, err erro
 			return 0, false, err
 		}
 		if s.direct != nil {
-			// Where the file need not grow for it, a direct write does not wait for the one before. A failure costs no
-			// more than that.
+			// If the file need not grow, a direct write does not wait for the one before. An error only costs that
+			// wait.
 			_ = s.file.Truncate(min(s.reserved, s.capacity))
 		}
 	}
-	if at > end && !s.noSync { // the rest of a block that others lie in
+	if at > end && !s.noSync { // the rest of a block that has other records
 		s.voids = append(s.voids, Record{Offset: end + HeaderSize, Length: at - end - HeaderSize, Void: true})
 	}
 	s.writing = append(s.writing, at)
@@ -393,7 +379,7 @@ func (s *Segment) reserve(n int64, alloc allocator) (at int64, ok bool, err erro
 
 var padding [Align]byte
 
-// write fills in reserved space: that of one record, or of several that are written directly and follow one another.
+// write fills reserved space: that of one record, or of several consecutive ones that are written directly.
 func (s *Segment) write(run []Write) {
 	err := s.failing(OpWrite)
 	switch {
@@ -430,7 +416,7 @@ func (s *Segment) writeBuffered(w *Write) error {
 func (s *Segment) wrote(at, n int64, err error) {
 	s.mu.Lock()
 	if err != nil {
-		// What follows must stay reachable for Scan: a void record bridges the gap.
+		// Scan must still reach the records after it: a void record bridges the gap.
 		_, next := s.span(at, n)
 		s.voids = append(s.voids, Record{Offset: at + HeaderSize, Length: next - at - HeaderSize, Void: true})
 	}
@@ -446,12 +432,12 @@ func (s *Segment) wrote(at, n int64, err error) {
 	s.mu.Unlock()
 
 	if to > from {
-		// A hint: what it does not do, Sync will.
+		// A hint: Sync does what it leaves out.
 		_ = unix.SyncFileRange(int(s.file.Fd()), from, to-from, unix.SYNC_FILE_RANGE_WRITE)
 	}
 }
 
-// lowest is the offset below which nothing is being written. s.mu is held.
+// lowest is the offset below which no write is in flight. s.mu is held.
 func (s *Segment) lowest() int64 {
 	low := s.end.Load()
 	for _, at := range s.writing {
@@ -460,15 +446,14 @@ func (s *Segment) lowest() int64 {
 	return low
 }
 
-// seal ends appending. Writes under way go on.
+// seal ends appending. Writes in flight continue.
 func (s *Segment) seal() {
 	s.mu.Lock()
 	s.sealed = true
 	s.mu.Unlock()
 }
 
-// Sync brings all that was appended before the call to stable storage, waiting
-// for the writes under way.
+// Sync brings all that was appended before the call to stable storage. It waits for writes in flight.
 func (s *Segment) Sync() error {
 	s.syncing.Lock()
 	defer s.syncing.Unlock()
@@ -478,7 +463,7 @@ func (s *Segment) Sync() error {
 		s.written.Wait()
 	}
 	err, voids := s.failed, slices.Clone(s.voids)
-	// Not if it grew, and was sealed, while the lock was given up to wait.
+	// Not if the segment grew and was sealed while the lock was released for the wait.
 	trim := s.sealed && s.reserved > end && s.end.Load() == end
 	s.mu.Unlock()
 	if err != nil || end <= s.durable.Load() && !trim {
@@ -491,8 +476,8 @@ func (s *Segment) Sync() error {
 		}
 	}
 	if trim {
-		// A sealed segment grows no more: this gives back what was allocated
-		// beyond its end and takes away nothing that is mapped.
+		// A sealed segment does not grow. This releases what was allocated beyond its end, and nothing that is
+		// mapped.
 		if err := s.file.Truncate(end); err != nil {
 			return fmt.Errorf("sync segment %d: %w", s.id, err)
 		}
@@ -503,8 +488,7 @@ func (s *Segment) Sync() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err != nil {
-		// The kernel forgets pages it failed to write: a second sync would
-		// report success for data that is lost.
+		// The kernel drops pages that it failed to write: a second sync would report success for lost data.
 		s.failed = fmt.Errorf("sync segment %d: %w", s.id, err)
 		return s.failed
 	}
@@ -530,7 +514,7 @@ func pwritev(fd int, iovs [][]byte, off int64) error {
 	return nil
 }
 
-// advance returns what is left of iovs, whose elements it changes, after the first n bytes.
+// advance returns what is left of iovs after the first n bytes. It changes the elements of iovs.
 func advance(iovs [][]byte, n int) [][]byte {
 	for len(iovs) > 0 && n >= len(iovs[0]) {
 		n -= len(iovs[0])
@@ -542,27 +526,24 @@ func advance(iovs [][]byte, n int) [][]byte {
 	return iovs
 }
 
-// Records of directMin bytes and more may be written past the page cache
-// (O_DIRECT): from the frames that the blobs lie in, or from an aligned buffer,
-// in whole blocks that no other record lies in. What is written for later then
-// costs no memory that others could use, and the kernel neither fills pages nor
-// writes them back. The price is the rest of the record's last block, which is a
-// void record.
+// Records of at least directMin bytes may be written past the page cache (O_DIRECT): from the frames of the blobs, or
+// from an aligned buffer, in whole blocks without other records. Data that is read much later then takes no memory
+// from other uses, and the kernel neither fills pages nor writes them back. The price is the rest of the record's
+// last block, which is a void record.
 const (
 	directMin  = 32 << 10
-	directSize = 4 << 20 // of the buffers: records that follow one another go together
-	// A buffer is kept for each of so many writes at once. Memory that was used before costs a
-	// fraction of what fresh memory does.
+	directSize = 4 << 20 // size of a buffer; consecutive records are written together
+	// How many unused buffers are kept. Memory that was used before costs a fraction of fresh memory.
 	directKept = 4
 )
 
-// directIO is what the segments of a set share for writes past the page cache.
+// directIO is shared by the segments of a set for writes past the page cache.
 type directIO struct {
 	buffers directBuffers
 	writers asyncWriters
 }
 
-// directBuffers are buffers that begin at a multiple of Block.
+// directBuffers holds buffers that begin at a multiple of Block.
 type directBuffers chan []byte
 
 func newDirectBuffers() directBuffers { return make(directBuffers, directKept) }
@@ -585,8 +566,8 @@ func (d directBuffers) give(b []byte) {
 	}
 }
 
-// openDirect opens a segment's file once more, for writes past the page cache. A file
-// system that has none of them gives nil.
+// openDirect opens a segment's file again for writes past the page cache; nil if the file system does not support
+// them.
 func openDirect(path string) *os.File {
 	f, err := os.OpenFile(path, os.O_WRONLY|unix.O_DIRECT, 0)
 	if err != nil {
@@ -600,8 +581,7 @@ func (s *Segment) isDirect(n int64) bool {
 	return (s.direct != nil || s.model != nil) && n >= directMin
 }
 
-// span is where a record with a payload of n bytes begins and ends if it is the next of a segment whose data ends at
-// end.
+// span is where a record with a payload of n bytes begins and ends if it is appended to data that ends at end.
 func (s *Segment) span(end, n int64) (at, next int64) {
 	if s.isDirect(n) {
 		at = Blocks(end)
@@ -610,7 +590,7 @@ func (s *Segment) span(end, n int64) (at, next int64) {
 	return end, end + Footprint(n)
 }
 
-// writeDirect writes records that follow one another, and what is left of their last blocks.
+// writeDirect writes consecutive records, and the void rests of their last blocks.
 func (s *Segment) writeDirect(run []Write) error {
 	if !slices.ContainsFunc(run, func(w Write) bool { return !w.framed() }) {
 		return s.writeFrames(run)
@@ -618,19 +598,19 @@ func (s *Segment) writeDirect(run []Write) error {
 	return s.writeCopies(run)
 }
 
-// A record in its blocks is laid out as a frame is.
+// A record in its blocks has the layout of a frame.
 var (
 	_ [HeaderSize]byte = [schema.FrameMargin]byte{}
 	_ [Block]byte      = [schema.FrameBlock]byte{}
 )
 
-// framed reports whether the payload lies in a frame.
+// framed reports whether the payload is in a frame.
 func (w *Write) framed() bool {
 	return int64(len(w.Frame)) == schema.FrameSize(w.n) && &w.Frame[HeaderSize] == &w.Payload[0] &&
 		uintptr(unsafe.Pointer(&w.Frame[0]))%Block == 0
 }
 
-// writeFrames writes records from where their payloads lie.
+// writeFrames writes records directly from their frames.
 func (s *Segment) writeFrames(run []Write) error {
 	iovs := make([][]byte, len(run))
 	for i := range run {
@@ -647,12 +627,12 @@ func (s *Segment) writeFrames(run []Write) error {
 	return s.pwriteDirect(iovs, run[0].at)
 }
 
-// voidHeader is the header of a void record that takes n bytes.
+// voidHeader is the header of a void record of n bytes in all.
 func (s *Segment) voidHeader(n int64) [HeaderSize]byte {
 	return encodeRecordHeader(s.id, Record{Length: n - HeaderSize, Void: true})
 }
 
-// writeCopies writes records through a buffer: as many as fit in it, or one that does not, in pieces.
+// writeCopies writes records through a buffer: as many as fit in it, or a single one that does not, in pieces.
 func (s *Segment) writeCopies(run []Write) error {
 	buf := s.io.buffers.take()
 	defer s.io.buffers.give(buf)
@@ -687,8 +667,8 @@ func (s *Segment) writeCopies(run []Write) error {
 	return s.pwriteDirect([][]byte{buf[:n]}, at)
 }
 
-// pwriteDirect writes whole blocks. What the file system refuses to write past the page cache goes through it. iovs is
-// used up.
+// pwriteDirect writes whole blocks. What the file system refuses to write past the page cache is written through it.
+// iovs is consumed.
 func (s *Segment) pwriteDirect(iovs [][]byte, at int64) error {
 	write := unix.Pwritev
 	if w := s.io.writers.take(); w != nil {
@@ -710,23 +690,22 @@ func (s *Segment) pwriteDirect(iovs [][]byte, at int64) error {
 	return nil
 }
 
-// A write past the page cache waits for the disk. A goroutine that waits in a
-// system call keeps one of the processors that Go runs on until the runtime
-// takes it away, which with few of them costs a server more than all else about
-// the write. So the kernel is given the write (io_submit), and says when it is
-// done by an eventfd, for which the runtime's poller waits.
+// A write past the page cache waits for the disk. A goroutine that waits in a system call occupies one of Go's
+// processors until the runtime takes the processor away; on a server with few processors that costs more than
+// everything else about the write. So the write is submitted to the kernel (io_submit), which signals its end by an
+// eventfd, for which the runtime's poller waits.
 
-// asyncWriter has one write under way at a time.
+// asyncWriter has one write in flight at a time.
 type asyncWriter struct {
 	context uintptr  // aio_context_t
 	done    *os.File // an eventfd
-	doneFD  uint32   // that of done
+	doneFD  uint32   // descriptor of done
 	request iocb
 	iovs    []unix.Iovec
 	pins    runtime.Pinner
 }
 
-// iocb is what io_submit takes, and ioEvent what io_getevents gives, as in linux/aio_abi.h.
+// iocb is the argument of io_submit, and ioEvent the result of io_getevents, as in linux/aio_abi.h.
 type iocb struct {
 	_       uint64 // data
 	_       uint32 // key
@@ -768,7 +747,7 @@ func newAsyncWriter() (*asyncWriter, error) {
 }
 
 func (w *asyncWriter) close() {
-	// Neither can fail: nothing is under way.
+	// Neither can fail, because nothing is in flight.
 	_, _, _ = unix.Syscall(unix.SYS_IO_DESTROY, w.context, 0, 0)
 	if w.done != nil {
 		_ = w.done.Close()
@@ -798,7 +777,7 @@ func (w *asyncWriter) pwritev(fd int, iovs [][]byte, at int64) (int, error) {
 	if _, _, errno := unix.Syscall(unix.SYS_IO_SUBMIT, w.context, 1, uintptr(unsafe.Pointer(&request))); errno != 0 {
 		return 0, errno
 	}
-	// Should the poller fail, io_getevents waits: what is under way has the memory.
+	// If the poller fails, io_getevents waits: the kernel still uses the memory.
 	var count [8]byte
 	_, _ = w.done.Read(count[:])
 	var event ioEvent
@@ -810,19 +789,20 @@ func (w *asyncWriter) pwritev(fd int, iovs [][]byte, at int64) (int, error) {
 		case n == 1:
 			return int(event.result), nil
 		case errno != unix.EINTR:
-			panic("segment: io_getevents: " + errno.Error()) // nobody would know when the memory is free again
+			// It would be unknown when the kernel has finished with the memory
+			panic("segment: io_getevents: " + errno.Error())
 		}
 	}
 }
 
-// asyncWriters are those of a set, which are used again.
+// asyncWriters are the idle writers of a set.
 type asyncWriters struct {
 	mu   sync.Mutex
 	idle []*asyncWriter
 	none bool // the system has none, or the set is closed
 }
 
-// take returns a writer that nobody else has, or nil if there is none.
+// take returns a writer for the caller's sole use, or nil if there is none.
 func (a *asyncWriters) take() *asyncWriter {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -835,7 +815,7 @@ func (a *asyncWriters) take() *asyncWriter {
 		return nil
 	}
 	w, err := newAsyncWriter()
-	if err != nil { // a sandbox that does not let it, or the system's limit
+	if err != nil { // a sandbox forbids it, or the system's limit is reached
 		a.none = true
 		return nil
 	}
@@ -862,26 +842,26 @@ func (a *asyncWriters) close() {
 	a.idle = nil
 }
 
-// lent is about other processes that read a segment's file. A caller that was told of an extent may hand the file to
-// other processes, by a descriptor with a shared lock (flock), which lasts as long as one of them has the file or a
+// lent tracks other processes that read a segment's file. A caller that has an extent may pass the file to other
+// processes, as a descriptor with a shared lock (flock). The lock lasts as long as one of them has the file or a
 // mapping of it.
 type lent struct {
-	elsewhere atomic.Bool // an earlier process has handed it out, and somebody has it still
-	earlier   bool        // likewise, when it was opened
+	elsewhere atomic.Bool // an earlier process has passed it on, and another one still has it
+	earlier   bool        // the same, when it was opened
 }
 
 // limit is the Limit of extents.
 func (s *Segment) limit() int64 {
 	if s.elsewhere.Load() {
-		return 0 // or nobody would ever know when they have let go
+		return 0 // otherwise it would never be known when the other processes have closed it
 	}
 	return s.capacity
 }
 
-// giveSpaceBack gives the disk space of a file back that has no name any more. A process that was handed a descriptor
-// keeps the file for as long as it likes, a lock or none, and would keep the space with it, which is counted nowhere. The
-// last blob read from the segment was released: no client of this process reads the file any more, if it keeps to the
-// rules. A client of an earlier process may, as long as it has the lock.
+// giveSpaceBack releases the disk space of a file without a name. A process that was passed a descriptor may keep the
+// file for any time, with a lock or without, and its space would be counted nowhere. The last blob read from the
+// segment was released, so no client of this process reads the file any more, if clients keep to the rules. A client
+// of an earlier process may, as long as it has the lock.
 func (s *Segment) giveSpaceBack() {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(s.file.Fd()), &st); err != nil || st.Nlink > 0 || s.earlier && s.locked() {
@@ -890,9 +870,9 @@ func (s *Segment) giveSpaceBack() {
 	_ = s.file.Truncate(0)
 }
 
-// Elsewhere reports whether other processes have the file, whom an earlier process has handed it to: what it holds must
-// stay as it is. It is to be asked before anybody reads the segment, and until it is false: extents are of no use to
-// others meanwhile.
+// Elsewhere reports whether other processes have the file that an earlier process has passed to them: then its
+// content must stay as it is. Call it before the first read of the segment, and again until it is false. Until then
+// extents cannot be passed to other processes.
 func (s *Segment) Elsewhere() bool {
 	if s.model != nil {
 		return false
@@ -901,7 +881,7 @@ func (s *Segment) Elsewhere() bool {
 	return s.elsewhere.Load()
 }
 
-// locked reports whether another process has the file, or a mapping of it, that was handed it.
+// locked reports whether another process has a file, or a mapping, that was passed to it.
 func (s *Segment) locked() bool {
 	fd := int(s.file.Fd())
 	err := unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB)
@@ -911,7 +891,7 @@ func (s *Segment) locked() bool {
 	return errors.Is(err, unix.EWOULDBLOCK)
 }
 
-// offsetIn returns where in mem the piece b of it begins; false if b is no piece of it, or empty.
+// offsetIn returns the offset of b in mem; false if b is not a slice of mem, or empty.
 func offsetIn(mem, b []byte) (int64, bool) {
 	first, at := uintptr(unsafe.Pointer(unsafe.SliceData(mem))), uintptr(unsafe.Pointer(unsafe.SliceData(b)))
 	if len(b) == 0 || at < first || at-first > uintptr(len(mem)) || uintptr(len(b)) > uintptr(len(mem))-(at-first) {
@@ -921,19 +901,19 @@ func offsetIn(mem, b []byte) (int64, bool) {
 }
 
 const (
-	// presentRun is after how many reads in a row that found their pages in memory only some are looked at.
+	// presentRun is after how many consecutive reads with all pages in memory only a sample is checked.
 	presentRun = 4096
-	// presentEach is which of them are.
+	// presentEach is the period of that sample.
 	presentEach = 8
 )
 
-// presence knows whether pages are likely to be in memory. To ask the kernel costs a system call a blob, a tenth of what
-// serving one from memory takes. Where all of the last thousands were there, it asks for one blob in eight, until one is
-// not there: the kernel takes pages by the many. A page that is taken for present and is not costs a page fault, which
-// holds up one of Go's processors for as long as the disk takes; no byte depends on it. It is safe for concurrent use.
+// presence predicts whether pages are in memory. Asking the kernel costs a system call per blob, a tenth of serving a
+// blob from memory. If the last presentRun blobs were all in memory, it checks one blob in presentEach until one is
+// not, because the kernel reclaims many pages at a time. A wrong prediction costs a page fault, which blocks one of
+// Go's processors while the disk reads; the bytes are right in any case. It is safe for concurrent use.
 type presence struct{ run atomic.Int64 }
 
-// holds reports whether the pages of b are in memory, as far as is known.
+// holds reports whether the pages of b are likely to be in memory.
 func (p *presence) holds(b []byte) bool {
 	if n := p.run.Add(1); n > presentRun && n%presentEach != 0 {
 		return true
@@ -945,8 +925,8 @@ func (p *presence) holds(b []byte) bool {
 	return false
 }
 
-// DamageError is the error Scan yields for a stretch of a segment that holds no
-// good record. It is a schema.ErrDataLoss.
+// DamageError is the error that Scan yields for a range of a segment without a good record. It is a
+// schema.ErrDataLoss.
 type DamageError struct {
 	Segment uint32
 	Offset  int64 // where it begins
@@ -961,26 +941,25 @@ func (d *DamageError) Error() string {
 // Unwrap makes every DamageError a schema.ErrDataLoss.
 func (d *DamageError) Unwrap() error { return schema.ErrDataLoss }
 
-// ScanOptions says what Scan looks at.
+// ScanOptions configures Scan.
 type ScanOptions struct {
 	// From is the offset of a record header to start at; 0 for the first.
 	From int64
-	// Payloads also compares each payload with its checksum.
+	// Payloads also verifies the checksum of each payload.
 	Payloads bool
 }
 
 const (
 	scanWindow   = 4 << 10  // bytes read for a header and the short records after it
-	verifyWindow = 64 << 10 // the same when payloads are read anyway
+	verifyWindow = 64 << 10 // the same if payloads are read
 )
 
-// Scan reads the records of segment id, of size bytes, in file order. For what
-// is not a good record it yields a *DamageError and goes on at the next header it
-// finds; a caller that trusts only an unbroken run stops there. Any other error
-// is one of reading, and the last thing yielded.
+// Scan reads the records of segment id, of size bytes, in file order. For a range without a good record it yields a
+// *DamageError and continues at the next header; a caller that trusts only an unbroken sequence stops there. Any
+// other error is an error of reading, and is the last value.
 //
-// A payload could hold the image of a record of this very segment; Scan can
-// take it for one only inside damage, and then its key still names its content.
+// A payload could contain the image of a record of this very segment. Scan can mistake it for a record only inside
+// damage, and even then its key names its content.
 func Scan(r io.ReaderAt, id uint32, size int64, opts ScanOptions) iter.Seq2[Record, error] {
 	return func(yield func(Record, error) bool) {
 		window := scanWindow
@@ -1030,11 +1009,10 @@ type reader struct {
 	size int64
 	buf  []byte
 	off  int64 // of the window in the file
-	n    int   // valid bytes in it
+	n    int   // valid bytes in buf
 }
 
-// at returns n bytes at off, valid until the next call. io.ErrUnexpectedEOF
-// says that the file has fewer.
+// at returns n bytes at off, valid until the next call. io.ErrUnexpectedEOF means that the file has fewer.
 func (w *reader) at(off int64, n int) ([]byte, error) {
 	if off+int64(n) > w.size {
 		return nil, io.ErrUnexpectedEOF
@@ -1054,7 +1032,7 @@ func (w *reader) at(off int64, n int) ([]byte, error) {
 	return w.buf[i : i+n], nil
 }
 
-// record reads the record at offset at and says where the next one begins.
+// record reads the record at offset at, and returns where the next one begins.
 func (w *reader) record(id uint32, at int64, payloads bool) (Record, *DamageError, int64, error) {
 	h, err := w.at(at, HeaderSize)
 	if errors.Is(err, io.ErrUnexpectedEOF) {
@@ -1085,7 +1063,7 @@ func (w *reader) record(id uint32, at int64, payloads bool) (Record, *DamageErro
 	return rec, nil, next, nil
 }
 
-// nextHeader finds the first good record header at or after off.
+// nextHeader returns the offset of the first good record header at or after off.
 func (w *reader) nextHeader(id uint32, off int64) (int64, error) {
 	for ; off+HeaderSize <= w.size; off += Align {
 		h, err := w.at(off, HeaderSize)

@@ -18,43 +18,41 @@ import (
 	"bowstring/schema"
 )
 
-// ErrRetired says that the segment a location names is not, or no longer, in
-// the set. A caller whose index may have changed looks there again.
+// ErrRetired says that the segment of a location is not, or no longer, in the set. A caller whose index may have
+// changed looks the location up again.
 var ErrRetired = errors.New("the segment was retired")
 
-// Options tunes a Set.
+// Options configures a Set.
 type Options struct {
-	// MaxBytes is the size at which a segment is followed by a new one; 1 GiB
-	// if 0. A blob that is larger gets a segment of its own.
+	// MaxBytes is the size of a segment at which a new one begins; 1 GiB if 0. A larger blob gets a segment of its
+	// own.
 	MaxBytes int64
 	// KeepFree is the free disk space that appends must leave.
 	KeepFree int64
-	// NewID returns the number of the next segment. It is called before the
-	// file is created and must never return a number twice, whatever crashes.
+	// NewID returns the number of the next segment. It is called before the file is created, and must never return a
+	// number twice, even after a crash.
 	NewID func() (uint32, error)
-	// Free measures the free space of f's file system; nil asks the kernel.
+	// Free returns the free space of f's file system; nil asks the kernel.
 	Free func(f *os.File) (int64, error)
 	// Ahead is how many bytes are allocated on the disk at once; 16 MiB if 0.
 	Ahead int64
-	// NoSync leaves out the sync of the directory when a segment is made, and
-	// leaves it to the kernel when to store what is written: for a caller that
-	// need not find it after a crash of the machine.
+	// NoSync omits the sync of the directory when a segment is created, and leaves writeback to the kernel: for a
+	// caller that need not find the blobs after a crash of the machine.
 	NoSync bool
-	// Direct has blobs of 32 KiB and more written past the page cache, where the file system can do it, in whole blocks
-	// that they share with no other: for what is written for later. Reading is the same. With NoSync, Scan finds damage
-	// where a block was left for that.
+	// Direct writes blobs of at least 32 KiB past the page cache, if the file system supports it, in whole blocks
+	// without other records: for data that is read much later. Reads are the same. With NoSync, Scan finds damage
+	// where a block was left partly empty for that.
 	Direct bool
-	// ReadOnly has no file changed: there are no appends.
+	// ReadOnly changes no file, and allows no appends.
 	ReadOnly bool
-	// Grow, if not nil, is called before space on the disk is taken, in whole
-	// blocks of 4 KiB, and refuses by returning false. A negative n is space that
-	// was not taken after all. What Trim and Punch give back, and retired
-	// segments, it is not told of.
+	// Grow, if not nil, is called before disk space is taken, in whole blocks of 4 KiB, and refuses by returning
+	// false. A negative n is space that was not taken after all. It is not called for what Trim, Punch and Retire
+	// release.
 	Grow func(n int64) bool
-	// Model, if not nil, is in the place of files: nothing is stored, and space is counted as of files.
+	// Model, if not nil, replaces files: nothing is stored, and space is counted as if there were files.
 	Model *Model
-	// Fault, if not nil, is called before each operation on a file, which fails
-	// with the error it returns: for tests of what a failing disk does.
+	// Fault, if not nil, is called before each operation on a file, which fails with the error it returns: for tests
+	// of disk faults.
 	Fault func(op Op, path string) error
 }
 
@@ -73,21 +71,20 @@ const (
 	OpSync     Op = "sync"
 )
 
-// Location is where a blob's payload lies.
+// Location is where a blob's payload is.
 type Location struct {
 	Segment uint32
 	Offset  int64
 	Length  int64
 }
 
-// Set is the segments in one directory, of which at most one is appended to.
-// It is safe for concurrent use.
+// Set is the segments in one directory. At most one of them is appended to. It is safe for concurrent use.
 type Set struct {
 	dir   string
 	opts  Options
 	alloc allocator
 	io    directIO
-	// present is what is known of pages, of all segments together.
+	// present is shared by all segments.
 	present presence
 	// table is replaced, never changed, so that readers need no lock.
 	table atomic.Pointer[map[uint32]*Segment]
@@ -97,8 +94,7 @@ type Set struct {
 	closed bool
 }
 
-// NewSet returns a set over dir, which must exist. It opens nothing: the
-// caller knows which segments there are.
+// NewSet returns a set over dir, which must exist. It opens no segment: the caller attaches them.
 func NewSet(dir string, opts Options) *Set {
 	if opts.MaxBytes == 0 {
 		opts.MaxBytes = 1 << 30
@@ -141,9 +137,8 @@ func List(dir string) ([]uint32, error) {
 	return ids, nil
 }
 
-// Attach opens an existing segment. Its data ends at end, of which the first
-// durable bytes are on stable storage; what lies beyond end is never read. With
-// appendTo, appends go on at end, which must then be the end of the file.
+// Attach opens an existing segment. Its data ends at end, of which the first durable bytes are on stable storage;
+// bytes beyond end are never read. With appendTo, appends continue at end, which must then be the end of the file.
 func (s *Set) Attach(id uint32, end, durable int64, appendTo bool) (*Segment, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -181,8 +176,8 @@ func (s *Set) Segments() []*Segment {
 	return list
 }
 
-// Footprint is the space that a payload of n bytes takes in the set's files at most, header and padding included, but
-// for the rest of a block that Options.Direct may have it leave before itself.
+// Footprint is the most space of a payload of n bytes in the set's files, with header and padding. Options.Direct may
+// add the rest of the block before it.
 func (s *Set) Footprint(n int64) int64 {
 	if s.opts.Direct && n >= directMin {
 		return Blocks(Footprint(n))
@@ -190,7 +185,7 @@ func (s *Set) Footprint(n int64) int64 {
 	return Footprint(n)
 }
 
-// span is the size of a segment that has a payload of n bytes alone.
+// span is the size of a segment that has only a payload of n bytes.
 func (s *Set) span(n int64) int64 {
 	if size := s.Footprint(n); size%Block == 0 {
 		return Block + size
@@ -198,18 +193,17 @@ func (s *Set) span(n int64) int64 {
 	return HeaderSize + Footprint(n)
 }
 
-// Segment returns the segment of that number, nil if there is none.
+// Segment returns the segment with a number, nil if there is none.
 func (s *Set) Segment(id uint32) *Segment { return (*s.table.Load())[id] }
 
-// Holds reports whether the set has the segment and loc lies within its data.
+// Holds reports whether the set has the segment and loc is within its data.
 func (s *Set) Holds(loc Location) bool {
 	g := s.Segment(loc.Segment)
 	return g != nil && loc.Offset >= HeaderSize && loc.Length >= 0 && loc.Length <= g.Size()-loc.Offset
 }
 
-// Get returns the bytes at loc, which stay in place until the blob is
-// released, whatever is retired or closed meanwhile. A page that is not in
-// memory is waited for. Checking the bytes is up to the caller.
+// Get returns the bytes at loc. They stay in place until the caller releases the blob, even if the segment is retired
+// or the set closed. Get waits for pages that are not in memory. The caller verifies the bytes.
 func (s *Set) Get(loc Location) (schema.Blob, error) {
 	g := s.Segment(loc.Segment)
 	if g == nil || !g.pin() {
@@ -218,7 +212,7 @@ func (s *Set) Get(loc Location) (schema.Blob, error) {
 	return g.read(loc.Offset, loc.Length)
 }
 
-// Active is the number of the segment that is appended to, if there is one.
+// Active returns the number of the segment that is appended to, if there is one.
 func (s *Set) Active() (id uint32, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -228,7 +222,7 @@ func (s *Set) Active() (id uint32, ok bool) {
 	return s.active.id, true
 }
 
-// Roll seals the active segment: the next append starts a new one.
+// Roll seals the active segment: the next append begins a new one.
 func (s *Set) Roll() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -242,7 +236,7 @@ func (s *Set) Roll() {
 func (s *Set) Sync() error {
 	for _, g := range s.Segments() {
 		if !g.pin() {
-			continue // retired: nobody needs it any more
+			continue // retired: it is not needed any more
 		}
 		err := g.Sync()
 		g.Unpin()
@@ -253,9 +247,8 @@ func (s *Set) Sync() error {
 	return nil
 }
 
-// Retire takes a sealed segment out of the set and unlinks its file, whose
-// space is free when the last blob read from it is released. The caller's
-// index must not name it any more, durably.
+// Retire removes a sealed segment from the set and unlinks its file. The space is free when the last blob read from
+// it is released. The caller's index must no longer name the segment, durably.
 func (s *Set) Retire(id uint32) error {
 	s.mu.Lock()
 	g := s.Segment(id)
@@ -275,8 +268,8 @@ func (s *Set) Retire(id uint32) error {
 	return os.Remove(g.path)
 }
 
-// Close lets go of all segments. Blobs handed out stay valid until released.
-// Appends under way end well; it does not sync.
+// Close releases all segments. Blobs handed out stay valid until released. Appends in flight complete; Close does not
+// sync.
 func (s *Set) Close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -302,9 +295,8 @@ func SyncDir(dir string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// Append writes a blob and returns where it lies. It is readable at once, and
-// on stable storage after the next Sync. sum is the payload's checksum, which
-// is not computed again. payload is not kept.
+// Append writes a blob and returns its location. It is readable at once, and on stable storage after the next Sync.
+// sum is the payload's checksum, which is not computed again. payload is not kept.
 //
 // A full disk is a schema.ErrLimit that wraps syscall.ENOSPC.
 func (s *Set) Append(key schema.Key, sum schema.Sum, payload []byte) (Location, error) {
@@ -318,40 +310,40 @@ func (s *Set) Append(key schema.Key, sum schema.Sum, payload []byte) (Location, 
 	return r.Location(), nil
 }
 
-// Reservation is space for a blob that is not written yet. Its segment stays in
-// place until Write, which must be called exactly once.
+// Reservation is space for a blob that is not written yet. Its segment stays open until Write, which must be called
+// exactly once.
 type Reservation struct {
 	segment *Segment
 	at      int64 // of the record's header
 	n       int64 // bytes of payload
 }
 
-// Reserve takes space for a blob of n bytes, as Append does, without filling it
-// in: for a caller that has to know where the blob will lie before it does.
+// Reserve takes space for a blob of n bytes, as Append does, without writing it: for a caller that has to know the
+// location before.
 func (s *Set) Reserve(n int64) (Reservation, error) {
 	g, at, err := s.reserve(n)
 	return Reservation{g, at, n}, err
 }
 
-// Location is where the blob will lie.
+// Location is where the blob will be.
 func (r Reservation) Location() Location {
 	return Location{Segment: r.segment.id, Offset: r.at + HeaderSize, Length: r.n}
 }
 
-// Write fills in the space. payload must have the length that was reserved.
+// Write fills the space. payload must have the reserved length.
 func (r Reservation) Write(key schema.Key, sum schema.Sum, payload []byte) error {
 	one := [1]Write{{Reservation: r, Key: key, Sum: sum, Payload: payload}}
 	WriteAll(one[:])
 	return one[0].Err
 }
 
-// Write is a blob for the space that was reserved for it.
+// Write is a blob with the space reserved for it.
 type Write struct {
 	Reservation
 	Key     schema.Key
 	Sum     schema.Sum
-	Payload []byte // of the length that was reserved; not kept
-	// that the payload lies in, as schema.Blob has it; nil if there is none. WriteAll fills in the rest of it
+	Payload []byte // of the reserved length; not kept
+	// Frame is the frame of the payload (see schema.Blob), or nil. WriteAll fills in the rest of it.
 	Frame []byte
 	Err   error // set by WriteAll
 }
@@ -360,8 +352,8 @@ func (w *Write) record() Record {
 	return Record{Key: w.Key, Offset: w.at + HeaderSize, Length: w.n, Sum: w.Sum}
 }
 
-// WriteAll fills in the space of several blobs, as Reservation.Write does of one, and sets the error of each. Those
-// that are written directly go to the disk together as far as they follow one another.
+// WriteAll fills the space of several blobs, as Reservation.Write does for one, and sets the error of each.
+// Consecutive blobs that are written directly go to the disk together.
 func WriteAll(writes []Write) {
 	for len(writes) > 0 {
 		g, n := writes[0].segment, 1
@@ -413,8 +405,7 @@ func (s *Set) reserve(n int64) (*Segment, int64, error) {
 	}
 }
 
-// create makes a new segment with room for a blob of n bytes the active one.
-// s.mu is held.
+// create makes a new segment with room for a blob of n bytes the active one. s.mu is held.
 func (s *Set) create(n int64) error {
 	id, err := s.opts.NewID()
 	if err != nil {
@@ -464,10 +455,9 @@ func (s *Set) create(n int64) error {
 
 const rewriteBytes = 1 << 20
 
-// Rewrite writes the bytes of a segment's file between two offsets over themselves, and
-// syncs the file: for data of which nobody knows whether the kernel has failed to store
-// it. It may then still have the bytes, take them for stored, and have no later sync
-// fail. The segment must not be appended to meanwhile.
+// Rewrite writes the bytes of a segment's file between two offsets over themselves, and syncs the file: for data that
+// the kernel may have failed to store. In that case it may still have the bytes in memory, count them as stored, and
+// report no error in later syncs. The segment must not be appended to in the meantime.
 func (s *Set) Rewrite(id uint32, from, to int64) (err error) {
 	path := filepath.Join(s.dir, FileName(id))
 	defer func() {
@@ -509,13 +499,13 @@ func (s *Set) Rewrite(id uint32, from, to int64) (err error) {
 	return unix.Fdatasync(int(f.Fd()))
 }
 
-// Model stands for a disk in a simulation. Segments of a Set with a model have numbers, offsets, space that is
-// allocated and given back, seals and pins like any others, by the same code; they have no files, and keep no byte.
+// Model is a disk in a simulation. The segments of a Set with a model have numbers, offsets, allocated and released
+// space, seals and pins as others do, by the same code. They have no files, and store no bytes.
 type Model struct {
-	// Bytes returns what a blob of n bytes is read as. The slice is not written to, and must stay as it is.
+	// Bytes returns what a read of a blob of n bytes returns. The slice is not written to, and must not change.
 	Bytes func(n int64) []byte
-	// Wait is called for each read and each write with the number of bytes. It returns when the disk is done, and may
-	// be called by many goroutines at once.
+	// Wait is called for each read and each write with the number of bytes. It returns when the simulated disk is
+	// done, and may be called concurrently.
 	Wait func(op Op, n int64)
 }
 
@@ -528,13 +518,13 @@ func (m *Model) segment(path string, id uint32, capacity int64) *Segment {
 	return s
 }
 
-// read is Segment.read; the pin of its caller passes to the blob.
+// read is Segment.read; the caller's pin passes to the blob.
 func (m *Model) read(s *Segment, n int64) schema.Blob {
 	m.Wait(OpRead, n)
 	return schema.NewBlob(m.Bytes(n), s)
 }
 
-// write is Segment.write of a run of blobs.
+// write is Segment.write for a run of blobs.
 func (m *Model) write(run []Write) {
 	var n int64
 	for i := range run {
@@ -543,30 +533,28 @@ func (m *Model) write(run []Write) {
 	m.Wait(OpWrite, n)
 }
 
-// allocator takes disk space ahead of the writes that fill it: a full disk
-// then shows before space in a segment is handed out, and files are laid out
-// in long runs.
+// allocator allocates disk space ahead of the writes that fill it. So a full disk shows before space in a segment is
+// handed out, and files are laid out in long runs.
 type allocator struct {
-	// keep is the free space that the file system must be left with.
+	// keep is the free space that must remain on the file system.
 	keep int64
 	free func(*os.File) (int64, error)
-	// ahead is how much is allocated at once where there is room for it.
+	// ahead is how much is allocated at once if there is room.
 	ahead int64
-	// grow, if not nil, is asked for space before it is taken, in whole blocks.
+	// grow, if not nil, is called before space is taken, in whole blocks.
 	grow  func(n int64) bool
 	fault func(op Op, path string) error
 }
 
 const allocation = 16 << 20
 
-// Block is the unit in which file systems hand out space, and in which a Set with a Grow function counts it.
+// Block is the unit of allocation of file systems, and of a Set with a Grow function.
 const Block = 4096
 
 // Blocks rounds a number of bytes up to whole blocks.
 func Blocks(n int64) int64 { return (n + Block - 1) / Block * Block }
 
-// allocate extends the space of f, which ends at have, to at least need and at
-// most limit, and returns where it ends now.
+// allocate extends the space of f, which ends at have, to at least need and at most limit, and returns where it ends.
 func (a allocator) allocate(f *os.File, have, need, limit int64) (int64, error) {
 	name := "a model"
 	if f != nil {
@@ -581,7 +569,7 @@ func (a allocator) allocate(f *os.File, have, need, limit int64) (int64, error) 
 			"kept in reserve: %w",
 			schema.ErrLimit, free, name, need-have, a.keep, unix.ENOSPC)
 	}
-	// Ask for a long run; when little is left, for just what is needed.
+	// Ask for a long run; if little is left, only for what is needed.
 	refused := true
 	for _, end := range []int64{min(max(need, have+a.ahead), limit), need} {
 		if a.grow != nil {
@@ -618,7 +606,7 @@ func (a allocator) allocate(f *os.File, have, need, limit int64) (int64, error) 
 	return have, fmt.Errorf("allocate %d bytes for %s: %w", need-have, name, err)
 }
 
-// giveBack tells grow that n bytes were not taken.
+// giveBack reports to grow that n bytes were not taken.
 func (a allocator) giveBack(n int64) {
 	if a.grow != nil {
 		a.grow(-n)
@@ -633,8 +621,7 @@ func freeSpace(f *os.File) (int64, error) {
 	return int64(st.Bavail) * st.Bsize, nil
 }
 
-// Room is how many bytes of payload can be appended in space that is allocated
-// already; 0 if the segment is sealed.
+// Room is how many bytes of payload can be appended in allocated space; 0 if the segment is sealed.
 func (s *Segment) Room() int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -644,17 +631,15 @@ func (s *Segment) Room() int64 {
 	return max(0, min(s.reserved, s.capacity)-s.end.Load()-HeaderSize)
 }
 
-// Allocated is the space that the file takes, in whole blocks, if nothing was
-// punched.
+// Allocated is the space of the file, in whole blocks, if nothing was punched.
 func (s *Segment) Allocated() int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return Blocks(max(s.reserved, s.end.Load()))
 }
 
-// Trim gives the space back that is allocated beyond the end of a sealed
-// segment, and returns how many bytes that are. Of one that is not sealed it
-// gives back none.
+// Trim releases the space allocated beyond the end of a sealed segment, and returns how many bytes that were. If the
+// segment is not sealed it releases nothing.
 func (s *Segment) Trim() (int64, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -666,7 +651,7 @@ func (s *Segment) Trim() (int64, error) {
 	if err := s.failing(OpTrim); err != nil {
 		return 0, fmt.Errorf("trim segment %d: %w", s.id, err)
 	}
-	// The end is not below anything that was written or is being written.
+	// No write is in flight beyond the end.
 	if s.model == nil {
 		if err := s.file.Truncate(end); err != nil {
 			return 0, fmt.Errorf("trim segment %d: %w", s.id, err)
@@ -676,8 +661,8 @@ func (s *Segment) Trim() (int64, error) {
 	return n, nil
 }
 
-// Cut gives back what is allocated beyond the end of the data of a segment that
-// is not appended to, as a process that was killed may leave it.
+// Cut releases what is allocated beyond the data of a segment that is not appended to, as a killed process may leave
+// it.
 func (s *Segment) Cut() error {
 	if err := s.file.Truncate(s.end.Load()); err != nil {
 		return fmt.Errorf("trim segment %d: %w", s.id, err)
@@ -685,10 +670,9 @@ func (s *Segment) Cut() error {
 	return nil
 }
 
-// Punch gives the blocks from one offset to another, multiples of Block, back
-// to the file system. They read as zeros from then on: the caller knows that no
-// blob in them is pinned, or will be asked for. A file system that cannot do it
-// is errors.ErrUnsupported.
+// Punch releases the blocks between two offsets, multiples of Block, to the file system. They read as zeros from then
+// on: the caller must know that no blob in them is pinned, or will be read. It returns errors.ErrUnsupported if the
+// file system cannot do it.
 func (s *Segment) Punch(from, to int64) error {
 	if err := s.failing(OpPunch); err != nil {
 		return fmt.Errorf("punch segment %d: %w", s.id, err)
@@ -706,8 +690,8 @@ func (s *Segment) Punch(from, to int64) error {
 	return nil
 }
 
-// DataRuns yields the stretches of the file that are not holes, in order. Space that is
-// allocated and was never written counts as a hole.
+// DataRuns yields the ranges of the file that are not holes, in order. Allocated space that was never written counts
+// as a hole.
 func (s *Segment) DataRuns(yield func(from, to int64) bool) error {
 	fd := int(s.file.Fd())
 	for at := int64(0); ; {
