@@ -23,68 +23,63 @@ import (
 // AttachOptions names tables of another program that become a dataset.
 type AttachOptions struct {
 	Dataset string
-	// Data is the table of the samples, as KEYSPACE.TABLE: its partition key is
-	// one uuid. Its blob columns become blob columns, the others metadata.
+	// Data is the table of the samples, as KEYSPACE.TABLE. Its partition key is one uuid. Its blob columns become
+	// blob columns, the others metadata.
 	Data string
-	// Metadata is a table with more columns of the same samples under the same
-	// uuids. Columns that both tables have are taken from Data. It may be empty.
+	// Metadata is a table with more columns of the same samples under the same uuids, or "". Columns that both tables
+	// have are taken from Data.
 	Metadata string
-	// Split is the split of all rows; SplitColumn is a text column that names
-	// the split of each row. At most one is given. With neither the split is
-	// "train"; rows whose SplitColumn is null or empty are in no split.
+	// Split is the split of all rows. SplitColumn is a text column that names each row's split. At most one is given.
+	// With neither the split is "train". Rows whose SplitColumn is null or empty are in no split.
 	Split, SplitColumn string
-	// Columns are those to take; nil for all.
+	// Columns are the columns to take; nil for all.
 	Columns []string
-	// Media is what the blob columns hold: "", schema.MediaImage or schema.MediaAudio.
+	// Media is the content of the blob columns: "", schema.MediaImage or schema.MediaAudio.
 	Media string
-	// Append adds the rows to the newest snapshot, whose columns must be the
-	// same, and Replace makes a snapshot of these rows alone. With neither, the
-	// dataset must be new.
+	// Append adds the rows to the newest snapshot, whose columns must be the same. Replace makes a snapshot with only
+	// these rows. With neither, the dataset must be new.
 	Append, Replace bool
-	// SkipExisting has Append leave out rows whose ids the newest snapshot has, such
-	// as all but the new ones of a table that has grown. Without, they are an error.
+	// SkipExisting makes Append leave out rows whose ids are in the newest snapshot, such as the old rows of a table
+	// that has grown. Without it they are an error.
 	SkipExisting bool
 	// Workers is how many intervals of the table are scanned at once. Default: 8.
 	Workers int
-	// Progress, if set, is told the totals now and then, by one goroutine.
+	// Progress, if not nil, is called from time to time with the totals, by one goroutine.
 	Progress func(AttachReport)
 
-	ranges int // for tests: in place of attachRanges
+	ranges int // for tests: overrides attachRanges
 }
 
-// AttachReport says what a scan has found.
+// AttachReport is the result of a scan.
 type AttachReport struct {
 	Rows  int64   `json:"rows"`
 	Bytes int64   `json:"bytes"` // of blob cells
-	Done  float64 `json:"done"`  // part of the table, 0 to 1
-	// NoMetadata counts samples without a row in the metadata table, whose columns are null.
+	Done  float64 `json:"done"`  // share of the table, 0 to 1
+	// NoMetadata counts samples without a row in the metadata table; their columns are null.
 	NoMetadata int64 `json:"no_metadata"`
-	// NoSample counts rows of the metadata table without a sample, which are left out.
+	// NoSample counts rows of the metadata table without a sample; they are left out.
 	NoSample int64 `json:"no_sample"`
-	// Skipped counts rows that the newest snapshot has already.
+	// Skipped counts rows that are in the newest snapshot already.
 	Skipped int64 `json:"skipped"`
 }
 
 const (
-	// attachRanges is into how many intervals of tokens the tables are cut. One
-	// interval's rows are held in memory, without their blobs, for each worker.
+	// attachRanges is the number of token intervals that a table is cut into. Each worker holds the rows of one
+	// interval in memory, without their blobs.
 	attachRanges = 512
-	// attachPage is how many bytes of blobs a page of rows aims at.
+	// attachPage is the target size of a page of rows, in bytes of blobs.
 	attachPage = 4 << 20
-	// foreignLevel is the consistency of scans of other programs' tables, which
-	// were written at who knows what.
+	// foreignLevel is the consistency of scans of other programs' tables, whose write consistency is unknown.
 	foreignLevel = gocql.LocalQuorum
-	// defaultSplit is where rows are if nothing says where.
+	// defaultSplit is the split of rows without one.
 	defaultSplit = "train"
 	// attachWorkers is the default of AttachOptions.Workers.
 	attachWorkers = 8
 )
 
-// Attach makes a snapshot of the rows of a table that some other program keeps,
-// without copying them. Every cell is read once, for its size and checksum;
-// the bytes stay where they are, and a cell that changes later fails its checksum when it is
-// served. Rows come in the order of their tokens, which is the same in every
-// scan, split by split.
+// Attach makes a snapshot of the rows of another program's table without copying them. It reads every cell once, for
+// its size and checksum. The bytes stay in the table; a cell that changes later fails its checksum when it is served.
+// Rows are in the order of their tokens, which is the same in every scan, split by split.
 func (s *Store) Attach(ctx context.Context, opts AttachOptions) (_ *schema.Snapshot, report AttachReport, err error) {
 	if err := s.enter(ctx); err != nil {
 		return nil, report, err
@@ -105,14 +100,14 @@ type attachment struct {
 
 	data, meta source
 	schema     *arrow.Schema
-	metaSchema *arrow.Schema // its metadata columns
+	metaSchema *arrow.Schema // the metadata columns
 	splitAt    int           // the column of metaSchema that names the split, -1 for none
-	splitOnly  bool          // which is not one of the dataset
+	splitOnly  bool          // that column is not one of the dataset
 
-	meanRow atomic.Int64 // bytes of blobs in a row, as seen so far
+	meanRow atomic.Int64 // mean size of a row's blobs so far
 
 	in     store.Ingest
-	known  known // of the snapshot that is appended to
+	known  known // ids of the snapshot that is appended to
 	report AttachReport
 	splits []*splitBuilder
 }
@@ -125,7 +120,7 @@ type source struct {
 	columns         []column
 }
 
-// column is one that is taken from a table.
+// column is a column that is taken from a table.
 type column struct {
 	name  string
 	kind  *columnType   // nil for a blob column
@@ -251,7 +246,7 @@ func (a *attachment) parent(ctx context.Context) (*schema.Snapshot, error) {
 	return newest, nil
 }
 
-// describe looks at the tables' columns and decides what the dataset's are.
+// describe reads the tables' columns and determines the dataset's.
 func (a *attachment) describe(ctx context.Context) error {
 	var err error
 	if a.data, err = a.open(ctx, a.opts.Data, true); err != nil {
@@ -296,7 +291,7 @@ func (a *attachment) describe(ctx context.Context) error {
 		return bad("columns", "no blob column", "at least one of table "+a.opts.Data)
 	}
 	a.metaSchema = arrow.NewSchema(meta, nil)
-	// A column that only says which split is not repeated under a name that is taken.
+	// A column that is only used for the split is left out if its name is taken.
 	if a.splitAt >= 0 && (a.opts.SplitColumn == schema.SplitColumn || a.opts.Columns != nil &&
 		!slices.Contains(a.opts.Columns, a.opts.SplitColumn)) {
 		a.splitOnly = true
@@ -322,7 +317,7 @@ func (a *attachment) open(ctx context.Context, name string, withBlobs bool) (sou
 				err = fmt.Errorf("%w: table %s: column %s (%s %s): want a primary key of one uuid", schema.ErrInvalid,
 					name, col, kind, cqlType)
 			case kind != "regular":
-				// Static columns need clustering columns, which there are none of.
+				// Static columns need clustering columns, and there are none.
 			case cqlType == "blob" && withBlobs:
 				src.columns = append(src.columns, column{name: col})
 			case columnTypes[cqlType] != nil:
@@ -350,7 +345,7 @@ func (a *attachment) open(ctx context.Context, name string, withBlobs bool) (sou
 	return src, err
 }
 
-// register lets every process find the tables that keys will point into.
+// register records the tables that keys will refer to, so that every process finds them.
 func (a *attachment) register(ctx context.Context) error {
 	var list []*foreignTable
 	for _, c := range a.data.columns {
@@ -361,7 +356,7 @@ func (a *attachment) register(ctx context.Context) error {
 	return a.s.register(ctx, list)
 }
 
-// register writes down which tables are attached, and takes note of all that are.
+// register records attached tables, and reads the list of all.
 func (s *Store) register(ctx context.Context, list []*foreignTable) error {
 	for _, t := range list {
 		q := s.db.Query(insertAttached, t.prefix[:], t.keyspace, t.table, t.id, t.data).Consistency(s.catalogLevel())
@@ -372,7 +367,7 @@ func (s *Store) register(ctx context.Context, list []*foreignTable) error {
 	return s.loadAttached(ctx)
 }
 
-// interval is what was scanned between two tokens.
+// interval is the result of scanning the rows between two tokens.
 type interval struct {
 	ids        []schema.ID
 	meta       arrow.Record        // of metaSchema
@@ -382,12 +377,11 @@ type interval struct {
 	noSample   int64
 }
 
-// scan reads the tables, several intervals at once, and takes in what they
-// hold in the order of the intervals.
+// scan reads the tables, several intervals at once, and takes the results in the order of the intervals.
 func (a *attachment) scan(ctx context.Context) error {
 	ranges := ring(a.opts.ranges)
 	g, ctx := errgroup.WithContext(ctx)
-	// One waits here for each worker at most, besides those being scanned.
+	// At most one finished interval per worker waits here.
 	queue := make(chan chan *interval, a.opts.Workers)
 	g.Go(func() error {
 		defer close(queue)
@@ -416,7 +410,7 @@ func (a *attachment) scan(ctx context.Context) error {
 		for out := range queue {
 			iv, ok := <-out
 			if !ok {
-				break // the scan's own error says why
+				break // the scan returns the error
 			}
 			n++
 			err := a.take(ctx, iv, float64(n)/float64(len(ranges)))
@@ -425,7 +419,7 @@ func (a *attachment) scan(ctx context.Context) error {
 				return err
 			}
 		}
-		for out := range queue { // what came after a failure
+		for out := range queue { // results that came after a failure
 			if iv, ok := <-out; ok {
 				iv.meta.Release()
 			}
@@ -467,7 +461,7 @@ func (a *attachment) scanInterval(ctx context.Context, r pair) (*interval, error
 			dest = append(dest, c.kind.dest())
 		}
 	}
-	page := 8 // until it is known how large rows are
+	page := 8 // until the size of rows is known
 	if mean := a.meanRow.Load(); mean > 0 {
 		page = int(min(max(attachPage/mean, 1), rowsAtOnce))
 	}
@@ -514,7 +508,7 @@ func (a *attachment) scanInterval(ctx context.Context, r pair) (*interval, error
 	iv.noSample = int64(len(meta))
 	rec := b.NewRecord()
 	defer rec.Release()
-	// A record without columns would not know how many rows it has.
+	// The number of rows is given, because a record without columns has none.
 	iv.meta = array.NewRecord(a.metaSchema, rec.Columns(), int64(len(iv.ids)))
 	return iv, nil
 }
@@ -541,7 +535,7 @@ func (a *attachment) scanMetadata(ctx context.Context, r pair) (map[gocql.UUID][
 	return rows, err
 }
 
-// digest receives a cell and keeps its size and checksum alone.
+// digest receives a cell and keeps only its size and checksum.
 type digest struct {
 	table *foreignTable
 	size  int64
@@ -670,7 +664,7 @@ func (a *attachment) flushPage(ctx context.Context, sp *splitBuilder) error {
 	return nil
 }
 
-// snapshot puts the splits one after the other.
+// snapshot concatenates the splits.
 func (a *attachment) snapshot(ctx context.Context, parent *schema.Snapshot) (*schema.Snapshot, error) {
 	source := "table " + a.opts.Data
 	if a.opts.Metadata != "" {
@@ -712,19 +706,18 @@ func (a *attachment) snapshot(ctx context.Context, parent *schema.Snapshot) (*sc
 	return snap, nil
 }
 
-// known are the ids of the snapshot that is appended to, 16 bytes each, and which of
-// them the scan came across. An id in two rows of a snapshot would make each
-// sample two.
+// known holds the ids of the snapshot that is appended to, 16 bytes each, and those that the scan found again. An id
+// in two rows of a snapshot would give two samples the same id.
 type known struct {
 	ids   []schema.ID // sorted
-	named []string    // the first few that were met
+	named []string    // the first few that were found again
 	met   int64
 }
 
 // knownNamed is how many ids an error names.
 const knownNamed = 5
 
-// read takes in the ids of a snapshot, page by page.
+// read reads the ids of a snapshot, page by page.
 func (k *known) read(ctx context.Context, s *Store, snap *schema.Snapshot) error {
 	k.ids = make([]schema.ID, 0, snap.Rows())
 	err := store.EachPage(ctx, snap, snap.Chunks, s.get, func(_ schema.Chunk, m *schema.Manifest) error {
@@ -740,7 +733,7 @@ func (k *known) read(ctx context.Context, s *Store, snap *schema.Snapshot) error
 	return nil
 }
 
-// has says whether an id is known, and takes note of it.
+// has reports whether an id is known, and records that it was found again.
 func (k *known) has(id schema.ID) bool {
 	if _, found := slices.BinarySearchFunc(k.ids, id, compareIDs); !found {
 		return false
@@ -751,7 +744,7 @@ func (k *known) has(id schema.ID) bool {
 	return true
 }
 
-// err names the ids that were met.
+// err names the ids that were found again.
 func (k *known) err(snap *schema.Snapshot) error {
 	if k.met == 0 {
 		return nil

@@ -8,7 +8,7 @@ import (
 	"github.com/gocql/gocql"
 )
 
-// columnType is how a CQL type becomes an Arrow type.
+// columnType maps a CQL type to an Arrow type.
 type columnType struct {
 	arrow arrow.DataType
 	dest  func() any // what the driver scans into: a pointer to a pointer, nil for a null
@@ -36,7 +36,7 @@ func converted[T any, B array.Builder](t arrow.DataType, put func(B, T)) *column
 	}
 }
 
-// columnTypes are the types of metadata columns by their CQL names.
+// columnTypes are the types of metadata columns by CQL name.
 var columnTypes = map[string]*columnType{
 	"boolean":  typed[bool, *array.BooleanBuilder](arrow.FixedWidthTypes.Boolean),
 	"tinyint":  typed[int8, *array.Int8Builder](arrow.PrimitiveTypes.Int8),

@@ -13,17 +13,17 @@ import (
 	"bowstring/schema"
 )
 
-// PartBytes is the size of every part of a blob but the last. It is part of
-// the format: readers compute from a blob's size which parts it has.
+// PartBytes is the size of every part of a blob except the last. It belongs to the format: readers compute the parts
+// of a blob from its size.
 const PartBytes = 1 << 20
 
 // partsOf is the number of parts of a blob of that size. An empty blob has one.
 func partsOf(size int64) int { return int(max(1, (size+PartBytes-1)/PartBytes)) }
 
-// partsAtOnce bounds how many parts of one blob are in flight.
+// partsAtOnce bounds the parts of one blob in flight.
 const partsAtOnce = 16
 
-// maxBlob bounds what a reference may make Get allocate.
+// maxBlob bounds the memory that Get allocates for a reference.
 const maxBlob = 1 << 40
 
 const (
@@ -32,8 +32,8 @@ const (
 	deletePart = "DELETE FROM " + tableParts + " WHERE key = ? AND part = ?"
 )
 
-// Get implements store.Store. The parts of a large blob are read at the same
-// time. A blob of another size than ref says is a schema.ErrDataLoss.
+// Get implements store.Store. It reads the parts of a large blob in parallel. If the blob has another size than ref,
+// it returns a schema.ErrDataLoss.
 func (s *Store) Get(ctx context.Context, ref schema.BlobRef) (schema.Blob, error) {
 	if err := s.enter(ctx); err != nil {
 		return schema.Blob{}, err
@@ -57,7 +57,7 @@ func (s *Store) get(ctx context.Context, ref schema.BlobRef) (schema.Blob, error
 	}
 	b, err := s.readParts(ctx, ref)
 	if errors.Is(err, schema.ErrNotFound) {
-		// It may have been attached by another process since this one looked.
+		// Another process may have attached it since the list was read.
 		if err := s.loadAttached(ctx); err != nil {
 			return schema.Blob{}, err
 		}
@@ -68,7 +68,7 @@ func (s *Store) get(ctx context.Context, ref schema.BlobRef) (schema.Blob, error
 	return b, err
 }
 
-// readParts reads a blob. When it returns, nothing writes to its memory any more.
+// readParts reads a blob. After it returns, no goroutine writes to its memory.
 func (s *Store) readParts(ctx context.Context, ref schema.BlobRef) (schema.Blob, error) {
 	n := partsOf(ref.Size)
 	if n == 1 {
@@ -95,7 +95,7 @@ func (s *Store) readParts(ctx context.Context, ref schema.BlobRef) (schema.Blob,
 	return schema.NewBlob(buf.data, buf), nil
 }
 
-// readOne reads a blob of one part, with others where that is possible.
+// readOne reads a blob of one part, in one statement with others if possible.
 func (s *Store) readOne(ctx context.Context, ref *schema.BlobRef) (schema.Blob, error) {
 	b, by, err := s.gathering.read(ctx, ref)
 	switch {
@@ -126,7 +126,7 @@ func (s *Store) readPart(r *reading, ref *schema.BlobRef, part int) error {
 		case err == nil:
 			return nil
 		case errors.Is(err, gocql.ErrNotFound):
-			// The replica asked may have missed the write: blobs are written at a quorum.
+			// The replica may have missed the write: blobs are written at a quorum.
 		default:
 			return fmt.Errorf("read blob %s: %w", ref.Key, err)
 		}
@@ -135,27 +135,25 @@ func (s *Store) readPart(r *reading, ref *schema.BlobRef, part int) error {
 		schema.ErrNotFound, ref.Key, part+1, partsOf(ref.Size), s.where(nil, tableParts))
 }
 
-// reading is a read of one cell: its context, the values bound to its statement,
-// the order in which hosts are asked, and where the cell goes. It is one
-// allocation, for there is one for each blob.
+// reading is a read of one cell: its context, the values of its statement, the order of hosts, and the destination.
+// It is a single allocation, because there is one for each blob.
 type reading struct {
-	context.Context //nolint:containedctx // it is one
+	context.Context //nolint:containedctx // the reading is a context itself
 
 	stmt  string
 	args  [2]any
-	bound int // args
+	bound int // number of args
 	key   boundKey
 
 	route route
 
-	// A cell that has the length wanted goes to dst, or, if that is nil, to a
-	// buffer that is taken when it has come: what is on its way needs no memory,
-	// and the buffer given back last is still in the processor's cache.
+	// A cell of the wanted length goes to dst or, if dst is nil, to a buffer that is taken when the cell arrives. So
+	// reads in flight need no memory, and the buffer used is the last one released, which is still in the CPU cache.
 	want   int
 	dst    []byte
 	arena  *arena
-	buffer *buffer // taken, nil if none was
-	fault  error   // why none could be
+	buffer *buffer // nil if none was taken
+	fault  error   // the error of taking one
 
 	into [1]any // the reading itself
 	size int    // of the cell
@@ -171,7 +169,7 @@ func newReading(ctx context.Context, stmt string, want int) *reading {
 
 func (r *reading) bind(args ...any) { r.bound = copy(r.args[:], args) }
 
-// Value implements context.Context. It brings the reading to where the host is chosen.
+// Value implements context.Context. It passes the reading to the policy that chooses the host.
 func (r *reading) Value(key any) any {
 	if key == (routeKey{}) {
 		return r
@@ -179,7 +177,7 @@ func (r *reading) Value(key any) any {
 	return r.Context.Value(key)
 }
 
-// UnmarshalCQL implements gocql.Unmarshaler. The driver lends its buffer only.
+// UnmarshalCQL implements gocql.Unmarshaler. The driver's buffer is only valid during the call.
 func (r *reading) UnmarshalCQL(_ gocql.TypeInfo, data []byte) error {
 	r.null = data == nil
 	r.size = len(data)
@@ -196,7 +194,7 @@ func (r *reading) UnmarshalCQL(_ gocql.TypeInfo, data []byte) error {
 	return nil
 }
 
-// blob is what was read, or the error that there was.
+// blob is the result of the read, or its error.
 func (r *reading) blob(err error) (schema.Blob, error) {
 	if err == nil {
 		return schema.NewBlob(r.buffer.data, r.buffer), nil
@@ -207,18 +205,17 @@ func (r *reading) blob(err error) (schema.Blob, error) {
 	return schema.Blob{}, err
 }
 
-// boundKey is a key as a value for a statement; as a slice it would be copied.
+// boundKey is a key as a value for a statement; a slice would be copied.
 type boundKey schema.Key
 
 // MarshalCQL implements gocql.Marshaler.
 func (k *boundKey) MarshalCQL(gocql.TypeInfo) ([]byte, error) { return k[:], nil }
 
-// readRetry asks one more host at once where one fails, such as for a connection
-// that was cut. Waiting and trying again is the caller's business.
+// readRetry tries one more host at once if a host fails, for example because its connection was cut. The caller
+// pauses and retries.
 var readRetry = movingRetries(1)
 
-// readCell reads a cell, which must have the length wanted. No row is a
-// gocql.ErrNotFound.
+// readCell reads a cell, which must have the wanted length. If there is no row, it returns gocql.ErrNotFound.
 func (s *Store) readCell(session *gocql.Session, r *reading, level gocql.Consistency, table string) error {
 	r.size, r.null = 0, false
 	q, made := r.query(session)
@@ -242,9 +239,8 @@ func (s *Store) readCell(session *gocql.Session, r *reading, level gocql.Consist
 	return nil
 }
 
-// query makes a query with the reading as its context. It is to be released as
-// made, which may be another: gocql can give a query a context only by copying
-// it, and the copy shares what its origin takes along when it is used again.
+// query makes a query with the reading as its context. The caller releases made, which may differ from q: gocql can
+// only give a query a context by copying it, and the copy shares the original's pooled resources.
 func (r *reading) query(session *gocql.Session) (q, made *gocql.Query) {
 	type fork interface {
 		QueryWithContext(ctx context.Context, stmt string, values ...any) *gocql.Query
@@ -257,12 +253,12 @@ func (r *reading) query(session *gocql.Session) (q, made *gocql.Query) {
 	return made.WithContext(r), made
 }
 
-// prepareWithin is for how long hosts are waited for that are to prepare statements.
+// prepareWithin bounds the wait for hosts to prepare statements.
 const prepareWithin = 2 * time.Second
 
-// Prepare does what would otherwise cost the first reader some round trips: each host prepares the
-// statements that reading takes, by being asked for what no name can name, the process's row is
-// written, and some memory for blobs is touched, in bytes.
+// Prepare does in advance what would cost the first reader some round trips. Each host prepares the statements of
+// reads, by being asked for a name that cannot exist. The row of this process is written, and memory bytes for blobs
+// are touched.
 func (s *Store) Prepare(ctx context.Context, memory int64) error {
 	if err := s.enter(ctx); err != nil {
 		return err
@@ -290,8 +286,8 @@ func (s *Store) Prepare(ctx context.Context, memory int64) error {
 	return g.Wait()
 }
 
-// prepareHosts has the hosts that are asked first prepare what reading takes. The driver has each host prepare a
-// statement when it is used there first, so a host that fails here, or takes too long, does so for its first reader.
+// prepareHosts makes the preferred hosts prepare the statements of reads. The driver lets each host prepare a
+// statement at its first use there, so a host that fails here, or is too slow, prepares for its first reader.
 func (s *Store) prepareHosts(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, prepareWithin)
 	defer cancel()
@@ -322,5 +318,5 @@ func (s *Store) prepareHosts(ctx context.Context) {
 			})
 		}
 	}
-	_ = g.Wait() // none returns an error
+	_ = g.Wait() // the functions return no error
 }

@@ -13,27 +13,21 @@ import (
 	"bowstring/schema"
 )
 
-// arena gives out the memory that blobs are read into. It lies outside of the
-// Go heap: there it would count towards the collector's goal, by which a
-// process grows to twice what it holds, and it would be given back and taken
-// anew, while memory that is touched for the first time costs more than all
-// else about a read.
+// arena provides the memory that blobs are read into, outside the Go heap. On the heap it would raise the garbage
+// collector's goal, which lets a process grow to twice what it holds. It would also be released and allocated again,
+// and touching fresh memory costs more than everything else about a read.
 //
-// Memory is mapped in slabs of buffers of one size. A buffer belongs to who has
-// it until Unpin, and so does its slab to the arena's holder until Close; what
-// is pinned then stays valid, and is unmapped with the last Unpin.
+// Memory is mapped in slabs of buffers of one size. The caller of take owns a buffer until Unpin, and the store owns
+// the arena until Close. Buffers that are pinned at Close stay valid; each slab is unmapped with its last Unpin.
 //
-// Slabs without a pinned buffer are kept as long as there are not more of them,
-// together with those in use, than were in use at some time in the last two
-// periods, and some to spare, for the shares of the sizes vary; or than were
-// touched ahead of their use. The others are unmapped by a timer, which runs
-// while there are any, and before new ones are mapped. One of the right size
-// becomes what another class needs, and what was touched for small slabs
-// makes room for large ones.
+// Slabs without pinned buffers stay mapped as long as the total of slabs does not exceed the maximum in use in the
+// last two periods, plus some spare, because the shares of the sizes vary; or the memory that was touched in advance.
+// The others are unmapped by a timer, which runs while there are any, and before new slabs are mapped. An idle slab
+// of the right size is reused for another class, and memory that was touched for small slabs makes room for large
+// ones.
 //
-// What is pinned for long, by consumers that stand still, may be spread over many
-// slabs. Where what lies free between pinned buffers is much, the pages of
-// buffers that become free are given back at once.
+// Buffers that are pinned for long, by stalled consumers, may be spread over many slabs. If there is much free memory
+// between pinned buffers, the pages of buffers that become free are released at once.
 type arena struct {
 	period time.Duration
 	spare  int64 // bytes
@@ -42,30 +36,29 @@ type arena struct {
 	classes [classes]class
 	timer   *time.Timer // nil while nothing is idle
 	closed  bool
-	freed   int64 // counts slabs that have become idle, to tell which did first
+	freed   int64 // counts slabs that have become idle; orders them
 
-	// In bytes of slabs: mapped, those with pinned buffers, and the most of
-	// these in this period and in the one before.
+	// In bytes of slabs: mapped, with pinned buffers, and the maximum of the latter in this period and in the one
+	// before.
 	mapped, used, peak, before int64
-	ready                      int64    // as much stays mapped, if it ever was
-	touched                    [][]byte // mappings for small slabs that wait for their first use
+	ready                      int64    // once mapped, this much stays mapped
+	touched                    [][]byte // mappings for small slabs, touched in advance and not yet used
 
 	buffers int64 // pinned
-	bytes   int64 // of them, as asked for
-	between int64 // bytes of free buffers, whose pages are there, in slabs with pinned ones
-	maps    int64 // slabs ever mapped
+	bytes   int64 // size requested for them
+	between int64 // bytes of free buffers, with pages, in slabs with pinned ones
+	maps    int64 // slabs mapped so far
 }
 
-// class has the slabs of buffers of one size. The slabs without a free buffer
-// are in no list.
+// class holds the slabs of buffers of one size. Slabs without a free buffer are in no list.
 type class struct {
-	partial slabList // some buffers pinned
-	idle    slabList // none pinned; the first became so last
+	partial slabList // some buffers are pinned
+	idle    slabList // no buffer is pinned; the most recent first
 }
 
 const (
-	// betweenShare is of which part of what is pinned as much, and half of what is
-	// to spare, may lie free between it.
+	// betweenShare is the inverse of the share of the pinned bytes up to which, plus half of the spare, free memory
+	// may lie between pinned buffers.
 	betweenShare = 4
 
 	arenaPeriod = 10 * time.Second
@@ -77,16 +70,15 @@ type buffer struct {
 	arena  *arena
 	slab   *slab
 	memory []byte
-	data   []byte // of the length asked for, in memory
+	data   []byte // the requested length of memory
 	pinned bool   // guarded by arena.mu
-	absent bool   // it is free, and its pages were given back; guarded by arena.mu
+	absent bool   // free, and its pages were released; guarded by arena.mu
 }
 
-// leastFramed is the least length of blobs that lie in a frame. Their buffers are whole blocks, and pages, as all of
-// such a size are.
+// leastFramed is the length from which blobs lie in a frame. Buffers of that size are whole blocks and pages.
 const leastFramed = 16 << 10
 
-// take returns a buffer of n bytes, n > 0, that nobody else has. What it holds is undefined.
+// take returns a buffer of n bytes, n > 0, that the caller owns until Unpin. Its content is undefined.
 func (a *arena) take(n int64) (*buffer, error) {
 	whole, begin := n, int64(0)
 	if n >= leastFramed {
@@ -101,7 +93,7 @@ func (a *arena) take(n int64) (*buffer, error) {
 			s = newSlab(a, c, size, mapping, z, count)
 		} else {
 			doomed := a.surplus(a.keep(a.used+z) - z)
-			a.mapped += z // also while it is being mapped
+			a.mapped += z // counted while it is being mapped
 			a.mu.Unlock()
 			err := unmap(doomed)
 			if err == nil {
@@ -136,8 +128,8 @@ func (a *arena) take(n int64) (*buffer, error) {
 	return b, nil
 }
 
-// available returns a slab with a free buffer, which is in no list if it has
-// only one buffer and in partial otherwise; nil if there is none.
+// available returns a slab with a free buffer, nil if there is none. The slab is in no list if it has only one
+// buffer, else in partial.
 func (a *arena) available(c int) *slab {
 	if c == alone {
 		return nil
@@ -175,7 +167,7 @@ func (b *buffer) Frame() []byte {
 	return b.memory[:schema.FrameSize(int64(len(b.data)))]
 }
 
-// Unpin implements schema.Owner: it gives the buffer back.
+// Unpin implements schema.Owner: it releases the buffer.
 func (b *buffer) Unpin() {
 	a, s := b.arena, b.slab
 	a.mu.Lock()
@@ -191,7 +183,7 @@ func (b *buffer) Unpin() {
 	if a.between > a.bytes/betweenShare+a.spare/2 && len(b.memory) >= leastFramed && len(s.free) < len(s.buffers) {
 		a.countLocked(b, -1)
 		b.absent = true
-		_ = unix.Madvise(b.memory, unix.MADV_DONTNEED) // it is mapped, and nobody's
+		_ = unix.Madvise(b.memory, unix.MADV_DONTNEED) // the memory is mapped, and free
 	}
 	var doomed *slab
 	switch {
@@ -201,18 +193,18 @@ func (b *buffer) Unpin() {
 		a.classes[s.class].partial.push(s)
 	}
 	a.mu.Unlock()
-	// An error would mean that it was not mapped, which nobody could mend.
+	// An error would mean that it was not mapped, and there is no way to handle that.
 	_ = unmap(doomed)
 }
 
-// countLocked counts a free buffer of a slab with pinned ones in, or out.
+// countLocked adds a free buffer of a slab with pinned ones to between, or subtracts it.
 func (a *arena) countLocked(b *buffer, sign int64) {
 	if !b.absent {
 		a.between += sign * int64(len(b.memory))
 	}
 }
 
-// retire puts a slab without pinned buffers aside, and returns it if it is not to be kept.
+// retire makes a slab without pinned buffers idle, or returns it if it is to be unmapped.
 func (a *arena) retire(s *slab) *slab {
 	if len(s.buffers) > 1 {
 		a.classes[s.class].partial.remove(s)
@@ -234,14 +226,14 @@ func (a *arena) retire(s *slab) *slab {
 	return nil
 }
 
-// keep is how much may stay mapped where least bytes are needed now.
+// keep is how much may stay mapped if least bytes are needed now.
 func (a *arena) keep(least int64) int64 {
 	n := max(a.peak, a.before, least)
 	return max(n+min(n, a.spare), a.ready)
 }
 
-// unused returns the mapping of a slab of that size that nobody uses: one that was touched ahead of its use, or where as
-// much is mapped as may be, that of another class that became idle first. It returns nil if there is none.
+// unused returns the mapping of an unused slab of that size: one that was touched in advance, or, if the limit of
+// mapped memory is reached, the slab of another class that has been idle longest. It returns nil if there is none.
 func (a *arena) unused(size int64) []byte {
 	if last := len(a.touched) - 1; last >= 0 && size == smallSlab {
 		mapping := a.touched[last]
@@ -264,9 +256,8 @@ func (a *arena) unused(size int64) []byte {
 	return oldest.mapping
 }
 
-// surplus takes out what nobody uses and exceeds what is to stay mapped: first what was touched ahead of a use that has
-// not come, or that would stay at the cost of what is used now and then, then the slabs that became idle first. It
-// returns them as a list.
+// surplus removes unused memory beyond stay: first what was touched in advance, then the slabs that have been idle
+// longest. It returns them as a list.
 func (a *arena) surplus(stay int64) (doomed *slab) {
 	for a.mapped > max(stay, a.used) {
 		if last := len(a.touched) - 1; last >= 0 {
@@ -281,7 +272,7 @@ func (a *arena) surplus(stay int64) (doomed *slab) {
 				oldest = s
 			}
 		}
-		if oldest == nil { // others are being mapped just now
+		if oldest == nil { // others are being mapped at the moment
 			break
 		}
 		a.classes[oldest.class].idle.remove(oldest)
@@ -304,7 +295,7 @@ func (a *arena) tick() {
 	_ = unmap(doomed) // see Unpin
 }
 
-// close unmaps what nobody has pinned, and lets the rest follow as it is unpinned.
+// close unmaps what is not pinned. The rest is unmapped as it is unpinned.
 func (a *arena) close() error {
 	a.mu.Lock()
 	a.closed = true
@@ -317,9 +308,8 @@ func (a *arena) close() error {
 	return unmap(doomed)
 }
 
-// touch maps and touches memory for small slabs, some bytes in all, so that
-// reads need not: the kernel clears it, and where it is a guest, its host
-// finds it first. As much stays until close.
+// touch maps and touches n bytes for small slabs in advance of reads: the kernel clears the pages and, in a virtual
+// machine, the host allocates them first. That much memory stays mapped until close.
 func (a *arena) touch(n int64) error {
 	for ; n >= smallSlab; n -= smallSlab {
 		mapping, err := mapSlab(smallSlab)
@@ -338,25 +328,23 @@ func (a *arena) touch(n int64) error {
 	return nil
 }
 
-// Sizes of buffers grow by a quarter of a power of two, so that at most a
-// fifth of one is wasted. Larger ones are mapped for their blob alone.
+// Sizes of buffers grow by a quarter of a power of two, so that at most a fifth of a buffer is wasted. Larger buffers
+// are mapped separately.
 const (
 	leastBits = 10 // smaller blobs share a class
 	mostBits  = 26
 	classes   = (mostBits-leastBits)*4 + 1
 	alone     = -1 // the class of larger ones
 
-	// hugePage is what the processor maps by one entry. Memory that is used
-	// again after it was unmapped comes five times as fast in pages of this size.
+	// hugePage is the memory of one page table entry for huge pages. Memory that is mapped again after it was
+	// unmapped comes five times as fast in huge pages.
 	hugePage  = 2 << 20
 	smallPage = 4 << 10
-	// smallSlab and largeSlab hold buffers up to a quarter of them; larger buffers have
-	// a slab each.
+	// smallSlab and largeSlab hold buffers of up to a quarter of their size; larger buffers have a slab each.
 	smallSlab, largeSlab = hugePage, 4 * hugePage
 )
 
-// classOf returns the class of buffers that hold n bytes, and their size. The
-// class is alone if there is none.
+// classOf returns the class of buffers for n bytes, and their size. The class is alone if there is none.
 func classOf(n int64) (c int, size int64) {
 	if n <= 1<<leastBits {
 		return 0, 1 << leastBits
@@ -370,7 +358,7 @@ func classOf(n int64) (c int, size int64) {
 	return (exp-leastBits)*4 + int(steps), int64(1)<<exp + steps*quarter
 }
 
-// slabOf is the size of a slab of buffers of that size, and how many it holds.
+// slabOf returns the size of a slab for buffers of that size, and how many it holds.
 func slabOf(size int64) (slab int64, n int) {
 	switch {
 	case size <= smallSlab/4:
@@ -387,14 +375,14 @@ type slab struct {
 	mapping []byte
 	size    int64
 	buffers []buffer
-	free    []*buffer // the last was used last
-	order   int64     // when it became idle
+	free    []*buffer // the most recently used last
+	order   int64     // order of becoming idle
 
 	prev, next *slab
 }
 
-// mapSlab maps a slab of that size, from the beginning of a huge page on. Neighbours have nothing between them, so that
-// the kernel, which bounds how many mappings a process has, joins them.
+// mapSlab maps a slab of that size, aligned to a huge page. Neighbouring slabs have no gap between them, so that the
+// kernel, which limits the number of mappings, joins them.
 func mapSlab(size int64) ([]byte, error) {
 	memory, err := mapMemory(size)
 	if err == nil && uintptr(memory)%hugePage != 0 {
@@ -414,7 +402,7 @@ func mapMemory(size int64) (unsafe.Pointer, error) {
 	return unix.MmapPtr(-1, 0, nil, uintptr(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
 }
 
-// mapAligned maps more than is asked for, and gives back what lies before a huge page and after the last one.
+// mapAligned maps more than needed, and unmaps what is before a huge page and after the slab.
 func mapAligned(size int64) (unsafe.Pointer, error) {
 	size = (size + smallPage - 1) / smallPage * smallPage
 	begin, err := mapMemory(size + hugePage)
@@ -429,7 +417,7 @@ func mapAligned(size int64) (unsafe.Pointer, error) {
 	return memory, errors.Join(err, unix.MunmapPtr(unsafe.Add(memory, size), hugePage-before))
 }
 
-// newSlab makes n buffers of that size of a mapping.
+// newSlab makes n buffers of that size in a mapping.
 func newSlab(a *arena, c int, size int64, mapping []byte, slabSize int64, n int) *slab {
 	s := &slab{class: c, mapping: mapping, size: slabSize, buffers: make([]buffer, n), free: make([]*buffer, n)}
 	for i := range s.buffers {
@@ -452,7 +440,7 @@ func unmap(list *slab) error {
 	return first
 }
 
-// slabList is a list from which any element can be taken.
+// slabList is a doubly linked list.
 type slabList struct{ first, last *slab }
 
 func (l *slabList) push(s *slab) {

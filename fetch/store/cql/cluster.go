@@ -14,15 +14,15 @@ import (
 	"bowstring/schema"
 )
 
-// Tables of clusters of nodes. [Init] makes them; a store without them works, but for clusters.
+// Tables of clusters of nodes. [Init] creates them. A store without them works, but not for clusters.
 const (
 	tableLeases  = "cluster_leases"
 	tableLayouts = "cluster_layouts"
 	tableClaims  = "cluster_claims"
 )
 
-// clusterTables are made like the others. Leases are written again and again, and lapse: tombstones
-// are not to be kept for longer than the nodes of the database may be apart.
+// clusterTables are created like the other tables. Leases are rewritten often, and expire, so tombstones are kept no
+// longer than the database's nodes may be partitioned.
 var clusterTables = map[string]string{
 	tableLeases: "(cluster text, id text, lease blob, PRIMARY KEY (cluster, id)) WITH gc_grace_seconds = 3600 AND " +
 		"comment = 'bowstring cluster 1: nodes at work; rows lapse'",
@@ -43,7 +43,7 @@ const (
 		"USING TTL ?"
 )
 
-// createClusterTables makes those that are missing.
+// createClusterTables creates the missing ones.
 func (s *Store) createClusterTables(ctx context.Context, session *gocql.Session, v *survey) error {
 	for _, name := range slices.Sorted(maps.Keys(clusterTables)) {
 		if _, ok := v.tables[name]; ok {
@@ -57,7 +57,7 @@ func (s *Store) createClusterTables(ctx context.Context, session *gocql.Session,
 	return nil
 }
 
-// clustered says of an error that there are no tables for clusters, if that is so.
+// clustered explains an error that says that the tables of clusters are missing.
 func (s *Store) clustered(err error) error {
 	if code, ok := codeOf(err); ok && code == codeInvalid {
 		return fmt.Errorf("%w: keyspace %s has no tables for clusters: bowstring store init makes them (%s)",
@@ -66,8 +66,8 @@ func (s *Store) clustered(err error) error {
 	return err
 }
 
-// onControl runs a statement of clusters by the session that nothing else waits behind. The servers' clocks order what
-// is written: a node whose own clock is behind would not be seen.
+// onControl runs a statement of clusters on the control session, where it does not wait behind blobs. Writes are
+// ordered by the servers' clocks, because a node with a slow clock would otherwise be invisible.
 func (s *Store) onControl(ctx context.Context, table, doing string, read func(scanner) error, stmt string, args ...any,
 ) error {
 	if err := s.enter(ctx); err != nil {
@@ -132,12 +132,11 @@ func (s *Store) Layout(ctx context.Context, name string) (record []byte, err err
 	return record, err
 }
 
-// claimAttempts is how often a claim is made whose outcome nobody knows.
+// claimAttempts is how often a claim with an unknown outcome is attempted.
 const claimAttempts = 5
 
-// ClaimLayout implements members.Shared. What was claimed never changes, so it is looked up first at
-// less cost. A claim whose outcome is not known is settled by a read at serial consistency:
-// whichever stands, all see the same.
+// ClaimLayout implements members.Shared. A claim never changes, so it is looked up first, which is cheaper than a
+// transaction. If the outcome of a claim is unknown, a read at serial consistency settles it for all nodes.
 func (s *Store) ClaimLayout(ctx context.Context, cluster, plan string, epoch uint64, name string,
 	ttl time.Duration) (string, error) {
 	if err := s.enter(ctx); err != nil {
@@ -168,14 +167,14 @@ func (s *Store) ClaimLayout(ctx context.Context, cluster, plan string, epoch uin
 		if err != nil && !uncertain(err) || attempt == claimAttempts {
 			return "", s.clustered(s.fault(ctx, cmp.Or(err, errUnsettled), nil, tableClaims, "claim a layout"))
 		}
-		// Somebody else has it, or nobody knows: that is looked up.
+		// Another node has claimed it, or the outcome is unknown: look it up.
 	}
 }
 
-// errUnsettled says that claims were refused, and none was to be seen.
+// errUnsettled says that a claim was refused, but none could be read.
 var errUnsettled = errors.New("a claim was neither made nor lost")
 
-// claimed is which layout was claimed; "" if none was.
+// claimed returns the claimed layout; "" if there is none.
 func (s *Store) claimed(ctx context.Context, db *gocql.Session, level gocql.Consistency, cluster, plan string,
 	epoch uint64) (string, error) {
 	var name string

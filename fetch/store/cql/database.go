@@ -19,16 +19,15 @@ const (
 	selectRows       = selectPartition + " AND row IN ?"
 	selectVersion    = "SELECT DISTINCT partition, version FROM " + tableCatalog + " WHERE partition = ?"
 
-	// A swap is a batch of these, all in one partition. The first has the
-	// condition, which for a partition that was never written is that there is
-	// no version.
+	// A swap is a batch of these in one partition. The first has the condition; for a partition that was never
+	// written, the condition is that there is no version.
 	swapNew    = "UPDATE " + tableCatalog + " SET version = ? WHERE partition = ? IF version = null"
 	swapOld    = "UPDATE " + tableCatalog + " SET version = ? WHERE partition = ? IF version = ?"
 	swapPut    = "INSERT INTO " + tableCatalog + " (partition, row, value) VALUES (?, ?, ?)"
 	swapDelete = "DELETE FROM " + tableCatalog + " WHERE partition = ? AND row = ?"
 )
 
-// rowsAtOnce is the page size where rows are small.
+// rowsAtOnce is the page size of queries with small rows.
 const rowsAtOnce = 5000
 
 // database is the store as the protocol sees it.
@@ -39,8 +38,8 @@ var (
 	_ protocol.Contents = database{}
 )
 
-// Partitions implements protocol.Catalog. A partition whose rows are all
-// deleted has its version left, and is listed.
+// Partitions implements protocol.Catalog. A partition whose rows are all deleted still has its version, and is
+// listed.
 func (d database) Partitions(ctx context.Context) ([]string, error) {
 	s := d.s
 	var names []string
@@ -55,14 +54,14 @@ func (d database) Partitions(ctx context.Context) ([]string, error) {
 	return names, err
 }
 
-// Load implements protocol.Catalog. A read at serial consistency completes a
-// transaction that was accepted, and supersedes one that was not.
+// Load implements protocol.Catalog. A read at serial consistency completes a transaction that was accepted, and
+// supersedes one that was not.
 func (d database) Load(ctx context.Context, name string) (protocol.Partition, error) {
 	return d.whole(ctx, name, d.s.serialLevel())
 }
 
-// Peek implements protocol.Catalog. What one replica alone has is written to a
-// quorum before it is shown: that is the servers' read repair.
+// Peek implements protocol.Catalog. Data that only one replica has is written to a quorum before it is returned: that
+// is the servers' read repair.
 func (d database) Peek(ctx context.Context, name string, rows ...string) (protocol.Partition, error) {
 	level := d.s.catalogLevel()
 	if len(rows) == 0 {
@@ -72,8 +71,8 @@ func (d database) Peek(ctx context.Context, name string, rows ...string) (protoc
 	if err != nil || len(p.Rows) > 0 {
 		return p, err
 	}
-	// Without rows there is no version. One that is read before the rows may be
-	// too old for a swap, and never too new.
+	// Without rows there is no version. A version that is read before the rows may be too old for a swap, but never
+	// too new.
 	before, err := d.version(ctx, name, level)
 	if err != nil || before == 0 {
 		return p, err
@@ -91,8 +90,8 @@ func (d database) version(ctx context.Context, name string, level gocql.Consiste
 	return version, err
 }
 
-// whole reads a partition as it was at one moment. Each page is; a partition that
-// has several, and changes between them, is read again in larger ones.
+// whole reads a partition as of one moment. Each page is consistent. If a partition has several pages and changes
+// between them, it is read again in larger pages.
 func (d database) whole(ctx context.Context, name string, level gocql.Consistency) (protocol.Partition, error) {
 	for size := d.s.pageRows; ; size *= 4 {
 		p, torn, err := d.read(ctx, level, size, selectPartition, name)
@@ -102,7 +101,7 @@ func (d database) whole(ctx context.Context, name string, level gocql.Consistenc
 	}
 }
 
-// read reads rows of a partition. They are torn if not all are of one version.
+// read reads rows of a partition. They are torn if they have different versions.
 func (d database) read(
 	ctx context.Context, level gocql.Consistency, size int, stmt, name string, more ...any,
 ) (p protocol.Partition, torn bool, err error) {
@@ -110,7 +109,7 @@ func (d database) read(
 	q := d.s.db.Query(stmt, append([]any{name}, more...)...).Consistency(level).PageSize(size)
 	err = d.s.rows(ctx, q, tableCatalog, fmt.Sprintf("read partition %q of the catalog", name), func(scan scanner) error {
 		for first := true; ; first = false {
-			var row *string // none in a partition that has a version and no rows
+			var row *string // nil in a partition with a version and no rows
 			var value []byte
 			var version int64
 			if !scan(&row, &value, &version) {
@@ -126,8 +125,8 @@ func (d database) read(
 	return p, torn, err
 }
 
-// Swap implements protocol.Catalog. The driver never repeats it: it could not
-// tell its own success from somebody else's.
+// Swap implements protocol.Catalog. The driver never repeats it, because it could not distinguish its own success
+// from another process's.
 func (d database) Swap(ctx context.Context, name string, version int64, change protocol.Change) error {
 	s := d.s
 	if ctx.Err() != nil {
@@ -176,15 +175,15 @@ const (
 	selectMembers = "SELECT id, holder, acked, beat, holds FROM " + tableMembers
 )
 
-// memberTTL is Options.Lapse unless it is said.
+// memberTTL is the default of Options.Lapse.
 const memberTTL = time.Minute
 
-// Announce implements protocol.Members. The beat is the write time, so that no
-// clock decides which of two rows is the newer one.
+// Announce implements protocol.Members. The beat is the write time, so that no clock decides which of two rows is
+// newer.
 func (d database) Announce(ctx context.Context, m protocol.Member) error {
 	s := d.s
 	if m.Beat <= 0 {
-		// the driver would take 0 for now
+		// The driver would replace 0 with the current time.
 		return fmt.Errorf("%w: beat %d of member %s", schema.ErrInvalid, m.Beat, m.ID)
 	}
 	q := s.db.Query(writeMember, m.ID, m.Holder, int64(m.Acked), m.Beat, m.Holds, int(s.options.Lapse.Seconds())).
@@ -215,8 +214,8 @@ func (d database) Members(ctx context.Context) ([]protocol.Member, error) {
 	return list, err
 }
 
-// Leave implements protocol.Members. Its write time is the time of day in
-// microseconds, which no count of beats comes near to.
+// Leave implements protocol.Members. Its write time is the time of day in microseconds, which is far above any count
+// of beats.
 func (d database) Leave(ctx context.Context, id string) error {
 	s := d.s
 	q := s.db.Query(deleteMember, id).Consistency(s.catalogLevel())
@@ -232,12 +231,12 @@ const (
 	unsizeBlob = "DELETE size FROM " + tableBlobs + " WHERE key = ?"
 	deleteBlob = "DELETE FROM " + tableBlobs + " WHERE key = ?"
 
-	// It says that the bytes are there, and brings none.
+	// It shows that the bytes are there, without transferring them.
 	findPart = "SELECT WRITETIME(data) FROM " + tableParts + " WHERE key = ? AND part = ?"
 )
 
 const (
-	// scanRanges is into how many intervals of tokens a table is cut to be read,
+	// scanRanges is the number of token intervals that a table is read by,
 	scanRanges = 64
 	// and scanners how many are read at once.
 	scanners = 4
@@ -245,7 +244,7 @@ const (
 
 // indexRow is a row of the table blobs. The write times are epochs.
 type indexRow struct {
-	size           *int64 // nil if not all of the blob is there
+	size           *int64 // nil if the blob is incomplete
 	parts          *int
 	sized, touched *int64
 }
@@ -262,7 +261,7 @@ func (r *indexRow) of(key schema.Key) protocol.BlobRow {
 	return row
 }
 
-// partCount is how many parts there may be.
+// partCount is the most parts that there may be.
 func (r *indexRow) partCount() int {
 	n := 0
 	if r.size != nil {
@@ -289,9 +288,9 @@ func (s *Store) indexRow(ctx context.Context, key schema.Key) (r indexRow, err e
 	return r, err
 }
 
-// indexLevel is the consistency at which the table blobs is read: with that of
-// writes it must make a quorum. It is never one replica's: what a write that failed
-// has left there must not be shown and be gone later, and a quorum repairs it.
+// indexLevel is the consistency of reads of the table blobs. Together with that of writes it must make a quorum. It
+// is never one replica's: a failed write may have left data on one replica, which must not be shown and disappear
+// later; a quorum read repairs it.
 func (s *Store) indexLevel() gocql.Consistency {
 	switch s.config.Write {
 	case gocql.LocalQuorum, gocql.Quorum:
@@ -303,7 +302,7 @@ func (s *Store) indexLevel() gocql.Consistency {
 	}
 }
 
-// Touch implements protocol.Blobs. It says that parts of the blob may be there.
+// Touch implements protocol.Blobs. It records that parts of the blob may be there.
 func (d database) Touch(ctx context.Context, ref schema.BlobRef, at protocol.Epoch) error {
 	return d.s.write(ctx, at, tableBlobs, touchBlob, partsOf(ref.Size), ref.Key[:])
 }
@@ -316,8 +315,8 @@ func (d database) Write(ctx context.Context, ref schema.BlobRef, data []byte, at
 	return d.s.write(ctx, at, tableBlobs, finishBlob, ref.Size, partsOf(ref.Size), ref.Key[:])
 }
 
-// putParts writes the parts singly: a batch would have to pass through one
-// coordinator, and servers refuse large ones.
+// putParts writes the parts separately: a batch would have to pass through one coordinator, and servers refuse large
+// batches.
 func (s *Store) putParts(ctx context.Context, ref schema.BlobRef, data []byte, at protocol.Epoch) error {
 	if data == nil {
 		data = []byte{} // nil would be a null
@@ -328,7 +327,7 @@ func (s *Store) putParts(ctx context.Context, ref schema.BlobRef, data []byte, a
 	})
 }
 
-// eachPart calls do for every part of a blob, some at the same time.
+// eachPart calls do for every part of a blob, some in parallel.
 func eachPart(ctx context.Context, n int, do func(ctx context.Context, part int) error) error {
 	if n == 1 {
 		return do(ctx, 0)
@@ -341,18 +340,18 @@ func eachPart(ctx context.Context, n int, do func(ctx context.Context, part int)
 	return g.Wait()
 }
 
-// write runs a statement on what is ordered by epochs.
+// write runs a statement on a table that is ordered by epochs.
 func (s *Store) write(ctx context.Context, at protocol.Epoch, table, stmt string, args ...any) error {
 	if at <= 0 {
-		return fmt.Errorf("%w: a write in epoch %d", schema.ErrInvalid, at) // the driver would take it for now
+		// The driver would replace it with the current time
+		return fmt.Errorf("%w: a write in epoch %d", schema.ErrInvalid, at)
 	}
 	q := s.db.Query(stmt, args...).Consistency(s.config.Write).WithTimestamp(int64(at))
 	return s.exec(ctx, q, table, "write")
 }
 
-// Whole implements protocol.Blobs. That the row is complete says that the parts
-// were there once: one that was deleted may come back with a replica that was
-// down for longer than the servers remember deletions.
+// Whole implements protocol.Blobs. It checks every part, because a complete row only says that the parts were there
+// once: a deleted row may come back with a replica that was down for longer than the servers keep tombstones.
 func (d database) Whole(ctx context.Context, ref schema.BlobRef) (bool, error) {
 	s := d.s
 	err := eachPart(ctx, partsOf(ref.Size), func(ctx context.Context, part int) error {
@@ -383,7 +382,7 @@ func (d database) Read(ctx context.Context, ref schema.BlobRef) (schema.Blob, er
 	return d.s.get(ctx, ref)
 }
 
-// Scan implements protocol.Blobs. It reads several intervals of tokens at a time.
+// Scan implements protocol.Blobs. It reads several token intervals at a time.
 func (d database) Scan(ctx context.Context, visit func(context.Context, protocol.BlobRow) error) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(scanners)
@@ -413,9 +412,8 @@ func (s *Store) scanRange(ctx context.Context, between pair,
 	})
 }
 
-// scanLevel is the consistency at which a collection reads what puts have
-// written at the consistency of writes. Where that is a quorum of a datacenter
-// and there are several, only all replicas together know of every put.
+// scanLevel is the consistency at which a collection reads what puts have written. If writes need a quorum of one
+// datacenter and there are several, only all replicas together know of every put.
 func (s *Store) scanLevel() gocql.Consistency {
 	if s.spread && !s.config.LocalSerial {
 		return gocql.All
@@ -426,9 +424,9 @@ func (s *Store) scanLevel() gocql.Consistency {
 	return s.indexLevel()
 }
 
-// Delete implements protocol.Blobs: first what says that the blob is complete,
-// last what leads to its parts, so that whoever takes over after a crash finds
-// them. A deletion is of the moment before the epoch.
+// Delete implements protocol.Blobs. It deletes first the size, which marks the blob as complete, and last the row
+// that leads to its parts, so that after a crash the next collection finds them. The write time of a deletion is just
+// before the epoch.
 func (d database) Delete(ctx context.Context, row protocol.BlobRow, before protocol.Epoch) error {
 	s, at := d.s, before-1
 	if at <= 0 {
@@ -458,6 +456,5 @@ func (d database) Delete(ctx context.Context, row protocol.BlobRow, before proto
 	return s.write(ctx, at, tableBlobs, deleteBlob, row.Key[:])
 }
 
-// Sync implements protocol.Blobs: the servers answer when what they wrote is durable
-// as far as their commit log is.
+// Sync implements protocol.Blobs. The servers answer when a write is durable as far as their commit log is.
 func (d database) Sync(context.Context) error { return nil }

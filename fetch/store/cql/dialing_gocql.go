@@ -8,8 +8,8 @@ import (
 	"github.com/gocql/gocql"
 )
 
-// newDialing has a session's connections made by a new dialing. Hosts are looked up by gocql itself, for as long as
-// the system's resolver takes.
+// newDialing makes a session use a new dialing for its connections. gocql itself looks up hosts, for as long as the
+// system's resolver takes.
 func newDialing(cl *gocql.ClusterConfig) *dialing {
 	var dialer Dialer = &net.Dialer{Timeout: cl.ConnectTimeout, KeepAlive: cl.SocketKeepalive}
 	if cl.Dialer != nil {

@@ -8,9 +8,8 @@ import (
 	"github.com/gocql/gocql"
 )
 
-// newDialing has a session's connections made by a new dialing, and its hosts looked up. Without a dialer in the
-// configuration they are made as ScyllaDB's fork makes them, which chooses the shard by the port that a connection
-// comes from.
+// newDialing makes a session use a new dialing for its connections and look-ups of hosts. Without a dialer in the
+// configuration, connections are made by ScyllaDB's fork, which selects the shard by the source port.
 func newDialing(cl *gocql.ClusterConfig) *dialing {
 	var dialer Dialer = &gocql.ScyllaShardAwareDialer{
 		Dialer: net.Dialer{Timeout: cl.ConnectTimeout, KeepAlive: cl.SocketKeepalive},

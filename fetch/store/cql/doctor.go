@@ -17,7 +17,7 @@ import (
 	"bowstring/fetch/store"
 )
 
-// Names of what Examine looks at.
+// Names of Examine's checks.
 const (
 	checkNodes       = "nodes"
 	checkLatency     = "latency"
@@ -31,8 +31,8 @@ const (
 	checkTables      = "tables"
 )
 
-// Examine looks at the cluster, the keyspace and its tables, node by node. It changes
-// nothing, and needs no store to be there. The error is of an address that cannot be read.
+// Examine checks the cluster, the keyspace and its tables, node by node. It changes nothing, and works without a
+// store. The error is of an address that cannot be parsed.
 func Examine(ctx context.Context, uri string, opts Options) (store.Findings, error) {
 	config, err := ParseURI(uri)
 	if err != nil {
@@ -59,8 +59,7 @@ func Examine(ctx context.Context, uri string, opts Options) (store.Findings, err
 	return e.Findings, nil
 }
 
-// Examine looks at the keyspace's settings, by the store's own connections: it costs a
-// few small reads.
+// Examine checks the keyspace's settings over the store's own connections. It costs a few small reads.
 func (s *Store) Examine(ctx context.Context) store.Findings {
 	e := &examination{s: s, session: s.db}
 	if err := s.enter(ctx); err != nil {
@@ -77,10 +76,10 @@ type examination struct {
 	s        *Store
 	session  *gocql.Session
 	members  []node
-	keyspace bool // there is one
+	keyspace bool // the keyspace exists
 }
 
-// settings looks at what the servers' own tables say.
+// settings checks what the servers' own tables say.
 func (e *examination) settings(ctx context.Context) {
 	var err error
 	if e.members, _, err = e.s.listNodes(ctx, e.session); err != nil {
@@ -103,7 +102,7 @@ func (e *examination) settings(ctx context.Context) {
 	e.lookAtTablets(ctx)
 }
 
-// lookAtReplication compares the keyspace's replicas with the nodes there are.
+// lookAtReplication compares the keyspace's replicas with the nodes.
 func (e *examination) lookAtReplication(ctx context.Context, dc string) error {
 	c := e.s.config
 	options, err := e.s.replicationOf(ctx, e.session)
@@ -123,8 +122,8 @@ func (e *examination) lookAtReplication(ctx context.Context, dc string) error {
 	return nil
 }
 
-// judgeReplication says what is wrong with how a keyspace is replicated in a cluster of
-// so many nodes in each datacenter, and how many replicas there are in dc.
+// judgeReplication reports what is wrong with a keyspace's replication, given the number of nodes per datacenter. It
+// returns how many replicas dc has.
 func judgeReplication(c *Config, options map[string]string, nodes map[string]int,
 	dc string) (f store.Findings, replicas int) {
 	class := options["class"][strings.LastIndexByte(options["class"], '.')+1:]
@@ -180,7 +179,7 @@ func nodesOf(n int) string {
 	return strconv.Itoa(n) + " nodes"
 }
 
-// judgeConsistency says what the levels of the address promise with so many replicas.
+// judgeConsistency reports what the consistency levels of the address guarantee with that many replicas.
 func judgeConsistency(c *Config, replicas int, several bool) (f store.Findings) {
 	switch c.Write { //nolint:exhaustive // the others are a quorum or more
 	case gocql.Any, gocql.One, gocql.LocalOne:
@@ -218,7 +217,7 @@ func judgeConsistency(c *Config, replicas int, several bool) (f store.Findings) 
 	return f
 }
 
-// eachNode connects to every node by itself.
+// eachNode connects to every node separately.
 func (e *examination) eachNode(ctx context.Context) {
 	var looks []look
 	for _, m := range e.members {
@@ -234,18 +233,18 @@ func (e *examination) eachNode(ctx context.Context) {
 	e.Findings = append(e.Findings, judgeNodes(looks)...)
 }
 
-// look is what a node says of itself.
+// look is the state of a node.
 type look struct {
 	node
 	schema    string
-	latency   time.Duration // the least of a few
-	offset    time.Duration // of its clock, less this machine's
+	latency   time.Duration // minimum of a few
+	offset    time.Duration // of its clock, minus this machine's
 	uncertain time.Duration
 }
 
 func (l *look) name() string { return fmt.Sprintf("%s (%s)", l.address, l.dc) }
 
-// pings is how many requests a node's latency is the least of.
+// pings is how many requests the minimum latency is taken of.
 const pings = 5
 
 func (e *examination) lookAtNode(ctx context.Context, m node) (l look, err error) {
@@ -274,9 +273,9 @@ func (e *examination) lookAtNode(ctx context.Context, m node) (l look, err error
 }
 
 const (
-	// clockWarning is a difference of clocks that NTP does not leave.
+	// clockWarning is a difference of clocks that NTP would not leave.
 	clockWarning = time.Second
-	// latencyTimes is how much further than the nearest a node may be.
+	// latencyTimes is the factor above the nearest node's latency from which a node counts as far.
 	latencyTimes = 5
 )
 
@@ -333,7 +332,7 @@ func judgeNodes(looks []look) (f store.Findings) {
 	return f
 }
 
-// settingsOf is what the servers' catalog says of a table.
+// settingsOf is a table's settings from the servers' catalog.
 type settingsOf struct {
 	comment                          string
 	compaction, compression, caching map[string]string
@@ -361,7 +360,7 @@ func (e *examination) lookAtTables(ctx context.Context) error {
 	return nil
 }
 
-// judgeTables compares the settings of the tables with those that they are made with.
+// judgeTables compares the settings of the tables with those that Init uses.
 func judgeTables(keyspace string, found map[string]settingsOf) (f store.Findings) {
 	var missing []string
 	for _, name := range slices.Sorted(maps.Keys(tables)) {
@@ -388,9 +387,9 @@ func judgeTables(keyspace string, found map[string]settingsOf) (f store.Findings
 }
 
 const (
-	// graceDefault is what servers give a table that says nothing.
+	// graceDefault is the servers' default.
 	graceDefault = 864_000
-	// graceLeast leaves time for a repair that begins every day.
+	// graceLeast leaves time for a daily repair.
 	graceLeast = 86_400
 )
 
@@ -404,7 +403,7 @@ func judgeTable(keyspace, name string, t settingsOf) (f store.Findings) {
 	made := tables[name].options
 	wanted := graceDefault
 	if m := graceOption.FindStringSubmatch(made); m != nil {
-		wanted, _ = strconv.Atoi(m[1]) // it is digits
+		wanted, _ = strconv.Atoi(m[1]) // the text consists of digits
 	}
 	switch {
 	case t.grace < min(graceLeast, wanted):
@@ -440,14 +439,14 @@ func judgeTable(keyspace, name string, t settingsOf) (f store.Findings) {
 	}
 	if rows := t.caching["rows_per_partition"]; name == tableParts && rows != "" && !strings.EqualFold(rows, "NONE") &&
 		t.caching["enabled"] == "" {
-		// Scylla says ALL of every table, and keeps rows by use.
+		// Scylla reports ALL for every table, and caches rows by use.
 		f.Warning(checkTables, alter("caching = {'keys': 'ALL', 'rows_per_partition': 'NONE'}"),
 			"%s caches rows: blobs push everything else out of the row cache, and the page cache has them anyway", full)
 	}
 	return f
 }
 
-// compressed reads the several ways of saying no.
+// compressed parses the several forms of "no compression".
 func compressed(options map[string]string) bool {
 	if strings.EqualFold(options["enabled"], "false") {
 		return false
@@ -455,14 +454,14 @@ func compressed(options map[string]string) bool {
 	return options["class"] != "" || options["sstable_compression"] != ""
 }
 
-// lookAtTablets asks Scylla how the keyspace is spread; Cassandra has no such table.
+// lookAtTablets checks whether a Scylla keyspace uses tablets; Cassandra has no such table.
 func (e *examination) lookAtTablets(ctx context.Context) {
 	var initial *int
 	err := e.session.Query("SELECT initial_tablets FROM system_schema.scylla_keyspaces WHERE keyspace_name = ?",
 		e.s.config.Keyspace).
 		WithContext(ctx).Scan(&initial)
 	switch {
-	case err != nil: // no Scylla, one without tablets, or a keyspace that has none
+	case err != nil: // not Scylla, or without tablets
 	case initial == nil:
 		e.OK(checkTablets, "the keyspace has none")
 	default:
@@ -471,8 +470,8 @@ func (e *examination) lookAtTablets(ctx context.Context) {
 	}
 }
 
-// transactions tries one whose condition does not hold: nothing is changed, and it takes
-// the right to write and a quorum, as a commit does. It uses a table whose key is one text.
+// transactions tries a transaction whose condition does not hold. It changes nothing, but needs the right to write
+// and a quorum, as a commit does. It uses a table whose key is one text.
 func (e *examination) transactions(ctx context.Context) {
 	var table, column string
 	for _, name := range slices.Sorted(maps.Keys(tables)) {

@@ -11,15 +11,13 @@ import (
 	"bowstring/schema"
 )
 
-// fault turns what the driver reports into an error that says what was being
-// done, on which table, by which host, and what to look at. It is:
+// fault turns a driver's error into one that says what failed, on which table and host, and what to check. It is:
 //
-//   - the cause of ctx where ctx has ended;
-//   - a [schema.ErrUnavailable] for whatever another replica, or another
-//     moment, may put right: timeouts, overload, too few replicas, lost
-//     connections;
-//   - without a kind for what only a change to the cluster or to the
-//     configuration can put right: credentials, permissions, missing tables.
+//   - ctx's cause if ctx has ended;
+//   - a [schema.ErrUnavailable] for faults that another replica or a later attempt may avoid: timeouts, overload, too
+//     few replicas, lost connections;
+//   - an error without a sentinel for faults that need a change of the cluster or the configuration: credentials,
+//     permissions, missing tables.
 func (s *Store) fault(ctx context.Context, err error, host *gocql.HostInfo, table, doing string) error {
 	where := s.where(host, table)
 	if ctx.Err() != nil {
@@ -30,9 +28,9 @@ func (s *Store) fault(ctx context.Context, err error, host *gocql.HostInfo, tabl
 
 // cellFault is fault for a read of bytes that a manifest names. It is:
 //
-//   - a [schema.ErrDataLoss] where the server has no such table or column, or one of another type: the bytes are gone;
-//   - a [schema.ErrUnavailable] where the store's user may not read the table: the bytes are there, and can be read
-//     again once an operator has granted it. The client's own rights are others, and do not matter.
+//   - a [schema.ErrDataLoss] if the server has no such table or column, or one of another type: the bytes are gone;
+//   - a [schema.ErrUnavailable] if the store's user may not read the table: the bytes are there, and can be read once
+//     an operator has granted the right. The client's own rights are not involved.
 func (s *Store) cellFault(ctx context.Context, err error, host *gocql.HostInfo, table string) error {
 	code, ok := codeOf(err)
 	switch {
@@ -48,7 +46,7 @@ func (s *Store) cellFault(ctx context.Context, err error, host *gocql.HostInfo, 
 	return s.fault(ctx, err, host, table, "read")
 }
 
-// otherColumns reports whether a table has columns of other types than this program's statements.
+// otherColumns reports whether an error says that a table's columns do not match this program's statements.
 func otherColumns(err error) bool {
 	return errors.As(err, new(gocql.MarshalError)) || errors.As(err, new(gocql.UnmarshalError)) ||
 		errors.Is(err, gocql.ErrQueryArgLength)
@@ -87,8 +85,8 @@ const (
 	codeAlreadyExists = 0x2400
 )
 
-// codeOf finds the code of a server's error. gocql and its fork name the method
-// differently, and the fork's own interface for it fits none of its errors.
+// codeOf returns the code of a server's error. gocql and its fork name the method differently, and the fork's own
+// interface for it does not match its errors.
 func codeOf(err error) (code int, ok bool) {
 	var upstream interface {
 		error
@@ -149,8 +147,7 @@ func classify(err error, doing, where string, c *Config) error {
 	case otherColumns(err):
 		return fmt.Errorf("%s: %s: %w", doing, where, err)
 	}
-	// What is left are connections that were cut, refused or silent, some of
-	// which the driver reports as text only.
+	// The rest are connections that were cut, refused or silent. The driver reports some of them only as text.
 	return unavailable(connectAdvice(c))
 }
 
@@ -162,14 +159,14 @@ func connectAdvice(c *Config) string {
 	return s + ", and whether the servers want TLS (the parameter tls)"
 }
 
-// rejected is a server's refusal of the credentials, or of having none.
+// rejected is the error of refused or missing credentials.
 func rejected(err error, doing, where string) error {
 	return fmt.Errorf("%s: %s: %w; check the parameter user or %s, and the password in password_file, %s or %s",
 		doing, where, err, EnvUser, EnvPassword, EnvPasswordFile)
 }
 
-// uncertain says that a write may have been made though it failed: what comes
-// of a transaction then must be read back. Only a server's refusal is certain.
+// uncertain reports whether a failed write may have been made, so that the outcome of a transaction has to be read
+// back. Only a server's refusal is certain.
 func uncertain(err error) bool {
 	code, ok := codeOf(err)
 	if !ok {

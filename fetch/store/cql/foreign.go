@@ -20,13 +20,12 @@ const (
 		"VALUES (?, ?, ?, ?, ?)"
 )
 
-// A cell of a foreign table is a blob whose key is not the hash of its content
-// but its address (schema.AddressKey), with the beginning of the SHA-256 of the
-// table's and columns' names. That a content hash begins with one of the few
-// registered prefixes has odds of 2^-96.
+// A cell of a foreign table is a blob whose key is not the hash of its content but its address (schema.AddressKey),
+// with a prefix of the SHA-256 of the names of the table and columns. The probability that a content hash begins with
+// a given registered prefix is 2^-96.
 const prefixLen = 12
 
-// foreignTable is a column of a table that some other program keeps.
+// foreignTable is a column of another program's table.
 type foreignTable struct {
 	keyspace, table string
 	id, data        string // columns
@@ -53,17 +52,17 @@ func (t *foreignTable) key(id schema.ID, sum schema.Sum) schema.Key {
 	return schema.AddressKey(t.prefix, sum, id)
 }
 
-// foreignTables are those attached to the store. The map is never changed, but replaced.
+// foreignTables are the tables attached to the store. The map is replaced, never changed.
 type foreignTables struct {
 	atomic.Pointer[map[[prefixLen]byte]*foreignTable]
 }
 
-// of returns the table that a key is an address in, nil if it is a hash.
+// of returns the table that a key is an address in, nil if the key is a hash.
 func (f *foreignTables) of(key schema.Key) *foreignTable {
 	return (*f.Load())[[prefixLen]byte(key[:prefixLen])]
 }
 
-// loadAttached reads which tables are attached.
+// loadAttached reads the list of attached tables.
 func (s *Store) loadAttached(ctx context.Context) error {
 	tables := map[[prefixLen]byte]*foreignTable{}
 	q := s.db.Query(selectAttached).Consistency(s.catalogLevel())
@@ -82,21 +81,20 @@ func (s *Store) loadAttached(ctx context.Context) error {
 	return err
 }
 
-// keyspaceLost is a schema.ErrDataLoss if the cluster says that it has no such keyspace.
+// keyspaceLost returns a schema.ErrDataLoss if the cluster has no such keyspace.
 func (s *Store) keyspaceLost(ctx context.Context, keyspace string) error {
 	iter := s.db.Query(selectKeyspace, keyspace).WithContext(ctx).Iter()
 	var name string
 	found := iter.Scan(&name)
 	if err := iter.Close(); err != nil || found {
-		return nil //nolint:nilerr // what is asked for next says what is wrong
+		return nil //nolint:nilerr // the caller's next request returns the error
 	}
 	return fmt.Errorf("%w: %s: the cluster has no keyspace %s any more; make it again from a copy, or drop the snapshots "+
 		"that refer to its tables", schema.ErrDataLoss, s.where(nil, ""), keyspace)
 }
 
-// getForeign reads a cell of an attached table. A row that is gone, or whose
-// cell has another size, is a schema.ErrDataLoss: the table changed after it
-// was attached. So is one whose table, column or keyspace is gone.
+// getForeign reads a cell of an attached table. A missing row, or a cell of another size, is a schema.ErrDataLoss,
+// because the table has changed since it was attached. So is a missing table, column or keyspace.
 func (s *Store) getForeign(ctx context.Context, t *foreignTable, ref schema.BlobRef) (schema.Blob, error) {
 	id := gocql.UUID(ref.Key[16:])
 	session, err := s.sessionFor(ctx, t.keyspace)
@@ -118,7 +116,7 @@ func (s *Store) getForeign(ctx context.Context, t *foreignTable, ref schema.Blob
 			schema.ErrDataLoss, s.where(nil, t.name()), id, t.data)
 	}
 	if errors.Is(err, schema.ErrUnavailable) && session != s.db {
-		// No connection is made to a keyspace that is gone.
+		// The driver cannot connect to a missing keyspace.
 		if lost := s.keyspaceLost(ctx, t.keyspace); lost != nil {
 			err = fmt.Errorf("table %s: %w", t.name(), lost)
 		}
@@ -129,5 +127,5 @@ func (s *Store) getForeign(ctx context.Context, t *foreignTable, ref schema.Blob
 	return r.blob(err)
 }
 
-// identifier writes a name as CQL takes it, whatever its case.
+// identifier quotes a name for CQL, so that its case is kept.
 func identifier(name string) string { return `"` + strings.ReplaceAll(name, `"`, `""`) + `"` }

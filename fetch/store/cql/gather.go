@@ -16,81 +16,82 @@ import (
 )
 
 const (
-	// gatherKeys is how many blobs one statement asks for where the address does not say.
+	// gatherKeys is how many blobs one statement requests if the address does not say.
 	gatherKeys = 16
-	// gatherBytes bounds the answer to a statement, which is held whole by the server and by the driver.
+	// gatherBytes bounds the answer to a statement, which the server and the driver hold as a whole.
 	gatherBytes = 1 << 20
-	// gatherLargest is the largest blob that shares a statement: two make a full one.
+	// gatherLargest is the largest blob that shares a statement: two of them fill it.
 	gatherLargest = gatherBytes / 2
-	// gatherSmall is the largest of the blobs that share statements of their own, so that a label does not wait for
-	// images.
+	// gatherSmall is the largest blob in the statements for small blobs, which are separate so that a label does not
+	// wait for images.
 	gatherSmall = 16 << 10
 
-	// nearLanes are the lanes of a near host. A host is near that has answered within nearAnswer: there, what TCP needs
-	// to open its windows is nothing.
+	// nearLanes is the number of lanes of a near host. A host is near if it has answered within nearAnswer: the time
+	// that TCP needs to open its windows is negligible there.
 	nearLanes  = 4
 	nearAnswer = 5 * time.Millisecond
 
-	// lingerShare is for which part of what an answer usually takes a read waits for others, and lingerMost bounds it.
+	// lingerShare is the inverse of the share of the usual answer time that a read waits for others; lingerMost
+	// bounds that wait.
 	lingerShare = 8
 	lingerMost  = 2 * time.Millisecond
-	// usualStatement is the inverse of what one answer counts for in what is usual.
+	// usualStatement is the inverse of the weight of an answer in the moving average.
 	usualStatement = 8
-	// Where statements were refused, twice as many keys are tried after raiseAfter: what was refused may have been
-	// something else, as while a table is altered.
+	// After statements were refused, the number of keys is doubled every raiseAfter, because the refusal may have had
+	// another cause, such as a table being altered.
 	raiseAfter = time.Minute
 )
 
-// selectGathered asks for several blobs of one part each. One list is bound, so the server prepares one statement for
-// all numbers of keys.
+// selectGathered requests several blobs of one part each. The keys are bound as one list, so the server prepares a
+// single statement for all numbers of keys.
 const selectGathered = "SELECT key, data FROM " + tableParts + " WHERE key IN ? AND part = 0"
 
-// gathering asks for several blobs of one host by one statement, where many are wanted at the same time. Each
-// statement costs the server and the driver a fixed time, whatever it brings: that is most of the time of a blob of
-// 5 KB, and a third of that of one of 110 KB.
+// gathering requests several blobs from one host in one statement, if many are wanted at the same time. Each
+// statement costs the server and the driver a fixed time: most of the time of a blob of 5 KB, and a third of that of
+// one of 110 KB.
 //
-// A host has lanes: so many requests are to be on their way to it at least. A statement asks for as many blobs as are
-// on their way for each lane. While these are fewer than two, a read goes alone and at once. So what is on its way is
-// spread over the lanes as evenly as single reads would be, which matters where the way is long: the lanes of a far
-// host are its connections, each of which begins with a small window. An open statement is sent when it is full, or
-// after a small part of what answers take at the time.
+// A host has lanes, the number of requests that should be in flight to it at least. A statement takes as many blobs
+// as there are in flight per lane. While these are fewer than two, a read goes alone and at once. So the blobs in
+// flight are spread over the lanes as evenly as single reads would be. That matters on a long path: the lanes of a
+// distant host are its connections, each of which begins with a small window. An open statement is sent when it is
+// full, or after a small part of the usual answer time.
 //
-// What is gathered is the first attempt alone, and what a statement does not bring is read again by itself: a blob that
-// is missing, of another size, or in a statement that failed. So retries, consistency and errors
-// are those of a single read, and an attempt that is made because this one takes long shares nothing with it.
+// Only first attempts are gathered, and a blob that a statement does not bring is read again alone: one that is
+// missing, of another size, or in a failed statement. So retries, consistency and errors are those of a single read,
+// and a hedge shares nothing with the attempt that it replaces.
 //
-// To hosts with shards nothing is gathered: there the driver asks the shard that has the blob.
+// Reads from hosts with shards are not gathered, because the driver sends those to the shard that has the blob.
 type gathering struct {
 	store   *Store
-	query   *gocql.Query // what keyed stands on; never sent
-	wanted  int32        // blobs in a statement, as the address says
-	most    atomic.Int32 // of them, what hosts take; less than 2: nothing is gathered
+	query   *gocql.Query // template of keyed; never sent
+	wanted  int32        // blobs per statement, as the address says
+	most    atomic.Int32 // blobs per statement that hosts accept; less than 2: no gathering
 	running sync.WaitGroup
 
 	mu      sync.Mutex
 	refused time.Duration // when most was changed, by the steering's clock
-	lowest  int32         // that most has been
+	lowest  int32         // minimum of most so far
 
-	// linger is how long a statement stays open, by how long one usually takes.
+	// linger returns how long a statement stays open, given the usual answer time.
 	linger func(usual time.Duration) time.Duration
 
-	statements, shared atomic.Int64 // sent for several blobs, and the blobs asked for by them
+	statements, shared atomic.Int64 // statements sent for several blobs, and the blobs in them
 }
 
-// gathered is what is on its way to a host.
+// gathered is what is in flight to a host.
 type gathered struct {
 	conns int
 
 	mu    sync.Mutex
-	reads int           // that have begun and not ended
-	least time.Duration // an answer took; 0: none came yet
-	kinds [2]kind       // of statements: for small blobs, and for others
+	reads int           // begun and not ended
+	least time.Duration // minimum answer time; 0: no answer yet
+	kinds [2]kind       // statements for small blobs, and for others
 }
 
-// kind is what is known of the statements of a host that are for blobs of like sizes.
+// kind is the state of a host's statements for blobs of similar sizes.
 type kind struct {
-	open  *statement    // that reads may join; nil if there is none
-	usual time.Duration // from a statement to its answer, a moving mean
+	open  *statement    // statement that reads may join; nil if there is none
+	usual time.Duration // from a statement to its answer, a moving average
 }
 
 func newGathering(s *Store) *gathering {
@@ -105,14 +106,14 @@ func newGathering(s *Store) *gathering {
 
 func lingerBy(usual time.Duration) time.Duration { return min(usual/lingerShare, lingerMost) }
 
-// single is how a read goes on by itself.
+// single is the state of a read that goes on alone.
 type single struct {
 	attempt int
-	host    *gathered // where it counts as on its way; nil if it does not
+	host    *gathered // host that counts it as in flight; nil if none does
 	began   time.Time
 }
 
-// end says that it has ended.
+// end records the end of the read.
 func (a *single) end(err error) {
 	if a.host == nil {
 		return
@@ -126,8 +127,8 @@ func (a *single) end(err error) {
 	h.mu.Unlock()
 }
 
-// read reads a blob of one part together with others. It returns a nil buffer and no error if the blob is to be read
-// alone: the caller ends single when it has been.
+// read reads a blob of one part together with others. If the blob is to be read alone, it returns a nil buffer and no
+// error; the caller then reads it and calls single's end.
 func (g *gathering) read(ctx context.Context, ref *schema.BlobRef) (*buffer, single, error) {
 	by := single{attempt: store.AttemptFrom(ctx)}
 	if g == nil || by.attempt > 0 || ref.Size == 0 || ref.Size > gatherLargest || g.keys() < 2 {
@@ -170,8 +171,8 @@ func (g *gathering) read(ctx context.Context, ref *schema.BlobRef) (*buffer, sin
 	return nil, by, nil
 }
 
-// hostOf is the host that is asked first for a blob. It is nil for hosts that get single reads: those with shards, and
-// those that are silent or slow, whose reads are shared out by their keys.
+// hostOf returns the host that is asked first for a blob. It is nil for hosts that get single reads: those with
+// shards, and those that are silent or slow, whose reads are distributed by key.
 func (g *gathering) hostOf(ref *schema.BlobRef) *gathered {
 	st := g.store.steering
 	to := st.HostSelectionPolicy.Pick(&keyed{ExecutableQuery: g.query, keyspace: st.keyspace, key: routingKey(&ref.Key)})()
@@ -189,7 +190,7 @@ func (g *gathering) hostOf(ref *schema.BlobRef) *gathered {
 	return &h.gathered
 }
 
-// perLaneLocked is how many reads are on their way for each lane.
+// perLaneLocked is how many reads are in flight per lane.
 func (h *gathered) perLaneLocked() int {
 	if h.least > 0 && h.least < nearAnswer {
 		return h.reads / nearLanes
@@ -197,7 +198,7 @@ func (h *gathered) perLaneLocked() int {
 	return h.reads / max(h.conns, 1)
 }
 
-// joinLocked has a read join the statement that is open, or a new one. It wants host.mu held.
+// joinLocked adds a read to the open statement, or to a new one. host.mu is held.
 func (g *gathering) joinLocked(host *gathered, m *joined) *statement {
 	k := &host.kinds[0]
 	if m.ref.Size > gatherSmall {
@@ -212,7 +213,7 @@ func (g *gathering) joinLocked(host *gathered, m *joined) *statement {
 		st.context, st.cancel = context.WithCancel(context.Background())
 		k.open = st
 		usual := k.usual
-		if usual == 0 { // no statement of the kind was answered yet
+		if usual == 0 { // no statement of this kind was answered yet
 			usual = host.least
 		}
 		linger := g.linger(usual)
@@ -227,20 +228,20 @@ func (g *gathering) joinLocked(host *gathered, m *joined) *statement {
 	return st
 }
 
-// closeLocked has nobody join the open statement any more. It wants gathered.mu held.
+// closeLocked closes the open statement to further reads. gathered.mu is held.
 func (k *kind) closeLocked() {
 	close(k.open.full)
 	k.open = nil
 }
 
-// answeredLocked takes note of how long an answer took.
+// answeredLocked records an answer time.
 func (h *gathered) answeredLocked(took time.Duration) {
 	if h.least == 0 || took < h.least {
 		h.least = took
 	}
 }
 
-// took takes note of how long a statement took.
+// took records the answer time of a statement.
 func (h *gathered) took(k *kind, d time.Duration) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -252,15 +253,15 @@ func (h *gathered) took(k *kind, d time.Duration) {
 	}
 }
 
-// statement asks for several blobs. Its members are written until it is sent, under gathered.mu.
+// statement requests several blobs. Until it is sent, its members are changed under gathered.mu.
 type statement struct {
 	gathering *gathering
 	host      *gathered
-	kind      *kind // where it is open
+	kind      *kind // the kind that it is open in
 	members   []*joined
-	bytes     int64           // of those that have not left; guarded by gathered.mu, as is waiting
-	full      chan struct{}   // closed when no more may join
-	context   context.Context //nolint:containedctx // ends when nobody waits any more
+	bytes     int64           // of members that have not left; guarded by gathered.mu, like waiting
+	full      chan struct{}   // closed when no more reads may join
+	context   context.Context //nolint:containedctx // ends when no member waits any more
 	cancel    context.CancelFunc
 	waiting   int // members that have not left
 }
@@ -275,15 +276,15 @@ const (
 // joined is one read of a statement.
 type joined struct {
 	ref   schema.BlobRef
-	stage atomic.Int32 // who moves it from memberWaits decides its outcome
+	stage atomic.Int32 // the goroutine that changes it from memberWaits decides the outcome
 	ended chan struct{}
 
 	// Written before ended is closed.
-	buffer *buffer // the reader's; nil if the blob is to be read alone
-	moved  bool    // from the next replica on
+	buffer *buffer // owned by the reader; nil if the blob is to be read alone
+	moved  bool    // continue at the next replica
 }
 
-// leave says that a member does not wait any more. A statement that nobody waits for is given up.
+// leave removes a member that does not wait any more. A statement without waiting members is cancelled.
 func (st *statement) leave(m *joined) {
 	h := st.host
 	h.mu.Lock()
@@ -299,7 +300,7 @@ func (st *statement) leave(m *joined) {
 	}
 }
 
-// run sends a statement when others have had the time to join it, and serves its members.
+// run sends a statement after other reads have had time to join it, and serves its members.
 func (st *statement) run(linger time.Duration) {
 	defer st.cancel()
 	timer := time.NewTimer(linger)
@@ -324,8 +325,8 @@ func (st *statement) run(linger time.Duration) {
 	}
 }
 
-// send asks for the blobs of those members that still wait, and hands out what comes. It reports whether what did not
-// come is to be read from another host.
+// send requests the blobs of the members that still wait, and distributes the answer. moved reports that missing
+// blobs are to be read from another host.
 func (st *statement) send() (moved bool) {
 	g, s := st.gathering, st.gathering.store
 	var total int64
@@ -347,7 +348,7 @@ func (st *statement) send() (moved bool) {
 	r.route.draw = drawOf(first, 0)
 	sent := time.Now()
 	q, made := r.query(s.db)
-	// A single read has the retry.
+	// The single read that follows has the retry.
 	iter := q.RoutingKey(routingKey(first)).Consistency(s.config.Read).RetryPolicy(movingRetries(0)).PageSize(0).Iter()
 	into := [2]any{(*answeredKey)(&answer), &answer}
 	for iter.Scan(into[:]...) {
@@ -366,33 +367,33 @@ func (st *statement) send() (moved bool) {
 	return true
 }
 
-// refuses says whether a server does not answer statements for several keys, or for so many. A server that cannot read
-// the statement does not know the form: its text never changes. What is invalid may be something else, such as a table
-// that is missing, which fewer keys are no help against; protocol and servers have no code for what it is, so the text
+// refuses reports whether a server refuses statements with several keys, or with that many. A server that cannot
+// parse the statement does not support its form, because the text never changes. An "invalid" error may have other
+// causes, such as a missing table, where fewer keys do not help. The protocol has no code for the cause, so the text
 // decides.
 func refuses(err error) bool {
 	code, ok := codeOf(err)
 	return ok && (code == codeSyntax || code == codeInvalid && aboutKeys.MatchString(err.Error()))
 }
 
-// aboutKeys is what servers say of too many keys. Cassandra has two limits, whose texts are "Aborting query with
-// partition keys in IN clause ..." and "Aborting query because the cartesian product of the IN restrictions ..."; before
-// version 2.2 it is "Partition KEY part key cannot be restricted by IN relation". Scylla's is "partition key cartesian
-// product size ...".
+// aboutKeys matches servers' messages about too many keys. Cassandra has two limits, whose texts are "Aborting query
+// with partition keys in IN clause ..." and "Aborting query because the cartesian product of the IN restrictions
+// ..."; before version 2.2 it is "Partition KEY part key cannot be restricted by IN relation". Scylla's is "partition
+// key cartesian product size ...".
 var aboutKeys = regexp.MustCompile(`\bIN\b|\bpartition[ _]keys\b|\bcartesian product\b`)
 
-// refuse has statements ask for fewer blobs than one that was refused.
+// refuse lowers the number of keys after a statement was refused.
 func (g *gathering) refuse(keys int, err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if int(g.most.Load()) < keys {
-		return // others have seen to it
+		return // another goroutine has done it
 	}
 	fewer := int32(keys / 2)
 	g.most.Store(fewer)
 	g.refused = g.store.steering.now()
 	if fewer >= g.lowest {
-		return // it was said then
+		return // it was logged then
 	}
 	g.lowest = fewer
 	g.store.log.Warn("the database refuses statements with several keys: they ask for fewer for now, which costs "+
@@ -400,7 +401,7 @@ func (g *gathering) refuse(keys int, err error) {
 		"keys", keys, "keys_for_now", fewer, "error", err)
 }
 
-// keys is how many blobs a statement may ask for.
+// keys is how many blobs a statement may request.
 func (g *gathering) keys() int32 {
 	most := g.most.Load()
 	if most >= g.wanted {
@@ -417,11 +418,11 @@ func (g *gathering) keys() int32 {
 	return most
 }
 
-// answered has the rows of an answer copied to the members that asked for them. The driver's buffer is not held.
+// answered copies the rows of an answer to the members that requested them. It does not keep the driver's buffer.
 type answered struct {
 	arena   *arena
 	members []*joined
-	key     schema.Key // of the row being read
+	key     schema.Key // of the current row
 }
 
 // answeredKey is the first column.
@@ -436,15 +437,15 @@ func (a *answeredKey) UnmarshalCQL(_ gocql.TypeInfo, data []byte) error {
 	return nil
 }
 
-// UnmarshalCQL implements gocql.Unmarshaler. The driver lends its buffer only. A cell that is not what was asked for is
-// left to a single read, whose errors say more.
+// UnmarshalCQL implements gocql.Unmarshaler. The driver's buffer is only valid during the call. A cell that does not
+// match a request is left to a single read, whose errors say more.
 func (a *answered) UnmarshalCQL(_ gocql.TypeInfo, data []byte) error {
 	for _, m := range a.members {
 		if int64(len(data)) != m.ref.Size || !bytes.Equal(a.key[:], m.ref.Key[:]) ||
 			!m.stage.CompareAndSwap(memberWaits, memberServed) {
 			continue
 		}
-		if b, err := a.arena.take(m.ref.Size); err == nil { // a single read says why not
+		if b, err := a.arena.take(m.ref.Size); err == nil { // a single read returns the error
 			copy(b.data, data)
 			m.buffer = b
 		}
@@ -469,7 +470,7 @@ func keysOf(members []*joined) boundKeys {
 	return k
 }
 
-// routingKey is the key of the partition of a blob's first part, as tokens are hashed of it.
+// routingKey is the partition key of a blob's first part, from which tokens are hashed.
 func routingKey(key *schema.Key) []byte {
 	k := make([]byte, 0, 2+len(key)+1+2+4+1)
 	k = binary.BigEndian.AppendUint16(k, uint16(len(key)))
@@ -477,14 +478,14 @@ func routingKey(key *schema.Key) []byte {
 	return append(k, 0, 4, 0, 0, 0, 0, 0)
 }
 
-// keyed is a query for the choice of hosts alone: it has what the driver's policy looks at.
+// keyed is a query that is only used to choose hosts. It has what the driver's policy reads.
 type keyed struct {
 	gocql.ExecutableQuery
 	keyspace string
 	key      []byte
 }
 
-// GetRoutingKey implements gocql.ExecutableQuery, as do the others; Table and IsLWT are of the fork's alone.
+// GetRoutingKey implements gocql.ExecutableQuery, as the others do; only the fork has Table and IsLWT.
 func (k *keyed) GetRoutingKey() ([]byte, error) { return k.key, nil }
 
 func (k *keyed) Keyspace() string { return k.keyspace }

@@ -11,38 +11,37 @@ import (
 	"github.com/gocql/gocql"
 )
 
-// host is what is known of a host.
+// host is the state of a host.
 type host struct {
 	info     *gocql.HostInfo
 	steering *steering
 	gone     chan struct{}           // closed when the host has left the cluster
 	quiet    atomic.Bool             // silent; written under mu
-	share    atomic.Int32            // of its reads that it gets, in parts of fullShare; written under mu
-	turned   atomic.Pointer[reading] // one that went elsewhere lately, for who asks the host
+	share    atomic.Int32            // share of its reads that it gets, in units of 1/fullShare; written under mu
+	turned   atomic.Pointer[reading] // a recent read that went elsewhere, for the next probe
 
 	mu      sync.Mutex
 	removed bool
-	asked   bool          // by a goroutine
+	asked   bool          // a goroutine is probing it
 	waiting int           // reads that wait for an answer
-	owes    bool          // an answer to a read, perhaps one that nobody waits for any more
-	overdue bool          // which somebody has waited for for too long
+	owes    bool          // an answer is outstanding, perhaps to a read that was cancelled
+	overdue bool          // a reader has waited too long for it
 	since   time.Duration // when the first such read was sent, or the last answer came
 	last    time.Duration // when the last read was sent
-	usual   time.Duration // from since to an answer, a moving mean
-	fresh   time.Duration // reads sent before then met a silent host
+	usual   time.Duration // from since to an answer, a moving average
+	fresh   time.Duration // reads sent before this met a silent host
 	pace    pace
 
-	gathered gathered // of the session that reads the store's own blobs
+	gathered gathered // for the session that reads the store's own blobs
 }
 
 const (
-	// silenceLeast and silenceTimes say after how long a host is silent: the first,
-	// or the second times as long as it usually goes without an answer while it owes
-	// some, whichever is more. With one read at a time that is its latency; with many,
-	// a load that makes each of them wait does not hide that none is answered.
+	// A host is silent after silenceLeast, or silenceTimes the usual time without an answer while one is outstanding,
+	// whichever is longer. With one read at a time that is its latency. With many, a load that makes each read wait
+	// does not hide that none is answered.
 	silenceLeast = 500 * time.Millisecond
 	silenceTimes = 8
-	// usualWeight is the inverse of what one answer counts for in what is usual.
+	// usualWeight is the inverse of the weight of an answer in the moving average.
 	usualWeight = 16
 )
 
@@ -52,16 +51,16 @@ func newHost(st *steering, info *gocql.HostInfo) *host {
 	return h
 }
 
-// limit is after how long without an answer the host is silent.
+// limit is the time without an answer after which the host is silent.
 func (h *host) limit() time.Duration { return max(silenceLeast, silenceTimes*h.usual) }
 
-// isSilent looks at the time.
+// isSilent checks whether the host is silent now.
 func (h *host) isSilent(now time.Duration, r *reading) bool {
 	if h.quiet.Load() {
 		return true
 	}
 	h.mu.Lock()
-	// Where nobody has waited or asked for so long, an answer may have come unseen.
+	// If no read has waited or was sent for that long, an answer may have come unnoticed.
 	if h.owes && !h.overdue && h.waiting == 0 && now-h.last > h.limit() {
 		h.owes = false
 	}
@@ -94,7 +93,7 @@ func (h *host) sent(now time.Duration) {
 	h.mu.Unlock()
 }
 
-// ended says that nobody waits for the read any more that was sent at that time.
+// ended records that the read sent at that time has ended or was cancelled.
 func (h *host) ended(r *reading, sent, now time.Duration, err error) {
 	answered := isAnswer(err)
 	h.mu.Lock()
@@ -118,8 +117,8 @@ func (h *host) ended(r *reading, sent, now time.Duration, err error) {
 	}
 }
 
-// answer says that the host has answered something. One that was silent begins
-// with a small share of its reads, for it may have been started just now.
+// answer records an answer. A host that was silent begins with a small share of its reads, because it may have just
+// started.
 func (h *host) answer(now time.Duration) {
 	if !h.quiet.Load() {
 		return
@@ -153,18 +152,17 @@ func (h *host) remove() {
 	h.shareLocked(fullShare)
 }
 
-// avoided says whether others are asked first.
+// avoided reports whether other hosts are asked first.
 func (h *host) avoided() bool { return h.quiet.Load() || h.share.Load() == 0 }
 
-// askLocked says whether the caller is to have the host asked until it is to be
-// read from again: whether nobody does so already.
+// askLocked reports whether the caller must start to probe the host; false if a goroutine does so already.
 func (h *host) askLocked() bool {
 	begin := !h.asked && !h.removed
 	h.asked = h.asked || begin
 	return begin
 }
 
-// rested says whether the host needs to be asked no more: it is read from.
+// rested reports whether probing may end, because the host is read from again.
 func (h *host) rested() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -174,48 +172,42 @@ func (h *host) rested() bool {
 	return !h.asked
 }
 
-// How replicas are chosen. The order of the ring decides, which has each replica
-// asked for the same part of the data all the time, and a host loses reads to the
-// next one only where it is slower than the quickest by far. Both are what
-// Cassandra's own dynamic snitch does among its replicas (B. Williams, "Dynamic
-// snitching in Cassandra: past, present, and future", 2012): every 100 ms it
-// compares medians of recent latencies, and passes over the pinned replica where
-// that is worse than the best by the badness threshold, 1.0 by default, which is
-// twice its latency.
+// How replicas are chosen. The order of the ring decides, so that each replica is always asked for the same part of
+// the data. A host loses reads to the next one only if it is much slower than the quickest. Cassandra's own dynamic
+// snitch does both among its replicas (B. Williams, "Dynamic snitching in Cassandra: past, present, and future",
+// 2012): every 100 ms it compares medians of recent latencies, and avoids the pinned replica if that is worse than
+// the best by the badness threshold, by default 1.0, which is twice the latency.
 //
-// A snitch that moves all of a host's reads at once has hosts take turns at being
-// overloaded (P. L. Suresh et al., "C3: Cutting Tail Latency in Cloud Data Stores
-// via Adaptive Replica Selection", NSDI'15, section 2.3). So, as C3 does with
-// rates, what moves here is a share: it falls in proportion to how much too slow
-// the host is, and rises step by step while it is not. Which reads those are is
-// decided by a hash of the key: a host with half its share has the same half of
-// its data asked all the time.
+// A snitch that moves all of a host's reads at once overloads one host after the other (P. L. Suresh et al., "C3:
+// Cutting Tail Latency in Cloud Data Stores via Adaptive Replica Selection", NSDI'15, section 2.3). So, as C3 does
+// with rates, a share is moved here: it falls in proportion to how much too slow the host is, and rises step by step
+// while it is not. A hash of the key decides which reads are moved: a host with half its share is always asked for
+// the same half of its data.
 //
-// A host without a share is probed, apart from what anybody waits for, as Prequal
-// does (B. Wydrowski et al., "Load is not what you should balance", NSDI'24): a
-// read that went elsewhere is repeated there once a second, its bytes dropped.
+// A host without a share is probed, as in Prequal (B. Wydrowski et al., "Load is not what you should balance",
+// NSDI'24): once a second, a read that went elsewhere is repeated there, and its bytes are dropped. No caller waits
+// for a probe.
 //
 // Latencies are compared between reads of about the same size.
 const (
-	// fullShare is the whole of the reads of which a host is the first replica.
+	// fullShare is all reads of which a host is the first replica.
 	fullShare = 1024
-	// leastShare is what a host begins with that was not read from; less is none.
+	// leastShare is the initial share of a host that was not read from. A smaller share becomes none.
 	leastShare = fullShare / 16
-	// shareStep is by how much a share rises, once in a paceEvery at most.
+	// shareStep is by how much a share rises, at most once per paceEvery.
 	shareStep = fullShare / 8
 	// paceEvery is how often hosts are compared.
 	paceEvery = 100 * time.Millisecond
-	// A host is too slow whose median is more than slowTimes the least of all hosts,
-	// and slowLeast beyond that: less is nothing to a reader that reads ahead, and
-	// would keep it from a server with a disk of its own.
+	// A host is too slow if its median exceeds slowTimes the lowest of all hosts, and that by slowLeast. A smaller
+	// difference does not matter to prefetching, and would prevent reads from a server with a disk of its own.
 	slowTimes = 2
 	slowLeast = 20 * time.Millisecond
-	// paceKept is of how many reads the median is taken, paceFew how many there must be.
+	// paceKept is the number of reads in the median, and paceFew the minimum.
 	paceKept = 32
 	paceFew  = 8
-	// paceOld is after how long a host's latencies say nothing about others'.
+	// paceOld is the age at which a host's latencies are no longer compared.
 	paceOld = 10 * time.Second
-	// probesWell is how many probes in a row bring a host back.
+	// probesWell is how many good probes in a row bring a host back.
 	probesWell = 3
 )
 
@@ -234,25 +226,25 @@ func sizeClass(size int) int {
 	return 3
 }
 
-// pace is how long a host's reads take.
+// pace holds the latencies of a host's reads.
 type pace struct {
 	classes [sizeClasses]latencies
-	since   time.Duration // reads sent before then do not count: the share was another one
-	well    int           // probes in a row
+	since   time.Duration // reads sent before this do not count: the share was another one
+	well    int           // good probes in a row
 }
 
 // latencies are those of the last reads of a class of sizes.
 type latencies struct {
 	took  [paceKept]time.Duration
-	kept  int           // of them
-	at    int           // where the next one goes
-	fresh int           // that came since the share was decided last
+	kept  int           // number of values
+	at    int           // index of the next one
+	fresh int           // values since the last decision on the share
 	last  time.Duration // when the newest came
 }
 
-// note takes note of how a read ended. One that was given up counts if that was
-// after more than a read may take: an answer would have been slower still. An error
-// counts for that much, or else hosts would win that are quick to fail.
+// note records the end of a read. A cancelled read counts if it had taken longer than the limit, because an answer
+// would have been slower still. An error counts as twice the limit, because hosts that fail quickly would otherwise
+// win.
 func (p *pace) note(st *steering, class int, sent, now time.Duration, err error) {
 	if sent < p.since {
 		return
@@ -290,11 +282,11 @@ func (l *latencies) median() (time.Duration, bool) {
 	return sorted[l.kept/2], true
 }
 
-// restart forgets what was before.
+// restart drops the latencies.
 func (p *pace) restart(now time.Duration) { *p = pace{since: now} }
 
-// compare looks at how long reads take where, if it is time to, and decides upon
-// the hosts' shares. Reads do not wait for one another here.
+// compare compares the latencies of hosts, if it is time to, and sets their shares. Reads do not block each other
+// here.
 func (st *steering) compare(now time.Duration, r *reading) {
 	if now < time.Duration(st.due.Load()) || !st.comparing.TryLock() {
 		return
@@ -302,7 +294,7 @@ func (st *steering) compare(now time.Duration, r *reading) {
 	defer st.comparing.Unlock()
 	st.due.Store(int64(now + paceEvery))
 	if st.replicas.Load() == 1 {
-		return // there is nobody else to ask
+		return // there is no other host
 	}
 	var least [sizeClasses]time.Duration
 	for h := range st.known() {
@@ -328,14 +320,14 @@ func (st *steering) compare(now time.Duration, r *reading) {
 	}
 }
 
-// known are the hosts of the cluster.
+// known yields the hosts of the cluster.
 func (st *steering) known() func(yield func(*host) bool) {
 	return func(yield func(*host) bool) {
 		st.hosts.Range(func(_, h any) bool { return yield(h.(*host)) })
 	}
 }
 
-// judge decides upon a host's share, if there are enough reads to go by.
+// judge sets a host's share, if there are enough reads.
 func (h *host) judge(now time.Duration, r *reading) {
 	h.mu.Lock()
 	share := h.share.Load()
@@ -396,7 +388,7 @@ func (h *host) shareLocked(share int32) {
 	}
 }
 
-// takes says whether the host is to be asked for the read as its first replica.
+// takes reports whether the host is asked for the read as its first replica.
 func (h *host) takes(r *reading) bool {
 	share := h.share.Load()
 	if share == fullShare || int32(r.route.draw%fullShare) < share {
@@ -408,7 +400,7 @@ func (h *host) takes(r *reading) bool {
 	return false
 }
 
-// probed says how long an answer took to a read that was repeated for it.
+// probed records the latency of a probe.
 func (h *host) probed(r *reading, took, now time.Duration) {
 	limit := time.Duration(h.steering.limits[sizeClass(r.want)].Load())
 	h.mu.Lock()
@@ -431,7 +423,7 @@ func (h *host) probed(r *reading, took, now time.Duration) {
 	}
 }
 
-// askEvery is how often a host is asked that is not read from.
+// askEvery is the period of probes.
 const askEvery = time.Second
 
 // asking is the context of a request to one host.
@@ -447,9 +439,8 @@ func (a asking) Value(key any) any {
 	return a.Context.Value(key)
 }
 
-// keepAsking repeats reads at a host that is silent or slow until it is to be read
-// from again: one that is waited for would be served late if it were the one to find
-// out. r is a read that the host was not asked for.
+// keepAsking probes a host that is silent or slow until it is to be read from again. Otherwise a reader would have to
+// find that out, and would wait. r is a read that the host was not asked for.
 func (s *Store) keepAsking(h *host, r *reading) {
 	s.asking.Go(func() { h.steering.askUntilRested(s.ending, h, r) })
 }
@@ -462,7 +453,7 @@ func (st *steering) askUntilRested(ctx context.Context, h *host, r *reading) {
 		if turned != nil {
 			r = turned
 		}
-		// A slow one need not be asked while nobody wants to read from it.
+		// A slow host need not be probed while no read would go to it.
 		if turned != nil || h.quiet.Load() {
 			limited, cancel := context.WithTimeout(ctx, h.patience())
 			sent := st.now()
@@ -489,13 +480,13 @@ func (st *steering) askUntilRested(ctx context.Context, h *host, r *reading) {
 	}
 }
 
-// repeatAt makes a read again, at one host, and drops what it brings.
+// repeatAt repeats a read at one host, and drops the answer.
 func (st *steering) repeatAt(ctx context.Context, h *host, r *reading) error {
 	q := st.session.Query(r.stmt, r.args[:r.bound]...).Consistency(gocql.LocalOne).WithContext(asking{ctx, h})
 	return q.Iter().Close()
 }
 
-// patience is how long an answer is waited for.
+// patience is the timeout of a probe.
 func (h *host) patience() time.Duration {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -18,21 +18,19 @@ import (
 	"bowstring/schema"
 )
 
-// InitOptions say how [Init] makes a store.
+// InitOptions configure [Init].
 type InitOptions struct {
-	// Replication of a keyspace that is yet to be made. Without, it is what the
-	// address says, or the store is not made.
+	// Replication of a keyspace that does not exist yet. If it is nil, the address must give it.
 	Replication Replication
 	// Logger and Dialer are those of [Options].
 	Logger *slog.Logger
 	Dialer Dialer
 }
 
-// Replication is how many replicas each datacenter has. The name "" stands for
-// the datacenter that the address prefers.
+// Replication is the number of replicas per datacenter. The name "" is the datacenter that the address prefers.
 type Replication map[string]int
 
-// ParseReplication reads what people write: 3, or dc1=3,dc2=2.
+// ParseReplication parses a replication such as 3, or dc1=3,dc2=2.
 func ParseReplication(text string) (Replication, error) {
 	const want = "a number of replicas, such as 3, or one for each datacenter, such as dc1=3,dc2=2"
 	wrong := func() (Replication, error) { return nil, bad("replication", text, want) }
@@ -52,7 +50,7 @@ func ParseReplication(text string) (Replication, error) {
 	return r, nil
 }
 
-// String is what [ParseReplication] reads.
+// String is the form that [ParseReplication] parses.
 func (r Replication) String() string {
 	var parts []string
 	for _, dc := range slices.Sorted(maps.Keys(r)) {
@@ -65,12 +63,11 @@ func (r Replication) String() string {
 	return strings.Join(parts, ",")
 }
 
-// NoReplicationError says that a keyspace is missing, and that nobody said how
-// many replicas it is to have.
+// NoReplicationError says that a keyspace is missing, and that its number of replicas is not given.
 type NoReplicationError struct {
 	Keyspace string
 	DC       string         // that the address prefers
-	Nodes    map[string]int // of each datacenter, now
+	Nodes    map[string]int // per datacenter, now
 }
 
 // Error implements error.
@@ -80,7 +77,7 @@ func (e *NoReplicationError) Error() string {
 		e.Keyspace, e.DC, e.Now())
 }
 
-// Now says for people how many nodes there are.
+// Now lists the numbers of nodes, for messages.
 func (e *NoReplicationError) Now() string {
 	var nodes []string
 	for _, dc := range slices.Sorted(maps.Keys(e.Nodes)) {
@@ -92,8 +89,8 @@ func (e *NoReplicationError) Now() string {
 // Unwrap returns schema.ErrInvalid.
 func (e *NoReplicationError) Unwrap() error { return schema.ErrInvalid }
 
-// Init makes the store that uri names: its keyspace, unless that is there, and
-// its tables. What is whole stays as it is. It may be interrupted, and run again.
+// Init creates the store of an address: its keyspace, if that does not exist, and its tables. What exists stays
+// unchanged. It may be interrupted and repeated.
 func Init(ctx context.Context, uri string, opts InitOptions) error {
 	config, err := ParseURI(uri)
 	if err != nil {
@@ -109,7 +106,7 @@ func Init(ctx context.Context, uri string, opts InitOptions) error {
 	return nil
 }
 
-// create makes what is missing.
+// create creates what is missing.
 func (s *Store) create(ctx context.Context, replication Replication) (err error) {
 	session, v, err := s.look(ctx)
 	if err != nil {
@@ -136,22 +133,20 @@ func (s *Store) create(ctx context.Context, replication Replication) (err error)
 	return protocol.Found(ctx, database{s})
 }
 
-// survey is what is to be known of a cluster before a session on the keyspace
-// can be opened.
+// survey is what a process has to know of a cluster before it can open a session on the keyspace.
 type survey struct {
 	dc          string         // that requests prefer
-	nodes       map[string]int // by datacenter
-	exists      bool           // the keyspace
-	replication Replication    // of it
+	nodes       map[string]int // per datacenter
+	exists      bool           // the keyspace exists
+	replication Replication    // of the keyspace
 	tables      map[string]string
-	answered    time.Duration // within which the node does, some round trips
+	answered    time.Duration // upper bound of the node's answer time, some round trips
 }
 
-// defineTimeout is for statements that change the schema, which all nodes take part in.
+// defineTimeout is for statements that change the schema, which involve all nodes.
 const defineTimeout = time.Minute
 
-// look asks one node about the cluster, over a session of one connection, which
-// the caller closes.
+// look reads the state of the cluster from one node, over a session with one connection, which the caller closes.
 func (s *Store) look(ctx context.Context) (_ *gocql.Session, _ *survey, err error) {
 	session, err := s.connectAny(ctx, s.config.Hosts, defineTimeout)
 	if err != nil {
@@ -178,15 +173,16 @@ func (s *Store) look(ctx context.Context) (_ *gocql.Session, _ *survey, err erro
 	return session, v, s.lookAtKeyspace(ctx, session, v)
 }
 
-// node is a member of the cluster, as the one that was asked knows it.
+// node is a node of the cluster, as the node that was asked knows it.
 type node struct {
 	address     net.IP
 	dc, version string
 }
 
-// listNodes lists the nodes of the cluster, first the one that is asked, and says within which time that one answers.
+// listNodes lists the nodes of the cluster, the one that is asked first, and returns an upper bound of that node's
+// answer time.
 func (s *Store) listNodes(ctx context.Context, session *gocql.Session) (list []node, answered time.Duration, err error) {
-	for _, table := range []string{"system.local", "system.peers"} { // which lists the others
+	for _, table := range []string{"system.local", "system.peers"} { // system.peers lists the others
 		asked := time.Now()
 		q := session.Query("SELECT rpc_address, data_center, release_version FROM " + table)
 		err := s.rows(ctx, q, table, "look at the cluster", func(scan scanner) error {
@@ -209,7 +205,7 @@ func (s *Store) listNodes(ctx context.Context, session *gocql.Session) (list []n
 	return list, answered, nil
 }
 
-// centers counts the nodes of each datacenter.
+// centers counts the nodes per datacenter.
 func centers(list []node) map[string]int {
 	n := map[string]int{}
 	for _, m := range list {
@@ -218,10 +214,9 @@ func centers(list []node) map[string]int {
 	return n
 }
 
-// connectAny opens a session of one connection, to the first of some hosts that can be reached, which asks about
-// the cluster itself. Without the list of
-// hosts, which it does not ask for here, ScyllaDB's fork would take several for one
-// and settle for any of them, such as one that is down.
+// connectAny opens a session of one connection to the first of the hosts that can be reached. The hosts are tried one
+// by one: without the list of nodes, which is not requested here, ScyllaDB's fork would take several hosts for one,
+// and use any of them, even one that is down.
 func (s *Store) connectAny(ctx context.Context, hosts []string, timeout time.Duration) (*gocql.Session, error) {
 	cl, err := s.config.cluster(s.options)
 	if err != nil {
@@ -240,14 +235,14 @@ func (s *Store) connectAny(ctx context.Context, hosts []string, timeout time.Dur
 		}
 		err = s.connectFault(ctx, err)
 		if !errors.Is(err, schema.ErrUnavailable) || ctx.Err() != nil {
-			break // others would say the same
+			break // other hosts would answer the same
 		}
 	}
 	return nil, err
 }
 
-// createKeyspace makes the keyspace with the replication given, and no other:
-// how many nodes there are just now says nothing about how many there will be.
+// createKeyspace creates the keyspace with the given replication, and no other: the current number of nodes says
+// nothing about the future one.
 func (s *Store) createKeyspace(ctx context.Context, session *gocql.Session, v *survey, want Replication) error {
 	want = maps.Clone(want)
 	if n, ok := want[""]; ok {
@@ -288,7 +283,7 @@ func (s *Store) createKeyspace(ctx context.Context, session *gocql.Session, v *s
 	return s.lookAtKeyspace(ctx, session, v)
 }
 
-// replicationOf is what the servers' catalog says of the keyspace's replication, nil if there is no such keyspace.
+// replicationOf reads the keyspace's replication from the servers' catalog, nil if there is no such keyspace.
 func (s *Store) replicationOf(ctx context.Context, session *gocql.Session) (options map[string]string, err error) {
 	q := session.Query("SELECT replication FROM system_schema.keyspaces WHERE keyspace_name = ?", s.config.Keyspace)
 	_, err = s.row(ctx, q, "system_schema.keyspaces", "look at the keyspace", &options)
@@ -305,10 +300,10 @@ func (s *Store) lookAtKeyspace(ctx context.Context, session *gocql.Session, v *s
 		if key == "class" {
 			continue
 		}
-		if key == "replication_factor" { // SimpleStrategy knows no datacenters
+		if key == "replication_factor" { // SimpleStrategy has no datacenters
 			key = ""
 		}
-		count, _, _ := strings.Cut(value, "/") // of which some may be transient
+		count, _, _ := strings.Cut(value, "/") // some may be transient
 		if v.replication[key], err = strconv.Atoi(count); err != nil {
 			return fmt.Errorf("%w: keyspace %s has %q replicas in %s", schema.ErrInvalid, s.config.Keyspace, value, key)
 		}
@@ -324,8 +319,8 @@ func (s *Store) lookAtKeyspace(ctx context.Context, session *gocql.Session, v *s
 	})
 }
 
-// formatMark begins the comment of each table. A keyspace with tables of these
-// names and another comment is not touched.
+// formatMark begins the comment of each table. A keyspace that has tables of these names with another comment is not
+// changed.
 const formatMark = "bowstring format 1: "
 
 // Names of the tables.
@@ -337,8 +332,8 @@ const (
 	tableAttached = "attached"
 )
 
-// tables are made by [Init]. Blobs hardly compress, and a compressed chunk
-// must be read and decompressed whole.
+// tables are created by [Init]. Blobs hardly compress, and a compressed chunk must be read and decompressed as a
+// whole.
 var tables = map[string]struct{ columns, options, comment string }{
 	tableBlobs: {
 		"key blob PRIMARY KEY, size bigint, parts int",
@@ -362,8 +357,8 @@ var tables = map[string]struct{ columns, options, comment string }{
 	},
 }
 
-// missing lists the tables that are not there. Tables of the same names that
-// this program did not make are a schema.ErrInvalid.
+// missing lists the missing tables. If a table of the same name was not made by this program, it returns a
+// schema.ErrInvalid.
 func (v *survey) missing(keyspace string) (missing []string, err error) {
 	for _, name := range slices.Sorted(maps.Keys(tables)) {
 		comment, ok := v.tables[name]
@@ -384,7 +379,7 @@ func (v *survey) missing(keyspace string) (missing []string, err error) {
 	return missing, nil
 }
 
-// ready is an error unless the keyspace holds a store of this format.
+// ready returns an error unless the keyspace holds a store of this format.
 func (v *survey) ready(c *Config) error {
 	if !v.exists {
 		return fmt.Errorf("%w: the cluster has no keyspace %s; bowstring store init --replication N makes it",
@@ -398,8 +393,8 @@ func (v *survey) ready(c *Config) error {
 	return err
 }
 
-// createTables makes what is missing, in one process or in several at once. Options of the newer servers are left
-// alone: what works on a Cassandra of 2015 and on Scylla is enough.
+// createTables creates the missing tables; several processes may do so at once. It uses no options of newer servers:
+// what works on a Cassandra of 2015 and on Scylla is enough.
 func (s *Store) createTables(ctx context.Context, session *gocql.Session, names []string) error {
 	for _, name := range names {
 		t := tables[name]
@@ -418,8 +413,7 @@ func (s *Store) createTables(ctx context.Context, session *gocql.Session, names 
 	return nil
 }
 
-// define runs a statement that changes the schema, and waits until all nodes
-// know of it.
+// define runs a statement that changes the schema, and waits until all nodes know the change.
 func (s *Store) define(ctx context.Context, session *gocql.Session, stmt, table string) error {
 	if err := session.Query(stmt).WithContext(ctx).Consistency(gocql.Quorum).Exec(); err != nil {
 		return s.fault(ctx, err, nil, table, "change the schema")

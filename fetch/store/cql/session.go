@@ -21,16 +21,16 @@ import (
 	"bowstring/schema"
 )
 
-// Dialer makes the connections to the servers, such as with a delay in tests.
+// Dialer makes the connections to the servers. Tests use it to add a delay.
 type Dialer interface {
 	DialContext(ctx context.Context, network, addr string) (net.Conn, error)
 }
 
-// attempts is how many hosts the driver tries at once for a request, without a
-// pause between them. Reads of blobs have their own, readRetry.
+// attempts is how many hosts the driver tries for a request, without a pause. Reads of blobs have their own policy,
+// readRetry.
 const attempts = 3
 
-// cluster is what every session starts from.
+// cluster is the configuration of every session.
 func (c *Config) cluster(opts Options) (*gocql.ClusterConfig, error) {
 	cl := gocql.NewCluster(c.Hosts...)
 	cl.Port = c.Port
@@ -44,10 +44,9 @@ func (c *Config) cluster(opts Options) (*gocql.ClusterConfig, error) {
 	}
 	cl.RetryPolicy = movingRetries(attempts - 1)
 	cl.ReconnectInterval = 5 * time.Second // to nodes that were down
-	cl.DefaultIdempotence = true           // transactions say otherwise
-	// Responses come without a description of their columns, which the driver knows
-	// from preparing the statement. That is safe as no statement selects *, and
-	// transactions, whose columns vary, say otherwise.
+	cl.DefaultIdempotence = true           // transactions set it to false
+	// Responses come without a description of their columns, which the driver has from preparing the statement. That
+	// is safe, because no statement selects *, and transactions, whose columns vary, turn it off.
 	cl.DisableSkipMetadata = false
 	cl.Logger = driverLogger{opts.Logger}
 	if opts.Dialer != nil {
@@ -70,10 +69,9 @@ func (c *Config) cluster(opts Options) (*gocql.ClusterConfig, error) {
 	return cl, nil
 }
 
-// movingRetries tries the next replica. The struct hides what else the policy
-// implements: ScyllaDB's fork takes the statements that Cassandra prepares for
-// lightweight transactions, and asks a policy that knows of these to stay with
-// the host that has just failed.
+// movingRetries tries the next replica. The struct hides the policy's other interfaces: ScyllaDB's fork takes the
+// statements that Cassandra prepares for lightweight transactions, and a policy that knows these would stay with the
+// host that has just failed.
 func movingRetries(n int) gocql.RetryPolicy {
 	return struct{ gocql.RetryPolicy }{&gocql.SimpleRetryPolicy{NumRetries: n}}
 }
@@ -82,7 +80,7 @@ func (c *Config) tls() (*tls.Config, error) {
 	config := &tls.Config{
 		MinVersion:         tls.VersionTLS12,
 		ServerName:         c.ServerName,
-		InsecureSkipVerify: c.NoVerify, //nolint:gosec // the parameter verify=0 says so
+		InsecureSkipVerify: c.NoVerify, //nolint:gosec // the parameter verify=0 requests it
 	}
 	if c.CA != "" {
 		pem, err := os.ReadFile(c.CA)
@@ -104,7 +102,7 @@ func (c *Config) tls() (*tls.Config, error) {
 	return config, nil
 }
 
-// session opens a session of some connections to each host for a keyspace, whose replicas it then knows.
+// session opens a session with conns connections to each host for a keyspace, whose replicas it then knows.
 func (s *Store) session(ctx context.Context, keyspace string, conns int) (*gocql.Session, *steering, error) {
 	cl, err := s.config.cluster(s.options)
 	if err != nil {
@@ -121,8 +119,7 @@ func (s *Store) session(ctx context.Context, keyspace string, conns int) (*gocql
 	return session, st, nil
 }
 
-// connectFault explains why no session could be opened. The driver gives most
-// reasons as text only.
+// connectFault explains why no session could be opened. The driver gives most reasons only as text.
 func (s *Store) connectFault(ctx context.Context, err error) error {
 	const doing = "connect"
 	where := s.where(nil, "")
@@ -156,8 +153,8 @@ func (s *Store) connectFault(ctx context.Context, err error) error {
 	return fault
 }
 
-// cutOff reports whether a connection was ended, and nothing was heard of why. A server that misses a certificate says
-// so and ends the connection; who writes meanwhile may learn of the end alone.
+// cutOff reports whether a connection ended without a reason. A server that misses a certificate sends the reason and
+// closes the connection; a client that writes at that moment may only see the close.
 func cutOff(text string) bool {
 	return slices.ContainsFunc([]string{"no response to connection startup", "connection reset by peer", "broken pipe"},
 		func(end string) bool { return strings.Contains(text, end) })
@@ -166,7 +163,7 @@ func cutOff(text string) bool {
 // pair is an interval of tokens, open at its start and closed at its end.
 type pair struct{ start, end int64 }
 
-// ring cuts the range of Murmur3 tokens into n intervals of the same size.
+// ring cuts the range of Murmur3 tokens into n intervals of equal size.
 func ring(n int) []pair {
 	parts := make([]pair, n)
 	step := math.MaxUint64/uint64(n) + 1
@@ -182,8 +179,8 @@ func ring(n int) []pair {
 	return parts
 }
 
-// driverLogger passes what the driver says to slog, at debug level: what
-// matters of it comes back as errors.
+// driverLogger passes the driver's messages to slog, at debug level, because what matters is also returned as an
+// error.
 type driverLogger struct{ log *slog.Logger }
 
 func (l driverLogger) Print(v ...any) { l.write(fmt.Sprint(v...)) }
@@ -196,18 +193,18 @@ func (l driverLogger) write(s string) {
 	l.log.Debug("database driver", "message", strings.TrimSpace(s))
 }
 
-// connect opens a session and has ready ask it something. When ctx ends meanwhile it gives up and returns the cause.
-// The driver knows no context there: what it waits for are connections, all of which end with ctx until the session is
-// open. So connect waits for the driver in any case, which may sleep for a second between two attempts.
-// The session's connections end with life.
+// connect opens a session and calls ready, which sends a request. If ctx ends before, it returns the cause. The
+// driver takes no context there, but it waits only for connections, all of which end with ctx until the session is
+// open. So connect always waits for the driver, which may sleep for a second between attempts. The session's
+// connections end with life.
 func connect(ctx, life context.Context, cl *gocql.ClusterConfig, ready func()) (*gocql.Session, error) {
 	own := *cl
 	d := newDialing(&own)
-	defer d.end(context.Canceled) // for those who dial, if any are left
+	defer d.end(context.Canceled) // for dials still in flight
 	stop := context.AfterFunc(ctx, func() { d.end(context.Cause(ctx)) })
 	defer stop()
 	policy := &introduced{HostSelectionPolicy: own.PoolConfig.HostSelectionPolicy}
-	if policy.HostSelectionPolicy == nil { // of one host alone
+	if policy.HostSelectionPolicy == nil { // of a single host
 		policy.HostSelectionPolicy = gocql.RoundRobinHostPolicy()
 	}
 	own.PoolConfig.HostSelectionPolicy = policy
@@ -228,7 +225,7 @@ func connect(ctx, life context.Context, cl *gocql.ClusterConfig, ready func()) (
 	return nil, err
 }
 
-// introduced is a policy that remembers the session it is for, even of one that could not be opened.
+// introduced is a policy that remembers its session, even one that could not be opened.
 type introduced struct {
 	gocql.HostSelectionPolicy
 	session *gocql.Session
@@ -240,16 +237,16 @@ func (p *introduced) Init(s *gocql.Session) {
 	p.HostSelectionPolicy.Init(s)
 }
 
-// dialing makes the connections of a session. Until that is open, all of them end together; and then with the session's
-// life.
+// dialing makes the connections of a session. Until the session is open, all of them end together; from then on they
+// end with its life.
 type dialing struct {
 	dialer Dialer
-	ended  context.Context //nolint:containedctx // ends when the session is given up
+	ended  context.Context //nolint:containedctx // ends when the opening is cancelled
 	cancel context.CancelCauseFunc
 
 	mu     sync.Mutex
 	opened bool
-	conns  []net.Conn // made so far, but for some that were closed
+	conns  []net.Conn // made so far, without some that were closed
 }
 
 func (d *dialing) begin(dialer Dialer) {
@@ -257,7 +254,8 @@ func (d *dialing) begin(dialer Dialer) {
 	d.ended, d.cancel = context.WithCancelCause(context.Background())
 }
 
-// open says that the session is open: from now on its connections end with life. It is false if they have been ended.
+// open marks the session as open: from now on its connections end with life. It returns false if they have been
+// closed already.
 func (d *dialing) open(life context.Context) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -272,7 +270,7 @@ func (d *dialing) open(life context.Context) bool {
 	return d.opened
 }
 
-// end gives the session up, unless it is open.
+// end cancels the opening, unless the session is open.
 func (d *dialing) end(cause error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -281,7 +279,7 @@ func (d *dialing) end(cause error) {
 	}
 }
 
-// cutLocked ends all connections, and has none made any more.
+// cutLocked closes all connections, and prevents new ones.
 func (d *dialing) cutLocked(cause error) {
 	d.cancel(cause)
 	for _, c := range d.conns {
@@ -290,7 +288,7 @@ func (d *dialing) cutLocked(cause error) {
 	d.conns = nil
 }
 
-// bound is ctx, and ends when the session is given up. The caller calls release.
+// bound returns a child of ctx that also ends when the opening is cancelled. The caller calls release.
 func (d *dialing) bound(ctx context.Context) (_ context.Context, release func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	stop := context.AfterFunc(d.ended, func() { cancel(context.Cause(d.ended)) })
@@ -300,8 +298,8 @@ func (d *dialing) bound(ctx context.Context) (_ context.Context, release func())
 	}
 }
 
-// DialContext implements [Dialer]. What it returns is the dialer's own connection: the driver writes several buffers
-// at once to one that it knows.
+// DialContext implements [Dialer]. It returns the dialer's own connection, because the driver writes several buffers
+// at once to types that it knows.
 func (d *dialing) DialContext(ctx context.Context, network, addr string) (net.Conn, error) {
 	bound, release := d.bound(ctx)
 	defer release()
@@ -311,9 +309,9 @@ func (d *dialing) DialContext(ctx context.Context, network, addr string) (net.Co
 	switch {
 	case d.ended.Err() != nil:
 		if err == nil {
-			_ = c.Close() // nobody has used it
+			_ = c.Close() // it is unused
 		}
-		// The driver does not try again, which it does after a pause, where an error is of this type.
+		// An error of this type prevents that the driver pauses and tries again.
 		return nil, &net.OpError{Op: "dial", Net: network, Err: context.Cause(d.ended)}
 	case err == nil:
 		d.conns = append(slices.DeleteFunc(d.conns, isClosed), c)
@@ -330,14 +328,14 @@ func isClosed(c net.Conn) bool {
 	return false
 }
 
-// LookupIP has the addresses of a host looked up, until the session is given up.
+// LookupIP looks up the addresses of a host, until the opening is cancelled.
 func (d *dialing) LookupIP(host string) ([]net.IP, error) {
 	ctx, release := d.bound(context.Background())
 	defer release()
 	return net.DefaultResolver.LookupIP(ctx, "ip", host)
 }
 
-// later has the sessions that are opened when they are first asked for, by name.
+// later holds sessions that are opened on first use, by name.
 type later struct {
 	running sync.WaitGroup
 
@@ -345,15 +343,15 @@ type later struct {
 	known map[string]*opening // without those that could not be opened
 }
 
-// opening is a session, for all who wait for it.
+// opening is a session that is shared by its waiters.
 type opening struct {
-	ended   chan struct{} // closed when the others are there
+	ended   chan struct{} // closed when the other fields are set
 	session *gocql.Session
 	err     error
 }
 
-// get returns the session of a name. A caller whose context ends goes away; the session is opened all the same, until
-// ending ends, for the next one.
+// get returns the session of a name. If a caller's context ends, the session is still opened for the next caller,
+// until ending ends.
 func (l *later) get(ctx, ending context.Context, name string, open func(context.Context) (*gocql.Session, error),
 ) (*gocql.Session, error) {
 	l.mu.Lock()
@@ -379,7 +377,7 @@ func (l *later) get(ctx, ending context.Context, name string, open func(context.
 	}
 }
 
-// close ends the sessions. The store's context has ended, and its life is locked: nobody asks for one.
+// close closes the sessions. The store's context has ended and its life is locked, so there are no callers.
 func (l *later) close() {
 	l.running.Wait()
 	l.mu.Lock()
@@ -389,12 +387,12 @@ func (l *later) close() {
 	}
 }
 
-// control names the session for what must not wait behind blobs: leases, layouts and claims. Replies come one after the
-// other on a connection, and a link of limited rate may have seconds of blobs under way: a node that is at work would
-// seem gone. A process that is no node of a cluster has none. No keyspace has this name.
+// control names the session for requests that must not wait behind blobs: leases, layouts and claims. Responses on a
+// connection come one after the other, and a slow link may have seconds of blobs in flight, so that a running node
+// would seem gone. A process outside a cluster does not open it. No keyspace has this name.
 const control = ""
 
-// controlled returns the session for what must not wait behind blobs.
+// controlled returns the session for requests that must not wait behind blobs.
 func (s *Store) controlled(ctx context.Context) (*gocql.Session, error) {
 	return s.later.get(ctx, s.ending, control, func(ctx context.Context) (*gocql.Session, error) {
 		session, _, err := s.session(ctx, s.config.Keyspace, 1)
@@ -409,7 +407,7 @@ func (s *Store) sessionFor(ctx context.Context, keyspace string) (*gocql.Session
 	}
 	return s.later.get(ctx, s.ending, keyspace, func(ctx context.Context) (*gocql.Session, error) {
 		if err := s.keyspaceLost(ctx, keyspace); err != nil {
-			return nil, err // the driver would say that it cannot connect
+			return nil, err // the driver would only say that it cannot connect
 		}
 		session, _, err := s.session(ctx, keyspace, s.conns)
 		if err != nil {
@@ -419,10 +417,10 @@ func (s *Store) sessionFor(ctx context.Context, keyspace string) (*gocql.Session
 	})
 }
 
-// reader is the steering that sees reads of blobs, for a session of the same keyspace that makes none.
+// reader returns the steering that watches reads of blobs, for a session of the same keyspace that makes none.
 func (s *Store) reader(keyspace string) *steering {
 	if keyspace != s.config.Keyspace {
 		return nil // attached tables are read by the session itself
 	}
-	return s.steering // nil while the first session is opened, which is for reads
+	return s.steering // nil while the first session, which is for reads, is opened
 }

@@ -16,53 +16,51 @@ import (
 	"bowstring/schema"
 )
 
-// steering decides which host a read asks first, and which ones after it. It
-// wraps the driver's token-aware policy, which knows the replicas, for one session.
+// steering decides which host a read asks first, and which ones after it. It wraps the driver's token-aware policy,
+// which knows the replicas, for one session.
 //
-// Attempt n of a read begins at replica n of its token, in the order of the
-// ring: so a replica is asked for the same third of the data all the time, which
-// its page cache then holds, and a read that is tried again, or for a second time
-// meanwhile, asks another. Two kinds of hosts are passed over, and asked now and
-// then, apart from what anybody waits for, whether they still are of that kind:
+// Attempt n of a read begins at replica n of its token, in the order of the ring. So a replica is always asked for
+// the same third of the data, which stays in its page cache, and a retry or a hedge asks another replica. Two kinds
+// of hosts are avoided, and probed apart from reads:
 //
-//   - A host that is silent is asked last: one that owes an answer for longer than
-//     is usual, by far, and has given none since (host.go).
-//   - A host that is slow has a part of its reads, or none, and is behind the other
-//     replicas for the rest: one whose reads take longer than those of the quickest, by
-//     far (host.go, which says whose method that is).
+//   - A silent host is asked last: an answer has been outstanding for much longer than usual, and no other answer has
+//     come since (host.go).
+//   - A slow host gets a part of its reads, or none, and comes after the other replicas for the rest: its reads take
+//     much longer than those of the quickest host (host.go, with the sources of the method).
 //
 // Only reads of blobs are watched. Other requests avoid such hosts too.
 type steering struct {
-	gocql.HostSelectionPolicy // the token-aware one
+	gocql.HostSelectionPolicy // the token-aware policy
 	dc, keyspace              string
-	conns                     int // to each host
+	conns                     int // per host
 	log                       *slog.Logger
-	now                       func() time.Duration // since some time
+	now                       func() time.Duration // since some fixed time
 	name                      func(*gocql.HostInfo) string
-	// ask begins to ask a host that is not read from, until it is to be again or is
-	// gone. r is a read that it was to be asked for.
+	// ask starts to probe a host that is not read from, until it is read from again or has left. r is a read that it
+	// was to be asked for.
 	ask func(h *host, r *reading)
-	// repeat makes a read again, at one host.
+	// repeat repeats a read at one host.
 	repeat func(ctx context.Context, h *host, r *reading) error
 
-	// reads is the steering of the session that reads blobs, if that is another one: it knows which hosts are silent.
+	// reads is the steering of the session that reads blobs, if that is another session: it knows which hosts are
+	// silent.
 	reads *steering
 
 	session  *gocql.Session
-	replicas atomic.Int32 // in dc; 0 if that is not known
+	replicas atomic.Int32 // in dc; 0 if unknown
 	silent   atomic.Int32 // hosts
 	partial  atomic.Int32 // hosts with less than their full share
-	hosts    sync.Map     // *gocql.HostInfo to *host
+	hosts    sync.Map     // *gocql.HostInfo -> *host
 
 	comparing sync.Mutex
 	due       atomic.Int64              // when hosts are compared next
-	limits    [sizeClasses]atomic.Int64 // how long a read may take; 0 if that is not known
+	limits    [sizeClasses]atomic.Int64 // how long a read may take; 0 if unknown
 }
 
 const (
-	// replicasGuess is for replication that this package cannot read.
+	// replicasGuess is for replication that this package cannot parse.
 	replicasGuess = 3
-	// mostTurns bounds how many replicas take turns.
+	// mostTurns bounds how many replicas a read asks in order.
 	mostTurns = 8
 )
 
@@ -90,8 +88,7 @@ func (st *steering) Init(s *gocql.Session) {
 	st.HostSelectionPolicy.Init(s)
 }
 
-// KeyspaceChanged implements gocql.HostSelectionPolicy. The driver calls it when
-// a session is opened too.
+// KeyspaceChanged implements gocql.HostSelectionPolicy. The driver also calls it when a session is opened.
 func (st *steering) KeyspaceChanged(u gocql.KeyspaceUpdateEvent) {
 	st.HostSelectionPolicy.KeyspaceChanged(u)
 	if u.Keyspace == st.keyspace && st.session != nil {
@@ -99,16 +96,15 @@ func (st *steering) KeyspaceChanged(u gocql.KeyspaceUpdateEvent) {
 	}
 }
 
-// countReplicas asks the driver how the keyspace is replicated. ScyllaDB's fork says
-// so only when the session is open, and not while it opens one.
+// countReplicas reads the keyspace's replication from the driver. ScyllaDB's fork only returns it once the session is
+// open.
 func (st *steering) countReplicas() {
 	if meta, err := st.session.KeyspaceMetadata(st.keyspace); err == nil {
 		st.replicas.Store(replicasIn(st.dc, meta.StrategyOptions))
 	}
 }
 
-// replicasIn reads from a keyspace's replication how many there are in a
-// datacenter, 0 if it does not say.
+// replicasIn reads the number of replicas in a datacenter from a keyspace's replication, 0 if it is not given.
 func replicasIn(dc string, options map[string]any) int32 {
 	for _, name := range []string{dc, "replication_factor"} {
 		if text, ok := options[name].(string); ok {
@@ -144,7 +140,7 @@ func (st *steering) host(info *gocql.HostInfo) *host {
 	return h.(*host)
 }
 
-// seen is the steering whose reads tell how hosts do.
+// seen is the steering whose reads show the state of hosts.
 func (st *steering) seen() *steering {
 	if st.reads != nil {
 		return st.reads
@@ -152,7 +148,7 @@ func (st *steering) seen() *steering {
 	return st
 }
 
-// avoids reports whether a host is to be asked after the others.
+// avoids reports whether a host is asked after the others.
 func (st *steering) avoids(info *gocql.HostInfo) bool {
 	if st.reads == nil {
 		return st.host(info).avoided()
@@ -203,11 +199,10 @@ func (st *steering) Pick(q gocql.ExecutableQuery) gocql.NextHost {
 	}
 }
 
-// routeKey finds in a request's context what decides about its route: a
-// *reading, or the one *host that is to be asked.
+// routeKey is the key, in a request's context, of what decides its route: a *reading, or the single *host to ask.
 type routeKey struct{}
 
-// only leaves one host.
+// only limits the hosts to one.
 func only(info *gocql.HostInfo, next gocql.NextHost) gocql.NextHost {
 	return func() gocql.SelectedHost {
 		for h := next(); h != nil; h = next() {
@@ -219,42 +214,41 @@ func only(info *gocql.HostInfo, next gocql.NextHost) gocql.NextHost {
 	}
 }
 
-// route is the order in which one read asks the hosts, and where it stands.
+// route is the order in which one read asks the hosts, and its progress.
 type route struct {
 	steering *steering
 	read     *reading
 	attempt  int
-	draw     uint32 // by chance, but the same in every read of one cell
+	draw     uint32 // pseudorandom, but the same in every read of one cell
 
 	rest  gocql.NextHost // what the driver would ask next
 	query inOrder
 	turns [mostTurns]gocql.SelectedHost // taken out of rest, to be asked before it
-	n, at int                           // turns, and how many of them were asked
-	late  []gocql.SelectedHost          // silent ones
-	last  bool                          // only these are left
+	n, at int                           // number of turns, and how many were asked
+	late  []gocql.SelectedHost          // silent hosts
+	last  bool                          // only silent hosts are left
 
 	asked selected
 	host  *host         // being asked; nil if none is
-	sent  time.Duration // since when
+	sent  time.Duration // when host was asked
 }
 
-// inOrder makes ScyllaDB's fork give out replicas in the order of the ring: it
-// shuffles those of all queries but lightweight transactions, and gocql itself
-// has no name for the option that turns this off.
+// inOrder makes ScyllaDB's fork return replicas in the order of the ring. The fork shuffles them for all queries
+// except lightweight transactions, and gocql itself has no name for the option that turns this off.
 type inOrder struct{ gocql.ExecutableQuery }
 
 // IsLWT overrides a method of the fork's queries.
 func (inOrder) IsLWT() bool { return true }
 
-// selected tells the route when the host it stands for has failed. It embeds
-// the driver's own, whose methods differ between gocql and its fork.
+// selected reports to the route when its host has failed. It embeds the driver's own type, whose methods differ
+// between gocql and its fork.
 type selected struct {
 	gocql.SelectedHost
 	route *route
 }
 
-// Mark implements gocql.SelectedHost. The fork does not call it when all is
-// well, and both call it with nil when the request was cancelled.
+// Mark implements gocql.SelectedHost. The fork does not call it on success, and both call it with nil when the
+// request was cancelled.
 func (s *selected) Mark(err error) {
 	s.SelectedHost.Mark(err)
 	if err != nil {
@@ -270,7 +264,7 @@ func (r *route) begin(st *steering, read *reading, q gocql.ExecutableQuery) {
 	if replicas == 0 {
 		replicas = replicasGuess
 	}
-	// The only replica is asked in any case: others would have to ask it.
+	// The only replica is asked in any case, because other hosts would have to ask it.
 	r.last = replicas == 1
 	if replicas == 1 || r.attempt == 0 && st.partial.Load() == 0 {
 		return
@@ -327,10 +321,10 @@ func (r *route) next() gocql.SelectedHost {
 	}
 }
 
-// errNotAsked stands for the driver's having no connection to a host.
+// errNotAsked is the error of a host that the driver has no connection to.
 var errNotAsked = errors.New("not asked")
 
-// end says how the request to the host ended that was asked last, once.
+// end records, once, how the request to the last host ended.
 func (r *route) end(err error) {
 	if h := r.host; h != nil {
 		r.host = nil
@@ -340,8 +334,8 @@ func (r *route) end(err error) {
 	}
 }
 
-// isAnswer says whether the host itself has said something: a connection that
-// broke, a request that nobody waits for any more and a timeout are none.
+// isAnswer reports whether the host itself has answered. Broken connections, cancelled requests and timeouts are no
+// answers.
 func isAnswer(err error) bool {
 	if err == nil {
 		return true

@@ -21,49 +21,47 @@ import (
 
 var _ store.Store = (*Store)(nil)
 
-// Options tunes a Store beyond what its address says. The zero value is good
-// for any use.
+// Options configures a Store beyond its address. The zero value works.
 type Options struct {
-	// Logger gets what an operator should know, and at debug level what the
-	// driver says. Default: slog.Default().
+	// Logger receives messages for operators, and at debug level those of the driver. Default: slog.Default().
 	Logger *slog.Logger
 	// Dialer makes the connections. Default: a net.Dialer.
 	Dialer Dialer
-	// MarkBytes is the memory for what a collection knows to be in use, 8 bytes a blob. A
-	// collection that needs more goes over the store several times. Default: 256 MiB.
+	// MarkBytes is the memory for the blobs that a collection knows to be in use, 8 bytes per blob. A collection that
+	// needs more reads the store several times. Default: 256 MiB.
 	MarkBytes int64
-	// Lapse is after how long the servers forget a process that does not say any more that
-	// it is there, in whole seconds and at least one. Collections wait that long for one that has
-	// died; one that is suspended for longer has to begin its imports again. Default: 1 minute.
+	// Lapse is how long the servers keep the row of a process that does not renew it, in whole seconds and at least
+	// one. Collections wait that long for a process that has died. A process that is suspended for longer has to
+	// restart its imports. Default: 1 minute.
 	Lapse time.Duration
-	// Renew is how often it says so; 3 s if 0. Collections wait about that long for it.
+	// Renew is how often a process renews its row; 3 s if 0. Collections wait about that long for it.
 	Renew time.Duration
-	// Clock is what the time is taken to be. Default: time.Now. Tests have clocks that are wrong.
+	// Clock returns the time. Default: time.Now. Tests use clocks that are wrong.
 	Clock func() time.Time
 }
 
-// Store is a store.Store in a keyspace of Scylla or Cassandra. It is safe for
-// concurrent use, by several processes too.
+// Store is a store.Store in a keyspace of Scylla or Cassandra. It is safe for concurrent use, also by several
+// processes.
 type Store struct {
 	*protocol.Store // the catalog, ingests and collections, over database
 
 	config   *Config
 	options  Options
 	log      *slog.Logger
-	dc       string // where the driver sends requests first
-	conns    int    // to each of its hosts
-	spread   bool   // over several datacenters
+	dc       string // the datacenter that the driver prefers
+	conns    int    // per host
+	spread   bool   // several datacenters have replicas
 	db       *gocql.Session
 	steering *steering // of db
 	later    later
-	pageRows int // of a partition of the catalog
+	pageRows int // page size for partitions of the catalog
 
 	// life is read-locked by each call and locked by Close.
 	life   sync.RWMutex
 	closed bool
-	ending context.Context //nolint:containedctx // done when Close begins, to stop what takes long
+	ending context.Context //nolint:containedctx // done when Close begins, to stop long operations
 	end    context.CancelFunc
-	// connected ends the connections of all sessions with it.
+	// connected ends the connections of all sessions.
 	connected  context.Context //nolint:containedctx // done when the sessions are closed, or take long to close
 	disconnect context.CancelFunc
 
@@ -71,15 +69,15 @@ type Store struct {
 
 	foreign foreignTables
 
-	asking    sync.WaitGroup // silent hosts
-	gathering *gathering     // nil where there is none, as in tests
+	asking    sync.WaitGroup // probes of silent hosts
+	gathering *gathering     // nil in some tests
 	buffers   arena
 
 	reads, readBytes atomic.Int64
 }
 
-// Open opens the store that uri names; see [Config] for what an address may say.
-// A store that is not there is a schema.ErrNotFound: [Init] makes it.
+// Open opens the store of an address; see [Config] for the form of addresses. If there is no store, it returns a
+// schema.ErrNotFound; [Init] creates one. The caller closes the store.
 func Open(ctx context.Context, uri string, opts Options) (*Store, error) {
 	config, err := ParseURI(uri)
 	if err != nil {
@@ -100,7 +98,7 @@ func open(ctx context.Context, config *Config, opts Options) (_ *Store, err erro
 			s.end()
 		}
 	}()
-	stop := context.AfterFunc(ctx, s.disconnect) // or closing what was begun takes long
+	stop := context.AfterFunc(ctx, s.disconnect) // otherwise closing a half-open session may take long
 	defer stop()
 	session, v, err := s.look(ctx)
 	if err != nil {
@@ -115,7 +113,7 @@ func open(ctx context.Context, config *Config, opts Options) (_ *Store, err erro
 	}
 	defer func() {
 		if err != nil {
-			s.db.Close() // no blob was read: no statement is under way
+			s.db.Close() // no blob was read, so no statement is in flight
 		}
 	}()
 	s.Store = protocol.New(database{s}, protocol.SystemAt(opts.Clock), protocol.Options{
@@ -149,13 +147,13 @@ func (o *Options) ensureDefaults() {
 	if o.Lapse <= 0 {
 		o.Lapse = memberTTL
 	}
-	o.Lapse = max(o.Lapse, time.Second) // less is 0 for the servers, which is for ever
+	o.Lapse = max(o.Lapse, time.Second) // 0 would mean forever to the servers
 	if o.Clock == nil {
 		o.Clock = time.Now
 	}
 }
 
-// join opens the session that everything but a look at the schema uses.
+// join opens the session that everything except schema statements uses.
 func (s *Store) join(ctx context.Context, v *survey) (err error) {
 	s.dc, s.conns, s.spread = v.dc, s.config.connsPerHost(v.nodes[v.dc], v.answered), len(v.replication) > 1
 	s.db, s.steering, err = s.session(ctx, s.config.Keyspace, s.conns)
@@ -165,7 +163,7 @@ func (s *Store) join(ctx context.Context, v *survey) (err error) {
 	return err
 }
 
-// newStore makes what needs no server.
+// newStore makes the parts that need no server.
 func newStore(config *Config, opts Options) *Store {
 	s := &Store{
 		config: config, options: opts, log: opts.Logger,
@@ -198,11 +196,11 @@ func (s *Store) enter(ctx context.Context) error {
 	return nil
 }
 
-// closeAfter is how long the driver may take to close its sessions. It waits for servers to answer that it has asked
-// whether they are there, and for connections that it is making: with servers that do not answer, for half a minute.
+// closeAfter bounds how long the driver may take to close its sessions. It waits for answers to heartbeats and for
+// connections that it is making, with servers that do not answer for half a minute.
 const closeAfter = time.Second
 
-// Close implements store.Store. A collection under way is stopped.
+// Close implements store.Store. A running collection is stopped.
 func (s *Store) Close() error {
 	s.end()
 	err := s.Store.Close()
@@ -238,15 +236,15 @@ func (s *Store) serialLevel() gocql.Consistency {
 	return gocql.Consistency(gocql.Serial) //nolint:unconvert // of another type in gocql itself
 }
 
-// exec runs a statement that may be repeated without harm.
+// exec runs an idempotent statement.
 func (s *Store) exec(ctx context.Context, q *gocql.Query, table, doing string) error {
 	return s.rows(ctx, q, table, doing, func(scanner) error { return nil })
 }
 
-// scanner reads the next row, and is false behind the last one.
+// scanner reads the next row, and returns false after the last one.
 type scanner func(dest ...any) bool
 
-// rows runs a query that may be repeated without harm, and has read read the rows.
+// rows runs an idempotent query, and calls read for its rows.
 func (s *Store) rows(ctx context.Context, q *gocql.Query, table, doing string, read func(scanner) error) error {
 	iter := q.WithContext(ctx).Iter()
 	host := iter.Host()
@@ -266,8 +264,8 @@ func (s *Store) row(ctx context.Context, q *gocql.Query, table, doing string, de
 	return found, err
 }
 
-// GC implements store.Store. The servers give the space of what was deleted back
-// when they compact, after the tables' gc_grace_seconds.
+// GC implements store.Store. The servers free the space of deleted blobs when they compact, after the tables'
+// gc_grace_seconds.
 func (s *Store) GC(ctx context.Context, opts store.GCOptions, inUse func() []*schema.Snapshot) (store.GCReport, error) {
 	report, err := s.Store.GC(ctx, opts, inUse)
 	if err == nil && !opts.DryRun {
@@ -276,14 +274,14 @@ func (s *Store) GC(ctx context.Context, opts store.GCOptions, inUse func() []*sc
 	return report, err
 }
 
-// census is what is known of how many blobs there are, which nobody counts for
-// its own sake: the last collection did, and this process has added since.
+// census is the known number of blobs. They are not counted for its own sake: the last collection counted them, and
+// this process has added some since.
 type census struct {
 	mu           sync.Mutex
-	blobs, bytes int64 // as they were counted
+	blobs, bytes int64 // as counted
 	at           time.Time
 	added        struct{ blobs, bytes int64 }
-	failed       time.Time // when the server was asked in vain
+	failed       time.Time // when the last request failed
 }
 
 func (n *census) add(blobs, bytes int64) {
@@ -293,14 +291,13 @@ func (n *census) add(blobs, bytes int64) {
 	n.added.bytes += bytes
 }
 
-// censusWait is how long Stats waits for the server, if it has to ask it.
+// censusWait bounds how long Stats waits for the server.
 const censusWait = 3 * time.Second
 
-// censusPause is for how long it does not ask again where it got no answer: who
-// looks every few seconds, as a scrape does, would wait each time.
+// censusPause is how long Stats sends no request after a failure. Otherwise every scrape of metrics would wait.
 const censusPause = 30 * time.Second
 
-// recount takes note of a collection that has ended since.
+// recount reads the result of the last collection.
 func (s *Store) recount(ctx context.Context) error {
 	blobs, bytes, at, err := s.Counted(ctx)
 	n := &s.census
@@ -317,8 +314,7 @@ func (s *Store) recount(ctx context.Context) error {
 	return err
 }
 
-// Stats implements store.Store. What other processes add or remove is not
-// noticed until the next collection.
+// Stats implements store.Store. It does not notice what other processes add or remove until the next collection.
 func (s *Store) Stats() store.Stats {
 	n := &s.census
 	n.mu.Lock()
@@ -355,7 +351,7 @@ func (s *Store) Traits() store.Traits {
 	return store.Traits{Addresses: len(*s.foreign.Load()) > 0, Replicas: replicas}
 }
 
-// Addressed implements store.Store: cells of attached tables are.
+// Addressed implements store.Store: cells of attached tables have addresses.
 func (s *Store) Addressed(key schema.Key) (store.AttachedTable, bool) {
 	t := s.foreign.of(key)
 	if t == nil {
@@ -364,8 +360,8 @@ func (s *Store) Addressed(key schema.Key) (store.AttachedTable, bool) {
 	return store.AttachedTable{Keyspace: t.keyspace, Table: t.table, ID: t.id, Data: t.data}, true
 }
 
-// Refer implements store.Store. The tables have to be in this store's cluster, with a primary key of one
-// uuid under that name, and a column of blobs.
+// Refer implements store.Store. The tables have to be in this store's cluster, with a primary key of one uuid under
+// that name, and a blob column.
 func (s *Store) Refer(ctx context.Context, tables []store.AttachedTable) error {
 	if err := s.enter(ctx); err != nil {
 		return err
@@ -392,8 +388,8 @@ func (s *Store) Refer(ctx context.Context, tables []store.AttachedTable) error {
 	return s.register(ctx, list)
 }
 
-// Repair implements store.Store. Every part is written again, in a later epoch
-// than what is there, so that all replicas come to have it.
+// Repair implements store.Store. It writes every part again, in a later epoch than the existing one, so that all
+// replicas get it.
 func (s *Store) Repair(ctx context.Context, ref schema.BlobRef, data []byte) error {
 	if t := s.foreign.of(ref.Key); t != nil {
 		return fmt.Errorf("%w: blob %s is a cell of table %s, which another program keeps: repair it there",
@@ -403,15 +399,15 @@ func (s *Store) Repair(ctx context.Context, ref schema.BlobRef, data []byte) err
 	if err != nil {
 		return err
 	}
-	// Who deleted it by hand did so at some time until now, which cannot be read.
+	// A manual deletion has a write time up to now, which cannot be read.
 	written = max(written, s.now())
 	return s.RepairAfter(ctx, ref, data, written)
 }
 
-// now is the epoch of what somebody writes by hand at this moment.
+// now is the epoch of a manual write at this moment.
 func (s *Store) now() protocol.Epoch { return protocol.Epoch(s.options.Clock().UnixMicro()) }
 
-// writtenAt is the latest epoch that a part of a blob is of, 0 if there is none.
+// writtenAt is the latest epoch of a blob's parts, 0 if there are none.
 func (s *Store) writtenAt(ctx context.Context, ref schema.BlobRef) (protocol.Epoch, error) {
 	if err := s.enter(ctx); err != nil {
 		return 0, err
@@ -427,7 +423,7 @@ func (s *Store) writtenAt(ctx context.Context, ref schema.BlobRef) (protocol.Epo
 	return protocol.Epoch(latest.Load()), err
 }
 
-// holder says for people which process this is.
+// holder describes this process, for messages.
 func holder() string {
 	host, err := os.Hostname()
 	if err != nil {

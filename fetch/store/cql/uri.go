@@ -17,7 +17,7 @@ import (
 	"bowstring/schema"
 )
 
-// Scheme begins the address of a store that this package opens.
+// Scheme begins the addresses of stores of this package.
 const Scheme = "cql://"
 
 // Config is what the address of a store says:
@@ -58,8 +58,8 @@ type Config struct {
 	LocalSerial bool
 	DC          string
 	RF          int
-	Conns       int // to each host; 0 for as many as suit the number of hosts and the way to them
-	Keys        int // in a statement; 0 for as many as suit the hosts
+	Conns       int // per host; 0 for a number that suits the hosts and the latency
+	Keys        int // per statement; 0 for a number that suits the hosts
 	Proto       int
 	Timeout     time.Duration
 	Connect     time.Duration
@@ -75,28 +75,25 @@ type Config struct {
 
 const (
 	defaultPort = 9042
-	// mostConns is how many connections all nodes of the datacenter share at most. A
-	// connection carries at most a window each round trip, which ends at 6 MiB
-	// with Linux's own settings, or half of that where the kernel sets the other
-	// half of the buffer aside: 40 or 20 MB/s where a round trip takes 150 ms. So 32
-	// carry 640 MB/s at worst. They also begin with 32 times TCP's initial window
-	// together, which spares five doublings, each a round trip, of a slow start.
+	// mostConns is the most connections to all nodes of the datacenter together. A connection carries at most a
+	// window per round trip, which is limited to 6 MiB by Linux's defaults, or half of that if the kernel reserves
+	// the other half of the buffer: 40 or 20 MB/s with a round trip of 150 ms. So 32 connections carry at least 640
+	// MB/s. They also begin with 32 times TCP's initial window together, which saves five doublings, each a round
+	// trip, of a slow start.
 	mostConns = 32
-	// Fewer do on a short way, where each more costs: the driver keeps buffers of up to
-	// a mebibyte for each connection and processor, and makes those anew that were not
-	// used between two collections of garbage. connPer is what part of the time that a
-	// node takes to answer makes one connection.
+	// A near host gets fewer, because each connection costs: the driver keeps buffers of up to 1 MiB per connection
+	// and CPU, and allocates those again that were not used between two garbage collections. connPer is the part of a
+	// node's answer time that justifies one connection.
 	connPer               = time.Millisecond
 	nearConns             = 4
 	nearConnsPerProcessor = 2
-	// leastConns keeps one connection's loss or long response from stopping a host.
+	// leastConns prevents that the loss of one connection, or a long response, stops a host.
 	leastConns     = 2
 	defaultTimeout = 10 * time.Second
 	defaultConnect = 5 * time.Second
 )
 
-// keyspaceName is what Cassandra takes as the name of a keyspace without quotes
-// that change its case.
+// keyspaceName matches names of keyspaces that Cassandra takes without quotes.
 var keyspaceName = regexp.MustCompile(`^[a-z][a-z0-9_]{0,47}$`)
 
 // hostName is a DNS name or an IPv4 address.
@@ -105,8 +102,7 @@ var hostName = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9._-]{0,252}[A-Za-z0-9]
 // IsURI reports whether s is the address of a store of this kind.
 func IsURI(s string) bool { return strings.HasPrefix(s, Scheme) }
 
-// ParseURI reads the address of a store. What is wrong with it is a
-// [schema.FieldError] that names the parameter.
+// ParseURI parses the address of a store. An error is a [schema.FieldError] that names the parameter.
 func ParseURI(uri string) (*Config, error) {
 	rest, ok := strings.CutPrefix(uri, Scheme)
 	if !ok {
@@ -118,7 +114,7 @@ func ParseURI(uri string) (*Config, error) {
 		return nil, bad("address", "a fragment", "none: # must be written %23")
 	}
 	hosts, keyspace, _ := strings.Cut(rest, "/")
-	if strings.Contains(hosts, "@") { // never repeated: it may hold a password
+	if strings.Contains(hosts, "@") { // the message does not repeat it, because it may hold a password
 		return nil, bad("user", "credentials before the host",
 			"the parameter user, and the password in password_file, "+EnvPassword+" or "+EnvPasswordFile)
 	}
@@ -146,7 +142,7 @@ func ParseURI(uri string) (*Config, error) {
 	for name := range values {
 		names = append(names, name)
 	}
-	slices.Sort(names) // the first of several mistakes is always the same
+	slices.Sort(names) // so that the first of several mistakes is always the same
 	for _, name := range names {
 		set, ok := parameters[name]
 		switch {
@@ -169,7 +165,7 @@ func ParseURI(uri string) (*Config, error) {
 	return c, c.check()
 }
 
-// check looks at what must fit together.
+// check checks combinations of parameters.
 func (c *Config) check() error {
 	if (c.Cert == "") != (c.Key == "") {
 		return bad("cert", "only one of cert and key", "both or neither")
@@ -181,7 +177,8 @@ func (c *Config) check() error {
 	return nil
 }
 
-// connsPerHost is the number of connections to each of so many hosts; the one asked first answers within that time.
+// connsPerHost is the number of connections per host, given the number of hosts and the answer time of the one asked
+// first.
 func (c *Config) connsPerHost(hosts int, answered time.Duration) int {
 	if c.Conns > 0 {
 		return c.Conns
@@ -225,7 +222,7 @@ func (c *Config) parseHosts(list string) error {
 	return nil
 }
 
-// parameters set a value, or say what they want instead.
+// parameters set a value, or return what they want instead.
 var parameters = map[string]func(c *Config, value string) (want string){
 	"consistency": func(c *Config, v string) string { return consistency(&c.Read, v) },
 	"write":       func(c *Config, v string) string { return consistency(&c.Write, v) },
@@ -273,7 +270,7 @@ func parameterNames() []string {
 	return names
 }
 
-// consistencies are those at which blobs can be both written and read.
+// consistencies are the levels for both reads and writes.
 var consistencies = []gocql.Consistency{gocql.LocalOne, gocql.One, gocql.Two, gocql.Three, gocql.LocalQuorum,
 	gocql.Quorum, gocql.All}
 
@@ -297,7 +294,7 @@ func text(s *string, v, want string) string {
 	return ""
 }
 
-// secured is a text that goes with TLS, and turns it on.
+// secured is a text parameter that implies TLS.
 func secured(c *Config, s *string, v, want string) string {
 	c.TLS = true
 	return text(s, v, want)
@@ -340,7 +337,7 @@ func bad(field, got, want string) error {
 	return &schema.FieldError{Field: field, Got: got, Want: want}
 }
 
-// quoted abridges what a user wrote.
+// quoted shortens and quotes user input.
 func quoted(s string) string {
 	const most = 60
 	if len(s) > most {
@@ -349,8 +346,7 @@ func quoted(s string) string {
 	return strconv.Quote(s)
 }
 
-// String is the address without what it leaves at its default. It holds no
-// password, since an address cannot.
+// String is the address without parameters at their defaults. It holds no password, because an address cannot.
 func (c *Config) String() string {
 	hosts := make([]string, len(c.Hosts))
 	for i, h := range c.Hosts {
@@ -387,16 +383,14 @@ func (c *Config) String() string {
 	return s
 }
 
-// Environment variables that hold the credentials. Those in the environment
-// are used where the address names none.
+// Environment variables with the credentials, used if the address names none.
 const (
 	EnvUser         = "BOWSTRING_CQL_USER"
 	EnvPassword     = "BOWSTRING_CQL_PASSWORD"
 	EnvPasswordFile = "BOWSTRING_CQL_PASSWORD_FILE"
 )
 
-// credentials finds the user and the password, which it keeps out of c: a
-// Config may be printed.
+// credentials finds the user and the password. It keeps them out of c, because a Config may be printed.
 func (c *Config) credentials() (user, password string, err error) {
 	user = c.User
 	if user == "" {
