@@ -117,7 +117,7 @@ func emptyDirectory(dir string) error {
 }
 
 // holder is the content of the file LOCK: the process that has the directory. The lock itself is the kernel's and
-// ends with the process, so a dead process blocks nobody.
+// ends with the process, so a dead process does not keep the directory locked.
 type holder struct {
 	PID     int       `json:"pid"`
 	Host    string    `json:"host"`

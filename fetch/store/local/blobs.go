@@ -13,17 +13,17 @@ import (
 	"bowstring/spill/segment"
 )
 
-// blobs is the part of a store of which the protocol asks blobs.
+// blobs implements the protocol's Blobs.
 //
-// A touch and a deletion of a blob come one after the other, and a deletion leaves what was touched in its epoch or
-// later. So a touch is as good as a write of the bytes in that epoch, and the index has one epoch for both.
+// A touch and a deletion of a blob are serialized, and a deletion spares what was touched in its epoch or later. So a
+// touch is as good as a write of the bytes in that epoch, and the index has one epoch for both.
 type blobs struct{ *Store }
 
 func (e entry) row(key schema.Key) protocol.BlobRow {
 	return protocol.BlobRow{Key: key, Size: e.Length, Stored: protocol.Epoch(e.touch), Touched: protocol.Epoch(e.touch)}
 }
 
-// Row implements protocol.Blobs. A blob whose bytes a crash took is not there.
+// Row implements protocol.Blobs. A blob whose bytes were lost in a crash is not there.
 func (b blobs) Row(ctx context.Context, key schema.Key) (protocol.BlobRow, error) {
 	if err := b.enter(ctx); err != nil {
 		return protocol.BlobRow{}, err
@@ -36,7 +36,7 @@ func (b blobs) Row(ctx context.Context, key schema.Key) (protocol.BlobRow, error
 	return e.row(key), nil
 }
 
-// Touch implements protocol.Blobs. What is not there needs no row: segments are read for what lies in them.
+// Touch implements protocol.Blobs. A missing blob needs no row, because segments show what they hold.
 func (b blobs) Touch(ctx context.Context, ref schema.BlobRef, at protocol.Epoch) error {
 	if err := b.enterToWrite(ctx); err != nil {
 		return err
@@ -53,7 +53,7 @@ func (b blobs) Touch(ctx context.Context, ref schema.BlobRef, at protocol.Epoch)
 	return b.putEntry(&ref.Key, e, count{})
 }
 
-// putEntry writes an entry of the index, and adds to how much there is. The stripe is held.
+// putEntry writes an entry of the index, and adds grown to the totals. The stripe is held.
 func (s *Store) putEntry(key *schema.Key, e entry, grown count) error {
 	var buf [33]byte
 	var value [entrySize]byte
@@ -77,8 +77,7 @@ func (s *Store) putEntry(key *schema.Key, e entry, grown count) error {
 	return nil
 }
 
-// Write implements protocol.Blobs. The bytes go to the end of the segments, and what was there is freed by a later
-// collection.
+// Write implements protocol.Blobs. The bytes are appended to the segments; a later collection frees the old ones.
 func (b blobs) Write(ctx context.Context, ref schema.BlobRef, data []byte, at protocol.Epoch) error {
 	if err := b.enterToWrite(ctx); err != nil {
 		return err
@@ -106,7 +105,7 @@ func (b blobs) write(ref schema.BlobRef, data []byte, at protocol.Epoch) error {
 	grown := count{1, ref.Size}
 	if found {
 		grown = count{0, ref.Size - old.Length}
-		// The index may reach the disk at any time, and must not lead to nothing then where it led to bytes.
+		// The index may reach the disk at any time. It must not lead to nothing then, where it led to bytes before.
 		if err := b.set.Sync(); err != nil {
 			return err
 		}
@@ -114,7 +113,7 @@ func (b blobs) write(ref schema.BlobRef, data []byte, at protocol.Epoch) error {
 	return b.putEntry(&ref.Key, entry{Location: loc, sum: ref.Sum, touch: uint32(at)}, grown)
 }
 
-// Whole implements protocol.Blobs: a row is there only if the bytes are.
+// Whole implements protocol.Blobs: a row exists only if the bytes do.
 func (b blobs) Whole(context.Context, schema.BlobRef) (bool, error) { return true, nil }
 
 // Read implements protocol.Blobs.
@@ -132,7 +131,7 @@ func (b blobs) Scan(ctx context.Context, visit func(context.Context, protocol.Bl
 	return b.eachIndexed(ctx, func(x indexed) error { return visit(ctx, x.row(x.key)) })
 }
 
-// Delete implements protocol.Blobs. The bytes stay until their segment goes.
+// Delete implements protocol.Blobs. The bytes stay until their segment is freed.
 func (b blobs) Delete(ctx context.Context, row protocol.BlobRow, before protocol.Epoch) error {
 	if err := b.enterToWrite(ctx); err != nil {
 		return err
@@ -168,11 +167,11 @@ type indexed struct {
 	entry
 }
 
-// indexPart is how many entries are read at a time: others may open the store for writing between two parts, or
-// close it.
+// indexPart is how many entries are read at a time. Between two parts, another call may open the store for writing,
+// or close it.
 const indexPart = 1024
 
-// eachIndexed visits the index in key order. What is written meanwhile is visited or not.
+// eachIndexed visits the index in key order. It may miss or visit what is written in the meantime.
 func (s *Store) eachIndexed(ctx context.Context, visit func(indexed) error) error {
 	from := []byte{prefixBlob}
 	for {
@@ -223,29 +222,28 @@ func (s *Store) indexPart(ctx context.Context, from []byte) (part []indexed, err
 
 const (
 	placeShards = 64
-	// placesEach is how many blobs a shard knows at most: all together 131,072, in some 12 MiB.
+	// placesEach is how many blobs a shard holds: 131,072 in all, in some 12 MiB.
 	placesEach = 2048
 )
 
-// places is where blobs lie that were read of late: what the index says of them, kept in memory, as a look at the
-// index costs as much as a fifth of comparing 100 KB with their checksum. Of the blobs that it has no room for, any
-// one makes room.
+// places caches where recently read blobs are, according to the index, because a look-up in the index costs up to a
+// fifth of verifying 100 KB by checksum. If it is full, it evicts any blob.
 //
-// It never says what the index has ceased to say. Whoever changes an entry calls forget after the change and before the
-// stripe of its key is unlocked; a reader that has looked at the index before that and comes to put in what it saw
-// after it finds that changes were made since, and leaves it.
+// It never contradicts the index. A writer that changes an entry calls forget after the change and before it unlocks
+// the key's stripe. A reader that has read the index before the change and calls put after it is rejected, because
+// the number of changes differs.
 type places [placeShards]placeShard
 
-// placeShard has the blobs of one range of keys.
+// placeShard caches the blobs of one range of keys.
 type placeShard struct {
 	mu      sync.Mutex
 	known   map[schema.Key]segment.Location
-	changes uint64 // of entries of this range, so far
+	changes uint64 // changes of entries in this range so far
 }
 
 func (p *places) of(key *schema.Key) *placeShard { return &p[key[0]%placeShards] }
 
-// find returns where a blob lies, if it is known. If not, changes is what put has to be told.
+// find returns where a blob is, if it is cached. If not, the caller passes changes to put.
 func (p *places) find(key *schema.Key) (at segment.Location, changes uint64, ok bool) {
 	s := p.of(key)
 	s.mu.Lock()
@@ -254,7 +252,7 @@ func (p *places) find(key *schema.Key) (at segment.Location, changes uint64, ok 
 	return at, s.changes, ok
 }
 
-// put keeps what the index has said after find, which returned changes.
+// put caches what the index returned after find, which returned changes.
 func (p *places) put(key *schema.Key, at segment.Location, changes uint64) {
 	s := p.of(key)
 	s.mu.Lock()
@@ -274,7 +272,7 @@ func (p *places) put(key *schema.Key, at segment.Location, changes uint64) {
 	s.known[*key] = at
 }
 
-// forget takes note that the entry of a blob has changed, or may have.
+// forget records that the entry of a blob has changed, or may have.
 func (p *places) forget(key *schema.Key) {
 	s := p.of(key)
 	s.mu.Lock()

@@ -15,24 +15,24 @@ import (
 	"bowstring/schema"
 )
 
-// catalog is the part of a store of which the protocol asks small partitions and members.
+// catalog implements the protocol's Catalog and Members.
 type catalog struct{ *Store }
 
-// partitions is what is known of the catalog's partitions besides their rows.
+// partitions is the state of the catalog's partitions besides their rows.
 type partitions struct {
 	mu sync.Mutex
-	// versions are those of the partitions that were written, or looked at. They are of this process: no other
-	// one has the store open.
+	// versions are those of partitions that were written or read. They are only of this process, because no other one
+	// has the store open.
 	versions map[string]int64
-	// passing are the rows that mean nothing to the process that opens the store next, by partition.
+	// passing are the rows without a meaning to the next process that opens the store, by partition.
 	passing map[string]map[string][]byte
-	members map[string]protocol.Member // this process, once it has said that it is there
+	members map[string]protocol.Member // this process, once it has announced itself
 }
 
 // rowKey is the database's key of a row of a partition.
 func rowKey(partition, row string) []byte { return append(namePrefix(prefixRow, partition), row...) }
 
-// splitRowKey is the reverse of rowKey.
+// splitRowKey is the inverse of rowKey.
 func splitRowKey(key []byte) (partition, row string, ok bool) {
 	name, rest, ok := bytes.Cut(key, []byte{0})
 	if !ok || len(name) < 2 {
@@ -69,8 +69,8 @@ func (c catalog) Partitions(ctx context.Context) (names []string, err error) {
 	return slices.Compact(names), nil
 }
 
-// Load implements protocol.Catalog. The version is read before the rows: rows that are newer than it make a swap
-// fail, and older ones there are not.
+// Load implements protocol.Catalog. The version is read before the rows: if rows are newer than the version, a swap
+// fails, and they cannot be older.
 func (c catalog) Load(ctx context.Context, name string) (p protocol.Partition, err error) {
 	if err := c.enter(ctx); err != nil {
 		return p, err
@@ -116,7 +116,7 @@ func (c catalog) Peek(ctx context.Context, name string, rows ...string) (p proto
 	return p, nil
 }
 
-// known is what memory has of a partition: its version, and its passing rows.
+// known returns the version and the passing rows of a partition.
 func (c catalog) known(name string) (p protocol.Partition, err error) {
 	parts := &c.partitions
 	parts.mu.Lock()
@@ -174,7 +174,7 @@ func (c catalog) Swap(ctx context.Context, name string, version int64, swap prot
 	return nil
 }
 
-// swapped takes note of a swap that was made.
+// swapped records a swap.
 func (p *partitions) swapped(name string, version int64, swap protocol.Change) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -223,13 +223,13 @@ var (
 	_ protocol.Contents = database{}
 )
 
-// database is a store as the protocol has it.
+// database is the store as the protocol sees it.
 type database struct {
 	catalog
 	blobs
 }
 
-// sync of the segments makes durable what was put; the swap that follows it makes the index durable.
+// Sync makes the appended bytes durable; the swap that follows makes the index durable.
 func (d database) Sync(ctx context.Context) error {
 	s := d.catalog.Store
 	if err := s.enterToWrite(ctx); err != nil {

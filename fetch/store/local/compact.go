@@ -10,15 +10,14 @@ import (
 	"bowstring/spill/segment"
 )
 
-// A segment is rewritten when more than this part of it is dead.
+// worthMoving is the dead share of a segment from which the segment is rewritten.
 const worthMoving = 0.3
 
 // GC implements store.Store.
 //
-// Dead blobs leave the index at once. Segments with nothing live are unlinked;
-// from those that are mostly dead, live blobs are copied to the active segment
-// first. DeadBytes is all that the segments hold besides live records, and in a dry run the bytes of dead blobs;
-// FreedBytes is what unlinking them gave back, less what was copied.
+// Dead blobs leave the index at once. Segments without live blobs are unlinked; from those that are mostly dead, live
+// blobs are first copied to the active segment. DeadBytes is what the segments hold besides live records, in a dry
+// run the size of dead blobs. FreedBytes is the space of unlinked segments, minus what was copied.
 func (s *Store) GC(ctx context.Context, opts store.GCOptions, inUse func() []*schema.Snapshot) (store.GCReport, error) {
 	if err := s.exclude(ctx); err != nil {
 		return store.GCReport{}, err
@@ -30,7 +29,7 @@ func (s *Store) GC(ctx context.Context, opts store.GCOptions, inUse func() []*sc
 	return s.Store.GC(ctx, opts, inUse)
 }
 
-// exclude waits for the turn of what moves blobs, which the caller gives back.
+// exclude waits until no other call moves blobs. The caller receives from s.collecting when it is done.
 func (s *Store) exclude(ctx context.Context) error {
 	select {
 	case s.collecting <- struct{}{}:
@@ -56,13 +55,13 @@ func (s *Store) Repair(ctx context.Context, ref schema.BlobRef, data []byte) err
 		return err
 	}
 	defer s.life.RUnlock()
-	return s.record(change{}) // and with it the entry of the index
+	return s.record(change{}) // this syncs the index entry too
 }
 
-// compaction gives the space of dead blobs back, when a collection has taken them out of the index.
+// compaction frees the space of dead blobs, after a collection has removed them from the index.
 type compaction struct {
 	s      *Store
-	ctx    context.Context // of the call that this is
+	ctx    context.Context // of the call
 	report *store.GCReport
 	// victims are the segments to free, with the number of live blobs in each.
 	victims map[uint32]int64
@@ -93,7 +92,7 @@ func (s *Store) compact(ctx context.Context, _ store.GCOptions, report *store.GC
 	return c.free()
 }
 
-// choose counts what is dead, and chooses the victims.
+// choose counts dead bytes and chooses the victims.
 func (c *compaction) choose() error {
 	type usage struct{ size, live int64 }
 	segments := map[uint32]*usage{}
@@ -101,7 +100,7 @@ func (c *compaction) choose() error {
 		segments[g.ID()] = &usage{size: g.Size()}
 	}
 	err := c.s.eachIndexed(c.ctx, func(x indexed) error {
-		// What was appended since the sizes were taken counts for neither side.
+		// Blobs appended after the sizes were read do not count.
 		if u := segments[x.Segment]; u != nil && x.Offset+x.Length <= u.size {
 			u.live += segment.Footprint(x.Length)
 		}
@@ -117,14 +116,14 @@ func (c *compaction) choose() error {
 	return err
 }
 
-// countLive counts the blobs in the victims, which are sealed by now: exactly so many must be moved away before a
-// victim may go.
+// countLive counts the blobs in the victims, which are sealed by now. All of them must be moved before a victim is
+// freed.
 func (c *compaction) countLive() error {
 	if len(c.victims) == 0 {
 		return nil
 	}
 	return c.s.eachIndexed(c.ctx, func(x indexed) error {
-		// What a crash took from a victim cannot be moved, and is not waited for.
+		// Blobs that a crash destroyed cannot be moved, and are not counted.
 		if _, ok := c.victims[x.Segment]; ok && c.s.set.Holds(x.Location) {
 			c.victims[x.Segment]++
 		}
@@ -132,7 +131,7 @@ func (c *compaction) countLive() error {
 	})
 }
 
-// free empties the victims and unlinks them, those first that are empty.
+// free empties the victims and unlinks them, empty ones first.
 func (c *compaction) free() error {
 	for id, live := range c.victims {
 		if live == 0 {
@@ -161,11 +160,10 @@ func (c *compaction) free() error {
 	return nil
 }
 
-// retire forgets a segment that the index does not name any more, durably, and
-// unlinks it.
+// retire records that the index does not name a segment any more, durably, and unlinks it.
 func (c *compaction) retire(id uint32) error {
 	size := c.s.set.Segment(id).Size()
-	// That it was freed stays on record: a file that nothing is known of is kept.
+	// The record stays, because a file without a record is kept.
 	if err := c.s.record(change{string(segmentKey(id)): nil, string(freedKey(id)): {}}); err != nil {
 		return err
 	}
@@ -176,32 +174,30 @@ func (c *compaction) retire(id uint32) error {
 	return nil
 }
 
-// settlePuts waits for the puts under way. One of them may have written to a
-// segment that is sealed by now, and its index entry must be there before the
-// index is read to learn what the segment still holds.
+// settlePuts waits for puts in flight. A put may have written to a segment that is sealed by now, and its index entry
+// must be there before the index is read for what the segment still holds.
 func (s *Store) settlePuts() {
 	for i := range s.stripes {
 		s.stripes[i].Lock()
-		s.stripes[i].Unlock() //nolint:staticcheck // whoever held it is done
+		s.stripes[i].Unlock() //nolint:staticcheck // its holder is done
 	}
 }
 
-// record commits a synced batch, which also makes durable what was written to
-// the database before.
+// record commits a synced batch, which also makes earlier writes to the database durable.
 func (s *Store) record(rows change) error {
 	s.catalog.Lock()
 	defer s.catalog.Unlock()
 	return s.update(rows)
 }
 
-// What is copied out of a segment between two syncs.
+// Bounds of what is copied from a segment between two syncs.
 const (
 	moveBlobs = 4096
 	moveBytes = 64 << 20
 )
 
-// evacuate copies the live blobs of a victim to the active segment and has the
-// index name the copies. It returns how many, and the space they take.
+// evacuate copies the live blobs of a victim to the active segment and makes the index name the copies. It returns
+// their number, and the space they take.
 func (c *compaction) evacuate(id uint32) (moved, copied int64, err error) {
 	s := c.s
 	type move struct {
@@ -211,8 +207,7 @@ func (c *compaction) evacuate(id uint32) (moved, copied int64, err error) {
 	var batch []move
 	var bytes int64
 	flush := func() error {
-		// The copies must be durable before the index names them: it may reach
-		// the disk at any time.
+		// The copies must be durable before the index names them, because the index may reach the disk at any time.
 		if err := s.set.Sync(); err != nil {
 			return err
 		}
@@ -264,8 +259,7 @@ func (c *compaction) evacuate(id uint32) (moved, copied int64, err error) {
 	return moved, copied, err
 }
 
-// copyBlob appends a blob once more. Its recorded checksum goes with it, so
-// that damage is still seen in the copy.
+// copyBlob appends a copy of a blob with its recorded checksum, so that damage is also detected in the copy.
 func (s *Store) copyBlob(key *schema.Key, e entry) (segment.Location, error) {
 	b, err := s.set.Get(e.Location)
 	if err != nil {
@@ -279,7 +273,7 @@ func (s *Store) copyBlob(key *schema.Key, e entry) (segment.Location, error) {
 	return to, nil
 }
 
-// relocate has the index name a blob's copy.
+// relocate makes the index name a blob's copy.
 func (s *Store) relocate(key *schema.Key, from, to segment.Location) error {
 	stripe := s.stripe(key)
 	stripe.Lock()

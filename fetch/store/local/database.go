@@ -24,18 +24,17 @@ import (
 	"bowstring/spill/segment"
 )
 
-// mode says what a database is opened for.
+// mode is how a database is opened.
 type mode int
 
 const (
-	// reading changes no file, whatever is found.
+	// reading changes no file in any case.
 	reading mode = iota
-	// writing makes the database if there is none.
+	// writing creates the database if there is none.
 	writing
 )
 
-// openDatabase opens the database in dir. It is a schema.ErrDataLoss if its files
-// are damaged.
+// openDatabase opens the database in dir. If its files are damaged, it returns a schema.ErrDataLoss.
 func openDatabase(dir string, opts Options, m mode) (db *pebble.DB, err error) {
 	fs := guardFS{opts.fs}
 	if err := checkManifest(fs, dir); err != nil {
@@ -46,7 +45,7 @@ func openDatabase(dir string, opts Options, m mode) (db *pebble.DB, err error) {
 		ReadOnly: m == reading,
 		Logger:   pebbleLogger{opts.Logger},
 		Merger:   countMerger,
-		// Raised on purpose only: an older program cannot read a newer format.
+		// Raise it on purpose only: older programs cannot read a newer format.
 		FormatMajorVersion: pebble.FormatTableFormatV6,
 		CacheSize:          opts.CacheBytes,
 		MemTableSize:       8 << 20,
@@ -54,12 +53,12 @@ func openDatabase(dir string, opts Options, m mode) (db *pebble.DB, err error) {
 		EventListener:      listener(opts.Logger),
 	}
 	for i := range po.Levels {
-		// Most lookups of an import are for keys that are not there.
+		// Most look-ups of an import are for missing keys.
 		po.Levels[i].FilterPolicy = bloom.FilterPolicy(10)
 		po.Levels[i].BlockSize = 16 << 10
 	}
 	defer func() {
-		// What the database takes for impossible is damage as well.
+		// The database may panic if it is damaged.
 		if p := recover(); p != nil {
 			db, err = nil, damaged("open the database "+dir, fmt.Errorf("panic: %v", p))
 		}
@@ -74,8 +73,8 @@ func openDatabase(dir string, opts Options, m mode) (db *pebble.DB, err error) {
 	return nil, damaged("open the database "+dir, err)
 }
 
-// newDatabase makes an empty database. Nobody but the owner may read it: the directory may lie in
-// one that is older.
+// newDatabase creates an empty database. Only the owner may read it, because a parent directory may have wider
+// permissions.
 func newDatabase(dir string, opts Options) error {
 	db, err := openDatabase(dir, opts, writing)
 	if err != nil {
@@ -87,16 +86,15 @@ func newDatabase(dir string, opts Options) error {
 	return errors.Join(err, db.Close())
 }
 
-// listener keeps the database from ending the process when it finds damage. Whoever
-// reads what is damaged is told by an error.
+// listener prevents that the database ends the process when it finds damage. Reads of damaged data return an error.
 func listener(log *slog.Logger) *pebble.EventListener {
 	return &pebble.EventListener{DataCorruption: func(info pebble.DataCorruptionInfo) {
 		log.Debug("a file of the database is damaged", "file", info.Path)
 	}}
 }
 
-// environmental says whether an error in opening the database is one of the
-// process's surroundings, which says nothing of the files.
+// environmental reports whether an error in opening the database is due to the environment of the process, and says
+// nothing about the files.
 func environmental(err error) bool {
 	var no syscall.Errno
 	return errors.As(err, &no) && slices.Contains([]syscall.Errno{
@@ -105,8 +103,8 @@ func environmental(err error) bool {
 	}, no)
 }
 
-// damaged is the schema.ErrDataLoss for damage of the database, on one line. Some of the
-// database's errors have several, and stacks.
+// damaged is the schema.ErrDataLoss of a damaged database, on one line: some of the database's errors have several
+// lines, and stacks.
 func damaged(doing string, err error) error {
 	text, _, _ := strings.Cut(err.Error(), "\n")
 	return fmt.Errorf("%w: %s: %s; what is whole can be brought back: bowstring store rebuild", schema.ErrDataLoss,
@@ -134,20 +132,20 @@ func defaultFS(fs vfs.FS) vfs.FS {
 
 // state is how the store was left.
 type state struct {
-	Clean bool   `json:"clean"` // closed in order
-	Boot  string `json:"boot"`  // the kernel run it was last written in
+	Clean bool   `json:"clean"` // closed cleanly
+	Boot  string `json:"boot"`  // boot id of the kernel at the last write
 }
 
 func (st state) encode() []byte {
 	return fmt.Appendf(nil, `{"clean":%t,"boot":%q}`, st.Clean, st.Boot)
 }
 
-// The key space of the database. Names end in a zero byte, which none contains.
+// The key space of the database. Names end in a zero byte, which no name contains.
 const (
 	prefixBlob    = 'b' // + key[32]                   -> entry
-	prefixRow     = 'p' // + partition 0 + row         -> a row of the protocol's
+	prefixRow     = 'p' // a row of the protocol
 	prefixSegment = 'g' // + number u32 BE             -> segmentRecord
-	prefixFreed   = 'f' // + number u32 BE             -> nothing; its file is to be unlinked
+	prefixFreed   = 'f' // nothing; the file is to be unlinked
 )
 
 var (
@@ -178,7 +176,7 @@ func within(prefix ...byte) *pebble.IterOptions {
 	return &pebble.IterOptions{LowerBound: prefix, UpperBound: upper}
 }
 
-// entry is where a blob lies, and the epoch in which it was last put, or touched.
+// entry is where a blob is, and the epoch of its last put or touch.
 type entry struct {
 	segment.Location
 	sum   schema.Sum
@@ -212,10 +210,10 @@ func decodeEntry(v []byte) (entry, error) {
 	return e, nil
 }
 
-// segmentRecord is what the catalog knows of a segment file.
+// segmentRecord is the catalog's record of a segment file.
 type segmentRecord struct {
 	durable int64 // bytes known to be on stable storage
-	end     int64 // where trusted data ends for good; 0: at the end of the file
+	end     int64 // final end of the trusted data; 0: the end of the file
 }
 
 func (r segmentRecord) encode() []byte {
@@ -234,9 +232,8 @@ func decodeSegmentRecord(v []byte) (segmentRecord, error) {
 	return r, nil
 }
 
-// count is a number of blobs and their bytes. Changes are merged into the
-// database in the batch that changes the index, so that the two agree whatever
-// crashes.
+// count is a number of blobs and their bytes. Changes are merged into the database in the batch that changes the
+// index, so that both agree after any crash.
 type count struct{ blobs, bytes int64 }
 
 func (c count) encode() []byte {
@@ -270,19 +267,18 @@ var countMerger = &pebble.Merger{
 	},
 }
 
-// The database takes the first thing in its manifest that does not check for the
-// manifest's end, and then deletes every table that it does not find in it. So
-// there is a file beside each manifest that says, after each sync, how much of it
-// is on stable storage, and its checksum.
+// The database takes the first invalid record in its manifest for the manifest's end, and then deletes every table
+// that the manifest does not name. So each manifest has a companion file that records, after each sync, how much of
+// the manifest is on stable storage, and its checksum.
 const (
 	manifestPrefix = "MANIFEST-"
 	sumSuffix      = ".sum"
-	sumSize        = 20 // length u64, XXH3 of so much u64, CRC-32C of these u32
+	sumSize        = 20 // length u64, XXH3 of that many bytes u64, CRC-32C of these u32
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// guardFS is the database's file system. It writes the files of sums.
+// guardFS is the database's file system. It writes the companion files.
 type guardFS struct{ vfs.FS }
 
 func (g guardFS) isManifest(name string) bool {
@@ -327,14 +323,13 @@ type guardedFile struct {
 
 // Write implements vfs.File.
 func (f *guardedFile) Write(b []byte) (int, error) {
-	_, _ = f.sum.Write(b) // never fails, and comes first: the file may change b
+	_, _ = f.sum.Write(b) // never fails; it comes first, because the file may change b
 	n, err := f.File.Write(b)
 	f.size += uint64(n)
 	return n, err
 }
 
-// Sync implements vfs.File. Once it has returned, the database deletes what the
-// manifest does not need any more.
+// Sync implements vfs.File. After it has returned, the database deletes what the manifest does not need any more.
 func (f *guardedFile) Sync() error {
 	if err := f.File.Sync(); err != nil {
 		return err
@@ -354,8 +349,8 @@ func (f *guardedFile) SyncData() error { return f.Sync() }
 // Close implements vfs.File.
 func (f *guardedFile) Close() error { return errors.Join(f.File.Close(), f.sums.Close()) }
 
-// checkManifest compares the manifest of the database in dir with what is known of
-// it. A database without such knowledge, which an older program wrote, passes.
+// checkManifest compares the manifest of the database in dir with its companion file. A database of an older program
+// has none, and passes.
 func checkManifest(g guardFS, dir string) error {
 	desc, err := pebble.Peek(dir, g)
 	if errors.Is(err, fs.ErrNotExist) || err == nil && !desc.Exists {
@@ -377,7 +372,7 @@ func checkManifest(g guardFS, dir string) error {
 	return nil
 }
 
-// lastSum returns the last whole record of a file of sums, zeros if there is none.
+// lastSum returns the last complete record of a companion file, zeros if there is none.
 func lastSum(fsys vfs.FS, path string) (size, sum uint64, err error) {
 	data, err := readFile(fsys, path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -402,7 +397,7 @@ func readFile(fsys vfs.FS, path string) (data []byte, err error) {
 	return io.ReadAll(f)
 }
 
-// pebbleLogger passes what the database says to slog.
+// pebbleLogger passes the database's messages to slog.
 type pebbleLogger struct{ log *slog.Logger }
 
 func (l pebbleLogger) Infof(format string, args ...any) {
@@ -415,8 +410,8 @@ func (l pebbleLogger) Errorf(format string, args ...any) {
 	l.log.Error("database", "message", fmt.Sprintf(format, args...))
 }
 
-// Fatalf ends the process: the database calls it when it can neither go on nor
-// return an error, such as after a failed write of its log.
+// Fatalf ends the process. The database calls it when it can neither continue nor return an error, for example after
+// a failed write of its log.
 func (l pebbleLogger) Fatalf(format string, args ...any) {
 	msg := fmt.Sprintf(format, args...)
 	l.log.Error("database cannot go on", "message", msg)

@@ -34,13 +34,13 @@ type format struct {
 	Version int    `json:"version"`
 }
 
-// checkDirectory reports whether dir holds a store with its database, and refuses a
-// directory that is neither one nor empty. It changes nothing.
+// checkDirectory reports whether dir holds a store with its database. It returns an error for a directory that is
+// neither a store nor empty. It changes nothing.
 func checkDirectory(dir string) (exists bool, err error) {
 	if exists, err = checkFormat(dir); err != nil || !exists {
 		return exists, err
 	}
-	// Without its catalog every segment would count as unknown.
+	// Without the catalog every segment would count as unknown.
 	if _, err := os.Stat(filepath.Join(dir, pebbleDir)); errors.Is(err, fs.ErrNotExist) {
 		ids, err := segment.List(filepath.Join(dir, segmentsDir))
 		if err == nil && len(ids) > 0 {
@@ -52,7 +52,7 @@ func checkDirectory(dir string) (exists bool, err error) {
 	return true, nil
 }
 
-// checkFormat reports whether dir holds a store, of this format.
+// checkFormat reports whether dir holds a store of this format.
 func checkFormat(dir string) (exists bool, err error) {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -63,7 +63,7 @@ func checkFormat(dir string) (exists bool, err error) {
 	data, err := os.ReadFile(filepath.Join(dir, formatFile))
 	if errors.Is(err, fs.ErrNotExist) {
 		for _, e := range entries {
-			// What the making of a store may have left when it was killed.
+			// left if the creation of a store was killed
 			if !slices.Contains([]string{lockFile, formatTemp, "lost+found"}, e.Name()) {
 				return false, fmt.Errorf("%w: %s is not a Bowstring store: it has no file %s, and it is not empty "+
 					"(%s); name another directory",
@@ -87,8 +87,8 @@ func checkFormat(dir string) (exists bool, err error) {
 	return true, nil
 }
 
-// createDirectory makes an empty directory a store. FORMAT comes first: a
-// directory without it is never taken for a store.
+// createDirectory makes an empty directory a store. FORMAT comes first, because a directory without it never counts
+// as a store.
 func createDirectory(dir string) error {
 	data, err := json.Marshal(format{formatName, formatNumber})
 	if err != nil {
@@ -112,15 +112,14 @@ func createDirectory(dir string) error {
 	return segment.SyncDir(dir)
 }
 
-// holder is the content of the file LOCK: who has the store open. The lock
-// itself is the kernel's (flock) and ends with its process, so that what a dead
-// one left in the file is no obstacle.
+// holder is the content of the file LOCK: the process that has the store open. The lock itself is the kernel's
+// (flock) and ends with the process, so a dead process does not keep the directory locked.
 type holder struct {
 	PID     int       `json:"pid"`
 	Host    string    `json:"host"`
 	Command string    `json:"command"`
 	Since   time.Time `json:"since"`
-	Address string    `json:"address,omitempty"` // of its server, if it is one
+	Address string    `json:"address,omitempty"` // of its server, if there is one
 }
 
 type dirLock struct {
@@ -130,8 +129,7 @@ type dirLock struct {
 	self holder
 }
 
-// lockDirectory takes the lock of dir, or returns a schema.ErrUnavailable that
-// names its holder.
+// lockDirectory takes the lock of dir, or returns a schema.ErrUnavailable that names the holder.
 func lockDirectory(dir string) (*dirLock, error) {
 	f, err := os.OpenFile(filepath.Join(dir, lockFile), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
@@ -165,7 +163,7 @@ func lockDirectory(dir string) (*dirLock, error) {
 // inUse describes the holder of the lock file f.
 func inUse(dir string, f *os.File) error {
 	buf := make([]byte, 64<<10)
-	n, _ := f.ReadAt(buf, 0) // what cannot be read is described as unknown
+	n, _ := f.ReadAt(buf, 0) // an unreadable file is described as unknown
 	var h holder
 	if json.Unmarshal(buf[:n], &h) != nil || h.PID == 0 {
 		return fmt.Errorf("%w: the store in %s is in use by another process, which is just starting or ending",
@@ -201,10 +199,9 @@ func (l *dirLock) write() error {
 	return l.file.Truncate(int64(len(data)))
 }
 
-// release lets go of the directory. The file stays: unlinking it would let two
-// processes hold locks on two files of that name. Closing it would not do: a
-// child that this process is just starting has the open file, and the lock
-// with it, until it runs its own program.
+// release releases the directory. The file stays: if it were unlinked, two processes could lock two files of the same
+// name. Closing it would not release the lock, because a child process that is being started has the open file, with
+// the lock, until it runs its own program.
 func (l *dirLock) release() error {
 	return errors.Join(l.file.Truncate(0), unix.Flock(int(l.file.Fd()), unix.LOCK_UN), l.file.Close())
 }

@@ -18,7 +18,7 @@ import (
 	"bowstring/spill/segment"
 )
 
-// Names of what Examine looks at.
+// Names of Examine's checks.
 const (
 	checkDir      = "directory"
 	checkRights   = "permissions"
@@ -31,10 +31,10 @@ const (
 	checkSegments = "segments"
 )
 
-// spaceLow is the free space below which imports are near their end.
+// spaceLow is the free space below which imports will soon fail.
 const spaceLow = 5 << 30
 
-// networks are file systems whose server may forget locks, or what was synced.
+// networks are file systems whose server may lose locks or synced data.
 var networks = map[int64]string{
 	unix.NFS_SUPER_MAGIC: "NFS", unix.SMB_SUPER_MAGIC: "SMB", unix.CIFS_SUPER_MAGIC: "SMB",
 	unix.SMB2_SUPER_MAGIC: "SMB",
@@ -42,9 +42,8 @@ var networks = map[int64]string{
 	unix.FUSE_SUPER_MAGIC: "FUSE",
 }
 
-// Examine looks at the directory of a store and at the disk it is on, without opening
-// the store: nothing of it is changed, and it may be in use. cheap leaves out what writes or
-// takes longer than some milliseconds.
+// Examine checks the directory of a store and its disk without opening the store: it changes nothing, and the store
+// may be in use. cheap leaves out checks that write or take longer than some milliseconds.
 func Examine(dir string, cheap bool) store.Findings {
 	e := examination{dir: dir}
 	exists, err := checkDirectory(dir)
@@ -73,7 +72,7 @@ type examination struct {
 	dir string
 }
 
-// rights looks at who may read the store.
+// rights checks who may read the store.
 func (e *examination) rights() {
 	info, err := os.Stat(e.dir)
 	switch {
@@ -91,7 +90,7 @@ func (e *examination) rights() {
 	}
 }
 
-// system looks at the file system and its free space.
+// system checks the file system and its free space.
 func (e *examination) system() {
 	var st unix.Statfs_t
 	if err := unix.Statfs(e.dir, &st); err != nil {
@@ -121,7 +120,7 @@ func (e *examination) system() {
 	}
 }
 
-// sync writes a file and has the disk keep it.
+// sync writes a file and syncs it.
 func (e *examination) sync() {
 	err := func() (err error) {
 		f, err := os.CreateTemp(e.dir, ".doctor-*")
@@ -145,11 +144,11 @@ func (e *examination) sync() {
 	e.OK(checkSync, "a file was written and synced")
 }
 
-// contents looks into the database, unless somebody has it open.
+// contents checks the database, unless a process has it open.
 func (e *examination) contents() {
 	f, err := os.Open(filepath.Join(e.dir, lockFile))
 	switch {
-	case errors.Is(err, fs.ErrNotExist): // it was never opened
+	case errors.Is(err, fs.ErrNotExist): // the store was never opened
 	case err != nil:
 		e.Problem(checkOwner, "run bowstring as the user that the store belongs to", "%v", err)
 		return
@@ -207,7 +206,7 @@ func (e *examination) database() (err error) {
 	return e.segments(s)
 }
 
-// segments compares the files with those that the index knows.
+// segments compares the files with those in the index.
 func (e *examination) segments(s *Store) error {
 	records, err := s.segmentRecords()
 	if err != nil {
@@ -234,7 +233,7 @@ func (e *examination) segments(s *Store) error {
 	}
 	var unknown []string
 	for _, id := range ids {
-		if there[id] && id >= next { // what is before was freed by a collection
+		if there[id] && id >= next { // a collection has freed the lower ones
 			unknown = append(unknown, segment.FileName(id))
 		}
 	}
@@ -262,7 +261,7 @@ func few(names []string) string {
 	return strings.Join(names, ", ")
 }
 
-// sizeOf is how much space the files of a directory take, as far as that can be told.
+// sizeOf is the size of the files of a directory, ignoring errors.
 func sizeOf(dir string) (total uint64) {
 	entries, _ := os.ReadDir(dir)
 	for _, entry := range entries {
@@ -273,13 +272,13 @@ func sizeOf(dir string) (total uint64) {
 	return total
 }
 
-// unheard drops what the database says: its errors come back.
+// unheard drops the database's messages, because its errors are returned.
 type unheard struct{}
 
 func (unheard) Infof(string, ...any)  {}
 func (unheard) Errorf(string, ...any) {}
 
-// Fatalf is called for what the database cannot go on after.
+// Fatalf is called if the database cannot continue.
 func (unheard) Fatalf(format string, args ...any) {
 	panic(fmt.Errorf("%w: "+format, append([]any{schema.ErrDataLoss}, args...)...))
 }

@@ -21,29 +21,28 @@ import (
 	"bowstring/spill/segment"
 )
 
-// The journal is the catalog once more, beside the database: every change of it that
-// was synced, by number, after all its rows as of some change. Package
-// documentation says what the two are for.
+// The journal is a second copy of the catalog beside the database: all rows as of some change, followed by every
+// later synced change, by number. The package documentation says what the two copies are for.
 const (
 	journalDir    = "journal"
 	journalSuffix = ".log"
 	journalHeader = 48
-	// A journal is begun anew when the changes in it have grown past this, and past
-	// twice the rows that it began with.
+	// A new journal file is begun when the changes in it exceed this size, and twice the size of the rows that it
+	// began with.
 	journalGrown = 4 << 20
-	journalPart  = 1 << 20 // of the rows that it begins with, in one record
+	journalPart  = 1 << 20 // size of a record of the initial rows
 )
 
 var journalMagic = [4]byte{'B', 'J', 'R', 'N'}
 
-// The kinds of a journal's records.
+// The kinds of records.
 const (
-	recordRows   = 1 // some of the rows that the journal begins with
-	recordBegun  = 2 // all of these are there; no rows
-	recordChange = 3 // rows that were set, or deleted
+	recordRows   = 1 // some of the initial rows
+	recordBegun  = 2 // the initial rows are complete; no rows
+	recordChange = 3 // rows that were set or deleted
 )
 
-// version numbers the changes of a catalog, and sums up its rows, in any order.
+// version numbers the changes of a catalog, and has a digest of its rows that does not depend on their order.
 type version struct {
 	change uint64
 	digest uint64
@@ -60,13 +59,13 @@ func decodeVersion(b []byte) (version, error) {
 	return version{binary.LittleEndian.Uint64(b), binary.LittleEndian.Uint64(b[8:])}, nil
 }
 
-// change is rows by key. One that is nil is deleted.
+// change is rows by key. A nil row is deleted.
 type change map[string][]byte
 
 // rowDigest is a row's part of a version's digest.
 func rowDigest(key string, value []byte) uint64 { return xxh3.HashSeed(value, xxh3.HashString(key)) }
 
-// rowsDigest is that of all rows.
+// rowsDigest is the digest of rows.
 func rowsDigest(rows change) (sum uint64) {
 	for k, v := range rows {
 		sum += rowDigest(k, v)
@@ -88,7 +87,7 @@ func (c change) encode() []byte {
 	return b
 }
 
-// apply sets and deletes what an encoded change says.
+// apply applies an encoded change.
 func (c change) apply(b []byte) error {
 	take := func() ([]byte, uint64, bool) {
 		n, w := binary.Uvarint(b)
@@ -119,19 +118,19 @@ func (c change) apply(b []byte) error {
 	return nil
 }
 
-// journal is being written. Store.catalog guards it.
+// journal is the journal being written. Store.catalog guards it.
 type journal struct {
 	fs     vfs.FS
 	dir    string
 	file   vfs.File // nil before the first change
 	number uint64   // of the newest file
-	began  int64    // bytes of the rows that it began with
+	began  int64    // size of its initial rows
 	size   int64
-	failed error // a change that the database has and the journal may not have
+	failed error // the error of a change that the database has and the journal may not have
 }
 
-// write makes a change durable that the database has made, as version v. rows are all
-// that the catalog now has, for a journal that is to be begun anew.
+// write makes a change durable that the database has made, as version v. rows are all rows of the catalog, for a new
+// journal file.
 func (j *journal) write(c change, v version, rows iter.Seq2[change, error]) error {
 	if j.failed == nil {
 		if j.file == nil || j.size-j.began > max(journalGrown, 2*j.began) {
@@ -146,7 +145,7 @@ func (j *journal) write(c change, v version, rows iter.Seq2[change, error]) erro
 	return j.failed
 }
 
-// begin starts a new file, and then removes those before.
+// begin begins a new file, then removes the older ones.
 func (j *journal) begin(v version, rows iter.Seq2[change, error]) error {
 	if err := j.close(); err != nil {
 		return err
@@ -216,18 +215,18 @@ func (j *journal) close() error {
 	return err
 }
 
-// history is what a journal says.
+// history is the content of a journal.
 type history struct {
 	rows    change
 	version // of these rows
-	// seen is the newest change of which there is a trace.
+	// seen is the number of the newest change of which the journal has a trace.
 	seen uint64
-	// damage is what of it cannot be read. Then rows may be missing, or be there again.
+	// damage is the error of an unreadable part. Then rows may be missing, or deleted ones present.
 	damage error
 }
 
-// readJournal reads the journal in dir; one that is not there is at change 0. What was
-// not written to its end is passed over, as nobody was told that it was.
+// readJournal reads the journal in dir. A missing journal is at change 0. An incomplete last record is ignored,
+// because its change was never acknowledged.
 func readJournal(fsys vfs.FS, dir string) (history, error) {
 	newest := history{rows: change{}}
 	numbers, err := journalFiles(fsys, dir)
@@ -245,7 +244,7 @@ func readJournal(fsys vfs.FS, dir string) (history, error) {
 			h.damage = fmt.Errorf("%s: %w", name, h.damage)
 		}
 		if begun {
-			// A newer one was just being begun.
+			// a newer file was just being begun
 			h.seen = max(h.change, newest.change)
 			return h, nil
 		}
@@ -256,7 +255,7 @@ func readJournal(fsys vfs.FS, dir string) (history, error) {
 	return newest, nil
 }
 
-// parseJournal reads what there is, and says whether the file begins as it should.
+// parseJournal reads the records, and reports whether the file has its initial rows.
 func parseJournal(data []byte) (h history, begun bool) {
 	h.rows = change{}
 	note := func(at int, what string) {
@@ -302,7 +301,7 @@ func parseJournal(data []byte) (h history, begun bool) {
 	return h, begun
 }
 
-// parseRecord reads the record at an offset. Its payload is nil if that alone is damaged.
+// parseRecord reads the record at an offset. Its payload is nil if only the payload is damaged.
 func parseRecord(data []byte, at int) (kind uint32, v version, payload []byte, next int, reason string) {
 	b := data[at:]
 	if len(b) < journalHeader || [4]byte(b[:4]) != journalMagic ||
@@ -352,15 +351,15 @@ func syncDir(fsys vfs.FS, dir string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// mirrored are the prefixes of the rows that the journal has as well.
+// mirrored are the prefixes of the rows that are also in the journal.
 var mirrored = [][]byte{{prefixRow}, {prefixFreed}, {prefixSegment}, keySegment}
 
 func isMirrored(key string) bool {
 	return slices.ContainsFunc(mirrored, func(prefix []byte) bool { return bytes.HasPrefix([]byte(key), prefix) })
 }
 
-// update commits a change in a synced batch, together with what has been synced of the
-// segments, and writes it to the journal. s.catalog is held.
+// update commits a change in a synced batch, together with the synced lengths of the segments, and writes it to the
+// journal. s.catalog is held.
 func (s *Store) update(c change) error {
 	if err := s.journal.failed; err != nil {
 		return err
@@ -403,8 +402,8 @@ func (s *Store) update(c change) error {
 	return s.journal.write(noted, next, s.mirroredRows())
 }
 
-// recordSynced adds to c what has been synced of each segment since it was
-// last recorded, and returns what to call when it is committed. s.catalog is held.
+// recordSynced adds to c what has been synced of each segment since the last record. The caller calls done when c is
+// committed. s.catalog is held.
 func (s *Store) recordSynced(c change) (done func(), err error) {
 	now := map[uint32]int64{}
 	for _, g := range s.set.Segments() {
@@ -419,7 +418,7 @@ func (s *Store) recordSynced(c change) (done func(), err error) {
 				return nil, err
 			}
 		} else if v == nil {
-			continue // it is being freed
+			continue // the segment is being freed
 		}
 		r, err := decodeSegmentRecord(v)
 		if err != nil {
@@ -435,7 +434,7 @@ func (s *Store) recordSynced(c change) (done func(), err error) {
 	}, nil
 }
 
-// mirroredRows yields the rows that the journal has as well, in portions.
+// mirroredRows yields the rows that are also in the journal, in portions.
 func (s *Store) mirroredRows() iter.Seq2[change, error] {
 	return func(yield func(change, error) bool) {
 		for _, prefix := range mirrored {
@@ -446,7 +445,7 @@ func (s *Store) mirroredRows() iter.Seq2[change, error] {
 	}
 }
 
-// mirroredUnder reports whether to go on.
+// mirroredUnder reports whether to continue.
 func (s *Store) mirroredUnder(prefix []byte, yield func(change, error) bool) (more bool) {
 	it, err := s.db.NewIter(within(prefix...))
 	if err != nil {
@@ -468,14 +467,13 @@ func (s *Store) mirroredUnder(prefix []byte, yield func(change, error) bool) (mo
 		}
 	}
 	if it.Error() != nil {
-		return true // told when it is closed
+		return true // Close returns the error
 	}
 	return yield(part, nil)
 }
 
-// checkCatalog compares the catalog with the version that the database gives it, and
-// that with the journal's. It is a schema.ErrDataLoss if the database has lost
-// anything that the journal knows of.
+// checkCatalog compares the catalog with its version in the database, and that with the journal's. If the database
+// lacks anything that the journal has, it returns a schema.ErrDataLoss.
 func (s *Store) checkCatalog() error {
 	var digest uint64
 	for rows, err := range s.mirroredRows() {

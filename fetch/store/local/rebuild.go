@@ -21,59 +21,57 @@ import (
 	"bowstring/spill/segment"
 )
 
-// RebuildOptions says how a database is made anew.
+// RebuildOptions configures a rebuild.
 type RebuildOptions struct {
-	// Logger gets what an operator should know. Default: slog.Default().
+	// Logger receives messages for operators. Default: slog.Default().
 	Logger *slog.Logger
-	// Payloads also reads every blob and compares it with its checksum; what
-	// differs is left out. Otherwise that is done for what was not known to be stored.
+	// Payloads also reads every blob and verifies its checksum; damaged blobs are left out. Otherwise only data that
+	// was not known to be stored is verified.
 	Payloads bool
-	// Lossy takes of the catalog what can be read, if both copies are damaged.
+	// Lossy takes what can be read of the catalog if both copies are damaged.
 	Lossy bool
-	// Progress may be nil. It is called by the calling goroutine.
+	// Progress may be nil. The caller's goroutine calls it.
 	Progress func(RebuildProgress)
 
-	step func(string) // for tests: called between what it does
+	step func(string) // for tests: called between steps
 }
 
-// RebuildProgress is how far a rebuild has come.
+// RebuildProgress is the progress of a rebuild.
 type RebuildProgress struct {
 	Segments, OfSegments int
 	Bytes, OfBytes       int64
 }
 
-// RebuildReport is what a rebuild has found.
+// RebuildReport is the result of a rebuild.
 type RebuildReport struct {
 	Snapshots int    `json:"snapshots"`
 	Blobs     int64  `json:"blobs"`
 	Bytes     int64  `json:"bytes"`
 	Segments  int    `json:"segments"`
-	Catalog   string `json:"catalog"` // which copy: database, journal, or what is left of both
-	// Damage is stretches of segments in which there is nothing that checks.
+	Catalog   string `json:"catalog"` // the copy used: database, journal, or what is left of both
+	// Damage lists ranges of segments without a valid record.
 	Damage []string `json:"damage"`
-	// Missing is, for each snapshot of which something is not there, how much.
+	// Missing lists the snapshots with missing blobs.
 	Missing []MissingBlobs `json:"missing"`
 }
 
-// MissingBlobs says that a snapshot refers to blobs that the store has not.
+// MissingBlobs says that a snapshot refers to blobs that the store does not have.
 type MissingBlobs struct {
 	Dataset  string `json:"dataset"`
 	Snapshot int64  `json:"snapshot"`
 	Blobs    int64  `json:"blobs"`
-	Chunks   int64  `json:"chunks"` // of its manifest, the blobs of whose rows are not known
+	Chunks   int64  `json:"chunks"` // missing chunks of its manifest; the blobs of their rows are unknown
 }
 
-// The directories of a new database before it takes its place, and of the one that it has
-// taken it from.
+// The directory of a new database before it replaces the old one, and the directory of the old one after that.
 const (
 	newPebbleDir = "pebble.new"
 	oldPebbleDir = "pebble.old"
 )
 
-// Rebuild makes a store's database anew: the catalog from whichever of its two copies is
-// whole and newer, the index from the headers in the segments. Every manifest is then
-// read, and all that it names looked for. The database that there was is kept beside
-// the new one, in pebble.old. Whenever it is interrupted, it can be begun again.
+// Rebuild makes a new database for a store: the catalog from the copy that is whole, or the newer one if both are,
+// and the index from the headers in the segments. Then it reads every manifest, and checks that all blobs are there.
+// The old database stays in pebble.old. An interrupted rebuild can be started again.
 func Rebuild(ctx context.Context, dir string, opts RebuildOptions) (RebuildReport, error) {
 	r, err := rebuild(ctx, dir, opts)
 	if err != nil {
@@ -119,7 +117,7 @@ func rebuild(ctx context.Context, dir string, opts RebuildOptions) (_ RebuildRep
 
 // rebuilding is one run of Rebuild.
 type rebuilding struct {
-	ctx    context.Context // of the call that this is
+	ctx    context.Context // of the call
 	opts   RebuildOptions
 	report RebuildReport
 
@@ -131,8 +129,7 @@ type rebuilding struct {
 	reading bool   // nothing in the directory is changed
 }
 
-// findCatalog reads both copies of the catalog and takes the one that is whole, and newer
-// if both are.
+// findCatalog reads both copies of the catalog and takes the one that is whole, or the newer one if both are.
 func (b *rebuilding) findCatalog() error {
 	s := b.old
 	h, err := readJournal(s.opts.fs, s.journal.dir)
@@ -162,8 +159,7 @@ func (b *rebuilding) findCatalog() error {
 	return nil
 }
 
-// mergeRows takes all rows that there are. Numbers that were given out are not given out
-// again; what was dropped may be back.
+// mergeRows takes all rows of both copies. Numbers that were used are not used again, but deleted rows may come back.
 func mergeRows(journal, database change) change {
 	merged := change{}
 	maps.Copy(merged, database)
@@ -195,14 +191,13 @@ func mergeRows(journal, database change) change {
 	return merged
 }
 
-// found is what a damaged database still says.
+// found is the readable content of a damaged database.
 type found struct {
 	rows change
 	version
 }
 
-// readDatabase reads the catalog of the database that there is, as far as it can be. The
-// error says why it is not all of it.
+// readDatabase reads the catalog of the existing database as far as possible. The error says why a part is missing.
 func (b *rebuilding) readDatabase() (f found, err error) {
 	s := b.old
 	f.rows = change{}
@@ -231,7 +226,7 @@ func (b *rebuilding) readDatabase() (f found, err error) {
 	return f, nil
 }
 
-// make fills a new database, and looks whether all is there that the catalog names.
+// make fills a new database, and checks that everything the catalog names is there.
 func (b *rebuilding) make() (err error) {
 	dir := b.old.dir
 	if err := os.RemoveAll(filepath.Join(dir, newPebbleDir)); err != nil {
@@ -292,8 +287,8 @@ func (b *rebuilding) write(rows change) error {
 	return nil
 }
 
-// swap puts the new database in the place of the old one at one moment, and begins the
-// journal anew. The change that it has then is newer than any in the old journal.
+// swap replaces the old database with the new one atomically, and begins a new journal file. The new change number is
+// above any in the old journal.
 func (b *rebuilding) swap() error {
 	dir := b.old.dir
 	now, next, old := b.old.pebble(), filepath.Join(dir, newPebbleDir), filepath.Join(dir, oldPebbleDir)
@@ -310,7 +305,7 @@ func (b *rebuilding) swap() error {
 	case errors.Is(err, unix.ENOENT):
 		err = os.Rename(next, now) // there was none
 	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENOSYS), errors.Is(err, unix.ENOTSUP):
-		// Between the two there is no database, which a store without is refused for.
+		// Between the two renames there is no database, and such a store cannot be opened.
 		if err = os.Rename(now, old); err == nil || errors.Is(err, fs.ErrNotExist) {
 			err = os.Rename(next, now)
 		}
@@ -338,8 +333,8 @@ func oneChange(c change) iter.Seq2[change, error] {
 // reindexBatch is how many entries of a new index are written at once.
 const reindexBatch = 4096
 
-// indexSegments makes the index from the headers in all segments that there are, those
-// among them that the catalog does not know.
+// indexSegments makes the index from the headers in all segment files, including those that the catalog does not
+// know.
 func (b *rebuilding) indexSegments() error {
 	dir := filepath.Join(b.s.dir, segmentsDir)
 	ids, err := segment.List(dir)
@@ -375,7 +370,7 @@ func (b *rebuilding) indexSegments() error {
 	return nil
 }
 
-// settleRecords leaves those records of segments of which there is a file, or was.
+// settleRecords keeps the records of segments that have or had a file.
 func (b *rebuilding) settleRecords(ids []uint32) {
 	next := uint32(0)
 	if v := b.rows[string(keySegment)]; len(v) == 4 {
@@ -383,14 +378,14 @@ func (b *rebuilding) settleRecords(ids []uint32) {
 	}
 	for _, id := range ids {
 		next = max(next, id+1)
-		// What is in it has been taken in, so that it is no more to be unlinked.
+		// Its blobs have been indexed, so it must not be unlinked.
 		delete(b.rows, string(freedKey(id)))
 	}
 	b.rows[string(keySegment)] = binary.LittleEndian.AppendUint32(nil, next)
 }
 
-// indexSegment takes in one segment. What lies beyond the length that is known to be
-// stored is stored again and read, where the store is not just to be read.
+// indexSegment indexes one segment. Data beyond the length known to be stored is written again and read, unless the
+// store is only read.
 func (b *rebuilding) indexSegment(id uint32, size int64, total *count, progress func(at int64)) error {
 	record, known := segmentRecord{}, false
 	if v := b.rows[string(segmentKey(id))]; v != nil {
@@ -414,7 +409,7 @@ func (b *rebuilding) indexSegment(id uint32, size int64, total *count, progress 
 		return nil
 	}
 	w := indexWriter{b: b, batch: b.s.db.NewIndexedBatch(), total: total}
-	defer func() { _ = w.batch.Close() }() // what is left in it was to be given up
+	defer func() { _ = w.batch.Close() }() // it is discarded on an error
 	read := func(opts segment.ScanOptions, end int64) error {
 		n := 0
 		for rec, err := range g.Scan(opts) {
@@ -472,7 +467,7 @@ func (w *indexWriter) add(id uint32, rec segment.Record) error {
 		if err := errors.Join(err, closer.Close()); err != nil {
 			return err
 		}
-		// A collection that was killed leaves a blob twice. The first one stays if it is whole.
+		// A collection that was killed leaves two copies of a blob. The first is kept if it is intact.
 		if w.b.holds(old) {
 			return nil
 		}
@@ -493,7 +488,7 @@ func (w *indexWriter) add(id uint32, rec segment.Record) error {
 	return nil
 }
 
-// holds says whether a blob is at its place, whole.
+// holds reports whether a blob is intact at its place.
 func (b *rebuilding) holds(e entry) bool {
 	blob, err := b.s.set.Get(e.Location)
 	if err != nil {
@@ -511,7 +506,7 @@ func (w *indexWriter) flush() error {
 	return nil
 }
 
-// lookForAll looks for everything that the snapshots refer to.
+// lookForAll checks everything that the snapshots refer to.
 func (b *rebuilding) lookForAll() error {
 	list, err := b.s.Datasets(b.ctx)
 	if err != nil {
@@ -565,7 +560,7 @@ func (b *rebuilding) lookForAll() error {
 	return nil
 }
 
-// missingOf counts the blobs that a chunk of a manifest refers to and that are not there.
+// missingOf counts the missing blobs of a chunk of a manifest.
 func (b *rebuilding) missingOf(snap *schema.Snapshot, c schema.Chunk) (missing int64, err error) {
 	attached := map[schema.ObjectPrefix]bool{}
 	for _, set := range snap.Sets {
@@ -573,7 +568,7 @@ func (b *rebuilding) missingOf(snap *schema.Snapshot, c schema.Chunk) (missing i
 	}
 	err = b.s.eachRef(snap, c, func(ref schema.BlobRef) error {
 		if attached[schema.ObjectPrefix(ref.Key[:len(schema.ObjectPrefix{})])] {
-			return nil // it lies in a bucket
+			return nil // it is in a bucket
 		}
 		lacks, err := b.lacks(ref)
 		if lacks {
@@ -584,7 +579,7 @@ func (b *rebuilding) missingOf(snap *schema.Snapshot, c schema.Chunk) (missing i
 	return missing, err
 }
 
-// lacks says whether a blob is not there.
+// lacks reports whether a blob is missing.
 func (b *rebuilding) lacks(ref schema.BlobRef) (bool, error) {
 	e, ok, err := b.s.entry(ref.Key)
 	return !ok || e.Length != ref.Size || e.sum != ref.Sum || !b.s.set.Holds(e.Location), err
@@ -615,11 +610,10 @@ func (s *Store) eachRef(snap *schema.Snapshot, c schema.Chunk, visit func(schema
 	})
 }
 
-// OpenDamaged opens a store whose database is damaged, for reading: what is whole stays
-// readable. The catalog is that one of the two copies which is whole, and the index is made in memory
-// from the headers in the segments, about 100 bytes a blob. Nothing in the directory is changed. A
-// call that would change the store is a schema.ErrDataLoss that says how to mend it. If
-// neither copy of the catalog is whole, that is the error.
+// OpenDamaged opens a store with a damaged database for reading: what is intact stays readable. The catalog is the
+// copy that is whole. The index is made in memory from the headers in the segments, with about 100 bytes per blob.
+// Nothing in the directory is changed. A call that would change the store returns a schema.ErrDataLoss that says how
+// to repair it. If neither copy of the catalog is whole, OpenDamaged returns the error. The caller closes the store.
 func OpenDamaged(ctx context.Context, dir string, opts Options) (*Store, error) {
 	s, err := openDamaged(ctx, dir, opts.withDefaults())
 	if err != nil {

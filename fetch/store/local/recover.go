@@ -13,9 +13,8 @@ import (
 	"bowstring/spill/segment"
 )
 
-// recover checks the catalog, reads the store's small records and opens its segments
-// for reading. It scans no more than the tails that a crash of the machine may have
-// damaged, and changes nothing.
+// recover checks the catalog, reads the store's small records and opens its segments for reading. It scans only the
+// tails that a crash of the machine may have damaged, and changes nothing.
 func (s *Store) recover() error {
 	if err := s.checkCatalog(); err != nil {
 		return err
@@ -24,7 +23,7 @@ func (s *Store) recover() error {
 	if err != nil {
 		return err
 	}
-	s.left = state{Clean: true} // as a new store is
+	s.left = state{Clean: true} // as for a new store
 	if v != nil {
 		if err := json.Unmarshal(v, &s.left); err != nil {
 			return fmt.Errorf("%w: catalog record %s: %w", schema.ErrDataLoss, keyState, err)
@@ -82,7 +81,7 @@ func (s *Store) segmentRecords() (list []numberedRecord, err error) {
 	return list, nil
 }
 
-// numbered lists the segments that there is a row of, under such a prefix.
+// numbered lists the numbers of segments that have a row with a prefix.
 func (s *Store) numbered(prefix byte) (ids []uint32, err error) {
 	it, err := s.db.NewIter(within(prefix))
 	if err != nil {
@@ -98,8 +97,7 @@ func (s *Store) numbered(prefix byte) (ids []uint32, err error) {
 	return ids, nil
 }
 
-// unknownSegments lists the files that the catalog does not know of, and
-// has none of them take the place of a new one.
+// unknownSegments lists the files without a record in the catalog, and reserves their numbers.
 func (s *Store) unknownSegments(records []numberedRecord) error {
 	known := make(map[uint32]bool, len(records))
 	for _, r := range records {
@@ -120,8 +118,8 @@ func (s *Store) unknownSegments(records []numberedRecord) error {
 		}
 		s.nextSegment = max(s.nextSegment, id+1)
 		if freed == nil {
-			// The catalog is older than the segments, or an older program was killed
-			// in a collection. That nobody needs the file is not known.
+			// The catalog is older than the segments, or an older program was killed during a collection. The file
+			// may still be needed.
 			s.log.Warn("a segment file is unknown to the catalog, and kept; store rebuild takes in what is in it",
 				"segment", id, "directory", dir)
 		}
@@ -129,14 +127,14 @@ func (s *Store) unknownSegments(records []numberedRecord) error {
 	return nil
 }
 
-// look opens a segment for reading, up to where its data can be trusted. One that cannot
-// be opened is left out: what it held is reported as lost when it is asked for.
+// look opens a segment for reading, up to the end of its trusted data. A segment that cannot be opened is left out;
+// reads of its blobs report them as lost.
 func (s *Store) look(id uint32, r segmentRecord) error {
 	path := filepath.Join(s.dir, segmentsDir, segment.FileName(id))
 	st, err := os.Stat(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist) && r.durable == 0:
-		return nil // killed between the record and the file
+		return nil // killed between the record and the creation of the file
 	case err != nil:
 		s.log.Error("a segment is missing", "segment", id, "error", err)
 		return nil
@@ -150,15 +148,15 @@ func (s *Store) look(id uint32, r segmentRecord) error {
 	case r.end != 0:
 		end = min(size, r.end)
 	case s.left.sameBoot(s.boot):
-		// The process was killed and the kernel was not: all that the index names
-		// was written. It may not be on the disk; before anything can be put, mend sees to that.
+		// Only the process was killed, so the kernel has all that the index names. It may not be on the disk; mend
+		// sees to that before the first put.
 	case size > r.durable:
 		if end, err = trustedEnd(path, id, r.durable, size); err != nil {
 			return err
 		}
 	}
 	if end <= segment.HeaderSize && r.durable <= segment.HeaderSize {
-		return nil // nothing in it was ever committed or can be read
+		return nil // nothing in it was committed or can be read
 	}
 	if _, err := s.set.Attach(id, end, r.durable, false); err != nil {
 		s.log.Error("a segment cannot be read", "segment", id, "error", err)
@@ -168,10 +166,10 @@ func (s *Store) look(id uint32, r segmentRecord) error {
 	return nil
 }
 
-// sameBoot reports whether the kernel has run since the store was left unclean.
+// sameBoot reports whether the store was left unclean, and the kernel has run since.
 func (st state) sameBoot(boot string) bool { return !st.Clean && st.Boot != "" && st.Boot == boot }
 
-// trustedEnd is where the unbroken run of good records after from ends.
+// trustedEnd is the end of the unbroken sequence of valid records after from.
 func trustedEnd(path string, id uint32, from, size int64) (end int64, err error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -190,8 +188,8 @@ func trustedEnd(path string, id uint32, from, size int64) (end int64, err error)
 	return size, nil
 }
 
-// newSegment gives out the number of a segment that is about to be created,
-// durably: an index entry must never come to mean a later segment.
+// newSegment assigns the number of a new segment, durably, because an index entry must never refer to a later
+// segment.
 func (s *Store) newSegment() (uint32, error) {
 	s.catalog.Lock()
 	defer s.catalog.Unlock()
@@ -208,8 +206,8 @@ func (s *Store) newSegment() (uint32, error) {
 	return id, nil
 }
 
-// syncSealed syncs the segments when one was followed by another, so that a crash
-// leaves no more to be read again than the last of them.
+// syncSealed syncs the segments after a new one was begun, so that after a crash only the last one has to be read
+// again.
 func (s *Store) syncSealed() error {
 	if !s.sealed.Swap(false) {
 		return nil
@@ -222,7 +220,7 @@ func (s *Store) syncSealed() error {
 	return s.update(change{})
 }
 
-// leaveClean records that nothing needs recovery. Called once no call is left.
+// leaveClean records a clean shutdown. It is called when no call is left.
 func (s *Store) leaveClean() error {
 	if !s.writable.Load() || s.broken != nil {
 		return nil // nothing was changed
@@ -235,8 +233,8 @@ func (s *Store) leaveClean() error {
 	return s.update(change{string(keyState): state{Clean: true, Boot: s.boot}.encode()})
 }
 
-// prepareToWrite opens the database and the segments for writing, mends what a crash
-// has left, and has the catalog say, durably, that the store is being changed.
+// prepareToWrite opens the database and the segments for writing, repairs what a crash has left, and records durably
+// that the store is being changed.
 func (s *Store) prepareToWrite() error {
 	s.life.Lock()
 	defer s.life.Unlock()
@@ -270,7 +268,7 @@ func (s *Store) prepareToWrite() error {
 	return m.unlink(m.empty)
 }
 
-// reopen opens the database for writing, in the place of the one for reading.
+// reopen opens the database for writing instead of reading.
 func (s *Store) reopen() error {
 	err := s.db.Close()
 	if err == nil {
@@ -285,12 +283,12 @@ func (s *Store) reopen() error {
 	return err
 }
 
-// mending makes the segments such that they can be appended to. s.life is held.
+// mending prepares the segments for appends. s.life is held.
 type mending struct {
 	s      *Store
-	set    *segment.Set // to which they are attached
+	set    *segment.Set // the segments are attached to it
 	change change
-	empty  []uint32 // segments to unlink once the change is made
+	empty  []uint32 // segments to unlink once the change is committed
 }
 
 func (m *mending) run() error {
@@ -310,8 +308,7 @@ func (m *mending) run() error {
 	return nil
 }
 
-// unlinkFreed removes the files that a collection had no time to. That it freed them is
-// on record.
+// unlinkFreed removes the files that a collection has recorded as freed and not unlinked.
 func (m *mending) unlinkFreed() error {
 	freed, err := m.s.numbered(prefixFreed)
 	if err != nil {
@@ -338,7 +335,7 @@ func (m *mending) unlink(ids []uint32) error {
 	return segment.SyncDir(dir)
 }
 
-// attach opens a segment up to where its data can be trusted.
+// attach opens a segment up to the end of its trusted data.
 func (m *mending) attach(id uint32, r segmentRecord, last bool) error {
 	s := m.s
 	key := string(segmentKey(id))
@@ -348,7 +345,7 @@ func (m *mending) attach(id uint32, r segmentRecord, last bool) error {
 		m.change[key] = nil
 		return nil
 	case err != nil:
-		return nil //nolint:nilerr // told when the store was opened
+		return nil //nolint:nilerr // reported when the store was opened
 	}
 	size := st.Size()
 	end := size
@@ -366,7 +363,7 @@ func (m *mending) attach(id uint32, r segmentRecord, last bool) error {
 		}
 	}
 	if end <= segment.HeaderSize && r.durable <= segment.HeaderSize {
-		// Nothing in it was ever committed or can be read.
+		// Nothing in it was committed or can be read.
 		m.change[key], m.change[string(freedKey(id))] = nil, []byte{}
 		m.empty = append(m.empty, id)
 		return nil
@@ -380,13 +377,12 @@ func (m *mending) attach(id uint32, r segmentRecord, last bool) error {
 	return nil
 }
 
-// tail returns where the data ends that can be trusted of what was not recorded as synced.
+// tail returns the end of the trusted data beyond what was recorded as synced.
 //
-// After a crash of the machine that is what can be read. While the kernel runs, reading proves
-// nothing: a page that it failed to store stays readable, and counts as stored, so
-// that a later sync says nothing of it, and whether the process that was killed had
-// seen a sync fail is not known. So the data is written once more, and synced, before
-// it is read. What cannot be is not trusted.
+// After a crash of the machine that is what can be read. While the same kernel runs, reading proves nothing: a page
+// that the kernel failed to store stays readable and counts as stored, so a later sync does not report it, and
+// whether the killed process had seen a failed sync is unknown. So the data is written again and synced before it is
+// read. Data for which that fails is not trusted.
 func (m *mending) tail(id uint32, from, size int64) (end int64, err error) {
 	s := m.s
 	path := filepath.Join(s.dir, segmentsDir, segment.FileName(id))

@@ -22,30 +22,28 @@ import (
 	"bowstring/spill/segment"
 )
 
-// Options tunes a Store. The zero value is good for any use.
+// Options configures a Store. The zero value works.
 type Options struct {
-	// Logger gets what an operator should know, and at debug level what the
-	// database does. Default: slog.Default().
+	// Logger receives messages for operators, and at debug level those of the database. Default: slog.Default().
 	Logger *slog.Logger
-	// SegmentBytes is the size at which a segment file is followed by a new
-	// one. Default: 1 GiB.
+	// SegmentBytes is the size of a segment file at which a new one begins. Default: 1 GiB.
 	SegmentBytes int64
-	// KeepFree is the free disk space in bytes that imports leave: the
-	// database must be able to write when they stop. Default: 64 MiB.
+	// KeepFree is the free disk space in bytes that imports leave, so that the database can still write. Default: 64
+	// MiB.
 	KeepFree int64
 	// CacheBytes is the memory for blocks of the database. Default: 16 MiB.
 	CacheBytes int64
 
-	// For tests: the file system of the database and the journal, the identity of
-	// the running kernel, the free space there is, and faults of segments.
+	// For tests: the file system of the database and the journal, the boot id, the free space, and faults of
+	// segments.
 	fs    vfs.FS
 	boot  string
 	free  func(*os.File) (int64, error)
 	fault func(segment.Op, string) error
 }
 
-// Store is a store.Store in a directory. It is safe for concurrent use; the
-// directory belongs to it from Open to Close.
+// Store is a store.Store in a directory. It is safe for concurrent use. It has the directory to itself from Open to
+// Close.
 type Store struct {
 	*protocol.Store // the catalog, and ingests
 
@@ -57,38 +55,38 @@ type Store struct {
 	// database is the name of the database's directory.
 	database string
 
-	// life is read-locked by each call, and locked by Close and by the first
-	// call that changes the store: it guards what follows.
+	// life is read-locked by each call, and locked by Close and by the first call that changes the store. It guards
+	// what follows.
 	life   sync.RWMutex
 	closed bool
-	broken error // there is no database open
-	// damaged is why nothing can be changed, though it can be read; nil for a whole store.
+	broken error // no database is open
+	// damaged is why nothing can be changed though it can be read; nil for a whole store.
 	damaged error
 	db      *pebble.DB
 	set     *segment.Set
 	left    state           // how the store was left
-	ending  context.Context // done when Close begins, to stop what takes long
+	ending  context.Context // done when Close begins, to stop long operations
 	end     context.CancelFunc
-	// writable says that the database and the segments are open for writing, and
-	// that the catalog says so durably. Until then no file is changed.
+	// writable says that the database and the segments are open for writing, and that the catalog records that
+	// durably. Until then no file is changed.
 	writable atomic.Bool
 
 	stripes [1024]sync.Mutex // by key: see the package documentation
-	places  places           // of blobs that were read of late
+	places  places           // of recently read blobs
 
 	catalog sync.Mutex       // guards what follows
-	synced  map[uint32]int64 // segments' synced lengths as recorded
+	synced  map[uint32]int64 // synced lengths of segments, as recorded
 	version version
 	journal journal
 
-	nextSegment uint32      // used by newSegment only, which the set never calls twice at once
-	sealed      atomic.Bool // a segment was followed by another since the last sync
+	nextSegment uint32      // used only by newSegment, which the set does not call concurrently
+	sealed      atomic.Bool // a new segment was begun since the last sync
 
 	partitions partitions
 	collecting chan struct{} // holds a token while a collection or a repair runs
 
 	reads, readBytes atomic.Int64
-	count            struct{ blobs, bytes atomic.Int64 } // that are in the index
+	count            struct{ blobs, bytes atomic.Int64 } // blobs in the index
 }
 
 var _ store.Store = (*Store)(nil)
@@ -110,7 +108,7 @@ func (opts Options) withDefaults() Options {
 	return opts
 }
 
-// newStore is a store whose database is not open yet.
+// newStore returns a store whose database is not open yet.
 func newStore(dir string, opts Options) *Store {
 	s := &Store{
 		dir: dir, log: opts.Logger, boot: opts.boot, opts: opts, database: pebbleDir,
@@ -131,10 +129,10 @@ func newStore(dir string, opts Options) *Store {
 // Where names the directory, for errors.
 func (s *Store) Where() string { return "the store in " + s.dir }
 
-// Open opens the store in dir, and makes one if dir does not exist or is empty.
-// It is a schema.ErrUnavailable if another process has it open, whose name and
-// server address the message gives, and a schema.ErrInvalid if dir holds
-// something else or a format this program does not know, which is left as it is.
+// Open opens the store in dir, and creates one if dir does not exist or is empty. If another process has it open,
+// Open returns a schema.ErrUnavailable with that process and its server's address. If dir holds something else, or a
+// format that this program does not know, Open returns a schema.ErrInvalid and changes nothing. The caller closes the
+// store.
 func Open(dir string, opts Options) (*Store, error) {
 	s, err := open(dir, opts)
 	if err != nil {
@@ -165,7 +163,7 @@ func open(dir string, opts Options) (_ *Store, err error) {
 			err = errors.Join(err, s.lock.release())
 		}
 	}()
-	// Again, now that nobody else can be making a store of it.
+	// Check again under the lock, because another process may have created a store.
 	if exists, err := checkDirectory(dir); err != nil {
 		return nil, err
 	} else if !exists {
@@ -192,8 +190,8 @@ func open(dir string, opts Options) (_ *Store, err error) {
 
 func (s *Store) pebble() string { return filepath.Join(s.dir, s.database) }
 
-// makeDatabase makes an empty database where there is none yet, or where the making
-// of one was interrupted: before there were segments, or a journal.
+// makeDatabase creates an empty database if there is none, or if the creation of one was interrupted before there
+// were segments or a journal.
 func (s *Store) makeDatabase() error {
 	desc, err := pebble.Peek(s.pebble(), s.opts.fs)
 	if err == nil && desc.Exists {
@@ -222,8 +220,8 @@ func (s *Store) newSet(readOnly bool) *segment.Set {
 	})
 }
 
-// bootID identifies this run of the kernel, as long as which what was written
-// to a file is there though it was not synced. Empty if the kernel has none.
+// bootID identifies the run of the kernel during which unsynced writes to files survive. It is empty if the kernel
+// has none.
 func bootID() string {
 	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
@@ -232,8 +230,8 @@ func bootID() string {
 	return strings.TrimSpace(string(b))
 }
 
-// SetAddr records the address at which this process serves the store, for the
-// message that another process gets when it tries to open it.
+// SetAddr records the address at which this process serves the store, for the message that another process gets when
+// it tries to open the store.
 func (s *Store) SetAddr(addr string) error {
 	if err := s.enter(context.Background()); err != nil {
 		return err
@@ -272,7 +270,7 @@ func (s *Store) enterToWrite(ctx context.Context) error {
 	return s.enter(ctx)
 }
 
-// Close implements store.Store. A collection under way is stopped.
+// Close implements store.Store. A running collection is stopped.
 func (s *Store) Close() error {
 	s.end()
 	err := s.Store.Close()
@@ -294,8 +292,7 @@ func (s *Store) Close() error {
 	return nil
 }
 
-// Get implements store.Store. A blob that the index names and the segments do
-// not have is a schema.ErrDataLoss.
+// Get implements store.Store. If the segments lack a blob that the index names, it returns a schema.ErrDataLoss.
 func (s *Store) Get(ctx context.Context, ref schema.BlobRef) (schema.Blob, error) {
 	if err := s.enter(ctx); err != nil {
 		return schema.Blob{}, err
@@ -316,7 +313,7 @@ func (s *Store) get(key schema.Key) (schema.Blob, int64, error) {
 		if b, err := s.set.Get(at); err == nil {
 			return b, at.Length, nil
 		}
-		s.places.forget(&key) // the index may say otherwise by now, and else tells what is wrong
+		s.places.forget(&key) // the index may have changed, and otherwise gives the error
 		_, changes, _ = s.places.find(&key)
 	}
 	var last segment.Location
@@ -333,8 +330,8 @@ func (s *Store) get(key schema.Key) (schema.Blob, int64, error) {
 			s.places.put(&key, e.Location, changes)
 			return b, e.Length, nil
 		}
-		// A collection may have moved the blob between the two steps. If it is
-		// still said to be where it is not, it is lost.
+		// A collection may have moved the blob between the two steps. If the index still names the same place, the
+		// blob is lost.
 		if !errors.Is(err, segment.ErrRetired) {
 			return schema.Blob{}, 0, fmt.Errorf("blob %s: %w", key, err)
 		}

@@ -9,17 +9,16 @@ import (
 	"bowstring/schema"
 )
 
-// Verification is what Verify has found so far.
+// Verification is the result of Verify so far.
 type Verification struct {
-	Blobs   int64 // of which so many were read
-	Of      int64 // about as many there are
+	Blobs   int64 // blobs read
+	Of      int64 // about how many there are
 	Bytes   int64
-	Damaged []schema.Key // gone, or not what their key says
+	Damaged []schema.Key // gone, or with another content than their key says
 }
 
-// Verify reads every blob of the store and compares it with its checksum and
-// its key. progress may be nil; it is called after each blob, by the calling
-// goroutine. Damage is reported and is no error.
+// Verify reads every blob of the store and verifies its checksum and its key. progress may be nil; the caller's
+// goroutine calls it after each blob. Damage is reported and is no error.
 func (s *Store) Verify(ctx context.Context, progress func(Verification)) (Verification, error) {
 	v := Verification{Of: s.count.blobs.Load()}
 	err := s.eachIndexed(ctx, func(x indexed) error {
