@@ -1,4 +1,4 @@
-"""Columns of Arrow as arrays of NumPy that point to the same memory: whole columns, and samples one by one."""
+"""Columns of Arrow as arrays of NumPy over the same memory: whole columns, and single samples."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bowstring._shown import shown
 from bowstring.errors import InvalidRequest
 from bowstring.operators import is_ragged, tensors
 
-# What Arrow stores as integers of the unit of its type.
+# Types that Arrow stores as integers, in the unit of the type.
 _INTEGERS = {
     pa.types.is_date32: pa.int32(),
     pa.types.is_time32: pa.int32(),
@@ -27,9 +27,9 @@ _INTEGERS = {
 def batch_of(record: pa.RecordBatch) -> dict[str, Any]:
     """A record batch as whole columns.
 
-    Numbers and tensors of one shape are one array, the samples along its first axis. Blobs, text, lists and tensors of
-    several shapes are a list with a value for each sample. A column with nulls is an error, as an array has no place
-    for them.
+    Numbers and tensors of one shape are one array, with the samples along its first axis. Blobs, text, lists and
+    tensors of several shapes are a list with a value for each sample. A column with nulls is an error, because an array
+    cannot represent them.
     """
     return {field.name: _whole(column, field) for field, column in zip(record.schema, record.columns, strict=True)}
 
@@ -67,7 +67,7 @@ def _cells(column: pa.Array, field: pa.Field) -> list[Any]:
 
 
 def _values(column: pa.Array, field: pa.Field) -> npt.NDArray[Any] | list[Any]:
-    """A value for each row; of a null, any."""
+    """A value for each row; the value of a null is undefined."""
     if is_ragged(field) or isinstance(column.type, pa.FixedShapeTensorType):
         return tensors(column, field)
     if isinstance(column, pa.ExtensionArray):
@@ -99,7 +99,7 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def _slices(flat: npt.NDArray[Any], column: pa.Array) -> list[npt.NDArray[Any]]:
-    """What lies between the offsets of a column of bytes or of lists."""
+    """The values between the offsets of a column of bytes or of lists."""
     if not len(column):
         return []
     wide = pa.types.is_large_binary(column.type) or pa.types.is_large_list(column.type)
@@ -113,7 +113,7 @@ def _bytes(buffer: pa.Buffer | None) -> npt.NDArray[np.uint8]:
 
 
 def _numbers(column: pa.Array) -> npt.NDArray[Any]:
-    """The values of a column of numbers; of a null, any."""
+    """The values of a column of numbers; the value of a null is undefined."""
     for test, integer in _INTEGERS.items():
         if test(column.type):
             column = column.view(integer)

@@ -1,6 +1,6 @@
-"""Calls of Flight by connections of the package's own: the bodies of record batches stay where they were received.
+"""Flight calls over the package's own connections: the bodies of record batches stay where they were received.
 
-All calls but uploads are made here, so a process that forks has nothing of gRPC's.
+All calls except uploads are made here, so a process that forks has no state of gRPC.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ M = TypeVar("M")
 T = TypeVar("T")
 
 _SERVICE = "/arrow.flight.protocol.FlightService/"
-_HEAD = 16 << 10  # bytes of a message that are looked at before it is known where its body goes
-_FIELDS = 20  # bytes that a field's number and length have at most
+_HEAD = 16 << 10  # bytes of a message that are read before the place of its body is known
+_FIELDS = 20  # most bytes of a field's number and length
 _DESCRIPTOR, _HEADER, _METADATA, _BODY = 1, 2, 3, 1000  # fields of FlightData
-_LARGEST = 256 << 20  # bytes of an answer that is no record batch
-_KEPT = 4  # connections without a stream
+_LARGEST = 256 << 20  # bytes of an answer that is not a record batch
+_KEPT = 4  # idle connections
 _LONGEST_SAID = 1e5  # seconds; a header has room for eight digits
-_BELIEF = 60.0  # seconds for which what was read and found of certificates holds
+_BELIEF = 60.0  # seconds for which certificates that were read are used
 
 
 class Chunk(NamedTuple):
-    """A batch and what came with it, as of a `pyarrow.flight.FlightStreamReader`."""
+    """A batch with its metadata, as from a `pyarrow.flight.FlightStreamReader`."""
 
     data: pa.RecordBatch
     app_metadata: pa.Buffer
@@ -54,14 +54,14 @@ class Chunk(NamedTuple):
 
 @dataclass
 class _Message:
-    """A FlightData."""
+    """A FlightData message."""
 
     header: bytes = b""
     metadata: bytes = b""
     body: pa.Buffer | None = None
 
     def parts(self) -> list[Any]:
-        """What a reader of Arrow's stream format reads, read by read."""
+        """The message in Arrow's stream format, as the parts that its reader reads."""
         padding = -len(self.header) % 8
         length = struct.pack("<i", len(self.header) + padding)
         found: list[Any] = [b"\xff\xff\xff\xff", length, self.header + bytes(padding)]
@@ -69,7 +69,7 @@ class _Message:
 
 
 class _Taken(Generic[M]):
-    """Makes messages of bytes. It is a Taker."""
+    """Makes messages from bytes. It is a Taker."""
 
     def __init__(self, parser: Callable[[bytearray, collections.deque[M]], Filling]) -> None:
         self.ready: collections.deque[M] = collections.deque()
@@ -79,7 +79,7 @@ class _Taken(Generic[M]):
 
     @property
     def whole(self) -> bool:
-        """Whether each message that has begun has come to its end."""
+        """Whether no message is incomplete."""
         return self._view.obj is self._prefix and len(self._view) == len(self._prefix)
 
     def room(self) -> memoryview:
@@ -92,7 +92,7 @@ class _Taken(Generic[M]):
 
 
 def _plain(prefix: bytearray, ready: collections.deque[bytes]) -> Filling:
-    """Memory for what comes next, again and again. What was filled becomes messages as they are."""
+    """Yield memory for the next bytes. What was filled becomes messages."""
     while True:
         yield memoryview(prefix)
         size = _size(prefix)
@@ -105,14 +105,14 @@ def _plain(prefix: bytearray, ready: collections.deque[bytes]) -> Filling:
 
 
 def _size(prefix: bytearray) -> int:
-    """The size of the message that a prefix of gRPC's is ahead of."""
+    """The size of the message after a prefix of gRPC."""
     if prefix[0]:
         raise ServerError("a message is compressed, which nobody asked for")
     return int.from_bytes(prefix[1:], "big")
 
 
 def _flights(prefix: bytearray, ready: collections.deque[_Message]) -> Filling:
-    """As `_plain`, of FlightData, whose bodies land where they stay."""
+    """As `_plain`, for FlightData, whose bodies are received where they stay."""
     blocks = _landing.of_process()
     view: memoryview | None
     while True:
@@ -147,11 +147,11 @@ def _flights(prefix: bytearray, ready: collections.deque[_Message]) -> Filling:
             elif key >> 3 == _METADATA:
                 message.metadata = bytes(part)
         ready.append(message)
-        message, body, view = _Message(), None, None  # nothing of it is kept here
+        message, body, view = _Message(), None, None  # no reference to it stays here
 
 
 def _varint(given: bytearray, at: int) -> tuple[int, int]:
-    """A number of protobuf's, and where it ends."""
+    """A number of protobuf, and its end."""
     value = shift = 0
     for end in range(at, min(at + 10, len(given))):
         value |= (given[end] & 127) << shift
@@ -162,18 +162,18 @@ def _varint(given: bytearray, at: int) -> tuple[int, int]:
 
 
 class Call(Generic[M]):
-    """A call under way, and its connection until it ends. For one thread at a time; `cancel` may be called by any."""
+    """A call in flight, with its connection until it ends. For one thread at a time; any thread may call `cancel`."""
 
     def __init__(self, link: Link, back: Callable[[Link], None], taken: _Taken[M]) -> None:
         self._link = link
-        self._owned = collections.deque([link])  # whoever takes it from there gives it back, or cancels it: once
+        self._owned = collections.deque([link])  # the thread that pops it returns or cancels it, once
         self._back = back
         self._ended = False
-        self._failure: Callable[[], BowstringError] | None = None  # what it has ended with
+        self._failure: Callable[[], BowstringError] | None = None  # the error that it ended with
         self._taken = taken
 
     def begin(self, headers: list[tuple[str, str]], message: bytes, *, last: bool = True) -> None:
-        """Make it, with its first message."""
+        """Begin the call with its first message."""
         try:
             with self._link.lock:
                 self._link.begin(headers, _prefixed(message), self._taken, last=last)
@@ -182,12 +182,12 @@ class Call(Generic[M]):
             raise
 
     def send(self, message: bytes) -> None:
-        """Send one more message of a call that was begun without its last one."""
+        """Send another message of a call that was begun with `last=False`."""
         with self._link.lock:
             self._link.send(_prefixed(message))
 
     def end(self, seconds: float) -> None:
-        """Say that no further message comes, and wait for the end of the call, but no longer than some seconds."""
+        """Half-close the call, and wait for its end for at most some seconds."""
         try:
             with contextlib.suppress(BowstringError):
                 with self._link.lock:
@@ -210,7 +210,7 @@ class Call(Generic[M]):
         return None
 
     def _advance(self) -> None:
-        """Receive until there is a message, or the end of the call. Its connection is given back then."""
+        """Receive until there is a message, or the end of the call. At the end the connection is returned."""
         link, taken = self._link, self._taken
         try:
             with link.lock:
@@ -229,18 +229,18 @@ class Call(Generic[M]):
                 self._back(self._owned.pop())
 
     def cancel(self) -> None:
-        """End the call, if it has not ended. Its connection may be another's by now, and is left alone then."""
+        """End the call, if it has not ended. A connection that another call uses by now is left alone."""
         with contextlib.suppress(IndexError):
             self._owned.pop().cancel()
 
 
 class _File:
-    """The messages of a call as a file in Arrow's stream format, which is read part by part."""
+    """The messages of a call as a file in Arrow's stream format, read part by part."""
 
     closed = False
 
     def __init__(self, call: Call[_Message]) -> None:
-        self.metadata = b""  # that came last
+        self.metadata = b""  # of the last message
         self.failed: BaseException | None = None
         self._call = call
         self._began = False
@@ -253,10 +253,10 @@ class _File:
         return False
 
     def close(self) -> None:
-        """A file can be closed. This one has nothing of its own."""
+        """Do nothing: this file owns nothing."""
 
     def wait(self) -> None:
-        """Wait for a part, or the end; not in Arrow: threads that wait may end with Python, which it cannot bear."""
+        """Wait for a part, or the end, outside Arrow: Arrow must not be in a wait when the interpreter ends."""
         while not self._parts:
             message = self._call.next()
             if message is None:
@@ -296,7 +296,7 @@ class Reader:
         self._batches: pa.RecordBatchStreamReader | None = None
 
     def open(self) -> Self:
-        """Wait for the schema, and so for the server's answer."""
+        """Wait for the schema, which is the server's answer."""
         self._opened()
         return self
 
@@ -319,11 +319,11 @@ class Reader:
         return Chunk(batch, pa.py_buffer(self._file.metadata))
 
     def end(self, seconds: float) -> None:
-        """Say that no further batch is sent, and wait for the end of the call, but no longer than some seconds."""
+        """Half-close the call, and wait for its end for at most some seconds."""
         self._call.end(seconds)
 
     def cancel(self) -> None:
-        """End the call. The server is told."""
+        """End the call, and cancel it at the server."""
         self._call.cancel()
 
     @collected
@@ -332,7 +332,7 @@ class Reader:
             self.cancel()
 
     def _raising(self, what: Callable[[], Any]) -> Any:
-        """What Arrow gives that reads the file. What the file has raised comes out as it was."""
+        """Call a reader of Arrow. An exception that the file has raised is re-raised unchanged."""
         try:
             return what()
         except BaseException:
@@ -342,7 +342,7 @@ class Reader:
             try:
                 raise failed from None
             finally:
-                del failed  # its traceback has this frame
+                del failed  # its traceback refers to this frame
 
 
 class Writer:
@@ -354,7 +354,7 @@ class Writer:
         self._descriptor = descriptor
 
     def begin(self, schema: pa.Schema) -> None:
-        """Make the call, of batches with this schema."""
+        """Begin the call, for batches with this schema."""
         message = _sent(_DESCRIPTOR, self._descriptor) + _as_flight(schema.serialize())
         self._call.begin(self._headers, message, last=False)
 
@@ -371,12 +371,12 @@ def _as_flight(encapsulated: pa.Buffer) -> bytes:
 
 
 def _sent(number: int, content: bytes) -> bytes:
-    """A field of protobuf's that holds bytes."""
+    """A field of protobuf with bytes."""
     return _as_varint(number << 3 | 2) + _as_varint(len(content)) + content
 
 
 def _field_of(message: bytes, number: int) -> bytes:
-    """The bytes of a field, which messages of the protocol have once; none where it is absent."""
+    """The bytes of a field that a message has once; empty if it is absent."""
     at, given, found = 0, bytearray(message), b""
     while at < len(given):
         key, at = _varint(given, at)
@@ -393,7 +393,7 @@ def _field_of(message: bytes, number: int) -> bytes:
 
 
 def _prefixed(message: bytes) -> bytes:
-    """A message as gRPC sends it."""
+    """A message with the prefix of gRPC."""
     return struct.pack(">BI", 0, len(message)) + message
 
 
@@ -406,12 +406,12 @@ def _as_varint(number: int) -> bytes:
 
 
 def _heard(known: Known, headers: dict[str, str]) -> None:
-    """Headers have come ahead of an answer."""
+    """Record headers that came before an answer."""
     known.add(headers.get(NODES, "").split())
 
 
 class Door:
-    """How a server is reached, and the connections to it that no stream has.
+    """How a server is reached, with its idle connections.
 
     Attributes:
         uri: The server's address.
@@ -425,7 +425,7 @@ class Door:
         self._parts = urlsplit(uri)
         self._tls = (tls or Tls()) if self._parts.scheme == "grpc+tls" else None
         self._context: ssl.SSLContext | None = None
-        self._read = -math.inf  # when that was made of files
+        self._read = -math.inf  # when that was read from files
 
     def get(self, ticket: bytes, headers: list[tuple[bytes, bytes]]) -> Reader:
         """Make the call of a stream, and wait until the server answers."""
@@ -438,24 +438,24 @@ class Door:
         return self._made(made)
 
     def exchange(self, descriptor: bytes, headers: list[tuple[bytes, bytes]]) -> tuple[Writer, Reader]:
-        """A call of batches in both directions, which begins with the first batch that is written."""
+        """A call with batches in both directions, which begins with the first batch that is written."""
         link = self._idle() or self._connected()
         call = Call(link, self._back, _Taken(_flights))
         return Writer(call, self._headers("DoExchange", headers), descriptor), Reader(call)
 
     def schema(self, descriptor: bytes, headers: list[tuple[bytes, bytes]], seconds: float | None) -> pa.Schema:
-        """What GetSchema answers."""
+        """The answer to GetSchema."""
         message = self._only("GetSchema", descriptor, headers, seconds)
         return pa.ipc.read_schema(pa.py_buffer(_field_of(message, 1)))
 
     def info(self, descriptor: bytes, headers: list[tuple[bytes, bytes]], seconds: float | None) -> fl.FlightInfo:
-        """What GetFlightInfo answers."""
+        """The answer to GetFlightInfo."""
         return fl.FlightInfo.deserialize(self._only("GetFlightInfo", descriptor, headers, seconds))
 
     def action(
         self, name: str, body: bytes, headers: list[tuple[bytes, bytes]], seconds: float | None, *, again: bool
     ) -> Iterator[bytes]:
-        """What DoAction answers; `again` says that the call may be made twice."""
+        """The results of DoAction; `again` allows the call to be made twice."""
         call, first = self._asked("DoAction", _sent(1, name.encode()) + _sent(2, body), headers, seconds, again=again)
         try:
             message = first
@@ -466,12 +466,12 @@ class Door:
             call.cancel()  # if it has not ended
 
     def _only(self, method: str, message: bytes, headers: list[tuple[bytes, bytes]], seconds: float | None) -> bytes:
-        """The one message that answers a call which changes nothing."""
+        """The single message that answers a call without side effects."""
         call, found = self._asked(method, message, headers, seconds, again=True)
         try:
             if found is None:
                 raise ServerError(f"the server answered {method} without a message")
-            call.next()  # the end, which says whether all was well
+            call.next()  # the end, with the status
         finally:
             call.cancel()  # if it has not ended
         return found
@@ -479,10 +479,10 @@ class Door:
     def _asked(
         self, method: str, message: bytes, headers: list[tuple[bytes, bytes]], seconds: float | None, *, again: bool
     ) -> tuple[Call[bytes], bytes | None]:
-        """A call and its first message; None where there is none."""
+        """A call and its first message; None if there is none."""
         sent = self._headers(method, headers)
         if seconds is not None and seconds < _LONGEST_SAID:
-            # Rounded up: the server does not give up before the client.
+            # Rounded up, so that the server does not time out before the client.
             sent.append(("grpc-timeout", f"{max(1, math.ceil(seconds * 1000))}m"))
 
         def made(link: Link) -> tuple[Call[bytes], bytes | None]:
@@ -498,7 +498,7 @@ class Door:
         return self._made(made) if again else made(self._idle() or self._connected())
 
     def _made(self, made: Callable[[Link], T]) -> T:
-        """What a call gives that may be made twice: an idle connection may have been closed just now."""
+        """The result of a call that may be made twice: an idle connection may have just been closed."""
         link = self._idle()
         if link is not None:
             with contextlib.suppress(Unavailable):
@@ -519,13 +519,13 @@ class Door:
         ]
 
     def _authority(self) -> str:
-        """The server's name, as it is called."""
+        """The server's name in calls."""
         if self._parts.scheme == "grpc+unix":
             return "localhost"
         return (self._tls.server_name if self._tls is not None else None) or self._parts.netloc
 
     def _idle(self) -> Link | None:
-        """A connection that no stream has, and that is there still."""
+        """An idle connection that is still open."""
         with contextlib.suppress(IndexError):  # there is none
             while True:
                 link = self._free.pop()
@@ -535,7 +535,7 @@ class Door:
         return None
 
     def _back(self, link: Link) -> None:
-        """A call has ended."""
+        """Take back the connection of a call that has ended."""
         if link.reusable and len(self._free) < _KEPT:
             self._free.append(link)
             if self._closed:
@@ -544,7 +544,7 @@ class Door:
             link.cancel()
 
     def close(self) -> None:
-        """Close the connections that no stream has, now or later."""
+        """Close idle connections, now and later."""
         self._closed = True
         with contextlib.suppress(IndexError):  # all are closed
             while True:
@@ -566,7 +566,7 @@ class Door:
                     connected = Encrypted(plain, self._context, self._tls.server_name or self._parts.hostname)
                 plain.settimeout(None)
             except ssl.SSLCertVerificationError as error:
-                self._context = None  # what is to be trusted may be put right
+                self._context = None  # the user may correct what is trusted
                 raise Unavailable(
                     f"{self.uri} has a certificate that is not trusted: {error.verify_message}; "
                     "Tls(root_certs=...) or SSL_CERT_FILE names those to trust"

@@ -1,4 +1,4 @@
-"""Which of two places operators run at: where the consumer waits less for a row."""
+"""Choose one of two places for operators: the one where the consumer waits less per row."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ import math
 import time
 from collections.abc import Callable
 
-# Batches that are looked at, after the first of a stream, which opens it.
+# Batches that a measurement has, after the first of a stream, which opens it.
 _LOOK = 6
-# Seconds of waiting that end a look, too: the first, and one at a place that is compared, where staying costs nothing.
+# Seconds of waiting that also end a measurement: the first one, and one that is compared, where staying costs nothing.
 _LONG, _LONGER = 0.5, 1.0
-# Seconds that one batch takes, at least, for its pace to tell of a place that cannot win.
+# Minimum seconds of one batch whose pace shows that a place cannot win.
 _SURE = 0.2
-# How many times as long as at the other place it has to take for that.
+# For that, the factor by which it has to be slower than the other place.
 _HOPELESS = 2
-# How many times as long as a look it stays with what was better.
+# How many times as long as a measurement the better place is used.
 _STAY = 40
-# How much longer than it did a row has to be waited for to look again at once.
+# Factor by which the wait per row has to grow for a new measurement at once.
 _WORSE = 1.5
 # A share of the time that is not worth a move.
 _LITTLE = 0.02
 
 
 class _Window:
-    """What was waited for in some batches, one after the other."""
+    """The waiting time of some consecutive batches."""
 
     def __init__(self, begun: float) -> None:
         self.begun = self.ended = begun
@@ -42,46 +42,46 @@ class _Window:
 
     @property
     def idle(self) -> bool:
-        """Whether next to nothing was waited for."""
+        """Whether there was next to no waiting."""
         return self.waited < _LITTLE * (self.ended - self.begun)
 
     @property
     def a_row(self) -> float:
-        """Seconds that a row was waited for."""
+        """Seconds of waiting per row."""
         return self.waited / self.rows if self.rows else 0.0
 
 
 class Chooser:
-    """Where operators run, by what the consumer has waited for: see "Where operators run" in docs/operators.md.
+    """Chooses where operators run, from the consumer's waiting time: see "Where operators run" in docs/operators.md.
 
-    It looks at one place, then at the other, and stays with the better one for many times as long. A look ends early
-    where it has taken as long as a whole one at the other place, and earlier where what operators run on comes too
-    slowly for that place to win: what is slow costs little to try.
+    It measures one place, then the other, and uses the better one for many times as long. A measurement ends early once
+    it has taken as long as a whole one at the other place. It ends earlier still if the operators' input comes too
+    slowly for that place to win: trying a slow place costs little.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.place = "server"
         self._clock = clock
-        self._looking = True  # at this place; otherwise it stays with it
-        self._known: _Window | None = None  # of the other place, while it looks at this one
-        self._took = 0.0  # seconds of the longer look of two, with opening the stream
-        self._pace: float | None = None  # seconds a row where it stays, in the first full window there
-        self._other = math.inf  # and at the other place, when that was looked at
-        self._until = 0.0  # when it looks again
+        self._looking = True  # at this place; otherwise the place is settled
+        self._known: _Window | None = None  # of the other place, during a measurement of this one
+        self._took = 0.0  # seconds of the longer of two measurements, with opening the stream
+        self._pace: float | None = None  # seconds per row at the settled place, in its first full window
+        self._other = math.inf  # and at the other place, when that was measured
+        self._until = 0.0  # when the next measurement begins
         self._going = False  # it moves next
-        self._least = 0.0  # seconds that a row has to be waited for here at least, where it cannot win so
-        self._opened = False  # this place's first batch has come
-        self._since = 0.0  # when that was asked for
+        self._least = 0.0  # lower bound of the seconds per row here, if the place cannot win
+        self._opened = False  # the first batch at this place has come
+        self._since = 0.0  # when that was requested
         self._window = _Window(0.0)
 
     @property
     def looking(self) -> bool:
-        """Whether it does not know yet if it stays with this place."""
+        """Whether a measurement is running."""
         return self._looking
 
     def note(self, rows: int, waited: float) -> None:
-        """A batch was given, and waited for."""
-        if self._going:  # it was made before, and says nothing of the pace
+        """Record a batch that was delivered, and the wait for it."""
+        if self._going:  # it was made before, and says nothing about the pace
             return
         now = self._clock()
         if not self._opened:
@@ -92,22 +92,22 @@ class Chooser:
         self._window.add(rows, waited, now)
 
     def came(self, rows: int, waited: float) -> None:
-        """What operators run on came, other than the first of a stream: no batch is made sooner than that comes."""
+        """Record input of the operators, except the first of a stream: no batch can be made sooner."""
         known = self._known
         if known is not None and rows and waited > max(_SURE, _HOPELESS * known.a_row * rows):
             self._least = max(self._least, waited / rows)
 
     def settling(self) -> bool:
-        """Whether it moves next, for which what is ahead has to be given first.
+        """Whether a move is next, before which prefetched batches have to be delivered.
 
-        Where it stays, what is ahead stays, too: a stream that runs dry at each look has to fill again.
+        If it stays, prefetched batches stay, too: a stream that is drained at each measurement has to fill again.
         """
         if not self._going and (self._looked() if self._looking else self._restless()):
             self._going = not self._stays()
         return self._going
 
     def moves(self) -> bool:
-        """Whether the next batch is to come of the other place. It is `place` then."""
+        """Whether the next batch comes from the other place, which is then `place`."""
         if not self.settling():
             return False
         self._going = self._opened = False
@@ -115,7 +115,7 @@ class Chooser:
         return True
 
     def _stays(self) -> bool:
-        """Go on with what follows from what was seen: whether that is at this place."""
+        """Evaluate a measurement: whether to stay at this place."""
         seen, known, now = self._window, self._known, self._clock()
         if not self._looking:
             self._took = 0.0
@@ -130,14 +130,14 @@ class Chooser:
         self._other = math.inf if known is None else max(here, known.a_row)
         self._least = 0.0
         self._looking, self._known = False, None
-        # What the first batches of a stream were waited for says little: buffers on the way fill meanwhile.
+        # The first batches of a stream say little, because buffers on the path fill during that time.
         self._pace = None
         self._until = now + _STAY * self._took
         self._window = _Window(now)
         return stays
 
     def _looked(self) -> bool:
-        """Whether there is enough to judge this place by."""
+        """Whether there is enough data to judge this place."""
         seen, known = self._window, self._known
         if not self._opened:
             return False
@@ -150,13 +150,13 @@ class Chooser:
         return known is not None and seen.waited > known.waited * _LOOK / known.batches
 
     def _restless(self) -> bool:
-        """Whether it is time to look at the other place again, or this one has become worse."""
+        """Whether it is time to measure the other place again, or this one has become worse."""
         seen = self._window
         if not self._opened or not seen.full or seen.idle:
             return False
         if self._pace is None:
             self._pace = seen.a_row
             return seen.a_row > _WORSE * self._other
-        # What is still better than the other place was is no reason to go there.
+        # A wait that is still shorter than the other place's was is no reason to move.
         bad = max(_WORSE * self._pace, 0.0 if math.isinf(self._other) else self._other)
         return self._clock() >= self._until or seen.a_row > bad

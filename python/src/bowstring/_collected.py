@@ -1,4 +1,4 @@
-"""What is done as an object is collected, also where the interpreter ends."""
+"""Finalizers that also work while the interpreter exits."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ T = TypeVar("T")
 
 
 def collected(let_go: Callable[[T], None]) -> Callable[[T], None]:
-    """A `__del__` that says nothing where it fails as the interpreter ends.
+    """Make a `__del__` that ignores errors while the interpreter exits.
 
-    Modules may have lost their names by then, those of the standard library, too. Descriptors, memory and processes go
-    with the process in any case.
+    By then modules may have lost their names, including the standard library's. The process's end releases descriptors,
+    memory and processes in any case.
     """
 
-    # All that this needs itself is bound here, and so is there to the end.
+    # Everything that this function needs is bound here, so it exists until the end.
     def finalize(
         self: T,
         _let_go: Callable[[T], None] = let_go,

@@ -1,4 +1,4 @@
-"""Sockets to a server's address, by a proxy where the environment names one."""
+"""Sockets to a server's address, through a proxy if the environment names one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FULL = getattr(socket, "MSG_WAITALL", 0)
 
 
 def connect(parts: SplitResult, seconds: float) -> socket.socket:
-    """A socket that is connected within so many seconds, which are its timeout. OSError if it cannot be."""
+    """A socket that is connected within that many seconds, its timeout. OSError if it cannot be."""
     if parts.scheme == "grpc+unix":
         connected = socket.socket(socket.AF_UNIX)
         way = None
@@ -40,7 +40,7 @@ def connect(parts: SplitResult, seconds: float) -> socket.socket:
 
 
 def receive(connected: socket.socket, view: memoryview, *, wait: bool, full: bool = True) -> int:
-    """Fill the view with what comes; BlockingIOError if nothing has come and nothing is waited for; 0 at the end."""
+    """Fill the view; BlockingIOError without `wait` if nothing has arrived; 0 at the end."""
     if wait:
         return connected.recv_into(view, 0, _FULL if full else 0)
     if _NOW is None:
@@ -51,7 +51,7 @@ def receive(connected: socket.socket, view: memoryview, *, wait: bool, full: boo
 
 
 def proxy(parts: SplitResult) -> SplitResult | None:
-    """The HTTP proxy that the environment names for a server; none is asked for a server of this machine."""
+    """The HTTP proxy that the environment names for a server; None for a server on this machine."""
     if on_this_machine(parts) or parts.hostname is None:
         return None
     named = (os.environ.get(name) or os.environ.get(name.upper()) for name in _PROXIES)
@@ -66,14 +66,14 @@ def _address(way: SplitResult) -> tuple[str | None, int]:
 
 
 def _tunnel(connected: socket.socket, parts: SplitResult, way: SplitResult) -> None:
-    """Have a proxy connect to the server."""
+    """Make a proxy connect to the server."""
     request = f"CONNECT {parts.netloc} HTTP/1.1\r\nHost: {parts.netloc}\r\n"
     if way.username is not None:
         secret = base64.b64encode(f"{unquote(way.username)}:{unquote(way.password or '')}".encode()).decode()
         request += f"Proxy-Authorization: Basic {secret}\r\n"
     connected.sendall(f"{request}\r\n".encode())
     answer = b""
-    while not answer.endswith(b"\r\n\r\n"):  # byte by byte: what follows is the server's
+    while not answer.endswith(b"\r\n\r\n"):  # byte by byte, because what follows is the server's
         byte = connected.recv(1)
         if not byte or len(answer) > _LONGEST:
             raise ConnectionAbortedError(f"the proxy {way.hostname}:{way.port} did not answer by HTTP")
@@ -85,7 +85,7 @@ def _tunnel(connected: socket.socket, parts: SplitResult, way: SplitResult) -> N
 
 def _set(connected: socket.socket) -> None:
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # a machine may vanish without a word
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # a machine may vanish without closing connections
     for name, value in ("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 60_000):
         if hasattr(socket, name):
             connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

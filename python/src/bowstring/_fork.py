@@ -1,9 +1,10 @@
-"""Uploads and forks: what gRPC has in memory does not work in a forked child, not even for new connections.
+"""Uploads and forks: gRPC's state does not work in a forked child, not even for new connections.
 
-All calls but uploads are the package's own, and survive a fork. An upload goes by a FlightClient of pyarrow's, and so
-by gRPC. Its threads exist in the parent alone, and a child that connects waits for them for ever. So before this
-process forks, each FlightClient that the package holds is let go, and its threads are waited for: some milliseconds.
-Streams are let go, too, as their memory may be a server's, and go on by their tickets. PyTorch's DataLoader forks.
+All calls except uploads use the package's own connections, and survive a fork. An upload uses a FlightClient of
+pyarrow, and so gRPC. gRPC's threads exist only in the parent, and a child that connects waits for them forever. So
+before this process forks, each FlightClient that the package holds is released, and its threads are waited for, some
+milliseconds. Streams are released, too, because their memory may be a server's, and continue by their tickets.
+PyTorch's DataLoader forks.
 """
 
 from __future__ import annotations
@@ -17,32 +18,33 @@ import time
 import weakref
 from typing import Protocol
 
-# Its hook before a fork is registered first and so runs last: when no stream takes a slot of a ring any more.
+# The hook of _samenode is registered first and so runs last, when no stream takes a slot of a ring any more.
 from bowstring import _samenode  # noqa: F401
 from bowstring.errors import BowstringError
 
 _LOG = logging.getLogger("bowstring.fork")
 _LULL = 0.01  # seconds
-_PATIENCE = 3.0  # seconds for gRPC's threads to end; they take 2 to 4 ms where the machine has time for them
-# gRPC's, as Linux shows their names. The last of them, grpc_shutdown, holds a lock that a child would wait for.
+_PATIENCE = 3.0  # seconds for gRPC's threads to end; they take 2 to 4 ms on an idle machine
+# Names of gRPC's threads on Linux. The last of them to end, grpc_shutdown, holds a lock that a child would wait for.
 _THREADS = {"event_engine", "lifeguard", "grpc_global_tim", "grpc_shutdown"}
 
 
 class Holder(Protocol):
-    """What is let go before a fork."""
+    """An object that is released before a fork."""
 
     def _let_go(self) -> None:
-        """Drop it; it is made again when it is needed."""
+        """Release the resource; it is made again when it is needed."""
 
 
 class _State:
-    """What the hooks share. A child has a new one, as whoever holds the parent's lock is not there."""
+    """State of the hooks. A child has a new one, as the thread with the parent's lock is not in the child."""
 
     def __init__(self) -> None:
-        self.gate = threading.RLock()  # held through a fork, and while connections change: never for a server
+        # Held during a fork, and while connections change; never while waiting for a server
+        self.gate = threading.RLock()
         self.holders: weakref.WeakSet[Holder] = weakref.WeakSet()
-        self.others: set[str] = set()  # threads that are not this package's, as they are there without it
-        self.used = False  # gRPC, by this package
+        self.others: set[str] = set()  # gRPC threads that are not this package's
+        self.used = False  # this package has used gRPC
         self.uploads = 0
         self.busy = False  # gRPC had threads at the fork
         self.poisoned = ""  # why gRPC does not work in this process
@@ -52,12 +54,12 @@ _state = _State()
 
 
 def connecting() -> threading.RLock:
-    """Hold this while connections change, and while nothing is waited for."""
+    """Hold this lock while connections change, and never during a wait."""
     return _state.gate
 
 
 def check() -> None:
-    """Whether gRPC works in this process: an error where it does not. Say so before a FlightClient is made."""
+    """Raise an error if gRPC does not work in this process. Call it before a FlightClient is made."""
     if _state.poisoned:
         raise BowstringError(_state.poisoned)
     if not _state.used:
@@ -65,12 +67,12 @@ def check() -> None:
 
 
 def hold(holder: Holder) -> None:
-    """Let go what this holds before the process forks."""
+    """Release this object before the process forks."""
     _state.holders.add(holder)
 
 
 class uploading:  # noqa: N801
-    """An upload runs, which cannot be made again as a stream can: a child that is forked meanwhile cannot upload."""
+    """A running upload, which cannot be repeated as a stream can: a child that is forked during it cannot upload."""
 
     def __enter__(self) -> None:
         with _state.gate:
@@ -82,7 +84,7 @@ class uploading:  # noqa: N801
 
 
 def _threads() -> set[str]:
-    """The threads of this process that are gRPC's, by id."""
+    """The ids of this process's threads that are gRPC's."""
     found = set()
     with contextlib.suppress(OSError):  # not Linux
         for thread in os.listdir("/proc/self/task"):  # noqa: PTH208 - this may run often
@@ -107,7 +109,7 @@ def _before() -> None:
 
 
 def _quiet(seconds: float) -> bool:
-    """Wait until gRPC's threads have ended. One may begin as the others end: so there has to be none for a while."""
+    """Wait until gRPC's threads have ended. One may begin as others end, so there has to be none for a while."""
     now = since = time.monotonic()
     end = now + seconds
     while now - since < _LULL:

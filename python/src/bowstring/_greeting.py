@@ -1,4 +1,4 @@
-"""Who a process and a server on its node are to each other, before the server shares memory with it."""
+"""Authentication between a process and a server on its node, before the server shares memory with it."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ import struct
 from typing import Any, NamedTuple
 
 VERSION = 2
-_PEER = struct.Struct("iII")  # of the kernel: a process, its user and its group
+_PEER = struct.Struct("iII")  # of the kernel: process, user and group
 
 
 class Place(NamedTuple):
-    """Where a server shares memory with its callers, as it has told one of them by Flight."""
+    """Where a server shares memory with its callers, as it has announced by Flight."""
 
     path: str  # of the socket
     server: str
-    uid: int  # of the user whose program listens there
-    caller: str  # who is told, as the server names him
-    key: bytes  # by which both ends of the socket know each other
+    uid: int  # the user of the listening program
+    caller: str  # the caller, as the server names it
+    key: bytes  # by which both ends of the socket authenticate
 
     @classmethod
     def told(cls, said: dict[str, Any]) -> Place:
@@ -31,14 +31,14 @@ class Place(NamedTuple):
 
 
 class StandInError(OSError):
-    """At a server's socket there is a program that is not that server."""
+    """The program at a server's socket is not that server."""
 
 
 def greet(connected: socket.socket, place: Place) -> None:
-    """Make sure that the program at the other end is the server, and prove to it who calls.
+    """Check that the program at the other end is the server, and authenticate to it.
 
-    Each end shows that it knows the key. A program in between, which passes on what both say, is found by its user: the
-    kernel says whose program listens, the server has said by Flight whose that is.
+    Each end proves that it knows the key. A program in between, which relays both sides, is detected by its user: the
+    kernel reports the listener's user, and the server has announced its own by Flight.
     """
     _, uid, _ = _PEER.unpack(connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
     if uid != place.uid:
@@ -69,7 +69,7 @@ def _proof(key: bytes, end: str, ours: str, theirs: str) -> bytes:
 
 
 def received(connected: socket.socket, flags: int = 0) -> tuple[dict[str, Any] | None, list[int]]:
-    """A message of the server's, None at the end, and the descriptors that come with it."""
+    """A message of the server, None at the end, with the descriptors that come with it."""
     size = array.array("i").itemsize
     message, ancillary, lost, _ = connected.recvmsg(4096, socket.CMSG_SPACE(size), socket.MSG_CMSG_CLOEXEC | flags)
     descriptors = array.array("i")

@@ -1,10 +1,10 @@
-"""Calls of gRPC over HTTP/2 whose answer is received into the place where it stays.
+"""gRPC calls over HTTP/2 whose answers are received into their final place.
 
-pyarrow's own transport reads a message in parts, and joins them: a client spends most of its time on that. Here the
-bytes of a message go from the kernel to where they stay. A connection has one call at a time. It follows RFC 9113 and
-gRPC's "gRPC over HTTP2".
+pyarrow's own transport reads a message in parts and joins them, which takes most of a client's time. Here the bytes of
+a message go from the kernel to their final place. A connection has one call at a time. It follows RFC 9113 and gRPC's
+"gRPC over HTTP2".
 
-No thread reads a connection while its consumer does something else, but for the one of `_keeper`.
+No thread reads a connection while its consumer does something else, except the one of `_keeper`.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _DATA, _HEADERS, _RST_STREAM, _SETTINGS, _PUSH_PROMISE, _PING, _GOAWAY, _WINDOW_
 )  # fmt: skip
 _END_STREAM, _ACK, _END_HEADERS, _PADDED, _PRIORITY = 0x1, 0x1, 0x4, 0x8, 0x20
 _HEADER_TABLE_SIZE, _ENABLE_PUSH, _INITIAL_WINDOW_SIZE, _MAX_FRAME_SIZE = 1, 2, 4, 5
-_LARGEST_FRAME = (1 << 24) - 1  # bytes: a server may send so many by one call of the kernel's
-_AHEAD = 32 << 20  # bytes that a server may send ahead of what was taken in
+_LARGEST_FRAME = (1 << 24) - 1  # most bytes of a server's frame, which one call of the kernel may read
+_AHEAD = 32 << 20  # bytes that a server may send ahead of the consumer
 _LARGEST_HEADERS = 1 << 20  # bytes
-_LARGEST_CONTROL = 1 << 16  # bytes of a frame that has no message
-# HTTP/2's reasons why a stream ends, where they say more than INTERNAL, as gRPC's codes.
+_LARGEST_CONTROL = 1 << 16  # bytes of a frame without a message
+# HTTP/2's error codes that say more than INTERNAL, as gRPC's codes.
 _RESETS = {0xB: 8, 0xC: 7, **dict.fromkeys(CUT_OFF, 14)}
 _STATUS = {"400": 13, "401": 16, "403": 7, "404": 12, "408": 14, "429": 14, "502": 14, "503": 14, "504": 14}
 
@@ -47,13 +47,13 @@ Filling = Generator[memoryview, None, None]
 
 
 class Taker(Protocol):
-    """What a call's answer goes to."""
+    """Receives a call's answer."""
 
     def room(self) -> memoryview:
-        """Where the next bytes go: at least one."""
+        """Memory for the next bytes, at least one."""
 
     def filled(self, count: int) -> None:
-        """So many bytes of that have come."""
+        """Report that many of these bytes as received."""
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
@@ -64,32 +64,33 @@ def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
 class Link:
     """A connection to a server, for one call at a time.
 
-    Whoever calls `begin`, `advance` or `catch_up` holds `lock`; the others take it where they need it. `cancel` may be
-    called by any thread at any time.
+    The caller of `begin`, `advance` or `catch_up` holds `lock`; the other methods take it if they need it. Any thread
+    may call `cancel` at any time.
     """
 
     def __init__(
         self, connected: socket.socket | Encrypted, heard: Callable[[dict[str, str]], object] | None = None
     ) -> None:
-        self._heard = heard  # is told the headers that come ahead of an answer
+        self._heard = heard  # called with the headers that come before an answer
         self.lock = threading.Lock()
-        self.reusable = True  # another call may be made when this one has ended
+        self.reusable = True  # another call may be made after this one
         self.looked = time.monotonic()  # when the socket was last read
         self._socket = connected
         self._reads = connected.receive if isinstance(connected, Encrypted) else partial(_dial.receive, connected)
         self._pid = os.getpid()
         self._cancelled = False
-        self._broken: Callable[[], BowstringError] | None = None  # no error itself: those keep who has seen them
+        # Makes the error; an error object would keep references to its frames
+        self._broken: Callable[[], BowstringError] | None = None
         self._decoder, self._encoder = hpack.Decoder(_LARGEST_HEADERS), hpack.Encoder()
         self._stream = -1
         self._taker: Taker | None = None
-        self.failure: Callable[[], BowstringError] | None = None  # what the call has ended with, if that is an error
+        self.failure: Callable[[], BowstringError] | None = None  # makes the error that the call has ended with
         self._over = True
-        self._seconds: float | None = None  # that the call may take
+        self._seconds: float | None = None  # timeout of the call
         self._until: float | None = None  # by the monotonic clock
         self._window, self._stream_window = 65535, 65535  # bytes that may be sent
         self._initial_window, self._largest = 65535, 16384
-        self._taken = 0  # bytes of messages that came, and that the server does not know to have been taken in
+        self._taken = 0  # bytes of messages received and not yet acknowledged by a window update
         self._parser = self._frames()
         self._view = next(self._parser)
         settings = struct.pack(
@@ -100,7 +101,7 @@ class Link:
         _keeper.keep(self)
 
     def begin(self, headers: list[tuple[str, str]], request: bytes, taker: Taker, *, last: bool = True) -> None:
-        """Make a call. Its answer goes to `taker`; `last` says that no further request comes."""
+        """Make a call. Its answer goes to `taker`; `last` says that there are no further requests."""
         self._stream += 2
         self._taker, self.failure, self._over = taker, None, False
         self._stream_window = self._initial_window
@@ -122,17 +123,17 @@ class Link:
             raise told() from error
 
     def finish(self) -> None:
-        """Say that no further request comes."""
+        """Half-close the call."""
         if not self._over:
             self._unsent += frame(_DATA, _END_STREAM, self._stream, b"")
             self.send(b"")
 
     def expires(self, seconds: float | None) -> None:
-        """Have the call that is made next fail if it takes longer than some seconds."""
+        """Set the timeout of the next call."""
         self._seconds, self._until = seconds, None if seconds is None else time.monotonic() + seconds
 
     def _request(self, request: bytes, *, last: bool) -> None:
-        """Send it as far as the server has room, again and again."""
+        """Send a request, waiting for flow control as often as needed."""
         at = 0
         while at < len(request) and not self._over:
             n = min(len(request) - at, self._largest, self._window, self._stream_window)
@@ -147,9 +148,9 @@ class Link:
             at += n
 
     def lively(self) -> bool:
-        """Whether another call can be made. What the server has said meanwhile is heard."""
+        """Whether another call can be made. Frames that have arrived are processed first."""
         if not self.reusable:
-            return False  # in a child, too: whoever had the lock may not be there
+            return False  # also in a child, where the thread that holds the lock may not exist
         with contextlib.suppress(BowstringError):
             with self.lock:
                 self.catch_up()
@@ -157,7 +158,7 @@ class Link:
         return False
 
     def catch_up(self) -> None:
-        """Receive what has come."""
+        """Receive what has arrived."""
         while self.advance(wait=False):
             pass
 
@@ -167,15 +168,15 @@ class Link:
         return self._over
 
     def advance(self, *, wait: bool = True) -> bool:
-        """Receive more, as one call of the kernel's brings it. False if nothing has come.
+        """Receive what one call of the kernel brings. False if nothing has arrived.
 
-        Who waits takes the messages, too: the server may send as much as has come.
+        A caller that waits also consumes messages, so the server may send as many bytes again.
         """
         if self._broken is not None:
             raise self._broken()
         self.looked = time.monotonic()
         try:
-            self._answer(wait=wait)  # before it is waited for: the server may have sent all that it may
+            self._answer(wait=wait)  # before the wait, because the server may be blocked by flow control
             n = self._receive(wait=wait)
             if n is None:
                 return False
@@ -185,7 +186,7 @@ class Link:
             if not self._view:
                 self._view = next(self._parser)
             self._answer(wait=wait)
-        except BaseException as error:  # such as a signal's, too: what has come may be lost
+        except BaseException as error:  # also a signal's: received bytes may be lost
             if (told := self._break(error)) is None:
                 raise
             raise told() from error
@@ -198,7 +199,7 @@ class Link:
         self._flush()
 
     def _break(self, error: BaseException) -> Callable[[], BowstringError] | None:
-        """The connection is of no more use. What is to be raised for the error, if it is not the error itself."""
+        """Close the connection after an error. Return a function that makes another error to raise, if there is one."""
         if self._broken is not None:
             return None
         self.reusable = False
@@ -207,7 +208,8 @@ class Link:
         if isinstance(error, OSError):
             text, told = f"the connection broke: {error.strerror or error}", True
         self._broken = partial(Unavailable, text)
-        if isinstance(error, TimeoutError) and self._until is not None:  # else it is the kernel's, of the connection
+        # Otherwise it is the kernel's, of the connection
+        if isinstance(error, TimeoutError) and self._until is not None:
             self._broken = self._late()
         if isinstance(error, (ValueError, hpack.HPACKError, ServerError)):
             self._broken, told = partial(ServerError, f"the server's answer cannot be understood: {error}"), True
@@ -216,7 +218,7 @@ class Link:
         return self._broken if told else None
 
     def _late(self) -> Callable[[], BowstringError]:
-        """What is to be raised for a call that has taken longer than it may."""
+        """Return a function that makes the error of a timed-out call."""
         return partial(TimedOut, f"the server has not answered within {self._seconds:g} s")
 
     def _receive(self, *, wait: bool) -> int | None:
@@ -229,7 +231,7 @@ class Link:
         return None
 
     def cancel(self) -> None:
-        """End the connection, and the call with it. Whoever waits for it is woken."""
+        """End the connection, and its call. A thread that waits for it is woken."""
         self._cancelled, self.reusable = True, False
         if self._pid != os.getpid():
             return
@@ -238,30 +240,30 @@ class Link:
         self.settle()
 
     def settle(self) -> None:
-        """Close a connection that was cancelled. Whoever has held `lock` says so, as others could not close it then."""
+        """Close a cancelled connection. Call it after releasing `lock`, which keeps others from closing it."""
         if self._cancelled and self.lock.acquire(blocking=False):
             self._close()
             self.lock.release()
 
     def drop(self) -> None:
-        """Close this process's descriptor, and tell nobody."""
+        """Close this process's descriptor without notifying the server."""
         self._cancelled, self.reusable = True, False
         self._socket.close()
 
     def _close(self) -> None:
-        """Give the socket back, and what is known of the connection: nothing of it is left to the collector."""
+        """Release the socket and the state, so that nothing is left for the garbage collector."""
         self._socket.close()
         self._parser.close()
         self._view, self._taker = memoryview(b""), None
 
     def _flush(self) -> None:
-        """Send what is to be sent."""
+        """Send pending bytes."""
         unsent, self._unsent = self._unsent, b""
         if unsent:
             self._socket.sendall(unsent)
 
     def _frames(self) -> Filling:
-        """Take in one frame after another."""
+        """Process one frame after another."""
         head = bytearray(9)
         while True:
             yield memoryview(head)
@@ -284,7 +286,7 @@ class Link:
                 self._control(kind, flags, stream, bytes(payload))
 
     def _data(self, size: int, flags: int, stream: int) -> Filling:
-        """Take in bytes of messages: they go where the taker has room for them."""
+        """Receive bytes of messages into the taker's memory."""
         left, padding = size, 0
         if flags & _PADDED:
             pad = bytearray(1)
@@ -295,7 +297,7 @@ class Link:
             raise ServerError("the server sent a frame whose padding is longer than itself")
         taker = self._taker if stream == self._stream and not self._over else None
         while left:
-            view = memoryview(bytearray(left)) if taker is None else taker.room()  # none: of a call that has ended
+            view = memoryview(bytearray(left)) if taker is None else taker.room()  # None for a call that has ended
             view = view[:left]
             yield view
             left -= len(view)
@@ -310,14 +312,14 @@ class Link:
             self._ended(partial(Unavailable, "the stream was cut off on its way: it ended without a status"))
 
     def _allow(self) -> None:
-        """Let the server send as much as was taken in."""
+        """Allow the server to send as much as was received."""
         more, self._taken = struct.pack(">I", self._taken), 0
         self._unsent += frame(_WINDOW_UPDATE, 0, 0, more)
         if not self._over:
             self._unsent += frame(_WINDOW_UPDATE, 0, self._stream, more)
 
     def _headers(self, block: bytes, flags: int, stream: int) -> Filling:
-        """Take in headers: those of an answer, or those after it, which say how it ended."""
+        """Process headers: those of an answer, or the trailers with its status."""
         start, end = 0, len(block)
         if flags & _PADDED:
             start, end = 1, end - int.from_bytes(block[:1], "big")
@@ -355,7 +357,7 @@ class Link:
                 self._ended(None if code == "0" else partial(by_number, int(code), text, details))
 
     def _control(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
-        """Take in a frame that is about the connection."""
+        """Process a frame that is about the connection."""
         if kind == _SETTINGS and not flags & _ACK:
             self._settings(payload)
             self._unsent += frame(_SETTINGS, _ACK, 0, b"")
@@ -370,7 +372,7 @@ class Link:
         elif kind == _RST_STREAM and stream == self._stream:
             reason = int.from_bytes(payload, "big")
             if self._until is not None and time.monotonic() >= self._until:
-                self._ended(self._late())  # the server, whose clock runs too, was quicker to end it
+                self._ended(self._late())  # the server, whose timeout runs too, ended it first
             else:
                 text = f"the server reset the stream, HTTP/2 error {reason}"
                 self._ended(partial(by_number, _RESETS.get(reason, 13), text))
@@ -402,5 +404,5 @@ class Link:
 
 
 def _field(name: str, value: str) -> Any:
-    """A header, which nobody on the way may remember if it is a secret."""
+    """A header; intermediaries must not index a secret."""
     return hpack.NeverIndexedHeaderTuple(name, value) if name == "authorization" else (name, value)

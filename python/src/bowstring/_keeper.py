@@ -1,7 +1,7 @@
-"""The thread that looks after connections which nobody reads at the moment, and memory that servers share.
+"""A thread that serves idle connections, and memory that servers share.
 
-A server asks now and then whether its client is still there, and takes one for dead whose socket stays full. So where a
-consumer has not come for some seconds, what has arrived is taken in, as far as the server may send ahead.
+A server sends keepalives, and closes a connection whose socket stays full. So if a consumer has not read for some
+seconds, this thread receives what has arrived, up to the window of flow control.
 """
 
 from __future__ import annotations
@@ -20,38 +20,38 @@ LULL = 5.0  # seconds without a consumer; servers wait for twenty and more
 class Kept(Protocol):
     """A connection."""
 
-    lock: threading.Lock  # who has it reads
+    lock: threading.Lock  # its holder reads the connection
     looked: float  # when it was last read, by the monotonic clock
 
     def catch_up(self) -> None:
-        """Take in what has come. The caller holds `lock`."""
+        """Receive what has arrived. The caller holds `lock`."""
 
     def settle(self) -> None:
-        """`lock` was let go of."""
+        """Called after `lock` is released."""
 
     def drop(self) -> None:
-        """Close it in this process, a forked child. It goes on in the parent."""
+        """Close it in this process, a forked child. It stays open in the parent."""
 
 
 class Tended:
-    """Something else that is looked at now and then, whoever uses it meanwhile."""
+    """An object that needs periodic work, also while it is in use."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.looked = -math.inf
 
     def catch_up(self) -> None:
-        """Do what is to be done now and then, at any time beside those who use it."""
+        """Do the periodic work. Other threads may use the object at the same time."""
 
     def settle(self) -> None:
-        """Nothing has waited for `lock`."""
+        """Do nothing: no work waits for `lock`."""
 
     def drop(self) -> None:
-        """Nothing is to be done in a child."""
+        """Do nothing: a child has no work."""
 
 
 class _Keeper:
-    """The thread, which ends when there is nothing to look after."""
+    """The thread, which ends when there are no objects to serve."""
 
     def __init__(self) -> None:
         self._links: weakref.WeakSet[Kept] = weakref.WeakSet()
@@ -77,7 +77,7 @@ class _Keeper:
                 _look(links.pop())
 
     def forget(self) -> None:
-        """Close those of the process that this one is a child of."""
+        """Close the parent's connections in this process."""
         for link in list(self._links):
             link.drop()
 
@@ -86,7 +86,7 @@ def _look(link: Kept) -> None:
     if time.monotonic() - link.looked < LULL or not link.lock.acquire(blocking=False):
         return
     try:
-        with contextlib.suppress(Exception):  # who reads it next is told
+        with contextlib.suppress(Exception):  # the next reader gets the error
             link.catch_up()
     finally:
         link.lock.release()
@@ -97,7 +97,7 @@ _keeper = _Keeper()
 
 
 def keep(link: Kept) -> None:
-    """Look after a connection for as long as there is something else that knows it."""
+    """Serve a connection as long as something else refers to it."""
     _keeper.add(link)
 
 

@@ -1,6 +1,6 @@
-"""Memory in which a message's large part lands, and stays: it is used again when nothing refers to it any more.
+"""Memory into which the large part of a message is received; it is reused when nothing refers to it any more.
 
-A new block costs the kernel as much as the bytes in it do: its pages are found and cleared. So a stream keeps some.
+A new block costs the kernel as much as its bytes: pages are found and cleared. So a stream keeps some blocks.
 """
 
 from __future__ import annotations
@@ -15,42 +15,42 @@ import pyarrow as pa
 
 from bowstring._collected import collected
 
-SMALL = 256 << 10  # bytes: what is smaller has memory of Arrow's
+SMALL = 256 << 10  # bytes: a smaller part gets memory of Arrow
 _GRAIN = 64 << 10  # bytes
-_IDLE = 3  # blocks that a stream keeps though nothing is in them
-# Windows has one kind of memory that is no file's.
+_IDLE = 3  # unused blocks that a stream keeps
+# Windows has a single kind of anonymous memory.
 _MAPPED: dict[str, Any] = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
-# Linux backs memory with pages of 2 MiB where it is asked to, and where there are some.
+# Linux backs memory with pages of 2 MiB on request, if there are some.
 _HUGE = getattr(mmap, "MADV_HUGEPAGE", None)
 
 
 class Block(Protocol):
-    """A piece of memory, which can be written to."""
+    """A piece of writable memory."""
 
     @property
     def size(self) -> int:
-        """Bytes that it has room for."""
+        """Its size in bytes."""
 
     @property
     def address(self) -> int:
-        """Where it begins: a multiple of 64."""
+        """Its address, a multiple of 64."""
 
     def view(self, size: int) -> memoryview:
         """Its first bytes."""
 
 
 class Blocks(Protocol):
-    """Where blocks come from."""
+    """A source of blocks."""
 
     def take(self, size: int) -> Block:
-        """A block of at least some bytes that nobody uses."""
+        """An unused block of at least that many bytes."""
 
     def give(self, block: Block) -> None:
-        """A block that nothing refers to any more. Called by whatever thread lets go of it last."""
+        """Take back a block without references. The thread that drops the last one calls it."""
 
 
 class _Lease:
-    """A block in use. It is given back when no buffer over it is left."""
+    """A block in use. It is returned when no buffer over it is left."""
 
     __slots__ = ("_block", "_blocks")
 
@@ -60,12 +60,12 @@ class _Lease:
 
     @collected
     def __del__(self) -> None:
-        if hasattr(self, "_block"):  # else a signal ended it as it was made
+        if hasattr(self, "_block"):  # otherwise a signal interrupted its creation
             self._blocks.give(self._block)
 
 
 class _Private:
-    """A block of this process's own."""
+    """A block of this process."""
 
     __slots__ = ("_memory", "address", "size")
 
@@ -88,11 +88,11 @@ class Private:
     """The blocks of one stream."""
 
     def __init__(self) -> None:
-        # A deque and no lock: blocks are given back from the collector, too.
+        # A deque without a lock, because the garbage collector also returns blocks.
         self._free: collections.deque[Block] = collections.deque(maxlen=_IDLE)
 
     def take(self, size: int) -> Block:
-        """One that is large enough and free, or a new one, for which one that is too small makes room."""
+        """A free block that is large enough, or a new one. Blocks that are too small are dropped."""
         for _ in range(len(self._free)):
             try:
                 block = self._free.popleft()
@@ -108,7 +108,7 @@ class Private:
 
 
 def landing(blocks: Blocks, size: int) -> tuple[memoryview, pa.Buffer]:
-    """Memory for so many bytes, and the buffer that they will be."""
+    """Memory for that many bytes, and the buffer over it."""
     if size < SMALL:
         small = pa.allocate_buffer(size)
         return memoryview(small).cast("B"), small
@@ -125,6 +125,6 @@ _source: Any = None
 
 
 def land_in(source: Any) -> None:
-    """From now on have streams of this process land where `source` says: a function that returns Blocks."""
+    """From now on, streams of this process use the Blocks that the function `source` returns."""
     global _source
     _source = source

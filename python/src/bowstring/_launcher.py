@@ -1,4 +1,4 @@
-"""Which rank of how many this process is, as whatever started it says."""
+"""The rank of this process and the number of ranks, according to its launcher."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 
 def ranks() -> tuple[tuple[int, int], str]:
-    """Rank and number of ranks as torch.distributed says, or else the environment; and what says it.
+    """Rank and number of ranks from torch.distributed, or else the environment; and the name of the source.
 
     torch is not imported for it: a process that has not done so has no process group.
     """
@@ -24,7 +24,7 @@ def ranks() -> tuple[tuple[int, int], str]:
 
 
 def ranks_of_jax() -> tuple[tuple[int, int], str] | None:
-    """Rank and number of ranks as jax.distributed says, and what says it; None where it is not initialised.
+    """Rank and number of ranks from jax.distributed, and the name of the source; None if it is not initialised.
 
     JAX is not imported for it.
     """
@@ -36,7 +36,7 @@ def ranks_of_jax() -> tuple[tuple[int, int], str] | None:
 
 
 def resolved(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """The rank and number of ranks that are given, both; or without them, those of the launcher."""
+    """Rank and number of ranks as given, or else those of the launcher."""
     check_given(rank, world_size)
     name = "rank"
     if rank is None or world_size is None:
@@ -46,19 +46,19 @@ def resolved(rank: int | None, world_size: int | None) -> tuple[int, int]:
 
 
 def check_given(rank: int | None, world_size: int | None) -> None:
-    """Say whether rank and number of ranks are given both, or none of them."""
+    """Check that rank and number of ranks are both given, or neither."""
     if (rank is None) != (world_size is None):
         raise ValueError("rank, world_size: want both or none")
 
 
 def check_rank(rank: int, world: int, name: str) -> None:
-    """Say whether there is such a rank."""
+    """Check that there is such a rank."""
     if world < 1 or not 0 <= rank < world:
         raise ValueError(f"{name}: got rank {rank} of {world}, want one from 0 to {max(world, 1) - 1}")
 
 
 def check_size(size: int, world: int) -> None:
-    """Say whether each rank gets samples of a global batch."""
+    """Check that each rank gets samples of a global batch."""
     if size < world:
         raise ValueError(
             f"global_batch_size: got {size}, which leaves some of {world} ranks without samples; want {world} or more"
@@ -66,7 +66,7 @@ def check_size(size: int, world: int) -> None:
 
 
 def check_name(old: str, given: object) -> None:
-    """Refuse an argument by a name that it had once."""
+    """Refuse the former name of an argument."""
     if given is not None:
         raise TypeError(
             f"{old}: got {given!r}; the argument is global_batch_size now: rows of a step, all ranks together, which "

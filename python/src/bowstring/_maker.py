@@ -1,7 +1,7 @@
-"""The process that runs operators beside this one: `bowstring apply`, and the frames that go to it and come back.
+"""The process that runs operators for this one: `bowstring apply`, and the frames to it and back.
 
-It is the server's own program, so what it makes is what the server makes, byte for byte. It belongs to one stream of
-one process; a forked child starts its own.
+It is the server's own program, so its results equal the server's, byte for byte. It belongs to one stream of one
+process; a forked child starts its own.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ from bowstring.errors import (
     Unsupported,
 )
 
-_PIPE = 1 << 20  # bytes that a pipe holds, where the kernel allows so many
-_MOST = 2**31 - 1  # bytes of a batch that the process takes
-_PATIENCE = 10.0  # seconds for a process that was killed to be gone
-_POLL = 200  # milliseconds between two looks at a process, where the kernel does not tell of its end
+_PIPE = 1 << 20  # size of a pipe, if the kernel allows it
+_MOST = 2**31 - 1  # most bytes of a batch for the process
+_PATIENCE = 10.0  # seconds that a killed process may take to end
+_POLL = 200  # milliseconds between two checks of a process, if the kernel does not report its end
 _CODES: dict[str, type[BowstringError]] = {
     e.code: e for e in (InvalidRequest, LimitExceeded, DataLoss, Unsupported, Unavailable, ServerError)
 }
@@ -72,9 +72,9 @@ def error_of(code: str, text: str) -> BowstringError:
 
 
 class Maker:
-    """A process that makes cells of blobs. `send` and `receive` go in turns, at most three batches apart.
+    """A process that makes cells from blobs. `send` and `receive` alternate, at most three batches apart.
 
-    `close` may be called from another thread: what is under way then fails. After an error only `close` is of use.
+    Another thread may call `close`; a running call then fails. After an error only `close` may be called.
 
     Attributes:
         columns: The columns that have operators.
@@ -84,7 +84,7 @@ class Maker:
     def __init__(self, operators: Json, seed: int) -> None:
         self.columns = sorted(operators)
         self._pid = os.getpid()
-        self._pipes = threading.RLock()  # held while they are written and read, and when they are closed
+        self._pipes = threading.RLock()  # held while the pipes are written, read or closed
         if fcntl is None:
             raise Unsupported(
                 "place: operators at the client need pipes that can be waited for, which Windows does not have; use "
@@ -93,7 +93,7 @@ class Maker:
         self._program = program()
         self._end: int | None = None  # readable when the process has ended
         try:
-            # In a session of its own: an interrupt at the terminal is this process's to deal with.
+            # In a session of its own, so that an interrupt at the terminal only reaches this process.
             with _starting:
                 self._process = subprocess.Popen(
                     [self._program, "apply"],
@@ -106,10 +106,11 @@ class Maker:
             raise self._unfit(str(error)) from error
         for pipe in (self._process.stdin, self._process.stdout):
             os.set_blocking(pipe.fileno(), False)  # type: ignore[union-attr]
-            with contextlib.suppress(OSError, AttributeError):  # it is only slower: macOS has no such call
+            with contextlib.suppress(OSError, AttributeError):  # otherwise it is only slower: macOS has no such call
                 fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE)  # type: ignore[arg-type]
-        with contextlib.suppress(OSError, AttributeError):  # an old kernel, or another one
-            self._end = os.pidfd_open(self._process.pid)  # the end of a pipe does not tell: others may hold it
+        with contextlib.suppress(OSError, AttributeError):  # an old kernel, or another system
+            # The end of a pipe does not show it, because others may hold the pipe
+            self._end = os.pidfd_open(self._process.pid)
         _makers.add(self)
         try:
             self.forms: dict[str, Json] = self._welcome(operators, seed)
@@ -137,7 +138,7 @@ class Maker:
         )
 
     def send(self, batch: pa.RecordBatch, epoch: int) -> None:
-        """Hand a batch over: its positions, and the blobs of the columns that have operators."""
+        """Send a batch: its positions, and the blobs of the columns that have operators."""
         blobs = [_blobs(batch.column(name)) for name in self.columns]
         header = {
             "epoch": epoch,
@@ -160,7 +161,7 @@ class Maker:
                 self._write(content)
 
     def receive(self) -> tuple[dict[str, tuple[Json, pa.Buffer]], list[Json]]:
-        """What was made of the batch sent first: by column what is known of its cells, and their bytes; and faults."""
+        """The results of the oldest batch: by column a description of its cells and their bytes; and faults."""
         with self._pipes:
             header = self._read_header()
             if "error" in header:
@@ -173,14 +174,15 @@ class Maker:
     def close(self) -> None:
         """End the process, and wait for it. A thread that waits for the process is woken by its end.
 
-        It returns within some seconds, whatever the process does, and whoever else holds the pipes.
+        It returns within some seconds, whatever the process does, and even if others hold the pipes.
         """
         if self._pid != os.getpid():
             return
         self._process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel has it; it is waited for by subprocess, later
+        # The kernel is still busy with it; subprocess waits for it later
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_PATIENCE)
-        # Not before: a number of a file that is closed may be another file's.
+        # Not earlier: the number of a closed descriptor may be another file's.
         if self._pipes.acquire(timeout=_PATIENCE):
             try:
                 self._leave()
@@ -188,7 +190,7 @@ class Maker:
                 self._pipes.release()
 
     def _leave(self) -> None:
-        """Close what leads to the process. A forked child does, so that it sees the end of its input by the parent."""
+        """Close the pipes. A forked child does too, so that the process sees when the parent closes them."""
         for pipe in (self._process.stdin, self._process.stdout):
             with contextlib.suppress(OSError):
                 pipe.close()  # type: ignore[union-attr]
@@ -229,7 +231,7 @@ class Maker:
             try:
                 got = self._process.stdout.readinto(left)  # type: ignore[union-attr]
                 if got is None and not ended:
-                    ended = self._wait(self._process.stdout, select.POLLIN)  # what it has written is read yet
+                    ended = self._wait(self._process.stdout, select.POLLIN)  # its output so far can still be read
                     continue
             except ValueError:  # the pipe is closed
                 got = 0
@@ -239,7 +241,7 @@ class Maker:
         return pa.py_buffer(content)
 
     def _wait(self, pipe: Any, event: int) -> bool:
-        """Wait until a pipe goes on, or the process has ended: whether it has."""
+        """Wait until a pipe is ready, or the process has ended; return whether it has."""
         poll = select.poll()
         poll.register(pipe, event)
         if self._end is not None:
@@ -252,7 +254,7 @@ class Maker:
                 return False
 
     def _gone(self) -> ServerError:
-        """What to say of a process that has ended, or has closed its pipes, which is as good."""
+        """The error of a process that has ended, or has closed its pipes."""
         try:
             self._process.wait(_PATIENCE)
         except subprocess.TimeoutExpired:
@@ -262,8 +264,8 @@ class Maker:
 
 
 _makers: weakref.WeakSet[Maker] = weakref.WeakSet()
-# Held while a process is started, and through a fork: a child that is forked meanwhile would hold the process's ends of
-# the pipes, and nobody would see that it has ended.
+# Held while a process is started, and during a fork: a child forked in between would hold the process's ends of the
+# pipes, and its end would go unnoticed.
 _starting = threading.RLock()
 
 
@@ -278,7 +280,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def _blobs(column: pa.Array) -> tuple[npt.NDArray[np.int64], memoryview]:
-    """The sizes of a column's blobs, -1 of a null, and their bytes, one after another."""
+    """The sizes of a column's blobs, -1 for a null, and their bytes, concatenated."""
     if not len(column):  # it may have no buffers
         return np.empty(0, np.int64), memoryview(b"")
     wide = pa.types.is_large_binary(column.type)
@@ -298,12 +300,12 @@ def _blobs(column: pa.Array) -> tuple[npt.NDArray[np.int64], memoryview]:
 
 
 def validity(valid: npt.NDArray[np.bool_]) -> pa.Buffer | None:
-    """The bitmap of Arrow; None where nothing is null."""
+    """Arrow's bitmap; None without nulls."""
     return None if valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little").tobytes())
 
 
 def array_of(field: pa.Field, about: Json, content: pa.Buffer) -> pa.Array:
-    """What was made of a column, as the server would have sent it."""
+    """The result for a column, as the server would have sent it."""
     sizes = np.asarray(about["sizes"], np.int64)
     rows = len(sizes)
     valid = sizes >= 0
@@ -342,7 +344,7 @@ def part_of(name: str, field: pa.Field, about: Json, form: Json) -> pa.Array:
 
 
 def parts(columns: Sequence[str], made: Collection[str]) -> dict[str, str]:
-    """The columns that tell of what was made of blobs, and of which column each tells."""
+    """The columns that describe results, and the column that each one describes."""
     found = {}
     for name in columns:
         base, _, part = name.rpartition(".")
@@ -352,8 +354,8 @@ def parts(columns: Sequence[str], made: Collection[str]) -> dict[str, str]:
 
 
 def raw_columns(wanted: Sequence[str], operators: Json) -> list[str]:
-    """The columns to ask for, with operators at the client, where others are wanted."""
-    # An expression may have a name by which others tell of what was made.
+    """The columns to request, with operators at the client, to get the wanted ones."""
+    # An expression may have the name of a column that describes results.
     made = [name for name, steps in operators.items() if "expression" not in steps]
     told = parts([name for name in wanted if name not in operators], made)
     columns = [name for name in wanted if name not in told]
@@ -362,13 +364,13 @@ def raw_columns(wanted: Sequence[str], operators: Json) -> list[str]:
 
 
 def maker_of(schema: pa.Schema, seed: int) -> Maker:
-    """A process for what the server says is to become of columns."""
+    """A process for the operators that the server lists in the schema's metadata."""
     told = {f.name: (f.metadata or {}).get(b"bowstring.operators") for f in schema}
     return Maker({name: json.loads(text) for name, text in told.items() if text is not None}, seed)
 
 
 def fault_of(fault: Json, snapshot: str) -> BowstringError:
-    """The exception of a cell that nothing could be made of."""
+    """The exception of a cell that could not be made."""
     where = f'sample (position {fault["position"]} of {snapshot}), column "{fault["column"]}"'
     return error_of(fault["code"], f"{where}: {fault['cause']}")
 
@@ -376,7 +378,7 @@ def fault_of(fault: Json, snapshot: str) -> BowstringError:
 def assembled(
     target: pa.Schema, raw: pa.RecordBatch, made: dict[str, tuple[Json, pa.Buffer]], forms: dict[str, Json]
 ) -> pa.RecordBatch:
-    """The batch that the server would have sent, of what it did send and what was made of that."""
+    """The batch as the server would have sent it, from the raw batch and the results."""
     told = parts([name for name in target.names if name not in raw.schema.names], made)
     arrays = []
     for field in target:

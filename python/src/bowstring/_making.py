@@ -1,4 +1,4 @@
-"""Streams whose operators run here, or wherever it takes less time."""
+"""Streams whose operators run here, or wherever that takes less time."""
 
 from __future__ import annotations
 
@@ -15,17 +15,16 @@ from bowstring.connection import Connection
 from bowstring.errors import BowstringError, InvalidRequest, Unavailable
 from bowstring.stream import Batches
 
-# Batches that are with the process that runs operators. It takes as many in before it has written one.
+# Batches in the process that runs operators. It reads that many before it has written one.
 _AHEAD = 3
-# As many at first: so many suffice where what it runs on is longer on its way, and are sooner there to begin with.
+# The first value: it suffices if input takes longer to arrive, and the first batch comes sooner.
 _AT_FIRST = 2
 
 
 class MadeBatches(Batches):
-    """Batches whose operators run in a process beside this one, where the ticket's place says so.
+    """Batches whose operators run in a separate process on this machine, if the ticket's place says so.
 
-    What is given is what the server would have given: the same rows, bytes and schema. `place["place"]` says where a
-    batch was made.
+    The batches equal the server's: the same rows, bytes and schema. `place["place"]` says where a batch was made.
     """
 
     def __init__(self, connection: Connection, ticket: Json, locations: Sequence[str] = ()) -> None:
@@ -36,26 +35,26 @@ class MadeBatches(Batches):
             )
         self._chooser = Chooser() if ticket["place"] == "auto" else None
         self._where = "server" if self._chooser else "client"
-        self._wanted = ticket  # as it was asked for
-        self._schema: pa.Schema | None = None  # of what is given
+        self._wanted = ticket  # as requested
+        self._schema: pa.Schema | None = None  # of the delivered batches
         self._pending: deque[tuple[Maker, Json, Json, pa.RecordBatch]] = deque()
         self._raw_ended = False
         self._maker: Maker | None = None
         self._maker_pid = os.getpid()
         self._ahead = _AT_FIRST
-        self._given = ticket  # goes on after what was given
+        self._given = ticket  # continues after the last delivered batch
         super().__init__(connection, ticket, locations)
-        self._resume = {}  # is made when the schema is known
+        self._resume = {}  # set when the schema is known
 
     @property
     def ticket(self) -> Json:
-        """As of Batches, and with the place that was asked for."""
+        """As in Batches, with the requested place."""
         return self._given
 
     def _next(self) -> pa.RecordBatch:
         if self._closed:
             raise StopIteration
-        if self._maker_pid != os.getpid():  # what waits is of the parent's process
+        if self._maker_pid != os.getpid():  # the pending batches are in the parent's process
             self._pending.clear()
             self._maker, self._maker_pid, self._resume = None, os.getpid(), {}
             self._ended = self._raw_ended = False
@@ -76,19 +75,19 @@ class MadeBatches(Batches):
         return batch
 
     def _made(self) -> pa.RecordBatch:
-        """The next batch. Whatever ends this, of what was not given nothing is lost: it is asked for again."""
+        """The next batch. If this fails, no batch is lost: batches that were not delivered are requested again."""
         try:
             return self._next_made()
         except StopIteration:
             raise
         except BaseException as error:
             self._abandon()
-            if self._closed and isinstance(error, Exception):  # from another thread
+            if self._closed and isinstance(error, Exception):  # by another thread
                 raise StopIteration from None
             raise
 
     def _abandon(self) -> None:
-        """Drop what was asked for and not given. The next batch is asked for by the ticket of the last one given."""
+        """Drop batches that were not delivered. The ticket of the last delivered batch requests them again."""
         self._pending.clear()
         self._end()
         self._cancel()
@@ -105,7 +104,7 @@ class MadeBatches(Batches):
                 self._raw_ended = True
                 break
             except BowstringError:
-                if self._pending:  # what came before is given first
+                if self._pending:  # earlier batches are delivered first
                     break
                 raise
             took = time.perf_counter() - began
@@ -114,7 +113,7 @@ class MadeBatches(Batches):
                 self._chooser.came(raw.num_rows, took)
             place = self.place or {}
             maker = self._maker = self._maker or self._begin(raw.schema)
-            if self._closed:  # before there was one to be ended
+            if self._closed:  # before there was a process to end
                 self._end()
                 raise StopIteration
             maker.send(raw, place["epoch"])
@@ -125,7 +124,7 @@ class MadeBatches(Batches):
         maker, place, ticket, raw = self._pending.popleft()
         began = time.perf_counter()
         made, faults = maker.receive()
-        if time.perf_counter() - began > came:  # it is the process that is waited for
+        if time.perf_counter() - began > came:  # the process is the bottleneck
             self._ahead = _AHEAD
         if faults:
             self._told(faults, place)
@@ -134,7 +133,7 @@ class MadeBatches(Batches):
         return batch
 
     def _most(self) -> int:
-        """How many batches are ahead: none where the stream is about to move."""
+        """How many batches to prefetch: none if the stream is about to move."""
         if self._chooser is None:
             return self._ahead
         if self._chooser.settling():
@@ -145,7 +144,7 @@ class MadeBatches(Batches):
         return maker_of(schema, (self._wanted.get("shuffle") or {}).get("seed", 0))
 
     def _asked(self) -> Json:
-        """The ticket that goes on after what was given, for the place where operators run now."""
+        """The ticket that continues after the last delivered batch, for the place where operators run now."""
         ticket = {name: value for name, value in self._given.items() if name != "place"}
         if self._where == "server":
             return ticket
@@ -153,14 +152,14 @@ class MadeBatches(Batches):
         return {**ticket, "columns": columns, "place": "client"}
 
     def _as_wanted(self, ticket: Json) -> Json:
-        """A ticket of the server's in the terms of who asked."""
+        """A ticket of the server in the caller's terms."""
         given = {name: value for name, value in ticket.items() if name != "columns"}
         if "columns" in self._wanted:
             given["columns"] = self._wanted["columns"]
         return {**given, "place": self._wanted["place"]}
 
     def _target(self) -> pa.Schema:
-        """What batches are like that the server makes."""
+        """The schema of batches that the server makes."""
         if self._schema is None:
             of_one = ("rank", "step", "row", "stride", "stop", "epochs", "served", "place")
             request = {name: value for name, value in self._wanted.items() if name not in of_one}
@@ -168,8 +167,8 @@ class MadeBatches(Batches):
         return self._schema
 
     def _told(self, faults: list[Json], place: Json) -> None:
-        """Raise what ends the stream, and note in a batch's place what does not."""
-        # What could not be made just now is no fault of the sample, whatever on_error is.
+        """Raise a fault that ends the stream, and record others in the batch's place."""
+        # A temporary failure is no fault of the sample, whatever on_error is.
         ends = [fault for fault in faults if fault["code"] == Unavailable.code]
         if self._wanted.get("on_error", "fail") == "fail":
             ends = faults
@@ -186,12 +185,12 @@ class MadeBatches(Batches):
             maker.close()
 
     def close(self) -> None:
-        """As of Batches."""
+        """As in Batches."""
         super().close()
         self._pending.clear()
         self._end()
 
 
 def kind_of(ticket: Json) -> type[Batches]:
-    """What reads a ticket."""
+    """The class that reads a ticket."""
     return Batches if ticket.get("place", "server") == "server" else MadeBatches

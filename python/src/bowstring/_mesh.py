@@ -1,4 +1,4 @@
-"""Where a rank stands among others, and which of them get the same samples."""
+"""The place of a rank in a mesh of ranks, and which ranks get the same samples."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-# As the server has them: along the first, ranks get different samples; along the others, the same.
+# As in the server: along the first, ranks get different samples; along the others, the same.
 _DATA = ("dp", "dp_replicate", "dp_shard")
 _SAME = ("tp", "cp", "pp")
 
 
 @dataclass(frozen=True)
 class Mesh:
-    """The dimensions that ranks are laid out in, and which rank this is.
+    """The dimensions of a mesh of ranks, and this process's rank.
 
-    Ranks that differ in tensor, pipeline or context parallel dimensions alone get the same samples.
+    Ranks that differ only in tensor, pipeline or context parallel dimensions get the same samples.
 
     ```python
     mesh = bowstring.Mesh.of(init_device_mesh("cuda", (2, 4), mesh_dim_names=("dp", "tp")))  # torch's DeviceMesh
@@ -26,9 +26,9 @@ class Mesh:
     ```
 
     Attributes:
-        dims: Names and sizes; the coordinate in the last one changes first from rank to rank. Those along which ranks
-            get different samples are `dp`, `dp_replicate`, `dp_shard`; the others are `tp`, `cp`, `pp`.
-        rank: The place of this rank.
+        dims: Names and sizes; the coordinate in the last dimension changes fastest from rank to rank. Ranks get
+            different samples along `dp`, `dp_replicate` and `dp_shard`, and the same along `tp`, `cp` and `pp`.
+        rank: This process's rank.
     """
 
     dims: tuple[tuple[str, int], ...]
@@ -51,11 +51,11 @@ class Mesh:
         """The mesh of a training program.
 
         Args:
-            mesh: A `DeviceMesh` of torch with names; Megatron's `parallel_state`, or what has its functions; sizes by
-                name, the dimension first that changes last; or a Mesh.
-            rank: With sizes by name, which rank this is. Without it, what the launcher says.
-            data: The names of the dimensions along which ranks get different samples, where they are not called
-                `dp`, `dp_replicate` and `dp_shard`.
+            mesh: A `DeviceMesh` of torch with names; Megatron's `parallel_state`, or an object with its functions;
+                sizes by name, the slowest dimension first; or a Mesh.
+            rank: With sizes by name, this process's rank. Default: the launcher's.
+            data: The names of the dimensions along which ranks get different samples, if they are not `dp`,
+                `dp_replicate` and `dp_shard`.
         """
         if isinstance(mesh, Mesh):
             return mesh
@@ -73,17 +73,17 @@ class Mesh:
 
     @property
     def size(self) -> int:
-        """How many ranks there are."""
+        """The number of ranks."""
         return math.prod(size for _, size in self.dims)
 
     @property
     def data_ranks(self) -> int:
-        """How many of them get different samples."""
+        """The number of ranks that get different samples."""
         return math.prod(size for name, size in self.dims if name in _DATA)
 
     @property
     def data_rank(self) -> int:
-        """Which share this rank gets, of `data_ranks`."""
+        """The index of this rank's share, out of `data_ranks`."""
         left, at, share = self.size, self.rank, 0
         for name, size in self.dims:
             left //= size
@@ -93,12 +93,12 @@ class Mesh:
         return share
 
     def __str__(self) -> str:
-        """As requests have it."""
+        """In the form of requests."""
         return ",".join(f"{name}={size}" for name, size in self.dims)
 
 
 def in_place_of(rank: int | None, world_size: int | None, mesh: Any) -> tuple[Mesh | None, int | None, int | None]:
-    """The mesh that an argument means, if one is given, and the data rank and number of data ranks that follow."""
+    """The mesh of an argument, or None, with the data rank and the number of data ranks."""
     if mesh is None:
         return None, rank, world_size
     if rank is not None or world_size is not None:
@@ -117,7 +117,7 @@ def _rank_here(mesh: Mapping[str, int]) -> int:
 
 
 def _named(names: Sequence[str], sizes: Sequence[int], data: Iterable[str] | None) -> tuple[tuple[str, int], ...]:
-    """The dimensions as the server calls them."""
+    """The dimensions by the server's names."""
     chosen = None if data is None else set(data)
     if chosen is None:
         for name in names:
@@ -129,7 +129,7 @@ def _named(names: Sequence[str], sizes: Sequence[int], data: Iterable[str] | Non
         return tuple((name, int(size)) for name, size in zip(names, sizes, strict=True))
     if unknown := sorted(chosen.difference(names)):
         raise ValueError(f"data: got {unknown[0]!r}, want some of {', '.join(names)}")
-    # Neighbours of one kind are one dimension: it is the same ranks that share samples.
+    # Adjacent dimensions of one kind are merged: the same ranks share samples.
     merged: list[tuple[bool, int]] = []
     for name, size in zip(names, sizes, strict=True):
         if merged and merged[-1][0] == (name in chosen):
@@ -141,7 +141,7 @@ def _named(names: Sequence[str], sizes: Sequence[int], data: Iterable[str] | Non
 
 
 def _of_torch(mesh: Any, data: Iterable[str] | None) -> Mesh:
-    """A DeviceMesh. Its ranks may have any numbers: what counts is this one's coordinate."""
+    """A DeviceMesh. Its ranks may have any numbers, because only this rank's coordinate counts."""
     names, coordinate = mesh.mesh_dim_names, mesh.get_coordinate()
     if not names:
         raise ValueError("mesh: got one without names, want mesh_dim_names, such as ('dp', 'tp')")
@@ -155,11 +155,11 @@ def _of_torch(mesh: Any, data: Iterable[str] | None) -> Mesh:
 
 
 def _of_megatron(state: Any) -> Mesh:
-    """Megatron's parallel_state. In which order it counts its ranks does not matter: coordinates are asked for."""
+    """Megatron's parallel_state. Its order of ranks does not matter, because coordinates are requested."""
     sizes, rank = [], 0
     for name, parallel in (("pp", "pipeline_model"), ("dp", "data"), ("cp", "context"), ("tp", "tensor_model")):
         ask = getattr(state, f"get_{parallel}_parallel_world_size", None)
-        if ask is None:  # before it had context parallelism
+        if ask is None:  # an old version without context parallelism
             continue
         size, at = int(ask()), int(getattr(state, f"get_{parallel}_parallel_rank")())
         sizes.append((name, size))

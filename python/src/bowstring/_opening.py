@@ -1,8 +1,8 @@
-"""Calls that are being made: only who makes one waits for its server.
+"""Calls in another thread, so that the caller can stop waiting for the server.
 
-pyarrow hands a stream over when its server has answered, and has no way to give it up before. So another thread makes
-the call, and who wants it waits for that thread, where signals, other threads and forks can end the waiting. The call
-of one that was given up ends when the server answers, or when a fork cuts the connection off.
+pyarrow returns a stream once its server has answered, and cannot cancel it before. So another thread makes the call,
+and the caller waits for that thread, where signals, other threads and forks can end the wait. A cancelled call ends
+when the server answers, or when a fork closes the connection.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-_KEPT = 4  # threads without work: to start one takes as long as a call to a server nearby
+_KEPT = 4  # idle threads: starting one takes as long as a call to a nearby server
 
 
 class _Thread:
-    """A thread that does one thing after another. A forked child has none of its parent's."""
+    """A thread that runs one function after another. A forked child has none of its parent's."""
 
     def __init__(self) -> None:
         self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -50,23 +50,23 @@ def _idle_thread() -> _Thread:
 
 
 class Opening(Generic[T]):
-    """What another thread makes."""
+    """A result that another thread makes."""
 
     def __init__(self, make: Callable[[], T], drop: Callable[[T], object]) -> None:
         self._make = make
-        self._drop = drop  # ends what was made and given up
+        self._drop = drop  # ends a result that nobody takes
         self._lock = threading.Lock()
         self._ready = threading.Event()
         self._made: list[T] = []
         self._error: BaseException | None = None
-        self._over = False  # it was taken, or given up
+        self._over = False  # it was taken, or cancelled
         _idle_thread().do(self._run)
 
     def _run(self) -> None:
         made: list[T] = []
         try:
             made.append(self._make())
-        except BaseException as error:  # noqa: BLE001 - who takes raises it
+        except BaseException as error:  # noqa: BLE001 - noqa: BLE001 - take raises it
             self._error = error
         with self._lock:
             if not self._over:
@@ -78,9 +78,9 @@ class Opening(Generic[T]):
             self._error = None
 
     def take(self, keep: Callable[[T], object], seconds: float | None = None) -> bool:
-        """Wait for it, and hand it over. False if it was given up meanwhile, or if it takes longer than some seconds.
+        """Wait for the result and pass it to `keep`. False if it was cancelled, or is not ready in time.
 
-        Whoever gives it up finds it either here or where `keep` has put it.
+        A cancelling thread finds the result either here or where `keep` has put it.
         """
         if not self._ready.wait(seconds):
             return False
@@ -95,10 +95,10 @@ class Opening(Generic[T]):
         try:
             raise error
         finally:
-            del error  # its traceback has this frame
+            del error  # its traceback refers to this frame
 
     def give_up(self) -> None:
-        """Wake who waits for it. What is made is ended."""
+        """Wake the waiting thread. The result is ended."""
         with self._lock:
             if self._over:
                 return

@@ -1,4 +1,4 @@
-"""Where a token may go, and at which addresses a stream may go on."""
+"""Where a token may be sent, and at which addresses a stream may continue."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import os
 from collections.abc import Iterable
 from urllib.parse import SplitResult, urlsplit
 
-NODES = "bowstring-nodes"  # a header ahead of a stream: the addresses of the cluster's other nodes
-_MOST = 4096  # addresses that are remembered of a cluster
+NODES = "bowstring-nodes"  # a header before a stream: the addresses of the cluster's other nodes
+_MOST = 4096  # most addresses that are remembered of a cluster
 _TLS, _PLAIN, _UNIX = "grpc+tls", ("grpc", "grpc+tcp"), "grpc+unix"
-PORT = 8815  # that servers listen on, where nothing is said
+PORT = 8815  # the servers' default
 
 
 def on_this_machine(parts: SplitResult) -> bool:
-    """Whether what is sent to an address does not leave the machine."""
+    """Whether data sent to an address stays on this machine."""
     if parts.scheme == "grpc+unix" or parts.hostname == "localhost":
         return True
     try:
@@ -24,14 +24,14 @@ def on_this_machine(parts: SplitResult) -> bool:
 
 
 def plaintext_allowed() -> bool:
-    """Whether the environment says that tokens may go unencrypted, as for the command line."""
+    """Whether the environment allows tokens over unencrypted connections, as for the command line."""
     return os.environ.get("BOWSTRING_PLAINTEXT_TOKEN", "").lower() in ("1", "true", "yes")
 
 
 def addressed(uri: str) -> str:
-    """A server's address with what it leaves out: the scheme, and the port, which is the one that servers listen on.
+    """A server's address with defaults filled in: the scheme, and the servers' default port.
 
-    ValueError where it is none.
+    ValueError if it is not an address.
     """
     given, uri = uri, uri if "://" in uri else f"grpc://{uri}"
     scheme, _, rest = uri.partition("://")
@@ -40,7 +40,7 @@ def addressed(uri: str) -> str:
     try:
         parts = urlsplit(uri)
         host, port = parts.hostname, parts.port
-    except ValueError:  # a port that is none, or brackets that do not match
+    except ValueError:  # an invalid port, or unbalanced brackets
         host = port = None
     rest = "" if host is None else rest.removesuffix("/")
     if scheme not in (_TLS, *_PLAIN) or not host or rest != parts.netloc or "@" in rest or port == 0:
@@ -52,14 +52,14 @@ def addressed(uri: str) -> str:
 
 
 def origin(uri: str) -> tuple[str, str | None, int | None, str]:
-    """What a token belongs to: the scheme, the host, the port, or the path of a socket."""
+    """What a token belongs to: scheme, host and port, or the path of a socket."""
     parts = urlsplit(addressed(uri))
     scheme = "grpc" if parts.scheme in _PLAIN else parts.scheme
     return scheme, parts.hostname, parts.port, parts.path.rstrip("/")
 
 
 def token_of_environment(uri: str) -> str | None:
-    """The token of BOWSTRING_TOKEN. It belongs to the server that BOWSTRING_SERVER names, if that names one."""
+    """The token of BOWSTRING_TOKEN. It belongs to the server of BOWSTRING_SERVER, if that is set."""
     token = os.environ.get("BOWSTRING_TOKEN", "").strip() or None
     server = os.environ.get("BOWSTRING_SERVER", "")
     if token is not None and server and _known_origin(server) != origin(uri):
@@ -79,9 +79,9 @@ def _known_origin(server: str) -> tuple[str, str | None, int | None, str]:
 
 
 def follows(uri: str, left: str, *, secret: bool) -> bool:
-    """Whether what was said to the server at `left` may be said to the one at `uri`.
+    """Whether what was sent to the server at `left` may be sent to the one at `uri`.
 
-    Encrypted stays encrypted, and a secret leaves the machine encrypted only.
+    An encrypted stream stays encrypted, and a secret leaves the machine only encrypted.
     """
     try:
         to = urlsplit(uri)
@@ -96,7 +96,7 @@ def follows(uri: str, left: str, *, secret: bool) -> bool:
 
 
 class Known:
-    """The addresses that a cluster is known by. Its server says them, in headers and answers, never in messages."""
+    """The addresses of a cluster. They come from its server's headers and answers, never from messages."""
 
     def __init__(self, uris: Iterable[str] = ()) -> None:
         self._uris = dict.fromkeys(uris)
@@ -105,7 +105,7 @@ class Known:
         return uri in self._uris
 
     def add(self, uris: Iterable[str]) -> None:
-        """Learn addresses."""
+        """Add addresses."""
         for uri in uris:
             if len(self._uris) < _MOST:
                 self._uris[uri] = None

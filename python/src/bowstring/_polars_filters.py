@@ -1,4 +1,4 @@
-"""Filters of Polars as expressions of the server: they mean the same there, as far as they are understood."""
+"""Translate filters of Polars to expressions of the server with the same meaning, as far as possible."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _UNITS = {"ms": 1_000_000, "us": 1_000, "ns": 1}
 
 
 def conjuncts(predicate: pl.Expr) -> list[pl.Expr]:
-    """The parts of a condition that all have to be true."""
+    """The parts of a conjunction."""
     try:
         node = json.loads(predicate.meta.serialize(format="json"))
         if node["BinaryExpr"]["op"] not in ("And", "LogicalAnd"):
@@ -34,10 +34,10 @@ def conjuncts(predicate: pl.Expr) -> list[pl.Expr]:
 
 
 def translate(predicate: pl.Expr, schema: pa.Schema) -> Condition:
-    """A filter of Polars as expressions of the server, as far as that goes.
+    """Translate a filter of Polars to expressions of the server, as far as possible.
 
-    It is read in the form in which Polars writes it down. Whatever is not known there, as it is new or has changed,
-    stands for all rows.
+    It reads the serialized form of Polars. A node that it does not know, because it is new or has changed, matches all
+    rows.
     """
     try:
         node = json.loads(predicate.meta.serialize(format="json"))
@@ -77,7 +77,7 @@ class _Reader:
             return self.condition(left) & self.condition(right)
         if op in ("Or", "LogicalOr"):
             return self.condition(left) | self.condition(right)
-        missing = op in ("EqValidity", "NotEqValidity")  # null is a value among others
+        missing = op in ("EqValidity", "NotEqValidity")  # null counts as a value
         symbol = {"EqValidity": "==", "NotEqValidity": "!="}.get(op) or _COMPARISONS[op]
         if self._is_literal(left):
             left, right, symbol = right, left, _where.MIRRORED[symbol]
@@ -143,11 +143,11 @@ class _Reader:
         return found
 
     def _column(self, node: Any) -> Column:
-        """The column that a node is, or that it casts to a type that holds all its values. KeyError if it is none."""
+        """The column of a node, also if cast to a type that holds all its values. KeyError if it is none."""
         kind, body = _only(node)
         if kind == "Column":
             return Column(self._schema.field(body))
-        if kind == "Function" and body["function"] == {"BinaryExpr": "Size"}:  # known without the blob
+        if kind == "Function" and body["function"] == {"BinaryExpr": "Size"}:  # known without reading the blob
             blob = self._schema.field(_only(body["input"][0])[1])
             if not _where.is_blob(blob) or not pa.types.is_large_binary(blob.type):
                 raise KeyError(blob.name)
@@ -173,7 +173,7 @@ class _Reader:
         return _only(node)[0] == "Literal"
 
     def _series(self, node: Any) -> pl.Series:
-        """Let Polars itself say what a literal is."""
+        """Let Polars evaluate a literal."""
         if not self._is_literal(node):
             raise KeyError("Literal")
         literal = pl.Expr.deserialize(io.BytesIO(json.dumps(node).encode()), format="json")
@@ -197,7 +197,7 @@ class _Reader:
 
 
 def _only(node: Any) -> tuple[str, Any]:
-    """A node's kind and body; some have no body."""
+    """A node's kind and body; some nodes have no body."""
     if isinstance(node, str):
         return node, None
     ((kind, body),) = node.items()
@@ -205,7 +205,7 @@ def _only(node: Any) -> tuple[str, Any]:
 
 
 def every(conditions: Iterable[Condition]) -> Condition:
-    """The condition that all of some are true."""
+    """The conjunction of conditions."""
     out = _where.constant(True)
     for condition in conditions:
         out = out & condition

@@ -1,4 +1,4 @@
-"""Positions of rows: what is wrong with some, and which a dataset has without reading them."""
+"""Check positions of rows, and find those of a dataset without reading them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from bowstring._wire import Positions
 from bowstring.errors import InvalidRequest
 from bowstring.stream import Batches
 
-FEW = 10_000  # positions that are read rather than asked about
+FEW = 10_000  # positions that are read directly
 Rows = TypeVar("Rows", bound=Request)
 
 
 def check(positions: Positions, total: int) -> None:
-    """Say what is wrong with positions, in order, before they are sent."""
+    """Check sorted positions before they are sent."""
     if not len(positions):
         return
     for p in (int(positions[0]), int(positions[-1])):
@@ -31,14 +31,14 @@ def check(positions: Positions, total: int) -> None:
 
 
 def in_order(dataset: Rows) -> Rows:
-    """The same rows, of which only the position is read, in order of it."""
+    """The same rows with only their positions, in order."""
     return dataset._but(_columns=("position",), _seed=None, _options={})
 
 
 def range_of(dataset: Request, opens: Callable[[dict[str, Any]], Batches]) -> range | None:
-    """The positions of a dataset, if they follow one another and are not worth reading: in order, two of them tell.
+    """The positions of a dataset, if they are consecutive: in order, the first and the last one show it.
 
-    `opens` is what opens the stream of a ticket.
+    `opens` opens the stream of a ticket.
     """
     if dataset._split is None and not dataset._where and dataset._selection is None:
         return range(dataset._total)

@@ -1,4 +1,4 @@
-"""From the filters of Ray to expressions of the server."""
+"""Translate filters of Ray to expressions of the server."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _STRING_TESTS = {"starts_with": "startsWith", "ends_with": "endsWith", "match_su
 
 
 def translate(expression: Expr, schema: pa.Schema) -> Condition:
-    """A filter of Ray as expressions of the server, as far as that goes. Arrow's rules on nulls and NaN are kept."""
+    """Translate a filter of Ray to expressions of the server, as far as possible, with Arrow's rules for nulls."""
     try:
         return _condition(expression, schema)
     except (KeyError, TypeError, ValueError, AttributeError, pa.ArrowException):
@@ -104,7 +104,7 @@ def _column(e: Expr, schema: pa.Schema) -> Column:
 
 
 def _value(value: Any, column: Column) -> _where.Value:
-    """A literal of Python's or NumPy's."""
+    """A literal of Python or NumPy."""
     if hasattr(value, "item") and not isinstance(value, (list, pa.Array)):
         value = value.item()
     if value is None or isinstance(value, (bool, int, float, str)):
@@ -120,7 +120,7 @@ def _value(value: Any, column: Column) -> _where.Value:
 
 
 def columns_of(e: Expr) -> Iterator[str]:
-    """The columns that an expression looks at."""
+    """The columns that an expression uses."""
     match e:
         case ColumnExpr():
             yield e.name

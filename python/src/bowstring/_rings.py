@@ -1,4 +1,4 @@
-"""Rings that no stream has at the moment, and whether there may be some: whether a server is on this node."""
+"""Idle rings of shared memory, and whether a server may be on this node."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from bowstring._greeting import VERSION, Place, StandInError
 from bowstring._samenode import Ring
 
 _LOG = logging.getLogger("bowstring.samenode")
-_REST = 60.0  # seconds that a ring is kept without a stream: others may need its memory
+_REST = 60.0  # seconds that an idle ring is kept, because others may need its memory
 
 
 class Rings(_keeper.Tended):
-    """The rings of a process that no stream has at the moment, for the server of one connection."""
+    """The idle rings of a process, for the server of one connection."""
 
-    KEPT = 4  # rings without a stream
+    KEPT = 4  # idle rings
 
     def __init__(self) -> None:
         super().__init__()
-        # A deque and no lock: streams give rings back from the collector, too, and a child has nobody to unlock it.
+        # A deque without a lock: the garbage collector also returns rings, and no thread of a child would unlock it.
         self._free: collections.deque[Ring] = collections.deque()
         self._server: Place | None = None
         self._asked = False
-        self._said: set[str] = set()  # why there was no memory, as it was logged
+        self._said: set[str] = set()  # reasons for missing memory that were logged
 
     def known(self, answer: list[dict[str, Any]]) -> bool:
-        """What the server has answered when asked for its socket. Whether that is new."""
+        """Record the server's answer to the request for its socket. Return whether it is new."""
         before, self._asked = self._server, True
         for said in answer:
             if said.get("version") == VERSION:
@@ -48,7 +48,7 @@ class Rings(_keeper.Tended):
         return self._asked
 
     def borrow(self) -> Ring | None:
-        """A ring for a stream; None where the server has none to give, or is on another node."""
+        """A ring for a stream; None if the server has none to share, or is on another node."""
         if self._server is None:
             return None
         with contextlib.suppress(IndexError):  # there is none
@@ -71,9 +71,9 @@ class Rings(_keeper.Tended):
             return None
 
     def back(self, ring: Ring) -> None:
-        """A stream has ended that had a ring."""
+        """Take back the ring of a stream that has ended."""
         ring.end()
-        # A connection that was closed meanwhile, or has moved to another server, needs none.
+        # A connection that was closed, or has moved to another server, needs none.
         if ring.forks or not ring.whole or self._server is None or len(self._free) >= self.KEPT:
             ring.close()
         else:
@@ -81,18 +81,18 @@ class Rings(_keeper.Tended):
             self._free.append(ring)
 
     def catch_up(self) -> None:
-        """Close the rings that no stream has had for long, and those of a server that has ended.
+        """Close rings that have been idle for long, and those of a server that has ended.
 
-        What such a one maps of its files keeps the server after it from using them.
+        The mappings of such a ring prevent that the next server reuses its files.
         """
-        for ring in list(self._free):  # each stays there meanwhile, for a stream to have
-            with contextlib.suppress(ValueError):  # a stream has it
+        for ring in list(self._free):  # each stays in the deque, where a stream can take it
+            with contextlib.suppress(ValueError):  # a stream has taken it
                 if time.monotonic() - ring.rested >= _REST or ring.left:
                     self._free.remove(ring)
                     ring.close()
 
     def close(self) -> None:
-        """Give the rings back that no stream has, and ask the server anew when there is a stream."""
+        """Close the idle rings, and ask the server again when there is a stream."""
         self._server, self._asked = None, False
         with contextlib.suppress(IndexError):  # all are given back
             while True:
@@ -100,9 +100,9 @@ class Rings(_keeper.Tended):
 
 
 def here(uri: str) -> bool:
-    """Whether the server at a URI may be on this node: by its address, or as BOWSTRING_LOCAL names its socket.
+    """Whether the server at a URI may be on this node: by its address, or because BOWSTRING_LOCAL names its socket.
 
-    `BOWSTRING_LOCAL=off` says that it is not.
+    `BOWSTRING_LOCAL=off` disables it.
     """
     said = os.environ.get("BOWSTRING_LOCAL", "")
     if said == "off" or sys.platform != "linux":
@@ -118,6 +118,6 @@ def here(uri: str) -> bool:
         return False
     for family, kind, protocol, _, address in found:
         with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
-            probe.bind((address[0], 0, *address[2:]))  # possible where the address is this machine's alone
+            probe.bind((address[0], 0, *address[2:]))  # possible only for an address of this machine
             return True
     return False

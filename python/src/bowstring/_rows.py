@@ -1,4 +1,4 @@
-"""What says which rows of a dataset, in all the forms that people have it in, as one array of Arrow."""
+"""Convert a choice of rows, in any common form, to one array of Arrow."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bowstring.errors import InvalidRequest
 
 
 def rows_of(rows: Any) -> pa.Array:
-    """What says which rows, as one array of Arrow: booleans, integers, or ids."""
+    """A choice of rows as one array of Arrow: booleans, integers, or ids."""
     if isinstance(rows, (pa.Table, pa.RecordBatch)) or (hasattr(rows, "columns") and hasattr(rows, "__getitem__")):
         names = list(rows.column_names if isinstance(rows, (pa.Table, pa.RecordBatch)) else rows.columns)
         for name in ("position", "id"):
@@ -81,7 +81,7 @@ def _array(rows: Any) -> pa.Array | pa.ChunkedArray:
         return pa.array([v.bytes if isinstance(v, uuid.UUID) else v for v in values], pa.binary())
     if values and isinstance(values[0], bool) and not all(isinstance(v, bool) for v in values):
         raise InvalidRequest("rows: got booleans and others, want one kind")
-    # `pa.array` imports pandas, to see whether what it got is one of its series.
+    # Not by `pa.array`, which imports pandas to check for its series.
     if values and all(isinstance(v, (bool, np.bool_)) for v in values):
         return _array(np.array(values, np.bool_))
     if values and all(isinstance(v, (int, np.integer)) and -(2**63) <= v < 2**63 for v in values):

@@ -1,13 +1,13 @@
-"""Memory that a server on this node shares, so that blobs come without a copy through TCP.
+"""Memory that a server on this node shares, so that blobs need no copy through TCP.
 
-A server that serves so says where its socket is. Each stream borrows a ring of the process: memory that the server
-writes. A batch's metadata says where in it the large buffers lie. A slot is the server's to write again when the last
-buffer over it is collected.
+Such a server announces its socket. Each stream uses a ring of the process: memory that the server writes. A batch's
+metadata says where the large buffers are in it. The server may overwrite a slot when the last buffer over it is
+collected.
 
 The ring is mapped copy-on-write. A program that changes a batch in place, as torch allows for all tensors, changes a
 copy of the page that the kernel makes for this process; the server and other processes do not see it. Such a copy would
-hide what the server writes there next. So each slot that comes is looked at, and copies of its pages are dropped. A
-slot has pages of its own, so that no other batch loses its changes.
+hide what the server writes there next. So the pages of each new slot are checked, and copies are dropped. A slot has
+pages of its own, so that no other batch loses its changes.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from bowstring._collected import collected
 from bowstring._greeting import Place, greet, received
 from bowstring.errors import Unavailable
 
-LARGE = 64 << 10  # bytes of a buffer that goes by shared memory
+LARGE = 64 << 10  # bytes from which a buffer uses shared memory
 _RECORD = struct.Struct("<B7xQ")
 _TAKEN, _RELEASED, _ENDED = 1, 2, 3
-_PATIENCE = 2.0  # seconds for the server to hand a ring over, or to take what it is told
-_MOST_RECORDS = 256  # of a message to the server
+_PATIENCE = 2.0  # seconds for the server to pass a ring, or to receive messages
+_MOST_RECORDS = 256  # per message to the server
 _PAGE = mmap.PAGESIZE
-# By the highest byte of an entry of /proc/self/pagemap: whether a page is there, or swapped out, and is not the file's.
+# By the highest byte of an entry of /proc/self/pagemap: whether a page is present or swapped out, and not the file's.
 _COPIED = np.array([byte & 0xC0 != 0 and byte & 0x20 == 0 for byte in range(256)])
 _HIGHEST = slice(7 if sys.byteorder == "little" else 0, None, 8)
 
 
 class _Lease:
-    """A slot that this process has. When nothing refers to it any more, the server is told."""
+    """A slot in use. When nothing refers to it any more, the server is notified."""
 
     __slots__ = ("_forks", "_number", "_refers", "_ring")
 
@@ -63,24 +63,24 @@ class _Lease:
         if self._forks == self._ring.forks:
             self._ring.leases -= 1
             self._ring.say(_RELEASED, self._number)
-        # Else a child that was forked meanwhile may read it still: it stays until the ring's end.
+        # Otherwise a child forked in between may still read it: it stays until the ring's end.
         if self._refers:
             self._ring.forget(self._number)
 
 
 class _Mapped:
-    """A file of the server's, mapped for reading as far as it may ever reach."""
+    """A file of the server, mapped for reading up to its largest possible size."""
 
     __slots__ = ("_end", "address", "length")
 
     def __init__(self, descriptor: int, length: int) -> None:
-        # Not by `mmap`: that wants a file to be as long as it is mapped already.
+        # Not by `mmap`, which requires that the file has the mapped size already.
         address = _libc.mmap(None, length, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
         if address in (None, ctypes.c_void_p(-1).value):
             raise OSError(ctypes.get_errno(), f"a file of the server's of {length} bytes cannot be mapped")
         self.address: int = address
         self.length = length
-        self._end = _libc.munmap  # is there as long as this is, also when the interpreter ends
+        self._end = _libc.munmap  # bound here, so that it exists when the interpreter exits
 
     @collected
     def __del__(self) -> None:
@@ -103,14 +103,14 @@ if sys.platform == "linux":
 
 
 def _writable(descriptor: int, length: int) -> mmap.mmap:
-    """A ring, mapped so that a write goes to a copy of this process's own."""
-    # Not reserved: few programs change batches in place, and those change few at a time.
+    """A ring, mapped so that writes go to a private copy."""
+    # Not reserved: few programs change batches in place, and only few at a time.
     flags = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0x4000)
     return mmap.mmap(descriptor, length, flags, mmap.PROT_READ | mmap.PROT_WRITE)
 
 
 class _Pages:
-    """What the kernel says of pages that are mapped at an address."""
+    """The kernel's information about the pages mapped at an address."""
 
     def __init__(self, address: int) -> None:
         self._first, self._map = address // _PAGE, -1
@@ -118,7 +118,7 @@ class _Pages:
             self._map = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
 
     def copied(self, offset: int, length: int) -> bool:
-        """Whether a page may be a copy of this process's own. True where the kernel does not say."""
+        """Whether a page may be a private copy. True if the kernel does not tell."""
         pages = length // _PAGE
         try:
             said = os.pread(self._map, 8 * pages, 8 * (self._first + offset // _PAGE))
@@ -133,25 +133,26 @@ class _Pages:
 
 
 class Ring(_keeper.Tended):
-    """Memory shared by one server with this process. It is used by one stream at a time.
+    """Memory that a server shares with this process. One stream at a time uses it.
 
-    The mapping lives as long as anything refers to it, whatever becomes of the server.
+    The mapping lives as long as anything refers to it, even after the server has ended.
     """
 
     def __init__(self, place: Place) -> None:
         super().__init__()
-        self.leases = 0  # slots that this process has
-        self.rested = 0.0  # since when no stream has it, by the monotonic clock
-        self.whole = True  # nothing was lost of what the server has handed over, which it does once
-        self.forks = 0  # how often it forked while it had some
-        self.referring: set[int] = set()  # slots that this process has, from before a fork too, which refer to files
+        self.leases = 0  # slots in use by this process
+        self.rested = 0.0  # since when it has been idle, by the monotonic clock
+        self.whole = True  # every file that the server has passed, which it does once, was received
+        self.forks = 0  # number of forks while slots were in use
+        self.referring: set[int] = set()  # slots in use, also from before a fork, that refer to files
         self._files: dict[int, _Mapped] = {}
         self._closing = False
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
         self._calls = 0
         self._pid = os.getpid()
-        # Collected buffers say so at any time, also in the middle of saying something else: a deque takes it whole. One
-        # at a time says what is there, in its order: were a slot taken after its call's end, the server would write it.
+        # The garbage collector reports buffers at any time, even during another report, so a deque collects the
+        # reports. One thread at a time sends them, in order: if a slot were reported as taken after its call's end, the
+        # server would overwrite it.
         self._unsaid: collections.deque[bytes] = collections.deque()
         self._saying = threading.Lock()
         try:
@@ -178,7 +179,7 @@ class Ring(_keeper.Tended):
         _keeper.keep(self)
 
     def catch_up(self) -> None:
-        """Tell the server what is unsaid. Nothing else may come to be said for long."""
+        """Send pending reports, because there may be no other occasion for long."""
         if self._pid == os.getpid():
             self._tell()
 
@@ -188,11 +189,11 @@ class Ring(_keeper.Tended):
         return f"{self.name}/{self._calls}"
 
     def end(self) -> None:
-        """Nothing more is taken of the calls so far."""
+        """Report the end of the calls so far: no more slots are taken from them."""
         self.say(_ENDED, self._calls)
 
     def take(self, shared: dict[str, Any]) -> _Lease:
-        """The slot of a batch that has come. The server is told with what is said next, or before it is waited for."""
+        """Take the slot of a batch. The report is sent with the next one, or before waiting for the server."""
         number = shared["slot"]
         if self._pid == os.getpid():
             self._unsaid.append(_RECORD.pack(_TAKEN, number))
@@ -201,7 +202,7 @@ class Ring(_keeper.Tended):
         return lease
 
     def _fresh(self, shared: dict[str, Any]) -> None:
-        """Drop the copies of a slot's pages that were made as an earlier batch was changed in place."""
+        """Drop private copies of a slot's pages, which were made when an earlier batch was changed in place."""
         parts = [(offset, length) for _, offset, length in shared["buffers"]]
         for said in shared.get("references", ()):
             parts += [said["views"], said["data"], said["table"]]
@@ -218,14 +219,14 @@ class Ring(_keeper.Tended):
                 self._memory.madvise(mmap.MADV_DONTNEED, first, length)
 
     def forget(self, number: int) -> None:
-        """A slot that refers to files is let go."""
+        """Release a slot that refers to files."""
         self.referring.discard(number)
         if self._closing and not self.referring:
             self._socket.close()
 
     def _hear(self) -> bool:
-        """Take a file that the server has handed over. False if it has ended its side; BlockingIOError if none came."""
-        whole, self.whole = self.whole, False  # also where a signal comes between
+        """Receive a file that the server passes. False if it has closed its side; BlockingIOError if there is none."""
+        whole, self.whole = self.whole, False  # also if a signal comes in between
         try:
             said, descriptors = received(self._socket, socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -246,9 +247,9 @@ class Ring(_keeper.Tended):
                 os.close(descriptor)
 
     def _file(self, number: int) -> _Mapped:
-        """A file that the server has handed over, before it said what lies there.
+        """A file that the server has passed before it referred to it.
 
-        Where this process could not take it, the ring is of no more use to streams.
+        If this process could not receive it, streams can no longer use the ring.
         """
         try:
             while number not in self._files:
@@ -260,7 +261,7 @@ class Ring(_keeper.Tended):
         return self._files[number]
 
     def referred(self, lease: _Lease, table: tuple[int, int]) -> list[pa.Buffer]:
-        """The blobs that lie in files, each a buffer that keeps the slot and the files' mappings."""
+        """The blobs in files, each as a buffer that keeps the slot and the files' mappings."""
         entries = np.frombuffer(self.buffer(lease, *table), "<i8").reshape(-1, 3).tolist()
         files = {number: self._file(number) for number in {entry[0] for entry in entries}}
         holder = files, lease
@@ -274,21 +275,21 @@ class Ring(_keeper.Tended):
         return buffers
 
     def buffer(self, lease: _Lease, offset: int, length: int) -> pa.Buffer:
-        """A part of a slot. It keeps the slot."""
+        """A part of a slot, which it keeps in use."""
         if offset < 0 or length < 0 or offset + length > len(self._memory):
             raise OSError(f"the server names {length} bytes at {offset} of {len(self._memory)} that it shares")
         return pa.foreign_buffer(self._address + offset, length, lease)
 
     def say(self, what: int, number: int) -> None:
-        """Tell the server. Where it cannot be told now, it is told with what comes next."""
+        """Send a report to the server, now or with the next one."""
         if self._pid != os.getpid():
-            return  # a fork has copied the buffers; the slot is its parent's
+            return  # a fork has copied the buffers, but the slot is the parent's
         self._unsaid.append(_RECORD.pack(what, number))
         self._tell()
 
     def _tell(self) -> bool:
-        """Send what is unsaid, as far as the socket has room. False if there was none."""
-        while self._unsaid and self._saying.acquire(blocking=False):  # else whoever says something says this, too
+        """Send pending reports as far as the socket has room. False if it had none."""
+        while self._unsaid and self._saying.acquire(blocking=False):  # otherwise the other thread sends this one, too
             said: list[bytes] = []
             try:
                 while self._unsaid:
@@ -299,14 +300,14 @@ class Ring(_keeper.Tended):
             except BlockingIOError:
                 self._unsaid.extendleft(reversed(said))
                 return False
-            except (OSError, ValueError):  # the server is gone, and with it what it had; or the interpreter ends
+            except (OSError, ValueError):  # the server is gone, with its memory; or the interpreter exits
                 pass
             finally:
                 self._saying.release()
         return True
 
     def flush(self) -> None:
-        """Tell the server all that is unsaid. It may wait for that, so this comes before waiting for the server."""
+        """Send all pending reports, before waiting for the server, which may wait for them."""
         if self._pid != os.getpid():
             return
         with contextlib.suppress(OSError, ValueError):
@@ -318,11 +319,11 @@ class Ring(_keeper.Tended):
 
     @property
     def alive(self) -> bool:
-        """Whether the server has the ring still, and this process made it, and has all that was handed over."""
+        """Whether the server still has the ring, and this process made it and has received all files."""
         if self._pid != os.getpid():
             return False
         try:
-            while self.whole and self._hear():  # of a stream that has ended before it used that
+            while self.whole and self._hear():  # files for a stream that has ended before it used them
                 pass
         except BlockingIOError:
             return self.whole
@@ -332,28 +333,28 @@ class Ring(_keeper.Tended):
 
     @property
     def left(self) -> bool:
-        """Whether the server has ended its side. Nothing of what it has said is taken: any thread may ask."""
+        """Whether the server has closed its side. It receives nothing, so any thread may call it."""
         ended = select.poll()
         ended.register(self._socket, select.POLLRDHUP)
         return bool(ended.poll(0))
 
     def close(self) -> None:
-        """Let the server have it. What is mapped stays so until the last buffer is collected.
+        """Return the ring to the server. The mapping stays until the last buffer is collected.
 
-        Where buffers lie in files of the server's, the socket stays open that long, too, in each process that has them:
-        the server changes nothing in those meanwhile.
+        If buffers refer to files of the server, the socket also stays open that long, in each process that has them:
+        the server does not change those files until then.
         """
         self._closing = True
         if not self.referring:
             self._socket.close()
 
     def unmap(self) -> None:
-        """Let go of the memory, of which this process has no slot: the server counts it as long as a process has it."""
+        """Unmap the memory, once no slot is in use: the server counts it as long as a process has it."""
         with contextlib.suppress(BufferError, ValueError):
             self._memory.close()
 
 
-# All rings of the process: what a fork has to know of.
+# All rings of the process, for forks.
 _rings: weakref.WeakSet[Ring] = weakref.WeakSet()
 
 
@@ -365,7 +366,7 @@ def _before_fork() -> None:
 
 def _in_child() -> None:
     for ring in list(_rings):
-        ring.close()  # the parent has it, and its end is the ring's; unless this process reads files of the server's
+        ring.close()  # it stays open in the parent, which owns it; unless this process reads files of the server
         if not (ring.leases or ring.forks or ring.referring):
             ring.unmap()
 

@@ -1,4 +1,4 @@
-"""Names as messages have them."""
+"""Names in messages."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ _PLAIN = re.compile(r"[A-Za-z0-9._@/-]{1,40}")
 
 
 def shown(name: object) -> str:
-    """A plain name as it is, any other one in quotes with escapes: names come from data, and may say anything."""
+    """A plain name unchanged, any other one quoted and escaped: names come from data and may contain anything."""
     text = str(name)
     return text if _PLAIN.fullmatch(text) else ascii(text)
 
 
 def listed(names: Iterable[object]) -> str:
-    """Names with commas between."""
+    """Names, separated by commas."""
     return ", ".join(map(shown, names))

@@ -1,6 +1,6 @@
-"""What a server says to programs of a call that failed: the details of a `google.rpc.Status`.
+"""The machine-readable details of a failed call: a `google.rpc.Status`.
 
-Nothing is read from its message, which is for people: it may hold names from data.
+Nothing is parsed from the message, which is for people and may contain names from data.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import binascii
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-_LONGEST = 24 * 3600.0  # seconds that a server may have its client wait
+_LONGEST = 24 * 3600.0  # longest delay that a server may request, in seconds
 _RETRY, _INFO = b"google.rpc.RetryInfo", b"google.rpc.ErrorInfo"
 
 
@@ -19,10 +19,10 @@ class Details:
     """A status.
 
     Attributes:
-        code: Its code of gRPC.
+        code: Its gRPC code.
         message: Its message.
-        retry_after: Seconds after which trying again may help, or None.
-        elsewhere: Addresses at which a stream goes on, the best first.
+        retry_after: Seconds after which a retry may succeed, or None.
+        elsewhere: Addresses at which a stream can continue, best first.
     """
 
     code: int = 0
@@ -32,7 +32,7 @@ class Details:
 
 
 def decoded(raw: bytes) -> Details | None:
-    """The status in the bytes of `grpc-status-details-bin`; None where there is none that can be read."""
+    """The status in the bytes of `grpc-status-details-bin`; None if there is none that can be parsed."""
     if not raw:
         return None
     code, message, after = 0, b"", None
@@ -56,7 +56,7 @@ def decoded(raw: bytes) -> Details | None:
 
 
 def of_header(text: str) -> bytes:
-    """The bytes of a header whose name ends in -bin; none where it is not right."""
+    """The bytes of a header whose name ends in -bin; empty if it is invalid."""
     try:
         return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
     except (ValueError, binascii.Error):
@@ -69,7 +69,7 @@ def _seconds(body: bytes) -> float | None:
         return None
     of = dict(_fields(delay))
     seconds = int(of.get(1, 0)) + int(of.get(2, 0)) / 1e9
-    return seconds if seconds <= _LONGEST else None  # negative numbers are large ones here
+    return seconds if seconds <= _LONGEST else None  # negative numbers appear as large ones here
 
 
 def _elsewhere(body: bytes) -> tuple[str, ...]:
@@ -87,7 +87,7 @@ def _elsewhere(body: bytes) -> tuple[str, ...]:
 
 
 def _fields(raw: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """The fields of a message of protobuf: numbers, and bytes. ValueError where it is none."""
+    """The fields of a protobuf message: numbers, and bytes. ValueError if it is invalid."""
     at = 0
     while at < len(raw):
         key, at = _number(raw, at)

@@ -1,4 +1,4 @@
-"""Types that a server stores, in place of those that only some libraries have in memory, and arrays made so."""
+"""Types that a server stores instead of those that exist only in memory, and conversions to them."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _DECIMALS = tuple(
 
 
 def stored_type(kind: pa.DataType, column: str, *, blob: bool = False) -> pa.DataType:
-    """What a server stores of a column. InvalidRequest where there is nothing that holds its values.
+    """The type that a server stores for a column. InvalidRequest if none can hold its values.
 
     Args:
-        kind: What the column is of.
+        kind: The type of the column.
         column: Its name, for messages.
-        blob: Whether it may hold samples' bytes: a column of metadata, and all that is nested, has small values.
+        blob: Whether it may hold samples' bytes; metadata columns and nested values are small.
     """
     if isinstance(kind, pa.BaseExtensionType):
         made = stored_type(kind.storage_type, column, blob=blob)
@@ -70,7 +70,7 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def stored(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """An array as one of the type that `stored_type` gave for it."""
+    """An array converted to the type that `stored_type` returned for it."""
     was = array.type
     if was == kind:
         return array

@@ -1,4 +1,4 @@
-"""Random access with operators that run here: the blobs come by a call, and cells are made of them beside it."""
+"""Random access with operators that run here: a call brings the blobs, and cells are made from them in parallel."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bowstring.exchange import Exchange
 
 
 class MadeExchange(Exchange):
-    """An exchange whose operators run in a process beside this one. What it gives is what the server would give."""
+    """An exchange whose operators run in a separate process on this machine. Its results equal the server's."""
 
     def __init__(self, connection: Connection, take: Json, schema: pa.Schema) -> None:
         columns = raw_columns(schema.names, take["operators"])
@@ -24,21 +24,21 @@ class MadeExchange(Exchange):
         self._of = f"{take['dataset']}@{take['snapshot']}"
         self._maker: Maker | None = None
         self._turn = threading.Lock()  # held while the process makes a table
-        self._closes = 0  # how often this was closed: a take that began before ends then
+        self._closes = 0  # number of calls of close: a take that began before one then fails
         self._made_pid = os.getpid()
 
     def take(self, rows: Any) -> pa.Table:
-        """As of Exchange. A take that another thread closes the exchange under fails."""
+        """As in Exchange. It fails if another thread closes the exchange."""
         closes = self._closes
         raw = super().take(rows)
         if not raw.num_rows:
             return self._schema.empty_table()
-        if self._made_pid != os.getpid():  # the parent's process is the parent's
+        if self._made_pid != os.getpid():  # the process belongs to the parent
             self._maker, self._turn, self._made_pid = None, threading.Lock(), os.getpid()
         with self._turn:
             try:
                 return pa.Table.from_batches([self._made(batch, closes) for batch in raw.to_batches()], self._schema)
-            except BaseException as error:  # what it answers next may be of this batch
+            except BaseException as error:  # its next answer may be for this batch
                 self._end()
                 if self._closes != closes and isinstance(error, Exception):
                     raise Cancelled("take: the exchange was closed meanwhile, by another thread") from None
@@ -47,7 +47,7 @@ class MadeExchange(Exchange):
     def _made(self, raw: pa.RecordBatch, closes: int) -> pa.RecordBatch:
         if self._maker is None and self._closes == closes:
             self._maker = maker_of(raw.schema, self._drawn["seed"])
-        if self._maker is None or self._closes != closes:  # closed before there was a process to be ended
+        if self._maker is None or self._closes != closes:  # closed before there was a process to end
             raise Cancelled("take: the exchange is closed")
         self._maker.send(raw, self._drawn["epoch"])
         made, faults = self._maker.receive()
@@ -61,11 +61,11 @@ class MadeExchange(Exchange):
             maker.close()
 
     def close(self) -> None:
-        """As of Exchange."""
+        """As in Exchange."""
         self._closes += 1
         maker = self._maker
         if maker is not None:
-            maker.close()  # whoever waits for it is woken, and gives the turn up
+            maker.close()  # a thread that waits for it is woken, and releases the lock
         super().close()
         if self._made_pid == os.getpid() and self._turn.acquire(timeout=_PATIENCE):
             try:

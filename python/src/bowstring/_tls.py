@@ -1,4 +1,4 @@
-"""How a connection is encrypted."""
+"""TLS settings of a connection."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Tls:
-    """How a connection is encrypted.
+    """TLS settings of a connection.
 
-    Certificates and keys are PEM: the bytes, or a path, which is read in each process that connects.
+    Certificates and keys are PEM: bytes, or a path, which each connecting process reads.
 
     Attributes:
-        root_certs: Whom to trust, where it is not the system's list.
+        root_certs: Trusted authorities, instead of the system's list.
         cert: The client's own certificate, for mutual TLS.
         key: Its private key.
-        server_name: The name that the server's certificate is for, if it is not that of the address.
-        verify: Whether the server's certificate is checked. Without that anybody can be the server.
+        server_name: The name in the server's certificate, if it differs from the address.
+        verify: Whether the server's certificate is checked. Without that any program can pose as the server.
     """
 
     root_certs: str | os.PathLike[str] | bytes | None = None
@@ -38,13 +38,13 @@ class Tls:
 
     @classmethod
     def from_environment(cls) -> Self | None:
-        """What BOWSTRING_SERVER_CA, BOWSTRING_CLIENT_CERT and BOWSTRING_CLIENT_KEY name, as for the command line."""
+        """The certificates and keys of BOWSTRING_SERVER_CA, BOWSTRING_CLIENT_CERT and BOWSTRING_CLIENT_KEY."""
         names = ("BOWSTRING_SERVER_CA", "BOWSTRING_CLIENT_CERT", "BOWSTRING_CLIENT_KEY")
         root, cert, key = (os.environ.get(name) or None for name in names)
         return cls(root_certs=root, cert=cert, key=key) if root or cert or key else None
 
     def arguments(self) -> dict[str, Any]:
-        """What pyarrow is told of it."""
+        """The arguments for pyarrow."""
         given = {
             "tls_root_certs": pem(self.root_certs),
             "cert_chain": pem(self.cert),
@@ -56,20 +56,20 @@ class Tls:
 
 
 def pem(given: str | os.PathLike[str] | bytes | None) -> bytes | None:
-    """The certificates or the key that bytes are, or a file has."""
+    """The certificates or the key, from bytes or a file."""
     if given is None or isinstance(given, bytes):
         return given
     return Path(given).read_bytes()
 
 
 def context(tls: Tls) -> ssl.SSLContext:
-    """What Python has to know to speak HTTP/2 by it."""
+    """The context for HTTP/2 over TLS."""
     root, cert, key = (pem(given) for given in (tls.root_certs, tls.cert, tls.key))
     made = ssl.create_default_context(cadata=None if root is None else root.decode("ascii", "replace"))
     if not tls.verify:
         made.check_hostname, made.verify_mode = False, ssl.CERT_NONE
     if cert is not None:
-        with tempfile.TemporaryDirectory() as folder:  # it reads files alone
+        with tempfile.TemporaryDirectory() as folder:  # it only reads files
             both = Path(folder, "both.pem")
             both.write_bytes(cert + b"\n" + (key or b""))
             made.load_cert_chain(both)
@@ -77,11 +77,11 @@ def context(tls: Tls) -> ssl.SSLContext:
     return made
 
 
-_READ = 256 << 10  # bytes from the kernel at once: a socket of Python's own asks for each 16 KiB twice
+_READ = 256 << 10  # bytes per read from the kernel: a socket of Python would need two reads per 16 KiB
 
 
 class Encrypted:
-    """A connected socket by TLS, with those of a socket's methods that HTTP/2 needs."""
+    """A socket with TLS, with the methods that HTTP/2 needs."""
 
     def __init__(self, connected: socket.socket, known: ssl.SSLContext, name: str | None) -> None:
         self._socket = connected
@@ -98,14 +98,14 @@ class Encrypted:
                 if not self._read(wait=True):
                     raise ConnectionResetError("the server ended the handshake") from None
             except ssl.SSLError:
-                self._flush()  # it is told why
+                self._flush()  # sends the server the reason
                 raise
         self._flush()
         if self._tls.selected_alpn_protocol() != "h2":
             raise ConnectionAbortedError("the server does not speak HTTP/2")
 
     def _read(self, *, wait: bool) -> int:
-        """Take what the kernel has; 0 at the end."""
+        """Read what the kernel has; 0 at the end."""
         n = _dial.receive(self._socket, self._view, wait=wait, full=False)
         self._came.write(self._view[:n])
         return n
@@ -115,7 +115,7 @@ class Encrypted:
             self._socket.sendall(self._goes.read())
 
     def receive(self, view: memoryview, *, wait: bool) -> int:
-        """Fill the view, as far as there is something where nothing is waited for; 0 at the end."""
+        """Fill the view, without `wait` only with what has arrived; 0 at the end."""
         got = 0
         while got < len(view):
             try:
@@ -138,18 +138,18 @@ class Encrypted:
         return got
 
     def sendall(self, given: bytes) -> None:
-        """As a socket's."""
+        """As for a socket."""
         self._tls.write(given)
         self._flush()
 
     def settimeout(self, seconds: float | None) -> None:
-        """As a socket's."""
+        """As for a socket."""
         self._socket.settimeout(seconds)
 
     def shutdown(self, how: int) -> None:
-        """As a socket's."""
+        """As for a socket."""
         self._socket.shutdown(how)
 
     def close(self) -> None:
-        """As a socket's."""
+        """As for a socket."""
         self._socket.close()
