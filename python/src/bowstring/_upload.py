@@ -1,4 +1,4 @@
-"""Rows on their way to a server: what they may be made of, and the call that carries them."""
+"""Uploads of rows: the inputs that are accepted, and the call that sends them."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ _MESSAGE_BYTES = 8 << 20  # of one batch of an upload
 
 @dataclass(frozen=True)
 class IngestResult:
-    """What an upload has made.
+    """The result of an upload.
 
     Attributes:
         dataset: The dataset.
         snapshot: Its newest snapshot.
-        rows: Rows that were sent.
-        bytes: Bytes of their blobs.
-        changed: False if the newest snapshot already was exactly this.
+        rows: Rows sent.
+        bytes: Size of their blobs.
+        changed: False if the newest snapshot already was identical.
         matched: Rows for which `merge` or `delete` found a sample.
-        inserted: Rows that `merge` has added as new samples.
-        ignored: Rows that were left out, as no sample has their key.
+        inserted: Rows that `merge` added as new samples.
+        ignored: Rows left out because no sample has their key.
         deleted: Samples that `delete` has deleted.
     """
 
@@ -54,7 +54,7 @@ class IngestResult:
 
 @dataclass(frozen=True)
 class AlterResult:
-    """What [Client.alter][bowstring.Client.alter] has made.
+    """The result of [Client.alter][bowstring.Client.alter].
 
     Attributes:
         dataset: The dataset.
@@ -72,7 +72,7 @@ class AlterResult:
 
 
 def upload(connection: Connection, put: dict[str, Any], reader: Any, *, progress: bool) -> IngestResult:
-    """Send what a reader gives as one upload."""
+    """Send the rows of a reader as one upload."""
     with contextlib.ExitStack() as ending:
         schema, batches, total = _batches_of(reader, ending)
         if put["mode"] in ("merge", "delete"):
@@ -83,7 +83,7 @@ def upload(connection: Connection, put: dict[str, Any], reader: Any, *, progress
 
 
 def _batches_of(reader: Any, ending: contextlib.ExitStack) -> tuple[pa.Schema, Iterator[pa.RecordBatch], int | None]:
-    """Schema, batches and, if it is known, number of rows of what is to be uploaded. `ending` lets go of it."""
+    """Schema, batches and, if known, number of rows of an upload's input. `ending` releases the input."""
     if isinstance(reader, pa.RecordBatch):
         reader = pa.Table.from_batches([reader])
     if isinstance(reader, pa.Table):
@@ -98,7 +98,7 @@ def _batches_of(reader: Any, ending: contextlib.ExitStack) -> tuple[pa.Schema, I
             raise InvalidRequest(
                 f"reader: pyarrow cannot read what {type(reader).__name__} gives{_odd(reader)}: {error}"
             ) from error
-        # A query of DuckDB has its connection until it is read or closed, and a traceback may keep the stream.
+        # A query of DuckDB holds its connection until it is read or closed, and a traceback may keep the stream.
         ending.callback(stream.close)
         return stream.schema, iter(stream), total
     if isinstance(reader, (str, bytes, dict)) or not isinstance(reader, Iterable):
@@ -126,17 +126,17 @@ def _batches_of(reader: Any, ending: contextlib.ExitStack) -> tuple[pa.Schema, I
 
 
 def _known(connection: Connection, put: dict[str, Any]) -> dict[str, pa.DataType]:
-    """The types of the dataset's columns, for those of the upload that have no value and so say no type."""
+    """The types of the dataset's columns, for columns of the upload without a value, whose type is unknown."""
     if put["mode"] == "create":
         return {}
-    with contextlib.suppress(BowstringError):  # the upload itself says what is wrong
+    with contextlib.suppress(BowstringError):  # the upload itself returns the error
         schema = connection.schema({"dataset": put["dataset"]})
         return {field.name: getattr(field.type, "storage_type", field.type) for field in schema}
     return {}
 
 
 def _odd(reader: Any) -> str:
-    """Which columns of a frame of Polars are of types that Arrow has none of."""
+    """The columns of a Polars frame whose types Arrow does not have."""
     kinds = getattr(reader, "schema", None)
     if not isinstance(kinds, Mapping):
         return ""
@@ -147,7 +147,7 @@ def _odd(reader: Any) -> str:
 def _stored(
     schema: pa.Schema, batches: Iterator[pa.RecordBatch], blobs: list[str] | None, known: Mapping[str, pa.DataType]
 ) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-    """What a server stores, in place of what only some libraries have in memory, such as Polars."""
+    """Convert types that exist only in memory, such as those of Polars, to types that a server stores."""
     plain = pa.schema(
         [
             field.with_type(
@@ -170,7 +170,7 @@ def _stored(
 
 
 def _without_index(schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-    """Rows without the numbers that pandas gives to rows that were filtered: they would become a column of all rows."""
+    """Remove the index column that pandas adds to filtered rows: it would become a column of all rows."""
     names = [name for name in schema.names if not re.fullmatch(r"__index_level_\d+__", name)]
     if len(names) == len(schema.names) or not names:
         return schema, batches
@@ -179,7 +179,7 @@ def _without_index(schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> tupl
 
 
 def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Cut a batch into messages of a size that a connection carries well."""
+    """Cut a batch into messages of a suitable size."""
     rows = batch.num_rows
     step = max(1, rows * _MESSAGE_BYTES // max(1, batch.nbytes))
     for start in range(0, rows, step):
@@ -187,7 +187,7 @@ def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 
 class _Upload:
-    """An upload under way. The server's acknowledgements are read beside it, so that it need not wait for them."""
+    """A running upload. Another thread reads the server's acknowledgements, so that the server does not block."""
 
     def __init__(
         self, connection: Connection, put: dict[str, Any], schema: pa.Schema, total: int | None, progress: bool
@@ -200,7 +200,7 @@ class _Upload:
             progress_bar(progress, "stored", None, "B"),
         )
         self._stored = 0  # bytes of blobs that the server has acknowledged
-        self._notes: list[str] = []  # of the server, for the user
+        self._notes: list[str] = []  # the server's messages for the user
         self._results: queue.SimpleQueue[dict[str, Any] | BowstringError | None] = queue.SimpleQueue()
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> IngestResult:
@@ -219,8 +219,8 @@ class _Upload:
                     writer.write_metadata(json.dumps({"commit": True, "rows": sent}).encode())
                     writer.done_writing()
             except BaseException as error:
-                # Without the last message nothing is committed. What the server said comes first: that it hung up is
-                # only what followed.
+                # Without the last message nothing is committed. The server's error has priority over the broken
+                # connection that follows it.
                 said = self._end(writer, listener)
                 if said is not None and isinstance(error, BowstringError):
                     raise said from error
@@ -230,7 +230,7 @@ class _Upload:
             try:
                 with translate():
                     writer.close()
-            except BowstringError as error:  # where the server refused it, this says why
+            except BowstringError as error:  # if the server refused the upload, this is the reason
                 if not isinstance(last, dict) or "snapshot" not in last:
                     raise (last if isinstance(last, BowstringError) else error) from None
             if isinstance(last, BowstringError):
@@ -246,7 +246,7 @@ class _Upload:
 
     def _send(self, writer: Any, batches: Iterator[pa.RecordBatch]) -> int:
         sent = 0
-        for batch in batches:  # what the caller's reader raises is the caller's
+        for batch in batches:  # exceptions of the caller's reader pass unchanged
             for piece in _cut(batch):
                 with translate():
                     writer.write_batch(piece)
@@ -254,7 +254,7 @@ class _Upload:
         return sent
 
     def _listen(self, reader: Any) -> None:
-        """Read what the server says until it ends the call; the last of it is the result."""
+        """Read the server's messages until it ends the call; the last one is the result."""
         rows, size = self._bars
         last: dict[str, Any] | BowstringError | None = None
         try:
@@ -272,15 +272,15 @@ class _Upload:
                     self._stored = last["bytes"]
         except BowstringError as error:
             last = error
-        except Exception as error:  # noqa: BLE001 - it is raised in the thread that waits
+        except Exception as error:  # noqa: BLE001 - noqa: BLE001 - it is raised in the waiting thread
             last = ServerError(f"{type(error).__name__}: {error}")
         self._results.put(last)
 
     def _end(self, writer: Any, listener: threading.Thread) -> BowstringError | None:
-        """End an upload that has failed: what the server says of it, if it was the server."""
+        """End a failed upload, and return the server's error, if there is one."""
         with contextlib.suppress(BowstringError), translate():
             writer.done_writing()
-        listener.join()  # before the call is closed, which waits for what the listener would read
+        listener.join()  # before the call is closed, which waits for the listener's messages
         last = self._results.get()
         said = last if isinstance(last, BowstringError) else None
         try:

@@ -1,4 +1,4 @@
-"""Record batches whose large buffers came another way, and columns of bytes as views of them."""
+"""Record batches whose large buffers came through shared memory, and byte columns as views of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bowstring._samenode import Ring
 
 
 def with_shared(batch: pa.RecordBatch, shared: dict[str, Any], ring: Ring, lease: Any) -> pa.RecordBatch:
-    """The batch, with the buffers that came by the ring, of whose slot there is a lease."""
+    """The batch with its buffers from the ring, whose slot the lease keeps."""
     found = {index: ring.buffer(lease, offset, length) for index, offset, length in shared["buffers"]}
     views = {r["buffer"]: r for r in shared.get("references", ())}
     columns = []
@@ -40,14 +40,14 @@ def _schema_of(schema: pa.Schema, columns: list[pa.Array]) -> pa.Schema:
 
 
 def _viewed(like: pa.Array, valid: pa.Buffer | None, said: dict[str, Any], ring: Ring, lease: Any) -> pa.Array:
-    """A column whose blobs lie partly in files of the server's."""
+    """A column some of whose blobs are in files of the server."""
     views = ring.buffer(lease, *said["views"])
     data = [ring.buffer(lease, *said["data"]), *ring.referred(lease, said["table"])]
     return pa.Array.from_buffers(pa.binary_view(), len(like), [valid, views, *data], like.null_count)
 
 
 def with_views(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The batch with columns of bytes as views, of the same memory: so all batches of a stream have one schema."""
+    """The batch with byte columns as views of the same memory, so that all batches of a stream have one schema."""
     came = batch.columns
     columns = [_as_views(column) for column in came]
     if all(new is old for new, old in zip(columns, came, strict=True)):
@@ -56,8 +56,8 @@ def with_views(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 _VIEW = np.dtype([("length", "<i4"), ("prefix", "S4"), ("buffer", "<i4"), ("offset", "<i4")])
-_PART = 1 << 30  # of a buffer, whose views begin in it: offsets have 31 bits
-_INLINE = 12  # so long a value lies in its view
+_PART = 1 << 30  # of a buffer, in which views begin: offsets have 31 bits
+_INLINE = 12  # length up to which a value is stored in its view
 
 
 def _as_views(column: pa.Array) -> pa.Array:
@@ -94,7 +94,7 @@ def _as_views(column: pa.Array) -> pa.Array:
 
 
 def _rebuilt(like: pa.Array, buffers: Iterator[pa.Buffer | None]) -> pa.Array:
-    """An array like another, but over the buffers that come next."""
+    """An array like another one, over the next buffers."""
     kind = like.type
     if isinstance(kind, pa.BaseExtensionType):
         return pa.ExtensionArray.from_storage(kind, _rebuilt(like.storage, buffers))

@@ -1,11 +1,11 @@
-"""Conditions of other libraries as `where` expressions of a server.
+"""Translate conditions of other libraries to `where` expressions of a server.
 
-A condition of Polars or Ray is true, false or null for a row; one of a server is true or false, and a test of a null is
-false. So each condition is translated twice: into an expression for the rows where it is true, and into one for those
+A condition of Polars or Ray is true, false or null for a row. One of a server is true or false, and a test of a null is
+false. So each condition is translated twice: to an expression for the rows where it is true, and to one for the rows
 where it is false. `not` swaps the two, and no row is lost to a null.
 
-Parts that cannot be translated stand for all rows. What comes out then names more rows than the condition does, never
-fewer, and the library has to apply its condition to what is served.
+A part that cannot be translated matches all rows. The result then matches more rows than the condition, never fewer,
+and the library has to apply its condition to the rows that it receives.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 import pyarrow as pa
 
-MAX_BYTES = 16_384  # of an expression, as the server takes it
+MAX_BYTES = 16_384  # largest expression that the server accepts
 EXACT_FLOAT = 1 << 53  # up to here every integer is a float
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _KEYWORDS = frozenset(
@@ -49,7 +49,7 @@ STRING_TESTS = ("contains", "startsWith", "endsWith")
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows that an expression names: all rows if it is None. `exact` if they are just those that are meant."""
+    """Rows that an expression matches: all rows if it is None. `exact` if these are exactly the intended ones."""
 
     text: str | None
     exact: bool
@@ -79,7 +79,7 @@ EVERY, NONE = Rows("true", True), Rows("false", True)
 
 @dataclass(frozen=True)
 class Condition:
-    """A condition: the rows for which it is true, and those for which it is false."""
+    """The rows for which a condition is true, and those for which it is false."""
 
     true: Rows
     false: Rows
@@ -99,14 +99,14 @@ NULL = Condition(NONE, NONE)  # for every row
 
 
 def constant(value: bool | None) -> Condition:
-    """A condition that does not look at the row."""
+    """A condition that does not depend on the row."""
     if value is None:
         return NULL
     return Condition(EVERY, NONE) if value else Condition(NONE, EVERY)
 
 
 def exactly(true: str, false: str) -> Condition:
-    """A condition by its two expressions."""
+    """A condition with its two expressions."""
     return Condition(Rows(true, True), Rows(false, True))
 
 
@@ -122,14 +122,14 @@ Value = bool | int | float | str | Instant | None
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a request, and whether the condition looks at it as a float (a cast that changes no value)."""
+    """A column of a request, and whether the condition casts it to float without changing a value."""
 
     field: pa.Field
     as_float: bool = False
 
     @property
     def text(self) -> str:
-        """How an expression writes it."""
+        """The column's name in an expression."""
         name = self.field.name
         if _IDENTIFIER.fullmatch(name) and name not in _KEYWORDS:
             return str(name)
@@ -137,7 +137,7 @@ class Column:
 
     @property
     def kind(self) -> str:
-        """What its values are in an expression; empty if they cannot be compared there without loss."""
+        """The kind of its values in an expression; empty if they cannot be compared there without loss."""
         if is_blob(self.field) or self.field.name == "id":
             return ""
         t = self.field.type
@@ -155,7 +155,7 @@ class Column:
 
     @property
     def listed(self) -> str:
-        """The kind of the items of a list."""
+        """The kind of a list's items."""
         t = self.field.type
         if is_blob(self.field) or not (pa.types.is_list(t) or pa.types.is_fixed_size_list(t)):
             return ""
@@ -163,23 +163,23 @@ class Column:
 
 
 def keeps_order(request: Mapping[str, Any]) -> bool:
-    """Whether the rows that meet a condition come in the same order, and as the same, if the server alone serves them.
+    """Whether matching rows keep their order and identity if only they are served.
 
-    A shuffle puts rows in an order that depends on how many there are, and `on_error="skip"` draws from them.
+    The order of a shuffle depends on the number of rows, and `on_error="skip"` draws substitutes from them.
     """
     return "shuffle" not in request and request.get("on_error") != "skip"
 
 
 def is_blob(field: pa.Field) -> bool:
-    """Whether a column holds samples' bytes, which expressions cannot read."""
+    """Whether a column holds blobs, which expressions cannot read."""
     return (field.metadata or {}).get(b"bowstring.kind") == b"blob"
 
 
 def compare(column: Column, op: str, value: Value, *, nan_is_greatest: bool) -> Condition:
     """`column op value`.
 
-    A NaN is equal to itself and greater than all other numbers where `nan_is_greatest`; else nothing is true of it but
-    that it differs.
+    With `nan_is_greatest`, a NaN equals itself and is greater than all other numbers; otherwise only `!=` is true of
+    it.
     """
     if value is None:
         return NULL
@@ -194,7 +194,7 @@ def compare(column: Column, op: str, value: Value, *, nan_is_greatest: bool) -> 
                 return UNKNOWN
             return _by_opposite(name, op, str(value))
         case "int", float():
-            if not abs(value) < EXACT_FLOAT:  # a NaN, too
+            if not abs(value) < EXACT_FLOAT:  # also for a NaN
                 return UNKNOWN
             if value.is_integer():
                 return _by_opposite(name, op, str(int(value)))
@@ -213,7 +213,7 @@ def compare(column: Column, op: str, value: Value, *, nan_is_greatest: bool) -> 
 
 
 def compare_columns(left: Column, op: str, right: Column) -> Condition:
-    """`left op right`, both of them columns."""
+    """`left op right`, both columns."""
     if left.kind != right.kind or left.kind not in ("int", "str", "time") or left.as_float or right.as_float:
         return UNKNOWN
     if left.kind == "time" and left.field.type != right.field.type:
@@ -231,14 +231,14 @@ def is_null(column: Column) -> Condition:
 
 
 def is_true(column: Column) -> Condition:
-    """A column of booleans as a condition."""
+    """A boolean column as a condition."""
     return compare(column, "==", True, nan_is_greatest=True)
 
 
 def is_in(column: Column, values: Iterable[Value]) -> Condition:
-    """Whether a value is one of some, none of which is null. It is null for a null cell.
+    """Whether a value is in a list without nulls. It is null for a null cell.
 
-    That a value is in none of them is not exact here: libraries differ in what they say of nulls.
+    The negation is not exact here, because libraries treat nulls differently.
     """
     texts = []
     for value in values:
@@ -260,7 +260,7 @@ def is_in(column: Column, values: Iterable[Value]) -> Condition:
 
 
 def has_item(column: Column, value: Value) -> Condition:
-    """Whether a list has an item."""
+    """Whether a list contains an item."""
     text: str | None = None
     match column.listed, value:
         case "int", bool():
@@ -276,7 +276,7 @@ def has_item(column: Column, value: Value) -> Condition:
 
 
 def string_test(column: Column, test: str, value: Value) -> Condition:
-    """`contains`, `startsWith` or `endsWith`, for a literal string."""
+    """`contains`, `startsWith` or `endsWith` with a literal string."""
     if value is None:
         return NULL
     if column.kind != "str" or not isinstance(value, str) or (text := _string(value)) is None:
@@ -286,7 +286,7 @@ def string_test(column: Column, test: str, value: Value) -> Condition:
 
 
 def _by_opposite(left: str, op: str, right: str) -> Condition:
-    """A comparison of which nulls alone are neither true nor false."""
+    """A comparison that is neither true nor false only for nulls."""
     return exactly(f"{left} {op} {right}", f"{left} {_OPPOSITE[op]} {right}")
 
 
@@ -296,7 +296,7 @@ def _compare_float(column: Column, op: str, value: float, nan_is_greatest: bool)
         number = float(value)
     except OverflowError:
         return UNKNOWN
-    # A literal that the column's type cannot hold is rounded by some libraries before they compare.
+    # Some libraries round a literal that the column's type cannot hold before they compare.
     if not math.isfinite(number) or number != value or not (column.as_float or _holds(column.field.type, number)):
         return UNKNOWN
     holds = f"{name} {op} {number!r}"

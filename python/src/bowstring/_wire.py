@@ -1,4 +1,4 @@
-"""What the modules of the package share when they talk to a server."""
+"""Functions that the package's modules share to talk to a server."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ Positions = npt.NDArray[np.int64]
 
 
 def keep_forever(thing: object) -> None:
-    """Keep an object that must not be destroyed here, not even at the end of the process.
+    """Keep an object that must not be destroyed, not even when the process ends.
 
-    What gRPC made before a fork waits, when it is destroyed, for threads that only the parent has.
+    An object that gRPC made before a fork waits, when it is destroyed, for threads that only the parent has.
     """
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 
 def decoded(message: bytes) -> dict[str, Any]:
-    """The JSON object in a message of the server's."""
+    """The JSON object in a server's message."""
     found = json.loads(message)
     if not isinstance(found, dict):
         raise ServerError(f"the server sent {found!r} where an object belongs")
@@ -33,9 +33,9 @@ def decoded(message: bytes) -> dict[str, Any]:
 
 
 def progress_bar(progress: bool, title: str, total: int | None, unit: str) -> Any:
-    """A bar of tqdm's, which shows nothing without `progress`."""
+    """A progress bar of tqdm, which shows nothing without `progress`."""
     if not progress:
-        from tqdm.std import tqdm as plain  # that of notebooks warns where it has no widgets
+        from tqdm.std import tqdm as plain  # the notebook's tqdm warns without widgets
 
         return plain(disable=True)
     from tqdm.auto import tqdm
@@ -44,9 +44,9 @@ def progress_bar(progress: bool, title: str, total: int | None, unit: str) -> An
 
 
 def to_numpy(array: pa.Array | pa.ChunkedArray) -> Positions:
-    """The values of an integer array without nulls as NumPy's.
+    """The values of an integer array without nulls, as NumPy's.
 
-    pyarrow's own `to_numpy` imports pandas when it is first called, which takes most of a second.
+    pyarrow's own `to_numpy` imports pandas at its first call, which takes most of a second.
     """
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks() if array.num_chunks != 1 else array.chunk(0)
@@ -59,11 +59,11 @@ def to_numpy(array: pa.Array | pa.ChunkedArray) -> Positions:
 
 
 def to_arrow(values: Positions) -> pa.Array:
-    """An integer array of NumPy's as an array of Arrow, without a copy and without pandas."""
+    """An integer array of NumPy as an Arrow array, without a copy and without pandas."""
     values = np.ascontiguousarray(values, np.int64)
     return pa.Array.from_buffers(pa.int64(), len(values), [None, pa.py_buffer(values)])
 
 
 def text(given: str | bytes) -> str:
-    """What pyarrow gives as bytes or as text, as text."""
+    """Text that pyarrow returns as bytes or text."""
     return given.decode() if isinstance(given, bytes) else given

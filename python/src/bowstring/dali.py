@@ -1,7 +1,7 @@
 """Datasets as an external source of NVIDIA DALI.
 
-[external_source][bowstring.dali.external_source] gives what `fn.external_source` takes: a callable that returns a
-batch, of encoded files as DALI's decoders take them and of numbers.
+[external_source][bowstring.dali.external_source] returns a callable for `fn.external_source`. The callable returns
+batches of encoded files, as DALI's decoders take them, and of numbers.
 
 ```python
 from bowstring.dali import external_source
@@ -16,7 +16,7 @@ pipeline = photos(external_source("grpc://127.0.0.1:8815", "photos", columns=["i
                                   global_batch_size=64))
 ```
 
-The module imports no DALI: the pipeline that calls it is its user's.
+The module does not import DALI: the user's pipeline calls it.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ Cell = npt.NDArray[Any]
 
 
 class ExternalSource:
-    """A callable that gives the next batch of a rank, and ends an epoch by `StopIteration`, as DALI expects.
+    """A callable that returns a rank's next batch, and raises `StopIteration` at the end of an epoch, as DALI expects.
 
-    A batch is a list of columns, each of which is a list of arrays, one for each sample: `uint8` of one dimension for
-    a blob, of none for a number. The call after the end of an epoch, or after `reset`, begins the next one, in another
-    order if the dataset is shuffled. Arrays of blobs lie in the batch as it was received, without a copy; DALI copies
-    them as it takes them over. It is for one thread at a time.
+    A batch is a list of columns, each of which is a list of arrays, one for each sample: `uint8` of one dimension for a
+    blob, of none for a number. The call after the end of an epoch, or after `reset`, begins the next epoch, in another
+    order if the dataset is shuffled. Arrays of blobs are views of the received batch, without a copy; DALI copies them.
+    Only one thread at a time may call it.
 
     Attributes:
-        epoch: The epoch that the next batch is of.
+        epoch: The epoch of the next batch.
     """
 
     def __init__(self, dataset: Dataset, size: int, rank: int | None, world_size: int | None) -> None:
@@ -63,9 +63,9 @@ class ExternalSource:
             raise ValueError(f"global_batch_size: got {size!r}, want an integer, a row or more for each rank")
         self.epoch = 0
         self._dataset, self._size, self._rank, self._world_size = dataset, int(size), rank, world_size
-        self._most = int(size)  # rows of a batch, of the rank that has most
+        self._most = int(size)  # rows per batch of the rank with the most
         self._batches: Batches | None = None
-        self._records: list[pa.RecordBatch] = []  # of a step that is not whole, as its last call failed
+        self._records: list[pa.RecordBatch] = []  # of an incomplete step, whose last call failed
 
     def __call__(self) -> list[list[Cell]]:
         """The columns of the next batch."""
@@ -77,7 +77,8 @@ class ExternalSource:
         try:
             if not records:
                 records.append(next(self._batches))
-            while self._batches.place is not None and not self._batches.place["last"]:  # a step comes in several
+            # A step may have several record batches
+            while self._batches.place is not None and not self._batches.place["last"]:
                 records.append(next(self._batches))
         except StopIteration:
             self.reset()
@@ -92,14 +93,14 @@ class ExternalSource:
         return found
 
     def set_epoch(self, epoch: int) -> None:
-        """Give up the epoch that is being read; the next call begins this one."""
+        """Abandon the current epoch; the next call begins this one."""
         if isinstance(epoch, bool) or not isinstance(epoch, int) or not 0 <= epoch < 2**63:
             raise ValueError(f"epoch: got {epoch!r}, want an integer, 0 or more")
         self.reset()
         self.epoch = epoch
 
     def reset(self) -> None:
-        """Give up the epoch that is being read, if one is; the next call begins the one after it."""
+        """Abandon the current epoch, if there is one; the next call begins the one after it."""
         self._records = []
         if self._batches is not None:
             self._batches.close()
@@ -140,24 +141,24 @@ def external_source(
     tls: Tls | None = None,
     batch: None = None,
 ) -> ExternalSource:
-    """What `nvidia.dali.fn.external_source` takes as its `source`, with `batch=True` and `num_outputs` the columns.
+    """A `source` for `nvidia.dali.fn.external_source`, with `batch=True` and `num_outputs` the number of columns.
 
     Args:
         source: A [Dataset][bowstring.Dataset]; or a client, or an address.
         name: The dataset's name, if the source is a client or an address.
-        global_batch_size: Samples of a step, all ranks together. DALI's `batch_size` has to be what a rank gets of
-            them, or more: this, divided by the number of ranks, and rounded up.
-        rank: Which rank this is, as of `shard_id` in DALI's readers. Without it, what torch.distributed says if it is
-            initialised; else the environment variables RANK and WORLD_SIZE; else there is only one.
-        world_size: How many there are, as of `num_shards`.
-        split: Which split of the dataset.
-        snapshot: Which snapshot, by number or tag; without it, the newest one now.
-        columns: Which columns, in this order.
-        where: Which rows.
-        shuffle: The seed of the global shuffle. Without it, as the source is.
-        token: As of [connect][bowstring.connect], if the source is an address.
-        tls: Likewise.
-        batch: What a rank's part of a step was called once.
+        global_batch_size: Samples per step, all ranks together. DALI's `batch_size` must be at least this number
+            divided by the number of ranks, rounded up.
+        rank: This process's rank, as `shard_id` of DALI's readers. Default: that of torch.distributed if it is
+            initialised; else the environment variables RANK and WORLD_SIZE; else 0 of 1.
+        world_size: The number of ranks, as `num_shards`.
+        split: A split of the dataset.
+        snapshot: A snapshot, by number or tag. Default: the newest one now.
+        columns: The columns, in this order.
+        where: An expression that selects rows.
+        shuffle: The seed of the global shuffle. Default: the source's order.
+        token: As for [connect][bowstring.connect], if the source is an address.
+        tls: As for [connect][bowstring.connect], if the source is an address.
+        batch: The former name of `global_batch_size`; refused.
     """
     check_name("batch", batch)
     dataset = opened(source, name, split=split, snapshot=snapshot, columns=columns, where=where, token=token, tls=tls)

@@ -1,7 +1,7 @@
-"""What can go wrong, as a small hierarchy of exceptions that keep the server's own message.
+"""A small hierarchy of exceptions that keep the server's message.
 
-pyarrow raises one class for several codes of gRPC, and adds its debugging context to the text. Every call to
-`pyarrow.flight` in this package is made within [translate][bowstring.errors.translate], which tells them apart again.
+pyarrow raises one class for several codes of gRPC, and adds debugging context to the text. Every call to
+`pyarrow.flight` in this package is made within [translate][bowstring.errors.translate], which distinguishes them again.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from bowstring._status import Details, decoded
 
 
 class BowstringError(Exception):
-    """Any failure of a call to a server; `code` is gRPC's name of what failed, the text is the server's."""
+    """Any failure of a call to a server. `code` is gRPC's name of the failure, and the text is the server's."""
 
     code: ClassVar[str] = "UNKNOWN"
-    _details: Details | None = None  # that programs go by, as the text may hold any name
+    _details: Details | None = None  # machine-readable, because the text may contain any name
 
 
 class InvalidRequest(BowstringError, ValueError):
-    """The request is wrong; the text names the field, what it got and what it takes."""
+    """The request is invalid. The text names the field, what it got and what it accepts."""
 
     code = "INVALID_ARGUMENT"
 
@@ -37,35 +37,35 @@ class NotFound(BowstringError, LookupError):
 
 
 class AlreadyExists(BowstringError):
-    """A dataset that is to be created is there already."""
+    """The dataset that is to be created exists already."""
 
     code = "ALREADY_EXISTS"
 
 
 class LimitExceeded(BowstringError):
-    """A limit of the server, or of the tenant on whose account the call is; the text names it and its value."""
+    """A limit of the server, or of the tenant that is charged. The text names the limit and its value."""
 
     code = "RESOURCE_EXHAUSTED"
 
     @property
     def retry_after(self) -> float | None:
-        """Seconds after which the server says that trying again may help; None where it does not."""
+        """Seconds after which a retry may succeed, according to the server; None if it gives none."""
         return None if self._details is None else self._details.retry_after
 
 
 class Unavailable(BowstringError, ConnectionError):
-    """The server cannot be reached, drains, or cannot reach its store: trying again helps."""
+    """The server cannot be reached, drains, or cannot reach its store. A retry may succeed."""
 
     code = "UNAVAILABLE"
 
     @property
     def elsewhere(self) -> list[str]:
-        """Addresses at which a node that leaves its cluster has one go on, the best first; empty if it names none."""
+        """Addresses at which a leaving node says that streams continue, best first; empty if it names none."""
         return [] if self._details is None else list(self._details.elsewhere)
 
 
 class DataLoss(BowstringError):
-    """Stored bytes are gone or wrong; the text names the sample."""
+    """Stored bytes are missing or wrong. The text names the sample."""
 
     code = "DATA_LOSS"
 
@@ -83,7 +83,7 @@ class TimedOut(BowstringError, TimeoutError):
 
 
 class Unauthenticated(BowstringError, PermissionError):
-    """The token is missing or not known."""
+    """The token is missing or unknown."""
 
     code = "UNAUTHENTICATED"
 
@@ -95,19 +95,19 @@ class PermissionDenied(BowstringError, PermissionError):
 
 
 class Unsupported(BowstringError, NotImplementedError):
-    """The server does not have this call, or does not decode a file of this kind; the file may be whole."""
+    """The server does not support this call, or this kind of file. The file may be intact."""
 
     code = "UNIMPLEMENTED"
 
 
 class ServerError(BowstringError):
-    """A defect of the server (its log has the stack), or an answer that cannot be understood."""
+    """A defect of the server (its log has the stack), or an invalid answer."""
 
     code = "INTERNAL"
 
 
-# How pyarrow words the codes: "Flight returned not found error, with message: ...". Its classes tell less: one of them
-# is for INTERNAL, DATA_LOSS and ABORTED, and GetSchema has OSError for most of them.
+# pyarrow's words for the codes: "Flight returned not found error, with message: ...". Its classes distinguish less: one
+# is for INTERNAL, DATA_LOSS and ABORTED, and GetSchema raises OSError for most codes.
 _WORDS: dict[str, type[BowstringError]] = {
     "invalid argument": InvalidRequest,
     "out of range": InvalidRequest,
@@ -148,11 +148,11 @@ _NUMBERS: dict[int, type[BowstringError]] = {
     15: DataLoss,
     16: Unauthenticated,
 }
-# HTTP/2's reasons of a reset for which a stream is opened again: NO_ERROR, INTERNAL_ERROR, SETTINGS_TIMEOUT,
-# STREAM_CLOSED, REFUSED_STREAM, CANCEL and CONNECT_ERROR. A server of gRPC's ends a stream by a status; a proxy resets
-# it, where it has been idle for long, or where the proxy or what is behind it ends.
+# HTTP/2 reset codes after which a stream is opened again: NO_ERROR, INTERNAL_ERROR, SETTINGS_TIMEOUT, STREAM_CLOSED,
+# REFUSED_STREAM, CANCEL and CONNECT_ERROR. A gRPC server ends a stream with a status. A proxy resets it if it was idle
+# for long, or if the proxy or its backend ends.
 CUT_OFF = frozenset((0x0, 0x2, 0x4, 0x5, 0x7, 0x8, 0xA))
-# For what comes without such words, as from the client's own library.
+# For errors without such words, as from the client's own library.
 _CLASSES: list[tuple[type[BaseException], type[BowstringError]]] = [
     (fl.FlightUnavailableError, Unavailable),
     (fl.FlightCancelledError, Cancelled),
@@ -171,9 +171,9 @@ _WORDING = re.compile(
     r"|Flight RPC (?P<rpc>failed)) with message: (?P<text>.*)",
     re.DOTALL,
 )
-# How gRPC words what was cut off: it counts as INTERNAL, CANCELLED or UNKNOWN there.
+# gRPC's words for a stream that was cut off, which it reports as INTERNAL, CANCELLED or UNKNOWN.
 _CUT = re.compile(
-    r"Stream removed$|"  # older ones say no more
+    r"Stream removed$|"  # older versions say no more
     r"(?:Stream removed \()?"
     r"(?:Received RST_STREAM with error code (?P<reason>\d+)|Data frame with END_STREAM flag received)"
 )
@@ -181,20 +181,20 @@ _CONTEXT = re.compile(r"\.? gRPC client debug context: .*|\.? Client context: .*
 
 
 def by_number(code: int, text: str, details: bytes = b"") -> BowstringError:
-    """The exception for a code of gRPC's that is not OK, and the details that came with it."""
+    """The exception for a gRPC code other than OK, with its details."""
     error = _NUMBERS.get(code, ServerError)(text)
     error._details = decoded(details)
     return error
 
 
 def translated(error: BaseException) -> BowstringError | None:
-    """The exception of this package for one of pyarrow's; None for those that are none of Flight's."""
+    """The package's exception for one of pyarrow; None for errors that are not Flight's."""
     if isinstance(error, BowstringError):
         return None
     extra = getattr(error, "extra_info", None)
     if isinstance(extra, bytes) and (details := decoded(extra)) is not None:
         return by_number(details.code, details.message, extra)
-    # pyarrow's words come first: the server's text after them may hold the same ones.
+    # pyarrow's words come first, because the server's text after them may contain the same ones.
     found = _WORDING.match(str(error)) if isinstance(error, (pa.ArrowException, OSError)) else None
     if found and (word := found["word"] or found["call"] or found["rpc"]) in _WORDS:
         text = _CONTEXT.sub("", found["text"])
@@ -202,19 +202,19 @@ def translated(error: BaseException) -> BowstringError | None:
     for theirs, ours in _CLASSES:
         if isinstance(error, theirs):
             return ours(_CONTEXT.sub("", str(error)))
-    if type(error) is OSError:  # pyarrow's ArrowIOError: a broken connection; a missing file has a class of its own
+    if type(error) is OSError:  # pyarrow's ArrowIOError: a broken connection; a missing file has its own class
         return Unavailable(_CONTEXT.sub("", str(error)))
     return None
 
 
 def _cut_off(text: str) -> bool:
-    """Whether gRPC says of a call that something on the way to the server has cut it off."""
+    """Whether gRPC reports that a call was cut off on the way to the server."""
     found = _CUT.match(text)
     return found is not None and int(found["reason"] or 0) in CUT_OFF
 
 
 class translate(contextlib.ContextDecorator):  # noqa: N801
-    """Raise pyarrow's exceptions as those of this package: in a `with` block, or as a decorator.
+    """Raise pyarrow's exceptions as those of this package; a context manager and decorator.
 
     ```python
     with translate():

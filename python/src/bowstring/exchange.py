@@ -1,4 +1,4 @@
-"""Random access to rows, by a call that stays open."""
+"""Random access to rows, over a call that stays open."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from bowstring.errors import Cancelled, InvalidRequest, LimitExceeded, ServerErr
 from bowstring.stream import retrying, worth_retrying
 
 _LOG = logging.getLogger("bowstring.exchange")
-_PATIENCE = 1.0  # seconds for a take that is under way to be answered, before it is given up
+_PATIENCE = 1.0  # seconds that a running take may last before close cancels it
 
 _Call = tuple[Writer, Reader]
 
 
 class Exchange:
-    """Random access by one open call (DoExchange), made by [Dataset.exchange][bowstring.Dataset.exchange].
+    """Random access over one open call (DoExchange), made by [Dataset.exchange][bowstring.Dataset.exchange].
 
-    It may be used by several threads, by one at a time. If the server restarts, the call is made again.
+    Several threads may use it, one at a time. If the server restarts, the call is made again.
     """
 
     def __init__(self, connection: Connection, take: dict[str, Any], schema: pa.Schema) -> None:
@@ -41,12 +41,12 @@ class Exchange:
         self._pid = os.getpid()
         self._calls: dict[str, _Call] = {}  # by the column that is sent
         self._opening: Opening[_Call] | None = None
-        self._closes = 0  # how often it was closed
+        self._closes = 0  # number of calls of close
 
     def take(self, rows: Any) -> pa.Table:
-        """Rows by position or id, in the order asked for, repeats included.
+        """Rows by position or id, in the given order, with repeats.
 
-        A take that another thread closes the exchange under fails, if its answer does not come soon.
+        If another thread closes the exchange, a running take fails unless its answer comes soon.
         """
         wanted = rows_of(rows)
         if wanted.type == pa.bool_():
@@ -57,7 +57,7 @@ class Exchange:
         if not len(wanted):
             return self._schema.empty_table()
         batch = pa.record_batch([wanted], names=[column])
-        if self._pid != os.getpid():  # the parent's calls are its own
+        if self._pid != os.getpid():  # the calls belong to the parent
             self._calls, self._lock, self._pid, self._opening = {}, threading.Lock(), os.getpid(), None
         with self._lock:
             closes = self._closes
@@ -100,7 +100,7 @@ class Exchange:
             raise
 
     def _begun(self, column: str, schema: pa.Schema, closes: int) -> _Call:
-        """A new call."""
+        """Make a new call."""
         self._opening = opening = Opening(partial(self._connection.batches_exchanged, self._take_of), _dropped)
         if self._closes != closes:
             opening.give_up()
@@ -116,17 +116,17 @@ class Exchange:
         return call
 
     def _forget(self, column: str, call: _Call | None) -> None:
-        """End a call that has failed."""
+        """End a failed call."""
         call = self._calls.pop(column, None) or call
         if call is not None:
             call[1].cancel()
 
     def close(self) -> None:
-        """End the call. It waits for no server for long."""
+        """End the call. It waits at most briefly for the server."""
         if self._pid != os.getpid():
             return  # there is none
         self._closes += 1
-        idle = self._lock.acquire(timeout=_PATIENCE)  # else the take that is under way fails
+        idle = self._lock.acquire(timeout=_PATIENCE)  # otherwise the running take fails
         opening, self._opening = self._opening, None
         if opening is not None:
             opening.give_up()
@@ -149,5 +149,5 @@ class Exchange:
 
 
 def _dropped(call: _Call) -> None:
-    """End a call that nobody wants any more."""
+    """End a call that is not used any more."""
     call[1].cancel()

@@ -1,4 +1,4 @@
-"""What a server says of how a job will run."""
+"""A server's prediction of how a job will run."""
 
 from __future__ import annotations
 
@@ -8,21 +8,24 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Forecast:
-    """How a job will run, and what it does if it runs, made by [Client.explain][bowstring.Client.explain].
+    """How a job will run and, if it runs, what it does: the result of [Client.explain][bowstring.Client.explain].
 
     Attributes:
-        samples_per_s: Samples a second over all epochs, of all ranks together; None if nothing known limits them.
-        limit: What limits it: `store`, `link`, `spill`, `node`, `network` or `consumer`. With the last, nobody waits.
-        because: Of which rate.
+        samples_per_s: Samples per second over all epochs, all ranks together; None if no known rate limits them.
+        limit: The bottleneck: `store`, `link`, `spill`, `node`, `network` or `consumer`. With `consumer`, ranks do not
+            wait.
+        because: The rate that determines the bottleneck.
         first_batch_s: Seconds until the first batch.
-        seconds: Seconds that all epochs take.
-        wait_s: Seconds of these that each rank waits.
-        smallest_cache_bytes: The least spill of each node with which later epochs do not wait; None if there is none.
-        smallest_window_bytes: The least window memory with which nobody waits for its sake; None if there is none.
-        unknown: What was not measured, of `store`, `spill`, `node` and `network`, and so is taken to limit nothing.
-            What is predicted can be far too much then: `bowstring calibrate` measures it.
-        running: What the job does beside what was predicted, if it runs on the server; else None.
-        answer: All that the server said, as the protocol has it.
+        seconds: Seconds for all epochs.
+        wait_s: Seconds that each rank waits.
+        smallest_cache_bytes: The smallest spill per node with which ranks do not wait in later epochs; None if there is
+            none.
+        smallest_window_bytes: The smallest window memory per node with which ranks do not wait for it; None if there is
+            none.
+        unknown: The parts that were not measured, of `store`, `spill`, `node` and `network`, and so are assumed to
+            limit nothing. The prediction can be far too high then; `bowstring calibrate` measures them.
+        running: What the job does compared to the prediction, if it runs on the server; else None.
+        answer: The server's whole answer, as in the protocol.
     """
 
     samples_per_s: float | None

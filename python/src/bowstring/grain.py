@@ -1,7 +1,7 @@
 """Datasets as sources of Grain. Needs the extra `[grain]`.
 
-[DataSource][bowstring.grain.DataSource] is for pipelines of Grain's that choose the order themselves: samples by index,
-many reads in flight.
+[DataSource][bowstring.grain.DataSource] is for pipelines of Grain that choose the order themselves: samples by index,
+with many reads in flight.
 
 ```python
 import grain
@@ -11,8 +11,8 @@ photos = DataSource("grpc://127.0.0.1:8815", "photos", split="train", columns=["
 pipeline = grain.MapDataset.source(photos).seed(7).shuffle().map(decode).batch(64).to_iter_dataset()
 ```
 
-[IterDataset][bowstring.grain.IterDataset] is for the order of the server's plan: each rank's share of each step, made
-by the server, read ahead, and resumed exactly on any number of ranks and of Grain's worker processes.
+[IterDataset][bowstring.grain.IterDataset] is for the order of the server's plan: each rank's share of each step,
+assembled by the server, prefetched, and resumed exactly on any number of ranks and of Grain's worker processes.
 
 ```python
 from bowstring.grain import IterDataset
@@ -23,9 +23,9 @@ iterator = iter(photos.map(decode_batch).mp_prefetch(grain.MultiprocessingOption
 state = iterator.get_state()            # iterator.set_state(state) goes on after the batch that came last
 ```
 
-Columns of numbers are arrays of NumPy, and so are tensors that operators made. A blob is an array of `uint8`, which
-`io.BytesIO` takes, and `tobytes` makes `bytes` of. All of them point to the memory of what was received, without a
-copy, and can only be read.
+Columns of numbers, and tensors that operators made, are arrays of NumPy. A blob is an array of `uint8`, which
+`io.BytesIO` takes, and `tobytes` converts to `bytes`. All of them are read-only views of the received memory, without a
+copy.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ if TYPE_CHECKING:
 __all__ = ["DataSource", "IterDataset", "StateMismatch"]
 
 
-_CALLS = 4  # that a process has under way for a source
-_ROWS = 256  # of a call that takes other threads' reads along
+_CALLS = 4  # calls in flight of a process for a source
+_ROWS = 256  # rows of a call that serves several threads
 
 
 class _Read:
-    """What a thread asks for."""
+    """A thread's request."""
 
     __slots__ = ("ended", "failed", "positions", "samples", "taken")
 
@@ -76,28 +76,29 @@ class _Read:
         self.samples: list[dict[str, Any]] = []
         self.taken = False  # by a call
         self.ended = False  # that call
-        self.failed = False  # and brought nothing
+        self.failed = False  # the call failed
 
 
 class DataSource:
-    """A dataset by index: a `RandomAccessDataSource` of Grain's, for `grain.MapDataset.source` and `grain.DataLoader`.
+    """A dataset by index: a `RandomAccessDataSource` of Grain, for `grain.MapDataset.source` and `grain.DataLoader`.
 
-    An index is a row of the dataset in order of position, `where` and `select` applied. A sample is a dictionary of
-    columns; a null is None. As many reads are in flight as Grain has threads (`grain.ReadOptions`), by few calls, which
-    stay open: what the threads of a process ask for at once goes in one request. So does a batched read.
+    An index is a row of the dataset in order of position, with `where` and `select` applied. A sample is a dictionary
+    of columns; a null is None. Grain's threads (`grain.ReadOptions`) determine the number of reads in flight. They
+    share few calls, which stay open: requests that threads of a process make at once are combined, as is a batched
+    read.
 
-    It may be pickled, and is connected anew in each process. The same index gives the same sample, as Grain demands:
-    random operators of the server's draw the same for it in each epoch.
+    It may be pickled, and connects anew in each process. The same index always gives the same sample, as Grain
+    requires: random operators of the server draw the same for it in each epoch.
 
     Args:
-        source: A [Dataset][bowstring.Dataset], narrowed as you like; or a client, or an address.
+        source: A [Dataset][bowstring.Dataset], narrowed as needed; or a client, or an address.
         name: The dataset's name, if the source is a client or an address.
-        split: Which split of it.
-        snapshot: Which snapshot, by number or tag; without it, the newest one now.
-        columns: Which columns.
-        where: Which rows.
-        token: As of [connect][bowstring.connect], if the source is an address.
-        tls: Likewise.
+        split: A split of the dataset.
+        snapshot: A snapshot, by number or tag. Default: the newest one now.
+        columns: The columns.
+        where: An expression that selects rows.
+        token: As for [connect][bowstring.connect], if the source is an address.
+        tls: As for [connect][bowstring.connect], if the source is an address.
     """
 
     def __init__(
@@ -119,18 +120,18 @@ class DataSource:
         self._begin()
 
     def _begin(self) -> None:
-        """What each process has of its own."""
-        self._rows: range | Positions | None = None  # the position of each index, once asked for
-        self._lock = threading.Lock()  # held while they are
-        self._changed = threading.Condition(threading.Lock())  # guards what follows; says that a call has ended
+        """Set up the state of one process."""
+        self._rows: range | Positions | None = None  # the position of each index, once requested
+        self._lock = threading.Lock()  # held while they are requested
+        self._changed = threading.Condition(threading.Lock())  # guards what follows; notified when a call has ended
         self._waiting: list[_Read] = []
-        self._busy = 0  # calls that are under way
-        self._idle: list[Exchange] = []  # and those that are not
+        self._busy = 0  # calls in flight
+        self._idle: list[Exchange] = []  # idle calls
         self._pid = os.getpid()
 
     @property
     def dataset(self) -> Dataset:
-        """What is read."""
+        """The dataset that is read."""
         return self._dataset
 
     def __len__(self) -> int:
@@ -143,7 +144,7 @@ class DataSource:
         return self._getitems([index])[0]
 
     def _getitems(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        """Several samples by one request: what Grain calls for a batched read."""
+        """Several samples in one request: Grain calls this for a batched read."""
         wanted = np.array([operator.index(index) for index in indices], np.int64)
         if not len(wanted):
             return []
@@ -166,7 +167,7 @@ class DataSource:
         return self._rows
 
     def _read(self, positions: Positions) -> list[dict[str, Any]]:
-        """Samples by position, in a call of this thread's, or in that of another one which takes them along."""
+        """Samples by position, in a call of this thread or in a combined call of another one."""
         read = _Read(positions)
         group: list[_Read] = []
         with self._changed:
@@ -178,13 +179,13 @@ class DataSource:
                 self._changed.wait()
         if group:
             self._lead(group)
-        if read.failed:  # together with others, and one of them may be the reason
+        if read.failed:  # in a combined call, another read of which may be the reason
             read.failed = False
             self._lead([read], alone=True)
         return read.samples
 
     def _taken_with(self, read: _Read) -> list[_Read]:
-        """A read, and others that wait; the caller holds the lock."""
+        """A read, with others that wait; the caller holds the lock."""
         self._waiting.remove(read)
         group, rows = [read], len(read.positions)
         while self._waiting and rows + len(self._waiting[0].positions) <= _ROWS:
@@ -196,7 +197,7 @@ class DataSource:
         return group
 
     def _lead(self, group: list[_Read], *, alone: bool = False) -> None:
-        """Make a call for several reads. Where it fails, each is made again alone, as others' samples may be bad."""
+        """Make a call for several reads. If it fails, each is repeated alone, as others' samples may be bad."""
         try:
             with self._exchange() as exchange:
                 table = exchange.take(np.concatenate([read.positions for read in group]))
@@ -226,7 +227,7 @@ class DataSource:
             self._idle.append(exchange)
 
     def close(self) -> None:
-        """End the calls of this process that no thread uses. The next read makes new ones."""
+        """End the idle calls of this process. The next read makes new ones."""
         while self._idle:
             with contextlib.suppress(IndexError):
                 self._idle.pop().close()
@@ -242,32 +243,32 @@ class DataSource:
 class IterDataset(grain.IterDataset):  # type: ignore[misc]
     """A rank's share of each step of a dataset, batch by batch: a `grain.IterDataset` whose iterators have a state.
 
-    A batch is a dictionary of columns. Numbers, and tensors of one shape, are one array, the samples along its first
-    axis; blobs, text, lists and tensors of several shapes are a list. Step k of an epoch is the same samples with any
-    number of ranks and of worker processes; a rank gets its part of them. Of the workers of `mp_prefetch`, worker w of
-    N serves the steps w, w + N, and so on, so that the order is that of the plan whatever their number.
+    A batch is a dictionary of columns. Numbers, and tensors of one shape, are one array, with the samples along its
+    first axis; blobs, text, lists and tensors of several shapes are a list. Step k of an epoch has the same samples
+    with any number of ranks and of worker processes; a rank gets its part of them. With N workers of `mp_prefetch`,
+    worker w serves the steps w, w + N, and so on, so that the order is that of the plan for any N.
 
-    A state says how many steps are done, so it is the same on all ranks: `set_state` takes that of any rank, of a job
-    with any number of them. With another number of worker processes, [resume][bowstring.grain.IterDataset.resume]
-    makes a dataset that goes on from it.
+    A state says how many steps are done, so it is the same on all ranks: `set_state` accepts that of any rank of a job
+    with any number of ranks. For another number of worker processes, [resume][bowstring.grain.IterDataset.resume] makes
+    a dataset that continues from it.
 
     Args:
-        source: A [Dataset][bowstring.Dataset], narrowed and shuffled as you like, in strict order; or a client, or an
+        source: A [Dataset][bowstring.Dataset], narrowed and shuffled as needed, in strict order; or a client, or an
             address.
         name: The dataset's name, if the source is a client or an address.
-        global_batch_size: Samples of a step, all ranks together.
-        epochs: After how many epochs it ends, counted from epoch 0 also where it goes on from a state; None for never.
-            Each epoch of a shuffled dataset has another order. (`RepeatIterDataset` of Grain's repeats one order.)
-        rank: Which rank this is. Without it, what jax.distributed or torch.distributed says if it is initialised; else
-            the environment variables RANK and WORLD_SIZE; else there is only one.
-        world_size: How many ranks there are.
-        split: Which split of it.
-        snapshot: Which snapshot, by number or tag; without it, the newest one now.
-        columns: Which columns.
-        where: Which rows.
-        shuffle: The seed of the global shuffle. Without it, as the source is.
-        token: As of [connect][bowstring.connect], if the source is an address.
-        tls: Likewise.
+        global_batch_size: Samples per step, all ranks together.
+        epochs: The number of epochs, counted from epoch 0 also when resuming; None for no end. Each epoch of a shuffled
+            dataset has another order. (`RepeatIterDataset` of Grain repeats one order.)
+        rank: This process's rank. Default: that of jax.distributed or torch.distributed if it is initialised; else the
+            environment variables RANK and WORLD_SIZE; else 0 of 1.
+        world_size: The number of ranks.
+        split: A split of the dataset.
+        snapshot: A snapshot, by number or tag. Default: the newest one now.
+        columns: The columns.
+        where: An expression that selects rows.
+        shuffle: The seed of the global shuffle. Default: the source's order.
+        token: As for [connect][bowstring.connect], if the source is an address.
+        tls: As for [connect][bowstring.connect], if the source is an address.
     """
 
     def __init__(
@@ -301,20 +302,20 @@ class IterDataset(grain.IterDataset):  # type: ignore[misc]
             raise ValueError(f"order: got {order!r}, want 'strict', as a state of Grain's says how many steps are done")
         self._dataset, self._size, self._epochs = dataset, size, epochs
         self._ranks = None if rank is None or world_size is None else (rank, world_size)
-        self._sent: tuple[int, tuple[int, int]] | None = None  # by which process, and which rank that is
-        self._first = (0, 0)  # the epoch and the step that it begins with
-        self._worker = (0, 1)  # which worker process, of how many
-        self._steps: int | None = None  # of an epoch, once asked for
+        self._sent: tuple[int, tuple[int, int]] | None = None  # the process that pickled it, and its rank
+        self._first = (0, 0)  # the first epoch and step
+        self._worker = (0, 1)  # index and number of worker processes
+        self._steps: int | None = None  # per epoch, once requested
         self._resolved()
 
     @property
     def dataset(self) -> Dataset:
-        """What is read."""
+        """The dataset that is read."""
         return self._dataset
 
     @property
     def steps(self) -> int:
-        """Steps of an epoch. The server is asked once."""
+        """Steps per epoch. The server is asked once."""
         if self._steps is None:
             world = self._resolved()[1]
             self._steps = self._read_by(world).plan(batch=self._size, world_size=world).steps
@@ -327,7 +328,7 @@ class IterDataset(grain.IterDataset):  # type: ignore[misc]
         if self._ranks is not None:
             found = self._ranks
         elif self._sent is not None and parent is not None and self._sent[0] == parent.pid:
-            found = self._sent[1]  # a worker process, which knows of no process group
+            found = self._sent[1]  # a worker process, which has no process group
         else:
             found, name = ranks_of_jax() or ranks()
         check_rank(*found, name)
@@ -335,7 +336,7 @@ class IterDataset(grain.IterDataset):  # type: ignore[misc]
         return found
 
     def _read_by(self, world: int) -> Dataset:
-        """The dataset as that many ranks read it: each gets as many batches as the others, unless the source says."""
+        """The dataset for that many ranks: all get the same number of batches, unless the source says otherwise."""
         alone = world == 1 or "remainder" in self._dataset.request()
         return self._dataset if alone else self._dataset._with_options(remainder="pad")
 
@@ -351,27 +352,28 @@ class IterDataset(grain.IterDataset):  # type: ignore[misc]
         return DatasetIterator(self, Share(rank, world, *self._worker))
 
     def set_slice(self, sl: slice, sequential_slice: bool = False) -> None:
-        """Have this worker process serve its part of the steps. Grain calls this, of a copy that the process has."""
+        """Make this worker process serve its part of the steps. Grain calls this on the process's copy."""
         if sequential_slice:
             raise ValueError("sequential_slice: got True, want False: worker processes take turns, step by step")
         self._worker = (sl.start or 0, sl.step or 1)
 
     def resume(self, state: Any) -> Self:
-        """A dataset that goes on from a state, whatever the number of ranks and of worker processes was and is.
+        """A dataset that continues from a state, with any number of ranks and worker processes before and after.
 
         ```python
         pipeline = photos.resume(state).map(decode).mp_prefetch(grain.MultiprocessingOptions(num_workers=8))
         ```
 
-        It takes what `get_state` of an iterator gave, of this dataset or of a pipeline that is made of it; or a state
-        of a `BowstringDataset` of the same samples, as `portable_state` makes it.
+        The state comes from `get_state` of an iterator of this dataset or of a pipeline made from it; or it is the
+        state of a `BowstringDataset` of the same samples, made by `portable_state`.
         """
         request = self._request()
         named = list(_states(state))
         if not named:
             raise StateMismatch(f"there is no state of a bowstring.grain.IterDataset in this: {str(state)[:200]}")
         ours = [one for one in named if one.get("digest") == digest(request)]
-        found = [check(one, request) for one in ours or named[:1]]  # which says what the first is of, if none is ours
+        # Whose error describes the first state, if none matches
+        found = [check(one, request) for one in ours or named[:1]]
         workers = max(one.get("workers", 1) for one in found)
         places = [_whole_steps(one) for one in found]
         if workers == 1:
@@ -386,10 +388,10 @@ class IterDataset(grain.IterDataset):  # type: ignore[misc]
         return made
 
     def _agreed(self, found: list[State], places: list[tuple[int, int]], workers: int) -> tuple[int, int]:
-        """The step that comes next, of what the worker processes said."""
+        """The next step, from the states of the worker processes."""
         if [one["worker"] if one["workers"] > 1 else i for i, one in enumerate(found)] != list(range(workers)):
             raise StateMismatch(f"got the states of {len(found)} of {workers} workers, want that of each, in order")
-        # A worker that has given nothing yet has the state of the whole dataset, in which its part begins later.
+        # A worker that has returned nothing yet has the state of the whole dataset, in which its part begins later.
         nexts = [
             epoch * self.steps + step + (i if found[i]["workers"] == 1 else 0) for i, (epoch, step) in enumerate(places)
         ]
@@ -399,7 +401,7 @@ class IterDataset(grain.IterDataset):  # type: ignore[misc]
         return divmod(least, max(1, self.steps))
 
     def _request(self) -> dict[str, Any]:
-        # Without what depends on the number of ranks: a state goes on with any number of them.
+        # Without fields that depend on the number of ranks, because a state continues with any number of them.
         return self._dataset.request(batch=self._size)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -407,7 +409,7 @@ class IterDataset(grain.IterDataset):  # type: ignore[misc]
 
 
 class DatasetIterator(grain.DatasetIterator):  # type: ignore[misc]
-    """The batches of one process, with where it is. Made by `iter` of an [IterDataset][bowstring.grain.IterDataset]."""
+    """The batches of one process, with its progress: `iter` of an [IterDataset][bowstring.grain.IterDataset]."""
 
     _stream: Batches | None = None
     _closed = True  # while it is made
@@ -432,10 +434,10 @@ class DatasetIterator(grain.DatasetIterator):  # type: ignore[misc]
                 raise StopIteration
             try:
                 parts = stream._step()
-            except BaseException:  # what came of the step is lost here, and comes again by another stream
+            except BaseException:  # the step's batches are lost here, and come again by another stream
                 self._leave()
                 raise
-            if self._closed:  # meanwhile, by another thread
+            if self._closed:  # in the meantime, by another thread
                 raise StopIteration
             if not parts:
                 self._ended()
@@ -448,7 +450,7 @@ class DatasetIterator(grain.DatasetIterator):  # type: ignore[misc]
             return batch_of(parts[0] if len(parts) == 1 else pa.concat_batches(parts))
 
     def _open(self) -> Batches | None:
-        """The stream of what is left of the epoch; None behind the last one."""
+        """The stream of the rest of the epoch; None after the last epoch."""
         dataset, share = self._dataset, self._share
         if not dataset.steps:
             return None
@@ -468,7 +470,7 @@ class DatasetIterator(grain.DatasetIterator):  # type: ignore[misc]
         return self._stream
 
     def _ended(self) -> None:
-        """The stream has no more: the epoch is over, or only a last step is left, and other ranks have all of it."""
+        """The stream has ended: the epoch is over, or other ranks have the whole last step."""
         self._leave()
         steps = self._dataset.steps
         if self._step < steps - 1:
@@ -477,23 +479,23 @@ class DatasetIterator(grain.DatasetIterator):  # type: ignore[misc]
             self._step += self._share.workers
 
     def _place(self) -> tuple[int, int]:
-        """The epoch and the step that comes next; a step behind the end of an epoch is one of a later epoch."""
+        """The next epoch and step; a step after the end of an epoch belongs to a later one."""
         steps = self._dataset._steps
-        if not steps:  # not asked for yet: nothing was read
+        if not steps:  # not requested yet, because nothing was read
             return self._epoch, self._step
         return self._epoch + self._step // steps, self._step % steps
 
     def get_state(self) -> dict[str, Any]:
-        """Where it is: a small dictionary of numbers and text, whose keys are always the same."""
+        """The progress: a small dictionary of numbers and text, whose keys are always the same."""
         epoch, step = self._place()
         return {**self._about, "epoch": epoch, "step": step}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go on where another iterator was, on any rank of any number."""
+        """Continue where another iterator was, on any rank of any number."""
         found = check(state, self._request)
         epoch, step = _whole_steps(found)
         theirs = (found.get("worker", 0), found.get("workers", 1))
-        if theirs[1] == 1:  # of the whole dataset: this worker's part of what is left begins so much later
+        if theirs[1] == 1:  # of the whole dataset: this worker's part of the rest begins that much later
             step += self._share.worker
         elif theirs != (self._share.worker, self._share.workers):
             raise StateMismatch(
@@ -515,7 +517,7 @@ class DatasetIterator(grain.DatasetIterator):  # type: ignore[misc]
 
 
 def _states(state: Any) -> Iterator[Mapping[str, Any]]:
-    """The states of datasets within that of a pipeline, in order."""
+    """The datasets' states within the state of a pipeline, in order."""
     if isinstance(state, Mapping) and "bowstring" in state:
         yield state
     elif isinstance(state, (Mapping, list, tuple)):
@@ -524,7 +526,7 @@ def _states(state: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _whole_steps(state: State) -> tuple[int, int]:
-    """The epoch and the step that a state goes on with, if it is at the beginning of one."""
+    """The epoch and the step with which a state continues, if it is at the beginning of one."""
     if state.get("row"):
         raise StateMismatch(f"the state is within step {state['step']}; batches begin with a whole one")
     if state.get("single") or state.get("done"):

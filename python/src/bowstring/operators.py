@@ -1,4 +1,4 @@
-"""What becomes of samples before they are sent: lists of operators, and what comes of them.
+"""Operators that transform samples before they are sent, and their results.
 
 ```python
 from bowstring import operators
@@ -9,8 +9,8 @@ for batch in dataset.operators(image=crops).batches(256):
 ```
 
 The server decodes and transforms, with the names and parameters of `torchvision.transforms.v2` and
-`torchaudio.transforms`. Random ones draw by the seed of `shuffle`, the epoch and the sample's position: whoever asks
-again gets the same.
+`torchaudio.transforms`. Random operators draw from the seed of `shuffle`, the epoch and the sample's position, so a
+repeated request gives the same result.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ __all__ = ["NoOperator", "arrays", "expression", "from_torchvision", "tensors"]
 
 
 class NoOperator(InvalidRequest):
-    """A transform that the server has no operator for; the text names it, and its parameter."""
+    """A transform for which the server has no operator. The text names the transform and its parameter."""
 
     code = "INVALID_ARGUMENT"
 
 
 def expression(text: str) -> dict[str, str]:
-    """A new column of metadata, by an expression in the language of `where`.
+    """A new metadata column, computed by an expression in the language of `where`.
 
     ```python
     dataset.operators(area=operators.expression("width * height"), wide=operators.expression("width > height"))
     ```
 
-    The column is of bool, int64, double, string, timestamp or duration, as the expression says, and null where a column
-    is that the value needs. A test of what is null is false, as in `where`.
+    The column's type is bool, int64, double, string, timestamp or duration, as the expression has it. It is null if a
+    column that the value needs is null. A test of a null is false, as in `where`.
     """
     return {"expression": text}
 
 
-# Transforms by name, with the attributes that are their parameters. None stands for a default that differs.
+# Transforms by name, with the attributes that are their parameters. None is a default that differs.
 _PARAMETERS: dict[str, tuple[str, ...]] = {
     "RandomResizedCrop": ("size", "scale", "ratio", "interpolation", "antialias"),
     "Resize": ("size", "interpolation", "max_size", "antialias"),
@@ -72,14 +72,15 @@ _TENSOR = {"ToImage", "PILToTensor"}  # from here on channels come first
 
 
 def from_torchvision(transform: Any) -> list[Step]:
-    """The list of operators that does what a transform of torchvision does, or a `Compose` of several.
+    """The list of operators equivalent to a transform of torchvision, or to a `Compose` of several.
 
-    It begins with decoding. Without `ToImage` or the like, channels come last, as in images of Pillow. The pixels are
-    those of torchvision on images of Pillow; what is drawn at random is not, as the server draws numbers of its own.
+    It begins with decoding. Without `ToImage` or a similar transform, channels come last, as in images of Pillow. The
+    pixels are those of torchvision on images of Pillow. Random draws differ, because the server has its own random
+    numbers.
 
     Raises:
-        NoOperator: Where there is no such operator: the rest can stay in the training process, as `transform` of
-            [BowstringDataset][bowstring.torch.BowstringDataset].
+        NoOperator: If there is no such operator. The other operators can stay in the training process, as `transform`
+            of [BowstringDataset][bowstring.torch.BowstringDataset].
     """
     steps: list[Step] = [{"Decode": {}}]
     for i, one in enumerate(_flat(transform)):
@@ -122,10 +123,10 @@ def _step(transform: Any, at: int) -> list[Step]:
 
 
 def _plain(value: Any, at: str) -> Any:
-    """A value as JSON has it."""
+    """A value in JSON form."""
     if isinstance(value, enum.Enum):
         return str(value.value)
-    if isinstance(value, Mapping):  # fill by kind of input: torchvision keeps one for all others
+    if isinstance(value, Mapping):  # fill by kind of input: torchvision stores one for all others
         if len(value) == 1:
             return _plain(next(iter(value.values())), at)
         raise NoOperator(f"{at}: got one for each kind of input, want one")
@@ -141,9 +142,9 @@ def _plain(value: Any, at: str) -> Any:
 
 
 def checked(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """Operators by column as a request has them.
+    """Operators by column, in the form of requests.
 
-    A column's are a list, JSON of one, a transform of torchvision, or an expression.
+    A column's operators are a list, its JSON, a transform of torchvision, or an expression.
     """
     made: dict[str, Any] = {}
     for name, steps in columns.items():
@@ -160,7 +161,7 @@ def _is_list(steps: Any) -> bool:
 
 
 def runs_on_blobs(columns: Mapping[str, Any]) -> bool:
-    """Whether any of the operators of a request makes something of blobs: expressions make columns of metadata."""
+    """Whether any operator of a request reads blobs; expressions only compute metadata columns."""
     return any("expression" not in steps for steps in columns.values())
 
 
@@ -171,16 +172,16 @@ def is_ragged(field: pa.Field) -> bool:
 
 
 def arrays(batch: pa.RecordBatch, *, writable: bool = False) -> dict[str, Any]:
-    """The tensors of a batch by column, as arrays of NumPy that point to its memory.
+    """The tensors of a batch by column, as arrays of NumPy over its memory.
 
-    Tensors of one shape are one array, the samples along its first axis; of a null it has zeros. Tensors of different
-    shapes are a list, with None for a null. Each has `__dlpack__`, which JAX, CuPy and others take. Columns that hold
-    no tensors are left out.
+    Tensors of one shape are one array, with the samples along its first axis and zeros for a null. Tensors of different
+    shapes are a list, with None for a null. Each has `__dlpack__`, which JAX, CuPy and others take. Columns without
+    tensors are left out.
 
     Args:
         batch: A record batch, or a part of one.
-        writable: Copy them. **Arrays that point to the batch's memory can only be read**: NumPy raises ValueError where
-            one is written to.
+        writable: Copy the tensors. **Arrays over the batch's memory are read-only**: NumPy raises ValueError when one
+            is written to.
     """
     return {
         field.name: tensors(column, field, writable=writable)
@@ -202,12 +203,12 @@ def tensors(
 def _tensors(column: pa.Array, field: pa.Field) -> npt.NDArray[Any] | list[npt.NDArray[Any] | None]:
     if not is_ragged(field):
         storage, shape = column.storage, column.type.shape
-        values = storage.values  # flatten() would leave nulls out
+        values = storage.values  # flatten() would drop nulls
         size = storage.type.list_size
         return _numbers(values, storage.offset * size, len(storage) * size).reshape(len(storage), *shape)
     if not len(column):
         return []
-    if isinstance(column, pa.ExtensionArray):  # versions of pyarrow know the type, and others do not
+    if isinstance(column, pa.ExtensionArray):  # some versions of pyarrow know the type, others do not
         column = column.storage
     data, shapes = column.field("data"), column.field("shape")
     axes = shapes.type.list_size

@@ -1,4 +1,4 @@
-"""What reading an epoch comes to, as a server says it."""
+"""What reading an epoch takes, according to the server."""
 
 from __future__ import annotations
 
@@ -25,30 +25,30 @@ class RankPlan:
 
     @property
     def expires(self) -> datetime | None:
-        """Until when the ticket may be relied on."""
-        # Not before it is asked for: pyarrow imports pandas for it, which takes most of a second.
+        """Until when the ticket is valid."""
+        # Parsed on demand: pyarrow imports pandas for it, which takes most of a second.
         found = fl.FlightEndpoint.deserialize(self._endpoint).expiration_time
         return None if found is None else datetime.fromisoformat(str(found))
 
     @property
     def locations(self) -> list[str]:
-        """Where the ticket is best redeemed, the rank's own node first; empty where any connection will do."""
+        """The servers for the ticket, the rank's own node first; empty if any connection will do."""
         return [text(location.uri) for location in fl.FlightEndpoint.deserialize(self._endpoint).locations]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What reading an epoch comes to, before a byte of it is read.
+    """What reading an epoch takes, known before a byte is read.
 
     Attributes:
         id: The plan's name, which batches carry and `Client.cancel` takes.
-        rows: Rows served, over all ranks.
-        bytes: Bytes of their values in the columns asked for; -1 where operators make what nobody knows the size of.
-        steps: Steps of each rank.
+        rows: Rows served, all ranks together.
+        bytes: Size of their values in the requested columns; -1 if operators make values of unknown size.
+        steps: Steps per rank.
         dropped: Rows that `remainder="drop"` leaves out.
         padded: Rows that `remainder="pad"` serves again.
         ranks: Each rank's share, with the ticket for it.
-        schema: What the batches are like.
+        schema: The schema of the batches.
     """
 
     id: str
@@ -62,9 +62,9 @@ class Plan:
 
 
 def plan_of(info: fl.FlightInfo) -> Plan:
-    """The plan that a FlightInfo stands for."""
+    """The plan of a FlightInfo."""
     about = _object(info.app_metadata)
-    replicas = about["ranks"] // about.get("data_ranks", about["ranks"])  # ranks that get the same
+    replicas = about["ranks"] // about.get("data_ranks", about["ranks"])  # ranks that get the same samples
     ranks = []
     for endpoint in info.endpoints:
         share = _object(endpoint.app_metadata)

@@ -1,19 +1,20 @@
 """Datasets as lazy frames of Polars.
 
-[scan][bowstring.polars.scan] gives a `polars.LazyFrame`. A query over it asks the server for no more than it needs:
+[scan][bowstring.polars.scan] returns a `polars.LazyFrame`. A query over it requests no more than it needs from the
+server:
 
 - **Columns**: those that the query uses.
-- **Rows of `head` and `limit`**: as many as asked for, where no filter stands before them.
-- **Filters** over metadata, as a `where` that the server evaluates. What it cannot evaluate, Polars does; and Polars
-  applies the whole filter in any case, so that what comes out is what Polars says. Filters of a dataset that is
-  shuffled are Polars' alone: the server would put the rows that are left in another order. `where` chooses rows before
-  they are shuffled.
-- **Bytes of the samples that are left**: where a filter cannot be left to the server as it is, its metadata columns are
-  read first, Polars filters them, and then blobs and all else are fetched for the rows that passed.
+- **Rows of `head` and `limit`**: as many as requested, if no filter precedes them.
+- **Filters** over metadata, as a `where` that the server evaluates. Polars evaluates what the server cannot, and
+  applies the whole filter in any case, so that the result is always that of Polars. Filters of a shuffled dataset are
+  left to Polars: the server would put the remaining rows in another order. `where` selects rows before they are
+  shuffled.
+- **Bytes of the remaining samples**: if a filter cannot be left to the server completely, its metadata columns are read
+  first, Polars filters them, and then blobs and other columns are read for the rows that passed.
 
-Tensors of one shape are an `Array` of that shape. Timestamps of a zone that Polars does not know, such as `+02:00`, are
-the same instants in UTC. Polars has no type for UUIDs: `id` is 16 bytes of `Binary`. `position`, a number, is as good a
-name for a row of a snapshot.
+Tensors of one shape are an `Array` of that shape. Timestamps of a zone that Polars does not know, such as `+02:00`,
+become the same instants in UTC. Polars has no type for UUIDs: `id` is 16 bytes of `Binary`. `position`, a number,
+identifies a row of a snapshot as well.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ if TYPE_CHECKING:
 
 __all__ = ["scan"]
 
-BATCH_ROWS = 65_536  # of a batch, where Polars does not say; the server cuts batches of blobs by their bytes
-SHUFFLED_ROWS = 128  # whose blobs are put in order in memory
+BATCH_ROWS = 65_536  # rows of a batch, if Polars gives no size; the server cuts batches of blobs by their bytes
+SHUFFLED_ROWS = 128  # rows whose blobs are reordered in memory
 _LOG = logging.getLogger("bowstring.polars")
 
 
@@ -60,8 +61,8 @@ def scan(
 ) -> pl.LazyFrame:
     """A dataset as a lazy frame. Nothing is read before the query is collected.
 
-    The frame is of the snapshot that is the newest now, or that `snapshot` names, whatever is imported later. Rows come
-    in the order of the dataset: by position, or as it is shuffled. There are no batches, so `bucket_by_length` has no
+    The frame is of the newest snapshot at this time, or the one named by `snapshot`; later imports do not change it.
+    Rows come in the order of the dataset: by position, or shuffled. There are no batches, so `bucket_by_length` has no
     effect.
 
     ```python
@@ -70,18 +71,18 @@ def scan(
     ```
 
     Args:
-        source: A [Dataset][bowstring.Dataset] with all that was chosen in it, a [Client][bowstring.Client], or the
-            address of a server.
-        name: The dataset, if `source` is not one itself; likewise all that follows.
-        split: One of its splits.
-        snapshot: A snapshot that is not the newest, by number or tag; `name` may say it as `photos@prod`.
-        columns: The columns of the frame: without it, all that are stored. `position` and `split` may be named, too.
-        where: Which rows, in the server's language. It goes with the filters of queries.
-        token: Of the connection, if `source` is an address.
-        tls: Likewise.
-        references: Read blobs where they lie in the files of a server on this node that allows it, as for
-            [batches][bowstring.Dataset.batches]. Polars' `Binary` is made of the same views, so frames point there. A
-            frame that is kept, also of a few rows of a batch, keeps those of the batch from being evicted.
+        source: A [Dataset][bowstring.Dataset], narrowed as needed; a [Client][bowstring.Client]; or the address of a
+            server.
+        name: The dataset's name, if `source` is a client or an address; so for all that follow.
+        split: A split of the dataset.
+        snapshot: A snapshot other than the newest, by number or tag; `name` may give it as `photos@prod`.
+        columns: The columns of the frame. Default: all stored ones. `position` and `split` may be included.
+        where: An expression that selects rows, combined with the filters of queries.
+        token: As for [connect][bowstring.connect], if `source` is an address.
+        tls: As for [connect][bowstring.connect], if `source` is an address.
+        references: Read blobs in place, from the files of a server on this node that allows it, as for
+            [batches][bowstring.Dataset.batches]. Polars' `Binary` consists of the same views, so frames refer to the
+            files. A frame that is kept, even with few rows of a batch, keeps the batch's blobs from being evicted.
     """
     dataset = opened(source, name, split=split, snapshot=snapshot, columns=columns, where=where, token=token, tls=tls)
     return register_io_source(
@@ -109,7 +110,7 @@ def _frame(data: pa.Table | pa.RecordBatch) -> pl.DataFrame:
 
 
 def _known_type(kind: pa.DataType) -> pa.DataType:
-    """A type whose time zones Polars knows: it panics at others, such as +05:30. The instants are the same in UTC."""
+    """A type whose time zones Polars knows: it panics on others, such as +05:30. The instants are the same in UTC."""
     if pa.types.is_timestamp(kind):
         return kind if kind.tz is None or _is_zone(kind.tz) else pa.timestamp(kind.unit, "UTC")
     if pa.types.is_struct(kind):
@@ -132,7 +133,7 @@ def _is_zone(name: str) -> bool:
 
 
 def _nested_type(tensor: pa.FixedShapeTensorType) -> pa.DataType:
-    """Lists of lists, as Polars takes the shape of an `Array` from their sizes."""
+    """Lists of lists, from whose sizes Polars takes the shape of an `Array`."""
     nested = tensor.value_type
     for size in reversed(tensor.shape):
         nested = pa.list_(nested, size)
@@ -143,7 +144,7 @@ def _nested(tensors: pa.FixedShapeTensorArray) -> pa.Array:
     """The same values as lists of lists, without a copy."""
     storage = tensors.storage
     size = storage.type.list_size
-    values = storage.values.slice(storage.offset * size, len(storage) * size)  # flatten() would leave nulls out
+    values = storage.values.slice(storage.offset * size, len(storage) * size)  # flatten() would drop nulls
     first, *others = tensors.type.shape
     for length in reversed(others):
         values = pa.FixedSizeListArray.from_arrays(values, length)
@@ -152,7 +153,7 @@ def _nested(tensors: pa.FixedShapeTensorArray) -> pa.Array:
 
 
 class _Scan:
-    """What Polars calls for each scan of a query. It is pickled with the query."""
+    """The function that Polars calls for each scan of a query. It is pickled with the query."""
 
     def __init__(self, dataset: Dataset, references: bool = False) -> None:
         self._dataset = whole(dataset)
@@ -164,7 +165,7 @@ class _Scan:
         names = list(self._dataset.schema.names) if columns is None else columns
         if rows == 0:
             return
-        if not names and predicate is None:  # as many rows as there are, and nothing in them
+        if not names and predicate is None:  # only the number of rows is needed
             total = self._dataset.num_rows
             yield pl.DataFrame(height=total if rows is None else min(rows, total))
             return
@@ -174,7 +175,7 @@ class _Scan:
 
 
 class _Query:
-    """One scan: which columns, which rows, and how they are read."""
+    """One scan: its columns, its rows, and how they are read."""
 
     def __init__(
         self,
@@ -198,23 +199,23 @@ class _Query:
         self._references = references
         self._shuffled = "shuffle" in dataset.request()
         self._view, exact = dataset, False
-        # Of the first rows, some are chosen, where the server would choose first. Of an order that depends on how many
-        # rows there are, some are left out, where the server would make another one.
+        # The server selects before it limits, so a filter of the first rows is not pushed down. Nor is a filter of an
+        # order that depends on the number of rows.
         if predicate is not None and rows is None and _where.keeps_order(dataset.request()):
             early, late = (every(translate(p, schema) for p in side).true for side in (self._early, self._late))
             self._view, taken = _pushed(dataset, early & late)
             exact = taken and early.exact
         self._one_pass = exact or not self._early or not blobs.intersection(self._needed)
         if dataset.request().get("on_error") == "skip":
-            self._one_pass = True  # a sample in the place of another one has metadata of its own
+            self._one_pass = True  # a substitute sample has its own metadata
 
     def frames(self) -> Iterator[pl.DataFrame]:
-        """The result, piece by piece."""
+        """The result, in pieces."""
         if self._one_pass:
             for frame in self._read(self._needed or ["position"]):
                 yield _filtered(frame, self._early + self._late).select(self._names)
             return
-        # The position says which rows are left. All else is asked for by it.
+        # Positions identify the remaining rows. All other columns are requested by them.
         columns = ("position", *self._rest)
         plain = self._view._but(_split=None, _where=(), _selection=None, _seed=None, _columns=columns)
         for frame in self._read(self._first):
@@ -235,7 +236,7 @@ class _Query:
                 yield from _frame(batch).iter_slices(self._batch_rows)
 
     def _with_rest(self, plain: Dataset, rows: pl.DataFrame) -> Iterator[pl.DataFrame]:
-        """Add the columns that are left to what was read of some rows."""
+        """Add the remaining columns to rows that were read."""
         if not rows.height:
             return
         chosen = plain.select(rows["position"])
@@ -260,7 +261,7 @@ def _filtered(frame: pl.DataFrame, parts: list[pl.Expr]) -> pl.DataFrame:
 
 
 def _pushed(dataset: Dataset, rows: Rows) -> tuple[Dataset, bool]:
-    """The dataset with a filter that the server applies, and whether it does."""
+    """The dataset with a filter that the server applies, and whether it applies it."""
     taken = len(dataset.request().get("where", "").encode()) + len("() and ()\n")
     if rows.text is None or taken + len(rows.text.encode()) > _where.MAX_BYTES:
         return dataset, False

@@ -1,4 +1,4 @@
-"""What people see of a dataset: its first rows, what reading it would come to, and lists, as text and in notebooks."""
+"""Previews of a dataset, explanations and lists, as text and in notebooks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pyarrow as pa
 from bowstring.plan import Plan
 
 _SIDE = 96  # pixels of a thumbnail
-_LARGEST = 64 << 20  # bytes of an image that is decoded for one
+_LARGEST = 64 << 20  # largest image that is decoded for a thumbnail
 _TEXT = 40  # characters of a cell
 _CELL = "padding:2px 8px;text-align:left;vertical-align:top"
 
@@ -24,13 +24,13 @@ _CELL = "padding:2px 8px;text-align:left;vertical-align:top"
 class Preview:
     """The first rows of a dataset, made by [Dataset.head][bowstring.Dataset.head].
 
-    As text, bytes are shown by their size and labels with the names of their classes. A notebook shows images as
-    thumbnails, if Pillow is there.
+    As text, bytes are shown as their size and labels as the names of their classes. A notebook shows images as
+    thumbnails if Pillow is installed.
 
     Attributes:
         table: The rows.
-        title: What they are of.
-        total: How many rows there are.
+        title: A description of the dataset.
+        total: The number of rows of the dataset.
     """
 
     def __init__(self, table: pa.Table, title: str, total: int) -> None:
@@ -80,13 +80,13 @@ class Preview:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What reading a dataset would come to, made by [Dataset.explain][bowstring.Dataset.explain].
+    """What reading a dataset would take, made by [Dataset.explain][bowstring.Dataset.explain].
 
     Attributes:
-        rows: Rows that are served, over all ranks.
-        bytes: Bytes of their values.
-        steps: Steps of each rank.
-        lines: All that is known, as pairs of a heading and a text.
+        rows: Rows served, all ranks together.
+        bytes: Size of their values.
+        steps: Steps per rank.
+        lines: All information, as pairs of a heading and a text.
     """
 
     rows: int
@@ -112,16 +112,16 @@ def explained(
     spill: str | None,
     world_size: int,
 ) -> Explanation:
-    """A plan, and what is known beside it, for people.
+    """A plan with additional information, for people.
 
     Args:
-        plan: What reading comes to.
-        request: What was asked for.
-        title: What the dataset is called.
+        plan: The plan.
+        request: The request.
+        title: A description of the dataset.
         narrowing: How many rows are left after each condition.
-        blob_bytes: Bytes of the columns that hold bytes.
-        spill: What the server's spill has of it.
-        world_size: How many ranks share it.
+        blob_bytes: Size of the blob columns.
+        spill: What the server's spill holds of it.
+        world_size: The number of ranks.
     """
     lines = [("dataset", title)]
     lines += [("rows", text) for text in narrowing]
@@ -149,20 +149,20 @@ def explained(
 
 
 def split_columns(schema: pa.Schema) -> tuple[list[str], list[str]]:
-    """The columns that hold bytes, and the others."""
+    """The blob columns, and the others."""
     blobs = [field.name for field in schema if _is_blob(field)]
     return blobs, [name for name in schema.names if name not in blobs]
 
 
 def spill_text(spill: Mapping[str, Any], dataset: str) -> str:
-    """What a spill has of a dataset, from what the server's counters say of it."""
+    """What a spill holds of a dataset, from the server's counters."""
     own = (spill.get("datasets") or {}).get(dataset, {})
     there = f"{own.get('entries', 0):,} blobs, {size_text(own.get('bytes', 0))}, of the snapshot are there"
     return f"{there}; it takes {size_text(spill['held_bytes'])} of the {size_text(spill['budget_bytes'])} it may"
 
 
 def datasets_html(datasets: Iterable[tuple[str, int, Mapping[str, int], int, str, str]]) -> str:
-    """Datasets as a table: of each the name, rows, rows by split, newest snapshot, when it was made, and from what."""
+    """Datasets as a table with name, rows, rows by split, newest snapshot, its time and source."""
     rows = [
         [
             html.escape(name),
@@ -199,7 +199,7 @@ def _is_blob(field: pa.Field) -> bool:
 
 
 def size_text(count: int) -> str:
-    """Bytes, for people."""
+    """A number of bytes, for people."""
     if count < 0:
         return "? B"
     if count < 1000:
@@ -227,7 +227,7 @@ def _escaped(value: Any, names: list[str] | None = None) -> str:
 
 
 def _thumbnail(value: Any) -> str | None:
-    """An image of HTML for bytes that are one; None for others, and without Pillow."""
+    """An HTML image for the bytes of an image; None for other bytes, and without Pillow."""
     if not isinstance(value, bytes) or not 0 < len(value) <= _LARGEST:
         return None
     try:
@@ -251,7 +251,7 @@ def _thumbnail(value: Any) -> str | None:
 
 
 def _table(header: Iterable[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table of cells that are HTML already."""
+    """A table of cells in HTML."""
     head = "".join(f'<th style="{_CELL}">{html.escape(name)}</th>' for name in header)
     body = "".join("<tr>" + "".join(f'<td style="{_CELL}">{cell}</td>' for cell in row) + "</tr>" for row in rows)
     return f"<table>{f'<thead><tr>{head}</tr></thead>' if head else ''}<tbody>{body}</tbody></table>"

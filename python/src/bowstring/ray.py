@@ -1,18 +1,18 @@
 """Datasets as datasets of Ray Data.
 
-[read][bowstring.ray.read] gives a `ray.data.Dataset`: the server shares the rows out to as many ranks as there are
-read tasks, and each task redeems its endpoint's ticket over its worker's own connection.
+[read][bowstring.ray.read] returns a `ray.data.Dataset`. The server divides the rows among as many ranks as there are
+read tasks, and each task reads its endpoint's ticket over its worker's own connection.
 
-- **Columns** that later steps do not need are not read, and **filters** by expression become a `where` of the server,
-  as far as it can evaluate them; the rest of them is applied in the read task. A filter by function stays with Ray,
-  and so does each filter of what is shuffled: the server would put the rows that are left in another order. `where`
-  chooses rows before they are shuffled, and no more than those are read.
-- **Row counts** are exact and known beforehand, so that `count()` reads nothing. Sizes are those of the values.
+- **Columns** that later steps do not need are not read, and **filters** by expression become a `where` of the server as
+  far as it can evaluate them; the read task applies the rest. Ray applies filters by function, and all filters of
+  shuffled data: the server would put the remaining rows in another order. `where` selects rows before they are
+  shuffled, and only those rows are read.
+- **Row counts** are exact and known in advance, so `count()` reads nothing. Sizes are those of the values.
 - **Blocks** stay near Ray's `target_max_block_size`.
-- **Places**: with `assign="local"` on a cluster each task reads what the node beside it owns: Ray runs it on the node
-  of its own at whose address that server is, if there is one and it has room, and else on any.
-- **Faults**: a stream that breaks goes on from the ticket of its last batch. A worker that dies is Ray's to replace:
-  the task is read again, and gives the same blocks again, as rows always come in the plan's order.
+- **Places**: with `assign="local"` on a cluster each task reads what a node owns. Ray runs it on its own node at that
+  server's address, if there is one with room, else on any.
+- **Faults**: a stream that breaks continues from the ticket of its last batch. Ray replaces a worker that dies: the
+  task is repeated, and gives the same blocks, because rows always come in the plan's order.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 __all__ = ["BowstringDatasource", "read"]
 
 MIN_BATCH_BYTES, MAX_BATCH_BYTES = 64 << 10, 8 << 20
-BATCHES_A_BLOCK = 8  # a block exceeds Ray's target by at most one of them
+BATCHES_A_BLOCK = 8  # a block exceeds Ray's target by at most one batch
 MAX_BATCH, MAX_LOCAL_BATCH = (1 << 31) - 1, 262_144
 TASK_BYTES, TASKS_A_CPU = 16 << 20, 4
 ROWS_ALONE = "__bsp_stub"  # the column by which Ray counts the rows of a block without columns
@@ -75,9 +75,9 @@ def read(
     tls: Tls | None = None,
     **options: Any,
 ) -> ray.data.Dataset:
-    """A dataset as one of Ray Data. Nothing is read before it is used.
+    """A dataset of Ray Data. Nothing is read before it is used.
 
-    It is of the snapshot that is the newest now, or that `snapshot` names, whatever is imported later.
+    It is of the newest snapshot at this time, or the one named by `snapshot`; later imports do not change it.
 
     ```python
     rows = bowstring.ray.read("grpc://10.0.0.7:8815", "photos", split="train", columns=["image", "label"], shuffle=7)
@@ -86,27 +86,27 @@ def read(
     ```
 
     Args:
-        source: A [Dataset][bowstring.Dataset] with all that was chosen in it, a [Client][bowstring.Client], or the
-            address of a server, by which every node of the cluster reaches it.
-        name: The dataset, if `source` is not one itself; likewise `split`, `snapshot`, `token` and `tls`.
-        split: One of its splits.
-        snapshot: A snapshot that is not the newest, by number or tag; `name` may say it as `photos@prod`.
-        columns: Which columns: without it, all that are stored. `position` and `split` may be named, too.
-        where: Which rows, in the server's language.
-        shuffle: The seed of a global shuffle. Blocks arrive as they are ready: for the order itself, set
+        source: A [Dataset][bowstring.Dataset], narrowed as needed; a [Client][bowstring.Client]; or the address of a
+            server, which every node of the Ray cluster must be able to reach.
+        name: The dataset's name, if `source` is a client or an address; so for `split`, `snapshot`, `token` and `tls`.
+        split: A split of the dataset.
+        snapshot: A snapshot other than the newest, by number or tag; `name` may give it as `photos@prod`.
+        columns: The columns. Default: all stored ones. `position` and `split` may be included.
+        where: An expression that selects rows.
+        shuffle: The seed of a global shuffle. Blocks arrive when they are ready: for the order itself, set
             `preserve_order` in Ray's execution options.
-        epoch: Which epoch of the shuffle the first run is of. Each run of the dataset that ends is followed by one of
-            the next epoch, as of a loop over `iter_batches`, or of `iter_torch_batches` in Ray Train.
-        assign: `local` on a cluster: each task reads what a node of it owns, on the node of Ray beside it if there is
-            one. Blocks come node by node then, each with its share of every 262,144 rows of the order.
-        parallelism: How many read tasks. Without it, four for each processor, or more where each would read more than
-            Ray's `target_max_block_size`, or less where each would read less than 16 MiB.
-        concurrency: How many of them run at once; with `assign="local"` of each node's.
-        num_cpus: Processors that each of them reserves.
-        memory: Bytes of memory likewise.
-        token: Of the connection, if `source` is an address.
-        tls: Likewise.
-        options: More of `ray.data.read_datasource`.
+        epoch: The epoch of the shuffle of the first run. After each run of the dataset that ends, the next run has the
+            next epoch, as in a loop over `iter_batches`, or over `iter_torch_batches` in Ray Train.
+        assign: `local` on a cluster: each task reads what a server node owns, on the Ray node beside it if there is
+            one. Blocks then come node by node, each with its share of every 262,144 rows of the order.
+        parallelism: The number of read tasks. Default: four per CPU; more if each would read more than Ray's
+            `target_max_block_size`, fewer if each would read less than 16 MiB.
+        concurrency: How many of them run at once; with `assign="local"`, per node.
+        num_cpus: CPUs that each of them reserves.
+        memory: Bytes of memory that each of them reserves.
+        token: As for [connect][bowstring.connect], if `source` is an address.
+        tls: As for [connect][bowstring.connect], if `source` is an address.
+        options: Further options of `ray.data.read_datasource`.
     """
     for argument, value in (("parallelism", parallelism), ("concurrency", concurrency)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
@@ -139,19 +139,19 @@ def read(
 
 
 def _beside(node: str) -> dict[str, Any]:
-    """What has Ray run tasks on a node, or where that has gone or cannot, on any."""
+    """Options that make Ray run tasks on a node, or on any if that is not possible."""
     return {"label_selector": {"ray.io/node-id": node}, "fallback_strategy": [{"label_selector": {}}]}
 
 
 def ray_nodes() -> dict[str, str]:
-    """The nodes of Ray that live, by address; none where Ray has not begun, as it would have one."""
+    """The live nodes of Ray by address; empty if Ray is not initialized, because the request would start it."""
     if not ray.is_initialized():
         return {}
     return {n["NodeManagerAddress"]: n["NodeID"] for n in ray.nodes() if n["Alive"]}  # type: ignore[no-untyped-call]
 
 
 def _node_of(locations: Sequence[str], nodes: dict[str, str]) -> str | None:
-    """The node of Ray at a ticket's own location: the first, as others serve it only when that is gone."""
+    """The Ray node at a ticket's first location: the others serve the ticket only if that one is gone."""
     host = urlsplit(locations[0]).hostname if locations else None
     if host is None or not nodes:
         return None
@@ -165,9 +165,9 @@ def _node_of(locations: Sequence[str], nodes: dict[str, str]) -> str | None:
 
 
 def _tasks(size: int) -> int:
-    """How many read tasks suit so many bytes: some for each processor, but none small, and none above a block's size.
+    """The number of read tasks for that many bytes: some per CPU, but none small, and none above a block's size.
 
-    Ray's own choice, as for files of which it knows little, is up to 200, whatever starting them costs.
+    Ray's own default, as for files of unknown content, is up to 200, whatever starting them costs.
     """
     cpus = os.cpu_count() or 1
     if ray.is_initialized():
@@ -177,22 +177,23 @@ def _tasks(size: int) -> int:
 
 
 class BowstringDatasource(Datasource):
-    """What [read][bowstring.ray.read] gives to `ray.data.read_datasource`."""
+    """The source that [read][bowstring.ray.read] passes to `ray.data.read_datasource`."""
 
     def __init__(self, dataset: Dataset, *, epoch: int = 0) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._dataset = whole(dataset)  # in the plan's order, as a task that Ray repeats has to give the same blocks
+        self._dataset = whole(dataset)  # in the plan's order, because a repeated task has to give the same blocks
         self._epoch = epoch
         self._projection_map: dict[str, str] | None = None
-        self._residual: Expr | None = None  # what of the filters the server does not apply
+        self._residual: Expr | None = None  # the part of the filters that the server does not apply
         self._plans: dict[tuple[int, int], Plan] = {}  # by ranks and epoch
-        self._part: tuple[int, frozenset[int]] | None = None  # of how many ranks it reads which; None for all
+        # The number of ranks, and those that are read; None for all
+        self._part: tuple[int, frozenset[int]] | None = None
 
     def split(self, tasks: int, nodes: dict[str, str]) -> list[tuple[str | None, BowstringDatasource, int]]:
-        """A source for each node of Ray beside which there are ranks, with their number; None for those beside none.
+        """A source for each Ray node beside a server, with its number of ranks; None for the ranks without one.
 
-        Nothing where no rank is beside one. Together they read each row once: of one epoch of one plan all servers of a
-        cluster give the same endpoints.
+        The list is empty if no server has a Ray node beside it. Together the sources read each row once: for one epoch
+        of one plan all servers of a cluster return the same endpoints.
         """
         if self._dataset.request().get("assign") != "local":
             return []
@@ -223,7 +224,7 @@ class BowstringDatasource(Datasource):
         return True
 
     def apply_projection(self, projection_map: dict[str, str] | None) -> BowstringDatasource:
-        """A source of some of the columns."""
+        """A source with some of the columns."""
         clone: BowstringDatasource = super().apply_projection(projection_map)  # type: ignore[assignment]
         clone._plans = {}
         return clone
@@ -233,7 +234,7 @@ class BowstringDatasource(Datasource):
         return True
 
     def apply_predicate(self, predicate_expr: Expr) -> BowstringDatasource:
-        """A source of the rows that meet a condition, or this one if the server can do nothing about it."""
+        """A source of the rows that meet a condition, or this one if the server cannot apply any of it."""
         if not _where.keeps_order(self._dataset.request()):
             return self
         rows = translate(predicate_expr, self._dataset.schema).true
@@ -242,7 +243,7 @@ class BowstringDatasource(Datasource):
             return self
         try:
             dataset = self._dataset.where(rows.text)
-        except InvalidRequest:  # a column of an unusual type or name: Ray filters, as it would for another source
+        except InvalidRequest:  # a column of an unusual type or name: Ray filters, as for any other source
             return self
         clone: BowstringDatasource = super().apply_predicate(predicate_expr)  # type: ignore[assignment]
         clone._dataset = dataset
@@ -259,7 +260,7 @@ class BowstringDatasource(Datasource):
         return list(self._dataset.schema.names) if names is None else list(names)
 
     def _view(self) -> Dataset:
-        """What is asked of the server: the result's columns, and those by which rows are left out here."""
+        """The request to the server: the result's columns, and those of filters that are applied here."""
         names = self._names()
         if self._residual is not None:
             names = list(dict.fromkeys([*names, *columns_of(self._residual)]))
@@ -267,28 +268,28 @@ class BowstringDatasource(Datasource):
 
     @property
     def _most(self) -> int:
-        """How many rows a global batch has at most."""
+        """The largest global batch, in rows."""
         return MAX_LOCAL_BATCH if self._dataset.request().get("assign") == "local" else MAX_BATCH
 
     def _plan(self, ranks: int, runs: int = 0) -> Plan:
-        """The plan of the epoch that comes after so many runs of the dataset."""
+        """The plan of the epoch after that many runs of the dataset."""
         if self._part is not None:
             ranks = self._part[0]
         epoch = self._epoch + (runs if "shuffle" in self._dataset.request() else 0)
         if (ranks, epoch) not in self._plans:
             view = self._view()
-            # One global batch of all rows, so that each rank has one piece of the order. The server cuts it by bytes.
+            # One global batch with all rows, so that each rank has one piece of the order. The server cuts it by bytes.
             rows = min(max(1, view.num_rows), self._most)
             self._plans[ranks, epoch] = view.plan(batch=rows, world_size=min(ranks, rows), epoch=epoch)
         return self._plans[ranks, epoch]
 
     def estimate_inmemory_data_size(self) -> int:
-        """Bytes of all values. With a filter of which the server does not apply all, more than come."""
+        """Size of all values. If the server does not apply the whole filter, this is an upper bound."""
         plan = self._plan(1)
         return plan.bytes * sum(r.rows for r in self._ranks(plan)) // max(1, plan.rows)
 
     def _ranks(self, plan: Plan) -> list[RankPlan]:
-        """The ranks of a plan that this source reads. Of rows left out later there may be fewer than there were."""
+        """The ranks of a plan that this source reads. If later filters drop rows, there may be fewer."""
         if self._part is None:
             return plan.ranks
         return [rank for rank in plan.ranks if rank.rank in self._part[1]]
@@ -296,7 +297,7 @@ class BowstringDatasource(Datasource):
     def get_read_tasks(
         self, parallelism: int, per_task_row_limit: int | None = None, data_context: DataContext | None = None
     ) -> list[ReadTask]:
-        """One task for each endpoint of as many ranks as Ray asks for, but none without rows."""
+        """One task for each endpoint with rows, for as many ranks as Ray requests."""
         # Ray counts the runs of a dataset that have ended, as for its own shuffles of files.
         plan = self._plan(max(1, parallelism), getattr(data_context, "_execution_idx", 0))
         names = self._names()
@@ -313,7 +314,7 @@ class BowstringDatasource(Datasource):
                 ticket["batch_bytes"] = batch_bytes
             rows = rank.rows
             if per_task_row_limit and residual is None and per_task_row_limit < rows:
-                # A smaller global batch, the first alone: as many rows for each rank, and no more are sent.
+                # A smaller global batch, and only the first one: the same rows for each rank, and no more are sent.
                 ticket |= {"batch": min(per_task_row_limit * len(plan.ranks), self._most), "stop": 1}
                 rows = per_task_row_limit
             metadata = BlockMetadata(
@@ -330,8 +331,8 @@ class BowstringDatasource(Datasource):
 
 @functools.lru_cache(maxsize=8)
 def _client(pickled: bytes) -> Client:
-    """The client of this worker: its tasks share a connection."""
-    client: Client = pickle.loads(pickled)  # noqa: S301 - what this module has pickled
+    """The worker's client, whose connection its tasks share."""
+    client: Client = pickle.loads(pickled)  # noqa: S301 - pickled by this module
     return client
 
 
@@ -343,7 +344,7 @@ def _blocks(
     empty: pa.Schema | None,
     locations: tuple[str, ...] = (),
 ) -> Iterator[pa.Table]:
-    """Read a ticket; this runs in a worker of Ray's."""
+    """Read a ticket, in a worker of Ray."""
     if empty is not None:
         yield empty.empty_table()
         return

@@ -1,4 +1,4 @@
-"""What training has learned of samples, on its way into columns of their dataset."""
+"""Values that training computes for samples, as new columns of their dataset."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from bowstring.dataset import Dataset
 from bowstring.errors import InvalidRequest, Unavailable
 from bowstring.lineage import Held
 
-_TRIES = 8  # of a commit while other commits are in its way; the server repeats each try itself
+_TRIES = 8  # tries of a commit while other commits conflict; the server repeats each try itself
 
 
 class Server(Protocol):
-    """What a report asks of a client."""
+    """The part of a client that a report uses."""
 
     def dataset(self, name: str, /) -> Dataset: ...
 
@@ -42,10 +42,10 @@ class Server(Protocol):
 
 
 class Report:
-    """Values by sample, such as losses, that `commit` makes a snapshot of: [Client.report][bowstring.Client.report].
+    """Values by sample, such as losses, for `commit` to store: see [Client.report][bowstring.Client.report].
 
-    Nothing is sent before `commit`. Of a sample for which there are several values the last one counts. Each process
-    has a report of its own: those of all ranks come together in the dataset, whichever commits first.
+    Nothing is sent before `commit`. If a sample has several values, the last one counts. Each process has its own
+    report; those of all ranks are merged in the dataset, in any order of commits.
     """
 
     def __init__(self, client: Server, dataset: Dataset) -> None:
@@ -56,11 +56,11 @@ class Report:
         self._values: list[list[pa.Array]] = []  # by column
 
     def __len__(self) -> int:
-        """How many values of each column are there, repeats included."""
+        """The number of values per column, with repeats."""
         return sum(map(len, self._rows))
 
     def add(self, rows: Any, **values: Any) -> None:
-        """Note values of samples.
+        """Add values of samples.
 
         ```python
         report.add(batch["position"], loss=losses)
@@ -76,17 +76,17 @@ class Report:
         self._note(self._ids(self._dataset, rows), values)
 
     def step(self, job: str, step: int, *, epoch: int | None = None, rank: int | None = None, **values: Any) -> int:
-        """Note values of the samples that a step of a job held, as the server has them on record.
+        """Add values of the samples that a step of a job held, from the server's record.
 
         Args:
             job: As `Client.lineage` takes it; `step`, `epoch` and `rank` likewise.
             step: The step.
-            epoch: The epoch; without it, the last one on record, or that of the plan.
-            rank: One rank; without it, all, one after the other.
-            **values: As for `add`, in the order in which the samples were handed out.
+            epoch: The epoch. Default: the last one recorded, or the plan's.
+            rank: One rank. Default: all, one after the other.
+            **values: As for `add`, in the order of delivery.
 
         Returns:
-            How many samples it held.
+            The number of samples.
         """
         ids = []
         for piece in sorted(
@@ -104,14 +104,14 @@ class Report:
         return len(held)
 
     def commit(self, *, source: str | None = None, progress: bool = False) -> IngestResult | None:
-        """Make a snapshot in which the samples have these values, and begin anew. None if there are none.
+        """Make a snapshot with these values, and clear the report. None if there are no values.
 
-        The columns are added if the dataset has none of these names, null in all samples that nothing was noted of;
-        otherwise samples that nothing was noted of keep theirs. Jobs that run go on with their snapshot. It takes the
-        rights to read and to write the dataset.
+        The columns are added if the dataset does not have them, null for samples without a value; otherwise samples
+        without a value keep theirs. Running jobs continue with their snapshot. It needs the rights to read and to write
+        the dataset.
 
         Args:
-            source: Free text that is kept with the snapshot.
+            source: Free text that is stored with the snapshot.
             progress: Whether to show a progress bar.
         """
         if not self._rows:
@@ -172,8 +172,8 @@ class Report:
 
 
 def _array(name: str, values: Any, rows: int) -> pa.Array:
-    """A column of values, one for each row."""
-    if hasattr(values, "detach"):  # a tensor, on whatever device
+    """A column of values, one per row."""
+    if hasattr(values, "detach"):  # a tensor on any device
         values = values.detach().cpu().numpy()
     if isinstance(values, pa.ChunkedArray):
         values = values.combine_chunks()

@@ -1,4 +1,4 @@
-"""The batches of a stream, which goes on by itself where it broke."""
+"""The batches of a stream, which continues by itself after a failure."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ from bowstring.errors import BowstringError, Cancelled, LimitExceeded, ServerErr
 T = TypeVar("T")
 
 _LOG = logging.getLogger("bowstring.stream")
-# How often a stream moves from node to node without a batch: nodes that leave may name each other.
+# How often a stream moves from node to node without a batch, because leaving nodes may name each other.
 _MOST_MOVES = 8
-_PATIENCE = 1.0  # seconds for another thread that reads to let go of its call before a fork
+_PATIENCE = 1.0  # seconds for a reading thread to release its call before a fork
 
 
 def worth_retrying(error: BaseException) -> bool:
-    """Whether the server could not be reached, or has said when to try again."""
+    """Whether the server could not be reached, or has said when to retry."""
     return isinstance(error, Unavailable) or (isinstance(error, LimitExceeded) and error.retry_after is not None)
 
 
 def retrying(retries: int, failed: BaseException) -> tenacity.Retrying:
-    """Try again what failed as the server could not be reached: at once, after 0.25 s, three times that, and so on.
+    """Retry while the server cannot be reached: at once, after 0.25 s, three times that, and so on.
 
-    The five attempts that are usual take about ten seconds, which is longer than a server needs to start. Where the
-    server has said when to come again, that is waited for, before the first attempt too.
+    The default of five attempts takes about ten seconds, longer than a server needs to start. If the server has said
+    when to retry, that time is waited, also before the first attempt.
     """
     usual = tenacity.wait_exponential(multiplier=0.25, exp_base=3, max=10) + tenacity.wait_random(0, 0.25)
 
@@ -66,18 +66,18 @@ def retrying(retries: int, failed: BaseException) -> tenacity.Retrying:
 class Batches(Iterator[pa.RecordBatch]):
     """The record batches of a ticket, as an iterator.
 
-    If the server restarts or drains, the stream is opened again where it stood, so that every row comes once. Where
-    it is a node that leaves its cluster, it goes on at another one, and so does all else on the same connection. After
-    `retries` attempts in a row that bring no batch it fails with [Unavailable][bowstring.Unavailable]. Where its tenant
-    has as many streams as it may, it comes again when the server has said, as often, before it fails with
+    If the server restarts or drains, the stream is opened again where it stopped, so that every row comes once. If a
+    node leaves its cluster, the stream continues at another node, as do other streams of the same connection. After
+    `retries` consecutive attempts without a batch it fails with [Unavailable][bowstring.Unavailable]. If its tenant is
+    at its limit of streams, it retries when the server has said, as often, and then fails with
     [LimitExceeded][bowstring.LimitExceeded].
 
     Attributes:
-        place: What came with the batch that was given last: `epoch`, `step`, `row`, `rows`, `last`, `wait`, `faults`,
-            `plan`; and `transport`, which is `shared` where its blobs came by memory that a server on this node shares,
-            `referenced` where some are read where they lie in its files, else `tcp`. None before the first.
-        waits: Where the server's time went, in seconds by kind: `store`, `spill`, `peer`, `window`, `encode`,
-            `consumer`; and `quota` where the tenant is served only so fast.
+        place: Metadata of the last batch: `epoch`, `step`, `row`, `rows`, `last`, `wait`, `faults`, `plan`; and
+            `transport`, which is `shared` if its blobs came through memory that a server on this node shares,
+            `referenced` if some are read in place from its files, else `tcp`. None before the first batch.
+        waits: The server's waiting time in seconds, by kind: `store`, `spill`, `peer`, `window`, `encode`, `consumer`;
+            and `quota` if the tenant's rate is limited.
         waited: Seconds that this process has waited for batches.
     """
 
@@ -91,35 +91,35 @@ class Batches(Iterator[pa.RecordBatch]):
     ) -> None:
         self._references = references
         self.place: dict[str, Any] | None = None
-        self._resume = ticket  # goes on after what has come
+        self._resume = ticket  # continues after the last received batch
         self.waits: dict[str, float] = {}
         self.waited = 0.0
         self._connection = connection
         connection.learn(locations)
-        # Who serves the ticket: the next one when one cannot be reached, and in the end the server that was asked. That
-        # is None here, as its connection may move.
+        # The servers of the ticket in order: the next one is used if one cannot be reached, and last the server that
+        # was asked. That one is None here, because its connection may move.
         places = [None if place == connection.uri else place for place in locations]
         self._places: list[str | None] = places if None in places else [*places, None]
         self._turn = 0
         self._others: dict[str, Connection] = {}
-        self._uri = connection.uri  # where the stream was opened
+        self._uri = connection.uri  # the server of the open stream
         self._moves = 0  # since the last batch
         self._reader: Any = None
-        self._opening: Opening[Any] | None = None  # of the call, while its server has not answered
+        self._opening: Opening[Any] | None = None  # the call while its server has not answered
         self._ring: Ring | None = None
-        self._overflowed = False  # a batch came by TCP for want of room in a ring
-        self._rings = connection.rings  # that the ring is of
+        self._overflowed = False  # a batch came by TCP because a ring had no room
+        self._rings = connection.rings  # the owner of the ring
         self._pid = os.getpid()
         self._lock = threading.RLock()  # held while a batch is read
-        self._waits = False  # who has it waits for a call to be made, and has nothing of gRPC's
+        self._waits = False  # the lock's holder waits for a call to be made, and uses nothing of gRPC
         self._ended = False
         self._closed = False
 
     @property
     def ticket(self) -> dict[str, Any]:
-        """What goes on after the batch given last, for [Dataset.resume][bowstring.Dataset.resume].
+        """The ticket that continues after the last batch, for [Dataset.resume][bowstring.Dataset.resume].
 
-        Before the first batch it is the ticket asked for.
+        Before the first batch it is the requested ticket.
         """
         return self._resume
 
@@ -131,7 +131,7 @@ class Batches(Iterator[pa.RecordBatch]):
         failed: BowstringError | None = None
         try:
             try:
-                return self._next()  # the usual case, without the machinery for the others
+                return self._next()  # the common case, without the machinery of retries
             except (Unavailable, LimitExceeded) as error:
                 if not self._connection.retries or not worth_retrying(error):
                     raise
@@ -139,16 +139,16 @@ class Batches(Iterator[pa.RecordBatch]):
             _LOG.warning("%s: it broke off at %s, and is opened again: %s", self._named(), self._uri, shown(failed))
             return retrying(self._connection.retries, failed)(self._next)
         finally:
-            failed = None  # its traceback has this frame, and those that have the batch
+            failed = None  # its traceback refers to this frame, and frames that have the batch
             self.waited += time.perf_counter() - start
 
     def _named(self) -> str:
-        """What messages call this stream."""
+        """The stream's name in messages."""
         ticket = self._resume
         return f"stream of {ticket.get('dataset')}@{ticket.get('snapshot')}, rank {ticket.get('rank', 0)}"
 
     def _step(self) -> list[pa.RecordBatch]:
-        """The record batches up to the end of a step, or of the stream; none at the end of that."""
+        """The record batches up to the end of a step, or of the stream; none after its end."""
         parts = []
         for record in self:
             parts.append(record)
@@ -157,7 +157,7 @@ class Batches(Iterator[pa.RecordBatch]):
         return parts
 
     def _overflow(self, batch: pa.RecordBatch, ring: Ring) -> None:
-        """Say once that a batch found no room in a ring."""
+        """Log once that a batch found no room in a ring."""
         sizes = (buffer.size for column in batch.columns for buffer in column.buffers() if buffer is not None)
         if max(sizes, default=0) >= LARGE:
             self._overflowed = True
@@ -169,7 +169,7 @@ class Batches(Iterator[pa.RecordBatch]):
             return self._read()
         except (StopIteration, BowstringError):
             raise
-        except BaseException:  # such as a signal's: what the call has brought may be lost, and has to come again
+        except BaseException:  # such as a signal's: what the call has received may be lost, and has to come again
             self._cancel()
             raise
 
@@ -193,8 +193,8 @@ class Batches(Iterator[pa.RecordBatch]):
                     self._leave()
                     break
                 except Cancelled:
-                    # Closed from another thread, or let go for a fork: it is no longer this stream's. A call that was
-                    # cancelled before there was a reader was cancelled by the server.
+                    # Closed by another thread, or released for a fork: the call does not belong to this stream any
+                    # more. A call that was cancelled before there was a reader was cancelled by the server.
                     if self._closed or (reader is not None and self._reader is not reader):
                         continue
                     raise
@@ -209,8 +209,8 @@ class Batches(Iterator[pa.RecordBatch]):
                 refers = shared is not None and "references" in shared
                 lease = None if shared is None or ring is None else ring.take(shared)
                 if shared is not None and (lease is None or self._ring is not ring):
-                    # Closed from another thread, or let go for a fork, before the slot was taken: the server may write
-                    # it anew. The batch was not given, and comes again where the stream goes on.
+                    # Closed by another thread, or released for a fork, before the slot was taken: the server may
+                    # overwrite it. The batch was not delivered, and comes again when the stream continues.
                     if self._closed or self._reader is not reader:
                         continue
                     raise ServerError("the server says that blobs lie in memory that this stream has not asked for")
@@ -218,7 +218,7 @@ class Batches(Iterator[pa.RecordBatch]):
                 if shared is not None and ring is not None:
                     try:
                         batch = with_shared(batch, shared, ring, lease)
-                    except Unavailable:  # by another ring it comes again
+                    except Unavailable:  # it comes again through another ring
                         self._cancel()
                         raise
                 if self._references:
@@ -231,12 +231,12 @@ class Batches(Iterator[pa.RecordBatch]):
                     self._overflow(batch, ring)
                 self.place = place
                 self._moves = 0
-                self._resume = resume  # last: until then the batch was not given
+                self._resume = resume  # last, because the batch is not delivered before
                 return batch
         raise StopIteration
 
     def _move(self, error: Unavailable) -> bool:
-        """Whether to go on at once: where a node that leaves has said, or at the next that serves the ticket."""
+        """Whether to continue at once: where a leaving node has said, or at the ticket's next server."""
         at = self._turn % len(self._places)
         own = self._places[at] is None
         if named := error.elsewhere:
@@ -250,7 +250,7 @@ class Batches(Iterator[pa.RecordBatch]):
                 _LOG.info("%s: it goes on at %s: %s", self._named(), named[0], shown(error))
                 return True
         if own:
-            self._connection.turn(self._uri)  # the next try may be at another node
+            self._connection.turn(self._uri)  # the next attempt may be at another node
         self._turn += 1
         if self._turn % len(self._places) == 0:
             return False
@@ -258,7 +258,7 @@ class Batches(Iterator[pa.RecordBatch]):
         return True
 
     def _renew(self) -> None:
-        """Forget what is the parent's, if this is a child whose fork was hidden from Python."""
+        """Forget the parent's objects, if this is a child whose fork Python did not see."""
         if self._pid != os.getpid():
             for kept in (self._reader, self._opening):
                 if kept is not None:
@@ -267,7 +267,7 @@ class Batches(Iterator[pa.RecordBatch]):
             self._opening, self._waits, self._ring = None, False, None
 
     def _open(self) -> Any:
-        """The call, made now if there is none. None if it was given up meanwhile: it is closed, or was forked."""
+        """The call, made now if there is none. None if it was cancelled because the stream was closed or forked."""
         if self._reader is None:
             self._leave()
             connection = self._at()
@@ -281,13 +281,13 @@ class Batches(Iterator[pa.RecordBatch]):
         self._ring, self._rings = opened.ring, opened.rings
 
     def _wait_for(self, make: Callable[[], T], drop: Callable[[T], object], keep: Callable[[T], object]) -> bool:
-        """Wait for what takes the server's answer. False if it was given up."""
+        """Wait for an operation that needs the server's answer. False if it was cancelled."""
         self._waits = True
         try:
             with _fork.connecting():
                 _fork.hold(self)
                 self._opening = opening = Opening(make, drop)
-            if self._closed:  # by another thread, which has seen nothing
+            if self._closed:  # by another thread, before it could cancel the opening
                 self._cancel()
             try:
                 return opening.take(keep)
@@ -299,11 +299,11 @@ class Batches(Iterator[pa.RecordBatch]):
 
     @property
     def uri(self) -> str:
-        """The address that the stream is read from, or will be."""
+        """The address that the stream is or will be read from."""
         return self._places[self._turn % len(self._places)] or self._connection.uri
 
     def _at(self) -> Connection:
-        """The connection to the node whose turn it is."""
+        """The connection to the current server."""
         place = self._places[self._turn % len(self._places)]
         if place is None:
             return self._connection
@@ -312,7 +312,7 @@ class Batches(Iterator[pa.RecordBatch]):
         return self._others[place]
 
     def close(self) -> None:
-        """End the stream, whatever is left of it. The server is told. May be called from another thread."""
+        """End the stream, and cancel it at the server. Another thread may call this."""
         self._closed = True
         self._cancel()
         for other in self._others.values():
@@ -321,13 +321,13 @@ class Batches(Iterator[pa.RecordBatch]):
     def _let_go(self) -> None:
         self._cancel()
         end = time.monotonic() + _PATIENCE
-        while not self._waits and time.monotonic() < end:  # until who was reading has let go, too
+        while not self._waits and time.monotonic() < end:  # until the reading thread has released the call, too
             if self._lock.acquire(timeout=0.001):
                 self._lock.release()
                 return
 
     def _leave(self) -> None:
-        """Give the ring back, if there is one. What came by it stays."""
+        """Return the ring, if there is one. Received batches stay valid."""
         ring, self._ring = self._ring, None
         if ring is not None:
             self._rings.back(ring)  # of the server that it was opened at
