@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// What is sent stays within the limit, whatever the tenants request. Tenants that want all get parts by weight, and
+// Sent bytes stay within the limit, whatever the tenants request. Tenants that want all get parts by weight, and
 // unused parts go to others.
 func TestEgress(t *testing.T) {
 	const rate = 1 << 20
