@@ -132,7 +132,7 @@ func (f *fixture) open(t *testing.T, seed, epoch uint64, world int64) *resolve.J
 	return j
 }
 
-// requireJobs fails unless jobs run that have so many streams each.
+// requireJobs fails unless the running jobs have the given numbers of streams.
 func (f *fixture) requireJobs(t *testing.T, streams ...int) {
 	t.Helper()
 	var got []int
@@ -166,7 +166,7 @@ func TestStreamsOfOnePlanAreOneJob(t *testing.T) {
 	f.requireJobs(t, 0) // it may go on: an epoch of it is left
 }
 
-// Where there is no spill a stream belongs to no job, and what it says of itself is dropped.
+// Without a spill a stream belongs to no job, and its reports are dropped.
 func TestNoJob(t *testing.T) {
 	var none *Ahead
 	p := none.Follow(newFixture(t).open(t, 1, 0, 1), 0, 0, 0, 1)
@@ -187,7 +187,7 @@ func (f *fixture) lookUp(t *testing.T) *filler {
 	return fill
 }
 
-// What is looked for is what the job uses next, in the order of its plan, and goes on with its next epoch.
+// The scan finds the blobs that the job uses next, in the order of its plan, and goes on with its next epoch.
 func TestFillOrder(t *testing.T) {
 	const begin = 7
 	f := newFixture(t)
@@ -211,7 +211,7 @@ func TestFillOrder(t *testing.T) {
 	}
 }
 
-// While streams have a use for the way to the store nothing is brought; and the filler is told when they have none.
+// While streams use the path to the store no blob is read, and the filler is woken when they do not.
 func TestFillWaitsForStreams(t *testing.T) {
 	f := newFixture(t)
 	part := f.Follow(f.open(t, 3, 0, 1), 0, 0, 0, 1)
