@@ -103,8 +103,8 @@ func TestOrders(t *testing.T) {
 	})
 }
 
-// Of two processes of one node, the later one counts. Whatever the earlier one writes, other nodes see only the later
-// one, and the earlier one stops.
+// If two processes run as one node, the later one counts. Whatever the earlier one writes, other nodes see only the
+// later one, and the earlier one stops.
 func TestIncarnations(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memshared.New()
