@@ -492,8 +492,8 @@ func (t *Tier) choose(r Route, ref schema.BlobRef) (*node, error) {
 const patienceFactor = 4
 
 // stalledFactor is how many times Patience a node that sends heartbeats may send no blob. When a job begins on many
-// nodes, all of them wait in one queue before the store, and an owner's first answer takes long. If the node were
-// given up then, it would get no requests for a while, and its blobs would be read twice: by the requesters and by
+// nodes, all of them wait in one queue before the store, and an owner's first answer takes long. If its requests were
+// cancelled then, it would get no requests for a while, and its blobs would be read twice: by the requesters and by
 // it.
 const stalledFactor = 10
 
