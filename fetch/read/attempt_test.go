@@ -15,19 +15,19 @@ import (
 	"bowstring/spill"
 )
 
-// grace is what may pass between the end of a read's time and its error: the timer's period, and the time that is given
-// for the bytes of a small blob.
+// grace bounds the time between a read's timeout and its error: the period of the timer, plus the extra time for the
+// bytes of a small blob.
 const grace = 100 * time.Millisecond
 
-// placed is a store that says where it is.
+// placed is a store with a place.
 type placed struct{ *fake }
 
 func (placed) Where() string { return "keyspace k at 10.0.0.7:9042" }
 
-// A read ends when its time is over, whatever the store does: it says nothing, it does not even return when it is told
-// to, or it fails now and then beside attempts that hang.
+// A read times out, whatever the store does: it sends nothing, it does not even return when its context ends, or it
+// sometimes fails in addition to attempts that hang.
 func TestReadEndsInTime(t *testing.T) {
-	release := make(chan struct{}) // made outside of the bubbles: replaced in each
+	release := make(chan struct{}) // made outside the bubbles; replaced in each
 	for name, do := range map[string]func(ctx context.Context, n int64, b []byte) ([]byte, error){
 		"silent": hang,
 		"deaf": func(_ context.Context, _ int64, _ []byte) ([]byte, error) {
@@ -81,14 +81,14 @@ func TestReadEndsInTime(t *testing.T) {
 						t.Errorf("afterwards %d reads are in flight, %d held, %d given up", s.InFlight, s.Held, s.GivenUp)
 					}
 					close(release)
-					r.Close() // waits for what was left behind; newFake finds blobs that are not given back
+					r.Close() // waits for abandoned attempts; newFake finds blobs that are not released
 				})
 			})
 		}
 	}
 }
 
-// A blob that its store sends for longer than ReadTimeout comes, if it is as large.
+// A large blob may take longer than ReadTimeout, in proportion to its size.
 func TestLargeBlobHasTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		far := newFake(t)
@@ -109,8 +109,8 @@ func TestLargeBlobHasTime(t *testing.T) {
 	})
 }
 
-// What waits for its turn behind reads that the store does not answer has no time of its own after theirs. A blob that
-// is wanted anew has, as the store may answer again.
+// Requests that wait for their turn behind reads that the store does not answer get no new timeout. A new request
+// gets one, because the store may answer again.
 func TestWaitingForATurnIsPartOfTheTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		far := newFake(t)
@@ -136,7 +136,7 @@ func TestWaitingForATurnIsPartOfTheTime(t *testing.T) {
 		if took := try(2, at, newTold()) - at.Sub(began); took < limit || took > limit+grace {
 			t.Errorf("one that was wanted afterwards ends after %s, want %s", took, limit)
 		}
-		// The store answers again: what has waited for long is read.
+		// The store answers again: requests that have waited for long are read.
 		far.do = nil
 		to := newTold()
 		_, ref := content(3)
@@ -146,7 +146,7 @@ func TestWaitingForATurnIsPartOfTheTime(t *testing.T) {
 	})
 }
 
-// Where other nodes bring all, that the store was not heard for long says nothing of it.
+// If other nodes bring all blobs, a long silence of the store does not matter.
 func TestStoreThatIsNotAskedIsNotSilent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		near, far := newFake(t), newFake(t)
@@ -167,7 +167,7 @@ func TestStoreThatIsNotAskedIsNotSilent(t *testing.T) {
 	})
 }
 
-// A store whose calls never return does not take a thread for each read without end.
+// A store whose calls never return does not take an unbounded number of threads.
 func TestAttemptsThatNeverEndAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		release := make(chan struct{})
@@ -195,8 +195,8 @@ func TestAttemptsThatNeverEndAreBounded(t *testing.T) {
 	})
 }
 
-// A read that another node is at, as long as that takes for a store with a queue, is not made a second time here; one
-// that the other node never ends is.
+// A read that waits for another node, for as long as that takes with a queue before the store, is not made a second
+// time here. A read that the other node never ends is.
 func TestAwayIsLeftAlone(t *testing.T) {
 	for _, test := range []struct {
 		takes time.Duration
@@ -229,7 +229,7 @@ func TestAwayIsLeftAlone(t *testing.T) {
 	}
 }
 
-// A read that another node waits for does not wait for that node: what the store has lost is lost for both.
+// A read on behalf of another node does not wait for that node: a blob that the store has lost is lost for both.
 func TestHereWaitsForNobody(t *testing.T) {
 	other, far := newFake(t), newFake(t)
 	other.traits, other.do = read.Traits{Remote: true}, hang
@@ -249,7 +249,7 @@ func TestHereWaitsForNobody(t *testing.T) {
 	}
 }
 
-// Each read of the store is counted by why it was made there.
+// Each read of the store is counted by its reason.
 func TestReasons(t *testing.T) {
 	at := spill.Place{Dataset: 1, Position: 7}
 	refuses := func(context.Context, int64, []byte) ([]byte, error) { return nil, errors.New("it does not") }
@@ -263,7 +263,7 @@ func TestReasons(t *testing.T) {
 		reason string
 		mine   bool
 		has    bool                                                 // another node can be asked
-		peer   func(context.Context, int64, []byte) ([]byte, error) // what it does
+		peer   func(context.Context, int64, []byte) ([]byte, error) // what that node does
 		far    func(context.Context, int64, []byte) ([]byte, error) // what the store does
 		want   read.Want
 		fill   bool
@@ -309,13 +309,13 @@ func TestReasons(t *testing.T) {
 	}
 }
 
-// Nodes that share a store begin with the floor of one together; a node alone begins with all of it.
+// Nodes that share a store begin with one floor together; a single node begins with all of it.
 func TestFloorIsShared(t *testing.T) {
 	for sharers, least := range map[int]int64{1: 256, 4: 64} {
 		synctest.Test(t, func(t *testing.T) {
 			far := newFake(t)
 			far.do = func(ctx context.Context, n int64, b []byte) ([]byte, error) {
-				// one after another, as on a slow way
+				// one after another, as on a slow path
 				timer := time.NewTimer(time.Duration(1+n) * 20 * time.Millisecond)
 				defer timer.Stop()
 				select {

@@ -17,13 +17,13 @@ import (
 	"bowstring/spill"
 )
 
-// gate holds up what goes through it, once it was closed.
+// gate blocks calls while it is closed.
 type gate struct {
 	mu     sync.Mutex
 	closed chan struct{} // nil if open; guarded by mu
 }
 
-// hold closes the gate; the function returned opens it.
+// hold closes the gate; the returned function opens it.
 func (g *gate) hold() func() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -52,7 +52,7 @@ func (g *gate) pass(ctx context.Context) error {
 	}
 }
 
-// gated is a store whose answers can be held up.
+// gated is a store whose answers can be blocked.
 type gated struct {
 	store.Store
 	gate gate
@@ -82,7 +82,7 @@ func TestStoreConformance(t *testing.T) {
 				Tier: read.Store(g), At: spill.Place{Dataset: 1}, Hang: g.gate.hold,
 				Put:   func(ctx context.Context, data []byte) (schema.BlobRef, error) { return in.Put(ctx, data) },
 				Close: func() error { return errors.Join(in.Close(), s.Close()) },
-				Churn: func() error { // nothing refers to what the ingest was the owner of
+				Churn: func() error { // nothing refers to the ingest's blobs
 					if err := in.Close(); err != nil {
 						return err
 					}
@@ -135,7 +135,7 @@ func TestSpillConformance(t *testing.T) {
 	})
 }
 
-// overwrite writes zeros over files, but for their first blocks.
+// overwrite writes zeros over files, except their first blocks.
 func overwrite(pattern string) error {
 	names, err := filepath.Glob(pattern)
 	if err == nil && len(names) == 0 {

@@ -11,7 +11,7 @@ import (
 	"bowstring/spill"
 )
 
-// requireExtent requires that the blob lies in a file below a directory, and that the file has its bytes there.
+// requireExtent requires that the blob has an extent in a file below a directory, with the right bytes.
 func requireExtent(t *testing.T, b *schema.Blob, want []byte, dir string) {
 	t.Helper()
 	e, ok := b.Extent()
@@ -27,7 +27,7 @@ func requireExtent(t *testing.T, b *schema.Blob, want []byte, dir string) {
 	}
 }
 
-// What a reader hands out lies where the tier has it that it came from: for all who share it.
+// A blob's extent is that of the tier that brought it, for all receivers that share it.
 func TestExtent(t *testing.T) {
 	far, near := filepath.Join(t.TempDir(), "store"), filepath.Join(t.TempDir(), "spill")
 	s, in := newLocal(t, far)

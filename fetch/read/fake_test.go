@@ -15,22 +15,22 @@ import (
 // blobs is how many blobs fakes have.
 const blobs = 300
 
-// fake is a tier, and what read.Store makes one of, that has all blobs, does as it is told, and counts.
+// fake is a tier, and a store for read.Store, that has all blobs, runs the test's functions, and counts.
 type fake struct {
-	store.Store // nil: nothing of it but what follows is asked
+	store.Store // nil: only the methods below are called
 
 	traits read.Traits
 	has    func(schema.BlobRef) bool // nil: all
-	// do is what is done before the n-th Get, counted from 0, returns its bytes; nil: nothing. What it returns is
-	// returned.
+	// do is called before the n-th Get, counted from 0, returns its bytes; an error that it returns is returned. nil:
+	// nothing is called.
 	do func(ctx context.Context, n int64, data []byte) ([]byte, error)
 
 	known map[schema.Key][]byte
 	gets  atomic.Int64
-	out   atomic.Int64 // blobs that were not released
+	out   atomic.Int64 // blobs that are not released
 }
 
-// newFake returns a fake, all of whose blobs the test has to release.
+// newFake returns a fake. The test has to release all of its blobs.
 func newFake(t testing.TB) *fake {
 	f := &fake{known: map[schema.Key][]byte{}}
 	for i := range blobs {
@@ -62,24 +62,24 @@ func (f *fake) Get(ctx context.Context, ref schema.BlobRef) (schema.Blob, error)
 	return schema.NewBlob(data, &lent{f, data}), nil
 }
 
-// Traits is for what read.Store makes of a fake.
+// Traits is for read.Store.
 func (f *fake) Traits() store.Traits { return store.Traits{Replicas: 1} }
 
 // Where names no place.
 func (f *fake) Where() string { return "" }
 
-// lent is the owner of a blob that a fake has handed out.
+// lent is the owner of a blob of a fake.
 type lent struct {
 	fake *fake
 	data []byte
 }
 
 func (l *lent) Unpin() {
-	clear(l.data) // so that who uses it afterwards finds out
+	clear(l.data) // so that a use after the release is found
 	l.fake.out.Add(-1)
 }
 
-// peer is the tier that a fake is in the middle.
+// peer is the remote tier of a fake.
 type peer struct{ *fake }
 
 func (p peer) Name() string        { return "peer" }
@@ -100,7 +100,7 @@ func hang(ctx context.Context, _ int64, _ []byte) ([]byte, error) {
 	return nil, context.Cause(ctx)
 }
 
-// requireBlob requires a blob, right and from some tier, which it releases.
+// requireBlob requires that a blob is right and from a given tier, and releases it.
 func requireBlob(t testing.TB, o read.Outcome, i, tier int) {
 	t.Helper()
 	data, _ := content(i)

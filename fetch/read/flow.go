@@ -303,7 +303,8 @@ func (p *past) between(from, to time.Time) (sum Spell) {
 }
 
 // Past returns the measurement of the path to the last tier from the minute of from to the minute of to; the zero
-// Spell if there is none. It goes back half a day. Of several paths it is the one that was full for longest.
+// Spell if there is none. It goes back half a day. If there are several paths, it is that of the one that was full
+// for longest.
 func (r *Reader) Past(from, to time.Time) (seen Spell) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

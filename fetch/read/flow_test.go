@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// TestFlowStart: what is in flight at first grows with the distance, and nodes divide it among them.
+// TestFlowStart: the initial number of reads in flight grows with the latency, and nodes divide it.
 func TestFlowStart(t *testing.T) {
 	const ms = time.Millisecond
 	for _, c := range []struct {
@@ -36,14 +36,14 @@ func TestFlowStart(t *testing.T) {
 	}
 }
 
-// TestFlowStartEnds: the start ends when the rate stands still, at once if reads take longer, too. While the rate grows
-// they may: connections open their windows.
+// TestFlowStartEnds: the startup ends when the rate stops growing, at once if reads take longer as well. While the
+// rate grows they may, because connections open their windows.
 func TestFlowStartEnds(t *testing.T) {
 	const rtt = 100 * time.Millisecond
 	for name, c := range map[string]struct {
-		quickest time.Duration // of each round
-		rates    []int64       // of each round, in bytes a second
-		rounds   int           // until the start has ended; 0: it has not
+		quickest time.Duration // per round
+		rates    []int64       // per round, in bytes per second
+		rounds   int           // until the startup has ended; 0: it has not
 	}{
 		"grows":                {rtt, []int64{1e6, 2e6, 4e6, 8e6, 16e6}, 0},
 		"grows, slower":        {2 * rtt, []int64{1e6, 2e6, 4e6, 8e6, 16e6}, 0},
@@ -68,8 +68,7 @@ func TestFlowStartEnds(t *testing.T) {
 	}
 }
 
-// A path that is full tells its rate, one that streams have no use for tells its latency
-// alone; and what is old is forgotten.
+// A full path shows its rate, an underused one only its latency, and old measurements are forgotten.
 func TestPast(t *testing.T) {
 	var f flow
 	f.init(4096, func() int { return 1 })

@@ -7,7 +7,7 @@ import (
 	"bowstring/schema"
 )
 
-// Where there is always something due, what was taken makes room for what comes.
+// If the queue of attempts is never empty, taken attempts make room for new ones.
 func TestDueDoesNotGrow(t *testing.T) {
 	const waiting = 10
 	var d due
@@ -31,7 +31,7 @@ func TestDueDoesNotGrow(t *testing.T) {
 	}
 }
 
-// A context made of a read's ends with it, and leaves nothing behind when it ends before.
+// A context derived from a read's ends with it, and leaves nothing behind if it ends before.
 func TestContextOfRead(t *testing.T) {
 	var rd readContext
 	early, cancel := context.WithCancel(&rd)
@@ -55,7 +55,7 @@ func TestContextOfRead(t *testing.T) {
 	<-after.Done()
 }
 
-// emptyTier is a last tier that has nothing.
+// emptyTier is a last tier without blobs.
 type emptyTier struct{}
 
 func (emptyTier) Name() string            { return "store" }
@@ -65,7 +65,7 @@ func (emptyTier) Fetch(c []Cell, a Answers) {
 	Each(c, a, func(*Cell) Answer { return Answer{Err: schema.ErrNotFound} })
 }
 
-// The counters are had while the mutex is taken: they are those of when it was last let go of.
+// Stats does not wait for the mutex: it returns the counters as of the last unlock.
 func TestStatsWaitForNoReads(t *testing.T) {
 	r, err := New([]Tier{emptyTier{}}, Options{MaxReads: 1})
 	if err != nil {

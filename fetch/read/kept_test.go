@@ -8,7 +8,7 @@ import (
 	"bowstring/spill"
 )
 
-// Of what another node owns nothing is kept here but pages of manifests, which nobody is asked for.
+// Blobs of other owners are not cached here, except pages of manifests, which are not requested from other nodes.
 func TestPagesAreKept(t *testing.T) {
 	near, far := newFake(t), newFake(t)
 	near.traits.Remote = true
@@ -36,7 +36,7 @@ func TestPagesAreKept(t *testing.T) {
 	}
 }
 
-// The store stands in where a blob is for another node to keep, and not where who wants it keeps it himself.
+// StoodIn counts a blob of another owner that is read from the store, except if the receiver caches it itself.
 func TestStoodIn(t *testing.T) {
 	for _, mine := range []bool{true, false} {
 		r := newReader(t, read.Options{NoHedge: true, Keeps: func(schema.BlobRef) bool {

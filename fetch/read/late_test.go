@@ -13,7 +13,8 @@ import (
 	"bowstring/spill"
 )
 
-// Who checks late shares what others have read, or what comes unchecked; who does not never gets what was not checked.
+// A receiver that verifies blobs itself shares any read, or gets an unchecked blob. Other receivers never get an
+// unchecked blob.
 func TestLateIsSharedOneWay(t *testing.T) {
 	far, near := filepath.Join(t.TempDir(), "store"), filepath.Join(t.TempDir(), "spill")
 	s, in := newLocal(t, far)
@@ -34,7 +35,7 @@ func TestLateIsSharedOneWay(t *testing.T) {
 		}
 		return o
 	}
-	// What the spill is to keep is checked before.
+	// Blobs that the spill is to cache are checked before.
 	o := get(true)
 	if o.Blob.Unchecked() || o.Tier != 1 {
 		t.Errorf("from tier %d comes a blob for the spill, unchecked: %t", o.Tier, o.Blob.Unchecked())
@@ -55,7 +56,7 @@ func TestLateIsSharedOneWay(t *testing.T) {
 		!too.Blob.Unchecked() {
 		t.Errorf("tier %d; unchecked: %t", too.Tier, too.Blob.Unchecked())
 	}
-	// A bit of the file flips while both have it.
+	// A bit of the file flips while both hold it.
 	names, err := filepath.Glob(filepath.Join(near, "*", "*.seg"))
 	if err != nil || len(names) == 0 {
 		t.Fatal("no segments", err)
@@ -73,7 +74,7 @@ func TestLateIsSharedOneWay(t *testing.T) {
 		t.Errorf("who leaves the check to the reader gets wrong bytes of tier %d; unchecked: %t", checked.Tier,
 			checked.Blob.Unchecked())
 	}
-	// By now the spill has forgotten it, and what was checked is shared.
+	// By now the spill has dropped it, and checked reads are shared.
 	shared := get(true)
 	if shared.Blob.Unchecked() || ref.Check(shared.Blob.Bytes()) != nil {
 		t.Errorf("from tier %d, unchecked: %t", shared.Tier, shared.Blob.Unchecked())
@@ -100,7 +101,7 @@ func flip(t *testing.T, name string, at int64) {
 	}
 }
 
-// turning is a store during whose reads this node becomes one that is to keep blobs.
+// turning is a store during whose reads this node becomes the owner.
 type turning struct {
 	store.Store
 	keeps *atomic.Bool
@@ -113,7 +114,7 @@ func (s turning) Get(ctx context.Context, ref schema.BlobRef) (schema.Blob, erro
 	return s.Store.Get(ctx, ref)
 }
 
-// What nobody has checked is not kept, whatever changes between the read's beginning and its end.
+// An unchecked blob is not cached, even if ownership changes during the read.
 func TestUncheckedIsNotKept(t *testing.T) {
 	s, in := newLocal(t, t.TempDir())
 	cache := newSpill(t, t.TempDir())
@@ -122,7 +123,7 @@ func TestUncheckedIsNotKept(t *testing.T) {
 	r := newReader(t, read.Options{NoHedge: true, Keeps: func(schema.BlobRef) bool { return keeps.Load() }},
 		read.Spill(cache), read.Store(turning{s, &keeps}))
 	var refs []schema.BlobRef
-	for i, unchecked := range []bool{true, false} { // the second one is kept: what was offered before is, by then
+	for i, unchecked := range []bool{true, false} { // the second one is cached: the first offer is done by then
 		data, ref := content(i)
 		if _, err := in.Put(t.Context(), data); err != nil {
 			t.Fatal(err)

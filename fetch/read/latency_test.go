@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// A quantile is at most an eighth above the exact one, and never below it.
+// A quantile is at most 1/8 above the exact one, and never below it.
 func TestLatencyQuantiles(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -35,8 +35,7 @@ func TestLatencyQuantiles(t *testing.T) {
 	}
 }
 
-// Latencies of more than two periods ago are forgotten, unless there are too
-// few since to tell.
+// Latencies older than two periods are forgotten, unless there are too few newer ones.
 func TestLatenciesAreOfLate(t *testing.T) {
 	var l latencies
 	now := time.Now()
@@ -76,7 +75,7 @@ func TestLatencyBuckets(t *testing.T) {
 	}
 }
 
-// A bucket has what took longer than the bound before it, and no longer than its own.
+// A bucket holds latencies above the bound before it, up to its own.
 func TestTimesBuckets(t *testing.T) {
 	bound := func(i int) float64 { return math.Exp2(float64(TimesFirst+i) / perDoubling) }
 	for d := time.Duration(1); d < time.Hour; d += d/17 + 1 {
@@ -98,7 +97,7 @@ func TestTimesBuckets(t *testing.T) {
 	}
 }
 
-// To count a read in takes no memory, nor does to look whether a call is traced.
+// Counting a read allocates nothing, nor does checking whether a call is traced.
 func TestCountingTakesNoMemory(t *testing.T) {
 	var times Times
 	ctx := context.Background()

@@ -19,7 +19,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// quiet drops what is logged of the faults that tests make.
+// quiet drops logs of the faults that tests make.
 var quiet = slog.New(slog.DiscardHandler)
 
 // content is blob number i: 1,008 to about 4,000 bytes.
@@ -31,7 +31,7 @@ func content(i int) ([]byte, schema.BlobRef) {
 	return b, schema.RefOf(b)
 }
 
-// newLocal opens an empty store in a directory, and an ingest of it that keeps what is put through it.
+// newLocal opens an empty store in a directory, with an ingest for puts.
 func newLocal(t testing.TB, dir string) (store.Store, store.Ingest) {
 	t.Helper()
 	s, err := local.Open(dir, local.Options{})
@@ -80,7 +80,7 @@ func newReader(t testing.TB, opts read.Options, list ...read.Tier) *read.Reader 
 	return r
 }
 
-// told is a Receiver that keeps what it is told, for up to a hundred wants.
+// told is a Receiver that records its outcomes, for up to a hundred requests.
 type told chan read.Outcome
 
 func newTold() told { return make(told, 100) }
@@ -93,7 +93,7 @@ func (c told) Receive(list []read.Outcome) {
 
 func (told) More() {}
 
-// want asks for a blob at a place of its own, and waits until it is its turn, if there is room for it.
+// want requests a blob in a place of its own, and waits for its turn.
 func want(t testing.TB, r *read.Reader, w read.Want) (began bool) {
 	t.Helper()
 	if w.Context == nil {
@@ -105,7 +105,7 @@ func want(t testing.TB, r *read.Reader, w read.Want) (began bool) {
 	return began
 }
 
-// ask asks for a blob, and waits for its turn until it seems that it has none.
+// ask requests a blob, and waits for its turn until it seems to get none.
 func ask(t testing.TB, p *read.Place, w read.Want) bool {
 	t.Helper()
 	p.Ask(w)
@@ -118,7 +118,7 @@ func ask(t testing.TB, p *read.Place, w read.Want) bool {
 	return false
 }
 
-// next returns what a receiver is told next.
+// next returns a receiver's next outcome.
 func (c told) next(t testing.TB) read.Outcome {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -132,7 +132,7 @@ func (c told) next(t testing.TB) read.Outcome {
 	}
 }
 
-// until waits for something that another goroutine does.
+// until waits for an effect of another goroutine.
 func until(t testing.TB, what string, done func() bool) {
 	t.Helper()
 	tick := time.NewTicker(time.Millisecond)

@@ -113,10 +113,10 @@ func (r *read) Unpin() {
 	}
 }
 
-// Frame implements schema.Framer. Of all holders, only one tier stores the blob.
+// Frame implements schema.Framer. Only one tier of all holders stores the blob.
 func (r *read) Frame() []byte { return r.blob.Frame() }
 
-// Extent implements schema.Locator: the blob lies where the tier that brought it has it.
+// Extent implements schema.Locator: the extent is that of the tier that brought the blob.
 func (r *read) Extent([]byte) (schema.Extent, bool) { return r.blob.Extent() }
 
 // Share implements schema.Sharer.

@@ -402,8 +402,8 @@ func (r *Reader) forgetFreedLocked() {
 	}
 }
 
-// Tenant is the account of a tenant's reads. What it has in flight to the last tier stays within its share, except
-// that one read is always allowed.
+// Tenant is the account of a tenant's reads. Its reads in flight to the last tier stay within its share, except that
+// one read is always allowed.
 type Tenant struct {
 	reader *Reader
 	reads  int     // in flight to the last tier; guarded by Reader.mu

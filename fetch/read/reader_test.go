@@ -16,13 +16,13 @@ import (
 	"bowstring/spill"
 )
 
-// A tier in the middle that brings nothing, or what is wrong, costs one look: the blob comes from the store, once, and
-// the tier above keeps it.
+// A tier in the middle that brings nothing, or wrong bytes, costs one look-up: the blob comes from the store, once,
+// and the tier above caches it.
 func TestMiddleTier(t *testing.T) {
 	const n = 20
 	for name, c := range map[string]struct {
 		do   func(ctx context.Context, n int64, data []byte) ([]byte, error)
-		tier int // where blobs come from
+		tier int // the tier that brings blobs
 	}{
 		"right":       {nil, 1},
 		"lost":        {func(context.Context, int64, []byte) ([]byte, error) { return nil, schema.ErrNotFound }, 2},
@@ -37,7 +37,7 @@ func TestMiddleTier(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			near, far := newFake(t), newFake(t)
-			cache := newSpill(t, t.TempDir()) // holds what was offered until it is closed
+			cache := newSpill(t, t.TempDir()) // keeps offers until it is closed
 			near.do = c.do
 			attempts := make(chan int, n)
 			far.do = func(ctx context.Context, _ int64, b []byte) ([]byte, error) {
@@ -78,7 +78,7 @@ func TestMiddleTier(t *testing.T) {
 	}
 }
 
-// A tier in the middle that is silent is not waited for, whether it gives up then or brings the blob too late.
+// A silent tier in the middle is not waited for, whether it then fails or brings the blob too late.
 func TestSlowMiddleTier(t *testing.T) {
 	for _, late := range []bool{false, true} {
 		t.Run(fmt.Sprint("late=", late), func(t *testing.T) {
@@ -92,7 +92,7 @@ func TestSlowMiddleTier(t *testing.T) {
 				return nil, context.Cause(ctx)
 			}
 			r := newReader(t, read.Options{}, peer{near}, read.Store(far))
-			for i := 1; i < blobs; i++ { // so that it is known what slow is
+			for i := 1; i < blobs; i++ { // so that the latency of a slow read is known
 				_, ref := content(i)
 				b, err := r.Get(t.Context(), ref)
 				if err != nil {
@@ -116,7 +116,7 @@ func TestSlowMiddleTier(t *testing.T) {
 	}
 }
 
-// What one holds another gets without a read, and it is forgotten with its last hold.
+// A held blob is shared without a read, and forgotten with its last hold.
 func TestHeld(t *testing.T) {
 	far := newFake(t)
 	r := newReader(t, read.Options{NoHedge: true}, read.Store(far))
@@ -144,7 +144,7 @@ func TestHeld(t *testing.T) {
 	}
 }
 
-// The store sees on whose behalf it is read, that of the one who wanted the blob first, and which attempt it is.
+// The store sees the context of the first receiver, and the number of the attempt.
 func TestContextReachesTheStore(t *testing.T) {
 	near, far := newFake(t), newFake(t)
 	near.do = func(context.Context, int64, []byte) ([]byte, error) { return nil, schema.ErrUnavailable }
@@ -185,7 +185,8 @@ func TestContextReachesTheStore(t *testing.T) {
 	}
 }
 
-// Of several who wait some leave: the others are told. With the last one the read ends, and goes down to no other tier.
+// If some of several receivers leave, the others get the outcome. With the last one the read ends, and asks no other
+// tier.
 func TestLeave(t *testing.T) {
 	near, far := newFake(t), newFake(t)
 	answer, asked := make(chan struct{}), make(chan struct{}, 10)
@@ -241,8 +242,7 @@ func TestLeave(t *testing.T) {
 	}
 }
 
-// A reader that closes ends what hangs, whichever tier it hangs in, and what waits to be tried again, and tells all who
-// wait.
+// Close ends hanging reads in any tier, and those that wait for a retry, and delivers an error to all receivers.
 func TestClose(t *testing.T) {
 	near, far := newFake(t), newFake(t)
 	_, silent := content(1)
@@ -277,7 +277,7 @@ func TestClose(t *testing.T) {
 			t.Errorf("told of %v", o.Err)
 		}
 	}
-	r.Close() // again, which does nothing
+	r.Close() // a second call does nothing
 	if want(t, r, read.Want{Ref: fails, To: to}) {
 		t.Error("a reader that is closed begins a read")
 	}
@@ -289,7 +289,7 @@ func TestClose(t *testing.T) {
 	}
 }
 
-// A tier with a number of reads takes no more at once, and keeps none from the way to the store.
+// A tier with a fixed number of reads takes no more at once, and does not block the path to the store.
 func TestParallel(t *testing.T) {
 	near, far := newFake(t), newFake(t)
 	near.traits.Parallel = 2
@@ -320,7 +320,7 @@ func TestParallel(t *testing.T) {
 	}
 }
 
-// outcomes is a Receiver that has room for what comes.
+// outcomes is a Receiver with room for all outcomes.
 type outcomes chan read.Outcome
 
 func (c outcomes) Receive(list []read.Outcome) {

@@ -65,8 +65,8 @@ type Traits struct {
 	Together int
 	// Checked says that Fetch has verified the bytes by the reference's checksum.
 	Checked bool
-	// Remote says that the tier is other nodes, which may request blobs from this one. What is read on behalf of
-	// another node is not requested from this tier.
+	// Remote says that the tier is other nodes, which may request blobs from this one. A blob that is read on behalf
+	// of another node is not requested from this tier.
 	Remote bool
 	// Late says that Late cells may be answered unchecked. The receiver copies the bytes and verifies the copy, so
 	// that memory is read once, and the verified bytes are the ones delivered. A blob that fails is read again.

@@ -10,7 +10,7 @@ import (
 	"bowstring/schema"
 )
 
-// gatherer is the last tier: some of its blobs lie in a bucket, and all others are at hand.
+// gatherer is the last tier: some of its blobs are in a bucket, and all others are local.
 type gatherer struct {
 	peer
 	in func(schema.BlobRef) bool
@@ -19,8 +19,8 @@ type gatherer struct {
 func (g gatherer) Traits() read.Traits             { return read.Traits{Together: 16} }
 func (g gatherer) Gathers(ref schema.BlobRef) bool { return g.in(ref) }
 
-// A store that answers at once says nothing of the way to the bucket in which attached blobs lie: as many reads may be
-// under way there as a store takes that is far away, the first time and afterwards.
+// A store that answers at once says nothing about the path to the bucket with attached blobs: as many reads may be in
+// flight there as to a distant store, at first and later.
 func TestBucketHasAWayOfItsOwn(t *testing.T) {
 	const latency = 150 * time.Millisecond
 	synctest.Test(t, func(t *testing.T) {
@@ -94,8 +94,8 @@ func TestBucketHasAWayOfItsOwn(t *testing.T) {
 	})
 }
 
-// Another node that is slow to bring a blob of a bucket may be reading a large piece of that: it is not read here beside.
-// What lies in the store by itself is.
+// A node that is slow to bring a blob of a bucket may be reading a large span, so this node does not read the blob in
+// addition. It does for a blob outside buckets.
 func TestNoHedgeBesideAnOwner(t *testing.T) {
 	for _, inBucket := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {

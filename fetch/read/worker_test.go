@@ -13,8 +13,7 @@ import (
 	"bowstring/fetch/store"
 )
 
-// Of reads that a goroutine begins together, as they take no time as a rule, those that prove slow hold up no others,
-// and what came before them is told.
+// If some reads of a quick run prove slow, they do not delay the others, and earlier outcomes are delivered.
 func TestRunsAreNotHeldUp(t *testing.T) {
 	f := newFake(t)
 	var slow atomic.Bool
@@ -83,11 +82,11 @@ func TestRunsAreNotHeldUp(t *testing.T) {
 	p.Retire()
 }
 
-// gathering is a tier that serves cells together, and tells how many.
+// gathering is a tier that serves cells together, and records how many.
 type gathering struct {
 	peer
 	sizes chan int
-	hold  func(i int) // is called before each cell of a Fetch
+	hold  func(i int) // called before each cell of a Fetch
 }
 
 func (g gathering) Traits() read.Traits { return read.Traits{Together: 8, Parallel: 100} }
@@ -101,7 +100,8 @@ func (g gathering) Fetch(cells []read.Cell, to read.Answers) {
 	}
 }
 
-// A tier gets as many cells at once as it serves together, with when they are used, and each is told of as it comes.
+// A tier gets as many cells at once as it serves together, with their use, and each outcome is delivered when it
+// comes.
 func TestTogether(t *testing.T) {
 	near, far := newFake(t), newFake(t)
 	next := make(chan struct{})
@@ -131,12 +131,12 @@ func TestTogether(t *testing.T) {
 	p.Retire()
 }
 
-// chain asks for one blob after another, and for an older one beside the first.
+// chain requests one blob after another, and an older one in addition to the first.
 type chain struct {
 	t     testing.TB
 	place *read.Place
 	next  int
-	begin func() // the older one
+	begin func() // starts the older one
 	done  chan struct{}
 }
 
@@ -162,14 +162,14 @@ func (*chain) More() {}
 
 const chainLength = 200
 
-// What was begun first is read first, though all processors are busy with reads that bring more reads: the goroutine
-// that was woken for it has no turn meanwhile.
+// The read that was begun first is made first, even if all CPUs are busy with reads that start more reads, and the
+// goroutine that was woken for it gets no CPU.
 func TestOldestFirst(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	older, ref := content(chainLength + 1)
 	far := newFake(t)
 	var mu sync.Mutex
-	after := -1 // how many were read before the older one
+	after := -1 // reads made before the older one
 	far.do = func(_ context.Context, n int64, b []byte) ([]byte, error) {
 		mu.Lock()
 		defer mu.Unlock()
@@ -199,12 +199,12 @@ func TestOldestFirst(t *testing.T) {
 	}
 }
 
-// mapped is a fake whose blobs lie in files of this node, so that they may be checked late.
+// mapped is a fake with blobs in files of this node, so that they may be checked late.
 type mapped struct{ *fake }
 
 func (mapped) Traits() store.Traits { return store.Traits{Mapped: true, Replicas: 1} }
 
-// Of attempts for which hardly any goroutine is woken, those that prove slow hold up none of the others.
+// Among attempts for which hardly any goroutine is woken, slow ones do not delay the others.
 func TestQuickThatAreSlowHoldUpNone(t *testing.T) {
 	const reads, slow = 8, 3
 	for round := range 50 {
