@@ -14,8 +14,9 @@ import (
 	"bowstring/schema"
 )
 
-// What another program does to an attached table is data loss where the bytes are gone, in a store that has read the
-// table before and in one that has not. A verification goes on to the last row, and a dataset beside it is whole.
+// A change by another program that removes bytes of an attached table is data loss, in a store that has read the
+// table before and in one that has not. A verification continues to the last row, and other datasets are not
+// affected.
 func TestAttachedTableThatIsGone(t *testing.T) {
 	keyspace := newKeyspace(t)
 	s := openStore(t, keyspace)

@@ -29,7 +29,7 @@ type foreignRow struct {
 	class string
 }
 
-// foreignRows are distinct in every column, but for the splits.
+// foreignRows are distinct in every column except the splits.
 func foreignRows(n int, mask bool) []foreignRow {
 	rows := make([]foreignRow, n)
 	for i := range rows {

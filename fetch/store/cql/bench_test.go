@@ -12,8 +12,8 @@ import (
 	"bowstring/schema"
 )
 
-// BenchmarkGet reads blobs from a real server on the same machine: what is to
-// be seen are allocations, and processor time less the server's.
+// BenchmarkGet reads blobs from a real server on the same machine. It shows allocations, and CPU time without the
+// server's.
 func BenchmarkGet(b *testing.B) {
 	for _, size := range []int{20_000, 110_000} {
 		s, refs := stored(b, size)

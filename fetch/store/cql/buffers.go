@@ -58,7 +58,7 @@ type class struct {
 
 const (
 	// betweenShare is the inverse of the share of the pinned bytes up to which, plus half of the spare, free memory
-	// may lie between pinned buffers.
+	// between pinned buffers is kept.
 	betweenShare = 4
 
 	arenaPeriod = 10 * time.Second
@@ -75,7 +75,7 @@ type buffer struct {
 	absent bool   // free, and its pages were released; guarded by arena.mu
 }
 
-// leastFramed is the length from which blobs lie in a frame. Buffers of that size are whole blocks and pages.
+// leastFramed is the length from which a blob has a frame. Buffers of that size are whole blocks and pages.
 const leastFramed = 16 << 10
 
 // take returns a buffer of n bytes, n > 0, that the caller owns until Unpin. Its content is undefined.

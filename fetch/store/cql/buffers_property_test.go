@@ -103,5 +103,5 @@ func TestBuffersCount(t *testing.T) {
 	}
 }
 
-// at is where a buffer lies.
+// at is the address of a buffer.
 func at(b *buffer) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(b.memory))) }

@@ -251,7 +251,7 @@ func TestBuffersAreKept(t *testing.T) {
 	a.tick()
 	fill(2*16, smallSlab/16-smallPage)
 	want(2, 5)
-	// Buffers of another size take the place of those that nobody needs.
+	// Buffers of another size replace those that are not needed.
 	fill(32, smallSlab/32-smallPage)
 	want(2, 5)
 	for range 3 {
@@ -260,8 +260,8 @@ func TestBuffersAreKept(t *testing.T) {
 	want(0, 5)
 }
 
-// TestBuffersBetweenOthers: what is pinned for long may be spread over many slabs: what lies free between
-// it is given back, but for what is to spare, and comes again when it is needed.
+// TestBuffersBetweenOthers: pinned buffers may be spread over many slabs. Free memory between them is released,
+// except the spare, and comes back when it is needed.
 func TestBuffersBetweenOthers(t *testing.T) {
 	a := newArena(t)
 	a.spare = 8 << 20
@@ -314,7 +314,7 @@ func TestBuffersOutliveTheArena(t *testing.T) {
 	}
 }
 
-// TestFrames: what is large enough lies in a frame of its own.
+// TestFrames: a large blob has a frame of its own.
 func TestFrames(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -374,7 +374,7 @@ func BenchmarkBuffer(b *testing.B) {
 	})
 }
 
-// arenaStats says what an arena holds, in bytes but for buffers and maps.
+// arenaStats is the state of an arena, in bytes except for buffers and maps.
 type arenaStats struct {
 	buffers, bytes int64 // pinned
 	mapped, idle   int64 // slabs, and those of them without a pinned buffer

@@ -65,8 +65,8 @@ func TestNodeLost(t *testing.T) {
 		}
 	}
 	t.Run("reads", func(t *testing.T) {
-		// Nobody tries these again or hedges: the driver has to. Three servers may keep a small machine so busy that
-		// one that runs does not answer for some seconds.
+		// These requests are neither retried nor hedged by a caller, so the driver has to retry. Three servers may
+		// keep a small machine so busy that a running one does not answer for some seconds.
 		s := open(t, "&timeout=8s&conns=2")
 		data := blobs("lost", 200, 5000)
 		if _, err := importInto(t.Context(), s, "reads", 0, data); err != nil {

@@ -8,7 +8,8 @@ import (
 	"bowstring/schema"
 )
 
-// TestConnectFaultWithoutCertificate: whoever has no certificate, and is cut off without a word, is told of them.
+// TestConnectFaultWithoutCertificate: a client without a certificate whose connection is closed without a reason gets
+// an error that names certificates.
 func TestConnectFaultWithoutCertificate(t *testing.T) {
 	const hint = "cert and key"
 	for name, c := range map[string]struct {

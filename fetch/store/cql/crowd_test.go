@@ -155,7 +155,7 @@ func (m *mock) keys() []int {
 	return n
 }
 
-// gets checks that the server got so many statements, and so many single reads.
+// gets checks the server's counts of statements and of single reads.
 func (c *crowd) gets(statements, singles int) {
 	c.t.Helper()
 	var several, one int

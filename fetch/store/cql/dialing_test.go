@@ -46,7 +46,7 @@ func opensSession() bool {
 	return strings.Contains(string(stacks[:runtime.Stack(stacks, true)]), "ClusterConfig).CreateSession")
 }
 
-// TestConnectEndsWithItsContext: when the context ends while a session is opened, the driver has given up when connect
+// TestConnectEndsWithItsContext: if the context ends while a session is opened, the driver has stopped when connect
 // returns, and the connections are closed.
 func TestConnectEndsWithItsContext(t *testing.T) {
 	cause := errors.New("the caller has gone")
@@ -121,7 +121,7 @@ func TestSessionOutlivesItsContext(t *testing.T) {
 
 var errEnded = errors.New("the session was given up")
 
-// TestDialingAfterTheEnd: a connection that is made all the same when the session was given up is closed.
+// TestDialingAfterTheEnd: a connection that is made after the opening was cancelled is closed.
 func TestDialingAfterTheEnd(t *testing.T) {
 	here, there := net.Pipe()
 	defer there.Close()

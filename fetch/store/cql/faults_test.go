@@ -171,7 +171,7 @@ func TestWrongSize(t *testing.T) {
 	}
 }
 
-// TestSilentServer: one that hangs is left alone until it answers who asks it.
+// TestSilentServer: a hanging server is avoided until it answers a probe.
 func TestSilentServer(t *testing.T) {
 	var hung atomic.Bool
 	asked := make(chan struct{}, 1000)

@@ -31,7 +31,7 @@ func TestGather(t *testing.T) {
 	}
 }
 
-// TestGatherSameBlob: who asks for one blob at the same time gets it from one row.
+// TestGatherSameBlob: readers of one blob at the same time get it from one row.
 func TestGatherSameBlob(t *testing.T) {
 	c := newCrowd(t, &mock{}, 20_000)
 	for range crowdKeys - 1 {
@@ -195,7 +195,7 @@ func TestGatherRefused(t *testing.T) {
 	c.gets(6, 12)
 }
 
-// TestGatherCancel: who goes away is not asked for, and holds up nobody.
+// TestGatherCancel: a blob whose reader has left is not requested, and delays no other.
 func TestGatherCancel(t *testing.T) {
 	c := newCrowd(t, &mock{}, large(crowdKeys)...)
 	gone, cancel := context.WithCancelCause(t.Context())
@@ -221,7 +221,7 @@ func TestGatherCancel(t *testing.T) {
 	}
 }
 
-// TestGatherCancelAll: a statement that nobody waits for is not sent, or given up.
+// TestGatherCancelAll: a statement without readers is not sent, or is cancelled.
 func TestGatherCancelAll(t *testing.T) {
 	for name, sent := range map[string]bool{"open": false, "sent": true} {
 		t.Run(name, func(t *testing.T) {

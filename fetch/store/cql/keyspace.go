@@ -89,7 +89,7 @@ func (e *NoReplicationError) Now() string {
 // Unwrap returns schema.ErrInvalid.
 func (e *NoReplicationError) Unwrap() error { return schema.ErrInvalid }
 
-// Init creates the store of an address: its keyspace, if that does not exist, and its tables. What exists stays
+// Init creates the store of an address: its keyspace, if that does not exist, and its tables. Existing tables stay
 // unchanged. It may be interrupted and repeated.
 func Init(ctx context.Context, uri string, opts InitOptions) error {
 	config, err := ParseURI(uri)

@@ -24,8 +24,8 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// findLeaks waits for the driver's attempts to connect, which sleep a second
-// each and are not told that their session is closed.
+// findLeaks waits for the driver's attempts to connect, which sleep for a second each and are not stopped when their
+// session is closed.
 func findLeaks(ignore ...goleak.Option) error {
 	err := goleak.Find(ignore...)
 	for end := time.Now().Add(20 * time.Second); err != nil && time.Now().Before(end); {

@@ -12,8 +12,8 @@ import (
 	"github.com/datastax/go-cassandra-native-protocol/message"
 )
 
-// topology answers what drivers ask about the members of the cluster. A
-// member's last byte of the address is in all that tells it from the others.
+// topology answers the drivers' queries about the members of the cluster. The last byte of a member's address
+// distinguishes it in all answers.
 func (m *mock) topology(query string, c net.Conn) message.Message {
 	var members []string
 	address := "rpc_address"

@@ -31,8 +31,8 @@ func (d *gated) DialContext(ctx context.Context, network, addr string) (net.Conn
 	return own.DialContext(ctx, network, addr)
 }
 
-// TestControlOutlivesItsFirstCaller: who asks for the session first may go away while it is opened. It is opened all
-// the same, once.
+// TestControlOutlivesItsFirstCaller: the first caller of the session may leave while it is opened. It is still
+// opened, once.
 func TestControlOutlivesItsFirstCaller(t *testing.T) {
 	_, port := mockAlone(t, well)
 	dialer := &gated{first: make(chan struct{})}

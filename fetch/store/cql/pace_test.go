@@ -140,8 +140,8 @@ func TestFailingReplica(t *testing.T) {
 	}
 }
 
-// TestOverloadedReplica: a host that can do some of its reads does these, and is
-// not given up and asked for all of them by turns.
+// TestOverloadedReplica: a host that can do some of its reads does these. It does not alternate between none and all
+// of them.
 func TestOverloadedReplica(t *testing.T) {
 	// The more requests a host has, the longer each takes.
 	const bearable = 2
@@ -163,7 +163,7 @@ func TestOverloadedReplica(t *testing.T) {
 	}
 }
 
-// TestFewReads: with as few reads as there are in a quiet hour nobody is judged by chance.
+// TestFewReads: with as few reads as in a quiet hour, no host is judged by chance.
 func TestFewReads(t *testing.T) {
 	c := newCourse(t, 3, 3)
 	for range paceFew - 1 {

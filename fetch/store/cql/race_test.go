@@ -2,6 +2,6 @@
 
 package cql
 
-// atOnceBesideALoss is how many reads are made at once as a node is lost. The driver tells all that are under way on a
-// connection by one error, to which each then writes how it stood: with several, the race detector finds that.
+// atOnceBesideALoss is how many reads are in flight when a node is lost. The driver ends all calls of a connection
+// with one error object, to which each call then writes: with several calls, the race detector finds that.
 const atOnceBesideALoss = 1

@@ -67,7 +67,7 @@ func TestReplicasOfServers(t *testing.T) {
 		return n
 	}
 	keys := 0
-	// read makes so many reads of different blobs, some at once.
+	// read makes n reads of different blobs, some at once.
 	read := func(n int) (shares [3]float64) {
 		before := counts()
 		var g sync.WaitGroup
@@ -188,9 +188,9 @@ func newApart(tb testing.TB, rows, size int) *apart {
 	return s
 }
 
-// BenchmarkReplicas streams epochs from servers 20 ms away, by turns from two and
-// from the same two with a third that answers in 400 ms. share_of_healthy is the
-// throughput with it relative to that without, after the seconds it takes to find out.
+// BenchmarkReplicas streams epochs from servers 20 ms away, alternating between two of them and the same two with a
+// third that answers in 400 ms. share_of_healthy is the throughput with the third relative to that without, after the
+// seconds of detection.
 func BenchmarkReplicas(b *testing.B) {
 	const (
 		rows, size = 4000, 110_000

@@ -53,7 +53,7 @@ func TestSilentHostIsAskedLast(t *testing.T) {
 	c.want(c.order(1, 2), "2 3 4 0 1", "too late, a third attempt")
 	c.want(c.order(0, 0), "0 2 3 4 1", "too late, a read of another host")
 	c.want(c.order(3, 1), "4 0 3 2 1", "not among the replicas")
-	// What is no read of a blob avoids it too.
+	// Requests other than reads of blobs avoid it too.
 	c.want(c.names(c.Pick(plainQuery{ctx: context.WithValue(context.Background(), placeKey{}, 1)})), "2 3 4 0 1",
 		"another query")
 	if !slices.Equal(c.asked, []string{"1"}) {
@@ -89,7 +89,7 @@ func TestOnlyReplicaIsAskedThoughSilent(t *testing.T) {
 	}
 }
 
-// TestWhatIsNoAnswer: a host is silent though nobody waits for it any more.
+// TestWhatIsNoAnswer: a host is silent even if no read waits for it any more.
 func TestWhatIsNoAnswer(t *testing.T) {
 	for name, err := range map[string]error{
 		"cancelled":       context.Canceled,
@@ -100,7 +100,7 @@ func TestWhatIsNoAnswer(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := newCourse(t, 3, 3)
-			// Reads that are given up, one after the other: none is waited for for long.
+			// Cancelled reads, one after the other, none of which waits for long.
 			for range 12 {
 				r, next := c.read(0, 0)
 				h := next()
@@ -127,8 +127,7 @@ type serverError struct{ error }
 func (serverError) Code() int    { return codeOverloaded }
 func (serverError) GetCode() int { return codeOverloaded }
 
-// TestUnheardAnswer: where the one read was given up and no other came for long,
-// the host may have answered.
+// TestUnheardAnswer: if the only read was cancelled and no other was made for long, the host may have answered.
 func TestUnheardAnswer(t *testing.T) {
 	c := newCourse(t, 3, 3)
 	r, next := c.read(0, 0)
@@ -204,7 +203,7 @@ func (notified) RemoveHost(*gocql.HostInfo) {}
 func (notified) HostUp(*gocql.HostInfo)     {}
 func (notified) HostDown(*gocql.HostInfo)   {}
 
-// TestOnlyHost: who asks whether a host answers asks no other.
+// TestOnlyHost: a probe of a host asks no other host.
 func TestOnlyHost(t *testing.T) {
 	c := newCourse(t, 3, 3)
 	h := c.host(c.hosts[2])

@@ -174,7 +174,7 @@ func FuzzParseURI(f *testing.F) {
 			}
 			return
 		}
-		// What is written is read as the same, and written the same.
+		// A formatted address parses to the same configuration, and formats to the same text.
 		s := c.String()
 		again, err := ParseURI(s)
 		if err != nil {
