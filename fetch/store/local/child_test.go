@@ -60,8 +60,8 @@ func testOptions() Options {
 
 var madeBlobs sync.Map // of sources, by name
 
-// sourceBlobs are the blobs of the snapshot whose source is that name. Some of
-// them are shared by all. Nobody changes them.
+// sourceBlobs are the blobs of the snapshot with that source. Snapshots share some of them. The slice must not be
+// changed.
 func sourceBlobs(source string) [][]byte {
 	if made, ok := madeBlobs.Load(source); ok {
 		return made.([][]byte)
@@ -124,8 +124,7 @@ func (in tellingIngest) Put(ctx context.Context, data []byte) (schema.BlobRef, e
 	return ref, err
 }
 
-// childImport imports, drops and collects until it is killed, and tells each
-// step on a line of its own.
+// childImport imports, drops and collects until it is killed, and prints each step on a line of its own.
 func childImport(ctx context.Context) error {
 	say := func(line string) { fmt.Println(line) }
 	s, err := Open(os.Getenv(childDir), testOptions())

@@ -189,7 +189,7 @@ func TestPowerLoss(t *testing.T) {
 				if s, err = Open(dir, opts); err != nil {
 					t.Fatalf("generation %d: %v", generation, err)
 				}
-				// What was not committed may be gone, and is never wrong.
+				// Uncommitted data may be gone, and is never wrong.
 				for _, data := range pending {
 					ref := schema.RefOf(data)
 					b, err := s.Get(t.Context(), ref)

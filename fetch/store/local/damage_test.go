@@ -70,7 +70,7 @@ func damageSample(t *testing.T, clean bool) (image string, has committed) {
 	if clean {
 		image = copyStore(t, dir)
 	}
-	// What a dead process left in it means nothing, and goes with the next one's end.
+	// The rest of a dead process in it has no meaning, and is removed at the next end.
 	if err := os.Truncate(filepath.Join(image, lockFile), 0); err != nil {
 		t.Fatal(err)
 	}
@@ -143,7 +143,7 @@ func refused(t *testing.T, what string, err error) {
 	}
 }
 
-// readDamaged opens a damaged store and reads everything. What it says must be right, or an error.
+// readDamaged opens a damaged store and reads everything. Each answer must be right, or an error.
 func readDamaged(t *testing.T, what, dir string, has committed) (whole bool) {
 	t.Helper()
 	s, err := Open(dir, testOptions())

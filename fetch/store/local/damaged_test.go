@@ -49,7 +49,7 @@ func contents(ctx context.Context, s *Store) (committed, error) {
 	return c, nil
 }
 
-// readOpened reads everything. What the store says must be right, or an error.
+// readOpened reads everything. Each answer must be right, or an error.
 func readOpened(t *testing.T, what string, s *Store, has committed) (whole bool) {
 	t.Helper()
 	got, err := contents(t.Context(), s)

@@ -70,7 +70,7 @@ func TestCutShortUnderReaders(t *testing.T) {
 			t.Errorf("%s: %v; want a data loss that names %s", name, err, file)
 		}
 	}
-	// Who comes later does not even get the blob.
+	// A later caller does not even get the blob.
 	if _, err := s.Get(t.Context(), ref); !errors.Is(err, schema.ErrDataLoss) || !strings.Contains(err.Error(), file) {
 		t.Errorf("get: %v; want a data loss that names %s", err, file)
 	}

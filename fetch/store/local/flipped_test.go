@@ -29,8 +29,8 @@ func flip(t *testing.T, path string, at int64) {
 	}
 }
 
-// TestFlippedPayload damages committed blobs on disk: their references tell,
-// Verify finds them, and a collection carries them along without hiding it.
+// TestFlippedPayload damages committed blobs on disk: their references detect it, Verify finds them, and a collection
+// carries them along without hiding it.
 func TestFlippedPayload(t *testing.T) {
 	dir := t.TempDir()
 	opts := testOptions()

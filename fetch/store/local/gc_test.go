@@ -60,7 +60,7 @@ func TestGCWaitsForPuts(t *testing.T) {
 	if _, err := importSource(t.Context(), s, "d", "dead", func(string) {}); err != nil {
 		t.Fatal(err)
 	}
-	// What was put since the last collection is kept while an ingest is open.
+	// Blobs put since the last collection are kept while an ingest is open.
 	if _, err := s.GC(t.Context(), store.GCOptions{}, nil); err != nil {
 		t.Fatal(err)
 	}

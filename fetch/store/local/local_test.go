@@ -150,7 +150,7 @@ func TestSecondProcess(t *testing.T) {
 	c.until(t, func(line string) bool { return line == "serving" })
 	refused("--server grpc://127.0.0.1:7777")
 	c.kill(t, func(string) {})
-	// What a dead process left in the file is no obstacle.
+	// The content that a dead process left in the file does not matter.
 	stale, err := os.ReadFile(filepath.Join(dir, lockFile))
 	if err != nil || !json.Valid(stale) {
 		t.Fatalf("the lock file holds %q, %v", stale, err)
@@ -182,7 +182,7 @@ func TestDiskFull(t *testing.T) {
 	if !errors.Is(err, schema.ErrLimit) || !errors.Is(err, syscall.ENOSPC) {
 		t.Fatalf("put on a full disk: %v", err)
 	}
-	// What was put before can still be committed.
+	// Blobs put before can still be committed.
 	if _, err := in.Commit(t.Context(), snap); err != nil {
 		t.Fatal(err)
 	}

@@ -26,8 +26,8 @@ func read(t *testing.T, s *Store, ref schema.BlobRef) ([]byte, error) {
 	return append([]byte(nil), b.Bytes()...), nil
 }
 
-// A blob that was read, and so lies where the store knows without its index, is collected: it is not there any more, though
-// the segment with its bytes is.
+// A blob whose place is cached because it was read is collected: it is not found any more, though the segment with
+// its bytes still exists.
 func TestPlaceOfCollected(t *testing.T) {
 	s := openTest(t, t.TempDir(), Options{})
 	for _, source := range []string{"live1", "live2", "live3", "dead"} {
@@ -67,7 +67,7 @@ func TestPlaceOfCollected(t *testing.T) {
 	}
 }
 
-// A blob whose segment was moved is found where it lies now.
+// A blob whose segment was moved is found at its new place.
 func TestPlaceOfMoved(t *testing.T) {
 	s := openTest(t, t.TempDir(), Options{SegmentBytes: 64 << 20})
 	for i := range 4 {
@@ -123,7 +123,7 @@ func TestPlaceOfRepaired(t *testing.T) {
 	}
 }
 
-// What a reader saw in the index before a change is not kept after it.
+// A reader's look-up from before a change of the index is not cached after it.
 func TestPlaceSeenBeforeChange(t *testing.T) {
 	var p places
 	key := schema.Key(sha256.Sum256([]byte("a")))

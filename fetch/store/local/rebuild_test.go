@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// TestRebuildKilled kills a rebuild between any two of its steps, of a store whose database is damaged, and of
-// one that has none. What is left is read right or refused, and another rebuild brings everything back.
+// TestRebuildKilled kills a rebuild between any two of its steps, of a store with a damaged database, and of one
+// without. The remaining data is read right or refused, and another rebuild restores everything.
 func TestRebuildKilled(t *testing.T) {
 	image, has := damageSample(t, true)
 	for name, damage := range map[string]func(t *testing.T, dir string){

@@ -12,7 +12,7 @@ import (
 	"bowstring/spill/segment"
 )
 
-// disk is a segment directory's disk, which fails at what it is told to.
+// disk is a segment directory's disk, which fails on request.
 type disk struct {
 	fails []segment.Op
 	seen  []segment.Op
@@ -26,9 +26,9 @@ func (d *disk) fault(op segment.Op, _ string) error {
 	return nil
 }
 
-// TestFailedSyncIsNotForgotten commits, has a sync fail, and opens the store again while
-// the kernel runs, which takes the pages that it failed to store for stored. What was not
-// synced is written again before anything is deduplicated onto it, or not trusted.
+// TestFailedSyncIsNotForgotten commits, makes a sync fail, and opens the store again under the same kernel, which
+// counts the pages that it failed to store as stored. Unsynced data is written again before a blob is deduplicated
+// onto it, or is not trusted.
 func TestFailedSyncIsNotForgotten(t *testing.T) {
 	for name, c := range map[string]struct {
 		lost  bool         // the kernel has given up the pages: the file has what is on the disk
@@ -116,7 +116,7 @@ func zero(t *testing.T, path string, from int64) {
 	}
 }
 
-// TestModes requires that nobody but the owner can read a store.
+// TestModes requires that only the owner can read a store.
 func TestModes(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "store")
 	s := openTest(t, dir, testOptions())
