@@ -29,7 +29,7 @@ func childOptions(dir string) Options {
 	return Options{Dir: dir, Bytes: MinBytes + 4<<20, KeepFree: 1, Logger: slog.New(slog.DiscardHandler)}
 }
 
-// child stores, reads and evicts until it is killed, and tells each step.
+// child stores, reads and evicts until it is killed, and prints each step.
 func child() error {
 	c, err := Open(childOptions(os.Getenv(childDir)))
 	if err != nil {
@@ -70,8 +70,8 @@ var killsFlag = flag.Int("kills", 0, "how often TestKill kills a process; 0 for 
 // killsPerCache is how often a cache is left by a killed process before the next begins with an empty directory.
 const killsPerCache = 50
 
-// TestKill kills a process at random moments of what it does, counted in what it has told, and opens what it leaves:
-// nothing wrong may be found there, the books agree with the files, and the next can go on.
+// TestKill kills a process at random moments, counted in its steps, and opens what it leaves: no blob may be wrong,
+// the accounting agrees with the files, and the next process can continue.
 func TestKill(t *testing.T) {
 	seed := testRand(t).Uint64()
 	kills := *killsFlag

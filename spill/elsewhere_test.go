@@ -50,7 +50,7 @@ func requireThere(t *testing.T, f *os.File, e schema.Extent, want []byte) {
 	}
 }
 
-// What is pinned is there for who was handed the file, though it is evicted, by many at once.
+// A pinned blob stays readable for the processes that have its file, even if many goroutines evict it at once.
 func TestHandedOutIsNotEvicted(t *testing.T) {
 	c := openCache(t, testOptions(t.TempDir()))
 	var all sync.WaitGroup
@@ -78,8 +78,8 @@ func TestHandedOutIsNotEvicted(t *testing.T) {
 	all.Wait()
 }
 
-// A file that was handed out by an earlier process keeps what it has until whoever has it lets go. Meanwhile it is
-// handed to nobody, or that would never be.
+// A file that an earlier process has passed on keeps its content until the last process closes it. Until then it is
+// not passed on again, or that would never end.
 func TestElsewhere(t *testing.T) {
 	opts := testOptions(t.TempDir())
 	c := openCache(t, opts)
@@ -128,14 +128,15 @@ func TestElsewhere(t *testing.T) {
 	_ = f.Close()
 	closeCache(t, c)
 
-	openCache(t, opts) // finds nobody, and gives the space back
+	openCache(t, opts) // finds no process, and releases the space
 	got := make([]byte, 4096)
 	if _, err := seen.ReadAt(got, (e.Offset+e.Length/2)&^4095); err != nil || !bytes.Equal(got, make([]byte, 4096)) {
 		t.Errorf("nobody has the file, and its space was not given back: %v", err)
 	}
 }
 
-// When whoever had a file of an earlier process has let go, what lies there is evicted like all else, and handed out.
+// When the processes with a file of an earlier process have closed it, its blobs are evicted and passed on like all
+// others.
 func TestElsewhereEnds(t *testing.T) {
 	opts := testOptions(t.TempDir())
 	c := openCache(t, opts)

@@ -7,7 +7,7 @@ import (
 	"bowstring/schema"
 )
 
-// requireExtent requires that the file has the bytes of a blob that is held where the blob says that it lies.
+// requireExtent requires that the file has the bytes of a held blob at the blob's extent.
 func requireExtent(t *testing.T, b *schema.Blob) {
 	t.Helper()
 	e, ok := b.Extent()

@@ -159,7 +159,7 @@ func TestSlowDisk(t *testing.T) {
 	if st := c.Stats(); st.Busy == 0 {
 		t.Errorf("%+v", st)
 	}
-	// What was found while it waited holds nothing of what was offered.
+	// A blob found in the queue holds no memory of the offer.
 	data, ref := content(100)
 	waits, ok := c.Get(ref, Place{})
 	if !ok || !bytes.Equal(waits.Bytes(), data) {

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// A job that is loose uses again in its next epoch what it has used before its turn, and may use what is in reach at
-// once: as a list of all its uses says it, whatever it tells and in which order.
+// A loose job uses a sample again in its next epoch after an early use, and may use what is in reach at once. A list
+// of all its uses gives the same, for any reports in any order.
 func TestLooseJobs(t *testing.T) {
 	r := testRand(t)
 	for range 200 {
@@ -52,7 +52,7 @@ func TestLooseJobs(t *testing.T) {
 	}
 }
 
-// What is computed of a horizon is computed again when jobs have gone on, come or gone.
+// A horizon is computed anew when jobs have advanced, come or gone.
 func TestHorizonsAreKept(t *testing.T) {
 	f := &Future{}
 	a, err := f.Add(JobOptions{Dataset: 1, Order: ascending(1000), RowBytes: 100, Epochs: 2}, 0)

@@ -145,7 +145,7 @@ func usage(t testing.TB, dir string) (n int64) {
 	return n
 }
 
-// requireExact requires that the cache's books agree with the files: after all was let go of.
+// requireExact requires that the cache's accounting agrees with the files, after all blobs were released.
 func requireExact(t testing.TB, c *Cache) {
 	t.Helper()
 	st := c.Stats()

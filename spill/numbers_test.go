@@ -49,7 +49,7 @@ func TestSnapshotsComeAndGo(t *testing.T) {
 	if st := c.Stats(); stored < 2000 || st.Unnamed != 0 || st.Stored < most/2 || log.Len() > 0 {
 		t.Errorf("%d of the last stored, %d of all, %d without a number; %s", stored, st.Stored, st.Unnamed, log)
 	}
-	// What is there is counted where it belongs.
+	// Blobs are counted for their dataset.
 	for name, d := range c.Stats().Datasets {
 		if d.Entries > 1 || d.Stored > 1 {
 			t.Fatalf("%s: %+v", name, d)
@@ -98,7 +98,7 @@ func TestNumbersInUseStay(t *testing.T) {
 	if c.Dataset("kept") != numbers["kept"] || c.Dataset("used") != numbers["used"] {
 		t.Error("a number has changed that was in use")
 	}
-	// What is named by others has its part.
+	// Names from other nodes have a part of the numbers.
 	*clock += Time(2 * time.Minute)
 	used = nil
 	for i := range 200 {

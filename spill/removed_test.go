@@ -6,12 +6,13 @@ import (
 	"bowstring/schema"
 )
 
-// released is told when a blob that was offered is let go of.
+// released records the release of an offered blob.
 type released chan struct{}
 
 func (r released) Unpin() { close(r) }
 
-// What Has has reported is counted when it is gone: an offer that was not stored, and what was stored and taken out.
+// Removed counts each blob that Has has reported and that is gone: an offer that was not stored, and a stored blob
+// that was removed.
 func TestRemoved(t *testing.T) {
 	c := openCache(t, testOptions(t.TempDir()))
 	if !put(c, 1) || !requireRight(t, c, 1) || c.Removed() != 0 {

@@ -156,7 +156,7 @@ func blocksOf(l segment.Location) (first, last int64) {
 }
 
 // release releases the space of a record, except blocks that it shares with others. The record has no readers, and
-// will have none. What cannot be released now is released with the whole segment.
+// will have none. The rest is released with the whole segment.
 func (s *space) release(l segment.Location) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -12,8 +12,7 @@ type inOrder struct{}
 
 func (inOrder) NextUse(at Place, now Time) (Time, bool) { return now + Time(at.Position), true }
 
-// What another node keeps too makes room for what the store alone has, though it is used sooner; and never displaces
-// it.
+// A spare blob makes room for a blob that only the store has, though it is used sooner; and never displaces one.
 func TestSpareMakesRoom(t *testing.T) {
 	r := testRand(t)
 	const size, budget = 50_000, MinBytes + 8<<20
@@ -55,7 +54,8 @@ func TestSpareMakesRoom(t *testing.T) {
 	if lost > 0 {
 		t.Errorf("%d of %d blobs are gone that the store alone has", lost, room)
 	}
-	// What room was left over holds spare blobs. They go, too: tried as often as needed, as a victim is chosen among some.
+	// The remaining room holds spare blobs. They go, too: tried as often as needed, because a victim is chosen among
+	// a sample.
 	kept := func() bool {
 		return slices.ContainsFunc(spares, c.Has)
 	}

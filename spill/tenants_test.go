@@ -67,7 +67,8 @@ func TestTenantsShare(t *testing.T) {
 	}
 }
 
-// What a tenant over its share has, and what is nobody's, becomes that of who uses it; what is within a share does not.
+// Blobs of a tenant over its share, and blobs without a tenant, move to the account of the next user; blobs within a
+// share do not.
 func TestTenantsTakeOver(t *testing.T) {
 	dir := t.TempDir()
 	opts := testOptions(dir)

@@ -8,8 +8,8 @@ import (
 	"bowstring/schema"
 )
 
-// What chunks are read for makes a cache full in the mean: a job that uses each blob once an epoch has half of what it
-// uses in that time. The clock goes by rows, however long they take, and never back.
+// The horizon fills a cache on average: a job that uses each blob once an epoch has half of the blobs that it uses in
+// that time. The clock counts rows, however long they take, and never goes back.
 func TestTurns(t *testing.T) {
 	f := &Future{}
 	if f.Turn() != 0 || f.Horizon(1) != 0 {
@@ -40,7 +40,8 @@ func TestTurns(t *testing.T) {
 	if _, ok := f.NextTurn(Place{Dataset: 4, Position: 105}, 0); ok {
 		t.Error("what no job uses has a turn")
 	}
-	// Of another one that takes twice as long for a row, each row is three turns, and each of the first one 1.5.
+	// With a second job that takes twice as long per row, each of its rows is three turns, and each row of the first
+	// is 1.5.
 	if _, err = f.Add(JobOptions{Dataset: 4, Order: ascending(1000), RowBytes: 100, RowTime: 2 * j.RowTime()}, 0); err != nil {
 		t.Fatal(err)
 	}
@@ -54,8 +55,8 @@ func TestTurns(t *testing.T) {
 	}
 }
 
-// What is to be kept until a time is not displaced by what is to be kept, too, however soon that is used, and
-// displaces what is not, however soon that is; when its use comes later than that, it makes room.
+// A blob with an Until is not displaced by another one with an Until, however soon that is used. It displaces blobs
+// without one. If its use comes after its Until, it makes room.
 func TestKeptUntil(t *testing.T) {
 	r := testRand(t)
 	const size, budget = 50_000, MinBytes + 8<<20

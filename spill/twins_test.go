@@ -46,8 +46,8 @@ func checkKept(t *testing.T, c *Cache, refs []schema.BlobRef, data [][]byte, wan
 	}
 }
 
-// Blobs are told apart by their whole keys, whatever the hashes of their keys, and though their sizes and checksums are
-// the same: where they are written, removed in any order, and found again by the next process.
+// Blobs are distinguished by their whole keys, even if the hashes of their keys, their sizes and their checksums are
+// equal: when they are written, removed in any order, and found again by the next process.
 func TestTwinsAreToldApart(t *testing.T) {
 	r := testRand(t)
 	opts := testOptions(t.TempDir())

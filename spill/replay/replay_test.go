@@ -218,7 +218,7 @@ func TestFutureAgainstBruteForce(t *testing.T) {
 						if int(later.job) != i {
 							continue
 						}
-						// What lies beyond the next epoch's end is not known.
+						// Uses after the end of the next epoch are not known.
 						if (served[i]+left)/rows > served[i]/rows+1 {
 							break
 						}

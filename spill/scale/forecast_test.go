@@ -9,7 +9,7 @@ import (
 	"bowstring/spill"
 )
 
-// state is a job of so many epochs in all (0: not known) that has served some share of them, 1.5 for one and a half.
+// state is a job with a number of epochs (0: unknown) that has served some share of them, 1.5 for one and a half.
 func state(o spill.Order, positions int64, epochs, served float64) spill.JobState {
 	rows := float64(o.Rows())
 	j := spill.JobState{
@@ -88,7 +88,7 @@ func TestForecastOfJobsThatShare(t *testing.T) {
 		t.Errorf("close behind %.3f, of another seed %.3f, alone %.3f", a, b, c)
 	}
 
-	// Of two splits neither gains by the other, and together they are as large as the whole.
+	// Two splits do not benefit from each other, and together they are as large as the whole.
 	low, high := newShuffled(r, span(0, n/2), 8), newShuffled(r, span(n/2, n), 8)
 	apart = mustForecast(t, state(low, n, 8, 2), state(high, n, 8, 2))
 	requireAbout(t, "two splits", apart.rate(tenth, tenth), 0.1)
@@ -108,7 +108,7 @@ func TestForecastCountsBytes(t *testing.T) {
 	}
 	requireAbout(t, "half of all", f.rate(5000*1250/2, 5000*1250/2), 0.5)
 
-	// A row whose bytes nobody knows has those of the blobs in the cache.
+	// A row of unknown size counts with the mean size of the blobs in the cache.
 	unknown := big
 	unknown.RowBytes = 0
 	if f, err := newForecast([]spill.JobState{unknown}, 0); f != nil || err != nil {

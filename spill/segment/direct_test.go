@@ -153,7 +153,7 @@ func testDirect(t *testing.T, waiting bool) {
 	}
 }
 
-// What was written directly is not in memory until it is read; that is what it is for.
+// Directly written blobs are not in memory until they are read; that is their purpose.
 func TestDirectTakesNoMemory(t *testing.T) {
 	s, _ := newDirect(t, Options{})
 	data := content("blob", 200_000)
@@ -168,8 +168,8 @@ func TestDirectTakesNoMemory(t *testing.T) {
 	}
 }
 
-// What the file system refuses to write past the page cache, as it does from a buffer at an odd address, goes through
-// it.
+// Blocks that the file system refuses to write past the page cache, as from a buffer at an odd address, are written
+// through it.
 func TestDirectRefused(t *testing.T) {
 	t.Run("async", func(t *testing.T) {
 		newAsync(t)
@@ -240,7 +240,7 @@ func inFrame(data []byte) (frame, payload []byte) {
 	return frame, payload
 }
 
-// Blobs that lie in frames are written from there, together, and are no other on the disk than those that were copied.
+// Blobs in frames are written from there, together, with the same bytes on disk as copied ones.
 func TestDirectFromFrames(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
@@ -301,7 +301,7 @@ func TestDirectFromFrames(t *testing.T) {
 	}
 }
 
-// What is said to be a frame, and is none, is copied.
+// A payload whose frame is invalid is copied.
 func TestDirectFromNoFrame(t *testing.T) {
 	s, _ := newDirect(t, Options{})
 	data := content("blob", 100_000)

@@ -11,7 +11,7 @@ import (
 	"bowstring/schema"
 )
 
-// requireExtent requires that the file has the blob's bytes where the blob says that it lies.
+// requireExtent requires that the file has the blob's bytes at the blob's extent.
 func requireExtent(t *testing.T, b schema.Blob, want []byte) {
 	t.Helper()
 	e, ok := b.Extent()
@@ -59,7 +59,7 @@ func TestExtent(t *testing.T) {
 	}
 }
 
-// What is no piece of the mapping lies nowhere in the file, however near it is.
+// A slice outside the mapping has no extent, however near it is.
 func TestExtentOfOthers(t *testing.T) {
 	memory := make([]byte, 100)
 	mem := memory[20:80:80]
@@ -85,9 +85,9 @@ func TestExtentOfOthers(t *testing.T) {
 	}
 }
 
-// A process that was handed a segment's file has nothing of it any more once the segment was retired and its last blob
-// released: neither a descriptor nor a mapping keeps disk space, with the lock or without. What clients of an earlier
-// process have stays as it is until they unlock it.
+// A process that was passed a segment's file has nothing of it any more once the segment was retired and its last
+// blob released: neither a descriptor nor a mapping keeps disk space, with the lock or without. The files of clients
+// of an earlier process stay as they are until those unlock them.
 func TestRetiredSegmentsTakeNoSpace(t *testing.T) {
 	for _, c := range []struct{ locked, earlier, stays bool }{
 		{true, false, false}, {false, false, false}, {true, true, true}, {false, true, false},

@@ -29,7 +29,7 @@ func TestPresence(t *testing.T) {
 	for range presentRun {
 		p.holds(there)
 	}
-	// From here on one in so many is looked at, and the first that is not there ends it.
+	// From here on one blob in presentEach is checked, and the first that is not in memory ends that.
 	asked := 0
 	for p.holds(gone) {
 		if asked++; asked == presentEach {

@@ -344,7 +344,7 @@ func (s *Segment) failing(op Op) error {
 	return s.fault(op, s.path)
 }
 
-// writeback is how many bytes are written before the kernel is told to store them, so that the sync at the end of an
+// writeback is how many bytes are written before the kernel starts to store them, so that the sync at the end of an
 // import has little left to do.
 const writeback = 8 << 20
 
@@ -667,8 +667,8 @@ func (s *Segment) writeCopies(run []Write) error {
 	return s.pwriteDirect([][]byte{buf[:n]}, at)
 }
 
-// pwriteDirect writes whole blocks. What the file system refuses to write past the page cache is written through it.
-// iovs is consumed.
+// pwriteDirect writes whole blocks. If the file system refuses a write past the page cache, the blocks are written
+// through it. iovs is consumed.
 func (s *Segment) pwriteDirect(iovs [][]byte, at int64) error {
 	write := unix.Pwritev
 	if w := s.io.writers.take(); w != nil {
