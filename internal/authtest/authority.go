@@ -1,6 +1,5 @@
-// Package authtest makes what tests of doors need: certificates, of an authority
-// of the test's own, and an OpenID Connect provider in the test's own process,
-// with real signatures and TLS.
+// Package authtest provides what tests of authentication need: certificates from an authority of the test's own, and
+// an OpenID Connect provider in the test's process, with real signatures and TLS.
 package authtest
 
 import (
@@ -53,8 +52,7 @@ func (a *Authority) Server(t testing.TB) Pair {
 	})
 }
 
-// Client makes a certificate for a client of that common name; change, if it is
-// not nil, changes what it says before it is signed.
+// Client makes a certificate for a client with a common name. change, if not nil, modifies it before it is signed.
 func (a *Authority) Client(t testing.TB, name string, change func(*x509.Certificate)) Pair {
 	return a.sign(t, name, func(c *x509.Certificate) {
 		c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}
@@ -103,8 +101,7 @@ func newKey(t testing.TB) *ecdsa.PrivateKey {
 	return key
 }
 
-// Write makes a file of dir hold b, from one moment to the next, and returns its
-// path.
+// Write writes b to a file of dir atomically, and returns its path.
 func Write(t testing.TB, dir, name string, b []byte) string {
 	t.Helper()
 	path := filepath.Join(dir, name)

@@ -29,10 +29,10 @@ type Provider struct {
 	t testing.TB
 
 	mu      sync.Mutex
-	keys    []jose.JSONWebKey // those it signs with, the current one last; guarded by mu
-	fetches int               // of its keys; guarded by mu
+	keys    []jose.JSONWebKey // the signing keys, the current one last; guarded by mu
+	fetches int               // requests for the keys; guarded by mu
 	broken  bool              // guarded by mu
-	asked   chan struct{}     // closed by the first question that is held back; guarded by mu
+	asked   chan struct{}     // closed by the first request that is held; guarded by mu
 	held    chan struct{}     // answers wait until it is closed; nil: they do not; guarded by mu
 	endless bool              // answers do not end; guarded by mu
 }
@@ -85,7 +85,7 @@ func (p *Provider) answer(w http.ResponseWriter, v any) {
 	w.Header().Set("Content-Type", "application/json")
 	for spaces := bytes.Repeat([]byte(" "), 64<<10); endless; {
 		if _, err := w.Write(spaces); err != nil {
-			return // whoever asked has hung up
+			return // the client has hung up
 		}
 	}
 	if err := json.NewEncoder(w).Encode(v); err != nil {
@@ -93,14 +93,14 @@ func (p *Provider) answer(w http.ResponseWriter, v any) {
 	}
 }
 
-// Break makes the provider answer with errors, or properly again.
+// Break makes the provider answer with errors, or correctly again.
 func (p *Provider) Break(broken bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.broken = broken
 }
 
-// Hold keeps answers back until release is called. asked is closed when one is kept.
+// Hold holds answers back until release is called. asked is closed when the first one is held.
 func (p *Provider) Hold() (asked <-chan struct{}, release func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -114,14 +114,14 @@ func (p *Provider) Hold() (asked <-chan struct{}, release func()) {
 	}
 }
 
-// Endless makes answers never end, or as they should again.
+// Endless makes answers never end, or end again.
 func (p *Provider) Endless(endless bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.endless = endless
 }
 
-// Fetches is how often the keys were asked for.
+// Fetches is how often the keys were requested.
 func (p *Provider) Fetches() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -154,8 +154,7 @@ func (p *Provider) Key() jose.JSONWebKey {
 	return p.keys[len(p.keys)-1]
 }
 
-// Claims are those of a token that is right, for an audience, with others in
-// place of them; nil takes one out.
+// Claims are the claims of a valid token for an audience, with others replaced; nil removes one.
 func (p *Provider) Claims(audience string, others map[string]any) map[string]any {
 	now := time.Now()
 	c := map[string]any{
