@@ -56,8 +56,7 @@ type Options struct {
 	TLS string
 	// Heap of the server. Default: 256m.
 	Heap string
-	// Listen is where the node listens, by default IP. Others are told of IP: a
-	// proxy can stand there.
+	// Listen is where the node listens, by default IP. Other nodes get IP as its address: a proxy may listen there.
 	Listen string
 	// Patience is the timeout of requests. Default: 10 s.
 	Patience time.Duration
@@ -152,7 +151,7 @@ func Shared(t testing.TB) *Node {
 	return shared.node
 }
 
-// Start runs another node until the end of the test. What it was given is kept by [Node.Restart].
+// Start runs another node until the end of the test. [Node.Restart] keeps its options.
 func Start(t testing.TB, opts Options) *Node {
 	t.Helper()
 	n, err := start(opts)
@@ -193,7 +192,8 @@ func StartClusterOf(t testing.TB, each [3]Options) [3]*Node {
 		each[i].Seeds, each[i].Token = strings.Join(seeds, ","), tokens[i]
 	}
 	nodes, err := startTogether(each)
-	// A node that hears nothing of the others for half a minute ends, and on a busy machine they may take as long to start.
+	// A node that does not hear from the others for half a minute ends, and on a busy machine they may take that long
+	// to start.
 	for try := 1; err != nil && try < clusterTries; try++ {
 		t.Logf("no Cassandra cluster at the %d. try: %v", try, err)
 		nodes, err = startTogether(each)
@@ -207,10 +207,10 @@ func StartClusterOf(t testing.TB, each [3]Options) [3]*Node {
 	return nodes
 }
 
-// clusterTries is how often a cluster is started that does not come up.
+// clusterTries is how often the start of a cluster is tried.
 const clusterTries = 3
 
-// startTogether starts three nodes at the same time, as each waits for the others. Where one fails it kills all.
+// startTogether starts three nodes at the same time, because each waits for the others. If one fails, it kills all.
 func startTogether(each [3]Options) (nodes [3]*Node, err error) {
 	var wg sync.WaitGroup
 	errs := make([]error, 3)
@@ -390,7 +390,7 @@ func (w *tail) String() string {
 	return string(w.buf)
 }
 
-// freePort finds a port that nobody listens on just now.
+// freePort finds a port without a listener.
 func freePort(ip string) (int, error) {
 	l, err := new(net.ListenConfig).Listen(context.Background(), "tcp", net.JoinHostPort(ip, "0"))
 	if err != nil {
