@@ -1,9 +1,8 @@
-// Package links stands between the processes of a cluster on one machine, so that what is between them is what a
-// test or a benchmark says: links of a latency and a rate, counted, and cut while they are used.
+// Package links connects the processes of a cluster on one machine through links of a given latency and rate, which
+// count bytes and can be cut while they are in use: for tests and benchmarks.
 //
-// A door is an address that leads to a server by way of a link; several doors may share a link, and its rate. A door
-// knows who comes through it where it was told which processes there are. What is said on a connection it does not
-// know.
+// A door is an address that forwards to a server through a link. Several doors may share a link, and its rate. A door
+// knows the client process of a connection if processes were named. It does not know what a connection carries.
 package links
 
 import (
@@ -25,28 +24,28 @@ import (
 	"bowstring/schema"
 )
 
-// Anybody is who comes from a process that was not named.
+// Anybody is the name of a process that was not named.
 const Anybody = ""
 
-// Trouble is what befalls what passes.
+// Trouble is a fault of a door.
 type Trouble string
 
-// What may befall it.
+// The faults.
 const (
 	None Trouble = ""
 	// Cut closes connections, and new ones as soon as they are made.
 	Cut Trouble = "cut"
-	// Hold keeps what passes until it is over, as a network does that loses all packets: nobody is told.
+	// Hold holds data back until it is over, like a network that loses all packets: the ends are not notified.
 	Hold Trouble = "hold"
 )
 
-// Board is all links and doors. It is safe for concurrent use. Close ends what runs.
+// Board holds all links and doors. It is safe for concurrent use. The caller closes it.
 type Board struct {
 	mu     sync.Mutex
 	closed bool
 	links  map[string]*delay.Link
 	doors  map[string]*door
-	names  map[int]string // of processes, by their ids
+	names  map[int]string // of processes, by pid
 }
 
 // NewBoard returns a board without links.
@@ -54,7 +53,7 @@ func NewBoard() *Board {
 	return &Board{links: map[string]*delay.Link{}, doors: map[string]*door{}, names: map[int]string{}}
 }
 
-// errClosed says that there is no board any more.
+// errClosed is the error of a closed board.
 var errClosed = fmt.Errorf("%w: the links are closed", schema.ErrUnavailable)
 
 // Link makes a link.
@@ -77,7 +76,8 @@ func (b *Board) Link(name string, config delay.Config) error {
 	return nil
 }
 
-// Open makes a door that leads by way of a link to the server at an address, HOST:PORT, and returns its own.
+// Open makes a door that forwards through a link to the server at an address, HOST:PORT, and returns the door's
+// address.
 func (b *Board) Open(name, link, to string) (address string, err error) {
 	if err := schema.CheckName("door", name); err != nil {
 		return "", err
@@ -100,20 +100,20 @@ func (b *Board) Open(name, link, to string) (address string, err error) {
 	return d.address(), nil
 }
 
-// Name says who a process is: what it connects to from then on, it does by that name.
+// Name names a process: its later connections count under that name.
 func (b *Board) Name(pid int, name string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.names[pid] = name
 }
 
-// who is the name of the process that has the other end of a connection.
+// who returns the name of the process at the other end of a connection.
 func (b *Board) who(remote, local string) string {
 	b.mu.Lock()
 	names := maps.Clone(b.names)
 	b.mu.Unlock()
 	if len(names) == 0 {
-		return Anybody // or each connection would cost a walk through all that the machine has
+		return Anybody // otherwise each connection would cost a walk through all processes
 	}
 	socket, ok := socketOf(remote, local)
 	if !ok {
@@ -127,7 +127,7 @@ func (b *Board) who(remote, local string) string {
 	return Anybody
 }
 
-// Set has a trouble befall what comes from a process through a door, in place of what did before.
+// Set sets the fault of a process's data at a door, instead of the previous one.
 func (b *Board) Set(name, from string, t Trouble) error {
 	if t != None && t != Cut && t != Hold {
 		return &schema.FieldError{Field: "trouble", Got: schema.Quote(string(t)), Want: `"cut", "hold" or ""`}
@@ -142,7 +142,7 @@ func (b *Board) Set(name, from string, t Trouble) error {
 	return nil
 }
 
-// Count is what came from a process through a door: connections, and bytes to the server and from it.
+// Count counts a process's use of a door: connections, and bytes to the server and back.
 type Count struct {
 	Door        string `json:"door"`
 	From        string `json:"from"`
@@ -151,7 +151,7 @@ type Count struct {
 	Back        int64  `json:"back_bytes"`
 }
 
-// Counts returns what came through all doors so far, by door and process.
+// Counts returns the counts of all doors so far, by door and process.
 func (b *Board) Counts() []Count {
 	b.mu.Lock()
 	doors := maps.Clone(b.doors)
@@ -168,7 +168,7 @@ func (b *Board) Counts() []Count {
 	return list
 }
 
-// Close cuts everything, and returns when nothing runs any more.
+// Close cuts everything, and waits for all goroutines.
 func (b *Board) Close() error {
 	b.mu.Lock()
 	b.closed = true
@@ -180,7 +180,7 @@ func (b *Board) Close() error {
 		errs = append(errs, d.stop())
 	}
 	for _, l := range links {
-		errs = append(errs, l.Close()) // ends what the doors wait for
+		errs = append(errs, l.Close()) // unblocks the doors
 	}
 	for _, d := range doors {
 		d.running.Wait()
@@ -188,7 +188,7 @@ func (b *Board) Close() error {
 	return errors.Join(errs...)
 }
 
-// Command is what is asked of a board: one of its fields.
+// Command is a request to a board; one of its fields is set.
 type Command struct {
 	Link  *LinkCommand  `json:"link,omitempty"`
 	Open  *OpenCommand  `json:"open,omitempty"`
@@ -201,9 +201,9 @@ type Command struct {
 type LinkCommand struct {
 	Name   string `json:"name"`
 	RTT    int64  `json:"rtt_us"`      // in microseconds
-	Jitter int64  `json:"jitter_us"`   // likewise
-	PerSec int64  `json:"bytes_per_s"` // in each direction; 0 for any
-	Window int64  `json:"window"`      // bytes of a connection that may be unacknowledged; 0 for any
+	Jitter int64  `json:"jitter_us"`   // in microseconds
+	PerSec int64  `json:"bytes_per_s"` // in each direction; 0: no limit
+	Window int64  `json:"window"`      // bytes of a connection that may be unacknowledged; 0: no limit
 }
 
 // OpenCommand makes a door.
@@ -213,33 +213,33 @@ type OpenCommand struct {
 	To   string `json:"to"` // HOST:PORT
 }
 
-// NameCommand says who a process is.
+// NameCommand names a process.
 type NameCommand struct {
 	PID  int    `json:"pid"`
 	Name string `json:"name"`
 }
 
-// SetCommand has a trouble befall what comes from a process through a door.
+// SetCommand sets the fault of a process's data at a door.
 type SetCommand struct {
 	Door    string  `json:"door"`
 	From    string  `json:"from"`
 	Trouble Trouble `json:"trouble"`
 }
 
-// CountCommand asks what has passed.
+// CountCommand requests the counts.
 type CountCommand struct{}
 
-// Reply is what became of a command.
+// Reply is the result of a command.
 type Reply struct {
-	Address string  `json:"address,omitempty"` // of the door that was made
+	Address string  `json:"address,omitempty"` // of the new door
 	Counts  []Count `json:"counts,omitempty"`
 	Error   string  `json:"error,omitempty"`
 }
 
-// maxCommand is how long a command may be, in bytes.
+// maxCommand is the most bytes of a command.
 const maxCommand = 64 << 10
 
-// Run does what the lines of in ask for, JSON of a Command each, and answers each with a line, until in ends.
+// Run reads commands from the lines of in, as JSON, and answers each with a line, until in ends.
 func (b *Board) Run(in io.Reader, out io.Writer) error {
 	lines := bufio.NewScanner(in)
 	lines.Buffer(nil, maxCommand)
@@ -285,7 +285,7 @@ func (b *Board) do(line []byte) (Reply, error) {
 		Want: "one of link, open, name, set and count"}
 }
 
-// microseconds is a time, of what no link takes if it is too long for one.
+// microseconds is a duration, at most one that links reject as too long.
 func microseconds(n int64) time.Duration {
 	if n > int64(24*time.Hour/time.Microsecond) {
 		return 24 * time.Hour
@@ -293,13 +293,13 @@ func microseconds(n int64) time.Duration {
 	return time.Duration(n) * time.Microsecond
 }
 
-// door leads to a server by way of a link.
+// door forwards to a server through a link.
 type door struct {
 	link     *delay.Link
 	to       string
 	who      func(remote, local string) string
 	listener net.Listener
-	ctx      context.Context //nolint:containedctx // done when the door closes
+	ctx      context.Context //nolint:containedctx // done when the door is closed
 	end      context.CancelFunc
 	running  sync.WaitGroup
 
@@ -310,7 +310,7 @@ type door struct {
 	passed  map[string]*passed
 }
 
-// passed is what came from a process.
+// passed counts a process's use of the door.
 type passed struct{ connections, to, back atomic.Int64 }
 
 func newDoor(link *delay.Link, to string, who func(remote, local string) string) (*door, error) {
@@ -342,7 +342,7 @@ func (d *door) accept() {
 	}
 }
 
-// serve carries a connection until one of its ends is gone.
+// serve carries a connection until one of its ends is closed.
 func (d *door) serve(c net.Conn) {
 	defer c.Close()
 	from := d.who(c.RemoteAddr().String(), c.LocalAddr().String())
@@ -370,7 +370,7 @@ func (d *door) serve(c net.Conn) {
 // pieceBytes is how much is read at once.
 const pieceBytes = 64 << 10
 
-// carry passes on what comes from source until either end is gone, and takes the other along.
+// carry forwards data from source until either end is closed, and then closes both.
 func (d *door) carry(from string, to, source net.Conn, count *atomic.Int64) {
 	defer to.Close()
 	defer source.Close()
@@ -392,7 +392,7 @@ func (d *door) carry(from string, to, source net.Conn, count *atomic.Int64) {
 	}
 }
 
-// pass waits while what comes from a process is held, and reports whether it may go on.
+// pass waits while a process's data is held, and reports whether it may continue.
 func (d *door) pass(from string) bool {
 	for {
 		d.mu.Lock()
@@ -411,7 +411,7 @@ func (d *door) pass(from string) bool {
 	}
 }
 
-// set changes the trouble of a process.
+// set changes the fault of a process.
 func (d *door) set(from string, t Trouble) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -426,12 +426,12 @@ func (d *door) set(from string, t Trouble) {
 func (d *door) closeLocked(which func(from string) bool) {
 	for c, of := range d.conns {
 		if which(of) {
-			_ = c.Close() // its goroutines find out
+			_ = c.Close() // its goroutines notice
 		}
 	}
 }
 
-// keep notes a connection, unless it must not be.
+// keep records a connection, unless the door is closed or cut for the process.
 func (d *door) keep(c net.Conn, from string) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -467,7 +467,7 @@ func (d *door) counts() map[string]*passed {
 	return all
 }
 
-// stop closes what there is; its goroutines end by themselves.
+// stop closes the door; its goroutines end by themselves.
 func (d *door) stop() error {
 	d.end()
 	err := d.listener.Close()
