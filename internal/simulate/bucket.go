@@ -13,7 +13,7 @@ import (
 	"bowstring/schema"
 )
 
-// farBucket is the bucket that all nodes share: what datasets in objects are read from.
+// farBucket is the bucket that all nodes share, with the datasets in objects.
 type farBucket struct {
 	spec    Bucket
 	price   *object.Price
@@ -22,12 +22,12 @@ type farBucket struct {
 	requests, bytes, refused atomic.Int64
 
 	mu     sync.Mutex
-	allows float64   // requests a second; 0: any
-	tokens float64   // requests that were not made yet
-	moved  time.Time // when tokens were last brought up to date
+	allows float64   // requests per second; 0: no limit
+	tokens float64   // unused requests
+	moved  time.Time // when tokens were last updated
 }
 
-// bucketBurst is for how long requests that were not made may be made later.
+// bucketBurst is how long unused requests can be used later.
 const bucketBurst = 250 * time.Millisecond
 
 func newFarBucket(spec Bucket, prices *object.Prices) *farBucket {
@@ -55,7 +55,7 @@ func (b *farBucket) take() bool {
 	return true
 }
 
-// slow changes how many requests the bucket answers, and how soon; 1 is what it did before.
+// slow changes the capacity and latency of the bucket; 1 is normal.
 func (b *farBucket) slow(factor float64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -63,9 +63,9 @@ func (b *farBucket) slow(factor float64) {
 	b.latency.Store(int64(float64(b.latency.Load()) * factor))
 }
 
-// nearBucket is the bucket as a node has it. It is read, and nothing else.
+// nearBucket is the bucket as a node has it. It is only read.
 type nearBucket struct {
-	object.Bucket // nil: what no tier asks for
+	object.Bucket // nil: tiers call only the methods below
 
 	*farBucket
 	node *node
@@ -100,27 +100,27 @@ func (b nearBucket) Range(ctx context.Context, key string, _ schema.ObjectVersio
 	return b.node.cores.do(ctx, time.Duration(b.spec.USPerRequest*1e3)+seconds(float64(size)/1e9*b.spec.SPerGB))
 }
 
-// cost is what requests cost that brought bytes.
+// cost is the cost of requests that brought bytes.
 func (b *farBucket) cost(requests, bytes int64) object.Bill {
 	return object.Cost(object.Counts{Gets: requests, BytesIn: bytes}, b.price, object.Transfer(b.spec.Transfer))
 }
 
-// objects are those that a dataset's blobs lie in, one after the other.
+// objects are the objects of a dataset's blobs, one after the other.
 type objects struct {
 	dataset string
 	seed    uint64
-	bytes   int64 // of each, about
+	bytes   int64 // about, per object
 	sets    []*objectSet
 	count   int64
 }
 
-// objectSet is an object set that was made up.
+// objectSet is a generated object set.
 type objectSet struct {
 	prefix schema.ObjectPrefix
 	list   []schema.Object
 }
 
-// next is where a blob of n bytes lies: behind the one before it, or in a new object where that one is full.
+// next is the place of a blob of n bytes: after the previous one, or in a new object if that one is full.
 func (o *objects) next(n int64) schema.ObjectAddress {
 	var set *objectSet
 	if len(o.sets) > 0 {
@@ -143,7 +143,7 @@ func (o *objects) next(n int64) schema.ObjectAddress {
 	return a
 }
 
-// chunks is how many parts of the objects are read at once by spans of most bytes.
+// chunks is how many parts of the objects spans of at most that many bytes read at once.
 func (o *objects) chunks(most int64) (n int64) {
 	for _, set := range o.sets {
 		for i := range set.list {
@@ -153,7 +153,7 @@ func (o *objects) chunks(most int64) (n int64) {
 	return n
 }
 
-// Locate implements store.Store: it says where blobs in objects lie.
+// Locate implements store.Store: it returns the places of blobs in objects.
 func (s nearStore) Locate(_ context.Context, ref schema.BlobRef) (store.Location, bool, error) {
 	at, ok := schema.ParseObjectAddress(ref.Key)
 	set := s.sets[at.Prefix]

@@ -14,12 +14,12 @@ import (
 	"bowstring/schema"
 )
 
-// File is what is simulated, as docs/simulate.md describes it. Sizes are in bytes.
+// File describes a simulation; see docs/simulate.md. Sizes are in bytes.
 type File struct {
-	// Seed is what all is drawn by.
+	// Seed is the seed of all random choices.
 	Seed uint64 `json:"seed,omitempty"`
-	// Sample is how many times larger everything is than what is run: 4 runs a quarter of the nodes, with a quarter of
-	// the samples of each dataset, of each batch, and of the rates of the store.
+	// Sample is the factor by which the run is smaller: 4 runs a quarter of the nodes, with a quarter of the samples
+	// of each dataset, of each batch, and of the rates of the store.
 	Sample   int64     `json:"sample,omitempty"`
 	Nodes    Nodes     `json:"nodes"`
 	Store    Store     `json:"store,omitempty"`
@@ -32,7 +32,7 @@ type File struct {
 	Faults   []Fault   `json:"faults,omitempty"`
 }
 
-// Rates are what a running server was measured to do: the defaults of a File.
+// Rates are measured rates of a running server: the defaults of a File.
 type Rates struct {
 	Store   Store   `json:"store,omitempty"`
 	Bucket  Bucket  `json:"bucket,omitempty"`
@@ -41,37 +41,37 @@ type Rates struct {
 	Network Network `json:"network,omitempty"`
 }
 
-// Nodes says which nodes there are.
+// Nodes describes the nodes.
 type Nodes struct {
 	Count int64 `json:"count"`
 	// Ranks run beside each node. Default 1.
 	Ranks int64 `json:"ranks,omitempty"`
-	// Zones are dealt out over the nodes one by one. Default 1.
+	// Zones are assigned to the nodes in rotation. Default 1.
 	Zones int64 `json:"zones,omitempty"`
-	// WindowBytes is what all streams of a node may hold. Default 512 MiB.
+	// WindowBytes is the memory of all streams of a node. Default 512 MiB.
 	WindowBytes int64 `json:"window_bytes,omitempty"`
-	// Alone has each node be a server of its own, in no cluster.
+	// Alone makes each node a single server without a cluster.
 	Alone bool `json:"alone,omitempty"`
 }
 
-// Store is where blobs come from.
+// Store is the source of blobs.
 type Store struct {
 	LatencyMS float64 `json:"latency_ms,omitempty"`
 	ReadsPerS float64 `json:"reads_per_s,omitempty"` // of all nodes together; 0: no limit
-	BytesPerS float64 `json:"bytes_per_s,omitempty"` // likewise
+	BytesPerS float64 `json:"bytes_per_s,omitempty"` // of all nodes together; 0: no limit
 }
 
-// Bucket is where datasets lie that are in objects.
+// Bucket holds the datasets in objects.
 type Bucket struct {
-	// URL says whose prices hold. Default "s3://bucket?region=us-east-1".
+	// URL determines the prices. Default "s3://bucket?region=us-east-1".
 	URL string `json:"url,omitempty"`
-	// Transfer says which way its bytes go, as they are priced. Default "in-region".
+	// Transfer is the path of its bytes, which determines their price. Default "in-region".
 	Transfer  string  `json:"transfer,omitempty"`
 	LatencyMS float64 `json:"latency_ms,omitempty"`
 	BytesPerS float64 `json:"bytes_per_s,omitempty"` // to all nodes together; 0: no limit
-	// RequestsPerS is how many requests it answers, of all nodes together; it refuses those above. 0: no limit.
+	// RequestsPerS is how many requests per second it answers, from all nodes together; it refuses more. 0: no limit.
 	RequestsPerS float64 `json:"requests_per_s,omitempty"`
-	// USPerRequest and SPerGB are what a node's processors take for requests, and for bytes that they bring.
+	// USPerRequest and SPerGB are the node's CPU time for requests, and for the bytes that they bring.
 	USPerRequest float64 `json:"us_per_request,omitempty"`
 	SPerGB       float64 `json:"s_per_gb,omitempty"`
 }
@@ -83,35 +83,35 @@ type Spill struct {
 	WriteBytesPerS float64 `json:"write_bytes_per_s,omitempty"`
 }
 
-// Node is what a server's processors take.
+// Node is the server's CPU time.
 type Node struct {
 	USPerSample float64 `json:"us_per_sample,omitempty"`
 	SPerGB      float64 `json:"s_per_gb,omitempty"`
 	Cores       float64 `json:"cores,omitempty"` // 0: no limit
 }
 
-// Network is what nodes reach each other, and the store, by.
+// Network connects nodes to each other and to the store.
 type Network struct {
 	LatencyMS float64 `json:"latency_ms,omitempty"`
-	// BytesPerS is what each node sends, and as much what it receives, the store's bytes included; 0: no limit.
+	// BytesPerS is what each node may send, and receive, with the store's bytes; 0: no limit.
 	BytesPerS float64 `json:"bytes_per_s,omitempty"`
-	// StoreBytesPerS is what each node receives from the store; 0: no limit.
+	// StoreBytesPerS is what each node may receive from the store; 0: no limit.
 	StoreBytesPerS float64 `json:"store_bytes_per_s,omitempty"`
-	// ZoneLatencyMS comes on top between zones, and ZoneBytesPerS is what each zone sends to others, and receives.
+	// ZoneLatencyMS is added between zones. ZoneBytesPerS is what each zone may send to others, and receive.
 	ZoneLatencyMS float64 `json:"zone_latency_ms,omitempty"`
 	ZoneBytesPerS float64 `json:"zone_bytes_per_s,omitempty"`
 }
 
-// Dataset is made up: as many samples of one blob column.
+// Dataset is generated, with one blob column.
 type Dataset struct {
 	Name    string `json:"name"`
 	Samples int64  `json:"samples"`
-	// Bytes is the mean size of a blob. Sizes are spread by a lognormal distribution, whose standard deviation is
-	// Spread means.
+	// Bytes is the mean size of a blob. Sizes have a lognormal distribution, whose standard deviation is Spread
+	// means.
 	Bytes  int64   `json:"bytes"`
 	Spread float64 `json:"spread,omitempty"`
-	// ObjectBytes has samples lie one behind the other in objects of a bucket, each of that many bytes at most; a
-	// sample that is larger is an object. 0: they lie in the store.
+	// ObjectBytes puts samples one after the other into objects of a bucket, each of at most that many bytes; a
+	// larger sample is an object. 0: they are in the store.
 	ObjectBytes int64 `json:"object_bytes,omitempty"`
 }
 
@@ -125,49 +125,49 @@ type Job struct {
 	Seed    uint64  `json:"seed,omitempty"`
 	Assign  string  `json:"assign,omitempty"`
 	Order   string  `json:"order,omitempty"`
-	// Ranks is how many there are. Default: as many as run beside all nodes.
+	// Ranks is the number of ranks. Default: those beside all nodes.
 	Ranks int64 `json:"ranks,omitempty"`
-	// First is the node that rank 0 runs beside, where ranks are fewer than nodes have. Default 0.
+	// First is the node beside rank 0, if there are fewer ranks than the nodes have. Default 0.
 	First int64 `json:"first_node,omitempty"`
-	// StepMS is what a step takes to compute.
+	// StepMS is the compute time of a step.
 	StepMS float64 `json:"step_ms,omitempty"`
-	// Apart has ranks wait for each other after each epoch alone, not after each step.
+	// Apart makes ranks wait for each other only after each epoch, not after each step.
 	Apart bool `json:"apart,omitempty"`
-	// PauseS is for how long all ranks do something else between two epochs, as evaluate.
+	// PauseS is how long all ranks do something else between two epochs, such as evaluation.
 	PauseS float64 `json:"pause_s,omitempty"`
 	// Steps ends each epoch early; 0: it does not.
 	Steps int64 `json:"steps,omitempty"`
 }
 
-// Fault is something that happens.
+// Fault is an event.
 type Fault struct {
 	AtS  float64 `json:"at_s"`
 	Kind string  `json:"kind"`
-	// Node is whom it happens to, counted from 0.
+	// Node is the affected node, counted from 0.
 	Node *int64 `json:"node,omitempty"`
-	// Other is the other end of a way that is cut. Default: all ways of the node.
+	// Other is the other end of a pair that is cut. Default: all pairs of the node.
 	Other *int64 `json:"other,omitempty"`
-	// ForS is for how long; 0: for good.
+	// ForS is its duration; 0: for good.
 	ForS float64 `json:"for_s,omitempty"`
 	// Factor is by how much something is slower.
 	Factor float64 `json:"factor,omitempty"`
-	// KeepCache has a node that comes back find its cache as it was.
+	// KeepCache keeps the cache of a node that comes back.
 	KeepCache bool `json:"keep_cache,omitempty"`
 }
 
 // Kinds of faults.
 const (
-	Kill      = "kill"       // the node's process is gone at once
-	Leave     = "leave"      // the node ends in order
-	Join      = "join"       // the node starts; one whose first fault this is was not there before
-	Stop      = "stop"       // the node stands still, and says nothing
-	Cut       = "cut"        // nothing gets from a node to another, or to any
-	Slow      = "slow"       // a node's links carry a part of what they did
-	StoreSlow = "store_slow" // the store does a part of what it did
+	Kill      = "kill"       // the node's process is killed
+	Leave     = "leave"      // the node ends cleanly
+	Join      = "join"       // the node starts; if this is its first fault, it did not exist before
+	Stop      = "stop"       // the node is stalled, and sends nothing
+	Cut       = "cut"        // no traffic between the node and another, or any other
+	Slow      = "slow"       // a node's links carry a fraction of their capacity
+	StoreSlow = "store_slow" // the store has a fraction of its capacity
 )
 
-// Parse reads a file, in JSON or YAML, whose defaults rates has, as JSON or YAML likewise; nil for none. It is strict:
-// an error is a [schema.FieldError] that names the field, what it got and what it takes.
+// Parse reads a file, in JSON or YAML, with defaults from rates, also in JSON or YAML; nil for none. It is strict: an
+// error is a [schema.FieldError] that names the field, what it got and what it takes.
 func Parse(file, rates []byte) (*File, error) {
 	text, err := asJSON("file", file)
 	if err != nil {
@@ -185,7 +185,7 @@ func Parse(file, rates []byte) (*File, error) {
 			return nil, fmt.Errorf("rates: %w", err)
 		}
 		if err := schema.DecodeJSON("file", text, &File{}); err != nil {
-			return nil, err // before it is merged, so that what is given twice is found
+			return nil, err // before it is merged, so that duplicates are found
 		}
 		if text, err = merge(defaults, text); err != nil {
 			return nil, err
@@ -216,11 +216,11 @@ func asJSON(where string, text []byte) ([]byte, error) {
 	return b, nil
 }
 
-// ratesAlone leaves out what calibrate writes beside the rates: how sure they are, and of what.
+// ratesAlone drops what calibrate writes in addition to the rates: their uncertainty and origin.
 func ratesAlone(text []byte) ([]byte, error) {
 	var all map[string]json.RawMessage
 	if json.Unmarshal(text, &all) != nil {
-		return text, nil //nolint:nilerr // who decodes it says what is wrong
+		return text, nil //nolint:nilerr // the decoder returns the error
 	}
 	for _, name := range []string{"uncertainty", "server", "dataset", "at"} {
 		delete(all, name)
@@ -228,11 +228,11 @@ func ratesAlone(text []byte) ([]byte, error) {
 	return json.Marshal(all)
 }
 
-// merge puts the fields of one object over those of another one, and so on in objects that both have.
+// merge puts the fields of one object over those of another one, recursively.
 func merge(under, over []byte) ([]byte, error) {
 	var low, high map[string]json.RawMessage
 	if json.Unmarshal(over, &high) != nil || json.Unmarshal(under, &low) != nil {
-		return over, nil //nolint:nilerr // no objects: what is over counts
+		return over, nil //nolint:nilerr // not objects: over counts
 	}
 	for name, value := range high {
 		if old, ok := low[name]; ok {
@@ -287,7 +287,7 @@ func (f *File) ensureDefaults() {
 	}
 }
 
-// rule is something that a field has to be.
+// rule is a constraint of a field.
 type rule struct {
 	field string
 	got   any
@@ -304,7 +304,7 @@ func firstBroken(rules []rule) error {
 	return nil
 }
 
-// maxNodes is how many nodes are run at most, and maxSamples how many samples all datasets have together.
+// maxNodes is the most nodes of a run, and maxSamples the most samples of all datasets together.
 const (
 	maxNodes   = 1024
 	maxSamples = 1 << 26

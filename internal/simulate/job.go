@@ -12,19 +12,19 @@ import (
 	"bowstring/schema"
 )
 
-// job is a program that trains, on all of its ranks.
+// job is a training program with all of its ranks.
 type job struct {
 	Job
 	world *world
 	ranks []*rank
-	steps meeting // after each step, of those that have more of their epoch
+	steps meeting // after each step, of ranks with more steps in their epoch
 	ends  meeting // of epochs
 
 	mu     sync.Mutex
 	epochs []*epochTally
 }
 
-// epochTally is what becomes of an epoch.
+// epochTally counts one epoch.
 type epochTally struct {
 	began, ended  time.Time
 	before, after counters
@@ -32,10 +32,10 @@ type epochTally struct {
 	samples       int64
 	bytes         int64
 	waits         Waits   // summed over ranks
-	held          float64 // of the samples in objects, at its end
+	held          float64 // share of the samples in objects, at its end
 }
 
-// rank is one of a job's processes. What it counts is its own until an epoch ends.
+// rank is one process of a job. It owns its counters until an epoch ends.
 type rank struct {
 	job  *job
 	rank int
@@ -46,7 +46,7 @@ type rank struct {
 	waits          Waits
 }
 
-// againAfter is how long a client waits before it goes on at another node.
+// againAfter is how long a client waits before it continues at another node.
 const againAfter = 100 * time.Millisecond
 
 func newJob(w *world, spec Job) *job {
@@ -60,7 +60,7 @@ func newJob(w *world, spec Job) *job {
 	return j
 }
 
-// placed says beside which nodes the ranks are, where that does not follow from the nodes' weights.
+// placed is the number of ranks beside each node, if it does not follow from the nodes' weights.
 func (j *job) placed() []string {
 	f := &j.world.file
 	if f.Nodes.Alone || j.Assign != schema.AssignLocal || j.First == 0 && j.Ranks == f.Nodes.Count*f.Nodes.Ranks {
@@ -108,7 +108,7 @@ func (j *job) begin(epoch int64) *epochTally {
 	return j.epochs[epoch]
 }
 
-// end is called by each rank that ends one.
+// end is called by each rank that ends an epoch.
 func (j *job) end(e *epochTally, r *rank) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -142,7 +142,7 @@ func (r *rank) run(ctx context.Context) error {
 	return nil
 }
 
-// epoch reads the rank's share of an epoch, on whatever node runs.
+// epoch reads the rank's share of an epoch from any running node.
 func (r *rank) epoch(ctx context.Context, epoch int64, tally *epochTally) error {
 	j := r.job
 	t := schema.Ticket{Rank: r.rank, Request: schema.Request{
@@ -187,10 +187,10 @@ type piece struct {
 	last    bool // of the rank's share of the step
 	resume  schema.Ticket
 	wait    fetch.Wait
-	encode  time.Duration // and on its way
+	encode  time.Duration // and in flight
 }
 
-// readOn reads on at a node until that ends; t is where it got to. to is the node that the rank belongs to, if it is
+// readOn reads from a node until that fails; t is the progress. to is the node that the rank belongs to, if it is
 // another one.
 func (r *rank) readOn(ctx context.Context, at *node, t *schema.Ticket,
 	tally *epochTally) (done bool, to *node, err error) {
@@ -233,7 +233,7 @@ func (r *rank) readOn(ctx context.Context, at *node, t *schema.Ticket,
 	return false, nil, errors.Join(err, broken)
 }
 
-// serve hands batches over as a server does, which has the next one ready while its client computes.
+// serve delivers batches like a server, which has the next one ready while its client computes.
 func serve(ctx context.Context, at *node, s *fetch.Stream, pieces chan<- piece) error {
 	defer close(pieces)
 	for {
@@ -264,7 +264,7 @@ func serve(ctx context.Context, at *node, s *fetch.Stream, pieces chan<- piece) 
 	}
 }
 
-// train takes batches, and computes when a step is whole.
+// train takes batches, and computes when a step is complete.
 func (r *rank) train(ctx context.Context, pieces <-chan piece, t *schema.Ticket, tally *epochTally) error {
 	w, j := r.job.world, r.job
 	for {
@@ -307,7 +307,7 @@ func (r *rank) train(ctx context.Context, pieces <-chan piece, t *schema.Ticket,
 	}
 }
 
-// another is the node behind one that runs; the same if none does.
+// another returns the next running node; the same one if there is no other.
 func (w *world) another(n *node) *node {
 	for i := range w.nodes {
 		if other := w.nodes[(n.index+1+i)%len(w.nodes)]; other.lives() != nil {
@@ -317,19 +317,19 @@ func (w *world) another(n *node) *node {
 	return n
 }
 
-// meeting is where ranks wait until all are there.
+// meeting is a barrier of ranks.
 type meeting struct {
 	mu      sync.Mutex
-	whole   int // how many take part
-	wanted  int // of those, how many are waited for now
+	whole   int // number of ranks that take part
+	wanted  int // number that is waited for now
 	there   int
-	next    chan struct{} // closed when all were there
+	next    chan struct{} // closed when all have arrived
 	meeting func() error
 }
 
 func (m *meeting) init(n int) { m.whole, m.wanted, m.next = n, n, make(chan struct{}) }
 
-// meet waits until all are there and then was called by the last of them.
+// meet waits until all ranks have arrived and the last of them has called then.
 func (m *meeting) meet(ctx context.Context, then func() error) error {
 	m.mu.Lock()
 	m.there++
@@ -358,7 +358,7 @@ func (m *meeting) openLocked() {
 	m.next = make(chan struct{})
 }
 
-// leave has nobody wait for one who does not come any more.
+// leave removes a rank, so that the others do not wait for it.
 func (m *meeting) leave() {
 	m.mu.Lock()
 	m.wanted--
@@ -369,14 +369,14 @@ func (m *meeting) leave() {
 	}
 	m.mu.Unlock()
 	if then != nil {
-		_ = then() // the others are told by their contexts
+		_ = then() // the other ranks see their contexts end
 	}
 	m.mu.Lock()
 	m.openLocked()
 	m.mu.Unlock()
 }
 
-// all has everybody take part again.
+// all makes all ranks take part again.
 func (m *meeting) all() {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -13,19 +13,19 @@ import (
 	"bowstring/schema"
 )
 
-// network carries bytes from end to end. An end is a node, or the store. What goes from one end to another goes one
-// after the other, as over one connection; connections share what they have in common max-min fairly: no one can have
-// more without another one having less that has no more already.
+// network carries bytes from end to end. An end is a node, or the store. Transfers from one end to another happen one
+// after the other, as over one connection. Connections share resources max-min fairly: no connection could have more
+// without another one, which has no more, having less.
 //
-// Rates are computed anew whenever a connection begins or ends to have something to carry. Where more than exactConns
-// do, that is done every settleEvery at most, and what begins in between gets what is left over on its way.
+// Rates are computed anew whenever a connection becomes busy or idle. With more than exactConns busy connections that
+// happens at most every settleEvery, and a connection that becomes busy in between gets the unused rest of its path.
 type network struct {
 	mu        sync.Mutex
 	resources []resource
 	conns     map[[2]int32]*conn
-	busy      finishing // that carry something, those first that are done first
+	busy      finishing // busy connections, soonest end first
 	dirty     bool      // busy has changed since rates were computed
-	settled   time.Time // when they were
+	settled   time.Time // when they were computed
 	wake      chan struct{}
 }
 
@@ -34,47 +34,47 @@ const (
 	settleEvery = 200 * time.Microsecond
 )
 
-// resource is something that carries so many bytes a second.
+// resource has a capacity in bytes per second.
 type resource struct {
 	capacity float64 // +Inf: no limit
-	used     float64 // of it, by rates
+	used     float64 // by the rates
 
-	// While rates are computed.
+	// During the computation of rates.
 	free    float64
 	waiting int
 	users   []*conn
 }
 
-// conn is the way from one end to another.
+// conn is the connection from one end to another.
 type conn struct {
 	path  []int32 // resources
 	queue []*transfer
-	left  float64   // bytes of the first of queue, at since
-	since time.Time // when left and rate were right
+	left  float64   // bytes of the first transfer of queue, at since
+	since time.Time // when left and rate were computed
 	rate  float64
-	at    int // in busy
+	at    int // index in busy
 	done  time.Time
 	fixed bool
 }
 
-// transfer is bytes under way. done has room for one.
+// transfer is bytes in flight. done has room for one.
 type transfer struct {
 	bytes float64
 	done  chan struct{}
 }
 
-// never is when something is done that is not going on.
+// never is the end of a transfer that does not progress.
 var never = time.Unix(1<<40, 0)
 
-// farOff is for how long nothing is waited for that does not come.
+// farOff is a long wait for an event that does not come.
 const farOff = 1000 * time.Hour
 
 func newNetwork(resources []resource) *network {
 	return &network{resources: resources, conns: map[[2]int32]*conn{}, wake: make(chan struct{}, 1)}
 }
 
-// send carries bytes from one end to another on a way through some resources, and returns when they are there, or ctx
-// ends. The way of two ends never changes.
+// send carries bytes from one end to another over a path of resources, and returns when they have arrived, or ctx
+// ends. The path of two ends never changes.
 func (n *network) send(ctx context.Context, from, to int32, path func() []int32, bytes int64) error {
 	if bytes <= 0 {
 		return nil
@@ -95,11 +95,11 @@ func (n *network) send(ctx context.Context, from, to int32, path func() []int32,
 	case <-t.done:
 		return nil
 	case <-ctx.Done():
-		return context.Cause(ctx) // it is carried all the same
+		return context.Cause(ctx) // it is still carried
 	}
 }
 
-// beginLocked has a connection carry the first of its queue, after a while in which it had none.
+// beginLocked makes an idle connection carry the first transfer of its queue.
 func (n *network) beginLocked(c *conn) {
 	now := time.Now()
 	c.left, c.since, c.rate = c.queue[0].bytes, now, 0
@@ -112,7 +112,7 @@ func (n *network) beginLocked(c *conn) {
 	n.changedLocked()
 }
 
-// changedLocked has rates computed.
+// changedLocked schedules a computation of rates.
 func (n *network) changedLocked() {
 	n.dirty = true
 	n.poke()
@@ -125,7 +125,7 @@ func (n *network) poke() {
 	}
 }
 
-// setRateLocked changes what a connection carries a second, from now on.
+// setRateLocked changes the rate of a connection from now on.
 func (n *network) setRateLocked(c *conn, rate float64) {
 	if !math.IsInf(c.rate, 1) {
 		for _, r := range c.path {
@@ -152,7 +152,7 @@ func (n *network) setRateLocked(c *conn, rate float64) {
 	}
 }
 
-// limit changes what a resource carries.
+// limit changes the capacity of a resource.
 func (n *network) limit(resource int32, capacity float64) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -160,7 +160,7 @@ func (n *network) limit(resource int32, capacity float64) {
 	n.changedLocked()
 }
 
-// scale changes what a resource carries to so many times that.
+// scale multiplies the capacity of a resource.
 func (n *network) scale(resource int32, factor float64) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -168,10 +168,10 @@ func (n *network) scale(resource int32, factor float64) {
 	n.changedLocked()
 }
 
-// run carries what there is until ctx ends.
+// run carries transfers until ctx ends.
 func (n *network) run(ctx context.Context) {
-	// A timer that is set anew while it runs has Go look at all timers there are when that time comes, and there are
-	// tens of thousands. So each time has a timer of its own.
+	// If a running timer is reset, Go looks at all timers when it expires, and there are tens of thousands. So each
+	// time has its own timer.
 	timer, set := time.NewTimer(farOff), never
 	defer func() { timer.Stop() }()
 	for {
@@ -181,7 +181,7 @@ func (n *network) run(ctx context.Context) {
 		}
 		select {
 		case <-timer.C:
-			set = time.Time{} // it tells no more
+			set = time.Time{} // the timer has expired
 		case <-n.wake:
 		case <-ctx.Done():
 			return
@@ -189,7 +189,7 @@ func (n *network) run(ctx context.Context) {
 	}
 }
 
-// step ends what is done, and says when to look again.
+// step ends finished transfers, and returns when to look again.
 func (n *network) step() time.Time {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -224,8 +224,8 @@ func (n *network) step() time.Time {
 	return next
 }
 
-// settleLocked computes all rates: the resource that leaves the least for each of its users is shared out evenly, then
-// the next one of what the others have left, until all users have their rates.
+// settleLocked computes all rates: the resource that leaves the least per user is divided evenly, then the next one
+// of what is left, until all users have rates.
 func (n *network) settleLocked(now time.Time) {
 	n.dirty, n.settled = false, now
 	for _, c := range n.busy {
@@ -261,7 +261,7 @@ func (n *network) settleLocked(now time.Time) {
 			heap.Pop(&order)
 			continue
 		}
-		if each := r.each(); each > top.each { // others have got their rates since
+		if each := r.each(); each > top.each { // other users have got their rates since
 			order[0].each = each
 			heap.Fix(&order, 0)
 			continue
@@ -291,16 +291,16 @@ func (n *network) fixLocked(c *conn, rate float64) {
 	n.setRateLocked(c, rate)
 }
 
-// each is what is left for each of those who wait for their rates.
+// each is what is left for each user without a rate.
 func (r *resource) each() float64 { return max(r.free, 0) / float64(max(r.waiting, 1)) }
 
-// share is what a resource leaves for each.
+// share is what a resource leaves per user.
 type share struct {
 	resource int32
 	each     float64
 }
 
-// shares is a heap of them, the least first.
+// shares is a heap, least first.
 type shares []share
 
 func (s shares) Len() int { return len(s) }
@@ -311,7 +311,7 @@ func (s shares) Swap(i, j int) { s[i], s[j] = s[j], s[i] }
 func (s *shares) Push(x any)   { *s = append(*s, x.(share)) }
 func (s *shares) Pop() any     { x := (*s)[len(*s)-1]; *s = (*s)[:len(*s)-1]; return x }
 
-// finishing is a heap of connections, those first that are done first.
+// finishing is a heap of connections, soonest end first.
 type finishing []*conn
 
 func (f finishing) Len() int           { return len(f) }
@@ -325,7 +325,7 @@ func (f *finishing) Pop() any {
 	return c
 }
 
-// link is the way from a server to a node, as a connection is: what is asked, and what is answered, takes time.
+// link is the connection from a server to a node: requests and answers take time.
 type link struct {
 	from *life
 	to   *node
@@ -363,7 +363,7 @@ func (l *link) Tell(list []peers.Progress) {
 	}
 }
 
-// errDown says that a node cannot be reached.
+// errDown is the error of an unreachable node.
 var errDown = fmt.Errorf("%w: there is no connection to it", schema.ErrUnavailable)
 
 // Get implements peers.Link.
@@ -392,7 +392,7 @@ func (l *link) Get(ctx context.Context, ask peers.Ask) (schema.Blob, error) {
 	if err != nil {
 		return schema.Blob{}, err
 	}
-	defer a.Blob.Release() // its bytes are on their way until then
+	defer a.Blob.Release() // its bytes are in flight until then
 	if err := to.work(both, 1, ask.Ref.Size); err != nil {
 		return schema.Blob{}, err
 	}
@@ -409,13 +409,13 @@ func (l *link) Get(ctx context.Context, ask peers.Ask) (schema.Blob, error) {
 	return schema.NewBlob(content(ask.Ref.Size), nil), nil
 }
 
-// requester is a server that reads by way of another one.
+// requester is a server that reads through another one.
 type requester struct {
 	requester *fetch.Requester
 
 	mu      sync.Mutex
 	next    uint32
-	waiting map[uint32]chan fetch.Answer // each of one
+	waiting map[uint32]chan fetch.Answer // one each
 }
 
 func (l *life) requesterFor(from *life) *requester {
@@ -430,20 +430,20 @@ func (l *life) requesterFor(from *life) *requester {
 	return b
 }
 
-// answered takes what became of a peer read.
+// answered processes the answer to a peer read.
 func (b *requester) answered(a fetch.Answer) {
 	b.mu.Lock()
 	to := b.waiting[a.ID]
 	delete(b.waiting, a.ID)
 	b.mu.Unlock()
 	if to == nil {
-		a.Blob.Release() // nobody waits for it any more
+		a.Blob.Release() // the reader has left
 		return
 	}
 	to <- a
 }
 
-// read has a blob read, and waits for it. The caller releases it.
+// read reads a blob, and waits for it. The caller releases it.
 func (b *requester) read(ctx context.Context, ask peers.Ask) (fetch.Answer, error) {
 	answer := make(chan fetch.Answer, 1)
 	b.mu.Lock()
@@ -457,7 +457,7 @@ func (b *requester) read(ctx context.Context, ask peers.Ask) (fetch.Answer, erro
 		delete(b.waiting, id)
 		b.mu.Unlock()
 		if !waits {
-			a := <-answer // it comes in this moment
+			a := <-answer // it is being delivered
 			a.Blob.Release()
 		}
 	}
@@ -480,13 +480,13 @@ func (b *requester) read(ctx context.Context, ask peers.Ask) (fetch.Answer, erro
 
 func (b *requester) close() { b.requester.Close() }
 
-// inbox is what other servers have told of their streams: of each the latest.
+// inbox holds the latest progress reports of other servers.
 type inbox struct {
-	wake chan struct{} // has room for one
+	wake chan struct{} // capacity 1
 
 	mu   sync.Mutex
-	told map[*life][]peers.Progress // nil of one that is gone
-	turn []*life                    // in which they are looked at
+	told map[*life][]peers.Progress // nil for a server that is gone
+	turn []*life                    // processing order
 }
 
 func newInbox() *inbox {
@@ -518,7 +518,7 @@ func (x *inbox) take() (from *life, list []peers.Progress) {
 	return from, list
 }
 
-// follow has an engine know what it is told, until ctx ends.
+// follow passes reports to an engine until ctx ends.
 func (x *inbox) follow(ctx context.Context, e *fetch.Engine, failed func(error)) {
 	followers := map[*life]*fetch.Follower{}
 	defer func() {

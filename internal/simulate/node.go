@@ -27,13 +27,13 @@ import (
 	"bowstring/spill/segment"
 )
 
-// manifests is what a server keeps of manifests by default.
+// manifests is a server's default memory for manifests.
 const manifests = 128 << 20
 
-// minSpill is the least cache there is.
+// minSpill is the smallest cache.
 const minSpill = spill.MinBytes
 
-// node is a machine with a server that runs, or not.
+// node is a machine with a server that may be running.
 type node struct {
 	world *world
 	index int
@@ -41,16 +41,16 @@ type node struct {
 	zone  int
 
 	cores, reads, writes *server
-	frozen               atomic.Bool // it stands still
+	frozen               atomic.Bool // it is stalled
 
 	mu    sync.Mutex
-	life  *life // of the server that runs; nil if none does
+	life  *life // the running server; nil if there is none
 	links struct {
-		slow  float64 // by how much its links are slower
+		slow  float64 // factor by which its links are slower
 		still bool
 	}
 
-	// Of the server that runs, or ran last; used by the one goroutine that begins and ends it.
+	// The server that runs or ran last; used by the goroutine that begins and ends it.
 	cache  *spill.Cache
 	future *spill.Future
 }
@@ -61,16 +61,16 @@ type life struct {
 	gone    context.Context
 	die     context.CancelFunc
 	engine  *fetch.Engine
-	members *members.Members // nil of one that is alone
-	cluster *cluster.Cluster // likewise
+	members *members.Members // nil for a single server
+	cluster *cluster.Cluster // nil for a single server
 	inbox   *inbox
-	// requests are those to the bucket.
+	// requests are the requests to the bucket.
 	requests  *object.Requests
 	running   sync.WaitGroup
 	peerReads sync.WaitGroup // grows under node.mu, while the node has this life
 
 	mu         sync.Mutex
-	requesters map[*life]*requester // other servers that read by way of this one
+	requesters map[*life]*requester // other servers that read through this one
 }
 
 // begin starts the server.
@@ -99,7 +99,7 @@ func (n *node) begin(keepCache bool) error {
 	opts := fetch.Options{
 		WindowBytes: w.file.Nodes.WindowBytes, Resident: w.resident, Spill: n.cache, Future: n.future, Logger: w.log,
 	}
-	// Manifests stay in memory: half of what they have is for those that are read whole.
+	// Manifests stay in memory: half of their memory is for manifests that are read whole.
 	opts.Memory.Manifests = max(manifests, 3*w.resident)
 	if !w.file.Nodes.Alone {
 		if err := l.join(&opts); err != nil {
@@ -122,8 +122,8 @@ func (n *node) begin(keepCache bool) error {
 	return nil
 }
 
-// store is the store, and the bucket, as the server has them. Its requests to the bucket are counted and paced as those
-// of servers are.
+// store returns the store and the bucket as the server has them. Its requests to the bucket are counted and paced as
+// real servers' are.
 func (l *life) store() nearStore {
 	w := l.node.world
 	l.requests = object.NewRequests(object.RequestsOptions{Prices: w.prices, Sharers: func() int {
@@ -168,14 +168,14 @@ func (l *life) join(opts *fetch.Options) (err error) {
 	return nil
 }
 
-// described is what others know of the node.
+// described is the node's entry in leases.
 func (n *node) described() layout.Node {
 	f := &n.world.file
 	return layout.Node{ID: n.id, Address: "grpc://" + n.id + ":1", Zone: fmt.Sprint("zone-", n.zone),
 		Weight: f.Nodes.Ranks, Capacity: spill.Capacity(f.Spill.Bytes)}
 }
 
-// end ends the server: in order, or as a process that is killed, whose lease stays.
+// end ends the server: cleanly, or like a killed process, whose lease stays.
 func (n *node) end(inOrder bool) error {
 	n.mu.Lock()
 	l := n.life
@@ -190,7 +190,7 @@ func (n *node) end(inOrder bool) error {
 	var err error
 	if l.members != nil {
 		if !inOrder {
-			n.frozen.Store(true) // what is written of its lease is lost
+			n.frozen.Store(true) // writes of its lease are lost
 		}
 		err = l.members.Close()
 		n.frozen.Store(false)
@@ -210,14 +210,14 @@ func (n *node) end(inOrder bool) error {
 	return err
 }
 
-// lives returns the server that runs; nil if none does.
+// lives returns the running server; nil if there is none.
 func (n *node) lives() *life {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.life
 }
 
-// disk is how long the node's disk takes.
+// disk waits for the node's disk.
 func (n *node) disk(op segment.Op, bytes int64) {
 	switch s := &n.world.file.Spill; op {
 	case segment.OpRead:
@@ -227,13 +227,13 @@ func (n *node) disk(op segment.Op, bytes int64) {
 	}
 }
 
-// work is what the node's processors do for so many samples.
+// work charges the node's CPU time for a number of samples.
 func (n *node) work(ctx context.Context, samples int, bytes int64) error {
 	c := &n.world.file.Node
 	return n.cores.do(ctx, time.Duration(float64(samples)*c.USPerSample*1e3)+seconds(float64(bytes)/1e9*c.SPerGB))
 }
 
-// receive has bytes of the store come to the node.
+// receive transfers bytes from the store to the node.
 func (n *node) receive(ctx context.Context, bytes int64) error {
 	w := n.world
 	return w.network.send(ctx, w.storeEnd(), int32(n.index), func() []int32 {
@@ -241,7 +241,7 @@ func (n *node) receive(ctx context.Context, bytes int64) error {
 	}, bytes)
 }
 
-// limitLocked has the node's links carry what they can now. n.mu is held.
+// limitLocked updates the capacities of the node's links. n.mu is held.
 func (n *node) limitLocked() {
 	w := n.world
 	now := func(rate float64) float64 {
@@ -256,7 +256,7 @@ func (n *node) limitLocked() {
 	w.network.limit(w.storeIn(n.index), now(net.StoreBytesPerS))
 }
 
-// setLinks changes what the node's links are like.
+// setLinks changes the state of the node's links.
 func (n *node) setLinks(change func(slow *float64, still *bool)) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -264,15 +264,15 @@ func (n *node) setLinks(change func(slow *float64, still *bool)) {
 	n.limitLocked()
 }
 
-// server is something that does one thing after the other at each of its places: cores, a disk, the turns of a store.
-// It is safe for concurrent use.
+// server processes jobs one after the other at each of its places: cores, a disk, a store's turns. It is safe for
+// concurrent use.
 type server struct {
 	mu    sync.Mutex
-	speed float64     // of a place, 1 being the usual; 0: there is no limit, and nothing takes time
-	free  []time.Time // when each place has nothing more to do
+	speed float64     // of a place, 1 is normal; 0: no limit, and work takes no time
+	free  []time.Time // when each place becomes free
 }
 
-// newServer returns a server of so many places; parts of one make all slower. 0 is one without limit.
+// newServer returns a server with a number of places; a fraction of one makes it slower. 0: no limit.
 func newServer(places float64) *server {
 	if places <= 0 {
 		return &server{}
@@ -281,7 +281,7 @@ func newServer(places float64) *server {
 	return &server{speed: places / float64(n), free: make([]time.Time, n)}
 }
 
-// take takes a place for some work, and returns when that will be done.
+// take assigns work to a place, and returns when it will be done.
 func (s *server) take(work time.Duration) time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -303,7 +303,7 @@ func (s *server) take(work time.Duration) time.Time {
 	return s.free[first]
 }
 
-// slow changes how fast it is, 1 being the usual.
+// slow changes the speed; 1 is normal.
 func (s *server) slow(factor float64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -312,7 +312,7 @@ func (s *server) slow(factor float64) {
 	}
 }
 
-// halt has it do nothing until then.
+// halt stops it until a time.
 func (s *server) halt(until time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -323,12 +323,12 @@ func (s *server) halt(until time.Time) {
 	}
 }
 
-// do does some work, and waits until it is done. Of a context that ends, the work is done all the same.
+// do does work, and waits until it is done. If ctx ends, the work is still done.
 func (s *server) do(ctx context.Context, work time.Duration) error {
 	return sleepUntil(ctx, s.take(work))
 }
 
-// sleepUntil waits for a moment, or for ctx's end.
+// sleepUntil waits for a time, or for ctx's end.
 func sleepUntil(ctx context.Context, at time.Time) error {
 	d := time.Until(at)
 	if d <= 0 {
@@ -344,7 +344,7 @@ func sleepUntil(ctx context.Context, at time.Time) error {
 	}
 }
 
-// per is how long n of something take, of which so many are done a second; no time where there is no limit.
+// per is how long n items take at a rate per second; 0 without a limit.
 func per(n, rate float64) time.Duration {
 	if rate <= 0 {
 		return 0
@@ -358,13 +358,13 @@ func millis(ms float64) time.Duration { return time.Duration(ms * 1e6) }
 
 // farStore is the store that all nodes share.
 type farStore struct {
-	store.Store // nil: what no engine asks for
+	store.Store // nil: engines call only the methods below
 
 	datasets map[string]*made
 	sets     map[schema.ObjectPrefix]*objectSet
 	latency  atomic.Int64 // nanoseconds
 	turns    *server
-	rate     float64 // reads a second; 0: no limit
+	rate     float64 // reads per second; 0: no limit
 
 	blobs, blobBytes, pages, pageBytes atomic.Int64
 }
@@ -450,24 +450,24 @@ func (s *farStore) Stats() store.Stats {
 // Close implements store.Store.
 func (*farStore) Close() error { return nil }
 
-// zeros is what every blob is read as: as many zeros. It is not written to.
+// zeros is the content of every blob. It is not written to.
 var zeros = sync.OnceValue(func() []byte { return make([]byte, maxBytes) })
 
 // content is a blob of n bytes.
 func content(n int64) []byte { return zeros()[:n:n] }
 
-// made is a dataset that was made up: its record, and the pages of its manifest by key.
+// made is a generated dataset: its record, and the pages of its manifest by key.
 type made struct {
 	snap  *schema.Snapshot
 	pages map[schema.Key][]byte
 	bytes int64
-	in    *objects // nil: in no objects
+	in    *objects // nil: not in objects
 }
 
-// sizeClasses is how many sizes blobs have at most. Their checksums are computed once.
+// sizeClasses is the most distinct blob sizes. Their checksums are computed once.
 const sizeClasses = 256
 
-// makeDataset makes up a dataset.
+// makeDataset generates a dataset.
 func makeDataset(d Dataset, seed uint64) (*made, error) {
 	sch, err := schema.NewSchema(nil, []arrow.Field{schema.BlobField("data", "", false)})
 	if err != nil {
@@ -511,7 +511,7 @@ func makeDataset(d Dataset, seed uint64) (*made, error) {
 			for k := 0; k < len(ref.Key); k += 8 {
 				binary.LittleEndian.PutUint64(ref.Key[k:], rng.Uint64())
 			}
-			// All blobs of a size have the same bytes, so that their keys are no hashes.
+			// All blobs of a size have the same bytes, so their keys are not hashes.
 			ref.Key = schema.AddressKey([12]byte(ref.Key[:12]), ref.Sum, schema.ID(ref.Key[16:]))
 			if m.in != nil {
 				ref.Key = m.in.next(ref.Size).Key(ref.Sum)
@@ -535,7 +535,7 @@ func makeDataset(d Dataset, seed uint64) (*made, error) {
 	return m, nil
 }
 
-// sizesOf are the sizes that blobs have, each as often: the middles of as many equal parts of a lognormal distribution.
+// sizesOf returns equally frequent sizes: the middles of equal parts of a lognormal distribution.
 func sizesOf(d Dataset) (sizes [sizeClasses]int64) {
 	sigma := math.Sqrt(math.Log(1 + d.Spread*d.Spread))
 	var sum float64

@@ -16,8 +16,8 @@ import (
 	"bowstring/fetch/spans"
 )
 
-// Report is what became of a File. Where a sample was run, all is of the sample but for the counts, bytes and rates,
-// which are as many times larger again.
+// Report is the result of a File. With a sample, all figures are of the sample except counts, bytes and rates, which
+// are scaled up.
 type Report struct {
 	Nodes    int64       `json:"nodes"`
 	Ranks    int64       `json:"ranks"` // beside all nodes
@@ -28,19 +28,19 @@ type Report struct {
 	Cost     object.Bill `json:"cost_usd"` // of the requests to the bucket, and of their bytes
 	Engines  Engines     `json:"engines"`
 	Series   []Point     `json:"series"`
-	Problems []string    `json:"problems,omitempty"` // what went wrong in the background, some of it
+	Problems []string    `json:"problems,omitempty"` // background errors, up to a bound
 }
 
-// JobReport is what became of a job.
+// JobReport is the result of a job.
 type JobReport struct {
 	Name        string        `json:"name"`
 	Dataset     string        `json:"dataset"`
-	Seconds     float64       `json:"seconds"` // from its start to its end: the time to train
+	Seconds     float64       `json:"seconds"` // from its start to its end: the training time
 	SamplesPerS float64       `json:"samples_per_s"`
 	Epochs      []EpochReport `json:"epochs"`
 }
 
-// EpochReport is what became of an epoch of a job. Traffic is that of all jobs while it ran.
+// EpochReport is the result of an epoch of a job. Traffic is that of all jobs during the epoch.
 type EpochReport struct {
 	Epoch       int64   `json:"epoch"`
 	StartS      float64 `json:"start_s"`
@@ -51,18 +51,18 @@ type EpochReport struct {
 	SamplesPerS float64 `json:"samples_per_s"`
 	Waits       Waits   `json:"waits_s"`
 	Traffic     Traffic `json:"traffic"`
-	// HitRate is the share of the samples that no read of the store was made for in that time.
+	// HitRate is the share of the samples for which no read of the store was made in that time.
 	HitRate float64     `json:"hit_rate"`
 	Cost    object.Bill `json:"cost_usd"`
-	// Held is the share of the samples of datasets in objects that caches held at the end, and Derived how many requests
-	// the epoch takes by the rule of docs/spans.md, if it runs by itself; 0 where its dataset lies in no objects.
+	// Held is the share of the samples of datasets in objects that caches held at the end. Derived is how many
+	// requests the epoch takes by the rule of docs/spans.md, if it runs alone; 0 if its dataset is not in objects.
 	Held    float64 `json:"held"`
 	Derived float64 `json:"derived_requests"`
 }
 
-// Waits say where the time of a rank went, in seconds, on average over ranks. Store, Spill, Peer, Encode and Consumer
-// are the server's: it stood still for reads, or worked, or had batches that were not taken. Data, Compute and Ranks
-// are the trainer's: together they are its epoch.
+// Waits is where the time of a rank went, in seconds, on average over ranks. Store, Spill, Peer, Encode and Consumer
+// are the server's: it waited for reads, worked, or had batches that were not taken. Data, Compute and Ranks are the
+// trainer's, and add up to its epoch.
 type Waits struct {
 	Store    float64 `json:"store"`
 	Spill    float64 `json:"spill"`
@@ -93,19 +93,19 @@ func (w *Waits) over(n int64) Waits {
 	return out
 }
 
-// Traffic is what went over which links.
+// Traffic is the traffic of the links.
 type Traffic struct {
-	StoreReads    int64 `json:"store_reads"` // of samples that lie in no objects
+	StoreReads    int64 `json:"store_reads"` // of samples that are not in objects
 	StoreBytes    int64 `json:"store_bytes"`
-	ManifestReads int64 `json:"manifest_reads"` // of pages of manifests, from the store
+	ManifestReads int64 `json:"manifest_reads"` // reads of pages of manifests from the store
 	ManifestBytes int64 `json:"manifest_bytes"`
-	PeerReads     int64 `json:"peer_reads"` // that other nodes answered
+	PeerReads     int64 `json:"peer_reads"` // answered by other nodes
 	PeerBytes     int64 `json:"peer_bytes"`
-	ZoneBytes     int64 `json:"zone_bytes"` // of those, between zones
+	ZoneBytes     int64 `json:"zone_bytes"` // of PeerBytes: between zones
 	Requests      int64 `json:"requests"`   // to the bucket
 	RequestBytes  int64 `json:"request_bytes"`
-	Refused       int64 `json:"refused"` // of those requests, as too many
-	Served        int64 `json:"served"`  // samples handed to trainers
+	Refused       int64 `json:"refused"` // of Requests: refused as too many
+	Served        int64 `json:"served"`  // samples delivered to trainers
 	ServedBytes   int64 `json:"served_bytes"`
 }
 
@@ -134,31 +134,31 @@ func (t Traffic) times(n int64) Traffic {
 	return t
 }
 
-// Engines is what all engines counted.
+// Engines sums the counters of all engines.
 type Engines struct {
 	SpillReads  int64 `json:"spill_reads"`
 	SpillBytes  int64 `json:"spill_bytes"`
-	SharedReads int64 `json:"shared_reads"` // that came with a read made for another
-	Fills       int64 `json:"fills"`        // brought ahead
+	SharedReads int64 `json:"shared_reads"` // reads that shared another read
+	Fills       int64 `json:"fills"`        // prefetched
 	Hedges      int64 `json:"hedges"`
 	Retries     int64 `json:"retries"`
 	Failed      int64 `json:"failed_reads"`
 	PeerAsked   int64 `json:"peer_asked"`
-	PeerRefused int64 `json:"peer_refused"` // of those, what failed: the store was read instead
+	PeerRefused int64 `json:"peer_refused"` // failed peer reads: the store was read instead
 	Evicted     int64 `json:"evicted"`
 	Stored      int64 `json:"stored"`
 }
 
-// engines are Engines being added up.
+// engines sums Engines.
 type engines = Engines
 
-// Point is a moment: rates since the point before.
+// Point is a point in time: rates since the previous point.
 type Point struct {
 	AtS         float64 `json:"at_s"`
 	SamplesPerS float64 `json:"samples_per_s"`
-	StoreBPerS  float64 `json:"store_bytes_per_s"` // the bucket's included
+	StoreBPerS  float64 `json:"store_bytes_per_s"` // including the bucket
 	PeerBPerS   float64 `json:"peer_bytes_per_s"`
-	Nodes       int     `json:"nodes"` // that run
+	Nodes       int     `json:"nodes"` // running nodes
 }
 
 // counters are what links have carried so far.
@@ -175,7 +175,7 @@ func (w *world) count() counters {
 	}
 }
 
-// countEngine adds what a server's engine and cache have counted.
+// countEngine adds the counters of a server's engine and cache.
 func (e *Engines) countEngine(l *life) {
 	st := l.engine.Stats()
 	e.SpillReads += st.SpillReads
@@ -194,14 +194,14 @@ func (e *Engines) countEngine(l *life) {
 	}
 }
 
-// retire adds up what a server that ends has counted.
+// retire adds the counters of a server that ends.
 func (w *world) retire(l *life) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.retired.countEngine(l)
 }
 
-// series are points in time, at most maxPoints of them.
+// series is at most maxPoints points in time.
 type series struct {
 	world *world
 	every time.Duration
@@ -221,7 +221,7 @@ func newSeries(w *world) *series {
 	return &series{world: w, every: firstEvery, last: w.count(), at: w.since()}
 }
 
-// run takes points until ctx ends. When there are too many, pairs become one, and the next ones come half as often.
+// run records points until ctx ends. If there are too many, pairs are merged, and the period doubles.
 func (s *series) run(ctx context.Context) {
 	for sleepUntil(ctx, time.Now().Add(s.every)) == nil {
 		s.take()
@@ -237,7 +237,7 @@ func (s *series) run(ctx context.Context) {
 	}
 }
 
-// joined is one point in the place of two.
+// joined merges two points.
 func joined(points []Point, i int) Point {
 	a, b, from := points[2*i], points[2*i+1], 0.0
 	if i > 0 {
@@ -272,7 +272,7 @@ func (s *series) take() {
 	s.last, s.at = now, at
 }
 
-// round leaves out what is below a microsecond.
+// round drops fractions of a microsecond.
 func round(s float64) float64 { return math.Round(s*1e6) / 1e6 }
 
 func ratio(a, b float64) float64 {
@@ -282,7 +282,7 @@ func ratio(a, b float64) float64 {
 	return a / b
 }
 
-// report says what became of the jobs.
+// report returns the results of the jobs.
 func (w *world) report(jobs []*job, s *series) *Report {
 	k := w.file.Sample
 	r := &Report{Nodes: w.file.Nodes.Count * k, Ranks: w.file.Nodes.Count * w.file.Nodes.Ranks * k, Sample: k,
@@ -364,7 +364,7 @@ func (w *world) derived(j *job, epoch int, e *epochTally) float64 {
 	return spans.Requests(float64(e.samples), ratio(float64(d.snap.Rows()), float64(chunks)), e.held, epoch == 0)
 }
 
-// panel is one of the curves of a plot.
+// panel is one plot.
 type panel struct {
 	Title, Most string
 	Top         float64

@@ -1,13 +1,12 @@
-// Package simulate runs whole clusters in virtual time: the engines, caches, members, layouts and look-ahead that
-// servers consist of, with models in the place of what they stand on: links, disks, stores, processors, and the
-// programs that train.
+// Package simulate runs whole clusters in virtual time: the engines, caches, members, layouts and prefetching that
+// servers consist of, with models of links, disks, stores, CPUs and training programs.
 //
-// A [File] describes what there is and what happens; [Run] lets it happen and makes a [Report]. Blobs have sizes and no
-// content. Time is that of a bubble of testing/synctest: it stands still while anything computes, and jumps to the next
-// moment in which something happens. So a report does not depend on how fast the machine is.
+// A [File] describes the cluster and its events; [Run] runs it and returns a [Report]. Blobs have sizes and no
+// content. Time is that of a bubble of testing/synctest: it does not advance while a goroutine computes, and jumps to
+// the next event. So a report does not depend on the speed of the machine.
 //
-// What is not here: gRPC and Arrow Flight, whose costs are charged as processor time and latency; the scaling of
-// caches; and anything that a formula would do as well.
+// The simulation leaves out gRPC and Arrow Flight, whose costs are charged as CPU time and latency; the scaling of
+// caches; and everything that a formula describes as well.
 package simulate
 
 import (
@@ -34,16 +33,16 @@ import (
 	"bowstring/schema"
 )
 
-// Options says how a File is run.
+// Options configures a run.
 type Options struct {
-	// Logger receives what the parts of servers log. Default: it is dropped.
+	// Logger receives the logs of the servers' parts. Default: they are dropped.
 	Logger *slog.Logger
-	// Prices are those of requests to the bucket. Default: list prices.
+	// Prices are the prices of requests to the bucket. Default: list prices.
 	Prices *object.Prices
 }
 
-// Run runs a file to the end of its jobs. It is for one goroutine of a process at a time, as it uses a bubble of
-// testing/synctest. A simulation that cannot go on, as of a cluster all of whose nodes are gone for good, is an error.
+// Run runs a file to the end of its jobs. Only one goroutine of a process may call it at a time, because it uses a
+// bubble of testing/synctest. A simulation that cannot continue, as after all nodes have left for good, is an error.
 func Run(f *File, opts Options) (report *Report, err error) {
 	small := f.sampled()
 	datasets, err := makeAll(small)
@@ -54,8 +53,8 @@ func Run(f *File, opts Options) (report *Report, err error) {
 	return report, err
 }
 
-// bubble runs f in a bubble, in which time is virtual. The standard library has bubbles for tests alone, and a test
-// that nobody runs will do: all that Test wants of it is a place to note failures, and there are none.
+// bubble runs f in a bubble, where time is virtual. The standard library has bubbles only for tests, so this makes a
+// test that no runner executes: Test only needs a place to record failures, and there are none.
 func bubble(f func()) {
 	if flag.Lookup("test.v") == nil {
 		testing.Init()
@@ -97,10 +96,10 @@ func (f *File) sampled() *File {
 	return &s
 }
 
-// oneThread is up to how many rows, which each node looks at, one thread does all.
+// oneThread is the number of rows, over all nodes, up to which one thread runs everything.
 const oneThread = 50e6
 
-// work is how many rows there are to look at for all nodes.
+// work is how many rows there are to scan over all nodes.
 func (f *File) work() (rows float64) {
 	for _, d := range f.Datasets {
 		rows += float64(d.Samples) * float64(f.Nodes.Count)
@@ -108,10 +107,10 @@ func (f *File) work() (rows float64) {
 	return rows
 }
 
-// errStuck says that a simulation does not go on.
+// errStuck says that a simulation does not progress.
 var errStuck = fmt.Errorf("%w: nothing was served for so long that the simulation is given up", schema.ErrUnavailable)
 
-// stuckAfter is for how long nothing may be served while a job runs.
+// stuckAfter is how long a running job may be served nothing.
 const stuckAfter = 4 * time.Hour
 
 // run is Run within a bubble.
@@ -119,7 +118,7 @@ func run(f *File, datasets map[string]*made, opts Options) (*Report, error) {
 	if opts.Logger == nil {
 		opts.Logger = slog.New(slog.DiscardHandler)
 	}
-	// With one thread, what happens in one moment happens in one order, but for what Go draws by itself.
+	// With one thread, the events of one moment have a fixed order, except for Go's own random choices.
 	if f.work() <= oneThread {
 		defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	}
@@ -167,7 +166,7 @@ func closed(stop context.CancelCauseFunc, beside *sync.WaitGroup) error {
 	return nil
 }
 
-// guard gives the simulation up when nothing is served for long.
+// guard ends the simulation when nothing is served for long.
 func (w *world) guard(ctx context.Context, jobs []*job, stop context.CancelCauseFunc) {
 	last := int64(-1)
 	for {
@@ -187,7 +186,7 @@ func (w *world) guard(ctx context.Context, jobs []*job, stop context.CancelCause
 	}
 }
 
-// start starts the nodes that are there from the beginning.
+// start starts the nodes that exist from the beginning.
 func (w *world) start(ctx context.Context) error {
 	absent, known := map[int]bool{}, map[int]bool{}
 	for _, x := range byTime(w.file.Faults) {
@@ -232,7 +231,7 @@ func (w *world) end() error {
 	return errors.Join(errs...)
 }
 
-// world is all there is.
+// world is the state of a simulation.
 type world struct {
 	file    File // as it is run: with a sample's numbers
 	log     *slog.Logger
@@ -253,12 +252,12 @@ type world struct {
 
 	mu      sync.Mutex
 	rng     *rand.Rand
-	retired engines // what the engines counted that are no more
+	retired engines // counters of engines that have ended
 	trouble []string
 	errs    []error
 }
 
-// clusterName is what the cluster is called.
+// clusterName is the cluster's name.
 const clusterName = "simulated"
 
 func newWorld(file *File, datasets map[string]*made, prices *object.Prices, log *slog.Logger) *world {
@@ -337,10 +336,10 @@ func (w *world) later(a, b *node) time.Time {
 	if w.apart(a, b) {
 		ms += w.file.Network.ZoneLatencyMS
 	}
-	return time.Now().Add(millis(ms / 2)) // there; as much back
+	return time.Now().Add(millis(ms / 2)) // one way; the way back takes as long
 }
 
-// carry has bytes go from one node to another.
+// carry transfers bytes from one node to another.
 func (w *world) carry(ctx context.Context, from, to *node, bytes int64) error {
 	return w.network.send(ctx, int32(from.index), int32(to.index), func() []int32 {
 		path := []int32{w.out(from.index), w.in(to.index)}
@@ -351,7 +350,7 @@ func (w *world) carry(ctx context.Context, from, to *node, bytes int64) error {
 	}, bytes)
 }
 
-// lent counts a blob that went from one node to another.
+// lent counts a blob that one node has sent to another.
 func (w *world) lent(from, to *node, bytes int64) {
 	w.peerBlobs.Add(1)
 	w.peerBytes.Add(bytes)
@@ -360,7 +359,7 @@ func (w *world) lent(from, to *node, bytes int64) {
 	}
 }
 
-// failed notes what went wrong in the background, some of it.
+// failed records background errors, up to a bound.
 func (w *world) failed(err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -376,14 +375,14 @@ func (w *world) chance(d time.Duration) time.Duration {
 	return time.Duration(w.rng.Int64N(int64(d)))
 }
 
-// member returns a node's part in the membership.
+// member returns a node's membership.
 func (w *world) member(n *node) (*members.Members, error) {
 	return members.New(members.Options{
 		Cluster: clusterName, Shared: leases{w.shared, n}, NewLayout: w.layouts.of, Chance: w.chance, Logger: w.log,
 	})
 }
 
-// announce writes the leases of nodes that are about to start, so that each knows of all from its start on.
+// announce writes the leases of nodes that are about to start, so that each knows all others from its start.
 func (w *world) announce(ctx context.Context, nodes []*node) error {
 	for _, n := range nodes {
 		lease, err := json.Marshal(map[string]any{"node": n.described(), "process": "starting"})
@@ -397,7 +396,7 @@ func (w *world) announce(ctx context.Context, nodes []*node) error {
 	return nil
 }
 
-// leases is what nodes share, as one of them has it: of one that stands still nothing is written.
+// leases is the shared storage as one node has it: a stalled node writes nothing.
 type leases struct {
 	*memshared.Shared
 	node *node
@@ -419,7 +418,7 @@ func (s leases) RemoveLease(ctx context.Context, cluster, id string) error {
 	return s.Shared.RemoveLease(ctx, cluster, id)
 }
 
-// layouts are those that were computed, for all nodes: each is the same wherever it is computed.
+// layouts caches computed layouts for all nodes, because each is the same wherever it is computed.
 type layouts struct {
 	mu    sync.Mutex
 	known map[string]*layout.Layout
@@ -444,10 +443,10 @@ func (s *layouts) of(r layout.Record) (*layout.Layout, error) {
 	return l, err
 }
 
-// cuts are ways between nodes on which nothing gets through.
+// cuts are the node pairs whose traffic is cut.
 type cuts struct {
 	mu   sync.Mutex
-	ways map[[2]*node]chan struct{} // closed when a way is whole again
+	ways map[[2]*node]chan struct{} // closed when a pair is connected again
 }
 
 func (c *cuts) is(from, to *node) bool {
@@ -456,7 +455,7 @@ func (c *cuts) is(from, to *node) bool {
 	return c.ways[[2]*node{from, to}] != nil
 }
 
-// wait waits while a way is cut.
+// wait waits while a pair is cut.
 func (c *cuts) wait(ctx context.Context, from, to *node) error {
 	for {
 		c.mu.Lock()
@@ -505,7 +504,7 @@ func byTime(faults []Fault) []Fault {
 	return list
 }
 
-// happen has the faults happen until ctx ends. Faults of one node, and those of the store, happen one after the other.
+// happen executes the faults until ctx ends. Faults of one node, and those of the store, happen one after the other.
 func (w *world) happen(ctx context.Context) {
 	var all sync.WaitGroup
 	defer all.Wait()
@@ -534,13 +533,13 @@ func (w *world) happen(ctx context.Context) {
 	}
 }
 
-// moment is something that happens at a time.
+// moment is an event at a time.
 type moment struct {
 	at time.Time
 	do func() error
 }
 
-// momentsOf are what a fault consists of: its beginning and, if it passes, its end.
+// momentsOf returns the events of a fault: its beginning and, if it passes, its end.
 func (w *world) momentsOf(x Fault) []moment {
 	at, end := w.at(x.AtS), w.at(x.AtS+x.ForS)
 	moments := func(begin, finish func() error) []moment {
