@@ -9,44 +9,44 @@ import (
 	"time"
 )
 
-// conn is a connection through a link. Read reads from the underlying connection; Write
-// puts what is sent into a queue, from which deliver takes it.
+// conn is a connection through a link. Read reads from the underlying connection. Write adds to a queue, which
+// deliver empties.
 type conn struct {
 	net.Conn
 	link *Link
-	id   uint64 // of the sequence of jitters
+	id   uint64 // of its sequence of jitters
 
 	reading, writing turn // make Read and Write one at a time
 
 	mu                     sync.Mutex
 	reader, writer, sender waiter
 
-	// Of what is read.
+	// Received data.
 	readWindow window
 	acks       marks
-	readHeld   time.Duration // until when the bottleneck is its
+	readHeld   time.Duration // until when the bottleneck serves this connection
 
-	// Of what is sent.
+	// Sent data.
 	sendWindow window
 	sent       queue
-	due        marks // of the bytes of sent but for the ripe ones
+	due        marks // the bytes of sent that have not arrived
 	ripe       int   // bytes of sent that have arrived
 	sendHeld   time.Duration
 	last       time.Duration // arrival of the last chunk, or of the end
 	chunks     uint64
 	ended      bool  // nothing is sent after what is in sent
-	broken     error // what Write gets
+	broken     error // the error of Write
 
 	closed bool
-	gone   bool // what is in sent is not delivered
+	gone   bool // what is in sent will not be delivered
 }
 
-// turn is a mutex whose waiters testing/synctest knows to be waiting: it may be long.
+// turn is a mutex that testing/synctest counts as a durable wait, because the wait may be long.
 type turn chan struct{}
 
 func (t turn) end() { <-t }
 
-// waiter is what one goroutine at a time waits with.
+// waiter is how one goroutine at a time waits.
 type waiter struct {
 	waiting  bool
 	starved  bool          // waits for something to happen, not for a time
@@ -55,7 +55,7 @@ type waiter struct {
 	timer    *time.Timer
 }
 
-// signal ends the wait, if there is one. What it finds decides whether it goes on waiting.
+// signal ends the wait, if there is one. The woken goroutine decides whether it waits again.
 func (w *waiter) signal() {
 	if w.waiting {
 		select {
@@ -79,8 +79,7 @@ func newConn(l *Link, inner net.Conn, id uint64) *conn {
 	return c
 }
 
-// wait waits for a signal, at most until a time or w's deadline. c.mu is held
-// but while it waits.
+// wait waits for a signal, at most until a time or w's deadline. The caller holds c.mu; wait unlocks it meanwhile.
 func (c *conn) wait(w *waiter, until, now time.Duration) {
 	w.waiting, w.starved = true, until == never
 	if w.deadline != 0 {
@@ -146,8 +145,8 @@ func (c *conn) mayRead(want int) (int, error) {
 	}
 }
 
-// hasRead accounts for n bytes and waits until they have passed the bottleneck, or until
-// Read has to return: the next one waits for the rest then. It returns what to make of err.
+// hasRead accounts for n bytes and waits until they have passed the bottleneck, or until Read has to return: then the
+// next Read waits for the rest. It returns the error that replaces err.
 func (c *conn) hasRead(n int, err error) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -169,7 +168,7 @@ func (c *conn) hasRead(n int, err error) error {
 	return err
 }
 
-// Write implements net.Conn. It returns when b is under way.
+// Write implements net.Conn. It returns when b is in the queue.
 func (c *conn) Write(b []byte) (n int, err error) {
 	c.writing <- struct{}{}
 	defer c.writing.end()
@@ -190,7 +189,8 @@ func (c *conn) Write(b []byte) (n int, err error) {
 	}
 }
 
-// mayWrite waits until some of want bytes may be sent, and returns how many. c.mu is held but while it waits.
+// mayWrite waits until some of want bytes may be sent, and returns how many. The caller holds c.mu; mayWrite unlocks
+// it meanwhile.
 func (c *conn) mayWrite(want int) (int, error) {
 	for {
 		now := c.link.now()
@@ -209,13 +209,13 @@ func (c *conn) mayWrite(want int) (int, error) {
 			if n > 0 && c.ripe < maxBacklog || want == 0 {
 				return n, nil
 			}
-			until = never // until delivered says so
+			until = never // until delivered signals
 		}
 		c.wait(&c.writer, until, now)
 	}
 }
 
-// enqueue sends b as one chunk. c.mu is held.
+// enqueue sends b as one chunk. The caller holds c.mu.
 func (c *conn) enqueue(b []byte) {
 	var passed time.Duration
 	passed, c.sendHeld = c.link.up.send(c.link.now(), int64(len(b)))
@@ -227,14 +227,14 @@ func (c *conn) enqueue(b []byte) {
 	}
 }
 
-// arrival is when what was sent at a time arrives, after all that was sent before.
+// arrival is when data sent at a time arrives, after all data sent before.
 func (c *conn) arrival(sent time.Duration) time.Duration {
 	c.last = max(c.last, c.link.round(sent+c.link.config.RTT+c.link.jitter(c.id, c.chunks)))
 	c.chunks++
 	return c.last
 }
 
-// end ends what is sent. c.mu is held.
+// end ends the sent stream. The caller holds c.mu.
 func (c *conn) end() {
 	if !c.ended {
 		c.ended = true
@@ -264,7 +264,7 @@ func (c *conn) deliver() {
 	_ = c.Conn.Close()
 }
 
-// arrived waits for bytes to arrive and returns some, or nil where no more will.
+// arrived waits for bytes to arrive and returns some, or nil if no more will.
 func (c *conn) arrived() []byte {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -286,7 +286,7 @@ func (c *conn) arrived() []byte {
 	}
 }
 
-// delivered says what became of what arrived returned.
+// delivered reports how the delivery of arrived's bytes ended.
 func (c *conn) delivered(n int, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -374,7 +374,7 @@ func (c *conn) setDeadline(w *waiter, t time.Time) error {
 	return nil
 }
 
-// fault gives an error of the link the form that one of package net has.
+// fault converts an error of the link to the form of package net's errors.
 func (c *conn) fault(op string, err error) error {
 	var formed *net.OpError
 	if errors.Is(err, io.EOF) || errors.As(err, &formed) {

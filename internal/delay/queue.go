@@ -17,7 +17,7 @@ type queue struct {
 	head, n int
 }
 
-// push adds b. What peek returned stays as it is.
+// push adds b. It does not change the bytes that peek returned.
 func (q *queue) push(b []byte) {
 	if need := q.n + len(b); need > len(q.data) {
 		grown := make([]byte, max(leastQueue, 1<<bits.Len(uint(need-1))))
@@ -30,12 +30,12 @@ func (q *queue) push(b []byte) {
 	q.n += len(b)
 }
 
-// peek returns the first bytes: n, or fewer, but some.
+// peek returns the first bytes: at most n, and at least one.
 func (q *queue) peek(n int) []byte {
 	return q.data[q.head:min(q.head+n, len(q.data))]
 }
 
-// drop removes the first n bytes. Nothing may use what peek returned any more.
+// drop removes the first n bytes. Slices that peek returned become invalid.
 func (q *queue) drop(n int) {
 	q.n -= n
 	switch {
@@ -48,13 +48,13 @@ func (q *queue) drop(n int) {
 	}
 }
 
-// mark says when so many bytes arrive or are acknowledged.
+// mark says when a number of bytes arrives or is acknowledged.
 type mark struct {
 	at time.Duration
 	n  int
 }
 
-// marks are in order of time, which is theirs as well. They reuse their memory.
+// marks are in the order of their times. They reuse their memory.
 type marks struct {
 	items   []mark // a power of two of them
 	head, n int

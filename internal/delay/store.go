@@ -12,25 +12,23 @@ import (
 	"bowstring/schema"
 )
 
-// Sequences of random numbers that are no connection's.
+// Sequences of random numbers that no connection uses.
 const (
 	getJitters = ^uint64(iota)
 	getSlow
 	callJitters
 )
 
-// Store returns a store at the far end of the link, which has what inner has: a
-// stand-in for a remote one. It is inner's owner from then on.
+// Store returns a store at the far end of the link, which has what inner has: a stand-in for a remote one. It owns
+// inner from then on, and closes it.
 //
-// A Get takes the RTT, the blob's share of Bandwidth and a jitter; Window does not apply. For
-// SlowShare of the calls it takes SlowBy longer: the n-th is one of them if Seed and
-// n say so, whichever blob it asks for. It returns at once when its context ends.
-// Each blob is read from inner once and kept in memory until GC or the end of
-// the store, so that what is measured is the link; the first read of a blob takes as long as inner does if that is
-// longer.
+// A Get takes the RTT, the blob's share of Bandwidth and a jitter; Window does not apply. For SlowShare of the calls
+// it takes SlowBy longer: the n-th is one of them if Seed and n say so, whatever the blob. It returns at once when
+// its context ends. Each blob is read from inner once and kept in memory until GC or the end of the store, so that
+// what is measured is the link; the first read of a blob takes as long as inner does if that is longer.
 //
-// Calls of the catalog take an RTT and a jitter, then do what inner does. An
-// ingest, once begun, is inner's own. Stats counts what was read through the link.
+// Calls of the catalog take an RTT and a jitter, then do what inner does. An ingest, once begun, is inner's own.
+// Stats counts what was read through the link.
 //
 // The store has the method SetAddr if inner has it.
 func (l *Link) Store(inner store.Store) store.Store {
@@ -44,10 +42,10 @@ func (l *Link) Store(inner store.Store) store.Store {
 	return s
 }
 
-// addrHolder is a store of one process, which tells others where it is served.
+// addrHolder is a store of one process that publishes the address at which it is served.
 type addrHolder interface{ SetAddr(addr string) error }
 
-// distant is a store behind a link. What tends the store takes no longer than it does without.
+// distant is a store behind a link. Maintenance of the store has no added latency.
 type distant struct {
 	store.Store
 	link *Link
@@ -119,7 +117,7 @@ func (s *distant) load(ctx context.Context, ref schema.BlobRef) ([]byte, error) 
 			return s.loadAs(ctx, ref, mine)
 		}
 		select {
-		case <-other: // if it failed, this is the next to try
+		case <-other: // if that attempt failed, this call tries next
 		case <-ctx.Done():
 			return nil, context.Cause(ctx)
 		}
@@ -153,7 +151,7 @@ func (s *distant) enter() error {
 	return nil
 }
 
-// call waits for what a call of the catalog takes.
+// call waits for the latency of a call of the catalog.
 func (s *distant) call(ctx context.Context) error {
 	if err := s.enter(); err != nil {
 		return err
@@ -219,7 +217,7 @@ func (s *distant) Names(ctx context.Context) ([]string, error) {
 	return s.Store.Names(ctx)
 }
 
-// Traits implements store.Store: what comes over the link is copied.
+// Traits implements store.Store: blobs that come over the link are copied.
 func (s *distant) Traits() store.Traits {
 	traits := s.Store.Traits()
 	traits.Mapped = false
