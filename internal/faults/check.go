@@ -9,12 +9,12 @@ import (
 	"strings"
 )
 
-// Anomaly is something that cannot have happened if the store keeps its promises.
+// Anomaly is an observation that is impossible if the store keeps its guarantees.
 type Anomaly struct {
 	Kind    string // one of the constants below
 	Dataset string
 	What    string
-	// At is when it could have been known first, on the clock of the history; 0 where that says nothing.
+	// At is the earliest time at which it could be known, on the clock of the history; 0 where that has no meaning.
 	At int64
 }
 
@@ -22,27 +22,27 @@ func (a Anomaly) String() string { return fmt.Sprintf("%s: %s: %s", a.Kind, a.Da
 
 // Kinds of anomalies.
 const (
-	LostCommit     = "lost commit"         // what was committed, and not dropped, is not there
-	Torn           = "torn snapshot"       // it is there, and not whole, or not what was imported
-	Doubled        = "doubled"             // an import is there twice, or a number was given out twice
+	LostCommit     = "lost commit"         // a snapshot that was committed, and not dropped, is missing
+	Torn           = "torn snapshot"       // a snapshot is incomplete, or not what was imported
+	Doubled        = "doubled"             // an import is there twice, or a number was assigned twice
 	Reordered      = "numbers out of turn" // a later commit has a smaller number
 	LostUpdate     = "lost update"         // a commit whose parent was not the newest
-	Phantom        = "phantom"             // what was never committed, or whose commit has failed, is there
-	Resurrected    = "dropped and back"    // what was dropped is there
-	StaleTag       = "stale tag"           // a tag names what it did not name at any such time
-	TaggedDropped  = "tagged and dropped"  // what has a tag was dropped
-	Garbage        = "garbage"             // what nobody refers to stays
-	Unread         = "not read at last"    // without faults, not two readers have read it whole
+	Phantom        = "phantom"             // a snapshot that was never committed, or whose commit failed, exists
+	Resurrected    = "dropped and back"    // a snapshot that was dropped exists
+	StaleTag       = "stale tag"           // a tag names a snapshot that it did not name at any possible time
+	TaggedDropped  = "tagged and dropped"  // a snapshot with a tag was dropped
+	Garbage        = "garbage"             // unreferenced data stays
+	Unread         = "not read at last"    // without faults, fewer than two readers have read it whole
 	BadHistory     = "bad history"         // the history cannot be of a run
 	neverEnded     = math.MaxInt64
 	needsReadersOf = 2
 )
 
-// Stats say how much a history has, for a run to see that it has shown something.
+// Stats count the content of a history, so that a run can check that it tested something.
 type Stats struct {
 	Events  int
 	Ended   map[string]int // operations, by what they do and how they ended: "commit ok"
-	Numbers int            // snapshots that were seen by somebody
+	Numbers int            // snapshots that some process saw
 	Reads   int            // of whole snapshots
 }
 
@@ -56,11 +56,11 @@ func (s Stats) String() string {
 		strings.Join(parts, ", "))
 }
 
-// op is an operation: between invoke and end it took effect, if it did.
+// op is an operation: if it took effect, it did so between invoke and end.
 type op struct {
-	Event // its last event, with what the first one said
+	Event // its last event, with the fields of the first one
 
-	invoke, end int64  // end is neverEnded if nobody knows when
+	invoke, end int64  // end is neverEnded if the end is unknown
 	how         string // OK, Fail or Info
 }
 
@@ -72,9 +72,9 @@ func (o *op) String() string {
 	return fmt.Sprintf("%s (op %d, %s)", s, o.Op, o.how)
 }
 
-// Check reads a history and returns what is wrong with it. It is sound: what it
-// lists cannot be explained by any order in which the operations took effect, each
-// between its beginning and its end. It takes no clock's word but the machine's monotonic one.
+// Check reads a history and returns what is wrong with it. It is sound: what it lists cannot be explained by any
+// order in which the operations took effect, each between its beginning and its end. It trusts only the machine's
+// monotonic clock.
 func Check(events []Event) ([]Anomaly, Stats) {
 	c := &checker{stats: Stats{Events: len(events), Ended: map[string]int{}}, healed: neverEnded}
 	ops := c.pair(events)
@@ -110,10 +110,10 @@ func Check(events []Event) ([]Anomaly, Stats) {
 type checker struct {
 	anomalies []Anomaly
 	stats     Stats
-	healed    int64 // since when there are no faults
+	healed    int64 // when the last fault ended
 }
 
-// found notes an anomaly, which is known when the operations that args has have ended.
+// found adds an anomaly. It is known at the end of the operations in args.
 func (c *checker) found(kind, dataset, format string, args ...any) {
 	a := Anomaly{Kind: kind, Dataset: dataset, What: fmt.Sprintf(format, args...)}
 	for _, arg := range args {
@@ -124,7 +124,7 @@ func (c *checker) found(kind, dataset, format string, args ...any) {
 	c.anomalies = append(c.anomalies, a)
 }
 
-// pair makes operations of events, ordered by when they began.
+// pair makes operations of events, in the order of their beginnings.
 func (c *checker) pair(events []Event) []*op {
 	type id struct {
 		process string
@@ -147,7 +147,7 @@ func (c *checker) pair(events []Event) []*op {
 			c.found(BadHistory, e.Dataset, "event %+v does not fit what %s did before", e, e.Process)
 		default:
 			o.Event, o.how = e, e.Type
-			// What is not known to have happened may still happen.
+			// An operation without a known end may still take effect.
 			if e.Type != Info {
 				o.end = e.At
 			} else if o.Do == Read || o.Do == List || o.Do == Tagged {

@@ -23,7 +23,7 @@ type recipe []int
 
 const (
 	poolSize = 150
-	largeOf  = 75 // one of so many blobs is cut into parts
+	largeOf  = 75 // one of largeOf blobs is cut into parts
 )
 
 func poolBlob(i int) []byte {

@@ -7,19 +7,19 @@ import (
 	"net/netip"
 )
 
-// greeting is the message by which a node of Cassandra 4 or 5 begins a connection
-// to another (HandshakeProtocol.Initiate in its source). A connection carries
-// messages one way; the other way only answers the greeting.
+// greeting is the message with which a node of Cassandra 4 or 5 begins a connection to another
+// (HandshakeProtocol.Initiate in its source). A connection carries messages in one direction; the other direction
+// only answers the greeting.
 type greeting struct {
 	raw    []byte
-	from   string // the node's address, as others are told it
+	from   string // the address by which other nodes know the node
 	framed bool   // frames with checksums and without compression follow
 }
 
 const (
 	greetingMagic = 0xCA552DFA
 	flagStreaming = 1 << 3
-	// The kind of frames is spread over two bits.
+	// The kind of frames takes two separate bits.
 	framingLow, framingHigh = 1 << 2, 1 << 4
 )
 
@@ -48,8 +48,8 @@ func readGreeting(r io.Reader) (g greeting, err error) {
 	return g, nil
 }
 
-// then returns what to send on: the greeting, and what comes after it. Of what is
-// whole, each piece may be lost and the next is still understood.
+// then returns the data to forward: the greeting, and what follows it. If a piece is whole, it may be lost, and the
+// receiver still understands the next one.
 func (g *greeting) then(r io.Reader) func() (data []byte, whole bool, err error) {
 	next := chunks(r)
 	if g.framed {
@@ -65,9 +65,9 @@ func (g *greeting) then(r io.Reader) func() (data []byte, whole bool, err error)
 }
 
 const (
-	frameHeader  = 6       // 17 bits of length, one that says whether it is whole, a checksum
+	frameHeader  = 6       // 17 bits of length, one bit that is set if it is self-contained, a checksum
 	frameTrailer = 4       // a checksum
-	frameWhole   = 1 << 17 // it holds whole messages, and not a part of a large one
+	frameWhole   = 1 << 17 // the frame holds whole messages, not a part of a large one
 )
 
 // frames returns what arrives frame by frame.

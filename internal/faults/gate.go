@@ -10,12 +10,11 @@ import (
 	"time"
 )
 
-// Trouble is what a gate does to what passes. The zero Trouble lets it pass.
+// Trouble is a fault that a gate applies to its connections. The zero Trouble is none.
 type Trouble struct {
 	// Cut closes connections and takes no new ones.
 	Cut bool
-	// Hold keeps what passes, and delivers it when the trouble is over: it arrives as late
-	// as that, even if its sender has given up long before.
+	// Hold holds data back, and delivers it when the fault is over, even if its sender has closed long before.
 	Hold bool
 	// Delay is how much later everything arrives.
 	Delay time.Duration
@@ -23,12 +22,12 @@ type Trouble struct {
 	Loss float64
 }
 
-// Gate stands before a server, at an address of its own, and gives what passes
-// the trouble that was set for where it comes from. Between nodes that is the address which
-// a node says it is of; all clients are "". Close ends its goroutines.
+// Gate is a proxy before a server, with an address of its own. It applies to each connection the fault that was set
+// for its origin. Between nodes the origin is the address that a node states in its greeting; all clients are "".
+// Close ends its goroutines.
 type Gate struct {
 	target string
-	nodes  bool // who connects is a node, and says which
+	nodes  bool // the peers are nodes, which state their addresses
 
 	listener net.Listener
 	ctx      context.Context //nolint:containedctx // done when the gate closes
@@ -42,8 +41,8 @@ type Gate struct {
 	conns   map[net.Conn]string
 }
 
-// NewGate listens at addr for what is meant for target. If nodes is set it reads
-// the messages by which nodes of Cassandra begin a connection.
+// NewGate listens at addr and forwards to target. If nodes is set, it reads the messages with which nodes of
+// Cassandra begin a connection.
 func NewGate(addr, target string, nodes bool) (*Gate, error) {
 	l, err := new(net.ListenConfig).Listen(context.Background(), "tcp", addr)
 	if err != nil {
@@ -58,13 +57,13 @@ func NewGate(addr, target string, nodes bool) (*Gate, error) {
 	return g, nil
 }
 
-// Addr is where the gate stands.
+// Addr is where the gate listens.
 func (g *Gate) Addr() string { return g.listener.Addr().String() }
 
 // Lost is how many frames were lost so far.
 func (g *Gate) Lost() int64 { return g.lost.Load() }
 
-// Set gives what comes from there trouble, in place of what was set before.
+// Set sets the fault of connections from an origin, instead of the previous one.
 func (g *Gate) Set(from string, t Trouble) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -80,7 +79,7 @@ func (g *Gate) Set(from string, t Trouble) {
 	}
 }
 
-// Close cuts everything, and returns when the gate's goroutines have ended.
+// Close cuts everything, and waits for the gate's goroutines.
 func (g *Gate) Close() error {
 	g.end()
 	err := g.listener.Close()
@@ -99,7 +98,7 @@ func (g *Gate) state(from string) (Trouble, <-chan struct{}) {
 	return g.trouble[from], g.changed
 }
 
-// keep notes a connection, unless it is one that must not be.
+// keep records a connection, unless the fault of its origin forbids it.
 func (g *Gate) keep(c net.Conn, from string) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -134,10 +133,10 @@ func (g *Gate) accept() {
 	}
 }
 
-// nobody has connections of which is not known yet whose they are.
+// nobody is the origin of connections whose origin is not known yet.
 const nobody = "?"
 
-// serve carries a connection until one of its ends is gone.
+// serve forwards a connection until one of its ends is closed.
 func (g *Gate) serve(c net.Conn) {
 	if !g.keep(c, nobody) {
 		return
@@ -166,7 +165,7 @@ func (g *Gate) serve(c net.Conn) {
 	both.Wait()
 }
 
-// inGate is how many pieces may be in the gate for a connection and direction.
+// inGate is the most pieces in the gate for a connection and direction.
 const inGate = 256
 
 type piece struct {
@@ -174,7 +173,7 @@ type piece struct {
 	due  time.Time
 }
 
-// carry delivers what next returns, until either end is gone, and takes the other along.
+// carry delivers what next returns until either end is closed, and then closes the other.
 func (g *Gate) carry(from string, source, to net.Conn, next func() (data []byte, whole bool, err error)) {
 	defer to.Close()
 	waiting := make(chan piece, inGate)
@@ -212,7 +211,7 @@ func (g *Gate) carry(from string, source, to net.Conn, next func() (data []byte,
 	}
 }
 
-// hold returns when something may be delivered, with false if it never may.
+// hold returns when something may be delivered, or false if it never may.
 func (g *Gate) hold(from string, due time.Time) bool {
 	for {
 		t, changed := g.state(from)
@@ -233,7 +232,7 @@ func (g *Gate) hold(from string, due time.Time) bool {
 	}
 }
 
-// chunks returns what arrives, in pieces that mean nothing.
+// chunks returns arriving data in pieces without meaning.
 func chunks(c io.Reader) func() ([]byte, bool, error) {
 	return func() ([]byte, bool, error) {
 		b := make([]byte, 64<<10)

@@ -14,40 +14,40 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What an operation does.
+// The operations.
 const (
-	Commit  = "commit"  // Import and Digest into Dataset after Parent; Number is what it was given
+	Commit  = "commit"  // Import and Digest into Dataset after Parent; Number is the assigned one
 	Drop    = "drop"    // Number
 	Tag     = "tag"     // Number gets the name Tag
-	Untag   = "untag"   // Tag
+	Untag   = "untag"   // the name Tag is removed
 	Tagged  = "tagged"  // Number is what has the name Tag, 0 if nothing has
 	Read    = "read"    // Number: its Import, Digest, and Damage if it was there; Absent if not
 	List    = "list"    // Numbers of Dataset
 	Collect = "collect" // Damage if the collection found any
 	// Left counts what is still stored when everything was dropped and collected.
 	Left = "left"
-	// Healed says that from here on there are no faults. It has no end.
+	// Healed marks that no faults follow. It has no end.
 	Healed = "healed"
 )
 
-// How an event stands to its operation.
+// The outcome of an operation.
 const (
-	Invoke = "invoke" // it is about to begin
-	OK     = "ok"     // it was done
-	Fail   = "fail"   // it was not done, and never will be
-	Info   = "info"   // nobody knows, as for an operation without another event
+	Invoke = "invoke" // the operation is about to begin
+	OK     = "ok"     // the operation took effect
+	Fail   = "fail"   // the operation did not take effect, and never will
+	Info   = "info"   // the outcome is unknown, as for an operation without another event
 )
 
-// What a reader of a snapshot may find wrong.
+// Damage that a reader of a snapshot may find.
 const (
 	Missing = "missing" // a blob or a chunk is not there
-	Wrong   = "wrong"   // the bytes are others than those that were imported
+	Wrong   = "wrong"   // the bytes differ from the imported ones
 )
 
 // Event is a line of a history: an operation begins or ends.
 type Event struct {
-	// Process is who does it. It does one operation at a time. One that was killed
-	// comes back under another name.
+	// Process is the process that does it. It does one operation at a time. One that was killed comes back under
+	// another name.
 	Process string `json:"process"`
 	Op      int64  `json:"op"` // counts the process's operations
 	Type    string `json:"type"`
@@ -71,8 +71,8 @@ type Event struct {
 	Wall time.Time `json:"wall"`
 }
 
-// Recorder writes a process's events, each in one write, so that a process that
-// is killed leaves all that it knew. One goroutine uses it at a time.
+// Recorder writes a process's events, each in one write, so that a killed process leaves all of its events. One
+// goroutine uses it at a time.
 type Recorder struct {
 	process string
 	file    *os.File
@@ -88,7 +88,7 @@ func NewRecorder(dir, process string) (*Recorder, error) {
 	return &Recorder{process: process, file: f}, nil
 }
 
-// Begin records that an operation begins, and returns what its end is made of.
+// Begin records that an operation begins, and returns the event to pass to End.
 func (r *Recorder) Begin(e Event) (Event, error) {
 	r.op++
 	e.Op, e.Type = r.op, Invoke
@@ -135,7 +135,7 @@ func ReadHistory(dir string) ([]Event, error) {
 		if err != nil {
 			return nil, err
 		}
-		// A line without an end is one that a kill has cut.
+		// A kill has cut a line without an end.
 		lines := bufio.NewScanner(bytes.NewReader(text[:bytes.LastIndexByte(text, '\n')+1]))
 		lines.Buffer(nil, 1<<20)
 		for n := 1; lines.Scan(); n++ {

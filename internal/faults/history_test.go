@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// TestHistory: what processes have recorded is read in the order of time, but for a line that a kill has cut.
+// TestHistory: the events that processes record are read in the order of time, except for a line that a kill has cut.
 func TestHistory(t *testing.T) {
 	dir := t.TempDir()
 	var recorders []*Recorder

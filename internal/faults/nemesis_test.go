@@ -26,7 +26,7 @@ type cluster struct {
 	port    int
 }
 
-// nodeIP is what others are told of a node, and where its gates stand.
+// nodeIP is the address by which other nodes know a node, where its gates listen.
 func nodeIP(i int) string { return fmt.Sprintf("127.0.0.%d", i+1) }
 
 func startCluster(t *testing.T, logs string) *cluster {

@@ -32,7 +32,7 @@ const opTimeout = 20 * time.Second
 
 var datasets = []string{"ants", "bees", "cats"}
 
-// processConfig is what a process is told of itself.
+// processConfig is the configuration of a process.
 type processConfig struct {
 	Name, Role string
 	History    string // folder
@@ -147,7 +147,7 @@ func (p *process) pause(ctx context.Context, most time.Duration) {
 	}
 }
 
-// list returns the snapshots of all datasets, nil if nobody knows.
+// list returns the snapshots of all datasets, nil if the outcome is unknown.
 func (p *process) list(ctx context.Context) (map[string][]int64, error) {
 	begun := make([]Event, len(datasets))
 	for i, name := range datasets {
@@ -180,8 +180,8 @@ func (p *process) list(ctx context.Context) (map[string][]int64, error) {
 	return numbers, nil
 }
 
-// do records an operation. f completes the event, and says how it ended; an
-// error that it returns with OK is one that nobody knows the outcome of.
+// do records an operation. f completes the event, and says how it ended; an error that f returns with OK means an
+// unknown outcome.
 func (p *process) do(ctx context.Context, e Event, f func(ctx context.Context, e *Event) (string, error)) error {
 	e, err := p.Begin(e)
 	if err != nil {
@@ -224,7 +224,7 @@ func (p *process) drop(ctx context.Context, dataset string, number int64) error 
 		})
 }
 
-// tagOne gives a snapshot a tag that nobody has given it before, reads one, or removes one.
+// tagOne gives a snapshot a new tag, reads one, or removes one.
 func (p *process) tagOne(ctx context.Context) error {
 	all, err := p.list(ctx)
 	if err != nil {

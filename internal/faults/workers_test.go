@@ -25,7 +25,7 @@ var cast = []string{
 	"collector-1", "collector-2", "reader-1", "reader-2",
 }
 
-// patient are those of cast whose imports lie open while others collect.
+// patient are those of cast that keep imports open while others collect.
 var patient = []string{"importer-4", "importer-5"}
 
 // workers are the processes of a run.
