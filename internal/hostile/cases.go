@@ -174,7 +174,7 @@ func numbers(n int) string {
 	return strings.Join(list, ",")
 }
 
-// ranges is a number that is found by so many ranges, each within the next one.
+// ranges is a number that n nested ranges find.
 func ranges(n int) string {
 	return strings.Repeat("len(string(", n) + "position" + strings.Repeat(" in 1..9))", n)
 }

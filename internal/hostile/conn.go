@@ -22,7 +22,7 @@ const (
 	flightURL = "/arrow.flight.protocol.FlightService/"
 )
 
-// Conn is a connection of HTTP/2, whose frames its owner may write as it likes.
+// Conn is an HTTP/2 connection whose owner may write any frames.
 type Conn struct {
 	net.Conn
 	fr *http2.Framer
@@ -32,8 +32,8 @@ type Conn struct {
 	headers bytes.Buffer   // what enc has written; guarded by mu
 	enc     *hpack.Encoder // guarded by mu
 	next    uint32         // id of the next stream; guarded by mu
-	window  int64          // that the server grants the connection; guarded by mu
-	initial int64          // and each stream at first; guarded by mu
+	window  int64          // what the server grants the connection; guarded by mu
+	initial int64          // what the server grants each stream at first; guarded by mu
 	streams map[uint32]*Stream
 	err     error // why reading ended; guarded by mu
 	closed  chan struct{}
@@ -48,10 +48,10 @@ type Stream struct {
 	ended   bool       // guarded by conn.mu
 	code    codes.Code // guarded by conn.mu
 	message string     // guarded by conn.mu
-	data    []byte     // what came; guarded by conn.mu
+	data    []byte     // received data; guarded by mu
 }
 
-// RefusedError is what the server said to a call.
+// RefusedError is the server's error status of a call.
 type RefusedError struct {
 	Code    codes.Code
 	Message string
@@ -63,7 +63,7 @@ func (r *RefusedError) Error() string { return fmt.Sprintf("%s: %s", r.Code, r.M
 // errGone is the end of a connection, or of a call, without a status.
 var errGone = errors.New("the server ended the connection or the stream")
 
-// Target is where to, and as whom.
+// Target is the server's address and the client's own.
 type Target struct {
 	Addr string // host:port, of loopback
 	From net.IP // the address to call from
@@ -71,7 +71,7 @@ type Target struct {
 	Admin string
 }
 
-// dialRaw opens a connection that says nothing.
+// dialRaw opens a connection and sends nothing.
 func (t Target) dialRaw(ctx context.Context) (net.Conn, error) {
 	addr, err := net.ResolveTCPAddr("tcp", t.Addr)
 	if err != nil {
@@ -112,7 +112,7 @@ func (c *Conn) Close() error {
 	return err
 }
 
-// read follows what the server sends until it ends.
+// read handles frames from the server until the connection ends.
 func (c *Conn) read() {
 	defer close(c.closed)
 	for {
@@ -135,7 +135,7 @@ func (c *Conn) read() {
 	}
 }
 
-// take notes a frame; mu is held.
+// take handles a frame. The caller holds mu.
 func (c *Conn) take(f http2.Frame) {
 	s := c.streams[f.Header().StreamID]
 	switch f := f.(type) {
@@ -148,7 +148,7 @@ func (c *Conn) take(f http2.Frame) {
 		}
 	case *http2.PingFrame:
 		if !f.IsAck() {
-			_ = c.fr.WritePing(true, f.Data) // an error is the reader's to see, too
+			_ = c.fr.WritePing(true, f.Data) // the reader sees the error, too
 		}
 	case *http2.WindowUpdateFrame:
 		if f.StreamID == 0 {
@@ -187,7 +187,7 @@ func (c *Conn) take(f http2.Frame) {
 	}
 }
 
-// block encodes the headers of a call; mu is held.
+// block encodes the headers of a call. The caller holds mu.
 func (c *Conn) block(method string, more ...hpack.HeaderField) []byte {
 	c.headers.Reset()
 	for _, h := range append([]hpack.HeaderField{
@@ -214,7 +214,7 @@ func (c *Conn) Open(method string, more ...hpack.HeaderField) (*Stream, error) {
 		EndHeaders: true})
 }
 
-// awaken wakes those who wait on the connection when ctx ends.
+// awaken wakes the goroutines that wait on the connection when ctx ends.
 func (c *Conn) awaken(ctx context.Context) (stop func() bool) {
 	return context.AfterFunc(ctx, func() {
 		c.mu.Lock()
@@ -234,18 +234,18 @@ func (s *Stream) Write(ctx context.Context, b []byte, end bool) error {
 			c.changed.Wait()
 		}
 		if s.ended || c.err != nil || ctx.Err() != nil {
-			return ctx.Err() // its status says why
+			return ctx.Err() // the call's status says why
 		}
 		n := min(int64(len(b)), maxFrame, s.window, c.window)
 		if err := c.fr.WriteData(s.ID, end && n == int64(len(b)), b[:max(0, n)]); err != nil {
-			return nil // its status says why, or that there is none
+			return nil // the call's status says why, or that there is none
 		}
 		s.window, c.window, b = s.window-n, c.window-n, b[max(0, n):]
 	}
 	return nil
 }
 
-// forget lets go of a call that has ended, on a connection that has very many.
+// forget drops a call that has ended, for connections with very many calls.
 func (s *Stream) forget() {
 	s.conn.mu.Lock()
 	defer s.conn.mu.Unlock()
@@ -277,8 +277,7 @@ func framed(b []byte) []byte {
 	return append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(b))), b...)
 }
 
-// Ask makes a call of those messages, over a connection of its own, and returns
-// what the server said to it.
+// Ask makes a call with those messages over a connection of its own, and returns the server's answer.
 func (t Target) Ask(ctx context.Context, method string, messages ...[]byte) error {
 	c, err := t.Dial(ctx, http2.Setting{ID: http2.SettingInitialWindowSize, Val: hugeFlow})
 	if err != nil {
@@ -313,7 +312,7 @@ func (c *Conn) widen(by uint32) error {
 	return c.fr.WriteWindowUpdate(0, by)
 }
 
-// timeoutOf is the header that tells the server the context's deadline.
+// timeoutOf is the header with the context's deadline.
 func timeoutOf(ctx context.Context) []hpack.HeaderField {
 	at, ok := ctx.Deadline()
 	if !ok {

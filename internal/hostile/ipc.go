@@ -145,7 +145,7 @@ type batch struct {
 	rows    int64
 	nodes   [][2]int64 // rows and nulls of each column and child
 	buffers [][]byte
-	claims  [][2]int64 // where buffers lie, instead of where they do
+	claims  [][2]int64 // false locations of buffers, instead of the real ones
 	codec   int8
 }
 

@@ -188,7 +188,7 @@ func startVictim(t *testing.T) *victim {
 	return v
 }
 
-// peak is the most memory that the server has had resident, but for files.
+// peak is the most resident memory of the server, without files.
 func (v *victim) resident(t *testing.T) int64 {
 	t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", v.cmd.Process.Pid))
