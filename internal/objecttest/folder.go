@@ -10,11 +10,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mapFrom is the size from which a file is mapped into memory and not read.
+// mapFrom is the size from which a file is mapped into memory instead of read.
 const mapFrom = 1 << 20
 
-// AddFolder has the server serve what lies in a directory: each directory in it is a bucket, and the files below are
-// its objects. They must not change while the server runs. Their versions are made of size and time.
+// AddFolder makes the server serve a directory: each subdirectory is a bucket, and the files below are its objects.
+// They must not change while the server runs. Their versions are derived from size and time.
 func (s *Server) AddFolder(root string) error {
 	buckets, err := os.ReadDir(root)
 	if err != nil {
@@ -51,7 +51,7 @@ func (s *Server) addFile(bucket, key, path string) error {
 	}
 	var body []byte
 	if st.Size() >= mapFrom {
-		// It is mapped for as long as the process lives.
+		// The mapping lives as long as the process.
 		body, err = unix.Mmap(int(f.Fd()), 0, int(st.Size()), unix.PROT_READ, unix.MAP_SHARED)
 	} else {
 		body, err = os.ReadFile(path)

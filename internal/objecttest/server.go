@@ -1,4 +1,4 @@
-// Package objecttest has the suite that every object.Bucket passes, a server of S3 in the test's own process that fails
+// Package objecttest has the suite that every object.Bucket passes, a server of S3 in the test's process that fails
 // on demand, and real servers as processes.
 package objecttest
 
@@ -27,7 +27,7 @@ import (
 	"bowstring/schema"
 )
 
-// Kind is what a request is for.
+// Kind is the purpose of a request.
 type Kind int
 
 // Kinds of requests.
@@ -45,25 +45,25 @@ func (k Kind) String() string {
 	return [...]string{"get", "head", "put", "delete", "list", "unknown"}[min(max(k, 0), kinds)]
 }
 
-// Fault is what goes wrong with requests, and with which. Of a Fault's effects each that is set takes place.
+// Fault says which requests fail, and how. Every effect that is set takes place.
 type Fault struct {
 	Kinds  []Kind  // none: all
-	Prefix string  // of their keys; of lists, of what is listed
+	Prefix string  // of their keys; for lists, the listed prefix
 	Skip   int     // how many of them are served first
-	Times  int     // how many of them fail; 0: all
+	Times  int     // how many of them fail, at most; 0: all
 	Share  float64 // of them that fail, drawn by the server's seed; 0: all
 	Rate   float64 // requests a second; those beyond it fail; 0: all fail
 
 	Delay       func(*rand.Rand) time.Duration // before the answer's first byte
 	Hang        bool                           // no answer comes until the client ends the connection
-	Status      int                            // answered instead of what was asked for, with Code and Header
+	Status      int                            // the status to answer with, and Code and Header
 	Code        string                         // the error's name in XML
 	Message     string
 	Header      http.Header
 	Reset       bool // the connection ends before anything is done
 	Lose        bool // the request is carried out, and the connection ends without an answer
 	Short       bool // the connection ends in the middle of the body
-	Change      bool // the object gets other bytes of the same length just before
+	Change      bool // the object's bytes are replaced by others of the same length just before
 	ErrorInside bool // the answer is 200 with an error inside; nothing is done
 	Whole       bool // the answer to a range is the whole object, with status 200
 	Other       bool // the answer to a range is the range one byte further on, and says so
@@ -71,7 +71,7 @@ type Fault struct {
 	Flip        bool // one byte of an object's body is another one on the way, and its version is the same
 }
 
-// SlowDown is S3's way to ask for fewer requests.
+// SlowDown is S3's answer that requests a lower rate.
 func SlowDown() Fault {
 	return Fault{Status: http.StatusServiceUnavailable, Code: "SlowDown", Message: "Please reduce your request rate."}
 }
@@ -84,10 +84,10 @@ type rule struct {
 	at         time.Time
 }
 
-// Counts are what a server has seen.
+// Counts are a server's counts.
 type Counts struct {
 	Requests    [kinds]int64 // by Kind
-	Failed      int64        // of them, those that a Fault met
+	Failed      int64        // those that a Fault met
 	Connections int64        // accepted
 	Received    int64        // bytes of bodies
 	Sent        int64        // bytes of bodies
@@ -102,13 +102,13 @@ func (c Counts) All() int64 {
 	return n
 }
 
-// Config is how a server is set up. The zero value is a server of plain HTTP that does not look at credentials.
+// Config configures a server. The zero value is a server of plain HTTP that does not check credentials.
 type Config struct {
 	Address  string           // to listen at; "" is a free port of 127.0.0.1
 	TLS      *tls.Certificate // nil: plain HTTP
 	Seed     uint64           // of faults
 	Versions bool             // buckets keep versions
-	Region   string           // requests that are signed for another one are redirected; "" takes all
+	Region   string           // requests that are signed for another one are redirected; "": any
 	PageSize int              // entries of a page of a list; 0 are 1,000
 	// Owners are the ids of the only access keys that may do anything in some buckets, by bucket.
 	Owners map[string]string
@@ -205,7 +205,7 @@ func (s *Server) Close() error {
 	return err
 }
 
-// CutAll ends all connections there are, as a server that restarts does.
+// CutAll closes all connections, like a server that restarts.
 func (s *Server) CutAll() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -223,13 +223,13 @@ func (s *Server) Endpoint() string {
 	return scheme + "://" + s.listener.Addr().String()
 }
 
-// URL is that of a bucket, as object.Open takes it, without prefix. The bucket is made if it is not there.
+// URL is the URL of a bucket, as object.Open takes it, without prefix. A missing bucket is made.
 func (s *Server) URL(name string) string {
 	s.MakeBucket(name)
 	return fmt.Sprintf("s3://%s?endpoint=%s", name, s.Endpoint())
 }
 
-// MakeBucket makes a bucket, unless it is there.
+// MakeBucket makes a bucket, unless it exists.
 func (s *Server) MakeBucket(name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -245,7 +245,7 @@ func (s *Server) bucketLocked(name string) *bucket {
 	return b
 }
 
-// PutObject puts an object into a bucket, past all faults and counts. body is kept.
+// PutObject puts an object into a bucket, without faults and counts. It keeps body.
 func (s *Server) PutObject(bucket, key string, body []byte) schema.ObjectVersion {
 	etag := etagOf(body)
 	s.mu.Lock()
@@ -254,7 +254,7 @@ func (s *Server) PutObject(bucket, key string, body []byte) schema.ObjectVersion
 	return schema.ObjectVersion{ETag: o.etag, ID: o.id}
 }
 
-// Renew gives an object another version, with the bytes that it has.
+// Renew gives an object another version, with the same bytes.
 func (s *Server) Renew(bucket, key, etag string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -262,7 +262,7 @@ func (s *Server) Renew(bucket, key, etag string) {
 	s.putLocked(b, key, b.objects[key].body, etag)
 }
 
-// Object is what a bucket has under a key.
+// Object is the object of a bucket under a key.
 func (s *Server) Object(bucket, key string) (body []byte, found bool) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -273,7 +273,7 @@ func (s *Server) Object(bucket, key string) (body []byte, found bool) {
 	return b.objects[key].body, true
 }
 
-// DeleteObject removes an object, past all faults and counts.
+// DeleteObject removes an object, without faults and counts.
 func (s *Server) DeleteObject(bucket, key string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -296,24 +296,24 @@ func (s *Server) SetClass(bucket, key, class string) {
 	}
 }
 
-// SetClock has the server's clock go ahead of the machine's. It refuses requests that were signed by a clock that
-// differs from its own by more than 15 minutes.
+// SetClock sets the server's clock ahead of the machine's. The server refuses requests signed by a clock that differs
+// from its own by more than 15 minutes.
 func (s *Server) SetClock(ahead time.Duration) { s.clock.Store(int64(ahead)) }
 
-// Expire has the server refuse an access key as expired.
+// Expire makes the server refuse an access key as expired.
 func (s *Server) Expire(id string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.expired[id] = true
 }
 
-// SignedBy is the id of the access key that the newest request was signed with, "" if it was not.
+// SignedBy is the id of the access key that signed the newest request, "" if it was unsigned.
 func (s *Server) SignedBy() string {
 	id, _ := s.signer.Load().(string)
 	return id
 }
 
-// Fail adds a fault. Of several that would meet a request the one that was added first does.
+// Fail adds a fault. If several match a request, the first added one applies.
 func (s *Server) Fail(f Fault) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -321,7 +321,7 @@ func (s *Server) Fail(f Fault) {
 	s.faulty.Store(true)
 }
 
-// Heal takes all faults away.
+// Heal removes all faults.
 func (s *Server) Heal() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -329,7 +329,7 @@ func (s *Server) Heal() {
 	s.faulty.Store(false)
 }
 
-// Counts are what the server has seen since its start.
+// Counts are the counts since the server's start.
 func (s *Server) Counts() Counts {
 	c := Counts{Failed: s.failed.Load(), Connections: s.accepted.Load(), Received: s.received.Load(), Sent: s.sent.Load()}
 	for i := range s.counts {
@@ -366,7 +366,7 @@ func (s *Server) deleteLocked(b *bucket, key string) {
 	}
 }
 
-// sorted are the keys of a bucket; the server's lock is held.
+// sorted returns the keys of a bucket. The caller holds the server's lock.
 func (b *bucket) sorted() []string {
 	if b.stale {
 		b.keys = b.keys[:0]
@@ -379,7 +379,7 @@ func (b *bucket) sorted() []string {
 	return b.keys
 }
 
-// fault is the first one that meets a request.
+// fault is the first fault that matches a request.
 func (s *Server) fault(k Kind, key string) *Fault {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -402,7 +402,7 @@ func (s *Server) fault(k Kind, key string) *Fault {
 	return nil
 }
 
-// below takes one of the requests that a rate leaves. A tenth of a second's may come at once.
+// below takes one of the requests that a rate allows. Requests of a tenth of a second may come at once.
 func (r *rule) below() bool {
 	now := time.Now()
 	most := max(r.Rate/10, 1)
@@ -419,7 +419,7 @@ func (r *rule) below() bool {
 	return true
 }
 
-// exchange is one request and what its answer is written with.
+// exchange is one request and the writer of its answer.
 type exchange struct {
 	method, path, query, host            string
 	span, ifMatch, ifNone, auth, amzDate string
@@ -601,7 +601,7 @@ func reset(c net.Conn) error {
 	return errCut
 }
 
-// gate refuses what comes with wrong credentials, for another region, or by another clock.
+// gate refuses requests with wrong credentials, for another region, or by another clock.
 func (s *Server) gate(c net.Conn, out *[]byte, x *exchange) (done bool, err error) {
 	if id := s.cfg.Owners[x.bucket]; id != "" && !strings.Contains(x.auth, "Credential="+id+"/") {
 		return true, s.refuse(c, out, x, http.StatusForbidden, "AccessDenied", "Access Denied", nil)
@@ -865,7 +865,7 @@ func (s *Server) list(c net.Conn, out *[]byte, x *exchange) error {
 	if q.Get("encoding-type") != "url" {
 		encode = func(s string) string {
 			var b strings.Builder
-			_ = xml.EscapeText(&b, []byte(s)) // a Builder takes all
+			_ = xml.EscapeText(&b, []byte(s)) // a Builder does not fail
 			return b.String()
 		}
 	}

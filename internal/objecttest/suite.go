@@ -18,20 +18,20 @@ import (
 	"bowstring/schema"
 )
 
-// Traits say what a bucket is not able to do, so that the suite asks for an error instead.
+// Traits say what a bucket cannot do; there the suite expects an error instead.
 type Traits struct {
 	// Paths: keys are paths of files, so that some keys are refused, and a key and another one behind it and "/" cannot
 	// both be there.
 	Paths bool
-	// Files: the server keeps objects as files, and does strange things with keys that no path can be.
+	// Files: the server keeps objects as files, and mishandles keys that cannot be paths.
 	Files bool
-	// NoUpdates: a Put on the condition of a version is refused, as the server does not know it.
+	// NoUpdates: a Put on condition of a version is refused, because the server does not support it.
 	NoUpdates bool
 	// Slow: the server is slow, and gets fewer requests.
 	Slow bool
 }
 
-// Run runs the suite on a bucket. Its keys begin with a prefix of their own, so that a bucket may be used by several.
+// Run runs the suite on a bucket. Its keys begin with a prefix of their own, so that several runs may share a bucket.
 func Run(t *testing.T, open func(t *testing.T) object.Bucket, traits Traits) {
 	t.Helper()
 	for _, c := range []struct {
@@ -122,7 +122,7 @@ func ranges(b *bench) {
 	for _, r := range [][2]int{{0, 1}, {0, 2}, {1, 1}, {0, 70_001}, {70_000, 1}, {69_999, 2}, {1, 70_000}, {4095, 2},
 		{100, 65_536}, {35_000, 0}} {
 		for _, v := range []schema.ObjectVersion{{}, v} {
-			// What lies around the buffer stays as it is.
+			// The bytes around the buffer must stay unchanged.
 			whole := bytes.Repeat([]byte{0xEE}, r[1]+20)
 			b.ok(fmt.Sprintf("Range of %d from %d on", r[1], r[0]), b.b.Range(b.ctx, key, v, int64(r[0]),
 				whole[10:10+r[1]:10+r[1]]))
@@ -223,7 +223,7 @@ func absent(b *bench) {
 	b.fails("Stat of no key", err, schema.ErrInvalid)
 }
 
-// createOnce has many create one object: one does, and its bytes are there.
+// createOnce makes many clients create one object: one succeeds, and its bytes are there.
 func createOnce(b *bench) {
 	const writers = 16
 	rounds := 5
@@ -245,7 +245,7 @@ func createOnce(b *bench) {
 				case outcome == object.Made && err == nil && !i.Version.IsZero():
 					made = append(made, text)
 				case outcome == object.Moved && errors.Is(err, schema.ErrConflict):
-				// As a server may say of two at once.
+				// A server may answer so if two come at once.
 				case outcome == object.Uncertain && err != nil:
 				default:
 					b.Errorf("Put: %v, %v", outcome, err)
@@ -299,7 +299,7 @@ func update(b *bench) {
 	expect("anew", object.Condition{Absent: true}, object.Made)
 }
 
-// counter has many count by compare and swap: no count is lost.
+// counter makes many clients count by compare and swap: no count is lost.
 func counter(b *bench) {
 	if b.traits.NoUpdates {
 		return
@@ -349,7 +349,7 @@ func counter(b *bench) {
 	}
 }
 
-// aba has contents of one length follow each other as fast as can be: a version of one is none of another.
+// aba replaces contents of one length as fast as possible: no version is used twice.
 func aba(b *bench) {
 	rounds := 40
 	if b.traits.Slow {
@@ -395,7 +395,7 @@ func oddKeys(b *bench) {
 		_, outcome, err := b.b.Put(b.ctx, key, []byte(key), object.Condition{Absent: true})
 		if outcome != object.Made {
 			if slices.Contains(more, keys[i]) && outcome == object.Failed {
-				b.Logf("the server does not take the key %q: %v", key, err) // none of the clouds does so
+				b.Logf("the server does not take the key %q: %v", key, err) // none of the clouds refuses it
 				continue
 			}
 			b.Fatalf("Put %q: %v, %v", key, outcome, err)
@@ -500,7 +500,7 @@ func list(b *bench) {
 			b.Fatalf("List %+v has\n%q, want\n%q", c.opts, got, want)
 		}
 	}
-	// An iteration may be left.
+	// The caller may stop an iteration early.
 	for _, err := range b.b.List(b.ctx, object.ListOptions{Prefix: p}) {
 		b.ok("List", err)
 		break
@@ -578,7 +578,7 @@ func model(keys map[string]bool, opts object.ListOptions) []string {
 	return out
 }
 
-// listPages lists more than a page of any server has.
+// listPages lists more than a page of any server holds.
 func listPages(b *bench) {
 	n := 1100
 	if b.traits.Slow || testing.Short() {
