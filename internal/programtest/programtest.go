@@ -1,5 +1,5 @@
-// Package programtest holds programs to the costs that they count, for tests and fuzz targets of what makes samples. It is
-// no part of the server.
+// Package programtest checks that programs stay within their computed costs, for tests and fuzz targets of code that
+// makes samples. It is not part of the server.
 package programtest
 
 import (
@@ -9,14 +9,14 @@ import (
 	"bowstring/fetch/operators/program"
 )
 
-// Slack is what a call may allocate beyond what was counted: errors, what a test itself allocates, and a part for the
-// classes of sizes that memory comes in.
+// Slack is what a call may allocate beyond the computed cost: errors, allocations of the test itself, and a fraction
+// for the size classes of the allocator.
 const (
 	Slack     = 128 << 10
-	sizeClass = 8 // one part in so many
+	sizeClass = 8 // one part in 8
 )
 
-// Allocated is how many bytes f allocates, whether they are garbage afterwards or not. Nothing else may run.
+// Allocated is how many bytes f allocates, garbage included. No other goroutine may run.
 func Allocated(f func()) int64 {
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
@@ -25,7 +25,7 @@ func Allocated(f func()) int64 {
 	return int64(after.TotalAlloc - before.TotalAlloc)
 }
 
-// Within calls f, and holds that it allocates no more bytes than were counted.
+// Within calls f, and checks that it allocates no more bytes than computed.
 func Within(t testing.TB, counted program.Amount, f func()) {
 	t.Helper()
 	most := counted.Plus(program.Count(counted.Int64() / sizeClass)).Plus(program.Count(Slack))
