@@ -44,7 +44,7 @@ func (b *bench) tryGet(ctx context.Context, ref schema.BlobRef) (blob schema.Blo
 	return blob, err
 }
 
-// fetchOne asks the tier for one cell.
+// fetchOne fetches one cell from the tier.
 func (b *bench) fetchOne(ctx context.Context, ref schema.BlobRef) (schema.Blob, error) {
 	to := newAnswers(1)
 	b.Tier.Fetch([]read.Cell{{Context: ctx, Ref: ref, At: b.At}}, to)
@@ -55,12 +55,12 @@ func (b *bench) fetchOne(ctx context.Context, ref schema.BlobRef) (schema.Blob, 
 	return a.Blob, a.Err
 }
 
-// answers keeps what a tier answers, and counts.
+// answers keeps the answers of a tier, and counts them.
 type answers struct {
-	mu    sync.Mutex // guards what follows
+	mu    sync.Mutex // guards the fields below
 	list  []read.Answer
 	times []int
-	wrong int // answers to cells that there are none of
+	wrong int // answers to cells that were not requested
 	came  chan struct{}
 }
 
@@ -81,7 +81,7 @@ func (a *answers) Answer(n int, answer read.Answer) {
 	a.came <- struct{}{}
 }
 
-// one is the answer to a cell, which there has to be once.
+// one is the answer to a cell. There has to be exactly one.
 func (a *answers) one(n int) (read.Answer, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -91,7 +91,7 @@ func (a *answers) one(n int) (read.Answer, error) {
 	return a.list[n], nil
 }
 
-// together asks for many cells at once, of which some are not there.
+// together requests many cells at once, some of them missing.
 func together(b *bench) {
 	const n = 50
 	contents, cells := make([][]byte, n), make([]read.Cell, n)
@@ -117,7 +117,7 @@ func together(b *bench) {
 	}
 }
 
-// leftAlone gives up some of several cells that wait: the others come.
+// leftAlone cancels some of several cells that wait: the others arrive.
 func leftAlone(b *bench) {
 	if b.Hang == nil {
 		return
@@ -164,7 +164,7 @@ func leftAlone(b *bench) {
 	}
 }
 
-// get requires that the tier has a blob, which it returns.
+// get requires that the tier has a blob, and returns it.
 func (b *bench) get(data []byte) schema.Blob {
 	ref := schema.RefOf(data)
 	b.that(b.has(ref), "Has says that a blob of %d bytes is not there, which is", len(data))
@@ -174,12 +174,12 @@ func (b *bench) get(data []byte) schema.Blob {
 	return blob
 }
 
-// right requires that a blob that is held has its bytes.
+// right requires that a held blob has its bytes.
 func (b *bench) right(blob *schema.Blob, want []byte) {
 	b.that(bytes.Equal(blob.Bytes(), want), "a blob of %d bytes has other bytes, %d", len(want), len(blob.Bytes()))
 }
 
-// unread is a store that nothing is asked for.
+// unread is a store that must not be read.
 type unread struct{ store.Store }
 
 // Traits implements store.Store.
@@ -217,7 +217,7 @@ func there(b *bench) {
 		b.put(data)
 		first, second := b.get(data), b.get(data)
 		first.Release()
-		b.right(&second, data) // each has a hold of its own
+		b.right(&second, data) // each has its own pin
 		second.Release()
 		third := b.get(data)
 		third.Release()
@@ -249,11 +249,11 @@ func notThere(b *bench) {
 		other.Size++
 		_ = lacks("a blob of another size", other)
 	}
-	blob := b.get(data) // which the others have not harmed
+	blob := b.get(data) // the others have not damaged it
 	blob.Release()
 }
 
-// held has blobs that are held while the tier changes, and is closed.
+// held: blobs stay valid while the tier changes and is closed.
 func held(b *bench) {
 	var blobs []schema.Blob
 	var contents [][]byte
@@ -276,7 +276,7 @@ func held(b *bench) {
 	}
 }
 
-// ends has a Fetch that waits given up.
+// ends cancels a Fetch that waits.
 func ends(b *bench) {
 	if b.Hang == nil {
 		return
@@ -302,7 +302,7 @@ func ends(b *bench) {
 	blob.Release()
 }
 
-// hasDoesNotWait asks while the tier waits for something.
+// hasDoesNotWait calls Has while the tier waits for something.
 func hasDoesNotWait(b *bench) {
 	data := blobOf("has", 5000)
 	ref := b.put(data)
@@ -368,7 +368,7 @@ func concurrent(b *bench) {
 	})
 }
 
-// checked damages what is there: a tier that checks returns the right bytes or none.
+// checked damages the tier's data: a tier that checks returns the right bytes or none.
 func checked(b *bench) {
 	if !b.Tier.Traits().Checked || b.Spoil == nil {
 		return

@@ -9,7 +9,7 @@ import (
 	"bowstring/spill"
 )
 
-// offered is a blob that counts how often it is released, and loses its bytes then.
+// offered is a blob that counts how often it is released. A release wipes its bytes.
 type offered struct {
 	data     []byte
 	released atomic.Int32
@@ -22,7 +22,7 @@ func (o *offered) Unpin() {
 	}
 }
 
-// offer offers content, of which it makes a copy.
+// offer offers a copy of content.
 func (b *bench) offer(data []byte, at spill.Place) *offered {
 	o := &offered{data: append([]byte(nil), data...)}
 	ref := schema.RefOf(data)
@@ -33,7 +33,7 @@ func (b *bench) offer(data []byte, at spill.Place) *offered {
 	return o
 }
 
-// until waits for what the tier does behind its callers' back.
+// until waits for background work of the tier.
 func (b *bench) until(what string, done func() bool) {
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
@@ -46,7 +46,7 @@ func (b *bench) until(what string, done func() bool) {
 	}
 }
 
-// releasedOnce requires that every blob comes back, and no more than once.
+// releasedOnce requires that every blob is released exactly once.
 func (b *bench) releasedOnce(offers []*offered) {
 	for _, o := range offers {
 		b.until("an offered blob is released", func() bool { return o.released.Load() > 0 })
@@ -74,7 +74,7 @@ func offersReleased(b *bench) {
 		b.offer(blobOf("at no place", 1000), spill.Place{}),
 		b.offer(blobOf("at an unknown place", 1000), spill.Place{Dataset: 1 << 30, Position: 1 << 40}),
 	)
-	// A blob that is found stays, whoever else lets go of what was offered.
+	// A found blob stays valid when the offered ones are released.
 	var blobs []schema.Blob
 	var heldContents [][]byte
 	for _, data := range contents {
@@ -91,7 +91,7 @@ func offersReleased(b *bench) {
 	b.releasedOnce(offers)
 }
 
-// offersFound has what a keeper has room for found at once or a little later, and from then on.
+// offersFound: an offered blob that the tier has room for is found at once or a little later, and from then on.
 func offersFound(b *bench) {
 	if b.keeper == nil {
 		return
@@ -105,14 +105,14 @@ func offersFound(b *bench) {
 		blob := b.get(data)
 		blob.Release()
 	}
-	b.releasedOnce(offers) // the tier has its own bytes by now
+	b.releasedOnce(offers) // the tier has copied the bytes by now
 	for i := range 20 {
 		blob := b.get(blobOf(fmt.Sprint("kept", i), 1000*i+10))
 		blob.Release()
 	}
 }
 
-// offersDoNotWait offers more than is kept at once, while nothing answers where the tier waits for something.
+// offersDoNotWait offers more than the tier holds at once, while what the tier waits for does not answer.
 func offersDoNotWait(b *bench) {
 	if b.keeper == nil {
 		return

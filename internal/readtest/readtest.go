@@ -1,8 +1,8 @@
-// Package readtest is the conformance suite of read.Tier and read.Keeper: what
-// every tier does, wherever its blobs are.
+// Package readtest is the conformance suite of read.Tier and read.Keeper: what every tier does, wherever its blobs
+// are.
 //
-// A tier's own tests call [Run]. [Cases] gives the same as functions, so that it
-// can be tested that the suite finds what is wrong with a tier.
+// A tier's own tests call [Run]. [Cases] returns the same as functions, so that tests can check that the suite finds
+// a tier's faults.
 package readtest
 
 import (
@@ -18,38 +18,38 @@ import (
 	"bowstring/spill"
 )
 
-// Subject is a tier under test, and what is around it.
+// Subject is a tier under test, with its environment.
 type Subject struct {
 	Tier read.Tier
-	// At is where blobs are found to be wanted.
+	// At is the place of all requested blobs.
 	At spill.Place
-	// Put has the tier have a blob when it returns.
+	// Put stores a blob; the tier has it when Put returns.
 	Put func(ctx context.Context, data []byte) (schema.BlobRef, error)
-	// Close closes what the tier is made of. It is called once.
+	// Close closes the tier's dependencies. It is called once.
 	Close func() error
 
-	// Churn has the tier change as much as it can: it evicts, collects, moves. nil
-	// if there is no such thing.
+	// Churn makes the tier change as much as it can: it evicts, collects, moves. It is nil if the tier has no such
+	// changes.
 	Churn func() error
-	// Spoil damages the bytes of all that was put. nil if that cannot be done; a
-	// tier that says it is Checked should have it.
+	// Spoil damages the bytes of all stored blobs. It is nil if that is impossible; a tier that is Checked should
+	// have it.
 	Spoil func() error
-	// Hang has whatever the tier waits for not answer until the function is called
-	// that it returns, which may be called again. nil if the tier waits for nothing.
+	// Hang blocks whatever the tier waits for, until the returned function is called. That function may be called
+	// repeatedly. Hang is nil if the tier waits for nothing.
 	Hang func() (release func())
 }
 
-// Opener opens a tier that is empty.
+// Opener opens an empty tier.
 type Opener func() (Subject, error)
 
-// Case is one property of a tier. Check returns what is wrong, and leaves no tier
-// open. What does not end is found when ctx does.
+// Case is one property of a tier. Check returns an error if the tier lacks it, and leaves no tier open. ctx bounds
+// calls that do not end.
 type Case struct {
 	Name  string
 	Check func(ctx context.Context, open Opener) error
 }
 
-// Cases returns the suite. What a tier cannot do is left out of it when it runs.
+// Cases returns the suite. A run leaves out what a tier cannot do.
 func Cases() []Case {
 	var cases []Case
 	add := func(name string, check func(*bench)) {
@@ -75,8 +75,7 @@ func Cases() []Case {
 // patience is how long a case may take.
 const patience = time.Minute
 
-// Run tests a tier. fresh makes an Opener, whose tiers last until the end of the
-// test it is given at most.
+// Run tests a tier. fresh makes an Opener, whose tiers live at most until the end of its test.
 func Run(t *testing.T, fresh func(t testing.TB) Opener) {
 	t.Helper()
 	for _, c := range Cases() {
@@ -90,17 +89,17 @@ func Run(t *testing.T, fresh func(t testing.TB) Opener) {
 	}
 }
 
-// bench is where a case works on a tier. Its methods end the case at the first
-// thing that is wrong; only the goroutine of the case may call them.
+// bench is the state of a case that tests a tier. Its methods end the case at the first fault. Only the goroutine of
+// the case may call them.
 type bench struct {
 	Subject
-	ctx    context.Context //nolint:containedctx // of the call to Check that this is
+	ctx    context.Context //nolint:containedctx // of this call to Check
 	keeper read.Keeper     // the tier, if it is one
 	closed bool
-	stuck  bool // something has not ended, and may use the tier for ever
+	stuck  bool // a call has not ended, and may use the tier for ever
 }
 
-// failure is what ends a case.
+// failure is the panic value that ends a case.
 type failure struct{ err error }
 
 func run(ctx context.Context, open Opener, check func(*bench)) (err error) {

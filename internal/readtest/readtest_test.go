@@ -21,8 +21,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// memory is a right Keeper of blobs in memory, which waits for a gate. Each fault
-// is a field that replaces or changes what it does.
+// memory is a correct Keeper of blobs in memory, which waits for a gate. Each fault is a field that replaces or
+// changes its behaviour.
 type memory struct {
 	name   func() string
 	traits func() read.Traits
@@ -32,12 +32,12 @@ type memory struct {
 	offer  func(ref schema.BlobRef, blob schema.Blob)
 	missed func()
 	closed func()
-	deaf   bool // does not see that contexts end
+	deaf   bool // ignores that contexts end
 	blind  bool // does not check
 
-	ended <-chan struct{} // the test's end, at which what blocks for ever stops
+	ended <-chan struct{} // the test's end, which unblocks what blocks for ever
 
-	mu    sync.Mutex // guards what follows
+	mu    sync.Mutex // guards the fields below
 	blobs map[schema.Key][]byte
 	gate  chan struct{} // nil if open
 }
@@ -212,11 +212,11 @@ type wiping []byte
 
 func (w wiping) Unpin() { clear(w) }
 
-// faults are tiers that are wrong in one way.
+// faults are tiers with one fault each.
 var faults = map[string]struct {
 	found string // the case that must fail
-	says  string // what must be said, in part
-	hangs bool   // it is found by its not ending
+	says  string // a part of the expected message
+	hangs bool   // the fault shows as a call that does not end
 	make  func(*memory)
 }{
 	"has no name": {"name and traits", "no name", false, func(m *memory) {
@@ -391,12 +391,12 @@ func TestFindsFaults(t *testing.T) {
 	}
 }
 
-// TestPasses: the suite finds nothing where nothing is wrong.
+// TestPasses: the suite finds no fault in a correct tier.
 func TestPasses(t *testing.T) {
 	readtest.Run(t, func(t testing.TB) readtest.Opener { return opener(t, nil) })
 }
 
-// TestEveryCaseFinds: there is no case without a fault that it finds.
+// TestEveryCaseFinds: each case finds some fault.
 func TestEveryCaseFinds(t *testing.T) {
 	found := map[string]bool{}
 	for _, f := range faults {
