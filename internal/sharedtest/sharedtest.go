@@ -15,7 +15,7 @@ import (
 	"bowstring/schema"
 )
 
-// Run runs the suite. What others have put there does not matter.
+// Run runs the suite. It tolerates entries of others.
 func Run(t *testing.T, s members.Shared) {
 	ctx, cluster, plan := t.Context(), rand.Text(), rand.Text()
 	t.Run("leases", func(t *testing.T) {
@@ -62,7 +62,7 @@ func Run(t *testing.T, s members.Shared) {
 			var wg sync.WaitGroup
 			for i := range winners {
 				wg.Go(func() {
-					for range 20 { // an answer may be that nobody knows
+					for range 20 { // an answer may be that the location is unknown
 						var err error
 						if winners[i], err = s.ClaimLayout(ctx, cluster, plan, epoch, fmt.Sprint("layout ", i),
 							time.Hour); err == nil {
