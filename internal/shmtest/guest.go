@@ -1,5 +1,5 @@
-// Package shmtest has a client of the sockets of flight/shm, for tests. It is written after docs/protocol.md
-// and shares no code with the server, so that a mistake of the one is not a mistake of the other.
+// Package shmtest has a client of the sockets of flight/shm, for tests. It is written from docs/protocol.md and
+// shares no code with the server, so that a mistake of one is not a mistake of the other.
 package shmtest
 
 import (
@@ -21,17 +21,18 @@ import (
 // Guest is a client at the socket.
 type Guest struct {
 	Conn *net.UnixConn
-	// Ring and Bytes are what it was given, File what it may map. Ring is empty if it was given none: Refused says why.
+	// Ring and Bytes are what the server granted, File is what the client may map. If the server refused, Ring is
+	// empty and Refused says why.
 	Ring    string
 	Bytes   int64
 	File    *os.File
 	Refused string
 }
 
-// nonce is as good as any for a test: nothing is kept from anybody.
+// nonce may be constant, because a test has no secrets.
 var nonce = strings.Repeat("0f", 16)
 
-// Message is whatever either end says before there is a ring.
+// Message is a message of either end before there is a ring.
 type Message struct {
 	Version int    `json:"version,omitempty"`
 	Caller  string `json:"caller,omitempty"`
@@ -43,7 +44,7 @@ type Message struct {
 	Error   string `json:"error,omitempty"`
 }
 
-// Proof is what an end shows, server or client.
+// Proof is the proof of an end, server or client.
 func Proof(key []byte, end, ofClient, ofServer string) string {
 	h := hmac.New(sha256.New, key)
 	_, _ = fmt.Fprintf(h, "bowstring samenode 2 %s %s %s", end, ofClient, ofServer)
@@ -68,7 +69,7 @@ func Say(c *net.UnixConn, m Message) error {
 	return err
 }
 
-// Hear receives one, with the descriptor that comes beside it, nil if none does.
+// Hear receives one, with the descriptor that came with it, or nil.
 func Hear(c *net.UnixConn) (m Message, file *os.File, err error) {
 	said, rights := make([]byte, 4096), make([]byte, unix.CmsgSpace(4))
 	n, rn, _, _, err := c.ReadMsgUnix(said, rights)
@@ -89,7 +90,7 @@ func Hear(c *net.UnixConn) (m Message, file *os.File, err error) {
 	return m, file, json.Unmarshal(said[:n], &m)
 }
 
-// Visit connects as a caller who has a key, and takes a ring. A server that does not know the key is an error.
+// Visit connects as a caller with a key, and takes a ring. If the server does not know the key, that is an error.
 func Visit(path, caller string, key []byte) (g *Guest, err error) {
 	c, err := Dial(path)
 	if err != nil {
@@ -124,7 +125,7 @@ func Visit(path, caller string, key []byte) (g *Guest, err error) {
 		c.SetDeadline(time.Time{})
 }
 
-// Close ends the socket, and lets go of the descriptor. What was mapped stays so.
+// Close closes the socket and the descriptor. Mappings remain.
 func (g *Guest) Close() {
 	_ = g.Conn.Close()
 	if g.File != nil {
@@ -132,7 +133,7 @@ func (g *Guest) Close() {
 	}
 }
 
-// Map visits a socket as the caller "", and maps the ring that it is given until the test ends.
+// Map visits a socket as the caller "", and maps the ring until the test ends.
 func Map(t testing.TB, path string, key []byte) (ring string, memory []byte) {
 	t.Helper()
 	g, err := Visit(path, "", key)
