@@ -89,7 +89,7 @@ func dedupConcurrent(b *bench) {
 	b.has(data)
 }
 
-// stress has writers and readers work on overlapping blobs.
+// stress runs writers and readers on overlapping blobs.
 func stress(b *bench) {
 	const workers, each, pool = 8, 200, 300
 	const seed = 20

@@ -185,8 +185,8 @@ func numbering(b *bench) {
 	expect(0, 7)
 }
 
-// concurrentCommitters has several writers append to one dataset: each attempt
-// names the parent it saw, and of those that name the same one exactly one wins.
+// concurrentCommitters makes several writers append to one dataset. Each attempt names the parent that it saw. If
+// several name the same one, exactly one wins.
 func concurrentCommitters(b *bench) {
 	const writers, each = 4, 5
 	wins := make([][]*schema.Snapshot, writers)
@@ -243,7 +243,7 @@ func reopen(b *bench) {
 	sel := b.saveSelection("kept", 2, blobOf("bitmap", 64))
 	b.ok(b.store.Drop(b.ctx, "dropped", 0), "drop")
 	stats := b.store.Stats()
-	if !stats.CountedAt.IsZero() { // it keeps the count of the last collection
+	if !stats.CountedAt.IsZero() { // it has the count of the last collection
 		b.gc(store.GCOptions{})
 		stats = b.store.Stats()
 	}
@@ -277,7 +277,7 @@ func drop(b *bench) {
 	b.fails(b.store.Drop(b.ctx, "d", 1), schema.ErrNotFound, "drop again")
 	_, err = b.store.Snapshot(b.ctx, "d", 1)
 	b.fails(err, schema.ErrNotFound, "a dropped snapshot")
-	b.holds(open, one) // who has it open reads on
+	b.holds(open, one) // a reader that has it open can still read it
 	b.holds(b.snapshot("d", 0), two)
 	b.ok(b.store.Drop(b.ctx, "d", 0), "drop the dataset")
 	_, err = b.store.Snapshot(b.ctx, "d", 0)
@@ -319,8 +319,8 @@ func cancelled(b *bench) {
 	b.ok(in.Close(), "close the ingest")
 }
 
-// closeDuringCalls closes a store that is in full use: every call ends well or
-// says that the store is closed, and what was committed is there afterwards.
+// closeDuringCalls closes a store in full use: every call succeeds or reports that the store is closed, and committed
+// snapshots are there afterwards.
 func closeDuringCalls(b *bench) {
 	blobs := blobsOf("busy", 20, 5000)
 	b.ingest("busy", 0, blobs)

@@ -208,7 +208,7 @@ func (b *bench) has(data []byte) {
 	b.that(bytes.Equal(blob.Bytes(), data), "a blob of %d bytes came back changed", len(data))
 }
 
-// lacks requires that the store has not got a blob.
+// lacks requires that the store does not have a blob.
 func (b *bench) lacks(data []byte) {
 	for _, ref := range append(b.puts.of(data), schema.RefOf(data)) {
 		blob, err := b.store.Get(b.ctx, ref)
@@ -226,7 +226,7 @@ func (b *bench) gc(opts store.GCOptions, inUse ...*schema.Snapshot) store.GCRepo
 	return r
 }
 
-// catalog requires that the store lists just these.
+// catalog requires that the store lists exactly these.
 func (b *bench) catalog(want ...store.Dataset) {
 	got, err := b.store.Datasets(b.ctx)
 	b.ok(err, "list the datasets")

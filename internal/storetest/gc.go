@@ -13,7 +13,7 @@ import (
 	"bowstring/schema"
 )
 
-// size of blobs that are worth collecting.
+// the size of blobs that are worth collecting
 const gcBlob = 50_000
 
 func gcFrees(b *bench) {
@@ -40,7 +40,7 @@ func gcFrees(b *bench) {
 		b.holds(b.snapshot("g", 2), slices.Concat(shared, only2))
 		b.reopen()
 	}
-	// What was freed can be put again.
+	// Collected blobs can be put again.
 	b.ingest("g", 2, only1)
 	b.holds(b.snapshot("g", 0), only1)
 
@@ -56,7 +56,7 @@ func gcFrees(b *bench) {
 func gcDryRun(b *bench) {
 	blobs := blobsOf("dry", 10, gcBlob)
 	b.ingest("g", 0, blobs)
-	b.snapshot("g", 1) // was read, and is not in use any more
+	b.snapshot("g", 1) // it was read, and is unused now
 	b.ok(b.store.Drop(b.ctx, "g", 1), "drop")
 	before := b.store.Stats()
 	r := b.gc(store.GCOptions{DryRun: true})
@@ -71,10 +71,10 @@ func gcDryRun(b *bench) {
 func gcOpenIngest(b *bench) {
 	old, fresh := blobsOf("old", 5, gcBlob), blobsOf("fresh", 5, gcBlob)
 	b.ingest("g", 0, old)
-	// What was put since the last collection may be kept while an ingest is open.
+	// Blobs put since the last collection may stay while an ingest is open.
 	b.gc(store.GCOptions{})
 	b.ok(b.store.Drop(b.ctx, "g", 1), "drop")
-	// Dead, but for an ingest that has found some of them there.
+	// Garbage, except that an ingest has found some of these blobs.
 	in := b.begin("g")
 	for _, data := range slices.Concat(old[:3], fresh) {
 		b.put(in, data)
@@ -95,12 +95,12 @@ func gcOpenIngest(b *bench) {
 	b.ok(in.Close(), "close the ingest")
 	b.gc(store.GCOptions{})
 	b.holds(b.snapshot("g", 0), slices.Concat(fresh[:2], old[:2]))
-	if !b.segments() { // what an ingest has put lives together
+	if !b.segments() { // blobs of one ingest live together
 		b.lacks(fresh[3]) // put and not committed
 		b.lacks(old[2])
 	}
 
-	// An ingest that comes to nothing leaves nothing.
+	// An ingest that does not commit leaves no blobs.
 	in = b.begin("g")
 	vain := blobOf("in vain", gcBlob)
 	b.put(in, vain)
@@ -134,8 +134,7 @@ func gcSelections(b *bench) {
 	b.lacks(bitmap)
 }
 
-// gcExpires: selections that expired go, but for those of the last hour, and their
-// bitmaps with them.
+// gcExpires: a collection removes selections that expired more than an hour ago, and their bitmaps.
 func gcExpires(b *bench) {
 	b.ingest("g", 0, blobsOf("exp", 3, 100))
 	bitmaps := blobsOf("bitmaps", 3, gcBlob)
@@ -155,7 +154,7 @@ func gcExpires(b *bench) {
 	b.fails(err, schema.ErrNotFound, "a selection that was collected")
 }
 
-// gcPinned holds blobs, live and dead ones, over collections and new writes.
+// gcPinned holds blobs, live and garbage, over collections and new writes.
 func gcPinned(b *bench) {
 	live, dead := blobsOf("live", 20, gcBlob), blobsOf("dead", 40, gcBlob)
 	b.ingest("dead", 0, dead)
@@ -184,7 +183,7 @@ func gcPinned(b *bench) {
 	}
 }
 
-// collectUntil collects again and again until done is closed.
+// collectUntil collects repeatedly until done is closed.
 func collectUntil(ctx context.Context, s store.Store, done <-chan struct{}) error {
 	for {
 		if _, err := s.GC(ctx, store.GCOptions{}, nil); err != nil {
@@ -198,8 +197,8 @@ func collectUntil(ctx context.Context, s store.Store, done <-chan struct{}) erro
 	}
 }
 
-// gcDuringImports collects again and again while one writer replaces a
-// dataset's content, another drops what is old, and readers read the newest.
+// gcDuringImports collects repeatedly while one writer replaces a dataset's content, another drops old snapshots, and
+// readers read the newest.
 func gcDuringImports(b *bench) {
 	const rounds, window = 12, 30
 	pool := blobsOf("pool", rounds+window, 4000)

@@ -11,12 +11,12 @@ import (
 	"bowstring/schema"
 )
 
-// gcParent: a manifest may refer to what its parent refers to, without that being put again. It lives as long as one of
-// the two does, and where the parent is not the newest any more, nothing is committed.
+// gcParent: a manifest may refer to its parent's blobs without putting them again. They live as long as one of the
+// two snapshots. If the parent is not the newest snapshot, the commit fails.
 func gcParent(b *bench) {
 	blobs := blobsOf("parent", 10, gcBlob)
 	parent := b.ingest("g", 0, blobs)
-	b.gc(store.GCOptions{}) // what was put since the last one may be kept
+	b.gc(store.GCOptions{}) // blobs put since the last one may stay
 	in := b.begin("g")
 	b.gc(store.GCOptions{})
 	kept := slices.Concat(blobs[7:], blobs[:3])
@@ -31,13 +31,13 @@ func gcParent(b *bench) {
 	b.gc(store.GCOptions{})
 	b.gc(store.GCOptions{})
 	b.holds(b.snapshot("g", 0), kept)
-	if !b.segments() { // what an ingest has put lives together
+	if !b.segments() { // blobs of one ingest live together
 		for _, data := range blobs[3:7] {
 			b.lacks(data)
 		}
 	}
 
-	// Another one is committed and the parent is collected before the commit.
+	// Another snapshot is committed and the parent is collected before the commit.
 	in = b.begin("g")
 	snap, err = refer(b.ctx, in, b.refs(kept[:4]), 4)
 	b.ok(err, "put a manifest")
@@ -53,8 +53,8 @@ func gcParent(b *bench) {
 	b.holds(b.snapshot("g", 0), other)
 }
 
-// gcDuringAlterations makes snapshots that take over all but one of the blobs of the one before, which is dropped, while
-// collections run.
+// gcDuringAlterations makes snapshots that take over all but one of the blobs of the previous one, which is dropped,
+// while collections run.
 func gcDuringAlterations(b *bench) {
 	const rounds, window = 12, 30
 	pool := blobsOf("altered", rounds+window, 4000)

@@ -10,7 +10,7 @@ import (
 	"bowstring/schema"
 )
 
-// commitSets commits a snapshot that names object sets with those prefixes.
+// commitSets commits a snapshot that names object sets with the given prefixes.
 func (b *bench) commitSets(dataset string, parent int64, prefixes ...schema.ObjectPrefix) *schema.Snapshot {
 	in := b.begin(dataset)
 	defer func() { b.ok(in.Close(), "close the ingest") }()
@@ -32,8 +32,8 @@ func (b *bench) runOf(in store.Ingest, data []byte) store.ProofRun {
 	return store.ProofRun{BlobRef: b.put(in, data), Unproven: schema.Unproven{Blobs: int64(data[0]), Bytes: int64(len(data))}}
 }
 
-// proofs: what was learned of a set is what was saved last, of that set and that dataset alone; it is saved again without
-// harm, and not over what another one has saved meanwhile.
+// proofs: the saved checksums of a set are those saved last, of that set and dataset alone. Saving them again changes
+// nothing, and does not overwrite what another ingest saved meanwhile.
 func proofs(b *bench) {
 	one, two := schema.ObjectPrefix{1}, schema.ObjectPrefix{2}
 	made := b.commitSets("p", 0, one, two)
@@ -83,7 +83,7 @@ func (b *bench) reopen2(in *store.Ingest, dataset string) {
 	*in = b.begin(dataset)
 }
 
-// concurrentProvers: of provers that add a run each to what they have found, none is lost.
+// concurrentProvers: several ingests each add a run to the saved ones; no run is lost.
 func concurrentProvers(b *bench) {
 	prefix := schema.ObjectPrefix{9}
 	b.commitSets("p", 0, prefix)
@@ -122,15 +122,15 @@ func concurrentProvers(b *bench) {
 	}
 }
 
-// gcProofs: what was learned of a set lives as long as a snapshot that names it does, or is read; not what other runs have
-// taken the place of.
+// gcProofs: saved checksums of a set live as long as a snapshot that names it, or a reader of one; runs that others
+// replaced do not.
 func gcProofs(b *bench) {
 	kept, gone := schema.ObjectPrefix{1}, schema.ObjectPrefix{2}
 	b.commitSets("g", 0, kept, gone)
 	b.commitSets("g", 1, kept)
 	blobs := [][]byte{blobOf("replaced", gcBlob), blobOf("kept", gcBlob), blobOf("gone", gcBlob)}
 	save := func(prefix schema.ObjectPrefix, was []store.ProofRun, data []byte) []store.ProofRun {
-		in := b.begin("g") // each its own: where blobs lie in segments, these go when none of theirs is wanted
+		in := b.begin("g") // separate ingests: blobs in a segment are collected together, when none is referenced
 		defer func() { b.ok(in.Close(), "close the ingest") }()
 		now := []store.ProofRun{b.runOf(in, data)}
 		b.ok(in.SaveProofs(b.ctx, prefix, was, now), "save proofs")

@@ -9,11 +9,11 @@ import (
 	"bowstring/schema"
 )
 
-// puts are the references under which blobs were put, by their content, where these are addresses: of stores that keep
-// blobs in segments, which store a blob as often as it is put.
+// puts are the references under which blobs were put, by content, if these are addresses: for stores that keep blobs
+// in segments, which store a blob each time it is put.
 type puts struct {
 	mu   sync.Mutex
-	refs map[schema.BlobRef][]schema.BlobRef // by what the reference of a hashed blob would be
+	refs map[schema.BlobRef][]schema.BlobRef // by the reference that a hashed blob would have
 }
 
 func (p *puts) add(data []byte, ref schema.BlobRef) {
@@ -32,7 +32,7 @@ func (p *puts) of(data []byte) []schema.BlobRef {
 	return slices.Clone(p.refs[schema.RefOf(data)])
 }
 
-// recorded is a store that keeps blobs in segments, and notes under which addresses they were put.
+// recorded is a store that keeps blobs in segments, and records the addresses of put blobs.
 type recorded struct {
 	store.Store
 	puts *puts
@@ -63,7 +63,7 @@ func (in *recordedIngest) Put(ctx context.Context, data []byte) (schema.BlobRef,
 // segments reports whether the store keeps blobs in segments.
 func (b *bench) segments() bool { return b.store.Traits().Segments }
 
-// ref is the reference of a blob that was put: of the last put.
+// ref is the reference of a blob from its last put.
 func (b *bench) ref(data []byte) schema.BlobRef {
 	if refs := b.puts.of(data); len(refs) > 0 {
 		return refs[len(refs)-1]
@@ -79,13 +79,13 @@ func (b *bench) refs(blobs [][]byte) []schema.BlobRef {
 	return refs
 }
 
-// isRef reports whether a reference is that of a blob: under its hash, or at an address.
+// isRef reports whether a reference is of a blob: its hash, or one of its addresses.
 func isRef(ref schema.BlobRef, data []byte) bool {
 	want := schema.RefOf(data)
 	return ref == want || !ref.Hashed() && ref.Size == want.Size && ref.Sum == want.Sum
 }
 
-// packed is what a store that keeps blobs in segments does in place of storing each once.
+// packed is how a store that keeps blobs in segments stores equal blobs, instead of each once.
 func packed(b *bench) {
 	blobs := blobsOf("packed", 10, 1000)
 	for n := range int64(3) {
@@ -105,7 +105,7 @@ func packed(b *bench) {
 			snap.Sets[0].Prefix)
 	}
 
-	// A snapshot may name what a live one names, and nothing else.
+	// A snapshot may name only blobs that a live one names.
 	in := b.begin("d")
 	next, err := refer(b.ctx, in, b.refs(blobs), 4)
 	b.ok(err, "put a manifest")

@@ -68,7 +68,7 @@ func selections(b *bench) {
 	b.fails(err, schema.ErrNotFound, "selection of a dropped dataset")
 }
 
-// selectionsAreLimited: an owner has so many that have not expired, in each dataset.
+// selectionsAreLimited: an owner has a limited number of unexpired selections in each dataset.
 func selectionsAreLimited(b *bench) {
 	b.ingest("l", 0, blobsOf("l", 8, 100))
 	b.ingest("other", 0, blobsOf("l", 8, 100))
@@ -94,8 +94,8 @@ func selectionsAreLimited(b *bench) {
 	b.ok(save("other", "ann", "1", soon), "one of another dataset")
 }
 
-// selectionsExpire: a selection lives until it expires, which use and uploading it
-// again put off and never bring forward.
+// selectionsExpire: a selection lives until it expires. Use and a repeated upload put its expiry off and never bring
+// it forward.
 func selectionsExpire(b *bench) {
 	b.ingest("e", 0, blobsOf("e", 8, 100))
 	later := time.Now().Add(time.Hour).UTC().Truncate(time.Second)
@@ -118,7 +118,7 @@ func selectionsExpire(b *bench) {
 	b.fails(b.store.RenewSelection(b.ctx, "e", schema.RefOf([]byte("no such")).Key.String(), later), schema.ErrNotFound,
 		"renew an absent selection")
 
-	// One without an end keeps having none.
+	// A selection without an expiry keeps having none.
 	ever := b.saveUntil("e", 1, blobOf("ever", 8), "ann", time.Time{})
 	b.ok(b.store.RenewSelection(b.ctx, "e", ever.Name(), later), "renew what does not expire")
 	b.saveUntil("e", 1, blobOf("ever", 8), "ann", later)

@@ -7,8 +7,8 @@ import (
 	"bowstring/schema"
 )
 
-// gcSets: the blobs of the object sets that a snapshot names live as long as it does, or is read; a snapshot that names
-// one which was not put is refused; and the record says what sets there are.
+// gcSets: the blobs of the object sets that a snapshot names live as long as the snapshot, or a reader of it. A
+// snapshot that names a set that was not put is refused. The record lists the sets.
 func gcSets(b *bench) {
 	sets := blobsOf("sets", 4, gcBlob)
 	rows := blobsOf("rows", 3, gcBlob)

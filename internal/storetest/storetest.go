@@ -1,8 +1,8 @@
-// Package storetest is the conformance suite of store.Store: what every store
-// does, whatever it is made of.
+// Package storetest is the conformance suite of store.Store: the behaviour of every store, whatever its
+// implementation.
 //
-// A store's own tests call [Run]. [Cases] gives the same as functions, so that
-// it can be tested that the suite finds what is wrong with a store.
+// A store's own tests call [Run]. [Cases] returns the same as functions, so that tests can check that the suite finds
+// a store's faults.
 package storetest
 
 import (
@@ -15,18 +15,16 @@ import (
 	"bowstring/fetch/store"
 )
 
-// Opener opens the store under test. Calls after the first, each after the
-// store before was closed, open the same data again.
+// Opener opens the store under test. Later calls open the same data again, after the previous store was closed.
 type Opener func() (store.Store, error)
 
-// Case is one property of a store. Check returns what is wrong, and leaves no
-// store open.
+// Case is one property of a store. Check returns an error if the store lacks it, and leaves no store open.
 type Case struct {
 	Name  string
 	Check func(ctx context.Context, open Opener) error
 }
 
-// Cases returns the suite. Each case needs a store that is empty.
+// Cases returns the suite. Each case needs an empty store.
 func Cases() []Case {
 	var cases []Case
 	add := func(name string, check func(*bench)) {
@@ -75,8 +73,7 @@ func Cases() []Case {
 	return cases
 }
 
-// Run tests a store. fresh makes an Opener of an empty store, which lasts
-// until the end of the test it is given.
+// Run tests a store. fresh makes an Opener of an empty store, which lives until the end of its test.
 func Run(t *testing.T, fresh func(t testing.TB) Opener) {
 	t.Helper()
 	for _, c := range Cases() {
@@ -88,16 +85,16 @@ func Run(t *testing.T, fresh func(t testing.TB) Opener) {
 	}
 }
 
-// bench is where a case works on a store. Its methods end the case at the
-// first thing that is wrong; only the goroutine of the case may call them.
+// bench is the state of a case that tests a store. Its methods end the case at the first fault. Only the goroutine of
+// the case may call them.
 type bench struct {
-	ctx    context.Context // of the call to Check that this is
+	ctx    context.Context // of this call to Check
 	opener Opener
 	store  store.Store
 	puts   puts
 }
 
-// failure is what ends a case.
+// failure is the panic value that ends a case.
 type failure struct{ err error }
 
 func run(ctx context.Context, open Opener, check func(*bench)) (err error) {

@@ -19,7 +19,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// broken is a store with one fault, laid over a good one.
+// broken is a good store with one fault added.
 type broken struct {
 	store.Store
 	snapshot  func(*schema.Snapshot, error) (*schema.Snapshot, error)
@@ -105,8 +105,7 @@ func (in *brokenIngest) Commit(ctx context.Context, snap schema.Snapshot) (*sche
 	return in.Ingest.Commit(ctx, snap)
 }
 
-// TestFindsFaults lays faults over a good store: the suite must find each, in
-// the case that is about it.
+// TestFindsFaults adds faults to a good store: the suite must find each, in its own case.
 func TestFindsFaults(t *testing.T) {
 	faults := map[string]struct {
 		found string // a case that must fail

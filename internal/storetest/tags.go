@@ -43,7 +43,7 @@ func tags(b *bench) {
 	_, err = b.store.Tagged(b.ctx, "t", "prd")
 	b.fails(err, schema.ErrNotFound, "a slip of a tag")
 	b.that(err != nil && strings.Contains(err.Error(), `did you mean "prod"`), "a slip of a tag: %v", err)
-	// What has a tag stays, and so do its blobs.
+	// A snapshot with a tag stays, and so do its blobs.
 	b.fails(b.store.Drop(b.ctx, "t", 1), schema.ErrInvalid, "drop what has a tag")
 	b.fails(b.store.Drop(b.ctx, "t", 0), schema.ErrInvalid, "drop a dataset that has one")
 	b.ok(b.store.Tag(b.ctx, "t", "prod", 2), "move a tag")

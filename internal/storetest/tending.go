@@ -25,9 +25,9 @@ func restore(b *bench) {
 		"restored %d of parent %d, created %s", got.Number, got.Parent, got.Created)
 	b.holds(got, blobs)
 
-	// Numbers go on from there, and none comes twice.
+	// Numbers continue from there, and none is used twice.
 	b.that(b.ingest("r", 5, blobs[:2]).Number == 6, "the next number is not 6")
-	// Numbers of snapshots that were dropped are given out, too.
+	// Numbers of dropped snapshots are not used again.
 	b.ok(b.store.Advance(b.ctx, "r", 9), "advance")
 	b.ok(b.store.Advance(b.ctx, "r", 8), "advance to where it has been")
 	b.reopen()
@@ -48,7 +48,7 @@ func restore(b *bench) {
 	b.ok(in.Close(), "close the ingest")
 	b.catalog()
 
-	// What was not put cannot be restored.
+	// A blob that was not put cannot be restored.
 	in = b.begin("other")
 	b.fails(in.Restore(b.ctx, *snap), schema.ErrInvalid, "restore a snapshot of another dataset")
 	lost := *snap
@@ -66,7 +66,7 @@ func adopt(b *bench) {
 	}
 	old := blobsOf("adopt", 4, gcBlob)
 	b.ingest("a", 0, old)
-	b.gc(store.GCOptions{}) // what was put since the last collection may stay while an ingest is open
+	b.gc(store.GCOptions{}) // blobs put since the last collection may stay while an ingest is open
 	b.ok(b.store.Drop(b.ctx, "a", 1), "drop")
 	in := b.begin("a")
 	there, err := in.Adopt(b.ctx, schema.RefOf(old[0]))
@@ -86,7 +86,7 @@ func adopt(b *bench) {
 	b.fails(err, schema.ErrInvalid, "adopt through an ingest that is closed")
 }
 
-// adoptPacked: what lies in segments is an ingest's own if it has put it, and else has to be put again.
+// adoptPacked: a blob in a segment belongs to an ingest if the ingest has put it; otherwise it has to be put again.
 func adoptPacked(b *bench) {
 	old, own := blobOf("old", gcBlob), blobOf("own", gcBlob)
 	b.ingest("a", 0, [][]byte{old})
@@ -107,7 +107,7 @@ func adoptPacked(b *bench) {
 func ptr[T any](v T) *T { return &v }
 
 func repair(b *bench) {
-	if b.segments() { // a segment is written again as a whole; see the store's own tests for one that is damaged
+	if b.segments() { // a segment is rewritten as a whole; the store's own tests have a damaged one
 		data, other, none := blobOf("repair", 700), blobOf("other", 700), blobOf("none", 700)
 		b.ingest("r", 0, [][]byte{data, other})
 		b.ok(b.store.Repair(b.ctx, b.ref(data), data), "repair of what is whole")
@@ -131,7 +131,7 @@ func repair(b *bench) {
 	b.gc(store.GCOptions{})
 	b.reopen()
 	b.holds(b.snapshot("r", 0), blobs)
-	// What was repaired is garbage like other blobs once nothing refers to it.
+	// Repaired blobs are garbage like others once they are unreferenced.
 	b.ok(b.store.Drop(b.ctx, "r", 0), "drop")
 	b.reopen()
 	b.gc(store.GCOptions{})
