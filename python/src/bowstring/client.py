@@ -1,4 +1,4 @@
-"""A server as its user sees it: its datasets, what is uploaded to it, and what it is told to do."""
+"""A server for its users: its datasets, uploads, and administration."""
 
 from __future__ import annotations
 
@@ -46,17 +46,17 @@ class Datasets(list[DatasetInfo]):
 
 @dataclass(frozen=True)
 class WarmResult:
-    """How much of an epoch is in the server's spill now.
+    """How much of an epoch is in the server's spill.
 
     Attributes:
-        job: The job that it was brought for.
+        job: The job whose blobs were fetched.
         rows: Rows of the epoch.
-        seen: How many of them were looked at.
+        seen: How many of them were examined.
         there: Blobs that were in the spill already.
-        stored: Blobs brought into it.
+        stored: Blobs fetched into it.
         bytes: Their bytes.
-        failed: Blobs that could not be brought.
-        full: The spill would not keep more.
+        failed: Blobs that could not be fetched.
+        full: Whether the spill has no room for more.
     """
 
     job: str
@@ -72,9 +72,9 @@ class WarmResult:
 class Client(Connection):
     """A server, by its address.
 
-    A client may be pickled, copied into another process by `fork`, and used by several threads: each process makes a
-    connection of its own when it first needs one, as a connection of gRPC does not survive a fork. The token goes
-    where a pickled client goes.
+    A client may be pickled, copied into another process by `fork`, and used by several threads: each process makes its
+    own connection at its first call, because a connection of gRPC does not survive a fork. A pickled client contains
+    the token.
 
     Use [connect][bowstring.connect] to make one; in a `with` block its connection is closed at the end.
     """
@@ -97,7 +97,7 @@ class Client(Connection):
         )
 
     def dataset(self, name: str, *, split: str | None = None, snapshot: int | str | None = None) -> Dataset:
-        """A dataset, or one split of it, as it is now.
+        """A dataset, or one split of it, in its current state.
 
         The snapshot is looked up at once (the newest, if none is named): whatever is imported or tagged later, all
         reads of this object see the same rows.
@@ -125,38 +125,38 @@ class Client(Connection):
         drop_columns: Iterable[str] | None = None,
         progress: bool = True,
     ) -> IngestResult:
-        """Upload rows as a new snapshot of a dataset: all of them, or, whatever fails, none.
+        """Upload rows as a new snapshot of a dataset. If anything fails, the dataset is unchanged.
 
-        With `merge`, rows change samples that are there, and their blobs need not be sent again:
+        With `merge`, rows change existing samples, and their blobs need not be sent again:
 
         ```python
         scores = pa.table({"file_name": names, "score": scores})
         client.ingest("photos", scores, mode="merge", on="file_name")
         ```
 
-        Columns that the dataset has are changed in the samples that rows are found for, and a null in the frame makes
-        them null; columns that it does not have are added, and are null in all other samples. Values have to fit the
-        dataset's type as they are. Names of classes that are new get numbers behind the others. Of blob columns, a null
-        leaves the blob as it is. Samples stay at their positions, and in their splits unless a column `split` names
-        another one. Earlier snapshots are what they were. It takes the rights to read and to write the dataset.
+        Columns that the dataset has are changed in the samples with the rows' keys; a null in the frame makes a value
+        null. Columns that the dataset does not have are added, and are null in all other samples. Values must fit the
+        dataset's types without conversion. New class names get the next free numbers. In blob columns, a null leaves
+        the blob unchanged. Samples stay at their positions, and in their splits unless a column `split` names another
+        one. Earlier snapshots do not change. The caller needs the rights to read and to write the dataset.
 
         Args:
             name: The dataset.
             reader: A `pyarrow.Table`, a `RecordBatchReader`, an iterable of record batches or tables, or anything with
                 `__arrow_c_stream__`, such as a frame of Polars or pandas, or a query of DuckDB.
             split: The split of the rows, unless they have a column `split`.
-            mode: `create` a dataset, `append` to its newest snapshot, or `replace` that; `merge` the columns of rows
-                into the samples with their keys, or `delete` the samples with the keys of the rows.
+            mode: `create` a dataset, `append` to its newest snapshot, or `replace` its rows; `merge` the columns of
+                rows into the samples with their keys, or `delete` the samples with the keys of the rows.
             key: The column whose value identifies a row; its id is derived from it.
-            blobs: The binary columns that hold samples' bytes; without it, all of them.
-            media: What is in them: `{"image": "image"}`, or `"audio"`.
+            blobs: The binary columns that hold samples' bytes; by default, all of them.
+            media: The media in them: `{"image": "image"}`, or `"audio"`.
             source: Free text that is kept with the snapshot.
-            on: The column by which `merge` and `delete` find samples: `id` (without it), or one of integers, text or
+            on: The column by which `merge` and `delete` find samples: `id` (the default), or one of integers, text or
                 bytes whose values are unique.
-            missing: What becomes of rows whose key no sample has: `error` (the default of `merge`), `insert` them as
-                new samples behind all others, or `ignore` them (the default of `delete`).
-            drop_columns: Columns that `replace` may take away or make others of; it is an error that it would of any
-                other one. `merge` drops them before it adds those of the rows.
+            missing: How to handle rows whose key no sample has: `error` (the default of `merge`), `insert` them as new
+                samples behind all others, or `ignore` them (the default of `delete`).
+            drop_columns: Columns that `replace` may drop or change the type of; otherwise that is an error. `merge`
+                drops them before it adds those of the rows.
             progress: Whether to show a progress bar.
         """
         put: dict[str, Any] = {"dataset": name, "split": split, "mode": mode, "commit": "message"}
@@ -181,18 +181,18 @@ class Client(Connection):
         delete_where: str | None = None,
         source: str | None = None,
     ) -> AlterResult:
-        """Change columns and rows of a dataset by a new snapshot. Nothing is sent, and blobs stay as they are.
+        """Change columns and rows of a dataset in a new snapshot. No rows are sent, and blobs stay unchanged.
 
         [ingest][bowstring.Client.ingest] with `mode="merge"` adds and changes columns by rows that have a key, and with
-        `mode="delete"` deletes them. It takes the rights to read and to write the dataset.
+        `mode="delete"` deletes them. The caller needs the rights to read and to write the dataset.
 
         Args:
             name: The dataset.
             drop_columns: Columns to drop, those of blobs included.
             rename_columns: New names of columns, by the old ones.
-            delete_where: An expression, as `Dataset.where` takes it, over the columns as they were; rows that meet it
+            delete_where: An expression, as `Dataset.where` takes it, over the old columns; rows for which it is true
                 are deleted.
-            source: Free text that is kept with the snapshot, instead of that of the one before.
+            source: Free text that is kept with the snapshot, instead of the previous snapshot's.
         """
         body: dict[str, Any] = {"dataset": name, "drop_columns": list(drop_columns)}
         given = {"rename_columns": rename_columns, "delete_where": delete_where, "source": source}
@@ -201,9 +201,9 @@ class Client(Connection):
         return AlterResult(**{field: made[field] for field in ("dataset", "snapshot", "changed", "rows", "deleted")})
 
     def warm(self, dataset: Dataset, *, epoch: int = 0, progress: bool = True) -> WarmResult:
-        """Bring what an epoch will use into the server's spill, in the order in which it will use it.
+        """Fetch the blobs of an epoch into the server's spill, in the order of their use.
 
-        [NotFound][bowstring.NotFound] if the server has none.
+        [NotFound][bowstring.NotFound] if the server has no spill.
         """
         body = json.dumps(dataset.request(epoch=epoch)).encode()
         last: dict[str, Any] = {}
@@ -231,23 +231,23 @@ class Client(Connection):
         rates: dict[str, Any] | None = None,
         look: float = 1,
     ) -> Forecast:
-        """How a job will run, by measured rates; and if one of the same request runs, what it does.
+        """Forecast a job from measured rates; if a job of the same request runs, also report its progress.
 
         [NotFound][bowstring.NotFound] if the server was not calibrated, and no stream has kept its store busy for a
-        second: `bowstring calibrate` measures its rates. What was not measured is in `unknown` of the forecast.
+        second: `bowstring calibrate` measures its rates. The forecast's `unknown` lists rates that were not measured.
 
         Args:
-            dataset: What the job reads, in which order.
+            dataset: The samples of the job, and their order.
             batch: Rows of a global batch.
             world_size: Ranks that share it.
             epoch: The first epoch.
             epochs: How many epochs the job has.
-            pace: Seconds that the ranks compute for a step, beside one another; 0 for no time at all.
-            nodes: Nodes that own the dataset together; without it, those that there are.
-            cache_bytes: The spill of each; without it, the server's.
-            window_bytes: The window memory of each; without it, the server's.
-            rates: Rates instead of what the server knows, as `bowstring calibrate` writes them.
-            look: Seconds that a job which runs is looked at.
+            pace: Seconds for which the ranks compute a step, in parallel; 0: no time.
+            nodes: Nodes that own the dataset together; by default, the server's cluster.
+            cache_bytes: Bytes of each node's spill; by default, the server's.
+            window_bytes: Bytes of each node's window memory; by default, the server's.
+            rates: Rates to use instead of the server's, in the form that `bowstring calibrate` writes.
+            look: Seconds for which a running job is measured.
         """
         body = dataset.request(batch=batch, world_size=world_size, epoch=epoch)
         given = {"nodes": nodes, "cache_bytes": cache_bytes, "window_bytes": window_bytes}
@@ -266,9 +266,9 @@ class Client(Connection):
         return dropped
 
     def tag(self, name: str, tag: str, snapshot: int | str | None = None) -> int:
-        """Give a snapshot (the newest, if none is named) a name, which moves if another snapshot has it.
+        """Name a snapshot (by default the newest). If another snapshot has the name, the name moves.
 
-        Returns the snapshot's number. What has a tag is not dropped.
+        Returns the snapshot's number. A snapshot with a tag cannot be dropped.
         """
         number: int = self.action("tag", **snapshot_named(name, snapshot), name=tag)[0]["snapshot"]
         return number
@@ -287,17 +287,17 @@ class Client(Connection):
         rank: int | None = None,
         superseded: bool = False,
     ) -> list[Held]:
-        """Which samples a step of a job held, by rank and in the order in which they were handed out.
+        """Which samples a step of a job held, by rank and in the order of their delivery.
 
-        Servers that run with `--lineage` have it on record; the other nodes of a cluster are asked, too.
-        [NotFound][bowstring.NotFound] if the step is not on record, or not any more.
+        Servers that run with `--lineage` keep the record. The other nodes of a cluster are queried, too.
+        [NotFound][bowstring.NotFound] if the step is not, or no longer, on record.
 
         Args:
-            job: Its name, as `jobs_on_record` or the server's statistics have it; or a plan's, as batches carry it.
+            job: Its name from `jobs_on_record` or the server's statistics; or a plan's id, which batches carry.
             step: The step, of `epoch`.
-            epoch: The epoch; without it, the last one on record, or that of the plan.
-            rank: One rank; without it, all.
-            superseded: Whether to tell also of rows that a later stream handed out again.
+            epoch: The epoch; by default, the last one on record, or that of the plan.
+            rank: One rank; by default, all.
+            superseded: Whether to include rows that a later stream delivered again.
         """
         body: dict[str, Any] = {"job": job, "step": step}
         body.update({name: value for name, value in (("epoch", epoch), ("rank", rank)) if value is not None})
@@ -305,7 +305,7 @@ class Client(Connection):
         return found if superseded else [piece for piece in found if piece.stands]
 
     def report(self, dataset: Dataset | str) -> Report:
-        """Collect what training learns of samples, such as losses, for columns of their dataset.
+        """Collect what training learns of samples, such as losses, as columns of their dataset.
 
         ```python
         report = client.report(photos)
@@ -316,7 +316,7 @@ class Client(Connection):
         ```
 
         Args:
-            dataset: What is read, in whose snapshot positions are meant; or its name.
+            dataset: The dataset being read, whose snapshot defines the positions; or its name.
         """
         return Report(self, self.dataset(dataset) if isinstance(dataset, str) else dataset)
 
@@ -325,7 +325,7 @@ class Client(Connection):
         return jobs_on_record(self)
 
     def cancel(self, plan: Plan | str) -> int:
-        """End the running streams of a plan. Returns how many there were."""
+        """End the running streams of a plan. Returns their number."""
         cancelled: int = self.action("cancel", plan=plan if isinstance(plan, str) else plan.id)[0]["cancelled"]
         return cancelled
 
@@ -342,22 +342,22 @@ def connect(
     retries: int = 5,
     plaintext_token: bool | None = None,
 ) -> Client:
-    """A client of the server at `uri`. Nothing is sent before it is used.
+    """A client of the server at `uri`. The first call connects.
 
     Args:
-        uri: `grpc://HOST:PORT`, `grpc+tls://HOST:PORT`, or `grpc+unix:///PATH`. Without a port it is 8815, on which
-            servers listen unless they are told otherwise. An IPv6 address has brackets: `grpc://[::1]:8815`.
-        token: Sent with every call as `authorization: Bearer TOKEN`; without it, what the environment has in
-            `BOWSTRING_TOKEN`. That belongs to the server of `BOWSTRING_SERVER`, where the environment names one, and is
-            sent to no other. An empty text is no token.
-        tls: Certificates; with it, `grpc://` is encrypted too. Without it, what `BOWSTRING_SERVER_CA`,
-            `BOWSTRING_CLIENT_CERT` and `BOWSTRING_CLIENT_KEY` name counts for `grpc+tls://`.
+        uri: `grpc://HOST:PORT`, `grpc+tls://HOST:PORT`, or `grpc+unix:///PATH`. Without a port it is 8815, the default
+            of servers. An IPv6 address has brackets: `grpc://[::1]:8815`.
+        token: Sent with every call as `authorization: Bearer TOKEN`; by default, the value of `BOWSTRING_TOKEN` in the
+            environment. If the environment has `BOWSTRING_SERVER`, that token is sent only to this server. An empty
+            string means no token.
+        tls: Certificates; with it, `grpc://` is encrypted too. Without it, `grpc+tls://` uses the files that
+            `BOWSTRING_SERVER_CA`, `BOWSTRING_CLIENT_CERT` and `BOWSTRING_CLIENT_KEY` name.
         tls_root_certs: Short for `Tls(root_certs=...)`.
         cert: Short for `Tls(cert=...)`.
         key: Short for `Tls(key=...)`.
         timeout: Seconds that a call may take. Streams have no limit.
-        retries: How often in a row a stream that breaks is opened again, where it stood, before it fails.
-        plaintext_token: Whether the token may leave this machine unencrypted; without it, what the environment says by
+        retries: How often in a row a broken stream is resumed before it fails.
+        plaintext_token: Whether the token may leave this machine unencrypted; by default, if the environment has
             `BOWSTRING_PLAINTEXT_TOKEN=1`. Otherwise a token with a `grpc://` address of another machine is an error.
     """
     if tls_root_certs is not None or cert is not None or key is not None:

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("bowstring.connection")
 _OPTIONS = [
-    ("grpc.use_local_subchannel_pool", 1),  # a connection for each client: two clients read twice as fast as one
-    ("grpc.initial_reconnect_backoff_ms", 100),  # a server that restarts is found soon
+    ("grpc.use_local_subchannel_pool", 1),  # each client has its own connection, because two read twice as fast as one
+    ("grpc.initial_reconnect_backoff_ms", 100),  # so that a restarted server is found soon
     ("grpc.max_reconnect_backoff_ms", 2000),
 ]
 _READING = ("describe", "explain", "lineage", "list", "samenode", "stats")  # actions that change nothing
@@ -37,28 +37,28 @@ _READING = ("describe", "explain", "lineage", "list", "samenode", "stats")  # ac
 
 @dataclass
 class Opened:
-    """A stream's call, and the ring that its server has for it."""
+    """A stream's call, and the ring that its server gave it."""
 
     reader: Any
     uri: str
     ring: Ring | None
-    rings: Rings  # that the ring is of
+    rings: Rings  # that own the ring
 
     def leave(self) -> None:
-        """Give the ring back, if there is one. What came by it stays."""
+        """Give the ring back, if there is one. Blobs that came through it stay valid."""
         ring, self.ring = self.ring, None
         if ring is not None:
             self.rings.back(ring)
 
     def end(self) -> None:
-        """End the call that nobody wants any more."""
+        """Cancel the call, and give the ring back."""
         with contextlib.suppress(pa.ArrowException, OSError):
             self.reader.cancel()
         self.leave()
 
 
 class Connection:
-    """A server, by its address: what streams and datasets call it by. [Client][bowstring.Client] is one."""
+    """A server, by its address: streams and datasets call the server through it. [Client][bowstring.Client] is one."""
 
     def __init__(
         self,
@@ -89,14 +89,14 @@ class Connection:
                 f"the token would go to {self.uri} unencrypted: use grpc+tls://, or say plaintext_token=True"
             )
         self._known = Known([self.uri])
-        self._nodes: list[str] = []  # other nodes of the cluster that are known, the next first
+        self._nodes: list[str] = []  # other known nodes of the cluster, the next one first
         self.retries = retries
         self._token = token
         self._tls = tls
         self._timeout = timeout
         self._flight: Any = None
         self._pid = os.getpid()
-        self._door: _calls.Door | None = None  # that calls are made by
+        self._door: _calls.Door | None = None  # for this package's own calls
         self.rings = Rings()
 
     def __repr__(self) -> str:
@@ -122,10 +122,10 @@ class Connection:
         self.close()
 
     def move(self, left: str, named: list[str]) -> bool:
-        """Call another node of the cluster from now on, as the one at `left` has left it and named others.
+        """Call another node of the cluster from now on, because the one at `left` has left it and named others.
 
-        False if there is none to call: see `allowed`. Where another stream has moved it already, it stays there. What
-        was known before is remembered: see `turn`.
+        False if no other node may be called: see `allowed`. If another stream has moved the connection already, it
+        stays there. Earlier known nodes are remembered: see `turn`.
         """
         if self.uri != left:
             return True
@@ -141,20 +141,20 @@ class Connection:
         return True
 
     def learn(self, locations: Iterable[str]) -> None:
-        """Know more addresses of the cluster: those of a FlightInfo's endpoints."""
+        """Add addresses of the cluster: those of a FlightInfo's endpoints."""
         self._known.add(locations)
 
     def allowed(self, left: str, named: list[str]) -> list[str]:
-        """Those of the addresses named by the server at `left` that its cluster is known by, and that are as safe."""
+        """Those of the addresses named by the server at `left` that are known to be of its cluster, and as safe."""
         secret = self._token is not None and not self._plaintext
         named = [uri for uri in named if uri != left and follows(uri, left, secret=secret)]
         if any(uri not in self._known for uri in named) and self.uri == left:
-            with contextlib.suppress(BowstringError, IndexError, KeyError):  # it has left, or is an older one
+            with contextlib.suppress(BowstringError, IndexError, KeyError):  # the server has left, or is an older one
                 self._known.add(self.action("nodes")[0]["locations"])
         return [uri for uri in named if uri in self._known]
 
     def turn(self, left: str) -> None:
-        """Call the next of the nodes that are known, if there are several and the one at `left` cannot be reached."""
+        """Call the next known node, if there are several and the one at `left` cannot be reached."""
         with _fork.connecting():
             if not self._nodes or self.uri != left:
                 return
@@ -164,7 +164,7 @@ class Connection:
         _LOG.info("%s cannot be reached, and %s is called from now on", left, now)
 
     def _call(self, uri: str) -> None:
-        """Call another server from now on. The connection to this one is not closed: streams of it may go on."""
+        """Call another server from now on. The old connection stays open, because streams may still use it."""
         self.uri, self._flight = uri, None
         self._shut()
         self.rings.close()
@@ -173,7 +173,7 @@ class Connection:
     def close(self) -> None:
         """Close this process's connection. The next call makes a new one."""
         if self._pid != os.getpid():
-            return  # there is none
+            return  # this process has none
         self.rings.close()
         self._shut()
         flight, self._flight = self._flight, None
@@ -185,13 +185,13 @@ class Connection:
         self._flight = None  # not closed: another thread may be in the middle of a call
 
     def _shut(self) -> None:
-        """Close the connections that no stream has."""
+        """Close the connections that no stream uses."""
         door, self._door = self._door, None
         if door is not None:
             door.close()
 
     def _at(self, uri: str) -> Self:
-        """A client of another server, that is reached as this one is."""
+        """A client of another server, with this one's credentials and options."""
         secret = self._token is not None and not self._plaintext
         if uri != self.uri and not follows(uri, self.uri, secret=secret):
             raise Unavailable(f"{uri} is not called: it is less safe than {self.uri}, which names it")
@@ -207,7 +207,7 @@ class Connection:
         return one
 
     def flight(self) -> fl.FlightClient:
-        """The `pyarrow.flight.FlightClient` of the process that asks. Ask each time: it does not survive a fork."""
+        """The `pyarrow.flight.FlightClient` of this process. Call this each time: a client does not survive a fork."""
         flight = self._flight
         if flight is None or self._pid != os.getpid():
             with _fork.connecting():
@@ -215,7 +215,7 @@ class Connection:
                 if self._flight is None:
                     _fork.check()
                     arguments = self._tls.arguments() if self._tls else {}
-                    # gRPC asks a proxy for addresses of this machine, too: the token would leave it unencrypted.
+                    # gRPC uses a proxy even for addresses of this machine: then the token would leave it unencrypted.
                     direct = [("grpc.enable_http_proxy", 0)] if on_this_machine(urlsplit(self.uri)) else []
                     with translate():
                         self._flight = fl.connect(self.uri, generic_options=[*_OPTIONS, *direct], **arguments)
@@ -224,11 +224,11 @@ class Connection:
         return flight
 
     def schema(self, command: dict[str, Any]) -> pa.Schema:
-        """The schema of the batches that a request gives."""
+        """The schema of a request's batches."""
         return self._asked().schema(_described(command), self._headers(), self._timeout)
 
     def info(self, command: dict[str, Any]) -> fl.FlightInfo:
-        """How a request is served, and by whom."""
+        """The endpoints that serve a request."""
         return self._asked().info(_described(command), self._headers(), self._timeout)
 
     def batches_exchanged(self, command: dict[str, Any]) -> tuple[_calls.Writer, _calls.Reader]:
@@ -236,26 +236,26 @@ class Connection:
         return self._asked().exchange(_described(command), self._headers())
 
     def _asked(self) -> _calls.Door:
-        """The way to the server, which calls are made by."""
+        """The connections to the server, for this package's own calls."""
         with _fork.connecting():
             return self._way(self.uri)
 
     def _renew(self) -> None:
-        """Forget what is the parent's, if this is a child: a FlightClient, too, if the fork was hidden from Python."""
+        """Drop the parent's connections in a forked child: also a FlightClient, if the fork was hidden from Python."""
         if self._pid != os.getpid():
             if self._flight is not None:
                 keep_forever(self._flight)
             self._flight, self._door, self._pid = None, None, os.getpid()
 
     def _way(self, uri: str) -> _calls.Door:
-        """The way to a server. The caller holds `connecting()`."""
+        """The connections to a server. The caller holds `connecting()`."""
         self._renew()
         if self._door is None or self._door.uri != uri:
             self._door = _calls.Door(uri, self._tls, self._known)
         return self._door
 
     def stream(self, ticket: dict[str, Any], *, references: bool = False) -> Opened:
-        """Make the call of a stream, and wait until its server answers."""
+        """Call a stream, and wait for its server's first answer."""
         asked = json.dumps(ticket).encode()
         while True:
             with _fork.connecting():
@@ -264,7 +264,7 @@ class Connection:
             try:
                 headers = self._headers(None if opened.ring is None else opened.ring.begin(), references=references)
                 with _fork.connecting():
-                    # Else all has moved to a server that does not know the ring.
+                    # Otherwise another thread has moved this connection to a server that does not know the ring.
                     door = self._way(opened.uri) if self.rings is opened.rings else None
                 if door is not None:
                     opened.reader = door.get(asked, headers)
@@ -274,7 +274,7 @@ class Connection:
                     opened.leave()
 
     def ring(self) -> Ring | None:
-        """Memory that the server shares with this process, for a stream; None where it is on another node."""
+        """Memory that the server shares with this process, for a stream; None if the server is on another node."""
         return self._lent(self.uri, self.rings)
 
     def shares(self) -> bool:
@@ -289,28 +289,28 @@ class Connection:
         if not rings.asked and self._ask(uri, rings) is None:
             return None
         ring = rings.borrow()
-        if ring is None and not rings.asked and self._ask(uri, rings):  # the server has been started again
+        if ring is None and not rings.asked and self._ask(uri, rings):  # the server has restarted
             ring = rings.borrow()
         return ring
 
     def _ask(self, uri: str, rings: Rings) -> bool | None:
-        """Ask the server for its socket. Whether it says anything else than before; None where it does not answer."""
+        """Request the server's socket. Returns whether the answer has changed, or None if there is no answer."""
         answer: list[dict[str, Any]] = []
         if here(uri):
             try:
                 answer = self.action("samenode")
             except (Unavailable, LimitExceeded):
-                return None  # it may later
+                return None  # a later request may succeed
             except BowstringError:  # an older server
                 pass
         return rings.known(answer)
 
     def options(self, *, stream: bool = False) -> fl.FlightCallOptions:
-        """What goes with a call: the token, and the timeout, which a stream has none of as it may run for hours."""
+        """The options of a call: the token, and the timeout. A stream has no timeout, because it may run for hours."""
         return fl.FlightCallOptions(headers=self._headers(), timeout=None if stream else self._timeout)
 
     def _headers(self, ring: str | None = None, *, references: bool = False) -> list[tuple[bytes, bytes]]:
-        """Who calls, and where blobs may lie."""
+        """The caller's credentials, and the memory for blobs."""
         headers = [(b"bowstring-details", b"1")]
         if self._token is not None:
             headers.append((b"authorization", f"Bearer {self._token}".encode()))
@@ -321,11 +321,11 @@ class Connection:
         return headers
 
     def stats(self) -> dict[str, Any]:
-        """The server's counters: docs/protocol.md says what they are."""
+        """The server's counters, which docs/protocol.md describes."""
         return self.action("stats")[0]
 
     def action(self, name: str, /, **body: Any) -> list[dict[str, Any]]:
-        """Call an action of the server by its name; its results."""
+        """Call an action of the server by its name. Returns its results."""
         return list(self._results(name, json.dumps(body).encode()))
 
     def _results(self, name: str, body: bytes, *, stream: bool = False) -> Iterator[dict[str, Any]]:
