@@ -80,7 +80,7 @@ type deed struct {
 func freePort(t testing.TB) int {
 	t.Helper()
 	for {
-		port := 20_000 + rand.IntN(12_000) // below those that the kernel gives to whoever asks for any
+		port := 20_000 + rand.IntN(12_000) // below the kernel's ephemeral ports
 		if l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port))); err == nil {
 			_ = l.Close()
 			return port

@@ -30,7 +30,7 @@ type replicas struct {
 	asking  sync.WaitGroup
 
 	mu     sync.Mutex
-	reads  [3][]time.Duration // when each host was asked by who waits for it
+	reads  [3][]time.Duration // when requests that block a reader were sent to each host
 	probes [3]int
 	busy   [3]int // requests that a host has
 	whole  int    // reads that were answered
