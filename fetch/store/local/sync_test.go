@@ -31,9 +31,9 @@ func (d *disk) fault(op segment.Op, _ string) error {
 // onto it, or is not trusted.
 func TestFailedSyncIsNotForgotten(t *testing.T) {
 	for name, c := range map[string]struct {
-		lost  bool         // the kernel has given up the pages: the file has what is on the disk
+		lost  bool         // the kernel has dropped the pages: the file has the disk's content
 		fails []segment.Op // when the store is opened again
-		reuse bool         // whether the bytes that were written first are used
+		reuse bool         // whether the first written bytes are used
 	}{
 		"pages that are still there": {reuse: true},
 		"pages that are gone":        {lost: true},
