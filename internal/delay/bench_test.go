@@ -13,10 +13,9 @@ import (
 	"bowstring/internal/delay"
 )
 
-// BenchmarkConn reads 256 MiB an iteration over loopback, by 4 connections, and
-// reports the processor time for a GB of both ends. What a link costs is the difference to "plain". Where
-// it limits the rate, that is to a plain connection whose reader pauses, for each
-// GB costs the system more where it sleeps in between.
+// BenchmarkConn reads 256 MiB per iteration over loopback, by 4 connections, and reports the CPU time per GB of both
+// ends. The cost of a link is the difference to "plain". If the link limits the rate, compare it with a plain
+// connection whose reader pauses, because sleeping readers cost the system more CPU time per GB.
 func BenchmarkConn(b *testing.B) {
 	for _, c := range []struct {
 		name   string
@@ -38,7 +37,7 @@ func BenchmarkConn(b *testing.B) {
 	}
 }
 
-// pausing makes plain connections that read so many bytes each period, and no more.
+// pausing makes plain connections that read at most a number of bytes in each period.
 type pausing struct {
 	bytes  int
 	period time.Duration
@@ -147,7 +146,7 @@ func download(b *testing.B, dialer delay.Dialer) {
 	b.ReportMetric(gb*1000/b.Elapsed().Seconds(), "MB/s")
 }
 
-// cpu is the processor time of the process.
+// cpu is the CPU time of the process.
 func cpu() time.Duration {
 	var u syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
