@@ -18,6 +18,7 @@ type Anomaly struct {
 	At int64
 }
 
+// String implements fmt.Stringer.
 func (a Anomaly) String() string { return fmt.Sprintf("%s: %s: %s", a.Kind, a.Dataset, a.What) }
 
 // Kinds of anomalies.

@@ -9,8 +9,7 @@ import (
 	"github.com/gocql/gocql"
 )
 
-// checkClocks sees that a node's clock can be made wrong: without, all faults of
-// clocks would be none, and nothing would tell.
+// checkClocks checks that a node's clock can be made wrong. Otherwise clock faults would silently have no effect.
 func (c *cluster) checkClocks(t *testing.T) {
 	t.Helper()
 	cl := gocql.NewCluster(nodeIP(0))
@@ -33,7 +32,7 @@ func (c *cluster) checkClocks(t *testing.T) {
 			t.Logf("the clock of node 1 is wrong by %s", wrong)
 			return
 		}
-		time.Sleep(100 * time.Millisecond) // the library reads its file each second, and tells nobody
+		time.Sleep(100 * time.Millisecond) // the library reads its file each second, without notice
 	}
 	t.Fatalf("the clock of node 1 stays right: it says %s", at)
 }

@@ -57,7 +57,7 @@ func digest(blobs [][]byte) string {
 	return hex.EncodeToString(h.Sum(nil)[:12])
 }
 
-// patientFor is how long a patient import lies open on average: most collections take less.
+// patientFor is how long a patient import stays open on average. Most collections take less.
 const patientFor = 6 * time.Second
 
 // newest is the greatest number, 0 if there is none.
@@ -97,7 +97,7 @@ func (p *process) importOne(ctx context.Context) error {
 		return nil // nothing can be seen, and whether it is collected is found out in the end
 	}
 	if p.Patient {
-		// What it has put is nobody else's, such as the manifest, or what others drop meanwhile.
+		// No other process has its own blobs, such as the manifest, or blobs that others drop meanwhile.
 		p.pause(ctx, 2*patientFor)
 		if all, err = p.list(ctx); err != nil || all == nil {
 			return err
@@ -157,7 +157,7 @@ func (p *process) read(ctx context.Context, dataset string, n int64) error {
 		case errors.Is(err, schema.ErrNotFound):
 			e.Absent = true
 			return OK, nil
-		case errors.Is(err, schema.ErrDataLoss): // it is there, and nobody knows of what import
+		case errors.Is(err, schema.ErrDataLoss): // the snapshot is there, and its import is unknown
 			e.Damage = Missing
 			return Info, err
 		case err != nil:

@@ -27,7 +27,7 @@ func TestMain(m *testing.M) {
 	}
 	code := m.Run()
 	atEnd()
-	// The driver's attempts to connect sleep a second each and are not told that their session is closed.
+	// The driver's attempts to connect sleep a second each even after their session is closed.
 	err := goleak.Find(driverLeaks...)
 	for end := time.Now().Add(20 * time.Second); err != nil && time.Now().Before(end); {
 		err = goleak.Find(driverLeaks...)

@@ -40,6 +40,7 @@ type Fault struct {
 	Hold bool
 }
 
+// String describes the fault on one line.
 func (f Fault) String() string {
 	s := fmt.Sprintf("%5.1fs +%4.1fs  %s", f.At.Seconds(), f.For.Seconds(), f.Kind)
 	switch f.Kind {
@@ -68,6 +69,7 @@ const Nodes = 3
 // Schedule is what goes wrong in a run, in the order of time.
 type Schedule []Fault
 
+// String lists the faults, one per line.
 func (s Schedule) String() string {
 	var b strings.Builder
 	for _, f := range s {
