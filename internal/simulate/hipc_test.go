@@ -8,10 +8,10 @@ import (
 	"bowstring/fetch/predict"
 )
 
-// published is a speedup of loading by locality that Yang and Cong give (HiPC 2019), with what stands for it here.
+// published is a speedup of loading by locality of Yang and Cong (HiPC 2019), with the parameters that reproduce it.
 //
-// The paper gives formulas and speedups. Of the rates that the formulas want, it determines ratios alone, and for
-// ImageNet not even all of them. What is taken here beside the paper's figures:
+// The paper gives formulas and speedups. It determines only ratios of the rates in its formulas, and for ImageNet not
+// all of these. Further assumptions:
 //
 //   - MuMMI: R/U and β·R/Rb by [predict.MuMMI], which are fitted to the four speedups; R is 1,000 samples a second.
 //   - ImageNet: 5 GB/s from the store and 12.5 GB/s of each link are ours. U is such that their formula gives their
@@ -19,7 +19,7 @@ import (
 //   - 128 samples of a step for each node, of 110,000 bytes; a store 5 ms away, nodes 0.02 ms from each other.
 type published struct {
 	name           string
-	nodes, ranks   int64 // ranks of a node are their learners
+	nodes, ranks   int64 // the run is smaller by this factor
 	sample         int64 // what is run is so many times smaller
 	samples        int64
 	store          float64 // samples a second: R

@@ -77,7 +77,7 @@ func TestNetworkFairness(t *testing.T) {
 				t.Errorf("resource %d of %v carries %v, by its own account %v", i, r.capacity, used[i], r.used)
 			}
 		}
-		for _, c := range n.conns { // max-min: on some full link of its way, nobody has more
+		for _, c := range n.conns { // max-min: no connection is faster on some full link of its path
 			ok := false
 			for _, r := range c.path {
 				ok = ok || used[r] > n.resources[r].capacity*(1-1e-9) && c.rate >= most[r]*(1-1e-9)

@@ -10,7 +10,7 @@ import (
 
 const small = `{"nodes": {"count": 2}, "spill": {"bytes": 64000000}, "datasets": [{"name": "d", "samples": 100, "bytes": 1000}], "jobs": [{"dataset": "d", "batch": 10}]}`
 
-// What is wrong with a file is told by the field, what it got and what it takes.
+// An error names the field, the wrong value and the valid ones.
 func TestParseRefuses(t *testing.T) {
 	for _, c := range []struct{ old, new, field string }{
 		{`"count": 2`, `"count": 0`, "nodes.count"},

@@ -37,8 +37,8 @@ func simulated(t *testing.T, text string) *Report {
 	return report
 }
 
-// file is a file of so many nodes with a cache of so many bytes each, whose job has a dataset of 2,000 samples of
-// 24,000 bytes.
+// file is a file with this number of nodes and this cache size in bytes each. Its job has a dataset of 2,000 samples
+// of 24,000 bytes.
 func file(nodes int, cache int64, job, more string) string {
 	return fmt.Sprintf(`{"nodes": {"count": %d}, "store": {"latency_ms": 5, "reads_per_s": 2000}, "spill": {"bytes": %d, "read_bytes_per_s": 1e9},
 	"network": {"latency_ms": 0.2, "bytes_per_s": 1e9}, "node": {"us_per_sample": 10, "cores": 2}%s,
