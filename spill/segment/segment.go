@@ -934,6 +934,7 @@ type DamageError struct {
 	Reason  string
 }
 
+// Error implements error.
 func (d *DamageError) Error() string {
 	return fmt.Sprintf("segment %d, %d bytes at offset %d: %s", d.Segment, d.Length, d.Offset, d.Reason)
 }
