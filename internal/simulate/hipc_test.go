@@ -19,8 +19,8 @@ import (
 //   - 128 samples of a step for each node, of 110,000 bytes; a store 5 ms away, nodes 0.02 ms from each other.
 type published struct {
 	name           string
-	nodes, ranks   int64 // the run is smaller by this factor
-	sample         int64 // what is run is so many times smaller
+	nodes, ranks   int64 // a node's ranks are the paper's learners
+	sample         int64 // the run is smaller by this factor
 	samples        int64
 	store          float64 // samples a second: R
 	learner        float64 // samples a second: U
