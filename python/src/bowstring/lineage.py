@@ -1,4 +1,4 @@
-"""Which samples a step of a job held, as the servers that handed them out have it on record."""
+"""The samples that a step of a job held, as recorded by the servers that served them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from bowstring.errors import BowstringError, NotFound
 
 @dataclass(frozen=True)
 class RecordedJob:
-    """A job that is on record.
+    """A recorded job.
 
     Attributes:
-        job: Its name, whatever its epochs, ranks and order.
-        dataset: What it reads, such as `photos@3`; of a mixture all of it, such as `photos@3+drawings@1`.
-        streams: How many streams of it are on record.
-        rows: Rows that they were handed out; 0 where some are hidden from you.
-        world_size: The ranks of the last stream.
+        job: Its name, alike for all epochs, ranks and orders.
+        dataset: What it reads, such as `photos@3`; for a mixture all sources, such as `photos@3+drawings@1`.
+        streams: Number of recorded streams.
+        rows: Rows that they delivered; 0 if some are hidden from you.
+        world_size: The number of ranks of the last stream.
         first: When the first stream began, as text; `last` likewise.
     """
 
@@ -36,20 +36,20 @@ class RecordedJob:
 
 @dataclass(frozen=True)
 class Held:
-    """A piece of what a rank got in a step, all of one stream.
+    """A part of a rank's share of a step, from one stream.
 
     Attributes:
-        rank: Which rank, of `world_size`.
-        row: Where it begins in the rank's share of the step, of `of` rows; None where rows are hidden from you.
-        positions: Of the samples, in the order in which they were handed out, substitutes among them.
-        ids: Likewise; empty where ids are hidden from you.
+        rank: The rank, of `world_size`.
+        row: Where it begins in the rank's share of the step, of `of` rows; None if rows are hidden from you.
+        positions: Positions of the samples, in the order of delivery, including substitutes.
+        ids: Ids of the samples; empty if ids are hidden from you.
         faults: Samples that could not be read: `position`, `id`, `column`, `cause`, and `substitute` if there is one.
-        stands: Whether no later stream handed these rows out again.
+        stands: Whether no later stream delivered these rows again.
         stream: The stream: `id`, `plan`, `began`, `order`, `owners`.
-        server: Who handed it out.
-        sources: Of a mixture, the names of the sources that the positions are in; else empty.
-        source_epochs: Of a mixture, the epochs of these sources.
-        parts: Of packed sequences, what of each position is in which of the rank's rows: `row`, `from` and `tokens`.
+        server: The server that delivered it.
+        sources: For a mixture, the names of the positions' sources; else empty.
+        source_epochs: For a mixture, the epochs of these sources.
+        parts: For packed sequences, the part of each position in the rank's rows: `row`, `from` and `tokens`.
     """
 
     dataset: str
@@ -75,7 +75,7 @@ class Held:
 
 
 def jobs_on_record(connection: Connection) -> list[RecordedJob]:
-    """What the server has on record."""
+    """The jobs that the server has recorded."""
     return [
         RecordedJob(
             job=r["job"],
@@ -93,7 +93,7 @@ def jobs_on_record(connection: Connection) -> list[RecordedJob]:
 
 
 def held(connection: Connection, other: Callable[[str], Connection], body: dict[str, Any]) -> list[Held]:
-    """What a step held: as this server has it on record, and the other nodes of its cluster."""
+    """The samples of a step, as recorded by this server and the other nodes of its cluster."""
     found: list[Held] = []
     missing: NotFound | None = None
     try:
@@ -143,10 +143,10 @@ def _pieces(results: list[dict[str, Any]], server: str) -> list[Held]:
 
 
 def settled(pieces: list[Held]) -> list[Held]:
-    """Settle what several servers say: later streams stand, and those of the last world."""
+    """Merge the records of several servers: later streams win, and those of the last world size."""
     ordered = sorted(pieces, key=lambda p: -p.stream["id"])
     out: list[Held] = []
-    seen: dict[int, set[int]] = {}  # rows of each rank that later streams have
+    seen: dict[int, set[int]] = {}  # rows of each rank in later streams
     for p in ordered:
         last = ordered[0]
         fits = (p.world_size, p.stream.get("owners")) == (last.world_size, last.stream.get("owners"))
