@@ -59,7 +59,7 @@ var Also, Other = 1, 2
 
 def kinds(path: str, source: str) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {kind: [] for kind in words.KINDS}
-    for kind, text in words.texts(path, source):
+    for kind, text, _ in words.texts(path, source):
         found[kind].append(text)
     return found
 
@@ -89,7 +89,6 @@ def test_parts_of_names(name: str, parts: str) -> None:
         (words.COMMENTS, "It is still there, beside others, and so on.", {}),
         (words.COMMENTS, "It stands\nstill. Nobody is told.", {"stands still": 1, "nobody": 1, "tell, told": 1}),
         (words.DOCS, "All but\nfor one, by turns.", {"but for": 1, "by turns": 1}),
-        (words.DOCS, "`but for` is code.", {"but for": 1}),
         (
             words.DOCS,
             "Beside it, one. Of three, one. It is. Who?",
@@ -104,6 +103,14 @@ def test_parts_of_names(name: str, parts: str) -> None:
 )
 def test_dialect(kind: str, text: str, found: dict[str, int]) -> None:
     assert dict(words.dialect(kind, text)) == found
+
+
+def test_headings_and_code_of_pages() -> None:
+    page = "# What it tells\n\nWhat the `keeper of doors` keeps.\n"
+    assert [dict(words.dialect(*text)) for text in words.texts("x.md", page)] == [
+        {"tell, told": 1},
+        {"begins with What": 1},
+    ]
 
 
 def test_every_word_is_found_by_its_own_pattern() -> None:

@@ -7,7 +7,7 @@ status is 0 whatever it finds. Four kinds of text are counted apart:
 
     names     identifiers; each name once in a file, for one renaming mends all its uses
     comments  comments and Python's docstrings
-    docs      Markdown: pages, READMEs, cells of notebooks. The changelog is history, and is left out
+    docs      Markdown without its code: pages, READMEs, cells of notebooks. The changelog is history, and is left out
     strings   literals in code: messages, help of flags. They are listed beside the total, not in it
 
 Some words of the dialect are words of the field too (`layout`, `window`, `run`). They are fine with one meaning each,
@@ -141,6 +141,7 @@ AMBIGUOUS = [
 class Text(NamedTuple):
     kind: str
     text: str
+    title: bool = False  # a heading, which is no sentence
 
 
 # --- what a file says -------------------------------------------------------
@@ -221,6 +222,11 @@ MARKDOWN = MarkdownIt("commonmark").enable("table")
 class Block(NamedTuple):
     text: str
     prose: bool  # a paragraph or an item of a list: it has sentences
+    title: bool = False
+
+    def said(self) -> Text:
+        """Leaves out code: its words are counted where the code is."""
+        return Text(DOCS, re.sub(r"`[^`]*`", "`code`", self.text), self.title)
 
 
 def blocks(source: str) -> Iterator[Block]:
@@ -240,14 +246,14 @@ def blocks(source: str) -> Iterator[Block]:
                     text += "`" + re.sub(r"[\s.]+", "_", child.content.strip()) + "`"
                 elif child.type in ("text", "image"):
                     text += child.content
-            yield Block(text, not heading and not table)
+            yield Block(text, not heading and not table, heading)
 
 
 def notebook(source: str) -> Iterator[Text]:
     for cell in json.loads(source)["cells"]:
         text = "".join(cell["source"])
         if cell["cell_type"] == "markdown":
-            yield from (Text(DOCS, block.text) for block in blocks(text))
+            yield from (block.said() for block in blocks(text))
         elif cell["cell_type"] == "code":
             plain = re.sub(r"^[ \t]*[%!].*$", "", text, flags=re.MULTILINE)  # IPython's commands
             yield from python(plain)
@@ -258,7 +264,7 @@ def texts(path: str, source: str) -> list[Text]:
     name = Path(path).name
     try:
         if name.endswith(".md"):
-            return [Text(DOCS, block.text) for block in blocks(source)]
+            return [block.said() for block in blocks(source)]
         if name.endswith(".ipynb"):
             return list(notebook(source))
         if name.endswith((".py", ".pyi")):
@@ -286,14 +292,14 @@ def length(sentence: str) -> int:
     return sum(1 for word in sentence.split() if re.search(r"\w", word))
 
 
-def dialect(kind: str, text: str) -> Counter[str]:
+def dialect(kind: str, text: str, title: bool = False) -> Counter[str]:
     found: Counter[str] = Counter()
     if kind == NAMES:
         text = words_of(text)
     for e in DIALECT:
         if kind in e.kinds and (number := sum(1 for _ in e.pattern.finditer(text))):
             found[e.was] += number
-    if kind in (COMMENTS, DOCS):
+    if kind in (COMMENTS, DOCS) and not title:
         for sentence in sentences(text):
             for e in BEGINS:
                 if e.pattern.match(sentence) and not sentence.endswith("?"):
@@ -409,8 +415,8 @@ def measure(root: Path, paths: Iterable[str]) -> dict[str, Any]:
             continue
         counts = dict.fromkeys(KINDS, 0)
         found: Counter[str] = Counter()
-        for kind, text in texts(path, source):
-            here = dialect(kind, text)
+        for kind, text, title in texts(path, source):
+            here = dialect(kind, text, title)
             counts[kind] += here.total()
             found += here
             if kind != STRINGS:
