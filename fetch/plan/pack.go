@@ -402,12 +402,10 @@ func (k *Pack) count(p *Plan, turn func(piece func() error) error) (*packTable, 
 		}
 		err := turn(func() error {
 			pk.pack()
-			for i := range pk.items {
-				length := pk.items[i].length
-				t.sum.Tokens += int64(length)
-				if k.cost != nil {
+			if k.cost != nil {
+				for i := range pk.items {
 					var carry uint64
-					low, carry = bits.Add64(low, k.cost[length], 0)
+					low, carry = bits.Add64(low, k.cost[pk.items[i].length], 0)
 					high += carry
 				}
 			}
@@ -458,9 +456,10 @@ func (k *Pack) read(p *Plan, pk *packer, start, from, to int64) int64 {
 // add adds a window that ends before a document.
 func (t *packTable) add(end int64, pk *packer) {
 	s := &t.sum
-	s.Empty += pk.skips.Empty
-	s.Long += pk.skips.Long
-	s.Cut += pk.skips.Cut
+	s.Empty += pk.sums.Empty
+	s.Long += pk.sums.Long
+	s.Cut += pk.sums.Cut
+	s.Tokens += pk.sums.Tokens
 	s.Pieces += int64(len(pk.items))
 	s.Sequences += int64(pk.count)
 	t.docs = append(t.docs, end)
@@ -550,6 +549,7 @@ func (k *packed) packLocked(window int64) *packedWindow {
 	pk.begin()
 	k.read(k.documents, pk, start, start, end)
 	pk.pack()
+	pk.number()
 	sequences := k.arrange(pk, window)
 	w := &packedWindow{pieces: make([]part, len(pk.items)), starts: make([]int32, pk.count+1)}
 	places := slices.Grow(pk.numbers[:0], int(pk.count))[:pk.count] // by sequence: where its next piece goes

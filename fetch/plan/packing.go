@@ -21,8 +21,8 @@ type packer struct {
 	bins  []int32
 	count int32 // of sequences; bins has that of each part
 
-	long  int32 // the first document that must not be as long as it is, absent if none is
-	skips Packing
+	long int32   // the first document that must not be as long as it is, absent if none is
+	sums Packing // of the window: all but pieces and sequences
 
 	byLength, other []uint64 // the length of an item, then which it is
 	rooms           rooms
@@ -32,7 +32,7 @@ type packer struct {
 
 // begin forgets the last window.
 func (k *packer) begin() {
-	k.docs, k.held, k.long, k.skips = k.docs[:0], 0, absent, Packing{}
+	k.docs, k.held, k.long, k.sums = k.docs[:0], 0, absent, Packing{}
 }
 
 // add says how long the next document of the window is. It is false, and the document is not added, where the window
@@ -42,12 +42,12 @@ func (k *packer) add(doc int32, length uint32) bool {
 	cut := uint32(0)
 	switch {
 	case length == 0:
-		k.skips.Empty++
+		k.sums.Empty++
 		return true
 	case length <= limit || k.cfg.By == Concat:
 	case k.cfg.Long == LongDrop:
-		k.skips.Long++
-		k.skips.Cut += int64(length)
+		k.sums.Long++
+		k.sums.Cut += int64(length)
 		return true
 	case k.cfg.Long == LongCut:
 		length, cut = limit, length-limit
@@ -63,15 +63,16 @@ func (k *packer) add(doc int32, length uint32) bool {
 		return false
 	}
 	k.held += parts
+	k.sums.Tokens += int64(length)
 	k.docs = append(k.docs, part{doc, 0, length})
 	if cut > 0 || length > limit {
-		k.skips.Long++
-		k.skips.Cut += int64(cut)
+		k.sums.Long++
+		k.sums.Cut += int64(cut)
 	}
 	return true
 }
 
-// pack puts the documents into sequences.
+// pack puts the documents into sequences, whose numbers are in any order, but for Concat.
 func (k *packer) pack() {
 	k.items, k.bins, k.count = k.items[:0], k.bins[:0], 0
 	if k.cfg.By == Concat {
@@ -92,7 +93,6 @@ func (k *packer) pack() {
 	} else {
 		k.bestFit()
 	}
-	k.number()
 }
 
 // sort puts the items in order of their length, the longest first, and those of equal length in the order that they have:
@@ -179,7 +179,7 @@ func (k *packer) concat() {
 	}
 }
 
-// number numbers sequences in the order in which their first documents come.
+// number numbers the sequences in the order in which their first documents come.
 func (k *packer) number() {
 	k.numbers = slices.Grow(k.numbers[:0], int(k.count))[:k.count]
 	for i := range k.numbers {
