@@ -232,6 +232,9 @@ func (s actionHandler) explain(ctx context.Context, b []byte, send func([]byte) 
 		return err
 	}
 	answer.Sampling, answer.Packing = job.Sampling(), job.Resolved().Packing()
+	if answer.Packing != nil {
+		answer.Packing.Balance(job.Plan())
+	}
 	if answer.Running, err = s.running(ctx, cat, job, &c, req, rates, shown); err != nil {
 		return err
 	}

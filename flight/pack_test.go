@@ -362,6 +362,67 @@ func TestPackedLong(t *testing.T) {
 	}
 }
 
+// TestPackedBalance holds that ranks of a step have about the same cost, where they are far apart without, that each token
+// is served once, and what explain says.
+func TestPackedBalance(t *testing.T) {
+	f := serve(t, Options{})
+	const length, world = 256, 4
+	lengths := f.fillDocuments("d", 3000, length)
+	imbalance := map[string]float64{}
+	for _, balance := range []string{``, `,"balance":{"cost":"len ** 2"}`} {
+		request := fmt.Sprintf(`{"dataset":"d",%s,"shuffle":{"seed":7,"epoch":3},"batch":16,"remainder":"uneven",`+
+			`"pack":{"length":%d,"column":"tokens"%s}`, packColumns, length, balance)
+		info, err := f.client.GetFlightInfo(t.Context(), command("%s}", request))
+		if err != nil {
+			t.Fatal(err)
+		}
+		about := decoded[listedInfo](t, info.AppMetadata)
+		seen := unseen(lengths)
+		var dearest, all float64
+		for step, list := range f.steps(request, world, 0, about.Steps) {
+			costs := make([]float64, world)
+			for i, s := range list {
+				s.check(t, length, -1, seen)
+				for k := range s.positions {
+					n := float64(s.ends[k+1] - s.ends[k])
+					costs[i*world/len(list)] += n * n
+				}
+			}
+			if step+1 == about.Steps {
+				continue // shares differ by a sequence there
+			}
+			dearest += slices.Max(costs)
+			for _, c := range costs {
+				all += c
+			}
+		}
+		for i := range seen {
+			for j, n := range seen[i] {
+				if n != 1 {
+					t.Fatalf("%s: token %d of document %d is served %d times", request, j, i, n)
+				}
+			}
+		}
+		imbalance[balance] = dearest * world / all
+		answers, err := f.act("explain", fmt.Sprintf(`%s,"world":{"size":%d},%s}`, request, world, someRates))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var answer struct{ Packing struct{ Imbalance float64 } }
+		if err := json.Unmarshal(answers[0], &answer); err != nil {
+			t.Fatal(err)
+		}
+		said := answer.Packing.Imbalance
+		t.Logf("%q: ranks are %.3f apart, explain says %.3f", balance, imbalance[balance], said)
+		if said < 1 || balance != "" && said > 1.2 {
+			t.Errorf("explain says that ranks are %.3f apart", said)
+		}
+	}
+	if with, without := imbalance[`,"balance":{"cost":"len ** 2"}`], imbalance[``]; with > 1.05 || without < 1.1 {
+		t.Errorf("ranks are %.3f apart, %.3f without balance", with, without)
+	}
+}
+
 // TestPackedRefused holds what a request is told that cannot be.
 func TestPackedRefused(t *testing.T) {
 	f := serve(t, Options{})
@@ -375,6 +436,8 @@ func TestPackedRefused(t *testing.T) {
 		`columns[0]: got "toke", want one of`:        `{"dataset":"d","columns":["toke"],"pack":{"length":64,"column":"tokens"}}`,
 		`pack.column: got "tokens"`:                  `{"dataset":"images","pack":{"length":64,"column":"tokens"}}`,
 		`order: got "free" with pack, want "strict"`: `{"dataset":"d","order":"free","pack":{"length":64,"column":"tokens"}}`,
+		`pack.balance.cost`:                          `{"dataset":"d","pack":{"length":64,"column":"tokens","balance":{"cost":"lenght * 2"}}}`,
+		`pack.balance.cost: got -64 for 64 tokens`:   `{"dataset":"d","pack":{"length":64,"column":"tokens","balance":{"cost":"len < 64 ? 1 : -len"}}}`,
 		`row: got 65, want 0 to`:                     `{"dataset":"d","pack":{"length":64,"column":"tokens"},"row":65}`,
 	} {
 		_, err := f.packed(strings.Replace(request, `"pack"`, `"batch":64,"pack"`, 1))

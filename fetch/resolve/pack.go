@@ -9,6 +9,7 @@ import (
 
 	"bowstring/fetch/plan"
 	"bowstring/fetch/store"
+	"bowstring/fetch/where"
 	"bowstring/schema"
 )
 
@@ -70,6 +71,11 @@ func (rv *Resolver) packed(ctx context.Context, snap *openSnapshot, req schema.R
 		if cfg.Long, err = plan.ParseLong(req.Pack.Long); err != nil {
 			return nil, err
 		}
+		if b := req.Pack.Balance; b != nil {
+			if cfg.Cost, err = where.Tabulate(ctx, "len", "pack.balance.cost", b.Cost, cfg.Length, rv.turn); err != nil {
+				return nil, err
+			}
+		}
 		tenant := store.CallerFrom(ctx).Tenant
 		// It keeps the lengths, too.
 		memory, err := rv.results.reserve(tenant, plan.PackBytes(cfg, selection.Len())+4*int64(len(cfg.Lengths)))
@@ -126,7 +132,16 @@ type Packing struct {
 	Padded    int64 `json:"padded"`    // sequences that the remainder repeats
 	// Padding is the part of the room in sequences that has no token.
 	Padding float64 `json:"padding"`
+	// Imbalance is what the dearest rank of a step costs, by the mean of its ranks, over some steps; tokens count where no
+	// cost is given. 0: it was not looked at.
+	Imbalance float64 `json:"imbalance,omitempty"`
 }
+
+// imbalanceSteps is how many steps are looked at to say how ranks differ: the window of each is packed, in milliseconds.
+const imbalanceSteps = 16
+
+// Balance looks at how much ranks differ in some steps of the plan.
+func (p *Packing) Balance(of *plan.Plan) { p.Imbalance, _ = of.Imbalance(imbalanceSteps) }
 
 // prepare packs the documents of the request's epoch, by turns, so that its plan is made at once.
 func (rv *Resolver) prepare(ctx context.Context, req schema.Request, sources []source, has *holdings) error {
