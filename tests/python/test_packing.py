@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +44,13 @@ def text(start: StartNode, tmp_path: Path, documents: list[np.ndarray[Any, Any]]
     return client.dataset("text").shuffle(7)
 
 
+def flat(lists: Iterable[list[int]]) -> list[int]:
+    return list(itertools.chain.from_iterable(lists))
+
+
 def count(seen: list[int], documents: list[np.ndarray[Any, Any]], tokens: Any, ends: Any, positions: list[int]) -> None:
     """Count documents, whose tokens have to be a sequence's."""
-    for (start, end), position in zip(zip(ends, ends[1:], strict=False), positions, strict=True):
+    for (start, end), position in zip(itertools.pairwise(ends), positions, strict=True):
         assert np.array_equal(np.asarray(tokens[start:end]), documents[position])
         seen[position] += 1
 
@@ -80,10 +86,11 @@ def test_single_rows_are_documents(text: bowstring.Dataset, documents: list[np.n
     packed = text.options(pack=PACK).columns(["tokens", "segment_ids"])
     taken = packed.take([5, 3])
     assert taken.schema.names == ["tokens"]
-    assert [np.array_equal(t, documents[i]) for t, i in zip(taken["tokens"].to_pylist(), [5, 3], strict=True)] == [True] * 2
+    for tokens, i in zip(taken["tokens"].to_pylist(), [5, 3], strict=True):
+        assert np.array_equal(tokens, documents[i])
     assert packed.positions().tolist() == list(range(len(documents)))
     few = text.select(range(40)).options(pack=PACK).columns(["position"])
-    assert sorted(sum(few.to_arrow()["position"].to_pylist(), [])) == [i for i in range(40) if len(documents[i])]
+    assert sorted(flat(few.to_arrow()["position"].to_pylist())) == [i for i in range(40) if len(documents[i])]
 
 
 def test_what_is_wrong_is_said(text: bowstring.Dataset) -> None:
@@ -107,9 +114,9 @@ def test_lineage_says_which_documents(text: bowstring.Dataset) -> None:
         rows = next(batches).to_pylist()
     client = text.client
     assert isinstance(client, bowstring.Client)
-    job = client.lineage()[0].job
-    (held,) = client.lineage(job, step=0)
-    assert held.positions == sum((row["position"] for row in rows), [])
+    (job,) = client.jobs_on_record()
+    (held,) = client.lineage(job.job, 0)
+    assert held.positions == flat(row["position"] for row in rows)
     for i, row in enumerate(rows):
         assert [p["tokens"] for p in held.parts if p["row"] == i] == np.diff(row["cu_seqlens"]).tolist()
 
@@ -147,11 +154,16 @@ def test_torch_goes_on_elsewhere(text: bowstring.Dataset) -> None:
 
     def job(rank: int, world: int) -> BowstringDataset:
         return BowstringDataset(
-            text.options(remainder="drop"), global_batch_size=12, rank=rank, world_size=world, pack=PACK, columns=["position"]
+            text.options(remainder="drop"),
+            global_batch_size=12,
+            rank=rank,
+            world_size=world,
+            pack=PACK,
+            columns=["position"],
         )
 
     def steps(jobs: list[BowstringDataset]) -> list[list[list[int]]]:
-        return [sum((b["position"].tolist() for b in step), []) for step in zip(*jobs, strict=True)]
+        return [[p for b in step for p in b["position"].tolist()] for step in zip(*jobs, strict=True)]
 
     whole = steps([job(0, 1)])
     state = job(0, 2).state_at(3)

@@ -28,6 +28,7 @@ def snapshot_named(name: str, snapshot: int | str | None) -> dict[str, Any]:
         snapshot = int(version) if version.isascii() and version.isdigit() else version
     return {"dataset": dataset} if snapshot is None else {"dataset": dataset, "snapshot": snapshot}
 
+
 _PACKED = ("position_ids", "segment_ids", "cu_seqlens")  # columns that packing makes
 
 

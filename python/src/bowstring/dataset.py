@@ -179,7 +179,7 @@ class Dataset(Request):
                 `"replacement": False` for counts that are dealt; or `{"balance": …}`, a column of classes that come in
                 equal shares, or in those of `"shares": {…}`. `"epoch_size"` says how many samples an epoch has, if not
                 as many as are selected. It goes with a shuffle.
-            pack: Documents of tokens in sequences: `{"length": 4096, "column": "tokens"}`, with `"pad": 0` for sequences
+            pack: Documents of tokens in sequences: `{"length": 4096, "column": "tokens"}`, with `"pad": 0` for rows
                 of one length. A row is a sequence then, and has `position_ids`, `segment_ids` and `cu_seqlens` beside
                 the lists of its documents' values. `take`, `select` and `positions` go by documents as ever.
             place: Where operators run: at the `server`; at the `client`, in a process beside this one; or `auto`, where

@@ -108,7 +108,7 @@ class Sequences(Blobs):
 
     ```python
     tokens = batch["tokens"]
-    tokens.data, tokens.offsets             # all tokens, and where each sequence begins: what kernels of varying lengths take
+    tokens.data, tokens.offsets             # all tokens, and where each sequence begins
     tokens[3], tokens.nested()              # one sequence; all as a nested tensor
     ```
 
