@@ -340,7 +340,7 @@ func (m *Mix) grow(turns int64, changes []int64) {
 			end = min(end, changes[next])
 		}
 		for j, w := range weights {
-			owed[j] += owing(0, w, whole, left, 0) >> carryBits
+			owed[j] += partOf(big.NewInt(left), w, whole).Int64()
 		}
 		s := newSharing(weights, owed, mixSeed(m.cfg.Seed, start), m.cfg.Pick != PickExact)
 		m.segments = append(m.segments, segment{start, slices.Clone(counts), s})
@@ -362,8 +362,9 @@ func (m *Mix) grow(turns int64, changes []int64) {
 // EpochRows is how many rows an epoch has, before what a last, incomplete batch leaves out or adds.
 func (m *Mix) EpochRows() int64 { return m.rows }
 
-// Bound is by how many rows, or with PickOneSource batches, a source can be off at most, in any prefix: from what its
-// weights say while they stay as they are. It is 1 for up to four sources, and for some weights of more up to 1.2.
+// Bound is by how many rows, or with PickOneSource batches, a source can be off at most, in any prefix, from what its
+// weights say. It is 1 for up to four sources, and for some weights of more up to 1.2, while weights stay as they are.
+// Where they change, it is more if a source had too many when its weight became small.
 func (m *Mix) Bound() float64 { return max(m.bound, 1) }
 
 // Sources is how many sources there are.

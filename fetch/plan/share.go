@@ -21,9 +21,16 @@ const carryBits = 32
 // say.
 //
 // A split alone is exact to within half a turn in every prefix. What a source is off by is the sum of that over the
-// splits above it, each by the share of the source in the half below that split: bound says how much that can be at
-// most. The tree is chosen for a small bound: 1 or less for up to four sources, 1.03 for five, 1.2 for more. What a bound
-// of less than 1 leaves free is used to have turns come at random.
+// splits above it, each by the share of the source in the half below that split. The tree is chosen so that the most that
+// can be is small: 1 or less for up to four sources, 1.03 for five, 1.2 for more. What is less than 1 leaves room, which
+// is used to have turns come at random.
+//
+// Sources may be owed turns from before, or have had too many. Those that have a weight are together owed what those
+// without one have too many, and each comes to be owed the same part of that. So errors do not add up, however often
+// weights change: of n sources, the k that are owed most are together owed k·(n-k) at most, as sharing out alike among
+// some of them keeps that so. (By weight instead, the heaviest one would be owed all, and after each change another one
+// more.) A source that had too many gets none until its weight has made up for them; meanwhile the others have less.
+// bound says how much a source can be off at most, with what is owed from before.
 //
 // Rounding sums of weights instead, source j having C(j)-C(j-1) of p turns with C(j) = ⌊p·(w1+…+wj)/W⌋, is as near in
 // every prefix and is no sequence: a source that has a turn can lose it again, as with shares of 0.5, 0.1 and 0.4 at p
@@ -200,12 +207,15 @@ func (s *sharing) place(source int, turn uint64) uint64 {
 func newSharing(weights []uint64, owed []int64, seed uint64, random bool) *sharing {
 	s := &sharing{leaves: make([]int32, len(weights))}
 	g := grower{sharing: s, weights: slices.Clone(weights), owed: owed, seed: seed, random: random}
+	var left int64
 	for j := range weights {
 		s.leaves[j] = absent
 		if weights[j] > 0 {
 			g.order = append(g.order, j)
+			left += owed[j]
 		}
 	}
+	g.aim = left / int64(len(g.order))
 	g.scale()
 	slices.SortStableFunc(g.order, func(a, b int) int { return cmp.Compare(g.weights[b], g.weights[a]) })
 	best := g.cutBest()
@@ -213,9 +223,10 @@ func newSharing(weights []uint64, owed []int64, seed uint64, random bool) *shari
 		best = cmp.Or(g.search(g.leavesOf(1<<n-1), math.Inf(1), g.bound(best, math.Inf(1))), best)
 	}
 	g.room = make([]float64, len(weights))
-	s.bound = (1 + g.bound(best, math.Inf(1))) / 2
 	g.spare(best, math.Inf(1))
 	s.root = g.grow(best, absent)
+	off := turnsOf(left)
+	s.bound = g.reach(best, s.root, off, off)
 	return s
 }
 
@@ -227,6 +238,7 @@ type grower struct {
 	*sharing
 	weights []uint64
 	owed    []int64
+	aim     int64 // what each source comes to be owed
 	seed    uint64
 	random  bool
 	order   []int     // sources by weight, the heaviest first
@@ -446,21 +458,61 @@ func (g *grower) grow(x *shape, up int32) int32 {
 	return node
 }
 
+// owes is what the sources of a part are owed, and how much of that is more than they come to be owed.
+func (g *grower) owes(x *shape) (owed, more int64) {
+	for _, j := range x.sources {
+		owed += g.owed[j]
+		more += g.owed[j] - g.aim
+	}
+	return owed, more
+}
+
+// turnsOf is turns with carryBits binary places.
+func turnsOf(owed int64) float64 { return float64(owed) / (1 << carryBits) }
+
 // carry is what the lighter half is owed: what it lacks beyond its part of what both lack.
 func (g *grower) carry(light, heavy *shape) (turns int64, rest uint64) {
-	owed := func(x *shape) (sum int64) {
-		for _, j := range x.sources {
-			sum += g.owed[j]
-		}
-		return sum
-	}
+	_, inLight := g.owes(light)
+	_, inHeavy := g.owes(heavy)
 	whole := new(big.Int).SetUint64(light.weight + heavy.weight)
-	c := new(big.Int).Mul(big.NewInt(owed(light)), whole)
-	c.Sub(c, new(big.Int).Mul(big.NewInt(owed(light)+owed(heavy)), new(big.Int).SetUint64(light.weight)))
+	c := new(big.Int).Mul(big.NewInt(inLight), whole)
+	c.Sub(c, new(big.Int).Mul(big.NewInt(inLight+inHeavy), new(big.Int).SetUint64(light.weight)))
 	c.Rsh(c, carryBits)
 	left := new(big.Int)
 	c.DivMod(c, whole, left)
 	return c.Int64(), left.Uint64()
+}
+
+// reach is what a source of a part is off by at most, where the part is owed from least to most turns all the time.
+func (g *grower) reach(x *shape, node int32, least, most float64) float64 {
+	if node < 0 {
+		return max(-least, most)
+	}
+	s := &g.splits[node]
+	halves := [2]*shape{x.halves[0], x.halves[1]}
+	if halves[0].weight > halves[1].weight {
+		halves[0], halves[1] = halves[1], halves[0]
+	}
+	aim := turnsOf(g.aim)
+	all := aim * float64(len(x.sources))
+	by := (1 + float64(s.width)/float64(s.whole)) / 2
+	var from, to [2]float64
+	for i, half := range halves {
+		part := float64(half.weight) / float64(s.whole)
+		from[i] = aim*float64(len(half.sources)) + part*(least-all) - by
+		to[i] = aim*float64(len(half.sources)) + part*(most-all) + by
+	}
+	carry := float64(s.turns) + float64(s.carry)/float64(s.whole)
+	if math.Abs(carry) > 0.999*(1-by) { // one of them waits
+		wait := 0
+		if carry > 0 {
+			wait = 1
+		}
+		owed, _ := g.owes(halves[wait])
+		from[wait] = min(from[wait], turnsOf(owed))
+		to[1-wait] = max(to[1-wait], most-turnsOf(owed))
+	}
+	return max(g.reach(halves[0], s.halves[0], from[0], to[0]), g.reach(halves[1], s.halves[1], from[1], to[1]))
 }
 
 // most is what part of the whole offsets may take, so that no source of a half is off by more than a turn. The splits
@@ -484,11 +536,16 @@ func (g *grower) use(x *shape, width float64) {
 // owing is what a source of a weight is owed after some places of which it had so many: what it was owed, and what it
 // lacks.
 func owing(owed int64, weight, whole uint64, places, had int64) int64 {
-	due := new(big.Int).Mul(big.NewInt(places), new(big.Int).SetUint64(weight))
-	due.Lsh(due, carryBits)
-	due.Div(due, new(big.Int).SetUint64(whole))
+	due := new(big.Int).Lsh(big.NewInt(places), carryBits)
+	due = partOf(due, weight, whole)
 	due.Sub(due, new(big.Int).Lsh(big.NewInt(had), carryBits))
 	return owed + due.Int64()
+}
+
+// partOf is the part of a number that belongs to a weight, rounded down.
+func partOf(number *big.Int, weight, whole uint64) *big.Int {
+	part := new(big.Int).Mul(number, new(big.Int).SetUint64(weight))
+	return part.Div(part, new(big.Int).SetUint64(whole))
 }
 
 // mixSeed is the seed of how sources take turns, for a segment that begins at a place.
