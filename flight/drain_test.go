@@ -2,9 +2,7 @@ package flight
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"strings"
 	"testing"
@@ -77,27 +75,50 @@ func TestDrain(t *testing.T) {
 	if got := last[putAck](t, results); got.Rows != 60 {
 		t.Errorf("got %+v", got)
 	}
-	if err := x.ask(positions(2)); err != nil {
-		t.Fatal(err)
-	}
-	if _, _, err := x.answer(); err != nil {
-		t.Errorf("DoExchange: %v", err)
-	}
-	select {
-	case err := <-ended:
-		t.Fatalf("the server stopped under a stream: %v", err)
-	default:
-	}
-	if err := x.stream.CloseSend(); err != nil {
-		t.Fatal(err)
-	}
-	if _, _, err := x.answer(); !errors.Is(err, io.EOF) {
-		t.Errorf("DoExchange: got %v, want its end", err)
-	}
+	// An exchange that is idle has nothing to go on with.
+	_, _, err = x.answer()
+	wantCode(t, err, codes.Unavailable, why)
 	if err := <-ended; err != nil {
 		t.Errorf("Shutdown: %v", err)
 	}
 	f.wantDatasets("big", "d")
+}
+
+// TestDrainExchange: an exchange ends between two answers, and gets the one that it is reading when the drain begins.
+func TestDrainExchange(t *testing.T) {
+	f := serve(t, Options{DrainTimeout: time.Minute})
+	f.fillLarge("big")
+	all := make([]int64, largeRows)
+	for i := range all {
+		all[i] = int64(i)
+	}
+	x := f.exchange(t.Context(), command(`{"take": {"dataset": "big", "batch_bytes": 1048576}}`), positionSchema)
+	for range 3 {
+		if err := x.ask(positions(all...)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, part, err := x.answer()
+	if err != nil || part.Last {
+		t.Fatalf("got %+v, %v", part, err)
+	}
+	ended := f.draining(t.Context())
+	rows := part.Rows
+	for {
+		rec, next, err := x.answer()
+		if err != nil {
+			wantCode(t, err, codes.Unavailable, "the server is draining")
+			break
+		}
+		rec.Release()
+		part, rows = next, rows+next.Rows
+	}
+	if !part.Last || rows%largeRows != 0 {
+		t.Errorf("got %d rows, and %+v as the last part", rows, part)
+	}
+	if err := <-ended; err != nil {
+		t.Errorf("Shutdown: %v", err)
+	}
 }
 
 // TestDrainDeadline: what has not ended by then is cut off, whether the client
@@ -108,20 +129,15 @@ func TestDrainDeadline(t *testing.T) {
 	f.untilIdle() // the call that has put it ends a little after its client knows
 	stalled := f.stalled(t.Context(), `{"dataset": "big", "batch": 4}`)
 	put, _ := f.uploading(t.Context(), f.client, path("d"))
-	idle := f.exchange(t.Context(), command(`{"take": {"dataset": "big"}}`), positionSchema)
-	if _, err := idle.stream.Recv(); err != nil { // its schema
-		t.Fatal(err)
-	}
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := f.draining(ctx)
 	cancel()
-	if err := <-ended; err == nil || !strings.Contains(err.Error(), "3 calls were cut off") {
-		t.Errorf("Shutdown: got %v, want 3 calls cut off", err)
+	if err := <-ended; err == nil || !strings.Contains(err.Error(), "2 calls were cut off") {
+		t.Errorf("Shutdown: got %v, want 2 calls cut off", err)
 	}
 	const why = "the server stopped"
 	_, err := resultsOf(put)
 	wantCode(t, err, codes.Unavailable, why)
-	wantCode(t, drainStream(idle.stream), codes.Unavailable, why)
 	wantCode(t, drainStream(stalled), codes.Unavailable, "")
 	f.wantDatasets("big")
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"sync/atomic"
 
 	"github.com/apache/arrow/go/v17/arrow/flight"
 
@@ -87,10 +88,11 @@ func (s exchangeHandler) DoExchange(stream flight.FlightService_DoExchangeServer
 		return err
 	}
 	requests := make(chan taken, s.opts.ExchangeDepth-1)
+	var came atomic.Int64 // requests that have come in
 	ctx, stop := context.WithCancel(ctx)
 	// The reader may be blocked in Recv when the handler gives up; it ends when
 	// the call does. Until then the job stays open.
-	s.sending.Go(func() { s.readRequests(ctx, cat, in, job, requests) })
+	s.sending.Go(func() { s.readRequests(ctx, cat, in, job, requests, &came) })
 	defer func() {
 		stop()
 		s.sending.Go(func() {
@@ -112,7 +114,10 @@ func (s exchangeHandler) DoExchange(stream flight.FlightService_DoExchangeServer
 		return err
 	}
 	for request := int64(0); ; request++ {
-		t, ok := <-requests
+		t, ok, err := s.next(requests, func() bool { return came.Load() == request })
+		if err != nil {
+			return err
+		}
 		if !ok {
 			return context.Cause(ctx)
 		}
@@ -123,6 +128,26 @@ func (s exchangeHandler) DoExchange(stream flight.FlightService_DoExchangeServer
 			return err
 		}
 	}
+}
+
+// next is the next request. A server that drains answers those that have come in, and ends the call when it is idle: the
+// client has all that it asked for, and asks elsewhere for more.
+func (s exchangeHandler) next(requests <-chan taken, idle func() bool) (t taken, ok bool, err error) {
+	select {
+	case t, ok = <-requests:
+		return t, ok, nil
+	case <-s.draining.Done():
+	}
+	select {
+	case t, ok = <-requests:
+		return t, ok, nil
+	default:
+	}
+	if idle() {
+		return taken{}, false, context.Cause(s.draining)
+	}
+	t, ok = <-requests
+	return t, ok, nil
 }
 
 func (t taken) close() {
@@ -152,8 +177,9 @@ func openTake(ctx context.Context, cat *catalog.Catalog, d *flight.FlightDescrip
 }
 
 // readRequests starts a stream for each incoming batch. The last thing it sends
-// on is why it ended; then it closes requests. It owns what it could not send.
-func (s exchangeHandler) readRequests(ctx context.Context, cat *catalog.Catalog, in *upload.Incoming, job *fetch.Job, requests chan<- taken) {
+// on is why it ended; then it closes requests. It owns what it could not send, and counts what has come.
+func (s exchangeHandler) readRequests(ctx context.Context, cat *catalog.Catalog, in *upload.Incoming, job *fetch.Job,
+	requests chan<- taken, came *atomic.Int64) {
 	defer close(requests)
 	send := func(t taken) bool {
 		select {
@@ -177,6 +203,7 @@ func (s exchangeHandler) readRequests(ctx context.Context, cat *catalog.Catalog,
 			if err != nil {
 				return fmt.Errorf("request %d: %w", request, err)
 			}
+			came.Add(1)
 			var positions []int64
 			if positions, err = in.Positions(ctx, job, rec); err != nil {
 				return fmt.Errorf("request %d: %w", request, err)
