@@ -37,6 +37,7 @@ type requestFlags struct {
 	Mixture     mixtureFlag `placeholder:"FILE" help:"Several datasets, mixed, in the place of one: a file with the mixture of a request as JSON, or that itself."`
 	Where       string      `placeholder:"EXPR" help:"Only rows for which this expression over metadata columns holds, such as 'width > 500'."`
 	Columns     []string    `placeholder:"NAME" help:"Columns, in this order (default: all that are stored). Also position and split."`
+	Sample      sampleFlag  `placeholder:"JSON" help:"How often each row comes in an epoch: the sample of a request as JSON, such as '{\"weights\": \"loss\"}' or '{\"balance\": \"label\"}', or a file with it. Goes with --shuffle-seed."`
 	ShuffleSeed *uint64     `placeholder:"SEED" help:"Order of a shuffled epoch with this seed."`
 	Epoch       uint64      `placeholder:"N" help:"Epoch of that order."`
 }
@@ -45,28 +46,47 @@ type requestFlags struct {
 type opsFlag struct{ operators schema.Operators }
 
 // UnmarshalText takes JSON, or the name of a file with JSON.
-func (f *opsFlag) UnmarshalText(text []byte) (err error) {
-	if !bytes.HasPrefix(bytes.TrimSpace(text), []byte("{")) {
-		if text, err = os.ReadFile(string(text)); err != nil {
-			return err
-		}
+func (f *opsFlag) UnmarshalText(text []byte) error {
+	text, err := jsonOrFile(text)
+	if err != nil {
+		return err
 	}
 	f.operators, err = schema.ParseOperators(text)
 	return err
+}
+
+// jsonOrFile is the JSON of an object that a flag has, itself or as the name of a file.
+func jsonOrFile(text []byte) ([]byte, error) {
+	if bytes.HasPrefix(bytes.TrimSpace(text), []byte("{")) {
+		return text, nil
+	}
+	return os.ReadFile(string(text))
 }
 
 // mixtureFlag is a mixture as a flag has it.
 type mixtureFlag struct{ mixture *schema.Mixture }
 
 // UnmarshalText takes JSON, or the name of a file with JSON.
-func (f *mixtureFlag) UnmarshalText(text []byte) (err error) {
-	if !bytes.HasPrefix(bytes.TrimSpace(text), []byte("{")) {
-		if text, err = os.ReadFile(string(text)); err != nil {
-			return err
-		}
+func (f *mixtureFlag) UnmarshalText(text []byte) error {
+	text, err := jsonOrFile(text)
+	if err != nil {
+		return err
 	}
 	f.mixture = &schema.Mixture{}
 	return schema.DecodeJSON("mixture", text, f.mixture)
+}
+
+// sampleFlag is how often each sample comes, as a flag has it.
+type sampleFlag struct{ sample *schema.Sample }
+
+// UnmarshalText takes JSON, or the name of a file with JSON.
+func (f *sampleFlag) UnmarshalText(text []byte) error {
+	text, err := jsonOrFile(text)
+	if err != nil {
+		return err
+	}
+	f.sample = &schema.Sample{}
+	return schema.DecodeJSON("sample", text, f.sample)
 }
 
 // check is part of the Validate of the commands that have the flags.
@@ -76,6 +96,9 @@ func (f *requestFlags) check() error {
 	}
 	if f.Epoch != 0 && f.ShuffleSeed == nil {
 		return errors.New("--epoch: only a shuffled order has epochs, give --shuffle-seed too")
+	}
+	if f.Sample.sample != nil && f.ShuffleSeed == nil {
+		return errors.New("--sample: what is drawn depends on a seed, give --shuffle-seed too")
 	}
 	return nil
 }
@@ -92,7 +115,7 @@ func (f *requestFlags) what() string {
 func (f *requestFlags) request() schema.Request {
 	r := schema.Request{
 		Dataset: f.Source.Name, Snapshot: f.Source.Snapshot, Tag: f.Source.Tag, Split: f.Source.Split,
-		Where: f.Where, Columns: f.Columns, Mixture: f.Mixture.mixture,
+		Where: f.Where, Columns: f.Columns, Mixture: f.Mixture.mixture, Sample: f.Sample.sample,
 	}
 	if f.ShuffleSeed != nil {
 		r.Shuffle = &schema.Shuffle{Seed: *f.ShuffleSeed, Epoch: f.Epoch}
@@ -113,6 +136,9 @@ func (c *GetCmd) Validate() error {
 	}
 	if c.format() == "folder" && c.Mixture.mixture != nil {
 		return errors.New("--mixture: a folder has the files of one dataset, want --to FILE.parquet or FILE.arrow")
+	}
+	if c.format() == "folder" && c.Sample.sample != nil {
+		return errors.New("--sample: a folder has each file once, want --to FILE.parquet or FILE.arrow")
 	}
 	if c.format() == "folder" && c.Layout != string(schema.LayoutLargeBinary) {
 		return fmt.Errorf("--layout: a folder holds files, only --layout %s makes sense", schema.LayoutLargeBinary)
