@@ -22,8 +22,12 @@ Bowstring = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def run(script: str, *args: str | Path, **environment: str) -> str:
+    return python(EXAMPLES / script, *args, **environment)
+
+
+def python(*args: str | Path, **environment: str) -> str:
     done = subprocess.run(
-        [sys.executable, EXAMPLES / script, *args],
+        [sys.executable, *args],
         check=False,
         capture_output=True,
         text=True,
@@ -58,6 +62,31 @@ def test_train_speech(bowstring: Bowstring, start: StartNode, tmp_path: Path) ->
     assert len(re.findall(r"epoch \d: 96 samples in .* waiting for batches", out)) == 6
     assert "every sample came exactly once an epoch" in out
     assert "accuracy rose" in out
+
+
+def test_language_model(start: StartNode, tmp_path: Path) -> None:
+    """Two ranks train on packed sequences, are ended within the first epoch, and go on."""
+    node = start(store=tmp_path / "store")
+    program = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+
+    def ranks(*more: str) -> str:
+        script: list[str | Path] = [
+            *program,
+            EXAMPLES / "language_model.py",
+            node.url,
+            "text",
+            tmp_path / "checkpoints",
+        ]
+        return python(*script, "--text", "120", *more, OMP_NUM_THREADS="1")
+
+    assert len(re.findall(r"rank \d ends after step 7$", ranks("--stop", "7"), re.MULTILINE)) == 2
+    out = ranks()
+    assert len(re.findall(r"rank \d goes on after step 7$", out, re.MULTILINE)) == 2
+    for epoch in range(2):
+        counts = re.findall(rf"epoch {epoch}: (\d+) tokens of (\d+)", out)
+        assert len(counts) == 2
+        assert all(got == want != "0" for got, want in counts), counts
+    assert len(re.findall(r"the loss fell from", out)) == 2
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from bowstring.torch._columns import Batch, Blobs, Sequences
 from bowstring.torch._dataset import BowstringDataset
 from bowstring.torch._decode import DecodeError
 from bowstring.torch._iterator import DatasetIterator
+from bowstring.torch._labels import labels
 from bowstring.torch._map import BowstringMapDataset
 from bowstring.torch._rows import collate
 from bowstring.torch._sharded import ShardedTwice
@@ -31,6 +32,7 @@ __all__ = [
     "StateMismatch",
     "StepMismatch",
     "collate",
+    "labels",
     "portable_state",
     "verify_step",
 ]
