@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -72,9 +73,9 @@ func (c *VerifyCmd) Run(ctx context.Context, app *App) (err error) {
 		v := cache.Verify(ctx)
 		found.Spill = &v
 	}
+	var other store.Store
 	if c.From != "" {
-		other, err := openStore(ctx, c.From, false, app.quietLog())
-		if err != nil {
+		if other, err = openStore(ctx, c.From, false, app.quietLog()); err != nil {
 			return err
 		}
 		defer func() { err = errors.Join(err, other.Close()) }()
@@ -87,6 +88,11 @@ func (c *VerifyCmd) Run(ctx context.Context, app *App) (err error) {
 	begun := time.Now()
 	if found.Verification, err = c.verify(ctx, app, scope, opts); err != nil {
 		return err
+	}
+	if other != nil && found.Lasting() > 0 {
+		if err := c.fromStore(ctx, scope, other, opts.Repair, &found.Verification); err != nil {
+			return fmt.Errorf("look for whole copies in %s: %w", c.From, err)
+		}
 	}
 	if c.Source != "" && found.Lasting() > 0 {
 		if err := c.fromSource(ctx, scope, opts.Repair, &found.Verification); err != nil {
@@ -130,6 +136,32 @@ func (c *VerifyCmd) verify(ctx context.Context, app *App, scope tend.Scope,
 	defer func() { _ = bar.Exit() }() // drawing is best effort
 	opts.Progress = func(v tend.Verification) { _ = bar.Set64(min(v.Bytes, size)) }
 	return tend.Verify(ctx, scope, opts)
+}
+
+// fromStore looks for what is damaged in another store, where it has other keys.
+func (c *VerifyCmd) fromStore(ctx context.Context, scope tend.Scope, other, to store.Store, found *tend.Verification) error {
+	m := tend.NewMender(scope, to, found)
+	if m.Wants() == 0 {
+		return nil
+	}
+	list, err := other.Datasets(ctx)
+	if err != nil {
+		return err
+	}
+	var names []tend.Name
+	for _, d := range list {
+		if slices.ContainsFunc(scope.Snapshots, func(snap *schema.Snapshot) bool { return snap.Dataset == d.Name }) {
+			names = append(names, tend.Name{Dataset: d.Name})
+		}
+	}
+	if len(names) == 0 {
+		return nil
+	}
+	snaps, err := tend.Snapshots(ctx, other, names)
+	if err != nil {
+		return err
+	}
+	return m.From(ctx, c.From, tend.Scope{Source: other, Snapshots: snaps, Memory: int64(c.Memory)}, found)
 }
 
 // fromSource looks for what is damaged among what was imported.

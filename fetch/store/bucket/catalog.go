@@ -27,6 +27,7 @@ const (
 	dirBackup   = "bak/"
 	dirMembers  = "mem/"
 	dirSegments = "seg/"
+	dirProof    = "proof/" // what proofs of conditional writes write, and remove
 )
 
 // maxPartition is the size of the largest partition that is read.

@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -22,6 +23,7 @@ const (
 	checkVersions   = "versions"
 	checkCatalog    = "catalog"
 	checkSegments   = "segments"
+	checkLeftovers  = "leftovers"
 	checkLifecycle  = "lifecycle"
 )
 
@@ -88,7 +90,7 @@ func (s *Store) examineClock(f *store.Findings, info object.Info) {
 }
 
 func (s *Store) examineConditions(ctx context.Context, f *store.Findings) {
-	p := &proof{buckets: []object.Bucket{s.bucket}, prefix: s.prefix + "proof/" + rand.Text() + "/"}
+	p := &proof{buckets: []object.Bucket{s.bucket}, prefix: s.prefix + dirProof + rand.Text() + "/"}
 	defer p.clean(context.WithoutCancel(ctx))
 	switch err := p.conditions(ctx); {
 	case err == nil:
@@ -142,37 +144,87 @@ func (s *Store) examineCatalog(ctx context.Context, f *store.Findings) {
 	}
 }
 
-// segmentsLooked is how many segments are looked at: a bucket may have very many.
-const segmentsLooked = 10_000
-
 func (s *Store) examineSegments(ctx context.Context, f *store.Findings) {
-	enough := errors.New("enough")
-	classes, n, strange := map[string]int{}, 0, 0
+	const access = "see to what its credentials may"
+	classes, sizes, strange, torn := map[string]int{}, map[string]int64{}, 0, 0
 	err := s.list(ctx, dirSegments, func(name string, info object.Info) error {
 		if _, _, ok := parseSegmentName(name); !ok {
 			strange++
 			return nil
 		}
+		if sizes[name] = info.Size; info.Size < headerSize+trailerSize {
+			torn++
+		}
 		if info.Class != "" {
 			classes[info.Class]++
 		}
-		if n++; n == segmentsLooked {
-			return enough
-		}
 		return nil
 	})
-	if err != nil && !errors.Is(err, enough) {
-		f.Problem(checkSegments, "see to what its credentials may", "%v", err)
+	if err != nil {
+		f.Problem(checkSegments, access, "%v", err)
 		return
 	}
 	for class, of := range classes {
 		f.Warning(checkSegments, "take the lifecycle rule away that moves them, and restore them", "%d of %d segments are of storage class %s, from which reads "+
-			"cost more or fail", of, n, class)
+			"cost more or fail", of, len(sizes), class)
 	}
 	if strange > 0 {
 		f.Warning(checkSegments, "remove them: nothing of the store reads them", "%d objects under %s are no segments", strange, s.key(dirSegments))
 	}
-	if len(classes) == 0 {
-		f.OK(checkSegments, "%d segments looked at, all of the usual storage class", n)
+	const mend = "bowstring verify --repair with --from, --spill or --source, or copy the snapshots from where they are whole"
+	if torn > 0 {
+		f.Problem(checkSegments, mend, "%d segments are torn: they are shorter than any segment is", torn)
+	}
+	missing, err := s.lacking(ctx, sizes)
+	if err == nil && len(missing) > 0 { // a snapshot may have been committed since the list was made, which the next one shows
+		missing, err = s.lackingStill(ctx, missing)
+	}
+	switch {
+	case errors.Is(err, schema.ErrDataLoss): // the catalog, which is reported
+		return
+	case err != nil:
+		f.Problem(checkSegments, access, "%v", err)
+		return
+	}
+	for _, m := range missing {
+		f.Problem(checkSegments, mend, "%s@%d lacks %d segments, %s the first", m.Dataset, m.Snapshot, len(m.Segments), m.Segments[0])
+	}
+	if len(classes) == 0 && torn == 0 && len(missing) == 0 {
+		f.OK(checkSegments, "%d segments, all of the usual storage class, and none lacks", len(sizes))
+	}
+	s.examineLeftovers(ctx, f)
+}
+
+// lackingStill finds out which snapshots lack segments still.
+func (s *Store) lackingStill(ctx context.Context, before []MissingSegments) ([]MissingSegments, error) {
+	sizes := map[string]int64{}
+	if err := s.list(ctx, dirSegments, func(name string, info object.Info) error { sizes[name] = info.Size; return nil }); err != nil {
+		return nil, err
+	}
+	now, err := s.lacking(ctx, sizes)
+	return slices.DeleteFunc(now, func(m MissingSegments) bool {
+		return !slices.ContainsFunc(before, func(b MissingSegments) bool { return b.Dataset == m.Dataset && b.Snapshot == m.Snapshot })
+	}), err
+}
+
+// examineLeftovers says what a collection would remove. It changes nothing.
+func (s *Store) examineLeftovers(ctx context.Context, f *store.Findings) {
+	err := s.lostPartitions(ctx)
+	var report store.GCReport
+	if err == nil {
+		p := s.protocol()
+		report, err = p.GC(ctx, store.GCOptions{DryRun: true}, nil)
+		err = errors.Join(err, p.Close())
+	}
+	switch {
+	case errors.Is(err, schema.ErrDataLoss):
+		f.Problem(checkLeftovers, "bowstring store rebuild "+s.String(), "no collection can be made: %v", err)
+	case err != nil:
+		f.Problem(checkLeftovers, "see to what its credentials may", "%v", err)
+	case report.DeadBlobs > 0:
+		f.Warning(checkLeftovers, "if a dataset is missing, bowstring store rebuild "+s.String()+"; else bowstring gc", "no snapshot names %d segments of %d bytes, and no import at work has them: what was "+
+			"dropped, and imports that came to nothing", report.DeadBlobs, report.DeadBytes)
+	default:
+		f.OK(checkLeftovers, "each segment is named by a snapshot, or of an import at work")
 	}
 }

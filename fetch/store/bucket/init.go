@@ -62,7 +62,7 @@ func Init(ctx context.Context, url string, opts InitOptions) (proof Proof, err e
 		}
 		buckets = append(buckets, b)
 	}
-	if proof, err = prove(ctx, buckets, s.prefix+"proof/"+rand.Text()+"/"); err != nil {
+	if proof, err = prove(ctx, buckets, s.prefix+dirProof+rand.Text()+"/"); err != nil {
 		return proof, fmt.Errorf("make store %s: %w", s, err)
 	}
 	return proof, s.make(ctx)

@@ -383,17 +383,24 @@ func (s *Store) readIndex(ctx context.Context, prefix schema.ObjectPrefix, numbe
 	return decodeIndex(index, t, size)
 }
 
-// missing finds snapshots that lack segments: those in which their manifests lie, and those that lie between others.
-func (r *rebuilder) missing(ctx context.Context) error {
-	s := r.s
+// missing finds snapshots that lack segments.
+func (r *rebuilder) missing(ctx context.Context) (err error) {
+	r.report.Missing, err = r.s.lacking(ctx, r.sizes)
+	return err
+}
+
+// lacking finds snapshots that lack segments, of those that are there by their names: those in which their manifests lie, and
+// those that lie between others.
+func (s *Store) lacking(ctx context.Context, sizes map[string]int64) ([]MissingSegments, error) {
+	list := []MissingSegments{}
 	last := map[schema.ObjectPrefix]int64{}
-	for name := range r.sizes {
+	for name := range sizes {
 		prefix, number, _ := parseSegmentName(name)
 		last[prefix] = max(last[prefix], int64(number))
 	}
 	names, err := database{s}.Partitions(ctx)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	for _, name := range names {
 		if name == protocol.Control {
@@ -401,16 +408,16 @@ func (r *rebuilder) missing(ctx context.Context) error {
 		}
 		p, err := database{s}.Load(ctx, name)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		snaps, err := protocol.Snapshots(name, p.Rows)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		for number, snap := range snaps {
 			var lacks []string
 			note := func(prefix schema.ObjectPrefix, n uint32) {
-				if seg := segmentName(prefix, n); r.sizes[seg] == 0 && !slices.Contains(lacks, seg) {
+				if seg := segmentName(prefix, n); sizes[seg] == 0 && !slices.Contains(lacks, seg) {
 					lacks = append(lacks, seg)
 				}
 			}
@@ -429,15 +436,15 @@ func (r *rebuilder) missing(ctx context.Context) error {
 			}
 			if len(lacks) > 0 {
 				slices.Sort(lacks)
-				r.report.Missing = append(r.report.Missing, MissingSegments{name, number, lacks})
+				list = append(list, MissingSegments{name, number, lacks})
 			}
 		}
 	}
-	slices.SortFunc(r.report.Missing, func(a, b MissingSegments) int {
+	slices.SortFunc(list, func(a, b MissingSegments) int {
 		if c := strings.Compare(a.Dataset, b.Dataset); c != 0 {
 			return c
 		}
 		return int(a.Snapshot - b.Snapshot)
 	})
-	return nil
+	return list, nil
 }

@@ -28,12 +28,12 @@ func TestRebuildAndDoctor(t *testing.T) {
 		dataset bool   // d is there before Rebuild
 	}{
 		"nothing":                     {harm: func(harmed) {}, dataset: true},
-		"no catalog":                  {harm: func(b harmed) { b.remove("cat/d") }, from: "copy"},
+		"no catalog":                  {harm: func(b harmed) { b.remove("cat/d") }, says: "no collection can be made", from: "copy"},
 		"torn catalog":                {harm: func(b harmed) { b.tear("cat/d", 20) }, says: "catalog", damage: "damaged", from: "copy"},
-		"no catalog, and no copy":     {harm: func(b harmed) { b.remove("cat/d"); b.remove("bak/d") }, from: "records"},
+		"no catalog, and no copy":     {harm: func(b harmed) { b.remove("cat/d"); b.remove("bak/d") }, says: "no snapshot names 1 segments", from: "records"},
 		"torn catalog, and torn copy": {harm: func(b harmed) { b.tear("cat/d", 9); b.tear("bak/d", 9) }, says: "catalog", damage: "damaged", from: "records"},
-		"no segment":                  {harm: func(b harmed) { b.remove(b.segments()[0]) }, missing: true, lost: true, dataset: true},
-		"torn segment":                {harm: func(b harmed) { b.tear(b.segments()[0], 100) }, damage: "segment", lost: true, dataset: true},
+		"no segment":                  {harm: func(b harmed) { b.remove(b.segments()[0]) }, says: "d@1 lacks 1 segments", missing: true, lost: true, dataset: true},
+		"torn segment":                {harm: func(b harmed) { b.tear(b.segments()[0], 100) }, says: "1 segments are torn", damage: "segment", lost: true, dataset: true},
 		"another program's objects": {harm: func(b harmed) {
 			for _, key := range []string{"README.txt", "seg/notes.txt", "seg/zz/1", "cat/.d.tmp", "mem/.x.tmp", "lease/x"} {
 				b.put(key, []byte("another program's"))
@@ -72,6 +72,10 @@ func TestRebuildAndDoctor(t *testing.T) {
 			worse := slices.DeleteFunc(slices.Clone(findings), func(f store.Finding) bool { return f.Level == store.LevelOK })
 			if said := fmt.Sprint(worse); tt.says != "" && !strings.Contains(said, tt.says) || tt.says == "" && len(worse) > 0 {
 				t.Errorf("found %s, want %q", said, tt.says)
+			}
+			unknown := strings.Contains(tt.says, "no snapshot names") // nothing is left that tells it from garbage
+			if report, err := collectAt(t, url); err == nil && report.DeadBlobs > 0 && !unknown || err != nil && !errors.Is(err, schema.ErrDataLoss) {
+				t.Errorf("a collection would take %+v: %v", report, err) // and keep nothing that can be put right
 			}
 			_, _, err = readAll(t, url)
 			if there := !errors.Is(err, errNoDataset); there != tt.dataset {

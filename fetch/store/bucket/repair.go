@@ -2,18 +2,92 @@ package bucket
 
 import (
 	"bytes"
+	"cmp"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"slices"
+	"sync"
+	"time"
 
 	"bowstring/fetch/object"
 	"bowstring/schema"
 )
 
+// repairs are blobs that are to be put back, by the keys of their segments. Those of one segment that are asked for while it
+// is written go into it together the next time: a segment that is gone has as many as a thousand.
+type repairs struct {
+	mu   sync.Mutex
+	list map[string]*repairing
+}
+
+// repairing is a segment that is repaired.
+type repairing struct {
+	turn    chan struct{} // one slot: held by the call that writes
+	callers int           // of Repair that are not back
+	waiting []*piece
+}
+
+// piece is a blob that is put back.
+type piece struct {
+	entry
+	data []byte
+	done bool
+	err  error // once done
+}
+
+// join adds a blob to those of its segment. The caller quits.
+func (r *repairs) join(key string, p *piece) *repairing {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.list == nil {
+		r.list = map[string]*repairing{}
+	}
+	g := r.list[key]
+	if g == nil {
+		g = &repairing{turn: make(chan struct{}, 1)}
+		r.list[key] = g
+	}
+	g.callers++
+	g.waiting = append(g.waiting, p)
+	return g
+}
+
+func (r *repairs) quit(key string, g *repairing, p *piece) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	g.waiting = slices.DeleteFunc(g.waiting, func(o *piece) bool { return o == p })
+	if g.callers--; g.callers == 0 {
+		delete(r.list, key)
+	}
+}
+
+// take returns the blobs that wait, none if p is done.
+func (r *repairs) take(g *repairing, p *piece) []*piece {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if p.done {
+		return nil
+	}
+	return slices.Clone(g.waiting)
+}
+
+// settle notes what came of blobs that were written. Where that has failed, the others are tried by their own callers.
+func (r *repairs) settle(g *repairing, list []*piece) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, p := range list {
+		p.done = true
+	}
+	g.waiting = slices.DeleteFunc(g.waiting, func(p *piece) bool { return p.done })
+}
+
 // Repair implements store.Store. The segment of the blob is read, and written whole again with the blob's bytes in their
-// place, on the condition that it has not changed meanwhile: a collection that deletes it goes before. What does not end as
-// a segment does is not written.
+// place, on the condition that it has not changed meanwhile: a collection that deletes it goes before. Of a segment that is
+// torn, what is there stays where it is. One that is gone is made anew, of what is put back: a collection takes no segment that a
+// snapshot names, and where the snapshot is dropped meanwhile the next one takes what was made. Its index names what was put back alone.
 func (s *Store) Repair(ctx context.Context, ref schema.BlobRef, data []byte) error {
 	if err := s.enter(ctx); err != nil {
 		return err
@@ -29,14 +103,40 @@ func (s *Store) Repair(ctx context.Context, ref schema.BlobRef, data []byte) err
 	if _, open := s.packs.Load(a.Prefix); open {
 		return fmt.Errorf("%w: blob %s lies in a segment that is being written", schema.ErrInvalid, ref.Key)
 	}
+	if a.Offset > maxSegment {
+		return fmt.Errorf("%w: blob %s lies beyond the end of any segment", schema.ErrInvalid, ref.Key)
+	}
+	key := s.segmentKey(a.Prefix, a.Object)
+	p := &piece{entry: entry{offset: a.Offset, size: ref.Size, sum: ref.Sum}, data: data}
+	g := s.repairs.join(key, p)
+	defer s.repairs.quit(key, g, p)
+	select {
+	case g.turn <- struct{}{}:
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	defer func() { <-g.turn }()
+	list := s.repairs.take(g, p)
+	if list == nil { // another call has written it
+		return p.err
+	}
+	if err := s.rewrite(ctx, a.Prefix, a.Object, list); err != nil {
+		return err
+	}
+	s.repairs.settle(g, list)
+	return p.err
+}
+
+// rewrite puts blobs of one segment back.
+func (s *Store) rewrite(ctx context.Context, prefix schema.ObjectPrefix, number uint32, list []*piece) error {
 	for try := 0; ; try++ {
-		done, err := s.repair(ctx, a, ref, data)
+		done, err := s.rewriteOnce(ctx, prefix, number, list)
 		if done || err != nil && (!errors.Is(err, schema.ErrUnavailable) || try == tries-1) {
 			return err
 		}
 		if try == tries-1 {
 			return fmt.Errorf("%w: segment %s changes each time that it is to be repaired", schema.ErrUnavailable,
-				s.segmentKey(a.Prefix, a.Object))
+				s.segmentKey(prefix, number))
 		}
 		if err := pause(ctx, try); err != nil {
 			return err
@@ -44,33 +144,35 @@ func (s *Store) Repair(ctx context.Context, ref schema.BlobRef, data []byte) err
 	}
 }
 
-// repair tries once. done says that there is nothing more to do.
-func (s *Store) repair(ctx context.Context, a schema.ObjectAddress, ref schema.BlobRef, data []byte) (done bool, err error) {
-	key := s.segmentKey(a.Prefix, a.Object)
+// rewriteOnce tries once. done says that there is nothing more to do.
+func (s *Store) rewriteOnce(ctx context.Context, prefix schema.ObjectPrefix, number uint32, list []*piece) (done bool, err error) {
+	key := s.segmentKey(prefix, number)
 	body, info, err := s.bucket.Get(ctx, key, schema.ObjectVersion{}, maxBlob+s.options.SegmentBytes)
+	condition := object.Condition{Version: info.Version}
 	switch {
 	case errors.Is(err, schema.ErrNotFound):
-		return true, fmt.Errorf("%w: the whole segment %s is gone: copy the snapshots from where they are whole", schema.ErrInvalid,
-			key)
+		body, condition = nil, object.Condition{Absent: true}
 	case err != nil:
 		return false, fmt.Errorf("repair segment %s: %w", key, err)
 	}
-	e := entry{offset: a.Offset, size: ref.Size, sum: ref.Sum}
-	if err := e.within(body, a.Prefix, a.Object); err != nil {
-		return true, fmt.Errorf("%w: blob %s cannot be put back: %s: copy the snapshots from where they are whole",
-			schema.ErrInvalid, ref.Key, err.Error())
+	g := salvage(body, prefix, number, s.now())
+	any := false
+	for _, p := range list {
+		p.err = g.place(p.entry, p.data)
+		any = any || p.err == nil
 	}
-	was := body[a.Offset : a.Offset+ref.Size]
-	if bytes.Equal(was, data) {
+	if !any {
+		return true, nil
+	}
+	if g.finish(); bytes.Equal(g.body, body) {
 		return true, nil // another process was first, or it was the way that did the damage
 	}
-	copy(was, data)
 	within, cancel := context.WithTimeout(ctx, writeWithin)
 	defer cancel()
-	switch _, outcome, err := s.bucket.Put(within, key, body, object.Condition{Version: info.Version}); outcome {
+	switch _, outcome, err := s.bucket.Put(within, key, g.body, condition); outcome {
 	case object.Made:
 		return true, nil
-	case object.Moved: // changed, or deleted: it is looked at again
+	case object.Moved: // changed, deleted or made: it is looked at again
 		return false, nil
 	case object.Uncertain: // what was written is read at the next try
 		return false, fmt.Errorf("repair segment %s: %w", key, errors.Join(schema.ErrUnavailable, err))
@@ -79,23 +181,54 @@ func (s *Store) repair(ctx context.Context, a schema.ObjectAddress, ref schema.B
 	}
 }
 
-// within checks that a blob lies in the segment with the name, which is otherwise in order.
-func (e entry) within(body []byte, prefix schema.ObjectPrefix, number uint32) error {
+// salvage is what is left of a segment, without index and trailer. Of one that does not end as a segment does all its bytes
+// may be blobs, and where these lie is not known.
+func salvage(body []byte, prefix schema.ObjectPrefix, number uint32, now time.Time) *segment {
+	g := newSegment(prefix, number, 0, now)
 	size := int64(len(body))
-	if size < headerSize+trailerSize {
-		return fmt.Errorf("segment %s is torn: it has %d bytes", segmentName(prefix, number), size)
+	if size < headerSize {
+		return g
 	}
-	t, err := decodeTrailer(body[size-trailerSize:], size, prefix, number)
-	if err != nil {
-		return err
+	header := g.body
+	if intactHeader(body) {
+		header = bytes.Clone(body[:headerSize])
+		g.created = time.UnixMicro(int64(binary.LittleEndian.Uint64(body[28:]))).UTC()
 	}
-	at, length := t.index(size)
-	list, err := decodeIndex(body[at:at+length], t, size)
-	if err != nil {
-		return err
+	g.body = bytes.Clone(body)
+	if size >= headerSize+trailerSize {
+		if t, err := decodeTrailer(body[size-trailerSize:], size, prefix, number); err == nil {
+			at, length := t.index(size)
+			g.body, g.created = g.body[:at], t.created
+			g.entries, _ = decodeIndex(body[at:at+length], t, size)
+			if g.entries != nil {
+				return g
+			}
+		}
 	}
-	if !slices.ContainsFunc(list, func(o entry) bool { return o.offset == e.offset && o.size == e.size && o.sum == e.sum }) {
-		return fmt.Errorf("segment %s has no such blob at byte %d", segmentName(prefix, number), e.offset)
+	copy(g.body, header[:headerSize])
+	return g
+}
+
+// intactHeader reports whether a segment begins as it was written.
+func intactHeader(body []byte) bool {
+	return [8]byte(body) == segmentMagic && binary.LittleEndian.Uint32(body[60:]) == crc32.Checksum(body[:60], castagnoli)
+}
+
+// place puts a blob to where it lies, unless another one lies there.
+func (g *segment) place(e entry, data []byte) error {
+	end := e.offset + e.size
+	if !slices.ContainsFunc(g.entries, func(o entry) bool { return o.offset == e.offset && o.size == e.size && o.sum == e.sum }) {
+		for _, o := range g.entries {
+			if o.offset < end && e.offset < o.offset+o.size {
+				return fmt.Errorf("%w: segment %s has another blob at byte %d", schema.ErrInvalid, segmentName(g.prefix, g.number), e.offset)
+			}
+		}
+		g.entries = append(g.entries, e)
+		slices.SortStableFunc(g.entries, func(a, b entry) int { return cmp.Compare(a.offset, b.offset) })
 	}
+	if more := end - int64(len(g.body)); more > 0 {
+		g.body = append(g.body, make([]byte, more)...)
+	}
+	copy(g.body[e.offset:], data)
 	return nil
 }

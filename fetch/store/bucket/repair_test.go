@@ -5,6 +5,8 @@ import (
 	"errors"
 	"testing"
 
+	"golang.org/x/sync/errgroup"
+
 	"bowstring/fetch/object"
 	"bowstring/internal/objecttest"
 	"bowstring/internal/storetest"
@@ -12,7 +14,7 @@ import (
 )
 
 // TestRepair: a damaged blob of a segment is put back by its own bytes alone, the others stay what they are, and what
-// cannot be repaired is an error.
+// cannot be repaired is an error. Of a segment that is torn or gone, what is put back is there.
 func TestRepair(t *testing.T) {
 	for name, place := range map[string]func(t *testing.T) string{
 		"directory": func(t *testing.T) string { return "file://" + t.TempDir() },
@@ -68,16 +70,65 @@ func TestRepair(t *testing.T) {
 			if err := s.Repair(t.Context(), other, []byte("beside")); !errors.Is(err, schema.ErrInvalid) {
 				t.Errorf("of a blob that is not there: %v", err)
 			}
-			b.tear(key, len(whole)-3)
-			if err := s.Repair(t.Context(), ref, []byte("beside")); !errors.Is(err, schema.ErrInvalid) {
-				t.Errorf("of a torn segment: %v", err)
+			again := func(what string, refs ...schema.BlobRef) {
+				t.Helper()
+				for _, ref := range refs {
+					a, _ := schema.ParseObjectAddress(ref.Key)
+					if err := s.Repair(t.Context(), ref, whole[a.Offset:a.Offset+ref.Size]); err != nil {
+						t.Fatalf("%s: %v", what, err)
+					}
+				}
+				now, _, err := b.Get(t.Context(), key, schema.ObjectVersion{}, 1<<30)
+				if err != nil {
+					t.Fatal(err)
+				}
+				entries, err := s.readIndex(t.Context(), a.Prefix, a.Object, int64(len(now)))
+				if err != nil || len(entries) < len(refs) {
+					t.Errorf("%s: the segment has %d blobs, %v", what, len(entries), err)
+				}
+				if _, got, err := readAll(t, url); err != nil || !bytes.Equal(got[0], rows[0]) || !bytes.Equal(got[1], rows[1]) {
+					t.Errorf("%s: the rows: %v", what, err)
+				}
 			}
+			entries := must(s.readIndex(t.Context(), a.Prefix, a.Object, int64(len(whole))))
+			var refs, behind []schema.BlobRef
+			for _, e := range entries {
+				refs = append(refs, e.ref(a.Prefix, a.Object))
+				if e.offset+e.size > a.Offset {
+					behind = append(behind, e.ref(a.Prefix, a.Object))
+				}
+			}
+			b.tear(key, len(whole)-3)
+			again("without its end", ref)
+			b.tear(key, int(a.Offset)+2)
+			again("torn within a blob", behind...)
+			b.tear(key, 5)
+			again("nearly nothing of it", refs...)
 			b.remove(key)
-			if err := s.Repair(t.Context(), ref, []byte("beside")); !errors.Is(err, schema.ErrInvalid) {
-				t.Errorf("of a segment that is gone: %v", err)
+			again("gone", refs...)
+			b.remove(key)
+			var g errgroup.Group
+			for _, ref := range refs {
+				a, _ := schema.ParseObjectAddress(ref.Key)
+				g.Go(func() error { return s.Repair(t.Context(), ref, whole[a.Offset:a.Offset+ref.Size]) })
+			}
+			if err := g.Wait(); err != nil {
+				t.Error(err)
+			}
+			again("gone, and put back by many at once", refs...)
+			if now := must(s.readIndex(t.Context(), a.Prefix, a.Object, sizeOf(t, b, key))); len(now) != len(refs) {
+				t.Errorf("it has %d blobs of %d", len(now), len(refs))
+			}
+			if err := s.Repair(t.Context(), other, []byte("beside")); !errors.Is(err, schema.ErrInvalid) {
+				t.Errorf("of a blob that is not there, in a segment that was made anew: %v", err)
 			}
 		})
 	}
+}
+
+func sizeOf(t *testing.T, b object.Bucket, key string) int64 {
+	t.Helper()
+	return must(b.Stat(t.Context(), key)).Size
 }
 
 // urlOf is the bucket of a store without the store's prefix.

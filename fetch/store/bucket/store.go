@@ -6,8 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -87,6 +89,7 @@ type Store struct {
 	leases     leases
 	packs      sync.Map // schema.ObjectPrefix to *pack: those of open ingests
 	uploads    places
+	repairs    repairs
 	census     census
 
 	// life is read-locked by each call and locked by Close.
@@ -161,14 +164,19 @@ func (s *Store) begin(ctx context.Context) error {
 		return err
 	}
 	s.id = f.ID
-	s.Store = protocol.New(database{s}, protocol.SystemAt(s.options.Clock), protocol.Options{
-		Holder: holder(), Where: s.String(), Log: s.log, RenewEvery: s.options.Renew, InlineRecord: inlineRecord,
-		Stored: s.census.add, Finish: s.finish,
-	})
+	s.Store = s.protocol()
 	if err := s.recount(ctx); err != nil {
 		return errors.Join(err, s.Store.Close())
 	}
 	return nil
+}
+
+// protocol is the protocol over the bucket.
+func (s *Store) protocol() *protocol.Store {
+	return protocol.New(database{s}, protocol.SystemAt(s.options.Clock), protocol.Options{
+		Holder: holder(), Where: s.String(), Log: s.log, RenewEvery: s.options.Renew, InlineRecord: inlineRecord,
+		Stored: s.census.add, Finish: s.finish,
+	})
 }
 
 // formatFile is the content of FORMAT.
@@ -402,6 +410,9 @@ func (s *Store) Refer(_ context.Context, tables []store.AttachedTable) error {
 
 // GC implements store.Store.
 func (s *Store) GC(ctx context.Context, opts store.GCOptions, inUse func() []*schema.Snapshot) (store.GCReport, error) {
+	if err := s.lostPartitions(ctx); err != nil {
+		return store.GCReport{}, fmt.Errorf("collect garbage: nothing may be freed: %w", err)
+	}
 	report, err := s.Store.GC(ctx, opts, inUse)
 	if err == nil && !opts.DryRun {
 		err = s.recount(ctx)
@@ -415,7 +426,50 @@ func (s *Store) finish(ctx context.Context, opts store.GCOptions, report *store.
 		return nil
 	}
 	report.FreedBytes = report.DeadBytes
-	return errors.Join(s.forgetMembers(ctx), s.forgetClusters(ctx))
+	return errors.Join(s.forgetMembers(ctx), s.forgetClusters(ctx), s.forgetProofs(ctx))
+}
+
+// lostPartitions reports a schema.ErrDataLoss if the catalog lacks a partition of which there is a copy: no partition is ever
+// removed, and what its snapshots name would be taken for garbage. Copies are listed first: each is written after its
+// partition.
+func (s *Store) lostPartitions(ctx context.Context) error {
+	copies := map[string]bool{}
+	for _, dir := range []string{dirBackup, dirCatalog} {
+		err := s.list(ctx, dir, func(name string, _ object.Info) error {
+			if copies[name] = true; dir == dirCatalog {
+				delete(copies, name)
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(copies)) {
+		return fmt.Errorf("%w: partition %q of the catalog of %s is gone, and its copy is there; bowstring store rebuild mends it",
+			schema.ErrDataLoss, name, s)
+	}
+	return nil
+}
+
+// proofsLeft is how long what a proof writes is left: one takes seconds, and a process that was killed leaves it behind.
+const proofsLeft = 24 * time.Hour
+
+// forgetProofs removes what proofs have left behind.
+func (s *Store) forgetProofs(ctx context.Context) error {
+	var gone []string
+	err := s.list(ctx, dirProof, func(_ string, info object.Info) error {
+		if s.lapsed(info, proofsLeft) {
+			gone = append(gone, info.Key)
+		}
+		return nil
+	})
+	for _, key := range gone {
+		if err == nil {
+			err = s.again(ctx, func(ctx context.Context) error { return s.bucket.Delete(ctx, key) })
+		}
+	}
+	return err
 }
 
 // census is what is known of how many segments there are: the last collection counted them, and this process has added

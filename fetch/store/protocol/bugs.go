@@ -35,6 +35,7 @@ const (
 	bugCarriedUnnamed                     // a commit may name sets that no live snapshot names
 	bugUnsynced                           // a commit does not wait until its segments are durable
 	bugProofsUnrooted                     // checksums that were learned are no roots
+	bugLateKept                           // segments that come after the collection that ended their ingest are kept
 	bugProofsForgotten                    // a collection forgets those of a set that a snapshot has come to name meanwhile
 
 	endOfBugs

@@ -98,6 +98,7 @@ var packedMistakes = []mistake{
 	{"number twice", bugNumberTwice},
 	{"tags ignored", bugTagsIgnored},
 	{"proofs unrooted", bugProofsUnrooted},
+	{"late kept", bugLateKept},
 }
 
 // directed are mistakes that seeds do not meet, or hardly ever, and that tests of their own find (TestSupersededRoots,

@@ -84,7 +84,8 @@ func (c *collection) sweep(ctx context.Context, m *marks) error {
 func (c *collection) judge(row BlobRow, marked bool) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	dead := !marked && row.Touched < c.keep && (row.Size >= 0 || !c.s.planted(bugUnfinishedKept))
+	dead := !marked && row.Touched < c.keep && (row.Size >= 0 || !c.s.planted(bugUnfinishedKept)) &&
+		(row.Touched >= c.keep-1 || !c.s.planted(bugLateKept))
 	if !marked && !dead && row.Stored < c.before {
 		// Neither removed nor stored again: an older deletion may still meet it.
 		c.leftover = true

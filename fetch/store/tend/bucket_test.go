@@ -3,6 +3,7 @@ package tend_test
 import (
 	"bytes"
 	"log/slog"
+	"os"
 	"path/filepath"
 	"slices"
 	"testing"
@@ -109,4 +110,92 @@ func appendRows(t *testing.T, s store.Store, rows [][]byte) *schema.Snapshot {
 	made, err := in.Commit(t.Context(), snap)
 	must(t, err)
 	return made
+}
+
+// TestRepairSegments: a segment that is gone or torn is put back from a byte for byte copy of the bucket, with the manifest pages
+// in it; from a copy of the snapshots in another store, where everything has other keys, come the rows of it.
+func TestRepairSegments(t *testing.T) {
+	dir := t.TempDir()
+	opts := bucket.Options{Logger: slog.New(slog.DiscardHandler), SegmentBytes: 64 << 10, Renew: 100 * time.Millisecond}
+	_, err := bucket.Init(t.Context(), "file://"+dir, bucket.InitOptions{Options: opts})
+	must(t, err)
+	openAt := func(dir string) *bucket.Store {
+		s, err := bucket.Open(t.Context(), "file://"+dir, opts)
+		must(t, err)
+		t.Cleanup(func() { must(t, s.Close()) })
+		return s
+	}
+	s, far := openAt(dir), open(t, filepath.Join(t.TempDir(), "far"))
+	large := blobs(3, 60)
+	for i := range large {
+		large[i] = bytes.Repeat(append(large[i], byte(i)), 1+9000/(len(large[i])+1))
+	}
+	commit(t, s, "d", large)
+	snaps, err := tend.Snapshots(t.Context(), s, nil)
+	must(t, err)
+	_, err = tend.Copy(t.Context(), s, far, snaps, tend.CopyOptions{})
+	must(t, err)
+	copied := filepath.Join(t.TempDir(), "copied")
+	must(t, os.CopyFS(copied, os.DirFS(dir)))
+	twin := openAt(copied)
+	scope := tend.Scope{Source: s, Snapshots: snaps}
+	far1, err := tend.Snapshots(t.Context(), far, nil)
+	must(t, err)
+	segments, err := filepath.Glob(filepath.Join(copied, "seg", "*", "*"))
+	must(t, err)
+	if len(segments) < 5 {
+		t.Fatalf("%d segments", len(segments))
+	}
+	byContent := 0
+	for i, path := range segments {
+		name, err := filepath.Rel(copied, path)
+		must(t, err)
+		at := filepath.Join(dir, name)
+		whole, err := os.ReadFile(path)
+		must(t, err)
+		harm := func() {
+			must(t, os.Remove(at))
+			if i%2 == 1 {
+				must(t, os.WriteFile(at, whole[:len(whole)/3], 0o600))
+			}
+		}
+		harm()
+		found, err := tend.Verify(t.Context(), scope, tend.VerifyOptions{Repair: s})
+		must(t, err)
+		if found.Lasting() == 0 {
+			t.Errorf("%s: nothing is missed", name)
+		}
+		m := tend.NewMender(scope, s, &found)
+		must(t, m.From(t.Context(), "far", tend.Scope{Source: far, Snapshots: far1}, &found))
+		pages := slices.ContainsFunc(found.Damaged, func(d tend.Damage) bool {
+			return slices.ContainsFunc(d.In, func(o tend.Occurrence) bool { return o.What == "manifest" })
+		})
+		if !pages && found.Lasting() > 0 {
+			t.Errorf("%s: not all came back: %s", name, asJSON(t, found))
+		}
+		if !pages {
+			byContent++
+		} else {
+			harm()
+			found, err = tend.Verify(t.Context(), scope, tend.VerifyOptions{Repair: s,
+				Elsewhere: []tend.Place{{Name: "twin", Get: twin.Get}}})
+			must(t, err)
+			if found.Lasting() > 0 || found.Repaired == 0 {
+				t.Errorf("%s: not all came back from the twin: %s", name, asJSON(t, found))
+			}
+		}
+		found, err = tend.Verify(t.Context(), scope, tend.VerifyOptions{})
+		must(t, err)
+		if len(found.Damaged) > 0 {
+			t.Errorf("%s: damaged still: %s", name, asJSON(t, found))
+		}
+	}
+	if byContent == 0 || byContent == len(segments) {
+		t.Errorf("%d of %d segments have no page of a manifest", byContent, len(segments))
+	}
+	got, err := storetest.Read(t.Context(), s, snaps[0])
+	must(t, err)
+	if !slices.EqualFunc(got, large, bytes.Equal) {
+		t.Error("the rows differ")
+	}
 }

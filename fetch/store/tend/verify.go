@@ -628,6 +628,35 @@ func NewMender(scope Scope, to store.Store, found *Verification) *Mender {
 // Wants is how many blobs are looked for still.
 func (m *Mender) Wants() int { return len(m.want) + len(m.like) }
 
+// From looks for what is wanted still among what the rows of another store's snapshots refer to: there blobs have other keys,
+// and the same content. place says for people where it is.
+func (m *Mender) From(ctx context.Context, place string, other Scope, found *Verification) error {
+	passes := other.Passes()
+	for n := 0; n < passes && m.Wants() > 0; n++ {
+		refs, err := other.Pass(ctx, n, passes, nil)
+		if err != nil {
+			return err
+		}
+		for _, ref := range refs {
+			if m.want[ref.Key] == nil && m.like[content{ref.Size, ref.Sum}] == nil || ref.Unproven() {
+				continue
+			}
+			b, err := get(ctx, other.Source, ref)
+			if lost(err) {
+				continue // it is damaged there, too
+			} else if err != nil {
+				return err
+			}
+			err = m.Offer(ctx, place, b.Bytes(), found)
+			b.Release()
+			if err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
 // Offer takes a blob of which nothing is known. place says for people where it is from. A
 // nil Store of NewMender notes only that there is a whole copy.
 func (m *Mender) Offer(ctx context.Context, place string, data []byte, found *Verification) error {
