@@ -85,12 +85,12 @@ def test_each_chunk_is_read_once(
 def once(found: dict[str, int]) -> None:
     """What was read is about the data, not that for each node; by few large requests; and nodes read from each other.
 
-    It is 1.01 of the data, and was 1.65 on a machine with far too much to do: see bench/cases/real_cluster_bucket.py.
+    It is 1.01 to 1.02 of the data in 1.05 times as many requests as it has chunks, with ten processes to a processor too.
     """
     data = SAMPLES * SIZE
     assert found["span_bytes"] >= data / 2, found
-    assert found["span_bytes"] + found["span_singles"] * SIZE <= 1.8 * data, found
-    assert found["span_spans"] <= 1.8 * data / CHUNK, found
+    assert found["span_bytes"] + found["span_singles"] * SIZE <= 1.1 * data, found
+    assert found["span_spans"] <= 1.2 * data / CHUNK, found
     assert found["peer_reads"] >= SAMPLES / 2, found
 
 
