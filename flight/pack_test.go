@@ -436,7 +436,7 @@ func TestPackedRefused(t *testing.T) {
 		`columns[0]: got "toke", want one of`:        `{"dataset":"d","columns":["toke"],"pack":{"length":64,"column":"tokens"}}`,
 		`pack.column: got "tokens"`:                  `{"dataset":"images","pack":{"length":64,"column":"tokens"}}`,
 		`order: got "free" with pack, want "strict"`: `{"dataset":"d","order":"free","pack":{"length":64,"column":"tokens"}}`,
-		`pack.balance.cost`:                          `{"dataset":"d","pack":{"length":64,"column":"tokens","balance":{"cost":"lenght * 2"}}}`,
+		`pack.balance.cost`:                          `{"dataset":"d","pack":{"length":64,"column":"tokens","balance":{"cost":"tokens * 2"}}}`,
 		`pack.balance.cost: got -64 for 64 tokens`:   `{"dataset":"d","pack":{"length":64,"column":"tokens","balance":{"cost":"len < 64 ? 1 : -len"}}}`,
 		`row: got 65, want 0 to`:                     `{"dataset":"d","pack":{"length":64,"column":"tokens"},"row":65}`,
 	} {
