@@ -78,7 +78,7 @@ func TestBucketByLengthRefused(t *testing.T) {
 	put(t, st, "d", 50)
 	e := newEngine(t, st, fetch.Options{})
 	for want, change := range map[string]func(*schema.Request){
-		`bucket_by_length.column: got "wide", want a column of integers or floating point, or of blobs: label, image`: func(r *schema.Request) { r.BucketByLength.Column = "wide" },
+		`bucket_by_length.column: got "wide", want a column of integers, floating point or lists, or of blobs: label, image`: func(r *schema.Request) { r.BucketByLength.Column = "wide" },
 		// text
 		`bucket_by_length.column: got "name", want a column of integers`: func(r *schema.Request) {
 			r.BucketByLength.Column = "name"

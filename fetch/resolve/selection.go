@@ -399,7 +399,7 @@ func fillBuckets(snap *schema.Snapshot, req schema.Request) (schema.Request, err
 func lengthColumn(snap *schema.Snapshot, within *schema.Restriction, name string) (ordinal int, blob bool, err error) {
 	var have []string
 	for _, f := range schema.MetaFields(snap.Schema) {
-		if !measures(f.Type) || within.Hides(snap.Schema, f.Name) {
+		if !measures(f.Type) && f.Type.ID() != arrow.LIST || within.Hides(snap.Schema, f.Name) {
 			continue
 		}
 		if f.Name == name {
@@ -420,10 +420,8 @@ func lengthColumn(snap *schema.Snapshot, within *schema.Restriction, name string
 		Want: "a column of integers, floating point or lists, or of blobs: " + schema.ShownList(have)}
 }
 
-// measures reports whether values of a type can be lengths, or have some.
-func measures(t arrow.DataType) bool {
-	return arrow.IsInteger(t.ID()) || arrow.IsFloating(t.ID()) || t.ID() == arrow.LIST
-}
+// measures reports whether values of a type are numbers.
+func measures(t arrow.DataType) bool { return arrow.IsInteger(t.ID()) || arrow.IsFloating(t.ID()) }
 
 // buckets returns the buckets of a request that has its defaults filled in; nil if it has none. The
 // result, which has the lengths, and the memory are for the job to hold.
