@@ -53,7 +53,7 @@ def test_what_it_says_of_itself(wheel: zipfile.ZipFile) -> None:
     assert about["Version"] == bowstring.__version__
     assert about["Requires-Python"] == ">=3.10"
     assert about["License-Expression"] == "Apache-2.0"
-    assert set(about.get_all("Provides-Extra", [])) == {"torch", "grain", "ray", "polars", "notebook", "dali"}
+    assert set(about.get_all("Provides-Extra", [])) == {"torch", "grain", "ray", "polars", "notebook", "dali", "tokens"}
     needed = about.get_all("Requires-Dist", [])
     assert {re.split(r"[<>=\[; ]", n)[0] for n in needed if "extra ==" not in n} == {
         "hpack",
