@@ -463,7 +463,19 @@ func (f *Future) NextUse(at Place, now Time) (next Time, ok bool) {
 const pageSamples = 4
 
 // rowsUntil is how many rows the job uses before it uses the blob at a place; false if it does not use it.
-func (j *Job) rowsUntil(at Place) (first int64, used bool) { return j.soonest(at, j.rowsUntilIn) }
+//
+// A blob that was read together with others is ranked by its turn, for a loose job, too. Such a job may use all of them
+// at once, but it begins rows in the plan's order: if all had the same rank, the cache would keep any of them, and the
+// chunk would be read again for those whose turn comes first.
+func (j *Job) rowsUntil(at Place) (first int64, used bool) {
+	if at.Until > 0 {
+		return j.rowsInTurn(at)
+	}
+	return j.soonest(at, j.rowsUntilIn)
+}
+
+// rowsInTurn is rowsUntil as if the job kept the plan's order.
+func (j *Job) rowsInTurn(at Place) (first int64, used bool) { return j.soonest(at, j.rowsInTurnIn) }
 
 // soonest is the minimum of rows over the job's datasets that the place may be in.
 func (j *Job) soonest(at Place, rows func(at Place, base int64) (int64, bool)) (first int64, used bool) {
@@ -478,17 +490,30 @@ func (j *Job) soonest(at Place, rows func(at Place, base int64) (int64, bool)) (
 	return first, used
 }
 
-// rowsUntilIn is rowsUntil in a dataset whose first position in the job's order is base. For a page it looks up only
-// pageSamples rows, and takes their first use. In a random order the first use of all rows is sooner, by the ratio of
-// their numbers.
+// rowsUntilIn is rowsUntil in a dataset whose first position in the job's order is base.
 func (j *Job) rowsUntilIn(at Place, base int64) (first int64, used bool) {
+	return rowsIn(at, base, j.RowsUntil)
+}
+
+// rowsInTurnIn is rowsInTurn in such a dataset.
+func (j *Job) rowsInTurnIn(at Place, base int64) (first int64, used bool) {
+	return rowsIn(at, base, func(position int64) (int64, bool) {
+		row, _, ok := j.nextRow(position)
+		return max(row-j.served.Load(), 0), ok
+	})
+}
+
+// rowsIn is what rows says of the sample at a place, in a dataset whose first position is base. For a page it looks up
+// only pageSamples rows, and takes their first use. In a random order the first use of all rows is sooner, by the ratio
+// of their numbers.
+func rowsIn(at Place, base int64, rows func(position int64) (int64, bool)) (first int64, used bool) {
 	start, page := at.page()
 	if !page {
-		return j.RowsUntil(base + at.Position)
+		return rows(base + at.Position)
 	}
 	start += base
 	for i := range int64(pageSamples) {
-		if rows, ok := j.RowsUntil(start + i*schema.PageRows/pageSamples); ok && (!used || rows < first) {
+		if rows, ok := rows(start + i*schema.PageRows/pageSamples); ok && (!used || rows < first) {
 			first, used = rows, true
 		}
 	}

@@ -12,14 +12,14 @@ func (f *Future) Turn() float64 {
 	return turn
 }
 
-// NextTurn is the turn at which the blob at a place is used next; false if no running job uses it. A use within the
-// next soon turns counts as being made now, and the use after it is returned.
+// NextTurn is the turn at which the blob at a place is used next, if jobs keep the plan's order; false if no running
+// job uses it. A use within the next soon turns counts as being made now, and the use after it is returned.
 func (f *Future) NextTurn(at Place, soon float64) (turn float64, ok bool) {
 	jobs := f.list()
 	all := rowRate(jobs)
 	for _, j := range jobs {
 		each := all * float64(j.rowTime.Load()) // turns per row of the job
-		rows, used := j.rowsUntil(at)
+		rows, used := j.rowsInTurn(at)
 		if used && float64(rows)*each < soon && !at.IsPage() {
 			rows, used = j.soonest(at, j.rowsUntilAgain)
 		}
