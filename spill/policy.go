@@ -469,55 +469,36 @@ const pageSamples = 4
 // chunk would be read again for those whose turn comes first.
 func (j *Job) rowsUntil(at Place) (first int64, used bool) {
 	if at.Until > 0 {
-		return j.rowsInTurn(at)
+		return j.soonest(at, j.rowsInTurn)
 	}
-	return j.soonest(at, j.rowsUntilIn)
+	return j.soonest(at, j.RowsUntil)
 }
 
-// rowsInTurn is rowsUntil as if the job kept the plan's order.
-func (j *Job) rowsInTurn(at Place) (first int64, used bool) { return j.soonest(at, j.rowsInTurnIn) }
-
-// soonest is the minimum of rows over the job's datasets that the place may be in.
-func (j *Job) soonest(at Place, rows func(at Place, base int64) (int64, bool)) (first int64, used bool) {
-	for i := range j.of {
-		if j.of[i].Dataset != at.Dataset {
-			continue
-		}
-		if n, ok := rows(at, j.of[i].base); ok && (!used || n < first) {
+// soonest is the minimum of rows over the job's datasets that the place may be in. For a page it looks up only
+// pageSamples rows, and takes their first use. In a random order the first use of all rows is sooner, by the ratio of
+// their numbers.
+func (j *Job) soonest(at Place, rows func(position int64) (int64, bool)) (first int64, used bool) {
+	least := func(position int64) {
+		if n, ok := rows(position); ok && (!used || n < first) {
 			first, used = n, true
 		}
 	}
-	return first, used
-}
-
-// rowsUntilIn is rowsUntil in a dataset whose first position in the job's order is base.
-func (j *Job) rowsUntilIn(at Place, base int64) (first int64, used bool) {
-	return rowsIn(at, base, j.RowsUntil)
-}
-
-// rowsInTurnIn is rowsInTurn in such a dataset.
-func (j *Job) rowsInTurnIn(at Place, base int64) (first int64, used bool) {
-	return rowsIn(at, base, func(position int64) (int64, bool) {
-		row, _, ok := j.nextRow(position)
-		return max(row-j.served.Load(), 0), ok
-	})
-}
-
-// rowsIn is what rows says of the sample at a place, in a dataset whose first position is base. For a page it looks up
-// only pageSamples rows, and takes their first use. In a random order the first use of all rows is sooner, by the ratio
-// of their numbers.
-func rowsIn(at Place, base int64, rows func(position int64) (int64, bool)) (first int64, used bool) {
 	start, page := at.page()
-	if !page {
-		return rows(base + at.Position)
-	}
-	start += base
-	for i := range int64(pageSamples) {
-		if rows, ok := rows(start + i*schema.PageRows/pageSamples); ok && (!used || rows < first) {
-			first, used = rows, true
+	for i := range j.of {
+		switch base := j.of[i].base; {
+		case j.of[i].Dataset != at.Dataset:
+		case page:
+			for k := range int64(pageSamples) {
+				least(base + start + k*schema.PageRows/pageSamples)
+			}
+		default:
+			least(base + at.Position)
 		}
 	}
-	return first * (pageSamples + 1) / (schema.PageRows + 1), used
+	if page {
+		first = first * (pageSamples + 1) / (schema.PageRows + 1)
+	}
+	return first, used
 }
 
 // Advance sets the job's progress: the next row it uses is at an index of an epoch, counted from its first as 0. Call
@@ -544,6 +525,12 @@ func (j *Job) Advance(epoch, index int64, now Time) {
 func (j *Job) RowsUntil(position int64) (int64, bool) {
 	row, reach, ok := j.nextRow(position)
 	return max(row-reach-j.served.Load(), 0), ok
+}
+
+// rowsInTurn is RowsUntil as if the job kept the plan's order.
+func (j *Job) rowsInTurn(position int64) (int64, bool) {
+	row, _, ok := j.nextRow(position)
+	return max(row-j.served.Load(), 0), ok
 }
 
 // nextRow returns the row at which the job uses the sample at a position next, counted from the beginning of its

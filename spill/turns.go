@@ -19,7 +19,7 @@ func (f *Future) NextTurn(at Place, soon float64) (turn float64, ok bool) {
 	all := rowRate(jobs)
 	for _, j := range jobs {
 		each := all * float64(j.rowTime.Load()) // turns per row of the job
-		rows, used := j.rowsInTurn(at)
+		rows, used := j.soonest(at, j.rowsInTurn)
 		if used && float64(rows)*each < soon && !at.IsPage() {
 			rows, used = j.soonest(at, j.rowsUntilAgain)
 		}
@@ -47,10 +47,8 @@ func (f *Future) keeps(at Place) bool {
 	return ok && turn <= at.Until
 }
 
-// rowsUntilAgain is how many rows the job uses before it uses the sample at a place for the second time, in a dataset
-// whose first position in the job's order is base.
-func (j *Job) rowsUntilAgain(at Place, base int64) (int64, bool) {
-	position := base + at.Position
+// rowsUntilAgain is how many rows the job uses before it uses the sample at a position for the second time.
+func (j *Job) rowsUntilAgain(position int64) (int64, bool) {
 	row, _, ok := j.nextRow(position)
 	if !ok {
 		return 0, false
