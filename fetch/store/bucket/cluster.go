@@ -263,20 +263,8 @@ const (
 // forgetClusters removes what has lapsed.
 func (s *Store) forgetClusters(ctx context.Context) error {
 	for dir, after := range map[string]time.Duration{dirLeases: leasesLeft, dirClaims: claimsLeft, dirLayouts: layoutsLeft} {
-		var gone []string
-		err := s.list(ctx, dir, func(_ string, info object.Info) error {
-			if s.lapsed(info, after) {
-				gone = append(gone, info.Key)
-			}
-			return nil
-		})
-		if err != nil {
+		if err := s.forget(ctx, dir, after); err != nil {
 			return err
-		}
-		for _, key := range gone {
-			if err := s.again(ctx, func(ctx context.Context) error { return s.bucket.Delete(ctx, key) }); err != nil {
-				return err
-			}
 		}
 	}
 	return nil

@@ -208,19 +208,7 @@ const forgetAfter = 24 * time.Hour
 
 // forgetMembers removes the rows of processes that are gone for long.
 func (s *Store) forgetMembers(ctx context.Context) error {
-	var gone []string
-	err := s.list(ctx, dirMembers, func(name string, info object.Info) error {
-		if s.lapsed(info, s.options.Lapse+forgetAfter) {
-			gone = append(gone, name)
-		}
-		return nil
-	})
-	for _, id := range gone {
-		if err == nil {
-			err = s.again(ctx, func(ctx context.Context) error { return s.bucket.Delete(ctx, s.key(dirMembers+id)) })
-		}
-	}
-	return err
+	return s.forget(ctx, dirMembers, s.options.Lapse+forgetAfter)
 }
 
 // list visits the objects whose names begin with under, without that beginning. Where the list breaks off it goes on

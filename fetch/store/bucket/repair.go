@@ -33,7 +33,7 @@ type repairing struct {
 // piece is a blob that is put back.
 type piece struct {
 	entry
-	data []byte
+	data []byte // a copy: a caller that gives up may free its bytes while another call writes the piece
 	done bool
 	err  error // once done
 }
@@ -107,7 +107,7 @@ func (s *Store) Repair(ctx context.Context, ref schema.BlobRef, data []byte) err
 		return fmt.Errorf("%w: blob %s lies beyond the end of any segment", schema.ErrInvalid, ref.Key)
 	}
 	key := s.segmentKey(a.Prefix, a.Object)
-	p := &piece{entry: entry{offset: a.Offset, size: ref.Size, sum: ref.Sum}, data: data}
+	p := &piece{entry: entry{offset: a.Offset, size: ref.Size, sum: ref.Sum}, data: bytes.Clone(data)}
 	g := s.repairs.join(key, p)
 	defer s.repairs.quit(key, g, p)
 	select {
@@ -156,12 +156,10 @@ func (s *Store) rewriteOnce(ctx context.Context, prefix schema.ObjectPrefix, num
 		return false, fmt.Errorf("repair segment %s: %w", key, err)
 	}
 	g := salvage(body, prefix, number, s.now())
-	any := false
 	for _, p := range list {
 		p.err = g.place(p.entry, p.data)
-		any = any || p.err == nil
 	}
-	if !any {
+	if !slices.ContainsFunc(list, func(p *piece) bool { return p.err == nil }) {
 		return true, nil
 	}
 	if g.finish(); bytes.Equal(g.body, body) {
@@ -184,28 +182,23 @@ func (s *Store) rewriteOnce(ctx context.Context, prefix schema.ObjectPrefix, num
 // salvage is what is left of a segment, without index and trailer. Of one that does not end as a segment does all its bytes
 // may be blobs, and where these lie is not known.
 func salvage(body []byte, prefix schema.ObjectPrefix, number uint32, now time.Time) *segment {
-	g := newSegment(prefix, number, 0, now)
 	size := int64(len(body))
-	if size < headerSize {
-		return g
+	created, end, entries := now, size, []entry(nil)
+	if size >= headerSize && intactHeader(body) {
+		created = time.UnixMicro(int64(binary.LittleEndian.Uint64(body[28:]))).UTC()
 	}
-	header := g.body
-	if intactHeader(body) {
-		header = bytes.Clone(body[:headerSize])
-		g.created = time.UnixMicro(int64(binary.LittleEndian.Uint64(body[28:]))).UTC()
-	}
-	g.body = bytes.Clone(body)
 	if size >= headerSize+trailerSize {
 		if t, err := decodeTrailer(body[size-trailerSize:], size, prefix, number); err == nil {
 			at, length := t.index(size)
-			g.body, g.created = g.body[:at], t.created
-			g.entries, _ = decodeIndex(body[at:at+length], t, size)
-			if g.entries != nil {
-				return g
-			}
+			created, end = t.created, at
+			entries, _ = decodeIndex(body[at:at+length], t, size)
 		}
 	}
-	copy(g.body, header[:headerSize])
+	g := newSegment(prefix, number, len(body), created)
+	g.entries = entries
+	if end > headerSize {
+		g.body = append(g.body, body[headerSize:end]...)
+	}
 	return g
 }
 

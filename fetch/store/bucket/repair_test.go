@@ -2,7 +2,9 @@ package bucket
 
 import (
 	"bytes"
+	"context"
 	"errors"
+	"runtime"
 	"testing"
 
 	"golang.org/x/sync/errgroup"
@@ -123,6 +125,59 @@ func TestRepair(t *testing.T) {
 				t.Errorf("of a blob that is not there, in a segment that was made anew: %v", err)
 			}
 		})
+	}
+}
+
+// TestRepairGivenUp: a call that gives up may reuse its bytes at once, even though another call is about to write them.
+func TestRepairGivenUp(t *testing.T) {
+	url := "file://" + t.TempDir()
+	found(t, url)
+	s := open(t, url, testOptions())
+	rows := [][]byte{bytes.Repeat([]byte("one"), 300), bytes.Repeat([]byte("two"), 300)}
+	in := must(s.Begin(t.Context(), "d"))
+	snap, err := storetest.Put(t.Context(), in, rows, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ref := must(in.Put(t.Context(), []byte("beside")))
+	snap.Parent = 0
+	if _, err := in.Commit(t.Context(), snap); err != nil {
+		t.Fatal(err)
+	}
+	if err := in.Close(); err != nil {
+		t.Fatal(err)
+	}
+	a, _ := schema.ParseObjectAddress(ref.Key)
+	key := s.segmentKey(a.Prefix, a.Object)
+	harmed{t, must(object.Open(t.Context(), urlOf(s), testOptions().Bucket))}.remove(key)
+
+	own := &piece{entry: entry{offset: headerSize, sum: schema.Checksum(nil)}}
+	g := s.repairs.join(key, own)
+	defer s.repairs.quit(key, g, own)
+	g.turn <- struct{}{}
+	defer func() { <-g.turn }()
+	ctx, giveUp := context.WithCancel(t.Context())
+	data, back := []byte("beside"), make(chan error)
+	go func() { back <- s.Repair(ctx, ref, data) }()
+	list := s.repairs.take(g, own)
+	for ; len(list) < 2; list = s.repairs.take(g, own) {
+		runtime.Gosched()
+	}
+	giveUp()
+	if err := <-back; !errors.Is(err, context.Canceled) {
+		t.Fatal(err)
+	}
+	copy(data, "REUSED")
+	if err := s.rewrite(t.Context(), a.Prefix, a.Object, list); err != nil {
+		t.Fatal(err)
+	}
+	b, err := s.Get(t.Context(), ref)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Release()
+	if !bytes.Equal(b.Bytes(), []byte("beside")) {
+		t.Errorf("the blob is %q", b.Bytes())
 	}
 }
 

@@ -426,7 +426,7 @@ func (s *Store) finish(ctx context.Context, opts store.GCOptions, report *store.
 		return nil
 	}
 	report.FreedBytes = report.DeadBytes
-	return errors.Join(s.forgetMembers(ctx), s.forgetClusters(ctx), s.forgetProofs(ctx))
+	return errors.Join(s.forgetMembers(ctx), s.forgetClusters(ctx), s.forget(ctx, dirProof, proofsLeft))
 }
 
 // lostPartitions reports a schema.ErrDataLoss if the catalog lacks a partition of which there is a copy: no partition is ever
@@ -455,11 +455,11 @@ func (s *Store) lostPartitions(ctx context.Context) error {
 // proofsLeft is how long what a proof writes is left: one takes seconds, and a process that was killed leaves it behind.
 const proofsLeft = 24 * time.Hour
 
-// forgetProofs removes what proofs have left behind.
-func (s *Store) forgetProofs(ctx context.Context) error {
+// forget removes the objects of a directory that were left as they are for longer than after.
+func (s *Store) forget(ctx context.Context, dir string, after time.Duration) error {
 	var gone []string
-	err := s.list(ctx, dirProof, func(_ string, info object.Info) error {
-		if s.lapsed(info, proofsLeft) {
+	err := s.list(ctx, dir, func(_ string, info object.Info) error {
+		if s.lapsed(info, after) {
 			gone = append(gone, info.Key)
 		}
 		return nil
