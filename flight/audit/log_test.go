@@ -19,12 +19,15 @@ import (
 	"go.uber.org/goleak"
 )
 
+// patient is more than any disk takes that does not hang, on however busy a machine.
+const patient = time.Minute
+
 // killedEnv has this binary be a process that records the beginning of a read, and is killed then.
 const killedEnv = "BOWSTRING_AUDIT_KILLED"
 
 func TestMain(m *testing.M) {
 	if path := os.Getenv(killedEnv); path != "" {
-		l, err := Open(Options{Path: path})
+		l, err := Open(Options{Path: path, Patience: patient})
 		if err == nil {
 			err = l.Begin(context.Background(), Event{Event: Read, Phase: Begin, Principal: "ada", Dataset: "d"})
 		}
@@ -169,6 +172,7 @@ func TestBeginOfABadDisk(t *testing.T) {
 			t.Errorf("strict %t: %v", strict, err)
 		}
 		cancel(nil)
+		l.opts.Patience = patient // what follows does not hang: each line's fate is known when its Begin returns
 		l.mu.Unlock()
 		if err := l.Begin(t.Context(), Event{Event: Read, Phase: Begin}); err != nil {
 			t.Errorf("strict %t: %v", strict, err)
@@ -205,7 +209,7 @@ func TestBeginOfABadDisk(t *testing.T) {
 // and when reads are recorded again, how many were not.
 func TestAFullDiskFillsNoLog(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "audit")
-	l := open(t, Options{Path: path})
+	l := open(t, Options{Path: path, Patience: patient})
 	var logged strings.Builder
 	now := time.Unix(1e9, 0)
 	l.mu.Lock() // before anything is written
