@@ -11,8 +11,11 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 import xml.etree.ElementTree as ET
 from collections import defaultdict
@@ -91,7 +94,10 @@ def run(name: str, command: list[str], go: bool) -> int:
         "tests": tests,
     }
     NOTES.mkdir(parents=True, exist_ok=True)
-    (NOTES / f"{name}.json").write_text(json.dumps(note))
+    try:
+        (NOTES / f"{name}.json").write_text(json.dumps(note))
+    except OSError as e:  # the stage has failed of the same, if it has; what it printed counts
+        show(f"== {name}: its times are lost: {e}\n")
     if child.returncode != 0:
         show(f"== {name} FAILED with {child.returncode}\n")
     return child.returncode if child.returncode >= 0 else 128 - child.returncode
@@ -119,8 +125,42 @@ def clock(seconds: float) -> str:
     return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
 
 
-def report() -> None:
-    stages = sorted((json.loads(path.read_text()) for path in NOTES.glob("*.json")), key=lambda s: float(s["began"]))
+class Disk:
+    """Watches how much is free where the stages write: the checkout, temporary files and the caches of Go and Python."""
+
+    def __init__(self) -> None:
+        self._folders = [Path(__file__).parent, Path(tempfile.gettempdir()), Path.home()]
+        self.first = self.least = self._free()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _free(self) -> int:
+        return min(shutil.disk_usage(folder).free for folder in self._folders)
+
+    def _watch(self) -> None:
+        while not self._ended.wait(2):
+            self.least = min(self.least, self._free())
+
+
+def notes() -> list[dict[str, Any]]:
+    """What the stages noted, in the order in which they began. A full disk leaves notes that are cut short."""
+    stages = []
+    for path in NOTES.glob("*.json"):
+        try:
+            stages.append(json.loads(path.read_text()))
+        except ValueError as e:
+            show(f"{path}: {e}\n")
+    return sorted(stages, key=lambda s: float(s["began"]))
+
+
+def report(disk: Disk) -> None:
+    stages = notes()
+    show(f"\ndisk: {disk.first / 1e9:.1f} GB were free at the start, {disk.least / 1e9:.1f} GB at the least\n")
     if not stages:
         return
     first, last = stages[0]["began"], max(s["began"] + s["wall"] for s in stages)
@@ -151,8 +191,10 @@ def main(args: list[str]) -> int:
         case ["all", *command] if command:
             for path in NOTES.glob("*"):
                 path.unlink()
+            disk = Disk()
             status = subprocess.run(command, check=False).returncode
-            report()
+            disk.stop()
+            report(disk)
             return status
         case ["run", "--go", name, *command] if command:
             return run(name, command, go=True)
