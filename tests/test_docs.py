@@ -32,7 +32,7 @@ def test_the_lines_in_the_readme(node: Node) -> None:
         done = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stderr
         printed.append(done.stdout)
-    plain, package = printed
+    package, plain = printed
     assert plain.startswith("270 samples, ")
     assert "step 4 14 images" in plain
     assert " of 270 samples; ['astronaut', " in package
