@@ -79,7 +79,7 @@ const (
 )
 
 // Request says what to serve and how: the JSON of a Flight command
-// descriptor. Zero values mean the defaults that docs/protocol.md lists.
+// descriptor. Zero values mean the defaults that docs/requests.md lists.
 //
 // Split, Where and Selection each narrow what is served; a sample is served if
 // it meets all that are given.

@@ -1,4 +1,7 @@
-"""The Python in README.md and docs/protocol.md runs as it stands, but for the size of the dataset."""
+"""The Python in README.md and in the pages of the protocol runs as it is, except for the size of the dataset.
+
+Links between pages lead somewhere.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
 from conftest import ROOT, StartNode
+from markdown_it import MarkdownIt
 from node import Node
 from wire import put
 
@@ -21,6 +25,32 @@ DOCUMENTED = "grpc://127.0.0.1:8815"
 
 def blocks(path: Path) -> list[str]:
     return re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL)
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    tokens = MarkdownIt("commonmark").parse(page.read_text())
+    titles = [tokens[n + 1] for n, token in enumerate(tokens) if token.type == "heading_open"]
+    texts = ("".join(child.content for child in title.children or []) for title in titles)
+    return {re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-") for text in texts}
+
+
+PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    """Of links to files of the repository, the file and the heading are there."""
+    tokens = MarkdownIt("commonmark").enable("table").parse(page.read_text())
+    for link in (child for token in tokens for child in token.children or [] if child.type == "link_open"):
+        target = str(link.attrs["href"])
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        found = (page.parent / path).resolve() if path else page
+        assert found.exists(), target
+        if anchor and found.suffix == ".md":
+            assert anchor in anchors(found), target
 
 
 @pytest.mark.slow
@@ -49,7 +79,8 @@ def test_the_lines_in_the_protocol(start: StartNode) -> None:
         }
     )
     names: dict[str, Any] = {"table": rows}
-    found = [b for b in blocks(ROOT / "docs" / "protocol.md") if "grpc+tls" not in b]  # test_doors.py has those
+    calls = [b for b in blocks(ROOT / "docs" / "protocol.md") if "grpc+tls" not in b]  # test_doors.py has those
+    found = [calls[0], *blocks(ROOT / "docs" / "requests.md"), *calls[1:]]
     (upload,) = (n for n, block in enumerate(found) if block.startswith("put = "))
     with fl.connect(node.url) as client:
         # The upload makes the dataset that the other lines read, so it comes first, after the imports.

@@ -116,7 +116,7 @@ def steps(client: bowstring.Client, request: dict[str, Any]) -> list[list[int]]:
 
 
 def test_every_field_has_others() -> None:
-    text = (ROOT / "docs" / "protocol.md").read_text()
+    text = (ROOT / "docs" / "requests.md").read_text()
     table = text[text.index("| `dataset` | string | required") :]
     fields = re.findall(r"^\| `([a-z_]+)` \|", table[: table.index("\n\n")], re.MULTILINE)
     assert len(fields) > 15
