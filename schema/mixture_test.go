@@ -2,6 +2,7 @@ package schema
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math/big"
@@ -13,7 +14,7 @@ import (
 
 const someMixture = `{"mixture":{"sources":[{"name":"web","dataset":"crawl","snapshot":3,"split":"train","where":"lang == \"en\"","weight":0.7},` +
 	`{"dataset":"books","tag":"prod","weight":0.2,"end":"drop"},` +
-	`{"name":"code","sources":[{"dataset":"go","weight":3},{"dataset":"c","weight":1,"end":"stop"}],"weight":0.1}],` +
+	`{"name":"code","sources":["go*3",{"dataset":"c","weight":1,"end":"stop"}],"weight":0.1}],` +
 	`"epoch_size":1000000,"by":"tokens","pick":"exact","schedule":[{"step":1000,"weights":{"go":1,"web":0}},` +
 	`{"step":5000,"weights":{"books":1},"over":2000,"pieces":8}],"carried":{"epoch":2,"rows":[5,6,7,8]}},` +
 	`"columns":["tokens"],"shuffle":{"seed":7,"epoch":2},"batch":256}`
@@ -21,7 +22,8 @@ const someMixture = `{"mixture":{"sources":[{"name":"web","dataset":"crawl","sna
 func TestParseMixture(t *testing.T) {
 	for _, in := range []string{
 		someMixture,
-		`{"mixture":{"sources":[{"dataset":"a","weight":0},{"name":"b","dataset":"a","weight":1e-12}]}}`,
+		`{"mixture":{"sources":["a*0","b=a*1e-12"]}}`,
+		`{"mixture":{"sources":["=a@3/train*0.7","b=a@prod/test*1000000000000",{"dataset":"c","where":"x > 3","weight":1}]}}`,
 		`{"mixture":{"sources":[{"dataset":"a","repeat":1.5},{"dataset":"b","choose":10}]},"batch":4}`,
 	} {
 		r, err := ParseRequest([]byte(in))
@@ -35,6 +37,27 @@ func TestParseMixture(t *testing.T) {
 		again, err := ParseTicket(ticket.Marshal())
 		if err != nil || !reflect.DeepEqual(again, ticket) {
 			t.Errorf("ticket %s: %+v %v", ticket.Marshal(), again, err)
+		}
+	}
+	for in, want := range map[string]string{ // a source has one form
+		`{"dataset":"a","weight":0}`: `"a*0"`,
+		`{"name":"a","weight":0.25,"dataset":"a","split":"train","snapshot":3}`: `"=a@3/train*0.25"`,
+		`{"name":"b","weight":2e0,"dataset":"a","tag":"prod"}`:                  `"b=a@prod*2"`,
+		`"a=a*1.50"`: `"=a*1.5"`,
+		`{"name":"x","weight":1,"sources":[{"dataset":"b","weight":1}]}`:                      `{"name":"x","sources":["b*1"],"weight":1}`,
+		`{"dataset":"a","weight":1,"where":"x < 3 & y > 1"}`:                                  `{"dataset":"a","where":"x < 3 & y > 1","weight":1}`,
+		`{"name":"x","weight":1,"sources":[{"dataset":"b","weight":1,"end":"drop"},"c/d*2"]}`: `{"name":"x","sources":[{"dataset":"b","weight":1,"end":"drop"},"c/d*2"],"weight":1}`,
+	} {
+		r, err := ParseRequest([]byte(`{"mixture":{"sources":[` + in + `,"other*1"]}}`))
+		if err != nil {
+			t.Fatalf("%s: %v", in, err)
+		}
+		if out := string(r.Marshal()); out != `{"mixture":{"sources":[`+want+`,"other*1"]}}` {
+			t.Errorf("%s marshals to %s", in, out)
+		}
+		var kept Mixture // as records of lineage have it
+		if err := json.Unmarshal(marshal(r.Mixture), &kept); err != nil || !reflect.DeepEqual(&kept, r.Mixture) {
+			t.Errorf("%s: kept as %+v, %v", in, kept, err)
 		}
 	}
 	r, _ := ParseRequest([]byte(`{"mixture":{"sources":[{"dataset":"a","snapshot":"prod","split":"train","weight":1}]}}`))
@@ -125,6 +148,11 @@ func TestMixtureErrors(t *testing.T) {
 		`{"sources":[{"name":"x","end":"drop","sources":[{"dataset":"a","weight":1}],"weight":1}]}`,
 		`{"sources":[{"name":"x","sources":[{"dataset":"a","choose":1}],"weight":1}]}`,
 		`{"sources":[{"name":"x","sources":[{"dataset":"a","weight":1},{"dataset":"b c","weight":1}],"weight":1}]}`,
+		`{"sources":["a"]}`, `{"sources":["a*"]}`, `{"sources":["*1"]}`, `{"sources":["a* 1"]}`, `{"sources":["a*1*2"]}`,
+		`{"sources":["a*-1"]}`, `{"sources":["a*\"1\""]}`, `{"sources":["a*0x1p-2"]}`, `{"sources":["a*Inf"]}`, `{"sources":["a*1e13"]}`,
+		`{"sources":["a@0*1"]}`, `{"sources":["a@*1"]}`, `{"sources":["a/*1"]}`, `{"sources":["a/b/c*1"]}`, `{"sources":["x y=a*1"]}`,
+		`{"sources":["x=y=a*1"]}`, `{"sources":["a b*1"]}`, `{"sources":["a@prod/train=x*1"]}`,
+		`{"sources":["a*1","b=a*1","a*2"]}`, `{"sources":["a*1",{"dataset":"b","choose":5}]}`,
 		`{"sources":[` + strings.Join(sources, ",") + `]}`, `{"sources":[` + deep + `]}`,
 		`{` + two + `,"epoch_size":0}`, `{` + two + `,"epoch_size":4611686018427387904}`,
 		`{` + two + `,"by":""}`, `{` + two + `,"pick":"exat"}`,

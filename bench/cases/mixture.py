@@ -19,6 +19,7 @@ def run(context: Context) -> Result:
             Figure("prefix_error_changed", found["prefix_error_changed"], at_most=2),
             Figure("batches_off", found["batches_off"], at_most=0),
             Figure("ticket_bytes", found["ticket_bytes"], at_most=2048),
+            Figure("ticket_64_bytes", found["ticket_64_bytes"], at_most=2048),
             Figure("ns_per_index", index["ns/op"], at_most=500),
             Figure("allocs", max(index["allocs/op"], back["allocs/op"]), at_most=0),
         ],

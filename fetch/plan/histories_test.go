@@ -5,6 +5,7 @@ import (
 	"math"
 	"math/big"
 	"math/rand/v2"
+	"reflect"
 	"slices"
 	"testing"
 
@@ -84,6 +85,19 @@ func historyTicket(rng *rand.Rand) (t schema.Ticket, whole bool) {
 	return schema.Ticket{Request: schema.Request{Mixture: m, Columns: []string{"tokens", "position"},
 		Shuffle: &schema.Shuffle{Seed: rng.Uint64(), Epoch: rng.Uint64N(3)}, Batch: batch, World: &schema.World{Size: 64}},
 		Rank: rng.IntN(64), Step: rng.Int64N(1e6), Epochs: 3}, percent
+}
+
+// wideTicket is a ticket of as many sources as a mixture may have.
+func wideTicket(rng *rand.Rand) schema.Ticket {
+	m := &schema.Mixture{EpochSize: 1e9}
+	for j := range schema.MaxSources {
+		weight := math.Round(1+rng.Float64()*999) / 1e4
+		m.Sources = append(m.Sources, schema.MixtureSource{Dataset: fmt.Sprintf("corpus-%02d", j),
+			Snapshot: 1 + rng.Int64N(9), Split: "train", Weight: &weight})
+	}
+	return schema.Ticket{Request: schema.Request{Mixture: m, Columns: []string{"tokens", "position"},
+		Shuffle: &schema.Shuffle{Seed: rng.Uint64(), Epoch: rng.Uint64N(100)}, Batch: 1024, World: &schema.World{Size: 64}},
+		Rank: rng.IntN(64), Step: rng.Int64N(1e6), Row: rng.Int64N(16), Epochs: 3}
 }
 
 // mixOf is the mixture that a ticket asks for.
@@ -317,6 +331,19 @@ func TestHistories(t *testing.T) {
 	t.Logf("prefixes are off by up to %g, after changes by %g; tickets have up to %d bytes", f.prefix, f.changed, f.ticket)
 }
 
+// Each request repeats all sources of a mixture, so they are short.
+func TestWideTicket(t *testing.T) {
+	want := wideTicket(testRand(t))
+	text := want.Marshal()
+	if len(text) > 2048 {
+		t.Errorf("a ticket of %d sources has %d bytes, want 2,048 or less: %s", schema.MaxSources, len(text), text)
+	}
+	if got, err := schema.ParseTicket(text); err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("%s: read as %+v, %v", text, got, err)
+	}
+	t.Logf("%d bytes", len(text))
+}
+
 // BenchmarkMixtureHistories is 1,000 histories. Its time says nothing.
 func BenchmarkMixtureHistories(b *testing.B) {
 	for range b.N {
@@ -327,5 +354,6 @@ func BenchmarkMixtureHistories(b *testing.B) {
 		b.ReportMetric(f.prefix, "prefix_error")
 		b.ReportMetric(f.changed, "prefix_error_changed")
 		b.ReportMetric(float64(f.ticket), "ticket_bytes")
+		b.ReportMetric(float64(len(wideTicket(testRand(b)).Marshal())), "ticket_64_bytes")
 	}
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -85,6 +86,37 @@ def test_each_row_is_its_sources(client: bowstring.Client) -> None:
 def rows(batches: Any) -> list[tuple[str, int]]:
     """Where the rows of some batches come from."""
     return [(r["source"], r["position"]) for b in batches for r in b.select(["source", "position"]).to_pylist()]
+
+
+def test_tickets_are_short(client: bowstring.Client) -> None:
+    """A source that text says all of takes some bytes of a ticket, and means what its object means."""
+    photos, more = client.dataset("photos", split="train"), client.dataset("more")
+    inner = bowstring.mixture({"a": photos.where("label > 2"), "b": more}, weights={"a": 1, "b": 0.5}, epoch_size=10)
+    inner._mixture.pop("epoch_size")
+    mix = bowstring.mixture({"photos": photos, "in": inner}, weights={"photos": 3, "in": 1e-7}, epoch_size=40)
+    request = mix.request(batch=8)
+    assert request["mixture"]["sources"] == [
+        "=photos@1/train*3",
+        {
+            "name": "in",
+            "sources": [
+                {"name": "a", "dataset": "photos", "snapshot": 1, "split": "train", "where": "label > 2", "weight": 1},
+                "b=more@1*0.5",
+            ],
+            "weight": 1e-7,
+        },
+    ]
+    with mix.batches(8, rank=0, world_size=1) as batches:
+        first = next(batches)
+        ticket = batches.ticket
+    assert ticket["mixture"] == {"sources": request["mixture"]["sources"], "epoch_size": 40}
+    again = list(mix.resume(ticket))
+    assert sum(b.num_rows for b in again) == 40 - first.num_rows
+    many = {f"s{i:02}": (photos, more)[i % 2] for i in range(64)}
+    wide = bowstring.mixture(many, weights={name: round(0.01 + i / 1000, 3) for i, name in enumerate(many)})
+    with wide.columns(["position"]).batches(64, rank=0, world_size=1) as batches:
+        next(batches)
+        assert len(json.dumps(batches.ticket, separators=(",", ":"))) <= 2048
 
 
 @pytest.mark.parametrize("pick", ["random", "exact", "one_source"])

@@ -45,10 +45,23 @@ def digest(request: Mapping[str, Any]) -> str:
 def snapshots(request: Mapping[str, Any]) -> str:
     """What a request, or a job on record, reads: a snapshot, or those of a mixture."""
     if "mixture" in request:
-        return "+".join(snapshots(source) for source in request["mixture"]["sources"])
+        return snapshots(request["mixture"])
     if "sources" in request:
-        return "+".join(snapshots(source) for source in request["sources"])
+        return "+".join(snapshots(source_of(source)) for source in request["sources"])
     return f"{request['dataset']}@{request['snapshot']}"
+
+
+def source_of(source: str | dict[str, Any]) -> dict[str, Any]:
+    """A source of a mixture as an object, which may be text: `name=dataset@3/split*0.7`."""
+    if not isinstance(source, str):
+        return source
+    text, _, weight = source.partition("*")
+    text, _, split = text.partition("/")
+    name, named, text = text.rpartition("=")
+    dataset, _, snapshot = text.partition("@")
+    found: dict[str, Any] = {"name": name or dataset} if named else {}
+    found |= {"dataset": dataset, "snapshot": int(snapshot) if snapshot.isdigit() else snapshot}
+    return found | ({"split": split} if split else {}) | {"weight": json.loads(weight)}
 
 
 def title(request: Mapping[str, Any]) -> str:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
 from bowstring._shown import shown
+from bowstring._state import source_of
 from bowstring._wire import decoded
 from bowstring.dataset import Dataset
 from bowstring.errors import InvalidRequest
@@ -103,7 +106,7 @@ def mixture(
 
 
 def _source(name: str, dataset: Dataset, amount: dict[str, Any]) -> dict[str, Any]:
-    """A source as a request has it."""
+    """A source of a request, as an object."""
     if not isinstance(dataset, Dataset):
         raise TypeError(f"sources[{name!r}]: got {type(dataset).__name__}, want a Dataset")
     for what, given in {
@@ -136,7 +139,7 @@ class Mixture(Dataset):
         """The JSON that a descriptor of Flight takes, for clients in other languages, or by hand."""
         request = super().request(batch=batch, world_size=world_size, epoch=epoch)
         del request["dataset"], request["snapshot"]
-        return {"mixture": copy.deepcopy(self._mixture), **request}
+        return {"mixture": _short(self._mixture), **request}
 
     def sources(self, *, batch: int | None = None, epoch: int = 0) -> list[SourceShare]:
         """The sources, and how many rows of an epoch are of each, as the server says it."""
@@ -211,11 +214,30 @@ class Mixture(Dataset):
         return f"mixture of {self._name}"
 
 
+def _short(mixture: dict[str, Any]) -> dict[str, Any]:
+    """The same with each source as text that has one, as each ticket repeats them all."""
+    sources = [_short(s) if "sources" in s else _text(s) for s in mixture["sources"]]
+    return copy.deepcopy({**mixture, "sources": sources})
+
+
+def _text(source: dict[str, Any]) -> str | dict[str, Any]:
+    """A source as text, or as it is where text does not say all."""
+    name, dataset, weight = source["name"], source["dataset"], source.get("weight")
+    if not NAME.fullmatch(name) or weight is None or not set(source) <= {"name", "weight", *READ}:
+        return source
+    split = f"/{source['split']}" if "split" in source else ""
+    return f"{'' if name == dataset else name}={dataset}@{source['snapshot']}{split}*{json.dumps(weight)}"
+
+
+NAME = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
+READ = ("dataset", "snapshot", "split")  # what a source's text says it reads
+
+
 def _read(mixture: Any) -> list[Any]:
     """What a mixture reads: names, snapshots, and what narrows them."""
     if not isinstance(mixture, dict):
         return []
-    what = ("name", "dataset", "snapshot", "split", "where")
     return [
-        _read(source) if "sources" in source else [source.get(name) for name in what] for source in mixture["sources"]
+        _read(source) if "sources" in source else [source.get(name) for name in ("name", *READ, "where")]
+        for source in map(source_of, mixture["sources"])
     ]
