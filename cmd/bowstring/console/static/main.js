@@ -93,6 +93,7 @@ const doors = {
 };
 
 function door(mode) {
+  if (document.getElementById("token")?.form.dataset.mode === mode) return; // it is open, and a token may be in it
   away();
   say("", "");
   nav.hidden = true;
@@ -103,6 +104,7 @@ function door(mode) {
   const field = el("input", { id: "token", type: "password", autocomplete: "off", required: true, spellcheck: "false", "aria-describedby": "hint" });
   const wrong = el("div.error", { role: "alert", hidden: true });
   const form = el("form", {
+    "data-mode": mode,
     submit: async (e) => {
       e.preventDefault();
       try {
