@@ -20,9 +20,18 @@ type output struct {
 	builder *schema.ChunkBuilder
 	chunks  []schema.Chunk
 	pages   schema.PageList // of the chunk being built
+	marks   []mark          // of all pages
 	splits  []schema.Split
 	rows    int64 // added so far
 }
+
+// mark is what tells a page from others, wherever it lies.
+type mark struct {
+	rows, size int64
+	sum        schema.Sum
+}
+
+func markOf(page schema.Chunk) mark { return mark{page.Rows, page.Size, page.Sum} }
 
 // outputOptions are those of Options that an output needs.
 type outputOptions struct {
@@ -136,6 +145,7 @@ func (o *output) flushPage(ctx context.Context) error {
 		return fmt.Errorf("store a page of manifest chunk %d: %w", len(o.chunks), err)
 	}
 	o.pages.Add(page)
+	o.marks = append(o.marks, markOf(page))
 	return nil
 }
 

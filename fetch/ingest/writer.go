@@ -425,6 +425,11 @@ func (w *Writer) commit(ctx context.Context) (*schema.Snapshot, bool, error) {
 		if w.base != nil && (sameContent(w.base, snap) || w.opts.Mode == Append && w.isTail(w.base)) {
 			return w.base, false, nil
 		}
+		if w.base != nil && w.opts.Mode == Replace && w.store.Traits().Segments {
+			if same, err := w.samePages(ctx, snap); err != nil || same {
+				return w.base, false, err
+			}
+		}
 		if w.opts.Mode == Append {
 			if err := w.checkBase(ctx, checked); err != nil {
 				return nil, false, err
@@ -509,6 +514,45 @@ func inOrder(splits []schema.Split) []splitRange {
 func sameContent(a, b *schema.Snapshot) bool {
 	return schemaDiff(a.Schema, b.Schema) == "" && reflect.DeepEqual(a.Splits, b.Splits) &&
 		sameChunks(a.Chunks, b.Chunks)
+}
+
+// samePages reports whether a snapshot has the pages of the base, where pages lie in segments: those that are put twice
+// have two keys. Pages of equal length and checksum are equal.
+func (w *Writer) samePages(ctx context.Context, snap *schema.Snapshot) (bool, error) {
+	base := w.base
+	if schemaDiff(base.Schema, snap.Schema) != "" || !reflect.DeepEqual(base.Splits, snap.Splits) ||
+		!slices.EqualFunc(base.Chunks, snap.Chunks, func(a, b schema.Chunk) bool {
+			return a.Rows == b.Rows && a.ManifestBytes() == b.ManifestBytes()
+		}) {
+		return false, nil
+	}
+	marks := w.marks
+	for i := range base.Chunks {
+		pages, err := w.pagesOf(ctx, &base.Chunks[i])
+		if err != nil {
+			return false, fmt.Errorf("compare with %s@%d: %w", base.Dataset, base.Number, err)
+		}
+		if len(pages) > len(marks) || !slices.EqualFunc(pages, marks[:len(pages)], func(page schema.Chunk, m mark) bool {
+			return markOf(page) == m
+		}) {
+			return false, nil
+		}
+		marks = marks[len(pages):]
+	}
+	return len(marks) == 0, nil
+}
+
+// pagesOf are the pages of a chunk, which may be its own page.
+func (w *Writer) pagesOf(ctx context.Context, chunk *schema.Chunk) ([]schema.Chunk, error) {
+	if chunk.Pages == 0 {
+		return []schema.Chunk{*chunk}, nil
+	}
+	index, err := w.store.Get(ctx, chunk.BlobRef)
+	if err != nil {
+		return nil, err
+	}
+	defer index.Release()
+	return chunk.OpenIndex(index.Bytes())
 }
 
 func sameChunks(a, b []schema.Chunk) bool {

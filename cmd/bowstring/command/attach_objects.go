@@ -616,7 +616,15 @@ func (a *attachment) mixing(ctx context.Context, snap *schema.Snapshot) (m *fetc
 // putSets has a snapshot name the sets that blobs lie in by now.
 func (a *attachment) putSets(ctx context.Context, w *ingest.Writer) error {
 	for _, ref := range a.listing.KeptSets() {
-		w.KeepSet(ref)
+		if !a.store.Traits().Segments {
+			w.KeepSet(ref)
+			continue
+		}
+		// Its segment belongs to the snapshot before, and goes with it.
+		i := slices.IndexFunc(a.sets, func(b attach.Base) bool { return b.Ref.Prefix == ref.Prefix })
+		if err := w.PutSet(ctx, a.sets[i].Set); err != nil {
+			return err
+		}
 	}
 	for set := range a.listing.Made {
 		if err := w.PutSet(ctx, set); err != nil {
