@@ -74,6 +74,8 @@ type Server struct {
 	draining context.Context // ends when Shutdown begins; its cause is what callers are told
 	drain    context.CancelCauseFunc
 
+	connections wire.Count // from outside of this process
+
 	sending sync.WaitGroup // every goroutine that the server started
 }
 
@@ -178,8 +180,16 @@ func (s *Server) Serve(l net.Listener) error {
 func (s *Server) listening() wire.Listening {
 	return wire.Listening{
 		Logger: s.log, Encrypts: s.opts.Auth.Encrypts(), Plain: s.opts.PlainTransport,
-		Most: s.opts.MaxConnections, MostOf: s.opts.MaxConnectionsPerPeer,
+		Most: s.opts.MaxConnections, MostOf: s.opts.MaxConnectionsPerPeer, Count: &s.connections,
 	}
+}
+
+// Activity is by what a server that clients use differs from one that they do not.
+type Activity struct{ Open, Ended int64 }
+
+// Activity says how many connections from outside of this process are open, and how many there were.
+func (s *Server) Activity() Activity {
+	return Activity{Open: s.connections.Open(), Ended: s.connections.Ended()}
 }
 
 // Shutdown drains the server and stops it. Health checks say NOT_SERVING, new
@@ -347,7 +357,7 @@ func (s *Server) WaitStreams(ctx context.Context) (left int) {
 // that limits go by. It returns nil after Shutdown, and closes l in the end.
 func (s *Server) ServeWithin(l net.Listener) error {
 	which := s.listening()
-	which.Encrypts, which.Within = false, true
+	which.Encrypts, which.Within, which.Count = false, true, nil
 	err := s.grpc.Serve(wire.Listen(l, s.sending.Go, which))
 	if errors.Is(err, grpc.ErrServerStopped) {
 		return nil

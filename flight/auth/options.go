@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net"
 	"net/url"
+	"strings"
 	"time"
 
 	"bowstring/schema"
@@ -146,9 +147,12 @@ func (o *Options) Authenticates() bool {
 	return o.Tokens != "" || o.OIDC.Issuer != "" || o.TLS.ClientCA != ""
 }
 
-// CheckExposed returns an error if a server that listens on addr (HOST:PORT)
+// CheckExposed returns an error if a server that listens on addr (HOST:PORT, or the URI of a socket)
 // could be called from other machines without TLS, or by anybody.
 func (o *Options) CheckExposed(addr string) error {
+	if strings.HasPrefix(addr, "grpc+unix:") {
+		return nil
+	}
 	host, _, err := net.SplitHostPort(addr)
 	if err == nil && loopback(host) {
 		return nil

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"bowstring/flight/auth"
@@ -40,7 +41,18 @@ type Listening struct {
 	Plain bool
 	// Most is how many may be open, and MostOf how many of one address.
 	Most, MostOf int
+	// Count counts those that are let in; nil: they are not counted.
+	Count *Count
 }
+
+// Count counts connections.
+type Count struct{ open, ended atomic.Int64 }
+
+// Open is how many are open.
+func (c *Count) Open() int64 { return c.open.Load() }
+
+// Ended is how many there were.
+func (c *Count) Ended() int64 { return c.ended.Load() }
 
 // Listen returns a listener whose connections are Conns. spawn runs the writer of each in a goroutine that the caller
 // waits for.
@@ -102,6 +114,9 @@ func (l *listener) admit(host string) (why string) {
 	}
 	l.open++
 	l.peers[host]++
+	if l.Count != nil {
+		l.Count.open.Add(1)
+	}
 	return ""
 }
 
@@ -109,6 +124,10 @@ func (l *listener) leave(host string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.open--
+	if l.Count != nil {
+		l.Count.ended.Add(1) // first: there is no moment at which it is neither open nor ended
+		l.Count.open.Add(-1)
+	}
 	if l.peers[host]--; l.peers[host] == 0 {
 		delete(l.peers, host)
 	}

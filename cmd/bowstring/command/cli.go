@@ -122,12 +122,12 @@ func (g *Globals) AfterApply(ctx *kong.Context, app *App) error {
 const serverPort = "8815"
 
 // serverAddr turns grpc://host:port into host:port, and says whether the
-// connection is to be encrypted. Without a port, it is that of serve.
+// connection is to be encrypted. Without a port, it is that of serve. grpc+unix:///path becomes unix:/path.
 func serverAddr(s string) (addr string, encrypted bool, err error) {
-	u, err := url.Parse(s)
-	if err == nil && u.Scheme == "grpc+unix" {
-		return "", false, fmt.Errorf("%q: only TCP is supported, grpc:// and grpc+tls://", s)
+	if path, ok := socketPath(s); ok {
+		return "unix:" + path, false, nil
 	}
+	u, err := url.Parse(s)
 	if err == nil && (u.Scheme == "grpc" || u.Scheme == "grpc+tcp" || u.Scheme == "grpc+tls") && u.Path == "" &&
 		u.RawQuery == "" && u.User == nil {
 		if host, port, err := net.SplitHostPort(u.Host); err == nil && host != "" && port != "" {
@@ -138,8 +138,8 @@ func serverAddr(s string) (addr string, encrypted bool, err error) {
 			return net.JoinHostPort(host, serverPort), u.Scheme == "grpc+tls", nil
 		}
 	}
-	return "", false, fmt.Errorf("got %q, want grpc://HOST:PORT or grpc+tls://HOST:PORT, without :PORT for %s",
-		s, serverPort)
+	return "", false, fmt.Errorf("got %q, want grpc://HOST:PORT or grpc+tls://HOST:PORT, without :PORT for %s, or "+
+		"grpc+unix:///PATH", s, serverPort)
 }
 
 // logger builds the logger the flags ask for.

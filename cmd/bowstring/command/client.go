@@ -78,7 +78,9 @@ func (a *App) connect(ctx context.Context, create bool) (*client, error) {
 		options = append(options, door...)
 		options = append(options, grpc.WithKeepaliveParams(keepalive.ClientParameters{
 			Time: serverSilent, Timeout: serverAnswer}))
-		addr = "passthrough:///" + host
+		if addr = host; !strings.HasPrefix(host, "unix:") {
+			addr = "passthrough:///" + host
+		}
 	} else {
 		c.target = a.globals.Store
 		var err error
@@ -310,6 +312,9 @@ func (f *clientFlags) dialOptions(token, addr string, encrypted bool) ([]grpc.Di
 		return options, nil
 	}
 	host, _, err := net.SplitHostPort(addr)
+	if strings.HasPrefix(addr, "unix:") {
+		host, err = "localhost", nil
+	}
 	if ip := net.ParseIP(host); !encrypted && !f.PlaintextToken &&
 		(err != nil || host != "localhost" && (ip == nil || !ip.IsLoopback())) {
 		return nil, usagef("a token would go to %s for everybody on the way to read: use --server grpc+tls://%s, or "+

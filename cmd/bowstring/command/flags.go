@@ -36,9 +36,10 @@ type serveFlags struct {
 
 // runFlags say where a server listens, and when it stops.
 type runFlags struct {
-	Listen       string        `setting:"" basic:"" default:"127.0.0.1:8815" placeholder:"HOST:PORT" help:"Address to listen on; port 0 is any free one. Beyond this machine it takes TLS and a way to know callers, or --insecure."`
+	Listen       string        `setting:"" basic:"" default:"127.0.0.1:8815" placeholder:"HOST:PORT" help:"Address to listen on; port 0 is any free one. Beyond this machine it takes TLS and a way to know callers, or --insecure. grpc+unix:///PATH is a socket that the server's user alone can connect to."`
 	ReadyFile    string        `setting:"" type:"path" placeholder:"FILE" help:"File to write the server's address to once it serves; removed when it stops."`
 	DrainTimeout time.Duration `setting:"" default:"30s" placeholder:"DURATION" help:"How long running streams may go on after SIGTERM or SIGINT. A second signal ends them at once."`
+	ExitWhenIdle time.Duration `setting:"" default:"0s" unset:"never" placeholder:"DURATION" help:"Stop as after SIGTERM when no client was connected for so long. A client closes a connection that it does not use; the server closes it after 15 minutes."`
 	GCEvery      time.Duration `setting:"" default:"0s" unset:"never" placeholder:"DURATION" help:"Free what nothing refers to about that often, as gc does, at a moment left to chance; what streams read stays. Of several servers of a store one collects at a time."`
 	GCRate       size          `setting:"" default:"auto" unset:"as fast as it can" placeholder:"SIZE" help:"How many bytes a second such a collection of a store in Scylla or Cassandra reads and removes."`
 }

@@ -49,11 +49,14 @@ type experiment struct {
 
 // Validate is called by kong.
 func (c *ServeCmd) Validate() error {
-	if _, _, err := net.SplitHostPort(c.Listen); err != nil {
-		return fmt.Errorf("--listen: got %q, want HOST:PORT", c.Listen)
+	if err := c.checkListen(); err != nil {
+		return err
 	}
 	if c.MaxStreams < 1 {
 		return fmt.Errorf("--max-streams: got %d, want 1 or more", c.MaxStreams)
+	}
+	if c.ExitWhenIdle < 0 {
+		return fmt.Errorf("--exit-when-idle: got %s, want more than 0, or 0 for never", c.ExitWhenIdle)
 	}
 	if c.ReadTimeout <= 0 {
 		return fmt.Errorf("--read-timeout: got %s, want more than 0", c.ReadTimeout)
@@ -257,10 +260,9 @@ func (s *running) open(ctx context.Context) (_ net.Listener, err error) {
 	if err != nil {
 		return nil, errors.Join(err, s.observed.close())
 	}
-	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", s.Listen)
+	listener, err := s.listen(ctx)
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("cannot listen on %s: %w; --listen names another address, port 0 any free one",
-			s.Listen, err), s.observed.close(), s.node.release())
+		return nil, errors.Join(err, s.observed.close(), s.node.release())
 	}
 	s.prepare(ctx)
 	if s.node.members != nil {
@@ -320,11 +322,7 @@ func (s *running) serve(ctx context.Context, listener net.Listener) error {
 	if err := s.observed.start(ctx, n); err != nil {
 		return errors.Join(err, s.drain(ctx, time.Now()))
 	}
-	scheme := "grpc://"
-	if s.limits.flight.Auth.Encrypts() {
-		scheme = "grpc+tls://"
-	}
-	address := scheme + dialable(listener.Addr())
+	address := uriOf(listener.Addr(), s.limits.flight.Auth.Encrypts())
 	if err := s.announce(address); err != nil {
 		return errors.Join(err, s.drain(ctx, time.Now()))
 	}
@@ -336,7 +334,15 @@ func (s *running) serve(ctx context.Context, listener net.Listener) error {
 	defer stop() // also where it is the listener that has ended
 	draining, drained := context.WithCancel(context.WithoutCancel(ctx))
 	defer drained() // after the drain below
-	told := s.until(ctx, s.beside(serving, draining, &beside))
+	idle := make(chan struct{})
+	if s.ExitWhenIdle > 0 {
+		beside.Go(func() {
+			if untilIdle(serving, s.ExitWhenIdle, n.server.Activity) {
+				close(idle)
+			}
+		})
+	}
+	told := s.until(ctx, idle, s.beside(serving, draining, &beside))
 	return s.drain(ctx, told)
 }
 
@@ -373,9 +379,11 @@ func (s *running) beside(serving, draining context.Context, beside *sync.WaitGro
 }
 
 // until waits for the end, and says when it began. After a signal, a node of a cluster hands over first.
-func (s *running) until(ctx context.Context, ordered <-chan struct{}) time.Time {
+func (s *running) until(ctx context.Context, idle, ordered <-chan struct{}) time.Time {
 	select {
 	case <-ordered:
+	case <-idle:
+		s.app.Log.InfoContext(ctx, "no client was connected, and --exit-when-idle is over", "for", s.ExitWhenIdle)
 	case failed := <-s.node.served:
 		s.node.served <- failed // close reports it
 	case <-ctx.Done():
@@ -437,15 +445,6 @@ func (s *running) drain(ctx context.Context, told time.Time) error {
 		}
 	}
 	return err
-}
-
-// dialable is an address that a client on this machine can connect to.
-func dialable(addr net.Addr) string {
-	tcp, ok := addr.(*net.TCPAddr)
-	if !ok || !tcp.IP.IsUnspecified() {
-		return addr.String()
-	}
-	return fmt.Sprintf("127.0.0.1:%d", tcp.Port)
 }
 
 // writeFile makes path hold text, from one moment to the next.

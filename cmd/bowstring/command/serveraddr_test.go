@@ -8,7 +8,7 @@ func TestServerAddr(t *testing.T) {
 		"grpc://host": "host:8815", "grpc+tls://host": "host:8815", "grpc+tcp://10.0.0.1": "10.0.0.1:8815",
 		"grpc://host:1": "host:1", "grpc://[::1]": "[::1]:8815", "grpc+tls://[::1]:9": "[::1]:9",
 		"": "", "host": "", "grpc://": "", "grpc://:1": "", "grpc://host:": "", "grpc://::1": "", "grpc://[::1": "",
-		"grpc://user@host": "", "grpc://host/x": "", "http://host": "", "grpc+unix:///run/b": "",
+		"grpc://user@host": "", "grpc://host/x": "", "http://host": "", "grpc+unix:///run/b": "unix:/run/b", "grpc+unix://b": "",
 	} {
 		addr, encrypted, err := serverAddr(given)
 		if addr != want || (err == nil) != (want != "") {

@@ -1,0 +1,153 @@
+package command
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"bowstring/flight"
+	"bowstring/schema"
+)
+
+// unixScheme begins the address of a server that is reached by a socket of this machine: grpc+unix:///PATH.
+const unixScheme = "grpc+unix://"
+
+// socketPath is the path in a grpc+unix address.
+func socketPath(address string) (path string, ok bool) {
+	path, ok = strings.CutPrefix(address, unixScheme)
+	return path, ok && filepath.IsAbs(path)
+}
+
+// checkListen checks --listen.
+func (c *ServeCmd) checkListen() error {
+	path, isSocket := socketPath(c.Listen)
+	if isSocket {
+		if len(path) >= len(unix.RawSockaddrUnix{}.Path) {
+			return fmt.Errorf("--listen: the path %s has %d bytes, a socket's may have %d", path, len(path),
+				len(unix.RawSockaddrUnix{}.Path)-1)
+		}
+		return nil
+	}
+	if _, _, err := net.SplitHostPort(c.Listen); err != nil {
+		return fmt.Errorf("--listen: got %q, want HOST:PORT, or grpc+unix:///PATH", c.Listen)
+	}
+	return nil
+}
+
+// listen listens where --listen says. The lock of a socket is held until the server has ended.
+func (s *running) listen(ctx context.Context) (net.Listener, error) {
+	if path, isSocket := socketPath(s.Listen); isSocket {
+		l, lock, err := listenSocket(ctx, path)
+		if err != nil {
+			return nil, fmt.Errorf("cannot listen on %s: %w", path, err)
+		}
+		s.opened = append(s.opened, lock.Close)
+		return l, nil
+	}
+	l, err := new(net.ListenConfig).Listen(ctx, "tcp", s.Listen)
+	if err != nil {
+		return nil, fmt.Errorf("cannot listen on %s: %w; --listen names another address, port 0 any free one", s.Listen, err)
+	}
+	return l, nil
+}
+
+// socketListener removes its socket when it is closed. The socket was made under another name.
+type socketListener struct {
+	*net.UnixListener
+	path string
+}
+
+// Addr implements net.Listener.
+func (l *socketListener) Addr() net.Addr { return &net.UnixAddr{Name: l.path, Net: "unix"} }
+
+// Close implements net.Listener.
+func (l *socketListener) Close() error {
+	err := os.Remove(l.path)
+	if errors.Is(err, fs.ErrNotExist) { // it was closed before
+		err = nil
+	}
+	return errors.Join(err, l.UnixListener.Close())
+}
+
+// listenSocket listens on a socket that the server's user alone can connect to. A lock beside it, which ends with the
+// process, keeps two servers from one socket. So a socket whose lock is free was left by a process that was killed.
+func listenSocket(ctx context.Context, path string) (_ net.Listener, lock *os.File, err error) {
+	if lock, err = os.OpenFile(path+".lock", os.O_CREATE|os.O_RDWR, 0o600); err != nil {
+		return nil, nil, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, lock.Close())
+		}
+	}()
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		return nil, nil, fmt.Errorf("%w: another server has %s (%w)", schema.ErrExists, lock.Name(), err)
+	}
+	if info, err := os.Lstat(path); err == nil && info.Mode()&fs.ModeSocket == 0 {
+		return nil, nil, fmt.Errorf("%w: there is something else than a socket", schema.ErrInvalid)
+	}
+	// The file has its mode before a client can find it.
+	made := path + ".new"
+	if err := os.Remove(made); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, nil, err
+	}
+	l, err := new(net.ListenConfig).Listen(ctx, "unix", made)
+	if err != nil {
+		return nil, nil, err
+	}
+	socket := &socketListener{l.(*net.UnixListener), path}
+	socket.SetUnlinkOnClose(false)
+	if err := errors.Join(os.Chmod(made, 0o600), os.Rename(made, path)); err != nil {
+		return nil, nil, errors.Join(err, socket.UnixListener.Close(), os.Remove(made))
+	}
+	return socket, lock, nil
+}
+
+// uriOf is the address by which a client on this machine reaches a listener.
+func uriOf(addr net.Addr, encrypted bool) string {
+	switch {
+	case addr.Network() == "unix":
+		return unixScheme + addr.String()
+	case encrypted:
+		return "grpc+tls://" + dialable(addr)
+	}
+	return "grpc://" + dialable(addr)
+}
+
+// dialable is an address that a client on this machine can connect to.
+func dialable(addr net.Addr) string {
+	tcp, ok := addr.(*net.TCPAddr)
+	if !ok || !tcp.IP.IsUnspecified() {
+		return addr.String()
+	}
+	return fmt.Sprintf("127.0.0.1:%d", tcp.Port)
+}
+
+// untilIdle waits until no client has been connected for a time, and reports false if ctx ends before. A connection that
+// came and went between two looks counts, too.
+func untilIdle(ctx context.Context, quiet time.Duration, activity func() flight.Activity) bool {
+	tick := time.NewTicker(max(quiet/20, time.Millisecond))
+	defer tick.Stop()
+	last, since := activity(), time.Now()
+	for {
+		select {
+		case <-ctx.Done():
+			return false
+		case <-tick.C:
+		}
+		now := activity()
+		if now.Open > 0 || now != last {
+			last, since = now, time.Now()
+		} else if time.Since(since) >= quiet {
+			return true
+		}
+	}
+}

@@ -1,0 +1,126 @@
+package command
+
+import (
+	"context"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"bowstring/flight"
+)
+
+// serveSocket starts a server at a socket and waits until it serves.
+func serveSocket(t *testing.T, dir string, args ...string) *exec.Cmd {
+	t.Helper()
+	ready := filepath.Join(dir, "ready")
+	_ = os.Remove(ready)
+	p := exec.Command("bowstring", append([]string{"serve", "--store", filepath.Join(dir, "store"), "--listen",
+		"grpc+unix://" + filepath.Join(dir, "socket"), "--ready-file", ready}, args...)...)
+	if err := p.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if p.ProcessState == nil {
+			_ = p.Process.Kill()
+			_ = p.Wait()
+		}
+	})
+	for {
+		if text, err := os.ReadFile(ready); err == nil {
+			if want := "grpc+unix://" + filepath.Join(dir, "socket") + "\n"; string(text) != want {
+				t.Fatalf("the ready file has %q, want %q", text, want)
+			}
+			return p
+		}
+		if t.Context().Err() != nil {
+			t.Fatal("serve does not become ready")
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+// One server at a time has a socket, for its user alone. One that was killed leaves nothing that keeps the next from it.
+func TestServeSocket(t *testing.T) {
+	dir := t.TempDir()
+	at := "grpc+unix://" + filepath.Join(dir, "socket")
+	first := serveSocket(t, dir)
+	if info, err := os.Stat(filepath.Join(dir, "socket")); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("the socket: %v, %v, want mode 0600", info, err)
+	}
+	if out, err := exec.Command("bowstring", "ls", "--server", at).CombinedOutput(); err != nil {
+		t.Fatalf("ls: %v: %s", err, out)
+	}
+	second := exec.Command("bowstring", "serve", "--store", filepath.Join(dir, "other"), "--listen", at)
+	if out, err := second.CombinedOutput(); err == nil || !strings.Contains(string(out), "another server has") {
+		t.Errorf("a second server on the socket: %v: %s", err, out)
+	}
+	if err := first.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = first.Wait()
+	third := serveSocket(t, dir)
+	if out, err := exec.Command("bowstring", "ls", "--server", at).CombinedOutput(); err != nil {
+		t.Fatalf("ls after a kill: %v: %s", err, out)
+	}
+	if err := third.Process.Signal(os.Interrupt); err != nil {
+		t.Fatal(err)
+	}
+	if err := third.Wait(); err != nil {
+		t.Errorf("the server ended with %v", err)
+	}
+	for _, name := range []string{"socket", "ready"} {
+		if _, err := os.Lstat(filepath.Join(dir, name)); !os.IsNotExist(err) {
+			t.Errorf("%s is left: %v", name, err)
+		}
+	}
+}
+
+// A connection keeps a server; without any it ends by itself, and well.
+func TestServeExitsWhenIdle(t *testing.T) {
+	dir := t.TempDir()
+	p := serveSocket(t, dir, "--exit-when-idle", "1s")
+	c, err := net.Dial("unix", filepath.Join(dir, "socket"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- p.Wait() }()
+	select {
+	case err := <-ended:
+		t.Fatalf("the server ended with a connection open: %v", err)
+	case <-time.After(2500 * time.Millisecond):
+	}
+	if err := c.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-ended; err != nil {
+		t.Errorf("the server ended with %v", err)
+	}
+	if _, err := os.Lstat(filepath.Join(dir, "ready")); !os.IsNotExist(err) {
+		t.Errorf("the ready file is left: %v", err)
+	}
+}
+
+// A connection that came and went between two looks begins the wait anew.
+func TestUntilIdle(t *testing.T) {
+	looks := 0
+	quiet := 40 * time.Millisecond
+	if !untilIdle(t.Context(), quiet, func() flight.Activity {
+		looks++
+		return flight.Activity{Ended: int64(min(looks, 50))}
+	}) {
+		t.Error("it ended without its time")
+	}
+	if looks <= 50 {
+		t.Errorf("%d looks: the server was idle while connections came and went", looks)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if untilIdle(ctx, time.Hour, func() flight.Activity { return flight.Activity{} }) {
+		t.Error("it was idle after its context had ended")
+	}
+}
