@@ -17,7 +17,7 @@ from server import Server
 SCRIPT = Path(__file__).parent.parent / "tests/cassandra/cassandra.sh"
 
 # Beside what tests have. With the default of 128 threads a read of 110 KB costs nearly twice the processor time that it
-# costs with as many threads as processors; docs/benchmarks.md has the figures.
+# costs with as many threads as processors; docs/benchmarks/log.md has the figures.
 SETTINGS = {
     "native_transport_max_threads": os.cpu_count(),
     "concurrent_reads": os.cpu_count(),
