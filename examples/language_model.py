@@ -1,13 +1,13 @@
-"""Train a small language model on packed sequences of real text, on ranks of which some get the same.
+"""Train a small language model on packed sequences of real text, on ranks that partly get the same sequences.
 
     torchrun --nproc-per-node 2 examples/language_model.py grpc://127.0.0.1:8815 text /tmp/checkpoints
 
 The text is the source of Python's own standard library, which is on each machine with Python. Rank 0 trains a tokenizer
-of bytes on it and uploads the token ids, unless the server has the dataset. The server packs documents into sequences;
-attention stays within a document by `segment_ids`, and `position_ids` begin anew with each. Two ranks are one tensor
+of bytes on it and uploads the token ids, unless the server has the dataset. The server packs documents into sequences.
+`segment_ids` keep attention within a document, and `position_ids` restart with each document. Two ranks are one tensor
 parallel group here: they get the same sequences, from one read, and compare the digests of each step.
 
-A job that is ended with --stop goes on from its checkpoint. It ends with a failure if an epoch had more or fewer tokens
+A job that was stopped with --stop continues from its checkpoint. The program fails if an epoch had more or fewer tokens
 than the dataset, or if the loss did not fall.
 """
 
@@ -120,7 +120,7 @@ def main() -> int:
     parser.add_argument("--batch", type=int, default=16, help="sequences of a step")
     parser.add_argument("--tp", type=int, default=2, help="ranks that get the same sequences")
     parser.add_argument("--text", type=int, default=200, help="kilobytes of text to upload")
-    parser.add_argument("--stop", type=int, default=-1, help="end after so many steps, as a job does whose time is up")
+    parser.add_argument("--stop", type=int, default=-1, help="stop after this number of steps, as at the end of a job")
     args = parser.parse_args()
 
     dist.init_process_group("gloo")
