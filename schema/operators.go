@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -18,6 +19,8 @@ const (
 	MaxOperatorColumns = 64
 	// MaxSteps bounds the steps of one column.
 	MaxSteps = 64
+	// MaxTokenColumns bounds the columns of tokens that a request makes, and the columns that one is made of.
+	MaxTokenColumns = 16
 )
 
 // Places where operators run: values of Request.Place. They change what a step costs, and
@@ -45,6 +48,8 @@ type Pipeline struct {
 	Follows string
 	// Expression makes a new column of metadata columns, and has nothing beside it but a Contract. "": none.
 	Expression string
+	// Tokens makes a new column of lists of tokens, of these metadata columns, by Steps. nil: none.
+	Tokens []string
 	// Steps are applied one after the other. There are none where the column follows another, or is made by an
 	// expression.
 	Steps []Step
@@ -64,18 +69,22 @@ func (p Pipeline) MarshalJSON() ([]byte, error) {
 		return json.Marshal(p.Steps)
 	}
 	return json.Marshal(struct {
-		Kind       string `json:"kind,omitempty"`
-		Contract   string `json:"contract,omitempty"`
-		Follows    string `json:"follows,omitempty"`
-		Expression string `json:"expression,omitempty"`
-		Steps      []Step `json:"steps,omitempty"`
-	}{p.Kind, p.Contract, p.Follows, p.Expression, p.Steps})
+		Kind       string   `json:"kind,omitempty"`
+		Contract   string   `json:"contract,omitempty"`
+		Follows    string   `json:"follows,omitempty"`
+		Expression string   `json:"expression,omitempty"`
+		Tokens     []string `json:"tokens,omitempty"`
+		Steps      []Step   `json:"steps,omitempty"`
+	}{p.Kind, p.Contract, p.Follows, p.Expression, p.Tokens, p.Steps})
 }
 
 // listed reports whether the steps say all.
 func (p Pipeline) listed() bool {
-	return p.Kind == "" && p.Contract == "" && p.Follows == "" && p.Expression == ""
+	return p.Kind == "" && p.Contract == "" && p.Follows == "" && !p.Computes()
 }
+
+// Computes reports whether the pipeline makes a new column of metadata.
+func (p Pipeline) Computes() bool { return p.Expression != "" || p.Tokens != nil }
 
 // StepsAt is the path of the steps in a request, where at is that of the pipeline.
 func (p Pipeline) StepsAt(at string) string {
@@ -129,7 +138,8 @@ func (o *Operators) decodeJSON(path string, raw []byte) error {
 }
 
 func (p *Pipeline) decode(path string, raw []byte) error {
-	const want = `a list of steps, or an object {"kind": …, "steps": […]}, {"follows": …} or {"expression": …}`
+	const want = `a list of steps, or an object {"kind": …, "steps": […]}, {"follows": …}, {"expression": …} or ` +
+		`{"tokens": […], "steps": […]}`
 	texts := map[string]*string{"kind": &p.Kind, "contract": &p.Contract, "follows": &p.Follows,
 		"expression": &p.Expression}
 	switch raw[0] {
@@ -155,6 +165,10 @@ func (p *Pipeline) decode(path string, raw []byte) error {
 			if err := p.decodeSteps(at, value); err != nil {
 				return err
 			}
+		case "tokens":
+			if err := decodeValue(at, value, reflect.ValueOf(&p.Tokens).Elem()); err != nil {
+				return err
+			}
 		case "kind", "contract", "follows", "expression":
 			if value[0] != '"' || len(value) == len(`""`) || len(value) > MaxNameLen && name != "expression" {
 				return wrongType(at, value, map[string]string{
@@ -163,7 +177,7 @@ func (p *Pipeline) decode(path string, raw []byte) error {
 			}
 			*texts[name] = unquote(value)
 		default:
-			return unknownField(path+".", name, []string{"kind", "contract", "follows", "expression", "steps"})
+			return unknownField(path+".", name, []string{"kind", "contract", "follows", "expression", "tokens", "steps"})
 		}
 	}
 	if !seen["steps"] && !seen["follows"] && !seen["expression"] {
@@ -209,12 +223,12 @@ func (p *Pipeline) decodeSteps(path string, raw []byte) error {
 
 // Columns are the names of the blob columns that have operators, sorted.
 func (o Operators) Columns() []string {
-	return slices.DeleteFunc(slices.Sorted(maps.Keys(o)), func(name string) bool { return o[name].Expression != "" })
+	return slices.DeleteFunc(slices.Sorted(maps.Keys(o)), func(name string) bool { return o[name].Computes() })
 }
 
-// Expressions are the names of the columns that expressions make, sorted.
-func (o Operators) Expressions() []string {
-	return slices.DeleteFunc(slices.Sorted(maps.Keys(o)), func(name string) bool { return o[name].Expression == "" })
+// Computed are the names of the new columns that are made of metadata, sorted.
+func (o Operators) Computed() []string {
+	return slices.DeleteFunc(slices.Sorted(maps.Keys(o)), func(name string) bool { return !o[name].Computes() })
 }
 
 // Resolved reports whether the operators are as a server writes them, with every parameter and the
@@ -234,10 +248,18 @@ func (r *Request) checkOperators() error {
 		return &FieldError{Field: "operators", Got: fmt.Sprintf("%d columns", n),
 			Want: fmt.Sprintf("1 to %d; leave the field out for cells as they are", MaxOperatorColumns)}
 	}
-	for _, column := range r.Operators.Expressions() {
-		if err := r.Operators[column].checkExpression(column); err != nil {
+	made := 0
+	for _, column := range r.Operators.Computed() {
+		if err := r.Operators[column].checkComputed(column); err != nil {
 			return err
 		}
+		if r.Operators[column].Tokens != nil {
+			made++
+		}
+	}
+	if made > MaxTokenColumns {
+		return &FieldError{Field: "operators", Got: fmt.Sprintf("%d columns of tokens", made),
+			Want: fmt.Sprintf("at most %d", MaxTokenColumns)}
 	}
 	for _, column := range r.Operators.Columns() {
 		p, at := r.Operators[column], "operators."+Shown(column)
@@ -253,7 +275,7 @@ func (r *Request) checkOperators() error {
 		case len(p.Steps) > 0:
 			return &FieldError{Field: at + ".steps", Got: fmt.Sprintf("%d steps", len(p.Steps)),
 				Want: fmt.Sprintf("it left out: the steps are those of %s", Shown(p.Follows))}
-		case !ok || p.Follows == column || other.Expression != "":
+		case !ok || p.Follows == column || other.Computes():
 			return &FieldError{Field: at + ".follows", Got: Quote(p.Follows), Want: "another column that has operators"}
 		case other.Follows != "":
 			return &FieldError{Field: at + ".follows", Got: fmt.Sprintf("%q, which follows %q itself", p.Follows,
@@ -271,19 +293,39 @@ func (r *Request) checkOperators() error {
 	return nil
 }
 
-// checkExpression checks a pipeline that is an expression, and the name of its column.
-func (p Pipeline) checkExpression(column string) error {
+// checkComputed checks a pipeline that makes a column of metadata, and the name of the column.
+func (p Pipeline) checkComputed(column string) error {
 	at := "operators." + Shown(column)
+	what := "an expression"
+	if p.Tokens != nil {
+		what = "tokens"
+	}
 	switch {
-	case len(p.Steps) > 0 || p.Kind != "" || p.Follows != "":
-		return &FieldError{Field: at, Got: "an expression, and steps, a kind or what it follows", Want: "one of them: " +
+	case p.Tokens == nil && len(p.Steps) > 0 || p.Kind != "" || p.Follows != "":
+		return &FieldError{Field: at, Got: what + ", and steps, a kind or what it follows", Want: "one of them: " +
 			"an expression makes a column of metadata, steps make something of blobs"}
+	case p.Tokens != nil && p.Expression != "":
+		return &FieldError{Field: at, Got: "tokens and an expression", Want: "one of them"}
 	case column == IDColumn || checkColumnName(column) != nil:
-		return &FieldError{Field: "operators", Got: Quote(column) + " with an expression", Want: fmt.Sprintf(
+		return &FieldError{Field: "operators", Got: Quote(column) + " with " + what, Want: fmt.Sprintf(
 			"the name of a new column, of 1 to %d bytes, that is neither id, position nor split", MaxNameLen)}
+	case p.Tokens != nil:
+		return p.checkTokens(at)
 	case strings.TrimSpace(p.Expression) == "":
 		return &FieldError{Field: at + ".expression", Got: Quote(p.Expression),
 			Want: "an expression over metadata columns"}
+	}
+	return nil
+}
+
+// checkTokens checks a pipeline that makes lists of tokens.
+func (p Pipeline) checkTokens(at string) error {
+	if n := len(p.Tokens); n == 0 || n > MaxTokenColumns {
+		return &FieldError{Field: at + ".tokens", Got: fmt.Sprintf("%d columns", n),
+			Want: fmt.Sprintf("1 to %d columns of lists of integers", MaxTokenColumns)}
+	}
+	if n := len(p.Steps); n == 0 || n > MaxSteps {
+		return &FieldError{Field: at + ".steps", Got: fmt.Sprintf("%d steps", n), Want: fmt.Sprintf("1 to %d", MaxSteps)}
 	}
 	return nil
 }

@@ -223,7 +223,7 @@ func (p *Projection) WithOperators(operators Operators) *Projection {
 	fields := slices.Clone(p.Schema.Fields())
 	for i, f := range fields {
 		pipeline, ok := operators[f.Name]
-		if !ok || pipeline.Expression != "" {
+		if !ok || pipeline.Computes() {
 			continue
 		}
 		fields[i].Metadata = arrow.NewMetadata(append(slices.Clone(f.Metadata.Keys()), OperatorsKey),

@@ -70,7 +70,7 @@ func CompileSet(kinds Kinds, snapshot *arrow.Schema, within *schema.Restriction,
 	blobs := slices.DeleteFunc(schema.BlobFields(snapshot), func(f arrow.Field) bool {
 		return within.Hides(snapshot, f.Name)
 	})
-	for _, name := range wanted.Expressions() {
+	for _, name := range wanted.Computed() {
 		set.canonical[name] = wanted[name] // whoever knows metadata compiles it
 	}
 	for _, name := range wanted.Columns() {

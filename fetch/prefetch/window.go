@@ -122,7 +122,7 @@ func newSizer(j *resolve.Job) sizer {
 		}
 		z.rowBytes /= rows
 	}
-	z.rowBytes += j.ComputedBytes()
+	z.rowBytes += j.ComputedBytes(z.rowBytes)
 	if sum, ok := j.Plan().Packing(); ok && sum.Sequences > 0 {
 		pack := j.Request().Pack
 		z.rowBytes = z.rowBytes*sum.Documents/sum.Sequences + packedIDBytes*pack.Length

@@ -22,6 +22,7 @@ import (
 	"bowstring/fetch/admission"
 	"bowstring/fetch/manifest"
 	"bowstring/fetch/operators"
+	"bowstring/fetch/operators/tokens"
 	"bowstring/fetch/plan"
 	"bowstring/fetch/store"
 	"bowstring/fetch/where"
@@ -170,7 +171,7 @@ type Resolved struct {
 	Plan       *plan.Plan     // without buckets, which change neither counts nor sizes, where no rows were read
 	Projection *schema.Projection
 	Operators  *operators.Set // nil if there are none
-	makers     []*where.Maker // of Projection.Computed
+	makers     []maker        // of Projection.Computed
 	local      *local         // as of a job
 	samples    []int64        // that sources select
 }
@@ -237,7 +238,7 @@ func (rv *Resolver) Schema(ctx context.Context, snap *schema.Snapshot, req schem
 type shown struct {
 	projection *schema.Projection
 	operators  *operators.Set
-	makers     []*where.Maker // of the columns that projection.Computed names
+	makers     []maker // of the columns that projection.Computed names
 }
 
 // fill puts the snapshot's number and the defaults that depend on its columns in, and operators
@@ -331,7 +332,7 @@ func checkShown(snap *schema.Snapshot, req schema.Request, p *schema.Projection)
 	for _, f := range p.Computed() {
 		read[f.Name] = true
 	}
-	for _, name := range slices.Concat(req.Operators.Columns(), req.Operators.Expressions()) {
+	for _, name := range slices.Concat(req.Operators.Columns(), req.Operators.Computed()) {
 		if !read[name] {
 			return &schema.FieldError{Field: "operators." + schema.Shown(name), Got: "a column that columns does not name",
 				Want: "it left out, or the column to be shown"}
@@ -401,20 +402,50 @@ func (rv *Resolver) Pin(ctx context.Context, req schema.Request) (schema.Request
 	return req, nil
 }
 
-// compile compiles the expressions that make columns of a request, of what its caller may see, and writes their
-// contract into it. They are compiled by turns.
+// maker makes a column of metadata: an expression does, or operators on lists of tokens.
+type maker interface {
+	Field() arrow.Field
+	// RowBytes bounds what a row of the column takes on average, where the metadata of one takes so many bytes.
+	RowBytes(metadata int64) int64
+	// Bytes bounds what the maker itself takes in memory.
+	Bytes() int64
+	// Make is that of [where.Maker].
+	Make(ctx context.Context, f *schema.Form, positions []int64, rows []schema.Row,
+		turn where.Turn) (schema.Vector, []where.RowFault, error)
+}
+
+// compile compiles what makes new columns of a request, of what its caller may see, and writes it in full into the
+// request, with its contract. Expressions are compiled by turns.
 func (s *shown) compile(ctx context.Context, turn where.Turn, snap *schema.Snapshot, req schema.Request) error {
 	visible := req.Within.Visible(snap.Schema)
-	for _, name := range req.Operators.Expressions() {
+	for _, name := range req.Operators.Computed() {
 		p, at := req.Operators[name], "operators."+schema.Shown(name)
-		if p.Contract != "" && p.Contract != where.ColumnContract {
-			return &schema.FieldError{Field: at + ".contract", Got: schema.Quote(p.Contract),
-				Want: strconv.Quote(where.ColumnContract) + ", the version of what runs here: others make other values"}
+		contract := where.ColumnContract
+		if p.Tokens != nil {
+			contract = tokens.Contract
 		}
+		if p.Contract != "" && p.Contract != contract {
+			return &schema.FieldError{Field: at + ".contract", Got: schema.Quote(p.Contract),
+				Want: strconv.Quote(contract) + ", the version of what runs here: others make other values"}
+		}
+		p.Contract = contract
 		_, _, part := schema.MadePart(visible, s.operators.Forms(), name)
 		if _, _, _, ok := schema.BlobPart(visible, name); ok || part || visible.HasField(name) {
-			return &schema.FieldError{Field: at, Got: "an expression for a column that there is",
-				Want: "the name of a new column"}
+			what := "an expression"
+			if p.Tokens != nil {
+				what = "tokens"
+			}
+			return &schema.FieldError{Field: at, Got: what + " for a column that there is", Want: "the name of a new column"}
+		}
+		if p.Tokens != nil {
+			m, err := tokens.Compile(name, at, p, visible, req.OnError)
+			if err != nil {
+				return err
+			}
+			p.Steps = m.Steps()
+			req.Operators[name] = p
+			s.makers = append(s.makers, m)
+			continue
 		}
 		m, err := where.CompileColumn(ctx, name, at+".expression", p.Expression, visible, req.OnError, turn)
 		if err != nil {
@@ -426,7 +457,6 @@ func (s *shown) compile(ctx context.Context, turn where.Turn, snap *schema.Snaps
 					Message: fmt.Sprintf("no column %q", used)}
 			}
 		}
-		p.Contract = where.ColumnContract
 		req.Operators[name] = p
 		s.makers = append(s.makers, m)
 	}
@@ -447,12 +477,12 @@ func (s *shown) keep(ctx context.Context, results *results) (*admission.Hold, er
 	}
 	h, err := results.reserve(store.CallerFrom(ctx).Tenant, n)
 	if err != nil {
-		return nil, fmt.Errorf("columns by expression: %w", err)
+		return nil, fmt.Errorf("columns that are made of metadata: %w", err)
 	}
 	return h, nil
 }
 
-// fields are the columns that expressions make.
+// fields are the columns that are made of metadata.
 func (s *shown) fields() []arrow.Field {
 	fields := make([]arrow.Field, len(s.makers))
 	for i, m := range s.makers {
@@ -466,7 +496,7 @@ func (s *shown) order() {
 	all := s.makers
 	s.makers = nil
 	for _, f := range s.projection.Computed() {
-		i := slices.IndexFunc(all, func(m *where.Maker) bool { return m.Field().Name == f.Name })
+		i := slices.IndexFunc(all, func(m maker) bool { return m.Field().Name == f.Name })
 		s.makers = append(s.makers, all[i])
 	}
 }
@@ -501,10 +531,10 @@ func (j *Job) Computed(ctx context.Context, positions []int64, rows []schema.Row
 	return out, faults, nil
 }
 
-// ComputedBytes bounds what those columns take for a row.
-func (j *Job) ComputedBytes() (n int64) {
+// ComputedBytes bounds what those columns take for a row on average, where its metadata takes so many bytes.
+func (j *Job) ComputedBytes(metadata int64) (n int64) {
 	for _, m := range j.resolved.makers {
-		n += m.RowBytes()
+		n += m.RowBytes(metadata)
 	}
 	return n
 }

@@ -90,7 +90,7 @@ func compileColumn(ctx context.Context, name, place, text string, s *arrow.Schem
 func (m *Maker) Field() arrow.Field { return m.field }
 
 // RowBytes bounds what a row of the column takes.
-func (m *Maker) RowBytes() int64 {
+func (m *Maker) RowBytes(int64) int64 {
 	if m.field.Type.ID() == arrow.STRING {
 		return MaxMadeText + 8
 	}

@@ -221,7 +221,8 @@ class Dataset(Request):
 
         Each is a list of steps; or a transform of torchvision; or `{"follows": "image"}`, for masks that are to get
         their image's geometry; or None, to have the bytes as they are. `docs/operators.md` lists the operators. A name
-        that there is not yet takes an [expression][bowstring.operators.expression] over metadata columns.
+        that there is not yet takes an [expression][bowstring.operators.expression] over metadata columns, or
+        [tokens][bowstring.operators.tokens].
         """
         given = {**(columns or {}), **more}
         kept = {name: o for name, o in self._options.get("operators", {}).items() if name not in given}

@@ -28,7 +28,7 @@ from bowstring.errors import InvalidRequest
 
 Step = dict[str, dict[str, Any]]
 
-__all__ = ["NoOperator", "arrays", "expression", "from_torchvision", "tensors"]
+__all__ = ["NoOperator", "arrays", "expression", "from_torchvision", "tensors", "tokens"]
 
 
 class NoOperator(InvalidRequest):
@@ -48,6 +48,26 @@ def expression(text: str) -> dict[str, str]:
     column that the value needs is null. A test of a null is false, as in `where`.
     """
     return {"expression": text}
+
+
+def tokens(columns: str | Sequence[str], *steps: Step) -> dict[str, Any]:
+    """A new column of lists of tokens, made of one or more metadata columns of such lists.
+
+    ```python
+    joined = {"Concat": {"bos": 1, "eos": 2}}
+    ids = [joined, {"Shift": {"by": -1}}, {"Pad": {"length": 1024, "value": 0}}]
+    labels = [joined, {"ToDtype": {"dtype": "int64"}}, {"Shift": {"by": 1}}, {"Pad": {"length": 1024, "value": -100}}]
+    dataset.operators(
+        input_ids=operators.tokens(["prompt", "answer"], *ids),
+        attention_mask=operators.tokens(["prompt", "answer"], *ids, {"Mask": {}}),
+        labels=operators.tokens(["prompt", "answer"], *labels),
+    )
+    ```
+
+    The steps are `Concat`, `Shift`, `Split`, `Pad`, `Mask` and `ToDtype`. Lists that all have one length come as
+    `fixed_size_list`, which torch gets as one tensor. A row is null if one of its columns is.
+    """
+    return {"tokens": [columns] if isinstance(columns, str) else list(columns), "steps": list(steps)}
 
 
 # Transforms by name, with the attributes that are their parameters. None is a default that differs.
@@ -144,7 +164,7 @@ def _plain(value: Any, at: str) -> Any:
 def checked(columns: Mapping[str, Any]) -> dict[str, Any]:
     """Operators by column, in the form of requests.
 
-    A column's operators are a list, its JSON, a transform of torchvision, or an expression.
+    A column's operators are a list, its JSON, a transform of torchvision, an expression, or tokens.
     """
     made: dict[str, Any] = {}
     for name, steps in columns.items():
@@ -161,8 +181,8 @@ def _is_list(steps: Any) -> bool:
 
 
 def runs_on_blobs(columns: Mapping[str, Any]) -> bool:
-    """Whether any operator of a request reads blobs; expressions only compute metadata columns."""
-    return any("expression" not in steps for steps in columns.values())
+    """Whether any operator of a request reads blobs; expressions and tokens only compute metadata columns."""
+    return any("expression" not in steps and "tokens" not in steps for steps in columns.values())
 
 
 def is_ragged(field: pa.Field) -> bool:
