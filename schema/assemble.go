@@ -42,6 +42,7 @@ func (p *Projection) AssembleRows(f *Form, positions []int64, rows []Row, blobs 
 				b.Columns[i].touch()
 			}
 		}
+		p.slices.cut(b)
 		return nil
 	})
 	if err != nil {

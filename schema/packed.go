@@ -193,6 +193,7 @@ func (p *Projection) AssemblePacked(f *Form, positions []int64, rows []Row, pack
 				b.Columns[i].touch()
 			}
 		}
+		p.slices.cut(b)
 		return nil
 	})
 	if err != nil {

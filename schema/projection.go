@@ -19,6 +19,7 @@ type Projection struct {
 	blobs    []int         // ordinals of the blob columns to read
 	computed []arrow.Field // columns that are handed over with the rows
 	packs    *packer       // nil where rows are samples
+	slices   *slicer       // nil where sequences are whole
 }
 
 // outColumn is one column that a client gets.

@@ -118,6 +118,8 @@ type Request struct {
 	Sample *Sample `json:"sample,omitempty"`
 	// Pack has documents served in sequences of some length; nil: each sample is a row.
 	Pack *Pack `json:"pack,omitempty"`
+	// Slices has context parallel ranks get their part of each sequence; nil: they get whole ones.
+	Slices *Slices `json:"slices,omitempty"`
 	// Digest has the end of each step come with a digest of its samples, by which ranks that are to get the same are
 	// compared.
 	Digest bool `json:"digest,omitempty"`
@@ -315,6 +317,8 @@ func (r *Request) check(field string) error {
 		return r.checkSample()
 	case "pack":
 		return r.checkPack()
+	case "slices":
+		return r.checkSlices()
 	case "digest":
 		return r.checkDigest()
 	}

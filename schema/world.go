@@ -186,3 +186,21 @@ func (r Request) DataRank(rank int) int {
 	}
 	return int(data)
 }
+
+// along is where a rank stands in a dimension of the mesh, and how many ranks that has; 0 without such a dimension.
+func (w *World) along(name string, rank int) (at, size int64) {
+	if w == nil || w.Mesh == "" {
+		return 0, 0
+	}
+	left, _ := w.counts()
+	at = int64(rank)
+	for part := range strings.SplitSeq(w.Mesh, ",") {
+		n, _ := dim(part)
+		left /= n
+		if strings.HasPrefix(part, name+"=") {
+			return at / left, n
+		}
+		at %= left
+	}
+	return 0, 0
+}

@@ -150,9 +150,9 @@ func (s *Stream) assemble(p *part, wait Wait, processor time.Duration) (*Batch, 
 	start = time.Now()
 	var assembled *schema.Batch
 	if p.packing != nil {
-		assembled, err = s.job.Projection().AssemblePacked(s.job.Manifest().Form(), p.positions, p.rows, p.packing, computed)
+		assembled, err = s.shows.AssemblePacked(s.job.Manifest().Form(), p.positions, p.rows, p.packing, computed)
 	} else {
-		assembled, err = s.job.Projection().AssembleRows(s.job.Manifest().Form(), p.positions, p.rows, p.blobs, computed)
+		assembled, err = s.shows.AssembleRows(s.job.Manifest().Form(), p.positions, p.rows, p.blobs, computed)
 	}
 	if err != nil {
 		s.free(&p.hold)

@@ -32,6 +32,7 @@ type Stream struct {
 	set       *Set
 	job       *resolve.Job
 	ticket    schema.Ticket
+	shows     *schema.Projection // the job's, with what the rank gets of sequences
 	columns   []blobColumn
 	order     order
 	mail      mail
@@ -151,7 +152,7 @@ func (s *Set) Take(ctx context.Context, j *resolve.Job, positions []int64) (*Str
 
 func (s *Set) start(ctx context.Context, st *owner, how Serving) error {
 	j := st.job
-	st.sizer = newSizer(j)
+	st.sizer, st.shows = newSizer(j), j.Projection().SliceOf(j.Request().World, st.ticket.Rank)
 	st.mail.wake, st.next, st.done = make(chan struct{}, 1), make(chan handed, 1), make(chan struct{})
 	blobs := schema.BlobFields(j.Manifest().Snapshot().Schema)
 	for _, ordinal := range j.Projection().BlobColumns() {

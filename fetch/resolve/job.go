@@ -286,7 +286,7 @@ func (j *Job) Group() string { return j.group }
 // world, the order, and who gets which samples of a step. A job that goes on with other ranks keeps it.
 func (j *Job) Course() string {
 	r := withEpoch(j.resolved.Request, 0)
-	r.World, r.Order, r.Assign, r.Owners, r.Ranks, r.Digest = nil, "", "", "", nil, false
+	r.World, r.Order, r.Assign, r.Owners, r.Ranks, r.Digest, r.Slices = nil, "", "", "", nil, false, nil
 	return digest(r)
 }
 
@@ -295,6 +295,7 @@ func (j *Job) Course() string {
 func (j *Job) Sequence() string {
 	r := withEpoch(j.resolved.Request, 0)
 	r.Columns, r.Operators, r.Place, r.Layout, r.BatchBytes, r.OnError, r.Digest = nil, nil, "", "", 0, "", false
+	r.Slices = nil
 	return digest(r)
 }
 

@@ -288,6 +288,11 @@ func (rv *Resolver) fill(ctx context.Context, snap *schema.Snapshot, req schema.
 			return req, s, err
 		}
 	}
+	if req.Slices != nil {
+		if s.projection, err = s.projection.Sliced(snap, req.Within, req.Slices, req.World); err != nil {
+			return req, s, err
+		}
+	}
 	s.order()
 	if req.Place == schema.PlaceClient {
 		s.projection = s.projection.WithOperators(req.Operators)

@@ -42,6 +42,9 @@ func (j *Job) sized() bool {
 	if j.Alone() == nil {
 		return false // which samples of a mixture's sources are used how often is known one by one
 	}
+	if j.Request().Slices != nil {
+		return false // ranks that share samples get other bytes of them
+	}
 	if slices.ContainsFunc(j.resolved.Projection.Computed(), func(f arrow.Field) bool { return f.Type.ID() != arrow.BOOL }) {
 		return false
 	}

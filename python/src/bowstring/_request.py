@@ -143,11 +143,11 @@ class Request:
         return copy
 
     def _documents(self) -> Self:
-        """The rows without `pack`: documents, and their own columns."""
-        if "pack" not in self._options:
+        """The rows without `pack`: documents, and their own columns, whole."""
+        if not {"pack", "slices"} & set(self._options):
             return self
         columns = self._columns and tuple(name for name in self._columns if name not in _PACKED)
-        options = {name: o for name, o in self._options.items() if name != "pack"}
+        options = {name: o for name, o in self._options.items() if name not in ("pack", "slices")}
         return self._but(_options=options, _columns=columns or None)
 
     # --- what is asked of the server --------------------------------------

@@ -22,6 +22,7 @@ WITHOUT_PART = frozenset(
         "order",
         "on_error",
         "digest",
+        "slices",
         "assign",
         "owners",
         "ranks",

@@ -162,6 +162,7 @@ class Dataset(Request):
         pack: Mapping[str, Any] | None = None,
         place: Literal["server", "client", "auto"] | None = None,
         digest: bool | None = None,
+        slices: Literal["contiguous", "zigzag"] | Mapping[str, Any] | None = None,
     ) -> Dataset:
         """How rows are served; what is not given stays as it is.
 
@@ -187,11 +188,16 @@ class Dataset(Request):
                 `take` asks the server where it is `auto`: single rows are too few to go by.
             digest: Whether the batch that ends a step says by `place["digest"]` which samples the step had, so that
                 ranks that are to get the same can be compared.
+            slices: Each context parallel rank of a mesh gets its part of a sequence: `contiguous`, or `zigzag`, for
+                causal attention. With `pack` that is padded tokens, `position_ids` and `segment_ids` are cut; else
+                `{"by": …, "columns": […]}` names the columns of lists of one length.
         """
         if place not in (None, "server", "client", "auto"):
             raise InvalidRequest(f'place: got {place!r}, want "server", "client" or "auto"')
         if isinstance(bucket_by_length, str):
             bucket_by_length = {"column": bucket_by_length}
+        if isinstance(slices, str):
+            slices = {"by": slices}
         given = {
             "order": order,
             "remainder": remainder,
@@ -204,6 +210,7 @@ class Dataset(Request):
             "bucket_by_length": None if bucket_by_length is None else dict(bucket_by_length),
             "sample": None if sample is None else dict(sample),
             "pack": None if pack is None else dict(pack),
+            "slices": None if slices is None else dict(slices),
         }
         changed = self._with_options(**{k: v for k, v in given.items() if v is not None})
         _ = changed.schema  # a wrong value is told here
