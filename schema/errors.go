@@ -52,6 +52,7 @@ type FieldError struct {
 	Want  string // what is allowed
 }
 
+// Error says which field is wrong, what it got and what it takes.
 func (e *FieldError) Error() string {
 	if e.Got == "" {
 		return fmt.Sprintf("%s: want %s", e.Field, e.Want)
@@ -104,6 +105,7 @@ func Recovered(p any) *DefectError {
 	return &DefectError{ID: fmt.Sprintf("%016x", rand.Uint64()), text: fmt.Sprint(p), stack: string(debug.Stack())}
 }
 
+// Error has no detail of the panic, because it is sent to clients. The log has it, under the same id.
 func (d *DefectError) Error() string {
 	return "a defect of the server; its log says more under the id " + d.ID
 }

@@ -422,6 +422,7 @@ type FaultError struct {
 	err      error
 }
 
+// Error names the operator that failed on the sample.
 func (f *FaultError) Error() string {
 	if f.Operator == "" {
 		return "operators: " + f.err.Error()

@@ -384,6 +384,7 @@ type RestrictionError struct {
 	Cause    *where.Error
 }
 
+// Error is one line: the message of an expression has several, and this one goes into logs.
 func (e *RestrictionError) Error() string {
 	return fmt.Sprintf("the rule's where does not fit snapshot %s: %s", e.Snapshot,
 		strings.ReplaceAll(e.Cause.Error(), "\n", " "))

@@ -23,6 +23,7 @@ type SourceError struct {
 	Err    error
 }
 
+// Error names the source.
 func (e *SourceError) Error() string { return fmt.Sprintf("mixture, source %q: %s", e.Name, e.Err) }
 
 // Unwrap returns the error.

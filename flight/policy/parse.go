@@ -33,6 +33,7 @@ type Error struct {
 	Message      string
 }
 
+// Error has the form FILE:LINE:COLUMN: MESSAGE, which editors can follow.
 func (e *Error) Error() string {
 	return fmt.Sprintf("%s:%d:%d: %s", e.File, e.Line, e.Column, e.Message)
 }

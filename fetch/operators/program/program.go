@@ -249,6 +249,7 @@ type StepError struct {
 	Reason string
 }
 
+// Error names the step, counted from 0, its operator, and the parameter if it is a parameter that is wrong.
 func (e *StepError) Error() string {
 	if e.Param == "" {
 		return fmt.Sprintf("step %d (%s): %s", e.Step, e.Name, e.Reason)

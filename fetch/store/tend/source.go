@@ -20,6 +20,7 @@ type Name struct {
 	Tag     string
 }
 
+// String returns the form that commands take: DATASET@NUMBER, or DATASET@TAG.
 func (n Name) String() string {
 	return schema.FormatSnapshotName(n.Dataset, n.Number, n.Tag)
 }

@@ -79,10 +79,12 @@ const (
 	SpaceCMYK
 )
 
+// String returns the name of the colour space, as error messages have it.
 func (s Space) String() string { return [...]string{"unknown", "grey", "RGB", "CMYK"}[s] }
 
 var names = [...]string{JPEG: "JPEG", PNG: "PNG", GIF: "GIF", WebP: "WebP", TIFF: "TIFF", BMP: "BMP"}
 
+// String returns the name of the format, such as JPEG.
 func (f Format) String() string { return names[f] }
 
 // Header is what is known of an image before its pixels.

@@ -37,6 +37,7 @@ const (
 	Grey
 )
 
+// String returns the name of the colour space: grey or RGB.
 func (s Space) String() string {
 	if s == Grey {
 		return "grey"
