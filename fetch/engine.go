@@ -51,7 +51,7 @@ type Options struct {
 	// yet. Default, and most: as many as a resume ticket has bits.
 	MaxAhead int64
 	// IdleSnapshots is how many snapshots nobody reads stay open, so that the
-	// next stream need not open them again. Default 8.
+	// next stream need not open them again. Default 72: those of the largest mixture, and 8.
 	IdleSnapshots int
 	// Resident is up to how many bytes a manifest may have to be read whole when its
 	// snapshot is opened, and stay in memory; negative for none. Default 16 MiB.

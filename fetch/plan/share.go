@@ -321,7 +321,7 @@ type cuts [][]struct {
 func (g *grower) cutBest() *shape {
 	n := len(g.order)
 	best := make(cuts, n)
-	sums := make([]uint64, n+1)
+	sums, add := make([]uint64, n+1), make([]float64, n)
 	for i, j := range g.order {
 		best[i] = make([]struct {
 			at  int
@@ -333,21 +333,23 @@ func (g *grower) cutBest() *shape {
 	for length := 2; length <= n; length++ {
 		for i := 0; i+length <= n; i++ {
 			end := i + length
-			add := make([]float64, length)
-			for k := range add {
-				if length < n { // what comes to the root is exact
+			if length < n { // what comes to the root is exact
+				for k := range length {
 					add[k] = float64(g.weights[g.order[i+k]]) / float64(sums[end]-sums[i])
 				}
+			} else {
+				clear(add)
 			}
 			least, at := math.Inf(1), 0
 			first, last := g.between(sums, i, end)
 			for middle := first; middle <= last; middle++ {
 				most := 0.0
-				for k, off := range best[i][middle].off {
-					most = max(most, off+add[k])
+				left, right := best[i][middle].off, best[middle][end].off
+				for k := 0; k < len(left) && most < least; k++ {
+					most = max(most, left[k]+add[k])
 				}
-				for k, off := range best[middle][end].off {
-					most = max(most, off+add[middle-i+k])
+				for k := 0; k < len(right) && most < least; k++ {
+					most = max(most, right[k]+add[len(left)+k])
 				}
 				if most < least {
 					least, at = most, middle

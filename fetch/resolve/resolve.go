@@ -32,7 +32,7 @@ import (
 // Options tunes a Resolver. The zero value of each field stands for its default.
 type Options struct {
 	// IdleSnapshots is how many snapshots nobody reads stay open, so that the
-	// next job need not open them again. Default 8.
+	// next job need not open them again. Default 72: those of the largest mixture, and 8.
 	IdleSnapshots int
 	// SelectionLifetime is for how long an uploaded selection is kept after it was
 	// used last, to a day. Default 30 days.
@@ -77,7 +77,7 @@ type Resolver struct {
 // those of selections, with what retries there are; their user releases them. Memory is counted in the ledger, and
 // long work done by turns.
 func New(s store.Store, read manifest.ReadFunc, ledger *admission.Ledger, work *admission.Work, opts Options) *Resolver {
-	opts.IdleSnapshots = cmp.Or(opts.IdleSnapshots, 8)
+	opts.IdleSnapshots = cmp.Or(opts.IdleSnapshots, schema.MaxSources+8)
 	opts.Worthwhile = cmp.Or(opts.Worthwhile, 5*time.Millisecond)
 	opts.Logger = cmp.Or(opts.Logger, slog.Default())
 	rv := &Resolver{

@@ -98,6 +98,23 @@ func TestComputationHoldsSnapshot(t *testing.T) {
 	}
 }
 
+// Between two epochs of a mixture no job holds its snapshots. The next epoch finds all of them open.
+func TestSnapshotsOfAMixtureStayOpen(t *testing.T) {
+	f := newFixture(t, resolve.Options{}, admission.Limits{})
+	for i := range schema.MaxSources {
+		dataset := fmt.Sprintf("d%d", i)
+		f.put(t, dataset, 1)
+		f.open(t, schema.Request{Dataset: dataset}).Close()
+	}
+	if n := f.OpenSnapshots(); n != schema.MaxSources {
+		t.Errorf("%d snapshots are open, want %d", n, schema.MaxSources)
+	}
+	f.CloseIdle()
+	if n := f.OpenSnapshots(); n != 0 {
+		t.Errorf("%d snapshots are open after CloseIdle", n)
+	}
+}
+
 // After Close no job is opened, also on a snapshot that is open for another one.
 func TestNoneAfterClose(t *testing.T) {
 	f := newFixture(t, resolve.Options{}, admission.Limits{})

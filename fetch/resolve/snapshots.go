@@ -1,6 +1,7 @@
 package resolve
 
 import (
+	"container/list"
 	"context"
 	"errors"
 	"fmt"
@@ -26,10 +27,10 @@ type openSnapshot struct {
 	splitsMu sync.Mutex
 	splits   map[string]plan.Selection // those asked for so far; guarded by splitsMu
 
-	believed time.Time // until when the catalog need not be asked whether it is there; guarded by cache.mu
-	newest   time.Time // when it was asked that called it the newest last; guarded by cache.mu
-	refs     int       // jobs, streams and batches that use it; guarded by cache.mu
-	lastUsed int64     // cache.clock when refs last became 0; guarded by cache.mu
+	believed time.Time     // until when the catalog need not be asked whether it is there; guarded by cache.mu
+	newest   time.Time     // when it was asked that called it the newest last; guarded by cache.mu
+	refs     int           // jobs, streams and batches that use it; guarded by cache.mu
+	idle     *list.Element // of cache.idle while refs is 0; guarded by cache.mu
 }
 
 type snapshotKey struct {
@@ -42,8 +43,16 @@ func (k snapshotKey) String() string { return fmt.Sprintf("%s@%d", k.dataset, k.
 // Retain adds a hold to one that the caller has.
 func (s *openSnapshot) Retain() {
 	s.cache.mu.Lock()
-	s.refs++
+	s.retainLocked()
 	s.cache.mu.Unlock()
+}
+
+func (s *openSnapshot) retainLocked() {
+	s.refs++
+	if s.idle != nil {
+		s.cache.idle.Remove(s.idle)
+		s.idle = nil
+	}
 }
 
 // Release gives up a hold.
@@ -64,7 +73,7 @@ type snapshotCache struct {
 
 	mu     sync.Mutex
 	byKey  map[snapshotKey]*openSnapshot // guarded by mu
-	clock  int64                         // guarded by mu
+	idle   list.List                     // of *openSnapshot without a hold, the last used last; guarded by mu
 	doubts int64                         // drops so far; guarded by mu
 	took   time.Duration                 // by the catalog, to answer last; guarded by mu
 	closed bool                          // guarded by mu: idle snapshots are not kept any more
@@ -140,7 +149,7 @@ func (c *snapshotCache) shared(key snapshotKey, at time.Time, there answer) *ope
 		return nil
 	}
 	c.believeLocked(s, there)
-	s.refs++
+	s.retainLocked()
 	return s
 }
 
@@ -201,7 +210,7 @@ func (c *snapshotCache) add(ctx context.Context, key snapshotKey, snap *schema.S
 		c.byKey[key] = s
 	}
 	c.believeLocked(s, there)
-	s.refs++
+	s.retainLocked()
 	return s, nil
 }
 
@@ -209,37 +218,26 @@ func (c *snapshotCache) release(s *openSnapshot) {
 	c.mu.Lock()
 	s.refs--
 	if s.refs == 0 {
-		c.clock++
-		s.lastUsed = c.clock
+		s.idle = c.idle.PushBack(s)
 	}
 	idle := c.takeIdleLocked(c.maxIdle)
 	c.mu.Unlock()
 	closeAll(idle)
 }
 
-// takeIdleLocked removes the idle snapshots but for the keep last used.
+// takeIdleLocked removes the idle snapshots except those used last, as many as keep says.
 func (c *snapshotCache) takeIdleLocked(keep int) []*openSnapshot {
 	if c.closed {
 		keep = 0
 	}
 	var taken []*openSnapshot
-	for {
-		var oldest *openSnapshot
-		idle := 0
-		for _, s := range c.byKey {
-			if s.refs == 0 {
-				idle++
-				if oldest == nil || s.lastUsed < oldest.lastUsed {
-					oldest = s
-				}
-			}
-		}
-		if idle <= keep {
-			return taken
-		}
-		delete(c.byKey, oldest.key)
-		taken = append(taken, oldest)
+	for c.idle.Len() > keep {
+		s := c.idle.Remove(c.idle.Front()).(*openSnapshot) //nolint:forcetypeassert // nothing else is in it
+		s.idle = nil
+		delete(c.byKey, s.key)
+		taken = append(taken, s)
 	}
+	return taken
 }
 
 func closeAll(list []*openSnapshot) {
@@ -358,7 +356,7 @@ func (c *snapshotCache) early(ctx context.Context, dataset string, number int64)
 	if s == nil || s.believed.IsZero() || number != 0 && !s.believed.Before(time.Now()) {
 		return nil, nil
 	}
-	s.refs++
+	s.retainLocked()
 	ctx, cancel := context.WithCancelCause(ctx)
 	q := &question{cancel: func() { cancel(nil) }, done: make(chan struct{})}
 	c.questions.Go(func() {

@@ -159,10 +159,19 @@ func (s *Store) snapshot(ctx context.Context, dataset string, number int64,
 	return snap, err
 }
 
-// record reads a snapshot's record.
+// record reads a snapshot's record. The catalog is asked about a snapshot far more often than a record changes, so what
+// a record decodes to is remembered. It is shared and never changed; the caller gets a copy of its top.
 func (s *Store) record(ctx context.Context, dataset string, number int64, r snapshotRecord) (*schema.Snapshot, error) {
 	if r.Blob == nil {
-		return decodeRecord(dataset, number, r.Record)
+		name := snapshotName(dataset, number)
+		snap, err := rememberedBy(s.records, name, r.Record, func(record []byte) (*schema.Snapshot, error) {
+			return decodeRecord(dataset, number, record)
+		})
+		if err != nil {
+			return nil, err
+		}
+		its := *snap
+		return &its, nil
 	}
 	blob, err := s.db.Read(ctx, *r.Blob)
 	if errors.Is(err, schema.ErrNotFound) {

@@ -2,6 +2,7 @@ package protocol
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -225,6 +226,8 @@ type datasetState struct {
 // rowMemo remembers what rows decode to: a partition of thousands is loaded
 // again and again, with few that have changed.
 type rowMemo struct {
+	most int // of rows that are remembered; memoRows if it is 0
+
 	mu   sync.Mutex
 	rows map[string]memoized // by partition and row
 }
@@ -234,11 +237,22 @@ type memoized struct {
 	value any
 }
 
-// memoRows is how many rows are remembered.
-const memoRows = 1 << 16
+const (
+	// memoRows is how many rows are remembered.
+	memoRows = 1 << 16
+	// memoRecords is how many records of snapshots are: they are larger, and a job opens one, or those of a mixture.
+	memoRecords = 256
+)
 
 // remembered decodes a row, unless it is the one that was decoded before.
 func remembered[T any](m *rowMemo, name string, text []byte) (T, error) {
+	return rememberedBy(m, name, text, func(text []byte) (value T, err error) {
+		err = json.Unmarshal(text, &value)
+		return value, err
+	})
+}
+
+func rememberedBy[T any](m *rowMemo, name string, text []byte, decode func([]byte) (T, error)) (T, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if old, ok := m.rows[name]; ok && bytes.Equal(old.text, text) {
@@ -246,11 +260,11 @@ func remembered[T any](m *rowMemo, name string, text []byte) (T, error) {
 			return value, nil
 		}
 	}
-	var value T
-	if err := json.Unmarshal(text, &value); err != nil {
+	value, err := decode(text)
+	if err != nil {
 		return value, err
 	}
-	if m.rows == nil || len(m.rows) >= memoRows {
+	if m.rows == nil || len(m.rows) >= cmp.Or(m.most, memoRows) {
 		m.rows = map[string]memoized{}
 	}
 	m.rows[name] = memoized{text, value}

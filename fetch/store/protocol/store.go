@@ -82,8 +82,9 @@ type Store struct {
 
 	writes, dedups, writtenBytes atomic.Int64
 
-	memo *rowMemo
-	bugs bug
+	memo    *rowMemo
+	records *rowMemo // what the records of snapshots decode to
+	bugs    bug
 }
 
 // New returns the store that the database holds. Close ends it.
@@ -106,7 +107,8 @@ func New(db Database, env Env, options Options) *Store {
 	if options.InlineRecord == 0 {
 		options.InlineRecord = defaultInlineRecord
 	}
-	s := &Store{db: db, env: env, options: options, log: options.Log, memo: &rowMemo{}, bugs: everywhere}
+	s := &Store{db: db, env: env, options: options, log: options.Log, memo: &rowMemo{},
+		records: &rowMemo{most: memoRecords}, bugs: everywhere}
 	s.segments, _ = db.(Segments)
 	if s.segments == nil {
 		s.contents = db.(Contents) //nolint:forcetypeassert // every database is one of the two
