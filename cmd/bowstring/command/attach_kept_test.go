@@ -122,26 +122,108 @@ func TestAttachUpdateOfAltered(t *testing.T) {
 	}
 }
 
-// TestAttachProves: proving what was attached without being read changes no row; the checksums are new. What had them keeps
-// them.
+// TestAttachProves: proving what was attached without being read changes no row and reads what has no checksum, and
+// nothing besides: what streams have read before is not read again, whichever part of an object it is.
 func TestAttachProves(t *testing.T) {
 	server := serveS3(t, objecttest.Config{})
-	server.PutObject("b", "x-0.tar", []byte(labelled(t, "a", 3)))
-	server.PutObject("b", "x-1.tar", []byte(labelled(t, "b", 4)))
+	url := server.URL("b")
+	members := func(name string) (all []string) {
+		for i := range 6 { // further apart than what is read together
+			all = append(all, fmt.Sprintf("%s%d.bin", name, i), strings.Repeat(name, 200_000+i))
+		}
+		return all
+	}
+	for n, name := range []string{"a", "b", "c"} {
+		server.PutObject("b", fmt.Sprintf("x-%d.tar", n), []byte(tarOf(t, tar.FormatUSTAR, members(name)...)))
+	}
 	there := filepath.Join(t.TempDir(), "attached")
-	attachJSON(t, server.URL("b"), "d", "--lazy", "--store", there)
-	server.Renew("b", "x-1.tar", fmt.Sprintf("%032x-2", 1))
-	server.PutObject("b", "x-2.tar", []byte(labelled(t, "c", 2)))
-	if sum := attachJSON(t, "--update", "d", "--prove", "--store", there); *sum.Update != (updated{Proven: 3, Changed: 4, New: 2}) ||
-		!sum.Changed {
+	attachJSON(t, url, "d", "--lazy", "--store", there)
+	_, rows, _ := refRows(t, there, "d")
+	proven := int64(0)
+	inStore(t, there, func(ctx context.Context, st store.Store) error {
+		for i, row := range rows { // the first tar, and every other sample of the second
+			if i >= 12 || i >= 6 && i%2 == 1 {
+				continue
+			}
+			blob, err := st.Get(ctx, row.refs[0])
+			if err != nil {
+				return err
+			}
+			if _, err := store.ProverOf(st).Prove(ctx, row.refs[0], blob.Bytes()); err != nil {
+				return err
+			}
+			blob.Release()
+			proven++
+		}
+		return nil
+	})
+	denied := func(keys ...string) {
+		for _, key := range keys {
+			server.Fail(objecttest.Fault{Kinds: []objecttest.Kind{objecttest.Get}, Prefix: key, Status: 403, Code: "AccessDenied"})
+		}
+	}
+	update := func(want updated, changed bool) (sent int64) {
+		t.Helper()
+		before := server.Counts().Sent
+		sum := attachJSON(t, "--update", "d", "--prove", "--store", there)
+		if *sum.Update != want || sum.Changed != changed {
+			t.Errorf("%+v, changed %t; want %+v, %t", *sum.Update, sum.Changed, want, changed)
+		}
+		if p := proofIn(t, there, "d"); p.Blobs != p.OfBlobs || p.OfBlobs != sum.Rows {
+			t.Errorf("%+v of %d rows", p, sum.Rows)
+		}
+		return server.Counts().Sent - before
+	}
+	denied("x-0.tar")
+	if sent := update(updated{Kept: proven, Proven: 18 - proven}, false); sent > (18-proven)*210_000 {
+		t.Errorf("%d bytes were read for %d samples of 200,000", sent, 18-proven)
+	}
+	denied("x-1.tar", "x-2.tar")
+	update(updated{Kept: 18}, false)
+	// What is new is walked as before, and read.
+	server.PutObject("b", "x-3.tar", []byte(tarOf(t, tar.FormatUSTAR, members("d")...)))
+	update(updated{Kept: 18, New: 6}, true)
+	// All of it is read again by its URL.
+	server.Heal()
+	sum := attachJSON(t, url, "d", "--mode", "replace", "--prove", "--store", there)
+	if *sum.Update != (updated{Changed: 24}) && *sum.Update != (updated{Proven: 24}) {
 		t.Errorf("%+v", *sum.Update)
 	}
-	_, rows, _ := refRows(t, there, "d")
-	if slices.ContainsFunc(rows, func(r refRow) bool { return r.refs[0].Unproven() }) {
-		t.Error("what was read has no checksum")
+	if p := proofIn(t, there, "d"); p.OfBlobs != 0 {
+		t.Errorf("%+v", p)
 	}
-	if sum := attachJSON(t, "--update", "d", "--prove", "--store", there); sum.Changed || *sum.Update != (updated{Kept: 9}) {
-		t.Errorf("once more: %+v", *sum.Update)
+}
+
+// TestAttachProvesWhatChanged: rows of an object that was put again are others, and proven, too. Files that are one sample each
+// are read one by one.
+func TestAttachProvesWhatChanged(t *testing.T) {
+	server := serveS3(t, objecttest.Config{})
+	for i := range 8 {
+		server.PutObject("b", fmt.Sprintf("%d/%d.jpg", i%2, i), photo(t, i))
+	}
+	there := filepath.Join(t.TempDir(), "attached")
+	attachJSON(t, server.URL("b"), "d", "--lazy", "--store", there)
+	inStore(t, there, func(ctx context.Context, st store.Store) error {
+		_, rows, _ := manifestOf(t, st, "d")
+		blob, err := st.Get(ctx, rows[0].refs[0])
+		if err == nil {
+			_, err = store.ProverOf(st).Prove(ctx, rows[0].refs[0], blob.Bytes())
+		}
+		return err
+	})
+	server.PutObject("b", "1/3.jpg", photo(t, 70))
+	server.Fail(objecttest.Fault{Kinds: []objecttest.Kind{objecttest.Get}, Prefix: "0/0.jpg", Status: 403, Code: "AccessDenied"})
+	sum := attachJSON(t, "--update", "d", "--prove", "--store", there)
+	if *sum.Update != (updated{Kept: 1, Proven: 6, Changed: 1}) {
+		t.Errorf("%+v", *sum.Update)
+	}
+	if p := proofIn(t, there, "d"); p.Blobs != 8 || p.OfBlobs != 8 {
+		t.Errorf("%+v", p)
+	}
+	server.Heal()
+	status, out, errs := runCommand(t, "verify", there, "d@2")
+	if status != 0 {
+		t.Errorf("%s%s", out, errs)
 	}
 }
 

@@ -68,18 +68,22 @@ func (c *AttachCmd) resume(text string) error {
 		r.LeaveOut
 	c.Text, c.Spread, c.AsMetadata, c.Verify, c.Limit = r.Text, r.Spread, r.AsMetadata, r.Verify, r.Limit
 	c.Tokens, c.CountTokens = r.Tokens, r.CountTokens
-	c.Lazy = !c.Prove && (c.Lazy || r.Lazy)
-	c.Prove = !c.Lazy
 	return nil
 }
 
-// lazyBefore has what was attached of the same URL before be attached in the same way, unless a flag says otherwise.
-func (c *AttachCmd) lazyBefore(sets []attach.Base) {
-	for _, b := range sets {
+// readAsBefore has what was attached of the same URL before be attached in the same way, unless a flag says otherwise. An
+// update that proves what was attached without being read keeps its rows, and reads what has no checksum by then.
+func (a *attachment) readAsBefore() {
+	c := a.cmd
+	for _, b := range a.sets {
 		var r reading
-		if !c.Lazy && !c.Prove && json.Unmarshal([]byte(b.Set.Reading), &r) == nil && r.URL == c.From {
+		if json.Unmarshal([]byte(b.Set.Reading), &r) != nil || r.URL != c.From {
+			continue
+		}
+		if a.proves = c.Update && c.Prove && r.Lazy; a.proves || !c.Lazy && !c.Prove {
 			c.Lazy, c.Prove = r.Lazy, !r.Lazy
 		}
+		return
 	}
 }
 
@@ -196,6 +200,7 @@ type attachment struct {
 	listing *attach.Listing
 	w       *ingest.Writer // nil for a dry run
 	saved   *saved         // nil where nothing is put down on the way
+	proves  bool           // blobs without a checksum are read once the rows are attached
 	counts  updated
 	tars    map[string]bool // that were read, of those whose index is to be written
 }
@@ -274,7 +279,7 @@ func (a *attachment) run(ctx context.Context, app *App) (err error) {
 			defer func() { err = errors.Join(err, a.saved.Close()) }()
 		}
 	}
-	c.lazyBefore(a.sets)
+	a.readAsBefore()
 	src, reader, err := a.open(ctx, app)
 	if err != nil {
 		return err
@@ -385,7 +390,7 @@ func (a *attachment) open(ctx context.Context, app *App) (source.Source, *source
 		if err != nil {
 			return nil, nil, err
 		}
-		if c.Lazy && !src.Walked() {
+		if c.Lazy && !src.Walked() && a.kept == nil {
 			app.Notef("of %s it is not known where samples lie without reading them: all is read", src.Format())
 		}
 		a.listing, err = attach.NewListing(bucket, c.reading(src.Format()), c.Lazy && src.Walked(), objects, a.sets)
@@ -508,6 +513,8 @@ func (a *attachment) estimate(app *App, e source.Estimate) {
 	switch {
 	case !e.Walks():
 		app.Notef("all is read: %s", takes(e.Through))
+	case a.proves:
+		app.Notef("blobs without a checksum are read, the others are not: %s", takes(e.Through))
 	case a.cmd.Lazy:
 		app.Notef("no blob is read, and each gets its checksum when it is first read: %s; --prove reads all: %s", takes(e.Walked),
 			takes(e.Through))
@@ -586,9 +593,28 @@ func (a *attachment) Commit(ctx context.Context, sum *summary) error {
 			return err
 		}
 	}
+	if a.proves {
+		if err := a.prove(ctx, snap.Number); err != nil {
+			return fmt.Errorf("the dataset is attached; prove %s@%d: %w", snap.Dataset, snap.Number, err)
+		}
+	}
 	sum.Snapshot, sum.Changed, sum.Notes = snap.Number, changed, append(sum.Notes, a.w.Notes()...)
 	sum.Mixing, err = a.mixing(ctx, snap)
 	return err
+}
+
+// prove reads what of a snapshot has no checksum. Rows of the snapshot before that get one are proven, and not kept.
+func (a *attachment) prove(ctx context.Context, number int64) error {
+	snap, err := a.store.Snapshot(ctx, a.cmd.Dataset, number)
+	if err != nil {
+		return err
+	}
+	return attach.Prove(ctx, a.store, snap, func(id schema.ID, refs []*schema.BlobRef) {
+		if a.rows != nil && a.rows.Same(id, func(column int) *schema.BlobRef { return refs[column] }) {
+			a.counts.Kept--
+			a.counts.Proven++
+		}
+	})
 }
 
 // attachedBlock is the block of the shuffle whose mixing is measured.

@@ -47,8 +47,8 @@ const attempts = 8
 // atTheSameTime is how many requests for small things are under way at once.
 const atTheSameTime = 64
 
-// attempt makes a request until it is answered, or as often as that makes sense. It is for requests that read.
-func attempt(ctx context.Context, request func() error) error {
+// Attempt makes a request until it is answered, or as often as that makes sense. It is for requests that read.
+func Attempt(ctx context.Context, request func() error) error {
 	b := backoff.NewExponentialBackOff()
 	b.InitialInterval, b.MaxInterval = 100*time.Millisecond, 10*time.Second
 	_, err := backoff.Retry(ctx, func() (struct{}, error) {
@@ -139,7 +139,7 @@ func (c *cloud) enter(ctx context.Context, key string) error {
 		return nil
 	}
 	var o object.Info
-	err := attempt(ctx, func() (err error) {
+	err := Attempt(ctx, func() (err error) {
 		o, err = c.from.Stat(ctx, key)
 		return err
 	})
@@ -318,7 +318,7 @@ func (c *cloud) statAll(ctx context.Context, keys []string) ([]object.Info, erro
 	group.SetLimit(atTheSameTime)
 	for i, key := range keys {
 		group.Go(func() error {
-			err := attempt(ctx, func() (err error) {
+			err := Attempt(ctx, func() (err error) {
 				found[i], err = c.from.Stat(ctx, key)
 				return err
 			})
@@ -374,7 +374,7 @@ func (c *cloud) glance(ctx context.Context, depth int) ([]string, error) {
 		return nil
 	}
 	once := func(opts object.ListOptions, most int) error {
-		return attempt(ctx, func() error { return take(opts, most) })
+		return Attempt(ctx, func() error { return take(opts, most) })
 	}
 	err := once(object.ListOptions{Prefix: c.folder}, glanceKeys)
 	switch {
@@ -559,7 +559,7 @@ func (c *cloud) notes() []string {
 func (c *cloud) object(ctx context.Context, p string) (o object.Info, err error) {
 	_, err = c.stat(p)
 	if key, ok := c.key(p); err != nil && ok && !c.listed && isPath(key) {
-		err := attempt(ctx, func() (err error) {
+		err := Attempt(ctx, func() (err error) {
 			o, err = c.from.Stat(ctx, key)
 			return err
 		})

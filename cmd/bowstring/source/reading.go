@@ -272,7 +272,7 @@ func (r *reading) aheadLocked(at stretchOf, o object.Info) {
 
 // read reads a part of an object, in the version that was listed.
 func (c *cloud) read(ctx context.Context, o object.Info, offset int64, buf []byte) error {
-	err := attempt(ctx, func() error { return c.from.Range(ctx, o.Key, o.Version, offset, buf) })
+	err := Attempt(ctx, func() error { return c.from.Range(ctx, o.Key, o.Version, offset, buf) })
 	if ctx.Err() == nil && interrupted(err) {
 		c.gone.CompareAndSwap(nil, &err)
 	}

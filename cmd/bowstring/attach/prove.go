@@ -1,0 +1,156 @@
+package attach
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+
+	"golang.org/x/sync/errgroup"
+
+	"bowstring/cmd/bowstring/source"
+	"bowstring/fetch/store"
+	"bowstring/fetch/store/extent"
+	"bowstring/schema"
+)
+
+const (
+	// provedTogether is how many blobs are sorted by where they lie before they are read.
+	provedTogether = 1 << 16
+	// proofBytes is how much of an object is read at once; a larger blob is read whole.
+	proofBytes = 8 << 20
+	// proofGap is the largest gap between two blobs that is read with them: headers of a tar, or about what a request costs.
+	proofGap = 64 << 10
+	// proofsAtOnce is how many such reads are under way at once.
+	proofsAtOnce = 8
+)
+
+// Prove reads the blobs of a snapshot that have no checksum by now, and no other ones: the store keeps their checksums.
+// row is called for each row that has such a blob, with the row's references, nil being null.
+func Prove(ctx context.Context, st store.Store, snap *schema.Snapshot, row func(id schema.ID, refs []*schema.BlobRef)) error {
+	prover := store.ProverOf(st)
+	if err := prover.LearnProofs(ctx, snap); err != nil {
+		return err
+	}
+	var due []schema.BlobRef
+	refs := make([]*schema.BlobRef, len(schema.BlobFields(snap.Schema)))
+	err := store.EachPage(ctx, snap, snap.Chunks, st.Get, func(_ schema.Chunk, m *schema.Manifest) error {
+		page := m.Page(0)
+		for i := range page.Rows() {
+			had := len(due)
+			for c := range refs {
+				ref, ok, err := page.TryBlob(c, i)
+				if err != nil {
+					return err
+				}
+				refs[c] = nil
+				if ok {
+					refs[c] = &ref
+				}
+				if ok && prover.Proven(ref).Unproven() {
+					due = append(due, ref)
+				}
+			}
+			if len(due) > had {
+				row(page.ID(i), refs)
+			}
+		}
+		if len(due) < provedTogether {
+			return nil
+		}
+		err := proveAll(ctx, st, due)
+		due = due[:0]
+		return err
+	})
+	if err == nil {
+		err = proveAll(ctx, st, due)
+	}
+	if err != nil {
+		return err
+	}
+	return prover.KeepProofs(ctx)
+}
+
+// located is a blob and where it lies.
+type located struct {
+	ref schema.BlobRef
+	at  store.Location
+}
+
+func (l *located) end() int64 { return l.at.Offset + l.at.Length }
+
+// proveAll reads blobs, neighbours together.
+func proveAll(ctx context.Context, st store.Store, refs []schema.BlobRef) error {
+	all := make([]located, len(refs))
+	for i, ref := range refs {
+		at, ok, err := st.Locate(ctx, ref)
+		if err == nil && !ok {
+			err = fmt.Errorf("%w: blob %s has no checksum, and lies in no object", schema.ErrDataLoss, ref.Key)
+		}
+		if err != nil {
+			return err
+		}
+		all[i] = located{ref, at}
+	}
+	slices.SortFunc(all, func(a, b located) int {
+		return cmp.Or(cmp.Compare(a.at.Bucket.URL(), b.at.Bucket.URL()), cmp.Compare(a.at.Object.Key, b.at.Object.Key),
+			cmp.Compare(a.at.Object.Version.String(), b.at.Object.Version.String()), cmp.Compare(a.at.Offset, b.at.Offset))
+	})
+	group, reading := errgroup.WithContext(ctx)
+	group.SetLimit(proofsAtOnce)
+	for len(all) > 0 && reading.Err() == nil {
+		n, end := 1, all[0].end()
+		for n < len(all) && together(&all[0], &all[n], end) {
+			end = max(end, all[n].end())
+			n++
+		}
+		part := all[:n]
+		all = all[n:]
+		group.Go(func() error { return provePart(reading, st, part, end) })
+	}
+	return cmp.Or(group.Wait(), context.Cause(ctx))
+}
+
+// together reports whether a blob is read with the first one of those before, which end at end.
+func together(first, next *located, end int64) bool {
+	a, b := first.at, next.at
+	return a.Unit == nil && b.Unit == nil && a.Bucket.URL() == b.Bucket.URL() && a.Object.Key == b.Object.Key &&
+		a.Object.Version == b.Object.Version && b.Offset-end <= proofGap && next.end()-a.Offset <= proofBytes
+}
+
+// provePart reads blobs of one object by one request.
+func provePart(ctx context.Context, st store.Store, part []located, end int64) error {
+	first := part[0].at
+	if first.Unit != nil {
+		return proveUnit(ctx, st, part[0].ref)
+	}
+	buf := make([]byte, end-first.Offset)
+	err := source.Attempt(ctx, func() error {
+		return first.Bucket.Range(ctx, first.Object.Key, first.Object.Version, first.Offset, buf)
+	})
+	if err != nil {
+		return extent.Attached(first.Bucket.URL(), first.Object, err)
+	}
+	for _, l := range part {
+		data := buf[l.at.Offset-first.Offset:][:l.at.Length]
+		if _, err := store.ProverOf(st).Prove(ctx, l.ref, data); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// proveUnit reads a blob that is taken out of a decoded unit.
+func proveUnit(ctx context.Context, st store.Store, ref schema.BlobRef) error {
+	var blob schema.Blob
+	err := source.Attempt(ctx, func() (err error) {
+		blob, err = st.Get(ctx, ref)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	defer blob.Release()
+	_, err = store.ProverOf(st).Prove(ctx, ref, blob.Bytes())
+	return err
+}
