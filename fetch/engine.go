@@ -118,6 +118,9 @@ func (o *Options) Validate() error {
 	return o.Memory.Validate()
 }
 
+// ErrSteered is [resolve.ErrSteered].
+var ErrSteered = resolve.ErrSteered
+
 // What the engine hands out.
 type (
 	// Job is a request resolved against a snapshot.
@@ -128,8 +131,6 @@ type (
 	Sampling = resolve.Sampling
 	// Packing is what becomes of the documents of a job whose rows are sequences.
 	Packing = resolve.Packing
-	// Bucketing says what becomes of samples that go together by length.
-	Bucketing = resolve.Bucketing
 	// Resolved is what a request means as far as its snapshot's record tells.
 	Resolved = resolve.Resolved
 	// Stream serves a ticket.
@@ -184,13 +185,13 @@ func NewEngine(s store.Store, opts Options) (*Engine, error) {
 		list = append(list, read.Spill(opts.Spill))
 	}
 	// A lone node has all blobs, asks no other, and shares nothing.
-	var mine, notOwner, spare func(schema.BlobRef) bool
-	var forward func(schema.BlobRef, bool) bool
-	var sendProgress func([]peers.Progress)
+	var mine, astray, spare func(schema.BlobRef) bool
+	var onward func(schema.BlobRef, bool) bool
+	var tell func([]peers.Progress)
 	sharers := func() int { return 1 }
 	if opts.Peers != nil {
-		list, mine, forward, notOwner = append(list, opts.Peers), opts.Peers.Mine, opts.Peers.Forward, opts.Peers.NotOwner
-		sendProgress = shareProgress(opts.Requests, opts.Peers.SendProgress)
+		list, mine, onward, astray = append(list, opts.Peers), opts.Peers.Mine, opts.Peers.Onward, opts.Peers.Astray
+		tell = shareTold(opts.Requests, opts.Peers.Tell)
 		sharers = func() int { return 1 + opts.Peers.Nodes() }
 		if spare = opts.Peers.Spare; opts.Spill != nil {
 			opts.Spill.SetSpare(spare)
@@ -244,7 +245,7 @@ func NewEngine(s store.Store, opts Options) (*Engine, error) {
 	e.set, errs[3] = prefetch.NewSet(prefetch.Options{
 		WindowBytes: opts.WindowBytes, Ledger: e.ledger, Reader: e.reader, Stage: e.stage, Ahead: e.ahead,
 		MaxAhead: opts.MaxAhead, There: early,
-		SendProgress: sendProgress, Forward: forward, NotOwner: notOwner, Lineage: opts.Lineage,
+		Tell: tell, Onward: onward, Astray: astray, Lineage: opts.Lineage,
 	})
 	if err := errors.Join(errs[:]...); err != nil {
 		return nil, err
@@ -357,6 +358,12 @@ func (e *Engine) OpenAhead() <-chan struct{} { return e.jobs.OpenAhead() }
 // Pin puts the number of a snapshot in the place of its tag: see [resolve.Resolver.Pin].
 func (e *Engine) Pin(ctx context.Context, req schema.Request) (schema.Request, error) {
 	return e.jobs.Pin(ctx, req)
+}
+
+// Steer changes the weights of a run from outside: see [resolve.Resolver.Steer].
+func (e *Engine) Steer(ctx context.Context, dataset, run string, c schema.MixtureChange,
+	from *int64) (*store.Run, int64, error) {
+	return e.jobs.Steer(ctx, dataset, run, c, from)
 }
 
 // PlanID is what Job.ID would be of a request: see [resolve.Resolver.ID].

@@ -1,7 +1,6 @@
 package fetch_test
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -79,10 +78,7 @@ func TestLocalStreams(t *testing.T) {
 			req.Shuffle = nil
 		}
 		if req.Order == "" {
-			if by := someBuckets(rng); by != nil {
-				by.Column, by.Balance = cmp.Or(by.Column, "label"), nil
-				req.BucketByLength = by
-			}
+			req.BucketByLength = someBuckets(rng)
 		}
 		if i%3 == 0 {
 			req.Owners = lays[1].Name()

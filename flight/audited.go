@@ -106,6 +106,7 @@ func (a audited) Record(ctx context.Context, c catalog.Change, do func(*catalog.
 	event := s.event(ctx, c.Event)
 	event.Dataset, event.Snapshot, event.Tag, event.Plan, event.Rule, event.Phase = c.Dataset, c.Snapshot, c.Tag, c.Plan,
 		c.Rule, audit.Begin
+	event.Run = c.Run
 	if err := log.Write(event); err != nil {
 		s.log.LogAttrs(ctx, slog.LevelError, "the audit log cannot be written", slog.Any("error", err))
 		return fmt.Errorf("%w: the server cannot record in its audit log what it does; nothing was done",
@@ -118,6 +119,7 @@ func (a audited) Record(ctx context.Context, c catalog.Change, do func(*catalog.
 	}
 	event.Dataset, event.Snapshot, event.Rows, event.Bytes, event.Count = c.Dataset, c.Snapshot, c.Rows, c.Bytes,
 		c.Count
+	event.Step = c.Step
 	if failed := log.Write(event); failed != nil {
 		s.log.LogAttrs(ctx, slog.LevelError, "the audit log cannot be written", slog.Any("error", failed))
 		if err == nil {

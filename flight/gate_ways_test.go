@@ -125,6 +125,8 @@ func wrongWays() []way {
 		{door: "DoAction/tag", name: "by number", do: act("tag", `{"dataset": "%s", "snapshot": 1, "name": "mine"}`)},
 		{door: "DoAction/tag", name: "by tag", do: act("tag", `{"dataset": "%s", "tag": "prod", "name": "mine"}`)},
 		{door: "DoAction/untag", name: "a tag", do: act("untag", `{"dataset": "%s", "name": "prod"}`)},
+		{door: "DoAction/steer", name: "a run", do: act("steer", `{"dataset": "%s", "run": "mine", "weights": {"a": 1}}`)},
+		{door: "DoAction/runs", name: "of a dataset", do: act("runs", `{"dataset": "%s"}`)},
 		{door: "DoAction/tags", name: "of a dataset", do: act("tags", `{"dataset": "%s"}`)},
 		{door: "DoAction/tags", name: "by name", do: act("tags", `{"dataset": "%s@prod"}`)},
 		{door: "GetFlightInfo", name: "tag", do: func(a as, x string) outcome {

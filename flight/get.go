@@ -70,52 +70,81 @@ func (s getHandler) DoGet(ticket *flight.Ticket, stream flight.FlightService_DoG
 	}
 	defer ring.Leave()
 	cat := s.catalog(ctx)
-	job, batches, err := s.serveTicket(ctx, cat, t, cat.OpenEarly)
+	job, batches, err := s.serveTicket(ctx, cat, t, false, cat.OpenEarly)
 	if errors.Is(err, resolve.ErrSuperseded) {
 		mistaken(ctx)
-		job, batches, err = s.serveTicket(ctx, cat, t, cat.Open)
+		job, batches, err = s.serveTicket(ctx, cat, t, false, cat.Open)
 	}
 	if err != nil {
 		return err
 	}
-	defer job.Close() // the stream keeps the snapshot open for itself
-	defer batches.Close()
+	defer func() {
+		batches.Close()
+		job.Close() // the stream keeps the snapshot open for itself
+	}()
 	send := &sender{server: s.Server, ctx: ctx, stop: stop, moves: true,
 		wire: wire.NewSender(ctx, stream, laneOf(ctx), ring, job.Projection().Schema)}
 	sources := countSources(ctx, job)
-	return send.all(batches, func(b *fetch.Batch, wait waitMetadata) any {
+	plan := job.ID()
+	describe := func(b *fetch.Batch, wait waitMetadata) any {
 		sources.add(b.Positions)
 		return batchMetadata{
-			Plan: job.ID(), Epoch: b.Epoch, Step: b.Step, Rank: b.Rank, Row: b.Row,
+			Plan: plan, Epoch: b.Epoch, Step: b.Step, Rank: b.Rank, Row: b.Row,
 			Rows: b.Rows, Last: b.Last, Resume: b.Resume.Marshal(), Wait: wait, Faults: b.Faults,
 			Digest: b.Digest,
 		}
-	})
-}
-
-// serveTicket starts to serve a ticket: it opens a job, counts the call in as its stream, and begins to read. The
-// stream is counted out with the call. resolve.ErrSuperseded says that the job was opened early, and is the wrong one.
-func (s getHandler) serveTicket(ctx context.Context, cat *catalog.Catalog, t schema.Ticket,
-	open func(context.Context, schema.Request, policy.Right) (*fetch.Job, error)) (*fetch.Job, *fetch.Stream, error) {
-	job, err := open(ctx, t.Request, policy.Read)
-	if err != nil {
-		return nil, nil, err
 	}
-	batches, err := s.serveJob(ctx, cat, job, t)
-	if err != nil {
+	for {
+		if err := send.all(batches, describe); err != nil {
+			return err
+		}
+		t, onward := batches.Onward()
+		if !onward {
+			return nil
+		}
+		// The weights of its run change here.
+		nextJob, next, err := s.serveTicket(ctx, cat, t, true, cat.Open)
+		if err != nil {
+			return err
+		}
+		batches.Close()
 		job.Close()
-		return nil, nil, err
+		job, batches = nextJob, next
 	}
-	return job, batches, nil
 }
 
-func (s getHandler) serveJob(ctx context.Context, cat *catalog.Catalog, job *fetch.Job, t schema.Ticket) (*fetch.Stream, error) {
+// serveTicket starts to serve a ticket: it opens a job, counts the call in as its stream unless it was, and begins
+// to read. The stream is counted out with the call. resolve.ErrSuperseded says that the job was opened early, and
+// is the wrong one.
+func (s getHandler) serveTicket(ctx context.Context, cat *catalog.Catalog, t schema.Ticket,
+	counted bool,
+	open func(context.Context, schema.Request, policy.Right) (*fetch.Job, error)) (*fetch.Job, *fetch.Stream, error) {
+	for {
+		job, err := open(ctx, t.Request, policy.Read)
+		if err != nil {
+			return nil, nil, err
+		}
+		batches, err := s.serveJob(ctx, cat, job, t, counted)
+		if err == nil {
+			return job, batches, nil
+		}
+		job.Close()
+		if !errors.Is(err, fetch.ErrSteered) { // else it was opened just before a change
+			return nil, nil, err
+		}
+		counted = true
+	}
+}
+
+func (s getHandler) serveJob(ctx context.Context, cat *catalog.Catalog, job *fetch.Job, t schema.Ticket,
+	counted bool) (*fetch.Stream, error) {
 	if err := s.moved(); err != nil {
 		return nil, err
 	}
-	ctx, _, err := s.beginStream(ctx, "DoGet", job.ID())
-	if err != nil {
-		return nil, err
+	if !counted {
+		if _, _, err := s.beginStream(ctx, "DoGet", job.ID()); err != nil {
+			return nil, err
+		}
 	}
 	batches, err := cat.Stream(ctx, job, t, fetch.Serving{
 		// As late as in sender.prepare: what was checked is copied to the client next, while the processor's cache has it.

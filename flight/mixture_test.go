@@ -21,6 +21,7 @@ rules:
   - {principals: [ann], datasets: [one], rights: [read], where: "label < 3", columns: [id, file_name, image]}
   - {principals: [ann], datasets: [two], rights: [read]}
   - {principals: [bob], datasets: [one], rights: [read]}
+  - {principals: [tom], datasets: [one, two], rights: [read]}
   - {principals: [eve], datasets: [one, two], rights: [list]}
 `
 

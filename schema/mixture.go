@@ -28,8 +28,6 @@ const (
 	MaxEpochSize = 1<<62 - 1
 	// MaxRepeat bounds how often an epoch has a source.
 	MaxRepeat = 1 << 20
-	// MaxSourceOperatorsBytes bounds the JSON of the operators of all sources together.
-	MaxSourceOperatorsBytes = 64 << 10
 )
 
 // Values of Mixture.Pick, Mixture.By and Source.End.
@@ -59,6 +57,10 @@ type Mixture struct {
 	Schedule []MixtureChange `json:"schedule,omitempty"`
 	// Carried says what was served before the mixture begins; nil for nothing.
 	Carried *MixtureCarried `json:"carried,omitempty"`
+	// Run names what goes on by this mixture, so that its weights may be changed from outside meanwhile. Steered
+	// are these changes, in the order in which they were made. The server fills them in.
+	Run     string          `json:"run,omitempty"`
+	Steered []MixtureChange `json:"steered,omitempty"`
 }
 
 // MixtureSource is one source of a mixture: a dataset or a part of one, or sources in the place of that, among which
@@ -79,8 +81,6 @@ type MixtureSource struct {
 	Repeat float64  `json:"repeat,omitempty"`
 	Choose int64    `json:"choose,omitempty"`
 	End    string   `json:"end,omitempty"` // "": EndReshuffle
-	// Operators say what becomes of the source's columns of bytes before the mixture's own operators; nil: nothing.
-	Operators Operators `json:"operators,omitempty"`
 	// Within is what whoever asks may see of the dataset. The server sets it: see Request.Within.
 	Within *Restriction `json:"-"`
 }
@@ -129,13 +129,50 @@ func (m *Mixture) Leaves() (list []MixtureSource) {
 	return list
 }
 
-// Operated reports whether a source has operators of its own.
-func (m *Mixture) Operated() bool {
-	return m != nil && slices.ContainsFunc(m.Leaves(), func(s MixtureSource) bool { return s.Operators != nil })
-}
-
 // Weighted reports whether sources have weights, and do not say how many rows an epoch has of them.
 func (m *Mixture) Weighted() bool { return m.Sources[0].Weight != nil }
+
+// Changes are the entries of Schedule as far as those that were made since left them: each of these takes the place
+// of what was to come from its step on.
+func (m *Mixture) Changes() []MixtureChange {
+	list := m.Schedule
+	for _, c := range m.Steered {
+		kept := slices.IndexFunc(list, func(old MixtureChange) bool { return old.Step >= c.Step })
+		if kept < 0 {
+			kept = len(list)
+		}
+		list = append(slices.Clip(list[:kept]), c)
+	}
+	return list
+}
+
+// Steer is the mixture with one more change of weights from outside. An error is a FieldError.
+func (m *Mixture) Steer(c MixtureChange) (*Mixture, error) {
+	steered := *m
+	steered.Steered = append(slices.Clip(m.Steered), c)
+	return &steered, steered.checkAll()
+}
+
+// Steerable is the first step from one on at which weights may be changed from outside: in the midst of a change that
+// takes some steps they may not.
+func (m *Mixture) Steerable(step int64) int64 {
+	for _, c := range m.Changes() {
+		if c.Step < step {
+			step = max(step, c.Step+c.Over)
+		}
+	}
+	return step
+}
+
+// Unsteered is the mixture as it was asked for, without changes from outside.
+func (m *Mixture) Unsteered() *Mixture {
+	if m == nil || m.Steered == nil {
+		return m
+	}
+	asked := *m
+	asked.Steered = nil
+	return &asked
+}
 
 // MixtureShares are what the sources that have a dataset are weighted by from a step on, in the order of Leaves.
 type MixtureShares struct {
@@ -169,7 +206,7 @@ func (m *Mixture) Shares() (list []MixtureShares) {
 		}
 		list = append(list, MixtureShares{step, shares})
 	}
-	for _, c := range m.Schedule {
+	for _, c := range m.Changes() {
 		before := maps.Clone(exact)
 		pieces := c.pieces()
 		for i := range pieces {
@@ -246,7 +283,6 @@ func (r *Request) checkMixture() error {
 		{"bucket_by_length", r.BucketByLength != nil, "it left out"},
 		{"sample", r.Sample != nil, "it left out"},
 		{"assign", r.Assign == AssignLocal, strconv.Quote(AssignPlan)},
-		{"layout", r.Layout == LayoutHuggingFace && r.Mixture.Operated(), "it left out, or operators in no source"},
 	} {
 		if f.given {
 			return &FieldError{Field: f.name, Got: "it beside mixture", Want: f.where}
@@ -268,16 +304,6 @@ func (m *Mixture) checkAll() error {
 		return &FieldError{Field: "mixture.sources", Got: fmt.Sprintf("%d sources", kinds.leaves),
 			Want: fmt.Sprintf("1 to %d, those of sources counted one by one", MaxSources)}
 	}
-	bytes := 0
-	for _, s := range m.Leaves() {
-		if s.Operators != nil {
-			bytes += len(marshal(s.Operators))
-		}
-	}
-	if bytes > MaxSourceOperatorsBytes {
-		return &FieldError{Field: "mixture.sources", Got: fmt.Sprintf("operators of %d bytes in all", bytes),
-			Want: fmt.Sprintf("at most %d, as each ticket repeats them", MaxSourceOperatorsBytes)}
-	}
 	if !m.Weighted() {
 		switch {
 		case m.By != "" && m.By != BySamples:
@@ -285,10 +311,16 @@ func (m *Mixture) checkAll() error {
 				Want: "it left out, or weights"}
 		case m.Schedule != nil:
 			return &FieldError{Field: "mixture.schedule", Got: "it with repeat and choose", Want: "it left out, or weights"}
+		case m.Run != "":
+			return &FieldError{Field: "mixture.run", Got: Quote(m.Run) + " with repeat and choose",
+				Want: "it left out, or weights"}
 		}
 		return m.checkCarried(kinds.leaves)
 	}
 	if err := m.checkSchedule(&kinds); err != nil {
+		return err
+	}
+	if err := m.checkRun(&kinds); err != nil {
 		return err
 	}
 	return m.checkCarried(kinds.leaves)
@@ -319,44 +351,112 @@ func (m *Mixture) checkCarried(leaves int) error {
 
 // checkSchedule checks Schedule, and that some source has a weight at any time.
 func (m *Mixture) checkSchedule(kinds *mixtureKinds) error {
+	if err := kinds.checkChanges("mixture.schedule", m.Schedule); err != nil {
+		return err
+	}
+	for i, s := range (&Mixture{Sources: m.Sources, Schedule: m.Schedule}).Shares() {
+		if !slices.ContainsFunc(s.Shares, func(r *big.Rat) bool { return r.Sign() > 0 }) {
+			field := "mixture.sources"
+			if i > 0 {
+				field = "mixture.schedule"
+			}
+			return noWeights(field, s.Step)
+		}
+	}
+	return nil
+}
+
+// noWeights is the error for weights that are all 0.
+func noWeights(field string, step int64) error {
+	return &FieldError{Field: field, Got: fmt.Sprintf("weights that are all 0 from step %d on", step),
+		Want: "one source or more with a weight above 0"}
+}
+
+// checkRun checks Run, and the changes from outside.
+func (m *Mixture) checkRun(kinds *mixtureKinds) error {
+	if m.Run == "" {
+		if m.Steered != nil {
+			return &FieldError{Field: "mixture.steered", Got: "it without run",
+				Want: "it left out: schedule has changes of weights"}
+		}
+		return nil
+	}
+	for _, s := range m.Leaves() {
+		if s.End == EndStop { // the epoch is as long as weights make it
+			return &FieldError{Field: "mixture.run",
+				Got: fmt.Sprintf("%s with end %q of source %q", Quote(m.Run), s.End, s.Called()),
+				Want: fmt.Sprintf("%q or %q: epochs are to be as long whatever the weights are",
+					EndReshuffle, EndDrop)}
+		}
+	}
+	if m.Steered == nil {
+		return nil
+	}
+	// Each is checked beside what was to come when it was made: a later one takes some of that away.
+	at := Mixture{Sources: m.Sources, Schedule: m.Schedule}
+	for i := range m.Steered {
+		c, field := &m.Steered[i], fmt.Sprintf("mixture.steered[%d]", i)
+		if err := kinds.checkChange(field, c, 0); err != nil {
+			return err
+		}
+		for _, old := range at.Changes() {
+			if end := old.Step + old.Over; old.Step < c.Step && c.Step < end {
+				return &FieldError{Field: field + ".step",
+					Got:  fmt.Sprintf("%d, within the change from step %d to %d", c.Step, old.Step, end),
+					Want: fmt.Sprintf("%d or more", end)}
+			}
+		}
+		at.Steered = m.Steered[:i+1]
+	}
+	if err := kinds.checkChanges("mixture.steered", at.Changes()); err != nil {
+		return err
+	}
+	for _, s := range at.Shares() {
+		if !slices.ContainsFunc(s.Shares, func(r *big.Rat) bool { return r.Sign() > 0 }) {
+			return noWeights("mixture.steered", s.Step)
+		}
+	}
+	return nil
+}
+
+// checkChanges checks changes in ascending order of steps.
+func (k *mixtureKinds) checkChanges(list string, changes []MixtureChange) error {
 	var end, segments int64
-	for i := range m.Schedule {
-		c, field := &m.Schedule[i], fmt.Sprintf("mixture.schedule[%d]", i)
-		if err := checkRange(field+".step", c.Step, end, MaxEpochSize); err != nil {
+	for i := range changes {
+		c, field := &changes[i], fmt.Sprintf("%s[%d]", list, i)
+		if err := k.checkChange(field, c, end); err != nil {
 			return err
-		}
-		if err := checkRange(field+".over", c.Over, 0, MaxEpochSize-c.Step); err != nil {
-			return err
-		}
-		if most := min(MaxRamp, c.Over); c.Pieces > most {
-			return &FieldError{Field: field + ".pieces", Got: strconv.FormatInt(c.Pieces, 10),
-				Want: fmt.Sprintf("at most %d, and no more than over, which is %d", MaxRamp, c.Over)}
 		}
 		end = c.Step + max(c.Over, 1)
 		if segments += c.pieces() + 1; segments > MaxSegments {
 			return &FieldError{Field: field, Got: fmt.Sprintf("%d changes so far, with the pieces of ramps", segments),
 				Want: fmt.Sprintf("at most %d", MaxSegments)}
 		}
-		if len(c.Weights) == 0 {
-			return &FieldError{Field: field + ".weights", Got: "none", Want: "a weight or more, by the names of sources"}
-		}
-		for _, name := range slices.Sorted(maps.Keys(c.Weights)) {
-			if kinds.names[name] == "" {
-				return unknownField(field+".weights.", name, slices.Sorted(maps.Keys(kinds.names)))
-			}
-			if err := checkWeight(field+".weights."+Shown(name), c.Weights[name]); err != nil {
-				return err
-			}
-		}
 	}
-	for i, s := range m.Shares() {
-		if !slices.ContainsFunc(s.Shares, func(r *big.Rat) bool { return r.Sign() > 0 }) {
-			field := "mixture.sources"
-			if i > 0 {
-				field = "mixture.schedule"
-			}
-			return &FieldError{Field: field, Got: fmt.Sprintf("weights that are all 0 from step %d on", s.Step),
-				Want: "one source or more with a weight above 0"}
+	return nil
+}
+
+// checkChange checks a change that may be made from a step on.
+func (k *mixtureKinds) checkChange(field string, c *MixtureChange, from int64) error {
+	if err := checkRange(field+".step", c.Step, from, MaxEpochSize); err != nil {
+		return err
+	}
+	if err := checkRange(field+".over", c.Over, 0, MaxEpochSize-c.Step); err != nil {
+		return err
+	}
+	if most := min(MaxRamp, c.Over); c.Pieces < 0 || c.Pieces > most {
+		return &FieldError{Field: field + ".pieces", Got: strconv.FormatInt(c.Pieces, 10),
+			Want: fmt.Sprintf("at most %d, and no more than over, which is %d", MaxRamp, c.Over)}
+	}
+	if len(c.Weights) == 0 {
+		return &FieldError{Field: field + ".weights", Got: "none", Want: "a weight or more, by the names of sources"}
+	}
+	for _, name := range slices.Sorted(maps.Keys(c.Weights)) {
+		if k.names[name] == "" {
+			return unknownField(field+".weights.", name, slices.Sorted(maps.Keys(k.names)))
+		}
+		if err := checkWeight(field+".weights."+Shown(name), c.Weights[name]); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -447,8 +547,7 @@ func (s *MixtureSource) checkTogether() error {
 		name  string
 		given bool
 	}{{"dataset", s.Dataset != ""}, {"snapshot", s.Snapshot != 0}, {"tag", s.Tag != ""}, {"split", s.Split != ""},
-		{"where", s.Where != ""}, {"repeat", s.Repeat != 0}, {"choose", s.Choose != 0}, {"end", s.End != ""},
-		{"operators", s.Operators != nil}} {
+		{"where", s.Where != ""}, {"repeat", s.Repeat != 0}, {"choose", s.Choose != 0}, {"end", s.End != ""}} {
 		if f.given {
 			return &FieldError{Field: f.name, Got: "it beside sources", Want: "it left out, or in each of them"}
 		}
@@ -493,12 +592,6 @@ func (s *MixtureSource) check(field string) error {
 		return checkRange(field, s.Choose, 1, MaxEpochSize)
 	case "end":
 		return checkOneOf(field, s.End, EndReshuffle, EndStop, EndDrop)
-	case "operators":
-		if names := s.Operators.Computed(); len(names) > 0 {
-			return &FieldError{Field: "operators." + Shown(names[0]), Got: "what makes a new column",
-				Want: "steps for a column of bytes; new columns are made by the operators of the mixture"}
-		}
-		return s.Operators.check()
 	}
 	return nil
 }
@@ -517,9 +610,19 @@ func (m *Mixture) check(field string) error {
 	case "pick":
 		return checkOneOf(path, m.Pick, PickRandom, PickExact, PickOneSource)
 	case "schedule":
-		if n := len(m.Schedule); n == 0 || n > MaxChanges {
-			return &FieldError{Field: path, Got: fmt.Sprintf("%d changes", n), Want: fmt.Sprintf("1 to %d", MaxChanges)}
-		}
+		return checkLength(path, len(m.Schedule))
+	case "steered":
+		return checkLength(path, len(m.Steered))
+	case "run":
+		return CheckName(path, m.Run)
+	}
+	return nil
+}
+
+// checkLength bounds a list of changes.
+func checkLength(path string, n int) error {
+	if n == 0 || n > MaxChanges {
+		return &FieldError{Field: path, Got: fmt.Sprintf("%d changes", n), Want: fmt.Sprintf("1 to %d", MaxChanges)}
 	}
 	return nil
 }

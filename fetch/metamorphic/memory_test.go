@@ -30,6 +30,7 @@ type ram struct {
 	chunks     map[schema.Key][]schema.Key // of committed manifests, and what they came with
 	current    map[string]map[int64]*schema.Snapshot
 	selections map[string]*schema.Selection
+	runs       map[string]*store.Run
 	ingests    map[*intake]struct{}
 	log        map[string]*history // of each snapshot ever committed, by name
 	last       map[string]int64    // the last number given out
@@ -57,6 +58,7 @@ func newRAM() *ram {
 	return &ram{
 		seed: maphash.MakeSeed(), blobs: map[schema.Key][]byte{}, chunks: map[schema.Key][]schema.Key{},
 		current: map[string]map[int64]*schema.Snapshot{}, selections: map[string]*schema.Selection{},
+		runs:    map[string]*store.Run{},
 		ingests: map[*intake]struct{}{}, log: map[string]*history{}, last: map[string]int64{},
 		reads: map[schema.Key]uint64{}, clock: 1, regimes: []regime{{kind: "none", over: make(chan struct{})}},
 	}
@@ -273,6 +275,7 @@ func (m *ram) Drop(ctx context.Context, dataset string, number int64) error {
 	maps.DeleteFunc(m.selections, func(_ string, s *schema.Selection) bool {
 		return s.Dataset == dataset && (number == 0 || s.Snapshot == number)
 	})
+	maps.DeleteFunc(m.runs, func(_ string, r *store.Run) bool { return r.Dataset == dataset && number == 0 })
 	return nil
 }
 
@@ -304,6 +307,9 @@ func (m *ram) GC(ctx context.Context, opts store.GCOptions,
 	m.mu.Lock()
 	maps.DeleteFunc(m.selections, func(_ string, s *schema.Selection) bool {
 		return !opts.DryRun && s.Expired(time.Now().Add(-store.ExpiredGrace))
+	})
+	maps.DeleteFunc(m.runs, func(_ string, r *store.Run) bool {
+		return !opts.DryRun && r.Expired(time.Now().Add(-store.ExpiredGrace))
 	})
 	catalog()
 	m.mu.Unlock()

@@ -398,6 +398,12 @@ func (c *Config) mixEpoch() uint64 {
 	return c.Epoch
 }
 
+// MixtureStep is which step of its mixture a step of the epoch is, counted over all epochs.
+func (p *Plan) MixtureStep(step int64) int64 {
+	c := &p.cfg
+	return int64(c.mixEpoch())*c.Mix.EpochSteps() + step
+}
+
 // lastSegment is the last one that meets a condition, the first one in any case. Those before it meet it, too.
 func (m *Mix) lastSegment(meets func(*segment) bool) *segment {
 	return &m.segments[sort.Search(len(m.segments)-1, func(i int) bool { return !meets(&m.segments[i+1]) })]

@@ -3,7 +3,6 @@ package prefetch
 import (
 	"context"
 	"fmt"
-	"io"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -27,6 +26,7 @@ type owner struct {
 	sizer    sizer
 	gone     bool // the stream is closed
 	saidBack spot // to its group
+	settling settling
 
 	asked   bool      // the consumer waits for a batch
 	left    time.Time // when it got the one before, or the stream was opened
@@ -138,8 +138,8 @@ func (s *owner) serve() {
 		s.reply(handed{err: context.Cause(s.context())})
 	case len(s.columns) == 0:
 		s.serveUnread()
-	case s.slot.left() == 0:
-		s.reply(handed{err: io.EOF})
+	case !s.nextShare():
+		s.serveEnd()
 	default:
 		if p := s.gather(); p != nil {
 			s.hand(p)
@@ -147,6 +147,18 @@ func (s *owner) serve() {
 			s.await()
 		}
 	}
+}
+
+// nextShare has the next batch be of a share that has a row left; false if there is none yet, or none at all.
+func (s *owner) nextShare() bool {
+	if s.slot.left() > 0 {
+		return true
+	}
+	if !s.slot.settle() {
+		return false
+	}
+	s.ahead.promote(s)
+	return true
 }
 
 // countWait says for what the consumer has waited since that was last said.
@@ -277,8 +289,9 @@ func (s *owner) serveUnread() {
 	if s.ahead.reserving {
 		return
 	}
+	s.settleAhead(&s.slot)
 	if !s.slot.settle() {
-		s.reply(handed{err: io.EOF})
+		s.serveEnd()
 		return
 	}
 	rows := min(s.slot.left(), schema.DefaultMetaBatch)
@@ -316,12 +329,17 @@ func (s *owner) finishPart(p *part) {
 	if s.slot.list != nil {
 		return
 	}
+	p.resume = s.goOn()
+}
+
+// goOn is the ticket that goes on after what was handed out.
+func (s *owner) goOn() schema.Ticket {
 	if !s.order.loose {
-		p.resume = s.slot.ticket(s.ticket)
-		return
+		return s.slot.ticket(s.ticket)
 	}
-	p.resume = s.ahead.first.ticket(s.ticket)
-	p.resume.Served = s.ahead.served.from(s.ahead.firstRow)
+	t := s.ahead.first.ticket(s.ticket)
+	t.Served = s.ahead.served.from(s.ahead.firstRow)
+	return t
 }
 
 // mail is what comes to a stream's goroutine. Any goroutine may post; posting never waits.

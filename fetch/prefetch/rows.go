@@ -132,6 +132,10 @@ func (s *owner) appendRun() bool {
 		return false
 	}
 	s.draft()
+	s.settleAhead(&a.walk)
+	if len(a.drafts) == 0 && s.unsettled() && !s.job.Steered() {
+		return false
+	}
 	if len(a.drafts) == 0 {
 		a.ended = true
 		s.look = true
@@ -747,7 +751,7 @@ func (s *owner) enough() bool {
 	a.stop = math.MaxInt64
 	full := s.order.reach >= 0 && s.due(need)
 	// Where nothing more can come, what is there makes a batch.
-	stuck := a.idle() && (len(a.hungry) > 0 || a.far || a.ended || !s.fullSince.IsZero())
+	stuck := a.idle() && (len(a.hungry) > 0 || a.far || a.ended || s.unsettled() || !s.fullSince.IsZero())
 	if s.wanted.missing > 0 {
 		return stuck && a.ready > 0
 	}
@@ -975,7 +979,7 @@ func (s *owner) drop(most int64, but int) {
 		return
 	}
 	// What waits and what is read is gone through once, whatever the number of runs.
-	s.place.Cancel(func(t read.Token) bool { return t.Of.(*run).dropped })
+	s.place.Leave(func(t read.Token) bool { return t.Of.(*run).dropped })
 	s.unmake()
 }
 

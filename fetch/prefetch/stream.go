@@ -62,10 +62,11 @@ type Stream struct {
 	begins    spot             // where it begins
 	group     *rankGroup       // those ranks; set before it runs, as is the next one
 	claim     *claim
-	digester  digester          // of the goroutine that puts batches together
-	served    atomic.Bool       // all that it was asked for, when it is removed
-	record    *lineage.Recorder // of what is handed out; nil if nobody keeps it
-	trace     *read.Trace       // nil if nobody traces it, as is the next one
+	onward    atomic.Pointer[schema.Ticket] // what goes on after its end, as weights change there; else nil
+	digester  digester                      // of the goroutine that puts batches together
+	served    atomic.Bool                   // all that it was asked for, when it is removed
+	record    *lineage.Recorder             // of what is handed out; nil if nobody keeps it
+	trace     *read.Trace                   // nil if nobody traces it, as is the next one
 	traceMade *operators.Trace
 	first     trace.Span // until the first batch, if somebody does; nil otherwise
 }
@@ -115,12 +116,22 @@ func (s *Set) Open(ctx context.Context, j *resolve.Job, t schema.Ticket, how Ser
 	if err != nil {
 		return nil, err
 	}
+	if err := s.settle(ctx, j, j.RunStep(w.plan, w.step)+1); err != nil {
+		return nil, err
+	}
 	t.Request = j.Request() // with the snapshot's number, for the resume tickets
 	st := &owner{Stream: &Stream{set: s, job: j, ticket: t, order: orderOf(t.Request)}, slot: w}
 	st.ahead.init(w, t.Served, s.opts.MaxAhead)
 	if n := len(t.Served); n > 0 {
 		last := w
-		if !last.skip(int64(8*n - bits.LeadingZeros8(t.Served[n-1]))) {
+		for !last.skip(int64(8*n - bits.LeadingZeros8(t.Served[n-1]))) {
+			if last.needs > 0 {
+				if err := s.settle(ctx, j, last.needs); err != nil {
+					return nil, err
+				}
+				last = w
+				continue
+			}
 			return nil, &schema.FieldError{Field: "served", Got: fmt.Sprintf("%d bytes of bits", n),
 				Want: "no bit for a row after the epoch's end"}
 		}
@@ -129,6 +140,18 @@ func (s *Set) Open(ctx context.Context, j *resolve.Job, t schema.Ticket, how Ser
 		}
 	}
 	return st.Stream, s.start(ctx, st, how)
+}
+
+// settle has a step be settled for a stream that begins. It is a resolve.ErrSteered where the job does not have
+// that step's weights.
+func (s *Set) settle(ctx context.Context, j *resolve.Job, need int64) error {
+	if err := j.Settle(ctx, need, leastLeap); err != nil {
+		return err
+	}
+	if j.Settled() < need {
+		return resolve.ErrSteered
+	}
+	return nil
 }
 
 // Take starts to serve the samples at the given positions, in their order,
@@ -164,7 +187,7 @@ func (s *Set) start(ctx context.Context, st *owner, how Serving) error {
 	st.call.Store(newCall(ctx))
 	if st.slot.list == nil {
 		st.steps = j.Plan().Steps()
-		if s.opts.SendProgress != nil {
+		if s.opts.Tell != nil {
 			named := st.ticket
 			named.Served = nil // which may be long, and says little of what comes
 			st.named = named.Marshal()
@@ -213,7 +236,7 @@ func (s *Set) start(ctx context.Context, st *owner, how Serving) error {
 		st.path = s.opts.Reader.Path(st.attached)
 		st.window.init(st.opened, st.path, st.tenant.share.Load())
 		if st.steps > 0 && !st.ticket.Restricted() {
-			s.SendProgress() // before its first request, so that owners know the later ones
+			s.Tell() // owners of what it asks for know by then what else it will use
 		}
 		st.widen()
 	}
@@ -267,6 +290,15 @@ func (s *Stream) Next() (*Batch, error) {
 		return nil, got.err
 	}
 	return s.assemble(got.part, got.wait, got.processor)
+}
+
+// Onward is the ticket that goes on after the last batch, where the stream ends as its run's weights change: of a
+// job that is to be opened anew. It is false where all is served.
+func (s *Stream) Onward() (schema.Ticket, bool) {
+	if t := s.onward.Load(); t != nil {
+		return *t, true
+	}
+	return schema.Ticket{}, false
 }
 
 // Ready reports whether Next would return a whole batch at once, as far as is known without looking at other streams.

@@ -28,6 +28,7 @@ type walk struct {
 	lap        int64 // epochs before this one
 	step       int64
 	lo, at, hi int64 // the share of step among the epoch's rows, and how far it is used
+	needs      int64 // where it cannot go on before more steps are settled: so many, see resolve.Job.Settle; else 0
 }
 
 // newWalk checks a ticket against the plan, and begins where it says.
@@ -70,16 +71,24 @@ func (w *walk) share() {
 	w.at = w.lo
 }
 
-// settle goes on to the next share that has a row left, false at the end.
+// settle goes on to the next share that has a row left, false at the end, and where it needs more steps to be
+// settled.
 func (w *walk) settle() bool {
+	w.needs = 0
 	for w.at == w.hi {
 		switch {
 		case w.list != nil:
 			return false
 		case w.nextStep():
+		case w.needs > 0:
+			return false
 		case w.lap+1 < w.laps: // every epoch has a row, or laps would be 1
+			next := w.job.PlanOf(w.lap + 1)
+			if !w.settled(next, w.first) {
+				return false
+			}
 			w.lap++
-			w.plan = w.job.PlanOf(w.lap)
+			w.plan = next
 			w.step = w.first
 			w.share()
 			if w.plan.Rows() == 0 { // no source of a mixture is left, nor will be
@@ -104,18 +113,31 @@ func (w *walk) nextStep() bool {
 	last := w.plan.Steps() - 1
 	if next < last {
 		if lo, hi := w.plan.ShareSequences(next, w.rank); lo < hi {
+			if !w.settled(w.plan, next) {
+				return false
+			}
 			w.step = next
 			w.share()
 			return true
 		}
 		next += (last - next) / w.stride * w.stride
 	}
-	if next != last || next >= w.stop {
+	if next != last || next >= w.stop || !w.settled(w.plan, next) {
 		return false
 	}
 	w.step = next
 	w.share()
 	return w.at < w.hi
+}
+
+// settled reports whether a step of a plan may be served. If not, the walk needs it to be.
+func (w *walk) settled(p *plan.Plan, step int64) bool {
+	at := w.job.RunStep(p, step)
+	if at < w.job.Settled() {
+		return true
+	}
+	w.needs = at + 1
+	return false
 }
 
 // skip goes on by n rows, false if the epoch has fewer.

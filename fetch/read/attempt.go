@@ -104,7 +104,7 @@ func (r *Reader) broughtLocked(a Attempt, now time.Time, took time.Duration, blo
 		r.stats.readBytes += rd.ref.Size
 		r.stats.readNanos += int64(took)
 		if rd.place.Dataset != 0 && !rd.place.IsPage() && !r.opts.Keeps(rd.ref) {
-			r.stats.fellBack++
+			r.stats.stoodIn++
 		}
 		if rd.account != nil {
 			rd.account.LastBytes.Add(rd.ref.Size)
@@ -143,7 +143,7 @@ func (rd *read) offer(o *Outcome) {
 		return // without a stored checksum, a lookup would not find it
 	}
 	for i := range r.lanes[:o.Tier] {
-		if k := r.lanes[i].caching; k != nil {
+		if k := r.lanes[i].keeper; k != nil {
 			rd.refs.Add(1)
 			k.Offer(ref, rd.place, o.Took, schema.NewBlob(o.Blob.Bytes(), rd))
 		}
@@ -407,7 +407,7 @@ const (
 	Ahead               // this node owns it, and prefetches it into the spill
 	// A page of a manifest, or a blob without a place: those are not requested from other nodes
 	Page
-	NotOwner    // another node requested it, with a different view of ownership
+	Astray      // another node requested it, with a different view of ownership
 	Unreachable // another node owns it, and cannot be asked now
 	Refused     // another node was asked, and has not sent it
 	Hedge       // an attempt in addition to a slow one
@@ -444,7 +444,7 @@ func (r *Reader) reason(rd *read) Reason {
 		return Page
 	case !r.opts.Keeps(rd.ref):
 		if rd.here {
-			return NotOwner
+			return Astray
 		}
 		return Unreachable
 	case rd.fill:

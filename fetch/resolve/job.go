@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math/big"
@@ -31,6 +32,7 @@ type Job struct {
 	rows     manifest.Reader
 	turn     where.Turn
 	holdings
+	run       *run      // nil where weights are changed by nobody
 	sharing   *sharing  // nil where ranks get what the plan gives them
 	asked     *question // nil if it was not opened early
 	holds     atomic.Int64
@@ -67,7 +69,6 @@ func (s *source) end() int64 { return s.base + s.snapshot.manifest.Rows() }
 // holdings are what a job holds of results beside its sources, each of which may be nil.
 type holdings struct {
 	lengths *result         // of samples, where these are served by length, or packed
-	costs   *result         // of samples, where the ranks of a step are to cost the same
 	pack    *result         // what packs them
 	windows *admission.Hold // the memory of windows then
 	sample  *result         // what samples are drawn by
@@ -75,7 +76,7 @@ type holdings struct {
 }
 
 func (h *holdings) release() {
-	for _, r := range []*result{h.lengths, h.costs, h.pack, h.sample} {
+	for _, r := range []*result{h.lengths, h.pack, h.sample} {
 		if r != nil {
 			r.Release()
 		}
@@ -142,6 +143,10 @@ func (rv *Resolver) openJob(ctx context.Context, rows manifest.Reader, sources [
 	if err != nil {
 		return nil, err
 	}
+	req, run, err := rv.joinRun(ctx, req)
+	if err != nil {
+		return nil, err
+	}
 	if has.makers, err = shown.keep(ctx, &rv.results); err != nil {
 		return nil, err
 	}
@@ -152,7 +157,7 @@ func (rv *Resolver) openJob(ctx context.Context, rows manifest.Reader, sources [
 		return nil, err
 	}
 	var buckets *plan.Buckets
-	if buckets, err = rv.buckets(ctx, sources[0].snapshot, req, sources[0].selection, &has); err != nil {
+	if buckets, has.lengths, has.windows, err = rv.buckets(ctx, sources[0].snapshot, req); err != nil {
 		return nil, err
 	}
 	if req.Mixture == nil {
@@ -191,15 +196,31 @@ func (rv *Resolver) openJob(ctx context.Context, rows manifest.Reader, sources [
 			return nil, err
 		}
 	}
-	j := &Job{sharing: shared, resolved: o, group: digest(withEpoch(o.Request, 0)), sources: sources, rows: rows,
+	j := &Job{sharing: shared, resolved: o, group: groupOf(o.Request), run: run, sources: sources, rows: rows,
 		turn: rv.turn, holdings: has}
 	j.holds.Store(1)
 	return j, nil
 }
 
-// digest names a request, and what its caller may see: the same request of two who
-// see different things is not the same job.
+// groupOf names what is the same in all epochs of a job. Once weights were changed from outside, steps to come are
+// others.
+func groupOf(r schema.Request) string {
+	r = withEpoch(r, 0)
+	if r.Mixture == nil || r.Mixture.Steered == nil {
+		return digest(r)
+	}
+	steered, err := json.Marshal(r.Mixture.Steered)
+	if err != nil {
+		panic(err) // they are numbers and names
+	}
+	sum := sha256.Sum256(append(steered, digest(r)...))
+	return hex.EncodeToString(sum[:8])
+}
+
+// digest names a request, and what its caller may see: the same request of two who see different things is not the
+// same job. Changes of weights from outside are left out: no job serves steps that they may still change.
 func digest(r schema.Request) string {
+	r.Mixture = r.Mixture.Unsteered()
 	sum := sha256.Sum256(within(r, string(r.Marshal())))
 	return hex.EncodeToString(sum[:8])
 }
@@ -278,14 +299,6 @@ func (j *Job) Operators() *operators.Set { return j.resolved.Operators }
 
 // Selection returns the positions that the epochs of a job on one snapshot are made of.
 func (j *Job) Selection() plan.Selection { return j.sources[0].selection }
-
-// OperatorsOf returns what becomes of a source's blobs; nil for nothing.
-func (j *Job) OperatorsOf(source int) *operators.Set {
-	if own := j.resolved.own; own != nil {
-		return own[source]
-	}
-	return j.resolved.Operators
-}
 
 // Group names what is the same in all epochs of the job: jobs of one group share
 // what the store has to give.

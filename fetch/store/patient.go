@@ -55,6 +55,12 @@ func (p patient) Selection(ctx context.Context, dataset, name string) (*schema.S
 		func(ctx context.Context) (*schema.Selection, error) { return p.Store.Selection(ctx, dataset, name) })
 }
 
+// Run implements Store.
+func (p patient) Run(ctx context.Context, dataset, name string) (*Run, error) {
+	return within(ctx, &p, p.limit, fmt.Sprintf("look up a run beside dataset %q", dataset),
+		func(ctx context.Context) (*Run, error) { return p.Store.Run(ctx, dataset, name) })
+}
+
 // Tagged implements Store.
 func (p patient) Tagged(ctx context.Context, dataset, name string) (int64, error) {
 	return within(ctx, &p, p.limit, fmt.Sprintf("look up a tag of dataset %q", dataset),

@@ -50,9 +50,8 @@ type Store interface {
 	// Begin opens an ingest. What is put through it survives garbage collection
 	// until the ingest is closed, and is reachable for good once committed.
 	Begin(ctx context.Context, dataset string) (Ingest, error)
-	// Drop removes a snapshot, or with number 0 the whole dataset with its
-	// selections. One that has a tag is a schema.ErrInvalid. Blobs stay until GC. Streams that have the snapshot open
-	// read on.
+	// Drop removes a snapshot, or with number 0 the whole dataset with its selections and runs. One that has a tag
+	// is a schema.ErrInvalid. Blobs stay until GC. Streams that have the snapshot open read on.
 	Drop(ctx context.Context, dataset string, number int64) error
 	// Tag names a snapshot, which is then not dropped. The tag of another snapshot of the dataset moves.
 	Tag(ctx context.Context, dataset, name string, number int64) error
@@ -61,6 +60,15 @@ type Store interface {
 	// RenewSelection has a selection that has not expired expire then, or later if
 	// it was to anyway.
 	RenewSelection(ctx context.Context, dataset, name string, until time.Time) error
+	// Run returns a run by name, Runs those beside a dataset, sorted by name. What has expired is not found. They may
+	// have changed since, which no change that was answered has.
+	Run(ctx context.Context, dataset, name string) (*Run, error)
+	Runs(ctx context.Context, dataset string) ([]*Run, error)
+	// ChangeRun changes a run, or makes it, by one swap, and returns what it is then. change gets the run, nil for
+	// none, and returns what is to be in its place, nil for no change. It changes nothing in place. It is called
+	// again where the run was changed meanwhile, and where it may be that the change was made: it has to find that
+	// out.
+	ChangeRun(ctx context.Context, dataset, name string, change func(*Run) (*Run, error)) (*Run, error)
 	// Restorable is the schema.ErrConflict of Ingest.Restore before anything was put.
 	Restorable(ctx context.Context, snap *schema.Snapshot) error
 	// Advance has a dataset give out greater numbers than last from now on. It does

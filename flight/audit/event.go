@@ -11,6 +11,7 @@ const (
 	Drop    = "drop"    // a snapshot or a dataset is dropped
 	Tag     = "tag"     // a snapshot is named
 	Untag   = "untag"   // a name is removed
+	Steer   = "steer"   // weights of a run are changed
 	Collect = "collect" // garbage is collected
 	Cancel  = "cancel"  // streams are ended
 	Measure = "measure" // rates of store and disks are measured, or set
@@ -42,6 +43,8 @@ type Event struct {
 	Snapshot  int64     `json:"snapshot,omitempty"` // 0: all of the dataset, or not known
 	Tag       string    `json:"tag,omitempty"`
 	Plan      string    `json:"plan,omitempty"`
+	Run       string    `json:"run,omitempty"`
+	Step      int64     `json:"step,omitempty"` // of a run, from which on it changes
 	Rule      string    `json:"rule,omitempty"` // that granted it
 	Rows      int64     `json:"rows,omitempty"`
 	Bytes     int64     `json:"bytes,omitempty"`

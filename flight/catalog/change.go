@@ -18,6 +18,8 @@ type Change struct {
 	Dataset     string
 	Snapshot    int64
 	Tag         string
+	Run         string
+	Step        int64 // from which on it changes
 	Plan        string
 	Rule        string // that allows it, "" where there are no rules
 	Rows, Bytes int64

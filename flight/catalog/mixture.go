@@ -96,20 +96,12 @@ func (c *Catalog) openMixture(ctx context.Context, req schema.Request, right pol
 		return nil, c.notForMixture(ctx, decisions, leaves, err)
 	}
 	a := Access{Right: right, Plan: job.ID(), Group: job.Group()}
+	if err := c.fitsAll(ctx, job, decisions, leaves); err != nil {
+		job.Close()
+		return nil, err
+	}
 	for i, d := range decisions {
-		s := &leaves[i]
-		snap := job.SnapshotOf(i)
-		err := c.fits(ctx, d, snap)
-		if may := c.source.mayRead; err == nil && may != nil {
-			if err = may(ctx, c.caller.Tenant, snap); err != nil {
-				err = c.denied(s.Dataset, err)
-			}
-		}
-		if err != nil {
-			job.Close()
-			return nil, ofSource(s, err)
-		}
-		a.Sources = append(a.Sources, SourceAccess{s.Dataset, snap.Number, d})
+		a.Sources = append(a.Sources, SourceAccess{leaves[i].Dataset, job.SnapshotOf(i).Number, d})
 	}
 	c.call.Note(a)
 	// What changes the rules ends what is noted by now; this is what is not.

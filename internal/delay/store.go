@@ -209,6 +209,23 @@ func (s *distant) RenewSelection(ctx context.Context, dataset, name string, unti
 	return s.Store.RenewSelection(ctx, dataset, name, until)
 }
 
+// Run implements store.Store.
+func (s *distant) Run(ctx context.Context, dataset, name string) (*store.Run, error) {
+	if err := s.call(ctx); err != nil {
+		return nil, err
+	}
+	return s.Store.Run(ctx, dataset, name)
+}
+
+// ChangeRun implements store.Store.
+func (s *distant) ChangeRun(ctx context.Context, dataset, name string,
+	change func(*store.Run) (*store.Run, error)) (*store.Run, error) {
+	if err := s.call(ctx); err != nil {
+		return nil, err
+	}
+	return s.Store.ChangeRun(ctx, dataset, name, change)
+}
+
 // Names implements store.Store.
 func (s *distant) Names(ctx context.Context) ([]string, error) {
 	if err := s.call(ctx); err != nil {

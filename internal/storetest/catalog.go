@@ -306,6 +306,11 @@ func cancelled(b *bench) {
 		"RenewSelection": func() error {
 			return b.store.RenewSelection(ctx, "c", ref.Key.String(), time.Now())
 		},
+		"Run": func() error { _, err := b.store.Run(ctx, "c", "llama"); return err },
+		"ChangeRun": func() error {
+			_, err := b.store.ChangeRun(ctx, "c", "llama", func(*store.Run) (*store.Run, error) { return nil, nil })
+			return err
+		},
 		"SaveSelection": func() error {
 			return in.SaveSelection(ctx, schema.Selection{Dataset: "c", Snapshot: 1, Bitmap: ref})
 		},

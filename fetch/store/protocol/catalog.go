@@ -188,7 +188,8 @@ func (s *Store) record(ctx context.Context, dataset string, number int64, r snap
 	return decodeRecord(dataset, number, blob.Bytes())
 }
 
-// Drop implements store.Store. A dropped snapshot's selections go with it. Its
+// Drop implements store.Store. A dropped snapshot's selections go with it, and a
+// dropped dataset's runs. Its
 // record stays until a collection finds that no process reads it any more. One
 // that has a tag is not dropped.
 func (s *Store) Drop(ctx context.Context, dataset string, number int64) error {
@@ -232,6 +233,11 @@ func (s *Store) drop(d *datasetState, number int64, e *edit) (missing bool, err 
 	for name, sel := range d.selections {
 		if number == 0 || sel.Snapshot == number {
 			e.remove(rowSelection + name)
+		}
+	}
+	for name := range d.runs {
+		if number == 0 {
+			e.remove(rowRun + name)
 		}
 	}
 	return false, nil

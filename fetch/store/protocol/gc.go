@@ -550,6 +550,11 @@ func (c *collection) clear(ctx context.Context, d *datasetState, e *edit) (waiti
 			delete(d.selections, key)
 		}
 	}
+	for name, run := range d.runs {
+		if run.Expired(s.env.Now().Add(-store.ExpiredGrace)) {
+			e.remove(rowRun + name)
+		}
+	}
 	if len(d.ingests) == 0 && len(d.snapshots) == len(d.live()) {
 		return false, nil
 	}

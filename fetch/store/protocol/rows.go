@@ -14,6 +14,7 @@ import (
 
 	"github.com/klauspost/compress/zstd"
 
+	"bowstring/fetch/store"
 	"bowstring/schema"
 )
 
@@ -26,6 +27,7 @@ const (
 	rowSelection = "selection/"
 	rowTag       = "tag/"
 	rowProof     = "proof/"
+	rowRun       = "run/"
 )
 
 // Passing reports whether a row means nothing any more once the process that wrote it has ended. A database of
@@ -221,6 +223,7 @@ type datasetState struct {
 	selections map[string]*schema.Selection
 	tags       map[string]tagRecord
 	proofs     map[string]proofRecord // by the prefix of the object set
+	runs       map[string]*store.Run
 }
 
 // rowMemo remembers what rows decode to: a partition of thousands is loaded
@@ -275,6 +278,7 @@ func newState(name string) *datasetState {
 	return &datasetState{
 		name: name, snapshots: map[int64]snapshotRecord{}, ingests: map[string]ingestRecord{},
 		selections: map[string]*schema.Selection{}, tags: map[string]tagRecord{}, proofs: map[string]proofRecord{},
+		runs: map[string]*store.Run{},
 	}
 }
 
@@ -310,6 +314,10 @@ func (m *rowMemo) decodeRow(d *datasetState, row string, text []byte) (err error
 		d.tags[of], err = remembered[tagRecord](m, name, text)
 	case rowProof:
 		d.proofs[of], err = remembered[proofRecord](m, name, text)
+	case rowRun:
+		var run store.Run
+		run, err = remembered[store.Run](m, name, text)
+		d.runs[of] = &run
 	}
 	return err // nil for rows of a later version
 }
@@ -331,6 +339,14 @@ func (d *datasetState) newest() int64 {
 		return live[len(live)-1]
 	}
 	return 0
+}
+
+// run is a run by name; nil if there is none, or its time is over.
+func (d *datasetState) run(name string, now time.Time) *store.Run {
+	if run := d.runs[name]; run != nil && !run.Expired(now) {
+		return run
+	}
+	return nil
 }
 
 // edit is a Change in the making.
