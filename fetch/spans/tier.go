@@ -367,9 +367,14 @@ func (t *Tier) fetch(cells []read.Cell, which []int, to read.Answers) {
 	t.near(ctx, lie)
 	t.measure(ctx, lie)
 	p := t.plan(lie)
+	var last *cell // is read by this goroutine, whose stack has grown already
 	for _, c := range p.alone {
 		t.count.singles.Add(1)
-		others.Go(func() { t.alone(c) })
+		if last != nil {
+			before := last
+			others.Go(func() { t.alone(before) })
+		}
+		last = c
 	}
 	for _, s := range p.spans {
 		others.Go(func() { t.read(s) })
@@ -379,6 +384,9 @@ func (t *Tier) fetch(cells []read.Cell, which []int, to read.Answers) {
 	}
 	for _, c := range p.kept {
 		others.Go(func() { t.fromCache(c) })
+	}
+	if last != nil {
+		t.alone(last)
 	}
 	others.Wait()
 	pending.Wait()
