@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
-from bowstring import _calls, _dial, _http2, _keeper, _landing
+from bowstring import _calls, _dial, _http2, _landing, _maintenance
 from bowstring.errors import translate
 from conftest import StartNode
 from node import Node
@@ -34,12 +34,12 @@ SECONDS = 60  # for what another thread does
 def by_pyarrow(monkeypatch: pytest.MonkeyPatch, read: Callable[[], Any]) -> Any:
     """What something reads with pyarrow's own transport."""
 
-    def get(door: _calls.Door, ticket: bytes, headers: list[tuple[bytes, bytes]]) -> Any:
+    def get(connections: _calls.Connections, ticket: bytes, headers: list[tuple[bytes, bytes]]) -> Any:
         with translate():
-            return fl.connect(door.uri).do_get(fl.Ticket(ticket), fl.FlightCallOptions(headers=headers))
+            return fl.connect(connections.uri).do_get(fl.Ticket(ticket), fl.FlightCallOptions(headers=headers))
 
     with monkeypatch.context() as here:
-        here.setattr(_calls.Door, "get", get)
+        here.setattr(_calls.Connections, "get", get)
         return read()
 
 
@@ -207,7 +207,7 @@ def silent(link: _http2.Link) -> bool:
 
 def test_who_pauses_is_read_ahead_for(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a server may send ahead is taken in while nobody reads, and no more; pings are answered. Then it goes on."""
-    monkeypatch.setattr(_keeper, "LULL", 0.01)
+    monkeypatch.setattr(_maintenance, "LULL", 0.01)
     monkeypatch.setattr(_http2, "_AHEAD", 1 << 20)
     dataset = bowstring.connect(node.url).dataset("photos").columns(["position", "image"])
     with dataset.batches(4, epochs=20) as batches:
@@ -225,7 +225,7 @@ def test_who_pauses_is_read_ahead_for(node: Node, monkeypatch: pytest.MonkeyPatc
 def test_the_thread_goes_on_whatever_a_connection_does(error: type[Exception]) -> None:
     class Broken:
         lock = threading.Lock()
-        looked = -_keeper.LULL
+        looked = -_maintenance.LULL
         settled = False
 
         def catch_up(self) -> None:
@@ -238,14 +238,14 @@ def test_the_thread_goes_on_whatever_a_connection_does(error: type[Exception]) -
             raise AssertionError("nobody has forked")
 
     broken = Broken()
-    _keeper._look(broken)
+    _maintenance._look(broken)
     assert broken.settled
     assert not broken.lock.locked()
 
 
 def test_the_thread_ends_with_the_connections(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_keeper, "LULL", 0.01)
-    monkeypatch.setattr(_keeper, "_keeper", _keeper._Keeper())
+    monkeypatch.setattr(_maintenance, "LULL", 0.01)
+    monkeypatch.setattr(_maintenance, "_maintenance", _maintenance._Maintenance())
     before = set(threading.enumerate())
     with bowstring.connect(node.url) as client:
         assert sum(batch.num_rows for batch in client.dataset("photos").batches(300)) == 300
@@ -357,11 +357,11 @@ def test_another_server(tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatc
         uri = {"unix": f"grpc+unix://{tmp_path}/socket", "tls": f"grpc+tls://127.0.0.1:{server.port}"}.get(
             way, f"grpc://127.0.0.1:{server.port}"
         )
-        door = _calls.Door(uri, tls)
+        connections = _calls.Connections(uri, tls)
         for chunk in (1, 7, 100, 2000):
             for compression in (None, "zstd"):
                 ticket = {"rows": 2000, "chunk": chunk, "compression": compression}
-                reader = door.get(json.dumps(ticket).encode(), [])
+                reader = connections.get(json.dumps(ticket).encode(), [])
                 found = []
                 for _ in range(-(-2000 // chunk)):
                     came = reader.read_chunk()
@@ -371,7 +371,7 @@ def test_another_server(tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatc
                     reader.read_chunk()
                 assert pa.Table.from_batches(found).equals(Foreign.table)
                 del found, came
-        door.close()
+        connections.close()
 
 
 def test_a_certificate_that_is_put_right(tmp_path: Path) -> None:
@@ -381,14 +381,14 @@ def test_a_certificate_that_is_put_right(tmp_path: Path) -> None:
         trusted = tmp_path / "trusted.pem"
         trusted.write_bytes(certificate(tmp_path)[0])
         uri, ticket = f"grpc+tls://127.0.0.1:{server.port}", json.dumps({"rows": 10, "chunk": 10}).encode()
-        door = _calls.Door(uri, bowstring.Tls(root_certs=trusted, server_name="data.example"))
+        connections = _calls.Connections(uri, bowstring.Tls(root_certs=trusted, server_name="data.example"))
         with pytest.raises(bowstring.Unavailable, match="has a certificate that is not trusted"):
-            door.get(ticket, [])
+            connections.get(ticket, [])
         trusted.write_bytes(cert)
-        reader = door.get(ticket, [])
+        reader = connections.get(ticket, [])
         assert reader.read_chunk().data.num_rows == 10
         reader.cancel()
-        door.close()
+        connections.close()
 
 
 def test_a_certificate_that_python_does_not_know(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ class Last:
 
 
 def read():
-    reader = door.get(b"ticket", [])
+    reader = connections.get(b"ticket", [])
     for _ in range(int(sys.argv[2])):
         reader.read_chunk()
     os.write(1, b"waits\\n")
@@ -41,7 +41,7 @@ def read():
 
 
 sys.last = Last()  # there is no module that goes later
-door = _calls.Door(sys.argv[1], None)
+connections = _calls.Connections(sys.argv[1], None)
 threading.Thread(target=read, daemon=True).start()
 sys.stdin.readline()
 """

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import raw
-from bowstring import _calls, _http2, _keeper, _landing, connection
+from bowstring import _calls, _http2, _landing, _maintenance, connection
 from bowstring.errors import BowstringError
 from raw import Peer, Raw
 
@@ -43,16 +43,16 @@ def large(count: int, size: int, seed: int) -> list[pa.RecordBatch]:
 @pytest.fixture
 def unread(monkeypatch: pytest.MonkeyPatch) -> None:
     """No thread reads a connection in place of its consumer, but when the test says so."""
-    monkeypatch.setattr(_keeper, "LULL", 3600.0)
+    monkeypatch.setattr(_maintenance, "LULL", 3600.0)
 
 
 def call(server: Raw) -> list[pa.RecordBatch]:
     """All that a call brings."""
-    door = _calls.Door(server.uri, None)
+    connections = _calls.Connections(server.uri, None)
     try:
-        return [chunk.data for chunk in raw.chunks(door.get(b"ticket", []))]
+        return [chunk.data for chunk in raw.chunks(connections.get(b"ticket", []))]
     finally:
-        door.close()
+        connections.close()
 
 
 def answering(*parts: bytes | Callable[[Peer, int], bytes], ends: bool = True) -> Callable[[Peer], None]:
@@ -110,10 +110,10 @@ def test_wherever_a_message_is_split() -> None:
         return raw.frame(raw.DATA, 0, stream, content[:at]) + raw.frame(raw.DATA, 0, stream, content[at:])
 
     with Raw(answering(frames)) as server:
-        door = _calls.Door(server.uri, None)
+        connections = _calls.Connections(server.uri, None)
         for _ in range(1, len(content)):
-            assert [chunk.data for chunk in raw.chunks(door.get(b"ticket", []))] == batches
-        door.close()
+            assert [chunk.data for chunk in raw.chunks(connections.get(b"ticket", []))] == batches
+        connections.close()
         assert server.clients == 1  # one connection for all
 
 
@@ -131,13 +131,13 @@ def test_a_call_that_is_reset_when_its_time_is_up_has_timed_out() -> None:
             peer.send(raw.frame(raw.RST_STREAM, 0, peer.asked(), b"\0\0\0\x08"))
 
     with Raw(talk) as server:
-        door = _calls.Door(server.uri, None)
+        connections = _calls.Connections(server.uri, None)
         for seconds in [1e-9] * 30:  # the socket's clock may be quicker, which comes to the same
             with pytest.raises(bowstring.TimedOut, match="has not answered within"):
-                list(door.action("list", b"", [], seconds, again=True))
+                list(connections.action("list", b"", [], seconds, again=True))
         with pytest.raises(bowstring.Unavailable, match="reset the stream"):
-            list(door.action("list", b"", [], SECONDS, again=True))
-        door.close()
+            list(connections.action("list", b"", [], SECONDS, again=True))
+        connections.close()
 
 
 FAULTS: dict[str, tuple[Callable[[Peer], object], type[BowstringError], str]] = {
@@ -187,7 +187,7 @@ def uncollected() -> Iterator[None]:
 @pytest.mark.usefixtures("uncollected", "unread")
 def test_calls_that_fail_leave_nothing() -> None:
     with Raw(answering(lambda p, s: p.ends(s, 5, "no"), ends=False)) as server:
-        door = _calls.Door(server.uri, None)
+        connections = _calls.Connections(server.uri, None)
         seen: list[weakref.ref[Any]] = []
 
         class Taken(_calls._Taken[Any]):
@@ -199,11 +199,11 @@ def test_calls_that_fail_leave_nothing() -> None:
             patch.setattr(_calls, "_Taken", Taken)
             for _ in range(10):
                 with pytest.raises(bowstring.NotFound):
-                    door.get(b"ticket", [])
+                    connections.get(b"ticket", [])
         assert server.clients == 1  # the connection is as good as before
         assert len(seen) == 10
         assert not any(ref() for ref in seen)
-        door.close()
+        connections.close()
 
 
 BREAKS: dict[str, Callable[[Peer], object]] = {
@@ -219,9 +219,9 @@ BREAKS: dict[str, Callable[[Peer], object]] = {
 def test_connections_that_end_are_closed(how: str) -> None:
     with Raw(BREAKS[how]) as server:
         for _ in range(5):
-            door = _calls.Door(server.uri, None)
+            connections = _calls.Connections(server.uri, None)
             try:
-                reader = door.get(b"ticket", [])
+                reader = connections.get(b"ticket", [])
                 reader.read_chunk()
                 if how == "left at its end":
                     with reader._call._link.lock:
@@ -236,24 +236,24 @@ def test_connections_that_end_are_closed(how: str) -> None:
 @pytest.mark.usefixtures("uncollected")
 def test_a_door_that_is_forgotten_closes_its_connections() -> None:
     with Raw(answering(data(b"".join(raw.flights(some()))))) as server:
-        door = _calls.Door(server.uri, None)
-        assert len(list(raw.chunks(door.get(b"ticket", [])))) == 3
-        del door
+        connections = _calls.Connections(server.uri, None)
+        assert len(list(raw.chunks(connections.get(b"ticket", [])))) == 3
+        del connections
         assert server.left.acquire(timeout=SECONDS)
 
 
 def test_who_ends_late_does_not_end_another_call() -> None:
     with Raw(answering(data(b"".join(raw.flights(some()))))) as server:
-        door = _calls.Door(server.uri, None)
-        first = door.get(b"ticket", [])
+        connections = _calls.Connections(server.uri, None)
+        first = connections.get(b"ticket", [])
         assert len(list(raw.chunks(first))) == 3
-        second = door.get(b"ticket", [])
+        second = connections.get(b"ticket", [])
         assert server.clients == 1
         first.cancel()
         with pytest.raises(StopIteration):
             first.read_chunk()
         assert len(list(raw.chunks(second))) == 3
-        door.close()
+        connections.close()
 
 
 @pytest.mark.usefixtures("unread")
@@ -261,8 +261,8 @@ def test_a_call_cancelled_while_it_is_read_is_closed() -> None:
     """Whoever holds the connection then closes it, even if nobody ever reads again."""
     content = b"".join(raw.flights(some()))
     with Raw(answering(data(content), ends=False)) as server:
-        door = _calls.Door(server.uri, None)
-        reader = door.get(b"ticket", [])
+        connections = _calls.Connections(server.uri, None)
+        reader = connections.get(b"ticket", [])
         link = reader._call._link
         advance, messages = link.advance, reader._call._taken
 
@@ -305,8 +305,8 @@ def test_a_pause_ends_though_all_that_may_be_sent_was(monkeypatch: pytest.Monkey
         peer.stays()
 
     with Raw(talk) as server:
-        door = _calls.Door(server.uri, None)
-        reader = door.get(b"ticket", [])
+        connections = _calls.Connections(server.uri, None)
+        reader = connections.get(b"ticket", [])
         link = reader._call._link
         while not full.is_set() or link._taken < 1 << 20:
             with link.lock:
@@ -317,7 +317,7 @@ def test_a_pause_ends_though_all_that_may_be_sent_was(monkeypatch: pytest.Monkey
         reads.join(SECONDS)
         assert not reads.is_alive()
         assert got == batches
-        door.close()
+        connections.close()
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -347,9 +347,9 @@ def test_a_large_request_waits_for_the_server(seed: int) -> None:
         peer.stays()
 
     with Raw(talk, seed=seed) as server:
-        door = _calls.Door(server.uri, None)
-        assert [chunk.data for chunk in raw.chunks(door.get(ticket, []))] == batches
-        door.close()
+        connections = _calls.Connections(server.uri, None)
+        assert [chunk.data for chunk in raw.chunks(connections.get(ticket, []))] == batches
+        connections.close()
     assert not server.failed
 
 
@@ -359,8 +359,8 @@ def test_memory_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
         raise MemoryError(size)
 
     with Raw(answering(data(b"".join(raw.flights(large(2, 300_000, 1)))))) as server:
-        door = _calls.Door(server.uri, None)
-        reader = door.get(b"ticket", [])
+        connections = _calls.Connections(server.uri, None)
+        reader = connections.get(b"ticket", [])
         with monkeypatch.context() as patch:
             patch.setattr(_landing.Private, "take", none)
             with pytest.raises(MemoryError):
@@ -379,46 +379,46 @@ def test_a_kernel_without_huge_pages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_connection_is_left_alone_by_the_child_of_a_fork() -> None:
     with Raw(answering(data(b"".join(raw.flights(some()))))) as server:
-        door = _calls.Door(server.uri, None)
-        assert len(list(raw.chunks(door.get(b"ticket", [])))) == 3
+        connections = _calls.Connections(server.uri, None)
+        assert len(list(raw.chunks(connections.get(b"ticket", [])))) == 3
         pid = os.fork()
         if pid == 0:
             try:
-                fine = len(list(raw.chunks(door.get(b"ticket", [])))) == 3
+                fine = len(list(raw.chunks(connections.get(b"ticket", [])))) == 3
             finally:
                 os._exit(0 if fine else 1)
         assert os.waitpid(pid, 0)[1] == 0
-        assert len(list(raw.chunks(door.get(b"ticket", [])))) == 3
+        assert len(list(raw.chunks(connections.get(b"ticket", [])))) == 3
         assert server.clients == 2
-        door.close()
+        connections.close()
 
 
 def test_a_call_fails_by_its_status_whatever_came_before() -> None:
     message = struct.pack(">BI", 0, 3) + b"\x0a\x01x"
     with Raw(answering(data(message), lambda peer, stream: peer.ends(stream, 5, "no"), ends=False)) as server:
-        door = _calls.Door(server.uri, None)
+        connections = _calls.Connections(server.uri, None)
         with pytest.raises(bowstring.NotFound, match="no"):
-            door.schema(b"", [], None)
-        door.close()
+            connections.schema(b"", [], None)
+        connections.close()
 
 
 @pytest.mark.usefixtures("unread")
 def test_a_connection_that_times_out_is_no_call_that_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel gives a connection up by the same exception; a stream of it goes on by another connection."""
     with Raw(answering(data(struct.pack(">BI", 0, 0)))) as server:
-        door = _calls.Door(server.uri, None)
-        assert list(door.action("stats", b"", [], 3600.0, again=True)) == [b""]
-        (link,) = door._free
+        connections = _calls.Connections(server.uri, None)
+        assert list(connections.action("stats", b"", [], 3600.0, again=True)) == [b""]
+        (link,) = connections._free
 
         def gives_up(_: memoryview, *, wait: bool) -> int:
             raise TimeoutError(errno.ETIMEDOUT, "Connection timed out") if wait else BlockingIOError
 
         monkeypatch.setattr(link, "_reads", gives_up)
-        next_one = _calls.Call(link, door._back, _calls._Taken(_calls._flights))
-        next_one.begin(door._headers("DoGet", []), b"")
+        next_one = _calls.Call(link, connections._back, _calls._Taken(_calls._flights))
+        next_one.begin(connections._headers("DoGet", []), b"")
         with pytest.raises(bowstring.Unavailable, match="the connection broke: Connection timed out"):
             next_one.next()
-        door.close()
+        connections.close()
 
 
 def test_what_a_hidden_fork_leaves_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ import bowstring
 import pyarrow as pa
 import pytest
 from bowstring import _fork
-from bowstring._samenode import Ring
+from bowstring._shm import Ring
 from conftest import StartNode
 from local_photos import Seen, a_ring, digests, photos, rings
 from node import Node

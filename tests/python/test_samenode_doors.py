@@ -23,7 +23,7 @@ import bowstring as package  # a fixture has its name
 import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
-from bowstring import _greeting, _samenode
+from bowstring import _greeting, _shm
 from conftest import StartNode
 from local_photos import Seen, a_ring, digests, photos, rings, ways
 from node import Node
@@ -67,7 +67,7 @@ def test_rules_hold(binary: Path, bowstring: Run, tmp_path: Path) -> None:
                 writer, _ = client.do_put(fl.FlightDescriptor.for_command(command), table.schema, options=options)
                 writer.write_table(table)
                 writer.close()
-        others = set(_samenode._rings)
+        others = set(_shm._rings)
         with package.connect(node.url, token=alice, tls_root_certs=authority.root) as client:
             with client.dataset("seen").columns(["label", "image"]).batches(ROWS) as batches:
                 (batch,) = batches
@@ -75,7 +75,7 @@ def test_rules_hold(binary: Path, bowstring: Run, tmp_path: Path) -> None:
                 assert batches.place["transport"] == "shared"
             allowed = [i for i in range(ROWS) if i % 10 < 5]
             assert sorted(batch["image"].to_pylist()) == [image(i) for i in allowed]
-            (ring,) = set(_samenode._rings) - others
+            (ring,) = set(_shm._rings) - others
             for row in range(ROWS):
                 assert (ring._memory.find(f"sample {row:04} ".encode()) >= 0) == (row in allowed)
             with pytest.raises(package.NotFound):
@@ -210,7 +210,7 @@ def test_a_ring_is_of_no_use_to_another_caller(binary: Path, bowstring: Run, tmp
         # Nor does anybody get one in the name of another.
         place = _greeting.Place.told(told)
         with pytest.raises(OSError, match="does not know the key"):
-            _samenode.Ring(place._replace(key=bytes.fromhex(other[0]["key"])))
+            _shm.Ring(place._replace(key=bytes.fromhex(other[0]["key"])))
 
 
 def test_what_a_client_keeps_of_ended_rings_counts(start: StartNode, tmp_path: Path) -> None:
@@ -222,7 +222,7 @@ def test_what_a_client_keeps_of_ended_rings_counts(start: StartNode, tmp_path: P
     refused = 0
     for _ in range(20):
         try:
-            ring = _samenode.Ring(_greeting.Place.told(told))
+            ring = _shm.Ring(_greeting.Place.told(told))
         except OSError as error:
             assert "have not let go of" in str(error)  # noqa: PT017
             refused += 1

@@ -14,7 +14,7 @@ from typing import Any
 
 import bowstring
 import pytest
-from bowstring import _keeper, _rings, _samenode
+from bowstring import _maintenance, _rings, _shm
 from conftest import StartNode
 from local_photos import Seen, a_ring, digests, photos, rings, ways
 from node import Node
@@ -24,8 +24,8 @@ from wire import until
 @pytest.fixture
 def shared(start: StartNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
     """A server whose blobs lie in the files of its embedded store, and a thread that looks after rings often."""
-    monkeypatch.setattr(_keeper, "LULL", 0.1)
-    monkeypatch.setattr(_keeper, "_keeper", _keeper._Keeper())  # the process's may sleep for long
+    monkeypatch.setattr(_maintenance, "LULL", 0.1)
+    monkeypatch.setattr(_maintenance, "_maintenance", _maintenance._Maintenance())  # the process's may sleep for long
     return start("--local", str(tmp_path / "socket"), "--local-ring=16MiB", "--local-references")
 
 
@@ -40,7 +40,7 @@ def test_who_has_been_there_for_long_is_handed_files(shared: Node) -> None:
 def test_a_file_that_cannot_be_taken_once_costs_a_ring(shared: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server hands a file over once. Who was short of something then goes on with another ring."""
     client = bowstring.connect(shared.url)
-    mapped = _samenode._Mapped
+    mapped = _shm._Mapped
     failed: list[int] = []
 
     def short(descriptor: int, length: int) -> Any:
@@ -49,7 +49,7 @@ def test_a_file_that_cannot_be_taken_once_costs_a_ring(shared: Node, monkeypatch
             raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
         return mapped(descriptor, length)
 
-    monkeypatch.setattr(_samenode, "_Mapped", short)
+    monkeypatch.setattr(_shm, "_Mapped", short)
     seen: Seen = {}
     came = set()
     for batch, way in ways(photos(client).batches(16, references=True)):
@@ -70,12 +70,12 @@ def test_who_has_no_descriptor_left_is_told(shared: Node) -> None:
 SCARCE = """
 import os, resource, sys
 import bowstring
-from bowstring import _samenode
+from bowstring import _shm
 dataset = bowstring.connect(sys.argv[1], retries=0).dataset("photos")
 with dataset.batches(16) as batches:
     next(batches)
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
-held, handed = [], _samenode.Ring._file
+held, handed = [], _shm.Ring._file
 def scarce(self, number):
     if number not in self._files:
         try:
@@ -84,13 +84,13 @@ def scarce(self, number):
         except OSError:
             pass
     return handed(self, number)
-_samenode.Ring._file = scarce
+_shm.Ring._file = scarce
 try:
     next(dataset.batches(16, references=True))
 except bowstring.Unavailable as error:
     assert os.strerror(24) in str(error), error
     print("Unavailable")
-_samenode.Ring._file = handed
+_shm.Ring._file = handed
 for descriptor in held:
     os.close(descriptor)
 with dataset.batches(16, references=True) as batches:

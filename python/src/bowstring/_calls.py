@@ -410,7 +410,7 @@ def _heard(known: Known, headers: dict[str, str]) -> None:
     known.add(headers.get(NODES, "").split())
 
 
-class Door:
+class Connections:
     """How a server is reached, with its idle connections.
 
     Attributes:

@@ -18,8 +18,8 @@ import time
 import weakref
 from typing import Protocol
 
-# The hook of _samenode is registered first and so runs last, when no stream takes a slot of a ring any more.
-from bowstring import _samenode  # noqa: F401
+# The hook of _shm is registered first and so runs last, when no stream takes a slot of a ring any more.
+from bowstring import _shm  # noqa: F401
 from bowstring.errors import BowstringError
 
 _LOG = logging.getLogger("bowstring.fork")

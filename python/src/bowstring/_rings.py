@@ -13,15 +13,15 @@ import warnings
 from typing import Any
 from urllib.parse import urlsplit
 
-from bowstring import _keeper
+from bowstring import _maintenance
 from bowstring._greeting import VERSION, Place, StandInError
-from bowstring._samenode import Ring
+from bowstring._shm import Ring
 
 _LOG = logging.getLogger("bowstring.samenode")
 _REST = 60.0  # seconds that an idle ring is kept, because others may need its memory
 
 
-class Rings(_keeper.Tended):
+class Rings(_maintenance.Maintained):
     """The idle rings of a process, for the server of one connection."""
 
     KEPT = 4  # idle rings
@@ -58,7 +58,7 @@ class Rings(_keeper.Tended):
                     return ring
                 ring.close()
         place = self._server
-        _keeper.keep(self)
+        _maintenance.keep(self)
         try:
             return Ring(place._replace(path=os.environ.get("BOWSTRING_LOCAL") or place.path))
         except OSError as error:

@@ -18,7 +18,7 @@ import pyarrow.flight as fl
 from bowstring import _calls, _fork
 from bowstring._origins import Known, addressed, follows, on_this_machine, plaintext_allowed, token_of_environment
 from bowstring._rings import Rings, here
-from bowstring._samenode import Ring
+from bowstring._shm import Ring
 from bowstring._tls import Tls
 from bowstring._wire import decoded, keep_forever
 from bowstring.errors import BowstringError, LimitExceeded, Unavailable, translate
@@ -96,21 +96,21 @@ class Connection:
         self._timeout = timeout
         self._flight: Any = None
         self._pid = os.getpid()
-        self._door: _calls.Door | None = None  # for this package's own calls
+        self._connections: _calls.Connections | None = None  # for this package's own calls
         self.rings = Rings()
 
     def __repr__(self) -> str:
         return f"<bowstring.{type(self).__name__} {self.uri}>"
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("_flight", "_pid", "_door", "rings")
+        own = ("_flight", "_pid", "_connections", "rings")
         return {name: value for name, value in self.__dict__.items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._flight = None
         self._pid = os.getpid()
-        self._door = None
+        self._connections = None
         self.rings = Rings()
 
     def __enter__(self) -> Self:
@@ -186,9 +186,9 @@ class Connection:
 
     def _shut(self) -> None:
         """Close the connections that no stream uses."""
-        door, self._door = self._door, None
-        if door is not None:
-            door.close()
+        connections, self._connections = self._connections, None
+        if connections is not None:
+            connections.close()
 
     def _at(self, uri: str) -> Self:
         """A client of another server, with this one's credentials and options."""
@@ -235,7 +235,7 @@ class Connection:
         """A call of batches in both directions."""
         return self._asked().exchange(_described(command), self._headers())
 
-    def _asked(self) -> _calls.Door:
+    def _asked(self) -> _calls.Connections:
         """The connections to the server, for this package's own calls."""
         with _fork.connecting():
             return self._way(self.uri)
@@ -245,14 +245,14 @@ class Connection:
         if self._pid != os.getpid():
             if self._flight is not None:
                 keep_forever(self._flight)
-            self._flight, self._door, self._pid = None, None, os.getpid()
+            self._flight, self._connections, self._pid = None, None, os.getpid()
 
-    def _way(self, uri: str) -> _calls.Door:
+    def _way(self, uri: str) -> _calls.Connections:
         """The connections to a server. The caller holds `connecting()`."""
         self._renew()
-        if self._door is None or self._door.uri != uri:
-            self._door = _calls.Door(uri, self._tls, self._known)
-        return self._door
+        if self._connections is None or self._connections.uri != uri:
+            self._connections = _calls.Connections(uri, self._tls, self._known)
+        return self._connections
 
     def stream(self, ticket: dict[str, Any], *, references: bool = False) -> Opened:
         """Call a stream, and wait for its server's first answer."""
@@ -265,9 +265,9 @@ class Connection:
                 headers = self._headers(None if opened.ring is None else opened.ring.begin(), references=references)
                 with _fork.connecting():
                     # Otherwise another thread has moved this connection to a server that does not know the ring.
-                    door = self._way(opened.uri) if self.rings is opened.rings else None
-                if door is not None:
-                    opened.reader = door.get(asked, headers)
+                    connections = self._way(opened.uri) if self.rings is opened.rings else None
+                if connections is not None:
+                    opened.reader = connections.get(asked, headers)
                     return opened
             finally:
                 if opened.reader is None:

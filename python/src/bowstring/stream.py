@@ -19,7 +19,7 @@ import tenacity
 from bowstring import _fork
 from bowstring._collected import collected
 from bowstring._opening import Opening
-from bowstring._samenode import LARGE, Ring
+from bowstring._shm import LARGE, Ring
 from bowstring._shown import shown
 from bowstring._views import with_shared, with_views
 from bowstring._wire import keep_forever

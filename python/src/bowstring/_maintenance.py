@@ -33,7 +33,7 @@ class Kept(Protocol):
         """Close it in this process, a forked child. It stays open in the parent."""
 
 
-class Tended:
+class Maintained:
     """An object that needs periodic work, also while it is in use."""
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Tended:
         """Do nothing: a child has no work."""
 
 
-class _Keeper:
+class _Maintenance:
     """The thread, which ends when there are no objects to serve."""
 
     def __init__(self) -> None:
@@ -93,17 +93,17 @@ def _look(link: Kept) -> None:
         link.settle()
 
 
-_keeper = _Keeper()
+_maintenance = _Maintenance()
 
 
 def keep(link: Kept) -> None:
     """Serve a connection as long as something else refers to it."""
-    _keeper.add(link)
+    _maintenance.add(link)
 
 
 def _in_child() -> None:
-    global _keeper
-    parent, _keeper = _keeper, _Keeper()
+    global _maintenance
+    parent, _maintenance = _maintenance, _Maintenance()
     parent.forget()
 
 

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from bowstring import _keeper
+from bowstring import _maintenance
 from bowstring._collected import collected
 from bowstring._greeting import Place, greet, received
 from bowstring.errors import Unavailable
@@ -132,7 +132,7 @@ class _Pages:
             os.close(self._map)
 
 
-class Ring(_keeper.Tended):
+class Ring(_maintenance.Maintained):
     """Memory that a server shares with this process. One stream at a time uses it.
 
     The mapping lives as long as anything refers to it, even after the server has ended.
@@ -176,7 +176,7 @@ class Ring(_keeper.Tended):
         except BaseException:
             self._socket.close()
             raise
-        _keeper.keep(self)
+        _maintenance.keep(self)
 
     def catch_up(self) -> None:
         """Send pending reports, because there may be no other occasion for long."""
