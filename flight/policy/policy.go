@@ -34,7 +34,7 @@ var rightNames = []struct {
 	{"admin", Admin, all},
 }
 
-// String lists the names of the rights, in the order of the file of rules.
+// String lists the names of the rights, separated by commas.
 func (r Right) String() string {
 	var names []string
 	for _, n := range rightNames {
