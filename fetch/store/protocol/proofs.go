@@ -56,7 +56,8 @@ func (in *Ingest) SaveProofs(ctx context.Context, prefix schema.ObjectPrefix, wa
 		}
 		have := d.proofs[prefix.String()].Runs
 		switch {
-		case slices.Equal(have, now): // made by an attempt whose answer was lost
+		case replaced(have, was, now):
+			// An attempt whose answer was lost has made the change. Others may have added runs since.
 		case slices.Equal(have, was):
 			e.put(rowProof+prefix.String(), proofRecord{Runs: now})
 		default:
@@ -71,6 +72,21 @@ func (in *Ingest) SaveProofs(ctx context.Context, prefix schema.ObjectPrefix, wa
 		return fmt.Errorf("keep checksums of %q: %w", in.dataset, err)
 	}
 	return err
+}
+
+// replaced reports whether the runs that a change from was to now adds are there, and those that it removes are not.
+func replaced(have, was, now []store.ProofRun) bool {
+	for _, run := range now {
+		if !slices.Contains(was, run) && !slices.Contains(have, run) {
+			return false
+		}
+	}
+	for _, run := range was {
+		if !slices.Contains(now, run) && slices.Contains(have, run) {
+			return false
+		}
+	}
+	return true
 }
 
 // keepProofs has the checksums kept that were learned of the sets which snapshots name, and takes those of others out of
