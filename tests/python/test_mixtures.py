@@ -206,3 +206,22 @@ def test_command_line(node: Node, tmp_path: Path, bowstring: Callable[..., Compl
     said = bowstring("explain", "--server", node.url, "--mixture", mixture, "--rates", str(rates), "--step", "2").stdout
     assert "more@1" in said
     assert "SEEN BEFORE STEP 2" in said
+
+
+def test_a_run_is_steered(client: bowstring.Client) -> None:
+    """Weights change while it goes on; who reads it again, or goes on from a ticket, gets the same."""
+    mix = mixed(client, run="llama").columns(["source"])
+    with mix.batches(4, epoch=0) as stream:
+        first = next(stream)
+        ticket = stream.ticket
+        assert first.num_rows == 4
+    step = client.steer("photos", "llama", {"more": 0})
+    assert step > 0
+    rows = [row for batch in mix.batches(4, epoch=0) for row in batch["source"].to_pylist()]
+    assert rows[: 4 * step].count("more") == pytest.approx(step, abs=1)
+    assert "more" not in rows[4 * step :]
+    assert [row for batch in mix.resume(ticket) for row in batch["source"].to_pylist()] == rows[4:]
+    with pytest.raises(bowstring.InvalidRequest, match="settled"):
+        client.steer("photos", "llama", {"more": 1}, from_step=1)
+    with pytest.raises(bowstring.NotFound, match="llama"):
+        client.steer("photos", "lama", {"more": 1}, over=10)

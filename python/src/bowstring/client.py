@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -277,6 +277,25 @@ class Client(Connection):
         """Remove a name of a snapshot. Returns the snapshot's number."""
         number: int = self.action("untag", dataset=name, name=tag)[0]["snapshot"]
         return number
+
+    def steer(
+        self, dataset: str, run: str, weights: Mapping[str, float], *, over: int = 0, from_step: int | None = None
+    ) -> int:
+        """Change the weights of a mixture's run while it goes on. Returns the step from which on they hold.
+
+        That is the first step that no stream may have served, counted over all epochs. All ranks obey the change at it.
+
+        Args:
+            dataset: The dataset of the mixture's first source.
+            run: The name that the mixture was given by `run`.
+            weights: New weights by the names of sources. Sources that are left out keep theirs.
+            over: In how many steps the weights change to these; by default, at once.
+            from_step: A later step at which the change begins.
+        """
+        change = {"weights": dict(weights), "over": over or None, "from_step": from_step}
+        given = {name: value for name, value in change.items() if value is not None}
+        step: int = self.action("steer", dataset=dataset, run=run, **given)[0]["step"]
+        return step
 
     def lineage(
         self,

@@ -50,6 +50,7 @@ def mixture(
     epoch_size: int | None = None,
     pick: Literal["random", "exact", "one_source"] | None = None,
     schedule: Sequence[Mapping[str, Any]] | None = None,
+    run: str | None = None,
 ) -> Mixture:
     """Mix datasets: each epoch has rows of all of them, as the weights say.
 
@@ -82,6 +83,8 @@ def mixture(
             batch is of one source.
         schedule: Changes of weights, such as `{"step": 1000, "weights": {"web": 0.5}, "over": 200}`: from step 1000
             on, counted over all epochs, the weight goes to 0.5 within 200 steps.
+        run: A name of the training run, so that [Client.steer][bowstring.Client.steer] may change weights while it
+            goes on.
     """
     if not isinstance(sources, Mapping) or not sources:
         raise TypeError("sources: want datasets by name, such as {'web': client.dataset('web')}")
@@ -92,7 +95,7 @@ def mixture(
                 raise InvalidRequest(f"{kind}: got source {shown(name)}, want one of {', '.join(sources)}")
             amounts[name][kind] = value
     about: dict[str, Any] = {"sources": [_source(name, d, amounts[name]) for name, d in sources.items()]}
-    given_also = {"epoch_size": epoch_size, "by": by, "pick": pick}
+    given_also = {"epoch_size": epoch_size, "by": by, "pick": pick, "run": run}
     about |= {name: value for name, value in given_also.items() if value is not None}
     if schedule is not None:
         about["schedule"] = [{**change, "weights": dict(change["weights"])} for change in schedule]
