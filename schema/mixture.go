@@ -28,6 +28,8 @@ const (
 	MaxEpochSize = 1<<62 - 1
 	// MaxRepeat bounds how often an epoch has a source.
 	MaxRepeat = 1 << 20
+	// MaxSourceOperatorsBytes bounds the JSON of the operators of all sources together.
+	MaxSourceOperatorsBytes = 64 << 10
 )
 
 // Values of Mixture.Pick, Mixture.By and Source.End.
@@ -81,6 +83,8 @@ type MixtureSource struct {
 	Repeat float64  `json:"repeat,omitempty"`
 	Choose int64    `json:"choose,omitempty"`
 	End    string   `json:"end,omitempty"` // "": EndReshuffle
+	// Operators say what becomes of the source's columns of bytes before the mixture's own operators; nil: nothing.
+	Operators Operators `json:"operators,omitempty"`
 	// Within is what whoever asks may see of the dataset. The server sets it: see Request.Within.
 	Within *Restriction `json:"-"`
 }
@@ -127,6 +131,11 @@ func (m *Mixture) Leaves() (list []MixtureSource) {
 	}
 	add(m.Sources)
 	return list
+}
+
+// Operated reports whether a source has operators of its own.
+func (m *Mixture) Operated() bool {
+	return m != nil && slices.ContainsFunc(m.Leaves(), func(s MixtureSource) bool { return s.Operators != nil })
 }
 
 // Weighted reports whether sources have weights, and do not say how many rows an epoch has of them.
@@ -283,6 +292,7 @@ func (r *Request) checkMixture() error {
 		{"bucket_by_length", r.BucketByLength != nil, "it left out"},
 		{"sample", r.Sample != nil, "it left out"},
 		{"assign", r.Assign == AssignLocal, strconv.Quote(AssignPlan)},
+		{"layout", r.Layout == LayoutHuggingFace && r.Mixture.Operated(), "it left out, or operators in no source"},
 	} {
 		if f.given {
 			return &FieldError{Field: f.name, Got: "it beside mixture", Want: f.where}
@@ -303,6 +313,16 @@ func (m *Mixture) checkAll() error {
 	if kinds.leaves > MaxSources {
 		return &FieldError{Field: "mixture.sources", Got: fmt.Sprintf("%d sources", kinds.leaves),
 			Want: fmt.Sprintf("1 to %d, those of sources counted one by one", MaxSources)}
+	}
+	bytes := 0
+	for _, s := range m.Leaves() {
+		if s.Operators != nil {
+			bytes += len(marshal(s.Operators))
+		}
+	}
+	if bytes > MaxSourceOperatorsBytes {
+		return &FieldError{Field: "mixture.sources", Got: fmt.Sprintf("operators of %d bytes in all", bytes),
+			Want: fmt.Sprintf("at most %d, as each ticket repeats them", MaxSourceOperatorsBytes)}
 	}
 	if !m.Weighted() {
 		switch {
@@ -547,7 +567,8 @@ func (s *MixtureSource) checkTogether() error {
 		name  string
 		given bool
 	}{{"dataset", s.Dataset != ""}, {"snapshot", s.Snapshot != 0}, {"tag", s.Tag != ""}, {"split", s.Split != ""},
-		{"where", s.Where != ""}, {"repeat", s.Repeat != 0}, {"choose", s.Choose != 0}, {"end", s.End != ""}} {
+		{"where", s.Where != ""}, {"repeat", s.Repeat != 0}, {"choose", s.Choose != 0}, {"end", s.End != ""},
+		{"operators", s.Operators != nil}} {
 		if f.given {
 			return &FieldError{Field: f.name, Got: "it beside sources", Want: "it left out, or in each of them"}
 		}
@@ -592,6 +613,12 @@ func (s *MixtureSource) check(field string) error {
 		return checkRange(field, s.Choose, 1, MaxEpochSize)
 	case "end":
 		return checkOneOf(field, s.End, EndReshuffle, EndStop, EndDrop)
+	case "operators":
+		if names := s.Operators.Computed(); len(names) > 0 {
+			return &FieldError{Field: "operators." + Shown(names[0]), Got: "what makes a new column",
+				Want: "steps for a column of bytes; new columns are made by the operators of the mixture"}
+		}
+		return s.Operators.check()
 	}
 	return nil
 }

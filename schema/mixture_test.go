@@ -45,6 +45,7 @@ func TestParseMixture(t *testing.T) {
 		`{"name":"b","weight":2e0,"dataset":"a","tag":"prod"}`:                  `"b=a@prod*2"`,
 		`"a=a*1.50"`: `"=a*1.5"`,
 		`{"name":"x","weight":1,"sources":[{"dataset":"b","weight":1}]}`:                      `{"name":"x","sources":["b*1"],"weight":1}`,
+		`{"dataset":"a","operators":{"image":[{"Decode": {}}]},"weight":1}`:                   `{"dataset":"a","weight":1,"operators":{"image":[{"Decode":{}}]}}`,
 		`{"dataset":"a","weight":1,"where":"x < 3 & y > 1"}`:                                  `{"dataset":"a","where":"x < 3 & y > 1","weight":1}`,
 		`{"name":"x","weight":1,"sources":[{"dataset":"b","weight":1,"end":"drop"},"c/d*2"]}`: `{"name":"x","sources":[{"dataset":"b","weight":1,"end":"drop"},"c/d*2"],"weight":1}`,
 	} {
@@ -154,6 +155,10 @@ func TestMixtureErrors(t *testing.T) {
 		`{"sources":["x=y=a*1"]}`, `{"sources":["a b*1"]}`, `{"sources":["a@prod/train=x*1"]}`,
 		`{"sources":["a*1","b=a*1","a*2"]}`, `{"sources":["a*1",{"dataset":"b","choose":5}]}`,
 		`{"sources":[` + strings.Join(sources, ",") + `]}`, `{"sources":[` + deep + `]}`,
+		`{"sources":[{"dataset":"a","weight":1,"operators":{}}]}`, `{"sources":[{"dataset":"a","weight":1,"operators":{"image":[]}}]}`,
+		`{"sources":[{"dataset":"a","weight":1,"operators":{"image":[{"Decode":3}]}}]}`,
+		`{"sources":[{"dataset":"a","weight":1,"operators":{"n":{"expression":"x + 1"}}}]}`,
+		`{"sources":[{"name":"x","weight":1,"operators":{"image":[{"Decode":{}}]},"sources":["a*1"]}]}`,
 		`{` + two + `,"epoch_size":0}`, `{` + two + `,"epoch_size":4611686018427387904}`,
 		`{` + two + `,"by":""}`, `{` + two + `,"pick":"exat"}`,
 		`{` + two + `,"schedule":[]}`, `{` + two + `,"schedule":[{"step":3}]}`, `{` + two + `,"schedule":[{"step":3,"weights":{}}]}`,

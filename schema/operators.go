@@ -242,18 +242,30 @@ func (o Operators) Resolved() bool {
 	return true
 }
 
-// checkOperators checks Operators, which are given, as far as no operator has to be known.
+// checkOperators checks Operators, which are given, and Layout.
 func (r *Request) checkOperators() error {
-	if n := len(r.Operators); n == 0 || n > MaxOperatorColumns {
+	if err := r.Operators.check(); err != nil {
+		return err
+	}
+	if r.Layout == LayoutHuggingFace && len(r.Operators.Columns()) > 0 {
+		return &FieldError{Field: "layout", Got: Quote(string(r.Layout)) + " with operators",
+			Want: "it left out: the datasets library decodes by itself"}
+	}
+	return nil
+}
+
+// check checks operators, which are given, as far as no operator has to be known.
+func (o Operators) check() error {
+	if n := len(o); n == 0 || n > MaxOperatorColumns {
 		return &FieldError{Field: "operators", Got: fmt.Sprintf("%d columns", n),
 			Want: fmt.Sprintf("1 to %d; leave the field out for cells as they are", MaxOperatorColumns)}
 	}
 	made := 0
-	for _, column := range r.Operators.Computed() {
-		if err := r.Operators[column].checkComputed(column); err != nil {
+	for _, column := range o.Computed() {
+		if err := o[column].checkComputed(column); err != nil {
 			return err
 		}
-		if r.Operators[column].Tokens != nil {
+		if o[column].Tokens != nil {
 			made++
 		}
 	}
@@ -261,8 +273,8 @@ func (r *Request) checkOperators() error {
 		return &FieldError{Field: "operators", Got: fmt.Sprintf("%d columns of tokens", made),
 			Want: fmt.Sprintf("at most %d", MaxTokenColumns)}
 	}
-	for _, column := range r.Operators.Columns() {
-		p, at := r.Operators[column], "operators."+Shown(column)
+	for _, column := range o.Columns() {
+		p, at := o[column], "operators."+Shown(column)
 		if n := len(p.Steps); p.Follows == "" && (n == 0 || n > MaxSteps) {
 			return &FieldError{Field: at, Got: fmt.Sprintf("%d steps", n),
 				Want: fmt.Sprintf("1 to %d; leave the column out for its cells as they are", MaxSteps)}
@@ -270,7 +282,7 @@ func (r *Request) checkOperators() error {
 		if p.Follows == "" {
 			continue
 		}
-		other, ok := r.Operators[p.Follows]
+		other, ok := o[p.Follows]
 		switch {
 		case len(p.Steps) > 0:
 			return &FieldError{Field: at + ".steps", Got: fmt.Sprintf("%d steps", len(p.Steps)),
@@ -282,13 +294,9 @@ func (r *Request) checkOperators() error {
 				other.Follows), Want: "a column that follows none"}
 		}
 	}
-	if n := len(marshal(r.Operators)); n > MaxOperatorsBytes {
+	if n := len(marshal(o)); n > MaxOperatorsBytes {
 		return &FieldError{Field: "operators", Got: fmt.Sprintf("%d bytes", n),
 			Want: fmt.Sprintf("at most %d, as each ticket repeats them", MaxOperatorsBytes)}
-	}
-	if r.Layout == LayoutHuggingFace && len(r.Operators.Columns()) > 0 {
-		return &FieldError{Field: "layout", Got: Quote(string(r.Layout)) + " with operators",
-			Want: "it left out: the datasets library decodes by itself"}
 	}
 	return nil
 }

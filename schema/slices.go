@@ -107,7 +107,7 @@ func (p *Projection) Sliced(snap *Snapshot, within *Restriction, s *Slices, worl
 	_, ranks := world.along("cp", 0)
 	c := &slicer{slices: s, ranks: max(ranks, 1)}
 	for i, name := range s.Columns {
-		if err := c.checkColumn(fmt.Sprintf("slices.columns[%d]", i), name, snap, within); err != nil {
+		if err := c.checkColumn(fmt.Sprintf("slices.columns[%d]", i), name, snap, within, p.computed); err != nil {
 			return nil, err
 		}
 	}
@@ -132,11 +132,11 @@ func (c packedColumn) each() bool {
 }
 
 // checkColumn checks that a column has sequences that can be cut.
-func (c *slicer) checkColumn(at, name string, snap *Snapshot, within *Restriction) error {
+func (c *slicer) checkColumn(at, name string, snap *Snapshot, within *Restriction, computed []arrow.Field) error {
 	var have []string
-	for _, f := range MetaFields(snap.Schema) {
+	for _, f := range slices.Concat(MetaFields(snap.Schema), computed) {
 		list, ok := f.Type.(*arrow.FixedSizeListType)
-		if !ok || within.Hides(snap.Schema, f.Name) {
+		if !ok || within.Hides(snap.Schema, f.Name) && snap.Schema.HasField(f.Name) {
 			continue
 		}
 		if id := list.Elem().ID(); !arrow.IsInteger(id) && !arrow.IsFloating(id) {

@@ -24,6 +24,7 @@ type Part struct {
 
 // union is what a Snapshot has that stands for several.
 type union struct {
+	parts   []Part
 	sources []string // their names
 	clashes []clash
 }
@@ -32,6 +33,14 @@ type union struct {
 type clash struct {
 	name string
 	err  *FieldError
+}
+
+// Parts are the snapshots that this one stands for; nil if it is one itself.
+func (s *Snapshot) Parts() []Part {
+	if s.union == nil {
+		return nil
+	}
+	return s.union.parts
 }
 
 // formPart is a snapshot of those that a Form stands for.
@@ -104,7 +113,7 @@ func NewUnion(parts []Part) (*Form, *Restriction, error) {
 // unionFields returns the columns of a union: the id, metadata, and blobs, each in the order in which the parts have them;
 // and whether the id is hidden.
 func unionFields(parts []Part) (fields []arrow.Field, u *union, hidden bool) {
-	u = &union{}
+	u = &union{parts: parts}
 	type known struct {
 		field arrow.Field
 		part  int // that has it first

@@ -92,6 +92,15 @@ func CompileSet(kinds Kinds, snapshot *arrow.Schema, within *schema.Restriction,
 	return set, nil
 }
 
+// Together is a set for columns of several, each as the first of them has it that has the column, and its canonical form.
+func Together(sets []*Set, canonical schema.Operators) *Set {
+	all := &Set{columns: map[string]*Column{}, canonical: canonical}
+	for _, s := range slices.Backward(sets) {
+		maps.Copy(all.columns, s.columns)
+	}
+	return all
+}
+
 func noColumn(name string, blobs []arrow.Field) error {
 	names := make([]string, len(blobs))
 	for i, f := range blobs {

@@ -93,6 +93,9 @@ func (s *Stream) rowEpoch(r *run, row int) uint64 {
 // task is the making of a column's cell.
 func (s *Stream) task(column int, epoch uint64, position int64, blob schema.Blob) *operators.Task {
 	made := s.columns[column].made
+	if source, _ := s.job.Locate(position); s.job.Alone() == nil {
+		made = s.job.OperatorsOf(source).Column(s.columns[column].name)
+	}
 	return &operators.Task{
 		Column: made, Cell: blob, Draws: made.Draws(s.draws(epoch, position)),
 		Context: s.context(), Tenant: s.tenant.name, To: s, Trace: s.traceMade,

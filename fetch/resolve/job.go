@@ -300,6 +300,14 @@ func (j *Job) Operators() *operators.Set { return j.resolved.Operators }
 // Selection returns the positions that the epochs of a job on one snapshot are made of.
 func (j *Job) Selection() plan.Selection { return j.sources[0].selection }
 
+// OperatorsOf returns what becomes of a source's blobs; nil for nothing.
+func (j *Job) OperatorsOf(source int) *operators.Set {
+	if own := j.resolved.own; own != nil {
+		return own[source]
+	}
+	return j.resolved.Operators
+}
+
 // Group names what is the same in all epochs of the job: jobs of one group share
 // what the store has to give.
 func (j *Job) Group() string { return j.group }

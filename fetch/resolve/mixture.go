@@ -3,8 +3,12 @@ package resolve
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"fmt"
+	"maps"
 	"math"
+	"reflect"
+	"slices"
 	"sort"
 	"strconv"
 
@@ -12,6 +16,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"bowstring/fetch/manifest"
+	"bowstring/fetch/operators"
 	"bowstring/fetch/plan"
 	"bowstring/schema"
 )
@@ -140,7 +145,7 @@ func (rv *Resolver) mixtureID(ctx context.Context, req schema.Request) (string, 
 	leaves := req.Mixture.Leaves()
 	known := req.Batch != 0 && req.Operators.Resolved()
 	for i := range leaves {
-		known = known && leaves[i].Snapshot != 0
+		known = known && leaves[i].Snapshot != 0 && leaves[i].Operators.Resolved()
 	}
 	if known {
 		return digest(req), nil
@@ -176,6 +181,123 @@ func (rv *Resolver) pinMixture(ctx context.Context, req schema.Request) (schema.
 	}
 	req.Mixture = req.Mixture.WithLeaves(leaves)
 	return req, nil
+}
+
+// compileSources compiles the steps of a mixture whose sources have some of their own: for each source those, and behind
+// them the mixture's. Each column has one form, whatever the source of a row. The request has all of them in full.
+func (rv *Resolver) compileSources(snap *schema.Snapshot, req schema.Request) (schema.Request, shown, error) {
+	parts, leaves := snap.Parts(), req.Mixture.Leaves()
+	s := shown{own: make([]*operators.Set, len(parts))}
+	canonical := schema.Operators{}
+	for _, name := range req.Operators.Computed() {
+		canonical[name] = req.Operators[name]
+	}
+	for i := range parts {
+		var err error
+		if s.own[i], err = rv.compileSource(&parts[i], &leaves[i], req.Operators, canonical); err != nil {
+			return req, s, &SourceError{i, parts[i].Name, err}
+		}
+	}
+	for _, name := range req.Operators.Columns() {
+		if _, ok := canonical[name]; ok {
+			continue
+		}
+		// No source has it: the error lists what they have.
+		if _, err := operators.CompileSet(rv.kinds, snap.Schema, req.Within, req.Operators); err != nil {
+			return req, s, err
+		}
+	}
+	s.operators = operators.Together(s.own, canonical)
+	for _, name := range slices.Sorted(maps.Keys(s.operators.Forms())) {
+		if err := checkForms(name, parts, s.own); err != nil {
+			return req, s, err
+		}
+	}
+	req.Mixture = req.Mixture.WithLeaves(leaves)
+	return req, s, nil
+}
+
+// compileSource compiles the steps of a source and of its mixture. It writes those of the source in full into it, and those
+// of the mixture into canonical.
+func (rv *Resolver) compileSource(part *schema.Part, leaf *schema.MixtureSource, mixture,
+	canonical schema.Operators) (*operators.Set, error) {
+	own, err := operators.CompileSet(rv.kinds, part.Snapshot.Schema, part.Within, leaf.Operators)
+	if err != nil {
+		return nil, err
+	}
+	if leaf.Operators != nil {
+		leaf.Operators = own.Canonical()
+	}
+	joined := maps.Clone(own.Canonical())
+	blobs := part.Within.Visible(part.Snapshot.Schema)
+	for _, name := range mixture.Columns() {
+		if !blobs.HasField(name) {
+			continue
+		}
+		first, last := joined[name], mixture[name]
+		at := "operators." + schema.Shown(name)
+		switch {
+		case len(first.Steps) == 0 && first.Follows == "":
+			joined[name] = last
+			continue
+		case first.Follows != "" || last.Follows != "":
+			return nil, &schema.FieldError{Field: at, Got: "operators of the source and of the mixture, one of which follow another column",
+				Want: "those of the source, or of the mixture, left out"}
+		case last.Kind != "" && last.Kind != first.Kind:
+			return nil, &schema.FieldError{Field: at + ".kind", Got: fmt.Sprintf("%q, and %q in the mixture", first.Kind, last.Kind),
+				Want: "one kind"}
+		}
+		last.Kind, last.Contract = first.Kind, cmp.Or(last.Contract, first.Contract)
+		last.Steps = slices.Concat(first.Steps, last.Steps)
+		joined[name] = last
+	}
+	set, err := operators.CompileSet(rv.kinds, part.Snapshot.Schema, part.Within, joined)
+	if err != nil {
+		return nil, err
+	}
+	for name, p := range set.Canonical() {
+		if asked, ok := mixture[name]; ok && !asked.Computes() {
+			if _, known := canonical[name]; !known {
+				p.Steps = p.Steps[max(len(p.Steps)-len(asked.Steps), 0):]
+				canonical[name] = p
+			}
+		}
+	}
+	return set, nil
+}
+
+// checkForms checks that all sources which have a column serve it in one form.
+func checkForms(name string, parts []schema.Part, sets []*operators.Set) error {
+	first := -1
+	for i := range parts {
+		if !parts[i].Within.Visible(parts[i].Snapshot.Schema).HasField(name) {
+			continue
+		}
+		if first < 0 {
+			first = i
+			continue
+		}
+		a, b := sets[first].Forms()[name], sets[i].Forms()[name]
+		if !reflect.DeepEqual(a, b) {
+			return &schema.FieldError{Field: "mixture",
+				Got: fmt.Sprintf("column %s as %s in source %q and as %s in source %q", schema.Quote(name), formText(a),
+					parts[first].Name, formText(b), parts[i].Name),
+				Want: "operators that make one form of it in all sources, or none"}
+		}
+	}
+	return nil
+}
+
+// formText is a form as errors tell it.
+func formText(f *schema.MadeForm) string {
+	if f == nil {
+		return "bytes as they are"
+	}
+	text, err := json.Marshal(f)
+	if err != nil {
+		return err.Error()
+	}
+	return string(text)
 }
 
 // picks are the words that requests have for how sources take turns, and ends those for what becomes of a source at its

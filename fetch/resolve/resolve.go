@@ -171,9 +171,10 @@ type Resolved struct {
 	Plan       *plan.Plan     // without buckets, which change neither counts nor sizes, where no rows were read
 	Projection *schema.Projection
 	Operators  *operators.Set // nil if there are none
-	makers     []maker        // of Projection.Computed
-	local      *local         // as of a job
-	samples    []int64        // that sources select
+	own        []*operators.Set
+	makers     []maker // of Projection.Computed
+	local      *local  // as of a job
+	samples    []int64 // that sources select
 }
 
 // Resolve resolves a request against a snapshot without opening its manifest. The
@@ -238,7 +239,8 @@ func (rv *Resolver) Schema(ctx context.Context, snap *schema.Snapshot, req schem
 type shown struct {
 	projection *schema.Projection
 	operators  *operators.Set
-	makers     []maker // of the columns that projection.Computed names
+	own        []*operators.Set // by source of a mixture; nil where sources have none of their own
+	makers     []maker          // of the columns that projection.Computed names
 }
 
 // fill puts the snapshot's number and the defaults that depend on its columns in, and operators
@@ -247,15 +249,21 @@ func (rv *Resolver) fill(ctx context.Context, snap *schema.Snapshot, req schema.
 	req.Snapshot, req.Tag = snap.Number, ""
 	var s shown
 	var err error
-	if req.Operators != nil {
-		if s.operators, err = operators.CompileSet(rv.kinds, snap.Schema, req.Within, req.Operators); err != nil {
+	if own := req.Mixture.Operated(); own || req.Operators != nil {
+		if own {
+			if req, s, err = rv.compileSources(snap, req); err != nil {
+				return req, s, err
+			}
+		} else if s.operators, err = operators.CompileSet(rv.kinds, snap.Schema, req.Within, req.Operators); err != nil {
 			return req, s, err
 		}
-		req.Operators = s.operators.Canonical()
+		if req.Operators != nil {
+			req.Operators = s.operators.Canonical()
+		}
 		if err := s.compile(ctx, rv.turn, snap, req); err != nil {
 			return req, s, err
 		}
-		if len(req.Operators.Columns()) == 0 {
+		if len(s.operators.Forms()) == 0 {
 			s.operators = nil // there is nothing to make of blobs
 		}
 		if req.Place != schema.PlaceClient {
@@ -297,10 +305,8 @@ func (rv *Resolver) fill(ctx context.Context, snap *schema.Snapshot, req schema.
 	if req.Place == schema.PlaceClient {
 		s.projection = s.projection.WithOperators(req.Operators)
 	}
-	if req.Operators != nil {
-		if err := checkShown(snap, req, s.projection); err != nil {
-			return req, s, err
-		}
+	if err := checkShown(snap, req, s.projection); err != nil {
+		return req, s, err
 	}
 	if req.Batch == 0 {
 		req.Batch = schema.DefaultBatch
@@ -339,11 +345,25 @@ func checkShown(snap *schema.Snapshot, req schema.Request, p *schema.Projection)
 	}
 	for _, name := range slices.Concat(req.Operators.Columns(), req.Operators.Computed()) {
 		if !read[name] {
-			return &schema.FieldError{Field: "operators." + schema.Shown(name), Got: "a column that columns does not name",
-				Want: "it left out, or the column to be shown"}
+			return notShown(name)
+		}
+	}
+	if !req.Mixture.Operated() {
+		return nil
+	}
+	for i, leaf := range req.Mixture.Leaves() {
+		for _, name := range leaf.Operators.Columns() {
+			if !read[name] {
+				return &SourceError{i, leaf.Called(), notShown(name)}
+			}
 		}
 	}
 	return nil
+}
+
+func notShown(name string) error {
+	return &schema.FieldError{Field: "operators." + schema.Shown(name), Got: "a column that columns does not name",
+		Want: "it left out, or the column to be shown"}
 }
 
 func newResolved(req schema.Request, s shown, sources []source, buckets *plan.Buckets, has *holdings) (*Resolved, error) {
@@ -355,7 +375,7 @@ func newResolved(req schema.Request, s shown, sources []source, buckets *plan.Bu
 	if err != nil {
 		return nil, err
 	}
-	o := &Resolved{Request: req, ID: digest(req), Plan: p, Projection: s.projection, Operators: s.operators, makers: s.makers}
+	o := &Resolved{Request: req, ID: digest(req), Plan: p, Projection: s.projection, Operators: s.operators, own: s.own, makers: s.makers}
 	for i := range sources {
 		o.samples = append(o.samples, sources[i].selection.Len())
 	}

@@ -12,6 +12,7 @@ from typing import Any
 
 import bowstring
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from bowstring.torch import BowstringDataset
@@ -117,6 +118,40 @@ def test_tickets_are_short(client: bowstring.Client) -> None:
     with wide.columns(["position"]).batches(64, rank=0, world_size=1) as batches:
         next(batches)
         assert len(json.dumps(batches.ticket, separators=(",", ":"))) <= 2048
+
+
+def test_operators_by_source(client: bowstring.Client) -> None:
+    """A source's own operators come before the mixture's; what they make has one form in all sources."""
+    last: list[dict[str, Any]] = [{"ToDtype": {"dtype": "float32", "scale": True}}]
+    own: dict[str, list[dict[str, Any]]] = {
+        "photos": [{"Decode": {}}, {"Resize": {"size": [16, 16]}}],
+        "more": [{"Decode": {}}, {"Resize": {"size": [24, 24]}}, {"CenterCrop": {"size": [16, 16]}}],
+    }
+    plain = {"photos": client.dataset("photos", split="train"), "more": client.dataset("more")}
+    mix = bowstring.mixture(
+        {name: d.operators(image=own[name]) for name, d in plain.items()},
+        weights={"photos": 3, "more": 1},
+        epoch_size=120,
+    )
+    mix = mix.shuffle(7).columns(["source", "position", "image"]).operators(image=last)
+    shape = mix.schema.field("image").type
+    table = mix.to_arrow()
+    assert table.num_rows == 120
+    for name, d in plain.items():
+        rows = table.filter(pc.equal(table["source"], name))
+        alone = d.columns(["image"]).operators(image=[*own[name], *last])
+        assert alone.schema.field("image").type == shape
+        want = alone.take(rows["position"].to_pylist())
+        assert rows["image"].combine_chunks().storage.equals(want["image"].combine_chunks().storage)
+    with mix.batches(20, rank=0, world_size=1) as batches:
+        next(batches)
+        assert sum(b.num_rows for b in mix.resume(batches.ticket)) == 100
+    with pytest.raises(
+        bowstring.InvalidRequest, match=r'column "image" as .*24,24.* in source "more"|source "photos".*"more"'
+    ):
+        bowstring.mixture(
+            {name: d.operators(image=own[name][:2]) for name, d in plain.items()}, weights={"photos": 1, "more": 1}
+        )
 
 
 @pytest.mark.parametrize("pick", ["random", "exact", "one_source"])

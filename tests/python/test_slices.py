@@ -86,6 +86,24 @@ def test_lists_of_one_length(text: bowstring.Dataset, by: str) -> None:
     assert lists(sliced.to_arrow(), "scores").shape == (200, 24)  # one rank has all of it
 
 
+def test_lists_that_operators_make(text: bowstring.Dataset) -> None:
+    """Inputs and labels are made of whole documents, and cut then: the last token of a part has its label, too."""
+    made = {
+        "inputs": {"tokens": ["tokens"], "steps": [{"Pad": {"length": LENGTH, "value": 0}}]},
+        "labels": {
+            "tokens": ["tokens"],
+            "steps": [{"ToDtype": {"dtype": "int32"}}, {"Shift": {"by": 1}}, {"Pad": {"length": LENGTH, "value": 0}}],
+        },
+    }
+    rows = text.operators(made).columns(["inputs", "labels"])
+    sliced = rows.options(slices={"by": "zigzag", "columns": ["labels", "inputs"]})
+    for rank in range(3):
+        mesh = Mesh.of({"cp": 3}, rank=rank)
+        want, got = read(rows, mesh), read(sliced, mesh)
+        for name in ("inputs", "labels"):
+            assert np.array_equal(lists(got, name), part(lists(want, name), "zigzag", rank, 3))
+
+
 def test_goes_on_with_other_ranks(text: bowstring.Dataset) -> None:
     """A ticket of one mesh goes on on another: steps are those of whole sequences."""
     sliced = text.options(pack=PACK, slices="zigzag").columns(CUT)

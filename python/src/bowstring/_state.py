@@ -38,9 +38,19 @@ class StateMismatch(ValueError):  # noqa: N818 - as the exceptions of the core a
 def digest(request: Mapping[str, Any]) -> str:
     """A name of what determines which samples a step holds."""
     known = {name: value for name, value in request.items() if name not in WITHOUT_PART}
+    if "mixture" in known:
+        known["mixture"] = _bare(known["mixture"])
     if "shuffle" in known:
         known["shuffle"] = {name: value for name, value in known["shuffle"].items() if name != "epoch"}
     return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _bare(mixture: Mapping[str, Any]) -> dict[str, Any]:
+    """A mixture, or a source of it, without what has no part in which samples a step holds."""
+    bare = {name: value for name, value in mixture.items() if name != "operators"}
+    if "sources" in bare:
+        bare["sources"] = [_bare(s) if isinstance(s, dict) else s for s in bare["sources"]]
+    return bare
 
 
 def snapshots(request: Mapping[str, Any]) -> str:

@@ -68,8 +68,9 @@ def mixture(
     `position` the row's place in the source's snapshot.
 
     Args:
-        sources: The datasets by name, of one server; narrowed by `split` and `where` as you like. Columns, options,
-            operators and the shuffle are those of the mixture. A mixture may be a source of another.
+        sources: The datasets by name, of one server; narrowed by `split` and `where` as you like. Columns, options and
+            the shuffle are those of the mixture. A dataset may have `operators` for columns of bytes: they come before
+            those of the mixture. A mixture may be a source of another.
         weights: A number for each source; only their ratios count. 0 leaves a source out.
         repeat: In the place of weights: how often an epoch has all samples of each source.
         choose: In the place of weights: how many samples an epoch has of a source. `repeat` and `choose` may be given
@@ -116,7 +117,7 @@ def _source(name: str, dataset: Dataset, amount: dict[str, Any]) -> dict[str, An
         "columns": dataset._columns is not None,
         "shuffle": dataset._seed is not None,
         "select": dataset._selection is not None,
-        "options and operators": bool(dataset._options),
+        "options": bool(set(dataset._options) - {"operators"}),
     }.items():
         if given:
             where = "want where or a split" if what == "select" else "want it of the mixture"
