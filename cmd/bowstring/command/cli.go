@@ -46,6 +46,8 @@ type CLI struct {
 	VerifyStep VerifyStepCmd `cmd:"" name:"verify-step" help:"Compare what ranks get that are to get the same samples."`
 	Copy       CopyCmd       `cmd:"" help:"Copy datasets from one store to another, or back up all there is."`
 	Demo       DemoCmd       `cmd:"" nosettings:"" passthrough:"" help:"Import photographs, serve them, and train on them with PyTorch (needs bowstring[torch])."`
+	Ps         PsCmd         `cmd:"" nosettings:"" passthrough:"" help:"List the servers that bowstring.open in Python has started for you here."`
+	Stop       StopCmd       `cmd:"" nosettings:"" passthrough:"" help:"End those servers, or those of some stores."`
 	Config     ConfigCmd     `cmd:"" help:"Show the configuration."`
 	Version    VersionCmd    `cmd:"" help:"Show the version."`
 	Lineage    LineageCmd    `cmd:"" help:"Say which samples a step of a job held, on which rank."`

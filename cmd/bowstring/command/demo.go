@@ -25,22 +25,54 @@ func (c *DemoCmd) Run(app *App) error {
 	if err != nil {
 		return fmt.Errorf("finding this program: %w", err)
 	}
+	return becomePython(self, fmt.Sprintf(pythonStart, "bowstring.demo.__main__", "bowstring[torch]", ""),
+		append([]string{"--bowstring", self}, c.Args...)...)
+}
+
+// PsCmd is bowstring ps. The Python package starts the servers that it lists, and knows where they are.
+type PsCmd struct {
+	Args []string `arg:"" optional:"" help:"--json prints an object for each server."`
+}
+
+// Run becomes the package's command.
+func (c *PsCmd) Run() error { return becomeOwnCommand("ps", c.Args) }
+
+// StopCmd is bowstring stop.
+type StopCmd struct {
+	Args []string `arg:"" optional:"" help:"Stores whose servers are ended, as ps lists them (default: all)."`
+}
+
+// Run becomes the package's command.
+func (c *StopCmd) Run() error { return becomeOwnCommand("stop", c.Args) }
+
+// becomeOwnCommand becomes a command on servers that bowstring.open has started.
+func becomeOwnCommand(name string, args []string) error {
+	self, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("finding this program: %w", err)
+	}
+	return becomePython(self, fmt.Sprintf(pythonStart, "bowstring._own_commands", "bowstring", "sys.argv[1:]"),
+		append([]string{name}, args...)...)
+}
+
+// becomePython becomes a Python that runs a program with arguments.
+func becomePython(self, start string, args ...string) error {
 	python, err := pythonBeside(self)
 	if err != nil {
 		return err
 	}
-	args := append([]string{python, "-c", demoStart, "--bowstring", self}, c.Args...)
+	args = append([]string{python, "-c", start}, args...)
 	return fmt.Errorf("starting %s: %w", python, syscall.Exec(python, args, os.Environ()))
 }
 
-// demoStart says what is missing where a Python without the package was found.
-const demoStart = `import sys
+// pythonStart calls a module's main. It says what is missing where a Python without the package was found.
+const pythonStart = `import sys
 try:
-    from bowstring.demo.__main__ import main
+    from %[1]s import main
 except ModuleNotFoundError as missing:
-    sys.exit(f"bowstring: {sys.executable}: {missing}; the demo is part of the Python package: pip install 'bowstring[torch]'")
+    sys.exit(f"bowstring: {sys.executable}: {missing}; this command is part of the Python package: pip install '%[2]s'")
 try:
-    sys.exit(main())
+    sys.exit(main(%[3]s))
 except KeyboardInterrupt:
     sys.exit("stopped")
 `
@@ -58,7 +90,7 @@ func pythonBeside(self string) (string, error) {
 	}
 	found, err := exec.LookPath("python3")
 	if err != nil {
-		return "", fmt.Errorf("%w: the demo is written in Python, and there is none beside the program or on the "+
+		return "", fmt.Errorf("%w: this command is written in Python, and there is none beside the program or on the "+
 			"path; pip install 'bowstring[torch]' brings both", schema.ErrNotFound)
 	}
 	return found, nil

@@ -61,6 +61,8 @@ type ReadFlags struct {
 	Workers     int               `placeholder:"N" help:"Samples read at a time, and stored at a time (default: twice the processors)."`
 	JSON        bool              `name:"json" help:"Print the summary as a JSON object."`
 
+	ProgressLines bool `hidden:"" help:"Write to standard error how much was read, as lines of JSON, for programs that draw a bar of their own."`
+
 	asked askedOfBuckets
 }
 
@@ -177,6 +179,7 @@ func (c *ReadFlags) read(ctx context.Context, app *App, src source.Source, reade
 	}
 	bar := c.progress(app, what, src)
 	defer func() { _ = bar.Exit() }() // drawing is best effort
+	var said time.Time
 	for b, err := range reader.Batches(ctx) {
 		if err != nil {
 			return err
@@ -192,9 +195,17 @@ func (c *ReadFlags) read(ctx context.Context, app *App, src source.Source, reade
 		}
 		bar.Describe(what + sum.soFar())
 		_ = bar.Add(len(b.Keys) + len(b.Bad))
+		if c.ProgressLines && time.Since(said) >= progressEvery {
+			said = time.Now()
+			_, _ = fmt.Fprintf(app.Stderr, "{\"rows\": %d, \"of\": %d, \"bytes\": %d}\n", sum.Rows+bad.n, max(src.Rows(), 0),
+				sum.Bytes)
+		}
 	}
 	return ctx.Err()
 }
+
+// progressEvery is how often --progress-lines writes a line.
+const progressEvery = 100 * time.Millisecond
 
 // progress draws a bar on a terminal, and nothing elsewhere.
 func (c *ReadFlags) progress(app *App, what string, src source.Source) *progressbar.ProgressBar {

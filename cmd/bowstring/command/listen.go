@@ -77,6 +77,10 @@ func (l *socketListener) Close() error {
 	return errors.Join(err, l.UnixListener.Close())
 }
 
+// lockWithin is for how long a server tries to get the lock of its socket: a client that looks whether it is held holds
+// it for a moment.
+const lockWithin = time.Second
+
 // listenSocket listens on a socket that the server's user alone can connect to. A lock beside it, which ends with the
 // process, keeps two servers from one socket. So a socket whose lock is free was left by a process that was killed.
 func listenSocket(ctx context.Context, path string) (_ net.Listener, lock *os.File, err error) {
@@ -88,8 +92,14 @@ func listenSocket(ctx context.Context, path string) (_ net.Listener, lock *os.Fi
 			err = errors.Join(err, lock.Close())
 		}
 	}()
-	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		return nil, nil, fmt.Errorf("%w: another server has %s (%w)", schema.ErrExists, lock.Name(), err)
+	for end := time.Now().Add(lockWithin); ; sleep(ctx, lockWithin/100) {
+		err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			break
+		}
+		if time.Now().After(end) || ctx.Err() != nil {
+			return nil, nil, fmt.Errorf("%w: another server has %s (%w)", schema.ErrExists, lock.Name(), err)
+		}
 	}
 	if info, err := os.Lstat(path); err == nil && info.Mode()&fs.ModeSocket == 0 {
 		return nil, nil, fmt.Errorf("%w: there is something else than a socket", schema.ErrInvalid)

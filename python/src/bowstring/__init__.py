@@ -3,8 +3,7 @@
 ```python
 import bowstring
 
-client = bowstring.connect("grpc://127.0.0.1:8815")
-photos = client.dataset("photos", split="train").where("width >= 400").shuffle(seed=7)
+photos = bowstring.open("photos/", split="train").where("width >= 400").shuffle(seed=7)
 for batch in photos.batches(64, epoch=0):
     print(batch.num_rows, batch["label"][0])
 ```
@@ -16,6 +15,7 @@ libraries of their names, which the extras `[torch]`, `[grain]`, `[ray]` and `[p
 from importlib.metadata import PackageNotFoundError, version
 
 from bowstring._mesh import Mesh
+from bowstring._sources import open  # noqa: A004 - as the modules of Python name it
 from bowstring._tls import Tls
 from bowstring._upload import AlterResult, IngestResult
 from bowstring.client import Client, DatasetInfo, Datasets, WarmResult, connect
@@ -88,4 +88,5 @@ __all__ = [
     "WarmResult",
     "connect",
     "mixture",
+    "open",
 ]

@@ -571,6 +571,8 @@ class Connections:
                     f"{self.uri} has a certificate that is not trusted: {error.verify_message}; "
                     "Tls(root_certs=...) or SSL_CERT_FILE names those to trust"
                 ) from error
+            except BowstringError:
+                raise
             except OSError as error:
                 raise Unavailable(f"{self.uri} cannot be reached: {error.strerror or error}") from error
             failing.pop_all()

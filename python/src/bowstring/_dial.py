@@ -20,6 +20,7 @@ _FULL = getattr(socket, "MSG_WAITALL", 0)
 def connect(parts: SplitResult, seconds: float) -> socket.socket:
     """A socket that is connected within that many seconds, its timeout. OSError if it cannot be."""
     if parts.scheme == "grpc+unix":
+        start(parts)
         connected = socket.socket(socket.AF_UNIX)
         way = None
     else:
@@ -37,6 +38,17 @@ def connect(parts: SplitResult, seconds: float) -> socket.socket:
         connected.close()
         raise
     return connected
+
+
+def start(parts: SplitResult) -> None:
+    """Start the server at a socket, if it is one that this package starts, and does not run."""
+    folder = os.path.dirname(parts.path)  # noqa: PTH120
+    if not any(os.path.exists(os.path.join(folder, name)) for name in ("server.json", "home")):  # noqa: PTH110, PTH118
+        return
+    from bowstring import _own  # not at the beginning: Windows has no such locks
+
+    if (server := _own.at(parts.path)) is not None:
+        server.ensure()
 
 
 def receive(connected: socket.socket, view: memoryview, *, wait: bool, full: bool = True) -> int:

@@ -15,13 +15,13 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 import pyarrow.flight as fl
 
-from bowstring import _calls, _fork
+from bowstring import _calls, _dial, _fork
 from bowstring._origins import Known, addressed, follows, on_this_machine, plaintext_allowed, token_of_environment
 from bowstring._rings import Rings, here
 from bowstring._shm import Ring
 from bowstring._tls import Tls
 from bowstring._wire import decoded, keep_forever
-from bowstring.errors import BowstringError, LimitExceeded, Unavailable, translate
+from bowstring.errors import BowstringError, LimitExceeded, ServerEnded, Unavailable, translate
 
 if TYPE_CHECKING:
     from typing import Self
@@ -208,6 +208,9 @@ class Connection:
 
     def flight(self) -> fl.FlightClient:
         """The `pyarrow.flight.FlightClient` of this process. Call this each time: a client does not survive a fork."""
+        parts = urlsplit(self.uri)
+        if parts.scheme == "grpc+unix":
+            _dial.start(parts)
         flight = self._flight
         if flight is None or self._pid != os.getpid():
             with _fork.connecting():
@@ -301,6 +304,8 @@ class Connection:
                 answer = self.action("samenode")
             except (Unavailable, LimitExceeded):
                 return None  # a later request may succeed
+            except ServerEnded:
+                raise
             except BowstringError:  # an older server
                 pass
         return rings.known(answer)

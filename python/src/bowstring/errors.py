@@ -106,6 +106,13 @@ class ServerError(BowstringError):
     code = "INTERNAL"
 
 
+class ServerEnded(ServerError):
+    """A server that `bowstring.open` had started has crashed, or was killed. The next call starts it again.
+
+    It is raised once. The text names the log. A stream continues by `Dataset.resume`.
+    """
+
+
 # pyarrow's words for the codes: "Flight returned not found error, with message: ...". Its classes distinguish less: one
 # is for INTERNAL, DATA_LOSS and ABORTED, and GetSchema raises OSError for most codes.
 _WORDS: dict[str, type[BowstringError]] = {

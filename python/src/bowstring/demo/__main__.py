@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import shutil
 import signal
 import subprocess
 import sys
@@ -14,24 +13,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from bowstring._program import program
+from bowstring.errors import NotFound
+
 NEEDED = {"torch": "torch", "PIL": "pillow"}
 
 
 def say(text: str) -> None:
     print(f"\n== {text}", flush=True)
-
-
-def program(given: Path | None) -> Path:
-    """The program: as given, or that of the wheel, or of the path."""
-    if given is not None:
-        return given
-    beside = Path(sys.executable).with_name("bowstring")
-    found = beside if beside.exists() else shutil.which("bowstring")
-    if not found:
-        sys.exit(
-            "there is no program `bowstring`; the package's wheels for Linux bring it, or give --bowstring PROGRAM"
-        )
-    return Path(found)
 
 
 @contextmanager
@@ -63,7 +52,10 @@ def main() -> int:
         sys.exit(f"the demo trains with PyTorch, and needs {' and '.join(missing)}: pip install 'bowstring[torch]'")
     from bowstring.demo import photographs, training
 
-    binary = program(args.bowstring)
+    try:
+        binary = args.bowstring or program()
+    except NotFound as error:
+        sys.exit(f"{error}, or give --bowstring PROGRAM")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # so that the server is stopped, too
     begun = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="bowstring-demo-") as made:

@@ -1,0 +1,85 @@
+"""Attach a source, and update it: the program does so in a process of its own, beside the server of the same store."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import re
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+from bowstring._own import Server, locked
+from bowstring._program import program
+from bowstring._shown import shown
+from bowstring._wire import progress_bar
+from bowstring.errors import InvalidRequest
+
+_NAME = 60  # characters of the part of a name that people recognise
+_LISTED = 5  # bad samples that an error names
+
+
+def name_of(source: str) -> str:
+    """The name of a source's dataset: its last part, and a digest of the whole. The same source has the same name."""
+    last = re.split(r"[?#]", source)[0].rstrip("/").rpartition("/")[2].partition(".")[0]
+    plain = re.sub(r"[^A-Za-z0-9_-]+", "-", last).strip("-_")[:_NAME]
+    digest = hashlib.sha256(source.encode()).hexdigest()[:10]
+    return f"{plain or 'source'}-{digest}"
+
+
+def attach(server: Server, source: str, name: str, *, there: bool, skip_bad: bool, progress: bool) -> None:
+    """Attach a source, or look for what has changed in it if the dataset is there.
+
+    Of several processes that do so at the same time, one reads the source, and the others wait for it.
+    """
+    begun = time.time_ns()
+    stamp = server.home / f"{name}.attached"
+    with locked(server.home / f"{name}.lock", math.inf):
+        with contextlib.suppress(FileNotFoundError):
+            if there and stamp.stat().st_mtime_ns > begun:
+                return  # another process has done so since this one was called
+            there = there or stamp.exists()
+        command: list[str | Path] = [program(), "attach", "--config", os.devnull, "--store", server.store]
+        command += ["--json", "--progress-lines", *(["--update", name] if there else [source, name])]
+        bad = server.home / f"{name}.bad.jsonl"
+        if skip_bad:
+            command += ["--skip-bad", "--bad-list", bad]
+        _run(command, source, f"{'update' if there else 'attach'} {name.rpartition('-')[0]}", progress=progress)
+        stamp.touch()
+
+
+def _run(command: list[str | Path], source: str, title: str, *, progress: bool) -> None:
+    """Run the program to its end, and draw how far it is."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("BOWSTRING_")}
+    said: list[str] = []
+    with contextlib.ExitStack() as ending:
+        process = ending.enter_context(
+            subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+                cwd="/", env=environment, errors="replace",
+            )
+        )  # fmt: skip
+        ending.callback(process.terminate)  # if this process is interrupted; what was read is kept for the next time
+        bar: Any = None
+        for line in process.stderr or ():
+            if not line.startswith("{"):
+                said.append(line.rstrip())
+                continue
+            if bar is None:
+                bar = ending.enter_context(progress_bar(progress, title, None, "row"))
+            at = json.loads(line)
+            bar.total = at["of"] or None
+            bar.update(at["rows"] - bar.n)
+        status = process.wait()
+        if bar is not None and bar.total is not None and not status:
+            bar.update(bar.total - bar.n)
+    if status:
+        why = (said[-1] if said else f"the program ended with status {status}").removeprefix("bowstring: ")
+        listed = [text for text in said if text.startswith("bad: ")][:_LISTED]
+        if listed:
+            why = why.replace("--skip-bad attaches the others", "skip_bad=True leaves them out")
+        raise InvalidRequest(f"{shown(source)} cannot be attached: {'; '.join([why, *listed])}")
