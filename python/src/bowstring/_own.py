@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -168,6 +167,8 @@ class Server:
             lock = os.open(self.socket.with_name("server.lock"), os.O_RDONLY)
         except FileNotFoundError:
             return False
+        import fcntl
+
         try:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -262,6 +263,8 @@ def known() -> list[Server]:
 @contextlib.contextmanager
 def locked(path: Path, seconds: float) -> Iterator[None]:
     """Hold the lock of a file. It ends with the process, too."""
+    import fcntl  # Windows has none
+
     lock = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
     try:
         end = time.monotonic() + seconds
