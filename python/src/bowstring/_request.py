@@ -51,6 +51,8 @@ class Request:
         self._options: dict[str, Any] = {}
         self._schema: pa.Schema | None = None
         self._size: tuple[int, int] | None = None  # rows and bytes, once asked for
+        self._places: Any = None  # positions by index, once asked for
+        self._format = "python"
 
     @classmethod
     def _open(cls, client: Connection, name: str, split: str | None, snapshot: int | str | None) -> Self:
@@ -122,7 +124,8 @@ class Request:
         return self._size
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_schema": None}  # asked for again where it is needed: it may have thousands of names
+        # Asked for again where they are needed: there may be thousands of names.
+        return {**self.__dict__, "_schema": None, "_places": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -139,7 +142,7 @@ class Request:
         """A copy in which some fields are different. What was learnt of this one does not hold for it."""
         copy = object.__new__(type(self))
         copy.__dict__.update(self.__dict__)
-        copy.__dict__.update({"_schema": None, "_size": None, **changed})
+        copy.__dict__.update({"_schema": None, "_size": None, "_places": None, **changed})
         return copy
 
     def _documents(self) -> Self:

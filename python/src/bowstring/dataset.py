@@ -12,11 +12,11 @@ import pyarrow.compute as pc
 import pyarrow.flight as fl
 
 from bowstring import _fork
+from bowstring._items import Items, are_columns
 from bowstring._launcher import check_name, resolved
 from bowstring._making import MadeBatches, kind_of
 from bowstring._mesh import in_place_of
 from bowstring._positions import check, in_order, range_of
-from bowstring._request import Request
 from bowstring._rows import rows_of
 from bowstring._shown import listed, shown
 from bowstring._taking import MadeExchange
@@ -32,7 +32,7 @@ _TAKEN = ("layout", "batch_bytes", "operators", "shuffle")  # what a request has
 INLINE = 1000  # positions that go with each request; more are uploaded once
 
 
-class Dataset(Request):
+class Dataset(Items):
     """Rows and columns of a snapshot, in an order. Each method that narrows or orders it returns a new one.
 
     A dataset never changes: it is of one snapshot, it may be pickled, and it may be read by many at once. Nothing is
@@ -83,17 +83,31 @@ class Dataset(Request):
             self._but(_where=(expression,)).plan()
         return narrowed
 
-    def select(self, rows: Any) -> Dataset:
-        """The rows that are in a set. What was selected before stays selected only if it is in both.
+    def filter(self, expression: str) -> Dataset:
+        """[where][bowstring.Dataset.where] by another name."""
+        if callable(expression):
+            raise TypeError("expression: got a function, want str, such as 'width >= 400': the server evaluates it")
+        return self.where(expression)
+
+    def select(self, rows: Any, *names: str) -> Dataset:
+        """The rows that are in a set; or, by names, [columns][bowstring.Dataset.columns].
+
+        What was selected before stays selected only if it is in both.
 
         Args:
-            rows: Positions in the snapshot (a list, or an array of NumPy, Arrow, Polars or pandas); or a mask of
-                booleans, one for each row of this dataset in order of position; or a table or frame with a column
-                `position`, or else `id`.
+            rows: Names of columns; or positions in the snapshot (a list, or an array of NumPy, Arrow, Polars or
+                pandas); or a mask of booleans, one for each row of this dataset in order of position; or a table or
+                frame with a column `position`, or else `id`.
+            names: Further names, if the first argument is the name of a column: `select("image", "label")`.
 
         A set has no order: the rows come in order of position, or as `shuffle` says, and `take` gives rows in the order
         asked for.
         """
+        given = [rows, *names] if isinstance(rows, str) else rows
+        if are_columns(self, given):
+            return self.columns(given)
+        if names:
+            raise TypeError("select: got rows and more arguments, want one list of rows, or names of columns")
         if isinstance(rows, Dataset):
             raise TypeError("rows: got a Dataset, want positions; its method `positions` gives them")
         chosen = rows_of(rows)
@@ -141,6 +155,8 @@ class Dataset(Request):
         found = self._but(_columns=tuple(names))
         _ = found.schema  # a name that is none is told here
         return found
+
+    select_columns = columns
 
     def shuffle(self, seed: int = 0) -> Dataset:
         """In an order that depends on nothing but the seed, the epoch and the number of rows."""

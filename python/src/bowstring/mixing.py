@@ -176,7 +176,7 @@ class Mixture(Dataset):
             f"where: got {shown(expression)} for a mixture, want it in its sources, before they are mixed"
         )
 
-    def select(self, rows: Any) -> NoReturn:  # noqa: ARG002 - as a Dataset has it
+    def select(self, rows: Any, *names: str) -> NoReturn:  # noqa: ARG002 - as a Dataset has it
         """Rows are narrowed in the sources."""
         raise InvalidRequest(
             "select: got rows of a mixture, want `where` or a split in its sources, before they are mixed"

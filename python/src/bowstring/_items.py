@@ -1,0 +1,167 @@
+"""Rows of a dataset by their index, one after another, and as frames: the words of Hugging Face datasets."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import numpy as np
+import pyarrow as pa
+
+from bowstring._positions import range_of
+from bowstring._request import Request
+from bowstring._wire import Positions, to_numpy
+from bowstring.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from bowstring.stream import Batches
+
+Format = Literal["python", "arrow", "numpy", "pandas", "polars", "torch"]
+
+
+class Items(Request):
+    """Rows by their index. [Dataset][bowstring.Dataset] adds how they are chosen and read."""
+
+    if TYPE_CHECKING:  # of Dataset
+
+        def columns(self, names: Sequence[str]) -> Self: ...
+        def positions(self) -> Positions: ...
+        def to_arrow(self) -> pa.Table: ...
+        def take(self, rows: Any) -> pa.Table: ...
+        def _stream(self, ticket: dict[str, Any]) -> Batches: ...
+        def _whole(self) -> Batches: ...
+
+    @property
+    def column_names(self) -> list[str]:
+        """The names of its columns."""
+        return list(self.schema.names)
+
+    @property
+    def features(self) -> dict[str, pa.Field]:
+        """Its columns by name. `classes` gives the names of a column's classes."""
+        return {field.name: field for field in self.schema}
+
+    def with_format(self, name: Format) -> Self:
+        """The same rows, of which `dataset[…]` and iteration make something else.
+
+        Args:
+            name: `python`: a row is a dictionary of values, and several rows are one of lists. `numpy` and `torch`:
+                likewise, of arrays or tensors where the values are numbers of one shape. `arrow`, `pandas` and
+                `polars`: a table or a frame, which has one row for one index.
+        """
+        if name not in get_args(Format):
+            raise InvalidRequest(f"with_format: got {name!r}, want one of {', '.join(get_args(Format))}")
+        return self._but(_format=name, _schema=self._schema, _size=self._size, _places=self._places)
+
+    def to_pandas(self) -> Any:
+        """All rows, as a frame of pandas."""
+        return self.to_arrow().to_pandas()
+
+    def to_polars(self) -> Any:
+        """All rows, as a frame of Polars."""
+        return _formatted(self.to_arrow(), "polars")
+
+    def __getitem__(self, index: Any) -> Any:
+        """Rows by their index, in the order of epoch 0, or a column by its name.
+
+        An integer gives a row; a slice, a list or an array of integers gives several; `with_format` says as what.
+        """
+        if isinstance(index, str):
+            return _formatted(self.columns([index]).to_arrow(), self._format, column=index)
+        if isinstance(index, slice):
+            rows = np.arange(*index.indices(len(self._order())), dtype=np.int64)
+            return _formatted(self.take(self._positions_of(rows)), self._format)
+        if isinstance(index, (list, tuple, np.ndarray)) or (hasattr(index, "__array__") and np.ndim(index)):
+            given = np.asarray(index)
+            if given.ndim != 1 or (given.dtype.kind not in "iu" and len(given)):
+                raise TypeError(f"index: got {given.dtype} of {given.ndim} dimensions, want a list of integers")
+            return _formatted(self.take(self._positions_of(given.astype(np.int64))), self._format)
+        row = np.array([operator.index(index)], np.int64)
+        table = self.take(self._positions_of(row))
+        return _formatted(table, self._format, one=True)
+
+    def __iter__(self) -> Iterator[Any]:
+        """The rows of epoch 0, one after another, whatever rank this is."""
+        with self._whole() as batches:
+            for batch in batches:
+                table = pa.Table.from_batches([batch])
+                for row in range(table.num_rows):
+                    yield _formatted(table.slice(row, 1), self._format, one=True)
+
+    def _order(self) -> range | Positions:
+        """The positions of its rows in the order of epoch 0."""
+        if "pack" in self._options:
+            raise InvalidRequest("index: documents that are packed have none; read sequences by `batches`")
+        if self._places is None:
+            if self._seed is None and "sample" not in self._options:
+                found = range_of(self, self._stream)
+                self._places = self.positions() if found is None else found
+            else:
+                kept = {name: o for name, o in self._options.items() if name == "sample"}
+                plain = self._but(_columns=("position",), _options={**kept, "remainder": "uneven"})
+                parts = [to_numpy(batch.column(0)) for batch in plain._whole()]
+                self._places = np.concatenate(parts) if parts else np.empty(0, np.int64)
+        places: range | Positions = self._places
+        return places
+
+    def _positions_of(self, rows: Positions) -> Positions:
+        """The positions of rows by index; one below 0 counts from the end."""
+        order = self._order()
+        size = len(order)
+        for row in rows:
+            if not -size <= row < size:
+                raise IndexError(f"index: got {row}, there are {size} rows")
+        rows = rows % size if size else rows
+        return rows + order.start if isinstance(order, range) else order[rows]
+
+
+def are_columns(dataset: Request, given: Any) -> bool:
+    """Whether what `select` was given are names of columns, and no ids of rows."""
+    if not isinstance(given, (list, tuple)) or not given or not all(isinstance(name, str) for name in given):
+        return False
+    known = {*dataset._but(_columns=None).schema.names, "position", "split"}
+    return all(name in known or name.rpartition(".")[0] in known for name in given)
+
+
+def _formatted(table: pa.Table, name: str, *, one: bool = False, column: str | None = None) -> Any:
+    """Rows as the format says: one of them, several, or a column of them."""
+    if name == "arrow":
+        return table if column is None else table[column]
+    if name in ("pandas", "polars"):
+        if name == "pandas":
+            frame = table.to_pandas()
+        else:
+            import polars
+
+            frame = polars.from_arrow(table)
+        return frame if column is None else frame[column]
+    values = {field: _values(table[field], name) for field in table.column_names}
+    if column is not None:
+        return values[column]
+    return {field: found[0] for field, found in values.items()} if one else values
+
+
+def _values(column: pa.ChunkedArray, name: str) -> Any:
+    """The values of a column, as a list, or as an array or a tensor where they are numbers of one shape."""
+    values = column.to_pylist()
+    if name == "python":
+        return values
+    try:
+        array = np.asarray(values)
+    except ValueError:  # lists of different lengths
+        return values
+    if array.dtype.kind not in "biuf":
+        return values
+    kind = column.type
+    while pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        kind = kind.value_type
+    if column.null_count == 0:
+        array = array.astype(kind.to_pandas_dtype(), copy=False)
+    if name == "numpy":
+        return array
+    import torch
+
+    return torch.from_numpy(array.copy()) if array.dtype.kind != "u" or array.itemsize == 1 else torch.tensor(values)

@@ -1,0 +1,102 @@
+"""Rows by index, iteration and frames: compared with what the streams give."""
+
+from __future__ import annotations
+
+import bowstring
+import numpy as np
+import pyarrow as pa
+import pytest
+from bowstring.errors import InvalidRequest
+
+
+@pytest.fixture(params=["in order", "shuffled", "narrowed", "a split", "a selection"])
+def dataset(here: bowstring.Client, request: pytest.FixtureRequest) -> bowstring.Dataset:
+    photos = here.dataset("photos").columns(["position", "label", "width"])
+    return {
+        "in order": lambda: photos,
+        "shuffled": lambda: photos.shuffle(5),
+        "narrowed": lambda: photos.where("label < 4").shuffle(5),
+        "a split": lambda: here.dataset("photos", split="val").select("position", "label", "width"),
+        "a selection": lambda: photos.select([5, 3, 200]),
+    }[request.param]()
+
+
+def test_rows_by_index(dataset: bowstring.Dataset) -> None:
+    """Index, slice and iteration agree with the stream of epoch 0."""
+    rows = dataset.to_arrow().to_pylist()
+    assert list(dataset) == rows
+    assert dataset[0] == rows[0]
+    assert dataset[-1] == rows[-1] == dataset[np.int64(len(rows) - 1)]
+    for part in (slice(1, 3), slice(None, None, -1), slice(5, 2), slice(-2, None)):
+        chosen = rows[part]
+        assert dataset[part] == {name: [row[name] for row in chosen] for name in dataset.column_names}
+    assert dataset[[2, 0, 2]]["position"] == [rows[n]["position"] for n in (2, 0, 2)]
+    assert dataset[np.array([1])]["label"] == [rows[1]["label"]]
+    assert dataset["label"] == [row["label"] for row in rows]
+    for wrong in (len(rows), -len(rows) - 1):
+        with pytest.raises(IndexError, match=f"there are {len(rows)} rows"):
+            dataset[wrong]
+
+
+def test_formats(dataset: bowstring.Dataset) -> None:
+    polars = pytest.importorskip("polars")
+    torch = pytest.importorskip("torch")
+    table = dataset.to_arrow()
+    arrow = dataset.with_format("arrow")
+    assert arrow[:] == table
+    assert arrow[1] == table.slice(1, 1)
+    assert arrow["label"] == table["label"]
+    assert next(iter(arrow)) == table.slice(0, 1)
+    assert dataset.with_format("polars")[0:2].equals(polars.from_arrow(table.slice(0, 2)))
+    assert dataset.to_polars().equals(polars.from_arrow(table))
+    numbers = dataset.with_format("numpy")[0:3]["width"]
+    assert numbers.tolist() == table["width"][:3].to_pylist()
+    assert numbers.dtype == table.schema.field("width").type.to_pandas_dtype()
+    tensor = dataset.with_format("torch")[[0, 1]]["label"]
+    assert isinstance(tensor, torch.Tensor)
+    assert tensor.tolist() == table["label"][:2].to_pylist()
+
+
+def test_a_frame_of_pandas(here: bowstring.Client) -> None:
+    pytest.importorskip("pandas")
+    labels = here.dataset("photos").columns(["label"])
+    assert labels.to_pandas()["label"].tolist() == labels.to_arrow()["label"].to_pylist()
+    assert labels.with_format("pandas")[3:5].shape == (2, 1)
+
+
+def test_images(here: bowstring.Client) -> None:
+    photos = here.dataset("photos", split="train").shuffle(2)
+    assert photos[7]["image"] == photos.to_arrow()["image"][7].as_py()
+    assert photos.with_format("numpy")[7]["image"] == photos[7]["image"]
+
+
+def test_words(here: bowstring.Client) -> None:
+    """The words of other libraries mean what the package's own do."""
+    photos = here.dataset("photos")
+    assert photos.filter("label < 3") == photos.where("label < 3")
+    narrow = photos.columns(["image", "label"])
+    assert photos.select("image", "label") == photos.select(["image", "label"]) == narrow
+    assert photos.select_columns(["image", "label"]) == narrow
+    assert photos.select("label") == photos.columns(["label"])
+    assert narrow.column_names == ["image", "label"]
+    assert list(narrow.features) == ["image", "label"]
+    assert narrow.features["label"].type == narrow.schema.field("label").type
+    ids = photos.select("id")[0:2]["id"]
+    assert photos.select([str(one) for one in ids]).num_rows == 2
+
+
+def test_mistakes(here: bowstring.Client) -> None:
+    photos = here.dataset("photos")
+    with pytest.raises(TypeError, match="a function"):
+        photos.filter(lambda row: row["label"] == 1)  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match="with_format: got 'jax'"):
+        photos.with_format("jax")  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        photos[1.5]
+    with pytest.raises(TypeError, match="want a list of integers"):
+        photos[[0.5]]
+    with pytest.raises(InvalidRequest):
+        photos["nothing"]
+    with pytest.raises(TypeError, match="rows and more"):
+        photos.select([1], "label")
+    assert isinstance(photos.with_format("arrow")["label"], pa.ChunkedArray)
