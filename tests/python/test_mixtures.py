@@ -133,9 +133,9 @@ def test_operators_by_source(client: bowstring.Client) -> None:
         weights={"photos": 3, "more": 1},
         epoch_size=120,
     )
-    mix = mix.shuffle(7).columns(["source", "position", "image"]).operators(image=last)
-    shape = mix.schema.field("image").type
-    table = mix.to_arrow()
+    shuffled = mix.shuffle(7).columns(["source", "position", "image"]).operators(image=last)
+    shape = shuffled.schema.field("image").type
+    table = shuffled.to_arrow()
     assert table.num_rows == 120
     for name, d in plain.items():
         rows = table.filter(pc.equal(table["source"], name))
@@ -143,9 +143,9 @@ def test_operators_by_source(client: bowstring.Client) -> None:
         assert alone.schema.field("image").type == shape
         want = alone.take(rows["position"].to_pylist())
         assert rows["image"].combine_chunks().storage.equals(want["image"].combine_chunks().storage)
-    with mix.batches(20, rank=0, world_size=1) as batches:
+    with shuffled.batches(20, rank=0, world_size=1) as batches:
         next(batches)
-        assert sum(b.num_rows for b in mix.resume(batches.ticket)) == 100
+        assert sum(b.num_rows for b in shuffled.resume(batches.ticket)) == 100
     with pytest.raises(
         bowstring.InvalidRequest, match=r'column "image" as .*24,24.* in source "more"|source "photos".*"more"'
     ):
