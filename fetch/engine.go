@@ -131,6 +131,8 @@ type (
 	Sampling = resolve.Sampling
 	// Packing is what becomes of the documents of a job whose rows are sequences.
 	Packing = resolve.Packing
+	// Bucketing says what becomes of samples that go together by length.
+	Bucketing = resolve.Bucketing
 	// Resolved is what a request means as far as its snapshot's record tells.
 	Resolved = resolve.Resolved
 	// Stream serves a ticket.

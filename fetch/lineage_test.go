@@ -143,6 +143,9 @@ func lineageRound(t *testing.T, rng *rand.Rand, r *remote, lays fixedLayouts, di
 	}
 	if req.Order == schema.OrderStrict {
 		req.BucketByLength = someBuckets(rng)
+		if by := req.BucketByLength; by != nil && by.Balance != nil {
+			req.Assign = ""
+		}
 	}
 	if rng.IntN(5) == 0 {
 		req.Shuffle = nil

@@ -140,6 +140,8 @@ type Explained struct {
 	Mixing *fetch.Mixing `json:"mixing,omitempty"`
 	// Packing says what becomes of documents; left out of requests without pack.
 	Packing *fetch.Packing `json:"packing,omitempty"`
+	// Bucketing says how much the ranks of a step differ in cost; left out of requests without bucket_by_length.balance.
+	Bucketing *fetch.Bucketing `json:"bucketing,omitempty"`
 	// Sampling says what sample comes to; left out of requests without one.
 	Sampling  *fetch.Sampling  `json:"sampling,omitempty"`
 	Rates     *fetch.Rates     `json:"rates,omitempty"`
@@ -232,6 +234,7 @@ func (s actionHandler) explain(ctx context.Context, b []byte, send func([]byte) 
 		return err
 	}
 	answer.Sampling, answer.Packing = job.Sampling(), job.Resolved().Packing()
+	answer.Bucketing = job.Bucketing()
 	if answer.Packing != nil {
 		answer.Packing.Balance(job.Plan())
 	}

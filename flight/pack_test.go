@@ -423,6 +423,24 @@ func TestPackedBalance(t *testing.T) {
 	}
 }
 
+// TestBucketingExplained holds that explain says how much ranks differ whose samples go together by what they cost.
+func TestBucketingExplained(t *testing.T) {
+	f := serve(t, Options{})
+	f.fillDocuments("d", 500, 30)
+	answers, err := f.act("explain", fmt.Sprintf(`{"dataset":"d","batch":16,"shuffle":{"seed":1},"world":{"size":4},
+		"bucket_by_length":{"balance":{"cost":"len(tokens) ** 2"}},%s}`, someRates))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var answer struct{ Bucketing struct{ Imbalance float64 } }
+	if err := json.Unmarshal(answers[0], &answer); err != nil {
+		t.Fatal(err)
+	}
+	if said := answer.Bucketing.Imbalance; said < 1 || said > 1.1 {
+		t.Errorf("explain says that ranks are %.3f apart", said)
+	}
+}
+
 // TestPackedRefused holds what a request is told that cannot be.
 func TestPackedRefused(t *testing.T) {
 	f := serve(t, Options{})

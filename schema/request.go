@@ -539,11 +539,25 @@ func (s *SelectionRef) check(field string) error {
 // order of their length and shared out anew among these steps.
 type BucketByLength struct {
 	// Column says how long a sample is: a metadata column of integers or of floating point, or a blob column, by the
-	// bytes of its cells. Null is 0, as is what is less.
-	Column string `json:"column"`
+	// bytes of its cells. Null is 0, as is what is less. "": samples are as long as Balance says that they cost.
+	Column string `json:"column,omitempty"`
 	// Window is in how many steps a sample may move; 0: DefaultBucketWindow, or fewer where that would be more than
 	// MaxBucketRows samples.
 	Window int64 `json:"window,omitempty"`
+	// Balance has the samples of a step shared out by what they cost; nil: by their number alone.
+	Balance *BucketBalance `json:"balance,omitempty"`
+}
+
+// BucketBalance says what a sample costs.
+type BucketBalance struct {
+	// Cost is an expression over metadata columns that gives a number that is not below 0.
+	Cost string `json:"cost"`
+}
+
+// check implements checker.
+func (b *BucketBalance) check(string) error {
+	return checkExpression("bucket_by_length.balance.cost", b.Cost,
+		`a column, or an expression over columns, such as "width * height"`)
 }
 
 // check implements checker.
@@ -556,6 +570,8 @@ func (b *BucketByLength) check(field string) error {
 		}
 	case "window":
 		return checkRange("bucket_by_length.window", b.Window, 1, MaxBucketRows)
+	case "balance":
+		return checkAll(b.Balance)
 	}
 	return nil
 }
@@ -565,6 +581,13 @@ func (r *Request) checkBuckets() error {
 	b := r.BucketByLength
 	if err := checkAll(b); err != nil {
 		return err
+	}
+	if b.Column == "" && b.Balance == nil {
+		return b.check("column")
+	}
+	if b.Balance != nil && r.Assign == AssignLocal {
+		return &FieldError{Field: "bucket_by_length.balance", Got: "it with assign " + strconv.Quote(AssignLocal),
+			Want: fmt.Sprintf("assign %q: where a sample lies is not what it costs", AssignPlan)}
 	}
 	if mode, _ := r.OrderOf(); mode != OrderStrict {
 		return &FieldError{Field: "order", Got: Quote(r.Order),

@@ -1,4 +1,4 @@
-"""packing: documents of real lengths in sequences, beside Grain's packers at each rank on the same lengths."""
+"""packing: documents in sequences, beside Grain's packers at each rank on the same lengths; samples by their cost."""
 
 from __future__ import annotations
 
@@ -24,6 +24,12 @@ def run(context: Context) -> Result:
     os.environ["PACK_LENGTHS"] = str(file)
     found = go_benchmark(context, "packing", "./fetch/plan", "BenchmarkPackCorpus", "-benchtime", "1x")
     cost = go_benchmark(context, "packing", "./fetch/plan", "BenchmarkPack/best_fit/2048", "-benchtime", "5x")
+    buckets = {
+        kind: go_benchmark(
+            context, "packing", "./fetch/plan", f"BenchmarkBalancedBuckets/{kind}", "-benchtime", "100000x"
+        )
+        for kind in ("photographs", "sound")
+    }
     grains = {}
     for name, packer in (
         ("first_fit", grain.experimental.FirstFitPackIterDataset),
@@ -37,6 +43,10 @@ def run(context: Context) -> Result:
             Figure("padding", found["padding"], at_most=0.01),
             Figure("imbalance", found["imbalance"], at_most=1.02),
             Figure("imbalance_alone", min(g["imbalance"] for g in grains.values()), at_least=1.1),
+            *(
+                Figure(f"imbalance_{kind}", figures["imbalance_balanced"], at_most=1.02)
+                for kind, figures in buckets.items()
+            ),
             Figure("lost", found["lost"], at_most=0),
             Figure("doubled", found["doubled"], at_most=0),
             Figure("ns_per_document", cost["ns/document"], at_most=100),
@@ -45,6 +55,8 @@ def run(context: Context) -> Result:
             "documents": len(lengths),
             "tokens": sum(lengths),
             "imbalance_worst_step": found["imbalance_worst"],
+            **{f"imbalance_{kind}_shuffled": one["imbalance_shuffled"] for kind, one in buckets.items()},
+            **{f"imbalance_{kind}_by_length": one["imbalance_by_length"] for kind, one in buckets.items()},
             **{f"padding_grain_{name}": round(g["padding"], 5) for name, g in grains.items()},
         },
     )

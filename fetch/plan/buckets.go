@@ -2,6 +2,7 @@ package plan
 
 import (
 	"encoding/binary"
+	"math"
 	"math/bits"
 	"slices"
 	"strconv"
@@ -14,16 +15,26 @@ import (
 // counts. It is only read.
 type Lengths []uint32
 
+// Costs has what the sample at a position costs: the bits of a float32 that is not below 0. It is only read.
+type Costs []uint32
+
+// of is what a sample costs.
+func (c Costs) of(position int64) float64 { return float64(math.Float32frombits(c[position])) }
+
 // Buckets has samples of like length go together. The epoch's order is cut into windows of whole
 // global batches; within each, samples are put in order of their length, those of
 // equal length in the order that they had, and cut into batches; and these change places as the seed, the epoch
 // and the window say, where the order is shuffled. A short last batch stays the last, and gets
 // what is longest in its window. So each sample comes exactly once as ever, and steps are as many and as large.
 //
+// With costs, the samples of a step are put in an order in which runs of the same length cost about the same, so that
+// ranks do, of any world, and parts of their shares.
+//
 // A window is put in order when one of its samples is asked for, and those that were used last are kept, within a
 // bound: ranks and streams walk through windows that are far apart. A Buckets is safe for concurrent use.
 type Buckets struct {
 	lengths Lengths
+	costs   Costs // nil where costs do not count
 	rows    int64 // of a window
 
 	mu   sync.Mutex
@@ -57,13 +68,14 @@ const (
 func keptWindows(rows int64) int64 { return min(max(keptRows/rows, minKept), maxKept) }
 
 // NewBuckets returns the buckets of a plan's samples, for windows of so many rows, which is
-// a number of whole batches. It takes BucketsBytes at most.
-func NewBuckets(lengths Lengths, rows int64) (*Buckets, error) {
+// a number of whole batches. costs, where they are not nil, have the ranks of a step cost the same. It takes BucketsBytes at
+// most.
+func NewBuckets(lengths Lengths, costs Costs, rows int64) (*Buckets, error) {
 	if rows < 1 || rows > MaxWindowRows {
 		return nil, &schema.FieldError{Field: "bucket_by_length.window", Got: strconv.FormatInt(rows, 10) + " rows",
 			Want: "windows of 1 to " + strconv.Itoa(MaxWindowRows) + " rows"}
 	}
-	return &Buckets{lengths: lengths, rows: rows, kept: map[windowKey]*ordered{}}, nil
+	return &Buckets{lengths: lengths, costs: costs, rows: rows, kept: map[windowKey]*ordered{}}, nil
 }
 
 // BucketsBytes is what windows of so many rows take.
@@ -131,14 +143,39 @@ func (b *Buckets) sort(p *Plan, key windowKey) []int32 {
 	if p.cfg.Shuffle && whole > 0 {
 		batches = NewPerm(uint64(whole), windowSeed(p.cfg.Seed, uint64(key.window)), key.epoch)
 	}
-	for i := range rows {
-		from := int64(i)
-		if k := from / p.cfg.Batch; p.cfg.Shuffle && k < whole {
-			from += (int64(batches.At(uint64(k))) - k) * p.cfg.Batch
+	for at := int64(0); at < size; at += p.cfg.Batch {
+		from := at
+		if k := at / p.cfg.Batch; p.cfg.Shuffle && k < whole {
+			from = int64(batches.At(uint64(k))) * p.cfg.Batch
 		}
-		rows[i] = int32(uint32(byLength[from]))
+		step := byLength[from:min(from+p.cfg.Batch, size)]
+		if b.costs != nil {
+			b.spread(p, start, rows[at:at+int64(len(step))], step)
+			continue
+		}
+		for i, row := range step {
+			rows[at+int64(i)] = int32(uint32(row))
+		}
 	}
 	return rows
+}
+
+// spread puts the rows of a step, of a window that begins at start, into an order in which runs of the same length cost
+// about the same. It does not go by the world: that may change.
+func (b *Buckets) spread(p *Plan, start int64, to []int32, step []uint64) {
+	most := 0.0
+	for _, row := range step {
+		most = max(most, b.costs.of(p.plain(start+int64(uint32(row)))))
+	}
+	if most > 0 {
+		most = (1<<costBits - 1) / most
+	}
+	for i, row := range step { // costs are whole numbers, which add up the same on any machine
+		row = uint64(uint32(row))
+		step[i] = uint64(math.Round(b.costs.of(p.plain(start+int64(row)))*most))<<numberBits | row
+	}
+	slices.Sort(step)
+	spread(to, step)
 }
 
 // windowSeed is the seed by which the batches of a window change places: another one for each

@@ -11,7 +11,7 @@ import (
 
 func bucketed(tb testing.TB, cfg plan.Config, lengths plan.Lengths, window int64) *plan.Plan {
 	tb.Helper()
-	b, err := plan.NewBuckets(lengths, window*cfg.Batch)
+	b, err := plan.NewBuckets(lengths, nil, window*cfg.Batch)
 	if err != nil {
 		tb.Fatal(err)
 	}

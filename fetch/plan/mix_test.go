@@ -191,7 +191,7 @@ func TestNext(t *testing.T) {
 				lengths[i] = rng.Uint32N(50)
 			}
 			var err error
-			if cfg.Buckets, err = NewBuckets(lengths, cfg.Batch*(1+rng.Int64N(5))); err != nil {
+			if cfg.Buckets, err = NewBuckets(lengths, nil, cfg.Batch*(1+rng.Int64N(5))); err != nil {
 				t.Fatal(err)
 			}
 		}

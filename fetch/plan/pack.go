@@ -886,12 +886,12 @@ func (p *Plan) AppendPieces(to []Piece, lo, hi int64) []Piece {
 	return to
 }
 
-// Imbalance says how much the ranks of a step differ in what their sequences cost: what the dearest rank's cost, of all
+// Imbalance says how much the ranks of a step differ in what their rows cost: what the dearest rank's cost, of all
 // ranks' mean, over steps that are spread evenly over the epoch, of which there are so many at most. It is what the
-// slowest rank's work is by the mean. Where costs do not count, tokens do. ok is false where nothing is packed, or no
-// step has a sequence for each rank.
+// slowest rank's work is by the mean. Where costs of sequences do not count, tokens do. ok is false where nothing is packed
+// and samples have no costs, or no step has a row for each rank.
 func (p *Plan) Imbalance(most int64) (ratio float64, ok bool) {
-	if p.packed == nil {
+	if p.packed == nil && (p.cfg.Buckets == nil || p.cfg.Buckets.costs == nil) {
 		return 0, false
 	}
 	steps := min(most, p.steps)
@@ -905,10 +905,16 @@ func (p *Plan) Imbalance(most int64) (ratio float64, ok bool) {
 		most := 0.0
 		for rank := range p.cfg.World {
 			lo, hi := p.Share(step, rank)
-			list = p.AppendPieces(list[:0], lo, hi)
 			sum := 0.0
-			for _, d := range list {
-				sum += p.packed.costOf(d.Length)
+			if p.packed == nil {
+				for i := lo; i < hi; i++ {
+					sum += p.cfg.Buckets.costs.of(p.Position(i))
+				}
+			} else {
+				list = p.AppendPieces(list[:0], lo, hi)
+				for _, d := range list {
+					sum += p.packed.costOf(d.Length)
+				}
 			}
 			most = max(most, sum)
 			all += sum

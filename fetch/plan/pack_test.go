@@ -479,7 +479,7 @@ func TestPackErrors(t *testing.T) {
 	cfg.Batch, cfg.Remainder = math.MaxInt64, Pad
 	_, err := New(cfg)
 	checkField(t, err, "batch")
-	b, err := NewBuckets(Lengths{1, 2}, 2)
+	b, err := NewBuckets(Lengths{1, 2}, nil, 2)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -6,7 +6,7 @@ import "testing"
 // apart walk through, and that no more are kept than are counted.
 func TestKeptWindows(t *testing.T) {
 	for rows, most := range map[int64]int{MaxWindowRows: 16, MaxWindowRows / 4: 64, 1000: 256, 10: 256} {
-		b, err := NewBuckets(make(Lengths, 600*rows), rows)
+		b, err := NewBuckets(make(Lengths, 600*rows), nil, rows)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -69,6 +69,7 @@ func (s *source) end() int64 { return s.base + s.snapshot.manifest.Rows() }
 // holdings are what a job holds of results beside its sources, each of which may be nil.
 type holdings struct {
 	lengths *result         // of samples, where these are served by length, or packed
+	costs   *result         // of samples, where the ranks of a step are to cost the same
 	pack    *result         // what packs them
 	windows *admission.Hold // the memory of windows then
 	sample  *result         // what samples are drawn by
@@ -76,7 +77,7 @@ type holdings struct {
 }
 
 func (h *holdings) release() {
-	for _, r := range []*result{h.lengths, h.pack, h.sample} {
+	for _, r := range []*result{h.lengths, h.costs, h.pack, h.sample} {
 		if r != nil {
 			r.Release()
 		}
@@ -157,7 +158,7 @@ func (rv *Resolver) openJob(ctx context.Context, rows manifest.Reader, sources [
 		return nil, err
 	}
 	var buckets *plan.Buckets
-	if buckets, has.lengths, has.windows, err = rv.buckets(ctx, sources[0].snapshot, req); err != nil {
+	if buckets, err = rv.buckets(ctx, sources[0].snapshot, req, sources[0].selection, &has); err != nil {
 		return nil, err
 	}
 	if req.Mixture == nil {

@@ -140,6 +140,24 @@ type Packing struct {
 // imbalanceSteps is how many steps are looked at to say how ranks differ: the window of each is packed, in milliseconds.
 const imbalanceSteps = 16
 
+// Bucketing says what becomes of samples that go together by length.
+type Bucketing struct {
+	// Imbalance is what the dearest rank of a step costs, by the mean of its ranks, over some steps.
+	Imbalance float64 `json:"imbalance"`
+}
+
+// Bucketing looks at how much ranks differ in some steps of the plan; nil where nothing says what samples cost.
+func (j *Job) Bucketing() *Bucketing {
+	if by := j.resolved.Request.BucketByLength; by == nil || by.Balance == nil {
+		return nil
+	}
+	imbalance, ok := j.Plan().Imbalance(imbalanceSteps)
+	if !ok {
+		return nil
+	}
+	return &Bucketing{imbalance}
+}
+
 // Balance looks at how much ranks differ in some steps of the plan.
 func (p *Packing) Balance(of *plan.Plan) { p.Imbalance, _ = of.Imbalance(imbalanceSteps) }
 

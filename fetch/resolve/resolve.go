@@ -317,6 +317,9 @@ func (rv *Resolver) fill(ctx context.Context, snap *schema.Snapshot, req schema.
 	if err := checkSample(snap, req); err != nil {
 		return req, s, err
 	}
+	if err := rv.checkCost(ctx, snap, req); err != nil {
+		return req, s, err
+	}
 	req.Shuffle = fillBlocks(snap, req)
 	req, err = fillBuckets(snap, req)
 	return req, s, err

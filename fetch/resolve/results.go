@@ -29,7 +29,7 @@ type results struct {
 	clock int64              // guarded by mu
 }
 
-// result is a selection, a sum, the slots or the lengths of rows, or what they are drawn by. It stays in memory, and counted in the ledger,
+// result is a selection, a sum, the slots, the lengths or the costs of rows, or what they are drawn by. It stays in memory, and counted in the ledger,
 // while somebody holds it, and longer while there is room.
 type result struct {
 	cache     *results
@@ -38,6 +38,7 @@ type result struct {
 	sum       int64
 	slots     *slotTable
 	lengths   plan.Lengths
+	costs     plan.Costs
 	weights   *plan.SampleWeights
 	balance   *plan.Balance
 	pack      *plan.Pack

@@ -156,9 +156,42 @@ func (d *sampled) weights(ctx context.Context) (*result, error) {
 
 // readWeights fills weights in.
 func (d *sampled) readWeights(ctx context.Context, w *plan.SampleWeights) error {
-	text := d.req.Sample.Weights
+	return d.numbers(ctx, "sample.weights", d.req.Sample.Weights, func(r *rows, i int, v float64) {
+		w.Set(r.index+int64(i), v)
+	})
+}
+
+// costs returns what samples cost by a request's balance, by position, with a hold for the caller. What is not selected
+// costs nothing.
+func (rv *Resolver) costs(ctx context.Context, snap *openSnapshot, req schema.Request,
+	selection plan.Selection) (*result, error) {
+	what := schema.Request{Split: req.Split, Where: req.Where, Selection: req.Selection,
+		BucketByLength: &schema.BucketByLength{Balance: req.BucketByLength.Balance}}
+	return rv.derive(ctx, snap.key, string(within(req, "costs\x00"+string(what.Marshal()))), snap,
+		func(ctx context.Context) (*result, error) {
+			d := &sampled{rv: rv, snap: snap, req: req, selection: selection, tenant: store.CallerFrom(ctx).Tenant}
+			n := snap.manifest.Rows()
+			memory, err := rv.results.reserve(d.tenant, 4*n)
+			if err != nil {
+				return nil, fmt.Errorf("%s keeps four bytes for each of %d rows: %w", costField, n, err)
+			}
+			costs := make(plan.Costs, n)
+			// Pages are visited at once, each has its own rows.
+			err = d.numbers(ctx, costField, req.BucketByLength.Balance.Cost, func(r *rows, i int, v float64) {
+				costs[r.position(i)] = measureFloat(float32(v))
+			})
+			if err != nil {
+				memory.Release()
+				return nil, err
+			}
+			return &result{costs: costs, memory: memory, tenant: d.tenant}, nil
+		})
+}
+
+// numbers reads a number from 0 of each selected row: by a column, or by an expression. field is where in the request it
+// stands. set is called for rows of several pages at once.
+func (d *sampled) numbers(ctx context.Context, field, text string, set func(r *rows, i int, v float64)) error {
 	snap := d.snap.manifest.Snapshot()
-	visible := d.req.Within.Visible(snap.Schema)
 	if column, ok := numberColumn(snap, d.req.Within, text); ok {
 		return d.walk(ctx, func(ctx context.Context, r *rows) error {
 			return d.rv.turn(ctx, func() error {
@@ -166,23 +199,23 @@ func (d *sampled) readWeights(ctx context.Context, w *plan.SampleWeights) error 
 					a := r.page.Column(column)
 					number := numbersOf(a)
 					for i, at := range r.offsets {
-						if err := setWeight(w, r, i, a.IsNull(at), number(at)); err != nil {
-							return err
+						if a.IsNull(at) {
+							return noNumber(field, r.position(i), "null")
 						}
+						v := number(at)
+						if !plan.IsWeight(v) {
+							return noNumber(field, r.position(i), strconv.FormatFloat(v, 'g', -1, 64))
+						}
+						set(r, i, v)
 					}
 					return nil
 				})
 			})
 		})
 	}
-	maker, err := where.CompileNumber(ctx, "weights", "sample.weights", text, visible, d.rv.turn)
+	maker, err := d.rv.number(ctx, snap, d.req.Within, field, text)
 	if err != nil {
 		return err
-	}
-	for _, used := range maker.Columns() { // as checkHidden does
-		if d.req.Within.Hides(snap.Schema, used) {
-			return &where.Error{Line: 1, Column: 1, Field: "sample.weights", Message: fmt.Sprintf("no column %q", used)}
-		}
 	}
 	if err := maker.CheckRows(d.selection.Len()); err != nil {
 		return err
@@ -201,9 +234,14 @@ func (d *sampled) readWeights(ctx context.Context, w *plan.SampleWeights) error 
 		}
 		null, number := madeNumbers(&v)
 		for i := range r.offsets {
-			if err := setWeight(w, r, i, null(i), number(i)); err != nil {
-				return err
+			if null(i) {
+				return noNumber(field, positions[i], "null")
 			}
+			v := number(i)
+			if !plan.IsWeight(v) {
+				return noNumber(field, positions[i], strconv.FormatFloat(v, 'g', -1, 64))
+			}
+			set(r, i, v)
 		}
 		return nil
 	})
@@ -219,6 +257,38 @@ func faultAt(position int64, err error) error {
 	return err
 }
 
+// number compiles an expression that gives a number of each row, of what its caller may see. field is where in a request it
+// stands.
+func (rv *Resolver) number(ctx context.Context, snap *schema.Snapshot, within *schema.Restriction,
+	field, text string) (*where.Maker, error) {
+	maker, err := where.CompileNumber(ctx, "numbers", field, text, within.Visible(snap.Schema), rv.turn)
+	if err != nil {
+		return nil, err
+	}
+	for _, used := range maker.Columns() { // as checkHidden does
+		if within.Hides(snap.Schema, used) {
+			return nil, &where.Error{Line: 1, Column: 1, Field: field, Message: fmt.Sprintf("no column %q", used)}
+		}
+	}
+	return maker, nil
+}
+
+// checkCost checks what can be told without a row of what samples cost by a request's balance.
+func (rv *Resolver) checkCost(ctx context.Context, snap *schema.Snapshot, req schema.Request) error {
+	if req.BucketByLength == nil || req.BucketByLength.Balance == nil {
+		return nil
+	}
+	cost := req.BucketByLength.Balance.Cost
+	if _, ok := numberColumn(snap, req.Within, cost); ok {
+		return nil
+	}
+	_, err := rv.number(ctx, snap, req.Within, costField, cost)
+	return err
+}
+
+// costField is where in a request it stands what samples cost.
+const costField = "bucket_by_length.balance.cost"
+
 // numberColumn finds the metadata column of numbers that a text names.
 func numberColumn(snap *schema.Snapshot, within *schema.Restriction, name string) (column int, ok bool) {
 	at := snap.Schema.FieldIndices(name)
@@ -229,20 +299,8 @@ func numberColumn(snap *schema.Snapshot, within *schema.Restriction, name string
 	return at[0], !schema.IsBlob(f) && (measures(f.Type) || f.Type.ID() == arrow.BOOL)
 }
 
-// setWeight says the weight of the i-th of rows.
-func setWeight(w *plan.SampleWeights, r *rows, i int, null bool, v float64) error {
-	if null {
-		return noWeight(r.position(i), "null")
-	}
-	if !plan.IsWeight(v) {
-		return noWeight(r.position(i), strconv.FormatFloat(v, 'g', -1, 64))
-	}
-	w.Set(r.index+int64(i), v)
-	return nil
-}
-
-func noWeight(position int64, got string) error {
-	return &schema.FieldError{Field: "sample.weights", Got: fmt.Sprintf("%s at position %d", got, position),
+func noNumber(field string, position int64, got string) error {
+	return &schema.FieldError{Field: field, Got: fmt.Sprintf("%s at position %d", got, position),
 		Want: fmt.Sprintf("a number from 0 to %.4g in each row; where leaves rows out, and x ?? 0 stands for a null x",
 			math.MaxFloat32)}
 }

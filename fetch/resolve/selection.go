@@ -12,7 +12,6 @@ import (
 	"github.com/apache/arrow/go/v17/arrow"
 	"github.com/apache/arrow/go/v17/arrow/array"
 
-	"bowstring/fetch/admission"
 	"bowstring/fetch/manifest"
 	"bowstring/fetch/plan"
 	"bowstring/fetch/store"
@@ -384,8 +383,10 @@ func fillBuckets(snap *schema.Snapshot, req schema.Request) (schema.Request, err
 	if req.BucketByLength == nil {
 		return req, nil
 	}
-	if _, _, err := lengthColumn(snap, req.Within, req.BucketByLength.Column); err != nil {
-		return req, err
+	if column := req.BucketByLength.Column; column != "" {
+		if _, _, err := lengthColumn(snap, req.Within, column); err != nil {
+			return req, err
+		}
 	}
 	b := *req.BucketByLength
 	if b.Window == 0 {
@@ -424,28 +425,32 @@ func lengthColumn(snap *schema.Snapshot, within *schema.Restriction, name string
 func measures(t arrow.DataType) bool { return arrow.IsInteger(t.ID()) || arrow.IsFloating(t.ID()) }
 
 // buckets returns the buckets of a request that has its defaults filled in; nil if it has none. The
-// result, which has the lengths, and the memory are for the job to hold.
-func (rv *Resolver) buckets(ctx context.Context, snap *openSnapshot,
-	req schema.Request) (*plan.Buckets, *result, *admission.Hold, error) {
+// job holds what they are made of.
+func (rv *Resolver) buckets(ctx context.Context, snap *openSnapshot, req schema.Request, selection plan.Selection,
+	has *holdings) (b *plan.Buckets, err error) {
 	by := req.BucketByLength
 	if by == nil {
-		return nil, nil, nil, nil
+		return nil, nil //nolint:nilnil // there are none
 	}
-	lengths, err := rv.lengths(ctx, snap, req.Within, by.Column)
-	if err != nil {
-		return nil, nil, nil, err
+	var costs plan.Costs
+	if by.Balance != nil && selection.Len() > 0 {
+		if has.costs, err = rv.costs(ctx, snap, req, selection); err != nil {
+			return nil, err
+		}
+		costs = has.costs.costs
+	}
+	lengths := plan.Lengths(costs) // bits of numbers from 0 on are in their order
+	if by.Column != "" {
+		if has.lengths, err = rv.lengths(ctx, snap, req.Within, by.Column); err != nil {
+			return nil, err
+		}
+		lengths = has.lengths.lengths
 	}
 	rows := by.Window * req.Batch
-	memory, err := rv.results.reserve(store.CallerFrom(ctx).Tenant, plan.BucketsBytes(rows))
-	if err == nil {
-		var b *plan.Buckets
-		if b, err = plan.NewBuckets(lengths.lengths, rows); err == nil {
-			return b, lengths, memory, nil
-		}
-		memory.Release()
+	if has.windows, err = rv.results.reserve(store.CallerFrom(ctx).Tenant, plan.BucketsBytes(rows)); err != nil {
+		return nil, fmt.Errorf("bucket_by_length: %w", err)
 	}
-	lengths.Release()
-	return nil, nil, nil, fmt.Errorf("bucket_by_length: %w", err)
+	return plan.NewBuckets(lengths, costs, rows)
 }
 
 // lengths returns how long the samples of a snapshot are, with a hold for the caller.

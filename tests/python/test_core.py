@@ -105,7 +105,10 @@ def test_batches_of_like_length(here: bowstring.Client) -> None:
     positions, wasted = padding(by_size)
     assert sorted(positions) == list(range(300))
     assert wasted < padding(photos)[1] / 2
+    balanced, _ = padding(photos.options(bucket_by_length={"balance": {"cost": "width * height"}}))
+    assert sorted(balanced) == list(range(300))
     for wrong, text in (
+        ({"bucket_by_length": {"balance": {"cost": "wide"}}}, "bucket_by_length.balance.cost"),
         ({"bucket_by_length": "file_name"}, "bucket_by_length.column"),
         ({"bucket_by_length": "image", "order": "free"}, "order"),
     ):

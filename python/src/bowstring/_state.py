@@ -85,7 +85,7 @@ def title(request: Mapping[str, Any]) -> str:
         parts.append(f"seed {request['shuffle']['seed']}")
     parts.append(f"batch {request['batch']}")
     if "bucket_by_length" in request:
-        parts.append(f"of like {request['bucket_by_length']['column']}"[:100])
+        parts.append(f"of like {request['bucket_by_length'].get('column', 'cost')}"[:100])
     if "sample" in request:
         by = "weights" if "weights" in request["sample"] else "balance"
         parts.append(f"by {by} {request['sample'][by]}"[:100])

@@ -192,6 +192,7 @@ class Dataset(Items):
                 rank's stream goes to its node, and to others when that is gone.
             bucket_by_length: Batches of samples of like length, for less padding: the column that says how long they
                 are, of numbers or of bytes; or `{"column": …, "window": …}`, with how many steps a sample may move.
+                `{"balance": {"cost": "width * height"}}` gives the ranks of a step about the same cost.
             sample: How often each sample comes in an epoch: `{"weights": …}`, a column or an expression, with
                 `"replacement": False` for counts that are dealt; or `{"balance": …}`, a column of classes that come in
                 equal shares, or in those of `"shares": {…}`. `"epoch_size"` says how many samples an epoch has, if not
