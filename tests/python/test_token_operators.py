@@ -61,9 +61,13 @@ def test_columns_are_what_numpy_makes(chat: bowstring.Dataset, rows: list[Row], 
     names = ["prompt", "answer"][: int(rng.integers(1, 3))]
     by, size, pieces = int(rng.integers(1, 5)), int(rng.integers(1, 30)), int(rng.integers(1, 4))
     side = ["left", "right"][int(rng.integers(2))]
-    pad = {"Pad": {"length": size, "value": 9, "side": side, "long": "cut"}}
-    labelled = [{"Concat": {}}, {"ToDtype": {"dtype": "int64"}}, {"Shift": {"by": by, "fill": -100}}]
-    cut = [{"Concat": {}}, {"Split": {"length": size, "pieces": pieces, "long": "cut"}}, pad]
+    pad: operators.Step = {"Pad": {"length": size, "value": 9, "side": side, "long": "cut"}}
+    labelled: list[operators.Step] = [
+        {"Concat": {}},
+        {"ToDtype": {"dtype": "int64"}},
+        {"Shift": {"by": by, "fill": -100}},
+    ]
+    cut: list[operators.Step] = [{"Concat": {}}, {"Split": {"length": size, "pieces": pieces, "long": "cut"}}, pad]
     made = chat.operators(
         inputs=operators.tokens(names, {"Concat": {}}, {"Shift": {"by": -by}}),
         labels=operators.tokens(names, *labelled),
