@@ -136,8 +136,8 @@ func (l *churnLink) Up() bool { e, _ := l.to.lives(); return e != nil }
 // Protocol implements peers.Link.
 func (*churnLink) Protocol() int { return 1 }
 
-// Tell implements peers.Link.
-func (*churnLink) Tell([]peers.Progress) {}
+// SendProgress implements peers.Link.
+func (*churnLink) SendProgress([]peers.Progress) {}
 
 // Heard implements peers.Link.
 func (*churnLink) Heard() time.Time { return time.Time{} }
@@ -174,7 +174,7 @@ func (l *churnLink) Get(ctx context.Context, ask peers.Ask) (schema.Blob, error)
 	both, stop := context.WithCancel(ctx)
 	defer stop()
 	defer context.AfterFunc(gone, stop)()
-	if err := b.Read(both, fetch.PeerRead{ID: 1, Ref: ask.Ref, Onward: ask.Onward, Held: ask.Held}); err != nil {
+	if err := b.Read(both, fetch.PeerRead{ID: 1, Ref: ask.Ref, Forward: ask.Forward, Held: ask.Held}); err != nil {
 		return schema.Blob{}, fmt.Errorf("%w: %w", schema.ErrUnavailable, err)
 	}
 	var a fetch.Answer

@@ -187,13 +187,13 @@ func NewEngine(s store.Store, opts Options) (*Engine, error) {
 		list = append(list, read.Spill(opts.Spill))
 	}
 	// A lone node has all blobs, asks no other, and shares nothing.
-	var mine, astray, spare func(schema.BlobRef) bool
-	var onward func(schema.BlobRef, bool) bool
-	var tell func([]peers.Progress)
+	var mine, notOwner, spare func(schema.BlobRef) bool
+	var forward func(schema.BlobRef, bool) bool
+	var sendProgress func([]peers.Progress)
 	sharers := func() int { return 1 }
 	if opts.Peers != nil {
-		list, mine, onward, astray = append(list, opts.Peers), opts.Peers.Mine, opts.Peers.Onward, opts.Peers.Astray
-		tell = shareTold(opts.Requests, opts.Peers.Tell)
+		list, mine, forward, notOwner = append(list, opts.Peers), opts.Peers.Mine, opts.Peers.Forward, opts.Peers.NotOwner
+		sendProgress = shareProgress(opts.Requests, opts.Peers.SendProgress)
 		sharers = func() int { return 1 + opts.Peers.Nodes() }
 		if spare = opts.Peers.Spare; opts.Spill != nil {
 			opts.Spill.SetSpare(spare)
@@ -247,7 +247,7 @@ func NewEngine(s store.Store, opts Options) (*Engine, error) {
 	e.set, errs[3] = prefetch.NewSet(prefetch.Options{
 		WindowBytes: opts.WindowBytes, Ledger: e.ledger, Reader: e.reader, Stage: e.stage, Ahead: e.ahead,
 		MaxAhead: opts.MaxAhead, There: early,
-		Tell: tell, Onward: onward, Astray: astray, Lineage: opts.Lineage,
+		SendProgress: sendProgress, Forward: forward, NotOwner: notOwner, Lineage: opts.Lineage,
 	})
 	if err := errors.Join(errs[:]...); err != nil {
 		return nil, err

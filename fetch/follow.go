@@ -22,8 +22,8 @@ type Progress = peers.Progress
 // they will use next: see [prefetch.Set.Progress].
 func (e *Engine) Progress() []Progress { return e.set.Progress() }
 
-// Tell tells the other nodes that: see [prefetch.Set.Tell].
-func (e *Engine) Tell() { e.set.Tell() }
+// SendProgress sends the other nodes the progress of this node's streams: see [prefetch.Set.SendProgress].
+func (e *Engine) SendProgress() { e.set.SendProgress() }
 
 // Wants is how many bytes the jobs read that this node knows of, by snapshot: see [lookahead.Ahead.Wants].
 func (e *Engine) Wants() map[string]int64 { return e.ahead.Wants() }
@@ -93,7 +93,7 @@ func (f *Follower) Update(ctx context.Context, list []Progress) error {
 	}
 	defer f.met()()
 	if len(list) > maxFollowed {
-		return fmt.Errorf("%w: a node tells of %d streams, and %d are followed", schema.ErrLimit, len(list),
+		return fmt.Errorf("%w: a node reports %d streams, and %d are followed", schema.ErrLimit, len(list),
 			maxFollowed)
 	}
 	errs := []error{told}
@@ -132,10 +132,10 @@ func (f *Follower) Update(ctx context.Context, list []Progress) error {
 	return errors.Join(errs...)
 }
 
-// shareTold is a tell of streams that has what this node allows itself of the budgets of buckets with it.
-func shareTold(requests *object.Requests, tell func([]Progress)) func([]Progress) {
-	if requests == nil || tell == nil {
-		return tell
+// shareProgress returns a function that adds this node's share of the budgets of buckets to the progress that it sends.
+func shareProgress(requests *object.Requests, send func([]Progress)) func([]Progress) {
+	if requests == nil || send == nil {
+		return send
 	}
 	return func(list []Progress) {
 		if shares := requests.Budget.Shares(); len(shares) > 0 {
@@ -145,7 +145,7 @@ func shareTold(requests *object.Requests, tell func([]Progress)) func([]Progress
 			}
 			list = append(list, Progress{Shares: told})
 		}
-		tell(list)
+		send(list)
 	}
 }
 

@@ -295,7 +295,7 @@ func (l *answering) receive(ctx context.Context, requester *fetch.Requester) err
 				return err
 			}
 			asked := fetch.PeerRead{ID: a.ID, Tenant: a.Tenant, Ref: a.Ref, Snapshot: a.Snapshot, Position: a.Position,
-				Onward: a.Onward, Held: a.Held}
+				Forward: a.Forward, Held: a.Held}
 			if !l.server.egress.Admit(l.node, l.zone, a.Tenant, l.server.termsOf(a.Tenant).Weight, a.Ref.Size) {
 				l.answered(fetch.Answer{ID: a.ID, Err: peers.ErrFull, PeerRead: asked})
 				return nil

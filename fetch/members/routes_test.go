@@ -57,7 +57,7 @@ type caches struct {
 }
 
 // get makes a node get a blob, with hops nodes between it and the store.
-func (c *caches) get(rng *rand.Rand, id string, ref schema.BlobRef, forPeer, onward bool, depth int) {
+func (c *caches) get(rng *rand.Rand, id string, ref schema.BlobRef, forPeer, forward bool, depth int) {
 	if depth > 3 {
 		c.t.Fatalf("blob %s is asked for in a circle", ref.Key)
 	}
@@ -65,7 +65,7 @@ func (c *caches) get(rng *rand.Rand, id string, ref schema.BlobRef, forPeer, onw
 		return
 	}
 	r := c.members[id].Route(ref)
-	if len(r.Ask) == 0 || forPeer && (!r.Keep || !r.Held && !onward) {
+	if len(r.Ask) == 0 || forPeer && (!r.Keep || !r.Held && !forward) {
 		c.store++
 	} else {
 		who := r.Ask[rng.IntN(max(r.Near, 1))]

@@ -13,7 +13,7 @@ import (
 type still struct{}
 
 func (still) Get(context.Context, Ask) (schema.Blob, error) { return schema.Blob{}, nil }
-func (still) Tell([]Progress)                               {}
+func (still) SendProgress([]Progress)                       {}
 func (still) Up() bool                                      { return true }
 func (still) Protocol() int                                 { return 1 }
 func (still) Heard() time.Time                              { return time.Time{} }

@@ -29,11 +29,11 @@ func (*mute) Get(ctx context.Context, _ peers.Ask) (schema.Blob, error) {
 	return schema.Blob{}, errMute
 }
 
-func (*mute) Tell([]peers.Progress) {}
-func (*mute) Up() bool              { return true }
-func (*mute) Protocol() int         { return 1 }
-func (*mute) Secure() bool          { return false }
-func (*mute) Close() error          { return nil }
+func (*mute) SendProgress([]peers.Progress) {}
+func (*mute) Up() bool                      { return true }
+func (*mute) Protocol() int                 { return 1 }
+func (*mute) Secure() bool                  { return false }
+func (*mute) Close() error                  { return nil }
 
 func (l *mute) Heard() time.Time {
 	if l.there.Load() {
@@ -149,7 +149,7 @@ type asked struct {
 
 func (a *asked) Get(_ context.Context, what peers.Ask) (schema.Blob, error) {
 	a.what = append(a.what, what)
-	if what.Onward {
+	if what.Forward {
 		return schema.Blob{}, peers.ErrNotHeld
 	}
 	return schema.NewBlob(nil, nil), nil
@@ -179,7 +179,7 @@ func TestAskedElsewhere(t *testing.T) {
 		}
 		b.Release()
 		last := links[list[len(list)-1]].what
-		if n := len(links["one"].what) + len(links["other"].what); n != 2 || last[len(last)-1].Onward {
+		if n := len(links["one"].what) + len(links["other"].what); n != 2 || last[len(last)-1].Forward {
 			t.Errorf("of %v, %d were asked, the last one %+v; want two, and that the last may ask nobody", list, n,
 				last)
 		}

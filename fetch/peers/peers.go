@@ -40,9 +40,9 @@ type Ask struct {
 	Snapshot string
 	Position int64
 	Tenant   string // the tenant whose account pays
-	// Onward says that the other node may request the blob from its first owner, if it caches for others: see
+	// Forward says that the other node may request the blob from its first owner, if it caches for others: see
 	// [Route]. If it has nothing to do with the blob, it returns ErrNotHeld unless it holds it.
-	Onward bool
+	Forward bool
 	// Held says that the other node must answer from its cache alone.
 	Held bool
 }
@@ -60,9 +60,9 @@ type Link interface {
 	// Get requests a blob and waits for it until ctx ends. The caller releases the blob. An error says nothing about
 	// the blob: the store may have it.
 	Get(ctx context.Context, ask Ask) (schema.Blob, error)
-	// Tell sends the other node the progress of all streams of this node; streams that are not listed have ended. It
-	// must not block, and keeps the list.
-	Tell(list []Progress)
+	// SendProgress sends the other node the progress of all streams of this node. Streams that are not listed have
+	// ended. It must not block, and keeps the list.
+	SendProgress(list []Progress)
 	// Up reports whether requests can be sent. It must not block.
 	Up() bool
 	// Heard is when the node last sent anything, including a heartbeat. It must not block.
@@ -76,12 +76,12 @@ type Link interface {
 	Close() error
 }
 
-// Quitter is a Link that can cancel all requests at once. Without it, each request has a context of its own, which
+// BulkCanceler is a Link that can cancel all requests at once. Without it, each request has a context of its own, which
 // costs as much as the rest of the request.
-type Quitter interface {
+type BulkCanceler interface {
 	Link
-	// GiveUp makes all calls of Get in flight return an error. It must not block.
-	GiveUp(cause error)
+	// CancelAll makes all calls of Get in flight return an error. It must not block.
+	CancelAll(cause error)
 }
 
 // Progress is how far a stream of this node is, so that other nodes know what it uses next.
@@ -223,17 +223,17 @@ func (t *Tier) Get(ctx context.Context, ref schema.BlobRef, at spill.Place) (sch
 	if err != nil {
 		return schema.Blob{}, err
 	}
-	ask := Ask{Ref: ref, Position: at.Position, Tenant: store.CallerFrom(ctx).Tenant, Onward: !r.Keep, Held: r.Held}
+	ask := Ask{Ref: ref, Position: at.Position, Tenant: store.CallerFrom(ctx).Tenant, Forward: !r.Keep, Held: r.Held}
 	if at.Dataset != 0 {
 		ask.Snapshot = t.opts.SnapshotName(at.Dataset)
 	}
 	b, err := n.get(ctx, ask)
-	if !ask.Onward || !errors.Is(err, ErrNotHeld) {
+	if !ask.Forward || !errors.Is(err, ErrNotHeld) {
 		return b, err
 	}
 	// The node does not consider itself an owner, nor a cache for others. Another node of the route may, or this node
 	// reads the blob for the requester without forwarding.
-	ask.Onward = false
+	ask.Forward = false
 	for _, name := range r.Ask {
 		if name != n.name {
 			if other, err := t.choose(Route{Ask: []string{name}}, ref); err == nil {
@@ -263,7 +263,7 @@ func (t *Tier) node(name string) (*node, error) {
 		return nil, fmt.Errorf("%w: node %s: %w", schema.ErrUnavailable, name, err)
 	}
 	n := &node{name: name, link: link, opts: &t.opts, made: time.Now()}
-	n.quitter, _ = link.(Quitter)
+	n.bulk, _ = link.(BulkCanceler)
 	nodes := make(map[string]*node, len(old)+1)
 	for k, v := range old {
 		nodes[k] = v
@@ -341,10 +341,10 @@ func (t *Tier) leftLocked(name string, s NodeStats) {
 	t.left[name] = t.left[name].plus(s)
 }
 
-// Tell sends the progress of this node's streams to all nodes.
-func (t *Tier) Tell(list []Progress) {
+// SendProgress sends the progress of this node's streams to all nodes.
+func (t *Tier) SendProgress(list []Progress) {
 	for _, n := range *t.nodes.Load() {
-		n.link.Tell(list)
+		n.link.SendProgress(list)
 	}
 }
 
@@ -424,10 +424,10 @@ type Route struct {
 	Held bool
 }
 
-// onward reports whether a node with this route may request a blob from another node on behalf of a requester. The
+// forward reports whether a node with this route may request a blob from another node on behalf of a requester. The
 // first owner forwards only to leaving nodes, and those do not forward. So no request goes in a circle, whatever the
 // views.
-func (r Route) onward(asked bool) bool { return r.Keep && len(r.Ask) > 0 && (r.Held || asked) }
+func (r Route) forward(asked bool) bool { return r.Keep && len(r.Ask) > 0 && (r.Held || asked) }
 
 // peerReadKey marks the context of a read on behalf of another node.
 type peerReadKey struct{}
@@ -437,15 +437,15 @@ func WithPeerRead(ctx context.Context) context.Context {
 	return context.WithValue(ctx, peerReadKey{}, true)
 }
 
-// Onward reports whether this node may forward another node's request for a blob. asked is the request's
-// [Ask.Onward].
-func (t *Tier) Onward(ref schema.BlobRef, asked bool) bool {
-	return t.route(ref).onward(asked)
+// Forward reports whether this node may forward another node's request for a blob. asked is the request's
+// [Ask.Forward].
+func (t *Tier) Forward(ref schema.BlobRef, asked bool) bool {
+	return t.route(ref).forward(asked)
 }
 
-// Astray reports whether this node has nothing to do with a blob. A requester with another view may send it such a
+// NotOwner reports whether this node has nothing to do with a blob. A requester with another view may send it such a
 // request, for some seconds after a job begins.
-func (t *Tier) Astray(ref schema.BlobRef) bool {
+func (t *Tier) NotOwner(ref schema.BlobRef) bool {
 	r := t.route(ref)
 	return !r.Keep && len(r.Ask) > 0
 }
@@ -500,11 +500,11 @@ const stalledFactor = 10
 // node is the link to one node, and its state. If a node with requests in flight sends nothing for too long it is
 // silent. Its requests then fail, so that the store is read, and it gets single requests until it answers.
 type node struct {
-	name    string
-	link    Link
-	quitter Quitter // the link, if it implements Quitter
-	opts    *Options
-	made    time.Time
+	name string
+	link Link
+	bulk BulkCanceler // the link, if it implements BulkCanceler
+	opts *Options
+	made time.Time
 
 	silent atomic.Bool
 	probed atomic.Int64 // when a silent node was last asked, by age
@@ -516,7 +516,7 @@ type node struct {
 
 	mu      sync.Mutex
 	under   int               // requests in flight
-	asks    map[*ask]struct{} // those requests, if the link is no Quitter
+	asks    map[*ask]struct{} // those requests, if the link is no BulkCanceler
 	heard   time.Time         // when it last answered, or when the oldest request in flight began
 	typical time.Duration     // recent maximum of answer times, falling slowly
 	watch   *time.Timer       // runs while requests are in flight
@@ -565,7 +565,7 @@ func (n *node) admit() bool {
 // get requests a blob.
 func (n *node) get(ctx context.Context, what Ask) (schema.Blob, error) {
 	var a *ask
-	if n.quitter == nil {
+	if n.bulk == nil {
 		own, cancel := context.WithCancelCause(ctx)
 		defer cancel(nil)
 		ctx, a = own, &ask{cancel}
@@ -703,8 +703,8 @@ func (n *node) look() {
 
 // giveUpLocked cancels all requests in flight.
 func (n *node) giveUpLocked(cause error) {
-	if n.quitter != nil {
-		n.quitter.GiveUp(cause)
+	if n.bulk != nil {
+		n.bulk.CancelAll(cause)
 		return
 	}
 	for a := range n.asks {

@@ -25,9 +25,9 @@ type PeerRead struct {
 	// Snapshot if that is nowhere in particular.
 	Snapshot string
 	Position int64
-	// Onward says that the other node takes this one for one that acts for others, and may ask
-	// the blob's first owner.
-	Onward bool
+	// Forward says that this node may request the blob from its first owner: the other node assumes that this one
+	// caches for others.
+	Forward bool
 	// Held says that it is wanted only if it is held here.
 	Held bool
 }
@@ -104,7 +104,7 @@ func (b *Requester) Read(ctx context.Context, l PeerRead) error {
 	if l.Ref.Size < 0 {
 		return fmt.Errorf("%w: a blob of %d bytes", schema.ErrInvalid, l.Ref.Size)
 	}
-	if (l.Held || l.Onward && b.set.opts.Astray != nil && b.set.opts.Astray(l.Ref)) &&
+	if (l.Held || l.Forward && b.set.opts.NotOwner != nil && b.set.opts.NotOwner(l.Ref)) &&
 		!b.set.opts.Ahead.Holds(l.Ref) {
 		b.answer(Answer{ID: l.ID, Err: peers.ErrNotHeld, PeerRead: l})
 		return nil
@@ -129,7 +129,7 @@ func (b *Requester) Read(ctx context.Context, l PeerRead) error {
 		Ref: l.Ref, At: at, Context: peers.WithPeerRead(store.WithCaller(context.WithoutCancel(ctx), caller)),
 		Since: time.Now(),
 		Token: read.Token{Of: &peerRead{l, held}},
-		Here:  l.Held || b.set.opts.Onward == nil || !b.set.opts.Onward(l.Ref, l.Onward),
+		Here:  l.Held || b.set.opts.Forward == nil || !b.set.opts.Forward(l.Ref, l.Forward),
 	}
 	b.mu.Lock()
 	if b.closed {

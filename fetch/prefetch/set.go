@@ -21,7 +21,7 @@ import (
 	"bowstring/spill"
 )
 
-// Options says what a Set works with. All fields but Ahead, Lineage, Onward and Astray are needed.
+// Options says what a Set works with. All fields except Ahead, Lineage, Forward and NotOwner are required.
 type Options struct {
 	// WindowBytes is what the ledger gives to windows, in bytes.
 	WindowBytes int64
@@ -34,14 +34,15 @@ type Options struct {
 	// MaxAhead is how many rows a stream may read ahead of one that is not back
 	// yet. Default, and most: as many as a resume ticket has bits.
 	MaxAhead int64
-	// Onward says whether other nodes may be asked for a blob that another node has asked for; asked, whether
-	// that one lets this one. nil: they may not. See [peers.Tier.Onward].
-	Onward func(ref schema.BlobRef, asked bool) bool
-	// Astray says whether this node has nothing to do with a blob that another one asks of it as of one that acts for
-	// others. nil: it never is so. See [peers.Tier.Astray].
-	Astray func(ref schema.BlobRef) bool
-	// Tell tells other nodes what the streams do: see [Set.Progress]. It must not block. nil: there are none.
-	Tell func(list []peers.Progress)
+	// Forward reports whether this node may forward another node's request for a blob. asked is the request's
+	// [peers.Ask.Forward]. nil: it may not. See [peers.Tier.Forward].
+	Forward func(ref schema.BlobRef, asked bool) bool
+	// NotOwner reports whether this node has nothing to do with a blob that another node requested from it as from one
+	// that caches for others. nil: it always has. See [peers.Tier.NotOwner].
+	NotOwner func(ref schema.BlobRef) bool
+	// SendProgress sends other nodes the progress of the streams: see [Set.Progress]. It must not block. nil: there are
+	// no other nodes.
+	SendProgress func(list []peers.Progress)
 	// There says what streams may begin before its turn whose order is loose. nil: nothing.
 	There There
 	// Lineage records what is handed out; nil for nowhere.
@@ -556,15 +557,15 @@ func (s *Set) Progress() []peers.Progress {
 	return list
 }
 
-// Tell announces to other nodes what the streams do now: whenever one begins, before it asks for anything, and as often
-// as the caller likes. The last announcement is the newest.
-func (s *Set) Tell() {
-	if s.opts.Tell == nil {
+// SendProgress sends other nodes the progress of the streams. A stream calls it when it begins, before its first
+// request. The caller may call it at any time. The last message is the newest.
+func (s *Set) SendProgress() {
+	if s.opts.SendProgress == nil {
 		return
 	}
-	s.telling.Lock()
-	defer s.telling.Unlock()
-	s.opts.Tell(s.Progress())
+	s.sending.Lock()
+	defer s.sending.Unlock()
+	s.opts.SendProgress(s.Progress())
 }
 
 // told is how a stream stood when its goroutine last had nothing to do, number by number.

@@ -187,7 +187,7 @@ func (s *Set) start(ctx context.Context, st *owner, how Serving) error {
 	st.call.Store(newCall(ctx))
 	if st.slot.list == nil {
 		st.steps = j.Plan().Steps()
-		if s.opts.Tell != nil {
+		if s.opts.SendProgress != nil {
 			named := st.ticket
 			named.Served = nil // which may be long, and says little of what comes
 			st.named = named.Marshal()
@@ -236,7 +236,7 @@ func (s *Set) start(ctx context.Context, st *owner, how Serving) error {
 		st.path = s.opts.Reader.Path(st.attached)
 		st.window.init(st.opened, st.path, st.tenant.share.Load())
 		if st.steps > 0 && !st.ticket.Restricted() {
-			s.Tell() // owners of what it asks for know by then what else it will use
+			s.SendProgress() // before its first request, so that owners know the later ones
 		}
 		st.widen()
 	}

@@ -407,7 +407,7 @@ const (
 	Ahead               // this node owns it, and prefetches it into the spill
 	// A page of a manifest, or a blob without a place: those are not requested from other nodes
 	Page
-	Astray      // another node requested it, with a different view of ownership
+	NotOwner    // another node requested it, with a different view of ownership
 	Unreachable // another node owns it, and cannot be asked now
 	Refused     // another node was asked, and has not sent it
 	Hedge       // an attempt in addition to a slow one
@@ -444,7 +444,7 @@ func (r *Reader) reason(rd *read) Reason {
 		return Page
 	case !r.opts.Keeps(rd.ref):
 		if rd.here {
-			return Astray
+			return NotOwner
 		}
 		return Unreachable
 	case rd.fill:

@@ -203,8 +203,8 @@ func (l *Link) Get(ctx context.Context, what peers.Ask) (schema.Blob, error) {
 	return schema.Blob{}, context.Cause(ctx)
 }
 
-// Tell implements peers.Link.
-func (l *Link) Tell(list []peers.Progress) {
+// SendProgress implements peers.Link.
+func (l *Link) SendProgress(list []peers.Progress) {
 	if list == nil {
 		list = []peers.Progress{}
 	}
@@ -540,8 +540,8 @@ func discard(r io.Reader, n int) error {
 	return err
 }
 
-// GiveUp implements peers.Quitter.
-func (l *Link) GiveUp(cause error) {
+// CancelAll implements peers.BulkCanceler.
+func (l *Link) CancelAll(cause error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.asks = nil

@@ -51,8 +51,8 @@ type Ask struct {
 
 // Flags of an ask. Those that are not known are passed over.
 const (
-	flagOnward = 1 << iota // peers.Ask.Onward
-	flagHeld               // peers.Ask.Held
+	flagForward = 1 << iota // peers.Ask.Forward
+	flagHeld                // peers.Ask.Held
 )
 
 // AppendAsks appends a message of up to maxAsks asks:
@@ -101,8 +101,8 @@ func AppendAsks(b []byte, asks []Ask) []byte {
 }
 
 func (a *Ask) flags() (f uint32) {
-	if a.Onward {
-		f |= flagOnward
+	if a.Forward {
+		f |= flagForward
 	}
 	if a.Held {
 		f |= flagHeld
@@ -158,7 +158,7 @@ func ParseAsks(b []byte, do func(Ask) error) error {
 		}
 		a.Snapshot, a.Tenant = names[snapshot], names[tenant]
 		flags := binary.LittleEndian.Uint32(rest[64:])
-		a.Onward, a.Held = flags&flagOnward != 0, flags&flagHeld != 0
+		a.Forward, a.Held = flags&flagForward != 0, flags&flagHeld != 0
 		if err := do(a); err != nil {
 			return err
 		}

@@ -26,8 +26,8 @@ func TestAsksGoThere(t *testing.T) {
 			asks[i] = Ask{rng.Uint32(), peers.Ask{
 				Ref:      schema.BlobRef{Size: rng.Int64N(peers.MaxBlob + 1), Sum: schema.Sum(rng.Uint64())},
 				Snapshot: []string{"", "d@1", "imagenet@17"}[rng.IntN(3)], Position: rng.Int64(),
-				Tenant: []string{"", fmt.Sprint("tenant ", rng.IntN(300))}[rng.IntN(2)],
-				Onward: rng.IntN(2) == 0, Held: rng.IntN(2) == 0,
+				Tenant:  []string{"", fmt.Sprint("tenant ", rng.IntN(300))}[rng.IntN(2)],
+				Forward: rng.IntN(2) == 0, Held: rng.IntN(2) == 0,
 			}}
 			for k := range asks[i].Ref.Key {
 				asks[i].Ref.Key[k] = byte(rng.Uint32())

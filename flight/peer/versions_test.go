@@ -38,7 +38,7 @@ func recorded(t *testing.T) map[string][]byte {
 func recordedAsks() []Ask {
 	asks := []Ask{
 		{7, peers.Ask{Ref: schema.BlobRef{Size: 1000, Sum: 0x0102030405060708}, Snapshot: "d@1", Position: 5,
-			Tenant: "t", Onward: true}},
+			Tenant: "t", Forward: true}},
 		{8, peers.Ask{Ref: schema.BlobRef{Size: 0, Sum: 1}, Held: true}},
 	}
 	for i := range asks[0].Ref.Key {

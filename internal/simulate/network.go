@@ -356,8 +356,8 @@ func (l *link) Close() error {
 	return nil
 }
 
-// Tell implements peers.Link.
-func (l *link) Tell(list []peers.Progress) {
+// SendProgress implements peers.Link.
+func (l *link) SendProgress(list []peers.Progress) {
 	if to := l.to.lives(); to != nil && !l.from.node.frozen.Load() && !l.from.node.world.cuts.is(l.from.node, l.to) {
 		to.inbox.put(l.from, list)
 	}
@@ -462,7 +462,7 @@ func (b *requester) read(ctx context.Context, ask peers.Ask) (fetch.Answer, erro
 		}
 	}
 	asked := fetch.PeerRead{ID: id, Tenant: ask.Tenant, Ref: ask.Ref, Snapshot: ask.Snapshot, Position: ask.Position,
-		Onward: ask.Onward, Held: ask.Held}
+		Forward: ask.Forward, Held: ask.Held}
 	if err := b.requester.Read(ctx, asked); err != nil {
 		b.mu.Lock()
 		delete(b.waiting, id)

@@ -32,7 +32,7 @@ func (c *nodes) tell(every time.Duration) (stop func()) {
 		defer tick.Stop()
 		for {
 			for _, n := range c.list {
-				n.tier.Tell(n.engine.Progress())
+				n.tier.SendProgress(n.engine.Progress())
 			}
 			select {
 			case <-tick.C:

@@ -54,7 +54,7 @@ func (l *churnLink) Heard() time.Time {
 
 // Close implements peers.Link.
 func (l *churnLink) Close() error {
-	l.Tell(nil)
+	l.SendProgress(nil)
 	return nil
 }
 
@@ -64,8 +64,8 @@ type churnTold struct {
 	list []peers.Progress
 }
 
-// Tell implements peers.Link. What does not arrive is told again.
-func (l *churnLink) Tell(list []peers.Progress) {
+// SendProgress implements peers.Link. Progress that does not arrive is sent again.
+func (l *churnLink) SendProgress(list []peers.Progress) {
 	to, w := l.to.lives(), l.to.world
 	w.mu.Lock()
 	quiet := w.quiet[l.way()]
@@ -150,8 +150,8 @@ func (l *churnLink) Get(ctx context.Context, ask peers.Ask) (schema.Blob, error)
 		there.handed[1] += int64(len(data))
 		there.mu.Unlock()
 	}
-	if ask.Onward {
-		w.total.add(&w.total.onward, 1)
+	if ask.Forward {
+		w.total.add(&w.total.forward, 1)
 	}
 	return schema.NewBlob(data, nil), nil
 }
@@ -189,7 +189,7 @@ func (l *churnLife) answer(ctx context.Context, ask peers.Ask) (fetch.Answer, er
 		default:
 		}
 	}()
-	asked := fetch.PeerRead{ID: 1, Ref: ask.Ref, Snapshot: ask.Snapshot, Position: ask.Position, Onward: ask.Onward,
+	asked := fetch.PeerRead{ID: 1, Ref: ask.Ref, Snapshot: ask.Snapshot, Position: ask.Position, Forward: ask.Forward,
 		Held: ask.Held}
 	if err := b.Read(ctx, asked); err != nil {
 		return fetch.Answer{}, fmt.Errorf("%w: %w", schema.ErrUnavailable, err)

@@ -219,9 +219,9 @@ func TestClusterChurn(t *testing.T) {
 	t.Logf("in %d s %d blobs came from other nodes, %d of them damaged, %d from nodes that left, %d by who acts for "+
 		"a zone, %d refused for their protocol; "+
 		"%d drains ended, %d were taken back, %d nodes joined, %d with their old caches, views were split %d times",
-		total.seconds, total.reads, total.damaged, total.held, total.onward, total.old, total.drains, total.stays,
+		total.seconds, total.reads, total.damaged, total.held, total.forward, total.old, total.drains, total.stays,
 		total.joins, total.kept, total.splits)
-	if last >= first+50 && slices.Contains([]int64{total.reads, total.damaged, total.held, total.onward, total.old,
+	if last >= first+50 && slices.Contains([]int64{total.reads, total.damaged, total.held, total.forward, total.old,
 		total.drains, total.stays, total.kept, total.splits}, 0) {
 		t.Error("too little happened")
 	}

@@ -45,7 +45,7 @@ type churnWorld struct {
 type churnTotal struct {
 	mu                                                      sync.Mutex
 	reads, damaged, drains, stays, joins, kept, splits, old int64
-	held, onward, seconds                                   int64
+	held, forward, seconds                                  int64
 }
 
 func (t *churnTotal) add(n *int64, by int64) {

@@ -187,7 +187,7 @@ func (c *Cluster) Run(ctx context.Context, e *fetch.Engine) {
 		if err := c.opts.Members.SetWants(e.Wants()); err != nil {
 			c.opts.Logger.WarnContext(ctx, "what jobs read cannot be gone by", "error", err)
 		}
-		e.Tell()
+		e.SendProgress()
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
@@ -399,8 +399,8 @@ func (refused) Get(context.Context, peers.Ask) (schema.Blob, error) {
 	return schema.Blob{}, fmt.Errorf("%w: nodes without a certificate are not asked", schema.ErrUnavailable)
 }
 
-// Tell implements peers.Link.
-func (refused) Tell([]peers.Progress) {}
+// SendProgress implements peers.Link.
+func (refused) SendProgress([]peers.Progress) {}
 
 // Up implements peers.Link.
 func (refused) Up() bool { return false }

@@ -40,7 +40,7 @@ func TestBringsForOthers(t *testing.T) {
 		}
 	}
 	for a.spill.Stats().Entries < int64(owned) {
-		b.tier.Tell(b.engine.Progress())
+		b.tier.SendProgress(b.engine.Progress())
 		if err := t.Context().Err(); err != nil {
 			t.Fatal(err)
 		}
@@ -66,7 +66,7 @@ func TestBringsForOthers(t *testing.T) {
 	stream.Close()
 	// it is told that the stream has ended
 	for len(a.engine.Stats().Jobs) > 0 && a.engine.Stats().Jobs[0].Elsewhere > 0 {
-		b.tier.Tell(b.engine.Progress())
+		b.tier.SendProgress(b.engine.Progress())
 		runtime.Gosched()
 	}
 }
