@@ -56,7 +56,7 @@ type Stats struct {
 	SpillBytes int64           `json:"spill_bytes"`
 	PeerReads  int64           `json:"peer_reads"` // blobs that other nodes had
 	PeerBytes  int64           `json:"peer_bytes"`
-	StoodIn    int64           `json:"stood_in"` // blobs that other nodes own, and that were read from the store
+	FellBack   int64           `json:"stood_in"` // blobs that other nodes own, and that were read from the store
 	Operators  operators.Stats `json:"operators"`
 	Spill      *spill.Stats    `json:"spill,omitempty"` // of the cache, if there is one
 	Spans      spans.Stats     `json:"spans"`           // what was read of buckets, many blobs by one request
@@ -124,7 +124,7 @@ func (e *Engine) Stats() Stats {
 		SharedReads: r.SharedReads, Retries: r.Retries, Hedges: r.Hedges, HedgesWon: r.HedgesWon, GivenUp: r.GivenUp,
 		Lost:       r.Lost,
 		SpillReads: r.UpperReads, SpillBytes: r.UpperBytes, PeerReads: r.PeerReads, PeerBytes: r.PeerBytes,
-		StoodIn: r.StoodIn, Fills: r.Fills,
+		FellBack: r.FellBack, Fills: r.Fills,
 		ReadsInFlight: r.InFlight, BytesInFlight: r.BytesInFlight, InFlightLimit: r.Limit,
 		Latency:     Latency{r.P50.Microseconds(), r.P95.Microseconds(), r.P99.Microseconds(), r.Max.Microseconds()},
 		Path:        Path{r.MinLatency.Microseconds(), r.BytesPerSec},

@@ -74,7 +74,7 @@ func (*filler) More() {}
 // close cancels the reads in flight.
 func (f *filler) close() {
 	f.cancel()
-	f.reads -= f.ahead.opts.Reader.Leave(func(to read.Receiver, _ read.Token) bool { return to == read.Receiver(f) })
+	f.reads -= f.ahead.opts.Reader.Cancel(func(to read.Receiver, _ read.Token) bool { return to == read.Receiver(f) })
 	for ; f.reads > 0; f.reads-- { // reads that ended before they could be cancelled
 		o := <-f.results
 		o.Blob.Release()

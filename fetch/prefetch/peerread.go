@@ -217,7 +217,7 @@ func (b *Requester) Close() {
 		}
 		b.set.closePlace(p)
 	}
-	b.set.opts.Reader.Leave(func(to read.Receiver, t read.Token) bool {
+	b.set.opts.Reader.Cancel(func(to read.Receiver, t read.Token) bool {
 		p, ok := to.(*place)
 		mine := ok && p.requester == b
 		if mine {

@@ -979,7 +979,7 @@ func (s *owner) drop(most int64, but int) {
 		return
 	}
 	// What waits and what is read is gone through once, whatever the number of runs.
-	s.place.Leave(func(t read.Token) bool { return t.Of.(*run).dropped })
+	s.place.Cancel(func(t read.Token) bool { return t.Of.(*run).dropped })
 	s.unmake()
 }
 

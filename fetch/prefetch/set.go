@@ -82,7 +82,7 @@ type Set struct {
 	ids     atomic.Uint64  // of streams
 	looking sync.WaitGroup // for streams that stand still; grows only while a stream is not closed
 	looked  atomic.Int64   // when it was last looked for streams that stand still, in nanoseconds
-	telling sync.Mutex     // held while streams are announced to other nodes
+	sending sync.Mutex     // held while progress is sent to other nodes
 
 	mu      sync.Mutex
 	closed  bool

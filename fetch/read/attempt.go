@@ -104,7 +104,7 @@ func (r *Reader) broughtLocked(a Attempt, now time.Time, took time.Duration, blo
 		r.stats.readBytes += rd.ref.Size
 		r.stats.readNanos += int64(took)
 		if rd.place.Dataset != 0 && !rd.place.IsPage() && !r.opts.Keeps(rd.ref) {
-			r.stats.stoodIn++
+			r.stats.fellBack++
 		}
 		if rd.account != nil {
 			rd.account.LastBytes.Add(rd.ref.Size)
@@ -143,7 +143,7 @@ func (rd *read) offer(o *Outcome) {
 		return // without a stored checksum, a lookup would not find it
 	}
 	for i := range r.lanes[:o.Tier] {
-		if k := r.lanes[i].keeper; k != nil {
+		if k := r.lanes[i].caching; k != nil {
 			rd.refs.Add(1)
 			k.Offer(ref, rd.place, o.Took, schema.NewBlob(o.Blob.Bytes(), rd))
 		}

@@ -36,7 +36,7 @@ func TestPagesAreKept(t *testing.T) {
 	}
 }
 
-// StoodIn counts a blob of another owner that is read from the store, except if the receiver caches it itself.
+// FellBack counts a blob of another owner that is read from the store, except if the receiver caches it itself.
 func TestStoodIn(t *testing.T) {
 	for _, mine := range []bool{true, false} {
 		r := newReader(t, read.Options{NoHedge: true, Keeps: func(schema.BlobRef) bool {
@@ -53,7 +53,7 @@ func TestStoodIn(t *testing.T) {
 			t.Fatal(o.Err)
 		}
 		o.Blob.Release()
-		if n := r.Stats().StoodIn; (n == 0) != mine {
+		if n := r.Stats().FellBack; (n == 0) != mine {
 			t.Errorf("of a blob that is this node's to keep (%v) the store has stood in %d times", mine, n)
 		}
 	}

@@ -95,7 +95,7 @@ func (r *Reader) lateLocked(l *lane, rd *read) bool {
 		return false
 	}
 	for i := range r.lanes[:l.index] {
-		if r.lanes[i].keeper != nil && r.keeps(rd) {
+		if r.lanes[i].caching != nil && r.keeps(rd) {
 			return false
 		}
 	}

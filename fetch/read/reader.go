@@ -302,7 +302,7 @@ func (r *Reader) GetAt(ctx context.Context, ref schema.BlobRef, at spill.Place) 
 	case o := <-result:
 		return o.Blob, o.Err
 	case <-ctx.Done():
-		if r.Leave(func(to Receiver, _ Token) bool { return to == Receiver(result) }) == 0 {
+		if r.Cancel(func(to Receiver, _ Token) bool { return to == Receiver(result) }) == 0 {
 			o := <-result // it ended at the same time
 			o.Blob.Release()
 		}
@@ -310,9 +310,9 @@ func (r *Reader) GetAt(ctx context.Context, ref schema.BlobRef, at spill.Place) 
 	}
 }
 
-// Leave removes the waiters that match, and cancels reads without waiters. It returns how many it removed; waiters
+// Cancel removes the waiters that match, and cancels reads without waiters. It returns how many it removed; waiters
 // whose outcome was delivered, or is being delivered, are not counted.
-func (r *Reader) Leave(match func(to Receiver, t Token) bool) (left int) {
+func (r *Reader) Cancel(match func(to Receiver, t Token) bool) (left int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	gone := func(w waiter) bool { return match(w.to, w.token) }
@@ -475,14 +475,14 @@ const (
 )
 
 // lane is the path to a tier: what may be in flight on it, and what is. Reader.mu guards all fields except tier,
-// keeper, gather, traits, index and last.
+// caching, gather, traits, index and last.
 type lane struct {
-	tier   Tier
-	keeper Keeper   // the tier, if it caches blobs from tiers below
-	gather Gatherer // the tier, if it serves some cells together
-	traits Traits
-	index  int
-	last   bool // there is no tier below
+	tier    Tier
+	caching CachingTier // the tier, if it caches blobs from tiers below
+	gather  Gatherer    // the tier, if it serves some cells together
+	traits  Traits
+	index   int
+	last    bool // there is no tier below
 
 	reads int        // in flight, if their number is fixed
 	ways  [ways]flow // if their number is measured
@@ -492,7 +492,7 @@ type lane struct {
 
 func (l *lane) init(t Tier, index, maxReads int) {
 	l.tier, l.traits, l.index = t, t.Traits(), index
-	l.keeper, _ = t.(Keeper)
+	l.caching, _ = t.(CachingTier)
 	l.gather, _ = t.(Gatherer)
 	for i := range l.ways {
 		l.ways[i].init(maxReads, func() int { return 1 })
@@ -606,7 +606,7 @@ func (l *lane) completedLocked(r *read, now time.Time, took time.Duration) {
 type counters struct {
 	reads, readBytes, readNanos, failedReads int64
 	upperReads, upperBytes                   int64
-	peerReads, peerBytes, stoodIn            int64
+	peerReads, peerBytes, fellBack           int64
 	sharedReads, retries, hedges, hedgesWon  int64
 	fills                                    int64
 	lost, givenUp                            int64
@@ -624,7 +624,7 @@ type Stats struct {
 	UpperBytes  int64         // size of those blobs
 	PeerReads   int64         // blobs from other nodes
 	PeerBytes   int64         // size of those blobs
-	StoodIn     int64         // blobs of other owners read from the last tier
+	FellBack    int64         // blobs of other owners read from the last tier
 	SharedReads int64         // requests that shared a read or a held blob
 	Retries     int64         // attempts after one that failed or was silent for long
 	Hedges      int64         // attempts in addition to a slow one
@@ -669,7 +669,7 @@ func (r *Reader) statsLocked() Stats {
 		Reads: c.reads, Reasons: c.reasons, ReadBytes: c.readBytes, ReadTime: time.Duration(c.readNanos),
 		FailedReads: c.failedReads,
 		UpperReads:  c.upperReads, UpperBytes: c.upperBytes, PeerReads: c.peerReads, PeerBytes: c.peerBytes,
-		StoodIn: c.stoodIn, SharedReads: c.sharedReads,
+		FellBack: c.fellBack, SharedReads: c.sharedReads,
 		Retries: c.retries, Hedges: c.hedges, HedgesWon: c.hedgesWon, Fills: c.fills, GivenUp: c.givenUp, Lost: c.lost,
 		InFlight: r.last.inFlightLocked(), Limit: f.limit, MinLatency: f.latency, BytesPerSec: f.rate,
 		Held: len(r.reads), Quantiles: r.quantiles,

@@ -187,7 +187,7 @@ func TestContextReachesTheStore(t *testing.T) {
 
 // If some of several receivers leave, the others get the outcome. With the last one the read ends, and asks no other
 // tier.
-func TestLeave(t *testing.T) {
+func TestCancelWaiters(t *testing.T) {
 	near, far := newFake(t), newFake(t)
 	answer, asked := make(chan struct{}), make(chan struct{}, 10)
 	near.do = func(ctx context.Context, _ int64, b []byte) ([]byte, error) {
@@ -210,7 +210,7 @@ func TestLeave(t *testing.T) {
 	<-asked
 	<-asked
 	leave := func(ns ...int) int {
-		return r.Leave(func(of read.Receiver, tk read.Token) bool {
+		return r.Cancel(func(of read.Receiver, tk read.Token) bool {
 			return of == read.Receiver(to) && slices.Contains(ns, tk.N)
 		})
 	}
@@ -315,7 +315,7 @@ func TestParallel(t *testing.T) {
 	if begun != 2 || full == 0 {
 		t.Errorf("%d reads were begun, %d times it was full", begun, full)
 	}
-	if n := r.Leave(func(read.Receiver, read.Token) bool { return true }); n != 2 {
+	if n := r.Cancel(func(read.Receiver, read.Token) bool { return true }); n != 2 {
 		t.Errorf("%d have left", n)
 	}
 }

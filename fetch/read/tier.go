@@ -85,8 +85,8 @@ type Gatherer interface {
 // Whenever is the [Cell.Use] of a blob that no stream waits for.
 const Whenever = math.MaxInt64
 
-// Keeper is a Tier that caches blobs from tiers below it.
-type Keeper interface {
+// CachingTier is a Tier that caches blobs from tiers below it.
+type CachingTier interface {
 	Tier
 	// Offer offers a blob that was read below in the time took. It must not block. The tier owns the blob and
 	// releases it, whether it caches it or not.
@@ -136,7 +136,7 @@ func Each(cells []Cell, to Answers, get func(c *Cell) Answer) {
 const maxSpillReads = 8
 
 // Spill returns the tier of the node's cache.
-func Spill(c *spill.Cache) Keeper { return spillTier{c} }
+func Spill(c *spill.Cache) CachingTier { return spillTier{c} }
 
 type spillTier struct{ cache *spill.Cache }
 
@@ -171,7 +171,7 @@ func (t spillTier) get(c *Cell) (a Answer) {
 	return a
 }
 
-// Offer implements Keeper. A blob without a place is not cached.
+// Offer implements CachingTier. A blob without a place is not cached.
 func (t spillTier) Offer(ref schema.BlobRef, at spill.Place, took time.Duration, blob schema.Blob) {
 	if at.Dataset == 0 {
 		blob.Release()
@@ -180,7 +180,7 @@ func (t spillTier) Offer(ref schema.BlobRef, at spill.Place, took time.Duration,
 	t.cache.Offer(ref, at, took, blob)
 }
 
-// Missed implements Keeper.
+// Missed implements CachingTier.
 func (t spillTier) Missed(at spill.Place, size int64) { t.cache.Missed(at, size) }
 
 // Store returns the tier of a store. It is the last one, and has every blob.

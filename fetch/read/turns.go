@@ -60,21 +60,21 @@ func (p *Place) Ask(wants ...Want) {
 	}
 }
 
-// Leave removes the requests that match, and cancels reads without waiters. It returns how many it removed; requests
+// Cancel removes the requests that match, and cancels reads without waiters. It returns how many it removed; requests
 // whose outcome was delivered, or is being delivered, are not counted.
-func (p *Place) Leave(match func(Token) bool) int {
+func (p *Place) Cancel(match func(Token) bool) int {
 	r := p.reader
 	r.mu.Lock()
 	n := p.turns.Drop(func(q *queued) bool { return match(q.Token) })
 	p.waiting.Add(-int32(n))
 	r.mu.Unlock()
-	return n + r.Leave(func(to Receiver, t Token) bool { return to == p.to && match(t) })
+	return n + r.Cancel(func(to Receiver, t Token) bool { return to == p.to && match(t) })
 }
 
 // Close closes the place and cancels its requests.
 func (p *Place) Close() {
 	p.Retire()
-	p.reader.Leave(func(to Receiver, _ Token) bool { return to == p.to })
+	p.reader.Cancel(func(to Receiver, _ Token) bool { return to == p.to })
 }
 
 // Retire closes the place, and returns the requests that waited for their turn. Outcomes of reads in flight are still
@@ -219,7 +219,7 @@ type Want struct {
 	// Use is when the blob is used: see [Cell.Use].
 	Use int64
 	// Context identifies the caller: the store sees its values. Its end does not end the read, because others may
-	// share it: see [Reader.Leave].
+	// share it: see [Reader.Cancel].
 	Context context.Context //nolint:containedctx // only its values are used
 	// Since is when the blob was first requested, if that was before the read begins. While the store sends nothing,
 	// a read's timeout counts from then, so that requests that wait for their turn do not start a new timeout.

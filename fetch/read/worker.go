@@ -255,7 +255,7 @@ func (r *Reader) cell(a *Attempt, c *Cell) {
 	rd, l := a.read, a.lane
 	if a.nth == 0 && l.index == rd.entry && r.keeps(rd) {
 		for i := range r.lanes[:l.index] {
-			if k := r.lanes[i].keeper; k != nil {
+			if k := r.lanes[i].caching; k != nil {
 				k.Missed(rd.place, rd.ref.Size)
 			}
 		}

@@ -27,7 +27,7 @@ func (b *bench) offer(data []byte, at spill.Place) *offered {
 	o := &offered{data: append([]byte(nil), data...)}
 	ref := schema.RefOf(data)
 	b.ends("Offer", func() error {
-		b.keeper.Offer(ref, at, time.Millisecond, schema.NewBlob(o.data, o))
+		b.caching.Offer(ref, at, time.Millisecond, schema.NewBlob(o.data, o))
 		return nil
 	})
 	return o
@@ -58,7 +58,7 @@ func (b *bench) releasedOnce(offers []*offered) {
 }
 
 func offersReleased(b *bench) {
-	if b.keeper == nil {
+	if b.caching == nil {
 		return
 	}
 	var offers []*offered
@@ -93,7 +93,7 @@ func offersReleased(b *bench) {
 
 // offersFound: an offered blob that the tier has room for is found at once or a little later, and from then on.
 func offersFound(b *bench) {
-	if b.keeper == nil {
+	if b.caching == nil {
 		return
 	}
 	var offers []*offered
@@ -114,7 +114,7 @@ func offersFound(b *bench) {
 
 // offersDoNotWait offers more than the tier holds at once, while what the tier waits for does not answer.
 func offersDoNotWait(b *bench) {
-	if b.keeper == nil {
+	if b.caching == nil {
 		return
 	}
 	release := func() {}
@@ -132,14 +132,14 @@ func offersDoNotWait(b *bench) {
 }
 
 func missed(b *bench) {
-	if b.keeper == nil {
+	if b.caching == nil {
 		return
 	}
 	data := blobOf("missed", 1000)
 	b.put(data)
 	for _, at := range []spill.Place{b.At, {}, {Dataset: 1 << 30, Position: 7}} {
 		for _, size := range []int64{0, 1, 1 << 40} {
-			b.ends("Missed", func() error { b.keeper.Missed(at, size); return nil })
+			b.ends("Missed", func() error { b.caching.Missed(at, size); return nil })
 		}
 	}
 	blob := b.get(data)

@@ -1,4 +1,4 @@
-// Package readtest is the conformance suite of read.Tier and read.Keeper: what every tier does, wherever its blobs
+// Package readtest is the conformance suite of read.Tier and read.CachingTier: what every tier does, wherever its blobs
 // are.
 //
 // A tier's own tests call [Run]. [Cases] returns the same as functions, so that tests can check that the suite finds
@@ -93,10 +93,10 @@ func Run(t *testing.T, fresh func(t testing.TB) Opener) {
 // the case may call them.
 type bench struct {
 	Subject
-	ctx    context.Context //nolint:containedctx // of this call to Check
-	keeper read.Keeper     // the tier, if it is one
-	closed bool
-	stuck  bool // a call has not ended, and may use the tier for ever
+	ctx     context.Context  //nolint:containedctx // of this call to Check
+	caching read.CachingTier // the tier, if it is one
+	closed  bool
+	stuck   bool // a call has not ended, and may use the tier for ever
 }
 
 // failure is the panic value that ends a case.
@@ -108,7 +108,7 @@ func run(ctx context.Context, open Opener, check func(*bench)) (err error) {
 		return fmt.Errorf("open: %w", err)
 	}
 	b := &bench{ctx: ctx, Subject: s}
-	b.keeper, _ = s.Tier.(read.Keeper)
+	b.caching, _ = s.Tier.(read.CachingTier)
 	defer func() {
 		switch f := recover().(type) {
 		case nil:

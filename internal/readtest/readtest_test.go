@@ -21,7 +21,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// memory is a correct Keeper of blobs in memory, which waits for a gate. Each fault is a field that replaces or
+// memory is a correct CachingTier of blobs in memory, which waits for a gate. Each fault is a field that replaces or
 // changes its behaviour.
 type memory struct {
 	name   func() string

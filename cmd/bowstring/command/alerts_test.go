@@ -112,7 +112,7 @@ func clusterTroubles(t *testing.T) map[string]bool {
 	}
 	well := two("v1", nil)
 	later := two("v1", func(_ *metrics.Cluster, st *ourflight.Stats, times *[]fetch.Times) {
-		st.Engine.StoodIn = 1
+		st.Engine.FellBack = 1
 		*times = []fetch.Times{peerTimes(1000, 20*time.Millisecond)}
 	})
 	later.at = well.at.Add(time.Second)
@@ -127,7 +127,7 @@ func clusterTroubles(t *testing.T) map[string]bool {
 	slow.at = well.at.Add(time.Second)
 	expect(replayOf(well, slow), "BowstringPeersSlow")
 	stands := two("v1", func(_ *metrics.Cluster, st *ourflight.Stats, times *[]fetch.Times) {
-		st.Engine.StoodIn = 500
+		st.Engine.FellBack = 500
 		*times = []fetch.Times{peerTimes(500, 20*time.Millisecond)}
 	})
 	stands.at = well.at.Add(time.Second)

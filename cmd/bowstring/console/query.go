@@ -501,14 +501,14 @@ func (q *query) cluster() error {
 	var stats struct {
 		Cluster json.RawMessage `json:"cluster"`
 		Engine  struct {
-			StoodIn   int64 `json:"stood_in"`
+			FellBack  int64 `json:"stood_in"`
 			PeerReads int64 `json:"peer_reads"`
 		} `json:"engine"`
 	}
 	if _, err := q.one("stats", struct{}{}, &stats); err != nil {
 		return err
 	}
-	answer(q.w, http.StatusOK, map[string]any{"cluster": stats.Cluster, "stood_in": stats.Engine.StoodIn,
+	answer(q.w, http.StatusOK, map[string]any{"cluster": stats.Cluster, "stood_in": stats.Engine.FellBack,
 		"peer_reads": stats.Engine.PeerReads})
 	return nil
 }

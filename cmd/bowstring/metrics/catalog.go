@@ -235,7 +235,7 @@ var (
 	sentBytes   = counter("peer_sent_bytes_total", "Bytes of those: what went out to other nodes.", "class")
 	sentRefused = counter("peer_sent_refused_total",
 		"Asks of other nodes that could not be answered with a blob.", "class")
-	stoodIn = counter("stood_in_reads_total", "Blobs that other nodes own and that were read from the store, as "+
+	fellBack = counter("stood_in_reads_total", "Blobs that other nodes own and that were read from the store, as "+
 		"those could not be asked, refused, or were slow.")
 
 	storeReads   = counter("store_blob_reads_total", "Blobs that the store was asked for and brought, whatever for.")

@@ -182,7 +182,7 @@ func (c *Collector) Collect(to chan<- prometheus.Metric) {
 	c.opts.Collections.collect(ch)
 	if cluster := c.opts.cluster(); cluster != nil {
 		ch.cluster(cluster)
-		ch.send(stoodIn, float64(st.Engine.StoodIn))
+		ch.send(fellBack, float64(st.Engine.FellBack))
 	}
 	if st.SameNode != nil {
 		ch.sameNode(&st)
