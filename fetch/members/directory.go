@@ -36,7 +36,7 @@ type directory struct {
 //     caches together hold each blob once.
 //   - If the running jobs read less than all caches hold, slots get second owners, as many as there is room for
 //     ([layout.New]). A second owner requests from the first.
-//   - In each other zone one node caches for the zone ([layout.Layout.Keepers]). Only this node requests from the
+//   - In each other zone one node caches for the zone ([layout.Layout.ZoneCaches]). Only this node requests from the
 //     first owner, so that a blob crosses into a zone once.
 //   - All other nodes request from the owners in their zone, the less busy one first, or from the node that caches
 //     for the zone.
@@ -70,18 +70,18 @@ func newDirectory(v View, self string, compute func(layout.Record) (*layout.Layo
 	}
 	d.second = make([]int64, now.Nodes())
 	at, member := now.Index(self)
-	var keepers []int16
+	var zoneCaches []int16
 	zone := int32(-1)
 	if member {
 		zone = now.Zones()[at]
-		keepers = now.Keepers(zone)
+		zoneCaches = now.ZoneCaches(zone)
 	} else {
 		at = layout.None
 	}
 	numbers := map[routeOf]uint16{}
 	for slot := range layout.Slots {
-		r := routeOf{first: now.Owners(uint16(slot)).First, second: layout.None, keeper: layout.None,
-			donor: layout.None}
+		r := routeOf{first: now.Owners(uint16(slot)).First, second: layout.None, zoneCache: layout.None,
+			previousOwner: layout.None}
 		if o := spare.Owners(uint16(slot)); v.Wants > 0 && o.Second != layout.None {
 			if r.second = o.Second; o.First != r.first { // they differ if capacities do
 				r.second = o.First
@@ -90,15 +90,15 @@ func newDirectory(v View, self string, compute func(layout.Record) (*layout.Layo
 		}
 		if member {
 			z := now.Zones()
-			if r.keeper = keepers[slot]; r.first != layout.None && r.second != layout.None && z[r.second] == zone &&
+			if r.zoneCache = zoneCaches[slot]; r.first != layout.None && r.second != layout.None && z[r.second] == zone &&
 				z[r.first] != zone {
-				r.keeper = r.second // one cache per zone is enough
+				r.zoneCache = r.second // one cache per zone is enough
 			}
 		}
 		if before != nil && int(r.first) == at {
 			if o := before.Owners(uint16(slot)).First; o != layout.None && before.Node(int(o)).ID != self {
 				if _, stays := now.Index(before.Node(int(o)).ID); !stays {
-					r.donor = o
+					r.previousOwner = o
 				}
 			}
 		}
@@ -171,8 +171,8 @@ func (m *Members) Shares() []Share {
 	return list
 }
 
-// routeOf determines the route of a slot. Its fields are indexes of nodes; donor's is of the layout before.
-type routeOf struct{ first, second, keeper, donor int16 }
+// routeOf determines the route of a slot. Its fields are indexes of nodes; previousOwner's is of the layout before.
+type routeOf struct{ first, second, zoneCache, previousOwner int16 }
 
 // route returns the route of the node with index at (None if it owns nothing) in a zone.
 func (r routeOf) route(now, before *layout.Layout, at int, zone int32) Route {
@@ -180,11 +180,11 @@ func (r routeOf) route(now, before *layout.Layout, at int, zone int32) Route {
 	switch {
 	case r.first == layout.None:
 		return Route{}
-	case int(r.first) == at && r.donor != layout.None:
-		return Route{Keep: true, Held: true, Ask: []string{before.Node(int(r.donor)).ID}}
+	case int(r.first) == at && r.previousOwner != layout.None:
+		return Route{Keep: true, Held: true, Ask: []string{before.Node(int(r.previousOwner)).ID}}
 	case int(r.first) == at:
 		return Route{Keep: true}
-	case at != layout.None && (int(r.second) == at || int(r.keeper) == at):
+	case at != layout.None && (int(r.second) == at || int(r.zoneCache) == at):
 		return Route{Keep: true, Ask: []string{id(r.first)}, Spare: now.Zones()[r.first] == zone}
 	}
 	var list []string
@@ -195,8 +195,8 @@ func (r routeOf) route(now, before *layout.Layout, at int, zone int32) Route {
 			near++
 		}
 	}
-	if len(list) == 0 && r.keeper != layout.None {
-		list = append(list, id(r.keeper))
+	if len(list) == 0 && r.zoneCache != layout.None {
+		list = append(list, id(r.zoneCache))
 		near++
 	}
 	for _, i := range []int16{r.first, r.second} { // fallback if those are gone

@@ -47,7 +47,7 @@ func TestDraining(t *testing.T) {
 		for key := range owned {
 			for name, m := range map[string]*members.Members{"a": a, "b": b} {
 				r := m.Route(key)
-				if donor := len(r.Ask) == 1 && r.Ask[0] == "c"; r.Keep != r.Held || r.Held != donor {
+				if previous := len(r.Ask) == 1 && r.Ask[0] == "c"; r.Keep != r.Held || r.Held != previous {
 					t.Fatalf("%s comes by what c owned by %+v", name, r)
 				}
 			}
@@ -96,7 +96,7 @@ func TestOrders(t *testing.T) {
 			t.Fatal(err)
 		}
 		again := started(t, s, "a")
-		if _, err := again.Look(t.Context()); err != nil || again.Ordered() {
+		if _, err := again.Refresh(t.Context()); err != nil || again.Ordered() {
 			t.Errorf("a process that came after the order has it; %v", err)
 		}
 		_ = again.Close()
@@ -126,7 +126,7 @@ func TestIncarnations(t *testing.T) {
 		if err := again.Start(t.Context(), at("2")); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := other.Look(t.Context()); err != nil {
+		if _, err := other.Refresh(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		for i := range 120 {

@@ -441,8 +441,8 @@ func addBytes(a, b int64) int64 {
 	return a + b
 }
 
-// Look reads the leases now. It does not need a membership.
-func (m *Members) Look(ctx context.Context) (View, error) {
+// Refresh reads the leases now. It does not need a membership.
+func (m *Members) Refresh(ctx context.Context) (View, error) {
 	err := m.read(ctx)
 	m.mu.Lock()
 	member := m.self != nil

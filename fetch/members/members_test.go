@@ -167,7 +167,7 @@ func TestBadLeases(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if v, err := other.Look(t.Context()); err != nil || len(v.Nodes) != 0 {
+		if v, err := other.Refresh(t.Context()); err != nil || len(v.Nodes) != 0 {
 			t.Errorf("another cluster has %v, %v", v.Nodes, err)
 		}
 	})

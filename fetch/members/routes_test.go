@@ -37,7 +37,7 @@ func zoned(t *testing.T, zones, each int, wants int64) map[string]*members.Membe
 		}
 	}
 	for _, m := range all {
-		if _, err := m.Look(t.Context()); err != nil {
+		if _, err := m.Refresh(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -227,20 +227,20 @@ func TestKeepersAreEven(t *testing.T) {
 		}
 		return r
 	}
-	keepers := func(r layout.Record) map[int]string {
+	zoneCaches := func(r layout.Record) map[int]string {
 		l, err := layout.New(r)
 		if err != nil {
 			t.Fatal(err)
 		}
 		found := map[int]string{}
-		for slot, k := range l.Keepers(l.Zones()[0]) {
+		for slot, k := range l.ZoneCaches(l.Zones()[0]) {
 			if l.Zones()[l.Owners(uint16(slot)).First] != l.Zones()[0] {
 				found[slot] = l.Node(int(k)).ID
 			}
 		}
 		return found
 	}
-	all, fewer := keepers(nodes(-1)), keepers(nodes(4))
+	all, fewer := zoneCaches(nodes(-1)), zoneCaches(nodes(4))
 	counts := map[string]int{}
 	moved := 0
 	for slot, id := range all {
@@ -255,6 +255,6 @@ func TestKeepersAreEven(t *testing.T) {
 		}
 	}
 	if moved > len(all)/1000 { // where there was room for second owners, as capacities are whole slots
-		t.Errorf("%d slots of %d have another keeper, of nodes that stay", moved, len(all))
+		t.Errorf("%d slots of %d have another zone cache, among nodes that stay", moved, len(all))
 	}
 }

@@ -181,7 +181,7 @@ func (c *Cluster) Run(ctx context.Context, e *fetch.Engine) {
 			default: // it is under way
 			}
 		}
-		if err := c.Look(); err != nil {
+		if err := c.Refresh(); err != nil {
 			c.opts.Logger.WarnContext(ctx, "the nodes of the cluster cannot be gone by", "error", err)
 		}
 		if err := c.opts.Members.SetWants(e.Wants()); err != nil {
@@ -218,16 +218,16 @@ func (c *Cluster) doubts(ago time.Duration) bool {
 func (c *Cluster) read(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, doubtEvery)
 	defer cancel()
-	if _, err := c.opts.Members.Look(ctx); err != nil && ctx.Err() == nil {
+	if _, err := c.opts.Members.Refresh(ctx); err != nil && ctx.Err() == nil {
 		c.opts.Logger.DebugContext(ctx, "the members of the cluster could not be read", "error", err)
 	}
 }
 
-// Look goes by the members that are there now.
-func (c *Cluster) Look() error {
+// Refresh opens links to the nodes of the current view, and closes links to nodes that are gone.
+func (c *Cluster) Refresh() error {
 	view := c.opts.Members.View()
 	nodes := view.Nodes
-	for _, n := range view.Leaving { // they lend what they hold
+	for _, n := range view.Leaving { // peers still read from them
 		nodes = append(nodes, n.Node)
 	}
 	c.mu.Lock()
@@ -244,7 +244,7 @@ func (c *Cluster) Look() error {
 			continue
 		}
 		others = append(others, n.ID)
-		// A link to an address that is no more is set up anew.
+		// A link to an old address is opened again, to the new one.
 		if !slices.ContainsFunc(was, func(old layout.Node) bool { return old.ID == n.ID && old.Address != n.Address }) {
 			stay = append(stay, n.ID)
 		}

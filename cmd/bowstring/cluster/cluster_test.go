@@ -52,10 +52,10 @@ func TestNodesShareBlobs(t *testing.T) {
 	owners := func() (counts []int) {
 		t.Helper()
 		for _, n := range list {
-			if _, err := n.members.Look(t.Context()); err != nil {
+			if _, err := n.members.Refresh(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			if err := n.cluster.Look(); err != nil {
+			if err := n.cluster.Refresh(); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -84,7 +84,7 @@ func TestNodesShareBlobs(t *testing.T) {
 	list = list[:2]
 	for _, n := range list { // the others believe it when its lease has been missing for as long as one lasts
 		for len(n.members.View().Nodes) > 2 {
-			if _, err := n.members.Look(t.Context()); err != nil {
+			if _, err := n.members.Refresh(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -105,10 +105,10 @@ func meet(t *testing.T, all ...*whole) {
 	t.Helper()
 	for _, w := range all {
 		for up := 0; up < len(all)-1; runtime.Gosched() {
-			if _, err := w.members.Look(t.Context()); err != nil {
+			if _, err := w.members.Refresh(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			if err := w.cluster.Look(); err != nil {
+			if err := w.cluster.Refresh(); err != nil {
 				t.Fatal(err)
 			}
 			up = 0
@@ -159,7 +159,7 @@ func TestHandover(t *testing.T) {
 	for len(a.members.View().Leaving) == 0 {
 		runtime.Gosched()
 	}
-	if _, err := a.members.Look(t.Context()); err != nil {
+	if _, err := a.members.Refresh(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	seen := make([]atomic.Int32, n)

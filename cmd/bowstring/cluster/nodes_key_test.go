@@ -299,7 +299,7 @@ func TestPlaintextIsRefused(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := c.Look(); err != nil {
+		if err := c.Refresh(); err != nil {
 			t.Fatal(err)
 		}
 		st := c.Tier().Stats()

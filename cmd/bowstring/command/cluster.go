@@ -405,7 +405,7 @@ func (c *ClusterStatusCmd) Run(ctx context.Context, app *App) error {
 	defer done()
 	look, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
-	view, err := m.Look(look)
+	view, err := m.Refresh(look)
 	if err != nil {
 		return err
 	}
@@ -498,7 +498,7 @@ func (c *ClusterDrainCmd) Run(ctx context.Context, app *App) error {
 	}
 	process, said := m.Process(c.Node), ""
 	for {
-		view, err := m.Look(ctx)
+		view, err := m.Refresh(ctx)
 		if err != nil {
 			return err
 		}
