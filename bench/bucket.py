@@ -40,7 +40,7 @@ def doors(binary: Path, url: str, links: dict[str, float | None]) -> Iterator[di
             found[name] = url
             if rtt_ms is not None:
                 board.link(name, Wire(rtt_ms))
-                found[name] = f"http://{board.door(name, name, url.removeprefix('http://'))}"
+                found[name] = f"http://{board.proxy(name, name, url.removeprefix('http://'))}"
         yield found
     finally:
         board.close()

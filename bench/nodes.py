@@ -74,14 +74,14 @@ class Links:
         """Make a link."""
         self.do(link={"name": name, "rtt_us": round(1000 * wire.latency_ms), "bytes_per_s": wire.bytes_per_s})
 
-    def door(self, door: str, link: str, to: str) -> str:
-        """Open a door and return its address."""
-        address: str = self.do(open={"door": door, "link": link, "to": to})["address"]
+    def proxy(self, name: str, link: str, to: str) -> str:
+        """Open a proxy and return its address."""
+        address: str = self.do(open={"proxy": name, "link": link, "to": to})["address"]
         return address
 
     def counts(self) -> dict[tuple[str, str], dict[str, int]]:
-        """What has passed, by door and who came."""
-        return {(c["door"], c["from"]): c for c in self.do(count={}).get("counts", [])}
+        """The counts, by proxy and process."""
+        return {(c["proxy"], c["from"]): c for c in self.do(count={}).get("counts", [])}
 
     def close(self) -> None:
         """End all links."""
@@ -173,7 +173,7 @@ def upload(url: str, samples: int, size: int, name: str = DATASET) -> None:
 
 
 class Member:
-    """A node: its process, its doors and its spill, which outlive the process."""
+    """A node: its process, its proxies and its spill, which outlive the process."""
 
     def __init__(self, nodes: Nodes, name: str, spill: int, options: tuple[str, ...]) -> None:
         self.name = name
@@ -182,14 +182,14 @@ class Member:
         self.log = nodes.folder / f"{name}.log"
         links, host = nodes.links, nodes.store_host
         links.link(f"net-{name}", nodes.net)
-        door = links.door(name, f"net-{name}", self.listen)
-        store = nodes.store.replace(host, links.door(f"store-{name}", "store", host), 1)
+        proxy = links.proxy(name, f"net-{name}", self.listen)
+        store = nodes.store.replace(host, links.proxy(f"store-{name}", "store", host), 1)
         self.node = Node(
             nodes.binary,
             store,
             f"--cluster={nodes.cluster}",
             f"--node={name}",
-            f"--advertise=grpc://{self.listen if nodes.direct else door}",
+            f"--advertise=grpc://{self.listen if nodes.direct else proxy}",
             f"--cluster-key-file={nodes.key}",
             f"--spill={nodes.folder / name}",
             f"--spill-bytes={spill}B",
@@ -207,7 +207,7 @@ class Member:
         return f"grpc://{self.listen}"
 
     def start(self) -> None:
-        """Start the process; its doors know it from then on."""
+        """Start the process; its proxies know it from then on."""
         try:
             self.node.start(self.listen, began=lambda pid: self.nodes.links.do(name={"pid": pid, "name": self.name}))
         except RuntimeError as error:
@@ -259,7 +259,7 @@ class Nodes:
         direct: bool = False,
     ) -> None:
         self.binary, self.store, self.folder = binary, store, folder
-        self.direct = direct  # nodes ask each other with no door between them, which would cut what passes in its way
+        self.direct = direct  # nodes read from each other without a proxy between them, which would split messages
         self.store_host = host_of(store)
         self.cluster = f"c{random.getrandbits(40):x}"  # none that a run before has left leases of
         self.net = net or Wire()
@@ -318,13 +318,13 @@ class Nodes:
             time.sleep(0.05)
         return time.monotonic() - begin
 
-    def part(self, member: Member, trouble: str) -> None:
-        """Have a trouble befall all between a node and the others, and the store: `cut`, `hold`, or none."""
+    def part(self, member: Member, fault: str) -> None:
+        """Set a fault of all connections between a node and the others, and the store: `cut`, `hold`, or none."""
         for other in self.members:
             if other is not member:
-                self.links.do(set={"door": other.name, "from": member.name, "trouble": trouble})
-                self.links.do(set={"door": member.name, "from": other.name, "trouble": trouble})
-        self.links.do(set={"door": f"store-{member.name}", "from": member.name, "trouble": trouble})
+                self.links.do(set={"proxy": other.name, "from": member.name, "fault": fault})
+                self.links.do(set={"proxy": member.name, "from": other.name, "fault": fault})
+        self.links.do(set={"proxy": f"store-{member.name}", "from": member.name, "fault": fault})
 
     def held(self) -> int:
         """How many blobs the spills have."""
@@ -349,8 +349,8 @@ class Nodes:
         for name in ("spans", "bytes", "singles"):
             found[f"span_{name}"] = sum(e["spans"][name] for e in engines)
         counts = self.links.counts()
-        store = [c for (door, _), c in counts.items() if door.startswith("store-")]
-        peers = [c for (door, _), c in counts.items() if not door.startswith("store-")]
+        store = [c for (proxy, _), c in counts.items() if proxy.startswith("store-")]
+        peers = [c for (proxy, _), c in counts.items() if not proxy.startswith("store-")]
         found["store_link_bytes"] = sum(c["back_bytes"] for c in store)
         found["peer_link_bytes"] = sum(c["back_bytes"] for c in peers)
         return found

@@ -104,19 +104,19 @@ def run(context: Context) -> Result:
         try:
             with Node(context.binary, kind.store) as server:
                 pin(server.pid, theirs)
-                doors = {}
+                proxies = {}
                 for name, wire in WIRES.items():
                     links.link(name, wire)
-                    doors[name] = links.door(name, name, f"127.0.0.1:{server.port}")
+                    proxies[name] = links.proxy(name, name, f"127.0.0.1:{server.port}")
                 for _ in range(context.rounds):
-                    for name, door in doors.items():
+                    for name, proxy in proxies.items():
                         for programs in (0, BUSY):
                             cell = f"{kind.name}, {name}, {'busy' if programs else 'idle'}"
                             if os.environ.get("PLACEMENT", "") not in cell:
                                 continue
                             with busy(programs, theirs):
                                 found = {
-                                    p: read(context, kind, f"grpc://{door}", p, ours)
+                                    p: read(context, kind, f"grpc://{proxy}", p, ours)
                                     for p in ("server", "client", "auto")
                                 }
                             share = found["auto"]["per_s"] / max(found["server"]["per_s"], found["client"]["per_s"])

@@ -60,11 +60,11 @@ class Ends:
 @contextmanager
 def held(links: Links, _: Cassandra) -> Iterator[float]:
     """All connections between server and database say nothing; bytes wait in the kernel."""
-    links.do(set={"door": "store", "from": "", "trouble": "hold"})
+    links.do(set={"proxy": "store", "from": "", "fault": "hold"})
     try:
         yield GIVE_UP
     finally:
-        links.do(set={"door": "store", "from": "", "trouble": ""})
+        links.do(set={"proxy": "store", "from": "", "fault": ""})
 
 
 @contextmanager
@@ -135,8 +135,8 @@ def run(context: Context) -> Result:
     try:
         with Cassandra(context.folder / "cassandra-silent", HEAP="512m") as cassandra:
             links.link("store", Wire())
-            door = links.door("store", "store", f"127.0.0.1:{cassandra.port}")
-            store = cassandra.uri("silent", int(door.rpartition(":")[2]))
+            proxy = links.proxy("store", "store", f"127.0.0.1:{cassandra.port}")
+            store = cassandra.uri("silent", int(proxy.rpartition(":")[2]))
             context.bowstring("store", "init", "--store", store)
             options = (f"--read-timeout={READ_TIMEOUT:g}s", f"--window-memory={WINDOWS}")
             with Node(context.binary, store, *options) as server:

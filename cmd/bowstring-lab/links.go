@@ -20,7 +20,7 @@ line; the links end with the input.`
 
 // Run does what the standard input asks for.
 func (*linksCmd) Run(ctx context.Context, app *command.App) error {
-	b := links.NewBoard()
+	b := links.NewProxySet()
 	ended := make(chan error, 1)
 	go func() { ended <- b.Run(os.Stdin, app.Stdout) }()
 	select {

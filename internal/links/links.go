@@ -1,7 +1,7 @@
 // Package links connects the processes of a cluster on one machine through links of a given latency and rate, which
 // count bytes and can be cut while they are in use: for tests and benchmarks.
 //
-// A door is an address that forwards to a server through a link. Several doors may share a link, and its rate. A door
+// A proxy is an address that forwards to a server through a link. Several proxies may share a link, and its rate. A proxy
 // knows the client process of a connection if processes were named. It does not know what a connection carries.
 package links
 
@@ -27,37 +27,37 @@ import (
 // Anybody is the name of a process that was not named.
 const Anybody = ""
 
-// Trouble is a fault of a door.
-type Trouble string
+// Fault is what a proxy does to connections instead of forwarding.
+type Fault string
 
 // The faults.
 const (
-	None Trouble = ""
+	None Fault = ""
 	// Cut closes connections, and new ones as soon as they are made.
-	Cut Trouble = "cut"
+	Cut Fault = "cut"
 	// Hold holds data back until it is over, like a network that loses all packets: the ends are not notified.
-	Hold Trouble = "hold"
+	Hold Fault = "hold"
 )
 
-// Board holds all links and doors. It is safe for concurrent use. The caller closes it.
-type Board struct {
-	mu     sync.Mutex
-	closed bool
-	links  map[string]*delay.Link
-	doors  map[string]*door
-	names  map[int]string // of processes, by pid
+// ProxySet holds all links and proxies. It is safe for concurrent use. The caller closes it.
+type ProxySet struct {
+	mu      sync.Mutex
+	closed  bool
+	links   map[string]*delay.Link
+	proxies map[string]*proxy
+	names   map[int]string // of processes, by pid
 }
 
-// NewBoard returns a board without links.
-func NewBoard() *Board {
-	return &Board{links: map[string]*delay.Link{}, doors: map[string]*door{}, names: map[int]string{}}
+// NewProxySet returns a set without links.
+func NewProxySet() *ProxySet {
+	return &ProxySet{links: map[string]*delay.Link{}, proxies: map[string]*proxy{}, names: map[int]string{}}
 }
 
-// errClosed is the error of a closed board.
+// errClosed is the error of a closed set.
 var errClosed = fmt.Errorf("%w: the links are closed", schema.ErrUnavailable)
 
 // Link makes a link.
-func (b *Board) Link(name string, config delay.Config) error {
+func (b *ProxySet) Link(name string, config delay.Config) error {
 	if err := schema.CheckName("link", name); err != nil {
 		return err
 	}
@@ -76,10 +76,10 @@ func (b *Board) Link(name string, config delay.Config) error {
 	return nil
 }
 
-// Open makes a door that forwards through a link to the server at an address, HOST:PORT, and returns the door's
+// Open makes a proxy that forwards through a link to the server at an address, HOST:PORT, and returns the proxy's
 // address.
-func (b *Board) Open(name, link, to string) (address string, err error) {
-	if err := schema.CheckName("door", name); err != nil {
+func (b *ProxySet) Open(name, link, to string) (address string, err error) {
+	if err := schema.CheckName("proxy", name); err != nil {
 		return "", err
 	}
 	b.mu.Lock()
@@ -87,28 +87,28 @@ func (b *Board) Open(name, link, to string) (address string, err error) {
 	switch {
 	case b.closed:
 		return "", errClosed
-	case b.doors[name] != nil:
-		return "", fmt.Errorf("%w: door %s", schema.ErrExists, name)
+	case b.proxies[name] != nil:
+		return "", fmt.Errorf("%w: proxy %s", schema.ErrExists, name)
 	case b.links[link] == nil:
 		return "", fmt.Errorf("%w: link %s", schema.ErrNotFound, link)
 	}
-	d, err := newDoor(b.links[link], to, b.who)
+	d, err := newProxy(b.links[link], to, b.who)
 	if err != nil {
 		return "", err
 	}
-	b.doors[name] = d
+	b.proxies[name] = d
 	return d.address(), nil
 }
 
 // Name names a process: its later connections count under that name.
-func (b *Board) Name(pid int, name string) {
+func (b *ProxySet) Name(pid int, name string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.names[pid] = name
 }
 
 // who returns the name of the process at the other end of a connection.
-func (b *Board) who(remote, local string) string {
+func (b *ProxySet) who(remote, local string) string {
 	b.mu.Lock()
 	names := maps.Clone(b.names)
 	b.mu.Unlock()
@@ -127,68 +127,68 @@ func (b *Board) who(remote, local string) string {
 	return Anybody
 }
 
-// Set sets the fault of a process's data at a door, instead of the previous one.
-func (b *Board) Set(name, from string, t Trouble) error {
+// Set sets the fault of a process's data at a proxy, instead of the previous one.
+func (b *ProxySet) Set(name, from string, t Fault) error {
 	if t != None && t != Cut && t != Hold {
-		return &schema.FieldError{Field: "trouble", Got: schema.Quote(string(t)), Want: `"cut", "hold" or ""`}
+		return &schema.FieldError{Field: "fault", Got: schema.Quote(string(t)), Want: `"cut", "hold" or ""`}
 	}
 	b.mu.Lock()
-	d := b.doors[name]
+	d := b.proxies[name]
 	b.mu.Unlock()
 	if d == nil {
-		return fmt.Errorf("%w: door %s", schema.ErrNotFound, name)
+		return fmt.Errorf("%w: proxy %s", schema.ErrNotFound, name)
 	}
 	d.set(from, t)
 	return nil
 }
 
-// Count counts a process's use of a door: connections, and bytes to the server and back.
+// Count counts a process's use of a proxy: connections, and bytes to the server and back.
 type Count struct {
-	Door        string `json:"door"`
+	Proxy       string `json:"proxy"`
 	From        string `json:"from"`
 	Connections int64  `json:"connections"`
 	To          int64  `json:"to_bytes"`
 	Back        int64  `json:"back_bytes"`
 }
 
-// Counts returns the counts of all doors so far, by door and process.
-func (b *Board) Counts() []Count {
+// Counts returns the counts of all proxies so far, by proxy and process.
+func (b *ProxySet) Counts() []Count {
 	b.mu.Lock()
-	doors := maps.Clone(b.doors)
+	proxies := maps.Clone(b.proxies)
 	b.mu.Unlock()
 	list := []Count{}
-	for name, d := range doors {
+	for name, d := range proxies {
 		for from, n := range d.counts() {
 			list = append(list, Count{name, from, n.connections.Load(), n.to.Load(), n.back.Load()})
 		}
 	}
 	slices.SortFunc(list, func(a, b Count) int {
-		return cmp.Or(cmp.Compare(a.Door, b.Door), cmp.Compare(a.From, b.From))
+		return cmp.Or(cmp.Compare(a.Proxy, b.Proxy), cmp.Compare(a.From, b.From))
 	})
 	return list
 }
 
 // Close cuts everything, and waits for all goroutines.
-func (b *Board) Close() error {
+func (b *ProxySet) Close() error {
 	b.mu.Lock()
 	b.closed = true
-	doors, links := b.doors, b.links
-	b.doors, b.links = nil, nil
+	proxies, links := b.proxies, b.links
+	b.proxies, b.links = nil, nil
 	b.mu.Unlock()
 	var errs []error
-	for _, d := range doors {
+	for _, d := range proxies {
 		errs = append(errs, d.stop())
 	}
 	for _, l := range links {
-		errs = append(errs, l.Close()) // unblocks the doors
+		errs = append(errs, l.Close()) // unblocks the proxies
 	}
-	for _, d := range doors {
+	for _, d := range proxies {
 		d.running.Wait()
 	}
 	return errors.Join(errs...)
 }
 
-// Command is a request to a board; one of its fields is set.
+// Command is a request to a set; one of its fields is set.
 type Command struct {
 	Link  *LinkCommand  `json:"link,omitempty"`
 	Open  *OpenCommand  `json:"open,omitempty"`
@@ -206,11 +206,11 @@ type LinkCommand struct {
 	Window int64  `json:"window"`      // bytes of a connection that may be unacknowledged; 0: no limit
 }
 
-// OpenCommand makes a door.
+// OpenCommand makes a proxy.
 type OpenCommand struct {
-	Door string `json:"door"`
-	Link string `json:"link"`
-	To   string `json:"to"` // HOST:PORT
+	Proxy string `json:"proxy"`
+	Link  string `json:"link"`
+	To    string `json:"to"` // HOST:PORT
 }
 
 // NameCommand names a process.
@@ -219,11 +219,11 @@ type NameCommand struct {
 	Name string `json:"name"`
 }
 
-// SetCommand sets the fault of a process's data at a door.
+// SetCommand sets the fault of a process's data at a proxy.
 type SetCommand struct {
-	Door    string  `json:"door"`
-	From    string  `json:"from"`
-	Trouble Trouble `json:"trouble"`
+	Proxy string `json:"proxy"`
+	From  string `json:"from"`
+	Fault Fault  `json:"fault"`
 }
 
 // CountCommand requests the counts.
@@ -231,7 +231,7 @@ type CountCommand struct{}
 
 // Reply is the result of a command.
 type Reply struct {
-	Address string  `json:"address,omitempty"` // of the new door
+	Address string  `json:"address,omitempty"` // of the new proxy
 	Counts  []Count `json:"counts,omitempty"`
 	Error   string  `json:"error,omitempty"`
 }
@@ -240,7 +240,7 @@ type Reply struct {
 const maxCommand = 64 << 10
 
 // Run reads commands from the lines of in, as JSON, and answers each with a line, until in ends.
-func (b *Board) Run(in io.Reader, out io.Writer) error {
+func (b *ProxySet) Run(in io.Reader, out io.Writer) error {
 	lines := bufio.NewScanner(in)
 	lines.Buffer(nil, maxCommand)
 	answers := json.NewEncoder(out)
@@ -259,7 +259,7 @@ func (b *Board) Run(in io.Reader, out io.Writer) error {
 	return nil
 }
 
-func (b *Board) do(line []byte) (Reply, error) {
+func (b *ProxySet) do(line []byte) (Reply, error) {
 	var c Command
 	if err := schema.DecodeJSON("command", line, &c); err != nil {
 		return Reply{}, err
@@ -271,13 +271,13 @@ func (b *Board) do(line []byte) (Reply, error) {
 			Window: c.Link.Window,
 		})
 	case c.Open != nil:
-		address, err := b.Open(c.Open.Door, c.Open.Link, c.Open.To)
+		address, err := b.Open(c.Open.Proxy, c.Open.Link, c.Open.To)
 		return Reply{Address: address}, err
 	case c.Name != nil:
 		b.Name(c.Name.PID, c.Name.Name)
 		return Reply{}, nil
 	case c.Set != nil:
-		return Reply{}, b.Set(c.Set.Door, c.Set.From, c.Set.Trouble)
+		return Reply{}, b.Set(c.Set.Proxy, c.Set.From, c.Set.Fault)
 	case c.Count != nil:
 		return Reply{Counts: b.Counts()}, nil
 	}
@@ -293,34 +293,34 @@ func microseconds(n int64) time.Duration {
 	return time.Duration(n) * time.Microsecond
 }
 
-// door forwards to a server through a link.
-type door struct {
+// proxy forwards to a server through a link.
+type proxy struct {
 	link     *delay.Link
 	to       string
 	who      func(remote, local string) string
 	listener net.Listener
-	ctx      context.Context //nolint:containedctx // done when the door is closed
+	ctx      context.Context //nolint:containedctx // done when the proxy is closed
 	end      context.CancelFunc
 	running  sync.WaitGroup
 
 	mu      sync.Mutex
-	trouble map[string]Trouble
-	changed chan struct{} // closed when trouble changes
+	fault   map[string]Fault
+	changed chan struct{} // closed when fault changes
 	conns   map[net.Conn]string
 	passed  map[string]*passed
 }
 
-// passed counts a process's use of the door.
+// passed counts a process's use of the proxy.
 type passed struct{ connections, to, back atomic.Int64 }
 
-func newDoor(link *delay.Link, to string, who func(remote, local string) string) (*door, error) {
+func newProxy(link *delay.Link, to string, who func(remote, local string) string) (*proxy, error) {
 	listener, err := new(net.ListenConfig).Listen(context.Background(), "tcp", "127.0.0.1:0")
 	if err != nil {
 		return nil, err
 	}
-	d := &door{
+	d := &proxy{
 		link: link, to: to, who: who, listener: listener,
-		trouble: map[string]Trouble{}, changed: make(chan struct{}), conns: map[net.Conn]string{},
+		fault: map[string]Fault{}, changed: make(chan struct{}), conns: map[net.Conn]string{},
 		passed: map[string]*passed{},
 	}
 	d.ctx, d.end = context.WithCancel(context.Background())
@@ -328,9 +328,9 @@ func newDoor(link *delay.Link, to string, who func(remote, local string) string)
 	return d, nil
 }
 
-func (d *door) address() string { return d.listener.Addr().String() }
+func (d *proxy) address() string { return d.listener.Addr().String() }
 
-func (d *door) accept() {
+func (d *proxy) accept() {
 	for {
 		c, err := d.listener.Accept()
 		switch {
@@ -343,7 +343,7 @@ func (d *door) accept() {
 }
 
 // serve carries a connection until one of its ends is closed.
-func (d *door) serve(c net.Conn) {
+func (d *proxy) serve(c net.Conn) {
 	defer c.Close()
 	from := d.who(c.RemoteAddr().String(), c.LocalAddr().String())
 	if !d.keep(c, from) {
@@ -371,7 +371,7 @@ func (d *door) serve(c net.Conn) {
 const pieceBytes = 64 << 10
 
 // carry forwards data from source until either end is closed, and then closes both.
-func (d *door) carry(from string, to, source net.Conn, count *atomic.Int64) {
+func (d *proxy) carry(from string, to, source net.Conn, count *atomic.Int64) {
 	defer to.Close()
 	defer source.Close()
 	b := make([]byte, pieceBytes)
@@ -393,10 +393,10 @@ func (d *door) carry(from string, to, source net.Conn, count *atomic.Int64) {
 }
 
 // pass waits while a process's data is held, and reports whether it may continue.
-func (d *door) pass(from string) bool {
+func (d *proxy) pass(from string) bool {
 	for {
 		d.mu.Lock()
-		t, changed := d.trouble[from], d.changed
+		t, changed := d.fault[from], d.changed
 		d.mu.Unlock()
 		switch {
 		case d.ctx.Err() != nil || t == Cut:
@@ -412,10 +412,10 @@ func (d *door) pass(from string) bool {
 }
 
 // set changes the fault of a process.
-func (d *door) set(from string, t Trouble) {
+func (d *proxy) set(from string, t Fault) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.trouble[from] = t
+	d.fault[from] = t
 	close(d.changed)
 	d.changed = make(chan struct{})
 	if t == Cut {
@@ -423,7 +423,7 @@ func (d *door) set(from string, t Trouble) {
 	}
 }
 
-func (d *door) closeLocked(which func(from string) bool) {
+func (d *proxy) closeLocked(which func(from string) bool) {
 	for c, of := range d.conns {
 		if which(of) {
 			_ = c.Close() // its goroutines notice
@@ -431,24 +431,24 @@ func (d *door) closeLocked(which func(from string) bool) {
 	}
 }
 
-// keep records a connection, unless the door is closed or cut for the process.
-func (d *door) keep(c net.Conn, from string) bool {
+// keep records a connection, unless the proxy is closed or cut for the process.
+func (d *proxy) keep(c net.Conn, from string) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.ctx.Err() != nil || d.trouble[from] == Cut {
+	if d.ctx.Err() != nil || d.fault[from] == Cut {
 		return false
 	}
 	d.conns[c] = from
 	return true
 }
 
-func (d *door) forget(c net.Conn) {
+func (d *proxy) forget(c net.Conn) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	delete(d.conns, c)
 }
 
-func (d *door) of(from string) *passed {
+func (d *proxy) of(from string) *passed {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.passed[from] == nil {
@@ -457,7 +457,7 @@ func (d *door) of(from string) *passed {
 	return d.passed[from]
 }
 
-func (d *door) counts() map[string]*passed {
+func (d *proxy) counts() map[string]*passed {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	all := make(map[string]*passed, len(d.passed))
@@ -467,8 +467,8 @@ func (d *door) counts() map[string]*passed {
 	return all
 }
 
-// stop closes the door; its goroutines end by themselves.
-func (d *door) stop() error {
+// stop closes the proxy; its goroutines end by themselves.
+func (d *proxy) stop() error {
 	d.end()
 	err := d.listener.Close()
 	d.mu.Lock()

@@ -38,10 +38,10 @@ func echo(t *testing.T) string {
 	return l.Addr().String()
 }
 
-// board is one with a link, and a door to a server that echoes.
-func board(t *testing.T) (b *Board, address string) {
+// board is one with a link, and a proxy to a server that echoes.
+func board(t *testing.T) (b *ProxySet, address string) {
 	t.Helper()
-	b = NewBoard()
+	b = NewProxySet()
 	t.Cleanup(func() {
 		if err := b.Close(); err != nil {
 			t.Error(err)
@@ -78,9 +78,9 @@ func say(t *testing.T, c net.Conn, what string) {
 	}
 }
 
-func set(t *testing.T, b *Board, from string, trouble Trouble) {
+func set(t *testing.T, b *ProxySet, from string, fault Fault) {
 	t.Helper()
-	if err := b.Set("server", from, trouble); err != nil {
+	if err := b.Set("server", from, fault); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -107,7 +107,7 @@ func TestCut(t *testing.T) {
 	set(t, b, "me", Cut)
 	for _, c := range []net.Conn{mine, dial(t, address)} {
 		if n, err := c.Read(make([]byte, 1)); err == nil {
-			t.Errorf("%d bytes came through a door that is cut", n)
+			t.Errorf("%d bytes came through a proxy that is cut", n)
 		}
 	}
 	say(t, others, "still there")
@@ -149,20 +149,20 @@ func TestCloseWhileHeld(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := b.Link("other", delay.Config{}); !errors.Is(err, schema.ErrUnavailable) {
-		t.Errorf("a closed board has made a link: %v", err)
+		t.Errorf("a closed set has made a link: %v", err)
 	}
 }
 
 func TestCommands(t *testing.T) {
-	b := NewBoard()
+	b := NewProxySet()
 	defer b.Close()
 	in := strings.NewReader(strings.Join([]string{
 		`{"link": {"name": "store", "rtt_us": 2500, "bytes_per_s": 1000000}}`,
 		`{"link": {"name": "store"}}`,
-		`{"open": {"door": "a", "link": "other", "to": "127.0.0.1:1"}}`,
-		`{"open": {"door": "a", "link": "store", "to": "127.0.0.1:1"}}`,
-		`{"set": {"door": "a", "from": "x", "trouble": "bend"}}`,
-		`{"set": {"door": "b", "from": "x", "trouble": "cut"}}`,
+		`{"open": {"proxy": "a", "link": "other", "to": "127.0.0.1:1"}}`,
+		`{"open": {"proxy": "a", "link": "store", "to": "127.0.0.1:1"}}`,
+		`{"set": {"proxy": "a", "from": "x", "fault": "bend"}}`,
+		`{"set": {"proxy": "b", "from": "x", "fault": "cut"}}`,
 		`{"link": {"name": "y", "rtt_us": -1}}`,
 		`{"rtt": 1}`,
 		`{}`,
@@ -172,7 +172,7 @@ func TestCommands(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := strings.Split(strings.TrimSpace(out.String()), "\n")
-	want := []string{"{}", "exists", "not found", "127.0.0.1:", "trouble", "not found", "rtt", "unknown field",
+	want := []string{"{}", "exists", "not found", "127.0.0.1:", "fault", "not found", "rtt", "unknown field",
 		"one of link"}
 	if len(got) != len(want) {
 		t.Fatalf("%d answers to %d commands: %s", len(got), len(want), out.String())

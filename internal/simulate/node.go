@@ -161,7 +161,7 @@ func (l *life) join(opts *fetch.Options) (err error) {
 	if err != nil {
 		return err
 	}
-	if err := l.cluster.Look(); err != nil {
+	if err := l.cluster.Refresh(); err != nil {
 		return err
 	}
 	opts.Layouts, opts.Peers = l.members, l.cluster.Tier()
