@@ -126,7 +126,7 @@ def clock(seconds: float) -> str:
 
 
 class Disk:
-    """Watches how much is free where the stages write: the checkout, temporary files and the caches of Go and Python."""
+    """Watches how much is free where the stages write: the checkout, temporary files, and the caches at home."""
 
     def __init__(self) -> None:
         self._folders = [Path(__file__).parent, Path(tempfile.gettempdir()), Path.home()]
@@ -148,19 +148,20 @@ class Disk:
 
 
 def notes() -> list[dict[str, Any]]:
-    """What the stages noted, in the order in which they began. A full disk leaves notes that are cut short."""
-    stages = []
-    for path in NOTES.glob("*.json"):
-        try:
-            stages.append(json.loads(path.read_text()))
-        except ValueError as e:
-            show(f"{path}: {e}\n")
-    return sorted(stages, key=lambda s: float(s["began"]))
+    """What the stages noted, in the order in which they began."""
+    return sorted(filter(None, map(note, NOTES.glob("*.json"))), key=lambda s: float(s["began"]))
+
+
+def note(path: Path) -> dict[str, Any] | None:
+    try:
+        return dict(json.loads(path.read_text()))
+    except ValueError as e:  # a full disk cuts it short
+        show(f"{path}: {e}\n")
+        return None
 
 
 def report(disk: Disk) -> None:
     stages = notes()
-    show(f"\ndisk: {disk.first / 1e9:.1f} GB were free at the start, {disk.least / 1e9:.1f} GB at the least\n")
     if not stages:
         return
     first, last = stages[0]["began"], max(s["began"] + s["wall"] for s in stages)
@@ -175,6 +176,7 @@ def report(disk: Disk) -> None:
     if server is not None:
         lines.append(f"{'(Cassandra)':{width}}  {'':6}  {'':7}  {'':6}  {clock(server):>9}")
     lines.append(f"{'all':{width}}  {'':6}  {'':7}  {clock(last - first):>6}  {clock(cpu):>9}")
+    lines.append(f"free on disk: {disk.first / 1e9:.1f} GB at the start, {disk.least / 1e9:.1f} GB at the least")
     tests = [(Test(*t), s["name"]) for s in stages for t in s["tests"]]
     tests += [(t, s["name"]) for s in stages for t in pytest_tests(NOTES / f"{s['name']}.xml")]
     if tests:

@@ -64,8 +64,13 @@ def test_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pyte
         '<testsuites><testsuite><testcase classname="tests.test_x" name="test_y" time="7.5"/></testsuite></testsuites>'
     )
     (tmp_path / "notes" / "fine.xml").write_text(junit)
-    stages.report()
+    (tmp_path / "notes" / "short.json").write_text('{"name": "short')  # as a full disk leaves it
+    disk = stages.Disk()
+    disk.stop()
+    stages.report(disk)
     lines = capfd.readouterr().out.splitlines()
+    assert "short.json" in lines[0]
+    assert [line for line in lines if line.startswith("free on disk: ")]
     assert [line.split()[:2] for line in lines if line.startswith(("fine", "broken"))] == [
         ["fine", "ok"],
         ["broken", "FAILED"],

@@ -83,7 +83,7 @@ func (rv *Resolver) joinRun(ctx context.Context, req schema.Request) (schema.Req
 		return req, nil, err
 	}
 	if r.conflict = r.check(record); r.conflict != nil {
-		return req, r, nil // what was served by a ticket can be told by it alone
+		return req, r, nil //nolint:nilerr // reported when it is to serve: a ticket alone says what it has served
 	}
 	mixture := *req.Mixture
 	mixture.Steered = record.Changes()

@@ -113,7 +113,7 @@ def test_batches_of_like_length(here: bowstring.Client) -> None:
         ({"bucket_by_length": "image", "order": "free"}, "order"),
     ):
         with pytest.raises(bowstring.InvalidRequest, match=text):
-            photos.options(**wrong)  # type: ignore[arg-type]
+            photos.options(**wrong)
 
 
 def test_reads_agree(here: bowstring.Client, client: fl.FlightClient) -> None:
