@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
+from bowstring import _own
 from conftest import ROOT, StartNode
 from markdown_it import MarkdownIt
 from node import Node
@@ -54,14 +55,28 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_lines_in_the_readme(node: Node) -> None:
+def test_the_lines_in_the_readme(
+    node: Node, binary: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "photos").symlink_to(folder)
+    monkeypatch.setenv("BOWSTRING_BINARY", str(binary))
+    monkeypatch.setenv("BOWSTRING_CACHE", str(tmp_path / "cache"))
     printed = []
     for block in blocks(ROOT / "README.md"):
-        assert DOCUMENTED in block
+        assert DOCUMENTED in block or 'open("photos/"' in block
         script = block.replace(DOCUMENTED, node.url)
-        done = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(
+            [sys.executable, "-c", script],
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            cwd=tmp_path,
+        )
         assert done.returncode == 0, done.stderr
         printed.append(done.stdout)
+    (started,) = _own.known()
+    assert started.stop()
     package, plain = printed
     assert plain.startswith("270 samples, ")
     assert "step 4 14 images" in plain

@@ -216,6 +216,9 @@ def test_what_is_shown_needs_what_is_installed(node: Node, path: Path) -> None:
     assert not {"pyarrow", "numpy", "bowstring"} & set(barred)
     # Each of the first page's is a program of its own; the others go on from one to the next.
     for script in blocks(path) if path == ROOT / "README.md" else ["\n".join(blocks(path))]:
+        script = script.replace(
+            'bowstring.open("photos/"', 'bowstring.connect("grpc://127.0.0.1:8815").dataset("photos"'
+        )
         program = f"barred = set({barred!r}){BARRIER}{script.replace('grpc://127.0.0.1:8815', node.url)}"
         done = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True, timeout=240)
         assert done.returncode == 0, done.stderr
