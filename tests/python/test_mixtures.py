@@ -256,6 +256,8 @@ def test_a_run_is_steered(client: bowstring.Client) -> None:
     assert rows[: 4 * step].count("more") == pytest.approx(step, abs=1)
     assert "more" not in rows[4 * step :]
     assert [row for batch in mix.resume(ticket) for row in batch["source"].to_pylist()] == rows[4:]
+    (run,) = client.runs("photos")
+    assert (run["run"], [change["step"] for change in run["changes"]]) == ("llama", [step])
     with pytest.raises(bowstring.InvalidRequest, match="settled"):
         client.steer("photos", "llama", {"more": 1}, from_step=1)
     with pytest.raises(bowstring.NotFound, match="llama"):

@@ -50,6 +50,7 @@ type CLI struct {
 	Stop       StopCmd       `cmd:"" nosettings:"" passthrough:"" help:"End those servers, or those of some stores."`
 	Config     ConfigCmd     `cmd:"" help:"Show the configuration."`
 	Version    VersionCmd    `cmd:"" help:"Show the version."`
+	Steer      SteerCmd      `cmd:"" help:"Change the weights of a mixture while a job reads it."`
 	Lineage    LineageCmd    `cmd:"" help:"Say which samples a step of a job held, on which rank."`
 	Apply      ApplyCmd      `cmd:"" nosettings:"" hidden:"" help:"Make cells of blobs by operators, between the standard input and output."`
 }

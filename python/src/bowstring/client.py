@@ -297,6 +297,10 @@ class Client(Connection):
         step: int = self.action("steer", dataset=dataset, run=run, **given)[0]["step"]
         return step
 
+    def runs(self, dataset: str) -> list[dict[str, Any]]:
+        """The runs of mixtures whose first source is a dataset: `run`, `settled`, `sources`, `changes` and more."""
+        return self.action("runs", dataset=dataset)
+
     def lineage(
         self,
         job: str,
