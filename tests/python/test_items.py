@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import bowstring
 import numpy as np
 import pyarrow as pa
 import pytest
+from bowstring import operators
+from bowstring._items import Format
 from bowstring.errors import InvalidRequest
 
 
@@ -33,7 +37,15 @@ def test_rows_by_index(dataset: bowstring.Dataset) -> None:
     assert dataset[[2, 0, 2]]["position"] == [rows[n]["position"] for n in (2, 0, 2)]
     assert dataset[np.array([1])]["label"] == [rows[1]["label"]]
     assert dataset["label"] == [row["label"] for row in rows]
-    for wrong in (len(rows), -len(rows) - 1):
+    assert dataset[range(1, 3)] == dataset[1:3]
+    for wrong in (
+        len(rows),
+        -len(rows) - 1,
+        2**70,
+        np.uint64(2**64 - 1),
+        [2**64 - 1],
+        np.array([2**64 - 1], np.uint64),
+    ):
         with pytest.raises(IndexError, match=f"there are {len(rows)} rows"):
             dataset[wrong]
 
@@ -68,6 +80,48 @@ def test_images(here: bowstring.Client) -> None:
     photos = here.dataset("photos", split="train").shuffle(2)
     assert photos[7]["image"] == photos.to_arrow()["image"][7].as_py()
     assert photos.with_format("numpy")[7]["image"] == photos[7]["image"]
+
+
+def test_tensors(here: bowstring.Client) -> None:
+    """What operators make of images has its shape in each format."""
+    torch = pytest.importorskip("torch")
+    photos = here.dataset("photos").columns(["image"])
+    steps = [{"Decode": {}}, {"Resize": {"size": [6, 8]}}]
+    for made, ragged in (photos.operators(image=steps), False), (photos.operators(image=[{"Decode": {}}]), True):
+        table = made.take([0, 1])
+        want: list[Any] = list(operators.tensors(table["image"].combine_chunks(), table.schema.field("image")))
+        assert made[0]["image"] == want[0].tolist()
+        assert [one.tolist() for one in made.with_format("numpy")[:2]["image"]] == [one.tolist() for one in want]
+        found = made.with_format("torch")[:2]["image"]
+        assert [one.tolist() for one in found] == [one.tolist() for one in want]
+        assert isinstance(found, list if ragged else torch.Tensor)
+        assert made.with_format("torch")[0]["image"].shape == want[0].shape
+
+
+def test_no_rows(here: bowstring.Client) -> None:
+    """Columns without values are of their kinds."""
+    pytest.importorskip("torch")
+    none = here.dataset("photos").columns(["image", "label", "width"]).where("width < 0")
+    assert list(none) == []
+    with pytest.raises(IndexError, match="there are 0 rows"):
+        none[0]
+    names: tuple[Format, ...] = ("python", "numpy", "torch")
+    for name in names:
+        found = none.with_format(name)[:]
+        assert found["image"] == []
+        assert len(found["label"]) == 0
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_of_torch(here: bowstring.Client, workers: int) -> None:
+    """A DataLoader shuffles the rows by their index, and reads those of a batch together."""
+    loading = pytest.importorskip("torch.utils.data")
+    labels = here.dataset("photos").columns(["position", "label"])
+    loader = loading.DataLoader(labels, batch_size=50, shuffle=True, num_workers=workers)
+    batches = list(loader)
+    assert len(batches) == -(-len(labels) // 50)
+    got = {p: n for b in batches for p, n in zip(b["position"].tolist(), b["label"].tolist(), strict=True)}
+    assert got == {row["position"]: row["label"] for row in labels}
 
 
 def test_words(here: bowstring.Client) -> None:

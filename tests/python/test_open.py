@@ -8,17 +8,19 @@ import os
 import random
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import bowstring
 import pytest
 from bowstring import _attaching, _own
-from bowstring.errors import InvalidRequest, NotFound, ServerEnded, ServerError
+from bowstring.errors import InvalidRequest, NotFound, ServerEnded, ServerError, Unavailable
 from node import Node
 from test_attach import Bucket
 
@@ -111,6 +113,117 @@ def test_a_folder(photographs: Path) -> None:
     assert again.snapshot == opened.snapshot + 1
     split = bowstring.open(photographs, split="val", progress=False)
     assert contents(split) == files(photographs / "val")
+
+
+def test_the_time_of_a_look(photographs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An opening that waited for another one trusts it only if that began to look after its own call."""
+    run = _attaching._run
+    begun = []
+
+    def noted(*args: Any, **more: Any) -> None:
+        begun.append(time.time_ns())
+        run(*args, **more)
+
+    monkeypatch.setattr(_attaching, "_run", noted)
+    opened = bowstring.open(photographs, progress=False)
+    stamp = server().home / f"{opened.name}.attached"
+    assert stamp.stat().st_mtime_ns <= begun[0], "what has changed meanwhile would be missed"
+    os.utime(stamp, (time.time() + 100,) * 2)
+    assert bowstring.open(photographs, progress=False) == opened
+    assert len(begun) == 1
+
+
+def test_a_dropped_dataset(photographs: Path) -> None:
+    """What was dropped is attached again."""
+    opened = bowstring.open(photographs, progress=False)
+    assert isinstance(opened.client, bowstring.Client)
+    opened.client.drop(opened.name)
+    assert contents(bowstring.open(photographs, progress=False)) == files(photographs)
+
+
+def test_above_a_link(photographs: Path, tmp_path: Path) -> None:
+    """What lies above a link is where the link leads to."""
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "link").symlink_to(photographs / "val")
+    opened = bowstring.open(tmp_path / "elsewhere" / "link" / ".." / "train", progress=False)
+    assert contents(opened) == files(photographs / "train")
+
+
+@pytest.mark.parametrize("name", ["a b", "a#b", "a?b", "a%41b", "ä@3", "a[0]", "a{b,c}", "-a", "a*"])
+def test_odd_names(photographs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """A folder and a cache may have any name."""
+    monkeypatch.setenv("BOWSTRING_CACHE", str(tmp_path / name / "cache"))
+    shutil.copytree(photographs / "val", tmp_path / name / "photos")
+    monkeypatch.chdir(tmp_path)
+    opened = bowstring.open(f"{name}/photos", progress=False)
+    assert contents(opened) == files(photographs / "val")
+    assert opened.select([str(one) for one in opened["id"][:2]]).num_rows == 2  # by a connection of pyarrow's
+    server().stop()
+    if server().socket.parent != server().home:
+        shutil.rmtree(server().socket.parent)
+
+
+def test_an_end_of_the_machine(photographs: Path) -> None:
+    """A server that ended with the machine is no crash."""
+    opened = bowstring.open(photographs, progress=False)
+    killed(pid())
+    os.utime(server().home / "ready", (1, 1))
+    assert opened.take([0]).num_rows == 1
+
+
+def test_caches_that_cannot_be(photographs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    monkeypatch.setenv("BOWSTRING_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.raises(ServerError, match=r"file/cache.*BOWSTRING_CACHE names"):
+        bowstring.open(photographs, progress=False)
+    monkeypatch.delenv("BOWSTRING_CACHE")
+    for name in ("HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 54321)
+    with pytest.raises(NotFound, match="user 54321 has no home directory"):
+        bowstring.open(photographs, progress=False)
+    monkeypatch.setenv("BOWSTRING_CACHE", str(tmp_path / "cache"))
+
+
+def test_another_users_home(photographs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No server is started as another user's files say."""
+    opened = bowstring.open(photographs, progress=False)
+    server().stop()
+    with monkeypatch.context() as other:
+        other.setattr(os, "getuid", lambda: 54321)
+        with pytest.raises(Unavailable):
+            opened.take([0])
+    assert server().running() is None
+    assert opened.take([0]).num_rows == 1
+
+
+def test_a_server_of_another_container(photographs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process has the id 0, by which a kill is one of this process's whole group."""
+    bowstring.open(photographs, progress=False)
+    with monkeypatch.context() as other:
+        other.setattr(struct, "unpack", lambda *_: (0, 0, 0))
+        other.setattr(os, "kill", lambda *_: pytest.fail("it kills its own group"))
+        with pytest.raises(Unavailable, match="another container"):
+            server().stop()
+
+
+def test_a_start_during_a_stop(photographs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that another process has started meanwhile is not waited for."""
+    opened = bowstring.open(photographs, progress=False)
+    first = pid()
+    kill = os.kill
+
+    def replaced(process: int, signal: int) -> None:
+        monkeypatch.setattr(os, "kill", kill)
+        kill(process, signal)
+        while server().running() == process or server()._held():
+            time.sleep(0.01)
+        assert opened.take([0]).num_rows == 1
+
+    monkeypatch.setattr(os, "kill", replaced)
+    monkeypatch.setattr(_own, "_START", 5.0)
+    assert server().stop()
+    assert pid() != first
 
 
 def test_a_relative_path(photographs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,13 +26,18 @@ func socketPath(address string) (path string, ok bool) {
 	return path, ok && filepath.IsAbs(path)
 }
 
+// madeSuffix ends the name by which a socket is made.
+const madeSuffix = ".new"
+
 // checkListen checks --listen.
 func (c *ServeCmd) checkListen() error {
 	path, isSocket := socketPath(c.Listen)
 	if isSocket {
-		if len(path) >= len(unix.RawSockaddrUnix{}.Path) {
-			return fmt.Errorf("--listen: the path %s has %d bytes, a socket's may have %d", path, len(path),
-				len(unix.RawSockaddrUnix{}.Path)-1)
+		if most := len(unix.RawSockaddrUnix{}.Path) - 1 - len(madeSuffix); len(path) > most {
+			return fmt.Errorf("--listen: the path %s has %d bytes, a socket's may have %d", path, len(path), most)
+		}
+		if c.TLSCert != "" {
+			return errors.New("--listen: no connection to a socket of this machine is encrypted; leave out --tls-cert")
 		}
 		return nil
 	}
@@ -101,11 +106,13 @@ func listenSocket(ctx context.Context, path string) (_ net.Listener, lock *os.Fi
 			return nil, nil, fmt.Errorf("%w: another server has %s (%w)", schema.ErrExists, lock.Name(), err)
 		}
 	}
-	if info, err := os.Lstat(path); err == nil && info.Mode()&fs.ModeSocket == 0 {
-		return nil, nil, fmt.Errorf("%w: there is something else than a socket", schema.ErrInvalid)
+	made := path + madeSuffix
+	for _, name := range []string{path, made} {
+		if info, err := os.Lstat(name); err == nil && info.Mode()&fs.ModeSocket == 0 {
+			return nil, nil, fmt.Errorf("%w: %s is something else than a socket", schema.ErrInvalid, name)
+		}
 	}
 	// The file has its mode before a client can find it.
-	made := path + ".new"
 	if err := os.Remove(made); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, nil, err
 	}

@@ -2,6 +2,7 @@ package command
 
 import (
 	"context"
+	"errors"
 	"net"
 	"os"
 	"os/exec"
@@ -122,5 +123,42 @@ func TestUntilIdle(t *testing.T) {
 	cancel()
 	if untilIdle(ctx, time.Hour, func() flight.Activity { return flight.Activity{} }) {
 		t.Error("it was idle after its context had ended")
+	}
+}
+
+// A server removes no file that is none of its own, and says what is wrong with the path of a socket.
+func TestServeSocketRefuses(t *testing.T) {
+	dir := t.TempDir()
+	for _, name := range []string{"file", "other.new"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte("mine"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	longest := filepath.Join(dir, strings.Repeat("x", 103-len(dir)-1))
+	for _, c := range []struct {
+		path, want string
+		args       []string
+	}{
+		{filepath.Join(dir, "file"), "file is something else than a socket", nil},
+		{filepath.Join(dir, "other"), "other.new is something else than a socket", nil},
+		{longest + "x", "has 104 bytes, a socket's may have 103", nil},
+		{filepath.Join(dir, "socket"), "leave out --tls-cert", []string{"--tls-cert", "cert.pem", "--tls-key", "key.pem"}},
+	} {
+		args := append([]string{"serve", "--store", filepath.Join(dir, "store"), "--listen", "grpc+unix://" + c.path}, c.args...)
+		if status, _, errs := runCommand(t, args...); status == 0 || !strings.Contains(errs, c.want) {
+			t.Errorf("%s: status %d, %q, want %q", c.path, status, errs, c.want)
+		}
+	}
+	for _, name := range []string{"file", "other.new"} {
+		if data, err := os.ReadFile(filepath.Join(dir, name)); err != nil || string(data) != "mine" {
+			t.Errorf("%s has %q, %v", name, data, err)
+		}
+	}
+	l, lock, err := listenSocket(t.Context(), longest)
+	if err != nil {
+		t.Fatalf("a path of 103 bytes: %v", err)
+	}
+	if err := errors.Join(l.Close(), lock.Close()); err != nil {
+		t.Error(err)
 	}
 }

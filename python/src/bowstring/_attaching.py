@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,25 +32,29 @@ def name_of(source: str) -> str:
     return f"{plain or 'source'}-{digest}"
 
 
-def attach(server: Server, source: str, name: str, *, there: bool, skip_bad: bool, progress: bool) -> None:
-    """Attach a source, or look for what has changed in it if the dataset is there.
+def attach(
+    server: Server, source: str, name: str, *, there: Callable[[], bool], skip_bad: bool, progress: bool
+) -> None:
+    """Attach a source, or look for what has changed in it if the dataset is `there`.
 
     Of several processes that do so at the same time, one reads the source, and the others wait for it.
     """
-    begun = time.time_ns()
-    stamp = server.home / f"{name}.attached"
+    called = time.time_ns()
+    stamp = server.home / f"{name}.attached"  # its time is that at which the last process began to look
     with locked(server.home / f"{name}.lock", math.inf):
+        known = there()
         with contextlib.suppress(FileNotFoundError):
-            if there and stamp.stat().st_mtime_ns > begun:
-                return  # another process has done so since this one was called
-            there = there or stamp.exists()
+            if known and stamp.stat().st_mtime_ns > called:
+                return  # another process has looked since this one was called
+        begun = time.time_ns()
         command: list[str | Path] = [program(), "attach", "--config", os.devnull, "--store", server.store]
-        command += ["--json", "--progress-lines", *(["--update", name] if there else [source, name])]
+        command += ["--json", "--progress-lines", *(["--update", name] if known else [source, name])]
         bad = server.home / f"{name}.bad.jsonl"
         if skip_bad:
             command += ["--skip-bad", "--bad-list", bad]
-        _run(command, source, f"{'update' if there else 'attach'} {name.rpartition('-')[0]}", progress=progress)
+        _run(command, source, f"{'update' if known else 'attach'} {name.rpartition('-')[0]}", progress=progress)
         stamp.touch()
+        os.utime(stamp, ns=(begun, begun))
 
 
 def _run(command: list[str | Path], source: str, title: str, *, progress: bool) -> None:

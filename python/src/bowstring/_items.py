@@ -7,12 +7,14 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from bowstring._positions import range_of
 from bowstring._request import Request
 from bowstring._wire import Positions, to_numpy
 from bowstring.errors import InvalidRequest
+from bowstring.operators import is_ragged, tensors
 
 if TYPE_CHECKING:
     from typing import Self
@@ -74,14 +76,18 @@ class Items(Request):
         if isinstance(index, slice):
             rows = np.arange(*index.indices(len(self._order())), dtype=np.int64)
             return _formatted(self.take(self._positions_of(rows)), self._format)
-        if isinstance(index, (list, tuple, np.ndarray)) or (hasattr(index, "__array__") and np.ndim(index)):
+        if isinstance(index, (list, tuple, range, np.ndarray)) or (hasattr(index, "__array__") and np.ndim(index)):
             given = np.asarray(index)
             if given.ndim != 1 or (given.dtype.kind not in "iu" and len(given)):
                 raise TypeError(f"index: got {given.dtype} of {given.ndim} dimensions, want a list of integers")
-            return _formatted(self.take(self._positions_of(given.astype(np.int64))), self._format)
-        row = np.array([operator.index(index)], np.int64)
-        table = self.take(self._positions_of(row))
+            return _formatted(self.take(self._positions_of(given)), self._format)
+        table = self.take(self._positions_of(np.array([operator.index(index)])))
         return _formatted(table, self._format, one=True)
+
+    def __getitems__(self, indexes: Sequence[int]) -> list[Any]:
+        """The rows of a batch, one by one but read together: torch's DataLoader asks for them so."""
+        table = self.take(self._positions_of(np.asarray(indexes)))
+        return [_formatted(table.slice(row, 1), self._format, one=True) for row in range(table.num_rows)]
 
     def __iter__(self) -> Iterator[Any]:
         """The rows of epoch 0, one after another, whatever rank this is."""
@@ -107,14 +113,14 @@ class Items(Request):
         places: range | Positions = self._places
         return places
 
-    def _positions_of(self, rows: Positions) -> Positions:
+    def _positions_of(self, rows: npt.NDArray[Any]) -> Positions:
         """The positions of rows by index; one below 0 counts from the end."""
         order = self._order()
         size = len(order)
         for row in rows:
             if not -size <= row < size:
                 raise IndexError(f"index: got {row}, there are {size} rows")
-        rows = rows % size if size else rows
+        rows = rows.astype(np.int64) % max(size, 1)
         return rows + order.start if isinstance(order, range) else order[rows]
 
 
@@ -138,16 +144,22 @@ def _formatted(table: pa.Table, name: str, *, one: bool = False, column: str | N
 
             frame = polars.from_arrow(table)
         return frame if column is None else frame[column]
-    values = {field: _values(table[field], name) for field in table.column_names}
+    values = {field.name: _values(table[field.name], field, name) for field in table.schema}
     if column is not None:
         return values[column]
     return {field: found[0] for field, found in values.items()} if one else values
 
 
-def _values(column: pa.ChunkedArray, name: str) -> Any:
+def _values(column: pa.ChunkedArray, field: pa.Field, name: str) -> Any:
     """The values of a column, as a list, or as an array or a tensor where they are numbers of one shape."""
+    if is_ragged(field) or isinstance(field.type, pa.FixedShapeTensorType):
+        return _made(column, field, name)
     values = column.to_pylist()
-    if name == "python":
+    kind = column.type
+    while not pa.types.is_primitive(kind) and hasattr(kind, "value_type"):  # lists and dictionaries
+        kind = kind.value_type
+    number = pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind)
+    if name == "python" or not number or column.null_count:
         return values
     try:
         array = np.asarray(values)
@@ -155,13 +167,29 @@ def _values(column: pa.ChunkedArray, name: str) -> Any:
         return values
     if array.dtype.kind not in "biuf":
         return values
-    kind = column.type
-    while pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-        kind = kind.value_type
-    if column.null_count == 0:
-        array = array.astype(kind.to_pandas_dtype(), copy=False)
+    array = array.astype(kind.to_pandas_dtype(), copy=False)
     if name == "numpy":
         return array
     import torch
 
     return torch.from_numpy(array.copy()) if array.dtype.kind != "u" or array.itemsize == 1 else torch.tensor(values)
+
+
+def _made(column: pa.ChunkedArray, field: pa.Field, name: str) -> Any:
+    """The tensors of a column, which operators have made: one, or a list where their shapes differ or one is null."""
+    cells: list[Any] = []
+    for chunk in column.chunks:
+        there = chunk.is_valid().to_pylist()
+        found = tensors(chunk, field, writable=True)
+        cells += [cell if valid else None for cell, valid in zip(found, there, strict=True)]
+    if name == "python":
+        return [None if cell is None else cell.tolist() for cell in cells]
+    if name == "torch":
+        import torch
+
+        cells = [None if cell is None else torch.from_numpy(cell) for cell in cells]
+    if is_ragged(field) or column.null_count or not cells:
+        return cells
+    if name == "torch":
+        return torch.stack(cells)
+    return np.stack(cells)

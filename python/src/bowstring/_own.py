@@ -13,6 +13,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import socket
 import stat
 import struct
@@ -23,12 +24,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from bowstring._program import program
-from bowstring.errors import ServerEnded, ServerError, Unavailable
+from bowstring.errors import NotFound, ServerEnded, ServerError, Unavailable
 
 IDLE = "10m"  # after which time without a client a server ends
 _START = 60.0  # seconds that a start, or the end of the server before, may take
 _LOOK = 0.01  # seconds between two looks
+_APART = 0.03  # seconds between two signals
 _LONGEST = 90  # bytes of a socket's path: the kernel allows 107, and the server makes one with a longer name
+_PLAIN = re.compile(r"[A-Za-z0-9/._+=,@~-]*")  # a path that is the same in a URI
 _LOG_BYTES = 8 << 20  # of a log, before a start puts it aside
 # Settings of the environment that are the user's to make. Others, such as certificates, are for servers of other kinds.
 _SETTINGS = {
@@ -49,8 +52,15 @@ def root() -> Path:
 
     Machines may share it, so each has a directory of its own in it.
     """
-    named = os.environ.get("BOWSTRING_CACHE")
-    cache = Path(named) if named else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "bowstring"
+    if named := os.environ.get("BOWSTRING_CACHE"):
+        cache = Path(named)
+    else:
+        try:
+            cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "bowstring"
+        except RuntimeError as error:  # a user that the system does not know, as in a container
+            raise NotFound(
+                f"user {os.getuid()} has no home directory for a cache: want BOWSTRING_CACHE or HOME set to one"
+            ) from error
     return cache.absolute() / "open" / (socket.gethostname() or "localhost")
 
 
@@ -81,6 +91,15 @@ class Server:
 
     def describe(self, store: str, options: Sequence[str]) -> None:
         """Record how it is started. The home is made if there is none."""
+        try:
+            self._describe(store, options)
+        except OSError as error:
+            raise ServerError(
+                f"{self.home}, which a server needs, cannot be made or written: {error}; BOWSTRING_CACHE names a "
+                "directory of another disk or user"
+            ) from error
+
+    def _describe(self, store: str, options: Sequence[str]) -> None:
         _private(self.home)
         said = json.dumps({"store": store, "options": list(options)})
         path = self.home / "server.json"
@@ -115,8 +134,7 @@ class Server:
             if not self._ended():
                 return
             ready = self.home / "ready"
-            if ready.exists():
-                ready.unlink()
+            if _remains(ready):
                 raise ServerEnded(
                     f"the server of {self.store} that this package started ended without being stopped, by a crash or "
                     f"a kill; its log is {self.log}; the next call starts it again"
@@ -126,25 +144,31 @@ class Server:
     def stop(self) -> bool:
         """End it, its streams included, and wait until it has ended. False if it did not run."""
         pid = self.running()
+        if pid == 0:  # what the kernel says of a process of another container; to kill it is to kill this one's group
+            raise Unavailable(
+                f"the server of {self.store} runs in another container, which this one does not see into; run "
+                f"`bowstring stop` there, or set BOWSTRING_CACHE to a directory that the two do not share"
+            )
         if pid is None:
             with self._lock("start.lock"):
                 if self._ended():  # what one that was killed has left
                     for path in (self.home / "ready", self.socket, self.socket.with_name("memory")):
                         path.unlink(missing_ok=True)
             return False
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, 15)
-            os.kill(pid, 15)  # the second one does not wait for streams
+        for _ in range(2):  # the second signal does not wait for streams; of two at once, the kernel may drop one
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, 15)
+            time.sleep(_APART)
         end = time.monotonic() + _START
-        while self._held():
+        while self._held() and self.running() in (None, pid):  # another process may start the next one meanwhile
             if time.monotonic() > end:
                 raise Unavailable(f"the server of {self.store}, process {pid}, does not end; its log is {self.log}")
             time.sleep(_LOOK)
         return True
 
     def _sockets(self) -> Path:
-        """The directory of its sockets: its home, or one in /tmp if that name is too long."""
-        if len(os.fsencode(self.home / "server.lock")) <= _LONGEST:
+        """The directory of its sockets: its home, or one in /tmp if that name is too long or odd for an address."""
+        if len(os.fsencode(self.home / "server.lock")) <= _LONGEST and _PLAIN.fullmatch(str(self.home)):
             return self.home
         name = hashlib.sha256(os.fsencode(self.home)).hexdigest()[:16]
         return Path(f"/tmp/bowstring-{os.getuid()}") / name  # noqa: S108 - processes may have different TMPDIR
@@ -227,6 +251,16 @@ class Server:
             time.sleep(_LOOK)
 
 
+def _remains(ready: Path) -> bool:
+    """Remove the file of a server that has not ended well. False if there is none, or the machine has ended since."""
+    try:
+        made = ready.stat().st_mtime
+    except FileNotFoundError:
+        return False
+    ready.unlink()
+    return made > time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
 def of_store(store: str, options: Sequence[str] = ()) -> Server:
     """The server of a store in a cluster or a bucket."""
     server = Server(root() / hashlib.sha256(store.encode()).hexdigest()[:16])
@@ -251,6 +285,8 @@ def at(path: str) -> Server | None:
     folder = Path(path).parent
     home = folder / "home" if (folder / "home").is_symlink() else folder
     if Path(path).name != "server" or not (home / "server.json").exists():
+        return None
+    if home.stat().st_uid != os.getuid():  # another user's: its files say what this process would start and write
         return None
     return Server(home.resolve())
 

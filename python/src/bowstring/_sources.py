@@ -85,12 +85,15 @@ def open(  # noqa: A001 - as the modules of Python name it
     server = _own.of_sources("buckets" if scheme in _BUCKETS and separator else "files")
     name = _attaching.name_of(text)
     client = connect(server.uri)
-    there = True
-    try:
-        _patient(client, name, None, None)
-    except NotFound:
-        there = False
-    if not there or update:
+
+    def there() -> bool:
+        try:
+            _patient(client, name, None, None)
+        except NotFound:
+            return False
+        return True
+
+    if update or not there():
         _attaching.attach(server, text, name, there=there, skip_bad=skip_bad, progress=progress)
     return _patient(client, name, split, snapshot)
 
@@ -114,6 +117,9 @@ def _local(path: str) -> str:
     found = Path(path).expanduser().absolute()
     if not found.exists() and not any(rune in path for rune in "*?[{"):
         raise NotFound(f"source: there is no folder or file {path!r}")
+    if ".." in found.parts:  # above a link is where the link leads to, and not where its name lies
+        above = len(found.parts) - found.parts[::-1].index("..")
+        found = Path(os.path.realpath(Path(*found.parts[:above])), *found.parts[above:])
     return os.path.normpath(found)
 
 
