@@ -517,3 +517,37 @@ func TestMixtureOutlivesItsSources(t *testing.T) {
 		}
 	}
 }
+
+// A mixture has a last epoch, as its rows are counted. A ticket for more epochs than there are is refused, and what looks
+// ahead of the last one finds no fault.
+func TestMixtureLastEpoch(t *testing.T) {
+	st := newStore(t)
+	putColumns(t, st, "a", 60, 0, "label", "image")
+	putColumns(t, st, "b", 90, 0, "image", "label")
+	e := newEngine(t, st, fetch.Options{})
+	j := open(t, e, schema.Request{Columns: []string{"label", "image"}, Batch: 8, Shuffle: &schema.Shuffle{Seed: 1},
+		Mixture: &schema.Mixture{EpochSize: schema.MaxEpochSize, Sources: []schema.MixtureSource{
+			{Dataset: "a", Weight: weigh(2)}, {Dataset: "b", Weight: weigh(1)}}}})
+	tk := ticket(j.Request(), 0)
+	tk.Step = j.Plan().Steps() - 1
+	rows := 0
+	s := start(t, e, j, tk)
+	defer s.Close()
+	for b := range batches(t, s) {
+		rows += b.Rows
+	}
+	if want := schema.MaxEpochSize % 8; rows != want {
+		t.Errorf("the last step has %d rows, want %d", rows, want)
+	}
+	tk.Epochs = 2
+	s, err := e.Stream(t.Context(), j, tk)
+	if err == nil {
+		s.Close()
+	}
+	if f, ok := errors.AsType[*schema.FieldError](err); !ok || f.Field != "epochs" {
+		t.Errorf("more epochs than there are: %v", err)
+	}
+	if p := j.PlanOf(1); p.Rows() != j.Plan().Rows() {
+		t.Errorf("the plan after the last one has %d rows", p.Rows())
+	}
+}

@@ -379,12 +379,23 @@ func (m *Mix) rowsOf(c *Config) (int64, error) {
 		return 0, fmt.Errorf("%w: a mixture for batches of %d and remainder %s in a plan of %d and %s", schema.ErrInvalid,
 			m.cfg.Batch, m.cfg.Remainder, c.Batch, c.Remainder)
 	}
-	last := m.cfg.Begin + uint64(maxMixed/m.rows) - 1
+	last := m.lastEpoch()
 	if e := c.mixEpoch(); e < m.cfg.Begin || e > last {
 		return 0, &schema.FieldError{Field: "shuffle.epoch", Got: strconv.FormatUint(e, 10),
 			Want: fmt.Sprintf("%d to %d, as an epoch of the mixture has %d rows", m.cfg.Begin, last, m.rows)}
 	}
 	return max(0, min(m.rows, m.ends-m.startOf(c))), nil
+}
+
+// lastEpoch is the last epoch whose rows are counted.
+func (m *Mix) lastEpoch() uint64 { return m.cfg.Begin + uint64(maxMixed/m.rows) - 1 }
+
+// LastEpoch is the last epoch that there is a plan of.
+func (p *Plan) LastEpoch() uint64 {
+	if p.cfg.Mix == nil || !p.cfg.Shuffle { // without a shuffle, all epochs are alike
+		return math.MaxUint64
+	}
+	return p.cfg.Mix.lastEpoch()
 }
 
 // startOf is the row of the mixture that a plan's epoch begins with.

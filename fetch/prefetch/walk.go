@@ -46,6 +46,11 @@ func newWalk(j *resolve.Job, t schema.Ticket) (walk, error) {
 		job: j, plan: j.Plan(), rank: j.Request().DataRank(t.Rank), stop: steps,
 		step: t.Step, stride: max(t.Stride, 1), laps: max(t.Epochs, 1),
 	}
+	// A stream would serve the last epoch again: see resolve.Job.PlanOf.
+	if more := w.plan.LastEpoch() - w.plan.Config().Epoch; w.plan.Config().Shuffle && uint64(w.laps-1) > more {
+		return walk{}, &schema.FieldError{Field: "epochs", Got: fmt.Sprint(w.laps),
+			Want: fmt.Sprintf("1 to %d, as the mixture has no more from this one on", more+1)}
+	}
 	w.first = w.step % w.stride
 	if t.Stop != nil {
 		w.stop = min(w.stop, *t.Stop)

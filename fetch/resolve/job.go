@@ -244,13 +244,13 @@ func withEpoch(r schema.Request, epoch uint64) schema.Request {
 	return r
 }
 
-// PlanOf returns the plan of the epoch that comes so many after the job's own.
+// PlanOf returns the plan of the epoch that comes so many after the job's own; that of the last one after it.
 func (j *Job) PlanOf(offset int64) *plan.Plan {
 	cfg := j.resolved.Plan.Config()
 	if offset == 0 || !cfg.Shuffle {
 		return j.resolved.Plan
 	}
-	cfg.Epoch += uint64(offset)
+	cfg.Epoch = min(cfg.Epoch+uint64(offset), j.resolved.Plan.LastEpoch())
 	p, err := plan.New(cfg)
 	if err != nil {
 		panic(err) // all but the epoch was checked, and any epoch will do
