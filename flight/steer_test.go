@@ -95,7 +95,8 @@ func TestSteer(t *testing.T) {
 		code      codes.Code
 		want      string
 	}{
-		{"bob", `"weights": {"one": 0}`, codes.NotFound, "two"},
+		{"bob", `"weights": {"one": 0}`, codes.NotFound, `there is no run "llama" (it begins with its first stream)`},
+		{"bob", `"weights": {"three": 1}`, codes.NotFound, `there is no run "llama" (it begins with its first stream)`},
 		{"eve", `"weights": {"one": 0}`, codes.PermissionDenied, "read"},
 		{"tom", `"weights": {"one": 0}`, codes.PermissionDenied, `"write"`},
 		{"ann", `"weights": {"three": 1}`, codes.InvalidArgument, "three"},

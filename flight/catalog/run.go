@@ -2,6 +2,7 @@ package catalog
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -23,12 +24,28 @@ func (c *Catalog) Runs(ctx context.Context, dataset string) ([]*store.Run, error
 	if err != nil {
 		return nil, c.notFor(ctx, d, dataset, 0, err)
 	}
-	return slices.DeleteFunc(list, func(run *store.Run) bool {
-		mixture, err := resolve.MixtureOf(run)
-		return err != nil || slices.ContainsFunc(mixture.Leaves(), func(s schema.MixtureSource) bool {
-			return !c.decide(s.Dataset).May(policy.List)
-		})
-	}), nil
+	return slices.DeleteFunc(list, func(run *store.Run) bool { return !c.sees(run) }), nil
+}
+
+// sees reports whether the caller may see each dataset of a run. Otherwise the run does not exist for the caller.
+func (c *Catalog) sees(run *store.Run) bool {
+	mixture, err := resolve.MixtureOf(run)
+	return err == nil && !slices.ContainsFunc(mixture.Leaves(), func(s schema.MixtureSource) bool {
+		return !c.decide(s.Dataset).May(policy.List)
+	})
+}
+
+// noRun is the error for a run that does not exist for the caller. It names runs that do.
+func (c *Catalog) noRun(ctx context.Context, dataset, name string) error {
+	list, err := c.Runs(ctx, dataset)
+	if err != nil {
+		return err
+	}
+	var names []string
+	for _, run := range list {
+		names = append(names, run.Name)
+	}
+	return c.denied(dataset, store.NoRun(dataset, name, names))
 }
 
 // Steering is a change of a run's weights that a caller asks for.
@@ -46,6 +63,9 @@ func (c *Catalog) Steer(ctx context.Context, s Steering) (run *store.Run, step i
 		return nil, 0, err
 	}
 	old, err := c.engine.Store().Run(ctx, s.Dataset, s.Run)
+	if errors.Is(err, schema.ErrNotFound) || err == nil && !c.sees(old) {
+		err = c.noRun(ctx, s.Dataset, s.Run) // also where a dataset of it does not exist for the caller
+	}
 	if err != nil {
 		return nil, 0, c.notFor(ctx, d, s.Dataset, 0, err)
 	}
