@@ -142,3 +142,28 @@ func TestMixtureOperatorsErrors(t *testing.T) {
 		}
 	}
 }
+
+// Ranks of a run may read other columns, and leave out the operators of those that they do not read.
+func TestRunOfRanksWithOtherColumns(t *testing.T) {
+	st := newStore(t)
+	putColumns(t, st, "a", 60, 0, "label", "image")
+	putColumns(t, st, "b", 90, 0, "image", "label")
+	e := newEngine(t, st, withOperators(fetch.Options{}))
+	read := func(column string, of schema.Operators) (positions []int64) {
+		t.Helper()
+		j := open(t, e, schema.Request{Columns: []string{column}, Batch: 20, Shuffle: &schema.Shuffle{Seed: 1},
+			Mixture: &schema.Mixture{Run: "r", EpochSize: 240, Sources: []schema.MixtureSource{
+				{Dataset: "a", Snapshot: 1, Weight: weigh(2), Operators: of},
+				{Dataset: "b", Snapshot: 1, Weight: weigh(1), Operators: of}}}})
+		s := start(t, e, j, ticket(j.Request(), 0))
+		defer s.Close()
+		for b := range batches(t, s) {
+			positions = append(positions, b.Positions...)
+		}
+		return positions
+	}
+	images := read("image", imageSteps("Decode", "Crop=8"))
+	if labels := read("label", nil); !slices.Equal(images, labels) || len(labels) != 240 {
+		t.Errorf("a rank that reads labels gets samples %v, another one %v", labels, images)
+	}
+}

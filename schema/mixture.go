@@ -366,6 +366,10 @@ func (m *Mixture) checkCarried(leaves int) error {
 	if m.EpochSize == 0 {
 		return &FieldError{Field: "mixture.epoch_size", Got: "none with carried", Want: "the rows that an epoch has"}
 	}
+	if most := uint64(MaxEpochSize / m.EpochSize); m.Run != "" && c.Epoch > most { // its steps are counted from epoch 0 on
+		return &FieldError{Field: "mixture.carried.epoch", Got: strconv.FormatUint(c.Epoch, 10),
+			Want: fmt.Sprintf("at most %d with run, as an epoch has %d rows", most, m.EpochSize)}
+	}
 	return nil
 }
 

@@ -175,6 +175,7 @@ func TestMixtureErrors(t *testing.T) {
 		`{` + two + `,"carried":{"epoch":1,"rows":[1,2]}}`, `{` + two + `,"epoch_size":9,"carried":{"epoch":1,"rows":[1]}}`,
 		`{` + two + `,"epoch_size":9,"carried":{"epoch":1}}`,
 		`{` + two + `,"epoch_size":9,"carried":{"epoch":4611686018427387904,"rows":[1,2]}}`,
+		`{` + two + `,"run":"r","epoch_size":64,"carried":{"epoch":2305843009213693952,"rows":[1,2]}}`,
 	} {
 		_, err := ParseRequest([]byte(`{"mixture":` + in + `}`))
 		reportField(t, &out, in, err)

@@ -54,9 +54,14 @@ type run struct {
 }
 
 // RunRequest is what requests of a run have in common: what steps hold follows from it, and from changes from
-// outside. The request has its defaults filled in.
+// outside. Which columns a rank reads does not count, and what operators make of them. The request has its defaults
+// filled in.
 func RunRequest(req *schema.Request) schema.Request {
-	r := schema.Request{Mixture: req.Mixture.Unsteered(), Batch: req.Batch,
+	leaves := req.Mixture.Leaves()
+	for i := range leaves {
+		leaves[i].Operators = nil
+	}
+	r := schema.Request{Mixture: req.Mixture.Unsteered().WithLeaves(leaves), Batch: req.Batch,
 		Remainder: cmp.Or(req.Remainder, schema.RemainderUneven)}
 	if req.Shuffle != nil {
 		shuffle := *req.Shuffle
