@@ -36,6 +36,9 @@ func (m *ram) ChangeRun(ctx context.Context, dataset, name string,
 	if err := wait(ctx, time.Millisecond); err != nil {
 		return nil, err
 	}
+	if err := schema.CheckName("run", name); err != nil {
+		return nil, err
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if len(m.current[dataset]) == 0 {
