@@ -212,17 +212,18 @@ def test_a_start_during_a_stop(photographs: Path, monkeypatch: pytest.MonkeyPatc
     opened = bowstring.open(photographs, progress=False)
     first = pid()
     kill = os.kill
+    with monkeypatch.context() as during:
 
-    def replaced(process: int, signal: int) -> None:
-        monkeypatch.setattr(os, "kill", kill)
-        kill(process, signal)
-        while server().running() == process or server()._held():
-            time.sleep(0.01)
-        assert opened.take([0]).num_rows == 1
+        def replaced(process: int, signal: int) -> None:
+            during.setattr(os, "kill", kill)
+            kill(process, signal)
+            while server().running() == process or server()._held():
+                time.sleep(0.01)
+            assert opened.take([0]).num_rows == 1
+            during.setattr(_own, "_START", 2.0)
 
-    monkeypatch.setattr(os, "kill", replaced)
-    monkeypatch.setattr(_own, "_START", 5.0)
-    assert server().stop()
+        during.setattr(os, "kill", replaced)
+        assert server().stop()
     assert pid() != first
 
 

@@ -144,7 +144,8 @@ func TestServeSocketRefuses(t *testing.T) {
 		{longest + "x", "has 104 bytes, a socket's may have 103", nil},
 		{filepath.Join(dir, "socket"), "leave out --tls-cert", []string{"--tls-cert", "cert.pem", "--tls-key", "key.pem"}},
 	} {
-		args := append([]string{"serve", "--store", filepath.Join(dir, "store"), "--listen", "grpc+unix://" + c.path}, c.args...)
+		at := "grpc+unix://" + c.path
+		args := append([]string{"serve", "--store", filepath.Join(dir, "store"), "--listen", at}, c.args...)
 		if status, _, errs := runCommand(t, args...); status == 0 || !strings.Contains(errs, c.want) {
 			t.Errorf("%s: status %d, %q, want %q", c.path, status, errs, c.want)
 		}
