@@ -133,8 +133,15 @@ func (s *owner) appendRun() bool {
 	}
 	s.draft()
 	s.settleAhead(&a.walk)
-	if len(a.drafts) == 0 && s.unsettled() && !s.job.Steered() {
-		return false
+	if len(a.drafts) == 0 && a.walk.needs > 0 {
+		over := s.job.Steered()              // before Settled, which then changes no more
+		if a.walk.needs <= s.job.Settled() { // it was settled since draft looked: this is not the end
+			s.look, s.again = true, true
+			return false
+		}
+		if !over {
+			return false
+		}
 	}
 	if len(a.drafts) == 0 {
 		a.ended = true
