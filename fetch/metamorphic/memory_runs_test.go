@@ -2,8 +2,8 @@ package metamorphic
 
 import (
 	"context"
-	"fmt"
 	"maps"
+	"slices"
 	"time"
 
 	"bowstring/fetch/store"
@@ -30,6 +30,16 @@ func (m *ram) Runs(ctx context.Context, dataset string) (list []*store.Run, err 
 	return list, nil
 }
 
+func (m *ram) runNamesLocked(dataset string) (names []string) {
+	for _, run := range m.runs {
+		if run.Dataset == dataset {
+			names = append(names, run.Name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
 // ChangeRun implements store.Store.
 func (m *ram) ChangeRun(ctx context.Context, dataset, name string,
 	change func(*store.Run) (*store.Run, error)) (*store.Run, error) {
@@ -53,7 +63,7 @@ func (m *ram) ChangeRun(ctx context.Context, dataset, name string,
 	case err != nil:
 		return nil, err
 	case run == nil && old == nil:
-		return nil, fmt.Errorf("%w: no run %s beside %s", schema.ErrNotFound, name, dataset)
+		return nil, store.NoRun(dataset, name, m.runNamesLocked(dataset))
 	case run == nil:
 		return old, nil
 	}
