@@ -16,8 +16,11 @@ import (
 
 // Runs lists the runs beside a dataset, of whose datasets the caller may see each.
 func (c *Catalog) Runs(ctx context.Context, dataset string) ([]*store.Run, error) {
-	d, err := c.may(ctx, dataset, policy.List)
+	snap, d, err := c.snapshot(ctx, Ref{Dataset: dataset}, policy.List)
 	if err != nil {
+		return nil, err
+	}
+	if err := c.shows(ctx, d, snap); err != nil {
 		return nil, err
 	}
 	list, err := c.engine.Store().Runs(ctx, dataset)
