@@ -55,6 +55,7 @@ func Merge(name string, copies ...map[string][]byte) map[string][]byte {
 		e.put(rowState, newest)
 		return e.change.Put
 	}
+	keepRuns(rows, copies)
 	memo, d := &rowMemo{}, newState(name)
 	for row, text := range rows {
 		if row == rowHead || memo.decodeRow(newState(name), row, text) != nil {
@@ -78,6 +79,27 @@ func Merge(name string, copies ...map[string][]byte) map[string][]byte {
 	e.put(rowHead, last)
 	maps.Copy(rows, e.change.Put)
 	return rows
+}
+
+// keepRuns has the rows of runs be those that went furthest, whichever copy they are of: a step that was settled once must
+// not be steered any more, as streams may have served it.
+func keepRuns(rows map[string][]byte, copies []map[string][]byte) {
+	further := func(a, b store.Run) int {
+		return cmp.Or(a.Created.Compare(b.Created), cmp.Compare(len(a.Steered), len(b.Steered)),
+			cmp.Compare(a.Settled, b.Settled))
+	}
+	for row := range rows {
+		if !strings.HasPrefix(row, rowRun) {
+			continue
+		}
+		var best store.Run
+		for _, from := range copies {
+			var run store.Run
+			if json.Unmarshal(from[row], &run) == nil && further(run, best) >= 0 {
+				best, rows[row] = run, from[row]
+			}
+		}
+	}
 }
 
 // Recover makes the rows of a dataset of the records of its snapshots that were found in segments, each with its address.
