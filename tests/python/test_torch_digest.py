@@ -58,6 +58,7 @@ OTHERS: dict[str, list[dict[str, Any]]] = {
         {"pack": {"length": 64, "column": "tokens"}, "bucket_by_length": None},
         {"pack": {"length": 65, "column": "tokens"}, "bucket_by_length": None},
     ],
+    "slices": [],  # of sequences, by ranks of a mesh: tests/python/test_slices.py
     "digest": [{"digest": True}],
     # For a cluster; the samples of a step are those of the plan.
     "assign": [],
