@@ -52,7 +52,7 @@ func TestBalancedBuckets(t *testing.T) {
 				if resume {
 					continue
 				}
-				resume = true // a ticket means the same to whoever reads it
+				resume = true // a ticket means the same to every reader
 				again := must(schema.ParseTicket(b.Resume.Marshal()))
 				other := open(t, e, again.Request)
 				if other.ID() != j.ID() || !reflect.DeepEqual(other.Request(), j.Request()) {

@@ -130,7 +130,7 @@ func TestSteer(t *testing.T) {
 	reader := open(again)
 	defer reader.Release()
 	if got := sourcesIn(t, reader, 0, step+20); fmt.Sprint(got) != fmt.Sprint(after) {
-		t.Errorf("who comes later gets %v, want %v", got, after)
+		t.Errorf("a later reader gets %v, want %v", got, after)
 	}
 
 	if _, err := steer("root", `"weights": {"one": 3}, "over": 8, "from_step": 99000`); err != nil {

@@ -71,7 +71,7 @@ func (r *Request) checkSlices() error {
 	return s.checkLength("pack.length", r.Pack.Length, ranks)
 }
 
-// parts is how many parts a sequence is cut in for so many ranks.
+// parts is the number of parts into which a sequence is cut for a number of ranks.
 func (s *Slices) parts(ranks int64) int64 {
 	if s.By == SliceZigzag && ranks > 1 {
 		return 2 * ranks

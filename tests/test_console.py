@@ -388,7 +388,7 @@ def test_rights(binary: Path, bowstring: Run, store: Path, browser: Browser, tmp
             expect(page.get_by_text("You see your own streams")).to_be_visible()
             expect(page.get_by_text("No stream runs", exact=True)).to_be_visible()
             expect(page.get_by_role("region", name="Tenants")).to_have_count(0)
-            # The button and the end of the live view both ask who looks: the later answer empties no field.
+            # The button and the end of the live view both draw the form: the later answer empties no field.
             asked: list[Route] = []
             hold = lambda r: asked.append(r) if r.request.method == "GET" and len(asked) < 2 else r.continue_()  # noqa: E731
             page.route("**/api/session", hold)

@@ -28,7 +28,7 @@ type walk struct {
 	lap        int64 // epochs before this one
 	step       int64
 	lo, at, hi int64 // the share of step among the epoch's rows, and how far it is used
-	needs      int64 // where it cannot go on before more steps are settled: so many, see resolve.Job.Settle; else 0
+	needs      int64 // the steps that have to be settled before it continues (resolve.Job.Settle); 0 if it may continue
 }
 
 // newWalk checks a ticket against the plan, and begins where it says.

@@ -32,7 +32,7 @@ type Job struct {
 	rows     manifest.Reader
 	turn     where.Turn
 	holdings
-	run       *run      // nil where weights are changed by nobody
+	run       *run      // nil if weights do not change from outside
 	sharing   *sharing  // nil where ranks get what the plan gives them
 	asked     *question // nil if it was not opened early
 	holds     atomic.Int64
@@ -244,7 +244,7 @@ func withEpoch(r schema.Request, epoch uint64) schema.Request {
 	return r
 }
 
-// PlanOf returns the plan of the epoch that comes so many after the job's own; that of the last one after it.
+// PlanOf returns the plan of an epoch, counted from the job's own. After the last epoch it is that of the last.
 func (j *Job) PlanOf(offset int64) *plan.Plan {
 	cfg := j.resolved.Plan.Config()
 	if offset == 0 || !cfg.Shuffle {

@@ -241,11 +241,12 @@ func (rv *Resolver) compileSource(part *schema.Part, leaf *schema.MixtureSource,
 			joined[name] = last
 			continue
 		case first.Follows != "" || last.Follows != "":
-			return nil, &schema.FieldError{Field: at, Got: "operators of the source and of the mixture, one of which follow another column",
+			return nil, &schema.FieldError{Field: at,
+				Got:  "operators of the source and of the mixture, and one list follows another column",
 				Want: "those of the source, or of the mixture, left out"}
 		case last.Kind != "" && last.Kind != first.Kind:
-			return nil, &schema.FieldError{Field: at + ".kind", Got: fmt.Sprintf("%q, and %q in the mixture", first.Kind, last.Kind),
-				Want: "one kind"}
+			return nil, &schema.FieldError{Field: at + ".kind",
+				Got: fmt.Sprintf("%q, and %q in the mixture", first.Kind, last.Kind), Want: "one kind"}
 		}
 		last.Kind, last.Contract = first.Kind, cmp.Or(last.Contract, first.Contract)
 		last.Steps = slices.Concat(first.Steps, last.Steps)

@@ -433,7 +433,7 @@ func (rv *Resolver) Pin(ctx context.Context, req schema.Request) (schema.Request
 // maker makes a column of metadata: an expression does, or operators on lists of tokens.
 type maker interface {
 	Field() arrow.Field
-	// RowBytes bounds what a row of the column takes on average, where the metadata of one takes so many bytes.
+	// RowBytes bounds the mean bytes of a row of the column, given the mean bytes of its metadata.
 	RowBytes(metadata int64) int64
 	// Bytes bounds what the maker itself takes in memory.
 	Bytes() int64
@@ -559,7 +559,7 @@ func (j *Job) Computed(ctx context.Context, positions []int64, rows []schema.Row
 	return out, faults, nil
 }
 
-// ComputedBytes bounds what those columns take for a row on average, where its metadata takes so many bytes.
+// ComputedBytes bounds the mean bytes of a row of those columns, given the mean bytes of its metadata.
 func (j *Job) ComputedBytes(metadata int64) (n int64) {
 	for _, m := range j.resolved.makers {
 		n += m.RowBytes(metadata)

@@ -18,7 +18,7 @@ import (
 type Run struct {
 	Dataset string `json:"dataset"` // that of the mixture's first source, beside which the run is kept
 	Name    string `json:"name"`
-	// Owner is the principal who began it, empty where nobody has a name.
+	// Owner is the principal that began it; empty if callers have no names.
 	Owner string `json:"owner,omitempty"`
 	// Request is what all its requests have in common: what steps hold follows from it, and from Steered.
 	Request json.RawMessage `json:"request"`

@@ -244,7 +244,7 @@ def test_command_line(node: Node, tmp_path: Path, bowstring: Callable[..., Compl
 
 
 def test_a_run_is_steered(client: bowstring.Client) -> None:
-    """Weights change while it goes on; who reads it again, or goes on from a ticket, gets the same."""
+    """Weights change while a run goes on. A second reader, and one that resumes from a ticket, get the same."""
     mix = mixed(client, run="llama").columns(["source"])
     with mix.batches(4, epoch=0) as stream:
         first = next(stream)

@@ -293,7 +293,7 @@ func (m *Maker) Bytes() int64 { return 256 * int64(1+len(m.steps)+len(m.columns)
 // width is how many bytes a token has.
 func width(dtype arrow.DataType) int64 { return int64(dtype.(arrow.FixedWidthDataType).BitWidth() / 8) }
 
-// RowBytes bounds what a row of the column takes on average, where its metadata takes so many bytes.
+// RowBytes bounds the mean bytes of a row of the column, given the mean bytes of its metadata.
 func (m *Maker) RowBytes(metadata int64) int64 {
 	const offset = 4
 	tokens := int64(len(m.columns)) * (metadata/width(m.of) + 2)

@@ -62,7 +62,7 @@ func (c *cell) add(token *int64) {
 	}
 }
 
-// shift has each place have the token that is so many places behind it.
+// shift moves tokens: place i gets the token of place i + by.
 type shift struct {
 	By   *int64 `json:"by"`
 	Fill *int64 `json:"fill"`
@@ -104,7 +104,7 @@ func (o *shift) run(c *cell) error {
 	return nil
 }
 
-// cut cuts a list into pieces of some length, the last of which may have less.
+// cut cuts a list into pieces of one length. The last piece may be shorter.
 type cut struct {
 	Length int64  `json:"length"`
 	Pieces *int64 `json:"pieces"`

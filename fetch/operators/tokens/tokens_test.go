@@ -216,7 +216,7 @@ func TestFaults(t *testing.T) {
 	}
 }
 
-// What is wrong with a request is told with its place, and with what would be right.
+// An error for a request names the field, the value, and what would be right.
 func TestCompileErrors(t *testing.T) {
 	x := makeTexts(t, arrow.PrimitiveTypes.Uint16, map[string][][]int64{"a": {{}}, "b": {{}}, "c": {{}}}, 1)
 	for text, want := range map[string]string{

@@ -47,7 +47,7 @@ class Items(Request):
         return {field.name: field for field in self.schema}
 
     def with_format(self, name: Format) -> Self:
-        """The same rows, of which `dataset[…]` and iteration make something else.
+        """The same rows; `dataset[…]` and iteration return them in another form.
 
         Args:
             name: `python`: a row is a dictionary of values, and several rows are one of lists. `numpy` and `torch`:

@@ -235,7 +235,7 @@ class Server:
                 command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, cwd="/", env=environment,
                 start_new_session=True,
             )  # fmt: skip
-        # A process that nobody waits for stays in the kernel's table when it has ended.
+        # A process stays in the kernel's table after its end until its parent waits for it.
         threading.Thread(target=process.wait, name="bowstring server", daemon=True).start()
         end = time.monotonic() + _START
         while self.running() is None:
