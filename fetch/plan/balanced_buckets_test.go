@@ -10,8 +10,7 @@ import (
 	"bowstring/fetch/plan"
 )
 
-// costly is a plan of samples that go together by length, or by cost where lengths are nil, with ranks of equal cost where
-// balanced.
+// costly is a plan of samples that go together by length, or by cost if lengths are nil. With costs, ranks have equal cost.
 func costly(tb testing.TB, cfg plan.Config, lengths plan.Lengths, costs plan.Costs, window int64) *plan.Plan {
 	tb.Helper()
 	if lengths == nil {
@@ -51,7 +50,7 @@ func imbalance(p *plan.Plan, world int, cost func(position int64) float64) float
 }
 
 // TestBalancedBuckets holds that costs move samples within their step alone, each exactly once, the same for any world and
-// whoever asks in whatever order; that Index is the inverse; that what any world's ranks cost differs no more than without;
+// in whatever order positions are asked for; that Index is the inverse; that what any world's ranks cost differs no more than without;
 // and that Imbalance says by how much.
 func TestBalancedBuckets(t *testing.T) {
 	seed := rand.Uint64()

@@ -11,16 +11,7 @@ import (
 
 func bucketed(tb testing.TB, cfg plan.Config, lengths plan.Lengths, window int64) *plan.Plan {
 	tb.Helper()
-	b, err := plan.NewBuckets(lengths, nil, window*cfg.Batch)
-	if err != nil {
-		tb.Fatal(err)
-	}
-	cfg.Buckets = b
-	p, err := plan.New(cfg)
-	if err != nil {
-		tb.Fatal(err)
-	}
-	return p
+	return costly(tb, cfg, lengths, nil, window)
 }
 
 // waste is the share of a plan's batches that would be padding.

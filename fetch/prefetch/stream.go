@@ -65,8 +65,8 @@ type Stream struct {
 	onward    atomic.Pointer[schema.Ticket] // what goes on after its end, as weights change there; else nil
 	digester  digester                      // of the goroutine that puts batches together
 	served    atomic.Bool                   // all that it was asked for, when it is removed
-	record    *lineage.Recorder             // of what is handed out; nil if nobody keeps it
-	trace     *read.Trace                   // nil if nobody traces it, as is the next one
+	record    *lineage.Recorder             // records delivered rows; nil without lineage
+	trace     *read.Trace                   // nil if the stream is not traced, as is the next one
 	traceMade *operators.Trace
 	first     trace.Span // until the first batch, if somebody does; nil otherwise
 }

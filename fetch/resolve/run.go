@@ -178,8 +178,8 @@ func addSat(x, y int64) int64 {
 	return x + y
 }
 
-// take takes in what the record says. Changes that the job does not know may take steps away from it, none of which
-// was settled before.
+// take updates the run from its record. A change that the job does not know ends the job at the step of the change.
+// That step was not settled before.
 func (r *run) take(record *store.Run) error {
 	if err := r.check(record); err != nil {
 		return err

@@ -313,7 +313,7 @@ func (m *Maker) bound(n int64) int64 {
 	for _, s := range m.steps {
 		p, ok := s.step.(*pad)
 		switch {
-		case ok && f.cut && f.pieces == 0: // each piece to less than twice of what it has, but for the last
+		case ok && f.cut && f.pieces == 0: // each piece, except the last, to less than twice its tokens
 			n += n + p.adds()
 		case ok:
 			n += p.adds() * max(f.pieces, 1)
