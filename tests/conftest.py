@@ -31,7 +31,7 @@ FIRST = [
     "test_cluster_nodes",
     "test_examples",
     "test_cassandra",
-    "test_cassandra_tended",
+    "test_cassandra_maintenance",
     "test_cassandra_stores",
     "test_cassandra_attached",
     "test_cassandra_shared",

@@ -24,7 +24,7 @@ FORBIDDEN = [
     ("fetch", "bowstring/flight", "fetch plans, reads and assembles"),
     ("fetch/store/local", "bowstring/cmd/tool", "fetch plans, reads and assembles"),
     ("fetch/store/local", "bowstring/fetch/prefetch", "a store keeps blobs"),
-    ("fetch/store/tend", "bowstring/fetch/store/local", "looks after any store"),
+    ("fetch/store/maintenance", "bowstring/fetch/store/local", "looks after any store"),
     ("internal/faults", "bowstring/fetch/store/protocol", "judges the store by what was asked and told"),
     ("fetch/admission", "bowstring/fetch/store", "fetch/admission shares out turns"),
     ("fetch/operators/audio", "bowstring/fetch/admission", "makes bytes of bytes"),

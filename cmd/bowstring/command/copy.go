@@ -9,7 +9,7 @@ import (
 	"github.com/dustin/go-humanize"
 
 	"bowstring/fetch/store"
-	"bowstring/fetch/store/tend"
+	"bowstring/fetch/store/maintenance"
 	"bowstring/schema"
 )
 
@@ -50,9 +50,9 @@ func (c *CopyCmd) Run(ctx context.Context, app *App) (err error) {
 	defer func() { err = errors.Join(err, from.Close()) }()
 	var snaps []*schema.Snapshot
 	if c.All {
-		snaps, err = tend.Snapshots(ctx, from, namesOf(c.Datasets))
+		snaps, err = maintenance.Snapshots(ctx, from, namesOf(c.Datasets))
 	} else {
-		snaps, err = tend.Newest(ctx, from, namesOf(c.Datasets))
+		snaps, err = maintenance.Newest(ctx, from, namesOf(c.Datasets))
 	}
 	if err != nil {
 		return err
@@ -92,13 +92,14 @@ func (c *CopyCmd) check() error {
 	return nil
 }
 
-func (c *CopyCmd) send(ctx context.Context, app *App, from, to store.Store, snaps []*schema.Snapshot) (tend.Copied, error) {
+func (c *CopyCmd) send(ctx context.Context, app *App, from, to store.Store,
+	snaps []*schema.Snapshot) (maintenance.Copied, error) {
 	bar := app.progress("copy", 1, "bytes")
 	defer func() { _ = bar.Exit() }() // drawing is best effort
-	return tend.Copy(ctx, from, to, snaps, tend.CopyOptions{
+	return maintenance.Copy(ctx, from, to, snaps, maintenance.CopyOptions{
 		Rate: int64(c.Rate), Workers: c.Workers, Selections: c.Selections || c.All, Numbers: c.All,
-		MoveTags: c.MoveTags, LeaveDropped: c.LeaveDropped, Renumber: c.Renumber, Attached: tend.Attached(c.Attached),
-		Progress: func(done tend.Copied) {
+		MoveTags: c.MoveTags, LeaveDropped: c.LeaveDropped, Renumber: c.Renumber, Attached: maintenance.Attached(c.Attached),
+		Progress: func(done maintenance.Copied) {
 			bar.ChangeMax64(max(done.OfBytes, 1))
 			_ = bar.Set64(min(done.Bytes, done.OfBytes))
 		},
@@ -106,10 +107,10 @@ func (c *CopyCmd) send(ctx context.Context, app *App, from, to store.Store, snap
 }
 
 // print says what was copied.
-func (c *CopyCmd) print(app *App, done *tend.Copied, seconds float64) error {
+func (c *CopyCmd) print(app *App, done *maintenance.Copied, seconds float64) error {
 	if c.JSON {
 		return printJSON(app.Stdout, struct {
-			*tend.Copied
+			*maintenance.Copied
 			Seconds float64 `json:"seconds"`
 		}{done, seconds})
 	}

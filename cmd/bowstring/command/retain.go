@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"time"
 
-	"bowstring/fetch/store/tend"
+	"bowstring/fetch/store/maintenance"
 	"bowstring/schema"
 )
 
@@ -42,7 +42,8 @@ func (c *RetainCmd) Run(ctx context.Context, app *App) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, s.Close()) }()
-	fates, err := tend.Retain(ctx, s, c.Datasets, tend.Retention{Last: c.Last, Within: c.Within, Now: time.Now(),
+	fates, err := maintenance.Retain(ctx, s, c.Datasets, maintenance.Retention{Last: c.Last, Within: c.Within,
+		Now:    time.Now(),
 		DryRun: c.DryRun})
 	if err != nil {
 		return err
@@ -58,5 +59,5 @@ func (c *RetainCmd) Run(ctx context.Context, app *App) (err error) {
 		}
 		out.add(f.Dataset, fmt.Sprint(f.Snapshot), f.Created.UTC().Format(time.RFC3339), state)
 	}
-	return app.show(c.JSON, append([]tend.Fate{}, fates...), out)
+	return app.show(c.JSON, append([]maintenance.Fate{}, fates...), out)
 }

@@ -12,7 +12,7 @@ import (
 
 	"bowstring/cmd/bowstring/source"
 	"bowstring/fetch/store"
-	"bowstring/fetch/store/tend"
+	"bowstring/fetch/store/maintenance"
 	"bowstring/schema"
 	"bowstring/spill"
 )
@@ -42,7 +42,7 @@ It runs at the lowest priority. The status is 0 only if nothing is damaged when 
 
 // verified is what verify prints.
 type verified struct {
-	tend.Verification
+	maintenance.Verification
 	Spill   *spill.Verification `json:"spill,omitempty"`
 	Seconds float64             `json:"seconds"`
 }
@@ -58,7 +58,8 @@ func (c *VerifyCmd) Run(ctx context.Context, app *App) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, src.Close()) }()
-	opts := tend.VerifyOptions{Rate: int64(c.Rate), Workers: c.Workers, EveryReplica: c.EveryReplica, Resume: c.Resume}
+	opts := maintenance.VerifyOptions{Rate: int64(c.Rate), Workers: c.Workers, EveryReplica: c.EveryReplica,
+		Resume: c.Resume}
 	if c.Repair {
 		opts.Repair = src
 	}
@@ -79,7 +80,7 @@ func (c *VerifyCmd) Run(ctx context.Context, app *App) (err error) {
 			return err
 		}
 		defer func() { err = errors.Join(err, other.Close()) }()
-		opts.Elsewhere = append(opts.Elsewhere, tend.Place{Name: c.From, Get: other.Get})
+		opts.Elsewhere = append(opts.Elsewhere, maintenance.Place{Name: c.From, Get: other.Get})
 	}
 	scope, err := c.scope(ctx, src)
 	if err != nil {
@@ -110,37 +111,38 @@ func (c *VerifyCmd) Run(ctx context.Context, app *App) (err error) {
 }
 
 // scope is what to verify: of a run that goes on, the snapshots that it began with.
-func (c *VerifyCmd) scope(ctx context.Context, src store.Store) (tend.Scope, error) {
+func (c *VerifyCmd) scope(ctx context.Context, src store.Store) (maintenance.Scope, error) {
 	names := namesOf(c.Datasets)
 	if c.Resume != "" {
-		begun, err := tend.Resumed(c.Resume)
+		begun, err := maintenance.Resumed(c.Resume)
 		if err != nil {
-			return tend.Scope{}, err
+			return maintenance.Scope{}, err
 		}
 		if len(names) == 0 {
 			names = begun
 		}
 	}
-	snaps, err := tend.Snapshots(ctx, src, names)
+	snaps, err := maintenance.Snapshots(ctx, src, names)
 	if err != nil {
-		return tend.Scope{}, err
+		return maintenance.Scope{}, err
 	}
-	selections, err := tend.Selections(ctx, src, snaps)
-	return tend.Scope{Source: src, Snapshots: snaps, Selections: selections, Memory: int64(c.Memory)}, err
+	selections, err := maintenance.Selections(ctx, src, snaps)
+	return maintenance.Scope{Source: src, Snapshots: snaps, Selections: selections, Memory: int64(c.Memory)}, err
 }
 
-func (c *VerifyCmd) verify(ctx context.Context, app *App, scope tend.Scope,
-	opts tend.VerifyOptions) (tend.Verification, error) {
+func (c *VerifyCmd) verify(ctx context.Context, app *App, scope maintenance.Scope,
+	opts maintenance.VerifyOptions) (maintenance.Verification, error) {
 	_, size := scope.Size()
 	bar := app.progress("verify", size, "bytes")
 	defer func() { _ = bar.Exit() }() // drawing is best effort
-	opts.Progress = func(v tend.Verification) { _ = bar.Set64(min(v.Bytes, size)) }
-	return tend.Verify(ctx, scope, opts)
+	opts.Progress = func(v maintenance.Verification) { _ = bar.Set64(min(v.Bytes, size)) }
+	return maintenance.Verify(ctx, scope, opts)
 }
 
 // fromStore looks for what is damaged in another store, where it has other keys.
-func (c *VerifyCmd) fromStore(ctx context.Context, scope tend.Scope, other, to store.Store, found *tend.Verification) error {
-	m := tend.NewMender(scope, to, found)
+func (c *VerifyCmd) fromStore(ctx context.Context, scope maintenance.Scope, other, to store.Store,
+	found *maintenance.Verification) error {
+	m := maintenance.NewMender(scope, to, found)
 	if m.Wants() == 0 {
 		return nil
 	}
@@ -148,25 +150,25 @@ func (c *VerifyCmd) fromStore(ctx context.Context, scope tend.Scope, other, to s
 	if err != nil {
 		return err
 	}
-	var names []tend.Name
+	var names []maintenance.Name
 	for _, d := range list {
 		if slices.ContainsFunc(scope.Snapshots, func(snap *schema.Snapshot) bool { return snap.Dataset == d.Name }) {
-			names = append(names, tend.Name{Dataset: d.Name})
+			names = append(names, maintenance.Name{Dataset: d.Name})
 		}
 	}
 	if len(names) == 0 {
 		return nil
 	}
-	snaps, err := tend.Snapshots(ctx, other, names)
+	snaps, err := maintenance.Snapshots(ctx, other, names)
 	if err != nil {
 		return err
 	}
-	return m.From(ctx, c.From, tend.Scope{Source: other, Snapshots: snaps, Memory: int64(c.Memory)}, found)
+	return m.From(ctx, c.From, maintenance.Scope{Source: other, Snapshots: snaps, Memory: int64(c.Memory)}, found)
 }
 
 // fromSource looks for what is damaged among what was imported.
-func (c *VerifyCmd) fromSource(ctx context.Context, scope tend.Scope, to store.Store,
-	found *tend.Verification) error {
+func (c *VerifyCmd) fromSource(ctx context.Context, scope maintenance.Scope, to store.Store,
+	found *maintenance.Verification) error {
 	src, err := source.Open(ctx, c.Source, source.Options{Format: "auto"})
 	if err != nil {
 		return err
@@ -176,7 +178,7 @@ func (c *VerifyCmd) fromSource(ctx context.Context, scope tend.Scope, to store.S
 	if err != nil {
 		return err
 	}
-	m := tend.NewMender(scope, to, found)
+	m := maintenance.NewMender(scope, to, found)
 	for b, err := range reader.Batches(ctx) {
 		if err != nil {
 			return err
@@ -249,7 +251,7 @@ func (c *VerifyCmd) print(app *App, v *verified) error {
 }
 
 // rowsOf lists the rows of an occurrence, for people.
-func rowsOf(in tend.Occurrence) string {
+func rowsOf(in maintenance.Occurrence) string {
 	switch {
 	case in.What == "manifest" && len(in.Rows) >= 2:
 		return fmt.Sprintf(", %s from %d", plural(in.Count, "row"), in.Rows[0])
@@ -271,8 +273,8 @@ func rowsOf(in tend.Occurrence) string {
 }
 
 // inSpill is a spill as a place where blobs may be.
-func inSpill(dir string, cache *spill.Cache) tend.Place {
-	return tend.Place{Name: "the spill in " + dir, Get: func(_ context.Context, ref schema.BlobRef) (schema.Blob,
+func inSpill(dir string, cache *spill.Cache) maintenance.Place {
+	return maintenance.Place{Name: "the spill in " + dir, Get: func(_ context.Context, ref schema.BlobRef) (schema.Blob,
 		error) {
 		if b, ok := cache.Get(ref, spill.Place{}); ok {
 			return b, nil
@@ -282,10 +284,10 @@ func inSpill(dir string, cache *spill.Cache) tend.Place {
 }
 
 // namesOf are the names of datasets given as arguments.
-func namesOf(refs []datasetRef) []tend.Name {
-	var names []tend.Name
+func namesOf(refs []datasetRef) []maintenance.Name {
+	var names []maintenance.Name
 	for _, ref := range refs {
-		names = append(names, tend.Name{Dataset: ref.Name, Number: ref.Snapshot, Tag: ref.Tag})
+		names = append(names, maintenance.Name{Dataset: ref.Name, Number: ref.Snapshot, Tag: ref.Tag})
 	}
 	return names
 }

@@ -24,7 +24,7 @@ import (
 
 	"bowstring/fetch/object"
 	"bowstring/fetch/store"
-	"bowstring/fetch/store/tend"
+	"bowstring/fetch/store/maintenance"
 	"bowstring/internal/objecttest"
 	"bowstring/internal/storetest"
 	"bowstring/schema"
@@ -414,7 +414,7 @@ func (w *writer) step(ctx context.Context) {
 		delete(w.mine, e.Number)
 		var snap *schema.Snapshot
 		if snap, err = w.store.Snapshot(ctx, w.dataset, e.Number); err == nil {
-			_, err = tend.Copy(ctx, w.store, w.copies, []*schema.Snapshot{snap}, tend.CopyOptions{Renumber: true})
+			_, err = maintenance.Copy(ctx, w.store, w.copies, []*schema.Snapshot{snap}, maintenance.CopyOptions{Renumber: true})
 		}
 	case "collect":
 		_, err = w.store.GC(ctx, store.GCOptions{}, nil)

@@ -10,7 +10,7 @@ import (
 
 	"bowstring/fetch/store"
 	"bowstring/fetch/store/local"
-	"bowstring/fetch/store/tend"
+	"bowstring/fetch/store/maintenance"
 	"bowstring/internal/cassandratest"
 	"bowstring/schema"
 )
@@ -42,22 +42,22 @@ func TestAttachedCopies(t *testing.T) {
 		return to
 	}
 	byValue, restored, far := here("by-value"), here("restored"), openStore(t, newKeyspace(t))
-	if _, err := tend.Copy(t.Context(), s, byValue, snaps, tend.CopyOptions{}); err != nil {
+	if _, err := maintenance.Copy(t.Context(), s, byValue, snaps, maintenance.CopyOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	again, err := tend.Copy(t.Context(), s, byValue, snaps, tend.CopyOptions{})
+	again, err := maintenance.Copy(t.Context(), s, byValue, snaps, maintenance.CopyOptions{})
 	if err != nil || again.Sent != 0 {
 		t.Fatalf("again: %+v, %v", again, err)
 	}
-	kept, err := tend.Snapshots(t.Context(), byValue, nil)
+	kept, err := maintenance.Snapshots(t.Context(), byValue, nil)
 	if err == nil {
-		_, err = tend.Copy(t.Context(), byValue, restored, kept, tend.CopyOptions{})
+		_, err = maintenance.Copy(t.Context(), byValue, restored, kept, maintenance.CopyOptions{})
 	}
 	if err != nil {
 		t.Fatal(err)
 	}
-	byReference := tend.CopyOptions{Attached: tend.ByReference}
-	if _, err := tend.Copy(t.Context(), s, far, snaps, byReference); err != nil {
+	byReference := maintenance.CopyOptions{Attached: maintenance.ByReference}
+	if _, err := maintenance.Copy(t.Context(), s, far, snaps, byReference); err != nil {
 		t.Fatal(err)
 	}
 	for name, to := range map[string]store.Store{"by value": byValue, "restored": restored, "by reference": far} {
@@ -74,7 +74,7 @@ func TestAttachedCopies(t *testing.T) {
 		t.Fatal(err)
 	}
 	third := openStore(t, newKeyspace(t))
-	if _, err := tend.Copy(t.Context(), s, third, snaps, byReference); !errors.Is(err, schema.ErrInvalid) &&
+	if _, err := maintenance.Copy(t.Context(), s, third, snaps, byReference); !errors.Is(err, schema.ErrInvalid) &&
 		!errors.Is(err, schema.ErrNotFound) {
 		t.Errorf("a table without the column: %v", err)
 	}

@@ -9,7 +9,7 @@ import (
 
 	"github.com/gocql/gocql"
 
-	"bowstring/fetch/store/tend"
+	"bowstring/fetch/store/maintenance"
 	"bowstring/internal/cassandratest"
 	"bowstring/schema"
 )
@@ -43,9 +43,10 @@ func TestAttachedTableThatIsGone(t *testing.T) {
 				t.Fatal(err)
 			}
 			var first schema.BlobRef
-			verify := func(s *Store, snaps ...*schema.Snapshot) tend.Verification {
+			verify := func(s *Store, snaps ...*schema.Snapshot) maintenance.Verification {
 				t.Helper()
-				report, err := tend.Verify(t.Context(), tend.Scope{Source: s, Snapshots: snaps}, tend.VerifyOptions{})
+				report, err := maintenance.Verify(t.Context(), maintenance.Scope{Source: s, Snapshots: snaps},
+					maintenance.VerifyOptions{})
 				if err != nil {
 					t.Fatal(err)
 				}

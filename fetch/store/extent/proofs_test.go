@@ -19,7 +19,7 @@ import (
 	"bowstring/fetch/store/bucket"
 	"bowstring/fetch/store/extent"
 	"bowstring/fetch/store/local"
-	"bowstring/fetch/store/tend"
+	"bowstring/fetch/store/maintenance"
 	"bowstring/schema"
 )
 
@@ -146,7 +146,8 @@ func TestProve(t *testing.T) {
 				t.Fatalf("%v is %v", b.ref, ref)
 			}
 		}
-		found, err := tend.Verify(t.Context(), tend.Scope{Source: s, Snapshots: snapshots(t, s)}, tend.VerifyOptions{})
+		found, err := maintenance.Verify(t.Context(), maintenance.Scope{Source: s, Snapshots: snapshots(t, s)},
+			maintenance.VerifyOptions{})
 		must(t, err)
 		want.Blobs, want.Bytes = want.OfBlobs, want.OfBytes
 		if len(found.Damaged) > 0 || found.Proof == nil || *found.Proof != want {
@@ -287,7 +288,7 @@ func TestProversAtOnce(t *testing.T) {
 		all.Wait()
 		s := open(options)
 		defer func() { must(t, s.Close()) }()
-		runs, err := tend.Proofs(t.Context(), s, snapshots(t, s))
+		runs, err := maintenance.Proofs(t.Context(), s, snapshots(t, s))
 		must(t, err)
 		kept, bytes := int64(0), int64(0)
 		for _, run := range runs {
@@ -371,7 +372,7 @@ func TestProveKilled(t *testing.T) {
 	if got := proofOf(t, s, "d"); got.Blobs != got.OfBlobs {
 		t.Errorf("%+v", got)
 	}
-	runs, err := tend.Proofs(t.Context(), s, snapshots(t, s))
+	runs, err := maintenance.Proofs(t.Context(), s, snapshots(t, s))
 	must(t, err)
 	kept := int64(0)
 	for _, run := range runs {
@@ -398,7 +399,7 @@ func TestProofsAreJoined(t *testing.T) {
 	for i, b := range m.blobs {
 		must(t, b.prove(t.Context(), s))
 		must(t, s.KeepProofs(t.Context()))
-		runs, err := tend.Proofs(t.Context(), s, snapshots(t, s))
+		runs, err := maintenance.Proofs(t.Context(), s, snapshots(t, s))
 		must(t, err)
 		if len(runs) > 10 {
 			t.Fatalf("%d blobs of checksums after %d", len(runs), i+1)
@@ -455,7 +456,7 @@ func TestProofsAreBounded(t *testing.T) {
 // TestCopyProofs: a copy by reference has what was learned, also of a snapshot that it had before; a copy by value has
 // ordinary blobs.
 func TestCopyProofs(t *testing.T) {
-	copies(t, func(t *testing.T, how tend.Attached, open func(int, *pails) *extent.Store) {
+	copies(t, func(t *testing.T, how maintenance.Attached, open func(int, *pails) *extent.Store) {
 		rng := random(t)
 		pail := newPail("mem://photos")
 		m := fill(rng, pail, 30).lazily()
@@ -467,14 +468,14 @@ func TestCopyProofs(t *testing.T) {
 				must(t, b.prove(t.Context(), from))
 			}
 			must(t, from.KeepProofs(t.Context()))
-			_, err := tend.Copy(t.Context(), from, to, snapshots(t, from), tend.CopyOptions{Attached: how})
+			_, err := maintenance.Copy(t.Context(), from, to, snapshots(t, from), maintenance.CopyOptions{Attached: how})
 			must(t, err)
-			if got, want := proofOf(t, to, "d"), proofOf(t, from, "d"); how == tend.ByReference &&
+			if got, want := proofOf(t, to, "d"), proofOf(t, from, "d"); how == maintenance.ByReference &&
 				(got.Blobs != want.Blobs || got.OfBlobs != want.OfBlobs) {
 				t.Errorf("%+v is proven, want %+v", got, want)
 			}
 		}
-		if how == tend.ByValue {
+		if how == maintenance.ByValue {
 			pail.objects = nil
 		}
 		snap := snapshots(t, to)[0]
@@ -483,8 +484,9 @@ func TestCopyProofs(t *testing.T) {
 				t.Fatalf("row %d has other bytes", i)
 			}
 		}
-		found, err := tend.Verify(t.Context(), tend.Scope{Source: to, Snapshots: snapshots(t, to)}, tend.VerifyOptions{})
-		if err != nil || len(found.Damaged) > 0 || (found.Proof == nil) != (how == tend.ByValue) {
+		found, err := maintenance.Verify(t.Context(), maintenance.Scope{Source: to, Snapshots: snapshots(t, to)},
+			maintenance.VerifyOptions{})
+		if err != nil || len(found.Damaged) > 0 || (found.Proof == nil) != (how == maintenance.ByValue) {
 			t.Errorf("verify: %+v, %v", found, err)
 		}
 	})
@@ -510,15 +512,16 @@ func TestVerifyProofs(t *testing.T) {
 	}
 	must(t, s.Close())
 	s = extent.New(openLocal(t, dir), extent.Options{Buckets: newPails(pail).open})
-	runs, err := tend.Proofs(t.Context(), s, snapshots(t, s))
+	runs, err := maintenance.Proofs(t.Context(), s, snapshots(t, s))
 	must(t, err)
 	must(t, s.Close())
 	below := &lossy{Store: openLocal(t, dir), key: runs[0].Key}
 	s = extent.New(below, extent.Options{Buckets: newPails(pail).open})
 	defer func() { must(t, s.Close()) }()
-	found, err := tend.Verify(t.Context(), tend.Scope{Source: s, Snapshots: snapshots(t, s)}, tend.VerifyOptions{})
+	found, err := maintenance.Verify(t.Context(), maintenance.Scope{Source: s, Snapshots: snapshots(t, s)},
+		maintenance.VerifyOptions{})
 	must(t, err)
-	if !slices.ContainsFunc(found.Damaged, func(d tend.Damage) bool {
+	if !slices.ContainsFunc(found.Damaged, func(d maintenance.Damage) bool {
 		return d.Key == runs[0].Key && len(d.In) == 1 && d.In[0].What == "checksums of object set "+m.set.Prefix().String()
 	}) {
 		t.Errorf("%+v", found)

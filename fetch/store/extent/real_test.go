@@ -16,7 +16,7 @@ import (
 	"bowstring/fetch/store"
 	"bowstring/fetch/store/bucket"
 	"bowstring/fetch/store/extent"
-	"bowstring/fetch/store/tend"
+	"bowstring/fetch/store/maintenance"
 	"bowstring/internal/objecttest"
 	"bowstring/schema"
 )
@@ -77,7 +77,8 @@ func copyReal(t *testing.T, real objecttest.Real) {
 	for _, to := range []*extent.Store{
 		inBucket("one"), inBucket("two"), over(openLocal(t, filepath.Join(t.TempDir(), "back"))),
 	} {
-		done, err := tend.Copy(t.Context(), from, to, snapshots(t, from), tend.CopyOptions{Attached: tend.ByReference})
+		done, err := maintenance.Copy(t.Context(), from, to, snapshots(t, from),
+			maintenance.CopyOptions{Attached: maintenance.ByReference})
 		must(t, err)
 		if done.SentBytes > 64<<10 {
 			t.Errorf("%d bytes went over, of a manifest", done.SentBytes)

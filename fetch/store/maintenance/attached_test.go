@@ -1,4 +1,4 @@
-package tend_test
+package maintenance_test
 
 import (
 	"context"
@@ -17,7 +17,7 @@ import (
 
 	"bowstring/fetch/store"
 	"bowstring/fetch/store/local"
-	"bowstring/fetch/store/tend"
+	"bowstring/fetch/store/maintenance"
 	"bowstring/schema"
 )
 
@@ -185,7 +185,7 @@ func TestCopyByValue(t *testing.T) {
 	for {
 		ctx, stop := context.WithCancel(t.Context())
 		from.stop, from.left = stop, 20+5*stops
-		_, err := tend.Copy(ctx, from, to, []*schema.Snapshot{one}, tend.CopyOptions{Workers: 2})
+		_, err := maintenance.Copy(ctx, from, to, []*schema.Snapshot{one}, maintenance.CopyOptions{Workers: 2})
 		stop()
 		if err == nil {
 			break
@@ -205,7 +205,7 @@ func TestCopyByValue(t *testing.T) {
 		must(t, err)
 	}
 	clear(from.read)
-	done, err := tend.Copy(t.Context(), from, to, []*schema.Snapshot{one, two}, tend.CopyOptions{})
+	done, err := maintenance.Copy(t.Context(), from, to, []*schema.Snapshot{one, two}, maintenance.CopyOptions{})
 	must(t, err)
 	if stops < 3 || !done.Snapshots[0].There || done.Snapshots[1].There {
 		t.Errorf("after %d stops: %s", stops, asJSON(t, done))
@@ -213,7 +213,7 @@ func TestCopyByValue(t *testing.T) {
 	if len(from.read) == 0 || len(from.read) > 60 {
 		t.Errorf("%d cells were read for the 30 rows that are new", len(from.read))
 	}
-	again, err := tend.Copy(t.Context(), from, to, []*schema.Snapshot{two}, tend.CopyOptions{})
+	again, err := maintenance.Copy(t.Context(), from, to, []*schema.Snapshot{two}, maintenance.CopyOptions{})
 	if err != nil || again.Sent != 0 || !again.Snapshots[0].There {
 		t.Errorf("again: %s, %v", asJSON(t, again), err)
 	}
@@ -226,12 +226,12 @@ func TestCopyByValue(t *testing.T) {
 		asJSON(t, back.Splits) != asJSON(t, two.Splits) {
 		t.Errorf("it became %s of %s", asJSON(t, back), asJSON(t, two))
 	}
-	found, err := tend.Verify(t.Context(), scopeOf(t, to, 0), tend.VerifyOptions{})
+	found, err := maintenance.Verify(t.Context(), scopeOf(t, to, 0), maintenance.VerifyOptions{})
 	if err != nil || len(found.Damaged) > 0 {
 		t.Errorf("verify: %s, %v", asJSON(t, found), err)
 	}
-	if _, err := tend.Copy(t.Context(), to, open(t, filepath.Join(t.TempDir(), "third")), []*schema.Snapshot{back},
-		tend.CopyOptions{}); err != nil {
+	if _, err := maintenance.Copy(t.Context(), to, open(t, filepath.Join(t.TempDir(), "third")), []*schema.Snapshot{back},
+		maintenance.CopyOptions{}); err != nil {
 		t.Errorf("the copy is copied: %v", err)
 	}
 }
@@ -247,8 +247,8 @@ func TestCopyByValueChanged(t *testing.T) {
 		}
 	}
 	to := open(t, filepath.Join(t.TempDir(), "to"))
-	for _, opts := range []tend.CopyOptions{{}, {Renumber: true}} {
-		if _, err := tend.Copy(t.Context(), from, to, []*schema.Snapshot{snap}, opts); !errors.Is(err,
+	for _, opts := range []maintenance.CopyOptions{{}, {Renumber: true}} {
+		if _, err := maintenance.Copy(t.Context(), from, to, []*schema.Snapshot{snap}, opts); !errors.Is(err,
 			schema.ErrDataLoss) {
 			t.Errorf("%+v: %v", opts, err)
 		}
@@ -263,19 +263,20 @@ func TestCopyByValueChanged(t *testing.T) {
 func TestCopyByReference(t *testing.T) {
 	from := openTables(t, "from")
 	snap := from.attach(t, "d", 25)
-	opts := tend.CopyOptions{Attached: tend.ByReference}
-	if _, err := tend.Copy(t.Context(), from, open(t, filepath.Join(t.TempDir(), "local")), []*schema.Snapshot{snap},
+	opts := maintenance.CopyOptions{Attached: maintenance.ByReference}
+	if _, err := maintenance.Copy(t.Context(), from, open(t, filepath.Join(t.TempDir(), "local")),
+		[]*schema.Snapshot{snap},
 		opts); !errors.Is(err, schema.ErrInvalid) {
 		t.Errorf("a target that reaches no table: %v", err)
 	}
 	to := referring{openTables(t, "to")}
-	_, err := tend.Copy(t.Context(), from, to, []*schema.Snapshot{snap}, opts)
+	_, err := maintenance.Copy(t.Context(), from, to, []*schema.Snapshot{snap}, opts)
 	if !errors.Is(err, schema.ErrDataLoss) {
 		t.Errorf("a target with other rows in the table: %v", err)
 	}
 	to.cells = from.cells
 	clear(from.read)
-	_, err = tend.Copy(t.Context(), from, to, []*schema.Snapshot{snap}, opts)
+	_, err = maintenance.Copy(t.Context(), from, to, []*schema.Snapshot{snap}, opts)
 	must(t, err)
 	if len(from.read) != 0 || len(to.read) != len(from.cells) || len(to.referred) != 1 || to.referred[0] != photos {
 		t.Errorf("%d cells were read in the source and %d of %d in the target, which knows %v", len(from.read),

@@ -1,4 +1,4 @@
-package tend_test
+package maintenance_test
 
 import (
 	"context"
@@ -13,7 +13,7 @@ import (
 
 	"bowstring/fetch/store"
 	"bowstring/fetch/store/local"
-	"bowstring/fetch/store/tend"
+	"bowstring/fetch/store/maintenance"
 	"bowstring/schema"
 )
 
@@ -40,18 +40,18 @@ func TestRetain(t *testing.T) {
 	}
 	day := 24 * time.Hour
 	for _, tt := range []struct {
-		rules tend.Retention
+		rules maintenance.Retention
 		want  string // what is dropped
 	}{
-		{tend.Retention{Last: 6}, ""},
-		{tend.Retention{Last: 1}, "d@1 d@3 d@4 d@5"},
-		{tend.Retention{Last: 3}, "d@1 d@3"},
-		{tend.Retention{Within: 30 * day}, "d@1 d@3"},
-		{tend.Retention{Within: 31 * day, Last: 5}, "d@1"},
-		{tend.Retention{Within: day}, "d@1 d@3 d@4 d@5"},
+		{maintenance.Retention{Last: 6}, ""},
+		{maintenance.Retention{Last: 1}, "d@1 d@3 d@4 d@5"},
+		{maintenance.Retention{Last: 3}, "d@1 d@3"},
+		{maintenance.Retention{Within: 30 * day}, "d@1 d@3"},
+		{maintenance.Retention{Within: 31 * day, Last: 5}, "d@1"},
+		{maintenance.Retention{Within: day}, "d@1 d@3 d@4 d@5"},
 	} {
 		tt.rules.Now, tt.rules.DryRun = now, true
-		fates, err := tend.Retain(t.Context(), s, []string{"d", "e"}, tt.rules)
+		fates, err := maintenance.Retain(t.Context(), s, []string{"d", "e"}, tt.rules)
 		must(t, err)
 		var dropped []string
 		for _, f := range fates {
@@ -69,10 +69,11 @@ func TestRetain(t *testing.T) {
 			t.Errorf("%+v: dropped %q of %d, want %q", tt.rules, got, len(fates), tt.want)
 		}
 	}
-	if snaps, err := tend.Snapshots(t.Context(), s, []tend.Name{{Dataset: "d"}}); err != nil || len(snaps) != 6 {
+	if snaps, err := maintenance.Snapshots(t.Context(), s,
+		[]maintenance.Name{{Dataset: "d"}}); err != nil || len(snaps) != 6 {
 		t.Errorf("after dry runs there are %d, %v", len(snaps), err)
 	}
-	_, err := tend.Retain(t.Context(), s, nil, tend.Retention{Last: 1, Now: now})
+	_, err := maintenance.Retain(t.Context(), s, nil, maintenance.Retention{Last: 1, Now: now})
 	must(t, err)
 	list, err := s.Datasets(t.Context())
 	must(t, err)
@@ -83,7 +84,7 @@ func TestRetain(t *testing.T) {
 	if want := map[string][]int64{"d": {2, 6}, "e": {1}, "like": {1}}; !reflect.DeepEqual(left, want) {
 		t.Errorf("left are %v, want %v", left, want)
 	}
-	if _, err := tend.Retain(t.Context(), s, nil, tend.Retention{}); !errors.Is(err, schema.ErrInvalid) {
+	if _, err := maintenance.Retain(t.Context(), s, nil, maintenance.Retention{}); !errors.Is(err, schema.ErrInvalid) {
 		t.Errorf("no rule: %v", err)
 	}
 }
@@ -115,10 +116,10 @@ func TestRetainTaggedMeanwhile(t *testing.T) {
 	for i := range rows {
 		commit(t, s, "d", rows[:i+1])
 	}
-	snaps, err := tend.Snapshots(t.Context(), s, nil)
+	snaps, err := maintenance.Snapshots(t.Context(), s, nil)
 	must(t, err)
 	s.after(2, func() { must(t, s.Tag(t.Context(), "d", "prod", 3)) })
-	fates, err := tend.Retain(t.Context(), s, nil, tend.Retention{Last: 2})
+	fates, err := maintenance.Retain(t.Context(), s, nil, maintenance.Retention{Last: 2})
 	must(t, err)
 	for i, f := range fates {
 		if want := i != 2 && i < len(snaps)-2; f.Dropped != want || i == 2 && f.Why != "tagged prod" {
@@ -138,7 +139,7 @@ func TestSnapshotsDroppedMeanwhile(t *testing.T) {
 		commit(t, s, "d", rows[:i+1])
 	}
 	s.after(1, func() { must(t, s.Drop(t.Context(), "d", 2)) })
-	snaps, err := tend.Snapshots(t.Context(), s, []tend.Name{{Dataset: "d"}})
+	snaps, err := maintenance.Snapshots(t.Context(), s, []maintenance.Name{{Dataset: "d"}})
 	must(t, err)
 	var numbers []int64
 	for _, snap := range snaps {
@@ -148,7 +149,8 @@ func TestSnapshotsDroppedMeanwhile(t *testing.T) {
 		t.Errorf("there are %d", numbers)
 	}
 	s.after(1, func() { must(t, s.Drop(t.Context(), "d", 3)) })
-	if _, err := tend.Snapshots(t.Context(), s, []tend.Name{{Dataset: "d"}, {Dataset: "d", Number: 3}}); !errors.Is(err,
+	if _, err := maintenance.Snapshots(t.Context(), s, []maintenance.Name{{Dataset: "d"}, {Dataset: "d",
+		Number: 3}}); !errors.Is(err,
 		schema.ErrNotFound) {
 		t.Errorf("one that was named: %v", err)
 	}

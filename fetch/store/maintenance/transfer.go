@@ -1,4 +1,4 @@
-package tend
+package maintenance
 
 import (
 	"context"

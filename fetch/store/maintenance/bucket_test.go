@@ -1,4 +1,4 @@
-package tend_test
+package maintenance_test
 
 import (
 	"bytes"
@@ -11,7 +11,7 @@ import (
 
 	"bowstring/fetch/store"
 	"bowstring/fetch/store/bucket"
-	"bowstring/fetch/store/tend"
+	"bowstring/fetch/store/maintenance"
 	"bowstring/internal/storetest"
 	"bowstring/schema"
 )
@@ -42,9 +42,10 @@ func TestCopyThroughBucket(t *testing.T) {
 	sel := selectRows(t, from, third, []byte("some rows"))
 	far := inBucket(t)
 	for _, hop := range []struct{ from, to store.Store }{{from, to}, {to, far}, {far, back}} {
-		snaps, err := tend.Snapshots(t.Context(), hop.from, []tend.Name{{Dataset: "d"}})
+		snaps, err := maintenance.Snapshots(t.Context(), hop.from, []maintenance.Name{{Dataset: "d"}})
 		must(t, err)
-		done, err := tend.Copy(t.Context(), hop.from, hop.to, snaps, tend.CopyOptions{Selections: true, Numbers: true})
+		done, err := maintenance.Copy(t.Context(), hop.from, hop.to, snaps, maintenance.CopyOptions{Selections: true,
+			Numbers: true})
 		must(t, err)
 		if len(done.Snapshots) != 2 || done.Selections != 1 || done.Tags != 1 {
 			t.Errorf("copied %+v", done)
@@ -52,7 +53,7 @@ func TestCopyThroughBucket(t *testing.T) {
 		if done.Sent > 200 { // blobs of 140 rows, pages, chunks
 			t.Errorf("%d blobs went over: what snapshots share more than once", done.Sent)
 		}
-		again, err := tend.Copy(t.Context(), hop.from, hop.to, snaps, tend.CopyOptions{Selections: true})
+		again, err := maintenance.Copy(t.Context(), hop.from, hop.to, snaps, maintenance.CopyOptions{Selections: true})
 		must(t, err)
 		if len(again.Snapshots) != 2 || !again.Snapshots[0].There || !again.Snapshots[1].There || again.SentBytes > 100 {
 			t.Errorf("copied again: %+v", again)
@@ -76,11 +77,12 @@ func TestCopyThroughBucket(t *testing.T) {
 		if number, err := hop.to.Tagged(t.Context(), "d", "prod"); err != nil || number != second.Number {
 			t.Errorf("the tag names %d (%v)", number, err)
 		}
-		list, err := tend.Snapshots(t.Context(), hop.to, nil)
+		list, err := maintenance.Snapshots(t.Context(), hop.to, nil)
 		must(t, err)
-		selections, err := tend.Selections(t.Context(), hop.to, list)
+		selections, err := maintenance.Selections(t.Context(), hop.to, list)
 		must(t, err)
-		found, err := tend.Verify(t.Context(), tend.Scope{Source: hop.to, Snapshots: list, Selections: selections}, tend.VerifyOptions{})
+		found, err := maintenance.Verify(t.Context(), maintenance.Scope{Source: hop.to, Snapshots: list,
+			Selections: selections}, maintenance.VerifyOptions{})
 		must(t, err)
 		if len(found.Damaged) > 0 {
 			t.Errorf("the copy is damaged: %+v", found.Damaged)
@@ -131,15 +133,15 @@ func TestRepairSegments(t *testing.T) {
 		large[i] = bytes.Repeat(append(large[i], byte(i)), 1+9000/(len(large[i])+1))
 	}
 	commit(t, s, "d", large)
-	snaps, err := tend.Snapshots(t.Context(), s, nil)
+	snaps, err := maintenance.Snapshots(t.Context(), s, nil)
 	must(t, err)
-	_, err = tend.Copy(t.Context(), s, far, snaps, tend.CopyOptions{})
+	_, err = maintenance.Copy(t.Context(), s, far, snaps, maintenance.CopyOptions{})
 	must(t, err)
 	copied := filepath.Join(t.TempDir(), "copied")
 	must(t, os.CopyFS(copied, os.DirFS(dir)))
 	twin := openAt(copied)
-	scope := tend.Scope{Source: s, Snapshots: snaps}
-	far1, err := tend.Snapshots(t.Context(), far, nil)
+	scope := maintenance.Scope{Source: s, Snapshots: snaps}
+	far1, err := maintenance.Snapshots(t.Context(), far, nil)
 	must(t, err)
 	segments, err := filepath.Glob(filepath.Join(copied, "seg", "*", "*"))
 	must(t, err)
@@ -160,15 +162,15 @@ func TestRepairSegments(t *testing.T) {
 			}
 		}
 		harm()
-		found, err := tend.Verify(t.Context(), scope, tend.VerifyOptions{Repair: s})
+		found, err := maintenance.Verify(t.Context(), scope, maintenance.VerifyOptions{Repair: s})
 		must(t, err)
 		if found.Lasting() == 0 {
 			t.Errorf("%s: nothing is missed", name)
 		}
-		m := tend.NewMender(scope, s, &found)
-		must(t, m.From(t.Context(), "far", tend.Scope{Source: far, Snapshots: far1}, &found))
-		pages := slices.ContainsFunc(found.Damaged, func(d tend.Damage) bool {
-			return slices.ContainsFunc(d.In, func(o tend.Occurrence) bool { return o.What == "manifest" })
+		m := maintenance.NewMender(scope, s, &found)
+		must(t, m.From(t.Context(), "far", maintenance.Scope{Source: far, Snapshots: far1}, &found))
+		pages := slices.ContainsFunc(found.Damaged, func(d maintenance.Damage) bool {
+			return slices.ContainsFunc(d.In, func(o maintenance.Occurrence) bool { return o.What == "manifest" })
 		})
 		if !pages && found.Lasting() > 0 {
 			t.Errorf("%s: not all came back: %s", name, asJSON(t, found))
@@ -177,14 +179,14 @@ func TestRepairSegments(t *testing.T) {
 			byContent++
 		} else {
 			harm()
-			found, err = tend.Verify(t.Context(), scope, tend.VerifyOptions{Repair: s,
-				Elsewhere: []tend.Place{{Name: "twin", Get: twin.Get}}})
+			found, err = maintenance.Verify(t.Context(), scope, maintenance.VerifyOptions{Repair: s,
+				Elsewhere: []maintenance.Place{{Name: "twin", Get: twin.Get}}})
 			must(t, err)
 			if found.Lasting() > 0 || found.Repaired == 0 {
 				t.Errorf("%s: not all came back from the twin: %s", name, asJSON(t, found))
 			}
 		}
-		found, err = tend.Verify(t.Context(), scope, tend.VerifyOptions{})
+		found, err = maintenance.Verify(t.Context(), scope, maintenance.VerifyOptions{})
 		must(t, err)
 		if len(found.Damaged) > 0 {
 			t.Errorf("%s: damaged still: %s", name, asJSON(t, found))

@@ -1,4 +1,4 @@
-package tend_test
+package maintenance_test
 
 import (
 	"context"
@@ -10,7 +10,7 @@ import (
 
 	"bowstring/fetch/store"
 	"bowstring/fetch/store/local"
-	"bowstring/fetch/store/tend"
+	"bowstring/fetch/store/maintenance"
 	"bowstring/schema"
 )
 
@@ -90,20 +90,20 @@ func TestCopyEndsAnywhere(t *testing.T) {
 	must(t, from.Drop(t.Context(), "d", 3))
 	must(t, from.Tag(t.Context(), "d", "prod", 1))
 	must(t, from.Tag(t.Context(), "d", "best", 2))
-	snaps, err := tend.Snapshots(t.Context(), from, nil)
+	snaps, err := maintenance.Snapshots(t.Context(), from, nil)
 	must(t, err)
-	opts := tend.CopyOptions{Selections: true, Numbers: true, Workers: 1}
+	opts := maintenance.CopyOptions{Selections: true, Numbers: true, Workers: 1}
 	steps := 0
 	for done := false; !done; {
 		steps++
 		for _, late := range []bool{false, true} {
 			to := open(t, filepath.Join(t.TempDir(), "to"))
-			_, err := tend.Copy(t.Context(), from, &mortal{to, steps, late}, snaps, opts)
+			_, err := maintenance.Copy(t.Context(), from, &mortal{to, steps, late}, snaps, opts)
 			if err != nil && !errors.Is(err, errDead) {
 				t.Fatalf("ended at step %d: %v", steps, err)
 			}
 			done = err == nil
-			_, err = tend.Copy(t.Context(), from, to, snaps, opts)
+			_, err = maintenance.Copy(t.Context(), from, to, snaps, opts)
 			must(t, err)
 			requireSame(t, from, to, "d")
 			was, err := from.Datasets(t.Context())
@@ -144,14 +144,14 @@ func TestCopyTwiceAtOnce(t *testing.T) {
 	commit(t, from, "d", rows[:3])
 	selectRows(t, from, commit(t, from, "d", rows), []byte("some"))
 	must(t, from.Tag(t.Context(), "d", "prod", 1))
-	snaps, err := tend.Snapshots(t.Context(), from, nil)
+	snaps, err := maintenance.Snapshots(t.Context(), from, nil)
 	must(t, err)
-	opts := tend.CopyOptions{Selections: true, Numbers: true}
+	opts := maintenance.CopyOptions{Selections: true, Numbers: true}
 	src := &hooked{Store: from, hook: func() {
-		_, err := tend.Copy(t.Context(), from, to, snaps, opts)
+		_, err := maintenance.Copy(t.Context(), from, to, snaps, opts)
 		must(t, err)
 	}}
-	done, err := tend.Copy(t.Context(), src, to, snaps, opts)
+	done, err := maintenance.Copy(t.Context(), src, to, snaps, opts)
 	must(t, err)
 	if !done.Snapshots[0].There || !done.Snapshots[1].There {
 		t.Errorf("copied %s", asJSON(t, done))
@@ -160,7 +160,7 @@ func TestCopyTwiceAtOnce(t *testing.T) {
 	// Another one with that number is a conflict still.
 	other := open(t, filepath.Join(t.TempDir(), "other"))
 	src = &hooked{Store: from, hook: func() { commit(t, other, "d", rows[:1]) }}
-	if _, err := tend.Copy(t.Context(), src, other, snaps, opts); !errors.Is(err, schema.ErrConflict) {
+	if _, err := maintenance.Copy(t.Context(), src, other, snaps, opts); !errors.Is(err, schema.ErrConflict) {
 		t.Errorf("another import at the same time: %v", err)
 	}
 }

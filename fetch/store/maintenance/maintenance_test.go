@@ -1,4 +1,4 @@
-package tend_test
+package maintenance_test
 
 import (
 	"context"
@@ -17,7 +17,7 @@ import (
 
 	"bowstring/fetch/store"
 	"bowstring/fetch/store/local"
-	"bowstring/fetch/store/tend"
+	"bowstring/fetch/store/maintenance"
 	"bowstring/internal/storetest"
 	"bowstring/schema"
 	"bowstring/spill/segment"
@@ -123,13 +123,13 @@ func damage(t *testing.T, dir string, keys ...schema.Key) {
 	}
 }
 
-func scopeOf(t *testing.T, s store.Store, memory int64, names ...tend.Name) tend.Scope {
+func scopeOf(t *testing.T, s store.Store, memory int64, names ...maintenance.Name) maintenance.Scope {
 	t.Helper()
-	snaps, err := tend.Snapshots(t.Context(), s, names)
+	snaps, err := maintenance.Snapshots(t.Context(), s, names)
 	must(t, err)
-	selections, err := tend.Selections(t.Context(), s, snaps)
+	selections, err := maintenance.Selections(t.Context(), s, snaps)
 	must(t, err)
-	return tend.Scope{Source: s, Snapshots: snaps, Selections: selections, Memory: memory}
+	return maintenance.Scope{Source: s, Snapshots: snaps, Selections: selections, Memory: memory}
 }
 
 // spoiled is a store of two snapshots that share rows, of which some blobs are damaged.
@@ -149,7 +149,7 @@ func spoiled(t *testing.T) (dir string, rows [][]byte, sel schema.Selection) {
 func TestVerifySaysWhatIsDamagedAndWhoHasIt(t *testing.T) {
 	dir, rows, sel := spoiled(t)
 	s := open(t, dir)
-	want := map[string][]tend.Occurrence{
+	want := map[string][]maintenance.Occurrence{
 		schema.RefOf(rows[0]).Key.String(): {
 			{Dataset: "d", Snapshot: 1, What: "column data", Rows: []int64{0}, Count: 1},
 			{Dataset: "d", Snapshot: 2, What: "column data", Rows: []int64{0, 80}, Count: 2},
@@ -167,9 +167,9 @@ func TestVerifySaysWhatIsDamagedAndWhoHasIt(t *testing.T) {
 		if passes := scope.Passes(); memory == 700 && passes < 10 || memory == 0 && passes != 1 {
 			t.Fatalf("%d passes with %d bytes of memory", passes, memory)
 		}
-		found, err := tend.Verify(t.Context(), scope, tend.VerifyOptions{Workers: 4})
+		found, err := maintenance.Verify(t.Context(), scope, maintenance.VerifyOptions{Workers: 4})
 		must(t, err)
-		got := map[string][]tend.Occurrence{}
+		got := map[string][]maintenance.Occurrence{}
 		for _, d := range found.Damaged {
 			got[d.Key.String()] = d.In
 		}
@@ -184,7 +184,8 @@ func TestVerifySaysWhatIsDamagedAndWhoHasIt(t *testing.T) {
 		}
 	}
 	// Of a snapshot that is not damaged there is nothing to be said of the others.
-	found, err := tend.Verify(t.Context(), scopeOf(t, s, 0, tend.Name{Dataset: "e", Number: 1}), tend.VerifyOptions{})
+	found, err := maintenance.Verify(t.Context(), scopeOf(t, s, 0, maintenance.Name{Dataset: "e", Number: 1}),
+		maintenance.VerifyOptions{})
 	must(t, err)
 	if len(found.Damaged) != 1 || len(found.Damaged[0].In) != 1 {
 		t.Errorf("of e@1: %s", asJSON(t, found))
@@ -204,9 +205,9 @@ func TestRepair(t *testing.T) {
 	commit(t, spare, "other", rows[:60])
 	s := open(t, dir)
 	scope := scopeOf(t, s, 0)
-	found, err := tend.Verify(t.Context(), scope, tend.VerifyOptions{
+	found, err := maintenance.Verify(t.Context(), scope, maintenance.VerifyOptions{
 		Repair:    s,
-		Elsewhere: []tend.Place{{Name: "the damaged store", Get: s.Get}, {Name: "spare", Get: spare.Get}},
+		Elsewhere: []maintenance.Place{{Name: "the damaged store", Get: s.Get}, {Name: "spare", Get: spare.Get}},
 	})
 	must(t, err)
 	if found.Repaired != 2 || found.Lasting() != 2 {
@@ -218,7 +219,7 @@ func TestRepair(t *testing.T) {
 		}
 	}
 	// The others come as they come.
-	m := tend.NewMender(scope, s, &found)
+	m := maintenance.NewMender(scope, s, &found)
 	for _, b := range append(rows, []byte("12345678")) {
 		must(t, m.Offer(t.Context(), "the source", b, &found))
 	}
@@ -231,7 +232,7 @@ func TestRepair(t *testing.T) {
 	if now := s.Stats(); now.Blobs != stats.Blobs || now.StoredBytes != stats.StoredBytes {
 		t.Errorf("the store counts %+v, before it was closed %+v", now, stats)
 	}
-	found, err = tend.Verify(t.Context(), scopeOf(t, s, 0), tend.VerifyOptions{})
+	found, err = maintenance.Verify(t.Context(), scopeOf(t, s, 0), maintenance.VerifyOptions{})
 	must(t, err)
 	if len(found.Damaged) != 0 {
 		t.Errorf("after the repair: %s", asJSON(t, found.Damaged))
@@ -239,7 +240,7 @@ func TestRepair(t *testing.T) {
 	// What was replaced is garbage, and collecting it harms nothing.
 	_, err = s.GC(t.Context(), store.GCOptions{}, nil)
 	must(t, err)
-	if found, err = tend.Verify(t.Context(), scopeOf(t, s, 0), tend.VerifyOptions{}); err != nil ||
+	if found, err = maintenance.Verify(t.Context(), scopeOf(t, s, 0), maintenance.VerifyOptions{}); err != nil ||
 		len(found.Damaged) != 0 {
 		t.Errorf("after a collection: %v, %s", err, asJSON(t, found.Damaged))
 	}
@@ -271,7 +272,7 @@ func TestDamagedManifest(t *testing.T) {
 	must(t, s.Close())
 	damage(t, dir, page, schema.RefOf(rows[20]).Key, schema.RefOf(rows[2]).Key)
 	s = open(t, dir)
-	found, err := tend.Verify(t.Context(), scopeOf(t, s, 0), tend.VerifyOptions{})
+	found, err := maintenance.Verify(t.Context(), scopeOf(t, s, 0), maintenance.VerifyOptions{})
 	must(t, err)
 	for _, d := range found.Damaged {
 		switch {
@@ -312,7 +313,7 @@ func TestVerifyGoesOnWhereItWas(t *testing.T) {
 	dir, _, _ := spoiled(t)
 	s := open(t, dir)
 	state := filepath.Join(t.TempDir(), "state")
-	whole, err := tend.Verify(t.Context(), scopeOf(t, s, 2000), tend.VerifyOptions{})
+	whole, err := maintenance.Verify(t.Context(), scopeOf(t, s, 2000), maintenance.VerifyOptions{})
 	must(t, err)
 	chunks := map[schema.Key]bool{}
 	all := scopeOf(t, s, 2000)
@@ -325,14 +326,14 @@ func TestVerifyGoesOnWhereItWas(t *testing.T) {
 	for {
 		ctx, stop := context.WithCancel(t.Context())
 		src := &counting{Store: s, left: 40, stop: stop, read: reads}
-		names, err := tend.Resumed(state)
+		names, err := maintenance.Resumed(state)
 		must(t, err)
 		if stops > 0 && len(names) != 3 {
 			t.Fatalf("the file names %v", names)
 		}
 		scope := scopeOf(t, s, 2000, names...)
 		scope.Source = src
-		found, err := tend.Verify(ctx, scope, tend.VerifyOptions{Resume: state, Workers: 1})
+		found, err := maintenance.Verify(ctx, scope, maintenance.VerifyOptions{Resume: state, Workers: 1})
 		stop()
 		if err == nil {
 			if a, b := asJSON(t, found.Damaged), asJSON(t, whole.Damaged); a != b || found.Lasting() != 4 {
@@ -362,7 +363,8 @@ func TestVerifyGoesOnWhereItWas(t *testing.T) {
 		t.Errorf("the file is left: %v", err)
 	}
 	must(t, os.WriteFile(state, []byte(`{"format":"another"}`), 0o600))
-	if _, err := tend.Verify(t.Context(), all, tend.VerifyOptions{Resume: state}); !errors.Is(err, schema.ErrInvalid) {
+	if _, err := maintenance.Verify(t.Context(), all, maintenance.VerifyOptions{Resume: state}); !errors.Is(err,
+		schema.ErrInvalid) {
 		t.Errorf("a file of something else: %v", err)
 	}
 }
@@ -375,7 +377,7 @@ func TestVerifyKeepsTheRate(t *testing.T) {
 	scope := scopeOf(t, src.Store, 0)
 	scope.Source = src
 	time.AfterFunc(50*time.Millisecond, stop)
-	if found, err := tend.Verify(ctx, scope, tend.VerifyOptions{Rate: 1}); err == nil || found.Blobs != 0 {
+	if found, err := maintenance.Verify(ctx, scope, maintenance.VerifyOptions{Rate: 1}); err == nil || found.Blobs != 0 {
 		t.Errorf("%d blobs, %v", found.Blobs, err)
 	}
 }

@@ -1,4 +1,4 @@
-// Package tend looks after stores: it reads all that is in one and checks it,
+// Package maintenance looks after stores: it reads all that is in one and checks it,
 // repairs what is damaged, and copies datasets from one store to another.
 //
 // It walks snapshots, manifests and blobs of any [store.Store]. It knows neither which store it
@@ -14,4 +14,4 @@
 // # Goroutines
 //
 // Each function waits for all that it has started before it returns.
-package tend
+package maintenance

@@ -1,4 +1,4 @@
-package tend_test
+package maintenance_test
 
 import (
 	"context"
@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"bowstring/fetch/store"
-	"bowstring/fetch/store/tend"
+	"bowstring/fetch/store/maintenance"
 	"bowstring/internal/storetest"
 	"bowstring/schema"
 )
@@ -35,7 +35,7 @@ func TestCopyOfAnIndexThatWasAway(t *testing.T) {
 	to := open(t, filepath.Join(t.TempDir(), "to"))
 	snap := commit(t, from, "d", blobs(3, 120))
 	src := &once{Store: from, key: snap.Chunks[1].Key}
-	done, err := tend.Copy(t.Context(), src, to, []*schema.Snapshot{snap}, tend.CopyOptions{})
+	done, err := maintenance.Copy(t.Context(), src, to, []*schema.Snapshot{snap}, maintenance.CopyOptions{})
 	made, gone := to.Snapshot(t.Context(), "d", 0)
 	if !errors.Is(gone, schema.ErrNotFound) {
 		t.Fatalf("committed: %v, %v", made, gone)
@@ -43,7 +43,7 @@ func TestCopyOfAnIndexThatWasAway(t *testing.T) {
 	if !errors.Is(err, schema.ErrNotFound) {
 		t.Errorf("%+v, %v", done, err)
 	}
-	if _, err := tend.Copy(t.Context(), src, to, []*schema.Snapshot{snap}, tend.CopyOptions{}); err != nil {
+	if _, err := maintenance.Copy(t.Context(), src, to, []*schema.Snapshot{snap}, maintenance.CopyOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	if made, err = to.Snapshot(t.Context(), "d", 0); err != nil {
@@ -60,7 +60,7 @@ func TestIndexAndPageAreRepaired(t *testing.T) {
 	s := open(t, dir)
 	snap := commit(t, s, "d", blobs(3, 120))
 	to := open(t, filepath.Join(t.TempDir(), "to"))
-	_, err := tend.Copy(t.Context(), s, to, []*schema.Snapshot{snap}, tend.CopyOptions{})
+	_, err := maintenance.Copy(t.Context(), s, to, []*schema.Snapshot{snap}, maintenance.CopyOptions{})
 	must(t, err)
 	c := snap.Chunks[1]
 	b, err := s.Get(t.Context(), c.BlobRef)
@@ -72,19 +72,19 @@ func TestIndexAndPageAreRepaired(t *testing.T) {
 	damage(t, dir, c.Key, pages[0].Key)
 	s = open(t, dir)
 	resume := filepath.Join(filepath.Dir(dir), "resume")
-	got, err := tend.Verify(t.Context(), scopeOf(t, s, 0), tend.VerifyOptions{Resume: resume, Repair: s,
-		Elsewhere: []tend.Place{{Name: "copy", Get: to.Get}}})
+	got, err := maintenance.Verify(t.Context(), scopeOf(t, s, 0), maintenance.VerifyOptions{Resume: resume, Repair: s,
+		Elsewhere: []maintenance.Place{{Name: "copy", Get: to.Get}}})
 	if err != nil || len(got.Damaged) != 2 || got.Repaired != 2 || got.Lasting() != 0 {
 		t.Errorf("%+v, %v", got, err)
 	}
-	if got, err = tend.Verify(t.Context(), scopeOf(t, s, 0), tend.VerifyOptions{}); err != nil ||
+	if got, err = maintenance.Verify(t.Context(), scopeOf(t, s, 0), maintenance.VerifyOptions{}); err != nil ||
 		len(got.Damaged) != 0 {
 		t.Errorf("after the repair: %+v, %v", got, err)
 	}
 }
 
 // everyPage lists the manifest chunks and their pages.
-func everyPage(t *testing.T, scope tend.Scope) ([]schema.BlobRef, error) {
+func everyPage(t *testing.T, scope maintenance.Scope) ([]schema.BlobRef, error) {
 	t.Helper()
 	pages, err := scope.Pages(t.Context(), nil)
 	return append(scope.Chunks(), pages...), err

@@ -17,7 +17,7 @@ import (
 	"bowstring/fetch/store"
 	"bowstring/fetch/store/bucket"
 	"bowstring/fetch/store/extent"
-	"bowstring/fetch/store/tend"
+	"bowstring/fetch/store/maintenance"
 	"bowstring/internal/storetest"
 	"bowstring/schema"
 )
@@ -93,9 +93,10 @@ var proven struct {
 }
 
 // copies runs a test of copies between each two kinds of stores, by value and by reference.
-func copies(t *testing.T, run func(t *testing.T, how tend.Attached, open func(kind int, buckets *pails) *extent.Store)) {
+func copies(t *testing.T, run func(t *testing.T, how maintenance.Attached, open func(kind int,
+	buckets *pails) *extent.Store)) {
 	for _, kinds := range [][2]string{{"local", "local"}, {"local", "bucket"}, {"bucket", "bucket"}, {"bucket", "local"}} {
-		for _, how := range []tend.Attached{tend.ByValue, tend.ByReference} {
+		for _, how := range []maintenance.Attached{maintenance.ByValue, maintenance.ByReference} {
 			t.Run(fmt.Sprintf("%s to %s by %s", kinds[0], kinds[1], how), func(t *testing.T) {
 				run(t, how, func(kind int, buckets *pails) *extent.Store {
 					s := extent.New(below[kinds[kind]](t), extent.Options{Buckets: buckets.open})
@@ -137,7 +138,7 @@ func extents(t *testing.T, s store.Store, snap *schema.Snapshot) (sets []schema.
 // read from a bucket, and the copy reads where the source does: its rows have the very references, and what was imported
 // among them is the target's own. A copy that is made again sends nothing, and one of what was appended only that.
 func TestCopy(t *testing.T) {
-	copies(t, func(t *testing.T, how tend.Attached, open func(int, *pails) *extent.Store) {
+	copies(t, func(t *testing.T, how maintenance.Attached, open func(int, *pails) *extent.Store) {
 		rng := random(t)
 		bucket, other := newPail("mem://photos"), newPail("mem://more")
 		one, two := fill(rng, bucket, 30), fill(rng, other, 10)
@@ -151,9 +152,9 @@ func TestCopy(t *testing.T) {
 			snaps[i], want = read, append(want, rows(t, from, read))
 		}
 		bucket.reads, other.reads = 0, 0
-		var first tend.Copied
+		var first maintenance.Copied
 		for round, some := range [][]*schema.Snapshot{snaps[:1], snaps, snaps} {
-			done, err := tend.Copy(t.Context(), from, to, some, tend.CopyOptions{Attached: how})
+			done, err := maintenance.Copy(t.Context(), from, to, some, maintenance.CopyOptions{Attached: how})
 			must(t, err)
 			if len(done.Snapshots) != len(some) || round == 2 && done.Sent != 0 {
 				t.Fatalf("round %d: %+v", round, done)
@@ -161,11 +162,11 @@ func TestCopy(t *testing.T) {
 			if round == 1 && done.Sent >= first.Sent+40 {
 				t.Errorf("the second copy has sent %d blobs, the first %d", done.Sent, first.Sent)
 			}
-			if first = done; how == tend.ByReference && bucket.reads+other.reads > 0 {
+			if first = done; how == maintenance.ByReference && bucket.reads+other.reads > 0 {
 				t.Fatalf("%d reads of buckets", bucket.reads+other.reads)
 			}
 		}
-		if how == tend.ByValue {
+		if how == maintenance.ByValue {
 			bucket.objects, other.objects = nil, nil
 		}
 		for i, snap := range snaps {
@@ -173,14 +174,15 @@ func TestCopy(t *testing.T) {
 			must(t, err)
 			sets, refs := extents(t, to, got)
 			wantSets, wantRefs := extents(t, from, snap)
-			if how == tend.ByValue {
+			if how == maintenance.ByValue {
 				wantSets, wantRefs = nil, nil
 			}
 			if !reflect.DeepEqual(sets, wantSets) || !slices.Equal(refs, wantRefs) {
 				t.Errorf("snapshot %d names %d extents in %d sets, want %d in %d", snap.Number, len(refs), len(sets), len(wantRefs),
 					len(wantSets))
 			}
-			if !from.Traits().Segments && !to.Traits().Segments && how == tend.ByReference && !reflect.DeepEqual(got, snap) {
+			if !from.Traits().Segments && !to.Traits().Segments && how == maintenance.ByReference && !reflect.DeepEqual(got,
+				snap) {
 				t.Errorf("snapshot %d became %+v of %+v", snap.Number, got, snap)
 			}
 			if got.Parent != snap.Parent || !got.Created.Equal(snap.Created) || got.Source != snap.Source {
@@ -193,7 +195,8 @@ func TestCopy(t *testing.T) {
 		must(t, to.Drop(t.Context(), "d", 1))
 		_, err := to.GC(t.Context(), store.GCOptions{}, nil)
 		must(t, err)
-		found, err := tend.Verify(t.Context(), tend.Scope{Source: to, Snapshots: snapshots(t, to)}, tend.VerifyOptions{})
+		found, err := maintenance.Verify(t.Context(), maintenance.Scope{Source: to, Snapshots: snapshots(t, to)},
+			maintenance.VerifyOptions{})
 		if err != nil || len(found.Damaged) > 0 {
 			t.Errorf("verify: %+v, %v", found, err)
 		}
@@ -203,16 +206,17 @@ func TestCopy(t *testing.T) {
 // TestCopyMixed: what the target has of a dataset by value stays so, and what comes later by reference names its own
 // extents alone, and the other way round.
 func TestCopyMixed(t *testing.T) {
-	copies(t, func(t *testing.T, how tend.Attached, open func(int, *pails) *extent.Store) {
+	copies(t, func(t *testing.T, how maintenance.Attached, open func(int, *pails) *extent.Store) {
 		rng := random(t)
 		pail, other := newPail("mem://photos"), newPail("mem://more")
 		buckets := newPails(pail, other)
 		from, to := open(0, buckets), open(1, buckets)
 		snaps := twice(t, from, fill(rng, pail, 20), fill(rng, other, 10))
-		then := map[tend.Attached]tend.Attached{tend.ByValue: tend.ByReference, tend.ByReference: tend.ByValue}[how]
-		_, err := tend.Copy(t.Context(), from, to, snaps[:1], tend.CopyOptions{Attached: how})
+		then := map[maintenance.Attached]maintenance.Attached{maintenance.ByValue: maintenance.ByReference,
+			maintenance.ByReference: maintenance.ByValue}[how]
+		_, err := maintenance.Copy(t.Context(), from, to, snaps[:1], maintenance.CopyOptions{Attached: how})
 		must(t, err)
-		done, err := tend.Copy(t.Context(), from, to, snaps, tend.CopyOptions{Attached: then})
+		done, err := maintenance.Copy(t.Context(), from, to, snaps, maintenance.CopyOptions{Attached: then})
 		must(t, err)
 		if !done.Snapshots[0].There {
 			t.Errorf("%+v", done)
@@ -225,7 +229,7 @@ func TestCopyMixed(t *testing.T) {
 			if !slices.EqualFunc(rows(t, to, got), rows(t, from, want), bytes.Equal) {
 				t.Errorf("snapshot %d has other rows", snap.Number)
 			}
-			if sets, _ := extents(t, to, got); snap.Number > 1 && (len(sets) > 0) != (then == tend.ByReference) {
+			if sets, _ := extents(t, to, got); snap.Number > 1 && (len(sets) > 0) != (then == maintenance.ByReference) {
 				t.Errorf("snapshot %d, copied by %s, names %d sets", snap.Number, then, len(sets))
 			}
 		}
@@ -234,7 +238,7 @@ func TestCopyMixed(t *testing.T) {
 
 func snapshots(t *testing.T, s store.Store) []*schema.Snapshot {
 	t.Helper()
-	list, err := tend.Snapshots(t.Context(), s, nil)
+	list, err := maintenance.Snapshots(t.Context(), s, nil)
 	must(t, err)
 	return list
 }
@@ -248,9 +252,10 @@ func TestVerify(t *testing.T) {
 		extent.Options{Buckets: newPails(bucket).open, SetBytes: 1})
 	defer func() { must(t, s.Close()) }()
 	m.attach(t, s, "d")
-	verify := func(src store.Store) tend.Verification {
+	verify := func(src store.Store) maintenance.Verification {
 		t.Helper()
-		found, err := tend.Verify(t.Context(), tend.Scope{Source: src, Snapshots: snapshots(t, s)}, tend.VerifyOptions{})
+		found, err := maintenance.Verify(t.Context(), maintenance.Scope{Source: src, Snapshots: snapshots(t, s)},
+			maintenance.VerifyOptions{})
 		must(t, err)
 		return found
 	}

@@ -1,4 +1,4 @@
-package tend_test
+package maintenance_test
 
 import (
 	"bytes"
@@ -12,7 +12,7 @@ import (
 
 	"bowstring/fetch/store"
 	"bowstring/fetch/store/local"
-	"bowstring/fetch/store/tend"
+	"bowstring/fetch/store/maintenance"
 	"bowstring/internal/storetest"
 	"bowstring/schema"
 )
@@ -20,9 +20,9 @@ import (
 // requireSame requires that two stores have the same snapshots, byte for byte.
 func requireSame(t *testing.T, a, b store.Store, dataset string) {
 	t.Helper()
-	x, err := tend.Snapshots(t.Context(), a, []tend.Name{{Dataset: dataset}})
+	x, err := maintenance.Snapshots(t.Context(), a, []maintenance.Name{{Dataset: dataset}})
 	must(t, err)
-	y, err := tend.Snapshots(t.Context(), b, []tend.Name{{Dataset: dataset}})
+	y, err := maintenance.Snapshots(t.Context(), b, []maintenance.Name{{Dataset: dataset}})
 	must(t, err)
 	if asJSON(t, x) != asJSON(t, y) {
 		t.Fatalf("the snapshots differ:\n%s\n%s", asJSON(t, x), asJSON(t, y))
@@ -47,7 +47,7 @@ func TestCopyGoesOnWhereItWas(t *testing.T) {
 	must(t, from.Drop(t.Context(), "d", 1))
 	sel := selectRows(t, from, newest, []byte("some rows"))
 	dir := filepath.Join(t.TempDir(), "to")
-	snaps, err := tend.Snapshots(t.Context(), from, []tend.Name{{Dataset: "d"}})
+	snaps, err := maintenance.Snapshots(t.Context(), from, []maintenance.Name{{Dataset: "d"}})
 	must(t, err)
 	var sent int64
 	stops := 0
@@ -56,7 +56,7 @@ func TestCopyGoesOnWhereItWas(t *testing.T) {
 		must(t, err)
 		ctx, stop := context.WithCancel(t.Context())
 		src := &counting{Store: from, left: 25, stop: stop, read: map[schema.Key]int{}}
-		done, err := tend.Copy(ctx, src, to, snaps, tend.CopyOptions{Workers: 1, Selections: true})
+		done, err := maintenance.Copy(ctx, src, to, snaps, maintenance.CopyOptions{Workers: 1, Selections: true})
 		sent += done.Sent
 		stop()
 		must(t, to.Close())
@@ -87,7 +87,7 @@ func TestCopyGoesOnWhereItWas(t *testing.T) {
 		t.Errorf("selection %s, want %s", asJSON(t, got), asJSON(t, sel))
 	}
 	// Once more there is nothing to do.
-	done, err := tend.Copy(t.Context(), from, to, snaps, tend.CopyOptions{Selections: true})
+	done, err := maintenance.Copy(t.Context(), from, to, snaps, maintenance.CopyOptions{Selections: true})
 	if err != nil || done.Sent != 0 || !done.Snapshots[0].There {
 		t.Errorf("again: %s, %v", asJSON(t, done), err)
 	}
@@ -105,17 +105,17 @@ func TestCopyConflicts(t *testing.T) {
 	two := commit(t, from, "d", rows[:10])
 	commit(t, to, "d", rows[:5])
 	for _, tt := range []struct {
-		name tend.Name
+		name maintenance.Name
 		want string
 	}{
-		{tend.Name{Dataset: "d", Number: 1},
+		{maintenance.Name{Dataset: "d", Number: 1},
 			`conflict: the target has another snapshot d@1, of 5 rows from "storetest": drop what is there, ` +
 				`take another store, or copy it as the next snapshot with --renumber`},
-		{tend.Name{Dataset: "d", Number: 2}, ""},
+		{maintenance.Name{Dataset: "d", Number: 2}, ""},
 	} {
-		snaps, err := tend.Snapshots(t.Context(), from, []tend.Name{tt.name})
+		snaps, err := maintenance.Snapshots(t.Context(), from, []maintenance.Name{tt.name})
 		must(t, err)
-		_, err = tend.Copy(t.Context(), from, to, snaps, tend.CopyOptions{})
+		_, err = maintenance.Copy(t.Context(), from, to, snaps, maintenance.CopyOptions{})
 		if tt.want == "" {
 			must(t, err)
 		} else if !errors.Is(err, schema.ErrConflict) || err.Error() != tt.want {
@@ -125,11 +125,11 @@ func TestCopyConflicts(t *testing.T) {
 	// A number that was dropped is not given out again.
 	must(t, to.Drop(t.Context(), "d", 1))
 	must(t, to.Drop(t.Context(), "d", 2))
-	_, err := tend.Copy(t.Context(), from, to, []*schema.Snapshot{two}, tend.CopyOptions{})
+	_, err := maintenance.Copy(t.Context(), from, to, []*schema.Snapshot{two}, maintenance.CopyOptions{})
 	if !errors.Is(err, schema.ErrConflict) {
 		t.Errorf("a number that was dropped: %v", err)
 	}
-	done, err := tend.Copy(t.Context(), from, to, []*schema.Snapshot{two}, tend.CopyOptions{Renumber: true})
+	done, err := maintenance.Copy(t.Context(), from, to, []*schema.Snapshot{two}, maintenance.CopyOptions{Renumber: true})
 	must(t, err)
 	if as := done.Snapshots[0].As; as != 3 {
 		t.Errorf("renumbered %d", as)
@@ -144,9 +144,10 @@ func TestCopyConflicts(t *testing.T) {
 func TestCopyRefusesDamage(t *testing.T) {
 	dir, _, _ := spoiled(t)
 	from, to := open(t, dir), open(t, filepath.Join(t.TempDir(), "to"))
-	snaps, err := tend.Snapshots(t.Context(), from, []tend.Name{{Dataset: "d", Number: 1}})
+	snaps, err := maintenance.Snapshots(t.Context(), from, []maintenance.Name{{Dataset: "d", Number: 1}})
 	must(t, err)
-	if _, err := tend.Copy(t.Context(), from, to, snaps, tend.CopyOptions{}); !errors.Is(err, schema.ErrDataLoss) {
+	if _, err := maintenance.Copy(t.Context(), from, to, snaps, maintenance.CopyOptions{}); !errors.Is(err,
+		schema.ErrDataLoss) {
 		t.Errorf("a copy of what is damaged: %v", err)
 	}
 	if list, err := to.Datasets(t.Context()); err != nil || len(list) != 0 {
@@ -160,16 +161,16 @@ func TestSnapshotsByName(t *testing.T) {
 	commit(t, s, "a", blobs(6, 1))
 	commit(t, s, "b", blobs(7, 1))
 	for _, tt := range []struct {
-		names []tend.Name
+		names []maintenance.Name
 		want  string
 	}{
 		{nil, "a@1 a@2 b@1"},
-		{[]tend.Name{{Dataset: "a"}, {Dataset: "a", Number: 1}}, "a@1 a@2"},
-		{[]tend.Name{{Dataset: "b", Number: 1}, {Dataset: "a", Number: 2}}, "a@2 b@1"},
-		{[]tend.Name{{Dataset: "c"}}, `not found: there is no dataset "c" (did you mean "a"?); there are a, b`},
-		{[]tend.Name{{Dataset: "a", Number: 7}}, `not found: dataset "a" has no snapshot 7; it has 1 2`},
+		{[]maintenance.Name{{Dataset: "a"}, {Dataset: "a", Number: 1}}, "a@1 a@2"},
+		{[]maintenance.Name{{Dataset: "b", Number: 1}, {Dataset: "a", Number: 2}}, "a@2 b@1"},
+		{[]maintenance.Name{{Dataset: "c"}}, `not found: there is no dataset "c" (did you mean "a"?); there are a, b`},
+		{[]maintenance.Name{{Dataset: "a", Number: 7}}, `not found: dataset "a" has no snapshot 7; it has 1 2`},
 	} {
-		snaps, err := tend.Snapshots(t.Context(), s, tt.names)
+		snaps, err := maintenance.Snapshots(t.Context(), s, tt.names)
 		got := ""
 		for i, snap := range snaps {
 			if i > 0 {
@@ -194,18 +195,18 @@ func TestCopyRenumberedGoesOn(t *testing.T) {
 	for i := range 3 {
 		commit(t, from, "d", rows[4*i:4*i+4])
 	}
-	snaps, err := tend.Snapshots(t.Context(), from, nil)
+	snaps, err := maintenance.Snapshots(t.Context(), from, nil)
 	must(t, err)
-	opts := tend.CopyOptions{Renumber: true}
+	opts := maintenance.CopyOptions{Renumber: true}
 	for stopped := range 4 {
 		to := open(t, filepath.Join(t.TempDir(), "to"))
 		commit(t, to, "d", rows[:2])
 		if stopped > 0 {
-			_, err = tend.Copy(t.Context(), from, to, snaps[:stopped], opts)
+			_, err = maintenance.Copy(t.Context(), from, to, snaps[:stopped], opts)
 			must(t, err)
 		}
 		for again := range 2 {
-			done, err := tend.Copy(t.Context(), from, to, snaps, opts)
+			done, err := maintenance.Copy(t.Context(), from, to, snaps, opts)
 			must(t, err)
 			for i, snap := range done.Snapshots {
 				if !slices.Contains([]int64{2, 3, 4}, snap.As) || i > 3 {
@@ -219,7 +220,7 @@ func TestCopyRenumberedGoesOn(t *testing.T) {
 			}
 		}
 		// An older one is made the newest again.
-		done, err := tend.Copy(t.Context(), from, to, snaps[:1], opts)
+		done, err := maintenance.Copy(t.Context(), from, to, snaps[:1], opts)
 		must(t, err)
 		if done.Snapshots[0].As != 5 || done.Snapshots[0].There {
 			t.Errorf("to have the first again: %s", asJSON(t, done))
@@ -228,12 +229,12 @@ func TestCopyRenumberedGoesOn(t *testing.T) {
 }
 
 // whole copies all that there is in a store to another one, as a backup or back from one.
-func whole(t *testing.T, from, to store.Store, opts tend.CopyOptions) tend.Copied {
+func whole(t *testing.T, from, to store.Store, opts maintenance.CopyOptions) maintenance.Copied {
 	t.Helper()
-	snaps, err := tend.Snapshots(t.Context(), from, nil)
+	snaps, err := maintenance.Snapshots(t.Context(), from, nil)
 	must(t, err)
 	opts.Selections, opts.Numbers = true, true
-	done, err := tend.Copy(t.Context(), from, to, snaps, opts)
+	done, err := maintenance.Copy(t.Context(), from, to, snaps, opts)
 	must(t, err)
 	return done
 }
@@ -246,7 +247,7 @@ func TestBackup(t *testing.T) {
 	commit(t, s, "d", rows[:60])
 	commit(t, s, "e", blobs(11, 20))
 	must(t, s.Tag(t.Context(), "d", "prod", 1))
-	first := whole(t, s, saved, tend.CopyOptions{})
+	first := whole(t, s, saved, maintenance.CopyOptions{})
 	if first.Sent != first.Blobs || first.Tags != 1 || len(first.Snapshots) != 2 {
 		t.Errorf("the first: %s", asJSON(t, first))
 	}
@@ -260,7 +261,7 @@ func TestBackup(t *testing.T) {
 	commit(t, s, "f", rows[:5])
 	must(t, s.Drop(t.Context(), "f", 3))
 	src := &counting{Store: s, read: map[schema.Key]int{}}
-	second := whole(t, src, saved, tend.CopyOptions{MoveTags: true})
+	second := whole(t, src, saved, maintenance.CopyOptions{MoveTags: true})
 	for _, row := range rows[:60] {
 		if src.read[schema.RefOf(row).Key] > 0 {
 			t.Error("a blob was read that was there already")
@@ -269,13 +270,13 @@ func TestBackup(t *testing.T) {
 	if second.Sent < 40 || second.Sent >= 60 || second.Tags != 1 || len(second.KeptTags) > 0 {
 		t.Errorf("the second: %s", asJSON(t, second))
 	}
-	found, err := tend.Verify(t.Context(), scopeOf(t, saved, 0), tend.VerifyOptions{})
+	found, err := maintenance.Verify(t.Context(), scopeOf(t, saved, 0), maintenance.VerifyOptions{})
 	if err != nil || len(found.Damaged) > 0 {
 		t.Errorf("verify: %s, %v", asJSON(t, found), err)
 	}
 
 	back := open(t, filepath.Join(t.TempDir(), "back"))
-	whole(t, saved, back, tend.CopyOptions{})
+	whole(t, saved, back, maintenance.CopyOptions{})
 	for _, dataset := range []string{"d", "e", "f"} {
 		requireSame(t, saved, back, dataset)
 	}
@@ -292,9 +293,9 @@ func TestBackup(t *testing.T) {
 	}
 	// The store goes on after its backup, and what was lost of it comes back out of there.
 	commit(t, s, "d", rows[:7])
-	one, err := tend.Snapshots(t.Context(), saved, []tend.Name{{Dataset: "d", Number: 1}})
+	one, err := maintenance.Snapshots(t.Context(), saved, []maintenance.Name{{Dataset: "d", Number: 1}})
 	must(t, err)
-	done, err := tend.Copy(t.Context(), saved, s, one, tend.CopyOptions{Renumber: true})
+	done, err := maintenance.Copy(t.Context(), saved, s, one, maintenance.CopyOptions{Renumber: true})
 	if err != nil || done.Snapshots[0].As != 4 {
 		t.Errorf("out of an older copy: %s, %v", asJSON(t, done), err)
 	}
@@ -306,16 +307,17 @@ func TestBackupThinned(t *testing.T) {
 	rows := blobs(2, 30)
 	commit(t, s, "d", rows[:10])
 	commit(t, s, "d", rows[:20])
-	whole(t, s, saved, tend.CopyOptions{})
+	whole(t, s, saved, maintenance.CopyOptions{})
 	must(t, saved.Drop(t.Context(), "d", 1))
 	must(t, s.Tag(t.Context(), "d", "first", 1))
 	commit(t, s, "d", rows)
-	snaps, err := tend.Snapshots(t.Context(), s, nil)
+	snaps, err := maintenance.Snapshots(t.Context(), s, nil)
 	must(t, err)
-	if _, err := tend.Copy(t.Context(), s, saved, snaps, tend.CopyOptions{}); !errors.Is(err, schema.ErrConflict) {
+	if _, err := maintenance.Copy(t.Context(), s, saved, snaps, maintenance.CopyOptions{}); !errors.Is(err,
+		schema.ErrConflict) {
 		t.Errorf("a number that was dropped: %v", err)
 	}
-	done := whole(t, s, saved, tend.CopyOptions{LeaveDropped: true})
+	done := whole(t, s, saved, maintenance.CopyOptions{LeaveDropped: true})
 	if !done.Snapshots[0].Dropped || !done.Snapshots[1].There || done.Snapshots[2].As != 3 || done.Tags != 0 {
 		t.Errorf("copied %s", asJSON(t, done))
 	}
