@@ -14,7 +14,7 @@ import (
 	"bowstring/schema"
 )
 
-// What doc.go promises of compiling, in bytes that are allocated.
+// The limits of compiling that the package comment states, in allocated bytes.
 const (
 	compileBytes = 256 << 10
 	nodeBytes    = 2 << 10 // for each byte of the text, or node
@@ -23,7 +23,8 @@ const (
 // opsPerNode is how many instructions a node comes to at most, where it is compiled once.
 const opsPerNode = 8
 
-// compileWithin compiles an expression, and fails the test if that takes more than it may, whatever comes of it.
+// compileWithin compiles an expression, and fails the test if that takes more than the
+// limits, whether it succeeds or not.
 func compileWithin(t *testing.T, text string, s *arrow.Schema) (*Expr, error) {
 	t.Helper()
 	shown := text
@@ -67,7 +68,7 @@ func compileWithin(t *testing.T, text string, s *arrow.Schema) (*Expr, error) {
 	return e, nil
 }
 
-// nested puts a text into the place E of a form, so many times.
+// nested puts a text into the place E of a form, n times.
 func nested(n int, text, form string) string {
 	for range n {
 		text = strings.Replace(form, "E", text, 1)
@@ -75,7 +76,7 @@ func nested(n int, text, form string) string {
 	return text
 }
 
-// repeated joins so many texts.
+// repeated joins n copies of a form, with their number in the place N.
 func repeated(n int, sep, form string) string {
 	list := make([]string, n)
 	for i := range list {
@@ -84,7 +85,8 @@ func repeated(n int, sep, form string) string {
 	return strings.Join(list, sep)
 }
 
-// Expressions that are made to take long are compiled in proportion to their length, or refused by what they exceed.
+// Expressions that are built to take long compile in proportion to their length, or are
+// refused for the limit that they exceed.
 func TestCompileIsBounded(t *testing.T) {
 	s := testSchema(t)
 	for name, test := range map[string]struct{ text, refused string }{
@@ -142,7 +144,7 @@ func TestCompileIsBounded(t *testing.T) {
 	}
 }
 
-// Dates with a time zone, which is read from a file, are so many at most.
+// The number of dates with a time zone, which is read from a file, is limited.
 func TestZonesAreBounded(t *testing.T) {
 	s, err := schema.NewSchema([]arrow.Field{{Name: "taken", Type: &arrow.TimestampType{Unit: arrow.Second}}},
 		[]arrow.Field{schema.BlobField("image", schema.MediaImage, true)})
@@ -233,8 +235,8 @@ func TestCompileEnds(t *testing.T) {
 	}
 }
 
-// forms are of what random expressions are made, by the kind of their value: B is a condition, I a number, T a text, L
-// a list of texts.
+// forms are the building blocks of random expressions, by the kind of their value: B is a
+// condition, I a number, T a text, L a list of texts.
 var forms = map[byte][]string{
 	'B': {"ok", "(I < I)", "(I < I < I)", "(I in I..I)", `("a" < T < T)`, "(B and B)", "(B or B)", "not B", "(B ? B : B)",
 		"(B ?: B)", "any(L, B)", "none(L, B)", "(T contains T)", "T matches `a+[b-d]`", "(I in [1, 2, I])", "(T == nil)",
@@ -245,7 +247,7 @@ var forms = map[byte][]string{
 	'L': {"tags", "map(L, T)", "filter(L, B)", `["a", T]`},
 }
 
-// random is an expression of about so many parts.
+// random is an expression of about that number of parts.
 func random(rng *rand.Rand, kind byte, parts int) string {
 	list := forms[kind]
 	if parts <= 1 {
@@ -269,8 +271,8 @@ func random(rng *rand.Rand, kind byte, parts int) string {
 	return b.String()
 }
 
-// Whatever the expression, what compiling it takes is in proportion to its nodes, and what a row makes of it in
-// proportion to what it was measured to cost.
+// For any expression, compiling takes time and memory in proportion to its nodes, and a
+// row in proportion to its measured cost.
 func TestRandomExpressionsAreBounded(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)

@@ -19,7 +19,10 @@ import (
 	"bowstring/schema"
 )
 
-// typeOf is the type of a column's values in an expression, nil if it has none.
+// typeOf returns the type that a column's values have in an expression, nil if
+// expressions cannot read such values. It must agree with valuesOf: the compiler
+// specializes instructions by this type, and the machine panics on a value of another
+// one.
 func typeOf(dt arrow.DataType) types.Type {
 	switch dt := dt.(type) {
 	case *arrow.BooleanType:
@@ -53,6 +56,8 @@ func typeOf(dt arrow.DataType) types.Type {
 	return nil
 }
 
+// arrayOf returns the type of a list with such items, nil if expressions cannot read the
+// items.
 func arrayOf(item arrow.DataType) types.Type {
 	if t := typeOf(item); t != nil {
 		return types.Array(t)
@@ -60,8 +65,9 @@ func arrayOf(item arrow.DataType) types.Type {
 	return nil
 }
 
-// getter returns the value of row i of a chunk, nil for null. Strings point
-// into the chunk.
+// getter returns the value of row i of an array, nil for null. Strings view the array's
+// memory without a copy, so they are valid only while the page is open. A getter may
+// allocate for each call (lists and structs), which the cost model counts as steps.
 type getter func(i int) any
 
 // nullable wraps a getter of values for an array with nulls.
@@ -77,9 +83,13 @@ func nullable(a arrow.Array, get getter) getter {
 	}
 }
 
-// getterOf reads an array that typeOf has a type for.
+// getterOf reads an array whose type typeOf knows.
 func getterOf(a arrow.Array) getter { return nullable(a, valuesOf(a)) }
 
+// valuesOf reads the values of an array whose type typeOf knows, as if none were null;
+// nil for any other type. All numbers come out as int, uint64 beyond an int, or float64.
+// The types of columns would otherwise multiply the cases that the operators have to
+// distinguish.
 func valuesOf(a arrow.Array) getter {
 	switch a := a.(type) {
 	case *array.Boolean:
@@ -168,11 +178,14 @@ func valuesOf(a arrow.Array) getter {
 	return nil
 }
 
+// ints reads integers that always fit into an int.
 func ints[T int8 | int16 | int32 | int64 | uint8 | uint16 | uint32](v []T) getter {
 	return func(i int) any { return boxInt(int(v[i])) }
 }
 
-// durationOf is so many units, or the longest duration that an expression has: 292 years.
+// durationOf converts n units to a duration. Values beyond the range of time.Duration
+// (292 years) are clamped to its ends, because a wrapped value would compare as the
+// opposite.
 func durationOf(n int64, unit time.Duration) time.Duration {
 	switch most := math.MaxInt64 / int64(unit); {
 	case n > most:
@@ -183,7 +196,12 @@ func durationOf(n int64, unit time.Duration) time.Duration {
 	return time.Duration(n) * unit
 }
 
-// decimalFloat is the float64 next to a decimal: the one that is written as it is.
+// decimalFloat returns the float64 nearest to a decimal, the same one that its text would
+// parse to.
+//
+// Up to 2^53 and 10^22 both operands of the division are exact floats, so one division
+// rounds correctly. Beyond that strconv does the rounding from the decimal text, which
+// allocates.
 func decimalFloat(n decimal128.Num, scale int32) float64 {
 	if small := n.HighBits() == 0 && n.LowBits() < 1<<floatBits; small && scale >= 0 && scale <= 22 {
 		return float64(n.LowBits()) / math.Pow10(int(scale)) // of two floats that are exact
@@ -192,7 +210,8 @@ func decimalFloat(n decimal128.Num, scale int32) float64 {
 	return f
 }
 
-// smallInts spares an allocation for each of the integers that most cells hold.
+// smallInts holds boxed integers. Converting an int to an interface allocates, and most
+// cells hold small numbers such as labels.
 var smallInts = func() (boxed [4096]any) {
 	for i := range boxed {
 		boxed[i] = i
@@ -200,6 +219,7 @@ var smallInts = func() (boxed [4096]any) {
 	return boxed
 }()
 
+// boxInt returns n as an interface value, without an allocation if n is small.
 func boxInt(n int) any {
 	if uint(n) < uint(len(smallInts)) {
 		return smallInts[n]
@@ -210,15 +230,17 @@ func boxInt(n int) any {
 // stringOf views b as a string, without copying.
 func stringOf(b []byte) string { return unsafe.String(unsafe.SliceData(b), len(b)) }
 
-// source is where the values of a name come from.
+// source says where the values of one name come from: a column of the manifest, a virtual
+// column, or a part of a blob column.
 type source struct {
 	name     string
-	column   int    // of the manifest, or the ordinal of a blob column
-	part     string // of a blob column
-	nullable bool   // of parts
+	column   int    // index of a metadata column in the form; ordinal among the blob columns if part is set
+	part     string // schema.SizePart or schema.KeyPart of a blob column, else ""
+	nullable bool   // of a part: the blob may be null
 }
 
-// sourcesOf finds what an expression names in a snapshot, once for all of its pages.
+// sourcesOf resolves the names of an expression in a snapshot, once for all of its pages.
+// It fails if a page of the snapshot has no such column.
 func sourcesOf(f *schema.Form, names []string) ([]source, error) {
 	s := f.Snapshot().Schema
 	c := &columns{s}
@@ -248,14 +270,15 @@ func sourcesOf(f *schema.Form, names []string) ([]source, error) {
 	return out, nil
 }
 
-// getter returns what reads the values in a page that begins at start, and whether
-// it may have nulls in it. It is for one goroutine.
+// getter returns a function that reads the values in a page that begins at position
+// start, and whether they may include nulls. The caller selects the faster plain program
+// if no source has nulls. The function keeps state, so it is for one goroutine.
 func (s *source) getter(f *schema.Form, start int64, p *schema.Page) (get getter, nulls bool) {
 	switch {
 	case s.name == schema.PositionColumn:
 		return func(i int) any { return boxInt(int(f.PositionIn(start + int64(i)))) }, false
 	case s.name == schema.SplitColumn:
-		last, boxed := "", any("") // of the row before, which is mostly in the same split
+		last, boxed := "", any("") // of the row before: neighbouring rows are mostly in the same split
 		return func(i int) any {
 			if name := f.SplitOf(start + int64(i)); name != last {
 				last, boxed = name, name
@@ -268,12 +291,14 @@ func (s *source) getter(f *schema.Form, start int64, p *schema.Page) (get getter
 		return partOf(p, s.column, s.part), s.nullable
 	}
 	a := p.Column(s.column)
-	// Nulls below the top are not looked for.
+	// Nulls below the top level are not looked for: that would cost more than the guarded
+	// program.
 	_, nested := a.DataType().(arrow.NestedType)
 	return getterOf(a), nested || a.NullN() > 0
 }
 
-// partOf reads the size or, in hexadecimal digits, the key of the blobs of a page.
+// partOf reads the size in bytes, or the key in hexadecimal digits, of the blobs of a
+// page. The blob itself is not read.
 func partOf(p *schema.Page, column int, part string) getter {
 	return func(i int) any {
 		ref, ok := p.Blob(column, i)
@@ -287,7 +312,8 @@ func partOf(p *schema.Page, column int, part string) getter {
 	}
 }
 
-// metaNames lists what an expression may name, and the blob columns.
+// metaNames lists the names that an expression may use, and apart from them the blob
+// columns. A part such as image.size is hidden by a column of that very name.
 func metaNames(s *arrow.Schema) (meta, blobs []string) {
 	var parts []string
 	for _, f := range s.Fields() {
@@ -305,16 +331,21 @@ func metaNames(s *arrow.Schema) (meta, blobs []string) {
 	return slices.Concat(meta, []string{schema.PositionColumn, schema.SplitColumn}, parts), blobs
 }
 
-// columnBuilder collects the values of a column.
+// columnBuilder collects the values of a column in the layout of Arrow. It is used
+// instead of Arrow's builders because its buffers go into a schema.Vector without a copy,
+// and an error leaves no half-added row.
 type columnBuilder struct {
+	// id is the type's. It decides which of the buffers below are used.
 	id     arrow.Type
-	fixed  []byte // values of a fixed width, or bits
-	ends   []int32
-	text   []byte
-	absent []int // rows that are null
+	fixed  []byte  // values of a fixed width, little-endian; bits for bools
+	ends   []int32 // offsets of texts: one more than rows
+	text   []byte  // UTF-8 of all texts
+	absent []int   // rows that are null
 	rows   int
 }
 
+// builderOf returns a builder for a column of a type that typeMade gives, with room for
+// the rows.
 func builderOf(t arrow.DataType, rows int) *columnBuilder {
 	b := &columnBuilder{id: t.ID()}
 	switch b.id {
@@ -328,23 +359,28 @@ func builderOf(t arrow.DataType, rows int) *columnBuilder {
 	return b
 }
 
-// errValue says that an expression gave a value of another type than it was compiled to.
+// errValue reports that an expression gave a value of another type than the one it was
+// compiled to. Only operands of unknown static type can cause it.
 var errValue = errors.New("it gives a value of another type here")
 
-// fault adds a null, in columns of a bool, too.
+// fault adds the null of a row that cannot be evaluated. Columns of bools get a null here
+// too: in add a nil bool is false.
 func (b *columnBuilder) fault() {
 	if b.id == arrow.BOOL {
 		b.absent = append(b.absent, b.rows)
 	}
-	_ = b.add(nil) // which every column can have
+	_ = b.add(nil) // every type accepts null
 }
 
+// add appends a value; nil is null, or false in a column of bools. On an error nothing
+// was added.
 func (b *columnBuilder) add(v any) error {
 	if v == nil && b.id != arrow.BOOL {
 		b.absent = append(b.absent, b.rows)
 	}
 	switch b.id {
 	case arrow.BOOL:
+		// Arrow's bools are bits, the lowest first.
 		if b.rows%8 == 0 {
 			b.fixed = append(b.fixed, 0)
 		}
@@ -375,10 +411,13 @@ func (b *columnBuilder) add(v any) error {
 	return nil
 }
 
-// maxSeconds is how far from 1970 a time may be whose microseconds an int64 holds.
+// maxSeconds is the largest distance from 1970 in seconds at which the microseconds of a
+// time fit into an int64.
 const maxSeconds = math.MaxInt64/1_000_000 - 1
 
-// bitsOf are the eight bytes of a value; zero of null.
+// bitsOf returns the eight bytes of a fixed-width value, zero for null. Times and
+// durations are in microseconds, as the columns of typeMade are. A value that the type
+// cannot hold is an error, never wrapped or rounded.
 func bitsOf(id arrow.Type, v any) (uint64, error) {
 	switch v := v.(type) {
 	case nil:
@@ -423,11 +462,14 @@ func bitsOf(id arrow.Type, v any) (uint64, error) {
 	return 0, errValue
 }
 
-// vector is the column of what was added.
+// vector returns the column of all added values. It takes over the builder's buffers: the
+// builder is not used afterwards.
 func (b *columnBuilder) vector(t arrow.DataType) schema.Vector {
 	v := schema.Vector{Type: t, Len: b.rows, Nulls: len(b.absent), Buffers: []schema.Buffer{{}}}
 	if v.Nulls > 0 {
 		valid := make([]byte, (b.rows+7)/8)
+		// All rows are valid at first, then the null ones are cleared; there are few of
+		// these.
 		for i := range b.rows {
 			valid[i/8] |= 1 << (i % 8)
 		}
@@ -448,6 +490,7 @@ func (b *columnBuilder) vector(t arrow.DataType) schema.Vector {
 	return v
 }
 
+// bufferOf wraps bytes without copying them.
 func bufferOf(b []byte) schema.Buffer {
 	if len(b) == 0 {
 		return schema.Buffer{}

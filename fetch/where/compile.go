@@ -1,19 +1,18 @@
-// Package where selects samples by an expression over their metadata, and makes columns of one, such as
+// Package where evaluates expressions over the metadata of samples. An expression either
+// selects samples ([Compile]) or makes a column ([CompileColumn]). Examples are
 //
 //	label < 10 and width >= 400
 //	split == "train" and file_name contains "cat"
 //	any(tags, # startsWith "bird") and taken > date("2024-01-01")
 //
-// The language is that of github.com/expr-lang/expr, without what has no place
-// in a selection: variables, sequences, the clock, and functions that build
-// large values.
+// The language is that of github.com/expr-lang/expr, without what does not fit a
+// selection: variables, sequences, the clock, and functions that build large values.
 //
 // # Columns
 //
-// Names are metadata columns, id (a UUID in its canonical text form), position
-// (an integer) and split (a string, "" outside of every split). A column whose
-// name is no identifier is written $env["its name"]. Blob columns have no value
-// here.
+// Names are metadata columns, id (a UUID in its canonical text form), position (an
+// integer) and split (a string, "" outside of every split). A column whose name is no
+// identifier is written $env["its name"]. Blob columns have no value here.
 //
 //	Arrow type                                     value
 //	bool                                           bool
@@ -27,52 +26,67 @@
 //
 // # Numbers
 //
-// Numbers are compared as what they are, whatever their types: no integer is rounded to a float for it, and integers
-// reach from -2^63 to 2^64-1. A literal beyond that can be compared, and no more. Sums, differences, products and
-// remainders of integers are exact. A result that an int64 does not hold is an error of the row; where a uint64 takes
-// part, the result is at most 2^64-1. So is int(x) of what an int64 does not hold. x / y, x ** y and means are floats.
+// Numbers are compared by value, whatever their types: no integer is rounded to a float
+// for a comparison, and integers reach from -2^63 to 2^64-1. A literal beyond that range
+// can be compared, and nothing else. Sums, differences, products and remainders of
+// integers are exact. A result beyond an int64 is an error of the row; if a uint64 is
+// among the operands, the limit is 2^64-1. int(x) of a value beyond an int64 is an error
+// as well. x / y, x ** y and means are floats.
 //
 // # Null
 //
-// A comparison, or any other test, that needs the value of a null cell is
-// false, and so not (x > 3) is true where x is null, as is x not in [1, 2], which
-// is not (x in [1, 2]). x == nil and x != nil tell
-// nulls apart, and x ?? 0 puts another value in their place.
+// A comparison, or any other test, that needs the value of a null cell is false. So not
+// (x > 3) is true where x is null, and so is x not in [1, 2], which means not (x in [1,
+// 2]). x == nil and x != nil test for null, and x ?? 0 replaces null.
 //
-// A list has its null items as any others: len counts them, an index finds them, x in list passes over them, and
-// nil in list looks for one. Within any(list, …) and its like # is null for such an item, and so is what map makes of
-// it. An item by index that is null is null as a column is; so is what first, last, find, findIndex and their like
-// give where there is none, and what max and min give of nothing. sum, mean, median, max and min leave nulls out.
+// A list keeps its null items: len counts them, an index finds them, x in list passes
+// over them, and nil in list looks for one. Within any(list, …) and similar functions #
+// is null for such an item, and so is the result of map for it. A null item that an index
+// finds is null as a column is. first, last, find, findIndex and similar functions give
+// null if they find nothing, and max and min give null of an empty list. sum, mean,
+// median, max and min skip nulls.
 //
 // # Ranges
 //
-// x in 1..9 means x >= 1 and x <= 9, and 1 < x < 9 means 1 < x and x < 9; x is evaluated once. A range is good for
-// nothing else.
+// x in 1..9 means x >= 1 and x <= 9, and 1 < x < 9 means 1 < x and x < 9; x is evaluated
+// once. A range has no other use.
 //
 // # Columns that are made
 //
-// [CompileColumn] takes any expression of which the value is a bool, an int (an int64, or a uint64 where the values may
-// be beyond it and none is negative), a float, a
-// string, a time or a duration: it makes a column of them for rows that are served. A value is
-// null where a column is that it needs; a test is false there, as in a selection.
+// [CompileColumn] accepts an expression whose value is a bool, an int, a float, a string,
+// a time or a duration, and makes a column of it for rows that are served. Integers
+// become int64, or uint64 if the values may be beyond int64 and none is negative. A value
+// is null if a column that it needs is null; a test is false there, as in a selection.
 //
 // # Limits
 //
-// Of the text: schema.MaxWhereBytes bytes, brackets 256 deep, predicates such as any two deep, conditionals four, paths
-// such as a.b.c of 32 steps. Patterns of matches are literals that come to 2,048 instructions at most, with 16 classes
-// such as \pL or [a-ÿ].
+// The text has at most schema.MaxWhereBytes bytes. Brackets nest 256 deep, predicates
+// such as any two deep, conditionals four deep. Paths such as a.b.c have at most 32
+// steps. Patterns of matches are literals with at most 2,048 instructions in all and 16
+// classes such as \pL or [a-ÿ].
 //
-// Of the form that is compiled: 32,768 nodes. A node is a name, a literal, an operator or a call; 64 bytes of text that
-// literals are joined to are one more, and a date in a time zone is 64. The form has tests for nulls: those of a column
-// that may be null for each test that needs it, and the condition of a ?: again where what it chooses may be null. It is
-// counted before it is compiled. So compiling takes time in proportion to the nodes, some microseconds for each, and
-// allocates 2 KiB at most for each byte of the text or, if they are more, for each node, and 256 KiB. [Compile] takes
-// two turns for it and [CompileColumn] one; both end with their context. What a row costs is told in 262,144 steps, or
-// refused.
+// The compiled form has at most 32,768 nodes. A node is a name, a literal, an operator or
+// a call. 64 bytes of text that literals are joined to count as one more node, and a date
+// in a time zone counts as 64. The form includes the tests for nulls: one for each
+// nullable column that a test needs, and the condition of a ?: again if its result may be
+// null. The nodes are counted before the form is compiled. So compiling takes time in
+// proportion to the nodes, some microseconds for each. It allocates at most 256 KiB and 2
+// KiB for each byte of the text or, if they are more, for each node. [Compile] takes two
+// turns for it and [CompileColumn] one; both end with their context. Computing the cost
+// bound of a row takes at most 262,144 steps; an expression that needs more is refused.
 //
-// What an expression may cost is bounded, in steps: [MaxRowSteps] for a row, and [MaxSteps] or, if that is more,
-// [FreeSteps] for each row for all. What an expression takes for a row is computed from it and from the sizes of the
-// row's cells before the row is evaluated; 128 bytes at most are made for each step, and 64 KiB.
+// The cost of evaluation is bounded in steps: [MaxRowSteps] for a row, and for all rows
+// together the larger of [MaxSteps] and [FreeSteps] for each row. The cost of a row is
+// computed from the expression and from the sizes of the row's cells before the row is
+// evaluated. Evaluation allocates at most 128 bytes for each step, and 64 KiB.
+//
+// # Reading the code
+//
+// Compile and its passes are in compile.go. parse.go reads the text, guard.go adds the
+// tests for nulls, exact.go replaces arithmetic that would round, cost.go bounds the
+// cost, and decide.go answers whole pages from their statistics. Eval in eval.go runs
+// conditions over a snapshot, and Maker in make.go runs values over rows that are served.
+// Parsing of requests is in package schema, and the index of a selection in package plan.
 package where
 
 import (
@@ -102,49 +116,55 @@ import (
 	"bowstring/schema"
 )
 
-// rowBudget bounds the items of arrays that one row may make the expression
-// allocate.
+// rowBudget bounds the items of arrays that one row may make the expression allocate. The
+// cost model refuses such rows before; this is the library's own check, in case the model
+// misses a case.
 const rowBudget = 100_000
 
-// turnSteps is how many steps are taken at a turn: some milliseconds.
+// turnSteps is how many steps one turn takes: some milliseconds, so that a cancelled or
+// more urgent request does not wait long.
 const turnSteps = 1 << 17
 
-// Scratch is about how much memory an evaluation takes beside its result, in
-// bytes: bitmaps of chunks, and what is made for rows.
+// Scratch is about how much memory an evaluation takes in addition to its result, in
+// bytes: bitmaps of chunks, and values made for rows. Callers reserve it in the ledger.
 const Scratch = 1 << 20
 
-// Expr is a compiled expression. It is immutable and safe for concurrent use.
+// Expr is a compiled expression. It is immutable and safe for concurrent use. It keeps
+// nothing of the syntax tree and nothing of a snapshot but names.
 type Expr struct {
 	text    string
-	columns []string // that it names, virtual ones included, in alphabetical order
-	// value says that it is no condition, but gives a value of type made.
+	columns []string // named by the expression, virtual ones included, in alphabetical order
+	// value is set if the expression is no condition, but gives a value of type made.
 	value bool
 	made  reflect.Type
-	// plain is for chunks whose columns have no nulls, guarded for the others. What makes values has no plain one.
+	// plain runs on pages without nulls, guarded on all others. An expression that makes
+	// values has no plain program: its rows come from many pages.
 	plain, guarded *vm.Program
 	nodes          int // of the guarded one, as maxNodes counts them
-	// decide tells what the expression comes to in a page that was not read, by statistics of the columns that
-	// named lists.
+	// decide says what the expression comes to in a page that was not read, from the
+	// statistics of the columns in named.
 	decide   condition
-	deciding int // how large it is
+	deciding int // its size in nodes and literals
 	named    []string
 	patterns patterns
-	cost     *cost
+	cost     *cost   // bound of a row's steps, as a polynomial in the sizes of its cells
 	terms    []term  // of cost.total that depend on the row
 	constant float64 // the rest of it
 }
 
-// term is a product of sizes of cells, and its factor.
+// term is a product of cell sizes with a factor. Terms are the form of cost.total that is
+// fast to evaluate for each row.
 type term struct {
-	vars   []int
+	vars   []int // indexes into the sizes of runner
 	factor float64
 }
 
-// Columns are those that the expression names, virtual ones included, in alphabetical
-// order. The caller does not change them.
+// Columns returns the names that the expression uses, virtual ones included, in
+// alphabetical order. The caller must not change the slice.
 func (e *Expr) Columns() []string { return e.columns }
 
-// rowSteps is what a row takes at most, where the cells have those sizes.
+// rowSteps bounds the steps of a row whose cells have those sizes: two numbers for each
+// column of cost.columns, as runner.measure fills them.
 func (e *Expr) rowSteps(sizes []float64) float64 {
 	n := e.constant
 	for _, t := range e.terms {
@@ -157,8 +177,9 @@ func (e *Expr) rowSteps(sizes []float64) float64 {
 	return n
 }
 
-// checkRow fails if a row takes too long. Without sizes, cells that differ in size
-// count for nothing.
+// checkRow fails with schema.ErrLimit if a row takes more than MaxRowSteps. If sizes is
+// nil, cells of variable size count as empty: an expression that fails even then would
+// fail for every row.
 func (e *Expr) checkRow(sizes []float64, row string) error {
 	if sizes == nil {
 		sizes = make([]float64, 2*len(e.cost.columns))
@@ -169,7 +190,7 @@ func (e *Expr) checkRow(sizes []float64, row string) error {
 	return nil
 }
 
-// beyond makes an error that says what takes the most.
+// beyond makes an error that names the part of the expression that takes the most steps.
 func (e *Expr) beyond(sizes []float64, format string, args ...any) error {
 	part, steps := e.cost.costliest(sizes)
 	if part.what != "" {
@@ -181,10 +202,12 @@ func (e *Expr) beyond(sizes []float64, format string, args ...any) error {
 	return beyond(e.text, part.place, format, args...)
 }
 
-// allowed is how many steps all rows may take together.
+// allowed is how many steps all rows may take together. It grows with the snapshot,
+// because a large one takes long for any expression.
 func allowed(rows int64) float64 { return max(MaxSteps, FreeSteps*float64(rows)) }
 
-// checkRows fails if so many rows take too long, whatever is in them.
+// checkRows fails if that number of rows would take too long even if all their cells of
+// variable size were empty.
 func (e *Expr) checkRows(rows int64) error {
 	sizes := make([]float64, 2*len(e.cost.columns))
 	if n := e.rowSteps(sizes); n*float64(rows) > allowed(rows) {
@@ -194,12 +217,15 @@ func (e *Expr) checkRows(rows int64) error {
 	return nil
 }
 
-// Compile checks an expression against a logical schema and compiles it, by turns. It ends with ctx. An error of the
-// expression is an *Error.
+// Compile checks an expression against a logical schema and compiles it to a condition.
+// It does the work within turns and ends with ctx. An error in the expression is an
+// *Error.
 func Compile(ctx context.Context, text string, s *arrow.Schema, turn Turn) (*Expr, error) {
 	return compile(ctx, &Expr{text: text}, s, turn)
 }
 
+// compile fills e, whose text and value are set: programs, decision by statistics, and
+// cost.
 func compile(ctx context.Context, e *Expr, s *arrow.Schema, turn Turn) (*Expr, error) {
 	if err := checkText(e.text); err != nil {
 		return nil, err
@@ -210,7 +236,7 @@ func compile(ctx context.Context, e *Expr, s *arrow.Schema, turn Turn) (*Expr, e
 			return nil, err
 		}
 	}
-	// It does more than the plain one, so its cost is the bound.
+	// The guarded program does more than the plain one, so its cost bounds both.
 	if e.guarded, err = e.program(ctx, s, turn, true); err != nil {
 		return nil, err
 	}
@@ -227,12 +253,13 @@ func compile(ctx context.Context, e *Expr, s *arrow.Schema, turn Turn) (*Expr, e
 			e.terms = append(e.terms, t)
 		}
 	}
-	e.constant += float64(len(e.terms)) // they are added up for each row
+	e.constant += float64(len(e.terms)) // adding up the terms is a step each
 	return e, e.checkRow(nil, "a row")
 }
 
-// program compiles an expression within a turn. Of the tree, which takes more memory than the program, nothing is left
-// while others have theirs.
+// program compiles an expression within a turn. The syntax tree takes more memory than
+// the program. It is dropped before the turn ends, so only the requests that hold a turn
+// have a tree at the same time.
 func (e *Expr) program(ctx context.Context, s *arrow.Schema, turn Turn, guarded bool) (p *vm.Program, err error) {
 	err = turn(ctx, func() error {
 		c := &compilation{Expr: e, columns: columns{schema: s}, guarded: guarded}
@@ -250,8 +277,9 @@ func (e *Expr) program(ctx context.Context, s *arrow.Schema, turn Turn, guarded 
 	return p, err
 }
 
-// compilation makes one program of an expression. What each pass does is in proportion to the length of the text
-// or, from rewrite on, to maxNodes and maxTermSteps.
+// compilation makes one program of an expression, in four passes. The time of each pass
+// is in proportion to the length of the text or, from rewrite on, limited by maxNodes and
+// maxTermSteps.
 type compilation struct {
 	*Expr
 	columns columns
@@ -263,7 +291,8 @@ type compilation struct {
 	program  *vm.Program
 }
 
-// recovered runs a pass. The library panics on some trees that it does not expect.
+// recovered runs a pass. The library panics on some trees that it does not expect; the
+// panic becomes an error of the request and does not end the server.
 func (c *compilation) recovered(pass func() error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -273,7 +302,9 @@ func (c *compilation) recovered(pass func() error) (err error) {
 	return pass()
 }
 
-// read parses the text, and prepares the tree.
+// read parses the text, checks what the tree may contain, and declares the types of the
+// columns that it names. Types of other columns are not computed: a schema may have
+// thousands.
 func (c *compilation) read() (err error) {
 	c.config = conf.CreateNew()
 	c.config.MaxNodes = 0 // they are counted when the tree is rewritten
@@ -316,7 +347,10 @@ func (c *compilation) read() (err error) {
 	return nil
 }
 
-// rewrite checks types, and gives the tree the form that is compiled.
+// rewrite checks types, and brings the tree to the form that is compiled. The order
+// matters. Decisions by statistics are made of the tree as written. Exact functions come
+// before guards, which only need to know that functions may be null. Types are checked
+// again at the end, since the compiler relies on them.
 func (c *compilation) rewrite() error {
 	kind, err := checker.Check(c.tree, c.config)
 	if err != nil {
@@ -358,7 +392,7 @@ func (c *compilation) rewrite() error {
 	return nil
 }
 
-// measure bounds what the guarded program costs.
+// measure bounds the cost of the guarded program. The plain program is cheaper.
 func (c *compilation) measure() (err error) {
 	if !c.guarded {
 		return nil
@@ -370,14 +404,16 @@ func (c *compilation) measure() (err error) {
 	return nil
 }
 
-// emit makes the program.
+// emit optimizes the tree and compiles it to the program.
 func (c *compilation) emit() (err error) {
 	if err := optimizer.Optimize(&c.tree.Node, c.config); err != nil {
 		return located(c.text, err)
 	}
-	// A row's error is bound to the text here and not by the library, which copies the line for each.
+	// A row's error is bound to the text by located. The library would copy the whole
+	// line for each row.
 	c.tree.Source = file.NewSource("")
-	// The program keeps the root of the tree, which is then empty.
+	// The program keeps a pointer to the root of the tree. An empty root lets the rest be
+	// collected.
 	root := &ast.PredicateNode{Node: c.tree.Node}
 	root.SetLocation(root.Node.Location())
 	c.tree.Node = root
@@ -400,14 +436,18 @@ func checkText(text string) error {
 	return nil
 }
 
+// Nesting limits. Each nested predicate multiplies the cost by the length of a list, and
+// each nested conditional doubles the tests for nulls. Deeper expressions would exceed
+// the limits on steps and nodes anyway, with an error that explains less.
 const (
 	maxPredicates   = 2  // any(…, any(…))
 	maxConditionals = 4  // a ? b : (c ? d : …)
 	maxPath         = 32 // a.b.c
 )
 
-// functions are those of the library that an expression may call: pure, and
-// bounded by the size of their arguments.
+// functions are those of the library that an expression may call. They are pure, and
+// their results are bounded by the sizes of their arguments. Others, such as repeat, now
+// or toJSON, are not available.
 var functions = []string{
 	"abs", "all", "any", "ceil", "count", "date", "duration", "filter", "find", "findIndex", "findLast",
 	"findLastIndex", "first", "float", "floor", "hasPrefix", "hasSuffix", "indexOf", "int", "last",
@@ -415,23 +455,27 @@ var functions = []string{
 	"string", "sum", "trim", "trimPrefix", "trimSuffix", "upper",
 }
 
-// predicates are the functions whose predicate is a condition.
+// predicates are the functions whose predicate is a condition. sum and map take values
+// instead.
 var predicates = []string{"all", "any", "count", "filter", "find", "findIndex", "findLast", "findLastIndex", "none",
 	"one"}
 
-// prepare checks what the library would allow but a selection must not have,
-// replaces ranges and $env, and notes the columns. Afterwards each node is in the tree once, but for
-// names and literals: what a test needs twice has a name, and is evaluated once.
+// prepare checks for syntax that the library allows and a selection must not have. It
+// replaces ranges, chained comparisons and $env, and collects the columns. Afterwards
+// each node is in the tree once, except names and literals. A value that a test needs
+// twice gets a name and is evaluated once.
 type prepare struct {
 	text    string
 	columns *columns
 	used    map[string]bool
-	bound   int // values that have a name
+	bound   int // number of values that got a name
 
 	patterns *patterns // of matches
 	literals *literals
 }
 
+// walk prepares a node and those below it. inPredicates and conditionals are the depths
+// at the node. It replaces *node where the form changes.
 func (p *prepare) walk(node *ast.Node, inPredicates, conditionals int) error {
 	each := func(nodes ...*ast.Node) error {
 		for _, n := range nodes {
@@ -533,6 +577,7 @@ func (p *prepare) walk(node *ast.Node, inPredicates, conditionals int) error {
 	return fail(p.text, *node, "this has no place in an expression")
 }
 
+// column checks that a name is one that an expression may use, and notes it as used.
 func (p *prepare) column(n *ast.IdentifierNode) error {
 	switch {
 	case p.columns.has(n.Value):
@@ -559,6 +604,8 @@ func (p *prepare) unknownFunction(n ast.Node, name string) error {
 	return fail(p.text, n, "no function %q; there are %s", name, strings.Join(functions, ", "))
 }
 
+// binary replaces a range, a chained comparison or a test of a pattern; each prepares
+// operands.
 func (p *prepare) binary(node *ast.Node, n *ast.BinaryNode, each func(...*ast.Node) error) error {
 	switch n.Operator {
 	case "..":
@@ -619,11 +666,13 @@ func (p *prepare) call(node *ast.Node, n *ast.CallNode, list func([]ast.Node) er
 	return list(n.Arguments)
 }
 
-// boundPrefix is how the names of values begin that a test needs twice. No column or function that people can write has
-// such a name.
+// boundPrefix begins the names of values that a test needs twice. It has a space, so no
+// column or function in an expression can have such a name.
 const boundPrefix = "bound "
 
-// once gives a value a name and has it evaluated once, for a test that needs it twice. place is where it stands.
+// once evaluates a value once for a test that needs it twice: it binds the value to a
+// name. Names and literals are cheap and are simply repeated. Errors of the test are
+// located at place.
 func (p *prepare) once(place, value ast.Node, test func(of ast.Node) ast.Node) ast.Node {
 	switch value.(type) {
 	case *ast.IdentifierNode, *ast.PointerNode, *ast.NilNode, *ast.IntegerNode, *ast.FloatNode, *ast.BoolNode,
@@ -639,7 +688,9 @@ func (p *prepare) once(place, value ast.Node, test func(of ast.Node) ast.Node) a
 	return n
 }
 
-// chain is the comparisons of a < b < c, nil if n is something else. The parser gives both of them the same node b.
+// chain returns the comparisons of a < b < c in order, nil if n is something else. The
+// parser expands the chain to a < b && b < c with one shared node b, which is how it is
+// recognized.
 func chain(n *ast.BinaryNode) []*ast.BinaryNode {
 	var tests []*ast.BinaryNode // the last one first
 	for {
@@ -673,7 +724,8 @@ func chain(n *ast.BinaryNode) []*ast.BinaryNode {
 	return tests
 }
 
-// chained joins the comparisons of a chain, the first of which begins with left.
+// chained joins the comparisons of a chain whose first operand is left, and evaluates
+// each inner operand once.
 func (p *prepare) chained(left ast.Node, tests []*ast.BinaryNode) ast.Node {
 	t := tests[0]
 	if len(tests) == 1 {
@@ -684,7 +736,7 @@ func (p *prepare) chained(left ast.Node, tests []*ast.BinaryNode) ast.Node {
 	})
 }
 
-// pathLen is how many steps the path has that ends in a node; maxPath + 1 if there are more.
+// pathLen is how many steps the path that ends in a node has, at most maxPath + 1.
 func pathLen(n ast.Node) (count int) {
 	for count <= maxPath {
 		switch m := n.(type) {
@@ -700,7 +752,8 @@ func pathLen(n ast.Node) (count int) {
 	return count
 }
 
-// foldTimes replaces date("…") and duration("…") by their values.
+// foldTimes replaces date("…") and duration("…") of literals by their values. An invalid
+// literal so is an error of the expression and not of each row.
 func foldTimes(text string, root *ast.Node) error {
 	f := &fold{text: text}
 	ast.Walk(root, f)
@@ -734,7 +787,8 @@ func (f *fold) Visit(node *ast.Node) {
 	ast.Patch(node, &ast.ConstantNode{Value: v})
 }
 
-// callOf is the function that a node calls, "" if it is no call.
+// callOf is the name of the function that a node calls and its arguments; "" if it is no
+// call.
 func callOf(n ast.Node) (name string, args []ast.Node) {
 	switch n := n.(type) {
 	case *ast.BuiltinNode:
@@ -747,11 +801,11 @@ func callOf(n ast.Node) (name string, args []ast.Node) {
 	return "", nil
 }
 
-// patternPrefix is how the names of functions begin that stand for patterns.
+// patternPrefix begins the names of the functions that patterns are compiled to.
 const patternPrefix = "matches "
 
-// maxPatterns is how many instructions the patterns of an expression may have in
-// all. Matching takes time and memory in proportion to them.
+// maxPatterns is how many instructions the patterns of an expression may have in all.
+// Matching takes time and memory in proportion to them.
 const maxPatterns = 2048
 
 // pattern is a regular expression, compiled once.
@@ -760,23 +814,24 @@ type pattern struct {
 	size int64 // instructions
 }
 
-// patterns are the regular expressions of an expression, by the name of the
-// function that stands for the test. No function that people can write has such a
-// name.
+// patterns are the regular expressions of an expression, by the name of the function that
+// each is compiled to. The library would compile a literal pattern as well, but without a
+// bound on its size. Names have a space, so none can be written in an expression.
 type patterns struct {
 	byText map[string]string // names
 	byName map[string]*pattern
 	size   int64
-	wide   int // classes
+	wide   int // wide classes so far, as wideClasses counts
 }
 
-// maxWideClasses is how many classes of characters the patterns of an expression may have that take long to read, each
-// some milliseconds.
+// maxWideClasses is how many wide classes of characters the patterns of an expression may
+// have. Parsing each takes some milliseconds.
 const maxWideClasses = 16
 
-// wideClasses counts classes that take long to read whatever they compile to: those of Unicode, such as \pL, of which
-// each has hundreds of ranges, and ranges beyond ASCII, such as [a-\x{1E942}], of which each character is looked up
-// where case is folded.
+// wideClasses counts classes that take long to parse, whatever they compile to. These are
+// Unicode classes such as \pL, each with hundreds of ranges, and ranges beyond ASCII such
+// as [a-\x{1E942}], where case folding looks up each character. It counts in the text,
+// since parsing is what takes long, and may count too many.
 func wideClasses(text string) (n int) {
 	n = strings.Count(text, `\p`) + strings.Count(text, `\P`)
 	for _, from := range strings.SplitAfter(text, "-")[1:] {
@@ -787,7 +842,8 @@ func wideClasses(text string) (n int) {
 	return n
 }
 
-// add compiles a pattern, unless that was done, and returns the function's name.
+// add compiles a pattern once and returns the name of its function. The size is checked
+// on the syntax tree, because compiling a large pattern is what must not happen.
 func (p *patterns) add(text string) (name string, err error) {
 	if name, ok := p.byText[text]; ok {
 		return name, nil
@@ -848,12 +904,12 @@ func (p *patterns) functions() map[string]*builtin.Function {
 	return list
 }
 
-// tooMany is more instructions than any pattern may have.
+// tooMany is more instructions than any pattern may have. Counts saturate here, as nested
+// repeats would overflow.
 const tooMany = 1 << 30
 
-// instructions is about how many instructions a regular expression compiles to,
-// without compiling it, and tooMany at most. Large classes count for the memory
-// that they take.
+// instructions estimates how many instructions a regular expression compiles to, without
+// compiling it; tooMany at most. Large classes count for the memory that they take.
 func instructions(re *syntax.Regexp) int64 {
 	var n int64
 	for _, sub := range re.Sub {

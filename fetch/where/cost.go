@@ -17,43 +17,49 @@ import (
 	"bowstring/schema"
 )
 
-// What evaluating may take, in steps: a step is one operation on a value, an item
-// looked at, or 16 bytes of text looked at or made. It takes some 10 to 40 ns.
+// Limits of evaluation, in steps. A step is one operation on a value, one item of a list,
+// or 16 bytes of text that are read or made. It takes 10 to 40 ns.
 const (
-	// MaxRowSteps bounds what a row may take. So it also bounds what is made for it
-	// to some 16 MiB.
+	// MaxRowSteps bounds the steps of a row. It also bounds the memory made for a row to
+	// about 16 MiB.
 	MaxRowSteps = 1 << 20
-	// MaxSteps bounds what all rows of a snapshot may take together,
+	// MaxSteps bounds the steps of all rows of a snapshot together, unless FreeSteps
+	// allows more.
 	MaxSteps = 1 << 32
-	// FreeSteps but for this many on the average of the rows, as large snapshots
-	// take long whatever is asked.
+	// FreeSteps is how many steps each row may take on average, whatever the number of
+	// rows. Large snapshots take long for any expression.
 	FreeSteps = 4096
 )
 
-// textUnit is how many bytes of text count as one item.
+// textUnit is how many bytes of text cost one step. Comparing or copying 16 bytes takes
+// about as long as one operation of the machine.
 const textUnit = 16
 
+// textSize is the size of a text in steps.
 func textSize(bytes int) float64 { return 1 + float64(bytes)/textUnit }
 
-// cost is a bound on what an expression takes for a row.
+// cost is a bound on the steps of a row, as a polynomial in the sizes of its cells. It is
+// computed once; a row needs only the sizes of its cells to be checked before it is
+// evaluated.
 type cost struct {
 	total poly
-	// parts are the tests of the expression that may take long by themselves, for
-	// errors to point at.
+	// parts are the tests of the expression that may take long by themselves. Errors
+	// point at the most expensive one.
 	parts     []costPart
-	termSteps int // that it took to bound it
-	// columns are those whose cells differ in size: of a cell of columns[i], variable
-	// 2i+1 is the size, and 2i+2 the number of items.
+	termSteps int // terms that computing the bound went through, see maxTermSteps
+	// columns are those whose cells differ in size. For a cell of columns[i], variable
+	// 2i+1 is the size and variable 2i+2 the number of items.
 	columns []string
 }
 
+// costPart is a test with its place and its share of the cost.
 type costPart struct {
 	place file.Location
 	what  string
 	steps poly
 }
 
-// costliest is the part that takes most.
+// costliest is the part that takes the most steps for those sizes.
 func (c *cost) costliest(sizes []float64) (part costPart, steps float64) {
 	for _, p := range c.parts {
 		if n := p.steps.at(sizes); n > steps {
@@ -63,7 +69,9 @@ func (c *cost) costliest(sizes []float64) (part costPart, steps float64) {
 	return part, steps
 }
 
-// meter computes the cost of an expression from its checked tree.
+// meter computes the cost of an expression from its checked tree. It follows the
+// library's machine, operation by operation, with constants that were measured to be on
+// the safe side (see FuzzEval).
 type meter struct {
 	cost
 	algebra
@@ -71,26 +79,28 @@ type meter struct {
 	schema   *arrow.Schema
 	cells    map[string]extent // of columns
 	bound    map[string]extent // of values that have a name
-	scopes   []*scope          // the expression itself, and the predicates that are being gone through
-	complex  ast.Node          // where the bound gets too complicated
+	scopes   []*scope          // the expression itself, then the predicates around the current node
+	complex  ast.Node          // where the bound became too complex
 }
 
-// scope is the expression, or a predicate within it.
+// scope is the expression, or a predicate within it. Steps of a predicate are multiplied
+// by the items of its list when it ends.
 type scope struct {
 	steps poly
-	item  uint16 // the variable that stands for the size of an item; the next is the number of its items
+	item  uint16 // variable for the size of an item; the next one is the number of its items
 }
 
-// itemVariable is above the variables of columns; those of items follow it.
+// itemVariable is above all variables of columns; the variables of items follow it.
 const itemVariable = 1 << 15
 
-// measure returns the cost of a tree.
+// measure returns the cost of a tree. It fails with errTooDeep or errTooManyTerms if the
+// bound itself is too complex; complex is then the node.
 func (m *meter) measure(root ast.Node) (*cost, error) {
 	m.cells, m.bound, m.scopes = map[string]extent{}, map[string]extent{}, []*scope{{steps: poly{}}}
 	m.size(root)
 	m.total = m.scopes[0].steps
 	for _, cell := range m.cells {
-		m.add(m.total, cell.size, 2) // the cells are read
+		m.add(m.total, cell.size, 2) // reading the cells
 	}
 	m.add(m.total, constant(4), 1)
 	if m.err != nil {
@@ -101,21 +111,22 @@ func (m *meter) measure(root ast.Node) (*cost, error) {
 	return &m.cost, nil
 }
 
+// steps is the sum of the innermost scope.
 func (m *meter) steps() poly { return m.scopes[len(m.scopes)-1].steps }
 
-// spend counts steps.
+// spend counts steps in the innermost scope.
 func (m *meter) spend(p poly, factor float64) { m.add(m.steps(), p, factor) }
 
-// extent bounds how much a value is.
+// extent bounds how large a value is, in steps.
 type extent struct {
-	size  poly // its items, those of its items, and its text
-	count poly // its items, if it is a list
+	size  poly // the items, those of its items, and the text
+	count poly // the items only, if the value is a list
 }
 
 // one is the extent of a value that is not text, list or struct.
 func one() extent { return same(constant(1)) }
 
-// same is the extent of a value of which no more than its size is known.
+// same is the extent of a value of which only the size is known.
 func same(size poly) extent { return extent{size, size} }
 
 // value counts the steps of a node, and bounds its value.
@@ -128,15 +139,19 @@ func (m *meter) value(node ast.Node) extent {
 	if m.err != nil && m.complex == nil {
 		m.complex = node
 	}
+	// A scalar has one size, whatever it is computed from: len of a long text is a
+	// number.
 	if scalar(node.Type()) {
 		return one()
 	}
 	return v
 }
 
+// size counts the steps of a node and returns the size of its value.
 func (m *meter) size(node ast.Node) poly { return m.value(node).size }
 
-// scalar reports whether all values of a type have the same size.
+// scalar reports whether all values of a type have the same size. Types that are not
+// known before a row is read are not scalar.
 func scalar(t reflect.Type) bool {
 	if t == nil {
 		return false
@@ -151,6 +166,8 @@ func scalar(t reflect.Type) bool {
 	return true
 }
 
+// valueOf counts the steps of the nodes below a node, and bounds its value. Both branches
+// of a conditional are counted, since either may be taken.
 func (m *meter) valueOf(node ast.Node) extent {
 	switch n := node.(type) {
 	case *ast.StringNode:
@@ -184,6 +201,7 @@ func (m *meter) valueOf(node ast.Node) extent {
 		return m.value(n.Node)
 	case *ast.ConditionalNode:
 		m.size(n.Cond)
+		// The sum is above the larger one, and a sum of polynomials is a polynomial.
 		a, b := m.value(n.Exp1), m.value(n.Exp2)
 		return extent{m.plus(a.size, b.size), m.plus(a.count, b.count)}
 	case *ast.ArrayNode:
@@ -199,6 +217,8 @@ func (m *meter) valueOf(node ast.Node) extent {
 	return one()
 }
 
+// binary counts the steps of an operator. == and != end at the first difference, so they
+// cost no more than the shorter operand if that is a literal.
 func (m *meter) binary(n *ast.BinaryNode) poly {
 	left := m.size(n.Left)
 	if array, ok := n.Right.(*ast.ArrayNode); ok && n.Operator == "in" && isTable(array) {
@@ -221,8 +241,8 @@ func (m *meter) binary(n *ast.BinaryNode) poly {
 	return both
 }
 
-// isShort reports whether to compare with a node takes no longer than its own
-// size, whatever it is compared with.
+// isShort reports whether a comparison with a node takes no longer than the node's own
+// size, whatever the other operand is.
 func isShort(n ast.Node) bool {
 	switch n.(type) {
 	case *ast.NilNode, *ast.StringNode:
@@ -231,8 +251,8 @@ func isShort(n ast.Node) bool {
 	return false
 }
 
-// isTable reports whether the library makes a table of a list: of literals of one
-// kind.
+// isTable reports whether the library makes a hash table of a list: of literals of one
+// kind. It looks a value up in constant time then.
 func isTable(array *ast.ArrayNode) bool {
 	if len(array.Nodes) == 0 {
 		return false
@@ -244,8 +264,8 @@ func isTable(array *ast.ArrayNode) bool {
 	return !slices.ContainsFunc(array.Nodes, func(n ast.Node) bool { return reflect.TypeOf(n) != kind })
 }
 
-// call counts the steps of a call. Where functions make something of their
-// arguments, the size of what they make is counted too.
+// call counts the steps of a call. If a function makes a new value of its arguments, the
+// size of that value is counted too.
 func (m *meter) call(n ast.Node, name string, args []ast.Node) extent {
 	if p := m.patterns.byName[name]; p != nil {
 		text := m.size(args[0])
@@ -273,7 +293,8 @@ func (m *meter) call(n ast.Node, name string, args []ast.Node) extent {
 	}
 	switch name {
 	case "date":
-		// One layout is tried after the other; a time zone is looked up in files.
+		// The library tries one layout after the other; a time zone is looked up in
+		// files.
 		m.spend(constant(map[bool]float64{true: 4000, false: 150}[len(args) > 2]), 1)
 	case "len", "hasPrefix", "hasSuffix", "indexOf", "lastIndexOf":
 		m.spend(all, 1)
@@ -290,7 +311,7 @@ func (m *meter) call(n ast.Node, name string, args []ast.Node) extent {
 		case t != nil && t.Kind() == reflect.String:
 			return same(all)
 		}
-		m.add(made, all, 20) // names of fields are written with each
+		m.add(made, all, 20) // the names of fields are written for each item
 		m.spend(made, 1)
 		return same(made)
 	default:
@@ -299,8 +320,11 @@ func (m *meter) call(n ast.Node, name string, args []ast.Node) extent {
 	return same(all)
 }
 
-// predicate counts the steps of a function that goes through a list.
+// predicate counts the steps of a function that goes through a list: those of its
+// predicate for each item, and of the list that it makes.
 func (m *meter) predicate(n ast.Node, name string, list ast.Node, predicate *ast.PredicateNode) extent {
+	// The predicate is measured once, with variables for the size of its item. Its steps
+	// are then summed over the list.
 	items := m.value(list)
 	inner := &scope{steps: constant(4), item: itemVariable + 2*uint16(len(m.scopes))}
 	m.scopes = append(m.scopes, inner)
@@ -324,14 +348,15 @@ func (m *meter) predicate(n ast.Node, name string, list ast.Node, predicate *ast
 	return one()
 }
 
-// part notes a test that may take long, if it is not within another one.
+// part notes a test that may take long, unless it is within another one.
 func (m *meter) part(n ast.Node, what string, steps poly) {
 	if len(m.scopes) == 1 {
 		m.parts = append(m.parts, costPart{n.Location(), what, steps})
 	}
 }
 
-// column bounds a column's cells.
+// column bounds a column's cells. If all cells of its type have one size, the bound is a
+// constant, else two new variables.
 func (m *meter) column(name string) extent {
 	if v, ok := m.bound[name]; ok {
 		return v
@@ -346,7 +371,7 @@ func (m *meter) column(name string) extent {
 		v = same(constant(textSize(36)))
 	case name == schema.SplitColumn:
 		v = same(constant(textSize(schema.MaxNameLen)))
-	case !ok: // part of a blob column: the longest is a key's digits
+	case !ok: // part of a blob column: the key's hexadecimal digits are the longest
 		v = same(constant(textSize(2 * len(schema.Key{}))))
 	default:
 		if n, fixed := cellSize(f.Type); fixed {
@@ -364,34 +389,38 @@ func (m *meter) column(name string) extent {
 	return v
 }
 
-// maxDegree is how many variables a product may have.
+// maxDegree is how many variables a product may have. A higher degree means lists within
+// lists within lists; the row limit would refuse all but tiny ones.
 const maxDegree = 4
 
-// product is the variables of a term, in ascending order; those that are 0 stand
-// for none.
+// product is the variables of a term, in ascending order. Zeros are unused places. An
+// array can be the key of a map, which a slice cannot.
 type product [maxDegree]uint16
 
-// poly is a bound on a number, as a function of the sizes of a row's cells: a sum
-// of products of variables, each with a factor.
+// poly is a bound on a number as a function of the sizes of a row's cells: a sum of
+// products of variables, each with a factor. Factors are positive, so the bound grows
+// with the sizes.
 type poly map[product]float64
 
-// maxTermSteps is how many terms may be gone through to bound what an expression costs.
+// maxTermSteps is how many terms the computation of a cost may go through: some
+// milliseconds.
 const maxTermSteps = 1 << 18
 
 var (
-	errTooDeep = errors.New("lists are gone through within lists too often to tell what this costs: it would " +
+	errTooDeep = errors.New("lists are gone through within lists too often to bound what this costs: it would " +
 		"be too much")
-	errTooManyTerms = fmt.Errorf("what the expression costs depends on too many columns at once: to tell it takes more "+
+	errTooManyTerms = fmt.Errorf("what the expression costs depends on too many columns at once: to bound it takes more "+
 		"than %d steps, at most that many are allowed", maxTermSteps)
 )
 
-// algebra computes with bounds, and counts the terms that it goes through.
+// algebra computes with polynomials, and counts the terms that it goes through. The first
+// error sticks: results after it have no meaning, and the caller checks once at the end.
 type algebra struct {
 	taken int
-	err   error // what is too complicated; what is computed from then on has no meaning
+	err   error // what is too complex
 }
 
-// take counts so many terms.
+// take counts n terms.
 func (a *algebra) take(n int) {
 	if a.taken += n; a.taken > maxTermSteps && a.err == nil {
 		a.err = errTooManyTerms
@@ -401,10 +430,10 @@ func (a *algebra) take(n int) {
 // constant is a bound that no cell changes.
 func constant(n float64) poly { return poly{product{}: n} }
 
-// variable is the bound that is a variable, numbered from 1.
+// variable is the bound that consists of one variable, numbered from 1.
 func variable(v uint16) poly { return poly{product{maxDegree - 1: v}: 1} }
 
-// add adds q to p, so many times.
+// add adds times · q to p.
 func (a *algebra) add(p, q poly, times float64) {
 	if a.take(len(q)); a.err != nil {
 		return
@@ -443,10 +472,10 @@ func (a *algebra) times(p, q poly) poly {
 	return out
 }
 
-// over bounds the sum of p over the items of a list, where v stands for the size
-// of an item and v+1 for the number of its items. The sizes of all items add up to
-// that of the list at most, so what is linear in them need not be multiplied by
-// the number of items.
+// over bounds the sum of p over the items of a list, where v is the size of an item and
+// v+1 the number of its items. The sizes of all items add up to the size of the list at
+// most. So a term that is linear in them is multiplied by the list's size only, not also
+// by the number of items.
 func (a *algebra) over(p poly, v uint16, list extent) poly {
 	sum := poly{}
 	for vars, factor := range p {
@@ -474,7 +503,7 @@ func (a *algebra) over(p poly, v uint16, list extent) poly {
 	return sum
 }
 
-// at is the bound where variable v is sizes[v-1].
+// at evaluates the bound with sizes[v-1] for variable v.
 func (p poly) at(sizes []float64) (n float64) {
 	for vars, factor := range p {
 		for _, v := range vars {
@@ -487,7 +516,7 @@ func (p poly) at(sizes []float64) (n float64) {
 	return n
 }
 
-// cellSize is the size of the cells of a type, where all have the same.
+// cellSize is the size in steps of the cells of a type, if all have the same.
 func cellSize(t arrow.DataType) (float64, bool) {
 	switch t := t.(type) {
 	case *arrow.StringType, *arrow.LargeStringType, *arrow.BinaryType, *arrow.ListType:
@@ -511,7 +540,7 @@ func cellSize(t arrow.DataType) (float64, bool) {
 	return 1, true
 }
 
-// countOf is the number of items of a cell, or else its size.
+// countOf is the number of items of a cell, or its size if it is no list.
 func countOf(a arrow.Array, i int, size float64) float64 {
 	if list, ok := a.(array.ListLike); ok {
 		from, to := list.ValueOffsets(i)
@@ -520,7 +549,8 @@ func countOf(a arrow.Array, i int, size float64) float64 {
 	return size
 }
 
-// sizeOf is the size of a cell of an array.
+// sizeOf is the size of a cell of an array, in steps. It follows offsets and reads no
+// values.
 func sizeOf(a arrow.Array, i int) float64 {
 	if n, fixed := cellSize(a.DataType()); fixed {
 		return n

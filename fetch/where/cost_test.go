@@ -29,8 +29,8 @@ func recordOf(t testing.TB, s *arrow.Schema, json string) arrow.Record {
 // listOf is a literal list of n numbers.
 func listOf(n int) string { return "[" + strings.TrimSuffix(strings.Repeat("0,", n), ",") + "]" }
 
-// What costs too much for a row is refused when it is compiled, and the error says
-// what costs and how much.
+// An expression that costs too much for a row is refused when it is compiled. The error
+// says which part costs how much.
 func TestCostOfRow(t *testing.T) {
 	s := testSchema(t)
 	for name, text := range map[string]string{
@@ -56,7 +56,8 @@ func TestCostOfRow(t *testing.T) {
 	}
 }
 
-// What costs too much for all rows is refused before the first is evaluated.
+// An expression that costs too much for all rows is refused before the first row is
+// evaluated.
 func TestCostOfRows(t *testing.T) {
 	e, err := Compile(t.Context(), fmt.Sprintf("all(%s, all(%s, # >= 0))", listOf(200), listOf(200)), testSchema(t), now)
 	if err != nil {
@@ -75,7 +76,7 @@ func TestCostOfRows(t *testing.T) {
 func TestCostOfHonestExpressions(t *testing.T) {
 	s := testSchema(t)
 	box := 1 + 4 + 1 + 4 + textSize(10)
-	sizes := map[string][]float64{ // of cells as they are in large datasets, and numbers of items
+	sizes := map[string][]float64{ // typical of cells in large datasets, with the numbers of their items
 		"file_name": {textSize(40), 0}, "raw": {textSize(200), 0}, "tags": {1 + 20*textSize(12), 20},
 		"boxes": {1 + 30*box, 30}, "box": {box, 0},
 	}
@@ -105,7 +106,7 @@ func TestCostOfHonestExpressions(t *testing.T) {
 	}
 }
 
-// Where cells decide what it costs, the rows do.
+// If the cost depends on cells, each row is checked.
 func TestCostOfCells(t *testing.T) {
 	s := testSchema(t)
 	tags := `"` + strings.Repeat(`x","`, 3000) + `x"`
@@ -134,8 +135,8 @@ func TestCostOfCells(t *testing.T) {
 	}
 }
 
-// Rows are evaluated in pieces, and none goes on when nobody wants the result.
-func TestEvalByTurns(t *testing.T) {
+// Rows are evaluated in pieces, and no piece begins after the context has ended.
+func TestEvalInPieces(t *testing.T) {
 	s := testSchema(t)
 	m := manifestOf(t, s, recordOf(t, s, rows))
 	defer m.Close()
@@ -188,8 +189,8 @@ func TestPatterns(t *testing.T) {
 	}
 }
 
-// FuzzEval evaluates expressions over a small manifest. What it does is bounded by
-// what it was measured to cost, in memory here, as that can be counted.
+// FuzzEval evaluates expressions over a small manifest. It checks the measured cost
+// against the allocated memory, which can be counted exactly.
 func FuzzEval(f *testing.F) {
 	for _, text := range []string{
 		"label < 10", `any(tags, # startsWith "b")`, `sum(map(boxes, #.w ?? 0)) > 3`, `file_name matches "(a|b)*c"`,
@@ -223,8 +224,8 @@ func FuzzEval(f *testing.F) {
 	})
 }
 
-// evaluateWithin evaluates an expression for each row, and fails the test if that makes more than it was measured to
-// cost.
+// evaluateWithin evaluates an expression for each row, and fails the test if that
+// allocates more than its measured cost allows.
 func evaluateWithin(t *testing.T, e *Expr, m whole) {
 	t.Helper()
 	r, err := newRunner(e, m.Form())

@@ -13,51 +13,56 @@ import (
 	"bowstring/schema"
 )
 
-// outcome is what a condition may come to in the rows of a page, as far as it can be told without
-// reading them: a set of possibilities.
+// outcome is the set of results that a condition may have in the rows of a page, as far
+// as the page's statistics show. If only mayTrue or only mayFalse is set, the page need
+// not be read.
 type outcome uint8
 
 const (
 	mayTrue outcome = 1 << iota
 	mayFalse
-	mayFail // a row may be an error: a remainder by zero, an item beyond an array's end
+	mayFail // a row may be an error: a remainder by zero, an index beyond an array's end
 
 	either  = mayTrue | mayFalse
 	unknown = either | mayFail
 )
 
-// condition tells what it may come to in a page.
+// condition computes the possible results in a page. It never excludes a result that a
+// row has.
 type condition func(*facts) outcome
 
 // facts are what is known of a page that was not read.
 type facts struct {
 	form    *schema.Form
-	start   int64
+	start   int64 // position of the page's first row
 	rows    int64
-	known   bool // there are statistics
+	known   bool // whether stats is set
 	stats   schema.Statistics
-	columns []place // by deciding.names
+	columns []place // in the order of deciding.names
 }
 
 // place is where the statistics of a column are.
 type place struct {
 	column int
-	part   string // of a blob column
+	part   string // schema.SizePart or schema.KeyPart of a blob column
 	ok     bool
 }
 
-// deciding makes conditions of the checked tree of an expression, before it is rewritten: they mean what
-// the tree means, with nulls and errors. Nothing is kept of the tree.
+// deciding makes conditions of the checked tree of an expression before it is rewritten.
+// They have the meaning of the tree, with nulls and errors. They keep nothing of the
+// tree.
 type deciding struct {
 	g      *guard
 	shapes *shapes
-	names  []string       // columns, each once
+	names  []string       // columns that the conditions read, each once
 	at     map[string]int // of names
-	size   int            // of what is made, in nodes and literals
+	size   int            // of the result, in nodes and literals: the work of deciding one page
 	bound  map[string]valuation
 }
 
-// condition mirrors guard.condition: what it does not know by itself is a test.
+// condition mirrors guard.condition: logical operators are evaluated here, and everything
+// else is a test. A part without bounds may be true or false, and may fail unless total
+// excludes that.
 func (d *deciding) condition(n ast.Node) condition {
 	d.size++
 	switch n := n.(type) {
@@ -97,13 +102,15 @@ func (d *deciding) condition(n ast.Node) condition {
 	if t := d.test(n); t != nil {
 		return t
 	}
+	// No statistics help. The condition still decides whether the page may fail, which
+	// matters for "and" and "or".
 	if d.total(n) {
 		return always(either)
 	}
 	return always(unknown)
 }
 
-// bind gives a value a name.
+// bind gives a value a name, for the tests that once shares it between.
 func (d *deciding) bind(name string, v valuation) {
 	if d.bound == nil {
 		d.bound = map[string]valuation{}
@@ -113,6 +120,7 @@ func (d *deciding) bind(name string, v valuation) {
 
 func always(o outcome) condition { return func(*facts) outcome { return o } }
 
+// not is the outcome of a negation. An error stays an error.
 func (o outcome) not() outcome {
 	out := o & mayFail
 	if o&mayTrue != 0 {
@@ -124,7 +132,9 @@ func (o outcome) not() outcome {
 	return out
 }
 
-// both joins two conditions of which the second is looked at where the first one comes to that.
+// both joins two conditions with "and" or "or". The second condition is evaluated only
+// where the first one has the outcome that. This mirrors short-circuit evaluation: an
+// error on the right counts only where the right side runs.
 func both(left, right condition, that outcome) condition {
 	return func(f *facts) outcome {
 		l := left(f)
@@ -135,7 +145,7 @@ func both(left, right condition, that outcome) condition {
 	}
 }
 
-// test is a condition over values whose bounds are known, nil if n is none.
+// test is a condition over values with known bounds, nil if n is none.
 func (d *deciding) test(n ast.Node) condition {
 	switch n := n.(type) {
 	case *ast.BinaryNode:
@@ -204,6 +214,7 @@ func (d *deciding) nilTest(n *ast.BinaryNode) condition {
 	}
 }
 
+// comparison compares two values whose bounds are known, nil if either has none.
 func (d *deciding) comparison(n *ast.BinaryNode) condition {
 	left, right, operator := d.value(n.Left), d.value(n.Right), n.Operator
 	if left == nil || right == nil {
@@ -222,7 +233,9 @@ func (d *deciding) comparison(n *ast.BinaryNode) condition {
 	}
 }
 
-// compare tells what comparing any value of a with any of b may come to.
+// compare returns the possible results of comparing any value of a with any value of b. A
+// comparison with null is false, as in the compiled form, and NaN differs from
+// everything.
 func compare(operator string, a, b span) outcome {
 	if a.kind != b.kind || a.kind == kindOther {
 		return either
@@ -231,6 +244,8 @@ func compare(operator string, a, b span) outcome {
 	if !s.some {
 		return mayFalse
 	}
+	// An open bound may be anywhere, so every order remains possible. NaN only adds that
+	// a test other than != may be false.
 	nan := a.nan || b.nan
 	less := a.open || b.open || a.low.less(b.high, a.kind)
 	greater := a.open || b.open || b.low.less(a.high, a.kind)
@@ -250,7 +265,8 @@ func compare(operator string, a, b span) outcome {
 	return s.test(less || greater || nan, equal)
 }
 
-// membership is x in [1, 2] of literals, nil if n is something else.
+// membership is x in [1, 2] of literals, nil if n is something else. It is certainly true
+// only if one item equals every value of the page.
 func (d *deciding) membership(n *ast.BinaryNode) condition {
 	v := d.value(n.Left)
 	array, ok := n.Right.(*ast.ArrayNode)
@@ -271,6 +287,8 @@ func (d *deciding) membership(n *ast.BinaryNode) condition {
 		if !ok {
 			return either
 		}
+		// Equality with one item that all values share is certain. Nulls are removed
+		// first, because s.test adds their outcome again.
 		possible, certain := false, false
 		for _, item := range items {
 			o := compare("==", s, item)
@@ -281,7 +299,8 @@ func (d *deciding) membership(n *ast.BinaryNode) condition {
 	}
 }
 
-// prefix is startsWith with a literal, nil if it is not one.
+// prefix is startsWith or hasPrefix with a literal, nil if it is neither. Texts with a
+// common prefix are contiguous in the order of texts, so the bounds decide.
 func (d *deciding) prefix(of, with ast.Node) condition {
 	v := d.value(of)
 	text, ok := with.(*ast.StringNode)
@@ -293,14 +312,16 @@ func (d *deciding) prefix(of, with ast.Node) condition {
 		if !ok || s.kind != kindText || s.open {
 			return either
 		}
+		// It may be true if the bounds surround or touch the texts with the prefix, and
+		// may be false unless both bounds have it.
 		low, high := s.low.s, s.high.s
-		// Texts with a prefix follow one another.
 		return s.test(high >= text.Value && (low <= text.Value || strings.HasPrefix(low, text.Value)),
 			!strings.HasPrefix(low, text.Value) || !strings.HasPrefix(high, text.Value))
 	}
 }
 
-// total reports whether n has a value in every row, or is null: it can be no error.
+// total reports whether n has a value, or null, in every row and cannot be an error. It
+// may report false for a node that cannot fail.
 func (d *deciding) total(n ast.Node) bool {
 	all := func(nodes ...ast.Node) bool {
 		return !slices.ContainsFunc(nodes, func(n ast.Node) bool { return !d.total(n) })
@@ -323,12 +344,14 @@ func (d *deciding) total(n ast.Node) bool {
 		return all(n.Value, n.Expr)
 	case *ast.CallNode:
 		id, ok := n.Callee.(*ast.IdentifierNode)
+		// Only tests of patterns are calls here; exact functions are added later.
 		return ok && strings.HasPrefix(id.Value, patternPrefix) && all(n.Arguments...)
 	case *ast.BinaryNode:
 		switch n.Operator {
 		case "==", "!=", "<", "<=", ">", ">=", "and", "&&", "or", "||", "in", "contains", "startsWith", "endsWith",
 			"??":
 			return all(n.Left, n.Right)
+		// Remainders are missing: they fail for zero.
 		case "+", "-", "*", "/":
 			return isNumber(n.Left) && isNumber(n.Right) && !d.shapes.overflows(n) && all(n.Left, n.Right)
 		}
@@ -336,11 +359,12 @@ func (d *deciding) total(n ast.Node) bool {
 	return false
 }
 
-// decideAtOnce is of which size expressions are decided by turns: smaller ones take some microseconds.
+// decideAtOnce is the size below which an expression is decided without a turn: it takes
+// some microseconds, and asking for a turn would take as long.
 const decideAtOnce = 64
 
-// decided tells what an expression comes to in a page that was not read: true in all rows, or in none. ok is false
-// if the page has to be read.
+// decided reports whether the expression is true in all rows of a page that was not read
+// (matches) or in none. ok is false if the page has to be read.
 func (ev *evaluation) decided(start int64, page *schema.Chunk) (matches, ok bool) {
 	f := facts{form: ev.form, start: start, rows: page.Rows, columns: ev.places}
 	f.stats, f.known = ev.form.Statistics(page)
@@ -351,7 +375,7 @@ func (ev *evaluation) decided(start int64, page *schema.Chunk) (matches, ok bool
 		of = ev.expr.decide(&f)
 		return nil
 	}) != nil {
-		return false, false // who reads the page is told
+		return false, false // the reader of the page gets the same error
 	}
 	switch of {
 	case mayTrue:
@@ -362,7 +386,7 @@ func (ev *evaluation) decided(start int64, page *schema.Chunk) (matches, ok bool
 	return false, false
 }
 
-// placesOf finds the columns that conditions name.
+// placesOf finds the columns that conditions name in a snapshot.
 func placesOf(form *schema.Form, names []string) []place {
 	places := make([]place, len(names))
 	s := form.Snapshot().Schema
@@ -378,11 +402,12 @@ func placesOf(form *schema.Form, names []string) []place {
 	return places
 }
 
-// kind is what values of an expression are compared as.
+// kind is how values of an expression are compared. Values of two kinds are never
+// compared here: that is an error of the expression, or decided by a row.
 type kind uint8
 
 const (
-	kindOther kind = iota // null or not is all that is known
+	kindOther kind = iota // only null or not null is known
 	kindBool              // 0 and 1
 	kindNumber
 	kindText
@@ -390,7 +415,7 @@ const (
 	kindDuration
 )
 
-// scalarValue is a value of one of the kinds.
+// scalarValue is a value of one of the kinds; only the field of its kind is set.
 type scalarValue struct {
 	i int64 // of a bool and a duration
 	n number
@@ -410,23 +435,25 @@ func (v scalarValue) less(w scalarValue, k kind) bool {
 	return v.i < w.i
 }
 
-// span encloses the values that something has in the rows of a page.
+// span encloses the values that something has in the rows of a page. low and high have
+// the form that values have in an expression, and NaN is outside of them.
 type span struct {
 	kind      kind
-	low, high scalarValue // of the values that are numbers, if they are; low and high are values of an expression
-	open      bool        // low and high are not known
-	nulls     bool        // it may be null
-	some      bool        // it may be not null
-	nan       bool        // it may be no number
+	low, high scalarValue // inclusive
+	open      bool        // low and high are unknown
+	nulls     bool        // may include null
+	some      bool        // may include values that are not null
+	nan       bool        // may include NaN
 }
 
-// valid is the span of the values but null.
+// valid is the span without null.
 func (s span) valid() span {
 	s.nulls = false
 	return s
 }
 
-// test is the outcome of a test of the value: false where it is null.
+// test is the outcome of a test that is possibly true (yes) and possibly false (no) for
+// values of the span. It is false for null.
 func (s span) test(yes, no bool) (out outcome) {
 	if s.some && yes {
 		out |= mayTrue
@@ -437,11 +464,11 @@ func (s span) test(yes, no bool) (out outcome) {
 	return out
 }
 
-// valuation tells the span of a value in a page; ok is false if nothing is known.
+// valuation returns the span of a value in a page; ok is false if nothing is known.
 type valuation func(*facts) (s span, ok bool)
 
-// value is the valuation of a column, a field of its structs, a literal, or one of them in
-// the place of nulls of another; nil of all else. None of them can fail.
+// value is the valuation of a column, a field of its structs, a literal, or of a ?? b of
+// such values; nil for everything else. None of these can fail.
 func (d *deciding) value(n ast.Node) valuation {
 	if c, ok := d.constantOf(n); ok {
 		return func(*facts) (span, bool) { return c, true }
@@ -472,7 +499,8 @@ func (d *deciding) value(n ast.Node) valuation {
 	return nil
 }
 
-// instead is the span of a where it is not null, and b elsewhere.
+// instead is the span of a ?? b: a where a is not null, and b elsewhere. ok is false if
+// their kinds differ.
 func (s span) instead(b span) (span, bool) {
 	switch {
 	case !s.some:
@@ -493,7 +521,8 @@ func (s span) instead(b span) (span, bool) {
 	return s, true
 }
 
-// path resolves a column, or a field of its structs.
+// path resolves a column or a field of its structs to the column's name and the names of
+// the fields.
 func (d *deciding) path(n ast.Node) (name string, path []string, ok bool) {
 	switch n := n.(type) {
 	case *ast.IdentifierNode:
@@ -512,6 +541,8 @@ func (d *deciding) path(n ast.Node) (name string, path []string, ok bool) {
 	return "", nil, false
 }
 
+// column is the valuation of a column or of a field below it. Positions and splits are
+// known from the snapshot; ids are random and have no useful bounds.
 func (d *deciding) column(name string, path []string) valuation {
 	switch name {
 	case schema.PositionColumn:
@@ -570,15 +601,15 @@ func leaf(t arrow.DataType, path []string) arrow.DataType {
 	return t
 }
 
-// bounds sets the kind of a column's values, and encloses them as an expression sees them: that never
-// changes their order.
+// bounds sets the kind of a column's values and their bounds, converted to values of
+// expressions. The conversion never changes the order of values.
 func (s *span) bounds(c schema.ColumnStatistics, t arrow.DataType) {
 	low, known := valueOf(c.Min, t)
 	high, alsoKnown := valueOf(c.Max, t)
 	s.kind, s.low, s.high = kindOf(t), low, high
 	if s.some && (!known || !alsoKnown) {
 		s.open = true
-		if s.nan && c.Min == nil && c.Max == nil { // there is none that is a number
+		if s.nan && c.Min == nil && c.Max == nil { // every value is NaN
 			s.open = false
 			s.low.n, s.high.n = floatNumber(math.Inf(1)), floatNumber(math.Inf(-1))
 		}
@@ -588,7 +619,8 @@ func (s *span) bounds(c schema.ColumnStatistics, t arrow.DataType) {
 	}
 }
 
-// widened is a bound of decimals, which statistics have to some bits of their floats.
+// widened moves a bound of decimals outwards. Statistics hold decimals as floats of about
+// 48 bits, so the true value may be slightly beyond.
 func widened(n number, sign float64) number {
 	if n.isFloat {
 		n.float += sign * math.Abs(n.float) * (1.0 / (1 << 48))
@@ -596,6 +628,7 @@ func widened(n number, sign float64) number {
 	return n
 }
 
+// kindOf is the kind of a column's values. It follows typeOf.
 func kindOf(t arrow.DataType) kind {
 	switch t.(type) {
 	case *arrow.BooleanType:
@@ -615,11 +648,11 @@ func kindOf(t arrow.DataType) kind {
 	return kindOther
 }
 
-// farthest is up to which number of its units from zero a bound of times is believed: what is computed of
-// one beyond may come round at the other end.
+// farthest is the largest number of units from zero up to which the bound of a time is
+// used. Conversion of times beyond it may overflow and reverse their order.
 const farthest = 1 << 55
 
-// valueOf is a bound as an expression sees the values of a type; ok is false if there is none.
+// valueOf converts a bound to a value of an expression; ok is false if there is none.
 func valueOf(bound any, t arrow.DataType) (v scalarValue, ok bool) {
 	switch bound := bound.(type) {
 	case uint64:
@@ -637,6 +670,8 @@ func valueOf(bound any, t arrow.DataType) (v scalarValue, ok bool) {
 	return v, false
 }
 
+// integerOf converts a bound of integers, times or durations. ok is false if the value
+// overflows in the conversion.
 func integerOf(n int64, t arrow.DataType) (v scalarValue, ok bool) {
 	v.i, v.n = n, intNumber(n)
 	in := func(unit arrow.TimeUnit) bool {
@@ -645,7 +680,8 @@ func integerOf(n int64, t arrow.DataType) (v scalarValue, ok bool) {
 	}
 	switch t := t.(type) {
 	case *arrow.TimestampType:
-		// All nanoseconds fit into a time: until 1971 they would be believed, else.
+		// Every count of nanoseconds fits into a time. For other units bounds beyond
+		// farthest are dropped.
 		v.t, ok = arrow.Timestamp(n).ToTime(t.Unit), t.Unit == arrow.Nanosecond || n > -farthest && n < farthest
 	case *arrow.Date32Type:
 		v.t, ok = arrow.Date32(n).ToTime(), true
@@ -663,7 +699,8 @@ func integerOf(n int64, t arrow.DataType) (v scalarValue, ok bool) {
 	return v, ok
 }
 
-// constantOf is the span of a literal, or of sums and products of numbers.
+// constantOf is the span of a literal, or of sums, differences and products of literal
+// numbers. NaN is no constant.
 func (d *deciding) constantOf(n ast.Node) (s span, ok bool) {
 	s = span{some: true}
 	switch n := n.(type) {
@@ -700,7 +737,8 @@ func (d *deciding) constantOf(n ast.Node) (s span, ok bool) {
 	return s, !s.low.n.isNaN()
 }
 
-// arithmetic computes sums, differences and products of literals, as the expression does.
+// arithmetic computes sums, differences and products of literals exactly as the compiled
+// expression does; ok is false if it would leave an int.
 func (d *deciding) arithmetic(n *ast.BinaryNode) (out number, ok bool) {
 	if n.Operator != "+" && n.Operator != "-" && n.Operator != "*" {
 		return out, false

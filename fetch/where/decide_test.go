@@ -91,7 +91,7 @@ func pagedOf(t *testing.T, rng *rand.Rand, s *arrow.Schema, recs ...arrow.Record
 	return p
 }
 
-// What statistics decide is what reading the rows gives, errors included.
+// Decisions by statistics agree with reading the rows, errors included.
 func TestStatisticsDecideRight(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -198,7 +198,8 @@ func TestPagesThatAreNotRead(t *testing.T) {
 	}
 }
 
-// Of pages with rows that the caller may not see nothing depends on what these hold.
+// If a page has rows that the caller may not see, no result and no reading depends on
+// what they hold.
 func TestStatisticsOfHiddenRows(t *testing.T) {
 	s := decideSchema(t)
 	f := &filler{Rand: rand.New(rand.NewPCG(2, 2))}
@@ -222,7 +223,8 @@ func TestStatisticsOfHiddenRows(t *testing.T) {
 	}
 }
 
-// Every number of nanoseconds is a time, so statistics of them tell, and keep the order of the times.
+// Every count of nanoseconds is a time, so their statistics have bounds, in the order of
+// the times.
 func TestBoundsOfNanoseconds(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 3))
 	numbers := []int64{math.MinInt64, -1, 0, 1, 1_735_689_600_000_000_000, math.MaxInt64}

@@ -16,33 +16,34 @@ import (
 	"bowstring/schema"
 )
 
-// Turn runs a piece of work of some milliseconds, when it may, and returns its
-// error. It may be called from several goroutines.
+// Turn runs a piece of work of some milliseconds when it is permitted, and returns the
+// piece's error, or ctx's if that ends first. It may be called from several goroutines.
 type Turn func(ctx context.Context, piece func() error) error
 
 // Rows are the rows of a snapshot. Walk visits the pages with positions in [from, to), in
-// any order and several at once; start is the position of a page's first row, and the
-// page is open until visit is back. Of chunks and pages for which need is false nothing is read; it may be called
-// at any time, several times at once. Of several errors the one at the least position is returned.
+// any order and several at once. start is the position of a page's first row, and the
+// page is open until visit returns. Walk reads no chunk or page for which need is false.
+// It may call need at any time, several times at once. If several pages fail, Walk
+// returns the error at the lowest position.
 type Rows interface {
 	Form() *schema.Form
 	Walk(ctx context.Context, from, to int64, need func(start int64, run *schema.Chunk) bool,
 		visit func(ctx context.Context, start int64, p *schema.Page) error) error
 }
 
-// Eval returns the positions of the samples for which the expression is true,
-// frozen. Pages are evaluated in parallel, by turns. A row that cannot be
-// evaluated (a remainder by zero, an item beyond an array's end) is an *Error that
-// says which, the first of them if there are several; so is an expression that takes too long for the rows there are,
-// which is told before or while they are evaluated. Pages whose statistics say that all rows
-// match, or none, are not read, and their rows cost nothing.
+// Eval returns the positions of the samples for which the expression is true, as a frozen
+// bitmap. Pages are evaluated in parallel, each piece of work within a turn. A row that
+// cannot be evaluated (a remainder by zero, an index beyond an array's end) is an *Error
+// that names the first such row. An expression that takes too long for these rows is an
+// *Error as well, reported before or during the evaluation. If the statistics of a page
+// show that all or none of its rows match, the page is not read and costs nothing.
 func (e *Expr) Eval(ctx context.Context, m Rows, turn Turn) (*plan.Bitmap, error) {
 	return e.EvalWithin(ctx, m, nil, turn)
 }
 
-// EvalWithin is Eval over some samples, all if within is nil. Of the others nothing is
-// looked at: no error, cost or result depends on them. So statistics are believed only of pages without any of
-// them.
+// EvalWithin is Eval over the samples of within, or over all if within is nil. No error,
+// cost or result depends on the other samples, which the caller may not be allowed to
+// see. So statistics are used only for pages that have no other samples.
 func (e *Expr) EvalWithin(ctx context.Context, m Rows, within *plan.Bitmap, turn Turn) (*plan.Bitmap, error) {
 	all := m.Form().Rows()
 	ev := &evaluation{
@@ -55,7 +56,8 @@ func (e *Expr) EvalWithin(ctx context.Context, m Rows, within *plan.Bitmap, turn
 	if err := e.checkRows(ev.rows); err != nil {
 		return nil, err
 	}
-	// As many as may have a turn at once.
+	// One worker for each turn that may run at once. A worker has its own machine and
+	// scratch.
 	workers := make(chan *worker, max(1, runtime.GOMAXPROCS(0)/2))
 	for range cap(workers) {
 		r, err := newRunner(e, ev.form)
@@ -79,9 +81,12 @@ func (e *Expr) EvalWithin(ctx context.Context, m Rows, within *plan.Bitmap, turn
 	return ev.out.Freeze(), nil
 }
 
-// need reports whether rows have to be read. What it can tell of them by itself is done.
+// need reports whether a page has to be read. If statistics decide the page, need adds
+// its matches to the result.
 func (ev *evaluation) need(start int64, run *schema.Chunk) bool {
 	if ev.within != nil {
+		// Statistics include rows that the caller may not see. They are used only if all
+		// rows of the page are within.
 		switch ev.within.CountIn(start, start+run.Rows) {
 		case 0:
 			return false
@@ -99,15 +104,16 @@ func (ev *evaluation) need(start int64, run *schema.Chunk) bool {
 	return !ok
 }
 
-// skipSteps is what passing over a sample counts for, towards the end of a turn.
+// skipSteps is what a sample outside of within counts for, so that a turn also ends on a
+// page with few samples to evaluate. These steps are not charged to the expression.
 const skipSteps = 1.0 / 16
 
-// evaluation is an expression going through a manifest.
+// evaluation is one run of an expression over a snapshot. Several goroutines share it.
 type evaluation struct {
 	expr   *Expr
 	form   *schema.Form
-	within *plan.Bitmap // the samples that there are; nil if all
-	rows   int64        // as many as these
+	within *plan.Bitmap // samples to evaluate; nil means all
+	rows   int64        // number of those samples
 	turn   Turn
 	places []place // of expr.named
 	ctx    context.Context
@@ -117,7 +123,8 @@ type evaluation struct {
 	spent float64      // steps; guarded by mu
 }
 
-// spend counts steps, and fails where they are too many.
+// spend adds steps to the total of all rows and fails if it exceeds what is allowed.
+// sizes are those of the last row, for the message.
 func (ev *evaluation) spend(steps float64, sizes []float64) error {
 	ev.mu.Lock()
 	defer ev.mu.Unlock()
@@ -130,7 +137,8 @@ func (ev *evaluation) spend(steps float64, sizes []float64) error {
 	return nil
 }
 
-// merge adds the matches of a page that starts at that position.
+// merge adds the matches of a page that starts at that position. Pages mostly start at
+// multiples of 64, and then whole words are merged.
 func (ev *evaluation) merge(start int64, words []uint64) {
 	ev.mu.Lock()
 	defer ev.mu.Unlock()
@@ -147,24 +155,28 @@ func (ev *evaluation) merge(start int64, words []uint64) {
 	}
 }
 
-// runner runs an expression for rows. It is not safe for concurrent use.
+// runner runs an expression for rows of a snapshot. It reuses its machine and buffers, so
+// it is for one goroutine.
 type runner struct {
 	expr    *Expr
 	form    *schema.Form
 	sources []source // of expr.columns
 	sized   []int    // by column of cost.columns: its index in the schema
 	vm      vm.VM
-	env     map[string]any
-	sizes   []float64 // of the row's cells, and numbers of their items
+	env     map[string]any // values of the current row, by name
+	sizes   []float64      // of the row's cells, with the numbers of their items: see cost.columns
 }
 
-// open are the columns of a page that the expression names.
+// open are the columns of a page that the expression names. They are valid while the page
+// is open.
 type open struct {
 	gets  []getter      // by column
 	cells []arrow.Array // by column of cost.columns
 	nulls bool          // a column has some
 }
 
+// newRunner resolves the expression's columns in a snapshot. It fails if the snapshot has
+// not all of them.
 func newRunner(e *Expr, form *schema.Form) (*runner, error) {
 	n := len(e.cost.columns)
 	r := &runner{expr: e, form: form, sized: make([]int, n), vm: vm.VM{MemoryBudget: rowBudget},
@@ -181,8 +193,8 @@ func newRunner(e *Expr, form *schema.Form) (*runner, error) {
 	return r, nil
 }
 
-// open takes the columns of a page that begins at start and was touched: a fault within an expression would count as the
-// expression's.
+// open takes the columns of a page that begins at start. The caller has touched the page
+// before: a read fault during evaluation would be reported as an error of the expression.
 func (r *runner) open(p *schema.Page, start int64) *open {
 	o := &open{gets: make([]getter, len(r.sources)), cells: make([]arrow.Array, len(r.sized))}
 	for i := range r.sources {
@@ -195,7 +207,8 @@ func (r *runner) open(p *schema.Page, start int64) *open {
 	return o
 }
 
-// measure returns what row i of a page may take.
+// measure bounds the steps of row i of a page, and leaves the sizes of its cells in
+// r.sizes.
 func (r *runner) measure(o *open, i int) float64 {
 	if len(o.cells) == 0 {
 		return r.expr.constant
@@ -207,7 +220,7 @@ func (r *runner) measure(o *open, i int) float64 {
 	return r.expr.rowSteps(r.sizes)
 }
 
-// run is the value of row i of a page.
+// run evaluates the expression for row i of a page.
 func (r *runner) run(program *vm.Program, o *open, i int) (any, error) {
 	for c, get := range o.gets {
 		r.env[r.expr.columns[c]] = get(i)
@@ -215,14 +228,15 @@ func (r *runner) run(program *vm.Program, o *open, i int) (any, error) {
 	return r.vm.Run(program, r.env)
 }
 
-// worker evaluates pages, one after the other.
+// worker evaluates pages, one after the other, for one goroutine at a time.
 type worker struct {
 	*evaluation
 	*runner
 }
 
-// evaluate evaluates the rows of a page, which must first be there: a fault within an
-// expression would count as the expression's.
+// evaluate evaluates the rows of a page. It touches the page first: a lost file must be
+// reported as schema.ErrDataLoss, not as an error of the expression. Guard catches faults
+// of pages that are lost later.
 func (w *worker) evaluate(ctx context.Context, start int64, p *schema.Page) error {
 	err := p.Touch()
 	if err == nil {
@@ -235,7 +249,7 @@ func (w *worker) evaluate(ctx context.Context, start int64, p *schema.Page) erro
 	return err
 }
 
-// page evaluates the rows of a page.
+// page evaluates the rows of a page in pieces, and merges the matches once at the end.
 func (w *worker) page(ctx context.Context, start int64, p *schema.Page) error {
 	o := w.open(p, start)
 	n, rows := 0, p.Rows()
@@ -256,8 +270,8 @@ func (w *worker) page(ctx context.Context, start int64, p *schema.Page) error {
 	return nil
 }
 
-// piece evaluates rows of the page that starts at that position, from row i on,
-// and returns how far it came.
+// piece evaluates rows of a page that starts at position start, from row i until the
+// turn's steps are spent, and returns the next row. Each row is measured before it runs.
 func (w *worker) piece(o *open, words []uint64, start int64, i, rows int) (int, error) {
 	program := w.evaluation.expr.plain
 	if o.nulls {
@@ -270,6 +284,8 @@ func (w *worker) piece(o *open, words []uint64, start int64, i, rows int) (int, 
 			continue
 		}
 		steps := w.measure(o, i)
+		// A row is refused before it runs: the machine cannot be interrupted within a
+		// row.
 		if steps > MaxRowSteps {
 			return i, w.runner.expr.checkRow(w.sizes, fmt.Sprintf("position %d", start+int64(i)))
 		}

@@ -18,18 +18,23 @@ import (
 	"bowstring/schema"
 )
 
-// exactPrefix is how the names of functions begin that stand for operators and functions of the library which are not
-// exact. No column or function that people can write has such a name.
+// exactPrefix begins the names of the functions that replace inexact operators and
+// functions of the library. It has a space, so no column or function in an expression can
+// have such a name.
 const exactPrefix = "exact "
 
 // wide is a literal beyond a uint64.
 type wide struct{ *big.Int }
 
-// makeExact puts functions in the place of what the library computes as something else than it is: comparisons of
-// integers beyond an int, and of those with floats; arithmetic that leaves an int; what is made of lists with nulls.
+// makeExact replaces the operations that the library would compute inexactly by exact
+// functions: comparisons of integers beyond an int and of those with floats, arithmetic
+// that leaves an int, and functions of lists with nulls. Other operations stay, because
+// the library's instructions are several times faster than a call. It fails if a literal
+// beyond a uint64 is used for anything but a comparison.
 func makeExact(text string, s *shapes, root *ast.Node) error {
 	e := &exact{shapes: s}
 	ast.Walk(root, e)
+	// A literal beyond a uint64 that no comparison has taken remains in the tree.
 	left := &finder{is: func(n ast.Node) bool {
 		i, ok := n.(*ast.IntegerNode)
 		if !ok {
@@ -48,12 +53,13 @@ func makeExact(text string, s *shapes, root *ast.Node) error {
 	return nil
 }
 
+// exact is the visitor of makeExact.
 type exact struct {
 	*shapes
 	beyond *ast.IntegerNode
 }
 
-// Visit implements ast.Visitor: it comes to a node after those below it.
+// Visit implements ast.Visitor. Nodes below a node are visited before it.
 func (e *exact) Visit(node *ast.Node) {
 	switch n := (*node).(type) {
 	case *ast.IntegerNode:
@@ -78,20 +84,23 @@ func (e *exact) Visit(node *ast.Node) {
 	}
 }
 
-// put puts a node in the place of another one of the same value.
+// put replaces a node by another one that has the same value, and keeps its shape and
+// place.
 func (e *exact) put(node *ast.Node, made ast.Node) {
 	e.shapes.put(made, e.of[*node])
 	made.SetLocation((*node).Location())
 	*node = made
 }
 
+// call replaces a node by a call of an exact function.
 func (e *exact) call(node *ast.Node, name string, args ...ast.Node) {
 	callee := &ast.IdentifierNode{Value: exactPrefix + name}
 	callee.SetLocation((*node).Location())
 	e.put(node, &ast.CallNode{Callee: callee, Arguments: args})
 }
 
-// ranged is the name of an operator: of one whose result an int holds, or a uint64 at least.
+// ranged is the name of the variant of an operator whose result may be up to an int's
+// limit or, if the operands may be beyond an int, up to a uint64's.
 func (e *exact) ranged(operator string, of shape) string {
 	if of.ints > intBits {
 		return operator + uintSuffix
@@ -99,6 +108,8 @@ func (e *exact) ranged(operator string, of shape) string {
 	return operator
 }
 
+// binary replaces an operator if it would be inexact for the shapes of its operands.
+// Comparisons with nil are exact.
 func (e *exact) binary(node *ast.Node, n *ast.BinaryNode) {
 	a, b := e.of[n.Left], e.of[n.Right]
 	switch n.Operator {
@@ -130,7 +141,8 @@ func (e *exact) binary(node *ast.Node, n *ast.BinaryNode) {
 	}
 }
 
-// literal is a node as a comparison has it: of a literal beyond a uint64 its value.
+// literal returns the form of a node in a comparison: a literal beyond a uint64 becomes a
+// constant.
 func (e *exact) literal(n ast.Node) ast.Node {
 	i, ok := n.(*ast.IntegerNode)
 	if !ok {
@@ -142,7 +154,7 @@ func (e *exact) literal(n ast.Node) ast.Node {
 	return n
 }
 
-// table is a list of numbers to look values up in; nil if it has something else.
+// table is a hash table of a list of literal numbers; nil if the list has another item.
 func (e *exact) table(array *ast.ArrayNode) numberTable {
 	t := numberTable{}
 	for _, n := range array.Nodes {
@@ -157,13 +169,15 @@ func (e *exact) table(array *ast.ArrayNode) numberTable {
 	return t
 }
 
-// index has an index checked which an int may not hold.
+// index adds a check to an index or a bound of a slice that may be beyond an int.
 func (e *exact) index(node *ast.Node) {
 	if *node != nil && e.of[*node].ints > intBits {
 		e.call(node, "int", *node)
 	}
 }
 
+// builtin replaces a function that the library computes inexactly, or that fails on null
+// items.
 func (e *exact) builtin(node *ast.Node, n *ast.BuiltinNode) {
 	var of shape
 	lists := false
@@ -201,10 +215,11 @@ func (e *exact) builtin(node *ast.Node, n *ast.BuiltinNode) {
 	}
 }
 
-// uintSuffix ends the names of operators whose result may be beyond an int, up to 2^64-1.
+// uintSuffix ends the names of the variants of operators whose result may be up to
+// 2^64-1.
 const uintSuffix = " to uint64"
 
-// exactFunctions are what the expression library calls, by their names.
+// exactFunctions are the functions that makeExact calls, by their names.
 var exactFunctions = func() map[string]*builtin.Function {
 	list := map[string]*builtin.Function{}
 	add := func(name string, validate func([]reflect.Type) (reflect.Type, error), f func(...any) (any, error)) {
@@ -251,14 +266,15 @@ var exactFunctions = func() map[string]*builtin.Function {
 	return list
 }()
 
-// gives says that a function gives values of a type.
+// gives is the type check of a function with a fixed result type.
 func gives(t reflect.Type) func([]reflect.Type) (reflect.Type, error) {
 	return func([]reflect.Type) (reflect.Type, error) { return t, nil }
 }
 
 func givesSame(args []reflect.Type) (reflect.Type, error) { return args[0], nil }
 
-// givesNumber is the type of what is computed of numbers.
+// givesNumber is the result type of arithmetic. An int is promised only for integers; the
+// value may then be a uint64, which the exact functions around it accept.
 func givesNumber(args []reflect.Type) (reflect.Type, error) {
 	for _, t := range args {
 		if t.Kind() != reflect.Int && t.Kind() != reflect.Uint64 {
@@ -268,6 +284,7 @@ func givesNumber(args []reflect.Type) (reflect.Type, error) {
 	return reflect.TypeFor[int](), nil
 }
 
+// givesItem is the type of a list's items.
 func givesItem(args []reflect.Type) (reflect.Type, error) {
 	if k := args[0].Kind(); k == reflect.Slice || k == reflect.Array {
 		return args[0].Elem(), nil
@@ -275,7 +292,7 @@ func givesItem(args []reflect.Type) (reflect.Type, error) {
 	return reflect.TypeFor[any](), nil
 }
 
-// numbers are two values that are numbers.
+// numbers converts two values; ok is false if either is no number.
 func numbers(a, b any) (x, y number, ok bool) {
 	if x, ok = numberOf(a); !ok {
 		return x, y, false
@@ -284,6 +301,8 @@ func numbers(a, b any) (x, y number, ok bool) {
 	return x, y, ok
 }
 
+// equal compares by value if both are numbers, and as the library does otherwise. NaN
+// equals nothing.
 func equal(a, b any) bool {
 	if x, y, ok := numbers(a, b); ok {
 		return !x.isNaN() && !y.isNaN() && x.compare(y) == 0
@@ -305,10 +324,11 @@ func atMost(a, b any) bool {
 	return runtime.LessOrEqual(a, b)
 }
 
-// numberTable is a list of numbers, by their keys.
+// numberTable is a set of numbers, by their keys.
 type numberTable map[any]bool
 
-// key is the same for equal numbers, whatever they are.
+// key is the same for equal numbers, whatever their representation: 1 and 1.0 have one
+// key.
 func (n number) key() any {
 	if n.isFloat {
 		if n.float != math.Trunc(n.float) || math.IsInf(n.float, 0) {
@@ -323,6 +343,7 @@ func (n number) key() any {
 	return n.big().String()
 }
 
+// in reports whether a list has the value. Numbers match by value.
 func in(a, list any) bool {
 	if t, ok := list.(numberTable); ok {
 		n, ok := numberOf(a)
@@ -340,7 +361,7 @@ func in(a, list any) bool {
 	return false
 }
 
-// itemsOf are the items of a list.
+// itemsOf returns the items of a list of any type.
 func itemsOf(list any) (items []any, ok bool) {
 	if items, ok = list.([]any); ok {
 		return items, true
@@ -355,7 +376,8 @@ func itemsOf(list any) (items []any, ok bool) {
 	return items, true
 }
 
-// within is an integer as expressions have it, if it is in range.
+// within converts an integer to a value of expressions, or fails if it is beyond -2^63 to
+// most.
 func within(n number, most uint64) (any, error) {
 	v := n.value()
 	if v == nil || !n.negative && n.size > most {
@@ -364,7 +386,8 @@ func within(n number, most uint64) (any, error) {
 	return v, nil
 }
 
-// compute is what an operator makes of two values, up to most if they are integers.
+// compute applies an operator to two values. Integers are exact, with results up to most.
+// The common case of two ints takes no big.Int.
 func compute(operator string, a, b any, most uint64) (any, error) {
 	x, y, ok := numbers(a, b)
 	if !ok || x.isFloat || y.isFloat {
@@ -378,6 +401,7 @@ func compute(operator string, a, b any, most uint64) (any, error) {
 		}
 		return runtime.Modulo(a, b), nil
 	}
+	// The fast path, without allocations; on overflow the big path below decides.
 	if i, ok := a.(int); ok {
 		if j, ok := b.(int); ok {
 			if v, ok := computeInts(operator, i, j); ok {
@@ -402,7 +426,8 @@ func compute(operator string, a, b any, most uint64) (any, error) {
 	return within(bigNumber(out), most)
 }
 
-// computeInts is what an operator makes of two integers, if an int holds it.
+// computeInts applies an operator to two ints; ok is false if the result overflows. A sum
+// overflows if it moves against the sign of the second operand.
 func computeInts(operator string, a, b int) (c int, ok bool) {
 	switch operator {
 	case "+":
@@ -421,14 +446,15 @@ func computeInts(operator string, a, b int) (c int, ok bool) {
 	return a % b, true
 }
 
-// sum adds items up, but those that are null. The sum of integers is exact, and up to most.
+// sum adds up the items that are not null. The sum of integers is exact and may be up to
+// most; intermediate sums may be beyond it. From the first float on the sum is a float.
 func sum(list any, most uint64) (any, error) {
 	items, ok := itemsOf(list)
 	if !ok {
 		return nil, fmt.Errorf("invalid argument for sum (type %T)", list)
 	}
 	var acc any = 0
-	var beyond *big.Int // the sum so far, where acc does not hold it
+	var beyond *big.Int // the sum so far, if an int does not hold it
 	for _, item := range items {
 		if item == nil {
 			continue
@@ -460,7 +486,7 @@ func sum(list any, most uint64) (any, error) {
 
 func isInt(v any) bool { _, ok := v.(int); return ok }
 
-// toInt is the function int: what an int does not hold is an error.
+// toInt is the function int. A value beyond an int is an error; fractions are cut off.
 func toInt(v any) (any, error) {
 	n, ok := numberOf(v)
 	if !ok {
@@ -475,7 +501,7 @@ func toInt(v any) (any, error) {
 	return within(n, math.MaxInt64)
 }
 
-// valid is a list without its nulls, or another value.
+// valid is a list without its nulls. Other values are returned as they are.
 func valid(v any) any {
 	items, ok := v.([]any)
 	if !ok {
@@ -490,7 +516,8 @@ func valid(v any) any {
 	return out
 }
 
-// extreme is the value of all that comes last: lists are gone into, and their nulls are left out.
+// extreme is the maximum or minimum of all arguments, nil if there is none. It descends
+// into lists and skips their nulls. before(a, b) reports whether b is to be preferred.
 func extreme(name string, before func(a, b any) bool, args []any) (out any, err error) {
 	for _, v := range args {
 		if items, ok := itemsOf(v); ok {
@@ -513,13 +540,14 @@ func extreme(name string, before func(a, b any) bool, args []any) (out any, err 
 	return out, nil
 }
 
-// number is an integer or a float. Numbers are compared as what they are: no integer is rounded to a float for it.
-// Exactly one of whole (if it is not nil), float and the integer of sign and size is the value.
+// number is an integer of any size or a float. Comparisons are by value: no integer is
+// rounded to a float. Exactly one of whole (if not nil), float (if isFloat), and the
+// integer of negative and size is the value.
 type number struct {
 	float    float64
 	isFloat  bool
 	negative bool     // the integer is -size
-	size     uint64   // of an integer that is no more than 2^64-1 from zero
+	size     uint64   // of an integer within ±(2^64-1)
 	whole    *big.Int // an integer beyond that
 }
 
@@ -534,7 +562,7 @@ func uintNumber(n uint64) number { return number{size: n} }
 
 func floatNumber(f float64) number { return number{float: f, isFloat: true} }
 
-// bigNumber is any integer.
+// bigNumber is an integer of any size.
 func bigNumber(n *big.Int) number {
 	if n.BitLen() > 64 {
 		return number{whole: n}
@@ -542,7 +570,7 @@ func bigNumber(n *big.Int) number {
 	return number{negative: n.Sign() < 0, size: new(big.Int).Abs(n).Uint64()}
 }
 
-// numberOf is the number that a value of an expression is; ok is false if it is none.
+// numberOf converts a value of an expression; ok is false if it is no number.
 func numberOf(v any) (n number, ok bool) {
 	switch v := v.(type) {
 	case int:
@@ -557,8 +585,8 @@ func numberOf(v any) (n number, ok bool) {
 	return n, false
 }
 
-// value is the integer as expressions have it: an int, a uint64 where it is beyond an int, or nil where it is beyond
-// both.
+// value is the integer as a value of expressions: an int, a uint64 if it is beyond an
+// int, or nil if it is beyond both.
 func (n number) value() any {
 	switch {
 	case n.whole != nil || n.isFloat:
@@ -573,7 +601,7 @@ func (n number) value() any {
 	return nil
 }
 
-// big is the integer.
+// big is the integer. The caller must not change it.
 func (n number) big() *big.Int {
 	if n.whole != nil {
 		return n.whole
@@ -585,7 +613,7 @@ func (n number) big() *big.Int {
 	return b
 }
 
-// bits is how many bits the size of an integer takes.
+// bits is the number of bits of the integer's absolute value.
 func (n number) bits() int {
 	if n.whole != nil {
 		return n.whole.BitLen()
@@ -593,7 +621,7 @@ func (n number) bits() int {
 	return bits.Len64(n.size)
 }
 
-// nearest is the float next to the number.
+// nearest is the float nearest to the number.
 func (n number) nearest() float64 {
 	if n.isFloat {
 		return n.float
@@ -604,7 +632,8 @@ func (n number) nearest() float64 {
 
 func (n number) isNaN() bool { return n.isFloat && n.float != n.float }
 
-// compare is -1, 0 or 1 as n is less than, equal to or greater than b, none of which is a NaN.
+// compare returns -1, 0 or 1 if n is less than, equal to or greater than b. Neither may
+// be NaN.
 func (n number) compare(b number) int {
 	switch {
 	case n.isFloat && b.isFloat:
@@ -626,7 +655,8 @@ func (n number) compare(b number) int {
 	return cmp.Compare(n.size, b.size)
 }
 
-// compareFloat compares a float with an integer.
+// compareFloat compares the float n with the integer b. It compares the whole parts as
+// integers first, because converting b to a float could round it to n.
 func (n number) compareFloat(b number) int {
 	if math.IsInf(n.float, 0) {
 		return cmp.Compare(n.float, 0)
@@ -648,42 +678,46 @@ func (n number) compareFloat(b number) int {
 	return cmp.Compare(n.float, 0) // the fraction leads away from zero
 }
 
-// Bits that integers take.
+// Sizes of integers, in bits without the sign.
 const (
 	intBits   = 63  // of an int
-	uintBits  = 64  // of a uint64, which arithmetic can make, too
-	floatBits = 53  // up to here every integer is a float
-	countBits = 48  // of lengths and indexes
-	wholeBits = 200 // of a literal beyond
+	uintBits  = 64  // of a uint64, which arithmetic can also give
+	floatBits = 53  // every integer of this size is a float
+	countBits = 48  // of lengths and indexes, which memory limits
+	wholeBits = 200 // of a larger literal
 )
 
-// shape is what numbers a value may be, or may have in it.
+// shape is the set of numbers that a value may be or contain, as far as types and
+// literals show. It decides which operations must be replaced by exact ones.
 type shape struct {
 	ints     int            // bits of the largest integer; 0 if there is none
 	negative bool           // an integer may be negative
-	floats   bool           // there may be floats that are 2^53 or more, or are not known
-	of       arrow.DataType // of a list or struct, where it is a column's, or a part of one
+	floats   bool           // floats may be 2^53 or more, or are not known
+	of       arrow.DataType // type of a list or struct that comes from a column
 }
 
+// or is the shape of a value that may be either.
 func (s shape) or(t shape) shape {
 	return shape{ints: max(s.ints, t.ints), negative: s.negative || t.negative, floats: s.floats || t.floats}
 }
 
-// shapes are those of the nodes of an expression.
+// shapes computes the shapes of the nodes of an expression.
 type shapes struct {
 	columns  *columns
 	literals *literals
-	of       map[ast.Node]shape // of those that have numbers, lists or structs
+	of       map[ast.Node]shape // only nodes with numbers, lists or structs
 	names    map[string]shape   // of values that have a name
-	items    []shape            // of the lists that are gone through
+	items    []shape            // items of the lists around the current node, innermost last
 }
 
+// shapesOf computes the shapes of all nodes of a tree.
 func shapesOf(c *columns, l *literals, root ast.Node) *shapes {
 	s := &shapes{columns: c, literals: l, of: map[ast.Node]shape{}, names: map[string]shape{}}
 	s.visit(root)
 	return s
 }
 
+// visit computes and notes the shape of a node and of those below it.
 func (s *shapes) visit(n ast.Node) shape {
 	if n == nil {
 		return shape{}
@@ -693,14 +727,14 @@ func (s *shapes) visit(n ast.Node) shape {
 	return out
 }
 
-// put notes the shape of a node. Most nodes have no numbers.
+// put notes the shape of a node. Most nodes have no numbers and take no entry.
 func (s *shapes) put(n ast.Node, of shape) {
 	if of != (shape{}) {
 		s.of[n] = of
 	}
 }
 
-// find is the shape of a node, after those below it.
+// find computes the shape of a node, after those below it.
 func (s *shapes) find(n ast.Node) shape {
 	switch n := n.(type) {
 	case *ast.IntegerNode:
@@ -757,6 +791,8 @@ func (s *shapes) find(n ast.Node) shape {
 	return all
 }
 
+// binary is the shape of an operator's result. Division and powers give floats, tests
+// give no number.
 func (s *shapes) binary(n *ast.BinaryNode) shape {
 	a, b := s.visit(n.Left), s.visit(n.Right)
 	both := a.or(b)
@@ -778,7 +814,8 @@ func (s *shapes) binary(n *ast.BinaryNode) shape {
 	return shape{}
 }
 
-// sumBits is how many bits what is made of two integers takes, where it can be had.
+// sumBits is how many bits the result of +, - or * may have. A result that could exceed
+// its type is limited to it, since a larger one is an error of the row.
 func sumBits(operator string, a, b shape) int {
 	bits := max(a.ints, b.ints) + 1
 	if operator == "*" {
@@ -793,6 +830,7 @@ func sumBits(operator string, a, b shape) int {
 	return intBits
 }
 
+// call is the shape of a function's result.
 func (s *shapes) call(n *ast.BuiltinNode) shape {
 	var all shape
 	for i, a := range n.Arguments {
@@ -848,14 +886,14 @@ func (s *shapes) column(name string) shape {
 	return shape{}
 }
 
-// typeShape is the shape of all that cells of a type have in them.
+// typeShape is the shape of everything that cells of a type contain.
 func typeShape(t arrow.DataType) shape {
 	var out shape
 	switch t := t.(type) {
 	case *arrow.Int8Type, *arrow.Int16Type, *arrow.Int32Type, *arrow.Int64Type:
 		out.ints, out.negative = t.(arrow.FixedWidthDataType).BitWidth()-1, true
 		if out.ints < intBits {
-			out.ints++ // the least one
+			out.ints++ // the least value has one bit more
 		}
 	case *arrow.Uint8Type, *arrow.Uint16Type, *arrow.Uint32Type, *arrow.Uint64Type:
 		out.ints = t.(arrow.FixedWidthDataType).BitWidth()
@@ -891,13 +929,13 @@ func (s shape) field(name string) shape {
 	return shape{ints: s.ints, negative: s.negative, floats: s.floats}
 }
 
-// inexact reports whether the library would compare two values as something else than they are: integers beyond an
-// int, or an integer with a float that does not hold it.
+// inexact reports whether the library would compare two values inexactly: integers beyond
+// an int, or an integer with a float that cannot represent it.
 func inexact(a, b shape) bool {
 	return a.ints > intBits || b.ints > intBits || a.ints > floatBits && b.floats || b.ints > floatBits && a.floats
 }
 
-// overflows reports whether arithmetic on integers may leave what an int holds.
+// overflows reports whether arithmetic on integers may leave an int.
 func (s *shapes) overflows(n ast.Node) bool {
 	switch n := n.(type) {
 	case *ast.UnaryNode:
@@ -919,7 +957,7 @@ func (s *shapes) overflows(n ast.Node) bool {
 	return false
 }
 
-// mayBeInt reports whether a value may be an integer, as far as its type tells.
+// mayBeInt reports whether a value may be an integer, as far as its static type shows.
 func mayBeInt(n ast.Node) bool {
 	t := n.Type()
 	return t == nil || t.Kind() == reflect.Int || t.Kind() == reflect.Interface

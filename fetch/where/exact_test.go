@@ -18,7 +18,7 @@ import (
 	"bowstring/schema"
 )
 
-// oracle is a number as big.Rat has it; of an infinity inf is its sign. nil is null.
+// oracle is a number as a big.Rat; inf is the sign of an infinity. nil is null.
 type oracle struct {
 	rat *big.Rat
 	inf int
@@ -35,7 +35,7 @@ func oracleOf(f float64) *oracle {
 	return &oracle{rat: new(big.Rat).SetFloat64(f)}
 }
 
-// test is a comparison by what the numbers are.
+// test is a comparison by the values of the numbers.
 func (a *oracle) test(operator string, b *oracle) bool {
 	if a == nil || b == nil {
 		return false
@@ -75,7 +75,7 @@ var numeric = []struct {
 	{"f64", arrow.PrimitiveTypes.Float64},
 }
 
-// edges draws numbers where rounding and limits are.
+// edges generates numbers near rounding and limits.
 type edges struct{ *rand.Rand }
 
 // whole is any integer up to 2^66 from zero.
@@ -170,8 +170,8 @@ func (r edges) operand(values map[string][]*oracle) (text string, at func(row in
 	return name, func(row int) *oracle { return values[name][row] }
 }
 
-// Numbers of all types are compared as what they are, at the limits of their types and where floats get sparse, by
-// reading rows and by statistics.
+// Numbers of all types are compared by value, at the limits of their types and where
+// floats are sparse, by reading rows and by statistics.
 func TestComparisonsAreExact(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)

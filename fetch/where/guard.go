@@ -8,15 +8,17 @@ import (
 	"github.com/expr-lang/expr/ast"
 )
 
-// guard rewrites an expression so that no operation ever sees a null. In the
-// place of a condition, each test that needs columns that may be null comes to
-// be (column != nil and test).
+// guard rewrites an expression so that no operation ever sees a null. The library's
+// operators would panic or compare null as a value. In place of each test of a condition
+// that needs nullable columns, guard puts (column != nil and test). Values that are not
+// conditions become a ?: with nil.
 type guard struct {
 	columns *columns
-	orNils  map[ast.Node]bool // forms that orNil made
+	orNils  map[ast.Node]bool // forms that orNil made, which are already lenient
 }
 
-// condition rewrites a node that is a condition.
+// condition rewrites a node that is a condition: logical operators are kept, and each
+// test below them is guarded by itself. So not (x > 3) is true where x is null.
 func (g *guard) condition(n ast.Node) ast.Node {
 	switch n := n.(type) {
 	case *ast.UnaryNode:
@@ -46,8 +48,8 @@ func (g *guard) condition(n ast.Node) ast.Node {
 	return guarded(g.needs(n), n)
 }
 
-// value rewrites the whole of an expression that gives a value of a type: it is nil where a column is null
-// that it needs. A condition is as elsewhere.
+// value rewrites an expression that gives a value of type t: it is nil if a column that
+// it needs is null. A bool is rewritten as a condition.
 func (g *guard) value(n ast.Node, t reflect.Type) ast.Node {
 	if t != nil && t.Kind() == reflect.Bool {
 		return g.condition(n)
@@ -56,7 +58,7 @@ func (g *guard) value(n ast.Node, t reflect.Type) ast.Node {
 	return g.chosen(n, g.needs(n))
 }
 
-// chosen is a value where it can be computed, and nil elsewhere.
+// chosen is a value where the needed columns are not null, and nil elsewhere.
 func (g *guard) chosen(n ast.Node, need []ast.Node) ast.Node {
 	if len(need) == 0 {
 		return n
@@ -68,8 +70,9 @@ func (g *guard) chosen(n ast.Node, need []ast.Node) ast.Node {
 
 func isPointer(n ast.Node) bool { _, ok := n.(*ast.PointerNode); return ok }
 
-// mayBeNull reports whether a value may be null although nothing is that it is computed from: an item of a list, or one
-// that is looked for. Columns and their fields are not among them.
+// mayBeNull reports whether a value may be null although nothing that it is computed from
+// is null: an item of a list, or the result of a search. Columns and their fields are
+// found by prefixes instead.
 func mayBeNull(n ast.Node) bool {
 	switch n := n.(type) {
 	case *ast.MemberNode:
@@ -83,10 +86,11 @@ func mayBeNull(n ast.Node) bool {
 	return false
 }
 
-// finding are the functions that give an item of a list or its place, or null.
+// finding are the functions that return an item of a list or its index, or null if there
+// is none.
 var finding = []string{"find", "findLast", "findIndex", "findLastIndex", "first", "last"}
 
-// guarded is a test where it can be made, and false elsewhere.
+// guarded is a test where the needed columns are not null, and false elsewhere.
 func guarded(need []ast.Node, test ast.Node) ast.Node {
 	if len(need) == 0 {
 		return test
@@ -94,8 +98,9 @@ func guarded(need []ast.Node, test ast.Node) ast.Node {
 	return and(append(need, test)...)
 }
 
-// inner rewrites the conditions within a test: those of predicates and
-// conditionals.
+// inner rewrites the conditions that a test contains: the predicates of functions and the
+// conditions of conditionals. They are guarded in themselves, so a null item makes only
+// its own test false.
 func (g *guard) inner(n ast.Node) {
 	switch n := n.(type) {
 	case *ast.UnaryNode:
@@ -104,6 +109,7 @@ func (g *guard) inner(n ast.Node) {
 		if g.nilTest(n) {
 			return
 		}
+		// The left operand of ?? may be null without making the whole test false.
 		if left, ok := g.lenient(n.Left); n.Operator == "??" && ok {
 			n.Left = left
 		} else {
@@ -127,7 +133,7 @@ func (g *guard) inner(n ast.Node) {
 		for _, a := range n.Arguments {
 			if p, ok := a.(*ast.PredicateNode); ok && slices.Contains(predicates, n.Name) {
 				p.Node = g.condition(p.Node)
-			} else if ok { // of map: null where an item is that it needs
+			} else if ok { // the function of map: null where an item that it needs is null
 				g.inner(p.Node)
 				p.Node = g.chosen(p.Node, slices.DeleteFunc(g.needs(p.Node), func(n ast.Node) bool {
 					return !contains(n, isPointer)
@@ -152,22 +158,24 @@ func (g *guard) inner(n ast.Node) {
 	}
 }
 
-// needs returns the conditions under which a value can be computed: that the
-// columns it needs are not null.
+// needs returns the conditions under which a value can be computed: that the nullable
+// columns that it needs are not null.
 func (g *guard) needs(n ast.Node) []ast.Node {
 	need := &needed{guard: g}
 	need.add(n)
 	return need.tests
 }
 
-// needed collects conditions. The same column is mostly needed more than once, and tested once; of what else is needed
-// nothing is compared, which would take long.
+// needed collects conditions. Most columns are needed more than once, and tested once.
+// Other conditions are not compared with each other, because comparing trees would take
+// long.
 type needed struct {
 	*guard
 	tests []ast.Node
 	paths map[string]bool
 }
 
+// add adds the conditions of several nodes, some of which may be nil.
 func (d *needed) add(nodes ...ast.Node) {
 	for _, n := range nodes {
 		if n != nil {
@@ -176,6 +184,8 @@ func (d *needed) add(nodes ...ast.Node) {
 	}
 }
 
+// of adds the conditions under which one node can be computed. A conditional needs what
+// its chosen branch needs.
 func (d *needed) of(n ast.Node) {
 	if path := d.prefixes(n); path != nil {
 		d.path(path)
@@ -187,6 +197,7 @@ func (d *needed) of(n ast.Node) {
 	case *ast.BuiltinNode:
 		d.builtin(n)
 	case *ast.ConditionalNode:
+		// The condition itself is guarded by inner, and so is never null here.
 		first, second := d.needs(n.Exp1), d.needs(n.Exp2)
 		if len(first)+len(second) == 0 {
 			return
@@ -203,7 +214,7 @@ func (d *needed) of(n ast.Node) {
 	}
 }
 
-// below adds what the values below a node need.
+// below adds the conditions of the values below a node.
 func (d *needed) below(n ast.Node) {
 	if b, ok := n.(*ast.BuiltinNode); ok {
 		d.builtin(b)
@@ -212,7 +223,7 @@ func (d *needed) below(n ast.Node) {
 	d.add(children(n)...)
 }
 
-// path adds that parts of a path are not null.
+// path adds that each nullable part of a path is not null, the shortest part first.
 func (d *needed) path(parts []ast.Node) {
 	if d.paths == nil {
 		d.paths = map[string]bool{}
@@ -225,7 +236,7 @@ func (d *needed) path(parts []ast.Node) {
 	}
 }
 
-// pathKey is the same for two nodes if they are the same path.
+// pathKey is equal for two nodes if they are the same path.
 func pathKey(n ast.Node) string {
 	switch n := n.(type) {
 	case *ast.IdentifierNode:
@@ -238,6 +249,8 @@ func pathKey(n ast.Node) string {
 	return n.String()
 }
 
+// binary adds the conditions of an operator. a ?? b needs b only where a is null, and a
+// test for nil needs nothing.
 func (d *needed) binary(n *ast.BinaryNode) {
 	switch n.Operator {
 	case "??":
@@ -257,6 +270,8 @@ func (d *needed) binary(n *ast.BinaryNode) {
 	d.add(n.Left, n.Right)
 }
 
+// builtin adds the conditions of a call. Conditions on the current item stay within the
+// predicate; only those on columns reach outside.
 func (d *needed) builtin(n *ast.BuiltinNode) {
 	for _, a := range n.Arguments {
 		p, ok := a.(*ast.PredicateNode)
@@ -274,8 +289,9 @@ func (d *needed) builtin(n *ast.BuiltinNode) {
 	}
 }
 
-// prefixes returns the parts of a path such as a.b.c that may be null, the
-// shortest first; nil if n is no path or no part of it can be null. It may begin at the item of a predicate.
+// prefixes returns the parts of a path such as a.b.c that may be null, the shortest
+// first; nil if n is no path or no part can be null. A path may begin at the item of a
+// predicate.
 func (g *guard) prefixes(n ast.Node) []ast.Node {
 	switch n := n.(type) {
 	case *ast.IdentifierNode:
@@ -330,7 +346,7 @@ func tests(nodes []ast.Node) []ast.Node {
 	return out
 }
 
-// and joins conditions; none of them make true.
+// and joins conditions; and() is true.
 func and(nodes ...ast.Node) ast.Node {
 	if len(nodes) == 0 {
 		return &ast.BoolNode{Value: true}
@@ -342,6 +358,7 @@ func and(nodes ...ast.Node) ast.Node {
 	return out
 }
 
+// binary makes an operator whose errors point at place.
 func binary(place ast.Node, op string, left, right ast.Node) ast.Node {
 	n := &ast.BinaryNode{Operator: op, Left: left, Right: right}
 	n.SetLocation(place.Location())
@@ -363,8 +380,8 @@ type finder struct {
 // Visit implements ast.Visitor.
 func (f *finder) Visit(n *ast.Node) { f.found = f.found || f.is(*n) }
 
-// nilTest reports whether a node compares a value with nil, and lets the value
-// be null.
+// nilTest reports whether a node compares a value with nil. If so, it replaces the value
+// by a form that may be null.
 func (g *guard) nilTest(n *ast.BinaryNode) (ok bool) {
 	if n.Operator != "==" && n.Operator != "!=" {
 		return false
@@ -377,8 +394,8 @@ func (g *guard) nilTest(n *ast.BinaryNode) (ok bool) {
 	return ok
 }
 
-// lenient returns a form of n that can be computed whatever is null, and is nil
-// if its own value is: a?.b for a.b. ok is false if there is none.
+// lenient returns a form of n that can be computed whatever is null, and is nil if its
+// own value is: a?.b for a.b. ok is false if there is none.
 func (g *guard) lenient(n ast.Node) (form ast.Node, ok bool) {
 	switch n := n.(type) {
 	case *ast.IdentifierNode, *ast.PointerNode, *ast.NilNode, *ast.IntegerNode, *ast.FloatNode, *ast.BoolNode,
@@ -429,7 +446,9 @@ func optional(n ast.Node) ast.Node {
 	return out
 }
 
-// orNil is a value that may be null, nil where what it is computed from is null.
+// orNil is a form of a value that may be null, which is nil if anything that the value is
+// computed from is null. Forms are remembered: a node is reached several times, and must
+// not be wrapped twice.
 func (g *guard) orNil(n ast.Node) ast.Node {
 	if g.orNils[n] {
 		return n

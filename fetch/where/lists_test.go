@@ -32,8 +32,8 @@ func (c listCell) at(i int) *int {
 	return c.items[i]
 }
 
-// Expressions see the lists that Arrow has, whatever in them is null: of all layouts of lists, alone, in structs and
-// as slices of longer columns.
+// Expressions see the lists that Arrow has, whatever in them is null: of all layouts of
+// lists, alone, in structs and as slices of longer columns.
 func TestListsAreArrows(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -187,7 +187,7 @@ func TestListsAreArrows(t *testing.T) {
 	}
 }
 
-// drawList appends a cell to a column, and returns what it is.
+// drawList appends a random cell to a column, and returns its value.
 func drawList(rng *rand.Rand, name string, b array.Builder) (c listCell) {
 	if rng.IntN(5) == 0 && name != "nested" {
 		b.AppendNull()

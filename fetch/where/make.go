@@ -14,12 +14,13 @@ import (
 	"bowstring/schema"
 )
 
-// ColumnContract is the version of what expressions mean that make columns. It changes whenever a
-// value of one does.
+// ColumnContract is the version of the values that expressions make. It is part of the
+// identity of a computed column, and changes whenever the value of any expression
+// changes.
 const ColumnContract = "expression/2"
 
-// Bounds of an expression that makes a column, for a row. They are less than those of a
-// condition, as rows are made while a consumer waits for their batch.
+// Bounds of an expression that makes a column, for each row. They are lower than those of
+// a condition, because rows are made while a consumer waits for their batch.
 const (
 	// MaxMadeSteps bounds the steps.
 	MaxMadeSteps = 1 << 14
@@ -27,7 +28,7 @@ const (
 	MaxMadeText = 4096
 )
 
-// fewSteps are those that a batch may take without a turn: some hundred microseconds.
+// fewSteps are the steps that a batch may take without a turn: some hundred microseconds.
 const fewSteps = 1 << 14
 
 // Maker is a compiled expression that makes a column. It is immutable and safe for
@@ -35,20 +36,22 @@ const fewSteps = 1 << 14
 type Maker struct {
 	expr  *Expr
 	field arrow.Field
-	place string // in the request
-	fails bool   // a row that cannot be evaluated ends the making
+	place string // what errors call the expression: its field of the request
+	fails bool   // the first row that cannot be evaluated ends Make
 }
 
-// CompileColumn checks an expression against a logical schema and compiles it, by turns, to what makes
-// the column of that name. place is what errors call the expression. onError is the request's. An error of the
-// expression is an *Error.
+// CompileColumn checks an expression against a logical schema and compiles it to a maker
+// of the column of that name. It does the work within turns and ends with ctx. Errors
+// call the expression place. onError is the request's policy for rows that cannot be
+// evaluated. An error in the expression is an *Error.
 func CompileColumn(ctx context.Context, name, place, text string, s *arrow.Schema, onError string,
 	turn Turn) (*Maker, error) {
 	return compileColumn(ctx, name, place, text, s, onError, turn, typeMade)
 }
 
-// CompileNumber is CompileColumn for a column of numbers or bools. What only each row tells is a float: a row where it is
-// no number cannot be evaluated. So x ?? 1 is one.
+// CompileNumber is CompileColumn for a column of numbers or bools. If only a row decides
+// the type, as for x ?? 1 of an untyped x, the column is float64, and a row without a
+// number cannot be evaluated.
 func CompileNumber(ctx context.Context, name, place, text string, s *arrow.Schema, turn Turn) (*Maker, error) {
 	m, err := compileColumn(ctx, name, place, text, s, schema.OnErrorFail, turn, func(t reflect.Type) arrow.DataType {
 		if t == nil || t.Kind() == reflect.Interface {
@@ -67,6 +70,8 @@ func CompileNumber(ctx context.Context, name, place, text string, s *arrow.Schem
 		madeName(m.expr.made))))
 }
 
+// compileColumn compiles an expression to a column whose type typeMade derives from the
+// expression's; nil if no column can have it.
 func compileColumn(ctx context.Context, name, place, text string, s *arrow.Schema, onError string, turn Turn,
 	typeMade func(reflect.Type) arrow.DataType) (*Maker, error) {
 	m := &Maker{place: place, field: arrow.Field{Name: name},
@@ -85,11 +90,12 @@ func compileColumn(ctx context.Context, name, place, text string, s *arrow.Schem
 	return m, m.checkSteps(make([]float64, 2*len(e.cost.columns)), "a row")
 }
 
-// Field is the column's. Columns of a bool have no nulls but for rows that cannot be evaluated: a test of what is null
-// is false.
+// Field is the field of the column. A column of bools has no nulls except for rows that
+// cannot be evaluated, because a test of null is false.
 func (m *Maker) Field() arrow.Field { return m.field }
 
-// RowBytes bounds what a row of the column takes.
+// RowBytes bounds the bytes of a row of the column. The size of the row's own cells does
+// not matter, as texts are limited.
 func (m *Maker) RowBytes(int64) int64 {
 	if m.field.Type.ID() == arrow.STRING {
 		return MaxMadeText + 8
@@ -97,17 +103,17 @@ func (m *Maker) RowBytes(int64) int64 {
 	return 8
 }
 
-// programNode is what a node of an expression takes in memory at most once it is compiled: instructions with their
-// places, and an entry of a table.
+// programNode is the memory in bytes that a node of an expression takes at most once it
+// is compiled: instructions with their locations, and a constant.
 const programNode = 128
 
-// Bytes bounds what the maker itself takes in memory.
+// Bytes bounds the memory of the maker itself.
 func (m *Maker) Bytes() int64 { return programNode*int64(m.expr.nodes) + 4*int64(len(m.expr.text)) }
 
-// Columns are those that the expression names, as of Expr.
+// Columns returns the names that the expression uses, as [Expr.Columns] does.
 func (m *Maker) Columns() []string { return m.expr.Columns() }
 
-// placed says of an error whose expression is at fault.
+// placed adds the field of the request to an *Error.
 func (m *Maker) placed(err error) error {
 	if e, ok := errors.AsType[*Error](err); ok {
 		e.Field = m.place
@@ -115,9 +121,11 @@ func (m *Maker) placed(err error) error {
 	return err
 }
 
-// CheckRows fails if so many rows take too long together, whatever is in them: where a whole column is made at once.
+// CheckRows fails if that number of rows takes too long together, whatever they contain.
+// It is for callers that make a whole column at once.
 func (m *Maker) CheckRows(rows int64) error { return m.placed(m.expr.checkRows(rows)) }
 
+// checkSteps fails if a row of those sizes takes more than MaxMadeSteps.
 func (m *Maker) checkSteps(sizes []float64, row string) error {
 	if n := m.expr.rowSteps(sizes); n > MaxMadeSteps {
 		return m.placed(m.expr.beyond(sizes, "it takes up to %.3g steps for %s, at most %d are allowed where a column "+
@@ -126,7 +134,7 @@ func (m *Maker) checkSteps(sizes []float64, row string) error {
 	return nil
 }
 
-// made are the types of columns by those of values.
+// made maps types of expressions to types of columns.
 var made = map[reflect.Type]arrow.DataType{
 	reflect.TypeFor[bool]():          arrow.FixedWidthTypes.Boolean,
 	reflect.TypeFor[int]():           arrow.PrimitiveTypes.Int64,
@@ -140,10 +148,11 @@ var made = map[reflect.Type]arrow.DataType{
 // typeMade is the type of a column of such values; nil if there is none.
 func typeMade(t reflect.Type) arrow.DataType { return made[t] }
 
+// madeName is how errors call a type of expressions.
 func madeName(t reflect.Type) string {
 	switch {
 	case t == nil || t.Kind() == reflect.Interface:
-		return "what only each row tells"
+		return "a value whose type only each row decides"
 	case t.Kind() == reflect.Slice || t.Kind() == reflect.Array:
 		return "a list"
 	case t.Kind() == reflect.Map:
@@ -152,15 +161,16 @@ func madeName(t reflect.Type) string {
 	return "a " + t.String()
 }
 
-// RowFault is a row that an expression cannot be evaluated for.
+// RowFault is a row for which an expression cannot be evaluated.
 type RowFault struct {
-	Row int
+	Row int   // index into the rows of Make
 	Err error // an *Error
 }
 
-// Make evaluates the expression for the rows at positions and returns the column, in memory of its
-// own. The rows' pages stay open meanwhile. It takes long only by turns. Rows that cannot be
-// evaluated are faults, and null in the column; where on_error lets none be, there is one fault and no column.
+// Make evaluates the expression for the rows at positions and returns the column in its
+// own memory. The caller keeps the rows' pages open meanwhile. Long work is done within
+// turns. A row that cannot be evaluated is a fault, and null in the column. If on_error
+// does not permit faults, Make returns the first fault and no column.
 func (m *Maker) Make(ctx context.Context, f *schema.Form, positions []int64, rows []schema.Row,
 	turn Turn) (schema.Vector, []RowFault, error) {
 	r, err := newRunner(m.expr, f)
@@ -189,27 +199,28 @@ func (m *Maker) Make(ctx context.Context, f *schema.Form, positions []int64, row
 	return w.out.vector(m.field.Type), w.faults, nil
 }
 
-// making is a column that is being made.
+// making is one run of Make. It belongs to the goroutine that called Make.
 type making struct {
 	*runner
 	maker     *Maker
 	positions []int64
 	rows      []schema.Row
-	at        int
+	at        int // next row
 	pages     map[opened]*open
-	placed    bool // the expression names what follows from positions
+	placed    bool // the expression names position or split, which depend on positions
 	out       *columnBuilder
 	faults    []RowFault
 }
 
-// opened is a page, and the position of its first row as far as that matters: rows that were gathered into a page do not
-// follow one another.
+// opened identifies a page whose columns are open, with the position of its first row if
+// the expression depends on positions. Rows that were gathered into a page are not
+// contiguous, so such a page may be open with several starts.
 type opened struct {
 	page  *schema.Page
 	start int64
 }
 
-// page is what the expression names of a page, by one of its rows.
+// page returns the columns of a page, and opens them at the first of its rows.
 func (w *making) page(p *schema.Page, start int64) (*open, error) {
 	key := opened{p, 0}
 	if w.placed {
@@ -226,7 +237,7 @@ func (w *making) page(p *schema.Page, start int64) (*open, error) {
 	return o, nil
 }
 
-// piece makes as many rows as a turn has time for.
+// piece makes rows until the turn's steps are spent.
 func (w *making) piece() error {
 	m := w.maker
 	for spent := 0.0; w.at < len(w.rows) && spent < turnSteps; w.at++ {
@@ -247,7 +258,8 @@ func (w *making) piece() error {
 	return nil
 }
 
-// row makes the value of a row whose sizes are known. An error is an *Error: nothing was added.
+// row adds the value of a row whose cells were measured. An error is an *Error, and
+// nothing was added.
 func (w *making) row(o *open, at int) error {
 	m := w.maker
 	if err := m.checkSteps(w.sizes, "a row"); err != nil {

@@ -155,7 +155,7 @@ func TestMakeColumnErrors(t *testing.T) {
 		"box":                            "it gives a struct, which no column can have",
 		"widht + 1":                      `no column "widht" (did you mean "width"?)`,
 		"width + 'a'":                    "operators.made.expression:1:7: invalid operation",
-		"nil":                            "it gives what only each row tells",
+		"nil":                            "it gives a value whose type only each row decides",
 		"[1, 'a'][label % 2]":            "int(…), float(…) or string(…) make one",
 		"image":                          "is a blob column",
 		"let x = 1; x":                   "let has no place in an expression",
@@ -188,8 +188,8 @@ func TestMakeColumnErrors(t *testing.T) {
 	}
 }
 
-// Where on_error lets there be faults, rows that cannot be told are faults and null, whatever the column's type, and
-// the others are what they are.
+// If on_error allows faults, rows that cannot be evaluated are faults and null, whatever
+// the column's type. The other rows have their values.
 func TestMakeColumnFaults(t *testing.T) {
 	s := testSchema(t)
 	m := manifestOf(t, s, recordOf(t, s, rows), recordOf(t, s, rows))
@@ -242,7 +242,7 @@ func TestMakeColumnFaults(t *testing.T) {
 	}
 }
 
-// A column is made by turns, and ends with its context.
+// A column is made in several turns, and its making ends with its context.
 func TestMakeColumnTurns(t *testing.T) {
 	s := testSchema(t)
 	m := manifestOf(t, s, recordOf(t, s, rows))
@@ -270,7 +270,8 @@ func TestMakeColumnTurns(t *testing.T) {
 	}
 }
 
-// Of a long expression that fails for every row of a batch, the faults do not each have a copy.
+// If a long expression fails for every row of a batch, the faults share one copy of its
+// text.
 func TestFaultsAreSmall(t *testing.T) {
 	s := testSchema(t)
 	m := manifestOf(t, s, recordOf(t, s, rows))
@@ -300,7 +301,8 @@ func TestFaultsAreSmall(t *testing.T) {
 	}
 }
 
-// What a compiled expression takes in memory is bounded, and of its tree nothing is kept.
+// The memory of a compiled expression is bounded, and it keeps nothing of its syntax
+// tree.
 func TestMakerIsSmall(t *testing.T) {
 	s := testSchema(t)
 	for name, text := range map[string]string{

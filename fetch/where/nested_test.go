@@ -12,7 +12,8 @@ import (
 	"bowstring/schema"
 )
 
-// Numbers are exact within lists and structs, too, and where their type is not known before a row is.
+// Numbers are exact within lists and structs too, and where their type is known only from
+// a row.
 func TestNestedNumbersAreExact(t *testing.T) {
 	u := arrow.PrimitiveTypes.Uint64
 	s, err := schema.NewSchema([]arrow.Field{

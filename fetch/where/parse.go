@@ -20,11 +20,12 @@ import (
 	"bowstring/schema"
 )
 
-// maxNesting is how many brackets may be open at once: each takes some of the stack.
+// maxNesting is how many brackets may be open at once. The parser recurses for each, and
+// a stack that overflows would end the server.
 const maxNesting = 256
 
-// CheckSyntax checks an expression as far as one can without knowing the columns. An
-// error is an *Error.
+// CheckSyntax checks an expression as far as possible without the columns. An error is an
+// *Error.
 func CheckSyntax(text string) error {
 	if err := checkText(text); err != nil {
 		return err
@@ -35,9 +36,12 @@ func CheckSyntax(text string) error {
 	return err
 }
 
-// parse makes a tree of a text. Its words are looked at before: the parser would bind an error in one of them to the
-// text again for each bracket that is open. wide are the integers that the parser does not take.
+// parse makes a tree of a text. It runs the lexer over the text first, because for an
+// error in a word the parser would copy the text once for each open bracket. wide
+// collects the integers that the parser does not accept.
 func parse(text string, config *conf.Config, wide *literals) (*parser.Tree, error) {
+	// The lexer's error names the place once, and the brackets are counted before the
+	// parser recurses.
 	l := lexer.New()
 	l.Reset(file.NewSource(text))
 	for open := 0; ; {
@@ -72,21 +76,23 @@ func parse(text string, config *conf.Config, wide *literals) (*parser.Tree, erro
 	return tree, nil
 }
 
-// literals are the integers of an expression that an int does not hold. The library parses none of them: each is
-// written as a name of the same length before, which no column has, and comes to be a node of its own after.
+// literals are the integers of an expression that an int does not hold. The library's
+// parser accepts none of them. Before parsing, each is replaced by a name of the same
+// length that no column has, so that locations stay right. After parsing, the name
+// becomes a node of its own.
 type literals struct {
-	name   rune   // the names repeat it: a letter that the text does not have
-	runes  []rune // of the text with names; nil if there is none
-	places map[int]*big.Int
-	texts  map[string]string // of the names, as they were written
+	name   rune              // the names repeat this letter, which the text does not have
+	runes  []rune            // of the text with names; nil if there are no such integers
+	places map[int]*big.Int  // by location
+	texts  map[string]string // the integers as written, by their names
 	nodes  map[*ast.IntegerNode]number
 }
 
-// firstName is where the search for a letter that a text does not have begins. All that follow for 20,000 are letters,
-// more than a text has.
+// firstName is where the search for a letter that the text does not have begins. The next
+// 20,000 code points are letters too, more than a text has.
 const firstName = '\u4e00'
 
-// note takes note of a word of the text, if it is a number that an int does not hold.
+// note records a word of the text if it is a number that an int does not hold.
 func (l *literals) note(text string, word lexer.Token) {
 	n, ok := wideLiteral(word.Value)
 	if !ok {
@@ -102,7 +108,7 @@ func (l *literals) note(text string, word lexer.Token) {
 	l.texts[string(l.runes[word.From:word.To])] = word.Value
 }
 
-// replaced is the text with names for the numbers.
+// replaced is the text with names in place of the numbers.
 func (l *literals) replaced(text string) string {
 	if l.runes == nil {
 		return text
@@ -110,6 +116,7 @@ func (l *literals) replaced(text string) string {
 	return string(l.runes)
 }
 
+// start prepares the replacement, at the first such number.
 func (l *literals) start(text string) {
 	l.runes = []rune(text)
 	l.places, l.texts, l.nodes = map[int]*big.Int{}, map[string]string{}, map[*ast.IntegerNode]number{}
@@ -121,7 +128,7 @@ func (l *literals) start(text string) {
 	}
 }
 
-// wideLiteral is the integer that a number is which an int does not hold.
+// wideLiteral parses a number; ok is false if it is a float or fits into an int.
 func wideLiteral(text string) (n *big.Int, ok bool) {
 	text = strings.ReplaceAll(strings.ToLower(text), "_", "")
 	base, digits := 10, text
@@ -139,7 +146,7 @@ func wideLiteral(text string) (n *big.Int, ok bool) {
 	return new(big.Int).SetString(digits, base)
 }
 
-// node is the literal that a name stands for; nil if it is another name.
+// node is the literal that a name was put in place of; nil if it is another name.
 func (l *literals) node(n *ast.IdentifierNode) *ast.IntegerNode {
 	if r, _ := utf8.DecodeRuneInString(n.Value); l.name == 0 || r != l.name {
 		return nil
@@ -151,7 +158,7 @@ func (l *literals) node(n *ast.IdentifierNode) *ast.IntegerNode {
 	return l.add(n, bigNumber(value))
 }
 
-// add makes a node of a number that an int may not hold.
+// add makes a node for a number that an int may not hold.
 func (l *literals) add(place ast.Node, value number) *ast.IntegerNode {
 	made := &ast.IntegerNode{}
 	made.SetLocation(place.Location())
@@ -163,7 +170,8 @@ func (l *literals) add(place ast.Node, value number) *ast.IntegerNode {
 	return made
 }
 
-// negated is the node of the number below a minus sign; nil if it is none that an int does not hold.
+// negated is the node of the number below a minus sign, nil if that number fits into an
+// int. -2^63 is an int although 2^63 is not.
 func (l *literals) negated(n *ast.UnaryNode) *ast.IntegerNode {
 	below, ok := n.Node.(*ast.IntegerNode)
 	if !ok || n.Operator != "-" {
@@ -176,7 +184,7 @@ func (l *literals) negated(n *ast.UnaryNode) *ast.IntegerNode {
 	return l.add(n, bigNumber(new(big.Int).Neg(value.big())))
 }
 
-// of is the number that a node is, which an int may not hold.
+// of is the number of a node, which an int may not hold.
 func (l *literals) of(n *ast.IntegerNode) number {
 	if value, ok := l.nodes[n]; ok {
 		return value
@@ -184,14 +192,15 @@ func (l *literals) of(n *ast.IntegerNode) number {
 	return intNumber(int64(n.Value))
 }
 
-// number is the number that a literal is, with a minus sign or without; ok is false if it is none.
+// number is the value of a literal, with or without a minus sign; ok is false if n is
+// none.
 func (l *literals) number(n ast.Node) (value number, ok bool) {
 	switch n := n.(type) {
 	case *ast.IntegerNode:
 		return l.of(n), true
 	case *ast.FloatNode:
 		return floatNumber(n.Value), true
-	case *ast.ConstantNode: // of a node that was made exact
+	case *ast.ConstantNode: // an integer that exact.Visit replaced
 		return numberOf(n.Value)
 	case *ast.UnaryNode:
 		if value, ok = l.number(n.Node); !ok || n.Operator != "-" {
@@ -205,11 +214,13 @@ func (l *literals) number(n ast.Node) (value number, ok bool) {
 	return value, false
 }
 
-// written puts numbers back into a message for their names.
+// written puts the numbers back into a message in place of their names, the longest
+// first: a name may contain a shorter one.
 func (l *literals) written(message string) string {
 	if l.name == 0 || !strings.ContainsRune(message, l.name) {
 		return message
 	}
+	// Map order is random, so the longest name is looked for in each round.
 	longest := ""
 	for {
 		for name := range l.texts {
@@ -224,19 +235,21 @@ func (l *literals) written(message string) string {
 	}
 }
 
-// maxNodes is how many nodes an expression may have in the form that is compiled: with tests for nulls, and a
-// condition counted as often as it is compiled.
+// maxNodes is how many nodes the compiled form of an expression may have, with tests for
+// nulls. Conditions count as often as they are compiled.
 const maxNodes = 1 << 15
 
+// Nodes that count for more than one.
 const (
-	// textNode is how many bytes of text that literals are joined to count for a node.
+	// textNode is how many bytes of joined literal text count as a node.
 	textNode = 64
-	// zoneNodes is what a date counts for whose time zone is looked up in files.
+	// zoneNodes is what a date with a time zone counts for: the zone is looked up in
+	// files.
 	zoneNodes = 64
 )
 
-// checkSize counts the nodes of a tree, and fails if they are too many. It looks at each node once, however often it is
-// in the tree.
+// checkSize counts the nodes of a tree, and fails if there are too many. It visits each
+// node once, however often the node is in the tree.
 func checkSize(text string, root ast.Node) (int, error) {
 	c := &census{sizes: map[ast.Node]size{}}
 	n := c.count(root).nodes
@@ -248,14 +261,15 @@ func checkSize(text string, root ast.Node) (int, error) {
 	return int(n), nil
 }
 
-// size is how large the tree below a node is. Counts of shared nodes grow beyond what an int holds.
+// size is the size of the tree below a node. It is a float, because counts of shared
+// nodes grow exponentially and would overflow an int.
 type size struct {
 	nodes   float64
-	literal bool    // it is text, or becomes one literal of several
+	literal bool    // text, or folded from several literals to one
 	text    float64 // bytes of that
 }
 
-// census counts nodes.
+// census counts nodes, and remembers the count of each.
 type census struct{ sizes map[ast.Node]size }
 
 func (c *census) count(n ast.Node) size {
@@ -289,7 +303,7 @@ func (c *census) count(n ast.Node) size {
 	return s
 }
 
-// children are the nodes below a node, some of which may be nil.
+// children are the nodes directly below a node. Some may be nil.
 func children(n ast.Node) []ast.Node {
 	switch n := n.(type) {
 	case *ast.UnaryNode:
@@ -318,10 +332,11 @@ func children(n ast.Node) []ast.Node {
 	return nil
 }
 
-// columns are what an expression may name. To look a name up takes the same time whatever the number of columns.
+// columns are the names that an expression may use. Looking up a name takes the same time
+// for any number of columns.
 type columns struct{ schema *arrow.Schema }
 
-// field is the column of a name, which may be a blob column.
+// field is the column of a name. It may be a blob column.
 func (c *columns) field(name string) (f arrow.Field, ok bool) {
 	at := c.schema.FieldIndices(name)
 	if len(at) == 0 {
@@ -330,7 +345,8 @@ func (c *columns) field(name string) (f arrow.Field, ok bool) {
 	return c.schema.Field(at[0]), true
 }
 
-// part is the blob column of which a name is a part, such as image.size.
+// part resolves a name such as image.size to a blob column and its part. A column of that
+// very name takes precedence.
 func (c *columns) part(name string) (blob arrow.Field, part string, ok bool) {
 	dot := strings.LastIndexByte(name, '.')
 	if dot < 0 {
@@ -360,13 +376,14 @@ func (c *columns) has(name string) bool {
 	return ok
 }
 
-// isBlob reports whether it is a blob column, which has no value but its parts.
+// isBlob reports whether it is a blob column, which has no value except its parts.
 func (c *columns) isBlob(name string) bool {
 	f, ok := c.field(name)
 	return ok && schema.IsBlob(f)
 }
 
-// typeOf is the type of what has a value.
+// typeOf is the type of a name that has reports. It fails with schema.ErrInvalid for a
+// column whose values expressions cannot read.
 func (c *columns) typeOf(name string) (types.Type, error) {
 	f, ok := c.field(name)
 	switch {
@@ -403,7 +420,8 @@ func (c *columns) isStruct(name string) bool {
 	return ok && f.Type.ID() == arrow.STRUCT
 }
 
-// hiding are the columns that have names of functions.
+// hiding are the columns that have the names of functions, with their types. Such a
+// column hides the function.
 func (c *columns) hiding() (types.Map, error) {
 	env := types.Map{}
 	for _, name := range functions {
@@ -436,20 +454,21 @@ func listed(names []string) string {
 	return schema.ShownList(names)
 }
 
-// Error tells what is wrong with an expression, and where. It is a
-// schema.ErrInvalid, or a schema.ErrLimit if the expression would take too long.
+// Error says what is wrong with an expression, and where. It wraps schema.ErrInvalid, or
+// schema.ErrLimit if the expression would take too long.
 type Error struct {
 	Line    int    // from 1
 	Column  int    // in characters, from 1
 	Message string // what is wrong and what would be right
-	Field   string // of the request that has the expression; "" stands for where
+	Field   string // field of the request that has the expression; "" means where
 
-	text  string // of the expression: many rows may have an error in the same
+	text  string // of the expression; shared, since many rows may fail in the same one
 	place file.Location
 	kind  error // nil stands for schema.ErrInvalid
 }
 
-// Error is the message with its place, the line, and below it a caret at the place.
+// Error is the message with its place, then the line of the expression, then a caret
+// below the place.
 func (e *Error) Error() string {
 	return fmt.Sprintf("%s:%d:%d: %s%s", cmp.Or(e.Field, "where"), e.Line, e.Column, e.Message, e.shown())
 }
@@ -483,13 +502,14 @@ func fail(text string, node ast.Node, format string, args ...any) error {
 	return at(text, node.Location(), fmt.Sprintf(format, args...))
 }
 
-// beyond makes an Error of an expression that would take too long.
+// beyond makes an Error for an expression that would take too long.
 func beyond(text string, place file.Location, format string, args ...any) error {
 	e := at(text, place, fmt.Sprintf(format, args...))
 	e.kind = schema.ErrLimit
 	return e
 }
 
+// at makes an Error at a place, which counts in characters. Lines and columns start at 1.
 func at(text string, place file.Location, message string) *Error {
 	e := &Error{Line: 1, Column: 1, Message: message, text: text, place: place}
 	count := 0
@@ -506,7 +526,8 @@ func at(text string, place file.Location, message string) *Error {
 	return e
 }
 
-// maxMessage bounds what the library says of a row in bytes: it quotes the row's values.
+// maxMessage bounds the bytes of a message of the library, which quotes values of the
+// row.
 const maxMessage = 1024
 
 // located turns an error of the expression library into an Error.

@@ -9,12 +9,13 @@ import (
 	"github.com/expr-lang/expr/vm"
 )
 
-// tabulated is how many numbers an expression is evaluated for in a turn: some milliseconds.
+// tabulated is how many numbers one turn evaluates an expression for: some milliseconds.
 const tabulated = 4096
 
-// Tabulate evaluates an expression over a single whole number of that name, for each from 0 to most: what it gives are
-// numbers or bools. place is what errors call the expression. It takes long only by turns. An error of the expression is
-// an *Error, which says for which number it cannot be evaluated.
+// Tabulate evaluates an expression over one integer variable of that name, for each value
+// from 0 to most, and returns the results as floats; a bool is 0 or 1. Errors call the
+// expression place. Long work is done within turns. An error in the expression is an
+// *Error, which names the number that it cannot be evaluated for.
 func Tabulate(ctx context.Context, name, place, text string, most int64, turn Turn) ([]float64, error) {
 	s := arrow.NewSchema([]arrow.Field{{Name: name, Type: arrow.PrimitiveTypes.Int64}}, nil)
 	m, err := CompileNumber(ctx, name, place, text, s, turn)
@@ -22,7 +23,7 @@ func Tabulate(ctx context.Context, name, place, text string, most int64, turn Tu
 		return nil, err
 	}
 	for _, used := range m.Columns() {
-		if used != name { // a place in a snapshot
+		if used != name { // a virtual column of snapshots, which has no value here
 			return nil, m.placed(at(text, file.Location{}, fmt.Sprintf("no column %q: there is %s alone", used, name)))
 		}
 	}
@@ -62,7 +63,7 @@ func tabulateFault(err *Error, name string, n int) error {
 	return err
 }
 
-// asNumber is a value that is a number or a bool.
+// asNumber converts a number or a bool to a float.
 func asNumber(v any) (number float64, ok bool) {
 	switch v := v.(type) {
 	case int:

@@ -146,7 +146,7 @@ func TestColumns(t *testing.T) {
 	}
 }
 
-// Of a blob column its size and key are there to be asked for, without reading it.
+// The size and the key of a blob column have values, and the blob is not read for them.
 func TestBlobParts(t *testing.T) {
 	s, err := schema.NewSchema(nil, []arrow.Field{
 		schema.BlobField("image", schema.MediaImage, true), schema.BlobField("odd name", "", false),
