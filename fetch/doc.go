@@ -4,7 +4,7 @@
 //
 //   - prefetch: one goroutine a stream, which plans its rows and asks for their blobs; batches put together
 //   - lineage: what streams have handed out, in a ring of files
-//   - lookahead: which jobs run, and what the spill is to hold for them
+//   - upcoming: which jobs run, and what the spill is to hold for them
 //   - resolve: requests resolved against snapshots
 //   - manifest: rows of snapshots, read when they are wanted
 //   - peers: the caches of other nodes, as one tier more

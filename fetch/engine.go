@@ -14,7 +14,6 @@ import (
 
 	"bowstring/fetch/admission"
 	"bowstring/fetch/lineage"
-	"bowstring/fetch/lookahead"
 	"bowstring/fetch/manifest"
 	"bowstring/fetch/object"
 	"bowstring/fetch/operators"
@@ -24,6 +23,7 @@ import (
 	"bowstring/fetch/resolve"
 	"bowstring/fetch/spans"
 	"bowstring/fetch/store"
+	"bowstring/fetch/upcoming"
 	"bowstring/schema"
 	"bowstring/spill"
 )
@@ -144,7 +144,7 @@ type (
 	// Fault is a sample that could not be read.
 	Fault = prefetch.Fault
 	// WarmProgress is how far a Warm is.
-	WarmProgress = lookahead.WarmProgress
+	WarmProgress = upcoming.WarmProgress
 	// Caller is on whose behalf something is done.
 	Caller = store.Caller
 	// Terms are what a tenant gets.
@@ -159,16 +159,16 @@ func CallerFrom(ctx context.Context) Caller { return store.CallerFrom(ctx) }
 
 // Engine serves plans from a store. It is safe for concurrent use.
 type Engine struct {
-	opts   Options
-	store  store.Store
-	ledger *admission.Ledger
-	work   *admission.Work
-	spans  *spans.Tier
-	reader *read.Reader
-	jobs   *resolve.Resolver
-	ahead  *lookahead.Ahead // nil without a spill
-	stage  *operators.Stage
-	set    *prefetch.Set
+	opts     Options
+	store    store.Store
+	ledger   *admission.Ledger
+	work     *admission.Work
+	spans    *spans.Tier
+	reader   *read.Reader
+	jobs     *resolve.Resolver
+	upcoming *upcoming.Jobs // nil without a spill
+	stage    *operators.Stage
+	set      *prefetch.Set
 
 	calibrated calibrated
 }
@@ -208,11 +208,11 @@ func NewEngine(s store.Store, opts Options) (*Engine, error) {
 		Store: s, Cache: opts.Spill, Future: opts.Future, Sharers: sharers, Memory: opts.WindowBytes / 2,
 		// There is what looks ahead before anything is read.
 		Beside: func(at spill.Place, after bool) iter.Seq2[schema.BlobRef, spill.Place] {
-			return e.ahead.Beside(at, after)
+			return e.upcoming.Neighbours(at, after)
 		},
-		Near:  func(ctx context.Context, dataset uint32, positions []int64) { e.ahead.Near(ctx, dataset, positions) },
-		Bytes: func(dataset uint32) int64 { return e.ahead.Bytes(dataset) / int64(sharers()) },
-		Waits: func() bool { return e.ahead.Waits() }, Price: price,
+		Near:  func(ctx context.Context, dataset uint32, positions []int64) { e.upcoming.Near(ctx, dataset, positions) },
+		Bytes: func(dataset uint32) int64 { return e.upcoming.Bytes(dataset) / int64(sharers()) },
+		Waits: func() bool { return e.upcoming.Waits() }, Price: price,
 	})
 	if errs[5] != nil {
 		return nil, errs[5]
@@ -236,16 +236,16 @@ func NewEngine(s store.Store, opts Options) (*Engine, error) {
 		return nil, errs[4]
 	}
 	if opts.Spill != nil {
-		e.ahead, errs[2] = lookahead.New(lookahead.Options{
-			Cache: opts.Spill, Future: opts.Future, Reader: e.reader, Mine: mine, Spare: spare,
+		e.upcoming, errs[2] = upcoming.New(upcoming.Options{
+			Cache: opts.Spill, Future: opts.Future, Reader: e.reader, Owns: mine, Spare: spare,
 		})
 	}
 	var early prefetch.There
-	if e.ahead != nil {
+	if e.upcoming != nil {
 		early = there{e}
 	}
 	e.set, errs[3] = prefetch.NewSet(prefetch.Options{
-		WindowBytes: opts.WindowBytes, Ledger: e.ledger, Reader: e.reader, Stage: e.stage, Ahead: e.ahead,
+		WindowBytes: opts.WindowBytes, Ledger: e.ledger, Reader: e.reader, Stage: e.stage, Upcoming: e.upcoming,
 		MaxAhead: opts.MaxAhead, There: early,
 		SendProgress: sendProgress, Forward: forward, NotOwner: notOwner, Lineage: opts.Lineage,
 	})
@@ -255,10 +255,10 @@ func NewEngine(s store.Store, opts Options) (*Engine, error) {
 	if opts.Terms != nil {
 		e.SetTerms(opts.Terms)
 	}
-	if e.ahead != nil {
-		e.reader.WakeIdle(e.ahead)
+	if e.upcoming != nil {
+		e.reader.WakeIdle(e.upcoming)
 	}
-	e.ahead.Start(e.set)
+	e.upcoming.Start(e.set)
 	s.SetInUse(e.jobs.InUse)
 	if opts.Spill != nil {
 		opts.Spill.SetInUse(e.jobs.NamesInUse)
@@ -271,7 +271,7 @@ type there struct{ engine *Engine }
 
 // Is implements prefetch.There.
 func (t there) Is(ref schema.BlobRef) bool {
-	return t.engine.ahead.Holds(t.engine.reader.Known(ref)) || t.engine.spans.Coming(ref)
+	return t.engine.upcoming.Holds(t.engine.reader.Known(ref)) || t.engine.spans.Coming(ref)
 }
 
 // News implements prefetch.There.
@@ -328,10 +328,10 @@ func (e *Engine) Work() *admission.Work { return e.work }
 func (e *Engine) Close() error {
 	e.set.Close()
 	e.reader.Close()
-	e.ahead.Stop()
+	e.upcoming.Stop()
 	e.set.Wait()
 	e.stage.Close()
-	e.ahead.Close()
+	e.upcoming.Close()
 	e.jobs.Close()
 	e.spans.Close()
 	return nil
@@ -423,9 +423,9 @@ type (
 // NewRequester makes a requester: see [prefetch.Set.NewRequester].
 func (e *Engine) NewRequester(answer func(Answer)) *Requester { return e.set.NewRequester(answer) }
 
-// Warm fills the spill with what a job will use: see [lookahead.Ahead.Warm].
+// Warm fills the spill with what a job will use: see [upcoming.Jobs.Warm].
 func (e *Engine) Warm(ctx context.Context, j *Job, progress func(WarmProgress)) error {
-	return e.ahead.Warm(ctx, j, store.CallerFrom(ctx).Tenant, progress)
+	return e.upcoming.Warm(ctx, j, store.CallerFrom(ctx).Tenant, progress)
 }
 
 // TotalBytes is the size of everything that the plan serves: see [resolve.Resolver.TotalBytes].

@@ -9,9 +9,9 @@ import (
 	"sync"
 	"time"
 
-	"bowstring/fetch/lookahead"
 	"bowstring/fetch/object"
 	"bowstring/fetch/peers"
+	"bowstring/fetch/upcoming"
 	"bowstring/schema"
 )
 
@@ -25,8 +25,8 @@ func (e *Engine) Progress() []Progress { return e.set.Progress() }
 // SendProgress sends the other nodes the progress of this node's streams: see [prefetch.Set.SendProgress].
 func (e *Engine) SendProgress() { e.set.SendProgress() }
 
-// Wants is how many bytes the jobs read that this node knows of, by snapshot: see [lookahead.Ahead.Wants].
-func (e *Engine) Wants() map[string]int64 { return e.ahead.Wants() }
+// Wants is how many bytes the jobs read that this node knows of, by snapshot: see [upcoming.Jobs.Wants].
+func (e *Engine) Wants() map[string]int64 { return e.upcoming.Wants() }
 
 // maxFollowed is how many streams of one other node are followed.
 const maxFollowed = 4096
@@ -44,7 +44,7 @@ type Follower struct {
 
 // followed is a stream of another node.
 type followed struct {
-	part *lookahead.Part
+	part *upcoming.Part
 	lap  int64 // the stream's when it was first heard of
 	// Of one that could not be followed, what it serves, and when that is tried again: the store
 	// may have been away.
@@ -59,15 +59,15 @@ const followAgain = 10 * time.Second
 func (e *Engine) Follow() *Follower { return &Follower{engine: e, parts: map[uint64]*followed{}} }
 
 // Expect says that Update will be called with a list. What is asked of this node meanwhile waits for the jobs in it,
-// for a while: see [lookahead.Ahead.Expect]. Any goroutine may call it.
+// for a while: see [upcoming.Jobs.Expect]. Any goroutine may call it.
 func (f *Follower) Expect(list []Progress) {
-	if f.engine.ahead == nil || !slices.ContainsFunc(list, func(p Progress) bool { return len(p.Ticket) > 0 }) {
+	if f.engine.upcoming == nil || !slices.ContainsFunc(list, func(p Progress) bool { return len(p.Ticket) > 0 }) {
 		return
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.expected == nil {
-		f.expected = f.engine.ahead.Expect()
+		f.expected = f.engine.upcoming.Expect()
 	}
 }
 
@@ -88,7 +88,7 @@ func (f *Follower) met() func() {
 // not followed; the others are.
 func (f *Follower) Update(ctx context.Context, list []Progress) error {
 	told := f.hear(list)
-	if f.engine.ahead == nil {
+	if f.engine.upcoming == nil {
 		return told
 	}
 	defer f.met()()
@@ -171,7 +171,7 @@ func (f *Follower) hear(list []Progress) error {
 
 // begin finds the job of a stream, as it is now: the epochs that it has behind it are
 // left out.
-func (f *Follower) begin(ctx context.Context, p *Progress) (*lookahead.Part, error) {
+func (f *Follower) begin(ctx context.Context, p *Progress) (*upcoming.Part, error) {
 	t, err := schema.ParseTicket(p.Ticket)
 	if err != nil {
 		return nil, err
@@ -193,7 +193,7 @@ func (f *Follower) begin(ctx context.Context, p *Progress) (*lookahead.Part, err
 		return nil, fmt.Errorf("%w: rank %d at row %d of a plan of %d", schema.ErrInvalid, t.Rank, p.Index,
 			j.Plan().Rows())
 	}
-	return f.engine.ahead.FollowElsewhere(j, f.engine.ahead.Tenant(p.Tenant), t.Rank, p.Index, t.Epochs), nil
+	return f.engine.upcoming.FollowElsewhere(j, f.engine.upcoming.Tenant(p.Tenant), t.Rank, p.Index, t.Epochs), nil
 }
 
 // Close forgets the other node's streams.

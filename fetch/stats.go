@@ -4,12 +4,12 @@ import (
 	"time"
 
 	"bowstring/fetch/admission"
-	"bowstring/fetch/lookahead"
 	"bowstring/fetch/operators"
 	"bowstring/fetch/prefetch"
 	"bowstring/fetch/read"
 	"bowstring/fetch/spans"
 	"bowstring/fetch/store"
+	"bowstring/fetch/upcoming"
 	"bowstring/spill"
 )
 
@@ -68,7 +68,7 @@ type Stats struct {
 // What Stats consist of.
 type (
 	// JobStats is where the blobs of a job came from.
-	JobStats = lookahead.JobStats
+	JobStats = upcoming.JobStats
 	// WindowStats describes what a stream has ahead of its consumer.
 	WindowStats = prefetch.WindowStats
 	// OperatorStats are those of operators.
@@ -130,7 +130,7 @@ func (e *Engine) Stats() Stats {
 		Path:        Path{r.MinLatency.Microseconds(), r.BytesPerSec},
 		WindowLimit: e.opts.WindowBytes, WindowUsed: s.WindowUsed, Windows: s.Windows,
 		RankGroupBytes: s.GroupBytes, RankGroupsBehind: s.Behind,
-		Snapshots: e.jobs.OpenSnapshots(), Memory: e.ledger.Accounts(), Jobs: e.ahead.Jobs(readTime), Looked: e.ahead.Looked(),
+		Snapshots: e.jobs.OpenSnapshots(), Memory: e.ledger.Accounts(), Jobs: e.upcoming.Stats(readTime), Looked: e.upcoming.Looked(),
 		Operators: e.stage.Stats(), Spans: e.spans.Stats(),
 		Proofs: store.ProofStatsOf(e.store),
 	}

@@ -19,7 +19,7 @@ type There interface {
 
 // A stream whose order is loose begins, and hands out, rows first that are there: their blobs lie in the spill, or in a
 // span of a bucket that is under way. It looks for them among the rows that may go into the next batch, up to
-// lookahead.Reach of them; the others have their turns in the plan's order meanwhile.
+// upcoming.Reach of them; the others have their turns in the plan's order meanwhile.
 
 const (
 	// seekRows is how many rows are looked at before other work has its turn: as many more as seekOften each time that there

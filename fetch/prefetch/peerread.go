@@ -105,7 +105,7 @@ func (b *Requester) Read(ctx context.Context, l PeerRead) error {
 		return fmt.Errorf("%w: a blob of %d bytes", schema.ErrInvalid, l.Ref.Size)
 	}
 	if (l.Held || l.Forward && b.set.opts.NotOwner != nil && b.set.opts.NotOwner(l.Ref)) &&
-		!b.set.opts.Ahead.Holds(l.Ref) {
+		!b.set.opts.Upcoming.Holds(l.Ref) {
 		b.answer(Answer{ID: l.ID, Err: peers.ErrNotHeld, PeerRead: l})
 		return nil
 	}
@@ -119,9 +119,9 @@ func (b *Requester) Read(ctx context.Context, l PeerRead) error {
 		return err
 	}
 	held := &readMemory{hold, b.own, part}
-	at := b.set.opts.Ahead.Place(l.Snapshot, l.Position)
+	at := b.set.opts.Upcoming.Place(l.Snapshot, l.Position)
 	if at != (spill.Place{}) {
-		at.Tenant = b.set.opts.Ahead.Tenant(l.Tenant)
+		at.Tenant = b.set.opts.Upcoming.Tenant(l.Tenant)
 	}
 	caller := store.CallerFrom(ctx)
 	caller.Tenant = l.Tenant

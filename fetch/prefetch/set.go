@@ -13,15 +13,15 @@ import (
 
 	"bowstring/fetch/admission"
 	"bowstring/fetch/lineage"
-	"bowstring/fetch/lookahead"
 	"bowstring/fetch/operators"
 	"bowstring/fetch/peers"
 	"bowstring/fetch/read"
+	"bowstring/fetch/upcoming"
 	"bowstring/schema"
 	"bowstring/spill"
 )
 
-// Options says what a Set works with. All fields except Ahead, Lineage, Forward and NotOwner are required.
+// Options says what a Set works with. All fields except Upcoming, Lineage, Forward and NotOwner are required.
 type Options struct {
 	// WindowBytes is what the ledger gives to windows, in bytes.
 	WindowBytes int64
@@ -29,8 +29,8 @@ type Options struct {
 	Reader      *read.Reader
 	// Stage makes what operators make of cells.
 	Stage *operators.Stage
-	// Ahead is told which jobs run; nil if there is no spill.
-	Ahead *lookahead.Ahead
+	// Upcoming knows the running jobs; nil if there is no spill.
+	Upcoming *upcoming.Jobs
 	// MaxAhead is how many rows a stream may read ahead of one that is not back
 	// yet. Default, and most: as many as a resume ticket has bits.
 	MaxAhead int64

@@ -13,11 +13,11 @@ import (
 
 	"bowstring/fetch/admission"
 	"bowstring/fetch/lineage"
-	"bowstring/fetch/lookahead"
 	"bowstring/fetch/operators"
 	"bowstring/fetch/read"
 	"bowstring/fetch/resolve"
 	"bowstring/fetch/store"
+	"bowstring/fetch/upcoming"
 	"bowstring/schema"
 )
 
@@ -45,22 +45,22 @@ type Stream struct {
 	place     *read.Place
 	stage     *operators.Place // nil where no column has operators
 	program   string           // all operators of the request, where it has some
-	part      *lookahead.Part
+	part      *upcoming.Part
 	id        uint64 // its number among those of the set
 	named     []byte // the ticket as JSON, if anybody asks
 	caller    store.Caller
-	tenant    *tenant          // set before it is read by anybody else
-	account   read.Account     // what was read for it
-	places    lookahead.Places // of its samples
-	payer     uint16           // the spill's number of the tenant
-	opened    time.Time        // when it began
-	steps     int64            // of an epoch, 0 if there is no plan
-	behind    atomic.Bool      // it is to ask for more, and has not
-	still     atomic.Bool      // its consumer has not come for long; its goroutine changes it, and the set shares anew then
-	told      told             // how it stands, for others
-	sequence  string           // names the ranks that get the same samples; "" where there is but one
-	begins    spot             // where it begins
-	group     *rankGroup       // those ranks; set before it runs, as is the next one
+	tenant    *tenant         // set before it is read by anybody else
+	account   read.Account    // what was read for it
+	places    upcoming.Places // of its samples
+	payer     uint16          // the spill's number of the tenant
+	opened    time.Time       // when it began
+	steps     int64           // of an epoch, 0 if there is no plan
+	behind    atomic.Bool     // it is to ask for more, and has not
+	still     atomic.Bool     // its consumer has not come for long; its goroutine changes it, and the set shares anew then
+	told      told            // how it stands, for others
+	sequence  string          // names the ranks that get the same samples; "" where there is but one
+	begins    spot            // where it begins
+	group     *rankGroup      // those ranks; set before it runs, as is the next one
 	claim     *claim
 	onward    atomic.Pointer[schema.Ticket] // what goes on after its end, as weights change there; else nil
 	digester  digester                      // of the goroutine that puts batches together
@@ -220,9 +220,9 @@ func (s *Set) start(ctx context.Context, st *owner, how Serving) error {
 	}
 	if len(st.columns) > 0 {
 		st.fallBehind()
-		st.places, st.payer = s.opts.Ahead.Places(j), s.opts.Ahead.Tenant(st.tenant.name)
+		st.places, st.payer = s.opts.Upcoming.Places(j), s.opts.Upcoming.Tenant(st.tenant.name)
 		if st.slot.list == nil {
-			st.part = s.opts.Ahead.Follow(j, st.payer, st.ticket.Rank, st.slot.at, st.ticket.Epochs)
+			st.part = s.opts.Upcoming.Follow(j, st.payer, st.ticket.Rank, st.slot.at, st.ticket.Epochs)
 		}
 		st.account.Tenant = st.tenant.reads
 		if j.Operators() != nil {
@@ -230,7 +230,7 @@ func (s *Set) start(ctx context.Context, st *owner, how Serving) error {
 		}
 		st.place = s.opts.Reader.Open(st.tenant.name, s.weightFor(st.tenant.name), j.Group(), st.Stream)
 		if s.opts.There != nil && st.order.loose {
-			st.reach = min(lookahead.Reach(j), st.ahead.most-runRows)
+			st.reach = min(upcoming.Reach(j), st.ahead.most-runRows)
 		}
 		st.attached = len(j.Manifest().Snapshot().Sets) > 0
 		st.path = s.opts.Reader.Path(st.attached)
@@ -355,7 +355,7 @@ func (s *Stream) fallBehind() {
 func (s *Stream) catchUp() {
 	if s.behind.Swap(false) {
 		s.set.behind.Add(-1)
-		s.set.opts.Ahead.Wake()
+		s.set.opts.Upcoming.Wake()
 	}
 }
 

@@ -1,4 +1,4 @@
-package lookahead
+package upcoming
 
 import (
 	"cmp"
@@ -26,7 +26,7 @@ const (
 )
 
 // running is a running job as the spill sees it: all streams of one plan at about the same progress, of any rank,
-// over all epochs. Ahead.mu guards all fields except order and future.
+// over all epochs. Jobs.mu guards all fields except order and future.
 type running struct {
 	group   string
 	dataset string
@@ -36,7 +36,7 @@ type running struct {
 	base    uint64         // the epoch that order counts as 0
 	order   *epochOrder
 	future  *spill.Job
-	ahead   scan          // used by the fill goroutine
+	scan    scan          // used by the fill goroutine
 	begun   map[int]int64 // by rank: the job's last epoch that a stream of the rank has begun
 
 	warming   int // Warms that read it; fill then skips the job
@@ -51,14 +51,14 @@ type running struct {
 // It is safe for concurrent use.
 type epochOrder struct {
 	job   *resolve.Job // the running job keeps its snapshot open
-	plans [2]atomic.Pointer[lapPlan]
+	plans [2]atomic.Pointer[epochPlan]
 	ranks atomic.Pointer[[]bool] // by data rank; replaced, never changed
 	nodes atomic.Pointer[[]bool] // if the job has a layout: nodes with a rank that is served here
 }
 
-// lapPlan is the plan of one epoch, with its offset from the job's first epoch.
-type lapPlan struct {
-	lap int64
+// epochPlan is the plan of one epoch, with its offset from the job's first epoch.
+type epochPlan struct {
+	offset int64
 	*plan.Plan
 }
 
@@ -71,10 +71,10 @@ func newEpochOrder(j *resolve.Job) *epochOrder {
 // plan returns the plan of an epoch.
 func (o *epochOrder) plan(epoch int64) *plan.Plan {
 	kept := &o.plans[epoch%2]
-	if p := kept.Load(); p != nil && p.lap == epoch {
+	if p := kept.Load(); p != nil && p.offset == epoch {
 		return p.Plan
 	}
-	p := &lapPlan{epoch, o.job.PlanOf(epoch)}
+	p := &epochPlan{epoch, o.job.PlanOf(epoch)}
 	kept.Store(p)
 	return p.Plan
 }
@@ -127,7 +127,7 @@ func (o *epochOrder) at(p *plan.Plan, index int64) (position int64, here bool) {
 	return p.Position(index), true
 }
 
-// serveLocked adds a data rank to those served here; Ahead.mu is held.
+// serveLocked adds a data rank to those served here; Jobs.mu is held.
 func (o *epochOrder) serveLocked(rank int) {
 	old := *o.ranks.Load()
 	if rank < len(old) && old[rank] {
@@ -188,15 +188,15 @@ type Places struct {
 }
 
 // Places returns the places of a job's samples, valid while the job is held.
-func (a *Ahead) Places(j *resolve.Job) Places {
+func (js *Jobs) Places(j *resolve.Job) Places {
 	p := Places{job: j}
-	if a == nil {
+	if js == nil {
 		return p
 	}
 	p.numbers = make([]uint32, j.Sources())
 	for i := range p.numbers {
 		s := j.Source(i)
-		p.numbers[i] = a.opts.Cache.Dataset(s.SnapshotName())
+		p.numbers[i] = js.opts.Cache.Dataset(s.SnapshotName())
 	}
 	return p
 }
@@ -235,33 +235,33 @@ func spillTime(t time.Time) spill.Time { return spill.Time(t.UnixNano()) }
 // Part is a stream's membership in a running job. A nil Part is that of a stream without a job; its methods do
 // nothing.
 type Part struct {
-	ahead *Ahead
+	jobs  *Jobs
 	job   *running
 	epoch int64 // of the job, in which the stream begins
-	count *int  // the job's counter that counts the stream; guarded by Ahead.mu
+	count *int  // the job's counter that counts the stream; guarded by Jobs.mu
 }
 
 // Follow adds a stream of a rank to the running job that it belongs to, or begins one. at is the index in the epoch's
 // order at which the stream begins. epochs is how many the client requested, 0 if it gave no number. The caller calls
 // Leave at the end of the stream.
-func (a *Ahead) Follow(j *resolve.Job, tenant uint16, rank int, at, epochs int64) *Part {
-	return a.follow(j, tenant, rank, at, epochs, func(l *running) *int { return &l.streams })
+func (js *Jobs) Follow(j *resolve.Job, tenant uint16, rank int, at, epochs int64) *Part {
+	return js.follow(j, tenant, rank, at, epochs, func(l *running) *int { return &l.streams })
 }
 
 // FollowElsewhere is Follow for a stream of another node.
-func (a *Ahead) FollowElsewhere(j *resolve.Job, tenant uint16, rank int, at, epochs int64) *Part {
-	return a.follow(j, tenant, rank, at, epochs, func(l *running) *int { return &l.elsewhere })
+func (js *Jobs) FollowElsewhere(j *resolve.Job, tenant uint16, rank int, at, epochs int64) *Part {
+	return js.follow(j, tenant, rank, at, epochs, func(l *running) *int { return &l.elsewhere })
 }
 
-func (a *Ahead) follow(j *resolve.Job, tenant uint16, rank int, at, epochs int64, count func(*running) *int) *Part {
-	if a == nil || j.Plan().Rows() == 0 {
+func (js *Jobs) follow(j *resolve.Job, tenant uint16, rank int, at, epochs int64, count func(*running) *int) *Part {
+	if js == nil || j.Plan().Rows() == 0 {
 		return nil
 	}
-	places := a.Places(j)
+	places := js.Places(j)
 	if !places.known() {
 		return nil
 	}
-	l, epoch, ended := a.join(j, places, rank, at, epochs, func(l *running, epoch int64) {
+	l, epoch, ended := js.join(j, places, rank, at, epochs, func(l *running, epoch int64) {
 		l.order.serveLocked(j.Request().DataRank(rank))
 		l.noteLocked(rank, epoch)
 		*count(l)++
@@ -272,7 +272,7 @@ func (a *Ahead) follow(j *resolve.Job, tenant uint16, rank int, at, epochs int64
 	if l == nil {
 		return nil
 	}
-	return &Part{a, l, epoch, count(l)}
+	return &Part{js, l, epoch, count(l)}
 }
 
 const (
@@ -311,15 +311,15 @@ func (l *running) reachLocked(j *resolve.Job) int64 {
 
 // join returns the running job that a stream of a rank, or a Warm (allRanks), belongs to, and begins it if needed. It
 // calls count while the lock is held. l is nil if there are too many jobs. The caller releases ended.
-func (a *Ahead) join(j *resolve.Job, places Places, rank int, at, epochs int64,
+func (js *Jobs) join(j *resolve.Job, places Places, rank int, at, epochs int64,
 	count func(l *running, epoch int64)) (l *running, epoch int64, ended []*running) {
 	sources := places.sources() // may take a while, so without the lock
 	now := time.Now()
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	ended = a.forgetLocked(now)
-	if l, epoch = a.findLocked(j, rank, at); l == nil {
-		if l = a.beginLocked(j, places, sources, at, epochs, now); l == nil {
+	js.mu.Lock()
+	defer js.mu.Unlock()
+	ended = js.forgetLocked(now)
+	if l, epoch = js.findLocked(j, rank, at); l == nil {
+		if l = js.beginLocked(j, places, sources, at, epochs, now); l == nil {
 			return nil, 0, ended
 		}
 	}
@@ -336,11 +336,11 @@ const (
 
 // Place is the place of a sample of a snapshot that another node has named. It is the zero Place without a spill,
 // without a name, or if the spill knows too many.
-func (a *Ahead) Place(snapshot string, position int64) spill.Place {
-	if a == nil || snapshot == "" || len(snapshot) > mostNameLen {
+func (js *Jobs) Place(snapshot string, position int64) spill.Place {
+	if js == nil || snapshot == "" || len(snapshot) > mostNameLen {
 		return spill.Place{}
 	}
-	number := a.opts.Cache.DatasetWithin(snapshot, mostNamed)
+	number := js.opts.Cache.DatasetWithin(snapshot, mostNamed)
 	if number == 0 {
 		return spill.Place{}
 	}
@@ -348,14 +348,14 @@ func (a *Ahead) Place(snapshot string, position int64) spill.Place {
 }
 
 // Holds reports whether the spill has a blob.
-func (a *Ahead) Holds(ref schema.BlobRef) bool { return a != nil && a.opts.Cache.Has(ref) }
+func (js *Jobs) Holds(ref schema.BlobRef) bool { return js != nil && js.opts.Cache.Has(ref) }
 
 // Tenant returns the spill's number of a tenant; 0 without a spill.
-func (a *Ahead) Tenant(name string) uint16 {
-	if a == nil {
+func (js *Jobs) Tenant(name string) uint16 {
+	if js == nil {
 		return 0
 	}
-	return a.opts.Cache.Tenant(name)
+	return js.opts.Cache.Tenant(name)
 }
 
 // Leave takes the stream out of its job. If the job has reached its end, it is forgotten.
@@ -364,34 +364,34 @@ func (p *Part) Leave() {
 		return
 	}
 	now := time.Now()
-	a, l := p.ahead, p.job
-	a.mu.Lock()
+	js, l := p.jobs, p.job
+	js.mu.Lock()
 	if *p.count--; l.streams+l.elsewhere == 0 {
 		l.until = now.Add(grace)
 		if l.future.Served() >= l.future.End() {
 			l.until = now
 		}
 	}
-	ended := a.forgetLocked(now)
-	a.mu.Unlock()
+	ended := js.forgetLocked(now)
+	js.mu.Unlock()
 	release(ended)
 }
 
-// Advance publishes to the spill how far a stream has read: rows in its window need not be kept for it. lap is the
+// Advance publishes to the spill how far a stream has read: rows in its window need not be kept for it. offset is the
 // epoch, counted from the stream's first one; index is in that epoch's order.
-func (p *Part) Advance(lap, index int64) {
+func (p *Part) Advance(offset, index int64) {
 	if p == nil {
 		return
 	}
-	p.job.future.Advance(p.epoch+lap, index, spillTime(time.Now()))
-	p.ahead.moved.Store(true)
-	p.ahead.Wake()
+	p.job.future.Advance(p.epoch+offset, index, spillTime(time.Now()))
+	p.jobs.moved.Store(true)
+	p.jobs.Wake()
 }
 
 // Use publishes that the stream has used a row before its turn.
-func (p *Part) Use(lap, index int64) {
+func (p *Part) Use(offset, index int64) {
 	if p != nil {
-		p.job.future.Use(p.epoch+lap, index)
+		p.job.future.Use(p.epoch+offset, index)
 	}
 }
 
@@ -448,15 +448,15 @@ type JobStats struct {
 	SavedNanos int64 `json:"saved_ns"`
 }
 
-// Jobs lists the running jobs by dataset and job. readTime is how long a read from the store takes.
-func (a *Ahead) Jobs(readTime time.Duration) []JobStats {
-	if a == nil {
+// Stats lists the running jobs by dataset and job. readTime is how long a read from the store takes.
+func (js *Jobs) Stats(readTime time.Duration) []JobStats {
+	if js == nil {
 		return []JobStats{}
 	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	list := make([]JobStats, 0, len(a.jobs))
-	for _, l := range a.jobs {
+	js.mu.Lock()
+	defer js.mu.Unlock()
+	list := make([]JobStats, 0, len(js.jobs))
+	for _, l := range js.jobs {
 		rows, served := l.order.Rows(), l.future.Served()
 		list = append(list, JobStats{
 			Job: l.group, Dataset: l.dataset, Streams: l.streams, Elsewhere: l.elsewhere,
@@ -484,8 +484,8 @@ const allRanks = -1
 // findLocked returns the running job to which a stream of a rank belongs that begins at an index of its epoch, and
 // the epoch of that job; nil if there is none. The stream belongs to a job if the job's progress is near that index,
 // or if that epoch is the rank's next. Without a shuffle all epochs are alike, and the nearest counts.
-func (a *Ahead) findLocked(j *resolve.Job, rank int, index int64) (found *running, epoch int64) {
-	for _, l := range a.jobs {
+func (js *Jobs) findLocked(j *resolve.Job, rank int, index int64) (found *running, epoch int64) {
+	for _, l := range js.jobs {
 		if l.group != j.Group() {
 			continue
 		}
@@ -512,13 +512,13 @@ func (a *Ahead) findLocked(j *resolve.Job, rank int, index int64) (found *runnin
 // that begins an epoch its rank has already begun is of a restarted job, which is another one.
 func (l *running) turnLocked(rank int, epoch int64) bool {
 	served, rows := l.future.Served(), l.order.Rows()
-	lap := max(served-1, 0) / rows
-	now := epoch == lap || epoch == served/rows
+	offset := max(served-1, 0) / rows
+	now := epoch == offset || epoch == served/rows
 	last, known := l.begun[rank]
 	if !known { // a rank that joins late, while others run
 		return now && l.streams+l.elsewhere > 0
 	}
-	return last == epoch-1 && (now || epoch == lap-1)
+	return last == epoch-1 && (now || epoch == offset-1)
 }
 
 // noteLocked notes that a stream of a rank has begun one of the job's epochs.
@@ -529,15 +529,15 @@ func (l *running) noteLocked(rank int, epoch int64) {
 }
 
 // beginLocked makes a job for a stream or a Warm, and registers it with the spill; nil if there are too many jobs.
-func (a *Ahead) beginLocked(j *resolve.Job, places Places, sources []spill.Source, index, epochs int64,
+func (js *Jobs) beginLocked(j *resolve.Job, places Places, sources []spill.Source, index, epochs int64,
 	now time.Time) *running {
-	if len(a.jobs) >= maxJobs {
+	if len(js.jobs) >= maxJobs {
 		return nil
 	}
 	l := &running{
 		group: j.Group(), dataset: j.SnapshotName(), places: places, sources: sources, base: j.EpochNumber(),
 		order: newEpochOrder(j),
-		ahead: scan{fullAt: -1}, begun: map[int]int64{},
+		scan:  scan{fullAt: -1}, begun: map[int]int64{},
 	}
 	// If a client shuffles and gives no number of epochs, another epoch is assumed to follow. Without a shuffle, the
 	// client is assumed to read the data once.
@@ -550,32 +550,32 @@ func (a *Ahead) beginLocked(j *resolve.Job, places Places, sources []spill.Sourc
 	if j.Alone() == nil {
 		opts.Order = mixedOrder{l.order}
 	}
-	l.future, err = a.opts.Future.Add(opts, spillTime(now))
+	l.future, err = js.opts.Future.Add(opts, spillTime(now))
 	if err != nil {
 		panic(err) // the job was checked before
 	}
-	a.jobs = append(a.jobs, l)
+	js.jobs = append(js.jobs, l)
 	return l
 }
 
 // forgetLocked removes the jobs whose time is over, and, at the limit, as many jobs without a stream as make room for
 // another one. It returns them; the caller releases them without the lock.
-func (a *Ahead) forgetLocked(now time.Time) (ended []*running) {
+func (js *Jobs) forgetLocked(now time.Time) (ended []*running) {
 	idle := func(l *running) bool { return l.streams+l.elsewhere == 0 && l.warming == 0 }
 	drop := func(gone func(*running) bool) {
-		a.jobs = slices.DeleteFunc(a.jobs, func(l *running) bool {
+		js.jobs = slices.DeleteFunc(js.jobs, func(l *running) bool {
 			if !gone(l) {
 				return false
 			}
-			a.opts.Future.Remove(l.future)
+			js.opts.Future.Remove(l.future)
 			ended = append(ended, l)
 			return true
 		})
 	}
 	drop(func(l *running) bool { return idle(l) && !now.Before(l.until) })
-	for len(a.jobs) >= maxJobs {
+	for len(js.jobs) >= maxJobs {
 		var first *running
-		for _, l := range a.jobs {
+		for _, l := range js.jobs {
 			if idle(l) && (first == nil || l.until.Before(first.until)) {
 				first = l
 			}
@@ -597,17 +597,17 @@ type wholeKey struct {
 // noteWhole notes that the spill has every blob of a job. removed is the spill's count of removals when the first
 // blob was looked up. Until that count changes, the job's rows are not scanned again: scanning a row costs more than
 // 1 µs of CPU time, which streams may need.
-func (a *Ahead) noteWhole(l *running, removed int64) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if len(a.whole) >= maxJobs {
-		clear(a.whole) // they will be found again
+func (js *Jobs) noteWhole(l *running, removed int64) {
+	js.mu.Lock()
+	defer js.mu.Unlock()
+	if len(js.whole) >= maxJobs {
+		clear(js.whole) // they will be found again
 	}
-	a.whole[wholeKey{l.group, l.places.numbers[0]}] = removed
+	js.whole[wholeKey{l.group, l.places.numbers[0]}] = removed
 }
 
 // wholeLocked reports whether the spill is known to have every blob of a job, given its count of removals.
-func (a *Ahead) wholeLocked(l *running, removed int64) bool {
-	then, known := a.whole[wholeKey{l.group, l.places.numbers[0]}]
+func (js *Jobs) wholeLocked(l *running, removed int64) bool {
+	then, known := js.whole[wholeKey{l.group, l.places.numbers[0]}]
 	return known && then == removed
 }

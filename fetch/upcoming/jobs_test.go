@@ -1,4 +1,4 @@
-package lookahead
+package upcoming
 
 import (
 	"context"
@@ -29,21 +29,21 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // rows is how many samples a fixture's dataset has, each with a blob.
 const rows = 40
 
-// fixture is an Ahead over a dataset of its own. Nothing looks ahead but what a test calls.
+// fixture is a Jobs over a dataset of its own. It is not started, so only the test prefetches.
 type fixture struct {
-	*Ahead
+	*Jobs
 	all   *resolve.Resolver
 	cache *spill.Cache
-	busy  atomic.Bool // streams have a use for the way to the store
+	busy  atomic.Bool // streams have reads to start
 }
 
 // Idle implements Streams, as do the next two.
 func (f *fixture) Idle() bool { return !f.busy.Load() }
 
-// Reading says that no stream reads.
+// Reading implements Streams: no stream reads.
 func (*fixture) Reading() int { return 0 }
 
-// Demand says that none ever has.
+// Demand implements Streams: no stream has requested anything.
 func (*fixture) Demand() spill.Demand { return spill.Demand{} }
 
 func newFixture(t *testing.T) *fixture {
@@ -69,7 +69,7 @@ func newFixture(t *testing.T) *fixture {
 		return s.Get(ctx, ref)
 	}
 	f.all = resolve.New(s, get, admission.NewLedger(limits), admission.NewWork(1), resolve.Options{Logger: quiet})
-	if f.Ahead, err = New(Options{Cache: f.cache, Future: future, Reader: reader}); err != nil {
+	if f.Jobs, err = New(Options{Cache: f.cache, Future: future, Reader: reader}); err != nil {
 		t.Fatal(err)
 	}
 	f.streams = f
@@ -77,7 +77,7 @@ func newFixture(t *testing.T) *fixture {
 		f.Stop()
 		f.Close()
 		if n := future.Len(); n != 0 {
-			t.Errorf("%d jobs run on", n)
+			t.Errorf("%d jobs are still registered", n)
 		}
 		reader.Close()
 		f.all.Close()
@@ -136,22 +136,22 @@ func (f *fixture) open(t *testing.T, seed, epoch uint64, world int64) *resolve.J
 func (f *fixture) requireJobs(t *testing.T, streams ...int) {
 	t.Helper()
 	var got []int
-	for _, j := range f.Jobs(0) {
+	for _, j := range f.Stats(0) {
 		got = append(got, j.Streams)
 	}
 	if fmt.Sprint(got) != fmt.Sprint(streams) {
-		t.Fatalf("the jobs that run have %v streams, want %v", got, streams)
+		t.Fatalf("the running jobs have %v streams, want %v", got, streams)
 	}
 }
 
-// Streams of one plan are one job, of whatever ranks and epochs; those of another seed are not.
+// Streams of one plan belong to one job, whatever their ranks and epochs. Streams of another seed do not.
 func TestStreamsOfOnePlanAreOneJob(t *testing.T) {
 	f := newFixture(t)
 	first := f.Follow(f.open(t, 1, 0, 2), 0, 0, 0, 2)
 	second := f.Follow(f.open(t, 1, 0, 2), 0, 1, 0, 2)
 	f.requireJobs(t, 2)
 	other := f.Follow(f.open(t, 2, 0, 2), 0, 0, 0, 1)
-	if n := len(f.Jobs(0)); n != 2 {
+	if n := len(f.Stats(0)); n != 2 {
 		t.Fatalf("%d jobs run, want 2", n)
 	}
 	other.Advance(0, rows)
@@ -163,12 +163,12 @@ func TestStreamsOfOnePlanAreOneJob(t *testing.T) {
 	f.requireJobs(t, 2)
 	next.Leave()
 	second.Leave()
-	f.requireJobs(t, 0) // it may go on: an epoch of it is left
+	f.requireJobs(t, 0) // it stays registered: an epoch of it is left
 }
 
 // Without a spill a stream belongs to no job, and its reports are dropped.
 func TestNoJob(t *testing.T) {
-	var none *Ahead
+	var none *Jobs
 	p := none.Follow(newFixture(t).open(t, 1, 0, 1), 0, 0, 0, 1)
 	if p != nil {
 		t.Fatalf("a stream without a spill belongs to %+v", p)
@@ -178,8 +178,8 @@ func TestNoJob(t *testing.T) {
 	p.Leave()
 }
 
-// lookUp returns a filler that has looked up which rows the one job uses next.
-func (f *fixture) lookUp(t *testing.T) *filler {
+// find returns a filler that has looked up which rows the one job uses next.
+func (f *fixture) find(t *testing.T) *filler {
 	fill := f.newFiller()
 	t.Cleanup(fill.close)
 	fill.nextFill()
@@ -187,14 +187,14 @@ func (f *fixture) lookUp(t *testing.T) *filler {
 	return fill
 }
 
-// The scan finds the blobs that the job uses next, in the order of its plan, and goes on with its next epoch.
+// The scan finds the blobs that the job uses next, in the order of its plan, and continues with its next epoch.
 func TestFillOrder(t *testing.T) {
 	const begin = 7
 	f := newFixture(t)
 	j := f.open(t, 3, 0, 1)
 	part := f.Follow(j, 0, 0, begin, 2)
 	defer part.Leave()
-	fill := f.lookUp(t)
+	fill := f.find(t)
 	for i := range int64(rows) {
 		c, _ := fill.nextFill()
 		if c == nil {
@@ -207,7 +207,7 @@ func TestFillOrder(t *testing.T) {
 		c.from.column++ // it is begun
 	}
 	if c, more := fill.nextFill(); c != nil || more {
-		t.Errorf("%+v is looked for, which lies more than an epoch ahead", c)
+		t.Errorf("%+v is looked for, which is used more than an epoch later", c)
 	}
 }
 
@@ -216,11 +216,11 @@ func TestFillWaitsForStreams(t *testing.T) {
 	f := newFixture(t)
 	part := f.Follow(f.open(t, 3, 0, 1), 0, 0, 0, 1)
 	defer part.Leave()
-	fill := f.lookUp(t)
+	fill := f.find(t)
 	c, _ := fill.nextFill()
 	f.busy.Store(true)
 	if v := fill.try(c); v != read.NoRoom {
-		t.Fatalf("a fill beside streams that wait came to %d, want NoRoom", v)
+		t.Fatalf("a fill while streams wait returned %d, want NoRoom", v)
 	}
 	f.Wake()
 	select {
@@ -236,14 +236,14 @@ func TestFillWaitsForStreams(t *testing.T) {
 		t.Fatal("the filler is not woken though no stream waits")
 	}
 	if v := fill.try(c); v != read.Begun {
-		t.Fatalf("a fill came to %d, want Begun", v)
+		t.Fatalf("a fill returned %d, want Begun", v)
 	}
 	if !fill.keep(<-fill.results) || !f.Holds(c.ref) {
-		t.Error("what was brought is not in the spill")
+		t.Error("the blob that was read is not in the spill")
 	}
 }
 
-// A job that was warmed is in the spill whole, and warming it again reads nothing.
+// After a Warm the spill has every blob of the job, and another Warm reads nothing.
 func TestWarm(t *testing.T) {
 	f := newFixture(t)
 	j := f.open(t, 5, 0, 2)
@@ -276,7 +276,7 @@ func TestWarm(t *testing.T) {
 	part := f.Follow(j, 0, 1, 0, 1)
 	defer part.Leave()
 	f.requireJobs(t, 1)
-	if c, _ := f.lookUp(t).nextFill(); c != nil {
+	if c, _ := f.find(t).nextFill(); c != nil {
 		t.Errorf("%+v is looked for, which is there", c)
 	}
 }

@@ -1,4 +1,4 @@
-package lookahead
+package upcoming
 
 import (
 	"context"
@@ -14,16 +14,16 @@ import (
 	"bowstring/spill"
 )
 
-// Options configures an Ahead. All fields except Mine and Spare are required.
+// Options configures a Jobs. All fields except Owns and Spare are required.
 type Options struct {
 	// Cache is the spill that is filled. Future is what its eviction policy reads.
 	Cache  *spill.Cache
 	Future *spill.Future
 	// Reader reads the blobs that are missing.
 	Reader *read.Reader
-	// Mine reports whether this node owns a blob. It must not block, and must return the same for all blobs of a slot
+	// Owns reports whether this node owns a blob. It must not block, and must return the same for all blobs of a slot
 	// of a layout. Default: the node owns every blob.
-	Mine func(schema.BlobRef) bool
+	Owns func(schema.BlobRef) bool
 	// Spare reports whether another node also caches a blob. It must not block. Default: always false.
 	Spare func(schema.BlobRef) bool
 }
@@ -34,7 +34,7 @@ func (o *Options) Validate() error {
 		"Cache": o.Cache == nil, "Future": o.Future == nil, "Reader": o.Reader == nil,
 	} {
 		if missing {
-			return fmt.Errorf("%w: looking ahead needs %s", schema.ErrInvalid, name)
+			return fmt.Errorf("%w: prefetching for jobs needs %s", schema.ErrInvalid, name)
 		}
 	}
 	return nil
@@ -50,9 +50,9 @@ type Streams interface {
 	Demand() spill.Demand
 }
 
-// Ahead prefetches into the spill for the running jobs. It is safe for concurrent use. A nil Ahead is that of an
+// Jobs is the set of running jobs, and prefetches into the spill for them. It is safe for concurrent use. A nil Jobs is that of an
 // engine without a spill, where streams belong to no job.
-type Ahead struct {
+type Jobs struct {
 	opts    Options
 	streams Streams // set by Start
 
@@ -75,75 +75,75 @@ type Ahead struct {
 	filling sync.WaitGroup // Warm and the goroutine fill; grows under mu only while not closed
 }
 
-// New returns an Ahead without jobs. Start begins prefetching.
-func New(opts Options) (*Ahead, error) {
+// New returns a Jobs that knows no job. Start begins prefetching.
+func New(opts Options) (*Jobs, error) {
 	if err := opts.Validate(); err != nil {
 		return nil, err
 	}
 	if opts.Spare == nil {
 		opts.Spare = func(schema.BlobRef) bool { return false }
 	}
-	if opts.Mine == nil {
-		opts.Mine = func(schema.BlobRef) bool { return true }
+	if opts.Owns == nil {
+		opts.Owns = func(schema.BlobRef) bool { return true }
 	}
-	return &Ahead{
+	return &Jobs{
 		opts: opts, fillers: map[*filler]struct{}{}, whole: map[wholeKey]int64{}, closing: make(chan struct{}),
 	}, nil
 }
 
 // Looked is how many rows of jobs were looked up in the spill.
-func (a *Ahead) Looked() int64 {
-	if a == nil {
+func (js *Jobs) Looked() int64 {
+	if js == nil {
 		return 0
 	}
-	return a.looked.Load()
+	return js.looked.Load()
 }
 
 // Start begins prefetching, before any stream is open. Stop ends it.
-func (a *Ahead) Start(streams Streams) {
-	if a != nil {
-		a.streams = streams
-		a.filling.Go(a.fill)
+func (js *Jobs) Start(streams Streams) {
+	if js != nil {
+		js.streams = streams
+		js.filling.Go(js.fill)
 	}
 }
 
 // Stop ends prefetching and waits for its goroutines. Streams may still be open.
-func (a *Ahead) Stop() {
-	if a == nil {
+func (js *Jobs) Stop() {
+	if js == nil {
 		return
 	}
-	a.mu.Lock()
-	if !a.closed {
-		a.closed = true
-		close(a.closing)
+	js.mu.Lock()
+	if !js.closed {
+		js.closed = true
+		close(js.closing)
 	}
-	a.mu.Unlock()
-	a.filling.Wait()
+	js.mu.Unlock()
+	js.filling.Wait()
 }
 
 // Close ends all jobs. Call it after Stop, with every stream closed.
-func (a *Ahead) Close() {
-	if a == nil {
+func (js *Jobs) Close() {
+	if js == nil {
 		return
 	}
-	a.mu.Lock()
-	for _, l := range a.jobs {
+	js.mu.Lock()
+	for _, l := range js.jobs {
 		l.until = time.Time{}
 	}
-	ended := a.forgetLocked(time.Now())
-	a.mu.Unlock()
+	ended := js.forgetLocked(time.Now())
+	js.mu.Unlock()
 	release(ended)
 }
 
 // Wake wakes fillers when the path to the store may have room: those that are blocked or, if jobs have advanced, all.
-func (a *Ahead) Wake() {
-	if a == nil || a.blocked.Load() == 0 && !a.moved.Load() || !a.streams.Idle() {
+func (js *Jobs) Wake() {
+	if js == nil || js.blocked.Load() == 0 && !js.moved.Load() || !js.streams.Idle() {
 		return
 	}
-	all := a.moved.Swap(false)
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for f := range a.fillers {
+	all := js.moved.Swap(false)
+	js.mu.Lock()
+	defer js.mu.Unlock()
+	for f := range js.fillers {
 		if !all && !f.blocked.Load() {
 			continue
 		}
@@ -156,42 +156,42 @@ func (a *Ahead) Wake() {
 
 // Wants returns how many bytes of blobs the known jobs read, by snapshot. If several jobs read a snapshot, the
 // largest counts. A job on a part of a snapshot counts with that part.
-func (a *Ahead) Wants() map[string]int64 {
+func (js *Jobs) Wants() map[string]int64 {
 	wants := map[string]int64{}
-	if a == nil {
+	if js == nil {
 		return wants
 	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for _, l := range a.jobs {
+	js.mu.Lock()
+	defer js.mu.Unlock()
+	for _, l := range js.jobs {
 		for i, number := range l.places.numbers {
-			name := a.opts.Cache.DatasetName(number)
+			name := js.opts.Cache.DatasetName(number)
 			wants[name] = max(wants[name], l.bytes(i))
 		}
 	}
 	return wants
 }
 
-// Beside yields the blobs of the samples at the positions after a place, or before it, nearest first; before those,
+// Neighbours yields the blobs of the samples at the positions after a place, or before it, nearest first; before those,
 // the other blobs of the sample at the place. It yields only blobs that a running job reads, whose rows are in
 // memory, and that this node owns. It does no I/O and does not block.
-func (a *Ahead) Beside(at spill.Place, after bool) iter.Seq2[schema.BlobRef, spill.Place] {
+func (js *Jobs) Neighbours(at spill.Place, after bool) iter.Seq2[schema.BlobRef, spill.Place] {
 	return func(yield func(schema.BlobRef, spill.Place) bool) {
-		if l := a.retain(at.Dataset); l != nil {
+		if l := js.retain(at.Dataset); l != nil {
 			defer l.order.job.Release()
-			a.beside(l, at, after, yield)
+			js.neighbours(l, at, after, yield)
 		}
 	}
 }
 
 // retain returns a job on a dataset, nil if there is none. The caller releases the job.
-func (a *Ahead) retain(dataset uint32) *running {
-	if a == nil || dataset == 0 {
+func (js *Jobs) retain(dataset uint32) *running {
+	if js == nil || dataset == 0 {
 		return nil
 	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for _, l := range a.jobs {
+	js.mu.Lock()
+	defer js.mu.Unlock()
+	for _, l := range js.jobs {
 		if slices.Contains(l.places.numbers, dataset) {
 			l.order.job.Retain()
 			return l
@@ -200,7 +200,7 @@ func (a *Ahead) retain(dataset uint32) *running {
 	return nil
 }
 
-func (a *Ahead) beside(l *running, at spill.Place, after bool, yield func(schema.BlobRef, spill.Place) bool) {
+func (js *Jobs) neighbours(l *running, at spill.Place, after bool, yield func(schema.BlobRef, spill.Place) bool) {
 	m, columns := l.order.job.Manifest(), l.order.job.Projection().BlobColumns()
 	in := l.places.source(at.Dataset)
 	step := int64(1)
@@ -220,7 +220,7 @@ func (a *Ahead) beside(l *running, at spill.Place, after bool, yield func(schema
 						return
 					}
 					place := spill.Place{Dataset: at.Dataset, Tenant: at.Tenant, Position: pos - in.Base}
-					if ok && a.opts.Mine(ref) && !yield(a.opts.Reader.Known(ref), place) {
+					if ok && js.opts.Owns(ref) && !yield(js.opts.Reader.Known(ref), place) {
 						more = false
 						return
 					}
@@ -233,10 +233,10 @@ func (a *Ahead) beside(l *running, at spill.Place, after bool, yield func(schema
 
 // Near loads the rows at the positions into memory, if a running job reads them: another node may request blobs of
 // rows that no stream of this node has reached. For each missing row it also loads neighbours, whose blobs may be in
-// the same chunks. It waits for the rows until ctx ends. Errors are dropped: Beside does not yield rows that could
+// the same chunks. It waits for the rows until ctx ends. Errors are dropped: Neighbours does not yield rows that could
 // not be read.
-func (a *Ahead) Near(ctx context.Context, dataset uint32, positions []int64) {
-	l := a.await(ctx, dataset)
+func (js *Jobs) Near(ctx context.Context, dataset uint32, positions []int64) {
+	l := js.await(ctx, dataset)
 	if l == nil {
 		return
 	}
@@ -257,19 +257,19 @@ func (a *Ahead) Near(ctx context.Context, dataset uint32, positions []int64) {
 
 // Expect announces that the job of another node's stream will be known soon. Until over is called, which happens
 // once, Near waits for that job, for expectFor at most.
-func (a *Ahead) Expect() (over func()) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.expected++; a.expected == 1 {
-		a.news = make(chan struct{})
+func (js *Jobs) Expect() (over func()) {
+	js.mu.Lock()
+	defer js.mu.Unlock()
+	if js.expected++; js.expected == 1 {
+		js.news = make(chan struct{})
 	}
 	return func() {
-		a.mu.Lock()
-		defer a.mu.Unlock()
-		close(a.news)
-		a.news = nil
-		if a.expected--; a.expected > 0 {
-			a.news = make(chan struct{})
+		js.mu.Lock()
+		defer js.mu.Unlock()
+		close(js.news)
+		js.news = nil
+		if js.expected--; js.expected > 0 {
+			js.news = make(chan struct{})
 		}
 	}
 }
@@ -278,17 +278,17 @@ func (a *Ahead) Expect() (over func()) {
 const expectFor = time.Second
 
 // await is retain that also waits for announced jobs.
-func (a *Ahead) await(ctx context.Context, dataset uint32) *running {
-	if l := a.retain(dataset); l != nil || a == nil {
+func (js *Jobs) await(ctx context.Context, dataset uint32) *running {
+	if l := js.retain(dataset); l != nil || js == nil {
 		return l
 	}
 	ctx, cancel := context.WithTimeout(ctx, expectFor)
 	defer cancel()
 	for {
-		a.mu.Lock()
-		news := a.news
-		a.mu.Unlock()
-		if l := a.retain(dataset); l != nil || news == nil {
+		js.mu.Lock()
+		news := js.news
+		js.mu.Unlock()
+		if l := js.retain(dataset); l != nil || news == nil {
 			return l
 		}
 		select {
@@ -303,13 +303,13 @@ func (a *Ahead) await(ctx context.Context, dataset uint32) *running {
 const nearRows = 256
 
 // Bytes is roughly how many bytes of blobs a running job reads from a dataset; 0 if unknown.
-func (a *Ahead) Bytes(dataset uint32) int64 {
-	if a == nil {
+func (js *Jobs) Bytes(dataset uint32) int64 {
+	if js == nil {
 		return 0
 	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for _, l := range a.jobs {
+	js.mu.Lock()
+	defer js.mu.Unlock()
+	for _, l := range js.jobs {
 		if i := slices.Index(l.places.numbers, dataset); i >= 0 {
 			return l.bytes(i)
 		}
@@ -324,11 +324,11 @@ func (l *running) bytes(source int) int64 {
 }
 
 // Waits reports whether consumers have waited for the store recently.
-func (a *Ahead) Waits() bool {
-	if a == nil {
+func (js *Jobs) Waits() bool {
+	if js == nil {
 		return false
 	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.waits
+	js.mu.Lock()
+	defer js.mu.Unlock()
+	return js.waits
 }

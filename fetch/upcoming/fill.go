@@ -1,4 +1,4 @@
-package lookahead
+package upcoming
 
 import (
 	"cmp"
@@ -24,8 +24,8 @@ const (
 	// fullRows is a share of an epoch. After the spill rejects a job's blob, it is asked again once the job has used
 	// that share.
 	fullRows = 1.0 / 256
-	// earlyShare is the inverse of a share: a chunk is read ahead of its use by at most 1/earlyShare of the rows for
-	// which the spill has room.
+	// earlyShare is the inverse of a share: a chunk is read at most 1/earlyShare of the rows for which the spill has
+	// room before its use.
 	earlyShare = 128
 	// waitShare is the share of their time that consumers wait for the store, from which on the path to the store
 	// counts as the bottleneck.
@@ -36,28 +36,28 @@ const (
 
 // filler reads blobs into the spill while no stream uses the path to the store. One goroutine owns it.
 type filler struct {
-	ahead   *Ahead
+	jobs    *Jobs
 	ctx     context.Context //nolint:containedctx // look-ups end with the filler
 	cancel  context.CancelFunc
 	wake    chan struct{}     // signalled when the path may have room
 	results chan read.Outcome // of reads in flight
 	blocked atomic.Bool       // it has something to read, and no room
 
-	// Blobs in flight, or arrived and being stored. Changed with Ahead.mu locked.
+	// Blobs in flight, or arrived and being stored. Changed with Jobs.mu locked.
 	places map[schema.BlobRef]spill.Place
 	bytes  int64 // of the blobs in places
 	reads  int   // in flight
 }
 
-func (a *Ahead) newFiller() *filler {
+func (js *Jobs) newFiller() *filler {
 	ctx, cancel := context.WithCancel(context.Background())
 	f := &filler{
-		ahead: a, ctx: ctx, cancel: cancel, wake: make(chan struct{}, 1), results: make(chan read.Outcome, maxFills),
+		jobs: js, ctx: ctx, cancel: cancel, wake: make(chan struct{}, 1), results: make(chan read.Outcome, maxFills),
 		places: map[schema.BlobRef]spill.Place{},
 	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.fillers[f] = struct{}{}
+	js.mu.Lock()
+	defer js.mu.Unlock()
+	js.fillers[f] = struct{}{}
 	return f
 }
 
@@ -68,21 +68,21 @@ func (f *filler) Receive(list []read.Outcome) {
 	}
 }
 
-// More implements read.Receiver. It does nothing: [Ahead.Wake] wakes fillers.
+// More implements read.Receiver. It does nothing: [Jobs.Wake] wakes fillers.
 func (*filler) More() {}
 
 // close cancels the reads in flight.
 func (f *filler) close() {
 	f.cancel()
-	f.reads -= f.ahead.opts.Reader.Cancel(func(to read.Receiver, _ read.Token) bool { return to == read.Receiver(f) })
+	f.reads -= f.jobs.opts.Reader.Cancel(func(to read.Receiver, _ read.Token) bool { return to == read.Receiver(f) })
 	for ; f.reads > 0; f.reads-- { // reads that ended before they could be cancelled
 		o := <-f.results
 		o.Blob.Release()
 	}
 	f.setBlocked(false)
-	f.ahead.mu.Lock()
-	defer f.ahead.mu.Unlock()
-	delete(f.ahead.fillers, f)
+	f.jobs.mu.Lock()
+	defer f.jobs.mu.Unlock()
+	delete(f.jobs.fillers, f)
 }
 
 func (f *filler) setBlocked(blocked bool) {
@@ -91,14 +91,14 @@ func (f *filler) setBlocked(blocked bool) {
 		if !blocked {
 			n = -1
 		}
-		f.ahead.blocked.Add(n)
+		f.jobs.blocked.Add(n)
 	}
 }
 
 // try starts to read a blob.
 func (f *filler) try(c *candidate) read.Filling {
-	a := f.ahead
-	if a.coming(c.ref) || a.has(c.ref) { // changed since the scan
+	js := f.jobs
+	if js.coming(c.ref) || js.has(c.ref) { // changed since the scan
 		return read.UnderWay
 	}
 	if len(f.places) >= f.most(c.ref.Size) {
@@ -106,21 +106,21 @@ func (f *filler) try(c *candidate) read.Filling {
 		return read.NoRoom
 	}
 	f.setBlocked(true) // set before the attempt, so that no wake is missed
-	if !a.streams.Idle() {
+	if !js.streams.Idle() {
 		return read.NoRoom
 	}
 	// While streams read, fillers use at most half of the path, so that the streams' next reads do not wait for long.
-	a.mu.Lock()
+	js.mu.Lock()
 	f.places[c.ref] = c.at // set before the read can end
-	a.mu.Unlock()
-	v := a.opts.Reader.Fill(&read.Want{Ref: c.ref, At: c.at, Use: read.Whenever, To: f}, a.streams.Reading() > 0)
+	js.mu.Unlock()
+	v := js.opts.Reader.Fill(&read.Want{Ref: c.ref, At: c.at, Use: read.Whenever, To: f}, js.streams.Reading() > 0)
 	if v == read.Begun {
 		f.bytes += c.ref.Size
 		f.reads++
 	} else {
-		a.mu.Lock()
+		js.mu.Lock()
 		delete(f.places, c.ref)
-		a.mu.Unlock()
+		js.mu.Unlock()
 	}
 	f.setBlocked(v == read.NoRoom)
 	return v
@@ -129,20 +129,20 @@ func (f *filler) try(c *candidate) read.Filling {
 // most is how many blobs may be in flight, including one of n bytes. It is few if each has to evict another, because
 // the evicted blob may turn out to be worth more.
 func (f *filler) most(n int64) int {
-	if f.ahead.opts.Cache.Room() < f.bytes+n {
+	if f.jobs.opts.Cache.Room() < f.bytes+n {
 		return fewFills
 	}
 	return maxFills
 }
 
 // has reports whether the spill has a blob.
-func (a *Ahead) has(ref schema.BlobRef) bool { return a.opts.Cache.Has(a.opts.Reader.Known(ref)) }
+func (js *Jobs) has(ref schema.BlobRef) bool { return js.opts.Cache.Has(js.opts.Reader.Known(ref)) }
 
 // coming reports whether a filler reads or stores a blob.
-func (a *Ahead) coming(ref schema.BlobRef) bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for f := range a.fillers {
+func (js *Jobs) coming(ref schema.BlobRef) bool {
+	js.mu.Lock()
+	defer js.mu.Unlock()
+	for f := range js.fillers {
 		if _, ok := f.places[ref]; ok {
 			return true
 		}
@@ -154,15 +154,15 @@ func (a *Ahead) coming(ref schema.BlobRef) bool {
 func (f *filler) keep(o read.Outcome) (kept bool) {
 	f.reads--
 	at := f.places[o.Ref]
-	cache := f.ahead.opts.Cache
+	cache := f.jobs.opts.Cache
 	if o.Err == nil {
-		ref := f.ahead.opts.Reader.Known(o.Ref)
+		ref := f.jobs.opts.Reader.Known(o.Ref)
 		kept = !ref.Unproven() && (cache.Put(ref, at, o.Took, o.Blob.Bytes()) || cache.Has(ref))
 		o.Blob.Release()
 	}
 	f.bytes -= o.Ref.Size
-	f.ahead.mu.Lock()
-	defer f.ahead.mu.Unlock()
+	f.jobs.mu.Lock()
+	defer f.jobs.mu.Unlock()
 	delete(f.places, o.Ref)
 	return kept
 }
@@ -187,8 +187,8 @@ type candidate struct {
 
 // fill keeps in the spill what the running jobs use soonest, until the engine closes. Its goroutine belongs to
 // filling.
-func (a *Ahead) fill() {
-	f := a.newFiller()
+func (js *Jobs) fill() {
+	f := js.newFiller()
 	defer f.close()
 	var next *candidate
 	more := false // rows are left to scan
@@ -197,7 +197,7 @@ func (a *Ahead) fill() {
 		case o := <-f.results:
 			f.keep(o)
 			continue
-		case <-a.closing:
+		case <-js.closing:
 			return
 		default:
 		}
@@ -217,7 +217,7 @@ func (a *Ahead) fill() {
 			f.keep(o)
 		case <-f.wake:
 			next = nil // another blob may be used sooner now
-		case <-a.closing:
+		case <-js.closing:
 		}
 	}
 }
@@ -225,18 +225,18 @@ func (a *Ahead) fill() {
 // nextFill returns the blob that is used soonest among those that are not in the spill and that the spill would
 // store, nil if the scanned rows have none. more reports that rows are left to scan.
 func (f *filler) nextFill() (best *candidate, more bool) {
-	a := f.ahead
-	demand := a.streams.Demand()
-	a.mu.Lock()
+	js := f.jobs
+	demand := js.streams.Demand()
+	js.mu.Lock()
 	var list []*running
-	for _, l := range a.jobs {
+	for _, l := range js.jobs {
 		if l.warming == 0 {
 			l.order.job.Retain() // the job may end in the meantime
 			list = append(list, l)
 		}
 	}
-	displace := a.waitsLatelyLocked(demand)
-	a.mu.Unlock()
+	displace := js.waitsLatelyLocked(demand)
+	js.mu.Unlock()
 	defer release(list)
 	var soonest float64
 	for _, l := range list {
@@ -255,8 +255,8 @@ func (f *filler) nextFill() (best *candidate, more bool) {
 // missing returns the next blob that a job uses and the spill has not, and how many rows the job uses before it. more
 // reports that rows are left to scan now.
 func (f *filler) missing(l *running, displace bool) (c *candidate, before int64, more bool) {
-	a := f.ahead
-	at, rows, served := &l.ahead, l.order.Rows(), l.future.Served()
+	js := f.jobs
+	at, rows, served := &l.scan, l.order.Rows(), l.future.Served()
 	if at.fullAt >= 0 && float64(served-at.fullAt) < fullRows*float64(rows) {
 		return nil, 0, false
 	}
@@ -264,17 +264,17 @@ func (f *filler) missing(l *running, displace bool) (c *candidate, before int64,
 	if at.at < served {
 		at.at, at.column, at.whole = served, 0, false
 	}
-	removed := a.opts.Cache.Removed()
-	a.mu.Lock()
-	tenant, whole := l.tenant, a.wholeLocked(l, removed)
-	a.mu.Unlock()
+	removed := js.opts.Cache.Removed()
+	js.mu.Lock()
+	tenant, whole := l.tenant, js.wholeLocked(l, removed)
+	js.mu.Unlock()
 	if whole {
 		return nil, 0, false
 	}
 	columns := l.order.job.Projection().BlobColumns()
 	end := min(served+rows, l.future.End())
 	scanned := 0
-	defer func() { a.looked.Add(int64(scanned)) }()
+	defer func() { js.looked.Add(int64(scanned)) }()
 	for ; at.at < end && scanned < scanRows; scanned++ {
 		b := f.block(l, at.at, end)
 		if b == nil {
@@ -289,20 +289,20 @@ func (f *filler) missing(l *running, displace bool) (c *candidate, before int64,
 		pos, here := b.positions[i], b.here[i] && b.err == nil && !l.future.Used(at.at)
 		for ; here && at.column < len(columns); at.column++ {
 			ref, ok, err := b.rows[i].TryBlob(columns[at.column])
-			if err == nil && (!ok || a.opts.Mine(ref) && a.has(ref)) {
+			if err == nil && (!ok || js.opts.Owns(ref) && js.has(ref)) {
 				continue
 			}
 			at.whole = false
-			if err != nil || !a.opts.Mine(ref) {
+			if err != nil || !js.opts.Owns(ref) {
 				continue
 			}
 			place := l.places.At(pos, tenant)
-			if !ref.Hashed() && a.early(at.at-served) {
+			if !ref.Hashed() && js.early(at.at-served) {
 				at.fullAt = served
 				return nil, 0, false
 			}
-			if !a.opts.Cache.WantsBlob(ref, place, displace) {
-				if a.opts.Spare(ref) {
+			if !js.opts.Cache.WantsBlob(ref, place, displace) {
+				if js.opts.Spare(ref) {
 					continue // the spill may still have room for blobs that this node owns
 				}
 				at.fullAt = served
@@ -312,7 +312,7 @@ func (f *filler) missing(l *running, displace bool) (c *candidate, before int64,
 		}
 		at.whole = at.whole && here
 		if at.at, at.column = at.at+1, 0; at.at%rows == 0 && at.whole {
-			a.noteWhole(l, at.removed)
+			js.noteWhole(l, at.removed)
 			scanned++
 			return nil, 0, false
 		}
@@ -323,19 +323,19 @@ func (f *filler) missing(l *running, displace bool) (c *candidate, before int64,
 // early reports whether it is too early to read a blob of a bucket that is used in rows rows. Such a blob comes with
 // its chunk, and if the spill has room for a part of the data only, a chunk that is read too early is evicted and
 // read again.
-func (a *Ahead) early(rows int64) bool {
-	horizon := a.opts.Future.Horizon(a.opts.Cache.Capacity())
-	return horizon > 0 && float64(rows) > horizon/earlyShare/float64(max(a.opts.Future.Len(), 1))
+func (js *Jobs) early(rows int64) bool {
+	horizon := js.opts.Future.Horizon(js.opts.Cache.Capacity())
+	return horizon > 0 && float64(rows) > horizon/earlyShare/float64(max(js.opts.Future.Len(), 1))
 }
 
 // waitsLatelyLocked reports whether consumers have recently waited for the store. It measures anew once streams have
 // run for waitPeriod, and else returns the last result.
-func (a *Ahead) waitsLatelyLocked(d spill.Demand) bool {
-	if streamed := d.Streamed - a.measured.Streamed; streamed >= waitPeriod {
-		a.waits = float64(d.Waited-a.measured.Waited) > waitShare*float64(streamed)
-		a.measured = d
+func (js *Jobs) waitsLatelyLocked(d spill.Demand) bool {
+	if streamed := d.Streamed - js.measured.Streamed; streamed >= waitPeriod {
+		js.waits = float64(d.Waited-js.measured.Waited) > waitShare*float64(streamed)
+		js.measured = d
 	}
-	return a.waits
+	return js.waits
 }
 
 // blockRows is how many rows are looked up in the manifest at once.
@@ -354,17 +354,17 @@ type block struct {
 // block returns the block that has a row, nil if it is not loaded yet; the filler is woken when it is. The block
 // after it is looked up in the meantime.
 func (f *filler) block(l *running, row, end int64) *block {
-	at := &l.ahead
+	at := &l.scan
 	if b := at.blocks[0]; b == nil || row < b.first || row >= b.first+int64(len(b.positions)) {
 		at.blocks[0], at.blocks[1] = at.blocks[1], nil
 		if b := at.blocks[0]; b == nil || row < b.first || row >= b.first+int64(len(b.positions)) {
-			at.blocks[0] = f.lookUp(l, row, end)
+			at.blocks[0] = f.find(l, row, end)
 		}
 	}
 	b := at.blocks[0]
 	if next := b.first + int64(len(b.positions)); at.blocks[1] == nil && next < end &&
 		!l.order.job.Manifest().Resident() {
-		at.blocks[1] = f.lookUp(l, next, end)
+		at.blocks[1] = f.find(l, next, end)
 	}
 	select {
 	case <-b.done:
@@ -374,8 +374,8 @@ func (f *filler) block(l *running, row, end int64) *block {
 	}
 }
 
-// lookUp starts to look up the rows from first on.
-func (f *filler) lookUp(l *running, first, end int64) *block {
+// find starts to look up the rows from first on.
+func (f *filler) find(l *running, first, end int64) *block {
 	rows := l.order.Rows()
 	b := &block{first: first, done: make(chan struct{})}
 	var wanted []int64
@@ -403,7 +403,7 @@ func (f *filler) lookUp(l *running, first, end int64) *block {
 	}
 	m := l.order.job.Manifest()
 	if l.order.job.Layout() != nil {
-		f.lookUpOwned(l, b, wanted, found)
+		f.findOwned(l, b, wanted, found)
 	} else if rows, ok := m.Try(wanted); ok || len(wanted) == 0 {
 		found(rows, nil)
 	} else if !m.Start(f.ctx, wanted, found) {
@@ -412,13 +412,13 @@ func (f *filler) lookUp(l *running, first, end int64) *block {
 	return b
 }
 
-// lookUpOwned calls found with those rows of a block whose samples this node owns; other nodes read the others. If
+// findOwned calls found with those rows of a block whose samples this node owns; other nodes read the others. If
 // the job reads only the blobs that determine ownership, only the rows of this node's own blobs are looked up in the
 // manifest. Looking up all of them would be work in vain for most rows of a cluster.
-func (f *filler) lookUpOwned(l *running, b *block, positions []int64, found func([]schema.Row, error)) {
+func (f *filler) findOwned(l *running, b *block, positions []int64, found func([]schema.Row, error)) {
 	j := l.order.job
 	var rows []schema.Row
-	look := func() error {
+	find := func() error {
 		slots := make([]uint16, len(positions))
 		if err := j.Slots(f.ctx, positions, slots); err != nil {
 			return err
@@ -427,8 +427,8 @@ func (f *filler) lookUpOwned(l *running, b *block, positions []int64, found func
 		alone := len(columns) == 1 && columns[0] == j.SlotColumn()
 		var wanted []int64
 		for i, pos := range positions {
-			mine := !alone || f.ahead.opts.Mine(layout.RefIn(slots[i]))
-			if b.here[i] = mine && l.order.owns(j.SlotOwners(slots[i])); b.here[i] {
+			owned := !alone || f.jobs.opts.Owns(layout.RefIn(slots[i]))
+			if b.here[i] = owned && l.order.owns(j.SlotOwners(slots[i])); b.here[i] {
 				wanted = append(wanted, pos)
 			}
 		}
@@ -437,11 +437,11 @@ func (f *filler) lookUpOwned(l *running, b *block, positions []int64, found func
 		return err
 	}
 	j.Retain() // the job may end in the meantime
-	told := func(err error) {
+	done := func(err error) {
 		found(rows, err)
 		j.Release()
 	}
-	if !j.Manifest().Go(look, told) {
+	if !j.Manifest().Go(find, done) {
 		found(nil, context.Canceled)
 		j.Release()
 	}
@@ -470,12 +470,12 @@ type WarmProgress struct {
 //
 // If progress is not nil, Warm calls it a few times per second and at the end, from the caller's goroutine. Samples
 // that cannot be read are counted and logged; they are no error.
-func (a *Ahead) Warm(ctx context.Context, j *resolve.Job, tenant string, progress func(WarmProgress)) error {
-	w, err := a.newWarmer(j, a.Tenant(tenant))
+func (js *Jobs) Warm(ctx context.Context, j *resolve.Job, tenant string, progress func(WarmProgress)) error {
+	w, err := js.newWarmer(j, js.Tenant(tenant))
 	if err != nil {
 		return err
 	}
-	defer a.filling.Done()
+	defer js.filling.Done()
 	defer w.close()
 	if progress == nil {
 		progress = func(WarmProgress) {}
@@ -502,7 +502,7 @@ func (a *Ahead) Warm(ctx context.Context, j *resolve.Job, tenant string, progres
 			progress(w.WarmProgress)
 		case <-ctx.Done():
 			return context.Cause(ctx)
-		case <-a.closing:
+		case <-js.closing:
 			return read.ErrClosing()
 		}
 	}
@@ -517,7 +517,7 @@ func (a *Ahead) Warm(ctx context.Context, j *resolve.Job, tenant string, progres
 // warmer is a running Warm.
 type warmer struct {
 	WarmProgress
-	ahead  *Ahead
+	jobs   *Jobs
 	job    *resolve.Job
 	places Places
 	tenant uint16
@@ -532,8 +532,8 @@ type warmer struct {
 // warmRows is how many rows are looked up in the manifest at once.
 const warmRows = 1024
 
-// lookUp looks up the next row to scan and those after it. It returns false if that failed.
-func (w *warmer) lookUp(ctx context.Context) bool {
+// find looks up the next row to scan and those after it. It returns false if that failed.
+func (w *warmer) find(ctx context.Context) bool {
 	if w.Seen < w.known {
 		return w.rows != nil
 	}
@@ -550,24 +550,24 @@ func (w *warmer) lookUp(ctx context.Context) bool {
 }
 
 // newWarmer registers the job, as if it ran.
-func (a *Ahead) newWarmer(j *resolve.Job, tenant uint16) (*warmer, error) {
-	if a == nil {
+func (js *Jobs) newWarmer(j *resolve.Job, tenant uint16) (*warmer, error) {
+	if js == nil {
 		return nil, fmt.Errorf("%w: this server has no spill that could be warmed: serve --spill gives it one",
 			schema.ErrInvalid)
 	}
-	a.mu.Lock()
-	if a.closed {
-		a.mu.Unlock()
+	js.mu.Lock()
+	if js.closed {
+		js.mu.Unlock()
 		return nil, read.ErrClosing()
 	}
-	a.filling.Add(1)
-	a.mu.Unlock()
+	js.filling.Add(1)
+	js.mu.Unlock()
 	w := &warmer{
 		WarmProgress: WarmProgress{Job: j.Group(), Rows: j.Plan().Rows()},
-		ahead:        a, job: j, places: a.Places(j), tenant: tenant, filler: a.newFiller(),
+		jobs:         js, job: j, places: js.Places(j), tenant: tenant, filler: js.newFiller(),
 	}
 	if w.Rows > 0 && w.places.known() {
-		l, _, ended := a.join(j, w.places, allRanks, 0, 0, func(l *running, _ int64) {
+		l, _, ended := js.join(j, w.places, allRanks, 0, 0, func(l *running, _ int64) {
 			if l.streams+l.elsewhere == 0 && l.warming == 0 {
 				// It is not known yet which ranks this node will serve
 				l.order.serveAllLocked(int(j.Request().DataRanks()))
@@ -585,8 +585,8 @@ func (a *Ahead) newWarmer(j *resolve.Job, tenant uint16) (*warmer, error) {
 func (w *warmer) close() {
 	w.filler.close()
 	if w.live != nil {
-		w.ahead.mu.Lock()
-		defer w.ahead.mu.Unlock()
+		w.jobs.mu.Lock()
+		defer w.jobs.mu.Unlock()
 		w.live.warming--
 		w.live.until = time.Now().Add(warmGrace)
 	}
@@ -598,7 +598,7 @@ func (w *warmer) next(ctx context.Context) *candidate {
 	columns := w.job.Projection().BlobColumns()
 	for ; w.Seen < w.Rows && !w.Full && ctx.Err() == nil; w.Seen, w.column = w.Seen+1, 0 {
 		pos := w.job.Plan().Position(w.Seen)
-		if !w.lookUp(ctx) { // the job's streams report rows that cannot be read
+		if !w.find(ctx) { // the job's streams report rows that cannot be read
 			w.Failed += int64(len(columns))
 			continue
 		}
@@ -608,11 +608,11 @@ func (w *warmer) next(ctx context.Context) *candidate {
 			at := w.places.At(pos, w.tenant)
 			switch {
 			case err != nil || !ok: // the job's streams report rows that cannot be read
-			case w.ahead.has(ref):
+			case w.jobs.has(ref):
 				w.There++
-			case !w.ahead.opts.Mine(ref): // its owner reads and caches it
-			case !w.ahead.opts.Cache.WantsBlob(ref, at, true):
-				if w.ahead.opts.Spare(ref) {
+			case !w.jobs.opts.Owns(ref): // its owner reads and caches it
+			case !w.jobs.opts.Cache.WantsBlob(ref, at, true):
+				if w.jobs.opts.Spare(ref) {
 					continue // the spill may still have room for blobs that this node owns
 				}
 				w.Full = true
@@ -631,7 +631,7 @@ func (w *warmer) keep(o read.Outcome) {
 	case w.filler.keep(o):
 		w.Stored++
 		w.Bytes += o.Ref.Size
-	case o.Err == nil && w.ahead.opts.Spare(o.Ref): // the spill may still have room for blobs that this node owns
+	case o.Err == nil && w.jobs.opts.Spare(o.Ref): // the spill may still have room for blobs that this node owns
 	case o.Err == nil:
 		w.Full = true // the blobs in the spill are worth more
 	default:

@@ -1,6 +1,0 @@
-// Package lookahead knows the running jobs. It publishes to the spill what they use next, and reads those blobs into
-// the spill before they are needed: while streams do not use the path to the store, and, with [Ahead.Warm], before a
-// job begins.
-//
-// It knows nothing of windows, batches or turns. Begin reading at [Ahead] and running; fill.go has the fillers.
-package lookahead
