@@ -65,7 +65,7 @@ func TestLedger(t *testing.T) {
 			synctest.Wait()
 		}
 		if _, ok := l.Try(admission.Uploads, 10); ok {
-			t.Error("somebody went before those who wait")
+			t.Error("a later reservation was granted before one that waits")
 		}
 		if a := used(l); a.Used != 80 || a.Waiting != 2 {
 			t.Errorf("%+v", a)
@@ -85,13 +85,13 @@ func TestLedger(t *testing.T) {
 }
 
 // A caller that cancels its wait leaves nothing reserved.
-func TestLedgerGivenUp(t *testing.T) {
+func TestLedgerCancelled(t *testing.T) {
 	l := ledger(t, 100)
 	first, _ := l.Try(admission.Uploads, 100)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := l.Reserve(ctx, admission.Uploads, 1); !errors.Is(err, context.Canceled) {
-		t.Fatalf("given up: %v", err)
+		t.Fatalf("cancelled: %v", err)
 	}
 	first.Release()
 	if a := used(l); a.Used != 0 || a.Waiting != 0 {
@@ -154,7 +154,7 @@ func TestWork(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		if err := w.Do(ctx, "c", func() error { t.Error("ran"); return nil }); !errors.Is(err, context.Canceled) {
-			t.Errorf("given up: %v", err)
+			t.Errorf("cancelled: %v", err)
 		}
 		close(end)
 		wg.Wait()

@@ -33,18 +33,19 @@ type Egress struct {
 
 // egressWay is one limit. Egress.mu guards it.
 type egressWay struct {
-	rate    float64 // bytes per second; 0: no limit
-	tokens  float64
-	at      time.Time
+	rate    float64   // bytes per second; 0: no limit
+	tokens  float64   // bytes that may be sent now; negative: debt
+	at      time.Time // when the tokens were last refilled
 	tenants map[string]*egressTenant
-	sum     int64 // sum of the tenants' weights
-	swept   time.Time
+	sum     int64     // sum of the tenants' weights
+	swept   time.Time // when inactive tenants were last dropped
 }
 
+// egressTenant is a tenant's part of one limit. Egress.mu guards it.
 type egressTenant struct {
-	tokens float64
-	weight int64
-	at     time.Time // when it last asked
+	tokens float64   // bytes that it may be sent while the bucket is less than half full; negative: debt
+	weight int64     // as of its last request
+	at     time.Time // of its last request
 }
 
 const (
@@ -118,6 +119,8 @@ func (e *Egress) Sent(node, zone string, blobs, bytes int64, handed bool) {
 	}
 }
 
+// nodeLocked returns the counters of a node, and makes them if needed. Names come from other
+// nodes, so their number is bounded.
 func (e *Egress) nodeLocked(name, zone string) *EgressNode {
 	n := e.nodes[name]
 	if n == nil && len(e.nodes) >= mostEgressNodes {

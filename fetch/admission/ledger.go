@@ -157,9 +157,9 @@ func (l *Ledger) holdFor(use Use, tenant string) *Hold {
 	return &Hold{ledger: l, use: use, tenant: tenant}
 }
 
-// Beside returns an empty hold on the same account, even if the tenants' quotas have changed: see [Hold.Take]. It may
+// Sibling returns an empty hold on the same account, even if the tenants' quotas have changed: see [Hold.Take]. It may
 // be called while another goroutine uses the hold.
-func (h *Hold) Beside() *Hold { return &Hold{ledger: h.ledger, use: h.use, tenant: h.tenant} }
+func (h *Hold) Sibling() *Hold { return &Hold{ledger: h.ledger, use: h.use, tenant: h.tenant} }
 
 // Bytes is the size of the hold.
 func (h *Hold) Bytes() int64 { return h.bytes }

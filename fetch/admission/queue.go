@@ -17,17 +17,17 @@ import (
 //
 // It is safe for concurrent use. Its mutex is held for the examination of one item at a time.
 type Queue[T any] struct {
-	look func(*T) int
-	take func(item *T, class int) Taken
+	classOf func(*T) int
+	take    func(item *T, class int) Taken
 
 	again atomic.Bool // tenants that were set aside are to be tried again
 
 	mu      sync.Mutex
-	tenants map[string]*tenant[T]
-	aside   []*place[T]
-	classes []class[T]
-	served  uint64 // items taken so far; breaks ties between equal tags
-	waiting int    // items
+	tenants map[string]*tenant[T] // those with an open stream
+	aside   []*place[T]           // places that get no turn until Again
+	classes []class[T]            // by number; firstLocked prefers low ones
+	served  uint64                // items taken so far; breaks ties between equal tags
+	waiting int                   // items
 }
 
 // Taken is the result of offering an item.
@@ -90,10 +90,10 @@ type Stream[T any] struct {
 	closed bool
 }
 
-// NewQueue returns a queue with a number of classes. look returns the class of an item. take takes an item, or says
+// NewQueue returns a queue with a number of classes. classOf returns the class of an item. take takes an item, or says
 // why not. Both are called with the queue locked, and must not call it.
-func NewQueue[T any](classes int, look func(*T) int, take func(item *T, class int) Taken) *Queue[T] {
-	return &Queue[T]{look: look, take: take, tenants: map[string]*tenant[T]{}, classes: make([]class[T], classes)}
+func NewQueue[T any](classes int, classOf func(*T) int, take func(item *T, class int) Taken) *Queue[T] {
+	return &Queue[T]{classOf: classOf, take: take, tenants: map[string]*tenant[T]{}, classes: make([]class[T], classes)}
 }
 
 // Open adds a stream of a tenant's job. weight is how many times the share of a tenant with weight 1 this tenant
@@ -174,6 +174,8 @@ func (s *Stream[T]) Drop(match func(*T) bool) int {
 	return s.dropLocked(match)
 }
 
+// dropLocked is Drop. It requeues the stream if anything was dropped, because its new first
+// item may be of another class.
 func (s *Stream[T]) dropLocked(match func(*T) bool) int {
 	q := s.queue
 	before := len(s.items)
@@ -313,7 +315,7 @@ func (q *Queue[T]) takenLocked(s *Stream[T], cost int64) {
 // enterLocked queues a stream by its next item, if it has one.
 func (q *Queue[T]) enterLocked(s *Stream[T]) {
 	if len(s.items) > 0 {
-		q.enterAsLocked(s, q.look(&s.items[0]))
+		q.enterAsLocked(s, q.classOf(&s.items[0]))
 	}
 }
 
@@ -358,11 +360,12 @@ func (q *Queue[T]) leaveLocked(s *Stream[T]) {
 	}
 }
 
-// rank orders entries of a heap: the least tag first, and of equal tags the one that was served longest ago.
+// rank orders entries of a heap: the least tag first, and of equal tags the one that was served longest ago. An entry
+// knows its index, so that heap.Fix and heap.Remove need no search.
 type rank struct {
-	tag  int64 // start tag of its next item: the cost it has been served, in virtual time
-	last uint64
-	at   int // its index in the heap
+	tag  int64  // start tag of its next item: the cost it has been served, in virtual time
+	last uint64 // Queue.served when it was last served
+	at   int    // its index in the heap
 }
 
 func (r *rank) ranking() *rank { return r }

@@ -15,11 +15,11 @@ type item struct {
 	cost  int64
 }
 
-func look(i *item) int { return i.class }
+func classOf(i *item) int { return i.class }
 
 // A tenant with more jobs or streams does not get more; weights count.
 func TestQueueShares(t *testing.T) {
-	q := admission.NewQueue(1, look, func(i *item, _ int) admission.Taken {
+	q := admission.NewQueue(1, classOf, func(i *item, _ int) admission.Taken {
 		return admission.Taken{OK: true, Cost: i.cost}
 	})
 	fill := func(tenant string, weight int64, jobs, streams, items int, cost int64) {
@@ -64,7 +64,7 @@ func TestQueueAtRandom(t *testing.T) {
 		rng := rand.New(rand.NewPCG(seed, 1))
 		room := []int{0, 0, 0}
 		flip := map[string]int{}
-		q := admission.NewQueue(len(room), look, func(i *item, class int) admission.Taken {
+		q := admission.NewQueue(len(room), classOf, func(i *item, class int) admission.Taken {
 			if c, ok := flip[i.owner]; ok && c != class { // it has changed its class
 				i.class = c
 				return admission.Taken{Class: c}

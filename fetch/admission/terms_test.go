@@ -55,7 +55,7 @@ func TestLedgerOfTenants(t *testing.T) {
 		synctest.Wait()
 		other, ok := l.TryFor(admission.Windows, "other", 75)
 		if !ok {
-			t.Error("who waits for his own share keeps others waiting")
+			t.Error("a reservation that waits for its tenant's share blocks another tenant")
 		}
 		other.Release()
 		first.Shrink(5)
@@ -206,7 +206,7 @@ func TestWorkOfTenants(t *testing.T) {
 // A tenant that may not have more of a class gets no turn there, and others go on.
 func TestQueueSetsAside(t *testing.T) {
 	var inFlight int
-	q := admission.NewQueue(1, look, func(i *item, _ int) admission.Taken {
+	q := admission.NewQueue(1, classOf, func(i *item, _ int) admission.Taken {
 		if i.owner == "bounded" && inFlight == 2 {
 			return admission.Taken{Aside: true}
 		}
@@ -239,7 +239,7 @@ func TestQueueSetsAside(t *testing.T) {
 	}
 	inFlight--
 	if got := take(); len(got) > 0 {
-		t.Errorf("taken before somebody said so: %v", got)
+		t.Errorf("taken before Again: %v", got)
 	}
 	q.Again()
 	if got := take(); got["bounded"] != 1 {
@@ -261,13 +261,13 @@ func TestQueueSetsAside(t *testing.T) {
 	}
 }
 
-// A hold made by Beside is on the account of the first hold, even if tenants have no quotas any more.
-func TestBesideAHold(t *testing.T) {
+// A hold made by Sibling is on the account of the first hold, even if tenants have no quotas any more.
+func TestSiblingOfAHold(t *testing.T) {
 	l := newLedger(100, 100)
 	l.SetTerms(termsOf(map[string]admission.Terms{"small": {Windows: 0.3}}))
 	h, _ := l.TryFor(admission.Windows, "small", 10)
 	l.SetTerms(nil)
-	more := h.Beside()
+	more := h.Sibling()
 	if err := more.Grow(t.Context(), 5); err != nil {
 		t.Fatal(err)
 	}

@@ -15,19 +15,19 @@ type Work struct {
 
 	mu      sync.Mutex
 	terms   func(tenant string) Terms // nil: all tenants are alike
-	running int
-	tenants []*tenantWork // that have pieces running or waiting
-	virtual float64       // the start tag of the piece that began last
-	begun   uint64        // pieces begun; breaks ties between equal tags
+	running int                       // slots in use
+	tenants []*tenantWork             // that have pieces running or waiting
+	virtual float64                   // the start tag of the piece that began last
+	begun   uint64                    // pieces begun; breaks ties between equal tags
 }
 
 // tenantWork holds the pieces of one tenant, waiting ones in order of arrival. Work.mu guards it.
 type tenantWork struct {
 	tenant  string
 	terms   Terms
-	tag     float64 // start tag of its next piece
-	last    uint64  // when its last one began
-	running int
+	tag     float64         // start tag of its next piece
+	last    uint64          // when its last one began
+	running int             // slots that it uses
 	pieces  []chan struct{} // each closed when it may run
 }
 
@@ -72,7 +72,7 @@ type Turn struct {
 	work   *Work
 	ctx    context.Context //nolint:containedctx // of the call of DoInPieces
 	tenant string
-	held   bool
+	held   bool // the slot is occupied
 }
 
 // DoInPieces is Do for an f that pauses now and then, and releases its slot while it waits for something.
@@ -111,6 +111,8 @@ func (t *Turn) Without(f func() error) error {
 	return nil
 }
 
+// enter waits for a slot. A tenant that had no pieces starts at the current virtual time, so
+// it has no claim for the time it was away.
 func (w *Work) enter(ctx context.Context, tenant string) error {
 	w.mu.Lock()
 	t := w.tenantLocked(tenant)
@@ -176,7 +178,8 @@ func (w *Work) forgetLocked(t *tenantWork) {
 	}
 }
 
-// goOnLocked starts the next pieces.
+// goOnLocked starts pieces while slots are free: the next piece is of the tenant with the least
+// tag among those below their share.
 func (w *Work) goOnLocked() {
 	for w.running < w.slots {
 		var next *tenantWork

@@ -233,7 +233,7 @@ func (s *owner) await() {
 // the stream's own batches, give back goes to this reservation: read ahead by it, the consumer would wait for more.
 func (s *owner) obtain(need int64, then func(), failed func(error) error) {
 	s.ahead.reserving = true
-	more := s.hold.Beside()
+	more := s.hold.Sibling()
 	s.helpers.Go(func() {
 		err := s.set.reserve(s.context(), s.Stream, more, need)
 		if !s.do(func(s *owner) {
