@@ -115,7 +115,7 @@ func (c *chunkPrice) run(b *testing.B) {
 	k := each / math.Ceil(each/float64(min(c.window/16, spans.MaxSpan))) / float64(size) // of the samples in a chunk
 	held = min(held/looks, 1)
 	bound := func(first bool) float64 { return spans.Requests(float64(n), k, held, first) }
-	price, _ := object.ListPrices().Of("s3://samples")
+	price, _ := object.ListPrices().Find("s3://samples")
 	cost := func(gets int64) float64 {
 		return float64(object.Cost(object.Counts{Gets: gets}, price, object.InRegion).Requests) / 1e3
 	}

@@ -143,7 +143,7 @@ func billOf(found fetch.Extents, c *predict.Job, p *predict.Prediction, prices *
 	all := make([]pricedExtent, len(found.Extents))
 	at := map[string]int{}
 	for i, e := range found.Extents {
-		price, exact := prices.Of(e.Bucket)
+		price, exact := prices.Find(e.Bucket)
 		n, ok := at[e.Bucket]
 		if !ok {
 			n = len(bill.Buckets)

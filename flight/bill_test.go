@@ -125,7 +125,7 @@ func TestRequestsInTheBook(t *testing.T) {
 	requests := object.NewRequests(object.RequestsOptions{
 		Tenant: func(ctx context.Context) string { return store.CallerFrom(ctx).Tenant }})
 	s := &Server{opts: Options{Requests: requests, Usage: book}}
-	b := requests.Of(emptyBucket{})
+	b := requests.Wrap(emptyBucket{})
 	for round := range 3 {
 		for tenant, n := range map[string]int{"a": 10, "b": 25} {
 			ctx := store.WithCaller(t.Context(), store.Caller{Tenant: tenant})

@@ -466,7 +466,7 @@ func TestBudgetOfLists(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		under := newRefusing(t, &part{})
 		requests := object.NewRequests(object.RequestsOptions{})
-		b := requests.Of(under)
+		b := requests.Wrap(under)
 		n := 0
 		for _, err := range b.List(t.Context(), object.ListOptions{Prefix: "a/"}) {
 			if err != nil {
@@ -483,7 +483,7 @@ func TestBudgetOfLists(t *testing.T) {
 
 // TestRequestsTakeNoMemory: a request that does not wait costs no allocation.
 func TestRequestsTakeNoMemory(t *testing.T) {
-	b := object.NewRequests(object.RequestsOptions{Tenant: tenantOf}).Of(&quick{})
+	b := object.NewRequests(object.RequestsOptions{Tenant: tenantOf}).Wrap(&quick{})
 	ctx := context.WithValue(context.Background(), tenantKey{}, "a")
 	buf := make([]byte, 10)
 	if n := testing.AllocsPerRun(1000, func() {
@@ -503,7 +503,7 @@ func (*quick) URL() string { return "s3://test?region=us-east-1" }
 func (*quick) Range(context.Context, string, schema.ObjectVersion, int64, []byte) error { return nil }
 
 func BenchmarkRequests(b *testing.B) {
-	bucket := object.NewRequests(object.RequestsOptions{Tenant: tenantOf}).Of(&quick{})
+	bucket := object.NewRequests(object.RequestsOptions{Tenant: tenantOf}).Wrap(&quick{})
 	ctx := context.WithValue(context.Background(), tenantKey{}, "a")
 	buf := make([]byte, 10)
 	b.RunParallel(func(p *testing.PB) {

@@ -53,8 +53,8 @@ type Counts struct {
 	Throttled int64 `json:"throttled"`
 }
 
-// Of is how many requests of a kind there were.
-func (c *Counts) Of(k Kind) int64 {
+// Number is how many requests of a kind there were.
+func (c *Counts) Number(k Kind) int64 {
 	return [...]int64{c.Gets, c.Heads, c.Lists, c.Puts, c.Deletes}[k]
 }
 

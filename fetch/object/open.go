@@ -51,7 +51,7 @@ func Open(ctx context.Context, url string, opts Options) (Bucket, error) {
 	if err != nil || opts.Requests == nil {
 		return b, err
 	}
-	return opts.Requests.Of(b), nil
+	return opts.Requests.Wrap(b), nil
 }
 
 func open(ctx context.Context, a address, opts Options) (Bucket, error) {

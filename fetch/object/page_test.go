@@ -62,10 +62,10 @@ func epochs() string {
 		counts := object.Counts{Gets: p.first + 89*p.later, BytesIn: int64((p.read + 89*p.again) * samples * size)}
 		fmt.Fprintf(&b, "| %s | %s | %s |", p.name, humanize.Comma(p.first), humanize.Comma(p.later))
 		for _, url := range []string{"s3://b?region=us-east-1", "gs://b?region=us-central1", "az://b?region=eastus"} {
-			price, _ := prices.Of(url)
+			price, _ := prices.Find(url)
 			fmt.Fprintf(&b, " %s |", shown(object.Cost(counts, price, object.InRegion).Total))
 		}
-		price, _ := prices.Of("s3://b?region=us-east-1")
+		price, _ := prices.Find("s3://b?region=us-east-1")
 		for _, way := range []object.Transfer{object.CrossRegion, object.Internet} {
 			fmt.Fprintf(&b, " %s |", shown(object.Cost(counts, price, way).Transfer))
 		}

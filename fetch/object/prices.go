@@ -201,10 +201,10 @@ func (p *Price) check(at string) error {
 	return nil
 }
 
-// Of is the price of a bucket by its URL. exact is false where the prices of its region are not known, and those of
+// Find is the price of a bucket by its URL. exact is false where the prices of its region are not known, and those of
 // another region of the same cloud stand in. It is nil for what costs nothing that is known: directories, web servers,
 // and servers that are no cloud's own.
-func (p *Prices) Of(bucket string) (price *Price, exact bool) {
+func (p *Prices) Find(bucket string) (price *Price, exact bool) {
 	u, err := url.Parse(bucket)
 	if err != nil {
 		return nil, false
@@ -244,7 +244,7 @@ func Cost(c Counts, p *Price, t Transfer) Bill {
 	var b Bill
 	var hi, lo uint64
 	for _, k := range Kinds() {
-		h, l := bits.Mul64(uint64(max(c.Of(k), 0)), uint64(p.of(k)))
+		h, l := bits.Mul64(uint64(max(c.Number(k), 0)), uint64(p.of(k)))
 		var carry uint64
 		lo, carry = bits.Add64(lo, l, 0)
 		hi, _ = bits.Add64(hi, h, carry)

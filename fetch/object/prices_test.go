@@ -63,7 +63,7 @@ func TestListPrices(t *testing.T) {
 		"https://example.org/data": "",
 	} {
 		got := ""
-		if p, exact := prices.Of(url); p != nil {
+		if p, exact := prices.Find(url); p != nil {
 			got = p.Name(exact)
 		}
 		if got != want {
@@ -71,7 +71,7 @@ func TestListPrices(t *testing.T) {
 		}
 	}
 	imagenet := object.Counts{Gets: 1_281_167, BytesIn: 1_281_167 * 110_000}
-	p, _ := prices.Of("s3://b?region=us-east-1")
+	p, _ := prices.Find("s3://b?region=us-east-1")
 	if got := object.Cost(imagenet, p, object.InRegion); got.Total.String() != "0.5124668" {
 		t.Errorf("an epoch of ImageNet by single reads costs %s, want 0.5124668", got.Total)
 	}

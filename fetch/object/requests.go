@@ -42,12 +42,12 @@ func NewRequests(o RequestsOptions) *Requests {
 	}
 }
 
-// Of returns the bucket with its requests counted and paced. What waits for its turn is not counted yet.
-func (r *Requests) Of(b Bucket) Bucket { return Budgeted(Metered(b, r.Meter), r.Budget) }
+// Wrap returns the bucket with its requests counted and paced. What waits for its turn is not counted yet.
+func (r *Requests) Wrap(b Bucket) Bucket { return Budgeted(Metered(b, r.Meter), r.Budget) }
 
 // Price is what a request for bytes of a bucket costs and a byte of them, in dollars; false where that is not known.
 func (r *Requests) Price(bucket string) (request, each float64, ok bool) {
-	p, _ := r.Prices.Of(bucket)
+	p, _ := r.Prices.Find(bucket)
 	if p == nil {
 		return 0, 0, false
 	}
@@ -90,12 +90,12 @@ func (r *Requests) Usage() []Usage {
 		}
 		u := &list[len(list)-1]
 		u.Counts.Add(c.Counts)
-		price, _ := r.Prices.Of(c.Bucket)
+		price, _ := r.Prices.Find(c.Bucket)
 		u.Tenants = append(u.Tenants, UsageTenant{c.Tenant, c.Counts, Cost(c.Counts, price, r.Transfer)})
 	}
 	for i := range list {
 		u := &list[i]
-		price, exact := r.Prices.Of(u.Bucket)
+		price, exact := r.Prices.Find(u.Bucket)
 		u.Cost = Cost(u.Counts, price, r.Transfer)
 		if price != nil {
 			u.Priced = price.Name(exact)

@@ -87,8 +87,8 @@ func TestRequestsAreThoseOfTheServer(t *testing.T) {
 	u, seen := requests.Usage()[0], s.Counts()
 	for kind, want := range map[object.Kind]objecttest.Kind{object.KindGet: objecttest.Get, object.KindHead: objecttest.Head,
 		object.KindList: objecttest.List, object.KindPut: objecttest.Put, object.KindDelete: objecttest.Delete} {
-		if u.Of(kind) != seen.Requests[want] {
-			t.Errorf("%s: %d counted, the server has seen %d", kind, u.Of(kind), seen.Requests[want])
+		if u.Number(kind) != seen.Requests[want] {
+			t.Errorf("%s: %d counted, the server has seen %d", kind, u.Number(kind), seen.Requests[want])
 		}
 	}
 	if n != 30 || u.Lists != 5 || u.BytesIn != 20*100+1000 || u.BytesOut != 30*1000 || u.Errors != 0 {

@@ -32,7 +32,7 @@ const bucketBurst = 250 * time.Millisecond
 
 func newFarBucket(spec Bucket, prices *object.Prices) *farBucket {
 	b := &farBucket{spec: spec, allows: spec.RequestsPerS, moved: time.Now()}
-	b.price, _ = prices.Of(spec.URL)
+	b.price, _ = prices.Find(spec.URL)
 	b.latency.Store(int64(millis(spec.LatencyMS)))
 	b.tokens = b.allows * bucketBurst.Seconds()
 	return b

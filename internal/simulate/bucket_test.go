@@ -51,7 +51,7 @@ func TestChunksAreReadOnce(t *testing.T) {
 			t.Errorf("epoch %d took %d requests, for $%s", e.Epoch, e.Traffic.Requests, e.Cost.Total)
 		}
 	}
-	price, _ := object.ListPrices().Of("s3://bucket?region=us-east-1")
+	price, _ := object.ListPrices().Find("s3://bucket?region=us-east-1")
 	want := object.Cost(object.Counts{Gets: r.Traffic.Requests, BytesIn: r.Traffic.RequestBytes}, price, object.InRegion)
 	if r.Cost != want || r.Cost.Total == 0 {
 		t.Errorf("it costs $%s, want $%s", r.Cost.Total, want.Total)
@@ -62,7 +62,7 @@ func TestChunksAreReadOnce(t *testing.T) {
 func TestBytesOverTheInternet(t *testing.T) {
 	r := simulated(t, objectFile(1, 800, 1.5, `{"dataset": "d", "batch": 64}`,
 		`, "url": "gs://b", "transfer": "internet"`))
-	price, _ := object.ListPrices().Of("gs://b")
+	price, _ := object.ListPrices().Find("gs://b")
 	if want := int64(price.Internet) * r.Traffic.RequestBytes >> 30; r.Traffic.RequestBytes < 800*spanSample ||
 		int64(r.Cost.Transfer) < want || int64(r.Cost.Transfer) > want+1 {
 		t.Errorf("%d bytes cost $%s, want %d·10^-9", r.Traffic.RequestBytes, r.Cost.Transfer, want)

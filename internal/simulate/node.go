@@ -132,7 +132,7 @@ func (l *life) store() nearStore {
 		}
 		return 1 + l.cluster.Tier().Nodes()
 	}})
-	return nearStore{w.store, l.node, l.requests.Of(nearBucket{farBucket: w.bucket, node: l.node})}
+	return nearStore{w.store, l.node, l.requests.Wrap(nearBucket{farBucket: w.bucket, node: l.node})}
 }
 
 // join makes the server a member of the cluster.

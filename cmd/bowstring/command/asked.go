@@ -52,7 +52,7 @@ func (a *askedOfBuckets) list() (list []bucketAsked) {
 func (b *bucketAsked) String() string {
 	var kinds []string
 	for _, k := range object.Kinds() {
-		if n := b.Of(k); n > 0 {
+		if n := b.Number(k); n > 0 {
 			kinds = append(kinds, humanize.Comma(n)+" "+k.String())
 		}
 	}

@@ -31,8 +31,8 @@ func TestAskedOfBuckets(t *testing.T) {
 			object.KindList: after.Requests[objecttest.List] - before.Requests[objecttest.List],
 			object.KindHead: after.Requests[objecttest.Head] - before.Requests[objecttest.Head],
 		} {
-			if got.Of(k) != want {
-				t.Errorf("%s: %d requests of %s, the server counted %d", what, got.Of(k), k, want)
+			if got.Number(k) != want {
+				t.Errorf("%s: %d requests of %s, the server counted %d", what, got.Number(k), k, want)
 			}
 		}
 		if failed := after.Failed - before.Failed; got.Errors != failed || got.Gets == 0 || got.Lists == 0 {
@@ -53,7 +53,7 @@ func TestAskedOfBuckets(t *testing.T) {
 // What a bucket was asked is said with its price, and no price is made up.
 func TestBucketAsked(t *testing.T) {
 	r := object.NewRequests(object.RequestsOptions{})
-	price, _ := r.Prices.Of("s3://photos?region=us-east-1")
+	price, _ := r.Prices.Find("s3://photos?region=us-east-1")
 	counts := object.Counts{Gets: 12_000, Lists: 2, BytesIn: 5e9, Errors: 1}
 	b := bucketAsked{"s3://photos?region=us-east-1", counts, object.Cost(counts, price, object.InRegion), price.Name(true)}
 	want := "12,002 requests (12,000 get, 2 list), 5.0 GB read, 1 failed, $0.00481 by the list prices of s3 us-east-1 " +

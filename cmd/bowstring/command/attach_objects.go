@@ -500,7 +500,7 @@ func (a *attachment) estimate(app *App, e source.Estimate) {
 	if a.base != nil {
 		most = "at most "
 	}
-	price, exact := object.ListPrices().Of(bucket)
+	price, exact := object.ListPrices().Find(bucket)
 	takes := func(t source.Toll) string {
 		text := fmt.Sprintf("about %s%s for %s", most, plural(t.Requests, "request"), humanize.Bytes(uint64(t.Bytes)))
 		if price != nil {

@@ -295,7 +295,7 @@ func (c *Collector) collectObjects(ch sink, list []object.Usage) {
 		counters := []float64{float64(u.BytesIn), float64(u.BytesOut), float64(u.Errors), float64(u.Throttled),
 			float64(u.Cost.Total) / float64(object.Dollar), waited}
 		for _, k := range object.Kinds() {
-			counters = append(counters, float64(u.Of(k)))
+			counters = append(counters, float64(u.Number(k)))
 		}
 		items = append(items, item{name: u.Bucket, counters: counters, gauges: []float64{waiting}})
 		for _, t := range u.Tenants {
