@@ -10,7 +10,7 @@ import (
 	"bowstring/schema"
 )
 
-// Schemes of the URLs that Open takes.
+// Schemes of the URLs that Open accepts.
 const (
 	schemeS3    = "s3"
 	schemeGCS   = "gs"
@@ -20,37 +20,41 @@ const (
 	schemeHTTPS = "https"
 )
 
-// Settings of a bucket's URL, behind "?". Each is part of the URL that names the bucket.
+// Settings of a bucket's URL, behind "?". They are part of the bucket's name: two URLs
+// with different settings are two buckets.
 const (
-	// setEndpoint is the URL of a server that is not the cloud's own: http://host:port, with a path for Azurite.
+	// setEndpoint is the URL of a server that is not the cloud's own: http://host:port,
+	// for Azurite with a path.
 	setEndpoint = "endpoint"
-	// setRegion is where an S3 bucket lies.
+	// setRegion is the region of an S3 bucket.
 	setRegion = "region"
-	// setStyle is "path" or "virtual": whether an S3 bucket's name stands in the path or in the host's name.
+	// setStyle is "path" or "virtual": whether an S3 bucket's name is in the path or in
+	// the host's name.
 	setStyle = "style"
-	// setAnonymous is "true" where requests are not signed.
+	// setAnonymous is "true" if requests are not signed.
 	setAnonymous = "anonymous"
-	// setRequesterPays is "true" where the account that asks pays for requests.
+	// setRequesterPays is "true" if the caller's account pays for requests.
 	setRequesterPays = "requester-pays"
 	// setUserProject is the project that pays for requests to a bucket of Google Cloud Storage.
 	setUserProject = "user-project"
 )
 
+// settingsOf lists the settings of each scheme, in the order in which URLs are written.
 var settingsOf = map[string][]string{
 	schemeS3:    {setEndpoint, setRegion, setStyle, setAnonymous, setRequesterPays},
 	schemeGCS:   {setEndpoint, setAnonymous, setUserProject},
 	schemeAzure: {setEndpoint, setAnonymous},
 }
 
-// address is a bucket's URL, taken apart.
+// address is the parsed URL of a bucket.
 type address struct {
 	scheme   string
-	name     string // of the bucket; ACCOUNT/CONTAINER of Azure, HOST of a web server, the directory's path
+	name     string // of the bucket; Azure: ACCOUNT/CONTAINER, web server: HOST, directory: its path
 	settings map[string]string
 }
 
-// SplitURL takes the URL of a place in a bucket apart: the bucket's URL, as Open takes it, and the prefix that keys of
-// the place have. It asks no server and looks at no file.
+// SplitURL splits the URL of a place in a bucket into the bucket's URL, as Open accepts
+// it, and the prefix of the place's keys. It contacts no server and reads no file.
 //
 //	s3://BUCKET/PREFIX?endpoint=http://HOST:PORT&region=R&style=path&anonymous=true&requester-pays=true
 //	gs://BUCKET/PREFIX?endpoint=…&anonymous=true&user-project=PROJECT
@@ -58,8 +62,8 @@ type address struct {
 //	https://HOST/PREFIX
 //	file:///DIRECTORY
 //
-// Prefixes of s3, gs and az are taken as they stand, without percent-encoding. The whole path of a file URL is the
-// bucket.
+// Prefixes of s3, gs and az are taken literally, without percent-decoding: keys may
+// contain "%". The whole path of a file URL is the bucket.
 func SplitURL(raw string) (bucket, prefix string, err error) {
 	a, prefix, err := parseURL(raw)
 	if err != nil {
@@ -68,14 +72,16 @@ func SplitURL(raw string) (bucket, prefix string, err error) {
 	return a.String(), prefix, nil
 }
 
-// IsURL reports whether a text has the form of a bucket's URL, so that a command can tell it from a path.
+// IsURL reports whether a text has the form of a bucket's URL. Commands use it to
+// distinguish URLs from paths.
 func IsURL(raw string) bool {
 	scheme, _, found := strings.Cut(raw, "://")
 	return found && slices.Contains([]string{schemeS3, schemeGCS, schemeAzure, schemeFile, schemeHTTP, schemeHTTPS},
 		scheme)
 }
 
-// parseURL names only the scheme in its errors, as the rest may have a secret.
+// parseURL parses a URL. Its errors name only the scheme, because the rest may contain a
+// secret.
 func parseURL(raw string) (a address, prefix string, err error) {
 	scheme, rest, found := strings.Cut(raw, "://")
 	if !found || !IsURL(raw) {
@@ -111,7 +117,7 @@ func parseURL(raw string) (a address, prefix string, err error) {
 	return a, prefix, err
 }
 
-// checkName refuses what is no name of a bucket, among it user:password@host.
+// checkName refuses names that no bucket has, among them user:password@host.
 func checkName(scheme, name string) error {
 	if strings.Contains(name, "@") {
 		return fmt.Errorf("%w: the URL has user or password before '@': give credentials by the environment",
@@ -134,6 +140,8 @@ func checkName(scheme, name string) error {
 	return nil
 }
 
+// parseSettings parses and checks the query of a URL. Its errors name no value, which may
+// be a secret.
 func (a *address) parseSettings(query string) error {
 	if query == "" {
 		return nil
@@ -188,6 +196,7 @@ func (a *address) parseSettings(query string) error {
 	return nil
 }
 
+// parseEndpoint parses the URL of a server, and brings it to one form.
 func parseEndpoint(value string) (*url.URL, error) {
 	u, err := url.Parse(value)
 	if err != nil || (u.Scheme != schemeHTTP && u.Scheme != schemeHTTPS) || u.Host == "" || u.User != nil ||
@@ -202,6 +211,7 @@ func parseEndpoint(value string) (*url.URL, error) {
 	return u, nil
 }
 
+// parseFile parses file:///DIRECTORY.
 func (a address) parseFile(raw string) (address, string, error) {
 	u, err := url.Parse(raw)
 	switch {
@@ -219,6 +229,7 @@ func (a address) parseFile(raw string) (address, string, error) {
 	return a, "", nil
 }
 
+// parseWeb parses the URL of a web server; its path is the prefix.
 func (a address) parseWeb(raw string) (address, string, error) {
 	u, err := url.Parse(raw)
 	switch {
@@ -238,7 +249,8 @@ func (a address) parseWeb(raw string) (address, string, error) {
 	return a, strings.TrimPrefix(u.Path, "/"), nil
 }
 
-// String is the bucket's URL: without prefix and secrets, and always in the same form.
+// String is the bucket's URL: without prefix and secrets, and always in the same form,
+// since buckets are compared by it.
 func (a address) String() string {
 	if a.scheme == schemeFile {
 		return (&url.URL{Scheme: schemeFile, Path: a.name}).String()
@@ -250,7 +262,7 @@ func (a address) String() string {
 		if v := a.settings[key]; v != "" {
 			b.WriteByte(sep)
 			sep = '&'
-			// ":" and "/" may stand in a query, and are easier to read.
+			// ":" and "/" are allowed in a query, and easier to read.
 			b.WriteString(key + "=" + strings.NewReplacer("%3A", ":", "%2F", "/").Replace(url.QueryEscape(v)))
 		}
 	}
@@ -267,7 +279,7 @@ func (a address) endpoint() *url.URL {
 	return u
 }
 
-// put sets a setting that was found elsewhere, so that the URL has it.
+// put adds a setting that was found elsewhere, so that the URL names it.
 func (a *address) put(key, value string) {
 	if a.settings == nil {
 		a.settings = map[string]string{}

@@ -21,20 +21,24 @@ import (
 	"bowstring/schema"
 )
 
-// azure is the dialect of Azure Blob Storage. A version is the ETag. Its lists begin at a prefix alone: keys before
-// ListOptions.After are listed and left out here.
+// azure is the dialect of Azure Blob Storage. A version is the ETag. Its lists can only
+// begin at a prefix, so keys up to ListOptions.After are listed and dropped by
+// remote.List.
 type azure struct {
 	account string
 	url     string
-	base    url.URL // of the container
-	key     []byte  // shared key, or nil
-	sas     url.Values
+	base    url.URL    // of the container
+	key     []byte     // shared key, or nil
+	sas     url.Values // shared access signature, or nil
 	tokens  *tokens
-	skew    atomic.Int64 // nanoseconds that the server's clock is ahead
+	skew    atomic.Int64 // server's clock minus the machine's, in nanoseconds
 }
 
+// azureVersion is the version of the protocol that requests name.
 var azureVersion = []string{"2023-11-03"}
 
+// openAzure takes the shared key, the shared access signature or an identity, in this
+// order, from opts or the environment.
 func openAzure(a address, opts Options) (Bucket, error) {
 	transport, err := newTransport(opts)
 	if err != nil {
@@ -50,7 +54,7 @@ func openAzure(a address, opts Options) (Bucket, error) {
 	d.base.Path += "/" + container
 	key, sas := os.Getenv("AZURE_STORAGE_KEY"), os.Getenv("AZURE_STORAGE_SAS_TOKEN")
 	if name := os.Getenv("AZURE_STORAGE_ACCOUNT"); name != "" && name != account {
-		key, sas = "", "" // they are another account's
+		key, sas = "", "" // they belong to another account
 	}
 	if opts.Keys != nil {
 		key, sas = opts.Keys.Secret, opts.Keys.Token
@@ -71,14 +75,16 @@ func openAzure(a address, opts Options) (Bucket, error) {
 	return &remote{url: d.url, dialect: d, transport: transport, ranges: true, forbidden: `\`}, nil
 }
 
-// findAzure finds an identity: environment, workload, the machine's, the command line's.
+// findAzure finds an identity: of the environment, the workload, the machine, or the
+// command line.
 func findAzure(context.Context) (func(context.Context) (string, error), error) {
 	c, err := azidentity.NewDefaultAzureCredential(nil)
 	if err != nil {
 		return nil, err
 	}
 	return func(ctx context.Context) (string, error) {
-		// The library keeps the token, and renews it five minutes and more before its end.
+		// The library caches the token, and renews it at least five minutes before its
+		// end.
 		t, err := c.GetToken(ctx, policy.TokenRequestOptions{Scopes: []string{"https://storage.azure.com/.default"}})
 		var refused *azidentity.AuthenticationFailedError
 		if err != nil && !errors.As(err, &refused) && ctx.Err() == nil {
@@ -164,9 +170,12 @@ func (d *azure) sign(ctx context.Context, r *http.Request, body []byte) error {
 	return nil
 }
 
-// signature is that of the scheme SharedKey.
+// signature is that of the scheme SharedKey:
+// https://learn.microsoft.com/rest/api/storageservices/authorize-with-shared-key.
 func (d *azure) signature(r *http.Request, length int) string {
 	var b strings.Builder
+	// Content-Encoding and Content-Language are empty. Content-Length is empty if it is
+	// 0.
 	b.WriteString(r.Method + "\n\n\n")
 	if length > 0 {
 		b.WriteString(strconv.Itoa(length))
@@ -187,6 +196,8 @@ func (d *azure) signature(r *http.Request, length int) string {
 	for _, name := range names {
 		b.WriteString(strings.ToLower(name) + ":" + first(r.Header, name) + "\n")
 	}
+	// The canonical resource: account and path, then each parameter of the query on a
+	// line of its own, sorted.
 	b.WriteString("/" + d.account + r.URL.EscapedPath())
 	q := r.URL.Query()
 	names = names[:0]
@@ -212,14 +223,15 @@ func (d *azure) refused(r *request, a *answer) (again bool, err error) {
 	case a.status == http.StatusForbidden && d.key != nil && d.follow(a.header.Get("Date")):
 		return true, says(d.url, schema.ErrDenied, r, a, "the machine's clock is wrong")
 	case a.status == http.StatusForbidden || a.status == http.StatusUnauthorized,
-		// Azure hides from a caller without credentials that there is something.
+		// Azure does not reveal to a caller without credentials that the resource exists.
 		a.status == http.StatusNotFound && a.code == "ResourceNotFound":
 		return false, says(d.url, schema.ErrDenied, r, a, d.tokens.hint())
 	}
 	return false, nil
 }
 
-// follow takes the server's clock for the machine's, where that would have a request refused.
+// follow corrects the clock of requests by the server's, if the difference is large
+// enough to have the request refused.
 func (d *azure) follow(date string) bool {
 	at, err := http.ParseTime(date)
 	if err != nil {

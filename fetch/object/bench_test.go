@@ -19,7 +19,8 @@ import (
 	"bowstring/schema"
 )
 
-// serverVariable makes the test's program a server of its own: what it says is the processor time of the reader alone.
+// serverVariable makes the test's program a server in a process of its own, so that the
+// measured CPU time is the reader's only.
 const serverVariable = "BOWSTRING_OBJECT_BENCH"
 
 const benchSize = 64 << 20
@@ -62,8 +63,8 @@ func serveBench(mode string) error {
 	return s.Close()
 }
 
-// BenchmarkRange reads ranges from a server in a process of its own: ns/op and allocations are the reader's,
-// cpu-us/op its processor time, kernel and all.
+// BenchmarkRange reads ranges from a server in another process: ns/op and allocations are
+// the reader's, cpu-us/op its CPU time including the kernel's.
 func BenchmarkRange(b *testing.B) {
 	for _, c := range []struct {
 		name string

@@ -15,14 +15,16 @@ import (
 	"bowstring/schema"
 )
 
-// BudgetOptions tunes a Budget. The zero value of each field stands for its default.
+// BudgetOptions tunes a Budget. The zero value of each field means its default.
 type BudgetOptions struct {
-	// Tenant says on whose account a request is made. Default: all are on one.
+	// Tenant names the account that a request is charged to. Default: one for all.
 	Tenant func(context.Context) string
-	// Sharers is how many processes use the buckets in the same way, this one among them: the nodes of a cluster. When
-	// their number changes, what this one allows itself changes at once by the same factor. Default 1.
+	// Sharers is how many processes use the buckets in the same way, this one included:
+	// the nodes of a cluster. When their number changes, the rates of this one change at
+	// once by the same factor. Default 1.
 	Sharers func() int
-	// MaxWaiting is how many requests to a bucket wait for their turn at most; others are refused. Default 16,384.
+	// MaxWaiting is how many requests to a bucket may wait for their turn; others are
+	// refused. Default 16,384.
 	MaxWaiting int
 }
 
@@ -38,18 +40,21 @@ func (o *BudgetOptions) ensureDefaults() {
 	}
 }
 
-// Budget learns how many requests a second buckets allow, and has requests wait for their turn before they take a
-// connection. docs/cost.md says how.
+// Budget learns how many requests a second buckets allow, and makes requests wait for
+// their turn before they take a connection. docs/cost.md describes it.
 //
-// There is no limit until a bucket refuses requests (a [ThrottledError]). Then there is one for the whole bucket, of
-// reads and of writes by themselves. Where refusals concentrate on what lies below one path, that gets a limit of its
-// own, and the rest has none any more: a request belongs to one limit, the one with the longest prefix, as a key belongs
-// to one partition of a store.
+// There is no limit until a bucket refuses requests (a [ThrottledError]). Then the whole
+// bucket gets one, separately for reads and for writes. If refusals concentrate on the
+// keys below one path, that path gets a limit of its own, and the limit of the rest is
+// removed. A request belongs to one limit, the one with the longest prefix, as a key
+// belongs to one partition of a store.
 //
-// A limit moves by the cubic function of CUBIC (Ha, Rhee, Xu: "CUBIC: a new TCP-friendly high-speed TCP variant", 2008;
-// RFC 9438) with rates in the place of windows, as the adaptive retries of the clouds' own libraries do: down by a share
-// when a request is refused that was begun since it went down last; then up towards the rate at which that was, slower
-// and slower, and beyond it, faster and faster, as long as requests wait.
+// A limit moves by the cubic function of CUBIC (Ha, Rhee, Xu: "CUBIC: a new TCP-friendly
+// high-speed TCP variant", 2008; RFC 9438) with rates in place of windows, as the
+// adaptive retries of the clouds' own libraries do. It goes down by a share when the
+// bucket refuses a request that was begun after the last decrease. Then it rises towards
+// the rate of that refusal, more and more slowly, and beyond that rate faster and faster,
+// as long as requests wait.
 //
 // It is safe for concurrent use, and has no goroutine: timers wake waiting requests.
 type Budget struct {
@@ -66,7 +71,8 @@ func NewBudget(opts BudgetOptions) *Budget {
 	return &Budget{opts: opts, buckets: map[string]*budgeted{}, heard: map[any]heard{}}
 }
 
-// Budgeted returns the bucket with its requests kept to what b has learned. Buckets with the same URL are one.
+// Budgeted returns the bucket with its requests limited to the rates that b has learned.
+// Buckets with the same URL share their limits.
 func Budgeted(b Bucket, budget *Budget) Bucket {
 	url := b.URL()
 	budget.mu.Lock()
@@ -82,7 +88,7 @@ func Budgeted(b Bucket, budget *Budget) Bucket {
 	return &paced{b, of}
 }
 
-// Class is what requests are limited together.
+// Class is a class of requests that are limited together.
 type Class int
 
 // Classes of requests.
@@ -96,24 +102,26 @@ const (
 // String names the class.
 func (c Class) String() string { return [...]string{"reads", "writes"}[c] }
 
-// Limit is what a Budget allows for the keys with a prefix.
+// Limit is the rate that a Budget allows for the keys with a prefix.
 type Limit struct {
 	Bucket string `json:"bucket"`
 	Prefix string `json:"prefix"` // "" is the whole bucket
 	Class  string `json:"class"`  // "reads" or "writes"
-	// PerSecond is how many requests a second this process allows itself; 0: as many as there are, as none was refused
-	// of late. Most is at how many the bucket refused one.
+	// PerSecond is how many requests a second this process allows itself; 0 means no
+	// limit, because the bucket has refused none recently. Most is the rate at which the
+	// bucket last refused a request.
 	PerSecond float64 `json:"requests_per_s"`
 	Most      float64 `json:"refused_at_per_s"`
 	Served    float64 `json:"served_per_s"`       // recently
 	Waiting   int     `json:"waiting"`            // requests now
 	Waits     int64   `json:"waits"`              // requests that waited
-	Waited    int64   `json:"waited_ns"`          // summed up over them
+	Waited    int64   `json:"waited_ns"`          // total of these waits
 	Throttled int64   `json:"throttled"`          // requests that the bucket refused
-	Paused    int64   `json:"paused_ms,omitzero"` // for how long nothing is asked, as the bucket said
+	Paused    int64   `json:"paused_ms,omitzero"` // time left of a pause that the bucket asked for
 }
 
-// Limits returns what is allowed now: for each bucket the whole, and each prefix with a limit of its own.
+// Limits returns all current limits: for each bucket that of the whole, and that of each
+// prefix with a limit of its own.
 func (b *Budget) Limits() []Limit {
 	b.mu.Lock()
 	all := make([]*budgeted, 0, len(b.buckets))
@@ -134,53 +142,64 @@ func (b *Budget) Limits() []Limit {
 	return list
 }
 
+// Constants of the learning. Changes are judged by the simulations in budget_test.go.
 const (
-	// A limit goes down by cutPer times the share of requests that were refused since it last did, within these bounds.
+	// A limit goes down by cutPer times the share of requests refused since the last
+	// decrease, within these bounds. A bucket that refuses one of many requests is nearly
+	// at its limit.
 	cutPer   = 15.0
 	leastCut = 0.03
 	mostCut  = 0.15
-	// period is how long a limit takes to come back to where it was.
+	// period is how long a limit takes to return to the rate of the last refusal: CUBIC's
+	// K.
 	period = 10 * time.Second
-	// doubling is how long a limit takes to double, after the first refusal and until the next one.
+	// doubling is how long a limit takes to double between the first refusal and the next
+	// one, while its true value is unknown.
 	doubling = 2 * time.Second
-	// leastRate is what a limit is at least, so that nothing starves and what changed is found out.
+	// leastRate is the minimum of a limit, so that every request is served some time, and
+	// the bucket is probed for changes.
 	leastRate = 1.0
-	// burst is for how long requests may be saved up, and leastBurst how many in any case.
+	// burst is the time over which unused requests accumulate, and leastBurst their
+	// number at least.
 	burst      = 10 * time.Millisecond
 	leastBurst = 1.0
-	// mostPause bounds what a bucket may ask for.
+	// mostPause bounds the pause that a bucket may ask for.
 	mostPause = time.Minute
-	// forgetAfter is when a limit that nothing was refused by is given up.
+	// forgetAfter is how long a limit without refusals is kept.
 	forgetAfter = 15 * time.Minute
 
-	// mostLimits is how many limits a bucket has at most, mostTallied how many paths a limit counts, tallyDepth how many
-	// components they have more than its own prefix, and mostDepth how many the prefix of one has.
+	// Bounds of memory: mostLimits is how many limits a bucket has, mostTallied how many
+	// paths a limit counts, tallyDepth how many components deeper than its own prefix
+	// these are, and mostDepth how many components the prefix of a limit has.
 	mostLimits  = 64
 	mostTallied = 1024
 	tallyDepth  = 3
 	mostDepth   = 8
-	// A limit is divided where of at least splitRefused refusals the share splitShare was below a path with at most the
-	// share splitAsked of the requests: by chance that would be so once in a thousand times.
+	// A limit is divided if of at least splitRefused refusals the share splitShare was
+	// below a path that had at most the share splitAsked of the requests. By chance that
+	// happens once in a thousand times.
 	splitRefused = 16
 	splitShare   = 0.9
 	splitAsked   = 0.6
-	// tallyPeriod is how often what is counted of paths is halved.
+	// tallyPeriod is how often the counts of paths are halved, so that old requests fade.
 	tallyPeriod = time.Minute
 )
 
-// budgeted is the budget of a bucket.
+// budgeted is the budget of a bucket. Its lock is held for short computations only, never
+// while a request runs.
 type budgeted struct {
 	url  string
 	opts *BudgetOptions
 
 	mu      sync.Mutex
-	sharers int                        // when it was last looked; guarded by mu
+	sharers int                        // at the last request; guarded by mu
 	limits  [classes]map[string]*limit // by their prefixes; guarded by mu
-	waiting int                        // guarded by mu
-	free    []*waiter                  // guarded by mu
+	waiting int                        // requests in all queues; guarded by mu
+	free    []*waiter                  // waiters for reuse; guarded by mu
 }
 
 // limit is that of the keys with a prefix. Its fields are guarded by budgeted.mu.
+// Requests take tokens, which accumulate at the rate (a token bucket).
 type limit struct {
 	of     *budgeted
 	class  Class
@@ -189,18 +208,18 @@ type limit struct {
 	all    tally             // of all requests, for as long
 	halved time.Time
 
-	rate    float64   // requests a second; 0: any number
-	most    float64   // when one was last refused
-	down    time.Time // when it went down last
-	grown   time.Duration
-	cut     float64   // the share by which it went down last
-	asked   float64   // requests that were answered since
-	guessed bool      // most is a guess, made when there was no limit yet
-	moved   time.Time // when rate and tokens were last brought up to date
-	tokens  float64
-	paused  time.Time // until when nothing is begun
-	refused time.Time // when the last one was
-	waited  time.Time // when one last began to wait
+	rate    float64       // requests a second; 0: no limit
+	most    float64       // rate at the last refusal
+	down    time.Time     // time of the last decrease
+	grown   time.Duration // time since then in which requests waited: the time of CUBIC's curve
+	cut     float64       // share of the last decrease
+	asked   float64       // requests answered since then
+	guessed bool          // most is a guess, made when there was no limit yet
+	moved   time.Time     // time up to which rate and tokens are computed
+	tokens  float64       // requests that may begin at once; negative after a decrease
+	paused  time.Time     // no request begins before it
+	refused time.Time     // time of the last refusal
+	waited  time.Time     // time at which a request last began to wait
 
 	served served
 
@@ -220,8 +239,8 @@ func newLimit(of *budgeted, class Class, prefix string, now time.Time) *limit {
 	return l
 }
 
-// paths yields the paths that a key lies below, from the shortest that is longer than a prefix on: of data/a/1.jpg and ""
-// that is data/ and data/a/.
+// paths yields the directories of a key that are longer than a prefix, from the shortest
+// on. For data/a/1.jpg and "" these are data/ and data/a/.
 func paths(key, prefix string) iter.Seq[string] {
 	return func(yield func(string) bool) {
 		at := len(prefix)
@@ -238,7 +257,7 @@ func paths(key, prefix string) iter.Seq[string] {
 	}
 }
 
-// findLocked returns the limit that a key belongs to.
+// findLocked returns the limit that a key belongs to: the one with the longest prefix.
 func (b *budgeted) findLocked(class Class, key string) *limit {
 	limits := b.limits[class]
 	l := limits[""]
@@ -257,16 +276,17 @@ func (b *budgeted) findLocked(class Class, key string) *limit {
 	return l
 }
 
-// waiter is a request that waits for its turn.
+// waiter is a request that waits for its turn. Waiters are reused, with their channel.
 type waiter struct {
 	key    string
 	tenant string
 	began  time.Time
 	at     *limit
-	turn   chan struct{} // gets one value
+	turn   chan struct{} // receives one value
 }
 
-// enter waits until a request may be made.
+// enter waits until a request may be made, and returns when it began. It fails if ctx
+// ends or if too many requests wait. A request that entered must leave.
 func (b *budgeted) enter(ctx context.Context, class Class, key string) (began time.Time, err error) {
 	if ctx.Err() != nil {
 		return time.Time{}, context.Cause(ctx)
@@ -305,7 +325,7 @@ func (b *budgeted) enter(ctx context.Context, class Class, key string) (began ti
 	case <-ctx.Done():
 		b.mu.Lock()
 		select {
-		case <-w.turn: // it came at the same time, and is used
+		case <-w.turn: // the turn came at the same time, and is used
 		default:
 			w.at.queue.drop(w)
 			b.waiting--
@@ -322,7 +342,7 @@ func (b *budgeted) enter(ctx context.Context, class Class, key string) (began ti
 	return began, err
 }
 
-// leave takes note of what became of a request.
+// leave records the result of a request that entered.
 func (b *budgeted) leave(class Class, key string, began time.Time, err error) {
 	var throttled *ThrottledError
 	if err != nil {
@@ -340,7 +360,7 @@ func (b *budgeted) leave(class Class, key string, began time.Time, err error) {
 	l.refusedLocked(key, began, now, throttled.After)
 }
 
-// shareLocked follows the number of nodes.
+// shareLocked scales the limits when the number of nodes changes.
 func (b *budgeted) shareLocked() {
 	n := max(b.opts.Sharers(), 1)
 	if b.sharers == 0 {
@@ -358,10 +378,11 @@ func (b *budgeted) shareLocked() {
 	}
 }
 
-// countLocked counts a request by the paths that its key lies below.
+// countLocked counts a request for each directory of its key, to find out where refusals
+// concentrate.
 func (l *limit) countLocked(key string, now time.Time) {
 	if l.rate == 0 {
-		return // nothing is to be divided
+		return // no limit, so nothing to divide
 	}
 	if now.Sub(l.halved) > tallyPeriod {
 		l.halved = now
@@ -386,7 +407,7 @@ func (l *limit) countLocked(key string, now time.Time) {
 	}
 }
 
-// below yields the paths below the prefix that are counted.
+// below yields the directories of a key below the limit's prefix that are counted.
 func (l *limit) below(key string) iter.Seq[string] {
 	return func(yield func(string) bool) {
 		n := 0
@@ -398,7 +419,8 @@ func (l *limit) below(key string) iter.Seq[string] {
 	}
 }
 
-// movedLocked brings rate and tokens up to date.
+// movedLocked advances rate and tokens to now. The rate grows only while requests wait: a
+// limit that is not used is not tested.
 func (l *limit) movedLocked(now time.Time) {
 	from := l.moved
 	if l.paused.After(from) {
@@ -421,6 +443,7 @@ func (l *limit) movedLocked(now time.Time) {
 			l.rate *= math.Exp2(past.Seconds() / doubling.Seconds())
 			return
 		}
+		// CUBIC around the last refusal: x is -1 at the decrease, 0 at the rate of the refusal.
 		x, by := l.grown.Seconds()/period.Seconds()-1, mostCut
 		if x < 0 {
 			by = l.cut
@@ -429,7 +452,7 @@ func (l *limit) movedLocked(now time.Time) {
 	}
 }
 
-// takeLocked reports whether a request may be begun now, and counts it.
+// takeLocked takes a token for a request, and reports whether there was one.
 func (l *limit) takeLocked(now time.Time) bool {
 	if now.Before(l.paused) {
 		return false
@@ -444,7 +467,8 @@ func (l *limit) takeLocked(now time.Time) bool {
 	return true
 }
 
-// grantLocked gives turns to waiting requests, as many as there may be now, and sets the timer for the others.
+// grantLocked gives turns to waiting requests while there are tokens, and sets the timer
+// for the rest.
 func (l *limit) grantLocked(now time.Time) {
 	for l.queue.len > 0 && l.takeLocked(now) {
 		w := l.queue.take()
@@ -454,7 +478,8 @@ func (l *limit) grantLocked(now time.Time) {
 	l.wakeLocked(now)
 }
 
-// wakeLocked sets the timer for the next turn.
+// wakeLocked sets the timer for the next turn. It waits a millisecond at least, and so
+// grants several turns at high rates.
 func (l *limit) wakeLocked(now time.Time) {
 	if l.queue.len == 0 {
 		return
@@ -476,7 +501,8 @@ func (l *limit) wakeLocked(now time.Time) {
 	l.timer.Reset(wait)
 }
 
-// refusedLocked takes note of a request that the bucket refused.
+// refusedLocked records a request that the bucket refused. It may divide the limit, pause
+// it, and decrease it.
 func (l *limit) refusedLocked(key string, began, now time.Time, after time.Duration) {
 	l.throttled++
 	l.refused = now
@@ -492,7 +518,7 @@ func (l *limit) refusedLocked(key string, began, now time.Time, after time.Durat
 			l.asked++
 			l.throttled++
 			l.refused = now
-			began = now // it goes down at once
+			began = now // so that the new limit goes down at once
 		}
 	}
 	if after > 0 {
@@ -501,12 +527,13 @@ func (l *limit) refusedLocked(key string, began, now time.Time, after time.Durat
 		}
 	}
 	if !began.After(l.down) && l.rate > 0 {
-		return // it was begun at the former rate
+		return // it was begun at the former, higher rate
 	}
 	l.downLocked(now)
 }
 
-// downLocked has the limit go down.
+// downLocked decreases the limit. The new maximum is the rate that the bucket really
+// served, if that is known to be lower.
 func (l *limit) downLocked(now time.Time) {
 	l.movedLocked(now)
 	served := l.served.rate(now)
@@ -525,8 +552,8 @@ func (l *limit) downLocked(now time.Time) {
 	}
 }
 
-// splitLocked gives what lies below one of the paths of a key a limit of its own and returns it, if refusals concentrate
-// there. The rest has none then.
+// splitLocked divides the limit if refusals concentrate on one directory of a key, and
+// returns that directory's new limit, else nil.
 func (l *limit) splitLocked(key string, now time.Time) *limit {
 	limits := l.of.limits[l.class]
 	if l.all.refused < splitRefused || len(limits) >= mostLimits {
@@ -544,14 +571,14 @@ func (l *limit) splitLocked(key string, now time.Time) *limit {
 	return nil
 }
 
-// divideLocked gives what lies below a path a limit of its own. The rest has none then.
+// divideLocked gives a path a limit of its own and removes the limit of the rest.
 func (l *limit) divideLocked(path string, rate, most float64, now time.Time) *limit {
 	own := newLimit(l.of, l.class, strings.Clone(path), now)
 	own.rate, own.most, own.cut, own.down, own.refused = rate, most, leastCut, now, now
 	l.of.limits[l.class][own.prefix] = own
 	l.rate, l.most = 0, 0
 	l.forgetLocked()
-	// Waiting requests find their limit anew.
+	// Waiting requests are sorted to their new limits.
 	for _, w := range l.queue.all() {
 		w.at = l.of.findLocked(l.class, w.key)
 		w.at.queue.put(w)
@@ -562,12 +589,14 @@ func (l *limit) divideLocked(path string, rate, most float64, now time.Time) *li
 	return own
 }
 
+// forgetLocked drops the counts of paths.
 func (l *limit) forgetLocked() {
 	l.all = tally{}
 	clear(l.tally)
 }
 
-// listLocked appends the limits. One of a prefix that has become superfluous is given up.
+// listLocked appends the limits. It drops the limit of a prefix that no longer limits
+// anything.
 func (b *budgeted) listLocked(list []Limit, now time.Time) []Limit {
 	for _, limits := range b.limits {
 		for prefix, l := range limits {
@@ -589,18 +618,19 @@ func (b *budgeted) listLocked(list []Limit, now time.Time) []Limit {
 	return list
 }
 
-// round has three digits behind the point.
+// round keeps three decimals.
 func round(v float64) float64 { return math.Round(v*1000) / 1000 }
 
-// served measures how many requests a second were answered and not refused, over the last one to two seconds.
+// served measures how many requests a second succeeded, over the last one to two seconds.
 type served struct {
 	since       time.Time // when the present second began
 	now, before float64
-	whole       bool // there was a second before
+	whole       bool // before covers a whole second
 }
 
 const servedPeriod = time.Second
 
+// turn begins a new second if the present one is over.
 func (s *served) turn(now time.Time) {
 	past := now.Sub(s.since)
 	if past < servedPeriod {
@@ -623,17 +653,20 @@ func (s *served) rate(now time.Time) float64 {
 	if !s.whole {
 		return s.now / max(past, servedPeriod/10).Seconds()
 	}
-	// As if the present second had gone on as the one before.
+	// The part of the last second that the present one does not cover yet is taken from
+	// the one before.
 	return s.now + s.before*(1-past.Seconds()/servedPeriod.Seconds())
 }
 
-// turns are waiting requests: tenants take turns, and each tenant's requests come in their order.
+// turns are waiting requests. Tenants are served in rotation, and each tenant's requests
+// in their order. So a tenant with many requests delays others by one request at a time.
 type turns struct {
 	tenants []*account // that wait; the first one is next
 	by      map[string]*account
 	len     int
 }
 
+// account are the waiting requests of a tenant.
 type account struct {
 	tenant  string
 	waiting []*waiter
@@ -653,7 +686,7 @@ func (q *turns) put(w *waiter) {
 	q.len++
 }
 
-// take returns the one whose turn it is. There must be one.
+// take removes and returns the next request. There must be one.
 func (q *turns) take() *waiter {
 	a := q.tenants[0]
 	w := a.waiting[0]
@@ -669,7 +702,7 @@ func (q *turns) take() *waiter {
 	return w
 }
 
-// drop takes one out.
+// drop removes a request whose context has ended.
 func (q *turns) drop(w *waiter) {
 	a := q.by[w.tenant]
 	a.waiting = slices.DeleteFunc(a.waiting, func(o *waiter) bool { return o == w })
@@ -680,7 +713,7 @@ func (q *turns) drop(w *waiter) {
 	}
 }
 
-// all takes out all, in the order of their turns.
+// all removes all requests and returns them in the order of their turns.
 func (q *turns) all() (list []*waiter) {
 	for q.len > 0 {
 		list = append(list, q.take())
@@ -727,7 +760,8 @@ func (b *paced) Stat(ctx context.Context, key string) (Info, error) {
 	return info, err
 }
 
-// List implements Bucket.
+// List implements Bucket. Each page waits for a turn of its own, under the limit of the
+// listed prefix.
 func (b *paced) List(ctx context.Context, opts ListOptions) iter.Seq2[Info, error] {
 	return func(yield func(Info, error) bool) {
 		outer := opts.Page

@@ -214,8 +214,9 @@ func TestBudgetOfManyRates(t *testing.T) {
 	}
 }
 
-// TestBudgetIsFair: tenants that want more than there is get the same, however many requests each has; who wants less
-// gets what it wants, and waits for no queue of others.
+// TestBudgetIsFair: tenants that want more than there is get the same, however many
+// requests each has. A tenant that wants less gets what it wants, and does not wait
+// behind others.
 func TestBudgetIsFair(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		under := newRefusing(t, &part{rate: 500, burst: 100})
@@ -316,7 +317,8 @@ func TestBudgetOfPrefixes(t *testing.T) {
 	})
 }
 
-// TestBudgetOfWholeBucket: a limit of the whole bucket is not divided, however requests lie in it.
+// TestBudgetOfWholeBucket: a limit of the whole bucket is not divided, however requests
+// are distributed in it.
 func TestBudgetOfWholeBucket(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		under := newRefusing(t, &part{rate: 400, burst: 100})
@@ -404,9 +406,10 @@ func TestBudgetEndsWithContexts(t *testing.T) {
 	})
 }
 
-// TestBudgetIsShared: three nodes that share a bucket use what it allows, each about as much, and each allows itself half
-// as much again as soon as one has left. What they make in the seconds after that is no measure of it: a node that has
-// just been refused makes little then.
+// TestBudgetIsShared: three nodes that share a bucket use what it allows, each about as
+// much. When one has left, each of the others allows itself 1.5 times as much at once.
+// The requests of the following seconds are not compared, because a node that has just
+// been refused makes few.
 func TestBudgetIsShared(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		under := newRefusing(t, &part{rate: 900, burst: 200})

@@ -232,13 +232,13 @@ echo "{\"Version\":1,\"AccessKeyId\":\"AKID$((n))\",\"SecretAccessKey\":\"s3cr3t
 	}
 }
 
-// Credentials are renewed ahead of their end.
-func TestRenewedAhead(t *testing.T) {
+// Credentials are renewed before their end.
+func TestRenewedEarly(t *testing.T) {
 	s := start(t, objecttest.Config{})
 	s.PutObject("bucket", "k", []byte("x"))
 	var asked atomic.Int64
 	container := cloud(t, func(w http.ResponseWriter, _ *http.Request) {
-		life := time.Minute // less than what they are renewed ahead by
+		life := time.Minute // shorter than the margin of renewal
 		if asked.Add(1) > 1 {
 			life = time.Hour
 		}

@@ -10,21 +10,24 @@ import (
 )
 
 const (
-	// resolveEvery is how long an answer of DNS is used. S3 gives other addresses each few seconds.
+	// resolveEvery is how long an answer of DNS is used. S3 returns other addresses every
+	// few seconds.
 	resolveEvery = 10 * time.Second
-	// dialPatience is how long one address of several may take to answer.
+	// dialPatience is how long one of several addresses may take to answer.
 	dialPatience = 5 * time.Second
 	// handshakePatience is how long a TLS handshake may take.
 	handshakePatience = 10 * time.Second
-	// recordsBytes is how much of encrypted records is read at once. By itself crypto/tls asks the system for each of
-	// 16 KiB.
+	// recordsBytes is how many bytes of TLS records are read by one system call.
+	// crypto/tls itself reads each record of 16 KiB with a call of its own.
 	recordsBytes = 256 << 10
-	// avoidFor is how long an address that did not answer is dialled after all others.
+	// avoidFor is how long an address that did not answer is dialled only after all
+	// others.
 	avoidFor = time.Minute
 )
 
-// spreader dials hosts at all of their addresses in turn: hundreds of connections to one address of a large service
-// are a hot spot, as are all connections at the address that a resolver happens to name first.
+// spreader dials hosts at all of their addresses in rotation. Hundreds of connections to
+// one address of a large service would overload it, and so would all connections going to
+// the address that a resolver happens to return first. It is safe for concurrent use.
 type spreader struct {
 	dial   func(ctx context.Context, network, address string) (net.Conn, error)
 	lookup func(ctx context.Context, host string) ([]string, error)
@@ -34,11 +37,12 @@ type spreader struct {
 	hosts map[string]*hostAddresses
 }
 
+// hostAddresses are the addresses of a host. They are guarded by spreader.mu.
 type hostAddresses struct {
 	addresses []string
-	read      time.Time
-	next      int
-	avoid     map[string]time.Time // until when
+	read      time.Time            // when DNS returned them
+	next      int                  // index of the address for the next connection
+	avoid     map[string]time.Time // addresses that did not answer, and until when they are avoided
 }
 
 func newSpreader(dial func(ctx context.Context, network, address string) (net.Conn, error)) *spreader {
@@ -48,7 +52,8 @@ func newSpreader(dial func(ctx context.Context, network, address string) (net.Co
 	return &spreader{dial: dial, lookup: net.DefaultResolver.LookupHost, now: time.Now, hosts: map[string]*hostAddresses{}}
 }
 
-// DialContext opens a connection to the next address of a host, or to one after it if that does not answer.
+// DialContext connects to the next address of a host, or to one after it if that does not
+// answer.
 func (s *spreader) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
 	host, port, err := net.SplitHostPort(address)
 	if err != nil || net.ParseIP(host) != nil {
@@ -62,7 +67,7 @@ func (s *spreader) DialContext(ctx context.Context, network, address string) (ne
 	for i, ip := range turn {
 		conn, err := s.dialOne(ctx, network, net.JoinHostPort(ip, port), i == len(turn)-1)
 		if err == nil {
-			if i > 0 { // or the one behind those that failed would get their connections, too
+			if i > 0 { // else the one behind those that failed would get all their connections
 				s.behind(host, ip)
 			}
 			return conn, nil
@@ -76,6 +81,8 @@ func (s *spreader) DialContext(ctx context.Context, network, address string) (ne
 	return nil, last
 }
 
+// dialOne dials one address. The last one has no deadline of its own: there is nothing
+// else to try.
 func (s *spreader) dialOne(ctx context.Context, network, address string, last bool) (net.Conn, error) {
 	if !last {
 		var cancel context.CancelFunc
@@ -85,14 +92,16 @@ func (s *spreader) dialOne(ctx context.Context, network, address string, last bo
 	return s.dial(ctx, network, address)
 }
 
-// turn is the host's addresses in the order in which a connection tries them.
+// turn returns the host's addresses in the order in which a connection tries them,
+// avoided ones last.
 func (s *spreader) turn(ctx context.Context, host string) ([]string, error) {
 	s.mu.Lock()
 	h := s.hosts[host]
 	fresh := h != nil && s.now().Sub(h.read) < resolveEvery
 	s.mu.Unlock()
 	if !fresh {
-		// Several connections that begin at once may all ask: that is the resolver's to join.
+		// Several connections that begin at once may all resolve the name. The resolver
+		// joins these requests.
 		got, err := s.lookup(ctx, host)
 		s.mu.Lock()
 		if h = s.hosts[host]; h == nil {
@@ -103,7 +112,7 @@ func (s *spreader) turn(ctx context.Context, host string) ([]string, error) {
 			h = &hostAddresses{avoid: map[string]time.Time{}}
 			s.hosts[host] = h
 		}
-		// A resolver that fails for now does not end what its last answer still serves.
+		// If the resolver fails, its last answer stays in use.
 		if err == nil && len(got) > 0 {
 			h.addresses, h.read = got, s.now()
 		}
@@ -128,7 +137,7 @@ func (s *spreader) turn(ctx context.Context, host string) ([]string, error) {
 	return append(turn, avoided...), nil
 }
 
-// behind has the next connection begin behind an address.
+// behind makes the next connection begin with the address after ip.
 func (h *hostAddresses) behind(ip string) {
 	if i := slices.Index(h.addresses, ip); i >= 0 {
 		h.next = (i + 1) % len(h.addresses)
@@ -141,6 +150,7 @@ func (s *spreader) behind(host, ip string) {
 	s.hosts[host].behind(ip)
 }
 
+// failed marks an address to be avoided, and drops old marks.
 func (s *spreader) failed(host, ip string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -153,7 +163,7 @@ func (s *spreader) failed(host, ip string) {
 	h.avoid[ip] = s.now().Add(avoidFor)
 }
 
-// dialTLS opens a connection with TLS, whose records are read several at once.
+// dialTLS opens a connection with TLS that reads several records at once.
 func dialTLS(ctx context.Context, network, address string,
 	dial func(ctx context.Context, network, address string) (net.Conn, error), config *tls.Config) (net.Conn, error) {
 	host, _, err := net.SplitHostPort(address)
@@ -176,18 +186,18 @@ func dialTLS(ctx context.Context, network, address string,
 	return conn, nil
 }
 
-// recordsConn is a connection that reads much at once while much comes. It has a buffer only in the midst of that:
-// hundreds of connections wait for answers.
+// recordsConn is a connection that reads large pieces while much data arrives. It holds a
+// buffer only during that time, because hundreds of connections wait for answers.
 type recordsConn struct {
 	net.Conn
-	more bool // much may be there
+	more bool // more data may be waiting
 	buf  *[recordsBytes]byte
-	left []byte // of buf, never empty while there is one
+	left []byte // unread part of buf, never empty while there is a buf
 }
 
 var recordsBuffers = sync.Pool{New: func() any { return new([recordsBytes]byte) }}
 
-// Read implements net.Conn. crypto/tls calls it by one goroutine at a time.
+// Read implements net.Conn. crypto/tls calls it from one goroutine at a time.
 func (c *recordsConn) Read(b []byte) (int, error) {
 	if c.buf == nil && !c.more {
 		n, err := c.Conn.Read(b)
@@ -202,7 +212,7 @@ func (c *recordsConn) Read(b []byte) (int, error) {
 			recordsBuffers.Put(buf)
 			return 0, err
 		}
-		c.buf, c.left = buf, buf[:n] // an error comes again with the next read
+		c.buf, c.left = buf, buf[:n] // the next read returns the error again
 	}
 	n := copy(b, c.left)
 	if c.left = c.left[n:]; len(c.left) == 0 {

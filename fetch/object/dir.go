@@ -19,13 +19,15 @@ import (
 	"bowstring/schema"
 )
 
-// private is the directory in a bucket's directory that has its lock and what is being written. It is in no list.
+// private is the directory in a bucket's directory that has its lock and unfinished
+// writes. It is never listed.
 const private = ".bowstring-bucket"
 
-// dir is a directory as a bucket: an object is a file. A write makes a new file and renames it, so that a reader has
-// one version whole. Writers of all processes on the machine take turns by a lock for the moment of the rename. The
-// version of a file is its inode, size and time of change; a write sets a time later than that of the file that was
-// there, so that a version never comes back.
+// dir is a directory as a bucket: an object is a file. A write makes a new file and
+// renames it, so that a reader sees one version as a whole. Writers of all processes on
+// the machine hold a lock (flock) during the rename. The version of a file is its inode,
+// size and time of change. A write sets a later time than that of the file that it
+// replaces, so a version is never used twice.
 type dir struct {
 	path string
 	url  string
@@ -48,9 +50,11 @@ func (d *dir) URL() string { return d.url }
 // Close implements Bucket.
 func (d *dir) Close() error { return nil }
 
-// file is the path of a key's file. A key is a path in its one form: a/../b and a/b would be one file.
+// file is the path of a key's file. A key must be a clean path: otherwise a/../b and b
+// would be the same file.
 func (d *dir) file(key string) (string, error) {
 	bad := key == "" || strings.ContainsRune(key, 0)
+	// 255 bytes is the longest name of a file on Linux.
 	for part := range strings.SplitSeq(key, "/") {
 		bad = bad || part == "" || part == "." || part == ".." || len(part) > 255
 	}
@@ -60,12 +64,13 @@ func (d *dir) file(key string) (string, error) {
 	return filepath.Join(d.path, key), nil
 }
 
+// failed converts an error of the file system.
 func (d *dir) failed(key string, err error) error {
 	where := d.url
 	if key != "" {
 		where = fmt.Sprintf("object %q of %s", key, d.url)
 	}
-	// The text of a path error repeats the path.
+	// The text of a path error would repeat the path.
 	var pe *fs.PathError
 	if errors.As(err, &pe) {
 		err = pe.Err
@@ -83,7 +88,10 @@ func (d *dir) failed(key string, err error) error {
 	return errorf(schema.ErrUnavailable, "%s: %v", where, err)
 }
 
+// describe is the Info of a file.
 func describe(key string, st fs.FileInfo) Info {
+	// The inode distinguishes a file from one that replaced it with the same size within
+	// the resolution of its times.
 	ino := uint64(0)
 	if sys, ok := st.Sys().(*syscall.Stat_t); ok {
 		ino = sys.Ino
@@ -93,7 +101,7 @@ func describe(key string, st fs.FileInfo) Info {
 		Date: time.Now()}
 }
 
-// open opens an object that has a version.
+// open opens an object if it has that version. The caller closes the file.
 func (d *dir) open(ctx context.Context, key string, v schema.ObjectVersion) (*os.File, Info, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, Info{}, ended(ctx, d.url, key)
@@ -113,7 +121,7 @@ func (d *dir) open(ctx context.Context, key string, v schema.ObjectVersion) (*os
 	return f, info, nil
 }
 
-// gone makes the loss of an object that had a version one of data.
+// gone turns the absence of an object that had a version into the loss of data.
 func (d *dir) gone(key string, v schema.ObjectVersion, err error) error {
 	if !v.IsZero() && errors.Is(err, schema.ErrNotFound) {
 		return &ChangedError{Bucket: d.url, Key: key, Want: v, Gone: true}
@@ -121,6 +129,7 @@ func (d *dir) gone(key string, v schema.ObjectVersion, err error) error {
 	return err
 }
 
+// about describes an open file, and fails if it has not the wanted version.
 func (d *dir) about(f *os.File, key string, v schema.ObjectVersion) (Info, error) {
 	st, err := f.Stat()
 	if err == nil && !st.Mode().IsRegular() {
@@ -152,9 +161,11 @@ func (d *dir) Range(ctx context.Context, key string, v schema.ObjectVersion, off
 	return d.read(f, info, offset, buf)
 }
 
-// read fills buf, and proves that the file was not written to meanwhile, as other programs may do in place.
+// read fills buf, and then checks that the file was not changed meanwhile, as other
+// programs may do in place.
 func (d *dir) read(f *os.File, info Info, offset int64, buf []byte) error {
 	if _, err := f.ReadAt(buf, offset); err != nil && (len(buf) > 0 || !errors.Is(err, io.EOF)) {
+		// The file was cut short after its size was read.
 		if errors.Is(err, io.EOF) {
 			return &ChangedError{Bucket: d.url, Key: info.Key, Want: info.Version}
 		}
@@ -200,7 +211,7 @@ func (d *dir) Stat(ctx context.Context, key string) (Info, error) {
 	return describe(key, st), nil
 }
 
-// lock takes the writers' turn.
+// lock waits for the lock of the directory's writers.
 func (d *dir) lock() (unlock func(), err error) {
 	if err := os.MkdirAll(filepath.Join(d.path, private), 0o755); err != nil {
 		return nil, err
@@ -217,10 +228,10 @@ func (d *dir) lock() (unlock func(), err error) {
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
-	return func() { _ = f.Close() }, nil // which gives the lock back; nothing was written to the file
+	return func() { _ = f.Close() }, nil // closing releases the lock; nothing was written to the file
 }
 
-// Put implements Bucket. What is made has reached the disk.
+// Put implements Bucket. An object that was made has been synced to disk.
 func (d *dir) Put(ctx context.Context, key string, body []byte, c Condition) (Info, Outcome, error) {
 	if ctx.Err() != nil {
 		return Info{}, Failed, ended(ctx, d.url, key)
@@ -246,6 +257,9 @@ func (d *dir) Put(ctx context.Context, key string, body []byte, c Condition) (In
 	return info, outcome, err
 }
 
+// place writes the body to tmp, and renames it to path if the condition holds. Body and
+// times are synced before the rename: after a power failure there is the old object or
+// the new one, never a part.
 func (d *dir) place(tmp *os.File, path, key string, body []byte, c Condition) (Info, Outcome, error) {
 	at := time.Now()
 	_, err := tmp.Write(body)
@@ -268,6 +282,8 @@ func (d *dir) place(tmp *os.File, path, key string, body []byte, c Condition) (I
 		if c.Absent || !c.Version.IsZero() && c.Version.ETag != have.ETag {
 			return Info{}, Moved, moved(d.url, key)
 		}
+		// The clock may have gone back, or be too coarse for two writes in a row. The
+		// version must differ all the same.
 		if !at.After(old.ModTime()) {
 			if err := later(tmp.Name(), old.ModTime().Add(1)); err != nil {
 				return Info{}, Failed, d.failed(key, err)
@@ -299,7 +315,7 @@ func (d *dir) place(tmp *os.File, path, key string, body []byte, c Condition) (I
 	if err == nil {
 		err = d.syncDirs(filepath.Dir(path))
 	}
-	if err != nil { // it is there now, and may not be after a power failure
+	if err != nil { // it exists now, but may not after a power failure
 		return Info{}, Uncertain, d.failed(key, err)
 	}
 	return describe(key, st), Made, nil
@@ -309,7 +325,7 @@ func setTime(f *os.File, at time.Time) error {
 	return os.Chtimes(f.Name(), at, at)
 }
 
-// later gives a file that was written another time of change.
+// later sets the time of change of a file that was written.
 func later(path string, at time.Time) error {
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
@@ -318,7 +334,8 @@ func later(path string, at time.Time) error {
 	return errors.Join(setTime(f, at), f.Sync(), f.Close())
 }
 
-// syncDirs has the names in a directory, and of it and those above it in the bucket, reach the disk.
+// syncDirs syncs a directory and those above it, up to the bucket's, so that the names in
+// them are on disk.
 func (d *dir) syncDirs(path string) error {
 	for {
 		f, err := os.Open(path)
@@ -331,11 +348,13 @@ func (d *dir) syncDirs(path string) error {
 		if path == d.path || len(path) <= len(d.path) {
 			return nil
 		}
+		// A new directory's name is in the one above it, so that is synced as well.
 		path = filepath.Dir(path)
 	}
 }
 
-// Delete implements Bucket. Directories that become empty stay: a writer may be about to use them.
+// Delete implements Bucket. Directories that become empty stay: a writer may be about to
+// use them.
 func (d *dir) Delete(ctx context.Context, key string) error {
 	if ctx.Err() != nil {
 		return ended(ctx, d.url, key)
@@ -344,6 +363,7 @@ func (d *dir) Delete(ctx context.Context, key string) error {
 	if err != nil {
 		return err
 	}
+	// A directory is no object, and deleting an absent object is no error.
 	st, err := os.Lstat(path)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) || err == nil && st.IsDir() {
 		return nil
@@ -365,7 +385,8 @@ func (d *dir) Delete(ctx context.Context, key string) error {
 	return nil
 }
 
-// List implements Bucket. A symbolic link is what it points to; one to a directory that it lies in is left out.
+// List implements Bucket. Symbolic links are followed, except one to a directory that
+// contains it.
 func (d *dir) List(ctx context.Context, opts ListOptions) iter.Seq2[Info, error] {
 	return func(yield func(Info, error) bool) {
 		if err := opts.begin(ctx); err != nil {
@@ -382,7 +403,8 @@ func (d *dir) List(ctx context.Context, opts ListOptions) iter.Seq2[Info, error]
 	}
 }
 
-// dirWalk yields the objects below a directory in the order of their keys.
+// dirWalk yields the objects below a directory in the order of their keys. It reads one
+// directory at a time.
 type dirWalk struct {
 	d      *dir
 	ctx    context.Context //nolint:containedctx // of one List
@@ -392,11 +414,12 @@ type dirWalk struct {
 }
 
 type dirEntry struct {
-	key string // with "/" behind a directory's, so that all keys in it are where it is in the order
+	key string // a directory's ends with "/", which puts its keys in the right order
 	st  fs.FileInfo
 }
 
-// walk reports whether to go on. above are the directories that this one lies in, and it.
+// walk yields the objects of a directory and reports whether to go on. above are the
+// directories above it, and itself.
 func (w *dirWalk) walk(path, under string, above []fs.FileInfo) bool {
 	if w.ctx.Err() != nil {
 		w.yield(Info{}, ended(w.ctx, w.d.url, ""))
@@ -404,7 +427,7 @@ func (w *dirWalk) walk(path, under string, above []fs.FileInfo) bool {
 	}
 	names, err := os.ReadDir(path)
 	if err != nil {
-		if under != "" && errors.Is(err, fs.ErrNotExist) { // it was removed meanwhile
+		if under != "" && errors.Is(err, fs.ErrNotExist) { // removed meanwhile
 			return true
 		}
 		w.yield(Info{}, w.d.failed(under, err))
@@ -418,10 +441,11 @@ func (w *dirWalk) walk(path, under string, above []fs.FileInfo) bool {
 		}
 		isDir := n.IsDir()
 		if n.Type()&fs.ModeSymlink != 0 {
-			if e.st, err = os.Stat(filepath.Join(path, n.Name())); err != nil { // it points to nothing
+			if e.st, err = os.Stat(filepath.Join(path, n.Name())); err != nil { // a dangling link
 				continue
 			}
 			isDir = e.st.IsDir()
+			// A loop of links would never end.
 			if isDir && slices.ContainsFunc(above, func(a fs.FileInfo) bool { return os.SameFile(a, e.st) }) {
 				continue
 			}
@@ -433,8 +457,11 @@ func (w *dirWalk) walk(path, under string, above []fs.FileInfo) bool {
 		}
 		entries = append(entries, e)
 	}
+	// os.ReadDir sorts by name, where a directory "a" comes before a file "a.txt". By
+	// key, "a/" comes after it.
 	slices.SortFunc(entries, func(a, b dirEntry) int { return strings.Compare(a.key, b.key) })
 	for _, e := range entries {
+		// The common prefix of this entry has been yielded already.
 		if w.prefix != "" && strings.HasPrefix(e.key, w.prefix) {
 			continue
 		}
@@ -449,11 +476,13 @@ func (w *dirWalk) walk(path, under string, above []fs.FileInfo) bool {
 	return true
 }
 
-// enter walks a directory unless none of its keys is wanted.
+// enter walks a directory unless the options exclude all keys in it.
 func (w *dirWalk) enter(path string, e dirEntry, above []fs.FileInfo) bool {
+	// Neither below the prefix nor on the way to it.
 	if !strings.HasPrefix(e.key, w.opts.Prefix) && !strings.HasPrefix(w.opts.Prefix, e.key) {
 		return true
 	}
+	// All keys in it are before After.
 	if e.key < w.opts.After && !strings.HasPrefix(w.opts.After, e.key) {
 		return true
 	}
@@ -462,12 +491,13 @@ func (w *dirWalk) enter(path string, e dirEntry, above []fs.FileInfo) bool {
 	if st == nil {
 		var err error
 		if st, err = os.Stat(path); err != nil {
-			return true // it was removed meanwhile
+			return true // removed meanwhile
 		}
 	}
 	return w.walk(path, e.key, append(above[:len(above):len(above)], st))
 }
 
+// file yields one object, or its common prefix if there is a delimiter.
 func (w *dirWalk) file(path string, e dirEntry) bool {
 	rest, ok := strings.CutPrefix(e.key, w.opts.Prefix)
 	if !ok || e.key <= w.opts.After {
@@ -486,7 +516,7 @@ func (w *dirWalk) file(path string, e dirEntry) bool {
 	if st == nil {
 		var err error
 		if st, err = os.Stat(filepath.Join(path, filepath.Base(e.key))); err != nil {
-			if errors.Is(err, fs.ErrNotExist) { // it was removed meanwhile
+			if errors.Is(err, fs.ErrNotExist) { // removed meanwhile
 				return true
 			}
 			w.yield(Info{}, w.d.failed(e.key, err))

@@ -1,8 +1,11 @@
-// Package object reads and writes objects of buckets: ranges into memory of the caller, whole objects, conditional
-// writes, lists. It knows nothing of samples, stores or plans.
+// Package object reads and writes objects of buckets: ranges into the caller's memory,
+// whole objects, conditional writes, lists. It knows nothing of samples, stores or plans.
 //
-// [Bucket] is the contract. Its implementations are dialects of one HTTP engine (S3 and compatible servers, Google
-// Cloud Storage, Azure Blob Storage, plain web servers) and directories. Each passes the suite in
-// internal/objecttest. Requests are never repeated here: attempts and hedges are decided by the reader above, and a
-// conditional write that is repeated blindly may be made twice.
+// [Bucket] is the contract. Its implementations are directories and, over one HTTP engine
+// (remote.go), the dialects of S3 and compatible servers, Google Cloud Storage, Azure
+// Blob Storage and plain web servers. Each passes the test suite in internal/objecttest.
+// [Meter] counts and [Budget] paces the requests of a bucket.
+//
+// Requests are never repeated here. The reader above decides on attempts and hedges, and
+// repeating a conditional write blindly may make it twice.
 package object

@@ -8,12 +8,13 @@ import (
 	"bowstring/schema"
 )
 
-// ChangedError is the schema.ErrDataLoss of a read that wants another version of an object than there is.
+// ChangedError is the schema.ErrDataLoss of a read whose object no longer has the wanted
+// version.
 type ChangedError struct {
 	Bucket, Key string
 	Want        schema.ObjectVersion
-	Have        schema.ObjectVersion // zero where the server did not say
-	Gone        bool                 // there is no such object any more
+	Have        schema.ObjectVersion // zero if the server did not say
+	Gone        bool                 // the object no longer exists
 }
 
 // Error implements error.
@@ -32,11 +33,12 @@ func (e *ChangedError) Error() string {
 // Unwrap makes it a schema.ErrDataLoss.
 func (e *ChangedError) Unwrap() error { return schema.ErrDataLoss }
 
-// ThrottledError is the schema.ErrUnavailable of a server that asks for fewer requests (503 Slow Down, 429).
+// ThrottledError is the schema.ErrUnavailable of a server that asks for fewer requests
+// (503 Slow Down, 429).
 type ThrottledError struct {
 	Bucket, Key string
 	Status      int           // of HTTP
-	After       time.Duration // when to ask again, as the server says; 0 if it does not
+	After       time.Duration // how long to wait, as the server says; 0 if it does not
 }
 
 // Error implements error.
@@ -45,7 +47,7 @@ func (e *ThrottledError) Error() string {
 		e.Key)
 }
 
-// Unwrap makes it a schema.ErrUnavailable: another attempt, later, makes sense.
+// Unwrap makes it a schema.ErrUnavailable: a later attempt may succeed.
 func (e *ThrottledError) Unwrap() error { return schema.ErrUnavailable }
 
 // errorf is an error of a kind with a message.

@@ -324,7 +324,7 @@ func TestManyKeys(t *testing.T) {
 	}
 }
 
-// What is wrong with the region or the clock is seen once, by any kind of call.
+// A wrong region or clock is noticed once, by any kind of call.
 func TestRegionAndClock(t *testing.T) {
 	calls := map[string]func(f *faulty) error{
 		"Range": (*faulty).read,
@@ -354,9 +354,9 @@ func TestRegionAndClock(t *testing.T) {
 			if n := f.s.Counts().All(); n != 3 {
 				t.Fatalf("%d requests", n)
 			}
-			for _, ahead := range []time.Duration{2 * time.Hour, -48 * time.Hour} {
+			for _, skew := range []time.Duration{2 * time.Hour, -48 * time.Hour} {
 				f = newFaulty(t, objecttest.Config{})
-				f.s.SetClock(ahead)
+				f.s.SetClock(skew)
 				f.want("by another clock", call(f), nil)
 				if n := f.s.Counts().All(); n != 2 {
 					t.Fatalf("%d requests", n)

@@ -16,9 +16,10 @@ import (
 	"bowstring/schema"
 )
 
-// gcs is the dialect of Google Cloud Storage. Objects are read and deleted by its XML API, which has ranges without a
-// detour. They are written and listed by its JSON API, as the server that stands in for it in tests knows conditions of
-// writes and pages of lists there alone. A version is a generation: the two APIs have ETags of different kinds.
+// gcs is the dialect of Google Cloud Storage. Its XML API reads and deletes objects,
+// because it serves ranges directly. Its JSON API writes and lists them, because the
+// emulator of the tests knows conditional writes and pages of lists only there. A version
+// is a generation: the two APIs have different ETags.
 type gcs struct {
 	bucket  string
 	url     string
@@ -27,6 +28,7 @@ type gcs struct {
 	tokens  *tokens
 }
 
+// gcsScope is the OAuth scope of tokens: reading and writing objects.
 const gcsScope = "https://www.googleapis.com/auth/devstorage.read_write"
 
 func openGCS(a address, opts Options) (Bucket, error) {
@@ -35,6 +37,8 @@ func openGCS(a address, opts Options) (Bucket, error) {
 		return nil, err
 	}
 	d := &gcs{bucket: a.name}
+	// The emulator becomes part of the bucket's URL, so that it is never confused with
+	// the bucket of the cloud.
 	if host := os.Getenv("STORAGE_EMULATOR_HOST"); host != "" && a.endpoint() == nil {
 		if !strings.Contains(host, "://") {
 			host = "http://" + host
@@ -44,7 +48,7 @@ func openGCS(a address, opts Options) (Bucket, error) {
 			return nil, errorf(schema.ErrInvalid, "STORAGE_EMULATOR_HOST is no host: want HOST:PORT or http://HOST:PORT")
 		}
 		a.put(setEndpoint, u.String())
-		a.put(setAnonymous, "true") // as Google's own libraries have it
+		a.put(setAnonymous, "true") // as Google's own libraries do
 	}
 	if u := a.endpoint(); u != nil {
 		d.base = *u
@@ -67,12 +71,13 @@ func openGCS(a address, opts Options) (Bucket, error) {
 	return &remote{url: d.url, dialect: d, transport: transport, ranges: true}, nil
 }
 
-// findGoogle finds application default credentials: GOOGLE_APPLICATION_CREDENTIALS, gcloud's file, workload identity,
-// the machine's service account; or those of a file.
+// findGoogle finds application default credentials: GOOGLE_APPLICATION_CREDENTIALS,
+// gcloud's file, workload identity, the machine's service account. If file is not "", it
+// reads that file only.
 func findGoogle(ctx context.Context, file string) (func(context.Context) (string, error), error) {
-	// The source keeps its context for later tokens.
+	// The source uses its context for later tokens, after this request has ended.
 	ctx = context.WithoutCancel(ctx)
-	params := google.CredentialsParams{Scopes: []string{gcsScope}, EarlyTokenRefresh: refreshAhead}
+	params := google.CredentialsParams{Scopes: []string{gcsScope}, EarlyTokenRefresh: refreshEarly}
 	var c *google.Credentials
 	var err error
 	if file == "" {
@@ -81,6 +86,8 @@ func findGoogle(ctx context.Context, file string) (func(context.Context) (string
 		c, err = googleFile(ctx, file, params)
 	}
 	if err != nil {
+		// A file that the user has named must work. Without one, a public bucket can be
+		// read without credentials.
 		if file != "" {
 			return nil, err
 		}
@@ -89,7 +96,7 @@ func findGoogle(ctx context.Context, file string) (func(context.Context) (string
 		}
 		return nil, errNoneFound
 	}
-	source := oauth2.ReuseTokenSourceWithExpiry(nil, c.TokenSource, refreshAhead)
+	source := oauth2.ReuseTokenSourceWithExpiry(nil, c.TokenSource, refreshEarly)
 	return func(context.Context) (string, error) {
 		t, err := source.Token()
 		if err != nil {
@@ -99,7 +106,7 @@ func findGoogle(ctx context.Context, file string) (func(context.Context) (string
 	}, nil
 }
 
-// googleFile reads credentials from a file. Errors have nothing of what is in it.
+// googleFile reads credentials from a file. Its errors contain nothing of the file.
 func googleFile(ctx context.Context, file string, params google.CredentialsParams) (*google.Credentials, error) {
 	text, err := os.ReadFile(file)
 	if err != nil {
@@ -111,6 +118,8 @@ func googleFile(ctx context.Context, file string, params google.CredentialsParam
 	if json.Unmarshal(text, &kind) != nil {
 		return nil, errorf(schema.ErrDenied, "credentials of Google: %s is no JSON object with a type", file)
 	}
+	// The type is that of the file: the library refuses to guess it, as some types make
+	// requests to URLs in the file.
 	c, err := google.CredentialsFromJSONWithTypeAndParams(ctx, text, kind.Type, params)
 	if err != nil {
 		return nil, errorf(schema.ErrDenied, "credentials of Google: %s cannot be used as they are, of type %q", file, kind.Type)
@@ -118,7 +127,8 @@ func googleFile(ctx context.Context, file string, params google.CredentialsParam
 	return c, nil
 }
 
-// target implements dialect.
+// target implements dialect. A write is a POST to the JSON API's upload path, a list has
+// no key.
 func (d *gcs) target(r *request) url.URL {
 	u := d.base
 	switch {
@@ -164,7 +174,7 @@ func (d *gcs) version(h http.Header) schema.ObjectVersion {
 	return schema.ObjectVersion{ID: first(h, "X-Goog-Generation")}
 }
 
-// gcsObject is what the JSON API says of an object. Numbers are texts there.
+// gcsObject is the JSON API's description of an object. Numbers are strings there.
 type gcsObject struct {
 	Name, Size, Generation, StorageClass string
 	Updated                              time.Time
@@ -220,6 +230,7 @@ func (d *gcs) parse(body []byte, date time.Time) (page, error) {
 	for _, prefix := range l.Prefixes {
 		p.entries = append(p.entries, Info{Key: prefix, Prefix: true, Date: date})
 	}
+	// The API returns objects and prefixes in two lists.
 	p.merge(len(l.Items))
 	return p, nil
 }

@@ -134,7 +134,7 @@ func recorded(t *testing.T, url string, opts Options, answer http.HandlerFunc) (
 	}
 }
 
-// What requests look like, to the clouds themselves.
+// The requests that the clouds themselves receive.
 func TestRequests(t *testing.T) {
 	keys := Options{Keys: &Keys{ID: "AKID", Secret: "c2VjcmV0", Token: ""}}
 	for _, c := range []struct {

@@ -12,13 +12,15 @@ import (
 	"bowstring/schema"
 )
 
-// page is one of a list: its entries in ascending order of keys, and how to ask for the next one; "" after the last.
+// page is a page of a list: its entries in ascending order of keys, and the token of the
+// next page; "" after the last.
 type page struct {
 	entries []Info
 	next    string
 }
 
-// listing is a page as it comes: ListBucketResult of S3, version 2, or EnumerationResults of Azure.
+// listing is a page as servers write it: ListBucketResult of S3, version 2, or
+// EnumerationResults of Azure.
 type listing struct {
 	XMLName               xml.Name
 	EncodingType          string
@@ -26,8 +28,8 @@ type listing struct {
 	NextContinuationToken string
 	Contents              []listed
 	CommonPrefixes        []struct{ Prefix string }
-	Code, Message         string // where it is an error
-	// Azure has it so.
+	Code, Message         string // if it is an error
+	// Of Azure's form.
 	NextMarker string
 	Blobs      struct {
 		Blob []struct {
@@ -51,7 +53,8 @@ type listed struct {
 	Size                                  int64
 }
 
-// nameAzure is a blob's name; one with characters that XML cannot have is percent-encoded.
+// nameAzure is a blob's name. Azure percent-encodes names with characters that XML cannot
+// represent.
 type nameAzure struct {
 	Encoded bool   `xml:"Encoded,attr"`
 	Text    string `xml:",chardata"`
@@ -64,7 +67,8 @@ func (n nameAzure) key() (string, error) {
 	return n.Text, nil
 }
 
-// parseXML reads a page of S3 or Azure.
+// parseXML parses a page of S3 or Azure. The fast parser handles S3's pages, which may
+// list millions of keys.
 func parseXML(body []byte, date time.Time) (page, error) {
 	l, err := quickListing(body)
 	if err != nil {
@@ -84,6 +88,7 @@ func parseXML(body []byte, date time.Time) (page, error) {
 	return page{}, fmt.Errorf("it is the element %s of XML", l.XMLName.Local)
 }
 
+// s3 converts a page of S3. Prefixes and objects are separate there.
 func (l *listing) s3(date time.Time) (page, error) {
 	p := page{entries: make([]Info, 0, len(l.Contents)+len(l.CommonPrefixes))}
 	decode := func(s string) (string, error) { return s, nil }
@@ -113,6 +118,8 @@ func (l *listing) s3(date time.Time) (page, error) {
 	}
 	p.merge(len(l.Contents))
 	if l.IsTruncated {
+		// Without this check a truncated list would look complete, and an import would
+		// lack objects.
 		if p.next = l.NextContinuationToken; p.next == "" {
 			return page{}, errors.New("it is not the last one, and has no token for the next")
 		}
@@ -120,6 +127,7 @@ func (l *listing) s3(date time.Time) (page, error) {
 	return p, nil
 }
 
+// azure converts a page of Azure.
 func (l *listing) azure(date time.Time) (page, error) {
 	p := page{entries: make([]Info, 0, len(l.Blobs.Blob)+len(l.Blobs.BlobPrefix)), next: l.NextMarker}
 	for i := range l.Blobs.Blob {
@@ -146,8 +154,8 @@ func (l *listing) azure(date time.Time) (page, error) {
 	return p, nil
 }
 
-// merge puts objects and prefixes, each in ascending order, into one. Where the server has them in another order they
-// stay so, which List then refuses.
+// merge merges objects and prefixes, each in ascending order, into one order. If the
+// server has them in another order they stay as they are, and List refuses them.
 func (p *page) merge(objects int) {
 	byKey := func(a, b Info) int { return strings.Compare(a.Key, b.Key) }
 	if objects < len(p.entries) && slices.IsSortedFunc(p.entries[:objects], byKey) &&
@@ -156,7 +164,7 @@ func (p *page) merge(objects int) {
 	}
 }
 
-// unquote takes the quotes off an ETag. A weak one keeps its mark.
+// unquote removes the quotes of an ETag. A weak ETag keeps its mark "W/".
 func unquote(etag string) string {
 	if len(etag) >= 2 && etag[0] == '"' && etag[len(etag)-1] == '"' {
 		return etag[1 : len(etag)-1]
@@ -164,7 +172,7 @@ func unquote(etag string) string {
 	return etag
 }
 
-// quote is an ETag as headers have it.
+// quote is an ETag in the form of headers.
 func quote(etag string) string {
 	if strings.HasPrefix(etag, "W/") {
 		return etag

@@ -14,7 +14,7 @@ import (
 	"bowstring/schema"
 )
 
-// Kind is what a request does, as clouds price it.
+// Kind is the kind of a request, as clouds price requests.
 type Kind uint8
 
 // Kinds of requests.
@@ -36,19 +36,20 @@ func (k Kind) String() string {
 // Kinds are all kinds of requests.
 func Kinds() []Kind { return []Kind{KindGet, KindHead, KindList, KindPut, KindDelete} }
 
-// Counts are requests that were made, and what they brought and took.
+// Counts are the requests that were made, and their bytes and failures.
 type Counts struct {
 	Gets    int64 `json:"gets"`
 	Heads   int64 `json:"heads"`
-	Lists   int64 `json:"lists"` // pages
+	Lists   int64 `json:"lists"` // pages: each is a request
 	Puts    int64 `json:"puts"`
 	Deletes int64 `json:"deletes"`
-	// BytesIn are those of objects that were read, BytesOut those of objects that were written. Headers and lists are in
-	// neither.
+	// BytesIn counts bytes of objects that were read, BytesOut those of objects that were
+	// written. Headers and lists are in neither.
 	BytesIn  int64 `json:"bytes_in"`
 	BytesOut int64 `json:"bytes_out"`
-	// Errors are requests that failed, those among them that the bucket refused as too many. That there is no such object,
-	// that a condition does not hold and that the caller ended the request are no failures.
+	// Errors counts requests that failed, Throttled those among them that the bucket
+	// refused for being too many. An object that does not exist, a condition that does
+	// not hold and a call that the caller ended are no failures.
 	Errors    int64 `json:"errors"`
 	Throttled int64 `json:"throttled"`
 }
@@ -58,10 +59,10 @@ func (c *Counts) Number(k Kind) int64 {
 	return [...]int64{c.Gets, c.Heads, c.Lists, c.Puts, c.Deletes}[k]
 }
 
-// Requests is how many there were of any kind.
+// Requests is the number of requests of all kinds.
 func (c *Counts) Requests() int64 { return c.Gets + c.Heads + c.Lists + c.Puts + c.Deletes }
 
-// Add adds others.
+// Add adds other counts.
 func (c *Counts) Add(o Counts) {
 	c.Gets += o.Gets
 	c.Heads += o.Heads
@@ -74,26 +75,30 @@ func (c *Counts) Add(o Counts) {
 	c.Throttled += o.Throttled
 }
 
-// FirstBytes says how long requests waited for the first byte of their answer. Bucket i holds what took longer than
-// 2^(FirstBytesLeast+i-1)/4 seconds, up to 2^(FirstBytesLeast+i)/4: those of a Prometheus native histogram of schema 2.
-// The first bucket has all that took less, the last one all that took more.
+// FirstBytes is a histogram of the time that requests waited for the first byte of their
+// answer. Bucket i counts times above 2^((FirstBytesLeast+i-1)/4) seconds, up to
+// 2^((FirstBytesLeast+i)/4). These are the buckets of a Prometheus native histogram of
+// schema 2, so the metric is exported without conversion. The first bucket also counts
+// all shorter times, the last one all longer times.
 type FirstBytes struct {
 	Counts [FirstBytesLength]uint64
 	Count  uint64
 	Sum    time.Duration
 }
 
-// What the buckets of FirstBytes are.
+// The buckets of FirstBytes.
 const (
 	// FirstBytesSchema is the schema of native histograms that has these buckets.
 	FirstBytesSchema = 2
-	// FirstBytesLeast is the index that bucket 0 has there: up to 2^-14 s, 61 µs.
+	// FirstBytesLeast is the index that bucket 0 has in that schema: up to 2^-14 s, 61
+	// µs.
 	FirstBytesLeast = -14 << FirstBytesSchema
-	// FirstBytesLength is how many buckets there are: up to 2^6 s, and one for what took longer.
+	// FirstBytesLength is the number of buckets: up to 2^6 s, and one for longer times.
 	FirstBytesLength = 20<<FirstBytesSchema + 2
 )
 
-// Quantile is the latency that a share q of the requests did not exceed, to within a bucket; 0 if there are none.
+// Quantile is the upper bound of the bucket with the quantile q (0 to 1); 0 if there are
+// no requests. Buckets grow by a factor of 1.19, which is the relative error.
 func (f *FirstBytes) Quantile(q float64) time.Duration {
 	rank := uint64(q * float64(f.Count))
 	for i, n := range f.Counts {
@@ -105,7 +110,7 @@ func (f *FirstBytes) Quantile(q float64) time.Duration {
 	return 0
 }
 
-// firstBytesBounds are the greatest latencies of the buckets but the last one.
+// firstBytesBounds are the upper bounds of all buckets except the last one.
 var firstBytesBounds = func() (bounds [FirstBytesLength - 1]time.Duration) {
 	quarters := [4]float64{1, 1.189207115002721, 1.4142135623730951, 1.681792830507429} // 2^(i/4)
 	for i := range bounds {
@@ -123,14 +128,15 @@ var firstBytesBounds = func() (bounds [FirstBytesLength - 1]time.Duration) {
 	return bounds
 }()
 
-// MaxTenants is how many tenants a Meter tells apart at a bucket. All others are counted as [OtherTenants].
+// MaxTenants is how many tenants of a bucket a Meter counts separately, since tenants
+// come from requests. All others are counted together as [OtherTenants].
 const MaxTenants = 64
 
 // OtherTenants is the name under which all tenants beyond MaxTenants are counted.
 const OtherTenants = "other"
 
-// Meter counts the requests to buckets, by bucket and tenant. A request costs a few atomic additions and no memory.
-// It is safe for concurrent use.
+// Meter counts the requests to buckets, by bucket and tenant. A request costs a few
+// atomic additions and no allocation. It is safe for concurrent use.
 type Meter struct {
 	tenant func(context.Context) string
 
@@ -138,27 +144,28 @@ type Meter struct {
 	buckets map[string]*counted // by URL; guarded by mu
 }
 
-// counted is what was asked of a bucket.
+// counted are the counts of one bucket.
 type counted struct {
 	mu      sync.Mutex                         // held to add a tenant
-	tenants atomic.Pointer[map[string]*counts] // the map is not changed
+	tenants atomic.Pointer[map[string]*counts] // copied to add a tenant, so that readers take no lock
 	first   firstBytes
 }
 
-// counts are those of a tenant.
+// counts are those of one tenant.
 type counts struct {
 	requests          [kinds]atomic.Int64
 	in, out           atomic.Int64
 	errors, throttled atomic.Int64
 }
 
-// firstBytes are FirstBytes in the making.
+// firstBytes is FirstBytes while it is being counted.
 type firstBytes struct {
 	counts [FirstBytesLength]atomic.Uint64
 	sum    atomic.Int64
 }
 
-// NewMeter returns a Meter. tenant says on whose account a request is made; nil: all are of the tenant "".
+// NewMeter returns a Meter. tenant names the account that a request is charged to; if it
+// is nil, all requests are those of the tenant "".
 func NewMeter(tenant func(context.Context) string) *Meter {
 	if tenant == nil {
 		tenant = func(context.Context) string { return "" }
@@ -183,18 +190,23 @@ func Metered(b Bucket, m *Meter) Bucket {
 	return &metered{Bucket: b, meter: m, counted: c}
 }
 
-// firstByter is a Bucket that tells how long its requests wait for the first byte of their answers.
+// firstByter is a Bucket that reports how long its requests wait for the first byte of
+// their answers.
 type firstByter interface {
-	// onFirstByte is called before the first request.
+	// onFirstByte sets the function that receives these times. It is called before the
+	// first request.
 	onFirstByte(took func(time.Duration))
 }
 
+// add counts one time, in the first bucket whose bound is not below it.
 func (f *firstBytes) add(took time.Duration) {
 	i, _ := slices.BinarySearch(firstBytesBounds[:], took)
 	f.counts[i].Add(1)
 	f.sum.Add(int64(took))
 }
 
+// read copies the histogram. Requests may end meanwhile, so Sum may include a time that
+// Counts does not.
 func (f *firstBytes) read() (r FirstBytes) {
 	for i := range f.counts {
 		r.Counts[i] = f.counts[i].Load()
@@ -204,7 +216,8 @@ func (f *firstBytes) read() (r FirstBytes) {
 	return r
 }
 
-// of returns what is counted of a tenant.
+// of returns the counts of a tenant, or those of OtherTenants if there are too many
+// tenants.
 func (c *counted) of(tenant string) *counts {
 	if n := (*c.tenants.Load())[tenant]; n != nil {
 		return n
@@ -224,14 +237,14 @@ func (c *counted) of(tenant string) *counts {
 	return more[tenant]
 }
 
-// MeteredCounts are those of a bucket on account of a tenant.
+// MeteredCounts are the counts of one bucket and tenant.
 type MeteredCounts struct {
 	Bucket string // its URL
 	Tenant string
 	Counts
 }
 
-// Counts returns what was counted, by bucket and tenant, in ascending order.
+// Counts returns all counts, in ascending order of bucket and tenant.
 func (m *Meter) Counts() []MeteredCounts {
 	var list []MeteredCounts
 	m.mu.Lock()
@@ -247,7 +260,7 @@ func (m *Meter) Counts() []MeteredCounts {
 	return list
 }
 
-// FirstBytes returns how long requests waited for the first bytes, by the URLs of the buckets.
+// FirstBytes returns the histogram of each bucket, by its URL.
 func (m *Meter) FirstBytes() map[string]FirstBytes {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -267,7 +280,8 @@ func (n *counts) read() Counts {
 	}
 }
 
-// ended counts what became of a request.
+// ended counts the failure of a request. A request that ends with its context is not the
+// bucket's failure.
 func (n *counts) ended(ctx context.Context, err error) {
 	if err == nil || errors.Is(err, schema.ErrNotFound) || ctx.Err() != nil {
 		return
@@ -278,13 +292,15 @@ func (n *counts) ended(ctx context.Context, err error) {
 	}
 }
 
-// metered is a Bucket whose requests are counted.
+// metered is a Bucket whose requests are counted. Counting surrounds the bucket itself
+// and not the wait for a turn, so only requests that were sent are counted.
 type metered struct {
 	Bucket
 	meter   *Meter
 	counted *counted
 }
 
+// begin counts a request before it is sent.
 func (b *metered) begin(ctx context.Context, k Kind) *counts {
 	n := b.counted.of(b.meter.tenant(ctx))
 	n.requests[k].Add(1)
@@ -319,7 +335,8 @@ func (b *metered) Stat(ctx context.Context, key string) (Info, error) {
 	return info, err
 }
 
-// List implements Bucket.
+// List implements Bucket. Each page is counted when it is requested, since a list costs
+// one request a page.
 func (b *metered) List(ctx context.Context, opts ListOptions) iter.Seq2[Info, error] {
 	return func(yield func(Info, error) bool) {
 		n, outer := b.counted.of(b.meter.tenant(ctx)), opts.Page
@@ -341,7 +358,7 @@ func (b *metered) List(ctx context.Context, opts ListOptions) iter.Seq2[Info, er
 	}
 }
 
-// Put implements Bucket.
+// Put implements Bucket. A condition that does not hold is an answer, not a failure.
 func (b *metered) Put(ctx context.Context, key string, body []byte, c Condition) (Info, Outcome, error) {
 	n := b.begin(ctx, KindPut)
 	n.out.Add(int64(len(body)))

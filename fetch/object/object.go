@@ -8,29 +8,35 @@ import (
 	"bowstring/schema"
 )
 
-// Bucket is a place that keeps objects by key. Implementations are safe for concurrent use.
+// Bucket stores objects by key. Implementations are safe for concurrent use.
 //
-// Keys are relative to the bucket. Errors wrap sentinels of package schema: ErrNotFound (no such object or bucket),
-// ErrDataLoss (the object has another version than the caller wants, or the server sent other bytes than it said),
-// ErrDenied (credentials do not allow it), ErrUnavailable (network, 5xx; a *ThrottledError where the server asks for
-// fewer requests), ErrNotSupported (archived, encrypted with the customer's key), ErrInvalid.
+// Keys are relative to the bucket. Errors wrap sentinels of package schema:
+//
+//   - ErrNotFound: no such object or bucket
+//   - ErrDataLoss: the object has another version than the caller wants, or the server sent other bytes than it announced
+//   - ErrDenied: the credentials do not allow it
+//   - ErrUnavailable: network, 5xx; a *ThrottledError if the server asks for fewer requests
+//   - ErrNotSupported: archived, or encrypted with the customer's key
+//   - ErrInvalid: a key or an argument that the server cannot accept
 type Bucket interface {
 	// URL names the bucket without secrets, in the form that Open takes. Two buckets with equal URLs are the same.
 	URL() string
-	// Range fills buf with the bytes of an object from offset on. All of buf is filled, or the error is not nil. With a
-	// version other than the zero value it reads that version alone; an object with another one is a *ChangedError.
-	// buf is written to by nothing once Range is back.
+	// Range fills buf with the bytes of an object from offset on. Either all of buf is
+	// filled or the error is not nil. With a version other than the zero value it reads
+	// that version only; an object with another one is a *ChangedError. Nothing writes to
+	// buf after Range has returned.
 	Range(ctx context.Context, key string, v schema.ObjectVersion, offset int64, buf []byte) error
-	// Get reads a whole object. One of more than limit bytes is an ErrLimit.
+	// Get reads a whole object. An object of more than limit bytes is an ErrLimit.
 	Get(ctx context.Context, key string, v schema.ObjectVersion, limit int64) ([]byte, Info, error)
 	// Stat describes an object without reading it.
 	Stat(ctx context.Context, key string) (Info, error)
 	// List lists objects in ascending order of the bytes of their keys. An error ends it.
 	List(ctx context.Context, opts ListOptions) iter.Seq2[Info, error]
-	// Put writes an object, at most once, if the condition holds. body is not kept. The outcome says whether it was
-	// made; the error is nil if and only if it was.
+	// Put writes an object, at most once, if the condition holds. It keeps no reference
+	// to body. The outcome says whether the object was made; the error is nil if and only
+	// if it was.
 	Put(ctx context.Context, key string, body []byte, c Condition) (Info, Outcome, error)
-	// Delete removes an object. That there is none is no error.
+	// Delete removes an object. It is no error if there is none.
 	Delete(ctx context.Context, key string) error
 	// Close ends idle connections. Calls under way end by themselves.
 	Close() error
@@ -42,9 +48,10 @@ type Info struct {
 	Size     int64 // bytes
 	Version  schema.ObjectVersion
 	Modified time.Time // by the server's clock
-	// Date is the server's clock when it answered; zero where it did not say.
+	// Date is the server's clock when it answered; zero if the answer has none.
 	Date time.Time
-	// Prefix says that this is no object but a common prefix of several, as ListOptions.Delimiter asks for.
+	// Prefix marks a common prefix of several objects, which ListOptions.Delimiter asks
+	// for, and no object.
 	Prefix bool
 	// Class is the storage class as the server names it, "" for the usual one.
 	Class string
@@ -53,8 +60,9 @@ type Info struct {
 // ListOptions say what is listed.
 type ListOptions struct {
 	Prefix string // of keys
-	After  string // keys that are not greater than it are left out; "" for none
-	// Delimiter has keys with the same beginning up to it, behind Prefix, be listed once, as a prefix.
+	After  string // only keys greater than it are listed; "" for all
+	// Delimiter groups keys that are equal up to it, behind Prefix: each group is listed
+	// once, as a prefix.
 	Delimiter string
 	// Page, if not nil, is called before each request for a page of the list. Its error ends the list.
 	Page func(context.Context) error
@@ -85,7 +93,8 @@ const (
 	Made
 	// Moved: the condition did not hold. Nothing was written.
 	Moved
-	// Uncertain: the answer was lost, or says neither. The object may have been written, or may be yet.
+	// Uncertain: the answer was lost, or is neither yes nor no. The object may have been
+	// written, or may still be written.
 	Uncertain
 )
 

@@ -7,15 +7,19 @@ import (
 	"bowstring/schema"
 )
 
-// Options say how buckets are reached. The zero value finds everything in the environment.
+// Options are the credentials and connections of buckets. The zero value takes everything
+// from the environment.
 type Options struct {
-	// Keys are credentials that are given by hand; nil: those of the environment, as the cloud's own library finds them.
+	// Keys are explicit credentials. If nil, the cloud's own library finds them in the
+	// environment.
 	Keys *Keys
-	// Profile is the section of AWS's files of credentials and settings; "" is that of the environment.
+	// Profile is the section of AWS's files of credentials and settings; "" is that of
+	// the environment.
 	Profile string
-	// GoogleFile has credentials of Google Cloud, as of a service account, in the place of those that the machine has.
+	// GoogleFile is a file of Google Cloud credentials, such as those of a service
+	// account. It replaces the machine's credentials.
 	GoogleFile string
-	// CAFile has certificates of authorities, in PEM, besides those of the system.
+	// CAFile has certificates of authorities in PEM, in addition to those of the system.
 	CAFile string
 	// Requests counts and paces the requests of the bucket; nil does neither.
 	Requests *Requests
@@ -36,8 +40,9 @@ func (Keys) String() string { return "(secret)" }
 // GoString shows no secret.
 func (Keys) GoString() string { return "object.Keys{(secret)}" }
 
-// Open returns the bucket that a URL names: see [SplitURL] for the forms. A URL with a prefix is refused. Whether the
-// bucket is there is seen by the first call.
+// Open returns the bucket that a URL names: see [SplitURL] for the forms. A URL with a
+// prefix is refused. Open does not contact the bucket: the first call shows whether it
+// exists.
 func Open(ctx context.Context, url string, opts Options) (Bucket, error) {
 	a, prefix, err := parseURL(url)
 	if err != nil {

@@ -16,13 +16,15 @@ import (
 	"bowstring/schema"
 )
 
-// Money is an amount of US dollars, in billionths, which all list prices of requests are whole numbers of. In JSON it is
-// a number of dollars, which is written and read exactly.
+// Money is an amount of US dollars, in billionths. All list prices of requests are whole
+// numbers of billionths, so sums are exact, which floats would not be. In JSON it is a
+// decimal number of dollars, which is written and read exactly.
 type Money int64
 
 // Dollar is one US dollar.
 const Dollar Money = 1e9
 
+// decimals is how many digits a Money has behind the point.
 const decimals = 9
 
 // String writes the amount as a decimal number of dollars.
@@ -49,7 +51,8 @@ func (m *Money) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// money reads a decimal number.
+// money parses a decimal number of dollars. Numbers with an exponent are refused: no
+// amount needs one.
 func money(s string) (Money, bool) {
 	s, negative := strings.CutPrefix(s, "-")
 	whole, rest, _ := strings.Cut(s, ".")
@@ -69,27 +72,28 @@ func money(s string) (Money, bool) {
 	return n, true
 }
 
-// Transfer says which way bytes of a bucket go to their reader, as it is priced.
+// Transfer is the way of a bucket's bytes to their reader, as clouds price it.
 type Transfer string
 
-// Ways of bytes.
+// Ways of transfer.
 const (
 	InRegion    Transfer = "in-region"
 	CrossRegion Transfer = "cross-region"
 	Internet    Transfer = "internet"
 )
 
-// Transfers are all ways.
+// Transfers are all ways of transfer.
 func Transfers() []Transfer { return []Transfer{InRegion, CrossRegion, Internet} }
 
-// Price is what a cloud asks for in a region: for 1,000 requests of each kind, and for 2^30 bytes that are read, by where
-// they are read.
+// Price is what a cloud charges in a region: for 1,000 requests of each kind, and for
+// 2^30 bytes that are read, by the place of the reader.
 type Price struct {
 	Cloud  string `json:"cloud"`  // "s3", "gs" or "az"
 	Region string `json:"region"` // as the cloud names it
-	// Endpoint is the host of a server that is no cloud's own, as it stands in the URL of the bucket; "" for the cloud's.
+	// Endpoint is the host of a server that is not the cloud's own, as in the URL of the
+	// bucket; "" for the cloud's.
 	Endpoint string `json:"endpoint,omitempty"`
-	Source   string `json:"source,omitempty"` // for people
+	Source   string `json:"source,omitempty"` // for people: a page with the price
 
 	Get    Money `json:"get"`
 	Head   Money `json:"head"`
@@ -97,8 +101,9 @@ type Price struct {
 	Put    Money `json:"put"`
 	Delete Money `json:"delete"`
 
-	// PerSecond is how many reads a second the cloud says that it allows at first: of a prefix (S3), a bucket (Google Cloud
-	// Storage), an account (Azure). 0: it does not say.
+	// PerSecond is the rate of reads that the cloud documents as allowed at first: of a
+	// prefix (S3), a bucket (Google Cloud Storage) or an account (Azure). 0 means that it
+	// documents none.
 	PerSecond float64 `json:"requests_per_s,omitempty"`
 
 	InRegion    Money `json:"in_region"`
@@ -106,12 +111,12 @@ type Price struct {
 	Internet    Money `json:"internet"`
 }
 
-// of is what 1,000 requests of a kind cost.
+// of is the price of 1,000 requests of a kind.
 func (p *Price) of(k Kind) Money {
 	return [...]Money{p.Get, p.Head, p.List, p.Put, p.Delete}[k]
 }
 
-// transfer is what 2^30 bytes cost.
+// transfer is the price of 2^30 bytes.
 func (p *Price) transfer(t Transfer) Money {
 	switch t {
 	case CrossRegion:
@@ -123,14 +128,15 @@ func (p *Price) transfer(t Transfer) Money {
 	}
 }
 
-// Each is what one request for bytes costs, and one byte that goes that way, in dollars.
+// Each is the price in dollars of one request for bytes, and of one byte that is
+// transferred.
 func (p *Price) Each(t Transfer) (request, each float64) {
 	return float64(p.Get) / 1000 / float64(Dollar), float64(p.transfer(t)) / (1 << 30) / float64(Dollar)
 }
 
-// Prices are those of a file.
+// Prices are the contents of a file of prices.
 type Prices struct {
-	Dated  string  `json:"dated"` // when they held, as 2026-11-26
+	Dated  string  `json:"dated"` // day on which they held, as 2026-11-26
 	Note   string  `json:"note,omitempty"`
 	Prices []Price `json:"prices"`
 }
@@ -138,11 +144,11 @@ type Prices struct {
 //go:embed prices.json
 var listPrices []byte
 
-// ListPrices are the list prices of the three clouds that this program comes with.
+// ListPrices are the embedded list prices of the three clouds.
 func ListPrices() *Prices {
 	p, err := DecodePrices(bytes.NewReader(listPrices))
 	if err != nil {
-		panic("object: prices.json: " + err.Error()) // a test reads it
+		panic("object: prices.json: " + err.Error()) // a test reads it, so this cannot happen
 	}
 	return p
 }
@@ -161,7 +167,8 @@ func ReadPrices(path string) (*Prices, error) {
 	return p, nil
 }
 
-// DecodePrices reads prices in the form of prices.json.
+// DecodePrices reads prices in the form of prices.json. Unknown fields are an error,
+// because a misspelled price would count as free.
 func DecodePrices(r io.Reader) (*Prices, error) {
 	d := json.NewDecoder(r)
 	d.DisallowUnknownFields()
@@ -183,6 +190,8 @@ func DecodePrices(r io.Reader) (*Prices, error) {
 	return p, nil
 }
 
+// check returns the first field of a price that is not allowed; at is its place in the
+// file.
 func (p *Price) check(at string) error {
 	switch p.Cloud {
 	case "s3", "gs", "az":
@@ -201,9 +210,10 @@ func (p *Price) check(at string) error {
 	return nil
 }
 
-// Find is the price of a bucket by its URL. exact is false where the prices of its region are not known, and those of
-// another region of the same cloud stand in. It is nil for what costs nothing that is known: directories, web servers,
-// and servers that are no cloud's own.
+// Find returns the price of a bucket by its URL. exact is false if the prices of its
+// region are not known; the price is then that of another region of the same cloud. The
+// result is nil for a bucket without known prices: directories, web servers, and servers
+// that are not a cloud's own.
 func (p *Prices) Find(bucket string) (price *Price, exact bool) {
 	u, err := url.Parse(bucket)
 	if err != nil {
@@ -228,15 +238,17 @@ func (p *Prices) Find(bucket string) (price *Price, exact bool) {
 	return price, false
 }
 
-// Bill is what requests cost.
+// Bill is the cost of requests.
 type Bill struct {
 	Requests Money `json:"requests"`
 	Transfer Money `json:"transfer"` // of bytes that were read
 	Total    Money `json:"total"`
 }
 
-// Cost is what requests to a bucket cost, with their bytes going that way; nothing if p is nil. It is rounded once, up,
-// for requests and bytes each: add up counts, not bills. A request that failed is counted as one that is charged for.
+// Cost is the cost of requests to a bucket whose bytes are transferred that way; nothing
+// if p is nil. Requests and bytes are each rounded up once: to combine costs, add counts,
+// not bills. Failed requests are counted as charged. The products are computed in 128
+// bits, as counts of bytes times prices may exceed 64.
 func Cost(c Counts, p *Price, t Transfer) Bill {
 	if p == nil {
 		return Bill{}
@@ -256,7 +268,7 @@ func Cost(c Counts, p *Price, t Transfer) Bill {
 	return b
 }
 
-// share is the number hi*2^64+lo divided by n, rounded up.
+// share is (hi·2^64+lo)/n, rounded up.
 func share(hi, lo, n uint64) Money {
 	lo, carry := bits.Add64(lo, n-1, 0)
 	hi += carry
@@ -267,7 +279,7 @@ func share(hi, lo, n uint64) Money {
 	return Money(min(q, math.MaxInt64/4))
 }
 
-// Name says what the price is of.
+// Name describes the price for people: cloud, region and endpoint.
 func (p *Price) Name(exact bool) string {
 	name := strings.Join(strings.Fields(p.Cloud+" "+p.Region+" "+p.Endpoint), " ")
 	if !exact {

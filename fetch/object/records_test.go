@@ -10,7 +10,8 @@ import (
 	"time"
 )
 
-// What is read through a recordsConn is what was sent, whatever the lengths of writes and reads, and then the end.
+// A recordsConn delivers the sent bytes, whatever the lengths of writes and reads, and
+// then the end.
 func TestRecordsConn(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)

@@ -24,50 +24,56 @@ import (
 )
 
 const (
-	// idleFor is how long a connection that nothing uses is kept. It is less than servers keep one, so that a request is
-	// not written to a connection that the server has ended.
+	// idleFor is how long an unused connection is kept. It is shorter than servers keep
+	// connections, so that a request is not written to a connection that the server has
+	// closed.
 	idleFor = 15 * time.Second
-	// idleConns is how many connections to one host are kept.
+	// idleConns is how many unused connections to one host are kept.
 	idleConns = 1024
-	// answerLimit is how much of an answer that is no object is read: errors, pages of lists.
+	// answerLimit bounds the bytes that are read of an answer that is no object: errors,
+	// pages of lists.
 	answerLimit = 16 << 20
 )
 
-// dialect is what one kind of server wants of requests, and how it answers. Implementations are safe for concurrent
-// use.
+// dialect is how one kind of server wants requests, and how it answers. Everything else
+// about requests is in remote, once for all servers. Implementations are safe for
+// concurrent use.
 type dialect interface {
-	// target is the URL of what a request is about, without its query.
+	// target is the URL of the request's object or bucket, without its query.
 	target(r *request) url.URL
-	// wanted adds to a read which version it wants.
+	// wanted adds to a read the version that it wants.
 	wanted(r *request, v schema.ObjectVersion) error
-	// condition adds to a write when it may be made.
+	// condition adds to a write the condition under which it may be made.
 	condition(r *request, c Condition) error
-	// sign proves the caller. It may read the clock, ask for credentials, and fail.
+	// sign adds the caller's credentials. It may read the clock, request credentials, and
+	// fail.
 	sign(ctx context.Context, r *http.Request, body []byte) error
-	// version is the one that an answer is about.
+	// version is the version of the object that an answer is about.
 	version(h http.Header) schema.ObjectVersion
-	// made is the version of what was written, by the answer to the write.
+	// made is the version that a write has made, from the answer to it.
 	made(h http.Header, body []byte) (schema.ObjectVersion, error)
-	// page asks for a page of a list.
+	// page makes the request for a page of a list; token is that of the page before, ""
+	// for the first.
 	page(r *request, opts ListOptions, token string)
 	// parse reads a page of a list. date is the server's clock.
 	parse(body []byte, date time.Time) (page, error)
-	// refused says what a definite refusal means. Where the same request may succeed now (in another region, with new
-	// credentials, by another clock), again is true.
+	// refused interprets a definite refusal. again is true if the same request may
+	// succeed now: in another region, with new credentials, or with a corrected clock.
 	refused(r *request, a *answer) (again bool, err error)
 }
 
-// request is one to a server.
+// request is a request to a server, before a dialect makes HTTP of it.
 type request struct {
 	method string
 	key    string
 	query  url.Values
 	header http.Header
 	body   []byte
-	write  bool // it has a body, an empty one too
+	write  bool // it has a body, maybe an empty one
 }
 
-// ifETag adds the condition of a write as HTTP has it. url is the bucket's, for errors.
+// ifETag adds the condition of a write in the form of HTTP. url is the bucket's, for
+// errors.
 func (r *request) ifETag(c Condition, url string) error {
 	switch {
 	case c.Absent:
@@ -80,31 +86,36 @@ func (r *request) ifETag(c Condition, url string) error {
 	return nil
 }
 
-// answer is one that is no success.
+// answer is an answer that is no success.
 type answer struct {
 	status  int
 	header  http.Header
 	code    string // the server's name of the error, "" if there is none
 	message string
-	region  string // that the server names in its body
+	region  string // the bucket's region, if the body names one
 }
 
-// remote is a bucket at a server.
+// remote is a bucket at a server. It does what all servers have in common: connections,
+// ranges, checks of answers, errors. It is safe for concurrent use.
 type remote struct {
 	url       string
 	dialect   dialect
 	transport *http.Transport
-	// ranges says that such servers answer ranges, so that a whole object for one is a passing trouble.
+	// ranges says that all servers of this kind answer ranges. A whole object in answer
+	// to a range is then a temporary failure, such as that of a proxy.
 	ranges bool
-	// firstByte takes how long requests wait for the first byte of their answers; nil where no meter counts.
+	// firstByte receives how long requests wait for the first byte of their answers; nil
+	// if no meter counts.
 	firstByte func(time.Duration)
-	// forbidden are characters that keys cannot have there.
+	// forbidden are characters that keys cannot have at this kind of server.
 	forbidden string
 }
 
 // onFirstByte implements firstByter.
 func (b *remote) onFirstByte(took func(time.Duration)) { b.firstByte = took }
 
+// newTransport returns the connections of one bucket. It is not shared between buckets:
+// each has its own certificates, and its idle connections end with it.
 func newTransport(opts Options) (*http.Transport, error) {
 	roots, err := authorities(opts.CAFile)
 	if err != nil {
@@ -119,18 +130,20 @@ func newTransport(opts Options) (*http.Transport, error) {
 		DialTLSContext: func(ctx context.Context, network, address string) (net.Conn, error) {
 			return dialTLS(ctx, network, address, dial, config)
 		},
-		TLSClientConfig:     config, // of what goes through a proxy
+		TLSClientConfig:     config, // for connections through a proxy
 		TLSHandshakeTimeout: handshakePatience,
 		MaxIdleConnsPerHost: idleConns,
 		IdleConnTimeout:     idleFor,
 		DisableCompression:  true,
-		// HTTP/1.1 alone: streams of HTTP/2 share one connection and its window, and a hedge would wait behind what it is
-		// for.
+		// Only HTTP/1.1: streams of HTTP/2 share one connection and its flow-control
+		// window, so a hedge would wait behind the request that it is meant to replace.
 		ForceAttemptHTTP2: false,
 		TLSNextProto:      map[string]func(string, *tls.Conn) http.RoundTripper{},
 	}, nil
 }
 
+// authorities returns the system's certificates with those of a file; nil, which means
+// the system's, if there is no file.
 func authorities(file string) (*x509.CertPool, error) {
 	if file == "" {
 		return nil, nil //nolint:nilnil // nil are the system's
@@ -158,8 +171,9 @@ func (b *remote) Close() error {
 	return nil
 }
 
-// send makes a request, and makes it again only where the server has said that it did not carry it out. The answer's
-// status is 2xx; its body is the caller's to close.
+// send makes a request. It repeats the request only if the server said that it did not
+// carry it out. The answer has a status of 2xx, and the caller closes its body. sent, if
+// not nil, says afterwards whether the last attempt may have reached the server.
 func (b *remote) send(ctx context.Context, r *request, sent *atomic.Bool) (*http.Response, error) {
 	if ctx.Err() != nil {
 		return nil, ended(ctx, b.url, r.key)
@@ -168,7 +182,7 @@ func (b *remote) send(ctx context.Context, r *request, sent *atomic.Bool) (*http
 		ctx = httptrace.WithClientTrace(ctx,
 			&httptrace.ClientTrace{GotConn: func(httptrace.GotConnInfo) { sent.Store(true) }})
 	}
-	// A region, a clock and credentials may each be wrong once.
+	// Region, clock and credentials may each be wrong once, so three repeats are enough.
 	for left := 3; ; left-- {
 		resp, err := b.once(ctx, r)
 		if err != nil {
@@ -191,7 +205,8 @@ func (b *remote) send(ctx context.Context, r *request, sent *atomic.Bool) (*http
 	}
 }
 
-// answeredError is an error that a server answered with.
+// answeredError is an error that a server answered with. Its status and code let callers
+// distinguish it from a lost connection.
 type answeredError struct {
 	err    error
 	code   string
@@ -201,11 +216,15 @@ type answeredError struct {
 func (e *answeredError) Error() string { return e.err.Error() }
 func (e *answeredError) Unwrap() error { return e.err }
 
+// once makes one attempt of a request: target, headers, signature. Headers are copied,
+// since signing changes them.
 func (b *remote) once(ctx context.Context, r *request) (*http.Response, error) {
 	u := b.dialect.target(r)
 	if r.query != nil {
 		u.RawQuery = r.query.Encode()
 	}
+	// The copy has room for the headers that sign adds. Direct assignment of canonical
+	// names saves a conversion for each.
 	h := make(http.Header, len(r.header)+6)
 	for k, v := range r.header {
 		h[k] = v
@@ -229,6 +248,8 @@ func (b *remote) once(ctx context.Context, r *request) (*http.Response, error) {
 		}
 		return nil, err
 	}
+	// RoundTrip of the transport, and not http.Client: the client would follow redirects,
+	// which the dialect has to see.
 	begun := time.Now()
 	resp, err := b.transport.RoundTrip(hr)
 	if err != nil {
@@ -245,7 +266,7 @@ var (
 	userAgent = []string{"bowstring"}
 )
 
-// lost is the error of a connection.
+// lost is the error of a broken connection, or of the context if that has ended.
 func (b *remote) lost(ctx context.Context, key string, err error) error {
 	if ctx.Err() != nil {
 		return ended(ctx, b.url, key)
@@ -260,10 +281,11 @@ func (b *remote) lost(ctx context.Context, key string, err error) error {
 	return errorf(schema.ErrUnavailable, "object %q of %s: %v", key, b.url, err)
 }
 
-// answer reads what a server says of a refusal.
+// answer reads the server's description of a refusal, as far as it has one, and closes
+// the body.
 func (b *remote) answer(resp *http.Response) *answer {
 	a := &answer{status: resp.StatusCode, header: resp.Header}
-	// The connection is of use again if little is left to read.
+	// The connection can be used again only if the body was read to its end.
 	body, err := io.ReadAll(io.LimitReader(resp.Body, 64<<10))
 	_ = resp.Body.Close()
 	var said struct {
@@ -278,11 +300,11 @@ func (b *remote) answer(resp *http.Response) *answer {
 	if len(a.message) > 300 {
 		a.message = a.message[:300] + "…"
 	}
-	a.message, _, _ = strings.Cut(a.message, "\n") // Azure's goes on with the time and the id of the request
+	a.message, _, _ = strings.Cut(a.message, "\n") // Azure appends the time and the id of the request
 	return a
 }
 
-// meaning is the error of a status that means the same in all dialects.
+// meaning is the error for a status that means the same in all dialects.
 func (b *remote) meaning(r *request, a *answer) error {
 	kind := schema.ErrInvalid
 	switch {
@@ -303,7 +325,7 @@ func (b *remote) meaning(r *request, a *answer) error {
 	return says(b.url, kind, r, a, "")
 }
 
-// says is an error of a kind with what the server said, and a hint.
+// says is an error of a kind with the server's message and a hint.
 func says(bucket string, kind error, r *request, a *answer, hint string) error {
 	what := bucket
 	if r.key != "" {
@@ -322,7 +344,7 @@ func says(bucket string, kind error, r *request, a *answer, hint string) error {
 	return errorf(kind, "%s: the server answers %s%s", what, said, hint)
 }
 
-// read asks for an object or a range of it.
+// read requests an object or a range of it, and checks the version of the answer.
 func (b *remote) read(ctx context.Context, method, key string, v schema.ObjectVersion, span string) (*http.Response,
 	error) {
 	r := &request{method: method, key: key, header: make(http.Header, 3)}
@@ -336,13 +358,15 @@ func (b *remote) read(ctx context.Context, method, key string, v schema.ObjectVe
 	}
 	resp, err := b.send(ctx, r, nil)
 	if err == nil {
+		// Not every server obeys a condition on the version, so the answer is compared as
+		// well.
 		have := b.dialect.version(resp.Header)
 		if v.ETag != "" && have.ETag != "" && v.ETag != have.ETag || v.ID != "" && have.ID != "" && v.ID != have.ID {
 			_ = resp.Body.Close()
 			return nil, &ChangedError{Bucket: b.url, Key: key, Want: v, Have: have}
 		}
-		// What comes without a version is no object: the answer of a proxy, or an error with status 200. Web servers have
-		// objects without.
+		// An answer without a version is no object: it comes from a proxy, or is an error
+		// with status 200. Only web servers have objects without a version.
 		if have.IsZero() && (b.ranges || !v.IsZero()) {
 			_ = resp.Body.Close()
 			return nil, errorf(schema.ErrUnavailable, "object %q of %s: the server answers %d and does not say with which "+
@@ -357,7 +381,7 @@ func (b *remote) read(ctx context.Context, method, key string, v schema.ObjectVe
 		case a.status == http.StatusPreconditionFailed:
 			return nil, &ChangedError{Bucket: b.url, Key: key, Want: v}
 		case a.status == http.StatusNotFound && a.code != "NoSuchBucket" && a.code != "ContainerNotFound":
-			// Where versions are asked for by their id, another one may be there.
+			// If the version was requested by its id, another version may still exist.
 			return nil, &ChangedError{Bucket: b.url, Key: key, Want: v, Gone: v.ID == ""}
 		}
 	}
@@ -372,7 +396,7 @@ func (b *remote) Range(ctx context.Context, key string, v schema.ObjectVersion, 
 	if offset < 0 {
 		return errorf(schema.ErrInvalid, "object %q of %s: offset %d", key, b.url, offset)
 	}
-	if len(buf) == 0 { // there is no such range in HTTP
+	if len(buf) == 0 { // HTTP has no empty range
 		info, err := b.stat(ctx, key, v)
 		if err == nil && offset > info.Size {
 			err = beyond(b.url, key, offset, 0, info.Size)
@@ -403,7 +427,8 @@ func (b *remote) Range(ctx context.Context, key string, v schema.ObjectVersion, 
 	return nil
 }
 
-// checkRange proves that an answer is what was asked for.
+// checkRange checks that an answer has exactly the requested bytes. A proxy or a broken
+// server may send others, which would be delivered as a sample.
 func (b *remote) checkRange(resp *http.Response, key string, offset int64, length int) error {
 	if resp.StatusCode == http.StatusOK {
 		kind := schema.ErrNotSupported
@@ -418,7 +443,7 @@ func (b *remote) checkRange(resp *http.Response, key string, offset int64, lengt
 			key, b.url,
 			resp.StatusCode, resp.Header.Get("Content-Range"))
 	}
-	// Azurite answers a range behind the end so: it has no bytes.
+	// Azurite answers a range beyond the end in this way: it has no bytes.
 	if first == offset && last < offset+int64(length)-1 && last == size-1 {
 		return beyond(b.url, key, offset, length, size)
 	}
@@ -431,7 +456,8 @@ func (b *remote) checkRange(resp *http.Response, key string, offset int64, lengt
 	return b.checkEncoding(resp, key)
 }
 
-// checkEncoding refuses an answer that was decoded or encoded on its way: its ranges are not those of the object.
+// checkEncoding refuses an answer that was decoded or encoded on its way, because its
+// ranges are not those of the object.
 func (b *remote) checkEncoding(resp *http.Response, key string) error {
 	stored := resp.Header.Get("X-Goog-Stored-Content-Encoding")
 	if stored != "" && stored != "identity" && resp.Header.Get("Content-Encoding") != stored {
@@ -442,7 +468,8 @@ func (b *remote) checkEncoding(resp *http.Response, key string) error {
 	return nil
 }
 
-// parseContentRange reads "bytes first-last/size". A size of "*" is one that is not known: math.MaxInt64.
+// parseContentRange parses "bytes first-last/size". An unknown size, "*", is
+// math.MaxInt64.
 func parseContentRange(s string) (first, last, size int64, ok bool) {
 	s, ok = strings.CutPrefix(s, "bytes ")
 	span, total, ok2 := strings.Cut(s, "/")
@@ -482,10 +509,11 @@ func (b *remote) Get(ctx context.Context, key string, v schema.ObjectVersion, li
 		return nil, Info{}, tooLarge(b.url, key, info.Size, limit)
 	}
 	var body []byte
+	// The usual case allocates once. The size is known to be within the limit.
 	if info.Size >= 0 {
 		body = make([]byte, info.Size)
 		_, err = io.ReadFull(resp.Body, body)
-	} else { // a web server that makes its answer as it goes
+	} else { // a web server that generates its answer
 		body, err = io.ReadAll(io.LimitReader(resp.Body, limit+1))
 		if info.Size = int64(len(body)); err == nil && info.Size > limit {
 			return nil, Info{}, errorf(schema.ErrLimit, "object %q of %s has more than the %d bytes that are read at once",
@@ -498,6 +526,7 @@ func (b *remote) Get(ctx context.Context, key string, v schema.ObjectVersion, li
 	return body, info, nil
 }
 
+// info describes the object of an answer, from its headers.
 func (b *remote) info(key string, resp *http.Response) Info {
 	i := Info{Key: key, Size: resp.ContentLength, Version: b.dialect.version(resp.Header),
 		Class: class(resp.Header.Get("X-Amz-Storage-Class"))}
@@ -506,7 +535,7 @@ func (b *remote) info(key string, resp *http.Response) Info {
 	return i
 }
 
-// class is a storage class; the usual ones are "".
+// class normalizes a storage class: the usual ones are "".
 func class(name string) string {
 	switch name {
 	case "STANDARD", "Hot":
@@ -523,6 +552,7 @@ func (b *remote) Stat(ctx context.Context, key string) (Info, error) {
 	return b.stat(ctx, key, schema.ObjectVersion{})
 }
 
+// stat describes an object of a version, or of any if v is zero.
 func (b *remote) stat(ctx context.Context, key string, v schema.ObjectVersion) (Info, error) {
 	resp, err := b.read(ctx, http.MethodHead, key, v, "")
 	if err != nil {
@@ -535,6 +565,8 @@ func (b *remote) stat(ctx context.Context, key string, v schema.ObjectVersion) (
 	return b.info(key, resp), nil
 }
 
+// checkKey refuses keys that no server or not this one accepts. 1,024 bytes is the limit
+// of S3, Google Cloud Storage and Azure.
 func (b *remote) checkKey(key string) error {
 	if key == "" {
 		return errorf(schema.ErrInvalid, "%s: an object's key is not empty", b.url)
@@ -550,7 +582,8 @@ func (b *remote) checkKey(key string) error {
 	return nil
 }
 
-// Put implements Bucket.
+// Put implements Bucket. Any answer that does not say clearly whether the object was
+// written is Uncertain: the caller then reads the object to find out.
 func (b *remote) Put(ctx context.Context, key string, body []byte, c Condition) (Info, Outcome, error) {
 	if err := errors.Join(b.checkKey(key), checkCondition(b.url, key, c)); err != nil {
 		return Info{}, Failed, err
@@ -568,6 +601,7 @@ func (b *remote) Put(ctx context.Context, key string, body []byte, c Condition) 
 		}
 		return Info{}, outcome, err
 	}
+	// S3 may report a failure within an answer of status 200.
 	said, err := io.ReadAll(io.LimitReader(resp.Body, 64<<10))
 	_ = resp.Body.Close()
 	if bytes.Contains(said, []byte("<Error>")) {
@@ -584,6 +618,7 @@ func (b *remote) Put(ctx context.Context, key string, body []byte, c Condition) 
 			"does not say which "+
 			"version it made", key, b.url, resp.StatusCode)
 	}
+	// The Content-Length is that of the answer, not of the object.
 	info.Size, info.Class = int64(len(body)), ""
 	if info.Modified.IsZero() {
 		info.Modified = info.Date
@@ -591,7 +626,8 @@ func (b *remote) Put(ctx context.Context, key string, body []byte, c Condition) 
 	return info, Made, nil
 }
 
-// outcome is what became of a write that ended with an error.
+// outcome is the outcome of a write that ended with an error. A connection that was lost
+// after the request was sent is Uncertain.
 func (b *remote) outcome(c Condition, err error, sent bool) Outcome {
 	var a *answeredError
 	if !errors.As(err, &a) {
@@ -603,6 +639,7 @@ func (b *remote) outcome(c Condition, err error, sent bool) Outcome {
 	switch {
 	case a.status == http.StatusPreconditionFailed && c != (Condition{}):
 		return Moved
+	// The object that should have been replaced is gone.
 	case a.status == http.StatusNotFound && !c.Version.IsZero() && a.code != "NoSuchBucket" &&
 		a.code != "ContainerNotFound":
 		return Moved
@@ -610,7 +647,7 @@ func (b *remote) outcome(c Condition, err error, sent bool) Outcome {
 		return Moved
 	case a.status == http.StatusNotImplemented:
 		return Failed
-	// 409 of S3 is neither yes nor no: another write was under way.
+	// 409 of S3 means that another write was under way, and neither yes nor no.
 	case a.status >= 500, a.status == http.StatusConflict, a.status == http.StatusRequestTimeout:
 		return Uncertain
 	}
@@ -634,10 +671,11 @@ func (b *remote) Delete(ctx context.Context, key string) error {
 	return nil
 }
 
-// List implements Bucket.
+// List implements Bucket. It checks that keys ascend and begin with the prefix: an import
+// relies on both, and a server that violates them would make it skip objects.
 func (b *remote) List(ctx context.Context, opts ListOptions) iter.Seq2[Info, error] {
 	return func(yield func(Info, error) bool) {
-		token, last, begun := "", "", false // the entry that the server gave last
+		token, last, begun := "", "", false // the last entry of the server
 		for {
 			var p page
 			err := opts.begin(ctx)
@@ -662,7 +700,8 @@ func (b *remote) List(ctx context.Context, opts ListOptions) iter.Seq2[Info, err
 					return
 				}
 				begun, last = true, e.Key
-				// Not every server can begin behind a key, and they differ in whether a prefix that the key has is listed.
+				// Not every server can begin behind a key, and servers differ on whether
+				// a prefix of that key is listed.
 				if e.Key <= opts.After {
 					continue
 				}
@@ -673,6 +712,7 @@ func (b *remote) List(ctx context.Context, opts ListOptions) iter.Seq2[Info, err
 			if p.next == "" {
 				return
 			}
+			// A server that repeats its token would make the list endless.
 			if p.next == token {
 				yield(Info{}, errorf(schema.ErrUnavailable, "%s: the server gives the same page of a list again", b.url))
 				return
@@ -682,6 +722,7 @@ func (b *remote) List(ctx context.Context, opts ListOptions) iter.Seq2[Info, err
 	}
 }
 
+// page requests and parses one page of a list.
 func (b *remote) page(ctx context.Context, opts ListOptions, token string) (page, error) {
 	r := &request{method: http.MethodGet, query: url.Values{}, header: http.Header{}}
 	b.dialect.page(r, opts, token)

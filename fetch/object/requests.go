@@ -5,19 +5,19 @@ import (
 	"slices"
 )
 
-// Requests counts, paces and prices what a process asks of its buckets. It is one for the process, and given to
-// [Open]. It is safe for concurrent use.
+// Requests counts, paces and prices the requests of a process to its buckets. A process
+// has one, and passes it to [Open]. It is safe for concurrent use.
 type Requests struct {
 	Meter  *Meter
 	Budget *Budget
-	// Prices are those of requests, Transfer which way bytes go.
+	// Prices are those of requests, Transfer the way of the bytes.
 	Prices   *Prices
 	Transfer Transfer
 }
 
-// RequestsOptions tunes Requests. The zero value of each field stands for its default.
+// RequestsOptions tunes Requests. The zero value of each field means its default.
 type RequestsOptions struct {
-	// Tenant says on whose account a request is made. Default: all are on one.
+	// Tenant names the account that a request is charged to. Default: one for all.
 	Tenant func(context.Context) string
 	// Sharers is how many nodes use the buckets: see [BudgetOptions].
 	Sharers func() int
@@ -42,10 +42,12 @@ func NewRequests(o RequestsOptions) *Requests {
 	}
 }
 
-// Wrap returns the bucket with its requests counted and paced. What waits for its turn is not counted yet.
+// Wrap returns the bucket with its requests counted and paced. A request that waits for
+// its turn is not counted yet.
 func (r *Requests) Wrap(b Bucket) Bucket { return Budgeted(Metered(b, r.Meter), r.Budget) }
 
-// Price is what a request for bytes of a bucket costs and a byte of them, in dollars; false where that is not known.
+// Price is the price in dollars of a request for bytes of a bucket, and of one of these
+// bytes; ok is false if it is not known.
 func (r *Requests) Price(bucket string) (request, each float64, ok bool) {
 	p, _ := r.Prices.Find(bucket)
 	if p == nil {
@@ -55,14 +57,15 @@ func (r *Requests) Price(bucket string) (request, each float64, ok bool) {
 	return request, each, true
 }
 
-// Usage is what was asked of a bucket, and what that costs.
+// Usage is the use of a bucket by this process, with its cost.
 type Usage struct {
 	Bucket string `json:"bucket"` // its URL
 	Counts
-	// Cost is by list prices: nothing where the bucket has no price that is known.
+	// Cost is computed from list prices. It is zero if the bucket has no known price.
 	Cost Bill `json:"cost_usd"`
-	// Priced names what the prices are of, as "s3 us-east-1", with " (assumed)" where the bucket's own region is not
-	// among them; "" where it has no price.
+	// Priced names the prices that were used, such as "s3 us-east-1". It ends with "
+	// (assumed)" if the prices of the bucket's own region are not known, and is "" if the
+	// bucket has no price.
 	Priced    string        `json:"priced,omitempty"`
 	FirstByte FirstBytes    `json:"-"`
 	FirstP50  int64         `json:"first_byte_p50_us"`
@@ -71,14 +74,14 @@ type Usage struct {
 	Limits    []Limit       `json:"limits"`
 }
 
-// UsageTenant is what a tenant has asked of a bucket.
+// UsageTenant is the use of a bucket by a tenant.
 type UsageTenant struct {
 	Tenant string `json:"tenant"`
 	Counts
 	Cost Bill `json:"cost_usd"`
 }
 
-// Usage returns what was asked of each bucket so far, in ascending order of their URLs.
+// Usage returns the use of each bucket so far, in ascending order of their URLs.
 func (r *Requests) Usage() []Usage {
 	var list []Usage
 	first := r.Meter.FirstBytes()

@@ -21,37 +21,45 @@ import (
 )
 
 const (
+	// emptySum is the SHA-256 of no bytes. unsigned replaces the SHA-256 of a body that
+	// TLS protects, which saves hashing it.
 	emptySum = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
 	unsigned = "UNSIGNED-PAYLOAD"
-	// refreshAhead is how long before their end credentials are renewed.
-	refreshAhead = 5 * time.Minute
-	// maxSkew is how wrong the machine's clock may be. What is more is no clock.
+	// refreshEarly is how long before their end credentials are renewed.
+	refreshEarly = 5 * time.Minute
+	// maxSkew is how wrong the machine's clock may be to be corrected. A larger
+	// difference is an error of the server's clock.
 	maxSkew = 14 * 24 * time.Hour
 )
 
-// s3 is the dialect of S3 and of servers that are compatible with it.
+// s3 is the dialect of S3 and of compatible servers (MinIO, Ceph, R2). Requests are
+// signed with AWS Signature Version 4. The region and the clock are learned from
+// refusals, so that a bucket's URL needs neither.
 type s3 struct {
 	bucket   string
 	url      string   // of the bucket, for errors
 	endpoint *url.URL // nil: the cloud's, by region
-	virtual  bool     // the bucket's name stands in the host's
+	virtual  bool     // the bucket's name is part of the host's name
 	pays     []string // x-amz-request-payer, or nil
 	keys     *awsKeys
 	signer   *v4.Signer
 	place    atomic.Pointer[s3Place]
-	skew     atomic.Int64 // nanoseconds that the server's clock is ahead
+	skew     atomic.Int64 // server's clock minus the machine's, in nanoseconds
 }
 
-// s3Place is where requests go to.
+// s3Place is the server that requests go to. It is replaced as a whole when the region
+// changes.
 type s3Place struct {
 	region string
 	base   url.URL // of the bucket: scheme, host, and the path before "/" and the key
 }
 
+// openS3 finds region, endpoint and credentials as the AWS command line does: the URL
+// first, then environment and profile.
 func openS3(ctx context.Context, a address, opts Options) (Bucket, error) {
 	load := []func(*config.LoadOptions) error{
 		config.WithCredentialsCacheOptions(func(o *aws.CredentialsCacheOptions) {
-			o.ExpiryWindow, o.ExpiryWindowJitterFrac = refreshAhead, .5
+			o.ExpiryWindow, o.ExpiryWindowJitterFrac = refreshEarly, .5
 		}),
 	}
 	if opts.Profile != "" {
@@ -88,7 +96,8 @@ func openS3(ctx context.Context, a address, opts Options) (Bucket, error) {
 	case "virtual":
 		d.virtual = true
 	case "":
-		// The cloud's certificates are for one name below s3.REGION.
+		// The cloud's certificates cover only one label below s3.REGION, so a bucket with
+		// dots in its name needs the path style.
 		d.virtual = d.endpoint == nil && !strings.Contains(a.name, ".")
 	}
 	if a.settings[setRequesterPays] != "" {
@@ -100,7 +109,8 @@ func openS3(ctx context.Context, a address, opts Options) (Bucket, error) {
 	return &remote{url: d.url, dialect: d, transport: transport, ranges: true}, nil
 }
 
-// s3Endpoint is the server that environment or files of settings name for S3, or nil.
+// s3Endpoint is the server for S3 in the environment or in the files of settings; nil if
+// they name none.
 func s3Endpoint(ctx context.Context, cfg aws.Config) (*url.URL, error) {
 	value := ""
 	for _, source := range cfg.ConfigSources {
@@ -142,7 +152,7 @@ func caBundle(cfg aws.Config) string {
 	return ""
 }
 
-// move has requests go to a region.
+// move directs requests to a region.
 func (d *s3) move(region string) {
 	p := &s3Place{region: region}
 	if d.endpoint != nil {
@@ -173,7 +183,9 @@ func (d *s3) target(r *request) url.URL {
 	return u
 }
 
-// withKey puts a key behind the path of a URL, encoded as signatures have it: all but letters, digits and "-._~/".
+// withKey appends a key to the path of a URL, encoded as Signature Version 4 requires:
+// all characters except letters, digits and "-._~/". net/url would leave more of them as
+// they are, and the signature would not match.
 func withKey(u *url.URL, key string) {
 	if !plain(key) {
 		u.RawPath = u.EscapedPath() + "/" + escape(key)
@@ -181,6 +193,7 @@ func withKey(u *url.URL, key string) {
 	u.Path += "/" + key
 }
 
+// plain reports whether a key needs no encoding.
 func plain(key string) bool {
 	for i := range len(key) {
 		if !unreserved(key[i]) {
@@ -190,11 +203,14 @@ func plain(key string) bool {
 	return true
 }
 
+// unreserved reports whether a byte stays unencoded: RFC 3986's unreserved characters and
+// "/".
 func unreserved(c byte) bool {
 	return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '-' || c == '.' || c == '_' ||
 		c == '~' || c == '/'
 }
 
+// escape percent-encodes all other bytes of a key.
 func escape(key string) string {
 	const digits = "0123456789ABCDEF"
 	b := make([]byte, 0, len(key)+32)
@@ -225,12 +241,14 @@ func (d *s3) condition(r *request, c Condition) error { return r.ifETag(c, d.url
 // version implements dialect.
 func (d *s3) version(h http.Header) schema.ObjectVersion {
 	v := schema.ObjectVersion{ETag: unquote(first(h, "Etag")), ID: first(h, "X-Amz-Version-Id")}
-	if v.ID == "null" { // the bucket keeps no versions at present
+	if v.ID == "null" { // the bucket stores no versions at present
 		v.ID = ""
 	}
 	return v
 }
 
+// first is a header's first value. The name is in canonical form, which saves
+// http.Header.Get's conversion of it for each request.
 func first(h http.Header, canonical string) string {
 	if v := h[canonical]; len(v) > 0 {
 		return v[0]
@@ -244,7 +262,8 @@ func (d *s3) made(h http.Header, _ []byte) (schema.ObjectVersion, error) { retur
 // parse implements dialect.
 func (d *s3) parse(body []byte, date time.Time) (page, error) { return parseXML(body, date) }
 
-// page implements dialect.
+// page implements dialect. Keys are requested URL-encoded, since XML cannot hold all
+// characters that keys may have.
 func (d *s3) page(r *request, opts ListOptions, token string) {
 	r.query.Set("list-type", "2")
 	r.query.Set("encoding-type", "url")
@@ -261,7 +280,8 @@ func (d *s3) page(r *request, opts ListOptions, token string) {
 	}
 }
 
-// sign implements dialect.
+// sign implements dialect. A body over plain HTTP is hashed, so that it cannot be changed
+// on its way.
 func (d *s3) sign(ctx context.Context, r *http.Request, body []byte) error {
 	if d.pays != nil {
 		r.Header["X-Amz-Request-Payer"] = d.pays
@@ -290,7 +310,8 @@ func (d *s3) sign(ctx context.Context, r *http.Request, body []byte) error {
 	return nil
 }
 
-// refused implements dialect.
+// refused implements dialect. HEAD has no body with a code, so its refusals are inferred
+// from status, clock and credentials.
 func (d *s3) refused(r *request, a *answer) (again bool, err error) {
 	region := a.header.Get("X-Amz-Bucket-Region")
 	if region == "" && (a.code == "AuthorizationHeaderMalformed" || a.code == "PermanentRedirect" ||
@@ -312,11 +333,11 @@ func (d *s3) refused(r *request, a *answer) (again bool, err error) {
 		}
 		return false, says(d.url, schema.ErrInvalid, r, a, hint)
 	case a.code == "RequestTimeTooSkewed",
-		// HEAD has no body that says so.
+		// HEAD has no body with the code.
 		a.code == "" && r.method == http.MethodHead && a.status == http.StatusForbidden && d.far(a.header.Get("Date")):
 		return d.follow(a.header.Get("Date")), says(d.url, schema.ErrDenied, r, a, "the machine's clock is wrong")
 	case a.code == "ExpiredToken", a.code == "ExpiredTokenException", a.code == "TokenRefreshRequired",
-		// HEAD has no body that says so.
+		// HEAD has no body with the code.
 		a.code == "" && r.method == http.MethodHead && (a.status == http.StatusBadRequest ||
 			a.status == http.StatusForbidden) && d.keys.end():
 		return d.keys.renew(), says(d.url, schema.ErrDenied, r, a, "the credentials have expired")
@@ -335,13 +356,15 @@ func (d *s3) refused(r *request, a *answer) (again bool, err error) {
 	return false, nil
 }
 
-// far reports whether a server's clock is further from that of requests than S3 allows.
+// far reports whether the server's clock differs from that of requests by more than S3
+// allows (15 minutes, less a margin).
 func (d *s3) far(date string) bool {
 	at, err := http.ParseTime(date)
 	return err == nil && (time.Until(at)-time.Duration(d.skew.Load())).Abs() > 14*time.Minute
 }
 
-// follow takes the server's clock for the machine's.
+// follow corrects the clock of requests by the server's; false if the server's date
+// cannot be right.
 func (d *s3) follow(date string) bool {
 	at, err := http.ParseTime(date)
 	if err != nil {
@@ -355,22 +378,26 @@ func (d *s3) follow(date string) bool {
 	return true
 }
 
-// awsKeys are the credentials of S3: given ones, none, or those that AWS's library finds and renews.
+// awsKeys are the credentials of S3: explicit ones, none, or those that AWS's library
+// finds and renews.
 type awsKeys struct {
 	anonymous bool
 	given     *aws.Credentials
 	cache     *aws.CredentialsCache
-	// role says that nothing was configured, so that only the machine's role is left to ask for.
+	// role says that nothing is configured, so that the machine's role is the only source
+	// left.
 	role bool
 
 	mu      sync.Mutex
-	none    error            // why there are no credentials; requests are not signed then
-	nextTry time.Time        // when they are looked for again
-	renewed *aws.Credentials // those that were given up last, as expired
+	none    error            // why there are no credentials; requests are then not signed
+	nextTry time.Time        // when credentials are searched for again
+	renewed *aws.Credentials // the credentials that were last dropped as expired
 
-	used atomic.Pointer[aws.Credentials] // those of the newest request
+	used atomic.Pointer[aws.Credentials] // credentials of the latest request
 }
 
+// newAWSKeys chooses the source of credentials: explicit ones, none if the URL says so,
+// or the library's.
 func newAWSKeys(cfg aws.Config, anonymous bool, given *Keys) *awsKeys {
 	k := &awsKeys{anonymous: anonymous}
 	if given != nil {
@@ -389,7 +416,7 @@ func newAWSKeys(cfg aws.Config, anonymous bool, given *Keys) *awsKeys {
 	return k
 }
 
-// get returns credentials, or nil where requests are not signed.
+// get returns credentials, or nil if requests are not signed.
 func (k *awsKeys) get(ctx context.Context) (*aws.Credentials, error) {
 	if k.given != nil || k.anonymous {
 		return k.given, nil
@@ -407,9 +434,10 @@ func (k *awsKeys) get(ctx context.Context) (*aws.Credentials, error) {
 		if !k.role || ctx.Err() != nil {
 			return nil, err
 		}
-		// Nothing is configured and the machine has no role: a public bucket can be read all the same.
+		// Nothing is configured and the machine has no role. A public bucket can be read
+		// without a signature.
 		k.mu.Lock()
-		k.none, k.nextTry = err, time.Now().Add(refreshAhead)
+		k.none, k.nextTry = err, time.Now().Add(refreshEarly)
 		k.mu.Unlock()
 		return nil, nil
 	}
@@ -425,8 +453,9 @@ func (k *awsKeys) end() bool {
 	return c != nil && c.CanExpire
 }
 
-// renew gives credentials up that a server calls expired, and reports whether others may be had. The same ones are
-// given up once.
+// renew drops the credentials that a server calls expired, and reports whether new ones
+// may be available. Each credentials are dropped once only: many requests fail together,
+// and the new ones must not be dropped by the rest of them.
 func (k *awsKeys) renew() bool {
 	c := k.used.Load()
 	if k.cache == nil || c == nil {
@@ -442,7 +471,7 @@ func (k *awsKeys) renew() bool {
 	return true
 }
 
-// hint says what is known of why a request was denied.
+// hint says why a request may have been denied.
 func (k *awsKeys) hint() string {
 	if k.anonymous {
 		return "the request was not signed, as " + setAnonymous + "=true wants"

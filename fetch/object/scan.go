@@ -9,12 +9,17 @@ import (
 	"unicode/utf8"
 )
 
-// errXML says that a text is not the plain kind of XML that servers write. encoding/xml reads all kinds, at ten times
-// the cost: a list of a million keys takes tens of seconds by it.
+// errXML reports that a text is not the simple XML that servers write. encoding/xml
+// accepts all XML at ten times the cost: parsing a list of a million keys with it takes
+// tens of seconds. So lists are scanned here first, and parsed by encoding/xml only if
+// the scan fails.
 var errXML = errors.New("no plain XML")
 
-// scanXML calls visit for each element that has text alone, with the path of names to it, "/"-separated, and for the
-// end of each other element with the path alone. The path is reused.
+// scanXML calls visit for each element that contains only text, with the "/"-separated
+// path of names to it, and for the end of each other element with its path. The path's
+// memory is reused after visit returns, and text is part of body. It fails with errXML
+// for anything that it does not understand: comments, CDATA, attributes other than xmlns
+// on the root, or names with other than ASCII letters.
 func scanXML(body []byte, visit func(path []byte, text []byte, leaf bool) error) error {
 	path := make([]byte, 0, 128)
 	leaf, ended := false, false // leaf: the element that was opened last has no other in it yet
@@ -40,9 +45,10 @@ func scanXML(body []byte, visit func(path []byte, text []byte, leaf bool) error)
 				return errXML
 			}
 			continue
-		case '!': // comments, CDATA
+		case '!': // comments, CDATA, DOCTYPE
 			return errXML
 		case '/':
+			// An element ends. Its name must be that of the innermost open one.
 			at := bytes.LastIndexByte(path, '/')
 			if len(path) == 0 || !bytes.Equal(path[at+1:], tag[1:]) || !leaf && len(bytes.TrimSpace(text)) > 0 {
 				return errXML
@@ -54,6 +60,7 @@ func scanXML(body []byte, visit func(path []byte, text []byte, leaf bool) error)
 			ended = len(path) == 0
 			continue
 		}
+		// An element begins, with at most the attribute xmlns on the root.
 		if ended || len(bytes.TrimSpace(text)) > 0 {
 			return errXML // another root, or text beside elements
 		}
@@ -90,12 +97,13 @@ func scanXML(body []byte, visit func(path []byte, text []byte, leaf bool) error)
 	}
 }
 
-// prologs are what servers begin with.
+// prologs are the first lines that servers write.
 var prologs = []string{`?xml version="1.0" encoding="UTF-8"?`, `?xml version='1.0' encoding='UTF-8'?`,
 	`?xml version="1.0" encoding="utf-8"?`,
 	`?xml version="1.0"?`}
 
-// unescape replaces the entities of XML in a text.
+// unescape replaces the entities of XML in a text: the five named ones, and characters by
+// number. Other entities need a DTD.
 func unescape(text []byte) (string, error) {
 	if bytes.IndexByte(text, '&') < 0 {
 		return string(text), nil
@@ -123,6 +131,8 @@ func unescape(text []byte) (string, error) {
 		case "apos":
 			b.WriteByte('\'')
 		default:
+			// The checks are those of XML 1.0 on characters, less the planes above the
+			// first.
 			digits, base := strings.TrimPrefix(name, "#"), 10
 			if hex, ok := strings.CutPrefix(digits, "x"); ok {
 				digits, base = hex, 16
@@ -138,9 +148,11 @@ func unescape(text []byte) (string, error) {
 	}
 }
 
-// quickListing reads a page of S3's list, if it is plain XML.
+// quickListing parses a page of S3's list, if it is simple XML. It must give what
+// encoding/xml gives, or fail; a fuzz test compares the two.
 func quickListing(body []byte) (*listing, error) {
-	// XML takes a carriage return for the end of a line, and has no other control characters.
+	// XML reads a carriage return as the end of a line, and forbids other control
+	// characters.
 	if !utf8.Valid(body) || bytes.Contains(body, []byte("]]>")) || bytes.Contains(body, []byte("\xef\xbf")) ||
 		bytes.ContainsFunc(body, func(c rune) bool { return c < ' ' && c != '\n' && c != '\t' }) {
 		return nil, errXML
@@ -160,6 +172,7 @@ func quickListing(body []byte) (*listing, error) {
 			l.CommonPrefixes = append(l.CommonPrefixes, struct{ Prefix string }{prefix})
 			prefix = ""
 		}
+		// Reads the text of an element that must have no other elements.
 		read := func(to *string) {
 			if !leaf {
 				err = errXML
@@ -187,7 +200,7 @@ func quickListing(body []byte) (*listing, error) {
 		case root + "/NextContinuationToken":
 			read(&l.NextContinuationToken)
 		case root + "/NextMarker", root + "/Blobs", root + "/Code", root + "/Message":
-			err = errXML // of other kinds of documents
+			err = errXML // of another kind of document
 		}
 		return err
 	})

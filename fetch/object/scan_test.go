@@ -18,7 +18,7 @@ func both(t *testing.T, text string) (quick bool) {
 	}
 	want := &listing{}
 	if err := xml.Unmarshal([]byte(text), want); err != nil {
-		// What no part of a list needs is not looked at.
+		// The scanner does not look at elements that no part of a list needs.
 		if msg := err.Error(); strings.Contains(msg, "invalid character entity") || strings.Contains(msg,
 			"illegal character code") {
 			return true

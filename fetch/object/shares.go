@@ -6,37 +6,41 @@ import (
 	"time"
 )
 
-// Share is what a node allows itself of a limit, as it tells the other nodes that use the bucket.
+// Share is the rate that a node allows itself under a limit. Nodes that use the same
+// bucket send their shares to each other.
 type Share struct {
 	Bucket string  `json:"bucket"`
 	Prefix string  `json:"prefix,omitempty"`
 	Class  string  `json:"class"`
-	Rate   float64 `json:"rate"`
-	Most   float64 `json:"most"`
+	Rate   float64 `json:"rate"` // requests a second
+	Most   float64 `json:"most"` // requests a second at which the bucket refused one
 }
 
-// shareKey is which limit a share is of.
+// shareKey names the limit that a share belongs to.
 type shareKey struct{ bucket, prefix, class string }
 
 func (s *Share) key() shareKey { return shareKey{s.Bucket, s.Prefix, s.Class} }
 
-// heard is the shares that a node sent last, and when they came.
+// heard is the last message with shares of a node, and the time of its arrival.
 type heard struct {
 	at     time.Time
 	shares []Share
 }
 
 const (
-	// wantsFor is how long a node still wants some of a limit after its requests last waited there, and heardFor how long
-	// the shares that it sent count.
+	// wantsFor is how long a node counts as using a limit after its requests last waited
+	// there. heardFor is how long the shares of a node are valid. Nodes send them each
+	// second, so several may be lost.
 	wantsFor = 5 * time.Second
 	heardFor = 10 * time.Second
-	// maxHeard bounds the nodes whose shares are kept, and maxShares the shares of each.
+	// maxHeard bounds the nodes whose shares are stored, and maxShares the shares of
+	// each.
 	maxHeard  = 4096
 	maxShares = 1024
 )
 
-// Hear takes in what another node allows itself, in the place of what it sent before; nil where it is gone.
+// Hear stores the shares of another node, in place of those that it sent before. No
+// shares means that the node has gone.
 func (b *Budget) Hear(node any, shares []Share) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -50,12 +54,14 @@ func (b *Budget) Hear(node any, shares []Share) {
 	b.heard[node] = heard{time.Now(), slices.Clone(shares[:min(len(shares), maxShares)])}
 }
 
-// sum adds up what several nodes allow themselves.
+// sum adds up the shares of several nodes in a limit.
 type sum struct{ nodes, rate, most float64 }
 
-// Shares returns what this node allows itself of the limits at which its requests wait, for the other nodes to hear. It is
-// called each second or so. Before, each of these limits becomes the mean of it and of those of other nodes: a node that
-// is refused goes down, and all take their part of that and of what the others go up.
+// Shares returns the rates that this node allows itself under the limits where its
+// requests wait, to be sent to the other nodes. The caller calls it about once a second.
+// Before, each of these limits becomes the mean of its own rate and those of other nodes.
+// So a node that was refused shares its decrease with the others, and takes part in their
+// increase. All nodes end with about the same rate without any of them knowing the total.
 func (b *Budget) Shares() []Share {
 	now := time.Now()
 	others := map[shareKey]sum{}
@@ -67,8 +73,8 @@ func (b *Budget) Shares() []Share {
 		}
 		for i := range h.shares {
 			s := &h.shares[i]
-			if !(s.Rate >= leastRate && s.Rate <= mostTold && s.Most >= leastRate && s.Most <= mostTold) {
-				continue // no number that a node learns
+			if !(s.Rate >= leastRate && s.Rate <= mostShared && s.Most >= leastRate && s.Most <= mostShared) {
+				continue // no rate that a node can have learned
 			}
 			o := others[s.key()]
 			others[s.key()] = sum{o.nodes + 1, o.rate + s.Rate, o.most + s.Most}
@@ -96,16 +102,17 @@ func (b *Budget) Shares() []Share {
 	return list
 }
 
-// mostTold bounds the rates of another node that are believed.
-const mostTold = 1e7
+// mostShared bounds the rates of another node that are accepted.
+const mostShared = 1e7
 
-// wantsLocked reports whether requests wait here, or did of late.
+// wantsLocked reports whether requests wait here, or have waited within wantsFor.
 func (l *limit) wantsLocked(now time.Time) bool {
 	return l.queue.len > 0 || now.Sub(l.waited) < wantsFor
 }
 
-// divideLocked has what lies below paths have limits of their own for which other nodes have some, where this one has one
-// limit for more than that.
+// divideLocked gives a path below a limit of this node a limit of its own if other nodes
+// have one for that path. Otherwise this node would keep slowing down keys that the
+// bucket does not limit.
 func (b *budgeted) divideLocked(others map[shareKey]sum, now time.Time) {
 	for key, o := range others {
 		if key.bucket != b.url || key.prefix == "" || strings.Count(key.prefix, "/") > mostDepth {
@@ -122,15 +129,16 @@ func (b *budgeted) divideLocked(others map[shareKey]sum, now time.Time) {
 	}
 }
 
-// evenLocked has the limit be the mean of it and of those of other nodes. A node without a limit, which was refused nothing
-// yet, has theirs if it would take more.
+// evenLocked sets the limit to the mean of its own rate and those of other nodes. A node
+// without a limit, which nothing was refused to yet, takes over theirs if it sends more
+// than they do.
 func (l *limit) evenLocked(others sum, now time.Time) {
 	if others.nodes == 0 {
 		return
 	}
 	l.movedLocked(now)
 	switch {
-	case l.rate == 0 && len(l.of.limits[l.class]) > 1: // this node knows better: what lies below some path is refused
+	case l.rate == 0 && len(l.of.limits[l.class]) > 1: // only paths below it are limited here
 	case l.rate == 0:
 		if mean := others.rate / others.nodes; l.served.rate(now) > mean {
 			l.rate, l.most, l.guessed = mean, others.most/others.nodes, false

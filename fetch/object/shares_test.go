@@ -13,7 +13,8 @@ import (
 	"bowstring/schema"
 )
 
-// nodes are several processes that use a bucket, and tell each other each second what they allow themselves.
+// nodes are several processes that use a bucket, and send each other their shares each
+// second.
 type nodes struct {
 	budgets []*object.Budget
 	buckets []object.Bucket
@@ -29,8 +30,9 @@ func newNodes(n int, under object.Bucket) *nodes {
 	return s
 }
 
-// tell has them tell each other until ctx ends, each in its own time.
-func (s *nodes) tell(ctx context.Context, wg *sync.WaitGroup) {
+// exchange makes them send their shares to each other until ctx ends, each at its own
+// times.
+func (s *nodes) exchange(ctx context.Context, wg *sync.WaitGroup) {
 	for i, b := range s.budgets {
 		wg.Go(func() {
 			sleep(ctx, time.Duration(i)*time.Second/time.Duration(len(s.budgets)))
@@ -61,7 +63,7 @@ func TestBudgetOfManyNodes(t *testing.T) {
 					ctx, cancel := context.WithTimeout(t.Context(), seconds*time.Second)
 					defer cancel()
 					var wg sync.WaitGroup
-					s.tell(ctx, &wg)
+					s.exchange(ctx, &wg)
 					loads := make([]*load, n)
 					for i := range loads {
 						loads[i] = &load{workers: 2 * rate / n / 10}
@@ -118,7 +120,7 @@ func TestBudgetOfNodesByPrefix(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), seconds*time.Second)
 		defer cancel()
 		var wg sync.WaitGroup
-		s.tell(ctx, &wg)
+		s.exchange(ctx, &wg)
 		var colds, hots []*load
 		for _, b := range s.buckets {
 			c, h := &load{prefix: "data/cold/", workers: 16}, &load{prefix: "data/hot/", workers: 10}
@@ -143,8 +145,9 @@ func TestBudgetOfNodesByPrefix(t *testing.T) {
 	})
 }
 
-// TestSharesOfOthers: what a node tells holds until it says something else, or nothing for long; no number that no node
-// can mean moves a limit; and a node that is idle tells nothing.
+// TestSharesOfOthers: the shares of a node are valid until it sends others, or nothing
+// for long. Rates that no node can have do not move a limit, and an idle node sends no
+// shares.
 func TestSharesOfOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		under := newRefusing(t, &part{rate: 100, burst: 20})
@@ -152,21 +155,21 @@ func TestSharesOfOthers(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 		defer cancel()
 		if shares := s.budgets[0].Shares(); len(shares) != 0 {
-			t.Errorf("a node that has asked for nothing tells %+v", shares)
+			t.Errorf("a node without requests sends %+v", shares)
 		}
 		var wg sync.WaitGroup
 		(&load{workers: 50}).run(ctx, &wg, s.buckets[0])
 		sleep(ctx, 20*time.Second)
 		own := s.budgets[0].Shares()
 		if len(own) != 1 || own[0].Bucket != under.URL() || own[0].Class != "reads" || own[0].Rate < 50 || own[0].Rate > 150 {
-			t.Fatalf("a node that is refused tells %+v", own)
+			t.Fatalf("a node that is refused sends %+v", own)
 		}
 		for _, wrong := range []float64{math.NaN(), math.Inf(1), -5, 0, 1e300} {
 			bad := own[0]
 			bad.Rate, bad.Most = wrong, wrong
 			s.budgets[0].Hear("other", []object.Share{bad})
 			if now := s.budgets[0].Shares(); now[0].Rate < 0.8*own[0].Rate || now[0].Rate > 1.2*own[0].Rate {
-				t.Errorf("another node tells %g, and the limit goes from %g to %g", wrong, own[0].Rate, now[0].Rate)
+				t.Errorf("another node sends %g, and the limit goes from %g to %g", wrong, own[0].Rate, now[0].Rate)
 			}
 		}
 		before := s.budgets[0].Shares()[0].Rate
@@ -185,7 +188,7 @@ func TestSharesOfOthers(t *testing.T) {
 		wg.Wait()
 		sleep(t.Context(), time.Minute)
 		if shares := s.budgets[0].Shares(); len(shares) != 0 {
-			t.Errorf("a node that has asked for nothing for a minute tells %+v", shares)
+			t.Errorf("a node without requests for a minute sends %+v", shares)
 		}
 	})
 }

@@ -7,24 +7,25 @@ import (
 	"time"
 )
 
-// errNoneFound says that nothing on the machine names credentials.
+// errNoneFound reports that nothing on the machine names credentials.
 var errNoneFound = errors.New("no credentials were found")
 
-// tokens are access tokens of a caller, which a cloud's own library finds and renews.
+// tokens are the access tokens of a caller, which a cloud's own library finds and renews.
 type tokens struct {
-	fixed     string // given by hand
+	fixed     string // explicit
 	anonymous bool
-	// find looks for credentials: how to get a token, which the library keeps for as long as it holds. It is called
-	// with the first request, as it may ask the network.
+	// find looks for credentials and returns a function that gets a token; the library
+	// caches the token while it is valid. find is called with the first request, as it
+	// may use the network.
 	find func(ctx context.Context) (func(context.Context) (string, error), error)
 
 	mu      sync.Mutex
 	source  func(context.Context) (string, error)
-	none    bool
-	nextTry time.Time // when they are looked for again
+	none    bool      // no credentials were found
+	nextTry time.Time // when they are searched for again
 }
 
-// get returns a token, or "" where requests are not signed.
+// get returns a token, or "" if requests are not signed.
 func (t *tokens) get(ctx context.Context) (string, error) {
 	if t.fixed != "" || t.anonymous {
 		return t.fixed, nil
@@ -35,15 +36,18 @@ func (t *tokens) get(ctx context.Context) (string, error) {
 	}
 	token, err := source(ctx)
 	if errors.Is(err, errNoneFound) {
-		// Nothing is configured, and the machine has no identity: a public bucket can be read all the same.
+		// Nothing is configured, and the machine has no identity. A public bucket can be
+		// read without a token.
 		t.mu.Lock()
-		t.none, t.nextTry = true, time.Now().Add(refreshAhead)
+		t.none, t.nextTry = true, time.Now().Add(refreshEarly)
 		t.mu.Unlock()
 		return "", nil
 	}
 	return token, err
 }
 
+// found returns the source of tokens, nil if there is none. The lock is held while find
+// runs, so that concurrent first requests search once.
 func (t *tokens) found(ctx context.Context) (func(context.Context) (string, error), error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -56,7 +60,7 @@ func (t *tokens) found(ctx context.Context) (func(context.Context) (string, erro
 	source, err := t.find(ctx)
 	switch {
 	case errors.Is(err, errNoneFound):
-		t.none, t.nextTry = true, time.Now().Add(refreshAhead)
+		t.none, t.nextTry = true, time.Now().Add(refreshEarly)
 		return nil, nil
 	case err != nil:
 		return nil, err
@@ -65,7 +69,7 @@ func (t *tokens) found(ctx context.Context) (func(context.Context) (string, erro
 	return source, nil
 }
 
-// hint says what is known of why a request was denied.
+// hint says why a request may have been denied.
 func (t *tokens) hint() string {
 	if t.anonymous {
 		return "the request was not signed, as " + setAnonymous + "=true wants"

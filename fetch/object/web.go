@@ -12,10 +12,12 @@ import (
 	"bowstring/schema"
 )
 
-// web is a web server as a bucket: its objects can be read, and are not listed or written. A version is the ETag, or
-// where the server has none the time of the last change, which is of whole seconds.
+// web is a web server as a bucket: its objects can be read, but not listed or written. A
+// version is the ETag. If the server has none, it is the time of the last change, which
+// has a resolution of a second.
 type web struct{ *remote }
 
+// webDialect is the dialect of web servers: no credentials, and standard headers only.
 type webDialect struct {
 	base url.URL
 	url  string
@@ -33,6 +35,7 @@ func openWeb(a address, opts Options) (Bucket, error) {
 	return &web{&remote{url: d.url, dialect: d, transport: transport}}, nil
 }
 
+// refuse is the error of a call that web servers do not support.
 func (w *web) refuse(what string) error {
 	return errorf(schema.ErrNotSupported, "%s is a web server: its objects are not %s", w.url, what)
 }
@@ -64,13 +67,15 @@ func (d *webDialect) wanted(r *request, v schema.ObjectVersion) error {
 	case v.ETag == "":
 		return errorf(schema.ErrInvalid, "object %q of %s: a version is an ETag there, not %s", r.key, d.url, v)
 	case modified:
+		// If-Unmodified-Since is the condition for a server without ETags.
 		n, err := strconv.ParseInt(seconds, 10, 64)
 		if err != nil {
 			return errorf(schema.ErrInvalid, "object %q of %s: %s is no version", r.key, d.url, v)
 		}
 		r.header["If-Unmodified-Since"] = []string{time.Unix(n, 0).UTC().Format(http.TimeFormat)}
 	case !strings.HasPrefix(v.ETag, "W/"):
-		// A weak ETag never matches; what the answer says is compared all the same.
+		// A weak ETag never matches If-Match (RFC 9110). The ETag of the answer is
+		// compared anyway.
 		r.header["If-Match"] = []string{quote(v.ETag)}
 	}
 	return nil
@@ -102,7 +107,7 @@ func (d *webDialect) refused(r *request, a *answer) (bool, error) {
 	if to := a.header.Get("Location"); a.status/100 == 3 && to != "" {
 		hint := "it redirects"
 		if u, err := url.Parse(to); err == nil && u.Host != "" {
-			hint += " to " + u.Scheme + "://" + u.Host + ": give that" // the rest may be a secret
+			hint += " to " + u.Scheme + "://" + u.Host + ": give that" // the rest may contain a secret
 		}
 		return false, says(d.url, schema.ErrInvalid, r, a, hint)
 	}
