@@ -17,19 +17,19 @@ import (
 	"bowstring/schema"
 )
 
-// Missing says what becomes of rows whose key the dataset does not have.
+// Missing says what to do with rows whose key the dataset does not have.
 type Missing string
 
 const (
-	// MissingError makes an error of them, which names some.
+	// MissingError fails, with an error that names some of them.
 	MissingError Missing = "error"
-	// MissingInsert adds them as new samples, behind all others.
+	// MissingInsert adds them as new samples after all others.
 	MissingInsert Missing = "insert"
 	// MissingIgnore leaves them out.
 	MissingIgnore Missing = "ignore"
 )
 
-// ParseMissing reads "error", "insert" or "ignore".
+// ParseMissing parses "error", "insert" or "ignore".
 func ParseMissing(s string) (Missing, error) {
 	switch m := Missing(s); m {
 	case MissingError, MissingInsert, MissingIgnore:
@@ -38,58 +38,63 @@ func ParseMissing(s string) (Missing, error) {
 	return "", &schema.FieldError{Field: "missing", Got: schema.Quote(s), Want: `"error", "insert" or "ignore"`}
 }
 
-// MaxKept bounds the memory of the rows of an alteration where AlterOptions have no Keep, in bytes.
+// MaxKept bounds the memory of an alteration's rows in bytes, if AlterOptions have no
+// Keep.
 const MaxKept = 4 << 30
 
-// AlterOptions say how a dataset's newest snapshot is altered. What they name are its columns, and what they leave
-// out stays as it is. First rows are deleted by DeleteWhere, then columns dropped and renamed; then rows are merged.
+// AlterOptions describe a change of a dataset's newest snapshot. Columns and rows that
+// they do not name stay as they are. Rows are deleted by DeleteWhere first, then columns
+// are dropped and renamed, then rows are merged.
 type AlterOptions struct {
 	Dataset string
-	Source  string // for people, where the change comes from; the snapshot's stays where it is empty
+	Source  string // where the change comes from, for people; "" keeps the snapshot's
 
-	DeleteWhere string            // an expression of package where; rows that meet it are deleted
+	DeleteWhere string            // expression of package where; rows for which it is true are deleted
 	Drop        []string          // columns to drop
 	Rename      map[string]string // new names of columns, by the old ones
 
-	// Rows is the logical schema of the rows that Write takes; nil if there are none.
+	// Rows is the logical schema of the rows for Write; nil if there are none.
 	Rows *arrow.Schema
-	// On is the column by whose values rows are found: the id, or a metadata column of integers, text or bytes.
+	// On is the column whose values identify rows: the id, or a metadata column of
+	// integers, text or bytes.
 	On string
-	// Missing says what becomes of rows whose key the dataset does not have.
+	// Missing says what to do with rows whose key the dataset does not have.
 	Missing Missing
-	// Delete deletes the samples that rows are found for. Of the rows, nothing but their keys counts.
+	// Delete deletes the samples that rows are found for. Only the keys of the rows
+	// matter then.
 	Delete bool
-	// Split is that of samples that are inserted by rows with no split; DefaultSplit if empty.
+	// Split is the split of inserted samples whose row has none; DefaultSplit if empty.
 	Split string
 
 	Workers  int              // as of Options
 	Mem      memory.Allocator // as of Options
 	PageRows int              // as of Options
 	Turn     func(piece func() error) error
-	// Keep is asked before so many bytes are kept in memory until the alteration is closed, and fails where there
-	// is no room for them; nil allows MaxKept in all.
+	// Keep is called before that number of bytes is held in memory until the alteration
+	// is closed. It fails if there is no room for them. If nil, MaxKept is the limit.
 	Keep func(bytes int64) error
 }
 
-// Altered says what an alteration has done.
+// Altered is the result of an alteration.
 type Altered struct {
-	// Changed is false where the newest snapshot was as it was to become.
+	// Changed is false if the newest snapshot was already as intended.
 	Changed bool
-	// Matched are the rows that were found, Inserted those that were added, and Ignored those that were left out.
+	// Matched rows were found, Inserted rows were added, and Ignored rows were left out.
 	Matched, Inserted, Ignored int64
-	// Deleted are the samples that are gone.
+	// Deleted is the number of deleted samples.
 	Deleted int64
 }
 
-// Alteration changes metadata columns and rows of a dataset by making a snapshot of its newest one. Blobs keep their
-// keys, and pages of the manifest in which nothing changes are shared. It keeps the rows that it is given in memory,
-// and of the dataset a page at a time. It is not safe for concurrent use.
+// Alteration changes metadata columns and rows of a dataset by committing a snapshot
+// based on its newest one. Blobs keep their keys, and manifest pages without a change are
+// shared. It holds the rows of Write in memory, and one page of the dataset at a time. It
+// is not safe for concurrent use.
 type Alteration struct {
 	putter
 	store store.Store
 	opts  AlterOptions
 	added incoming
-	kept  int64 // where opts.Keep is nil
+	kept  int64 // bytes in memory, if opts.Keep is nil
 	err   error // why it can no longer be used
 }
 
@@ -118,7 +123,7 @@ func Alter(ctx context.Context, st store.Store, opts AlterOptions) (*Alteration,
 	if err != nil {
 		return nil, err
 	}
-	if _, err := a.plan(base); err != nil { // so that nothing is sent in vain
+	if _, err := a.plan(base); err != nil { // so that a client does not send rows in vain
 		return nil, err
 	}
 	in, err := st.Begin(ctx, opts.Dataset)
@@ -129,7 +134,7 @@ func Alter(ctx context.Context, st store.Store, opts AlterOptions) (*Alteration,
 	return a, nil
 }
 
-// newest is the snapshot that is altered.
+// newest is the snapshot to alter.
 func (a *Alteration) newest(ctx context.Context) (*schema.Snapshot, error) {
 	base, err := a.store.Snapshot(ctx, a.opts.Dataset, 0)
 	if err != nil {
@@ -138,7 +143,7 @@ func (a *Alteration) newest(ctx context.Context) (*schema.Snapshot, error) {
 	return base, nil
 }
 
-// checkRows compares the schema of the rows with what is to be done with them.
+// checkRows compares the schema of the rows with the options.
 func (a *Alteration) checkRows() error {
 	o := &a.opts
 	if err := schema.CheckSchema(o.Rows); err != nil {
@@ -176,7 +181,7 @@ func namesOf(fields []arrow.Field) []string {
 	return names
 }
 
-// keep counts memory that is kept.
+// keep reserves memory for rows.
 func (a *Alteration) keep(bytes int64) error {
 	if a.opts.Keep != nil {
 		return a.opts.Keep(bytes)
@@ -188,13 +193,16 @@ func (a *Alteration) keep(bytes int64) error {
 	return nil
 }
 
-// Commit makes the altered snapshot, or finds that the newest one is like that already. Where another writer commits
-// first, the newest snapshot is altered anew, a few times before it is a schema.ErrConflict. After Commit the
-// Alteration can only be closed.
+// Commit makes the altered snapshot, or finds that the newest one is equal to it. If
+// another writer commits first, Commit alters the new newest snapshot, and fails with
+// schema.ErrConflict after several attempts. After Commit the Alteration can only be
+// closed.
 func (a *Alteration) Commit(ctx context.Context) (*schema.Snapshot, Altered, error) {
 	if a.err != nil {
 		return nil, Altered{}, a.err
 	}
+	// Also after an error: pages may have been stored that a second attempt would not
+	// expect.
 	a.err = errors.New("the alteration has been committed")
 	for range rebases {
 		base, err := a.newest(ctx)
@@ -203,11 +211,14 @@ func (a *Alteration) Commit(ctx context.Context) (*schema.Snapshot, Altered, err
 		}
 		next, done, err := a.apply(ctx, base)
 		if err != nil {
+			// Pages of a dropped snapshot may vanish while they are read. The newest one
+			// is then another.
 			if a.superseded(ctx, base, err) {
 				continue
 			}
 			return nil, Altered{}, err
 		}
+		// Shared pages keep their keys, so equal content is visible without reading it.
 		if sameContent(base, next) {
 			return base, done, nil
 		}
@@ -224,7 +235,8 @@ func (a *Alteration) Commit(ctx context.Context) (*schema.Snapshot, Altered, err
 		schema.ErrConflict, rebases)
 }
 
-// superseded reports whether an error may come of a snapshot that was dropped and collected while it was read.
+// superseded reports whether an error may be due to a snapshot that was dropped and
+// collected while it was read.
 func (a *Alteration) superseded(ctx context.Context, base *schema.Snapshot, err error) bool {
 	if !errors.Is(err, schema.ErrNotFound) && !errors.Is(err, schema.ErrDataLoss) {
 		return false
@@ -233,7 +245,8 @@ func (a *Alteration) superseded(ctx context.Context, base *schema.Snapshot, err 
 	return err == nil && now.Number != base.Number
 }
 
-// Close ends the alteration. Without a Commit nothing of it can be seen. It may be called again, and after Commit.
+// Close ends the alteration. Without a Commit nothing of it is visible. Close may be
+// called again, and after Commit.
 func (a *Alteration) Close() error {
 	if a.err == nil {
 		a.err = errors.New("the alteration is closed")
@@ -241,7 +254,7 @@ func (a *Alteration) Close() error {
 	return a.end()
 }
 
-// unknown is the error for columns that a snapshot does not have.
+// unknown is the error for a column that a snapshot does not have.
 func unknown(field string, base *schema.Snapshot, name string) error {
 	have := namesOf(base.Schema.Fields()[1:])
 	want := fmt.Sprintf("a column of %s@%d: %s", base.Dataset, base.Number, schema.ShownList(have))
@@ -251,40 +264,41 @@ func unknown(field string, base *schema.Snapshot, name string) error {
 	return &schema.FieldError{Field: field, Got: schema.Quote(name), Want: want}
 }
 
-// renamed are the old names of columns that get new ones, in order.
+// renamed are the old names of columns to rename, in order.
 func (a *Alteration) renamed() []string { return slices.Sorted(maps.Keys(a.opts.Rename)) }
 
-// incoming are the rows that were added to an alteration, in memory of its own.
+// incoming are the rows of an alteration, in memory of its own: the caller of Write
+// reuses its arrays.
 type incoming struct {
 	meta, blobs []arrow.Field
-	key         int // of the metadata columns, where it is not the id
+	key         int // index of the key among the metadata columns, if it is not the id
 	batches     []incomingBatch
 	rows        []incomingRow
-	byKey       map[string]int32 // numbers of rows
+	byKey       map[string]int32 // numbers of rows, by their keys
 }
 
-// incomingBatch are rows of one call.
+// incomingBatch are the rows of one call of Write.
 type incomingBatch struct {
 	first int    // number of its first row
-	split string // "" if none was named
+	split string // "" keeps the split of samples
 	ids   []schema.ID
 	meta  []arrow.Array
-	refs  [][]*schema.BlobRef // by column; null ones leave a sample's blob as it is
+	refs  [][]*schema.BlobRef // by column; null references keep a sample's blob
 }
 
-// incomingRow is where a row lies.
+// incomingRow is the place of a row.
 type incomingRow struct{ batch, at int32 }
 
 const (
-	// rowKept is what a row takes in memory besides its values: its place, its entry in the table of keys, where it
-	// was found, and its id.
+	// rowKept is the memory of a row besides its values, in bytes: its place, its entry
+	// in the table of keys, its sample's position, and its id.
 	rowKept = 160
-	// refKept is what the reference of a blob takes.
+	// refKept is the memory of a blob's reference.
 	refKept = 96
 )
 
-// Write adds rows, in the form of Writer.Write. ids may be nil where rows are found by another column. A split of ""
-// leaves samples in the split that they are in. Nothing passed in is kept.
+// Write adds rows, in the form of Writer.Write. ids may be nil if On is another column. A
+// split of "" keeps samples in their splits. Write keeps nothing of its arguments.
 func (a *Alteration) Write(ctx context.Context, split string, ids []schema.ID, meta arrow.Record,
 	blobs [][][]byte) error {
 	if a.err != nil {
@@ -297,6 +311,7 @@ func (a *Alteration) Write(ctx context.Context, split string, ids []schema.ID, m
 	return nil
 }
 
+// add checks, copies and indexes rows, and stores their blobs.
 func (a *Alteration) add(ctx context.Context, split string, ids []schema.ID, meta arrow.Record,
 	blobs [][][]byte) error {
 	if split != "" {
@@ -315,13 +330,13 @@ func (a *Alteration) add(ctx context.Context, split string, ids []schema.ID, met
 	for i := range a.added.meta {
 		size += sizeOf(meta.Column(i).Data())
 	}
-	// The values twice, as they may be made to fit other types.
+	// Values count twice, because they may be converted to other types.
 	if err := a.keep(2*size + int64(n)*(rowKept+refKept*int64(len(blobs)))); err != nil {
 		return err
 	}
 	b := incomingBatch{first: len(a.added.rows), split: split, ids: append([]schema.ID(nil), ids...)}
 	for i, f := range a.added.meta {
-		f.Nullable = true // what the dataset allows is seen later
+		f.Nullable = true // the dataset's own rule is checked when the rows are merged
 		column := schema.NewColumnBuilder(f)
 		if err := column.Append(meta.Column(i), 0, n); err != nil {
 			return fmt.Errorf("column %s: %w", schema.Quote(f.Name), err)
@@ -337,7 +352,7 @@ func (a *Alteration) add(ctx context.Context, split string, ids []schema.ID, met
 	return a.index(&a.added.batches[len(a.added.batches)-1], n)
 }
 
-// count checks the shape of rows, and counts them.
+// count checks the shape of rows, and returns their number.
 func (a *Alteration) count(ids []schema.ID, meta arrow.Record, blobs [][][]byte) (int, error) {
 	r := &a.added
 	n := len(ids)
@@ -369,10 +384,11 @@ func (a *Alteration) count(ids []schema.ID, meta arrow.Record, blobs [][][]byte)
 	return n, nil
 }
 
-// index enters the keys of a batch of n rows.
+// index enters the keys of a batch of n rows, and fails if a key is null or occurs twice.
 func (a *Alteration) index(b *incomingBatch, n int) error {
 	r := &a.added
 	key := keysOfIDs(b.ids)
+	// The key column's values are compared in the batch's own copy.
 	if a.opts.On != schema.IDColumn {
 		key = keysOf(b.meta[r.key])
 	}
@@ -384,6 +400,7 @@ func (a *Alteration) index(b *incomingBatch, n int) error {
 			return &schema.FieldError{Field: fmt.Sprintf("column %s, row %d", schema.Quote(a.opts.On), number),
 				Got: "null", Want: "a key in every row"}
 		}
+		// Two rows for one sample would make the result depend on their order.
 		if other, twice := r.byKey[string(text)]; twice {
 			return fmt.Errorf("%w: rows %d and %d have the same key %s in column %s, want each key once",
 				schema.ErrInvalid, other, number, a.shownKey(text), schema.Quote(a.opts.On))
@@ -394,7 +411,7 @@ func (a *Alteration) index(b *incomingBatch, n int) error {
 	return nil
 }
 
-// shownKey is a key as messages have it.
+// shownKey is a key in the form of messages.
 func (a *Alteration) shownKey(key []byte) string {
 	if a.opts.On == schema.IDColumn && len(key) == len(schema.ID{}) {
 		return schema.FormatID(schema.ID(key))
@@ -413,7 +430,7 @@ func (a *Alteration) keyOf(row int32) []byte {
 	return key
 }
 
-// sizeOf is what an array's buffers take.
+// sizeOf is the size of an array's buffers in bytes.
 func sizeOf(d arrow.ArrayData) (n int64) {
 	for _, b := range d.Buffers() {
 		if b != nil {
@@ -426,28 +443,33 @@ func sizeOf(d arrow.ArrayData) (n int64) {
 	return n
 }
 
-// alterPlan says what becomes of the columns of a snapshot.
+// alterPlan describes the columns of the new snapshot. It depends on the base, and is
+// made anew for each.
 type alterPlan struct {
 	base        *schema.Snapshot
 	form        *schema.Form
 	schema      *arrow.Schema // of the new snapshot
 	meta, blobs []columnPlan
-	key         int  // the column of the base that rows are found by
-	rewrite     bool // pages of the base are none of the new snapshot
+	key         int  // index of the base's column that identifies rows
+	rewrite     bool // no page of the base can be shared, as the schema of pages differs
 }
 
-// columnPlan is where a column of the new snapshot comes from.
+// columnPlan is the source of a column of the new snapshot.
 type columnPlan struct {
 	field arrow.Field
-	// from is its index in the base's schema, for a blob column among the blob columns; -1 if it is new.
+	// from is its index in the base's schema, for a blob column among the blob columns;
+	// -1 for a new column.
 	from int
-	// rows is its index among the metadata or blob columns of the rows; -1 if they do not have it.
+	// rows is its index among the metadata or blob columns of the rows; -1 if these do
+	// not have it.
 	rows int
-	// key says that rows are found by it, so that their values are those of their samples.
+	// key marks the column that identifies rows: the values of the rows and of their
+	// samples are equal there.
 	key bool
 }
 
-// plan finds out what the new snapshot's columns are.
+// plan determines the columns of the new snapshot, and fails if the options do not fit
+// the base.
 func (a *Alteration) plan(base *schema.Snapshot) (*alterPlan, error) {
 	p := &alterPlan{base: base}
 	var err error
@@ -471,6 +493,7 @@ func (a *Alteration) plan(base *schema.Snapshot) (*alterPlan, error) {
 	if p.schema, err = schema.NewSchema(fieldsOf(p.meta), fieldsOf(p.blobs)); err != nil {
 		return nil, err
 	}
+	// Renaming alone changes the schema of pages as well, and so rewrites them.
 	p.rewrite = !schema.ChunkSchema(base.Schema).Equal(schema.ChunkSchema(p.schema))
 	return p, nil
 }
@@ -483,7 +506,7 @@ func fieldsOf(columns []columnPlan) []arrow.Field {
 	return fields
 }
 
-// checkNamed looks for the columns that are to be dropped or renamed.
+// checkNamed checks the columns to drop or rename.
 func (a *Alteration) checkNamed(base *schema.Snapshot) error {
 	for _, name := range a.opts.Drop {
 		if !base.Schema.HasField(name) || name == schema.IDColumn {
@@ -502,7 +525,7 @@ func (a *Alteration) checkNamed(base *schema.Snapshot) error {
 	return nil
 }
 
-// findKey finds the column of the base that rows are found by.
+// findKey finds the base's column that identifies rows.
 func (a *Alteration) findKey(p *alterPlan) error {
 	if a.opts.On == schema.IDColumn {
 		return nil
@@ -517,6 +540,8 @@ func (a *Alteration) findKey(p *alterPlan) error {
 		return &schema.FieldError{Field: "on", Got: fmt.Sprintf("column %s of type %s", schema.Quote(got.Name),
 			schema.ShownType(got.Type)), Want: "the dataset's type, " + schema.ShownType(have.Type)}
 	}
+	// Keys are compared as stored: numbers of different tables of classes mean different
+	// classes.
 	if names := schema.Classes(got); names != nil && !slices.Equal(names, schema.Classes(have)) {
 		return &schema.FieldError{Field: "on", Got: fmt.Sprintf("column %s with other classes than the dataset's",
 			schema.Quote(got.Name)), Want: "the same classes, as rows are found by their numbers"}
@@ -524,7 +549,7 @@ func (a *Alteration) findKey(p *alterPlan) error {
 	return nil
 }
 
-// columnsOf lists the base's columns that stay, by their new names.
+// columnsOf lists the base's remaining columns by their new names.
 func (p *alterPlan) columnsOf(o *AlterOptions) {
 	blob := 0
 	for i, f := range p.base.Schema.Fields() {
@@ -548,7 +573,8 @@ func (p *alterPlan) columnsOf(o *AlterOptions) {
 	}
 }
 
-// mergeColumns adds the columns of the rows.
+// mergeColumns adds the columns of the rows to the plan. New columns are nullable,
+// because most samples have no row.
 func (a *Alteration) mergeColumns(p *alterPlan) error {
 	for i, f := range a.added.meta {
 		if at := indexOf(p.blobs, f.Name); at >= 0 {
@@ -557,17 +583,18 @@ func (a *Alteration) mergeColumns(p *alterPlan) error {
 		}
 		if _, blob, part, ok := schema.BlobPart(p.base.Schema, f.Name); ok {
 			return &schema.FieldError{Field: "column " + schema.Quote(f.Name), Got: "it in the rows",
-				Want: fmt.Sprintf("another name or none: it tells the %s of blobs of %s", part, schema.Quote(blob.Name))}
+				Want: fmt.Sprintf("another name or none: it is the %s of blobs of %s", part, schema.Quote(blob.Name))}
 		}
 		at := indexOf(p.meta, f.Name)
 		if at < 0 {
-			f.Nullable = true // in samples that no row is for
+			f.Nullable = true // null in samples without a row
 			p.meta = append(p.meta, columnPlan{field: f, from: -1, rows: i})
 			continue
 		}
 		c := &p.meta[at]
 		c.rows = i
 		if a.opts.On == f.Name {
+			// Its values need no merge: they are equal by definition.
 			c.key = true
 			continue
 		}
@@ -598,8 +625,9 @@ func indexOf(columns []columnPlan, name string) int {
 	return slices.IndexFunc(columns, func(c columnPlan) bool { return c.field.Name == name })
 }
 
-// withClasses is the field of a column of the dataset, with classes added that column i of the rows names. Classes keep
-// their numbers.
+// withClasses is the field of a column of the dataset, extended by the classes that
+// column i of the rows names. Existing classes keep their numbers, because labels are
+// stored as numbers.
 func (a *Alteration) withClasses(have, got arrow.Field, i int) (arrow.Field, error) {
 	names := schema.Classes(have)
 	if names == nil {
@@ -644,7 +672,7 @@ func (a *Alteration) withClasses(have, got arrow.Field, i int) (arrow.Field, err
 	return have, nil
 }
 
-// fit is a column of the rows as the dataset's type has it, by batch.
+// fit converts a column of the rows to the dataset's type, by batch.
 func (a *Alteration) fit(c columnPlan) ([]arrow.Array, error) {
 	got := a.added.meta[c.rows]
 	classes := schema.Classes(c.field)
@@ -689,7 +717,7 @@ func (a *Alteration) fit(c columnPlan) ([]arrow.Array, error) {
 	return out, nil
 }
 
-// turn runs a piece of work on n rows when it may.
+// turn runs a piece of work on n rows within a turn, or at once if it is short.
 func (a *Alteration) turn(n int, piece func() error) error {
 	if a.opts.Turn == nil || n <= rowsAtOnce {
 		return piece()
@@ -697,7 +725,7 @@ func (a *Alteration) turn(n int, piece func() error) error {
 	return a.opts.Turn(piece)
 }
 
-// numbersOfNames makes numbers of the names of classes.
+// numbersOfNames converts names of classes to their numbers.
 func numbersOfNames(classes []string) func(arrow.Array) (arrow.Array, *misfit) {
 	number := make(map[string]int64, len(classes))
 	for i, name := range classes {
@@ -713,7 +741,8 @@ func numbersOfNames(classes []string) func(arrow.Array) (arrow.Array, *misfit) {
 	}
 }
 
-// numbersOfNumbers makes numbers of a table of classes of those of another one that has all its names.
+// numbersOfNumbers converts numbers of one table of classes to those of another table
+// that has all its names. Negative numbers mean no class and stay.
 func numbersOfNumbers(from, to []string) func(arrow.Array) (arrow.Array, *misfit) {
 	number := make(map[string]int64, len(to))
 	for i, name := range to {
@@ -734,7 +763,8 @@ func numbersOfNumbers(from, to []string) func(arrow.Array) (arrow.Array, *misfit
 	}
 }
 
-// numbersWithin lets numbers of so many classes pass, and negative ones, which stand for none.
+// numbersWithin accepts numbers below the number of classes, including negative ones,
+// which mean no class.
 func numbersWithin(classes int) func(arrow.Array) (arrow.Array, *misfit) {
 	return func(a arrow.Array) (arrow.Array, *misfit) {
 		if !isNumber(a.DataType()) {
@@ -748,7 +778,7 @@ func numbersWithin(classes int) func(arrow.Array) (arrow.Array, *misfit) {
 	}
 }
 
-// mapped makes a column of integers; where one is not ok, that is the misfit.
+// mapped makes a column of integers. The first value that is not ok is the misfit.
 func mapped(a arrow.Array, at func(i int) (int64, bool)) (arrow.Array, *misfit) {
 	b := array.NewInt64Builder(memory.DefaultAllocator)
 	defer b.Release()
@@ -764,13 +794,15 @@ func mapped(a arrow.Array, at func(i int) (int64, bool)) (arrow.Array, *misfit) 
 	return b.NewArray(), nil
 }
 
-// keyFunc appends what identifies row i to a text; ok is false where it is null.
+// keyFunc appends the key of row i to text; ok is false if the key is null. Appending
+// lets callers reuse one buffer for all rows.
 type keyFunc func(text []byte, i int) (key []byte, ok bool)
 
-// isKey reports whether rows can be found by the values of a type.
+// isKey reports whether values of a type can identify rows.
 func isKey(t arrow.DataType) bool { return keyKind(t) != "" }
 
-// keyKind is what values of a type are compared as; "" if they cannot be.
+// keyKind is the kind of keys of a type. Keys of one kind are comparable, whatever their
+// types; "" if values cannot be keys.
 func keyKind(t arrow.DataType) string {
 	switch t.ID() {
 	case arrow.STRING, arrow.LARGE_STRING:
@@ -788,7 +820,8 @@ func keysOfIDs(ids []schema.ID) keyFunc {
 	return func(text []byte, i int) ([]byte, bool) { return append(text, ids[i][:]...), true }
 }
 
-// keysOf are the keys of a column whose type isKey.
+// keysOf returns the keys of a column whose type isKey. Integers of all widths give the
+// same text.
 func keysOf(a arrow.Array) keyFunc {
 	var one keyFunc
 	switch a := a.(type) {

@@ -14,29 +14,30 @@ import (
 	"bowstring/schema"
 )
 
-// application is an alteration of one snapshot.
+// application is the alteration of one snapshot. A commit that is repeated on a newer
+// snapshot makes a new one.
 type application struct {
 	*Alteration
 	*alterPlan
 	out     output
-	values  [][]arrow.Array // columns of the rows, by column and batch; nil for those that are not used
-	deleted *plan.Bitmap    // by an expression; may be nil
-	found   []int64         // by row: the position of its sample plus one, 0 for none
-	sameID  map[schema.ID]int32
-	taken   []int64 // by row: the position plus one of the sample that has its id
+	values  [][]arrow.Array     // columns of the rows in the dataset's types, by column and batch; nil if not used
+	deleted *plan.Bitmap        // samples deleted by an expression; may be nil
+	found   []int64             // by row: the position of its sample plus one, 0 if it has none
+	sameID  map[schema.ID]int32 // rows to insert, by id; nil if rows are found by id
+	taken   []int64             // by row: the position plus one of the sample that already has its id
 	done    Altered
 
-	chunk int   // that the next page is of
-	left  int64 // rows of it that are to come
-	clean bool  // all of its pages so far are kept
-	pos   int64 // of the next page
+	chunk int   // index of the chunk with the next page
+	left  int64 // rows of that chunk from the next page on
+	clean bool  // all of its pages so far are shared
+	pos   int64 // position of the next page
 
-	// of the page under way, reused
-	hits []int32 // by row of the page: the row that is for it, -1 for none
-	gone []bool
+	// These two describe the current page, and are reused for the next.
+	hits []int32 // by row of the page: the incoming row for it, -1 for none
+	gone []bool  // by row of the page: deleted
 }
 
-// apply makes the altered snapshot of a base, but for the commit.
+// apply makes the altered snapshot of a base, which Commit then commits.
 func (a *Alteration) apply(ctx context.Context, base *schema.Snapshot) (_ *schema.Snapshot, _ Altered, err error) {
 	p, err := a.plan(base)
 	if err != nil {
@@ -45,12 +46,14 @@ func (a *Alteration) apply(ctx context.Context, base *schema.Snapshot) (_ *schem
 	w := &application{Alteration: a, alterPlan: p, found: make([]int64, len(a.added.rows))}
 	w.out = newOutput(a.in, outputOptions{p.schema, a.opts.Mem, a.opts.PageRows, a.workers, a.opts.Turn})
 	defer w.out.release()
-	for _, s := range base.Splits { // in their order, whatever becomes of their samples
+	for _, s := range base.Splits { // splits keep their order, even if all their samples move
 		w.out.splits = append(w.out.splits, schema.Split{Name: s.Name})
 	}
 	if err := w.prepare(ctx); err != nil {
 		return nil, Altered{}, err
 	}
+	// One walk over the manifest: matching, splits and rewriting see each page once, so
+	// memory does not grow with the dataset.
 	err = store.EachPage(ctx, base, base.Chunks, a.store.Get, func(page schema.Chunk, m *schema.Manifest) error {
 		return w.page(ctx, page, m.Page(0))
 	})
@@ -60,6 +63,7 @@ func (a *Alteration) apply(ctx context.Context, base *schema.Snapshot) (_ *schem
 	if err := w.finish(ctx); err != nil {
 		return nil, Altered{}, err
 	}
+	// A condition that is true everywhere is more often a mistake than a wish.
 	if w.out.rows == 0 && base.Rows() > 0 {
 		return nil, Altered{}, fmt.Errorf("%w: all samples of %s would be deleted; to empty a dataset, drop it",
 			schema.ErrInvalid, base.Dataset)
@@ -69,11 +73,13 @@ func (a *Alteration) apply(ctx context.Context, base *schema.Snapshot) (_ *schem
 	if next.Source == "" {
 		next.Source = base.Source
 	}
+	// A split whose samples have all gone is gone too.
 	next.Splits = slices.DeleteFunc(w.out.splits, func(s schema.Split) bool { return len(s.Ranges) == 0 })
 	return next, w.done, nil
 }
 
-// prepare makes what the walk over the pages needs.
+// prepare computes what the walk over the pages needs: deleted samples, converted
+// columns, and ids of rows that may be inserted.
 func (w *application) prepare(ctx context.Context) (err error) {
 	if text := w.opts.DeleteWhere; text != "" {
 		turn := func(_ context.Context, piece func() error) error {
@@ -99,6 +105,8 @@ func (w *application) prepare(ctx context.Context) (err error) {
 			return err
 		}
 	}
+	// If another column identifies rows, a new row may still have the id of an existing
+	// sample. The walk looks for that.
 	if w.opts.Missing == MissingInsert && w.opts.On != schema.IDColumn {
 		w.sameID = make(map[schema.ID]int32, len(w.found))
 		w.taken = make([]int64, len(w.found))
@@ -114,7 +122,8 @@ func (w *application) prepare(ctx context.Context) (err error) {
 	return nil
 }
 
-// idOf is the id of a row: its own, else one that is derived from its key.
+// idOf is the id of a row: its own, or one that is derived from its key. So inserting the
+// same key again gives the same id.
 func (w *application) idOf(row int32) schema.ID {
 	at := w.added.rows[row]
 	if ids := w.added.batches[at.batch].ids; ids != nil {
@@ -123,7 +132,7 @@ func (w *application) idOf(row int32) schema.ID {
 	return schema.SampleID(w.base.Dataset, string(w.keyOf(row)))
 }
 
-// stored are the rows of a snapshot as package where walks over them.
+// stored adapts a snapshot to where.Rows.
 type stored struct {
 	store store.Store
 	snap  *schema.Snapshot
@@ -133,7 +142,8 @@ type stored struct {
 // Form implements where.Rows.
 func (s *stored) Form() *schema.Form { return s.form }
 
-// Walk implements where.Rows. It visits all pages, one after the other, of chunks that are needed.
+// Walk implements where.Rows. It visits the pages of the needed chunks one after the
+// other.
 func (s *stored) Walk(ctx context.Context, _, _ int64, need func(int64, *schema.Chunk) bool,
 	visit func(context.Context, int64, *schema.Page) error) error {
 	var pos int64
@@ -141,6 +151,7 @@ func (s *stored) Walk(ctx context.Context, _, _ int64, need func(int64, *schema.
 	var starts, ends []int64
 	for i := range s.snap.Chunks {
 		c := &s.snap.Chunks[i]
+		// Whole chunks first: a chunk that is not needed costs no read of its index.
 		if need == nil || need(pos, c) {
 			chunks, starts, ends = append(chunks, *c), append(starts, pos), append(ends, pos+c.Rows)
 		}
@@ -159,12 +170,13 @@ func (s *stored) Walk(ctx context.Context, _, _ int64, need func(int64, *schema.
 	})
 }
 
-// record makes a record of metadata columns of n rows.
+// record makes a record of n rows of metadata columns.
 func record(fields []arrow.Field, columns []arrow.Array, n int) arrow.Record {
 	return array.NewRecord(arrow.NewSchema(fields, nil), columns, int64(n))
 }
 
-// page goes over the next page of the base. Chunks stay chunks, so that those in which nothing changes are shared.
+// page processes the next page of the base. Chunks keep their limits, so that chunks
+// without a change are shared as a whole.
 func (w *application) page(ctx context.Context, page schema.Chunk, p *schema.Page) error {
 	if w.left == 0 {
 		w.left, w.clean = w.base.Chunks[w.chunk].Rows, true
@@ -177,7 +189,7 @@ func (w *application) page(ctx context.Context, page schema.Chunk, p *schema.Pag
 		return err
 	}
 	chunk := w.base.Chunks[w.chunk]
-	// What is behind rows that are gone moves up.
+	// After a deleted row, all following rows of the chunk are rewritten to other pages.
 	keep := !changed && !w.rewrite && w.out.builder.Rows() == 0
 	if err := w.addSplits(p); err != nil {
 		return err
@@ -195,11 +207,14 @@ func (w *application) page(ctx context.Context, page schema.Chunk, p *schema.Pag
 	w.left -= page.Rows
 	last := w.left == 0
 	switch {
+	// All pages of the chunk were shared, so the base's chunk and its index are too.
 	case last && w.clean:
 		w.out.pages = schema.PageList{}
 		w.out.chunks = append(w.out.chunks, chunk)
 	case last:
 		err = w.out.flush(ctx)
+	// After rewritten rows, a page of at least half the usual size is closed early. The
+	// next page of the base can then be shared, since the builder is empty.
 	case w.out.builder.Rows() >= w.out.opts.pageRows/2:
 		err = w.out.flushPage(ctx)
 	}
@@ -209,8 +224,8 @@ func (w *application) page(ctx context.Context, page schema.Chunk, p *schema.Pag
 	return err
 }
 
-// match finds the rows that are for the samples of a page, and the samples that are deleted. It reports whether there
-// are any.
+// match finds the incoming rows of a page's samples, and the deleted samples. It reports
+// whether there are any.
 func (w *application) match(p *schema.Page) (some bool, err error) {
 	n := p.Rows()
 	w.hits, w.gone = append(w.hits[:0], make([]int32, n)...), append(w.gone[:0], make([]bool, n)...)
@@ -236,10 +251,13 @@ func (w *application) match(p *schema.Page) (some bool, err error) {
 		if key == nil {
 			continue
 		}
+		// A row that would be inserted has the id of this sample. It is an error only if
+		// no sample has the row's key.
 		if row, ok := w.sameID[p.ID(i)]; ok {
 			w.taken[row] = pos + 1
 		}
 		var ok bool
+		// A null key identifies nothing.
 		if text, ok = key(text[:0], i); !ok {
 			continue
 		}
@@ -262,12 +280,14 @@ func (w *application) match(p *schema.Page) (some bool, err error) {
 	return some, nil
 }
 
+// byKey finds an incoming row.
 func (w *application) byKey(key []byte) (row int32, ok bool) {
 	row, ok = w.added.byKey[string(key)]
 	return row, ok
 }
 
-// foundAt notes where the sample of a row is.
+// foundAt notes the position of a row's sample. It fails if the row has one already, or
+// another id.
 func (w *application) foundAt(row int32, pos int64, id schema.ID) error {
 	if other := w.found[row]; other != 0 {
 		return fmt.Errorf("%w: the samples at positions %d and %d have the same key %s in column %s, want a column "+
@@ -283,7 +303,8 @@ func (w *application) foundAt(row int32, pos int64, id schema.ID) error {
 	return nil
 }
 
-// differs reports whether the samples of a page change.
+// differs reports whether samples of a page change. Rows with the values that are there
+// already change nothing.
 func (w *application) differs(p *schema.Page) (bool, error) {
 	for i, row := range w.hits {
 		if w.gone[i] {
@@ -295,7 +316,7 @@ func (w *application) differs(p *schema.Page) (bool, error) {
 		at := w.added.rows[row]
 		b := &w.added.batches[at.batch]
 		if b.split != "" && b.split != w.form.SplitOf(w.pos+int64(i)) {
-			return true, nil // its page stays, if nothing else changes; but that is rare
+			return true, nil // the page could be shared if only splits change, but that is rare
 		}
 		for _, c := range w.blobs {
 			if c.rows < 0 || c.from < 0 {
@@ -323,10 +344,13 @@ func (w *application) differs(p *schema.Page) (bool, error) {
 	return false, nil
 }
 
-// column puts a metadata column of a page together.
+// column assembles a metadata column of a page. It copies runs of rows with the same
+// source, which are long for most changes.
 func (w *application) column(c columnPlan, p *schema.Page) (arrow.Array, error) {
 	b := schema.NewColumnBuilder(c.field)
 	n := len(w.hits)
+	// isBase reports whether a row's value comes from the base: it has no incoming row,
+	// or that row lacks the column.
 	isBase := func(i int) bool { return !w.gone[i] && (w.hits[i] < 0 || c.rows < 0 || c.key) }
 	for i := 0; i < n; {
 		j := i + 1
@@ -334,6 +358,7 @@ func (w *application) column(c columnPlan, p *schema.Page) (arrow.Array, error) 
 		switch {
 		case w.gone[i]:
 		case isBase(i):
+			// The longest run of rows from the base is copied at once.
 			for j < n && isBase(j) {
 				j++
 			}
@@ -344,6 +369,7 @@ func (w *application) column(c columnPlan, p *schema.Page) (arrow.Array, error) 
 			}
 		default:
 			at := w.added.rows[w.hits[i]]
+			// As is the longest run of consecutive incoming rows of one batch.
 			for j < n && !w.gone[j] && w.hits[j] == w.hits[i]+int32(j-i) &&
 				w.added.rows[w.hits[j]].batch == at.batch {
 				j++
@@ -358,7 +384,7 @@ func (w *application) column(c columnPlan, p *schema.Page) (arrow.Array, error) 
 	return b.Array(), nil
 }
 
-// rewritten adds the samples of a page as they become.
+// rewritten adds the samples of a page in their new form.
 func (w *application) rewritten(ctx context.Context, p *schema.Page) error {
 	var ids []schema.ID
 	for i, gone := range w.gone {
@@ -383,7 +409,7 @@ func (w *application) rewritten(ctx context.Context, p *schema.Page) error {
 	return w.out.add(ctx, ids, record(fieldsOf(w.meta), columns, len(ids)), refs)
 }
 
-// references are those of a blob column of a page, of n rows that stay.
+// references are the references of a blob column of a page, for the n rows that stay.
 func (w *application) references(c columnPlan, p *schema.Page, n int) []*schema.BlobRef {
 	slab, refs := make([]schema.BlobRef, n), make([]*schema.BlobRef, 0, n)
 	for i, row := range w.hits {
@@ -406,9 +432,10 @@ func (w *application) references(c columnPlan, p *schema.Page, n int) []*schema.
 	return refs
 }
 
-// addSplits adds the samples of a page that stay to their splits.
+// addSplits adds the remaining samples of a page to their splits. It runs before the rows
+// are added, and counts positions itself.
 func (w *application) addSplits(p *schema.Page) error {
-	// Rows that wait in the page being built are counted already.
+	// Rows in the unfinished page are included in out.rows.
 	at := w.out.rows
 	for i := range p.Rows() {
 		if w.gone[i] {
@@ -428,8 +455,9 @@ func (w *application) addSplits(p *schema.Page) error {
 	return checkRanges(w.out.splits)
 }
 
-// finish deals with the rows that were not found.
+// finish handles the rows without a sample.
 func (w *application) finish(ctx context.Context) error {
+	// Rows that no sample was found for, in the order of Write.
 	var missing []int32
 	for row, pos := range w.found {
 		if pos == 0 {
@@ -459,12 +487,14 @@ func (w *application) finish(ctx context.Context) error {
 		w.base.Number, listed(named))
 }
 
-// insert adds rows as new samples behind all others, in chunks of their own.
+// insert adds rows as new samples after all others, in chunks of their own: the base's
+// last chunk stays shared.
 func (w *application) insert(ctx context.Context, rows []int32) error {
 	if err := w.checkInserts(rows); err != nil {
 		return err
 	}
 	for len(rows) > 0 {
+		// In pieces, so that columns of few rows are in memory at once.
 		some := rows[:min(len(rows), rowsAtOnce)]
 		rows = rows[len(some):]
 		if err := w.insertSome(ctx, some); err != nil {
@@ -474,7 +504,7 @@ func (w *application) insert(ctx context.Context, rows []int32) error {
 	return w.out.flush(ctx)
 }
 
-// checkInserts looks for what new samples lack.
+// checkInserts fails if a new sample lacks a value or has the id of another sample.
 func (w *application) checkInserts(rows []int32) error {
 	lacks := func(row int32, what string, f arrow.Field) error {
 		return &schema.FieldError{Field: fmt.Sprintf("row %d, key %s", row, w.shownKey(w.keyOf(row))),
@@ -501,6 +531,7 @@ func (w *application) checkInserts(rows []int32) error {
 	return nil
 }
 
+// insertSome adds some of the new samples.
 func (w *application) insertSome(ctx context.Context, rows []int32) error {
 	ids := make([]schema.ID, len(rows))
 	at := w.out.rows
@@ -545,11 +576,12 @@ func (w *application) insertSome(ctx context.Context, rows []int32) error {
 	return w.out.add(ctx, ids, record(fieldsOf(w.meta), columns, len(rows)), refs)
 }
 
-// altered marks the sets that rows were attached from as having rows that are other ones now.
+// altered marks the object sets from which rows were attached: the snapshot's rows are no
+// longer those of the sets' sources.
 func altered(sets []schema.SetRef) []schema.SetRef {
 	sets = slices.Clone(sets)
 	for i := range sets {
-		sets[i].Altered = sets[i].Blob != schema.BlobRef{} // of the store's own nothing is attached
+		sets[i].Altered = sets[i].Blob != schema.BlobRef{} // a set without a blob is the store's own, from which nothing is attached
 	}
 	return sets
 }

@@ -18,7 +18,7 @@ type frame struct {
 	ids    []schema.ID
 	names  []string
 	values [][]any
-	types  map[string]arrow.DataType // of columns whose values do not tell
+	types  map[string]arrow.DataType // of columns whose values do not show their type
 	split  string
 }
 

@@ -50,7 +50,7 @@ func TestMergeColumns(t *testing.T) {
 	if now := table(t, st, before); !slices.Equal(now, old) {
 		t.Error("the snapshot before reads otherwise")
 	}
-	// The same once more changes nothing, and tells so.
+	// The same alteration again changes nothing, and reports that.
 	again, done := mustAlter(t, st, AlterOptions{On: "id"}, f)
 	if done.Changed || done.Matched != 4 || again.Number != 2 {
 		t.Errorf("again: %+v, snapshot %d", done, again.Number)
@@ -169,7 +169,7 @@ func TestMergeRefuses(t *testing.T) {
 			"as it is a metadata column"},
 		"text for a blob": {AlterOptions{}, (&frame{ids: idsOf(1)}).column("image", "x"), "as it is a blob column"},
 		"a part of a blob": {AlterOptions{}, (&frame{ids: idsOf(1)}).column("image.size", int64(1)),
-			"it tells the size"},
+			"it is the size"},
 		"insert, no blob": {AlterOptions{Missing: MissingInsert}, (&frame{ids: idsOf(77)}).column("name", "x"),
 			`no blob for column "image"`},
 		"insert, no value": {AlterOptions{Missing: MissingInsert},

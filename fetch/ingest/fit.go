@@ -12,29 +12,33 @@ import (
 	"bowstring/schema"
 )
 
-// misfit is a value that a type does not hold as it is.
+// misfit is a value that a type cannot hold unchanged.
 type misfit struct {
-	row  int    // -1 where no value would fit
-	what string // the value
+	row  int    // -1 if no value of the type would fit
+	what string // the value, for a message
 }
 
-// fit makes a column of the type to out of one of another type, where that changes no value: numbers of another width
-// or kind that are the same number, times of another unit that are the same time, texts and bytes with other offsets,
-// and lists and structs of these. A column of nulls fits every type.
+// fit converts a column to another type if that changes no value: numbers of another
+// width or kind that are equal, times of another unit that are equal, texts and bytes
+// with other offsets, and lists and structs of these. A column of nulls fits every type.
+// Rounding or truncating is never an option: it would change training data silently.
 func fit(a arrow.Array, to arrow.DataType) (arrow.Array, *misfit) {
 	from := a.DataType()
 	switch {
 	case arrow.TypeEqual(from, to):
 		return a, nil
+	// A column of nulls is often of type null, or of whatever type its source infers.
 	case a.NullN() == a.Len():
 		return array.MakeArrayOfNull(memory.DefaultAllocator, to, a.Len()), nil
 	case isNumber(from) && isNumber(to):
 		return fitNumbers(a, to)
+	// Text and bytes are not converted into each other: bytes need not be UTF-8.
 	case keyKind(from) == "text" && keyKind(to) == "text", keyKind(from) == "bytes" && keyKind(to) == "bytes":
 		return fitBytes(a, to)
 	}
 	switch to := to.(type) {
 	case *arrow.TimestampType:
+		// A time without a zone is another thing than an instant.
 		if from, ok := from.(*arrow.TimestampType); ok && (from.TimeZone == "") == (to.TimeZone == "") {
 			return fitTimes(a, from.Unit, to.Unit, to)
 		}
@@ -48,7 +52,7 @@ func fit(a arrow.Array, to arrow.DataType) (arrow.Array, *misfit) {
 	return nil, &misfit{row: -1}
 }
 
-// kind is how a number is written.
+// kind is the representation of a number.
 type kind uint8
 
 const (
@@ -57,7 +61,7 @@ const (
 	kindFloat
 )
 
-// number is a number as it is written, in the field of its kind.
+// number is a number in its representation, in the field of its kind.
 type number struct {
 	kind kind
 	i    int64
@@ -75,7 +79,8 @@ func (n number) String() string {
 	return fmt.Sprint(n.i)
 }
 
-// integer is the number as an int64, if it is one.
+// integer converts the number to an int64; ok is false if that would change it. -0.0 is
+// no integer.
 func (n number) integer() (int64, bool) {
 	switch n.kind {
 	case kindUint:
@@ -90,7 +95,7 @@ func (n number) integer() (int64, bool) {
 	return n.i, true
 }
 
-// unsigned is the number as a uint64, if it is one.
+// unsigned converts the number to a uint64; ok is false if that would change it.
 func (n number) unsigned() (uint64, bool) {
 	switch n.kind {
 	case kindInt:
@@ -105,7 +110,9 @@ func (n number) unsigned() (uint64, bool) {
 	return n.u, true
 }
 
-// float is the number as a float64, if it is one.
+// float converts the number to a float64; ok is false if that would change it. The
+// conversion rounds, so it is checked by converting back; 2^63 itself does not convert
+// back.
 func (n number) float() (float64, bool) {
 	switch n.kind {
 	case kindInt:
@@ -120,7 +127,8 @@ func (n number) float() (float64, bool) {
 
 func isNumber(t arrow.DataType) bool { return arrow.IsInteger(t.ID()) || arrow.IsFloating(t.ID()) }
 
-// numbersOf returns the values of an array of numbers; where it is null they mean nothing.
+// numbersOf returns a function of an array's values. For null rows its results have no
+// meaning.
 func numbersOf(a arrow.Array) func(i int) number {
 	switch a := a.(type) {
 	case *array.Int8:
@@ -146,10 +154,10 @@ func numbersOf(a arrow.Array) func(i int) number {
 	case *array.Float64:
 		return func(i int) number { return number{kind: kindFloat, f: a.Value(i)} }
 	}
-	panic("no numbers: " + a.DataType().String()) // isNumber was asked
+	panic("no numbers: " + a.DataType().String()) // the callers have checked isNumber
 }
 
-// fitNumbers makes numbers of another type.
+// fitNumbers converts numbers to another type.
 func fitNumbers(a arrow.Array, to arrow.DataType) (arrow.Array, *misfit) {
 	b := array.NewBuilder(memory.DefaultAllocator, to)
 	defer b.Release()
@@ -165,7 +173,8 @@ func fitNumbers(a arrow.Array, to arrow.DataType) (arrow.Array, *misfit) {
 	return b.NewArray(), nil
 }
 
-// putNumber returns what appends a number to a builder, if that can hold it.
+// putNumber returns a function that appends a number to a builder, and reports whether
+// the builder's type can hold it.
 func putNumber(b array.Builder) func(number) bool {
 	switch b := b.(type) {
 	case *array.Int8Builder:
@@ -194,9 +203,10 @@ func putNumber(b array.Builder) func(number) bool {
 	case *array.Float64Builder:
 		return putFloat(func(f float64) (float64, func()) { return f, func() { b.Append(f) } })
 	}
-	panic("no numbers: " + b.Type().String()) // isNumber was asked
+	panic("no numbers: " + b.Type().String()) // the callers have checked isNumber
 }
 
+// putInt appends to a builder of signed integers.
 func putInt[T int8 | int16 | int32 | int64](add func(T)) func(number) bool {
 	return func(n number) bool {
 		v, ok := n.integer()
@@ -207,6 +217,7 @@ func putInt[T int8 | int16 | int32 | int64](add func(T)) func(number) bool {
 	}
 }
 
+// putUint appends to a builder of unsigned integers.
 func putUint[T uint8 | uint16 | uint32 | uint64](add func(T)) func(number) bool {
 	return func(n number) bool {
 		v, ok := n.unsigned()
@@ -217,7 +228,8 @@ func putUint[T uint8 | uint16 | uint32 | uint64](add func(T)) func(number) bool 
 	}
 }
 
-// putFloat appends by what a type makes of a float: the value that it has there, and how it is appended.
+// putFloat appends to a builder of floats. as returns the value that a float has in that
+// type, and a function that appends it. All NaNs count as equal.
 func putFloat(as func(float64) (float64, func())) func(number) bool {
 	return func(n number) bool {
 		f, ok := n.float()
@@ -233,7 +245,7 @@ func putFloat(as func(float64) (float64, func())) func(number) bool {
 	}
 }
 
-// fitBytes makes texts or bytes of another width of offsets, or of a fixed size.
+// fitBytes converts texts or bytes to another width of offsets, or to a fixed size.
 func fitBytes(a arrow.Array, to arrow.DataType) (arrow.Array, *misfit) {
 	b := array.NewBuilder(memory.DefaultAllocator, to)
 	defer b.Release()
@@ -264,7 +276,8 @@ func fitBytes(a arrow.Array, to arrow.DataType) (arrow.Array, *misfit) {
 	return b.NewArray(), nil
 }
 
-// fitTimes makes 64-bit times or durations of another unit.
+// fitTimes converts 64-bit times or durations to another unit. It works on the integers:
+// a conversion through time.Time would overflow earlier.
 func fitTimes(a arrow.Array, from, to arrow.TimeUnit, dt arrow.DataType) (arrow.Array, *misfit) {
 	values := array.NewInt64Data(array.NewData(arrow.PrimitiveTypes.Int64, a.Len(), a.Data().Buffers(), nil,
 		a.Data().NullN(), a.Data().Offset()))
@@ -282,21 +295,25 @@ func fitTimes(a arrow.Array, from, to arrow.TimeUnit, dt arrow.DataType) (arrow.
 			continue
 		}
 		v := values.Value(i)
+		// To a coarser unit without remainder, to a finer one without overflow.
 		if v%div != 0 || v > math.MaxInt64/mul || v < math.MinInt64/mul {
 			return nil, &misfit{i, a.ValueStr(i)}
 		}
 		b.Append(v / div * mul)
 	}
+	// The integers' buffers become those of the times.
 	made := b.NewArray()
 	return array.MakeFromData(array.NewData(dt, made.Len(), made.Data().Buffers(), nil, made.NullN(), 0)), nil
 }
 
-// fitNested makes lists and structs whose items and fields have other types or names of items.
+// fitNested converts lists and structs whose items or fields have other types. Their own
+// offsets and validity are shared with a.
 func fitNested(a arrow.Array, to arrow.DataType) (arrow.Array, *misfit) {
 	none := &misfit{row: -1}
 	d := a.Data()
 	var children []arrow.ArrayData
 	child := func(c arrow.Array, f arrow.Field) *misfit {
+		// The row of a child's misfit is not that of the list, so it is not reported.
 		made, bad := fit(c, f.Type)
 		if bad != nil {
 			return &misfit{-1, bad.what}
@@ -342,7 +359,8 @@ func fitNested(a arrow.Array, to arrow.DataType) (arrow.Array, *misfit) {
 	return array.MakeFromData(array.NewData(to, a.Len(), d.Buffers(), children, d.NullN(), d.Offset())), nil
 }
 
-// describeMisfit is the error for a column of rows that does not fit the dataset's.
+// describeMisfit is the error for a column of rows that does not fit the dataset's. first
+// is the number of its first row.
 func describeMisfit(name string, first int, from, to arrow.DataType, bad *misfit) error {
 	row := ""
 	if bad.row >= 0 {

@@ -12,20 +12,20 @@ import (
 	"bowstring/schema"
 )
 
-// output builds the manifest of a snapshot and stores it by an ingest, with the blobs of its rows. It is not safe for
-// concurrent use.
+// output builds the manifest of a snapshot and stores it through an ingest, together with
+// the blobs of its rows. It is not safe for concurrent use.
 type output struct {
 	putter
 	opts    outputOptions
 	builder *schema.ChunkBuilder
 	chunks  []schema.Chunk
 	pages   schema.PageList // of the chunk being built
-	marks   []mark          // of all pages
+	marks   []mark          // of all pages, in order
 	splits  []schema.Split
 	rows    int64 // added so far
 }
 
-// mark is what tells a page from others, wherever it lies.
+// mark identifies the content of a page, wherever the page is stored.
 type mark struct {
 	rows, size int64
 	sum        schema.Sum
@@ -33,7 +33,7 @@ type mark struct {
 
 func markOf(page schema.Chunk) mark { return mark{page.Rows, page.Size, page.Sum} }
 
-// outputOptions are those of Options that an output needs.
+// outputOptions are the fields of Options that an output needs.
 type outputOptions struct {
 	schema   *arrow.Schema
 	mem      memory.Allocator
@@ -42,7 +42,8 @@ type outputOptions struct {
 	turn     func(piece func() error) error
 }
 
-// newOutput returns an output, which owns the ingest from then on. Options that are zero have their defaults.
+// newOutput returns an output, which owns the ingest from then on. Zero options mean
+// their defaults.
 func newOutput(in store.Ingest, opts outputOptions) output {
 	if opts.mem == nil {
 		opts.mem = memory.DefaultAllocator
@@ -54,13 +55,13 @@ func newOutput(in store.Ingest, opts outputOptions) output {
 		builder: schema.NewChunkBuilder(opts.mem, opts.schema)}
 }
 
-// close ends the ingest. It may be called again.
+// close ends the ingest and releases memory. It may be called again.
 func (o *output) close() error {
 	o.release()
 	return o.end()
 }
 
-// release gives the memory of the page being built back.
+// release returns the memory of the page being built to its allocator.
 func (o *output) release() {
 	if o.builder != nil {
 		o.builder.Release()
@@ -68,7 +69,7 @@ func (o *output) release() {
 	}
 }
 
-// turn runs a piece of work on n rows when it may.
+// turn runs a piece of work on n rows within a turn, or at once if it is short.
 func (o *output) turn(n int, piece func() error) error {
 	if o.opts.turn == nil || n <= rowsAtOnce {
 		return piece()
@@ -76,10 +77,13 @@ func (o *output) turn(n int, piece func() error) error {
 	return o.opts.turn(piece)
 }
 
-// add adds rows. Pages and chunks are cut at the same rows whatever the calls were.
+// add adds rows. It cuts pages and chunks at the same rows for any division into calls,
+// so that equal rows give equal pages.
 func (o *output) add(ctx context.Context, ids []schema.ID, meta arrow.Record, refs [][]*schema.BlobRef) error {
 	o.rows += int64(len(ids))
 	for start := 0; start < len(ids); {
+		// A page ends at its number of rows or at its number of bytes, whichever comes
+		// first.
 		end := start + o.builder.Room(meta, start, len(ids), o.opts.pageRows)
 		if err := o.appendRows(ids, meta, refs, start, end); err != nil {
 			return err
@@ -99,6 +103,7 @@ func (o *output) add(ctx context.Context, ids []schema.ID, meta arrow.Record, re
 	return nil
 }
 
+// appendRows adds the rows from start to end to the page being built.
 func (o *output) appendRows(ids []schema.ID, meta arrow.Record, refs [][]*schema.BlobRef, start, end int) error {
 	part := make([][]*schema.BlobRef, len(refs))
 	for c := range refs {
@@ -111,12 +116,13 @@ func (o *output) appendRows(ids []schema.ID, meta arrow.Record, refs [][]*schema
 	return o.turn(end-start, func() error { return o.builder.AppendBatch(ids[start:end], meta, part) })
 }
 
-// flush stores the chunk that was being built.
+// flush stores the chunk that was being built: its last page, and the index of its pages.
 func (o *output) flush(ctx context.Context) error {
 	if err := o.flushPage(ctx); err != nil || o.pages.Len() == 0 {
 		return err
 	}
 	data, chunk := o.pages.Finish()
+	// A chunk of one page has no index.
 	if data != nil {
 		var err error
 		if chunk.BlobRef, err = o.in.Put(ctx, data); err != nil {
@@ -149,13 +155,14 @@ func (o *output) flushPage(ctx context.Context) error {
 	return nil
 }
 
-// extend adds n rows, which are about to be added, to the end of a split.
+// extend adds the next n rows to the end of a split, before they are added themselves.
 func (o *output) extend(split string, n int64) error {
 	o.splits = addRange(o.splits, split, schema.Range{Start: o.rows, End: o.rows + n})
 	return checkRanges(o.splits)
 }
 
-// addRange adds r, which lies behind all ranges of all splits, to the named one.
+// addRange adds r to the named split. r begins at or after the end of all ranges, and
+// extends the split's last range if it continues it.
 func addRange(splits []schema.Split, name string, r schema.Range) []schema.Split {
 	i := slices.IndexFunc(splits, func(s schema.Split) bool { return s.Name == name })
 	if i < 0 {
@@ -170,6 +177,7 @@ func addRange(splits []schema.Split, name string, r schema.Range) []schema.Split
 	return splits
 }
 
+// checkRanges fails with schema.ErrLimit if the splits have too many ranges.
 func checkRanges(splits []schema.Split) error {
 	n := 0
 	for _, s := range splits {

@@ -94,7 +94,7 @@ func TestWriteRefs(t *testing.T) {
 		t.Errorf("replaced: sets %v", snap.Sets)
 	}
 
-	// What does not fit the schema is refused as ever.
+	// Rows that do not fit the schema are refused as before.
 	w, err := New(t.Context(), st, Options{Dataset: "f", Schema: testSchema(t)})
 	if err != nil {
 		t.Fatal(err)

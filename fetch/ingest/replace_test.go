@@ -59,10 +59,10 @@ func TestReplaceKeepsColumns(t *testing.T) {
 		want        string
 	}{
 		"a blob column": {nil, []arrow.Field{label, name}, []arrow.Field{image},
-			`would drop "mask" (blob or null) for all who read it`},
+			`would drop "mask" (blob or null) for all of its readers`},
 		"two columns": {nil, []arrow.Field{label}, []arrow.Field{image}, `would drop "name" (utf8), "mask" (blob or null) for`},
 		"a type": {nil, []arrow.Field{label, number}, []arrow.Field{image, mask},
-			`would change "name" from utf8 to int64 or null for all who read it; the mode "merge"`},
+			`would change "name" from utf8 to int64 or null for all of its readers; the mode "merge"`},
 		"blobs for metadata": {[]string{"mask"}, []arrow.Field{label, name, text}, nil,
 			`would change "image" from blob (image) to binary or null`},
 		"a medium": {[]string{"mask"}, []arrow.Field{label, name}, []arrow.Field{plain}, `change "image" from blob (image) to blob`},

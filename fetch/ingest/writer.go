@@ -1,9 +1,14 @@
-// Package ingest turns rows into a snapshot: it stores their blobs, writes the
-// manifest in chunks, and commits. Imports and DoPut are its users.
+// Package ingest turns rows into a snapshot: it stores their blobs, writes the manifest
+// in chunks, and commits. Imports and DoPut use it.
 //
-// What it commits depends on the rows, their order and their splits alone, not
-// on how they were divided into calls nor on how many workers stored them. So
-// repeating an import finds out that nothing has changed, and commits nothing.
+// The committed snapshot depends only on the rows, their order and their splits. It does
+// not depend on how the rows were divided into calls, or on how many workers stored them.
+// So a repeated import finds that nothing has changed, and commits nothing.
+//
+// [Writer] (writer.go) makes a snapshot of rows. [Alteration] (alter.go, alter_apply.go)
+// makes one by changing the newest. Both write manifests through output (output.go).
+// fit.go converts columns to the types of a dataset. Reading sources is not here, and
+// neither is the format of manifests: that is in package schema.
 package ingest
 
 import (
@@ -26,20 +31,20 @@ import (
 	"bowstring/schema"
 )
 
-// Mode says what a snapshot is made of.
+// Mode says what a new snapshot consists of.
 type Mode string
 
 const (
 	// Create makes the first snapshot of a dataset: schema.ErrExists if it has one.
 	Create Mode = "create"
-	// Append makes a snapshot of the newest one's rows and the new ones, which
-	// must have the same schema: schema.ErrNotFound if there is none.
+	// Append makes a snapshot of the newest one's rows and the new ones, which must have
+	// the same schema: schema.ErrNotFound if there is no snapshot.
 	Append Mode = "append"
-	// Replace makes a snapshot of just these rows, whatever there was before.
+	// Replace makes a snapshot of these rows only, whatever there was before.
 	Replace Mode = "replace"
 )
 
-// ParseMode reads "create", "append" or "replace".
+// ParseMode parses "create", "append" or "replace".
 func ParseMode(s string) (Mode, error) {
 	switch m := Mode(s); m {
 	case Create, Append, Replace:
@@ -48,48 +53,50 @@ func ParseMode(s string) (Mode, error) {
 	return "", &schema.FieldError{Field: "mode", Got: fmt.Sprintf("%q", s), Want: `"create", "append" or "replace"`}
 }
 
-// DefaultSplit is where rows go of which nobody says to which split they belong.
+// DefaultSplit holds rows without a split.
 const DefaultSplit = "train"
 
-// Options say what a Writer writes.
+// Options describe a Writer.
 type Options struct {
 	Dataset string
 	Split   string // of rows written with no split; DefaultSplit if empty
-	Source  string // for people, where the rows came from
+	Source  string // where the rows came from, for people
 	Schema  *arrow.Schema
 	Mode    Mode             // Create if empty
-	Workers int              // blobs put at a time; 2 × GOMAXPROCS if 0
+	Workers int              // blobs put at the same time; 2 × GOMAXPROCS if 0, since a put mostly waits
 	Mem     memory.Allocator // for the manifest page being built; Go's if nil
-	// PageRows is how many rows a manifest page has; schema.PageRows if 0. One whose rows are large has
-	// fewer: see schema.PageBytes.
+	// PageRows is how many rows a manifest page has; schema.PageRows if 0. A page of
+	// large rows has fewer: see schema.PageBytes.
 	PageRows int
-	// Turn runs a piece of work that occupies a processor for some milliseconds,
-	// when it may, and returns its error; nil runs it at once.
+	// Turn runs a piece of work that occupies a CPU for some milliseconds when it is
+	// permitted, and returns its error; nil runs it at once.
 	Turn func(piece func() error) error
-	// Drop names columns of the newest snapshot that a Replace may leave out or make another of. Any other one
-	// that it would is an error, as everyone who reads it would lose it.
+	// Drop names columns of the newest snapshot that a Replace may omit or redefine. For
+	// any other column that is an error, because all readers of the dataset would lose
+	// it.
 	Drop []string
 }
 
-// Writer writes one snapshot. It is not safe for concurrent use. It holds one
-// manifest chunk and 16 bytes for each row written, and as many for each blob without a checksum.
+// Writer writes one snapshot. It is not safe for concurrent use. It holds one manifest
+// chunk in memory, 16 bytes for each row, and as many for each blob without a checksum.
 type Writer struct {
-	output // of the rows written; its splits count from the first of them
+	output // of the rows written; its splits count from the first of these rows
 	store  store.Store
 	opts   Options
 	meta   []arrow.Field // metadata columns
 	blobs  []arrow.Field // blob columns
 
-	base *schema.Snapshot // newest snapshot when the writer was opened, or nil
+	base *schema.Snapshot // newest snapshot when the writer was opened or last rebased, or nil
 	ids  []schema.ID      // of all rows; Commit sorts them
-	sets []schema.SetRef  // of the rows written
-	// what of those has no checksum, by object set
+	sets []schema.SetRef  // object sets that the snapshot will name
+	// blobs of the rows without a checksum, by object set
 	unproven map[schema.ObjectPrefix]*unproven
-	notes    []string // of a commit
+	notes    []string // for readers of the base, set by Commit
 	err      error    // why the writer can no longer be used
 }
 
-// New opens a Writer. The caller must Close it.
+// New opens a Writer. The caller must Close it. Errors of the options are
+// schema.ErrInvalid.
 func New(ctx context.Context, store store.Store, opts Options) (*Writer, error) {
 	if err := schema.CheckName("dataset", opts.Dataset); err != nil {
 		return nil, err
@@ -125,7 +132,7 @@ func New(ctx context.Context, store store.Store, opts Options) (*Writer, error) 
 	return w, nil
 }
 
-// findBase looks up the newest snapshot and whether the mode allows for it.
+// findBase looks up the newest snapshot, and checks whether the mode allows it.
 func (w *Writer) findBase(ctx context.Context) error {
 	base, err := w.store.Snapshot(ctx, w.opts.Dataset, 0)
 	switch {
@@ -161,7 +168,7 @@ func (w *Writer) findBase(ctx context.Context) error {
 	return nil
 }
 
-// schemaDiff says how two logical schemas differ, or "".
+// schemaDiff describes the first difference of two logical schemas; "" if there is none.
 func schemaDiff(have, got *arrow.Schema) string {
 	for _, f := range got.Fields() {
 		if !have.HasField(f.Name) {
@@ -185,6 +192,7 @@ func schemaDiff(have, got *arrow.Schema) string {
 	return ""
 }
 
+// describeField describes a field for messages: type, nulls, classes and media.
 func describeField(f arrow.Field) string {
 	s := schema.ShownType(f.Type)
 	if schema.IsBlob(f) {
@@ -202,8 +210,8 @@ func describeField(f arrow.Field) string {
 	return s
 }
 
-// Close ends the ingest. Without a Commit nothing of it can be seen. It may be
-// called again, and after Commit.
+// Close ends the ingest. Without a Commit nothing of it is visible. Close may be called
+// again, and after Commit.
 func (w *Writer) Close() error {
 	if w.err == nil {
 		w.err = errors.New("the writer is closed")
@@ -212,21 +220,21 @@ func (w *Writer) Close() error {
 }
 
 const (
-	// maxRanges bounds the ranges of all splits together: the snapshot's record
-	// holds them, and interleaved splits make one of every row.
+	// maxRanges bounds the ranges of all splits together. The snapshot's record contains
+	// them, and interleaved splits make one range of each row.
 	maxRanges = 1 << 16
-	// rebases is how often a commit is tried again after another writer's.
+	// rebases is how often a commit is repeated after another writer's.
 	rebases = 8
-	// rowsAtOnce is how many rows are worked on without a turn.
+	// rowsAtOnce is how many rows are processed without a turn: less than a millisecond
+	// of work.
 	rowsAtOnce = 1024
 	// namedDuplicates is how many ids an error about duplicates names.
 	namedDuplicates = 5
 )
 
-// Write adds rows, in this order, behind those of the calls before. meta has
-// the schema's metadata columns in order (nil will do if there are none), blobs
-// the content by blob column and row, nil being null. Nothing passed in is kept.
-// After an error the Writer is of no more use.
+// Write appends rows. meta has the schema's metadata columns in order (nil if there are
+// none), and blobs the content by blob column and row, where nil is null. Write keeps
+// nothing of its arguments. After an error the Writer cannot be used any more.
 func (w *Writer) Write(ctx context.Context, split string, ids []schema.ID, meta arrow.Record, blobs [][][]byte) error {
 	if w.err != nil {
 		return w.err
@@ -236,8 +244,9 @@ func (w *Writer) Write(ctx context.Context, split string, ids []schema.ID, meta 
 	return w.err
 }
 
-// WriteRefs is Write for rows whose blobs are where they can be read already: refs has their references by blob column
-// and row, nil being null. If they are addresses in object sets, the caller names the sets by KeepSet before the commit.
+// WriteRefs is Write for rows whose blobs are readable already: refs has their references
+// by blob column and row, where nil is null. If they are addresses in object sets, the
+// caller names the sets by KeepSet before the commit.
 func (w *Writer) WriteRefs(ctx context.Context, split string, ids []schema.ID, meta arrow.Record,
 	refs [][]*schema.BlobRef) error {
 	if w.err != nil {
@@ -255,13 +264,13 @@ func (w *Writer) WriteRefs(ctx context.Context, split string, ids []schema.ID, m
 	return w.err
 }
 
-// unproven is what of a set has no checksum.
+// unproven counts the blobs of an object set that have no checksum.
 type unproven struct {
 	schema.Unproven
-	seen map[schema.Sum]struct{} // by what stands for the checksum
+	seen map[schema.Sum]struct{} // keys of counted blobs: what is in the place of their checksum
 }
 
-// count counts a blob that has no checksum, once.
+// count counts a blob without a checksum, once for all rows that name it.
 func (w *Writer) count(ref *schema.BlobRef) {
 	prefix := schema.ObjectPrefix(ref.Key[:len(schema.ObjectPrefix{})])
 	u := w.unproven[prefix]
@@ -279,7 +288,8 @@ func (w *Writer) count(ref *schema.BlobRef) {
 	}
 }
 
-// PutSet stores an object set, in which blobs of rows written lie, and has the snapshot name it.
+// PutSet stores an object set that contains blobs of the rows, and makes the snapshot
+// name it.
 func (w *Writer) PutSet(ctx context.Context, set *schema.ObjectSet) error {
 	if w.err != nil {
 		return w.err
@@ -296,10 +306,11 @@ func (w *Writer) PutSet(ctx context.Context, set *schema.ObjectSet) error {
 	return nil
 }
 
-// KeepSet has the snapshot name an object set that is stored already. The one named last for a prefix is taken.
+// KeepSet makes the snapshot name an object set that is stored already. If several sets
+// have one prefix, the last one is used.
 func (w *Writer) KeepSet(ref schema.SetRef) { w.sets = addSet(w.sets, ref) }
 
-// addSet adds a set, or puts it in the place of one with the same prefix.
+// addSet adds a set, or replaces the one with the same prefix.
 func addSet(sets []schema.SetRef, ref schema.SetRef) []schema.SetRef {
 	i := slices.IndexFunc(sets, func(s schema.SetRef) bool { return s.Prefix == ref.Prefix })
 	if i < 0 {
@@ -309,7 +320,8 @@ func addSet(sets []schema.SetRef, ref schema.SetRef) []schema.SetRef {
 	return sets
 }
 
-// shape is what there is of blobs: by column, the number of rows and the first that is null, -1 for none.
+// shape is the shape of blobs: by column, the number of rows and the first null row, -1
+// if none is null. Content and references are checked by it in the same way.
 type shape []struct{ rows, null int }
 
 func shapeOf[T any](blobs [][]T, null func(T) bool) shape {
@@ -320,6 +332,8 @@ func shapeOf[T any](blobs [][]T, null func(T) bool) shape {
 	return s
 }
 
+// write checks and adds rows. refsOf stores their blobs, after the checks: a wrong call
+// must not store anything.
 func (w *Writer) write(ctx context.Context, split string, ids []schema.ID, meta arrow.Record, blobs shape,
 	refsOf func() ([][]*schema.BlobRef, error)) error {
 	if split == "" {
@@ -344,7 +358,7 @@ func (w *Writer) write(ctx context.Context, split string, ids []schema.ID, meta 
 	return w.add(ctx, ids, meta, refs)
 }
 
-// check compares the shape of what is written with the schema.
+// check compares the shape of rows with the schema.
 func (w *Writer) check(ids []schema.ID, meta arrow.Record, blobs shape) error {
 	rows := len(ids)
 	switch {
@@ -384,16 +398,16 @@ func (w *Writer) check(ids []schema.ID, meta arrow.Record, blobs shape) error {
 	return nil
 }
 
-// Commit makes the rows written a snapshot, or finds that the newest one is the
-// same in schema, rows and splits, and returns that with changed false. An
-// Append of rows that the newest snapshot ends with already, from one commit,
-// is such a case: it may be repeated where its answer was lost.
+// Commit makes a snapshot of the written rows. If the newest snapshot is the same in
+// schema, rows and splits, Commit returns that with changed false. So does an Append of
+// rows with which the newest snapshot ends already, from one commit: a client may repeat
+// it if the answer was lost.
 //
-// schema.ErrInvalid names the first ids that occur twice, and refuses a Replace without
-// rows: an upload that broke off before its first row would leave the dataset empty. Where another writer
-// commits first, Append and Replace take its snapshot as the new base and try
-// again a few times before they give schema.ErrConflict; Create gives
-// schema.ErrExists. After Commit the Writer can only be closed.
+// schema.ErrInvalid names the first ids that occur twice. It also refuses a Replace
+// without rows, because an upload that broke off before its first row would leave the
+// dataset empty. If another writer commits first, Append and Replace use its snapshot as
+// the new base and try again, and fail with schema.ErrConflict after several attempts.
+// Create fails with schema.ErrExists. After Commit the Writer can only be closed.
 func (w *Writer) Commit(ctx context.Context) (snap *schema.Snapshot, changed bool, err error) {
 	if w.err != nil {
 		return nil, false, w.err
@@ -407,6 +421,7 @@ func (w *Writer) Commit(ctx context.Context) (snap *schema.Snapshot, changed boo
 	return snap, changed, err
 }
 
+// commit checks the ids, and commits on the newest base until no other writer is first.
 func (w *Writer) commit(ctx context.Context) (*schema.Snapshot, bool, error) {
 	if w.opts.Mode == Replace && w.rows == 0 {
 		return nil, false, fmt.Errorf("%w: no rows came to replace those of dataset %s; nothing was committed (to "+
@@ -416,7 +431,7 @@ func (w *Writer) commit(ctx context.Context) (*schema.Snapshot, bool, error) {
 	if err := w.turn(len(w.ids), w.checkUnique); err != nil {
 		return nil, false, err
 	}
-	checked := map[schema.Key]bool{} // chunks of bases that share no id with the new rows
+	checked := map[schema.Key]bool{} // chunks of bases that have none of the new ids
 	for range rebases {
 		snap := w.snapshot()
 		if err := checkRanges(snap.Splits); err != nil {
@@ -425,6 +440,8 @@ func (w *Writer) commit(ctx context.Context) (*schema.Snapshot, bool, error) {
 		if w.base != nil && (sameContent(w.base, snap) || w.opts.Mode == Append && w.isTail(w.base)) {
 			return w.base, false, nil
 		}
+		// Keys of equal pages differ in such a store, so the pages' checksums are
+		// compared instead.
 		if w.base != nil && w.opts.Mode == Replace && w.store.Traits().Segments {
 			if same, err := w.samePages(ctx, snap); err != nil || same {
 				return w.base, false, err
@@ -453,11 +470,11 @@ func (w *Writer) commit(ctx context.Context) (*schema.Snapshot, bool, error) {
 		schema.ErrConflict, rebases)
 }
 
-// Notes tell what a committed Replace means for those who read the snapshot before: splits that are gone, classes that
-// have other numbers.
+// Notes describe the effects of a committed Replace on readers of the snapshot before:
+// splits that are gone, classes with other numbers.
 func (w *Writer) Notes() []string { return w.notes }
 
-// snapshot puts together what is to be committed, on the present base.
+// snapshot assembles the snapshot to commit, on the current base.
 func (w *Writer) snapshot() *schema.Snapshot {
 	s := &schema.Snapshot{Dataset: w.opts.Dataset, Source: w.opts.Source, Schema: w.opts.Schema}
 	if w.base != nil {
@@ -473,11 +490,13 @@ func (w *Writer) snapshot() *schema.Snapshot {
 	}
 	s.Chunks = append(s.Chunks, w.chunks...)
 	for _, set := range w.sets {
+		// Counts of this snapshot are computed anew: the reference may come from another
+		// snapshot.
 		set.Unproven, set.Altered = schema.Unproven{}, false
 		if u := w.unproven[set.Prefix]; u != nil {
 			set.Unproven = u.Unproven
 		}
-		for _, base := range s.Sets { // rows of before stay
+		for _, base := range s.Sets { // rows of the base keep their counts
 			if base.Prefix == set.Prefix {
 				set.Unproven.Blobs += base.Unproven.Blobs
 				set.Unproven.Bytes += base.Unproven.Bytes
@@ -493,6 +512,7 @@ func (w *Writer) snapshot() *schema.Snapshot {
 	return s
 }
 
+// splitRange is a range with the name of its split.
 type splitRange struct {
 	split string
 	schema.Range
@@ -510,14 +530,15 @@ func inOrder(splits []schema.Split) []splitRange {
 	return all
 }
 
-// sameContent compares all that readers can tell apart.
+// sameContent compares everything that readers of two snapshots can distinguish.
 func sameContent(a, b *schema.Snapshot) bool {
 	return schemaDiff(a.Schema, b.Schema) == "" && reflect.DeepEqual(a.Splits, b.Splits) &&
 		sameChunks(a.Chunks, b.Chunks)
 }
 
-// samePages reports whether a snapshot has the pages of the base, where pages lie in segments: those that are put twice
-// have two keys. Pages of equal length and checksum are equal.
+// samePages reports whether a snapshot has the same pages as the base, for stores that
+// keep pages in segments. There a page that is put twice has two keys, so sameContent
+// does not find out. Pages of equal length and checksum are equal.
 func (w *Writer) samePages(ctx context.Context, snap *schema.Snapshot) (bool, error) {
 	base := w.base
 	if schemaDiff(base.Schema, snap.Schema) != "" || !reflect.DeepEqual(base.Splits, snap.Splits) ||
@@ -542,7 +563,7 @@ func (w *Writer) samePages(ctx context.Context, snap *schema.Snapshot) (bool, er
 	return len(marks) == 0, nil
 }
 
-// pagesOf are the pages of a chunk, which may be its own page.
+// pagesOf returns the pages of a chunk. A chunk without an index is its own page.
 func (w *Writer) pagesOf(ctx context.Context, chunk *schema.Chunk) ([]schema.Chunk, error) {
 	if chunk.Pages == 0 {
 		return []schema.Chunk{*chunk}, nil
@@ -559,8 +580,10 @@ func sameChunks(a, b []schema.Chunk) bool {
 	return slices.EqualFunc(a, b, func(a, b schema.Chunk) bool { return a.BlobRef == b.BlobRef && a.Rows == b.Rows })
 }
 
-// isTail says whether the rows written are the last ones of base already, in the same splits.
+// isTail reports whether the written rows are the last ones of the base already, in the
+// same splits.
 func (w *Writer) isTail(base *schema.Snapshot) bool {
+	// A commit of this writer would have appended exactly its chunks.
 	n := len(base.Chunks) - len(w.chunks)
 	if n < 0 || !sameChunks(base.Chunks[n:], w.chunks) {
 		return false
@@ -577,7 +600,7 @@ func (w *Writer) isTail(base *schema.Snapshot) bool {
 
 func compareIDs(a, b schema.ID) int { return bytes.Compare(a[:], b[:]) }
 
-// checkUnique sorts the ids, and looks for those that were written twice.
+// checkUnique sorts the ids, and fails if one occurs twice.
 func (w *Writer) checkUnique() error {
 	slices.SortFunc(w.ids, compareIDs)
 	var dup duplicates
@@ -589,7 +612,8 @@ func (w *Writer) checkUnique() error {
 	return dup.err("are written twice")
 }
 
-// checkBase looks for ids that the base has too, in the chunks not seen yet.
+// checkBase fails if the base has one of the ids. It reads only chunks that were not
+// checked for an earlier base.
 func (w *Writer) checkBase(ctx context.Context, checked map[schema.Key]bool) error {
 	var dup duplicates
 	var unseen []schema.Chunk
@@ -618,7 +642,7 @@ func (w *Writer) checkBase(ctx context.Context, checked map[schema.Key]bool) err
 	return dup.err(fmt.Sprintf("are in %s@%d already", w.base.Dataset, w.base.Number))
 }
 
-// duplicates collects the first few ids and counts the rest.
+// duplicates collects the first few duplicate ids and counts the others.
 type duplicates struct {
 	named []string
 	n     int
@@ -641,8 +665,8 @@ func (d *duplicates) err(what string) error {
 	return fmt.Errorf("%w: %d ids %s: %s", schema.ErrInvalid, d.n, what, list)
 }
 
-// checkReplaced fails with schema.ErrInvalid where a snapshot with the schema next would take a column away from
-// those who read the newest one, or make another of it, and drop does not name the column.
+// checkReplaced fails with schema.ErrInvalid if a snapshot with the schema next would
+// remove or redefine a column of the newest one, and drop does not name the column.
 func checkReplaced(base *schema.Snapshot, next *arrow.Schema, drop []string) error {
 	var lost, changed []string
 	for _, f := range base.Schema.Fields()[1:] {
@@ -668,13 +692,14 @@ func checkReplaced(base *schema.Snapshot, next *arrow.Schema, drop []string) err
 	if changed != nil {
 		what = append(what, "change "+listed(changed))
 	}
-	return fmt.Errorf("%w: replacing dataset %s would %s for all who read it; the mode \"merge\" changes columns and "+
+	return fmt.Errorf("%w: replacing dataset %s would %s for all of its readers; the mode \"merge\" changes columns and "+
 		"rows and keeps the others and all blobs; if it is meant, name these columns in drop_columns (--drop-column)",
 		schema.ErrInvalid, base.Dataset, strings.Join(what, " and "))
 }
 
-// stays reports whether a column that becomes another one can be read as before: a blob column holds the same kind of
-// media, and a metadata column has a type that all earlier values fit.
+// stays reports whether readers of a column can read its replacement in the same way: a
+// blob column has the same kind of media, and a metadata column has a type that all
+// earlier values fit.
 func stays(was, is arrow.Field) bool {
 	if schema.IsBlob(was) || schema.IsBlob(is) {
 		return schema.IsBlob(was) && schema.IsBlob(is) && schema.Media(was) == schema.Media(is)
@@ -682,7 +707,8 @@ func stays(was, is arrow.Field) bool {
 	return arrow.TypeEqual(was.Type, is.Type) || widens(was.Type, is.Type)
 }
 
-// widens reports whether each value of one type is one of the other, which is of the same kind.
+// widens reports whether each value of one type is a value of the other, which is of the
+// same kind.
 func widens(from, to arrow.DataType) bool {
 	a, b := from.ID(), to.ID()
 	switch {
@@ -700,10 +726,10 @@ func widens(from, to arrow.DataType) bool {
 
 func bits(t arrow.DataType) int { return t.(arrow.FixedWidthDataType).BitWidth() }
 
-// mostListed is how many things a message lists.
+// mostListed is how many items a message lists.
 const mostListed = 8
 
-// listed lists things for a message.
+// listed joins items for a message.
 func listed(things []string) string {
 	if more := len(things) - mostListed; more > 0 {
 		return fmt.Sprintf("%s and %d more", strings.Join(things[:mostListed], ", "), more)
@@ -711,8 +737,8 @@ func listed(things []string) string {
 	return strings.Join(things, ", ")
 }
 
-// notesOf says what a new snapshot means for those who read the one before, beside the columns: splits that are gone
-// and classes that have other numbers.
+// notesOf describes the effects of a new snapshot on readers of the one before, apart
+// from columns: splits that are gone, and classes with other numbers.
 func notesOf(base, next *schema.Snapshot) (notes []string) {
 	if base == nil {
 		return nil
@@ -738,7 +764,7 @@ func notesOf(base, next *schema.Snapshot) (notes []string) {
 	return notes
 }
 
-// renumbered says which classes have another number, "" if none has.
+// renumbered describes the classes that have another number, "" if none has.
 func renumbered(was, is []string) string {
 	if is == nil {
 		return ""
@@ -759,20 +785,22 @@ func renumbered(was, is []string) string {
 	return "classes with another number: " + listed(moved)
 }
 
-// putter stores blobs by an ingest, several at a time. It is not safe for concurrent use.
+// putter stores blobs through an ingest, several at the same time. It is not safe for
+// concurrent use.
 type putter struct {
 	in      store.Ingest
 	workers int
 	cells   []cell // reused between calls
 }
 
-// cell is a blob on its way into the store.
+// cell is a blob that is being stored.
 type cell struct {
 	data []byte
 	ref  schema.BlobRef
 }
 
-// newPutter returns a putter, which owns the ingest from then on.
+// newPutter returns a putter, which owns the ingest from then on. The number of workers
+// is fixed, since stores bound their own concurrency.
 func newPutter(in store.Ingest, workers int) putter {
 	if workers <= 0 {
 		workers = 2 * runtime.GOMAXPROCS(0)
@@ -793,7 +821,8 @@ func (p *putter) end() error {
 	return nil
 }
 
-// put stores blobs, given by column and row, with at most workers puts at a time.
+// put stores blobs, given by column and row, and returns their references in the same
+// shape; nil stays nil. The first error cancels the other puts.
 func (p *putter) put(ctx context.Context, blobs [][][]byte) ([][]*schema.BlobRef, error) {
 	p.cells = p.cells[:0]
 	for _, column := range blobs {
@@ -801,7 +830,7 @@ func (p *putter) put(ctx context.Context, blobs [][][]byte) ([][]*schema.BlobRef
 			p.cells = append(p.cells, cell{data: data})
 		}
 	}
-	defer clear(p.cells) // the caller's bytes are not kept
+	defer clear(p.cells) // keeps no reference to the caller's bytes
 
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -810,6 +839,8 @@ func (p *putter) put(ctx context.Context, blobs [][][]byte) ([][]*schema.BlobRef
 	for range min(p.workers, len(p.cells)) {
 		workers.Go(func() {
 			for {
+				// Workers take the next cell from a counter, so one slow put does not
+				// delay the others.
 				i := int(next.Add(1)) - 1
 				if i >= len(p.cells) || ctx.Err() != nil {
 					return
@@ -834,7 +865,7 @@ func (p *putter) put(ctx context.Context, blobs [][][]byte) ([][]*schema.BlobRef
 
 	refs := make([][]*schema.BlobRef, len(blobs))
 	i := 0
-	slab := make([]schema.BlobRef, len(p.cells))
+	slab := make([]schema.BlobRef, len(p.cells)) // one allocation for all references
 	for c := range blobs {
 		refs[c] = make([]*schema.BlobRef, len(blobs[c]))
 		for row := range blobs[c] {

@@ -752,8 +752,8 @@ func pathLen(n ast.Node) (count int) {
 	return count
 }
 
-// foldTimes replaces date("…") and duration("…") of literals by their values. An invalid
-// literal so is an error of the expression and not of each row.
+// foldTimes replaces date("…") and duration("…") of literals by their values. So an
+// invalid literal is an error of the expression, and not of each row.
 func foldTimes(text string, root *ast.Node) error {
 	f := &fold{text: text}
 	ast.Walk(root, f)
