@@ -3,13 +3,14 @@
 // It is plain HTTP or HTTPS on an address of its own, so that it can be kept to
 // the machine or to a network of operators, and goes on while a server drains.
 //
-// Health is answered to all who reach the listener. All else takes the token, if
-// one is set; profiles, which show what is in memory, take the token or a caller
-// on the same machine. [Options.Authorize] replaces that rule. Without a token, requests
-// have to name the server by a name that is its own. The number of connections is bounded.
+// Every caller that reaches the listener gets health. All other paths need the token, if
+// one is set. Profiles show what is in memory: they need the token or a caller on the
+// same machine. [Options.Authorize] replaces that rule. Without a token, a request must
+// name the server by one of its own names. The number of connections is bounded.
 //
-// The package knows nothing of samples, streams or metrics: it is given what to
-// show, and imports nothing of Bowstring.
+// The package knows nothing of samples, streams or metrics: its caller passes what to
+// show, and it imports nothing of Bowstring. Begin reading at [Server]; files.go reloads
+// certificates and tokens, and limit.go bounds connections and guesses.
 package admin
 
 import (
@@ -35,13 +36,17 @@ import (
 )
 
 const (
+	// These bound what one client can hold: a connection that sends its request slowly,
+	// or keeps it open without a request, ends. net/http has no timeouts by default.
 	headerTimeout = 5 * time.Second
 	readTimeout   = 10 * time.Second
 	idleTimeout   = 2 * time.Minute
 	// writeTimeout bounds an answer. A profile says for how long it is to be taken,
 	// up to maxProfile.
-	writeTimeout   = 30 * time.Second
-	maxProfile     = 2 * time.Minute
+	writeTimeout = 30 * time.Second
+	maxProfile   = 2 * time.Minute
+	// A header has a token and little else. net/http's default is 1 MiB for each
+	// connection.
 	maxHeaderBytes = 16 << 10
 	// maxScrapes is how many scrapes may run at once: each has all metrics in memory.
 	maxScrapes = 4
@@ -55,15 +60,19 @@ type Options struct {
 	Ready func() error
 	// TLS is how the listener presents itself; nil for plain HTTP.
 	TLS *tls.Config
-	// Token returns what callers have to present as a bearer token; nil if there is none.
+	// Token returns the bearer token that callers must present; nil if there is none. It
+	// is called for each request, so that a token in a file can be replaced without a
+	// restart.
 	Token func() ([]byte, error)
-	// Authorize says whether a request for something may be answered, in place of
-	// the token: nil, ErrUnknown, ErrTooMany or ErrForbidden. Health is not asked for.
+	// Authorize replaces the token's rule: it says whether the server may answer a
+	// request for something. It returns nil, ErrUnknown, ErrTooMany or ErrForbidden; the
+	// client of another error gets status 500. It is not called for health.
 	Authorize func(r *http.Request, right Right) error
-	// Hosts are names under which the server is known beside its addresses, localhost and
-	// the machine's name. Where there is no token, requests by other names are refused.
+	// Hosts are names of the server, besides its addresses, localhost and the machine's
+	// name. Without a token, the server refuses requests that use other names.
 	Hosts []string
-	// Console answers below /console/, to those whom it knows itself; nil if there is none.
+	// Console serves /console/ and authenticates its callers itself; nil if there is
+	// none.
 	Console http.Handler
 	// Logger receives what operators should know. Default slog.Default().
 	Logger *slog.Logger
@@ -94,11 +103,12 @@ type Server struct {
 	addr   net.Addr   // set by Start
 	served chan error // what Serve returned
 
+	// may is Options.Authorize, or authorize where none is set.
 	may     func(r *http.Request, right Right) error
 	guesses *guesses
 }
 
-// New returns a Server, which Start starts.
+// New checks the options and returns a Server. It does not listen yet: see Start.
 func New(opts Options) (*Server, error) {
 	opts.EnsureDefaults()
 	if err := opts.Validate(); err != nil {
@@ -112,13 +122,15 @@ func New(opts Options) (*Server, error) {
 		Handler: s.shield(s.handler()), TLSConfig: opts.TLS, MaxHeaderBytes: maxHeaderBytes,
 		ReadHeaderTimeout: headerTimeout, ReadTimeout: readTimeout, WriteTimeout: writeTimeout,
 		IdleTimeout: idleTimeout,
-		ErrorLog:    slog.NewLogLogger(opts.Logger.Handler(), slog.LevelDebug), // whoever scans ports is no news
+		// A port scan causes errors here. They are not worth a warning.
+		ErrorLog: slog.NewLogLogger(opts.Logger.Handler(), slog.LevelDebug),
 	}
 	return s, nil
 }
 
-// Start answers on l, which the Server closes in the end. Connections beyond 512, and of
-// one address beyond 128, are closed as they come.
+// Start answers on l in a goroutine of its own. The Server owns l from here on, and
+// closes it in Close. A connection beyond 512, or beyond 128 of one address, is closed as
+// it comes. Start is called once.
 func (s *Server) Start(l net.Listener) {
 	s.addr = l.Addr()
 	l = newBoundedListener(l, maxConnections, maxConnectionsPerPeer)
@@ -136,19 +148,22 @@ func (s *Server) Start(l net.Listener) {
 	}()
 }
 
-// Addr is the address that it was started on.
+// Addr is the address on which the server listens. It is valid after Start.
 func (s *Server) Addr() net.Addr { return s.addr }
 
-// Close ends the server, after the requests under way or when ctx ends, and waits for it.
+// Close stops listening and waits for the requests under way. When ctx ends, it cuts off
+// the rest. It returns after Serve has returned, so that no goroutine of the server is
+// left.
 func (s *Server) Close(ctx context.Context) error {
 	err := s.http.Shutdown(ctx)
 	if err != nil {
-		err = s.http.Close() // whoever is left, say with a profile, is cut off
+		err = s.http.Close() // a request that is left, such as a profile, is cut off
 	}
 	return errors.Join(err, <-s.served)
 }
 
-// handler is what the listener answers.
+// handler builds the routes. Health has no guard, because supervisors and load balancers
+// have no token. Unknown paths get a list of those that exist.
 func (s *Server) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { say(w, http.StatusOK, "ok") })
@@ -181,7 +196,10 @@ func (s *Server) handler() http.Handler {
 	return mux
 }
 
-// timed lets a profile take the time that it was asked to.
+// timed extends the write deadline of a profile by the time for which the client wants
+// it. The listener's writeTimeout would cut off a profile of 30 s, which is pprof's
+// default. pprof itself reads the timeout from the http.Server in the context, and
+// refuses a longer profile, so the context gets a server with a longer one.
 func timed(h http.HandlerFunc) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		took, err := profileTime(r)
@@ -199,7 +217,8 @@ func timed(h http.HandlerFunc) http.HandlerFunc {
 	}
 }
 
-// profileTime is how long a profile is to be taken, as pprof reads it.
+// profileTime parses the parameter seconds as pprof does: 30 s by default. It is at most
+// maxProfile, because a profile slows the server down while it runs.
 func profileTime(r *http.Request) (time.Duration, error) {
 	text := r.FormValue("seconds")
 	if text == "" {
@@ -212,19 +231,19 @@ func profileTime(r *http.Request) (time.Duration, error) {
 	return took, nil
 }
 
-// say answers in one line of text.
+// say answers in one line of text. Caches must not keep it: it is a state of the moment.
 func say(w http.ResponseWriter, code int, text string) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	w.Header().Set("Cache-Control", "no-store")
 	w.WriteHeader(code)
-	_, _ = fmt.Fprintln(w, text) // whoever asked is gone, then
+	_, _ = fmt.Fprintln(w, text) // a failed write means that the client is gone
 }
 
-// Right is what somebody may be shown.
+// Right is a kind of content that a caller may see or not.
 type Right int
 
-// What there is to see beside health.
+// The rights. Health has none: each caller sees it.
 const (
 	// Metrics are the metrics: names of datasets, jobs and tenants, and figures.
 	Metrics Right = iota
@@ -233,16 +252,19 @@ const (
 )
 
 var (
-	// ErrUnknown says that nobody knows who asks.
+	// ErrUnknown says that a request has no valid token.
 	ErrUnknown = errors.New("this takes a token: Authorization: Bearer TOKEN")
-	// ErrTooMany says that too many wrong tokens came from an address: what it sends is not looked at.
+	// ErrTooMany says that an address sent too many wrong tokens: the server does not
+	// compare the next ones.
 	ErrTooMany = errors.New("too many wrong tokens came from this address; wait a minute")
-	// ErrForbidden says that whoever asks may not see it.
+	// ErrForbidden says that the caller may not see profiles.
 	ErrForbidden = errors.New("profiles are shown to callers on this machine, or to those who have the token that " +
 		"--admin-token-file sets")
 )
 
-// guard shows something to those who may see it.
+// guard calls h only for requests that may see right, and answers the others with the
+// status that fits the error. Without a token, it also refuses requests that name another
+// server: see Named.
 func (s *Server) guard(right Right, h http.Handler) http.Handler {
 	guarded := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch err := s.may(r, right); {
@@ -256,19 +278,19 @@ func (s *Server) guard(right Right, h http.Handler) http.Handler {
 		case errors.Is(err, ErrTooMany):
 			w.Header().Set("Retry-After", "60")
 			say(w, http.StatusTooManyRequests, ErrTooMany.Error())
-		case r.Context().Err() != nil: // the client that asked is gone
+		case r.Context().Err() != nil: // the client is gone
 		default: // the cause is for the log alone
 			s.opts.Logger.ErrorContext(r.Context(), "it cannot be said who may see the metrics", "error", err)
 			say(w, http.StatusInternalServerError, "it cannot be said who may see this; the server's log says why")
 		}
 	})
 	if s.opts.Token != nil {
-		return guarded // which no page of somebody else's has
+		return guarded // a page of another origin does not have the token
 	}
 	return s.named(guarded)
 }
 
-// authorize is the rule where no other is set.
+// authorize is the rule if Options.Authorize is nil.
 func (s *Server) authorize(r *http.Request, right Right) error {
 	if s.opts.Token != nil {
 		scheme, got, _ := strings.Cut(r.Header.Get("Authorization"), " ")
@@ -283,10 +305,13 @@ func (s *Server) authorize(r *http.Request, right Right) error {
 	return nil
 }
 
-// CheckToken returns nil if a token that came from an address (HOST:PORT) is the one of Options.Token, else ErrUnknown,
-// or ErrTooMany where the address has sent too many wrong ones: then it is not looked at. It may wait for a second.
+// CheckToken compares a token that came from an address (HOST:PORT) with Options.Token.
+// It returns nil if they are equal, else ErrUnknown. If the address has sent too many
+// wrong tokens, CheckToken returns ErrTooMany and does not compare: otherwise guessing
+// would only need more requests. It waits up to a second while all addresses together
+// guess too often.
 func (s *Server) CheckToken(ctx context.Context, addr, token string) error {
-	if token == "" { // which is no guess
+	if token == "" { // an absent token is no guess
 		return ErrUnknown
 	}
 	peer := guesser(addr)
@@ -297,7 +322,8 @@ func (s *Server) CheckToken(ctx context.Context, addr, token string) error {
 			s.guesses.unheard(peer)
 			return err
 		}
-		// Hashes have one length whatever the token's.
+		// The hashes have one length, so that the time of the comparison does not reveal
+		// the token's.
 		a, b := sha256.Sum256([]byte(token)), sha256.Sum256(want)
 		if len(want) > 0 && subtle.ConstantTimeCompare(a[:], b[:]) == 1 {
 			s.guesses.right(peer)
@@ -313,23 +339,24 @@ func (s *Server) CheckToken(ctx context.Context, addr, token string) error {
 	return err
 }
 
-// Guesses is how many wrong tokens came, and how many requests were refused unheard as too many had come from their
-// addresses.
+// Guesses returns how many wrong tokens came, and how many requests were refused without
+// a comparison, because their addresses had sent too many wrong tokens. Both count from
+// the start of the server.
 func (s *Server) Guesses() (wrong, limited int64) { return s.guesses.counts() }
 
-// isLoopback reports whether an address is this machine's own. The host that a
-// request names is looked at, too: a page of somebody else's in a browser here
-// can have its own name lead to this address, but not change what it asks for.
+// isLoopback reports whether an address is this machine's own. The caller checks the host
+// that the request names as well: a foreign page in a local browser can have its own name
+// resolve to this address, but it cannot change the name that the browser sends.
 func isLoopback(addr string) bool {
 	host := hostOf(addr)
 	ip := net.ParseIP(host)
 	return host == "localhost" || ip != nil && ip.IsLoopback()
 }
 
-// Named reports whether a request names this server by a name that is its own: an address,
-// localhost, the machine's name or one of hosts. A page of somebody else's can have its own
-// name lead to this address (DNS rebinding) and then read what is answered, but not change
-// the name that the browser asks for. Over TLS the browser has compared it with the
+// Named reports whether a request names this server by one of its own names: an address,
+// localhost, the machine's name or one of hosts. A foreign page can have its own name
+// resolve to this address (DNS rebinding) and then read the answers, but it cannot change
+// the name that the browser sends. Over TLS the browser has compared the name with the
 // certificate.
 func Named(r *http.Request, hosts []string) bool {
 	host := strings.ToLower(hostOf(r.Host))
@@ -354,7 +381,7 @@ func (s *Server) named(h http.Handler) http.Handler {
 	})
 }
 
-// hostOf is an address without its port.
+// hostOf returns an address without its port and without the brackets of IPv6.
 func hostOf(addr string) string {
 	host, _, err := net.SplitHostPort(addr)
 	if err != nil {
@@ -363,8 +390,9 @@ func hostOf(addr string) string {
 	return strings.Trim(host, "[]")
 }
 
-// shield answers a request whose handler panics: the client gets an id, the log the id, the text and the stack.
-// net/http alone would close the connection, and log at the level of clients that hang up.
+// shield recovers from a panic of a handler: the client gets an id, and the log gets the
+// id, the text and the stack. net/http would close the connection and log at the level of
+// clients that hang up.
 func (s *Server) shield(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		defer func() {

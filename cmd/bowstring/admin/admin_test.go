@@ -109,7 +109,7 @@ func TestReady(t *testing.T) {
 	}
 }
 
-// Who may see what, by token and by where he is.
+// Rights depend on the token and on the caller's address.
 func TestWhoMaySeeWhat(t *testing.T) {
 	const token = "correct horse battery staple"
 	client := newClient(t, nil)
@@ -134,7 +134,7 @@ func TestWhoMaySeeWhat(t *testing.T) {
 		{open + "/metrics", []string{"Host", "127.0.0.1.evil.example"}, 403},
 		{open + "/console/", []string{"Host", "evil.example:9815"}, 403},
 		{open + "/console/", nil, 204},
-		{open + "/healthz", []string{"Host", "evil.example:9815"}, 200}, // tells nothing
+		{open + "/healthz", []string{"Host", "evil.example:9815"}, 200}, // reveals nothing
 		{open + "/metrics", []string{"Host", "Node7:9815"}, 200},
 		{open + "/metrics", []string{"Host", "10.0.0.7:9815"}, 200},
 		{open + "/metrics", []string{"Host", "[fd00::7]:9815"}, 200},
@@ -258,7 +258,7 @@ func TestTLS(t *testing.T) {
 	}
 }
 
-// Whoever only holds connections is cut off, and when they go others come in.
+// A client that only holds connections is cut off, and its end makes room for others.
 func TestConnectionsAreBounded(t *testing.T) {
 	addr := start(t, admin.Options{})
 	var held []net.Conn

@@ -10,34 +10,42 @@ import (
 	"time"
 )
 
-// checkEvery is how often a file is looked at, at most.
+// checkEvery is the least time between two checks of a file. A check is a stat for each
+// path, and requests come often.
 const checkEvery = 10 * time.Second
 
-// Noted is told whether files can be read, and says when what they held does not hold any longer.
+// Noted records whether files could be read, and decides for how long an old value holds.
+// auth.Source implements it.
 type Noted interface {
+	// Note reports the outcome of a check: nil if the files could be read.
 	Note(ctx context.Context, err error)
+	// Closed returns why the last value is not valid any longer; nil while it is.
 	Closed() error
 }
 
-// file is something read from files, again whenever they have changed. It is safe
-// for concurrent use.
+// file is a value that is parsed from files, again whenever they have changed. It is safe
+// for concurrent use. It polls: notifications of file systems miss what Kubernetes does
+// with mounted secrets, which are symbolic links that change.
 type file[T any] struct {
 	paths []string
+	// parse reads the files. It is called under mu.
 	parse func() (T, error)
 	noted Noted // may be nil
 
+	// All below are guarded by mu.
 	mu      sync.Mutex
 	value   T
-	stamps  []stamp
-	checked time.Time
+	stamps  []stamp   // of the files that value was read from; nil before the first success
+	checked time.Time // the last check, whatever its outcome
 }
 
-// stamp tells a file from what was there before. Its inode is a part of it: a file that takes another's place may be as
-// old and as long.
+// stamp identifies the content of a path without reading it. The inode is part of it: a
+// replacement may have the same time and size.
 type stamp struct{ info os.FileInfo }
 
-// get returns what is in the files. What was read before holds where they cannot
-// be read, or make no sense, later on, for a grace time: they may be about to be replaced.
+// get returns the value of the files. If they cannot be read or parsed later on, get
+// returns the last value for a grace time, because they may be in the middle of a
+// replacement.
 func (f *file[T]) get() (T, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -45,7 +53,7 @@ func (f *file[T]) get() (T, error) {
 		return f.value, f.closed()
 	}
 	f.checked = time.Now()
-	stamps, err := f.look()
+	stamps, err := f.stamp()
 	if err == nil && !same(stamps, f.stamps) {
 		var v T
 		if v, err = f.parse(); err == nil {
@@ -61,7 +69,7 @@ func (f *file[T]) get() (T, error) {
 	return f.value, err
 }
 
-// closed says why what was read last does not hold any longer; nil while it does.
+// closed returns why the last value is not valid any longer; nil while it is.
 func (f *file[T]) closed() error {
 	if f.noted == nil {
 		return nil
@@ -69,7 +77,7 @@ func (f *file[T]) closed() error {
 	return f.noted.Closed()
 }
 
-func (f *file[T]) look() ([]stamp, error) {
+func (f *file[T]) stamp() ([]stamp, error) {
 	stamps := make([]stamp, len(f.paths))
 	for i, p := range f.paths {
 		st, err := os.Stat(p)

@@ -16,7 +16,7 @@ import (
 
 const rightToken = "correct horse battery staple"
 
-// guessed is a server whose clock stands still until the test moves it.
+// guessed is a server whose clock stops until the test moves it.
 type guessed struct {
 	*Server
 	log strings.Builder
@@ -55,7 +55,7 @@ func TestGuessesAreLimited(t *testing.T) {
 		}
 	}
 	if err := g.try("192.0.2.1", rightToken); !errors.Is(err, ErrTooMany) {
-		t.Errorf("the right token, after all of these: %v: so the address is told whether a guess is right", err)
+		t.Errorf("the right token, after all of these: %v: so the answer reveals whether a guess is right", err)
 	}
 	for range 1000 { // it is wrong tokens that count
 		if err := g.try("192.0.2.2", rightToken); err != nil {
@@ -124,8 +124,8 @@ func TestNoGuessesWithoutAToken(t *testing.T) {
 	}
 }
 
-// A flood from many addresses keeps nobody out, and takes bounded memory: who had the right token before is answered
-// at once, others after a delay.
+// A flood from many addresses keeps no holder of the token out, and takes bounded memory.
+// An address that sent the right token before is answered at once, others after a delay.
 func TestFloodOfGuesses(t *testing.T) {
 	g := guessedServer(t)
 	if err := g.try("192.0.2.2", rightToken); err != nil {

@@ -9,16 +9,19 @@ import (
 	"time"
 )
 
-// What may be connected at once. Health is answered to all who reach the listener, and
-// someone who only holds connections is not to keep others from it.
+// The bounds of connections. Every client that reaches the listener gets health, and a
+// client that only holds connections must not keep others from it.
 const (
 	maxConnections        = 512
 	maxConnectionsPerPeer = 128
 )
 
-// boundedListener closes connections that are too many as they come.
+// boundedListener accepts up to a number of connections, in total and for each address,
+// and closes the others as they come. Closing is better than waiting here: a full backlog
+// would stop health checks as well.
 type boundedListener struct {
 	net.Listener
+	// most bounds all connections, mostOf those of one address.
 	most, mostOf int
 
 	mu    sync.Mutex
@@ -41,7 +44,7 @@ func (l *boundedListener) Accept() (net.Conn, error) {
 		if l.admit(host) {
 			return &boundedConn{Conn: c, leave: func() { l.leave(host) }}, nil
 		}
-		_ = c.Close() // there is nobody to tell
+		_ = c.Close() // no request was read, so there is no way to answer
 	}
 }
 
@@ -65,7 +68,8 @@ func (l *boundedListener) leave(host string) {
 	}
 }
 
-// boundedConn is counted out when it is closed.
+// boundedConn gives its place free when it is closed. net/http may close a connection
+// twice.
 type boundedConn struct {
 	net.Conn
 	once  sync.Once
@@ -88,45 +92,47 @@ func (c *boundedConn) CloseWrite() error {
 	return errors.ErrUnsupported
 }
 
-// How often the token may be guessed. An address has guessBurst wrong tokens at once, and guessesPerMinute in the long
-// run; then its requests are refused unheard. Of all addresses together, allBurst at once and allPerMinute in the long
-// run are heard at once; then a request waits for guessDelay before its token is looked at, unless the right token came
-// from its address before. So a flood of guesses from other addresses costs the holder of the token a second once, and
-// never a refusal.
+// The limits of guesses. An address has guessBurst wrong tokens at once, and
+// guessesPerMinute in the long run; after that the server refuses its requests without a
+// comparison. For all addresses together the limits are allBurst and allPerMinute. Above
+// them, a request waits for guessDelay before its token is compared, unless the right
+// token came from its address before. A flood of guesses from other addresses therefore
+// costs the holder of the token one second once, and never a refusal.
 const (
 	guessBurst       = 10
 	guessesPerMinute = 10
 	allBurst         = 100
 	allPerMinute     = 60
 	guessDelay       = time.Second
-	// maxGuessers and maxHolders are how many addresses are remembered.
+	// maxGuessers and maxHolders bound the addresses in memory: an attacker has many.
 	maxGuessers = 4096
 	maxHolders  = 1024
-	// guessesLogged is how often wrong tokens are logged.
+	// guessesLogged is the least time between two log lines about wrong tokens.
 	guessesLogged = time.Second
 )
 
-// guesses counts wrong tokens. It is safe for concurrent use, and bounded.
+// guesses counts wrong tokens by address. It is safe for concurrent use, and its memory
+// is bounded.
 type guesses struct {
 	now   func() time.Time
-	delay time.Duration
+	delay time.Duration // guessDelay, or less in tests
 
 	mu             sync.Mutex
-	peers          map[string]*bucket   // of addresses that sent wrong tokens; guarded by mu
-	holders        map[string]time.Time // addresses that sent the right one, and when last; guarded by mu
-	all            bucket               // guarded by mu
+	peers          map[string]*bucket   // addresses that sent wrong tokens; guarded by mu
+	holders        map[string]time.Time // addresses that sent the right one, with the last time; guarded by mu
+	all            bucket               // wrong tokens of all addresses; guarded by mu
 	wrong, limited int64                // guarded by mu
-	logged         time.Time            // guarded by mu
-	since          int64                // guesses since then; guarded by mu
+	logged         time.Time            // when wrong tokens were logged last; guarded by mu
+	since          int64                // guesses since logged; guarded by mu
 }
 
-// bucket leaks.
+// bucket is a leaky bucket: n guesses as of at.
 type bucket struct {
 	n  float64
 	at time.Time
 }
 
-// leak brings a bucket up to now.
+// leak lowers the level to that of now, and returns it.
 func (b *bucket) leak(now time.Time, perMinute float64) float64 {
 	if passed := now.Sub(b.at).Minutes(); passed > 0 {
 		b.n, b.at = max(0, b.n-passed*perMinute), now
@@ -138,8 +144,10 @@ func newGuesses() *guesses {
 	return &guesses{now: time.Now, delay: guessDelay, peers: map[string]*bucket{}, holders: map[string]time.Time{}}
 }
 
-// begin counts a guess of an address before it is looked at, so that guesses that come together count, too. It waits
-// where all addresses together guess too often. ErrTooMany says that the guess must not be looked at.
+// begin counts a guess before its token is compared, so that guesses in parallel count as
+// well. If all addresses together guess too often, it waits for the delay. It returns
+// ErrTooMany if the token must not be compared, and ctx's cause if ctx ends first. The
+// caller reports the outcome by right, unheard or missed.
 func (g *guesses) begin(ctx context.Context, peer string) error {
 	wait, err := g.take(peer)
 	if err != nil || !wait {
@@ -155,7 +163,8 @@ func (g *guesses) begin(ctx context.Context, peer string) error {
 	}
 }
 
-// take counts a guess, and says whether it is to wait.
+// take counts a guess, and returns whether it must wait. A holder of the token never
+// waits.
 func (g *guesses) take(peer string) (wait bool, err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -177,7 +186,8 @@ func (g *guesses) take(peer string) (wait bool, err error) {
 	return !holder && g.all.leak(now, allPerMinute) >= allBurst, nil
 }
 
-// right takes note that a guess was no guess.
+// right takes the guess back, as the token was right, and remembers the address as a
+// holder. The holder that has been away for longest makes room.
 func (g *guesses) right(peer string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -194,14 +204,14 @@ func (g *guesses) right(peer string) {
 	g.holders[peer] = g.now()
 }
 
-// unheard takes note that a guess was not looked at.
+// unheard takes the guess back, as the token could not be compared.
 func (g *guesses) unheard(peer string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.undoLocked(peer)
 }
 
-// undoLocked has what begin has counted last not be counted.
+// undoLocked takes back what begin has counted.
 func (g *guesses) undoLocked(peer string) {
 	if b := g.peers[peer]; b != nil { // its address may have been forgotten
 		if b.n--; b.n <= 0 {
@@ -210,7 +220,8 @@ func (g *guesses) undoLocked(peer string) {
 	}
 }
 
-// missed takes note that a guess was wrong.
+// missed counts a wrong token for all addresses together. begin has counted it for its
+// own address.
 func (g *guesses) missed() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -218,7 +229,8 @@ func (g *guesses) missed() {
 	g.all.n = min(g.all.leak(g.now(), allPerMinute)+1, allBurst+1)
 }
 
-// toLog returns how many guesses there were since that was logged last, and whether it is to be logged again.
+// toLog counts a guess for the log. Every guessesLogged it returns how many there were
+// since the last line, with ok set.
 func (g *guesses) toLog() (n int64, ok bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -230,7 +242,8 @@ func (g *guesses) toLog() (n int64, ok bool) {
 	return 0, false
 }
 
-// forgetLocked makes room for half as many addresses: those with the fewest guesses go first.
+// forgetLocked halves the addresses: those with the fewest guesses go first. So an
+// attacker who uses many addresses does not free the address that guesses most.
 func (g *guesses) forgetLocked(now time.Time) {
 	for limit := 1.0; len(g.peers) > maxGuessers/2; limit *= 2 {
 		for peer, b := range g.peers {
@@ -241,15 +254,16 @@ func (g *guesses) forgetLocked(now time.Time) {
 	}
 }
 
-// counts is what was turned away.
+// counts returns the wrong tokens, and the requests that were refused without a
+// comparison.
 func (g *guesses) counts() (wrong, limited int64) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.wrong, g.limited
 }
 
-// guesser is the part of an address by which guesses are counted: of IPv6 the network of 64 bits, as a client that has
-// one has all of its addresses.
+// guesser returns the part of an address by which guesses are counted. For IPv6 it is the
+// network of 64 bits, because a client of such a network has all of its addresses.
 func guesser(addr string) string {
 	host := hostOf(addr)
 	if ip, err := netip.ParseAddr(host); err == nil && ip.Is6() && !ip.Is4In6() && !ip.IsLoopback() {
