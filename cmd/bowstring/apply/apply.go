@@ -1,13 +1,14 @@
 // Package apply runs the operators of a request where the samples are used: in a process
-// beside the client's, which hands it blobs over a pipe and gets cells back.
+// beside the client's. The client writes blobs to a pipe and reads cells from another.
 //
 // It is a process, and no library in the client's own, for three reasons. Trainers fork, and
 // a runtime with threads does not survive that. Decoders read hostile bytes, and what ends
 // them must not end a training job. And the program is static, so that it is in every
 // package for every processor without a C compiler.
 //
-// What lives here: the frames on the pipe, and the order of batches. How cells are made is
-// fetch/operators; who asks for it is the Python package.
+// The frames on the pipe and the order of batches are here. Making a cell is
+// fetch/operators; the client is in the Python package. Begin reading at [Run]; frame.go
+// has the protocol.
 package apply
 
 import (
@@ -34,21 +35,24 @@ import (
 )
 
 const (
-	// ahead is how many batches may wait for one that is being made.
-	ahead = 2
-	// maxBody bounds the bytes of a batch that come, and those that are made of it: offsets
-	// of 32 bits reach no further.
+	// batchesWaiting is how many batches may wait behind the one that is written. The
+	// client sends the next batch while it reads one, so two are enough to keep all cores
+	// busy.
+	batchesWaiting = 2
+	// maxBody bounds the bytes of a batch, both its blobs and its cells: offsets of 32
+	// bits reach no further.
 	maxBody = math.MaxInt32
 )
 
-// Options says what runs.
+// Options configure Run.
 type Options struct {
-	// Kinds are the operators that there are.
+	// Kinds are the operators that requests may name.
 	Kinds operators.Kinds
-	// Logger receives what is wrong with operators, rather than with samples. Default slog.Default().
+	// Logger receives defects of operators. Defects of samples are in the answers.
+	// Default slog.Default().
 	Logger *slog.Logger
-	// MaxBytes bounds the bytes of a batch that come, and those that are made of it.
-	// Default, and at most, 2^31-1.
+	// MaxBytes bounds the bytes of the blobs of a batch, and of its cells. Default, and
+	// at most, 2^31-1.
 	MaxBytes int64
 }
 
@@ -58,7 +62,7 @@ func (o *Options) EnsureDefaults() {
 	o.MaxBytes = cmp.Or(o.MaxBytes, maxBody)
 }
 
-// Validate says what is wrong.
+// Validate returns an error that names the field, its value and the range.
 func (o *Options) Validate() error {
 	if o.MaxBytes < 1 || o.MaxBytes > maxBody {
 		return fmt.Errorf("%w: a bound of %d bytes, want 1 to %d", schema.ErrInvalid, o.MaxBytes, maxBody)
@@ -66,10 +70,14 @@ func (o *Options) Validate() error {
 	return nil
 }
 
-// Run makes cells of the blobs that come from in and writes them to out, batch by batch in
-// the order they came, until in ends. Where the frames are not understood it answers with an
-// error, reads what else comes to its end, so that a writer who reads answers later is not stopped, and returns the
-// error. A cell that nothing can be made of is a fault in its batch's answer.
+// Run reads batches of blobs from in, makes cells of them, and writes the cells to out,
+// in the order of the batches, until in ends. If it does not understand a frame, it
+// answers with an error, reads the rest of in so that the client's writes do not block,
+// and returns the error. A cell that cannot be made is a fault in its batch's answer, and
+// does not end Run.
+//
+// Batches are made in parallel with reading and writing: a goroutine writes them in order
+// while Run reads the next.
 func Run(ctx context.Context, in io.Reader, out io.Writer, opts Options) error {
 	opts.EnsureDefaults()
 	if err := opts.Validate(); err != nil {
@@ -92,13 +100,15 @@ func Run(ctx context.Context, in io.Reader, out io.Writer, opts Options) error {
 		return err
 	}
 	ctx, stop := context.WithCancelCause(ctx)
+	// The goroutine below owns the batches that are sent to it: it writes and releases
+	// them.
 	defer stop(nil)
-	batches := make(chan *batch, ahead)
+	batches := make(chan *batch, batchesWaiting)
 	var writing sync.WaitGroup
 	writing.Go(func() {
 		for b := range batches {
 			if err := b.write(ctx, out); err != nil {
-				stop(err) // nobody reads any more: what comes is read to its end, and not made
+				stop(err) // the client has stopped reading: the rest of in is read, but no cell is made
 			}
 			b.release()
 		}
@@ -124,24 +134,29 @@ func Run(ctx context.Context, in io.Reader, out io.Writer, opts Options) error {
 	}
 }
 
-// refused answers a frame that is not understood, or too large, and reads what follows to its end. Its body may be
-// on its way, and answers of the batches before it be unread until that is written.
+// refused answers a frame that is wrong or too large, and reads the rest of in. The
+// client may be in the middle of writing the frame's body, and it reads the answers to
+// earlier batches only after that.
 func refused(batches chan<- *batch, r io.Reader, err error) error {
 	batches <- failed(err)
 	_, lost := io.Copy(io.Discard, r)
 	return errors.Join(err, lost)
 }
 
-// maker makes batches of one list of operators.
+// maker makes the batches of one list of operators. It is safe for use by one goroutine,
+// while its stage makes cells in others.
 type maker struct {
 	set   *operators.Set
-	seed  uint64
-	known map[string]bool
-	most  int64 // bytes of a batch
+	seed  uint64          // of the ticket's shuffle
+	known map[string]bool // columns with operators
+	most  int64           // bytes of a batch
 	stage *operators.Stage
 	place *operators.Place
 }
 
+// newMaker compiles the operators of the first header. It returns schema.ErrInvalid if
+// they are absent, unresolved or of an unknown kind: only a resolved list makes the same
+// cells as the server does.
 func newMaker(h *hello, opts Options) (*maker, error) {
 	var wanted schema.Operators
 	var err error
@@ -162,6 +177,8 @@ func newMaker(h *hello, opts Options) (*maker, error) {
 	if m.set, err = operators.CompileSet(opts.Kinds, arrow.NewSchema(fields, nil), nil, wanted); err != nil {
 		return nil, err
 	}
+	// Cells in the making may take 256 MiB for each worker: enough for a large image and
+	// its decoded pixels.
 	room := 256 << 20 * int64(runtime.GOMAXPROCS(0))
 	limits := admission.Limits{Making: room, LongMaking: room}
 	limits.EnsureDefaults()
@@ -175,26 +192,27 @@ func newMaker(h *hello, opts Options) (*maker, error) {
 	return m, nil
 }
 
-// close ends the stage. Every batch was released.
+// close ends the stage. Every batch must have been released.
 func (m *maker) close() {
 	m.place.Close()
 	m.stage.Close()
 }
 
-// batch is what is made of one frame. It implements operators.Receiver.
+// batch is the cells of one frame. It implements operators.Receiver. Its cells are made
+// by the stage's workers, and released by release.
 type batch struct {
 	maker     *maker
 	rows      int
 	names     []string
 	positions []int64
-	blobs     [][]schema.Blob // what came, by column and row
+	blobs     [][]schema.Blob // those of the frame, by column and row; a task releases its own
 
-	// bytes are those of the cells that were made, and of those that will be, where all have
-	// one size. How large others may become is no part of them: re-encoded images have but a
-	// tenth of it.
+	// bytes is the size of the cells that are made, and of those to come in columns where
+	// all have one size. It leaves out the largest size that other cells could have:
+	// re-encoded images have about a tenth of it.
 	bytes atomic.Int64
 
-	tasks sync.WaitGroup // one for each cell that is not told of
+	tasks sync.WaitGroup // one for each cell whose outcome is not known yet
 
 	mu     sync.Mutex
 	err    error           // no cell is sent; guarded by mu until tasks is done
@@ -202,12 +220,15 @@ type batch struct {
 	faults []fault         // guarded by mu until tasks is done
 }
 
+// failed is a batch whose answer is an error.
 func failed(err error) *batch { return &batch{err: err} }
 
-// cell is where a task belongs.
+// cell is the place of a task's result in its batch.
 type cell struct{ column, row int }
 
-// begin has the cells of a batch made.
+// begin puts a task for each blob on the stage, and returns before they are done. Nulls
+// have no task. It returns a failed batch if the columns with cells of one size exceed
+// the bound: their size is known now, and making them would be wasted.
 func (m *maker) begin(ctx context.Context, a *asked, positions []int64, blobs [][]schema.Blob) *batch {
 	b := &batch{maker: m, rows: a.Rows, positions: positions, blobs: blobs}
 	var tasks []*operators.Task
@@ -239,9 +260,9 @@ func errTooMuch(most int64) error {
 	return fmt.Errorf("%w: a batch would become more than %d bytes; ask for a smaller batch", schema.ErrLimit, most)
 }
 
-// Room implements operators.Receiver. There is room until the batch is too much, which ends
-// the batch and not a cell: no cell of it is at fault. What is being made meanwhile is
-// bounded by the stage's ledger.
+// Room implements operators.Receiver. If the batch is too large, Room ends the task, and
+// the batch fails: no single cell is at fault. The stage's ledger bounds the memory of
+// the cells that are being made at that time.
 func (b *batch) Room(t *operators.Task, _ int64) bool {
 	if b.bytes.Load() <= b.maker.most {
 		return true
@@ -253,7 +274,7 @@ func (b *batch) Room(t *operators.Task, _ int64) bool {
 // Made implements operators.Receiver.
 func (b *batch) Made(t *operators.Task, o operators.Outcome) { b.end(t, o) }
 
-// end takes what became of a task; the zero Outcome where it was not begun.
+// end records the outcome of a task; the zero Outcome if the task did not run.
 func (b *batch) end(t *operators.Task, o operators.Outcome) {
 	defer b.tasks.Done()
 	at := t.Of.(cell)
@@ -262,6 +283,7 @@ func (b *batch) end(t *operators.Task, o operators.Outcome) {
 	defer b.mu.Unlock()
 	if o.Err == nil {
 		b.cells[at.column][at.row] = o.Blob
+		// The size of such a cell is known only now. Room stops those that follow.
 		if t.Column.Form.CellBytes() < 0 && b.bytes.Add(int64(len(o.Blob.Bytes()))) > b.maker.most {
 			b.err = errTooMuch(b.maker.most)
 		}
@@ -274,7 +296,9 @@ func (b *batch) end(t *operators.Task, o operators.Outcome) {
 	b.faults = append(b.faults, f)
 }
 
-// write waits for the batch and writes its frame.
+// write waits for the tasks of the batch and writes its frame: an error, or the header
+// with faults in the order of rows, and then the cells. It returns ctx's cause without
+// writing if ctx has ended.
 func (b *batch) write(ctx context.Context, out io.Writer) error {
 	b.tasks.Wait()
 	if err := context.Cause(ctx); err != nil {
@@ -304,6 +328,8 @@ func (b *batch) write(ctx context.Context, out io.Writer) error {
 	return nil
 }
 
+// column returns the header of a column: the size, parameters and, where they differ, the
+// shape of each cell.
 func (b *batch) column(i int, name string) madeColumn {
 	c := madeColumn{Name: name, Sizes: make([]int64, b.rows), Params: make([]*string, b.rows)}
 	form := b.maker.set.Column(name).Form
@@ -330,9 +356,11 @@ func (b *batch) column(i int, name string) madeColumn {
 	return c
 }
 
+// zeros is the source of null cells in columns of one size.
 var zeros [64 << 10]byte
 
-// writeCell writes a cell; zeros for a null, where all cells have size bytes.
+// writeCell writes a cell. For a null it writes size zeros, so that the client can use
+// the body as one array; size is negative in columns whose cells differ.
 func writeCell(out io.Writer, made *schema.Blob, size int64) error {
 	if made.Made() != nil {
 		_, err := out.Write(made.Bytes())
@@ -348,7 +376,7 @@ func writeCell(out io.Writer, made *schema.Blob, size int64) error {
 	return nil
 }
 
-// release waits for the tasks and gives back what was made.
+// release waits for the tasks and releases the cells.
 func (b *batch) release() {
 	b.tasks.Wait()
 	for i := range b.cells {

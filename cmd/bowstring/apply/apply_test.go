@@ -142,7 +142,7 @@ func TestWrongFrames(t *testing.T) {
 	}
 }
 
-// What cells might have become does not count, what they became does. Where it is too much,
+// The size of the cells counts, the size that they could have had does not. Where it is too much,
 // the batch is refused by that, no cell of it is at fault, and the next batch is made.
 func TestTooMuch(t *testing.T) {
 	const most = 1000
@@ -154,7 +154,7 @@ func TestTooMuch(t *testing.T) {
 	}
 	opts := options()
 	opts.MaxBytes = most
-	// Position 0 draws the same number for each row. Of 8 rows, what there might be at most is too much.
+	// Position 0 draws the same number for each row. The largest possible size of 8 rows exceeds the bound.
 	var times int
 	for _, size := range []int{1, 40, 80, 1} {
 		var out bytes.Buffer
@@ -195,7 +195,7 @@ func TestTooMuch(t *testing.T) {
 		}
 	}
 	if times != 2 && times != 3 {
-		t.Errorf("%d times: with the seed, want 2 or 3, which tell what is made from what might be", times)
+		t.Errorf("%d times: with the seed, want 2 or 3, which are between the real and the largest size", times)
 	}
 	opts.MaxBytes = 1 << 31
 	if err := apply.Run(t.Context(), strings.NewReader(""), io.Discard, opts); err == nil {
@@ -203,8 +203,8 @@ func TestTooMuch(t *testing.T) {
 	}
 }
 
-// A body that is refused is read to its end: whoever writes it reads what was made of the batches before it later, as
-// pipes hold less than either.
+// A body that is refused is read to its end: the client reads the answers to earlier
+// batches after it has written the body, and pipes hold less than either.
 func TestRefusedBodyIsRead(t *testing.T) {
 	in, to := io.Pipe()
 	from, out := io.Pipe()
@@ -267,7 +267,7 @@ func (g *gone) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// Where nobody reads the answers any more, it ends.
+// When the client stops reading, Run ends.
 func TestReaderGone(t *testing.T) {
 	whole := "content"
 	sizes, _ := json.Marshal([]int{len(whole)})

@@ -10,45 +10,50 @@ import (
 	"bowstring/schema"
 )
 
-// A frame is the length of its header in four bytes, little-endian, a header of JSON, and a
-// body whose length the header tells. All numbers in bodies are little-endian.
+// A frame is the length of its header in four bytes, little-endian, a header of JSON, and
+// a body whose length follows from the header. All numbers in bodies are little-endian.
+// The header is JSON because both ends can print it; the cells, which are nearly all of
+// the bytes, are not encoded.
 
-// maxHeader bounds the header of a frame.
+// maxHeader bounds the header of a frame: it holds a few numbers for each cell of a
+// batch.
 const maxHeader = 64 << 20
 
-// hello is the first header. Its frame has no body.
+// hello is the header of the client's first frame, which has no body.
 type hello struct {
 	// Operators are those of the ticket, written in full.
 	Operators json.RawMessage `json:"operators"`
 	// Seed is the one of the ticket's shuffle.
 	Seed uint64 `json:"seed"`
-	// Workers is how many cells are made at once; 0: one for each processor.
+	// Workers is how many cells are made at once; 0 for one on each CPU.
 	Workers int `json:"workers"`
 }
 
-// welcome answers it: what columns become.
+// welcome answers hello: it has the type of each column's cells, or an error.
 type welcome struct {
 	Forms map[string]*schema.MadeForm `json:"forms,omitempty"`
 	Error string                      `json:"error,omitempty"`
 	Code  string                      `json:"code,omitempty"`
 }
 
-// asked is the header of a batch of blobs. Its body has Rows positions, of eight bytes each,
-// and then the blobs, column by column.
+// asked is the header of a batch of blobs. Its body has Rows positions of eight bytes
+// each, and then the blobs, column by column.
 type asked struct {
 	Epoch   uint64       `json:"epoch"`
 	Rows    int          `json:"rows"`
 	Columns []blobColumn `json:"columns"`
 }
 
+// blobColumn is a column of a batch of blobs.
 type blobColumn struct {
 	Name string `json:"name"`
-	// Sizes are those of the blobs, in bytes; -1 of a null.
+	// Sizes are the sizes of the blobs in bytes; -1 for a null.
 	Sizes []int64 `json:"sizes"`
 }
 
-// answered is the header of what was made of a batch. Its body has the cells, column by
-// column. Where all cells of a column have one size, there are zeros for a null.
+// answered is the header of a batch of cells. Its body has the cells, column by column. A
+// null takes no bytes, or as many zeros as a cell has where all cells of the column have
+// one size.
 type answered struct {
 	Columns []madeColumn `json:"columns"`
 	Faults  []fault      `json:"faults,omitempty"`
@@ -56,19 +61,20 @@ type answered struct {
 	Code    string       `json:"code,omitempty"`
 }
 
+// madeColumn is a column of a batch of cells.
 type madeColumn struct {
 	Name string `json:"name"`
-	// Bytes is how many of the body are the column's.
+	// Bytes is the length of the column in the body.
 	Bytes int64 `json:"bytes"`
-	// Sizes are those of the cells in the body, in bytes; -1 of a null.
+	// Sizes are the sizes of the cells in the body, in bytes; -1 for a null.
 	Sizes []int64 `json:"sizes"`
-	// Shapes are those of tensors that differ; null of a null.
+	// Shapes are those of tensors that differ in shape; null for a null.
 	Shapes [][]int32 `json:"shapes,omitempty"`
-	// Params is what was drawn for each cell, JSON as text; null of a null.
+	// Params are the random parameters of each cell, JSON as text; null for a null.
 	Params []*string `json:"params"`
 }
 
-// fault is a cell that nothing could be made of.
+// fault is a cell that could not be made.
 type fault struct {
 	Row      int    `json:"row"`
 	Position int64  `json:"position"`
@@ -78,7 +84,8 @@ type fault struct {
 	Code     string `json:"code"`
 }
 
-// codeOf is gRPC's name of a failure: the client has the same exceptions for both places.
+// codeOf is the gRPC code of an error, by name: the client raises the same exceptions for
+// operators that run here and on the server.
 func codeOf(err error) string {
 	switch {
 	case errors.Is(err, schema.ErrInvalid):
@@ -95,7 +102,8 @@ func codeOf(err error) string {
 	return "INTERNAL"
 }
 
-// readHeader reads the header of a frame. It returns io.EOF where there is no frame.
+// readHeader reads the header of a frame. It returns io.EOF if the input ends before a
+// frame, and schema.ErrInvalid if it ends within one.
 func readHeader(r io.Reader, into any) error {
 	var prefix [4]byte
 	if _, err := io.ReadFull(r, prefix[:]); err != nil {
@@ -118,7 +126,7 @@ func readHeader(r io.Reader, into any) error {
 	return nil
 }
 
-// writeHeader writes the header of a frame.
+// writeHeader writes the header of a frame in one write.
 func writeHeader(w io.Writer, header any) error {
 	b, err := json.Marshal(header)
 	if err != nil {
@@ -128,8 +136,9 @@ func writeHeader(w io.Writer, header any) error {
 	return err
 }
 
-// readBody checks the header of a batch against the columns there are, and reads its body.
-// The blobs point into it. It has at most so many bytes.
+// readBody checks the header of a batch against the known columns and reads its body, of
+// at most most bytes. The blobs are slices of the body. All sizes are checked before
+// memory is allocated.
 func (a *asked) readBody(r io.Reader, known map[string]bool, most int64) (positions []int64, blobs [][]schema.Blob, err error) {
 	if a.Rows < 0 || a.Rows > schema.MaxBatch {
 		return nil, nil, fmt.Errorf("%w: rows: got %d, want 0 to %d", schema.ErrInvalid, a.Rows, schema.MaxBatch)
