@@ -1,8 +1,8 @@
-// Package tracing sends spans by OTLP, as the standard OTEL_* variables or a
-// flag have it: it makes the tracer that flight draws its spans with, and sends
-// what was drawn until it is closed. What is drawn is decided by flight and fetch,
-// which know OpenTelemetry's interface and nothing of exporters; which calls are
-// traced is decided here, by the caller's traceparent or by chance.
+// Package tracing exports spans by OTLP, configured by the standard OTEL_* variables or a
+// flag. It makes the tracer with which flight records its spans, and exports them until
+// it is closed. Packages flight and fetch decide which spans there are; they know
+// OpenTelemetry's interface and no exporter. This package decides which calls are
+// sampled, by the caller's traceparent or at random.
 package tracing
 
 import (
@@ -25,11 +25,13 @@ import (
 )
 
 const (
-	// DefaultRatio is the share of calls that are traced whose callers do not trace.
+	// DefaultRatio is the share of calls that are sampled if the caller sends no
+	// traceparent.
 	DefaultRatio = 0.01
-	// flushTimeout is how long Close waits for what was not sent yet.
+	// flushTimeout bounds how long Close waits for the export of the last spans: a server
+	// that stops must not wait for a collector that is down.
 	flushTimeout = 5 * time.Second
-	// reportEvery is how often trouble with the collector is logged, at most.
+	// reportEvery is the least time between two log lines about failed exports.
 	reportEvery = time.Minute
 )
 
@@ -39,12 +41,12 @@ type Options struct {
 	// http://localhost:4317. Default: what OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or
 	// OTEL_EXPORTER_OTLP_ENDPOINT says; where that is nothing, there is no tracing.
 	Endpoint string
-	// Ratio is the share of calls to trace whose callers do not trace. Default:
-	// what OTEL_TRACES_SAMPLER says, or DefaultRatio. Negative for none.
+	// Ratio is the share of calls to sample if the caller sends no traceparent. Default:
+	// OTEL_TRACES_SAMPLER, or DefaultRatio. Negative for none.
 	Ratio float64
-	// Version is the service's.
+	// Version is the version of the service, an attribute of all spans.
 	Version string
-	// Logger receives trouble with the collector. Default slog.Default().
+	// Logger receives errors of exports. Default slog.Default().
 	Logger *slog.Logger
 }
 
@@ -73,15 +75,16 @@ func (o *Options) Validate() error {
 	return nil
 }
 
-// Tracing sends spans. A nil Tracing draws none. It is safe for concurrent use.
+// Tracing exports spans. A nil Tracing records none. It is safe for concurrent use.
 type Tracing struct{ provider *sdktrace.TracerProvider }
 
-// New returns a Tracing, which sends until it is closed; nil where no endpoint is
-// named. It connects when there is something to send.
+// New returns a Tracing, which exports until it is closed; nil if no endpoint is set or
+// OTEL_SDK_DISABLED is true. It connects with the first export, so that a server starts
+// while its collector is down. It sets OpenTelemetry's global error handler.
 func New(ctx context.Context, opts Options) (*Tracing, error) {
 	opts.EnsureDefaults()
 	if opts.Endpoint == "" || os.Getenv("OTEL_SDK_DISABLED") == "true" {
-		return nil, nil //nolint:nilnil // a nil Tracing is one that draws nothing
+		return nil, nil //nolint:nilnil // a nil Tracing records nothing
 	}
 	if err := opts.Validate(); err != nil {
 		return nil, err
@@ -105,7 +108,7 @@ func New(ctx context.Context, opts Options) (*Tracing, error) {
 	return &Tracing{sdktrace.NewTracerProvider(list...)}, nil
 }
 
-// Tracer draws the spans of a server; nil if none are drawn.
+// Tracer records the spans of a server; nil if there is no tracing.
 func (t *Tracing) Tracer() trace.Tracer {
 	if t == nil {
 		return nil
@@ -113,8 +116,8 @@ func (t *Tracing) Tracer() trace.Tracer {
 	return t.provider.Tracer("bowstring/flight")
 }
 
-// Close sends what was not sent yet, within a few seconds, and ends. Further
-// spans are dropped. An error says that some were lost.
+// Close exports the last spans, within flushTimeout, and ends. Later spans are dropped.
+// An error says that some were lost.
 func (t *Tracing) Close() error {
 	if t == nil {
 		return nil
@@ -127,8 +130,8 @@ func (t *Tracing) Close() error {
 	return nil
 }
 
-// reporter logs what goes wrong with sending, now and then: a collector that is
-// away is so for every batch of spans.
+// reporter logs errors of exports, at most one every reportEvery: while a collector is
+// down, every batch of spans fails. Guarded by mu.
 type reporter struct {
 	log *slog.Logger
 

@@ -41,7 +41,7 @@ func TestNone(t *testing.T) {
 func TestSampling(t *testing.T) {
 	sampled := func(opts Options) bool {
 		t.Helper()
-		opts.Endpoint, opts.Logger = "http://127.0.0.1:1", slog.New(slog.DiscardHandler) // nobody listens
+		opts.Endpoint, opts.Logger = "http://127.0.0.1:1", slog.New(slog.DiscardHandler) // no server listens
 		traces, err := New(t.Context(), opts)
 		if err != nil {
 			t.Fatal(err)
@@ -70,7 +70,7 @@ func TestSampling(t *testing.T) {
 	}
 }
 
-// What cannot be is refused, and secrets in it are not shown.
+// Options without sense are refused, and the error does not show secrets.
 func TestWrongOptions(t *testing.T) {
 	forget(t)
 	for _, opts := range []Options{{Endpoint: "localhost:4317"}, {Endpoint: "ftp://user:hunter2@host"},
