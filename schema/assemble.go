@@ -9,8 +9,8 @@ import (
 	"github.com/apache/arrow/go/v17/arrow"
 )
 
-// Assemble is AssembleRows for the samples at positions of an open manifest,
-// which must stay open until the batch is released.
+// Assemble is AssembleRows for the samples at positions of an open manifest, which must
+// stay open until the batch is released.
 func (p *Projection) Assemble(m *Manifest, positions []int64, blobs [][]Blob) (*Batch, error) {
 	rows, err := m.At(positions)
 	if err != nil {
@@ -20,15 +20,15 @@ func (p *Projection) Assemble(m *Manifest, positions []int64, blobs [][]Blob) (*
 	return p.AssembleRows(m.form, positions, rows, blobs, nil)
 }
 
-// AssembleRows makes the batch of the samples at positions, in that order; repeats
-// are allowed. rows says where they lie; their pages must stay open until the batch is
-// released. blobs holds the blobs of each column that BlobColumns names, by
-// row; the zero Blob is a null. The batch owns the pins from now on; when
-// AssembleRows fails they are released. computed holds the columns that Computed names, of as many
-// rows, which the batch goes on to point at; without rows it may be nil.
+// AssembleRows makes the batch of the samples at positions, in that order; repeats are
+// allowed. rows are their rows, whose pages must stay open until the batch is released.
+// blobs holds the blobs of each column of BlobColumns, by row; the zero Blob is a null.
+// The batch owns the pins from now on, and they are released if AssembleRows fails.
+// computed holds the columns that Computed names, with as many rows, which the batch
+// keeps pointing at; without rows it may be nil.
 //
-// Neither blobs nor long runs of consecutive rows are copied: the batch
-// points at them. Gathered cells are copied into memory that the batch owns.
+// Neither blobs nor long runs of consecutive rows are copied: the batch points at them.
+// Scattered cells are copied into memory that the batch owns.
 func (p *Projection) AssembleRows(f *Form, positions []int64, rows []Row, blobs [][]Blob,
 	computed []Vector) (*Batch, error) {
 	b := &Batch{Schema: p.Schema, Rows: len(positions), Blobs: blobs, arena: newArena(len(positions))}
@@ -36,7 +36,8 @@ func (p *Projection) AssembleRows(f *Form, positions []int64, rows []Row, blobs 
 		if err := p.assemble(b, f, positions, rows, computed); err != nil {
 			return err
 		}
-		// Who sends the batch has no way to tell of a page that cannot be read. Blobs were just checked.
+		// The sender of the batch cannot report a page that cannot be read, so all pages
+		// are touched here. Blobs were checked before.
 		for i, c := range p.columns {
 			if c.kind == outStored {
 				b.Columns[i].touch()
@@ -52,6 +53,8 @@ func (p *Projection) AssembleRows(f *Form, positions []int64, rows []Row, blobs 
 	return b, nil
 }
 
+// assemble checks the arguments and fills b.Columns. Page faults become errors in
+// AssembleRows, which also releases the blobs on failure.
 func (p *Projection) assemble(b *Batch, f *Form, positions []int64, rows []Row, computed []Vector) error {
 	if len(rows) != len(positions) {
 		return fmt.Errorf("%w: %d rows at %d positions", ErrInvalid, len(rows), len(positions))
@@ -127,7 +130,7 @@ func (p *Projection) assemble(b *Batch, f *Form, positions []int64, rows []Row, 
 	return nil
 }
 
-// computedColumn is a column that was handed over. Where there are no rows, it may have been left out.
+// computedColumn is a column of computed. If there are no rows, it may be missing there.
 func (p *Projection) computedColumn(a *arena, computed []Vector, at, n int) (Vector, error) {
 	dt := p.computed[at].Type
 	if n == 0 {
@@ -141,7 +144,9 @@ func (p *Projection) computedColumn(a *arena, computed []Vector, at, n int) (Vec
 	return computed[at], nil
 }
 
-// blobColumn lays out blobs without copying them. It asks for references where blobs were not checked.
+// blobColumn lays out blobs as a binary column without copying them. empty reports
+// whether a row is an empty blob, which a nil slice alone does not show. ref is called
+// for rows whose blobs were not checked.
 func blobColumn[T int32 | int64](a *arena, dt arrow.DataType, blobs []Blob, empty func(row int) bool,
 	ref func(row int) BlobRef) (Vector, error) {
 	n := len(blobs)
@@ -200,7 +205,8 @@ func ones(a *arena, n int) []byte {
 	return bits
 }
 
-// splitColumn is the virtual column split.
+// splitColumn is the virtual column split. It reserves room for the longest name in each
+// row, which wastes little: splits have short names.
 func (f *Form) splitColumn(a *arena, positions []int64) (Vector, error) {
 	n := len(positions)
 	longest := 0
@@ -228,15 +234,15 @@ func (f *Form) splitColumn(a *arena, positions []int64) (Vector, error) {
 		Buffers: []Buffer{{}, pieces(asBytes(off)), pieces(text[:total])}}, nil
 }
 
-// gatherer makes columns of rows.
+// gatherer makes columns of scattered rows. It is for one batch.
 type gatherer struct {
 	form  *Form
 	rows  []Row
-	pages []*Page // that the rows lie in, each once
+	pages []*Page // the pages of rows, each once
 }
 
-// gatherColumn gathers a stored column. Where there are no rows, there is no page to
-// take the type from.
+// gatherColumn gathers a stored column. Without rows there is no page to take the type
+// from, so an empty view is used.
 func (m *gatherer) gatherColumn(a *arena, col int, runs []run, n int) (Vector, error) {
 	if len(m.pages) == 0 {
 		v := emptyView(m.form.snap.Schema.Field(col).Type)
@@ -261,7 +267,9 @@ func emptyView(dt arrow.DataType) view {
 	return v
 }
 
-// runs cuts the rows into runs of consecutive ones of a page, and lists the pages.
+// runs divides the rows into runs of consecutive rows of one page, and lists the pages.
+// In a shuffled order most runs have one row; in a sequential one, a run is copied or
+// referenced at once.
 func (m *gatherer) runs(a *arena) []run {
 	count := 0
 	for i, r := range m.rows {
@@ -304,7 +312,8 @@ func (m *gatherer) emptyCells(col int) func(row int) bool {
 	}
 }
 
-// emptyOf is emptyCells of a column. What operators made is nil only where it is null.
+// emptyOf is emptyCells for a column. A cell that operators made is nil only if it is
+// null.
 func (m *gatherer) emptyOf(p *Projection, c outColumn) func(row int) bool {
 	if c.form != nil {
 		return func(int) bool { return false }
@@ -342,7 +351,7 @@ func (m *gatherer) mediaColumn(a *arena, c outColumn, blobs []Blob, ordinal int,
 		Buffers: content.Buffers[:1:1], Children: []Vector{content, path}}, nil
 }
 
-// narrow makes a utf8 of a large_utf8.
+// narrow converts a large_utf8 column to utf8.
 func narrow(a *arena, v Vector) (Vector, error) {
 	if v.Buffers[2].Len > math.MaxInt32 {
 		return Vector{}, fmt.Errorf("%w: a batch holds more than 2^31-1 bytes of paths", ErrLimit)
@@ -355,7 +364,7 @@ func narrow(a *arena, v Vector) (Vector, error) {
 		Buffers: []Buffer{v.Buffers[0], pieces(asBytes(dst)), v.Buffers[2]}}, nil
 }
 
-// unfix makes a binary of a fixed_size_binary.
+// unfix converts a fixed_size_binary column to binary.
 func unfix(a *arena, v Vector) (Vector, error) {
 	width := int64(v.Type.(*arrow.FixedSizeBinaryType).ByteWidth)
 	if width*int64(v.Len) > math.MaxInt32 {
@@ -384,7 +393,7 @@ func (m *gatherer) idText(a *arena) Vector {
 	return Vector{Type: arrow.BinaryTypes.String, Len: n, Buffers: []Buffer{{}, pieces(asBytes(off)), pieces(text)}}
 }
 
-// putID writes the canonical form of id into dst.
+// putID writes the canonical text of an id into dst: 8-4-4-4-12 hexadecimal digits.
 func putID(dst []byte, id ID) {
 	at := 0
 	for i, n := range [...]int{4, 2, 2, 2, 6} {
@@ -414,8 +423,8 @@ func (m *gatherer) keyColumn(a *arena, col int) Vector {
 	return Vector{Type: keyType, Len: n, Nulls: nulls, Buffers: []Buffer{pieces(validity), pieces(dst)}}
 }
 
-// eachBlob calls f with the references of a blob column, the zero one for null, and returns which of them are not null,
-// if some are.
+// eachBlob calls f with each reference of a blob column, the zero one for null. It
+// returns the validity bitmap, nil if no cell is null.
 func (m *gatherer) eachBlob(a *arena, col int, f func(i int, ref BlobRef)) (validity []byte, nulls int) {
 	for i, row := range m.rows {
 		ref, ok := row.Blob(col)
@@ -432,7 +441,8 @@ func (m *gatherer) eachBlob(a *arena, col int, f func(i int, ref BlobRef)) (vali
 	return validity, nulls
 }
 
-// zeroCells is what stands in the place of null tensors, which have a size where all do.
+// zeroCells replaces null tensors in a column of fixed size. All nulls share it, so they
+// take no memory.
 var zeroCells = alignedBytes(64 << 10)
 
 // madeColumn lays out cells that operators have made, without copying them.
@@ -443,7 +453,7 @@ func madeColumn(a *arena, form *MadeForm, dt arrow.DataType, blobs []Blob) (Vect
 	return variableTensors(a, form, dt, blobs)
 }
 
-// missing is the validity of cells; nil if there are all.
+// missing is the validity bitmap of cells, nil if all are there, and the number of nulls.
 func missing(a *arena, blobs []Blob) (validity []byte, nulls int) {
 	for i := range blobs {
 		if blobs[i].Made() != nil {
@@ -458,6 +468,8 @@ func missing(a *arena, blobs []Blob) (validity []byte, nulls int) {
 	return validity, nulls
 }
 
+// fixedTensors lays out tensors of one shape: arrow.fixed_shape_tensor, a fixed_size_list
+// without offsets.
 func fixedTensors(a *arena, form *MadeForm, dt arrow.DataType, blobs []Blob) (Vector, error) {
 	size := form.CellBytes()
 	values := Buffer{Pieces: make([][]byte, 0, len(blobs)), Len: size * int64(len(blobs))}
@@ -482,6 +494,8 @@ func fixedTensors(a *arena, form *MadeForm, dt arrow.DataType, blobs []Blob) (Ve
 		Children: []Vector{child}}, nil
 }
 
+// variableTensors lays out tensors of several shapes: arrow.variable_shape_tensor, a
+// struct of a list of elements and a list of sizes.
 func variableTensors(a *arena, form *MadeForm, dt arrow.DataType, blobs []Blob) (Vector, error) {
 	n, axes := len(blobs), len(form.Shape)
 	validity, nulls := missing(a, blobs)
@@ -516,7 +530,7 @@ func variableTensors(a *arena, form *MadeForm, dt arrow.DataType, blobs []Blob) 
 		nil
 }
 
-// paramsColumn is what was drawn for each cell, as JSON.
+// paramsColumn is the column of the random parameters of each cell, as JSON.
 func paramsColumn(a *arena, blobs []Blob) (Vector, error) {
 	n := len(blobs)
 	validity, nulls := missing(a, blobs)

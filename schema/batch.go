@@ -10,22 +10,22 @@ import (
 	"github.com/apache/arrow/go/v17/arrow/memory"
 )
 
-// Batch is a record batch in physical form, ready to be sent: its buffers point
-// at blobs, at the mapped manifest and at memory of its own. All of it stays
-// valid until Release; the manifest must stay open as long. A Batch is
-// immutable but for Release, and may be handed from goroutine to goroutine.
+// Batch is a record batch in physical form, ready to be sent: its buffers point at blobs,
+// at the mapped manifest and at memory of its own. All of it stays valid until Release;
+// the manifest must stay open as long. A Batch is immutable except for Release, and may
+// be handed from goroutine to goroutine.
 type Batch struct {
 	Schema  *arrow.Schema
 	Rows    int
 	Columns []Vector
-	// Blobs are the pins that Release gives back: [i in BlobColumns][row].
+	// Blobs are the pins that Release returns: [i in BlobColumns][row].
 	Blobs [][]Blob
 
 	arena *arena
 }
 
-// Release gives back the pins of the blobs and the batch's own memory. Further
-// calls do nothing. Nothing obtained from the batch may be used afterwards.
+// Release returns the pins of the blobs and the batch's own memory. Further calls do
+// nothing. Nothing obtained from the batch may be used afterwards.
 func (b *Batch) Release() {
 	releaseBlobs(b.Blobs)
 	b.Blobs, b.Columns = nil, nil
@@ -33,6 +33,7 @@ func (b *Batch) Release() {
 	b.arena = nil
 }
 
+// releaseBlobs releases all blobs of several columns.
 func releaseBlobs(blobs [][]Blob) {
 	for _, col := range blobs {
 		for i := range col {
@@ -51,8 +52,8 @@ func (b *Batch) Bytes() int64 {
 	return n
 }
 
-// Record copies the batch into an Arrow record, with memory from mem. It does
-// not depend on the batch afterwards. The caller releases it.
+// Record copies the batch into an Arrow record, with memory from mem. The record does not
+// depend on the batch. The caller releases it.
 func (b *Batch) Record(mem memory.Allocator) (arrow.Record, error) {
 	cols := make([]arrow.Array, 0, len(b.Columns))
 	defer func() {
@@ -105,18 +106,19 @@ func (v *Vector) data(mem memory.Allocator) arrow.ArrayData {
 	return array.NewData(v.Type, v.Len, bufs, children, v.Nulls, 0)
 }
 
-// Buffer is the content of one Arrow buffer, in pieces that are sent one after
-// the other. The pieces may point into mapped files; they are read-only, and
-// live as long as the Batch that they belong to.
+// Buffer is the content of one Arrow buffer, in pieces that are sent one after the other.
+// Pieces may point into mapped files; they are read-only, and live as long as the Batch
+// that they belong to. Joining them would copy every blob once more.
 type Buffer struct {
 	Pieces [][]byte
 	Len    int64 // the sum of the pieces' lengths, in bytes
-	// Unchecked says of each piece what it has to be, where blobs are among them that nobody has compared with their
-	// references yet; nil if there are none. Whoever sends the buffer compares what is sent.
+	// Unchecked has the reference of each piece, if there are blobs among them that were
+	// not compared with their references yet; else nil. The sender of the buffer then
+	// compares what it sends.
 	Unchecked []Unchecked
 }
 
-// Unchecked is a piece of a buffer that is a blob which has to be compared with its reference.
+// Unchecked is a piece of a buffer: a blob that has to be compared with its reference.
 type Unchecked struct {
 	Row int // of the batch
 	Ref BlobRef
@@ -131,8 +133,9 @@ type Vector struct {
 	// is always the validity bitmap, empty where there are no nulls.
 	Buffers  []Buffer
 	Children []Vector
-	// Blobs are those of the rows of a column that has them one after another in its last buffer; else nil. They are
-	// the batch's, of which each may be taken over in its place.
+	// Blobs are the blobs of the rows, if the column has them one after another in its
+	// last buffer; else nil. They belong to the batch; a sender may take each over in its
+	// place.
 	Blobs []Blob
 }
 
@@ -161,8 +164,9 @@ func pieces(b ...[]byte) Buffer {
 	return Buffer{Pieces: b, Len: n}
 }
 
-// arena hands out the memory of one batch, 64-byte aligned, and is kept for
-// another batch once released. It is not safe for concurrent use.
+// arena allocates the memory of one batch, aligned to 64 bytes, and is reused for another
+// batch after its release. A garbage-collected allocation for each column would dominate
+// the cost of small batches. It is not safe for concurrent use.
 type arena struct {
 	blocks [][]byte // every block allocated; blocks[:cur] are full
 	cur    int
@@ -170,24 +174,24 @@ type arena struct {
 	kind   *arenaKind
 }
 
-// arenaKind is how large the blocks of an arena are at least, and which arenas of
-// the kind are kept.
+// arenaKind is a size class of arenas: the least size of a block, the most memory that a
+// reused arena may hold, and the arenas for reuse.
 type arenaKind struct {
 	block, keep int
 	free        sync.Pool
 }
 
-// Consumers that stand still, or little memory for many, make many batches of a
-// row or a few: those do not take a large block each.
+// Idle consumers, or many consumers with little memory, make many batches of a few rows.
+// Those do not take a large block each.
 var (
 	fewRows  = arenaKind{block: 2 << 10, keep: 16 << 10}
 	manyRows = arenaKind{block: 64 << 10, keep: 8 << 20}
 )
 
-// few is how many rows fit into a small block, mostly.
+// few is the number of rows that mostly fit into a small block.
 const few = 16
 
-// newArena returns an arena for a batch of so many rows.
+// newArena returns an arena for a batch of that number of rows.
 func newArena(rows int) *arena {
 	kind := &manyRows
 	if rows <= few {
@@ -199,7 +203,7 @@ func newArena(rows int) *arena {
 	return &arena{kind: kind}
 }
 
-// release takes back all memory that was handed out.
+// release frees all memory of the arena, and offers it for reuse.
 func (a *arena) release() {
 	if a == nil {
 		return
@@ -214,7 +218,7 @@ func (a *arena) release() {
 	}
 }
 
-// bytes returns n bytes of any content.
+// bytes returns n bytes of undefined content.
 func (a *arena) bytes(n int) []byte {
 	size := (n + 63) &^ 63
 	for a.cur < len(a.blocks) {
@@ -238,7 +242,7 @@ func (a *arena) zeroed(n int) []byte {
 	return b
 }
 
-// arenaRuns returns n runs of any content.
+// arenaRuns returns n runs of undefined content.
 func arenaRuns(a *arena, n int) []run {
 	return cast[run](a.bytes(n * int(unsafe.Sizeof(run{}))))
 }

@@ -10,16 +10,16 @@ import (
 	"github.com/apache/arrow/go/v17/arrow/memory"
 )
 
-// blobRefType is what a blob column is in a manifest chunk.
+// blobRefType is the type of a blob column in a manifest page.
 var blobRefType = arrow.StructOf(
 	arrow.Field{Name: "key", Type: &arrow.FixedSizeBinaryType{ByteWidth: len(Key{})}},
 	arrow.Field{Name: "size", Type: arrow.PrimitiveTypes.Uint64},
 	arrow.Field{Name: "sum", Type: arrow.PrimitiveTypes.Uint64},
 )
 
-// ChunkSchema is the schema of a manifest page: the logical schema, with a
-// struct of key, size and sum in place of each blob, and without the names of
-// classes, which may be many.
+// ChunkSchema is the schema of a manifest page: the logical schema with a struct of key,
+// size and sum in place of each blob. It has no names of classes, which may be many:
+// these are in the snapshot's record.
 func ChunkSchema(s *arrow.Schema) *arrow.Schema {
 	fields := slices.Clone(s.Fields())
 	for i := range fields {
@@ -36,23 +36,23 @@ func ChunkSchema(s *arrow.Schema) *arrow.Schema {
 	return arrow.NewSchema(fields, nil)
 }
 
-// ChunkBuilder accumulates the rows of one manifest chunk after the other. It
-// is not safe for concurrent use.
+// ChunkBuilder builds manifest pages, one after the other, from appended rows. It is not
+// safe for concurrent use.
 type ChunkBuilder struct {
 	logical *arrow.Schema
-	message []byte // of the chunk's schema, encoded
-	err     error  // why message could not be made
+	message []byte // of the page's schema, encoded once
+	err     error  // why message could not be made; Finish returns it
 	id      *columnBuilder
 	meta    []*columnBuilder
 	blobs   []*columnBuilder
-	bytes   []int64 // by blob column
-	weight  int64   // bytes of the values
+	bytes   []int64 // sum of the sizes of blobs, by blob column
+	weight  int64   // bytes of the values in the current page
 
 	statistics *statisticsLayout
 }
 
-// NewChunkBuilder returns a builder for chunks of a dataset with logical schema
-// s. Its buffers come from mem.
+// NewChunkBuilder returns a builder for pages of a dataset with logical schema s. Its
+// buffers come from mem; Release returns them.
 func NewChunkBuilder(mem memory.Allocator, s *arrow.Schema) *ChunkBuilder {
 	b := &ChunkBuilder{logical: s, statistics: newStatisticsLayout(s)}
 	b.message, b.err = encodeSchema(ChunkSchema(s))
@@ -71,9 +71,9 @@ func NewChunkBuilder(mem memory.Allocator, s *arrow.Schema) *ChunkBuilder {
 // Rows is the number of rows appended since the last Finish.
 func (b *ChunkBuilder) Rows() int { return b.id.n }
 
-// Append adds one row: row number row of meta, whose columns are the metadata
-// fields in order (nil if there are none), and a reference for each blob
-// column, nil for null. Nothing is kept of the arguments.
+// Append adds one row: row number row of meta, whose columns are the metadata fields in
+// order (nil if there are none), and a reference for each blob column, nil for null. It
+// keeps nothing of its arguments.
 func (b *ChunkBuilder) Append(id ID, meta arrow.Record, row int, blobs []*BlobRef) error {
 	if err := b.checkMeta(meta, row, 1); err != nil {
 		return err
@@ -95,8 +95,8 @@ func (b *ChunkBuilder) Append(id ID, meta arrow.Record, row int, blobs []*BlobRe
 	return nil
 }
 
-// AppendBatch adds a row for each id: the rows of meta, from the first, and
-// blobs by column and row. A batch with an error adds nothing.
+// AppendBatch adds a row for each id: the rows of meta from the first on, and blobs by
+// column and row. If it fails, it has added nothing.
 func (b *ChunkBuilder) AppendBatch(ids []ID, meta arrow.Record, blobs [][]*BlobRef) error {
 	if meta != nil && meta.NumRows() != int64(len(ids)) {
 		return fmt.Errorf("%w: %d rows of metadata for %d ids", ErrInvalid, meta.NumRows(), len(ids))
@@ -129,6 +129,8 @@ func (b *ChunkBuilder) AppendBatch(ids []ID, meta arrow.Record, blobs [][]*BlobR
 	return nil
 }
 
+// checkMeta checks that rows of metadata fit the schema. It runs before anything is
+// added, so that an error leaves no part of a row.
 func (b *ChunkBuilder) checkMeta(meta arrow.Record, row, n int) error {
 	if b.id.n > math.MaxInt32-n {
 		return fmt.Errorf("%w: a chunk of more than 2^31-1 rows", ErrLimit)
@@ -159,6 +161,7 @@ func (b *ChunkBuilder) checkMeta(meta arrow.Record, row, n int) error {
 	return nil
 }
 
+// appendMeta adds rows that checkMeta has checked.
 func (b *ChunkBuilder) appendMeta(meta arrow.Record, row, n int) {
 	w := b.weigher(meta, row, n)
 	for i := range n {
@@ -170,6 +173,7 @@ func (b *ChunkBuilder) appendMeta(meta arrow.Record, row, n int) {
 	}
 }
 
+// checkRef checks a reference against the field of its column.
 func (b *ChunkBuilder) checkRef(col int, ref *BlobRef) error {
 	f := b.blobs[col].field
 	switch {
@@ -181,6 +185,7 @@ func (b *ChunkBuilder) checkRef(col int, ref *BlobRef) error {
 	return nil
 }
 
+// appendRef adds a reference that checkRef has checked.
 func (b *ChunkBuilder) appendRef(col int, ref *BlobRef) {
 	c := b.blobs[col]
 	if ref == nil {
@@ -198,9 +203,9 @@ func (b *ChunkBuilder) appendRef(col int, ref *BlobRef) {
 	b.bytes[col] += ref.Size
 }
 
-// Finish returns the rows appended so far as the bytes of a chunk, and starts
-// anew; c has the statistics of the rows. Equal rows make equal bytes. The caller owns data, and sets the
-// BlobRef of c once data is stored.
+// Finish returns the appended rows as the bytes of a page, and begins a new one; c has
+// the statistics of the rows. Equal rows give equal bytes, so equal pages are stored
+// once. The caller owns data, and sets the BlobRef of c after storing data.
 func (b *ChunkBuilder) Finish() (data []byte, c Chunk, err error) {
 	if b.err != nil {
 		return nil, Chunk{}, b.err
@@ -227,7 +232,7 @@ func (b *ChunkBuilder) Finish() (data []byte, c Chunk, err error) {
 	return data, c, nil
 }
 
-// Release gives the builder's memory back. It cannot be used afterwards.
+// Release returns the builder's memory. The builder cannot be used afterwards.
 func (b *ChunkBuilder) Release() {
 	for _, c := range b.columns() {
 		c.release()
@@ -238,16 +243,16 @@ func (b *ChunkBuilder) columns() []*columnBuilder {
 	return slices.Concat([]*columnBuilder{b.id}, b.meta, b.blobs)
 }
 
-// PageBytes is how many bytes the values of a manifest page have before no more rows are added to it, however few
-// they are. So a page has a row more than that at most.
+// PageBytes is the size of a page's values in bytes above which no row is added to it,
+// however few rows it has. So a page exceeds it by one row at most.
 const PageBytes = 1 << 20
 
-// Full reports whether the rows since the last Finish are a page, of that many rows at most.
+// Full reports whether the current page is complete, at that number of rows at most.
 func (b *ChunkBuilder) Full(rows int) bool { return b.id.n >= rows || b.weight >= PageBytes }
 
-// Room is how many of the rows [start, end) of meta may be added until the builder is full. It depends on the
-// rows since the last Finish alone, not on how they were divided into calls. The columns of meta are those of
-// the schema.
+// Room is how many of the rows [start, end) of meta may be added until the page is
+// complete. It depends only on the rows since the last Finish, not on how they were
+// divided into calls. The columns of meta are those of the schema.
 func (b *ChunkBuilder) Room(meta arrow.Record, start, end, rows int) int {
 	n := min(end-start, max(rows-b.id.n, 0))
 	w := b.weigher(meta, start, n)
@@ -261,13 +266,13 @@ func (b *ChunkBuilder) Room(meta arrow.Record, start, end, rows int) int {
 	return n
 }
 
-// weigher tells how many bytes the values of rows have.
+// weigher computes how many bytes the values of rows have.
 type weigher struct {
-	fixed   int64  // of the columns whose values all have the same size, nulls included, and of references
-	columns []view // the others
+	fixed   int64  // of columns whose values have one size, nulls included, and of references
+	columns []view // all other columns
 }
 
-// weigher is that of rows [start, start+n) of meta.
+// weigher returns the weigher of rows [start, start+n) of meta.
 func (b *ChunkBuilder) weigher(meta arrow.Record, start, n int) weigher {
 	w := weigher{fixed: int64(len(ID{})) + int64(len(b.blobs))*int64(len(Key{})+16)}
 	for i, c := range b.meta {
@@ -291,8 +296,9 @@ func (w *weigher) row(i int) int64 {
 	return n
 }
 
-// columnBuilder accumulates a column. The content of null rows is normalised:
-// zeros, or nothing where the length varies.
+// columnBuilder builds a column in Arrow's layout. The content of null rows is normalized
+// to zeros, or to nothing if the length varies, because equal rows must give equal bytes.
+// Arrow's own builders do not guarantee that.
 type columnBuilder struct {
 	field    arrow.Field
 	shape    shape
@@ -321,6 +327,7 @@ func newColumnBuilder(mem memory.Allocator, f arrow.Field) *columnBuilder {
 	return c
 }
 
+// reset begins a new column in the same memory.
 func (c *columnBuilder) reset() {
 	c.n, c.nulls = 0, 0
 	c.validity.b, c.offsets.b, c.values.b = c.validity.b[:0], c.offsets.b[:0], c.values.b[:0]
@@ -351,7 +358,8 @@ func (c *columnBuilder) valid(n int) {
 	c.n += n
 }
 
-// appendEmpty adds n rows of nothing: null where the field allows it.
+// appendEmpty adds n rows without content: nulls if the field allows them. Children of
+// null rows are such rows as well.
 func (c *columnBuilder) appendEmpty(n int) {
 	c.validity.grow((c.n+n+7)/8 - len(c.validity.b))
 	if c.field.Nullable {
@@ -386,7 +394,8 @@ func (c *columnBuilder) appendEmpty(n int) {
 	c.n += n
 }
 
-// check reports why rows [start, start+n) of v cannot be appended.
+// check returns an error if rows [start, start+n) of v cannot be appended: nulls that the
+// field does not allow, or too many bytes for 32-bit offsets.
 func (c *columnBuilder) check(v *view, start, n int) error {
 	if n == 0 {
 		return nil
@@ -429,7 +438,7 @@ func (c *columnBuilder) check(v *view, start, n int) error {
 	return nil
 }
 
-// eachValid calls f for each longest run of valid rows.
+// eachValid calls f for each maximal run of valid rows.
 func eachValid(v *view, start, n int, f func(at, k int) error) error {
 	if v.validity == nil {
 		return f(start, n)
@@ -457,7 +466,7 @@ func (c *columnBuilder) append(v *view, start, n int) {
 		return
 	}
 	at := start
-	_ = eachValid(v, start, n, func(from, k int) error { // its callback does not fail
+	_ = eachValid(v, start, n, func(from, k int) error { // the callback does not fail
 		c.appendEmpty(from - at)
 		c.appendValid(v, from, k)
 		at = from + k
@@ -466,6 +475,7 @@ func (c *columnBuilder) append(v *view, start, n int) {
 	c.appendEmpty(start + n - at)
 }
 
+// appendValid adds rows without nulls at this level; children may have some.
 func (c *columnBuilder) appendValid(v *view, start, n int) {
 	switch c.shape {
 	case shapeBits:
@@ -492,6 +502,8 @@ func (c *columnBuilder) appendValid(v *view, start, n int) {
 	c.valid(n)
 }
 
+// appendOffsets adds the offsets of n rows, shifted to the column's values, and returns
+// the range of the values to add.
 func appendOffsets[T int32 | int64](c *columnBuilder, off []T, start, n int) (first, last T) {
 	have := cast[T](c.offsets.b)
 	shift := have[c.n] - off[start]
@@ -503,7 +515,7 @@ func appendOffsets[T int32 | int64](c *columnBuilder, off []T, start, n int) (fi
 	return off[start], off[start+n]
 }
 
-// vector views what has been appended. It is valid until the next change.
+// vector is a view of the appended rows. It is valid until the next change.
 func (c *columnBuilder) vector() Vector {
 	v := Vector{Type: c.field.Type, Len: c.n, Nulls: c.nulls, Buffers: []Buffer{{}}}
 	if c.nulls > 0 {
@@ -523,7 +535,7 @@ func (c *columnBuilder) vector() Vector {
 	return v
 }
 
-// growing is a byte slice that grows within memory of an allocator.
+// growing is a byte slice in memory of an allocator.
 type growing struct {
 	mem memory.Allocator
 	b   []byte
@@ -557,18 +569,21 @@ func (g *growing) release() {
 	}
 }
 
-// ColumnBuilder puts a metadata column together out of rows of other arrays. It is not safe for concurrent use.
+// ColumnBuilder builds a metadata column from rows of other arrays. It is not safe for
+// concurrent use.
 type ColumnBuilder struct {
 	c *columnBuilder
 }
 
-// NewColumnBuilder returns one for a field of a type that CheckSchema allows. Its memory is the garbage collector's.
+// NewColumnBuilder returns a builder for a field of a type that CheckSchema allows. Its
+// memory is the garbage collector's.
 func NewColumnBuilder(f arrow.Field) *ColumnBuilder {
 	return &ColumnBuilder{newColumnBuilder(memory.DefaultAllocator, f)}
 }
 
-// Append copies n rows of a sound array of the field's type, from row start on. ErrInvalid if a null is among them that
-// the field does not allow, ErrLimit if they are too many for one array.
+// Append copies n rows of a valid array of the field's type, from row start on. It fails
+// with ErrInvalid for a null that the field does not allow, and with ErrLimit for more
+// values than one array can have.
 func (b *ColumnBuilder) Append(a arrow.Array, start, n int) error {
 	v := viewOf(a.Data(), start, n)
 	if err := b.c.check(&v, 0, n); err != nil {
@@ -587,7 +602,7 @@ func (b *ColumnBuilder) AppendNulls(n int) error {
 	return nil
 }
 
-// Array is the column. It needs no Release, and nothing may be appended afterwards.
+// Array is the column. It needs no Release. Nothing may be appended afterwards.
 func (b *ColumnBuilder) Array() arrow.Array {
 	v := b.c.view()
 	return v.array()

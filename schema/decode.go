@@ -21,11 +21,11 @@ import (
 // slices, and maps by string; the fields of an embedded struct are the outer
 // one's.
 //
-// It is strict: a field that is unknown, given twice, null, of another type or
-// out of its type's range is a FieldError that names its path, as is text that
-// is no UTF-8 and anything behind the object. A string where a number is due is taken for
-// the field with that name as its text tag, if there is one. where is what errors call the
-// object itself. After an error *v is of no use.
+// It is strict: a field that is unknown, given twice, null, of another type or out of its
+// type's range is a FieldError with its path. So are text that is not UTF-8, and anything
+// after the object. If a string is given where a number belongs, it is decoded into the
+// field that has that name as its text tag, if there is one. where is what errors call
+// the object itself. After an error *v has no meaning.
 func DecodeJSON(where string, b []byte, v any) error {
 	if len(b) > MaxRequestBytes {
 		return &FieldError{Field: where, Got: fmt.Sprintf("%d bytes", len(b)),
@@ -51,23 +51,23 @@ func DecodeJSON(where string, b []byte, v any) error {
 	return decodeObject(where, "", bytes.TrimSpace(b), reflect.ValueOf(v).Elem())
 }
 
-// checker is a struct with rules for its fields. check reports what is wrong
-// with the value of one. The decoder asks it about fields that are given the
-// zero value, which afterwards look as if they were left out.
+// checker is a struct with rules for its fields. check returns what is wrong with the
+// value of one field. The decoder calls it for fields whose given value is the zero
+// value: afterwards they would look as if they had been left out.
 type checker interface{ check(field string) error }
 
-// jsonField is a field of a struct as JSON has it.
+// jsonField is a field of a struct and its form in JSON.
 type jsonField struct {
 	name     string
-	optional bool  // left out where it is zero
+	optional bool  // left out if it is zero
 	index    []int // in the struct
-	text     int   // the field that a string is meant for that is given as this one: mostly itself
+	text     int   // index of the field that a string given as this one is decoded into: mostly itself
 }
 
-// fieldsByType are the fields of the structs that were asked for, by reflect.Type: some dozen.
+// fieldsByType caches the fields of structs, by reflect.Type: a few dozen.
 var fieldsByType sync.Map
 
-// jsonFields returns the fields of a struct, in order. They are not to be changed.
+// jsonFields returns the fields of a struct, in order. The caller must not change them.
 func jsonFields(t reflect.Type) []jsonField {
 	if known, ok := fieldsByType.Load(t); ok {
 		return known.([]jsonField)
@@ -101,8 +101,8 @@ func namesOf(fields []jsonField) (names []string) {
 	return names
 }
 
-// decodeObject decodes the object at path, the paths of whose fields begin with
-// prefix. Like all below, it takes valid JSON without space around it.
+// decodeObject decodes the object at path; prefix begins the paths of its fields. Like
+// all functions below, it expects valid JSON without surrounding space.
 func decodeObject(path, prefix string, raw []byte, v reflect.Value) error {
 	if raw[0] != '{' {
 		return wrongType(path, raw, "an object")
@@ -129,7 +129,7 @@ func decodeObject(path, prefix string, raw []byte, v reflect.Value) error {
 		if c, ok := v.Addr().Interface().(checker); ok && field.IsZero() {
 			err := c.check(fields[i].name)
 			if f, ok := errors.AsType[*FieldError](err); ok && f.Field == fields[i].name {
-				err = within(prefix, err) // a struct of which there may be several does not know where it lies
+				err = within(prefix, err) // a struct that occurs several times does not know its own path
 			}
 			if err != nil {
 				return err
@@ -139,12 +139,14 @@ func decodeObject(path, prefix string, raw []byte, v reflect.Value) error {
 	return nil
 }
 
-// selfDecoder is a type with rules of its own for its JSON, which is valid and without
-// space around it.
+// selfDecoder is a type with its own rules for its JSON, which is valid and without
+// surrounding space.
 type selfDecoder interface {
 	decodeJSON(path string, raw []byte) error
 }
 
+// decodeValue decodes a value by the kind of v. Negative numbers are refused everywhere,
+// as no field has them.
 func decodeValue(path string, raw []byte, v reflect.Value) error {
 	if d, ok := v.Addr().Interface().(selfDecoder); ok {
 		return d.decodeJSON(path, raw)
@@ -181,7 +183,7 @@ func decodeValue(path string, raw []byte, v reflect.Value) error {
 		}
 	case reflect.Float64:
 		n, err := strconv.ParseFloat(string(raw), 64)
-		if err != nil || n < 0 { // also a string, and what is too large
+		if err != nil || n < 0 { // also a string or a number out of range
 			return wrongType(path, raw, "a number from 0")
 		}
 		v.SetFloat(n)
@@ -204,15 +206,15 @@ func decodeValue(path string, raw []byte, v reflect.Value) error {
 	return nil
 }
 
-// decodeBytes takes base64 that encoding the bytes again gives: of the standard
-// alphabet, padded, without line breaks and stray bits.
+// decodeBytes accepts only the canonical base64 of some bytes: the standard alphabet,
+// padded, without line breaks or stray bits. So equal bytes have equal requests.
 func decodeBytes(path string, raw []byte, v reflect.Value) error {
 	if raw[0] != '"' {
 		return wrongType(path, raw, "a string of base64")
 	}
 	text := unquote(raw)
 	b, err := base64.StdEncoding.Strict().DecodeString(text)
-	foreign := func(c rune) bool { // the decoder passes over line breaks
+	foreign := func(c rune) bool { // the decoder would ignore line breaks
 		return (c < '0' || c > '9') && (c < 'A' || c > 'Z') && (c < 'a' || c > 'z') && c != '+' && c != '/' && c != '='
 	}
 	const want = "base64 of the standard alphabet, padded with ="
@@ -229,12 +231,13 @@ func decodeBytes(path string, raw []byte, v reflect.Value) error {
 	return nil
 }
 
-// plural names what a list or map is of, for errors.
+// plural names the items of a list or map, for errors.
 var plural = map[reflect.Kind]string{reflect.Int64: "integers", reflect.String: "strings", reflect.Struct: "objects",
 	reflect.Float64: "numbers"}
 
+// decodeList decodes a list. Paths of items are made only for errors: a list may be long.
 func decodeList(path string, raw []byte, v reflect.Value) error {
-	v.Set(reflect.MakeSlice(v.Type(), 0, 0)) // not nil, though it be empty
+	v.Set(reflect.MakeSlice(v.Type(), 0, 0)) // not nil, even if empty
 	for rest := inside(raw); len(rest) > 0; {
 		var item []byte
 		item, rest = cut(rest)
@@ -242,7 +245,7 @@ func decodeList(path string, raw []byte, v reflect.Value) error {
 		v.Grow(1)
 		v.SetLen(i + 1)
 		if err := decodeValue(path, item, v.Index(i)); err != nil {
-			// The same again, with the path that items which are right can do without.
+			// Decode it again with the path of the item, for the error.
 			return decodeValue(fmt.Sprintf("%s[%d]", path, i), item, v.Index(i))
 		}
 	}

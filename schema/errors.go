@@ -18,41 +18,44 @@ import (
 	"github.com/apache/arrow/go/v17/arrow"
 )
 
-// The kinds of failure a caller can act upon. Every error that crosses a
-// package border wraps at most one of them; package flight maps each to one
-// gRPC code, in one table.
+// The kinds of failure that a caller can act upon. Every error that crosses a package
+// border wraps at most one of them. Package flight maps each to one gRPC code, in one
+// table.
 var (
 	// ErrInvalid: the request itself is wrong; repeating it cannot help.
 	ErrInvalid = errors.New("invalid")
 	// ErrNotFound: a dataset, snapshot, split, selection, sample or blob does not exist.
 	ErrNotFound = errors.New("not found")
-	// ErrExists: what was to be created is there already.
+	// ErrExists: the thing to be created exists already.
 	ErrExists = errors.New("already exists")
-	// ErrDenied: whoever asks may not do it, to something that he may know of.
+	// ErrDenied: the caller may not do this to something that it may know of. What it may
+	// not know of is ErrNotFound.
 	ErrDenied = errors.New("permission denied")
 	// ErrLimit: a configured limit was reached; the message names it.
 	ErrLimit = errors.New("limit reached")
-	// ErrConflict: another writer committed first; taking a fresh look and trying again can help.
+	// ErrConflict: another writer committed first; reading the new state and trying again
+	// can help.
 	ErrConflict = errors.New("conflict")
-	// ErrUnavailable: a resource is busy, draining or out of reach just now.
+	// ErrUnavailable: a resource is busy, draining or unreachable at the moment.
 	ErrUnavailable = errors.New("unavailable")
 	// ErrDataLoss: stored bytes do not match their checksum, or are gone though the manifest names them.
 	ErrDataLoss = errors.New("data loss")
-	// ErrNotSupported: the data may well be what it says, and is of a kind that this server does not read.
+	// ErrNotSupported: the data may be correct, but this server cannot read its kind.
 	ErrNotSupported = errors.New("not supported")
-	// ErrUnauthenticated: nobody knows who asks. The message never says what is wrong with the credentials.
+	// ErrUnauthenticated: the caller is unknown. The message never says what is wrong
+	// with the credentials.
 	ErrUnauthenticated = errors.New("unauthenticated")
 )
 
-// FieldError is ErrInvalid with the place: which field of a request, what it
-// held, and what it takes.
+// FieldError is an ErrInvalid with its place: the field of a request, its value, and what
+// is allowed.
 type FieldError struct {
 	Field string // path in the request, such as "shuffle.seed"
 	Got   string // the offending value as the client wrote it, abridged
 	Want  string // what is allowed
 }
 
-// Error says which field is wrong, what it got and what it takes.
+// Error names the field, its value and what is allowed.
 func (e *FieldError) Error() string {
 	if e.Got == "" {
 		return fmt.Sprintf("%s: want %s", e.Field, e.Want)
@@ -63,15 +66,16 @@ func (e *FieldError) Error() string {
 // Unwrap makes every FieldError an ErrInvalid.
 func (e *FieldError) Unwrap() error { return ErrInvalid }
 
-// LimitError is an ErrLimit with a name that programs can tell, and with the time
-// after which trying again may help.
+// LimitError is an ErrLimit with a name for programs, and with the time after which
+// another attempt may succeed.
 type LimitError struct {
 	Limit   string        // its name, such as "tenant.streams"
 	Message string        // what was asked for, and what there may be
-	After   time.Duration // when to try again; 0: that does not help by itself
+	After   time.Duration // when to try again; 0: waiting does not help
 }
 
-// Error ends in when to try again, for people. Programs read the google.rpc.RetryInfo of the status.
+// Error ends with the time of the next attempt, for people. Programs read the
+// google.rpc.RetryInfo of the status.
 func (e *LimitError) Error() string {
 	if e.After <= 0 {
 		return fmt.Sprintf("%s: %s: %s", ErrLimit, e.Limit, e.Message)
@@ -82,30 +86,32 @@ func (e *LimitError) Error() string {
 // Unwrap makes every LimitError an ErrLimit.
 func (e *LimitError) Unwrap() error { return ErrLimit }
 
-// Jittered is d, up to a quarter more or less by chance: those who were refused
-// together do not come back together.
+// Jittered is d, randomly changed by up to a quarter: callers that were refused together
+// do not return together.
 func Jittered(d time.Duration) time.Duration {
 	return d*3/4 + rand.N(max(d/2, 1))
 }
 
-// DefectError is a panic that was recovered. It is a defect of the server, and of no request or data, so it wraps none
-// of the kinds of failure. Its message has an id and not the text of the panic, which may hold data of others or
-// addresses in memory: the message goes to clients. The log has the id, the text and the stack.
+// DefectError is a recovered panic. It is a defect of the server, not of a request or of
+// data, so it wraps none of the kinds of failure. Its message has an id and not the text
+// of the panic, which may contain data of others or memory addresses, because the message
+// goes to clients. The log has the id, the text and the stack.
 type DefectError struct {
-	// ID is in the message and in the log.
+	// ID is in the message and in the log: 16 hexadecimal digits.
 	ID string
 
 	text, stack string
 	logging     sync.Once
 }
 
-// Recovered makes an error of what recover has returned. It is called by the deferred function that recovers, as it
-// takes the stack.
+// Recovered makes an error of the result of recover. The deferred function that recovers
+// must call it itself, because it captures the stack.
 func Recovered(p any) *DefectError {
 	return &DefectError{ID: fmt.Sprintf("%016x", rand.Uint64()), text: fmt.Sprint(p), stack: string(debug.Stack())}
 }
 
-// Error has no detail of the panic, because it is sent to clients. The log has it, under the same id.
+// Error has no detail of the panic, because clients receive it. The log has the details
+// under the same id.
 func (d *DefectError) Error() string {
 	return "a defect of the server; its log says more under the id " + d.ID
 }
@@ -120,10 +126,10 @@ func (d *DefectError) Log(ctx context.Context, logger *slog.Logger, what string,
 }
 
 // Guard calls read, which reads memory that files are mapped to. A page that cannot be
-// read, of a bad sector or beyond the end of a file that was cut short, would end the
-// process (SIGBUS); here it is an ErrDataLoss that names the file. It costs some
-// nanoseconds, holds for the calling goroutine alone, and may be nested. What else
-// panics goes on.
+// read, because of a bad sector or beyond the end of a truncated file, would end the
+// process (SIGBUS). Guard turns the fault into an ErrDataLoss that names the file. It
+// costs some nanoseconds, covers only the calling goroutine, and may be nested. Other
+// panics continue.
 func Guard(read func() error) (err error) {
 	was := debug.SetPanicOnFault(true)
 	defer func() {
@@ -137,7 +143,7 @@ func Guard(read func() error) (err error) {
 	return read()
 }
 
-// faultError makes an error of a panic if that is a fault in a mapped file.
+// faultError makes an error of a panic if that is a fault in a mapped file, else nil.
 func faultError(p any) error {
 	fault, ok := p.(interface {
 		runtime.Error
@@ -153,8 +159,9 @@ func faultError(p any) error {
 	return fmt.Errorf("%w: %s cannot be read at offset %d: its disk fails, or it was cut short", ErrDataLoss, name, at)
 }
 
-// mappedFile says which file lies at an address, and where in it the address is. The kernel
-// knows, so that nobody has to keep account of mappings for what hardly ever happens.
+// mappedFile finds the file that is mapped at an address, and the offset in it. It asks
+// the kernel, because accounting for every mapping would cost more than this rare case is
+// worth.
 func mappedFile(addr uint64) (name string, offset uint64, ok bool) {
 	f, err := os.Open("/proc/self/maps")
 	if err != nil {
@@ -179,8 +186,8 @@ func mappedFile(addr uint64) (name string, offset uint64, ok bool) {
 	return "", 0, false
 }
 
-// touch reads a byte of each page of b. Were it inlined where nobody uses the sum, no byte would be read: the compiler
-// leaves loads out that lead to nothing.
+// touch reads a byte of each page of b. It must not be inlined: where a caller ignores
+// the sum, the compiler would remove the loads.
 //
 //go:noinline
 func touch(b []byte) (sum byte) {
@@ -193,7 +200,7 @@ func touch(b []byte) (sum byte) {
 	return sum
 }
 
-// touch reads a byte of each page that the vector's buffers lie in.
+// touch reads a byte of each page of the vector's buffers.
 func (v *Vector) touch() (sum byte) {
 	for i := range v.Buffers {
 		for _, p := range v.Buffers[i].Pieces {
@@ -206,12 +213,12 @@ func (v *Vector) touch() (sum byte) {
 	return sum
 }
 
-// longestShown is how long a name may be that a message has without quotes, in bytes.
+// longestShown is the length in bytes up to which a message has a name without quotes.
 const longestShown = 40
 
-// Shown is a name as messages have it. A plain one, of letters, digits and . _ - /, is as it is. Any other one is in
-// quotes, with escapes, and abridged: names come from data and from other callers, and what such a name says is not to
-// be taken for what the server says.
+// Shown is a name in the form of messages. A plain one, of letters, digits and . _ - /,
+// is unchanged. Any other is quoted, escaped and abridged: names come from data and other
+// callers, and must not look like a part of the server's message.
 func Shown(name string) string {
 	if name == "" || len(name) > longestShown || strings.ContainsFunc(name, odd) {
 		return Quote(name)
@@ -219,7 +226,7 @@ func Shown(name string) string {
 	return name
 }
 
-// odd reports whether a character is none of a plain name.
+// odd reports whether a character does not belong to plain names.
 func odd(c rune) bool {
 	switch {
 	case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9':
@@ -230,7 +237,7 @@ func odd(c rune) bool {
 	return false
 }
 
-// ShownList lists names as messages have them.
+// ShownList lists names in the form of messages.
 func ShownList(names []string) string {
 	list := make([]string, len(names))
 	for i, name := range names {
@@ -239,7 +246,7 @@ func ShownList(names []string) string {
 	return strings.Join(list, ", ")
 }
 
-// ShownType is a type as messages have it: in quotes where it has fields with odd names.
+// ShownType is a type in the form of messages: quoted if it has fields with odd names.
 func ShownType(dt arrow.DataType) string {
 	if dt == nil {
 		return "nothing"
@@ -256,7 +263,7 @@ func ShownType(dt arrow.DataType) string {
 	return strconv.Quote(text)
 }
 
-// longestType is how much of a type a message has, in bytes.
+// longestType is how many bytes of a type a message shows.
 const longestType = 200
 
 // plainFields reports whether all names within a type are plain.

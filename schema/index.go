@@ -7,21 +7,21 @@ import (
 )
 
 const (
-	// PageRows is how many rows a manifest page has, but for the last of an import. Other
-	// numbers are read as well. A shuffled stream reads a page for each of its rows, so a
-	// page is about as large as a small blob.
+	// PageRows is how many rows a manifest page has, except the last of an import. Other
+	// numbers can be read as well. A shuffled stream reads a page for each of its rows,
+	// so a page is about as large as a small blob.
 	PageRows = 1024
 	// ChunkPages is how many pages a chunk has.
 	ChunkPages = 64
-	// ChunkRows is how many rows a chunk has, but for the last of an import.
+	// ChunkRows is how many rows a chunk has, except the last of an import.
 	ChunkRows = PageRows * ChunkPages
 
 	indexMagic  = "BOWINDX1"
 	indexHeader = len(indexMagic) + 8
-	indexEntry  = len(Key{}) + 24 // and 8 for each blob column, and the statistics
+	indexEntry  = len(Key{}) + 24 // plus 8 for each blob column, plus the statistics
 )
 
-// ManifestBytes is the size of the chunk's pages.
+// ManifestBytes is the total size of the chunk's pages.
 func (c *Chunk) ManifestBytes() int64 {
 	if c.Pages == 0 {
 		return c.Size
@@ -38,19 +38,20 @@ func (l *PageList) Add(page Chunk) { l.pages = append(l.pages, page) }
 // Len is the number of pages.
 func (l *PageList) Len() int { return len(l.pages) }
 
-// Finish returns the chunk of the pages, and starts anew. data is its index, and who stores
-// it sets the BlobRef of the chunk; it is nil where there is one page, which is the chunk then.
+// Finish returns the chunk of the pages, and begins a new one. data is its index; the
+// caller stores it and sets the BlobRef of the chunk. data is nil if there is one page,
+// which then is the chunk itself.
 func (l *PageList) Finish() (data []byte, c Chunk) {
 	pages := l.pages
 	l.pages = nil
 	if len(pages) == 1 {
-		pages[0].Statistics = nil // there is no list that could tell them
+		pages[0].Statistics = nil // they are stored in the index only
 		return nil, pages[0]
 	}
 	c = Chunk{Pages: len(pages), BlobBytes: make([]int64, len(pages[0].BlobBytes))}
 	statistics := len(pages[0].Statistics)
 	for _, p := range pages {
-		if len(p.Statistics) != statistics {
+		if len(p.Statistics) != statistics { // some have none, so the index cannot have them
 			statistics = 0 // not all have some
 		}
 	}
@@ -73,8 +74,8 @@ func (l *PageList) Finish() (data []byte, c Chunk) {
 	return data, c
 }
 
-// OpenIndex reads the pages that a chunk has, in order, out of the bytes that it names. Nothing is
-// kept of data. Bytes that are not what the chunk says are an ErrDataLoss.
+// OpenIndex parses the pages of a chunk, in order, from the bytes that it names. It keeps
+// nothing of data. Bytes that contradict the chunk are an ErrDataLoss.
 func (c *Chunk) OpenIndex(data []byte) (pages []Chunk, err error) {
 	if err := c.Check(data); err != nil {
 		return nil, err
@@ -86,6 +87,8 @@ func (c *Chunk) OpenIndex(data []byte) (pages []Chunk, err error) {
 	return pages, err
 }
 
+// openIndex parses an index whose checksum is right. It checks sums and bounds all the
+// same, since a wrong writer may have stored it.
 func (c *Chunk) openIndex(data []byte) ([]Chunk, error) {
 	broken := func(format string, args ...any) error {
 		return fmt.Errorf("%w: index of a manifest chunk: "+format, slices.Concat([]any{ErrDataLoss}, args)...)
@@ -96,7 +99,7 @@ func (c *Chunk) openIndex(data []byte) ([]Chunk, error) {
 	n, stride := int(binary.LittleEndian.Uint32(data[len(indexMagic):])),
 		int(binary.LittleEndian.Uint32(data[len(indexMagic)+4:]))
 	columns := len(c.BlobBytes)
-	// Later versions may say more of each page.
+	// Later versions may have longer entries.
 	if n != c.Pages || stride < indexEntry+8*columns || uint64(len(data)-indexHeader) != uint64(n)*uint64(stride) {
 		return nil, broken("%d pages of %d bytes each in %d bytes, the snapshot says %d pages", n, stride, len(data),
 			c.Pages)
@@ -138,9 +141,9 @@ func (c *Chunk) openIndex(data []byte) ([]Chunk, error) {
 	return pages, nil
 }
 
-// EachPage visits the pages of a chunk of a snapshot, one after the other: page says what it is, start is its first
-// row in the chunk, and rows has it open until visit is back. A chunk without an index
-// is its own page. get reads a blob.
+// EachPage visits the pages of a chunk of a snapshot, one after the other. page describes
+// the page, start is its first row in the chunk, and rows is open until visit returns. A
+// chunk without an index is its own page. get reads a blob.
 func EachPage(snap *Snapshot, c Chunk, get func(BlobRef) (Blob, error),
 	visit func(page Chunk, start int64, rows *Manifest) error) error {
 	pages := []Chunk{c}
@@ -169,9 +172,10 @@ func EachPage(snap *Snapshot, c Chunk, get func(BlobRef) (Blob, error),
 	return nil
 }
 
-// VisitPage has a page of a snapshot open until visit is back. It owns the blob from now on, also when it fails.
+// VisitPage opens a page of a snapshot until visit returns. It owns the blob from now on,
+// also if it fails.
 func VisitPage(snap *Snapshot, page Chunk, blob Blob, visit func(rows *Manifest) error) error {
-	// One page at a time: a manifest of the whole would pin it all.
+	// One page at a time: a manifest of the whole chunk would pin all of it.
 	part := &Snapshot{Dataset: snap.Dataset, Number: snap.Number, Schema: snap.Schema, Chunks: []Chunk{page}}
 	m, err := OpenManifest(part, []Blob{blob})
 	if err != nil {

@@ -9,9 +9,10 @@ import (
 	"github.com/apache/arrow/go/v17/arrow"
 )
 
-// Names of what virtual columns tell of cells that operators have made.
+// Names of virtual columns that describe cells made by operators.
 const (
-	// ParamsPart names the column image.params, a utf8: what was drawn for the cell, as JSON.
+	// ParamsPart names the column image.params, a utf8: the random parameters of the
+	// cell, as JSON.
 	ParamsPart = "params"
 	// LengthPart names the column audio.length, an int64: the cell's size along the first
 	// axis that differs between cells.
@@ -21,40 +22,40 @@ const (
 const (
 	fixedTensorName    = "arrow.fixed_shape_tensor"
 	variableTensorName = "arrow.variable_shape_tensor"
-	// madeKey is the key of the metadata of a field that operators have made: a MadeForm
-	// as JSON.
+	// madeKey is the metadata key of a field that operators have made; its value is a
+	// MadeForm as JSON.
 	madeKey = "bowstring.made"
 )
 
-// MadeForm is what operators make of the cells of a column, as far as it is known before
-// they are read.
+// MadeForm describes the cells that operators make of a column, as far as it is known
+// before the cells are read.
 type MadeForm struct {
 	// Kind is "image", "audio", "spectrogram" or "encoded".
 	Kind string `json:"kind"`
 	// DType is "uint8", "uint16", "int16", "float16" or "float32"; "" of encoded bytes.
 	DType string `json:"dtype,omitempty"`
-	// Shape has the sizes along Axes, in elements; nil where cells differ.
+	// Shape has the sizes along Axes, in elements; nil where they differ between cells.
 	Shape []*int `json:"shape,omitempty"`
 	// Axes are letters: H, W and C of images, T (time) and F (frequency) of sound.
 	Axes string `json:"axes,omitempty"`
 	// Rate is in samples a second.
 	Rate int `json:"rate,omitempty"`
-	// MIME is the type of encoded bytes, where it is known.
+	// MIME is the media type of encoded bytes, if it is known.
 	MIME string `json:"mime,omitempty"`
-	// Contract is the version of the rules that the bytes keep to.
+	// Contract is the version of the rules for the bytes of results.
 	Contract string `json:"contract"`
 }
 
-// elements are the types of tensors.
+// elements are the types of tensors' elements.
 var elements = map[string]arrow.DataType{
 	"uint8": arrow.PrimitiveTypes.Uint8, "uint16": arrow.PrimitiveTypes.Uint16, "int16": arrow.PrimitiveTypes.Int16,
 	"float16": arrow.FixedWidthTypes.Float16, "float32": arrow.PrimitiveTypes.Float32,
 }
 
-// Encoded reports whether cells are bytes of a file, and no tensors.
+// Encoded reports whether cells are the bytes of a file, and no tensors.
 func (f *MadeForm) Encoded() bool { return f.DType == "" }
 
-// Elements is how many a cell has; -1 where cells differ, or are encoded.
+// Elements is the number of elements of a cell; -1 if cells differ or are encoded.
 func (f *MadeForm) Elements() int64 {
 	if f.Encoded() {
 		return -1
@@ -69,7 +70,7 @@ func (f *MadeForm) Elements() int64 {
 	return n
 }
 
-// CellBytes is how many bytes each cell has; -1 where cells differ.
+// CellBytes is the size of each cell in bytes; -1 if cells differ.
 func (f *MadeForm) CellBytes() int64 {
 	n := f.Elements()
 	if n < 0 {
@@ -86,7 +87,7 @@ func (f *MadeForm) ElementBytes() int64 {
 // ragged is the index of the first axis along which cells differ; -1 if there is none.
 func (f *MadeForm) ragged() int { return slices.Index(f.Shape, nil) }
 
-// Check reports an ErrInvalid if no column can have the form.
+// Check returns an ErrInvalid or ErrLimit if no column can have the form.
 func (f *MadeForm) Check() error {
 	if f.Encoded() {
 		return nil
@@ -107,8 +108,9 @@ func (f *MadeForm) Check() error {
 	return nil
 }
 
-// field is the field of a column of that form, by the field of the blobs it is made of:
-// arrow.fixed_shape_tensor, arrow.variable_shape_tensor, or blobs as they were.
+// field is the field of a column of that form: arrow.fixed_shape_tensor,
+// arrow.variable_shape_tensor, or a column of bytes. blob is the field of the blobs that
+// it is made of.
 func (f *MadeForm) field(blob arrow.Field, layout Layout) arrow.Field {
 	about := string(marshal(f))
 	if f.Encoded() {
@@ -144,29 +146,30 @@ func (f *MadeForm) field(blob arrow.Field, layout Layout) arrow.Field {
 	return out
 }
 
-// IsTensor reports whether a field is of tensors, of one shape or of several.
+// IsTensor reports whether a field has tensors, of one shape or of several.
 func IsTensor(f arrow.Field) bool {
 	name := fieldMeta(f, extensionNameKey)
 	return name == fixedTensorName || name == variableTensorName
 }
 
-// MadeCell is what is known of a cell that operators have made, beside its bytes.
+// MadeCell describes a cell that operators have made, in addition to its bytes.
 type MadeCell struct {
 	// Shape has a size for each axis; nil of encoded bytes.
 	Shape []int32
-	// Params is what was drawn, as JSON.
+	// Params are the random parameters, as JSON.
 	Params []byte
 }
 
 // Maker is an Owner of cells that operators have made.
 type Maker interface {
 	Owner
-	// Made says what is known of the cell. It is not changed, and stays valid as long as the cell.
+	// Made describes the cell. The result does not change, and is valid as long as the
+	// cell.
 	Made() *MadeCell
 }
 
-// Made says what operators tell of the cell; nil where none have made it. It must not be
-// asked for after Release.
+// Made describes the cell; nil if no operators made it. It must not be called after
+// Release.
 func (b *Blob) Made() *MadeCell {
 	if m, ok := b.owner.(Maker); ok {
 		return m.Made()
@@ -174,8 +177,8 @@ func (b *Blob) Made() *MadeCell {
 	return nil
 }
 
-// MadePart resolves the name of a virtual column that tells of what operators made of
-// a blob column, as BlobPart does.
+// MadePart resolves the name of a virtual column that describes what operators made of a
+// blob column, as BlobPart does.
 func MadePart(s *arrow.Schema, made map[string]*MadeForm, name string) (column, part string, ok bool) {
 	dot := strings.LastIndexByte(name, '.')
 	if dot < 0 || s.HasField(name) || made[name[:dot]] == nil {

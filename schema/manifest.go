@@ -10,20 +10,20 @@ import (
 	"github.com/apache/arrow/go/v17/arrow"
 )
 
-// Manifest is a snapshot all of whose rows are open, read in place from the
-// chunks. It takes no heap per row. It is immutable and safe for concurrent use.
+// Manifest is a snapshot with all of its rows open, read in place from the pages. It
+// takes no heap memory per row. It is immutable and safe for concurrent use.
 //
 // Positions given to its methods must be in [0, Rows()).
 type Manifest struct {
 	form    *Form
 	starts  []int64 // first position of each chunk, then the number of rows
-	uniform uint64  // rows of every chunk but the last, 0 if they differ
+	uniform uint64  // rows of every chunk except the last, 0 if they differ
 	pages   []*Page
 
-	index func() *idIndex
+	index func() *idIndex // built at the first call
 }
 
-// refs are the references of one blob column in one page.
+// refs are the references of one blob column of one page, as views into the page.
 type refs struct {
 	view *view // for the nulls
 	key  []Key
@@ -31,9 +31,9 @@ type refs struct {
 	sum  []uint64
 }
 
-// OpenManifest opens the rows of snap. chunks are the blobs that snap.Chunks
-// name, in order; the manifest owns them from now on, also when it fails.
-// Bytes that are not what the snapshot says are an ErrDataLoss.
+// OpenManifest opens the rows of snap. chunks are the blobs that snap.Chunks name, in
+// order; the manifest owns them from now on, also if OpenManifest fails. Bytes that
+// contradict the snapshot are an ErrDataLoss.
 func OpenManifest(snap *Snapshot, chunks []Blob) (*Manifest, error) {
 	m := &Manifest{}
 	if err := m.open(snap, chunks); err != nil {
@@ -77,7 +77,7 @@ func (m *Manifest) open(snap *Snapshot, chunks []Blob) (err error) {
 	return nil
 }
 
-// check compares the sizes with their sum as the snapshot has it.
+// check compares the sizes with their total in the snapshot.
 func (r *refs) check(total int64) error {
 	var sum, all uint64
 	for i, s := range r.size {
@@ -86,7 +86,7 @@ func (r *refs) check(total int64) error {
 			sum += s
 		}
 	}
-	// Sizes below 2^40 cannot overflow the sum of 2^23 of them.
+	// The sum of 2^23 sizes below 2^40 cannot overflow.
 	if all >= 1<<40 {
 		return fmt.Errorf("%w: blob of more than 2^40 bytes", ErrDataLoss)
 	}
@@ -105,13 +105,14 @@ func (m *Manifest) Close() {
 	m.pages = nil
 }
 
-// Snapshot is the snapshot whose rows these are.
+// Snapshot is the manifest's snapshot.
 func (m *Manifest) Snapshot() *Snapshot { return m.form.snap }
 
-// Form is what its pages have in common.
+// Form is what the manifest's pages have in common.
 func (m *Manifest) Form() *Form { return m.form }
 
-// At says where the samples at some positions lie.
+// At returns the rows of the samples at positions. A position outside of the snapshot is
+// an ErrInvalid.
 func (m *Manifest) At(positions []int64) ([]Row, error) {
 	out, rows := make([]Row, len(positions)), m.Rows()
 	for i, pos := range positions {
@@ -134,7 +135,8 @@ func (m *Manifest) Chunks() int { return len(m.starts) - 1 }
 // ChunkStart is the first position in chunk c; ChunkStart(Chunks()) is Rows().
 func (m *Manifest) ChunkStart(c int) int64 { return m.starts[c] }
 
-// locate returns the chunk that holds a position, and the row in it.
+// locate returns the chunk of a position, and the row in it. Chunks of equal size need a
+// division, others a binary search.
 func (m *Manifest) locate(pos int64) (chunk, row int) {
 	if m.uniform != 0 {
 		return int(uint64(pos) / m.uniform), int(uint64(pos) % m.uniform)
@@ -185,19 +187,20 @@ func (m *Manifest) Column(name string) ([]arrow.Array, error) {
 // SplitOf names the split that a position is in, "" if it is in none.
 func (m *Manifest) SplitOf(pos int64) string { return m.form.SplitOf(pos) }
 
-// Lookup finds the position of the sample with an id. The first call builds an
-// index of 5 bytes a row (10 beyond 2^32 rows).
+// Lookup finds the position of the sample with an id. The first call builds an index of 5
+// bytes a row (10 beyond 2^32 rows), so it takes time in proportion to the rows.
 func (m *Manifest) Lookup(id ID) (pos int64, ok bool) { return m.index().find(m, id) }
 
-// idIndex is an open-addressing table of positions plus one, with linear
-// probing; 0 is a free slot. Ids themselves stay in the chunks. The hash is
-// seeded, so that no choice of ids can make it slow.
+// idIndex is an open-addressing hash table of positions plus one, with linear probing; 0
+// is a free slot. The ids themselves stay in the pages. The hash is seeded, so that no
+// choice of ids can make it slow.
 type idIndex struct {
 	seed  maphash.Seed
 	small []uint32
 	large []uint64
 }
 
+// buildIndex builds the table, filled to 80 %.
 func (m *Manifest) buildIndex() *idIndex {
 	n := uint64(m.Rows())
 	x := &idIndex{seed: maphash.MakeSeed()}
@@ -212,6 +215,7 @@ func (m *Manifest) buildIndex() *idIndex {
 	return x
 }
 
+// slotOf maps the hash of an id to a slot, without a division.
 func slotOf(seed maphash.Seed, id ID, slots int) int {
 	hi, _ := bits.Mul64(maphash.Bytes(seed, id[:]), uint64(slots))
 	return int(hi)

@@ -14,19 +14,22 @@ import (
 
 // Limits of mixtures.
 const (
-	// MaxSources bounds the sources of a mixture, those of sources counted one by one.
+	// MaxSources bounds the sources of a mixture, counting the leaves of nested ones.
 	MaxSources = 64
-	// MaxNesting bounds how deep sources lie in sources.
+	// MaxNesting bounds the depth of nested sources.
 	MaxNesting = 4
-	// MaxChanges bounds the entries of a schedule, and MaxSegments the changes of weights that come of them.
+	// MaxChanges bounds the entries of a schedule, and MaxSegments the resulting changes
+	// of weights.
 	MaxChanges  = 256
 	MaxSegments = 256
-	// MaxRamp bounds the pieces of a change that takes some steps, and DefaultRamp is how many it has.
+	// MaxRamp bounds the pieces of a gradual change, and DefaultRamp is their default
+	// number.
 	MaxRamp     = 64
 	DefaultRamp = 16
-	// MaxEpochSize bounds the rows of an epoch that does not follow from its samples.
+	// MaxEpochSize bounds the rows of an epoch whose size does not follow from its
+	// samples.
 	MaxEpochSize = 1<<62 - 1
-	// MaxRepeat bounds how often an epoch has a source.
+	// MaxRepeat bounds how often an epoch contains a source.
 	MaxRepeat = 1 << 20
 	// MaxSourceOperatorsBytes bounds the JSON of the operators of all sources together.
 	MaxSourceOperatorsBytes = 64 << 10
@@ -34,42 +37,43 @@ const (
 
 // Values of Mixture.Pick, Mixture.By and Source.End.
 const (
-	PickRandom    = "random"     // rows of sources take turns
-	PickExact     = "exact"      // each batch is as near to the weights as whole rows can be
-	PickOneSource = "one_source" // batches of one source each take turns
+	PickRandom    = "random"     // rows of sources alternate at random
+	PickExact     = "exact"      // each batch is as close to the weights as whole rows allow
+	PickOneSource = "one_source" // each batch has one source; batches alternate
 
-	BySamples = "samples" // weights are by samples
+	BySamples = "samples" // weights count samples
 
 	EndReshuffle = "reshuffle" // the source's next epoch begins
-	EndStop      = "stop"      // the epoch is no longer than the source
-	EndDrop      = "drop"      // the others go on without it
+	EndStop      = "stop"      // the epoch ends with the source
+	EndDrop      = "drop"      // the other sources continue without it
 )
 
-// Mixture has an epoch be drawn from several sources.
+// Mixture describes an epoch that is sampled from several sources.
 type Mixture struct {
 	Sources []MixtureSource `json:"sources"`
-	// EpochSize is the rows of an epoch; 0: as many as the sources have or, where Repeat and Choose say what an epoch
-	// has, that.
+	// EpochSize is the number of rows of an epoch. 0 means as many as the sources have
+	// or, with Repeat and Choose, as these specify.
 	EpochSize int64 `json:"epoch_size,omitempty"`
-	// By is what weights are by: BySamples, or a metadata column of numbers whose sums are to be as the weights say. "":
-	// BySamples.
+	// By is what weights count: BySamples, or a metadata column of numbers whose sums
+	// follow the weights. "" means BySamples.
 	By   string `json:"by,omitempty"`
 	Pick string `json:"pick,omitempty"` // "": PickRandom
-	// Schedule changes weights, in ascending order of steps.
+	// Schedule changes the weights, in ascending order of steps.
 	Schedule []MixtureChange `json:"schedule,omitempty"`
-	// Carried says what was served before the mixture begins; nil for nothing.
+	// Carried is what was served before the mixture begins; nil for nothing.
 	Carried *MixtureCarried `json:"carried,omitempty"`
-	// Run names what goes on by this mixture, so that its weights may be changed from outside meanwhile. Steered
-	// are these changes, in the order in which they were made. The server fills them in.
+	// Run names the training run that uses this mixture, so that its weights can be
+	// changed from outside meanwhile. Steered are these changes, in the order in which
+	// they were made. The server fills them in.
 	Run     string          `json:"run,omitempty"`
 	Steered []MixtureChange `json:"steered,omitempty"`
 }
 
-// MixtureSource is one source of a mixture: a dataset or a part of one, or sources in the place of that, among which
-// its weight is shared out by theirs.
+// MixtureSource is one source of a mixture: a dataset or a part of one, or nested sources
+// that share its weight by their own weights.
 type MixtureSource struct {
-	// Name tells it from others, in schedules, reports and lineage, and says how it is shuffled; "": Dataset, and Split if
-	// there is one.
+	// Name identifies the source in schedules, reports and lineage, and is part of the
+	// seed of its shuffle. "" means Dataset, and Split if there is one.
 	Name     string          `json:"name,omitempty"`
 	Dataset  string          `json:"dataset,omitempty"`
 	Snapshot int64           `json:"snapshot,omitempty"`
@@ -77,39 +81,43 @@ type MixtureSource struct {
 	Split    string          `json:"split,omitempty"`
 	Where    string          `json:"where,omitempty"`
 	Sources  []MixtureSource `json:"sources,omitempty"`
-	// Weight, from 0, is a part of the sum of all weights. Repeat is how often an epoch has all samples, Choose how many
-	// samples it has. All sources of a mixture have weights, or none has.
+	// Weight, from 0, is relative to the sum of all weights. Repeat is how often an epoch
+	// has all samples, Choose how many samples it has. Either all sources of a mixture
+	// have weights, or none has.
 	Weight *float64 `json:"weight,omitempty"`
 	Repeat float64  `json:"repeat,omitempty"`
 	Choose int64    `json:"choose,omitempty"`
 	End    string   `json:"end,omitempty"` // "": EndReshuffle
-	// Operators say what becomes of the source's columns of bytes before the mixture's own operators; nil: nothing.
+	// Operators apply to the source's blob columns before the mixture's own operators;
+	// nil for none.
 	Operators Operators `json:"operators,omitempty"`
-	// Within is what whoever asks may see of the dataset. The server sets it: see Request.Within.
+	// Within is the part of the dataset that the caller may see. The server sets it: see
+	// Request.Within.
 	Within *Restriction `json:"-"`
 }
 
-// MixtureChange gives sources other weights from a step on.
+// MixtureChange sets weights of sources from a step on.
 type MixtureChange struct {
 	// Step is counted over all epochs, from 0.
 	Step int64 `json:"step"`
-	// Weights are by name. Sources that are left out keep theirs.
+	// Weights are by name. Sources that it does not name keep theirs.
 	Weights map[string]float64 `json:"weights"`
-	// Over is in how many steps weights go from what they were to these; 0: at once. They do in Pieces equal ones; 0: in
-	// DefaultRamp, or fewer if there are fewer steps.
+	// Over is the number of steps in which the weights change gradually; 0: at once. They
+	// change in Pieces equal steps; 0 means DefaultRamp, or Over if that is less.
 	Over   int64 `json:"over,omitempty"`
 	Pieces int64 `json:"pieces,omitempty"`
 }
 
-// MixtureCarried says what was served before a mixture begins.
+// MixtureCarried describes what was served before a mixture begins.
 type MixtureCarried struct {
-	// Epoch is the one that the mixture begins with.
+	// Epoch is the epoch that the mixture begins with.
 	Epoch uint64 `json:"epoch"`
-	// Rows is how many of each source were served before it, in the order of the sources.
+	// Rows is how many rows of each source were served before it, in the order of the
+	// sources.
 	Rows []int64 `json:"rows"`
 }
 
-// Called is the source's name, or what stands for it.
+// Called is the source's name, or its default.
 func (s *MixtureSource) Called() string {
 	if s.Name != "" || s.Split == "" {
 		return cmp.Or(s.Name, s.Dataset)
@@ -117,7 +125,8 @@ func (s *MixtureSource) Called() string {
 	return s.Dataset + "." + s.Split
 }
 
-// Leaves lists the sources that have a dataset, those of sources in their place.
+// Leaves lists the sources that have a dataset, with nested ones in the place of their
+// parent.
 func (m *Mixture) Leaves() (list []MixtureSource) {
 	var add func([]MixtureSource)
 	add = func(sources []MixtureSource) {
@@ -138,11 +147,11 @@ func (m *Mixture) Operated() bool {
 	return m != nil && slices.ContainsFunc(m.Leaves(), func(s MixtureSource) bool { return s.Operators != nil })
 }
 
-// Weighted reports whether sources have weights, and do not say how many rows an epoch has of them.
+// Weighted reports whether sources have weights, rather than numbers of rows in an epoch.
 func (m *Mixture) Weighted() bool { return m.Sources[0].Weight != nil }
 
-// Changes are the entries of Schedule as far as those that were made since left them: each of these takes the place
-// of what was to come from its step on.
+// Changes are the effective changes of weights: each steered change replaces all entries
+// of the schedule from its step on.
 func (m *Mixture) Changes() []MixtureChange {
 	list := m.Schedule
 	for _, c := range m.Steered {
@@ -155,15 +164,15 @@ func (m *Mixture) Changes() []MixtureChange {
 	return list
 }
 
-// Steer is the mixture with one more change of weights from outside. An error is a FieldError.
+// Steer is the mixture with one more change from outside. An error is a FieldError.
 func (m *Mixture) Steer(c MixtureChange) (*Mixture, error) {
 	steered := *m
 	steered.Steered = append(slices.Clip(m.Steered), c)
 	return &steered, steered.checkAll()
 }
 
-// Steerable is the first step from one on at which weights may be changed from outside: in the midst of a change that
-// takes some steps they may not.
+// Steerable is the first step, not before the given one, at which weights may be changed
+// from outside. During a gradual change they may not.
 func (m *Mixture) Steerable(step int64) int64 {
 	for _, c := range m.Changes() {
 		if c.Step < step {
@@ -173,7 +182,7 @@ func (m *Mixture) Steerable(step int64) int64 {
 	return step
 }
 
-// Unsteered is the mixture as it was asked for, without changes from outside.
+// Unsteered is the mixture as it was requested, without changes from outside.
 func (m *Mixture) Unsteered() *Mixture {
 	if m == nil || m.Steered == nil {
 		return m
@@ -183,15 +192,20 @@ func (m *Mixture) Unsteered() *Mixture {
 	return &asked
 }
 
-// MixtureShares are what the sources that have a dataset are weighted by from a step on, in the order of Leaves.
+// MixtureShares are the shares of the leaf sources from a step on, in the order of
+// Leaves.
 type MixtureShares struct {
 	Step   int64
 	Shares []*big.Rat
 }
 
-// Shares are the weights of the sources as whole and exact numbers, from the beginning and, one after the other, from
-// each step on at which they change. Sources have weights. A source of sources has its own shared out by theirs; ramps
-// are cut into their pieces, each with the weights of its middle.
+// Shares are the exact shares of the leaf sources, from the beginning and from each step
+// at which they change. The sources have weights. Nested sources share the weight of
+// their parent. Gradual changes are cut into their pieces, each with the weights of its
+// middle.
+//
+// Rational numbers are used because plans must be equal on all machines, which sums of
+// floats are not.
 func (m *Mixture) Shares() (list []MixtureShares) {
 	now := map[string]float64{}
 	var names func([]MixtureSource)
@@ -234,7 +248,8 @@ func (m *Mixture) Shares() (list []MixtureShares) {
 	return list
 }
 
-// pieces is how many steps a change is made in before it has ended; 0 for one that is made at once.
+// pieces is the number of pieces of a gradual change before it ends; 0 for a change at
+// once.
 func (c *MixtureChange) pieces() int64 {
 	if c.Over == 0 {
 		return 0
@@ -242,7 +257,7 @@ func (c *MixtureChange) pieces() int64 {
 	return min(cmp.Or(c.Pieces, DefaultRamp), c.Over)
 }
 
-// decimal is a number as it is written, not as it is kept.
+// decimal is a number exactly as its shortest decimal form, so 0.1 is 1/10.
 func decimal(w float64) *big.Rat {
 	r, ok := new(big.Rat).SetString(strconv.FormatFloat(w, 'g', -1, 64))
 	if !ok {
@@ -251,7 +266,7 @@ func decimal(w float64) *big.Rat {
 	return r
 }
 
-// shares are those of the leaves, by the weights of all sources.
+// shares are the shares of the leaves, from the weights of all sources.
 func (m *Mixture) shares(weights map[string]*big.Rat) (list []*big.Rat) {
 	var add func(sources []MixtureSource, of *big.Rat)
 	add = func(sources []MixtureSource, of *big.Rat) {
@@ -276,7 +291,7 @@ func (m *Mixture) shares(weights map[string]*big.Rat) (list []*big.Rat) {
 	return list
 }
 
-// checkMixture checks Mixture, which is given, and what goes with it.
+// checkMixture checks Mixture, which is set, and the fields that cannot go with it.
 func (r *Request) checkMixture() error {
 	for _, f := range []struct {
 		name  string
@@ -301,7 +316,7 @@ func (r *Request) checkMixture() error {
 	return r.Mixture.checkAll()
 }
 
-// checkAll checks the fields, and what they are together.
+// checkAll checks each field, and then the fields together.
 func (m *Mixture) checkAll() error {
 	if err := checkAll(m); err != nil {
 		return err
@@ -346,6 +361,7 @@ func (m *Mixture) checkAll() error {
 	return m.checkCarried(kinds.leaves)
 }
 
+// checkCarried checks Carried against the number of leaf sources.
 func (m *Mixture) checkCarried(leaves int) error {
 	c := m.Carried
 	if c == nil {
@@ -373,7 +389,7 @@ func (m *Mixture) checkCarried(leaves int) error {
 	return nil
 }
 
-// checkSchedule checks Schedule, and that some source has a weight at any time.
+// checkSchedule checks Schedule, and that at any time a source has a weight above 0.
 func (m *Mixture) checkSchedule(kinds *mixtureKinds) error {
 	if err := kinds.checkChanges("mixture.schedule", m.Schedule); err != nil {
 		return err
@@ -396,7 +412,7 @@ func noWeights(field string, step int64) error {
 		Want: "one source or more with a weight above 0"}
 }
 
-// checkRun checks Run, and the changes from outside.
+// checkRun checks Run and the changes from outside.
 func (m *Mixture) checkRun(kinds *mixtureKinds) error {
 	if m.Run == "" {
 		if m.Steered != nil {
@@ -406,7 +422,7 @@ func (m *Mixture) checkRun(kinds *mixtureKinds) error {
 		return nil
 	}
 	for _, s := range m.Leaves() {
-		if s.End == EndStop { // the epoch is as long as weights make it
+		if s.End == EndStop { // its epoch's length would depend on the weights
 			return &FieldError{Field: "mixture.run",
 				Got: fmt.Sprintf("%s with end %q of source %q", Quote(m.Run), s.End, s.Called()),
 				Want: fmt.Sprintf("%q or %q: epochs are to be as long whatever the weights are",
@@ -416,7 +432,8 @@ func (m *Mixture) checkRun(kinds *mixtureKinds) error {
 	if m.Steered == nil {
 		return nil
 	}
-	// Each is checked beside what was to come when it was made: a later one takes some of that away.
+	// Each change is checked against the changes at the time when it was made: a later
+	// one removes some of them.
 	at := Mixture{Sources: m.Sources, Schedule: m.Schedule}
 	for i := range m.Steered {
 		c, field := &m.Steered[i], fmt.Sprintf("mixture.steered[%d]", i)
@@ -443,7 +460,7 @@ func (m *Mixture) checkRun(kinds *mixtureKinds) error {
 	return nil
 }
 
-// checkChanges checks changes in ascending order of steps.
+// checkChanges checks changes, which must be in ascending order of steps.
 func (k *mixtureKinds) checkChanges(list string, changes []MixtureChange) error {
 	var end, segments int64
 	for i := range changes {
@@ -460,7 +477,7 @@ func (k *mixtureKinds) checkChanges(list string, changes []MixtureChange) error 
 	return nil
 }
 
-// checkChange checks a change that may be made from a step on.
+// checkChange checks a change that may begin at step from or later.
 func (k *mixtureKinds) checkChange(field string, c *MixtureChange, from int64) error {
 	if err := checkRange(field+".step", c.Step, from, MaxEpochSize); err != nil {
 		return err
@@ -486,7 +503,7 @@ func (k *mixtureKinds) checkChange(field string, c *MixtureChange, from int64) e
 	return nil
 }
 
-// checkWeight bounds a weight: what is exact stays small.
+// checkWeight bounds a weight, so that exact arithmetic stays small.
 func checkWeight(field string, w float64) error {
 	if !(w == 0 || w >= 1e-12 && w <= 1e12) {
 		return &FieldError{Field: field, Got: strconv.FormatFloat(w, 'g', -1, 64), Want: "0, or a number from 1e-12 to 1e12"}
@@ -494,13 +511,14 @@ func checkWeight(field string, w float64) error {
 	return nil
 }
 
-// mixtureKinds is what is found out of sources while they are checked.
+// mixtureKinds is what is known of the sources while they are checked.
 type mixtureKinds struct {
-	names  map[string]string // and where they stand
+	names  map[string]string // names of sources with their paths
 	leaves int
-	weight bool // of the first one; all others have one, too, or none has
+	weight bool // of the first source: all others have one too, or none has
 }
 
+// check checks sources at a depth, and counts the leaves.
 func (k *mixtureKinds) check(field string, sources []MixtureSource, depth int) error {
 	if len(sources) == 0 || depth > MaxNesting {
 		return &FieldError{Field: field, Got: fmt.Sprintf("%d sources, %d deep", len(sources), depth),
@@ -538,12 +556,12 @@ func (k *mixtureKinds) check(field string, sources []MixtureSource, depth int) e
 	return nil
 }
 
-// checkAll checks a source, which stands somewhere.
+// checkAll checks a source at a path.
 func (s *MixtureSource) checkAll(at string) error {
 	return within(at+".", cmp.Or(checkAll(s), s.checkTogether()))
 }
 
-// within puts what a field lies in before its name in an error.
+// within prefixes the field of an error with its path.
 func within(prefix string, err error) error {
 	if f, ok := errors.AsType[*FieldError](err); ok {
 		return &FieldError{Field: prefix + f.Field, Got: f.Got, Want: f.Want}
@@ -551,6 +569,7 @@ func within(prefix string, err error) error {
 	return err
 }
 
+// checkTogether checks the fields of a source that exclude each other.
 func (s *MixtureSource) checkTogether() error {
 	given := 0
 	for _, is := range []bool{s.Weight != nil, s.Repeat != 0, s.Choose != 0} {

@@ -7,14 +7,15 @@ import (
 	"strings"
 )
 
-// A source that has a weight, and nothing else than a name, a dataset, a snapshot and a split, is one string in JSON, as
-// tickets repeat all sources: NAME=DATASET@SNAPSHOT/SPLIT*WEIGHT. What is not given is left out with its sign. A name
-// that is the dataset's is written as nothing before its sign.
+// A source that has only a weight, a name, a dataset, a snapshot and a split is one
+// string in JSON, since tickets repeat all sources: NAME=DATASET@SNAPSHOT/SPLIT*WEIGHT. A
+// missing part is left out together with its sign. A name that equals the dataset's is
+// written as nothing before "=".
 
-// plainSource is a source without rules of its own for its JSON.
+// plainSource is a source without these rules for its JSON.
 type plainSource MixtureSource
 
-// MarshalJSON writes the string if it says all, and an object otherwise.
+// MarshalJSON writes the string if that is complete, and an object otherwise.
 func (s MixtureSource) MarshalJSON() ([]byte, error) {
 	said := MixtureSource{Name: s.Name, Dataset: s.Dataset, Snapshot: s.Snapshot, Tag: s.Tag, Split: s.Split,
 		Weight: s.Weight, Within: s.Within}
@@ -37,7 +38,7 @@ func (s MixtureSource) MarshalJSON() ([]byte, error) {
 	return marshal(text.String()), nil
 }
 
-// UnmarshalJSON reads what MarshalJSON wrote, in records.
+// UnmarshalJSON reads the output of MarshalJSON, in records.
 func (s *MixtureSource) UnmarshalJSON(b []byte) error {
 	return s.decodeJSON("source", bytes.TrimSpace(b))
 }
@@ -54,7 +55,7 @@ func (s *MixtureSource) decodeJSON(path string, raw []byte) error {
 	return wrongType(path, raw, `an object, or a string such as "name=dataset@3/train*0.7"`)
 }
 
-// decodeText reads the string, which is the JSON raw.
+// decodeText decodes the string form, which is the JSON raw.
 func (s *MixtureSource) decodeText(path string, raw []byte) error {
 	text, weight, weighted := strings.Cut(unquote(raw), "*")
 	text, split, divided := strings.Cut(text, "/")
@@ -73,7 +74,7 @@ func (s *MixtureSource) decodeText(path string, raw []byte) error {
 		return CheckName(path+".split", split)
 	}
 	if !weighted {
-		return nil // what a source lacks is found when all of it is known
+		return nil // the check of the whole source finds what is missing
 	}
 	s.Weight = new(float64)
 	if !json.Valid([]byte(weight)) {

@@ -10,18 +10,21 @@ import (
 	"strings"
 )
 
-// ObjectVersion names one state of an object of a bucket. The zero value stands for any.
+// ObjectVersion names one state of an object of a bucket. The zero value means any
+// version.
 type ObjectVersion struct {
-	// ETag is what the server calls the content, without quotes. It is no hash of the content in general.
+	// ETag is the server's name of the content, without quotes. In general it is no hash
+	// of the content.
 	ETag string `json:"etag,omitempty"`
-	// ID is the version's id in a bucket that keeps versions (S3), or its generation (Google Cloud Storage).
+	// ID is the version's id in a bucket with versioning (S3), or its generation (Google
+	// Cloud Storage).
 	ID string `json:"id,omitempty"`
 }
 
-// IsZero reports whether v stands for any version.
+// IsZero reports whether v means any version.
 func (v ObjectVersion) IsZero() bool { return v == ObjectVersion{} }
 
-// String names the version for people.
+// String describes the version for people.
 func (v ObjectVersion) String() string {
 	var s []string
 	if v.ETag != "" {
@@ -36,7 +39,7 @@ func (v ObjectVersion) String() string {
 	return strings.Join(s, ", ")
 }
 
-// ObjectPrefix is the beginning of the keys of all blobs that lie in one object set: see [ObjectKey].
+// ObjectPrefix begins the keys of all blobs in one object set: see [ObjectKey].
 type ObjectPrefix [addressPrefix]byte
 
 // String returns the prefix as lower-case hexadecimal.
@@ -55,39 +58,42 @@ func (p *ObjectPrefix) UnmarshalText(b []byte) error {
 	return nil
 }
 
-// ObjectSet is an immutable list of objects of one bucket in which blobs lie. A store keeps it as a blob; snapshots
-// with rows in it name that blob.
+// ObjectSet is an immutable list of objects of one bucket that contain blobs. A store
+// keeps it as a blob; snapshots with rows in it name that blob.
 type ObjectSet struct {
 	Bucket string // its URL, without secrets
-	// Reading says how the objects were read when the set was made: by which format and for which columns. What was read
-	// otherwise has other units, and has to be another set, with another prefix.
+	// Reading says how the objects were read when the set was made: in which format and
+	// for which columns. Another reading finds other units, and so has to be another set,
+	// with another prefix.
 	Reading string
 	Objects []Object
-	// Unproven says that nothing was read when it was attached: the references of its blobs are those of UnprovenRef, but
-	// for those whose content was known all the same.
+	// Unproven marks a set whose objects were not read when it was attached: the
+	// references of its blobs are those of UnprovenRef, except where the content was
+	// known anyway.
 	Unproven bool
 }
 
 // MaxObjects is how many objects a set may have.
 const MaxObjects = 65_536
 
-// Object is one of a set.
+// Object is an object of a set.
 type Object struct {
 	Key     string
 	Size    int64 // bytes
 	Version ObjectVersion
-	Units   []Unit // those that are read whole and decoded, in ascending order of their offsets; nil if there is none
+	Units   []Unit // compressed ranges, which are read whole, in ascending order of their offsets; nil if there are none
 }
 
-// Unit is a stretch of an object that is compressed: it is read whole, and decoded, whichever of its blobs is wanted.
+// Unit is a compressed range of an object. It is read and decoded as a whole, whichever
+// of its blobs is needed.
 type Unit struct {
 	Offset, Length int64 // in the object, in bytes
 	Size           int64 // decoded, in bytes
 	Codec          Codec
 }
 
-// Unit finds the unit that begins at an offset. A key names it so, and not by its number: an attachment gives out
-// keys before all of its units are known.
+// Unit finds the unit that begins at an offset. Keys name units by offset and not by
+// number, because an attachment issues keys before it knows all units.
 func (o *Object) Unit(offset int64) (Unit, bool) {
 	i, found := slices.BinarySearchFunc(o.Units, offset, func(u Unit, at int64) int { return cmp.Compare(u.Offset, at) })
 	if !found {
@@ -96,7 +102,7 @@ func (o *Object) Unit(offset int64) (Unit, bool) {
 	return o.Units[i], true
 }
 
-// Codec is how a unit is compressed.
+// Codec is the compression of a unit.
 type Codec string
 
 // Codecs of units.
@@ -111,19 +117,26 @@ const (
 	CodecBzip2   Codec = "bzip2"
 )
 
-// ObjectAddress is where a blob lies in an object set. Its length is the size of the blob's reference.
+// ObjectAddress is the place of a blob in an object set. Its length is the size in the
+// blob's reference.
 type ObjectAddress struct {
 	Prefix ObjectPrefix
 	Object uint32 // number in the set
-	Packed bool   // the blob lies in a unit
+	Packed bool   // the blob is in a unit
 	Offset int64  // in the object, below 2^48; of a packed blob in its decoded unit, below 2^40
-	Unit   int64  // if the blob is packed, where its unit begins in the object; below 2^48
+	Unit   int64  // of a packed blob: offset of its unit in the object, below 2^48
 }
 
-// Key is the address as a key: 12 bytes of prefix; 4 bytes, the low half of the content's checksum (see UnprovenRef for
-// what it is where that is not known); 4 bytes, the number
-// of the object; 6 bytes, the offset of the blob or of its unit; one byte, 1 if packed; 5 bytes, the offset in the unit.
-// Numbers are big-endian. It panics if a number is out of its bounds.
+// Key is the address as a key, of six parts:
+//
+//   - 12 bytes: the prefix
+//   - 4 bytes: the low half of the content's checksum (see UnprovenRef if that is unknown)
+//   - 4 bytes: the number of the object
+//   - 6 bytes: the offset of the blob or of its unit
+//   - 1 byte: 1 if the blob is packed
+//   - 5 bytes: the offset in the unit
+//
+// Numbers are big-endian. Key panics if a number is out of its bounds.
 func (a ObjectAddress) Key(sum Sum) (k Key) {
 	const most48, most40 = 1 << 48, 1 << 40
 	first, second := a.Offset, int64(0)
@@ -147,7 +160,8 @@ func (a ObjectAddress) Key(sum Sum) (k Key) {
 	return k
 }
 
-// ParseObjectAddress reads what [ObjectAddress.Key] wrote; false if it cannot have.
+// ParseObjectAddress parses a key that [ObjectAddress.Key] made; false if it cannot be
+// one.
 func ParseObjectAddress(k Key) (ObjectAddress, bool) {
 	a := ObjectAddress{Prefix: ObjectPrefix(k[:addressPrefix]), Object: binary.BigEndian.Uint32(k[16:])}
 	var eight [8]byte

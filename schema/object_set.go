@@ -12,29 +12,31 @@ import (
 const (
 	objectSetMagic  = "BOWOBJS1"
 	objectSetHeader = len(objectSetMagic) + addressPrefix + 16
-	// objectsTogether is how many objects share a place in the table of a set: one is found by reading those before it.
+	// objectsTogether is how many objects share an entry in the table of a set: an object
+	// is found by reading those before it in the group. Keys in a group share prefixes,
+	// which makes sets several times smaller.
 	objectsTogether = 16
-	// MaxObjectSetBytes is how large an encoded set may be.
+	// MaxObjectSetBytes bounds an encoded set.
 	MaxObjectSetBytes = 1 << 30
-	// MaxObjectKey is how many bytes the key of an object may have.
+	// MaxObjectKey bounds the key of an object in bytes.
 	MaxObjectKey = 8 << 10
 
 	flagUnproven = 1 << 0 // of a set
 
-	flagHexETag = 1 << 0 // of an object: its ETag is 32 hexadecimal digits, kept as 16 bytes
+	flagHexETag = 1 << 0 // of an object: its ETag is 32 hexadecimal digits, stored as 16 bytes
 	flagETag    = 1 << 1
 	flagID      = 1 << 2
 	flagUnits   = 1 << 3
 )
 
-// codecs by their numbers in encoded sets, from 1 on.
+// codecs by their numbers in encoded sets, from 1 on. Numbers are never reused.
 var codecs = [...]Codec{
 	1: CodecZstd, 2: CodecGzip, 3: CodecDeflate, 4: CodecSnappy, 5: CodecLZ4, 6: CodecLZ4Raw, 7: CodecBrotli, 8: CodecBzip2,
 }
 
-// EncodeObjectSet writes a set in the form that docs/formats.md describes. The same set gives the same bytes. Keys that
-// do not ascend, numbers out of their bounds and codecs that are unknown are an ErrInvalid, too many objects or bytes an
-// ErrLimit.
+// EncodeObjectSet encodes a set in the format of docs/formats.md. Equal sets give equal
+// bytes. It fails with ErrInvalid for keys that do not ascend, numbers out of their
+// bounds and unknown codecs, and with ErrLimit for too many objects or bytes.
 func EncodeObjectSet(s *ObjectSet) ([]byte, error) {
 	if len(s.Objects) > MaxObjects {
 		return nil, fmt.Errorf("%w: an object set of %d objects: at most %d are allowed", ErrLimit, len(s.Objects), MaxObjects)
@@ -82,6 +84,7 @@ func EncodeObjectSet(s *ObjectSet) ([]byte, error) {
 	return data, nil
 }
 
+// appendObject appends an object whose key shares its first bytes with the key before.
 func appendObject(data []byte, o *Object, shared int) ([]byte, error) {
 	if len(o.Key) > MaxObjectKey || o.Size < 0 {
 		return nil, fmt.Errorf("%w: a key of %d bytes and a size of %d: want at most %d, and no negative size", ErrInvalid,
@@ -141,7 +144,8 @@ func appendText(data []byte, text string) []byte {
 	return append(binary.AppendUvarint(data, uint64(len(text))), text...)
 }
 
-// DecodeObjectSet reads what [EncodeObjectSet] wrote. Bytes that are no set are an ErrDataLoss. Nothing is kept of data.
+// DecodeObjectSet decodes the output of [EncodeObjectSet]. Bytes that are no set are an
+// ErrDataLoss. It keeps nothing of data.
 func DecodeObjectSet(data []byte) (*ObjectSet, error) {
 	x, err := OpenObjectSet(data)
 	if err != nil {
@@ -166,7 +170,9 @@ func DecodeObjectSet(data []byte) (*ObjectSet, error) {
 	return s, nil
 }
 
-// ObjectIndex is an object set in its encoded form: an object is found by its number, and takes memory only then.
+// ObjectIndex is an object set in its encoded form. Objects are found by number, and
+// decoded only then: a set of 65,536 objects would take tens of MiB when decoded. It is
+// immutable and safe for concurrent use.
 type ObjectIndex struct {
 	bucket      string
 	reading     string
@@ -176,8 +182,9 @@ type ObjectIndex struct {
 	table, body []byte
 }
 
-// OpenObjectSet reads what [EncodeObjectSet] wrote, and checks all of it, but whether the prefix is that of the objects.
-// Bytes that are no set are an ErrDataLoss. data is kept, and must not change.
+// OpenObjectSet opens the output of [EncodeObjectSet], and checks everything except
+// whether the prefix belongs to the objects. Bytes that are no set are an ErrDataLoss.
+// The index refers to data, which must not change.
 func OpenObjectSet(data []byte) (*ObjectIndex, error) {
 	var x *ObjectIndex
 	err := Guard(func() (err error) {
@@ -192,8 +199,9 @@ func OpenObjectSet(data []byte) (*ObjectIndex, error) {
 	return x, nil
 }
 
-// ReopenObjectSet is OpenObjectSet of bytes that OpenObjectSet has checked before: it looks at the header alone. What is
-// found by it may be wrong where they are others, and it never reads beyond them.
+// ReopenObjectSet is OpenObjectSet for bytes that OpenObjectSet has checked before: it
+// checks only the header. For other bytes the index may give wrong results, but never
+// reads beyond data.
 func ReopenObjectSet(data []byte) (*ObjectIndex, error) {
 	if len(data) < objectSetHeader || len(data) > MaxObjectSetBytes ||
 		string(data[:len(objectSetMagic)]) != objectSetMagic {
@@ -214,7 +222,7 @@ func ReopenObjectSet(data []byte) (*ObjectIndex, error) {
 	return x, nil
 }
 
-// check reads all of the set.
+// check reads the whole set.
 func (x *ObjectIndex) check() error {
 	at, first := 0, true
 	var before []byte
@@ -243,22 +251,23 @@ func (x *ObjectIndex) check() error {
 	return nil
 }
 
+// begins is the offset of a group in the body.
 func (x *ObjectIndex) begins(group int) uint32 { return binary.LittleEndian.Uint32(x.table[4*group:]) }
 
 // Bucket is the URL of the bucket, without secrets.
 func (x *ObjectIndex) Bucket() string { return x.bucket }
 
-// Prefix is that of the keys of the set's blobs.
+// Prefix begins the keys of the set's blobs.
 func (x *ObjectIndex) Prefix() ObjectPrefix { return x.prefix }
 
 // Len is the number of objects.
 func (x *ObjectIndex) Len() int { return x.n }
 
-// Unproven is what ObjectSet says of the sums of the set's blobs.
+// Unproven is ObjectSet.Unproven.
 func (x *ObjectIndex) Unproven() bool { return x.flags&flagUnproven != 0 }
 
-// Object returns an object by its number, without its units. One that the set does not have is an ErrDataLoss: an
-// address says that it has.
+// Object returns an object by its number, without its units. A number beyond the set is
+// an ErrDataLoss, because an address named it.
 func (x *ObjectIndex) Object(number uint32) (o Object, err error) {
 	err = x.find(number, func(e *objectEntry) error {
 		o = e.object()
@@ -267,7 +276,8 @@ func (x *ObjectIndex) Object(number uint32) (o Object, err error) {
 	return o, err
 }
 
-// Unit returns an object by its number, without its units, and that of its units that begins at an offset.
+// Unit returns an object by its number, without its units, and its unit that begins at an
+// offset.
 func (x *ObjectIndex) Unit(number uint32, offset int64) (o Object, u Unit, err error) {
 	err = x.find(number, func(e *objectEntry) error {
 		o = e.object()
@@ -284,6 +294,7 @@ func (x *ObjectIndex) Unit(number uint32, offset int64) (o Object, u Unit, err e
 	return o, u, err
 }
 
+// find visits the entry of an object, with protection against page faults.
 func (x *ObjectIndex) find(number uint32, visit func(*objectEntry) error) error {
 	if int64(number) >= int64(x.n) {
 		return fmt.Errorf("%w: object set %s of %s has %d objects, and no object %d", ErrDataLoss, x.prefix, x.bucket, x.n,
@@ -300,20 +311,21 @@ func (x *ObjectIndex) find(number uint32, visit func(*objectEntry) error) error 
 	})
 }
 
-// objectEntry is an object as it lies in an encoded set.
+// objectEntry is an object in an encoded set. Its slices point into the set, and key is
+// reused for the next entry.
 type objectEntry struct {
 	number int
-	key    []byte // of this entry alone
+	key    []byte // complete key, in memory of this entry
 	size   int64
 	etag   []byte
 	hexed  bool
 	id     []byte
 	units  uint64
-	packed []byte // those
-	rest   []byte // what follows
+	packed []byte // the encoded units
+	rest   []byte // bytes after this entry
 }
 
-// each reads the entries of [from, to). from is the first of its group.
+// each reads the entries [from, to). from must be the first of its group.
 func (x *ObjectIndex) each(from, to int, visit func(*objectEntry) error) error {
 	e := &objectEntry{}
 	for i := from; i < to; i++ {
@@ -335,7 +347,7 @@ func (x *ObjectIndex) each(from, to int, visit func(*objectEntry) error) error {
 	return nil
 }
 
-// next reads the next entry; false if there is none.
+// next reads the next entry; false if there is none or it is damaged.
 func (e *objectEntry) next() bool {
 	in := &cursor{data: e.rest}
 	shared := in.number()
@@ -404,7 +416,8 @@ func (e *objectEntry) eachUnit(visit func(Unit) bool) error {
 	return nil
 }
 
-// cursor reads numbers and bytes. Once there are too few of them it is broken, and gives nothing.
+// cursor reads numbers and bytes. If there are too few bytes it is broken from then on,
+// and returns zero values. So callers check once.
 type cursor struct {
 	data   []byte
 	broken bool

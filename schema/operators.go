@@ -11,7 +11,7 @@ import (
 	"strings"
 )
 
-// Limits of operators. A ticket repeats them, also each that batches carry.
+// Limits of operators. Every ticket repeats the operators, also those in batches.
 const (
 	// MaxOperatorsBytes bounds the JSON of Request.Operators.
 	MaxOperatorsBytes = 16 << 10
@@ -19,39 +19,44 @@ const (
 	MaxOperatorColumns = 64
 	// MaxSteps bounds the steps of one column.
 	MaxSteps = 64
-	// MaxTokenColumns bounds the columns of tokens that a request makes, and the columns that one is made of.
+	// MaxTokenColumns bounds the token columns of a request, and the source columns of
+	// each.
 	MaxTokenColumns = 16
 )
 
-// Places where operators run: values of Request.Place. They change what a step costs, and
-// never its result.
+// Places where operators run: values of Request.Place. The place changes the cost of a
+// step, and never its result.
 const (
 	PlaceServer = "server"
-	PlaceClient = "client" // blobs are served as they are
-	PlaceAuto   = "auto"   // a client decides, and asks for one of the others
+	PlaceClient = "client" // blobs are served unchanged
+	PlaceAuto   = "auto"   // a client decides, and sends one of the others
 )
 
-// Operators say by blob column what becomes of its cells before they are sent, and by the name of a new
-// column what its values are.
+// Operators are, by blob column, the steps that its cells go through before they are
+// sent, and, by the name of a new column, how its values are made.
 type Operators map[string]Pipeline
 
-// Pipeline is the operators of one column. As JSON it is a list of steps, or an object
-// where it has more than that.
+// Pipeline is the operators of one column. Its JSON is a list of steps, or an object if
+// it has more than that.
 type Pipeline struct {
-	// Kind says what the cells are, "image" or "audio"; "": as the column's media says.
+	// Kind is the kind of the cells, "image" or "audio"; "" takes it from the column's
+	// media type.
 	Kind string
-	// Contract is the version of the rules that results keep to, byte by byte; "": that of
-	// the server. Tickets name it.
+	// Contract is the version of the rules that results follow, byte by byte; "" means
+	// the server's. Tickets name it.
 	Contract string
-	// Follows names another column with operators, whose steps these cells go through as its
-	// masks: the same geometry with the same numbers, and nothing that mixes pixels. "": none.
+	// Follows names another column with operators. These cells go through its steps as
+	// its masks: with the same geometry and the same random numbers, and without steps
+	// that mix pixels. "" for none.
 	Follows string
-	// Expression makes a new column of metadata columns, and has nothing beside it but a Contract. "": none.
+	// Expression makes a new column of metadata columns, and excludes all other fields
+	// but Contract. "" for none.
 	Expression string
-	// Tokens makes a new column of lists of tokens, of these metadata columns, by Steps. nil: none.
+	// Tokens names metadata columns of which Steps make a new column of token lists. nil
+	// for none.
 	Tokens []string
-	// Steps are applied one after the other. There are none where the column follows another, or is made by an
-	// expression.
+	// Steps are applied in order. There are none if the column follows another, or is
+	// made by an expression.
 	Steps []Step
 }
 
@@ -63,7 +68,7 @@ type Step struct {
 	Params json.RawMessage
 }
 
-// MarshalJSON writes the list of steps, or the object where there is more.
+// MarshalJSON writes the list of steps, or the object if there is more.
 func (p Pipeline) MarshalJSON() ([]byte, error) {
 	if p.listed() {
 		return json.Marshal(p.Steps)
@@ -78,7 +83,7 @@ func (p Pipeline) MarshalJSON() ([]byte, error) {
 	}{p.Kind, p.Contract, p.Follows, p.Expression, p.Tokens, p.Steps})
 }
 
-// listed reports whether the steps say all.
+// listed reports whether the steps are all there is.
 func (p Pipeline) listed() bool {
 	return p.Kind == "" && p.Contract == "" && p.Follows == "" && !p.Computes()
 }
@@ -86,7 +91,7 @@ func (p Pipeline) listed() bool {
 // Computes reports whether the pipeline makes a new column of metadata.
 func (p Pipeline) Computes() bool { return p.Expression != "" || p.Tokens != nil }
 
-// StepsAt is the path of the steps in a request, where at is that of the pipeline.
+// StepsAt is the path of the steps in a request; at is the path of the pipeline.
 func (p Pipeline) StepsAt(at string) string {
 	if p.listed() {
 		return at
@@ -231,8 +236,8 @@ func (o Operators) Computed() []string {
 	return slices.DeleteFunc(slices.Sorted(maps.Keys(o)), func(name string) bool { return !o[name].Computes() })
 }
 
-// Resolved reports whether the operators are as a server writes them, with every parameter and the
-// versions of contracts.
+// Resolved reports whether the operators are complete, as a server writes them: with
+// every parameter and the versions of contracts.
 func (o Operators) Resolved() bool {
 	for _, p := range o {
 		if p.Contract == "" {
@@ -242,7 +247,7 @@ func (o Operators) Resolved() bool {
 	return true
 }
 
-// checkOperators checks Operators, which are given, and Layout.
+// checkOperators checks Operators, which are set, and Layout.
 func (r *Request) checkOperators() error {
 	if err := r.Operators.check(); err != nil {
 		return err
@@ -254,7 +259,8 @@ func (r *Request) checkOperators() error {
 	return nil
 }
 
-// check checks operators, which are given, as far as no operator has to be known.
+// check checks operators, which are set, as far as that needs no knowledge of the
+// operators themselves.
 func (o Operators) check() error {
 	if n := len(o); n == 0 || n > MaxOperatorColumns {
 		return &FieldError{Field: "operators", Got: fmt.Sprintf("%d columns", n),
@@ -301,7 +307,7 @@ func (o Operators) check() error {
 	return nil
 }
 
-// checkComputed checks a pipeline that makes a column of metadata, and the name of the column.
+// checkComputed checks a pipeline that makes a column of metadata, and the column's name.
 func (p Pipeline) checkComputed(column string) error {
 	at := "operators." + Shown(column)
 	what := "an expression"
@@ -338,7 +344,7 @@ func (p Pipeline) checkTokens(at string) error {
 	return nil
 }
 
-// checkPlace checks Place, which is given.
+// checkPlace checks Place, which is set.
 func (r *Request) checkPlace() error {
 	switch r.Place {
 	case PlaceServer:

@@ -1,9 +1,9 @@
-// Package checksum computes the checksum of blobs, XXH3 with 64 bits and seed 0, over memory that is not in the
-// processor's cache: of bytes where they lie, and of bytes as they are copied.
+// Package checksum computes the checksum of blobs, XXH3 with 64 bits and seed 0, over
+// memory that is not in the CPU's cache, with or without copying it.
 //
-// A library computes it where bytes are few, and on processors that this package has no code for. What is here is how
-// many bytes are brought from memory, looked at once, and written past the cache. What a blob is, and what becomes of
-// one that is wrong, is said elsewhere.
+// Short inputs, and CPUs without AVX2, use the library github.com/zeebo/xxh3. The code
+// here is for long inputs that are read once: it prefetches them from memory, and writes
+// copies past the cache. It knows neither blobs nor errors; package schema does.
 package checksum
 
 import (
@@ -13,27 +13,31 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// fastBytes is from how many bytes on the code for many bytes is used. Fewer are brought from memory as quickly by any.
+// fastBytes is the length from which on the code for long inputs is used. Shorter ones
+// are read from memory equally fast by any code.
 const fastBytes = 16 << 10
 
-// Of returns the XXH3 of b. next is what it will be called with next, as far as is known: its beginning is brought from
-// memory meanwhile. Of panics as any load does where a page of b cannot be read.
-func Of(b, next []byte) uint64 {
+// Sum returns the XXH3 of b. next is a hint: the bytes of the next call, whose beginning
+// is prefetched meanwhile. Sum panics as any load does if a page of b cannot be read.
+func Sum(b, next []byte) uint64 {
 	if fast && len(b) >= fastBytes {
 		return ofFast(b, next)
 	}
-	// Processors read ahead within a page only, and look up one page after another. Loads from all pages at once, which
-	// wait for nothing, have the checksum take a fifth less time where the bytes are not in the cache.
+	// CPUs prefetch only within a page, and look up one page after another. Independent
+	// loads from all pages at once reduce the time of the checksum by a fifth if the
+	// bytes are not in the cache.
 	touch(b)
 	return xxh3.Hash(b)
 }
 
-// Copy copies from to the beginning of to, which is at least as long, and returns the XXH3 of what it has written: of
-// these very bytes, whatever becomes of from meanwhile. They overlap nowhere. next is what will be copied next, as for
-// [Of]. Copy panics as any load does where a page of from cannot be read; then part of to may be written.
+// Copy copies from to the beginning of to, which is at least as long, and returns the
+// XXH3 of the bytes that it has written, even if from changes meanwhile. The two must not
+// overlap. next is a hint as for [Sum]. Copy panics as any load does if a page of from
+// cannot be read; part of to may be written then.
 //
-// Many bytes are written past the processor's cache: whoever reads them next is another process, and a cache that had
-// to fetch each line before all of it is overwritten would cost a third of the memory's rate.
+// Long inputs are written past the CPU's cache, because another process or device reads
+// them next. Through the cache, each line would be fetched before it is overwritten,
+// which costs a third of the memory bandwidth.
 func Copy(to, from, next []byte) uint64 {
 	to = to[:len(from)]
 	if fast && len(from) >= fastBytes {
@@ -44,8 +48,8 @@ func Copy(to, from, next []byte) uint64 {
 	return xxh3.Hash(to)
 }
 
-// touch reads a byte of each page of b. Were it inlined where nobody uses the sum, no byte would be read: the compiler
-// leaves loads out that lead to nothing.
+// touch reads a byte of each page of b. It must not be inlined: where a caller ignores
+// the sum, the compiler would remove the loads.
 //
 //go:noinline
 func touch(b []byte) (sum byte) {
@@ -56,16 +60,17 @@ func touch(b []byte) (sum byte) {
 }
 
 // XXH3 of more than 240 bytes, as its author specifies it (Collet, "XXH3 specification",
-// github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md): eight sums of 64 bits run over stripes of 64 bytes. Each
-// stripe of a block is mixed with another part of a secret, and the sums are scrambled after each block. The last
-// stripe is mixed in once more than the blocks say, and the sums are folded into one.
+// github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md). Eight sums of 64 bits run over
+// stripes of 64 bytes. Each stripe of a block is mixed with another part of a secret, and
+// the sums are scrambled after each block. The last stripe is mixed once more, whether or
+// not it overlaps a block, and the sums are folded into one.
 const (
 	stripe     = 64
 	block      = 16 * stripe
 	keyStep    = 8   // bytes of the secret from stripe to stripe
-	scrambleAt = 128 // where in the secret what scrambles lies
-	lastAt     = 121 // and the last stripe's part
-	mergeAt    = 11  // and what folds the sums
+	scrambleAt = 128 // offset in the secret of the part for scrambling,
+	lastAt     = 121 // for the last stripe,
+	mergeAt    = 11  // and for folding the sums
 
 	prime32x1, prime32x2, prime32x3 = 0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D
 	prime64x1, prime64x2, prime64x3 = 0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9
@@ -76,6 +81,7 @@ const (
 // sums are the running sums.
 type sums [8]uint64
 
+// newSums are the initial sums of the specification.
 func newSums() sums {
 	return sums{prime32x3, prime64x1, prime64x2, prime64x3, prime64x4, prime32x2, prime64x5, prime32x1}
 }
@@ -91,8 +97,8 @@ func (s *sums) add(b, key []byte) {
 	}
 }
 
-// finish returns the checksum of size bytes. rest is what lies behind the last block that was mixed in, 1 to 1,024
-// bytes, and last the last stripe of all.
+// finish returns the checksum of size bytes. rest are the bytes after the last mixed
+// block, 1 to 1,024 bytes, and last is the last stripe of the input.
 func (s *sums) finish(rest, last []byte, size int) uint64 {
 	for i := range (len(rest) - 1) / stripe {
 		s.add(rest[i*stripe:], secret[i*keyStep:])
@@ -109,7 +115,7 @@ func (s *sums) finish(rest, last []byte, size int) uint64 {
 	return sum ^ sum>>32
 }
 
-// secret is the secret of seed 0.
+// secret is the secret for seed 0.
 var secret = [192]byte{
 	0xb8, 0xfe, 0x6c, 0x39, 0x23, 0xa4, 0x4b, 0xbe, 0x7c, 0x01, 0x81, 0x2c, 0xf7, 0x21, 0xad, 0x1c,
 	0xde, 0xd4, 0x6d, 0xe9, 0x83, 0x90, 0x97, 0xdb, 0x72, 0x40, 0xa4, 0xa4, 0xb7, 0xb3, 0x67, 0x1f,

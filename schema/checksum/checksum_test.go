@@ -8,8 +8,8 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// aheadBytes is how many of the next bytes are asked for.
-const aheadBytes = 4 * block
+// prefetchBytes is how many of the next bytes are prefetched.
+const prefetchBytes = 4 * block
 
 // sizes are those at which something else begins: code for many bytes, a block, a stripe, what is worked through at
 // once.
@@ -33,8 +33,8 @@ func sizes(r *rand.Rand) []int {
 func TestOf(t *testing.T) {
 	r := testRand(t)
 	for _, n := range sizes(r) {
-		b, next := randomBytes(r, n), randomBytes(r, r.IntN(3*aheadBytes))
-		if got, want := Of(b, next), xxh3.Hash(b); got != want {
+		b, next := randomBytes(r, n), randomBytes(r, r.IntN(3*prefetchBytes))
+		if got, want := Sum(b, next), xxh3.Hash(b); got != want {
 			t.Errorf("%d bytes: %016x, want %016x", n, got, want)
 		}
 	}
@@ -45,7 +45,7 @@ func TestOf(t *testing.T) {
 func TestCopy(t *testing.T) {
 	r := testRand(t)
 	for _, n := range sizes(r) {
-		from, next := randomBytes(r, n), randomBytes(r, r.IntN(3*aheadBytes))
+		from, next := randomBytes(r, n), randomBytes(r, r.IntN(3*prefetchBytes))
 		checkCopy(t, from, next, r.IntN(stripe), r.IntN(stripe))
 	}
 	from := randomBytes(r, fastBytes+1000)
@@ -75,11 +75,11 @@ func checkCopy(t *testing.T, from, next []byte, before, behind int) {
 func TestFlip(t *testing.T) {
 	r := testRand(t)
 	b := randomBytes(r, fastBytes+r.IntN(5*block))
-	to, want := make([]byte, len(b)), Of(b, nil)
+	to, want := make([]byte, len(b)), Sum(b, nil)
 	for range 500 {
 		at, bit := r.IntN(len(b)), byte(1)<<r.IntN(8)
 		b[at] ^= bit
-		if Of(b, nil) == want || Copy(to, b, nil) == want {
+		if Sum(b, nil) == want || Copy(to, b, nil) == want {
 			t.Errorf("bit %08b of byte %d of %d has no part in the checksum", bit, at, len(b))
 		}
 		b[at] ^= bit
@@ -89,7 +89,7 @@ func TestFlip(t *testing.T) {
 // Copying and checking cost no allocation.
 func TestAllocations(t *testing.T) {
 	b, to := make([]byte, 10*fastBytes), make([]byte, 10*fastBytes)
-	if n := testing.AllocsPerRun(100, func() { Of(b, to); Copy(to, b, b) }); n != 0 {
+	if n := testing.AllocsPerRun(100, func() { Sum(b, to); Copy(to, b, b) }); n != 0 {
 		t.Errorf("%g allocations", n)
 	}
 }
@@ -116,7 +116,7 @@ func FuzzCopy(f *testing.F) {
 			return
 		}
 		from := bytes.Repeat(pattern, int(size)/len(pattern)+1)[:size]
-		if got, want := Of(from, pattern), xxh3.Hash(from); got != want {
+		if got, want := Sum(from, pattern), xxh3.Hash(from); got != want {
 			t.Errorf("%016x, want %016x", got, want)
 		}
 		checkCopy(t, from, pattern, int(at%stripe), int(at/4))
@@ -143,7 +143,7 @@ func BenchmarkCopy(b *testing.B) {
 			}
 		})
 	}
-	run("of", func(_, from, next []byte) { Of(from, next) })
+	run("of", func(_, from, next []byte) { Sum(from, next) })
 	run("library", func(_, from, _ []byte) { xxh3.Hash(from) })
 	run("copy", func(to, from, next []byte) { Copy(to, from, next) })
 	run("copy then library", func(to, from, _ []byte) { xxh3.Hash(to[:copy(to, from)]) })

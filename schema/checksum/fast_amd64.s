@@ -1,14 +1,13 @@
 #include "textflag.h"
 
-// Bytes come from memory that the cache does not have: what there is to gain is that they are asked for early.
-// Processors read ahead by themselves, but within a page alone. So each stripe has another one asked for, at R10, that
-// is wanted a page later: into the second level of the cache, as the first one can wait for fewer lines at once.
-// Asking never fails.
+// The bytes come from memory and not from the cache, so the gain is in prefetching them early. CPUs prefetch by
+// themselves, but only within a page. So each stripe prefetches another one, at R10, that is needed a page later. It goes
+// to the second level of the cache, because the first level can wait for fewer lines at once. A prefetch never faults.
 
 DATA prime<>+0(SB)/8, $0x9E3779B1 // prime32x1
 GLOBL prime<>(SB), RODATA|NOPTR, $8
 
-// LOAD brings stripe i of the block at SI to Y2 and Y3, and has the one of the block at R10 asked for.
+// LOAD loads stripe i of the block at SI into Y2 and Y3, and prefetches that of the block at R10.
 #define LOAD(i) \
 	PREFETCHT1 (64*i)(R10);    \
 	VMOVDQU (64*i)(SI), Y2;    \
@@ -55,11 +54,11 @@ GLOBL prime<>(SB), RODATA|NOPTR, $8
 #define MIX(i) LOAD(i); ADD(i)
 #define MIXKEEP(i) LOAD(i); KEEP(i); ADD(i)
 
-// func mix(s *sums, from, ahead *byte, n int, secret *byte)
+// func mix(s *sums, from, soon *byte, n int, secret *byte)
 TEXT ·mix(SB), NOSPLIT, $0-40
 	MOVQ         s+0(FP), AX
 	MOVQ         from+8(FP), SI
-	MOVQ         ahead+16(FP), R10
+	MOVQ         soon+16(FP), R10
 	MOVQ         n+24(FP), CX
 	MOVQ         secret+32(FP), R9
 	VMOVDQU      (AX), Y0
@@ -95,12 +94,12 @@ next:
 	VZEROUPPER
 	RET
 
-// func mixCopy(s *sums, line, from, ahead *byte, n int, scratch *[stripe + block]byte, skip int, secret *byte)
+// func mixCopy(s *sums, line, from, soon *byte, n int, scratch *[stripe + block]byte, skip int, secret *byte)
 TEXT ·mixCopy(SB), NOSPLIT, $0-64
 	MOVQ         s+0(FP), AX
 	MOVQ         line+8(FP), DI
 	MOVQ         from+16(FP), SI
-	MOVQ         ahead+24(FP), R10
+	MOVQ         soon+24(FP), R10
 	MOVQ         n+32(FP), CX
 	MOVQ         scratch+40(FP), DX
 	MOVQ         skip+48(FP), R8
@@ -155,7 +154,7 @@ next:
 	DECQ CX
 	JNZ  next
 
-	// Such stores are in no order with others: who is told of them later is to find them.
+	// Non-temporal stores are not ordered with others. The fence makes them visible before anything that follows.
 	SFENCE
 	VMOVDQU Y0, (AX)
 	VMOVDQU Y1, 32(AX)

@@ -43,7 +43,7 @@ func TestFault(t *testing.T) {
 		}
 		to := make([]byte, size)
 		for name, what := range map[string]func(){
-			"Of":   func() { Of(mem, nil) },
+			"Of":   func() { Sum(mem, nil) },
 			"Copy": func() { Copy(to, mem, nil) },
 		} {
 			if got, want := faults(what), left < 20; got != want {
@@ -51,7 +51,7 @@ func TestFault(t *testing.T) {
 			}
 		}
 		// What comes next is asked for, and not read.
-		if faults(func() { Of(to, mem); Copy(make([]byte, size), to, mem) }) {
+		if faults(func() { Sum(to, mem); Copy(make([]byte, size), to, mem) }) {
 			t.Errorf("the %d pages that are there of the next bytes were read", left)
 		}
 	}

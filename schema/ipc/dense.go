@@ -8,9 +8,8 @@ import (
 	"github.com/apache/arrow/go/v17/arrow/memory"
 )
 
-// Dense strings the values of a dictionary column together, row by row. A few
-// indices of one byte can stand for any number of bytes, so that what it takes
-// is counted before any of it is there.
+// Dense makes a plain column of a dictionary column. A few one-byte indices may expand to
+// any number of bytes, so the size is counted before anything is allocated.
 func Dense(a *array.Dictionary, mem memory.Allocator, counted Memory) (arrow.Array, error) {
 	switch dict := a.Dictionary().(type) {
 	case *array.String:
@@ -29,7 +28,7 @@ func Dense(a *array.Dictionary, mem memory.Allocator, counted Memory) (arrow.Arr
 	return denseAny(a, mem, counted)
 }
 
-// textBuilder is a builder of texts, or of bytes as if they were.
+// textBuilder is a builder of texts, or of bytes in the form of texts.
 type textBuilder interface {
 	array.Builder
 	Append(string)
@@ -41,6 +40,8 @@ type bytesBuilder struct{ *array.BinaryBuilder }
 // Append implements textBuilder.
 func (b bytesBuilder) Append(s string) { b.AppendString(s) }
 
+// denseTexts sums up the lengths first, and then copies. most is the limit of the offsets
+// of the type.
 func denseTexts(a *array.Dictionary, b textBuilder, value func(int) string, most int64) (arrow.Array, error) {
 	defer b.Release()
 	var sum int64
@@ -64,10 +65,10 @@ func denseTexts(a *array.Dictionary, b textBuilder, value func(int) string, most
 	return b.NewArray(), nil
 }
 
-// sliceCost is what a slice of an array of one row takes, in bytes.
+// sliceCost is the memory of a one-row slice of an array, in bytes.
 const sliceCost = 512
 
-// denseAny does it for values of any type.
+// denseAny is Dense for values of any other type, by concatenating slices of one row.
 func denseAny(a *array.Dictionary, mem memory.Allocator, counted Memory) (arrow.Array, error) {
 	dict := a.Dictionary()
 	if a.Len() == 0 {
@@ -99,8 +100,8 @@ func denseAny(a *array.Dictionary, mem memory.Allocator, counted Memory) (arrow.
 	return array.Concatenate(pieces, mem)
 }
 
-// Integers returns the values of an integer array; where it is null they
-// mean nothing. A uint64 beyond int64 comes out negative.
+// Integers returns the values of an integer array. For null rows they have no meaning. A
+// uint64 beyond int64 is returned as a negative number.
 func Integers(a arrow.Array) (func(int) int64, error) {
 	switch a := a.(type) {
 	case *array.Int64:

@@ -1,12 +1,16 @@
 // Package ipc reads and writes the messages of the Arrow IPC format: schemas, record batches and dictionaries.
 //
-// The Arrow library's reader takes lengths, offsets and claims as they are, and copies every buffer; its writer aligns
-// buffers to 8 bytes, and joins their pieces. Here each length is checked against the bytes that are there before
-// anything is made of it, values are read where they lie, and what decompression takes is counted. Arrays that are read
-// point into the message's body, which has to stay as it is for as long as they are used.
+// The Arrow library's reader trusts lengths and offsets, and copies every buffer. Its
+// writer aligns buffers to 8 bytes, and joins their pieces. Here each length is checked
+// against the existing bytes before anything is allocated, values are read in place, and
+// the memory of decompression is counted. Arrays that were read point into the message's
+// body, which must not change while they are used.
 //
-// The writer makes the header of a record batch from its field nodes and buffers; the body is the caller's to lay out.
-// The message of a schema is left to the library.
+// The writer makes the header of a record batch from its field nodes and buffers; the
+// caller lays out the body. Schema messages are left to the library.
+//
+// Begin with [Reader] for streams, [Options.ReadColumns] for single batches, and
+// [EncodeBatch] for writing.
 //
 // Errors about a message are an [*Error]. Others come from a [Memory].
 package ipc
@@ -22,10 +26,10 @@ import (
 	flatbuffers "github.com/google/flatbuffers/go"
 )
 
-// Error says what is wrong with a message.
+// Error is a defect of a message.
 type Error struct {
 	What string
-	// Limit says that the message is right, and asks for more than it may.
+	// Limit marks a message that is correct but exceeds a limit.
 	Limit bool
 }
 
@@ -55,16 +59,18 @@ const (
 	slotBodySize = 10
 
 	continuation = 0xffffffff
-	// prefixBytes is what a message begins with in a stream of bytes: the continuation, and the length of its header.
+	// prefixBytes is the length of a message's prefix in a byte stream: the continuation
+	// mark, and the length of its header.
 	prefixBytes = 8
-	// align is what values have to be aligned to.
+	// align is the alignment of values in bytes.
 	align = 8
 )
 
-// EndOfStream is what ends a stream of bytes.
+// EndOfStream ends a byte stream.
 var EndOfStream = []byte{0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0}
 
-// header returns what the flatbuffer of a message says, and of which kind that is.
+// header parses the flatbuffer of a message: its kind, its header table and the length of
+// its body.
 func header(b []byte) (kind byte, t flatbuffers.Table, body int64, err error) {
 	msg := flatbuffers.Table{Bytes: b, Pos: flatbuffers.GetUOffsetT(b)}
 	at := flatbuffers.UOffsetT(msg.Offset(slotHeader))
@@ -75,7 +81,9 @@ func header(b []byte) (kind byte, t flatbuffers.Table, body int64, err error) {
 	return msg.GetByteSlot(slotKind, 0), t, msg.GetInt64Slot(slotBodySize, 0), nil
 }
 
-// leadsOut makes an error of the panic of a flatbuffer that leads out of itself, which is read without checks.
+// leadsOut turns the panic of a malformed flatbuffer into an error. The flatbuffers
+// library reads tables without bounds checks of its own, so a wrong offset panics with a
+// runtime error.
 func leadsOut(p any, err error) error {
 	if p == nil {
 		return err
@@ -86,8 +94,8 @@ func leadsOut(p any, err error) error {
 	return broken("the header of a message is broken: it leads out of itself")
 }
 
-// AppendMessage appends a message's header to a stream of bytes, followed by so many zeros that what comes next begins
-// at a multiple of alignment from the stream's beginning.
+// AppendMessage appends a message's header to a byte stream, padded with zeros so that
+// the following bytes begin at a multiple of alignment.
 func AppendMessage(b, header []byte, alignment int) []byte {
 	pad := -(len(b) + prefixBytes + len(header)) & (alignment - 1)
 	b = binary.LittleEndian.AppendUint32(b, continuation)
@@ -96,7 +104,8 @@ func AppendMessage(b, header []byte, alignment int) []byte {
 	return append(b, make([]byte, pad)...)
 }
 
-// NextMessage splits the first message off a stream of bytes: its header, and what follows, which begins with the body.
+// NextMessage splits the first message off a byte stream: its header, and the following
+// bytes, which begin with the body.
 func NextMessage(b []byte) (header, rest []byte, err error) {
 	if len(b) < prefixBytes || binary.LittleEndian.Uint32(b) != continuation {
 		return nil, nil, broken("no message of an Arrow stream is where one should be")
@@ -108,7 +117,8 @@ func NextMessage(b []byte) (header, rest []byte, err error) {
 	return b[prefixBytes : prefixBytes+n], b[prefixBytes+n:], nil
 }
 
-// schemaPayload keeps the first payload that a writer makes: the schema.
+// schemaPayload captures the first payload that a writer makes, the schema. The library
+// has no function for that.
 type schemaPayload struct{ header []byte }
 
 func (*schemaPayload) Start() error { return nil }
@@ -134,9 +144,9 @@ func EncodeSchema(s *arrow.Schema) ([]byte, error) {
 	return p.header, nil
 }
 
-// EncodeBatch builds the header of a record batch's message. nodes are the length and the count of nulls of each column
-// and child, depth first, buffers where each begins in the body and its length. The result is valid until fb is used
-// again.
+// EncodeBatch builds the header of a record batch's message. nodes are length and null
+// count of each column and child, depth first; buffers are the offset in the body and the
+// length of each buffer. The result is valid until fb is used again.
 func EncodeBatch(fb *flatbuffers.Builder, rows int64, nodes, buffers [][2]int64, body int64) []byte {
 	fb.Reset()
 	nodesAt := pairs(fb, nodes)
@@ -155,7 +165,7 @@ func EncodeBatch(fb *flatbuffers.Builder, rows int64, nodes, buffers [][2]int64,
 	return fb.FinishedBytes()
 }
 
-// pairs writes a vector of structs of two int64.
+// pairs writes a vector of structs of two int64, backwards as flatbuffers require.
 func pairs(fb *flatbuffers.Builder, list [][2]int64) flatbuffers.UOffsetT {
 	fb.StartVector(sizeofPair, len(list), 8)
 	for i := len(list) - 1; i >= 0; i-- {

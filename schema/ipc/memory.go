@@ -2,11 +2,12 @@ package ipc
 
 import "github.com/apache/arrow/go/v17/arrow/memory"
 
-// Memory counts what decoding takes beyond the messages themselves. It is for one goroutine at a time.
+// Memory counts the memory that decoding takes in addition to the messages. It is used by
+// one goroutine at a time.
 type Memory interface {
-	// Grow counts n more bytes in; an error refuses them.
+	// Grow adds n bytes; an error refuses them.
 	Grow(n int64) error
-	// Shrink counts n bytes out.
+	// Shrink subtracts n bytes.
 	Shrink(n int64)
 }
 
@@ -19,17 +20,17 @@ func (Unbounded) Grow(int64) error { return nil }
 // Shrink implements Memory.
 func (Unbounded) Shrink(int64) {}
 
-// Allocator allocates what its memory counts. It panics with a refusal where that has no more, as its interface leaves
-// no other way; Bounded makes an error of that.
+// Allocator is an Arrow allocator that counts its memory. Its interface has no errors, so
+// it panics if Memory refuses; Bounded turns the panic into an error.
 type Allocator struct {
 	memory.Allocator
 	Memory Memory
 }
 
-// refusal is why memory was refused.
+// refusal is the panic of a refused allocation.
 type refusal struct{ error }
 
-// Unwrap is for code that made an error of the panic.
+// Unwrap is for code that turned the panic into an error.
 func (r refusal) Unwrap() error { return r.error }
 
 func (a *Allocator) take(n int) {
@@ -60,7 +61,7 @@ func (a *Allocator) Free(b []byte) {
 	a.Allocator.Free(b)
 }
 
-// Bounded runs f, which allocates from an Allocator, and makes an error of its refusal.
+// Bounded runs f, which uses an Allocator, and returns a refusal as an error.
 func Bounded(f func() error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {

@@ -10,34 +10,36 @@ import (
 	flatbuffers "github.com/google/flatbuffers/go"
 )
 
-// Batch is a record batch. All that its columns can reach was checked. Extensions are unwrapped, dictionaries are as they
-// came. It is valid until the next message is read.
+// Batch is a record batch. Everything that its columns can reach was checked. Extension
+// types are unwrapped, dictionaries are as they were sent. It is valid until the next
+// message is read.
 type Batch struct {
 	Schema  *arrow.Schema
 	Rows    int
 	Columns []arrow.Array
 }
 
-// Reader reads the record batches of a stream, whose schema has come. It is for one goroutine.
+// Reader reads the record batches of a stream whose schema is known. It is for one
+// goroutine.
 type Reader struct {
 	Schema *arrow.Schema
 
 	o            Options
-	ids          []int64 // of the columns' dictionaries, noDictionary for those without
+	ids          []int64 // of the columns' dictionaries, noDictionary for columns without one
 	dictionaries map[int64]*dictionary
 	deltas       int
 }
 
-// dictionary is what columns index.
+// dictionary is a dictionary that columns index.
 type dictionary struct {
 	dt     arrow.DataType // of its values
-	values arrow.Array    // nil before it came
+	values arrow.Array    // nil before it was sent
 }
 
 const (
 	noDictionary = math.MinInt64
-	// maxDeltas is how many additions to dictionaries a stream may have: each
-	// costs a copy of what there was.
+	// maxDeltas is how many additions to dictionaries a stream may have, since each
+	// copies the whole dictionary.
 	maxDeltas = 4096
 
 	slotDictionaryID    = 4
@@ -45,8 +47,8 @@ const (
 	slotDictionaryDelta = 8
 )
 
-// NewReader returns a reader of the batches of a schema. ids are those of the dictionaries that its columns have, as
-// DecodeSchema returns them.
+// NewReader returns a reader of the batches of a schema. ids are the ids of its columns'
+// dictionaries, as DecodeSchema returns them.
 func NewReader(s *arrow.Schema, ids map[int]int64, o Options) (*Reader, error) {
 	r := &Reader{Schema: s, o: o, ids: make([]int64, s.NumFields()), dictionaries: map[int64]*dictionary{}}
 	for i, f := range s.Fields() {
@@ -65,7 +67,7 @@ func NewReader(s *arrow.Schema, ids map[int]int64, o Options) (*Reader, error) {
 	return r, nil
 }
 
-// Read takes a message's header and body. It returns nil if that was a dictionary.
+// Read reads a message's header and body. It returns nil for a dictionary.
 func (r *Reader) Read(head, body []byte) (b *Batch, err error) {
 	defer func() { err = leadsOut(recover(), err) }()
 	kind, t, _, err := header(head)
@@ -96,6 +98,8 @@ func (r *Reader) batch(t *flatbuffers.Table, body []byte) (*Batch, error) {
 	return b, d.end()
 }
 
+// column reads a column. It checks indices of a dictionary against the values that were
+// sent so far.
 func (r *Reader) column(d *decoder, dt arrow.DataType, rows, id int64) (arrow.Array, error) {
 	dt = Storage(dt)
 	dict, ok := dt.(*arrow.DictionaryType)
@@ -123,7 +127,7 @@ func (r *Reader) column(d *decoder, dt arrow.DataType, rows, id int64) (arrow.Ar
 	return array.NewDictionaryArray(dict, indices, values), nil
 }
 
-// dictionary takes in the values of a dictionary, or more of them.
+// dictionary reads the values of a dictionary, or additions to it.
 func (r *Reader) dictionary(t *flatbuffers.Table, head, body []byte) error {
 	id := t.GetInt64Slot(slotDictionaryID, 0)
 	dict := r.dictionaries[id]
@@ -146,7 +150,7 @@ func (r *Reader) dictionary(t *flatbuffers.Table, head, body []byte) error {
 	if err != nil {
 		return fmt.Errorf("the dictionary of id %d: %w", id, err)
 	}
-	// It outlives its message.
+	// The dictionary outlives its message.
 	if err := r.o.Kept.Grow(int64(len(head)+len(body)) + d.inflated); err != nil {
 		return err
 	}

@@ -32,25 +32,26 @@ const (
 	notCompressed = -1
 	codecLZ4      = 0
 	codecZstd     = 1
-	// sizePrefix is before each compressed buffer: its size without compression.
+	// sizePrefix is the length of the size before each compressed buffer.
 	sizePrefix = 8
 )
 
-// Options bound what is read of record batches.
+// Options bound the reading of record batches.
 type Options struct {
 	// MaxBatchRows is how many rows a batch may have.
 	MaxBatchRows int
-	// MaxMessageBytes is half of what a batch may have when it is decompressed; 0 accepts no compressed ones.
+	// MaxMessageBytes is half of the size that a batch may have after decompression; 0
+	// refuses compressed batches.
 	MaxMessageBytes int
-	// Strict takes no wrong counts of nulls. Else they are put right.
+	// Strict refuses wrong counts of nulls. Otherwise they are corrected.
 	Strict bool
-	// Memory counts what is made of a message; Kept what outlives it.
+	// Memory counts what is made of a message, Kept what outlives the message.
 	Memory, Kept Memory
-	// Work runs what takes a processor for long.
+	// Work runs CPU work that takes long, such as decompression.
 	Work func(func() error) error
 }
 
-// decoder takes the nodes and buffers of one batch in order.
+// decoder reads the nodes and buffers of one batch, in order.
 type decoder struct {
 	o              *Options
 	body           []byte
@@ -59,7 +60,7 @@ type decoder struct {
 	inflated       int64 // bytes decompressed so far
 }
 
-// decoder begins with a record batch.
+// decoder begins reading a record batch, and checks its number of rows.
 func (o *Options) decoder(t *flatbuffers.Table, body []byte) (*decoder, int64, error) {
 	rows := t.GetInt64Slot(slotBatchRows, 0)
 	if rows < 0 {
@@ -81,7 +82,7 @@ func (o *Options) decoder(t *flatbuffers.Table, body []byte) (*decoder, int64, e
 	return d, rows, nil
 }
 
-// pairsOf returns a vector of structs of two 64-bit integers.
+// pairsOf returns the bytes of a vector of structs of two 64-bit integers.
 func pairsOf(t *flatbuffers.Table, slot flatbuffers.VOffsetT) []byte {
 	at := flatbuffers.UOffsetT(t.Offset(slot))
 	if at == 0 {
@@ -91,6 +92,7 @@ func pairsOf(t *flatbuffers.Table, slot flatbuffers.VOffsetT) []byte {
 	return t.Bytes[start : start+16*t.VectorLen(at)]
 }
 
+// takePair removes the first pair of a vector.
 func takePair(list *[]byte) (a, b int64, ok bool) {
 	if len(*list) < 16 {
 		return 0, 0, false
@@ -101,7 +103,7 @@ func takePair(list *[]byte) (a, b int64, ok bool) {
 	return a, b, true
 }
 
-// end checks that all there was belongs to a column.
+// end checks that every node and buffer belonged to a column.
 func (d *decoder) end() error {
 	if len(d.nodes) > 0 || len(d.buffers) > 0 {
 		return broken("a record batch has more columns than its schema")
@@ -116,7 +118,7 @@ func (d *decoder) bytes() ([]byte, error) {
 		return nil, broken("a record batch has fewer buffers than its schema")
 	}
 	if at < 0 || n < 0 || at > int64(len(d.body)) || n > int64(len(d.body))-at {
-		return nil, broken("a buffer lies at %d, of %d bytes, in a body of %d", at, n,
+		return nil, broken("a buffer is at %d, of %d bytes, in a body of %d", at, n,
 			len(d.body))
 	}
 	b := d.body[at : at+n : at+n]
@@ -126,19 +128,21 @@ func (d *decoder) bytes() ([]byte, error) {
 	return d.place(b)
 }
 
-// Column is a column of a record batch, read in place: its slices are parts of the message's body, or of what was
-// decompressed. All that they refer to lies within, which was checked.
+// Column is a column of a record batch, read in place: its slices are parts of the
+// message's body, or of decompressed buffers. Everything that they refer to was checked
+// to be inside.
 type Column struct {
-	Type     arrow.DataType // as which values are stored
+	Type     arrow.DataType // type of the stored values
 	Rows     int
 	Nulls    int
-	Validity []byte // a bit for each row; nil where no row is null
+	Validity []byte // a bit for each row; nil if no row is null
 	Offsets  []byte // of texts, bytes and lists: Rows+1 integers of 4 or 8 bytes
-	Values   []byte // of all but lists and structs
+	Values   []byte // of all types except lists and structs
 	Children []Column
 }
 
-// Data is the column for the Arrow library, over the same memory. It needs no Release.
+// Data is the column in the form of the Arrow library, over the same memory. It needs no
+// Release.
 func (c *Column) Data() arrow.ArrayData {
 	buffers := make([]*memory.Buffer, 1, 3)
 	if c.Validity != nil {
@@ -157,7 +161,7 @@ func (c *Column) Data() arrow.ArrayData {
 	return array.NewData(c.Type, c.Rows, buffers, children, c.Nulls, 0)
 }
 
-// array reads the next column of rows rows, -1 for any number.
+// array reads the next column of rows rows, or of any number if rows is -1.
 func (d *decoder) array(dt arrow.DataType, rows int64) (arrow.Array, error) {
 	var c Column
 	if err := d.column(&c, dt, rows); err != nil {
@@ -166,7 +170,8 @@ func (d *decoder) array(dt arrow.DataType, rows int64) (arrow.Array, error) {
 	return array.MakeFromData(c.Data()), nil
 }
 
-// column reads the next column, of values of a type, as array does.
+// column reads the next column of a type. rows is as for array. The null count is
+// verified, because wrong counts would make readers skip the bitmap.
 func (d *decoder) column(c *Column, dt arrow.DataType, rows int64) error {
 	length, nulls, ok := takePair(&d.nodes)
 	if !ok {
@@ -196,7 +201,7 @@ func (d *decoder) column(c *Column, dt arrow.DataType, rows int64) error {
 	return d.values(c, length)
 }
 
-// values reads what a column has besides its validity.
+// values reads the buffers and children of a column, after its validity.
 func (d *decoder) values(c *Column, length int64) (err error) {
 	switch dt := c.Type.(type) {
 	case *arrow.StringType, *arrow.BinaryType, *arrow.LargeStringType, *arrow.LargeBinaryType:
@@ -259,7 +264,8 @@ func (d *decoder) values(c *Column, length int64) (err error) {
 	}
 }
 
-// ReadColumns reads a record batch of a schema without dictionaries, and its number of rows. The columns are in place.
+// ReadColumns reads a record batch of a schema without dictionaries, and returns its
+// number of rows. The columns are in place.
 func (o *Options) ReadColumns(s *arrow.Schema, head, body []byte) (columns []Column, rows int, err error) {
 	defer func() { err = leadsOut(recover(), err) }()
 	kind, t, _, err := header(head)
@@ -282,8 +288,8 @@ func (o *Options) ReadColumns(s *arrow.Schema, head, body []byte) (columns []Col
 	return columns, int(n), d.end()
 }
 
-// product is rows times what each takes, which is more than nothing: what takes
-// no bytes may claim any number of rows.
+// product is rows times the size of each, which must be positive: values without bytes
+// could claim any number of rows.
 func product(rows, each int64, dt arrow.DataType) (int64, error) {
 	if each < 1 {
 		return 0, noBytes(dt)
@@ -300,10 +306,11 @@ func noBytes(dt arrow.DataType) error {
 	return broken("values of type %s take no bytes; want a type of some width", shown(dt))
 }
 
-// offsets returns the rows+1 offsets, of width bytes each, of a list or binary array into limit items or bytes.
+// offsets returns the rows+1 offsets, of width bytes each, of a list or binary array with
+// limit items or bytes.
 func offsets(b []byte, width int, rows, limit int64) ([]byte, error) {
 	if rows == 0 && len(b) == 0 {
-		return make([]byte, width), nil // the format lets the single offset be left out
+		return make([]byte, width), nil // the format permits leaving out the single offset
 	}
 	if int64(len(b)) < (rows+1)*int64(width) {
 		return nil, broken("its offsets do not suffice for %d rows", rows)
@@ -315,7 +322,7 @@ func offsets(b []byte, width int, rows, limit int64) ([]byte, error) {
 	return b, ascend(unsafe.Slice((*int64)(unsafe.Pointer(&b[0])), rows+1), limit)
 }
 
-// ascend checks that offsets ascend from 0 or more, up to limit at most.
+// ascend checks that offsets do not descend, from 0 or more up to limit.
 func ascend[T int32 | int64](list []T, limit int64) error {
 	last := list[0]
 	descends := last < 0
@@ -329,7 +336,7 @@ func ascend[T int32 | int64](list []T, limit int64) error {
 	return nil
 }
 
-// Storage is what values of an extension type are stored as.
+// Storage is the type in which values of an extension type are stored.
 func Storage(t arrow.DataType) arrow.DataType {
 	if e, ok := t.(arrow.ExtensionType); ok {
 		return Storage(e.StorageType())
@@ -337,11 +344,11 @@ func Storage(t arrow.DataType) arrow.DataType {
 	return t
 }
 
-// shown is a type in an error: its name may be as long as its message.
+// shown is a type in an error, cut off: its name may be as long as its message.
 func shown(dt arrow.DataType) string { return fmt.Sprintf("%.100s", dt) }
 
-// zstdDecoder decodes whole buffers into as much room as it is given, however
-// large the window or the content that a frame claims. It has no goroutines.
+// zstdDecoder decodes whole buffers into memory of a given size, whatever window or
+// content size a frame claims. It has no goroutines.
 var zstdDecoder = sync.OnceValue(func() *zstd.Decoder {
 	d, err := zstd.NewReader(nil, zstd.WithDecodeAllCapLimit(true), zstd.WithDecoderLowmem(true))
 	if err != nil {
@@ -350,15 +357,15 @@ var zstdDecoder = sync.OnceValue(func() *zstd.Decoder {
 	return d
 })
 
-// inflate decompresses a buffer. What it claims to have is counted before there
-// is any.
+// inflate decompresses a buffer. The size that it claims is counted and bounded before
+// anything is allocated.
 func (d *decoder) inflate(b []byte) ([]byte, error) {
 	if len(b) < sizePrefix {
 		return nil, broken("a compressed buffer has %d bytes, its size alone takes %d", len(b), sizePrefix)
 	}
 	n := int64(binary.LittleEndian.Uint64(b))
 	b = b[sizePrefix:]
-	if n == -1 { // it would not become smaller
+	if n == -1 { // stored without compression, as it would not shrink
 		return d.place(b)
 	}
 	if n < 0 {
@@ -386,7 +393,7 @@ func (d *decoder) inflate(b []byte) ([]byte, error) {
 	return out, nil
 }
 
-// decompress fills out.
+// decompress fills out exactly, or fails.
 func (d *decoder) decompress(b, out []byte) error {
 	switch d.codec {
 	case codecZstd:
@@ -402,8 +409,7 @@ func (d *decoder) decompress(b, out []byte) error {
 	return fmt.Errorf("codec %d is not known", d.codec)
 }
 
-// place returns b where its values can be read: they have to begin at a multiple
-// of align, as all writers have it.
+// place returns b aligned to align, as nearly all writers have it; otherwise it copies.
 func (d *decoder) place(b []byte) ([]byte, error) {
 	if len(b) == 0 || uintptr(unsafe.Pointer(&b[0]))%align == 0 {
 		return b, nil
@@ -414,5 +420,5 @@ func (d *decoder) place(b []byte) ([]byte, error) {
 	return append(aligned(len(b))[:0], b...), nil
 }
 
-// aligned returns n bytes whose first is at a multiple of align.
+// aligned returns n bytes that begin at a multiple of align.
 func aligned(n int) []byte { return make([]byte, (n+align-1)/align*align)[:n:n] }

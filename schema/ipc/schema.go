@@ -13,8 +13,8 @@ import (
 	flatbuffers "github.com/google/flatbuffers/go"
 )
 
-// The parts of Message.fbs and Schema.fbs, of the Arrow format, that a schema
-// message is checked by: positions of fields in the tables' vtables.
+// The parts of Message.fbs and Schema.fbs of the Arrow format that a schema message is
+// checked by: positions of fields in the vtables.
 const (
 	slotSchemaEndianness = 4
 	slotSchemaFields     = 6
@@ -35,28 +35,30 @@ const (
 )
 
 const (
-	// tableMemory is what a field or a pair of metadata takes decoded, in bytes.
+	// tableMemory is the memory of a decoded field or pair of metadata, in bytes.
 	tableMemory = 512
-	// maxSharing is how much larger than the message its texts may be together:
-	// writers may store equal ones once.
+	// maxSharing is by which factor a schema's texts may exceed its message, as writers
+	// may store equal texts once.
 	maxSharing = 16
 )
 
-// SchemaLimits bound a schema's message.
+// SchemaLimits bound the message of a schema.
 type SchemaLimits struct {
 	Bytes int // of the message
-	// Tables bounds its fields and pairs of metadata, Depth how deep its types are nested.
+	// Tables bounds its fields and pairs of metadata, Depth the nesting of its types.
 	Tables, Depth int
-	// Dictionaries is how deep fields may be that have one: 0 for none, 1 for columns.
+	// Dictionaries is the depth of fields that may have a dictionary: 0 for none, 1 for
+	// columns.
 	Dictionaries int
 }
 
-// DecodeSchema reads the header of a schema's message. dictionaries are the ids of those that columns have. What decoding
-// takes is counted in mem before.
+// DecodeSchema parses the header of a schema's message. dictionaries are the ids of the
+// columns' dictionaries. The memory of decoding is counted in mem beforehand.
 //
-// The Arrow library allocates whatever lengths it finds there, and follows tables wherever they point, so that a hundred
-// bytes could ask for any amount of memory. So lists and texts are bounded first. What merely points outside of the
-// message makes the library panic, and an error.
+// The Arrow library allocates any length that it finds, and follows tables to any place,
+// so a message of a hundred bytes could ask for any amount of memory. So lists and texts
+// are bounded first. A pointer out of the message makes the library panic, which becomes
+// an error.
 func DecodeSchema(b []byte, limits SchemaLimits, mem Memory) (s *arrow.Schema, dictionaries map[int]int64, err error) {
 	c := schemaCheck{SchemaLimits: limits, tables: limits.Tables, text: maxSharing * len(b)}
 	if dictionaries, err = c.check(b); err != nil {
@@ -71,9 +73,9 @@ func DecodeSchema(b []byte, limits SchemaLimits, mem Memory) (s *arrow.Schema, d
 	if err != nil {
 		var why any = err
 		if _, ok := errors.AsType[runtime.Error](err); ok {
-			why = "it leads out of itself" // a panic is nothing that a client could read
+			why = "it leads out of itself" // the text of a panic is of no use to a client
 		} else if strings.Contains(err.Error(), libraryPanic) {
-			why = "it holds what the library does not expect" // nor is one that the library has made an error of
+			why = "it holds what the library does not expect" // nor is a panic that the library turned into an error
 		}
 		return nil, nil, broken("a schema of Arrow IPC cannot be read: %.200v", why)
 	}
@@ -81,16 +83,16 @@ func DecodeSchema(b []byte, limits SchemaLimits, mem Memory) (s *arrow.Schema, d
 	return r.Schema(), dictionaries, nil
 }
 
-// libraryPanic is in the errors that the Arrow library makes of its panics.
+// libraryPanic is part of the errors that the Arrow library makes of its panics.
 const libraryPanic = "unknown error while reading"
 
-// schemaCheck is what a schema may still have.
+// schemaCheck is what remains of a schema's limits.
 type schemaCheck struct {
 	SchemaLimits
 	tables, text int
 }
 
-// check bounds the lists and texts of a schema's message.
+// check bounds the lists and texts of a schema's message, and collects the dictionaries.
 func (c *schemaCheck) check(b []byte) (dictionaries map[int]int64, err error) {
 	defer func() { err = leadsOut(recover(), err) }()
 	if len(b) > c.Bytes {
@@ -123,6 +125,7 @@ func (c *schemaCheck) check(b []byte) (dictionaries map[int]int64, err error) {
 	)
 }
 
+// first returns the first error of several checks.
 func (c *schemaCheck) first(checks ...func() error) error {
 	for _, check := range checks {
 		if err := check(); err != nil {
@@ -132,6 +135,7 @@ func (c *schemaCheck) first(checks ...func() error) error {
 	return nil
 }
 
+// field checks a field and its children.
 func (c *schemaCheck) field(f *flatbuffers.Table, depth int) error {
 	if depth > c.Depth {
 		return broken("a schema is nested more than %d levels deep", c.Depth)
@@ -160,6 +164,7 @@ func (c *schemaCheck) field(f *flatbuffers.Table, depth int) error {
 	)
 }
 
+// pair checks a pair of metadata.
 func (c *schemaCheck) pair(kv *flatbuffers.Table) error {
 	return c.first(
 		func() error { return c.string(kv, slotKey) },
@@ -167,6 +172,7 @@ func (c *schemaCheck) pair(kv *flatbuffers.Table) error {
 	)
 }
 
+// string subtracts a text from the remaining length.
 func (c *schemaCheck) string(t *flatbuffers.Table, slot flatbuffers.VOffsetT) error {
 	at := flatbuffers.UOffsetT(t.Offset(slot))
 	if at == 0 {
