@@ -9,8 +9,8 @@ import (
 	"bowstring/schema/checksum/forge"
 )
 
-// A content hash tells contents apart that size and checksum do not, short and long ones. An address is told from a
-// hash.
+// A content hash distinguishes contents with equal size and checksum, short and long
+// ones. An address is distinguished from a hash.
 func TestCheckHash(t *testing.T) {
 	for _, n := range []int{241, 64 << 10, 64<<10 + 1, 300_000} {
 		one, other := forge.Twins(bytes.Repeat([]byte("bytes"), n/5+1)[:n])

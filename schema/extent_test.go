@@ -12,12 +12,12 @@ func (somewhere) Extent(data []byte) (Extent, bool) {
 	return Extent{Offset: 64, Length: int64(len(data))}, true
 }
 
-// A blob says where it lies if its owner knows.
+// A blob has an extent if its owner knows it.
 func TestExtent(t *testing.T) {
 	for _, owner := range []Owner{nil, nowhere{}} {
 		b := NewBlob([]byte("abc"), owner)
 		if e, ok := b.Extent(); ok {
-			t.Errorf("a blob of %T lies in %+v", owner, e)
+			t.Errorf("a blob of %T is in %+v", owner, e)
 		}
 	}
 	b := NewBlob([]byte("abc"), somewhere{})
@@ -26,10 +26,10 @@ func TestExtent(t *testing.T) {
 	}
 	b.Release()
 	if e, ok := b.Extent(); ok {
-		t.Errorf("a blob that was released lies in %+v", e)
+		t.Errorf("a blob that was released is in %+v", e)
 	}
 	var zero Blob
 	if e, ok := zero.Extent(); ok {
-		t.Errorf("the zero blob lies in %+v", e)
+		t.Errorf("the zero blob is in %+v", e)
 	}
 }

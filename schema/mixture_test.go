@@ -67,7 +67,8 @@ func TestParseMixture(t *testing.T) {
 	}
 }
 
-// Nested weights are shared out by the source that they lie in, ramps go by pieces, and all of it is exact.
+// Nested weights are shares of their parent's weight, ramps change in pieces, and all of
+// it is exact.
 func TestShares(t *testing.T) {
 	r, err := ParseRequest([]byte(someMixture))
 	if err != nil {

@@ -85,7 +85,7 @@ func TestUnprovenRef(t *testing.T) {
 	}
 }
 
-// The prefix of a set tells versions, sizes, keys and buckets apart, and not units.
+// The prefix of a set distinguishes versions, sizes, keys and buckets, and not units.
 func TestObjectSetPrefix(t *testing.T) {
 	base := func() *ObjectSet {
 		return &ObjectSet{Bucket: "s3://b", Objects: []Object{{Key: "a", Size: 1, Version: ObjectVersion{ETag: "x"}}}}

@@ -9,7 +9,7 @@ import (
 const (
 	// MaxPackLength bounds Pack.Length, in tokens.
 	MaxPackLength = 1 << 20
-	// MaxPackWindow bounds Pack.Window, in documents, and is what it is where the request leaves it out.
+	// MaxPackWindow bounds Pack.Window, in documents, and is its default.
 	MaxPackWindow = 1 << 16
 	// MaxPackBatch bounds the sequences of a global batch of a request with pack.
 	MaxPackBatch = 1 << 20
@@ -17,49 +17,55 @@ const (
 
 // Values of Pack.By and of Pack.Long. A request that leaves them out means best_fit and error.
 const (
-	PackBestFit  = "best_fit"  // best-fit decreasing: a document goes where least room is left
-	PackFirstFit = "first_fit" // first-fit decreasing: it goes into the first sequence that has room
-	PackSplit    = "split"     // documents follow one another, and are cut where a sequence is full
+	PackBestFit  = "best_fit"  // best-fit decreasing: a document goes where it leaves the least room
+	PackFirstFit = "first_fit" // first-fit decreasing: it goes into the first sequence with room
+	PackSplit    = "split"     // documents follow one another, and are cut where a sequence ends
 
 	LongError = "error" // a document that is longer than a sequence is an error of the request
-	LongCut   = "cut"   // what is beyond a sequence's length is left out
-	LongSplit = "split" // it becomes several documents, each as long as a sequence but for the last
-	LongDrop  = "drop"  // it is left out
+	LongCut   = "cut"   // the tokens beyond the length of a sequence are left out
+	LongSplit = "split" // it becomes several documents, each as long as a sequence, except the last
+	LongDrop  = "drop"  // the document is left out
 )
 
-// Columns that a request with pack may name beside stored ones. Where it names no columns, it gets all of them.
+// Columns that a request with pack may name in addition to stored ones. A request without
+// columns gets all of them. Their names and contents are those of FlashAttention's
+// variable-length kernels and of Hugging Face transformers.
 const (
-	PositionIDsColumn = "position_ids" // where each token lies in its document, or in the part of it that is here; from 0
-	SegmentIDsColumn  = "segment_ids"  // which document of the sequence each token is of; from 1, 0 is padding
-	CuSeqlensColumn   = "cu_seqlens"   // where the documents of the sequence begin, and where the last one ends
+	PositionIDsColumn = "position_ids" // position of each token in its document, or in the part that the sequence has; from 0
+	SegmentIDsColumn  = "segment_ids"  // number of each token's document in the sequence; from 1, 0 is padding
+	CuSeqlensColumn   = "cu_seqlens"   // offsets at which the documents of the sequence begin, and the end of the last one
 )
 
-// packColumns are those.
+// packColumns are these columns.
 var packColumns = []string{PositionIDsColumn, SegmentIDsColumn, CuSeqlensColumn}
 
-// Pack has documents served in sequences of at most so many tokens: a row of a batch is a sequence.
+// Pack makes a stream serve documents in sequences of a limited number of tokens: a row
+// of a batch is a sequence.
 type Pack struct {
-	// Length is how many tokens a sequence has at most.
+	// Length is the number of tokens that a sequence has at most.
 	Length int64 `json:"length"`
 	// Column has the tokens: a metadata column of lists of integers.
 	Column string `json:"column"`
-	// Lengths is a metadata column of integers that says how many tokens a document has; "": the lengths of Column's
-	// lists, which have to be read for it.
+	// Lengths is a metadata column of integers with the number of tokens of each
+	// document. "" means the lengths of Column's lists, which have to be read for it.
 	Lengths string `json:"lengths,omitempty"`
 	By      string `json:"by,omitempty"`
-	// Window is how many documents, of those that follow one another in the epoch's order, are packed together; 0:
-	// MaxPackWindow.
+	// Window is how many consecutive documents, in the epoch's order, are packed
+	// together; 0 means MaxPackWindow.
 	Window int64  `json:"window,omitempty"`
 	Long   string `json:"long,omitempty"`
-	// Pad is the token that fills a sequence up to Length; nil: sequences are as long as what they have.
+	// Pad is the token that fills a sequence up to Length. If nil, sequences are as long
+	// as their tokens.
 	Pad *int64 `json:"pad,omitempty"`
-	// Balance has the sequences of a step shared out by what they cost; nil: by their number alone.
+	// Balance shares the sequences of a step by their cost; nil shares them by number.
 	Balance *PackBalance `json:"balance,omitempty"`
 }
 
-// PackBalance says what a sequence costs.
+// PackBalance defines the cost of a sequence.
 type PackBalance struct {
-	// Cost is an expression over len, a document's length in tokens. A sequence costs the sum over its documents.
+	// Cost is an expression over len, a document's length in tokens. A sequence costs the
+	// sum over its documents. Attention is quadratic in len, so equal numbers of tokens
+	// cost different times.
 	Cost string `json:"cost"`
 }
 
@@ -90,6 +96,8 @@ func (p *Pack) check(field string) error {
 	return nil
 }
 
+// checkPackColumn checks the name of a column, as far as that is possible without a
+// snapshot.
 func checkPackColumn(path, name, want string) error {
 	if name == "" || len(name) > MaxNameLen || !utf8.ValidString(name) {
 		return &FieldError{Field: path, Got: Quote(name), Want: want}
@@ -97,7 +105,7 @@ func checkPackColumn(path, name, want string) error {
 	return nil
 }
 
-// checkPack checks Pack, which is given, and what it goes with.
+// checkPack checks Pack, which is set, and the fields that cannot go with it.
 func (r *Request) checkPack() error {
 	p := r.Pack
 	if err := checkAll(p); err != nil {

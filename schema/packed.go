@@ -8,23 +8,24 @@ import (
 	"github.com/apache/arrow/go/v17/arrow"
 )
 
-// Packing says how the documents of a batch make sequences.
+// Packing describes how the documents of a batch form sequences.
 type Packing struct {
-	// Parts says what of each row is served.
+	// Parts are the parts of documents to serve, one for each row.
 	Parts []PackPart
-	// Ends has for each sequence how many parts it and those before it have.
+	// Ends is, for each sequence, the number of parts up to its end.
 	Ends []int
 }
 
-// PackPart is what a sequence has of a document: so many tokens from one on. The document has Of.
+// PackPart is the part of a document in a sequence: Tokens tokens, beginning with token
+// From. The document has Of.
 type PackPart struct{ From, Tokens, Of int }
 
-// packer is what a projection has beside its columns where rows are sequences.
+// packer is the part of a projection for rows that are sequences.
 type packer struct {
-	rows    *Projection // what is assembled of documents
+	rows    *Projection // what is assembled of documents, before they are joined
 	columns []packedColumn
 	pack    *Pack
-	stored  int // the tokens' column in the schema
+	stored  int // index of the tokens' column in the schema
 	list    *arrow.ListType
 }
 
@@ -44,11 +45,12 @@ const (
 	packedCuSeqlens
 )
 
-// PackKey is the key of the metadata of a column of sequences. Its value is the column that has the tokens.
+// PackKey is the metadata key of a column of sequences. Its value is the name of the
+// tokens' column.
 const PackKey = "bowstring.pack"
 
-// PackedColumns returns those of the columns of a request with pack that are of documents; where it names none, all that
-// are no blobs, and those in computed.
+// PackedColumns returns those columns of a request with pack that belong to documents. If
+// the request names none, these are all columns except blobs, and those in computed.
 func PackedColumns(snap *Snapshot, within *Restriction, columns []string, computed []arrow.Field) []string {
 	if columns == nil {
 		for _, f := range snap.Schema.Fields() {
@@ -64,8 +66,9 @@ func PackedColumns(snap *Snapshot, within *Restriction, columns []string, comput
 	return slices.DeleteFunc(slices.Clone(columns), func(name string) bool { return slices.Contains(packColumns, name) })
 }
 
-// Packed returns the projection of a request with pack: what p shows of documents is shown of sequences, in the order
-// of columns; nil: and all columns that pack makes. p is of PackedColumns.
+// Packed returns the projection of a request with pack: it shows sequences where p shows
+// documents, in the order of columns, or with all columns of pack if columns is nil. p
+// must be the projection of PackedColumns.
 func (p *Projection) Packed(snap *Snapshot, within *Restriction, columns []string, pack *Pack) (*Projection, error) {
 	k := &packer{pack: pack}
 	if err := k.find(snap, within); err != nil {
@@ -113,7 +116,7 @@ func (p *Projection) Packed(snap *Snapshot, within *Restriction, columns []strin
 				c.kind, f.Type, f.Metadata = packedTokens, k.tokenList(k.list.ElemField()), p.Schema.Field(c.src).Metadata
 			} else {
 				d := p.Schema.Field(c.src)
-				d.Name = "item" // it keeps what is said of its values
+				d.Name = "item" // the item keeps the metadata of its column
 				f.Type = arrow.ListOfField(d)
 			}
 		}
@@ -133,7 +136,7 @@ func (k *packer) find(snap *Snapshot, within *Restriction) error {
 			continue
 		}
 		if f.Name == k.pack.Column {
-			k.stored, k.list = i+1, list // behind the id
+			k.stored, k.list = i+1, list // after the id
 			return k.checkPad()
 		}
 		have = append(have, f.Name)
@@ -163,7 +166,8 @@ func (k *packer) checkPad() error {
 	return nil
 }
 
-// tokenList is a column that has a value for each token.
+// tokenList is the type of a column with a value for each token: of fixed size with
+// padding, else variable.
 func (k *packer) tokenList(item arrow.Field) arrow.DataType {
 	if k.pack.Pad != nil {
 		return arrow.FixedSizeListOfField(int32(k.pack.Length), item)
@@ -171,11 +175,11 @@ func (k *packer) tokenList(item arrow.Field) arrow.DataType {
 	return arrow.ListOfField(item)
 }
 
-// AssemblePacked is AssembleRows of a projection that is Packed: rows and computed are of documents, and those that
-// follow one another become sequences as packing says.
+// AssemblePacked is AssembleRows for a projection that is Packed: rows and computed
+// belong to documents, which packing joins to sequences.
 //
-// Where documents lie one after the other, or are long, the batch points at their tokens. Where they are short and
-// lie apart, or sequences are padded, tokens are copied once.
+// If documents are stored consecutively, or are long, the batch points at their tokens.
+// If they are short and scattered, or sequences are padded, tokens are copied once.
 func (p *Projection) AssemblePacked(f *Form, positions []int64, rows []Row, packing *Packing,
 	computed []Vector) (*Batch, error) {
 	k := p.packs
@@ -203,6 +207,7 @@ func (p *Projection) AssemblePacked(f *Form, positions []int64, rows []Row, pack
 	return b, nil
 }
 
+// assemble makes the columns of sequences from those of documents.
 func (k *packer) assemble(b *Batch, documents []Vector, f *Form, positions []int64, rows []Row, packing *Packing) error {
 	total := 0
 	for _, part := range packing.Parts {
@@ -238,7 +243,8 @@ func (k *packer) assemble(b *Batch, documents []Vector, f *Form, positions []int
 	return nil
 }
 
-// offsets says where sequences begin, counted in parts and in tokens; the latter is nil where they are padded.
+// offsets are the beginnings of sequences, counted in parts and in tokens; the latter is
+// nil with padding.
 func (k *packer) offsets(a *arena, packing *Packing) (parts, tokens []int32) {
 	n := len(packing.Ends)
 	parts = cast[int32](a.zeroed(4 * (n + 1)))
@@ -259,7 +265,7 @@ func (k *packer) offsets(a *arena, packing *Packing) (parts, tokens []int32) {
 	return parts, tokens
 }
 
-// listBuffers are those of a column that has a value for each token.
+// listBuffers are the buffers of a column that has a value for each token.
 func (k *packer) listBuffers(tokens []int32) []Buffer {
 	if k.pack.Pad != nil {
 		return []Buffer{{}}
@@ -267,7 +273,9 @@ func (k *packer) listBuffers(tokens []int32) []Buffer {
 	return []Buffer{{}, pieces(asBytes(tokens))}
 }
 
-// tokens gathers those of all sequences, and pads them.
+// tokens gathers the tokens of all sequences, with padding if there is some. It checks
+// each document's length against the packing: a wrong column of lengths would shift all
+// following documents.
 func (k *packer) tokens(a *arena, f *Form, positions []int64, rows []Row, packing *Packing, total int) (Vector, error) {
 	if len(rows) == 0 {
 		v := emptyView(k.list.Elem())
@@ -303,7 +311,8 @@ func (k *packer) tokens(a *arena, f *Form, positions []int64, rows []Row, packin
 	return gather(a, views, runs, total)
 }
 
-// wrongLength says that a document is not as long as it was taken for.
+// wrongLength is the error for a document with another length than expected. With a
+// column of lengths, the column is wrong; otherwise the data has changed.
 func (k *packer) wrongLength(position int64, n int, part PackPart) error {
 	got := fmt.Sprintf("%d tokens at position %d, where it says %d", n, position, part.Of)
 	if k.pack.Lengths == "" || n == part.Of {
@@ -313,7 +322,7 @@ func (k *packer) wrongLength(position int64, n int, part PackPart) error {
 		Want: fmt.Sprintf("a column that says how many tokens %s has", Quote(k.pack.Column))}
 }
 
-// padded copies the tokens of sequences, each with padding behind it.
+// padded copies the tokens of sequences, each followed by padding.
 func (k *packer) padded(a *arena, views []*view, rows []Row, packing *Packing, chunk map[*Page]int) (Vector, error) {
 	width := views[0].width
 	if k.pack.Length > math.MaxInt32/int64(width)/int64(max(len(packing.Ends), 1)) {
@@ -349,14 +358,16 @@ func (k *packer) padded(a *arena, views []*view, rows []Row, packing *Packing, c
 	return Vector{Type: k.list.Elem(), Len: n, Buffers: []Buffer{{}, pieces(out)}}, nil
 }
 
-// fill repeats a value.
+// fill fills to with copies of value. It doubles the filled part, which is faster than
+// copying one value at a time.
 func fill(to, value []byte) {
 	for n := copy(to, value); n < len(to); n *= 2 {
 		copy(to[n:], to[:n])
 	}
 }
 
-// ids has for each token its place in its part, or the number of the part in its sequence.
+// ids has, for each token, its position in its part or the number of the part in its
+// sequence.
 func (k *packer) ids(a *arena, packing *Packing, total int, kind packedKind) Vector {
 	if k.pack.Pad != nil {
 		total = int(k.pack.Length) * len(packing.Ends)
@@ -384,7 +395,7 @@ func (k *packer) ids(a *arena, packing *Packing, total int, kind packedKind) Vec
 	return Vector{Type: arrow.PrimitiveTypes.Int32, Len: total, Buffers: []Buffer{{}, pieces(asBytes(out))}}
 }
 
-// cuSeqlens are where the parts of each sequence begin and end.
+// cuSeqlens are the cumulative lengths of the parts of each sequence, beginning with 0.
 func cuSeqlens(a *arena, packing *Packing) ([]Buffer, []Vector) {
 	n := len(packing.Ends)
 	offsets, values := cast[int32](a.zeroed(4*(n+1))), cast[int32](a.bytes(4*(n+len(packing.Parts))))

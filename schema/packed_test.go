@@ -210,7 +210,7 @@ func (d *documents) check(t *testing.T, rec arrow.Record, positions []int64, k *
 	}
 }
 
-// What is wrong with a packing is said.
+// Errors in a packing are reported.
 func TestPackedErrors(t *testing.T) {
 	r := random(t)
 	d := makeDocuments(t, r, 9, 30)

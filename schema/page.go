@@ -8,16 +8,16 @@ import (
 	"github.com/apache/arrow/go/v17/arrow/memory"
 )
 
-// Form is what all pages of a snapshot's manifest have in common: their columns,
-// and the splits that positions fall into. It is immutable and safe for
-// concurrent use.
+// Form is what all pages of a snapshot's manifest have in common: columns, and the splits
+// of positions. It is immutable and safe for concurrent use. One Form serves all pages,
+// so opening a page allocates little.
 type Form struct {
 	snap     *Snapshot
 	physical *arrow.Schema
-	message  []byte // of the chunk's schema, encoded
+	message  []byte // schema message of a page, encoded
 	blobs    []arrow.Field
-	first    int // blob columns begin here
-	splits   []splitRange
+	first    int          // index of the first blob column
+	splits   []splitRange // ascending and disjoint
 	rows     int64
 	parts    []formPart // of a form of several snapshots, else nil
 
@@ -29,7 +29,7 @@ type splitRange struct {
 	name string
 }
 
-// NewForm checks a snapshot's record. One that cannot be is an ErrDataLoss.
+// NewForm checks the record of a snapshot. An impossible record is an ErrDataLoss.
 func NewForm(snap *Snapshot) (*Form, error) {
 	if err := CheckSchema(snap.Schema); err != nil {
 		return nil, fmt.Errorf("%w: %s", ErrDataLoss, err.Error()) // the snapshot is broken, not a request
@@ -44,6 +44,8 @@ func NewForm(snap *Snapshot) (*Form, error) {
 	return f, f.openSplits()
 }
 
+// openSplits sorts the ranges of all splits, and checks that they are disjoint and within
+// the rows.
 func (f *Form) openSplits() error {
 	for _, s := range f.snap.Splits {
 		for _, r := range s.Ranges {
@@ -73,7 +75,7 @@ func (f *Form) openSplits() error {
 	return nil
 }
 
-// Snapshot is the snapshot whose form it is.
+// Snapshot is the snapshot of the form.
 func (f *Form) Snapshot() *Snapshot { return f.snap }
 
 // Rows is the number of samples in the snapshot.
@@ -87,8 +89,8 @@ func (f *Form) SplitOf(pos int64) string {
 	return ""
 }
 
-// SplitsIn returns the least and the greatest name that SplitOf has for positions in [start, end), which
-// are some.
+// SplitsIn returns the least and the greatest result of SplitOf for positions in [start,
+// end), which must not be empty.
 func (f *Form) SplitsIn(start, end int64) (low, high string) {
 	first := true
 	add := func(name string) {
@@ -115,7 +117,7 @@ func (f *Form) SplitsIn(start, end int64) (low, high string) {
 	return low, high
 }
 
-// SplitBytes is the sum of the lengths of what SplitOf has for positions in [start, end).
+// SplitBytes is the total length of SplitOf for positions in [start, end).
 func (f *Form) SplitBytes(start, end int64) (n int64) {
 	for i := f.splitFrom(start); i < len(f.splits) && f.splits[i].Start < end; i++ {
 		s := &f.splits[i]
@@ -124,7 +126,7 @@ func (f *Form) SplitBytes(start, end int64) (n int64) {
 	return n
 }
 
-// splitFrom is the first of the ranges that ends behind a position.
+// splitFrom is the index of the first range that ends after a position.
 func (f *Form) splitFrom(pos int64) int {
 	i, _ := slices.BinarySearchFunc(f.splits, pos, func(s splitRange, pos int64) int {
 		if s.End <= pos {
@@ -135,6 +137,7 @@ func (f *Form) splitFrom(pos int64) int {
 	return i
 }
 
+// splitAt is the range that contains a position; nil if none does.
 func (f *Form) splitAt(pos int64) *splitRange {
 	i, found := slices.BinarySearchFunc(f.splits, pos, func(s splitRange, pos int64) int {
 		switch {
@@ -151,7 +154,7 @@ func (f *Form) splitAt(pos int64) *splitRange {
 	return &f.splits[i]
 }
 
-// ColumnIndex finds a stored column.
+// ColumnIndex finds a stored column by its name.
 func (f *Form) ColumnIndex(name string) (int, error) {
 	if at := f.snap.Schema.FieldIndices(name); len(at) > 0 {
 		return at[0], nil
@@ -159,8 +162,9 @@ func (f *Form) ColumnIndex(name string) (int, error) {
 	return 0, fmt.Errorf("%w: %s@%d has no stored column %s", ErrNotFound, f.snap.Dataset, f.snap.Number, Quote(name))
 }
 
-// Page is some consecutive rows of a manifest, opened: they are read in place, and
-// take no heap each. It is immutable but for Release, and safe for concurrent use.
+// Page is an opened manifest page: some consecutive rows, which are read in place and
+// take no heap memory each. It is immutable except for Release, and safe for concurrent
+// use.
 //
 // Rows given to its methods must be in [0, Rows()).
 type Page struct {
@@ -171,8 +175,8 @@ type Page struct {
 	blob    Blob
 }
 
-// OpenPage opens what want names. The page owns the blob from now on, also when
-// it fails. Bytes that are not what want says are an ErrDataLoss.
+// OpenPage opens the page that want names. The page owns the blob from now on, also if
+// OpenPage fails. Bytes that contradict want are an ErrDataLoss.
 func (f *Form) OpenPage(want Chunk, blob Blob) (*Page, error) {
 	p := &Page{blob: blob}
 	if err := Guard(func() error { return p.open(f, want) }); err != nil {
@@ -182,12 +186,14 @@ func (f *Form) OpenPage(want Chunk, blob Blob) (*Page, error) {
 	return p, nil
 }
 
+// open checks the page's checksum, schema, structure and sizes, once. Reading rows
+// afterwards needs no checks.
 func (p *Page) open(f *Form, want Chunk) error {
 	data := p.blob.Bytes()
 	if err := want.Check(data); err != nil {
 		return err
 	}
-	if !aligned(data) { // the store could not place it better
+	if !aligned(data) { // the store could not align it
 		data = slices.Concat(alignedBytes(len(data))[:0], data)
 	}
 	cols, rows, err := decodeStream(data, f.physical, f.message)
@@ -210,6 +216,7 @@ func (p *Page) open(f *Form, want Chunk) error {
 	return nil
 }
 
+// setColumns makes the views of ids and references.
 func (p *Page) setColumns(f *Form, cols []view, rows int) {
 	p.rows, p.columns, p.ids = rows, cols, cast[ID](cols[0].values)
 	p.refs = make([]refs, len(f.blobs))
@@ -220,7 +227,7 @@ func (p *Page) setColumns(f *Form, cols []view, rows int) {
 	}
 }
 
-// Release gives the page's bytes back. Nothing obtained from it may be used
+// Release releases the page's bytes. Nothing obtained from the page may be used
 // afterwards.
 func (p *Page) Release() {
 	p.blob.Release()
@@ -243,7 +250,8 @@ func (p *Page) Blob(col, row int) (ref BlobRef, ok bool) {
 	return BlobRef{Key: r.key[row], Size: int64(r.size[row]), Sum: Sum(r.sum[row])}, true
 }
 
-// TryBlob is Blob, and an ErrDataLoss where the manifest's file cannot be read any more.
+// TryBlob is Blob, but returns an ErrDataLoss if the manifest's file can no longer be
+// read.
 func (p *Page) TryBlob(col, row int) (ref BlobRef, ok bool, err error) {
 	err = Guard(func() error {
 		ref, ok = p.Blob(col, row)
@@ -256,8 +264,8 @@ func (p *Page) TryBlob(col, row int) (ref BlobRef, ok bool, err error) {
 // struct of key, size and sum. The array needs no Release, and lives as long as the page.
 func (p *Page) Column(i int) arrow.Array { return p.columns[i].array() }
 
-// Touch reads a byte of each memory page, so that who goes on to read the rows, where
-// an error cannot be told from others, finds them in memory.
+// Touch reads a byte of each memory page. The caller then reads the rows in a place where
+// a fault could not be distinguished from other errors.
 func (p *Page) Touch() error {
 	return Guard(func() error {
 		touch(p.blob.Bytes())
@@ -265,7 +273,7 @@ func (p *Page) Touch() error {
 	})
 }
 
-// Row is where a sample lies: in which page, and where in it.
+// Row is the place of a sample: its page, and its row there.
 type Row struct {
 	Page *Page
 	At   int

@@ -29,7 +29,7 @@ func TestPopulate(t *testing.T) {
 		t.Error("the page beyond is said to be there")
 	}
 	if _, n := pagesOf(mem[page+1 : page+2]); n != uintptr(page) {
-		t.Errorf("one byte lies in pages of %d bytes", n)
+		t.Errorf("one byte is in pages of %d bytes", n)
 	}
 	small := make([]byte, 512) // of Go's heap
 	small[0] = 1

@@ -9,33 +9,34 @@ import (
 	"github.com/apache/arrow/go/v17/arrow"
 )
 
-// Projection says which columns a client gets, in which order and layout. It
-// is immutable and safe for concurrent use.
+// Projection is the columns that a client gets, in their order and layout. It is
+// immutable and safe for concurrent use.
 type Projection struct {
-	// Schema is what the client sees.
+	// Schema is the schema that the client sees.
 	Schema *arrow.Schema
 
 	columns  []outColumn
 	blobs    []int         // ordinals of the blob columns to read
-	computed []arrow.Field // columns that are handed over with the rows
-	packs    *packer       // nil where rows are samples
-	slices   *slicer       // nil where sequences are whole
+	computed []arrow.Field // columns that are passed in with the rows
+	packs    *packer       // nil if rows are samples
+	slices   *slicer       // nil if sequences are served whole
 }
 
 // outColumn is one column that a client gets.
 type outColumn struct {
 	kind outKind
-	// stored column: its index in the schema; blob: its index in Projection.blobs; outSize, outKey: the blob column's
-	// ordinal; outComputed: its index in Projection.computed
+	// src is, for a stored column, its index in the schema; for a blob, its index in
+	// Projection.blobs; for outSize and outKey, the blob column's ordinal; for
+	// outComputed, its index in Projection.computed.
 	src  int
-	path int       // outMedia: index of the column that fills path, -1 for none
-	form *MadeForm // of what operators made
+	path int       // outMedia: index of the column for path, -1 for none
+	form *MadeForm // form of cells that operators made, else nil
 }
 
 type outKind uint8
 
 const (
-	outStored  outKind = iota // a stored column as it is
+	outStored  outKind = iota // a stored column, unchanged
 	outText                   // the id as text
 	outUnfixed                // fixed_size_binary as binary
 	outPosition
@@ -43,15 +44,15 @@ const (
 	outSource
 	outSize   // of a blob
 	outKey    // of a blob, as fixed_size_binary
-	outAnyKey // the same as binary
+	outAnyKey // the same, as binary
 	outBlob8  // large_binary
 	outBlob4  // binary
 	outMedia  // struct<bytes: binary, path: utf8>
 	outMade   // tensors
-	outParams // what was drawn for them
-	outLength // their sizes along an axis
+	outParams // random parameters of made cells
+	outLength // sizes of made cells along an axis
 	outComputed
-	outPacked // of tokens, which are gathered by sequences
+	outPacked // tokens, which are gathered by sequences
 )
 
 var keyType = &arrow.FixedSizeBinaryType{ByteWidth: len(Key{})}
@@ -61,26 +62,26 @@ var mediaType = arrow.StructOf(
 	arrow.Field{Name: "path", Type: arrow.BinaryTypes.String, Nullable: true},
 )
 
-// NewProjection resolves the columns of a request: names of stored or virtual
-// columns, in the order wanted; nil for all that are stored. A name that does
-// not exist is a FieldError that lists what there is.
+// NewProjection resolves the columns of a request: names of stored or virtual columns, in
+// the wanted order; nil for all stored ones. A name that does not exist is a FieldError
+// that lists the existing ones.
 //
-// Blob columns are nullable in the result, whatever the dataset says: a blob
-// that cannot be read may be served as null, if the request asks for it.
+// Blob columns are nullable in the result, whatever the dataset says, because a blob that
+// cannot be read is served as null if the request asks for that.
 //
-// The layout "huggingface" is that of the datasets library: image and audio
-// columns are struct<bytes: binary, path: utf8>, with the path out of the
-// metadata column file_name if there is one; other blobs are binary; the id is
-// text and fixed_size_binary is binary, as the library has no such type; every
-// field is nullable; and the schema's metadata describes the features.
+// The layout "huggingface" is that of the datasets library. Image and audio columns are
+// struct<bytes: binary, path: utf8>, with the path from the metadata column file_name if
+// there is one. Other blobs are binary. The id is text, and fixed_size_binary is binary,
+// as the library has no such type. Every field is nullable, and the schema's metadata
+// describes the features.
 func NewProjection(snap *Snapshot, columns []string, layout Layout) (*Projection, error) {
 	return NewProjectionWithin(snap, nil, columns, layout, nil, nil)
 }
 
-// NewProjectionWithin is NewProjection where a restriction holds: what it hides does
-// not exist. Of the blob columns in made, operators make something of that form before
-// they are served. The fields in computed are columns that come on top of those stored, the
-// last where columns is nil; whoever assembles batches hands them over. Their names are taken by nothing else.
+// NewProjectionWithin is NewProjection under a restriction: hidden columns do not exist.
+// Blob columns in made are served as operators make them, in that form. The fields in
+// computed are additional columns, which come last if columns is nil; the assembler of
+// batches passes their values in. Their names must be unique.
 func NewProjectionWithin(snap *Snapshot, within *Restriction, columns []string, layout Layout,
 	made map[string]*MadeForm, computed []arrow.Field) (*Projection, error) {
 	switch layout {
@@ -113,7 +114,7 @@ func NewProjectionWithin(snap *Snapshot, within *Restriction, columns []string, 
 			columns = append(columns, f.Name)
 		}
 	}
-	if err := snap.union.tells(wanted); err != nil {
+	if err := snap.union.checkClashes(wanted); err != nil {
 		return nil, err
 	}
 	p := &Projection{}
@@ -213,14 +214,14 @@ func NewProjectionWithin(snap *Snapshot, within *Restriction, columns []string, 
 	return p, nil
 }
 
-// OperatorsKey is the key of the metadata of a blob column that has operators which the
-// client runs: a [Pipeline] as JSON.
+// OperatorsKey is the metadata key of a blob column whose operators the client runs. Its
+// value is a [Pipeline] as JSON.
 const OperatorsKey = "bowstring.operators"
 
-// WithOperators returns a projection of the same columns whose schema says which operators
-// there are for them.
+// WithOperators returns a projection of the same columns whose schema names their
+// operators.
 func (p *Projection) WithOperators(operators Operators) *Projection {
-	told := *p
+	named := *p
 	fields := slices.Clone(p.Schema.Fields())
 	for i, f := range fields {
 		pipeline, ok := operators[f.Name]
@@ -231,12 +232,12 @@ func (p *Projection) WithOperators(operators Operators) *Projection {
 			append(slices.Clone(f.Metadata.Values()), string(marshal(pipeline))))
 	}
 	meta := p.Schema.Metadata()
-	told.Schema = arrow.NewSchema(fields, &meta)
-	return &told
+	named.Schema = arrow.NewSchema(fields, &meta)
+	return &named
 }
 
-// reads has a blob column read, by its ordinal, and returns its index in p.blobs. Several
-// columns may show what comes of it.
+// reads makes a blob column be read, by its ordinal, and returns its index in p.blobs.
+// Several columns may be made of one blob column.
 func (p *Projection) reads(ordinal int) int {
 	if i := slices.Index(p.blobs, ordinal); i >= 0 {
 		return i
@@ -245,30 +246,29 @@ func (p *Projection) reads(ordinal int) int {
 	return len(p.blobs) - 1
 }
 
-// BlobColumns returns the blob columns that must be read, as ordinals among the
-// snapshot's blob columns, in order of appearance. The caller does not change
-// it.
+// BlobColumns returns the blob columns to read, as ordinals among the snapshot's blob
+// columns, in order of appearance. The caller must not change the slice.
 func (p *Projection) BlobColumns() []int { return p.blobs }
 
-// Computed returns the fields of the columns that whoever assembles a batch hands over, in that
-// order. The caller does not change it.
+// Computed returns the fields of the columns that the assembler of a batch passes in, in
+// that order. The caller must not change the slice.
 func (p *Projection) Computed() []arrow.Field { return p.computed }
 
-// Restriction says what of a dataset whoever asks may see. What it hides does not
-// exist for him: it is in no schema, count, message or result. It comes from the
-// server's rules, never from a client, and so has no JSON. It is immutable and safe
+// Restriction is the part of a dataset that a caller may see. Hidden data does not exist
+// for the caller: it is in no schema, count, message or result. A Restriction comes from
+// the server's rules, never from a client, and so has no JSON. It is immutable and safe
 // for concurrent use; nil hides nothing.
 type Restriction struct {
-	// Where is an expression that a sample has to meet; "" hides none. It may name
-	// columns that are hidden.
+	// Where is an expression that visible samples meet; "" hides none. It may name hidden
+	// columns.
 	Where string
-	// Columns are the stored columns to be seen; nil hides none. A blob column shows
-	// its size and key, too. The virtual columns position and split can always be seen.
+	// Columns are the visible stored columns; nil hides none. A visible blob column shows
+	// its size and key, too. The virtual columns position and split are always visible.
 	Columns []string
 }
 
-// Hides reports whether a column does not exist: a stored one, or a part of one such
-// as image.size.
+// Hides reports whether a column does not exist for the caller: a stored one, or a part
+// of one such as image.size.
 func (r *Restriction) Hides(s *arrow.Schema, column string) bool {
 	if r == nil || r.Columns == nil || column == PositionColumn || column == SplitColumn {
 		return false
@@ -279,10 +279,10 @@ func (r *Restriction) Hides(s *arrow.Schema, column string) bool {
 	return !slices.Contains(r.Columns, column)
 }
 
-// HidesRows reports whether there may be samples that cannot be seen.
+// HidesRows reports whether there may be hidden samples.
 func (r *Restriction) HidesRows() bool { return r != nil && r.Where != "" }
 
-// Visible is a logical schema without what is hidden. It may lack even the id.
+// Visible is a logical schema without hidden columns. It may lack even the id.
 func (r *Restriction) Visible(s *arrow.Schema) *arrow.Schema {
 	if r == nil || r.Columns == nil {
 		return s
@@ -293,8 +293,8 @@ func (r *Restriction) Visible(s *arrow.Schema) *arrow.Schema {
 	return arrow.NewSchema(fields, nil)
 }
 
-// Key names the restriction: different ones have different keys, nil has "". What is
-// kept for one key is never given for another.
+// Key names the restriction: different ones have different keys, nil has "". Caches
+// include it, so that a result for one key is never returned for another.
 func (r *Restriction) Key() string {
 	if r == nil || r.Where == "" && r.Columns == nil {
 		return ""
@@ -308,13 +308,13 @@ func (r *Restriction) Key() string {
 	return hex.EncodeToString(h.Sum(nil))
 }
 
-// NoPosition is the ErrNotFound for a position that does not exist, or cannot be seen:
-// it is the same for both, and tells no number of rows.
+// NoPosition is the ErrNotFound for a position that does not exist or is hidden. It is
+// the same for both, so that it does not reveal the number of rows.
 func NoPosition(field, snapshot string, position int64) error {
 	return fmt.Errorf("%w: %s: no sample of %s has position %d", ErrNotFound, field, snapshot, position)
 }
 
-// knownColumns lists what a request may name of a snapshot under a restriction.
+// knownColumns lists the names that a request may use under a restriction.
 func knownColumns(snap *Snapshot, within *Restriction) []string {
 	var known, parts []string
 	s := snap.Schema
@@ -338,7 +338,7 @@ func knownColumns(snap *Snapshot, within *Restriction) []string {
 	return slices.Concat(known, virtual, parts)
 }
 
-// unknownColumn is the FieldError for a column that does not exist, or cannot be seen.
+// unknownColumn is the FieldError for a column that does not exist or is hidden.
 func unknownColumn(field, name string, known []string) error {
 	want := "one of " + ShownList(known)
 	if n := Nearest(name, known); n != "" {

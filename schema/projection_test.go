@@ -44,7 +44,7 @@ func TestAssembleMemoryIsNotShared(t *testing.T) {
 			t.Fatal(err)
 		}
 		batches, want = append(batches, b), append(want, rec)
-		if i%3 == 0 { // let go of one of those alive
+		if i%3 == 0 { // release one of those alive
 			k := r.IntN(len(batches))
 			again, err := batches[k].Record(mem)
 			if err != nil {

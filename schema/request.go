@@ -17,9 +17,8 @@ import (
 const (
 	// MaxRequestBytes bounds the JSON of a request or ticket.
 	MaxRequestBytes = 2 << 20
-	// MaxPositions bounds a selection given as a list in the request itself: each
-	// ticket repeats it, also those that batches carry. Longer ones are uploaded
-	// and named.
+	// MaxPositions bounds a selection that is a list in the request itself, because each
+	// ticket repeats it, also those in batches. Longer lists are uploaded and named.
 	MaxPositions = 1024
 	// MaxWhereBytes bounds the text of a where expression.
 	MaxWhereBytes = 16 << 10
@@ -29,10 +28,10 @@ const (
 	MaxBatchBytes = 1 << 30
 	// MaxWorld bounds world.size.
 	MaxWorld = 65536
-	// MaxLocalBatch bounds the rows of a global batch where assign is local: it is shared
-	// out as a whole.
+	// MaxLocalBatch bounds the rows of a global batch with assign local, which the server
+	// shares out as a whole.
 	MaxLocalBatch = 1 << 18
-	// MaxBucketRows bounds the samples that bucket_by_length puts in order at once.
+	// MaxBucketRows bounds the samples that bucket_by_length sorts at once.
 	MaxBucketRows = 1 << 16
 	// DefaultBucketWindow is the window of bucket_by_length, in steps.
 	DefaultBucketWindow = 32
@@ -41,59 +40,61 @@ const (
 
 	// DefaultBatch is the rows of a global batch with blob columns.
 	DefaultBatch = 64
-	// DefaultMetaBatch is the rows of a global batch without, where lengths count for nothing.
+	// DefaultMetaBatch is the rows of a global batch without blob columns, if samples are
+	// not grouped by length.
 	DefaultMetaBatch = 65536
-	// DefaultBatchBytes is what batch_bytes is where the request leaves it out.
+	// DefaultBatchBytes is the default of batch_bytes.
 	DefaultBatchBytes = 16 << 20
 	// DefaultOrderWindow is K of order "window", in steps.
 	DefaultOrderWindow = 16
 )
 
-// Values of Request.Order, Request.Remainder, Request.Assign and Request.OnError. A request
-// that leaves them out means strict, uneven, plan and fail.
+// Values of Request.Order, Request.Remainder, Request.Assign and Request.OnError. The
+// defaults are strict, uneven, plan and fail.
 const (
 	OrderStrict = "strict" // the exact order of the plan
 	OrderWindow = "window" // a sample may move by a bounded number of steps; also "window:K"
-	OrderFree   = "free"   // as they arrive
+	OrderFree   = "free"   // in the order of arrival
 
-	RemainderDrop   = "drop"   // the last, incomplete global batch is left out
-	RemainderPad    = "pad"    // it is filled with samples from the epoch's start
+	RemainderDrop   = "drop"   // the last global batch is left out if it is incomplete
+	RemainderPad    = "pad"    // it is filled with samples from the beginning of the epoch
 	RemainderUneven = "uneven" // it is served as it is
 
-	AssignPlan  = "plan"  // each rank gets the part of a global batch that the plan gives it
-	AssignLocal = "local" // as many rows, of those that the node beside it owns where it owns enough
+	AssignPlan  = "plan"  // each rank gets its part of the plan's global batch
+	AssignLocal = "local" // each rank gets as many rows, preferably those that the node on its machine owns
 
 	OnErrorFail = "fail" // the stream ends with an error that names the sample
 	OnErrorNull = "null" // the blob cell is null
-	OnErrorSkip = "skip" // another sample takes its place, and is reported
+	OnErrorSkip = "skip" // another sample replaces it, and the replacement is reported
 )
 
-// Layout says how blob columns are laid out in batches.
+// Layout is the type of blob columns in batches.
 type Layout string
 
-// The layouts. A request that leaves the layout out means LayoutLargeBinary.
+// The layouts. The default is LayoutLargeBinary.
 const (
 	LayoutLargeBinary Layout = "large_binary" // 64-bit offsets
 	LayoutBinary      Layout = "binary"       // 32-bit offsets; a batch holds less than 2 GiB of a column
 	LayoutHuggingFace Layout = "huggingface"  // what the Hugging Face datasets library reads; see NewProjection
 )
 
-// Request says what to serve and how: the JSON of a Flight command
-// descriptor. Zero values mean the defaults that docs/requests.md lists.
+// Request describes what to serve, and how: the JSON of a Flight command descriptor. Zero
+// values mean the defaults in docs/requests.md.
 //
-// Split, Where and Selection each narrow what is served; a sample is served if
-// it meets all that are given.
+// Split, Where and Selection each narrow the served samples; a sample is served if it
+// meets all that are set.
 type Request struct {
 	Dataset   string        `json:"dataset,omitempty"`
-	Snapshot  int64         `json:"snapshot,omitempty"` // 0: the newest, or the one that has the tag
+	Snapshot  int64         `json:"snapshot,omitempty"` // 0: the newest, or the one with the tag
 	Tag       string        `json:"tag,omitempty" text:"snapshot"`
 	Split     string        `json:"split,omitempty"` // "": all rows
 	Where     string        `json:"where,omitempty"` // an expression over metadata columns
 	Selection *SelectionRef `json:"selection,omitempty"`
-	// Mixture, in the place of Dataset and of what narrows it, has samples of several sources; nil: of the dataset.
+	// Mixture replaces Dataset and its selection by samples of several sources; nil:
+	// samples of the dataset.
 	Mixture *Mixture `json:"mixture,omitempty"`
 	Columns []string `json:"columns,omitempty"` // nil: all stored columns
-	// Operators say what becomes of blob columns before they are sent; nil: nothing.
+	// Operators transform blob columns before they are sent; nil: no change.
 	Operators Operators `json:"operators,omitempty"`
 	// Place is where operators run; "": on the server.
 	Place   string   `json:"place,omitempty"`
@@ -107,36 +108,38 @@ type Request struct {
 	Remainder  string `json:"remainder,omitempty"`
 	OnError    string `json:"on_error,omitempty"`
 	Assign     string `json:"assign,omitempty"`
-	// Owners names the layout of the cluster by which Assign local shares batches out; "": the
-	// one that the epoch has.
+	// Owners names the layout of the cluster by which assign local shares batches; ""
+	// means the epoch's layout.
 	Owners string `json:"owners,omitempty"`
-	// Ranks are the nodes that the ranks run beside, by rank; nil: as the layout says.
+	// Ranks are the nodes on the machines of the ranks, by rank; nil: as the layout says.
 	Ranks []string `json:"ranks,omitempty"`
-	// BucketByLength has samples of like length go together; nil: lengths count for nothing.
+	// BucketByLength groups samples of similar length; nil: lengths do not matter.
 	BucketByLength *BucketByLength `json:"bucket_by_length,omitempty"`
-	// Sample has samples come by weight, or by class; nil: each comes once.
+	// Sample chooses samples by weight or by class; nil: each sample occurs once.
 	Sample *Sample `json:"sample,omitempty"`
-	// Pack has documents served in sequences of some length; nil: each sample is a row.
+	// Pack serves documents in sequences of a length; nil: each sample is a row.
 	Pack *Pack `json:"pack,omitempty"`
-	// Slices has context parallel ranks get their part of each sequence; nil: they get whole ones.
+	// Slices gives context parallel ranks their part of each sequence; nil: whole
+	// sequences.
 	Slices *Slices `json:"slices,omitempty"`
-	// Digest has the end of each step come with a digest of its samples, by which ranks that are to get the same are
-	// compared.
+	// Digest adds a digest of the samples of each step at its end. Ranks that should get
+	// the same samples compare it.
 	Digest bool `json:"digest,omitempty"`
-	// Within is what whoever asks may see. The server sets it, by its rules, for each
-	// call anew; no request or ticket carries it.
+	// Within is the part of the data that the caller may see. The server sets it from its
+	// rules for each call; no request or ticket contains it.
 	Within *Restriction `json:"-"`
 }
 
-// Shuffle asks for the permutation that seed and epoch determine.
+// Shuffle selects the permutation that seed and epoch determine.
 type Shuffle struct {
 	Seed  uint64 `json:"seed"`
 	Epoch uint64 `json:"epoch"`
-	// Block has blocks of samples that lie one after the other change places, and samples within clusters of Blocks
-	// blocks. It is in bytes of blobs, such as 8MiB; the server puts BlockRows in its place, by the snapshot's mean. "":
-	// every sample may go anywhere.
+	// Block shuffles blocks of consecutive samples, and then the samples within clusters
+	// of Blocks blocks, so that reads stay mostly sequential. It is in bytes of blobs,
+	// such as 8MiB; the server replaces it by BlockRows, with the mean of the snapshot.
+	// "" shuffles all samples freely.
 	Block     string `json:"block,omitempty"`
-	BlockRows int64  `json:"block_rows,omitempty"` // samples of a block; in the place of Block
+	BlockRows int64  `json:"block_rows,omitempty"` // samples of a block, instead of Block
 	Blocks    int64  `json:"blocks,omitempty"`     // of a cluster; 0: DefaultBlocks
 }
 
@@ -151,7 +154,7 @@ const (
 // InBlocks reports whether the shuffle is one of blocks.
 func (s *Shuffle) InBlocks() bool { return s != nil && (s.Block != "" || s.BlockRows > 0) }
 
-// BlockBytes is how many bytes Block says; false if it is not of its form.
+// BlockBytes is the value of Block in bytes; false if Block is malformed.
 func (s *Shuffle) BlockBytes() (int64, bool) {
 	for unit, shift := range map[string]int{"KiB": 10, "MiB": 20, "GiB": 30} {
 		if number, ok := strings.CutSuffix(s.Block, unit); ok {
@@ -184,8 +187,8 @@ func (s *Shuffle) check(field string) error {
 	return nil
 }
 
-// ParseRequest decodes and checks the JSON of a request, as strictly as
-// DecodeJSON does. A field out of range is a FieldError, too.
+// ParseRequest decodes and checks the JSON of a request, as strictly as DecodeJSON. A
+// field out of its range is a FieldError too.
 func ParseRequest(b []byte) (Request, error) {
 	var r Request
 	if err := DecodeJSON("request", b, &r); err != nil {
@@ -194,7 +197,7 @@ func ParseRequest(b []byte) (Request, error) {
 	return r.Checked()
 }
 
-// Checked is ParseRequest of a request that was decoded as a part of something else.
+// Checked is ParseRequest for a request that was decoded as a part of something else.
 func (r Request) Checked() (Request, error) {
 	r.Selection.sort()
 	if err := r.Check(); err != nil {
@@ -203,9 +206,9 @@ func (r Request) Checked() (Request, error) {
 	return r, nil
 }
 
-// RequestFromPath makes the request that a Flight path descriptor stands for:
-// the dataset, optionally with "@" and a snapshot number or a tag, then optionally the
-// split. All columns are served, in order.
+// RequestFromPath makes the request of a Flight path descriptor: the dataset, optionally
+// with "@" and a snapshot number or a tag, then optionally the split. All columns are
+// served, in order.
 func RequestFromPath(path []string) (Request, error) {
 	if len(path) < 1 || len(path) > 2 {
 		return Request{}, &FieldError{Field: "path", Got: fmt.Sprintf("%d elements", len(path)),
@@ -225,12 +228,12 @@ func RequestFromPath(path []string) (Request, error) {
 	return r, nil
 }
 
-// Marshal returns the canonical JSON: fields in a fixed order, defaults left
-// out, no spaces. ParseRequest reads it back as r.
+// Marshal returns the canonical JSON: fields in a fixed order, defaults left out, no
+// spaces. Equal requests have equal JSON. ParseRequest parses it to r again.
 func (r Request) Marshal() []byte { return marshal(r) }
 
-// Check reports the first field that is impossible, as a FieldError. It cannot
-// see whether what the request names exists.
+// Check returns the first impossible field as a FieldError. It cannot check whether the
+// named data exists.
 func (r Request) Check() error {
 	if err := r.checkNamed(); err != nil {
 		return err
@@ -238,7 +241,7 @@ func (r Request) Check() error {
 	return checkAll(&r)
 }
 
-// checkNamed checks that the request says of what samples are.
+// checkNamed checks that the request names a dataset or a mixture.
 func (r *Request) checkNamed() error {
 	if r.Dataset == "" && r.Mixture == nil {
 		return CheckName("dataset", r.Dataset)
@@ -246,8 +249,8 @@ func (r *Request) checkNamed() error {
 	return nil
 }
 
-// checkAll checks the fields of a struct that are given: those that are not zero,
-// and those that are never left out.
+// checkAll checks the fields of a struct that are set: those that are not zero, and those
+// that are never left out.
 func checkAll(c checker) error {
 	v := reflect.ValueOf(c).Elem()
 	for _, f := range jsonFields(v.Type()) {
@@ -261,7 +264,7 @@ func checkAll(c checker) error {
 	return nil
 }
 
-// check checks a field that is given.
+// check checks a field that is set.
 func (r *Request) check(field string) error {
 	switch field {
 	case "dataset":
@@ -325,7 +328,7 @@ func (r *Request) check(field string) error {
 	return nil
 }
 
-// checkWorld checks World, which is given, and Order.
+// checkWorld checks World, which is set, and Order.
 func (r *Request) checkWorld() error {
 	if err := r.World.checkAll(); err != nil {
 		return err
@@ -337,7 +340,7 @@ func (r *Request) checkWorld() error {
 	return nil
 }
 
-// checkDigest checks Digest, which is given.
+// checkDigest checks Digest, which is set.
 func (r *Request) checkDigest() error {
 	if mode, _ := r.OrderOf(); r.Digest && mode != OrderStrict {
 		return &FieldError{Field: "order", Got: Quote(r.Order), Want: fmt.Sprintf(
@@ -346,7 +349,7 @@ func (r *Request) checkDigest() error {
 	return nil
 }
 
-// checkAssign checks Assign, which is given, and Batch.
+// checkAssign checks Assign, which is set, and Batch.
 func (r *Request) checkAssign() error {
 	if r.Assign == AssignLocal && r.Batch > MaxLocalBatch {
 		return &FieldError{Field: "batch", Got: strconv.FormatInt(r.Batch, 10),
@@ -355,7 +358,7 @@ func (r *Request) checkAssign() error {
 	return checkOneOf("assign", r.Assign, AssignPlan, AssignLocal)
 }
 
-// checkOwners checks Owners, which is given.
+// checkOwners checks Owners, which is set.
 func (r *Request) checkOwners() error {
 	if k, err := ParseKey(r.Owners); err != nil || k.String() != r.Owners {
 		return &FieldError{Field: "owners", Got: Quote(r.Owners),
@@ -364,7 +367,7 @@ func (r *Request) checkOwners() error {
 	return r.checkLocal("owners")
 }
 
-// checkRanks checks Ranks, which is given.
+// checkRanks checks Ranks, which is set.
 func (r *Request) checkRanks() error {
 	if n := r.DataRanks(); int64(len(r.Ranks)) != n {
 		want := fmt.Sprintf("one for each rank, as world.size is %d", n)
@@ -381,6 +384,7 @@ func (r *Request) checkRanks() error {
 	return r.checkLocal("ranks")
 }
 
+// checkLocal fails if a field that only assign local uses is set without it.
 func (r *Request) checkLocal(field string) error {
 	if r.Assign != AssignLocal {
 		return &FieldError{Field: field, Got: fmt.Sprintf("it with assign %q", cmp.Or(r.Assign, AssignPlan)),
@@ -389,8 +393,8 @@ func (r *Request) checkLocal(field string) error {
 	return nil
 }
 
-// OrderOf returns OrderStrict, OrderWindow or OrderFree, and for OrderWindow
-// by how many steps a sample may move.
+// OrderOf returns OrderStrict, OrderWindow or OrderFree, and for OrderWindow the number
+// of steps by which a sample may move.
 func (r Request) OrderOf() (mode string, steps int64) {
 	mode, steps, _ = parseOrder(r.Order)
 	return mode, steps
@@ -468,6 +472,7 @@ func notOneOf(field, v string, allowed []string) error {
 	return &FieldError{Field: field, Got: Quote(v), Want: want}
 }
 
+// marshal encodes JSON without escaping HTML, because "<" is common in expressions.
 func marshal(v any) []byte {
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)
@@ -478,21 +483,21 @@ func marshal(v any) []byte {
 	return bytes.TrimSuffix(b.Bytes(), []byte("\n"))
 }
 
-// SelectionRef gives a set of positions: by the name of an uploaded selection,
-// or as a list. Exactly one of the two is set.
+// SelectionRef is a set of positions: the name of an uploaded selection, or a list.
+// Exactly one of the two is set.
 type SelectionRef struct {
 	Name      string  `json:"name,omitempty"`      // as Selection.Name
 	Positions []int64 `json:"positions,omitempty"` // ascending and unique; ParseRequest sorts them
 }
 
-// sort brings the positions, if there are any, in ascending order.
+// sort sorts the positions, if there are any, in ascending order.
 func (s *SelectionRef) sort() {
 	if s != nil {
 		slices.Sort(s.Positions)
 	}
 }
 
-// checkSet checks that one of the fields is given, and it.
+// checkSet checks that one of the fields is set, and checks it.
 func (s *SelectionRef) checkSet() error {
 	switch {
 	case s.Name != "" && s.Positions != nil:
@@ -503,7 +508,7 @@ func (s *SelectionRef) checkSet() error {
 	return checkAll(s)
 }
 
-// check checks a field that is given.
+// check checks a field that is set.
 func (s *SelectionRef) check(field string) error {
 	path := "selection." + field
 	if field == "name" {
@@ -535,22 +540,24 @@ func (s *SelectionRef) check(field string) error {
 	return nil
 }
 
-// BucketByLength has batches made of samples of like length: those of some steps that follow one another are put in
-// order of their length and shared out anew among these steps.
+// BucketByLength makes batches of samples of similar length: the samples of several
+// consecutive steps are sorted by length and distributed to these steps again. Less
+// padding is needed then.
 type BucketByLength struct {
-	// Column says how long a sample is: a metadata column of integers or of floating point, or a blob column, by the
-	// bytes of its cells. Null is 0, as is what is less. "": samples are as long as Balance says that they cost.
+	// Column is the length of a sample: a metadata column of integers or floats, or a
+	// blob column, whose cells' sizes in bytes count. Null and negative values count as
+	// 0. "" uses the cost of Balance as the length.
 	Column string `json:"column,omitempty"`
-	// Window is in how many steps a sample may move; 0: DefaultBucketWindow, or fewer where that would be more than
-	// MaxBucketRows samples.
+	// Window is the number of steps that are sorted together; 0 means
+	// DefaultBucketWindow, or fewer if that would be more than MaxBucketRows samples.
 	Window int64 `json:"window,omitempty"`
-	// Balance has the samples of a step shared out by what they cost; nil: by their number alone.
+	// Balance shares the samples of a step by their cost; nil shares them by number.
 	Balance *BucketBalance `json:"balance,omitempty"`
 }
 
-// BucketBalance says what a sample costs.
+// BucketBalance defines the cost of a sample.
 type BucketBalance struct {
-	// Cost is an expression over metadata columns that gives a number that is not below 0.
+	// Cost is an expression over metadata columns that gives a number from 0.
 	Cost string `json:"cost"`
 }
 
@@ -576,7 +583,7 @@ func (b *BucketByLength) check(field string) error {
 	return nil
 }
 
-// checkBuckets checks BucketByLength, which is given, as far as Batch is.
+// checkBuckets checks BucketByLength, which is set, as far as Batch is set.
 func (r *Request) checkBuckets() error {
 	b := r.BucketByLength
 	if err := checkAll(b); err != nil {
@@ -587,7 +594,7 @@ func (r *Request) checkBuckets() error {
 	}
 	if b.Balance != nil && r.Assign == AssignLocal {
 		return &FieldError{Field: "bucket_by_length.balance", Got: "it with assign " + strconv.Quote(AssignLocal),
-			Want: fmt.Sprintf("assign %q: where a sample lies is not what it costs", AssignPlan)}
+			Want: fmt.Sprintf("assign %q: the place of a sample is not its cost", AssignPlan)}
 	}
 	if mode, _ := r.OrderOf(); mode != OrderStrict {
 		return &FieldError{Field: "order", Got: Quote(r.Order),
@@ -604,41 +611,41 @@ func (r *Request) checkBuckets() error {
 	return nil
 }
 
-// Ticket says which part of a request's epoch one stream serves: the share of
-// a rank in steps Step, Step+Stride, Step+2·Stride, … below Stop; and how many
-// epochs, one after another. It is all the state there is, so a client can
-// resume from one that it kept or wrote.
+// Ticket names the part of a request's epoch that one stream serves: the share of a rank
+// in steps Step, Step+Stride, Step+2·Stride, … below Stop, and the number of consecutive
+// epochs. It is the complete state of a stream, so a client can resume from a ticket that
+// it stored or wrote.
 type Ticket struct {
 	Request
-	// Rank is in [0, WorldSize). Its share is that of DataRank.
+	// Rank is in [0, WorldSize). Its share is that of its DataRank.
 	Rank int `json:"rank"`
 	// Step is the first step served, from 0.
 	Step int64 `json:"step"`
-	// Row is how many samples of this rank's share of Step are left out, because
-	// they were served before.
+	// Row is how many samples of this rank's share of Step are skipped, because they were
+	// served before.
 	Row int64 `json:"row,omitempty"`
-	// Stride is the distance from one step served to the next; 0 means 1. With N
-	// workers, worker w takes Step w and Stride N.
+	// Stride is the distance between served steps; 0 means 1. With N workers, worker w
+	// uses Step w and Stride N.
 	Stride int64 `json:"stride,omitempty"`
-	// Stop is the first step not served; nil means the end of the epoch.
+	// Stop is the first step that is not served; nil means the end of the epoch.
 	Stop *int64 `json:"stop,omitempty"`
-	// Epochs is how many epochs are served, from shuffle.epoch on; 0 means 1.
-	// Step, Row and Served are of the first. With stride N each later one begins
-	// at step Step mod N, so that workers keep to their steps. Not with Stop.
+	// Epochs is the number of epochs to serve, from shuffle.epoch on; 0 means 1. Step,
+	// Row and Served belong to the first. With stride N, each later epoch begins at step
+	// Step mod N, so that workers keep their steps. It excludes Stop.
 	Epochs int64 `json:"epochs,omitempty"`
-	// Served says what a stream out of the plan's order has left behind: bit i
-	// (of byte i/8, the least significant first) is set if the i-th row of the
-	// first epoch was served before, counted in the plan's order from Row of Step
-	// over what this ticket covers. It ends with a byte that is not 0; nil means
-	// none. Only with orders other than strict.
+	// Served describes the rows that a stream with another order than the plan's has
+	// served already: bit i (of byte i/8, the least significant first) is set if the i-th
+	// row of the first epoch was served. Rows are counted in the plan's order, from Row
+	// of Step on, among those of this ticket. The last byte is not 0; nil means none. It
+	// is only used with orders other than strict.
 	Served []byte `json:"served,omitempty"`
-	// Digested is the digest of what was served of Step, the Row samples before, as 16 hexadecimal digits; "" for 0. Only with
-	// Digest. Without it, a stream that begins within a step sends no digest of that one.
+	// Digested is the digest of the Row served samples of Step, as 16 hexadecimal digits;
+	// "" for 0. It is only used with Digest. A stream that begins within a step without
+	// it sends no digest of that step.
 	Digested string `json:"digested,omitempty"`
 }
 
-// ParseTicket decodes and checks the JSON of a ticket, as strictly as
-// ParseRequest does.
+// ParseTicket decodes and checks the JSON of a ticket, as strictly as ParseRequest.
 func ParseTicket(b []byte) (Ticket, error) {
 	var t Ticket
 	if err := DecodeJSON("ticket", b, &t); err != nil {
@@ -651,10 +658,10 @@ func ParseTicket(b []byte) (Ticket, error) {
 	return t, nil
 }
 
-// Marshal returns the canonical JSON. ParseTicket reads it back as t.
+// Marshal returns the canonical JSON. ParseTicket parses it to t again.
 func (t Ticket) Marshal() []byte { return marshal(t) }
 
-// Check reports the first field that is impossible, as a FieldError.
+// Check returns the first impossible field as a FieldError.
 func (t Ticket) Check() error {
 	if err := t.checkNamed(); err != nil {
 		return err
@@ -688,7 +695,7 @@ func (t Ticket) Check() error {
 	return nil
 }
 
-// checkEpochs checks Epochs, which is given, against other fields.
+// checkEpochs checks Epochs, which is set, against other fields.
 func (t Ticket) checkEpochs() error {
 	got := strconv.FormatInt(t.Epochs, 10)
 	if t.Stop != nil {
@@ -703,7 +710,7 @@ func (t Ticket) checkEpochs() error {
 	return nil
 }
 
-// check checks a field that is given.
+// check checks a field that is set.
 func (t *Ticket) check(field string) error {
 	switch field {
 	case "rank":
@@ -724,7 +731,7 @@ func (t *Ticket) check(field string) error {
 	return t.Request.check(field)
 }
 
-// checkDigested checks Digested, which is given.
+// checkDigested checks Digested, which is set.
 func (t *Ticket) checkDigested() error {
 	if !t.Digest || t.Row == 0 {
 		return &FieldError{Field: "digested", Got: "it without digest, or with row 0",
@@ -736,15 +743,17 @@ func (t *Ticket) checkDigested() error {
 	return nil
 }
 
-// DigestedSum is the number that Digested says; false if it is not of its form.
+// DigestedSum is the number in Digested; false if Digested is malformed.
 func (t *Ticket) DigestedSum() (uint64, bool) {
 	n, err := strconv.ParseUint(t.Digested, 16, 64)
 	return n, err == nil && DigestOf(n) == t.Digested
 }
 
-// DigestOf is how a digest is written.
+// DigestOf is the text form of a digest.
 func DigestOf(sum uint64) string { return fmt.Sprintf("%016x", sum) }
 
+// checkServed checks the bitmap of served rows: it has one form only, so that equal
+// states have equal tickets.
 func checkServed(bits []byte) error {
 	n := len(bits)
 	switch {
@@ -767,7 +776,7 @@ const (
 	MaxStride = 1<<31 - 1
 	// MaxEpochs bounds Ticket.Epochs.
 	MaxEpochs = 1<<31 - 1
-	// MaxServedBytes bounds Ticket.Served: a stream out of order may stand over
-	// at most eight times as many rows.
+	// MaxServedBytes bounds Ticket.Served. A stream out of order may be at most eight
+	// times as many rows ahead of its first gap.
 	MaxServedBytes = 16 << 10
 )

@@ -270,7 +270,7 @@ func TestRequestErrors(t *testing.T) {
 	golden(t, "request_errors.txt", out.Bytes())
 }
 
-// What a caller builds by hand is checked as what is parsed.
+// A request that a caller builds by hand is checked like a parsed one.
 func TestCheckRequest(t *testing.T) {
 	for name, r := range map[string]Request{
 		"unsorted positions": {Dataset: "a", Selection: &SelectionRef{Positions: []int64{2, 1}}},

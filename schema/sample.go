@@ -10,25 +10,29 @@ import (
 	"unicode/utf8"
 )
 
-// MaxShares bounds the classes that Sample.Shares names: each ticket repeats them.
+// MaxShares bounds the classes in Sample.Shares, because each ticket repeats them.
 const MaxShares = 1024
 
-// Sample has an epoch made of samples that come by weight, or by class. Either Weights or Balance is given.
+// Sample makes an epoch of samples by weight, or by class. Either Weights or Balance is
+// set.
 type Sample struct {
-	// Weights says how much each sample counts: a metadata column of numbers, or an expression that gives one.
+	// Weights is the weight of each sample: a metadata column of numbers, or an
+	// expression that gives one.
 	Weights string `json:"weights,omitempty"`
-	// Replacement has samples drawn by weight, each index for itself; nil is true. Otherwise a sample comes as often as
-	// its share of the epoch is, rounded down or up.
+	// Replacement selects sampling with replacement, each position independently; nil
+	// means true. Otherwise a sample occurs as often as its share of the epoch, rounded
+	// down or up.
 	Replacement *bool `json:"replacement,omitempty"`
 	// Balance is the column whose values are the classes.
 	Balance string `json:"balance,omitempty"`
-	// Shares says how much each class counts, by its value in text; nil: all the same.
+	// Shares are the weights of classes, by their values as text; nil: all equal.
 	Shares map[string]float64 `json:"shares,omitempty"`
-	// EpochSize is how many samples an epoch has; 0: as many as are selected.
+	// EpochSize is the number of samples in an epoch; 0 means the number of selected
+	// samples.
 	EpochSize int64 `json:"epoch_size,omitempty"`
 }
 
-// Replaces reports whether samples are drawn with replacement.
+// Replaces reports whether samples are chosen with replacement.
 func (s *Sample) Replaces() bool { return s.Replacement == nil || *s.Replacement }
 
 // check implements checker.
@@ -52,6 +56,7 @@ func (s *Sample) check(field string) error {
 	return nil
 }
 
+// checkShares checks the weights of classes: at least one must be above 0.
 func (s *Sample) checkShares(path string) error {
 	if s.Balance == "" {
 		return &FieldError{Field: path, Got: "it without balance", Want: "balance, or neither"}
@@ -75,7 +80,7 @@ func (s *Sample) checkShares(path string) error {
 	return nil
 }
 
-// checkSample checks Sample, which is given, against other fields.
+// checkSample checks Sample, which is set, against other fields.
 func (r *Request) checkSample() error {
 	s := r.Sample
 	switch {
@@ -100,7 +105,7 @@ func (r *Request) checkSample() error {
 	return nil
 }
 
-// checkExpression checks the text of an expression that is given.
+// checkExpression checks the text of an expression, which is set.
 func checkExpression(field, text, want string) error {
 	switch {
 	case strings.TrimSpace(text) == "":

@@ -1,10 +1,10 @@
-// Package schema says what everything in Bowstring is called and looks like:
-// sample columns, snapshots and their manifests, requests and tickets with
-// their checks, and the physical layout of a batch.
+// Package schema defines the names and forms of everything in Bowstring: sample columns,
+// snapshots and their manifests, requests and tickets with their checks, and the physical
+// layout of a batch.
 //
-// It imports nothing else of Bowstring, does no I/O and starts no goroutine.
-// How bytes are found is package fetch's business, how they are sent is
-// package flight's.
+// It imports no other package of Bowstring except its own subpackages, does no I/O of its
+// own and starts no goroutine. Finding bytes is the task of package fetch, sending them
+// that of package flight. Begin reading with [Snapshot], [Request] and [Batch].
 package schema
 
 import (
@@ -27,11 +27,11 @@ const (
 	PositionColumn = "position"
 	// SplitColumn is virtual: the name of the sample's split, a utf8, "" if it is in none.
 	SplitColumn = "split"
-	// SizePart and KeyPart name the virtual columns of a blob column: image.size, an int64, and image.key, the 32 bytes
-	// that the store keeps the blob under. See BlobPart.
+	// SizePart and KeyPart name the virtual columns of a blob column: image.size, an
+	// int64, and image.key, the 32 bytes of its key in the store. See BlobPart.
 	SizePart = "size"
 	KeyPart  = "key"
-	// PathColumn is the metadata column that fills the path of an image or audio
+	// PathColumn is the metadata column that supplies the path of an image or audio
 	// struct in the huggingface layout.
 	PathColumn = "file_name"
 )
@@ -103,9 +103,9 @@ func ClassField(name string, classes []string) arrow.Field {
 // IsBlob reports whether f is the field of a blob column of a logical schema.
 func IsBlob(f arrow.Field) bool { return fieldMeta(f, kindKey) == kindBlob }
 
-// BlobPart resolves the name of a virtual column that tells of a blob column without reading it, such as image.size:
-// the ordinal of the blob column among those of a logical schema, its field, and the part. A stored column of that name
-// hides it.
+// BlobPart resolves the name of a virtual column that describes a blob column without
+// reading it, such as image.size: the ordinal of the blob column among those of a logical
+// schema, its field, and the part. A stored column of that name hides it.
 func BlobPart(s *arrow.Schema, name string) (ordinal int, blob arrow.Field, part string, ok bool) {
 	dot := strings.LastIndexByte(name, '.')
 	if dot < 0 || s.HasField(name) {
@@ -127,7 +127,7 @@ func BlobPart(s *arrow.Schema, name string) (ordinal int, blob arrow.Field, part
 	return ordinal, s.Field(at[0]), part, true
 }
 
-// Media returns the media kind that a blob field declares, "" for none.
+// Media returns the kind of media that a blob field declares, "" for none.
 func Media(f arrow.Field) string { return fieldMeta(f, mediaKey) }
 
 // Classes returns the class names of a label column, nil if f is none.
@@ -241,6 +241,8 @@ func checkColumnName(name string) error {
 	return nil
 }
 
+// checkMetaType checks the type of a metadata column. Types without a use in metadata,
+// such as maps and unions, are refused.
 func checkMetaType(name string, dt arrow.DataType, depth int) error {
 	if depth > maxTypeDepth {
 		return fmt.Errorf("%w: column %q is nested more than %d levels deep", ErrInvalid, name, maxTypeDepth)
@@ -282,8 +284,8 @@ func checkMetaType(name string, dt arrow.DataType, depth int) error {
 		"decimal256, or list, fixed_size_list or struct of these", ErrInvalid, name, ShownType(dt))
 }
 
-// HoldsBytes reports whether binary values stand within the lists or structs of a type. Who writes such a column means
-// blobs more often than metadata.
+// HoldsBytes reports whether the lists or structs of a type contain binary values.
+// Writers of such a column mostly mean blobs, not metadata.
 func HoldsBytes(dt arrow.DataType) bool {
 	nested, ok := dt.(arrow.NestedType)
 	return ok && slices.ContainsFunc(nested.Fields(), func(f arrow.Field) bool {
@@ -291,9 +293,9 @@ func HoldsBytes(dt arrow.DataType) bool {
 	})
 }
 
-// CheckName reports a FieldError unless name is fit for a dataset or a split:
-// a letter or digit, then up to 127 letters, digits, '.', '_' or '-', all
-// ASCII. field is what the error calls it.
+// CheckName returns a FieldError unless name is fit for a dataset or a split: a letter or
+// digit, then up to 127 letters, digits, '.', '_' or '-', all ASCII. field is the name of
+// the field in the error.
 func CheckName(field, name string) error {
 	ok := name != "" && len(name) <= MaxNameLen
 	for i := 0; ok && i < len(name); i++ {
@@ -314,10 +316,10 @@ func CheckName(field, name string) error {
 	return nil
 }
 
-// Nearest returns the member of names most like name, "" if none is close
-// enough to be a likely slip of the keyboard.
+// Nearest returns the member of names that is most similar to name, "" if none is close
+// enough to be a likely typing error.
 func Nearest(name string, names []string) string {
-	const longest = 64 // what is longer is no slip, and would be slow to compare
+	const longest = 64 // longer names are no typing errors, and slow to compare
 	if len(name) > longest {
 		return ""
 	}
@@ -333,8 +335,8 @@ func Nearest(name string, names []string) string {
 	return at
 }
 
-// distance counts the insertions, deletions, replacements and swaps of
-// neighbours that lead from a to b (optimal string alignment).
+// distance is the number of insertions, deletions, replacements and swaps of neighbours
+// between a and b (optimal string alignment).
 func distance(a, b string) int {
 	before, prev, cur := make([]int, len(b)+1), make([]int, len(b)+1), make([]int, len(b)+1)
 	for j := range prev {
@@ -367,8 +369,8 @@ func fieldMeta(f arrow.Field, key string) string {
 // ID names a sample: a UUID, 16 bytes in network order.
 type ID = [16]byte
 
-// idSpace is the namespace of sample ids. It must never change: ids are kept
-// by whoever refers to a sample from outside.
+// idSpace is the namespace of sample ids. It must never change, because ids are stored
+// outside of Bowstring.
 var idSpace = uuid.NewSHA1(uuid.NameSpaceURL, []byte("bowstring:sample"))
 
 // SampleID derives the id of a sample from its dataset and its key at the
@@ -377,7 +379,7 @@ var idSpace = uuid.NewSHA1(uuid.NameSpaceURL, []byte("bowstring:sample"))
 func SampleID(dataset, sourceKey string) ID {
 	name := make([]byte, 0, len(dataset)+1+len(sourceKey))
 	name = append(name, dataset...)
-	name = append(name, 0) // cannot occur in a dataset's name, so no two pairs meet
+	name = append(name, 0) // cannot be in a dataset's name, so the result is unambiguous
 	name = append(name, sourceKey...)
 	return ID(uuid.NewSHA1(idSpace, name))
 }
@@ -385,8 +387,8 @@ func SampleID(dataset, sourceKey string) ID {
 // FormatID returns id in the canonical form of 36 characters.
 func FormatID(id ID) string { return uuid.UUID(id).String() }
 
-// ParseID reads an id in the canonical form of 36 characters, or as 32
-// hexadecimal digits.
+// ParseID parses an id in the canonical form of 36 characters, or as 32 hexadecimal
+// digits.
 func ParseID(s string) (ID, error) {
 	if len(s) == 36 || len(s) == 32 {
 		if id, err := uuid.Parse(s); err == nil {
@@ -396,13 +398,14 @@ func ParseID(s string) (ID, error) {
 	return ID{}, &FieldError{Field: "id", Got: Quote(s), Want: "a UUID such as 6ba7b811-9dad-51d1-80b4-00c04fd430c8"}
 }
 
-// Features returns the value of the schema metadata key "huggingface" of a table with these columns; see features.
+// Features returns the value of the schema metadata key "huggingface" for a table with
+// these columns; see features.
 func Features(fields []arrow.Field) string { return string(features(fields)) }
 
-// features returns the value of the schema metadata key "huggingface": the
-// description of the columns that the datasets library writes and reads. Its
-// versions name a list "Sequence" (until 3) or "List" (from 4), but all of them
-// read "Sequence" of a plain value, and a JSON list for a list of structs.
+// features returns the value of the schema metadata key "huggingface": the description of
+// columns that the datasets library writes and reads. Its versions call a list "Sequence"
+// (until 3) or "List" (from 4), but all of them read "Sequence" for a list of plain
+// values, and a JSON list for a list of structs.
 func features(fields []arrow.Field) []byte {
 	var list []member
 	for _, f := range fields {
@@ -411,6 +414,7 @@ func features(fields []arrow.Field) []byte {
 	return object(member{"info", object(member{"features", object(list...)})})
 }
 
+// featureOf describes a column.
 func featureOf(f arrow.Field) json.RawMessage {
 	if IsBlob(f) {
 		switch Media(f) {
@@ -431,6 +435,7 @@ func featureOf(f arrow.Field) json.RawMessage {
 	return featureOfType(f.Type)
 }
 
+// featureOfType describes a type.
 func featureOfType(dt arrow.DataType) json.RawMessage {
 	switch dt := dt.(type) {
 	case *arrow.StructType:
@@ -482,14 +487,15 @@ func dtypeOf(dt arrow.DataType) string {
 	case *arrow.FixedSizeBinaryType:
 		return "binary"
 	}
-	return dt.String() // int8 … uint64, binary, date32, time32[s], duration[us] are named alike
+	return dt.String() // int8 … uint64, binary, date32, time32[s], duration[us] have the same names
 }
 
 func value(dtype string) json.RawMessage {
 	return object(member{"dtype", text(dtype)}, member{"_type", text("Value")})
 }
 
-// member is one member of a JSON object whose order is kept.
+// member is a member of a JSON object whose order is kept: the library preserves the
+// order of columns.
 type member struct {
 	name  string
 	value json.RawMessage

@@ -8,20 +8,21 @@ import (
 	"github.com/apache/arrow/go/v17/arrow"
 )
 
-// Values of Slices.By. A request that leaves it out means contiguous.
+// Values of Slices.By. The default is contiguous.
 const (
-	SliceContiguous = "contiguous" // rank r of n gets the r-th of n parts that follow one another
-	SliceZigzag     = "zigzag"     // of 2n parts it gets part r and part 2n-1-r, so that causal attention costs all the same
+	SliceContiguous = "contiguous" // rank r of n gets the r-th of n consecutive parts
+	SliceZigzag     = "zigzag"     // each rank gets parts r and 2n-1-r of 2n, which have equal costs in causal attention
 )
 
 // MaxSliceColumns bounds Slices.Columns.
 const MaxSliceColumns = 64
 
-// Slices has context parallel ranks get their part of each sequence. All else is the same for them.
+// Slices gives each context parallel rank its part of every sequence. Other columns are
+// the same for these ranks.
 type Slices struct {
 	By string `json:"by,omitempty"`
-	// Columns are the sequences: metadata columns of lists of one length. With pack it is left out: what has a value for
-	// each token is cut.
+	// Columns are the sequences: metadata columns of lists of one length. With pack it is
+	// not set: all columns with a value for each token are cut.
 	Columns []string `json:"columns,omitempty"`
 }
 
@@ -44,7 +45,7 @@ func (s *Slices) check(field string) error {
 	return nil
 }
 
-// checkSlices checks Slices, which are given, and what they go with.
+// checkSlices checks Slices, which are set, and the fields that they depend on.
 func (r *Request) checkSlices() error {
 	s := r.Slices
 	if err := checkAll(s); err != nil {
@@ -71,7 +72,7 @@ func (r *Request) checkSlices() error {
 	return s.checkLength("pack.length", r.Pack.Length, ranks)
 }
 
-// parts is the number of parts into which a sequence is cut for a number of ranks.
+// parts is the number of parts that a sequence is cut into for that number of ranks.
 func (s *Slices) parts(ranks int64) int64 {
 	if s.By == SliceZigzag && ranks > 1 {
 		return 2 * ranks
@@ -79,7 +80,7 @@ func (s *Slices) parts(ranks int64) int64 {
 	return max(ranks, 1)
 }
 
-// checkLength checks that sequences can be cut in equal parts.
+// checkLength checks that sequences can be cut into equal parts.
 func (s *Slices) checkLength(field string, length, ranks int64) error {
 	parts := s.parts(ranks)
 	if length%parts == 0 {
@@ -93,16 +94,16 @@ func (s *Slices) checkLength(field string, length, ranks int64) error {
 		Want: fmt.Sprintf("a multiple of %d, %s", parts, what)}
 }
 
-// slicer is what a projection has beside its columns where sequences are cut.
+// slicer is the part of a projection that cuts sequences.
 type slicer struct {
 	slices  *Slices
 	ranks   int64
-	rank    int64 // whose parts are served
-	columns []int // that are cut
+	rank    int64 // rank whose parts are served
+	columns []int // indexes of the columns to cut
 }
 
-// Sliced returns the projection of a request with slices: what p shows of whole sequences is shown of a rank's parts.
-// The batches of other ranks are those of SliceOf.
+// Sliced returns the projection of a request with slices: it shows the parts of rank 0
+// where p shows whole sequences. SliceOf returns the projection of another rank.
 func (p *Projection) Sliced(snap *Snapshot, within *Restriction, s *Slices, world *World) (*Projection, error) {
 	_, ranks := world.along("cp", 0)
 	c := &slicer{slices: s, ranks: max(ranks, 1)}
@@ -150,7 +151,8 @@ func (c *slicer) checkColumn(at, name string, snap *Snapshot, within *Restrictio
 	return &FieldError{Field: at, Got: Quote(name), Want: "a column of lists of numbers of one length: " + ShownList(have)}
 }
 
-// SliceOf returns the projection with the parts of the rank of a world. It is p where sequences are whole.
+// SliceOf returns the projection with the parts of a rank. It is p if sequences are
+// served whole.
 func (p *Projection) SliceOf(world *World, rank int) *Projection {
 	if p.slices == nil {
 		return p
@@ -161,7 +163,7 @@ func (p *Projection) SliceOf(world *World, rank int) *Projection {
 	return &cut
 }
 
-// ranges are the parts of a sequence that the rank gets, in ascending order.
+// ranges are the parts of a sequence for the rank, in ascending order.
 func (c *slicer) ranges(length int64) [][2]int64 {
 	parts := c.slices.parts(c.ranks)
 	n := length / parts
@@ -172,7 +174,7 @@ func (c *slicer) ranges(length int64) [][2]int64 {
 	return [][2]int64{{c.rank * n, (c.rank + 1) * n}, {last * n, (last + 1) * n}}
 }
 
-// cut cuts the sequences of a batch.
+// cut cuts the sequences of a batch in place.
 func (c *slicer) cut(b *Batch) {
 	if c == nil || c.ranks == 1 {
 		return
@@ -182,7 +184,7 @@ func (c *slicer) cut(b *Batch) {
 	}
 }
 
-// column copies what the rank gets of each sequence of a column.
+// column copies the rank's parts of each sequence of a column.
 func (c *slicer) column(a *arena, v Vector, dt *arrow.FixedSizeListType) Vector {
 	item := &v.Children[0]
 	width := int64(dt.Elem().(arrow.FixedWidthDataType).BitWidth() / 8)
@@ -209,7 +211,7 @@ func (c *slicer) column(a *arena, v Vector, dt *arrow.FixedSizeListType) Vector 
 	return v
 }
 
-// validity is that of the items which the rank gets.
+// validity is the validity bitmap of the rank's items.
 func (c *slicer) validity(a *arena, bits [][]byte, rows int, length int64, ranges [][2]int64) (nulls int, b Buffer) {
 	whole := slices.Concat(bits...)
 	out := a.zeroed((rows*int(length/c.ranks) + 7) / 8)
@@ -229,13 +231,15 @@ func (c *slicer) validity(a *arena, bits [][]byte, rows int, length int64, range
 	return nulls, pieces(out)
 }
 
-// forward reads bytes that lie in pieces, forwards.
+// forward reads bytes that are in several pieces, in ascending order. Its position only
+// moves forward, so all copies of a batch together are linear in the pieces.
 type forward struct {
 	pieces [][]byte
-	start  int64 // where the first of them begins
+	start  int64 // offset of the first piece
 }
 
-// copy fills to with the bytes from at on, which is not before the end of what was copied last.
+// copy fills to with the bytes from at on. at must not be before the end of the last
+// copy.
 func (c *forward) copy(to []byte, at int64) {
 	for len(to) > 0 {
 		first := c.pieces[0]

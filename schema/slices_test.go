@@ -229,7 +229,7 @@ func TestPackedSlices(t *testing.T) {
 	}
 }
 
-// What is wrong with slices is said.
+// Errors in slices are reported.
 func TestSlicesErrors(t *testing.T) {
 	const pack = `"dataset":"a","pack":{"length":24,"column":"t","pad":0}`
 	for in, want := range map[string]string{

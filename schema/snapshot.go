@@ -13,43 +13,44 @@ import (
 	"github.com/apache/arrow/go/v17/arrow"
 )
 
-// Snapshot is the record of one committed version of a dataset: everything
-// about it but its rows, which lie in manifest chunks. It is immutable.
+// Snapshot is the record of one committed version of a dataset. It has everything except
+// the rows, which are stored in manifest chunks. It is immutable.
 type Snapshot struct {
 	Dataset string
-	// Number counts a dataset's snapshots from 1; a store never gives one out twice.
+	// Number counts a dataset's snapshots from 1. A store never uses a number twice.
 	Number int64
-	// Parent is the snapshot that was newest when this one was begun, 0 for none.
+	// Parent is the newest snapshot at the time when this one was begun, 0 for none.
 	Parent  int64
 	Created time.Time
 	// Source says where the rows came from, for people ("imagefolder /data/in1k").
 	Source string
-	// Schema is the logical schema: "id" first, then metadata columns, then blob
-	// columns. See Columns for what their field metadata says.
+	// Schema is the logical schema: "id" first, then metadata columns, then blob columns.
 	Schema *arrow.Schema
 	Splits []Split
 	Chunks []Chunk
-	// Sets are the object sets in which blobs of its rows lie, or once lay; nil if there are none.
+	// Sets are the object sets that contain, or once contained, blobs of its rows; nil if
+	// there are none.
 	Sets []SetRef
 
-	union *union // of one that stands for several; see NewUnion
+	union *union // set if it represents several snapshots; see NewUnion
 }
 
 // SetRef names an object set.
 type SetRef struct {
 	Prefix ObjectPrefix `json:"prefix"`
-	// Blob is the set in the form that docs/formats.md describes. It is the zero value of a set of the store itself, whose objects
-	// are found by the prefix alone.
+	// Blob is the set in the format of docs/formats.md. It is zero for a set of the store
+	// itself, whose objects are found by the prefix alone.
 	Blob BlobRef `json:"blob,omitzero"`
-	// Unproven is how much of what the snapshot's rows refer to in the set had no checksum when the snapshot was made. It
-	// does not change; what was learned since is the store's to say.
+	// Unproven counts the blobs of the snapshot's rows in the set that had no checksum
+	// when the snapshot was made. It does not change; the store knows what was learned
+	// since.
 	Unproven Unproven `json:"unproven,omitzero"`
-	// Altered says that rows that lay in it may have been changed or deleted since the attachment that made them. It stays
-	// until an attachment replaces the rows.
+	// Altered says that rows of the set may have been changed or deleted since the
+	// attachment that made them. It stays set until an attachment replaces the rows.
 	Altered bool `json:"altered,omitempty"`
 }
 
-// Unproven is how much has no checksum: each blob counts once.
+// Unproven counts blobs without a checksum, each once.
 type Unproven struct {
 	Blobs int64 `json:"blobs"`
 	Bytes int64 `json:"bytes"`
@@ -58,19 +59,20 @@ type Unproven struct {
 // IsZero reports whether everything has a checksum.
 func (u Unproven) IsZero() bool { return u == Unproven{} }
 
-// Chunk is a run of consecutive manifest rows, stored in the form that docs/formats.md
-// describes: as one blob, a page, or as several pages and a blob that lists them.
+// Chunk is a run of consecutive manifest rows, in the format of docs/formats.md: one page
+// as a blob, or several pages and a blob that lists them.
 type Chunk struct {
 	BlobRef
 	Rows int64 `json:"rows"`
-	// BlobBytes is the sum of the sizes of the blob cells in the chunk, by blob
-	// column in schema order.
+	// BlobBytes is the total size of the blob cells in the chunk, by blob column in
+	// schema order.
 	BlobBytes []int64 `json:"blob_bytes"`
-	// Pages is how many pages the blob lists, and PageBytes their size; 0 if it is a page itself.
+	// Pages is the number of pages that the blob lists, and PageBytes their total size; 0
+	// if the blob is a page itself.
 	Pages     int   `json:"pages,omitempty"`
 	PageBytes int64 `json:"page_bytes,omitempty"`
-	// Statistics are what the list of pages tells of a page's columns, for Form.Statistics; nil if that is
-	// nothing. They are no part of the record.
+	// Statistics are the statistics of a page's columns in the list of pages, for
+	// Form.Statistics; nil if there are none. They are not part of the record.
 	Statistics []byte `json:"-"`
 }
 
@@ -104,29 +106,29 @@ func (s Split) Rows() int64 {
 	return n
 }
 
-// Selection is an uploaded list of positions of one snapshot, kept by the
-// store under the hash of its content so that a ticket can name it.
+// Selection is an uploaded list of positions of one snapshot. The store names it by the
+// hash of its content, so that a ticket can name it.
 type Selection struct {
 	Dataset  string  `json:"dataset"`
 	Snapshot int64   `json:"snapshot"`
 	Rows     int64   `json:"rows"`
 	Bitmap   BlobRef `json:"bitmap"` // one bit per position, little-endian 64-bit words
-	// Content is the SHA-256 of the bitmap where its key is an address; else the zero value.
+	// Content is the SHA-256 of the bitmap if its key is an address; else zero.
 	Content Key `json:"content,omitzero"`
 	Created time.Time
-	// Owner is the principal who uploaded it first, empty where nobody has a name.
+	// Owner is the principal who uploaded it first, "" if callers have no names.
 	Owner string `json:"owner,omitempty"`
-	// Expires is when it may go; zero if never. Use moves it on.
+	// Expires is the time when it may be removed; zero if never. Each use extends it.
 	Expires time.Time `json:"expires,omitzero"`
-	// Most is how many the owner may have in the dataset that have not expired, where it is saved; 0: any number. It is
-	// not stored.
+	// Most is how many unexpired selections the owner may have in the dataset when it is
+	// saved; 0: any number. It is not stored.
 	Most int `json:"-"`
 }
 
 // Expired reports whether the selection's time is over.
 func (s *Selection) Expired(now time.Time) bool { return !s.Expires.IsZero() && !now.Before(s.Expires) }
 
-// Extend has the selection live until then at least, zero for ever. It reports
+// Extend makes the selection live at least until that time, zero for ever. It reports
 // whether that changes anything.
 func (s *Selection) Extend(until time.Time) bool {
 	if s.Expires.IsZero() || !until.IsZero() && !until.After(s.Expires) {
@@ -136,7 +138,8 @@ func (s *Selection) Extend(until time.Time) bool {
 	return true
 }
 
-// SetBitmap sets the blob in which the positions are stored, and what is known of its bytes.
+// SetBitmap sets the blob with the positions, and the hash of its bytes if its key is
+// none.
 func (s *Selection) SetBitmap(ref BlobRef, bitmap []byte) {
 	s.Bitmap, s.Content = ref, Key{}
 	if !ref.Hashed() {
@@ -144,7 +147,8 @@ func (s *Selection) SetBitmap(ref BlobRef, bitmap []byte) {
 	}
 }
 
-// Key is a hash of the snapshot and of the positions: the same positions of another snapshot are another selection.
+// Key is a hash of the snapshot and the positions: equal positions of another snapshot
+// are another selection.
 func (s *Selection) Key() Key {
 	h := sha256.New()
 	_, _ = fmt.Fprintf(h, "selection\x00%s\x00%d\x00", s.Dataset, s.Snapshot)
@@ -156,7 +160,7 @@ func (s *Selection) Key() Key {
 	return Key(h.Sum(nil))
 }
 
-// Name is what requests call the selection: its key in hexadecimal digits.
+// Name is the name of the selection in requests: its key in hexadecimal digits.
 func (s *Selection) Name() string { return s.Key().String() }
 
 // recordVersion is the newest version of a snapshot's record.
@@ -176,8 +180,9 @@ type snapshotJSON struct {
 	Sets    []SetRef  `json:"sets,omitempty"`
 }
 
-// MarshalJSON writes the record of the snapshot as stores keep it. The schema
-// is its Arrow IPC message in base64.
+// MarshalJSON writes the record of the snapshot in the form of stores. The schema is its
+// Arrow IPC message in base64. The version is the lowest that can express the snapshot,
+// so that older programs can read it.
 func (s Snapshot) MarshalJSON() ([]byte, error) {
 	message, err := encodeSchema(s.Schema)
 	if err != nil {
@@ -201,8 +206,7 @@ func (s Snapshot) MarshalJSON() ([]byte, error) {
 	return json.Marshal(out)
 }
 
-// UnmarshalJSON reads what MarshalJSON wrote. A record that is not one is an
-// ErrDataLoss.
+// UnmarshalJSON parses the output of MarshalJSON. A malformed record is an ErrDataLoss.
 func (s *Snapshot) UnmarshalJSON(b []byte) error {
 	var in snapshotJSON
 	if err := json.Unmarshal(b, &in); err != nil {
@@ -223,9 +227,9 @@ func (s *Snapshot) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// CheckTag reports a FieldError unless tag is fit for a tag: a name as CheckName
-// takes it that is not digits alone, as those are the numbers of snapshots.
-// field is what the error calls it.
+// CheckTag returns a FieldError unless tag is fit for a tag: a name as in CheckName that
+// does not consist of digits only, since those are snapshot numbers. field is the name of
+// the field in the error.
 func CheckTag(field, tag string) error {
 	if tag != "" && strings.Trim(tag, "0123456789") == "" {
 		return &FieldError{Field: field, Got: Quote(tag),
@@ -234,9 +238,9 @@ func CheckTag(field, tag string) error {
 	return CheckName(field, tag)
 }
 
-// ParseSnapshotName reads a dataset as people write it: NAME for its newest
-// snapshot, NAME@NUMBER for one by number, NAME@TAG for the one that has a tag.
-// Of number and tag at most one is given. field is what errors call the text.
+// ParseSnapshotName parses a dataset in the form that people write: NAME for its newest
+// snapshot, NAME@NUMBER for one by number, NAME@TAG for the one with a tag. The result
+// has a number or a tag, or neither. field is the name of the text in errors.
 func ParseSnapshotName(field, text string) (dataset string, number int64, tag string, err error) {
 	dataset, version, pinned := strings.Cut(text, "@")
 	if err := CheckName(field, dataset); err != nil {
@@ -262,7 +266,7 @@ func ParseSnapshotName(field, text string) (dataset string, number int64, tag st
 	return dataset, 0, version, nil
 }
 
-// FormatSnapshotName writes what ParseSnapshotName reads.
+// FormatSnapshotName writes the form that ParseSnapshotName parses.
 func FormatSnapshotName(dataset string, number int64, tag string) string {
 	switch {
 	case tag != "":
@@ -273,8 +277,8 @@ func FormatSnapshotName(dataset string, number int64, tag string) string {
 	return dataset
 }
 
-// checkSnapshotOrTag checks a tag that a request gives beside the number, which
-// must not be given as well.
+// checkSnapshotOrTag checks a tag of a request, which must not be set together with the
+// number.
 func checkSnapshotOrTag(number int64, tag string) error {
 	if number != 0 && tag != "" {
 		return &FieldError{Field: "tag", Got: fmt.Sprintf("it and snapshot %d", number), Want: "one of the two"}

@@ -12,36 +12,37 @@ import (
 )
 
 const (
-	// statisticsVersion is what the statistics of a page begin with. Those of another
-	// version are ignored.
+	// statisticsVersion begins the statistics of a page. Those of another version are
+	// ignored.
 	statisticsVersion = 1
 	statisticsHeader  = 8
-	// maxStatistics is how many columns and fields of structs have statistics: those
-	// after them have none.
+	// maxStatistics is how many columns and fields of structs have statistics, in schema
+	// order; the rest has none. It bounds the index of a chunk.
 	maxStatistics = 512
 
 	recordHeader = 16 // nulls, flags, bytes
-	textBound    = 32 // a byte for the length, and the text
+	textBound    = 32 // a byte for the length, then the text
 )
 
 // Flags of a column's record.
 const (
-	flagMin = 1 << iota // there is a least value, or a bound below it
-	flagMax             // there is a greatest value, or a bound above it
-	flagNaN             // some values are no numbers
+	flagMin = 1 << iota // there is a lower bound
+	flagMax             // there is an upper bound
+	flagNaN             // some values are NaN
 )
 
-// boundKind is how a record tells the bounds of a type's values.
+// boundKind is the encoding of the bounds of a type's values.
 type boundKind uint8
 
 const (
-	boundNone  boundKind = iota // it does not
+	boundNone  boundKind = iota // no bounds
 	boundInt                    // two i64
 	boundUint                   // two u64
 	boundFloat                  // two f64
 	boundText                   // two texts, shortened to textBound-1 bytes
 )
 
+// size is the length of both bounds in bytes.
 func (k boundKind) size() int {
 	switch k {
 	case boundNone:
@@ -52,6 +53,7 @@ func (k boundKind) size() int {
 	return 16
 }
 
+// boundKindOf is the encoding of the bounds of a type.
 func boundKindOf(t arrow.DataType) boundKind {
 	switch t.ID() {
 	case arrow.BOOL, arrow.UINT8, arrow.UINT16, arrow.UINT32, arrow.UINT64:
@@ -67,17 +69,17 @@ func boundKindOf(t arrow.DataType) boundKind {
 	return boundNone
 }
 
-// statisticsLayout says where the records of a page's columns lie. It follows from the
-// logical schema, so it is the same for all pages.
+// statisticsLayout is the layout of the records of a page's columns. It follows from the
+// logical schema, so it is the same for all pages, and records need no names.
 type statisticsLayout struct {
 	columns []statisticsField // by column of the schema; none of the id
 	size    int               // header included
 }
 
-// statisticsField is the place of a column's record, or of that of a struct's field.
+// statisticsField is the place of the record of a column, or of a struct's field.
 type statisticsField struct {
 	name   string
-	at     int // 0 if there is none
+	at     int // offset of the record; 0 if there is none
 	kind   boundKind
 	blob   bool
 	fields []statisticsField // of a struct
@@ -99,6 +101,7 @@ func newStatisticsLayout(s *arrow.Schema) *statisticsLayout {
 	return l
 }
 
+// place reserves the space of a record, unless there are too many.
 func (l *statisticsLayout) place(f *statisticsField, name string, kind boundKind, records *int) {
 	f.name = name
 	if *records++; *records <= maxStatistics {
@@ -107,6 +110,7 @@ func (l *statisticsLayout) place(f *statisticsField, name string, kind boundKind
 	}
 }
 
+// field reserves the records of a metadata column and of its structs' fields.
 func (l *statisticsLayout) field(f *statisticsField, of arrow.Field, records *int) {
 	l.place(f, of.Name, boundKindOf(of.Type), records)
 	if t, ok := of.Type.(*arrow.StructType); ok {
@@ -117,32 +121,34 @@ func (l *statisticsLayout) field(f *statisticsField, of arrow.Field, records *in
 	}
 }
 
-// Statistics tell of a page what can be said without reading it. Its bytes are those of
-// the list that the page is in.
+// Statistics are the statistics of a page, which are known without reading it. They refer
+// to the bytes of the list of pages.
 type Statistics struct {
 	layout *statisticsLayout
 	raw    []byte
 	rows   int64
 }
 
-// ColumnStatistics tell of a column of a page, or of a field of its structs.
+// ColumnStatistics are the statistics of a column of a page, or of a field of its
+// structs.
 type ColumnStatistics struct {
-	// Rows is how many rows the page has, and in Nulls of them the column is null. A field is null where
-	// its struct is, too.
+	// Rows is the number of rows of the page, Nulls the number of rows in which the
+	// column is null. A field is null if its struct is.
 	Rows, Nulls int64
-	// Bytes is the sum of the sizes of the values, as [Page.CellBytes] counts them.
+	// Bytes is the total size of the values, as [Page.CellBytes] counts them.
 	Bytes int64
-	// Min and Max enclose the values, those that are no numbers left out: each is at least Min, and at most
-	// Max. They need not be values themselves. They are int64 for signed integers, dates, times and
-	// durations, uint64 for unsigned ones, for bools (0 and 1) and for blobs, whose sizes they are, float64
-	// for floating-point numbers and decimals, and string for texts and bytes. One that is nil is not known.
+	// Min and Max enclose the values, except NaN: each value is at least Min and at most
+	// Max. They need not be values themselves. They are int64 for signed integers, dates,
+	// times and durations; uint64 for unsigned integers, bools (0 and 1) and blobs (their
+	// sizes); float64 for floating-point numbers and decimals; and string for texts and
+	// bytes. nil means unknown.
 	Min, Max any
-	// NaN reports whether some values are no numbers.
+	// NaN reports whether some values are NaN.
 	NaN bool
 }
 
-// Statistics returns what is known of a page of the snapshot without reading it, as its list tells; ok
-// is false if that is nothing.
+// Statistics returns the statistics of a page of the snapshot from the list of pages; ok
+// is false if there are none.
 func (f *Form) Statistics(page *Chunk) (s Statistics, ok bool) {
 	raw := page.Statistics
 	if len(raw) != f.statistics.size || binary.LittleEndian.Uint32(raw) != statisticsVersion {
@@ -151,8 +157,8 @@ func (f *Form) Statistics(page *Chunk) (s Statistics, ok bool) {
 	return Statistics{f.statistics, raw, page.Rows}, true
 }
 
-// Column returns what is known of a stored column, by its index in the schema, or of a field of its structs, by
-// the names that lead to it; ok is false if that is nothing.
+// Column returns the statistics of a stored column, by its index in the schema, or of a
+// field of its structs, by the path of names; ok is false if there are none.
 func (s Statistics) Column(i int, path ...string) (c ColumnStatistics, ok bool) {
 	f := &s.layout.columns[i]
 next:
@@ -171,7 +177,7 @@ next:
 	return s.record(f)
 }
 
-// record reads a record. One that cannot be is none.
+// record parses a record; ok is false if it is impossible.
 func (s Statistics) record(f *statisticsField) (c ColumnStatistics, ok bool) {
 	b := s.raw[f.at:]
 	flags := binary.LittleEndian.Uint32(b[4:])
@@ -193,7 +199,7 @@ func (s Statistics) record(f *statisticsField) (c ColumnStatistics, ok bool) {
 	return c, true
 }
 
-// read reads a bound, nil if it is none.
+// read parses a bound; nil if it is impossible.
 func (k boundKind) read(b []byte) any {
 	switch k {
 	case boundInt:
@@ -212,9 +218,10 @@ func (k boundKind) read(b []byte) any {
 	return nil
 }
 
-// CellBytes is the number of bytes of one value of a stored column, by its index in the schema:
-// a text's length, the width of a fixed-width type (one byte for a bool), the values of a list or struct, a
-// blob's own size, and nothing for a null. It leaves out what an encoding adds.
+// CellBytes is the size in bytes of one value of a stored column, by its index in the
+// schema: the length of a text, the width of a fixed-width type (one byte for a bool),
+// the values of a list or struct, the size of a blob, and 0 for null. It does not include
+// the overhead of an encoding.
 func (p *Page) CellBytes(column, row int) int64 {
 	if first := len(p.columns) - len(p.refs); column >= first {
 		ref, _ := p.Blob(column-first, row)
@@ -248,7 +255,7 @@ func (v *view) cellBytes(i int) (n int64) {
 	return n
 }
 
-// itemBytes is the size of values [from, to).
+// itemBytes is the total size of the values [from, to).
 func (v *view) itemBytes(from, to int) (n int64) {
 	if v.shape == shapeFixed && v.validity == nil {
 		return int64(to-from) * int64(v.width)
@@ -259,7 +266,8 @@ func (v *view) itemBytes(from, to int) (n int64) {
 	return n
 }
 
-// make writes the statistics of a page with those columns, in the order of the schema.
+// make writes the statistics of a page with these columns, which are in the order of the
+// schema.
 func (l *statisticsLayout) make(cols []view) []byte {
 	out := make([]byte, l.size)
 	binary.LittleEndian.PutUint32(out, statisticsVersion)
@@ -270,7 +278,8 @@ func (l *statisticsLayout) make(cols []view) []byte {
 	return out
 }
 
-// put writes the record of a column, and of the fields of its structs. above are the structs that it is in.
+// put writes the records of a column and of the fields of its structs. above are the
+// structs around it.
 func (f *statisticsField) put(out []byte, v *view, above []*view) {
 	if f.at > 0 {
 		f.record(out[f.at:], v, above)
@@ -281,6 +290,7 @@ func (f *statisticsField) put(out []byte, v *view, above []*view) {
 	}
 }
 
+// record writes the record of one column.
 func (f *statisticsField) record(out []byte, v *view, above []*view) {
 	valid := validIn(v, above)
 	nulls := 0
@@ -313,7 +323,8 @@ func (f *statisticsField) record(out []byte, v *view, above []*view) {
 	binary.LittleEndian.PutUint32(out[4:], flags)
 }
 
-// validIn is a bitmap of the rows in which neither v nor a struct above it is null, nil if that is all.
+// validIn is a bitmap of the rows in which neither v nor a struct above it is null; nil
+// if these are all rows.
 func validIn(v *view, above []*view) []byte {
 	var valid []byte
 	for _, u := range append(above[:len(above):len(above)], v) {
@@ -336,7 +347,8 @@ func validIn(v *view, above []*view) []byte {
 
 func isValid(valid []byte, i int) bool { return valid == nil || bitutil.BitIsSet(valid, i) }
 
-// bounds writes the least and the greatest value, and returns the flags of what there is.
+// bounds writes the bounds of the valid values, and returns the flags of the bounds that
+// exist.
 func (f *statisticsField) bounds(out []byte, v *view, valid []byte) uint32 {
 	if f.blob {
 		return boundsOf(out, uint64s[uint64], cast[uint64](v.children[1].values)[:v.n], valid)
@@ -374,7 +386,8 @@ func (f *statisticsField) bounds(out []byte, v *view, valid []byte) uint32 {
 	return 0
 }
 
-// boundsOf writes the least and the greatest of the valid values, as raw makes 64 bits of them.
+// boundsOf writes the least and the greatest valid value, each converted to 64 bits by
+// raw.
 func boundsOf[T cmp.Ordered](out []byte, raw func(T) uint64, values []T, valid []byte) uint32 {
 	var low, high T
 	some := false
@@ -399,8 +412,8 @@ func uint64s[T int8 | int16 | int32 | int64 | uint8 | uint16 | uint32 | uint64](
 	return uint64(x)
 }
 
-// floatBounds are bounds of what values are as a float64. Zeros count as both zeros. The conversion of a decimal is
-// not exact, so its bounds are a little wider.
+// floatBounds writes bounds of the values as float64. A zero bound covers both zeros. The
+// conversion of a decimal is inexact, so its bounds are widened by some steps.
 func floatBounds(out []byte, v *view, valid []byte) (flags uint32) {
 	value := floatsOf(v)
 	low, high := math.Inf(1), math.Inf(-1)
@@ -452,8 +465,9 @@ func floatsOf(v *view) func(int) float64 {
 	return func(i int) float64 { return math.Float64frombits(bits[i]) }
 }
 
-// textBounds are bounds of texts: the beginnings of the least and of the greatest one, of which that of the
-// greatest is increased where it was shortened. If that cannot be done, there is no upper bound.
+// textBounds writes bounds of texts: prefixes of the least and of the greatest one. The
+// upper prefix is incremented if it was shortened. If that is impossible, because all of
+// its bytes are 0xff, there is no upper bound.
 func textBounds(out []byte, v *view, valid []byte) uint32 {
 	text := func(i int) []byte { return v.values[v.off(i):v.off(i+1)] }
 	low, high := -1, -1
@@ -493,7 +507,7 @@ func textBounds(out []byte, v *view, valid []byte) uint32 {
 	return flagMin | flagMax
 }
 
-// off is where text i begins in values.
+// off is the offset of text i in values.
 func (v *view) off(i int) int64 {
 	switch v.shape {
 	case shapeBytes:

@@ -13,7 +13,7 @@ import (
 	"github.com/apache/arrow/go/v17/arrow/memory"
 )
 
-// plainBytes is the size of a value, told by Arrow's arrays.
+// plainBytes is the size of a value, computed from Arrow's arrays.
 func plainBytes(a arrow.Array, i int) (n int64) {
 	if a.IsNull(i) {
 		return 0
@@ -71,7 +71,7 @@ func plainValue(a arrow.Array, i int) any {
 	return v.Float()
 }
 
-// encloses reports whether a value lies within bounds.
+// encloses reports whether a value is within bounds.
 func encloses(low, high, v any) bool {
 	switch v := v.(type) {
 	case int64:
@@ -210,7 +210,7 @@ func TestStatisticsOfTexts(t *testing.T) {
 	}
 }
 
-// Values that are no numbers are told, and lie in no bounds; zeros count as both zeros.
+// NaN is reported, and is within no bounds; zeros count as both zeros.
 func TestStatisticsOfFloats(t *testing.T) {
 	nan, minus := math.NaN(), math.Copysign(0, -1)
 	s, err := NewSchema([]arrow.Field{{Name: "x", Type: arrow.PrimitiveTypes.Float64, Nullable: true}}, nil)
@@ -310,7 +310,8 @@ func TestStatisticsInLists(t *testing.T) {
 			}
 		}
 	}
-	// What a broken one says of more nulls than rows, or of texts longer than their place, is not believed.
+	// Broken statistics, with more nulls than rows or texts longer than their field, are
+	// ignored.
 	broken := d.snap.Chunks[0]
 	broken.Statistics = bytes.Clone(broken.Statistics)
 	for i := statisticsHeader; i < len(broken.Statistics); i++ {

@@ -12,9 +12,10 @@ import (
 	"bowstring/schema/ipc"
 )
 
-// Page bytes are an Arrow IPC stream of one record batch, read in place.
+// The bytes of a page are an Arrow IPC stream of one record batch, read in place.
 
-// bodyAlign is what every buffer of a page is aligned to.
+// bodyAlign is the alignment of every buffer of a page: a cache line, as Arrow
+// recommends.
 const bodyAlign = 64
 
 // schemaLimits bound the schemas of snapshots.
@@ -45,9 +46,9 @@ func decodeSchema(b []byte) (*arrow.Schema, error) {
 	return s, nil
 }
 
-// encodeStream makes an IPC stream of one record batch. Every buffer starts at
-// a multiple of 64 bytes from the stream's start and is padded with zeros. Equal
-// content makes equal bytes.
+// encodeStream makes an IPC stream of one record batch. Every buffer starts at a multiple
+// of 64 bytes from the beginning of the stream and is padded with zeros. Equal content
+// gives equal bytes, which the Arrow library's writer does not guarantee.
 func encodeStream(schemaMessage []byte, rows int, cols []Vector) []byte {
 	var nodes, buffers [][2]int64
 	var body int64
@@ -85,12 +86,12 @@ func (v *Vector) each(visit func(*Vector)) {
 	}
 }
 
-// decodeStream reads an IPC stream of one record batch in place: the views
-// point into b, which must be aligned to 8 bytes. want is the schema it must
-// have, wantMessage its encoding. All that the views can reach is checked.
+// decodeStream parses an IPC stream of one record batch in place: the views point into b,
+// which must be aligned to 8 bytes. want is the expected schema, wantMessage its
+// encoding. Everything that the views can reach is checked.
 func decodeStream(b []byte, want *arrow.Schema, wantMessage []byte) ([]view, int, error) {
 	rest, ok := bytes.CutPrefix(b, wantMessage)
-	if !ok { // perhaps encoded by another version of the library
+	if !ok { // maybe encoded by another version of the library
 		s, err := decodeSchema(b)
 		if err != nil {
 			return nil, 0, err
@@ -98,7 +99,7 @@ func decodeStream(b []byte, want *arrow.Schema, wantMessage []byte) ([]view, int
 		if !s.Equal(want) {
 			return nil, 0, fmt.Errorf("%w: schema of the chunk is %s, the snapshot says %s", ErrDataLoss, s, want)
 		}
-		_, rest, _ = ipc.NextMessage(b) // which decodeSchema has read
+		_, rest, _ = ipc.NextMessage(b) // decodeSchema has parsed this message
 	}
 	columns, rows, err := decodeBatch(rest, want)
 	if err != nil {
@@ -114,7 +115,7 @@ func decodeStream(b []byte, want *arrow.Schema, wantMessage []byte) ([]view, int
 	return cols, rows, nil
 }
 
-// decodeBatch reads the message of a record batch, which ends its stream.
+// decodeBatch parses the message of a record batch, which ends its stream.
 func decodeBatch(b []byte, s *arrow.Schema) ([]ipc.Column, int, error) {
 	header, rest, err := ipc.NextMessage(b)
 	if err != nil {
@@ -127,10 +128,11 @@ func decodeBatch(b []byte, s *arrow.Schema) ([]ipc.Column, int, error) {
 	return stored.ReadColumns(s, header, body)
 }
 
-// stored is how record batches are read that a store keeps: they are whole in memory, and written by this program.
+// stored are the options for record batches of a store: they are completely in memory,
+// and written by this program.
 var stored = ipc.Options{MaxBatchRows: math.MaxInt32, Strict: true, Memory: ipc.Unbounded{}, Kept: ipc.Unbounded{}}
 
-// checkNulls checks that a column has nulls only where its field may.
+// checkNulls checks that a column has nulls only where its field permits them.
 func (v *view) checkNulls(f arrow.Field) error {
 	if v.nulls > 0 && !f.Nullable {
 		return fmt.Errorf("%w: %d nulls in %d rows, which may have none", ErrDataLoss, v.nulls, v.n)

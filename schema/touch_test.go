@@ -13,7 +13,7 @@ import (
 // touched is a page by its method alone: where the compiler knows what is called it may put another copy of it there.
 var touched interface{ Touch() error }
 
-// Touch tells of a page of a file that cannot be read, wherever it lies in the rows' memory.
+// Touch reports a page of a file that cannot be read, wherever it is in the rows' memory.
 func TestTouch(t *testing.T) {
 	const pages = 3
 	size := pages * os.Getpagesize()

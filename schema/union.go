@@ -10,32 +10,33 @@ import (
 	"github.com/apache/arrow/go/v17/arrow"
 )
 
-// SourceColumn is virtual, and there only where the samples of several snapshots are served together: the name of the
-// sample's source, a utf8. A stored column of that name hides it.
+// SourceColumn is virtual, and exists only if the samples of several snapshots are served
+// together: the name of the sample's source, a utf8. A stored column of that name hides
+// it.
 const SourceColumn = "source"
 
-// Part is a snapshot that is one of several whose samples are served together.
+// Part is one of several snapshots whose samples are served together.
 type Part struct {
 	Name     string // of the source
 	Snapshot *Snapshot
-	// Within is what exists of the snapshot's columns; nil: all.
+	// Within is the visible part of the snapshot's columns; nil: all.
 	Within *Restriction
 }
 
-// union is what a Snapshot has that stands for several.
+// union is set in a Snapshot that represents several.
 type union struct {
 	parts   []Part
-	sources []string // their names
+	sources []string // names of the parts
 	clashes []clash
 }
 
-// clash is a column that sources have with different types.
+// clash is a column that has different types in the sources.
 type clash struct {
 	name string
 	err  *FieldError
 }
 
-// Parts are the snapshots that this one stands for; nil if it is one itself.
+// Parts are the snapshots that this one represents; nil if it represents itself.
 func (s *Snapshot) Parts() []Part {
 	if s.union == nil {
 		return nil
@@ -43,19 +44,21 @@ func (s *Snapshot) Parts() []Part {
 	return s.union.parts
 }
 
-// formPart is a snapshot of those that a Form stands for.
+// formPart is one of the snapshots that a Form represents.
 type formPart struct {
 	name string
-	base int64 // position of its first row among those of all
-	// the part's column, by column of the form, -1 where it has none; nil where they are the same
+	base int64 // position of its first row in the union
+	// columns is the index of the part's column for each column of the form, -1 if it has
+	// none; nil if the columns are the same.
 	columns []int
-	first   int // of the part's columns, the first blob column
+	first   int // index of the part's first blob column
 }
 
-// NewUnion returns the form of several snapshots whose rows follow one another in one space of positions, and what of its
-// columns exists. Columns go by their names. One that a part lacks, or that is hidden there, is null in the part's
-// rows. One that parts have with different types is left out: a request that names it is told so. The id is hidden where
-// one part hides it.
+// NewUnion returns the form of several snapshots, whose rows follow one another in one
+// space of positions, and the visible columns. Columns match by name. A column that a
+// part lacks or hides is null in its rows. A column with different types in several parts
+// is left out, and a request that names it gets an error. The id is hidden if one part
+// hides it.
 func NewUnion(parts []Part) (*Form, *Restriction, error) {
 	if len(parts) == 0 {
 		return nil, nil, fmt.Errorf("%w: a union of no snapshots", ErrInvalid)
@@ -63,7 +66,7 @@ func NewUnion(parts []Part) (*Form, *Restriction, error) {
 	fields, u, hidden := unionFields(parts)
 	snap := &Snapshot{Schema: arrow.NewSchema(fields, nil), union: u}
 	if err := CheckSchema(snap.Schema); err != nil {
-		return nil, nil, err // they are too many
+		return nil, nil, err // too many columns
 	}
 	blobs := BlobFields(snap.Schema)
 	first := len(fields) - len(blobs)
@@ -110,14 +113,14 @@ func NewUnion(parts []Part) (*Form, *Restriction, error) {
 	return f, within, nil
 }
 
-// unionFields returns the columns of a union: the id, metadata, and blobs, each in the order in which the parts have them;
-// and whether the id is hidden.
+// unionFields returns the columns of a union: the id, metadata, and blobs, each in the
+// order of their first part; and whether the id is hidden.
 func unionFields(parts []Part) (fields []arrow.Field, u *union, hidden bool) {
 	u = &union{parts: parts}
 	type known struct {
 		field arrow.Field
-		part  int // that has it first
-		in    int // parts
+		part  int // first part that has it
+		in    int // number of parts that have it
 		clash bool
 	}
 	var meta, blobs []*known
@@ -170,7 +173,7 @@ func unionFields(parts []Part) (fields []arrow.Field, u *union, hidden bool) {
 	return fields, u, hidden
 }
 
-// shownKind is a column's type for people.
+// shownKind is the type of a column in messages.
 func shownKind(f arrow.Field) string {
 	if IsBlob(f) {
 		return "blobs"
@@ -178,8 +181,8 @@ func shownKind(f arrow.Field) string {
 	return ShownType(f.Type)
 }
 
-// commonMetadata is what two fields say alike: names of classes that differ are left out, as a number means different
-// things then.
+// commonMetadata is the metadata that two fields share. Different tables of classes are
+// left out, because a number then means different classes.
 func commonMetadata(a, b arrow.Metadata) arrow.Metadata {
 	if a.Equal(b) {
 		return a
@@ -193,7 +196,7 @@ func commonMetadata(a, b arrow.Metadata) arrow.Metadata {
 	return arrow.NewMetadata(keys, values)
 }
 
-// partOf says where the columns of a union lie in a part.
+// partOf maps the columns of a union to those of a part.
 func partOf(p *Part, fields []arrow.Field, base int64) formPart {
 	own := p.Snapshot.Schema
 	out := formPart{name: p.Name, base: base, columns: make([]int, len(fields)),
@@ -212,7 +215,8 @@ func partOf(p *Part, fields []arrow.Field, base int64) formPart {
 	return out
 }
 
-// sumOf is a chunk that has the rows and the bytes of a part, and no content.
+// sumOf is a chunk with the rows and bytes of a part, and without content: a union needs
+// only its size.
 func sumOf(p *Part, columns []int, first, blobs int) Chunk {
 	own := p.Snapshot.Schema
 	ownFirst := own.NumFields() - len(BlobFields(own))
@@ -233,8 +237,8 @@ func sumOf(p *Part, columns []int, first, blobs int) Chunk {
 	return sum
 }
 
-// Part says which of the snapshots that the form stands for has a position, and where in it that is. A form of one
-// snapshot is its own part 0.
+// Part returns the index of the snapshot that contains a position, and the position in
+// it. A form of one snapshot is its own part 0.
 func (f *Form) Part(pos int64) (part int, at int64) {
 	if f.parts == nil {
 		return 0, pos
@@ -243,13 +247,13 @@ func (f *Form) Part(pos int64) (part int, at int64) {
 	return part, pos - f.parts[part].base
 }
 
-// PositionIn is where a position lies in its own snapshot.
+// PositionIn is a position in its own snapshot.
 func (f *Form) PositionIn(pos int64) int64 {
 	_, at := f.Part(pos)
 	return at
 }
 
-// positionsIn puts positions in their own snapshots into the place of positions.
+// positionsIn replaces positions by those in their own snapshots.
 func (f *Form) positionsIn(positions []int64) {
 	if f.parts == nil {
 		return
@@ -259,13 +263,14 @@ func (f *Form) positionsIn(positions []int64) {
 	}
 }
 
-// Adopt returns a page of a part with the columns of the form. It reads the part's page, which has to stay open as long.
+// Adopt returns a page of a part with the columns of the form. It refers to the part's
+// page, which has to stay open as long. Missing columns share one array of zeros.
 func (f *Form) Adopt(part int, p *Page) *Page {
 	if f.parts == nil || f.parts[part].columns == nil {
 		return p
 	}
 	of := &f.parts[part]
-	// The blob is the part's to release.
+	// Releasing the blob remains the part's task.
 	q := &Page{rows: p.rows, ids: p.ids, blob: p.blob, columns: make([]view, len(of.columns)), refs: make([]refs, len(f.blobs))}
 	for i, c := range of.columns {
 		if c >= 0 {
@@ -284,7 +289,7 @@ func (f *Form) Adopt(part int, p *Page) *Page {
 	return q
 }
 
-// Adopts reports whether Adopt makes other pages of those of a part.
+// Adopts reports whether Adopt returns other pages than it is given for a part.
 func (f *Form) Adopts(part int) bool { return f.parts != nil && f.parts[part].columns != nil }
 
 // nullView is a column of n nulls.
@@ -294,7 +299,7 @@ func nullView(dt arrow.DataType, n int) view {
 	return v
 }
 
-// zeroView is a column of n values without bytes, or of zero bytes.
+// zeroView is a column of n values that are empty, or zero bytes.
 func zeroView(dt arrow.DataType, n int) view {
 	v := view{dt: dt, n: n}
 	v.shape, v.width = shapeOf(dt)
@@ -321,10 +326,10 @@ func zeroView(dt arrow.DataType, n int) view {
 	return v
 }
 
-// zeroed are bytes of zero that all columns share which a part lacks. They only become more.
+// zeroed are the zero bytes that all missing columns share. The array only grows.
 var zeroed atomic.Pointer[[]byte]
 
-// zeros returns n bytes of zero, which nobody changes.
+// zeros returns n zero bytes, which must not be changed.
 func zeros(n int) []byte {
 	for {
 		old := zeroed.Load()
@@ -362,8 +367,9 @@ func (f *Form) sourceColumn(a *arena, positions []int64) (Vector, error) {
 		Buffers: []Buffer{{}, pieces(asBytes(off)), pieces(text[:total])}}, nil
 }
 
-// tells fails where a request names a column that sources have with different types; nil stands for all.
-func (u *union) tells(columns []string) error {
+// checkClashes returns an error if a request names a column that has different types in
+// the sources; nil names all columns.
+func (u *union) checkClashes(columns []string) error {
 	if u == nil {
 		return nil
 	}

@@ -169,8 +169,8 @@ func asJSON(t *testing.T, v any) []byte {
 	return b
 }
 
-// Columns that sources have with different types are told of by name, where a request wants them; and an id that one source
-// hides is hidden in all.
+// Columns with different types in the sources are reported by name if a request names
+// them. An id that one source hides is hidden in all.
 func TestUnionOfDifferentTypes(t *testing.T) {
 	number := func(dt arrow.DataType, metadata ...string) *Snapshot {
 		field := arrow.Field{Name: "label", Type: dt, Nullable: true}

@@ -12,7 +12,7 @@ import (
 	"bowstring/schema/ipc"
 )
 
-// shape is how the values of a type lie in memory; many types share one.
+// shape is the layout of a type's values in memory; many types share one.
 type shape uint8
 
 const (
@@ -26,8 +26,8 @@ const (
 	shapeStruct          // one value of each child
 )
 
-// shapeOf returns the shape of a type, with the bytes of a shapeFixed or the
-// number of values of a shapeFixedList.
+// shapeOf returns the shape of a type. The number is the bytes of a value for shapeFixed,
+// and the values of a list for shapeFixedList.
 func shapeOf(dt arrow.DataType) (shape, int) {
 	switch dt := dt.(type) {
 	case *arrow.BooleanType:
@@ -50,17 +50,18 @@ func shapeOf(dt arrow.DataType) (shape, int) {
 	return shapeNone, 0
 }
 
-// view is a read-only view of an array's memory. All of it has been checked to
-// lie within the buffers, so that reading rows in [0, n) cannot go astray.
+// view is a read-only view of an array's memory. Its buffers were checked once, so
+// reading rows in [0, n) needs no checks. It is used instead of Arrow's arrays because it
+// allocates nothing for a row and has no reference counts.
 type view struct {
 	dt       arrow.DataType
 	shape    shape
-	width    int // as returned by shapeOf
+	width    int // second result of shapeOf
 	n        int // rows
 	nulls    int
-	bit      int    // index of row 0 in validity, and in values of shapeBits
-	validity []byte // nil where no row is null
-	values   []byte // from row 0 on but for shapeBits; the content for shapeBytes
+	bit      int    // index of row 0 in validity and in the values of shapeBits
+	validity []byte // nil if no row is null
+	values   []byte // from row 0 on, except for shapeBits; the content for shapeBytes
 	off32    []int32
 	off64    []int64
 	children []view
@@ -78,6 +79,7 @@ func (v *view) array() arrow.Array {
 	return array.MakeFromData(data)
 }
 
+// data makes Arrow array data over the same memory.
 func (v *view) data() arrow.ArrayData {
 	bufs := make([]*memory.Buffer, 1, 3)
 	if v.validity != nil {
@@ -101,8 +103,8 @@ func (v *view) data() arrow.ArrayData {
 	return array.NewData(v.dt, v.n, bufs, children, v.nulls, 0)
 }
 
-// viewOf makes a view of rows [start, start+n) of an Arrow array that is known
-// to be sound, such as one out of a builder or a checked reader.
+// viewOf makes a view of rows [start, start+n) of an Arrow array that is known to be
+// valid, such as one of a builder or a checked reader.
 func viewOf(d arrow.ArrayData, start, n int) view {
 	at := d.Offset() + start
 	v := view{dt: d.DataType(), n: n, bit: at}
@@ -151,7 +153,7 @@ func viewOf(d arrow.ArrayData, start, n int) view {
 	return v
 }
 
-// columnView views all of a column that was read.
+// columnView makes a view of a column that package ipc has read and checked.
 func columnView(c *ipc.Column) view {
 	v := view{dt: c.Type, n: c.Rows, nulls: c.Nulls, values: c.Values}
 	v.shape, v.width = shapeOf(v.dt)
@@ -173,18 +175,19 @@ func columnView(c *ipc.Column) view {
 	return v
 }
 
-// run is a range of rows of one chunk.
+// run is a range of rows of one page; chunk is its index among the views.
 type run struct {
 	chunk    int
 	start, n int
 }
 
-// longRun is the mean length of runs from which on a fixed or variable width
-// column is sent in pieces that point into the chunks, instead of copied.
+// longRun is the mean length of runs from which on the values of a column are sent in
+// pieces that point into the pages. Shorter runs are copied, because each piece costs an
+// entry in the system call that sends it.
 const longRun = 2048
 
-// gather makes a vector of the rows that runs name, n in all, out of a column's
-// chunks. What has to be copied is copied into a; the rest points at the views.
+// gather makes a vector of n rows, named by runs, from the views of a column's pages.
+// Copied values go into a; the rest of the vector points at the views.
 func gather(a *arena, views []*view, runs []run, n int) (Vector, error) {
 	if len(views) == 0 {
 		return Vector{}, fmt.Errorf("%w: rows of a column without chunks", ErrInvalid)
@@ -242,8 +245,9 @@ func gather(a *arena, views []*view, runs []run, n int) (Vector, error) {
 	return out, nil
 }
 
+// gatherChild gathers a child of a nested column.
 func (v *Vector) gatherChild(a *arena, views []*view, child int, runs []run, n int) error {
-	// Only the chunks that are needed are collected: a snapshot may have thousands.
+	// Only the needed pages are collected: a snapshot may have thousands.
 	below := make([]*view, 0, len(runs)+1)
 	renamed := arenaRuns(a, len(runs))
 	at := make(map[int]int, min(len(runs), len(views)))
@@ -267,6 +271,7 @@ func (v *Vector) gatherChild(a *arena, views []*view, child int, runs []run, n i
 	return nil
 }
 
+// gatherValidity gathers the validity bitmap; it is empty if no gathered row is null.
 func gatherValidity(a *arena, views []*view, runs []run, n int) (Buffer, int) {
 	some := false
 	for _, r := range runs {
@@ -301,6 +306,7 @@ func gatherValidity(a *arena, views []*view, runs []run, n int) (Buffer, int) {
 	return pieces(bits), nulls
 }
 
+// gatherBits gathers bools.
 func gatherBits(a *arena, views []*view, runs []run, n int) Buffer {
 	bits := a.zeroed((n + 7) / 8)
 	at := 0
@@ -318,6 +324,8 @@ func gatherBits(a *arena, views []*view, runs []run, n int) Buffer {
 	return pieces(bits)
 }
 
+// gatherFixed gathers values of a fixed width: in pieces if scatter is set, else by
+// copying.
 func gatherFixed(a *arena, views []*view, runs []run, n, width int, scatter bool) Buffer {
 	if scatter {
 		out := make([][]byte, 0, len(runs))
@@ -349,6 +357,8 @@ func gatherFixed(a *arena, views []*view, runs []run, n, width int, scatter bool
 	return pieces(out)
 }
 
+// gatherAs copies values as machine words. Single rows are the common case of a shuffled
+// order, and a call of copy for each would take several times as long.
 func gatherAs[T fixed](out []byte, views []*view, runs []run) {
 	dst, at := cast[T](out), 0
 	for _, r := range runs {
@@ -362,8 +372,8 @@ func gatherAs[T fixed](out []byte, views []*view, runs []run) {
 	}
 }
 
-// gatherOffsets copies offsets, rebased to 0, and returns the runs of what they
-// point at, with its length.
+// gatherOffsets copies offsets, rebased to 0, and returns the runs of the values that
+// they refer to, and their total length.
 func gatherOffsets[T int32 | int64](a *arena, views []*view, runs []run, n int,
 	offsets func(*view) []T) (Buffer, []run, int64, error) {
 	var size T
@@ -371,7 +381,7 @@ func gatherOffsets[T int32 | int64](a *arena, views []*view, runs []run, n int,
 	if _, ok := any(size).(int32); ok {
 		width = 4
 	}
-	if len(runs) == 1 {
+	if len(runs) == 1 { // unchanged
 		if off := offsets(views[runs[0].chunk])[runs[0].start:]; off[0] == 0 { // as they are
 			total := int64(off[n])
 			return pieces(asBytes(off[:n+1])), []run{{runs[0].chunk, 0, int(total)}}, total, nil
@@ -400,6 +410,8 @@ func gatherOffsets[T int32 | int64](a *arena, views []*view, runs []run, n int,
 	return pieces(asBytes(dst)), below, total, nil
 }
 
+// gatherBytes gathers texts or bytes: offsets are copied, and values are copied or
+// referenced.
 func gatherBytes[T int32 | int64](a *arena, views []*view, runs []run, n int, scatter bool,
 	offsets func(*view) []T) (Buffer, Buffer, error) {
 	offs, below, total, err := gatherOffsets(a, views, runs, n, offsets)

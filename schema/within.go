@@ -5,12 +5,12 @@ import (
 	"strings"
 )
 
-// Request asks for all samples that a source of a mixture selects.
+// Request is the request for all samples that a source of a mixture selects.
 func (s *MixtureSource) Request() Request {
 	return Request{Dataset: s.Dataset, Snapshot: s.Snapshot, Tag: s.Tag, Split: s.Split, Where: s.Where, Within: s.Within}
 }
 
-// WithLeaves is the mixture with other leaves, which are as many as Leaves lists.
+// WithLeaves is the mixture with other leaves, as many as Leaves lists.
 func (m *Mixture) WithLeaves(leaves []MixtureSource) *Mixture {
 	var put func([]MixtureSource) []MixtureSource
 	put = func(sources []MixtureSource) []MixtureSource {
@@ -29,7 +29,8 @@ func (m *Mixture) WithLeaves(leaves []MixtureSource) *Mixture {
 	return &other
 }
 
-// Sources are what the request is of: the leaves of its mixture, or else what it names itself.
+// Sources are the sources of the request: the leaves of its mixture, or the dataset that
+// it names itself.
 func (r Request) Sources() []MixtureSource {
 	if r.Mixture != nil {
 		return r.Mixture.Leaves()
@@ -38,12 +39,12 @@ func (r Request) Sources() []MixtureSource {
 		Within: r.Within}}
 }
 
-// Restricted reports whether there may be something of what the request asks for that its caller may not see.
+// Restricted reports whether the caller may not see everything that the request names.
 func (r Request) Restricted() bool {
 	return slices.ContainsFunc(r.Sources(), func(s MixtureSource) bool { return s.Within != nil })
 }
 
-// Names are the datasets that the request is of, joined by +.
+// Names are the datasets of the request, joined by +.
 func (r Request) Names() string {
 	var names []string
 	for _, s := range r.Sources() {
@@ -52,8 +53,8 @@ func (r Request) Names() string {
 	return strings.Join(names, "+")
 }
 
-// WithinKey names what the caller of the request may see, of a mixture in each source: different ones have different keys,
-// and all has "".
+// WithinKey names the restrictions of the request, for a mixture those of each source.
+// Different restrictions have different keys, and no restriction has "".
 func (r Request) WithinKey() string {
 	if r.Mixture == nil {
 		return r.Within.Key()

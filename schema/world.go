@@ -7,21 +7,24 @@ import (
 	"strings"
 )
 
-// World says how many ranks a job has, and which of them get the same. Ranks that get the same are one data rank: a plan
-// shares each global batch among data ranks.
+// World is the number of ranks of a job, and which of them get the same samples. Ranks
+// with the same samples are one data rank: a plan shares each global batch among data
+// ranks.
 type World struct {
-	// Size is how many ranks there are; 0 where Mesh says it.
+	// Size is the number of ranks; 0 if Mesh is set.
 	Size int64 `json:"size,omitempty"`
-	// Replicate is how many ranks that follow one another get the same; 0: 1.
+	// Replicate is how many consecutive ranks get the same samples; 0 means 1.
 	Replicate int64 `json:"replicate,omitempty"`
-	// Mesh is the dimensions of the ranks, in the place of Size and Replicate, such as "pp=2,dp=8,tp=4". From one rank to
-	// the next, the coordinate in the last dimension changes first, as in torch's DeviceMesh. Ranks that differ in other
-	// dimensions than those of [DataDims] get the same. It is text, as the fields of a JSON object have no order.
+	// Mesh is the dimensions of the ranks, such as "pp=2,dp=8,tp=4"; it excludes Size and
+	// Replicate. From one rank to the next, the coordinate in the last dimension changes
+	// first, as in torch's DeviceMesh. Ranks that differ only in dimensions outside of
+	// [DataDims] get the same samples. It is text because the members of a JSON object
+	// have no order.
 	Mesh string `json:"mesh,omitempty"`
 }
 
-// Dimensions of a mesh. Ranks along those of DataDims get different samples; along those of SameDims, which are context,
-// pipeline and tensor parallel, the same.
+// Dimensions of a mesh. Ranks along DataDims get different samples; ranks along SameDims,
+// which are context, pipeline and tensor parallel, get the same.
 var (
 	DataDims = []string{"dp", "dp_replicate", "dp_shard"}
 	SameDims = []string{"cp", "pp", "tp"}
@@ -51,6 +54,7 @@ func (w *World) checkAll() error {
 	return checkAll(w)
 }
 
+// checkReplicate checks Replicate: it must divide Size.
 func (w *World) checkReplicate(path string) error {
 	if w.Mesh != "" {
 		return &FieldError{Field: path, Got: "both mesh and replicate", Want: "one of them: the mesh says which ranks get the same"}
@@ -65,6 +69,7 @@ func (w *World) checkReplicate(path string) error {
 	return nil
 }
 
+// checkMesh parses and checks Mesh.
 func (w *World) checkMesh(path string) error {
 	if w.Size != 0 {
 		return &FieldError{Field: path, Got: "both size and mesh", Want: "one of them"}
@@ -95,7 +100,7 @@ func (w *World) checkMesh(path string) error {
 	return nil
 }
 
-// badDim says that a part of a mesh is no dimension.
+// badDim is the error for a part of a mesh that is no dimension.
 func badDim(path, part, name string) error {
 	names := slices.Concat(DataDims, SameDims)
 	want := `dimensions such as "dp=2,tp=4", the one that changes first last, of ` + strings.Join(names, ", ")
@@ -108,14 +113,14 @@ func badDim(path, part, name string) error {
 	return &FieldError{Field: path, Got: Quote(part), Want: want}
 }
 
-// dim is a dimension of a mesh that was checked.
+// dim parses a dimension of a mesh that was checked.
 func dim(part string) (size int64, data bool) {
 	name, text, _ := strings.Cut(part, "=")
 	size, _ = strconv.ParseInt(text, 10, 64)
 	return max(size, 1), slices.Contains(DataDims, name)
 }
 
-// counts are how many ranks and data ranks there are.
+// counts are the numbers of ranks and of data ranks.
 func (w *World) counts() (ranks, data int64) {
 	switch {
 	case w == nil:
@@ -134,7 +139,8 @@ func (w *World) counts() (ranks, data int64) {
 	return ranks, data
 }
 
-// String is the world in short: "8", "8/4" for 8 ranks of which 4 get the same, or the mesh.
+// String is the world in short: "8", "8/4" for 8 ranks in groups of 4 with the same
+// samples, or the mesh.
 func (w *World) String() string {
 	switch {
 	case w == nil:
@@ -153,7 +159,7 @@ func (r Request) WorldSize() int64 {
 	return ranks
 }
 
-// DataRanks is the number of ranks that get different samples: that of the shares of a global batch.
+// DataRanks is the number of data ranks, and so of shares of a global batch.
 func (r Request) DataRanks() int64 {
 	_, data := r.World.counts()
 	return data
@@ -165,7 +171,8 @@ func (r Request) Replicas() int64 {
 	return ranks / max(data, 1)
 }
 
-// DataRank is which share of a global batch a rank gets, from 0 to DataRanks - 1.
+// DataRank is the share of a global batch that a rank gets, from 0 to DataRanks - 1: its
+// coordinates in DataDims, in row-major order.
 func (r Request) DataRank(rank int) int {
 	w := r.World
 	switch {
@@ -187,7 +194,8 @@ func (r Request) DataRank(rank int) int {
 	return int(data)
 }
 
-// along is where a rank stands in a dimension of the mesh, and how many ranks that has; 0 without such a dimension.
+// along is a rank's coordinate in a dimension of the mesh, and the size of that
+// dimension; 0 if there is no such dimension.
 func (w *World) along(name string, rank int) (at, size int64) {
 	if w == nil || w.Mesh == "" {
 		return 0, 0

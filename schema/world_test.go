@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// A rank gets the share that its coordinates in the dimensions of the data say, the last dimension changing first: as
-// going through all coordinates in order tells.
+// A rank's share follows from its coordinates in the data dimensions, the last dimension
+// changing first. The test compares it with counting through all coordinates in order.
 func TestDataRank(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)

@@ -39,7 +39,7 @@ func TestNeighbours(t *testing.T) {
 	}
 }
 
-// What is returned is the checksum of what was written, also where the bytes change meanwhile.
+// The result is the checksum of the written bytes, even if the source changes meanwhile.
 func TestChangedMeanwhile(t *testing.T) {
 	r := testRand(t)
 	from := randomBytes(r, 4*fastBytes)

@@ -29,7 +29,7 @@ func sizes(r *rand.Rand) []int {
 	return list
 }
 
-// The checksum is XXH3, whatever computes it, and wherever the bytes lie.
+// The checksum is XXH3, whichever code computes it, and at any alignment of the bytes.
 func TestOf(t *testing.T) {
 	r := testRand(t)
 	for _, n := range sizes(r) {

@@ -2,7 +2,7 @@ package checksum
 
 import "testing"
 
-// What processors without these instructions do passes the same tests.
+// The code for CPUs without these instructions passes the same tests.
 func TestWithout(t *testing.T) {
 	if !fast {
 		t.Skip("this processor is one of them")

@@ -10,7 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A page that cannot be read is a panic, wherever in the bytes it lies, and no more is written than was read.
+// A page that cannot be read is a panic, wherever it is in the bytes, and no more is
+// written than was read.
 func TestFault(t *testing.T) {
 	page := os.Getpagesize()
 	size := 20 * page
@@ -50,7 +51,7 @@ func TestFault(t *testing.T) {
 				t.Errorf("%s of 20 pages of which %d are there panics: %v, want %v", name, left, got, want)
 			}
 		}
-		// What comes next is asked for, and not read.
+		// The next bytes are prefetched, and not read.
 		if faults(func() { Sum(to, mem); Copy(make([]byte, size), to, mem) }) {
 			t.Errorf("the %d pages that are there of the next bytes were read", left)
 		}

@@ -4,5 +4,5 @@ package checksum
 
 import "runtime"
 
-// flipper changes nothing: the race detector would tell of it.
+// flipper changes nothing: the race detector would report it.
 func flipper([]byte) (flip func()) { return runtime.Gosched }

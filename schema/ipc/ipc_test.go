@@ -108,7 +108,7 @@ func reading(tb testing.TB, m message, o Options) *Reader {
 	return r
 }
 
-// What the library writes is read as it is, in plain and compressed, and at an odd place.
+// Output of the library is read correctly, plain and compressed, and at an odd address.
 func TestReadsWhatTheLibraryWrites(t *testing.T) {
 	rec := sample(t)
 	defer rec.Release()
