@@ -36,7 +36,7 @@ func (p *costly) Run(ctx context.Context, cell []byte, by program.Draws,
 		select {
 		case <-p.gate:
 		case <-ctx.Done():
-			return program.Outcome{}, program.NewMeter(ctx, program.Cost{}).Look()
+			return program.Outcome{}, program.NewMeter(ctx, program.Cost{}).Check()
 		}
 	}
 	return p.Program.Run(ctx, cell, by, alloc)

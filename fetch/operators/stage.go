@@ -103,8 +103,8 @@ type Task struct {
 	Guess int64
 	// Trace draws spans; nil for none.
 	Trace *Trace
-	// Of is the receiver's.
-	Of any
+	// Data is the receiver's.
+	Data any
 
 	cost     program.Cost
 	measured bool  // cost is known
@@ -324,8 +324,8 @@ func (s *Stage) run() {
 	}
 }
 
-// tell counts a task that has ended, and tells its receiver.
-func (s *Stage) tell(t *Task, o *Outcome) {
+// end counts a task that has ended, and tells its receiver.
+func (s *Stage) end(t *Task, o *Outcome) {
 	s.count.add(t, o)
 	t.Trace.made(t, o)
 	t.To.Made(t, *o)
@@ -613,7 +613,7 @@ func (s *Stage) work(t *Task) {
 	defer func() {
 		if o.done {
 			o.Processor, o.Took = clock.stop()+t.elsewhere, time.Since(began)
-			s.tell(t, &o)
+			s.end(t, &o)
 		} else {
 			clock.stop()
 		}

@@ -106,7 +106,7 @@ func (s *Stream) task(column int, epoch uint64, position int64, blob schema.Blob
 func (s *owner) makeCell(r *run, cell int, blob schema.Blob, from read.From) {
 	row, column := cell/len(s.columns), cell%len(s.columns)
 	t := s.task(column, s.rowEpoch(r, row), r.positions[row], blob)
-	t.Of, t.Guess = &making{run: r, cell: cell, from: from}, r.guess[cell]
+	t.Data, t.Guess = &making{run: r, cell: cell, from: from}, r.guess[cell]
 	if ref, ok, err := r.rows[row].TryBlob(s.columns[column].ordinal); err == nil && ok {
 		// What is made of a blob is kept by its content: by the checksum, if that was learned.
 		if t.Ref = s.set.opts.Reader.Known(ref).Settled(); !t.Ref.Unproven() {
@@ -131,7 +131,7 @@ func (s *Stream) Room(t *operators.Task, bytes int64) bool {
 
 // room has a task made again if there is room for its result. Otherwise it is hungry.
 func (s *owner) room(t *operators.Task) {
-	m := t.Of.(*making)
+	m := t.Data.(*making)
 	a := &s.ahead
 	if s.gone || m.run.dropped {
 		dropTask(t)
@@ -139,7 +139,7 @@ func (s *owner) room(t *operators.Task) {
 	}
 	a.hungry = append(a.hungry, t)
 	slices.SortFunc(a.hungry, func(x, y *operators.Task) int {
-		x1, y1 := x.Of.(*making), y.Of.(*making)
+		x1, y1 := x.Data.(*making), y.Data.(*making)
 		return cmp.Or(cmp.Compare(x1.run.seq, y1.run.seq), cmp.Compare(x1.cell, y1.cell))
 	})
 	s.feed()
@@ -166,7 +166,7 @@ func (s *owner) grown(m *making, extra int64) {
 func (s *owner) feed() {
 	a := &s.ahead
 	for !s.gone && len(a.hungry) > 0 && !a.reserving {
-		m := a.hungry[0].Of.(*making)
+		m := a.hungry[0].Data.(*making)
 		extra := a.hungry[0].ResultBytes() - m.run.guess[m.cell]
 		if !s.hold.TryGrow(extra) {
 			return
@@ -195,7 +195,7 @@ func (s *owner) starved() {
 		return
 	}
 	first := a.hungry[0]
-	m := first.Of.(*making)
+	m := first.Data.(*making)
 	extra := first.ResultBytes() - m.run.guess[m.cell]
 	s.obtain(extra, func() {
 		if len(a.hungry) > 0 && a.hungry[0] == first {
@@ -213,7 +213,7 @@ func (s *owner) starved() {
 
 // Made implements operators.Receiver.
 func (s *Stream) Made(t *operators.Task, o operators.Outcome) {
-	if m := t.Of.(*making); m.once != nil {
+	if m := t.Data.(*making); m.once != nil {
 		o = m.once.finish(o)
 	}
 	if !s.do(func(s *owner) { s.made(t, o) }) {
@@ -224,7 +224,7 @@ func (s *Stream) Made(t *operators.Task, o operators.Outcome) {
 
 // made takes what was made of a cell.
 func (s *owner) made(t *operators.Task, o operators.Outcome) {
-	m := t.Of.(*making)
+	m := t.Data.(*making)
 	r, row, column := m.run, m.cell/len(s.columns), m.cell%len(s.columns)
 	raw := int64(len(t.Cell.Bytes()))
 	size := int64(len(o.Blob.Bytes()))
@@ -290,7 +290,7 @@ func (s *owner) unmake() {
 		return
 	}
 	of := func(t *operators.Task) bool {
-		r := t.Of.(*making).run
+		r := t.Data.(*making).run
 		return r != nil && r.dropped
 	}
 	for _, t := range s.stage.Drop(of) {
@@ -322,7 +322,7 @@ func (s *owner) closeStage() {
 
 // dropTask gives up a task that is not begun.
 func dropTask(t *operators.Task) {
-	t.Of.(*making).once.giveUp()
+	t.Data.(*making).once.giveUp()
 	t.Cell.Release()
 }
 
@@ -342,7 +342,7 @@ func (c instant) Made(t *operators.Task, o operators.Outcome) {
 func (s *Stream) makeNow(column int, lap, position int64, blob schema.Blob) (schema.Blob, error) {
 	done := make(instant, 1)
 	t := s.task(column, s.epochOf(lap), position, blob)
-	t.To, t.Of = done, &making{}
+	t.To, t.Data = done, &making{}
 	if !s.do(func(s *owner) { s.stage.Put(t) }) {
 		blob.Release()
 		return schema.Blob{}, context.Cause(s.context())

@@ -70,7 +70,7 @@ func (c *once) Share() bool {
 
 // makeOnce has a task made, by this stream or by another one of its group.
 func (s *owner) makeOnce(t *operators.Task) {
-	g, m := s.group, t.Of.(*making)
+	g, m := s.group, t.Data.(*making)
 	if g == nil {
 		s.stage.Put(t)
 		return
@@ -140,7 +140,7 @@ func (c *once) giveUp() {
 
 // makeAlone has a task made by this stream, for itself.
 func (s *owner) makeAlone(t *operators.Task) {
-	if s.gone || t.Of.(*making).run.dropped {
+	if s.gone || t.Data.(*making).run.dropped {
 		t.Cell.Release()
 		return
 	}
@@ -150,7 +150,7 @@ func (s *owner) makeAlone(t *operators.Task) {
 // takeMade takes the result that another stream has made. Where there is no room for it, the stream makes its own, which
 // waits for room.
 func (s *owner) takeMade(t *operators.Task, blob schema.Blob) {
-	m := t.Of.(*making)
+	m := t.Data.(*making)
 	extra := int64(len(blob.Bytes())) - m.run.guess[m.cell]
 	if s.gone || m.run.dropped || extra > 0 && !s.hold.TryGrow(extra) {
 		blob.Release()

@@ -122,10 +122,10 @@ func TestClosedStreamTakesNothing(t *testing.T) {
 	var r released
 	blob := schema.NewBlob([]byte{1}, &r)
 	st.Receive([]read.Outcome{{Token: read.Token{Of: &run{}}, Blob: blob}})
-	if task := (&operators.Task{Cell: blob, Of: &making{run: &run{}}}); st.Room(task, 10) {
+	if task := (&operators.Task{Cell: blob, Data: &making{run: &run{}}}); st.Room(task, 10) {
 		t.Error("a stream that is closed has room")
 	}
-	st.Made(&operators.Task{Cell: blob, Of: &making{run: &run{}}}, operators.Outcome{Blob: blob})
+	st.Made(&operators.Task{Cell: blob, Data: &making{run: &run{}}}, operators.Outcome{Blob: blob})
 	st.ask(func(*owner) { t.Error("a stream that is closed does something") })
 	if n := r.n.Load(); n != 4 {
 		t.Errorf("%d of 4 blobs are released", n)

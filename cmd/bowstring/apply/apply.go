@@ -244,7 +244,7 @@ func (m *maker) begin(ctx context.Context, a *asked, positions []int64, blobs []
 				continue
 			}
 			tasks = append(tasks, &operators.Task{
-				Column: column, Cell: blobs[i][row], Context: ctx, To: b, Of: cell{i, row},
+				Column: column, Cell: blobs[i][row], Context: ctx, To: b, Data: cell{i, row},
 				Draws: column.Draws(draw.Key{Seed: m.seed, Epoch: a.Epoch, Position: uint64(positions[row])}),
 			})
 		}
@@ -277,7 +277,7 @@ func (b *batch) Made(t *operators.Task, o operators.Outcome) { b.end(t, o) }
 // end records the outcome of a task; the zero Outcome if the task did not run.
 func (b *batch) end(t *operators.Task, o operators.Outcome) {
 	defer b.tasks.Done()
-	at := t.Of.(cell)
+	at := t.Data.(cell)
 	t.Cell.Release()
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -236,7 +236,7 @@ func (s *sound) because(err error) error {
 	if err == nil {
 		return nil
 	}
-	if cause := s.meter.Look(); cause != nil && !errors.Is(cause, program.ErrTooLarge) {
+	if cause := s.meter.Check(); cause != nil && !errors.Is(cause, program.ErrTooLarge) {
 		return cause
 	}
 	return err

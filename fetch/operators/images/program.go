@@ -132,7 +132,7 @@ type stopped struct{ err error }
 // withScratch calls f with memory to work in, and a meter that f and what it calls are held to. What the meter says is
 // the error then, whatever f makes of it.
 func withScratch(meter *program.Meter, f func(s *scratch) error) (err error) {
-	if err := meter.Look(); err != nil {
+	if err := meter.Check(); err != nil {
 		return err
 	}
 	s := pool.Get().(*scratch)
@@ -145,7 +145,7 @@ func withScratch(meter *program.Meter, f func(s *scratch) error) (err error) {
 			}
 			err = s.ended(stop.err)
 		} else if err != nil {
-			if failed := meter.Look(); failed != nil {
+			if failed := meter.Check(); failed != nil {
 				err = s.ended(failed)
 			}
 		}

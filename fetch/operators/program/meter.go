@@ -6,8 +6,8 @@ import (
 	"io"
 )
 
-// lookEvery is how many steps a run takes between two looks at its context: some 17 ms.
-const lookEvery = 1 << 24
+// checkEvery is how many steps a run takes between two looks at its context: some 17 ms.
+const checkEvery = 1 << 24
 
 // Meter holds a run to the cost that was counted for it: to its steps, and to the bytes that it works in. It ends the
 // run when its context has ended. A nil Meter allows everything. It is not safe for concurrent use.
@@ -30,7 +30,7 @@ func NewMeter(ctx context.Context, granted Cost) *Meter {
 
 // plan says when to look again: not later than when all granted steps are spent.
 func (m *Meter) plan() {
-	m.next = min(m.spent.Plus(Count(lookEvery)).Int64(), m.granted.Steps.Int64())
+	m.next = min(m.spent.Plus(Count(checkEvery)).Int64(), m.granted.Steps.Int64())
 }
 
 // Spend counts steps that are about to be taken. It fails with ErrTooLarge where they are more than were granted, and
@@ -48,11 +48,11 @@ func (m *Meter) Spend(steps int64) error {
 			m.granted.Steps)
 	}
 	m.plan()
-	return m.Look()
+	return m.Check()
 }
 
-// Look fails when the run's context has ended, or after another failure.
-func (m *Meter) Look() error {
+// Check fails when the run's context has ended, or after another failure.
+func (m *Meter) Check() error {
 	if m == nil {
 		return nil
 	}
@@ -109,7 +109,7 @@ type meteredReader struct {
 }
 
 func (r *meteredReader) Read(p []byte) (int, error) {
-	if err := r.m.Look(); err != nil {
+	if err := r.m.Check(); err != nil {
 		return 0, err
 	}
 	return r.in.Read(p)

@@ -26,7 +26,7 @@ func TestMeterSteps(t *testing.T) {
 	if err := m.Spend(1); !errors.Is(err, program.ErrTooLarge) {
 		t.Errorf("101 steps of 100: %v", err)
 	}
-	if err := m.Look(); !errors.Is(err, program.ErrTooLarge) {
+	if err := m.Check(); !errors.Is(err, program.ErrTooLarge) {
 		t.Errorf("the failure has not stayed: %v", err)
 	}
 	for _, steps := range []int64{math.MaxInt64, -1} {
@@ -88,7 +88,7 @@ func TestMeterBytes(t *testing.T) {
 func TestNoMeter(t *testing.T) {
 	var m *program.Meter
 	m.Free(1)
-	if err := errors.Join(m.Spend(math.MaxInt64), m.Hold(math.MaxInt64), m.Look()); err != nil {
+	if err := errors.Join(m.Spend(math.MaxInt64), m.Hold(math.MaxInt64), m.Check()); err != nil {
 		t.Error(err)
 	}
 	if b, err := io.ReadAll(m.Reader(bytes.NewReader([]byte("abc")))); err != nil || string(b) != "abc" {

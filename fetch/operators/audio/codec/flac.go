@@ -180,7 +180,7 @@ func decodeFLAC(m *program.Meter, info Info, offset int, out [][]float32) error 
 		room.samples = make([]int64, n)
 	}
 	if at, sample := seekFLAC(&info, offset); at > 0 {
-		if err := flacFrom(m, &info, room, at, sample, offset, out); err == nil || m.Look() != nil {
+		if err := flacFrom(m, &info, room, at, sample, offset, out); err == nil || m.Check() != nil {
 			return err
 		}
 		// What looked like a header was not one. From the beginning nothing has to be guessed.

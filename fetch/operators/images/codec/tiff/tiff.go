@@ -118,7 +118,7 @@ type input struct {
 // ReadByte implements io.ByteReader: inflating reads byte by byte.
 func (r *input) ReadByte() (byte, error) {
 	if r.bytes++; r.bytes&(1<<16-1) == 0 {
-		if err := r.meter.Look(); err != nil {
+		if err := r.meter.Check(); err != nil {
 			return 0, err
 		}
 	}
