@@ -21,7 +21,7 @@ import (
 type TopCmd struct {
 	Interval time.Duration `default:"2s" placeholder:"DURATION" help:"Time between two looks (default: ${default})."`
 	Once     bool          `help:"Look once, over one interval, and end."`
-	JSON     bool          `name:"json" help:"Print a JSON object for each look, one a line."`
+	JSON     bool          `name:"json" help:"Print a JSON object for each observe, one a line."`
 }
 
 // Validate is called by kong.
@@ -38,14 +38,14 @@ func (c *TopCmd) Run(ctx context.Context, app *App) error {
 		return usagef("top looks at a running server: name it by --server")
 	}
 	return app.with(ctx, false, func(client *client) error {
-		look := func() (*watch.Look, error) {
+		observe := func() (*watch.Observation, error) {
 			st, err := actOne[flight.Stats](ctx, client, "stats", struct{}{})
-			return &watch.Look{At: time.Now(), Stats: st}, err
+			return &watch.Observation{At: time.Now(), Stats: st}, err
 		}
-		before, err := look()
+		before, err := observe()
 		for err == nil && sleep(ctx, c.Interval) {
-			var after *watch.Look
-			if after, err = look(); err != nil {
+			var after *watch.Observation
+			if after, err = observe(); err != nil {
 				break
 			}
 			v := watch.Between(client.target, before, after)

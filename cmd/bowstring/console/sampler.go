@@ -159,8 +159,8 @@ func (s *sampler) close() {
 // view is what lies between the two looks, as somebody sees them.
 func (m *moment) view(sees func(*flight.Look) flight.Sight) *watch.View {
 	a, b := sees(m.before), sees(m.after)
-	return watch.Between("", &watch.Look{At: a.At, Stats: a.Stats, More: a.More},
-		&watch.Look{At: b.At, Stats: b.Stats, More: b.More})
+	return watch.Between("", &watch.Observation{At: a.At, Stats: a.Stats, More: a.More},
+		&watch.Observation{At: b.At, Stats: b.Stats, More: b.More})
 }
 
 // sent is what the page is sent of a moment.

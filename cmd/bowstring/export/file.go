@@ -191,7 +191,7 @@ type parquetEncoder struct {
 func newParquetEncoder(s *arrow.Schema, w io.Writer, properties *parquet.WriterProperties) (encoder, error) {
 	fields := slices.Clone(s.Fields())
 	for i := range fields {
-		fields[i].Type = storedtype.Of(fields[i].Type)
+		fields[i].Type = storedtype.Stored(fields[i].Type)
 	}
 	meta := s.Metadata()
 	e := &parquetEncoder{stored: arrow.NewSchema(fields, &meta)}

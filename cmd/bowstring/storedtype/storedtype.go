@@ -1,5 +1,7 @@
-// Package storedtype says in which types a Parquet file holds values of types that Parquet lacks, and converts between
-// the two. The file's ARROW:schema names the types that the values have: pyarrow restores them by it, too.
+// Package storedtype maps Arrow types that Parquet lacks to types that it has, and
+// converts values between the two. The file's ARROW:schema names the original types:
+// pyarrow restores them by it as well. Export uses Stored and Convert, import uses Restored
+// and Convert.
 package storedtype
 
 import (
@@ -16,8 +18,9 @@ import (
 // millisecondsADay is what a date64 is a multiple of.
 const millisecondsADay = 24 * 60 * 60 * 1000
 
-// Of returns the type that values of type t are stored in: t itself, unless Parquet lacks it.
-func Of(t arrow.DataType) arrow.DataType {
+// Stored returns the type in which a Parquet file stores values of type t: t itself, unless
+// Parquet lacks it.
+func Stored(t arrow.DataType) arrow.DataType {
 	switch t := t.(type) {
 	case *arrow.DurationType:
 		return arrow.PrimitiveTypes.Int64
@@ -33,15 +36,16 @@ func Of(t arrow.DataType) arrow.DataType {
 		}
 	case *arrow.FixedSizeListType: // which Parquet's writer takes without nulls only
 		f := t.ElemField()
-		f.Type = Of(f.Type)
+		f.Type = Stored(f.Type)
 		return arrow.ListOfField(f)
 	case arrow.NestedType:
-		return nested(t, Of)
+		return nested(t, Stored)
 	}
 	return t
 }
 
-// nested returns a list or a struct with other types within it.
+// nested returns a copy of a list or struct type whose inner types are mapped by within.
+// It calls within in the order of the fields.
 func nested(t arrow.NestedType, within func(arrow.DataType) arrow.DataType) arrow.DataType {
 	inner := func(f arrow.Field) arrow.Field {
 		f.Type = within(f.Type)
@@ -64,12 +68,13 @@ func nested(t arrow.NestedType, within func(arrow.DataType) arrow.DataType) arro
 	return t
 }
 
-// Restored returns the type that values read as type read have, where the file's ARROW:schema names the type said: said
-// where it differs by what Parquet lacks alone, and read where it names something else.
+// Restored returns the type of values that Parquet reads as type read and that the file's
+// ARROW:schema calls said. It is said if the two differ only by what Parquet lacks, and
+// read otherwise: the schema is text that another program may have written wrong.
 func Restored(read, said arrow.DataType) arrow.DataType {
 	switch said := said.(type) {
 	case *arrow.DurationType, *arrow.Date64Type, *arrow.Time32Type:
-		if arrow.TypeEqual(read, Of(said)) {
+		if arrow.TypeEqual(read, Stored(said)) {
 			return said
 		}
 	case *arrow.BinaryType:
@@ -87,7 +92,7 @@ func Restored(read, said arrow.DataType) arrow.DataType {
 		if !ok || got.ID() != said.ID() || len(got.Fields()) != len(said.Fields()) {
 			return read
 		}
-		i := -1
+		i := -1 // within is called once for each field, in order
 		return nested(got, func(t arrow.DataType) arrow.DataType {
 			i++
 			return Restored(t, said.Fields()[i].Type)
@@ -96,8 +101,9 @@ func Restored(read, said arrow.DataType) arrow.DataType {
 	return read
 }
 
-// Convert returns the values of a as type to, which is that of a but for what Of changes. It is an error if a value
-// does not fit.
+// Convert returns the values of a as type to: that of a with the changes of Stored, or back.
+// The caller releases the result, which may share buffers with a. It returns an error if
+// a value does not fit, such as a date64 that is not a whole day.
 func Convert(a arrow.Array, to arrow.DataType) (arrow.Array, error) {
 	data, err := convert(a.Data(), to)
 	if err != nil {
@@ -107,6 +113,7 @@ func Convert(a arrow.Array, to arrow.DataType) (arrow.Array, error) {
 	return array.MakeFromData(data), nil
 }
 
+// convert is Convert for the data of an array. The caller releases the result.
 func convert(d arrow.ArrayData, to arrow.DataType) (arrow.ArrayData, error) {
 	from := d.DataType()
 	if arrow.TypeEqual(from, to) {
@@ -147,7 +154,9 @@ func convert(d arrow.ArrayData, to arrow.DataType) (arrow.ArrayData, error) {
 	return nil, fmt.Errorf("no way from %s to %s", from, to)
 }
 
-// listOfFixed makes lists of lists of fixed size. A null one has slots, and the list that it becomes has none.
+// listOfFixed converts lists of fixed size to lists. A null of fixed size has slots in
+// its values, and a null list has none: so the values of rows between nulls are
+// concatenated.
 func listOfFixed(d arrow.ArrayData, to *arrow.ListType) (arrow.ArrayData, error) {
 	fixed := array.NewFixedSizeListData(d)
 	defer fixed.Release()
@@ -205,6 +214,7 @@ func listOfFixed(d arrow.ArrayData, to *arrow.ListType) (arrow.ArrayData, error)
 		[]arrow.ArrayData{child}, nulls, 0), nil
 }
 
+// convertNested converts the children and keeps the buffers of d: offsets and validity do not change.
 func convertNested(d arrow.ArrayData, to arrow.NestedType) (arrow.ArrayData, error) {
 	children := make([]arrow.ArrayData, len(d.Children()))
 	for i, child := range d.Children() {
@@ -218,7 +228,8 @@ func convertNested(d arrow.ArrayData, to arrow.NestedType) (arrow.ArrayData, err
 	return array.NewData(to, d.Len(), d.Buffers(), children, d.NullN(), d.Offset()), nil
 }
 
-// smallOffsets makes binary of large_binary.
+// smallOffsets converts large_binary to binary. It returns an error if the values exceed
+// what offsets of 32 bits reach.
 func smallOffsets(d arrow.ArrayData) (arrow.ArrayData, error) {
 	large := array.NewLargeBinaryData(d)
 	defer large.Release()
@@ -241,7 +252,10 @@ func smallOffsets(d arrow.ArrayData) (arrow.ArrayData, error) {
 	return a.Data(), nil
 }
 
-// scale makes integers of other size out of integers, in bytes. Slots of nulls hold anything.
+// scale converts integers of from bytes to integers of size bytes by the function by,
+// which returns false if a value has no equal. Slots of nulls are skipped, because they
+// hold arbitrary values. The result keeps the offset of d, so that it can share the
+// validity buffer.
 func scale(d arrow.ArrayData, to arrow.DataType, from, size int, by func(int64) (int64, bool)) (arrow.ArrayData,
 	error) {
 	end := d.Offset() + d.Len()

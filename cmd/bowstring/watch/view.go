@@ -1,7 +1,8 @@
-// Package watch says what went on between two looks at a server: rates, shares of time,
-// progress and when it will be over. bowstring top prints it, the console draws it, so that
-// both say the same. It computes from the server's statistics alone: it asks nobody, keeps
-// nothing and has no clock of its own.
+// Package watch computes what happened between two observations of a server: rates,
+// shares of time, progress and the time that is left. bowstring top prints the result and
+// the console draws it, so that both show the same. It computes from the server's
+// statistics alone: it sends no request, keeps no state and reads no clock. All functions
+// are pure, and safe for concurrent use.
 package watch
 
 import (
@@ -14,32 +15,32 @@ import (
 	"bowstring/flight"
 )
 
-// Look is what is seen of a server at a moment.
-type Look struct {
+// Observation is the statistics of a server at a moment.
+type Observation struct {
 	At    time.Time
 	Stats flight.Stats
-	More  []flight.StreamMore // of the streams, in their order; nil where it is not known
+	More  []flight.StreamMore // by stream, in the order of Stats.Streams; nil if unknown
 }
 
-// View is what was between two looks. Rates are a second, shares of 1.
+// View is the difference of two observations. Rates are per second, shares are of 1.
 type View struct {
 	At       time.Time `json:"at"`
 	Server   string    `json:"server,omitempty"`
 	Draining bool      `json:"draining"`
-	Seconds  float64   `json:"seconds"` // between the looks
+	Seconds  float64   `json:"seconds"` // between the observations
 
 	RowsPerSec     float64  `json:"rows_per_s"`
 	BytesPerSec    float64  `json:"bytes_per_s"`
 	StoreBytesPerS float64  `json:"store_bytes_per_s"`
 	SpillBytesPerS float64  `json:"spill_bytes_per_s"`
-	SpillShare     *float64 `json:"spill_share"`        // of bytes read; null of none
+	SpillShare     *float64 `json:"spill_share"`        // of the bytes read; null if none were
 	StoreP50       int64    `json:"store_p50_us"`       // of the last seconds, like the next two
 	StoreP95       int64    `json:"store_p95_us"`       //
 	StoreP99       int64    `json:"store_p99_us"`       //
 	SpillHeld      int64    `json:"spill_held_bytes"`   // of the disk
 	SpillBudget    int64    `json:"spill_budget_bytes"` // 0 without a spill
-	WindowUsed     int64    `json:"window_used_bytes"`  // that streams hold
-	WindowLimit    int64    `json:"window_limit_bytes"` // that they may
+	WindowUsed     int64    `json:"window_used_bytes"`  // bytes that streams hold
+	WindowLimit    int64    `json:"window_limit_bytes"` // bytes that they may hold
 	Lost           int64    `json:"lost"`               // blobs, since the server began, like the next four
 	FailedReads    int64    `json:"failed_reads"`
 	Hedges         int64    `json:"hedges"`
@@ -54,11 +55,11 @@ type View struct {
 	Cache   []Cached `json:"cache"`   // by dataset
 	Tenants []Tenant `json:"tenants"` // by name
 	Buckets []Bucket `json:"buckets"` // by URL
-	// SameNode is of memory that clients on the server's node share; nil where there is none.
-	SameNode *SameNode `json:"samenode,omitempty"`
+	// SharedMemory is the memory that clients on the server's machine share; nil if there is none.
+	SharedMemory *SharedMemory `json:"shm,omitempty"`
 }
 
-// Bucket is what is asked of a bucket.
+// Bucket is the traffic with a bucket.
 type Bucket struct {
 	Bucket      string       `json:"bucket"` // its URL
 	Requests    int64        `json:"requests"`
@@ -66,13 +67,14 @@ type Bucket struct {
 	BytesPerSec float64      `json:"bytes_per_s"` // read and written
 	Errors      int64        `json:"errors"`
 	Throttled   int64        `json:"throttled"`
-	Waiting     int          `json:"waiting"`           // requests, for their turn
-	Limit       float64      `json:"limit_per_s"`       // the lowest of its limits; 0 where there is none
+	Waiting     int          `json:"waiting"`           // requests that wait for the limit
+	Limit       float64      `json:"limit_per_s"`       // the lowest of its limits; 0 if it has none
 	FirstP99    int64        `json:"first_byte_p99_us"` // since the server began
 	Cost        object.Money `json:"cost_usd"`
 	Priced      string       `json:"priced,omitempty"`
 }
 
+// bucketsOf lists the buckets of the second observation. A bucket that is new counts from zero.
 func bucketsOf(a, b *flight.Stats, secs float64) []Bucket {
 	before := make(map[string]*object.Usage, len(a.Objects))
 	for i := range a.Objects {
@@ -100,45 +102,46 @@ func bucketsOf(a, b *flight.Stats, secs float64) []Bucket {
 	return list
 }
 
-// SameNode is what goes to clients by memory that they share with the server.
-type SameNode struct {
+// SharedMemory is the traffic of memory that clients share with the server.
+type SharedMemory struct {
 	Rings       int     `json:"rings"`
 	Bytes       int64   `json:"bytes"` // of the rings
 	Held        int64   `json:"held_bytes"`
 	SentPerSec  float64 `json:"sent_bytes_per_s"`
-	WaitsPerSec float64 `json:"waits_per_s"`  // batches that waited for room
-	InlinePerS  float64 `json:"inline_per_s"` // that went by TCP for want of it
+	WaitsPerSec float64 `json:"waits_per_s"`  // batches that waited for free space
+	InlinePerS  float64 `json:"inline_per_s"` // batches that went by TCP because there was no space
 	Refused     int64   `json:"refused"`      // clients, since the server began
-	Abandoned   int64   `json:"abandoned"`    // rings, likewise
-	Pinned      int64   `json:"pinned_bytes"` // of blobs that clients read where they lie
+	Abandoned   int64   `json:"abandoned"`    // rings, since the server began
+	Pinned      int64   `json:"pinned_bytes"` // of blobs that clients read in place
 	ReferPerSec float64 `json:"referred_bytes_per_s"`
-	CopiedPerS  float64 `json:"copied_per_s"` // batches that were copied though they might have been referred to
+	CopiedPerS  float64 `json:"copied_per_s"` // batches that were copied although references would have been possible
 }
 
-// Tenant is what is done on an account.
+// Tenant is what was charged to a tenant.
 type Tenant struct {
 	Tenant      string   `json:"tenant"`
-	Others      bool     `json:"others,omitempty"`
+	Others      bool     `json:"others,omitempty"` // the sum of the tenants that have no entry of their own
 	Streams     int      `json:"streams"`
 	RowsPerSec  float64  `json:"rows_per_s"`
 	BytesPerSec float64  `json:"bytes_per_s"`
-	Share       *float64 `json:"share"` // of the bytes of all; null of none
+	Share       *float64 `json:"share"` // of the bytes of all tenants; null if there were none
 	Bytes       int64    `json:"bytes"` // since the server began
 }
 
-// Cached is what the spill has of a dataset, and what that gained.
+// Cached is the part of the spill that belongs to a dataset, and what it saved.
 type Cached struct {
 	Dataset  string   `json:"dataset"`
 	Bytes    int64    `json:"bytes"`
 	Entries  int64    `json:"entries"`
-	HitShare *float64 `json:"hit_share"` // of the reads since the server began; null of none
+	HitShare *float64 `json:"hit_share"` // of the reads since the server began; null if there were none
 	Saved    int64    `json:"saved_bytes"`
-	SavedS   float64  `json:"saved_s"` // in the store, at what its reads take
+	SavedS   float64  `json:"saved_s"` // time in the store, at the mean of its reads
 	Evicted  int64    `json:"evicted"`
 }
 
-// Between is what was between two looks at the server that target names.
-func Between(target string, a, b *Look) *View {
+// Between returns the difference of two observations, a before b, of the server at
+// target. Both must be of one run of the server: counters that fell count as no change.
+func Between(target string, a, b *Observation) *View {
 	secs := max(b.At.Sub(a.At).Seconds(), 1e-3)
 	perSec := func(n int64) float64 { return float64(max(n, 0)) / secs }
 	from, to := &a.Stats.Engine, &b.Stats.Engine
@@ -160,10 +163,10 @@ func Between(target string, a, b *Look) *View {
 		v.SpillHeld, v.SpillBudget = s.HeldBytes, s.BudgetBytes
 	}
 	if s := b.Stats.SameNode; s != nil {
-		v.SameNode = &SameNode{Rings: s.Rings, Bytes: s.Bytes, Held: s.Held, Refused: s.Refused, Abandoned: s.Abandoned,
-			Pinned: s.Pinned}
+		v.SharedMemory = &SharedMemory{Rings: s.Rings, Bytes: s.Bytes, Held: s.Held, Refused: s.Refused,
+			Abandoned: s.Abandoned, Pinned: s.Pinned}
 		if was := a.Stats.SameNode; was != nil {
-			n := v.SameNode
+			n := v.SharedMemory
 			n.SentPerSec, n.WaitsPerSec, n.InlinePerS = perSec(s.Sent-was.Sent), perSec(s.Waits-was.Waits),
 				perSec(s.Inline-was.Inline)
 			n.ReferPerSec, n.CopiedPerS = perSec(s.Referred-was.Referred), perSec(s.Copied-was.Copied)
@@ -172,7 +175,7 @@ func Between(target string, a, b *Look) *View {
 	return v
 }
 
-// Share is what a is of a and b together; nil of nothing.
+// Share returns a / (a + b); nil if both are 0.
 func Share(a, b int64) *float64 {
 	if a+b == 0 {
 		return nil
@@ -181,8 +184,8 @@ func Share(a, b int64) *float64 {
 	return &share
 }
 
-// Stream is a stream and the shares of its time, since it began where it is new and
-// otherwise between the looks.
+// Stream is a stream and the shares of its time between the observations, or since it
+// began if that was later.
 type Stream struct {
 	ID          uint64  `json:"id"`
 	Kind        string  `json:"kind"`
@@ -191,7 +194,7 @@ type Stream struct {
 	Tenant      string  `json:"tenant,omitempty"`
 	Peer        string  `json:"peer"`
 	Seconds     float64 `json:"seconds"` // since it began
-	Rows        int64   `json:"rows"`    // likewise
+	Rows        int64   `json:"rows"`    // since it began
 	RowsPerSec  float64 `json:"rows_per_s"`
 	BytesPerSec float64 `json:"bytes_per_s"`
 	Store       float64 `json:"store"`
@@ -199,16 +202,17 @@ type Stream struct {
 	Nodes       float64 `json:"nodes"`  // reads from other nodes
 	Window      float64 `json:"window"` // reads that were made for other streams
 	Encode      float64 `json:"encode"`
-	Operators   float64 `json:"operators,omitempty"` // samples that were being made
-	// Network is where bytes were on their way, as far as the kernel tells: what is left
-	// of the time that sending took is Consumer's. top is not told, and has it all there.
+	Operators   float64 `json:"operators,omitempty"` // samples in the making
+	// Network is the time in which bytes were on their way, as far as the kernel shows:
+	// the rest of the time of sending is Consumer's. top has no such figures, and counts
+	// all of it as Consumer.
 	Network  float64 `json:"network,omitempty"`
 	Consumer float64 `json:"consumer"`
-	Limit    string  `json:"limit"` // where most of its time goes: one of the above, or -
+	Limit    string  `json:"limit"` // the largest share of its time: one of the above, or -
 }
 
-// streamsOf lists the streams of a look, the busiest first.
-func streamsOf(a, b *Look) []Stream {
+// streamsOf lists the streams of the second observation, the busiest first.
+func streamsOf(a, b *Observation) []Stream {
 	datasets := map[string]string{}
 	for i := range b.Stats.Engine.Windows {
 		w := &b.Stats.Engine.Windows[i]
@@ -242,6 +246,9 @@ func streamsOf(a, b *Look) []Stream {
 			if one.Dataset == "" {
 				one.Dataset = b.More[i].Dataset
 			}
+			// Bytes in flight have left the server and the client has not confirmed them.
+			// Their time is that of sending without the time in which the client's buffer
+			// was full.
 			if known && at < len(a.More) {
 				moving := b.More[i].Sending - a.More[at].Sending - (b.More[i].Held - a.More[at].Held)
 				one.Network = min(share(int64(moving), 0), one.Consumer)
@@ -257,8 +264,8 @@ func streamsOf(a, b *Look) []Stream {
 	return list
 }
 
-// limit is where most of the time goes; a stream that stands still has said nothing of
-// where.
+// limit returns the name of the largest share of the time. A stream without any progress
+// has none, and gets "-".
 func (s *Stream) limit() string {
 	most, name := 0.0, "-"
 	for _, part := range []struct {
@@ -273,19 +280,21 @@ func (s *Stream) limit() string {
 	return name
 }
 
-// Job is a job: of the streams of one plan, or of those that the spill has together.
+// Job is the streams of one plan, or those that the spill counts as one job.
 type Job struct {
 	Job        string   `json:"job"`
 	Dataset    string   `json:"dataset"`
 	Streams    int      `json:"streams"`
 	Epoch      uint64   `json:"epoch"`
 	Progress   float64  `json:"progress"`     // share of the epoch
-	LeftSecs   *float64 `json:"epoch_left_s"` // null where it cannot be said yet
+	LeftSecs   *float64 `json:"epoch_left_s"` // null if it is unknown yet
 	SpillShare *float64 `json:"spill_share"`  // of its blobs; null without a spill
-	SavedS     float64  `json:"saved_s"`      // in the store, by the spill
+	SavedS     float64  `json:"saved_s"`      // time in the store that the spill saved
 }
 
-// jobsOf lists the jobs that the spill knows, and of the other streams those of one plan together.
+// jobsOf lists the jobs that the spill knows, and then the other streams, grouped by
+// plan. The spill's estimate of the time that is left is better: it has the speed of many
+// steps.
 func jobsOf(a, b *flight.Stats, secs float64) []Job {
 	list := []Job{}
 	known := map[string]bool{}
@@ -321,7 +330,8 @@ func jobsOf(a, b *flight.Stats, secs float64) []Job {
 	return list
 }
 
-// plans are the streams of one plan together, which are as far as the one that is least far.
+// plans groups streams by plan. The progress of a group is that of its slowest stream:
+// the job's ranks wait for each other.
 func plans(windows []fetch.WindowStats) []Job {
 	var list []Job
 	for _, w := range windows {
@@ -339,7 +349,7 @@ func plans(windows []fetch.WindowStats) []Job {
 	return list
 }
 
-// cacheOf is what the spill holds, by dataset.
+// cacheOf lists what the spill holds, by dataset, that which saved most first.
 func cacheOf(st *flight.Stats) []Cached {
 	list := []Cached{}
 	if st.Engine.Spill == nil {
@@ -361,7 +371,7 @@ func cacheOf(st *flight.Stats) []Cached {
 	return list
 }
 
-// tenantsOf is what was done on each account.
+// tenantsOf lists what was charged to each tenant.
 func tenantsOf(a, b *flight.Stats, secs float64) []Tenant {
 	before := map[string]*flight.TenantInfo{}
 	for i := range a.Tenants {
@@ -373,7 +383,8 @@ func tenantsOf(a, b *flight.Stats, secs float64) []Tenant {
 	for i := range b.Tenants {
 		t := &b.Tenants[i]
 		one := Tenant{Tenant: t.Tenant, Others: t.Others, Streams: t.Streams, Bytes: t.Bytes}
-		// What the others did in the meantime is not known: tenants become part of them.
+		// The others have no rate: tenants become part of them, so that the difference of
+		// two sums is no rate.
 		if past := before[t.Tenant]; !t.Others && past != nil {
 			one.RowsPerSec, one.BytesPerSec = float64(max(t.Rows-past.Rows, 0))/secs,
 				float64(max(t.Bytes-past.Bytes, 0))/secs

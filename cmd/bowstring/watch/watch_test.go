@@ -39,7 +39,7 @@ func TestBetween(t *testing.T) {
 			{ID: 2, Started: to.Add(-time.Second), Bytes: 5000, Wait: flight.WaitNanos{Consumer: second / 2}},
 		},
 	}
-	v := watch.Between("here", &watch.Look{At: from, Stats: before}, &watch.Look{At: to, Stats: after})
+	v := watch.Between("here", &watch.Observation{At: from, Stats: before}, &watch.Observation{At: to, Stats: after})
 	if len(v.Streams) != 2 || v.Streams[0].ID != 2 || v.Streams[0].BytesPerSec != 5000 ||
 		v.Streams[0].Limit != "consumer" || v.Streams[0].Consumer != 0.5 {
 		t.Errorf("a stream that began meanwhile: %+v", v.Streams)
@@ -63,8 +63,8 @@ func TestBetween(t *testing.T) {
 func TestNetwork(t *testing.T) {
 	from := time.Now()
 	to := from.Add(time.Second)
-	look := func(at time.Time, consumer, sending, held time.Duration) *watch.Look {
-		return &watch.Look{
+	observe := func(at time.Time, consumer, sending, held time.Duration) *watch.Observation {
+		return &watch.Observation{
 			At: at, More: []flight.StreamMore{{Dataset: "d", Sending: sending, Held: held}},
 			Stats: flight.Stats{Streams: []flight.StreamInfo{{ID: 1, Started: from.Add(-time.Hour),
 				Wait: flight.WaitNanos{Consumer: int64(consumer)}}}},
@@ -80,7 +80,7 @@ func TestNetwork(t *testing.T) {
 		{time.Second, 900 * time.Millisecond, 0.1, 0.7, "consumer"},
 		{time.Second, 0, 0.8, 0, "network"}, // others send by the same connection
 	} {
-		v := watch.Between("", look(from, 0, 0, 0), look(to, 800*time.Millisecond, tt.sending, tt.held))
+		v := watch.Between("", observe(from, 0, 0, 0), observe(to, 800*time.Millisecond, tt.sending, tt.held))
 		s := v.Streams[0]
 		if math.Abs(s.Network-tt.network) > 1e-9 || math.Abs(s.Consumer-tt.consumer) > 1e-9 || s.Limit != tt.limit ||
 			s.Dataset != "d" {
@@ -89,7 +89,7 @@ func TestNetwork(t *testing.T) {
 	}
 }
 
-// What the spill gained is what its blobs would have taken of the store, and shares of
+// The spill saved what its blobs would have taken in the store, and shares of
 // tenants are of what all got meanwhile.
 func TestCacheAndTenants(t *testing.T) {
 	from := time.Now()
@@ -101,8 +101,8 @@ func TestCacheAndTenants(t *testing.T) {
 			}}},
 		Tenants: []flight.TenantInfo{{Tenant: "a", Bytes: 400}, {Tenant: "b", Bytes: 200}, {Others: true, Bytes: 7}},
 	}
-	v := watch.Between("", &watch.Look{At: from, Stats: before},
-		&watch.Look{At: from.Add(2 * time.Second), Stats: after})
+	v := watch.Between("", &watch.Observation{At: from, Stats: before},
+		&watch.Observation{At: from.Add(2 * time.Second), Stats: after})
 	if c := v.Cache; len(c) != 1 || *c[0].HitShare != 0.75 || c[0].Saved != 3000 || math.Abs(c[0].SavedS-3) > 1e-9 {
 		t.Errorf("cache: %+v", c)
 	}
@@ -113,18 +113,18 @@ func TestCacheAndTenants(t *testing.T) {
 }
 
 // Rings are shown as they are, and what went by them as rates; who shares no memory shows none.
-func TestSameNode(t *testing.T) {
+func TestSharedMemory(t *testing.T) {
 	from := time.Now()
-	look := func(at time.Duration, n int64) *watch.Look {
-		return &watch.Look{At: from.Add(at), Stats: flight.Stats{SameNode: &shm.Stats{Rings: 2, Bytes: 64, Held: 7,
+	observe := func(at time.Duration, n int64) *watch.Observation {
+		return &watch.Observation{At: from.Add(at), Stats: flight.Stats{SameNode: &shm.Stats{Rings: 2, Bytes: 64, Held: 7,
 			Sent: 100 * n, Waits: 2 * n, Inline: n, Refused: 3, Abandoned: 1, Pinned: 5, Referred: 20 * n, Copied: 4 * n}}}
 	}
-	want := watch.SameNode{Rings: 2, Bytes: 64, Held: 7, SentPerSec: 150, WaitsPerSec: 3, InlinePerS: 1.5, Refused: 3,
+	want := watch.SharedMemory{Rings: 2, Bytes: 64, Held: 7, SentPerSec: 150, WaitsPerSec: 3, InlinePerS: 1.5, Refused: 3,
 		Abandoned: 1, Pinned: 5, ReferPerSec: 30, CopiedPerS: 6}
-	if v := watch.Between("", look(0, 1), look(2*time.Second, 4)); v.SameNode == nil || *v.SameNode != want {
-		t.Errorf("got %+v, want %+v", v.SameNode, want)
+	if v := watch.Between("", observe(0, 1), observe(2*time.Second, 4)); v.SharedMemory == nil || *v.SharedMemory != want {
+		t.Errorf("got %+v, want %+v", v.SharedMemory, want)
 	}
-	if v := watch.Between("", &watch.Look{At: from}, &watch.Look{At: from.Add(time.Second)}); v.SameNode != nil {
-		t.Errorf("got %+v of a server that shares nothing", v.SameNode)
+	if v := watch.Between("", &watch.Observation{At: from}, &watch.Observation{At: from.Add(time.Second)}); v.SharedMemory != nil {
+		t.Errorf("got %+v of a server that shares nothing", v.SharedMemory)
 	}
 }

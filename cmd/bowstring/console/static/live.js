@@ -60,7 +60,7 @@ export function live(main) {
     buckets.hidden = !v.buckets.length;
     if (v.buckets.length) fill(objects, table(["Bucket", "#Requests", "#Requests/s", "#Allowed/s", "#Waiting", "#Bytes/s", "#First byte, p99", "#Errors", "#Refused", "#Cost", "Prices of"], v.buckets.slice(0, 200).map((b) => [b.bucket, count(b.requests), count(b.requests_per_s),
       b.limit_per_s ? count(b.limit_per_s) : "any", count(b.waiting), bytes(b.bytes_per_s), millis(b.first_byte_p99_us), count(b.errors), count(b.throttled), dollars(b.cost_usd), b.priced || "none known"])));
-    const m = v.samenode;
+    const m = v.shm;
     shared.hidden = !m;
     if (m) fill(memory, table(["#Rings", "#Memory", "#Held by clients", "#Bytes/s", "#Waits/s", "#By TCP/s", "#Refused", "#Abandoned", "#Pinned", "#Referred/s", "#Copied/s"], [[count(m.rings), bytes(m.bytes), bytes(m.held_bytes), bytes(m.sent_bytes_per_s),
       count(m.waits_per_s), count(m.inline_per_s), count(m.refused), count(m.abandoned),
