@@ -7,19 +7,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// processorClock measures the processor time of the calling goroutine, which keeps its
-// thread until stop.
-type processorClock struct{ began time.Duration }
+// cpuClock measures the CPU time of the calling goroutine, which stays on its thread
+// until stop.
+type cpuClock struct{ began time.Duration }
 
-func startClock() processorClock {
+// startClock locks the goroutine to its thread: CLOCK_THREAD_CPUTIME_ID belongs to the
+// thread.
+func startClock() cpuClock {
 	runtime.LockOSThread()
-	return processorClock{threadTime()}
+	return cpuClock{threadTime()}
 }
 
-// so is the time so far.
-func (c processorClock) so() time.Duration { return threadTime() - c.began }
+// so is the CPU time so far.
+func (c cpuClock) so() time.Duration { return threadTime() - c.began }
 
-func (c processorClock) stop() time.Duration {
+// stop returns the CPU time, and unlocks the goroutine. It must be called exactly once.
+func (c cpuClock) stop() time.Duration {
 	took := threadTime() - c.began
 	runtime.UnlockOSThread()
 	return took
@@ -28,7 +31,7 @@ func (c processorClock) stop() time.Duration {
 func threadTime() time.Duration {
 	var t unix.Timespec
 	if unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &t) != nil {
-		return 0 // a kernel that does not tell: nothing is counted
+		return 0 // a kernel without this clock: nothing is counted
 	}
 	return time.Duration(t.Nano())
 }

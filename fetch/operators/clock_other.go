@@ -4,12 +4,13 @@ package operators
 
 import "time"
 
-// processorClock takes the time that passes for that of a processor.
-type processorClock struct{ began time.Time }
+// cpuClock measures elapsed time in place of CPU time, which other systems do not report
+// for a thread.
+type cpuClock struct{ began time.Time }
 
-func startClock() processorClock { return processorClock{time.Now()} }
+func startClock() cpuClock { return cpuClock{time.Now()} }
 
 // so is the time so far.
-func (c processorClock) so() time.Duration { return time.Since(c.began) }
+func (c cpuClock) so() time.Duration { return time.Since(c.began) }
 
-func (c processorClock) stop() time.Duration { return time.Since(c.began) }
+func (c cpuClock) stop() time.Duration { return time.Since(c.began) }

@@ -17,28 +17,29 @@ import (
 	"bowstring/schema"
 )
 
-// Kind is how operators on samples of one kind are compiled.
+// Kind is one kind of samples, with the compilation of its operators.
 type Kind struct {
-	// Contract names the rules that results keep to, byte by byte. Where a release changes a
-	// byte of any result, it has another one. It is asked for by each request, and fails with
-	// program.ErrUnavailable where it cannot be known just now. Once it is known it stays the same.
+	// Contract names the rules that results follow, byte by byte. A release that changes
+	// a byte of any result has another contract. Each request calls it; it fails with
+	// program.ErrUnavailable if the contract cannot be determined at the moment. Once
+	// known, it stays the same.
 	Contract func() (string, error)
 	// Operators are the names of all operators.
 	Operators []string
-	// Compile checks a list of steps and makes a program of it. Errors are of type
+	// Compile checks a list of steps and makes a program of it. Errors are
 	// [program.StepError].
 	Compile func(steps []program.Step) (program.Program, error)
-	// Follow makes the program of what goes along with samples, such as the masks of images,
-	// from the list of these; nil if nothing can.
+	// Follow makes the program for data that accompanies samples, such as the masks of
+	// images, from the list of the samples; nil if the kind has no such data.
 	Follow func(steps []program.Step) (program.Program, error)
 }
 
-// Always is a contract that is known beforehand.
+// Always is a contract that is known in advance.
 func Always(contract string) func() (string, error) {
 	return func() (string, error) { return contract, nil }
 }
 
-// Kinds are those that there are, by the name that requests and the media of columns have.
+// Kinds are the kinds of samples, by their names in requests and in the media of columns.
 type Kinds map[string]Kind
 
 // Set is the compiled operators of a request. It is immutable and safe for concurrent use.
@@ -54,16 +55,17 @@ type Column struct {
 	Form    *schema.MadeForm
 
 	kind  string
-	draws string // whose numbers are drawn
+	draws string // column whose random numbers are used
 	steps []program.Step
-	whole bool     // nothing is drawn
-	id    [32]byte // of the canonical steps, kind and contract
-	// prefix is the steps before the first that draws; nil where they cannot be made by themselves.
+	whole bool     // no step is random
+	id    [32]byte // hash of the canonical steps, the kind and the contract
+	// prefix is the steps before the first random one; nil if they cannot run on their
+	// own.
 	prefix *prefix
 }
 
-// CompileSet compiles what a request wants, for a snapshot of that schema. Errors wrap
-// schema.ErrInvalid and name the place.
+// CompileSet compiles the operators of a request for a snapshot with that schema. Errors
+// wrap schema.ErrInvalid and name the place in the request.
 func CompileSet(kinds Kinds, snapshot *arrow.Schema, within *schema.Restriction,
 	wanted schema.Operators) (*Set, error) {
 	set := &Set{columns: map[string]*Column{}, canonical: schema.Operators{}}
@@ -71,7 +73,7 @@ func CompileSet(kinds Kinds, snapshot *arrow.Schema, within *schema.Restriction,
 		return within.Hides(snapshot, f.Name)
 	})
 	for _, name := range wanted.Computed() {
-		set.canonical[name] = wanted[name] // whoever knows metadata compiles it
+		set.canonical[name] = wanted[name] // compiled by the package that reads metadata
 	}
 	for _, name := range wanted.Columns() {
 		i := slices.IndexFunc(blobs, func(f arrow.Field) bool { return f.Name == name })
@@ -92,7 +94,8 @@ func CompileSet(kinds Kinds, snapshot *arrow.Schema, within *schema.Restriction,
 	return set, nil
 }
 
-// Together is a set for columns of several, each as the first of them has it that has the column, and its canonical form.
+// Together is a set for the columns of several sets, with that canonical form. If several
+// sets have a column, the first one's is used.
 func Together(sets []*Set, canonical schema.Operators) *Set {
 	all := &Set{columns: map[string]*Column{}, canonical: canonical}
 	for _, s := range slices.Backward(sets) {
@@ -116,7 +119,8 @@ func noColumn(name string, blobs []arrow.Field) error {
 	return &schema.FieldError{Field: "operators", Got: schema.Quote(name), Want: want}
 }
 
-// kindOf says what the cells of a column are, and by which contract something is made of them.
+// kindOf returns the kind of a column's cells, and its contract, which must be that of
+// the request if the request names one.
 func kindOf(kinds Kinds, field arrow.Field, p schema.Pipeline) (name string, kind Kind, contract string, err error) {
 	at := "operators." + schema.Shown(field.Name)
 	if name = p.Kind; name == "" {
@@ -148,6 +152,7 @@ func kindOf(kinds Kinds, field arrow.Field, p schema.Pipeline) (name string, kin
 	return name, kind, contract, err
 }
 
+// compileColumn compiles the steps of a column, or of the column that it follows.
 func compileColumn(kinds Kinds, blobs []arrow.Field, field arrow.Field, wanted schema.Operators) (*Column, error) {
 	p, at := wanted[field.Name], "operators."+schema.Shown(field.Name)
 	name, kind, contract, err := kindOf(kinds, field, p)
@@ -199,7 +204,8 @@ func compileColumn(kinds Kinds, blobs []arrow.Field, field arrow.Field, wanted s
 	return c, nil
 }
 
-// identify is the hash of what some steps make: of the steps, the kind of samples and its contract.
+// identify is the hash of everything that determines the result of some steps: the steps,
+// the kind of samples and its contract.
 func (c *Column) identify(what string, steps []program.Step, follows bool) ([32]byte, error) {
 	named, err := json.Marshal(stepsOf(steps))
 	return sha256.Sum256(fmt.Appendf(nil, "bowstring %s\x00%s\x00%s\x00%t\x00%s", what, c.kind, c.Form.Contract,
@@ -214,7 +220,7 @@ func stepsOf(steps []program.Step) []schema.Step {
 	return out
 }
 
-// placed says where in the request a step is wrong.
+// placed adds the place in the request to the error of a step.
 func placed(at string, err error, operators []string) error {
 	wrong, ok := errors.AsType[*program.StepError](err)
 	if !ok {
@@ -233,13 +239,13 @@ func placed(at string, err error, operators []string) error {
 	return fmt.Errorf("%w: %s: %s%s", schema.ErrInvalid, at, wrong.Reason, hint)
 }
 
-// dtypes are the types of elements in the words of schemas.
+// dtypes are the names of element types in schemas.
 var dtypes = map[program.DType]string{
 	program.Uint8: "uint8", program.Uint16: "uint16", program.Int16: "int16", program.Float16: "float16",
 	program.Float32: "float32",
 }
 
-// formOf is a program's result in the words of schemas.
+// formOf is the form of a program's result in terms of schemas.
 func formOf(f program.Form, contract string) *schema.MadeForm {
 	form := &schema.MadeForm{
 		Kind: map[program.Kind]string{program.Encoded: "encoded", program.Image: "image", program.Audio: "audio",
@@ -261,7 +267,7 @@ func formOf(f program.Form, contract string) *schema.MadeForm {
 	return form
 }
 
-// Column returns the operators of a column; nil if it has none. A nil Set has none for any.
+// Column returns the operators of a column; nil if it has none. A nil Set has none.
 func (s *Set) Column(name string) *Column {
 	if s == nil {
 		return nil
@@ -269,7 +275,7 @@ func (s *Set) Column(name string) *Column {
 	return s.columns[name]
 }
 
-// Forms are what columns become, by name.
+// Forms are the forms of results, by column.
 func (s *Set) Forms() map[string]*schema.MadeForm {
 	if s == nil {
 		return nil
@@ -281,14 +287,14 @@ func (s *Set) Forms() map[string]*schema.MadeForm {
 	return forms
 }
 
-// Canonical is the request that the set was compiled of with every parameter filled in: it
-// means the same to a later release, whose defaults may be others.
+// Canonical is the request of the set with every parameter filled in. It means the same
+// to a later release, whose defaults may differ.
 func (s *Set) Canonical() schema.Operators { return s.canonical }
 
-// Draws says where the numbers of a sample's cell come from.
+// Draws is the source of random numbers for a sample's cell.
 func (c *Column) Draws(key draw.Key) program.Draws { return program.Draws{Key: key, Column: c.draws} }
 
-// Named says what a step is called; "" if there is none of that index.
+// Named is the name of a step; "" if there is no step of that index.
 func (c *Column) Named(step int) string {
 	if step < 0 || step >= len(c.steps) {
 		return ""

@@ -27,7 +27,7 @@ func TestContractIsAskedAgain(t *testing.T) {
 	kind := kinds["audio"]
 	kind.Contract = func() (string, error) {
 		if known == "" {
-			return "", fmt.Errorf("%w: nobody answers", program.ErrUnavailable)
+			return "", fmt.Errorf("%w: no answer", program.ErrUnavailable)
 		}
 		return known, nil
 	}

@@ -21,7 +21,7 @@ func (f *failing) Run(context.Context, []byte, program.Draws, func(int) []byte) 
 	return program.Outcome{}, fmt.Errorf("step 0: %w", f.err)
 }
 
-// TestFaults holds that what is no cell's fault is not told as damage.
+// TestFaults holds that a failure that is not the cell's fault is not reported as damage.
 func TestFaults(t *testing.T) {
 	stage, column, p := steppedStage(t, 1)
 	close(p.gate)
@@ -35,11 +35,11 @@ func TestFaults(t *testing.T) {
 		o := <-to
 		for k, s := range sentinels {
 			if errors.Is(o.Err, s) != (i == k) {
-				t.Errorf("%v is told as %v", err, o.Err)
+				t.Errorf("%v is reported as %v", err, o.Err)
 			}
 		}
 		if f, ok := errors.AsType[*operators.FaultError](o.Err); !ok || f.Operator != "Decode" {
-			t.Errorf("%v is told as %v, without its operator", err, o.Err)
+			t.Errorf("%v is reported as %v, without its operator", err, o.Err)
 		}
 	}
 }

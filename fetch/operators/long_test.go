@@ -42,7 +42,8 @@ func (p *costly) Run(ctx context.Context, cell []byte, by program.Draws,
 	return p.Program.Run(ctx, cell, by, alloc)
 }
 
-// costlyStage is a stage of so many workers. The steps of cells are by their first byte.
+// costlyStage is a stage with that number of workers. The first byte of a cell selects
+// its steps.
 func costlyStage(t *testing.T, workers int, steps map[byte]int64) (*operators.Stage, *operators.Column, *costly) {
 	t.Helper()
 	stage, column, p := steppedStage(t, workers)
@@ -169,7 +170,7 @@ func TestStageSharesSteps(t *testing.T) {
 	}
 }
 
-// held is a receiver that holds the worker until it is let go.
+// held is a receiver that blocks the worker until hold is closed.
 type held struct {
 	ended
 	hold chan struct{}
@@ -208,8 +209,8 @@ func TestMoreThanGranted(t *testing.T) {
 	}
 }
 
-// TestLongCellsClose holds that each cell is told of or given back, once, where its place closes while it goes to those
-// that take long.
+// TestLongCellsClose holds that each cell is reported or returned exactly once if its
+// place closes while it moves to the class of long cells.
 func TestLongCellsClose(t *testing.T) {
 	const cells = 8
 	stage, column, p := costlyStage(t, 2, map[byte]int64{'l': 1 << 34})

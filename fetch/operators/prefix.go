@@ -12,53 +12,54 @@ import (
 	"bowstring/schema"
 )
 
-// What the steps before the first that draws make of a cell is kept in the spill as whole
-// results are, where it saves enough for each of its bytes. Whether it does is measured: steps
-// that follow one another are carried out in one pass, which decodes the crop alone, so
-// the whole list may well cost less than its own tail over decoded pixels. The first cells of
-// a list, and one of many later, are made both ways.
+// The result of the steps before the first random one is cached in the spill, as whole
+// results are, if it saves enough time for each of its bytes. Whether it does is
+// measured. Consecutive steps are fused into one pass, which may decode only the crop, so
+// the whole list may cost less than its tail on decoded pixels. So the first cells of a
+// list, and one of many later ones, are made in both ways.
 
-// prefix is the steps of a column before the first that draws, and the rest.
+// prefix is the steps of a column before the first random one, and the rest.
 type prefix struct {
 	head, tail program.Program
-	id         [32]byte // of what head makes
+	id         [32]byte // of the result of head
 }
 
-// key is what a prefix's result of a blob is kept under.
+// key is the key of a prefix's result for a blob.
 func (p *prefix) key(blob schema.Key) schema.Key { return sha256.Sum256(append(p.id[:], blob[:]...)) }
 
-// betweenForm is what lies between two steps, to who keeps it: bytes.
+// betweenForm is the form of data between two steps for the cache: bytes.
 var betweenForm = &schema.MadeForm{Kind: "encoded"}
 
 const (
-	firstTrials = 4   // cells that are made both ways before anything is decided
-	trialEvery  = 256 // of later ones, one in so many is
-	trialMemory = 64  // trials after which older ones count half
+	firstTrials = 4   // cells that are made in both ways before the first decision
+	trialEvery  = 256 // one of this many later cells is made in both ways
+	trialMemory = 64  // number of trials after which older trials count half
 	maxWorths   = 1024
 )
 
-// worth is what trials have said of a prefix.
+// worth is the result of the trials of a prefix. Several workers share it.
 type worth struct {
 	mu     sync.Mutex
-	cells  int64 // that came
+	cells  int64 // number of cells so far
 	trials int
-	off    bool // the two ways differed
-	// Sums over trials of processor time by the way, and of the bytes that would be kept. Times
-	// of head are those of headTrials, whose whole way took wholeOfHead.
+	off    bool // the two ways gave different bytes: a defect, so the prefix is not used
+	// Sums over trials: CPU time of each way, and bytes of the prefix. Trials that found
+	// a stored prefix did not run head, so head has its own sum of whole times,
+	// wholeOfHead.
 	whole, tail, head, wholeOfHead time.Duration
 	bytes                          int64
 }
 
-// way is how a cell of which no prefix is kept is made.
+// way is how to make a cell for which no prefix is cached.
 type way uint8
 
 const (
-	atOnce way = iota // the whole list
+	atOnce way = iota // the whole list in one program
 	trial             // both ways
-	split             // head, which is kept, and tail
+	split             // head, whose result is cached, then tail
 )
 
-// next says how the next cell is made, and whether what is kept is worth looking for.
+// next decides how the next cell is made, and whether a cached prefix is worth a lookup.
 func (w *worth) next(perByte float64) (way, bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -73,8 +74,9 @@ func (w *worth) next(perByte float64) (way, bool) {
 	return how, how == split
 }
 
-// paysLocked is split where a prefix saves so many nanoseconds for each of its bytes, and the next use gives back what
-// it takes more to make the two apart: head + tail - whole <= whole - tail.
+// paysLocked is split if a prefix saves at least perByte nanoseconds of CPU time for each
+// of its bytes, and its next use saves what running head and tail separately costs extra:
+// head + tail - whole <= whole - tail.
 func (w *worth) paysLocked(perByte float64) way {
 	saved := w.whole - w.tail
 	if saved <= 0 || float64(saved) < perByte*float64(w.bytes) {
@@ -86,14 +88,15 @@ func (w *worth) paysLocked(perByte float64) way {
 	return split
 }
 
-// saved is about how much processor time a prefix of so many bytes saves.
+// saved estimates how much CPU time a prefix of n bytes saves.
 func (w *worth) saved(n int64) time.Duration {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return time.Duration(float64(w.whole-w.tail) * float64(n) / float64(max(w.bytes, 1)))
 }
 
-// tried notes a trial, and says what is best since. head is 0 where what it makes was kept.
+// tried records a trial, and returns the best way from now on. head is 0 if the prefix
+// was cached.
 func (w *worth) tried(whole, tail, head time.Duration, n int64, perByte float64) way {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -107,14 +110,15 @@ func (w *worth) tried(whole, tail, head time.Duration, n int64, perByte float64)
 	return w.paysLocked(perByte)
 }
 
-// worthKey names a list of steps and the dataset that it meets.
+// worthKey names a list of steps and the dataset that it runs on: costs depend on the
+// samples.
 type worthKey struct {
 	id      [32]byte
 	dataset uint32
 }
 
-// worthOf is what is known of a task's prefix. What was measured is shared by all who ask for the same steps of a
-// dataset.
+// worthOf returns the trials of a task's prefix. All requests with the same steps for a
+// dataset share them.
 func (s *Stage) worthOf(t *Task) *worth {
 	key := worthKey{t.Column.id, t.At.Dataset}
 	s.mu.Lock()
@@ -122,7 +126,7 @@ func (s *Stage) worthOf(t *Task) *worth {
 	w := s.worths[key]
 	if w == nil {
 		if len(s.worths) >= maxWorths {
-			clear(s.worths) // they are measured again in some cells
+			clear(s.worths) // a few cells measure them again
 		}
 		w = &worth{}
 		s.worths[key] = w
@@ -130,16 +134,16 @@ func (s *Stage) worthOf(t *Task) *worth {
 	return w
 }
 
-// best makes the result of a task, which has room for it, in the way that costs least.
-func (s *Stage) best(t *Task, clock processorClock) (*cell, int, error) {
+// best makes the result of a task, for which there is room, in the cheapest way.
+func (s *Stage) best(t *Task, clock cpuClock) (*cell, int, error) {
 	pf, in := t.Column.prefix, t.Cell.Bytes()
 	if pf == nil || s.opts.Cache == nil || t.At.Dataset == 0 {
 		return s.whole(t, t.Column.Program, in)
 	}
 	w := s.worthOf(t)
-	how, look := w.next(s.opts.KeepNanosPerByte)
+	how, lookup := w.next(s.opts.KeepNanosPerByte)
 	b := &between{stage: s, task: t, clock: clock}
-	if look {
+	if lookup {
 		b.find()
 	}
 	defer b.release()
@@ -151,22 +155,22 @@ func (s *Stage) best(t *Task, clock processorClock) (*cell, int, error) {
 		return s.whole(t, t.Column.Program, in)
 	}
 	c, n, _, err := b.finish(0)
-	if err != nil { // whatever it is, the whole list says what there is to say
+	if err != nil { // whatever the error is, the whole list reports it better
 		return s.whole(t, t.Column.Program, in)
 	}
 	return c, n, nil
 }
 
-// try makes a cell both ways, and gives what the whole list has made.
+// try makes a cell in both ways, compares them, and returns the result of the whole list.
 func (s *Stage) try(b *between, w *worth) (*cell, int, error) {
 	t := b.task
 	began := b.task.spent(b.clock)
 	c, n, err := s.whole(t, t.Column.Program, t.Cell.Bytes())
 	whole := b.task.spent(b.clock) - began
-	if err != nil || b.n == 0 && !b.make(nil) { // a cell that cannot be made tells nothing
+	if err != nil || b.n == 0 && !b.make(nil) { // a cell that fails says nothing about the cost
 		return c, n, err
 	}
-	other, m, tail, err := b.finish(t.ResultBytes()) // besides the first result
+	other, m, tail, err := b.finish(t.ResultBytes()) // in addition to the first result
 	if err != nil {
 		return c, n, nil
 	}
@@ -188,24 +192,25 @@ func (s *Stage) try(b *between, w *worth) (*cell, int, error) {
 	return c, n, nil
 }
 
-// between is what the first steps have made of a task's cell, in the hands of one worker.
+// between is the result of the first steps for a task's cell. One worker owns it.
 type between struct {
 	stage *Stage
 	task  *Task
-	clock processorClock
+	clock cpuClock
 
-	kept schema.Blob // that was found
-	cell *cell       // that was made
-	n    int         // bytes; 0 if there are none
-	hold *admission.Hold
-	more *admission.Hold // of the steps after it
-	took time.Duration   // that making it took
+	kept schema.Blob     // found in the cache
+	cell *cell           // made now
+	n    int             // bytes; 0 if there are none
+	hold *admission.Hold // memory of head
+	more *admission.Hold // additional memory of tail
+	took time.Duration   // CPU time of making it
 }
 
-// errNoTime says that there is no memory, or no time, to make something in two parts just now.
+// errNoTime reports that there is no memory or time at the moment to make a cell in two
+// parts.
 var errNoTime = errors.New("there is no room for it just now")
 
-// find looks for it in the spill.
+// find looks for the prefix in the cache.
 func (b *between) find() {
 	t := b.task
 	kept, ok := b.stage.keptUnder(t, t.Column.prefix.key(t.Ref.Key), betweenForm)
@@ -214,6 +219,7 @@ func (b *between) find() {
 	}
 }
 
+// bytes is the prefix, made or found.
 func (b *between) bytes() []byte {
 	if b.cell != nil {
 		return b.cell.memory[:b.n:b.n]
@@ -221,9 +227,10 @@ func (b *between) bytes() []byte {
 	return b.kept.Bytes()
 }
 
-// make makes it, and where w is not nil offers it to the spill. It reports whether it is
-// there: not where a sample may not take as much memory, where the spill would not have it,
-// nor where the steps fail, as they may read more of a file than the whole list does.
+// make runs head and, if w is not nil, offers its result to the cache. It reports
+// success. It does nothing if a sample may not use that much memory, or if the cache
+// would not accept the result. Failing steps are no error: head may read more of a file
+// than the whole list does.
 func (b *between) make(w *worth) bool {
 	s, t := b.stage, b.task
 	head := t.Column.prefix.head
@@ -240,10 +247,10 @@ func (b *between) make(w *worth) bool {
 	began := b.task.spent(b.clock)
 	hold, ok := s.opts.Ledger.TryFor(t.use(), t.Tenant, cost.Working.Plus(cost.Result).Int64())
 	if !ok {
-		return false // it is no time for this
+		return false // memory is short: not now
 	}
 	b.hold = hold
-	if w == nil { // it comes besides what the list takes at once
+	if w == nil { // a trial: it is extra work, and is charged
 		t.place.place.Charge(classOfTask(&t), cost.Steps.Int64()/stepsPerByte)
 	}
 	c, n, _, err := s.make(t, head, t.Cell.Bytes(), cost.Result.Int64())
@@ -257,7 +264,7 @@ func (b *between) make(w *worth) bool {
 	return true
 }
 
-// offer offers what was made to the spill.
+// offer offers a prefix that was made to the cache.
 func (b *between) offer(w *worth) {
 	if b.cell != nil && b.stage.offer(b.task, b.task.Column.prefix.key(b.task.Ref.Key), b.cell, b.n,
 		w.saved(int64(b.n))) {
@@ -265,8 +272,9 @@ func (b *between) offer(w *worth) {
 	}
 }
 
-// finish makes the result of it, and says how long that took. It works in what the task has for the whole list, in
-// what that is less than the rest of the steps take, and in so many bytes more.
+// finish runs tail, and returns its CPU time. It uses the memory that the task has for
+// the whole list. If tail needs more, it reserves the difference, and the given number of
+// bytes.
 func (b *between) finish(more int64) (*cell, int, time.Duration, error) {
 	s, t := b.stage, b.task
 	tail := t.Column.prefix.tail
@@ -294,6 +302,7 @@ func (b *between) finish(more int64) (*cell, int, time.Duration, error) {
 	return c, n, t.spent(b.clock) - began, err
 }
 
+// release frees everything that was made, found or reserved.
 func (b *between) release() {
 	b.kept.Release()
 	if b.cell != nil {

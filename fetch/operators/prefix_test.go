@@ -113,7 +113,8 @@ func columnOf(tb testing.TB, kinds operators.Kinds, kind, list string) *operator
 	return set.Column("cell")
 }
 
-// stageOf has a stage that keeps what pays by so many nanoseconds a byte.
+// stageOf returns a stage that caches results that save perByte nanoseconds for each
+// byte.
 func stageOf(tb testing.TB, cache operators.Cache, perByte float64) *operators.Stage {
 	tb.Helper()
 	var limits admission.Limits
@@ -128,11 +129,11 @@ func stageOf(tb testing.TB, cache operators.Cache, perByte float64) *operators.S
 	return st
 }
 
-// dear is a program that says of the whole list that it takes an hour: so its prefix is kept, however long anything
-// takes.
-type dear struct{ program.Splitter }
+// slow is a program whose whole list claims to take an hour, so that its prefix is cached
+// whatever the measured times are.
+type slow struct{ program.Splitter }
 
-func (d dear) Run(ctx context.Context, cell []byte, by program.Draws, alloc func(int) []byte) (program.Outcome, error) {
+func (d slow) Run(ctx context.Context, cell []byte, by program.Draws, alloc func(int) []byte) (program.Outcome, error) {
 	o, err := d.Splitter.Run(ctx, cell, by, alloc)
 	o.Elsewhere += time.Hour
 	return o, err
@@ -150,7 +151,7 @@ func TestPrefixes(t *testing.T) {
 		kind.Compile = func(steps []program.Step) (program.Program, error) {
 			p, err := compile(steps)
 			if s, ok := p.(program.Splitter); ok {
-				return dear{s}, err
+				return slow{s}, err
 			}
 			return p, err
 		}
@@ -215,7 +216,7 @@ func TestPrefixes(t *testing.T) {
 			t.Errorf("%s: %+v", of.list, st)
 		}
 		if n := cache.tenants[1] + cache.tenants[2]; int64(n) != st.PrefixesKept {
-			t.Errorf("%d were offered on the account of who reads them; %d were kept", n, st.PrefixesKept)
+			t.Errorf("%d were offered on the account of the reader; %d were kept", n, st.PrefixesKept)
 		}
 	}
 }

@@ -16,29 +16,30 @@ import (
 	"bowstring/spill"
 )
 
-// Results are kept in the spill as blobs of their own: the bytes, the sizes along the
-// axes, how many these are, and the key. The key is the hash of the blob's key, of the
-// canonical steps, and of the contract: what is found under it is what would be made.
+// Results are cached in the spill as blobs of their own: the bytes, the sizes along the
+// axes, the number of axes, and the key. The key is the hash of the blob's key, of the
+// canonical steps, and of the contract. So a cached result is always the one that would
+// be made.
 
-// Cache is where results are kept: a *spill.Cache.
+// Cache stores results: a *spill.Cache.
 type Cache interface {
-	// Ref is the reference of what is there under a key; false if nothing is.
+	// Ref is the reference of the result under a key; false if there is none.
 	Ref(key schema.Key) (schema.BlobRef, bool)
-	// Get, Wants and Offer are those of spill.Cache.
+	// Get, Wants and Offer are the methods of spill.Cache.
 	Get(ref schema.BlobRef, at spill.Place) (schema.Blob, bool)
 	Wants(at spill.Place, size int64, displace bool) bool
 	Offer(ref schema.BlobRef, at spill.Place, cost time.Duration, blob schema.Blob) bool
 }
 
-// resultTail is what a result has behind its bytes, for n axes.
+// resultTail is the number of bytes after the bytes of a result, for n axes.
 func resultTail(n int) int { return 4*n + 4 + len(schema.Key{}) }
 
-// resultKey is what the result of a blob is kept under.
+// resultKey is the key of the result for a blob.
 func (c *Column) resultKey(blob schema.Key) schema.Key {
 	return sha256.Sum256(append(c.id[:], blob[:]...))
 }
 
-// keptCell is a result that was kept. It implements schema.Maker.
+// keptCell is a cached result. It implements schema.Maker.
 type keptCell struct {
 	blob schema.Blob
 	made schema.MadeCell
@@ -50,17 +51,18 @@ func (k *keptCell) Unpin() { k.blob.Release() }
 // Made implements schema.Maker.
 func (k *keptCell) Made() *schema.MadeCell { return &k.made }
 
-// keeps reports whether the result of a task may be kept.
+// keeps reports whether the result of a task may be cached: no step is random, and there
+// is a cache.
 func (s *Stage) keeps(t *Task) bool {
 	return s.opts.Cache != nil && t.Column.whole && t.At.Dataset != 0
 }
 
-// kept returns the result of a task, if it is kept.
+// kept returns the cached result of a task, if there is one.
 func (s *Stage) kept(t *Task) (schema.Blob, bool) {
 	return s.keptUnder(t, t.Column.resultKey(t.Ref.Key), t.Column.Form)
 }
 
-// keptUnder returns what is kept under a key, if it is of a form.
+// keptUnder returns the cached result under a key, if it has that form.
 func (s *Stage) keptUnder(t *Task, key schema.Key, form *schema.MadeForm) (schema.Blob, bool) {
 	ref, ok := s.opts.Cache.Ref(key)
 	if !ok {
@@ -81,7 +83,8 @@ func (s *Stage) keptUnder(t *Task, key schema.Key, form *schema.MadeForm) (schem
 	return result, true
 }
 
-// parseKept takes a kept blob apart, and over; false if it is none of that key and form.
+// parseKept parses a cached blob, and takes it over; false if it has not that key and
+// form.
 func parseKept(form *schema.MadeForm, key schema.Key, blob schema.Blob) (schema.Blob, bool) {
 	b := blob.Bytes()
 	n := len(form.Shape)
@@ -111,8 +114,8 @@ func parseKept(form *schema.MadeForm, key schema.Key, blob schema.Blob) (schema.
 	return schema.NewBlob(b[:end:end], k), true
 }
 
-// keep offers a result to the spill, if that pays: where making it took more processor
-// time than reading it will, and no blob gives way that a job is going to use.
+// keep offers a result to the cache if that pays: making it took more CPU time than
+// reading it will, and the cache would not evict a blob that a job will use.
 func (s *Stage) keep(t *Task, c *cell, n int, took time.Duration) {
 	size := n + resultTail(len(c.made.Shape))
 	if float64(took) < s.opts.KeepNanosPerByte*float64(size) || !s.opts.Cache.Wants(t.At, int64(size), false) {
@@ -123,7 +126,8 @@ func (s *Stage) keep(t *Task, c *cell, n int, took time.Duration) {
 	}
 }
 
-// offer offers the n bytes of a cell to the spill, under a key and as what took so long to make.
+// offer offers the n bytes of a cell to the cache under a key. took is the time that a
+// hit saves.
 func (s *Stage) offer(t *Task, key schema.Key, c *cell, n int, took time.Duration) bool {
 	size := n + resultTail(len(c.made.Shape))
 	if len(c.memory) < size {
@@ -134,15 +138,15 @@ func (s *Stage) offer(t *Task, key schema.Key, c *cell, n int, took time.Duratio
 		tail = binary.LittleEndian.AppendUint32(tail, uint32(d))
 	}
 	tail = binary.LittleEndian.AppendUint32(tail, uint32(len(c.made.Shape)))
-	_ = append(tail, key[:]...) // in place: there is room behind a result
+	_ = append(tail, key[:]...) // in place: newCell left room for it
 	whole := c.memory[:size:size]
 	c.holds.Add(1)
 	ref := schema.BlobRef{Key: key, Size: int64(size), Sum: schema.Checksum(whole)}
 	return s.opts.Cache.Offer(ref, t.At, took, schema.NewBlob(whole, c))
 }
 
-// cell is what a program has made of a blob, and the memory that it lies in. It implements
-// schema.Maker. The memory is used again when the last hold is given up.
+// cell is the result of a program and its memory. It implements schema.Maker. The memory
+// is reused when the last hold is released.
 type cell struct {
 	memory []byte // 64-byte aligned, of its class
 	made   schema.MadeCell
@@ -159,18 +163,19 @@ func (c *cell) Unpin() {
 // Made implements schema.Maker.
 func (c *cell) Made() *schema.MadeCell { return &c.made }
 
-// Memory comes in classes, four for each power of two, so that less than a fifth is left
-// over. Of each, what is not used is kept until the next collection of garbage.
+// Memory has size classes, four for each power of two, so that less than a fifth is
+// unused. Unused memory of each class is pooled until the next garbage collection.
 const (
 	leastClass  = 10 // 1 KiB
 	mostClass   = 32
 	classParts  = 4
-	cellTrailer = 256 // bytes that a cell has beyond its result at least, for who keeps it
+	cellTrailer = 256 // minimum room after a result, for the tail that the cache stores
 )
 
 var kept [classParts * (mostClass - leastClass)]sync.Pool
 
-// classOf is the class of so many bytes and its size; -1 where there is none.
+// classOf is the size class for n bytes and its size; class is -1 if n is too large for
+// any.
 func classOf(n int) (class, size int) {
 	n = max(n, 1<<leastClass)
 	top := bits.Len(uint(n-1)) - 1 // 2^top < n <= 2^(top+1), for n > 1<<leastClass
@@ -186,7 +191,7 @@ func classOf(n int) (class, size int) {
 	return class, 1<<top + k*part
 }
 
-// newCell returns a cell of n bytes of any content, which the caller holds.
+// newCell returns a cell with n bytes of undefined content. The caller holds it.
 func newCell(n int) *cell {
 	class, size := classOf(n + cellTrailer)
 	var c *cell
@@ -201,22 +206,24 @@ func newCell(n int) *cell {
 	return c
 }
 
+// keep returns the memory of a cell to its pool.
 func keep(c *cell) {
 	if class, size := classOf(len(c.memory)); class >= 0 && size == len(c.memory) {
 		kept[class].Put(c)
 	}
 }
 
+// aligned allocates n bytes at a multiple of 64.
 func aligned(n int) []byte {
 	b := make([]byte, n+63)
 	at := int(-uintptr(unsafe.Pointer(unsafe.SliceData(b))) & 63)
 	return b[at : at+n : at+n]
 }
 
-// nothingDrawn is what is drawn where nothing is.
+// nothingDrawn are the parameters of a cell without random steps.
 var nothingDrawn = []byte("[]")
 
-// describe notes what a program said of its result.
+// describe sets the sizes and random parameters of a result from its outcome.
 func (c *cell) describe(col *Column, o *program.Outcome) {
 	if n := len(o.Dims); n > 0 {
 		c.made.Shape = make([]int32, n)
@@ -255,7 +262,7 @@ func appendDrawn(b []byte, col *Column, drawn []program.Drawn) []byte {
 	return append(b, ']')
 }
 
-// appendJSON appends a text or a number; null for a number that JSON has none of.
+// appendJSON appends a text or a number; null for NaN and infinities, which JSON lacks.
 func appendJSON(b []byte, v any) []byte {
 	text, err := json.Marshal(v)
 	if err != nil {

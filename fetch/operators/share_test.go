@@ -22,8 +22,8 @@ import (
 	"github.com/apache/arrow/go/v17/arrow"
 )
 
-// stepped is operators whose runs wait until they are let go, and which notes whose cells are made and how many at
-// once.
+// stepped is operators whose runs block until gate is closed. It records whose cells are
+// made, and how many at once.
 type stepped struct {
 	program.Program
 	gate chan struct{}
@@ -51,7 +51,7 @@ func (p *stepped) Run(ctx context.Context, cell []byte, by program.Draws,
 	return p.Program.Run(ctx, cell, by, alloc)
 }
 
-// steppedStage is a stage of so many workers, and the column that its cells are of.
+// steppedStage is a stage with that number of workers, and the column of its cells.
 func steppedStage(t *testing.T, workers int) (*operators.Stage, *operators.Column, *stepped) {
 	t.Helper()
 	p := &stepped{gate: make(chan struct{}), now: map[byte]int{}, most: map[byte]int{}, made: map[byte]int{}}
@@ -159,8 +159,8 @@ func TestStageSharesBytes(t *testing.T) {
 	}
 }
 
-// TestStageTraced holds that the first cells of a traced stream have spans, later ones only if they fail, and nobody
-// else's any.
+// TestStageTraced holds that the first cells of a sampled stream have spans, later ones
+// only if they fail, and cells of other streams none.
 func TestStageTraced(t *testing.T) {
 	stage, column, p := steppedStage(t, 1)
 	close(p.gate)
@@ -170,7 +170,7 @@ func TestStageTraced(t *testing.T) {
 	place := stage.Open("", "job")
 	defer place.Close()
 	if operators.NewTrace(t.Context()) != nil {
-		t.Error("there is a trace where nobody traces")
+		t.Error("there is a trace without a recorded span")
 	}
 	trace := operators.NewTrace(ctx)
 	for i := range 30 {
@@ -207,7 +207,7 @@ func TestStageTraced(t *testing.T) {
 			}
 		}
 	}
-	// On a machine that stands still for a second, others took long.
+	// On a machine that stalls for a second, other cells are slow too.
 	if len(drawn) < 9 || len(drawn) == 30 || failed != 1 {
 		t.Errorf("%d spans, %d of them of what failed", len(drawn), failed)
 	}

@@ -1,19 +1,18 @@
-// Package operators makes of samples what a request wants them to become: it compiles
-// lists of steps into programs, and runs these between the arrival of a blob and the
-// batch that it goes into.
+// Package operators transforms samples as a request asks: it compiles lists of steps into
+// programs, and runs these between the arrival of a blob and the batch that it goes into.
 //
 // A [Set] is the compiled operators of a request. A [Stage] runs them: as many cells at
-// once as there are processors, shared out between tenants by weight and between the
-// jobs of one, in memory that the ledger has counted in. What a cell becomes lies in a
-// buffer that goes out as it is.
+// once as there are CPUs. It shares its workers between tenants by weight and between the
+// jobs of a tenant, and works in memory that the ledger has counted. The result of a cell
+// is in a buffer that is sent without a copy.
 //
 // A cell that cannot be made is a fault of that cell: damaged bytes, a size that is
-// refused before it is allocated, a panic of the program. Whole results of programs that
-// draw nothing are kept in the spill, where that pays.
+// refused before it is allocated, or a panic of the program. Results of programs without
+// random steps are cached in the spill if that pays.
 //
-// What steps there are is the business of the packages below, one for each kind of
-// samples; [Kinds] lists them. The package knows neither plans, streams nor how blobs
-// are read.
+// The steps themselves are in the packages below, one for each kind of samples; [Kinds]
+// lists them. This package knows neither plans nor streams, nor how blobs are read. Begin
+// reading with [CompileSet] and Stage.work.
 package operators
 
 import (
@@ -33,25 +32,27 @@ import (
 	"bowstring/spill"
 )
 
-// Options says what a Stage works with. Ledger is needed.
+// Options configure a Stage. Ledger is required.
 type Options struct {
-	// Workers is how many cells are made at once. Default: one for each processor.
+	// Workers is how many cells are made at once. Default: one for each CPU.
 	Workers int
-	// Limits bound what a cell may become. Default: 2^27 pixels, 2^28 samples, and 256 MiB,
-	// or what the ledger has for windows or for making, if that is less; 6e10 steps, about a minute of a processor.
+	// Limits bound the result of a cell. Default: 2^27 pixels; 2^28 samples; 256 MiB, or
+	// the ledger's limits for windows or for making if these are lower; and 6e10 steps,
+	// about a minute of CPU time.
 	Limits program.Limits
-	// Ledger counts the memory that programs work in.
+	// Ledger counts the memory of programs.
 	Ledger *admission.Ledger
-	// Cache keeps results of programs that draw nothing; nil if none are kept.
+	// Cache stores results of programs without random steps; nil for no cache.
 	Cache Cache
-	// KeepNanosPerByte is how much processor time a result has to save for each of its bytes,
-	// in nanoseconds, to be kept. Default 4: some times what it takes to read it and to check it.
+	// KeepNanosPerByte is how much CPU time a result has to save for each of its bytes to
+	// be cached, in nanoseconds. Default 4: several times the time of reading and
+	// checking a byte.
 	KeepNanosPerByte float64
-	// Logger receives what operators of the server should know. Default slog.Default().
+	// Logger receives defects of programs. Default slog.Default().
 	Logger *slog.Logger
 }
 
-// EnsureDefaults fills in the fields that are zero. The ledger is there.
+// EnsureDefaults fills in the fields that are zero. The ledger must be set.
 func (o *Options) EnsureDefaults() {
 	o.Workers = cmp.Or(o.Workers, runtime.GOMAXPROCS(0))
 	o.Limits.Pixels = cmp.Or(o.Limits.Pixels, 1<<27)
@@ -65,7 +66,7 @@ func (o *Options) EnsureDefaults() {
 	}
 }
 
-// Validate returns an error that names the first field without a sensible value.
+// Validate returns an error that names the first field with an impossible value.
 func (o *Options) Validate() error {
 	if o.Workers < 1 {
 		return fmt.Errorf("%w: Workers is %d; want 1 or more", schema.ErrInvalid, o.Workers)
@@ -83,65 +84,65 @@ func (o *Options) Validate() error {
 	return nil
 }
 
-// Task is a cell that is to be made. All but Of are the stage's from Put until
-// Made or Room is called.
+// Task is a cell to be made. All of it except Data belongs to the stage from Put until it
+// calls Made or Room.
 type Task struct {
 	Column *Column
-	// Cell is what was read. Its receiver releases it, in Made.
+	// Cell is the blob that was read. The receiver releases it, in Made.
 	Cell  schema.Blob
 	Draws program.Draws
-	// Context is the stream's; a task whose context has ended is not begun.
+	// Context is the stream's; a task is not begun after its context has ended.
 	Context context.Context //nolint:containedctx // a task is work under way
 	Tenant  string
 	To      Receiver
-	// Ref names Cell, and At is where it was found to be wanted; the zero Place where results
-	// are not kept.
+	// Ref names Cell, and At is the place of its next use; the zero Place if results are
+	// not cached.
 	Ref schema.BlobRef
 	At  spill.Place
-	// Guess is about how many bytes the result will have, where cells differ. It counts between tenants and jobs, and
-	// bounds nothing.
+	// Guess is about how many bytes the result will have, if cells differ. It counts for
+	// the shares of tenants and jobs, and limits nothing.
 	Guess int64
-	// Trace draws spans; nil for none.
+	// Trace records spans; nil for none.
 	Trace *Trace
-	// Data is the receiver's.
+	// Data is the receiver's own; the stage does not use it.
 	Data any
 
 	cost     program.Cost
 	measured bool  // cost is known
-	long     bool  // it waits, or runs, among the cells that take long
-	paid     int64 // what it has counted for so far between tenants and jobs
-	roomy    bool  // there is room for a result of room bytes
+	long     bool  // it waits, or runs, in the class of long cells
+	paid     int64 // share that was charged so far
+	roomy    bool  // the receiver has room for a result of room bytes
 	room     int64
 	put      time.Time
 	place    *Place
-	// elsewhere is processor time of other processes for it.
+	// elsewhere is the CPU time of other processes for the task.
 	elsewhere time.Duration
 }
 
-// ResultBytes is how large the result may become, once Room was called.
+// ResultBytes bounds the size of the result. It is valid once Room was called.
 func (t *Task) ResultBytes() int64 { return t.cost.Result.Int64() }
 
-// Receiver is told what became of tasks, by a goroutine of the stage with no lock held. It
-// must not block for long.
+// Receiver is notified of the progress of tasks, by a goroutine of the stage that holds
+// no lock. Its methods must not block for long.
 type Receiver interface {
-	// Room reports whether there is room for a result of so many bytes, which was not
-	// known before. Where there is none, the task is the receiver's: it puts it again with
-	// [Place.Again] when there is.
+	// Room reports whether there is room for a result of that number of bytes, which was
+	// unknown before. If not, the task belongs to the receiver again, which puts it with
+	// [Place.Again] when there is room.
 	Room(t *Task, bytes int64) bool
 	// Made is the end of the task.
 	Made(t *Task, o Outcome)
 }
 
-// Outcome is what became of a task.
+// Outcome is the result of a task.
 type Outcome struct {
-	// Blob is the receiver's to release. Its Made says more of it.
+	// Blob is the result, which the receiver releases. Its Made describes it.
 	Blob schema.Blob
-	// Err is a *FaultError where operators could make nothing of the cell.
+	// Err is a *FaultError if the operators could not make the cell.
 	Err error
-	// Queued is how long it waited for its turn, Took how long it ran, and Processor how
-	// much processor time it took.
+	// Queued is the time that it waited for its turn, Took the time that it ran, and
+	// Processor its CPU time.
 	Queued, Took, Processor time.Duration
-	// Kept says that the result was not made again.
+	// Kept says that the result came from the cache.
 	Kept bool
 
 	done bool
@@ -152,35 +153,36 @@ type Stage struct {
 	opts  Options
 	queue *admission.Queue[*Task]
 	count counters
-	// Cells that are being made. They grow while the queue is locked.
+	// Numbers of cells being made. They grow only while the queue is locked.
 	short, long atomic.Int64
 
 	mu      sync.Mutex
 	closed  bool
-	running int
-	terms   func(tenant string) admission.Terms // nil: all are alike
+	running int                                 // workers
+	terms   func(tenant string) admission.Terms // nil: all tenants are equal
 	tenants map[string]*tenant
-	panics  map[string]*schema.DefectError // that were logged
-	worths  map[worthKey]*worth            // of prefixes
-	workers sync.WaitGroup                 // grows under mu only while not closed
+	panics  map[string]*schema.DefectError // defects that were logged
+	worths  map[worthKey]*worth            // trials of prefixes
+	workers sync.WaitGroup                 // grows under mu, and only while not closed
 }
 
-// tenant is what one account has of the stage. It is there as long as it has a place.
+// tenant is the state of a tenant in the stage. It exists while the tenant has a place.
 type tenant struct {
 	name    string
 	places  int          // guarded by Stage.mu
-	most    atomic.Int64 // tasks that may run at once; 0: as many as there are workers
+	most    atomic.Int64 // tasks that may run at once; 0: no limit of its own
 	running atomic.Int64
 }
 
-// Place is a stream's place in the stage.
+// Place is a stream's place in the stage's queue. It is safe for concurrent use until
+// Close.
 type Place struct {
 	stage  *Stage
 	tenant *tenant
 	place  *admission.Stream[*Task]
 }
 
-// NewStage returns a stage without work. It has no goroutine while there is none.
+// NewStage returns a stage without work. It has goroutines only while there is work.
 func NewStage(opts Options) (*Stage, error) {
 	if opts.Ledger == nil {
 		return nil, fmt.Errorf("%w: a stage of operators needs a ledger", schema.ErrInvalid)
@@ -195,10 +197,10 @@ func NewStage(opts Options) (*Stage, error) {
 	return s, nil
 }
 
-// Workers is how many cells are made at once, without those that take long.
+// Workers is how many short cells are made at once.
 func (s *Stage) Workers() int { return s.opts.Workers }
 
-// SetTerms has tenants get what terms says; nil has all get the same.
+// SetTerms sets the weights and limits of tenants; nil makes all equal.
 func (s *Stage) SetTerms(terms func(tenant string) admission.Terms) {
 	s.mu.Lock()
 	s.terms = terms
@@ -217,6 +219,7 @@ func (s *Stage) SetTerms(terms func(tenant string) admission.Terms) {
 	s.kick(classLong)
 }
 
+// limitLocked sets how many workers a tenant may use at once.
 func (s *Stage) limitLocked(name string, t *tenant) {
 	t.most.Store(0)
 	if s.terms == nil {
@@ -227,7 +230,7 @@ func (s *Stage) limitLocked(name string, t *tenant) {
 	}
 }
 
-// Open gives a stream of a tenant's job a place.
+// Open gives a stream of a tenant's job a place. The caller must Close it.
 func (s *Stage) Open(tenantName, jobName string) *Place {
 	s.mu.Lock()
 	t := s.tenants[tenantName]
@@ -245,13 +248,13 @@ func (s *Stage) Open(tenantName, jobName string) *Place {
 	return &Place{stage: s, tenant: t, place: s.queue.Open(tenantName, weight, jobName)}
 }
 
-// Put has a task wait for its turn. The place is not closed.
+// Put enqueues a task. The place must not be closed.
 func (p *Place) Put(t *Task) {
 	t.put, t.place = time.Now(), p
 	p.again(t)
 }
 
-// again has a task wait, as long as the place is not closed.
+// again enqueues a task; false if the place is closed.
 func (p *Place) again(t *Task) bool {
 	class := classOfTask(&t)
 	if there, _ := p.place.Put(t); !there {
@@ -261,13 +264,13 @@ func (p *Place) again(t *Task) bool {
 	return true
 }
 
-// Again is Put of a task that there was no room for, and now is.
+// Again is Put for a task that Room had refused, now that there is room.
 func (p *Place) Again(t *Task) {
 	t.roomy, t.room = true, t.ResultBytes()
 	p.Put(t)
 }
 
-// Drop takes the tasks out that match and were not begun. They are the caller's.
+// Drop removes the matching tasks that were not begun, and returns them to the caller.
 func (p *Place) Drop(match func(*Task) bool) (dropped []*Task) {
 	p.place.Drop(func(t **Task) bool {
 		if !match(*t) {
@@ -279,7 +282,8 @@ func (p *Place) Drop(match func(*Task) bool) (dropped []*Task) {
 	return dropped
 }
 
-// Close gives the place up, once, and returns what waits there. What runs is told of.
+// Close closes the place, once, and returns the waiting tasks. Receivers are still
+// notified of running ones.
 func (p *Place) Close() (dropped []*Task) {
 	dropped = p.place.Close()
 	s := p.stage
@@ -291,7 +295,8 @@ func (p *Place) Close() (dropped []*Task) {
 	return dropped
 }
 
-// kick has one more worker begin for a cell of a class, if there may be one. Where there may not, one that ends finds it.
+// kick starts a worker for a cell of a class, unless there are enough. Then a worker that
+// ends its cell finds the new one.
 func (s *Stage) kick(class int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -302,13 +307,13 @@ func (s *Stage) kick(class int) {
 	s.workers.Go(s.run)
 }
 
-// run does tasks until there is none.
+// run makes cells until none is waiting.
 func (s *Stage) run() {
 	for {
 		t, _, ok := s.queue.Take()
 		if !ok {
 			s.mu.Lock()
-			if t, _, ok = s.queue.Take(); !ok { // what was put since has found the workers running
+			if t, _, ok = s.queue.Take(); !ok { // a task put since then found the workers running
 				s.running--
 				s.mu.Unlock()
 				return
@@ -324,14 +329,14 @@ func (s *Stage) run() {
 	}
 }
 
-// end counts a task that has ended, and tells its receiver.
+// end counts a task that has ended, and notifies its receiver.
 func (s *Stage) end(t *Task, o *Outcome) {
 	s.count.add(t, o)
 	t.Trace.made(t, o)
 	t.To.Made(t, *o)
 }
 
-// Close waits for the tasks that run. Every place is closed.
+// Close waits for the running tasks. Every place must be closed before.
 func (s *Stage) Close() {
 	s.mu.Lock()
 	s.closed = true
@@ -339,17 +344,19 @@ func (s *Stage) Close() {
 	s.workers.Wait()
 }
 
-// Cells that take long wait in a class of their own. A running cell is not interrupted: if all workers had such cells, those
-// of other tenants would wait for as long. So there are workers for them that no other cell waits for, which share the
-// processors with the rest.
+// Cells that take long wait in a class of their own. A running cell is not interrupted:
+// if all workers had long cells, those of other tenants would wait for as long. So long
+// cells have workers of their own, which share the CPUs with the others.
 const (
-	classShort = iota // and cells of which it is not known
+	classShort = iota // also cells of unknown duration
 	classLong
 
-	// longSteps is what a cell takes long with: about a quarter of a second.
+	// longSteps is the number of steps from which on a cell is long: about a quarter of a
+	// second.
 	longSteps = 1 << 28
-	// stepsPerByte is how many steps count as much as a byte between tenants and jobs. It takes about as many to decode a
-	// photograph, by the bytes of the file and of the pixels.
+	// stepsPerByte converts steps to bytes for the shares of tenants and jobs. Decoding a
+	// photograph takes about as many, relative to the bytes of the file and of the
+	// pixels.
 	stepsPerByte = 16
 )
 
@@ -360,7 +367,7 @@ func classOfTask(t **Task) int {
 	return classShort
 }
 
-// runningOf is how many cells of a class are being made.
+// runningOf is the number of cells of a class being made.
 func (s *Stage) runningOf(class int) *atomic.Int64 {
 	if class == classLong {
 		return &s.long
@@ -368,9 +375,9 @@ func (s *Stage) runningOf(class int) *atomic.Int64 {
 	return &s.short
 }
 
-// room reports whether a cell of a class may be begun. Cells that take long have half of the workers, also while the
-// others have nothing to do: on all processors they left a stream beside them a tenth of its throughput, as a running cell
-// gives its processor back after 10 ms at the soonest.
+// room reports whether a cell of a class may begin. Long cells get half of the workers,
+// even if the others are idle. With all CPUs, they reduced another stream to a tenth of
+// its throughput, because a running goroutine is preempted after 10 ms at the earliest.
 func (s *Stage) room(class int) bool {
 	workers := int64(s.opts.Workers)
 	if class == classShort {
@@ -379,7 +386,7 @@ func (s *Stage) room(class int) bool {
 	return s.long.Load() < max(workers/2, 1)
 }
 
-// take says whether a task may run. It is called with the queue locked.
+// take decides whether a task may run. The queue calls it with its lock held.
 func (s *Stage) take(t **Task, class int) admission.Taken {
 	if !s.room(class) {
 		return admission.Taken{Class: class}
@@ -395,8 +402,9 @@ func (s *Stage) take(t **Task, class int) admission.Taken {
 	return admission.Taken{OK: true, Class: class, Cost: cost}
 }
 
-// share is what a task counts for between tenants and jobs, in bytes, beyond what it has paid: the bytes that go in and come
-// out, or are about to, or the steps that it takes, once they are known, if these are more.
+// share is what a task costs in the shares of tenants and jobs, in bytes, beyond what it
+// was charged: the bytes of input and result, actual or estimated, or the steps once they
+// are known, if these are more.
 func (t *Task) share() int64 {
 	out := t.Column.Form.CellBytes()
 	if out < 0 {
@@ -406,7 +414,7 @@ func (t *Task) share() int64 {
 	return max(all-t.paid, 1)
 }
 
-// charge has a task pay for what is known of it since it was taken.
+// charge charges a task for what was learned since it was taken.
 func (t *Task) charge() {
 	if more := t.share(); more > 1 {
 		t.paid += more
@@ -414,10 +422,11 @@ func (t *Task) charge() {
 	}
 }
 
-// FaultError is why operators could make nothing of a cell: schema.ErrDataLoss, schema.ErrNotSupported or
-// schema.ErrLimit where the cell is at fault, schema.ErrUnavailable where another try may succeed.
+// FaultError is the reason why operators could not make a cell: schema.ErrDataLoss,
+// schema.ErrNotSupported or schema.ErrLimit if the cell is at fault,
+// schema.ErrUnavailable if another attempt may succeed.
 type FaultError struct {
-	// Operator is the name of the step, where it is known.
+	// Operator is the name of the step, if it is known.
 	Operator string
 	err      error
 }
@@ -433,14 +442,15 @@ func (f *FaultError) Error() string {
 // Unwrap is the cause.
 func (f *FaultError) Unwrap() error { return f.err }
 
-// unsupported is a schema.ErrNotSupported in the words of the program, which has the same ones for it.
+// unsupported makes a schema.ErrNotSupported of a program's error without repeating its
+// words.
 type unsupported struct{ error }
 
-// Unwrap is what it is, and the cause.
+// Unwrap is the kind of failure, and the cause.
 func (u unsupported) Unwrap() []error { return []error{schema.ErrNotSupported, u.error} }
 
-// faultOf makes a FaultError of what a program said, in the words of package schema. Whoever
-// says no step was reading the header, which the first one does.
+// faultOf converts a program's error to a FaultError with a sentinel of package schema.
+// An error without a step comes from reading the header, which is the first step's task.
 func (c *Column) faultOf(err error) error {
 	f := &FaultError{Operator: c.Named(0), err: err}
 	if step, ok := errors.AsType[*program.StepError](err); ok {
@@ -460,7 +470,8 @@ func (c *Column) faultOf(err error) error {
 	return f
 }
 
-// cost asks what a cell becomes at most. It allocates nothing worth counting.
+// cost bounds the result and the work of a cell, from its header. It allocates almost
+// nothing.
 func (s *Stage) cost(t *Task) (cost program.Cost, err error) {
 	err = s.shielded(t, func() (err error) {
 		cost, err = t.Column.Program.Cost(t.Cell.Bytes(), s.opts.Limits)
@@ -483,8 +494,8 @@ func (s *Stage) cost(t *Task) (cost program.Cost, err error) {
 	return cost, nil
 }
 
-// make runs a program over bytes, for a task that has room for a result of most bytes. The
-// cell is the caller's, with what the program said of its result.
+// make runs a program over bytes, for a task with room for a result of most bytes. The
+// caller holds the returned cell.
 func (s *Stage) make(t *Task, p program.Program, in []byte,
 	most int64) (c *cell, n int, outcome program.Outcome, err error) {
 	var refused error
@@ -514,7 +525,7 @@ func (s *Stage) make(t *Task, p program.Program, in []byte,
 	return c, n, outcome, err
 }
 
-// whole makes the result of a task by a program, from the cell or from what lies between.
+// whole makes the result of a task by a program, from the cell or from a prefix.
 func (s *Stage) whole(t *Task, p program.Program, in []byte) (*cell, int, error) {
 	c, n, outcome, err := s.make(t, p, in, t.cost.Result.Int64())
 	if err != nil {
@@ -528,8 +539,8 @@ func (s *Stage) whole(t *Task, p program.Program, in []byte) (*cell, int, error)
 	return c, n, nil
 }
 
-// checkOutcome fails where a program has broken its word: what it says of its result goes
-// into batches unchecked.
+// checkOutcome fails if a program's result contradicts its form: batches use it without
+// further checks.
 func (c *Column) checkOutcome(o *program.Outcome, made int) error {
 	if c.Form.Encoded() {
 		return nil
@@ -550,7 +561,8 @@ func (c *Column) checkOutcome(o *program.Outcome, made int) error {
 	return nil
 }
 
-// shielded calls what reads a cell: a page that cannot be read, and a panic, are errors.
+// shielded calls a function that reads a cell. A page that cannot be read, and a panic,
+// become errors.
 func (s *Stage) shielded(t *Task, f func() error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -560,14 +572,15 @@ func (s *Stage) shielded(t *Task, f func() error) (err error) {
 	return schema.Guard(f)
 }
 
-// maxPanics is how many different panics are logged.
+// maxPanics is how many different panics are logged. Cells may come from a caller, who
+// must not fill the log.
 const maxPanics = 32
 
-// errPanicked is what is said of a panic that is not logged, as enough others were.
+// errPanicked is the error for a panic that is not logged because enough others were.
 var errPanicked = errors.New("the program has panicked")
 
-// panicked makes an error of a panic, and logs it, once for each column's operators and each text. The error goes to
-// clients: it has the id of what was logged and not the text.
+// panicked makes an error of a panic, and logs it once for each column's operators and
+// each text. The error goes to clients: it has the id of the log entry, and not the text.
 func (s *Stage) panicked(t *Task, p any) error {
 	s.count.panics.Add(1)
 	key := string(t.Column.id[:]) + fmt.Sprint(p)
@@ -586,13 +599,13 @@ func (s *Stage) panicked(t *Task, p any) error {
 	return fmt.Errorf("%w: %w", errPanicked, defect)
 }
 
-// spent is the processor time so far of a task that is under way, whichever process took it.
-func (t *Task) spent(clock processorClock) time.Duration { return clock.so() + t.elsewhere }
+// spent is the CPU time of a running task so far, in all processes.
+func (t *Task) spent(clock cpuClock) time.Duration { return clock.so() + t.elsewhere }
 
-// errClosed is what becomes of a task whose place was closed while it ran.
+// errClosed is the error of a task whose place was closed while it ran.
 var errClosed = errors.New("operators: the stream has ended")
 
-// use is what the task's working memory is counted as.
+// use is the account of the task's working memory.
 func (t *Task) use() admission.Use {
 	if t.long {
 		return admission.LongMaking
@@ -600,7 +613,7 @@ func (t *Task) use() admission.Use {
 	return admission.Making
 }
 
-// work does a task to its end, or as far as there is room for it.
+// work makes a task's cell, or runs it until it needs room or another class.
 func (s *Stage) work(t *Task) {
 	if err := context.Cause(t.Context); err != nil {
 		t.To.Made(t, Outcome{Err: err})
@@ -618,12 +631,13 @@ func (s *Stage) work(t *Task) {
 			clock.stop()
 		}
 	}()
-	var found schema.Blob // that was kept
+	var found schema.Blob // the cached result
 	if s.keeps(t) {
 		found, o.Kept = s.kept(t)
 	}
 	if o.Kept {
-		// It is not measured: it may have gone when there is room for it.
+		// The result's cost is not computed: it is needed only if the result has been
+		// evicted when there is room.
 		t.cost = program.Cost{Result: program.Count(int64(len(found.Bytes())))}
 	} else if !t.measured {
 		cost, err := s.cost(t)
@@ -635,17 +649,18 @@ func (s *Stage) work(t *Task) {
 		t.long = t.long || cost.Steps.Beyond(longSteps)
 		if t.long {
 			if t.place.again(t) {
-				return // it has its turn among those that take long
+				return // it waits for its turn in the class of long cells
 			}
 			o.Err, o.done = cmp.Or(context.Cause(t.Context), errClosed), true
 			return
 		}
 		t.charge()
 	}
-	// A result that was kept when there was no room for it may have gone since, and to make it may take more.
+	// A cached result that had no room may have been evicted since, and making it may
+	// take more room.
 	if t.Column.Form.CellBytes() < 0 && (!t.roomy || t.cost.Result.Beyond(t.room)) && !t.To.Room(t, t.ResultBytes()) {
 		found.Release()
-		return // the receiver has it now
+		return // the receiver owns it now
 	}
 	o.done = true
 	if o.Kept {
@@ -661,7 +676,7 @@ func (s *Stage) work(t *Task) {
 	c, n, err := s.best(t, clock)
 	hold.Release()
 	if err != nil {
-		if o.Err = context.Cause(t.Context); o.Err == nil { // otherwise it was interrupted, whatever it says
+		if o.Err = context.Cause(t.Context); o.Err == nil { // otherwise it was interrupted, whatever its error says
 			o.Err = t.Column.faultOf(err)
 		}
 		return
@@ -672,23 +687,23 @@ func (s *Stage) work(t *Task) {
 	o.Blob = schema.NewBlob(c.memory[:n:n], c)
 }
 
-// Stats are the counters of a stage since it was made, and what it does now.
+// Stats are the counters of a stage since its start, and its current state.
 type Stats struct {
 	Workers       int   `json:"workers"`         // cells that may be made at once
 	Running       int   `json:"running"`         // cells being made
 	Waiting       int   `json:"waiting"`         // cells that wait for their turn
-	Cells         int64 `json:"cells"`           // made, or found that they cannot be
-	Faults        int64 `json:"faults"`          // of those, which could not be made
-	Panics        int64 `json:"panics"`          // of those, at which a program panicked
-	Kept          int64 `json:"kept"`            // results that were offered to the spill
-	Found         int64 `json:"found"`           // results that were found there, and not made again
-	PrefixesKept  int64 `json:"prefixes_kept"`   // what the first steps made, that was offered to the spill
-	PrefixesFound int64 `json:"prefixes_found"`  // and was found there, and not made again
-	PrefixTrials  int64 `json:"prefix_trials"`   // cells that were made both ways, to compare
+	Cells         int64 `json:"cells"`           // made or failed
+	Faults        int64 `json:"faults"`          // of those, failed
+	Panics        int64 `json:"panics"`          // of those, with a panic of the program
+	Kept          int64 `json:"kept"`            // results that were offered to the cache
+	Found         int64 `json:"found"`           // results that were found in the cache
+	PrefixesKept  int64 `json:"prefixes_kept"`   // prefixes that were offered to the cache
+	PrefixesFound int64 `json:"prefixes_found"`  // prefixes that were found in the cache
+	PrefixTrials  int64 `json:"prefix_trials"`   // cells that were made in both ways, to compare
 	InBytes       int64 `json:"in_bytes"`        // of the blobs
 	OutBytes      int64 `json:"out_bytes"`       // of the results
-	Processor     int64 `json:"processor_nanos"` // processor time
-	Queued        int64 `json:"queued_nanos"`    // that cells waited for their turn
+	Processor     int64 `json:"processor_nanos"` // CPU time
+	Queued        int64 `json:"queued_nanos"`    // time that cells waited for their turn
 }
 
 type counters struct {

@@ -90,7 +90,7 @@ func TestTailsMemory(t *testing.T) {
 		}
 		o.Blob.Release()
 		small := room < 64<<20
-		// Between the two lies an image of the same size, which is counted, too.
+		// The data between the two is an image of the same size, which is counted, too.
 		if n, least := tail.runs.Load(), tail.least.Load(); small != (n == 0) ||
 			!small && least < heavyBytes+2*side*side*3 {
 			t.Errorf("of %d bytes: the tail ran %d times, with %d bytes held", room, n, least)

@@ -11,26 +11,25 @@ import (
 )
 
 const (
-	// tracedFirst is how many cells of a stream have a span whatever they took: those that
-	// its first batch waits for.
+	// tracedFirst is how many cells of a stream have a span in any case: those that its
+	// first batch waits for.
 	tracedFirst = 8
-	// tracedOdd is how many more have one as they took long or could not be made.
+	// tracedOdd is how many more have one because they were slow or failed.
 	tracedOdd = 32
-	// oddTime is what a cell takes that took long, with the wait for its turn.
+	// oddTime is the time, including the wait for a turn, from which on a cell is slow.
 	oddTime = time.Second
 )
 
-// Trace draws spans of some of the cells that a stream has made: its first ones, and those
-// that took long or failed. A nil Trace is that of a stream nobody traces: it
-// costs a comparison a cell. It is safe for concurrent use.
+// Trace records spans of some cells of a stream: its first ones, and those that were slow
+// or failed. A nil Trace belongs to a stream that is not sampled, and costs one
+// comparison a cell. It is safe for concurrent use.
 type Trace struct {
 	tracer     trace.Tracer
 	parent     trace.SpanContext
-	first, odd atomic.Int32 // that may have a span
+	first, odd atomic.Int32 // how many more may have a span
 }
 
-// NewTrace returns the trace of whatever the span of ctx stands for; nil if that is
-// not recorded.
+// NewTrace returns the trace of the span in ctx; nil if that span is not recorded.
 func NewTrace(ctx context.Context) *Trace {
 	span := trace.SpanFromContext(ctx)
 	if !span.IsRecording() {
@@ -42,7 +41,8 @@ func NewTrace(ctx context.Context) *Trace {
 	return t
 }
 
-// made draws the span of a task that has ended, if it is one to be drawn: from when it was put to now.
+// made records the span of a task that has ended, if it should have one: from its Put
+// until now.
 func (t *Trace) made(task *Task, o *Outcome) {
 	switch {
 	case t == nil:
@@ -66,5 +66,5 @@ func (t *Trace) made(task *Task, o *Outcome) {
 	span.End()
 }
 
-// take takes one of what is left.
+// take takes one of the remaining permits.
 func take(left *atomic.Int32) bool { return left.Load() > 0 && left.Add(-1) >= 0 }

@@ -1,13 +1,13 @@
-// Package draw gives the random numbers of operators.
+// Package draw generates the random numbers of operators.
 //
-// They come from a counter-based generator, Philox4x64-10 (Salmon, Moraes, Dror and
-// Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC 2011): a number is a pure
-// function of a key and of a counter. The key is (seed, epoch). The counter is
-// (block, operator, position, 0). So the same sample in the same epoch draws the same
-// numbers on any node, in any rank and in any order, and nothing has to be kept to
-// draw them again. numpy.random.Philox draws them, too, from the same key and counter.
+// They come from a counter-based generator, Philox4x64-10 (Salmon, Moraes, Dror and Shaw:
+// "Parallel random numbers: as easy as 1, 2, 3", SC 2011): a number is a pure function of
+// a key and a counter. The key is (seed, epoch). The counter is (block, operator,
+// position, 0). So the same sample in the same epoch gets the same numbers on any node,
+// in any rank and in any order, and no state has to be stored to generate them again.
+// numpy.random.Philox gives the same numbers from the same key and counter.
 //
-// The package does no I/O and keeps no state but that of one [Source].
+// The package does no I/O and keeps no state except that of a [Source].
 package draw
 
 import (
@@ -15,7 +15,7 @@ import (
 	"math/bits"
 )
 
-// Key names the sample that is drawn for.
+// Key names the sample that numbers are generated for.
 type Key struct {
 	// Seed is the request's.
 	Seed uint64
@@ -45,8 +45,8 @@ func philox(c [4]uint64, k0, k1 uint64) [4]uint64 {
 	return c
 }
 
-// Source is the sequence of numbers of one operator for one sample. A copy goes on by
-// itself from where the original stood. It is not safe for concurrent use.
+// Source is the sequence of numbers of one operator for one sample. A copy continues
+// independently from the same point. It is not safe for concurrent use.
 type Source struct {
 	key      Key
 	operator uint64
@@ -55,7 +55,7 @@ type Source struct {
 	left     int
 }
 
-// New gives the sequence of an operator for a sample, from its beginning.
+// New returns the sequence of an operator for a sample, from its beginning.
 func New(key Key, operator uint64) Source {
 	return Source{key: key, operator: operator}
 }
@@ -77,16 +77,16 @@ func (s *Source) Float64() float64 {
 	return float64(s.Uint64()>>11) * 0x1p-53
 }
 
-// Uniform is in [low, high), or low where they are equal. It takes one number.
+// Uniform is in [low, high), or low if they are equal. It takes one number.
 func (s *Source) Uniform(low, high float64) float64 {
-	// The conversions keep compilers from fusing the product with the sum, which would give other bits on some
-	// processors.
+	// The conversions prevent compilers from fusing the product with the sum, which would
+	// give other bits on some CPUs.
 	return low + float64(s.Float64()*(high-low))
 }
 
-// IntN is uniform in [0, n), with a bias below n·2⁻⁶⁴. It takes one number, whatever
-// it is, so that how many numbers an operator takes does not depend on them. It
-// panics if n < 1.
+// IntN is uniform in [0, n), with a bias below n·2⁻⁶⁴. It always takes one number, so the
+// count of numbers that an operator takes does not depend on their values. Rejection
+// sampling would be unbiased but take a varying count. It panics if n < 1.
 func (s *Source) IntN(n int) int {
 	if n < 1 {
 		panic("draw: IntN of less than one value")
@@ -100,8 +100,8 @@ func (s *Source) Chance(p float64) bool {
 	return s.Float64() < p
 }
 
-// Operator numbers the operator at index i of a column's list. Columns whose
-// operators follow another column's name that column, and draw as it does.
+// Operator is the number of the operator at index i of a column's list. A column that
+// follows another one passes that column's name, and so gets its numbers.
 func Operator(column string, i int) uint64 {
 	// FNV-1a of the name: different columns draw different numbers.
 	h := uint64(0xcbf29ce484222325)
@@ -111,11 +111,11 @@ func Operator(column string, i int) uint64 {
 	return h + uint64(i)*weyl0
 }
 
-// LogUniform is exp of what is uniform between the logarithms of low and high, which
-// are positive: the aspect ratios of random crops are such. It takes one number.
+// LogUniform is exp of a uniform number between the logarithms of low and high, which are
+// positive. Random crops use it for aspect ratios. It takes one number.
 //
-// Go's math.Exp and math.Log have assembly on some processors. What is drawn has to be
-// rounded to whole pixels before it is used.
+// Go's math.Exp and math.Log have assembly on some CPUs, whose last bits differ. The
+// result has to be rounded to whole pixels before it is used.
 func (s *Source) LogUniform(low, high float64) float64 {
 	return math.Exp(s.Uniform(math.Log(low), math.Log(high)))
 }

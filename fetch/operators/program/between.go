@@ -6,21 +6,22 @@ import (
 	"math"
 )
 
-// Splitter is a Program of which the steps before the first that draws can be carried out by themselves, once for
-// all seeds and epochs.
+// Splitter is a Program whose steps before the first random one can run on their own,
+// once for all seeds and epochs.
 type Splitter interface {
 	Program
-	// Split gives two programs that are this one in turn. The result of head, of which
-	// nothing is drawn, is a [Between] with its header, and the input of tail. Tail's steps
-	// keep their indices, and so their numbers; its Steps are those of the whole list. Run of
-	// both gives the bytes, dimensions and drawn numbers of this program's, wherever head does
-	// not fail: head may read more of a cell than this program does, and find damage there. ok is
-	// false where there is nothing to split.
+	// Split returns two programs that together are this one. The result of head, which
+	// has no random step, is a [Between] with its header, and the input of tail. Tail's
+	// steps keep their indexes, and so their random numbers; its Steps are those of the
+	// whole list. Head and tail give the bytes, dimensions and random numbers of this
+	// program wherever head does not fail: head may read more of a cell than this program
+	// does, and find damage there. ok is false if there is nothing to split.
 	Split() (head, tail Program, ok bool)
 }
 
-// Between is what a cell is between two steps. Elements are little-endian, in row-major
-// order of the axes that the kind has: HWC of images, CT of waveforms, CFT of spectrograms.
+// Between is the state of a cell between two steps. Elements are little-endian, in
+// row-major order of the kind's axes: HWC of images, CT of waveforms, CFT of
+// spectrograms.
 type Between struct {
 	Kind Kind
 	Type DType
@@ -30,26 +31,29 @@ type Between struct {
 	Rate int
 }
 
-// MIMEBetween is the type of bytes that begin with the header of a Between.
+// MIMEBetween is the media type of bytes that begin with the header of a Between.
 const MIMEBetween = "application/vnd.bowstring.between"
 
-// BetweenHeader is how many bytes stand before the elements.
+// BetweenHeader is the size of the header before the elements, in bytes. 64 keeps the
+// elements aligned.
 const BetweenHeader = 64
 
 const (
 	betweenMagic = "BSB1"
-	// upright is Exif's number for an image that is not turned. What files say of how they
-	// were turned is carried out when they are decoded.
+	// upright is Exif's number for an image that is not rotated. Decoding carries out the
+	// orientation of a file, so no other number occurs.
 	upright = 1
 )
 
+// betweenTypes are the element types, their sizes and the numbers of axes of each kind.
+// Other combinations are refused.
 var betweenTypes = map[Kind]struct {
 	dtype DType
 	width int64
 	axes  int
 }{Image: {Uint8, 1, 3}, Audio: {Float32, 4, 2}, Spectrogram: {Float32, 4, 3}}
 
-// Size is how many bytes header and elements have together.
+// Size is the size of header and elements in bytes.
 func (b Between) Size() int64 {
 	n := betweenTypes[b.Kind].width
 	for _, d := range b.Dims {
@@ -58,7 +62,8 @@ func (b Between) Size() int64 {
 	return BetweenHeader + n
 }
 
-// PutHeader writes the header to the first BetweenHeader bytes of a buffer. docs/formats.md has its layout.
+// PutHeader writes the header to the first BetweenHeader bytes of a buffer, in the layout
+// of docs/formats.md.
 func (b Between) PutHeader(to []byte) {
 	h := to[:BetweenHeader]
 	clear(h)
@@ -70,11 +75,11 @@ func (b Between) PutHeader(to []byte) {
 	}
 }
 
-// ParseBetween reads and checks a header, and gives the elements behind it, which are part
-// of cell. Whatever the bytes are, it allocates nothing that grows with what they say. Errors are ErrDamaged.
+// ParseBetween parses and checks a header, and returns the elements after it, which are a
+// part of cell. For any bytes, it allocates a constant amount. Errors are ErrDamaged.
 func ParseBetween(cell []byte) (b Between, elements []byte, err error) {
 	bad := func(format string, values ...any) (Between, []byte, error) {
-		return Between{}, nil, fmt.Errorf("%w: what lies between two steps: %s", ErrDamaged,
+		return Between{}, nil, fmt.Errorf("%w: data between two steps: %s", ErrDamaged,
 			fmt.Sprintf(format, values...))
 	}
 	if len(cell) < BetweenHeader || string(cell[:4]) != betweenMagic {
@@ -99,7 +104,7 @@ func ParseBetween(cell []byte) (b Between, elements []byte, err error) {
 		if d > math.MaxInt32 || d == 0 && b.Kind == Image {
 			return bad("size %d is %d", i, d)
 		}
-		if n *= d; n > int64(len(cell)) { // both factors are below 2^31 and 2^32: it has not wrapped
+		if n *= d; n > int64(len(cell)) { // both factors are below 2^31 and 2^32, so it has not wrapped
 			return bad("the sizes are those of %d bytes and more, and there are %d", n, len(cell)-BetweenHeader)
 		}
 		b.Dims = append(b.Dims, int(d))

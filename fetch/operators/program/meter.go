@@ -6,35 +6,39 @@ import (
 	"io"
 )
 
-// checkEvery is how many steps a run takes between two looks at its context: some 17 ms.
+// checkEvery is how many steps a run takes between two checks of its context: about 17
+// ms.
 const checkEvery = 1 << 24
 
-// Meter holds a run to the cost that was counted for it: to its steps, and to the bytes that it works in. It ends the
-// run when its context has ended. A nil Meter allows everything. It is not safe for concurrent use.
+// Meter limits a run to its computed cost, in steps and in bytes of working memory, and
+// ends it when its context ends. It is a second guard: if a cost was computed too low,
+// the run fails instead of exhausting memory. A nil Meter allows everything. It is not
+// safe for concurrent use.
 type Meter struct {
 	ctx     context.Context //nolint:containedctx // a meter is a part of one run
 	granted Cost
 	spent   Amount
-	next    int64 // steps at which it looks again
+	next    int64 // steps at which it checks again
 	held    int64
-	most    int64 // that was held
+	most    int64 // maximum of held
 	err     error // the first one, which stays
 }
 
-// NewMeter returns the meter of a run that may cost so much.
+// NewMeter returns the meter of a run with that cost.
 func NewMeter(ctx context.Context, granted Cost) *Meter {
 	m := &Meter{ctx: ctx, granted: granted}
 	m.plan()
 	return m
 }
 
-// plan says when to look again: not later than when all granted steps are spent.
+// plan sets the next check, at the latest when all granted steps are spent.
 func (m *Meter) plan() {
 	m.next = min(m.spent.Plus(Count(checkEvery)).Int64(), m.granted.Steps.Int64())
 }
 
-// Spend counts steps that are about to be taken. It fails with ErrTooLarge where they are more than were granted, and
-// with the context's cause when that has ended. After a failure each further call fails.
+// Spend counts steps before they are taken. It fails with ErrTooLarge if they exceed the
+// granted ones, and with the context's cause if the context has ended. After a failure
+// each further call fails.
 func (m *Meter) Spend(steps int64) error {
 	if m == nil {
 		return nil
@@ -51,7 +55,7 @@ func (m *Meter) Spend(steps int64) error {
 	return m.Check()
 }
 
-// Check fails when the run's context has ended, or after another failure.
+// Check fails if the run's context has ended, or after another failure.
 func (m *Meter) Check() error {
 	if m == nil {
 		return nil
@@ -62,8 +66,8 @@ func (m *Meter) Check() error {
 	return m.err
 }
 
-// Hold counts bytes of working memory that are about to be allocated. It fails with ErrTooLarge where the run would
-// work in more than was granted: nothing may be allocated then.
+// Hold counts bytes of working memory before they are allocated. It fails with
+// ErrTooLarge if the run would exceed its grant; the caller must not allocate them then.
 func (m *Meter) Hold(bytes int64) error {
 	if m == nil {
 		return nil
@@ -80,14 +84,14 @@ func (m *Meter) Hold(bytes int64) error {
 	return m.err
 }
 
-// Free counts held bytes as given back.
+// Free counts held bytes as released.
 func (m *Meter) Free(bytes int64) {
 	if m != nil {
 		m.held = max(m.held-max(bytes, 0), 0)
 	}
 }
 
-// Used is what the run has cost so far: the steps, and the most bytes that it held at once.
+// Used is the cost of the run so far: its steps, and the maximum of its working memory.
 func (m *Meter) Used() (steps, bytes int64) {
 	if m == nil {
 		return 0, 0
@@ -95,7 +99,8 @@ func (m *Meter) Used() (steps, bytes int64) {
 	return m.spent.Int64(), m.most
 }
 
-// Reader gives what in gives, to a library that knows no meter: a read fails when the run's context has ended.
+// Reader wraps in for a library that knows no meter: a read fails after the run's context
+// has ended.
 func (m *Meter) Reader(in io.Reader) io.Reader {
 	if m == nil {
 		return in
@@ -103,6 +108,7 @@ func (m *Meter) Reader(in io.Reader) io.Reader {
 	return &meteredReader{in, m}
 }
 
+// meteredReader is the result of Reader.
 type meteredReader struct {
 	in io.Reader
 	m  *Meter

@@ -1,10 +1,9 @@
-// Package program says what a pipeline of operators is to the engine that runs it: a
-// checked list of steps, a result whose form is known beforehand, a bound of what one
-// sample costs, and a pure function from bytes to bytes.
+// Package program defines what a pipeline of operators is for the engine that runs it: a
+// checked list of steps, a result whose form is known in advance, a bound on the cost of
+// one sample, and a pure function from bytes to bytes.
 //
-// The kinds of samples have packages of their own, which compile lists of steps into
-// programs. The package knows neither kinds nor the engine, does no I/O and starts no
-// goroutine.
+// Each kind of samples has its own package, which compiles lists of steps into programs.
+// This package knows neither kinds nor the engine, does no I/O and starts no goroutine.
 package program
 
 import (
@@ -20,13 +19,13 @@ import (
 	"bowstring/fetch/operators/draw"
 )
 
-// Kind says what the bytes of a cell are.
+// Kind is the kind of a cell's bytes.
 type Kind uint8
 
 const (
-	// Encoded bytes are a file's: JPEG, FLAC and so on.
+	// Encoded bytes are those of a file: JPEG, FLAC and so on.
 	Encoded Kind = iota + 1
-	// Image is pixels, by Form.Axes.
+	// Image is pixels along Form.Axes.
 	Image
 	// Audio is a waveform of Form.Rate samples a second.
 	Audio
@@ -43,117 +42,121 @@ const (
 	Uint16
 	Float16
 	Float32
-	// Int16 is a waveform's: samples of -1 to 1 times 32,768.
+	// Int16 is for waveforms: samples from -1 to 1, times 32,768.
 	Int16
 )
 
-// Unknown is a dimension that each cell decides for itself.
+// Unknown is a dimension that differs between cells.
 const Unknown = -1
 
-// Form is what is known of a cell's bytes before they are read. Elements are
-// little-endian and lie in row-major order, without padding.
+// Form describes a cell's bytes before they are read. Elements are little-endian, in
+// row-major order, without padding.
 type Form struct {
 	Kind Kind
-	// Type is unset where Kind is Encoded, as are the fields below.
+	// Type and the fields below are not set if Kind is Encoded.
 	Type DType
 	// Dims are the sizes along Axes, in elements, or Unknown.
 	Dims []int
 	// Axes names the dimensions, one letter each: H, W and C (channels) of images, T (time) and F (frequency) of sound.
 	Axes string
-	// Rate is in samples a second; of a Spectrogram in those of its waveform.
+	// Rate is in samples a second; for a Spectrogram it is that of the waveform.
 	Rate int
-	// MIME is the type of Encoded bytes where it is known: "image/jpeg".
+	// MIME is the media type of Encoded bytes, if it is known: "image/jpeg".
 	MIME string
 }
 
-// Step is an operator as a request names it, with its parameters, unchecked.
+// Step is an operator of a request with its parameters, unchecked.
 type Step struct {
-	// Name is that of torchvision.transforms.v2 or torchaudio.transforms where they have one.
+	// Name is the name in torchvision.transforms.v2 or torchaudio.transforms, if there is
+	// one.
 	Name string
 	// Params is a JSON object or nil.
 	Params json.RawMessage
 }
 
-// Cost bounds what one run takes.
+// Cost bounds the cost of one run.
 type Cost struct {
-	// Working is the most bytes that Run holds besides its input and its result.
+	// Working is the maximum of bytes that Run holds besides its input and its result.
 	Working Amount
-	// Result is the most bytes of the result.
+	// Result is the maximum size of the result in bytes.
 	Result Amount
-	// Steps is the most work that Run does. A step is about what a nanosecond of one processor does: one
+	// Steps is the maximum of Run's work. A step is about a nanosecond of CPU time: one
 	// multiplication and addition with its share of loads and stores.
 	Steps Amount
 }
 
-// Limits bound what a single cell may become. They are checked against its header, before memory for its pixels or samples
-// is allocated. A [Meter] holds the run to what was counted.
+// Limits bound a single cell. They are checked against its header, before memory for its
+// pixels or samples is allocated. A [Meter] then limits the run to the computed cost.
 type Limits struct {
-	// Pixels is the most that an encoded image may have, width times height.
+	// Pixels bounds an encoded image: width times height.
 	Pixels int64
-	// Samples is the most of a waveform, over all its channels.
+	// Samples bounds a waveform, over all its channels.
 	Samples int64
-	// Bytes is the most of Cost.Working and Cost.Result together.
+	// Bytes bounds Cost.Working and Cost.Result together.
 	Bytes int64
-	// Steps is the most of Cost.Steps.
+	// Steps bounds Cost.Steps.
 	Steps int64
 }
 
-// Ceiling is what no cell goes beyond, whatever the limits are that Cost was asked with. Run
-// holds a cell's header against it, so that whoever has not asked for the cost is safe, too.
+// Ceiling bounds every cell, whatever limits Cost was called with. Run checks a cell's
+// header against it, so a caller that did not call Cost is safe, too.
 var Ceiling = Limits{Pixels: 1 << 27, Samples: 1 << 28, Bytes: 1 << 31, Steps: 1 << 40}
 
 // Program is a compiled pipeline of one column. It is immutable and safe for
 // concurrent use.
 type Program interface {
-	// Result is what a cell becomes.
+	// Result is the form of results.
 	Result() Form
-	// Steps are those of the canonical list, with every parameter filled in: two
-	// programs of equal steps, equal input and equal contract version give equal bytes.
+	// Steps are the canonical list, with every parameter filled in: two programs with
+	// equal steps, equal input and equal contract give equal bytes.
 	Steps() []Step
-	// Deterministic is how many steps, from the first, draw nothing.
+	// Deterministic is how many steps, from the first, use no random numbers.
 	Deterministic() int
 	// Cost reads the header of a cell. It fails with ErrDamaged, ErrNotSupported or
 	// ErrTooLarge.
 	Cost(cell []byte, limits Limits) (Cost, error)
-	// Run makes the result of a cell in memory that alloc gives, which is of exactly
-	// the length asked for and need not be zeroed. It asks once. alloc gives nil where that is more than Cost has
-	// said: Run fails with ErrTooLarge then. The cell is only read,
-	// and neither it nor the result is held after Run returns. The result's dimensions
-	// are those of Result with every Unknown filled in. Run fails with ErrDamaged where
-	// the cell's bytes are at fault, and names the step, and with ErrTooLarge where it is beyond [Ceiling].
-	// Where Run or Cost fails with ErrUnavailable, the cell is not at fault. Run looks at ctx at least once in
-	// each 2^24 steps, and fails with its cause when it has ended.
+	// Run makes the result of a cell in memory from alloc. It calls alloc once, for
+	// exactly the length of the result; the memory need not be zeroed. alloc returns nil
+	// if the length exceeds the result of Cost; Run then fails with ErrTooLarge. Run only
+	// reads the cell, and keeps neither cell nor result after it has returned. The
+	// result's dimensions are those of Result with every Unknown filled in.
+	//
+	// Run fails with ErrDamaged, naming the step, if the cell's bytes are at fault, and
+	// with ErrTooLarge if the cell is beyond [Ceiling]. If Run or Cost fails with
+	// ErrUnavailable, the cell is not at fault. Run checks ctx at least once in 2^24
+	// steps, and fails with its cause when it has ended.
 	Run(ctx context.Context, cell []byte, by Draws, alloc func(n int) []byte) (Outcome, error)
 }
 
-// Draws says where a run's random numbers come from.
+// Draws is the source of a run's random numbers.
 type Draws struct {
 	Key draw.Key
-	// Column is whose numbers are drawn: the cell's own, or one that it follows.
+	// Column is the column whose numbers are used: the cell's own, or the one that it
+	// follows.
 	Column string
 }
 
-// Source is the numbers of step i.
+// Source is the random numbers of step i.
 func (d Draws) Source(i int) draw.Source {
 	return draw.New(d.Key, draw.Operator(d.Column, i))
 }
 
-// Outcome is what a run says besides its bytes.
+// Outcome describes the result of a run.
 type Outcome struct {
-	// Dims has a size for each of the result's axes. It is nil where the result is Encoded.
+	// Dims has a size for each of the result's axes. It is nil if the result is Encoded.
 	Dims []int
-	// Drawn says what each random step drew: the box of a crop, whether it flipped. A
-	// client can carry the steps out by them.
+	// Drawn is what each random step chose: the box of a crop, whether it flipped. A
+	// client can repeat the steps with it.
 	Drawn []Drawn
-	// Elsewhere is processor time that other processes have taken for the run.
+	// Elsewhere is the CPU time of other processes for the run.
 	Elsewhere time.Duration
 }
 
-// Drawn is what one step drew, in the words of its operator.
+// Drawn is what one step chose, in the terms of its operator.
 type Drawn struct {
 	// Step is its index in the list.
 	Step int
-	// Values are numbers by name. They are small, and whole where they count pixels.
+	// Values are small numbers by name. Counts of pixels are whole.
 	Values []Value
 }
 
@@ -163,14 +166,16 @@ type Value struct {
 	Number float64
 }
 
-// Amount counts bytes or steps of work. It is never negative and never wraps: a sum or a product that int64 cannot hold is
-// [Most], which is beyond every limit. It has no arithmetic operators, so that no cost can be computed past this rule.
+// Amount counts bytes or steps of work. It is never negative and never wraps: a sum or
+// product beyond int64 is [Most], which exceeds every limit. It is a struct without
+// arithmetic operators, so that no cost can be computed without this rule.
 type Amount struct{ n int64 }
 
-// Most is an amount that cannot be counted.
+// Most is an amount too large to be counted.
 var Most = Amount{math.MaxInt64}
 
-// Count is the amount n. A negative n is the result of a computation that has wrapped: it counts as Most.
+// Count is the amount n. A negative n comes from a computation that has wrapped, and
+// counts as Most.
 func Count(n int64) Amount {
 	if n < 0 {
 		return Most
@@ -178,7 +183,7 @@ func Count(n int64) Amount {
 	return Amount{n}
 }
 
-// Product is the amount of all factors multiplied. A negative factor makes Most of it.
+// Product is the product of all factors. A negative factor makes it Most.
 func Product(factors ...int) Amount {
 	a := Amount{1}
 	for _, f := range factors {
@@ -195,7 +200,7 @@ func (a Amount) Plus(b Amount) Amount {
 	return Amount{a.n + b.n}
 }
 
-// Times is a taken n times.
+// Times is a times n.
 func (a Amount) Times(n int64) Amount {
 	if n < 0 {
 		return Most
@@ -213,10 +218,10 @@ func (a Amount) Or(b Amount) Amount { return Amount{max(a.n, b.n)} }
 // Beyond reports whether the amount is larger than a limit.
 func (a Amount) Beyond(limit int64) bool { return a.n > limit }
 
-// Int64 is the number, math.MaxInt64 of Most.
+// Int64 is the number, math.MaxInt64 for Most.
 func (a Amount) Int64() int64 { return a.n }
 
-// String is the number, or says that there is none.
+// String is the number, or says that it cannot be counted.
 func (a Amount) String() string {
 	if a == Most {
 		return "more than can be counted"
@@ -228,28 +233,30 @@ func (a Amount) String() string {
 func (a Amount) MarshalJSON() ([]byte, error) { return strconv.AppendInt(nil, a.n, 10), nil }
 
 var (
-	// ErrDamaged says that a cell's bytes are not what the first step takes.
+	// ErrDamaged: a cell's bytes are not what the first step needs.
 	ErrDamaged = errors.New("damaged sample")
-	// ErrNotSupported says that a cell is of a kind, or of a variant of one, that no decoder here reads. It may be whole.
+	// ErrNotSupported: a cell is of a kind or variant that no decoder here reads. It may
+	// be intact.
 	ErrNotSupported = errors.New("not supported")
-	// ErrTooLarge says that a cell would become larger than the limits allow.
+	// ErrTooLarge: a cell would exceed the limits.
 	ErrTooLarge = errors.New("sample too large")
-	// ErrUnavailable says that the cell is not at fault: what makes something of it is not there just now.
+	// ErrUnavailable: the cell is not at fault. The program that makes it is unavailable
+	// at the moment.
 	ErrUnavailable = errors.New("cannot be made just now")
 )
 
-// StepError says which step of a list is wrong, and how.
+// StepError says which step of a list is wrong, and why.
 type StepError struct {
 	// Step is its index; Name is its operator.
 	Step int
 	Name string
 	// Param is the parameter at fault, or empty.
 	Param string
-	// Reason says what it got and what it takes.
+	// Reason says what it has and what it should have.
 	Reason string
 }
 
-// Error names the step, counted from 0, its operator, and the parameter if it is a parameter that is wrong.
+// Error names the step, counted from 0, its operator, and the parameter if one is wrong.
 func (e *StepError) Error() string {
 	if e.Param == "" {
 		return fmt.Sprintf("step %d (%s): %s", e.Step, e.Name, e.Reason)

@@ -1,5 +1,6 @@
-// Package tokens makes columns of lists of tokens out of others: joined, shifted, cut and padded. It needs a row's
-// metadata alone, and is a pure function of it.
+// Package tokens makes columns of token lists from other such columns: joined, shifted,
+// cut and padded. It is a pure function of a row's metadata. Steps are checked in
+// compile.go, defined in steps.go, and applied to batches in make.go.
 package tokens
 
 import (
@@ -16,32 +17,35 @@ import (
 	"bowstring/schema"
 )
 
-// Contract is the version of what the steps mean. It changes whenever a value of a column does.
+// Contract is the version of the meaning of the steps. It changes whenever any value of a
+// column changes.
 const Contract = "tokens/1"
 
 const (
-	// MaxLength bounds the tokens of a list of fixed length, and those of all pieces of fixed length together.
+	// MaxLength bounds the tokens of a list of fixed length, and those of all pieces of
+	// fixed length in a cell.
 	MaxLength = 1 << 20
-	// MaxPieces bounds the pieces of a fixed number.
+	// MaxPieces bounds a fixed number of pieces.
 	MaxPieces = 4096
 	// MaxCell bounds the tokens of a cell, before and after its steps.
 	MaxCell = 1 << 21
 )
 
-// Maker makes a column by the steps of a request. It is immutable and safe for concurrent use.
+// Maker makes a column by the steps of a request. It is immutable and safe for concurrent
+// use.
 type Maker struct {
 	field   arrow.Field
 	columns []string
-	concat  *concat // nil: there is one column, and nothing is added
+	concat  *concat // nil: there is one column, and no tokens are added
 	steps   []placed
-	listed  []schema.Step
+	listed  []schema.Step // with all parameters
 	form    form
-	of      arrow.DataType // of the tokens that are read
-	place   string         // in the request
-	fails   bool           // a row that cannot be made ends the making
+	of      arrow.DataType // type of the tokens that are read
+	place   string         // path of the pipeline in the request
+	fails   bool           // the first row that fails ends Make
 }
 
-// placed is a step, and where in the request it stands.
+// placed is a step with its path in the request.
 type placed struct {
 	step
 	at string
@@ -49,15 +53,16 @@ type placed struct {
 
 // form is what is known of all cells.
 type form struct {
-	dtype  arrow.DataType // of a token
+	dtype  arrow.DataType // type of a token
 	cut    bool           // a cell is a list of pieces
-	pieces int64          // of a cell; 0: each has as many as it has
-	most   int64          // tokens that a piece has at most; 0: any number
-	length int64          // tokens that each piece has; 0: as many as it has
+	pieces int64          // of each cell; 0 if it varies
+	most   int64          // maximum of tokens in a piece; 0: unlimited
+	length int64          // tokens in each piece; 0 if it varies
 	last   stage
 }
 
-// stage is how far a list of steps has come: a step is of the same stage as the one before, or of a later one.
+// stage is a position in the order of steps: each step has the stage of the one before,
+// or a later one. A fixed order keeps the meaning of padding and masks unambiguous.
 type stage int
 
 const (
@@ -70,13 +75,13 @@ const (
 
 // step is an operator that was checked.
 type step interface {
-	// next checks the parameters, and says what cells are after the step.
+	// next checks the parameters, and returns the form of cells after the step.
 	next(form) (form, error)
-	// run changes a cell.
+	// run changes a cell in place.
 	run(*cell) error
 }
 
-// steps make the steps that there are, with the defaults of their parameters.
+// steps returns each operator with its default parameters.
 var steps = map[string]func() step{
 	"Concat":  func() step { return &concat{} },
 	"Shift":   func() step { return &shift{} },
@@ -89,8 +94,9 @@ var steps = map[string]func() step{
 // Names are the operators on lists of tokens, sorted.
 func Names() []string { return slices.Sorted(maps.Keys(steps)) }
 
-// Compile checks a pipeline of tokens against a logical schema and compiles it to what makes the column of that name. at is
-// where in the request it stands, onError the request's. Errors wrap schema.ErrInvalid.
+// Compile checks a pipeline of tokens against a logical schema and compiles it to the
+// maker of the column of that name. at is its path in the request, onError the request's
+// policy. Errors wrap schema.ErrInvalid.
 func Compile(name, at string, p schema.Pipeline, s *arrow.Schema, onError string) (*Maker, error) {
 	m := &Maker{columns: p.Tokens, place: at, fails: onError != schema.OnErrorNull && onError != schema.OnErrorSkip}
 	nullable, err := m.find(s)
@@ -111,7 +117,8 @@ func Compile(name, at string, p schema.Pipeline, s *arrow.Schema, onError string
 	return m, nil
 }
 
-// find finds the columns that are read.
+// find resolves the source columns, which must have one type. Tokens are int64
+// internally, so uint64 is refused.
 func (m *Maker) find(s *arrow.Schema) (nullable bool, err error) {
 	var have []string
 	for _, f := range s.Fields() {
@@ -142,7 +149,7 @@ func (m *Maker) find(s *arrow.Schema) (nullable bool, err error) {
 	return nullable, nil
 }
 
-// add checks step i.
+// add checks step i and appends it.
 func (m *Maker) add(i int, s schema.Step) error {
 	at := fmt.Sprintf("%s.steps[%d].%s", m.place, i, schema.Shown(s.Name))
 	made, ok := steps[s.Name]
@@ -177,7 +184,7 @@ func (m *Maker) add(i int, s schema.Step) error {
 	return nil
 }
 
-// locate says where in a request an error of a step belongs.
+// locate adds the path of a step to its error.
 func locate(at string, err error) error {
 	f, ok := errors.AsType[*schema.FieldError](err)
 	if !ok {
@@ -191,7 +198,7 @@ func locate(at string, err error) error {
 	return &there
 }
 
-// parse fills in what a request says of a step's parameters.
+// parse fills in the parameters of a step from a request. Unknown parameters are errors.
 func parse(raw json.RawMessage, into step) error {
 	if len(raw) == 0 {
 		return nil
@@ -236,7 +243,7 @@ func check(name string, v, lo, hi int64) error {
 	return nil
 }
 
-// range64 are the least and the largest token of a type.
+// range64 is the least and the largest token of a type.
 func range64(dtype arrow.DataType) (lo, hi int64) {
 	bits := dtype.(arrow.FixedWidthDataType).BitWidth()
 	if arrow.IsSignedInteger(dtype.ID()) {
@@ -245,7 +252,7 @@ func range64(dtype arrow.DataType) (lo, hi int64) {
 	return 0, 1<<bits - 1
 }
 
-// checkToken fails if a token that is given, which may be left out, does not fit the type.
+// checkToken fails if a token parameter, which may be nil, does not fit the type.
 func (f form) checkToken(name string, token *int64) error {
 	lo, hi := range64(f.dtype)
 	if token == nil || *token >= lo && *token <= hi {
@@ -255,7 +262,8 @@ func (f form) checkToken(name string, token *int64) error {
 		"an integer from %d to %d, as tokens are %s here; ToDtype before it makes others of them", lo, hi, f.dtype)}
 }
 
-// after says that a step of a stage has come.
+// after is the form after a step of a stage. It fails if the stage has passed, or has had
+// its step, except that Shift may be repeated.
 func (f form) after(s stage, name, order string) (form, error) {
 	if f.last > s || f.last == s && s != shifted {
 		return f, &schema.FieldError{Got: name + " here", Want: "this order: " + order}
@@ -281,19 +289,20 @@ func (f form) list() arrow.DataType {
 	return list(f.pieces, piece)
 }
 
-// Steps are those of the request with every parameter filled in.
+// Steps are the steps of the request with every parameter filled in.
 func (m *Maker) Steps() []schema.Step { return m.listed }
 
-// Field is the column's.
+// Field is the field of the column.
 func (m *Maker) Field() arrow.Field { return m.field }
 
-// Bytes bounds what the maker itself takes in memory.
+// Bytes bounds the memory of the maker itself.
 func (m *Maker) Bytes() int64 { return 256 * int64(1+len(m.steps)+len(m.columns)) }
 
-// width is how many bytes a token has.
+// width is the size of a token in bytes.
 func width(dtype arrow.DataType) int64 { return int64(dtype.(arrow.FixedWidthDataType).BitWidth() / 8) }
 
-// RowBytes bounds the mean bytes of a row of the column, given the mean bytes of its metadata.
+// RowBytes bounds the mean size of a row of the column in bytes, from the mean size of
+// its metadata.
 func (m *Maker) RowBytes(metadata int64) int64 {
 	const offset = 4
 	tokens := int64(len(m.columns)) * (metadata/width(m.of) + 2)
@@ -304,7 +313,7 @@ func (m *Maker) RowBytes(metadata int64) int64 {
 	return n
 }
 
-// bound bounds the tokens of a cell that is made of n.
+// bound bounds the tokens of a cell that is made of n tokens.
 func (m *Maker) bound(n int64) int64 {
 	f := &m.form
 	if f.length > 0 && (!f.cut || f.pieces > 0) {
@@ -313,7 +322,7 @@ func (m *Maker) bound(n int64) int64 {
 	for _, s := range m.steps {
 		p, ok := s.step.(*pad)
 		switch {
-		case ok && f.cut && f.pieces == 0: // each piece, except the last, to less than twice its tokens
+		case ok && f.cut && f.pieces == 0: // each piece, except the last, grows to less than twice its tokens
 			n += n + p.adds()
 		case ok:
 			n += p.adds() * max(f.pieces, 1)

@@ -13,12 +13,13 @@ import (
 	"bowstring/schema"
 )
 
-// inTurn is how many tokens are handled in a turn: some milliseconds.
+// inTurn is how many tokens one turn processes: some milliseconds.
 const inTurn = 1 << 20
 
-// Make makes the column for the rows at positions, in memory of its own. The rows' pages stay open meanwhile. It takes long
-// only by turns. A row in which a column is null is null. Rows that cannot be made are faults, and null; where on_error
-// lets none be, there is one fault and no column.
+// Make makes the column for the rows at positions, in its own memory. The caller keeps
+// the rows' pages open meanwhile. Long work is done within turns. A row in which a source
+// column is null is null. A row that fails is a fault, and null in the column. If
+// on_error does not permit faults, Make returns the first fault and no column.
 func (m *Maker) Make(ctx context.Context, f *schema.Form, positions []int64, rows []schema.Row,
 	turn where.Turn) (schema.Vector, []where.RowFault, error) {
 	w := &making{Maker: m, rows: rows, pages: map[*schema.Page][]list{}}
@@ -49,30 +50,30 @@ func (m *Maker) Make(ctx context.Context, f *schema.Form, positions []int64, row
 	return w.vector(), w.faults, nil
 }
 
-// making is a column that is being made.
+// making is one run of Make. It belongs to the goroutine that called Make.
 type making struct {
 	*Maker
-	columns []int
+	columns []int // indexes of the source columns
 	rows    []schema.Row
-	pages   map[*schema.Page][]list // by column
-	at      int
-	most    int64 // tokens, of all rows
-	cell    cell
+	pages   map[*schema.Page][]list // opened lists, by column
+	at      int                     // next row
+	most    int64                   // bound of the tokens of all rows
+	cell    cell                    // of the current row, reused
 	values  []byte
-	ends    []int32 // of pieces, in tokens, or of cells that are not cut
-	cells   []int32 // of cells that are cut, in pieces
-	absent  []int
+	ends    []int32 // ends of pieces, in tokens; of cells if they are not cut
+	cells   []int32 // ends of cells that are cut, in pieces
+	absent  []int   // null rows
 	faults  []where.RowFault
 }
 
-// list is a column of a page.
+// list is a source column of a page.
 type list struct {
 	*array.List
 	append func(to []int64, from, end int64) []int64
 	nulls  bool // some tokens are null
 }
 
-// lists are the columns of a page.
+// lists returns the source columns of a page.
 func (w *making) lists(p *schema.Page) []list {
 	known := w.pages[p]
 	if known != nil {
@@ -88,7 +89,7 @@ func (w *making) lists(p *schema.Page) []list {
 	return known
 }
 
-// reading is what appends tokens of an array.
+// reading returns a function that appends tokens of an array.
 func reading(a arrow.Array) func(to []int64, from, end int64) []int64 {
 	switch a := a.(type) {
 	case *array.Uint8:
@@ -118,7 +119,8 @@ func widened[T uint8 | uint16 | uint32 | int8 | int16 | int32 | int64](v []T) fu
 	}
 }
 
-// sizeOf is how many tokens a row has that are read; false if a column is null.
+// sizeOf is how many tokens a row has in its source columns; false if one of these is
+// null.
 func (w *making) sizeOf(r schema.Row) (n int64, ok bool) {
 	for _, l := range w.lists(r.Page) {
 		if l.IsNull(r.At) {
@@ -130,7 +132,8 @@ func (w *making) sizeOf(r schema.Row) (n int64, ok bool) {
 	return n, true
 }
 
-// measure bounds what the rows become, before there is memory for it.
+// measure bounds the tokens of all rows, and allocates their memory once. It fails with
+// schema.ErrLimit if 32-bit offsets do not suffice.
 func (w *making) measure() error {
 	for _, r := range w.rows {
 		if n, ok := w.sizeOf(r); !ok {
@@ -152,7 +155,8 @@ func (w *making) measure() error {
 	return nil
 }
 
-// nullTokens is how many tokens a null has.
+// nullTokens is how many tokens the row of a null has: as many as all others if the
+// length is fixed, as Arrow's fixed_size_list requires.
 func (w *making) nullTokens() int64 {
 	if w.form.length > 0 && (!w.form.cut || w.form.pieces > 0) {
 		return w.form.length * max(w.form.pieces, 1)
@@ -160,10 +164,10 @@ func (w *making) nullTokens() int64 {
 	return 0
 }
 
-// small reports whether the rows take so little that no turn is waited for.
+// small reports whether the rows take so little time that they need no turn.
 func (w *making) small() bool { return w.most <= inTurn/16 && len(w.rows) <= inTurn/16 }
 
-// piece makes as many rows as a turn has time for.
+// piece makes rows until the turn's tokens are used up.
 func (w *making) piece() error {
 	for spent := 0; w.at < len(w.rows) && spent < inTurn; w.at++ {
 		made, err := w.row(w.rows[w.at])
@@ -182,7 +186,8 @@ func (w *making) piece() error {
 	return nil
 }
 
-// row makes a cell; false if it is null.
+// row makes a cell: it joins the source columns, then applies the steps. It returns false
+// for null.
 func (w *making) row(r schema.Row) (bool, error) {
 	c := &w.cell
 	c.reset()
@@ -230,7 +235,7 @@ func tooMany(at string, n int64) error {
 	return fmt.Errorf("%w: %s: a row has %d tokens, at most %d are allowed", schema.ErrLimit, at, n, MaxCell)
 }
 
-// put adds the cell to the column.
+// put adds the cell to the column. Every step has checked that tokens fit the type.
 func (w *making) put() {
 	start := int32(len(w.values) / int(width(w.form.dtype)))
 	if !w.form.cut {
@@ -261,7 +266,7 @@ func (w *making) put() {
 	}
 }
 
-// null adds what stands in the place of a null: as many zeros as a cell has.
+// null adds the zero tokens of a null row.
 func (w *making) null() {
 	n := int(w.nullTokens() * width(w.form.dtype))
 	w.values = append(w.values, make([]byte, n)...)
@@ -276,7 +281,7 @@ func (w *making) null() {
 	w.cells = append(w.cells, int32(len(w.ends)-1))
 }
 
-// vector is the column of all rows.
+// vector is the column of all rows. It takes over the memory.
 func (w *making) vector() schema.Vector {
 	f := &w.form
 	values := schema.Vector{Type: f.dtype, Len: len(w.values) / int(width(f.dtype)),

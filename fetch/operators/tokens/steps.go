@@ -10,21 +10,22 @@ import (
 	"bowstring/schema"
 )
 
-// cell is a list of tokens that steps are applied to.
+// cell is a list of tokens that steps are applied to. Its memory is reused for the next
+// row.
 type cell struct {
 	tokens []int64
 	spare  []int64 // memory for the next step's tokens
-	ends   []int   // of its pieces, in tokens; what no step has cut may have one
-	filled []run   // padding, in order
+	ends   []int   // ends of its pieces, in tokens; a cell that is not cut may have one
+	filled []run   // ranges of padding, in order
 }
 
-// run is tokens from one on up to another.
+// run is the range [from, to) of tokens.
 type run struct{ from, to int }
 
 // reset empties the cell.
 func (c *cell) reset() { c.tokens, c.ends, c.filled = c.tokens[:0], c.ends[:0], c.filled[:0] }
 
-// What becomes of what is longer than it may be.
+// Values of the parameter long: what to do with lists that are too long.
 const (
 	tooLong = "error"
 	cutOff  = "cut"
@@ -37,7 +38,8 @@ func checkLong(long string) error {
 	return nil
 }
 
-// concat joins the lists of several columns, or only puts tokens before and behind one.
+// concat joins the lists of several columns, or adds tokens before and after one: BOS at
+// the beginning, Separator between columns, EOS at the end. nil adds none.
 type concat struct {
 	BOS       *int64 `json:"bos"`
 	EOS       *int64 `json:"eos"`
@@ -53,16 +55,18 @@ func (o *concat) next(f form) (form, error) {
 	return f, nil
 }
 
-func (o *concat) run(*cell) error { return nil } // what reads the columns has joined them
+func (o *concat) run(*cell) error { return nil } // making.row has joined the columns
 
-// add puts a token behind the cell's, if one was given.
+// add appends a token, if it is not nil.
 func (c *cell) add(token *int64) {
 	if token != nil {
 		c.tokens = append(c.tokens, *token)
 	}
 }
 
-// shift moves tokens: place i gets the token of place i + by.
+// shift moves tokens: place i gets the token of place i + by. Without fill the list
+// becomes shorter; with fill, free places get it. Labels of next-token prediction are
+// tokens shifted by 1.
 type shift struct {
 	By   *int64 `json:"by"`
 	Fill *int64 `json:"fill"`
@@ -104,7 +108,8 @@ func (o *shift) run(c *cell) error {
 	return nil
 }
 
-// cut cuts a list into pieces of one length. The last piece may be shorter.
+// cut cuts a list into pieces of one length. The last piece may be shorter. With pieces,
+// each cell has that number of pieces, some of which may be empty.
 type cut struct {
 	Length int64  `json:"length"`
 	Pieces *int64 `json:"pieces"`
@@ -159,7 +164,7 @@ const (
 	right = "right"
 )
 
-// pad fills each list, or each piece of it, up to a length or to a multiple of one.
+// pad fills each list, or each piece, up to a length or a multiple, on one side.
 type pad struct {
 	Length   *int64 `json:"length"`
 	Multiple *int64 `json:"multiple"`
@@ -167,7 +172,7 @@ type pad struct {
 	Side     string `json:"side"`
 	Long     string `json:"long"`
 
-	pieces bool // it fills pieces
+	pieces bool // it fills pieces, not lists
 }
 
 func (o *pad) next(f form) (form, error) {
@@ -185,7 +190,8 @@ func (o *pad) next(f form) (form, error) {
 	if err := checkLong(o.Long); err != nil {
 		return f, err
 	}
-	// Pieces of any number are filled up to what they were cut to at most: else few tokens would become very many.
+	// A varying number of pieces may be filled at most up to the length that they were
+	// cut to. Otherwise few tokens could become very many.
 	o.pieces = f.cut
 	most := MaxLength / max(f.pieces, 1)
 	if f.cut && f.pieces == 0 {
@@ -207,7 +213,7 @@ func (o *pad) next(f form) (form, error) {
 	return f.after(filled, "Pad", stepOrder)
 }
 
-// adds bounds how many tokens it puts into a list.
+// adds bounds how many tokens it adds to a list.
 func (o *pad) adds() int64 {
 	if o.Length != nil {
 		return *o.Length
@@ -255,7 +261,8 @@ func (o *pad) run(c *cell) error {
 	return nil
 }
 
-// mask puts 1 in the place of each token, and 0 in that of padding.
+// mask replaces each token by 1 and padding by 0: the attention mask of Hugging Face
+// transformers.
 type mask struct{}
 
 func (o *mask) next(f form) (form, error) {
@@ -273,7 +280,7 @@ func (o *mask) run(c *cell) error {
 	return nil
 }
 
-// toDtype makes tokens of another type of the same numbers.
+// toDtype converts tokens to another type. A token that does not fit is an error.
 type toDtype struct {
 	DType string `json:"dtype"`
 
