@@ -74,7 +74,7 @@ type canvas struct {
 	mode     codec.Mode
 	colours  *icc.Transform // of the file's pixels; nil: none
 	pix      []byte
-	borrowed bool // pix is the input's, and only read
+	shared bool // pix is the input's, and only read
 	width    int  // of the source, as are height and channels
 	height   int
 	channels int
@@ -157,18 +157,18 @@ func (c *canvas) raster() []byte {
 		t.pix = c.s.buffer(w * h * c.channels)
 	}
 	c.reset(t.pix, w, h, c.channels)
-	c.borrowed = false
+	c.shared = false
 	return c.pix
 }
 
 // own gives the pixels for writing.
 func (c *canvas) own() []byte {
 	pix := c.raster()
-	if c.borrowed {
+	if c.shared {
 		to := c.s.buffer(len(pix))
 		c.spend(len(pix))
 		copy(to, pix)
-		c.pix, c.borrowed = to, false
+		c.pix, c.shared = to, false
 	}
 	return c.pix
 }
@@ -176,7 +176,7 @@ func (c *canvas) own() []byte {
 // replace puts new pixels, of a buffer, in the place of the image.
 func (c *canvas) replace(pix []byte, w, h, channels int) {
 	c.reset(pix, w, h, channels)
-	c.borrowed = false
+	c.shared = false
 }
 
 // toRaster collects rows in a buffer.
@@ -269,7 +269,7 @@ func (c *canvas) Row(y int, spare []byte) []byte {
 	}
 	at := (y*c.width + c.box.Min.X) * c.channels
 	row := c.pix[at : at+c.box.Dx()*c.channels]
-	if c.borrowed { // behind the input's last pixel is nothing to read
+	if c.shared { // behind the input's last pixel is nothing to read
 		return spare[:copy(spare, row)]
 	}
 	return row

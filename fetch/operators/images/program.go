@@ -386,7 +386,7 @@ func (t *splitTail) Run(ctx context.Context, cell []byte, by program.Draws,
 		c := &s.canvas
 		c.s = s
 		c.reset(pix, dims.w, dims.h, dims.channels)
-		c.borrowed = true
+		c.shared = true
 		outcome, err = t.whole.rest(c, t.stages, by, alloc)
 		return err
 	})

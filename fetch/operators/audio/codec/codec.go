@@ -112,13 +112,13 @@ func Read(file []byte) (Info, error) {
 func header(file []byte) (Info, error) {
 	body := skipID3(file)
 	switch {
-	case looksWAV(file):
+	case isWAV(file):
 		return readWAV(file)
 	case has(body, 0, "fLaC"):
 		return readFLAC(body)
 	case has(file, 0, "OggS"):
 		return readOgg(file)
-	case looksMP3(body):
+	case isMP3(body):
 		return readMP3(body)
 	}
 	if name := otherFormat(file); name != "" {
@@ -131,7 +131,7 @@ func header(file []byte) (Info, error) {
 // Recognised reports whether the bytes begin as those of a format that the package reads.
 func Recognised(file []byte) bool {
 	body := skipID3(file)
-	return looksWAV(file) || has(body, 0, "fLaC") || has(file, 0, "OggS") || looksMP3(body)
+	return isWAV(file) || has(body, 0, "fLaC") || has(file, 0, "OggS") || isMP3(body)
 }
 
 func has(b []byte, at int, word string) bool {

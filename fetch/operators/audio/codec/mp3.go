@@ -47,8 +47,8 @@ func readMP3Frame(b []byte, f *mp3Frame) bool {
 	return true
 }
 
-// looksMP3 says whether two frames follow each other.
-func looksMP3(b []byte) bool {
+// isMP3 says whether two frames follow each other.
+func isMP3(b []byte) bool {
 	at, f := firstMP3(b)
 	var next mp3Frame
 	return at >= 0 && (at+f.size == len(b) || readMP3Frame(b[min(at+f.size, len(b)):], &next))

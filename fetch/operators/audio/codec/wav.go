@@ -184,11 +184,11 @@ const (
 	w64Head = 24 // bytes of a GUID and a size
 )
 
-func looksWAV(b []byte) bool {
-	return has(b, 8, "WAVE") && (has(b, 0, "RIFF") || has(b, 0, "RF64") || has(b, 0, "BW64")) || looksW64(b)
+func isWAV(b []byte) bool {
+	return has(b, 8, "WAVE") && (has(b, 0, "RIFF") || has(b, 0, "RF64") || has(b, 0, "BW64")) || isW64(b)
 }
 
-func looksW64(b []byte) bool { return has(b, 0, w64Riff) && has(b, w64Head, w64Wave) }
+func isW64(b []byte) bool { return has(b, 0, w64Riff) && has(b, w64Head, w64Wave) }
 
 // wavChunks walks over the chunks of a file.
 type wavChunks struct {
@@ -210,7 +210,7 @@ type wavChunk struct {
 func (c *wavChunk) short() bool { return uint64(len(c.body)) < c.size }
 
 func wavChunksOf(file []byte) wavChunks {
-	if looksW64(file) {
+	if isW64(file) {
 		return wavChunks{rest: file[w64Head+16:], w64: true}
 	}
 	return wavChunks{rest: file[12:], long: file[0] != 'R' || file[1] != 'I'}
@@ -240,7 +240,7 @@ func (c *wavChunks) next() (chunk wavChunk, ok bool) {
 	chunk.rest = c.rest[head:]
 	if chunk.size == unsized && !c.w64 {
 		if chunk.size = uint64(len(chunk.rest)); c.ds64 != nil {
-			chunk.size = c.told(chunk.name, chunk.size)
+			chunk.size = c.sizeOf(chunk.name, chunk.size)
 		}
 	}
 	chunk.body = chunk.rest[:min(chunk.size, uint64(len(chunk.rest)))]
@@ -253,7 +253,7 @@ func (c *wavChunks) next() (chunk wavChunk, ok bool) {
 }
 
 // told is the size of a chunk by ds64: the file's, the samples', how many there are, and a table of other chunks.
-func (c *wavChunks) told(name string, otherwise uint64) uint64 {
+func (c *wavChunks) sizeOf(name string, otherwise uint64) uint64 {
 	if name == "data" {
 		return binary.LittleEndian.Uint64(c.ds64[8:])
 	}

@@ -389,15 +389,15 @@ func webpRow(m *image.YCbCr, x, y int, out []byte) {
 	far = min(max(far, 0), ch-1)
 	mix := func(plane []byte, x int) int {
 		cx := x / 2
-		beside := cx + 1
+		other := cx + 1
 		if x&1 == 0 {
-			beside = cx - 1
+			other = cx - 1
 		}
 		a, c := int(plane[near*m.CStride+cx]), int(plane[far*m.CStride+cx])
-		if beside < 0 || beside >= cw {
+		if other < 0 || other >= cw {
 			return (3*a + c + 2) >> 2
 		}
-		b, d := int(plane[near*m.CStride+beside]), int(plane[far*m.CStride+beside])
+		b, d := int(plane[near*m.CStride+other]), int(plane[far*m.CStride+other])
 		// The order of roundings is libwebp's: the mean of the diagonal, then the nearest.
 		return ((a+b+c+d+8+2*(b+c))>>3 + a) >> 1
 	}

@@ -100,8 +100,8 @@ func (d *Decoder) Decode(data []byte, region image.Rectangle, meter *program.Met
 }
 
 // DecodeAs does so where it is known what the components are, whatever the data says: they have to be as many.
-func (d *Decoder) DecodeAs(told Space, data []byte, region image.Rectangle, meter *program.Meter) error {
-	d.parser, d.meter, d.tables.meter = parser{data: data, told: told}, meter, meter
+func (d *Decoder) DecodeAs(given Space, data []byte, region image.Rectangle, meter *program.Meter) error {
+	d.parser, d.meter, d.tables.meter = parser{data: data, given: given}, meter, meter
 	d.restart = 0
 	d.hasQuant = [4]bool{}
 	for i := range d.dc {
@@ -370,7 +370,7 @@ type parser struct {
 	jfif      bool
 	adobe     bool
 	transform byte
-	told      Space // what the components are, where that is known otherwise
+	given     Space // what the components are, where that is known otherwise
 }
 
 // ReadHeader reads up to the first scan. It allocates nothing that depends on what the
@@ -528,8 +528,8 @@ func (c *component) layout(h *Header, hmax, vmax int) {
 // space decides as libjpeg does what the components are.
 func (p *parser) space() {
 	h := &p.header
-	if p.told != 0 {
-		h.Space = p.told
+	if p.given != 0 {
+		h.Space = p.given
 		return
 	}
 	switch h.Components {

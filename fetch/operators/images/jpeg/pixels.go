@@ -126,22 +126,22 @@ func (c *component) row(y, x0, x1 int, spare []byte) []byte {
 		return c.line(y)[x0-origin : x1-origin]
 	}
 	at := y / c.higher
-	beside := at + 1
+	other := at + 1
 	if y&1 == 0 {
-		beside = at - 1
+		other = at - 1
 	}
 	out := spare[:x1-x0]
 	switch c.filter {
 	case wider2:
 		triangle(c.line(at), origin, c.width, x0, x1, out)
 	case higher2:
-		near, far := c.line(at)[x0-origin:x1-origin], c.line(beside)[x0-origin:x1-origin]
+		near, far := c.line(at)[x0-origin:x1-origin], c.line(other)[x0-origin:x1-origin]
 		bias := uint(1 + y&1)
 		for i := range out {
 			out[i] = byte((uint(near[i])*3 + uint(far[i]) + bias) >> 2)
 		}
 	case both2:
-		triangle2(c.line(at), c.line(beside), origin, c.width, x0, x1, out)
+		triangle2(c.line(at), c.line(other), origin, c.width, x0, x1, out)
 	default:
 		line := c.line(at)
 		for i := range out {
@@ -152,7 +152,7 @@ func (c *component) row(y, x0, x1 int, spare []byte) []byte {
 }
 
 // triangle doubles samples: three parts of the nearer, one of the farther. The first
-// and the last of the image's row have nothing beside them.
+// and the last of the image's row have nothing other them.
 func triangle(in []byte, origin, width, x0, x1 int, out []byte) {
 	one := func(x int) byte {
 		i := x / 2
