@@ -35,7 +35,7 @@ def rings(client: bowstring.Client) -> dict[str, int]:
 
 def a_ring(client: bowstring.Client) -> Ring:
     assert client.ring() is not None  # asks for the socket
-    ring = client.rings.borrow()
+    ring = client.rings.take()
     assert ring is not None
     return ring
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
-from bowstring._chooser import Chooser
+from bowstring._placement import Chooser
 
 ROWS = 10
 
@@ -93,7 +93,7 @@ def test_what_is_ahead_is_given_before_a_move() -> None:
 def test_what_was_ahead_tells_nothing_of_a_pace() -> None:
     """Batches that were made before a move was to come are given at once, however slow the place is."""
     consumer = Consumer(server=0.04, client=0.03)
-    while consumer.chooser.place == "server" or consumer.chooser.looking:
+    while consumer.chooser.place == "server" or consumer.chooser.measuring:
         consumer.read(0.001)
     while not consumer.chooser.settling():  # it looks again
         consumer.read(0.001)
@@ -108,7 +108,7 @@ def test_where_it_stays_what_is_ahead_stays() -> None:
     """A look that ends in staying lets nothing run dry."""
     consumer = Consumer(server=0.02, client=0.01)
     settled = []
-    while consumer.chooser.looking:
+    while consumer.chooser.measuring:
         consumer.read(0.001)
         if consumer.chooser.place == "client":
             settled.append(consumer.chooser.settling())
@@ -132,7 +132,7 @@ def test_what_comes_too_slowly_is_left_at_once() -> None:
     assert not chooser.settling(), "its first batch has not come"
     chooser.note(ROWS, 0.9)
     assert chooser.moves()
-    assert (chooser.place, chooser.looking) == ("server", False)
+    assert (chooser.place, chooser.measuring) == ("server", False)
 
 
 @pytest.mark.parametrize("waited", [0.15, 0.25])
@@ -162,17 +162,17 @@ def test_a_pause_is_no_pace() -> None:
     consumer.read(0.001)
     consumer.waits["client"] = 0.1
     consumer.read(1)
-    assert (chooser.place, chooser.looking) == ("client", False)
+    assert (chooser.place, chooser.measuring) == ("client", False)
 
 
 def test_worse_than_it_was_and_still_better() -> None:
     """What is slow elsewhere is not looked at again before its time because this place has become slower, too."""
     consumer = Consumer(server=0.1, client=0.4)
     consumer.read(5)
-    assert (consumer.chooser.place, consumer.chooser.looking, consumer.moves) == ("server", False, 2)
+    assert (consumer.chooser.place, consumer.chooser.measuring, consumer.moves) == ("server", False, 2)
     consumer.waits["server"] = 0.25
     consumer.read(20)
     assert consumer.moves == 2
     consumer.waits["server"] = 0.5
     consumer.read(10)
-    assert (consumer.chooser.place, consumer.chooser.looking) == ("client", False)
+    assert (consumer.chooser.place, consumer.chooser.measuring) == ("client", False)

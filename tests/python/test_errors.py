@@ -14,7 +14,7 @@ import grpc
 import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
-from bowstring._shown import listed, shown
+from bowstring._messages import listed, shown
 from bowstring.errors import translate, translated
 from conftest import StartNode
 from node import Node

@@ -19,7 +19,7 @@ from typing import Any
 
 import bowstring
 import pytest
-from bowstring import _attaching, _own
+from bowstring import _attach, _own
 from bowstring.errors import InvalidRequest, NotFound, ServerEnded, ServerError, Unavailable
 from node import Node
 from test_attach import Bucket
@@ -117,14 +117,14 @@ def test_a_folder(photographs: Path) -> None:
 
 def test_the_time_of_a_look(photographs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An opening that waited for another one trusts it only if that began to look after its own call."""
-    run = _attaching._run
+    run = _attach._run
     begun = []
 
     def noted(*args: Any, **more: Any) -> None:
         begun.append(time.time_ns())
         run(*args, **more)
 
-    monkeypatch.setattr(_attaching, "_run", noted)
+    monkeypatch.setattr(_attach, "_run", noted)
     opened = bowstring.open(photographs, progress=False)
     stamp = server().home / f"{opened.name}.attached"
     assert stamp.stat().st_mtime_ns <= begun[0], "what has changed meanwhile would be missed"
@@ -437,8 +437,8 @@ def test_a_bucket(bucket: Bucket, photographs: Path, monkeypatch: pytest.MonkeyP
 def test_names() -> None:
     """The name of a dataset follows from its source alone."""
     sources = ["/a/photos", "/b/photos", "s3://b/p?endpoint=http://h:1", "/", "/ü"]
-    names = [_attaching.name_of(source) for source in sources]
-    assert names == [_attaching.name_of(source) for source in sources]
+    names = [_attach.name_of(source) for source in sources]
+    assert names == [_attach.name_of(source) for source in sources]
     assert len(set(names)) == len(names)
     assert [name.rpartition("-")[0] for name in names] == ["photos", "photos", "p", "source", "source"]
 

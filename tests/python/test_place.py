@@ -11,8 +11,8 @@ import bowstring
 import numpy as np
 import pyarrow as pa
 import pytest
-from bowstring import _chooser, _making, operators
-from bowstring._maker import Maker
+from bowstring import _local_stream, _placement, operators
+from bowstring._operator_process import OperatorProcess
 from bowstring.torch import BowstringDataset
 from conftest import StartNode
 from PIL import Image
@@ -129,12 +129,12 @@ def test_what_is_ahead(
 
         return timed
 
-    monkeypatch.setattr(_making, "time", types.SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(_local_stream, "time", types.SimpleNamespace(perf_counter=lambda: now[0]))
     monkeypatch.setattr(bowstring.Batches, "_next", taking(comes, bowstring.Batches._next))
-    monkeypatch.setattr(Maker, "receive", taking(made, Maker.receive))
+    monkeypatch.setattr(OperatorProcess, "receive", taking(made, OperatorProcess.receive))
     crops = photos.columns(["image"]).operators(image=CROP).options(on_error="null", place="client")
     with crops.batches(3) as batches:
-        assert isinstance(batches, _making.MadeBatches)
+        assert isinstance(batches, _local_stream.LocalBatches)
         found = []
         for _ in ahead:
             next(batches)
@@ -151,7 +151,7 @@ def test_moves_change_nothing(photos: bowstring.Dataset, monkeypatch: pytest.Mon
     """However often it moves, at whatever batch, every row comes once, with the same bytes."""
     drawn = random.Random(seed)
 
-    class Restless(_chooser.Chooser):
+    class Restless(_placement.Chooser):
         def settling(self) -> bool:
             return drawn.random() < 0.5
 
@@ -163,7 +163,7 @@ def test_moves_change_nothing(photos: bowstring.Dataset, monkeypatch: pytest.Mon
 
     made = photos.operators(image=CROP).columns(["image", "position", "image.params"]).options(on_error="null")
     whole = [list(made.batches(3, epoch=e, rank=r, world_size=2)) for e in (3, 4) for r in range(2)]
-    monkeypatch.setattr(_making, "Chooser", Restless)
+    monkeypatch.setattr(_local_stream, "Chooser", Restless)
     chosen = made.options(place="auto")
     places = set()
     for i, (epoch, rank) in enumerate((e, r) for e in (3, 4) for r in range(2)):
@@ -200,17 +200,17 @@ def test_the_process_ends(photos: bowstring.Dataset) -> None:
     """With the stream; and where it is killed, the stream says so."""
     made = photos.columns(["image"]).operators(image=CROP).options(on_error="null", place="client")
     batches = made.batches(2)
-    assert isinstance(batches, _making.MadeBatches)
+    assert isinstance(batches, _local_stream.LocalBatches)
     next(batches)
-    assert batches._maker is not None
-    process = batches._maker._process
+    assert batches._worker is not None
+    process = batches._worker._process
     batches.close()
     assert process.returncode is not None
     with made.batches(2) as killed:
         next(killed)
-        assert isinstance(killed, _making.MadeBatches)
-        assert killed._maker is not None
-        killed._maker._process.kill()
+        assert isinstance(killed, _local_stream.LocalBatches)
+        assert killed._worker is not None
+        killed._worker._process.kill()
         with pytest.raises(bowstring.ServerError, match="has ended with status -9"):
             list(killed)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import bowstring
 import pytest
-from bowstring import _maker, _making, _taking
+from bowstring import _local_exchange, _local_stream, _operator_process
 from place_photos import CROP, photos, store
 
 __all__ = ["photos", "store"]  # fixtures
@@ -56,33 +56,33 @@ def test_closed_where_others_hold_the_pipes(
     monkeypatch.setenv("BOWSTRING_PROGRAM", silent)
     if not told:  # as a kernel that does not tell of a process's end
         monkeypatch.delattr(os, "pidfd_open")
-    maker = _maker.Maker({"image": {}}, 0)
-    assert (maker._end is not None) == told
+    worker = _operator_process.OperatorProcess({"image": {}}, 0)
+    assert (worker._end is not None) == told
     waiting = threading.Event()
     seen: list[object] = []
 
     def use() -> None:
-        with maker._pipes:
+        with worker._pipes:
             waiting.set()
             try:
                 if where == "_read":
-                    maker._read(1)
+                    worker._read(1)
                 else:
-                    maker._write(memoryview(bytes(16 << 20)))  # more than pipes hold
+                    worker._write(memoryview(bytes(16 << 20)))  # more than pipes hold
             except bowstring.BowstringError as error:
                 seen.append(error)
 
     user = threading.Thread(target=use)
     user.start()
     assert waiting.wait(60)
-    maker.close()
+    worker.close()
     user.join(60)
     assert "status -9" in str(seen[0])
     assert isinstance(seen[0], bowstring.ServerError)
-    for pipe in (maker._process.stdin, maker._process.stdout):
+    for pipe in (worker._process.stdin, worker._process.stdout):
         assert pipe is not None
         assert pipe.closed
-    maker.close()
+    worker.close()
 
 
 class Turn:
@@ -114,26 +114,26 @@ def test_an_exchange_is_closed_under_takes(
 ) -> None:
     """One waits for the process, and one for its turn: both end, and no other process is started."""
     monkeypatch.setenv("BOWSTRING_PROGRAM", silent)
-    begun: list[_maker.Maker] = []
-    usual = _maker.maker_of
+    begun: list[_operator_process.OperatorProcess] = []
+    usual = _operator_process.process_for
 
-    def maker_of(*args: Any) -> _maker.Maker:
+    def process_for(*args: Any) -> _operator_process.OperatorProcess:
         begun.append(usual(*args))
         return begun[-1]
 
-    monkeypatch.setattr(_taking, "maker_of", maker_of)
+    monkeypatch.setattr(_local_exchange, "process_for", process_for)
     exchange = crops.options(place="client").exchange()
-    assert isinstance(exchange, _taking.MadeExchange)
+    assert isinstance(exchange, _local_exchange.LocalExchange)
     turn = Turn()
     exchange._turn = turn  # type: ignore[assignment]
     waits = threading.Event()
-    receive = _maker.Maker.receive
+    receive = _operator_process.OperatorProcess.receive
 
-    def received(maker: _maker.Maker) -> Any:
+    def received(worker: _operator_process.OperatorProcess) -> Any:
         waits.set()
-        return receive(maker)
+        return receive(worker)
 
-    monkeypatch.setattr(_maker.Maker, "receive", received)
+    monkeypatch.setattr(_operator_process.OperatorProcess, "receive", received)
     seen: list[object] = []
 
     def take() -> None:
@@ -153,7 +153,7 @@ def test_an_exchange_is_closed_under_takes(
     assert [type(found) for found in seen] == [bowstring.Cancelled, bowstring.Cancelled], seen
     assert len(begun) == 1
     assert begun[0]._process.returncode is not None
-    assert exchange._maker is None
+    assert exchange._worker is None
 
 
 def test_a_process_starts_between_forks(crops: bowstring.Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +163,7 @@ def test_a_process_starts_between_forks(crops: bowstring.Dataset, monkeypatch: p
 
     def popen(*args: Any, **options: Any) -> Any:
         def look() -> None:
-            free.append(_maker._starting.acquire(blocking=False))
+            free.append(_operator_process._starting.acquire(blocking=False))
 
         other = threading.Thread(target=look)
         other.start()
@@ -174,24 +174,24 @@ def test_a_process_starts_between_forks(crops: bowstring.Dataset, monkeypatch: p
     with crops.options(place="client", on_error="null").batches(3) as batches:
         next(batches)
     assert free == [False]
-    assert _maker._starting.acquire(blocking=False)
-    _maker._starting.release()
+    assert _operator_process._starting.acquire(blocking=False)
+    _operator_process._starting.release()
 
 
 def test_a_batch_that_is_too_large(crops: bowstring.Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is refused before it is sent, and says what would be right. Who goes on loses no row."""
     made = crops.options(on_error="null")
     whole = list(made.batches(3, epoch=3))
-    most = _maker._MOST
-    monkeypatch.setattr(_maker, "_MOST", 1000)
+    most = _operator_process._MOST
+    monkeypatch.setattr(_operator_process, "_MOST", 1000)
     batches = made.options(place="client").batches(3, epoch=3)
-    assert isinstance(batches, _making.MadeBatches)
+    assert isinstance(batches, _local_stream.LocalBatches)
     with batches:
         with pytest.raises(
             bowstring.LimitExceeded, match=r"a batch of 3 rows has \d+ bytes.*at most 1000.*batch_bytes"
         ):
             batches._next()  # __next__ would try again
-        monkeypatch.setattr(_maker, "_MOST", most)
+        monkeypatch.setattr(_operator_process, "_MOST", most)
         assert list(batches) == whole
 
 
@@ -199,22 +199,22 @@ def test_a_batch_that_is_too_large(crops: bowstring.Dataset, monkeypatch: pytest
 def test_an_engine_that_is_not_there(crops: bowstring.Dataset, monkeypatch: pytest.MonkeyPatch, on_error: Any) -> None:
     """It is no fault of the sample, whatever on_error is: the stream fails, and the sample comes to who goes on."""
     made = crops.where("position % 2 == 0").options(on_error=on_error)  # none of them is damaged
-    usual = _maker.Maker.receive
+    usual = _operator_process.OperatorProcess.receive
     answers = 0
 
-    def receive(maker: _maker.Maker) -> Any:
+    def receive(worker: _operator_process.OperatorProcess) -> Any:
         nonlocal answers
         answers += 1
-        got, faults = usual(maker)
+        got, faults = usual(worker)
         if answers == 2:
             here = {"row": 0, "position": 6, "column": "image", "operator": "Decode", "cause": "no process"}
             faults = [*faults, {**here, "code": "UNAVAILABLE"}]
         return got, faults
 
     whole = list(made.batches(2, epoch=3))
-    monkeypatch.setattr(_maker.Maker, "receive", receive)
+    monkeypatch.setattr(_operator_process.OperatorProcess, "receive", receive)
     batches = made.options(place="client").batches(2, epoch=3)
-    assert isinstance(batches, _making.MadeBatches)
+    assert isinstance(batches, _local_stream.LocalBatches)
     with batches:
         assert next(batches) == whole[0]
         with pytest.raises(bowstring.Unavailable, match=r"position 6 .*no process"):

@@ -12,16 +12,16 @@ from typing import Any
 import bowstring
 import pyarrow as pa
 import pytest
-from bowstring import _maker, _making
+from bowstring import _local_stream, _operator_process
 from bowstring.stream import Batches
 from place_photos import CROP, DAMAGED, LISTS, photos, store
 
 __all__ = ["photos", "store"]  # fixtures
 
 
-def at_client(dataset: bowstring.Dataset, size: int = 3, **options: Any) -> _making.MadeBatches:
+def at_client(dataset: bowstring.Dataset, size: int = 3, **options: Any) -> _local_stream.LocalBatches:
     batches = dataset.options(place="client", **options).batches(size, epoch=3)
-    assert isinstance(batches, _making.MadeBatches)
+    assert isinstance(batches, _local_stream.LocalBatches)
     return batches
 
 
@@ -40,7 +40,7 @@ def test_a_fault_stays_one(crops: bowstring.Dataset) -> None:
         for _ in range(3):
             with pytest.raises(bowstring.DataLoss, match="position"):
                 next(batches)
-            assert batches._maker is None
+            assert batches._worker is None
     with crops.resume({**batches.ticket, "on_error": "null"}) as rest:
         assert list(rest) == whole[first:]
 
@@ -56,17 +56,17 @@ def test_interrupted(crops: bowstring.Dataset, monkeypatch: pytest.MonkeyPatch, 
     made = crops.options(on_error="null")
     whole = list(made.batches(3, epoch=3))
     drawn = random.Random(seed)
-    usual = getattr(_maker.Maker, where)
+    usual = getattr(_operator_process.OperatorProcess, where)
     stopped = 0
 
-    def sometimes(maker: _maker.Maker, what: Any) -> Any:
+    def sometimes(worker: _operator_process.OperatorProcess, what: Any) -> Any:
         nonlocal stopped
         if stopped < 5 and drawn.random() < 0.2:
             stopped += 1
             raise Interrupted
-        return usual(maker, what)
+        return usual(worker, what)
 
-    monkeypatch.setattr(_maker.Maker, where, sometimes)
+    monkeypatch.setattr(_operator_process.OperatorProcess, where, sometimes)
     found: list[pa.RecordBatch] = []
     with at_client(made) as batches:
         while len(found) < len(whole):
@@ -84,8 +84,8 @@ def test_the_process_dies(crops: bowstring.Dataset) -> None:
     batches = at_client(made)
     with batches:
         found = [next(batches), next(batches)]
-        assert batches._maker is not None
-        batches._maker._process.kill()
+        assert batches._worker is not None
+        batches._worker._process.kill()
         with pytest.raises(bowstring.ServerError, match="has ended with status -9"):
             found.extend(batches)  # it may have answered before
         assert found + list(batches) == whole
@@ -96,14 +96,14 @@ def test_closed_by_another_thread(crops: bowstring.Dataset, monkeypatch: pytest.
     """A batch that is waited for is given up: the stream has ended, and so has the process."""
     reached = threading.Event()
     closed = threading.Event()
-    usual = getattr(_maker.Maker, where)
+    usual = getattr(_operator_process.OperatorProcess, where)
 
-    def held(maker: _maker.Maker, *args: Any) -> Any:
+    def held(worker: _operator_process.OperatorProcess, *args: Any) -> Any:
         reached.set()
         assert closed.wait(60)
-        return usual(maker, *args)
+        return usual(worker, *args)
 
-    monkeypatch.setattr(_maker.Maker, where, held)
+    monkeypatch.setattr(_operator_process.OperatorProcess, where, held)
     batches = at_client(crops, on_error="null")
     ended: list[object] = []
 
@@ -116,8 +116,8 @@ def test_closed_by_another_thread(crops: bowstring.Dataset, monkeypatch: pytest.
     reader = threading.Thread(target=read)
     reader.start()
     assert reached.wait(60)
-    assert batches._maker is not None
-    process = batches._maker._process
+    assert batches._worker is not None
+    process = batches._worker._process
     batches.close()
     closed.set()
     reader.join(60)
@@ -130,17 +130,17 @@ def test_closed_while_the_process_is_read(crops: bowstring.Dataset) -> None:
     """The process is ended first: who waits for its answer is woken by its end, not by a pipe that has gone."""
     batches = at_client(crops, on_error="null")
     next(batches)
-    assert batches._maker is not None
-    maker = batches._maker
+    assert batches._worker is not None
+    worker = batches._worker
     waiting = threading.Event()
     seen: list[object] = []
 
     def read() -> None:
-        with maker._pipes:
+        with worker._pipes:
             waiting.set()
             try:
                 while True:  # all that is on its way, and then what never comes
-                    seen.append(maker._read(1))
+                    seen.append(worker._read(1))
             except bowstring.BowstringError as error:
                 seen.append(error)
 
@@ -151,20 +151,20 @@ def test_closed_while_the_process_is_read(crops: bowstring.Dataset) -> None:
     reader.join(60)
     assert isinstance(seen[-1], bowstring.ServerError)
     assert "status -9" in str(seen[-1])
-    assert maker._process.stdout is not None
-    assert maker._process.stdout.closed
+    assert worker._process.stdout is not None
+    assert worker._process.stdout.closed
 
 
 def test_closed_while_the_process_begins(crops: bowstring.Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     begun = []
-    usual = _making.MadeBatches._begin
+    usual = _local_stream.LocalBatches._begin
 
-    def begin(batches: _making.MadeBatches, schema: pa.Schema) -> _maker.Maker:
+    def begin(batches: _local_stream.LocalBatches, schema: pa.Schema) -> _operator_process.OperatorProcess:
         begun.append(usual(batches, schema))
         batches.close()
         return begun[-1]
 
-    monkeypatch.setattr(_making.MadeBatches, "_begin", begin)
+    monkeypatch.setattr(_local_stream.LocalBatches, "_begin", begin)
     assert list(at_client(crops)) == []
     assert begun[0]._process.returncode is not None
 
@@ -176,7 +176,7 @@ def test_no_rows(photos: bowstring.Dataset, name: str) -> None:
     batches = at_client(photos.operators(image=LISTS[name]).columns(columns), on_error="null")
     with batches, Batches(photos.client, batches._asked()) as raw:
         one = next(raw)
-        maker = batches._begin(one.schema)
+        worker = batches._begin(one.schema)
         column = one.schema.get_field_index("image")
         kind = one.schema.field(column).type
         bare = one.slice(1, 0).set_column(
@@ -185,13 +185,13 @@ def test_no_rows(photos: bowstring.Dataset, name: str) -> None:
             pa.Array.from_buffers(kind, 0, [None, pa.py_buffer(b""), pa.py_buffer(b"")]),
         )
         for empty in (one.slice(1, 0), bare):
-            maker.send(empty, 3)
-            made, faults = maker.receive()
-            found = _maker.assembled(batches._target(), empty, made, maker.forms)
+            worker.send(empty, 3)
+            made, faults = worker.receive()
+            found = _operator_process.assembled(batches._target(), empty, made, worker.forms)
             found.validate(full=True)
             assert (found.num_rows, faults) == (0, [])
             assert found.schema.equals(batches._target(), check_metadata=True)
-        maker.close()
+        worker.close()
 
 
 @pytest.mark.parametrize("kind", ["missing", "a folder", "not executable", "says nothing", "says another thing"])
@@ -216,7 +216,7 @@ def test_another_program(crops: bowstring.Dataset, monkeypatch: pytest.MonkeyPat
 def test_failures_are_those_of_the_server() -> None:
     """Whatever `apply` says of a failure, the exception is the one that has its code."""
     for code in ("INVALID_ARGUMENT", "RESOURCE_EXHAUSTED", "DATA_LOSS", "UNIMPLEMENTED", "UNAVAILABLE", "INTERNAL"):
-        assert _maker.error_of(code, "why").code == code
+        assert _operator_process.error_of(code, "why").code == code
 
 
 def test_an_interrupt_is_not_for_the_program(crops: bowstring.Dataset) -> None:
@@ -224,5 +224,5 @@ def test_an_interrupt_is_not_for_the_program(crops: bowstring.Dataset) -> None:
     batches = at_client(crops, on_error="null")
     with batches:
         next(batches)
-        assert batches._maker is not None
-        assert os.getsid(batches._maker._process.pid) != os.getsid(0)
+        assert batches._worker is not None
+        assert os.getsid(batches._worker._process.pid) != os.getsid(0)

@@ -9,7 +9,7 @@ import bowstring.polars
 import bowstring.ray
 import pyarrow as pa
 import pytest
-from bowstring import _maker, _taking
+from bowstring import _local_exchange, _operator_process
 from bowstring.ray import BowstringDatasource
 from place_photos import CROP, DAMAGED, LISTS, ROWS, photos, store
 from polars.testing import assert_frame_equal
@@ -23,13 +23,13 @@ GOOD = [p for p in range(ROWS) if p not in DAMAGED]
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Rows of each batch that a process beside this one was handed."""
     found: list[int] = []
-    usual = _maker.Maker.send
+    usual = _operator_process.OperatorProcess.send
 
-    def send(maker: _maker.Maker, batch: pa.RecordBatch, epoch: int) -> None:
+    def send(worker: _operator_process.OperatorProcess, batch: pa.RecordBatch, epoch: int) -> None:
         found.append(batch.num_rows)
-        usual(maker, batch, epoch)
+        usual(worker, batch, epoch)
 
-    monkeypatch.setattr(_maker.Maker, "send", send)
+    monkeypatch.setattr(_operator_process.OperatorProcess, "send", send)
     return found
 
 
@@ -56,13 +56,13 @@ def test_take_of_what_cannot_be_made(photos: bowstring.Dataset) -> None:
     made = photos.operators(image=CROP).columns(["image"])
     bad = min(DAMAGED)
     with made.options(place="client").exchange() as exchange:
-        assert isinstance(exchange, _taking.MadeExchange)
+        assert isinstance(exchange, _local_exchange.LocalExchange)
         for _ in range(2):
             with pytest.raises(bowstring.DataLoss, match=f"position {bad} "):
                 exchange.take([GOOD[0], bad])
             assert exchange.take(GOOD[:3]).equals(made.take(GOOD[:3]))
-        assert exchange._maker is not None
-        process = exchange._maker._process
+        assert exchange._worker is not None
+        process = exchange._worker._process
     assert process.returncode is not None
 
 

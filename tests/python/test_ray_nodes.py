@@ -14,7 +14,7 @@ import bowstring.ray
 import local_ray
 import pytest
 import ray
-from bowstring.ray import BowstringDatasource, _beside, _node_of
+from bowstring.ray import BowstringDatasource, _node_of, _on_node
 from node import Node
 from nodes import stored
 from ports import free_port
@@ -89,12 +89,12 @@ def marking(read: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
 
 def beside_or_nowhere(node: str) -> dict[str, Any]:
     """What has Ray run tasks on a node alone. As it is they run on any where that one has no room in time."""
-    return {name: value for name, value in _beside(node).items() if name != "fallback_strategy"}
+    return {name: value for name, value in _on_node(node).items() if name != "fallback_strategy"}
 
 
 def test_tasks_run_beside_their_nodes(urls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     at = bowstring.ray.ray_nodes()
-    monkeypatch.setattr(bowstring.ray, "_beside", beside_or_nowhere)
+    monkeypatch.setattr(bowstring.ray, "_on_node", beside_or_nowhere)
     monkeypatch.setattr(bowstring.ray, "_blocks", marking(bowstring.ray._blocks))
     with bowstring.connect(urls[0]) as client:
         dataset = client.dataset("samples").columns(["key"])
@@ -106,7 +106,7 @@ def test_tasks_run_beside_their_nodes(urls: list[str], monkeypatch: pytest.Monke
             beside = sum(r["ran"] == at[r["sent"].removeprefix("grpc://").partition(":")[0]] for r in found)
             assert beside == SAMPLES
             assert len({r["ran"] for r in found}) == 2
-        monkeypatch.setattr(bowstring.ray, "_beside", _beside)
+        monkeypatch.setattr(bowstring.ray, "_on_node", _on_node)
         few = bowstring.ray.read(dataset, assign="local", parallelism=TASKS)
         assert few.filter(expr="key < 7").count() == 7
         assert few.limit(9).count() == 9

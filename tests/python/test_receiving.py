@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
-from bowstring import _calls, _dial, _http2, _landing, _maintenance
+from bowstring import _buffers, _calls, _dial, _http2, _maintenance
 from bowstring.errors import translate
 from conftest import StartNode
 from node import Node
@@ -155,7 +155,7 @@ def digest(values: Any) -> str:
 
 
 def test_memory_is_not_used_again_while_anything_refers_to_it(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_landing, "SMALL", 1)
+    monkeypatch.setattr(_buffers, "SMALL", 1)
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     rng = random.Random(seed)
@@ -182,14 +182,14 @@ def test_memory_is_not_used_again_while_anything_refers_to_it(node: Node, monkey
 
 def test_memory_is_used_again(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
-    monkeypatch.setattr(_landing, "SMALL", 1)
+    monkeypatch.setattr(_buffers, "SMALL", 1)
 
-    class Counted(_landing._Private):
+    class Counted(_buffers._Private):
         def __init__(self, size: int) -> None:
             made.append(size)
             super().__init__(size)
 
-    monkeypatch.setattr(_landing, "_Private", Counted)
+    monkeypatch.setattr(_buffers, "_Private", Counted)
     dataset = bowstring.connect(node.url).dataset("photos").columns(["image"])
     batches = 0
     for _ in dataset.batches(13, epochs=10):
@@ -208,7 +208,7 @@ def silent(link: _http2.Link) -> bool:
 def test_who_pauses_is_read_ahead_for(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a server may send ahead is taken in while nobody reads, and no more; pings are answered. Then it goes on."""
     monkeypatch.setattr(_maintenance, "LULL", 0.01)
-    monkeypatch.setattr(_http2, "_AHEAD", 1 << 20)
+    monkeypatch.setattr(_http2, "_RECEIVE_WINDOW", 1 << 20)
     dataset = bowstring.connect(node.url).dataset("photos").columns(["position", "image"])
     with dataset.batches(4, epochs=20) as batches:
         rows = [next(batches)["position"].to_pylist()]
@@ -225,7 +225,7 @@ def test_who_pauses_is_read_ahead_for(node: Node, monkeypatch: pytest.MonkeyPatc
 def test_the_thread_goes_on_whatever_a_connection_does(error: type[Exception]) -> None:
     class Broken:
         lock = threading.Lock()
-        looked = -_maintenance.LULL
+        served = -_maintenance.LULL
         settled = False
 
         def catch_up(self) -> None:
@@ -238,7 +238,7 @@ def test_the_thread_goes_on_whatever_a_connection_does(error: type[Exception]) -
             raise AssertionError("nobody has forked")
 
     broken = Broken()
-    _maintenance._look(broken)
+    _maintenance._serve(broken)
     assert broken.settled
     assert not broken.lock.locked()
 
@@ -343,7 +343,7 @@ class Foreign(fl.FlightServerBase):  # type: ignore[misc]
 @pytest.mark.parametrize("way", ["plain", "tls", "unix"])
 def test_another_server(tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of Arrow's types, in messages small and large, with pieces of which none fits another."""
-    monkeypatch.setattr(_landing, "SMALL", 1000)
+    monkeypatch.setattr(_buffers, "SMALL", 1000)
     tls, options = None, {}
     location: Any = "grpc://127.0.0.1:0"
     if way == "tls":

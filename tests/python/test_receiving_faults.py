@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import raw
-from bowstring import _calls, _http2, _landing, _maintenance, connection
+from bowstring import _buffers, _calls, _http2, _maintenance, connection
 from bowstring.errors import BowstringError
 from raw import Peer, Raw
 
@@ -282,7 +282,7 @@ def test_a_call_cancelled_while_it_is_read_is_closed() -> None:
 @pytest.mark.usefixtures("unread")
 def test_a_pause_ends_though_all_that_may_be_sent_was(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was taken in during a pause has used the server's leave to send up. It gets more when reading goes on."""
-    monkeypatch.setattr(_http2, "_AHEAD", 1 << 20)
+    monkeypatch.setattr(_http2, "_RECEIVE_WINDOW", 1 << 20)
     batches = large(16, 300_000, 1)
     content = b"".join(raw.flights(batches))
     full = threading.Event()
@@ -362,7 +362,7 @@ def test_memory_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
         connections = _calls.Connections(server.uri, None)
         reader = connections.get(b"ticket", [])
         with monkeypatch.context() as patch:
-            patch.setattr(_landing.Private, "take", none)
+            patch.setattr(_buffers.Private, "take", none)
             with pytest.raises(MemoryError):
                 reader.read_chunk()
         with pytest.raises(bowstring.Unavailable, match="left in the middle"):
@@ -371,7 +371,7 @@ def test_memory_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_kernel_without_huge_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_landing, "_HUGE", 9999)  # advice that no kernel knows
+    monkeypatch.setattr(_buffers, "_HUGE", 9999)  # advice that no kernel knows
     batches = large(2, 300_000, 1)
     with Raw(answering(data(b"".join(raw.flights(batches))))) as server:
         assert call(server) == batches

@@ -202,7 +202,7 @@ def test_what_comes_as_the_stream_is_closed_is_no_batch(shared: Node) -> None:
 def test_what_comes_as_the_process_forks_comes_again(shared: Node) -> None:
     with photos(bowstring.connect(shared.url)).batches(16) as batches:
         seen = [*next(batches)["position"].to_pylist()]
-        Meanwhile(batches, batches._let_go)
+        Meanwhile(batches, batches._release)
         for batch in batches:
             seen.extend(digests(batch))
     assert sorted(seen) == list(range(300))
@@ -249,7 +249,7 @@ def test_a_ring_comes_back_while_one_is_borrowed(shared: Node) -> None:
 
     one.__class__ = Collecting
     client.rings.back(one)
-    borrower = threading.Thread(target=client.rings.borrow, daemon=True)
+    borrower = threading.Thread(target=client.rings.take, daemon=True)
     borrower.start()
     borrower.join(30)
     assert not borrower.is_alive()
@@ -272,7 +272,7 @@ def test_a_slot_that_is_taken_as_streams_let_go_is_kept_for_the_child(shared: No
     leases: list[Any] = []
 
     class Late:
-        def _let_go(self) -> None:
+        def _release(self) -> None:
             if not leases:
                 leases.append(ring.take({"slot": 1, "buffers": []}))
 

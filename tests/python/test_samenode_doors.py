@@ -23,7 +23,7 @@ import bowstring as package  # a fixture has its name
 import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
-from bowstring import _greeting, _shm
+from bowstring import _shm, _shm_auth
 from conftest import StartNode
 from local_photos import Seen, a_ring, digests, photos, rings, ways
 from node import Node
@@ -122,8 +122,8 @@ def test_a_stand_in_at_the_socket_is_found_out(
     os.ftruncate(shared, 1 << 26)
 
     def lie(client: socket.socket, hello: dict[str, Any]) -> None:
-        proof = _greeting._proof(b"a guess", "server", hello["nonce"], "0" * 32).decode()
-        said = {"version": _greeting.VERSION, "server": place["server"], "nonce": "0" * 32, "proof": proof}
+        proof = _shm_auth._proof(b"a guess", "server", hello["nonce"], "0" * 32).decode()
+        said = {"version": _shm_auth.VERSION, "server": place["server"], "nonce": "0" * 32, "proof": proof}
         client.send(json.dumps(said).encode())
         given = json.dumps({"ring": "ring", "bytes": 1 << 26}).encode()
         socket.send_fds(client, [given], [shared])
@@ -161,12 +161,12 @@ def test_whatever_a_stand_in_says_batches_come_by_tcp(start: StartNode, tmp_path
     client = package.connect(node.url)
     (told,) = client.action("samenode")
     if b"%d" in said:
-        said = said % (_greeting.VERSION, told["server"].encode())
+        said = said % (_shm_auth.VERSION, told["server"].encode())
     with standing_in(tmp_path / "taken", lambda caller, _: caller.sendall(said)) as heard:
         client.rings.known([told | {"socket": str(tmp_path / "taken")}])
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)
-            assert client.rings.borrow() is None
+            assert client.rings.take() is None
     assert heard
 
 
@@ -180,9 +180,9 @@ def test_a_program_of_another_user_is_found_out(start: StartNode, tmp_path: Path
     assert told["uid"] == os.geteuid()
     client.rings.known([told | {"uid": told["uid"] + 1}])
     with pytest.warns(RuntimeWarning, match=f"a program of user {os.geteuid()} listens"):
-        assert client.rings.borrow() is None
+        assert client.rings.take() is None
     client.rings.known([told])
-    assert client.rings.borrow() is not None
+    assert client.rings.take() is not None
 
 
 def test_a_ring_is_of_no_use_to_another_caller(binary: Path, bowstring: Run, tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ def test_a_ring_is_of_no_use_to_another_caller(binary: Path, bowstring: Run, tmp
             chunk = reader.read_chunk()
             assert (b'"shared"' in chunk.app_metadata.to_pybytes()) == shared
         # Nor does anybody get one in the name of another.
-        place = _greeting.Place.told(told)
+        place = _shm_auth.Endpoint.from_answer(told)
         with pytest.raises(OSError, match="does not know the key"):
             _shm.Ring(place._replace(key=bytes.fromhex(other[0]["key"])))
 
@@ -222,7 +222,7 @@ def test_what_a_client_keeps_of_ended_rings_counts(start: StartNode, tmp_path: P
     refused = 0
     for _ in range(20):
         try:
-            ring = _shm.Ring(_greeting.Place.told(told))
+            ring = _shm.Ring(_shm_auth.Endpoint.from_answer(told))
         except OSError as error:
             assert "have not let go of" in str(error)  # noqa: PT017
             refused += 1

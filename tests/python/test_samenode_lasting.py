@@ -117,12 +117,12 @@ def test_what_could_not_be_said_is_said_when_nothing_comes(shared: Node) -> None
     kept = [next(batches) for _ in range(3)]
     assert batches._ring is ring
     batches.close()
-    tell, ring._tell = ring._tell, lambda: False  # type: ignore[method-assign]
+    send, ring._send_reports = ring._send_reports, lambda: False  # type: ignore[method-assign]
     kept.clear()
     gc.collect()
     assert ring._unsaid
     assert rings(client)["held"] > 0
-    ring._tell = tell  # type: ignore[method-assign]
+    ring._send_reports = send  # type: ignore[method-assign]
     until(lambda: rings(client)["held"] == 0, "held is 0")
 
 

@@ -12,8 +12,8 @@ import bowstring
 import pyarrow as pa
 import pytest
 import torch
-from bowstring import _landing
-from bowstring.torch import Batch, BowstringDataset, _share
+from bowstring import _buffers
+from bowstring.torch import Batch, BowstringDataset, _shared_memory
 from bowstring.torch._columns import batch_of
 from node import Node
 from torch.utils.data import DataLoader
@@ -22,13 +22,13 @@ LARGE = 40 << 10  # bytes that each message has at least
 
 
 @pytest.fixture
-def worker(monkeypatch: pytest.MonkeyPatch) -> _share._Pool:
+def worker(monkeypatch: pytest.MonkeyPatch) -> _shared_memory._Pool:
     """Have this process be a worker, and its own main process, too."""
     monkeypatch.setenv("BOWSTRING_LOCAL", "off")
-    monkeypatch.setattr(_share, "get_worker_info", object)
-    monkeypatch.setattr(_landing, "SMALL", LARGE)
-    monkeypatch.setattr(_share, "_pool", None)
-    return _share._own()
+    monkeypatch.setattr(_shared_memory, "get_worker_info", object)
+    monkeypatch.setattr(_buffers, "SMALL", LARGE)
+    monkeypatch.setattr(_shared_memory, "_pool", None)
+    return _shared_memory._own()
 
 
 def sent(batch: Batch) -> Batch:
@@ -41,13 +41,13 @@ def sent(batch: Batch) -> Batch:
 def copied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The bytes of each tensor that is copied from now on."""
     seen: list[int] = []
-    write = _share._Layout.write
+    write = _shared_memory._Layout.write
 
-    def counted(layout: _share._Layout, memory: torch.Tensor) -> None:
+    def counted(layout: _shared_memory._Layout, memory: torch.Tensor) -> None:
         seen.extend(tensor.numel() * tensor.element_size() for _, tensor in layout.tensors)
         write(layout, memory)
 
-    monkeypatch.setattr(_share._Layout, "write", counted)
+    monkeypatch.setattr(_shared_memory._Layout, "write", counted)
     return seen
 
 
@@ -66,7 +66,7 @@ def test_nothing_large_is_copied(node: Node, monkeypatch: pytest.MonkeyPatch) ->
     assert max(seen, default=0) < LARGE
 
 
-def test_a_segment_is_free_when_both_have_let_it_go(node: Node, worker: _share._Pool) -> None:
+def test_a_segment_is_free_when_both_have_let_it_go(node: Node, worker: _shared_memory._Pool) -> None:
     with images(node) as batches:
         record = next(batches)
         batch = batch_of(record)
@@ -126,7 +126,7 @@ def test_whatever_is_made_of_it(node: Node, part: Callable[[Any], Any]) -> None:
 @pytest.mark.parametrize("persistent", [False, True])
 def test_what_is_kept_stays_as_it_came(node: Node, monkeypatch: pytest.MonkeyPatch, persistent: bool) -> None:
     monkeypatch.setenv("BOWSTRING_LOCAL", "off")
-    monkeypatch.setattr(_landing, "SMALL", LARGE)  # forked workers have it, too
+    monkeypatch.setattr(_buffers, "SMALL", LARGE)  # forked workers have it, too
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     rng = random.Random(seed)

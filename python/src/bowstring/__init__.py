@@ -15,7 +15,7 @@ libraries of their names, which the extras `[torch]`, `[grain]`, `[ray]` and `[p
 from importlib.metadata import PackageNotFoundError, version
 
 from bowstring._mesh import Mesh
-from bowstring._sources import open  # noqa: A004 - as the modules of Python name it
+from bowstring._open import open  # noqa: A004 - as the modules of Python name it
 from bowstring._tls import Tls
 from bowstring._upload import AlterResult, IngestResult
 from bowstring.client import Client, DatasetInfo, Datasets, WarmResult, connect

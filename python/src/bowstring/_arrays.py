@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bowstring._shown import shown
+from bowstring._messages import shown
 from bowstring.errors import InvalidRequest
 from bowstring.operators import is_ragged, tensors
 

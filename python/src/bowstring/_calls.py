@@ -22,8 +22,8 @@ import pyarrow as pa
 import pyarrow.flight as fl
 
 import bowstring
-from bowstring import _dial, _landing
-from bowstring._collected import collected
+from bowstring import _buffers, _dial
+from bowstring._finalizers import finalizer
 from bowstring._http2 import CONNECT, Filling, Link
 from bowstring._origins import NODES, Known
 from bowstring._tls import Encrypted, Tls, context
@@ -113,7 +113,7 @@ def _size(prefix: bytearray) -> int:
 
 def _flights(prefix: bytearray, ready: collections.deque[_Message]) -> Filling:
     """As `_plain`, for FlightData, whose bodies are received where they stay."""
-    blocks = _landing.of_process()
+    blocks = _buffers.of_process()
     view: memoryview | None
     while True:
         yield memoryview(prefix)
@@ -131,7 +131,7 @@ def _flights(prefix: bytearray, ready: collections.deque[_Message]) -> Filling:
             if key & 7 != 2 or size > left + len(known) - at:
                 raise ServerError(f"field {key >> 3} of a message is not what it should be")
             if key >> 3 == _BODY:
-                view, body = _landing.landing(blocks, size)
+                view, body = _buffers.allocate(blocks, size)
                 message.body = body
             else:
                 part = bytearray(size)
@@ -326,7 +326,7 @@ class Reader:
         """End the call, and cancel it at the server."""
         self._call.cancel()
 
-    @collected
+    @finalizer
     def __del__(self) -> None:
         if hasattr(self, "_call"):
             self.cancel()
@@ -550,7 +550,7 @@ class Connections:
             while True:
                 self._free.pop().cancel()
 
-    @collected
+    @finalizer
     def __del__(self) -> None:
         self.close()
 

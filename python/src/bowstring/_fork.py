@@ -32,7 +32,7 @@ _THREADS = {"event_engine", "lifeguard", "grpc_global_tim", "grpc_shutdown"}
 class Holder(Protocol):
     """An object that is released before a fork."""
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         """Release the resource; it is made again when it is needed."""
 
 
@@ -99,7 +99,7 @@ def _before() -> None:
     if _state.holders:
         _LOG.debug("the process forks: its streams go on by new connections")
     for holder in list(_state.holders):
-        holder._let_go()
+        holder._release()
     if _state.used and not _state.uploads and not _quiet(0.1):
         gc.collect()  # the traceback of an error may still hold a call
         if not _quiet(_PATIENCE):

@@ -34,7 +34,7 @@ _DATA, _HEADERS, _RST_STREAM, _SETTINGS, _PUSH_PROMISE, _PING, _GOAWAY, _WINDOW_
 _END_STREAM, _ACK, _END_HEADERS, _PADDED, _PRIORITY = 0x1, 0x1, 0x4, 0x8, 0x20
 _HEADER_TABLE_SIZE, _ENABLE_PUSH, _INITIAL_WINDOW_SIZE, _MAX_FRAME_SIZE = 1, 2, 4, 5
 _LARGEST_FRAME = (1 << 24) - 1  # most bytes of a server's frame, which one call of the kernel may read
-_AHEAD = 32 << 20  # bytes that a server may send ahead of the consumer
+_RECEIVE_WINDOW = 32 << 20  # bytes that a server may send ahead of the consumer
 _LARGEST_HEADERS = 1 << 20  # bytes
 _LARGEST_CONTROL = 1 << 16  # bytes of a frame without a message
 # HTTP/2's error codes that say more than INTERNAL, as gRPC's codes.
@@ -74,7 +74,7 @@ class Link:
         self._heard = heard  # called with the headers that come before an answer
         self.lock = threading.Lock()
         self.reusable = True  # another call may be made after this one
-        self.looked = time.monotonic()  # when the socket was last read
+        self.served = time.monotonic()  # when the socket was last read
         self._socket = connected
         self._reads = connected.receive if isinstance(connected, Encrypted) else partial(_dial.receive, connected)
         self._pid = os.getpid()
@@ -94,9 +94,9 @@ class Link:
         self._parser = self._frames()
         self._view = next(self._parser)
         settings = struct.pack(
-            ">HIHIHI", _ENABLE_PUSH, 0, _INITIAL_WINDOW_SIZE, _AHEAD, _MAX_FRAME_SIZE, _LARGEST_FRAME
+            ">HIHIHI", _ENABLE_PUSH, 0, _INITIAL_WINDOW_SIZE, _RECEIVE_WINDOW, _MAX_FRAME_SIZE, _LARGEST_FRAME
         )
-        more = struct.pack(">I", _AHEAD - 65535)
+        more = struct.pack(">I", _RECEIVE_WINDOW - 65535)
         self._unsent = _PREFACE + frame(_SETTINGS, 0, 0, settings) + frame(_WINDOW_UPDATE, 0, 0, more)
         _maintenance.keep(self)
 
@@ -118,9 +118,9 @@ class Link:
             self._request(request, last=last)
             self._flush()
         except BaseException as error:
-            if (told := self._break(error)) is None:
+            if (failure := self._break(error)) is None:
                 raise
-            raise told() from error
+            raise failure() from error
 
     def finish(self) -> None:
         """Half-close the call."""
@@ -174,7 +174,7 @@ class Link:
         """
         if self._broken is not None:
             raise self._broken()
-        self.looked = time.monotonic()
+        self.served = time.monotonic()
         try:
             self._answer(wait=wait)  # before the wait, because the server may be blocked by flow control
             n = self._receive(wait=wait)
@@ -187,14 +187,14 @@ class Link:
                 self._view = next(self._parser)
             self._answer(wait=wait)
         except BaseException as error:  # also a signal's: received bytes may be lost
-            if (told := self._break(error)) is None:
+            if (failure := self._break(error)) is None:
                 raise
-            raise told() from error
+            raise failure() from error
         return True
 
     def _answer(self, *, wait: bool) -> None:
         """Send what the server waits for."""
-        if wait and self._taken >= _AHEAD // 4:
+        if wait and self._taken >= _RECEIVE_WINDOW // 4:
             self._allow()
         self._flush()
 
@@ -204,18 +204,18 @@ class Link:
             return None
         self.reusable = False
         self._close()
-        text, told = f"the connection was left in the middle of an answer: {error!r}", False
+        text, reported = f"the connection was left in the middle of an answer: {error!r}", False
         if isinstance(error, OSError):
-            text, told = f"the connection broke: {error.strerror or error}", True
+            text, reported = f"the connection broke: {error.strerror or error}", True
         self._broken = partial(Unavailable, text)
         # Otherwise it is the kernel's, of the connection
         if isinstance(error, TimeoutError) and self._until is not None:
             self._broken = self._late()
         if isinstance(error, (ValueError, hpack.HPACKError, ServerError)):
-            self._broken, told = partial(ServerError, f"the server's answer cannot be understood: {error}"), True
+            self._broken, reported = partial(ServerError, f"the server's answer cannot be understood: {error}"), True
         if self._cancelled:
             self._broken = partial(Cancelled, "the call was cancelled")
-        return self._broken if told else None
+        return self._broken if reported else None
 
     def _late(self) -> Callable[[], BowstringError]:
         """Return a function that makes the error of a timed-out call."""

@@ -21,7 +21,7 @@ class Kept(Protocol):
     """A connection."""
 
     lock: threading.Lock  # its holder reads the connection
-    looked: float  # when it was last read, by the monotonic clock
+    served: float  # when it was last read, by the monotonic clock
 
     def catch_up(self) -> None:
         """Receive what has arrived. The caller holds `lock`."""
@@ -38,7 +38,7 @@ class Maintained:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.looked = -math.inf
+        self.served = -math.inf
 
     def catch_up(self) -> None:
         """Do the periodic work. Other threads may use the object at the same time."""
@@ -74,7 +74,7 @@ class _Maintenance:
             if not links:
                 return
             while links:
-                _look(links.pop())
+                _serve(links.pop())
 
     def forget(self) -> None:
         """Close the parent's connections in this process."""
@@ -82,8 +82,8 @@ class _Maintenance:
             link.drop()
 
 
-def _look(link: Kept) -> None:
-    if time.monotonic() - link.looked < LULL or not link.lock.acquire(blocking=False):
+def _serve(link: Kept) -> None:
+    if time.monotonic() - link.served < LULL or not link.lock.acquire(blocking=False):
         return
     try:
         with contextlib.suppress(Exception):  # the next reader gets the error

@@ -28,7 +28,7 @@ from bowstring.errors import NotFound, ServerEnded, ServerError, Unavailable
 
 IDLE = "10m"  # after which time without a client a server ends
 _START = 60.0  # seconds that a start, or the end of the server before, may take
-_LOOK = 0.01  # seconds between two looks
+_POLL = 0.01  # seconds between two looks
 _APART = 0.03  # seconds between two signals
 _LONGEST = 90  # bytes of a socket's path: the kernel allows 107, and the server makes one with a longer name
 _PLAIN = re.compile(r"[A-Za-z0-9/._+=,@~-]*")  # a path that is the same in a URI
@@ -163,7 +163,7 @@ class Server:
         while self._held() and self.running() in (None, pid):  # another process may start the next one meanwhile
             if time.monotonic() > end:
                 raise Unavailable(f"the server of {self.store}, process {pid}, does not end; its log is {self.log}")
-            time.sleep(_LOOK)
+            time.sleep(_POLL)
         return True
 
     def _sockets(self) -> Path:
@@ -183,7 +183,7 @@ class Server:
                 return self.running() is None
             if time.monotonic() > end:
                 raise Unavailable(f"the server of {self.store} neither answers nor ends; its log is {self.log}")
-            time.sleep(_LOOK)
+            time.sleep(_POLL)
 
     def _held(self) -> bool:
         """Whether a process has the lock that a server holds until its end."""
@@ -248,7 +248,7 @@ class Server:
                 if (code := process.wait()) < 0:
                     why = f"signal {-code} has ended it"
                 raise ServerError(f"the server of {said['store']} did not start: {why}; its log is {self.log}")
-            time.sleep(_LOOK)
+            time.sleep(_POLL)
 
 
 def _remains(ready: Path) -> bool:
@@ -311,7 +311,7 @@ def locked(path: Path, seconds: float) -> Iterator[None]:
             except BlockingIOError:
                 if time.monotonic() > end:
                     raise Unavailable(f"another process has held {path} for {seconds:.0f} seconds") from None
-            time.sleep(_LOOK)
+            time.sleep(_POLL)
         try:
             yield
         finally:

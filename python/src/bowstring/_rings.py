@@ -14,10 +14,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from bowstring import _maintenance
-from bowstring._greeting import VERSION, Place, StandInError
 from bowstring._shm import Ring
+from bowstring._shm_auth import VERSION, Endpoint, ImpostorError
 
-_LOG = logging.getLogger("bowstring.samenode")
+_LOG = logging.getLogger("bowstring.shm")
 _REST = 60.0  # seconds that an idle ring is kept, because others may need its memory
 
 
@@ -30,7 +30,7 @@ class Rings(_maintenance.Maintained):
         super().__init__()
         # A deque without a lock: the garbage collector also returns rings, and no thread of a child would unlock it.
         self._free: collections.deque[Ring] = collections.deque()
-        self._server: Place | None = None
+        self._server: Endpoint | None = None
         self._asked = False
         self._said: set[str] = set()  # reasons for missing memory that were logged
 
@@ -39,7 +39,7 @@ class Rings(_maintenance.Maintained):
         before, self._asked = self._server, True
         for said in answer:
             if said.get("version") == VERSION:
-                self._server = Place.told(said)
+                self._server = Endpoint.from_answer(said)
         return self._server != before
 
     @property
@@ -47,7 +47,7 @@ class Rings(_maintenance.Maintained):
         """Whether the server was asked for its socket."""
         return self._asked
 
-    def borrow(self) -> Ring | None:
+    def take(self) -> Ring | None:
         """A ring for a stream; None if the server has none to share, or is on another node."""
         if self._server is None:
             return None
@@ -57,17 +57,17 @@ class Rings(_maintenance.Maintained):
                 if ring.alive:
                     return ring
                 ring.close()
-        place = self._server
+        endpoint = self._server
         _maintenance.keep(self)
         try:
-            return Ring(place._replace(path=os.environ.get("BOWSTRING_LOCAL") or place.path))
+            return Ring(endpoint._replace(path=os.environ.get("BOWSTRING_LOCAL") or endpoint.path))
         except OSError as error:
             self._asked = False  # it may be another server by now
-            if isinstance(error, StandInError):
+            if isinstance(error, ImpostorError):
                 warnings.warn(f"{error}; batches come by TCP", RuntimeWarning, stacklevel=2)
             elif (why := str(error)) not in self._said:
                 self._said.add(why)
-                _LOG.info("batches come by TCP, as memory by %s cannot be had: %s", place.path, why)
+                _LOG.info("batches come by TCP, as memory by %s cannot be had: %s", endpoint.path, why)
             return None
 
     def back(self, ring: Ring) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bowstring._shown import listed
+from bowstring._messages import listed
 from bowstring._wire import to_arrow
 from bowstring.errors import InvalidRequest
 

@@ -29,8 +29,8 @@ import numpy as np
 import pyarrow as pa
 
 from bowstring import _maintenance
-from bowstring._collected import collected
-from bowstring._greeting import Place, greet, received
+from bowstring._finalizers import finalizer
+from bowstring._shm_auth import Endpoint, authenticate, received
 from bowstring.errors import Unavailable
 
 LARGE = 64 << 10  # bytes from which a buffer uses shared memory
@@ -58,7 +58,7 @@ class _Lease:
         if refers:
             ring.referring.add(number)
 
-    @collected
+    @finalizer
     def __del__(self) -> None:
         if self._forks == self._ring.forks:
             self._ring.leases -= 1
@@ -82,7 +82,7 @@ class _Mapped:
         self.length = length
         self._end = _libc.munmap  # bound here, so that it exists when the interpreter exits
 
-    @collected
+    @finalizer
     def __del__(self) -> None:
         if hasattr(self, "address"):
             self._end(self.address, self.length)
@@ -126,7 +126,7 @@ class _Pages:
             return True
         return len(said) < 8 * pages or bool(_COPIED[np.frombuffer(said, np.uint8)[_HIGHEST]].any())
 
-    @collected
+    @finalizer
     def __del__(self) -> None:
         if self._map >= 0:
             os.close(self._map)
@@ -138,7 +138,7 @@ class Ring(_maintenance.Maintained):
     The mapping lives as long as anything refers to it, even after the server has ended.
     """
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, endpoint: Endpoint) -> None:
         super().__init__()
         self.leases = 0  # slots in use by this process
         self.rested = 0.0  # since when it has been idle, by the monotonic clock
@@ -157,8 +157,8 @@ class Ring(_maintenance.Maintained):
         self._saying = threading.Lock()
         try:
             self._socket.settimeout(_PATIENCE)
-            self._socket.connect(place.path)
-            greet(self._socket, place)
+            self._socket.connect(endpoint.path)
+            authenticate(self._socket, endpoint)
             given, descriptors = received(self._socket)
             said = given or {}
             try:
@@ -181,7 +181,7 @@ class Ring(_maintenance.Maintained):
     def catch_up(self) -> None:
         """Send pending reports, because there may be no other occasion for long."""
         if self._pid == os.getpid():
-            self._tell()
+            self._send_reports()
 
     def begin(self) -> str:
         """The header of the next call."""
@@ -285,9 +285,9 @@ class Ring(_maintenance.Maintained):
         if self._pid != os.getpid():
             return  # a fork has copied the buffers, but the slot is the parent's
         self._unsaid.append(_RECORD.pack(what, number))
-        self._tell()
+        self._send_reports()
 
-    def _tell(self) -> bool:
+    def _send_reports(self) -> bool:
         """Send pending reports as far as the socket has room. False if it had none."""
         while self._unsaid and self._saying.acquire(blocking=False):  # otherwise the other thread sends this one, too
             said: list[bytes] = []
@@ -311,7 +311,7 @@ class Ring(_maintenance.Maintained):
         if self._pid != os.getpid():
             return
         with contextlib.suppress(OSError, ValueError):
-            while not self._tell():
+            while not self._send_reports():
                 room = select.poll()
                 room.register(self._socket, select.POLLOUT)
                 if not room.poll(_PATIENCE * 1000):

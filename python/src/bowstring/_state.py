@@ -214,10 +214,10 @@ def place_for(state: State, share: Share) -> Place:
     # The steps up to the last of those done are dealt out one by one, the others as always.
     end = max(done) + 1
     left = [step for step in range(state["step"], end) if step not in done]
-    mine = tuple(left[share.worker :: share.workers])
+    own = tuple(left[share.worker :: share.workers])
     # Whoever would have been next takes the first of the others, so that the workers' turns give the plan's order.
     first = (share.worker - len(left)) % share.workers
-    return Place(state["epoch"], end + first, share.workers, single=mine)
+    return Place(state["epoch"], end + first, share.workers, single=own)
 
 
 def _who(share: Share) -> str:

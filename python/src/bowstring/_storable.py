@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bowstring._shown import shown
+from bowstring._messages import shown
 from bowstring.errors import InvalidRequest
 
 _MADE: list[tuple[Callable[[pa.DataType], bool], pa.DataType]] = [

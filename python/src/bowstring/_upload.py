@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.flight as fl
 
 from bowstring import _fork
-from bowstring._shown import shown
+from bowstring._messages import shown
 from bowstring._storable import stored, stored_type
 from bowstring._wire import decoded, progress_bar
 from bowstring.connection import Connection

@@ -181,7 +181,7 @@ class Connection:
             with translate():
                 flight.close()
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         self._flight = None  # not closed: another thread may be in the middle of a call
 
     def _shut(self) -> None:
@@ -263,7 +263,7 @@ class Connection:
         while True:
             with _fork.connecting():
                 uri, rings = self.uri, self.rings
-            opened = Opened(None, uri, self._lent(uri, rings), rings)
+            opened = Opened(None, uri, self._ring_of(uri, rings), rings)
             try:
                 headers = self._headers(None if opened.ring is None else opened.ring.begin(), references=references)
                 with _fork.connecting():
@@ -278,22 +278,22 @@ class Connection:
 
     def ring(self) -> Ring | None:
         """Memory that the server shares with this process, for a stream; None if the server is on another node."""
-        return self._lent(self.uri, self.rings)
+        return self._ring_of(self.uri, self.rings)
 
     def shares(self) -> bool:
         """Whether the server has memory for a stream of this process."""
         rings = self.rings
-        ring = self._lent(self.uri, rings)
+        ring = self._ring_of(self.uri, rings)
         if ring is not None:
             rings.back(ring)
         return ring is not None
 
-    def _lent(self, uri: str, rings: Rings) -> Ring | None:
+    def _ring_of(self, uri: str, rings: Rings) -> Ring | None:
         if not rings.asked and self._ask(uri, rings) is None:
             return None
-        ring = rings.borrow()
+        ring = rings.take()
         if ring is None and not rings.asked and self._ask(uri, rings):  # the server has restarted
-            ring = rings.borrow()
+            ring = rings.take()
         return ring
 
     def _ask(self, uri: str, rings: Rings) -> bool | None:

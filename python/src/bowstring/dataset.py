@@ -14,12 +14,12 @@ import pyarrow.flight as fl
 from bowstring import _fork
 from bowstring._items import Items, are_columns
 from bowstring._launcher import check_name, resolved
-from bowstring._making import MadeBatches, kind_of
+from bowstring._local_exchange import LocalExchange
+from bowstring._local_stream import LocalBatches, kind_of
 from bowstring._mesh import in_place_of
+from bowstring._messages import listed, shown
 from bowstring._positions import check, in_order, range_of
 from bowstring._rows import rows_of
-from bowstring._shown import listed, shown
-from bowstring._taking import MadeExchange
 from bowstring._wire import Positions, decoded, to_arrow, to_numpy
 from bowstring.errors import BowstringError, InvalidRequest, translate
 from bowstring.exchange import Exchange
@@ -323,7 +323,7 @@ class Dataset(Items):
         kind = kind_of(ticket)
         options: dict[str, Any] = {}
         if references:
-            if kind is MadeBatches:
+            if kind is LocalBatches:
                 raise InvalidRequest(
                     "references: got True with operators at the client, want False: operators read blobs and give none"
                 )
@@ -373,7 +373,7 @@ class Dataset(Items):
         if "operators" not in take:
             take.pop("shuffle", None)
         at_client = self._options.get("place") == "client" and runs_on_blobs(take.get("operators", {}))
-        return (MadeExchange if at_client else Exchange)(self._client, take, self.schema)
+        return (LocalExchange if at_client else Exchange)(self._client, take, self.schema)
 
     def reader(self) -> pa.RecordBatchReader:
         """All rows, as a reader of record batches: what DuckDB, Polars and others take."""

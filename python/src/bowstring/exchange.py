@@ -12,10 +12,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from bowstring._background import BackgroundCall
 from bowstring._calls import Reader, Writer
-from bowstring._opening import Opening
+from bowstring._messages import shown
 from bowstring._rows import rows_of
-from bowstring._shown import shown
 from bowstring._wire import decoded
 from bowstring.connection import Connection
 from bowstring.errors import Cancelled, InvalidRequest, LimitExceeded, ServerError, Unavailable, translate
@@ -40,7 +40,7 @@ class Exchange:
         self._lock = threading.Lock()  # held while rows are taken
         self._pid = os.getpid()
         self._calls: dict[str, _Call] = {}  # by the column that is sent
-        self._opening: Opening[_Call] | None = None
+        self._opening: BackgroundCall[_Call] | None = None
         self._closes = 0  # number of calls of close
 
     def take(self, rows: Any) -> pa.Table:
@@ -101,13 +101,13 @@ class Exchange:
 
     def _begun(self, column: str, schema: pa.Schema, closes: int) -> _Call:
         """Make a new call."""
-        self._opening = opening = Opening(partial(self._connection.batches_exchanged, self._take_of), _dropped)
+        self._opening = opening = BackgroundCall(partial(self._connection.batches_exchanged, self._take_of), _dropped)
         if self._closes != closes:
-            opening.give_up()
+            opening.cancel()
         try:
             opening.take(partial(self._calls.__setitem__, column))
         except BaseException:  # such as a signal's
-            opening.give_up()
+            opening.cancel()
             raise
         call = self._calls.get(column)
         if call is None:
@@ -129,7 +129,7 @@ class Exchange:
         idle = self._lock.acquire(timeout=_PATIENCE)  # otherwise the running take fails
         opening, self._opening = self._opening, None
         if opening is not None:
-            opening.give_up()
+            opening.cancel()
         calls, self._calls = self._calls, {}
         for _, reader in calls.values():
             if idle:

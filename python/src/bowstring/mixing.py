@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
-from bowstring._shown import shown
+from bowstring._messages import shown
 from bowstring._state import source_of
 from bowstring._wire import decoded
 from bowstring.dataset import Dataset

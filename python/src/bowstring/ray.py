@@ -36,7 +36,7 @@ from ray.data.datasource import Datasource, ReadTask
 from ray.data.expressions import Expr
 
 from bowstring import _where
-from bowstring._making import kind_of
+from bowstring._local_stream import kind_of
 from bowstring._ray_filters import columns_of, translate
 from bowstring._source import opened, whole
 from bowstring.errors import InvalidRequest
@@ -121,7 +121,7 @@ def read(
     parts: list[tuple[BowstringDatasource, int, dict[str, Any]]] = [(datasource, tasks, options)]
     if not {"scheduling_strategy", "label_selector"} & {*options, *(options.get("ray_remote_args") or {})}:
         parts = [
-            (part, count, options | ({} if node is None else _beside(node)))
+            (part, count, options | ({} if node is None else _on_node(node)))
             for node, part, count in datasource.split(tasks, ray_nodes())
         ] or parts
     found: list[ray.data.Dataset] = [
@@ -138,7 +138,7 @@ def read(
     return found[0].union(*found[1:]) if len(found) > 1 else found[0]
 
 
-def _beside(node: str) -> dict[str, Any]:
+def _on_node(node: str) -> dict[str, Any]:
     """Options that make Ray run tasks on a node, or on any if that is not possible."""
     return {"label_selector": {"ray.io/node-id": node}, "fallback_strategy": [{"label_selector": {}}]}
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from bowstring._shown import listed, shown
+from bowstring._messages import listed, shown
 from bowstring._upload import IngestResult
 from bowstring.dataset import Dataset
 from bowstring.errors import InvalidRequest, Unavailable

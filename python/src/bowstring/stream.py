@@ -17,10 +17,10 @@ import pyarrow as pa
 import tenacity
 
 from bowstring import _fork
-from bowstring._collected import collected
-from bowstring._opening import Opening
+from bowstring._background import BackgroundCall
+from bowstring._finalizers import finalizer
+from bowstring._messages import shown
 from bowstring._shm import LARGE, Ring
-from bowstring._shown import shown
 from bowstring._views import with_shared, with_views
 from bowstring._wire import keep_forever
 from bowstring.connection import Connection, Opened
@@ -105,7 +105,7 @@ class Batches(Iterator[pa.RecordBatch]):
         self._uri = connection.uri  # the server of the open stream
         self._moves = 0  # since the last batch
         self._reader: Any = None
-        self._opening: Opening[Any] | None = None  # the call while its server has not answered
+        self._opening: BackgroundCall[Any] | None = None  # the call while its server has not answered
         self._ring: Ring | None = None
         self._overflowed = False  # a batch came by TCP because a ring had no room
         self._rings = connection.rings  # the owner of the ring
@@ -286,13 +286,13 @@ class Batches(Iterator[pa.RecordBatch]):
         try:
             with _fork.connecting():
                 _fork.hold(self)
-                self._opening = opening = Opening(make, drop)
+                self._opening = opening = BackgroundCall(make, drop)
             if self._closed:  # by another thread, before it could cancel the opening
                 self._cancel()
             try:
                 return opening.take(keep)
             except BaseException:  # such as a signal's
-                opening.give_up()
+                opening.cancel()
                 raise
         finally:
             self._waits = False
@@ -318,7 +318,7 @@ class Batches(Iterator[pa.RecordBatch]):
         for other in self._others.values():
             other.close()
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         self._cancel()
         end = time.monotonic() + _PATIENCE
         while not self._waits and time.monotonic() < end:  # until the reading thread has released the call, too
@@ -335,7 +335,7 @@ class Batches(Iterator[pa.RecordBatch]):
     def _cancel(self) -> None:
         opening, self._opening = self._opening, None
         if opening is not None and self._pid == os.getpid():
-            opening.give_up()
+            opening.cancel()
         reader, self._reader = self._reader, None
         if reader is not None and self._pid != os.getpid():
             keep_forever(reader)
@@ -352,7 +352,7 @@ class Batches(Iterator[pa.RecordBatch]):
     ) -> None:
         self.close()
 
-    @collected
+    @finalizer
     def __del__(self) -> None:
         if getattr(self, "_reader", None) is not None:
             self.close()

@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from bowstring._shown import shown
+from bowstring._messages import shown
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bowstring._shown import listed
+from bowstring._messages import listed
 from bowstring._source import counted
 from bowstring.dataset import Dataset
 

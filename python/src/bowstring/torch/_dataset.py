@@ -303,7 +303,7 @@ class BowstringDataset(IterableDataset[Any]):
         if get_worker_info() is not None and self._tune and not any(name.startswith("MALLOC_") for name in os.environ):
             tune_malloc()
         began = self._epochs.begin()
-        state, told = self._taken(began.said)
+        state, said = self._taken(began.said)
         if state is not None and state["epoch"] != began.epoch:
             began = self._epochs.correct(began, state["epoch"])
         if share.idle:
@@ -319,20 +319,20 @@ class BowstringDataset(IterableDataset[Any]):
             even=self._even(share.world),
             mesh=self._mesh,
         )
-        self._iterator = DatasetIterator(job, share, place, self._epochs, began, told=told, late=self._epochs.late)
+        self._iterator = DatasetIterator(job, share, place, self._epochs, began, said=said, late=self._epochs.late)
         return self._iterator
 
     def _taken(self, said: Said | None) -> tuple[State | None, int | None]:
         """The state that this iteration goes on from, if it is one; and the epoch that `set_epoch` has said for it."""
-        told = None if said is None else said.epoch
+        said_epoch = None if said is None else said.epoch
         state, word, before = self._pending or (None, None, None)
         if state is not None and word is None:  # loaded in this process, by a loader
             self._pending = None
         elif word is not None and said is not None and said.number == word.number:
-            told = before
+            said_epoch = before
         else:
             state = None
-        return state, told
+        return state, said_epoch
 
     # --- states -----------------------------------------------------------
 

@@ -22,7 +22,7 @@ import torch
 import torch.multiprocessing
 from torch.utils.data import get_worker_info
 
-from bowstring.torch import _share
+from bowstring.torch import _shared_memory
 
 try:
     import fcntl
@@ -33,7 +33,7 @@ _ROWS = 64  # iterations that are remembered
 _HEAD = 8  # numbers before them
 _SAID, _EPOCH, _LOADS, _READ = range(4)  # of the head
 # Of a row: what says whose iteration it is, which comes before which, what was said when it began, and a check sum.
-_SEED, _FIRST, _ROUND, _WORKERS, _SEQUENCE, _HEARD, _FRESH, _TOLD, _OF, _CHECK = range(10)
+_SEED, _FIRST, _ROUND, _WORKERS, _SEQUENCE, _HEARD, _FRESH, _SAID, _OF, _CHECK = range(10)
 _WIDTH = 10
 
 
@@ -72,7 +72,7 @@ class Owned:
 
     def _shares(self, **memory: torch.Tensor) -> None:
         self._files = torch.multiprocessing.get_sharing_strategy() == "file_descriptor"  # type: ignore[no-untyped-call]
-        self.__dict__.update({name: _share.shared(tensor) for name, tensor in memory.items()})
+        self.__dict__.update({name: _shared_memory.shared(tensor) for name, tensor in memory.items()})
         self._pid = os.getpid()
         _all.add(self)
 
@@ -141,11 +141,11 @@ class Epochs(Owned):
 
     def load(self, epoch: int) -> tuple[Said, int | None]:
         """A state of this epoch was loaded; the word for it, and what `set_epoch` had said for the next iteration."""
-        told = None if self._said.load or self.heard(self._said) else self._said.epoch
+        said_epoch = None if self._said.load or self.heard(self._said) else self._said.epoch
         said = self.say(epoch, load=True)
         self._loads += 1
         self._numbers[_LOADS] = self._loads
-        return said, told
+        return said, said_epoch
 
     def heard(self, said: Said) -> bool:
         """Whether an iteration has begun by a word, or after it."""
@@ -208,7 +208,7 @@ class Epochs(Owned):
                 row = [seed, first, turn, workers, sequence, heard, int(fresh), epoch, epoch, 0]
                 place = sequence % _ROWS
                 self._write(place, row)
-        return Began(row[_OF], Said(row[_HEARD], row[_TOLD]) if row[_FRESH] else None, place)
+        return Began(row[_OF], Said(row[_HEARD], row[_SAID]) if row[_FRESH] else None, place)
 
     def correct(self, began: Began, epoch: int) -> Began:
         """The iteration is of this epoch: a state that was loaded into it says so."""

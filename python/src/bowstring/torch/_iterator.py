@@ -58,7 +58,7 @@ class DatasetIterator(Iterator[Any]):
         epochs: Epochs,
         began: Began,
         *,
-        told: int | None = None,
+        said: int | None = None,
         late: bool = False,
     ) -> None:
         self._job = job
@@ -66,7 +66,7 @@ class DatasetIterator(Iterator[Any]):
         self._place = place
         self._epochs = epochs
         self._began = began
-        self._told = told  # the epoch that `set_epoch` has said for this iteration, if it has
+        self._said = said  # the epoch that `set_epoch` has said for this iteration, if it has
         self._restored = False
         self._late = late  # whether a state was loaded that this process does not know of
         self._stream: Batches | None = None
@@ -146,9 +146,9 @@ class DatasetIterator(Iterator[Any]):
 
     def _check_epoch(self) -> None:
         self._restored = False
-        if self._told not in (None, self._place.epoch):
+        if self._said not in (None, self._place.epoch):
             raise ValueError(
-                f"epoch: the loader's state is within epoch {self._place.epoch}, set_epoch said {self._told}"
+                f"epoch: the loader's state is within epoch {self._place.epoch}, set_epoch said {self._said}"
             )
 
     def _after(self) -> Place:

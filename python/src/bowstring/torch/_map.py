@@ -15,7 +15,7 @@ from bowstring._tls import Tls
 from bowstring.client import Client
 from bowstring.dataset import Dataset
 from bowstring.exchange import Exchange
-from bowstring.torch import _share
+from bowstring.torch import _shared_memory
 from bowstring.torch._decode import Decode
 from bowstring.torch._epochs import Draws
 from bowstring.torch._rows import steps_for
@@ -75,7 +75,9 @@ class BowstringMapDataset(TorchDataset[Any]):
         )
         self._dataset, self._steps = steps_for(dataset, decode, transform, collate, on_decode_error)
         # Read only where they do not follow one another; and shared, so that workers do not each have a copy.
-        self._positions = range_of(dataset, dataset._stream) or _share.shared(torch.from_numpy(dataset.positions()))
+        self._positions = range_of(dataset, dataset._stream) or _shared_memory.shared(
+            torch.from_numpy(dataset.positions())
+        )
         self._epochs = Draws(len(self)) if "operators" in self._dataset.request() else None
         self._exchange: Exchange | None = None
         self._exchanged = 0  # the epoch that it is of

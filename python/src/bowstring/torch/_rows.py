@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import default_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-from bowstring._shown import listed, shown
+from bowstring._messages import listed, shown
 from bowstring.dataset import Dataset
 from bowstring.operators import is_ragged
 from bowstring.torch._columns import Batch, Blobs, batch_of

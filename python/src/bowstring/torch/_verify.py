@@ -36,9 +36,9 @@ def verify_step(batch: Batch, *, mesh: Any = None, group: Any = None) -> None:
     if batch.digest is None:
         raise ValueError("batch: got one without a digest, want one of a dataset that was made with digest=True")
     share = 0 if mesh is None else Mesh.of(mesh).data_rank
-    mine = (share, torch.distributed.get_rank(), batch.epoch, batch.step, batch.digest)
+    own = (share, torch.distributed.get_rank(), batch.epoch, batch.step, batch.digest)
     found: list[Any] = [None] * torch.distributed.get_world_size(group)
-    torch.distributed.all_gather_object(found, mine, group=group)
+    torch.distributed.all_gather_object(found, own, group=group)
     wrong = []
     for one in sorted({other[0] for other in found}):
         same = [other for other in found if other[0] == one]

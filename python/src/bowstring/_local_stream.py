@@ -9,19 +9,19 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from bowstring._chooser import Chooser
-from bowstring._maker import Json, Maker, assembled, fault_of, maker_of, raw_columns
+from bowstring._operator_process import Json, OperatorProcess, assembled, fault_of, process_for, raw_columns
+from bowstring._placement import Chooser
 from bowstring.connection import Connection
 from bowstring.errors import BowstringError, InvalidRequest, Unavailable
 from bowstring.stream import Batches
 
 # Batches in the process that runs operators. It reads that many before it has written one.
-_AHEAD = 3
+_PREFETCH = 3
 # The first value: it suffices if input takes longer to arrive, and the first batch comes sooner.
-_AT_FIRST = 2
+_FIRST_PREFETCH = 2
 
 
-class MadeBatches(Batches):
+class LocalBatches(Batches):
     """Batches whose operators run in a separate process on this machine, if the ticket's place says so.
 
     The batches equal the server's: the same rows, bytes and schema. `place["place"]` says where a batch was made.
@@ -37,11 +37,11 @@ class MadeBatches(Batches):
         self._where = "server" if self._chooser else "client"
         self._wanted = ticket  # as requested
         self._schema: pa.Schema | None = None  # of the delivered batches
-        self._pending: deque[tuple[Maker, Json, Json, pa.RecordBatch]] = deque()
+        self._pending: deque[tuple[OperatorProcess, Json, Json, pa.RecordBatch]] = deque()
         self._raw_ended = False
-        self._maker: Maker | None = None
-        self._maker_pid = os.getpid()
-        self._ahead = _AT_FIRST
+        self._worker: OperatorProcess | None = None
+        self._worker_pid = os.getpid()
+        self._prefetch = _FIRST_PREFETCH
         self._given = ticket  # continues after the last delivered batch
         super().__init__(connection, ticket, locations)
         self._resume = {}  # set when the schema is known
@@ -54,15 +54,15 @@ class MadeBatches(Batches):
     def _next(self) -> pa.RecordBatch:
         if self._closed:
             raise StopIteration
-        if self._maker_pid != os.getpid():  # the pending batches are in the parent's process
+        if self._worker_pid != os.getpid():  # the pending batches are in the parent's process
             self._pending.clear()
-            self._maker, self._maker_pid, self._resume = None, os.getpid(), {}
+            self._worker, self._worker_pid, self._resume = None, os.getpid(), {}
             self._ended = self._raw_ended = False
         ended = self._ended or self._raw_ended
         if self._chooser is not None and not self._pending and not ended and self._chooser.moves():
             self._where = self._chooser.place
             self._cancel()
-            self._resume, self._ahead = {}, _AT_FIRST
+            self._resume, self._prefetch = {}, _FIRST_PREFETCH
         if not self._resume:
             self._resume = self._asked()
         began = time.perf_counter()
@@ -96,7 +96,7 @@ class MadeBatches(Batches):
 
     def _next_made(self) -> pa.RecordBatch:
         came = 0.0
-        while len(self._pending) < self._most() and not self._raw_ended:
+        while len(self._pending) < self._prefetched() and not self._raw_ended:
             opened, began = self._reader is not None, time.perf_counter()
             try:
                 raw = super()._next()
@@ -112,36 +112,36 @@ class MadeBatches(Batches):
             if opened and self._chooser is not None:
                 self._chooser.came(raw.num_rows, took)
             place = self.place or {}
-            maker = self._maker = self._maker or self._begin(raw.schema)
+            worker = self._worker = self._worker or self._begin(raw.schema)
             if self._closed:  # before there was a process to end
                 self._end()
                 raise StopIteration
-            maker.send(raw, place["epoch"])
-            self._pending.append((maker, place, self._resume, raw))
+            worker.send(raw, place["epoch"])
+            self._pending.append((worker, place, self._resume, raw))
         if not self._pending:
             self._end()
             raise StopIteration
-        maker, place, ticket, raw = self._pending.popleft()
+        worker, place, ticket, raw = self._pending.popleft()
         began = time.perf_counter()
-        made, faults = maker.receive()
+        made, faults = worker.receive()
         if time.perf_counter() - began > came:  # the process is the bottleneck
-            self._ahead = _AHEAD
+            self._prefetch = _PREFETCH
         if faults:
-            self._told(faults, place)
-        batch = assembled(self._target(), raw, made, maker.forms)
+            self._record_faults(faults, place)
+        batch = assembled(self._target(), raw, made, worker.forms)
         self.place, self._given = place, self._as_wanted(ticket)
         return batch
 
-    def _most(self) -> int:
+    def _prefetched(self) -> int:
         """How many batches to prefetch: none if the stream is about to move."""
         if self._chooser is None:
-            return self._ahead
+            return self._prefetch
         if self._chooser.settling():
             return 1
-        return _AT_FIRST if self._chooser.looking else self._ahead
+        return _FIRST_PREFETCH if self._chooser.measuring else self._prefetch
 
-    def _begin(self, schema: pa.Schema) -> Maker:
-        return maker_of(schema, (self._wanted.get("shuffle") or {}).get("seed", 0))
+    def _begin(self, schema: pa.Schema) -> OperatorProcess:
+        return process_for(schema, (self._wanted.get("shuffle") or {}).get("seed", 0))
 
     def _asked(self) -> Json:
         """The ticket that continues after the last delivered batch, for the place where operators run now."""
@@ -166,7 +166,7 @@ class MadeBatches(Batches):
             self._schema = self._connection.schema(request)
         return self._schema
 
-    def _told(self, faults: list[Json], place: Json) -> None:
+    def _record_faults(self, faults: list[Json], place: Json) -> None:
         """Raise a fault that ends the stream, and record others in the batch's place."""
         # A temporary failure is no fault of the sample, whatever on_error is.
         ends = [fault for fault in faults if fault["code"] == Unavailable.code]
@@ -180,9 +180,9 @@ class MadeBatches(Batches):
         known.sort(key=lambda fault: fault["position"])
 
     def _end(self) -> None:
-        maker, self._maker = self._maker, None
-        if maker is not None:
-            maker.close()
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.close()
 
     def close(self) -> None:
         """As in Batches."""
@@ -193,4 +193,4 @@ class MadeBatches(Batches):
 
 def kind_of(ticket: Json) -> type[Batches]:
     """The class that reads a ticket."""
-    return Batches if ticket.get("place", "server") == "server" else MadeBatches
+    return Batches if ticket.get("place", "server") == "server" else LocalBatches

@@ -49,7 +49,7 @@ def _idle_thread() -> _Thread:
         return _Thread()
 
 
-class Opening(Generic[T]):
+class BackgroundCall(Generic[T]):
     """A result that another thread makes."""
 
     def __init__(self, make: Callable[[], T], drop: Callable[[T], object]) -> None:
@@ -97,7 +97,7 @@ class Opening(Generic[T]):
         finally:
             del error  # its traceback refers to this frame
 
-    def give_up(self) -> None:
+    def cancel(self) -> None:
         """Wake the waiting thread. The result is ended."""
         with self._lock:
             if self._over:

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
-from bowstring import _landing
+from bowstring import _buffers
 from bowstring.torch._columns import Batch, Blobs
 
 SMALL = 32 << 10  # bytes of a batch that go with the message
@@ -218,12 +218,12 @@ def _own() -> _Pool:
     return _pool
 
 
-def _blocks() -> _landing.Blocks:
+def _blocks() -> _buffers.Blocks:
     """Where a new stream's messages land."""
-    return _own() if AVAILABLE and get_worker_info() is not None else _landing.Private()
+    return _own() if AVAILABLE and get_worker_info() is not None else _buffers.Private()
 
 
-_landing.land_in(_blocks)
+_buffers.set_source(_blocks)
 
 
 def _reduce(batch: Batch) -> tuple[Any, ...]:

@@ -8,13 +8,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from bowstring._maker import _PATIENCE, Json, Maker, assembled, fault_of, maker_of, raw_columns
+from bowstring._operator_process import _PATIENCE, Json, OperatorProcess, assembled, fault_of, process_for, raw_columns
 from bowstring.connection import Connection
 from bowstring.errors import Cancelled
 from bowstring.exchange import Exchange
 
 
-class MadeExchange(Exchange):
+class LocalExchange(Exchange):
     """An exchange whose operators run in a separate process on this machine. Its results equal the server's."""
 
     def __init__(self, connection: Connection, take: Json, schema: pa.Schema) -> None:
@@ -22,7 +22,7 @@ class MadeExchange(Exchange):
         super().__init__(connection, {**take, "columns": columns, "place": "client"}, schema)
         self._drawn = {"seed": 0, "epoch": 0, **(take.get("shuffle") or {})}
         self._of = f"{take['dataset']}@{take['snapshot']}"
-        self._maker: Maker | None = None
+        self._worker: OperatorProcess | None = None
         self._turn = threading.Lock()  # held while the process makes a table
         self._closes = 0  # number of calls of close: a take that began before one then fails
         self._made_pid = os.getpid()
@@ -34,7 +34,7 @@ class MadeExchange(Exchange):
         if not raw.num_rows:
             return self._schema.empty_table()
         if self._made_pid != os.getpid():  # the process belongs to the parent
-            self._maker, self._turn, self._made_pid = None, threading.Lock(), os.getpid()
+            self._worker, self._turn, self._made_pid = None, threading.Lock(), os.getpid()
         with self._turn:
             try:
                 return pa.Table.from_batches([self._made(batch, closes) for batch in raw.to_batches()], self._schema)
@@ -45,27 +45,27 @@ class MadeExchange(Exchange):
                 raise
 
     def _made(self, raw: pa.RecordBatch, closes: int) -> pa.RecordBatch:
-        if self._maker is None and self._closes == closes:
-            self._maker = maker_of(raw.schema, self._drawn["seed"])
-        if self._maker is None or self._closes != closes:  # closed before there was a process to end
+        if self._worker is None and self._closes == closes:
+            self._worker = process_for(raw.schema, self._drawn["seed"])
+        if self._worker is None or self._closes != closes:  # closed before there was a process to end
             raise Cancelled("take: the exchange is closed")
-        self._maker.send(raw, self._drawn["epoch"])
-        made, faults = self._maker.receive()
+        self._worker.send(raw, self._drawn["epoch"])
+        made, faults = self._worker.receive()
         if faults:
             raise fault_of(faults[0], self._of)
-        return assembled(self._schema, raw, made, self._maker.forms)
+        return assembled(self._schema, raw, made, self._worker.forms)
 
     def _end(self) -> None:
-        maker, self._maker = self._maker, None
-        if maker is not None:
-            maker.close()
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.close()
 
     def close(self) -> None:
         """As in Exchange."""
         self._closes += 1
-        maker = self._maker
-        if maker is not None:
-            maker.close()  # a thread that waits for it is woken, and releases the lock
+        worker = self._worker
+        if worker is not None:
+            worker.close()  # a thread that waits for it is woken, and releases the lock
         super().close()
         if self._made_pid == os.getpid() and self._turn.acquire(timeout=_PATIENCE):
             try:

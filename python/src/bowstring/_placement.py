@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 # Batches that a measurement has, after the first of a stream, which opens it.
-_LOOK = 6
+_MEASURED = 6
 # Seconds of waiting that also end a measurement: the first one, and one that is compared, where staying costs nothing.
 _LONG, _LONGER = 0.5, 1.0
 # Minimum seconds of one batch whose pace shows that a place cannot win.
@@ -38,7 +38,7 @@ class _Window:
 
     @property
     def full(self) -> bool:
-        return self.batches >= _LOOK and self.rows > 0
+        return self.batches >= _MEASURED and self.rows > 0
 
     @property
     def idle(self) -> bool:
@@ -62,7 +62,7 @@ class Chooser:
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.place = "server"
         self._clock = clock
-        self._looking = True  # at this place; otherwise the place is settled
+        self._measuring = True  # at this place; otherwise the place is settled
         self._known: _Window | None = None  # of the other place, during a measurement of this one
         self._took = 0.0  # seconds of the longer of two measurements, with opening the stream
         self._pace: float | None = None  # seconds per row at the settled place, in its first full window
@@ -75,9 +75,9 @@ class Chooser:
         self._window = _Window(0.0)
 
     @property
-    def looking(self) -> bool:
+    def measuring(self) -> bool:
         """Whether a measurement is running."""
-        return self._looking
+        return self._measuring
 
     def note(self, rows: int, waited: float) -> None:
         """Record a batch that was delivered, and the wait for it."""
@@ -87,7 +87,7 @@ class Chooser:
         if not self._opened:
             self._opened, self._since, self._window = True, now - waited, _Window(now)
             return
-        if not self._looking and self._window.full and not self._going:
+        if not self._measuring and self._window.full and not self._going:
             self._window = _Window(now - waited)
         self._window.add(rows, waited, now)
 
@@ -102,7 +102,7 @@ class Chooser:
 
         If it stays, prefetched batches stay, too: a stream that is drained at each measurement has to fill again.
         """
-        if not self._going and (self._looked() if self._looking else self._restless()):
+        if not self._going and (self._measured() if self._measuring else self._restless()):
             self._going = not self._stays()
         return self._going
 
@@ -117,9 +117,9 @@ class Chooser:
     def _stays(self) -> bool:
         """Evaluate a measurement: whether to stay at this place."""
         seen, known, now = self._window, self._known, self._clock()
-        if not self._looking:
+        if not self._measuring:
             self._took = 0.0
-            self._looking, self._known = True, seen
+            self._measuring, self._known = True, seen
             return False
         self._took = max(self._took, now - self._since)
         if known is None and not seen.idle:
@@ -129,14 +129,14 @@ class Chooser:
         stays = known is None or here <= known.a_row
         self._other = math.inf if known is None else max(here, known.a_row)
         self._least = 0.0
-        self._looking, self._known = False, None
+        self._measuring, self._known = False, None
         # The first batches of a stream say little, because buffers on the path fill during that time.
         self._pace = None
         self._until = now + _STAY * self._took
         self._window = _Window(now)
         return stays
 
-    def _looked(self) -> bool:
+    def _measured(self) -> bool:
         """Whether there is enough data to judge this place."""
         seen, known = self._window, self._known
         if not self._opened:
@@ -147,7 +147,7 @@ class Chooser:
             return False
         if seen.full or seen.waited > (_LONG if known is None else _LONGER):
             return True
-        return known is not None and seen.waited > known.waited * _LOOK / known.batches
+        return known is not None and seen.waited > known.waited * _MEASURED / known.batches
 
     def _restless(self) -> bool:
         """Whether it is time to measure the other place again, or this one has become worse."""

@@ -16,7 +16,7 @@ VERSION = 2
 _PEER = struct.Struct("iII")  # of the kernel: process, user and group
 
 
-class Place(NamedTuple):
+class Endpoint(NamedTuple):
     """Where a server shares memory with its callers, as it has announced by Flight."""
 
     path: str  # of the socket
@@ -26,41 +26,41 @@ class Place(NamedTuple):
     key: bytes  # by which both ends of the socket authenticate
 
     @classmethod
-    def told(cls, said: dict[str, Any]) -> Place:
+    def from_answer(cls, said: dict[str, Any]) -> Endpoint:
         return cls(said["socket"], said["server"], said["uid"], said["caller"], bytes.fromhex(said["key"]))
 
 
-class StandInError(OSError):
+class ImpostorError(OSError):
     """The program at a server's socket is not that server."""
 
 
-def greet(connected: socket.socket, place: Place) -> None:
+def authenticate(connected: socket.socket, endpoint: Endpoint) -> None:
     """Check that the program at the other end is the server, and authenticate to it.
 
     Each end proves that it knows the key. A program in between, which relays both sides, is detected by its user: the
     kernel reports the listener's user, and the server has announced its own by Flight.
     """
     _, uid, _ = _PEER.unpack(connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
-    if uid != place.uid:
-        raise StandInError(
-            f"a program of user {uid} listens on {place.path}, and the server is one of user {place.uid}"
+    if uid != endpoint.uid:
+        raise ImpostorError(
+            f"a program of user {uid} listens on {endpoint.path}, and the server is one of user {endpoint.uid}"
         )
     nonce = os.urandom(16).hex()
-    connected.send(json.dumps({"version": VERSION, "caller": place.caller, "nonce": nonce}).encode())
+    connected.send(json.dumps({"version": VERSION, "caller": endpoint.caller, "nonce": nonce}).encode())
     answer, descriptors = received(connected)
     for descriptor in descriptors:
         os.close(descriptor)
     said = answer or {}
-    if said.get("version") != VERSION or said.get("server") != place.server:
-        raise OSError(f"another server listens on {place.path}")
+    if said.get("version") != VERSION or said.get("server") != endpoint.server:
+        raise OSError(f"another server listens on {endpoint.path}")
     if "error" in said:
         raise OSError(str(said["error"]))
     theirs = str(said.get("nonce"))
     if not hmac.compare_digest(
-        _proof(place.key, "server", nonce, theirs), str(said.get("proof")).encode(errors="replace")
+        _proof(endpoint.key, "server", nonce, theirs), str(said.get("proof")).encode(errors="replace")
     ):
-        raise StandInError(f"what listens on {place.path} has the server's name, and does not know the key")
-    connected.send(json.dumps({"proof": _proof(place.key, "client", nonce, theirs).decode()}).encode())
+        raise ImpostorError(f"what listens on {endpoint.path} has the server's name, and does not know the key")
+    connected.send(json.dumps({"proof": _proof(endpoint.key, "client", nonce, theirs).decode()}).encode())
 
 
 def _proof(key: bytes, end: str, ours: str, theirs: str) -> bytes:

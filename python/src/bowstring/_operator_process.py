@@ -29,7 +29,7 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-from bowstring._collected import collected
+from bowstring._finalizers import finalizer
 from bowstring._wire import to_numpy
 from bowstring.errors import (
     BowstringError,
@@ -56,8 +56,8 @@ def program() -> str:
     """The path of the program `bowstring`: what BOWSTRING_PROGRAM names, the one of this environment, or of PATH."""
     if named := os.environ.get("BOWSTRING_PROGRAM"):
         return named
-    beside = Path(sys.executable).with_name("bowstring")
-    found = str(beside) if beside.exists() else shutil.which("bowstring")
+    installed = Path(sys.executable).with_name("bowstring")
+    found = str(installed) if installed.exists() else shutil.which("bowstring")
     if found is None:
         raise Unsupported(
             "place: operators at the client need the program bowstring, which is neither beside Python nor on PATH; "
@@ -71,7 +71,7 @@ def error_of(code: str, text: str) -> BowstringError:
     return _CODES.get(code, ServerError)(text)
 
 
-class Maker:
+class OperatorProcess:
     """A process that makes cells from blobs. `send` and `receive` alternate, at most three batches apart.
 
     Another thread may call `close`; a running call then fails. After an error only `close` may be called.
@@ -111,7 +111,7 @@ class Maker:
         with contextlib.suppress(OSError, AttributeError):  # an old kernel, or another system
             # The end of a pipe does not show it, because others may hold the pipe
             self._end = os.pidfd_open(self._process.pid)
-        _makers.add(self)
+        _processes.add(self)
         try:
             self.forms: dict[str, Json] = self._welcome(operators, seed)
         except BaseException:
@@ -198,7 +198,7 @@ class Maker:
         if end is not None:
             os.close(end)
 
-    @collected
+    @finalizer
     def __del__(self) -> None:
         if getattr(self, "_process", None) is not None:
             self.close()
@@ -263,7 +263,7 @@ class Maker:
         return ServerError(f"the process that runs operators at the client has ended with status {status}")
 
 
-_makers: weakref.WeakSet[Maker] = weakref.WeakSet()
+_processes: weakref.WeakSet[OperatorProcess] = weakref.WeakSet()
 # Held while a process is started, and during a fork: a child forked in between would hold the process's ends of the
 # pipes, and its end would go unnoticed.
 _starting = threading.RLock()
@@ -271,8 +271,8 @@ _starting = threading.RLock()
 
 def _forked() -> None:
     _starting.release()
-    for maker in list(_makers):
-        maker._leave()
+    for process in list(_processes):
+        process._leave()
 
 
 if hasattr(os, "register_at_fork"):
@@ -357,16 +357,16 @@ def raw_columns(wanted: Sequence[str], operators: Json) -> list[str]:
     """The columns to request, with operators at the client, to get the wanted ones."""
     # An expression may have the name of a column that describes results.
     made = [name for name, steps in operators.items() if "expression" not in steps]
-    told = parts([name for name in wanted if name not in operators], made)
-    columns = [name for name in wanted if name not in told]
-    columns += [base for base in dict.fromkeys(told.values()) if base not in columns]
+    described = parts([name for name in wanted if name not in operators], made)
+    columns = [name for name in wanted if name not in described]
+    columns += [base for base in dict.fromkeys(described.values()) if base not in columns]
     return columns if "position" in columns else [*columns, "position"]
 
 
-def maker_of(schema: pa.Schema, seed: int) -> Maker:
+def process_for(schema: pa.Schema, seed: int) -> OperatorProcess:
     """A process for the operators that the server lists in the schema's metadata."""
-    told = {f.name: (f.metadata or {}).get(b"bowstring.operators") for f in schema}
-    return Maker({name: json.loads(text) for name, text in told.items() if text is not None}, seed)
+    operators = {f.name: (f.metadata or {}).get(b"bowstring.operators") for f in schema}
+    return OperatorProcess({name: json.loads(text) for name, text in operators.items() if text is not None}, seed)
 
 
 def fault_of(fault: Json, snapshot: str) -> BowstringError:
@@ -379,13 +379,13 @@ def assembled(
     target: pa.Schema, raw: pa.RecordBatch, made: dict[str, tuple[Json, pa.Buffer]], forms: dict[str, Json]
 ) -> pa.RecordBatch:
     """The batch as the server would have sent it, from the raw batch and the results."""
-    told = parts([name for name in target.names if name not in raw.schema.names], made)
+    described = parts([name for name in target.names if name not in raw.schema.names], made)
     arrays = []
     for field in target:
         if field.name in made:
             arrays.append(array_of(field, *made[field.name]))
-        elif field.name in told:
-            base = told[field.name]
+        elif field.name in described:
+            base = described[field.name]
             arrays.append(part_of(field.name, field, made[base][0], forms[base]))
         else:
             arrays.append(raw.column(field.name))

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from bowstring._messages import shown
 from bowstring._own import Server, locked
 from bowstring._program import program
-from bowstring._shown import shown
 from bowstring._wire import progress_bar
 from bowstring.errors import InvalidRequest
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def collected(let_go: Callable[[T], None]) -> Callable[[T], None]:
+def finalizer(release: Callable[[T], None]) -> Callable[[T], None]:
     """Make a `__del__` that ignores errors while the interpreter exits.
 
     By then modules may have lost their names, including the standard library's. The process's end releases descriptors,
@@ -19,15 +19,15 @@ def collected(let_go: Callable[[T], None]) -> Callable[[T], None]:
     # Everything that this function needs is bound here, so it exists until the end.
     def finalize(
         self: T,
-        _let_go: Callable[[T], None] = let_go,
+        _release: Callable[[T], None] = release,
         _ends: Callable[[], bool] = sys.is_finalizing,
         _failed: type[Exception] = Exception,
     ) -> None:
         try:
-            _let_go(self)
+            _release(self)
         except _failed:
             if not _ends():
                 raise
 
-    finalize.__doc__ = let_go.__doc__
+    finalize.__doc__ = release.__doc__
     return finalize

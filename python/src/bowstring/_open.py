@@ -15,7 +15,7 @@ from bowstring.errors import InvalidRequest, NotFound, Unavailable
 _SERVERS = ("grpc", "grpc+tcp", "grpc+tls", "grpc+unix")
 _BUCKETS = ("s3", "gs", "az", "https", "http")
 _AGAIN = 60.0  # seconds for which a server that ends is waited for
-_LOOK = 0.05
+_POLL = 0.05
 
 
 def open(  # noqa: A001 - as the modules of Python name it
@@ -67,7 +67,7 @@ def open(  # noqa: A001 - as the modules of Python name it
         raise InvalidRequest(
             f"token, tls: got one with {text!r}; they go with the address of a server, as grpc+tls://…"
         )
-    from bowstring import _attaching, _own  # not at the beginning: Windows has no such locks
+    from bowstring import _attach, _own  # not at the beginning: Windows has no such locks
 
     at, _, name = text.partition("#") if separator else (text, "", "")
     if scheme == "cql" and not name:
@@ -83,7 +83,7 @@ def open(  # noqa: A001 - as the modules of Python name it
     if not separator:
         text = _local(text)
     server = _own.of_sources("buckets" if scheme in _BUCKETS and separator else "files")
-    name = _attaching.name_of(text)
+    name = _attach.name_of(text)
     client = connect(server.uri)
 
     def there() -> bool:
@@ -94,7 +94,7 @@ def open(  # noqa: A001 - as the modules of Python name it
         return True
 
     if update or not there():
-        _attaching.attach(server, text, name, there=there, skip_bad=skip_bad, progress=progress)
+        _attach.attach(server, text, name, there=there, skip_bad=skip_bad, progress=progress)
     return _patient(client, name, split, snapshot)
 
 
@@ -132,4 +132,4 @@ def _patient(client: Client, name: str, split: str | None, snapshot: int | str |
         except Unavailable:  # noqa: PERF203 - it is rare
             if time.monotonic() > end:
                 raise
-            time.sleep(_LOOK)
+            time.sleep(_POLL)

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from bowstring._collected import collected
+from bowstring._finalizers import finalizer
 
 SMALL = 256 << 10  # bytes: a smaller part gets memory of Arrow
 _GRAIN = 64 << 10  # bytes
@@ -58,7 +58,7 @@ class _Lease:
         self._blocks = blocks
         self._block = block
 
-    @collected
+    @finalizer
     def __del__(self) -> None:
         if hasattr(self, "_block"):  # otherwise a signal interrupted its creation
             self._blocks.give(self._block)
@@ -107,7 +107,7 @@ class Private:
         self._free.append(block)
 
 
-def landing(blocks: Blocks, size: int) -> tuple[memoryview, pa.Buffer]:
+def allocate(blocks: Blocks, size: int) -> tuple[memoryview, pa.Buffer]:
     """Memory for that many bytes, and the buffer over it."""
     if size < SMALL:
         small = pa.allocate_buffer(size)
@@ -124,7 +124,7 @@ def of_process() -> Blocks:
 _source: Any = None
 
 
-def land_in(source: Any) -> None:
+def set_source(source: Any) -> None:
     """From now on, streams of this process use the Blocks that the function `source` returns."""
     global _source
     _source = source
