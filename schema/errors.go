@@ -28,8 +28,8 @@ var (
 	ErrNotFound = errors.New("not found")
 	// ErrExists: the thing to be created exists already.
 	ErrExists = errors.New("already exists")
-	// ErrDenied: the caller may not do this to something that it may know of. What it may
-	// not know of is ErrNotFound.
+	// ErrDenied: the caller may not do this to something that it may know of. Data that
+	// it may not know of is ErrNotFound.
 	ErrDenied = errors.New("permission denied")
 	// ErrLimit: a configured limit was reached; the message names it.
 	ErrLimit = errors.New("limit reached")

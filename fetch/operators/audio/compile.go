@@ -1,12 +1,14 @@
-// Package audio compiles pipelines of sound: files are decoded, resampled, cut, turned
-// into log-mel spectrograms and augmented, until a sample is what a model takes.
+// Package audio compiles pipelines for sound: files are decoded, resampled, cut,
+// converted to log-mel spectrograms and augmented, until a sample is what a model needs.
 //
-// Operators have the names and parameters of torchaudio.transforms where it has them,
-// and compute what it computes: see each operator's type. Computations are in single
-// precision, whatever the result's type, and equal bit for bit on every machine.
+// Operators have the names, parameters and semantics of torchaudio.transforms where it
+// has them: see each operator's type. Computations are in single precision, whatever the
+// result's type, and equal bit for bit on every machine.
 //
-// Package codec reads files, package vorbis those of Ogg Vorbis, package sndfile those that take a library in C, and dsp
-// computes; this one knows names, shapes and order. It does no I/O but by these, and starts no goroutine.
+// Package codec reads files, package vorbis Ogg Vorbis, package sndfile formats that need
+// a C library, and package dsp computes. This package defines names, shapes and order. It
+// does no I/O of its own, and starts no goroutine. Operators on waveforms are in wave.go,
+// those on spectrograms in spectrum.go; run.go applies them.
 package audio
 
 import (
@@ -24,13 +26,15 @@ import (
 	"bowstring/fetch/operators/program"
 )
 
-// ContractVersion changes when equal pipelines of equal cells may give other bytes with the same engine.
+// ContractVersion changes when equal pipelines of equal cells may give other bytes with
+// the same engine.
 const ContractVersion = "audio-3"
 
-// Contract names what the bytes of a result depend on besides the canonical list and the
-// cell: the version, and what decodes MP3 and Ogg here, as decoders of these differ by
-// rounding. A list does not say which files it will meet, so all lists have it. It is a program.ErrUnavailable where
-// that cannot be asked just now; once it is known it stays what it is.
+// Contract names everything that the bytes of a result depend on besides the canonical
+// list and the cell: the version, and the decoder of MP3 and Ogg, because decoders of
+// these differ by rounding. Which files a list will meet is unknown, so all lists have
+// it. It fails with program.ErrUnavailable if the decoder cannot be determined at the
+// moment. Once known, the contract does not change.
 func Contract() (string, error) {
 	lossy, err := codec.Lossy()
 	if err != nil {
@@ -39,29 +43,32 @@ func Contract() (string, error) {
 	return ContractVersion + "/" + lossy, nil
 }
 
-// Engine names what decodes files in this process: "go", or "go, libsndfile 1.2.2"
-// where that library was named and found. WAV and FLAC have equal samples with each; those of MP3
-// and Ogg Vorbis differ by rounding (some 100 dB below the signal and less), and Opus needs the library.
+// Engine names the decoders of this process: "go", or "go, libsndfile 1.2.2" if that
+// library was configured and found. Both give equal samples for WAV and FLAC. Those of
+// MP3 and Ogg Vorbis differ by rounding (about 100 dB below the signal), and Opus needs
+// the library.
 func Engine() string { return codec.Engine() }
 
 // step is a checked operator. Its exported fields are its parameters.
 type step interface {
-	// check checks the parameters, and fills in what follows from them.
+	// check checks the parameters, and computes what follows from them.
 	check() error
-	// draws reports whether run draws.
+	// draws reports whether run uses random numbers.
 	draws() bool
-	// next says what a cell becomes, where sizes may be unknown, or why it cannot be taken.
+	// next returns the extent of a cell after the step, with unknown sizes where they
+	// vary, or the reason why the step cannot take it.
 	next(e extent) (extent, error)
-	// work bounds the steps that run takes for a cell all of whose sizes are known.
+	// work bounds the steps of run for a cell with known sizes.
 	work(e extent) program.Amount
-	// tables bounds the memory of tables that run makes for such a cell.
+	// tables bounds the memory of the tables that run makes for such a cell.
 	tables(e extent) program.Amount
-	// run does it to a cell that next has let pass, and spends steps before it takes them. It says what it drew.
+	// run applies the step to a cell that next has accepted. It spends steps before it
+	// takes them, and returns the random choices.
 	run(s *sound, from *draw.Source) ([]program.Value, error)
 }
 
-// plain is what most steps do: they take any parameters, draw nothing, make no tables, and leave cells of the form that
-// they have.
+// plain has the defaults of most steps: any parameters, no random numbers, no tables, and
+// cells keep their extent.
 type plain struct{}
 
 func (plain) check() error                  { return nil }
@@ -69,17 +76,17 @@ func (plain) draws() bool                   { return false }
 func (plain) next(e extent) (extent, error) { return e, nil }
 func (plain) tables(extent) program.Amount  { return program.Amount{} }
 
-// ofWaveform is what steps do that take waveforms, and make others like them.
+// ofWaveform is for steps that take waveforms, and keep their extent.
 type ofWaveform struct{ plain }
 
 func (ofWaveform) next(e extent) (extent, error) { return e.waveform() }
 
-// ofSpectrogram is the same of spectrograms.
+// ofSpectrogram is the same for spectrograms.
 type ofSpectrogram struct{ plain }
 
 func (ofSpectrogram) next(e extent) (extent, error) { return e.spectral() }
 
-// makers make the steps that there are, with the defaults of their parameters.
+// makers return each operator with its default parameters, which are torchaudio's.
 var makers = map[string]func() step{
 	"Decode": func() step { return &decode{NumFrames: -1} },
 	"Resample": func() step {
@@ -108,21 +115,22 @@ var makers = map[string]func() step{
 	"Layout":           func() step { return &layout{} },
 }
 
-// Names are the operators of sound, sorted.
+// Names are the operators on sound, sorted.
 func Names() []string { return slices.Sorted(maps.Keys(makers)) }
 
-// pipeline is a compiled list. It is immutable but for tables that its steps keep.
+// pipeline is a compiled list. It is immutable except for tables that its steps cache.
 type pipeline struct {
-	between []extent // before each step, and after the last; the first is of files
+	between []extent // extents before each step, and after the last
 	names   []string
 	steps   []step
 	listed  []program.Step
 }
 
-// maxSteps is far above what anyone needs.
+// maxSteps is far above any use.
 const maxSteps = 64
 
-// Compile checks a list of steps for files of sound. Errors are *program.StepError, but for that of an empty list.
+// Compile checks a list of steps for sound files. Errors are *program.StepError, except
+// for an empty list.
 func Compile(steps []program.Step) (program.Program, error) {
 	if len(steps) == 0 {
 		return nil, errors.New("audio: a list of operators begins with Decode")
@@ -147,7 +155,7 @@ func Compile(steps []program.Step) (program.Program, error) {
 	return p, nil
 }
 
-// add checks step i.
+// add checks step i, and returns the extent after it.
 func (p *pipeline) add(i int, s program.Step) (extent, error) {
 	e := p.between[i]
 	make, ok := makers[s.Name]
@@ -210,7 +218,7 @@ func (p *pipeline) Deterministic() int {
 	return len(p.steps)
 }
 
-// paramError says which parameter is wrong, and how. Compile adds the step.
+// paramError is an error of a parameter. Compile adds the step.
 type paramError struct{ param, reason string }
 
 func (e *paramError) Error() string {
@@ -224,7 +232,8 @@ func wrong(param, format string, args ...any) error {
 	return &paramError{param, fmt.Sprintf(format, args...)}
 }
 
-// parse fills in what a request says of a step's parameters, over the defaults in into, which points to a struct.
+// parse overwrites the defaults in into, which points to a struct, by the parameters of a
+// request. Unknown parameters are errors.
 func parse(raw json.RawMessage, into any) error {
 	if t := bytes.TrimSpace(raw); len(t) == 0 || string(t) == "null" {
 		raw = json.RawMessage("{}")
@@ -281,7 +290,7 @@ func kindOf(t reflect.Type) string {
 	}
 }
 
-// oneOf checks a word.
+// oneOf checks that a word is allowed.
 func oneOf(param, got string, words ...string) error {
 	if slices.Contains(words, got) {
 		return nil
@@ -289,7 +298,7 @@ func oneOf(param, got string, words ...string) error {
 	return wrong(param, "got %q; it takes %s", got, strings.Join(words, ", "))
 }
 
-// within checks a whole number.
+// within checks the range of an integer.
 func within(param string, got, low, high int) error {
 	if got < low || got > high {
 		return wrong(param, "got %d; it takes %d to %d", got, low, high)
@@ -297,7 +306,7 @@ func within(param string, got, low, high int) error {
 	return nil
 }
 
-// between checks a number.
+// between checks the range of a number; NaN is outside of any.
 func between(param string, got, low, high float64) error {
 	if !(got >= low && got <= high) {
 		return wrong(param, "got %g; it takes %g to %g", got, low, high)
@@ -305,11 +314,11 @@ func between(param string, got, low, high float64) error {
 	return nil
 }
 
-// numbers is a number, or a list of them.
+// numbers is a number or a list of numbers.
 type numbers []float64
 
 func (n *numbers) UnmarshalJSON(b []byte) error {
-	var several []*float64 // a null among them is no number: it would be left as it is, and so count as 0
+	var several []*float64 // null would leave a number unchanged, so it would count as 0
 	if err := json.Unmarshal(b, &several); err == nil && !slices.Contains(several, nil) {
 		*n = numbers{}
 		for _, v := range several {
@@ -327,19 +336,20 @@ func (n *numbers) UnmarshalJSON(b []byte) error {
 
 const unknown = program.Unknown
 
-// extent is what is known of a cell between two steps, of all cells or of one.
+// extent is what is known of a cell between two steps: of all cells, or of a single one.
 type extent struct {
 	kind program.Kind
 	// Sizes, or unknown. Waveforms have no features.
 	channels, features, frames int
-	// rate is 0 where every cell has its own.
+	// rate is 0 if it differs between cells.
 	rate  int
 	dtype program.DType
-	// axes is the order of the result. Between steps data lies as native has it.
+	// axes is the order of the axes in the result. Between steps data has the native
+	// order.
 	axes string
 }
 
-// native is the order in which steps keep data, and which torchaudio's have.
+// native is the order of axes between steps, which is also torchaudio's.
 func (e extent) native() string {
 	if e.kind == program.Spectrogram {
 		return "CFT"
@@ -347,7 +357,7 @@ func (e extent) native() string {
 	return "CT"
 }
 
-// size is how many numbers a cell has, of which all sizes are known.
+// size is how many numbers a cell has; all sizes must be known.
 func (e extent) size() program.Amount {
 	return program.Product(e.channels, max(e.features, 1), e.frames)
 }
@@ -375,13 +385,14 @@ func (e extent) form() program.Form {
 	return program.Form{Kind: e.kind, Type: e.dtype, Dims: e.dims(), Axes: e.axes, Rate: e.rate}
 }
 
-// computed says that steps may still compute: nothing was rounded, and no axis moved.
+// computed reports whether further steps may compute: nothing was rounded, and no axis
+// moved.
 func (e extent) computed() bool { return e.dtype == program.Float32 && e.axes == e.native() }
 
-// widths are the bytes of a number.
+// widths are the sizes of elements in bytes.
 var widths = map[program.DType]int{program.Int16: 2, program.Float16: 2, program.Float32: 4}
 
-// arranged checks that axes has each of native's once, C being optional.
+// arranged checks that axes has each letter of native once; C is optional.
 func arranged(axes, native string) error {
 	for _, axis := range native {
 		if n := strings.Count(axes, string(axis)); n != 1 && (axis != 'C' || n != 0) {

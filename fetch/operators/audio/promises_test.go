@@ -12,7 +12,7 @@ import (
 	"bowstring/fetch/operators/program"
 )
 
-// TestBombsAtOnce holds that Run refuses them also where nobody has asked for the cost.
+// TestBombsAtOnce holds that Run refuses them even if Cost was not called.
 func TestBombsAtOnce(t *testing.T) {
 	hour := file(t, "silence.flac")
 	hour[21] |= 0x0f // 2³⁶ samples

@@ -13,7 +13,8 @@ import (
 	"bowstring/fetch/operators/program"
 )
 
-// sound is a cell between two steps. Its data is room's, in the order of extent.native.
+// sound is a cell between two steps. Its data belongs to room, and has the order of
+// extent.native.
 type sound struct {
 	extent
 	data  []float32
@@ -24,12 +25,13 @@ type sound struct {
 // chunk is how many numbers a step computes between two calls of the meter.
 const chunk = 1 << 20
 
-// spend says to the meter that each of n numbers takes so many steps.
+// spend spends n times that number of steps.
 func (s *sound) spend(n int, each int64) error {
 	return s.meter.Spend(program.Count(int64(n)).Times(each).Int64())
 }
 
-// inParts calls f for one part of x after another. Each number takes so many steps.
+// inParts calls f for consecutive parts of x, and spends that number of steps for each
+// number before.
 func (s *sound) inParts(x []float32, each int64, f func(part []float32)) error {
 	for len(x) > 0 {
 		n := min(len(x), chunk)
@@ -42,11 +44,12 @@ func (s *sound) inParts(x []float32, each int64, f func(part []float32)) error {
 	return nil
 }
 
-// room is memory that runs use again. Two buffers take turns.
+// room is memory that runs reuse. Steps that cannot work in place read one buffer and
+// write the other.
 type room struct {
 	buffers  [2][]float32
-	current  int
-	held     [2]int64 // bytes of buffers that the meter of the run knows of
+	current  int      // index of the buffer with the data
+	held     [2]int64 // bytes of each buffer that the run's meter counts
 	planes   [][]float32
 	frame    []float32
 	powers   []float32
@@ -55,7 +58,8 @@ type room struct {
 
 var rooms = sync.Pool{New: func() any { return new(room) }}
 
-// keptRoom is the most memory that a pooled room may have: what an unusual cell took is given back.
+// keptRoom is the most memory of a pooled room. More, which an unusual cell took, is
+// freed.
 const keptRoom = 64 << 20
 
 func (r *room) free() {
@@ -65,7 +69,7 @@ func (r *room) free() {
 	}
 }
 
-// spare is n numbers of the buffer that has no data. They are not zeroed.
+// spare is n numbers of the buffer without data, not zeroed.
 func (s *sound) spare(n int) ([]float32, error) {
 	i := 1 - s.room.current
 	if more := 4*int64(n) - s.room.held[i]; more > 0 {
@@ -81,18 +85,19 @@ func (s *sound) spare(n int) ([]float32, error) {
 	return (*b)[:n], nil
 }
 
-// take makes what was written to spare the data.
+// take makes the contents of spare the data.
 func (s *sound) take(data []float32) {
 	s.room.current = 1 - s.room.current
 	s.data = data
 }
 
-// row is the samples, or the frames of a feature, of row i of channels times features.
+// row is row i of channels times features: the samples of a channel, or a feature over
+// time.
 func (s *sound) row(i int) []float32 { return s.data[i*s.frames : (i+1)*s.frames : (i+1)*s.frames] }
 
 func (s *sound) rows() int { return s.channels * max(s.features, 1) }
 
-// begin gives what cells are before step 1.
+// begin parses a file's header, and returns the extent before step 1.
 func (p *pipeline) begin(cell []byte) (codec.Info, extent, error) {
 	info, err := codec.Read(cell)
 	if err != nil {
@@ -102,7 +107,7 @@ func (p *pipeline) begin(cell []byte) (codec.Info, extent, error) {
 	return info, e, p.at(0, err)
 }
 
-// at says which step failed, and that the cell is at fault where it does not say otherwise.
+// at adds the step to its error. The cell is at fault unless the error says otherwise.
 func (p *pipeline) at(i int, err error) error {
 	if err == nil {
 		return nil
@@ -123,16 +128,17 @@ func (p *pipeline) Cost(cell []byte, limits program.Limits) (program.Cost, error
 	return p.cost(info, e, limits)
 }
 
-// cost is Cost of a cell whose header was read.
+// cost is Cost for a cell whose header was parsed.
 func (p *pipeline) cost(info codec.Info, e extent, limits program.Limits) (program.Cost, error) {
 	if crop := p.cropped(); crop != nil {
-		e.frames = min(e.frames, crop.Length) // no more is decoded
+		e.frames = min(e.frames, crop.Length) // only the crop is decoded
 	}
 	return p.costFrom(info, e, 1, limits)
 }
 
-// granted is what a run may take that the limits let pass. A file in which the place of a sample is not found by its index
-// is decoded from its beginning: that is no part of the cost, as it is rare, and bounded by itself.
+// granted is the allowance of a run within the limits. If the place of a sample cannot be
+// found by a search, the file is decoded from its beginning. That is rare and has its own
+// bound, so it is no part of the cost.
 func granted(cost program.Cost, info codec.Info) program.Cost {
 	const rereading = 1 << 34
 	whole := info.Work(0, info.Frames).Int64()
@@ -140,7 +146,7 @@ func granted(cost program.Cost, info codec.Info) program.Cost {
 	return cost
 }
 
-// costFrom is the cost of the steps from one on, which get a cell of that extent.
+// costFrom is the cost of the steps from one on, for a cell of that extent.
 func (p *pipeline) costFrom(info codec.Info, e extent, from int, limits program.Limits) (program.Cost, error) {
 	var err error
 	cost := program.Cost{Working: program.Count(info.Working).Plus(program.Count(64 << 10)), Steps: program.Count(1 << 16)}
@@ -185,7 +191,7 @@ func (p *pipeline) costFrom(info codec.Info, e extent, from int, limits program.
 	return cost, nil
 }
 
-// cropped is the crop that comes right after Decode, or nil.
+// cropped is the crop directly after Decode, or nil. Then only the crop is decoded.
 func (p *pipeline) cropped() *randomCrop {
 	if len(p.steps) < 2 {
 		return nil
@@ -206,7 +212,7 @@ func (p *pipeline) Run(ctx context.Context, cell []byte, by program.Draws,
 	return out, err
 }
 
-// run carries all steps out, and calls done with what became of the cell.
+// run applies all steps, and calls done with the result.
 func (p *pipeline) run(ctx context.Context, cell []byte, by program.Draws,
 	done func(s *sound) error) (program.Outcome, error) {
 	info, e, err := p.begin(cell)
@@ -231,7 +237,8 @@ func (p *pipeline) run(ctx context.Context, cell []byte, by program.Draws,
 	return out, s.because(done(s))
 }
 
-// because is why a run failed: the end of its context, if that has ended, is the fault of no step.
+// because is the reason of a failure: the end of the context, if it has ended, is not the
+// step's fault.
 func (s *sound) because(err error) error {
 	if err == nil {
 		return nil
@@ -242,7 +249,7 @@ func (s *sound) because(err error) error {
 	return err
 }
 
-// fill makes the numbers of a decoded cell the data.
+// fill makes the numbers of a decoded prefix the data.
 func (s *sound) fill(cell []byte) error {
 	data, err := s.spare(int(s.size().Int64()))
 	if err != nil {
@@ -252,7 +259,7 @@ func (s *sound) fill(cell []byte) error {
 	return read(s, cell)
 }
 
-// rest carries out the steps from one on.
+// rest applies the steps from one on.
 func (p *pipeline) rest(s *sound, i int, by program.Draws, out *program.Outcome) error {
 	for ; i < len(p.steps); i++ {
 		next, err := p.steps[i].next(s.extent)
@@ -276,7 +283,8 @@ func (p *pipeline) rest(s *sound, i int, by program.Draws, out *program.Outcome)
 	return nil
 }
 
-// open decodes, and of a file that is cropped next only what the crop takes. It gives the step that comes next.
+// open decodes the file, or only the part that a following crop takes, and returns the
+// next step.
 func (p *pipeline) open(ctx context.Context, s *sound, cell []byte, info codec.Info, by program.Draws,
 	out *program.Outcome) (int, error) {
 	offset, next := p.steps[0].(*decode).FrameOffset, 1
@@ -310,7 +318,8 @@ func (p *pipeline) open(ctx context.Context, s *sound, cell []byte, info codec.I
 	return next, nil
 }
 
-// Split implements program.Splitter. Between the two lie the numbers of single precision that steps work on.
+// Split implements program.Splitter. The data between the two parts is in single
+// precision.
 func (p *pipeline) Split() (head, tail program.Program, ok bool) {
 	n := p.Deterministic()
 	if n == len(p.steps) {
@@ -320,7 +329,7 @@ func (p *pipeline) Split() (head, tail program.Program, ok bool) {
 	return &splitHead{cut}, &splitTail{p, n}, true
 }
 
-// splitHead is the steps that draw nothing.
+// splitHead is the steps before the first random one.
 type splitHead struct{ *pipeline }
 
 // Result implements program.Program.
@@ -352,13 +361,14 @@ func (h *splitHead) Run(ctx context.Context, cell []byte, by program.Draws,
 	return outcome, err
 }
 
-// splitTail is the steps from the first that draws on.
+// splitTail is the steps from the first random one on.
 type splitTail struct {
 	*pipeline
 	from int
 }
 
-// parse checks what lies between against what is known of it since the list was compiled.
+// parse checks the data between the parts against the extent that the compiled list
+// expects.
 func (t *splitTail) parse(cell []byte) (extent, []byte, error) {
 	b, elements, err := program.ParseBetween(cell)
 	if err != nil {
@@ -374,7 +384,7 @@ func (t *splitTail) parse(cell []byte) (extent, []byte, error) {
 	if e.kind != known.kind || differ(known.channels, e.channels) || differ(known.features, e.features) ||
 		differ(known.frames, e.frames) ||
 		known.rate != 0 && known.rate != e.rate || e.channels < 1 {
-		return e, nil, t.at(t.from-1, fmt.Errorf("%w: what lies between two steps has other sizes than "+
+		return e, nil, t.at(t.from-1, fmt.Errorf("%w: the data between two steps has other sizes than "+
 			"these steps make", program.ErrDamaged))
 	}
 	return e, elements, nil

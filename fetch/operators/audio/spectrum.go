@@ -11,12 +11,13 @@ import (
 	"bowstring/fetch/operators/program"
 )
 
-// spectrogram is torchaudio.transforms.Spectrogram: the power of each frequency, frame by frame.
+// spectrogram is torchaudio.transforms.Spectrogram: the power of each frequency, for each
+// frame.
 type spectrogram struct {
 	plain
 	NFFT       int     `json:"n_fft"`
-	WinLength  int     `json:"win_length"` // n_fft where it is 0
-	HopLength  int     `json:"hop_length"` // half of win_length where it is 0
+	WinLength  int     `json:"win_length"` // 0: n_fft
+	HopLength  int     `json:"hop_length"` // 0: half of win_length
 	Pad        int     `json:"pad"`
 	WindowFn   string  `json:"window_fn"`
 	Power      float64 `json:"power"`
@@ -31,7 +32,7 @@ type spectrogram struct {
 var specDefaults = spectrogram{NFFT: 400, WindowFn: "hann_window", Power: 2, Normalized: false, Center: true,
 	PadMode: "reflect"}
 
-// check fills in lengths and makes tables.
+// check completes the lengths and makes tables.
 func (s *spectrogram) check() error {
 	if err := within("n_fft", s.NFFT, 2, dsp.MaxFFT); err != nil {
 		return err
@@ -45,7 +46,8 @@ func (s *spectrogram) check() error {
 	if s.HopLength == 0 {
 		s.HopLength = max(1, s.WinLength/2)
 	}
-	// A hop far shorter than a window makes a cell many times as large as its waveform.
+	// A hop far shorter than the window would make a cell many times larger than its
+	// waveform.
 	if err := cmp.Or(within("hop_length", s.HopLength, max(1, s.NFFT/256), 1<<20), within("pad", s.Pad, 0, 1<<20)); err != nil {
 		return err
 	}
@@ -70,7 +72,8 @@ func (s *spectrogram) check() error {
 	return nil
 }
 
-// count is how many frames n samples have.
+// count is the number of frames of n samples. It fails if the waveform is too short for
+// its padding.
 func (s *spectrogram) count(n int) (int, error) {
 	n += 2 * s.Pad
 	if s.Center {
@@ -101,30 +104,33 @@ func (s *spectrogram) next(e extent) (extent, error) {
 
 func (s *spectrogram) tables(e extent) program.Amount { return s.tablesFor(e, s.spectrum.Bins()) }
 
-// tablesFor is a waveform with its edges, the powers of some frames, and what a transform needs.
+// tablesFor is the memory of a padded waveform, the powers of some frames, and the
+// transform's scratch.
 func (s *spectrogram) tablesFor(e extent, features int) program.Amount {
 	return program.Count(int64(s.edged(e.frames))).Plus(program.Product(together, s.spectrum.Bins()+features)).Times(4).
 		Plus(program.Count(s.spectrum.RoomBytes()))
 }
 
-// edged is how many samples a waveform of n has with its edges.
+// edged is the length of a waveform of n samples with its padding.
 func (s *spectrogram) edged(n int) int { return n + 2*s.Pad + 2*(s.NFFT/2) }
 
 func (s *spectrogram) work(e extent) program.Amount {
 	return s.workFor(e, s.spectrum.Steps(), s.spectrum.Bins())
 }
 
-// edging is how many steps a sample takes on its way into a waveform with edges, and laying a number out by frequency.
+// edging is how many steps the padding takes for a sample, and the transposition for a
+// number.
 const edging = 2
 
-// workFor is the work of frames that take so many steps, of which each becomes so many features.
+// workFor is the work for frames that take that number of steps each, and have that
+// number of features.
 func (s *spectrogram) workFor(e extent, steps int64, features int) program.Amount {
 	frames, err := s.count(e.frames)
 	if err != nil {
 		return program.Amount{} // next has refused it
 	}
 	each := program.Count(steps).Plus(program.Count(int64(features)).Times(edging))
-	// Frames are computed some at a time.
+	// The last group of frames may be incomplete.
 	all := each.Times(int64(frames + together)).Plus(program.Count(int64(s.edged(e.frames))).Times(edging))
 	return all.Times(int64(e.channels))
 }
@@ -139,11 +145,12 @@ func (s *spectrogram) run(o *sound, _ *draw.Source) ([]program.Value, error) {
 	})
 }
 
-// together is how many frames are computed before they are laid out by frequency.
+// together is how many frames are computed before they are transposed to rows of
+// frequencies: their columns are then copied in runs.
 const together = 16
 
-// each gives the powers of some frames at a time to sum, which makes features numbers of each. A frame takes so many
-// steps, with what sum takes of it.
+// each passes the powers of some frames at a time to sum, which makes features numbers of
+// each frame. steps is the cost of a frame, including sum.
 func (s *spectrogram) each(o *sound, steps int64, features int,
 	sum func(powers []float32, bins int, out []float32, stride int)) error {
 	frames, err := s.count(o.frames)
@@ -186,7 +193,7 @@ func (s *spectrogram) each(o *sound, steps int64, features int,
 	return nil
 }
 
-// padded is x with its edges, in room's memory.
+// padded is x with its padding, in room's memory.
 func (s *spectrogram) padded(x []float32, r *room) []float32 {
 	side := 0
 	if s.Center {
@@ -221,7 +228,7 @@ func (s *spectrogram) padded(x []float32, r *room) []float32 {
 type melSpectrogram struct {
 	SampleRate int      `json:"sample_rate"`
 	FMin       float64  `json:"f_min"`
-	FMax       *float64 `json:"f_max"` // half of the rate where it is nil
+	FMax       *float64 `json:"f_max"` // nil: half of the rate
 	NMels      int      `json:"n_mels"`
 	Norm       *string  `json:"norm"`
 	MelScale   string   `json:"mel_scale"`
@@ -271,14 +278,14 @@ func (m *melSpectrogram) run(o *sound, _ *draw.Source) ([]program.Value, error) 
 	return nil, m.each(o, m.steps(), m.NMels, m.mel.Sum)
 }
 
-// steps is how many a frame takes.
+// steps is the cost of a frame.
 func (m *melSpectrogram) steps() int64 { return m.spectrum.Steps() + 2*m.mel.Weights() }
 
 func (m *melSpectrogram) work(e extent) program.Amount { return m.workFor(e, m.steps(), m.NMels) }
 
 func (m *melSpectrogram) tables(e extent) program.Amount { return m.tablesFor(e, m.NMels) }
 
-// spectral lets through what has frequencies.
+// spectral accepts spectrograms.
 func (e extent) spectral() (extent, error) {
 	if e.kind != program.Spectrogram {
 		return e, wrong("", "got a waveform; it takes a spectrogram: put MelSpectrogram before")
@@ -286,17 +293,18 @@ func (e extent) spectral() (extent, error) {
 	return e, nil
 }
 
-// masks are n bands of an axis that are set to a value, as torchaudio.functional.mask_along_axis:
-// a width uniform in [0, param), at a uniform place. Each mask takes two numbers.
+// masks are n bands of an axis that are set to a value, as in
+// torchaudio.functional.mask_along_axis: a width uniform in [0, param), at a uniform
+// place. Each mask takes two random numbers.
 type masks struct {
 	name     string
 	n, param int
-	p        float64
-	time     bool
-	each     bool // channel has masks of its own
+	p        float64 // maximum share of the axis
+	time     bool    // the axis is time
+	each     bool    // each channel has its own masks
 }
 
-// apply appends what it draws to drawn.
+// apply masks the cell, and appends its random choices to drawn.
 func (m masks) apply(s *sound, from *draw.Source, value float32, drawn []program.Value) ([]program.Value, error) {
 	size := s.features
 	if m.time {
@@ -331,7 +339,8 @@ func (m masks) apply(s *sound, from *draw.Source, value float32, drawn []program
 	return drawn, nil
 }
 
-// masked is the work of so many masks, and what they have drawn, which is some 128 bytes for each mask of a channel.
+// masked is the work of n masks and of their description, which is about 128 bytes for
+// each mask of a channel.
 func masked(e extent, n int) program.Amount {
 	return e.size().Plus(program.Product(e.channels, 256)).Times(int64(n))
 }
@@ -361,7 +370,7 @@ func (s *sound) mask(c int, time bool, start, end int, value float32) error {
 	return nil
 }
 
-// masking is what steps do that mask spectrograms.
+// masking is for steps that mask spectrograms.
 type masking struct{ ofSpectrogram }
 
 func (masking) draws() bool { return true }
@@ -441,6 +450,7 @@ func (a *specAugment) run(s *sound, from *draw.Source) ([]program.Value, error) 
 	return masks{name: "freq", n: a.FreqMasks, param: a.FreqParam, p: a.P, each: a.IID}.apply(s, from, value, drawn)
 }
 
+// mean is the mean of all numbers, summed in double precision.
 func (s *sound) mean() (float64, error) {
 	sum := 0.0
 	err := s.inParts(s.data, 2, func(x []float32) {
@@ -495,7 +505,7 @@ func (a *amplitudeToDB) run(s *sound, _ *draw.Source) ([]program.Value, error) {
 	})
 }
 
-// logOf is torch.log(x + offset), of what is at least the smallest normal number.
+// logOf is torch.log(x + offset). Values below the smallest normal number count as that.
 type logOf struct {
 	ofSpectrogram
 	Offset float64 `json:"offset"`
@@ -508,8 +518,8 @@ func (l *logOf) run(s *sound, _ *draw.Source) ([]program.Value, error) {
 	return nil, s.inParts(s.data, ofLog, func(x []float32) { dsp.Log32(x, float32(l.Offset), 0x1p-126, 1) })
 }
 
-// normalize takes mean away and divides by std: one of each, or one for each channel of a waveform or feature of a
-// spectrogram.
+// normalize subtracts mean and divides by std: one number each, or one for each channel
+// of a waveform or feature of a spectrogram.
 type normalize struct {
 	plain
 	Mean numbers `json:"mean"`
@@ -566,7 +576,8 @@ func (n *normalize) run(s *sound, _ *draw.Source) ([]program.Value, error) {
 	return nil, nil
 }
 
-// standardize gives a cell mean 0 and variance 1: the whole of it, or each channel or feature over time.
+// standardize gives a cell mean 0 and variance 1: the whole cell, or each channel or
+// feature over time.
 type standardize struct {
 	plain
 	Per string  `json:"per"`
@@ -594,6 +605,8 @@ func (n *standardize) run(s *sound, _ *draw.Source) ([]program.Value, error) {
 	return nil, nil
 }
 
+// scale standardizes x in three passes, which are more precise than a running sum of
+// squares.
 func (n *standardize) scale(s *sound, x []float32) error {
 	if len(x) == 0 {
 		return nil

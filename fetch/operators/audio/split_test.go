@@ -99,7 +99,8 @@ func TestSplit(t *testing.T) {
 			split++
 			cuts[len(head.Steps())]++
 		}
-		// What has other sizes than these steps make is refused, or made; it is no panic.
+		// Data of other sizes than these steps make is refused, or processed, and never a
+		// panic.
 		b := bytes.Clone(between)
 		b[rng.IntN(program.BetweenHeader)] ^= byte(1 << rng.IntN(8))
 		if _, _, err := madeBy(tail, b, by); err != nil && !errors.Is(err, program.ErrDamaged) &&

@@ -15,10 +15,10 @@ import (
 	"bowstring/fetch/operators/program"
 )
 
-// maxFrames bounds what parameters count in samples.
+// maxFrames bounds parameters that count samples.
 const maxFrames = 1 << 31
 
-// waveform lets through what is one.
+// waveform accepts waveforms.
 func (e extent) waveform() (extent, error) {
 	if e.kind != program.Audio {
 		return e, wrong("", "got a spectrogram; it takes a waveform")
@@ -26,11 +26,11 @@ func (e extent) waveform() (extent, error) {
 	return e, nil
 }
 
-// decode is torchaudio.load: samples of -1 to 1, of every channel.
+// decode is torchaudio.load: samples from -1 to 1, of all channels.
 type decode struct {
 	plain
 	FrameOffset int `json:"frame_offset"`
-	NumFrames   int `json:"num_frames"` // -1 for all that there are
+	NumFrames   int `json:"num_frames"` // -1: all
 }
 
 func (d *decode) check() error {
@@ -44,7 +44,7 @@ func (d *decode) next(extent) (extent, error) {
 	return extent{kind: program.Audio, channels: unknown, frames: unknown, dtype: program.Float32, axes: "CT"}, nil
 }
 
-// opened is what a file becomes.
+// opened is the extent of a file's waveform.
 func (d *decode) opened(info codec.Info) (extent, error) {
 	e, _ := d.next(extent{})
 	if err := info.Readable(); err != nil {
@@ -61,15 +61,16 @@ func (d *decode) opened(info codec.Info) (extent, error) {
 	return e, nil
 }
 
-// work is none: codec.Info says what decoding takes.
+// work is zero: codec.Info.Work has the cost of decoding.
 func (d *decode) work(extent) program.Amount { return program.Amount{} }
 
 func (d *decode) run(*sound, *draw.Source) ([]program.Value, error) { return nil, nil }
 
-// resample is torchaudio.transforms.Resample. What has the rate already passes as it is.
+// resample is torchaudio.transforms.Resample. A waveform that already has the rate is not
+// changed.
 type resample struct {
 	plain
-	OrigFreq     int     `json:"orig_freq,omitempty"` // 0 for the file's; files of others are refused
+	OrigFreq     int     `json:"orig_freq,omitempty"` // 0: the file's; otherwise files with another rate are refused
 	NewFreq      int     `json:"new_freq"`
 	Method       string  `json:"resampling_method"`
 	FilterWidth  int     `json:"lowpass_filter_width"`
@@ -78,7 +79,8 @@ type resample struct {
 	tablesByRate resamplers
 }
 
-// resamplers are tables by rate. Few rates are in one dataset; beyond those that are kept, tables are made each time.
+// resamplers caches tables by source rate. A dataset has few rates; tables for more than
+// the cached ones are made each time.
 type resamplers struct {
 	mu   sync.Mutex
 	kept map[int]*dsp.Resampler
@@ -130,7 +132,7 @@ func (r *resample) tables(e extent) program.Amount {
 	return program.Count(r.options(e.rate).Bytes())
 }
 
-// work has the making of the table, too, which may be there.
+// work includes making the table, which may be cached.
 func (r *resample) work(e extent) program.Amount {
 	if e.rate == r.NewFreq {
 		return program.Amount{}
@@ -143,6 +145,7 @@ func (r *resample) work(e extent) program.Amount {
 // filtering is how many steps an output sample takes besides its taps.
 const filtering = 8
 
+// table returns the table for a source rate, cached or made now.
 func (r *resample) table(s *sound, from int) (*dsp.Resampler, error) {
 	r.tablesByRate.mu.Lock()
 	t := r.tablesByRate.kept[from]
@@ -196,7 +199,7 @@ func (r *resample) run(s *sound, _ *draw.Source) ([]program.Value, error) {
 	return nil, nil
 }
 
-// mono is the mean of channels, as waveform.mean(0, keepdim=True).
+// mono is the mean of the channels, as waveform.mean(0, keepdim=True).
 type mono struct{ plain }
 
 func (m *mono) next(e extent) (extent, error) {
@@ -235,7 +238,7 @@ func (m *mono) run(s *sound, _ *draw.Source) ([]program.Value, error) {
 	return nil, nil
 }
 
-// vol is torchaudio.transforms.Vol: samples times a ratio, kept within -1 to 1.
+// vol is torchaudio.transforms.Vol: samples times a ratio, clamped to -1 to 1.
 type vol struct {
 	ofWaveform
 	Gain     float64 `json:"gain"`
@@ -276,7 +279,8 @@ func (s *sound) amplify(ratio float32) error {
 	})
 }
 
-// randomGain is Vol in decibels, uniform between two bounds and whole in thousandths, with probability p.
+// randomGain is Vol in decibels with probability p. The gain is uniform between two
+// bounds, in whole thousandths, so that its JSON form is exact.
 type randomGain struct {
 	ofWaveform
 	Low  float64 `json:"min_gain_db"`
@@ -301,7 +305,8 @@ func (g *randomGain) run(s *sound, from *draw.Source) ([]program.Value, error) {
 	return []program.Value{{Name: "gain_db", Number: db}}, s.amplify(float32(dsp.Exp10(db / 20)))
 }
 
-// preemphasis is torchaudio.transforms.Preemphasis: a sample less coeff times the one before.
+// preemphasis is torchaudio.transforms.Preemphasis: each sample minus coeff times the one
+// before.
 type preemphasis struct {
 	ofWaveform
 	Coeff float64 `json:"coeff"`
@@ -314,7 +319,7 @@ func (p *preemphasis) run(s *sound, _ *draw.Source) ([]program.Value, error) {
 	k := float32(p.Coeff)
 	for c := range s.channels {
 		x := s.row(c)
-		for end := len(x); end > 1; end -= min(chunk, end) { // from the end: a sample takes the one before as it was
+		for end := len(x); end > 1; end -= min(chunk, end) { // from the end, as a sample needs the original value of the one before
 			if err := s.spend(min(chunk, end), 2); err != nil {
 				return nil, err
 			}
@@ -326,12 +331,13 @@ func (p *preemphasis) run(s *sound, _ *draw.Source) ([]program.Value, error) {
 	return nil, nil
 }
 
-// These steps cut and lengthen the last axis: samples of waveforms, frames of spectrograms.
+// These steps change the length of the last axis: samples of waveforms, frames of
+// spectrograms.
 
-// moving is how many steps a number takes that is copied.
+// moving is how many steps copying a number takes.
 const moving = 1
 
-// moved is the work of copying every number of a cell once, or as many as it has in the end.
+// moved is the work of copying a cell once, in its larger size.
 func moved(e, next extent) program.Amount { return e.size().Or(next.size()).Times(moving) }
 
 // cut keeps n frames of each row, from start on.
@@ -346,7 +352,7 @@ func (s *sound) cut(start, n int) error {
 	return nil
 }
 
-// lengthen puts value around each row, to n frames, of which before come first.
+// lengthen extends each row to n frames with value, of which before come first.
 func (s *sound) lengthen(before, n int, value float32) error {
 	out, err := s.spare(s.rows() * n)
 	if err != nil {
@@ -370,7 +376,7 @@ func (s *sound) lengthen(before, n int, value float32) error {
 	return nil
 }
 
-// trim leaves out silence at both ends, as librosa.effects.trim: frames more than
+// trim removes silence at both ends, as librosa.effects.trim: frames that are more than
 // top_db decibels below the loudest.
 type trim struct {
 	ofWaveform
@@ -384,7 +390,7 @@ func (t *trim) check() error {
 		within("hop_length", t.Hop, max(1, t.Length/64), 1<<16))
 }
 
-// tables are the energies of all frames.
+// tables is the memory for the energies of all frames.
 func (t *trim) tables(e extent) program.Amount { return program.Product(8, e.frames/t.Hop+1) }
 
 func (t *trim) work(e extent) program.Amount {
@@ -457,7 +463,8 @@ func (t *truncate) run(s *sound, _ *draw.Source) ([]program.Value, error) {
 	return nil, nil
 }
 
-// pad lengthens to length frames. What is longer stays as long, or is cut: as torchaudio's PadTrim was.
+// pad extends to length frames. A longer cell keeps its length, or is cut with truncate,
+// as torchaudio's former PadTrim did.
 type pad struct {
 	plain
 	Length int     `json:"length"`
@@ -483,7 +490,7 @@ func (p *pad) next(e extent) (extent, error) {
 
 func (p *pad) work(e extent) program.Amount { return lengthened(e, p.Length) }
 
-// lengthened is the work of cutting or lengthening a cell to so many frames.
+// lengthened is the work of cutting or extending a cell to that number of frames.
 func lengthened(e extent, frames int) program.Amount {
 	next := e
 	next.frames = frames
@@ -501,8 +508,8 @@ func (p *pad) run(s *sound, _ *draw.Source) ([]program.Value, error) {
 	return nil, nil
 }
 
-// randomCrop keeps length frames from a uniform start on. What is shorter is
-// lengthened at its end, or stays as it is where pad_if_needed is false.
+// randomCrop keeps length frames from a uniform start on. A shorter cell is extended at
+// its end, or not changed if pad_if_needed is false.
 type randomCrop struct {
 	plain
 	Length      int     `json:"length"`
@@ -526,18 +533,18 @@ func (r *randomCrop) next(e extent) (extent, error) {
 	return e, nil
 }
 
-// start draws where to cut frames.
+// start chooses the first frame.
 func (r *randomCrop) start(frames int, from *draw.Source) int {
 	return from.IntN(max(frames-r.Length, 0) + 1)
 }
 
-// drawn is the box, of the frames that were there.
+// drawn describes the crop, of that number of frames.
 func (r *randomCrop) drawn(start, frames int) []program.Value {
 	return []program.Value{{Name: "start", Number: float64(start)},
 		{Name: "length", Number: float64(min(frames, r.Length))}}
 }
 
-// fill lengthens what was shorter.
+// fill extends a cell that was shorter.
 func (r *randomCrop) fill(s *sound) error {
 	if r.PadIfNeeded && s.frames < r.Length {
 		return s.lengthen(0, r.Length, float32(r.Fill))
@@ -558,7 +565,7 @@ func (r *randomCrop) run(s *sound, from *draw.Source) ([]program.Value, error) {
 	return r.drawn(start, whole), r.fill(s)
 }
 
-// toDtype says what numbers the result has.
+// toDtype sets the element type of the result.
 type toDtype struct {
 	plain
 	Dtype string `json:"dtype"`
@@ -583,8 +590,8 @@ func (t *toDtype) work(extent) program.Amount { return program.Amount{} }
 
 func (t *toDtype) run(*sound, *draw.Source) ([]program.Value, error) { return nil, nil }
 
-// layout says in which order the result's axes are: C (channels), F (features), T (time). C may be left out of what has
-// one channel.
+// layout sets the order of the result's axes: C (channels), F (features), T (time). C may
+// be left out if there is one channel.
 type layout struct {
 	plain
 	Axes string `json:"axes"`
@@ -605,7 +612,7 @@ func (l *layout) work(extent) program.Amount { return program.Amount{} }
 
 func (l *layout) run(*sound, *draw.Source) ([]program.Value, error) { return nil, nil }
 
-// strides are the steps of a cell's axes in its bytes' elements, by their place in native.
+// strides are the distances of neighbours along each axis in the result, in elements.
 func (e extent) strides() (channel, feature, frame int) {
 	step := 1
 	for i := len(e.axes) - 1; i >= 0; i-- {
@@ -622,10 +629,11 @@ func (e extent) strides() (channel, feature, frame int) {
 	return channel, feature, frame
 }
 
-// layingOut is how many steps a number takes between the bytes of a cell and the numbers that steps work on.
+// layingOut is how many steps converting a number from or to the bytes of a cell takes.
 const layingOut = 4
 
-// rowsOf calls f for parts of each row of the data with where their elements lie in the bytes: at, and step apart.
+// rowsOf calls f for parts of each row of the data, with the place of their elements in
+// the result: the first one, and the distance of the following ones.
 func (s *sound) rowsOf(f func(row []float32, at, step int)) error {
 	channel, feature, frame := s.strides()
 	for c := range s.channels {
@@ -642,7 +650,8 @@ func (s *sound) rowsOf(f func(row []float32, at, step int)) error {
 	return nil
 }
 
-// write puts the bytes of the result into memory that alloc gives, behind a header of so many bytes.
+// write writes the result, after a header of that number of bytes, into memory from
+// alloc.
 func (s *sound) write(alloc func(n int) []byte, header int) error {
 	n := header + int(s.size().Int64())*widths[s.dtype]
 	to := alloc(n)
@@ -668,16 +677,16 @@ func (s *sound) write(alloc func(n int) []byte, header int) error {
 	})
 }
 
-// toInt16 is the nearest sample; of two, the even one.
+// toInt16 is the nearest 16-bit sample, ties to even.
 func toInt16(v float32) int16 {
 	x := math.RoundToEven(float64(v) * 32768)
-	if !(x > -32768) { // what is no number, too
+	if !(x > -32768) { // also for NaN
 		return -32768
 	}
 	return int16(min(x, 32767))
 }
 
-// read has the numbers of a cell, in single precision.
+// read reads the numbers of a prefix, in single precision.
 func read(s *sound, from []byte) error {
 	return s.rowsOf(func(row []float32, at, step int) {
 		for i := range row {

@@ -68,21 +68,22 @@ func TestUsualWork(t *testing.T) {
 	}
 }
 
-// looks is a context that ends when it has been looked at so many times.
-type looks struct {
+// counted is a context that ends after that number of checks.
+type counted struct {
 	context.Context //nolint:containedctx // it stands for one
 	left            *int
 	why             error
 }
 
-func (l looks) Err() error {
+func (l counted) Err() error {
 	if *l.left--; *l.left < 0 {
 		return l.why
 	}
 	return nil
 }
 
-// everything has a cell in each step for long enough that the meter looks at the context within it.
+// everything keeps a cell in each step for long enough that the meter checks the context
+// during the step.
 var everything = map[string]string{
 	"Decode":        `[{"Decode": {}}]`,
 	"Resample":      `[{"Decode": {}}, {"Resample": {"new_freq": 48000}}]`,
@@ -116,7 +117,7 @@ func TestStepsEnd(t *testing.T) {
 				t.Fatal(err)
 			}
 			once := func(most int) (left int, err error) {
-				ctx := looks{t.Context(), &most, why}
+				ctx := counted{t.Context(), &most, why}
 				_, err = p.Run(ctx, cell, program.Draws{}, func(n int) []byte { return make([]byte, n) })
 				return most, err
 			}
@@ -131,7 +132,7 @@ func TestStepsEnd(t *testing.T) {
 			}
 			for _, after := range []int{0, looked / 2, looked - 1} {
 				if _, err := once(after); !errors.Is(err, why) || errors.Is(err, program.ErrDamaged) {
-					t.Errorf("a context that ends after %d looks: %v", after, err)
+					t.Errorf("a context that ends after %d checks: %v", after, err)
 				}
 			}
 		})

@@ -1,12 +1,13 @@
-// Package codec reads files of sound: what their headers say, and their samples.
+// Package codec reads sound files: the contents of their headers, and their samples.
 //
-// WAV and FLAC are read by code of this package, bit for bit as every other decoder
-// has them; MP3 by a library in Go, and Ogg Vorbis by package vorbis. Where libsndfile is named, MP3, Ogg Vorbis and
-// Opus are read by it, in another process: see package sndfile. [Engine] says what there is.
+// Code of this package reads WAV and FLAC, bit for bit as every other decoder does. A Go
+// library reads MP3, and package vorbis Ogg Vorbis. If libsndfile is configured, it reads
+// MP3, Ogg Vorbis and Opus instead, in another process: see package sndfile. [Engine]
+// names the decoders in use.
 //
-// Bytes are hostile: whatever they are, nothing panics, no loop is longer than the
-// bytes and the samples that were asked for, and nothing is allocated by what a header
-// says. The package does no I/O but by sndfile, and starts no goroutine.
+// Files are untrusted. For any bytes, nothing panics, loops are bounded by the bytes and
+// the requested samples, and nothing is allocated because a header says so. The package
+// does no I/O except through sndfile, and starts no goroutine.
 package codec
 
 import (
@@ -22,10 +23,10 @@ import (
 	"bowstring/fetch/operators/program"
 )
 
-// Format names what a file is.
+// Format is the format of a file.
 type Format string
 
-// The formats that are known.
+// The known formats.
 const (
 	WAV    Format = "WAV"
 	FLAC   Format = "FLAC"
@@ -34,48 +35,49 @@ const (
 	Opus   Format = "Ogg Opus"
 )
 
-// ErrNoDecoder says that this build cannot read a format.
+// ErrNoDecoder: this build cannot read a format.
 var ErrNoDecoder = fmt.Errorf("%w: no decoder in this build", program.ErrNotSupported)
 
-// MaxChannels is the most that a file may have.
+// MaxChannels is the maximum of channels in a file.
 const MaxChannels = 64
 
 // maxRate is the highest sampling rate that a file may have, in samples a second.
 const maxRate = 768_000
 
-// Info is what a header says.
+// Info is the content of a header.
 type Info struct {
 	Format Format
 	// Rate is in samples a second, of each channel.
 	Rate, Channels int
-	// Frames is how many samples each channel has.
+	// Frames is the number of samples in each channel.
 	Frames int
-	// Bits of a sample, where it is a number of so many; 0 where the format has none.
+	// Bits is the size of a sample, for formats that store integers or floats; 0 for
+	// others.
 	Bits int
-	// Float says that samples are floating-point numbers.
+	// Float says that samples are stored as floating-point numbers.
 	Float bool
-	// Law is what companded samples of 8 bits are: one of G.711's laws, or LawNone.
+	// Law is the companding law of samples of 8 bits (G.711), or LawNone.
 	Law Law
-	// Working bounds what decoding holds besides its result, in bytes.
+	// Working bounds the memory of decoding besides the result, in bytes.
 	Working int64
 
-	width int    // bytes of a sample of WAV
-	data  []byte // the samples of WAV, the frames of FLAC
-	steps int64  // of a sample of Ogg Vorbis, at most
-	block int    // most samples of a block of FLAC, or what comes too much at the beginning of MP3
+	width int    // bytes of a stored WAV sample
+	data  []byte // stored samples of WAV, frames of FLAC
+	steps int64  // maximum of a sample of Ogg Vorbis
+	block int    // maximum block size of FLAC in samples; encoder delay of MP3
 }
 
-// damaged is an error that says what is wrong with the bytes.
+// damaged is an ErrDamaged that describes the damage.
 func damaged(format string, args ...any) error {
 	return fmt.Errorf("%w: %s", program.ErrDamaged, fmt.Sprintf(format, args...))
 }
 
-// unsupported is an error that names what is not read.
+// unsupported is an ErrNotSupported that names the variant.
 func unsupported(format string, args ...any) error {
 	return fmt.Errorf("%w: %s", program.ErrNotSupported, fmt.Sprintf(format, args...))
 }
 
-// MIME is the type that a format's files are told by.
+// MIME is the media type of a format.
 func (f Format) MIME() string {
 	switch f {
 	case WAV:
@@ -89,7 +91,7 @@ func (f Format) MIME() string {
 	}
 }
 
-// Read reads the header of a file. What it returns refers to the bytes.
+// Read parses the header of a file. The result refers to file.
 func Read(file []byte) (Info, error) {
 	info, err := header(file)
 	if err != nil {
@@ -103,12 +105,13 @@ func Read(file []byte) (Info, error) {
 	case info.Frames < 0:
 		return Info{}, damaged("%s has %d samples", info.Format, info.Frames)
 	}
-	if info.Format != WAV && info.Format != FLAC {
+	if info.Format != WAV && info.Format != FLAC { // the process that decodes has a copy
 		info.Working += int64(len(file)) // another process has it once more
 	}
 	return info, nil
 }
 
+// header recognizes the format by its first bytes and parses the header.
 func header(file []byte) (Info, error) {
 	body := skipID3(file)
 	switch {
@@ -128,7 +131,7 @@ func header(file []byte) (Info, error) {
 		len(file), file[:min(8, len(file))])
 }
 
-// Recognised reports whether the bytes begin as those of a format that the package reads.
+// Recognised reports whether the bytes begin like a format that the package reads.
 func Recognised(file []byte) bool {
 	body := skipID3(file)
 	return isWAV(file) || has(body, 0, "fLaC") || has(file, 0, "OggS") || isMP3(body)
@@ -138,7 +141,7 @@ func has(b []byte, at int, word string) bool {
 	return len(b) >= at+len(word) && string(b[at:at+len(word)]) == word
 }
 
-// skipID3 leaves out a tag that some programs put before any file.
+// skipID3 skips ID3v2 tags, which some programs put before files of any format.
 func skipID3(b []byte) []byte {
 	for has(b, 0, "ID3") && len(b) >= 10 {
 		n := 10 + (int(b[6]&0x7f)<<21 | int(b[7]&0x7f)<<14 | int(b[8]&0x7f)<<7 | int(b[9]&0x7f))
@@ -153,10 +156,10 @@ func skipID3(b []byte) []byte {
 	return b
 }
 
-// Decode gives samples from frame offset on, each channel's in one slice of out, all of
-// the same length. They are in [-1, 1), as torchaudio's. The info is what Read gave for the same bytes.
-// The duration is processor time that another process has taken for it. Decode spends steps before it takes them, and
-// ends when ctx does, which is the meter's.
+// Decode decodes samples from frame offset on, one slice of out for each channel, all of
+// the same length. Samples are in [-1, 1), as torchaudio's. info must be the result of
+// Read for the same bytes. The duration is the CPU time of another process. Decode spends
+// steps before it takes them, and ends with ctx, which is the meter's.
 func Decode(ctx context.Context, m *program.Meter, file []byte, info Info, offset int,
 	out [][]float32) (time.Duration, error) {
 	if len(out) != info.Channels || offset < 0 || offset > info.Frames {
@@ -194,8 +197,8 @@ func Decode(ctx context.Context, m *program.Meter, file []byte, info Info, offse
 	return 0, decodeMP3(m, info, offset, out)
 }
 
-// Readable fails with ErrNoDecoder where this process cannot decode the file, and with program.ErrUnavailable where it
-// cannot just now.
+// Readable fails with ErrNoDecoder if this process cannot decode the file, and with
+// program.ErrUnavailable if it cannot at the moment.
 func (i Info) Readable() error {
 	if i.Format == WAV || i.Format == FLAC {
 		return nil
@@ -214,7 +217,8 @@ func (i Info) Readable() error {
 	}
 }
 
-// Steps of one sample of one channel, about twice as many as were measured of usual files. Package vorbis has its own.
+// Steps for a sample of one channel, about twice the measured cost of usual files.
+// Package vorbis has its own.
 const (
 	ofWAV    = 4
 	ofFLAC   = 24
@@ -222,8 +226,9 @@ const (
 	ofNative = 60
 )
 
-// Work bounds the steps that decoding takes of n samples of each channel from sample offset on. Where a sample is found
-// by a search, decoding begins a little before it; otherwise it begins with the file.
+// Work bounds the steps of decoding n samples of each channel from sample offset on. If
+// the format can be searched for a sample, decoding begins a little before it; otherwise
+// it begins at the start of the file.
 func (i Info) Work(offset, n int) program.Amount {
 	frames, before := program.Count(int64(n)), program.Count(int64(offset))
 	channels := int64(max(i.Channels, 1))
@@ -232,7 +237,7 @@ func (i Info) Work(offset, n int) program.Amount {
 		return frames.Times(channels * ofWAV)
 	case FLAC:
 		return frames.Plus(program.Count(3 * int64(i.block))).Times(channels * ofFLAC)
-	case MP3: // the library makes whole frames of two channels, whatever the file has
+	case MP3: // the library decodes whole frames of two channels
 		return frames.Plus(before).Plus(program.Count(int64(i.block) + 2*1152)).Times(2 * ofMP3)
 	case Vorbis:
 		around := program.Count(4 * vorbis.LongestBlock)
@@ -242,7 +247,8 @@ func (i Info) Work(offset, n int) program.Amount {
 	}
 }
 
-// otherFormats are files of sound that are not read, by how they begin.
+// otherFormats are sound formats that are not read, by their first bytes. Errors name
+// them, because "damaged" would mislead.
 var otherFormats = []struct {
 	at    int
 	begin string
@@ -269,7 +275,7 @@ var otherFormats = []struct {
 	{0, "\xff\xf9", "AAC (ADTS)"},
 }
 
-// otherFormat names the format of a file of sound that is not read; "" where it is none that is known.
+// otherFormat names the format of a sound file that is not read; "" if it is unknown.
 func otherFormat(file []byte) string {
 	for _, f := range otherFormats {
 		if has(file, f.at, f.begin) {
@@ -279,11 +285,12 @@ func otherFormat(file []byte) string {
 	return ""
 }
 
-// ours names what decodes MP3 and Ogg Vorbis where libsndfile is not named.
+// ours names the decoders of MP3 and Ogg Vorbis without libsndfile.
 const ours = "go-mp3+vorbis"
 
-// Lossy names what decodes MP3 and Ogg. Once it is known it stays what it is. It is a
-// program.ErrUnavailable where libsndfile is named and cannot be asked just now: which it is, nobody knows then.
+// Lossy names the decoder of MP3 and Ogg. Once known, it does not change. It fails with
+// program.ErrUnavailable if libsndfile is configured but cannot be started at the moment,
+// since its version is then unknown.
 func Lossy() (string, error) {
 	switch version, _, err := sndfile.Version(); {
 	case err != nil:
@@ -294,7 +301,7 @@ func Lossy() (string, error) {
 	return ours, nil
 }
 
-// Engine names what decodes.
+// Engine names the decoders in use.
 func Engine() string {
 	switch lossy, err := Lossy(); {
 	case err != nil:
@@ -305,14 +312,14 @@ func Engine() string {
 	return "go"
 }
 
-// noProcess says that a file cannot be read just now.
+// noProcess reports that a file cannot be read at the moment.
 func noProcess(f Format, err error) error { return unavailable(string(f), err) }
 
 func unavailable(what string, err error) error {
 	return fmt.Errorf("%w: %s: %s", program.ErrUnavailable, what, strings.ReplaceAll(err.Error(), "\n", "; "))
 }
 
-// decodeNative decodes by libsndfile, in another process.
+// decodeNative decodes with libsndfile, in another process.
 func decodeNative(ctx context.Context, m *program.Meter, file []byte, info Info, offset int,
 	out [][]float32) (time.Duration, error) {
 	if err := m.Spend(info.Work(offset, len(out[0])).Int64()); err != nil {

@@ -72,7 +72,7 @@ func TestFLAC(t *testing.T) {
 			if sum := md5.Sum(samples(out, info.Bits)); !slices.Equal(sum[:], file[8+18:8+34]) {
 				t.Error("the samples are not those that were encoded")
 			}
-			// Without its length in the header the last frame tells it.
+			// Without the length in the header, the last frame determines it.
 			file[21] &= 0xf0
 			clear(file[22:26])
 			if info, err := Read(file); err != nil || info.Frames != want.Frames {

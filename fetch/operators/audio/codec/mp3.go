@@ -11,14 +11,15 @@ import (
 	"bowstring/fetch/operators/program"
 )
 
-// mp3Frame is what the header of a frame of MPEG audio, layer III, says.
+// mp3Frame is the header of a frame of MPEG audio, layer III (ISO/IEC 11172-3 and
+// 13818-3).
 type mp3Frame struct {
 	size, samples  int
 	rate, channels int
 	side           int // bytes of side information, after which a Xing header is
 }
 
-// readMP3Frame is false where b does not begin with such a header.
+// readMP3Frame parses a frame header; false if b does not begin with one.
 func readMP3Frame(b []byte, f *mp3Frame) bool {
 	if len(b) < 4 || b[0] != 0xff || b[1]&0xe0 != 0xe0 {
 		return false
@@ -30,7 +31,7 @@ func readMP3Frame(b []byte, f *mp3Frame) bool {
 	f.rate = [...]int{44100, 48000, 32000}[rate]
 	bits := [...]int{0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320}[kbps]
 	f.samples, f.side = 1152, 32
-	if version != 3 { // MPEG 2, and 2.5
+	if version != 3 { // MPEG 2 and 2.5
 		f.rate /= 2
 		if version == 0 {
 			f.rate /= 2
@@ -47,14 +48,15 @@ func readMP3Frame(b []byte, f *mp3Frame) bool {
 	return true
 }
 
-// isMP3 says whether two frames follow each other.
+// isMP3 reports whether there are two consecutive frames. One header alone occurs by
+// chance in other data.
 func isMP3(b []byte) bool {
 	at, f := firstMP3(b)
 	var next mp3Frame
 	return at >= 0 && (at+f.size == len(b) || readMP3Frame(b[min(at+f.size, len(b)):], &next))
 }
 
-// firstMP3 finds the first frame, which some bytes may precede.
+// firstMP3 finds the first frame, within 64 KiB of other bytes.
 func firstMP3(b []byte) (int, mp3Frame) {
 	var f, next mp3Frame
 	for at := 0; at < min(len(b), 1<<16); at++ {
@@ -66,13 +68,15 @@ func firstMP3(b []byte) (int, mp3Frame) {
 	return -1, f
 }
 
-// lowestGoMP3 is the lowest rate of MPEG 2. The library does not know MPEG 2.5, whose rates are lower.
+// lowestGoMP3 is the lowest sample rate of MPEG 2. The library does not support MPEG 2.5,
+// whose rates are lower.
 const lowestGoMP3 = 16000
 
-// mp3Decoder is the delay of every decoder of layer III, which LAME's header does not count.
+// mp3Decoder is the delay of every layer III decoder in samples, which LAME's header does
+// not include.
 const mp3Decoder = 529
 
-// readMP3 has the length by the header that encoders put into the first frame (Xing,
+// readMP3 gets the length from the header that encoders put into the first frame (Xing,
 // with LAME's delays), or by walking over all frames.
 func readMP3(body []byte) (Info, error) {
 	info := Info{Format: MP3}
@@ -104,7 +108,8 @@ func readMP3(body []byte) (Info, error) {
 	return info, nil
 }
 
-// xing reads how many frames there are, and how many samples come too much before and after.
+// xing parses the number of frames, and the numbers of padding samples at the beginning
+// and the end.
 func xing(b []byte) (frames, skip, end int) {
 	if len(b) < 8 {
 		return 0, 0, 0
@@ -121,20 +126,21 @@ func xing(b []byte) (frames, skip, end int) {
 	return min(frames, 1<<30), skip, end
 }
 
-// decodeMP3 decodes from the beginning: frames refer to those before.
+// decodeMP3 decodes from the beginning, because frames refer to the frames before (bit
+// reservoir).
 func decodeMP3(m *program.Meter, info Info, offset int, out [][]float32) (err error) {
 	defer func() {
-		// The library indexes tables by what it has read.
+		// The library indexes tables by values of the file without checks.
 		if r := recover(); r != nil {
 			err = damaged("MP3: it leads the decoder out of its tables")
 		}
 	}()
-	// Without Seek the library does not look at all frames first.
+	// If the reader cannot seek, the library does not scan all frames first.
 	d, err := mp3.NewDecoder(struct{ io.Reader }{bytes.NewReader(info.data)})
 	if err != nil {
 		return damaged("MP3: %v", err)
 	}
-	const width = 4 // two channels of 16 bits, whatever the file has
+	const width = 4 // two channels of 16 bits, for any file
 	buffer := make([]byte, 1152*width)
 	for at, done := -info.block-offset, 0; done < len(out[0]); {
 		if err := m.Spend(1152 * 2 * ofMP3); err != nil {
@@ -158,10 +164,12 @@ func decodeMP3(m *program.Meter, info Info, offset int, out [][]float32) (err er
 	return nil
 }
 
-// mp3Slack is how many samples may be missing at the end: of a last frame that was cut off.
+// mp3Slack is how many samples may be missing at the end, because the last frame was cut
+// off.
 const mp3Slack = 2 * 1152
 
-// short fills up what a lossy decoder did not give, where that is little.
+// short replaces the missing samples of a lossy decoder by zeros if they are few;
+// otherwise the file is damaged.
 func short(f Format, out [][]float32, done int, err error) error {
 	if missing := len(out[0]) - done; missing > mp3Slack || err != nil && !errors.Is(err, io.EOF) &&
 		!errors.Is(err, io.ErrUnexpectedEOF) {

@@ -7,7 +7,8 @@ import (
 	"bowstring/fetch/operators/audio/vorbis"
 )
 
-// readOgg reads the first page, which says what the stream is, and the last, which says how long.
+// readOgg reads the first page, which describes the stream, and the last one, which has
+// its length (RFC 3533).
 func readOgg(file []byte) (Info, error) {
 	info := Info{Format: Vorbis}
 	if len(file) < 28 {
@@ -34,8 +35,8 @@ func readOgg(file []byte) (Info, error) {
 	}
 	info.Frames = (int(last) - skip) / per
 	if info.Format == Vorbis {
-		// A stream that was cut out of a longer one does not begin at 0. Where its headers cannot be read, decoding
-		// says so.
+		// A stream that was cut out of a longer one does not begin at 0. If its headers
+		// cannot be parsed, decoding reports that.
 		if n, steps, err := vorbis.Length(file, int64(last)); err == nil {
 			info.Frames, info.steps = int(n), steps
 		}
@@ -47,8 +48,8 @@ func readOgg(file []byte) (Info, error) {
 	return info, nil
 }
 
-// opusRate is the rate that Opus is decoded at: the lowest of its own that keeps what the source had, as libsndfile
-// chooses.
+// opusRate is the decoding rate of Opus: the lowest of its rates that preserves the
+// source, as libsndfile chooses it.
 func opusRate(source int) int {
 	for _, rate := range []int{8000, 12000, 16000, 24000} {
 		if source > 0 && source <= rate {
@@ -58,7 +59,8 @@ func opusRate(source int) int {
 	return 48000
 }
 
-// lastGranule is the position at the end of the stream of a serial number.
+// lastGranule is the last position of the stream with that serial number. It searches
+// backwards from the end.
 func lastGranule(file, serial []byte) uint64 {
 	for b := file; ; {
 		at := bytes.LastIndex(b, []byte("OggS"))

@@ -8,7 +8,7 @@ import (
 	"bowstring/fetch/operators/program"
 )
 
-// Formats of samples, as the chunk "fmt " numbers them.
+// Sample formats, as numbered in the chunk "fmt ".
 const (
 	wavInteger    = 1
 	wavFloat      = 3
@@ -17,22 +17,22 @@ const (
 	wavExtensible = 0xfffe
 )
 
-// wavOther are formats of samples that are not read.
+// wavOther are sample formats that are not read.
 var wavOther = map[int]string{
 	0x02: "Microsoft ADPCM", 0x11: "IMA ADPCM", 0x16: "G.723 ADPCM", 0x31: "GSM 6.10", 0x38: "NMS ADPCM",
 	0x40: "G.721 ADPCM", 0x42: "G.723.1", 0x45: "G.726 ADPCM", 0x50: "MPEG audio", 0x55: "MP3", 0x92: "AC-3",
 	0xff: "AAC", 0x160: "Windows Media Audio", 0x161: "Windows Media Audio", 0x1600: "AAC", 0x2000: "AC-3",
 }
 
-// Ends of the GUIDs of WAVE_FORMAT_EXTENSIBLE that begin with the number of a format: of the usual ones, and of
-// those that have the channels of ambisonics.
+// Ends of the GUIDs in WAVE_FORMAT_EXTENSIBLE that begin with the number of a format: the
+// usual ones, and those of files with ambisonic channels.
 const (
 	guidTail      = "\x00\x00\x00\x00\x10\x00\x80\x00\x00\xaa\x00\x38\x9b\x71"
 	ambisonicTail = "\x00\x00\x21\x07\xd3\x11\x86\x44\xc8\xc1\xca\x00\x00\x00"
 )
 
-// readWAV walks the chunks of a file. A size that goes beyond the file's end is that of a writer which could not go
-// back: what is there counts.
+// readWAV walks over the chunks of a file. A size beyond the end of the file comes from a
+// writer that could not seek back; the existing bytes count.
 func readWAV(file []byte) (Info, error) {
 	info := Info{Format: WAV}
 	formatted := false
@@ -70,7 +70,7 @@ func readWAV(file []byte) (Info, error) {
 	}
 }
 
-// wavFormat reads the chunk that says what samples are.
+// wavFormat parses the chunk that describes the samples.
 func (i *Info) wavFormat(b []byte) error {
 	kind := int(binary.LittleEndian.Uint16(b))
 	i.Channels = int(binary.LittleEndian.Uint16(b[2:]))
@@ -93,10 +93,10 @@ func (i *Info) wavFormat(b []byte) error {
 	i.width = (i.Bits + 7) / 8
 	switch {
 	case kind == wavInteger && i.Bits >= 1 && i.Bits <= 32:
-		if i.width == 3 && align == 4*i.Channels { // libraries disagree about what that is
+		if i.width == 3 && align == 4*i.Channels { // libraries disagree about its meaning
 			return unsupported("WAV with samples of %d bits in 4 bytes", i.Bits)
 		}
-		i.Bits = 8 * i.width // fewer bits than the bytes have are the higher ones
+		i.Bits = 8 * i.width // if the sample has fewer bits than its bytes, they are the upper ones
 		return nil
 	case i.Float && (i.Bits == 32 || i.Bits == 64), i.Law != LawNone && i.Bits == 8:
 		return nil
@@ -111,6 +111,7 @@ func (i *Info) wavFormat(b []byte) error {
 	return unsupported("WAV with samples of %s; whole and floating-point numbers, µ-law and A-law can be read", name)
 }
 
+// decodeWAV converts samples in pieces, so that the meter is called often enough.
 func decodeWAV(m *program.Meter, info Info, offset int, out [][]float32) error {
 	const together = 1 << 16 // samples of each channel between two calls of the meter
 	stride := info.width * len(out)
@@ -128,7 +129,7 @@ func decodeWAV(m *program.Meter, info Info, offset int, out [][]float32) error {
 	return nil
 }
 
-// wavSamples converts all samples of some frames.
+// wavSamples converts the samples of all channels to floats in [-1, 1).
 func wavSamples(info *Info, all []byte, out [][]float32) {
 	width := info.width
 	stride := width * len(out)
@@ -170,16 +171,17 @@ func wavSamples(info *Info, all []byte, out [][]float32) {
 	}
 }
 
-// A WAV is a file of chunks. There are four forms of it: RIFF has sizes of 32 bits; RF64 (EBU Tech 3306) and BW64
-// (ITU-R BS.2088) have a chunk ds64 with those of 64 bits; Sony's Wave64 has GUIDs for names, and sizes of 64 bits.
+// A WAV file is a sequence of chunks. There are four forms: RIFF has sizes of 32 bits;
+// RF64 (EBU Tech 3306) and BW64 (ITU-R BS.2088) have a chunk ds64 with sizes of 64 bits;
+// Sony's Wave64 has GUIDs as names and sizes of 64 bits.
 
-// unsized is the size of a chunk that is told elsewhere, or by nothing.
+// unsized is the size field of a chunk whose size is in ds64, or unknown.
 const unsized = math.MaxUint32
 
 const (
 	w64Riff = "riff\x2e\x91\xcf\x11\xa5\xd6\x28\xdb\x04\xc1\x00\x00"
 	w64Wave = "wave\xf3\xac\xd3\x11\x8c\xd1\x00\xc0\x4f\x8e\xdb\x8a"
-	// w64Tail ends the GUIDs of the chunks that Wave64 has in common with WAV.
+	// w64Tail ends the GUIDs of the chunks that Wave64 shares with WAV.
 	w64Tail = "\xf3\xac\xd3\x11\x8c\xd1\x00\xc0\x4f\x8e\xdb\x8a"
 	w64Head = 24 // bytes of a GUID and a size
 )
@@ -195,18 +197,18 @@ type wavChunks struct {
 	rest []byte
 	w64  bool
 	long bool   // RF64 or BW64
-	ds64 []byte // the chunk of that name
+	ds64 []byte // contents of the chunk ds64
 }
 
-// wavChunk is one of them.
+// wavChunk is a chunk of a file.
 type wavChunk struct {
 	name string
-	size uint64 // as the file says
-	body []byte // as far as it is there
-	rest []byte // what follows the chunk's header
+	size uint64 // as in the file
+	body []byte // as much of it as exists
+	rest []byte // bytes after the chunk's header
 }
 
-// short says that the file ends in the chunk.
+// short reports whether the file ends within the chunk.
 func (c *wavChunk) short() bool { return uint64(len(c.body)) < c.size }
 
 func wavChunksOf(file []byte) wavChunks {
@@ -216,7 +218,8 @@ func wavChunksOf(file []byte) wavChunks {
 	return wavChunks{rest: file[12:], long: file[0] != 'R' || file[1] != 'I'}
 }
 
-// next gives a chunk; false where there is none. A chunk of no known size reaches to the end of the file.
+// next returns the next chunk; false if there is none. A chunk of unknown size extends to
+// the end of the file.
 func (c *wavChunks) next() (chunk wavChunk, ok bool) {
 	head, pad := 8, uint64(2)
 	if c.w64 {
@@ -252,7 +255,8 @@ func (c *wavChunks) next() (chunk wavChunk, ok bool) {
 	return chunk, true
 }
 
-// told is the size of a chunk by ds64: the file's, the samples', how many there are, and a table of other chunks.
+// sizeOf is the size of a chunk according to ds64, which has the sizes of the file and of
+// the samples, the number of samples, and a table for other chunks.
 func (c *wavChunks) sizeOf(name string, otherwise uint64) uint64 {
 	if name == "data" {
 		return binary.LittleEndian.Uint64(c.ds64[8:])
@@ -273,7 +277,8 @@ func (c *wavChunks) sizeOf(name string, otherwise uint64) uint64 {
 	return otherwise
 }
 
-// whole says that nothing but chunks follows, each with a name that is text, and all of it there.
+// whole reports whether the rest of the file consists of complete chunks with names of
+// printable characters.
 func (c *wavChunks) whole() bool {
 	for len(c.rest) > 0 {
 		chunk, ok := c.next()
@@ -289,7 +294,7 @@ func (c *wavChunks) whole() bool {
 	return true
 }
 
-// Law is a way of ITU-T G.711 to have 13 or 14 bits in 8.
+// Law is a companding law of ITU-T G.711, which stores 13 or 14 bits in 8.
 type Law uint8
 
 // The laws.
@@ -299,7 +304,7 @@ const (
 	ALaw
 )
 
-// laws are what each byte stands for, as libsndfile has it.
+// laws are the values of all bytes, as libsndfile decodes them.
 var laws = func() (t [3][256]float32) {
 	for i := range 256 {
 		t[MuLaw][i] = float32(muLaw(byte(i))) * 0x1p-15
@@ -308,8 +313,8 @@ var laws = func() (t [3][256]float32) {
 	return t
 }()
 
-// muLaw is the value of 16 bits of a byte, all of whose bits are inverted: a sign, three bits of the segment and four
-// of the step.
+// muLaw is the 16-bit value of a µ-law byte. All of its bits are inverted: a sign, three
+// bits of the segment and four of the step.
 func muLaw(b byte) int {
 	b = ^b
 	v := (int(b&15)<<3+0x84)<<(b>>4&7) - 0x84
@@ -319,7 +324,7 @@ func muLaw(b byte) int {
 	return v
 }
 
-// aLaw is the value of 16 bits of a byte, every other of whose bits is inverted.
+// aLaw is the 16-bit value of an A-law byte, of which every other bit is inverted.
 func aLaw(b byte) int {
 	b ^= 0x55
 	v, segment := int(b&15)<<4+8, b>>4&7

@@ -103,7 +103,8 @@ func TestLaws(t *testing.T) {
 	}
 }
 
-// TestNotSupported holds that files which are not read are named, and not told to be damaged.
+// TestNotSupported holds that variants that are not read are named, and not reported as
+// damaged.
 func TestNotSupported(t *testing.T) {
 	for want, file := range map[string][]byte{
 		"WAV with samples of IMA ADPCM":          wav(0x11, 1, 8000, 4, []byte{1, 2}),

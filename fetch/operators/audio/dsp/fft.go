@@ -1,10 +1,10 @@
-// Package dsp computes what operators of sound compute: Fourier transforms, mel bands,
+// Package dsp has the computations of operators on sound: Fourier transforms, mel bands,
 // resampling, decibels.
 //
-// Its results are equal bit for bit on every processor. Products are rounded before
-// they are added (an explicit conversion keeps compilers from fusing the two), sums
-// have a fixed order, and functions that Go's math package implements in assembly on
-// some processors have versions of their own here.
+// Its results are equal bit for bit on every CPU. Products are rounded before they are
+// added (an explicit conversion prevents compilers from fusing the two), sums have a
+// fixed order, and functions that Go's math package implements in assembly on some CPUs
+// are implemented here.
 //
 // The package knows neither files nor requests, and starts no goroutine.
 package dsp
@@ -14,24 +14,28 @@ import "math/bits"
 // point is a complex number.
 type point struct{ re, im float32 }
 
-// pass is one step of a transform: radix p, over m groups of stride s. Twiddle has p−1 factors for each group.
+// pass is one pass of a transform: radix p, over m groups of stride s. twiddle has p−1
+// factors for each group.
 type pass struct {
 	radix, m, s int
 	twiddle     []point
-	roots       []point // of the radix, where it has no butterfly of its own
+	roots       []point // of unity, if the radix has no butterfly of its own
 }
 
-// fft is a forward complex transform of a fixed length: Stockham's, which needs no reordering, with radices 4, 2, 3, 5
-// and, more slowly, other primes up to largestRadix. A length with a larger prime factor goes by a chirp. It is immutable.
+// fft is a forward complex transform of a fixed length: Stockham's algorithm, which needs
+// no reordering, with radices 4, 2, 3, 5 and, more slowly, other primes up to
+// largestRadix. A length with a larger prime factor uses a chirp. It is immutable.
 type fft struct {
 	n      int
 	passes []pass
-	chirp  *chirp // in place of passes
+	chirp  *chirp // instead of passes
 }
 
-// largestRadix is the largest prime for which a pass by definition takes less time than a chirp.
+// largestRadix is the largest prime for which a pass by definition is faster than a
+// chirp.
 const largestRadix = 31
 
+// turn is exp(−2πik/n).
 func turn(k, n int) point {
 	k %= n
 	x := 2 * float64(k) / float64(n)
@@ -65,6 +69,8 @@ func newFFT(n int) *fft {
 	return f
 }
 
+// radixOf is the next radix for a length: 5 and 4 before the primes, as they have the
+// fastest butterflies.
 func radixOf(n int) int {
 	if n%5 == 0 {
 		return 5
@@ -91,7 +97,7 @@ func largestPrime(n int) int {
 	return max(largest, n)
 }
 
-// points is how many points each of run's two buffers has at least.
+// points is the least length of run's two buffers.
 func (f *fft) points() int {
 	if f.chirp != nil {
 		return len(f.chirp.kernel)
@@ -99,7 +105,8 @@ func (f *fft) points() int {
 	return f.n
 }
 
-// steps is about how many multiplications and additions with their loads and stores a run takes.
+// steps is about how many multiplications and additions with their loads and stores one
+// run takes.
 func (f *fft) steps() int64 {
 	if f.chirp != nil {
 		return 2*f.chirp.inner.steps() + 12*int64(f.points())
@@ -114,8 +121,8 @@ func (f *fft) steps() int64 {
 	return n
 }
 
-// run transforms the first n points of x, with y as room, and returns them in whichever of the two has the result. Both
-// have as many as points says.
+// run transforms the first n points of x, with y as scratch, and returns the result,
+// which is in one of the two. Both have at least points points.
 func (f *fft) run(x, y []point) []point {
 	if f.chirp != nil {
 		return f.chirp.run(x, y)
@@ -140,7 +147,7 @@ func (f *fft) run(x, y []point) []point {
 	return x
 }
 
-// times is the product of a and w, whose products are rounded before they are added.
+// times is the complex product. Its real products are rounded before they are added.
 func times(re, im float32, w point) point {
 	return point{float32(re*w.re) - float32(im*w.im), float32(re*w.im) + float32(im*w.re)}
 }
@@ -236,6 +243,7 @@ func (p *pass) five(x, y []point) {
 	}
 }
 
+// any is a pass by definition, for radices without a butterfly.
 func (p *pass) any(x, y []point) {
 	s, h, r := p.s, p.s*p.m, p.radix
 	for g := range p.m {
@@ -256,13 +264,14 @@ func (p *pass) any(x, y []point) {
 	}
 }
 
-// chirp computes a transform of any length n as a convolution of length m, a power of two of at least 2n−1 (L. Bluestein, "A
-// linear filtering approach to the computation of discrete Fourier transform", 1970). A length with a large prime factor p
-// would take n·p multiplications by its definition; this takes two transforms of length m. It is immutable.
+// chirp computes a transform of any length n as a convolution of length m, a power of two
+// of at least 2n−1 (L. Bluestein, "A linear filtering approach to the computation of
+// discrete Fourier transform", 1970). By definition, a length with a large prime factor p
+// would take n·p multiplications; this takes two transforms of length m. It is immutable.
 type chirp struct {
 	inner  *fft
-	turns  []point // exp(−iπk²/n), of each k below n
-	kernel []point // the transform of the conjugate of turns, as the convolution needs it, divided by m
+	turns  []point // exp(−iπk²/n) for each k below n
+	kernel []point // transform of the conjugate of turns, divided by m
 }
 
 func newChirp(n int) *chirp {
@@ -270,7 +279,7 @@ func newChirp(n int) *chirp {
 	c := &chirp{inner: newFFT(m), turns: make([]point, n)}
 	kernel := make([]point, m)
 	for k := range n {
-		// k² is reduced in whole numbers: the angle of k² itself would lose its digits.
+		// k² is reduced as an integer: the angle of k² itself would lose precision.
 		c.turns[k] = turn(k*k%(2*n), 2*n)
 		w := point{c.turns[k].re / float32(m), -c.turns[k].im / float32(m)}
 		kernel[k] = w
@@ -282,7 +291,8 @@ func newChirp(n int) *chirp {
 	return c
 }
 
-// run transforms the first n points of x, with y as room. Both have the convolution's length.
+// run transforms the first n points of x, with y as scratch. Both have the length of the
+// convolution.
 func (c *chirp) run(x, y []point) []point {
 	n, m := len(c.turns), len(c.kernel)
 	x, y = x[:m], y[:m]

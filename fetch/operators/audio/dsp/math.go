@@ -2,7 +2,7 @@ package dsp
 
 import "math"
 
-// The functions below are for tables and parameters: exact to some 1e-15, not fast.
+// The functions below are for tables and parameters: exact to about 1e-15, and not fast.
 
 // SinPi is sin(πx).
 func SinPi(x float64) float64 { return CosPi(x - 0.5) }
@@ -41,7 +41,7 @@ func sinTaylor(y float64) float64 {
 	return float64(y * sum)
 }
 
-// sum1 starts a nested series with one.
+// sum1 starts a nested series with 1.
 func sum1(sum float64, first bool) float64 {
 	if first {
 		return 1
@@ -50,11 +50,11 @@ func sum1(sum float64, first bool) float64 {
 }
 
 const (
-	ln2Hi = 6.93147180369123816490e-01 // ln 2 without its last bits, so that whole multiples are exact
+	ln2Hi = 6.93147180369123816490e-01 // ln 2 without its last bits, so that integer multiples are exact
 	ln2Lo = 1.90821492927058770002e-10
 )
 
-// Exp is eˣ for finite x.
+// Exp is eˣ for finite x, by argument reduction and its series.
 func Exp(x float64) float64 {
 	k := math.Round(x / math.Ln2)
 	if k > 1024 {
@@ -71,7 +71,8 @@ func Exp(x float64) float64 {
 	return math.Ldexp(sum, int(k))
 }
 
-// Log is the natural logarithm of a positive, finite x.
+// Log is the natural logarithm of a positive, finite x, by the series of the inverse
+// hyperbolic tangent.
 func Log(x float64) float64 {
 	m, e := math.Frexp(x)
 	if m < math.Sqrt2/2 {
@@ -91,7 +92,8 @@ func Log10(x float64) float64 { return float64(Log(x) * (1 / math.Ln10)) }
 // Exp10 is 10ˣ.
 func Exp10(x float64) float64 { return Exp(float64(x * math.Ln10)) }
 
-// besselI0 is the modified Bessel function of order zero, by its power series.
+// besselI0 is the modified Bessel function of order zero, by its power series. The Kaiser
+// window needs it.
 func besselI0(x float64) float64 {
 	q, term, sum := float64(x*x)/4, 1.0, 1.0
 	for k := 1.0; term > float64(sum*1e-18); k++ {
@@ -101,11 +103,11 @@ func besselI0(x float64) float64 {
 	return sum
 }
 
-// Log32 is the natural logarithm of each positive, normal x plus offset, times scale,
-// in place. It is Cephes' logf (Moshier), exact to 2e-7 in relative terms. What is
-// below low counts as low, which has to be normal.
+// Log32 replaces each x by the natural logarithm of x plus offset, times scale. It is
+// Cephes' logf (Moshier), with a relative error of 2e-7. Values below low count as low,
+// which must be positive and normal.
 func Log32(x []float32, offset, low, scale float32) {
-	const root = 0x3f3504f3 // √½: what is left of v without its exponent is from there to √2
+	const root = 0x3f3504f3 // √½: v without its exponent is from there to √2
 	for i, v := range x {
 		v += offset
 		if !(v >= low) {

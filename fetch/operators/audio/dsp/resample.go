@@ -5,31 +5,33 @@ import (
 	"math"
 )
 
-// MaxTaps bounds the numbers in the table of a Resampler: 4 MiB. All common rates need far less.
+// MaxTaps bounds the numbers in the table of a Resampler: 4 MiB. All common rates need
+// far fewer.
 const MaxTaps = 1 << 20
 
-// ResampleOptions are torchaudio.functional.resample's.
+// ResampleOptions are those of torchaudio.functional.resample.
 type ResampleOptions struct {
 	// From and To are in samples a second.
 	From, To int
-	// Width is how many zeros of the sinc are on either side; Rolloff times the lower Nyquist frequency is where it
-	// cuts.
+	// Width is the number of zero crossings of the sinc on each side. Rolloff times the
+	// lower Nyquist frequency is the cutoff.
 	Width   int
 	Rolloff float64
-	// Kaiser takes a Kaiser window of Beta, and not Hann's.
+	// Kaiser selects a Kaiser window with Beta instead of Hann's.
 	Kaiser bool
 	Beta   float64
 }
 
-// Resampler changes rates by windowed sinc interpolation: a filter for each of the
-// positions that an output sample may have between two input samples (J. O. Smith,
+// Resampler changes rates by windowed sinc interpolation: it has a filter for each
+// position that an output sample can have between two input samples (J. O. Smith,
 // "Digital Audio Resampling"). It is immutable.
 type Resampler struct {
-	from, to int // without their common divisor
+	from, to int // divided by their greatest common divisor
 	phases   []phase
 }
 
-// phase computes output samples j of every to: taps lie at x[at] on, relative to the block.
+// phase computes the output samples j of every to samples. Its taps apply to x[at] and
+// the following samples, relative to the block.
 type phase struct {
 	at   int
 	taps []float32
@@ -42,7 +44,7 @@ func gcd(a, b int) int {
 	return a
 }
 
-// taps bounds the length of a filter.
+// taps bounds the length of a filter; from and to are reduced.
 func (o ResampleOptions) taps() (from, to, taps int) {
 	g := gcd(o.From, o.To)
 	from, to = o.From/g, o.To/g
@@ -50,7 +52,7 @@ func (o ResampleOptions) taps() (from, to, taps int) {
 	return from, to, int(2*float64(o.Width)*float64(from)/base) + 2
 }
 
-// Check says whether the table stays within MaxTaps.
+// Check fails if the table would exceed MaxTaps.
 func (o ResampleOptions) Check() error {
 	if o.From < 1 || o.To < 1 {
 		return fmt.Errorf("rates of %d and %d samples a second; both have to be positive", o.From, o.To)
@@ -62,7 +64,7 @@ func (o ResampleOptions) Check() error {
 	return nil
 }
 
-// NewResampler makes tables, of some milliseconds' work. Check has passed.
+// NewResampler makes the table, in some milliseconds. The options must have passed Check.
 func NewResampler(o ResampleOptions) *Resampler {
 	from, to, _ := o.taps()
 	r := &Resampler{from: from, to: to}
@@ -71,7 +73,8 @@ func NewResampler(o ResampleOptions) *Resampler {
 	reach := int(math.Ceil(float64(width*float64(from)) / base))
 	for j := range to {
 		p := phase{}
-		// torchaudio has this quotient in single precision, and all else of its tables in double.
+		// torchaudio computes this quotient in single precision, and the rest of its
+		// table in double.
 		shift := float64(float32(j) / float32(to))
 		middle := float64(j) * float64(from) / float64(to)
 		first, last := max(int(middle)-reach-1, -reach), min(int(middle)+reach+2, reach+from)
@@ -100,7 +103,7 @@ func sinc(t float64) float64 {
 	return SinPi(t) / float64(math.Pi*t)
 }
 
-// window is at x of -1 to 1.
+// window is the window at x, from -1 to 1.
 func (o ResampleOptions) window(x float64) float64 {
 	if o.Kaiser {
 		return besselI0(float64(o.Beta*math.Sqrt(1-float64(x*x)))) / besselI0(o.Beta)
@@ -109,8 +112,8 @@ func (o ResampleOptions) window(x float64) float64 {
 	return float64(c * c)
 }
 
-// ResampledLength is how many samples n become. torchaudio rounds the quotient to
-// single precision before it rounds up; so does this.
+// ResampledLength is the number of output samples for n input samples. torchaudio rounds
+// the quotient to single precision before rounding up, and so does this.
 func ResampledLength(n, from, to int) int {
 	g := gcd(from, to)
 	from, to = from/g, to/g
@@ -118,8 +121,8 @@ func ResampledLength(n, from, to int) int {
 	return min(int(math.Ceil(float64(float32(exact)))), to*(n/from+1))
 }
 
-// Run resamples x into y: a part, from sample first on, of the ResampledLength samples that there are. Samples beyond x
-// count as zero.
+// Run computes y, a part of the ResampledLength output samples from sample first on.
+// Samples outside of x count as zero.
 func (r *Resampler) Run(x, y []float32, first int) {
 	block, i := first/len(r.phases)*r.from, first%len(r.phases)
 	for j := 0; j < len(y); block, i = block+r.from, 0 {
@@ -140,7 +143,8 @@ func (r *Resampler) Run(x, y []float32, first int) {
 	}
 }
 
-// dot has four sums, so that an addition need not wait for the one before.
+// dot has four sums, so that an addition need not wait for the one before. The order of
+// additions is part of the contract.
 func dot(x, w []float32) float32 {
 	w = w[:len(x)]
 	var a, b, c, d float32
@@ -157,19 +161,20 @@ func dot(x, w []float32) float32 {
 	return (a + b) + (c + d)
 }
 
-// Taps bounds how many multiplications an output sample takes.
+// Taps bounds the multiplications for an output sample.
 func (o ResampleOptions) Taps() int {
 	_, _, taps := o.taps()
 	return taps
 }
 
-// Steps bounds the work of making the table: each number takes a sine, and a Bessel function or a cosine.
+// Steps bounds the work of making the table: each number needs a sine, and a Bessel
+// function or a cosine.
 func (o ResampleOptions) Steps() int64 {
 	_, to, taps := o.taps()
 	return int64(to) * int64(taps) * 256
 }
 
-// Bytes bounds what the table takes.
+// Bytes bounds the memory of the table.
 func (o ResampleOptions) Bytes() int64 {
 	_, to, taps := o.taps()
 	return int64(to) * (int64(taps)*8 + 64)

@@ -2,22 +2,22 @@ package dsp
 
 import "math"
 
-// MaxFFT is the largest transform that operators may ask for.
+// MaxFFT is the longest transform of an operator.
 const MaxFFT = 1 << 15
 
-// Spectrum gives the power of each frequency of windowed frames. It is immutable.
+// Spectrum computes the power of each frequency of windowed frames. It is immutable.
 type Spectrum struct {
 	n      int
 	window []float32
 	fft    *fft
-	turns  []point // of the full length, for real transforms of even length
-	magn   bool
+	turns  []point // of the full length, for transforms of even length
+	magn   bool    // magnitude instead of power
 }
 
-// SpectrumRoom is what one goroutine needs to run a Spectrum.
+// SpectrumRoom is the scratch memory of one goroutine for running a Spectrum.
 type SpectrumRoom struct{ a, b []point }
 
-// Window shapes are those of torch, periodic.
+// Window shapes are torch's, periodic.
 var windows = map[string]func(x float64) float64{
 	"hann_window":    func(x float64) float64 { return 0.5 - float64(0.5*CosPi(2*x)) },
 	"hamming_window": func(x float64) float64 { return 0.54 - float64(0.46*CosPi(2*x)) },
@@ -27,21 +27,23 @@ var windows = map[string]func(x float64) float64{
 	"ones": func(float64) float64 { return 1 },
 }
 
-// Windows are the names that NewSpectrum takes.
+// Windows are the shapes that NewSpectrum accepts.
 func Windows() []string { return []string{"hann_window", "hamming_window", "blackman_window", "ones"} }
 
-// SpectrumOptions are torch.stft's.
+// SpectrumOptions are those of torch.stft.
 type SpectrumOptions struct {
-	// N is the transform's length, at most MaxFFT; Window's length is at most N.
+	// N is the length of the transform, at most MaxFFT; Length, that of the window, is at
+	// most N.
 	N, Length int
 	Shape     string
-	// Magnitude asks for the root of the power.
+	// Magnitude selects the root of the power.
 	Magnitude bool
-	// NormalizeWindow divides by the window's root of energy; NormalizeLength by the root of N.
+	// NormalizeWindow divides by the root of the window's energy; NormalizeLength by the
+	// root of N.
 	NormalizeWindow, NormalizeLength bool
 }
 
-// NewSpectrum makes tables. The options have been checked.
+// NewSpectrum makes tables. The caller has checked the options.
 func NewSpectrum(o SpectrumOptions) *Spectrum {
 	s := &Spectrum{n: o.N, window: make([]float32, o.N), magn: o.Magnitude}
 	at, energy := (o.N-o.Length)/2, 0.0
@@ -74,19 +76,22 @@ func NewSpectrum(o SpectrumOptions) *Spectrum {
 	return s
 }
 
-// Bins is how many frequencies there are.
+// Bins is the number of frequencies.
 func (s *Spectrum) Bins() int { return s.n/2 + 1 }
 
-// Steps is about how many multiplications and additions with their loads and stores a Frame takes.
+// Steps is about how many multiplications and additions with their loads and stores a
+// Frame takes.
 func (s *Spectrum) Steps() int64 { return s.fft.steps() + 8*int64(s.n) }
 
-// RoomBytes is how much memory a SpectrumRoom takes once a Frame has used it.
+// RoomBytes is the memory of a SpectrumRoom after a Frame has used it.
 func (s *Spectrum) RoomBytes() int64 { return 2 * 8 * int64(s.fft.points()) }
 
-// Bytes is how much memory a room takes.
+// Bytes is the memory of a room.
 func (r *SpectrumRoom) Bytes() int64 { return 8 * int64(len(r.a)+len(r.b)) }
 
-// Frame gives the power of each frequency of the frame x, of N samples, in out, of Bins numbers.
+// Frame computes the power of each frequency of the frame x, which has N samples, into
+// out, which has Bins numbers. A frame of even length is transformed at half its length,
+// as complex numbers.
 func (s *Spectrum) Frame(x, out []float32, room *SpectrumRoom) {
 	n, window := s.n, s.window
 	if points := s.fft.points(); len(room.a) < points {
@@ -115,7 +120,8 @@ func (s *Spectrum) Frame(x, out []float32, room *SpectrumRoom) {
 	}
 }
 
-// powers unfolds the transform z of a real sequence whose even and odd samples were its real and imaginary parts.
+// powers unfolds the transform z of a real sequence whose even and odd samples were the
+// real and imaginary parts.
 func (s *Spectrum) powers(z []point, out []float32) {
 	h := len(z)
 	out = out[:h+1]
@@ -132,20 +138,20 @@ func (s *Spectrum) powers(z []point, out []float32) {
 	}
 }
 
-// MelOptions are torchaudio.functional.melscale_fbanks'.
+// MelOptions are those of torchaudio.functional.melscale_fbanks.
 type MelOptions struct {
 	Rate, Bins, Mels int
 	Low, High        float64
-	// Slaney takes Slaney's scale, and not HTK's; Area divides by the width of bands.
+	// Slaney selects Slaney's scale instead of HTK's; Area divides by the width of bands.
 	Slaney, Area bool
 }
 
-// Mel sums powers of frequencies to bands. It is immutable.
+// Mel sums powers of frequencies into mel bands. It is immutable.
 type Mel struct {
 	bands []band
 }
 
-// band is what a band takes from frequency at on.
+// band has the weights of a band for the frequencies from at on; others are zero.
 type band struct {
 	at     int
 	weight []float32
@@ -158,6 +164,7 @@ const (
 
 func slaneyLog() float64 { return Log(6.4) / 27 }
 
+// toMel converts a frequency in Hz.
 func toMel(hz float64, slaney bool) float64 {
 	if !slaney {
 		return float64(2595 * Log10(1+hz/700))
@@ -168,7 +175,7 @@ func toMel(hz float64, slaney bool) float64 {
 	return slaneyBreak/slaneyStep + Log(hz/slaneyBreak)/slaneyLog()
 }
 
-// fromMel rounds as torch does, whose tensors are of single precision: bands that are
+// fromMel rounds as torch does, whose tensors have single precision. Bands that are
 // narrower than the distance of two frequencies have weights that depend on it.
 func fromMel(mel float32, slaney bool) float32 {
 	if !slaney {
@@ -180,7 +187,7 @@ func fromMel(mel float32, slaney bool) float32 {
 	return float32(slaneyStep * mel)
 }
 
-// linspace is torch's: n numbers, from both ends.
+// linspace is torch.linspace: n numbers, computed from both ends.
 func linspace(from, to float32, n int) []float32 {
 	out := make([]float32, n)
 	step := (to - from) / float32(n-1)
@@ -194,7 +201,7 @@ func linspace(from, to float32, n int) []float32 {
 	return out
 }
 
-// NewMel makes tables. The options have been checked.
+// NewMel makes tables. The caller has checked the options.
 func NewMel(o MelOptions) *Mel {
 	hz := linspace(float32(toMel(o.Low, o.Slaney)), float32(toMel(o.High, o.Slaney)), o.Mels+2)
 	for i, v := range hz {
@@ -235,8 +242,8 @@ func (m *Mel) Weights() int64 {
 	return n
 }
 
-// Sum gives the bands of frames, which are rows of powers of bins frequencies, side by
-// side: band b of frame i in out[b·stride+i].
+// Sum computes the bands of frames, which are rows of powers of bins frequencies: band b
+// of frame i goes to out[b·stride+i].
 func (m *Mel) Sum(powers []float32, bins int, out []float32, stride int) {
 	frames, i := len(powers)/bins, 0
 	for ; i+4 <= frames; i += 4 {
@@ -256,7 +263,8 @@ func (m *Mel) Sum(powers []float32, bins int, out []float32, stride int) {
 	}
 }
 
-// four does four frames at a time, as one's additions wait for each other.
+// four processes four frames at a time, because the additions of one frame depend on each
+// other.
 func (m *Mel) four(powers []float32, bins int, out []float32, stride int) {
 	p0, p1, p2, p3 := powers[:bins], powers[bins:][:bins], powers[2*bins:][:bins], powers[3*bins:][:bins]
 	for k := range m.bands {
@@ -276,7 +284,7 @@ func (m *Mel) four(powers []float32, bins int, out []float32, stride int) {
 	}
 }
 
-// Half is the nearest half-precision number of v, in its bits; of two, the even one.
+// Half is the bits of the half-precision number nearest to v, ties to even.
 func Half(v float32) uint16 {
 	b := math.Float32bits(v)
 	sign := uint16(b >> 16 & 0x8000)
@@ -284,7 +292,7 @@ func Half(v float32) uint16 {
 	switch {
 	case b > 0x7f800000:
 		return sign | 0x7e00
-	case b >= 0x477ff000: // rounds beyond the largest, 65504
+	case b >= 0x477ff000: // rounds above the largest, 65504
 		return sign | 0x7c00
 	case b < 0x33000001: // at most half of the smallest
 		return sign
@@ -297,7 +305,7 @@ func Half(v float32) uint16 {
 	}
 }
 
-// FromHalf is the number of bits that Half gave.
+// FromHalf is the number with the bits h.
 func FromHalf(h uint16) float32 {
 	sign, e, m := uint32(h&0x8000)<<16, uint32(h>>10&0x1f), uint32(h&0x3ff)
 	switch e {

@@ -9,8 +9,8 @@ package sndfile
 #include <stdlib.h>
 #include <string.h>
 
-// What is used of sndfile.h, which has not changed since version 1.0.0. The library is
-// looked for when a process is told to, so that no build needs it.
+// The used parts of sndfile.h, which have not changed since version 1.0.0. The library is
+// loaded at run time, so that no build needs it.
 typedef struct { int64_t frames; int samplerate, channels, format, sections, seekable; } sf_info;
 typedef struct {
 	int64_t (*length)(void *);
@@ -83,7 +83,7 @@ import (
 
 const noLibrary = ""
 
-// sndfile is the loaded library. It has no state: every file is opened and closed in one call.
+// sndfile is the loaded library. It has no state: each call opens and closes a file.
 type sndfile struct{ name string }
 
 // load opens the shared library, or says why it cannot.
@@ -107,8 +107,8 @@ func (s sndfile) read(file []byte, q request, out []float32) int64 {
 		C.int64_t(q.Offset), (*C.float)(unsafe.Pointer(&out[0])), C.int64_t(q.Frames)))
 }
 
-// confine makes this process the first to go where memory runs out, and lets its end leave no core.
-// What the kernel refuses is done without.
+// confine makes this process the first victim of the kernel's out-of-memory killer, and
+// disables core dumps. Failures are ignored.
 func confine() {
 	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("1000"), 0)
 	_ = unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{})

@@ -14,31 +14,33 @@ import (
 	"golang.org/x/sync/singleflight"
 )
 
-// pool is the processes that decode: as many as calls at a time, of which some are kept.
-// They end with this process, as their pipe does.
+// pool is the processes that decode: one for each concurrent call, of which some are
+// kept. They end with this process, because its end closes their pipes.
 type pool struct {
 	library  string
-	binary   string              // that is started; empty: the one that runs
-	patience time.Duration       // for a file, besides what its length takes
-	pause    func(time.Duration) // before another try to start a process; nil: time.Sleep
+	binary   string              // binary to start; empty: this process's own
+	patience time.Duration       // for a file, in addition to the time for its length
+	pause    func(time.Duration) // before another attempt to start a process; nil: time.Sleep
 
-	asking singleflight.Group // for what version finds
+	asking singleflight.Group // joins concurrent searches for the version
 	found  atomic.Pointer[found]
 
 	mu   sync.Mutex
 	idle []*process
 }
 
-// found is what there is to say of a library.
+// found describes the library, or why there is none.
 type found struct{ version, missing string }
 
-// pauses are between tries to start a process: what the machine has none of may come back.
+// pauses are the delays between attempts to start a process: lack of memory or process
+// ids may pass.
 var pauses = []time.Duration{20 * time.Millisecond, 100 * time.Millisecond, 500 * time.Millisecond}
 
-// slowest is the rate below which a decoder is taken to hang, in samples of all channels a second.
+// slowest is the rate in samples of all channels a second below which a decoder counts as
+// hanging.
 const slowest = 1_000_000
 
-// version asks a process for the library's, once for all who want to know.
+// version gets the library's version from a process, once for all callers.
 func (l *pool) version() (version, missing string, err error) {
 	f := l.found.Load()
 	if f == nil {
@@ -64,14 +66,14 @@ func (l *pool) find() error {
 	return nil
 }
 
-// start starts a process, in some tries. The error is an ErrNoProcess.
+// start starts a process, with several attempts. The error is an ErrNoProcess.
 func (l *pool) start() (p *process, missing string, err error) {
 	for n := 0; ; n++ {
 		p, missing, err = start(cmp.Or(l.binary, "/proc/self/exe"), l.library)
 		switch {
 		case err == nil:
 			return p, missing, nil
-		case n == len(pauses) || errors.Is(err, os.ErrDeadlineExceeded): // it has taken its time already
+		case n == len(pauses) || errors.Is(err, os.ErrDeadlineExceeded): // it has waited long enough already
 			return nil, "", fmt.Errorf("%w: %w", ErrNoProcess, err)
 		case l.pause != nil:
 			l.pause(pauses[n])
@@ -104,15 +106,15 @@ func (l *pool) put(p *process) {
 	}
 }
 
-// close ends the processes that are idle.
+// close ends the idle processes.
 func (l *pool) close() {
 	for p := l.take(); p != nil; p = l.take() {
 		_ = p.end(nil)
 	}
 }
 
-// decode is Decode. A process that ended may have been ended by others, even before it had the file: so a
-// new one has the file once more.
+// decode is Decode. A process may have been killed for another reason, even before it had
+// the file. So a new process gets the file once more.
 func (l *pool) decode(ctx context.Context, file []byte, q request, out [][]float32) (int, time.Duration, error) {
 	q.Bytes, q.Channels, q.Frames = int64(len(file)), int64(len(out)), int64(len(out[0]))
 	took := l.patience + time.Duration(q.Frames*q.Channels)*time.Second/slowest
@@ -130,7 +132,7 @@ func (l *pool) decode(ctx context.Context, file []byte, q request, out [][]float
 			if p, missing, err = l.start(); err != nil {
 				return 0, 0, err
 			}
-			if p == nil { // it was there before
+			if p == nil { // it existed before
 				return 0, 0, fmt.Errorf("%w: the library %s", ErrNoProcess, missing)
 			}
 			if f := l.found.Load(); f != nil && f.version != p.detail {
@@ -159,7 +161,7 @@ func (l *pool) decode(ctx context.Context, file []byte, q request, out [][]float
 	}
 }
 
-// said is what a number of frames that is none means.
+// said converts a negative number of frames to its error.
 func said(frames int64) error {
 	switch {
 	case frames >= 0:

@@ -14,14 +14,15 @@ import (
 	"time"
 )
 
-// process is one that decodes, seen from the server. It belongs to one call at a time.
+// process is the server's end of a process that decodes. It belongs to one call at a
+// time.
 type process struct {
 	cmd    *exec.Cmd
 	to     *os.File
 	from   *os.File
 	read   *bufio.Reader // of from
-	chunk  []float32     // of samples on their way out of the pipe
-	detail string        // what it said of itself
+	chunk  []float32     // samples on their way out of the pipe
+	detail string        // version of its library
 }
 
 const (
@@ -31,8 +32,8 @@ const (
 	helloBytes = 4096
 )
 
-// start starts a binary to decode, and waits until it has said what library it has.
-// A missing library is no error: then missing says why.
+// start starts a binary to decode, and waits until it has reported its library. A missing
+// library is no error: then missing says why.
 func start(binary, library string) (p *process, missing string, err error) {
 	if strings.ContainsRune(library, filepath.Separator) {
 		if library, err = filepath.Abs(library); err != nil {
@@ -53,7 +54,7 @@ func start(binary, library string) (p *process, missing string, err error) {
 	p.cmd = exec.Command(binary, Command) //nolint:gosec,noctx // the binary that runs; its end is waited for in end
 	p.cmd.Dir, p.cmd.Stdin, p.cmd.Stdout = "/", theirIn, theirOut
 	p.cmd.Env = []string{theirs + "=" + library, "LD_LIBRARY_PATH=" + os.Getenv("LD_LIBRARY_PATH"), "GOMAXPROCS=2"}
-	p.cmd.SysProcAttr = apart() // a terminal's interrupt is not for it
+	p.cmd.SysProcAttr = apart() // a terminal's interrupt must not reach it
 	err = errors.Join(p.cmd.Start(), theirIn.Close(), theirOut.Close())
 	if p.cmd.Process == nil {
 		return nil, "", errors.Join(fmt.Errorf("starting a process: %w", err), to.Close(), from.Close())
@@ -73,7 +74,7 @@ func start(binary, library string) (p *process, missing string, err error) {
 	return p, "", nil
 }
 
-// hello is the first line: + and a version, or - and why there is none.
+// hello reads the first line: + and a version, or - and why there is no library.
 func (p *process) hello() (string, error) {
 	if err := p.from.SetReadDeadline(time.Now().Add(startTime)); err != nil {
 		return "", err
@@ -88,7 +89,7 @@ func (p *process) hello() (string, error) {
 	return string(line[:len(line)-1]), nil
 }
 
-// end makes sure that the process has ended, and adds to err how it did.
+// end kills the process, waits for it, and adds its exit status to err.
 func (p *process) end(err error) error {
 	_ = p.cmd.Process.Kill()
 	_ = p.to.Close()
@@ -103,8 +104,8 @@ func (p *process) end(err error) error {
 	return fmt.Errorf("%w (%w)", err, state)
 }
 
-// ask has the process decode a file. After an error that is no code the process is of no use any longer. When ctx ends,
-// reading and writing fail.
+// ask makes the process decode a file. After an error the process cannot be used any
+// more. The end of ctx makes reading and writing fail.
 func (p *process) ask(ctx context.Context, file []byte, q request, out [][]float32,
 	until time.Time) (a answer, err error) {
 	if err := errors.Join(p.to.SetWriteDeadline(until), p.from.SetReadDeadline(until)); err != nil {
@@ -119,7 +120,7 @@ func (p *process) ask(ctx context.Context, file []byte, q request, out [][]float
 	defer func() {
 		if !stop() {
 			<-ended
-			if err == nil { // deadlines that have passed are of no use to the next file
+			if err == nil { // expired deadlines would break the next file
 				err = context.Cause(ctx)
 			}
 		}

@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// widen lets a pipe hold more than the usual 64 KiB, where the kernel allows it.
+// widen enlarges a pipe beyond the usual 64 KiB, if the kernel permits it.
 func widen(pipe *os.File) {
 	raw, err := pipe.SyscallConn()
 	if err != nil {
@@ -16,5 +16,5 @@ func widen(pipe *os.File) {
 	_ = raw.Control(func(fd uintptr) { _, _ = unix.FcntlInt(fd, unix.F_SETPIPE_SZ, pipeBytes) })
 }
 
-// apart puts the process into a group of its own.
+// apart puts the process into its own process group.
 func apart() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: true} }

@@ -12,18 +12,19 @@ import (
 	"unsafe"
 )
 
-// request stands before a file in the pipe. Numbers are little-endian.
+// request precedes a file in the pipe. Numbers are little-endian.
 type request struct {
 	Bytes, Offset, Frames, Channels, Rate int64
 }
 
-// answer stands before Frames times the channels of samples, channels side by side, as they lie in memory.
+// answer precedes the samples: Frames times the channels, interleaved, in the memory
+// layout of the machine.
 type answer struct {
 	Frames int64 // or one of the codes below
-	Nanos  int64 // processor time
+	Nanos  int64 // CPU time
 }
 
-// What the library says of a file, in place of a number of frames.
+// Codes for a file, in place of a number of frames.
 const (
 	notOpened int64 = -1
 	other     int64 = -2
@@ -33,15 +34,18 @@ const (
 // library reads files.
 type library interface {
 	version() string
-	// read fills out with q.Frames frames from q.Offset on, and gives how many there were, or a code.
+	// read fills out with q.Frames frames from q.Offset on, and returns their number, or
+	// a code.
 	read(file []byte, q request, out []float32) int64
 }
 
-// kept is the most memory that a process keeps between two files, in bytes of each buffer.
+// kept is the most memory that a process keeps between two files, in bytes of each
+// buffer.
 const kept = 16 << 20
 
-// Serve is what a process with [Command] does: it says what library it has, and answers
-// requests until in ends. That ends the process, whatever the library is doing.
+// Serve is the main function of a process with [Command]: it reports its library, and
+// answers requests until in ends. The end of in ends the process, whatever the library is
+// doing at that time.
 func Serve(in io.Reader, out io.Writer) error {
 	confine()
 	lib, missing := load(os.Getenv(theirs))
@@ -57,7 +61,7 @@ func Serve(in io.Reader, out io.Writer) error {
 		file []byte
 	}
 	todo, failed := make(chan work), make(chan error, 1)
-	go func() { // ends with the process
+	go func() { // until the process ends: the library cannot be interrupted
 		var room []float32
 		for w := range todo {
 			n := int(w.Frames * w.Channels)
@@ -100,11 +104,12 @@ func Serve(in io.Reader, out io.Writer) error {
 	}
 }
 
+// reply decodes one file and writes the answer.
 func reply(lib library, q request, file []byte, room []float32, out io.Writer) error {
-	before := processor()
+	before := cpuTime()
 	n := lib.read(file, q, room)
 	if err := binary.Write(out, binary.LittleEndian,
-		answer{Frames: n, Nanos: int64(processor() - before)}); err != nil {
+		answer{Frames: n, Nanos: int64(cpuTime() - before)}); err != nil {
 		return fmt.Errorf("answering: %w", err)
 	}
 	if n <= 0 {
@@ -121,8 +126,8 @@ func asBytes(x []float32) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(x))), 4*len(x))
 }
 
-// processor is the time that this process has taken of processors.
-func processor() time.Duration {
+// cpuTime is the CPU time of this process.
+func cpuTime() time.Duration {
 	var u syscall.Rusage
 	if syscall.Getrusage(syscall.RUSAGE_SELF, &u) != nil {
 		return 0

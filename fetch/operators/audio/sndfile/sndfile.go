@@ -1,13 +1,14 @@
-// Package sndfile reads files of sound by libsndfile, in processes of their own.
+// Package sndfile reads sound files with libsndfile, in separate processes.
 //
-// The library is C, and reads whatever bytes there are. So it is loaded only where the
-// environment names it ([Library]), and never into the process that serves: that starts its
-// own binary again with [Command] for an argument, and sends it files through a pipe. A file
-// that ends such a process, or holds it for too long, is a damaged sample; the next one gets
-// a new process. Processes keep to themselves what the server knows: they get neither its
-// environment nor its files. They are no sandbox: they run as the same user.
+// The library is C, and the files are untrusted. So it is loaded only if the environment
+// names it ([Library]), and never into the serving process. The server starts its own
+// binary again with the argument [Command], and sends it files through a pipe. A file
+// that crashes such a process, or occupies it for too long, is a damaged sample; the next
+// file gets a new process. The processes get neither the server's environment nor its
+// open files. They are no sandbox: they run as the same user.
 //
-// The package knows nothing of headers and formats. It starts no goroutine but in such a process.
+// The package knows nothing of headers and formats. It starts goroutines only in those
+// processes.
 package sndfile
 
 import (
@@ -17,32 +18,34 @@ import (
 	"time"
 )
 
-// Library is the environment variable that names libsndfile's shared library, or is
+// Library is the environment variable with the path of libsndfile's shared library, or
 // "auto" for the system's.
 const Library = "BOWSTRING_LIBSNDFILE"
 
-// theirs is the variable by which a process that decodes is told of the library. It is not Library: a binary that
-// knows no Command, such as another package's tests, would otherwise start itself again, and again.
+// theirs is the variable that passes the library's path to a decoding process. It is not
+// Library: a binary without Command, such as the tests of another package, would
+// otherwise start itself again and again.
 const theirs = "BOWSTRING_DECODE_SOUND_BY"
 
-// Command is the one argument by which the binary is a process that decodes: it then calls [Serve].
+// Command is the argument of a decoding process, whose main function calls [Serve].
 const Command = "decode-sound"
 
-// What is wrong with a file, by what the library says.
+// Errors of a file, as the library reports them.
 var (
 	ErrNotOpened = errors.New("libsndfile does not open it")
 	ErrOther     = errors.New("libsndfile finds other channels, or another rate, than its header says")
 	ErrNoSeek    = errors.New("libsndfile does not find the sample that is asked for")
-	// ErrDied says that the process did not survive the file, twice, or took too long.
+	// ErrDied: two processes died of the file, or one took too long.
 	ErrDied = errors.New("libsndfile did not survive it")
-	// ErrNoProcess is no file's fault: no process could be started. It may pass.
+	// ErrNoProcess is not the file's fault: no process could be started. It may be
+	// temporary.
 	ErrNoProcess = errors.New("libsndfile's process could not be started")
 )
 
-// processes are those of the server.
+// processes are the server's decoding processes.
 var processes = &pool{library: named(), patience: 30 * time.Second}
 
-// named is the library that the environment names, or empty.
+// named is the library that the environment names, or "".
 func named() string {
 	if path := os.Getenv(Library); path != "auto" {
 		return path
@@ -50,8 +53,9 @@ func named() string {
 	return "libsndfile.so.1"
 }
 
-// Version is the library's, as "libsndfile-1.2.2", or empty; then missing says why. The first call starts a process.
-// What it finds is kept; ErrNoProcess is not, and the next call tries again.
+// Version is the library's version, such as "libsndfile-1.2.2", or ""; then missing says
+// why. The first call starts a process. The result is cached, except ErrNoProcess: the
+// next call tries again.
 func Version() (version, missing string, err error) {
 	switch {
 	case noLibrary != "":
@@ -62,11 +66,11 @@ func Version() (version, missing string, err error) {
 	return processes.version()
 }
 
-// Decode reads frames from offset on into out, one slice for each channel, all of one length, and gives how
-// many there were and what processor time the other process took. When ctx ends, so do the call, with its cause, and the
-// process. It is safe for concurrent
-// use; each call at a time has a process. Version has to have found the library. An error is the file's
-// fault, but for ErrNoProcess.
+// Decode reads frames from offset on into out, one slice for each channel, all of one
+// length. It returns their number, and the CPU time of the decoding process. The end of
+// ctx ends the call, with its cause, and the process. Decode is safe for concurrent use;
+// each concurrent call has a process of its own. Version must have found the library. An
+// error is the file's fault, except ErrNoProcess.
 func Decode(ctx context.Context, file []byte, rate, offset int, out [][]float32) (int, time.Duration, error) {
 	return processes.decode(ctx, file, request{Offset: int64(offset), Rate: int64(rate)}, out)
 }

@@ -248,7 +248,8 @@ func TestOtherLibrary(t *testing.T) {
 	}
 }
 
-// TestStartsNone holds that a process which decodes is told of no library that it would start a process for.
+// TestStartsNone holds that a decoding process does not get the variable that would make
+// it start processes itself.
 func TestStartsNone(t *testing.T) {
 	l := bad(t)
 	for _, entry := range l.idle[0].cmd.Env {

@@ -6,10 +6,11 @@ import (
 	"math/bits"
 )
 
-// setup is what the headers of a stream say: sections 4.2.2 and 4.2.4 of the specification.
+// setup is the content of a stream's headers: sections 4.2.2 and 4.2.4 of the
+// specification.
 type setup struct {
 	rate, channels int
-	half           [2]int // samples of half a short block, and of half a long one
+	half           [2]int // half the samples of a short and of a long block
 	books          []*codebook
 	floors         []floor
 	residues       []*residue
@@ -17,15 +18,16 @@ type setup struct {
 	modes          []mode
 }
 
+// mode selects a block size and a mapping for a packet.
 type mode struct {
 	long    int // 0 or 1
 	mapping *mapping
 }
 
-// mapping is section 4.2.4's: which floor and residue a channel has, and which channels are coupled.
+// mapping (section 4.2.4) assigns floors and residues to channels, and couples channels.
 type mapping struct {
-	coupled [][2]int // magnitude and angle
-	of      []int    // each channel's submap
+	coupled [][2]int // pairs of magnitude and angle channels
+	of      []int    // submap of each channel
 	submaps []submap
 }
 
@@ -34,7 +36,7 @@ type submap struct {
 	residue *residue
 }
 
-// readFirst reads the identification header.
+// readFirst parses the identification header (section 4.2.2).
 func readFirst(b []byte) (*setup, error) {
 	if len(b) < 30 || string(b[:7]) != "\x01vorbis" {
 		return nil, damaged("the first header is none")
@@ -50,8 +52,8 @@ func readFirst(b []byte) (*setup, error) {
 	return s, nil
 }
 
-// steps is how many steps a sample of a channel takes at most: those of residues, of the transform and of overlapping, and
-// of a floor that is a filter.
+// steps bounds the steps for a sample of a channel: of residues, the transform and
+// overlapping, and of a floor that is a filter.
 func (s *setup) steps() int64 {
 	most := 0
 	for _, f := range s.floors {
@@ -62,7 +64,7 @@ func (s *setup) steps() int64 {
 	return 60 + 2*int64(most)
 }
 
-// work is how many steps a packet takes at most.
+// work bounds the steps for a packet.
 func (s *setup) work(packet []byte) int64 {
 	m := s.mode(packet)
 	if m == nil {
@@ -71,7 +73,8 @@ func (s *setup) work(packet []byte) int64 {
 	return int64(s.half[m.long]) * int64(s.channels) * s.steps()
 }
 
-// readSetup reads the third header. Codebooks are built only where something is to be decoded.
+// readSetup parses the third header (section 4.2.4). Codebooks are built only if build is
+// set, that is if something will be decoded.
 func (s *setup) readSetup(b []byte, build bool) error {
 	if len(b) < 7 || string(b[:7]) != "\x05vorbis" {
 		return damaged("the third header is none")
@@ -92,6 +95,8 @@ func (s *setup) readSetup(b []byte, build bool) error {
 	return nil
 }
 
+// read parses the parts of the setup header in their order. It returns a description of
+// what is wrong, or "".
 func (s *setup) read(r *bitReader) (why string) {
 	entries, values := 0, 0
 	for range r.read(8) + 1 {
@@ -148,6 +153,7 @@ func (s *setup) read(r *bitReader) (why string) {
 	return ""
 }
 
+// readMapping parses a mapping of kind 0, the only one.
 func (s *setup) readMapping(r *bitReader) (*mapping, string) {
 	if r.read(16) != 0 {
 		return nil, "a mapping is of no known kind"
@@ -189,7 +195,7 @@ func (s *setup) readMapping(r *bitReader) (*mapping, string) {
 	return m, ""
 }
 
-// book is a codebook by number, or nil. One that gives vectors has a lookup.
+// book is a codebook by number, nil if there is none. With vectors it must have a lookup.
 func (s *setup) book(n uint32, vectors bool) *codebook {
 	if int(n) >= len(s.books) || vectors && s.books[n].lookup == 0 {
 		return nil
@@ -197,14 +203,14 @@ func (s *setup) book(n uint32, vectors bool) *codebook {
 	return s.books[n]
 }
 
-// begin is where the samples of a file are.
+// begin is where the samples of a file begin.
 type begin struct {
 	packets packets
-	audio   int   // the byte that the first page of sound is at
-	start   int64 // the position of the first sample that can be decoded: below zero where some are too many
+	audio   int   // offset of the first page with sound
+	start   int64 // position of the first decodable sample: negative if some are to be dropped
 }
 
-// open reads the headers of a file.
+// open parses the headers of a file.
 func open(file []byte, build bool) (*setup, *begin, error) {
 	if len(file) < 27 {
 		return nil, nil, damaged("it ends in its first page")
@@ -235,7 +241,8 @@ func open(file []byte, build bool) (*setup, *begin, error) {
 	return s, b, b.findStart(s)
 }
 
-// findStart counts the samples up to the first position.
+// findStart counts the samples up to the first known position, and so finds the position
+// of the first sample.
 func (b *begin) findStart(s *setup) error {
 	count, before := int64(0), 0
 	p := &b.packets
@@ -254,14 +261,14 @@ func (b *begin) findStart(s *setup) error {
 		if p.done() {
 			b.start = p.page.position - count
 			if p.page.last {
-				b.start = max(b.start, 0) // what is too much is too much at the end
+				b.start = max(b.start, 0) // on the last page, surplus samples are at the end
 			}
 			return nil
 		}
 	}
 }
 
-// mode is that of a packet of sound, or nil for what is none.
+// mode is the mode of an audio packet, nil for other packets.
 func (s *setup) mode(packet []byte) *mode {
 	if len(packet) == 0 || packet[0]&1 != 0 {
 		return nil
@@ -273,33 +280,34 @@ func (s *setup) mode(packet []byte) *mode {
 	return &s.modes[n]
 }
 
-// What all codebooks of a file may have together. Encoders stay below a quarter of it.
+// Limits for all codebooks of a file together, which bound memory. Encoders use less than
+// a quarter.
 const (
 	maxEntries = 1 << 17
 	maxValues  = 1 << 18
 )
 
-// codebook is section 3 of the specification: a prefix code, and a vector for each of its words.
+// codebook (section 3) is a prefix code with a vector for each of its words.
 type codebook struct {
 	dims    int
-	lengths []uint8 // of each entry's word; 0 for those that are not used
+	lengths []uint8 // length of each entry's word; 0 for unused entries
 	used    int
 
 	lookup     int
 	low, delta float32
 	sequence   bool
-	factors    []uint16 // multiplicands
+	factors    []uint16 // multiplicands of the lookup
 
-	// The tables below are made by build.
-	first   [1 << firstBits]int32 // by the next bits: a word's entry and length, a node, or none
-	nodes   [][2]int32            // of words that are longer; below zero the complement of an entry
+	// build makes the tables below.
+	first   [1 << firstBits]int32 // by the next bits: entry and length of a word, a node, or none
+	nodes   [][2]int32            // for longer words; negative: complement of an entry
 	vectors []float32
 }
 
-// firstBits is how many bits of a word are looked up at once.
+// firstBits is how many bits one table lookup decodes.
 const firstBits = 9
 
-// readCodebook reads one. What all have together is counted in entries and values.
+// readCodebook parses a codebook. entries and values are the sums over all codebooks.
 func readCodebook(r *bitReader, entries, values *int) (*codebook, string) {
 	if r.read(24) != 0x564342 {
 		return nil, "no codebook begins where one should"
@@ -373,7 +381,8 @@ func (b *codebook) readLengths(r *bitReader, ordered bool) string {
 	return ""
 }
 
-// unpack is section 9.2.2's floating-point number. Exponents are kept where numbers stay finite.
+// unpack is a floating-point number of section 9.2.2. Exponents are limited so that
+// numbers stay finite.
 func unpack(v uint32) float32 {
 	m := float64(v & 0x1fffff)
 	if v>>31 != 0 {
@@ -382,7 +391,7 @@ func unpack(v uint32) float32 {
 	return float32(math.Ldexp(m, min(max(int(v>>21&0x3ff)-788, -63), 63)))
 }
 
-// root is the greatest number whose power of so many dims is at most n.
+// root is the largest integer whose dims-th power is at most n (section 9.2.3).
 func root(n, dims int) int {
 	most := 1
 	for v := 2; ; v++ {
@@ -396,7 +405,7 @@ func root(n, dims int) int {
 	}
 }
 
-// build makes the tables that decoding takes.
+// build makes the tables for decoding.
 func (b *codebook) build() string {
 	if why := b.words(); why != "" || b.lookup == 0 {
 		return why
@@ -425,11 +434,11 @@ func (b *codebook) build() string {
 	return ""
 }
 
-// words gives each entry, in turn, the lowest word of its length that no word before begins with. At most one free
-// place of the tree is of a depth.
+// words assigns to each entry, in order, the lowest free word of its length (section
+// 3.2.1). At most one free place of the tree exists at each depth.
 func (b *codebook) words() string {
 	if b.used == 1 {
-		// A code of one word has no second one to tell it from. It takes a bit, whatever that is.
+		// A code with a single word decodes any bit as that word.
 		for e, l := range b.lengths {
 			if l > 1 {
 				return "a codebook's one word is longer than a bit"
@@ -442,7 +451,7 @@ func (b *codebook) words() string {
 		}
 		return ""
 	}
-	var places [33]uint32 // the word that leads to a depth's free place, from its highest bit on
+	var places [33]uint32 // word of the free place at each depth, from its highest bit on
 	free := uint64(1)
 	for e, l := range b.lengths {
 		if l == 0 {
@@ -466,9 +475,10 @@ func (b *codebook) words() string {
 	return ""
 }
 
-// leaf is what first has for a word: its entry and length. A node's has no length.
+// leaf is the table entry of a word: its entry and length. Those of nodes have no length.
 func leaf(entry, length int) int32 { return int32(entry<<5 | length) }
 
+// insert adds a word to the tables. Words arrive with their first bit lowest.
 func (b *codebook) insert(e int, word uint32, length int) {
 	if length <= firstBits {
 		for i := int(word); i < len(b.first); i += 1 << length {
@@ -493,7 +503,7 @@ func (b *codebook) insert(e int, word uint32, length int) {
 	b.nodes[at][word&1] = ^int32(e)
 }
 
-// node makes one. Number 0 is none.
+// node adds a node. Number 0 means none.
 func (b *codebook) node() int32 {
 	if len(b.nodes) == 0 {
 		b.nodes = make([][2]int32, 1, 64)
@@ -502,7 +512,7 @@ func (b *codebook) node() int32 {
 	return int32(len(b.nodes) - 1)
 }
 
-// decode gives the entry of the next word, or -1 where the packet has ended.
+// decode is the entry of the next word, or -1 at the end of the packet.
 func (b *codebook) decode(r *bitReader) int {
 	r.refill()
 	v := b.first[r.acc&(1<<firstBits-1)]
@@ -527,15 +537,16 @@ func (b *codebook) decode(r *bitReader) int {
 	return -1
 }
 
-// bitReader reads bits from the lowest of each byte on. Beyond the end it reads zeros, and over says so.
+// bitReader reads bits from the lowest of each byte on. Beyond the end it reads zeros,
+// which over reports.
 type bitReader struct {
 	data []byte
-	pos  int    // the next byte that acc lacks
-	acc  uint64 // the next n bits, from the lowest on
-	n    int    // below zero once more was taken than there is
+	pos  int    // next byte that is not in acc
+	acc  uint64 // next n bits, the first one lowest
+	n    int    // negative if more was read than exists
 }
 
-// refill has at least 32 bits in acc, as far as there are as many.
+// refill makes at least 32 bits available, if there are as many.
 func (r *bitReader) refill() {
 	if r.n >= 32 || r.pos >= len(r.data) {
 		return
@@ -551,7 +562,7 @@ func (r *bitReader) refill() {
 	}
 }
 
-// skip takes bits that refill has brought, or that lie beyond the end.
+// skip drops bits that refill has loaded, or bits beyond the end.
 func (r *bitReader) skip(bits int) {
 	r.acc >>= uint(bits)
 	r.n -= bits
@@ -567,8 +578,8 @@ func (r *bitReader) read(bits int) uint32 {
 
 func (r *bitReader) flag() bool { return r.read(1) != 0 }
 
-// over says that more was taken than there is.
+// over reports whether more was read than exists.
 func (r *bitReader) over() bool { return r.n < 0 }
 
-// left is how many bits there are still.
+// left is the number of remaining bits.
 func (r *bitReader) left() int { return max(r.n, 0) + 8*(len(r.data)-r.pos) }

@@ -8,15 +8,17 @@ import (
 	"bowstring/fetch/operators/audio/dsp"
 )
 
-// floor is a curve over the spectrum. Packets have its parameters before their residues.
+// floor is a curve over the spectrum. A packet has its parameters before the residues.
 type floor interface {
-	// read takes the parameters of a channel from a packet. It is false where the channel is silent.
+	// read reads the parameters of a channel from a packet. It returns false if the
+	// channel is silent.
 	read(r *bitReader, into *curve) bool
-	// multiply multiplies a spectrum by the curve. The block is short or long: 0 or 1.
+	// multiply multiplies a spectrum by the curve. long is 0 for a short block and 1 for
+	// a long one.
 	multiply(spectrum []float32, by *curve, long int)
 }
 
-// curve is what a floor read of a channel.
+// curve is the parameters of a floor for one channel.
 type curve struct {
 	silent    bool
 	heights   [maxPosts]int
@@ -24,23 +26,24 @@ type curve struct {
 	cosines   []float64
 }
 
-// floor1 is section 7: lines between posts.
+// floor1 (section 7) is a polyline between posts.
 type floor1 struct {
 	classes    []floorClass
-	partitions []int // their classes
+	partitions []int // class of each partition
 	multiplier int
-	high       int // the greatest height
+	high       int // number of heights
 	posts      []post
-	order      []int // posts from left to right
+	order      []int // indexes of posts from left to right
 }
 
+// floorClass describes the coding of a partition's posts.
 type floorClass struct {
 	dims, subs int
-	master     *codebook
+	master     *codebook   // of each subclass; nil: zeros
 	books      []*codebook // of each subclass, or nil
 }
 
-// post is a place with its neighbours among the posts before it.
+// post is a position with its nearest neighbours among the posts before it.
 type post struct{ x, low, high int }
 
 const maxPosts = 65
@@ -100,7 +103,7 @@ func (s *setup) readFloor1(r *bitReader) (floor, string) {
 	return f, ""
 }
 
-// read implements floor. Heights of posts that lie on the line between their neighbours become -1.
+// read implements floor. Posts on the line between their neighbours get the height -1.
 func (f *floor1) read(r *bitReader, into *curve) bool {
 	if !r.flag() {
 		return false
@@ -136,7 +139,8 @@ func (f *floor1) read(r *bitReader, into *curve) bool {
 	return true
 }
 
-// unfold makes heights of what is coded: differences from the line between neighbours.
+// unfold computes heights from the coded differences to the line between neighbours
+// (section 7.2.4).
 func (f *floor1) unfold(y []int) {
 	var used [maxPosts]bool
 	used[0], used[1] = true, true
@@ -159,7 +163,7 @@ func (f *floor1) unfold(y []int) {
 		default:
 			y[i] = line + v/2
 		}
-		// Only damaged bytes have heights beyond these, which later ones would go by.
+		// Only damaged files have other heights, which would spread to later posts.
 		y[i] = min(max(y[i], 0), f.high-1)
 	}
 	for i := range y {
@@ -169,7 +173,7 @@ func (f *floor1) unfold(y []int) {
 	}
 }
 
-// between is the height of a line at x, rounded towards that of its beginning.
+// between is the height of a line at x, rounded towards its beginning.
 func between(x0, y0, x1, y1, x int) int {
 	if y1 < y0 {
 		return y0 - (y0-y1)*(x-x0)/(x1-x0)
@@ -197,7 +201,8 @@ func (f *floor1) multiply(spectrum []float32, by *curve, _ int) {
 	}
 }
 
-// line multiplies by the heights of a line from x0 to before x1, which are whole numbers, by Bresenham's algorithm.
+// line multiplies by the heights of a line from x0 to before x1, which are integers, with
+// Bresenham's algorithm.
 func line(spectrum []float32, x0, y0, x1, y1 int) {
 	width, rise, sign := x1-x0, y1-y0, 1
 	if rise < 0 {
@@ -216,7 +221,7 @@ func line(spectrum []float32, x0, y0, x1, y1 int) {
 	}
 }
 
-// decibels is the table of section 10.1: 256 steps from -140 dB, the last of which is 0 dB.
+// decibels is the table of section 10.1: 256 steps from -140 dB to 0 dB.
 var decibels = func() (t [256]float32) {
 	for i := range t {
 		t[i] = float32(dsp.Exp10(float64(i-255) * 7 / 256))
@@ -224,16 +229,16 @@ var decibels = func() (t [256]float32) {
 	return t
 }()
 
-// floor0 is section 6: a filter by its line spectral pairs, over the Bark scale.
+// floor0 (section 6) is a filter given by its line spectral pairs, over the Bark scale.
 type floor0 struct {
 	order                int
 	amplitudeBits, decib int
 	books                []*codebook
-	cosines              []float64   // of each place of the scale
-	places               [2][]uint16 // of each frequency of short and long blocks
+	cosines              []float64   // at each place of the scale
+	places               [2][]uint16 // place of each frequency, for short and long blocks
 }
 
-// maxPlaces is the most places that the scale may have. Encoders take some hundreds.
+// maxPlaces bounds the places of the scale. Encoders use some hundreds.
 const maxPlaces = 4096
 
 func (s *setup) readFloor0(r *bitReader) (floor, string) {
@@ -264,13 +269,13 @@ func (s *setup) readFloor0(r *bitReader) (floor, string) {
 	return f, ""
 }
 
-// bark is section 6.2.3's scale of a frequency.
+// bark is the Bark scale of section 6.2.3.
 func bark(x float64) float64 {
 	return float64(13.1*atan(float64(0.00074*x))) + float64(2.24*atan(float64(float64(x*x)*1.85e-8))) + float64(1e-4*x)
 }
 
-// atan is the arctangent of a number that is not negative: halved twice, then by its series. It is the same on all
-// machines.
+// atan is the arctangent of a non-negative number: halved twice, then by its series. It
+// is the same on all machines, which math.Atan is not.
 func atan(x float64) float64 {
 	for range 2 {
 		x = x / (1 + math.Sqrt(1+float64(x*x)))
@@ -319,7 +324,7 @@ func (f *floor0) multiply(spectrum []float32, by *curve, long int) {
 	}
 }
 
-// at is the curve where twice the cosine of the frequency is w.
+// at is the curve at a frequency; w is twice the cosine of the frequency.
 func (f *floor0) at(w float64, by *curve) float32 {
 	p, q := 0.5, 0.5
 	c := by.cosines
@@ -337,13 +342,14 @@ func (f *floor0) at(w float64, by *curve) float32 {
 	return float32(dsp.Exp10(float64(min(max(exponent, -1000), 1000) / 20)))
 }
 
-// residue is section 8: what spectra are besides their floors, in partitions that are coded in up to eight passes.
+// residue (section 8) is the spectrum without the floor, in partitions that are coded in
+// up to eight passes.
 type residue struct {
 	kind       int
 	begin, end int
-	size       int // of a partition
+	size       int // size of a partition
 	classes    int
-	class      *codebook // a word has the classes of several partitions
+	class      *codebook // each word has the classes of several partitions
 	books      [][8]*codebook
 }
 
@@ -386,14 +392,14 @@ func (s *setup) readResidue(r *bitReader) (*residue, string) {
 	return res, ""
 }
 
-// residueRoom is what decoding residues needs besides.
+// residueRoom is scratch memory for decoding residues.
 type residueRoom struct {
 	classes []uint8 // of the partitions of all channels
 	entries []int32 // of a partition
 }
 
-// decode adds to vectors, each as long as half a block, or to one of all channels for kind 2. Where the packet ends,
-// it does.
+// decode adds the residue to vectors, each as long as half a block; for kind 2 there is
+// one vector for all channels. It stops at the end of the packet.
 func (res *residue) decode(r *bitReader, vectors [][]float32, room *residueRoom) {
 	if len(vectors) == 0 {
 		return
@@ -411,7 +417,7 @@ func (res *residue) decode(r *bitReader, vectors [][]float32, room *residueRoom)
 						return
 					}
 					last := words - 1
-					if res.classes == 1 { // all digits are 0, and there may be far more than partitions
+					if res.classes == 1 { // all digits are 0, and there may be many more than partitions
 						last = min(last, parts-at-1)
 					}
 					for k := last; k >= 0; k-- {
@@ -445,7 +451,7 @@ func (res *residue) decode(r *bitReader, vectors [][]float32, room *residueRoom)
 	}
 }
 
-// add adds vectors of a codebook to a partition, one after the other.
+// add adds consecutive vectors of a codebook to a partition.
 func (b *codebook) add(r *bitReader, out []float32) bool {
 	dims := b.dims
 	for len(out) > 0 {
@@ -466,8 +472,8 @@ func (b *codebook) add(r *bitReader, out []float32) bool {
 	return true
 }
 
-// addInterleaved does so as kind 0 has them. Where the packet ends in a partition libvorbis leaves that out, and so do
-// we. Entries is room.
+// addInterleaved is add for kind 0. If the packet ends within a partition, libvorbis
+// drops the partition, and so does this. entries is scratch.
 func (b *codebook) addInterleaved(r *bitReader, out []float32, entries []int32) bool {
 	step := len(out) / b.dims
 	entries = entries[:step]
@@ -486,18 +492,20 @@ func (b *codebook) addInterleaved(r *bitReader, out []float32, entries []int32) 
 	return true
 }
 
-// transform is the inverse MDCT of a block of 2m samples, as a cosine transform of kind IV of m numbers: its second
-// half and its first one, each followed by its mirror, are the block. It is computed by a complex Fourier transform of
-// m/2 points with a rotation before and after (N. Ahmed et al. and, so arranged, J.-P. Princen, A. W. Johnson and
-// A. B. Bradley, "Subband/transform coding using filter bank designs based on time domain aliasing cancellation",
-// ICASSP 1987; P. Duhamel, Y. Mahieux and J. P. Petit, "A fast algorithm for the implementation of filter banks based
-// on time domain aliasing cancellation", ICASSP 1991). It is immutable.
+// transform is the inverse MDCT of a block of 2m samples, computed as a cosine transform
+// of kind IV of m numbers: its second half and its first one, each followed by its mirror
+// image, are the block. It uses a complex Fourier transform of m/2 points with a rotation
+// before and after (J. P. Princen, A. W. Johnson and A. B. Bradley, "Subband/transform
+// coding using filter bank designs based on time domain aliasing cancellation", ICASSP
+// 1987; P. Duhamel, Y. Mahieux and J. P. Petit, "A fast algorithm for the implementation
+// of filter banks based on time domain aliasing cancellation", ICASSP 1991). It is
+// immutable.
 type transform struct {
 	m       int
-	rotate  []point // by (8k+1)/16m of a turn
+	rotate  []point // (8k+1)/16m of a turn
 	twiddle []point // of the Fourier transform: k/(m/2) of a turn
 	reverse []uint16
-	window  []float32 // that rises over m samples: section 4.3.1's
+	window  []float32 // rising slope over m samples, section 4.3.1
 }
 
 type point struct{ re, im float32 }
@@ -514,7 +522,7 @@ func newTransform(m int) *transform {
 			t.reverse[k] = t.reverse[k/2]/2 | uint16(k&1*n/2)
 		}
 	}
-	// The factors of a pass lie side by side: those of 2h points from h on.
+	// The factors of a pass are contiguous: those for 2h points begin at h.
 	for h := 1; h < n; h *= 2 {
 		for k := range h {
 			t.twiddle[h+k] = turn(float64(k) / float64(2*h))
@@ -527,8 +535,9 @@ func newTransform(m int) *transform {
 	return t
 }
 
-// run replaces x, of m numbers, by its cosine transform: sums of x[k] times cos(π/m (i+½)(k+½)). Room has m/2 points.
-// Products are rounded before they are added, on every machine.
+// run replaces the m numbers of x by their cosine transform: sums of x[k] times cos(π/m
+// (i+½)(k+½)). room has m/2 points. Products are rounded before they are added, on every
+// machine.
 func (t *transform) run(x []float32, room []point) {
 	n := t.m / 2
 	x, room = x[:2*n], room[:n]
@@ -544,7 +553,7 @@ func (t *transform) run(x []float32, room []point) {
 	}
 }
 
-// fourier is the transform of points that are in reversed order: passes of radix 2, two at a time.
+// fourier transforms points in bit-reversed order: passes of radix 2, two at a time.
 func (t *transform) fourier(z []point) {
 	n, h := len(z), 1
 	for ; 4*h <= n; h *= 4 {

@@ -1,17 +1,21 @@
-// Package vorbis decodes Ogg Vorbis I: the pages of a file, its headers, and any part of its samples.
+// Package vorbis decodes Ogg Vorbis I: the pages of a file, its headers, and any range of
+// its samples.
 //
-// It was written from the Vorbis I specification (Xiph.Org Foundation, https://xiph.org/vorbis/doc/Vorbis_I_spec.html)
-// and RFC 3533, which has Ogg's pages. Codebooks of all kinds of lookup, floors 0 and 1, residues 0 to 2 and
-// coupling are decoded. Samples are float32 and equal bit for bit on every machine.
+// It follows the Vorbis I specification (Xiph.Org Foundation,
+// https://xiph.org/vorbis/doc/Vorbis_I_spec.html), and RFC 3533 for Ogg's pages. It
+// decodes codebooks with all kinds of lookup, floors 0 and 1, residues 0 to 2 and
+// coupling. Samples are float32 and equal bit for bit on every machine. Section numbers
+// in comments are those of the specification.
 //
-// Samples are counted as libsndfile counts them: the first page's position says where the stream begins, what it has
-// too much before position 0 is left out, and the last page's position is its end. Pages of other streams between
-// those of the first are skipped, and so is another stream that comes after it: of a chain, the first link is read.
+// Samples are counted as libsndfile counts them: the first page's position says where the
+// stream begins, samples before position 0 are dropped, and the last page's position is
+// the end. Pages of other streams are skipped, and so is a stream that follows: of a
+// chain, the first link is read.
 //
-// Bytes are hostile: whatever they are, nothing panics, and each sample that is asked for costs a bounded amount of
-// work. Memory has the bound that [Working] gives. What is wrong is a program.ErrDamaged that says where. Pages that
-// are decoded have to have their checksum, follow each other, and end at the position that they say.
-// The package does no I/O and starts no goroutine.
+// Files are untrusted. For any bytes, nothing panics, and each requested sample costs a
+// bounded amount of work. [Working] bounds the memory. Errors are program.ErrDamaged, and
+// say where. Decoded pages must have a correct checksum, be consecutive, and end at the
+// position that they state. The package does no I/O and starts no goroutine.
 package vorbis
 
 import (
@@ -24,7 +28,7 @@ import (
 	"bowstring/fetch/operators/program"
 )
 
-// transforms are made once for each size that there is.
+// transforms are made once for each size.
 var transforms = func() (t [13]func() *transform) {
 	for i := range t {
 		t[i] = sync.OnceValue(func() *transform { return newTransform(1 << i) })
@@ -40,15 +44,15 @@ func transformOf(half int) *transform {
 	return transforms[i]()
 }
 
-// decoder decodes packets.
+// decoder decodes the packets of one stream, in order.
 type decoder struct {
 	*setup
 	transform [2]*transform
-	spectra   [][]float32 // of each channel
-	before    [][]float32 // what the block before left, likewise
-	previous  int         // half the samples of that block; 0 for none
+	spectra   [][]float32 // of each channel, current block
+	before    [][]float32 // of each channel, the block before
+	previous  int         // half the samples of the block before; 0: none
 	curves    []curve
-	flat      []float32 // of all channels, side by side, for residues of kind 2
+	flat      []float32 // all channels, interleaved, for residues of kind 2
 	room      residueRoom
 	points    []point
 	vectors   [][]float32
@@ -71,7 +75,8 @@ func newDecoder(s *setup) *decoder {
 	return d
 }
 
-// block decodes a packet's spectra, and gives half the samples of its block, or 0 for what is no packet of sound.
+// block decodes a packet's spectra and transforms them (section 4.3). It returns half the
+// samples of the block, or 0 for a packet without sound.
 func (d *decoder) block(packet []byte) int {
 	mode := d.mode(packet)
 	if mode == nil {
@@ -80,14 +85,14 @@ func (d *decoder) block(packet []byte) int {
 	r := &bitReader{data: packet}
 	r.read(1 + bits.Len(uint(len(d.modes)-1)))
 	if mode.long == 1 {
-		r.read(2) // the shapes of windows, which follow from the blocks beside
+		r.read(2) // window shapes, which follow from the neighbouring blocks
 	}
 	m, half := mode.mapping, d.half[mode.long]
 	for c := range d.curves {
 		d.curves[c].silent = !m.submaps[m.of[c]].floor.read(r, &d.curves[c])
 		clear(d.spectra[c][:half])
 	}
-	// A channel that is coupled to one with sound has a residue.
+	// If one of two coupled channels has sound, both have a residue.
 	var sounds [256]bool
 	for c := range d.curves {
 		sounds[c] = !d.curves[c].silent
@@ -115,7 +120,7 @@ func (d *decoder) block(packet []byte) int {
 	return half
 }
 
-// residues decodes those of one submap's channels.
+// residues decodes the residues of one submap's channels.
 func (d *decoder) residues(r *bitReader, m *mapping, number, half int, sounds *[256]bool) {
 	res := m.submaps[number].residue
 	d.vectors = d.vectors[:0]
@@ -152,7 +157,7 @@ func (d *decoder) residues(r *bitReader, m *mapping, number, half int, sounds *[
 	}
 }
 
-// decouple is section 4.3.5: it makes two channels of magnitudes and angles.
+// decouple converts magnitudes and angles to two channels (section 4.3.5).
 func decouple(magnitude, angle []float32) {
 	angle = angle[:len(magnitude)]
 	for i, m := range magnitude {
@@ -170,7 +175,8 @@ func decouple(magnitude, angle []float32) {
 	}
 }
 
-// overlap puts what two blocks have together into out, from one's middle to the other's.
+// overlap adds two blocks into out, from the middle of one to the middle of the other
+// (section 4.3.8).
 func (t *transform) overlap(out, before, now []float32) {
 	p, c, s := len(before), len(now), t.m
 	lead := (p - s) / 2
@@ -191,11 +197,12 @@ func (t *transform) overlap(out, before, now []float32) {
 	}
 }
 
-// swap makes the block that was decoded the one before.
+// swap makes the current block the one before.
 func (d *decoder) swap() { d.spectra, d.before = d.before, d.spectra }
 
-// sound decodes a packet whose samples begin at a position, and puts what lies from sample first on into each
-// channel's out. It gives how many samples the packet completes.
+// sound decodes a packet whose samples begin at a position, and stores its samples from
+// sample first on in each channel's out. It returns how many samples the packet
+// completes.
 func (d *decoder) sound(packet []byte, position, first int64, out [][]float32) (int, error) {
 	half := d.block(packet)
 	if half == 0 {
@@ -241,21 +248,22 @@ func finite(x []float32) bool {
 	return sum == 0
 }
 
-// Working bounds what decoding holds besides its result and a packet of the file, in bytes.
+// Working bounds the memory of decoding besides the result and a packet of the file, in
+// bytes.
 func Working(channels int) int64 {
 	const half = 1 << 12
 	tables := int64(maxEntries*(1+16) + maxValues*6 + 256*(4<<firstBits) + 4<<20)
 	return tables + int64(channels)*half*4*4
 }
 
-// SetupSteps bounds the work of reading a stream's headers and of making its tables.
+// SetupSteps bounds the work of parsing a stream's headers and making its tables.
 const SetupSteps = 1 << 26
 
-// LongestBlock is the most samples of each channel that a packet completes.
+// LongestBlock is the maximum of samples of each channel that a packet completes.
 const LongestBlock = 1 << 12
 
-// Length gives how many samples each channel has, where the last page's position is known, and how many steps of work
-// each of them takes at most.
+// Length is the number of samples in each channel, if the last page's position is known,
+// and a bound of the steps for each of them.
 func Length(file []byte, last int64) (samples, steps int64, err error) {
 	s, b, err := open(file, false)
 	if err != nil {
@@ -264,9 +272,10 @@ func Length(file []byte, last int64) (samples, steps int64, err error) {
 	return max(last-max(b.start, 0), 0), s.steps(), nil
 }
 
-// seek finds the last page that ends at a position of at most first, and the page on which the last packet begins
-// that ends on it: there decoding begins, and the samples after that packet have known positions. It looks at pages'
-// headers only. Without such a page it gives that of the first sound, and 0.
+// seek finds the last page with a position of at most first, and the page where the last
+// packet on it begins. Decoding begins there, and the samples after that packet have
+// known positions. It reads only page headers. Without such a page it returns the first
+// page with sound, and 0.
 func (b *begin) seek(first int64) (from, sought int, err error) {
 	from = b.audio
 	at, opened := b.audio, b.audio
@@ -290,9 +299,9 @@ func (b *begin) seek(first int64) (from, sought int, err error) {
 	}
 }
 
-// Decode gives samples from frame offset on, which is 0 at least, each channel's in one slice of out, all of one
-// length. It gives how many there were: the file may have fewer than its last page says. It spends steps of m before it
-// takes them.
+// Decode decodes samples from frame offset (0 or more) on, one slice of out for each
+// channel, all of one length. It returns how many there were: the file may have fewer
+// than its last page says. It spends steps of m before it takes them.
 func Decode(m *program.Meter, file []byte, offset int, out [][]float32) (int, error) {
 	if err := m.Spend(SetupSteps); err != nil {
 		return 0, err
@@ -325,10 +334,10 @@ func Decode(m *program.Meter, file []byte, offset int, out [][]float32) (int, er
 			if p.page.at < sought || !p.done() {
 				continue
 			}
-			// The last packet of the page is what the next one overlaps.
+			// The next packet overlaps with the last packet of this page.
 			sought, position = 0, p.page.position
 			if d.previous = d.block(packet); d.previous == 0 {
-				// It is none of sound. From the beginning nothing has to be sought.
+				// It is no audio packet. From the beginning no search is needed.
 				p.from(b.audio)
 				position = b.start
 				continue
@@ -357,7 +366,7 @@ func damaged(format string, args ...any) error {
 	return fmt.Errorf("%w: Ogg Vorbis: %s", program.ErrDamaged, fmt.Sprintf(format, args...))
 }
 
-// page is one of Ogg, by RFC 3533.
+// page is a page of Ogg (RFC 3533, section 6).
 type page struct {
 	at, end   int // in the file
 	continued bool
@@ -369,13 +378,13 @@ type page struct {
 	body      []byte
 }
 
-// readPage reads the next page of a stream from byte at on, and skips those of others. Its checksum is not looked at.
-// It gives false where the file ends.
+// readPage reads the next page of a stream from byte at on, and skips those of other
+// streams. It does not check the checksum. It returns false at the end of the file.
 func readPage(file []byte, at int, serial []byte, p *page) (bool, error) {
 	for {
 		b := file[at:]
 		if len(b) < 27 || string(b[:4]) != "OggS" || b[4] != 0 {
-			// What lies between pages is skipped, as by libogg.
+			// Bytes between pages are skipped, as libogg does.
 			next := bytes.Index(b[min(len(b), 1):], []byte("OggS\x00"))
 			if next < 0 || len(b) < 27 {
 				return false, nil
@@ -406,7 +415,7 @@ func readPage(file []byte, at int, serial []byte, p *page) (bool, error) {
 	}
 }
 
-// ends says how many packets end on the page.
+// ends is how many packets end on the page.
 func (p *page) ends() int {
 	n := 0
 	for _, s := range p.segments {
@@ -428,7 +437,8 @@ var crcTable = func() (t [256]uint32) {
 	return t
 }()
 
-// sealed says whether a page has its checksum, which counts itself as zeros.
+// sealed reports whether a page's checksum is correct. The checksum field counts as
+// zeros.
 func sealed(b []byte) bool {
 	crc := uint32(0)
 	for i, v := range b {
@@ -440,23 +450,24 @@ func sealed(b []byte) bool {
 	return crc == binary.LittleEndian.Uint32(b[22:])
 }
 
-// packets gives the packets of a stream, from a page on.
+// packets iterates over the packets of a stream, from a page on.
 type packets struct {
 	file, serial []byte
 	page         page
 	at, segment  int    // next in the page's body and segments
-	open         bool   // a packet goes on, on the next page
-	begun        bool   // a page was read: the next has to follow it
-	joined       []byte // a packet of several pages
+	open         bool   // a packet continues on the next page
+	begun        bool   // a page was read: the next one must follow it
+	joined       []byte // packet of several pages
 }
 
-// from reads from the page at a byte on. What is left there of a packet that began before is skipped.
+// from continues at the page at a byte. The rest of a packet that began before is
+// skipped.
 func (p *packets) from(at int) {
 	*p = packets{file: p.file, serial: p.serial, joined: p.joined[:0]}
 	p.page.end = at
 }
 
-// next gives a packet, or nil where the stream ends. It is valid until the next call.
+// next returns a packet, nil at the end of the stream. It is valid until the next call.
 func (p *packets) next() ([]byte, error) {
 	p.joined = p.joined[:0]
 	for {
@@ -483,7 +494,7 @@ func (p *packets) next() ([]byte, error) {
 	}
 }
 
-// turn goes to the next page.
+// turn moves to the next page, and checks that it follows the last one.
 func (p *packets) turn() (bool, error) {
 	before := p.page.number
 	more, err := readPage(p.file, p.page.end, p.serial, &p.page)
@@ -514,7 +525,7 @@ func (p *packets) turn() (bool, error) {
 	return true, nil
 }
 
-// done says that the packet that next gave is the last that ends on its page.
+// done reports whether the last packet of next is the last one that ends on its page.
 func (p *packets) done() bool {
 	for _, n := range p.page.segments[p.segment:] {
 		if n < 255 {

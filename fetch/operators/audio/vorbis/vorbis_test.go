@@ -17,8 +17,9 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// files were encoded by libsndfile 1.2.2 (libvorbis 1.3.7), but for floor0.ogg, which is random bits behind headers of
-// our own: floors of kind 0, residues of all kinds, and codebooks with ordered lengths, unused entries and both lookups.
+// files were encoded by libsndfile 1.2.2 (libvorbis 1.3.7), except floor0.ogg, which is
+// random bits after handmade headers: floors of kind 0, residues of all kinds, and
+// codebooks with ordered lengths, unused entries and both lookups.
 func files(t testing.TB) []string {
 	t.Helper()
 	names, err := filepath.Glob("testdata/*.ogg")
@@ -206,7 +207,7 @@ func TestPositions(t *testing.T) {
 	}
 }
 
-// ended gives a file whose last page ends so many samples earlier.
+// ended returns a file whose last page ends that number of samples earlier.
 func ended(t *testing.T, file []byte, by int64) []byte {
 	return changed(t, file, func(_ int, head []byte, p *page) {
 		if p.last {
