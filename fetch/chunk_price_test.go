@@ -65,7 +65,7 @@ func (c *chunkPrice) run(b *testing.B) {
 		binary.LittleEndian.PutUint64(image, uint64(i))
 		return image
 	}, func(key string, data []byte) schema.ObjectVersion { return server.PutObject("samples", key, data) })
-	opts := fetch.Options{WindowBytes: c.window, MaxAhead: 512, Logger: quiet, Future: &spill.Future{}}
+	opts := fetch.Options{WindowBytes: c.window, MaxPrefetch: 512, Logger: quiet, Future: &spill.Future{}}
 	cache, err := spill.Open(spill.Options{Dir: filepath.Join(b.TempDir(), "spill"), KeepFree: 1, Oracle: opts.Future,
 		Bytes: spill.MinBytes/2 + int64(c.part*float64(n*size)), Logger: quiet})
 	if err != nil {

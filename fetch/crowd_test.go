@@ -92,7 +92,7 @@ func runCrowd(t *testing.T, st *probe, seed uint64) {
 	rng := rand.New(rand.NewPCG(seed, 7))
 	opts := withOperators(fetch.Options{WindowBytes: 50_000 + rng.Int64N(100_000), Resident: -rng.Int64N(2),
 		Operators: operators.Options{Workers: 1 + rng.IntN(3)}, Logger: quiet, NoHedge: true,
-		MaxAhead: 256 + rng.Int64N(500), Layouts: fixedLayouts{nodesOf(2)}})
+		MaxPrefetch: 256 + rng.Int64N(500), Layouts: fixedLayouts{nodesOf(2)}})
 	c := &crowd{terms: rng.IntN(2) == 0}
 	if c.terms {
 		opts.Terms = someTerms(rng.Int64N(3))

@@ -42,11 +42,11 @@ func TestLooseOrdersFollowTheSpill(t *testing.T) {
 			tk := ticket(req, int(rng.Int64N(req.WorldSize())))
 			tk.Stride, tk.Epochs = 1+rng.Int64N(3), 1+rng.Int64N(3)
 			opts := fetch.Options{Spill: cache, Future: future, Logger: quiet, WindowBytes: []int64{0, 30_000, 300_000}[rng.IntN(3)],
-				MaxAhead: []int64{0, 300}[rng.IntN(2)]}
+				MaxPrefetch: []int64{0, 300}[rng.IntN(2)]}
 			if rng.IntN(2) == 0 {
 				opts.Resident, opts.Memory.Manifests = -1, 20_000+rng.Int64N(100_000)
 			}
-			name := fmt.Sprintf("%s, window %d, ahead %d", tk.Marshal(), opts.WindowBytes, opts.MaxAhead)
+			name := fmt.Sprintf("%s, window %d, ahead %d", tk.Marshal(), opts.WindowBytes, opts.MaxPrefetch)
 			e := must(fetch.NewEngine(far, opts))
 			j := resolve(t, e, req)
 			want := expected(t, j, tk)

@@ -47,9 +47,9 @@ type Options struct {
 	// NoHedge leaves slow reads alone. Otherwise one that takes longer than
 	// nearly all of late is made a second time, which costs 5 % more reads at most.
 	NoHedge bool
-	// MaxAhead is how many rows a stream may read ahead of one that is not back
+	// MaxPrefetch is how many rows a stream may read ahead of one that is not back
 	// yet. Default, and most: as many as a resume ticket has bits.
-	MaxAhead int64
+	MaxPrefetch int64
 	// IdleSnapshots is how many snapshots nobody reads stay open, so that the
 	// next stream need not open them again. Default 72: those of the largest mixture, and 8.
 	IdleSnapshots int
@@ -246,7 +246,7 @@ func NewEngine(s store.Store, opts Options) (*Engine, error) {
 	}
 	e.set, errs[3] = prefetch.NewSet(prefetch.Options{
 		WindowBytes: opts.WindowBytes, Ledger: e.ledger, Reader: e.reader, Stage: e.stage, Upcoming: e.upcoming,
-		MaxAhead: opts.MaxAhead, There: early,
+		MaxPrefetch: opts.MaxPrefetch, There: early,
 		SendProgress: sendProgress, Forward: forward, NotOwner: notOwner, Lineage: opts.Lineage,
 	})
 	if err := errors.Join(errs[:]...); err != nil {

@@ -44,8 +44,8 @@ type Follower struct {
 
 // followed is a stream of another node.
 type followed struct {
-	part *upcoming.Part
-	lap  int64 // the stream's when it was first heard of
+	part        *upcoming.Part
+	epochOffset int64 // the stream's when it was first heard of
 	// Of one that could not be followed, what it serves, and when that is tried again: the store
 	// may have been away.
 	ticket []byte
@@ -106,7 +106,7 @@ func (f *Follower) Update(ctx context.Context, list []Progress) error {
 		known := f.parts[p.ID]
 		switch {
 		case known != nil && known.ticket == nil:
-			known.part.Advance(p.Lap-known.lap, p.Index)
+			known.part.Advance(p.EpochOffset-known.epochOffset, p.Index)
 			continue
 		case known != nil && time.Now().Before(known.again):
 			continue
@@ -121,7 +121,7 @@ func (f *Follower) Update(ctx context.Context, list []Progress) error {
 			f.parts[p.ID] = &followed{ticket: p.Ticket, again: time.Now().Add(followAgain)}
 			continue
 		}
-		f.parts[p.ID] = &followed{part: part, lap: p.Lap}
+		f.parts[p.ID] = &followed{part: part, epochOffset: p.EpochOffset}
 	}
 	for id, known := range f.parts {
 		if !there[id] {
@@ -178,11 +178,11 @@ func (f *Follower) begin(ctx context.Context, p *Progress) (*upcoming.Part, erro
 	}
 	if t.Shuffle != nil {
 		shuffle := *t.Shuffle
-		shuffle.Epoch += uint64(p.Lap)
+		shuffle.Epoch += uint64(p.EpochOffset)
 		t.Shuffle = &shuffle
 	}
 	if t.Epochs > 0 {
-		t.Epochs = max(1, t.Epochs-p.Lap)
+		t.Epochs = max(1, t.Epochs-p.EpochOffset)
 	}
 	j, err := f.engine.Open(ctx, t.Request)
 	if err != nil {

@@ -283,7 +283,7 @@ func TestLooseStreamGoesFarAhead(t *testing.T) {
 	put(t, store, "d", 3000)
 	for _, order := range []string{schema.OrderFree, "window:40"} {
 		r := newRemote(store, time.Millisecond, 0)
-		far(t, r, fetch.Options{NoHedge: true, MaxAhead: 1024}, func(t *testing.T, e *fetch.Engine) {
+		far(t, r, fetch.Options{NoHedge: true, MaxPrefetch: 1024}, func(t *testing.T, e *fetch.Engine) {
 			req := schema.Request{Dataset: "d", Columns: []string{"id", "label", "image"}, Batch: 100, Order: order}
 			j := resolve(t, e, req)
 			defer j.Close()

@@ -143,7 +143,7 @@ func TestServedIsAllThatMayBePlanned(t *testing.T) {
 	store := newStore(t)
 	put(t, store, "d", 1000)
 	synctest.Test(t, func(t *testing.T) {
-		e := must(fetch.NewEngine(store, fetch.Options{Logger: quiet, MaxAhead: 512}))
+		e := must(fetch.NewEngine(store, fetch.Options{Logger: quiet, MaxPrefetch: 512}))
 		for _, rows := range []int{512, 768, 1000} {
 			req := schema.Request{Dataset: "d", Batch: 100, Order: schema.OrderFree, Columns: []string{"id", "image"}}
 			j := resolve(t, e, req)

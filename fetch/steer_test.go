@@ -21,7 +21,7 @@ type steeredRun struct {
 	tb      testing.TB
 	engines []*fetch.Engine
 	request schema.Request
-	onward  atomic.Int64 // streams that ended as weights changed
+	continued  atomic.Int64 // streams that ended as weights changed
 
 	mu      sync.Mutex
 	steps   map[int64]map[int][]int64 // positions by step of all epochs, and data rank
@@ -73,9 +73,9 @@ func (r *steeredRun) serve(e *fetch.Engine, t schema.Ticket, until int64,
 	for {
 		b, err := s.Next()
 		if errors.Is(err, io.EOF) {
-			next, more = s.Onward()
+			next, more = s.Continuation()
 			if more {
-				r.onward.Add(1)
+				r.continued.Add(1)
 			}
 			return next, more, nil
 		}
@@ -119,21 +119,21 @@ func TestSteeredRuns(t *testing.T) {
 	engines := []*fetch.Engine{newEngine(t, st, fetch.Options{}), newEngine(t, st, fetch.Options{Resident: -1})}
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
-	onward, steers := int64(0), 0
+	continued, steers := int64(0), 0
 	for round := range rounds.Of(12, 200) {
 		rng := rand.New(rand.NewPCG(seed, uint64(round)))
 		r := &steeredRun{tb: t, engines: engines, steps: map[int64]map[int][]int64{}, worlds: map[int64]int64{},
 			served: make(chan struct{})}
 		n, made := r.history(t, rng, round)
-		onward, steers = onward+n, steers+made
+		continued, steers = continued+n, steers+made
 	}
-	t.Logf("%d changes, %d streams met one", steers, onward)
-	if onward == 0 || steers == 0 {
-		t.Errorf("%d changes were made, and %d streams met one", steers, onward)
+	t.Logf("%d changes, %d streams met one", steers, continued)
+	if continued == 0 || steers == 0 {
+		t.Errorf("%d changes were made, and %d streams met one", steers, continued)
 	}
 }
 
-func (r *steeredRun) history(t *testing.T, rng *rand.Rand, round int) (onward int64, steers int) {
+func (r *steeredRun) history(t *testing.T, rng *rand.Rand, round int) (continued int64, steers int) {
 	names := []string{"d", "e", "f"}
 	m := &schema.Mixture{Run: fmt.Sprint("run", round), EpochSize: 120 + rng.Int64N(200),
 		Pick: []string{"", schema.PickExact, schema.PickOneSource}[rng.IntN(3)]}
@@ -213,7 +213,7 @@ func (r *steeredRun) history(t *testing.T, rng *rand.Rand, round int) (onward in
 	if t.Failed() {
 		t.FailNow()
 	}
-	return r.onward.Load(), r.check(t, rng, total)
+	return r.continued.Load(), r.check(t, rng, total)
 }
 
 // check compares what was served with what the record of the run says now.

@@ -98,8 +98,8 @@ func (s getHandler) DoGet(ticket *flight.Ticket, stream flight.FlightService_DoG
 		if err := send.all(batches, describe); err != nil {
 			return err
 		}
-		t, onward := batches.Onward()
-		if !onward {
+		t, continues := batches.Continuation()
+		if !continues {
 			return nil
 		}
 		// The weights of its run change here.

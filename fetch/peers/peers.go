@@ -91,9 +91,9 @@ type Progress struct {
 	// Ticket is the stream's ticket, as JSON.
 	Ticket json.RawMessage `json:"ticket,omitempty"`
 	Tenant string          `json:"tenant,omitempty"` // the tenant whose account pays
-	// Lap counts the epochs since the ticket's first. Index is in the order of that epoch.
-	Lap   int64 `json:"lap"`
-	Index int64 `json:"index"`
+	// EpochOffset counts the epochs since the ticket's first. Index is in the order of that epoch.
+	EpochOffset int64 `json:"lap"`
+	Index       int64 `json:"index"`
 	// Shares is what the node takes of the budgets of buckets, as JSON. Its entry has no ID, because it belongs to no
 	// stream.
 	Shares json.RawMessage `json:"shares,omitempty"`

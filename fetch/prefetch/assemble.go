@@ -170,7 +170,7 @@ func (s *Stream) assemble(p *part, wait Wait, processor time.Duration) (*Batch, 
 	faults = PlaceFaults(s.job, faults)
 	s.delivered(assembled.Rows, wait)
 	b := &Batch{
-		Batch: assembled, Rank: s.ticket.Rank, Epoch: s.epochOf(p.walk.lap), Step: p.walk.step, Row: p.walk.row(),
+		Batch: assembled, Rank: s.ticket.Rank, Epoch: s.epochOf(p.walk.epochOffset), Step: p.walk.step, Row: p.walk.row(),
 		Last: p.last, Digest: digest,
 		Positions: p.positions, Resume: p.resume, Faults: faults, Wait: wait, hold: batchHold{s, p.hold},
 		Processor: processor, rows: p.rows,
@@ -181,11 +181,11 @@ func (s *Stream) assemble(p *part, wait Wait, processor time.Duration) (*Batch, 
 }
 
 // epochOf is the epoch's number, 0 where nothing is shuffled.
-func (s *Stream) epochOf(lap int64) uint64 {
+func (s *Stream) epochOf(offset int64) uint64 {
 	if s.ticket.Shuffle == nil {
 		return 0
 	}
-	return s.ticket.Shuffle.Epoch + uint64(lap)
+	return s.ticket.Shuffle.Epoch + uint64(offset)
 }
 
 // delivered counts a batch.
@@ -195,10 +195,10 @@ func (s *Stream) delivered(rows int, w Wait) {
 	c.batches.Add(1)
 	c.rows.Add(int64(rows))
 	c.waited.Add(int64(w.Store))
-	s.told.store.Add(int64(w.Store))
-	s.told.spill.Add(int64(w.Spill))
-	s.told.peer.Add(int64(w.Peer))
-	s.told.making.Add(int64(w.Operators))
+	s.published.store.Add(int64(w.Store))
+	s.published.spill.Add(int64(w.Spill))
+	s.published.peer.Add(int64(w.Peer))
+	s.published.making.Add(int64(w.Operators))
 }
 
 // endFirst ends the span of the first batch. It may be called again.
@@ -323,21 +323,21 @@ func (s *Stream) substitute(p *part, f fault) (int64, error) {
 	selection, base := s.job.Alike(failed)
 	n, candidate := selection.Len(), selection.At
 	if s.job.Request().Sample != nil { // what the epoch does not have is no substitute
-		epoch := s.job.PlanOf(p.walk.lap)
+		epoch := s.job.PlanOf(p.walk.epochOffset)
 		n, candidate = epoch.Rows(), epoch.Position
 	}
 	var seed uint64
 	if sh := s.job.Request().Shuffle; sh != nil {
 		seed = sh.Seed
 	}
-	candidates := plan.NewPerm(uint64(n), seed^uint64(failed), s.epochOf(p.walk.lap))
+	candidates := plan.NewPerm(uint64(n), seed^uint64(failed), s.epochOf(p.walk.epochOffset))
 	causes := []error{f.err}
 	for i := range min(n, maxSubstitutes) {
 		pos := base + candidate(int64(candidates.At(uint64(i))))
 		if pos == failed {
 			continue
 		}
-		row, at, err := s.readRow(p.walk.lap, pos)
+		row, at, err := s.readRow(p.walk.epochOffset, pos)
 		if err != nil {
 			if passes(err) || s.context().Err() != nil {
 				return 0, err
@@ -359,7 +359,7 @@ func (s *Stream) substitute(p *part, f fault) (int64, error) {
 }
 
 // readRow reads all blobs of a sample, makes of them what is wanted in the epoch of a lap, and says where its row lies.
-func (s *Stream) readRow(lap, pos int64) ([]schema.Blob, schema.Row, error) {
+func (s *Stream) readRow(offset, pos int64) ([]schema.Blob, schema.Row, error) {
 	rows, err := s.job.Manifest().At(s.context(), []int64{pos})
 	if err != nil {
 		return nil, schema.Row{}, err
@@ -378,7 +378,7 @@ func (s *Stream) readRow(lap, pos int64) ([]schema.Blob, schema.Row, error) {
 			b, err = s.set.opts.Reader.Get(s.context(), ref)
 		}
 		if err == nil && s.columns[c].made != nil {
-			b, err = s.makeNow(c, lap, pos, b)
+			b, err = s.makeNow(c, offset, pos, b)
 		}
 		if err != nil {
 			for i := range cells {
@@ -427,7 +427,7 @@ func (s *Stream) positionsOf(pieces []piece) (positions []int64, packing *schema
 		}
 		shared, known := p.from.shared()
 		if !known {
-			if shared, err = s.job.Shared(s.context(), p.from.lap, p.from.step); err != nil {
+			if shared, err = s.job.Shared(s.context(), p.from.epochOffset, p.from.step); err != nil {
 				return nil, nil, err
 			}
 		}

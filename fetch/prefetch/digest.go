@@ -49,7 +49,7 @@ func (s *Stream) digest(p *part) (string, error) {
 	if first == 0 {
 		d.sum, d.whole = 0, true
 	}
-	d.buf = binary.LittleEndian.AppendUint64(append(d.buf[:0], d.name...), s.epochOf(p.walk.lap))
+	d.buf = binary.LittleEndian.AppendUint64(append(d.buf[:0], d.name...), s.epochOf(p.walk.epochOffset))
 	seed := xxh3.Hash(binary.LittleEndian.AppendUint64(d.buf, uint64(p.walk.step)))
 	err := schema.Guard(func() error {
 		for i := range p.positions {

@@ -64,31 +64,31 @@ func (f *sought) cut(runs int) {
 // seeks reports whether rows are to be begun before their turn now: not in the midst of one, and not while one waits
 // whose last step has come.
 func (s *owner) seeks() bool {
-	a := &s.ahead
-	if s.reach == 0 || len(a.runs) == 0 {
+	pl := &s.pipeline
+	if s.reach == 0 || len(pl.runs) == 0 {
 		return false
 	}
-	if a.reading == len(a.runs) {
+	if pl.reading == len(pl.runs) {
 		return true
 	}
-	r := a.runs[a.reading]
+	r := pl.runs[pl.reading]
 	return r.next%len(s.columns) == 0 && (r.next == len(r.cells) || !s.isDue(r))
 }
 
 // isDue reports whether the last step has come in which rows of a run may be handed out.
 func (s *owner) isDue(r *run) bool {
-	return s.reach > 0 && s.order.reach >= 0 && r.lap == s.slot.lap && r.ordinal <= s.slot.ordinal()-s.order.reach
+	return s.reach > 0 && s.order.reach >= 0 && r.epochOffset == s.slot.epochOffset && r.ordinal <= s.slot.ordinal()-s.order.reach
 }
 
 // sharesWindow reports whether a row of n bytes leaves the others their part of the window. If many rows are there, few are
 // read in their turn: what lies beside these may be there soon.
 func (s *owner) sharesWindow(n int64, early bool) bool {
-	f := &s.ahead.sought
+	f := &s.pipeline.sought
 	if early {
 		return float64(f.bytes+n) <= earlyShare*float64(s.window.size)
 	}
 	share := max(1-f.found, turnShare)
-	return float64(s.ahead.bytes-f.bytes+n) <= share*float64(s.window.size)
+	return float64(s.pipeline.bytes-f.bytes+n) <= share*float64(s.window.size)
 }
 
 // beginEarly begins a row that is there before its turn; false if none is found, or there is no room.
@@ -121,14 +121,14 @@ func (s *owner) beginTurn(r *run, row int) bool {
 	if there {
 		s.noteEarly(r, row)
 	} else {
-		s.ahead.sought.noteBegun(0)
+		s.pipeline.sought.noteBegun(0)
 	}
 	return true
 }
 
 // noteEarly notes that a row is begun that is there.
 func (s *owner) noteEarly(r *run, row int) {
-	f, st := &s.ahead.sought, &r.state[row]
+	f, st := &s.pipeline.sought, &r.state[row]
 	f.noteBegun(1)
 	st.early = max(st.size, 1)
 	f.bytes += st.early
@@ -139,12 +139,12 @@ func (f *sought) noteBegun(early float64) { f.found += (early - f.found) * found
 
 // seek looks for the next row that is there and was not begun. It is looked at again as long as it is there.
 func (s *owner) seek() (r *run, row int) {
-	a, f := &s.ahead, &s.ahead.sought
+	pl, f := &s.pipeline, &s.pipeline.sought
 	for ; f.left > 0; f.left-- {
-		if f.run >= a.near && !s.seekOn() {
+		if f.run >= pl.near && !s.seekOn() {
 			return nil, 0
 		}
-		r := a.runs[f.run]
+		r := pl.runs[f.run]
 		if f.row == len(r.positions) {
 			f.run, f.row = f.run+1, 0
 			continue
@@ -161,12 +161,12 @@ func (s *owner) seek() (r *run, row int) {
 // seekOn has more rows to look at be planned, or begins at the first one again, where something may be there since. It
 // reports whether there is a row to look at.
 func (s *owner) seekOn() bool {
-	a, f := &s.ahead, &s.ahead.sought
-	if a.near == len(a.runs) && a.seq-a.firstRow < s.reach && s.plan() && f.run < a.near {
+	pl, f := &s.pipeline, &s.pipeline.sought
+	if pl.near == len(pl.runs) && pl.seq-pl.firstRow < s.reach && s.plan() && f.run < pl.near {
 		return true
 	}
 	news := s.set.opts.There.News()
-	if f.vain && f.news == news || a.near == 0 {
+	if f.vain && f.news == news || pl.near == 0 {
 		return false
 	}
 	f.run, f.row, f.news, f.vain = 0, 0, news, true
@@ -187,12 +187,12 @@ func (s *owner) isThere(r *run, row int) bool {
 // fillSought takes rows into a batch: those whose last step has come, then those that were there when they were begun, and
 // as many others as it takes beside, all in the plan's order.
 func (s *owner) fillSought(p *part) {
-	a := &s.ahead
+	pl := &s.pipeline
 	var seqs []int64
 	left := s.slot.left()
 	for _, kind := range []int{due, early, other} {
-		for seq := a.back.nextIn(a.firstRow); seq >= 0 && left > 0; seq = a.back.nextIn(seq + 1) {
-			r, row := a.runOf(seq)
+		for seq := pl.back.nextIn(pl.firstRow); seq >= 0 && left > 0; seq = pl.back.nextIn(seq + 1) {
+			r, row := pl.runOf(seq)
 			if !r.near {
 				break
 			}
@@ -208,7 +208,7 @@ func (s *owner) fillSought(p *part) {
 	}
 	slices.Sort(seqs)
 	for _, seq := range seqs {
-		r, row := a.runOf(seq)
+		r, row := pl.runOf(seq)
 		s.takeRow(r, row, p)
 		s.slot.at++
 	}
@@ -234,12 +234,12 @@ func (s *owner) kindOf(r *run, st *rowState) int {
 // makeWay gives back what was begun before its turn behind a run whose last step has come, and for which there is no room;
 // false if there is none of it.
 func (s *owner) makeWay(r *run) bool {
-	a := &s.ahead
-	if a.sought.bytes == 0 || !s.isDue(r) {
+	pl := &s.pipeline
+	if pl.sought.bytes == 0 || !s.isDue(r) {
 		return false
 	}
-	before := len(a.runs)
-	s.drop(math.MinInt64, slices.Index(a.runs, r)+1)
-	a.wants = slices.DeleteFunc(a.wants, func(w read.Want) bool { return w.Token.Of.(*run).dropped })
-	return len(a.runs) < before
+	before := len(pl.runs)
+	s.drop(math.MinInt64, slices.Index(pl.runs, r)+1)
+	pl.wants = slices.DeleteFunc(pl.wants, func(w read.Want) bool { return w.Token.Of.(*run).dropped })
+	return len(pl.runs) < before
 }

@@ -73,14 +73,14 @@ func HeldBy(ctx context.Context, j *resolve.Job, p *lineage.Piece, epoch uint64,
 	if err != nil {
 		return nil, err
 	}
-	lap, ok := c.lapOf(epoch, p.Rows)
-	if !ok || !c.has(lap, step) {
+	offset, ok := c.offsetOf(epoch, p.Rows)
+	if !ok || !c.has(offset, step) {
 		return nil, nil //nolint:nilnil // there is nothing
 	}
-	w := c.at(lap, step)
+	w := c.at(offset, step)
 	n := w.hi - w.lo
 	// rows that were handed out before the share, negative if a part of it was before the piece
-	first := c.before(lap, step) - c.gone
+	first := c.before(offset, step) - c.gone
 	from, to := max(first, 0), min(first+n, p.Rows)
 	if from >= to {
 		return nil, nil //nolint:nilnil // likewise
@@ -127,17 +127,17 @@ func LastEpoch(j *resolve.Job, p *lineage.Piece) (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
-	return c.t.Shuffle.Epoch + uint64(c.lastLap(p.Rows)), nil
+	return c.t.Shuffle.Epoch + uint64(c.lastOffset(p.Rows)), nil
 }
 
 // cover is what a ticket covers, by numbers of rows: 0 is row t.Row of step t.Step, in the plan's order. It counts and
 // does not walk, so that a step at the end of an epoch costs what the first one does.
 type cover struct {
-	walk walk // where the ticket begins
-	t    schema.Ticket
-	gone int64 // rows that were handed out before the stream began, beside those before t.Row of t.Step
-	lap0 int64 // rows of the first epoch
-	laps int64 // rows of each later one
+	walk      walk // where the ticket begins
+	t         schema.Ticket
+	gone      int64 // rows that were handed out before the stream began, beside those before t.Row of t.Step
+	firstRows int64 // rows of the first epoch
+	laterRows int64 // rows of each later one
 }
 
 func newCover(j *resolve.Job, t schema.Ticket) (*cover, error) {
@@ -149,8 +149,8 @@ func newCover(j *resolve.Job, t schema.Ticket) (*cover, error) {
 	for _, b := range t.Served {
 		c.gone += int64(bits.OnesCount8(b))
 	}
-	c.lap0 = c.rowsTo(w.step, w.stop) - t.Row
-	c.laps = c.rowsTo(w.first, w.stop)
+	c.firstRows = c.rowsTo(w.step, w.stop) - t.Row
+	c.laterRows = c.rowsTo(w.first, w.stop)
 	return c, nil
 }
 
@@ -163,57 +163,57 @@ func (c *cover) rowsTo(from, to int64) int64 {
 }
 
 // lapOf is which of the ticket's epochs has a number, as far as rows rows of it were handed out.
-func (c *cover) lapOf(epoch uint64, rows int64) (lap int64, ok bool) {
+func (c *cover) offsetOf(epoch uint64, rows int64) (offset int64, ok bool) {
 	if c.t.Shuffle != nil {
-		lap = int64(epoch - c.t.Shuffle.Epoch)
-		return lap, epoch >= c.t.Shuffle.Epoch && lap < c.walk.laps
+		offset = int64(epoch - c.t.Shuffle.Epoch)
+		return offset, epoch >= c.t.Shuffle.Epoch && offset < c.walk.epochs
 	}
 	if epoch != 0 {
 		return 0, false
 	}
-	return c.lastLap(rows), true
+	return c.lastOffset(rows), true
 }
 
 // lastLap is the epoch that the last one of so many rows is of.
-func (c *cover) lastLap(rows int64) int64 {
-	if left := rows + c.gone - c.lap0; left > 0 && c.laps > 0 {
-		return min((left+c.laps-1)/c.laps, c.walk.laps-1)
+func (c *cover) lastOffset(rows int64) int64 {
+	if left := rows + c.gone - c.firstRows; left > 0 && c.laterRows > 0 {
+		return min((left+c.laterRows-1)/c.laterRows, c.walk.epochs-1)
 	}
 	return 0
 }
 
 // has reports whether the ticket covers a step.
-func (c *cover) has(lap, step int64) bool {
+func (c *cover) has(offset, step int64) bool {
 	from := c.walk.first
-	if lap == 0 {
+	if offset == 0 {
 		from = c.walk.step
 	}
 	return step >= from && step < c.walk.stop && (step-from)%c.walk.stride == 0
 }
 
 // at is a walk that stands at the beginning of a share.
-func (c *cover) at(lap, step int64) walk {
+func (c *cover) at(offset, step int64) walk {
 	w := c.walk
-	w.lap, w.step, w.plan = lap, step, w.job.PlanOf(lap)
+	w.epochOffset, w.step, w.plan = offset, step, w.job.PlanOf(offset)
 	w.share()
 	return w
 }
 
 // before is the number of a share's first row.
-func (c *cover) before(lap, step int64) int64 {
-	if lap == 0 {
+func (c *cover) before(offset, step int64) int64 {
+	if offset == 0 {
 		return c.rowsTo(c.walk.step, step) - c.t.Row
 	}
-	return c.lap0 + (lap-1)*c.laps + c.rowsTo(c.walk.first, step)
+	return c.firstRows + (offset-1)*c.laterRows + c.rowsTo(c.walk.first, step)
 }
 
 // find is a walk that stands at a row.
 func (c *cover) find(row int64) walk {
-	lap, from := int64(0), c.walk.step
+	offset, from := int64(0), c.walk.step
 	row += c.t.Row // counted from the beginning of the epoch's first share
-	if all := c.lap0 + c.t.Row; row >= all && c.laps > 0 {
-		lap, from = 1+(row-all)/c.laps, c.walk.first
-		row = (row - all) % c.laps
+	if all := c.firstRows + c.t.Row; row >= all && c.laterRows > 0 {
+		offset, from = 1+(row-all)/c.laterRows, c.walk.first
+		row = (row - all) % c.laterRows
 	}
 	// Shares of whole steps have the same length, and only the last step of an epoch may be shorter.
 	lo, hi := c.walk.plan.ShareSequences(from, c.walk.rank)
@@ -221,7 +221,7 @@ func (c *cover) find(row int64) walk {
 	if full > 0 {
 		steps = min(row/full, steps)
 	}
-	w := c.at(lap, from+steps*c.walk.stride)
+	w := c.at(offset, from+steps*c.walk.stride)
 	w.at += row - steps*full
 	return w
 }
@@ -237,7 +237,7 @@ func (c *cover) positions(ctx context.Context, r lineage.Range, h *Held) error {
 		shared, known := w.shared()
 		if !known {
 			var err error
-			if shared, err = w.job.Shared(ctx, w.lap, w.step); err != nil {
+			if shared, err = w.job.Shared(ctx, w.epochOffset, w.step); err != nil {
 				return err
 			}
 		}

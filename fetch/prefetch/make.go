@@ -22,7 +22,7 @@ import (
 
 const (
 	// makingAhead is how many cells for each worker a window has room for at least.
-	makingAhead = 4
+	makingPerWorker = 4
 	// firstRatio is how much larger a tensor is taken to be than its blob at first.
 	firstRatio = 4
 )
@@ -70,7 +70,7 @@ func (s *owner) widen() {
 		}
 	}
 	w := &s.window
-	w.least = max(w.least, makingAhead*int64(s.set.opts.Stage.Workers())*row)
+	w.least = max(w.least, makingPerWorker*int64(s.set.opts.Stage.Workers())*row)
 	w.size = min(max(w.size, w.least), w.limit)
 }
 
@@ -85,7 +85,7 @@ func (s *Stream) draws(epoch uint64, position int64) draw.Key {
 // mixture may have several of these.
 func (s *Stream) rowEpoch(r *run, row int) uint64 {
 	if r.from.list != nil || s.job.Alone() != nil {
-		return s.epochOf(r.lap)
+		return s.epochOf(r.epochOffset)
 	}
 	return s.job.SourceEpoch(r.from.plan, r.index+int64(row))
 }
@@ -132,23 +132,23 @@ func (s *Stream) Room(t *operators.Task, bytes int64) bool {
 // room has a task made again if there is room for its result. Otherwise it is hungry.
 func (s *owner) room(t *operators.Task) {
 	m := t.Data.(*making)
-	a := &s.ahead
+	pl := &s.pipeline
 	if s.gone || m.run.dropped {
 		dropTask(t)
 		return
 	}
-	a.hungry = append(a.hungry, t)
-	slices.SortFunc(a.hungry, func(x, y *operators.Task) int {
+	pl.blocked = append(pl.blocked, t)
+	slices.SortFunc(pl.blocked, func(x, y *operators.Task) int {
 		x1, y1 := x.Data.(*making), y.Data.(*making)
 		return cmp.Or(cmp.Compare(x1.run.seq, y1.run.seq), cmp.Compare(x1.cell, y1.cell))
 	})
-	s.feed()
-	if slices.Contains(a.hungry, t) { // others may have room
-		m.once.giveUp()
+	s.unblock()
+	if slices.Contains(pl.blocked, t) { // others may have room
+		m.once.abandon()
 		m.once = nil
 	}
-	if a.idle() {
-		s.look = true
+	if pl.idle() {
+		s.check = true
 	}
 }
 
@@ -157,53 +157,53 @@ func (s *owner) grown(m *making, extra int64) {
 	row := m.cell / len(s.columns)
 	m.run.guess[m.cell] += extra
 	m.run.state[row].size += extra
-	s.ahead.bytes += extra
+	s.pipeline.bytes += extra
 	s.window.used += extra
 }
 
 // feed gives room to what is hungry, the first in the plan first, as far as there is some. The place of a stream
 // that is gone takes nothing: closeStage has what is hungry then.
-func (s *owner) feed() {
-	a := &s.ahead
-	for !s.gone && len(a.hungry) > 0 && !a.reserving {
-		m := a.hungry[0].Data.(*making)
-		extra := a.hungry[0].ResultBytes() - m.run.guess[m.cell]
+func (s *owner) unblock() {
+	pl := &s.pipeline
+	for !s.gone && len(pl.blocked) > 0 && !pl.reserving {
+		m := pl.blocked[0].Data.(*making)
+		extra := pl.blocked[0].ResultBytes() - m.run.guess[m.cell]
 		if !s.hold.TryGrow(extra) {
 			return
 		}
-		s.fed(m, extra)
+		s.unblockFirst(m, extra)
 	}
 }
 
 // fed has the first of what is hungry made.
-func (s *owner) fed(m *making, extra int64) {
-	a := &s.ahead
-	t := a.hungry[0]
-	a.hungry = slices.Delete(a.hungry, 0, 1)
+func (s *owner) unblockFirst(m *making, extra int64) {
+	pl := &s.pipeline
+	t := pl.blocked[0]
+	pl.blocked = slices.Delete(pl.blocked, 0, 1)
 	s.grown(m, extra)
 	s.stage.Again(t)
 }
 
 // starved waits for room for what is hungry, where nothing else goes on. What was read
 // ahead beyond the first run is given back, to be read again.
-func (s *owner) starved() {
+func (s *owner) awaitRoom() {
 	s.drop(0, 1)
-	s.feed()
-	a := &s.ahead
-	if len(a.hungry) == 0 || !a.idle() {
-		s.look, s.again = true, true
+	s.unblock()
+	pl := &s.pipeline
+	if len(pl.blocked) == 0 || !pl.idle() {
+		s.check, s.again = true, true
 		return
 	}
-	first := a.hungry[0]
+	first := pl.blocked[0]
 	m := first.Data.(*making)
 	extra := first.ResultBytes() - m.run.guess[m.cell]
 	s.obtain(extra, func() {
-		if len(a.hungry) > 0 && a.hungry[0] == first {
-			s.fed(m, extra)
+		if len(pl.blocked) > 0 && pl.blocked[0] == first {
+			s.unblockFirst(m, extra)
 		} else { // one that comes before it
 			s.hold.Shrink(extra)
 		}
-		s.feed()
+		s.unblock()
 	}, func(err error) error {
 		row, column := m.cell/len(s.columns), m.cell%len(s.columns)
 		err = s.sampleError(m.run.positions[row], m.run.rows[row], s.columns[column].name, err)
@@ -233,7 +233,7 @@ func (s *owner) made(t *operators.Task, o operators.Outcome) {
 		o.Blob.Release()
 		return
 	}
-	s.ahead.inFlight--
+	s.pipeline.inFlight--
 	r.inFlight--
 	if o.Err != nil {
 		s.fault(r, row, column, o.Err)
@@ -259,7 +259,7 @@ func (s *owner) settle(m *making, raw, size int64) {
 	r.guess[m.cell] = size
 	r.state[row].size -= less
 	r.raw[row] -= raw
-	s.ahead.bytes -= less
+	s.pipeline.bytes -= less
 	s.window.used -= less + raw
 	s.hold.Shrink(less + raw)
 }
@@ -282,7 +282,7 @@ func passes(err error) bool {
 }
 
 // idle reports whether nothing is in flight that comes by itself.
-func (a *ahead) idle() bool { return a.inFlight == len(a.hungry) }
+func (pl *pipeline) idle() bool { return pl.inFlight == len(pl.blocked) }
 
 // unmake takes back what waits to be made of runs that were dropped.
 func (s *owner) unmake() {
@@ -296,7 +296,7 @@ func (s *owner) unmake() {
 	for _, t := range s.stage.Drop(of) {
 		dropTask(t)
 	}
-	s.ahead.hungry = slices.DeleteFunc(s.ahead.hungry, func(t *operators.Task) bool {
+	s.pipeline.blocked = slices.DeleteFunc(s.pipeline.blocked, func(t *operators.Task) bool {
 		if !of(t) {
 			return false
 		}
@@ -314,15 +314,15 @@ func (s *owner) closeStage() {
 		// Somebody may wait for it.
 		t.To.Made(t, operators.Outcome{Err: context.Canceled})
 	}
-	for _, t := range s.ahead.hungry {
+	for _, t := range s.pipeline.blocked {
 		t.Cell.Release()
 	}
-	s.ahead.hungry = nil
+	s.pipeline.blocked = nil
 }
 
 // dropTask gives up a task that is not begun.
 func dropTask(t *operators.Task) {
-	t.Data.(*making).once.giveUp()
+	t.Data.(*making).once.abandon()
 	t.Cell.Release()
 }
 
@@ -339,9 +339,9 @@ func (c instant) Made(t *operators.Task, o operators.Outcome) {
 }
 
 // makeNow makes a cell out of turn of the window, and takes its blob over.
-func (s *Stream) makeNow(column int, lap, position int64, blob schema.Blob) (schema.Blob, error) {
+func (s *Stream) makeNow(column int, offset, position int64, blob schema.Blob) (schema.Blob, error) {
 	done := make(instant, 1)
-	t := s.task(column, s.epochOf(lap), position, blob)
+	t := s.task(column, s.epochOf(offset), position, blob)
 	t.To, t.Data = done, &making{}
 	if !s.do(func(s *owner) { s.stage.Put(t) }) {
 		blob.Release()

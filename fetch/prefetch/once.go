@@ -76,7 +76,7 @@ func (s *owner) makeOnce(t *operators.Task) {
 		return
 	}
 	row, column := m.cell/len(s.columns), m.cell%len(s.columns)
-	key := cellKey{s.spotOf(m.run.lap, m.run.index+int64(row)), s.columns[column].ordinal, s.program}
+	key := cellKey{s.spotOf(m.run.epochOffset, m.run.index+int64(row)), s.columns[column].ordinal, s.program}
 	g.mu.Lock()
 	c := g.cells[key]
 	switch {
@@ -98,7 +98,7 @@ func (s *owner) makeOnce(t *operators.Task) {
 func (c *once) finish(o operators.Outcome) operators.Outcome {
 	g := c.group
 	if o.Err != nil {
-		c.giveUp()
+		c.abandon()
 		return o
 	}
 	c.blob = o.Blob
@@ -119,7 +119,7 @@ func (c *once) finish(o operators.Outcome) operators.Outcome {
 }
 
 // giveUp has those that wait make the cell themselves. Further calls do nothing.
-func (c *once) giveUp() {
+func (c *once) abandon() {
 	if c == nil {
 		return
 	}

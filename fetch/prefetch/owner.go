@@ -21,7 +21,7 @@ type owner struct {
 	path     read.Path       // as it was when the consumer last came
 	attached bool            // blobs of its snapshot lie in buckets
 	reach    int64           // how many rows before its turn one may be begun that is there; 0: none
-	ahead    ahead
+	pipeline pipeline
 	slot     walk // how far was handed out
 	sizer    sizer
 	gone     bool // the stream is closed
@@ -35,7 +35,7 @@ type owner struct {
 	waiting bool      // what it waits for is under way
 	wanted  wanted    // what that is
 	woken   bool      // it is there
-	look    bool      // there is another reason to see whether a batch is there
+	check   bool      // there is another reason to see whether a batch is there
 	again   bool      // there is more to do, whatever comes
 	more    bool      // there may be room for more: not after others have had it given back
 
@@ -64,7 +64,7 @@ func (s *owner) run() {
 	s.refill()
 	s.catchUp()
 	for !s.ending {
-		s.tell()
+		s.publish()
 		if !s.again {
 			<-s.mail.wake
 		}
@@ -88,8 +88,8 @@ func (s *owner) takeIn(in *letters) {
 		s.receive(&in.answers[i])
 	}
 	s.window.used -= in.freed
-	s.look = s.look || in.freed > 0 || in.knock
-	s.more = s.more || len(in.answers) > 0 || in.freed > 0 || in.knock
+	s.check = s.check || in.freed > 0 || in.recheck
+	s.more = s.more || len(in.answers) > 0 || in.freed > 0 || in.recheck
 	for _, f := range in.todo {
 		f(s)
 	}
@@ -101,9 +101,9 @@ func (s *owner) come() {
 		s.next <- handed{err: context.Cause(s.context())}
 		return
 	}
-	s.asked, s.look, s.counted, s.wait = true, true, time.Now(), Wait{}
+	s.asked, s.check, s.counted, s.wait = true, true, time.Now(), Wait{}
 	s.path = s.set.opts.Reader.Path(s.attached)
-	if s.still.Swap(false) {
+	if s.idle.Swap(false) {
 		s.set.shareAgain()
 	}
 }
@@ -128,11 +128,11 @@ func (s *owner) setWaiting(waiting bool) {
 
 // serve hands out the next batch, if the consumer has come for it and its rows are there.
 func (s *owner) serve() {
-	if !s.asked || !s.woken && !s.look && s.context().Err() == nil {
+	if !s.asked || !s.woken && !s.check && s.context().Err() == nil {
 		return
 	}
 	s.countWait()
-	s.look = false
+	s.check = false
 	switch {
 	case s.context().Err() != nil:
 		s.reply(handed{err: context.Cause(s.context())})
@@ -157,7 +157,7 @@ func (s *owner) nextShare() bool {
 	if !s.slot.settle() {
 		return false
 	}
-	s.ahead.promote(s)
+	s.pipeline.promote(s)
 	return true
 }
 
@@ -192,10 +192,10 @@ func (s *owner) hand(p *part) {
 	s.shareOut(p)
 	p.hold = s.hold.Split(p.reserved)
 	s.slot.settle() // the share that comes next may be read whatever the window
-	s.ahead.promote(s)
+	s.pipeline.promote(s)
 	processor := s.processor
 	s.processor = 0
-	s.tell()
+	s.publish()
 	s.reply(handed{part: p, wait: s.wait, processor: processor})
 	s.refill()
 	s.part.Advance(s.reads())
@@ -204,24 +204,24 @@ func (s *owner) hand(p *part) {
 // await has what the consumer needs next read, whatever the window. The stream fails where a sample is too large for all
 // memory.
 func (s *owner) await() {
-	a := &s.ahead
-	before := a.news
+	pl := &s.pipeline
+	before := pl.news
 	s.refill()
-	need := a.needs()
+	need := pl.needs()
 	switch {
-	case a.reserving:
-	case len(a.hungry) > 0 && a.idle():
-		s.starved()
+	case pl.reserving:
+	case len(pl.blocked) > 0 && pl.idle():
+		s.awaitRoom()
 	case need > 0: // not even the next sample has room: others have it all
-		s.obtain(need, func() { a.granted += need }, func(err error) error {
+		s.obtain(need, func() { pl.granted += need }, func(err error) error {
 			return errNoMemory(err, fmt.Sprintf("reading the next sample of %s", s.job.SnapshotName()))
 		})
 	default:
 		if s.window.size == s.window.limit || !s.fullSince.IsZero() {
 			s.set.cramped()
 		}
-		if a.paused || a.news != before || a.idle() && !a.loading() {
-			s.look, s.again = true, true // planning goes on, or something has come meanwhile
+		if pl.paused || pl.news != before || pl.idle() && !pl.loading() {
+			s.check, s.again = true, true // planning goes on, or something has come meanwhile
 			return
 		}
 	}
@@ -232,12 +232,12 @@ func (s *owner) await() {
 // obtain waits for memory that the stream needs to go on at all, beside its goroutine. What others, or
 // the stream's own batches, give back goes to this reservation: read ahead by it, the consumer would wait for more.
 func (s *owner) obtain(need int64, then func(), failed func(error) error) {
-	s.ahead.reserving = true
+	s.pipeline.reserving = true
 	more := s.hold.Sibling()
 	s.helpers.Go(func() {
 		err := s.set.reserve(s.context(), s.Stream, more, need)
 		if !s.do(func(s *owner) {
-			s.ahead.reserving, s.look, s.more = false, true, true
+			s.pipeline.reserving, s.check, s.more = false, true, true
 			switch {
 			case s.gone:
 				more.Release() // nobody else would
@@ -263,15 +263,15 @@ func (s *owner) end() {
 	if s.asked {
 		s.reply(handed{err: context.Cause(s.context())})
 	}
-	lap, index := s.reads()
+	offset, index := s.reads()
 	if s.place != nil {
 		s.place.Close()
 		s.closeStage()
-		s.part.Advance(lap, index)
+		s.part.Advance(offset, index)
 	}
 	s.releaseAll()
 	s.hold.Release()
-	s.tell()
+	s.publish()
 	rest := s.slot
 	s.served.Store(!rest.settle())
 	s.part.Leave()
@@ -286,10 +286,10 @@ const maxUnreadFaults = 4096
 
 // serveUnread hands out a batch that has no blobs: metadata, or nothing at all.
 func (s *owner) serveUnread() {
-	if s.ahead.reserving {
+	if s.pipeline.reserving {
 		return
 	}
-	s.settleAhead(&s.slot)
+	s.settleMore(&s.slot)
 	if !s.slot.settle() {
 		s.serveEnd()
 		return
@@ -314,11 +314,11 @@ func (s *owner) serveUnread() {
 // handUnread hands out rows for which the memory is there.
 func (s *owner) handUnread(rows, reserved int64) {
 	s.window.used += reserved
-	p := &part{walk: s.slot, pieces: s.ahead.nextUnread(rows), reserved: reserved, hold: s.hold.Split(reserved)}
+	p := &part{walk: s.slot, pieces: s.pipeline.nextUnread(rows), reserved: reserved, hold: s.hold.Split(reserved)}
 	s.slot.at += rows
 	s.finishPart(p)
 	if m := s.job.Manifest(); !m.Resident() {
-		m.Ahead(s.context(), s.ahead.soonUnread(min(rows, maxDrafted)))
+		m.Ahead(s.context(), s.pipeline.soonUnread(min(rows, maxDrafted)))
 	}
 	s.reply(handed{part: p})
 }
@@ -337,8 +337,8 @@ func (s *owner) goOn() schema.Ticket {
 	if !s.order.loose {
 		return s.slot.ticket(s.ticket)
 	}
-	t := s.ahead.first.ticket(s.ticket)
-	t.Served = s.ahead.served.from(s.ahead.firstRow)
+	t := s.pipeline.first.ticket(s.ticket)
+	t.Served = s.pipeline.served.from(s.pipeline.firstRow)
 	return t
 }
 
@@ -356,7 +356,7 @@ type letters struct {
 	answers []read.Outcome // of reads
 	freed   int64          // bytes of batches that were released
 	todo    []func(*owner) // whatever else is to be done
-	knock   bool           // there is reason to look at all again
+	recheck bool           // there is reason to look at all again
 }
 
 // post adds to what comes, and reports whether it will be read.
@@ -396,33 +396,33 @@ func (m *mail) close() letters {
 func (l *letters) clear() {
 	clear(l.answers)
 	clear(l.todo)
-	l.answers, l.todo, l.freed, l.knock = l.answers[:0], l.todo[:0], 0, false
+	l.answers, l.todo, l.freed, l.recheck = l.answers[:0], l.todo[:0], 0, false
 }
 
 // tell says how the stream stands, for those who only look.
-func (s *owner) tell() {
-	t := &s.told
-	tell(&t.lap, s.slot.lap)
-	tell(&t.step, s.slot.step)
+func (s *owner) publish() {
+	t := &s.published
+	set(&t.epochOffset, s.slot.epochOffset)
+	set(&t.step, s.slot.step)
 	at := s.slot.at
 	if s.slot.list == nil && s.job.Layout() != nil {
 		at = s.slot.step * s.job.Request().Batch // its rows lie anywhere in the step
 	}
-	tell(&t.at, at)
-	tell(&t.limit, s.window.size)
-	tell(&t.used, s.window.used)
-	tell(&t.inFlight, int64(s.ahead.inFlight))
-	tell(&t.ready, int64(s.ahead.ready))
-	tell(&t.full, int64(s.fullOnce+s.fullFor))
+	set(&t.at, at)
+	set(&t.limit, s.window.size)
+	set(&t.used, s.window.used)
+	set(&t.inFlight, int64(s.pipeline.inFlight))
+	set(&t.ready, int64(s.pipeline.ready))
+	set(&t.full, int64(s.fullOnce+s.fullFor))
 	var since int64
 	if !s.fullSince.IsZero() {
 		since = max(1, int64(s.fullSince.Sub(s.opened)))
 	}
-	tell(&t.fullSinceOpened, since)
+	set(&t.fullSinceOpened, since)
 }
 
 // tell stores what has changed: a store costs ten times a look.
-func tell(to *atomic.Int64, v int64) {
+func set(to *atomic.Int64, v int64) {
 	if to.Load() != v {
 		to.Store(v)
 	}

@@ -55,7 +55,7 @@ func TestReleasePlansNothing(t *testing.T) {
 		t.Errorf("%d rows were served, want 400", rows)
 	}
 	if wrong.Load() > 0 || asked.Load() == 0 {
-		t.Errorf("%d of %d times the goroutine that gave a batch back looked what to read next", wrong.Load(), asked.Load())
+		t.Errorf("%d of %d times the goroutine that gave a batch back lastCheck what to read next", wrong.Load(), asked.Load())
 	}
 }
 
@@ -142,8 +142,8 @@ func TestCloseWhileAsked(t *testing.T) {
 		st := f.open(t)
 		var all sync.WaitGroup
 		for _, do := range []func(){
-			func() { st.giveBack(0) }, func() { st.giveBackStill() }, func() { st.Ready() }, func() { f.reclaim(st.tenant, 1<<20) },
-			func() { f.cramped() }, st.knock, st.Close,
+			func() { st.giveBack(0) }, func() { st.freeIdle() }, func() { st.Ready() }, func() { f.reclaim(st.tenant, 1<<20) },
+			func() { f.cramped() }, st.recheck, st.Close,
 		} {
 			all.Go(do)
 		}
@@ -181,9 +181,9 @@ func TestGiveBack(t *testing.T) {
 	st.ask(func(s *owner) {
 		for s.plan() { // as many runs as there are where samples are large: a row each
 		}
-		runs, cells = len(s.ahead.runs), s.ahead.inFlight
+		runs, cells = len(s.pipeline.runs), s.pipeline.inFlight
 		s.drop(0, 0)
-		left, used, queued = len(s.ahead.runs), s.window.used, s.place.Waiting()
+		left, used, queued = len(s.pipeline.runs), s.window.used, s.place.Waiting()
 	})
 	if runs < 3 || cells == 0 {
 		t.Fatalf("%d runs and %d cells under way", runs, cells)

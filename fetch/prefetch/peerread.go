@@ -219,11 +219,11 @@ func (b *Requester) Close() {
 	}
 	b.set.opts.Reader.Cancel(func(to read.Receiver, t read.Token) bool {
 		p, ok := to.(*place)
-		mine := ok && p.requester == b
-		if mine {
+		own := ok && p.requester == b
+		if own {
 			left = append(left, t.Of.(*peerRead))
 		}
-		return mine
+		return own
 	})
 	for _, l := range left {
 		l.held.release()

@@ -160,7 +160,7 @@ func (s *Set) leaveGroupLocked(st *Stream) []schema.Blob {
 }
 
 // letGo gives up what is held, for streams that have nothing.
-func (g *rankGroup) letGo() {
+func (g *rankGroup) release() {
 	g.mu.Lock()
 	var end spot
 	for _, list := range g.shelf {
@@ -168,7 +168,7 @@ func (g *rankGroup) letGo() {
 			end = later(end, list[n-1].to)
 		}
 	}
-	for g.giveUpLocked(nil, end) {
+	for g.dropClaimLocked(nil, end) {
 	}
 	free := g.takeFreedLocked()
 	g.mu.Unlock()
@@ -177,7 +177,7 @@ func (g *rankGroup) letGo() {
 
 // giveUpLocked gives up the claim that is furthest behind, of those from before a row on, but for one; false if there
 // is none. A rank that has not come goes first.
-func (g *rankGroup) giveUpLocked(but *claim, end spot) bool {
+func (g *rankGroup) dropClaimLocked(but *claim, end spot) bool {
 	var last *claim
 	for _, c := range g.claims {
 		switch {
@@ -281,7 +281,7 @@ func (g *rankGroup) keepLocked(own *claim, column int, from spot, blobs []schema
 		if len(k.blobs) > 0 && !g.roomLocked(k.bytes) {
 			g.freed = append(g.freed, k.blobs...)
 			g.shelf[column] = list
-			if g.giveUpLocked(own, end) {
+			if g.dropClaimLocked(own, end) {
 				g.keepLocked(own, column, from, blobs)
 			}
 			return
@@ -325,8 +325,8 @@ func (s *Stream) sequenceOf() string {
 }
 
 // spotOf is where a row of one of the stream's epochs is.
-func (s *Stream) spotOf(lap, index int64) spot {
-	epoch := uint64(lap)
+func (s *Stream) spotOf(offset, index int64) spot {
+	epoch := uint64(offset)
 	if sh := s.ticket.Shuffle; sh != nil {
 		epoch += sh.Epoch
 	}
@@ -339,7 +339,7 @@ func (s *owner) shareOut(p *part) {
 	if g == nil {
 		return
 	}
-	from := s.spotOf(p.walk.lap, p.walk.at)
+	from := s.spotOf(p.walk.epochOffset, p.walk.at)
 	back := s.backTo()
 	g.mu.Lock()
 	g.moveLocked(s.claim, back)
@@ -364,7 +364,7 @@ func (s *owner) shareCell(r *run, cell int, blob schema.Blob) {
 	}
 	row, column := cell/len(s.columns), cell%len(s.columns)
 	g.mu.Lock()
-	g.keepLocked(s.claim, s.columns[column].ordinal, s.spotOf(r.lap, r.index+int64(row)), []schema.Blob{blob})
+	g.keepLocked(s.claim, s.columns[column].ordinal, s.spotOf(r.epochOffset, r.index+int64(row)), []schema.Blob{blob})
 	free := g.takeFreedLocked()
 	g.mu.Unlock()
 	releaseBlobs(free)
@@ -390,18 +390,18 @@ func (s *owner) sayBack() {
 
 // backTo is the first row that is not back as a whole.
 func (s *owner) backTo() spot {
-	a := &s.ahead
-	for a.whole < len(a.runs) && a.runs[a.whole].missing == 0 {
-		a.whole++
+	pl := &s.pipeline
+	for pl.whole < len(pl.runs) && pl.runs[pl.whole].missing == 0 {
+		pl.whole++
 	}
-	if a.whole < len(a.runs) {
-		r := a.runs[a.whole]
+	if pl.whole < len(pl.runs) {
+		r := pl.runs[pl.whole]
 		row := slices.IndexFunc(r.state, func(st rowState) bool { return !st.taken && st.pending > 0 })
-		return s.spotOf(r.lap, r.index+int64(max(row, 0)))
+		return s.spotOf(r.epochOffset, r.index+int64(max(row, 0)))
 	}
-	if n := len(a.runs); n > 0 {
-		r := a.runs[n-1]
-		return s.spotOf(r.lap, r.index).plus(len(r.positions))
+	if n := len(pl.runs); n > 0 {
+		r := pl.runs[n-1]
+		return s.spotOf(r.epochOffset, r.index).plus(len(r.positions))
 	}
-	return s.spotOf(s.slot.lap, s.slot.at)
+	return s.spotOf(s.slot.epochOffset, s.slot.at)
 }

@@ -19,19 +19,19 @@ const (
 	runShare = 32
 	// maxAhead is how many rows a stream may read ahead of one that is not back
 	// yet: a resume ticket has a bit for each.
-	maxAhead = 8 * schema.MaxServedBytes
+	maxPrefetch = 8 * schema.MaxServedBytes
 )
 
 // run is a few rows of one share, planned and on their way. All fields are
 // of the stream's goroutine.
 type run struct {
-	from               walk // where planning stood before it
-	lap, step, ordinal int64
-	seq                int64 // of its first row in the stream
-	index              int64 // of its first row in the epoch's order
-	positions          []int64
-	rows               []schema.Row // where they lie; none of a row that was delivered before
-	state              []rowState
+	from                       walk // where planning stood before it
+	epochOffset, step, ordinal int64
+	seq                        int64 // of its first row in the stream
+	index                      int64 // of its first row in the epoch's order
+	positions                  []int64
+	rows                       []schema.Row // where they lie; none of a row that was delivered before
+	state                      []rowState
 	// bytes that a row has beside, of blobs of which something is to be made; nil without operators
 	raw      []int64
 	guess    []int64       // by cell, what of its row's size it is; nil without operators
@@ -63,7 +63,7 @@ type fault struct {
 
 // ahead is what a stream has planned, is reading, or holds for its consumer, in
 // the plan's order. It is of the stream's goroutine.
-type ahead struct {
+type pipeline struct {
 	walk    walk // where drafting stands
 	drafts  []*draft
 	drafted int   // rows in drafts that were not planned
@@ -95,19 +95,19 @@ type ahead struct {
 	ready     int   // rows of near runs that are back and not delivered
 	readySize int64 // bytes of those
 
-	hungry    []*operators.Task // cells whose results have no room; they count as in flight
+	blocked   []*operators.Task // cells whose results have no room; they count as in flight
 	reserving bool              // Next waits for bytes of the ledger
 	granted   int64             // bytes of the ledger that the next row has
-	starving  int64             // bytes that it would need, where nothing is held and there are none
+	lacking   int64             // bytes that it would need, where nothing is held and there are none
 	wants     []read.Want
 }
 
 // init begins to plan where a ticket says, but for the rows that it says were served.
-func (a *ahead) init(w walk, served []byte, most int64) {
-	a.first, a.most = w, most
-	a.served = bitmapOf(served)
-	a.goOn()
-	a.walk, a.seq, a.dseq = a.first, a.firstRow, a.firstRow
+func (pl *pipeline) init(w walk, served []byte, most int64) {
+	pl.first, pl.most = w, most
+	pl.served = bitmapOf(served)
+	pl.goOn()
+	pl.walk, pl.seq, pl.dseq = pl.first, pl.firstRow, pl.firstRow
 }
 
 // plan appends a run; false at the end, or where that would be too far
@@ -115,40 +115,40 @@ func (a *ahead) init(w walk, served []byte, most int64) {
 // the stream was resumed would be waited for without end.
 func (s *owner) plan() bool {
 	for s.appendRun() {
-		if s.ahead.runs[0].left > 0 {
+		if s.pipeline.runs[0].left > 0 {
 			return true
 		}
-		s.ahead.trim()
+		s.pipeline.trim()
 	}
 	return false
 }
 
 func (s *owner) appendRun() bool {
-	a := &s.ahead
-	if a.ended {
+	pl := &s.pipeline
+	if pl.ended {
 		return false
 	}
-	if a.far = len(a.runs) > 0 && a.seq-a.runs[0].seq > a.most-runRows; a.far {
+	if pl.far = len(pl.runs) > 0 && pl.seq-pl.runs[0].seq > pl.most-runRows; pl.far {
 		return false
 	}
 	s.draft()
-	s.settleAhead(&a.walk)
-	if len(a.drafts) == 0 && a.walk.needs > 0 {
-		over := s.job.Steered()              // before Settled, which then changes no more
-		if a.walk.needs <= s.job.Settled() { // it was settled since draft looked: this is not the end
-			s.look, s.again = true, true
+	s.settleMore(&pl.walk)
+	if len(pl.drafts) == 0 && pl.walk.needs > 0 {
+		over := s.job.Steered()               // before Settled, which then changes no more
+		if pl.walk.needs <= s.job.Settled() { // it was settled since draft looked: this is not the end
+			s.check, s.again = true, true
 			return false
 		}
 		if !over {
 			return false
 		}
 	}
-	if len(a.drafts) == 0 {
-		a.ended = true
-		s.look = true
+	if len(pl.drafts) == 0 {
+		pl.ended = true
+		s.check = true
 		return false
 	}
-	d := a.drafts[0]
+	d := pl.drafts[0]
 	if !d.ready {
 		return false
 	}
@@ -156,7 +156,7 @@ func (s *owner) appendRun() bool {
 	from.at += int64(d.used)
 	n, cols := len(d.positions)-d.used, len(s.columns)
 	r := &run{
-		from: from, lap: from.lap, step: from.step, ordinal: from.ordinal(), seq: a.seq, index: from.at,
+		from: from, epochOffset: from.epochOffset, step: from.step, ordinal: from.ordinal(), seq: pl.seq, index: from.at,
 		near: !s.order.loose,
 	}
 	// Of large samples a run has one row, and there are many runs: none is made
@@ -206,33 +206,33 @@ func (s *owner) appendRun() bool {
 	}
 	r.missing = r.left
 	if d.used += count; d.used == len(d.positions) {
-		a.drafts = a.drafts[1:]
+		pl.drafts = pl.drafts[1:]
 	}
-	a.drafted -= count
-	a.seq += int64(count)
-	a.runs = append(a.runs, r)
-	a.promote(s)
+	pl.drafted -= count
+	pl.seq += int64(count)
+	pl.runs = append(pl.runs, r)
+	pl.promote(s)
 	return true
 }
 
 // promote counts in the runs whose rows may go into the next batch now.
-func (a *ahead) promote(s *owner) {
+func (pl *pipeline) promote(s *owner) {
 	if !s.order.loose {
 		return
 	}
-	if a.first.lap != s.slot.lap {
-		a.first.settle()
+	if pl.first.epochOffset != s.slot.epochOffset {
+		pl.first.settle()
 	}
-	for ; a.near < len(a.runs); a.near++ {
-		r := a.runs[a.near]
-		if r.lap != s.slot.lap || s.order.reach >= 0 && r.ordinal > s.slot.ordinal()+s.order.reach {
+	for ; pl.near < len(pl.runs); pl.near++ {
+		r := pl.runs[pl.near]
+		if r.epochOffset != s.slot.epochOffset || s.order.reach >= 0 && r.ordinal > s.slot.ordinal()+s.order.reach {
 			return
 		}
 		r.near = true
 		for row := range r.positions {
 			if !r.state[row].taken && r.state[row].pending == 0 {
-				a.ready++
-				a.readySize += r.state[row].size
+				pl.ready++
+				pl.readySize += r.state[row].size
 			}
 		}
 	}
@@ -242,8 +242,8 @@ func (a *ahead) promote(s *owner) {
 func (s *owner) begin(r *run, row, column int) {
 	if column == 0 {
 		r.state[row].begun = true
-		s.ahead.rows++
-		s.ahead.bytes += r.state[row].size
+		s.pipeline.rows++
+		s.pipeline.bytes += r.state[row].size
 		s.window.used += s.rowSize(r, row)
 	}
 }
@@ -274,7 +274,7 @@ func (s *owner) receive(o *read.Outcome) {
 		s.makeCell(r, cell, o.Blob, from)
 		return
 	}
-	s.ahead.inFlight--
+	s.pipeline.inFlight--
 	r.inFlight--
 	if o.Err != nil {
 		s.fault(r, row, column, o.Err)
@@ -293,23 +293,23 @@ func (s *owner) receive(o *read.Outcome) {
 func (s *owner) back(r *run, row int) {
 	r.state[row].pending--
 	if r.state[row].pending > 0 {
-		if s.waiting && s.ahead.idle() {
+		if s.waiting && s.pipeline.idle() {
 			s.woken = true
 		}
 		return
 	}
-	a := &s.ahead
-	a.news++
+	pl := &s.pipeline
+	pl.news++
 	r.missing--
 	if s.order.loose {
-		a.back.add(r.seq + int64(row))
+		pl.back.add(r.seq + int64(row))
 	}
 	if r.state[row].early > 0 && s.job.Layout() == nil {
-		s.part.Use(r.lap, r.index+int64(row))
+		s.part.Use(r.epochOffset, r.index+int64(row))
 	}
 	if r.near {
-		a.ready++
-		a.readySize += r.state[row].size
+		pl.ready++
+		pl.readySize += r.state[row].size
 	}
 	if s.waiting && s.wakes(r.seq+int64(row)) {
 		s.woken = true
@@ -333,87 +333,87 @@ func (s *owner) takeRow(r *run, row int, p *part) {
 	p.reserved += s.rowSize(r, row)
 	r.state[row].taken = true
 	r.left--
-	a := &s.ahead
-	a.rows--
-	a.bytes -= r.state[row].size
-	a.sought.bytes -= r.state[row].early
-	a.sought.more(seekEach)
+	pl := &s.pipeline
+	pl.rows--
+	pl.bytes -= r.state[row].size
+	pl.sought.bytes -= r.state[row].early
+	pl.sought.more(seekEach)
 	if r.near {
-		a.ready--
-		a.readySize -= r.state[row].size
+		pl.ready--
+		pl.readySize -= r.state[row].size
 	}
 	if !s.order.loose {
 		return
 	}
 	seq := r.seq + int64(row)
 	p.seqs = append(p.seqs, seq)
-	a.back.remove(seq)
-	a.served.add(seq)
-	if seq == a.firstRow {
-		a.goOn()
+	pl.back.remove(seq)
+	pl.served.add(seq)
+	if seq == pl.firstRow {
+		pl.goOn()
 	}
 }
 
 // goOn finds the first row that was not delivered.
-func (a *ahead) goOn() {
-	if next := a.served.nextOut(a.firstRow); next > a.firstRow {
-		a.first.skip(next - a.firstRow)
-		a.firstRow = next
-		a.served.forget(next)
-		a.back.forget(next)
+func (pl *pipeline) goOn() {
+	if next := pl.served.nextOut(pl.firstRow); next > pl.firstRow {
+		pl.first.skip(next - pl.firstRow)
+		pl.firstRow = next
+		pl.served.forget(next)
+		pl.back.forget(next)
 	}
 }
 
 // trim forgets the runs at the front that were delivered.
-func (a *ahead) trim() {
+func (pl *pipeline) trim() {
 	n := 0
-	for n < len(a.runs) && a.runs[n].left == 0 {
+	for n < len(pl.runs) && pl.runs[n].left == 0 {
 		n++
 	}
 	if n == 0 {
 		return
 	}
-	clear(a.runs[:n])
-	a.runs = a.runs[n:] // appending makes room where there is none: there may be very many
-	a.reading = max(0, a.reading-n)
-	a.near = max(0, a.near-n)
-	a.whole = max(0, a.whole-n)
-	a.sought.trim(n)
-	a.far = false
+	clear(pl.runs[:n])
+	pl.runs = pl.runs[n:] // appending makes room where there is none: there may be very many
+	pl.reading = max(0, pl.reading-n)
+	pl.near = max(0, pl.near-n)
+	pl.whole = max(0, pl.whole-n)
+	pl.sought.trim(n)
+	pl.far = false
 }
 
 // runOf returns the run that has a row, and which of its rows it is.
-func (a *ahead) runOf(seq int64) (*run, int) {
-	i, found := slices.BinarySearchFunc(a.runs, seq, func(r *run, seq int64) int { return int(r.seq - seq) })
+func (pl *pipeline) runOf(seq int64) (*run, int) {
+	i, found := slices.BinarySearchFunc(pl.runs, seq, func(r *run, seq int64) int { return int(r.seq - seq) })
 	if !found {
 		i--
 	}
-	return a.runs[i], int(seq - a.runs[i].seq)
+	return pl.runs[i], int(seq - pl.runs[i].seq)
 }
 
 // reads is about where in the order of which epoch the first row is that is not back. Where ranks get what
 // their nodes own, its rows lie anywhere in the step, and it is the step's first; or the next one's, if none is left.
-func (s *owner) reads() (lap, index int64) {
-	a := &s.ahead
-	w := a.walk
-	lap, step, index := w.lap, w.step, w.at
-	if a.reading < len(a.runs) && len(s.columns) > 0 {
-		r := a.runs[a.reading]
-		lap, step, index = r.lap, r.step, r.index+int64(r.next/len(s.columns))
-	} else if len(a.drafts) > 0 {
-		d := a.drafts[0]
-		lap, step, index = d.from.lap, d.from.step, d.from.at+int64(d.used)
+func (s *owner) reads() (offset, index int64) {
+	pl := &s.pipeline
+	w := pl.walk
+	offset, step, index := w.epochOffset, w.step, w.at
+	if pl.reading < len(pl.runs) && len(s.columns) > 0 {
+		r := pl.runs[pl.reading]
+		offset, step, index = r.epochOffset, r.step, r.index+int64(r.next/len(s.columns))
+	} else if len(pl.drafts) > 0 {
+		d := pl.drafts[0]
+		offset, step, index = d.from.epochOffset, d.from.step, d.from.at+int64(d.used)
 	}
 	if s.job.Layout() != nil {
-		if index == w.hi && step == w.step && lap == w.lap {
+		if index == w.hi && step == w.step && offset == w.epochOffset {
 			step++
 		}
 		index = min(step*s.job.Request().Batch, s.job.Plan().Rows())
 	} else if cols := len(s.columns); cols > 0 {
 		// What was asked for and is not back may come from where others bring it meanwhile.
-		index = max(index-int64(a.inFlight/cols)*s.job.Request().DataRanks(), 0)
+		index = max(index-int64(pl.inFlight/cols)*s.job.Request().DataRanks(), 0)
 	}
-	return lap, index
+	return offset, index
 }
 
 const (
@@ -435,33 +435,33 @@ type draft struct {
 }
 
 // loading reports whether planning waits for rows of the manifest.
-func (a *ahead) loading() bool { return len(a.drafts) > 0 && !a.drafts[0].ready }
+func (pl *pipeline) loading() bool { return len(pl.drafts) > 0 && !pl.drafts[0].ready }
 
 // draft has the rows that come next looked up in the manifest. Where ranks get what their
 // nodes own, it is found out first which rows these are.
 func (s *owner) draft() {
-	a, m := &s.ahead, s.job.Manifest()
+	pl, m := &s.pipeline, s.job.Manifest()
 	for range draftsAtOnce {
-		if a.drafted >= maxDrafted || len(a.drafts) > 0 && m.Resident() && s.job.Layout() == nil || !a.walk.settle() {
+		if pl.drafted >= maxDrafted || len(pl.drafts) > 0 && m.Resident() && s.job.Layout() == nil || !pl.walk.settle() {
 			return
 		}
-		d := &draft{from: a.walk, positions: make([]int64, min(a.walk.left(), runRows))}
+		d := &draft{from: pl.walk, positions: make([]int64, min(pl.walk.left(), runRows))}
 		var served []bool // rows that were delivered before, if there are any
 		for i := range d.positions {
-			if s.order.loose && a.served.has(a.dseq+int64(i)) {
+			if s.order.loose && pl.served.has(pl.dseq+int64(i)) {
 				if served == nil {
 					served = make([]bool, len(d.positions))
 				}
 				served[i] = true
 			}
 		}
-		a.walk.at += int64(len(d.positions))
-		a.dseq += int64(len(d.positions))
-		a.drafted += len(d.positions)
-		a.drafts = append(a.drafts, d)
+		pl.walk.at += int64(len(d.positions))
+		pl.dseq += int64(len(d.positions))
+		pl.drafted += len(d.positions)
+		pl.drafts = append(pl.drafts, d)
 		shared, known := d.from.shared()
 		if !known {
-			s.lookUpShare(d, served)
+			s.findShare(d, served)
 			continue
 		}
 		d.from.positions(shared, d.positions)
@@ -478,12 +478,12 @@ func (s *owner) draft() {
 
 // lookUpShare has it found out which rows a draft has, and where they lie. Meanwhile the job is held: the stream may be
 // closed, and what others have of it is not to be given back for them.
-func (s *owner) lookUpShare(d *draft, served []bool) {
+func (s *owner) findShare(d *draft, served []bool) {
 	ctx, j, m := s.context(), s.job, s.job.Manifest()
 	positions := make([]int64, len(d.positions))
 	var rows []schema.Row
-	look := func() error {
-		shared, err := j.Shared(ctx, d.from.lap, d.from.step)
+	find := func() error {
+		shared, err := j.Shared(ctx, d.from.epochOffset, d.from.step)
 		if err == nil {
 			d.from.positions(shared, positions)
 			rows, err = m.At(ctx, but(positions, served))
@@ -495,7 +495,7 @@ func (s *owner) lookUpShare(d *draft, served []bool) {
 		s.do(func(s *owner) { s.found(d, positions, rows, served, err) })
 		j.Release()
 	}
-	if !m.Go(look, found) {
+	if !m.Go(find, found) {
 		s.fail(read.ErrClosing())
 		j.Release() // the stream has a hold, too
 	}
@@ -539,27 +539,27 @@ func (s *owner) found(d *draft, positions []int64, rows []schema.Row, served []b
 	} else {
 		d.positions = positions
 		d.found(rows, served)
-		s.ahead.news++
+		s.pipeline.news++
 	}
-	s.look, s.more = true, true
+	s.check, s.more = true, true
 }
 
 // undraft gives up the drafts, so that planning goes on elsewhere.
-func (a *ahead) undraft() {
-	for _, d := range a.drafts {
+func (pl *pipeline) undraft() {
+	for _, d := range pl.drafts {
 		d.dropped = true
 	}
-	a.drafts, a.drafted = nil, 0
+	pl.drafts, pl.drafted = nil, 0
 }
 
 // redraft makes a run that is taken out a draft again, from one of its rows on: where they lie is known. Of the
 // drafts, those that are used last are given up where they are too many.
 func (s *owner) redraft(r *run, first int) {
-	a, from := &s.ahead, r.from
+	pl, from := &s.pipeline, r.from
 	from.at += int64(first)
 	if s.job.Manifest().Resident() {
-		a.undraft() // it costs nothing to look them up again
-		a.walk, a.dseq = from, r.seq+int64(first)
+		pl.undraft() // it costs nothing to look them up again
+		pl.walk, pl.dseq = from, r.seq+int64(first)
 		return
 	}
 	d := &draft{from: from, positions: r.positions[first:], rows: slices.Clone(r.rows[first:]), ready: true}
@@ -568,17 +568,17 @@ func (s *owner) redraft(r *run, first int) {
 			d.rows[i] = schema.Row{}
 		}
 	}
-	a.drafts = slices.Insert(a.drafts, 0, d)
-	a.drafted += len(d.positions)
-	for a.drafted > 2*maxDrafted && len(a.drafts) > 1 {
-		last := a.drafts[len(a.drafts)-1]
-		a.drafts = a.drafts[:len(a.drafts)-1]
+	pl.drafts = slices.Insert(pl.drafts, 0, d)
+	pl.drafted += len(d.positions)
+	for pl.drafted > 2*maxDrafted && len(pl.drafts) > 1 {
+		last := pl.drafts[len(pl.drafts)-1]
+		pl.drafts = pl.drafts[:len(pl.drafts)-1]
 		last.dropped = true
-		a.walk = last.from
-		a.walk.at += int64(last.used)
+		pl.walk = last.from
+		pl.walk.at += int64(last.used)
 		n := len(last.positions) - last.used
-		a.drafted -= n
-		a.dseq -= int64(n)
+		pl.drafted -= n
+		pl.dseq -= int64(n)
 	}
 }
 
@@ -640,8 +640,8 @@ type wanted struct {
 
 // wakes says whether the row seq, which has come back, is worth another look.
 func (s *owner) wakes(seq int64) bool {
-	w, a := &s.wanted, &s.ahead
-	if a.idle() {
+	w, pl := &s.wanted, &s.pipeline
+	if pl.idle() {
 		return true
 	}
 	if w.missing > 0 {
@@ -650,7 +650,7 @@ func (s *owner) wakes(seq int64) bool {
 		}
 		return w.missing == 0
 	}
-	return s.order.loose && (a.ready >= w.ready || a.readySize >= w.bytes)
+	return s.order.loose && (pl.ready >= w.ready || pl.readySize >= w.bytes)
 }
 
 // gather takes the rows of the next batch if they are there; otherwise it
@@ -664,10 +664,10 @@ func (s *owner) gather() *part {
 	} else if !s.prefix(true) {
 		return nil
 	}
-	a := &s.ahead
+	pl := &s.pipeline
 	// and what the batch itself holds
 	p := &part{walk: s.slot, blobs: make([][]schema.Blob, len(s.columns), len(s.columns)+1)}
-	n := int(min(s.slot.left(), int64(max(a.rows, 1))))
+	n := int(min(s.slot.left(), int64(max(pl.rows, 1))))
 	p.positions, p.rows = make([]int64, 0, n), make([]schema.Row, 0, n)
 	cells := make([]schema.Blob, n*len(s.columns))
 	for c := range p.blobs {
@@ -679,13 +679,13 @@ func (s *owner) gather() *part {
 	} else {
 		s.fill(p)
 	}
-	a.trim()
+	pl.trim()
 	return p
 }
 
 // fill takes the rows that come first in the plan, as far as they are back.
 func (s *owner) fill(p *part) {
-	for _, r := range s.ahead.runs {
+	for _, r := range s.pipeline.runs {
 		for row := range r.positions {
 			if r.state[row].taken {
 				continue
@@ -702,14 +702,14 @@ func (s *owner) fill(p *part) {
 // fillLoose takes the earliest rows that are back, of those that may go into the batch: first those that were there
 // before their turn, unless rows whose last step has come fill it.
 func (s *owner) fillLoose(p *part) {
-	a := &s.ahead
-	if a.sought.bytes > 0 && a.stop == math.MaxInt64 {
+	pl := &s.pipeline
+	if pl.sought.bytes > 0 && pl.stop == math.MaxInt64 {
 		s.fillSought(p)
 		return
 	}
-	for seq := a.back.nextIn(a.firstRow); seq >= 0 && s.slot.left() > 0; seq = a.back.nextIn(seq + 1) {
-		r, row := a.runOf(seq)
-		if !r.near || seq >= a.stop || !s.sizer.fits(r.state[row].size) {
+	for seq := pl.back.nextIn(pl.firstRow); seq >= 0 && s.slot.left() > 0; seq = pl.back.nextIn(seq + 1) {
+		r, row := pl.runOf(seq)
+		if !r.near || seq >= pl.stop || !s.sizer.fits(r.state[row].size) {
 			return
 		}
 		s.takeRow(r, row, p)
@@ -722,11 +722,11 @@ func (s *owner) fillLoose(p *part) {
 func (s *owner) prefix(few bool) bool {
 	s.wanted = wanted{}
 	s.sizer.reset()
-	a := &s.ahead
-	stuck := few && a.idle() && (len(a.hungry) > 0 || !s.fullSince.IsZero())
+	pl := &s.pipeline
+	stuck := few && pl.idle() && (len(pl.blocked) > 0 || !s.fullSince.IsZero())
 	left := s.slot.left()
-	for i := 0; left > 0 && (i < len(a.runs) || s.plan()); i++ {
-		r := a.runs[i]
+	for i := 0; left > 0 && (i < len(pl.runs) || s.plan()); i++ {
+		r := pl.runs[i]
 		for row := range r.positions {
 			switch {
 			case r.state[row].taken:
@@ -742,7 +742,7 @@ func (s *owner) prefix(few bool) bool {
 			s.wanted.seq = r.seq + int64(row) + 1
 		}
 	}
-	if left > 0 && a.loading() {
+	if left > 0 && pl.loading() {
 		return false // there may be more rows for it
 	}
 	return s.wanted.missing == 0
@@ -753,17 +753,17 @@ func (s *owner) prefix(few bool) bool {
 // may have no room for more.
 func (s *owner) enough() bool {
 	s.wanted = wanted{}
-	a := &s.ahead
+	pl := &s.pipeline
 	need := int(min(s.slot.left(), schema.DefaultMetaBatch))
-	a.stop = math.MaxInt64
+	pl.stop = math.MaxInt64
 	full := s.order.reach >= 0 && s.due(need)
 	// Where nothing more can come, what is there makes a batch.
-	stuck := a.idle() && (len(a.hungry) > 0 || a.far || a.ended || s.unsettled() || !s.fullSince.IsZero())
+	stuck := pl.idle() && (len(pl.blocked) > 0 || pl.far || pl.ended || s.unsettled() || !s.fullSince.IsZero())
 	if s.wanted.missing > 0 {
-		return stuck && a.ready > 0
+		return stuck && pl.ready > 0
 	}
-	bytes := a.readySize + int64(a.ready)*s.sizer.rowBytes
-	if a.ready > 0 && (full || a.ready >= need || bytes >= s.sizer.maxBytes || stuck) {
+	bytes := pl.readySize + int64(pl.ready)*s.sizer.rowBytes
+	if pl.ready > 0 && (full || pl.ready >= need || bytes >= s.sizer.maxBytes || stuck) {
 		return true
 	}
 	s.wanted.ready = need
@@ -777,8 +777,8 @@ func (s *owner) enough() bool {
 func (s *owner) due(rows int) (full bool) {
 	s.sizer.reset()
 	last := s.slot.ordinal() - s.order.reach
-	for _, r := range s.ahead.runs {
-		if r.lap != s.slot.lap || r.ordinal > last {
+	for _, r := range s.pipeline.runs {
+		if r.epochOffset != s.slot.epochOffset || r.ordinal > last {
 			return false
 		}
 		if r.left == 0 {
@@ -789,7 +789,7 @@ func (s *owner) due(rows int) (full bool) {
 			case r.state[row].taken:
 				continue
 			case rows == 0 || !s.sizer.fits(r.state[row].size):
-				s.ahead.stop = r.seq + int64(row)
+				s.pipeline.stop = r.seq + int64(row)
 				return true
 			case r.state[row].pending > 0:
 				s.wanted.seq = r.seq + int64(row) + 1
@@ -811,13 +811,13 @@ type piece struct {
 
 // nextUnread returns the first n rows that were not delivered, of a stream that reads nothing,
 // and counts them as delivered.
-func (a *ahead) nextUnread(n int64) (pieces []piece) {
+func (pl *pipeline) nextUnread(n int64) (pieces []piece) {
 	for range n {
-		a.first.settle()
-		w := a.first
-		a.served.add(a.firstRow)
-		a.goOn()
-		if k := len(pieces) - 1; k >= 0 && pieces[k].from.lap == w.lap && pieces[k].from.step == w.step &&
+		pl.first.settle()
+		w := pl.first
+		pl.served.add(pl.firstRow)
+		pl.goOn()
+		if k := len(pieces) - 1; k >= 0 && pieces[k].from.epochOffset == w.epochOffset && pieces[k].from.step == w.step &&
 			pieces[k].from.at+pieces[k].rows == w.at {
 			pieces[k].rows++
 		} else {
@@ -828,8 +828,8 @@ func (a *ahead) nextUnread(n int64) (pieces []piece) {
 }
 
 // soonUnread returns the positions of about so many rows that nextUnread will return, as far as they are known.
-func (a *ahead) soonUnread(n int64) (positions []int64) {
-	w := a.first
+func (pl *pipeline) soonUnread(n int64) (positions []int64) {
+	w := pl.first
 	for n > 0 && w.settle() {
 		shared, known := w.shared()
 		if !known {
@@ -857,12 +857,12 @@ const (
 
 // refill asks for what the window has room for, as far as one slice goes.
 func (s *owner) refill() {
-	a := &s.ahead
+	pl := &s.pipeline
 	cols := len(s.columns)
-	a.paused = false
-	a.sought.more(seekOften)
-	s.feed()
-	if s.gone || s.still.Load() || cols == 0 || s.context().Err() != nil {
+	pl.paused = false
+	pl.sought.more(seekOften)
+	s.unblock()
+	if s.gone || s.idle.Load() || cols == 0 || s.context().Err() != nil {
 		return
 	}
 	s.window.setLimit(s.tenant.share.Load())
@@ -872,20 +872,20 @@ func (s *owner) refill() {
 		s.roomAgain()
 	}
 	now := time.Now()
-	for cells := 0; len(a.wants) < room; cells++ {
+	for cells := 0; len(pl.wants) < room; cells++ {
 		if cells == maxSlice {
-			a.paused = true
+			pl.paused = true
 			break
 		}
 		if s.seeks() && s.beginEarly(now) {
 			continue
 		}
-		if a.reading == len(a.runs) && !s.plan() {
+		if pl.reading == len(pl.runs) && !s.plan() {
 			break
 		}
-		r := a.runs[a.reading]
+		r := pl.runs[pl.reading]
 		if r.next == len(r.cells) {
-			a.reading++
+			pl.reading++
 			continue
 		}
 		row, column := r.next/cols, r.next%cols
@@ -905,17 +905,17 @@ func (s *owner) refill() {
 		}
 		r.next++
 	}
-	if len(a.wants) > 0 {
-		s.place.Ask(a.wants...)
+	if len(pl.wants) > 0 {
+		s.place.Ask(pl.wants...)
 		s.part.Advance(s.reads())
-		clear(a.wants)
-		a.wants = a.wants[:0]
+		clear(pl.wants)
+		pl.wants = pl.wants[:0]
 	}
 }
 
 // want goes on to a cell, and asks for it; false if where it lies cannot be read.
 func (s *owner) want(r *run, row, column int, now time.Time) bool {
-	a := &s.ahead
+	pl := &s.pipeline
 	ref, ok, err := r.rows[row].TryBlob(s.columns[column].ordinal)
 	if err != nil {
 		s.manifestLost(err)
@@ -926,13 +926,13 @@ func (s *owner) want(r *run, row, column int, now time.Time) bool {
 		s.back(r, row) // a null
 		return true
 	}
-	a.inFlight++
+	pl.inFlight++
 	r.inFlight++
-	a.wants = append(a.wants, read.Want{
+	pl.wants = append(pl.wants, read.Want{
 		Ref: ref, At: s.places.At(r.positions[row], s.payer), Context: s.context(),
 		Since: now, Account: &s.account, Trace: s.trace,
 		Token: read.Token{Of: r, N: row*len(s.columns) + column}, Late: s.late && s.columns[column].made == nil,
-		Use: r.seq + int64(row) - a.runs[0].seq,
+		Use: r.seq + int64(row) - pl.runs[0].seq,
 	})
 	return true
 }
@@ -941,43 +941,43 @@ func (s *owner) want(r *run, row, column int, now time.Time) bool {
 // What the batch needs that the consumer could have next is beyond the window, or
 // one smaller than that would stop the stream for good; it is never beyond the ledger.
 func (s *owner) reserve(r *run, row int, capped bool) bool {
-	a, n := &s.ahead, s.rowSize(r, row)
-	a.starving = 0
-	next := int64(a.rows) < s.slot.left() && a.bytes+r.state[row].size <= s.sizer.maxBytes // the batch needs it
-	full := s.window.used+n > s.window.size || int64(a.rows)*leastRow > max(s.window.size, s.window.least) ||
+	pl, n := &s.pipeline, s.rowSize(r, row)
+	pl.lacking = 0
+	next := int64(pl.rows) < s.slot.left() && pl.bytes+r.state[row].size <= s.sizer.maxBytes // the batch needs it
+	full := s.window.used+n > s.window.size || int64(pl.rows)*leastRow > max(s.window.size, s.window.least) ||
 		capped
-	if full && a.rows > 0 && !next && !s.isDue(r) || len(a.hungry) > 0 || a.reserving {
+	if full && pl.rows > 0 && !next && !s.isDue(r) || len(pl.blocked) > 0 || pl.reserving {
 		return false
 	}
-	if a.granted >= n {
-		s.hold.Shrink(a.granted - n)
-		a.granted = 0
+	if pl.granted >= n {
+		s.hold.Shrink(pl.granted - n)
+		pl.granted = 0
 		return true
 	}
 	if s.hold.TryGrow(n) {
 		return true
 	}
-	if a.rows == 0 {
-		a.starving = n - a.granted
+	if pl.rows == 0 {
+		pl.lacking = n - pl.granted
 	}
 	return false
 }
 
 // needs is how many bytes the next row needs that are not to be had, where
 // the stream holds nothing that it could go on with; 0 if it can go on.
-func (a *ahead) needs() int64 {
-	if a.rows > 0 || a.inFlight > 0 {
+func (pl *pipeline) needs() int64 {
+	if pl.rows > 0 || pl.inFlight > 0 {
 		return 0
 	}
-	return a.starving
+	return pl.lacking
 }
 
 // drop drops what was read ahead last, but for so many runs at the front.
 func (s *owner) drop(most int64, but int) {
-	a := &s.ahead
+	pl := &s.pipeline
 	asked := 0 // cells
-	for s.window.used > most && len(a.runs) > but {
-		r := a.runs[len(a.runs)-1]
+	for s.window.used > most && len(pl.runs) > but {
+		r := pl.runs[len(pl.runs)-1]
 		r.dropped = true
 		asked += r.inFlight
 		s.unplan(r)
@@ -992,40 +992,40 @@ func (s *owner) drop(most int64, but int) {
 
 // unplan takes the last run out.
 func (s *owner) unplan(r *run) {
-	a := &s.ahead
+	pl := &s.pipeline
 	var bytes int64
 	for row := range r.positions {
 		if r.state[row].taken {
 			continue
 		}
 		if r.state[row].begun {
-			a.rows--
-			a.bytes -= r.state[row].size
-			a.sought.bytes -= r.state[row].early
+			pl.rows--
+			pl.bytes -= r.state[row].size
+			pl.sought.bytes -= r.state[row].early
 			bytes += s.rowSize(r, row)
 		}
 		if r.state[row].pending == 0 {
-			a.back.remove(r.seq + int64(row))
+			pl.back.remove(r.seq + int64(row))
 			if r.near {
-				a.ready--
-				a.readySize -= r.state[row].size
+				pl.ready--
+				pl.readySize -= r.state[row].size
 			}
 		}
 	}
-	a.inFlight -= r.inFlight
+	pl.inFlight -= r.inFlight
 	r.release()
 	s.window.used -= bytes
 	s.hold.Shrink(bytes)
-	a.runs = a.runs[:len(a.runs)-1]
+	pl.runs = pl.runs[:len(pl.runs)-1]
 	delivered := 0 // at the front: they are not planned again
-	for len(a.runs) == 0 && r.state[delivered].taken {
+	for len(pl.runs) == 0 && r.state[delivered].taken {
 		delivered++
 	}
 	s.redraft(r, delivered)
-	a.seq, a.ended, a.far = r.seq+int64(delivered), false, false
-	a.reading, a.near = min(a.reading, len(a.runs)), min(a.near, len(a.runs))
-	a.whole = min(a.whole, len(a.runs))
-	a.sought.cut(len(a.runs))
+	pl.seq, pl.ended, pl.far = r.seq+int64(delivered), false, false
+	pl.reading, pl.near = min(pl.reading, len(pl.runs)), min(pl.near, len(pl.runs))
+	pl.whole = min(pl.whole, len(pl.runs))
+	pl.sought.cut(len(pl.runs))
 }
 
 // release gives the blobs of a run back.
@@ -1038,8 +1038,8 @@ func (r *run) release() {
 
 // releaseAll gives back what was not delivered.
 func (s *owner) releaseAll() {
-	a := &s.ahead
-	for _, r := range a.runs {
+	pl := &s.pipeline
+	for _, r := range pl.runs {
 		for row := range r.positions {
 			if !r.state[row].taken && r.state[row].begun {
 				s.window.used -= s.rowSize(r, row)
@@ -1048,16 +1048,16 @@ func (s *owner) releaseAll() {
 		}
 		r.release()
 	}
-	a.undraft()
-	s.hold.Shrink(a.granted)
-	a.granted, a.runs, a.whole = 0, nil, 0
-	a.rows, a.bytes, a.inFlight, a.sought = 0, 0, 0, sought{}
+	pl.undraft()
+	s.hold.Shrink(pl.granted)
+	pl.granted, pl.runs, pl.whole = 0, nil, 0
+	pl.rows, pl.bytes, pl.inFlight, pl.sought = 0, 0, 0, sought{}
 }
 
 // noRoom begins to count the time that reading stands still, though nothing
 // waits for its turn.
 func (s *owner) noRoom() {
-	if s.fullSince.IsZero() && s.place.Waiting() == 0 && len(s.ahead.wants) == 0 {
+	if s.fullSince.IsZero() && s.place.Waiting() == 0 && len(s.pipeline.wants) == 0 {
 		s.fullSince = time.Now()
 	}
 }
@@ -1073,15 +1073,15 @@ func (s *owner) roomAgain() {
 // nextPart is of which part of the memory what streams keep that stand still is at most, all of them together.
 const nextPart = 8
 
-func (s *owner) dropStill() {
+func (s *owner) dropIdle() {
 	if s.gone || s.asked {
 		return
 	}
 	rows := s.slot.left()
 	bytes := min(s.sizer.batchBytes, s.set.opts.WindowBytes/(nextPart*max(s.set.reading.Load(), 1)))
 	kept := 0
-	for ; kept < len(s.ahead.runs) && rows > 0; kept++ {
-		r := s.ahead.runs[kept]
+	for ; kept < len(s.pipeline.runs) && rows > 0; kept++ {
+		r := s.pipeline.runs[kept]
 		rows -= int64(r.left)
 		for row := range r.state {
 			if !r.state[row].taken {

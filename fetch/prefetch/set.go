@@ -31,9 +31,9 @@ type Options struct {
 	Stage *operators.Stage
 	// Upcoming knows the running jobs; nil if there is no spill.
 	Upcoming *upcoming.Jobs
-	// MaxAhead is how many rows a stream may read ahead of one that is not back
+	// MaxPrefetch is how many rows a stream may read ahead of one that is not back
 	// yet. Default, and most: as many as a resume ticket has bits.
-	MaxAhead int64
+	MaxPrefetch int64
 	// Forward reports whether this node may forward another node's request for a blob. asked is the request's
 	// [peers.Ask.Forward]. nil: it may not. See [peers.Tier.Forward].
 	Forward func(ref schema.BlobRef, asked bool) bool
@@ -51,8 +51,8 @@ type Options struct {
 
 // EnsureDefaults fills in the fields that are zero.
 func (o *Options) EnsureDefaults() {
-	if o.MaxAhead == 0 {
-		o.MaxAhead = maxAhead
+	if o.MaxPrefetch == 0 {
+		o.MaxPrefetch = maxPrefetch
 	}
 }
 
@@ -61,8 +61,8 @@ func (o *Options) Validate() error {
 	switch {
 	case o.WindowBytes < 1:
 		return fmt.Errorf("%w: WindowBytes is %d; want a positive number of bytes", schema.ErrInvalid, o.WindowBytes)
-	case o.MaxAhead < 1 || o.MaxAhead > maxAhead:
-		return fmt.Errorf("%w: MaxAhead is %d; want 1 to %d rows", schema.ErrInvalid, o.MaxAhead, maxAhead)
+	case o.MaxPrefetch < 1 || o.MaxPrefetch > maxPrefetch:
+		return fmt.Errorf("%w: MaxPrefetch is %d; want 1 to %d rows", schema.ErrInvalid, o.MaxPrefetch, maxPrefetch)
 	case o.Ledger == nil || o.Reader == nil || o.Stage == nil:
 		return fmt.Errorf("%w: streams need a ledger, a reader and a stage", schema.ErrInvalid)
 	}
@@ -74,15 +74,15 @@ type Set struct {
 	opts Options
 
 	// Below are what streams share without a lock.
-	reading atomic.Int64 // streams that read
-	transit atomic.Int64 // bytes of batches that were not released
-	waiting atomic.Int64 // streams whose consumer waits for a read
-	behind  atomic.Int64 // streams that are to ask for more, and have not
-	count   counters
-	ids     atomic.Uint64  // of streams
-	looking sync.WaitGroup // for streams that stand still; grows only while a stream is not closed
-	looked  atomic.Int64   // when it was last looked for streams that stand still, in nanoseconds
-	sending sync.Mutex     // held while progress is sent to other nodes
+	reading   atomic.Int64 // streams that read
+	transit   atomic.Int64 // bytes of batches that were not released
+	waiting   atomic.Int64 // streams whose consumer waits for a read
+	behind    atomic.Int64 // streams that are to ask for more, and have not
+	count     counters
+	ids       atomic.Uint64  // of streams
+	checking  sync.WaitGroup // for streams that stand still; grows only while a stream is not closed
+	lastCheck atomic.Int64   // when it was last looked for streams that stand still, in nanoseconds
+	sending   sync.Mutex     // held while progress is sent to other nodes
 
 	mu      sync.Mutex
 	closed  bool
@@ -224,7 +224,7 @@ func (s *Set) Close() {
 // Wait waits until every stream is closed.
 func (s *Set) Wait() {
 	s.live.Wait()
-	s.looking.Wait()
+	s.checking.Wait()
 }
 
 // errNoMemory says that a sample is larger than all windows together, or than those
@@ -334,7 +334,7 @@ func (s *Set) shareLocked() {
 		t.readers = 0
 	}
 	for st := range s.streams {
-		if !st.still.Load() {
+		if !st.idle.Load() {
 			st.tenant.readers++
 		}
 	}
@@ -384,7 +384,7 @@ func (s *Set) SetTerms(terms func(tenant string) admission.Terms) {
 
 // stillAfter is how long a stream stands still whose consumer does not ask for a batch before it counts as one that
 // does not read. What was read ahead of it can be read again in less time.
-const stillAfter = 5 * time.Second
+const idleAfter = 5 * time.Second
 
 // reclaimPeriod is how often a stream that waits for memory looks whether others
 // hold some that they have no use for.
@@ -404,7 +404,7 @@ func (s *Set) readers() []*Stream {
 }
 
 // keepers lists the groups of ranks that hold something.
-func (s *Set) keepers() (list []*rankGroup) {
+func (s *Set) holders() (list []*rankGroup) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, g := range s.groups {
@@ -417,17 +417,17 @@ func (s *Set) keepers() (list []*rankGroup) {
 
 // findStill looks which streams stand still by now, and has the others share what those have no use for. It returns
 // all that do.
-func (s *Set) findStill(list []*Stream) []*Stream {
+func (s *Set) findIdle(list []*Stream) []*Stream {
 	now, more := time.Now(), false
-	still := slices.DeleteFunc(slices.Clone(list), func(st *Stream) bool {
-		is, since := st.standsStill(now)
+	idle := slices.DeleteFunc(slices.Clone(list), func(st *Stream) bool {
+		is, since := st.isIdle(now)
 		more = more || since
 		return !is
 	})
 	if more {
 		s.shareAgain()
 	}
-	return still
+	return idle
 }
 
 // shareAgain divides the memory between the streams that read.
@@ -441,14 +441,14 @@ func (s *Set) shareAgain() {
 // for. Those give back what they have no use for, where memory is short. It does not wait for them.
 func (s *Set) cramped() {
 	now := time.Now().UnixNano()
-	if last := s.looked.Load(); now-last < int64(reclaimPeriod) || !s.looked.CompareAndSwap(last, now) {
+	if last := s.lastCheck.Load(); now-last < int64(reclaimPeriod) || !s.lastCheck.CompareAndSwap(last, now) {
 		return
 	}
-	s.looking.Go(func() {
-		still := s.findStill(s.readers())
+	s.checking.Go(func() {
+		idle := s.findIdle(s.readers())
 		if s.opts.Ledger.Free(admission.Windows) < s.opts.WindowBytes/nextPart {
-			for _, st := range still {
-				st.giveBackStill()
+			for _, st := range idle {
+				st.freeIdle()
 			}
 		}
 	})
@@ -464,14 +464,14 @@ func (s *Set) reclaim(t *tenant, need int64) {
 		own, all := s.opts.Ledger.Left(admission.Windows, t.name)
 		return all < need || own < need && st.tenant == t
 	}
-	for _, st := range s.findStill(list) {
+	for _, st := range s.findIdle(list) {
 		if short(st) {
-			st.giveBackStill()
+			st.freeIdle()
 		}
 	}
-	for _, g := range s.keepers() {
+	for _, g := range s.holders() {
 		if own, all := s.opts.Ledger.Left(admission.Windows, t.name); all < need || own < need && g.tenant == t {
-			g.letGo()
+			g.release()
 		}
 	}
 	for _, part := range []int64{1, 0} {
@@ -522,7 +522,7 @@ func (s *Set) Stats() Stats {
 	live := len(s.streams)
 	s.mu.Unlock()
 	var shared int64
-	for _, g := range s.keepers() {
+	for _, g := range s.holders() {
 		shared += g.bytes.Load()
 	}
 	readers := s.readers()
@@ -552,7 +552,7 @@ func (s *Set) Progress() []peers.Progress {
 			continue
 		}
 		list = append(list, peers.Progress{ID: st.id, Ticket: st.named, Tenant: st.caller.Tenant,
-			Lap: st.told.lap.Load(), Index: st.told.at.Load()})
+			EpochOffset: st.published.epochOffset.Load(), Index: st.published.at.Load()})
 	}
 	return list
 }
@@ -569,12 +569,12 @@ func (s *Set) SendProgress() {
 }
 
 // told is how a stream stood when its goroutine last had nothing to do, number by number.
-type told struct {
-	lap, step, at      atomic.Int64
-	limit, used        atomic.Int64
-	inFlight, ready    atomic.Int64
-	store, spill, peer atomic.Int64 // waited, in ns
-	making             atomic.Int64 // likewise
+type published struct {
+	epochOffset, step, at atomic.Int64
+	limit, used           atomic.Int64
+	inFlight, ready       atomic.Int64
+	store, spill, peer    atomic.Int64 // waited, in ns
+	making                atomic.Int64 // likewise
 	// stood still, and since when after the stream was opened, 0 if it does not, in ns
 	full, fullSinceOpened atomic.Int64
 }

@@ -26,7 +26,7 @@ type settling struct {
 }
 
 // settleAhead has more steps be settled where a walk comes near the last one, or needs more.
-func (s *owner) settleAhead(w *walk) {
+func (s *owner) settleMore(w *walk) {
 	j, g := s.job, &s.settling
 	if !j.Steerable() || g.busy || s.gone || w.list != nil || j.Steered() {
 		return
@@ -45,11 +45,11 @@ func (s *owner) settleAhead(w *walk) {
 		g.leap = max(g.leap/2, leastLeap)
 	}
 	g.busy, g.last = true, now
-	ctx, ahead := s.context(), g.leap
+	ctx, leap := s.context(), g.leap
 	s.helpers.Go(func() {
-		err := j.Settle(ctx, need, ahead)
+		err := j.Settle(ctx, need, leap)
 		s.do(func(s *owner) {
-			s.settling.busy, s.look, s.more = false, true, true
+			s.settling.busy, s.check, s.more = false, true, true
 			if err != nil {
 				s.fail(err)
 			}
@@ -58,7 +58,7 @@ func (s *owner) settleAhead(w *walk) {
 }
 
 // unsettled reports whether planning needs more steps to be settled.
-func (s *owner) unsettled() bool { return s.ahead.walk.needs > s.job.Settled() }
+func (s *owner) unsettled() bool { return s.pipeline.walk.needs > s.job.Settled() }
 
 // serveEnd serves a consumer where the stream cannot go on: it has ended, or waits for steps to be settled.
 func (s *owner) serveEnd() {
@@ -67,14 +67,14 @@ func (s *owner) serveEnd() {
 		return
 	}
 	if s.job.Steered() {
-		onward := s.goOn()
-		s.onward.Store(&onward)
+		continuation := s.goOn()
+		s.continuation.Store(&continuation)
 		s.reply(handed{err: io.EOF})
 		return
 	}
-	s.settleAhead(&s.slot)
+	s.settleMore(&s.slot)
 	if !s.settling.busy { // they are settled by now
-		s.look, s.again = true, true
+		s.check, s.again = true, true
 		return
 	}
 	s.woken = false

@@ -29,46 +29,46 @@ import (
 // kept until a batch is whole. All that changes belongs to one goroutine, and what others want of it is a message: see
 // owner. The fields here never change once it runs, but for those that say so.
 type Stream struct {
-	set       *Set
-	job       *resolve.Job
-	ticket    schema.Ticket
-	shows     *schema.Projection // the job's, with what the rank gets of sequences
-	columns   []blobColumn
-	order     order
-	mail      mail
-	next      chan handed   // has room for one
-	done      chan struct{} // closed when its goroutine has ended
-	call      atomic.Pointer[call]
-	unwatch   func() bool
-	late      bool // its consumer checks blobs; see Serving
-	closing   sync.Once
-	place     *read.Place
-	stage     *operators.Place // nil where no column has operators
-	program   string           // all operators of the request, where it has some
-	part      *upcoming.Part
-	id        uint64 // its number among those of the set
-	named     []byte // the ticket as JSON, if anybody asks
-	caller    store.Caller
-	tenant    *tenant         // set before it is read by anybody else
-	account   read.Account    // what was read for it
-	places    upcoming.Places // of its samples
-	payer     uint16          // the spill's number of the tenant
-	opened    time.Time       // when it began
-	steps     int64           // of an epoch, 0 if there is no plan
-	behind    atomic.Bool     // it is to ask for more, and has not
-	still     atomic.Bool     // its consumer has not come for long; its goroutine changes it, and the set shares anew then
-	told      told            // how it stands, for others
-	sequence  string          // names the ranks that get the same samples; "" where there is but one
-	begins    spot            // where it begins
-	group     *rankGroup      // those ranks; set before it runs, as is the next one
-	claim     *claim
-	onward    atomic.Pointer[schema.Ticket] // what goes on after its end, as weights change there; else nil
-	digester  digester                      // of the goroutine that puts batches together
-	served    atomic.Bool                   // all that it was asked for, when it is removed
-	record    *lineage.Recorder             // records delivered rows; nil without lineage
-	trace     *read.Trace                   // nil if the stream is not traced, as is the next one
-	traceMade *operators.Trace
-	first     trace.Span // until the first batch, if somebody does; nil otherwise
+	set          *Set
+	job          *resolve.Job
+	ticket       schema.Ticket
+	shows        *schema.Projection // the job's, with what the rank gets of sequences
+	columns      []blobColumn
+	order        order
+	mail         mail
+	next         chan handed   // has room for one
+	done         chan struct{} // closed when its goroutine has ended
+	call         atomic.Pointer[call]
+	unwatch      func() bool
+	late         bool // its consumer checks blobs; see Serving
+	closing      sync.Once
+	place        *read.Place
+	stage        *operators.Place // nil where no column has operators
+	program      string           // all operators of the request, where it has some
+	part         *upcoming.Part
+	id           uint64 // its number among those of the set
+	named        []byte // the ticket as JSON, if anybody asks
+	caller       store.Caller
+	tenant       *tenant         // set before it is read by anybody else
+	account      read.Account    // what was read for it
+	places       upcoming.Places // of its samples
+	payer        uint16          // the spill's number of the tenant
+	opened       time.Time       // when it began
+	steps        int64           // of an epoch, 0 if there is no plan
+	behind       atomic.Bool     // it is to ask for more, and has not
+	idle         atomic.Bool     // its consumer has not come for long; its goroutine changes it, and the set shares anew then
+	published    published       // how it stands, for others
+	sequence     string          // names the ranks that get the same samples; "" where there is but one
+	begins       spot            // where it begins
+	group        *rankGroup      // those ranks; set before it runs, as is the next one
+	claim        *claim
+	continuation atomic.Pointer[schema.Ticket] // what goes on after its end, as weights change there; else nil
+	digester     digester                      // of the goroutine that puts batches together
+	served       atomic.Bool                   // all that it was asked for, when it is removed
+	record       *lineage.Recorder             // records delivered rows; nil without lineage
+	trace        *read.Trace                   // nil if the stream is not traced, as is the next one
+	traceMade    *operators.Trace
+	first        trace.Span // until the first batch, if somebody does; nil otherwise
 }
 
 // call is what a stream serves: a context that it can end. A stream lets go of it
@@ -121,7 +121,7 @@ func (s *Set) Open(ctx context.Context, j *resolve.Job, t schema.Ticket, how Ser
 	}
 	t.Request = j.Request() // with the snapshot's number, for the resume tickets
 	st := &owner{Stream: &Stream{set: s, job: j, ticket: t, order: orderOf(t.Request)}, slot: w}
-	st.ahead.init(w, t.Served, s.opts.MaxAhead)
+	st.pipeline.init(w, t.Served, s.opts.MaxPrefetch)
 	if n := len(t.Served); n > 0 {
 		last := w
 		for !last.skip(int64(8*n - bits.LeadingZeros8(t.Served[n-1]))) {
@@ -167,9 +167,9 @@ func (s *Set) Take(ctx context.Context, j *resolve.Job, positions []int64) (*Str
 			return nil, j.CheckPosition(fmt.Sprintf("position[%d]", i), p)
 		}
 	}
-	w := walk{job: j, list: positions, hi: int64(len(positions)), stride: 1, laps: 1}
+	w := walk{job: j, list: positions, hi: int64(len(positions)), stride: 1, epochs: 1}
 	st := &owner{Stream: &Stream{set: s, job: j, ticket: schema.Ticket{Request: j.Request()}}, slot: w}
-	st.ahead.init(w, nil, s.opts.MaxAhead)
+	st.pipeline.init(w, nil, s.opts.MaxPrefetch)
 	return st.Stream, s.start(ctx, st, Serving{})
 }
 
@@ -208,10 +208,10 @@ func (s *Set) start(ctx context.Context, st *owner, how Serving) error {
 	st.caller = store.CallerFrom(ctx)
 	st.hold, _ = s.opts.Ledger.TryFor(admission.Windows, st.caller.Tenant, 0)
 	if st.slot.list == nil && len(st.columns) > 0 {
-		st.sequence, st.begins = st.sequenceOf(), st.spotOf(st.slot.lap, st.slot.at)
+		st.sequence, st.begins = st.sequenceOf(), st.spotOf(st.slot.epochOffset, st.slot.at)
 	}
 	j.Retain()
-	st.tell() // others see it from now on
+	st.publish() // others see it from now on
 	if err := s.add(st.Stream); err != nil {
 		st.fail(nil)
 		st.endFirst()
@@ -230,7 +230,7 @@ func (s *Set) start(ctx context.Context, st *owner, how Serving) error {
 		}
 		st.place = s.opts.Reader.Open(st.tenant.name, s.weightFor(st.tenant.name), j.Group(), st.Stream)
 		if s.opts.There != nil && st.order.loose {
-			st.reach = min(upcoming.Reach(j), st.ahead.most-runRows)
+			st.reach = min(upcoming.Reach(j), st.pipeline.most-runRows)
 		}
 		st.attached = len(j.Manifest().Snapshot().Sets) > 0
 		st.path = s.opts.Reader.Path(st.attached)
@@ -240,7 +240,7 @@ func (s *Set) start(ctx context.Context, st *owner, how Serving) error {
 		}
 		st.widen()
 	}
-	st.unwatch = context.AfterFunc(st.context(), st.knock)
+	st.unwatch = context.AfterFunc(st.context(), st.recheck)
 	go st.run()
 	return nil
 }
@@ -294,8 +294,8 @@ func (s *Stream) Next() (*Batch, error) {
 
 // Onward is the ticket that goes on after the last batch, where the stream ends as its run's weights change: of a
 // job that is to be opened anew. It is false where all is served.
-func (s *Stream) Onward() (schema.Ticket, bool) {
-	if t := s.onward.Load(); t != nil {
+func (s *Stream) Continuation() (schema.Ticket, bool) {
+	if t := s.continuation.Load(); t != nil {
 		return *t, true
 	}
 	return schema.Ticket{}, false
@@ -333,12 +333,12 @@ func (s *Stream) ask(f func(*owner)) {
 }
 
 // knock has the stream's goroutine look at all again.
-func (s *Stream) knock() { s.mail.post(func(l *letters) { l.knock = true }) }
+func (s *Stream) recheck() { s.mail.post(func(l *letters) { l.recheck = true }) }
 
 // More implements read.Receiver.
 func (s *Stream) More() {
 	s.mail.post(func(l *letters) {
-		l.knock = true
+		l.recheck = true
 		s.fallBehind()
 	})
 }
@@ -389,29 +389,29 @@ func (s *Stream) giveBack(most int64) {
 
 // standsStill reports whether the stream stands still, and whether that is found just now. If so, it reads nothing more
 // before its consumer comes.
-func (s *Stream) standsStill(now time.Time) (is, found bool) {
+func (s *Stream) isIdle(now time.Time) (is, found bool) {
 	s.ask(func(s *owner) {
-		if !s.gone && !s.asked && now.Sub(s.left) >= stillAfter {
-			found = !s.still.Swap(true)
+		if !s.gone && !s.asked && now.Sub(s.left) >= idleAfter {
+			found = !s.idle.Swap(true)
 		}
 	})
-	return s.still.Load(), found
+	return s.idle.Load(), found
 }
 
 // giveBackStill is giveBack of a stream that stands still: it keeps its next batch, as far as that is not large, so
 // that a consumer that comes every ten seconds finds it.
-func (s *Stream) giveBackStill() { s.ask((*owner).dropStill) }
+func (s *Stream) freeIdle() { s.ask((*owner).dropIdle) }
 
 // stats describes the stream.
 func (s *Stream) stats() WindowStats {
-	t := &s.told
+	t := &s.published
 	full := t.full.Load()
 	if since := t.fullSinceOpened.Load(); since != 0 {
 		full += int64(time.Since(s.opened)) - since
 	}
 	return WindowStats{
 		Job: s.job.ID(), Dataset: s.job.SnapshotName(), Order: cmp.Or(s.job.Request().Order, "strict"),
-		Epoch: s.epochOf(t.lap.Load()), Step: t.step.Load(), Steps: s.steps, Rank: s.ticket.Rank,
+		Epoch: s.epochOf(t.epochOffset.Load()), Step: t.step.Load(), Steps: s.steps, Rank: s.ticket.Rank,
 		WindowLimit: t.limit.Load(), WindowUsed: t.used.Load(),
 		InFlight: int(t.inFlight.Load()), Ready: int(t.ready.Load()),
 		StoreWait: t.store.Load(), SpillWait: t.spill.Load(), PeerWait: t.peer.Load(), WindowWait: full,

@@ -23,12 +23,12 @@ type walk struct {
 	first  int64 // step that every epoch but the first begins with
 	stop   int64 // first step not served
 	stride int64
-	laps   int64 // epochs to serve
+	epochs int64 // epochs to serve
 
-	lap        int64 // epochs before this one
-	step       int64
-	lo, at, hi int64 // the share of step among the epoch's rows, and how far it is used
-	needs      int64 // the steps that have to be settled before it continues (resolve.Job.Settle); 0 if it may continue
+	epochOffset int64 // epochs before this one
+	step        int64
+	lo, at, hi  int64 // the share of step among the epoch's rows, and how far it is used
+	needs       int64 // the steps that have to be settled before it continues (resolve.Job.Settle); 0 if it may continue
 }
 
 // newWalk checks a ticket against the plan, and begins where it says.
@@ -44,11 +44,11 @@ func newWalk(j *resolve.Job, t schema.Ticket) (walk, error) {
 	}
 	w := walk{
 		job: j, plan: j.Plan(), rank: j.Request().DataRank(t.Rank), stop: steps,
-		step: t.Step, stride: max(t.Stride, 1), laps: max(t.Epochs, 1),
+		step: t.Step, stride: max(t.Stride, 1), epochs: max(t.Epochs, 1),
 	}
 	// A stream would serve the last epoch again: see resolve.Job.PlanOf.
-	if more := w.plan.LastEpoch() - w.plan.Config().Epoch; w.plan.Config().Shuffle && uint64(w.laps-1) > more {
-		return walk{}, &schema.FieldError{Field: "epochs", Got: fmt.Sprint(w.laps),
+	if more := w.plan.LastEpoch() - w.plan.Config().Epoch; w.plan.Config().Shuffle && uint64(w.epochs-1) > more {
+		return walk{}, &schema.FieldError{Field: "epochs", Got: fmt.Sprint(w.epochs),
 			Want: fmt.Sprintf("1 to %d, as the mixture has no more from this one on", more+1)}
 	}
 	w.first = w.step % w.stride
@@ -56,7 +56,7 @@ func newWalk(j *resolve.Job, t schema.Ticket) (walk, error) {
 		w.stop = min(w.stop, *t.Stop)
 	}
 	if w.plan.RowsFrom(w.first, w.rank, w.stride, w.stop) == 0 {
-		w.laps = 1 // no epoch has a row for it
+		w.epochs = 1 // no epoch has a row for it
 	}
 	w.share()
 	if t.Row < 0 || t.Row > w.hi-w.lo {
@@ -87,12 +87,12 @@ func (w *walk) settle() bool {
 		case w.nextStep():
 		case w.needs > 0:
 			return false
-		case w.lap+1 < w.laps: // every epoch has a row, or laps would be 1
-			next := w.job.PlanOf(w.lap + 1)
+		case w.epochOffset+1 < w.epochs: // every epoch has a row, or laps would be 1
+			next := w.job.PlanOf(w.epochOffset + 1)
 			if !w.settled(next, w.first) {
 				return false
 			}
-			w.lap++
+			w.epochOffset++
 			w.plan = next
 			w.step = w.first
 			w.share()
@@ -147,8 +147,8 @@ func (w *walk) settled(p *plan.Plan, step int64) bool {
 
 // skip goes on by n rows, false if the epoch has fewer.
 func (w *walk) skip(n int64) bool {
-	for lap := w.lap; n > 0; {
-		if !w.settle() || w.lap != lap {
+	for offset := w.epochOffset; n > 0; {
+		if !w.settle() || w.epochOffset != offset {
 			return false
 		}
 		k := min(n, w.left())
@@ -169,7 +169,7 @@ func (w *walk) shared() (rows []int32, ok bool) {
 	if w.list != nil {
 		return nil, true
 	}
-	return w.job.TryShared(w.lap, w.step)
+	return w.job.TryShared(w.epochOffset, w.step)
 }
 
 // packed reports whether rows are sequences.
@@ -222,22 +222,22 @@ func (w *walk) ordinal() int64 { return w.step / w.stride }
 
 // ticket is t, changed to go on from here.
 func (w *walk) ticket(t schema.Ticket) schema.Ticket {
-	lap, step, row := w.lap, w.step, w.row()
+	offset, step, row := w.epochOffset, w.step, w.row()
 	if w.at == w.hi {
 		step, row = step+w.stride, 0
 		switch {
 		case t.Stop != nil:
 			step = min(step, *t.Stop)
-		case step >= w.stop && lap+1 < w.laps:
-			lap, step = lap+1, w.first
+		case step >= w.stop && offset+1 < w.epochs:
+			offset, step = offset+1, w.first
 		}
 	}
 	t.Step, t.Row, t.Served, t.Digested = step, row, nil, ""
-	if lap > 0 {
-		t.Epochs = w.laps - lap
+	if offset > 0 {
+		t.Epochs = w.epochs - offset
 		if t.Shuffle != nil {
 			shuffle := *t.Shuffle
-			shuffle.Epoch += uint64(lap)
+			shuffle.Epoch += uint64(offset)
 			t.Shuffle = &shuffle
 		}
 	}
