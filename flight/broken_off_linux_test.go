@@ -317,7 +317,7 @@ func newBreaking(t *testing.T, name string) *breaking {
 			t.Error(err)
 		}
 	})
-	opts.SameNode = b.local
+	opts.Shm = b.local
 	switch name {
 	case "tls":
 		b.fixture, _ = newDoors(t, func(o *auth.Options) { o.Poll, o.Recheck = time.Hour, time.Hour }).serve(opts)

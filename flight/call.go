@@ -131,7 +131,7 @@ func (s *Server) recognise(ctx context.Context, c *call) (context.Context, error
 	}
 	c.caller = s.identify(ctx, c.caller)
 	if ts := s.tenants(); ts != nil {
-		c.caller.Tenant = ts.Of(who(c.caller), "")
+		c.caller.Tenant = ts.For(who(c.caller), "")
 	}
 	return fetch.WithCaller(ctx, c.caller), nil
 }
@@ -324,7 +324,7 @@ func withCaller(ctx context.Context, known bool, tenants *policy.Tenants) (conte
 		c.Tenant = v[0]
 	}
 	if id != nil || !known {
-		c.Tenant = tenants.Of(who(c), c.Tenant)
+		c.Tenant = tenants.For(who(c), c.Tenant)
 	}
 	if v := md.Get(traceHeader); len(v) > 0 {
 		if m := traceForm.FindStringSubmatch(v[0]); m != nil {
@@ -334,7 +334,9 @@ func withCaller(ctx context.Context, known bool, tenants *policy.Tenants) (conte
 	return fetch.WithCaller(ctx, c), c, nil
 }
 
-func who(c fetch.Caller) policy.Who { return policy.Who{Principal: c.Principal, Groups: c.Groups} }
+func who(c fetch.Caller) policy.Caller {
+	return policy.Caller{Principal: c.Principal, Groups: c.Groups}
+}
 
 const handshakeMethod = "/" + flightService + "/Handshake"
 

@@ -37,7 +37,7 @@ func TestWrongBytesNeverLeave(t *testing.T) {
 					t.Error(err)
 				}
 			}()
-			f := serve(t, Options{SameNode: local})
+			f := serve(t, Options{Shm: local})
 			const rows = 1000
 			f.fill("big", rows)
 			var want []byte

@@ -23,7 +23,7 @@ type explainRequest struct {
 	Nodes       int64   `json:"nodes"`
 	CacheBytes  *int64  `json:"cache_bytes"`
 	WindowBytes int64   `json:"window_bytes"`
-	LookMS      *int64  `json:"look_ms"`
+	ObserveMS   *int64  `json:"look_ms"`
 	// Step is for which step of a mixture, counted over all epochs, it is told what will have been seen.
 	Step  *int64       `json:"step"`
 	Rates *fetch.Rates `json:"rates"`
@@ -55,10 +55,10 @@ func parseExplain(b []byte) (*explainRequest, error) {
 			Want: fmt.Sprintf("milliseconds that the consumers take for a step, at most %d", maxPaceMS)}
 	}
 	look := int64(usualLook)
-	if r.LookMS != nil {
-		look = *r.LookMS
+	if r.ObserveMS != nil {
+		look = *r.ObserveMS
 	}
-	r.LookMS = &look
+	r.ObserveMS = &look
 	for _, f := range []struct {
 		name    string
 		n, most int64
@@ -334,8 +334,8 @@ func (s actionHandler) running(ctx context.Context, cat *catalog.Catalog, job *f
 		return nil, nil //nolint:nilnil // that nothing runs is no error
 	}
 	b := a
-	if *req.LookMS > 0 {
-		timer := time.NewTimer(time.Duration(*req.LookMS) * time.Millisecond)
+	if *req.ObserveMS > 0 {
+		timer := time.NewTimer(time.Duration(*req.ObserveMS) * time.Millisecond)
 		defer timer.Stop()
 		select {
 		case <-timer.C:
@@ -344,7 +344,7 @@ func (s actionHandler) running(ctx context.Context, cat *catalog.Catalog, job *f
 		}
 		b = s.lookAt(cat, job.Group(), visible, shown)
 	}
-	if *req.LookMS == 0 || b.streams != a.streams || !b.since.Equal(a.since) || b.rows < a.rows {
+	if *req.ObserveMS == 0 || b.streams != a.streams || !b.since.Equal(a.since) || b.rows < a.rows {
 		a = jobLook{at: b.since}
 	}
 	if b.streams == 0 {

@@ -341,7 +341,7 @@ func (s infoHandler) listed(ctx context.Context, d store.Dataset, v *catalog.Vie
 	if len(path) == 2 {
 		split = path[1]
 	}
-	o, bytes, err := v.Outline(ctx, split)
+	o, bytes, err := v.ResolveSplit(ctx, split)
 	if err != nil {
 		return nil, err
 	}

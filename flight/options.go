@@ -103,9 +103,9 @@ type Options struct {
 	// Cluster says what this server is in its cluster; nil if other nodes may not read
 	// by way of it.
 	Cluster *Cluster
-	// SameNode shares memory with clients on this node; nil if there is none. It stays the
+	// Shm shares memory with clients on this node; nil if there is none. It stays the
 	// caller's to close, after Shutdown.
-	SameNode *shm.Server
+	Shm *shm.Server
 	// Requests are those to buckets: what they cost, and how many may be made; nil if the store reads none.
 	Requests *object.Requests
 	// MayRead fails unless a tenant may read the buckets that samples of a snapshot lie in; nil: all may. It is asked when a

@@ -31,7 +31,7 @@ func TestStepsByRingAreTheConsumers(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	f := serve(t, Options{SameNode: local})
+	f := serve(t, Options{Shm: local})
 	f.fillLarge("big")
 	g, err := shmtest.Visit(local.Path(), "", local.Key(""))
 	if err != nil {

@@ -38,7 +38,7 @@ func TestRulesFile(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	rights := func() string { return f.Current().Load().Decide(policy.Who{Principal: "ada"}, "d").Rights.String() }
+	rights := func() string { return f.Current().Load().Decide(policy.Caller{Principal: "ada"}, "d").Rights.String() }
 	if f.Check(t.Context()) || rights() != "list, read" {
 		t.Error("it has not changed")
 	}

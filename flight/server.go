@@ -368,19 +368,19 @@ func (s *Server) ServeWithin(l net.Listener) error {
 // Authenticates reports whether callers have to say who they are.
 func (s *Server) Authenticates() bool { return s.opts.Auth.Authenticates() }
 
-// Visitor is somebody who is shown what the server does, beside calls: by a console. What
+// Viewer is somebody who is shown what the server does, beside calls: by a console. What
 // he sees is what the action stats would tell him.
-type Visitor struct {
+type Viewer struct {
 	server *Server
 	caller fetch.Caller
 	leave  func()
 }
 
-// Visit finds out whose a token is, as a call would that carries it from an address. gone
+// NewViewer finds out whose a token is, as a call would that carries it from an address. gone
 // is called, once at most, when the token has ended meanwhile. Where nobody has to say
-// who he is the token is not looked at. The caller of Visit calls Leave.
-func (s *Server) Visit(ctx context.Context, token string, from net.Addr, gone func(error)) (*Visitor, error) {
-	v := &Visitor{server: s, leave: func() {}}
+// who he is the token is not looked at. The caller of NewViewer calls Leave.
+func (s *Server) NewViewer(ctx context.Context, token string, from net.Addr, gone func(error)) (*Viewer, error) {
+	v := &Viewer{server: s, leave: func() {}}
 	d := s.opts.Auth
 	if d.Authenticates() {
 		md := metadata.MD{}
@@ -402,10 +402,10 @@ func (s *Server) Visit(ctx context.Context, token string, from net.Addr, gone fu
 }
 
 // Name is the visitor's principal, "" of one who has not to say who he is.
-func (v *Visitor) Name() string { return v.caller.Principal }
+func (v *Viewer) Name() string { return v.caller.Principal }
 
 // Leave ends the watch over the visitor's token.
-func (v *Visitor) Leave() { v.leave() }
+func (v *Viewer) Leave() { v.leave() }
 
 // tenants are those of now, nil if there is no file of them.
 func (s *Server) tenants() *policy.Tenants {

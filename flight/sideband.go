@@ -23,13 +23,13 @@ const (
 // then all goes by the connection.
 func (s *Server) sideband(ctx context.Context) (*shm.Sideband, error) {
 	named := metadata.ValueFromIncomingContext(ctx, ringHeader)
-	if len(named) == 0 || s.opts.SameNode == nil {
+	if len(named) == 0 || s.opts.Shm == nil {
 		return nil, nil //nolint:nilnil // all goes by the connection
 	}
 	wants := metadata.ValueFromIncomingContext(ctx, referencesHeader)
 	// Rights to rows and columns would not hold for a client that reads whole files.
 	refers := len(wants) > 0 && s.opts.Rules == nil && s.opts.Tenants == nil
-	return s.opts.SameNode.Sideband(named[0], fetch.CallerFrom(ctx).Principal, refers)
+	return s.opts.Shm.Sideband(named[0], fetch.CallerFrom(ctx).Principal, refers)
 }
 
 // sameNode is the action that says where rings are to be had.
@@ -37,7 +37,7 @@ func (s actionHandler) sameNode(ctx context.Context, b []byte, send func([]byte)
 	if err := body(b, &struct{}{}); err != nil {
 		return err
 	}
-	local := s.opts.SameNode
+	local := s.opts.Shm
 	if local == nil {
 		return nil
 	}

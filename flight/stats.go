@@ -27,8 +27,8 @@ type Stats struct {
 	Scale   any          `json:"spill_scale,omitempty"`
 	// Objects is what was asked of buckets, by bucket; left out where nothing was.
 	Objects []object.Usage `json:"objects,omitempty"`
-	// SameNode is of memory shared with clients on this node; left out where there is none.
-	SameNode *shm.Stats `json:"samenode,omitempty"`
+	// Shm is of memory shared with clients on this node; left out where there is none.
+	Shm *shm.Stats `json:"samenode,omitempty"`
 	// that it is a node of: its name, the nodes that this one knows of
 	Cluster any `json:"cluster,omitempty"`
 }
@@ -301,8 +301,8 @@ func (s *Server) statsOf(stored store.Stats, engine fetch.Stats, visible func(*c
 	}
 	st.Server.Started = s.started.UTC()
 	st.Streams, st.Server.totals, st.Tenants, st.Server.Draining = s.calls.snapshot(visible, all)
-	if s.opts.SameNode != nil && all {
-		st.SameNode = new(s.opts.SameNode.Stats())
+	if s.opts.Shm != nil && all {
+		st.Shm = new(s.opts.Shm.Stats())
 	}
 	if s.opts.Requests != nil && all {
 		st.Objects = s.opts.Requests.Usage()
@@ -326,9 +326,9 @@ func (s actionHandler) stats(ctx context.Context, b []byte, send func([]byte) er
 	return sendJSON(send, s.statsOf(stored, engine, knows(cat), cat.SeesAll()))
 }
 
-// Look is what Stats says at a moment, taken once to be shown to several: each sees of it
+// Status is what Stats says at a moment, taken once to be shown to several: each sees of it
 // what the rules that hold then let him. It is immutable.
-type Look struct {
+type Status struct {
 	At    time.Time
 	stats Stats
 	calls []lookedAt // of stats.Streams, in their order
@@ -353,8 +353,8 @@ type StreamMore struct {
 	Sending, Held time.Duration
 }
 
-// Sight is what somebody sees of a Look. Its slices and maps are not changed.
-type Sight struct {
+// VisibleStatus is what somebody sees of a Look. Its slices and maps are not changed.
+type VisibleStatus struct {
 	At time.Time
 	// All says that the counters are those of the whole server. Otherwise they are of
 	// the visitor's streams, and the engine's and the store's are zero.
@@ -363,9 +363,9 @@ type Sight struct {
 	More []StreamMore // of Streams, in their order
 }
 
-// Look takes a look at the server. It waits for no stream.
-func (s *Server) Look() *Look {
-	l := &Look{At: time.Now(), stats: s.Stats()}
+// Status takes a look at the server. It waits for no stream.
+func (s *Server) Status() *Status {
+	l := &Status{At: time.Now(), stats: s.Stats()}
 	l.stats.Streams, l.calls = s.calls.look(l.stats.Streams)
 	links := map[*wire.Conn]StreamMore{}
 	for i := range l.calls {
@@ -405,24 +405,24 @@ func (r *registry) look(list []StreamInfo) ([]StreamInfo, []lookedAt) {
 }
 
 // All is all that was seen. It is for who runs the server.
-func (l *Look) All() Sight {
-	sight := Sight{At: l.At, All: true, Stats: l.stats, More: make([]StreamMore, len(l.calls))}
+func (l *Status) All() VisibleStatus {
+	sight := VisibleStatus{At: l.At, All: true, Stats: l.stats, More: make([]StreamMore, len(l.calls))}
 	for i := range l.calls {
 		sight.More[i] = l.calls[i].more
 	}
 	return sight
 }
 
-// Sees is what the visitor sees of a look, by the rules that hold now: all of it if he has
+// Visible is what the visitor sees of a look, by the rules that hold now: all of it if he has
 // the right admin to the server, and otherwise his own streams and those on datasets that
 // he has it to, as the action stats would tell him.
-func (v *Visitor) Sees(l *Look) Sight {
+func (v *Viewer) Visible(l *Status) VisibleStatus {
 	cat := v.server.source.For(v.caller, nil)
 	if cat.SeesAll() {
 		return l.All()
 	}
 	knows := cat.Knows()
-	sight := Sight{At: l.At, Stats: Stats{Limits: l.stats.Limits, Streams: []StreamInfo{}, Tenants: []TenantInfo{}}}
+	sight := VisibleStatus{At: l.At, Stats: Stats{Limits: l.stats.Limits, Streams: []StreamInfo{}, Tenants: []TenantInfo{}}}
 	sight.Server.Started, sight.Server.Draining = l.stats.Server.Started, l.stats.Server.Draining
 	sight.Engine = catalog.NoStats()
 	for i := range l.calls {

@@ -85,7 +85,9 @@ func (s *Source) current() *policy.Rules {
 // Ruled reports whether there are rules.
 func (s *Source) Ruled() bool { return s.current() != nil }
 
-func who(c fetch.Caller) policy.Who { return policy.Who{Principal: c.Principal, Groups: c.Groups} }
+func who(c fetch.Caller) policy.Caller {
+	return policy.Caller{Principal: c.Principal, Groups: c.Groups}
+}
 
 // ErrRules is the cause of a stream that the rules, which have changed, do not grant any more, or not as it was.
 var ErrRules = fmt.Errorf("%w: the rules have changed what you may see of this dataset; ask for it again",

@@ -68,14 +68,14 @@ func (r *Rule) String() string {
 	return fmt.Sprintf("rule %q on line %d", r.Name, r.Line)
 }
 
-// Who is a caller.
-type Who struct {
+// Caller is a caller.
+type Caller struct {
 	Principal string // "" is nobody who has a name
 	Groups    []string
 }
 
 // isFor reports whether the rule is for a caller.
-func (r *Rule) isFor(who Who) bool {
+func (r *Rule) isFor(who Caller) bool {
 	if who.Principal == "" {
 		return slices.Contains(r.Principals, anonymous)
 	}
@@ -113,7 +113,7 @@ func (d Decision) Same(other Decision) bool {
 
 // Decide says what a caller may do with a dataset, whether there is one of that name or
 // not. It costs a look at each rule up to the one that decides.
-func (rs *Rules) Decide(who Who, dataset string) Decision {
+func (rs *Rules) Decide(who Caller, dataset string) Decision {
 	if rs == nil {
 		return Decision{Rights: all}
 	}
@@ -129,7 +129,7 @@ func (rs *Rules) Decide(who Who, dataset string) Decision {
 // those to come included: what the first rule grants that is for the caller and for the
 // dataset pattern "*", less what an earlier rule for the caller does not grant on datasets
 // of its own. So it never grants what Decide does not for some name.
-func (rs *Rules) Server(who Who) Decision {
+func (rs *Rules) Server(who Caller) Decision {
 	if rs == nil {
 		return Decision{Rights: all}
 	}

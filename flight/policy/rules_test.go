@@ -76,7 +76,7 @@ func TestDecide(t *testing.T) {
 		if tt.groups != "" {
 			groups = []string{tt.groups}
 		}
-		d := rs.Decide(Who{tt.principal, groups}, tt.dataset)
+		d := rs.Decide(Caller{tt.principal, groups}, tt.dataset)
 		rule, where := "", ""
 		if d.Rule != nil {
 			rule = d.Rule.Name
@@ -88,16 +88,16 @@ func TestDecide(t *testing.T) {
 			t.Errorf("%+v: %s by %q, where %q", tt, d.Rights, rule, where)
 		}
 	}
-	if !rs.Server(Who{"x", []string{"ops"}}).May(Admin) || rs.Server(Who{"ada", nil}).May(List) ||
-		rs.Server(Who{}).May(List) {
+	if !rs.Server(Caller{"x", []string{"ops"}}).May(Admin) || rs.Server(Caller{"ada", nil}).May(List) ||
+		rs.Server(Caller{}).May(List) {
 		t.Error("rights to the server")
 	}
 	var none *Rules
-	if d := none.Decide(Who{}, "d"); !d.May(Admin|Write) || !none.Server(Who{}).May(Admin) || d.Rule != nil ||
+	if d := none.Decide(Caller{}, "d"); !d.May(Admin|Write) || !none.Server(Caller{}).May(Admin) || d.Rule != nil ||
 		d.Restriction != nil {
 		t.Errorf("without a file: %+v", d)
 	}
-	if d := parse(t, "rules: []").Decide(Who{"root", nil}, "d"); d.Rights != 0 {
+	if d := parse(t, "rules: []").Decide(Caller{"root", nil}, "d"); d.Rights != 0 {
 		t.Errorf("an empty list grants %s", d.Rights)
 	}
 }
@@ -223,7 +223,7 @@ func FuzzParse(f *testing.F) {
 			t.Fatal(rs, err)
 		}
 		if rs != nil {
-			rs.Decide(Who{"a", []string{"b"}}, "d")
+			rs.Decide(Caller{"a", []string{"b"}}, "d")
 			rs.Lint()
 		}
 	})

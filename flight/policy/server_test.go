@@ -89,7 +89,7 @@ func TestServerIsEveryDataset(t *testing.T) {
 			t.Fatalf("%v in\n%s", err, text)
 		}
 		rs.Lint()
-		who := Who{Principal: []string{"", "ada", "bob", "eve"}[r.IntN(4)], Groups: some("ops", "team")}
+		who := Caller{Principal: []string{"", "ada", "bob", "eve"}[r.IntN(4)], Groups: some("ops", "team")}
 		for _, right := range rightNames {
 			every := true
 			for _, name := range names {
@@ -118,7 +118,7 @@ func TestServerIsEveryDataset(t *testing.T) {
 }
 
 // exact reports whether each rule for a caller, up to the first for "*", decides for some name: none is shadowed.
-func exact(list []plainRule, who Who) bool {
+func exact(list []plainRule, who Caller) bool {
 	var before []string
 	for _, r := range list {
 		rule := Rule{Principals: r.principals, Groups: r.groups}
@@ -148,10 +148,10 @@ rules:
   - {name: sealed, principals: [ada, bob], datasets: ["secret-*"], rights: [list]}
   - {name: admins, groups: [ops], principals: [ada], datasets: ["*"], rights: [admin]}
 `)
-	if d := rs.Server(Who{Principal: "ada"}); d.May(Admin) || !d.May(List) {
+	if d := rs.Server(Caller{Principal: "ada"}); d.May(Admin) || !d.May(List) {
 		t.Errorf("ada, whom the first rule bars, has %s to the server", d.Rights)
 	}
-	if d := rs.Server(Who{Principal: "eve", Groups: []string{"ops"}}); !d.May(Admin) {
+	if d := rs.Server(Caller{Principal: "eve", Groups: []string{"ops"}}); !d.May(Admin) {
 		t.Errorf("eve, for whom the first rule is not, has %s", d.Rights)
 	}
 	if got := rs.Lint(); len(got) != 1 || !strings.Contains(got[0].Message, `rule "sealed"`) ||

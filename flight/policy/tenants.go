@@ -85,10 +85,10 @@ func compileTenants(list []*Tenant) *Tenants {
 	return ts
 }
 
-// Of says on whose account a caller calls. named is the tenant that it has named, or that
+// For says on whose account a caller calls. named is the tenant that it has named, or that
 // what let it in has, "" if none: it counts if the file has it. Otherwise the first
 // tenant is the caller's that names it or one of its groups; and then the default one.
-func (ts *Tenants) Of(who Who, named string) string {
+func (ts *Tenants) For(who Caller, named string) string {
 	if ts == nil {
 		return named
 	}
@@ -99,7 +99,7 @@ func (ts *Tenants) Of(who Who, named string) string {
 }
 
 // member returns the first tenant that names the caller, "" if none does.
-func (ts *Tenants) member(who Who) string {
+func (ts *Tenants) member(who Caller) string {
 	none := len(ts.list)
 	at := none
 	if who.Principal == "" {
@@ -117,7 +117,7 @@ func (ts *Tenants) member(who Who) string {
 }
 
 // Has reports whether a tenant names the caller, who may then call on its account.
-func (ts *Tenants) Has(tenant string, who Who) bool {
+func (ts *Tenants) Has(tenant string, who Caller) bool {
 	if ts == nil || ts.byName[tenant] == nil {
 		return false
 	}

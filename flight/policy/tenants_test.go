@@ -34,24 +34,24 @@ func parsed(t *testing.T, text string) *Tenants {
 func TestTenantsOf(t *testing.T) {
 	ts := parsed(t, someTenants)
 	for _, c := range []struct {
-		who         Who
+		who         Caller
 		named, want string
 	}{
-		{Who{Principal: "ada"}, "", "vision"},
-		{Who{Principal: "vision-x"}, "", "vision"},
-		{Who{Principal: "vision-bob"}, "", "vision"}, // the first in the file
-		{Who{Principal: "bob"}, "", "audio"},
-		{Who{Principal: "eve", Groups: []string{"team-vision"}}, "", "vision"},
-		{Who{Principal: "eve", Groups: []string{"team-x", "team-vision"}}, "", "vision"},
-		{Who{Principal: "eve", Groups: []string{"team-x"}}, "", "audio"},
-		{Who{Principal: "eve"}, "", "default"},
-		{Who{}, "", "vision"},
-		{Who{Principal: "anonymous"}, "", "default"},
-		{Who{Principal: "ada"}, "batch", "batch"},
-		{Who{Principal: "ada"}, "gone", "vision"},
-		{Who{Principal: "eve"}, "gone", "default"},
+		{Caller{Principal: "ada"}, "", "vision"},
+		{Caller{Principal: "vision-x"}, "", "vision"},
+		{Caller{Principal: "vision-bob"}, "", "vision"}, // the first in the file
+		{Caller{Principal: "bob"}, "", "audio"},
+		{Caller{Principal: "eve", Groups: []string{"team-vision"}}, "", "vision"},
+		{Caller{Principal: "eve", Groups: []string{"team-x", "team-vision"}}, "", "vision"},
+		{Caller{Principal: "eve", Groups: []string{"team-x"}}, "", "audio"},
+		{Caller{Principal: "eve"}, "", "default"},
+		{Caller{}, "", "vision"},
+		{Caller{Principal: "anonymous"}, "", "default"},
+		{Caller{Principal: "ada"}, "batch", "batch"},
+		{Caller{Principal: "ada"}, "gone", "vision"},
+		{Caller{Principal: "eve"}, "gone", "default"},
 	} {
-		if got := ts.Of(c.who, c.named); got != c.want {
+		if got := ts.For(c.who, c.named); got != c.want {
 			t.Errorf("%+v, named %q: got %s, want %s", c.who, c.named, got, c.want)
 		}
 	}
@@ -63,12 +63,12 @@ func TestTenantsOf(t *testing.T) {
 	if got := ts.Terms("gone"); got != ts.Terms(DefaultTenant) || got.Weight != 1 {
 		t.Errorf("a tenant that is gone gets %+v", got)
 	}
-	if !ts.Has("audio", Who{Principal: "bob"}) || ts.Has("audio", Who{Principal: "ada"}) ||
-		ts.Has("gone", Who{Principal: "ada"}) {
+	if !ts.Has("audio", Caller{Principal: "bob"}) || ts.Has("audio", Caller{Principal: "ada"}) ||
+		ts.Has("gone", Caller{Principal: "ada"}) {
 		t.Error("who may call on whose account")
 	}
 	var none *Tenants
-	if none.Of(Who{Principal: "ada"}, "x") != "x" || none.Terms("x") != (admission.Terms{}) {
+	if none.For(Caller{Principal: "ada"}, "x") != "x" || none.Terms("x") != (admission.Terms{}) {
 		t.Error("without a file")
 	}
 }
@@ -118,11 +118,11 @@ func TestTenantsOfManyPrincipals(t *testing.T) {
 	}
 	ts := parsed(t, b.String())
 	for i := range 10_000 {
-		if got, want := ts.Of(Who{Principal: fmt.Sprintf("p%d", i)}, ""), fmt.Sprintf("t%d", i/100); got != want {
+		if got, want := ts.For(Caller{Principal: fmt.Sprintf("p%d", i)}, ""), fmt.Sprintf("t%d", i/100); got != want {
 			t.Fatalf("p%d: got %s, want %s", i, got, want)
 		}
 	}
-	if got := ts.Of(Who{Principal: "p-x"}, ""); got != "t0" {
+	if got := ts.For(Caller{Principal: "p-x"}, ""); got != "t0" {
 		t.Errorf("by pattern: %s", got)
 	}
 }

@@ -144,7 +144,7 @@ func TestReferencesAreTheColumn(t *testing.T) {
 				b.Release()
 				return
 			}
-			meta, err := l.Told([]byte(`{"a":1}`))
+			meta, err := l.AddTo([]byte(`{"a":1}`))
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -157,8 +157,8 @@ func (l *Extents) Dropped() {
 	}
 }
 
-// Told adds to a batch's metadata, a JSON object, where its buffers lie.
-func (l *Extents) Told(meta []byte) ([]byte, error) {
+// AddTo adds to a batch's metadata, a JSON object, where its buffers lie.
+func (l *Extents) AddTo(meta []byte) ([]byte, error) {
 	if l == nil {
 		return meta, nil
 	}

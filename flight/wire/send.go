@@ -97,7 +97,7 @@ func (s *Sender) Send(o *Outgoing, metadata any) (sent Sent, err error) {
 	begun := time.Now()
 	meta, err := json.Marshal(metadata)
 	if err == nil {
-		meta, err = o.aside.Told(meta)
+		meta, err = o.aside.AddTo(meta)
 	}
 	if err != nil {
 		o.Drop()

@@ -78,7 +78,7 @@ func TestSharedIsTheSameBatch(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				meta, err := beside.Told([]byte(`{"a":1}`))
+				meta, err := beside.AddTo([]byte(`{"a":1}`))
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -100,7 +100,7 @@ func (c *AuthCheckCmd) Run(app *App) error {
 	if err != nil {
 		return err
 	}
-	who := policy.Who{Principal: c.Principal, Groups: c.Group}
+	who := policy.Caller{Principal: c.Principal, Groups: c.Group}
 	if who.Principal == "anonymous" {
 		who.Principal = ""
 	}
@@ -125,7 +125,7 @@ func (c *AuthCheckCmd) Run(app *App) error {
 	out = append(out, [2]string{"server", fmt.Sprintf("%s (collect garbage, see all counters: %t)", server.Rights,
 		server.May(policy.Admin))})
 	if g.tenants != nil {
-		tenant := g.tenants.Of(who, "")
+		tenant := g.tenants.For(who, "")
 		out = append(out, [2]string{"tenant", tenant + ", unless its token names another"},
 			[2]string{"gets", termsText(g.tenants.Terms(tenant))})
 	}

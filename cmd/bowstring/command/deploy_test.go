@@ -24,8 +24,8 @@ import (
 	"bowstring/schema"
 )
 
-// sameNode shares memory with clients; nil where there is none to share.
-func sameNode(t *testing.T) *shm.Server {
+// sharedMemory opens a server of rings. It is nil on systems without memfd.
+func sharedMemory(t *testing.T) *shm.Server {
 	t.Helper()
 	if !shm.Supported {
 		return nil
@@ -46,7 +46,7 @@ func sameNode(t *testing.T) *shm.Server {
 func everything(t *testing.T) flat {
 	t.Helper()
 	o := newObserved(t, observedOptions{
-		flight: flight.Options{SameNode: sameNode(t), Requests: asked(t)},
+		flight: flight.Options{Shm: sharedMemory(t), Requests: asked(t)},
 		spill:  spillIn(t.TempDir()), collections: metrics.NewCollections(time.Hour), memoryLimit: 1 << 40,
 		cluster: func() *metrics.Cluster {
 			return &metrics.Cluster{Name: "lab", Node: "a", View: "v", Members: 2, Share: 0.5, Read: time.Now(), Up: 1}

@@ -180,10 +180,10 @@ func (s *running) configure(ctx context.Context) (err error) {
 	if l.cluster, err = s.clusterFlags.part(to.Auth, to.Sources, s.app.Log); err != nil {
 		return err
 	}
-	if to.SameNode, err = s.localFlags.open(s.app.Log, l.spill.bytes); err != nil {
+	if to.Shm, err = s.localFlags.open(s.app.Log, l.spill.bytes); err != nil {
 		return err
 	}
-	if local := to.SameNode; local != nil {
+	if local := to.Shm; local != nil {
 		s.opened = append(s.opened, local.Close)
 	}
 	if err := s.openPolicy(); err != nil {

@@ -5,7 +5,7 @@
 // It is a Flight client like any other: what it shows of datasets it asks the server in
 // the same process for, by calls with the token of who looks (package flight's
 // ServeWithin), so that rules, limits and the audit log hold for it. What runs is looked at
-// once a second for all viewers together, and each is sent what flight.Visitor.Sees.
+// once a second for all viewers together, and each is sent what flight.Viewer.Visible returns for it.
 //
 // It changes nothing in the server, asks no other host for anything, and keeps no token
 // but in memory.
@@ -98,7 +98,7 @@ func New(opts Options) (*Console, error) {
 	}
 	c := &Console{opts: opts, mux: http.NewServeMux(), turns: make(chan struct{}, maxRequests)}
 	c.ctx, c.stop = context.WithCancel(context.Background())
-	c.sampler = newSampler(opts.Server.Look, opts.Every)
+	c.sampler = newSampler(opts.Server.Status, opts.Every)
 	c.sessions = newSessions()
 	c.links = newLinks(opts.Server, opts.Logger)
 	c.pages()

@@ -22,7 +22,7 @@ const (
 // moment is two looks, one after the other, and what everybody who sees all of them is
 // sent. It is immutable.
 type moment struct {
-	before, after *flight.Look
+	before, after *flight.Status
 	whole         *watch.View // of all of it; set before anybody else has the moment
 
 	once sync.Once
@@ -43,7 +43,7 @@ type past struct {
 // sampler looks at the server, once for all viewers. It looks while there are any, and for
 // a while after. Its goroutine ends with close.
 type sampler struct {
-	look  func() *flight.Look
+	look  func() *flight.Status
 	every time.Duration
 
 	mu      sync.Mutex
@@ -57,7 +57,7 @@ type sampler struct {
 	work    sync.WaitGroup
 }
 
-func newSampler(look func() *flight.Look, every time.Duration) *sampler {
+func newSampler(look func() *flight.Status, every time.Duration) *sampler {
 	return &sampler{look: look, every: every, changed: make(chan struct{}), done: make(chan struct{})}
 }
 
@@ -118,7 +118,7 @@ func (s *sampler) run() {
 
 // publish makes a moment the last one, and reports whether there are viewers.
 func (s *sampler) publish(m *moment) bool {
-	v := m.view((*flight.Look).All)
+	v := m.view((*flight.Status).All)
 	m.whole = v
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -157,7 +157,7 @@ func (s *sampler) close() {
 }
 
 // view is what lies between the two looks, as somebody sees them.
-func (m *moment) view(sees func(*flight.Look) flight.Sight) *watch.View {
+func (m *moment) view(sees func(*flight.Status) flight.VisibleStatus) *watch.View {
 	a, b := sees(m.before), sees(m.after)
 	return watch.Between("", &watch.Observation{At: a.At, Stats: a.Stats, More: a.More},
 		&watch.Observation{At: b.At, Stats: b.Stats, More: b.More})
@@ -173,13 +173,13 @@ type sent struct {
 
 // encoded is what a visitor is sent of the moment, and whether that is all of it: that is
 // made once for all who see all.
-func (m *moment) encoded(v *flight.Visitor) (data []byte, all bool, err error) {
-	sight := v.Sees(m.after)
+func (m *moment) encoded(v *flight.Viewer) (data []byte, all bool, err error) {
+	sight := v.Visible(m.after)
 	encode := func(view *watch.View) ([]byte, error) {
 		return json.Marshal(sent{view, sight.All, sight.Server.Started, sight.Server.Calls})
 	}
 	if !sight.All {
-		data, err = encode(m.view(v.Sees))
+		data, err = encode(m.view(v.Visible))
 		return data, false, err
 	}
 	m.once.Do(func() { m.full, m.err = encode(m.whole) })

@@ -37,7 +37,7 @@ const (
 type session struct {
 	token   string // of Flight calls; "" where there is none
 	hash    [sha256.Size]byte
-	visitor *flight.Visitor
+	visitor *flight.Viewer
 	since   time.Time
 	ended   context.Context // when the token has been revoked or he has signed out
 	end     context.CancelFunc
@@ -244,7 +244,7 @@ func (c *Console) newSession(r *http.Request, token string) (*session, error) {
 		s.token = token
 	}
 	var err error
-	if s.visitor, err = c.opts.Server.Visit(r.Context(), s.token, remote(r), func(error) { s.end() }); err != nil {
+	if s.visitor, err = c.opts.Server.NewViewer(r.Context(), s.token, remote(r), func(error) { s.end() }); err != nil {
 		s.end()
 		return nil, err
 	}

@@ -184,8 +184,8 @@ func (c *Collector) Collect(to chan<- prometheus.Metric) {
 		ch.cluster(cluster)
 		ch.send(fellBack, float64(st.Engine.FellBack))
 	}
-	if st.SameNode != nil {
-		ch.sameNode(&st)
+	if st.Shm != nil {
+		ch.shm(&st)
 	}
 	if c.opts.AdminGuesses != nil {
 		wrong, limited := c.opts.AdminGuesses()

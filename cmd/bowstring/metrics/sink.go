@@ -86,9 +86,9 @@ func (ch sink) server(st *flight.Stats) {
 	}
 }
 
-// sameNode is memory shared with clients on this node.
-func (ch sink) sameNode(st *flight.Stats) {
-	s := st.SameNode
+// shm sends the metrics of memory that the server shares with clients on its node.
+func (ch sink) shm(st *flight.Stats) {
+	s := st.Shm
 	ch.send(ringsNow, float64(s.Rings))
 	ch.send(ringBytes, float64(s.Bytes))
 	ch.send(ringKept, float64(s.Kept))

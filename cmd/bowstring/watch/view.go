@@ -162,10 +162,10 @@ func Between(target string, a, b *Observation) *View {
 	if s := to.Spill; s != nil {
 		v.SpillHeld, v.SpillBudget = s.HeldBytes, s.BudgetBytes
 	}
-	if s := b.Stats.SameNode; s != nil {
+	if s := b.Stats.Shm; s != nil {
 		v.SharedMemory = &SharedMemory{Rings: s.Rings, Bytes: s.Bytes, Held: s.Held, Refused: s.Refused,
 			Abandoned: s.Abandoned, Pinned: s.Pinned}
-		if was := a.Stats.SameNode; was != nil {
+		if was := a.Stats.Shm; was != nil {
 			n := v.SharedMemory
 			n.SentPerSec, n.WaitsPerSec, n.InlinePerS = perSec(s.Sent-was.Sent), perSec(s.Waits-was.Waits),
 				perSec(s.Inline-was.Inline)

@@ -116,7 +116,7 @@ func TestCacheAndTenants(t *testing.T) {
 func TestSharedMemory(t *testing.T) {
 	from := time.Now()
 	observe := func(at time.Duration, n int64) *watch.Observation {
-		return &watch.Observation{At: from.Add(at), Stats: flight.Stats{SameNode: &shm.Stats{Rings: 2, Bytes: 64, Held: 7,
+		return &watch.Observation{At: from.Add(at), Stats: flight.Stats{Shm: &shm.Stats{Rings: 2, Bytes: 64, Held: 7,
 			Sent: 100 * n, Waits: 2 * n, Inline: n, Refused: 3, Abandoned: 1, Pinned: 5, Referred: 20 * n, Copied: 4 * n}}}
 	}
 	want := watch.SharedMemory{Rings: 2, Bytes: 64, Held: 7, SentPerSec: 150, WaitsPerSec: 3, InlinePerS: 1.5, Refused: 3,
