@@ -11,7 +11,7 @@ BIN    := build/bin/bowstring
 LINT   := build/tools/golangci-lint
 
 # Where Python code of this repository lives.
-PY_SRC := $(wildcard bench examples notebooks python tests)
+PY_SRC := $(wildcard bench examples notebooks python tests tools)
 FUZZ_TIME ?= 30s
 SOAK_TIME ?= 600
 SOAK_KILLS ?= 5000
@@ -61,7 +61,7 @@ nightly: go-check cc-check python-check ## What repeats, hours of it: all under 
 	@BOWSTRING_TESTS=all $(STAGES) $(BESIDE) --jobs=1 WORKERS=0 FUZZ_TIME=3m lint nightly-vulnerabilities nightly-go nightly-race nightly-spec nightly-wheels nightly-sbom nightly-image nightly-helm nightly-dali nightly-frameworks nightly-formats nightly-pythons nightly-kubernetes nightly-clients test-cassandra nightly-objects nightly-bucket test-gocql test-faults nightly-churn test-python nightly-python nightly-fuzz nightly-soak
 
 .PHONY: lint
-lint: lint-go lint-python lint-vulnerabilities docs ## golangci-lint with the import rule, ruff and mypy, known vulnerabilities, the documents' references.
+lint: lint-go lint-python lint-vulnerabilities site ## golangci-lint with the import rule, ruff and mypy, known vulnerabilities, the documents' references.
 
 .PHONY: bench
 bench: $(VENV)/.package build $(if $(filter own_data,$(or $(CASE),own_data)),build/mosaicml/.installed) ## Measure side by side: all cases, or one with CASE=name.
@@ -118,9 +118,9 @@ lint-vulnerabilities: $(VULNCHECK) build ## govulncheck alone: no function with 
 	@$(STAGE) lint-vulnerabilities sh -e -c 'db=$$($(GO) -C tools/vuln mod download -json $(VULNDB) | sed -n "s/.*\"Dir\": \"\(.*\)\".*/\1/p"); \
 	  $(VULNCHECK) -format json -mode binary -db "file://$$db/data/osv" $(BIN) | $(PYTHON) tests/vulnerabilities.py go.mod'
 
-.PHONY: docs
-docs: $(VENV)/.docs ## Build the documentation of the Python package in build/docs; a reference to nothing is an error.
-	@$(STAGE) docs env NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet --strict -f python/mkdocs.yml
+.PHONY: site
+site: $(VENV)/.docs ## Build the documentation as a site in build/site, with the reference of the Python package; a dead reference is an error.
+	@$(STAGE) site $(PY) tools/site/site_pages.py
 
 # Every Go test runs once in `make test`: test-race has all but the following, test-go these, test-cassandra those of CQL.
 # go test has no need to vet them: golangci-lint does, with more checks. No debugger looks at them: linked without what it
@@ -192,7 +192,7 @@ test-short: go-check ## All Go tests with -short, without the race detector and 
 PYTEST = $(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: test-python
-test-python: $(VENV)/.package $(LINT) build ## pytest with pyarrow and other real clients against a server process.
+test-python: $(VENV)/.package $(VENV)/.docs $(LINT) build ## pytest with pyarrow and other real clients against a server process.
 	@$(STAGE) test-python $(PYTEST) --junitxml=build/stages/test-python.xml
 
 .PHONY: nightly-python

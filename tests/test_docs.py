@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
+import site_pages
 from bowstring import _own
 from conftest import ROOT, StartNode
 from markdown_it import MarkdownIt
@@ -36,15 +37,17 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-") for text in texts}
 
 
-PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / name for name in site_pages.tracked(ROOT, "*.md")]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
     """Of links to files of the repository, the file and the heading are there."""
     tokens = MarkdownIt("commonmark").enable("table").parse(page.read_text())
-    for link in (child for token in tokens for child in token.children or [] if child.type == "link_open"):
-        target = str(link.attrs["href"])
+    for link in (child for token in tokens for child in token.children or []):
+        target = str(link.attrs.get("href" if link.type == "link_open" else "src", "#"))
+        if link.type not in ("link_open", "image"):
+            continue
         if re.match(r"[a-z]+:", target):
             continue
         path, _, anchor = target.partition("#")
