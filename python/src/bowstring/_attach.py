@@ -37,7 +37,7 @@ def attach(
 ) -> None:
     """Attach a source, or look for what has changed in it if the dataset is `there`.
 
-    Of several processes that do so at the same time, one reads the source, and the others wait for it.
+    If several processes do so at the same time, one reads the source, and the others wait for it.
     """
     called = time.time_ns()
     stamp = server.home / f"{name}.attached"  # its time is that at which the last process began to look

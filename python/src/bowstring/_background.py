@@ -54,7 +54,7 @@ class BackgroundCall(Generic[T]):
 
     def __init__(self, make: Callable[[], T], drop: Callable[[T], object]) -> None:
         self._make = make
-        self._drop = drop  # ends a result that nobody takes
+        self._drop = drop  # ends a result that was not taken
         self._lock = threading.Lock()
         self._ready = threading.Event()
         self._made: list[T] = []

@@ -92,7 +92,7 @@ class _Taken(Generic[M]):
 
 
 def _plain(prefix: bytearray, ready: collections.deque[bytes]) -> Filling:
-    """Yield memory for the next bytes. What was filled becomes messages."""
+    """Yield memory for the next bytes. Bytes that were filled become messages."""
     while True:
         yield memoryview(prefix)
         size = _size(prefix)
@@ -107,7 +107,7 @@ def _plain(prefix: bytearray, ready: collections.deque[bytes]) -> Filling:
 def _size(prefix: bytearray) -> int:
     """The size of the message after a prefix of gRPC."""
     if prefix[0]:
-        raise ServerError("a message is compressed, which nobody asked for")
+        raise ServerError("a message is compressed, which was not requested")
     return int.from_bytes(prefix[1:], "big")
 
 

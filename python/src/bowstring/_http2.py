@@ -382,7 +382,7 @@ class Link:
                 why = payload[8:].decode(errors="replace")
                 self._ended(partial(Unavailable, f"the server takes no more calls by this connection: {why}"))
         elif kind == _PUSH_PROMISE:
-            raise ServerError("the server pushes what nobody asked for")
+            raise ServerError("the server pushes a response that was not requested")
 
     def _settings(self, payload: bytes) -> None:
         for at in range(0, len(payload) - 5, 6):

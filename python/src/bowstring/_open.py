@@ -1,4 +1,4 @@
-"""Open a dataset by where its data lies, or by the address of its server."""
+"""Open a dataset by the path or URL of its data, or by the address of its server."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def open(  # noqa: A001 - as the modules of Python name it
     token: str | None = None,
     tls: Tls | None = None,
 ) -> Dataset:
-    """A dataset, by where its data lies. No server has to be started for it.
+    """Open a dataset by the path or URL of its data. The caller does not have to start a server.
 
     ```python
     photos = bowstring.open("photos/", split="train").shuffle(seed=7)
@@ -117,7 +117,7 @@ def _local(path: str) -> str:
     found = Path(path).expanduser().absolute()
     if not found.exists() and not any(rune in path for rune in "*?[{"):
         raise NotFound(f"source: there is no folder or file {path!r}")
-    if ".." in found.parts:  # above a link is where the link leads to, and not where its name lies
+    if ".." in found.parts:  # the parent of a link is the parent of its target
         above = len(found.parts) - found.parts[::-1].index("..")
         found = Path(os.path.realpath(Path(*found.parts[:above])), *found.parts[above:])
     return os.path.normpath(found)

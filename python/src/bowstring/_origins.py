@@ -52,7 +52,7 @@ def addressed(uri: str) -> str:
 
 
 def origin(uri: str) -> tuple[str, str | None, int | None, str]:
-    """What a token belongs to: scheme, host and port, or the path of a socket."""
+    """The origin that a token belongs to: scheme, host and port, or the path of a socket."""
     parts = urlsplit(addressed(uri))
     scheme = "grpc" if parts.scheme in _PLAIN else parts.scheme
     return scheme, parts.hostname, parts.port, parts.path.rstrip("/")

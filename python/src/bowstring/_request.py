@@ -1,4 +1,4 @@
-"""What a dataset asks of its server: a request, the tickets that follow from it, and what the server says of both."""
+"""The request of a dataset, the tickets that follow from it, and the server's answers to both."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def snapshot_named(name: str, snapshot: int | str | None) -> dict[str, Any]:
-    """What an action takes for a snapshot: `photos`, `photos@3` or `photos@prod`, or given beside the name."""
+    """A snapshot as an action takes it: `photos`, `photos@3` or `photos@prod`, or name and version apart."""
     if not isinstance(name, str):
         raise TypeError(f"name: got {type(name).__name__}, want str")
     dataset, at, version = name.partition("@")
@@ -87,7 +87,7 @@ class Request:
 
     @property
     def schema(self) -> pa.Schema:
-        """What its batches are like."""
+        """The schema of its batches."""
         if self._schema is None:
             self._schema = self._client.schema(self.request())
         return self._schema
@@ -139,7 +139,7 @@ class Request:
         return hash((self._client.uri, json.dumps(self.request())))
 
     def _but(self, **changed: Any) -> Self:
-        """A copy in which some fields are different. What was learnt of this one does not hold for it."""
+        """A copy in which some fields are different. It does not inherit the server's answers about this one."""
         copy = object.__new__(type(self))
         copy.__dict__.update(self.__dict__)
         copy.__dict__.update({"_schema": None, "_size": None, "_places": None, **changed})

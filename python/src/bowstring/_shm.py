@@ -118,7 +118,7 @@ class _Pages:
             self._map = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
 
     def copied(self, offset: int, length: int) -> bool:
-        """Whether a page may be a private copy. True if the kernel does not tell."""
+        """Whether a page may be a private copy. True if the kernel does not report it."""
         pages = length // _PAGE
         try:
             said = os.pread(self._map, 8 * pages, 8 * (self._first + offset // _PAGE))

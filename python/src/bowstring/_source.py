@@ -1,4 +1,4 @@
-"""What the modules for other libraries take as a source: a dataset, or where one is to be found."""
+"""Sources that the modules for other libraries accept: a dataset, or its address and name."""
 
 from __future__ import annotations
 

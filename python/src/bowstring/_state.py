@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 VERSION = 2
-# What of a request has no part in which samples a step holds: how they are served, and to whom. All else has, also
-# what a later server may take.
+# Fields of a request that do not decide which samples a step holds: how they are served, and to which reader. All others
+# do, also those of a later server.
 WITHOUT_PART = frozenset(
     [
         "columns",
@@ -54,7 +54,7 @@ def _bare(mixture: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def snapshots(request: Mapping[str, Any]) -> str:
-    """What a request, or a job on record, reads: a snapshot, or those of a mixture."""
+    """The snapshots that a request or a recorded job reads: one, or those of a mixture."""
     if "mixture" in request:
         return snapshots(request["mixture"])
     if "sources" in request:
@@ -109,10 +109,10 @@ class Share:
 
 @dataclass(frozen=True)
 class Place:
-    """What is left of an epoch for one share of it.
+    """The steps of an epoch that one share of it has still to read.
 
-    First the steps of `single`, one by one; then `step` and every `stride`-th after it. Of the first of all these,
-    `row` samples of the share were served. `served` is what the server needs to know where the order is not strict.
+    First the steps of `single`, one by one; then `step` and every `stride`-th after it. `row` samples of the first of
+    these steps were served. `served` is what the server needs to know where the order is not strict.
     """
 
     epoch: int
@@ -215,7 +215,7 @@ def place_for(state: State, share: Share) -> Place:
     end = max(done) + 1
     left = [step for step in range(state["step"], end) if step not in done]
     own = tuple(left[share.worker :: share.workers])
-    # Whoever would have been next takes the first of the others, so that the workers' turns give the plan's order.
+    # The worker whose turn was next takes the first of the others, so that the workers' turns give the plan's order.
     first = (share.worker - len(left)) % share.workers
     return Place(state["epoch"], end + first, share.workers, single=own)
 
@@ -303,7 +303,7 @@ def _of_loader(state: Any, partial: str) -> State:
 
 
 def _inner(state: Mapping[str, Any]) -> State:
-    """What the dataset's iterator said, from a worker's part of a loader's state."""
+    """The state of the dataset's iterator, from a worker's part of a loader's state."""
     fetcher = state.get("fetcher_state") or {}
     found = fetcher.get("dataset_iter_state")
     if not isinstance(found, Mapping) or "bowstring" not in found:

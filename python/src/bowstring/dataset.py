@@ -70,7 +70,8 @@ class Dataset(Items):
     def where(self, expression: str) -> Dataset:
         """The rows that meet an expression over metadata columns, such as `label < 10 and width >= 400`.
 
-        Several of them all have to hold. The server evaluates it at once: a mistake in it is told here, with its place.
+        Several of them all have to hold. The server evaluates it at once: a mistake in it raises an error here, with
+        its place.
         Rows are chosen before they are shuffled, wherever `shuffle` stands: the order depends on how many there are.
         """
         if not isinstance(expression, str):
@@ -92,7 +93,7 @@ class Dataset(Items):
     def select(self, rows: Any, *names: str) -> Dataset:
         """The rows that are in a set; or, by names, [columns][bowstring.Dataset.columns].
 
-        What was selected before stays selected only if it is in both.
+        Rows that were selected before stay selected only if they are in both.
 
         Args:
             rows: Names of columns; or positions in the snapshot (a list, or an array of NumPy, Arrow, Polars or
@@ -153,7 +154,7 @@ class Dataset(Items):
         if isinstance(names, str):
             raise TypeError(f"columns: got a str, want a list of names; perhaps [{names!r}]")
         found = self._but(_columns=tuple(names))
-        _ = found.schema  # a name that is none is told here
+        _ = found.schema  # an unknown name raises an error here
         return found
 
     select_columns = columns
@@ -230,14 +231,14 @@ class Dataset(Items):
             "slices": None if slices is None else dict(slices),
         }
         changed = self._with_options(**{k: v for k, v in given.items() if v is not None})
-        _ = changed.schema  # a wrong value is told here
+        _ = changed.schema  # a wrong value raises an error here
         return changed
 
     def _with_options(self, **options: Any) -> Dataset:
         return self._but(_options={**self._options, **options})
 
     def operators(self, columns: Mapping[str, Any] | None = None, /, **more: Any) -> Dataset:
-        """What becomes of columns before they are sent, by name; what was said before of a column no longer holds.
+        """Set operators, by column. They replace operators that were set for a column before.
 
         ```python
         dataset.operators(image=[{"Decode": {}}, {"RandomResizedCrop": {"size": [224, 224]}}])
@@ -253,7 +254,7 @@ class Dataset(Items):
         kept.update(checked({name: o for name, o in given.items() if o is not None}))
         options = {name: o for name, o in self._options.items() if name != "operators"}
         changed = self._but(_options={**options, "operators": kept} if kept else options)
-        _ = changed.schema  # a mistake is told here
+        _ = changed.schema  # a mistake raises an error here
         return changed
 
     # --- reading ----------------------------------------------------------
@@ -282,12 +283,12 @@ class Dataset(Items):
                 variables RANK and WORLD_SIZE; else there is only one.
             world_size: How many ranks there are.
             epoch: Which epoch of the shuffle.
-            epochs: How many, one after another; the first batch of each is read ahead while the one before is used.
+            epochs: How many, one after another; the first batch of each is prefetched while the one before is used.
             step: The step to begin with.
-            references: Read blobs where they lie in the files of a server on this node that allows it (`serve
+            references: Read blobs in place, in the files of a server on this node that allows it (`serve
                 --local-references`), without any copy. Columns of bytes are `binary_view` then, whatever way a batch
-                came. What of them is kept, the server cannot evict, so it is bounded, and the rest is copied. Arrow
-                computes little on views: `column.cast(pa.large_binary())` makes what it was, by a copy.
+                came. The server cannot evict blobs that the caller keeps, so their bytes are bounded, and further blobs
+                are copied. Arrow computes little on views: `column.cast(pa.large_binary())` copies them to plain bytes.
             mesh: In the place of `rank` and `world_size`, how ranks are laid out where some of them get the same
                 samples: what [Mesh.of][bowstring.Mesh] takes.
             batch_size: What `global_batch_size` was called once.
@@ -395,7 +396,7 @@ class Dataset(Items):
         return Preview(table, self._title(), self.num_rows)
 
     def explain(self, *, batch: int | None = None, world_size: int = 1) -> Explanation:
-        """What would be read, and how much; nothing is."""
+        """Describe what would be read, and how much, without reading it."""
         plan = self.plan(batch=batch, world_size=world_size)
         blobs, others = split_columns(plan.schema)
         return explained(
@@ -427,7 +428,7 @@ class Dataset(Items):
         return texts
 
     def _spill(self) -> str | None:
-        """What the server's spill has of the snapshot, if it has a spill."""
+        """The part of the snapshot that the server's spill has, if it has a spill."""
         try:
             spill = self._client.stats()["engine"].get("spill")
         except BowstringError:  # a token may allow reading, and not this

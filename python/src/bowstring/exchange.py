@@ -111,7 +111,7 @@ class Exchange:
             raise
         call = self._calls.get(column)
         if call is None:
-            raise Cancelled("take: its call was given up")
+            raise Cancelled("take: its call was cancelled")
         call[0].begin(schema)
         return call
 

@@ -199,7 +199,7 @@ class Mixture(Dataset):
         self.exchange()
 
     def explain(self, *, batch: int | None = None, world_size: int = 1) -> Explanation:
-        """What would be read, and how much; nothing is."""
+        """Describe what would be read, and how much, without reading it."""
         plan = self.plan(batch=batch, world_size=world_size)
         return explained(
             plan,
@@ -238,7 +238,7 @@ READ = ("dataset", "snapshot", "split")  # what a source's text says it reads
 
 
 def _read(mixture: Any) -> list[Any]:
-    """What a mixture reads: names, snapshots, and what narrows them."""
+    """The sources of a mixture, as text: names, snapshots and filters."""
     if not isinstance(mixture, dict):
         return []
     return [

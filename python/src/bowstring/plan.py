@@ -1,4 +1,4 @@
-"""What reading an epoch takes, according to the server."""
+"""The size of an epoch, according to the server."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class RankPlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """What reading an epoch takes, known before a byte is read.
+    """The size of an epoch, known before a byte is read.
 
     Attributes:
         id: The plan's name, which batches carry and `Client.cancel` takes.

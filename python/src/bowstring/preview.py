@@ -80,7 +80,7 @@ class Preview:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What reading a dataset would take, made by [Dataset.explain][bowstring.Dataset.explain].
+    """The cost of reading a dataset, made by [Dataset.explain][bowstring.Dataset.explain].
 
     Attributes:
         rows: Rows served, all ranks together.
@@ -155,7 +155,7 @@ def split_columns(schema: pa.Schema) -> tuple[list[str], list[str]]:
 
 
 def spill_text(spill: Mapping[str, Any], dataset: str) -> str:
-    """What a spill holds of a dataset, from the server's counters."""
+    """The part of a dataset that a spill holds, from the server's counters."""
     own = (spill.get("datasets") or {}).get(dataset, {})
     there = f"{own.get('entries', 0):,} blobs, {size_text(own.get('bytes', 0))}, of the snapshot are there"
     return f"{there}; it takes {size_text(spill['held_bytes'])} of the {size_text(spill['budget_bytes'])} it may"

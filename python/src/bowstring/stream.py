@@ -213,7 +213,7 @@ class Batches(Iterator[pa.RecordBatch]):
                     # overwrite it. The batch was not delivered, and comes again when the stream continues.
                     if self._closed or self._reader is not reader:
                         continue
-                    raise ServerError("the server says that blobs lie in memory that this stream has not asked for")
+                    raise ServerError("the server says that blobs are in memory that this stream has not requested")
                 batch: pa.RecordBatch = chunk.data
                 if shared is not None and ring is not None:
                     try:

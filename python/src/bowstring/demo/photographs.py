@@ -1,4 +1,4 @@
-"""An ImageFolder of JPEG files for the demo: crops of the eight photographs that lie beside this module.
+"""An ImageFolder of JPEG files for the demo: crops of the eight photographs that are stored beside this module.
 
 The photographs come from scikit-image's collection; each is in the public domain or under CC0.
 """

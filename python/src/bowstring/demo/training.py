@@ -1,4 +1,4 @@
-"""What the demo trains: a linear classifier of thumbnails, in PyTorch, on every sample once an epoch."""
+"""The model of the demo: a linear classifier of thumbnails, in PyTorch. It sees every sample once an epoch."""
 
 from __future__ import annotations
 

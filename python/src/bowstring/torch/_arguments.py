@@ -1,4 +1,4 @@
-"""What the arguments of a dataset of torch have to be."""
+"""Checks of the arguments of a dataset of torch."""
 
 from __future__ import annotations
 

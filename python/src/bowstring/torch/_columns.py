@@ -133,7 +133,7 @@ class Sequences(Blobs):
 
 
 class Batch(dict[str, Column]):
-    """What a step gives to a rank: columns by name, and where they belong.
+    """The samples of a step for a rank: columns by name, and their position in the plan.
 
     Numbers are tensors of one dimension, ids a tensor of 16 bytes each, text is a list of `str`, and what is stored as
     bytes is [Blobs][bowstring.torch.Blobs], or what decoding made of it. Numbers of packed sequences are
@@ -267,7 +267,7 @@ def column_of(array: pa.Array) -> Column:
 
 
 def _tensors(array: pa.ExtensionArray) -> torch.Tensor:
-    """Tensors of one shape, which operators made. Of a null it has zeros."""
+    """Tensors of one shape, which operators made. A null becomes zeros."""
     storage, size = array.storage, array.storage.type.list_size
     values = _numbers(storage.values.slice(storage.offset * size, len(storage) * size))
     return values.reshape(len(array), *array.type.shape)

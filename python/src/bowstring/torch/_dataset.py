@@ -74,8 +74,8 @@ class BowstringDataset(IterableDataset[Any]):
             [verify_step][bowstring.torch.verify_step] compares among ranks.
         output: `batches`, each a [Batch][bowstring.torch.Batch]; or `samples`, each a dictionary, for a DataLoader
             with a batch size of its own; or `dlpack`, each a dictionary of what has `__dlpack__`, for JAX, CuPy and
-            others: columns of tensors and of numbers, the rest as Arrow has it. Of several workers one reads samples,
-            unless `loader_batch_size` is given.
+            others: columns of tensors and of numbers, the rest as Arrow has it. If there are several workers, only one
+            reads samples, unless `loader_batch_size` is given.
         loader_batch_size: With `output="samples"`, the `batch_size` of the DataLoader. Its workers then share the
             samples out so that each makes whole batches; a rank's part of a step has to be a multiple of it.
         decode: How images are decoded, in the worker: `torchvision`, `pillow`, `auto` (the first of them that is
@@ -154,7 +154,7 @@ class BowstringDataset(IterableDataset[Any]):
         self._tune = tune_malloc
         if output == "samples" and not self._strict:
             raise ValueError("order: single samples come in strict order only; output='batches' takes the others, too")
-        # What is wrong for one rank is wrong for all; how many there are is asked for when it is needed.
+        # An error for one rank is an error for all; the number of ranks is determined when it is needed.
         self._check_ranks(*(self._ranks or (0, 1)), "rank")
         self._epochs = Epochs()
         # A state, the word by which it is to be used, and what `set_epoch` had said before.
@@ -166,12 +166,12 @@ class BowstringDataset(IterableDataset[Any]):
 
     @property
     def dataset(self) -> Dataset:
-        """What is read."""
+        """The dataset that is read."""
         return self._dataset
 
     @property
     def remainder(self) -> str:
-        """What becomes of the last, incomplete step: what the source says; else `pad`, or `uneven` for a rank alone."""
+        """The handling of the last, incomplete step: the source's; else `pad`, or `uneven` for a single rank."""
         return self._remainder(self.world_size)
 
     @property
@@ -196,12 +196,12 @@ class BowstringDataset(IterableDataset[Any]):
         return given
 
     def _read_by(self, world: int) -> Dataset:
-        """The dataset as so many ranks read it."""
+        """The dataset as this number of ranks reads it."""
         remainder = self._remainder(world)
         return self._dataset if remainder == "uneven" else self._dataset._with_options(remainder=remainder)
 
     def _check_ranks(self, rank: int, world: int, name: str) -> None:
-        """Say what would not work with so many ranks."""
+        """Raise an error if something does not work with this number of ranks."""
         check_rank(rank, world, name)
         check_shares(
             self.global_batch_size,
@@ -213,14 +213,14 @@ class BowstringDataset(IterableDataset[Any]):
         )
 
     def _even(self, world: int) -> bool:
-        """Whether each of so many ranks is to get as many batches as the others."""
+        """Whether each of this number of ranks is to get as many batches as the others."""
         return world > 1 and self._remainder(world) != "uneven"
 
     def __repr__(self) -> str:
         parts = [f"global batches of {self.global_batch_size}"]
         try:
             rank, world = self._resolved()
-        except ValueError:  # of the environment; it is told where it is used
+        except ValueError:  # of the environment; it is raised where the value is used
             pass
         else:
             parts += [f"rank {rank} of {world}"] if world > 1 else []
@@ -228,7 +228,7 @@ class BowstringDataset(IterableDataset[Any]):
         return f"<BowstringDataset of {self._dataset!r}; {', '.join(parts)}>"
 
     def explain(self) -> Explanation:
-        """What an epoch comes to on all ranks: rows, bytes, steps, and how many samples come twice or not at all."""
+        """Describe an epoch on all ranks: rows, bytes, steps, and how many samples come twice or not at all."""
         world = self.world_size
         return self._read_by(world).explain(batch=self.global_batch_size, world_size=world)
 
@@ -264,7 +264,7 @@ class BowstringDataset(IterableDataset[Any]):
         """Say of which epoch the next iteration is, as with `DistributedSampler`. Those after it go on from there.
 
         Without it the first iteration is of epoch 0, or that of the state that was loaded, and each other of the next
-        epoch, however far the one before it got. Workers that persist are told. A state that was loaded into the
+        epoch, however far the one before it got. Persistent workers get it, too. A state that was loaded into the
         dataset is forgotten, unless it is of this epoch.
         """
         if isinstance(epoch, bool) or not isinstance(epoch, int) or not 0 <= epoch < 2**63:
@@ -337,7 +337,7 @@ class BowstringDataset(IterableDataset[Any]):
     # --- states -----------------------------------------------------------
 
     def _request(self) -> dict[str, Any]:
-        # Without what only so many ranks have: a state goes on with any number of them.
+        # Without fields that depend on the number of ranks: a state can be resumed with any number of them.
         return self._dataset.request(batch=self.global_batch_size)
 
     @property
@@ -361,7 +361,7 @@ class BowstringDataset(IterableDataset[Any]):
         return portable(self._request(), self._epochs.current if epoch is None else epoch, step)
 
     def state_after_steps(self, steps: int) -> State:
-        """The state of a job that has done so many steps, all epochs together: what trainers count.
+        """The state of a job after this number of steps, all epochs together, as trainers count them.
 
         ```python
         dataset.load_state_dict(dataset.state_after_steps(trainer.global_step))
@@ -384,7 +384,7 @@ class BowstringDataset(IterableDataset[Any]):
     def state_dict(self) -> State:
         """Where this process is in its share of the epoch: for StatefulDataLoader, which asks each worker.
 
-        In a process whose workers do the reading nobody knows: ask the StatefulDataLoader, or use `state_at`.
+        A process whose workers do the reading does not know it: ask the StatefulDataLoader, or use `state_at`.
         """
         if self._iterator is not None:
             return self._iterator.state_dict()

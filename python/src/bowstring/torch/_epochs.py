@@ -62,9 +62,9 @@ class Began:
 
 
 class Owned:
-    """What a process shares with the workers of its loaders, and with no other process.
+    """Memory that a process shares with the workers of its loaders, and with no other process.
 
-    What it sends to another, or what is forked off that is no worker, has a copy from then on.
+    Any other process, which it forks or sends this to, has a copy from then on.
     """
 
     _pid: int
@@ -191,7 +191,7 @@ class Epochs(Owned):
             seed, workers = info.seed - info.id, info.num_workers
             identity = getattr(multiprocessing.current_process(), "_identity", None) or (0,)
             first, turn = identity[-1] - info.id, self._rounds
-            # What was said when this process was started counts for its first iteration: by now there may be more.
+            # The epoch set when this process was started counts for its first iteration: by now there may be another.
             said = self._said if turn == 0 else Said(int(self._numbers[_SAID]), int(self._numbers[_EPOCH]))
             self._rounds += 1
             self._numbers[_READ] = 1
@@ -253,7 +253,8 @@ def _found(
 ) -> tuple[int, list[int]] | None:
     """The row of a worker's iteration.
 
-    The workers of an iteration have one seed, and are started one after another, which `first` tells. The seed alone
+    The workers of an iteration have one seed, and are started one after another; `first` identifies them. The seed
+    alone
     does not, as a program may seed anew before each epoch; nor `first` alone, as other threads start processes, too.
     """
     same = [
@@ -268,8 +269,8 @@ def _found(
 class Draws(Owned):
     """The epoch of each index that is drawn: a new one begins when an index comes that came in this one already.
 
-    Nothing else tells a dataset by index of epochs: it is a sampler that goes through them. What workers find out they
-    share; two of them that find out at once write the same.
+    A dataset by index has no other sign of a new epoch, because a sampler goes through it. Workers share what they
+    detect; two of them that detect it at once write the same.
     """
 
     _epoch: torch.Tensor

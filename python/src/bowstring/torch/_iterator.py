@@ -21,7 +21,7 @@ from bowstring.torch._rows import Steps
 
 @dataclass(frozen=True)
 class Job:
-    """What the iterators of a dataset have in common.
+    """Settings that the iterators of a dataset share.
 
     Attributes:
         dataset: What is read, in the way in which that many ranks read it.

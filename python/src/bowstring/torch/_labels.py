@@ -1,4 +1,4 @@
-"""What a language model is to say of packed sequences."""
+"""Labels of packed sequences, for a language model."""
 
 from __future__ import annotations
 

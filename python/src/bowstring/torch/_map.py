@@ -84,7 +84,7 @@ class BowstringMapDataset(TorchDataset[Any]):
 
     @property
     def dataset(self) -> Dataset:
-        """What is read."""
+        """The dataset that is read."""
         return self._dataset
 
     @property
@@ -105,7 +105,7 @@ class BowstringMapDataset(TorchDataset[Any]):
         return 0 if self._epochs is None else self._epochs.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Say of which epoch random operators of the server's draw from now on; workers that persist are told.
+        """Set the epoch of the server's random operators from now on, also in persistent workers.
 
         Without it, an index that comes again begins the next epoch: with a sampler that gives each index once, that is
         each iteration. The order is the sampler's.

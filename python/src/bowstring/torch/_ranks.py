@@ -1,4 +1,4 @@
-"""What a number of ranks takes of a dataset."""
+"""The shares of a dataset for a number of ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def ranks_here(sent: tuple[int, tuple[int, int]] | None) -> tuple[tuple[int, int
 
 
 def check_shares(size: int, world: int, *, samples: bool, loader: int | None, even: bool, skip: bool) -> None:
-    """Say whether a global batch can be shared out among so many ranks, and their workers.
+    """Check that a global batch can be divided among this number of ranks, and their workers.
 
     Args:
         size: Samples of a global batch.

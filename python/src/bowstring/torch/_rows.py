@@ -23,7 +23,7 @@ NAMES = ("position", "id")  # what errors name a sample by
 
 @dataclass
 class Steps:
-    """What is done with the rows of a batch, in the process that received them."""
+    """The steps from a received batch to samples, in the process that received it."""
 
     decode: dict[str, Decode] = field(default_factory=dict)
     transform: Callable[[Any], Any] | None = None
@@ -107,7 +107,7 @@ def steps_for(
     collate: Callable[[list[Any]], Any] | None,
     on_decode_error: str,
 ) -> tuple[Dataset, Steps]:
-    """What is to be done with a dataset's rows, and the dataset with the columns that it takes."""
+    """The steps for a dataset's rows, and the dataset with the columns that they need."""
     if on_decode_error not in ("raise", "skip"):
         raise ValueError(f"on_decode_error: got {on_decode_error!r}, want 'raise' or 'skip'")
     steps = Steps(transform=transform, collate=collate, skip=on_decode_error == "skip")

@@ -7,12 +7,12 @@ from typing import Any
 
 from torch.utils.data import get_worker_info
 
-# What shares out, by module and name of the class. Each of them tells its dataset the epoch, or iterates it itself.
+# Classes that divide a dataset, by module and name. Each of them sets its dataset's epoch, or iterates it itself.
 _SHARING = {
     "accelerate": ("IterableDatasetShard", "DataLoaderDispatcher"),
     "transformers": ("IterableDatasetShard",),
 }
-_DEPTH = 8  # callers that are looked at
+_DEPTH = 8  # number of callers that are examined
 
 
 class ShardedTwice(RuntimeError):  # noqa: N818 - as the exceptions of the core are called
@@ -20,7 +20,7 @@ class ShardedTwice(RuntimeError):  # noqa: N818 - as the exceptions of the core 
 
 
 def check_caller(world: int) -> None:
-    """Say so if the caller's caller, or the loader of this worker, shares out one of several ranks' shares."""
+    """Raise an error if a caller, or the loader of this worker, divides the share of one of several ranks again."""
     if world == 1:
         return
     info = get_worker_info()

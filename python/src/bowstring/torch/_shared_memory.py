@@ -1,9 +1,10 @@
 """How a batch gets from a worker of a DataLoader to its main process: by memory that both have, and that is used again.
 
 torch makes a new shared file for each tensor, whose pages the kernel has to find and clear: for batches of photographs
-that costs several times as much as to receive them. Here a worker keeps a few segments. What comes over the network
-lands in one of them, and goes to the main process as it lies there; what the worker has made is copied into one. The
-main process maps each segment once; its tensors point into it, and when the last of them is gone the segment is free.
+that costs several times as much as to receive them. Here a worker keeps a few segments. Data from the network is
+received into one of them, and goes to the main process without a copy. Data that the worker has made is copied into
+one. The main process maps each segment once; its tensors point into it, and when the last of them is gone the segment
+is free.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ class _Layout:
         return value
 
     def _landed(self, tensor: torch.Tensor) -> int | None:
-        """Where a tensor lies in the segment that it came in. A batch is sent with one such."""
+        """The location of a tensor in the segment that it came in. A batch is sent with one of these."""
         if not tensor.numel() or not tensor.is_contiguous():
             return None
         segment = self._pool.segment_at(tensor.data_ptr())
@@ -134,7 +135,7 @@ class _Segment:
         self.map = mmap.mmap(fd, HEADER + size)
         self.busy = np.frombuffer(self.map, np.int64, 1)
         self.address: int = self.busy.ctypes.data + HEADER
-        # Of a worker's own alone.
+        # Only in a worker.
         self.number = -1
         self.known = False  # to the main process
         self.held = False  # something of this process's is in it
@@ -184,7 +185,7 @@ class _Pool:
         block.held = False
 
     def segment_at(self, address: int) -> _Segment | None:
-        """The segment that an address lies in."""
+        """The segment that contains an address."""
         with self._lock:
             for s in self._segments.values():
                 if s.held and 0 <= address - s.address < s.size:
@@ -227,7 +228,7 @@ _buffers.set_source(_blocks)
 
 
 def _reduce(batch: Batch) -> tuple[Any, ...]:
-    """What is sent of a batch, by a queue of multiprocessing's."""
+    """The description of a batch that is sent by a queue of multiprocessing's."""
     about = {name: value for name, value in batch.__dict__.items() if name != "valid"}
     if not AVAILABLE or get_worker_info() is None:
         return _plain, (dict(batch), batch.valid, about)
@@ -288,7 +289,7 @@ def _mapped(mapped: dict[int, _Segment], number: int, handle: Any, size: int) ->
 
 
 def _tensor(memory: bytearray | _Segment) -> torch.Tensor:
-    """Memory as a tensor. What points into it keeps it."""
+    """Memory as a tensor. Anything that points into it keeps it alive."""
     if isinstance(memory, bytearray):
         return torch.frombuffer(memory, dtype=torch.uint8) if memory else torch.empty(0, dtype=torch.uint8)
     array = np.frombuffer(memory.map, np.uint8, memory.size, HEADER)
