@@ -51,8 +51,8 @@ func BenchmarkRecipe(b *testing.B) {
 	b.ReportMetric(float64(n)/(processorSeconds(b)-began), "images/cpu-s")
 }
 
-// BenchmarkSteps says how many nanoseconds of processor time a counted step takes, for each kind of work. Between a
-// third and one and a half is as it should be: the count is a bound.
+// BenchmarkSteps reports how many nanoseconds of CPU time a counted step takes, for each
+// kind of work. From 0.3 to 1.5 is expected: the count is an upper bound.
 func BenchmarkSteps(b *testing.B) {
 	for name, c := range allPasses(b, 1024) {
 		b.Run(name, func(b *testing.B) {

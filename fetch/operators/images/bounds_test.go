@@ -9,7 +9,8 @@ import (
 	"testing"
 )
 
-// blackPNG is a file of zeros: of a colour type of the specification, with so many bytes a pixel in the file.
+// blackPNG is a file of zeros, of a colour type of the PNG specification. size is the
+// number of bytes of a pixel in the file.
 func blackPNG(t testing.TB, width, height int, bits, colours byte, size int, interlaced bool) []byte {
 	t.Helper()
 	file := []byte("\x89PNG\r\n\x1a\n")
@@ -22,7 +23,7 @@ func blackPNG(t testing.TB, width, height int, bits, colours byte, size int, int
 	header := binary.BigEndian.AppendUint32(nil, uint32(width))
 	header = binary.BigEndian.AppendUint32(header, uint32(height))
 	header = append(header, bits, colours, 0, 0, 0)
-	// Of each pass: where it begins, and how far its pixels are apart, across and down.
+	// Adam7: the first pixel of each pass, and the distance of its pixels, by column and row.
 	passes := [][4]int{{0, 0, 1, 1}}
 	if interlaced {
 		header[12] = 1

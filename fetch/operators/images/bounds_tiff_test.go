@@ -13,7 +13,7 @@ import (
 	"bowstring/internal/programtest"
 )
 
-// tiffFile is a little-endian TIFF of one image. Its tags are those that the decoder looks at.
+// tiffFile is a little-endian TIFF of one image. It has the tags that the decoder reads.
 type tiffFile struct {
 	width, height int
 	bits, samples int
@@ -168,7 +168,7 @@ func TestBytesOfTIFF(t *testing.T) {
 		"numbers":          {tiffFile: tiffFile{bits: 32, samples: 1, compression: deflate, format: 3, predictor: 3}},
 		"long numbers":     {tiffFile: tiffFile{bits: 64, samples: 1, compression: none, format: 3}},
 		"fax":              {tiffFile: tiffFile{bits: 1, samples: 1, compression: fax}, n: 1},
-		// What a strip holds beyond its pixels is read all the same.
+		// Data of a strip after its pixels is read, too.
 		"too much": {tiffFile: tiffFile{bits: 8, samples: 1, compression: deflate}, stored: 8 << 20},
 		"too much in a tile": {tiffFile: tiffFile{bits: 8, samples: 1, compression: deflate, tile: 1024},
 			stored: 8 << 20},

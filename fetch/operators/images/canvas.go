@@ -11,49 +11,52 @@ import (
 	"bowstring/fetch/operators/program"
 )
 
-// scratch is the memory of one run, used again by later ones.
+// scratch is the working memory of one run. Runs return it to a pool.
 type scratch struct {
 	meter   *program.Meter
 	decoder codec.Decoder
 	resizer resample.Resizer
-	pixels  [2][]byte
-	charged [2]int // bytes of pixels that the run has counted
-	used    int    // which of pixels the canvas is on
-	// The step that is under way.
+	pixels  [2][]byte // two buffers: an operator reads one and writes the other
+	charged [2]int    // bytes of pixels that the run has counted
+	used    int       // index of the buffer with the canvas
+	// The current step, for errors.
 	step    int
 	name    string
 	canvas  canvas
 	output  output
 	encoder jpeg.Encoder
-	middle  []uint16 // of a blur
+	middle  []uint16 // rows of a blur between its two passes, with 8 bits of fraction
 }
 
-// keep is the most that a scratch may hold to be used again.
+// keep is the maximum size in bytes of a pooled scratch.
 const keep = 64 << 20
 
+// held is the number of bytes that the scratch keeps allocated.
 func (s *scratch) held() int {
 	return cap(s.pixels[0]) + cap(s.pixels[1]) + s.encoder.Held() + 2*cap(s.middle) + s.resizer.Held() + s.decoder.Held()
 }
 
-// spend counts steps that are about to be taken. It does not return where the run may not take them.
+// spend counts work before it is done. If the meter refuses, it panics with stopped,
+// which withScratch turns into the run's error.
 func (s *scratch) spend(steps int) {
 	if err := s.meter.Spend(int64(steps)); err != nil {
 		panic(stopped{err})
 	}
 }
 
-// hold counts memory, whether it is allocated now or was kept of an earlier run. It does not return where the run may
-// not have it.
+// hold counts memory, both newly allocated memory and memory that an earlier run left. If
+// the meter refuses, it panics with stopped.
 func (s *scratch) hold(bytes int64) {
 	if err := s.meter.Hold(bytes); err != nil {
 		panic(stopped{err})
 	}
 }
 
-// buffer gives n bytes, beside those that the canvas is on.
+// buffer returns n bytes of the buffer that does not have the canvas, and makes it
+// current. They are not zeroed.
 func (s *scratch) buffer(n int) []byte {
 	s.used = 1 - s.used
-	need := n + 32 // rows are read in larger units than bytes
+	need := n + 32 // vector loads read up to 32 bytes past a row's end
 	if more := need - s.charged[s.used]; more > 0 {
 		s.hold(int64(more))
 		s.charged[s.used] = need
@@ -64,52 +67,55 @@ func (s *scratch) buffer(n int) []byte {
 	return s.pixels[s.used][:n]
 }
 
-// canvas is an image that operators work on. Geometry is kept as long as it can be: a
-// box of the source, one resize of it, a window of that, mirrored.
+// canvas is an image during a run. Geometry is applied as late as possible: one crop of
+// the source (box), one resize of it (to), one crop of that (window), and mirroring. An
+// operator that needs pixels calls raster, which applies all of these in one pass.
 type canvas struct {
 	s *scratch
-	// A file that is yet to be decoded.
+	// Set until the file is decoded; then pix has the image.
 	file     []byte
 	header   codec.Header
 	mode     codec.Mode
-	colours  *icc.Transform // of the file's pixels; nil: none
+	colours  *icc.Transform // applied to the file's pixels; nil: none
 	pix      []byte
-	shared bool // pix is the input's, and only read
-	width    int  // of the source, as are height and channels
+	shared   bool // pix belongs to the input and is read-only
+	width    int  // width, height and channels are those of the source
 	height   int
 	channels int
 
-	box          image.Rectangle
-	to           image.Point
+	box          image.Rectangle // part of the source that is used
+	to           image.Point     // size to which box is resized
 	filter       resample.Filter
-	window       image.Rectangle
+	window       image.Rectangle // part of the resized image that remains
 	flipX, flipY bool
 	err          error
 
-	perRow, perLine int // steps of a row of the source, and of the result, while it is finished
+	perRow, perLine int // work of a row of the source and of a row of the result, in steps
 }
 
 func (c *canvas) spend(steps int) { c.s.spend(steps) }
 
-// reset begins with pixels.
+// reset makes pix the image: w by h pixels of that many interleaved bytes.
 func (c *canvas) reset(pix []byte, w, h, channels int) {
 	c.file, c.pix, c.width, c.height, c.channels = nil, pix, w, h, channels
 	c.view(w, h)
 }
 
+// view makes the whole source the image, without resizing and mirroring.
 func (c *canvas) view(w, h int) {
 	c.box = image.Rect(0, 0, w, h)
 	c.to, c.window, c.flipX, c.flipY, c.filter = c.box.Max, c.box, false, false, resample.Bilinear
 }
 
-// size is that of the image as it is now.
+// size returns the current size of the image in pixels.
 func (c *canvas) size() (w, h int) { return c.window.Dx(), c.window.Dy() }
 
 func (c *canvas) resized() bool { return c.to != c.box.Size() }
 
-// crop takes a part of the image, which must lie in it.
+// crop keeps only r, in pixels of the current image. r must be inside the image.
 func (c *canvas) crop(r image.Rectangle) {
 	w, h := c.size()
+	// r is in mirrored coordinates; box and window are not.
 	if c.flipX {
 		r.Min.X, r.Max.X = w-r.Max.X, w-r.Min.X
 	}
@@ -125,12 +131,14 @@ func (c *canvas) crop(r image.Rectangle) {
 	c.window = image.Rectangle{Max: c.to}
 }
 
-// resize changes the size to w x h.
+// resize resamples the image to w by h pixels. Only one resize is pending at a time, so
+// an earlier one is applied first.
 func (c *canvas) resize(w, h int, f resample.Filter) {
 	if cw, ch := c.size(); cw == w && ch == h {
 		return
 	}
-	// A mirrored image is not resized as its mirror image is, to the bit.
+	// Resampling rounds asymmetrically: to resize a mirrored image is not the same as to
+	// mirror a resized one. torchvision mirrors first.
 	if c.resized() || c.flipX || c.flipY {
 		c.raster()
 	}
@@ -138,21 +146,22 @@ func (c *canvas) resize(w, h int, f resample.Filter) {
 	c.window = image.Rectangle{Max: c.to}
 }
 
-// plain says that pix is the image.
+// plain reports whether pix is the image: nothing is pending.
 func (c *canvas) plain() bool {
 	return c.file == nil && !c.resized() && !c.flipX && !c.flipY && c.box == image.Rect(0, 0, c.width, c.height)
 }
 
-// raster carries out what was kept, and gives the pixels for reading.
+// raster applies everything that is pending and returns the pixels, which the caller must
+// not write. On failure c.err is set, and the pixels are undefined.
 func (c *canvas) raster() []byte {
 	if c.plain() {
 		return c.pix
 	}
 	w, h := c.size()
-	// Channels are known when the file is read.
+	// The number of channels is known after decoding.
 	t := toRaster{c: c, w: w, h: h}
 	c.finish(&t)
-	if c.err != nil { // the run ends after this step, which may yet look at pixels
+	if c.err != nil { // the run ends after this step, but the step may still read the pixels
 		c.channels = max(c.channels, 1)
 		t.pix = c.s.buffer(w * h * c.channels)
 	}
@@ -161,7 +170,7 @@ func (c *canvas) raster() []byte {
 	return c.pix
 }
 
-// own gives the pixels for writing.
+// own returns the pixels for writing. It copies pixels that belong to the input.
 func (c *canvas) own() []byte {
 	pix := c.raster()
 	if c.shared {
@@ -173,13 +182,13 @@ func (c *canvas) own() []byte {
 	return c.pix
 }
 
-// replace puts new pixels, of a buffer, in the place of the image.
+// replace makes pix, which must come from buffer, the image.
 func (c *canvas) replace(pix []byte, w, h, channels int) {
 	c.reset(pix, w, h, channels)
 	c.shared = false
 }
 
-// toRaster collects rows in a buffer.
+// toRaster is a resample.Sink that collects the rows in a buffer.
 type toRaster struct {
 	c    *canvas
 	w, h int
@@ -195,7 +204,8 @@ func (t *toRaster) Row(y int, pixels []byte) {
 	copy(t.pix[y*n:], pixels[:n])
 }
 
-// finish carries out what was kept, row by row into sink.
+// finish applies everything that is pending and writes the rows of the result to sink,
+// from top to bottom. Errors of decoding are in c.err.
 func (c *canvas) finish(sink resample.Sink) {
 	j := resample.Job{
 		Width: c.box.Dx(), Height: c.box.Dy(), To: c.to, Window: c.window, FlipX: c.flipX, FlipY: c.flipY,
@@ -206,16 +216,18 @@ func (c *canvas) finish(sink resample.Sink) {
 	if c.err != nil {
 		return
 	}
+	// Decoding determines the number of channels.
 	j.Channels = c.channels
 	c.plan(&j)
 	c.s.resizer.Do(&j, c, sink)
 	c.s.meter.Free(held)
 }
 
-// room counts the memory of a job, and says how much that is.
+// room counts the memory of a resize and returns the number of bytes, which the caller
+// frees.
 func (c *canvas) room(j *resample.Job) int64 {
-	channels := cmp.Or(c.channels, 4) // they may not be known before the file is decoded
-	// Rows that are read, and one of the result.
+	channels := cmp.Or(c.channels, 4) // maximum, if the file is not decoded yet
+	// One row of the source and one of the result.
 	bytes := rowBytes(max(j.Width, j.To.X), channels)
 	if c.resized() {
 		bytes = bytes.Plus(passes(extent{j.Width, j.Height, channels}, j.To.X, j.To.Y, j.Filter).Working)
@@ -224,7 +236,7 @@ func (c *canvas) room(j *resample.Job) int64 {
 	return bytes.Int64()
 }
 
-// plan counts what the rows of a job take.
+// plan computes the work of each row, and counts that of computing the filter weights.
 func (c *canvas) plan(j *resample.Job) {
 	width := j.Window.Dx() * j.Channels
 	c.perRow, c.perLine = (j.Width*j.Channels)*rowSteps, width*rowSteps
@@ -243,7 +255,8 @@ func (c *canvas) plan(j *resample.Job) {
 	c.spend((j.To.X*(across+4) + j.To.Y*(down+4)) * weightSteps)
 }
 
-// decode reads what of the file a job needs.
+// decode decodes the part of the file that the job reads. Nothing happens if the image is
+// already decoded. Errors are in c.err.
 func (c *canvas) decode(j *resample.Job) {
 	if c.file == nil {
 		return
@@ -255,7 +268,7 @@ func (c *canvas) decode(j *resample.Job) {
 	c.channels = c.s.decoder.Channels()
 }
 
-// Row gives row y of the box.
+// Row implements resample.Source. y counts from the top of the box.
 func (c *canvas) Row(y int, spare []byte) []byte {
 	c.spend(c.perRow)
 	y += c.box.Min.Y
@@ -269,7 +282,7 @@ func (c *canvas) Row(y int, spare []byte) []byte {
 	}
 	at := (y*c.width + c.box.Min.X) * c.channels
 	row := c.pix[at : at+c.box.Dx()*c.channels]
-	if c.shared { // behind the input's last pixel is nothing to read
+	if c.shared { // the input may end after its last pixel, so vector loads could fault
 		return spare[:copy(spare, row)]
 	}
 	return row

@@ -13,10 +13,12 @@ import (
 	"bowstring/fetch/operators/program"
 )
 
-// The arithmetic here is Pillow's: ImageEnhance, libImaging's Blend.c, Convert.c and
-// Filter.c, ImageOps.
+// The arithmetic is Pillow's: ImageEnhance, ImageOps, and Blend.c, Convert.c and Filter.c
+// of libImaging. Conversions of products to their own type prevent the compiler from
+// fusing them with sums, which would round differently.
 
-// blend is degenerate + factor * (pixel - degenerate), in single precision.
+// blend is degenerate + factor * (pixel - degenerate) in single precision, clipped and
+// truncated (Blend.c). Factor 0 gives degenerate, 1 gives pixel.
 func blend(degenerate, pixel uint8, factor float32) uint8 {
 	v := float32(degenerate) + float32(factor*float32(int(pixel)-int(degenerate)))
 	if v <= 0 {
@@ -28,8 +30,8 @@ func blend(degenerate, pixel uint8, factor float32) uint8 {
 	return uint8(v)
 }
 
-// parts gives an image's pixels for writing, some at a time. A pixel of them takes so many steps, and as many for each of
-// its channels as perChannel says.
+// parts returns the image's pixels for writing, in parts of at most partPixels. Each
+// pixel takes that number of steps, and perChannel more for each channel.
 func (c *canvas) parts(steps, perChannel int) iter.Seq[[]byte] {
 	pix := c.own()
 	steps += perChannel * c.channels
@@ -43,10 +45,10 @@ func (c *canvas) parts(steps, perChannel int) iter.Seq[[]byte] {
 	}
 }
 
-// partPixels are those that are worked on between two looks at the context.
+// partPixels is the number of pixels between two checks of the context.
 const partPixels = 1 << 16
 
-// through replaces each byte by a table's.
+// through maps each byte by the table.
 func (c *canvas) through(t *[256]uint8) {
 	for pix := range c.parts(0, mapSteps) {
 		for i, v := range pix {
@@ -55,7 +57,7 @@ func (c *canvas) through(t *[256]uint8) {
 	}
 }
 
-// toward blends all pixels with one value.
+// toward blends all pixels with a constant, by a table.
 func (c *canvas) toward(value uint8, factor float64) {
 	var t [256]uint8
 	for i := range t {
@@ -64,13 +66,14 @@ func (c *canvas) toward(value uint8, factor float64) {
 	c.through(&t)
 }
 
+// brightness blends with black, as ImageEnhance.Brightness.
 func (c *canvas) brightness(factor float64) {
 	if float32(factor) != 1 {
 		c.toward(0, factor)
 	}
 }
 
-// contrast blends with the mean luma.
+// contrast blends with the rounded mean luma of the image, as ImageEnhance.Contrast.
 func (c *canvas) contrast(factor float64) {
 	if float32(factor) == 1 {
 		return
@@ -89,7 +92,8 @@ func (c *canvas) contrast(factor float64) {
 	c.toward(uint8(float64(sum)/float64(n)+0.5), factor)
 }
 
-// saturation blends with the luma of each pixel.
+// saturation blends each pixel with its luma, as ImageEnhance.Color. Grey images stay as
+// they are.
 func (c *canvas) saturation(factor float64) {
 	if c.channels != 3 || float32(factor) == 1 {
 		return
@@ -103,7 +107,8 @@ func (c *canvas) saturation(factor float64) {
 	}
 }
 
-// hue turns colours by a part of the circle, in bytes.
+// hue rotates the hue by factor, a part of the circle in [-0.5, 0.5]. The hue is one
+// byte, and addition wraps, as in torchvision's adjust_hue of PIL images.
 func (c *canvas) hue(factor float64) {
 	if c.channels != 3 {
 		return
@@ -117,6 +122,8 @@ func (c *canvas) hue(factor float64) {
 	}
 }
 
+// toHSV is rgb2hsv of Convert.c: hue, saturation and value in 0 to 255. Some sums are in
+// double precision there, so they are here.
 func toHSV(r, g, b uint8) (h, s, v uint8) {
 	high, low := max(r, g, b), min(r, g, b)
 	if high == low {
@@ -137,6 +144,7 @@ func toHSV(r, g, b uint8) (h, s, v uint8) {
 	return uint8(int(float64(turn) * 255)), uint8(int(float64(span/float32(high)) * 255)), high
 }
 
+// fromHSV is hsv2rgb of Convert.c.
 func fromHSV(h, s, v uint8) (r, g, b uint8) {
 	if s == 0 {
 		return v, v, v
@@ -163,8 +171,9 @@ func fromHSV(h, s, v uint8) (r, g, b uint8) {
 	}
 }
 
-// sharpness blends with the image smoothed: the pixel five times, and its eight
-// neighbours, by 13. The outermost pixels stay.
+// sharpness blends with the smoothed image, ImageFilter.SMOOTH: weights 5 for the pixel
+// and 1 for each of its eight neighbours, divided by 13. The border pixels stay
+// unchanged, as in ImageEnhance.Sharpness.
 func (c *canvas) sharpness(factor float64) {
 	if float32(factor) == 1 {
 		return
@@ -184,13 +193,15 @@ func (c *canvas) sharpness(factor float64) {
 			for _, line := range [3]int{at - w*n, at, at + w*n} {
 				sum += int(pix[line-n]) + int(pix[line]) + int(pix[line+n])
 			}
-			// Thirteenths are never halfway, so single precision rounds as whole numbers do.
+			// A multiple of 1/13 is never halfway between two integers, so integer
+			// rounding equals Pillow's.
 			to[at] = blend(uint8((2*sum+13)/26), pix[at], float32(factor))
 		}
 	}
 	c.replace(to, w, h, n)
 }
 
+// posterize keeps the upper bits of each byte, as ImageOps.posterize.
 func (c *canvas) posterize(bits int) {
 	mask := byte(0xFF) << (8 - bits)
 	for pix := range c.parts(0, mapSteps) {
@@ -200,6 +211,7 @@ func (c *canvas) posterize(bits int) {
 	}
 }
 
+// solarize inverts all bytes that are at least threshold, as ImageOps.solarize.
 func (c *canvas) solarize(threshold float64) {
 	var t [256]uint8
 	for i := range t {
@@ -210,7 +222,8 @@ func (c *canvas) solarize(threshold float64) {
 	c.through(&t)
 }
 
-// perChannel maps each channel by a table that is made of its histogram.
+// perChannel maps each channel by a table that make computes from the channel's
+// histogram.
 func (c *canvas) perChannel(make func(bins *[256]int) [256]uint8) {
 	var bins [4][256]int
 	for pix := range c.parts(0, binSteps/2) {
@@ -234,6 +247,7 @@ func (c *canvas) perChannel(make func(bins *[256]int) [256]uint8) {
 	}
 }
 
+// same is the identity table.
 func same() (t [256]uint8) {
 	for i := range t {
 		t[i] = uint8(i)
@@ -241,6 +255,8 @@ func same() (t [256]uint8) {
 	return t
 }
 
+// autoContrast stretches the used range of values to 0 to 255, as ImageOps.autocontrast
+// with cutoff 0.
 func autoContrast(bins *[256]int) [256]uint8 {
 	t := same()
 	low, high := 0, 255
@@ -261,6 +277,8 @@ func autoContrast(bins *[256]int) [256]uint8 {
 	return t
 }
 
+// equalize makes the histogram uniform, as ImageOps.equalize. The last used value does
+// not count in the step, as there.
 func equalize(bins *[256]int) [256]uint8 {
 	t := same()
 	sum, last, kinds := 0, 0, 0
@@ -281,12 +299,14 @@ func equalize(bins *[256]int) [256]uint8 {
 	return t
 }
 
-// jitter changes brightness, contrast, saturation and hue, in an order that is drawn.
+// jitter is ColorJitter: it changes brightness, contrast, saturation and hue in a random
+// order.
 type jitter struct {
-	ranges [4][2]float64
-	unset  [4]bool
+	ranges [4][2]float64 // [low, high] of each factor, in the order of jitters
+	unset  [4]bool       // factors that never change anything
 }
 
+// jitters has the names of the factors. Their indices are those of the drawn order.
 var jitters = [4]string{"brightness", "contrast", "saturation", "hue"}
 
 func newColorJitter(b *builder, p *params) *program.StepError {
@@ -297,7 +317,8 @@ func newColorJitter(b *builder, p *params) *program.StepError {
 	return b.colours(o, true, 1, 3)
 }
 
-// around reads a range, or a distance from what changes nothing.
+// around reads [low, high], or one number as the distance from the neutral factor: 1, or
+// 0 for hue. unset is true if the factor is always neutral.
 func (p *params) around(name string, hue bool) (r [2]float64, unset bool) {
 	centre, least, most := 1.0, 0.0, 1e3
 	takes := "a number that is not negative, or [low, high] with low >= 0"
@@ -327,6 +348,8 @@ func (p *params) around(name string, hue bool) (r [2]float64, unset bool) {
 	return r, r[0] == centre && r[1] == centre
 }
 
+// Draws: three for the order (Fisher-Yates), then one for each factor, also for unused
+// ones. So that draws of later steps do not depend on the parameters.
 func (o *jitter) apply(c *canvas, numbers *draw.Source) ([]program.Value, error) {
 	order := [4]int{0, 1, 2, 3}
 	for i := 3; i > 0; i-- {
@@ -368,10 +391,10 @@ func (o *jitter) bound(e extent) (extent, program.Cost) {
 	return e, e.each(each)
 }
 
-// blur is Gaussian.
+// blur is GaussianBlur: a separable kernel with a random sigma, and reflected borders.
 type blur struct {
-	kx, ky    int
-	low, high float64
+	kx, ky    int     // sizes of the kernel in pixels, odd
+	low, high float64 // range of sigma in pixels
 }
 
 func newGaussianBlur(b *builder, p *params) *program.StepError {
@@ -396,8 +419,9 @@ func newGaussianBlur(b *builder, p *params) *program.StepError {
 	return b.colours(o, true, 1, 3)
 }
 
-// kernel gives weights in parts of 65536. Whole numbers are the same everywhere, where
-// exponentials may differ in their last bit.
+// kernel returns n weights, which sum to 65536. Integer arithmetic gives the same result
+// on all CPUs, although exponentials may differ in the last bit. The rounding error goes
+// to the middle weight.
 func kernel(n int, sigma float64) []uint32 {
 	weights, sum := make([]float64, n), 0.0
 	for i := range weights {
@@ -435,6 +459,7 @@ func (o *blur) apply(c *canvas, numbers *draw.Source) ([]program.Value, error) {
 		row, out := pix[y*w*n:][:w*n], middle[y*w*n:][:w*n]
 		for x := range w {
 			for k := range n {
+				// Horizontal pass.
 				sum := uint32(128)
 				for i, weight := range across {
 					sum += weight * uint32(row[mirrored(x+i-o.kx/2, w)*n+k])
@@ -448,6 +473,8 @@ func (o *blur) apply(c *canvas, numbers *draw.Source) ([]program.Value, error) {
 		out := to[y*w*n:][:w*n]
 		for x := range out {
 			sum := uint64(1 << 23)
+			// Vertical pass: 16 bits of the weight and 8 bits of the intermediate value
+			// are fraction.
 			for i, weight := range down {
 				sum += uint64(weight) * uint64(middle[mirrored(y+i-o.ky/2, h)*w*n+x])
 			}
@@ -459,6 +486,8 @@ func (o *blur) apply(c *canvas, numbers *draw.Source) ([]program.Value, error) {
 	return []program.Value{{Name: "sigma", Number: sigma}}, nil
 }
 
+// mirrored reflects index i into [0, n) without repeating the border: torch's padding
+// mode "reflect".
 func mirrored(i, n int) int {
 	if i < 0 {
 		return -i
@@ -473,14 +502,15 @@ func (o *blur) bound(e extent) (extent, program.Cost) {
 	return e, program.Cost{Working: e.bytes().Times(2), Steps: e.bytes().Times(int64(o.kx+o.ky) * tapSteps)}
 }
 
-// randAugment is Cubuk et al.: "RandAugment: Practical automated data augmentation with
-// a reduced search space", 2019, as torchvision has it.
+// randAugment is RandAugment (Cubuk et al.: "RandAugment: Practical automated data
+// augmentation with a reduced search space", 2019) with the operations of torchvision.
 type randAugment struct {
 	ops, magnitude, bins int
 	bilinear, mask       bool
 	fill                 []byte
 }
 
+// The operations, in the order of torchvision's _AUGMENTATION_SPACE. Draws depend on it.
 const (
 	augIdentity = iota
 	augShearX
@@ -515,7 +545,8 @@ func newRandAugment(b *builder, p *params) *program.StepError {
 	return b.colours(o, true, 1, 3)
 }
 
-// linear is torch.linspace(from, to, bins)[magnitude], in single precision.
+// linear is torch.linspace(from, to, bins)[magnitude] in single precision. Like torch, it
+// computes the upper half from the end.
 func (o *randAugment) linear(from, to float64) float64 {
 	step := float32(to-from) / float32(o.bins-1)
 	if o.magnitude < o.bins/2 {
@@ -526,6 +557,7 @@ func (o *randAugment) linear(from, to float64) float64 {
 
 func (o *randAugment) apply(c *canvas, numbers *draw.Source) ([]program.Value, error) {
 	var values []program.Value
+	// Draws per operation: kind, then sign.
 	for range o.ops {
 		kind, negative := numbers.IntN(augments), numbers.Chance(0.5)
 		m := o.strength(c, kind)
@@ -543,6 +575,8 @@ func (o *randAugment) apply(c *canvas, numbers *draw.Source) ([]program.Value, e
 	return values, nil
 }
 
+// strength is the magnitude of an operation before its sign: torchvision's
+// _AUGMENTATION_SPACE for an image of this size. Solarize's is a share of 255.
 func (o *randAugment) strength(c *canvas, kind int) float64 {
 	w, h := c.size()
 	switch kind {
@@ -564,6 +598,8 @@ func (o *randAugment) strength(c *canvas, kind int) float64 {
 	return 0
 }
 
+// geometry applies a shear, translation or rotation. The matrices map the result to the
+// source; shears are around the upper left corner, as in torchvision.
 func (o *randAugment) geometry(c *canvas, kind int, m float64) {
 	w, h := c.size()
 	inverse := affine{1, 0, 0, 0, 1, 0}
@@ -571,7 +607,8 @@ func (o *randAugment) geometry(c *canvas, kind int, m float64) {
 	case augShearX:
 		inverse[1] = math.Tan(radians(degrees(m)))
 	case augShearY:
-		// torchvision's matrix of a shear along y, without rotation: its terms are those that are left.
+		// torchvision's matrix of a shear along y without rotation, with the terms that
+		// are not zero.
 		shear := radians(degrees(m))
 		a, b := math.Cos(-shear)/math.Cos(shear), math.Sin(-shear)/math.Cos(shear)
 		inverse[3], inverse[4] = -b, a
@@ -588,11 +625,13 @@ func (o *randAugment) geometry(c *canvas, kind int, m float64) {
 	c.transform(inverse, w, h, o.bilinear, o.fill)
 }
 
-// degrees and radians round as Python's do.
+// degrees and radians round as math.degrees and math.radians of Python. degrees returns
+// the angle of a shear.
 func degrees(shear float64) float64 { return math.Atan(shear) * (180 / math.Pi) }
 
 func radians(angle float64) float64 { return angle * (math.Pi / 180) }
 
+// colour applies an operation on colours. Factors are 1 + m.
 func colour(c *canvas, kind int, m float64) {
 	switch kind {
 	case augBrightness:
@@ -615,18 +654,19 @@ func colour(c *canvas, kind int, m float64) {
 }
 
 func (o *randAugment) bound(e extent) (extent, program.Cost) {
-	// The one that takes most, and pixels that are laid out for it.
+	// The most expensive operation, and the layout of pixels before it.
 	most := max(warped(o.bilinear), saturateSteps, (sharpenSteps+1)*e.channels, binSteps*e.channels,
 		lumaSteps+mapSteps*e.channels)
 	return e, e.each(o.ops * (most + (2*rowSteps+1)*e.channels))
 }
 
-// erasing fills a box: Zhong et al., "Random Erasing Data Augmentation", 2017. Before
-// ToDtype it is a step on pixels, after it one on the result.
+// erasing is RandomErasing (Zhong et al.: "Random Erasing Data Augmentation", 2017): it
+// fills a random box. Before ToDtype it is a step on pixels, after it a step on the
+// result.
 type erasing struct {
-	p                         float64
-	least, most, narrow, wide float64
-	values                    []float64
+	p                         float64   // probability
+	least, most, narrow, wide float64   // ranges of the area's share and of height / width
+	values                    []float64 // one for all channels, or one for each
 }
 
 func newRandomErasing(b *builder, p *params) *program.StepError {
@@ -662,7 +702,8 @@ func newRandomErasing(b *builder, p *params) *program.StepError {
 	return p.err
 }
 
-// box is torchvision's make_params. It is empty where nothing is erased.
+// box is torchvision's make_params: up to ten attempts. The empty box means that nothing
+// is erased.
 func (o *erasing) box(w, h int, numbers *draw.Source) image.Rectangle {
 	if !numbers.Chance(o.p) {
 		return image.Rectangle{}
@@ -681,6 +722,7 @@ func (o *erasing) box(w, h int, numbers *draw.Source) image.Rectangle {
 	return image.Rectangle{}
 }
 
+// value is the fill value of a channel.
 func (o *erasing) value(channel int) float64 { return o.values[min(channel, len(o.values)-1)] }
 
 func (o *erasing) apply(c *canvas, numbers *draw.Source) ([]program.Value, error) {
@@ -704,7 +746,7 @@ func (o *erasing) bound(e extent) (extent, program.Cost) {
 	return e, e.each(e.channels * (eraseSteps + 1))
 }
 
-// lay erases in the result.
+// lay erases in the result, in its type and layout.
 func (o *erasing) lay(c *canvas, out *output, numbers *draw.Source) []program.Value {
 	box := o.box(out.width, out.height, numbers)
 	size := sizeOf(out.dtype)

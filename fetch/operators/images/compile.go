@@ -1,14 +1,15 @@
 // Package images compiles lists of operators on images into programs: decoding,
-// geometry, colours and the form of the tensor that comes out. Names, parameters and
-// defaults are those of torchvision.transforms.v2; pixels are those that torchvision
-// gives for images of Pillow 12.1.
+// geometry, colours and the layout of the resulting tensor. Names, parameters and
+// defaults are those of torchvision.transforms.v2. Pixels are equal to those of
+// torchvision for images of Pillow 12.1.
 //
-// A program draws before it decodes, decodes no more than a crop needs, and resizes,
-// mirrors, normalises and lays out in one pass into the result's memory. Crops, one
-// resize and mirroring are one step of work, whatever the number of operators.
+// A program draws its random numbers before it decodes. It decodes only what a crop
+// needs. It resizes, mirrors, normalises and lays out the pixels in one pass into the
+// memory of the result. Several crops, one resize and mirrorings together are one pass,
+// regardless of the number of operators.
 //
-// Here is what the operators are. Files are read in codec and jpeg, sizes changed in
-// resample. Engines, requests and schemas are not here.
+// This package defines the operators. The packages codec and jpeg decode files, and
+// resample resizes. Pixels are interleaved rows of bytes (HWC); a result may be CHW.
 package images
 
 import (
@@ -27,12 +28,12 @@ import (
 	"bowstring/fetch/operators/program"
 )
 
-// ContractVersion names what the bytes of a result depend on besides the canonical
-// steps and the input. It changes whenever any result does.
+// ContractVersion identifies the arithmetic: with the canonical steps and the input it
+// determines the bytes of a result. It must change whenever any result changes.
 const ContractVersion = "images/2"
 
-// Engine names what carries operators out: "go", and "go avx2" where the processor has
-// the instructions that the inner loops have versions for. Results are the same.
+// Engine names the implementation: "go", or "go avx2" if the CPU supports the AVX2
+// versions of the inner loops. Results are identical.
 func Engine() string {
 	if jpeg.Wide() && resample.Wide() {
 		return "go avx2"
@@ -40,51 +41,55 @@ func Engine() string {
 	return "go"
 }
 
-// operator is a step that was checked.
+// operator is a validated step.
 type operator interface {
-	// apply changes the canvas. What is at fault in the sample is an error.
+	// apply changes the canvas and returns the drawn values. Errors mean that the sample
+	// is invalid for the operator.
 	apply(c *canvas, numbers *draw.Source) ([]program.Value, error)
-	// bound is what an image becomes at most, and what that takes besides the pixels before and after.
+	// bound returns the maximum size of the result for an image of size e, and the
+	// maximum cost without the memory of the pixels themselves.
 	bound(e extent) (extent, program.Cost)
 }
 
-// stage is an operator at its place in the list.
+// stage is an operator with its index and name in the list of steps.
 type stage struct {
 	operator
 	step   int
 	name   string
-	random bool
+	random bool // it draws random numbers
 }
 
-// builder is the state of a compilation: what is known of the image after the steps so far.
+// builder is the state of a compilation: what is known about the image after the steps so
+// far.
 type builder struct {
-	at       int
+	at       int // index of the current step
 	name     string
 	mask     bool
-	begun    bool // there are pixels
-	ended    bool // they were encoded
-	width    int  // or program.Unknown, as are height and channels
+	begun    bool // Decode was compiled
+	ended    bool // EncodeJPEG was compiled
+	width    int  // width, height and channels may be program.Unknown
 	height   int
 	channels int
-	planar   bool
+	planar   bool // the layout is CHW
 	dtype    program.DType
-	wide     int // bytes of a channel of pixels that have more than one; else 0
-	table    *floats
+	wide     int     // bytes of a channel if they are more than one; else 0
+	table    *floats // set by ToDtype: the value of each byte
 	stages   []stage
-	erasures []stage
+	erasures []stage // RandomErasing after ToDtype
 	encoder  *encodeJPEG
-	random   bool // the step draws
-	// shapeless says that the sides' ratio is not the file's, and not known.
+	random   bool // the current step draws
+	// shapeless is set after a rotation with expand: the aspect ratio is unknown.
 	shapeless bool
 }
 
-// Compile checks a list of steps for encoded files and makes a program of it. An error is a *program.StepError.
+// Compile validates steps for encoded files and returns their program. Errors are
+// *program.StepError.
 func Compile(steps []program.Step) (program.Program, error) { return compile(steps, false) }
 
-// CompileMask makes the program of a mask from the list of its image: the same
-// geometry, without mixing of pixels, and nothing else. A mask's pixels are classes:
-// grey, or indices into a palette. With the image's draws it gets the image's crop, as
-// long as it has the image's size.
+// CompileMask returns the program of a mask, from the list of its image. It has the same
+// geometry, does not mix pixels, and ignores all operators on colours. The pixels of a
+// mask are classes: grey values or palette indices. With the draws of the image, a mask
+// of the same size gets the same crop.
 func CompileMask(steps []program.Step) (program.Program, error) { return compile(steps, true) }
 
 func compile(steps []program.Step, mask bool) (program.Program, error) {
@@ -117,8 +122,8 @@ func compile(steps []program.Step, mask bool) (program.Program, error) {
 	return p, nil
 }
 
-// possible refuses a list that makes more of an image than any may become, whatever the image is: from the first step on
-// that gives it a size.
+// possible refuses a list whose result always exceeds the limits. It checks the steps
+// from the first one on that makes the size known.
 func (p *compiled) possible() error {
 	e, known := extent{}, false
 	for i := range p.stages {
@@ -131,6 +136,7 @@ func (p *compiled) possible() error {
 			}
 			e = next
 		}
+		// From here on the size is known, whatever the file is.
 		if after := p.after[s.step]; after.w != program.Unknown && after.h != program.Unknown {
 			e, known = extent{w: after.w, h: after.h, channels: max(after.channels, 1)}, true
 		}
@@ -142,9 +148,10 @@ func (b *builder) fail(format string, values ...any) *program.StepError {
 	return &program.StepError{Step: b.at, Name: b.name, Reason: fmt.Sprintf(format, values...)}
 }
 
-// constructor reads the parameters of a step and adds it.
+// constructor validates the parameters of a step and adds the step to the builder.
 type constructor func(b *builder, p *params) *program.StepError
 
+// constructors is filled in init: newX functions refer to it through Names.
 var constructors map[string]constructor
 
 func init() {
@@ -158,7 +165,7 @@ func init() {
 	}
 }
 
-// Names are those of all operators, in order.
+// Names returns the names of all operators, sorted.
 func Names() []string {
 	names := make([]string, 0, len(constructors))
 	for n := range constructors {
@@ -168,6 +175,7 @@ func Names() []string {
 	return names
 }
 
+// add compiles one step and returns it with all parameters in canonical form.
 func (b *builder) add(s program.Step) (program.Step, error) {
 	make, ok := constructors[s.Name]
 	if !ok {
@@ -193,7 +201,7 @@ func (b *builder) add(s program.Step) (program.Step, error) {
 	return canonical, nil
 }
 
-// bytes requires that elements are still what a picture has.
+// bytes fails if the pixels are not bytes at this point of the list.
 func (b *builder) bytes() *program.StepError {
 	if b.table != nil {
 		return b.fail("it takes uint8; put it before ToDtype")
@@ -204,7 +212,7 @@ func (b *builder) bytes() *program.StepError {
 	return nil
 }
 
-// wideType is the type of what Decode gives that is wider than a byte.
+// wideType names the type of Decode's wide modes.
 func (b *builder) wideType() string {
 	if b.wide == 4 {
 		return "float32"
@@ -212,7 +220,8 @@ func (b *builder) wideType() string {
 	return "uint16"
 }
 
-// moves reports whether an operator moves pixels as they are, whatever is in them.
+// moves reports whether an operator only moves pixels, so that it also works for pixels
+// of more than one byte.
 func moves(o operator) bool {
 	switch o := o.(type) {
 	case *decode, *centerCrop:
@@ -229,7 +238,7 @@ func moves(o operator) bool {
 	return false
 }
 
-// pixels adds an operator on pixels of bytes.
+// pixels adds an operator that works before ToDtype.
 func (b *builder) pixels(o operator, random bool) *program.StepError {
 	if b.wide == 0 || !moves(o) {
 		if err := b.bytes(); err != nil {
@@ -240,7 +249,7 @@ func (b *builder) pixels(o operator, random bool) *program.StepError {
 	return nil
 }
 
-// late adds an operator that moves whole elements, of whatever type.
+// late adds an operator that moves whole elements of any type, so it may follow ToDtype.
 func (b *builder) late(o operator) *program.StepError {
 	if err := b.unerased(); err != nil {
 		return err
@@ -249,7 +258,8 @@ func (b *builder) late(o operator) *program.StepError {
 	return nil
 }
 
-// unerased requires that no element of floating point was erased yet.
+// unerased fails if RandomErasing has been compiled after ToDtype: that is applied last,
+// to the result.
 func (b *builder) unerased() *program.StepError {
 	if len(b.erasures) > 0 {
 		return b.fail("it comes after RandomErasing of floating point; put it before")
@@ -262,7 +272,8 @@ func (b *builder) put(o operator, random bool) {
 	b.random = b.random || random
 }
 
-// colours adds an operator on colours. A mask keeps what it is.
+// colours adds an operator on colours for images with one of these numbers of channels. A
+// mask only consumes the operator's draws.
 func (b *builder) colours(o operator, random bool, channels ...int) *program.StepError {
 	if b.mask {
 		b.random = random
@@ -274,6 +285,7 @@ func (b *builder) colours(o operator, random bool, channels ...int) *program.Ste
 	return b.pixels(o, random)
 }
 
+// known describes a number of channels in messages.
 func known(n int) string {
 	if n == program.Unknown {
 		return "a number that each file decides"
@@ -281,7 +293,7 @@ func known(n int) string {
 	return fmt.Sprint(n)
 }
 
-// form is the result's.
+// form is the form of the result; sizes that depend on the file are program.Unknown.
 func (b *builder) form() program.Form {
 	if b.ended {
 		return program.Form{Kind: program.Encoded, MIME: "image/jpeg"}
@@ -293,14 +305,14 @@ func (b *builder) form() program.Form {
 	return f
 }
 
-// params reads a step's parameters, and writes the canonical ones. The first mistake
-// stays; what is read after it are defaults.
+// params reads the parameters of a step and collects them in canonical form. The first
+// error stays in err; reads after it return defaults.
 type params struct {
 	step  int
 	name  string
 	raw   map[string]json.RawMessage
-	known []string
-	out   bytes.Buffer
+	known []string     // parameters that were read
+	out   bytes.Buffer // canonical parameters, comma-separated
 	err   *program.StepError
 }
 
@@ -315,7 +327,7 @@ func paramsOf(at int, s program.Step) *params {
 	return p
 }
 
-// short is what a message shows of a client's JSON.
+// short truncates a client's JSON for a message.
 func short(raw []byte) string {
 	if len(raw) > 60 {
 		return string(raw[:57]) + "..."
@@ -329,7 +341,7 @@ func (p *params) fail(param, format string, values ...any) {
 	}
 }
 
-// get takes a parameter's JSON. It is nil where there is none, or null.
+// get returns the JSON of a parameter. Absent and null are nil.
 func (p *params) get(name string) json.RawMessage {
 	p.known = append(p.known, name)
 	raw := p.raw[name]
@@ -339,7 +351,7 @@ func (p *params) get(name string) json.RawMessage {
 	return raw
 }
 
-// put writes a parameter in its canonical form.
+// put adds a parameter to the canonical form.
 func (p *params) put(name string, value any) {
 	if p.out.Len() > 0 {
 		p.out.WriteByte(',')
@@ -352,7 +364,8 @@ func (p *params) put(name string, value any) {
 	fmt.Fprintf(&p.out, "%q:%s", name, text)
 }
 
-// done fails for a parameter that nobody read.
+// done returns the canonical step. It fails if a parameter was never read, because it is
+// unknown.
 func (p *params) done() (program.Step, *program.StepError) {
 	var names []string
 	for name := range p.raw {
@@ -372,14 +385,14 @@ func (p *params) done() (program.Step, *program.StepError) {
 	return program.Step{Name: p.name, Params: json.RawMessage("{" + p.out.String() + "}")}, nil
 }
 
-// numbers reads a number or a list of them. It is nil where the parameter is absent.
+// numbers reads a number or a list of one of these lengths. An absent parameter is nil.
 func (p *params) numbers(name, takes string, counts ...int) []float64 {
 	raw := p.get(name)
 	if raw == nil {
 		return nil
 	}
 	var one float64
-	var several []*float64 // a null among them is no number: it would be left as it is, and so count as 0
+	var several []*float64 // pointers: null would leave a number unchanged, so it would count as 0
 	list := []float64{}
 	if json.Unmarshal(raw, &one) == nil {
 		list = append(list, one)
@@ -397,7 +410,7 @@ func (p *params) numbers(name, takes string, counts ...int) []float64 {
 	return list
 }
 
-// number reads one, from low to high.
+// number reads one number from low to high.
 func (p *params) number(name string, otherwise, low, high float64) float64 {
 	takes := "a number from " + text(low) + " to " + text(high)
 	v := otherwise
@@ -414,7 +427,7 @@ func (p *params) number(name string, otherwise, low, high float64) float64 {
 
 func text(v float64) string { return strconv.FormatFloat(v, 'g', -1, 64) }
 
-// integers reads whole numbers from low to high.
+// integers reads integers from low to high: one number or a list of one of these lengths.
 func (p *params) integers(name, takes string, low, high int, counts ...int) []int {
 	list := p.numbers(name, takes, counts...)
 	if list == nil {
@@ -450,7 +463,7 @@ func (p *params) boolean(name string, otherwise bool) bool {
 	return v
 }
 
-// word reads one of the names given, in any case of letters where that tells them apart.
+// word reads one of the allowed names.
 func (p *params) word(name, otherwise string, allowed ...string) string {
 	v := otherwise
 	if raw := p.get(name); raw != nil {
@@ -471,10 +484,11 @@ func quoted(names []string) string {
 	return strings.Join(list, ", ")
 }
 
-// maxSide bounds what a request may ask for. Limits bound what a sample takes.
+// maxSide is the maximum side in pixels that a request may specify. The limits of a
+// program bound the cost of a sample.
 const maxSide = 1 << 15
 
-// size reads height and width, of which one number is both.
+// size reads [height, width] in pixels. One number means both.
 func (p *params) size(name string) (h, w int) {
 	takes := "a size in pixels, or [height, width]"
 	list := p.integers(name, takes, 1, maxSide, 1, 2)
@@ -491,7 +505,7 @@ func (p *params) size(name string) (h, w int) {
 	return h, w
 }
 
-// interval reads [low, high] within bounds.
+// interval reads [low, high] with least <= low <= high <= most.
 func (p *params) interval(name string, low, high, least, most float64) (float64, float64) {
 	takes := fmt.Sprintf("[low, high] with %s <= low <= high <= %s", text(least), text(most))
 	if list := p.numbers(name, takes, 2); list != nil {
@@ -505,38 +519,39 @@ func (p *params) interval(name string, low, high, least, most float64) (float64,
 	return low, high
 }
 
-// Steps of work by what they are done on, each about a nanosecond of a processor of 2024. BenchmarkSteps measures them.
+// Work in steps of about one nanosecond of a CPU of 2024. BenchmarkSteps measures them.
 const (
-	rowSteps      = 1       // of a byte that is read from an image, or laid into the next one
-	fileSteps     = 4       // of a byte that is read from a file's pixels
-	layoutSteps   = 1       // of an element of the result
-	weightSteps   = 20      // of a weight: a filter is computed
-	profileSteps  = 20      // of a pixel whose colours are converted
-	turnSteps     = 8       // of a pixel that is turned by a quarter
-	padSteps      = 4       // of a pixel of a padded image
-	fillSteps     = 2       // of a pixel of one colour
-	warpSteps     = 8       // of a pixel of a transformed image
-	mixedSteps    = 22      // the same, of four pixels mixed
-	mapSteps      = 1       // of a byte that goes through a table
-	lumaSteps     = 3       // of a pixel that luma is made of
-	saturateSteps = 10      // of a pixel
-	hueSteps      = 55      // of a pixel
-	sharpenSteps  = 5       // of a byte
-	binSteps      = 4       // of a byte that is counted, and goes through a table
-	tapSteps      = 2       // of a byte and a weight of a blur
-	eraseSteps    = 4       // of a byte
-	encodeSteps   = 40      // of a pixel that is encoded
-	baseSteps     = 1 << 18 // of a run: headers, tables, kernels
-	weighed       = 4       // bytes that are weighed in a step, of a resize
+	rowSteps      = 1       // per byte read from an image or written to the next
+	fileSteps     = 4       // per byte of a file's pixels
+	layoutSteps   = 1       // per element of the result
+	weightSteps   = 20      // per computed filter weight
+	profileSteps  = 20      // per pixel with converted colours
+	turnSteps     = 8       // per pixel rotated by 90°
+	padSteps      = 4       // per pixel of a padded image
+	fillSteps     = 2       // per pixel filled with one colour
+	warpSteps     = 8       // per pixel of an affine transform, nearest
+	mixedSteps    = 22      // per pixel of an affine transform, bilinear
+	mapSteps      = 1       // per byte mapped by a table
+	lumaSteps     = 3       // per pixel whose luma is computed
+	saturateSteps = 10      // per pixel
+	hueSteps      = 55      // per pixel
+	sharpenSteps  = 5       // per byte
+	binSteps      = 4       // per byte counted and then mapped by a table
+	tapSteps      = 2       // per byte and weight of a blur
+	eraseSteps    = 4       // per byte
+	encodeSteps   = 40      // per encoded pixel
+	baseSteps     = 1 << 18 // per run: headers, tables, kernels
+	weighed       = 4       // bytes that a resize weighs in one step
 )
 
-// Working memory besides pixels.
+// Working memory in bytes, without pixels.
 const (
 	baseBytes    = 1 << 16
-	profileBytes = 2 << 20 // an ICC profile, inflated, with the buffers that were outgrown, and what is made of it
+	profileBytes = 2 << 20 // an inflated ICC profile, buffers that grew while inflating, and the transform
 )
 
-// passes bounds what it takes to resize from e to w x h: rows of the new width, and weights.
+// passes bounds the cost of resizing e to w by h: intermediate rows of the new width, and
+// weights.
 func passes(e extent, w, h int, filter resample.Filter) program.Cost {
 	across, down := filter.Taps(e.w, w), filter.Taps(e.h, h)
 	weights := program.Product(w, across+4).Plus(program.Product(h, down+4))
@@ -549,38 +564,39 @@ func passes(e extent, w, h int, filter resample.Filter) program.Cost {
 
 func ceil(a, b int) int { return (a + b - 1) / b }
 
-// rowBytes bounds the rows that are read and written while an image is w pixels wide.
+// rowBytes bounds the bytes of the row buffers while an image of width w is processed.
 func rowBytes(w, channels int) program.Amount {
 	return program.Product(w, channels, 4).Plus(program.Count(64))
 }
 
-// extent is the most that an image has at a step.
+// extent is the maximum size of an image at a step: pixels, and bytes per pixel.
 type extent struct{ w, h, channels int }
 
 func (e extent) pixels() program.Amount { return program.Product(e.w, e.h) }
 func (e extent) bytes() program.Amount  { return program.Product(e.w, e.h, e.channels) }
 
-// of gives the extent another size.
-func (e extent) of(w, h int) extent { return extent{w: w, h: h, channels: e.channels} }
+// resized is the extent with another size.
+func (e extent) resized(w, h int) extent { return extent{w: w, h: h, channels: e.channels} }
 
-// each is a cost of so many steps for each pixel, and no memory.
+// each is the cost of that many steps for every pixel, without memory.
 func (e extent) each(steps int) program.Cost {
 	return program.Cost{Steps: e.pixels().Times(int64(steps))}
 }
 
-// with adds what is known of the working memory and the steps of two costs.
+// with adds the working memory and the steps of two costs.
 func with(a, b program.Cost) program.Cost {
 	a.Working, a.Steps = a.Working.Plus(b.Working), a.Steps.Plus(b.Steps)
 	return a
 }
 
-// through is what stages make of an image. It adds what they take to cost, and fails with the first one that would take
-// more than the limits allow.
+// through returns the extent after the stages and adds their cost to cost. It fails for
+// the first stage that exceeds the limits.
 func (e extent) through(stages []stage, cost *program.Cost, limits program.Limits) (extent, error) {
 	most, wide := e.bytes(), e.w
 	for _, s := range stages {
 		next, takes := s.bound(e)
-		// What the steps before have put off is carried out by one that looks at pixels.
+		// An operator that needs pixels also executes the pending geometry of earlier
+		// steps.
 		takes.Steps = takes.Steps.Plus(e.bytes().Plus(next.bytes()).Times(rowSteps))
 		*cost = with(*cost, takes)
 		most, wide = most.Or(next.bytes()), max(wide, next.w)

@@ -79,26 +79,27 @@ func TestRefusedByName(t *testing.T) {
 	}
 }
 
-// ending is a context that ends when it was looked at so often.
+// ending is a context that ends after a number of checks.
 type ending struct {
 	context.Context
-	looks, after atomic.Int64 // looks until the end, and those since
+	checks, after atomic.Int64 // checks until the end, and checks after it
 }
 
 func (e *ending) Err() error {
-	if e.looks.Add(-1) >= 0 {
+	if e.checks.Add(-1) >= 0 {
 		return nil
 	}
 	e.after.Add(1)
 	return context.Canceled
 }
 
-// looks runs a program under a context that ends after so many looks, and says how many there were.
-func looks(p program.Program, cell []byte, most int64) (n int64, err error) {
+// checksOf runs a program with a context that ends after that number of checks, and returns
+// how many there were.
+func checksOf(p program.Program, cell []byte, most int64) (n int64, err error) {
 	ctx := &ending{Context: context.Background()}
-	ctx.looks.Store(most)
+	ctx.checks.Store(most)
 	_, err = p.Run(ctx, cell, program.Draws{}, func(n int) []byte { return make([]byte, n) })
-	return most - max(ctx.looks.Load(), 0), err
+	return most - max(ctx.checks.Load(), 0), err
 }
 
 // manyScans is a progressive file of grey zeros: one scan, and a refinement for each bit below.
@@ -197,12 +198,12 @@ func deflated(t testing.TB, data []byte) []byte {
 	return out.Bytes()
 }
 
-// TestEnds holds that a run ends with its context, in whatever pass it is. Contexts end by the number of looks, so that
-// no clock decides.
+// TestEnds checks that a run ends with its context in each pass. Contexts end after a number
+// of checks, so that the result does not depend on time.
 func TestEnds(t *testing.T) {
 	for name, c := range allPasses(t, 2048) {
 		t.Run(name, func(t *testing.T) {
-			all, err := looks(c.p, c.cell, math.MaxInt64)
+			all, err := checksOf(c.p, c.cell, math.MaxInt64)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -214,7 +215,7 @@ func TestEnds(t *testing.T) {
 				t.Errorf("it looked %d times, and takes %v steps", all, cost.Steps)
 			}
 			for _, k := range []int64{0, (all + 1) / 2} {
-				n, err := looks(c.p, c.cell, k)
+				n, err := checksOf(c.p, c.cell, k)
 				if !errors.Is(err, context.Canceled) || errors.Is(err, program.ErrDamaged) {
 					t.Errorf("its context ended after %d of %d looks: %v after %d", k, all, err, n)
 				}

@@ -15,11 +15,12 @@ import (
 	"bowstring/fetch/operators/program"
 )
 
-// decode reads a file.
+// decode is Decode: it reads the file's header. Pixels are decoded later, when they are
+// needed.
 type decode struct {
 	mode    codec.Mode
-	orient  bool
-	profile string
+	orient  bool   // apply_exif_orientation
+	profile string // icc_profile: "ignore", "fail" or "srgb"
 	mask    bool
 }
 
@@ -67,10 +68,10 @@ func (o *decode) apply(c *canvas, _ *draw.Source) ([]program.Value, error) {
 		}
 	}
 	c.view(h.Width, h.Height)
-	// Otherwise they are known with the pixels.
+	// For Unchanged the number of channels is known after decoding.
 	c.channels = map[codec.Mode]int{codec.RGB: 3, codec.L: 1, codec.Grey16: 2, codec.RGB16: 6, codec.Float: 4}[o.mode]
 	if o.mask {
-		// How many channels there are is known with the pixels, and a mask may have one.
+		// A mask must have one channel, which is known after decoding.
 		if c.raster(); c.err == nil && c.channels != 1 {
 			return nil, fmt.Errorf("a mask has to be grey or paletted, and this one has %d channels", c.channels)
 		}
@@ -81,7 +82,8 @@ func (o *decode) apply(c *canvas, _ *draw.Source) ([]program.Value, error) {
 	return nil, nil
 }
 
-// coloursOf is how pixels of a file, as RGB, become those of sRGB.
+// coloursOf returns the conversion of the file's RGB pixels to sRGB. It fails if the
+// profile is invalid or is for another colour space than the pixels.
 func coloursOf(file []byte, h codec.Header) (*icc.Transform, error) {
 	data, err := codec.Profile(file, h, icc.MaxBytes)
 	if err != nil {
@@ -98,12 +100,14 @@ func coloursOf(file []byte, h codec.Header) (*icc.Transform, error) {
 	return t, nil
 }
 
-// turns says whether the image is turned by what Exif says. TIFF always is, as in Pillow.
+// turns reports whether the orientation of Exif is applied. For TIFF it always is, as in
+// Pillow.
 func (o *decode) turns(h codec.Header) bool {
 	return h.Orientation > 1 && (o.orient || h.Format == codec.TIFF)
 }
 
-// bound takes what the orientation makes of the header's size: Cost has turned it.
+// bound takes an extent that is already rotated: Cost applies the orientation to the
+// header's size.
 func (o *decode) bound(e extent) (extent, program.Cost) {
 	takes := e.each(e.channels * fileSteps)
 	if o.profile == "srgb" {
@@ -114,11 +118,12 @@ func (o *decode) bound(e extent) (extent, program.Cost) {
 	return e, takes
 }
 
-// orient undoes what Exif says of how the camera was held.
+// orient applies an Exif orientation, 1 to 8, so that the image is upright.
 func (c *canvas) orient(orientation int) {
 	c.flipX = orientation == 2 || orientation == 3
 	c.flipY = orientation == 3 || orientation == 4
 	if orientation < 5 {
+		// 5 to 8 transpose the image.
 		return
 	}
 	pix := c.raster()
@@ -134,12 +139,13 @@ func (c *canvas) orient(orientation int) {
 		}
 	}
 	c.replace(to, h, w, n)
-	// Mirrored along the diagonal, 5 is upright; 6 and 8 are turned by a quarter, 7 is both.
+	// After the transposition 5 is upright; 6 and 8 are rotations by 90°, 7 is mirrored
+	// both ways.
 	c.flipX = orientation == 6 || orientation == 7
 	c.flipY = orientation == 8 || orientation == 7
 }
 
-// interpolation reads the filter. Masks take the nearest pixel, whatever their image does.
+// interpolation reads the filter. Masks always use the nearest pixel.
 func (p *params) interpolation(b *builder, otherwise string) resample.Filter {
 	names := []string{"nearest", "nearest-exact", "bilinear", "bicubic", "box", "hamming", "lanczos"}
 	v := p.word("interpolation", otherwise, names...)
@@ -149,21 +155,24 @@ func (p *params) interpolation(b *builder, otherwise string) resample.Filter {
 	return filters[v]
 }
 
-// filters has no nearest, which is what a map gives for it.
+// filters does not contain the nearest filters: missing keys give resample.Nearest, the
+// zero value.
 var filters = map[string]resample.Filter{
 	"bilinear": resample.Bilinear, "bicubic": resample.Bicubic, "box": resample.Box, "hamming": resample.Hamming,
 	"lanczos": resample.Lanczos,
 }
 
+// antialias accepts only true.
 func (p *params) antialias() {
 	if !p.boolean("antialias", true) {
 		p.fail("antialias", "got false, takes true: images are always resized with antialiasing")
 	}
 }
 
-// resize changes the size: to height and width, or the shorter side to short.
+// resize is Resize: to w by h pixels, or the shorter side to short, or the longer one to
+// most.
 type resize struct {
-	h, w, short, most int
+	h, w, short, most int // pixels; 0: not given
 	filter            resample.Filter
 }
 
@@ -208,7 +217,8 @@ func newResize(b *builder, p *params) *program.StepError {
 	return b.pixels(o, false)
 }
 
-// target is torchvision's _compute_resized_output_size.
+// target is torchvision's _compute_resized_output_size: the size for an image of w by h.
+// Sides are truncated, as there.
 func (o *resize) target(w, h int) (int, int) {
 	if o.h > 0 {
 		return o.w, o.h
@@ -238,12 +248,12 @@ func (o *resize) apply(c *canvas, _ *draw.Source) ([]program.Value, error) {
 
 func (o *resize) bound(e extent) (extent, program.Cost) {
 	w, h := o.target(e.w, e.h)
-	return e.of(w, h), passes(e, w, h, o.filter)
+	return e.resized(w, h), passes(e, w, h, o.filter)
 }
 
-// flip mirrors with a probability.
+// flip is RandomHorizontalFlip or RandomVerticalFlip.
 type flip struct {
-	p        float64
+	p        float64 // probability
 	vertical bool
 }
 
@@ -270,9 +280,10 @@ func (o *flip) apply(c *canvas, numbers *draw.Source) ([]program.Value, error) {
 
 func (o *flip) bound(e extent) (extent, program.Cost) { return e, program.Cost{} }
 
-// round is Python's.
+// round rounds half to even, as Python's round.
 func round(v float64) int { return int(math.RoundToEven(v)) }
 
+// boxValues are the drawn values of a crop or of an erased box, in pixels.
 func boxValues(r image.Rectangle) []program.Value {
 	return []program.Value{
 		{Name: "top", Number: float64(r.Min.Y)}, {Name: "left", Number: float64(r.Min.X)},
@@ -280,16 +291,18 @@ func boxValues(r image.Rectangle) []program.Value {
 	}
 }
 
-// affine maps a pixel of the result to the source: x = a*x + b*y + c, y = d*x + e*y + f.
+// affine maps a pixel (x, y) of the result to the source: (a*x + b*y + c, d*x + e*y + f).
 type affine [6]float64
 
-// at maps a point. The conversions keep compilers from fusing products with sums.
+// at maps a point. The conversions to float64 prevent the compiler from fusing products
+// with sums.
 func (m *affine) at(x, y float64) (float64, float64) {
 	return float64(float64(m[0]*x)+float64(m[1]*y)) + m[2], float64(float64(m[3]*x)+float64(m[4]*y)) + m[5]
 }
 
-// transform draws the image anew, of size w x h, as libImaging's Geometry.c does.
-// Outside of the source is fill.
+// transform replaces the image by one of w by h pixels, with the algorithms of
+// libImaging's Geometry.c: which one depends on the matrix, and each rounds differently.
+// Pixels outside of the source have the colour fill, one value or one for each channel.
 func (c *canvas) transform(m affine, w, h int, bilinear bool, fill []byte) {
 	pix := c.raster()
 	n := c.channels
@@ -307,26 +320,31 @@ func (c *canvas) transform(m affine, w, h int, bilinear bool, fill []byte) {
 	t := warp{s: c.s, m: m, in: pix, width: c.width, height: c.height, channels: n, out: to, w: w, h: h}
 	switch {
 	case bilinear:
+		// ImagingTransformAffine with a bilinear filter.
 		t.bilinear()
 	case m[1] == 0 && m[3] == 0:
+		// ImagingScaleAffine: there is no rotation or shear.
 		t.scale()
 	case t.small():
+		// affine_fixed: coordinates with 16 bits of fraction.
 		t.fixed()
 	default:
+		// ImagingTransformAffine with the nearest filter.
 		t.nearest()
 	}
 	c.replace(to, w, h, n)
 }
 
-// warp is one transformation.
+// warp is the state of one transform.
 type warp struct {
 	s                       *scratch
 	m                       affine
-	in, out                 []byte
-	width, height, channels int
-	w, h                    int
+	in, out                 []byte // interleaved pixels
+	width, height, channels int    // of in
+	w, h                    int    // of out
 }
 
+// put copies one pixel if it is inside of the source.
 func (t *warp) put(x, y, fromX, fromY int) {
 	if fromX >= 0 && fromX < t.width && fromY >= 0 && fromY < t.height {
 		n := t.channels
@@ -334,7 +352,7 @@ func (t *warp) put(x, y, fromX, fromY int) {
 	}
 }
 
-// coordinate is the pixel that a position lies in.
+// coordinate is the pixel at position v, or -1: COORD of Geometry.c.
 func coordinate(v float64) int {
 	if v < 0 {
 		return -1
@@ -342,6 +360,7 @@ func coordinate(v float64) int {
 	return int(min(v, 1<<30))
 }
 
+// scale adds up coordinates, as ImagingScaleAffine: their rounding depends on it.
 func (t *warp) scale() {
 	y := t.m[5] + float64(t.m[4]*0.5)
 	for i := range t.h {
@@ -355,7 +374,7 @@ func (t *warp) scale() {
 	}
 }
 
-// small says that fixed point has room for all positions.
+// small reports whether all corners fit into fixed-point coordinates.
 func (t *warp) small() bool {
 	for _, p := range [4][2]int{{0, 0}, {t.w, t.h}, {0, t.h}, {t.w, 0}} {
 		x, y := t.m.at(float64(p[0]), float64(p[1]))
@@ -366,6 +385,8 @@ func (t *warp) small() bool {
 	return true
 }
 
+// fixed samples the nearest pixel with coordinates of 16 bits of fraction, as
+// affine_fixed of Geometry.c.
 func (t *warp) fixed() {
 	fix := func(v float64) int32 { return int32(math.Floor(float64(v*65536) + 0.5)) }
 	m := &t.m
@@ -385,6 +406,8 @@ func (t *warp) fixed() {
 	}
 }
 
+// nearest samples the nearest pixel in double precision. Coordinates are sums along the
+// row, as in Geometry.c.
 func (t *warp) nearest() {
 	m := &t.m
 	x0 := float64(m[2]+float64(m[1]*0.5)) + float64(m[0]*0.5)
@@ -402,6 +425,8 @@ func (t *warp) nearest() {
 	}
 }
 
+// bilinear samples with weights of the four nearest pixels, as BILINEAR_BODY of
+// Geometry.c. At borders the outermost pixel is repeated; the result is truncated.
 func (t *warp) bilinear() {
 	n := t.channels
 	for i := range t.h {
@@ -430,9 +455,11 @@ func (t *warp) bilinear() {
 	}
 }
 
+// mix interpolates linearly from a to b.
 func mix(a, b, part float64) float64 { return a + float64(float64(b-a)*part) }
 
-// decimals rounds to 15 places, as Pillow does: so that a right angle is one.
+// decimals rounds to 15 decimal places, as Image.rotate does, so that the sine and cosine
+// of multiples of 90° are exact.
 func decimals(v float64) float64 {
 	r, err := strconv.ParseFloat(strconv.FormatFloat(v, 'f', 15, 64), 64)
 	if err != nil {
@@ -441,7 +468,8 @@ func decimals(v float64) float64 {
 	return r
 }
 
-// rotate turns counter-clockwise by degrees, around centre or the middle.
+// rotate is Image.rotate: counter-clockwise by degrees around centre, [x, y] in pixels,
+// or around the middle. Multiples of 90° around the middle are exact transpositions.
 func (c *canvas) rotate(degrees float64, bilinear, expand bool, centre []float64, fill []byte) {
 	w, h := c.size()
 	turn := math.Mod(degrees, 360)
@@ -473,7 +501,8 @@ func (c *canvas) rotate(degrees float64, bilinear, expand bool, centre []float64
 	c.transform(m, w, h, bilinear, fill)
 }
 
-// expand moves the matrix so that a result of the size that it gives has the whole image.
+// expand changes the matrix so that the result contains the whole image, and returns the
+// size of the result.
 func (m *affine) expand(w, h int) (int, int) {
 	var low, high [2]float64
 	for i, p := range [4][2]int{{0, 0}, {w, 0}, {w, h}, {0, h}} {
@@ -488,11 +517,11 @@ func (m *affine) expand(w, h int) (int, int) {
 	return nw, nh
 }
 
-// rotation turns by an angle that is drawn.
+// rotation is RandomRotation: by a random angle.
 type rotation struct {
-	low, high        float64
+	low, high        float64 // degrees
 	bilinear, expand bool
-	centre           []float64
+	centre           []float64 // [x, y] in pixels; nil: the middle
 	fill             []byte
 }
 
@@ -538,12 +567,13 @@ func (o *rotation) apply(c *canvas, numbers *draw.Source) ([]program.Value, erro
 func (o *rotation) bound(e extent) (extent, program.Cost) {
 	if o.expand {
 		side := int(math.Hypot(float64(e.w), float64(e.h))) + 3
-		e = e.of(side, side)
+		e = e.resized(side, side)
 	}
 	return e, e.each(warped(o.bilinear))
 }
 
-// warped is what a pixel of a transformed image takes, and more than one that is turned by a quarter.
+// warped is the cost in steps of a pixel of a transformed image. It is more than that of
+// a rotation by 90°.
 func warped(bilinear bool) int {
 	if bilinear {
 		return fillSteps + mixedSteps
@@ -551,10 +581,10 @@ func warped(bilinear bool) int {
 	return fillSteps + warpSteps
 }
 
-// randomResizedCrop is the crop of most training recipes.
+// randomResizedCrop is RandomResizedCrop: a random box, resized to h by w.
 type randomResizedCrop struct {
 	h, w                      int
-	least, most, narrow, wide float64
+	least, most, narrow, wide float64 // ranges of the area's share and of width / height
 	filter                    resample.Filter
 }
 
@@ -569,7 +599,8 @@ func newRandomResizedCrop(b *builder, p *params) *program.StepError {
 	return b.pixels(o, true)
 }
 
-// box is torchvision's get_params: up to ten tries, and then the centre.
+// box is torchvision's get_params: up to ten random boxes, then the largest centred box
+// with an allowed ratio.
 func (o *randomResizedCrop) box(w, h int, numbers *draw.Source) image.Rectangle {
 	area := float64(w) * float64(h)
 	for range 10 {
@@ -596,17 +627,18 @@ func (o *randomResizedCrop) box(w, h int, numbers *draw.Source) image.Rectangle 
 func (o *randomResizedCrop) apply(c *canvas, numbers *draw.Source) ([]program.Value, error) {
 	w, h := c.size()
 	box := o.box(w, h, numbers)
-	// A window of a resized image is an image of its own before it is resized again; crop keeps it so.
+	// torchvision crops a resized image before it resizes it again, so the pixels outside
+	// of the crop must not count. The window of a pending resize has that effect.
 	c.crop(box)
 	c.resize(o.w, o.h, o.filter)
 	return boxValues(box), nil
 }
 
 func (o *randomResizedCrop) bound(e extent) (extent, program.Cost) {
-	return e.of(o.w, o.h), passes(e, o.w, o.h, o.filter)
+	return e.resized(o.w, o.h), passes(e, o.w, o.h, o.filter)
 }
 
-// centerCrop takes the middle; around what is smaller come zeros.
+// centerCrop is CenterCrop. An image that is too small is padded with zeros.
 type centerCrop struct{ h, w int }
 
 func newCenterCrop(b *builder, p *params) *program.StepError {
@@ -629,14 +661,14 @@ func (o *centerCrop) apply(c *canvas, _ *draw.Source) ([]program.Value, error) {
 }
 
 func (o *centerCrop) bound(e extent) (extent, program.Cost) {
-	return e.of(o.w, o.h), e.of(max(e.w, o.w), max(e.h, o.h)).padded()
+	return e.resized(o.w, o.h), e.resized(max(e.w, o.w), max(e.h, o.h)).padded()
 }
 
-// randomCrop takes a part of the size given.
+// randomCrop is RandomCrop: a random box of h by w, after padding.
 type randomCrop struct {
 	h, w    int
 	padding *margins
-	fit     bool
+	fit     bool // pad_if_needed
 }
 
 func newRandomCrop(b *builder, p *params) *program.StepError {
@@ -682,10 +714,10 @@ func (o *randomCrop) bound(e extent) (extent, program.Cost) {
 	if o.fit {
 		w, h = w+2*o.w, h+2*o.h
 	}
-	return e.of(o.w, o.h), e.of(w, h).padded()
+	return e.resized(o.w, o.h), e.resized(w, h).padded()
 }
 
-// padded is what it takes to pad an image to this size, before a part of it is taken.
+// padded is the cost of padding an image to this size before a crop.
 func (e extent) padded() program.Cost {
 	takes := e.each(padSteps)
 	takes.Working = e.bytes().Times(2)
@@ -693,7 +725,7 @@ func (e extent) padded() program.Cost {
 	return takes
 }
 
-// pad puts a margin around.
+// pad is Pad.
 type pad struct{ margins }
 
 func newPad(b *builder, p *params) *program.StepError {
@@ -722,20 +754,22 @@ func (o *pad) apply(c *canvas, _ *draw.Source) ([]program.Value, error) {
 }
 
 func (o *pad) bound(e extent) (extent, program.Cost) {
-	next := e.of(e.w+o.left+o.right, e.h+o.top+o.bottom)
+	next := e.resized(e.w+o.left+o.right, e.h+o.top+o.bottom)
 	return next, next.each(padSteps)
 }
 
-// margins says what comes around an image.
+// margins is the padding of an image, in pixels of each side.
 type margins struct {
 	left, top, right, bottom int
-	mode                     string
+	mode                     string // of numpy.pad: constant, edge, reflect, symmetric
 	fill                     []byte // one for all channels, or one for each
 }
 
-// maxMargin bounds padding, as maxSide does sizes.
+// maxMargin is the maximum padding of a side in pixels.
 const maxMargin = 1 << 12
 
+// margins reads one number for all sides, two for the sides and for top and bottom, or
+// four. Absent is nil.
 func (p *params) margins(name string) *margins {
 	takes := fmt.Sprintf("pixels, or [left and right, top and bottom], or [left, top, right, bottom], of 0 to %d",
 		maxMargin)
@@ -753,14 +787,15 @@ func (p *params) margins(name string) *margins {
 	return &margins{left: list[0], top: list[1], right: list[2], bottom: list[3]}
 }
 
-// padding reads how a margin is filled.
+// padding reads fill and padding_mode.
 func (p *params) padding(b *builder) margins {
 	m := margins{fill: p.fill(b, "fill")}
 	m.mode = p.word("padding_mode", "constant", "constant", "edge", "reflect", "symmetric")
 	return m
 }
 
-// fill reads a colour of bytes: one number, or one for each channel. For masks it is 0.
+// fill reads a colour of bytes: one number, or one for each channel. Masks are filled
+// with 0.
 func (p *params) fill(b *builder, name string) []byte {
 	takes := "a number from 0 to 255, or one for each channel"
 	list := p.integers(name, takes, 0, 255, 1, 2, 3, 4)
@@ -781,12 +816,12 @@ func (p *params) fill(b *builder, name string) []byte {
 	return colour
 }
 
-// empty says that what is filled is zeros.
+// empty reports whether only zeros or existing pixels are used for the padding.
 func (m *margins) empty() bool {
 	return m.mode != "constant" || !slices.ContainsFunc(m.fill, func(v byte) bool { return v != 0 })
 }
 
-// fits says whether the image is large enough to be mirrored into its margin.
+// fits returns an error if the image is too small to be mirrored into its margin.
 func (m *margins) fits(w, h int) error {
 	across, down := max(m.left, m.right), max(m.top, m.bottom)
 	if m.mode == "reflect" && (across >= w || down >= h) || m.mode == "symmetric" && (across > w || down > h) {
@@ -796,7 +831,7 @@ func (m *margins) fits(w, h int) error {
 	return nil
 }
 
-// pad lays the image into a larger one.
+// pad replaces the image by a padded one.
 func (c *canvas) pad(m margins) {
 	if m.left|m.top|m.right|m.bottom == 0 {
 		return
@@ -805,7 +840,7 @@ func (c *canvas) pad(m margins) {
 	w, h, n := c.width, c.height, c.channels
 	tw, th := w+m.left+m.right, h+m.top+m.bottom
 	to := c.s.buffer(tw * th * n)
-	fill := make([]byte, 8) // more than a pixel has bytes
+	fill := make([]byte, 8) // at least the bytes of a pixel
 	for i := range fill {
 		if len(m.fill) > 0 {
 			fill[i] = m.fill[min(i, len(m.fill)-1)]
@@ -842,7 +877,8 @@ func fillRow(row, colour []byte) {
 	}
 }
 
-// beyond says which pixel stands in for one outside of n, or that none does.
+// beyond maps index i, which may be outside of [0, n), to the pixel to use, or to -1 for
+// the fill colour.
 func beyond(i, n int, mode string) int {
 	if i >= 0 && i < n {
 		return i

@@ -51,7 +51,7 @@ func TestBombs(t *testing.T) {
 	}
 }
 
-// TestBombsAtOnce holds that Run refuses them also where nobody has asked for the cost.
+// TestBombsAtOnce checks that Run refuses them even without a call of Cost before.
 func TestBombsAtOnce(t *testing.T) {
 	p := compiledOf(t, `[{"name":"Decode"}]`)
 	for name, cell := range bombs() {
@@ -134,7 +134,8 @@ func hostile(t testing.TB, p program.Program, cell []byte, position uint64) {
 	}
 }
 
-// TestCut holds that a file that ends early is told, or decoded as far as a region needs, and no more.
+// TestCut checks that a file that ends early is an error, or is decoded as far as the region
+// needs.
 func TestCut(t *testing.T) {
 	p := compiledOf(t, `[{"name":"Decode"}]`)
 	for name, cell := range corpus(t) {

@@ -60,7 +60,7 @@ func TestKinds(t *testing.T) {
 		if sum := sha256.Sum256(out); err != nil || hex.EncodeToString(sum[:]) != want[name] {
 			t.Errorf("%s: other pixels, %v", name, err)
 		}
-		// What is cut is told, or decoded as far as it is there, in the memory that was counted.
+		// A file that ends early is an error, or is decoded partly, within the counted memory.
 		for n := 0; n < len(cell); n += 1 + len(cell)/40 {
 			hostile(t, p, cell[:n:n], 0)
 		}

@@ -12,23 +12,24 @@ import (
 	"bowstring/fetch/operators/program"
 )
 
-// output lays pixels out in the result's memory.
+// output is a resample.Sink that writes the rows into the memory of the result.
 type output struct {
 	dst           []byte
 	width, height int
 	channels      int
-	planar        bool
+	planar        bool // CHW instead of HWC
 	dtype         program.DType
-	table         *table
-	wide          int // bytes of a channel of pixels that have more than one; else 0
+	table         *table // the element for each byte; nil: bytes are copied
+	wide          int    // bytes of a channel if they are more than one; else 0
 }
 
-// table has a value for each byte, for each channel or for all: its bits as they lie
-// in the result.
+// table maps each byte to the bits of its element, in the type of the result: one table
+// for all channels, or one for each.
 type table struct {
 	bits [][256]uint32
 }
 
+// sizeOf is the number of bytes of an element.
 func sizeOf(t program.DType) int {
 	switch t {
 	case program.Uint8:
@@ -40,14 +41,14 @@ func sizeOf(t program.DType) int {
 	}
 }
 
-func (t *table) of(channel int) *[256]uint32 {
+func (t *table) channel(channel int) *[256]uint32 {
 	if len(t.bits) == 1 {
 		return &t.bits[0]
 	}
 	return &t.bits[channel]
 }
 
-// Row lays out one row.
+// Row implements resample.Sink.
 func (o *output) Row(y int, pixels []byte) {
 	n := o.width * o.channels
 	if o.wide > 0 {
@@ -65,7 +66,7 @@ func (o *output) Row(y int, pixels []byte) {
 	}
 }
 
-// deep lays out one row of 16 bits a channel, or of numbers of one channel.
+// deep writes one row of 16-bit channels, or of one channel of numbers.
 func (o *output) deep(y int, pixels []byte) {
 	if !o.planar || o.channels == 1 {
 		copy(o.dst[y*len(pixels):], pixels)
@@ -80,13 +81,14 @@ func (o *output) deep(y int, pixels []byte) {
 	}
 }
 
+// interleaved writes a row in HWC layout.
 func (o *output) interleaved(to, pixels []byte) {
 	if o.dtype == program.Uint8 {
 		copy(to, pixels)
 		return
 	}
 	for c := range o.channels {
-		bits := o.table.of(c)
+		bits := o.table.channel(c)
 		switch o.dtype {
 		case program.Float32:
 			for i := c; i < len(pixels); i += o.channels {
@@ -100,6 +102,7 @@ func (o *output) interleaved(to, pixels []byte) {
 	}
 }
 
+// plane writes channel c of a row in CHW layout.
 func (o *output) plane(to, pixels []byte, c int) {
 	step := o.channels
 	switch o.dtype {
@@ -108,13 +111,13 @@ func (o *output) plane(to, pixels []byte, c int) {
 			to[i] = pixels[c+i*step]
 		}
 	case program.Float32:
-		bits := o.table.of(c)
+		bits := o.table.channel(c)
 		for at := c; at < len(pixels); at += step {
 			binary.LittleEndian.PutUint32(to, bits[pixels[at]])
 			to = to[4:]
 		}
 	default:
-		bits := o.table.of(c)
+		bits := o.table.channel(c)
 		for at := c; at < len(pixels); at += step {
 			binary.LittleEndian.PutUint16(to, uint16(bits[pixels[at]]))
 			to = to[2:]
@@ -122,7 +125,7 @@ func (o *output) plane(to, pixels []byte, c int) {
 	}
 }
 
-// half rounds to float16, to the nearest and to even.
+// half rounds to float16 (IEEE 754 binary16), to nearest with ties to even.
 func half(f float32) uint16 {
 	b := math.Float32bits(f)
 	sign := uint16(b >> 16 & 0x8000)
@@ -137,7 +140,7 @@ func half(f float32) uint16 {
 		return sign
 	}
 	shift := uint(13)
-	if exponent < -14 { // what is below the normal range keeps fewer bits
+	if exponent < -14 { // subnormal: fewer bits of fraction
 		fraction |= 1 << 23
 		shift += uint(-14 - exponent)
 		exponent = -15
@@ -150,7 +153,7 @@ func half(f float32) uint16 {
 	return sign | uint16(kept)
 }
 
-// single is the value of a float16.
+// single converts from float16, exactly.
 func single(h uint16) float32 {
 	exponent, fraction := int(h>>10&31), float64(h&1023)
 	var v float64
@@ -171,7 +174,7 @@ func single(h uint16) float32 {
 	return float32(v)
 }
 
-// grayscale is Pillow's L, once or three times.
+// grayscale is Grayscale: Pillow's L, in one or three equal channels.
 type grayscale struct{ channels int }
 
 func newGrayscale(b *builder, p *params) *program.StepError {
@@ -217,19 +220,21 @@ func (o *grayscale) apply(c *canvas, _ *draw.Source) ([]program.Value, error) {
 
 func (o *grayscale) bound(e extent) (extent, program.Cost) { return e, e.each(lumaSteps) }
 
-// newToImage lays the result out with its channels first, as tensors have them, or last.
+// newToImage is ToImage: it selects the layout of the result, CHW or HWC.
 func newToImage(b *builder, p *params) *program.StepError {
 	b.planar = p.word("layout", "CHW", "CHW", "HWC") == "CHW"
 	return nil
 }
 
-// floats is what becomes of each byte, by channel or for all of them, as arithmetic of
-// the type that it has by then.
+// floats is the value of each byte after ToDtype and Normalize, for all channels or for
+// each. Arithmetic is in the tensor's type, as in torch, so it is computed once for each
+// byte and not for each pixel.
 type floats struct {
 	values [][256]float32
 	dtype  program.DType
 }
 
+// identity is the table of uint8.
 func identity() *floats {
 	f := &floats{values: make([][256]float32, 1), dtype: program.Uint8}
 	for i := range f.values[0] {
@@ -238,7 +243,7 @@ func identity() *floats {
 	return f
 }
 
-// rounded is a value in the table's type.
+// rounded rounds v to the table's type.
 func (f *floats) rounded(v float32) float32 {
 	if f.dtype == program.Float16 {
 		return single(half(v))
@@ -246,6 +251,7 @@ func (f *floats) rounded(v float32) float32 {
 	return v
 }
 
+// each changes all values.
 func (f *floats) each(change func(channel int, v float32) float32) {
 	for c := range f.values {
 		for i, v := range f.values[c] {
@@ -254,7 +260,7 @@ func (f *floats) each(change func(channel int, v float32) float32) {
 	}
 }
 
-// element is the bits of a value.
+// element is the bits of v in type t.
 func element(v float32, t program.DType) uint32 {
 	switch t {
 	case program.Uint8:
@@ -266,6 +272,7 @@ func element(v float32, t program.DType) uint32 {
 	}
 }
 
+// bits converts the values to elements of the result.
 func (f *floats) bits() *table {
 	t := &table{bits: make([][256]uint32, len(f.values))}
 	for c := range f.values {
@@ -278,6 +285,8 @@ func (f *floats) bits() *table {
 
 var dtypes = map[string]program.DType{"uint8": program.Uint8, "uint16": program.Uint16, "float16": program.Float16, "float32": program.Float32}
 
+// newToDtype is ToDtype. Names may have the prefix "torch.". Scaling is by 1/255, or to
+// uint8 by 255.999, as in torchvision.
 func newToDtype(b *builder, p *params) *program.StepError {
 	if p.get("dtype") == nil {
 		p.fail("dtype", `it has to be given: "uint8", "float16" or "float32"`)
@@ -312,7 +321,7 @@ func newToDtype(b *builder, p *params) *program.StepError {
 			return b.fail("from a type of floating point to uint8 it takes scale=true")
 		}
 		f.dtype = program.Float32
-		// torchvision's factor, in its arithmetic.
+		// torchvision multiplies by 255 + 1 - 1e-3 and truncates.
 		f.each(func(_ int, v float32) float32 {
 			return float32(math.Trunc(float64(min(max(v*float32(256-1e-3), 0), 255))))
 		})
@@ -330,6 +339,8 @@ func newToDtype(b *builder, p *params) *program.StepError {
 	return nil
 }
 
+// newNormalize is Normalize: (v - mean) / std in the tensor's type, where mean and std
+// are rounded to that type first.
 func newNormalize(b *builder, p *params) *program.StepError {
 	read := func(name string) []float64 {
 		list := p.numbers(name, "a number for each channel", 1, 2, 3, 4)
@@ -341,7 +352,7 @@ func newNormalize(b *builder, p *params) *program.StepError {
 		return list
 	}
 	mean, std := read("mean"), read("std")
-	p.get("inplace") // changes nothing here, and is no part of the canonical list
+	p.get("inplace") // it has no effect here, so it is not in the canonical list
 	if p.err != nil {
 		return p.err
 	}
@@ -379,7 +390,7 @@ func newNormalize(b *builder, p *params) *program.StepError {
 	return nil
 }
 
-// encodeJPEG ends a list: the bytes that Pillow saves.
+// encodeJPEG is EncodeJPEG, the last step: baseline JPEG, equal to that of Pillow's save.
 type encodeJPEG struct{ quality int }
 
 func newEncodeJPEG(b *builder, p *params) *program.StepError {
@@ -400,17 +411,18 @@ func newEncodeJPEG(b *builder, p *params) *program.StepError {
 	return nil
 }
 
-// bound is what it takes to encode an image, and the most bytes of the result. As many are worked in: planes, and the
-// result before it is copied.
+// bound is the maximum cost of encoding an image, and the maximum size of the result in
+// bytes. The working memory is as large: planes, and the encoded bytes before they are
+// copied.
 func (o *encodeJPEG) bound(e extent) (takes program.Cost, result program.Amount) {
 	result = program.Count(jpeg.MaxEncoded(e.w, e.h))
-	side := e.of(e.w+15, e.h+15) // whole units
+	side := e.resized(e.w+15, e.h+15) // rounded up to whole MCUs
 	takes = side.each(encodeSteps)
 	takes.Working = result
 	return takes, result
 }
 
-// encode makes the result of what the steps before have made.
+// encode encodes the image into memory from alloc.
 func (p *compiled) encode(c *canvas, alloc func(n int) []byte) error {
 	step := len(p.steps) - 1
 	pix := c.raster()

@@ -12,18 +12,18 @@ import (
 	"bowstring/fetch/operators/program"
 )
 
-// compiled is a program.
+// compiled is a program.Program.
 type compiled struct {
 	steps         []program.Step
-	deterministic int
-	after         []extent // what is known of the sizes after each step
+	deterministic int      // number of steps before the first random one
+	after         []extent // what is known about the size after each step
 	stages        []stage
-	erasures      []stage // after the result is laid out
-	encoder       *encodeJPEG
+	erasures      []stage     // applied to the result
+	encoder       *encodeJPEG // nil: the result is a tensor
 	planar        bool
-	wide          int // bytes of a channel of pixels that have more than one, for each of which extents count one; else 0
+	wide          int // bytes of a channel if they are more than one; else 0. Extents count each as a channel
 	dtype         program.DType
-	table         *table
+	table         *table // nil: bytes are copied
 	result        program.Form
 }
 
@@ -31,7 +31,8 @@ func (p *compiled) Result() program.Form  { return p.result }
 func (p *compiled) Steps() []program.Step { return p.steps }
 func (p *compiled) Deterministic() int    { return p.deterministic }
 
-// about wraps what is wrong with a sample. What is not supported is that, and not damaged.
+// about adds the step to an error of a sample. ErrNotSupported stays; any other error is
+// of that kind.
 func about(step int, name string, kind, err error) error {
 	if errors.Is(err, program.ErrNotSupported) {
 		return fmt.Errorf("step %d (%s): %w", step, name, err)
@@ -39,7 +40,8 @@ func about(step int, name string, kind, err error) error {
 	return fmt.Errorf("step %d (%s): %w: %w", step, name, kind, err)
 }
 
-// Cost bounds by the header what a run takes. A limit of zero is the ceiling's.
+// Cost implements program.Program: it bounds the cost of a run by the file's header. A
+// limit of 0 means that of program.Ceiling.
 func (p *compiled) Cost(cell []byte, limits program.Limits) (program.Cost, error) {
 	e, cost, err := p.opened(cell, limits)
 	if err != nil {
@@ -48,7 +50,8 @@ func (p *compiled) Cost(cell []byte, limits program.Limits) (program.Cost, error
 	return p.costFrom(e, cost, 0, limits)
 }
 
-// opened is what a cell is before the first stage, and what it takes to read it.
+// opened returns the size of the decoded image and the cost of decoding it, from the
+// header. The orientation is applied. channels is the maximum.
 func (p *compiled) opened(cell []byte, limits program.Limits) (extent, program.Cost, error) {
 	cost := program.Cost{}
 	header, err := codec.Read(cell)
@@ -71,7 +74,7 @@ func (p *compiled) opened(cell []byte, limits program.Limits) (extent, program.C
 	return e, cost, nil
 }
 
-// costFrom is the cost of the stages from one on, and of the result.
+// costFrom adds the cost of the stages from index from on, and of the result.
 func (p *compiled) costFrom(e extent, cost program.Cost, from int, limits program.Limits) (program.Cost, error) {
 	e, err := e.through(p.stages[from:], &cost, limits)
 	if err != nil {
@@ -81,7 +84,7 @@ func (p *compiled) costFrom(e extent, cost program.Cost, from int, limits progra
 	if p.wide > 0 {
 		cost.Result = e.bytes()
 	}
-	// What was put off, the result's elements, and those that are erased.
+	// The pending geometry, the result's elements and the erased elements.
 	cost.Steps = cost.Steps.Plus(e.bytes().Times(int64(2*rowSteps + layoutSteps + eraseSteps*len(p.erasures))))
 	if p.encoder != nil {
 		var takes program.Cost
@@ -94,7 +97,7 @@ func (p *compiled) costFrom(e extent, cost program.Cost, from int, limits progra
 func bytesOf(limits program.Limits) int64 { return cmp.Or(limits.Bytes, program.Ceiling.Bytes) }
 func stepsOf(limits program.Limits) int64 { return cmp.Or(limits.Steps, program.Ceiling.Steps) }
 
-// held holds a cost against the limits.
+// held fails if a cost exceeds the limits.
 func (p *compiled) held(cost program.Cost, limits program.Limits) error {
 	if most := bytesOf(limits); cost.Working.Plus(cost.Result).Beyond(most) {
 		return about(0, p.steps[0].Name, program.ErrTooLarge,
@@ -108,9 +111,10 @@ func (p *compiled) held(cost program.Cost, limits program.Limits) error {
 	return nil
 }
 
+// pool has scratches for all programs.
 var pool = sync.Pool{New: func() any { return new(scratch) }}
 
-// Run makes the result of a cell.
+// Run implements program.Program.
 func (p *compiled) Run(ctx context.Context, cell []byte, by program.Draws,
 	alloc func(n int) []byte) (outcome program.Outcome, err error) {
 	cost, err := p.Cost(cell, program.Ceiling)
@@ -126,11 +130,12 @@ func (p *compiled) Run(ctx context.Context, cell []byte, by program.Draws,
 	return outcome, err
 }
 
-// stopped ends a run in the midst of a pass: withScratch makes its error of it.
+// stopped is the panic that ends a run in the middle of a pass, because callbacks of
+// libraries cannot return errors. withScratch recovers it.
 type stopped struct{ err error }
 
-// withScratch calls f with memory to work in, and a meter that f and what it calls are held to. What the meter says is
-// the error then, whatever f makes of it.
+// withScratch calls f with working memory and that meter. If the meter has refused
+// something, its error is the result, whatever f returns.
 func withScratch(meter *program.Meter, f func(s *scratch) error) (err error) {
 	if err := meter.Check(); err != nil {
 		return err
@@ -157,7 +162,7 @@ func withScratch(meter *program.Meter, f func(s *scratch) error) (err error) {
 	return f(s)
 }
 
-// ended names the step in which a meter has ended the run.
+// ended adds the step in which the meter ended the run.
 func (s *scratch) ended(err error) error {
 	if errors.Is(err, program.ErrTooLarge) {
 		return fmt.Errorf("%w: %w", err, &program.StepError{Step: s.step, Name: s.name, Reason: "the run was ended in it"})
@@ -165,13 +170,13 @@ func (s *scratch) ended(err error) error {
 	return fmt.Errorf("step %d (%s): %w", s.step, s.name, err)
 }
 
-// release lets go of the input, the result and the run.
+// release drops all references to the input, the result and the run.
 func (s *scratch) release() {
 	s.canvas, s.output, s.meter, s.charged, s.step, s.name = canvas{}, output{}, nil, [2]int{}, 0, ""
 	s.decoder.Release()
 }
 
-// apply carries stages out.
+// apply runs stages and records the draws of the random ones in outcome.
 func (p *compiled) apply(c *canvas, stages []stage, by program.Draws, outcome *program.Outcome) error {
 	for i := range stages {
 		g := &stages[i]
@@ -191,7 +196,7 @@ func (p *compiled) apply(c *canvas, stages []stage, by program.Draws, outcome *p
 	return nil
 }
 
-// rest carries out the stages from one on, and makes the result.
+// rest runs the stages from index from on and makes the result.
 func (p *compiled) rest(c *canvas, from int, by program.Draws, alloc func(n int) []byte) (program.Outcome, error) {
 	var outcome program.Outcome
 	if err := p.apply(c, p.stages[from:], by, &outcome); err != nil {
@@ -203,6 +208,7 @@ func (p *compiled) rest(c *canvas, from int, by program.Draws, alloc func(n int)
 	return p.layOut(c, by, outcome, alloc)
 }
 
+// layOut applies the pending geometry, and writes the rows into memory from alloc.
 func (p *compiled) layOut(c *canvas, by program.Draws, outcome program.Outcome,
 	alloc func(n int) []byte) (program.Outcome, error) {
 	o := &c.s.output
@@ -226,8 +232,8 @@ func (p *compiled) layOut(c *canvas, by program.Draws, outcome program.Outcome,
 	return outcome, nil
 }
 
-// begin asks for the result's memory with the first row: by then the file has been
-// read, and its channels are known.
+// begin is a resample.Sink that allocates the result with the first row: only then is the
+// number of channels known.
 type begin struct {
 	o     *output
 	c     *canvas
@@ -251,14 +257,16 @@ func (t *begin) Row(y int, pixels []byte) {
 	t.o.Row(y, pixels)
 }
 
-// split is where a program is cut: behind the last stage that draws nothing and comes before the first that draws.
+// split is the point at which a program is divided: after the last stage before the first
+// random one.
 type split struct {
-	whole  *compiled
-	stages int // of head
-	steps  int // of head
+	whole  *compiled // the undivided program
+	stages int       // number of stages of head
+	steps  int       // number of steps of head
 }
 
-// Split implements program.Splitter. Pixels lie between; elements are laid out by tail.
+// Split implements program.Splitter. Pixels are passed between head and tail; tail lays
+// out the result.
 func (p *compiled) Split() (head, tail program.Program, ok bool) {
 	if p.wide > 0 || p.deterministic >= len(p.steps) {
 		return nil, nil, false
@@ -269,13 +277,14 @@ func (p *compiled) Split() (head, tail program.Program, ok bool) {
 			break
 		}
 		at.stages++
-		// Steps that only say how the result is laid out are tail's, wherever they stand.
+		// Steps that only determine the layout of the result belong to tail.
 		at.steps = g.step + 1
 	}
 	return &splitHead{at}, &splitTail{at}, true
 }
 
-// splitHead makes pixels of files.
+// splitHead decodes a file and runs the steps before the first random one. Its result is
+// pixels with a header, program.Between.
 type splitHead struct{ split }
 
 func (h *splitHead) Result() program.Form {
@@ -329,14 +338,15 @@ func (h *splitHead) Run(ctx context.Context, cell []byte, _ program.Draws,
 	})
 }
 
-// splitTail makes results of pixels.
+// splitTail makes results from the pixels of splitHead.
 type splitTail struct{ split }
 
 func (t *splitTail) Result() program.Form  { return t.whole.result }
 func (t *splitTail) Steps() []program.Step { return t.whole.steps }
 func (t *splitTail) Deterministic() int    { return t.whole.deterministic }
 
-// pixels checks what lies between against what is known of it since the list was compiled.
+// pixels checks the pixels between head and tail against the sizes that are known from
+// compilation. They may be damaged: they come from a cache.
 func (t *splitTail) pixels(cell []byte, limits program.Limits) (dims extent, pix []byte, err error) {
 	b, pix, err := program.ParseBetween(cell)
 	if err == nil && b.Kind != program.Image {
@@ -359,6 +369,7 @@ func (t *splitTail) pixels(cell []byte, limits program.Limits) (dims extent, pix
 	return dims, pix, nil
 }
 
+// differ compares a size that may be program.Unknown.
 func differ(known, is int) bool { return known != program.Unknown && known != is }
 
 // Cost implements program.Program.
@@ -367,7 +378,7 @@ func (t *splitTail) Cost(cell []byte, limits program.Limits) (program.Cost, erro
 	if err != nil {
 		return program.Cost{}, err
 	}
-	dims.channels = 4 // the most that a later step may make of it
+	dims.channels = 4 // the maximum of all later steps
 	return t.whole.costFrom(dims, program.Cost{}, t.stages, limits)
 }
 

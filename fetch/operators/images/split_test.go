@@ -127,7 +127,7 @@ func TestSplit(t *testing.T) {
 			split++
 			cuts[len(head.Steps())]++
 		}
-		// What has other sizes than these steps make is refused, or made; it is no panic.
+		// Other sizes than those of the steps are refused or accepted, but do not panic.
 		b := bytes.Clone(between)
 		b[rng.IntN(program.BetweenHeader)] ^= byte(1 << rng.IntN(8))
 		if _, _, err := madeBy(tail, b, by); err != nil && !errors.Is(err, program.ErrDamaged) &&

@@ -17,7 +17,7 @@ typedef struct {
 	int64_t (*seek)(int64_t, int, void *);
 	int64_t (*read)(void *, int64_t, void *);
 	int64_t (*write)(const void *, int64_t, void *);
-	int64_t (*tell)(void *);
+	int64_t (*position)(void *);
 } sf_io;
 static void *(*sf_open)(sf_io *, int, sf_info *, void *);
 static int64_t (*sf_read)(void *, float *, int64_t);
@@ -39,7 +39,7 @@ static const char *snd_version(void) { return sf_version(); }
 
 typedef struct { const char *p; int64_t n, at; } memory;
 static int64_t m_length(void *u) { return ((memory *)u)->n; }
-static int64_t m_tell(void *u) { return ((memory *)u)->at; }
+static int64_t m_position(void *u) { return ((memory *)u)->at; }
 static int64_t m_write(const void *d, int64_t n, void *u) { return 0; }
 static int64_t m_seek(int64_t by, int whence, void *u) {
 	memory *m = u;
@@ -59,7 +59,7 @@ static int64_t m_read(void *d, int64_t n, void *u) {
 // snd_decode gives how many frames it read, or below zero: -1 not opened, -2 other channels or rate, -3 no seek.
 static int64_t snd_decode(const char *p, int64_t n, int channels, int rate, int64_t offset, float *out, int64_t frames) {
 	memory m = {p, n, 0};
-	sf_io io = {m_length, m_seek, m_read, m_write, m_tell};
+	sf_io io = {m_length, m_seek, m_read, m_write, m_position};
 	sf_info info;
 	memset(&info, 0, sizeof info);
 	void *f = sf_open(&io, 0x10, &info, &m);

@@ -1,10 +1,10 @@
-// Package codec reads files of images: JPEG, BMP, TIFF and WebP without losses by Bowstring's own decoders; PNG and
-// GIF by the standard library; lossy WebP by golang.org/x/image. Pixels are those that
-// Pillow 12 gives, but for grey of 16 bits: Pillow makes all that is above 255 white,
-// and the higher eight bits are taken here.
+// Package codec reads image files: JPEG, BMP, TIFF and lossless WebP with the decoders of
+// this project, PNG and GIF with the standard library, and lossy WebP with
+// golang.org/x/image. Pixels are equal to those of Pillow 12, except for 16-bit grey as
+// bytes: Pillow clips values above 255, and this package takes the upper eight bits.
 //
-// Files are hostile: [Read] says how large an image becomes before anything is
-// allocated for it. The package knows no operators.
+// Files are untrusted: [Read] returns the size of the image before anything is allocated
+// for it. The package does not know operators.
 package codec
 
 import (
@@ -26,39 +26,41 @@ import (
 	"bowstring/fetch/operators/program"
 )
 
-// ErrFormat says that bytes are no image that the package decodes.
+// ErrFormat means that bytes are not an image that the package decodes.
 var ErrFormat = errors.New("image")
 
-// ErrUnknown is an ErrFormat of bytes that begin as no format that is known, be it read or not.
+// ErrUnknown is an ErrFormat of bytes that do not begin like any known format, supported
+// or not.
 var ErrUnknown = fmt.Errorf("%w: no format that is known", ErrFormat)
 
-// Mode says what pixels are wanted.
+// Mode is the kind of pixels that a decoder returns.
 type Mode uint8
 
 const (
-	// RGB is three channels.
+	// RGB is three channels of bytes.
 	RGB Mode = iota
-	// L is one, the luma of ITU-R 601.
+	// L is one byte: the luma of ITU-R BT.601.
 	L
-	// Unchanged is what the file has: one channel of grey or of indices into a palette, three of RGB, four with
-	// alpha or of CMYK.
+	// Unchanged is the file's own pixels: one channel of grey or of palette indices,
+	// three of RGB, four of RGB with alpha or of CMYK.
 	Unchanged
-	// Grey16 is one channel of 16 bits, in the order of bytes of tensors: little-endian. Files of 16 bits have them.
+	// Grey16 is one channel of 16 bits, little-endian like tensors. Only files of 16 bits
+	// have it.
 	Grey16
-	// RGB16 is three of these.
+	// RGB16 is three channels of 16 bits, little-endian.
 	RGB16
-	// Float is one channel of single precision, little-endian. Files of grey have it whose numbers are no pixels of 8 or
-	// 16 bits.
+	// Float is one channel of float32, little-endian, for files of grey whose numbers are
+	// neither of 8 nor of 16 unsigned bits.
 	Float
 )
 
-// Deep reports whether a mode gives 16 bits a channel.
+// Deep reports whether a mode has 16 bits per channel.
 func (m Mode) Deep() bool { return m == Grey16 || m == RGB16 }
 
-// Format is a kind of file.
+// Format is a file format.
 type Format uint8
 
-// The formats that are read.
+// The supported formats.
 const (
 	JPEG Format = iota + 1
 	PNG
@@ -68,10 +70,10 @@ const (
 	BMP
 )
 
-// Space is what pixels are.
+// Space is the colour space of the pixels.
 type Space uint8
 
-// What pixels are. Those of a palette are colours.
+// The colour spaces. A palette counts as colours.
 const (
 	SpaceUnknown Space = iota
 	SpaceGrey
@@ -79,29 +81,32 @@ const (
 	SpaceCMYK
 )
 
-// String returns the name of the colour space, as error messages have it.
+// String returns the name of the colour space for error messages.
 func (s Space) String() string { return [...]string{"unknown", "grey", "RGB", "CMYK"}[s] }
 
 var names = [...]string{JPEG: "JPEG", PNG: "PNG", GIF: "GIF", WebP: "WebP", TIFF: "TIFF", BMP: "BMP"}
 
-// String returns the name of the format, such as JPEG.
+// String returns the name of the format, such as "JPEG".
 func (f Format) String() string { return names[f] }
 
-// Header is what is known of an image before its pixels.
+// Header is what is known about an image before its pixels are decoded.
 type Header struct {
-	Format        Format
+	Format Format
+	// Pixels, before the orientation is applied.
 	Width, Height int
-	// Orientation is Exif's, 1 to 8.
+	// Orientation is Exif's tag 0x0112, from 1 to 8. 1 is upright.
 	Orientation int
-	// Profile says that there is an ICC profile.
+	// Profile is set if the file has an ICC profile.
 	Profile bool
-	// Space is what the pixels are, as far as it is known.
+	// Space is the colour space, or SpaceUnknown.
 	Space Space
-	// Deep says that there are 16 bits a channel.
+	// Deep is set for 16 bits per channel.
 	Deep bool
-	// Number says that its pixels are floating-point numbers, or whole ones that are signed or of 32 bits.
+	// Number is set if the pixels are floating-point numbers, or integers that are signed
+	// or have 32 bits.
 	Number bool
-	// Bytes bounds what decoding holds at once, and Steps its work without the rows that are asked for afterwards.
+	// Bytes is the maximum memory of decoding, and Steps the maximum work without the
+	// rows that are requested afterwards.
 	Bytes, Steps int64
 
 	jpeg jpeg.Header
@@ -110,9 +115,11 @@ type Header struct {
 	bmp  bmp.Header
 }
 
+// errSize: the libraries disagree with the header.
 var errSize = errors.New("its pixels are not as many as its header says")
 
-// wrong says what is wrong with a file. What is not supported says so itself, and names the format.
+// wrong adds ErrFormat and the format to an error. ErrNotSupported stays as it is: its
+// message names the format.
 func wrong(format Format, err error) error {
 	if errors.Is(err, program.ErrNotSupported) {
 		return err
@@ -120,7 +127,7 @@ func wrong(format Format, err error) error {
 	return fmt.Errorf("%w: %v: %w", ErrFormat, format, err)
 }
 
-// Read says what a file is. It allocates no more than a palette.
+// Read reads the header of a file. It allocates at most a palette.
 func Read(cell []byte) (Header, error) {
 	switch {
 	case bytes.HasPrefix(cell, []byte("\xff\xd8")):
@@ -133,14 +140,14 @@ func Read(cell []byte) (Header, error) {
 			h.Steps = pngSteps(cell, c)
 		}
 		h.Orientation, h.Profile = chunksOf(cell)
-		if err == nil && cell[25]&3 == 0 { // with alpha or without
+		if err == nil && cell[25]&3 == 0 { // colour types 0 and 4: grey, without or with alpha
 			h.Space = SpaceGrey
 		}
 		return checked(h, err)
 	case bytes.HasPrefix(cell, []byte("GIF8")):
 		c, err := gif.DecodeConfig(bytes.NewReader(cell))
 		h := headerOf(GIF, c)
-		// The first frame, and the screen that it is laid on.
+		// The first frame, and the canvas on which it is drawn.
 		h.Bytes = 2*int64(c.Width)*int64(c.Height) + roomBytes
 		h.Steps = int64(c.Width)*int64(c.Height)*gifSteps + int64(len(cell))*2*byteSteps + roomSteps
 		return checked(h, err)
@@ -203,6 +210,7 @@ func headerOf(f Format, c image.Config) Header {
 	return h
 }
 
+// checked refuses empty images.
 func checked(h Header, err error) (Header, error) {
 	if err != nil {
 		return Header{}, wrong(h.Format, err)
@@ -213,7 +221,8 @@ func checked(h Header, err error) (Header, error) {
 	return h, nil
 }
 
-// otherFormats are files of images that are not read, by how they begin.
+// otherFormats are image formats that are recognised but not decoded, by the bytes begin
+// at offset at.
 var otherFormats = []struct {
 	at    int
 	begin string
@@ -260,40 +269,42 @@ var otherFormats = []struct {
 	{0, "PF\n", "PFM"},
 }
 
-// otherFormat names the format of a file that is not read; "" where it is none that is known.
+// otherFormat names the format of a file that is not decoded, or returns "".
 func otherFormat(cell []byte) string {
 	for _, f := range otherFormats {
 		rest := cell[min(f.at, len(cell)):]
 		if !bytes.HasPrefix(rest, []byte(f.begin)) {
 			continue
 		}
+		// "P1" to "P7" need a space after them; otherwise the file may be a text.
 		if len(f.begin) == 2 && f.begin[0] == 'P' && (len(rest) < 3 || !bytes.ContainsAny(rest[2:3], " \t\r\n#")) {
-			continue // a text
+			continue
 		}
 		return f.name
 	}
 	return ""
 }
 
-// What the libraries take besides pixels: tables, palettes, windows of decompressors.
+// Additional cost of the libraries: tables, palettes and windows of decompressors.
 const (
 	roomBytes = 256 << 10
 	roomSteps = 1 << 20
 )
 
-// Steps of work, each about a nanosecond.
+// Work in steps of about one nanosecond.
 const (
-	byteSteps      = 10 // of a byte of a file that is inflated
-	inflatedSteps  = 5  // of a byte that comes out, with the filter that it passes
-	interlaceSteps = 6  // of a pixel of an interlaced PNG, which is put where it belongs
-	gifSteps       = 10 // of a pixel
+	byteSteps      = 10 // per compressed byte
+	inflatedSteps  = 5  // per decompressed byte, with its PNG filter
+	interlaceSteps = 6  // per pixel of an interlaced PNG, for its placement
+	gifSteps       = 10 // per pixel
 	stripSteps     = 20_000
-	pixelSteps     = 5 // of a pixel of a TIFF
+	pixelSteps     = 5 // per pixel of a TIFF
 )
 
-// pngBytes is what the library allocates for a PNG of so many bits a channel: its pixels, and two rows of the file. Of
-// an interlaced one each of seven passes has an image of its own, which together have all pixels once more, and rows
-// that together are less than three.
+// pngBytes is what the standard library allocates for a PNG of that many bits per
+// channel: the pixels and two rows. For an interlaced one, each of the seven passes has
+// its own image. Together these have all pixels once more, and their rows are fewer than
+// three.
 func pngBytes(width, height int, bits byte, interlaced bool) int64 {
 	pixels, row := 4*int64(width)*int64(height), 4*int64(width)
 	if bits == 16 {
@@ -305,7 +316,8 @@ func pngBytes(width, height int, bits byte, interlaced bool) int64 {
 	return pixels + 2*row + roomBytes
 }
 
-// pngSteps bounds the work: rows are inflated that have as many bytes as the header says, whatever the data has.
+// pngSteps bounds the work of decoding a PNG. The library decompresses as many bytes as
+// the header requires, even if the data has fewer.
 func pngSteps(cell []byte, c image.Config) int64 {
 	size := int64(1) // bytes of a pixel, in the file or in the image
 	switch c.ColorModel {
@@ -324,12 +336,13 @@ func pngSteps(cell []byte, c image.Config) int64 {
 	return steps
 }
 
-// chunksOf looks through a PNG for Exif data and a profile.
+// chunksOf searches the chunks of a PNG for Exif data (eXIf) and a profile (iCCP).
 func chunksOf(cell []byte) (orientation int, profile bool) {
 	orientation = 1
 	rest := cell[8:]
 	for len(rest) >= 12 {
 		n := uint64(binary.BigEndian.Uint32(rest))
+		// Length, type, data, CRC.
 		if n+12 > uint64(len(rest)) {
 			return orientation, profile
 		}
@@ -348,12 +361,13 @@ func chunksOf(cell []byte) (orientation int, profile bool) {
 	return orientation, profile
 }
 
-// riffOf looks through a WebP for Exif data and a profile.
+// riffOf searches the chunks of a WebP for Exif data (EXIF) and a profile (ICCP).
 func riffOf(cell []byte) (orientation int, profile bool) {
 	orientation = 1
 	rest := cell[12:]
 	for len(rest) >= 8 {
 		n := uint64(binary.LittleEndian.Uint32(rest[4:]))
+		// Type, length, data; data is padded to an even length.
 		if n+8 > uint64(len(rest)) {
 			return orientation, profile
 		}
@@ -373,8 +387,8 @@ func riffOf(cell []byte) (orientation int, profile bool) {
 	return orientation, profile
 }
 
-// Profile is the ICC profile of a file whose header says that it has one: no more than most bytes of it. The
-// result may point into the cell.
+// Profile returns at most most bytes of the ICC profile of a file whose header reports
+// one. The result may be a part of the cell.
 func Profile(cell []byte, h Header, most int) (profile []byte, err error) {
 	switch h.Format {
 	case JPEG:
@@ -395,22 +409,24 @@ func Profile(cell []byte, h Header, most int) (profile []byte, err error) {
 	return profile[:min(len(profile), most)], nil
 }
 
-// jpegProfile puts the parts together that the segments before the first scan have, each with its
-// number and how many there are.
+// jpegProfile joins the parts of a profile from the APP2 segments before the first scan,
+// as specified in ICC.1 annex B.4. Each has its number, from 1, and the number of parts.
 func jpegProfile(cell []byte, most int) ([]byte, error) {
 	const name = "ICC_PROFILE\x00"
 	var parts [256][]byte
 	found, want, bytes := 0, 0, 0
 	for rest := cell[2:]; len(rest) >= 4; {
-		if rest[0] != 0xFF || rest[1] == 0xFF { // what lies between segments
+		if rest[0] != 0xFF || rest[1] == 0xFF { // bytes between segments, and fill bytes
 			rest = rest[1:]
 			continue
 		}
 		mark := rest[1]
 		if mark == 0 || mark == 1 || mark >= 0xD0 && mark <= 0xD8 {
+			// Markers without a segment: TEM, RSTn, SOI.
 			rest = rest[2:]
 			continue
 		}
+		// EOI or SOS.
 		if mark == 0xD9 || mark == 0xDA {
 			break
 		}
@@ -441,7 +457,8 @@ func jpegProfile(cell []byte, most int) ([]byte, error) {
 	return whole, nil
 }
 
-// pngProfile inflates a chunk: a name, a zero, the method, and the data.
+// pngProfile decompresses an iCCP chunk: a name, a zero byte, the method 0, and zlib
+// data.
 func pngProfile(cell []byte, most int) ([]byte, error) {
 	for rest := cell[8:]; len(rest) >= 12; {
 		n := uint64(binary.BigEndian.Uint32(rest))
@@ -464,7 +481,7 @@ func pngProfile(cell []byte, most int) ([]byte, error) {
 	return nil, nil
 }
 
-// riffChunk is a chunk of a WebP.
+// riffChunk returns the data of a WebP chunk, or nil.
 func riffChunk(cell []byte, name string) []byte {
 	for rest := cell[12:]; len(rest) >= 8; {
 		n := uint64(binary.LittleEndian.Uint32(rest[4:]))

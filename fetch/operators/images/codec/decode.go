@@ -17,20 +17,20 @@ import (
 	"bowstring/fetch/operators/program"
 )
 
-// Decoder holds the memory that decoding needs, to be used again. It is not safe for
-// concurrent use.
+// Decoder decodes files and reuses its memory. It is not safe for concurrent use.
 type Decoder struct {
 	header   Header
 	mode     Mode
 	region   image.Rectangle
 	channels int
 	jpeg     jpeg.Decoder
-	other    image.Image
+	other    image.Image // the decoded image of any format except JPEG
 	row      []byte
 }
 
-// Decode reads a file for a region of its image. Row gives the pixels afterwards, and
-// the cell must not change until then. Decode takes no more of the meter than the header's Bytes and Steps.
+// Decode decodes the region of a file's image. Row returns the pixels afterwards; the
+// cell must not change until then. The cost on the meter is at most Bytes and Steps of
+// the header. Errors are ErrFormat, program.ErrNotSupported or those of the meter.
 func (d *Decoder) Decode(cell []byte, h Header, mode Mode, region image.Rectangle, meter *program.Meter) error {
 	d.header, d.mode, d.region, d.other = h, mode, region, nil
 	if err := h.gives(mode); err != nil {
@@ -58,8 +58,8 @@ func (d *Decoder) Decode(cell []byte, h Header, mode Mode, region image.Rectangl
 	return nil
 }
 
-// decodeOther decodes a file that is no JPEG. The standard library knows no meter: what it takes is counted beforehand,
-// and what it reads looks at the context.
+// decodeOther decodes any format except JPEG. The standard library does not know the
+// meter, so its cost is counted in advance, and its reader checks the context.
 func (d *Decoder) decodeOther(cell []byte, h *Header, meter *program.Meter) (image.Image, error) {
 	switch h.Format {
 	case WebP:
@@ -81,6 +81,7 @@ func (d *Decoder) decodeOther(cell []byte, h *Header, meter *program.Meter) (ima
 	return firstFrame(cell, meter)
 }
 
+// channelsOf is the number of bytes of a pixel.
 func channelsOf(mode Mode, natural int) int {
 	switch mode {
 	case RGB:
@@ -98,7 +99,7 @@ func channelsOf(mode Mode, natural int) int {
 	}
 }
 
-// gives fails if a mode of 16 bits is wanted of a file that has none, or of colours.
+// gives fails for a mode that the file's pixels cannot have.
 func (h *Header) gives(mode Mode) error {
 	switch {
 	case mode == Float && !h.Number:
@@ -114,10 +115,10 @@ func (h *Header) gives(mode Mode) error {
 	return nil
 }
 
-// Channels is how many bytes a pixel has.
+// Channels is the number of bytes of a pixel.
 func (d *Decoder) Channels() int { return d.channels }
 
-// Row writes the pixels of row y of the image, of the region's columns.
+// Row writes the pixels of the region in row y of the image to out.
 func (d *Decoder) Row(y int, out []byte) {
 	n := d.region.Dx()
 	if d.other != nil {
@@ -135,14 +136,14 @@ func (d *Decoder) Row(y int, out []byte) {
 	row := d.row[:natural*n]
 	d.jpeg.Row(y, row)
 	if natural == 4 {
-		for i, v := range row { // Pillow takes all CMYK for Adobe's, which is stored as complements
+		for i, v := range row { // Pillow treats all CMYK as Adobe's, which is stored inverted
 			row[i] = 255 - v
 		}
 	}
 	recode(row, natural, out, d.channels)
 }
 
-// recode makes pixels of one number of channels from those of another, as Pillow does.
+// recode converts between numbers of channels, like Pillow. 4 channels are CMYK.
 func recode(in []byte, from int, out []byte, to int) {
 	switch {
 	case from == to:
@@ -167,11 +168,13 @@ func recode(in []byte, from int, out []byte, to int) {
 	}
 }
 
-// Luma is Pillow's conversion to L.
+// Luma is Pillow's conversion to L: 0.299 R + 0.587 G + 0.114 B in 16 bits of fraction,
+// rounded.
 func Luma(r, g, b uint8) uint8 {
 	return uint8((uint32(r)*19595 + uint32(g)*38470 + uint32(b)*7471 + 0x8000) >> 16)
 }
 
+// fromCMYK is cmyk2rgb of libImaging's Convert.c.
 func fromCMYK(c, m, y, k uint8) (r, g, b uint8) {
 	white := int(255 - k)
 	one := func(ink uint8) uint8 {
@@ -181,25 +184,26 @@ func fromCMYK(c, m, y, k uint8) (r, g, b uint8) {
 	return one(c), one(m), one(y)
 }
 
-// Region is what was decoded last.
+// Region is the region that was decoded last.
 func (d *Decoder) Region() image.Rectangle { return d.region }
 
-// Held is how many bytes it keeps for its next use.
+// Held is the number of bytes that the decoder keeps for its next use.
 func (d *Decoder) Held() int { return cap(d.row) + d.jpeg.Held() }
 
-// Release lets go of what was decoded last.
+// Release drops the references to the last file.
 func (d *Decoder) Release() {
 	d.other = nil
 	d.jpeg.Release()
 }
 
-// rowDeep gives a row of an image of 16 bits a channel. The libraries have the higher byte first. Whether the
-// image is grey where one channel is wanted, its header has told.
+// rowDeep converts a row of an image of 16 bits per channel to little-endian. The
+// libraries' images are big-endian. gives has checked that an image is grey if one
+// channel is wanted.
 func (d *Decoder) rowDeep(y int, out []byte) {
 	n := d.region.Dx()
 	x, y := d.other.Bounds().Min.X+d.region.Min.X, d.other.Bounds().Min.Y+y
 	var in []byte
-	from := 8 // bytes of a pixel
+	from := 8 // bytes per pixel
 	switch m := d.other.(type) {
 	case *image.Gray16:
 		in, from = m.Pix[m.PixOffset(x, y):], 2
@@ -207,7 +211,7 @@ func (d *Decoder) rowDeep(y int, out []byte) {
 		in = m.Pix[m.PixOffset(x, y):]
 	case *image.NRGBA64:
 		in = m.Pix[m.PixOffset(x, y):]
-	default: // a file whose header said so has none
+	default: // cannot happen: the header reported 16 bits
 		clear(out[:n*d.channels])
 		return
 	}
@@ -224,7 +228,7 @@ func (d *Decoder) rowDeep(y int, out []byte) {
 	}
 }
 
-// channelsIn is how many channels an image has: one of grey or indices, three, or four with alpha.
+// channelsIn is the number of channels of an image in mode Unchanged.
 func channelsIn(m image.Image, f Format) int {
 	switch m := m.(type) {
 	case *image.Gray, *image.Gray16, *image.Paletted, *tiff.Numbers:
@@ -239,7 +243,7 @@ func channelsIn(m image.Image, f Format) int {
 		if m.Opaque() {
 			return 3
 		}
-	case *image.NRGBA: // what WebP without losses always is
+	case *image.NRGBA: // lossless WebP is always NRGBA
 		if f == WebP && m.Opaque() {
 			return 3
 		}
@@ -247,8 +251,8 @@ func channelsIn(m image.Image, f Format) int {
 	return 4
 }
 
-// rowOther gives a row of an image of the libraries: alpha is left out where three
-// channels or one are wanted, and sixteen bits become their higher eight.
+// rowOther converts a row of a library's image. Alpha is dropped for three channels or
+// one, and 16 bits become their upper eight.
 func (d *Decoder) rowOther(y int, out []byte) {
 	if d.mode.Deep() {
 		d.rowDeep(y, out)
@@ -303,8 +307,8 @@ func (d *Decoder) rowOther(y int, out []byte) {
 	}
 }
 
-// numbers gives a row of numbers: as they are, or as Pillow makes bytes of them. What is below 0 is 0, what is above 255
-// is 255, and fractions are left out.
+// numbers converts a row of numbers: to float32, or to bytes like Pillow, which clips to
+// 0 to 255 and truncates.
 func (d *Decoder) numbers(in []float32, out []byte) {
 	if d.mode == Float {
 		for i, v := range in {
@@ -315,13 +319,14 @@ func (d *Decoder) numbers(in []float32, out []byte) {
 	row := d.spareRow(len(in))
 	for i, v := range in {
 		row[i] = 0
-		if v > 0 { // NaN is not
+		if v > 0 { // false for NaN
 			row[i] = byte(min(v, 255))
 		}
 	}
 	recode(row, 1, out, d.channels)
 }
 
+// spareRow returns a buffer of n bytes.
 func (d *Decoder) spareRow(n int) []byte {
 	if cap(d.row) < n {
 		d.row = make([]byte, n)
@@ -329,7 +334,7 @@ func (d *Decoder) spareRow(n int) []byte {
 	return d.row[:n]
 }
 
-// paletted gives colours, or indices where the mode is Unchanged.
+// paletted converts palette indices to colours, or keeps them in mode Unchanged.
 func (d *Decoder) paletted(in []byte, p color.Palette, out []byte) {
 	if d.mode == Unchanged {
 		copy(out, in)
@@ -337,6 +342,7 @@ func (d *Decoder) paletted(in []byte, p color.Palette, out []byte) {
 	}
 	for i, v := range in {
 		var c color.NRGBA
+		// An index beyond the palette is black.
 		if int(v) < len(p) {
 			c = colourOf(p[v])
 		}
@@ -348,7 +354,8 @@ func (d *Decoder) paletted(in []byte, p color.Palette, out []byte) {
 	}
 }
 
-// colourOf is a colour without its alpha. A transparent one keeps what it says, as in Pillow.
+// colourOf returns a colour and ignores its alpha. A transparent colour keeps its red,
+// green and blue, like in Pillow.
 func colourOf(c color.Color) color.NRGBA {
 	switch c := c.(type) {
 	case color.NRGBA:
@@ -359,7 +366,7 @@ func colourOf(c color.Color) color.NRGBA {
 	return color.NRGBAModel.Convert(c).(color.NRGBA)
 }
 
-// fromAlpha takes pixels of four channels of wide bytes.
+// fromAlpha converts pixels of RGBA, each channel of wide bytes, big-endian.
 func fromAlpha(in []byte, wide int, out []byte, channels int) {
 	for at, to := 0, 0; at < len(in); at, to = at+4*wide, to+channels {
 		r, g, b := in[at], in[at+wide], in[at+2*wide]
@@ -374,10 +381,11 @@ func fromAlpha(in []byte, wide int, out []byte, channels int) {
 	}
 }
 
-// webpRow gives the colours of WebP's lossy images, as libwebp has them: fractions of
-// 14 bits, and chroma mixed of the nearest four, nine to three to three to one.
+// webpRow converts a row of a lossy WebP to RGB, like libwebp: constants with 14 bits of
+// fraction, and "fancy" upsampling of chroma with weights 9, 3, 3 and 1 of the nearest
+// four samples, divided by 16.
 //
-// The standard library would take them for JPEG's, whose range is another.
+// The standard library would convert it like JPEG, which has another range.
 func webpRow(m *image.YCbCr, x, y int, out []byte) {
 	width, height := m.Rect.Dx(), m.Rect.Dy()
 	cw, ch := (width+1)/2, (height+1)/2
@@ -398,11 +406,13 @@ func webpRow(m *image.YCbCr, x, y int, out []byte) {
 			return (3*a + c + 2) >> 2
 		}
 		b, d := int(plane[near*m.CStride+other]), int(plane[far*m.CStride+other])
-		// The order of roundings is libwebp's: the mean of the diagonal, then the nearest.
+		// libwebp's order of roundings: the mean of the diagonals, then the nearest
+		// sample.
 		return ((a+b+c+d+8+2*(b+c))>>3 + a) >> 1
 	}
 	for i := range len(out) / 3 {
 		l, u, v := int(m.Y[y*m.YStride+x+i]), mix(m.Cb, x+i), mix(m.Cr, x+i)
+		// BT.601 limited range: luma from 16 to 235.
 		l = l * 19077 >> 8
 		out[3*i] = clip6(l + v*26149>>8 - 14234)
 		out[3*i+1] = clip6(l - u*6419>>8 - v*13320>>8 + 8708)
@@ -410,10 +420,11 @@ func webpRow(m *image.YCbCr, x, y int, out []byte) {
 	}
 }
 
+// clip6 drops 6 bits of fraction and clips to a byte.
 func clip6(v int) uint8 { return uint8(min(max(v>>6, 0), 255)) }
 
-// decodeWebP decodes a WebP. The first frame of one that moves is laid on its canvas, as Pillow has it: the rest is
-// transparent, or black where there is no alpha.
+// decodeWebP decodes a WebP. The first frame of an animation is drawn on its canvas, like
+// in Pillow. The rest of the canvas is transparent, or black if there is no alpha.
 func (d *Decoder) decodeWebP(h *webp.Header, meter *program.Meter) (image.Image, error) {
 	m, err := webp.Decode(h, meter)
 	if err != nil || !h.Composed() {
@@ -432,7 +443,7 @@ func (d *Decoder) decodeWebP(h *webp.Header, meter *program.Meter) (image.Image,
 			canvas.Pix[i] = 255
 		}
 	}
-	// The frame's rows, as they would be of a file of its own.
+	// Rows of the frame, as if it were a file.
 	frame := Decoder{header: Header{Format: WebP}, mode: Unchanged, region: image.Rect(0, 0, h.Width, h.Height), other: m,
 		channels: channelsIn(m, WebP)}
 	row := make([]byte, h.Width*frame.channels)
@@ -449,8 +460,8 @@ func (d *Decoder) decodeWebP(h *webp.Header, meter *program.Meter) (image.Image,
 	return canvas, nil
 }
 
-// firstFrame lays the first frame of a GIF on its screen, which is of the transparent
-// colour, or of the first.
+// firstFrame draws the first frame of a GIF on its canvas. The canvas has the transparent
+// colour, or the first one.
 func firstFrame(cell []byte, meter *program.Meter) (image.Image, error) {
 	config, err := gif.DecodeConfig(bytes.NewReader(cell))
 	if err != nil {
@@ -469,7 +480,7 @@ func firstFrame(cell []byte, meter *program.Meter) (image.Image, error) {
 	for i, c := range frame.Palette {
 		if _, _, _, a := c.RGBA(); a == 0 {
 			ground = uint8(i)
-			if 3*i+2 < len(colours) { // the library leaves out what colour it is that is transparent
+			if 3*i+2 < len(colours) { // the library replaces the transparent colour
 				frame.Palette[i] = color.NRGBA{R: colours[3*i], G: colours[3*i+1], B: colours[3*i+2]}
 			}
 		}
@@ -488,7 +499,8 @@ func firstFrame(cell []byte, meter *program.Meter) (image.Image, error) {
 	return whole, nil
 }
 
-// firstColours is the table of colours of the first frame, or nil.
+// firstColours returns the colour table of the first frame, or nil: the local one, or the
+// global one.
 func firstColours(cell []byte) []byte {
 	if len(cell) < 13 {
 		return nil
@@ -511,7 +523,7 @@ func firstColours(cell []byte) []byte {
 	}
 	for len(rest) > 0 {
 		switch rest[0] {
-		case 0x2C:
+		case 0x2C: // image descriptor
 			if len(rest) < 10 {
 				return nil
 			}
@@ -521,7 +533,7 @@ func firstColours(cell []byte) []byte {
 				return nil
 			}
 			return table
-		case 0x21:
+		case 0x21: // extension: a label and blocks
 			rest = rest[min(2, len(rest)):]
 			for len(rest) > 0 && rest[0] != 0 {
 				rest = rest[min(1+int(rest[0]), len(rest)):]

@@ -1,12 +1,14 @@
-// Package icc converts pixels of bytes to sRGB by the ICC profile of their file: profiles of three
-// curves and a matrix, as displays and cameras have (Display P3, Adobe RGB, ProPhoto), and profiles of
-// grey with one curve. Those that have tables of colours, as printers do, are refused by name.
+// Package icc converts pixels of bytes to sRGB with the ICC profile of their file. It
+// supports matrix/TRC profiles of three curves and a matrix, as of displays and cameras
+// (Display P3, Adobe RGB, ProPhoto), and grey profiles with one curve. Profiles with
+// lookup tables, as of printers, are refused with their name.
 //
-// The profile's format is that of ICC.1:2022. Sums are those of Little CMS 2 for eight bits: the matrix
-// in fixed point of 14 bits between two tables. Results are within one level of it.
+// The format is ICC.1:2022. The arithmetic is that of Little CMS 2 for eight bits: curves
+// as tables, and the matrix with 14 bits of fraction. Results differ from it by at most
+// 1.
 //
-// Profiles are hostile: what is allocated is bounded by the bytes that there are, whatever they
-// say. The package knows neither formats of files nor operators.
+// Profiles are untrusted: allocations are bounded by the number of bytes of the profile.
+// The package knows neither file formats nor operators.
 package icc
 
 import (
@@ -17,10 +19,11 @@ import (
 	"sync"
 )
 
-// ErrProfile says that a profile cannot be used.
+// ErrProfile means that a profile cannot be used.
 var ErrProfile = errors.New("ICC profile")
 
-// MaxBytes bounds a profile. Those of a matrix have some hundred to some thousand bytes.
+// MaxBytes is the maximum size of a profile. Matrix/TRC profiles have some hundred to
+// some thousand bytes.
 const MaxBytes = 256 << 10
 
 const (
@@ -28,16 +31,16 @@ const (
 	maxTags     = 256
 )
 
-// Space is what the pixels of a profile are.
+// Space is the colour space of a profile's pixels.
 type Space uint8
 
-// The spaces that are converted.
+// The supported spaces.
 const (
 	RGB Space = iota + 1
 	Grey
 )
 
-// String returns the name of the colour space: grey or RGB.
+// String returns the name of the colour space: "grey" or "RGB".
 func (s Space) String() string {
 	if s == Grey {
 		return "grey"
@@ -49,12 +52,14 @@ func wrong(format string, values ...any) error {
 	return fmt.Errorf("%w: %s", ErrProfile, fmt.Sprintf(format, values...))
 }
 
-// profile is the bytes of one, and where its tags lie.
+// profile is the bytes of a profile and its tag table.
 type profile struct {
 	data []byte
-	tags []byte // of 12 bytes each
+	tags []byte // 12 bytes each: signature, offset, size
 }
 
+// open checks the header and finds the tag table. Only device profiles to XYZ without
+// lookup tables are accepted.
 func open(data []byte) (p profile, space Space, err error) {
 	if len(data) < headerBytes+4 || string(data[36:40]) != "acsp" {
 		return p, 0, wrong("it has no header")
@@ -85,7 +90,7 @@ func open(data []byte) (p profile, space Space, err error) {
 	return p, space, nil
 }
 
-// find is where a tag lies.
+// find returns the position of a tag's data.
 func (p profile) find(name string) (offset, size uint32, ok bool) {
 	for t := p.tags; len(t) > 0; t = t[12:] {
 		if string(t[:4]) == name {
@@ -95,7 +100,8 @@ func (p profile) find(name string) (offset, size uint32, ok bool) {
 	return 0, 0, false
 }
 
-// tag is the bytes of a tag of that type, behind its type and four that are reserved.
+// tag returns the data of a tag that has one of these types, after the type signature and
+// four reserved bytes.
 func (p profile) tag(name string, kinds ...string) (kind string, data []byte, err error) {
 	offset, size, ok := p.find(name)
 	if !ok {
@@ -113,10 +119,10 @@ func (p profile) tag(name string, kinds ...string) (kind string, data []byte, er
 	return "", nil, wrong("%s is a %q, which is not converted", name, data[:4])
 }
 
-// fixed is a number of 16 bits before the point and 16 behind it.
+// fixed reads an s15Fixed16Number.
 func fixed(b []byte) float64 { return float64(int32(binary.BigEndian.Uint32(b))) / 65536 }
 
-// column is a colour's X, Y and Z.
+// column reads X, Y and Z of a primary.
 func (p profile) column(name string) (xyz [3]float64, err error) {
 	_, data, err := p.tag(name, "XYZ ")
 	if err == nil && len(data) < 12 {
@@ -131,27 +137,27 @@ func (p profile) column(name string) (xyz [3]float64, err error) {
 	return xyz, nil
 }
 
-// one is 1 in fixed point.
+// one is 1 in fixed point with 14 bits of fraction.
 const one = 1 << 14
 
-// Transform converts pixels to sRGB. It is immutable.
+// Transform converts pixels to sRGB. It is immutable and safe for concurrent use.
 type Transform struct {
 	space  Space
-	shape  [3][256]int32 // light of each value, in fixed point
-	matrix [3][3]int32
-	offset int32
-	grey   [256]byte
+	shape  [3][256]int32 // linear light of each value, by channel, in fixed point
+	matrix [3][3]int32   // from linear light to that of sRGB, in fixed point
+	offset int32         // of black point compensation
+	grey   [256]byte     // result of each value of grey
 }
 
-// srgb are the colours of sRGB's primaries, by column, under the white of profiles, D50: those of the profile
-// that HP and Microsoft published.
+// srgb has the XYZ of sRGB's primaries as columns, adapted to the profiles' white D50:
+// those of the sRGB profile of HP and Microsoft.
 var srgb = [3][3]float64{
 	{0.4360657, 0.3851471, 0.1430664},
 	{0.2224884, 0.7168732, 0.0606079},
 	{0.0139160, 0.0970764, 0.7140961},
 }
 
-// values are those of sRGB for each light.
+// values maps linear light in fixed point to sRGB bytes.
 var values = sync.OnceValue(func() *[one + 1]byte {
 	table := new([one + 1]byte)
 	for i := range table {
@@ -160,9 +166,10 @@ var values = sync.OnceValue(func() *[one + 1]byte {
 	return table
 })
 
+// byteOf clips to [0, 1] and rounds to a byte.
 func byteOf(v float64) byte { return byte(math.Floor(float64(min(max(v, 0), 1)*255) + 0.5)) }
 
-// New reads a profile. Errors are ErrProfile.
+// New reads a profile. All errors are ErrProfile.
 func New(data []byte) (*Transform, error) {
 	p, space, err := open(data)
 	if err != nil {
@@ -185,7 +192,7 @@ func New(data []byte) (*Transform, error) {
 		}
 		return t, nil
 	}
-	black := 0.0 // the Y of what has no light
+	black := 0.0 // Y of the colour (0, 0, 0)
 	var from [3][3]float64
 	for k, name := range []string{"r", "g", "b"} {
 		c, err := p.curve(name + "TRC")
@@ -203,6 +210,7 @@ func New(data []byte) (*Transform, error) {
 		if err != nil {
 			return nil, err
 		}
+		// Columns are the primaries.
 		for i := range 3 {
 			from[i][k] = xyz[i]
 		}
@@ -223,7 +231,7 @@ func New(data []byte) (*Transform, error) {
 	return t, nil
 }
 
-// light is what a curve makes of a value. Where that is no number, or has no end, the profile is of no use.
+// light evaluates a curve. If the result is not finite, the profile is unusable.
 func light(c curve, name string, value int) (float64, error) {
 	v := c(float64(value) / 255)
 	if math.IsNaN(v) || math.IsInf(v, 0) {
@@ -232,20 +240,23 @@ func light(c curve, name string, value int) (float64, error) {
 	return v, nil
 }
 
-// darkest is the light that becomes none: black point compensation, which Little CMS carries out for
-// sRGB. What is brighter than L* = 50 counts as that.
+// darkest is the Y that becomes black: the black point compensation of Little CMS for
+// sRGB. It is limited to that of L* = 50.
 func darkest(y float64) float64 {
+	// Inverse of L* = 116 * cbrt(Y) - 16.
 	const half = 66.0 / 116
 	return min(max(y, 0), half*half*half)
 }
 
-// most bounds light and factors, so that sums of their products have room in 64 bits.
+// most limits light and factors, so that sums of products do not overflow 64 bits.
 const most = 8
 
+// fixedOf rounds to fixed point.
 func fixedOf(v float64) int32 {
 	return int32(math.Floor(min(max(v, -most), most)*one + 0.5))
 }
 
+// inverse inverts a 3x3 matrix by its adjugate.
 func inverse(m [3][3]float64) (out [3][3]float64) {
 	minor := func(r, c int) float64 {
 		r1, r2, c1, c2 := (r+1)%3, (r+2)%3, (c+1)%3, (c+2)%3
@@ -260,10 +271,10 @@ func inverse(m [3][3]float64) (out [3][3]float64) {
 	return out
 }
 
-// Space is what the pixels have to be.
+// Space is the colour space that the pixels must have.
 func (t *Transform) Space() Space { return t.space }
 
-// Convert changes pixels of three channels in place. Those of grey have the same value in each.
+// Convert changes RGB pixels in place. Grey pixels must have three equal channels.
 func (t *Transform) Convert(pixels []byte) {
 	if t.space == Grey {
 		for i, v := range pixels {
@@ -282,10 +293,10 @@ func (t *Transform) Convert(pixels []byte) {
 	}
 }
 
-// curve makes light of a value of 0 to 1.
+// curve maps a value from 0 to 1 to linear light.
 type curve func(v float64) float64
 
-// curve reads a tag of a curve: a table, or a formula.
+// curve reads a curveType (a table or a gamma) or a parametricCurveType.
 func (p profile) curve(name string) (curve, error) {
 	kind, data, err := p.tag(name, "curv", "para")
 	if err != nil {
@@ -303,8 +314,10 @@ func (p profile) curve(name string) (curve, error) {
 		return nil, wrong("%s has %d entries in %d bytes", name, n, len(data))
 	}
 	switch n {
+	// No entries: the identity.
 	case 0:
 		return func(v float64) float64 { return v }, nil
+	// One entry: gamma, a u8Fixed8Number.
 	case 1:
 		g := float64(binary.BigEndian.Uint16(data)) / 256
 		return func(v float64) float64 { return math.Pow(v, g) }, nil
@@ -314,6 +327,7 @@ func (p profile) curve(name string) (curve, error) {
 		table[i] = binary.BigEndian.Uint16(data[2*i:])
 	}
 	return func(v float64) float64 {
+		// Linear interpolation.
 		at := float64(v) * float64(n-1)
 		i := min(int(at), int(n)-2)
 		rest := at - float64(i)
@@ -322,10 +336,10 @@ func (p profile) curve(name string) (curve, error) {
 	}, nil
 }
 
-// parameters are how many numbers each kind of formula has.
+// parameters is the number of parameters of each function type.
 var parameters = [...]int{1, 3, 4, 5, 7}
 
-// formula is one of the functions of a parametricCurveType, in section 10.18 of the specification.
+// formula is one of the function types of parametricCurveType, ICC.1:2022, section 10.18.
 func formula(name string, kind int, data []byte) (curve, error) {
 	if kind >= len(parameters) || len(data) < 4*parameters[kind] {
 		return nil, wrong("%s is formula %d of %d bytes", name, kind, len(data))
@@ -347,7 +361,7 @@ func formula(name string, kind int, data []byte) (curve, error) {
 			if v >= -b/a {
 				return power(v) + c
 			}
-			return c // 0 in kind 1
+			return c // c is 0 in type 1
 		}, nil
 	}
 	return func(v float64) float64 {
@@ -358,7 +372,7 @@ func formula(name string, kind int, data []byte) (curve, error) {
 	}, nil
 }
 
-// encode is sRGB's curve, of IEC 61966-2-1, from light to values.
+// encode is the transfer function of sRGB (IEC 61966-2-1) from linear light to values.
 func encode(v float64) float64 {
 	const g, a, b, c, d = 2.4, 1 / 1.055, 0.055 / 1.055, 1 / 12.92, 0.04045
 	if v <= c*d {

@@ -80,7 +80,7 @@ var (
 		0.7140961}
 )
 
-// What Little CMS 2.19 gives, by Pillow's ImageCms.
+// TestConvert compares with Little CMS 2.19, called by Pillow's ImageCms.
 func TestConvert(t *testing.T) {
 	for name, c := range map[string]struct {
 		profile  []byte

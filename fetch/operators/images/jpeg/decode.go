@@ -1,16 +1,16 @@
-// Package jpeg decodes JPEG to the bytes that libjpeg gives: baseline, extended and
-// progressive Huffman streams of eight bits, the accurate integer transform (islow) and
-// fancy upsampling. A [Decoder] transforms no more blocks than a region of the image
-// needs.
+// Package jpeg decodes JPEG to the same bytes as libjpeg: baseline, extended and
+// progressive Huffman streams of eight bits, with the accurate integer inverse DCT
+// (islow) and fancy upsampling. A [Decoder] transforms only the blocks that a region of
+// the image needs.
 //
-// The standard library's decoder gives other bytes, and decodes whole images alone.
+// The standard library's decoder gives other bytes, and only decodes whole images.
 //
 // Sources: ITU-T T.81; C. Loeffler, A. Ligtenberg, G. Moschytz: "Practical fast 1-D DCT
-// algorithms with 11 multiplications", ICASSP 1989, as libjpeg's jidctint.c has it; the
-// triangle filters of jdsample.c.
+// algorithms with 11 multiplications", ICASSP 1989, as implemented in libjpeg's
+// jidctint.c; the triangle filters of jdsample.c.
 //
-// The package knows no operators. Data is hostile: whatever it says, decoding ends,
-// takes memory by the size of the frame alone, and does not panic.
+// The package does not know operators. Data is untrusted: decoding always ends, the size
+// of the frame bounds its memory, and it does not panic.
 package jpeg
 
 import (
@@ -24,22 +24,22 @@ import (
 	"bowstring/fetch/operators/program"
 )
 
-// ErrFormat says that bytes are no JPEG that the package decodes. What it says about
-// them is in the errors that wrap it.
+// ErrFormat means that bytes are not a JPEG that the package decodes. Errors that wrap it
+// have the reason.
 var ErrFormat = errors.New("jpeg")
 
 const (
-	blockSize   = 64
-	maxFactor   = 4
-	maxBlocks   = 10  // of an interleaved unit, as T.81 says
-	maxScans    = 128 // an encoder makes some ten; each costs a pass over all blocks
-	maxMetadata = 4096
+	blockSize   = 64   // coefficients of a block, 8x8
+	maxFactor   = 4    // maximum sampling factor
+	maxBlocks   = 10   // of an interleaved MCU, T.81 B.2.3
+	maxScans    = 128  // encoders write about ten; each is a pass over all blocks
+	maxMetadata = 4096 // segments before the first scan
 )
 
-// Space says what the components of a stream are.
+// Space is the colour space of a stream's components.
 type Space uint8
 
-// The spaces that are decoded.
+// The supported colour spaces.
 const (
 	Grey Space = iota + 1
 	YCbCr
@@ -50,24 +50,25 @@ const (
 
 // Header is what a stream says before its first scan.
 type Header struct {
+	// Pixels.
 	Width, Height int
-	// Components is 1, 3 or 4.
+	// Components is the number of components: 1, 3 or 4.
 	Components  int
 	Space       Space
 	Progressive bool
-	// Orientation is Exif's, 1 to 8; 1 where there is none.
+	// Orientation is Exif's, 1 to 8; 1 if there is none.
 	Orientation int
-	// Profile says that there is an ICC profile.
+	// Profile is set if there is an ICC profile.
 	Profile bool
 
-	frame [4]struct { // the components
+	frame [4]struct { // one for each component
 		id     byte
-		blocks int32 // with those that pad the frame
+		blocks int32 // number of blocks, with the padding of the frame
 	}
 }
 
-// zigzag gives a coefficient's place in a block. As in libjpeg, there are 16 more, for runs that lead out of
-// the block.
+// zigzag maps the zigzag index of a coefficient to its natural index, T.81 figure A.6. As
+// in libjpeg, 16 more entries catch runs that leave the block.
 var zigzag = [blockSize + 16]uint8{
 	0, 1, 8, 16, 9, 2, 3, 10, 17, 24, 32, 25, 18, 11, 4, 5,
 	12, 19, 26, 33, 40, 48, 41, 34, 27, 20, 13, 6, 7, 14, 21, 28,
@@ -76,30 +77,31 @@ var zigzag = [blockSize + 16]uint8{
 	63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63,
 }
 
-// Decoder holds the memory that decoding needs, to be used again. It is not safe for
-// concurrent use.
+// Decoder decodes JPEGs and reuses its memory. It is not safe for concurrent use.
 type Decoder struct {
 	parser
 	tables
 	meter   *program.Meter
 	region  image.Rectangle
-	planes  []byte
-	stored  []int16
-	spare   [4][]byte // rows, upsampled
-	scans   int
-	eobRun  int
-	unit    []unitBlock
-	refined [4]uint64 // which coefficients of a component have begun to come, as bits by zigzag place
+	planes  []byte      // samples of all components
+	stored  []int16     // coefficients of all components, for streams of several scans
+	spare   [4][]byte   // upsampled rows, one per component
+	scans   int         // scans so far
+	eobRun  int         // further blocks that are empty in this scan: T.81's EOBRUN
+	unit    []unitBlock // the blocks of an MCU of the scan
+	refined [4]uint64   // coefficients that have been in a scan: a bit per zigzag index, for each component
 }
 
-// Decode reads data for the pixels of a region, which must lie in the image. Row gives
-// them afterwards. The data must not change until then. Decode spends no more on the meter than Header.Steps says, and
-// fails where that does.
+// Decode decodes a region, which must be inside of the image and not empty. Row returns
+// its pixels afterwards; data must not change until then. The cost on the meter is at
+// most Header.Bytes and Header.Steps. Errors are ErrFormat, program.ErrNotSupported, or
+// those of the meter.
 func (d *Decoder) Decode(data []byte, region image.Rectangle, meter *program.Meter) error {
 	return d.DecodeAs(0, data, region, meter)
 }
 
-// DecodeAs does so where it is known what the components are, whatever the data says: they have to be as many.
+// DecodeAs is Decode with a known colour space, which overrides that of data. Its number
+// of components must match.
 func (d *Decoder) DecodeAs(given Space, data []byte, region image.Rectangle, meter *program.Meter) error {
 	d.parser, d.meter, d.tables.meter = parser{data: data, given: given}, meter, meter
 	d.restart = 0
@@ -134,7 +136,8 @@ func (d *Decoder) DecodeAs(given Space, data []byte, region image.Rectangle, met
 				return err
 			}
 			if d.scans == 1 && !d.header.Progressive && len(sc.components) == len(d.frame) {
-				// The usual stream: blocks are transformed as they come, and what follows the region is not read.
+				// The usual stream: blocks are transformed immediately, and nothing after
+				// the region is read.
 				return d.baseline(sc)
 			}
 			sequential = sequential || !d.header.Progressive
@@ -154,7 +157,7 @@ func (d *Decoder) DecodeAs(given Space, data []byte, region image.Rectangle, met
 	}
 }
 
-// complete says that each component of a sequential stream has had its scan.
+// complete reports whether each component of a sequential stream has had its scan.
 func (d *Decoder) complete() bool {
 	for i := range d.frame {
 		if d.refined[i] == 0 {
@@ -164,15 +167,15 @@ func (d *Decoder) complete() bool {
 	return true
 }
 
-// Header is that of the data decoded last.
+// Header is that of the last decoded data.
 func (d *Decoder) Header() Header { return d.header }
 
-// place finds the blocks that the region needs, and gives them memory.
+// place determines the blocks that the region needs, and allocates their samples.
 func (d *Decoder) place() {
 	total := 0
 	for i := range d.frame {
 		c := &d.frame[i]
-		// Upsampling looks at one sample beside those that a pixel lies in.
+		// Upsampling also reads one sample on each side.
 		x0, y0 := max(d.region.Min.X/c.wider-1, 0), max(d.region.Min.Y/c.higher-1, 0)
 		x1, y1 := min((d.region.Max.X-1)/c.wider+2, c.width), min((d.region.Max.Y-1)/c.higher+2, c.height)
 		c.left, c.top, c.right, c.bottom = x0/8, y0/8, ceil(x1, 8), ceil(y1, 8)
@@ -190,18 +193,19 @@ func (d *Decoder) place() {
 	}
 }
 
-// scan is a start of scan.
+// scan is a scan header, T.81 B.2.3.
 type scan struct {
 	components    []*component
-	first, last   int // of the coefficients, by zigzag
-	high, low     uint
-	at            int
-	index         []int // of the components in the frame
+	first, last   int   // spectral selection: zigzag indices of the coefficients
+	high, low     uint  // successive approximation: bit positions
+	at            int   // offset of the entropy-coded data
+	index         []int // indices of the components in the frame
 	interleaved   bool
-	stored        bool // its coefficients are kept
-	across, count int  // units in a row, and in all
+	stored        bool // coefficients are stored for later scans
+	across, count int  // number of units in a row, and in total
 }
 
+// scanOf parses a scan header, and checks it.
 func (d *Decoder) scanOf(s []byte) (*scan, error) {
 	if d.scans++; d.scans > maxScans {
 		return nil, damaged("it has more than %d scans", maxScans)
@@ -253,12 +257,14 @@ func (d *Decoder) scanOf(s []byte) (*scan, error) {
 	return sc, nil
 }
 
-// checkScan holds the rules of T.81 G.1.1.1, and that what the scan uses is defined.
+// checkScan checks the rules of T.81 G.1.1.1, and that the tables of the scan are
+// defined.
 func (d *Decoder) checkScan(sc *scan) error {
 	if sc.first > sc.last || sc.last >= blockSize || sc.low > 13 || sc.high != 0 && sc.high != sc.low+1 ||
 		d.header.Progressive && (sc.first == 0) != (sc.last == 0) || sc.first > 0 && sc.interleaved {
 		return damaged("a scan has coefficients %d to %d, bits %d to %d", sc.first, sc.last, sc.high, sc.low)
 	}
+	// band has a bit for each coefficient of the scan.
 	band := (^uint64(0) >> (63 - sc.last)) &^ (1<<sc.first - 1)
 	for i, c := range sc.components {
 		at := sc.index[i]
@@ -278,7 +284,8 @@ func (d *Decoder) checkScan(sc *scan) error {
 	return nil
 }
 
-// standard gives a table that was not defined what Motion JPEG leaves out, as libjpeg does.
+// standard defines a missing table as that of T.81 annex K, like libjpeg: Motion JPEG
+// omits them.
 func (h *huffman) standard(class, n int) bool {
 	if !h.defined && n < 2 {
 		s := standardTables[class][n]
@@ -287,7 +294,7 @@ func (h *huffman) standard(class, n int) bool {
 	return h.defined
 }
 
-// Held is how many bytes it keeps for its next use.
+// Held is the number of bytes that the decoder keeps for its next use.
 func (d *Decoder) Held() int {
 	n := cap(d.planes) + 2*cap(d.stored)
 	for _, s := range d.spare {
@@ -296,9 +303,10 @@ func (d *Decoder) Held() int {
 	return n
 }
 
-// Release lets go of the data decoded last.
+// Release drops the references to the last data.
 func (d *Decoder) Release() { d.parser, d.meter, d.tables.meter = parser{}, nil, nil }
 
+// Markers, T.81 table B.1.
 const (
 	markSOF0, markSOF1, markSOF2 = 0xC0, 0xC1, 0xC2
 	markDHT, markSOI, markEOI    = 0xC4, 0xD8, 0xD9
@@ -309,19 +317,19 @@ const (
 	markTEM                      = 0x01
 )
 
-// cut is damaged of data that ends too early.
+// cut is damaged for data that ends too early.
 func cut(format string, values ...any) error {
 	return fmt.Errorf("%w: %w", damaged(format, values...), io.ErrUnexpectedEOF)
 }
 
-// otherFrames are those that are not decoded.
+// otherFrames are the SOF markers that are not decoded.
 var otherFrames = map[byte]string{
 	0xC3: "lossless compression", 0xC5: "hierarchical frames", 0xC6: "hierarchical frames", 0xC7: "hierarchical frames",
 	0xC8: "an extension", 0xC9: "arithmetic coding", 0xCA: "arithmetic coding", 0xCB: "lossless compression",
 	0xCD: "hierarchical frames", 0xCE: "hierarchical frames", 0xCF: "hierarchical frames",
 }
 
-// unsupported names what a JPEG has that is not decoded.
+// unsupported is program.ErrNotSupported with the unsupported feature.
 func unsupported(format string, values ...any) error {
 	return fmt.Errorf("%w: JPEG with %s", program.ErrNotSupported, fmt.Sprintf(format, values...))
 }
@@ -330,51 +338,52 @@ func damaged(format string, values ...any) error {
 	return fmt.Errorf("%w: %s", ErrFormat, fmt.Sprintf(format, values...))
 }
 
-// component is one of a frame's, with the tables of the scan that it is in.
+// component is a component of the frame, with the tables of its current scan.
 type component struct {
-	id, h, v, quant int
-	// width and height are in samples, without padding; across and down are in blocks: those that have samples.
+	id, h, v, quant int // identifier, sampling factors, quantisation table
+	// width and height are in samples, without padding; across and down are the number of
+	// blocks for them.
 	width, height int
 	across, down  int
-	// padded and paddedDown are the blocks that interleaved units make.
+	// padded and paddedDown are the number of blocks with those that complete interleaved
+	// MCUs.
 	padded, paddedDown int
 	dcTable, acTable   int
 
-	// The blocks that the region needs, and where their samples go.
+	// The range of blocks that the region needs, and their samples.
 	left, top, right, bottom int
-	stride                   int
+	stride                   int // bytes of a row of samples
 	samples                  []byte
 	coefficients             []int16
 	filter                   filter
-	wider, higher            int // how many pixels a sample is for
+	wider, higher            int // pixels per sample
 }
 
-// tables is what markers define, and later scans use.
+// tables is the state that markers define for later scans.
 type tables struct {
 	quant    [4][blockSize]int32 // in natural order
 	hasQuant [4]bool
 	dc, ac   [4]huffman
-	restart  int
+	restart  int // MCUs between restart markers; 0: none
 	meter    *program.Meter
 }
 
-// parser walks over markers.
+// parser reads the marker segments.
 type parser struct {
 	data []byte
 	at   int
 
 	header    Header
 	frame     []component
-	hmax      int
+	hmax      int // maximum sampling factors
 	vmax      int
 	jfif      bool
-	adobe     bool
+	adobe     bool // there is an APP14 segment of Adobe, with that transform
 	transform byte
-	given     Space // what the components are, where that is known otherwise
+	given     Space // colour space from the caller; 0: determined from the data
 }
 
-// ReadHeader reads up to the first scan. It allocates nothing that depends on what the
-// data says.
+// ReadHeader reads up to the first scan. Its allocations do not depend on the data.
 func ReadHeader(data []byte) (Header, error) {
 	p := parser{data: data}
 	if err := p.toScan(nil); err != nil {
@@ -383,7 +392,7 @@ func ReadHeader(data []byte) (Header, error) {
 	return p.header, nil
 }
 
-// marker finds the next one, and its segment, which is nil for markers that have none.
+// marker returns the next marker and its segment; nil for markers without one.
 func (p *parser) marker() (byte, []byte, error) {
 	m := byte(0)
 	for m == 0 { // bytes between segments, and stuffed ones left over from a scan, are skipped, as libjpeg does
@@ -418,7 +427,8 @@ func (p *parser) marker() (byte, []byte, error) {
 	return m, segment, nil
 }
 
-// toScan walks to the first start of a scan, and leaves its segment unread.
+// toScan reads up to the first SOS marker, which stays unread. It defines tables in t if
+// t is not nil.
 func (p *parser) toScan(t *tables) error {
 	if len(p.data) < 4 || p.data[0] != 0xFF || p.data[1] != markSOI {
 		return damaged("the data does not begin as a JPEG")
@@ -469,6 +479,7 @@ func (p *parser) toScan(t *tables) error {
 	return damaged("it has more than %d segments before its first scan", maxMetadata)
 }
 
+// sof reads a frame header, T.81 B.2.2.
 func (p *parser) sof(m byte, s []byte) error {
 	if p.frame != nil {
 		return damaged("it has two frames")
@@ -517,6 +528,7 @@ func (p *parser) sof(m byte, s []byte) error {
 
 func ceil(a, b int) int { return (a + b - 1) / b }
 
+// layout computes the sizes of the component, T.81 A.1.1.
 func (c *component) layout(h *Header, hmax, vmax int) {
 	c.width, c.height = ceil(h.Width*c.h, hmax), ceil(h.Height*c.v, vmax)
 	c.across, c.down = ceil(c.width, 8), ceil(c.height, 8)
@@ -525,7 +537,7 @@ func (c *component) layout(h *Header, hmax, vmax int) {
 	c.filter = filterOf(c.wider, c.higher, c.width)
 }
 
-// space decides as libjpeg does what the components are.
+// space determines the colour space, like default_decompress_parms of libjpeg.
 func (p *parser) space() {
 	h := &p.header
 	if p.given != 0 {
@@ -553,7 +565,7 @@ func (p *parser) space() {
 	}
 }
 
-// exifOrientation is the tag's value, or 0.
+// exifOrientation is the orientation of an APP1 segment, or 0.
 func exifOrientation(s []byte) int {
 	if len(s) < 6 || string(s[:6]) != "Exif\x00\x00" {
 		return 0
@@ -561,8 +573,8 @@ func exifOrientation(s []byte) int {
 	return Orientation(s[6:])
 }
 
-// Orientation reads the tag of Exif data, which begins with a TIFF header. It is 0
-// where there is none that makes sense.
+// Orientation reads the tag Orientation of Exif data, which begins with a TIFF header. It
+// is 0 if there is no valid one.
 func Orientation(tiff []byte) int {
 	if len(tiff) < 8 {
 		return 0
@@ -595,20 +607,22 @@ func Orientation(tiff []byte) int {
 	return 0
 }
 
-// Bytes bounds what decoding the whole image takes.
+// Bytes is the maximum memory of decoding the whole image.
 func (h *Header) Bytes() int64 {
 	units := int64(ceil(h.Width, 8*maxFactor)) * int64(ceil(h.Height, 8*maxFactor))
 	samples := units * blockSize * maxFactor * maxFactor * int64(h.Components)
-	rows := int64(h.Width)*int64(h.Components+4) + 1<<12 // components that are upsampled, and pixels before they are converted
+	rows := int64(h.Width)*int64(h.Components+4) + 1<<12 // upsampled components, and pixels before conversion
 	if h.Progressive || h.Components > 1 {
-		// Coefficients of two bytes: of sequential streams, too, where components have scans of their own.
+		// Coefficients of two bytes, also for sequential streams: their components may
+		// have separate scans.
 		return 3*samples + rows
 	}
 	return samples + rows
 }
 
-// reader reads a scan's data. The next bit is the highest of acc, of which n bits are
-// read. After the data's end, or a marker, come zeros; padding counts those read.
+// reader reads the entropy-coded data of a scan. The next bits are the upper ones of acc;
+// n of them are valid. After the end of the data, or a marker, zeros follow; padding
+// counts them.
 type reader struct {
 	data    []byte
 	at      int
@@ -634,6 +648,7 @@ func (b *reader) fill() {
 	b.fillSlowly()
 }
 
+// fillSlowly handles stuffed bytes (0xFF 0x00) and the end of the data.
 func (b *reader) fillSlowly() {
 	for b.n <= 56 {
 		v := uint64(0)
@@ -646,7 +661,7 @@ func (b *reader) fillSlowly() {
 		case b.at+1 < len(b.data) && b.data[b.at+1] == 0:
 			v = 0xFF
 			b.at += 2
-		default: // a marker; fill bytes before it are skipped by who looks for it
+		default: // a marker; marker skips fill bytes before it
 			b.padding += 8
 		}
 		b.acc |= v << (56 - b.n)
@@ -654,10 +669,10 @@ func (b *reader) fillSlowly() {
 	}
 }
 
-// over says that more bits were used than there were.
+// over reports whether more bits were used than there are.
 func (b *reader) over() bool { return b.padding > b.n }
 
-// take is the next k bits, up to 16, of those that fill has read.
+// take returns the next k bits, at most 16; fill must have been called.
 func (b *reader) take(k uint) int32 {
 	v := int32(b.acc >> 32 >> ((32 - k) & 63))
 	b.acc <<= k & 63
@@ -665,7 +680,7 @@ func (b *reader) take(k uint) int32 {
 	return v
 }
 
-// extend makes a value of size bits signed.
+// extend converts size bits to a signed value: EXTEND of T.81 F.2.2.1.
 func extend(v int32, size uint) int32 {
 	if size > 0 && v < 1<<(size-1) {
 		v -= 1<<size - 1
@@ -673,7 +688,7 @@ func extend(v int32, size uint) int32 {
 	return v
 }
 
-// long finds a code longer than fastBits. Its length is 0 where there is none.
+// long decodes a code longer than fastBits. Length 0 means that there is none.
 func (h *huffman) long(acc uint64) (symbol byte, length uint) {
 	for l := uint(fastBits + 1); l <= 16; l++ {
 		code := int32(acc >> (64 - l))
@@ -684,7 +699,7 @@ func (h *huffman) long(acc uint64) (symbol byte, length uint) {
 	return 0, 0
 }
 
-// symbol reads one code. ok is false where there is none such.
+// symbol decodes a code. ok is false for an invalid code.
 func (b *reader) symbol(h *huffman) (symbol byte, ok bool) {
 	b.fill()
 	e := h.fast[b.acc>>(64-fastBits)]
@@ -697,7 +712,7 @@ func (b *reader) symbol(h *huffman) (symbol byte, ok bool) {
 	symbol = byte(e >> 8)
 	l := uint(e & 31)
 	if e&whole != 0 {
-		// The entry's length has the value's bits, too, of as many as size says.
+		// The length of the entry includes the bits of the value, size of them.
 		l -= uint(symbol & 15)
 	}
 	b.acc <<= l
@@ -705,13 +720,13 @@ func (b *reader) symbol(h *huffman) (symbol byte, ok bool) {
 	return symbol, true
 }
 
-// restart skips to the marker of number want, and begins a new interval.
+// restart skips to restart marker want and resets the reader.
 func (b *reader) restart(want byte) error {
 	if b.over() {
 		return damaged("a scan's data ends early")
 	}
 	at := b.at
-	// Whole bytes that were read ahead are before at: a marker stops reading, so none may be left but for padding.
+	// Reading stops at a marker, so only padding bytes may remain before it.
 	for at < len(b.data) && b.data[at] != 0xFF {
 		at++
 	}
@@ -725,11 +740,12 @@ func (b *reader) restart(want byte) error {
 	return nil
 }
 
-// Channels is how many bytes a pixel has: 1, 3 (RGB), or 4 (CMYK as it is stored, YCCK
-// made CMYK; Adobe's programs store complements).
+// Channels is the number of bytes of a pixel: 1, 3 (RGB), or 4 (CMYK as stored; YCCK is
+// converted to CMYK). Adobe's programs store CMYK inverted.
 func (d *Decoder) Channels() int { return d.header.Components }
 
-// Row writes the pixels of row y of the image, of the region's columns.
+// Row writes the pixels of the region in row y of the image to out, after upsampling and
+// conversion to RGB.
 func (d *Decoder) Row(y int, out []byte) {
 	x0, x1 := d.region.Min.X, d.region.Max.X
 	n := x1 - x0
@@ -761,8 +777,9 @@ func (d *Decoder) Row(y int, out []byte) {
 	}
 }
 
-// chroma is what a colour difference adds, as libjpeg's jdcolor.c has it: to red and
-// blue rounded, to green in fractions of 16 bits, with the half in that of Cr.
+// chroma is the contribution of a chroma value to R, G and B, by libjpeg's jdcolor.c:
+// rounded for red and blue, with 16 bits of fraction for green, where the rounding
+// constant is part of Cb's.
 var chroma = func() (t [256]struct{ red, blue, greenCr, greenCb int32 }) {
 	const half = 1 << 15
 	fix := func(x float64) int32 { return int32(x*65536 + 0.5) }
@@ -774,11 +791,13 @@ var chroma = func() (t [256]struct{ red, blue, greenCr, greenCb int32 }) {
 	return t
 }()
 
+// convert is ycc_rgb_convert of jdcolor.c for one pixel.
 func convert(y, cb, cr uint8) (r, g, b uint8) {
 	v, u, w := int32(y), &chroma[cr], &chroma[cb]
 	return clamp(v + u.red), clamp(v + (u.greenCr+w.greenCb)>>16), clamp(v + w.blue)
 }
 
+// toRGBGo converts a row of YCbCr to interleaved RGB.
 func toRGBGo(y, cb, cr, out []byte) {
 	cb, cr = cb[:len(y)], cr[:len(y)]
 	for i, v := range y {
@@ -789,19 +808,19 @@ func toRGBGo(y, cb, cr, out []byte) {
 	}
 }
 
-// Steps of work, each about a nanosecond. A scan costs by its blocks, by the coefficients of a block that it looks at,
-// and by the bytes of its data.
+// Work in steps of about one nanosecond. The cost of a scan depends on its blocks, on the
+// coefficients that it reads of each block, and on the bytes of its data.
 const (
-	blockSteps       = 20 // of a block in a scan
-	coefficientSteps = 2  // of a coefficient that a scan of a progressive stream may look at
-	transformSteps   = 80 // of a block that is transformed
-	byteSteps        = 14 // of a byte of a scan's data
-	tableSteps       = 8000
-	leastTable       = 17 // bytes of a table of codes in its segment
+	blockSteps       = 20   // per block of a scan
+	coefficientSteps = 2    // per coefficient that a scan of a progressive stream may read
+	transformSteps   = 80   // per transformed block
+	byteSteps        = 14   // per byte of a scan's data
+	tableSteps       = 8000 // per Huffman table
+	leastTable       = 17   // minimum bytes of a Huffman table in its segment
 )
 
-// Steps bounds the work of decoding data whose header this is, without the rows that are asked for afterwards. It looks
-// through the data for starts of scans and for tables, and decodes nothing.
+// Steps is the maximum work of decoding data with this header, without the rows that are
+// requested afterwards. It searches data for SOS and DHT markers, and decodes nothing.
 func (h *Header) Steps(data []byte) int64 {
 	scans, tables := int64(0), int64(4) // of Motion JPEG, which has none
 	for at := 2; ; {
@@ -821,7 +840,8 @@ func (h *Header) Steps(data []byte) int64 {
 			tables += n/leastTable + 1
 		}
 	}
-	// Bytes that merely look like scans, as those of a thumbnail, count no more than the scans that are decoded.
+	// Bytes that only look like scans, for example in a thumbnail, count at most as many
+	// as the scans that are decoded.
 	scans = min(scans, maxScans*h.scanSteps(nil))
 	if !h.Progressive { // each block is in one scan
 		scans = h.blocks() * blockSteps
@@ -829,7 +849,8 @@ func (h *Header) Steps(data []byte) int64 {
 	return scans + h.blocks()*transformSteps + (int64(len(data))+64)*byteSteps + tables*tableSteps
 }
 
-// scanSteps bounds the work of a scan by its segment, behind the length; nil stands for the most that a scan takes.
+// scanSteps is the maximum work of a scan, from its segment after the length. For nil it
+// is that of the most expensive scan.
 func (h *Header) scanSteps(s []byte) int64 {
 	blocks, coefficients := h.blocks(), int64(blockSize)
 	if len(s) > 0 {
@@ -848,7 +869,7 @@ func (h *Header) scanSteps(s []byte) int64 {
 	return blocks * (blockSteps + coefficients*coefficientSteps)
 }
 
-// blocks is how many a whole frame has, with those that pad it.
+// blocks is the number of blocks of the whole frame, with padding.
 func (h *Header) blocks() int64 {
 	n := int64(0)
 	for i := range h.Components {
@@ -857,7 +878,7 @@ func (h *Header) blocks() int64 {
 	return n
 }
 
-// steps is what a row of a scan's units costs, without its data.
+// steps is the cost of a row of MCUs of a scan, without its data.
 func (sc *scan) steps(units, blocks int) int64 {
 	each := int64(blockSteps)
 	if sc.stored {
@@ -866,8 +887,9 @@ func (sc *scan) steps(units, blocks int) int64 {
 	return int64(units) * int64(blocks) * each
 }
 
-// Bound bounds what decoding takes of any stream of such a frame that is not progressive, with tables that come before
-// it: the memory, and the steps without those of its bytes, of tables of its own beyond some, and of rows.
+// Bound is the maximum cost of decoding any sequential stream of such a frame with the
+// tables before. steps excludes ByteSteps for each byte, tables of its own beyond 16, and
+// rows.
 func Bound(width, height, components int, before []byte) (held, steps int64) {
 	const own = 16 // tables
 	h := Header{Width: width, Height: height, Components: components}
@@ -878,5 +900,5 @@ func Bound(width, height, components int, before []byte) (held, steps int64) {
 		int64(len(before)+64)*byteSteps
 }
 
-// ByteSteps bounds the work of a byte of a stream.
+// ByteSteps is the maximum work per byte of a stream.
 const ByteSteps = byteSteps

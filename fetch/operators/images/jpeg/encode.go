@@ -2,25 +2,27 @@ package jpeg
 
 import "math/bits"
 
-// Encoder makes baseline streams, with T.81's own tables and chroma halved both ways:
-// the bytes that libjpeg makes by default. It is not safe for concurrent use.
+// Encoder writes baseline streams with the tables of T.81 annex K and chroma subsampled
+// 2x2: the same bytes as libjpeg's defaults. It is not safe for concurrent use.
 type Encoder struct {
 	out    []byte
-	acc    uint64
+	acc    uint64 // bits that are not in out yet: the lower n
 	n      uint
-	planes [3][]byte
-	stride [3]int
-	rows   []byte              // of chroma, before they are halved
-	quant  [2][blockSize]int32 // in natural order
-	last   [3]int32
+	planes [3][]byte           // samples of Y, Cb and Cr, or of grey
+	stride [3]int              // bytes of a row of samples
+	rows   []byte              // chroma before subsampling
+	quant  [2][blockSize]int32 // of luma and chroma, in natural order
+	last   [3]int32            // last DC coefficient of each component
 }
 
-// code is how a symbol is written.
+// code is the Huffman code of a symbol.
 type code struct {
 	bits   uint32
 	length uint8
 }
 
+// standardCodes are the codes of standardTables: by class, by table and by symbol (T.81
+// annex C).
 var standardCodes = func() (all [2][2][256]code) {
 	for class := range all {
 		for n := range all[class] {
@@ -38,7 +40,7 @@ var standardCodes = func() (all [2][2][256]code) {
 	return all
 }()
 
-// standardQuant is annex K's, in natural order.
+// standardQuant is tables K.1 and K.2 of T.81, in natural order.
 var standardQuant = [2][blockSize]uint8{
 	{
 		16, 11, 10, 16, 24, 40, 51, 61, 12, 12, 14, 19, 26, 58, 60, 55,
@@ -54,15 +56,16 @@ var standardQuant = [2][blockSize]uint8{
 	},
 }
 
-// MaxEncoded bounds the bytes of an encoded image.
+// MaxEncoded is the maximum size in bytes of an encoded image.
 func MaxEncoded(width, height int) int64 {
-	// A coefficient takes at most 16 bits of code and 11 of value, and stuffing may double them; chroma is
-	// half as much as luma.
+	// A coefficient has at most 16 bits of code and 11 of value, and stuffing may double
+	// them. Chroma has half as many samples as luma.
 	return int64(ceil(width, 16))*int64(ceil(height, 16))*6*blockSize*7 + 1024
 }
 
-// Encode gives the stream of an image of 1 or 3 channels, of a quality from 1 to 100.
-// What it gives is valid until the next call. It calls spend for every few rows of the image, and fails where that does.
+// Encode encodes interleaved pixels of 1 or 3 channels with a quality from 1 to 100,
+// scaled like libjpeg's. The result is valid until the next call. It calls spend before
+// every few rows of the image, and returns its error.
 func (e *Encoder) Encode(pix []byte, width, height, channels, quality int,
 	spend func(rows int) error) ([]byte, error) {
 	e.out, e.acc, e.n, e.last = e.out[:0], 0, 0, [3]int32{}
@@ -84,17 +87,20 @@ func (e *Encoder) Encode(pix []byte, width, height, channels, quality int,
 		return nil, err
 	}
 	if e.n > 0 {
-		e.put(0x7F, 7) // the last byte is filled with ones
+		e.put(0x7F, 7) // the last byte is padded with ones
 	}
 	return append(e.out, 0xFF, markEOI), nil
 }
 
+// segment writes a marker and its segment.
 func (e *Encoder) segment(m byte, data ...byte) {
 	n := len(data) + 2
 	e.out = append(e.out, 0xFF, m, byte(n>>8), byte(n))
 	e.out = append(e.out, data...)
 }
 
+// header writes everything before the entropy-coded data: JFIF 1.01, tables, frame and
+// scan headers.
 func (e *Encoder) header(width, height, channels int) {
 	e.out = append(e.out, 0xFF, markSOI)
 	e.segment(markAPP0, 'J', 'F', 'I', 'F', 0, 1, 1, 0, 0, 1, 0, 1, 0, 0)
@@ -126,6 +132,7 @@ func (e *Encoder) header(width, height, channels int) {
 	e.segment(markSOS, append(scan, 0, blockSize-1, 0)...)
 }
 
+// plane returns the samples of component i, with room for width * height.
 func (e *Encoder) plane(i, width, height int) []byte {
 	e.stride[i] = width
 	if cap(e.planes[i]) < width*height {
@@ -135,6 +142,7 @@ func (e *Encoder) plane(i, width, height int) []byte {
 	return e.planes[i]
 }
 
+// grey encodes one component, in blocks of 8x8.
 func (e *Encoder) grey(pix []byte, width, height int, spend func(rows int) error) error {
 	across, down := ceil(width, 8), ceil(height, 8)
 	y := e.plane(0, across*8, down*8)
@@ -154,29 +162,30 @@ func (e *Encoder) grey(pix []byte, width, height int, spend func(rows int) error
 	return nil
 }
 
-// extendRow repeats the last pixel.
+// extendRow repeats the last pixel to the end of the row.
 func extendRow(row []byte, width int) {
 	for i := width; i < len(row); i++ {
 		row[i] = row[width-1]
 	}
 }
 
-// colour converts, halves chroma, and writes units of four blocks of luma and two of chroma.
+// colour converts to YCbCr, subsamples chroma, and writes MCUs of four blocks of luma and
+// one of each chroma.
 func (e *Encoder) colour(pix []byte, width, height int, spend func(rows int) error) error {
 	across, down := ceil(width, 8), ceil(height, 8)
 	ux, uy := ceil(width, 16), ceil(height, 16)
 	luma := e.plane(0, ux*16, uy*16)
-	// Chroma whole, of two rows, before it is halved.
+	// Full chroma of two rows is in e.rows.
 	chroma := [2][]byte{e.plane(1, ux*8, uy*8), e.plane(2, ux*8, uy*8)}
 	w := ux * 16
 	if cap(e.rows) < 4*w {
 		e.rows = make([]byte, 4*w)
 	}
 	for y := range uy * 8 {
-		if err := spend(1); err != nil { // half of what the two rows take
+		if err := spend(1); err != nil { // half the work of two rows
 			return err
 		}
-		if 2*y >= height { // libjpeg repeats rows that were halved
+		if 2*y >= height { // libjpeg repeats subsampled rows
 			for c := range chroma {
 				copy(chroma[c][y*w/2:][:w/2], chroma[c][(y-1)*w/2:])
 			}
@@ -196,6 +205,8 @@ func (e *Encoder) colour(pix []byte, width, height int, spend func(rows int) err
 		for c := range chroma {
 			a, b, out := e.rows[c*w:][:w], e.rows[(2+c)*w:][:w], chroma[c][y*w/2:][:w/2]
 			for x := range out {
+				// The bias alternates between 1 and 2 by column: h2v2_downsample of
+				// jcsample.c.
 				out[x] = byte((int(a[2*x]) + int(a[2*x+1]) + int(b[2*x]) + int(b[2*x+1]) + 1 + x&1) >> 2)
 			}
 		}
@@ -220,6 +231,7 @@ func (e *Encoder) colour(pix []byte, width, height int, spend func(rows int) err
 	return nil
 }
 
+// fromRGB is rgb_ycc_convert of jccolor.c, with 16 bits of fraction.
 func fromRGB(rgb, y, cb, cr []byte) {
 	fix := func(x float64) int32 { return int32(x*65536 + 0.5) }
 	const middle, half = 128 << 16, 1 << 15
@@ -231,7 +243,7 @@ func fromRGB(rgb, y, cb, cr []byte) {
 	}
 }
 
-// put writes the lowest n bits of v.
+// put writes the lower n bits of v, and stuffs a zero byte after 0xFF.
 func (e *Encoder) put(v uint32, n uint) {
 	e.acc = e.acc<<n | uint64(v&(1<<n-1))
 	for e.n += n; e.n >= 8; e.n -= 8 {
@@ -245,13 +257,14 @@ func (e *Encoder) put(v uint32, n uint) {
 
 func (e *Encoder) symbol(c *code) { e.put(c.bits, uint(c.length)) }
 
-// empty writes a block of luma that is beyond the image: as the one before, without more.
+// empty writes a block of luma outside of the image: no difference in DC, no AC
+// coefficients.
 func (e *Encoder) empty() {
 	e.symbol(&standardCodes[0][0][0])
 	e.symbol(&standardCodes[1][0][0])
 }
 
-// block transforms and writes one.
+// block transforms, quantises and writes block (bx, by) of component c.
 func (e *Encoder) block(c, bx, by int) {
 	var b [blockSize]int32
 	for y := range 8 {
@@ -262,6 +275,7 @@ func (e *Encoder) block(c, bx, by int) {
 	}
 	forward(&b)
 	table := min(c, 1)
+	// The transform's output is scaled by 8. Rounding is that of jcdctmgr.c.
 	for i, q := range e.quant[table] {
 		v, q := b[i], q<<3
 		if v < 0 {
@@ -273,7 +287,9 @@ func (e *Encoder) block(c, bx, by int) {
 	dc, ac := &standardCodes[0][table], &standardCodes[1][table]
 	diff := b[0] - e.last[c]
 	e.last[c] = b[0]
+	// DC: the difference to the block before, T.81 F.1.2.1.
 	e.value(&dc[size(diff)], diff)
+	// AC: run of zeros and size, T.81 F.1.2.2. 0xF0 is 16 zeros, 0 the end of the block.
 	run := 0
 	for k := 1; k < blockSize; k++ {
 		v := b[zigzag[k]]
@@ -294,7 +310,7 @@ func (e *Encoder) block(c, bx, by int) {
 
 func size(v int32) uint { return uint(bits.Len32(uint32(max(v, -v)))) }
 
-// value writes a symbol and as many bits of a value as it says.
+// value writes the symbol's code and the bits of the value, as many as its size.
 func (e *Encoder) value(c *code, v int32) {
 	e.symbol(c)
 	n := size(v)
@@ -304,7 +320,8 @@ func (e *Encoder) value(c *code, v int32) {
 	e.put(uint32(v), n)
 }
 
-// forward is the transform that inverse undoes: libjpeg's jfdctint.c.
+// forward is the DCT of libjpeg's jfdctint.c: rows, then columns. Its output is scaled by
+// 8.
 func forward(b *[blockSize]int32) {
 	for y := 0; y < blockSize; y += 8 {
 		forward8(b[y:y+8], 1, constBits-passBits, func(v int32) int32 { return v << passBits })
@@ -314,6 +331,7 @@ func forward(b *[blockSize]int32) {
 	}
 }
 
+// forward8 transforms eight values at distance step, and removes down bits of fraction.
 func forward8(d []int32, step int, down uint, plain func(int32) int32) {
 	at := func(i int) *int32 { return &d[i*step] }
 	t0, t7 := *at(0)+*at(7), *at(0)-*at(7)
@@ -329,7 +347,7 @@ func forward8(d []int32, step int, down uint, plain func(int32) int32) {
 	*at(7), *at(5), *at(3), *at(1) = descale(o7), descale(o5), descale(o3), descale(o1)
 }
 
-// Held is how many bytes it keeps for its next use.
+// Held is the number of bytes that the encoder keeps for its next use.
 func (e *Encoder) Held() int {
 	return cap(e.out) + cap(e.rows) + cap(e.planes[0]) + cap(e.planes[1]) + cap(e.planes[2])
 }

@@ -2,21 +2,25 @@ package jpeg
 
 import "golang.org/x/sys/cpu"
 
-// wide says that the processor has the instructions of kernels_amd64.s. Without them
-// the same is done in Go.
+// wide is set if the CPU supports AVX2, which kernels_amd64.s uses. Otherwise the Go code
+// runs, with the same results.
 var wide = cpu.X86.HasAVX2
 
-// Wide says whether the processor's wide instructions are used.
+// Wide reports whether the AVX2 code is used.
 func Wide() bool { return wide }
 
+// inverseWide is inverseGo for all columns. It writes 8 bytes in each of 8 rows.
+//
 //go:noescape
 func inverseWide(block *[blockSize]int32, out *byte, stride int)
 
+// toRGBWide converts n pixels, a multiple of 8. It writes up to 4 bytes after them.
+//
 //go:noescape
 func toRGBWide(y, cb, cr, out *byte, n int)
 
-// inverse writes the samples of a block, and leaves it zero. columns has the bits of
-// columns that have more than their first coefficient.
+// inverse writes the 8x8 samples of a block and clears the block. columns has a bit for
+// each column with a coefficient other than its first.
 func inverse(b *[blockSize]int32, columns uint8, out []byte, stride int) {
 	if !wide {
 		inverseGo(b, columns, out, stride)
@@ -26,8 +30,9 @@ func inverse(b *[blockSize]int32, columns uint8, out []byte, stride int) {
 	inverseWide(b, &out[0], stride)
 }
 
+// toRGB converts a row of YCbCr to interleaved RGB.
 func toRGB(y, cb, cr, out []byte) {
-	// What is written beyond eight pixels has to be of this row.
+	// Bytes written after the last eight pixels must belong to this row.
 	n := (len(y) - 2) &^ 7
 	if !wide || n <= 0 {
 		toRGBGo(y, cb, cr, out)

@@ -8,5 +8,5 @@ func inverse(b *[blockSize]int32, columns uint8, out []byte, stride int) {
 
 func toRGB(y, cb, cr, out []byte) { toRGBGo(y, cb, cr, out) }
 
-// Wide says whether the processor's wide instructions are used.
+// Wide reports whether the AVX2 code is used.
 func Wide() bool { return false }

@@ -2,8 +2,9 @@ package jpeg
 
 import "encoding/binary"
 
-// The accurate integer inverse transform: libjpeg's jidctint.c, with 13 bits of
-// fraction in constants and 2 between the passes.
+// The accurate integer inverse DCT of libjpeg's jidctint.c: constants with 13 bits of
+// fraction, and 2 bits of fraction between the passes. fix0298 is 0.298631336 * 2^13, and
+// so on.
 const (
 	constBits = 13
 	passBits  = 2
@@ -29,7 +30,7 @@ func clamp(v int32) uint8 {
 	return uint8(v)
 }
 
-// flat writes a block of which there is the first coefficient alone.
+// flat writes a block with only a DC coefficient.
 func flat(dc int32, out []byte, stride int) {
 	v := uint64(clamp((dc<<passBits+1<<(passBits+2))>>(passBits+3)+128)) * 0x0101010101010101
 	for y := range 8 {
@@ -37,12 +38,12 @@ func flat(dc int32, out []byte, stride int) {
 	}
 }
 
-// inverseGo writes the samples of a block, and leaves it zero. columns has the bits of columns that have
-// more than their first coefficient.
+// inverseGo writes the 8x8 samples of a block and clears the block. columns has a bit for
+// each column with a coefficient other than its first.
 func inverseGo(b *[blockSize]int32, columns uint8, out []byte, stride int) {
 	for i := range 8 {
 		if columns&(1<<i) == 0 {
-			// As the whole transform has it, also of what no encoder writes and wraps around.
+			// Equal to the full transform, also for values that overflow.
 			v := (b[i]<<constBits + 1<<(constBits-passBits-1)) >> (constBits - passBits)
 			for y := 0; y < blockSize; y += 8 {
 				b[i+y] = v
@@ -63,6 +64,7 @@ func inverseGo(b *[blockSize]int32, columns uint8, out []byte, stride int) {
 		c[16], c[40] = (a2+o1+half)>>down, (a2-o1+half)>>down
 		c[24], c[32] = (a3+o0+half)>>down, (a3-o0+half)>>down
 	}
+	// Rows, with the level shift of 128 in the rounding constant.
 	for y := range 8 {
 		c := (*[8]int32)(b[y*8:])
 		row := (*[8]byte)(out[y*stride:])
@@ -82,7 +84,7 @@ func inverseGo(b *[blockSize]int32, columns uint8, out []byte, stride int) {
 	*b = [blockSize]int32{}
 }
 
-// odd is the odd part of a transform of eight values.
+// odd is the odd part of the 8-point transform, figure 8 of the paper.
 func odd(t0, t1, t2, t3 int32) (int32, int32, int32, int32) {
 	z1, z2, z3, z4 := t0+t3, t1+t2, t0+t2, t1+t3
 	z5 := (z3 + z4) * fix1175
@@ -91,16 +93,18 @@ func odd(t0, t1, t2, t3 int32) (int32, int32, int32, int32) {
 	return t0 + z1 + z3, t1 + z2 + z4, t2 + z2 + z3, t3 + z1 + z4
 }
 
-// filter is how samples become as many as pixels.
+// filter is the upsampling method of a component.
 type filter uint8
 
 const (
-	repeat  filter = iota
-	wider2         // h2v1: a triangle along rows
-	higher2        // h1v2: a triangle along columns
-	both2          // h2v2
+	repeat  filter = iota // replicate samples
+	wider2                // h2v1_fancy_upsample: triangle filter along rows
+	higher2               // h1v2_fancy_upsample: triangle filter along columns
+	both2                 // h2v2_fancy_upsample: both
 )
 
+// filterOf selects the method like jinit_upsampler of jdsample.c: narrow components are
+// replicated.
 func filterOf(wider, higher, width int) filter {
 	switch {
 	case wider == 2 && higher == 1 && width > 2:
@@ -113,13 +117,15 @@ func filterOf(wider, higher, width int) filter {
 	return repeat
 }
 
-// line is the samples of a row that are there, from column c.left*8 on.
+// line returns row y of the samples, from column c.left*8 on. Rows outside of the image
+// are the nearest one.
 func (c *component) line(y int) []byte {
 	y = min(max(y, 0), c.height-1) - c.top*8
 	return c.samples[y*c.stride : (y+1)*c.stride]
 }
 
-// row gives the samples of row y for the pixels [x0, x1), in spare or in place.
+// row returns the samples of row y for the pixels [x0, x1): in spare, or a part of the
+// samples.
 func (c *component) row(y, x0, x1 int, spare []byte) []byte {
 	origin := c.left * 8
 	if c.wider == 1 && c.higher == 1 {
@@ -151,8 +157,9 @@ func (c *component) row(y, x0, x1 int, spare []byte) []byte {
 	return out
 }
 
-// triangle doubles samples: three parts of the nearer, one of the farther. The first
-// and the last of the image's row have nothing other them.
+// triangle doubles the number of samples with weights 3/4 of the nearer and 1/4 of the
+// farther one. The first and the last sample of the image's row have only one neighbour.
+// The rounding alternates between 1 and 2.
 func triangle(in []byte, origin, width, x0, x1 int, out []byte) {
 	one := func(x int) byte {
 		i := x / 2
@@ -189,7 +196,7 @@ func triangle(in []byte, origin, width, x0, x1 int, out []byte) {
 	}
 }
 
-// triangle2 is triangle of rows that were mixed three to one themselves, rounded once.
+// triangle2 is triangle for the sums 3 * near + far of two rows, with a single rounding.
 func triangle2(near, far []byte, origin, width, x0, x1 int, out []byte) {
 	sum := func(i int) uint { return uint(near[i-origin])*3 + uint(far[i-origin]) }
 	one := func(x int) byte {

@@ -6,33 +6,35 @@ import (
 )
 
 const (
-	fastBits = 10
-	whole    = 0x80 // of a fast entry: the value's bits are in it, too
+	fastBits = 10   // bits that index the tables
+	whole    = 0x80 // flag of a fast entry: it includes the bits of the value
 )
 
-// huffman is a table of codes. An entry of fast is for the next ten bits. Its lowest
-// byte is how many bits it takes, the next is run and size, and with the flag whole its
-// upper half is the value. It is 0 where a code is longer.
+// huffman is a Huffman table. fast is indexed by the next ten bits. The lowest byte of an
+// entry is the number of bits to consume, the second is run and size. With the flag
+// whole, the upper half is the decoded value. 0 means that the code is longer.
 type huffman struct {
 	defined bool
-	kept    bool // the tables below are of counts and symbols
+	kept    bool // the tables below belong to counts and symbols
 	fast    [1 << fastBits]uint32
-	// What passing over takes, values with their codes: of one symbol, and of two where the ten bits have the
-	// second's code.
-	// The lowest byte is the bits, the next how many coefficients; 0 is a longer code. The end of a block
-	// counts as all there are.
+	// Tables for skipping coefficients, codes and values together: one symbol, or two if
+	// the ten bits contain both codes. The lowest byte is the number of bits, the next
+	// one the number of coefficients; 0 is a longer code. The end of a block counts as 64
+	// coefficients.
 	one, two [1 << fastBits]uint16
-	// For longer codes, by length: the largest code, and what to add for its symbol's index.
+	// For longer codes, by length: the largest code, and the offset from a code to the
+	// index of its symbol (T.81 F.2.2.3).
 	most    [18]int32
 	offset  [17]int32
 	symbols [256]byte
-	counts  [16]byte
+	counts  [16]byte // number of codes of each length
 }
 
-// build makes the tables of counts by length and of symbols.
+// build computes the tables from the number of codes of each length and the symbols, T.81
+// annex C.
 func (h *huffman) build(counts []byte, symbols []byte, dc bool) error {
 	if h.kept && bytes.Equal(counts, h.counts[:]) && bytes.Equal(symbols, h.symbols[:len(symbols)]) {
-		h.defined = true // many files have the tables of the file before
+		h.defined = true // consecutive files often have the same tables
 		return nil
 	}
 	*h = huffman{}
@@ -68,7 +70,7 @@ func (h *huffman) build(counts []byte, symbols []byte, dc bool) error {
 	return nil
 }
 
-// passOver makes the tables of skip.
+// passOver computes the tables for skip.
 func (h *huffman) passOver() {
 	for i, e := range h.fast {
 		if e == 0 {
@@ -106,6 +108,7 @@ func (h *huffman) passOver() {
 	}
 }
 
+// fill sets the fast entries that begin with a code, for all values of the bits after it.
 func (h *huffman) fill(code int32, length int, symbol byte, dc bool) {
 	size := int(symbol & 15)
 	if dc {
@@ -125,7 +128,7 @@ func (h *huffman) fill(code int32, length int, symbol byte, dc bool) {
 	}
 }
 
-// define takes the segments that define tables. Others are not its business.
+// define handles segments that define tables: DQT, DHT and DRI. It ignores others.
 func (t *tables) define(m byte, s []byte) error {
 	switch m {
 	case markDQT:
@@ -141,6 +144,7 @@ func (t *tables) define(m byte, s []byte) error {
 	return nil
 }
 
+// defineQuant reads quantisation tables of 8 or 16 bits, T.81 B.2.4.1.
 func (t *tables) defineQuant(s []byte) error {
 	for len(s) > 0 {
 		wide, n := int(s[0]>>4), int(s[0]&15)
@@ -161,6 +165,7 @@ func (t *tables) defineQuant(s []byte) error {
 	return nil
 }
 
+// defineHuffman reads Huffman tables, T.81 B.2.4.2.
 func (t *tables) defineHuffman(s []byte) error {
 	for len(s) > 0 {
 		if len(s) < 17 {
@@ -189,7 +194,8 @@ func (t *tables) defineHuffman(s []byte) error {
 	return nil
 }
 
-// standardTables are those of T.81 annex K, of luminance and of chrominance, by class.
+// standardTables are tables K.3 to K.6 of T.81: by class (DC, AC), of luminance and
+// chrominance.
 var standardTables = [2][2]struct {
 	counts  [16]byte
 	symbols []byte
@@ -222,15 +228,16 @@ var standardTables = [2][2]struct {
 	},
 }
 
-// unitBlock is a block of an interleaved unit.
+// unitBlock is a block of an MCU.
 type unitBlock struct {
 	c      *component
 	quant  *[blockSize]int32
 	dc, ac *huffman
-	x, y   int // in the unit
-	index  int
+	x, y   int // position in the MCU, in blocks
+	index  int // of the component in the scan
 }
 
+// unitOf lists the blocks of an MCU in their order, T.81 A.2.3.
 func (d *Decoder) unitOf(sc *scan) []unitBlock {
 	d.unit = d.unit[:0]
 	for i, c := range sc.components {
@@ -248,7 +255,7 @@ func (d *Decoder) unitOf(sc *scan) []unitBlock {
 	return d.unit
 }
 
-// baseline decodes the only scan of a stream, down to the region's last block.
+// baseline decodes the only scan of a stream, up to the last row of the region.
 func (d *Decoder) baseline(sc *scan) error {
 	unit := d.unitOf(sc)
 	rows := 0 // of units
@@ -314,7 +321,7 @@ func (d *Decoder) baseline(sc *scan) error {
 	return nil
 }
 
-// difference reads the first coefficient of a block.
+// difference decodes the DC difference of a block.
 func (b *reader) difference(h *huffman) (int32, bool) {
 	b.fill()
 	e := h.fast[b.acc>>(64-fastBits)]
@@ -337,15 +344,15 @@ func (b *reader) difference(h *huffman) (int32, bool) {
 	return extend(b.take(size), size), true
 }
 
-// block decodes one, and multiplies it by its quantisation table. columns has a bit
-// for each column that has more than its first coefficient; most is the last
-// coefficient's place, negative where codes make no sense. The block must be zero.
+// block decodes and dequantises a block, which must be zero. columns has a bit for each
+// column with a coefficient other than its first. most is the zigzag index of the last
+// coefficient, or negative for invalid codes.
 func (b *reader) block(u *unitBlock, predicted *int32, block *[blockSize]int32) (columns uint8, most int) {
 	diff, ok := b.difference(u.dc)
 	if !ok {
 		return 0, -1
 	}
-	// As in libjpeg, coefficients are of 16 bits.
+	// Like libjpeg, which stores coefficients in 16 bits.
 	*predicted = int32(int16(*predicted + diff))
 	quant := u.quant
 	block[0] = *predicted * quant[0]
@@ -410,7 +417,7 @@ func (b *reader) block(u *unitBlock, predicted *int32, block *[blockSize]int32) 
 	return columns, most
 }
 
-// below has, for a coefficient below a column's first, the column's bit.
+// below is the bit of a coefficient's column, or 0 for the first row of coefficients.
 var below = func() (bits [blockSize]uint8) {
 	for i := 8; i < blockSize; i++ {
 		bits[i] = 1 << (i % 8)
@@ -418,7 +425,8 @@ var below = func() (bits [blockSize]uint8) {
 	return bits
 }()
 
-// skip reads a block that no pixel of the region needs.
+// skip decodes a block that the region does not need: only its DC coefficient matters,
+// for the prediction.
 func (b *reader) skip(dc, ac *huffman, predicted *int32) bool {
 	diff, ok := b.difference(dc)
 	if !ok {
@@ -443,7 +451,7 @@ func (b *reader) skip(dc, ac *huffman, predicted *int32) bool {
 			}
 		}
 		e := ac.two[acc>>(64-fastBits)]
-		if k >= blockSize-16 { // the first of two may end the block
+		if k >= blockSize-16 { // the first symbol may end the block
 			e = ac.one[acc>>(64-fastBits)]
 		}
 		if e != 0 {
@@ -468,8 +476,8 @@ func (b *reader) skip(dc, ac *huffman, predicted *int32) bool {
 	return true
 }
 
-// storedScan decodes a scan into the coefficients of all blocks: one of a progressive
-// stream, or of a sequential one that has a scan for each component.
+// storedScan decodes a scan into the coefficients of all blocks: a scan of a progressive
+// stream, or of a sequential one with several scans.
 func (d *Decoder) storedScan(sc *scan) error {
 	d.store()
 	sc.stored = d.header.Progressive
@@ -508,7 +516,8 @@ func (d *Decoder) storedScan(sc *scan) error {
 				return damaged("a block's codes make no sense")
 			}
 		}
-		// Without the second condition a long run of empty blocks would be checked for nothing.
+		// At the first unit of a row only: the check is too expensive for long runs of
+		// empty blocks.
 		if x == 0 && in.over() {
 			return damaged("a scan's data ends early")
 		}
@@ -520,7 +529,7 @@ func (d *Decoder) storedScan(sc *scan) error {
 	return d.meter.Spend(int64(in.at-from) * byteSteps)
 }
 
-// store gives the coefficients of all blocks memory, before the first scan.
+// store allocates the coefficients of all blocks, before the first scan.
 func (d *Decoder) store() {
 	if d.frame[0].coefficients != nil {
 		return
@@ -541,9 +550,10 @@ func (d *Decoder) store() {
 	}
 }
 
-// storedBlock decodes what a scan says of a block.
+// storedBlock decodes the coefficients of a block in a scan.
 func (d *Decoder) storedBlock(in *reader, sc *scan, u *unitBlock, predicted *int32, block *[blockSize]int16) bool {
 	switch {
+	// The first scan of DC coefficients.
 	case sc.first == 0 && sc.high == 0:
 		diff, ok := in.difference(u.dc)
 		if !ok {
@@ -555,6 +565,7 @@ func (d *Decoder) storedBlock(in *reader, sc *scan, u *unitBlock, predicted *int
 			return true
 		}
 		return d.firstBits(in, u.ac, 1, sc.last, 0, block)
+	// A refinement of DC coefficients: one bit.
 	case sc.first == 0:
 		in.fill()
 		if in.take(1) == 1 {
@@ -568,8 +579,8 @@ func (d *Decoder) storedBlock(in *reader, sc *scan, u *unitBlock, predicted *int
 	}
 }
 
-// firstBits decodes coefficients that have not come before. Sequential streams know no
-// runs of empty blocks but that of one.
+// firstBits decodes AC coefficients for the first time, T.81 G.1.2.2. In sequential
+// streams an end of block has no run.
 func (d *Decoder) firstBits(in *reader, ac *huffman, first, last int, low uint, block *[blockSize]int16) bool {
 	if d.eobRun > 0 {
 		d.eobRun--
@@ -599,7 +610,7 @@ func (d *Decoder) firstBits(in *reader, ac *huffman, first, last int, low uint, 
 	return true
 }
 
-// refine adds one bit to coefficients that have come, and brings new ones.
+// refine adds one bit to existing AC coefficients and decodes new ones, T.81 G.1.2.3.
 func (d *Decoder) refine(in *reader, ac *huffman, sc *scan, block *[blockSize]int16) bool {
 	k, plus := sc.first, int16(1)<<sc.low
 	for d.eobRun == 0 && k <= sc.last {
@@ -633,8 +644,8 @@ func (d *Decoder) refine(in *reader, ac *huffman, sc *scan, block *[blockSize]in
 	return true
 }
 
-// correct reads a bit for each coefficient that is there already, until it has passed
-// by run that are not and has come to another, or past the last.
+// correct reads a correction bit for each coefficient that is not zero. It skips run
+// zeros, and stops at the next zero or after last; it returns its index.
 func (b *reader) correct(block *[blockSize]int16, k, last, run int, plus int16) int {
 	for ; k <= last; k++ {
 		c := &block[zigzag[k]]
@@ -656,7 +667,7 @@ func (b *reader) correct(block *[blockSize]int16, k, last, run int, plus int16) 
 	return k
 }
 
-// transformStored makes samples of the blocks that the region needs.
+// transformStored computes the samples of the blocks that the region needs.
 func (d *Decoder) transformStored() error {
 	var block [blockSize]int32
 	for i := range d.frame {

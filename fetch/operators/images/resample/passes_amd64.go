@@ -2,20 +2,24 @@ package resample
 
 import "golang.org/x/sys/cpu"
 
-// wide says that the processor has the instructions of passes_amd64.s. Without them
-// the same sums are done in Go.
+// wide is set if the CPU supports AVX2, which passes_amd64.s uses. Otherwise the Go code
+// runs, with the same results.
 var wide = cpu.X86.HasAVX2
 
-// Wide says whether the processor's wide instructions are used.
+// Wide reports whether the AVX2 code is used.
 func Wide() bool { return wide }
 
+// rowRGB makes the horizontal pass of n pixels of three channels, with taps weights each.
+//
 //go:noescape
 func rowRGB(in, out *byte, first, values *int32, taps, size, n int)
 
+// columns makes the vertical pass of width bytes, in units of 32.
+//
 //go:noescape
 func columns(in *byte, stride, width int, values *int32, taps int, out *byte)
 
-// row weighs the pixels of a row. in and out have capacity for a byte more.
+// row makes the horizontal pass of a row. in and out need a capacity of one byte more.
 func (w *weights) row(in, out []byte, channels int) {
 	if !wide || channels != 3 {
 		w.rowGo(in, out, channels)
@@ -30,7 +34,8 @@ func (w *weights) row(in, out []byte, channels int) {
 	rowRGB(&in[0], &out[0], &w.first[0], &w.values[0], int(w.count[0]), w.size, n)
 }
 
-// column weighs rows of width bytes. in and out have capacity for 31 bytes more.
+// column makes the vertical pass for one row. in and out need a capacity of 31 bytes
+// more.
 func column(in []byte, width int, values []int32, out []byte, sums []int32) {
 	if !wide {
 		columnGo(in, width, values, out, sums)

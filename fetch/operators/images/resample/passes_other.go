@@ -8,5 +8,5 @@ func column(in []byte, width int, values []int32, out []byte, sums []int32) {
 	columnGo(in, width, values, out, sums)
 }
 
-// Wide says whether the processor's wide instructions are used.
+// Wide reports whether the AVX2 code is used.
 func Wide() bool { return false }

@@ -1,7 +1,7 @@
-// Package resample changes the size of images of eight bits a channel, to the bytes of
-// Pillow 12.1 (libImaging/Resample.c and, for nearest, Geometry.c): separable filters
-// that are as wide as a pixel of the result, so that there is no aliasing; fixed-point
-// weights of 22 bits; rows first, rounded to bytes, then columns.
+// Package resample resizes images of eight bits per channel to the same bytes as Pillow
+// 12.1 (libImaging/Resample.c, and Geometry.c for nearest): separable filters, widened by
+// the scale when shrinking, so that there is no aliasing; fixed-point weights with 22
+// bits of fraction; a horizontal pass, rounded to bytes, then a vertical one.
 //
 // The package knows neither files nor operators.
 package resample
@@ -11,44 +11,43 @@ import (
 	"math"
 )
 
-// Source gives the pixels of an image by rows, of as many channels as Job says.
+// Source provides the rows of an image, of Job.Channels interleaved bytes per pixel.
 type Source interface {
-	// Row gives row y, in spare or in memory of its own, valid until the next call.
-	// Behind its pixels there is at least a byte more of capacity.
+	// Row returns row y, in spare or in its own memory, valid until the next call. Its
+	// capacity is at least one byte more than its pixels.
 	Row(y int, spare []byte) []byte
 }
 
-// Sink takes the rows of a result, each once, from the first on. It does not keep them.
+// Sink takes the rows of a result in order, each once. It must not keep them.
 type Sink interface {
 	Row(y int, pixels []byte)
 }
 
-// Job is what is to become of an image.
+// Job is a resize.
 type Job struct {
-	// Width, Height and Channels are the source's. There are 1, 3 or 4 channels.
+	// Width, Height and Channels are those of the source. Channels is 1, 3 or 4.
 	Width, Height, Channels int
-	// To is the size of the whole result.
+	// To is the size of the whole result in pixels.
 	To image.Point
-	// Window is the part of the result that is wanted.
+	// Window is the part of the result to compute.
 	Window image.Rectangle
 	// FlipX and FlipY mirror the window.
 	FlipX, FlipY bool
 	Filter       Filter
 }
 
-// Resizer holds the memory that resizing needs, to be used again. It is not safe for
-// concurrent use.
+// Resizer resizes images and reuses its memory. It is not safe for concurrent use.
 type Resizer struct {
 	across, down weights
-	columns      []int32 // of the source, for nearest
+	columns      []int32 // source columns and rows of each result pixel, for nearest
 	rows         []int32
 	spare        []byte
-	middle       []byte // rows of the source, of the window's width
+	middle       []byte // horizontally resized rows, of the window's width
 	line         []byte
 	sums         []int32
 }
 
-// Held is how many bytes it keeps for its next use.
+// Held is the number of bytes that the resizer keeps for its next use.
 func (r *Resizer) Held() int {
 	return cap(r.spare) + cap(r.middle) + cap(r.line) + 4*(cap(r.sums)+cap(r.columns)+cap(r.rows)) +
 		r.across.held() + r.down.held()
@@ -56,7 +55,7 @@ func (r *Resizer) Held() int {
 
 func (w *weights) held() int { return 4*(cap(w.first)+cap(w.count)+cap(w.values)) + 8*cap(w.line) }
 
-// Reach says which rows and columns of the source are read for a job.
+// Reach is the part of the source that a job reads.
 func (r *Resizer) Reach(j *Job) image.Rectangle {
 	r.across.even = true
 	whole := image.Rect(0, 0, j.Width, j.Height)
@@ -81,8 +80,8 @@ func (r *Resizer) Reach(j *Job) image.Rectangle {
 	return whole
 }
 
-// Do reads rows of src, and gives those of the result to sink. A source may have read
-// no more than the part that Reach says.
+// Do resizes. It reads rows of src within Reach only, and writes those of the window to
+// sink.
 func (r *Resizer) Do(j *Job, src Source, sink Sink) {
 	r.spare = grow(r.spare, j.Width*j.Channels+4)
 	switch {
@@ -95,7 +94,7 @@ func (r *Resizer) Do(j *Job, src Source, sink Sink) {
 	}
 }
 
-// copy gives the window as it is.
+// copy writes the window without resizing.
 func (r *Resizer) copy(j *Job, src Source, sink Sink) {
 	n := j.Window.Dy()
 	r.line = grow(r.line, j.Window.Dx()*j.Channels)
@@ -108,7 +107,7 @@ func (r *Resizer) copy(j *Job, src Source, sink Sink) {
 	}
 }
 
-// cut gives the window's part of a row, mirrored in line or in place.
+// cut returns the window's part of a row: a part of row, or mirrored in line.
 func (r *Resizer) cut(j *Job, row, line []byte) []byte {
 	row = row[j.Window.Min.X*j.Channels : j.Window.Max.X*j.Channels]
 	if j.FlipX {
@@ -128,7 +127,8 @@ func mirror(in, out []byte, channels int) {
 	}
 }
 
-// nearest takes the pixels whose centres are nearest. The sums are Pillow's, with their rounding.
+// nearest uses the source pixel that contains the centre of each pixel. Coordinates are
+// sums, like Pillow's, because their rounding matters.
 func (r *Resizer) nearest(j *Job, src Source, sink Sink) {
 	r.columns = nearestOf(r.columns, j.Width, j.To.X, j.Window.Min.X, j.Window.Max.X, j.FlipX)
 	r.rows = nearestOf(r.rows, j.Height, j.To.Y, j.Window.Min.Y, j.Window.Max.Y, j.FlipY)
@@ -162,11 +162,11 @@ func nearestOf(at []int32, in, out, from, to int, reversed bool) []int32 {
 	return at
 }
 
-// filter makes rows of the window's width, then the window of them.
+// filter makes the horizontal pass over the rows in reach, then the vertical pass.
 func (r *Resizer) filter(j *Job, src Source, sink Sink) {
 	reach := r.Reach(j)
 	width := j.Window.Dx() * j.Channels
-	// A row that is read in larger units than bytes may be read beyond its end.
+	// Vector loads read up to 32 bytes past the end.
 	r.middle = grow(r.middle, width*reach.Dy()+32)
 	for y := reach.Min.Y; y < reach.Max.Y; y++ {
 		row := src.Row(y, r.spare)
@@ -198,24 +198,26 @@ func (r *Resizer) filter(j *Job, src Source, sink Sink) {
 	}
 }
 
+// A weight has 22 bits of fraction: 32 bits less those of a pixel, and two for negative
+// weights and overshoot.
 const (
 	precision = 32 - 8 - 2
 	half      = 1 << (precision - 1)
 )
 
-// weights are those of one axis: pixel i of the result is made of count[i] pixels from
-// first[i] on, by the weights from i*size on.
+// weights are the weights of one axis: pixel i of the result is the sum of count[i]
+// source pixels from first[i] on, with the weights from values[i*size] on.
 type weights struct {
 	size         int
 	first, count []int32
 	values       []int32
 	line         []float64
 
-	// What they were made for.
+	// The parameters of the current weights.
 	in, out, from, to int
 	filter            Filter
 	reversed          bool
-	// even says that all pixels are made of as many, some of them of no weight.
+	// even makes all counts equal, with weights of 0.
 	even bool
 }
 
@@ -226,8 +228,9 @@ func grow[T any](s []T, n int) []T {
 	return s[:n]
 }
 
-// set computes the weights of the pixels [from, to) of a result of out pixels, of in
-// pixels. Reversed, the last comes first. It does nothing where they are those already.
+// set computes the weights of the pixels [from, to) of out pixels from in pixels, like
+// precompute_coeffs of Resample.c. If reversed, the last pixel comes first. It does
+// nothing if the parameters are unchanged.
 func (w *weights) set(in, out, from, to int, filter Filter, reversed bool) {
 	if w.in == in && w.out == out && w.from == from && w.to == to && w.filter == filter && w.reversed == reversed {
 		return
@@ -275,7 +278,7 @@ func (w *weights) set(in, out, from, to int, filter Filter, reversed bool) {
 	}
 }
 
-// level gives all pixels the same count, so that loops over them are predicted.
+// level makes all counts equal: loops over them are then predicted better.
 func (w *weights) level(count int32) {
 	for i := range w.first {
 		if back := w.first[i] + count - int32(w.in); back > 0 {
@@ -288,7 +291,7 @@ func (w *weights) level(count int32) {
 	}
 }
 
-// reach is the range of pixels that are weighed at all.
+// reach is the range of source pixels with a weight.
 func (w *weights) reach() (first, end int) {
 	last := len(w.first) - 1
 	if w.reversed {
@@ -297,6 +300,7 @@ func (w *weights) reach() (first, end int) {
 	return int(w.first[0]), int(w.first[last] + w.count[last])
 }
 
+// clip rounds a sum to a byte; half has been added already.
 func clip(v int32) uint8 {
 	v >>= precision
 	if uint32(v) > 255 {
@@ -305,10 +309,10 @@ func clip(v int32) uint8 {
 	return uint8(v)
 }
 
-// Filter is how pixels are weighed.
+// Filter is an interpolation filter.
 type Filter uint8
 
-// The filters, by Pillow's names.
+// The filters, with Pillow's names.
 const (
 	Nearest Filter = iota
 	Bilinear
@@ -318,7 +322,7 @@ const (
 	Lanczos
 )
 
-// support is how far a filter reaches, in pixels of the larger grid.
+// support is the radius of a filter, in pixels of the coarser grid.
 func (f Filter) support() float64 {
 	switch f {
 	case Box:
@@ -332,7 +336,7 @@ func (f Filter) support() float64 {
 	}
 }
 
-// Taps is the most pixels of one axis that one of the result is made of.
+// Taps is the maximum number of source pixels per result pixel along one axis.
 func (f Filter) Taps(in, out int) int {
 	if f == Nearest {
 		return 1
@@ -340,9 +344,10 @@ func (f Filter) Taps(in, out int) int {
 	return int(math.Ceil(f.support()*max(float64(in)/float64(out), 1)))*2 + 1
 }
 
-// The conversions to float64 below keep compilers from fusing products with sums,
-// which would round otherwise on some processors.
+// The conversions to float64 prevent the compiler from fusing products with sums, which
+// would round differently on some CPUs.
 
+// weight is the filter's value at distance x, by bilinear_filter and so on of Resample.c.
 func (f Filter) weight(x float64) float64 {
 	switch f {
 	case Box:
@@ -359,9 +364,10 @@ func (f Filter) weight(x float64) float64 {
 			return 0
 		}
 		x *= math.Pi
-		// Pillow has these two in single precision.
+		// Pillow has these constants in single precision.
 		return float64(math.Sin(x)/x) * (float64(float32(0.54)) + float64(float64(float32(0.46))*math.Cos(x)))
 	case Bicubic:
+		// Keys' parameter.
 		const a = -0.5
 		x = math.Abs(x)
 		if x < 1 {
@@ -392,7 +398,7 @@ func sinc(x float64) float64 {
 	return math.Sin(x) / x
 }
 
-// rowGo weighs the pixels of a row.
+// rowGo makes the horizontal pass of a row.
 func (w *weights) rowGo(in, out []byte, channels int) {
 	switch channels {
 	case 1:
@@ -435,7 +441,8 @@ func (w *weights) rowGo(in, out []byte, channels int) {
 	}
 }
 
-// columnGo weighs rows of width bytes, one after another in in.
+// columnGo makes the vertical pass for one row of the result. in has consecutive rows of
+// width bytes, one per weight.
 func columnGo(in []byte, width int, values []int32, out []byte, sums []int32) {
 	sums, out = sums[:width], out[:width]
 	for i := range sums {

@@ -1,5 +1,6 @@
-// Package bmp decodes Windows and OS/2 bitmaps, within memory that their headers bound: palettes of 1, 2, 4 and 8 bits,
-// also with run lengths, and colours of 16, 24 and 32 bits with masks or without. Pixels are those of Pillow.
+// Package bmp decodes Windows and OS/2 bitmaps within memory that the header bounds:
+// palettes of 1, 2, 4 and 8 bits, also run-length encoded, and colours of 16, 24 and 32
+// bits, with or without masks. Pixels are equal to Pillow's.
 package bmp
 
 import (
@@ -14,18 +15,19 @@ import (
 	"bowstring/fetch/operators/program"
 )
 
-// ErrFormat says that bytes are no BMP that the package decodes.
+// ErrFormat means that bytes are not a BMP that the package decodes.
 var ErrFormat = errors.New("bmp")
 
 func damaged(format string, values ...any) error {
 	return fmt.Errorf("%w: %s", ErrFormat, fmt.Sprintf(format, values...))
 }
 
+// unsupported is program.ErrNotSupported with the unsupported feature.
 func unsupported(format string, values ...any) error {
 	return fmt.Errorf("%w: BMP with %s", program.ErrNotSupported, fmt.Sprintf(format, values...))
 }
 
-// Ways of compression.
+// Compression methods: BI_RGB and so on, in the order of their numbers.
 const (
 	plain = iota
 	rle8
@@ -36,6 +38,7 @@ const (
 	maskedAlpha
 )
 
+// Sizes of headers in bytes identify the versions of the format.
 const (
 	fileHeader  = 14
 	coreHeader  = 12
@@ -43,29 +46,30 @@ const (
 	os2Header   = 64
 	maxSide     = 1 << 24
 	roomBytes   = 16 << 10
-	readSteps   = 10 // of a byte of the file
-	pixelSteps  = 8
+	readSteps   = 10 // per byte of the file
+	pixelSteps  = 8  // per pixel
 	leastHeader = fileHeader + coreHeader
 )
 
-// Header is what a file says before its pixels.
+// Header is what the file's headers say.
 type Header struct {
 	Width, Height int
-	// Alpha says that pixels have a channel of alpha.
+	// Alpha is set if pixels have an alpha channel.
 	Alpha bool
-	// Bytes bounds what decoding holds at once, and Steps its work.
+	// Bytes is the maximum memory of decoding, and Steps the maximum work.
 	Bytes, Steps int64
 
-	bits        int
+	bits        int // per pixel
 	compression uint32
-	downwards   bool // the first row is the upper one
-	colours     []byte
-	colourBytes int // of each of the palette's colours
-	masks       [4]uint32
-	data        []byte
+	downwards   bool      // the first row is the top one: the height is negative
+	colours     []byte    // palette: blue, green, red, and a reserved byte if colourBytes is 4
+	colourBytes int       // bytes per colour of the palette
+	masks       [4]uint32 // of red, green, blue and alpha in a pixel
+	data        []byte    // pixels, to the end of the file
 }
 
-// Recognised reports whether a file begins as a BMP. Two letters say little: what follows has to be a header, too.
+// Recognised reports whether a file begins like a BMP. Two letters are too little, so the
+// size of the second header is checked, too.
 func Recognised(cell []byte) bool {
 	if len(cell) < leastHeader || string(cell[:2]) != "BM" {
 		return false
@@ -77,7 +81,7 @@ func Recognised(cell []byte) bool {
 	return false
 }
 
-// Read reads the headers. It allocates nothing that depends on what they say.
+// Read reads the headers. Its allocations do not depend on them.
 func Read(cell []byte) (Header, error) {
 	h := Header{colourBytes: 4}
 	if !Recognised(cell) {
@@ -111,7 +115,7 @@ func Read(cell []byte) (Header, error) {
 		return h, err
 	}
 	if int64(at) > int64(len(cell)) {
-		return h, damaged("its pixels lie beyond its end")
+		return h, damaged("its pixels begin after its end")
 	}
 	h.data = cell[at:]
 	runs := h.compression == rle8 || h.compression == rle4
@@ -128,7 +132,7 @@ func Read(cell []byte) (Header, error) {
 	return h, nil
 }
 
-// checked refuses what is not decoded.
+// checked refuses compression methods and depths that are not decoded.
 func (h *Header) checked(size int) error {
 	os2 := size == 16 || size == os2Header
 	switch c := h.compression; {
@@ -152,7 +156,8 @@ func (h *Header) checked(size int) error {
 	return unsupported("%d bits a pixel", h.bits)
 }
 
-// palette finds the colours, or the masks of channels.
+// palette finds the palette, or the masks of the channels. at is the offset of the
+// pixels.
 func (h *Header) palette(cell []byte, size int, entries uint32, at *uint32) error {
 	rest := cell[fileHeader+size:]
 	if h.bits <= 8 {
@@ -164,7 +169,7 @@ func (h *Header) palette(cell []byte, size int, entries uint32, at *uint32) erro
 			return damaged("it has %d colours", n)
 		}
 		if *at == uint32(fileHeader+size) {
-			*at += uint32(n) * uint32(h.colourBytes) // some programs leave the palette out of it
+			*at += uint32(n) * uint32(h.colourBytes) // some programs do not count the palette in the offset
 		}
 		n = min(n, 1<<h.bits)
 		if int64(len(rest)) < n*int64(h.colourBytes) {
@@ -188,6 +193,7 @@ func (h *Header) palette(cell []byte, size int, entries uint32, at *uint32) erro
 			n = 4
 		}
 	} else if h.compression == maskedAlpha {
+		// Masks are in the header since version 2, and after it in version 1.
 		n = 4
 	}
 	if len(from) < 4*n {
@@ -202,20 +208,21 @@ func (h *Header) palette(cell []byte, size int, entries uint32, at *uint32) erro
 		all |= m
 		h.masks[i] = m
 	}
-	if all == 0 && h.bits == 32 { // as Pillow has it
+	if all == 0 && h.bits == 32 { // like Pillow
 		h.masks = [4]uint32{0xff0000, 0xff00, 0xff, 0xff000000}
 	}
 	h.Alpha = h.masks[3] != 0
 	return nil
 }
 
-// stride is the bytes of a row.
+// stride is the number of bytes of a row in the file: a multiple of 4.
 func (h *Header) stride() int { return (h.Width*h.bits + 31) / 32 * 4 }
 
-// used is the bytes of a row that have pixels.
+// used is the number of bytes of a row that contain pixels.
 func (h *Header) used() int { return (h.Width*h.bits + 7) / 8 }
 
-// Decode gives the pixels of a file whose header this is. It takes no more of the meter than the header says.
+// Decode decodes the pixels of a file with this header. Its cost on the meter is at most
+// that of the header.
 func Decode(h *Header, meter *program.Meter) (image.Image, error) {
 	if err := meter.Hold(h.Bytes); err != nil {
 		return nil, err
@@ -250,7 +257,7 @@ func Decode(h *Header, meter *program.Meter) (image.Image, error) {
 	return m, nil
 }
 
-// at is where row y of the file is in the image.
+// at is the row in the image of row y of the file.
 func (h *Header) at(y int) int {
 	if h.downwards {
 		return y
@@ -258,7 +265,7 @@ func (h *Header) at(y int) int {
 	return h.Height - 1 - y
 }
 
-// row is the used bytes of row y of the file. What pads the last one may be left out.
+// row returns the used bytes of row y of the file. The last row's padding may be missing.
 func (h *Header) row(y int, meter *program.Meter) ([]byte, error) {
 	if err := meter.Spend(int64(h.Width) * pixelSteps); err != nil {
 		return nil, err
@@ -266,6 +273,7 @@ func (h *Header) row(y int, meter *program.Meter) ([]byte, error) {
 	return h.data[y*h.stride():][:h.used()], nil
 }
 
+// table is the palette.
 func (h *Header) table() color.Palette {
 	p := make(color.Palette, len(h.colours)/h.colourBytes)
 	for i := range p {
@@ -275,7 +283,7 @@ func (h *Header) table() color.Palette {
 	return p
 }
 
-// direct decodes colours.
+// direct decodes pixels without a palette.
 func (h *Header) direct(r image.Rectangle, meter *program.Meter) (image.Image, error) {
 	pix := make([]byte, 4*h.Width*h.Height)
 	wide := h.bits / 8
@@ -283,7 +291,7 @@ func (h *Header) direct(r image.Rectangle, meter *program.Meter) (image.Image, e
 	for i, m := range h.masks {
 		channels[i] = channelOf(m)
 	}
-	usual := h.bits >= 24 && h.masks == [4]uint32{0xff0000, 0xff00, 0xff, 0}
+	usual := h.bits >= 24 && h.masks == [4]uint32{0xff0000, 0xff00, 0xff, 0} // byte-aligned BGR, the common case
 	for y := range h.Height {
 		row, err := h.row(y, meter)
 		if err != nil {
@@ -301,7 +309,7 @@ func (h *Header) direct(r image.Rectangle, meter *program.Meter) (image.Image, e
 				v |= uint32(px[k]) << (8 * k)
 			}
 			for c := range channels {
-				to[c] = channels[c].of(v)
+				to[c] = channels[c].value(v)
 			}
 			if !h.Alpha {
 				to[3] = 255
@@ -314,18 +322,18 @@ func (h *Header) direct(r image.Rectangle, meter *program.Meter) (image.Image, e
 	return &image.RGBA{Pix: pix, Stride: 4 * h.Width, Rect: r}, nil
 }
 
-// channel is where a channel is in a pixel.
+// channel is the position of a channel in a pixel.
 type channel struct {
 	mask       uint32
-	down, wide int
+	down, wide int // number of bits below it, and its own bits
 }
 
 func channelOf(mask uint32) channel {
 	return channel{mask, bits.TrailingZeros32(mask) & 31, bits.OnesCount32(mask)}
 }
 
-// of is the channel's value of 8 bits.
-func (c *channel) of(v uint32) byte {
+// value returns the channel's value in 8 bits. Narrower channels are scaled to 0 to 255.
+func (c *channel) value(v uint32) byte {
 	v = v & c.mask >> c.down
 	switch {
 	case c.wide == 0:
@@ -336,11 +344,13 @@ func (c *channel) of(v uint32) byte {
 	return byte(v * 255 / (1<<c.wide - 1))
 }
 
-// runs decodes run lengths. Pixels that the file leaves out are of the first colour.
+// runs decodes run-length encoding. Pixels that the file skips have index 0.
 func (h *Header) runs(m *image.Paletted, meter *program.Meter) error {
 	if err := meter.Spend(int64(h.Width) * int64(h.Height) * pixelSteps); err != nil {
 		return err
 	}
+	// After a zero byte: end of line, end of bitmap, delta, or the number of literal
+	// pixels.
 	const end, delta = 1, 2
 	x, y, rest := 0, 0, h.data
 	for y < h.Height {
@@ -383,19 +393,21 @@ func (h *Header) runs(m *image.Paletted, meter *program.Meter) error {
 				}
 			}
 			x += n
+			// Literals are padded to an even length.
 			rest = rest[min(size+size&1, len(rest)):]
 		}
 	}
 	return nil
 }
 
-// line is n pixels from x on, as far as the row has them.
+// line is the n pixels from x on, cut off at the end of the row.
 func (h *Header) line(m *image.Paletted, x, y, n int) []byte {
 	x = min(x, h.Width)
 	return m.Pix[h.at(y)*m.Stride+x:][:min(n, h.Width-x)]
 }
 
-// nibble is pixel i of a byte that has one, or two in turn.
+// nibble returns pixel i of a byte: the byte itself for RLE8, or one of two alternating
+// nibbles for RLE4.
 func (h *Header) nibble(v byte, i int) byte {
 	switch {
 	case h.compression == rle8:

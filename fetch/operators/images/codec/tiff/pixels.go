@@ -10,7 +10,8 @@ import (
 	"bowstring/fetch/operators/program"
 )
 
-// predicted undoes the prediction of a row of samples by those before.
+// predicted undoes the prediction of a row of a block: each sample is the difference to
+// that of the pixel before.
 func (d *decoder) predicted(row []byte, across int) {
 	per := d.samples
 	if d.planar {
@@ -39,7 +40,7 @@ func (d *decoder) predicted(row []byte, across int) {
 	}
 }
 
-// target is the image that is made.
+// target is the decoded image; one of the fields is set.
 type target struct {
 	grey   *image.Gray
 	grey16 *image.Gray16
@@ -53,6 +54,7 @@ type target struct {
 	numbers *Numbers
 }
 
+// begin allocates the image for the layout.
 func (t *target) begin(h *Header) error {
 	r := image.Rect(0, 0, h.Width, h.Height)
 	switch {
@@ -63,6 +65,7 @@ func (t *target) begin(h *Header) error {
 	case h.Layout == Grey:
 		t.grey = image.NewGray(r)
 	case h.Layout == Palette:
+		// A palette has all red values first, then green, then blue, of 16 bits each.
 		colours, n := h.dir.tag(tagColours), int64(1)<<h.bits
 		if colours.n < 3*n || colours.kind != 3 {
 			return damaged("its palette has %d numbers of %d", colours.n, 3*n)
@@ -109,7 +112,7 @@ func (t *target) image() image.Image {
 	return t.cmyk
 }
 
-// row puts n pixels from (x, y) on.
+// row writes n pixels from (x, y) on.
 func (t *target) row(h *Header, in []byte, x, y, n int) {
 	invert := byte(0)
 	if h.photometric == photoWhiteIsZero {
@@ -168,7 +171,7 @@ func (t *target) row(h *Header, in []byte, x, y, n int) {
 	}
 }
 
-// high is which byte of a sample is the higher one, of those with two.
+// high is the index of the upper byte of a sample.
 func (h *Header) high() int {
 	if h.bits == 16 && h.order == binary.LittleEndian {
 		return 1
@@ -176,7 +179,7 @@ func (h *Header) high() int {
 	return 0
 }
 
-// deep puts pixels of 16 bits a channel; those of the result have the higher byte first.
+// deep writes pixels of 16 bits per channel, big-endian like Go's image types.
 func (t *target) deep(h *Header, in []byte, x, y, n int, invert byte) {
 	var out []byte
 	if t.rgb16 != nil {
@@ -193,6 +196,7 @@ func (t *target) deep(h *Header, in []byte, x, y, n int, invert byte) {
 			case t.rgb16 != nil && c == 3:
 				to[6], to[7] = 255, 255
 				continue
+			// Grey with alpha becomes three equal channels and alpha.
 			case h.photometric <= photoBlackIsZero:
 				from, mask = c/3, invert
 				if c == 3 {
@@ -207,7 +211,7 @@ func (t *target) deep(h *Header, in []byte, x, y, n int, invert byte) {
 	}
 }
 
-// divided undoes the multiplication of colours by alpha, as Pillow does.
+// divided undoes premultiplication by alpha in 8 bits, like Pillow.
 func divided(px []byte) {
 	a := int(px[3])
 	if a == 255 {
@@ -222,7 +226,7 @@ func divided(px []byte) {
 	}
 }
 
-// divided16 does so with 16 bits.
+// divided16 undoes premultiplication in 16 bits.
 func divided16(px []byte) {
 	a := int(binary.BigEndian.Uint16(px[6:]))
 	for c := range 3 {
@@ -234,7 +238,8 @@ func divided16(px []byte) {
 	}
 }
 
-// small takes samples of 1 to 8 bits, times scale; of several of 8 bits the first.
+// small unpacks samples of 1 to 8 bits and multiplies them by scale. Of several samples
+// of 8 bits it takes the first.
 func small(in []byte, bits, samples int, out []byte, scale int) {
 	if bits == 8 {
 		for i := range out {
@@ -249,7 +254,7 @@ func small(in []byte, bits, samples int, out []byte, scale int) {
 	}
 }
 
-// Numbers is an image of one channel of numbers, whatever they mean.
+// Numbers is an image of one channel of numbers of any meaning.
 type Numbers struct {
 	Pix  []float32
 	Rect image.Rectangle
@@ -270,7 +275,7 @@ func (m *Numbers) At(x, y int) color.Color {
 	return color.Gray{}
 }
 
-// numbers reads numbers.
+// numbers converts integers and floating-point numbers to float32.
 func numbers(h *Header, in []byte, out []float32) {
 	for i := range out {
 		switch {
@@ -288,8 +293,9 @@ func numbers(h *Header, in []byte, out []float32) {
 	}
 }
 
-// floats undoes the prediction of floating-point numbers: their bytes lie in planes, the highest first, each
-// byte as the difference from the one before.
+// floats undoes the floating-point predictor (technical note 3): the bytes of a row are
+// in planes, the most significant first, and each byte is the difference to the one
+// before.
 func (d *decoder) floats(row []byte, per int) {
 	for i := per; i < len(row); i++ {
 		row[i] += row[i-per]
@@ -309,7 +315,7 @@ func (d *decoder) floats(row []byte, per int) {
 	}
 }
 
-// scratch is n bytes beside the block.
+// scratch returns n bytes that are not part of the block.
 func (d *decoder) scratch(n int) []byte {
 	if cap(d.data) < n {
 		d.data = make([]byte, n)
@@ -318,18 +324,20 @@ func (d *decoder) scratch(n int) []byte {
 	return d.data[:n]
 }
 
-// lzw decompresses TIFF's LZW: codes of 9 to 12 bits, the highest first, which become longer one code early. What a
-// code stands for has come before: it is a place in what was made, and a length.
+// lzw decompresses LZW (TIFF 6.0, section 13): codes of 9 to 12 bits, most significant
+// bit first, whose width grows one code early. The string of a code is in the output
+// already: a table entry is its position and length.
 type lzw struct {
 	at, n [4096]int32
 }
 
+// ClearCode and EndOfInformation.
 const (
 	lzwClear = 256
 	lzwEnd   = 257
 )
 
-// expand fills dst, and gives how much of it there was.
+// expand decompresses into dst, and returns the number of bytes.
 func (t *lzw) expand(dst, src []byte) int {
 	var acc, bits uint
 	width, next, made := uint(9), int32(258), 0
@@ -366,7 +374,7 @@ func (t *lzw) expand(dst, src []byte) int {
 			}
 			from := int(t.at[code])
 			n = t.n[code]
-			for i := range min(int(n), len(dst)-made) { // one after the other: a string may reach into itself
+			for i := range min(int(n), len(dst)-made) { // bytewise, because a string may overlap itself
 				dst[made+i] = dst[from+i]
 			}
 		}
@@ -376,7 +384,7 @@ func (t *lzw) expand(dst, src []byte) int {
 	return len(dst)
 }
 
-// unpack undoes PackBits, and gives how much of dst it has filled.
+// unpack undoes PackBits (TIFF 6.0, section 9), and returns the number of bytes.
 func unpack(dst, src []byte) int {
 	made := 0
 	for len(src) > 1 && made < len(dst) {
@@ -401,10 +409,11 @@ func unpack(dst, src []byte) int {
 	return made
 }
 
-// frameBytes is what headers of a block take.
+// frameBytes is the memory for the JPEG headers of a block.
 const frameBytes = 2 << 10
 
-// jpegBound bounds what decoding a block takes: all memory, which is used again, and the steps of each.
+// jpegBound is the maximum cost of decoding JPEG blocks: the total memory, which is
+// reused, and the steps of one block.
 func (h *Header) jpegBound() (bytes program.Amount, steps int64) {
 	components := h.samples
 	if h.planar {
@@ -420,7 +429,8 @@ func (h *Header) jpegBound() (bytes program.Amount, steps int64) {
 	return program.Count(held).Plus(program.Count(2 * data)).Plus(program.Count(g.n(h)).Times(frameBytes)), steps
 }
 
-// placeJPEG decodes a block that is a JPEG. Its tables may be in a tag.
+// placeJPEG decodes a block that is a JPEG (technical note 2). Its tables may be in the
+// tag JPEGTables.
 func (d *decoder) placeJPEG(src []byte, plane, x, y int) error {
 	header, err := jpeg.ReadHeader(src)
 	if err != nil {
@@ -448,7 +458,7 @@ func (d *decoder) placeJPEG(src []byte, plane, x, y int) error {
 	}
 	data := src
 	if len(d.tables) > 4 {
-		// Both begin with a start of an image, and the tables have an end.
+		// Both begin with SOI, and the tables end with EOI.
 		data = append(append(d.data[:0], d.tables[:len(d.tables)-2]...), src[2:]...)
 		d.data = data
 	}

@@ -1,11 +1,14 @@
-// Package tiff decodes the first image of a TIFF or BigTIFF, within memory that its header bounds.
+// Package tiff decodes the first image of a TIFF or BigTIFF, within memory that the
+// header bounds.
 //
-// It reads strips and tiles, of chunky and planar pixels, without compression and by PackBits, LZW, Deflate, CCITT
-// groups 3 and 4, and JPEG. Pixels are grey of 1 to 16 bits, palettes, RGB and CMYK of 8 and 16 bits, with alpha or
-// without, and grey of whole and floating-point numbers of 32 and 64 bits. What else a TIFF may have is refused by
+// It reads strips and tiles, with chunky or planar pixels, uncompressed or compressed by
+// PackBits, LZW, Deflate, CCITT group 3 or 4, or JPEG. Pixels are grey of 1 to 16 bits,
+// palettes, RGB and CMYK of 8 and 16 bits, with or without alpha, and grey of integers
+// and floating-point numbers of 32 and 64 bits. Other features of TIFF are refused by
 // name.
 //
-// Sources: TIFF 6.0; Adobe's technical note 2 of 1995 (JPEG) and 3 of 2005 (floating-point predictor).
+// Sources: TIFF 6.0; Adobe's technical notes 2 of 1995 (JPEG) and 3 of 2005
+// (floating-point predictor).
 package tiff
 
 import (
@@ -24,19 +27,19 @@ import (
 	"bowstring/fetch/operators/program"
 )
 
-// ErrFormat says that bytes are no TIFF that the package decodes.
+// ErrFormat means that bytes are not a TIFF that the package decodes.
 var ErrFormat = errors.New("tiff")
 
 func damaged(format string, values ...any) error {
 	return fmt.Errorf("%w: %s", ErrFormat, fmt.Sprintf(format, values...))
 }
 
-// unsupported names what a TIFF has that is not read.
+// unsupported is program.ErrNotSupported with the unsupported feature.
 func unsupported(format string, values ...any) error {
 	return fmt.Errorf("%w: TIFF with %s", program.ErrNotSupported, fmt.Sprintf(format, values...))
 }
 
-// Tags.
+// Tags and values of TIFF 6.0. maxSide is in pixels, maxSamples is per pixel.
 const (
 	tagWidth         = 256
 	tagHeight        = 257
@@ -71,7 +74,7 @@ const (
 	photoYCbCr       = 6
 )
 
-// Ways of compression.
+// Compression methods.
 const (
 	none       = 1
 	fax3       = 3
@@ -83,7 +86,7 @@ const (
 	packBits   = 32773
 )
 
-// otherCompressions are not read.
+// otherCompressions are the methods that are not decoded.
 var otherCompressions = map[int64]string{
 	2: "CCITT RLE compression", 6: "old-style JPEG compression", 9: "JBIG compression", 10: "JBIG compression",
 	32766: "NeXT compression", 32771: "CCITT RLE compression", 32809: "ThunderScan compression", 34661: "JBIG compression",
@@ -94,28 +97,28 @@ var otherCompressions = map[int64]string{
 	52546: "JPEG XL compression",
 }
 
-// decoder decodes one image.
+// decoder decodes one image. A block is a strip or a tile.
 type decoder struct {
 	*Header
 	meter *program.Meter
-	block []byte
-	whole []byte // all samples of a planar image
+	block []byte // a decompressed block
+	whole []byte // all samples of a planar image, interleaved
 	lzw   *lzw
 	zlib  io.ReadCloser
 	in    input
 	jpeg  jpeg.Decoder
-	data  []byte // tables of JPEG and a block
-	to    target
+	data  []byte // JPEG tables and a block, or scratch memory
+	to    target // the result
 }
 
-// input is what is inflated: reads end with the run.
+// input is the reader of zlib. It fails when the run's context ends.
 type input struct {
 	bytes.Reader
 	meter *program.Meter
 	bytes int
 }
 
-// ReadByte implements io.ByteReader: inflating reads byte by byte.
+// ReadByte implements io.ByteReader, which zlib uses. It checks the context every 64 KiB.
 func (r *input) ReadByte() (byte, error) {
 	if r.bytes++; r.bytes&(1<<16-1) == 0 {
 		if err := r.meter.Check(); err != nil {
@@ -125,7 +128,8 @@ func (r *input) ReadByte() (byte, error) {
 	return r.Reader.ReadByte()
 }
 
-// Decode gives the pixels of a file whose header this is. It takes no more of the meter than the header says.
+// Decode decodes the pixels of a file with this header. The cost on the meter is at most
+// that of the header.
 func Decode(h *Header, meter *program.Meter) (image.Image, error) {
 	if err := meter.Hold(h.Bytes); err != nil {
 		return nil, err
@@ -170,7 +174,7 @@ func Decode(h *Header, meter *program.Meter) (image.Image, error) {
 	return d.to.image(), nil
 }
 
-// place decodes a block, and puts its pixels where they belong.
+// place decodes block i and writes its pixels to the image at (x, y).
 func (d *decoder) place(i int64, plane, x, y int) error {
 	g := &d.grid
 	down, across := min(g.down, d.Height-y), min(g.across, d.Width-x)
@@ -180,7 +184,7 @@ func (d *decoder) place(i int64, plane, x, y int) error {
 	}
 	from, n := g.offsets.at(i, 0), g.counts.at(i, g.size)
 	if from > int64(len(d.dir.cell)) {
-		return damaged("it lies beyond the end of the file")
+		return damaged("it begins after the end of the file")
 	}
 	src := d.dir.cell[from:]
 	if src = src[:min(n, int64(len(src)))]; n > int64(len(src)) && d.compression != none {
@@ -194,7 +198,7 @@ func (d *decoder) place(i int64, plane, x, y int) error {
 	}
 	rows := g.down
 	if !g.tiled {
-		rows = down // of the last strip there may be fewer
+		rows = down // the last strip may have fewer
 	}
 	block, err := d.expand(src, rows)
 	if err != nil {
@@ -211,7 +215,8 @@ func (d *decoder) place(i int64, plane, x, y int) error {
 	return nil
 }
 
-// put puts a row of a block into the image, or its samples among those of the other planes.
+// put writes a row of a block to the image. For planar images it writes the samples
+// between those of the other planes.
 func (d *decoder) put(row []byte, plane, x, y, n int) {
 	if !d.planar {
 		d.to.row(d.Header, row, x, y, n)
@@ -224,7 +229,7 @@ func (d *decoder) put(row []byte, plane, x, y, n int) {
 	}
 }
 
-// expand decompresses a block of so many rows.
+// expand decompresses a block of that many rows.
 func (d *decoder) expand(src []byte, rows int) ([]byte, error) {
 	size := rows * int(d.grid.row)
 	if d.compression == none {
@@ -254,7 +259,7 @@ func (d *decoder) expand(src []byte, rows int) ([]byte, error) {
 		if d.compression == fax3 {
 			kind = ccitt.Group3
 		}
-		// Raw bits of a TIFF are 0 for white.
+		// In a TIFF, raw bits are 0 for white.
 		r := ccitt.NewReader(d.meter.Reader(bytes.NewReader(src)), order, kind, d.grid.across, rows,
 			&ccitt.Options{Invert: true})
 		n, err := io.ReadFull(r, dst)
@@ -275,7 +280,7 @@ func (d *decoder) expand(src []byte, rows int) ([]byte, error) {
 	return dst[:n], err
 }
 
-// Layout is what the pixels of a decoded image are.
+// Layout is the kind of pixels of a decoded image.
 type Layout uint8
 
 // The layouts.
@@ -285,39 +290,40 @@ const (
 	Colours
 	ColoursAlpha
 	CMYK
-	// Number is grey of floating-point numbers, or of whole ones that are signed or of 32 bits.
+	// Number is grey of floating-point numbers, or of integers that are signed or have 32
+	// bits.
 	Number
 )
 
-// Header is what a file says before its pixels.
+// Header is what the tags of the first image say.
 type Header struct {
 	Width, Height int
 	Layout        Layout
-	// Deep says that there are 16 bits a channel.
+	// Deep is set for 16 bits per channel.
 	Deep bool
-	// Orientation is that of Exif, 1 to 8.
+	// Orientation is the tag Orientation, 1 to 8.
 	Orientation int
 	// Profile is the ICC profile, or nil.
 	Profile []byte
-	// Bytes bounds what decoding holds at once, and Steps its work.
+	// Bytes is the maximum memory of decoding, and Steps the maximum work.
 	Bytes, Steps int64
 
 	dir         directory
 	order       binary.ByteOrder
-	bits        int // of a sample
-	samples     int // of a pixel
-	format      int64
+	bits        int   // per sample
+	samples     int   // per pixel
+	format      int64 // SampleFormat
 	photometric int64
 	compression int64
-	predictor   int64
-	planar      bool
-	reversed    bool // bits of bytes
-	associated  bool // colours were multiplied by alpha
+	predictor   int64 // 1: none, 2: horizontal differences, 3: floating-point
+	planar      bool  // each block has samples of one channel
+	reversed    bool  // FillOrder 2: the lowest bit of a byte is first
+	associated  bool  // colours are premultiplied by alpha
 	grid        grid
-	tables      []byte // of JPEG
+	tables      []byte // JPEG tables, without those of the blocks
 }
 
-// Read reads the tags of the first image. It allocates nothing that depends on what they say.
+// Read reads the tags of the first image. Its allocations do not depend on them.
 func Read(cell []byte) (Header, error) {
 	h := Header{Orientation: 1}
 	if err := h.dir.open(cell); err != nil {
@@ -343,7 +349,7 @@ func Read(cell []byte) (Header, error) {
 	h.predictor = d.number(tagPredictor, 1)
 	switch h.compression {
 	case none, packBits, fax3, fax4, jpegCode:
-		h.predictor = 1 // which is for LZW and Deflate alone
+		h.predictor = 1 // predictors are for LZW and Deflate only
 	case lzwCode, deflate, deflateOld:
 	default:
 		return h, unsupported("compression %d", h.compression)
@@ -361,7 +367,7 @@ func Read(cell []byte) (Header, error) {
 	return h, nil
 }
 
-// pixels reads what samples and pixels are.
+// pixels reads the tags of samples and pixels.
 func (h *Header) pixels() error {
 	d := &h.dir
 	bits := d.tag(tagBits)
@@ -381,6 +387,7 @@ func (h *Header) pixels() error {
 			return unsupported("samples of different bits")
 		}
 	}
+	// base is the number of samples of a colour.
 	base := 1
 	switch h.photometric {
 	case photoWhiteIsZero, photoBlackIsZero:
@@ -410,7 +417,7 @@ func (h *Header) pixels() error {
 	return h.alpha(base)
 }
 
-// numbers checks what kind of number a sample is.
+// numbers checks the type of the samples.
 func (h *Header) numbers() error {
 	const whole, signed, float = 1, 2, 3
 	switch {
@@ -446,7 +453,7 @@ func (h *Header) numbers() error {
 	return unsupported("predictor %d of samples of %d bits", h.predictor, h.bits)
 }
 
-// alpha looks what the samples are that a pixel has besides its colour.
+// alpha determines the meaning of the samples after the colour.
 func (h *Header) alpha(base int) error {
 	extra := h.samples - base
 	if extra == 0 {
@@ -456,7 +463,7 @@ func (h *Header) alpha(base int) error {
 		return unsupported("%d samples a pixel", h.samples)
 	}
 	kinds := h.dir.tag(tagExtraSamples)
-	kind := kinds.at(0, 2) // where it is not said it is alpha, as Pillow has it
+	kind := kinds.at(0, 2) // default: alpha, like Pillow
 	if h.Layout == Palette || h.Layout == CMYK || kind == 0 {
 		return nil
 	}
@@ -464,17 +471,17 @@ func (h *Header) alpha(base int) error {
 	return nil
 }
 
-// grid is how an image is cut into strips or tiles.
+// grid is the division of an image into strips or tiles.
 type grid struct {
-	across, down    int // pixels of each
-	columns, rows   int
+	across, down    int // size of a block in pixels
+	columns, rows   int // number of blocks
 	offsets, counts values
 	tiled           bool
 	row             int64 // bytes of a row of a block
 	size            int64 // bytes of a block
 }
 
-// n is how many blocks there are.
+// n is the number of blocks, of all planes.
 func (g *grid) n(h *Header) int64 {
 	n := int64(g.columns) * int64(g.rows)
 	if h.planar {
@@ -485,6 +492,7 @@ func (g *grid) n(h *Header) int64 {
 
 func ceil(a, b int) int { return (a + b - 1) / b }
 
+// blocks reads the tags of strips or tiles.
 func (h *Header) blocks() error {
 	g, d := &h.grid, &h.dir
 	g.across, g.down = h.Width, h.Height
@@ -508,13 +516,13 @@ func (h *Header) blocks() error {
 	g.row = (int64(g.across)*int64(per)*int64(h.bits) + 7) / 8
 	g.size = g.row * int64(g.down)
 	if n := g.n(h); g.offsets.n < n || g.counts.n < n && (n > 1 || h.compression != none) {
-		return damaged("it has %d strips or tiles, and places of %d and lengths of %d of them", n, g.offsets.n, g.counts.n)
+		return damaged("it has %d strips or tiles, with %d offsets and %d lengths", n, g.offsets.n, g.counts.n)
 	}
 	h.tables = d.tag(tagJPEGTables).data
 	return nil
 }
 
-// pixelBytes is what a pixel has in the image that is made.
+// pixelBytes is the number of bytes of a pixel in the decoded image.
 func (h *Header) pixelBytes() int64 {
 	n := map[Layout]int64{Grey: 1, Palette: 1, Number: 4, Colours: 4, ColoursAlpha: 4, CMYK: 4}[h.Layout]
 	if h.Deep && h.Layout != CMYK {
@@ -524,16 +532,16 @@ func (h *Header) pixelBytes() int64 {
 }
 
 const (
-	roomBytes    = 192 << 10 // for what is small: the state of decompressors
-	faxBytes     = 4 << 10   // of the state of a fax decoder, which is made for each block
-	blockSteps   = 2000
-	readSteps    = 10 // of a byte that is read
-	madeSteps    = 5  // of a byte that comes out
-	pixelSteps   = 8
-	paletteBytes = 256 * 24
+	roomBytes    = 192 << 10 // small things: the state of decompressors
+	faxBytes     = 4 << 10   // state of a fax decoder, allocated for each block
+	blockSteps   = 2000      // per block
+	readSteps    = 10        // per byte of the file
+	madeSteps    = 5         // per decompressed byte
+	pixelSteps   = 8         // per pixel
+	paletteBytes = 256 * 24  // of a palette of 256 colours
 )
 
-// bound says what decoding takes.
+// bound computes Bytes and Steps.
 func (h *Header) bound() {
 	g := &h.grid
 	pixels := program.Count(int64(h.Width)).Times(int64(h.Height))
@@ -561,7 +569,7 @@ func (h *Header) bound() {
 		bytes = bytes.Plus(program.Count(g.row))
 	}
 	switch h.compression {
-	case fax3, fax4: // two rows with a byte for each pixel, made anew for each block
+	case fax3, fax4: // two rows of one byte per pixel, allocated for each block
 		bytes = bytes.Plus(program.Count(n).Times(2*int64(g.across) + faxBytes))
 	case jpegCode:
 		b, s := h.jpegBound()
@@ -570,15 +578,15 @@ func (h *Header) bound() {
 	h.Bytes, h.Steps = bytes.Int64(), steps.Int64()
 }
 
-// directory is the tags of an image. Nothing of it is copied.
+// directory is the tags of an image. It refers to the file and copies nothing.
 type directory struct {
 	cell    []byte
 	order   binary.ByteOrder
-	big     bool
-	entries []byte
+	big     bool   // BigTIFF
+	entries []byte // size bytes each: tag, type, count, value or offset
 }
 
-// Recognised reports whether a file begins as a TIFF or a BigTIFF.
+// Recognised reports whether a file begins like a TIFF or a BigTIFF.
 func Recognised(cell []byte) bool {
 	if len(cell) < 4 {
 		return false
@@ -590,6 +598,7 @@ func Recognised(cell []byte) bool {
 	return false
 }
 
+// size is the number of bytes of an entry.
 func (d *directory) size() int {
 	if d.big {
 		return 20
@@ -632,21 +641,22 @@ func (d *directory) open(cell []byte) error {
 	return nil
 }
 
-// values are those of a tag.
+// values are the values of a tag.
 type values struct {
 	data  []byte
 	order binary.ByteOrder
-	kind  uint16
-	wide  int // bytes of each
-	n     int64
+	kind  uint16 // TIFF type
+	wide  int    // bytes of a value
+	n     int64  // number of values
 }
 
-// widths are the bytes of values, by their types.
+// widths is the number of bytes of a value of each type.
 var widths = [...]int{
 	1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8, 17: 8, 18: 8,
 }
 
-// tag finds the values of a tag; of none there are no values. What the file does not have of them is left out.
+// tag finds the values of a tag; there are none if it is absent. Values after the end of
+// the file are dropped.
 func (d *directory) tag(tag uint16) (v values) {
 	step := d.size()
 	for rest := d.entries; len(rest) >= step; rest = rest[step:] {
@@ -663,6 +673,7 @@ func (d *directory) tag(tag uint16) (v values) {
 			n, at, inline = d.order.Uint64(rest[4:]), d.order.Uint64(rest[12:]), rest[12:20]
 		}
 		v.data = inline
+		// Values that do not fit into the entry are at an offset.
 		if n > uint64(len(inline)/v.wide) {
 			v.data = d.cell[min(at, uint64(len(d.cell))):]
 		}
@@ -673,7 +684,7 @@ func (d *directory) tag(tag uint16) (v values) {
 	return v
 }
 
-// at is value i, which is a whole number that is not negative, or otherwise.
+// at returns value i if it is an integer that is not negative; else otherwise.
 func (v *values) at(i, otherwise int64) int64 {
 	if i >= v.n {
 		return otherwise
@@ -694,7 +705,7 @@ func (v *values) at(i, otherwise int64) int64 {
 	return otherwise
 }
 
-// number is the first value of a tag.
+// number returns the first value of a tag, or otherwise.
 func (d *directory) number(tag uint16, otherwise int64) int64 {
 	v := d.tag(tag)
 	return v.at(0, otherwise)

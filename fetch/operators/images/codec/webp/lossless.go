@@ -19,10 +19,11 @@ var (
 	errCopy    = errors.New("invalid copy of earlier pixels")
 )
 
-// cacheMultiplier is that of the hash of the colour cache, of section 5.2.3.
+// cacheMultiplier is the multiplier of the colour cache's hash, WebP Lossless
+// specification, section 5.2.3.
 const cacheMultiplier = 0x1e35a7bd
 
-// nearby maps codes of distances to offsets in two dimensions, of section 5.2.2.
+// nearby maps distance codes up to 120 to offsets by rows and columns, section 5.2.2.
 var nearby = [120]uint8{
 	0x18, 0x07, 0x17, 0x19, 0x28, 0x06, 0x27, 0x29, 0x16, 0x1a,
 	0x26, 0x2a, 0x38, 0x05, 0x37, 0x39, 0x15, 0x1b, 0x36, 0x3a,
@@ -38,7 +39,7 @@ var nearby = [120]uint8{
 	0x40, 0x72, 0x7e, 0x61, 0x6f, 0x50, 0x71, 0x7f, 0x60, 0x70,
 }
 
-// distance is how many pixels back a code leads.
+// distance is the distance in pixels of a code, for an image of width w.
 func distance(w int, code uint32) int {
 	if int(code) > len(nearby) {
 		return int(code) - len(nearby)
@@ -47,19 +48,19 @@ func distance(w int, code uint32) int {
 	return max((at>>4)*w+8-at&0xf, 1)
 }
 
-// decoder holds the bit-stream of an image without losses.
+// decoder reads the bit stream of a lossless image, lowest bits first.
 type decoder struct {
 	data  []byte
 	at    int
 	bits  uint32
 	nBits uint32
 
-	meter   *program.Meter
+	meter   *program.Meter // charged for trees and pixels
 	lengths [literals + lengthCodes + 1<<maxCache]uint8
 	nodes   [2*len(lengthOrder) - 1]node
 }
 
-// read reads the next n bits, up to 24.
+// read returns the next n bits, n <= 24.
 func (d *decoder) read(n uint32) (uint32, error) {
 	for d.nBits < n {
 		if d.at >= len(d.data) {
@@ -75,6 +76,7 @@ func (d *decoder) read(n uint32) (uint32, error) {
 	return u, nil
 }
 
+// Sizes of the alphabets, and the trees of a group in their order.
 const (
 	literals      = 256
 	lengthCodes   = 24
@@ -91,10 +93,10 @@ const (
 
 var alphabets = [trees]int{literals + lengthCodes, literals, literals, literals, distanceCodes}
 
-// group is the trees that the pixels of some tiles are coded with.
+// group is the five trees with which the pixels of some tiles are coded.
 type group [trees]tree
 
-// Codes of lengths beyond these repeat: the length before, or none.
+// Codes from this one on repeat: the last length, or zero.
 const repeats = 16
 
 var (
@@ -103,7 +105,8 @@ var (
 	repeatOffsets = [3]uint32{3, 3, 11}
 )
 
-// codeLengths reads the lengths of a tree's codes, which are coded with a tree themselves.
+// codeLengths reads the code lengths of a tree, which are coded with another tree,
+// section 6.2.1. own has the lengths of that one.
 func (d *decoder) codeLengths(to, own []uint8) error {
 	h := tree{nodes: d.nodes[:]}
 	if err := h.build(own, nil); err != nil {
@@ -127,7 +130,7 @@ func (d *decoder) codeLengths(to, own []uint8) error {
 			return errLengths
 		}
 	}
-	last := uint8(8) // what is repeated before there was a length
+	last := uint8(8) // the length to repeat if none has been read
 	for symbol := 0; symbol < len(to) && most > 0; most-- {
 		l, err := h.next(d)
 		if err != nil {
@@ -159,7 +162,7 @@ func (d *decoder) codeLengths(to, own []uint8) error {
 	return nil
 }
 
-// tree reads a tree; where h is nil it is passed over.
+// tree reads a tree. If h is nil it only skips it.
 func (d *decoder) tree(h *tree, alphabet int) error {
 	if err := d.meter.Spend(treeSteps); err != nil {
 		return err
@@ -197,6 +200,7 @@ func (d *decoder) tree(h *tree, alphabet int) error {
 	return h.build(lengths, d.meter)
 }
 
+// simpleTree reads a tree of one or two symbols.
 func (d *decoder) simpleTree(h *tree, alphabet int) error {
 	n, err := d.read(1)
 	if err != nil {
@@ -221,18 +225,18 @@ func (d *decoder) simpleTree(h *tree, alphabet int) error {
 	return h.buildSimple(n+1, symbols, alphabet, d.meter)
 }
 
-// maxGroups is how many groups a file may have: libwebp makes no more.
+// maxGroups is the maximum number of groups: that of libwebp.
 const maxGroups = 2600
 
-// tiles say which group the pixels of a tile are coded with.
+// tiles maps a tile to the group of its pixels: the entropy image.
 type tiles struct {
-	pix    []byte // two bytes of four are the group's index
-	bits   uint32 // of a tile's side
-	across int
+	pix    []byte // four bytes per tile; the first two are the group's index
+	bits   uint32 // log2 of the side of a tile in pixels
+	across int    // number of tiles in a row
 	groups []group
 }
 
-// groups reads the groups of an image.
+// groups reads the groups of an image. Only the top-level image may have several.
 func (d *decoder) groups(w, h int, topLevel bool, cacheBits uint32) (t tiles, err error) {
 	n, last, mapping := 1, 0, []int16(nil)
 	if topLevel {
@@ -259,7 +263,7 @@ func (d *decoder) groups(w, h int, topLevel bool, cacheBits uint32) (t tiles, er
 	}
 	t.groups = make([]group, n)
 	for i := range last + 1 {
-		g := (*group)(nil) // one that no tile has
+		g := (*group)(nil) // nil: no tile uses the group
 		if mapping == nil {
 			g = &t.groups[i]
 		} else if mapping[i] >= 0 {
@@ -281,8 +285,8 @@ func (d *decoder) groups(w, h int, topLevel bool, cacheBits uint32) (t tiles, er
 	return t, nil
 }
 
-// number says how many groups tiles have, and which is the last one. Where many have no tile, those that do are
-// numbered anew: mapping has the new number, or -1.
+// number returns the number of groups and the last index. If many indices are unused, the
+// tiles are renumbered: mapping has the new index of each group, or -1.
 func (t *tiles) number() (n, last int, mapping []int16, err error) {
 	for p := 0; p < len(t.pix); p += 4 {
 		last = max(last, int(t.pix[p])<<8|int(t.pix[p+1]))
@@ -308,7 +312,8 @@ func (t *tiles) number() (n, last int, mapping []int16, err error) {
 	return n, last, mapping, nil
 }
 
-// lossless decodes the data of a VP8L chunk behind its header.
+// lossless decodes the data of a VP8L chunk after its header: transforms, then pixels,
+// then the inverse transforms in reverse order.
 func (d *decoder) lossless(width, height int) (*image.NRGBA, error) {
 	var all []transform
 	seen, w := [transforms]bool{}, width
@@ -370,12 +375,12 @@ const (
 	lutSize, lutMask = 7, 1<<7 - 1
 	maxCodeLength    = 15
 
-	// What a tree takes: by itself, and for each of its symbols.
+	// Memory in bytes and work of a tree, and of each of its symbols.
 	treeBytes   = 24 + 4<<lutSize + 16
 	symbolBytes = 2 * 4
 	treeSteps   = 400
 	symbolSteps = 30
-	// alphabetSteps are those of a symbol that a tree might have.
+	// alphabetSteps is the work per symbol of the alphabet.
 	alphabetSteps = 4
 )
 
@@ -431,7 +436,7 @@ func (h *tree) insert(symbol, code, length uint32) error {
 	return nil
 }
 
-// room gives the tree its nodes.
+// room allocates the nodes of the tree.
 func (h *tree) room(symbols int, meter *program.Meter) error {
 	if err := meter.Spend(int64(symbols) * symbolSteps); err != nil {
 		return err
@@ -449,7 +454,7 @@ func (h *tree) room(symbols int, meter *program.Meter) error {
 	return nil
 }
 
-// build makes a canonical tree of the lengths of codes.
+// build makes a canonical tree from code lengths.
 func (h *tree) build(lengths []uint8, meter *program.Meter) error {
 	var histogram [maxCodeLength + 1]uint32
 	symbols, last := 0, 0
@@ -544,7 +549,7 @@ func (h *tree) next(d *decoder) (uint32, error) {
 	return uint32(h.nodes[n].symbol), nil
 }
 
-// over is how many tiles cover so many pixels, where each tile's side is 1<<bits pixels long.
+// over is the number of tiles with a side of 1<<bits pixels that cover size pixels.
 func over(size int, bits uint32) int { return (size + 1<<bits - 1) >> bits }
 
 const (
@@ -554,22 +559,23 @@ const (
 	colourIndexing
 	transforms
 
-	// undoSteps are those of a pixel whose transform is undone.
+	// undoSteps is the work per pixel of an inverse transform.
 	undoSteps = 12
 )
 
-// transform is one that can be undone.
+// transform is a transform of the WebP Lossless specification, section 4.
 type transform struct {
 	kind uint32
-	// width is that of the image before it was transformed: indices of colours may lie two to eight in a pixel.
+	// width is that of the image before the transform. After colour indexing, a pixel may
+	// contain two to eight indices.
 	width int
 	// bits is the log-2 size of a tile, of predictor and cross-colour. 8>>bits is the number of bits of an index.
 	bits uint32
-	// pix has the tiles' values, or the colours.
+	// pix has the parameters of each tile, or the colours.
 	pix []byte
 }
 
-// transform reads one, and says how wide the image is that it gives.
+// transform reads the parameters of t, and returns the width of the image after it.
 func (d *decoder) transform(t *transform, h int) (width int, err error) {
 	width = t.width
 	switch t.kind {
@@ -605,7 +611,7 @@ func (d *decoder) transform(t *transform, h int) (width int, err error) {
 	return width, err
 }
 
-// undo gives the pixels from before the transform.
+// undo applies the inverse transform to the pixels, in place if possible.
 func (t *transform) undo(pix []byte, h int, meter *program.Meter) ([]byte, error) {
 	if t.kind == colourIndexing && t.bits > 0 {
 		return t.unpack(pix, h, meter)
@@ -639,7 +645,8 @@ func (t *transform) undo(pix []byte, h int, meter *program.Meter) ([]byte, error
 	return pix, nil
 }
 
-// firstRow predicts by opaque black, and by what is left.
+// firstRow predicts the first pixel by opaque black, and the others by the pixel to their
+// left.
 func (t *transform) firstRow(pix []byte) {
 	pix[3] += 0xff
 	for p := 4; p < len(pix); p++ {
@@ -647,7 +654,7 @@ func (t *transform) firstRow(pix []byte) {
 	}
 }
 
-// predict undoes the prediction of row y, the second one in pix, which has the row above first.
+// predict undoes the prediction of row y, which is the second row in pix.
 func (t *transform) predict(pix []byte, y int) {
 	// The first column's predictor is mode 2 (T).
 	mask, top, p := 1<<t.bits-1, 0, 4*t.width
@@ -772,7 +779,8 @@ func (t *transform) predict(pix []byte, y int) {
 	}
 }
 
-// cross undoes what red and blue have of other colours, in row y.
+// cross undoes the colour transform of row y: parts of green were subtracted from red and
+// blue, and parts of red from blue.
 func (t *transform) cross(pix []byte, y int) {
 	var greenToRed, greenToBlue, redToBlue int32
 	q, mask := 4*(y>>t.bits)*over(t.width, t.bits), 1<<t.bits-1
@@ -789,7 +797,7 @@ func (t *transform) cross(pix []byte, y int) {
 	}
 }
 
-// unpack gives the colours of indices that lie several in a pixel.
+// unpack replaces indices, several in a pixel, by colours.
 func (t *transform) unpack(pix []byte, h int, meter *program.Meter) ([]byte, error) {
 	if err := meter.Hold(int64(4 * t.width * h)); err != nil {
 		return nil, err
@@ -846,17 +854,17 @@ func clampAddSubtractHalf(a, b uint8) uint8 {
 	return uint8(x)
 }
 
-// pixelSteps are those of a pixel that is decoded.
+// pixelSteps is the work per decoded pixel.
 const pixelSteps = 30
 
-// cache is the colours that were seen last.
+// cache is the colour cache: recent colours by their hash.
 type cache struct {
 	colours []uint32
 	shift   uint32
 	at      int // bytes of pixels that are in it
 }
 
-// see puts pixels in, up to byte p.
+// see adds the pixels up to byte p.
 func (c *cache) see(pix []byte, p int) {
 	for ; c.at < p; c.at += 4 {
 		argb := uint32(pix[c.at])<<16 | uint32(pix[c.at+1])<<8 | uint32(pix[c.at+2]) | uint32(pix[c.at+3])<<24
@@ -864,7 +872,7 @@ func (c *cache) see(pix []byte, p int) {
 	}
 }
 
-// cache reads how large the colour cache is. bits is 0 where there is none.
+// cache reads the size of the colour cache. bits is 0 if there is none.
 func (d *decoder) cache() (c cache, bits uint32, err error) {
 	some, err := d.read(1)
 	if err != nil || some == 0 {
@@ -882,7 +890,8 @@ func (d *decoder) cache() (c cache, bits uint32, err error) {
 	return cache{colours: make([]uint32, 1<<bits), shift: 32 - bits}, bits, nil
 }
 
-// pixels decodes an image of four bytes a pixel, with room for so many bytes at least.
+// pixels decodes an image of w by h pixels, RGBA. The result has a capacity of at least
+// room bytes.
 func (d *decoder) pixels(w, h, room int, topLevel bool) ([]byte, error) {
 	c, cacheBits, err := d.cache()
 	if err != nil {
@@ -902,15 +911,15 @@ func (d *decoder) pixels(w, h, room int, topLevel bool) ([]byte, error) {
 		mask = 1<<t.bits - 1
 	}
 	g, p, x, y := &t.groups[0], 0, 0, 0
-	for look, paid := mask != 0, 0; p < len(pix); {
-		if p >= paid { // rows, or what a copy has of them
+	for changed, paid := mask != 0, 0; p < len(pix); {
+		if p >= paid { // a row, or the rest of a copy
 			n := max(4*w, p-paid)
 			if err := d.meter.Spend(int64(min(n, len(pix)-paid)) / 4 * pixelSteps); err != nil {
 				return nil, err
 			}
 			paid += n
 		}
-		if look {
+		if changed {
 			i := 4 * (t.across*(y>>t.bits) + x>>t.bits)
 			g = &t.groups[int(t.pix[i])<<8|int(t.pix[i+1])]
 		}
@@ -926,7 +935,7 @@ func (d *decoder) pixels(w, h, room int, topLevel bool) ([]byte, error) {
 			p += 4 * n
 			x += n
 			y, x = y+x/w, x%w
-			look = mask != 0
+			changed = mask != 0
 			continue
 		}
 		if px := pix[p : p+4 : p+4]; v < literals {
@@ -942,12 +951,12 @@ func (d *decoder) pixels(w, h, room int, topLevel bool) ([]byte, error) {
 		if x++; x == w {
 			x, y = 0, y+1
 		}
-		look = mask != 0 && x&mask == 0
+		changed = mask != 0 && x&mask == 0
 	}
 	return pix, nil
 }
 
-// literal reads a pixel whose green is known.
+// literal reads red, blue and alpha of a pixel with green v.
 func (d *decoder) literal(g *group, px []byte, v uint32) error {
 	r, err := g[red].next(d)
 	if err != nil {
@@ -965,7 +974,7 @@ func (d *decoder) literal(g *group, px []byte, v uint32) error {
 	return nil
 }
 
-// get gives a colour of the cache.
+// get writes colour i of the cache to px.
 func (c *cache) get(px []byte, i int) error {
 	if i >= len(c.colours) {
 		return errCache
@@ -975,7 +984,7 @@ func (c *cache) get(px []byte, i int) error {
 	return nil
 }
 
-// copy repeats earlier pixels, and says how many.
+// copy repeats earlier pixels, and returns their number.
 func (d *decoder) copy(g *group, pix []byte, p, w int, symbol uint32) (int, error) {
 	length, err := d.parameter(symbol)
 	if err != nil {
@@ -998,7 +1007,7 @@ func (d *decoder) copy(g *group, pix []byte, p, w int, symbol uint32) (int, erro
 	return int(length), nil
 }
 
-// parameter reads a length or a distance, of section 5.2.2.
+// parameter reads a length or a distance code: prefix code and extra bits, section 5.2.2.
 func (d *decoder) parameter(symbol uint32) (uint32, error) {
 	if symbol < 4 {
 		return symbol + 1, nil

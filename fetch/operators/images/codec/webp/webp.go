@@ -1,11 +1,14 @@
-// Package webp reads WebP: the container, and images without losses by a decoder of its own, which was made of
-// golang.org/x/image/vp8l and gives the same pixels. Lossy images are decoded by golang.org/x/image/vp8.
+// Package webp reads WebP: the container (RFC 9649), and lossless images with its own
+// decoder, which is derived from golang.org/x/image/vp8l and gives the same pixels. Lossy
+// images are decoded by golang.org/x/image/vp8.
 //
-// Data is hostile. A file of few bytes may have thousands of Huffman trees, and sizes of chunks that it does not have.
-// So [Read] counts by the header what decoding takes, and [Decode] holds itself to it by a meter: what is beyond that is
-// refused before it is allocated.
+// Data is untrusted. A file of few bytes may contain thousands of Huffman trees, and
+// chunk sizes beyond its end. So [Read] computes the maximum cost of decoding from the
+// header, and [Decode] enforces it with a meter: what exceeds it is refused before it is
+// allocated.
 //
-// The files that name the Go authors are under the license in the file LICENSE of this folder.
+// The files with a copyright notice of the Go authors are under the license in the file
+// LICENSE of this directory.
 package webp
 
 import (
@@ -21,41 +24,43 @@ import (
 	"bowstring/fetch/operators/program"
 )
 
-// ErrFormat says that bytes are no WebP that the package decodes.
+// ErrFormat means that bytes are not a WebP that the package decodes.
 var ErrFormat = errors.New("webp")
 
 func wrong(format string, values ...any) error {
 	return fmt.Errorf("%w: %s", ErrFormat, fmt.Sprintf(format, values...))
 }
 
-// Header is what a file says before its pixels. Of one that moves it is the first frame's.
+// Header is what the chunks before the pixels say. For an animation it describes the
+// first frame.
 type Header struct {
-	// Width and Height are those of the pixels that are decoded.
+	// Width and Height are those of the decoded pixels.
 	Width, Height int
-	// Canvas is the size of the image, and At where the pixels are on it.
+	// Canvas is the size of the image, and At the position of the pixels on it.
 	Canvas, At image.Point
-	// Clear says that what the pixels leave of the canvas is transparent, and not black.
+	// Clear is set if the rest of the canvas is transparent; otherwise it is black.
 	Clear bool
-	// Bytes bounds what decoding holds at once, and Steps its work.
+	// Bytes is the maximum memory of decoding, and Steps the maximum work.
 	Bytes, Steps int64
 
 	lossless bool
-	alpha    []byte // the chunk that has it, if there is one
-	data     []byte // the chunk that has the pixels
+	alpha    []byte // data of the ALPH chunk, or nil
+	data     []byte // data of the VP8 or VP8L chunk
 }
 
 const (
-	headerBytes = 12 // "RIFF", a size, "WEBP"
-	extended    = 10 // bytes of VP8X
-	alphaFlag   = 1 << 4
+	headerBytes = 12     // "RIFF", a size, "WEBP"
+	extended    = 10     // bytes of a VP8X chunk
+	alphaFlag   = 1 << 4 // flags of VP8X
 	movesFlag   = 1 << 1
-	frameHeader = 16 // bytes of ANMF before the chunks of the frame
+	frameHeader = 16 // bytes of ANMF before the chunks of its frame
 )
 
-// chunks are those of a file.
+// chunks iterates over the chunks of a file.
 type chunks struct{ rest []byte }
 
-// next gives a chunk. Data that the file does not have in full is cut off.
+// next returns the next chunk. whole is false if its data is cut off by the end of the
+// file.
 func (c *chunks) next() (name string, data []byte, whole bool, err error) {
 	if len(c.rest) < 8 {
 		return "", nil, false, fmt.Errorf("%w: it has no pixels: %w", ErrFormat, io.ErrUnexpectedEOF)
@@ -69,7 +74,8 @@ func (c *chunks) next() (name string, data []byte, whole bool, err error) {
 	return name, data, have == n, nil
 }
 
-// Read reads the chunks up to that of the pixels. It allocates nothing that depends on what the data says.
+// Read reads the chunks up to that of the pixels. Its allocations do not depend on the
+// data.
 func Read(cell []byte) (Header, error) {
 	if len(cell) < headerBytes || string(cell[:4]) != "RIFF" || string(cell[8:12]) != "WEBP" {
 		return Header{}, wrong("it does not begin as a WebP")
@@ -108,7 +114,7 @@ func Read(cell []byte) (Header, error) {
 	}
 }
 
-// frame reads the first frame of a file that moves, whose canvas h has.
+// frame reads the first frame of an animation, whose canvas size is in h.
 func (h *Header) frame(b []byte, clear bool) (Header, error) {
 	if len(b) < frameHeader {
 		return Header{}, wrong("its ANMF chunk makes no sense")
@@ -117,7 +123,7 @@ func (h *Header) frame(b []byte, clear bool) (Header, error) {
 		At:    image.Pt(2*int(uint24(b)), 2*int(uint24(b[3:]))),
 		Width: 1 + int(uint24(b[6:])), Height: 1 + int(uint24(b[9:]))}
 	if f.At.X+f.Width > h.Width || f.At.Y+f.Height > h.Height {
-		return Header{}, wrong("its first frame of %d x %d at %v lies outside of %d x %d", f.Width, f.Height, f.At, h.Width,
+		return Header{}, wrong("its first frame of %d x %d at %v exceeds %d x %d", f.Width, f.Height, f.At, h.Width,
 			h.Height)
 	}
 	c := chunks{b[frameHeader:]}
@@ -144,7 +150,8 @@ func (h *Header) frame(b []byte, clear bool) (Header, error) {
 
 func uint24(b []byte) uint32 { return uint32(b[0]) | uint32(b[1])<<8 | uint32(b[2])<<16 }
 
-// sized reads how large the pixels' chunk says that the image is, which has to be the size of the canvas.
+// sized reads the size from the chunk of the pixels. If canvas is set, it must be equal
+// to the one in h.
 func (h *Header) sized(canvas bool) (Header, error) {
 	var w, height int
 	if h.lossless {
@@ -157,7 +164,7 @@ func (h *Header) sized(canvas bool) (Header, error) {
 		if len(h.data) < 10 || h.data[0]&1 != 0 || string(h.data[3:6]) != "\x9d\x01\x2a" {
 			return Header{}, wrong("its VP8 chunk does not begin with a key frame")
 		}
-		if first := int(uint24(h.data) >> 5); first > len(h.data)-10 { // the library makes room for it before it reads it
+		if first := int(uint24(h.data) >> 5); first > len(h.data)-10 { // the library allocates it before it reads it
 			return Header{}, wrong("its first partition has %d bytes, in %d", first, len(h.data))
 		}
 		w, height = int(binary.LittleEndian.Uint16(h.data[6:])&0x3fff), int(binary.LittleEndian.Uint16(h.data[8:])&0x3fff)
@@ -183,56 +190,59 @@ func (h *Header) sized(canvas bool) (Header, error) {
 const (
 	losslessHeader = 5
 	losslessMagic  = 0x2f
-	roomBytes      = 64 << 10 // for what is small: the state of decoders
-	lossySteps     = 60       // of a pixel
-	composeSteps   = 10       // of a pixel of a canvas
-	filterSteps    = 4        // of a pixel's alpha
+	roomBytes      = 64 << 10 // small things: the state of decoders
+	lossySteps     = 60       // per pixel
+	composeSteps   = 10       // per pixel of a canvas
+	filterSteps    = 4        // per pixel with alpha
 )
 
-// Composed says that the canvas is larger than the pixels.
+// Composed reports whether the canvas is larger than the pixels.
 func (h *Header) Composed() bool { return h.Canvas != image.Pt(h.Width, h.Height) }
 
-// bound says what decoding takes.
+// bound computes Bytes and Steps.
 func (h *Header) bound() {
 	h.Bytes, h.Steps = roomBytes, 1<<16
 	if h.lossless {
 		h.losslessBound(len(h.data))
 		return
 	}
+	// Macroblocks have 16x16 samples of luma and 8x8 of each chroma.
 	blocks := int64(over(h.Width, 4)) * int64(over(h.Height, 4))
 	pixels := int64(h.Width) * int64(h.Height)
-	// Luma and chroma of whole blocks, what filters them, and the data once more.
+	// Luma and chroma of whole macroblocks, filter parameters, and a copy of the data.
 	h.Bytes += blocks*(16*16*3/2+4) + int64(over(h.Width, 4))*8 + int64(len(h.data))
 	h.Steps += blocks*16*16*lossySteps + int64(len(h.data))
 	if h.alpha != nil {
 		h.Bytes += pixels
 		h.Steps += pixels * filterSteps
-		if h.alpha[0]&3 == 1 {
+		if h.alpha[0]&3 == 1 { // the alpha is a lossless image
 			h.losslessBound(len(h.alpha))
 		}
 	}
 }
 
-// losslessBound bounds what decoding n bytes of an image without losses takes. Trees may take more than is counted for
-// them here: a few bytes make a large one. No file that was made for its pixels has so many; one that does is refused when
-// its trees have taken that.
+// losslessBound adds the maximum cost of decoding a lossless image of n bytes. Trees may
+// cost more than is counted here, because a few bytes can describe a large one. Encoders
+// do not write that many; a file that has more is refused when its trees have consumed the
+// counted cost.
 func (h *Header) losslessBound(n int) {
 	w, pixels := int64(h.Width), int64(h.Width)*int64(h.Height)
 	tiles := int64(over(h.Width, 2)) * int64(over(h.Height, 2))
 	const (
-		side        = 4 // transforms, and the tiles' groups, that are images
+		side        = 4 // transforms with their own image, and the image of tree groups
 		cacheBytes  = 4 << maxCache
 		paletteSize = 4 * 256
-		treesByte   = 24 // bytes of trees, and steps that it takes to make them, for one of the file
+		treesByte   = 24 // bytes of trees, and steps to build them, per byte of the file
 		treesSteps  = 150
-		firstTrees  = 512 << 10 // bytes of those of a small file
+		firstTrees  = 512 << 10 // bytes of the trees of a small file
 	)
 	h.Bytes += 4*pixels + 4*((w+1)/2)*int64(h.Height) + 3*4*tiles + paletteSize + (1+side)*cacheBytes +
 		firstTrees + int64(n)*treesByte
 	h.Steps += (pixels+3*tiles)*pixelSteps + 4*pixels*undoSteps + int64(n)*treesSteps + 1<<20
 }
 
-// Decode gives the pixels of a file whose header this is. It takes no more of the meter than the header says.
+// Decode decodes the pixels of a file with this header. The cost on the meter is at most
+// that of the header.
 func Decode(h *Header, meter *program.Meter) (image.Image, error) {
 	if h.lossless {
 		d := decoder{data: h.data[losslessHeader:], meter: meter}
@@ -270,7 +280,7 @@ func Decode(h *Header, meter *program.Meter) (image.Image, error) {
 	return m, nil
 }
 
-// plane decodes the alpha of a lossy image; nil if it has none.
+// plane decodes the alpha of a lossy image, one byte per pixel; nil if there is none.
 func (h *Header) plane(meter *program.Meter) ([]byte, error) {
 	if h.alpha == nil {
 		return nil, nil
@@ -282,6 +292,7 @@ func (h *Header) plane(meter *program.Meter) ([]byte, error) {
 	if err := meter.Spend(int64(n) * filterSteps); err != nil {
 		return nil, err
 	}
+	// Compression method: 0 is raw, 1 is lossless WebP.
 	switch flags & 3 {
 	case 0:
 		if len(data) < n {
@@ -306,7 +317,8 @@ func (h *Header) plane(meter *program.Meter) ([]byte, error) {
 	return nil, fmt.Errorf("it is compressed by method %d", flags&3)
 }
 
-// unfilter undoes the prediction of alpha from the pixels before and above.
+// unfilter undoes the alpha's prediction: filter 1 is horizontal, 2 vertical, 3 gradient
+// (left + top - top left).
 func unfilter(alpha []byte, w int, filter byte) {
 	if filter == 0 {
 		return
@@ -314,9 +326,9 @@ func unfilter(alpha []byte, w int, filter byte) {
 	for i := 1; i < len(alpha); i++ {
 		x, row := i%w, i-i%w
 		switch {
-		case row == 0, x > 0 && filter == 1: // by what is left
+		case row == 0, x > 0 && filter == 1: // from the left pixel
 			alpha[i] += alpha[i-1]
-		case x == 0, filter == 2: // by what is above
+		case x == 0, filter == 2: // from the pixel above
 			alpha[i] += alpha[i-w]
 		default:
 			v := int(alpha[i-1]) + int(alpha[i-w]) - int(alpha[i-w-1])

@@ -86,7 +86,7 @@ func TestSame(t *testing.T) {
 	t.Logf("seed %d", seed)
 	random := rand.New(rand.NewPCG(seed, 1))
 	for name, file := range files(t) {
-		// Of trees a file may have more than is counted as work.
+		// A file may have more trees than are counted as work.
 		if _, err := decoded(t, file); err != nil && !errors.Is(err, program.ErrTooLarge) {
 			t.Errorf("%s: %v", name, err)
 		}
