@@ -18,10 +18,10 @@ import (
 
 // steeredRun is a run that is read by several ranks over two engines on one store, while its weights are changed.
 type steeredRun struct {
-	tb      testing.TB
-	engines []*fetch.Engine
-	request schema.Request
-	continued  atomic.Int64 // streams that ended as weights changed
+	tb        testing.TB
+	engines   []*fetch.Engine
+	request   schema.Request
+	continued atomic.Int64 // streams that ended as weights changed
 
 	mu      sync.Mutex
 	steps   map[int64]map[int][]int64 // positions by step of all epochs, and data rank

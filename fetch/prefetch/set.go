@@ -23,16 +23,16 @@ import (
 
 // Options says what a Set works with. All fields except Upcoming, Lineage, Forward and NotOwner are required.
 type Options struct {
-	// WindowBytes is what the ledger gives to windows, in bytes.
+	// WindowBytes is the ledger's limit for windows, in bytes.
 	WindowBytes int64
 	Ledger      *admission.Ledger
 	Reader      *read.Reader
-	// Stage makes what operators make of cells.
+	// Stage runs the operators of requests on cells.
 	Stage *operators.Stage
 	// Upcoming knows the running jobs; nil if there is no spill.
 	Upcoming *upcoming.Jobs
-	// MaxPrefetch is how many rows a stream may read ahead of one that is not back
-	// yet. Default, and most: as many as a resume ticket has bits.
+	// MaxPrefetch is how many rows a stream may read after one that has not arrived
+	// yet. The default and the maximum is the number of bits of a resume ticket.
 	MaxPrefetch int64
 	// Forward reports whether this node may forward another node's request for a blob. asked is the request's
 	// [peers.Ask.Forward]. nil: it may not. See [peers.Tier.Forward].
@@ -43,9 +43,10 @@ type Options struct {
 	// SendProgress sends other nodes the progress of the streams: see [Set.Progress]. It must not block. nil: there are
 	// no other nodes.
 	SendProgress func(list []peers.Progress)
-	// There says what streams may begin before its turn whose order is loose. nil: nothing.
+	// There reports which blobs are cached, so that streams with a loose order read
+	// them before their turn. nil: such streams follow the plan's order.
 	There There
-	// Lineage records what is handed out; nil for nowhere.
+	// Lineage records the delivered rows; nil records nothing.
 	Lineage *lineage.Log
 }
 
@@ -112,16 +113,16 @@ func NewSet(opts Options) (*Set, error) {
 	return s, nil
 }
 
-// Idle reports whether no stream has a use for the way to the store: none waits,
-// and each has read ahead all it may.
+// Idle reports whether no stream needs the path to the store: no consumer waits,
+// and each stream has requested all blobs that fit its window.
 func (s *Set) Idle() bool {
 	return s.waiting.Load() == 0 && s.behind.Load() == 0 && s.opts.Reader.Waiting() == 0
 }
 
-// Reading is how many streams read.
+// Reading is how many streams read blobs.
 func (s *Set) Reading() int { return int(s.reading.Load()) }
 
-// Demand says what streams have asked for, and how long their consumers waited.
+// Demand is what streams have read so far, and how long their consumers waited.
 func (s *Set) Demand() spill.Demand {
 	r := s.opts.Reader.Stats()
 	s.mu.Lock()
@@ -134,7 +135,7 @@ func (s *Set) Demand() spill.Demand {
 	}
 }
 
-// add counts a stream in.
+// add registers a stream, and divides the memory again. It fails after Close.
 func (s *Set) add(st *Stream) error {
 	var free []schema.Blob
 	defer func() { releaseBlobs(free) }()
@@ -156,7 +157,7 @@ func (s *Set) add(st *Stream) error {
 	return nil
 }
 
-// remove counts a stream out.
+// remove is the opposite of add. The stream's goroutine calls it at its end.
 func (s *Set) remove(st *Stream) {
 	var free []schema.Blob
 	defer func() { releaseBlobs(free) }()
@@ -173,15 +174,16 @@ func (s *Set) remove(st *Stream) {
 	s.shareLocked()
 }
 
-// pieceBytes is how large a batch may be. While much is on its way to consumers,
-// who may never take it, batches are so small that however many streams come one
-// after another, there is something left for the next.
+// pieceBytes is how large a batch of the tenant may be. Consumers may never release
+// the batches in transit. So while much memory is in transit, batches become so
+// small that some memory is left for the next stream, however many streams begin.
 func (s *Set) pieceBytes(t *tenant) int64 {
 	return min(pieceOf(s.opts.WindowBytes, s.transit.Load(), s.reading.Load()),
 		pieceOf(t.most.Load(), t.transit.Load(), t.live.Load()))
 }
 
-// pieceOf is that of so many bytes for n streams, with some of them on their way.
+// pieceOf is the batch size if n streams share all bytes, of which transit are in
+// batches that were not released.
 func pieceOf(all, transit, n int64) int64 {
 	if n <= 1 || transit < all/8 {
 		return all / 8
@@ -189,16 +191,20 @@ func pieceOf(all, transit, n int64) int64 {
 	return all / (8 * n * int64(bits.Len64(uint64(2*n))))
 }
 
-// roomyPart is of which part of the memory what is on its way to consumers is at most, if a batch is made ready before
-// its consumer has taken the one ahead.
+// roomyPart is the inverse of a share of the memory. A batch may be made ready before
+// its consumer asks for it while the batches in transit take at most that share.
 const roomyPart = 4
 
-// roomy reports whether a batch of so many bytes may be made ready before it is wanted.
+// roomy reports whether a batch of that many bytes may be made ready before the
+// consumer asks for it.
 func (s *Set) roomy(t *tenant, batch int64) bool {
 	return s.transit.Load()+batch <= s.opts.WindowBytes/roomyPart && t.transit.Load()+batch <= t.most.Load()/roomyPart
 }
 
-// reserve counts in what a stream needs that has nothing, as soon as others have given it back.
+// reserve adds need bytes to the hold of a stream that has nothing it could go on
+// with. It reclaims memory from other streams each reclaimPeriod until that succeeds,
+// because streams may read more in the meantime. It fails with ctx's cause, or with
+// schema.ErrLimit if the bytes never fit.
 func (s *Set) reserve(ctx context.Context, st *Stream, h *admission.Hold, need int64) error {
 	for {
 		s.reclaim(st.tenant, need)
@@ -211,7 +217,8 @@ func (s *Set) reserve(ctx context.Context, st *Stream, h *admission.Hold, need i
 	}
 }
 
-// Close ends all streams. The reader ends their reads; see Wait.
+// Close fails all streams, and lets no new one begin. Their reads end with the
+// reader. [Set.Wait] waits for the streams' end.
 func (s *Set) Close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -221,14 +228,14 @@ func (s *Set) Close() {
 	}
 }
 
-// Wait waits until every stream is closed.
+// Wait waits until every stream is closed, and the search for idle streams has ended.
 func (s *Set) Wait() {
 	s.live.Wait()
 	s.checking.Wait()
 }
 
-// errNoMemory says that a sample is larger than all windows together, or than those
-// of its tenant.
+// errNoMemory wraps an error of [Set.reserve]. A schema.ErrLimit means that a sample
+// is larger than all windows together, or than those of its tenant.
 func errNoMemory(err error, what string) error {
 	if errors.As(err, new(*schema.LimitError)) {
 		return fmt.Errorf("%s: %w", what, err)
@@ -239,15 +246,15 @@ func errNoMemory(err error, what string) error {
 	return err
 }
 
-// tenant is the streams on one account. All fields but the atomic ones, which are
-// read without a lock, and those that never change are guarded by Set.mu.
+// tenant is the streams on one account. Set.mu guards the fields, except those that
+// never change and the atomic ones, which streams read without a lock.
 type tenant struct {
 	name    string       // never changes
 	reads   *read.Tenant // likewise
 	terms   admission.Terms
 	streams int
-	readers int // streams that do not stand still
-	places  int // of other nodes that read on this account
+	readers int // streams that are not idle
+	places  int // open places of other nodes that read on this account
 
 	live    atomic.Int64 // streams
 	transit atomic.Int64 // bytes of batches that were not released
@@ -270,7 +277,8 @@ func (s *Set) leaveLocked(st *Stream) {
 	s.forgetLocked(t)
 }
 
-// tenantLocked returns a tenant, which is forgotten when nobody reads on its account any more.
+// tenantLocked returns a tenant, and makes it if needed. forgetLocked drops it after
+// its last stream and its last place.
 func (s *Set) tenantLocked(name string) *tenant {
 	t := s.tenants[name]
 	if t == nil {
@@ -287,8 +295,9 @@ func (s *Set) forgetLocked(t *tenant) {
 	}
 }
 
-// openPlace gives a tenant that another node reads for a place among the streams. What it reads
-// from the store counts with what its streams here read.
+// openPlace opens a place in the reader's queue for the blobs that another node reads
+// for a tenant. Their reads of the store count together with those of the tenant's
+// streams on this node.
 func (s *Set) openPlace(b *Requester, name string) *place {
 	s.mu.Lock()
 	t := s.tenantLocked(name)
@@ -300,7 +309,7 @@ func (s *Set) openPlace(b *Requester, name string) *place {
 	return p
 }
 
-// closePlace forgets a place that is closed.
+// closePlace releases the tenant of a place that the caller has retired.
 func (s *Set) closePlace(p *place) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -315,7 +324,7 @@ func (s *Set) termsOfLocked(name string) admission.Terms {
 	return s.terms(name)
 }
 
-// weight is what counts of the terms' weight.
+// weight is the effective weight of terms, at least 1.
 func weight(t *admission.Terms) int64 { return max(t.Weight, 1) }
 
 // weightFor is a tenant's weight, whether it has streams or not.
@@ -327,8 +336,9 @@ func (s *Set) weightFor(name string) int64 {
 }
 
 // shareLocked divides the memory between tenants by weight, within their ceilings, and
-// of each between its streams, as if those that stand still were not there. Streams see it when they look. It is a
-// bound on what is read ahead, and not a reservation: see Ledger for what holds.
+// the part of each tenant between its streams. Idle streams do not count. A stream
+// reads its share the next time that it refills its window. The share bounds what the
+// stream prefetches and reserves nothing: the Ledger does that.
 func (s *Set) shareLocked() {
 	for _, t := range s.tenants {
 		t.readers = 0
@@ -339,7 +349,7 @@ func (s *Set) shareLocked() {
 		}
 	}
 	for _, g := range s.groups {
-		if g.streams > 1 && g.tenant.readers > 0 { // what they hold together takes a share of its own
+		if g.streams > 1 && g.tenant.readers > 0 { // the blobs held for all take a share of their own
 			g.tenant.readers++
 		}
 	}
@@ -363,8 +373,8 @@ func (s *Set) shareLocked() {
 	}
 }
 
-// SetTerms has tenants get what terms says, those that have streams included; nil has
-// all get the same. The ledger is told before.
+// SetTerms sets the quotas of tenants, including those that have streams. nil treats
+// all alike. The caller sets the ledger's terms before.
 func (s *Set) SetTerms(terms func(tenant string) admission.Terms) {
 	s.mu.Lock()
 	s.terms = terms
@@ -386,8 +396,8 @@ func (s *Set) SetTerms(terms func(tenant string) admission.Terms) {
 // does not read. What was read ahead of it can be read again in less time.
 const idleAfter = 5 * time.Second
 
-// reclaimPeriod is how often a stream that waits for memory looks whether others
-// hold some that they have no use for.
+// reclaimPeriod is how often a stream that waits for memory checks whether other
+// streams hold memory that they do not use.
 const reclaimPeriod = time.Second
 
 // readers lists the streams that read blobs.
@@ -430,15 +440,16 @@ func (s *Set) findIdle(list []*Stream) []*Stream {
 	return idle
 }
 
-// shareAgain divides the memory between the streams that read.
+// shareAgain divides the memory again, after a stream has become idle or active.
 func (s *Set) shareAgain() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.shareLocked()
 }
 
-// cramped looks now and then whether some streams stand still, for one that waits and has all under way that it has room
-// for. Those give back what they have no use for, where memory is short. It does not wait for them.
+// cramped searches for idle streams, at most once per reclaimPeriod. A stream calls it
+// if its consumer waits and its window is full. If memory is short, the idle streams
+// free what they do not need for their next batch. cramped does not wait for that.
 func (s *Set) cramped() {
 	now := time.Now().UnixNano()
 	if last := s.lastCheck.Load(); now-last < int64(reclaimPeriod) || !s.lastCheck.CompareAndSwap(last, now) {
@@ -454,10 +465,11 @@ func (s *Set) cramped() {
 	})
 }
 
-// reclaim has the streams whose consumers do not wait give back what they have
-// read ahead: those that stand still but for their next batch, then what is beyond shares, and all if that is not
-// enough. Somebody of the tenant has nothing, and needs so many bytes. Where it is the tenant's own
-// ceiling that is in the way, only its own streams can help.
+// reclaim frees memory for a stream of the tenant that has nothing and needs that many
+// bytes. Streams whose consumers do not wait free prefetched data: first idle streams,
+// except their next batch; then blobs that groups hold for ranks; then data above the
+// fair share of each stream; then all of it. It stops as soon as the bytes fit. If the
+// tenant's own ceiling is the obstacle, only the tenant's own streams are asked.
 func (s *Set) reclaim(t *tenant, need int64) {
 	list := s.readers()
 	short := func(st *Stream) bool {
@@ -483,7 +495,7 @@ func (s *Set) reclaim(t *tenant, need int64) {
 	}
 }
 
-// WindowStats describes what a stream has ahead of its consumer.
+// WindowStats is what a stream has prefetched for its consumer, and what it waited for.
 type WindowStats struct {
 	Job         string `json:"job"` // the plan's id
 	Dataset     string `json:"dataset"`
@@ -495,7 +507,7 @@ type WindowStats struct {
 	WindowLimit int64  `json:"window_limit"` // bytes that it may hold now
 	WindowUsed  int64  `json:"window_used"`
 	InFlight    int    `json:"reads_in_flight"` // or waiting for their turn
-	Ready       int    `json:"rows_ready"`      // rows that wait for the consumer
+	Ready       int    `json:"rows_ready"`      // rows that have arrived and were not delivered
 	StoreWait   int64  `json:"store_wait_ns"`
 	SpillWait   int64  `json:"spill_wait_ns"`
 	PeerWait    int64  `json:"peer_wait_ns"`
@@ -507,15 +519,15 @@ type WindowStats struct {
 type Stats struct {
 	Streams, Batches, Rows int64
 	Live                   int
-	Waiting                int           // of those, whose consumers wait for a read
-	GroupBytes             int64         // held for ranks that get what other ranks got before them
-	Behind                 int64         // times that such a rank was too far behind
+	Waiting                int           // of the live ones: those whose consumers wait for a read
+	GroupBytes             int64         // held for ranks that get the same samples later than other ranks
+	Behind                 int64         // how often such a rank was too far behind
 	WindowUsed             int64         // bytes, with batches that were not released
 	Windows                []WindowStats // of each stream that reads, by dataset and job
 }
 
-// Stats returns the counters. It waits for no stream: of one that is busy it has
-// what was true before.
+// Stats returns the counters. It does not wait for streams: the numbers of a busy
+// stream are those that its goroutine published last.
 func (s *Set) Stats() Stats {
 	c := &s.count
 	s.mu.Lock()
@@ -541,8 +553,8 @@ func (s *Set) Stats() Stats {
 	return st
 }
 
-// Progress lists the streams that go on in the order of a plan, and of which others may know: all
-// but those that see a part of their dataset alone.
+// Progress lists the streams that follow a plan, for other nodes. It leaves out streams
+// whose callers may see only a part of their dataset.
 func (s *Set) Progress() []peers.Progress {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -568,7 +580,9 @@ func (s *Set) SendProgress() {
 	s.opts.SendProgress(s.Progress())
 }
 
-// told is how a stream stood when its goroutine last had nothing to do, number by number.
+// published is the state of a stream for other goroutines. The stream's goroutine
+// stores each number before it waits for messages, so reading it needs no lock. The
+// numbers may be of different moments.
 type published struct {
 	epochOffset, step, at atomic.Int64
 	limit, used           atomic.Int64
