@@ -162,7 +162,7 @@ func (c *cover) rowsTo(from, to int64) int64 {
 	return c.walk.plan.RowsFrom(from, c.walk.rank, c.walk.stride, to)
 }
 
-// lapOf is which of the ticket's epochs has a number, as far as rows rows of it were handed out.
+// offsetOf is which of the ticket's epochs has a number, as far as rows rows of it were handed out.
 func (c *cover) offsetOf(epoch uint64, rows int64) (offset int64, ok bool) {
 	if c.t.Shuffle != nil {
 		offset = int64(epoch - c.t.Shuffle.Epoch)
@@ -174,7 +174,7 @@ func (c *cover) offsetOf(epoch uint64, rows int64) (offset int64, ok bool) {
 	return c.lastOffset(rows), true
 }
 
-// lastLap is the epoch that the last one of so many rows is of.
+// lastOffset is the epoch that the last one of so many rows is of.
 func (c *cover) lastOffset(rows int64) int64 {
 	if left := rows + c.gone - c.firstRows; left > 0 && c.laterRows > 0 {
 		return min((left+c.laterRows-1)/c.laterRows, c.walk.epochs-1)

@@ -21,7 +21,7 @@ import (
 // waits for what batches give back, and nothing new is read.
 
 const (
-	// makingAhead is how many cells for each worker a window has room for at least.
+	// makingPerWorker is how many cells for each worker a window has room for at least.
 	makingPerWorker = 4
 	// firstRatio is how much larger a tensor is taken to be than its blob at first.
 	firstRatio = 4
@@ -161,7 +161,7 @@ func (s *owner) grown(m *making, extra int64) {
 	s.window.used += extra
 }
 
-// feed gives room to what is hungry, the first in the plan first, as far as there is some. The place of a stream
+// unblock gives room to what is hungry, the first in the plan first, as far as there is some. The place of a stream
 // that is gone takes nothing: closeStage has what is hungry then.
 func (s *owner) unblock() {
 	pl := &s.pipeline
@@ -175,7 +175,7 @@ func (s *owner) unblock() {
 	}
 }
 
-// fed has the first of what is hungry made.
+// unblockFirst has the first of what is hungry made.
 func (s *owner) unblockFirst(m *making, extra int64) {
 	pl := &s.pipeline
 	t := pl.blocked[0]
@@ -184,7 +184,7 @@ func (s *owner) unblockFirst(m *making, extra int64) {
 	s.stage.Again(t)
 }
 
-// starved waits for room for what is hungry, where nothing else goes on. What was read
+// awaitRoom waits for room for what is hungry, where nothing else goes on. What was read
 // ahead beyond the first run is given back, to be read again.
 func (s *owner) awaitRoom() {
 	s.drop(0, 1)

@@ -118,7 +118,7 @@ func (c *once) finish(o operators.Outcome) operators.Outcome {
 	return o
 }
 
-// giveUp has those that wait make the cell themselves. Further calls do nothing.
+// abandon has those that wait make the cell themselves. Further calls do nothing.
 func (c *once) abandon() {
 	if c == nil {
 		return

@@ -159,7 +159,7 @@ func (s *Set) leaveGroupLocked(st *Stream) []schema.Blob {
 	return g.takeFreedLocked()
 }
 
-// letGo gives up what is held, for streams that have nothing.
+// release gives up what is held, for streams that have nothing.
 func (g *rankGroup) release() {
 	g.mu.Lock()
 	var end spot
@@ -175,7 +175,7 @@ func (g *rankGroup) release() {
 	releaseBlobs(free)
 }
 
-// giveUpLocked gives up the claim that is furthest behind, of those from before a row on, but for one; false if there
+// dropClaimLocked gives up the claim that is furthest behind, of those from before a row on, but for one; false if there
 // is none. A rank that has not come goes first.
 func (g *rankGroup) dropClaimLocked(but *claim, end spot) bool {
 	var last *claim

@@ -17,7 +17,7 @@ const (
 	// runShare is of which part of the window the blobs of a run are at most, if it
 	// has several: whole runs are given back.
 	runShare = 32
-	// maxAhead is how many rows a stream may read ahead of one that is not back
+	// maxPrefetch is how many rows a stream may read ahead of one that is not back
 	// yet: a resume ticket has a bit for each.
 	maxPrefetch = 8 * schema.MaxServedBytes
 )
@@ -61,7 +61,7 @@ type fault struct {
 	err    error
 }
 
-// ahead is what a stream has planned, is reading, or holds for its consumer, in
+// pipeline is what a stream has planned, is reading, or holds for its consumer, in
 // the plan's order. It is of the stream's goroutine.
 type pipeline struct {
 	walk    walk // where drafting stands
@@ -476,7 +476,7 @@ func (s *owner) draft() {
 	}
 }
 
-// lookUpShare has it found out which rows a draft has, and where they lie. Meanwhile the job is held: the stream may be
+// findShare has it found out which rows a draft has, and where they lie. Meanwhile the job is held: the stream may be
 // closed, and what others have of it is not to be given back for them.
 func (s *owner) findShare(d *draft, served []bool) {
 	ctx, j, m := s.context(), s.job, s.job.Manifest()

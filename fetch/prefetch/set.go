@@ -75,14 +75,14 @@ type Set struct {
 	opts Options
 
 	// Below are what streams share without a lock.
-	reading   atomic.Int64 // streams that read
+	reading   atomic.Int64 // streams that read blobs
 	transit   atomic.Int64 // bytes of batches that were not released
 	waiting   atomic.Int64 // streams whose consumer waits for a read
-	behind    atomic.Int64 // streams that are to ask for more, and have not
+	behind    atomic.Int64 // streams that may request more blobs, and have not yet
 	count     counters
 	ids       atomic.Uint64  // of streams
-	checking  sync.WaitGroup // for streams that stand still; grows only while a stream is not closed
-	lastCheck atomic.Int64   // when it was last looked for streams that stand still, in nanoseconds
+	checking  sync.WaitGroup // searches for idle streams; grows only while a stream is not closed
+	lastCheck atomic.Int64   // when cramped last searched for idle streams, in Unix nanoseconds
 	sending   sync.Mutex     // held while progress is sent to other nodes
 
 	mu      sync.Mutex
@@ -392,8 +392,8 @@ func (s *Set) SetTerms(terms func(tenant string) admission.Terms) {
 	})
 }
 
-// stillAfter is how long a stream stands still whose consumer does not ask for a batch before it counts as one that
-// does not read. What was read ahead of it can be read again in less time.
+// idleAfter is how long a consumer may ask for no batch before its stream counts as
+// idle. Reading the stream's prefetched data again takes less time than that.
 const idleAfter = 5 * time.Second
 
 // reclaimPeriod is how often a stream that waits for memory checks whether other
@@ -413,7 +413,7 @@ func (s *Set) readers() []*Stream {
 	return list
 }
 
-// keepers lists the groups of ranks that hold something.
+// holders lists the groups of ranks that hold blobs.
 func (s *Set) holders() (list []*rankGroup) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -425,8 +425,8 @@ func (s *Set) holders() (list []*rankGroup) {
 	return list
 }
 
-// findStill looks which streams stand still by now, and has the others share what those have no use for. It returns
-// all that do.
+// findIdle returns the streams of the list that are idle by now. If one has become
+// idle since the last call, the memory is divided again among the others.
 func (s *Set) findIdle(list []*Stream) []*Stream {
 	now, more := time.Now(), false
 	idle := slices.DeleteFunc(slices.Clone(list), func(st *Stream) bool {
@@ -587,8 +587,9 @@ type published struct {
 	epochOffset, step, at atomic.Int64
 	limit, used           atomic.Int64
 	inFlight, ready       atomic.Int64
-	store, spill, peer    atomic.Int64 // waited, in ns
-	making                atomic.Int64 // likewise
-	// stood still, and since when after the stream was opened, 0 if it does not, in ns
+	store, spill, peer    atomic.Int64 // time waited for these, in ns
+	making                atomic.Int64 // likewise, for operators
+	// full is how long a full window stopped reading, in ns. fullSinceOpened is when the
+	// current stop began, in ns after the stream was opened; 0 if there is none.
 	full, fullSinceOpened atomic.Int64
 }

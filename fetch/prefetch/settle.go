@@ -5,27 +5,31 @@ import (
 	"time"
 )
 
-// A stream of a run plans steps alone that are settled: see resolve.Job.Settle. It has more be settled before it
-// comes to the last one. Each time is a swap in the store, and a change of weights waits for all that is settled:
-// so that comes every few seconds.
+// A stream of a run plans only settled steps: see resolve.Job.Settle. It settles more
+// steps before it reaches the last one. Settling costs a conditional write to the
+// store, and a change of weights takes effect only after the settled steps. So a stream
+// settles as many steps as take a few seconds.
 
 const (
 	// leastLeap and mostLeap bound how many steps are settled at once.
 	leastLeap = 16
 	mostLeap  = 1 << 20
-	// oftenLeap and seldomLeap bound how long that lasts: if it is less, or more, it is to be twice as many, or half.
+	// oftenLeap and seldomLeap bound the time between two settlements. If it was less or
+	// more, the next settlement has twice or half as many steps.
 	oftenLeap  = 4 * time.Second
 	seldomLeap = 16 * time.Second
 )
 
-// settling is how a stream has steps be settled. It is of the stream's goroutine.
+// settling is the state of a stream's settlements. It belongs to the stream's goroutine.
 type settling struct {
-	busy bool
-	leap int64 // steps
-	last time.Time
+	busy bool      // a helper settles steps
+	leap int64     // steps of the last settlement; 0 before the first
+	last time.Time // when it began
 }
 
-// settleAhead has more steps be settled where a walk comes near the last one, or needs more.
+// settleMore starts to settle more steps if a walk comes near the last settled one, or
+// cannot continue without. A helper goroutine waits for the store; its result comes as
+// a message.
 func (s *owner) settleMore(w *walk) {
 	j, g := s.job, &s.settling
 	if !j.Steerable() || g.busy || s.gone || w.list != nil || j.Steered() {
@@ -57,10 +61,11 @@ func (s *owner) settleMore(w *walk) {
 	})
 }
 
-// unsettled reports whether planning needs more steps to be settled.
+// unsettled reports whether planning has to wait until more steps are settled.
 func (s *owner) unsettled() bool { return s.pipeline.walk.needs > s.job.Settled() }
 
-// serveEnd serves a consumer where the stream cannot go on: it has ended, or waits for steps to be settled.
+// serveEnd answers a consumer if no share with rows is left: the stream has ended, ends
+// because weights have changed, or waits for steps to be settled.
 func (s *owner) serveEnd() {
 	if s.slot.needs == 0 {
 		s.reply(handed{err: io.EOF})
@@ -73,7 +78,7 @@ func (s *owner) serveEnd() {
 		return
 	}
 	s.settleMore(&s.slot)
-	if !s.settling.busy { // they are settled by now
+	if !s.settling.busy { // the steps are settled by now
 		s.check, s.again = true, true
 		return
 	}

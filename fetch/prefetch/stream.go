@@ -332,7 +332,7 @@ func (s *Stream) ask(f func(*owner)) {
 	}
 }
 
-// knock has the stream's goroutine look at all again.
+// recheck has the stream's goroutine look at all again.
 func (s *Stream) recheck() { s.mail.post(func(l *letters) { l.recheck = true }) }
 
 // More implements read.Receiver.
@@ -387,7 +387,7 @@ func (s *Stream) giveBack(most int64) {
 	})
 }
 
-// standsStill reports whether the stream stands still, and whether that is found just now. If so, it reads nothing more
+// isIdle reports whether the stream stands still, and whether that is found just now. If so, it reads nothing more
 // before its consumer comes.
 func (s *Stream) isIdle(now time.Time) (is, found bool) {
 	s.ask(func(s *owner) {
@@ -398,7 +398,7 @@ func (s *Stream) isIdle(now time.Time) (is, found bool) {
 	return s.idle.Load(), found
 }
 
-// giveBackStill is giveBack of a stream that stands still: it keeps its next batch, as far as that is not large, so
+// freeIdle is giveBack of a stream that stands still: it keeps its next batch, as far as that is not large, so
 // that a consumer that comes every ten seconds finds it.
 func (s *Stream) freeIdle() { s.ask((*owner).dropIdle) }
 

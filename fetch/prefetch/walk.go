@@ -10,28 +10,29 @@ import (
 	"bowstring/schema"
 )
 
-// walk goes through the rows that a stream serves, in the plan's order: share
-// after share of its rank, and epoch after epoch where the ticket asks for
-// several. A stream has two: one where it reads, and one where it delivers. It
-// is a plain value; a copy walks on by itself.
+// walk iterates over the rows that a stream serves, in the plan's order: share after
+// share of its rank, and epoch after epoch if the ticket asks for several. A stream has
+// several walks: where it plans and where it delivers. A walk is a plain value, and a
+// copy is independent.
 type walk struct {
 	job  *resolve.Job
-	list []int64 // the positions to serve in the place of a plan, if not nil
+	list []int64 // the positions to serve instead of a plan, if not nil
 
 	plan   *plan.Plan
-	rank   int   // whose share it is: a data rank
-	first  int64 // step that every epoch but the first begins with
+	rank   int   // the data rank whose shares are served
+	first  int64 // the step that every later epoch begins with
 	stop   int64 // first step not served
-	stride int64
+	stride int64 // steps from one served step to the next
 	epochs int64 // epochs to serve
 
-	epochOffset int64 // epochs before this one
+	epochOffset int64 // epochs of the ticket before the current one
 	step        int64
 	lo, at, hi  int64 // the share of step among the epoch's rows, and how far it is used
 	needs       int64 // the steps that have to be settled before it continues (resolve.Job.Settle); 0 if it may continue
 }
 
-// newWalk checks a ticket against the plan, and begins where it says.
+// newWalk checks a ticket against the plan, and returns a walk that begins at the
+// ticket's row. Errors are schema.FieldErrors.
 func newWalk(j *resolve.Job, t schema.Ticket) (walk, error) {
 	steps := j.Plan().Steps()
 	if t.Rank < 0 || int64(t.Rank) >= j.Request().WorldSize() {
@@ -56,7 +57,7 @@ func newWalk(j *resolve.Job, t schema.Ticket) (walk, error) {
 		w.stop = min(w.stop, *t.Stop)
 	}
 	if w.plan.RowsFrom(w.first, w.rank, w.stride, w.stop) == 0 {
-		w.epochs = 1 // no epoch has a row for it
+		w.epochs = 1 // no epoch has a row for the rank
 	}
 	w.share()
 	if t.Row < 0 || t.Row > w.hi-w.lo {
@@ -67,7 +68,7 @@ func newWalk(j *resolve.Job, t schema.Ticket) (walk, error) {
 	return w, nil
 }
 
-// share goes to the beginning of the step's share, which is empty from stop on.
+// share moves to the beginning of the step's share, which is empty from stop on.
 func (w *walk) share() {
 	w.lo, w.hi = 0, 0
 	if w.step < w.stop {
@@ -76,8 +77,8 @@ func (w *walk) share() {
 	w.at = w.lo
 }
 
-// settle goes on to the next share that has a row left, false at the end, and where it needs more steps to be
-// settled.
+// settle moves to the next share that has a row left. It returns false at the end, and
+// if more steps have to be settled first, which needs says then.
 func (w *walk) settle() bool {
 	w.needs = 0
 	for w.at == w.hi {
@@ -106,10 +107,10 @@ func (w *walk) settle() bool {
 	return true
 }
 
-// nextStep goes on to the next step of the epoch in which the rank has rows;
-// false if there is none. It is computed and not searched for: where the share of
-// a whole step is empty, which it is if ranks outnumber rows, those of all are,
-// and only the last step may be shorter and have a row for this rank.
+// nextStep moves to the next step of the epoch in which the rank has rows; false if
+// there is none. The step is computed, not searched for: if the rank's share of one
+// whole step is empty, because there are more ranks than rows, its shares of all whole
+// steps are. Only the last step may be shorter and have a row for this rank.
 func (w *walk) nextStep() bool {
 	next := w.step + w.stride
 	if next >= w.stop || next < 0 {
@@ -135,7 +136,7 @@ func (w *walk) nextStep() bool {
 	return w.at < w.hi
 }
 
-// settled reports whether a step of a plan may be served. If not, the walk needs it to be.
+// settled reports whether a step of a plan is settled. If not, it sets needs.
 func (w *walk) settled(p *plan.Plan, step int64) bool {
 	at := w.job.RunStep(p, step)
 	if at < w.job.Settled() {
@@ -145,7 +146,7 @@ func (w *walk) settled(p *plan.Plan, step int64) bool {
 	return false
 }
 
-// skip goes on by n rows, false if the epoch has fewer.
+// skip moves forward by n rows, false if the epoch has fewer.
 func (w *walk) skip(n int64) bool {
 	for offset := w.epochOffset; n > 0; {
 		if !w.settle() || w.epochOffset != offset {
@@ -161,10 +162,10 @@ func (w *walk) skip(n int64) bool {
 // left is the number of rows that the share still has.
 func (w *walk) left() int64 { return w.hi - w.at }
 
-// row is where the walk is in the share.
+// row is the walk's offset in the share.
 func (w *walk) row() int64 { return w.at - w.lo }
 
-// shared is what resolve.Job.Shared says of the step, if it is known already.
+// shared is resolve.Job.Shared of the step; ok is false if that is not computed yet.
 func (w *walk) shared() (rows []int32, ok bool) {
 	if w.list != nil {
 		return nil, true
@@ -175,13 +176,13 @@ func (w *walk) shared() (rows []int32, ok bool) {
 // packed reports whether rows are sequences.
 func (w *walk) packed() bool { return w.list == nil && w.plan.Packed() }
 
-// parts returns the parts of documents that the next rows of the share have, which are sequences.
+// parts returns the parts of documents in the next rows of the share, which are sequences.
 func (w *walk) parts(rows int64) []plan.Piece {
 	return w.plan.AppendPieces(nil, w.plan.First(w.at), w.plan.First(w.at+rows))
 }
 
-// samples returns the positions of the samples that the next rows of the share have, which are no fewer. shared is what
-// resolve.Job.Shared says of the step.
+// samples returns the positions of the samples in the next rows of the share, which has
+// at least that many rows. shared is resolve.Job.Shared of the step.
 func (w *walk) samples(shared []int32, rows int64) []int64 {
 	if !w.packed() {
 		list := make([]int64, rows)
@@ -196,8 +197,8 @@ func (w *walk) samples(shared []int32, rows int64) []int64 {
 	return list
 }
 
-// positions puts the positions of the next rows of the share into to, which has room for no
-// more than there are. shared is what resolve.Job.Shared says of the step. Rows are samples.
+// positions fills to with the positions of the next rows of the share, which has at
+// least len(to) rows. shared is resolve.Job.Shared of the step. Rows are samples.
 func (w *walk) positions(shared []int32, to []int64) {
 	var start int64
 	if shared != nil {
@@ -216,11 +217,10 @@ func (w *walk) positions(shared []int32, to []int64) {
 	}
 }
 
-// ordinal counts the steps of this epoch that the stream could serve before
-// the one it is at.
+// ordinal is how many steps of this epoch the stream could serve before the current one.
 func (w *walk) ordinal() int64 { return w.step / w.stride }
 
-// ticket is t, changed to go on from here.
+// ticket is t, changed to continue from here.
 func (w *walk) ticket(t schema.Ticket) schema.Ticket {
 	offset, step, row := w.epochOffset, w.step, w.row()
 	if w.at == w.hi {
@@ -244,13 +244,14 @@ func (w *walk) ticket(t schema.Ticket) schema.Ticket {
 	return t
 }
 
-// bitmap is a set of a stream's rows, over those from base on.
+// bitmap is a set of a stream's rows from base on. Delivered rows at its front are
+// forgotten, so its size follows how far rows are out of order.
 type bitmap struct {
 	base  int64 // a multiple of 64
 	words []uint64
 }
 
-// bitmapOf returns the set that a ticket has: bit i of b is the stream's row i.
+// bitmapOf returns the set that a ticket carries: bit i of b is the stream's row i.
 func bitmapOf(b []byte) bitmap {
 	padded := make([]byte, (len(b)+7)/8*8)
 	copy(padded, b)
@@ -276,7 +277,7 @@ func (m *bitmap) add(row int64) {
 	m.words[i] |= 1 << (row & 63)
 }
 
-// remove takes a row out.
+// remove removes a row.
 func (m *bitmap) remove(row int64) {
 	if i := (row - m.base) >> 6; i >= 0 && i < int64(len(m.words)) {
 		m.words[i] &^= 1 << (row & 63)
@@ -306,7 +307,7 @@ func (m *bitmap) nextOut(row int64) int64 {
 	return row
 }
 
-// forget drops what is before a row.
+// forget drops the words before a row.
 func (m *bitmap) forget(row int64) {
 	n := (row - m.base) >> 6
 	if n <= 0 {
@@ -316,8 +317,8 @@ func (m *bitmap) forget(row int64) {
 	m.words = append(m.words[:0], m.words[min(n, int64(len(m.words))):]...)
 }
 
-// from returns the set of the rows from a row on, as tickets have it; nil if there
-// is none.
+// from returns the set of the rows from a row on, as tickets carry it; nil if it is
+// empty.
 func (m *bitmap) from(row int64) []byte {
 	last := int64(len(m.words)) - 1
 	for last >= 0 && m.words[last] == 0 {

@@ -9,51 +9,50 @@ import (
 )
 
 const (
-	// nearWindow and farWindow are what a stream may hold ahead of its consumer
-	// at first, of a store that answers at once and of one that does not; more
-	// where other streams have shown that the path carries it.
+	// nearWindow and farWindow are the initial window of a stream, in bytes: of a store
+	// that answers at once, and of a distant one. The window begins larger if other
+	// streams have shown that the path carries more.
 	nearWindow = 4 << 20
 	farWindow  = 32 << 20
-	// longWindow is it of a store that answers after longLatency, and that part of it of a nearer one, if that is more
-	// than farWindow.
+	// longWindow is the initial window of a store that answers after longLatency. A
+	// nearer store gets a part of it in proportion to its latency, at least farWindow.
 	longWindow  = 64 << 20
 	longLatency = 150 * time.Millisecond
-	// headroom is how many times what the consumer takes during a slow read the
-	// window may grow to.
+	// headroom bounds the window: at most headroom times what the consumer takes during
+	// a slow read.
 	headroom = 2
-	// ratePeriod is over how long bandwidth is measured at least.
+	// ratePeriod is the shortest time over which bandwidth is measured.
 	ratePeriod = 5 * time.Millisecond
-	// rateDecay is what the greatest bandwidth seen loses each period, so that
-	// a stream that became slower is believed in the end.
+	// rateDecay is the factor that the maximum bandwidth is multiplied by each period,
+	// so that the window of a stream that became slower shrinks in the end.
 	rateDecay = 0.98
 )
 
-// window bounds what one stream holds ahead of its consumer, in bytes: what
-// its reads in flight will bring, what waits to be delivered, and batches that
-// were not yet released.
+// window bounds what one stream holds for its consumer, in bytes: reads in flight,
+// data that waits to be delivered, and batches that were not yet released.
 //
-// It starts small and grows by each read that completes while the consumer
-// waits: by twice its bytes, as they lie in the window until their batch is taken,
-// and as many more are to be asked for in every round trip. It stops at twice what the consumer
-// takes, at its fastest, while a slow read is under way (the 99th percentile
-// of late, or a hedged one): more could not keep it from waiting; and at the stream's share of
-// the node's memory. It shrinks as those do. So a distant store soon sees
-// as many reads as fill the path, while of one that answers from memory only a
-// few blobs are read ahead.
+// It starts small and grows with each read that completes while the consumer waits. It
+// grows by twice the bytes of the read: these bytes stay in the window until their
+// batch is taken, and each round trip should request as many again. It stops at twice
+// what the consumer takes, at its fastest, during a slow read (the recent p99, or a
+// hedged read), because more could not keep the consumer from waiting. It also stops at
+// the stream's share of the node's memory. It shrinks as these bounds do. So a distant
+// store soon gets as many reads as fill the path. From a store that answers out of
+// memory, the stream prefetches only a few blobs.
 //
-// All fields are guarded by Stream.mu.
+// All fields belong to the stream's goroutine.
 type window struct {
 	size  int64 // bytes the stream may hold now
-	least int64 // size is not made smaller than that, but for limit
+	least int64 // lower bound of size, unless limit is less
 	limit int64 // the stream's share; size never exceeds it
 	used  int64 // bytes reserved by reads under way, and by batches not yet released
 
-	rate     float64   // at which bytes came, the greatest lately, per second
-	period   time.Time // when the present period of measuring the rate began
-	inPeriod int64     // bytes since
+	rate     float64   // recent maximum bandwidth, in bytes per second
+	period   time.Time // when the current measuring period began
+	inPeriod int64     // bytes that have arrived in it
 }
 
-// init sets the window for such a way to the store, and the stream's share.
+// init sets the initial window for a path to the store and the stream's share.
 func (w *window) init(now time.Time, path read.Path, share int64) {
 	w.least = nearWindow
 	if path.Far() {
@@ -63,15 +62,15 @@ func (w *window) init(now time.Time, path read.Path, share int64) {
 	w.setLimit(share)
 }
 
-// setLimit sets the stream's share of the memory. A smaller one takes effect
-// as the consumer takes what is there.
+// setLimit sets the stream's share of the memory. If the stream holds more, it reads
+// nothing until the consumer has taken the excess.
 func (w *window) setLimit(n int64) {
 	w.limit = n
 	w.size = min(w.size, n)
 }
 
-// completed takes note of a read of n bytes. slow is how long a slow read takes;
-// waiting says that the consumer waits.
+// completed adapts the window to a completed read of n bytes. slow is how long a slow
+// read takes. waiting says that the consumer waits.
 func (w *window) completed(now time.Time, n int64, slow time.Duration, waiting bool) {
 	w.inPeriod += n
 	if elapsed := now.Sub(w.period); elapsed >= max(ratePeriod, slow/2) {
@@ -86,29 +85,31 @@ func (w *window) completed(now time.Time, n int64, slow time.Duration, waiting b
 	}
 }
 
-// most is what the window may grow to.
+// most is the size up to which the window may grow.
 func (w *window) most(slow time.Duration) int64 {
 	return min(max(w.least, int64(headroom*w.rate*slow.Seconds())), w.limit)
 }
 
-// sizer cuts runs of rows into record batches that are bounded by rows and by
+// sizer decides how many rows fit a record batch, which is bounded by rows and by
 // bytes.
 type sizer struct {
-	rowBytes   int64 // the metadata of a row, on average, and what is made of it
-	batchBytes int64 // what the request allows a batch
-	maxBytes   int64 // what it may have now
+	rowBytes   int64 // the mean metadata of a row, with its computed columns
+	batchBytes int64 // the request's limit for a batch
+	maxBytes   int64 // the current limit, which is less if memory is short
 	bytes      int64 // of the batch so far
 	rows       int64
 }
 
 const (
-	// packedIDBytes is what each token of a sequence has beside: its place, and its segment.
+	// packedIDBytes is what each token of a sequence has in addition: position and segment.
 	packedIDBytes = 8
-	// mostTokenBytes is what a token takes at most, where it is copied.
+	// mostTokenBytes is the most that a token takes in a padded sequence.
 	mostTokenBytes = 8
 )
 
-// newSizer returns the sizer of a job's batches.
+// newSizer returns the sizer of a job's batches. Manifests do not say how large single
+// rows are, so all rows count with their mean. A row of a packed job is a sequence, so
+// it counts the mean number of documents.
 func newSizer(j *resolve.Job) sizer {
 	m := j.Manifest()
 	z := sizer{batchBytes: j.Request().BatchBytes}
@@ -135,8 +136,8 @@ func newSizer(j *resolve.Job) sizer {
 
 func (z *sizer) reset() { z.bytes, z.rows = 0, 0 }
 
-// fits reports whether the batch may have a row with that many bytes of blobs
-// too, and if so counts it in. The first row always fits.
+// fits reports whether a row with that many bytes of blobs fits the batch too, and if
+// so adds it. The first row always fits.
 func (z *sizer) fits(blobs int64) bool {
 	n := z.rowBytes + blobs
 	if z.rows > 0 && (z.bytes+n > z.maxBytes || z.rows == schema.DefaultMetaBatch) {

@@ -7,7 +7,7 @@ import (
 	"bowstring/fetch/read"
 )
 
-// TestWindowStart: a stream holds the more at first the further away the store is.
+// TestWindowStart: the further away the store is, the larger is the initial window.
 func TestWindowStart(t *testing.T) {
 	const ms = time.Millisecond
 	for _, c := range []struct {
@@ -32,8 +32,8 @@ func TestWindowStart(t *testing.T) {
 	}
 }
 
-// TestWindowGrows: while what has come lies in the window, as much and as much again can be asked for: so what is in
-// flight doubles in a round trip.
+// TestWindowGrows: while the arrived blobs are in the window, twice their bytes can be
+// requested. So the bytes in flight double in a round trip.
 func TestWindowGrows(t *testing.T) {
 	const n = 100_000
 	var w window
