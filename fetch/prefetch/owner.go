@@ -12,45 +12,45 @@ import (
 	"bowstring/schema"
 )
 
-// owner is what a stream's goroutine has: what is planned, read, and held for the consumer. No other goroutine touches
-// it; what comes to it are messages: see mail.
+// owner is the state of a stream's goroutine: what is planned, being read, and held for
+// the consumer. No other goroutine accesses it; they post messages: see mail.
 type owner struct {
 	*Stream
 	window   window
-	hold     *admission.Hold // what the window has of the ledger
-	path     read.Path       // as it was when the consumer last came
-	attached bool            // blobs of its snapshot lie in buckets
-	reach    int64           // how many rows before its turn one may be begun that is there; 0: none
+	hold     *admission.Hold // the window's memory in the ledger
+	path     read.Path       // as of the consumer's last request
+	attached bool            // blobs of its snapshot are in buckets
+	reach    int64           // how many rows before its turn a cached row may be read; 0: none
 	pipeline pipeline
-	slot     walk // how far was handed out
+	slot     walk // the next row to deliver
 	sizer    sizer
 	gone     bool // the stream is closed
-	saidBack spot // to its group
+	saidBack spot // the last backTo that its group knows
 	settling settling
 
 	asked   bool      // the consumer waits for a batch
-	left    time.Time // when it got the one before, or the stream was opened
-	counted time.Time // until when its waiting is counted
-	wait    Wait      // so far
-	waiting bool      // what it waits for is under way
-	wanted  wanted    // what that is
-	woken   bool      // it is there
-	check   bool      // there is another reason to see whether a batch is there
-	again   bool      // there is more to do, whatever comes
-	more    bool      // there may be room for more: not after others have had it given back
+	left    time.Time // when it got the last batch, or the stream was opened
+	counted time.Time // its waiting until then is in wait
+	wait    Wait      // for the current batch, so far
+	waiting bool      // the rows that it waits for are being read
+	wanted  wanted    // those rows
+	woken   bool      // they have arrived
+	check   bool      // serve has another reason to check for a batch
+	again   bool      // run continues without waiting for a message
+	more    bool      // refill may have room; not set when data was freed for other streams
 
-	from      read.From     // where what came back last came from
-	making    time.Duration // what operators took for it
-	processor time.Duration // of operators, since the last batch
-	fullSince time.Time     // since when reading stands still for want of room, zero if it does not
-	fullFor   time.Duration // how long it did since the last batch
-	fullOnce  time.Duration // and before
+	from      read.From     // the source of the last cell that arrived
+	making    time.Duration // the time of its operators
+	processor time.Duration // CPU time of operators since the last batch
+	fullSince time.Time     // since when reading is stopped because the window is full; zero if it is not
+	fullFor   time.Duration // how long it was stopped since the last batch
+	fullOnce  time.Duration // and before that batch
 
-	ending  bool
-	helpers sync.WaitGroup // that wait for memory
+	ending  bool           // Close was called
+	helpers sync.WaitGroup // goroutines that wait for memory or for settled steps
 }
 
-// handed is what the consumer gets: a batch to be put together, or an error.
+// handed is the answer to Next: a batch to assemble, or an error.
 type handed struct {
 	part      *part
 	wait      Wait
@@ -58,7 +58,8 @@ type handed struct {
 	err       error
 }
 
-// run plans, asks, takes what comes, and hands out, until the stream is closed.
+// run is the stream's goroutine. Until the stream is closed it takes messages, requests
+// blobs while the window has room, and delivers batches that the consumer asks for.
 func (s *owner) run() {
 	var in letters
 	s.refill()
@@ -82,7 +83,7 @@ func (s *owner) run() {
 	s.end()
 }
 
-// takeIn takes in what has come.
+// takeIn processes messages. Answers come first, so that functions see arrived blobs.
 func (s *owner) takeIn(in *letters) {
 	for i := range in.answers {
 		s.receive(&in.answers[i])
@@ -95,7 +96,7 @@ func (s *owner) takeIn(in *letters) {
 	}
 }
 
-// come notes that the consumer asks for a batch.
+// come notes that the consumer asks for a batch. It ends the stream's idleness.
 func (s *owner) come() {
 	if s.gone {
 		s.next <- handed{err: context.Cause(s.context())}
@@ -108,13 +109,14 @@ func (s *owner) come() {
 	}
 }
 
-// reply gives the consumer what it came for.
+// reply answers the waiting consumer.
 func (s *owner) reply(h handed) {
 	s.setWaiting(false)
 	s.asked, s.left = false, time.Now()
-	s.next <- h // there is room: it waits
+	s.next <- h // does not block: the channel is empty while the consumer waits
 }
 
+// setWaiting keeps the set's number of waiting consumers up to date.
 func (s *owner) setWaiting(waiting bool) {
 	if s.waiting != waiting {
 		s.waiting = waiting
@@ -126,7 +128,8 @@ func (s *owner) setWaiting(waiting bool) {
 	}
 }
 
-// serve hands out the next batch, if the consumer has come for it and its rows are there.
+// serve delivers the next batch if the consumer waits and its rows have arrived. It
+// returns early unless there is a reason to check, because a check walks over the runs.
 func (s *owner) serve() {
 	if !s.asked || !s.woken && !s.check && s.context().Err() == nil {
 		return
@@ -149,7 +152,8 @@ func (s *owner) serve() {
 	}
 }
 
-// nextShare has the next batch be of a share that has a row left; false if there is none yet, or none at all.
+// nextShare moves to the share of the next batch; false if no share with rows is left,
+// or none is settled yet.
 func (s *owner) nextShare() bool {
 	if s.slot.left() > 0 {
 		return true
@@ -161,7 +165,8 @@ func (s *owner) nextShare() bool {
 	return true
 }
 
-// countWait says for what the consumer has waited since that was last said.
+// countWait adds the consumer's waiting time since the last call to the source of the
+// last cell that arrived: time of operators first, then time of the read.
 func (s *owner) countWait() {
 	now := time.Now()
 	took := now.Sub(s.counted)
@@ -181,7 +186,8 @@ func (s *owner) countWait() {
 	}
 }
 
-// hand hands a batch out.
+// hand delivers a batch. It splits the batch's memory off the hold, lets the group keep
+// the blobs for other ranks, and requests what the window has room for now.
 func (s *owner) hand(p *part) {
 	if !s.fullSince.IsZero() {
 		s.roomAgain()
@@ -191,7 +197,7 @@ func (s *owner) hand(p *part) {
 	s.finishPart(p)
 	s.shareOut(p)
 	p.hold = s.hold.Split(p.reserved)
-	s.slot.settle() // the share that comes next may be read whatever the window
+	s.slot.settle() // rows of the next share may exceed the window, so reserve must know it
 	s.pipeline.promote(s)
 	processor := s.processor
 	s.processor = 0
@@ -201,8 +207,9 @@ func (s *owner) hand(p *part) {
 	s.part.Advance(s.reads())
 }
 
-// await has what the consumer needs next read, whatever the window. The stream fails where a sample is too large for all
-// memory.
+// await makes sure that the rows which the consumer waits for are being read, even if
+// they exceed the window. If the stream has nothing and the next row has no memory, it
+// reclaims memory of other streams. The stream fails if a sample never fits the memory.
 func (s *owner) await() {
 	pl := &s.pipeline
 	before := pl.news
@@ -212,7 +219,7 @@ func (s *owner) await() {
 	case pl.reserving:
 	case len(pl.blocked) > 0 && pl.idle():
 		s.awaitRoom()
-	case need > 0: // not even the next sample has room: others have it all
+	case need > 0: // not even the next sample has room: other streams hold all memory
 		s.obtain(need, func() { pl.granted += need }, func(err error) error {
 			return errNoMemory(err, fmt.Sprintf("reading the next sample of %s", s.job.SnapshotName()))
 		})
@@ -221,7 +228,7 @@ func (s *owner) await() {
 			s.set.cramped()
 		}
 		if pl.paused || pl.news != before || pl.idle() && !pl.loading() {
-			s.check, s.again = true, true // planning goes on, or something has come meanwhile
+			s.check, s.again = true, true // planning continues, or something has arrived
 			return
 		}
 	}
@@ -229,8 +236,10 @@ func (s *owner) await() {
 	s.setWaiting(true)
 }
 
-// obtain waits for memory that the stream needs to go on at all, beside its goroutine. What others, or
-// the stream's own batches, give back goes to this reservation: read ahead by it, the consumer would wait for more.
+// obtain reserves memory without which the stream cannot continue. A helper goroutine
+// waits for it, so that the stream's goroutine stays responsive; then and failed run on
+// the stream's goroutine. Until then refill reserves nothing (reserving): otherwise
+// freed memory would go to prefetched rows, and the consumer would wait for longer.
 func (s *owner) obtain(need int64, then func(), failed func(error) error) {
 	s.pipeline.reserving = true
 	more := s.hold.Sibling()
@@ -240,7 +249,7 @@ func (s *owner) obtain(need int64, then func(), failed func(error) error) {
 			s.pipeline.reserving, s.check, s.more = false, true, true
 			switch {
 			case s.gone:
-				more.Release() // nobody else would
+				more.Release() // end has released only s.hold
 			case err == nil:
 				s.hold.Take(more)
 				then()
@@ -253,7 +262,8 @@ func (s *owner) obtain(need int64, then func(), failed func(error) error) {
 	})
 }
 
-// end gives up what the stream reads, and releases what was not handed out.
+// end cancels the stream's reads, releases what was not delivered, and unregisters the
+// stream. It is the last call of run.
 func (s *owner) end() {
 	left := s.mail.close()
 	s.catchUp()
@@ -284,7 +294,8 @@ func (s *owner) end() {
 // maxUnreadFaults bounds the faults of a batch that has no blobs.
 const maxUnreadFaults = 4096
 
-// serveUnread hands out a batch that has no blobs: metadata, or nothing at all.
+// serveUnread delivers a batch without blobs: metadata, or only positions. Nothing is
+// read for it before the consumer asks.
 func (s *owner) serveUnread() {
 	if s.pipeline.reserving {
 		return
@@ -299,7 +310,7 @@ func (s *owner) serveUnread() {
 		rows = min(rows, max(most/s.sizer.rowBytes, 1))
 	}
 	if s.job.Tolerant() && len(s.job.Projection().Computed()) > 0 {
-		rows = min(rows, maxUnreadFaults) // each may be a fault
+		rows = min(rows, maxUnreadFaults) // each row may be a fault
 	}
 	reserved := rows * s.sizer.rowBytes
 	if s.hold.TryGrow(reserved) {
@@ -311,7 +322,8 @@ func (s *owner) serveUnread() {
 	})
 }
 
-// handUnread hands out rows for which the memory is there.
+// handUnread delivers rows whose memory is reserved. It starts to load the manifest
+// pages of the rows after them.
 func (s *owner) handUnread(rows, reserved int64) {
 	s.window.used += reserved
 	p := &part{walk: s.slot, pieces: s.pipeline.nextUnread(rows), reserved: reserved, hold: s.hold.Split(reserved)}
@@ -323,7 +335,7 @@ func (s *owner) handUnread(rows, reserved int64) {
 	s.reply(handed{part: p})
 }
 
-// finishPart says how the stream stands after p.
+// finishPart sets the fields of p that depend on the stream's position after p.
 func (s *owner) finishPart(p *part) {
 	p.last = s.slot.left() == 0
 	if s.slot.list != nil {
@@ -332,7 +344,7 @@ func (s *owner) finishPart(p *part) {
 	p.resume = s.goOn()
 }
 
-// goOn is the ticket that goes on after what was handed out.
+// goOn is the ticket that continues after the delivered rows.
 func (s *owner) goOn() schema.Ticket {
 	if !s.order.loose {
 		return s.slot.ticket(s.ticket)
@@ -342,24 +354,25 @@ func (s *owner) goOn() schema.Ticket {
 	return t
 }
 
-// mail is what comes to a stream's goroutine. Any goroutine may post; posting never waits.
+// mail is the mailbox of a stream's goroutine. Any goroutine may post; posting never
+// waits. Its size is bounded by the stream's reads in flight and its batches.
 type mail struct {
-	wake chan struct{} // has room for one: there is something
+	wake chan struct{} // has room for one; signalled after each post
 
 	mu     sync.Mutex
-	closed bool // nobody reads it any more
+	closed bool // the goroutine has ended
 	in     letters
 }
 
-// letters are messages in the order of their kinds.
+// letters are messages, sorted by kind.
 type letters struct {
-	answers []read.Outcome // of reads
+	answers []read.Outcome // of reads; takeIn takes over their blobs
 	freed   int64          // bytes of batches that were released
-	todo    []func(*owner) // whatever else is to be done
-	recheck bool           // there is reason to look at all again
+	todo    []func(*owner) // functions to run
+	recheck bool           // there may be a batch or room
 }
 
-// post adds to what comes, and reports whether it will be read.
+// post adds a message with add, and returns false if the goroutine has ended.
 func (m *mail) post(add func(*letters)) bool {
 	m.mu.Lock()
 	if m.closed {
@@ -375,14 +388,14 @@ func (m *mail) post(add func(*letters)) bool {
 	return true
 }
 
-// take swaps what has come for the letters given, which are empty.
+// take swaps the posted messages for l, which is empty, so that both buffers are reused.
 func (m *mail) take(l *letters) {
 	m.mu.Lock()
 	*l, m.in = m.in, *l
 	m.mu.Unlock()
 }
 
-// close has nothing more come, and returns what was not taken.
+// close makes later posts fail, and returns the messages that were not taken.
 func (m *mail) close() letters {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -392,21 +405,21 @@ func (m *mail) close() letters {
 	return l
 }
 
-// clear empties letters, whose room is used again.
+// clear empties letters and keeps their buffers.
 func (l *letters) clear() {
 	clear(l.answers)
 	clear(l.todo)
 	l.answers, l.todo, l.freed, l.recheck = l.answers[:0], l.todo[:0], 0, false
 }
 
-// tell says how the stream stands, for those who only look.
+// publish stores the stream's state for stats and progress.
 func (s *owner) publish() {
 	t := &s.published
 	set(&t.epochOffset, s.slot.epochOffset)
 	set(&t.step, s.slot.step)
 	at := s.slot.at
 	if s.slot.list == nil && s.job.Layout() != nil {
-		at = s.slot.step * s.job.Request().Batch // its rows lie anywhere in the step
+		at = s.slot.step * s.job.Request().Batch // the rank's rows may be anywhere in the step
 	}
 	set(&t.at, at)
 	set(&t.limit, s.window.size)
@@ -421,7 +434,7 @@ func (s *owner) publish() {
 	set(&t.fullSinceOpened, since)
 }
 
-// tell stores what has changed: a store costs ten times a look.
+// set stores v if it has changed: an atomic store costs ten times a load.
 func set(to *atomic.Int64, v int64) {
 	if to.Load() != v {
 		to.Store(v)

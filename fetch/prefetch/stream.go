@@ -21,18 +21,18 @@ import (
 	"bowstring/schema"
 )
 
-// Stream serves a ticket: its samples are read ahead of its consumer, while the
-// window has room. Next is for one goroutine at a time; Close may be called from
-// another.
+// Stream serves a ticket. It prefetches samples while the window has room. One
+// goroutine at a time may call Next; another one may call Close.
 //
-// Single cells are asked for in the plan's order; whichever comes back first is
-// kept until a batch is whole. All that changes belongs to one goroutine, and what others want of it is a message: see
-// owner. The fields here never change once it runs, but for those that say so.
+// Cells are requested in the plan's order, and kept in the order in which they arrive
+// until a batch is complete. The state that changes belongs to one goroutine, and other
+// goroutines send it messages: see owner. The fields here do not change once that
+// goroutine runs, except where their comment says so.
 type Stream struct {
 	set          *Set
 	job          *resolve.Job
 	ticket       schema.Ticket
-	shows        *schema.Projection // the job's, with what the rank gets of sequences
+	shows        *schema.Projection // the job's, with the rank's slice of sequences
 	columns      []blobColumn
 	order        order
 	mail         mail
@@ -40,40 +40,40 @@ type Stream struct {
 	done         chan struct{} // closed when its goroutine has ended
 	call         atomic.Pointer[call]
 	unwatch      func() bool
-	late         bool // its consumer checks blobs; see Serving
+	late         bool // its consumer checks blobs: Serving.CheckedLate
 	closing      sync.Once
 	place        *read.Place
-	stage        *operators.Place // nil where no column has operators
-	program      string           // all operators of the request, where it has some
+	stage        *operators.Place // nil if no column has operators
+	program      string           // all operators of the request; "" without a stage
 	part         *upcoming.Part
-	id           uint64 // its number among those of the set
-	named        []byte // the ticket as JSON, if anybody asks
+	id           uint64 // unique in the set
+	named        []byte // the ticket as JSON, for SendProgress; nil without it
 	caller       store.Caller
-	tenant       *tenant         // set before it is read by anybody else
-	account      read.Account    // what was read for it
+	tenant       *tenant         // set before another goroutine reads it
+	account      read.Account    // what was read for the stream
 	places       upcoming.Places // of its samples
 	payer        uint16          // the spill's number of the tenant
-	opened       time.Time       // when it began
+	opened       time.Time       // when the stream was opened
 	steps        int64           // of an epoch, 0 if there is no plan
-	behind       atomic.Bool     // it is to ask for more, and has not
-	idle         atomic.Bool     // its consumer has not come for long; its goroutine changes it, and the set shares anew then
-	published    published       // how it stands, for others
-	sequence     string          // names the ranks that get the same samples; "" where there is but one
-	begins       spot            // where it begins
-	group        *rankGroup      // those ranks; set before it runs, as is the next one
+	behind       atomic.Bool     // it may request more blobs, and has not yet
+	idle         atomic.Bool     // its consumer has not asked for a batch for idleAfter; its goroutine changes it, then the set divides the memory again
+	published    published       // its state, for other goroutines
+	sequence     string          // names the ranks that get the same samples; "" if there is only one
+	begins       spot            // the first row
+	group        *rankGroup      // those ranks; like claim, set before the stream runs
 	claim        *claim
-	continuation atomic.Pointer[schema.Ticket] // what goes on after its end, as weights change there; else nil
-	digester     digester                      // of the goroutine that puts batches together
-	served       atomic.Bool                   // all that it was asked for, when it is removed
+	continuation atomic.Pointer[schema.Ticket] // set at an end because weights change; else nil
+	digester     digester                      // belongs to the consumer's goroutine
+	served       atomic.Bool                   // the whole ticket was served; set before the stream is removed
 	record       *lineage.Recorder             // records delivered rows; nil without lineage
 	trace        *read.Trace                   // nil if the stream is not traced, as is the next one
 	traceMade    *operators.Trace
-	first        trace.Span // until the first batch, if somebody does; nil otherwise
+	first        trace.Span // the span until the first batch; nil if the stream is not traced
 }
 
-// call is what a stream serves: a context that it can end. A stream lets go of it
-// when it is closed: it leads to what a transport has, and a consumer may keep a
-// batch, which leads to its stream, for long.
+// call is the call that a stream serves: a context that the stream can cancel. Close
+// replaces it, because the context refers to state of the transport, and a consumer may
+// keep a batch, which refers to its stream, for long.
 type call struct {
 	ctx    context.Context //nolint:containedctx // a stream is a call under way
 	cancel context.CancelCauseFunc
@@ -84,7 +84,7 @@ func newCall(ctx context.Context) *call {
 	return &call{ctx, cancel}
 }
 
-// context is that of the call.
+// context is the context of the call.
 func (s *Stream) context() context.Context { return s.call.Load().ctx }
 
 // fail ends the stream with an error.
@@ -94,23 +94,25 @@ func (s *Stream) fail(err error) { s.call.Load().cancel(err) }
 type blobColumn struct {
 	ordinal int // among the snapshot's blob columns
 	name    string
-	made    *operators.Column // nil where its cells are served as they are
-	ratio   ratio             // of what is made of them; of the stream's goroutine
+	made    *operators.Column // nil if its cells are served unchanged
+	ratio   ratio             // size of results to cells; belongs to the stream's goroutine
 }
 
-// Serving says how a stream is served.
+// Serving is how a stream is served.
 type Serving struct {
-	// CheckedLate lets the stream hand out blobs that were not compared with their references: [schema.Buffer] says
-	// which. The consumer copies each, compares the copy, and asks [Batch.Again] for what is wrong. So a byte is read
-	// from memory once, and those that were checked are those that are delivered. Blobs in mapped files alone come so,
-	// and only where the request has a sample that cannot be read end the stream: a batch that is put together has no
-	// place for a substitute.
+	// CheckedLate lets the stream deliver blobs whose checksums were not compared:
+	// [schema.Buffer] says which. The consumer copies each of them, compares the copy, and
+	// calls [Batch.Again] if it is wrong. So each byte is read from memory once, and the
+	// bytes that were checked are the bytes that are delivered. Only blobs in mapped
+	// files are delivered so, and only if an unreadable sample ends the stream, because
+	// an assembled batch has no place for a substitute.
 	CheckedLate bool
-	// Unrecorded keeps the stream off the record: it only looks at data.
+	// Unrecorded keeps the stream out of the lineage, for callers that only view data.
 	Unrecorded bool
 }
 
-// Open starts to serve a ticket of the job. The stream ends with ctx.
+// Open starts to serve a ticket of the job. The stream ends with ctx, and the caller
+// closes it. Errors are schema.FieldErrors of the ticket, or resolve.ErrSteered.
 func (s *Set) Open(ctx context.Context, j *resolve.Job, t schema.Ticket, how Serving) (*Stream, error) {
 	w, err := newWalk(j, t)
 	if err != nil {
@@ -142,8 +144,8 @@ func (s *Set) Open(ctx context.Context, j *resolve.Job, t schema.Ticket, how Ser
 	return st.Stream, s.start(ctx, st, how)
 }
 
-// settle has a step be settled for a stream that begins. It is a resolve.ErrSteered where the job does not have
-// that step's weights.
+// settle settles steps up to need for a stream that begins. It returns
+// resolve.ErrSteered if the job does not have the weights of the last of these steps.
 func (s *Set) settle(ctx context.Context, j *resolve.Job, need int64) error {
 	if err := j.Settle(ctx, need, leastLeap); err != nil {
 		return err
@@ -245,8 +247,9 @@ func (s *Set) start(ctx context.Context, st *owner, how Serving) error {
 	return nil
 }
 
-// Close ends the stream, gives up its reads, and releases what was not
-// delivered. Further calls do nothing.
+// Close ends the stream, cancels its reads, and releases what was not delivered. It
+// waits for the stream's goroutine. Further calls do nothing. Delivered batches stay
+// valid.
 func (s *Stream) Close() {
 	s.closing.Do(func() {
 		cause := context.Canceled
@@ -265,7 +268,8 @@ func (s *Stream) Close() {
 	})
 }
 
-// sampleError says which sample failed. Its id lies in the manifest, which may be what cannot be read.
+// sampleError wraps an error with the sample that failed. The sample's id is in the
+// manifest, which may itself be unreadable.
 func (s *Stream) sampleError(position int64, row schema.Row, column string, err error) error {
 	var id schema.ID
 	shown := "of unreadable id"
@@ -292,8 +296,9 @@ func (s *Stream) Next() (*Batch, error) {
 	return s.assemble(got.part, got.wait, got.processor)
 }
 
-// Onward is the ticket that goes on after the last batch, where the stream ends as its run's weights change: of a
-// job that is to be opened anew. It is false where all is served.
+// Continuation is the ticket that continues after the last batch, if the stream ended
+// because the weights of its run change. The caller opens the job again with it. It is
+// false if the whole ticket was served.
 func (s *Stream) Continuation() (schema.Ticket, bool) {
 	if t := s.continuation.Load(); t != nil {
 		return *t, true
@@ -301,9 +306,10 @@ func (s *Stream) Continuation() (schema.Ticket, bool) {
 	return schema.Ticket{}, false
 }
 
-// Ready reports whether Next would return a whole batch at once, as far as is known without looking at other streams.
-// It is false where it does not matter: of a stream without blobs, out of order, or at its end. And it is where memory
-// is scarce: a batch that was taken is never given back to streams that have nothing, as what is read ahead is.
+// Ready reports whether Next would return a whole batch at once. It is false for
+// streams that do not need it: those without blobs, with a loose order, or at their
+// end. It is false too if memory is scarce, because prefetched rows can be freed for
+// streams that have nothing, and a batch that was taken cannot.
 func (s *Stream) Ready() bool {
 	if len(s.columns) == 0 || s.order.loose {
 		return false
@@ -319,12 +325,13 @@ func (s *Stream) Ready() bool {
 	return ready
 }
 
-// do has the stream's goroutine do something, and reports whether it will.
+// do posts f to the stream's goroutine. It returns false if the goroutine has ended, so
+// that f never runs.
 func (s *Stream) do(f func(*owner)) bool {
 	return s.mail.post(func(l *letters) { l.todo = append(l.todo, f) })
 }
 
-// ask is do, and waits until it is done, or the stream has ended.
+// ask is do, and waits until f has returned. It returns at once if the stream has ended.
 func (s *Stream) ask(f func(*owner)) {
 	done := make(chan struct{})
 	if s.do(func(o *owner) { f(o); close(done) }) {
@@ -332,7 +339,7 @@ func (s *Stream) ask(f func(*owner)) {
 	}
 }
 
-// recheck has the stream's goroutine look at all again.
+// recheck makes the stream's goroutine check for a batch and refill the window.
 func (s *Stream) recheck() { s.mail.post(func(l *letters) { l.recheck = true }) }
 
 // More implements read.Receiver.
@@ -343,15 +350,16 @@ func (s *Stream) More() {
 	})
 }
 
-// fallBehind notes that the stream is to ask for more. Until its goroutine has, the way to the store is not idle: what
-// looks ahead would take it, and read what the stream is about to ask for.
+// fallBehind notes that the stream may request more. Until its goroutine has done so,
+// the path to the store does not count as idle. Otherwise the prefetcher of the spill
+// would take the path, and read the blobs that the stream is about to request.
 func (s *Stream) fallBehind() {
 	if !s.behind.Swap(true) {
 		s.set.behind.Add(1)
 	}
 }
 
-// catchUp ends that. It may be called again.
+// catchUp is the opposite of fallBehind. Repeated calls do nothing.
 func (s *Stream) catchUp() {
 	if s.behind.Swap(false) {
 		s.set.behind.Add(-1)
@@ -369,16 +377,17 @@ func (s *Stream) Receive(list []read.Outcome) {
 	}
 }
 
-// free gives back the memory of a batch. Any goroutine may call it, and none of them plans: the stream's own does.
+// free returns the memory of a batch to the ledger. Any goroutine may call it. It does
+// not refill the window itself: the stream's goroutine does.
 func (s *Stream) free(h *admission.Hold) {
 	n := h.Bytes()
 	h.Release()
 	s.mail.post(func(l *letters) { l.freed += n })
 }
 
-// giveBack has the stream drop what it has read ahead last, as far as it holds more than
-// so many bytes: it is planned and read again when there is room. Where its rows lie stays known.
-// What the consumer is about to take stays.
+// giveBack frees prefetched data of the stream, last rows first, until it holds at most
+// that many bytes. The rows are planned and read again when there is room; their rows
+// of the manifest stay known. It frees nothing while the consumer waits.
 func (s *Stream) giveBack(most int64) {
 	s.ask(func(s *owner) {
 		if !s.gone && !s.asked {
@@ -387,8 +396,8 @@ func (s *Stream) giveBack(most int64) {
 	})
 }
 
-// isIdle reports whether the stream stands still, and whether that is found just now. If so, it reads nothing more
-// before its consumer comes.
+// isIdle reports whether the stream is idle, and whether this call has found that. An
+// idle stream reads nothing more before its consumer asks for a batch.
 func (s *Stream) isIdle(now time.Time) (is, found bool) {
 	s.ask(func(s *owner) {
 		if !s.gone && !s.asked && now.Sub(s.left) >= idleAfter {
@@ -398,11 +407,11 @@ func (s *Stream) isIdle(now time.Time) (is, found bool) {
 	return s.idle.Load(), found
 }
 
-// freeIdle is giveBack of a stream that stands still: it keeps its next batch, as far as that is not large, so
-// that a consumer that comes every ten seconds finds it.
+// freeIdle is giveBack for an idle stream. The stream keeps its next batch unless that
+// is large, so that a consumer that takes a batch every ten seconds does not wait.
 func (s *Stream) freeIdle() { s.ask((*owner).dropIdle) }
 
-// stats describes the stream.
+// stats returns the numbers that the stream has published.
 func (s *Stream) stats() WindowStats {
 	t := &s.published
 	full := t.full.Load()

@@ -27,7 +27,7 @@ type walk struct {
 
 	epochOffset int64 // epochs of the ticket before the current one
 	step        int64
-	lo, at, hi  int64 // the share of step among the epoch's rows, and how far it is used
+	lo, at, hi  int64 // the share of step among the rows of the epoch, and the next row in it
 	needs       int64 // the steps that have to be settled before it continues (resolve.Job.Settle); 0 if it may continue
 }
 
