@@ -355,7 +355,8 @@ func (s *owner) goOn() schema.Ticket {
 }
 
 // mail is the mailbox of a stream's goroutine. Any goroutine may post; posting never
-// waits. Its size is bounded by the stream's reads in flight and its batches.
+// waits. Its size is bounded by the stream's reads in flight, its batches, and the
+// callers that wait for their function.
 type mail struct {
 	wake chan struct{} // has room for one; signalled after each post
 

@@ -14,95 +14,98 @@ import (
 const (
 	// runRows is how many rows are planned at once.
 	runRows = 256
-	// runShare is of which part of the window the blobs of a run are at most, if it
-	// has several: whole runs are given back.
+	// runShare is the inverse of a share of the window. The blobs of a run with several
+	// rows take at most that share, because memory is freed by whole runs.
 	runShare = 32
-	// maxPrefetch is how many rows a stream may read ahead of one that is not back
+	// maxPrefetch is how many rows a stream may read after one that has not arrived
 	// yet: a resume ticket has a bit for each.
 	maxPrefetch = 8 * schema.MaxServedBytes
 )
 
-// run is a few rows of one share, planned and on their way. All fields are
-// of the stream's goroutine.
+// run is a few rows of one share that were planned and are being read or held. All
+// fields belong to the stream's goroutine. Each row has a cell for each blob column.
 type run struct {
-	from                       walk // where planning stood before it
+	from                       walk // the position of planning before the run
 	epochOffset, step, ordinal int64
 	seq                        int64 // of its first row in the stream
 	index                      int64 // of its first row in the epoch's order
 	positions                  []int64
 	rows                       []schema.Row // where they lie; none of a row that was delivered before
 	state                      []rowState
-	// bytes that a row has beside, of blobs of which something is to be made; nil without operators
+	// raw is, by row, the bytes of blobs that operators have yet to process, which count
+	// in addition to size; nil without operators
 	raw      []int64
-	guess    []int64       // by cell, what of its row's size it is; nil without operators
+	guess    []int64       // by cell, its part of its row's size; nil without operators
 	cells    []schema.Blob // row by row
-	left     int           // rows that were not
-	missing  int           // rows that are not back
-	next     int           // cell to read next
-	inFlight int           // cells that were asked for and are not back
+	left     int           // rows that were not delivered
+	missing  int           // rows that have not arrived
+	next     int           // the next cell to request
+	inFlight int           // cells that were requested and have not arrived
 	faults   []fault
 	near     bool // its rows may go into the next batch
-	dropped  bool // it was given back
+	dropped  bool // it was freed; outcomes of its reads are released
 }
 
-// rowState is how far a row of a run is.
+// rowState is the progress of a row of a run.
 type rowState struct {
-	size    int64 // bytes of its blobs
-	early   int64 // of those, if it was there when it was begun, at least 1; else 0
-	pending int32 // cells that are not back yet
-	begun   bool  // its first cell was gone on from
+	size    int64 // bytes of its blobs, or of the results of operators
+	early   int64 // size, at least 1, if it was cached when it was begun; else 0
+	pending int32 // cells that have not arrived yet
+	begun   bool  // its memory is reserved, and its first cell was requested
 	taken   bool  // it was delivered
 }
 
-// fault is a cell that could not be read, or a value that could not be made.
+// fault is a cell that could not be read, or a value that could not be computed.
 type fault struct {
 	row    int
 	column string
 	err    error
 }
 
-// pipeline is what a stream has planned, is reading, or holds for its consumer, in
-// the plan's order. It is of the stream's goroutine.
+// pipeline has the rows that a stream has planned, is reading, or holds for its
+// consumer, in the plan's order. A row is first drafted (its row of the manifest is
+// looked up), then planned (part of a run), then read, and at last delivered. The
+// pipeline belongs to the stream's goroutine.
 type pipeline struct {
-	walk    walk // where drafting stands
+	walk    walk // the next row to draft
 	drafts  []*draft
-	drafted int   // rows in drafts that were not planned
-	dseq    int64 // of the next row to draft in the stream
-	most    int64 // rows that may be planned from the first one that was not delivered
+	drafted int   // rows in drafts that are not planned yet
+	dseq    int64 // the number in the stream of the next row to draft
+	most    int64 // rows that may be planned after the first undelivered one
 	ended   bool  // there is nothing more to plan
-	far     bool  // nothing more may be planned before the first row is delivered
-	paused  bool  // planning stopped in the middle, to let others have the lock
+	far     bool  // planning has reached most, and continues after a delivery
+	paused  bool  // refill stopped after maxSlice cells, to process messages
 	seq     int64
 	runs    []*run
-	reading int // index in runs of the run to read from next
-	near    int // index in runs of the first one whose rows may not go into the next batch
-	whole   int // runs before it are back: see backTo
+	reading int // index in runs of the next run to request cells of
+	near    int // index in runs of the first run that is not near
+	whole   int // all runs before this index have arrived: see backTo
 
-	sought sought // rows that are there, of a loose order
+	sought sought // the search for cached rows, if the order is loose
 
-	// Of a loose order alone: which rows were delivered or are back, and the first
-	// one that was not delivered.
+	// If the order is loose: the rows that were delivered, those that have arrived, and
+	// the first row that was not delivered.
 	served   bitmap
 	back     bitmap
 	first    walk
 	firstRow int64
-	stop     int64 // no row from this one on goes into the next batch
+	stop     int64 // the next batch has only rows before this one
 
-	rows      int   // begun to be read, or back, and not delivered
+	rows      int   // begun, and not delivered
 	bytes     int64 // of those
 	inFlight  int   // cells
-	news      int   // rows that ever came back, and drafts that were found: what Next waits for
-	ready     int   // rows of near runs that are back and not delivered
+	news      int   // count of arrived rows and of drafts that were looked up; Next waits for either
+	ready     int   // rows of near runs that have arrived and were not delivered
 	readySize int64 // bytes of those
 
-	blocked   []*operators.Task // cells whose results have no room; they count as in flight
-	reserving bool              // Next waits for bytes of the ledger
-	granted   int64             // bytes of the ledger that the next row has
-	lacking   int64             // bytes that it would need, where nothing is held and there are none
-	wants     []read.Want
+	blocked   []*operators.Task // operators' tasks whose results have no room; their cells count as in flight
+	reserving bool              // a helper reserves memory: see obtain
+	granted   int64             // bytes reserved for the next row
+	lacking   int64             // bytes that the next row lacks, if the stream holds nothing
+	wants     []read.Want       // reads to request together; empty between calls of refill
 }
 
-// init begins to plan where a ticket says, but for the rows that it says were served.
+// init begins planning at a ticket's row. served marks later rows that were delivered.
 func (pl *pipeline) init(w walk, served []byte, most int64) {
 	pl.first, pl.most = w, most
 	pl.served = bitmapOf(served)
@@ -110,9 +113,9 @@ func (pl *pipeline) init(w walk, served []byte, most int64) {
 	pl.walk, pl.seq, pl.dseq = pl.first, pl.firstRow, pl.firstRow
 }
 
-// plan appends a run; false at the end, or where that would be too far
-// ahead. The first run always has a row left: one that was served whole before
-// the stream was resumed would be waited for without end.
+// plan appends a run; false at the end, if the run would be too far from the first
+// undelivered row, or if its draft is not looked up yet. It drops runs at the front
+// that were delivered before the stream was resumed: nothing would arrive for them.
 func (s *owner) plan() bool {
 	for s.appendRun() {
 		if s.pipeline.runs[0].left > 0 {
@@ -123,6 +126,8 @@ func (s *owner) plan() bool {
 	return false
 }
 
+// appendRun turns the first draft, or a part of it, into a run. It returns false if
+// there is no draft to use now: see plan.
 func (s *owner) appendRun() bool {
 	pl := &s.pipeline
 	if pl.ended {
@@ -135,7 +140,7 @@ func (s *owner) appendRun() bool {
 	s.settleMore(&pl.walk)
 	if len(pl.drafts) == 0 && pl.walk.needs > 0 {
 		over := s.job.Steered()               // before Settled, which then changes no more
-		if pl.walk.needs <= s.job.Settled() { // it was settled since draft looked: this is not the end
+		if pl.walk.needs <= s.job.Settled() { // it was settled after draft checked, so this is not the end
 			s.check, s.again = true, true
 			return false
 		}
@@ -159,8 +164,8 @@ func (s *owner) appendRun() bool {
 		from: from, epochOffset: from.epochOffset, step: from.step, ordinal: from.ordinal(), seq: pl.seq, index: from.at,
 		near: !s.order.loose,
 	}
-	// Of large samples a run has one row, and there are many runs: none is made
-	// larger than it needs to be.
+	// A run of large samples has one row, and there are many such runs. So the sizes are
+	// computed in arrays first, and the run's slices have the exact length.
 	var sizes, raw [runRows]int64
 	var guess []int64
 	most := s.window.limit / runShare
@@ -215,7 +220,8 @@ func (s *owner) appendRun() bool {
 	return true
 }
 
-// promote counts in the runs whose rows may go into the next batch now.
+// promote marks the runs whose rows may go into the next batch as near. The caller has
+// moved the slot.
 func (pl *pipeline) promote(s *owner) {
 	if !s.order.loose {
 		return
@@ -238,7 +244,7 @@ func (pl *pipeline) promote(s *owner) {
 	}
 }
 
-// begin goes on to the next cell. The bytes of a row are reserved with its first.
+// begin counts a row as begun, with its first cell.
 func (s *owner) begin(r *run, row, column int) {
 	if column == 0 {
 		r.state[row].begun = true
@@ -248,7 +254,8 @@ func (s *owner) begin(r *run, row, column int) {
 	}
 }
 
-// rowSize is what a row takes of the window: its blobs, and its metadata.
+// rowSize is how many bytes of the window a row takes: its blobs, its metadata, and
+// the blobs that operators have yet to process.
 func (s *owner) rowSize(r *run, row int) int64 {
 	n := r.state[row].size + s.sizer.rowBytes
 	if r.raw != nil {
@@ -257,7 +264,8 @@ func (s *owner) rowSize(r *run, row int) int64 {
 	return n
 }
 
-// receive takes what became of a cell.
+// receive processes the outcome of a read, and takes over its blob. A cell with
+// operators goes on to the stage, and stays in flight.
 func (s *owner) receive(o *read.Outcome) {
 	r, cell := o.Token.Of.(*run), o.Token.N
 	if s.gone || r.dropped {
@@ -289,7 +297,8 @@ func (s *owner) receive(o *read.Outcome) {
 	s.back(r, row)
 }
 
-// back counts a cell in.
+// back counts a cell as arrived, and wakes the consumer's check if its row completes
+// what serve waits for.
 func (s *owner) back(r *run, row int) {
 	r.state[row].pending--
 	if r.state[row].pending > 0 {
@@ -316,7 +325,7 @@ func (s *owner) back(r *run, row int) {
 	}
 }
 
-// takeRow moves a row that is back into a batch.
+// takeRow moves a row that has arrived into a batch. The batch owns the blobs then.
 func (s *owner) takeRow(r *run, row int, p *part) {
 	cols := len(s.columns)
 	for c := range cols {
@@ -354,7 +363,7 @@ func (s *owner) takeRow(r *run, row int, p *part) {
 	}
 }
 
-// goOn finds the first row that was not delivered.
+// goOn moves first to the first row that was not delivered.
 func (pl *pipeline) goOn() {
 	if next := pl.served.nextOut(pl.firstRow); next > pl.firstRow {
 		pl.first.skip(next - pl.firstRow)
@@ -364,7 +373,7 @@ func (pl *pipeline) goOn() {
 	}
 }
 
-// trim forgets the runs at the front that were delivered.
+// trim drops the delivered runs at the front.
 func (pl *pipeline) trim() {
 	n := 0
 	for n < len(pl.runs) && pl.runs[n].left == 0 {
@@ -374,7 +383,7 @@ func (pl *pipeline) trim() {
 		return
 	}
 	clear(pl.runs[:n])
-	pl.runs = pl.runs[n:] // appending makes room where there is none: there may be very many
+	pl.runs = pl.runs[n:] // not moved to the front: there may be very many, and append copies them when needed
 	pl.reading = max(0, pl.reading-n)
 	pl.near = max(0, pl.near-n)
 	pl.whole = max(0, pl.whole-n)
@@ -382,7 +391,7 @@ func (pl *pipeline) trim() {
 	pl.far = false
 }
 
-// runOf returns the run that has a row, and which of its rows it is.
+// runOf returns the run of a planned row, and the row's index in it.
 func (pl *pipeline) runOf(seq int64) (*run, int) {
 	i, found := slices.BinarySearchFunc(pl.runs, seq, func(r *run, seq int64) int { return int(r.seq - seq) })
 	if !found {
@@ -391,8 +400,10 @@ func (pl *pipeline) runOf(seq int64) (*run, int) {
 	return pl.runs[i], int(seq - pl.runs[i].seq)
 }
 
-// reads is about where in the order of which epoch the first row is that is not back. Where ranks get what
-// their nodes own, its rows lie anywhere in the step, and it is the step's first; or the next one's, if none is left.
+// reads is roughly where the first row is that has not arrived: the offset of its epoch
+// from the ticket's, and the index in that epoch's order. With a layout, the rank's rows
+// may be anywhere in a step. The index is then that of the step's first row, or of the
+// next step's if no row of the step is left.
 func (s *owner) reads() (offset, index int64) {
 	pl := &s.pipeline
 	w := pl.walk
@@ -410,35 +421,35 @@ func (s *owner) reads() (offset, index int64) {
 		}
 		index = min(step*s.job.Request().Batch, s.job.Plan().Rows())
 	} else if cols := len(s.columns); cols > 0 {
-		// What was asked for and is not back may come from where others bring it meanwhile.
+		// Cells in flight are not read yet: another stream or node may still bring them.
 		index = max(index-int64(pl.inFlight/cols)*s.job.Request().DataRanks(), 0)
 	}
 	return offset, index
 }
 
 const (
-	// maxDrafted is how many rows are looked up in the manifest ahead of being planned,
-	// draftsAtOnce how many drafts of them are begun without giving up the lock.
+	// maxDrafted is how many rows are looked up in the manifest before they are planned.
+	// draftsAtOnce is how many drafts are begun in one call.
 	maxDrafted   = 4 * runRows
 	draftsAtOnce = 2
 )
 
-// draft is rows of one share that are to be planned, and are being looked up in the
-// manifest. All fields are of the stream's goroutine.
+// draft is rows of one share that will be planned, and are being looked up in the
+// manifest. All fields belong to the stream's goroutine.
 type draft struct {
-	from      walk // where drafting stood before it
+	from      walk // the position of drafting before it
 	positions []int64
-	rows      []schema.Row // where they lie, once it is ready; none of a row that was delivered before
+	rows      []schema.Row // their rows of the manifest, once ready; zero if delivered before
 	ready     bool
-	dropped   bool // nobody waits for it
+	dropped   bool // undraft or redraft removed it; found ignores it
 	used      int  // rows that were planned
 }
 
-// loading reports whether planning waits for rows of the manifest.
+// loading reports whether planning waits for the manifest.
 func (pl *pipeline) loading() bool { return len(pl.drafts) > 0 && !pl.drafts[0].ready }
 
-// draft has the rows that come next looked up in the manifest. Where ranks get what their
-// nodes own, it is found out first which rows these are.
+// draft starts to look up the next rows in the manifest, so that planning does not wait
+// for pages. With a layout, the rank's rows of the step have to be computed first.
 func (s *owner) draft() {
 	pl, m := &s.pipeline, s.job.Manifest()
 	for range draftsAtOnce {
@@ -476,8 +487,9 @@ func (s *owner) draft() {
 	}
 }
 
-// findShare has it found out which rows a draft has, and where they lie. Meanwhile the job is held: the stream may be
-// closed, and what others have of it is not to be given back for them.
+// findShare computes which rows a draft has, and looks them up, on a goroutine of the
+// manifest. The job is retained meanwhile, because the stream may be closed, and its
+// release would close the manifest under the look-up.
 func (s *owner) findShare(d *draft, served []bool) {
 	ctx, j, m := s.context(), s.job, s.job.Manifest()
 	positions := make([]int64, len(d.positions))
@@ -497,11 +509,11 @@ func (s *owner) findShare(d *draft, served []bool) {
 	}
 	if !m.Go(find, found) {
 		s.fail(read.ErrClosing())
-		j.Release() // the stream has a hold, too
+		j.Release() // not the last: the stream has retained the job too
 	}
 }
 
-// but leaves out what was served.
+// but returns the positions that were not served.
 func but(positions []int64, served []bool) []int64 {
 	if served == nil {
 		return positions
@@ -515,7 +527,7 @@ func but(positions []int64, served []bool) []int64 {
 	return left
 }
 
-// found takes in where the rows lie, but for those that were delivered before.
+// found sets the rows of a draft. rows leaves out the served ones.
 func (d *draft) found(rows []schema.Row, served []bool) {
 	d.rows, d.ready = rows, true
 	if served == nil {
@@ -529,13 +541,13 @@ func (d *draft) found(rows []schema.Row, served []bool) {
 	}
 }
 
-// found takes what came of a draft.
+// found processes the result of a draft's look-up. An error ends the stream.
 func (s *owner) found(d *draft, positions []int64, rows []schema.Row, served []bool, err error) {
 	if s.gone || d.dropped {
 		return
 	}
 	if err != nil {
-		s.fail(err) // it cannot know which blobs come next
+		s.fail(err) // the stream cannot know its next blobs
 	} else {
 		d.positions = positions
 		d.found(rows, served)
@@ -544,7 +556,7 @@ func (s *owner) found(d *draft, positions []int64, rows []schema.Row, served []b
 	s.check, s.more = true, true
 }
 
-// undraft gives up the drafts, so that planning goes on elsewhere.
+// undraft drops all drafts. The caller sets where drafting continues.
 func (pl *pipeline) undraft() {
 	for _, d := range pl.drafts {
 		d.dropped = true
@@ -552,13 +564,13 @@ func (pl *pipeline) undraft() {
 	pl.drafts, pl.drafted = nil, 0
 }
 
-// redraft makes a run that is taken out a draft again, from one of its rows on: where they lie is known. Of the
-// drafts, those that are used last are given up where they are too many.
+// redraft makes a removed run a draft again, from its row first on, because its rows of
+// the manifest are known. If there are too many drafts, it drops the last ones.
 func (s *owner) redraft(r *run, first int) {
 	pl, from := &s.pipeline, r.from
 	from.at += int64(first)
 	if s.job.Manifest().Resident() {
-		pl.undraft() // it costs nothing to look them up again
+		pl.undraft() // looking them up again is cheap
 		pl.walk, pl.dseq = from, r.seq+int64(first)
 		return
 	}
@@ -582,21 +594,22 @@ func (s *owner) redraft(r *run, first int) {
 	}
 }
 
-// part is a record batch in the making.
+// part is a batch before it is assembled. It owns its blobs until release, or until
+// assemble moves them into a Batch.
 type part struct {
-	walk      walk    // where the stream stands before it
-	pieces    []piece // of a stream that reads nothing: the rows, which are then to be looked up
-	positions []int64 // of samples: one a row, or as packing says
+	walk      walk    // the position of the stream before it
+	pieces    []piece // if no blobs are read: the rows, which assemble looks up
+	positions []int64 // of samples: one for each row, unless packing says otherwise
 	packing   *schema.Packing
-	// of the rows in the stream, where the order is loose; nil if they are the first that are left
+	// the numbers of the rows in the stream; nil if they are the first undelivered ones
 	seqs     []int64
-	rows     []schema.Row    // where they lie
+	rows     []schema.Row    // of the manifest
 	blobs    [][]schema.Blob // by blob column, by row
 	reserved int64           // bytes of the window
-	hold     admission.Hold  // of the ledger for it, once it is handed out
+	hold     admission.Hold  // its memory in the ledger, once it is delivered
 	faults   []fault
-	last     bool          // the share ends with it
-	resume   schema.Ticket // what goes on after it
+	last     bool          // it ends the share
+	resume   schema.Ticket // the ticket that continues after it
 }
 
 func (p *part) release() {
@@ -609,11 +622,11 @@ func (p *part) release() {
 
 // order says which rows may go into a batch.
 //
-// Batches have the sizes that the plan gives them, in every order: each is the
-// share of a step, or a piece of it where batches are bounded. What differs is
-// which rows fill it. Strictly they are the share's own. Otherwise they are
-// those that are back, the earliest in the plan first, of any step of the epoch,
-// or of those within reach: then a row whose last step has come is waited for.
+// In every order, batches have the sizes that the plan gives them: each is the share of
+// a step, or a piece of it if batches are bounded. The rows differ. In strict order they
+// are the share's own. In a loose order they are rows that have arrived, the earliest
+// in the plan first, of any step of the epoch or of the steps within reach. With a
+// reach, the batch waits for rows whose last step has come.
 type order struct {
 	loose bool
 	reach int64 // steps by which a row may move; -1: any number
@@ -629,8 +642,8 @@ func orderOf(r schema.Request) order {
 	return order{}
 }
 
-// wanted is what Next waits for: the rows below seq that are missing, or else
-// that many rows to be ready, or bytes.
+// wanted is what the consumer waits for: the missing rows below seq, or else a number
+// of ready rows or of bytes.
 type wanted struct {
 	seq     int64
 	missing int
@@ -638,7 +651,7 @@ type wanted struct {
 	bytes   int64
 }
 
-// wakes says whether the row seq, which has come back, is worth another look.
+// wakes reports whether the arrival of row seq may complete a batch.
 func (s *owner) wakes(seq int64) bool {
 	w, pl := &s.wanted, &s.pipeline
 	if pl.idle() {
@@ -653,8 +666,8 @@ func (s *owner) wakes(seq int64) bool {
 	return s.order.loose && (pl.ready >= w.ready || pl.readySize >= w.bytes)
 }
 
-// gather takes the rows of the next batch if they are there; otherwise it
-// says in s.wanted what to wait for.
+// gather takes the rows of the next batch if they have arrived. Otherwise it returns
+// nil, and sets s.wanted to what serve waits for.
 func (s *owner) gather() *part {
 	s.sizer.maxBytes = min(s.sizer.batchBytes, s.set.pieceBytes(s.tenant))
 	if s.order.loose {
@@ -665,7 +678,7 @@ func (s *owner) gather() *part {
 		return nil
 	}
 	pl := &s.pipeline
-	// and what the batch itself holds
+	// one more, for what the batch itself holds
 	p := &part{walk: s.slot, blobs: make([][]schema.Blob, len(s.columns), len(s.columns)+1)}
 	n := int(min(s.slot.left(), int64(max(pl.rows, 1))))
 	p.positions, p.rows = make([]int64, 0, n), make([]schema.Row, 0, n)
@@ -683,7 +696,7 @@ func (s *owner) gather() *part {
 	return p
 }
 
-// fill takes the rows that come first in the plan, as far as they are back.
+// fill takes the first rows of the plan, as far as they have arrived.
 func (s *owner) fill(p *part) {
 	for _, r := range s.pipeline.runs {
 		for row := range r.positions {
@@ -699,8 +712,8 @@ func (s *owner) fill(p *part) {
 	}
 }
 
-// fillLoose takes the earliest rows that are back, of those that may go into the batch: first those that were there
-// before their turn, unless rows whose last step has come fill it.
+// fillLoose takes the earliest rows that have arrived and may go into the batch. If
+// rows were begun early, these go first (fillSought), unless due rows fill the batch.
 func (s *owner) fillLoose(p *part) {
 	pl := &s.pipeline
 	if pl.sought.bytes > 0 && pl.stop == math.MaxInt64 {
@@ -717,8 +730,8 @@ func (s *owner) fillLoose(p *part) {
 	}
 }
 
-// prefix reports whether the rows of the next batch are there, in strict
-// order; or some of them, where few says that they do and memory has no room for more.
+// prefix reports whether the rows of the next batch have arrived, in strict order. If
+// few is set and memory has no room for more rows, some of them are enough.
 func (s *owner) prefix(few bool) bool {
 	s.wanted = wanted{}
 	s.sizer.reset()
@@ -736,28 +749,27 @@ func (s *owner) prefix(few bool) bool {
 			case r.state[row].pending > 0:
 				s.wanted.missing++
 			case stuck && s.wanted.missing == 0:
-				return true // of what comes after it, as much as is there
+				return true // fill takes as many of the next rows as have arrived
 			}
 			left--
 			s.wanted.seq = r.seq + int64(row) + 1
 		}
 	}
 	if left > 0 && pl.loading() {
-		return false // there may be more rows for it
+		return false // the draft may have more rows for the batch
 	}
 	return s.wanted.missing == 0
 }
 
-// enough reports whether a batch can be filled out of order. Of the rows
-// whose last step has come it waits for those that this batch takes: the window
-// may have no room for more.
+// enough reports whether a batch can be filled out of order. It waits only for those
+// due rows that this batch takes, because the window may have no room for more.
 func (s *owner) enough() bool {
 	s.wanted = wanted{}
 	pl := &s.pipeline
 	need := int(min(s.slot.left(), schema.DefaultMetaBatch))
 	pl.stop = math.MaxInt64
 	full := s.order.reach >= 0 && s.due(need)
-	// Where nothing more can come, what is there makes a batch.
+	// If nothing more can arrive, the arrived rows make a batch.
 	stuck := pl.idle() && (len(pl.blocked) > 0 || pl.far || pl.ended || s.unsettled() || !s.fullSince.IsZero())
 	if s.wanted.missing > 0 {
 		return stuck && pl.ready > 0
@@ -771,9 +783,9 @@ func (s *owner) enough() bool {
 	return false
 }
 
-// due counts the rows whose last step has come, and that are missing, of
-// those that the next batch of so many rows takes. full says that they fill it:
-// then no row goes into it from the first due one on that does not fit.
+// due counts the missing rows among the due rows (those whose last step has come) that
+// the next batch of that many rows takes. full says that due rows fill the batch: then
+// stop is the first due row that does not fit.
 func (s *owner) due(rows int) (full bool) {
 	s.sizer.reset()
 	last := s.slot.ordinal() - s.order.reach
@@ -801,16 +813,17 @@ func (s *owner) due(rows int) (full bool) {
 	return false
 }
 
-// What follows is of streams that read no blobs, or nothing at all: they plan what they serve when it is asked for.
+// The functions below are for streams that read no blobs. They plan rows only when the
+// consumer asks for them.
 
-// piece is so many rows of a share, from where a walk stands.
+// piece is a number of rows of a share, from the position of a walk on.
 type piece struct {
 	from walk
 	rows int64
 }
 
-// nextUnread returns the first n rows that were not delivered, of a stream that reads nothing,
-// and counts them as delivered.
+// nextUnread returns the first n undelivered rows of a stream without blobs, and counts
+// them as delivered.
 func (pl *pipeline) nextUnread(n int64) (pieces []piece) {
 	for range n {
 		pl.first.settle()
@@ -827,7 +840,8 @@ func (pl *pipeline) nextUnread(n int64) (pieces []piece) {
 	return pieces
 }
 
-// soonUnread returns the positions of about so many rows that nextUnread will return, as far as they are known.
+// soonUnread returns the positions of up to n rows that nextUnread returns next, as far
+// as they are known without waiting.
 func (pl *pipeline) soonUnread(n int64) (positions []int64) {
 	w := pl.first
 	for n > 0 && w.settle() {
@@ -844,18 +858,19 @@ func (pl *pipeline) soonUnread(n int64) (positions []int64) {
 }
 
 const (
-	// maxQueue is how many cells of a stream wait for their turn at most.
+	// maxQueue is the most cells of a stream that wait for their turn in the reader.
 	maxQueue = 64
-	// maxSlice is how many cells are gone through before the lock is given up: rows
-	// of nulls need no read, and there may be any number of them.
+	// maxSlice is how many cells refill handles before the goroutine takes messages:
+	// rows of nulls need no read, and there may be any number of them.
 	maxSlice = 1024
-	// leastRow is what a row read ahead is of the window at least, in bytes: a window
-	// of rows of nothing would be planned for seconds, and no path carries so many
+	// leastRow is the least that a prefetched row counts in the window, in bytes. A
+	// window of empty rows would take seconds to plan, and no path carries that many
 	// reads.
 	leastRow = 4 << 10
 )
 
-// refill asks for what the window has room for, as far as one slice goes.
+// refill plans rows, and requests their cells, while the window has room: at most
+// maxSlice cells, and as many as the queue takes. Cached rows of a loose order go first.
 func (s *owner) refill() {
 	pl := &s.pipeline
 	cols := len(s.columns)
@@ -913,7 +928,8 @@ func (s *owner) refill() {
 	}
 }
 
-// want goes on to a cell, and asks for it; false if where it lies cannot be read.
+// want adds the read of a cell to wants; a null arrives at once. It returns false, and
+// fails the stream, if the manifest cannot be read.
 func (s *owner) want(r *run, row, column int, now time.Time) bool {
 	pl := &s.pipeline
 	ref, ok, err := r.rows[row].TryBlob(s.columns[column].ordinal)
@@ -937,9 +953,10 @@ func (s *owner) want(r *run, row, column int, now time.Time) bool {
 	return true
 }
 
-// reserve counts a row in, if the window and the ledger have room for it. capped says that the window has none.
-// What the batch needs that the consumer could have next is beyond the window, or
-// one smaller than that would stop the stream for good; it is never beyond the ledger.
+// reserve reserves the memory of a row if the window and the ledger have room. capped
+// says that the window has none. Rows of the next batch, and due rows, may exceed the
+// window: otherwise a window smaller than a batch would stop the stream forever. No row
+// exceeds the ledger.
 func (s *owner) reserve(r *run, row int, capped bool) bool {
 	pl, n := &s.pipeline, s.rowSize(r, row)
 	pl.lacking = 0
@@ -963,8 +980,8 @@ func (s *owner) reserve(r *run, row int, capped bool) bool {
 	return false
 }
 
-// needs is how many bytes the next row needs that are not to be had, where
-// the stream holds nothing that it could go on with; 0 if it can go on.
+// needs is how many bytes the next row lacks if the stream has no row to continue with;
+// 0 if it can continue.
 func (pl *pipeline) needs() int64 {
 	if pl.rows > 0 || pl.inFlight > 0 {
 		return 0
@@ -972,7 +989,8 @@ func (pl *pipeline) needs() int64 {
 	return pl.lacking
 }
 
-// drop drops what was read ahead last, but for so many runs at the front.
+// drop frees runs, the last one first, until the stream holds at most that many bytes.
+// It keeps the first runs, as many as but says.
 func (s *owner) drop(most int64, but int) {
 	pl := &s.pipeline
 	asked := 0 // cells
@@ -985,12 +1003,12 @@ func (s *owner) drop(most int64, but int) {
 	if asked == 0 {
 		return
 	}
-	// What waits and what is read is gone through once, whatever the number of runs.
+	// One pass over the queue and the reads in flight cancels the cells of all runs.
 	s.place.Cancel(func(t read.Token) bool { return t.Of.(*run).dropped })
 	s.unmake()
 }
 
-// unplan takes the last run out.
+// unplan removes the last run, and makes its undelivered rows a draft.
 func (s *owner) unplan(r *run) {
 	pl := &s.pipeline
 	var bytes int64
@@ -1017,7 +1035,7 @@ func (s *owner) unplan(r *run) {
 	s.window.used -= bytes
 	s.hold.Shrink(bytes)
 	pl.runs = pl.runs[:len(pl.runs)-1]
-	delivered := 0 // at the front: they are not planned again
+	delivered := 0 // rows at the front that must not be planned again
 	for len(pl.runs) == 0 && r.state[delivered].taken {
 		delivered++
 	}
@@ -1028,7 +1046,7 @@ func (s *owner) unplan(r *run) {
 	pl.sought.cut(len(pl.runs))
 }
 
-// release gives the blobs of a run back.
+// release releases the blobs of a run.
 func (r *run) release() {
 	for i := range r.cells {
 		r.cells[i].Release()
@@ -1036,7 +1054,7 @@ func (r *run) release() {
 	}
 }
 
-// releaseAll gives back what was not delivered.
+// releaseAll releases everything that was not delivered.
 func (s *owner) releaseAll() {
 	pl := &s.pipeline
 	for _, r := range pl.runs {
@@ -1054,15 +1072,15 @@ func (s *owner) releaseAll() {
 	pl.rows, pl.bytes, pl.inFlight, pl.sought = 0, 0, 0, sought{}
 }
 
-// noRoom begins to count the time that reading stands still, though nothing
-// waits for its turn.
+// noRoom begins to count the time that a full window stops reading. It does not count
+// while cells wait for their turn, because then the store is the bottleneck.
 func (s *owner) noRoom() {
 	if s.fullSince.IsZero() && s.place.Waiting() == 0 && len(s.pipeline.wants) == 0 {
 		s.fullSince = time.Now()
 	}
 }
 
-// roomAgain ends it.
+// roomAgain is the opposite of noRoom.
 func (s *owner) roomAgain() {
 	if !s.fullSince.IsZero() {
 		s.fullFor += time.Since(s.fullSince)
@@ -1070,9 +1088,12 @@ func (s *owner) roomAgain() {
 	}
 }
 
-// nextPart is of which part of the memory what streams keep that stand still is at most, all of them together.
+// nextPart is the inverse of a share of the memory: idle streams together keep at most
+// that share for their next batches.
 const nextPart = 8
 
+// dropIdle frees the rows of an idle stream after its next batch: see freeIdle. It does
+// nothing if the consumer asks for a batch by now.
 func (s *owner) dropIdle() {
 	if s.gone || s.asked {
 		return

@@ -56,7 +56,7 @@ type Stream struct {
 	opened       time.Time       // when the stream was opened
 	steps        int64           // of an epoch, 0 if there is no plan
 	behind       atomic.Bool     // it may request more blobs, and has not yet
-	idle         atomic.Bool     // its consumer has not asked for a batch for idleAfter; its goroutine changes it, then the set divides the memory again
+	idle         atomic.Bool     // no batch was asked for since idleAfter; changed by the stream's goroutine
 	published    published       // its state, for other goroutines
 	sequence     string          // names the ranks that get the same samples; "" if there is only one
 	begins       spot            // the first row
