@@ -9,60 +9,65 @@ import (
 	"bowstring/schema"
 )
 
-// There says which blobs are there: in the spill, or in what is under way from a bucket. It must not block.
+// There reports which blobs are cached: in the spill, or in a span of a bucket that is
+// being read. Its methods are called by many goroutines, and must not block.
 type There interface {
-	// Is reports whether a blob is there.
+	// Is reports whether a blob is cached.
 	Is(ref schema.BlobRef) bool
-	// News changes whenever more may be there.
+	// News changes whenever more blobs may be cached.
 	News() int64
 }
 
-// A stream whose order is loose begins, and hands out, rows first that are there: their blobs lie in the spill, or in a
-// span of a bucket that is under way. It looks for them among the rows that may go into the next batch, up to
-// upcoming.Reach of them; the others have their turns in the plan's order meanwhile.
+// A stream with a loose order reads and delivers cached rows first: rows whose blobs are
+// all cached (see There). It searches for them among the rows that may go into the next
+// batch, up to upcoming.Reach of them. Meanwhile the other rows are read in the plan's
+// order.
 
 const (
-	// seekRows is how many rows are looked at before other work has its turn: as many more as seekOften each time that there
-	// may be room, and seekEach for each row that is handed out.
+	// The search is bounded, so that it takes a small part of the goroutine's time. Its
+	// budget is seekRows rows at most. It grows by seekOften rows with each refill, and by
+	// seekEach rows with each delivered row.
 	seekRows  = 256
 	seekOften = 32
 	seekEach  = 4
-	// earlyShare is which part of the window rows may have that are begun before their turn, and turnShare which part the
-	// others have at least, however many of the former there are.
+	// earlyShare is the share of the window for rows that are begun before their turn.
+	// turnShare is the least share for the other rows.
 	earlyShare = 0.75
 	turnShare  = 1 - earlyShare
-	// foundShare is the part that a row has in the average of how many rows are begun before their turn.
+	// foundShare is the weight of one row in the moving average sought.found.
 	foundShare = 1.0 / 256
 )
 
-// sought is how far rows were looked for that are there.
+// sought is the state of the search for cached rows. It belongs to the stream's
+// goroutine.
 type sought struct {
-	run, row int     // the row to look at next: the run by its index in runs
-	bytes    int64   // of rows that were there when they were begun, and are not handed out
-	found    float64 // which part of the rows that are begun these are, as a moving average
-	news     int64   // what There.News was when the look began that came to the last run
-	vain     bool    // nothing was found since
-	left     int     // rows to look at in this turn
+	run, row int     // the next row to check: the run's index in pipeline.runs, the row's in the run
+	bytes    int64   // of rows that were cached when they were begun, and are not delivered
+	found    float64 // the share of such rows among all begun rows, as a moving average
+	news     int64   // There.News when the current pass over the runs began
+	vain     bool    // the current pass has found nothing
+	left     int     // rows that may be checked now
 }
 
-// more lets that many more rows be looked at.
+// more adds rows to the budget of the search.
 func (f *sought) more(rows int) { f.left = min(f.left+rows, seekRows) }
 
-// trim follows runs that are taken out at the front, cut those at the end.
+// trim adjusts the search after n runs were removed at the front.
 func (f *sought) trim(n int) {
 	if f.run -= n; f.run < 0 {
 		f.run, f.row = 0, 0
 	}
 }
 
+// cut adjusts the search after runs were removed at the end, so that runs are left.
 func (f *sought) cut(runs int) {
 	if f.run >= runs {
 		f.run, f.row = runs, 0
 	}
 }
 
-// seeks reports whether rows are to be begun before their turn now: not in the midst of one, and not while one waits
-// whose last step has come.
+// seeks reports whether rows may be begun before their turn now. They may not in the
+// middle of another row, and not while a due row waits.
 func (s *owner) seeks() bool {
 	pl := &s.pipeline
 	if s.reach == 0 || len(pl.runs) == 0 {
@@ -75,13 +80,15 @@ func (s *owner) seeks() bool {
 	return r.next%len(s.columns) == 0 && (r.next == len(r.cells) || !s.isDue(r))
 }
 
-// isDue reports whether the last step has come in which rows of a run may be handed out.
+// isDue reports whether the current step is the last one in which rows of a run may be
+// delivered.
 func (s *owner) isDue(r *run) bool {
 	return s.reach > 0 && s.order.reach >= 0 && r.epochOffset == s.slot.epochOffset && r.ordinal <= s.slot.ordinal()-s.order.reach
 }
 
-// sharesWindow reports whether a row of n bytes leaves the others their part of the window. If many rows are there, few are
-// read in their turn: what lies beside these may be there soon.
+// sharesWindow reports whether a row of n bytes leaves rows of the other kind (early, or
+// in turn) their share of the window. If many rows are cached, few are read in their
+// turn, because their neighbours in the same chunk may be cached soon.
 func (s *owner) sharesWindow(n int64, early bool) bool {
 	f := &s.pipeline.sought
 	if early {
@@ -91,7 +98,8 @@ func (s *owner) sharesWindow(n int64, early bool) bool {
 	return float64(s.pipeline.bytes-f.bytes+n) <= share*float64(s.window.size)
 }
 
-// beginEarly begins a row that is there before its turn; false if none is found, or there is no room.
+// beginEarly begins a cached row before its turn; false if none is found, or there is no
+// room.
 func (s *owner) beginEarly(now time.Time) bool {
 	if s.window.used >= s.window.size || !s.sharesWindow(1, true) {
 		return false
@@ -109,7 +117,7 @@ func (s *owner) beginEarly(now time.Time) bool {
 	return true
 }
 
-// beginTurn has room be reserved for a row whose turn has come; false if there is none.
+// beginTurn reserves the memory of a row whose turn has come; false if there is no room.
 func (s *owner) beginTurn(r *run, row int) bool {
 	if s.reach == 0 {
 		return s.reserve(r, row, false)
@@ -126,7 +134,7 @@ func (s *owner) beginTurn(r *run, row int) bool {
 	return true
 }
 
-// noteEarly notes that a row is begun that is there.
+// noteEarly notes that a cached row is begun.
 func (s *owner) noteEarly(r *run, row int) {
 	f, st := &s.pipeline.sought, &r.state[row]
 	f.noteBegun(1)
@@ -134,10 +142,11 @@ func (s *owner) noteEarly(r *run, row int) {
 	f.bytes += st.early
 }
 
-// noteBegun notes that a row was begun: one that is there (1), or not (0).
+// noteBegun adds a begun row to the average: 1 if it is cached, 0 if not.
 func (f *sought) noteBegun(early float64) { f.found += (early - f.found) * foundShare }
 
-// seek looks for the next row that is there and was not begun. It is looked at again as long as it is there.
+// seek returns the next cached row that was not begun; nil if the budget ends first. The
+// search stays at that row, so a row without room is found again.
 func (s *owner) seek() (r *run, row int) {
 	pl, f := &s.pipeline, &s.pipeline.sought
 	for ; f.left > 0; f.left-- {
@@ -158,8 +167,8 @@ func (s *owner) seek() (r *run, row int) {
 	return nil, 0
 }
 
-// seekOn has more rows to look at be planned, or begins at the first one again, where something may be there since. It
-// reports whether there is a row to look at.
+// seekOn plans more rows to check, or starts another pass if more blobs may be cached
+// since the last one. It reports whether there is a row to check.
 func (s *owner) seekOn() bool {
 	pl, f := &s.pipeline, &s.pipeline.sought
 	if pl.near == len(pl.runs) && pl.seq-pl.firstRow < s.reach && s.plan() && f.run < pl.near {
@@ -173,19 +182,19 @@ func (s *owner) seekOn() bool {
 	return true
 }
 
-// isThere reports whether all blobs of a row are there.
+// isThere reports whether all blobs of a row are cached.
 func (s *owner) isThere(r *run, row int) bool {
 	for i := range s.columns {
 		ref, ok, err := r.rows[row].TryBlob(s.columns[i].ordinal)
 		if err != nil || ok && !s.set.opts.There.Is(ref) {
-			return false // what cannot be read is found in its turn
+			return false // an unreadable row is reported in its turn
 		}
 	}
 	return true
 }
 
-// fillSought takes rows into a batch: those whose last step has come, then those that were there when they were begun, and
-// as many others as it takes beside, all in the plan's order.
+// fillSought fills a batch: with due rows, then with rows that were cached when they were
+// begun, then with others. The batch has them in the plan's order.
 func (s *owner) fillSought(p *part) {
 	pl := &s.pipeline
 	var seqs []int64
@@ -214,7 +223,7 @@ func (s *owner) fillSought(p *part) {
 	}
 }
 
-// Kinds of rows, the one first that goes into a batch first.
+// Kinds of rows, in the order in which fillSought takes them.
 const (
 	due = iota
 	early
@@ -231,8 +240,8 @@ func (s *owner) kindOf(r *run, st *rowState) int {
 	return other
 }
 
-// makeWay gives back what was begun before its turn behind a run whose last step has come, and for which there is no room;
-// false if there is none of it.
+// makeWay frees rows that were begun early, after a due run for which there is no room;
+// false if there are none.
 func (s *owner) makeWay(r *run) bool {
 	pl := &s.pipeline
 	if pl.sought.bytes == 0 || !s.isDue(r) {

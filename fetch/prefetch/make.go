@@ -13,32 +13,35 @@ import (
 	"bowstring/schema"
 )
 
-// What operators make of cells is made between their arrival and the batch. A cell that has
-// come goes to the stage, and counts as in flight until its result is there. Its row was
-// counted in with the blob and with the result: that of a column of tensors of one shape is
-// known; another is guessed by what was made before, and known when the stage has read the
-// cell's header. Where there is no room for more than was guessed, the task is hungry: it
-// waits for what batches give back, and nothing new is read.
+// Operators run between the arrival of a cell and its batch. An arrived cell goes to the
+// stage, and counts as in flight until its result is there. The memory of its row covers
+// the blob and the result. The size of a result is known if the column has tensors of one
+// shape. Otherwise it is guessed from earlier results, and known once the stage has read
+// the cell's header. If the result is larger than the guess and the difference has no
+// room, the task is blocked: it waits until batches are released, and nothing new is read.
 
 const (
-	// makingPerWorker is how many cells for each worker a window has room for at least.
+	// makingPerWorker is the least number of cells for each worker of the stage that a
+	// window has room for.
 	makingPerWorker = 4
-	// firstRatio is how much larger a tensor is taken to be than its blob at first.
+	// firstRatio is the assumed size of a tensor, in sizes of its blob, before the first
+	// result.
 	firstRatio = 4
 )
 
-// ratio is how many bytes were made of how many. It is of the stream's goroutine.
+// ratio is how many bytes operators have made, of how many bytes of blobs. It belongs to
+// the stream's goroutine.
 type ratio struct{ made, of int64 }
 
-// making is what a stream knows of a task.
+// making is a stream's state of a task.
 type making struct {
 	run  *run
 	cell int
-	from read.From // where the blob came from
-	once *once     // that it is made by, if it is made for others, too
+	from read.From // the source of the blob
+	once *once     // set if other ranks get the result too
 }
 
-// madeBytes is how many bytes are made of a blob of n, as far as is known.
+// madeBytes is the known or guessed size of the result for a blob of n bytes.
 func (c *blobColumn) madeBytes(n int64) int64 {
 	if size := c.made.Form.CellBytes(); size >= 0 {
 		return size
@@ -52,13 +55,13 @@ func (c *blobColumn) madeBytes(n int64) int64 {
 	return firstRatio * n
 }
 
-// openStage gives the stream its place in the stage, before anything is read.
+// openStage opens the stream's place in the stage. It is called before the first read.
 func (s *Stream) openStage() {
 	s.program = string(schema.Request{Operators: s.job.Request().Operators}.Marshal())
 	s.stage = s.set.opts.Stage.Open(s.tenant.name, s.job.Group())
 }
 
-// widen has the window hold what keeps the stage's workers busy.
+// widen raises the window's lower bound to what keeps the stage's workers busy.
 func (s *owner) widen() {
 	if s.stage == nil {
 		return
@@ -74,15 +77,15 @@ func (s *owner) widen() {
 	w.size = min(max(w.size, w.least), w.limit)
 }
 
-// draws says where the numbers of a sample come from, in an epoch. Those of a sample of a mixture do not depend on what
-// other sources there are.
+// draws is the key of a sample's random numbers in an epoch. The numbers of a mixture's
+// sample depend only on its source, not on the other sources.
 func (s *Stream) draws(epoch uint64, position int64) draw.Key {
 	source, at := s.job.Locate(position)
 	return draw.Key{Seed: s.job.SourceSeed(source), Epoch: epoch, Position: uint64(at)}
 }
 
-// rowEpoch is the epoch by which numbers are drawn for a row: of a mixture the one of its source, as one epoch of the
-// mixture may have several of these.
+// rowEpoch is the epoch in the key of a row's random numbers. For a mixture it is the
+// epoch of the row's source, because one epoch of the mixture may have several of these.
 func (s *Stream) rowEpoch(r *run, row int) uint64 {
 	if r.from.list != nil || s.job.Alone() != nil {
 		return s.epochOf(r.epochOffset)
@@ -90,7 +93,8 @@ func (s *Stream) rowEpoch(r *run, row int) uint64 {
 	return s.job.SourceEpoch(r.from.plan, r.index+int64(row))
 }
 
-// task is the making of a column's cell.
+// task is the task that runs a column's operators on a cell. The task's receiver
+// releases the cell.
 func (s *Stream) task(column int, epoch uint64, position int64, blob schema.Blob) *operators.Task {
 	made := s.columns[column].made
 	if source, _ := s.job.Locate(position); s.job.Alone() == nil {
@@ -102,13 +106,13 @@ func (s *Stream) task(column int, epoch uint64, position int64, blob schema.Blob
 	}
 }
 
-// makeCell has a cell made that has come.
+// makeCell gives an arrived cell to the stage, and takes its blob over.
 func (s *owner) makeCell(r *run, cell int, blob schema.Blob, from read.From) {
 	row, column := cell/len(s.columns), cell%len(s.columns)
 	t := s.task(column, s.rowEpoch(r, row), r.positions[row], blob)
 	t.Data, t.Guess = &making{run: r, cell: cell, from: from}, r.guess[cell]
 	if ref, ok, err := r.rows[row].TryBlob(s.columns[column].ordinal); err == nil && ok {
-		// What is made of a blob is kept by its content: by the checksum, if that was learned.
+		// Results are cached by the content of the blob: by its checksum, once that is known.
 		if t.Ref = s.set.opts.Reader.Known(ref).Settled(); !t.Ref.Unproven() {
 			t.At = s.places.At(r.positions[row], s.payer)
 		}
@@ -117,8 +121,8 @@ func (s *owner) makeCell(r *run, cell int, blob schema.Blob, from read.From) {
 	s.makeOnce(t)
 }
 
-// Room implements operators.Receiver. Where more than was guessed is needed, the stream's goroutine says when there is
-// room.
+// Room implements operators.Receiver. If the result is larger than the guess, it returns
+// false, and the stream's goroutine resumes the task once there is room.
 func (s *Stream) Room(t *operators.Task, bytes int64) bool {
 	if bytes <= t.Guess {
 		return true
@@ -129,7 +133,7 @@ func (s *Stream) Room(t *operators.Task, bytes int64) bool {
 	return false
 }
 
-// room has a task made again if there is room for its result. Otherwise it is hungry.
+// room resumes a task if there is room for its result. Otherwise the task is blocked.
 func (s *owner) room(t *operators.Task) {
 	m := t.Data.(*making)
 	pl := &s.pipeline
@@ -143,16 +147,16 @@ func (s *owner) room(t *operators.Task) {
 		return cmp.Or(cmp.Compare(x1.run.seq, y1.run.seq), cmp.Compare(x1.cell, y1.cell))
 	})
 	s.unblock()
-	if slices.Contains(pl.blocked, t) { // others may have room
+	if slices.Contains(pl.blocked, t) { // other streams of the group may have room
 		m.once.abandon()
 		m.once = nil
 	}
-	if pl.idle() {
+	if pl.onlyBlocked() {
 		s.check = true
 	}
 }
 
-// grown notes that a result is larger than was guessed. The ledger has counted it in.
+// grown raises the guess of a result. The caller has reserved the extra bytes.
 func (s *owner) grown(m *making, extra int64) {
 	row := m.cell / len(s.columns)
 	m.run.guess[m.cell] += extra
@@ -161,8 +165,9 @@ func (s *owner) grown(m *making, extra int64) {
 	s.window.used += extra
 }
 
-// unblock gives room to what is hungry, the first in the plan first, as far as there is some. The place of a stream
-// that is gone takes nothing: closeStage has what is hungry then.
+// unblock resumes blocked tasks in the plan's order, as far as there is room. It does
+// nothing once the stream is gone: the stage takes no task then, and closeStage drops
+// the blocked ones.
 func (s *owner) unblock() {
 	pl := &s.pipeline
 	for !s.gone && len(pl.blocked) > 0 && !pl.reserving {
@@ -175,7 +180,7 @@ func (s *owner) unblock() {
 	}
 }
 
-// unblockFirst has the first of what is hungry made.
+// unblockFirst resumes the first blocked task. The caller has reserved the extra bytes.
 func (s *owner) unblockFirst(m *making, extra int64) {
 	pl := &s.pipeline
 	t := pl.blocked[0]
@@ -184,13 +189,14 @@ func (s *owner) unblockFirst(m *making, extra int64) {
 	s.stage.Again(t)
 }
 
-// awaitRoom waits for room for what is hungry, where nothing else goes on. What was read
-// ahead beyond the first run is given back, to be read again.
+// awaitRoom makes room for blocked tasks if nothing else is in flight. It frees all runs
+// after the first, which are read again later. If that is not enough, it reserves the
+// memory of the first blocked task, as obtain does.
 func (s *owner) awaitRoom() {
 	s.drop(0, 1)
 	s.unblock()
 	pl := &s.pipeline
-	if len(pl.blocked) == 0 || !pl.idle() {
+	if len(pl.blocked) == 0 || !pl.onlyBlocked() {
 		s.check, s.again = true, true
 		return
 	}
@@ -200,7 +206,7 @@ func (s *owner) awaitRoom() {
 	s.obtain(extra, func() {
 		if len(pl.blocked) > 0 && pl.blocked[0] == first {
 			s.unblockFirst(m, extra)
-		} else { // one that comes before it
+		} else { // a task of an earlier row is blocked now
 			s.hold.Shrink(extra)
 		}
 		s.unblock()
@@ -222,7 +228,7 @@ func (s *Stream) Made(t *operators.Task, o operators.Outcome) {
 	}
 }
 
-// made takes what was made of a cell.
+// made processes the result for a cell, and takes its blob over.
 func (s *owner) made(t *operators.Task, o operators.Outcome) {
 	m := t.Data.(*making)
 	r, row, column := m.run, m.cell/len(s.columns), m.cell%len(s.columns)
@@ -237,7 +243,7 @@ func (s *owner) made(t *operators.Task, o operators.Outcome) {
 	r.inFlight--
 	if o.Err != nil {
 		s.fault(r, row, column, o.Err)
-		size = r.guess[m.cell] // of what may come in its place
+		size = r.guess[m.cell] // a substitute may take its place
 	} else {
 		r.cells[m.cell] = o.Blob
 		if c := &s.columns[column]; raw > 0 {
@@ -252,7 +258,8 @@ func (s *owner) made(t *operators.Task, o operators.Outcome) {
 	s.more = true
 }
 
-// settle counts the blob out that something was made of, and what was guessed beyond its size.
+// settle releases the memory of the cell's blob, and corrects the guess to the size of
+// the result.
 func (s *owner) settle(m *making, raw, size int64) {
 	r, row := m.run, m.cell/len(s.columns)
 	less := r.guess[m.cell] - size
@@ -264,10 +271,11 @@ func (s *owner) settle(m *making, raw, size int64) {
 	s.hold.Shrink(less + raw)
 }
 
-// fault notes that a cell cannot be had. A store that does not answer, or an engine that is not there, is no fault
-// of the sample: that ends the stream, whatever on_error is, and a client that goes on by its last ticket gets the
-// sample. Otherwise an outage would fill a training set with nulls, and each substitute would wait for the whole time
-// of a read.
+// fault notes that a cell could not be read or made. If the store or an operator's engine
+// is unavailable, that is no fault of the sample, and the stream ends whatever on_error
+// says. A client that resumes with its last ticket gets the sample. Otherwise an outage
+// would fill a training set with nulls, and each substitute would wait until its read
+// times out.
 func (s *owner) fault(r *run, row, column int, err error) {
 	name := s.columns[column].name
 	if !s.job.Tolerant() || passes(err) {
@@ -276,15 +284,17 @@ func (s *owner) fault(r *run, row, column int, err error) {
 	r.faults = append(r.faults, fault{row, name, err})
 }
 
-// passes reports whether an error may pass by itself: the store, or what makes something of a cell, is not there now.
+// passes reports whether an error may be temporary: the store, or an operator's engine,
+// is unavailable now.
 func passes(err error) bool {
 	return errors.Is(err, schema.ErrUnavailable) && !errors.Is(err, schema.ErrDataLoss)
 }
 
-// idle reports whether nothing is in flight that comes by itself.
-func (pl *pipeline) idle() bool { return pl.inFlight == len(pl.blocked) }
+// onlyBlocked reports whether nothing in flight will arrive by itself: only blocked tasks are
+// left.
+func (pl *pipeline) onlyBlocked() bool { return pl.inFlight == len(pl.blocked) }
 
-// unmake takes back what waits to be made of runs that were dropped.
+// unmake drops the tasks of dropped runs that have not begun.
 func (s *owner) unmake() {
 	if s.stage == nil {
 		return
@@ -305,13 +315,13 @@ func (s *owner) unmake() {
 	})
 }
 
-// closeStage gives up what waits to be made. The stream is gone.
+// closeStage cancels the tasks that have not begun. The stream is gone.
 func (s *owner) closeStage() {
 	if s.stage == nil {
 		return
 	}
 	for _, t := range s.stage.Close() {
-		// Somebody may wait for it.
+		// makeNow may wait for the task.
 		t.To.Made(t, operators.Outcome{Err: context.Canceled})
 	}
 	for _, t := range s.pipeline.blocked {
@@ -320,16 +330,16 @@ func (s *owner) closeStage() {
 	s.pipeline.blocked = nil
 }
 
-// dropTask gives up a task that is not begun.
+// dropTask cancels a task that has not begun, and releases its cell.
 func dropTask(t *operators.Task) {
 	t.Data.(*making).once.abandon()
 	t.Cell.Release()
 }
 
-// instant is a Receiver of one cell that somebody waits for.
+// instant is a Receiver of one cell that makeNow waits for.
 type instant chan operators.Outcome
 
-// Room implements operators.Receiver: the cell takes the place of another.
+// Room implements operators.Receiver. There is room: the cell replaces a faulty one.
 func (instant) Room(*operators.Task, int64) bool { return true }
 
 // Made implements operators.Receiver.
@@ -338,7 +348,8 @@ func (c instant) Made(t *operators.Task, o operators.Outcome) {
 	c <- o
 }
 
-// makeNow makes a cell out of turn of the window, and takes its blob over.
+// makeNow runs a column's operators on a substitute's cell, outside the window, waits for
+// the result, and takes the cell's blob over. The consumer's goroutine calls it.
 func (s *Stream) makeNow(column int, offset, position int64, blob schema.Blob) (schema.Blob, error) {
 	done := make(instant, 1)
 	t := s.task(column, s.epochOf(offset), position, blob)

@@ -7,32 +7,34 @@ import (
 	"bowstring/schema"
 )
 
-// Ranks that get the same make each cell once, where they run the same operators. The first one whose blob has come makes
-// the cell. The others wait for it, and share the result: it is held as long as one of them holds it, and what is held
-// for those that are behind counts as blobs do. Where the first one gives the cell up, or has no room for the result, each
-// of the others makes it itself: none waits for the memory of another.
+// Ranks that get the same samples, and run the same operators, make each cell once. The
+// first stream whose blob has arrived makes the cell. The others wait for it, and share
+// the result, which is held as long as one of them holds it. Results that are held for
+// ranks further behind count like blobs. If the first stream cancels the task, or has no
+// room for the result, each of the others makes the cell itself: no stream waits for the
+// memory of another.
 
-// cellKey names what is made of a cell.
+// cellKey identifies the result for a cell.
 type cellKey struct {
 	at      spot
 	column  int    // ordinal
-	program string // all operators of the request: some follow others
+	program string // all operators of the request, because operators depend on earlier ones
 }
 
-// once is a cell that is made by one stream for all that want it, and then its result. It is the owner of the blob that
-// all get.
+// once is a cell that one stream makes for its group, and then its result. It is the
+// owner of the blob that all streams of the group get.
 type once struct {
 	group *rankGroup
 	key   cellKey
 	refs  atomic.Int32 // holders of the result
-	blob  schema.Blob  // theirs; set before there is one
+	blob  schema.Blob  // the result; set before there is a holder
 
 	// guarded by rankGroup.mu
-	done    bool
-	waiting []waiting
+	done    bool      // blob is set
+	waiting []waiting // streams that get the result
 }
 
-// waiting is a cell of a stream that another one makes.
+// waiting is a task of a stream whose cell another stream makes.
 type waiting struct {
 	stream *Stream
 	task   *operators.Task
@@ -68,7 +70,8 @@ func (c *once) Share() bool {
 	}
 }
 
-// makeOnce has a task made, by this stream or by another one of its group.
+// makeOnce gives a task to the stage, unless another stream of the group makes or has
+// made the same cell.
 func (s *owner) makeOnce(t *operators.Task) {
 	g, m := s.group, t.Data.(*making)
 	if g == nil {
@@ -94,7 +97,9 @@ func (s *owner) makeOnce(t *operators.Task) {
 	}
 }
 
-// finish takes what came of the task, and gives it to those that wait for it. It returns what the maker gets.
+// finish gives the outcome of the task to the waiting streams, and returns the outcome
+// for the stream that made it. After an error the waiting streams make the cell
+// themselves.
 func (c *once) finish(o operators.Outcome) operators.Outcome {
 	g := c.group
 	if o.Err != nil {
@@ -118,7 +123,8 @@ func (c *once) finish(o operators.Outcome) operators.Outcome {
 	return o
 }
 
-// abandon has those that wait make the cell themselves. Further calls do nothing.
+// abandon makes the waiting streams make the cell themselves. Further calls, and calls on
+// nil, do nothing.
 func (c *once) abandon() {
 	if c == nil {
 		return
@@ -138,7 +144,7 @@ func (c *once) abandon() {
 	}
 }
 
-// makeAlone has a task made by this stream, for itself.
+// makeAlone gives a task to the stage for this stream alone.
 func (s *owner) makeAlone(t *operators.Task) {
 	if s.gone || t.Data.(*making).run.dropped {
 		t.Cell.Release()
@@ -147,8 +153,8 @@ func (s *owner) makeAlone(t *operators.Task) {
 	s.stage.Put(t)
 }
 
-// takeMade takes the result that another stream has made. Where there is no room for it, the stream makes its own, which
-// waits for room.
+// takeMade takes the result that another stream has made. If it has no room for it, the
+// stream makes its own, because only a task of its own can wait for room.
 func (s *owner) takeMade(t *operators.Task, blob schema.Blob) {
 	m := t.Data.(*making)
 	extra := int64(len(blob.Bytes())) - m.run.guess[m.cell]

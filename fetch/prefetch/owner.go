@@ -217,7 +217,7 @@ func (s *owner) await() {
 	need := pl.needs()
 	switch {
 	case pl.reserving:
-	case len(pl.blocked) > 0 && pl.idle():
+	case len(pl.blocked) > 0 && pl.onlyBlocked():
 		s.awaitRoom()
 	case need > 0: // not even the next sample has room: other streams hold all memory
 		s.obtain(need, func() { pl.granted += need }, func(err error) error {
@@ -227,7 +227,7 @@ func (s *owner) await() {
 		if s.window.size == s.window.limit || !s.fullSince.IsZero() {
 			s.set.cramped()
 		}
-		if pl.paused || pl.news != before || pl.idle() && !pl.loading() {
+		if pl.paused || pl.news != before || pl.onlyBlocked() && !pl.loading() {
 			s.check, s.again = true, true // planning continues, or something has arrived
 			return
 		}

@@ -30,7 +30,7 @@ type run struct {
 	seq                        int64 // of its first row in the stream
 	index                      int64 // of its first row in the epoch's order
 	positions                  []int64
-	rows                       []schema.Row // where they lie; none of a row that was delivered before
+	rows                       []schema.Row // of the manifest; zero if delivered before
 	state                      []rowState
 	// raw is, by row, the bytes of blobs that operators have yet to process, which count
 	// in addition to size; nil without operators
@@ -139,7 +139,7 @@ func (s *owner) appendRun() bool {
 	s.draft()
 	s.settleMore(&pl.walk)
 	if len(pl.drafts) == 0 && pl.walk.needs > 0 {
-		over := s.job.Steered()               // before Settled, which then changes no more
+		over := s.job.Steered()               // read before Settled: once steered, Settled does not change
 		if pl.walk.needs <= s.job.Settled() { // it was settled after draft checked, so this is not the end
 			s.check, s.again = true, true
 			return false
@@ -302,7 +302,7 @@ func (s *owner) receive(o *read.Outcome) {
 func (s *owner) back(r *run, row int) {
 	r.state[row].pending--
 	if r.state[row].pending > 0 {
-		if s.waiting && s.pipeline.idle() {
+		if s.waiting && s.pipeline.onlyBlocked() {
 			s.woken = true
 		}
 		return
@@ -654,7 +654,7 @@ type wanted struct {
 // wakes reports whether the arrival of row seq may complete a batch.
 func (s *owner) wakes(seq int64) bool {
 	w, pl := &s.wanted, &s.pipeline
-	if pl.idle() {
+	if pl.onlyBlocked() {
 		return true
 	}
 	if w.missing > 0 {
@@ -736,7 +736,7 @@ func (s *owner) prefix(few bool) bool {
 	s.wanted = wanted{}
 	s.sizer.reset()
 	pl := &s.pipeline
-	stuck := few && pl.idle() && (len(pl.blocked) > 0 || !s.fullSince.IsZero())
+	stuck := few && pl.onlyBlocked() && (len(pl.blocked) > 0 || !s.fullSince.IsZero())
 	left := s.slot.left()
 	for i := 0; left > 0 && (i < len(pl.runs) || s.plan()); i++ {
 		r := pl.runs[i]
@@ -770,7 +770,7 @@ func (s *owner) enough() bool {
 	pl.stop = math.MaxInt64
 	full := s.order.reach >= 0 && s.due(need)
 	// If nothing more can arrive, the arrived rows make a batch.
-	stuck := pl.idle() && (len(pl.blocked) > 0 || pl.far || pl.ended || s.unsettled() || !s.fullSince.IsZero())
+	stuck := pl.onlyBlocked() && (len(pl.blocked) > 0 || pl.far || pl.ended || s.unsettled() || !s.fullSince.IsZero())
 	if s.wanted.missing > 0 {
 		return stuck && pl.ready > 0
 	}
