@@ -36,7 +36,7 @@ func TestListActions(t *testing.T) {
 		got = append(got, a.Type)
 	}
 	if want := []string{"list", "describe", "tag", "untag", "tags", "steer", "runs", "alter", "drop", "gc", "warm", "explain",
-		"calibrate", "stats", "usage", "samenode", "nodes", "lineage", "cancel", "CancelFlightInfo",
+		"calibrate", "stats", "usage", "shm", "nodes", "lineage", "cancel", "CancelFlightInfo",
 		"RenewFlightEndpoint"}; !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}

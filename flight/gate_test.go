@@ -104,12 +104,12 @@ func TestWrongWays(t *testing.T) {
 // Every RPC and every action has its wrong ways in the table, or does not lead to data.
 func TestWrongWaysAreAll(t *testing.T) {
 	noData := map[string]string{
-		"Handshake":         "says who calls",
-		"ListActions":       "is the same for everybody",
-		"DoAction/samenode": "says where a socket is, which gives memory and no bytes",
-		"DoAction/nodes":    "says what each GetFlightInfo says, too: where the cluster's nodes are",
-		"DoAction":          "is covered by its actions",
-		"DoAction/stats":    "has a test of its own: TestStatsAreOnesOwn",
+		"Handshake":      "says who calls",
+		"ListActions":    "is the same for everybody",
+		"DoAction/shm":   "says where a socket is, which gives memory and no bytes",
+		"DoAction/nodes": "says what each GetFlightInfo says, too: where the cluster's nodes are",
+		"DoAction":       "is covered by its actions",
+		"DoAction/stats": "has a test of its own: TestStatsAreOnesOwn",
 	}
 	covered := map[string]bool{}
 	for _, w := range wrongWays() {

@@ -32,8 +32,9 @@ func (s *Server) sideband(ctx context.Context) (*shm.Sideband, error) {
 	return s.opts.Shm.Sideband(named[0], fetch.CallerFrom(ctx).Principal, refers)
 }
 
-// sameNode is the action that says where rings are to be had.
-func (s actionHandler) sameNode(ctx context.Context, b []byte, send func([]byte) error) error {
+// shm is the action `shm`: it announces the socket at which a client on this machine gets a ring, and
+// the key by which both ends of that socket authenticate. It sends nothing if the server has no rings.
+func (s actionHandler) shm(ctx context.Context, b []byte, send func([]byte) error) error {
 	if err := body(b, &struct{}{}); err != nil {
 		return err
 	}

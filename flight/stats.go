@@ -28,7 +28,7 @@ type Stats struct {
 	// Objects is what was asked of buckets, by bucket; left out where nothing was.
 	Objects []object.Usage `json:"objects,omitempty"`
 	// Shm is of memory shared with clients on this node; left out where there is none.
-	Shm *shm.Stats `json:"samenode,omitempty"`
+	Shm *shm.Stats `json:"shm,omitempty"`
 	// that it is a node of: its name, the nodes that this one knows of
 	Cluster any `json:"cluster,omitempty"`
 }

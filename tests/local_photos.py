@@ -29,7 +29,7 @@ def digests(batch: pa.RecordBatch) -> Seen:
 
 
 def rings(client: bowstring.Client) -> dict[str, int]:
-    found: dict[str, int] = client.stats()["samenode"]
+    found: dict[str, int] = client.stats()["shm"]
     return found
 
 

@@ -63,7 +63,7 @@ def test_nothing_is_kept(
 
         def has() -> tuple[int, int, int]:
             found = stats(client)
-            shared = found["samenode"]
+            shared = found["shm"]
             return found["engine"]["window_used"], found["engine"]["live_streams"], \
                 shared["rings"] + shared["held"] + shared["pinned"]  # fmt: skip
 

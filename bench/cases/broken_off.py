@@ -92,7 +92,7 @@ class Watched(Server):
     def kept(self) -> Kept:
         """What it has now."""
         stats = self.stats()
-        shared = stats.get("samenode", {})
+        shared = stats.get("shm", {})
         return Kept(
             window_kept_mb=stats["engine"]["window_used"] / MIB,
             pins=sum(shared.get(name, 0) for name in ("rings", "held", "pinned")),

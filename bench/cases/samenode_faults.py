@@ -96,7 +96,7 @@ class Found:
 
 def held(server: Server) -> int:
     """Bytes that the server has for clients: of rings, and of blobs that are pinned in its files."""
-    rings = server.stats()["samenode"]
+    rings = server.stats()["shm"]
     return int(rings["bytes"] + rings["pinned"])
 
 

@@ -71,7 +71,7 @@ func (s *Server) Key(caller string) []byte {
 // proofOf shows that one end knows a key, for the nonces of this connection.
 func proofOf(key []byte, whose, ofClient, ofServer string) string {
 	h := hmac.New(sha256.New, key)
-	_, _ = fmt.Fprintf(h, "bowstring samenode %d %s %s %s", Version, whose, ofClient, ofServer)
+	_, _ = fmt.Fprintf(h, "bowstring shm %d %s %s %s", Version, whose, ofClient, ofServer)
 	return hex.EncodeToString(h.Sum(nil))
 }
 

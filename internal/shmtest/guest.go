@@ -47,7 +47,7 @@ type Message struct {
 // Proof is the proof of an end, server or client.
 func Proof(key []byte, end, ofClient, ofServer string) string {
 	h := hmac.New(sha256.New, key)
-	_, _ = fmt.Fprintf(h, "bowstring samenode 2 %s %s %s", end, ofClient, ofServer)
+	_, _ = fmt.Fprintf(h, "bowstring shm 2 %s %s %s", end, ofClient, ofServer)
 	return hex.EncodeToString(h.Sum(nil))
 }
 

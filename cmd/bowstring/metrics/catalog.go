@@ -119,22 +119,22 @@ var (
 	makingNow     = gauge("operator_cells", "Cells being made, and those that wait for their turn.", "state")
 	makingWorkers = gauge("operator_workers", "Cells that may be made at once.")
 
-	ringsNow  = gauge("samenode_rings", "Rings of shared memory that clients on this node have.")
-	ringBytes = gauge("samenode_bytes", "Bytes that rings take, until the kernel has the memory back.")
-	ringKept  = gauge("samenode_kept_bytes", "Bytes of rings that have ended, of which a process has a descriptor "+
+	ringsNow  = gauge("shm_rings", "Rings of shared memory that clients on this node have.")
+	ringBytes = gauge("shm_bytes", "Bytes that rings take, until the kernel has the memory back.")
+	ringKept  = gauge("shm_kept_bytes", "Bytes of rings that have ended, of which a process has a descriptor "+
 		"or a mapping still.")
-	ringHeld     = gauge("samenode_held_bytes", "Bytes of rings in slots that clients have, or are about to have.")
-	ringsGiven   = counter("samenode_rings_total", "Rings given to clients.")
-	ringsRefused = counter("samenode_refused_total", "Clients on this node that got no ring.")
-	ringSent     = counter("samenode_sent_bytes_total", "Bytes that went by rings.")
-	ringWaits    = counter("samenode_waits_total", "Batches that waited for room in a ring.")
-	ringsLapsed  = counter("samenode_abandoned_total", "Rings that were abandoned, as their clients said nothing "+
+	ringHeld     = gauge("shm_held_bytes", "Bytes of rings in slots that clients have, or are about to have.")
+	ringsGiven   = counter("shm_rings_total", "Rings given to clients.")
+	ringsRefused = counter("shm_refused_total", "Clients on this node that got no ring.")
+	ringSent     = counter("shm_sent_bytes_total", "Bytes that went by rings.")
+	ringWaits    = counter("shm_waits_total", "Batches that waited for room in a ring.")
+	ringsLapsed  = counter("shm_abandoned_total", "Rings that were abandoned, as their clients said nothing "+
 		"while a batch waited for room.")
-	ringPinned   = gauge("samenode_pinned_bytes", "Bytes of blobs that clients on this node read where they lie.")
-	ringReferred = counter("samenode_referred_bytes_total", "Bytes that clients were referred to, and were not sent.")
-	ringCopied   = counter("samenode_copied_total", "Batches that were copied to a ring, as too much was pinned, or as the client could not be handed a file.")
+	ringPinned   = gauge("shm_pinned_bytes", "Bytes of blobs that clients on this node read where they lie.")
+	ringReferred = counter("shm_referred_bytes_total", "Bytes that clients were referred to, and were not sent.")
+	ringCopied   = counter("shm_copied_total", "Batches that were copied to a ring, as too much was pinned, or as the client could not be handed a file.")
 
-	ringInline = counter("samenode_inline_total", "Batches that went by TCP as their ring had no room.")
+	ringInline = counter("shm_inline_total", "Batches that went by TCP as their ring had no room.")
 
 	readSeconds = histogram("read_seconds", "Time of reads that brought the right blob, by tier.", "tier")
 	readReasons = counter("store_reads_total", "Blobs read from the store, by why: `own`, `peer` (for another "+

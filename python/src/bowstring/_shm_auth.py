@@ -64,7 +64,7 @@ def authenticate(connected: socket.socket, endpoint: Endpoint) -> None:
 
 
 def _proof(key: bytes, end: str, ours: str, theirs: str) -> bytes:
-    said = f"bowstring samenode {VERSION} {end} {ours} {theirs}".encode(errors="replace")
+    said = f"bowstring shm {VERSION} {end} {ours} {theirs}".encode(errors="replace")
     return hmac.new(key, said, hashlib.sha256).hexdigest().encode()
 
 

@@ -32,7 +32,7 @@ _OPTIONS = [
     ("grpc.initial_reconnect_backoff_ms", 100),  # so that a restarted server is found soon
     ("grpc.max_reconnect_backoff_ms", 2000),
 ]
-_READING = ("describe", "explain", "lineage", "list", "samenode", "stats")  # actions that change nothing
+_READING = ("describe", "explain", "lineage", "list", "shm", "stats")  # actions that change nothing
 
 
 @dataclass
@@ -301,7 +301,7 @@ class Connection:
         answer: list[dict[str, Any]] = []
         if here(uri):
             try:
-                answer = self.action("samenode")
+                answer = self.action("shm")
             except (Unavailable, LimitExceeded):
                 return None  # a later request may succeed
             except ServerEnded:

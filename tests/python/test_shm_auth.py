@@ -117,7 +117,7 @@ def test_a_stand_in_at_the_socket_is_found_out(
 ) -> None:
     """It knows the server's name, which every client is told, and shares memory of its own."""
     node = start("--local", str(tmp_path / "socket"))
-    (place,) = package.connect(node.url).action("samenode")
+    (place,) = package.connect(node.url).action("shm")
     shared = os.memfd_create("ring")
     os.ftruncate(shared, 1 << 26)
 
@@ -159,7 +159,7 @@ def test_a_stand_in_at_the_socket_is_found_out(
 def test_whatever_a_stand_in_says_batches_come_by_tcp(start: StartNode, tmp_path: Path, said: bytes) -> None:
     node = start("--local", str(tmp_path / "socket"))
     client = package.connect(node.url)
-    (told,) = client.action("samenode")
+    (told,) = client.action("shm")
     if b"%d" in said:
         said = said % (_shm_auth.VERSION, told["server"].encode())
     with standing_in(tmp_path / "taken", lambda caller, _: caller.sendall(said)) as heard:
@@ -176,7 +176,7 @@ def test_a_program_of_another_user_is_found_out(start: StartNode, tmp_path: Path
     client = package.connect(node.url)
     assert client.shares()
     client.rings.close()
-    (told,) = client.action("samenode")
+    (told,) = client.action("shm")
     assert told["uid"] == os.geteuid()
     client.rings.known([told | {"uid": told["uid"] + 1}])
     with pytest.warns(RuntimeWarning, match=f"a program of user {os.geteuid()} listens"):
@@ -195,7 +195,7 @@ def test_a_ring_is_of_no_use_to_another_caller(binary: Path, bowstring: Run, tmp
         mine, theirs = package.connect(node.url, token=alice), package.connect(node.url, token=bob)
         table = pa.table({"image": pa.array([image(i) for i in range(ROWS)], pa.large_binary())})
         mine.ingest("seen", table)
-        (told,), (other) = mine.action("samenode"), theirs.action("samenode")
+        (told,), (other) = mine.action("shm"), theirs.action("shm")
         assert (told["caller"], other[0]["caller"]) == ("alice", "bob")
         assert told["key"] != other[0]["key"]
         ring = a_ring(mine)
@@ -217,7 +217,7 @@ def test_what_a_client_keeps_of_ended_rings_counts(start: StartNode, tmp_path: P
     """A client that takes rings, ends them and keeps their memory has no more than its user may."""
     node = start("--local", str(tmp_path / "socket"), "--local-ring=1MiB", "--local-memory=4MiB")
     client = package.connect(node.url)
-    (told,) = client.action("samenode")
+    (told,) = client.action("shm")
     kept: list[mmap.mmap] = []
     refused = 0
     for _ in range(20):
