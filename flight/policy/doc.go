@@ -1,9 +1,10 @@
-// Package policy decides who may do what with which dataset, and on whose account: it
-// reads the files of rules and of tenants, checks and compiles them, and answers for a
-// caller. It is pure, with no I/O, clock or goroutine; package flight asks it for each
-// call, and holds to the answer.
+// Package policy decides which rights a caller has on a dataset, and which tenant a call
+// is charged to. It parses, checks and compiles the files of rules and of tenants. It has
+// no I/O, clock or goroutine: package flight reads the files, asks for a decision on each
+// call, and enforces it.
 //
-// Rules are tried in order. The first one that is for both the caller and the dataset
-// says all: what it does not grant is not granted, whatever later ones say. Where none
-// is, nothing is granted, and the dataset does not exist for the caller.
+// The first rule that matches both the caller and the dataset decides alone: later rules
+// add nothing to what it grants. If no rule matches, the caller has no right, and the
+// server answers as if the dataset did not exist. Begin with [Rules.Decide] and
+// [Tenants.For].
 package policy

@@ -2,15 +2,17 @@ package policy
 
 import "strings"
 
-// anonymous is the pattern of callers who have no name. No other pattern matches them,
-// and it matches nobody who has one.
+// anonymous is the pattern for callers without a name. No other pattern matches such
+// callers, and this pattern matches no caller with a name.
 const anonymous = "anonymous"
 
-// everything is the pattern of all names.
+// everything is the pattern that matches all names.
 const everything = "*"
 
-// match reports whether a name is of a pattern, in which * stands for any characters,
-// also none, and ? for any one byte. It takes len(pattern)·len(name) steps at most.
+// match reports whether a name matches a pattern: * matches any characters, also none,
+// and ? matches one byte. It takes at most len(pattern)·len(name) steps. Patterns come
+// from files of operators and names from callers, so that a matcher that backtracks over
+// every * would let a caller burn CPU time.
 func match(pattern, name string) bool {
 	p, n, star, from := 0, 0, -1, 0
 	for n < len(name) {
@@ -21,7 +23,7 @@ func match(pattern, name string) bool {
 		case p < len(pattern) && (pattern[p] == '?' || pattern[p] == name[n]):
 			p++
 			n++
-		case star >= 0: // the last star takes one more
+		case star >= 0: // extend the last * by one byte and try again
 			from++
 			p, n = star+1, from
 		default:
@@ -40,12 +42,14 @@ func anyMatch(patterns []string, name string) bool {
 	return false
 }
 
-// covers reports whether every name of the narrow pattern is one of the wide one, as far
-// as can be told without enumerating names: it may say no where the answer is yes.
+// covers reports whether the wide pattern matches every name that the narrow one matches.
+// It may report false where true is right, because it does not enumerate names. Callers
+// use it for warnings only.
 func covers(wide, narrow string) bool {
 	if wide == everything || wide == narrow {
 		return true
 	}
-	// A * of the narrow pattern stands for anything, which only a * of the wide one takes.
+	// A * in the narrow pattern matches anything, and only a * in the wide pattern covers
+	// that.
 	return !strings.ContainsAny(narrow, "?") && !strings.Contains(wide, "?") && match(wide, narrow)
 }

@@ -5,14 +5,15 @@ import (
 	"slices"
 )
 
-// Finding is something in a file of rules that is allowed, and likely not meant.
+// Finding is a valid entry of a file that the operator has probably not meant.
 type Finding struct {
 	Line    int
 	Message string
 }
 
-// Lint looks for what is likely not meant: rules that never decide, as earlier ones are
-// for all that they are for; and rules for everybody that grant more than reading.
+// Lint reports rules that never decide because earlier rules cover them, rules that grant
+// every principal more than read, and rules of administrators that an earlier rule
+// narrows.
 func (rs *Rules) Lint() []Finding {
 	found := []Finding{}
 	add := func(r *Rule, format string, args ...any) {
@@ -48,13 +49,13 @@ func (rs *Rules) Lint() []Finding {
 	if !admin {
 		found = append(found,
 			Finding{1,
-				`no rule grants admin on the datasets "*": nobody can collect garbage, or see what the server as a whole does`})
+				`no rule grants admin on the datasets "*": no principal can collect garbage or see what the server as a whole does`})
 	}
 	return found
 }
 
-// narrower returns the first rule before the one at i that grants no admin, and may be for a caller that the one at i
-// is for; nil if there is none.
+// narrower returns the first rule before rule i that grants no admin and may match a
+// caller of rule i; nil if there is none.
 func (rs *Rules) narrower(i int) *Rule {
 	r := rs.rules[i]
 	for _, before := range rs.rules[:i] {
@@ -66,7 +67,7 @@ func (rs *Rules) narrower(i int) *Rule {
 	return nil
 }
 
-// overlap reports whether a pattern of one list covers one of the other.
+// overlap reports whether a pattern of one list covers a pattern of the other.
 func overlap(a, b []string) bool {
 	return slices.ContainsFunc(a, func(x string) bool {
 		return slices.ContainsFunc(b, func(y string) bool {
@@ -75,7 +76,8 @@ func overlap(a, b []string) bool {
 	})
 }
 
-// shadows reports whether the rule, coming first, decides all that the other is for.
+// shadows reports whether the rule matches every caller and dataset that the other one
+// matches.
 func (r *Rule) shadows(other *Rule) bool {
 	within := func(narrow, wide []string) bool {
 		return !slices.ContainsFunc(narrow, func(n string) bool {
@@ -87,7 +89,7 @@ func (r *Rule) shadows(other *Rule) bool {
 	if len(named) < len(other.Principals) && len(principals) == len(r.Principals) {
 		return false // it alone is for callers without a name
 	}
-	// Who is in a group has a name, which a rule for everybody matches.
+	// A member of a group has a name, which the principal pattern "*" matches.
 	everybody := slices.Contains(principals, everything)
 	return within(other.Datasets, r.Datasets) && within(named, principals) &&
 		(everybody || within(other.Groups, r.Groups))

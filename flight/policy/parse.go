@@ -18,7 +18,7 @@ import (
 const (
 	// MaxBytes bounds a file of rules.
 	MaxBytes = 4 << 20
-	// maxRules bounds the rules, each of which may be looked at for a call.
+	// maxRules bounds the rules of a file. Decide is linear in them, for each call.
 	maxRules = 10_000
 	// maxPatterns bounds the patterns of a list.
 	maxPatterns = 1024
@@ -26,32 +26,36 @@ const (
 	maxPattern = 1024
 )
 
-// Error says what is wrong with a file of rules, where, and what would be right.
+// Error is a mistake in a file of rules or of tenants: where it is, and what would be
+// right.
 type Error struct {
 	File         string
 	Line, Column int // from 1
 	Message      string
 }
 
-// Error has the form FILE:LINE:COLUMN: MESSAGE, which editors can follow.
+// Error has the form FILE:LINE:COLUMN: MESSAGE, which editors can jump to.
 func (e *Error) Error() string {
 	return fmt.Sprintf("%s:%d:%d: %s", e.File, e.Line, e.Column, e.Message)
 }
 
-// Unwrap makes every Error a schema.ErrInvalid.
+// Unwrap returns schema.ErrInvalid.
 func (e *Error) Unwrap() error { return schema.ErrInvalid }
 
-// parser reads one file.
+// parser reads one file. kind is its top-level field, "rules" or "tenants", for messages.
 type parser struct{ file, kind string }
 
+// fail returns an error at the place of a node. yaml.v3 has no place for some empty
+// nodes: their error is at the beginning.
 func (p *parser) fail(n *yaml.Node, format string, args ...any) error {
 	return &Error{p.file, max(n.Line, 1), max(n.Column, 1), fmt.Sprintf(format, args...)}
 }
 
 var yamlLine = regexp.MustCompile(`^yaml: (?:line (\d+): )?(.*)`)
 
-// Parse reads the text of a file of rules, which file names in errors. An error is an
-// *Error.
+// Parse compiles the text of a file of rules. file is its name in messages. Errors are of
+// type *Error. Parse works on YAML nodes, not on structs: yaml.v3 loses lines and columns
+// when it decodes into a struct.
 func Parse(file string, text []byte) (*Rules, error) {
 	p := &parser{file: file, kind: "rules"}
 	root, err := p.document(text, `the file is empty, want "rules:" and a list; "rules: []" grants nothing to anybody`)
@@ -93,7 +97,8 @@ func Parse(file string, text []byte) (*Rules, error) {
 	return rs, nil
 }
 
-// document reads the one document of a file. empty says what is wrong where there is none.
+// document returns the root of the only document of a file. empty is the message for a
+// file without one.
 func (p *parser) document(text []byte, empty string) (*yaml.Node, error) {
 	if len(text) > MaxBytes {
 		return nil, &Error{p.file, 1, 1, fmt.Sprintf("%d bytes, want at most %d", len(text), MaxBytes)}
@@ -123,7 +128,8 @@ func (p *parser) version(n *yaml.Node) error {
 	return nil
 }
 
-// onlyOne fails if there are several documents in a file, of which one would be read.
+// onlyOne fails if the file has several documents: yaml.Unmarshal would silently read the
+// first one alone, and drop the rules of the others.
 func onlyOne(text []byte) error {
 	dec := yaml.NewDecoder(strings.NewReader(string(text)))
 	var doc yaml.Node
@@ -136,6 +142,7 @@ func onlyOne(text []byte) error {
 	return nil
 }
 
+// syntax converts an error of yaml.v3, which names the line at best.
 func (p *parser) syntax(err error) error {
 	m := yamlLine.FindStringSubmatch(err.Error())
 	if m == nil {
@@ -146,7 +153,9 @@ func (p *parser) syntax(err error) error {
 		p.kind + ", indented with spaces"}
 }
 
-// mapping reads the fields of a mapping, each by its function.
+// mapping reads the fields of a mapping, each by its function. It refuses unknown and
+// repeated fields: a misspelt `where` that was skipped would grant all rows. what names
+// the mapping in messages.
 func (p *parser) mapping(n *yaml.Node, what string, fields map[string]func(*yaml.Node) error) error {
 	names := make([]string, 0, len(fields))
 	for name := range fields {
@@ -182,6 +191,9 @@ func (p *parser) mapping(n *yaml.Node, what string, fields map[string]func(*yaml
 	return nil
 }
 
+// rule reads one rule. It refuses a rule that hides rows or columns and also grants
+// write, drop or admin: a caller that changes a dataset learns what is in it, hidden rows
+// included.
 func (p *parser) rule(n *yaml.Node) (*Rule, error) {
 	r := &Rule{Line: n.Line}
 	var whereNode, columnsNode, rightsNode *yaml.Node
@@ -202,7 +214,7 @@ func (p *parser) rule(n *yaml.Node) (*Rule, error) {
 	case r.Principals == nil && r.Groups == nil:
 		return nil,
 			p.fail(n,
-				`the rule is for nobody, want "principals" or "groups", such as principals: ["*"]; callers without a name are [anonymous]`)
+				`the rule matches no caller, want "principals" or "groups", such as principals: ["*"]; for callers without a name, write [anonymous]`)
 	case r.Datasets == nil:
 		return nil, p.fail(n, `the rule is for no dataset, want "datasets", such as datasets: ["team-a-*"]`)
 	case rightsNode == nil:
@@ -219,7 +231,7 @@ func (p *parser) rule(n *yaml.Node) (*Rule, error) {
 			at = columnsNode
 		}
 		return nil, p.fail(at, "a rule that hides rows or columns grants %s, want list and read at most: "+
-			"who writes or drops a dataset learns of what is in it; another rule may grant that to others",
+			"a caller that writes or drops a dataset learns what is in it; grant that to others by another rule",
 			r.Rights&^(List|Read))
 	}
 	r.Restriction = &schema.Restriction{Where: expression, Columns: columns}
@@ -233,6 +245,8 @@ func (p *parser) text(field string, n *yaml.Node) (string, error) {
 	return n.Value, nil
 }
 
+// list reads a list of distinct texts within the limits above. field names it in
+// messages.
 func (p *parser) list(field string, n *yaml.Node) ([]string, error) {
 	if n.Kind != yaml.SequenceNode {
 		return nil, p.fail(n, "%s: want a list, such as %s: [%s]", field, field, n.Value)
@@ -260,15 +274,18 @@ func (p *parser) list(field string, n *yaml.Node) ([]string, error) {
 	return out, nil
 }
 
-// patterns are those of a list that is not empty.
+// patterns reads a list that must not be empty. An empty list matches no caller, which
+// the operator cannot have meant.
 func (p *parser) patterns(field string, n *yaml.Node) ([]string, error) {
 	out, err := p.list(field, n)
 	if err == nil && len(out) == 0 {
-		err = p.fail(n, "%s: an empty list is for nobody, want patterns, or the field left out", field)
+		err = p.fail(n, "%s: an empty list matches nothing, want patterns, or the field left out", field)
 	}
 	return out, err
 }
 
+// datasets reads patterns of dataset names. It checks a name made from each pattern, so
+// that a pattern that can match no valid name, such as one with @SNAPSHOT, is refused.
 func (p *parser) datasets(n *yaml.Node) ([]string, error) {
 	out, err := p.patterns("datasets", n)
 	for i, d := range out {
@@ -307,6 +324,10 @@ func (p *parser) rights(n *yaml.Node) (Right, error) {
 	return granted, nil
 }
 
+// where reads a filter expression and checks its syntax. If the expression is wrong, the
+// error points into it: a plain or quoted scalar of one line, or a literal block, keeps
+// the columns of the text; a folded block does not, and the error points to its
+// beginning.
 func (p *parser) where(n *yaml.Node) (string, error) {
 	text, err := p.text("where", n)
 	if err != nil {
@@ -329,6 +350,8 @@ func (p *parser) where(n *yaml.Node) (string, error) {
 	return text, nil
 }
 
+// columns reads the visible columns. Patterns are refused: with `*`, a column that a
+// later snapshot adds would be visible without a decision of the operator.
 func (p *parser) columns(n *yaml.Node) ([]string, error) {
 	out, err := p.list("columns", n)
 	if err != nil {

@@ -14,15 +14,16 @@ import (
 const (
 	// maxTenants bounds the tenants of a file.
 	maxTenants = 10_000
-	// maxWildcards bounds the patterns with * or ?, each of which may be looked at for a
-	// call; names without are looked up.
+	// maxWildcards bounds the patterns with * or ? of all tenants. For is linear in them
+	// for each call; names without wildcards are in a hash table, and are bounded by the
+	// file's size alone.
 	maxWildcards = 10_000
 )
 
 func hasWildcard(p string) bool { return strings.ContainsAny(p, "*?") }
 
-// ParseTenants reads the text of a file of tenants, which file names in errors. An error is
-// an *Error. docs/formats.md says what is in it.
+// ParseTenants compiles the text of a file of tenants. file is its name in messages.
+// Errors are of type *Error. docs/formats.md describes the file.
 func ParseTenants(file string, text []byte) (*Tenants, error) {
 	p := &parser{file: file, kind: "tenants"}
 	root, err := p.document(text, `the file is empty, want "tenants:" and a list`)
@@ -77,6 +78,7 @@ func ParseTenants(file string, text []byte) (*Tenants, error) {
 	return compileTenants(tenants), nil
 }
 
+// tenant reads one tenant. Shares are kept as fractions of 1, rates in bytes a second.
 func (p *parser) tenant(n *yaml.Node) (*Tenant, error) {
 	t := &Tenant{Line: n.Line, Terms: admission.Terms{Weight: 1}}
 	c := &t.Terms
@@ -121,8 +123,8 @@ func (p *parser) tenant(n *yaml.Node) (*Tenant, error) {
 	return t, nil
 }
 
-// tenantName reports whether a name is one that tokens and callers can name: see
-// auth.TenantForm.
+// tenantName reports whether tokens and callers can carry the name: it is
+// auth.TenantForm, which this package cannot import.
 func tenantName(name string) bool {
 	return len(name) <= 128 && !strings.ContainsFunc(name, func(r rune) bool {
 		return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') &&
@@ -130,13 +132,14 @@ func tenantName(name string) bool {
 	})
 }
 
-// members are names and patterns, of which there may be many.
+// members reads names and patterns. They are checked for repeats with a map, unlike list,
+// because a tenant may have as many as the file has room for.
 func (p *parser) members(field string, n *yaml.Node) ([]string, error) {
 	if n.Kind != yaml.SequenceNode {
 		return nil, p.fail(n, "%s: want a list, such as %s: [%s]", field, field, n.Value)
 	}
 	if len(n.Content) == 0 {
-		return nil, p.fail(n, "%s: an empty list is nobody, want names, or the field left out", field)
+		return nil, p.fail(n, "%s: an empty list matches no caller, want names, or the field left out", field)
 	}
 	out, seen := make([]string, 0, len(n.Content)), make(map[string]bool, len(n.Content))
 	for _, item := range n.Content {

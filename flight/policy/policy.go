@@ -8,16 +8,16 @@ import (
 	"bowstring/schema"
 )
 
-// Right is something that a caller may do with a dataset, or several such things.
+// Right is a set of rights on a dataset, one bit each.
 type Right uint8
 
 // The rights. Each of the others includes List.
 const (
-	List  Right = 1 << iota // see that it is there: listings, its record, its schema, counts of rows
+	List  Right = 1 << iota // see that the dataset exists: listings, its record, schema and row counts
 	Read                    // see its rows, and select among them
 	Write                   // commit snapshots of it
 	Drop                    // drop it or its snapshots
-	Admin                   // all of it, and see and end what others do with it
+	Admin                   // all of the above, and see and cancel the calls of others on it
 
 	all = List | Read | Write | Drop | Admin
 )
@@ -25,7 +25,7 @@ const (
 var rightNames = []struct {
 	name  string
 	right Right
-	grant Right // with what it includes
+	grant Right // the right, with the rights that it includes
 }{
 	{"list", List, List},
 	{"read", Read, Read | List},
@@ -48,14 +48,14 @@ func (r Right) String() string {
 	return strings.Join(names, ", ")
 }
 
-// Rule grants rights on datasets to principals.
+// Rule grants rights on datasets to principals. It is immutable after Parse.
 type Rule struct {
 	Name       string   // for people; may be ""
 	Principals []string // patterns
-	Groups     []string // patterns; who is in one is meant, too
+	Groups     []string // patterns; a principal in one of the groups matches, too
 	Datasets   []string // patterns
 	Rights     Right
-	// Restriction is what of the datasets can be seen; nil stands for all.
+	// Restriction hides rows and columns of the datasets; nil hides nothing.
 	Restriction *schema.Restriction
 	Line        int // of the file, from 1
 }
@@ -68,13 +68,15 @@ func (r *Rule) String() string {
 	return fmt.Sprintf("rule %q on line %d", r.Name, r.Line)
 }
 
-// Caller is a caller.
+// Caller is the principal and the groups of a call, as package auth has established them.
 type Caller struct {
-	Principal string // "" is nobody who has a name
+	Principal string // "" for an anonymous caller
 	Groups    []string
 }
 
-// isFor reports whether the rule is for a caller.
+// isFor reports whether the rule matches a caller. An anonymous caller matches only the
+// pattern "anonymous", never "*": a rule for all principals does not open the server to
+// callers without a token.
 func (r *Rule) isFor(who Caller) bool {
 	if who.Principal == "" {
 		return slices.Contains(r.Principals, anonymous)
@@ -87,32 +89,32 @@ func (r *Rule) isFor(who Caller) bool {
 	return slices.ContainsFunc(who.Groups, func(g string) bool { return anyMatch(r.Groups, g) })
 }
 
-// Rules are those of a file, compiled. They are immutable and safe for concurrent use. A
-// nil Rules grants everything to everybody: there is no file.
+// Rules are the compiled rules of a file. They are immutable and safe for concurrent use.
+// A nil Rules, that is, no file, grants every right to every caller.
 type Rules struct {
 	rules []*Rule
 }
 
-// Decision is what a caller may do with a dataset.
+// Decision holds the rights of a caller on a dataset.
 type Decision struct {
 	Rights Right
-	// Restriction is what of the rows and columns exists for the caller; nil: all.
+	// Restriction hides rows and columns from the caller; nil hides nothing.
 	Restriction *schema.Restriction
-	// Rule is the one that says so; nil if none is for the caller and the dataset, or
-	// there is no file.
+	// Rule is the rule that decided; nil if no rule matches, or there is no file.
 	Rule *Rule
 }
 
-// May reports whether all these rights are granted.
+// May reports whether the decision grants all of rights.
 func (d Decision) May(rights Right) bool { return d.Rights&rights == rights }
 
-// Same reports whether two decisions grant the same.
+// Same reports whether two decisions grant the same rights on the same rows and columns.
+// The rules that decided may differ.
 func (d Decision) Same(other Decision) bool {
 	return d.Rights == other.Rights && d.Restriction.Key() == other.Restriction.Key()
 }
 
-// Decide says what a caller may do with a dataset, whether there is one of that name or
-// not. It costs a look at each rule up to the one that decides.
+// Decide returns the rights of a caller on a dataset. The dataset need not exist. The
+// cost is linear in the rules up to the one that decides.
 func (rs *Rules) Decide(who Caller, dataset string) Decision {
 	if rs == nil {
 		return Decision{Rights: all}
@@ -125,10 +127,11 @@ func (rs *Rules) Decide(who Caller, dataset string) Decision {
 	return Decision{}
 }
 
-// Server says what a caller may do with the server as a whole, that is, with every dataset,
-// those to come included: what the first rule grants that is for the caller and for the
-// dataset pattern "*", less what an earlier rule for the caller does not grant on datasets
-// of its own. So it never grants what Decide does not for some name.
+// Server returns the rights of a caller on the server as a whole, that is, on every
+// present and future dataset. It is the grant of the first rule that matches the caller
+// and has the dataset pattern "*", minus each right that an earlier rule for the caller
+// withholds on its own datasets. Therefore Server never grants a right that Decide denies
+// for some dataset.
 func (rs *Rules) Server(who Caller) Decision {
 	if rs == nil {
 		return Decision{Rights: all}
@@ -145,5 +148,5 @@ func (rs *Rules) Server(who Caller) Decision {
 	return Decision{}
 }
 
-// List returns the rules in order. The caller does not change them.
+// List returns the rules in the order of the file. The caller must not change them.
 func (rs *Rules) List() []*Rule { return rs.rules }

@@ -37,7 +37,7 @@ rules:
     principals: ["*"]
     datasets: [public, "a-?"]
     rights: [read, write]
-  - name: nobody
+  - name: stranger
     principals: [anonymous]
     datasets: [public]
     rights: [list]
@@ -68,7 +68,7 @@ func TestDecide(t *testing.T) {
 		{"svc-b-1", "", "a-x", "list, read, write", "everybody", ""},
 		{"svc-b-1", "", "a-xy", "nothing", "", ""},
 		{"svc-b-1", "", "imagenet", "nothing", "", ""},
-		{"", "", "public", "list", "nobody", ""},
+		{"", "", "public", "list", "stranger", ""},
 		{"", "", "a-x", "nothing", "", ""},
 		{"anonymous", "", "public", "list, read, write", "everybody", ""}, // it has a name
 	} {
@@ -102,7 +102,7 @@ func TestDecide(t *testing.T) {
 	}
 }
 
-// What is wrong is told with its place, and what would be right.
+// An error has the place of the mistake, and says what would be right.
 func TestErrors(t *testing.T) {
 	const ok = "rules:\n  - principals: [a]\n    datasets: [d]\n    rights: [read]\n"
 	for _, tt := range []struct{ text, place, says string }{
@@ -116,7 +116,7 @@ func TestErrors(t *testing.T) {
 		{"rules: [a: [}", "1:1", "no YAML"},
 		{"rules:\n\t- a", "2:1", "no YAML"},
 		{"rules: []\n---\nrules: []", "1:1", "several documents"},
-		{"rules:\n  - {}", "2:5", "for nobody"},
+		{"rules:\n  - {}", "2:5", "matches no caller"},
 		{"rules:\n  - principals: [a]", "2:5", "for no dataset"},
 		{"rules:\n  - {principals: [a], datasets: [d]}", "2:5", "no rights"},
 		{"rules:\n  - {principals: [], datasets: [d], rights: []}", "2:18", "empty list"},
@@ -201,7 +201,7 @@ func TestMatch(t *testing.T) {
 		if want {
 			matched++
 		}
-		// What one pattern covers, it covers name by name.
+		// covers holds name by name: if a wide pattern covers a narrow one, it matches each name that the narrow one matches.
 		if other := word("ab*?"); covers(other, pattern) && want && !match(other, name) {
 			t.Fatalf("%q is said to cover %q, and not %q", other, pattern, name)
 		}

@@ -49,8 +49,8 @@ func (r plainRule) text() string {
 	return text + "}\n"
 }
 
-// What a caller may do with the server as a whole he may do with every dataset; and what he may do with every dataset
-// that there could be, he may do with the server, where a rule for "*" says so.
+// Each right on the server is a right on every dataset. Each right on every possible dataset is a right on the
+// server, if a rule for "*" grants it.
 func TestServerIsEveryDataset(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)

@@ -7,29 +7,31 @@ import (
 	"bowstring/fetch/admission"
 )
 
-// DefaultTenant is on whose account those call who are in no other tenant.
+// DefaultTenant is the tenant of callers that belong to no other tenant.
 const DefaultTenant = "default"
 
-// Tenant is who gets a part of what the server has.
+// Tenant is an account with its share and its limits. It is immutable after ParseTenants.
 type Tenant struct {
 	Name       string
 	Principals []string // patterns
-	Groups     []string // patterns; who is in one is meant, too
+	Groups     []string // patterns; a principal in one of the groups belongs, too
 	Terms      admission.Terms
-	Line       int // of the file, from 1; 0 where the file does not name it
+	Line       int // of the file, from 1; 0 if the file does not name the tenant
 }
 
-// Tenants are those of a file, compiled. They are immutable and safe for concurrent use.
-// A nil Tenants has each be a tenant that callers name, with equal terms and no ceilings.
+// Tenants are the compiled tenants of a file. They are immutable and safe for concurrent
+// use. With a nil Tenants, that is, no file, each name that a caller gives is a tenant of
+// its own, with equal weight and no limits.
 type Tenants struct {
-	list   []*Tenant // DefaultTenant last, if the file does not name it
+	list   []*Tenant // in the order of the file; DefaultTenant is last if the file does not name it
 	byName map[string]*Tenant
-	// Names without * and ? are looked up, as there may be very many; of patterns each
-	// is looked at. The values are indexes in list, the least if there are several.
+	// Names without * and ? are in a hash table, because there may be very many; patterns
+	// are tried one by one. The values are indexes in list, the least one if several
+	// tenants match.
 	principals, groups named
 }
 
-// named finds the first tenant for a name.
+// named finds the first tenant, in the order of the file, for a name.
 type named struct {
 	exact    map[string]int
 	patterns []pattern // in the order of the file
@@ -50,7 +52,9 @@ func (n *named) add(text string, tenant int) {
 	}
 }
 
-// first returns the first tenant for a name, or most if none before that is.
+// first returns the first tenant for a name that is before most, or else most. Patterns
+// are in the order of the file, so the search ends at the first pattern of a later
+// tenant.
 func (n *named) first(name string, most int) int {
 	if at, ok := n.exact[name]; ok {
 		most = min(most, at)
@@ -66,6 +70,8 @@ func (n *named) first(name string, most int) int {
 	return most
 }
 
+// compileTenants indexes the tenants. It adds DefaultTenant if the file leaves it out, so
+// that every caller has a tenant.
 func compileTenants(list []*Tenant) *Tenants {
 	ts := &Tenants{list: list, byName: map[string]*Tenant{}, principals: named{exact: map[string]int{}},
 		groups: named{exact: map[string]int{}}}
@@ -85,9 +91,10 @@ func compileTenants(list []*Tenant) *Tenants {
 	return ts
 }
 
-// For says on whose account a caller calls. named is the tenant that it has named, or that
-// what let it in has, "" if none: it counts if the file has it. Otherwise the first
-// tenant is the caller's that names it or one of its groups; and then the default one.
+// For returns the tenant that a call is charged to. named is the tenant that the call or
+// its token names, "" if none: it is used if the file has it. Otherwise the first tenant
+// that matches the caller or one of its groups is used, and last DefaultTenant. If ts is
+// nil, the result is named. For does not check that the caller may use named: see Has.
 func (ts *Tenants) For(who Caller, named string) string {
 	if ts == nil {
 		return named
@@ -98,7 +105,7 @@ func (ts *Tenants) For(who Caller, named string) string {
 	return cmp.Or(ts.member(who), DefaultTenant)
 }
 
-// member returns the first tenant that names the caller, "" if none does.
+// member returns the first tenant that matches the caller, "" if none does.
 func (ts *Tenants) member(who Caller) string {
 	none := len(ts.list)
 	at := none
@@ -116,7 +123,7 @@ func (ts *Tenants) member(who Caller) string {
 	return ts.list[at].Name
 }
 
-// Has reports whether a tenant names the caller, who may then call on its account.
+// Has reports whether a tenant matches the caller, who may then name it in calls.
 func (ts *Tenants) Has(tenant string, who Caller) bool {
 	if ts == nil || ts.byName[tenant] == nil {
 		return false
@@ -126,8 +133,8 @@ func (ts *Tenants) Has(tenant string, who Caller) bool {
 	return r.isFor(who)
 }
 
-// Terms are what a tenant gets. One that is not in the file, as it was when its streams
-// began, gets what the default one does.
+// Terms returns the weight and the limits of a tenant. If a reload has removed the tenant
+// while its streams run, it gets those of DefaultTenant.
 func (ts *Tenants) Terms(tenant string) admission.Terms {
 	if ts == nil {
 		return admission.Terms{}
@@ -138,11 +145,12 @@ func (ts *Tenants) Terms(tenant string) admission.Terms {
 	return ts.byName[DefaultTenant].Terms
 }
 
-// List returns the tenants in the order of the file. The caller does not change them.
+// List returns the tenants in the order of the file. The caller must not change them.
 func (ts *Tenants) List() []*Tenant { return ts.list }
 
-// Lint looks for what is likely not meant: tenants that nobody is in, and ceilings that
-// leave others less than they may have.
+// Lint reports what the operator has probably not meant: tenants without members, members
+// that an earlier tenant has already, and members of DefaultTenant, which needs none.
+// Findings are sorted by line.
 func (ts *Tenants) Lint() []Finding {
 	found := []Finding{}
 	seen := map[string]string{}
@@ -150,7 +158,7 @@ func (ts *Tenants) Lint() []Finding {
 		line := max(t.Line, 1)
 		if t.Line > 0 && t.Name != DefaultTenant && t.Principals == nil && t.Groups == nil {
 			found = append(found, Finding{line, `tenant "` + t.Name +
-				`" names nobody: only callers whose tokens name it are in it`})
+				`" has no principals and no groups: only callers whose tokens name it are in it`})
 		}
 		for kind, list := range map[string][]string{"principal": t.Principals, "group": t.Groups} {
 			for _, p := range list {
@@ -164,7 +172,7 @@ func (ts *Tenants) Lint() []Finding {
 		}
 		if t.Line > 0 && t.Name == DefaultTenant && (t.Principals != nil || t.Groups != nil) {
 			found = append(found,
-				Finding{line, `tenant "default" is that of all who are in no other; it need name nobody`})
+				Finding{line, `tenant "default" is for all callers without another tenant; it needs no principals or groups`})
 		}
 	}
 	slices.SortStableFunc(found, func(a, b Finding) int {

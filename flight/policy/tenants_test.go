@@ -134,8 +134,8 @@ func TestTenantsLint(t *testing.T) {
 		all = append(all, fmt.Sprintf("%d: %s", f.Line, f.Message))
 	}
 	got := strings.Join(all, "\n")
-	for _, want := range []string{`10: tenant "batch" names nobody`,
-		`11: tenant "default" names principal "ada", who is in tenant "vision" before`, `it need name nobody`} {
+	for _, want := range []string{`10: tenant "batch" has no principals`,
+		`11: tenant "default" names principal "ada", who is in tenant "vision" before`, `it needs no principals`} {
 		if !strings.Contains(got, want) {
 			t.Errorf("it does not say %q:\n%s", want, got)
 		}

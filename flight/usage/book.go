@@ -20,17 +20,20 @@ import (
 
 // Options tunes a Book. The zero value of each field but Dir stands for its default.
 type Options struct {
-	// Dir is the directory, which is made if it is not there. One server has it, at a time.
+	// Dir is the directory. Open creates it if it is missing. Only one server at a time
+	// may use it.
 	Dir string
-	// Keep is for how many days what was used is kept. Default 400.
+	// Keep is for how many days the record is kept. Default 400.
 	Keep int
-	// Entries is how many tenants with datasets are told apart on a day. Default 10,000.
+	// Entries bounds the pairs of tenant and dataset of a day. Amounts beyond are added
+	// up under Other. Default 10,000.
 	Entries int
-	// Every is how often what was counted is written. Default 15 s.
+	// Every is the interval of writes: at most so much is lost if the process dies.
+	// Default 15 s.
 	Every time.Duration
 	// Now is the clock. Default time.Now.
 	Now func() time.Time
-	// Logger is told when the directory cannot be read or written. Default slog.Default().
+	// Logger gets errors of reading and writing the directory. Default slog.Default().
 	Logger *slog.Logger
 }
 
@@ -68,28 +71,31 @@ func (o *Options) Validate() error {
 	return nil
 }
 
-// Book is what was used. It is safe for concurrent use.
+// Book is the record of usage. It is safe for concurrent use. Amounts are added in
+// memory, and Run writes them: a stream never waits for the disk.
 type Book struct {
 	opts Options
+	// lock is the open file whose flock keeps other servers out of the directory.
 	lock *os.File
 
-	writing sync.Mutex // held while files are written, and not while things are counted
+	writing sync.Mutex // held while files are written; mu is taken after it, and never held during a write
 
 	mu     sync.Mutex
 	closed bool            // guarded by mu
-	days   map[string]*day // in memory: those that were added to of late; guarded by mu
-	failed string          // what was logged last, "" if nothing is wrong; guarded by writing
+	days   map[string]*day // days with recent amounts; guarded by mu
+	failed string          // the error that was logged last, "" if the last write succeeded; guarded by writing
 }
 
 type key struct{ tenant, dataset string }
 
-// day is guarded by Book.mu.
+// day is the usage of one day in UTC. It is guarded by Book.mu.
 type day struct {
-	entries map[key]Amount
-	changed bool
+	entries map[key]Amount // total of the day, what was loaded from disk included
+	changed bool           // since the last write
 }
 
-// Open opens or makes the directory. It is a schema.ErrUnavailable if another process has it.
+// Open creates or opens the directory. It returns schema.ErrUnavailable if another
+// process uses it. The caller calls Close.
 func Open(opts Options) (*Book, error) {
 	opts.EnsureDefaults()
 	if err := opts.Validate(); err != nil {
@@ -109,8 +115,9 @@ func Open(opts Options) (*Book, error) {
 	return &Book{opts: opts, lock: lock, days: map[string]*day{}}, nil
 }
 
-// Add counts what a tenant has used of a dataset now. It does not wait for a disk, but
-// for a look at the file of a day that is new to the process.
+// Add adds an amount to today's entry of a tenant and a dataset. It reads the file of the
+// day if the process has not added to that day before, and otherwise waits for no disk.
+// After Close it does nothing.
 func (b *Book) Add(tenant, dataset string, a Amount) {
 	if a == (Amount{}) {
 		return
@@ -125,7 +132,9 @@ func (b *Book) Add(tenant, dataset string, a Amount) {
 	d.changed = true
 }
 
-// add adds to an entry, or to that of others where there are too many.
+// add adds to an entry. If the day has its maximum of entries, it adds to Other of the
+// tenant, and if that is no entry yet, to Other of Other: totals stay right, and memory
+// is bounded.
 func add(to map[key]Amount, most int, k key, a Amount) {
 	for _, k := range []key{k, {k.tenant, Other}, {Other, Other}} {
 		sum, ok := to[k]
@@ -137,6 +146,8 @@ func add(to map[key]Amount, most int, k key, a Amount) {
 	}
 }
 
+// dayLocked returns a day, and loads it if it is not in memory. Writing a day that was
+// not loaded would replace its file by the new amounts alone.
 func (b *Book) dayLocked(name string) *day {
 	d := b.days[name]
 	if d == nil {
@@ -146,7 +157,9 @@ func (b *Book) dayLocked(name string) *day {
 	return d
 }
 
-// load reads what is there of a day. A file that cannot be read is put aside, and told of.
+// load reads a day's file. If that fails, it renames the file to .damaged and logs the
+// error: accounting goes on with an empty day, and the operator can restore the file by
+// hand.
 func (b *Book) load(name string) map[key]Amount {
 	entries := map[key]Amount{}
 	list, err := readDay(b.path(name), name)
@@ -166,15 +179,17 @@ func (b *Book) load(name string) map[key]Amount {
 
 func (b *Book) path(day string) string { return filepath.Join(b.opts.Dir, day+suffix) }
 
-// MaxDays is how many days one filter may name.
+// MaxDays bounds the days of one filter.
 const MaxDays = 1000
 
-// Bytes is about what Each takes in memory: it has the entries of one day at a time.
+// Bytes estimates the memory that Each needs, which holds the entries of one day at a
+// time.
 func (b *Book) Bytes() int64 { return int64(b.opts.Entries) * 512 }
 
-// Each calls visit with the entries that a filter names, by day, tenant and dataset. turn runs what takes a processor
-// for a while, a day at once, when it may. It is a schema.ErrLimit if the filter names more than MaxDays days that there
-// is a record of.
+// Each calls visit with the entries that match a filter, sorted by day, tenant and
+// dataset. turn runs the work of each day when the scheduler allows it, because decoding
+// a large day takes CPU time. Each returns schema.ErrLimit if more than MaxDays recorded
+// days match. visit must not keep the entry.
 func (b *Book) Each(ctx context.Context, f Filter, turn func(func() error) error, visit func(*Entry) error) error {
 	if err := f.Check(); err != nil {
 		return err
@@ -184,7 +199,7 @@ func (b *Book) Each(ctx context.Context, f Filter, turn func(func() error) error
 		return err
 	}
 	if len(names) > MaxDays {
-		return fmt.Errorf("%w: %d days are on record between %q and %q, at most %d are told at once; name fewer by since "+
+		return fmt.Errorf("%w: %d days are on record between %q and %q, at most %d are returned at once; name fewer by since "+
 			"and until", schema.ErrLimit, len(names), f.Since, f.Until, MaxDays)
 	}
 	for _, name := range names {
@@ -208,7 +223,8 @@ func (b *Book) Each(ctx context.Context, f Filter, turn func(func() error) error
 	return nil
 }
 
-// named lists the days that a filter names of which there is something, in their order.
+// named returns the recorded days that match a filter, sorted. Days in memory may have no
+// file yet.
 func (b *Book) named(f *Filter) ([]string, error) {
 	names, err := b.onDisk()
 	if err != nil {
@@ -222,7 +238,8 @@ func (b *Book) named(f *Filter) ([]string, error) {
 	return slices.Compact(names), nil
 }
 
-// entries returns those of a day that a filter names, sorted.
+// entries returns the entries of a day that match a filter, sorted. A day in memory is at
+// least as new as its file.
 func (b *Book) entries(name string, f *Filter) (list []Entry, err error) {
 	b.mu.Lock()
 	d := b.days[name]
@@ -244,7 +261,7 @@ func (b *Book) entries(name string, f *Filter) (list []Entry, err error) {
 	return sorted(list), nil
 }
 
-// onDisk lists the days of which there are files.
+// onDisk returns the days that have files, sorted, as os.ReadDir sorts.
 func (b *Book) onDisk() ([]string, error) {
 	files, err := os.ReadDir(b.opts.Dir)
 	if err != nil {
@@ -259,8 +276,9 @@ func (b *Book) onDisk() ([]string, error) {
 	return names, nil
 }
 
-// Run writes what is counted until ctx ends, and calls collect before each time, which
-// may be nil.
+// Run writes the new amounts at each interval until ctx ends. It calls collect before
+// each write, if collect is not nil, so that running streams add what they have used so
+// far.
 func (b *Book) Run(ctx context.Context, collect func()) {
 	tick := time.NewTicker(b.opts.Every)
 	defer tick.Stop()
@@ -277,7 +295,8 @@ func (b *Book) Run(ctx context.Context, collect func()) {
 	}
 }
 
-// report logs an error once for as long as it stays the same.
+// report logs an error of a write. It logs a repeated error once only, because a full
+// disk fails every 15 s.
 func (b *Book) report(ctx context.Context, err error) {
 	b.writing.Lock()
 	defer b.writing.Unlock()
@@ -292,7 +311,7 @@ func (b *Book) report(ctx context.Context, err error) {
 	b.failed = why
 }
 
-// Close writes what was counted, and lets go of the directory.
+// Close writes the new amounts and unlocks the directory. Later calls do nothing.
 func (b *Book) Close() error {
 	err := b.Flush()
 	b.mu.Lock()

@@ -71,7 +71,7 @@ func want(t *testing.T, got []string, want ...string) {
 	}
 }
 
-// What was written survives; a process that ends without a word loses what was counted since.
+// Written amounts survive. A process that is killed loses the amounts since its last write.
 func TestBookSurvives(t *testing.T) {
 	dir, c := t.TempDir(), &clock{}
 	c.set("2026-03-01")
@@ -147,7 +147,7 @@ func TestBookIsBounded(t *testing.T) {
 	}
 }
 
-// What is damaged is put aside, and what cannot be written is written later.
+// A damaged file is renamed, and amounts whose write failed are written later.
 func TestBookOfABadDisk(t *testing.T) {
 	dir, c := t.TempDir(), &clock{}
 	c.set("2026-03-01")

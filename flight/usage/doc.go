@@ -1,4 +1,5 @@
-// Package usage keeps what tenants have used, by day and dataset, in a directory: it
-// survives the process, but for what was counted since it was written last. It knows
-// nothing of calls or rights: package flight counts, and decides who may look.
+// Package usage records the resources that each tenant has used, by day and dataset, in a
+// directory. The record survives the process, except for the amounts since the last
+// write. The package knows nothing of calls or rights: package flight measures, and
+// decides which callers may see the record. Begin with [Book].
 package usage

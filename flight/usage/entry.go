@@ -10,23 +10,23 @@ import (
 	"bowstring/schema"
 )
 
-// Amount is what was used.
+// Amount is a sum of resources. The zero value is no usage.
 type Amount struct {
-	Streams    int64   `json:"streams"`     // that began
+	Streams    int64   `json:"streams"`     // begun
 	Rows       int64   `json:"rows"`        // sent
 	Bytes      int64   `json:"bytes"`       // sent
-	StoreBytes int64   `json:"store_bytes"` // of blobs read from the store for that
+	StoreBytes int64   `json:"store_bytes"` // of blobs read from the store for the rows sent
 	RowsIn     int64   `json:"rows_in"`     // received
 	BytesIn    int64   `json:"bytes_in"`    // received
-	Seconds    float64 `json:"seconds"`     // that streams ran, added up
-	// ProcessorSeconds are those that operators took.
+	Seconds    float64 `json:"seconds"`     // duration of streams, summed
+	// ProcessorSeconds are CPU seconds of operators.
 	ProcessorSeconds float64 `json:"processor_seconds,omitempty"`
-	// Requests were made to buckets, and cost so much, their bytes included.
+	// Requests are requests to buckets. Cost is their price, with that of the bytes.
 	Requests int64        `json:"requests,omitempty"`
 	Cost     object.Money `json:"cost_usd,omitempty"`
 }
 
-// Add adds b.
+// Add adds b to a.
 func (a *Amount) Add(b Amount) {
 	a.Streams += b.Streams
 	a.Rows += b.Rows
@@ -40,7 +40,7 @@ func (a *Amount) Add(b Amount) {
 	a.Cost += b.Cost
 }
 
-// Entry is what a tenant used of a dataset on a day.
+// Entry is the amount that a tenant has used of a dataset on a day.
 type Entry struct {
 	Day     string `json:"day"` // YYYY-MM-DD, UTC
 	Tenant  string `json:"tenant"`
@@ -48,15 +48,16 @@ type Entry struct {
 	Amount
 }
 
-// Other is the tenant and the dataset of what there was no room for to keep apart.
-// Neither can have that name.
+// Other replaces the tenant and the dataset of amounts beyond Options.Entries. No tenant
+// or dataset can have this name.
 const Other = "(other)"
 
-// Buckets is the dataset of requests to buckets: which tenant made them is known, and not for which dataset. No dataset
-// can have that name.
+// Buckets is the dataset of requests to buckets. One request may serve several datasets,
+// and only its tenant is known. No dataset can have this name.
 const Buckets = "(buckets)"
 
-// Filter says which entries are meant; the zero value of a field stands for all.
+// Filter selects entries. The zero value of a field matches all.
+// Tenant and Dataset are exact names, not patterns.
 type Filter struct {
 	Tenant, Dataset string
 	Since, Until    string // days, both included
@@ -70,7 +71,7 @@ func (f *Filter) days(day string) bool {
 	return day >= f.Since && (f.Until == "" || day <= f.Until)
 }
 
-// Check returns an error that names the first field that is not as it has to be.
+// Check returns a schema.FieldError for the first field that is not a day.
 func (f *Filter) Check() error {
 	for name, day := range map[string]string{"since": f.Since, "until": f.Until} {
 		if day != "" && !isDay(day) {
@@ -81,6 +82,7 @@ func (f *Filter) Check() error {
 	return nil
 }
 
+// isDay accepts only the canonical form: file names are compared as strings.
 func isDay(s string) bool {
 	t, err := time.Parse(time.DateOnly, s)
 	return err == nil && t.Format(time.DateOnly) == s
@@ -95,6 +97,8 @@ func sorted(list []Entry) []Entry {
 	return list
 }
 
+// check guards against a file that was renamed or copied to another day, which would be
+// counted twice.
 func (e *Entry) check(day string) error {
 	if e.Day != day {
 		return fmt.Errorf("%w: an entry of %s in the file of %s", schema.ErrDataLoss, schema.Quote(e.Day), day)

@@ -11,10 +11,11 @@ import (
 	"time"
 )
 
-// suffix is that of the file of a day: an entry a line, in JSON.
+// suffix ends the names of the files of days. A file has one JSON object a line.
 const suffix = ".jsonl"
 
-// readDay reads the file of a day; none if there is none.
+// readDay reads a day's file. A missing file has no entries. Any line that does not parse
+// fails the whole file: to skip it would understate usage.
 func readDay(path, day string) (list []Entry, err error) {
 	text, err := os.ReadFile(path)
 	if errors.Is(err, os.ErrNotExist) {
@@ -38,7 +39,9 @@ func readDay(path, day string) (list []Entry, err error) {
 	return list, nil
 }
 
-// writeDay puts a file in place from one moment to the next, on stable storage.
+// writeDay replaces a day's file atomically and durably: it writes a new file, syncs it,
+// renames it, and syncs the directory. Without the last step a power failure could bring
+// back the old file.
 func writeDay(path string, list []Entry) error {
 	temp := path + ".new"
 	f, err := os.OpenFile(temp, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o640)
@@ -63,8 +66,8 @@ func writeDay(path string, list []Entry) error {
 	return errors.Join(dir.Sync(), dir.Close())
 }
 
-// Flush writes what was counted since it was written last. What cannot be written stays,
-// to be written the next time.
+// Flush writes the days that have changed since they were last written. A day whose write
+// fails stays marked as changed, and the next Flush writes it.
 func (b *Book) Flush() error {
 	b.writing.Lock()
 	defer b.writing.Unlock()
@@ -77,7 +80,7 @@ func (b *Book) Flush() error {
 	dirty := map[string][]Entry{}
 	for name, d := range b.days {
 		if !d.changed {
-			if name != today { // it is over, or the clock was wrong
+			if name != today { // the day is over, or the clock was wrong: its file has everything
 				delete(b.days, name)
 			}
 			continue
@@ -104,8 +107,9 @@ func (b *Book) Flush() error {
 	return errors.Join(failed, b.expire())
 }
 
-// expire removes the days before those that are kept. A clock that was far ahead for a
-// while costs nothing: what counts is how many days have files.
+// expire removes the oldest files beyond Options.Keep, if they are also older than Keep
+// days. Both conditions matter: a clock that was once far in the future removes nothing
+// as long as there are few files.
 func (b *Book) expire() error {
 	names, err := b.onDisk()
 	if err != nil || len(names) <= b.opts.Keep {
