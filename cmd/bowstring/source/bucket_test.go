@@ -15,8 +15,8 @@ import (
 	"bowstring/schema"
 )
 
-// checkPlaces compares the blobs of a batch with what lies where the batch says that they lie. It returns how many
-// have a place.
+// checkPlaces compares the blobs of a batch with the bytes at the extents that the batch
+// names. It returns how many have a place.
 func checkPlaces(t *testing.T, files *Files, b *Batch, walked bool) (found int) {
 	t.Helper()
 	for c := range b.Blobs {
@@ -45,7 +45,7 @@ func checkPlaces(t *testing.T, files *Files, b *Batch, walked bool) (found int) 
 				continue
 			}
 			if blob == nil || !bytes.Equal(got, blob) {
-				t.Errorf("%s: at %+v lie other bytes than the blob has", b.Keys[row], at)
+				t.Errorf("%s: the bytes at %+v differ from the blob's", b.Keys[row], at)
 			}
 		}
 	}
@@ -55,8 +55,8 @@ func checkPlaces(t *testing.T, files *Files, b *Batch, walked bool) (found int) 
 // fileURL is a path of this machine as a URL.
 func fileURL(path string) string { return (&url.URL{Scheme: "file", Path: path}).String() }
 
-// likeABucket says whether what is at a path may lie in a bucket as it is: no links, nothing that names its own place,
-// nothing that cannot be read.
+// likeABucket says whether what is at a path could be in a bucket as it is: no links,
+// nothing that names its own place, nothing that cannot be read.
 func likeABucket(t *testing.T, path string) bool {
 	t.Helper()
 	if strings.ContainsAny(path, patternRunes) {
@@ -107,7 +107,7 @@ func (r *readResult) sameInBucket(t *testing.T, path string, opts Options, read 
 		for _, root := range []string{fileURL(abs), fileURL(filepath.Dir(abs)), abs, filepath.Dir(abs)} {
 			s = strings.ReplaceAll(s, root, "ROOT")
 		}
-		for strings.Contains(s, "../../") { // how far a path leads out depends on where the folder lies
+		for strings.Contains(s, "../../") { // how far a path leads out depends on where the folder is
 			s = strings.ReplaceAll(s, "../../", "../")
 		}
 		return s
@@ -125,7 +125,7 @@ func (r *readResult) sameInBucket(t *testing.T, path string, opts Options, read 
 	walked := readOnce(t, fileURL(abs), opts, read)
 	for key, at := range got.at {
 		if have, ok := walked.at[key]; !ok || have != at {
-			t.Errorf("%s: %s lies at %s by its header, and at %s", path, key, have, at)
+			t.Errorf("%s: %s is at %s by its header, and at %s", path, key, have, at)
 		}
 	}
 	same := func(r *readResult, other *readResult) (ids []schema.ID) {

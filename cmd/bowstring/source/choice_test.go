@@ -57,7 +57,7 @@ func TestChoice(t *testing.T) {
 			}
 		})
 	}
-	// A split that is left out tells none.
+	// A split that is left out has no samples.
 	path := filepath.Join(tree(t, with("t.csv", table)), "t.csv")
 	if r := readAll(t, path, Options{LeaveOut: []string{"split"}}, ReadOptions{}); len(r.splits) != 0 {
 		t.Errorf("splits %q", r.splits)

@@ -163,8 +163,8 @@ func TestLitDataRefused(t *testing.T) {
 	}
 }
 
-// TestDamagedChunks damages chunks of every kind at many places: they may be read or be refused, but what is served lies
-// where it is said to, and nothing panics.
+// TestDamagedChunks damages chunks of every kind at many places: they may be read or be
+// refused, but what is served is at the extent that is named, and nothing panics.
 func TestDamagedChunks(t *testing.T) {
 	for _, kind := range []string{"bare", "chunk", "batch", "sample"} {
 		files, err := filepath.Glob(filepath.Join("testdata/litdata", kind, "chunk-0-0*"))
@@ -219,7 +219,7 @@ func TestChunkBombs(t *testing.T) {
 		"offsets": {index("batch", "bytes", 1<<24), append(bytes.Clone(head), 0, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0, 1), "cut short"},
 		"frame":   {index("batch", "bytes", 1), frame(1, 1, 100), "another size decoded"},
 		"sample": {index("sample", "bytes", 1), slices.Concat(uint32s(1, 12, 12+len(zeros)), zeros),
-			"bytes hold no sizes|column value has 0 bytes|268435452 bytes lie behind"},
+			"bytes hold no sizes|column value has 0 bytes|268435452 bytes follow"},
 		"table": {index("chunk", "bytes", 1<<24), zeros, "it holds 0 samples"},
 		"array": {index("chunk", "numpy", 1), w.EncodeAll(slices.Concat(uint32s(1, 12, 12+4+16, 16, 0, 2, 1<<31-1, 1<<31-1)), nil),
 			"no array that can be read"},
@@ -358,7 +358,7 @@ func FuzzTFRecord(f *testing.F) {
 	})
 }
 
-// FuzzExample: whatever the record, what is found of it lies in it.
+// FuzzExample: whatever the record, what is found is within it.
 func FuzzExample(f *testing.F) {
 	f.Add(tfExample("a", [][]byte{{1, 2}, {}}, "b", []int64{-1, 5}, "c", []uint32{1, 2}))
 	f.Add(message(nil, 2, []byte("x")))

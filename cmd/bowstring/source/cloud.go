@@ -25,8 +25,9 @@ import (
 // cloudRoot is the path of a bucket's keys: with it, a path that leads out of a bucket is none in it.
 const cloudRoot = "/-"
 
-// cloud is the system of files of a folder in a bucket. Its paths are cloudRoot, a slash and a key. What there is, is
-// known from one list, which is made when the data set is opened; nothing else is asked for but what is read.
+// cloud is the system of files of a folder in a bucket. Its paths are cloudRoot, a slash
+// and a key. One list, made when the data set is opened, names all files. After that the
+// only requests are reads.
 type cloud struct {
 	from   object.Bucket
 	folder string // what the keys of the folder begin with: "", or what ends in a slash
@@ -311,7 +312,8 @@ func (c *cloud) ask(ctx context.Context, paths []string) error {
 	return nil
 }
 
-// statAll describes objects by their keys, several at once. What is not there is zero.
+// statAll describes objects by their keys, several at once. Bytes that are absent are
+// zero.
 func (c *cloud) statAll(ctx context.Context, keys []string) ([]object.Info, error) {
 	found := make([]object.Info, len(keys))
 	group, ctx := errgroup.WithContext(ctx)

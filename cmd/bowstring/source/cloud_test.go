@@ -119,8 +119,8 @@ func pathOf(name, root string) string {
 	return root
 }
 
-// What a server of S3 has is read as what a folder has: over 20 ms, with requests that are refused, cut short and lost,
-// and with no more of them than the files need.
+// The files of an S3 server are read as those of a folder: over 20 ms, with requests that
+// are refused, cut short and lost, and with no more of them than the files need.
 func TestReadFromS3(t *testing.T) {
 	for name, root := range dataSets(t) {
 		t.Run(name, func(t *testing.T) {
@@ -141,7 +141,7 @@ func TestReadFromS3(t *testing.T) {
 			if got.rowsText() != want.rowsText() {
 				t.Errorf("from S3\n%s\nfrom a folder\n%s", got.rowsText(), want.rowsText())
 			}
-			// Of the checks of this test each blob that has a place is another read.
+			// Each blob with an extent is one more read by the checks of this test.
 			gets, most := counts.Requests[objecttest.Get]-int64(got.placed), int64(2*files+3)
 			if name == "webdataset" {
 				most = int64(3*files + 20) // headers are looked at first
@@ -202,7 +202,7 @@ func TestWalkReadsLittle(t *testing.T) {
 			for c := range b.Blobs {
 				for row, blob := range b.Blobs[c] {
 					if blob != nil || b.At[c][row].IsZero() {
-						t.Errorf("%s: %d bytes were read, and it lies at %+v", b.Keys[row], len(blob), b.At[c][row])
+						t.Errorf("%s: %d bytes were read, and its extent is %+v", b.Keys[row], len(blob), b.At[c][row])
 					}
 				}
 			}
@@ -275,7 +275,8 @@ func TestBucketThatIsDenied(t *testing.T) {
 	}
 }
 
-// What a URL names: an object, a folder with and without a slash, a pattern, nothing.
+// A URL names one of these: an object, a folder with and without a slash, a pattern,
+// nothing.
 func TestPlacesInBuckets(t *testing.T) {
 	s := startS3(t)
 	picture := jpg(t, 1)

@@ -171,7 +171,8 @@ func TestDecompressionBombs(t *testing.T) {
 	if len(got) != len(files) || !slices.Contains(got, "good good.jpg") {
 		t.Errorf("%d lines: %q", len(got), got)
 	}
-	// Those of tiff.tiff and bmp.bmp are not there, which the header tells; the frame of hidden.webp is not its canvas's.
+	// Those of tiff.tiff and bmp.bmp are not there, as the header shows; the frame of
+	// hidden.webp is not its canvas's.
 	others := map[string]string{"tiff.tiff": "8192 strips or tiles, and places of 1", "bmp.bmp": "its pixels take ",
 		"hidden.webp": "it is 1 x 1, and its pixels are 16384 x 16384"}
 	for name := range bombs(t) {

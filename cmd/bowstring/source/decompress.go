@@ -21,7 +21,8 @@ var zstdOptions = []zstd.DOption{zstd.WithDecoderMaxWindow(128 << 20), zstd.With
 // errJunk is what follows the end of an archive or of a compressed stream and is no further one.
 var errJunk = errors.New("unknown bytes behind the end")
 
-// compressionOf tells a compression by the first bytes of a file: gz, zstd, bz2, xz, or "" for none that is known.
+// compressionOf recognises a compression by the first bytes of a file: gz, zstd, bz2, xz,
+// or "" for none that is known.
 func compressionOf(in *bufio.Reader) string {
 	head, _ := in.Peek(512) // a shorter file shows when it is read
 	switch {
@@ -40,9 +41,10 @@ func compressionOf(in *bufio.Reader) string {
 	return ""
 }
 
-// decompress reads a stream that is compressed by gz, zstd, bz2 or br. A stream may be several that follow each other:
-// files joined by cat are read as one. Zeros behind the last member of gz are padding, anything else is an error.
-// What follows a colon in the name is a level.
+// decompress reads a stream that is compressed by gz, zstd, bz2 or br. A stream may be
+// several that follow each other: files joined by cat are read as one. Zeros behind the
+// last member of gz are padding, anything else is an error. The part of the name after a
+// colon is a level.
 func decompress(in *bufio.Reader, name string) (io.Reader, func(), error) {
 	switch algorithm, _, _ := strings.Cut(name, ":"); algorithm {
 	case "gz":

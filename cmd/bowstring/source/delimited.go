@@ -247,8 +247,8 @@ func (d *delimited) next() (bad string, err error) {
 	}
 }
 
-// quoted reads a cell that begins with a quotation mark, and further lines where it goes on there. What comes behind
-// it is a separator, an end of line, or nothing.
+// quoted reads a cell that begins with a quotation mark, and further lines where it goes
+// on there. It is followed by a separator, an end of line, or nothing.
 func (d *delimited) quoted(line string) (text, rest string, more []string, bad string) {
 	var b strings.Builder
 	line = line[1:]

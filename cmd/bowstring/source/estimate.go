@@ -10,8 +10,8 @@ import (
 type Estimate struct {
 	Files int64 // that are read
 	Bytes int64 // that they have
-	// Through is what reading all of them takes, and Walked what reading takes with Options.Walk: as much, where a format
-	// does not tell what lies between without being read.
+	// Through is what reading all of them takes, and Walked what reading takes with
+	// Options.Walk: the same, if a format has to be read to find its samples.
 	Through, Walked Toll
 }
 

@@ -22,7 +22,7 @@ func decodeUnit(t *testing.T, file []byte, u schema.Unit) []byte {
 	return out
 }
 
-// extents is how many blobs lie as they are, in units, and in one piece nowhere.
+// extents is how many blobs are stored as they are, in units, and not in one piece.
 type extents struct {
 	plain, packed, none int
 	whys                []string // of the latter
@@ -74,7 +74,7 @@ func checkExtents(t *testing.T, path string, opts Options) (found extents) {
 				switch e := b.At[c][row]; {
 				case blob == nil:
 					if !e.IsZero() {
-						t.Errorf("%s: a null lies at %+v", b.Keys[row], e)
+						t.Errorf("%s: a null has the extent %+v", b.Keys[row], e)
 					}
 				case e.IsZero():
 					found.none++

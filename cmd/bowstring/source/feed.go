@@ -13,9 +13,10 @@ import (
 	"bowstring/schema"
 )
 
-// feed reads the headers of tars, several at once, and hands them out in order, tar by tar. What is between them it
-// skips, except wanted members. In a bucket that saves bytes and costs requests: members of
-// a few hundred kilobytes and fewer are cheaper read through.
+// feed reads the headers of tars, several at once, and hands them out in order, tar by
+// tar. It skips the bytes between them, except wanted members. In a bucket that saves
+// bytes and costs requests: members of a few hundred kilobytes and fewer are cheaper read
+// through.
 type feed struct {
 	files  *Files
 	ctx    context.Context //nolint:containedctx // ends the reading
@@ -31,21 +32,21 @@ type feed struct {
 	shards  []shard
 	in      sequence // where all is read
 	next    int      // shard that is begun next
-	begun   map[int]*fedShard
+	begun   map[int]*feedShard
 	running sync.WaitGroup
 }
 
-// fedShard is a tar that is being read.
-type fedShard struct {
-	members chan fedMember
+// feedShard is a tar that is being read.
+type feedShard struct {
+	members chan feedMember
 	end     error    // what ended it, once members is closed; io.EOF if nothing is wrong
 	cut     error    // why it is not whole, though nothing else is wrong
 	packed  bool     // it is compressed, and was not read where that was left out
 	keep    *keptTar // what is handed out is kept there; nil where it is not
 }
 
-// fedMember is a member of a tar, and its content if it is wanted.
-type fedMember struct {
+// feedMember is a member of a tar, and its content if it is wanted.
+type feedMember struct {
 	tarMember
 	data   []byte
 	err    error               // why it cannot be read
@@ -63,7 +64,7 @@ type keptTars struct {
 // keptTar is a tar that was read.
 type keptTar struct {
 	of      *keptTars
-	members []fedMember
+	members []feedMember
 	bytes   int64
 	over    bool // there was no room for all of it
 	end     error
@@ -85,7 +86,7 @@ func newKeptTars() *keptTars {
 }
 
 // add keeps a member.
-func (k *keptTar) add(m fedMember) {
+func (k *keptTar) add(m feedMember) {
 	if k == nil || k.over {
 		return
 	}
@@ -101,7 +102,7 @@ func (k *keptTar) add(m fedMember) {
 
 // has reports whether all of the tar is there, with the content of what is wanted.
 func (k *keptTar) has(want func(tarMember) bool) bool {
-	return k != nil && !k.over && !k.packed && k.end != nil && !slices.ContainsFunc(k.members, func(m fedMember) bool {
+	return k != nil && !k.over && !k.packed && k.end != nil && !slices.ContainsFunc(k.members, func(m feedMember) bool {
 		return m.data == nil && m.problem == "" && m.size <= maxText && want(m.tarMember)
 	})
 }
@@ -123,7 +124,7 @@ const (
 // newFeed begins to read tars. close ends it.
 func newFeed(ctx context.Context, files *Files, shards []shard, walk bool, want func(tarMember) bool) *feed {
 	f := &feed{files: files, walk: walk || files.bucket() == nil, want: want, shards: shards,
-		begun: map[int]*fedShard{}}
+		begun: map[int]*feedShard{}}
 	f.ctx, f.cancel = context.WithCancel(ctx)
 	if !f.walk && !files.small(paths(shards)) {
 		f.walk = files.largeMembers(ctx, shards)
@@ -144,7 +145,7 @@ func (f *feed) close() {
 
 // shard returns a tar. The caller takes its members until there is none left. Tars are asked for in their
 // order. It is nil if f is.
-func (f *feed) shard(n int) *fedShard {
+func (f *feed) shard(n int) *feedShard {
 	if f == nil {
 		return nil
 	}
@@ -152,14 +153,14 @@ func (f *feed) shard(n int) *fedShard {
 	if f.files.bucket() != nil {
 		atOnce = feedTars
 		if !f.walk {
-			atOnce = 4 // what they read lies ahead for all of them
+			atOnce = 4 // they share the memory of read-ahead
 		}
 	}
 	for f.next = max(f.next, n); f.next < min(n+atOnce, len(f.shards)); f.next++ {
 		if !f.shards[f.next].read() {
 			continue
 		}
-		s := &fedShard{members: make(chan fedMember, feedMembers)}
+		s := &feedShard{members: make(chan feedMember, feedMembers)}
 		f.begun[f.next] = s
 		path := f.shards[f.next].path
 		var again *keptTar
@@ -198,7 +199,7 @@ func (f *feed) open(path string) (*File, error) {
 }
 
 // replay hands out a tar that was kept.
-func (f *feed) replay(s *fedShard, k *keptTar) error {
+func (f *feed) replay(s *feedShard, k *keptTar) error {
 	s.cut, s.packed = k.cut, k.packed
 	for _, m := range k.members {
 		select {
@@ -212,7 +213,7 @@ func (f *feed) replay(s *fedShard, k *keptTar) error {
 }
 
 // read reads a tar.
-func (f *feed) read(s *fedShard, path string) error {
+func (f *feed) read(s *feedShard, path string) error {
 	if end, done := f.byIndex(s, path); done {
 		s.cut = end.cut
 		return end.err
@@ -253,7 +254,7 @@ func (f *feed) read(s *fedShard, path string) error {
 }
 
 // taken says that the content of a member is used no more.
-func (s *fedShard) taken(m fedMember) {
+func (s *feedShard) taken(m feedMember) {
 	s.keep.add(m)
 	if m.room != nil {
 		m.room.Release(m.weight)

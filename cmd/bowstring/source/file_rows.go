@@ -150,7 +150,7 @@ func (s *fileRows) sample(ctx context.Context, row int, first map[string]int, na
 	if s.split != nil {
 		out.Split = s.split[row]
 		if out.Split == "" && len(s.splits) > 0 && out.Bad == "" {
-			out.Bad = "it lies in none of the split folders " + strings.Join(s.splits, ", ")
+			out.Bad = "it is in none of the split folders " + strings.Join(s.splits, ", ")
 		}
 	}
 	if s.ids == nil {
@@ -218,7 +218,7 @@ func (f *Files) isFolderMetadata(ctx context.Context, path string) bool {
 	return export.HoldsFolderMetadata(in)
 }
 
-func (l *layout) looksExport() bool {
+func (l *layout) detectExport() bool {
 	return l.dir && len(l.opts.files.exportMetadata(l.ctx, l.path, l.files)) > 0
 }
 
@@ -226,7 +226,7 @@ func openExport(ctx context.Context, root string, opts Options) (Source, error) 
 	s := &fileRows{about: about{place: opts.files, format: exportFormat, path: opts.files.absolute(root), exact: true},
 		asked: opts.Split, label: -1, choice: opts.choice}
 	s.walked = opts.Walk
-	l, err := look(ctx, root, opts)
+	l, err := examine(ctx, root, opts)
 	if err != nil {
 		return nil, err
 	}
@@ -280,7 +280,7 @@ func (s *fileRows) arrangeExport(stored []arrow.Field) error {
 			s.ids = column
 			continue
 		case schema.SplitColumn:
-			s.tell(column)
+			s.takeSplits(column)
 			continue
 		case schema.PositionColumn:
 			s.notes = append(s.notes, positionNote)
@@ -298,8 +298,8 @@ func (s *fileRows) arrangeExport(stored []arrow.Field) error {
 	return nil
 }
 
-// tell takes the splits of the rows from a column.
-func (s *fileRows) tell(column arrow.Array) {
+// takeSplits takes the splits of the rows from a column.
+func (s *fileRows) takeSplits(column arrow.Array) {
 	s.split = make([]string, s.meta.rows)
 	for row := range s.split {
 		s.split[row] = text(column, row)

@@ -22,7 +22,7 @@ import (
 // file of any size takes no room on a disk.
 const maxBlob = 2 << 30
 
-// What there may be in the place of a file.
+// The kinds of what may be in the place of a file.
 var (
 	errFolder     = errors.New("a folder, not a file")
 	errNotRegular = errors.New("not a regular file")
@@ -50,8 +50,8 @@ func tooLarge(limit int64) error {
 	return fmt.Errorf("it has more than %s, the most that is read into memory", humanize.IBytes(uint64(limit)))
 }
 
-// statFile says what is to be read of a file, and what is wrong with it as far
-// as its entry in the directory tells. Links are followed.
+// statFile says what is to be read of a file, and what is wrong with it as far as its
+// directory entry shows. Links are followed.
 func (f *Files) statFile(path string) (size int64, bad string) {
 	info, err := f.stat(path)
 	if err == nil {
@@ -195,9 +195,9 @@ func (p *pool) put(b []byte) {
 	p.classes[class].Put(&b)
 }
 
-// bounds is the folder that a data set lies in. Its author may name any file, by a path or by a link: what lies outside
-// of the folder is a file of the user who imports, and not one that the author has handed over. It is used by one
-// goroutine; nil has no bounds.
+// bounds is the folder of a data set. Its author may name any file, by a path or by a
+// link: a file outside the folder belongs to the user who imports, and not one that the
+// author has handed over. It is used by one goroutine; nil has no bounds.
 type bounds struct {
 	files    *Files
 	named    string            // as it was named, absolute
@@ -205,7 +205,7 @@ type bounds struct {
 	folders  map[string]string // resolved, by name
 }
 
-// boundsOf returns the bounds of a folder; nil if what lies outside is to be taken, too.
+// boundsOf returns the bounds of a folder; nil if files outside it are allowed.
 func (f *Files) boundsOf(folder string, opts Options) (*bounds, error) {
 	if opts.Outside {
 		return nil, nil //nolint:nilnil // no bounds
@@ -301,12 +301,13 @@ type namer struct {
 	names map[string]map[string]string // by folder, of names that are not ASCII: how the folder writes them
 }
 
-// find returns where a file that a table names lies, or is to lie, and its name as a path with slashes. It says why the
-// file is not to be read, "" if it is. A name that a file has is that file.
+// find returns the path of a file that a table names, whether it exists or not, and its
+// name as a path with slashes. It says why the file is not to be read, "" if it is. A
+// name that a file has is that file.
 func (n *namer) find(name string) (file, key, bad string) {
 	if at, ok := n.files.named(name); ok {
 		if !filepath.IsAbs(at) {
-			return at, name, "it lies in another place than the table, and only one is read"
+			return at, name, "it is in another place than the table, and only one is read"
 		}
 		name = at
 		if rel, err := filepath.Rel(n.dir, at); err == nil {

@@ -25,9 +25,9 @@ import (
 // metadata.csv, .jsonl or .parquet in any of the folders, whose column file_name
 // is relative to it.
 //
-// A top folder is a split if all that hold images are named like splits. The
-// class is the folder below the split (or root), however deep the image lies.
-// Labels are the same in all splits. Metadata with a column label takes their place.
+// A top folder is a split if all that hold images are named like splits. The class is the
+// folder below the split (or root), at any depth above the image. Labels are the same in
+// all splits. Metadata with a column label takes their place.
 //
 // A folder of audio is the same with sound, and with LibriSpeech's transcripts:
 // X.trans.txt, each line of which is the name of a file beside it, without its
@@ -36,7 +36,7 @@ type imageFolder struct {
 	about
 	media   string                 // schema.MediaImage or schema.MediaAudio
 	isMedia func(name string) bool // whether a file is a sample
-	split   string                 // the only one to read, if told apart
+	split   string                 // the only one to read, if splits are distinguished
 	in      *bounds
 	choice  *choice
 	paths   bool     // there is a column file_name
@@ -110,7 +110,7 @@ func (s *imageFolder) survey(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		// What cannot be read is reported when the samples are read.
+		// Files that cannot be read are reported when the samples are read.
 		if err == nil && p != s.path && hidden(d.Name()) {
 			if d.IsDir() {
 				return fs.SkipDir
@@ -261,7 +261,7 @@ func (s *imageFolder) Fields() (meta, blobs []arrow.Field) {
 	return meta, []arrow.Field{schema.BlobField(s.media, s.media, false)}
 }
 
-func (l *layout) looksImageFolder() bool {
+func (l *layout) detectImageFolder() bool {
 	return l.dir && l.any(isImageName)
 }
 
@@ -374,11 +374,11 @@ func (s *imageFolder) sample(ctx context.Context, rel, p, split string, seen []b
 		if i, ok := slices.BinarySearch(s.classes, class); ok {
 			sample.Meta = append(sample.Meta, int64(i))
 		} else if sample.Bad == "" {
-			sample.Bad = "label missing: it lies in no class folder"
+			sample.Bad = "label missing: it is in no class folder"
 		}
 	}
 	if sample.Bad == "" && len(s.splits) > 0 && split == "" {
-		sample.Bad = "it lies in none of the split folders " + strings.Join(s.splits, ", ")
+		sample.Bad = "it is in none of the split folders " + strings.Join(s.splits, ", ")
 	}
 	if s.paths {
 		sample.Meta = append(sample.Meta, rel)
@@ -635,7 +635,8 @@ func isListOfText(t arrow.DataType) bool {
 	return ok && isText(list.Elem())
 }
 
-// splitOf is the top folder in which a row's first file lies, or else its metadata; "" if that is no split.
+// splitOf is the top folder of a row's first file, or else of its metadata; "" if that is
+// no split.
 func (s *imageFolder) splitOf(t *table, row int, files []fileColumn) string {
 	folder := path.Dir(t.lines[row].file)
 	rel := path.Join(folder, "x")
@@ -689,11 +690,11 @@ func openAudioFolder(ctx context.Context, root string, opts Options) (Source, er
 		isMedia: isAudioName})
 }
 
-func (l *layout) looksAudioFolder() bool {
+func (l *layout) detectAudioFolder() bool {
 	other := func(name string) bool {
 		return isImageName(name) || isTarName(name) || extension(name) == "parquet"
 	}
-	return l.dir && l.any(isAudioName) && !l.any(other) && !l.looksCommonVoice()
+	return l.dir && l.any(isAudioName) && !l.any(other) && !l.detectCommonVoice()
 }
 
 // kind is what the files are, in words.

@@ -209,7 +209,7 @@ func TestParquet(t *testing.T) {
 		jsonText(t, []any{one, nil, []byte{}, nil, nil, nil, nil}))
 	golden(t, "parquet-made", readAll(t, root, Options{}, ReadOptions{}).text())
 
-	// Without that metadata, the content tells.
+	// Without that metadata, the content decides.
 	plain := []arrow.Field{{Name: "pic", Type: arrow.BinaryTypes.Binary, Nullable: true},
 		{Name: "n", Type: arrow.PrimitiveTypes.Uint8, Nullable: true},
 		{Name: "empty", Type: arrow.Null, Nullable: true}}

@@ -80,7 +80,7 @@ func plainOnly(b *Batch) *Batch {
 	return &out
 }
 
-// placesOf adds where the blobs of a batch lie, by key.
+// placesOf adds the extents of the blobs of a batch, by key.
 func placesOf(b *Batch, at map[string]string) {
 	for row, key := range b.Keys {
 		for c := range b.At {
@@ -93,7 +93,8 @@ func placesOf(b *Batch, at map[string]string) {
 	}
 }
 
-// walkFuzzed reads the same once more, without reading blobs, in a bucket: each sample that can be read lies where it did.
+// walkFuzzed reads the same once more, without reading blobs, in a bucket: each sample
+// that can be read has the same extents.
 func walkFuzzed(t *testing.T, path, format string, want map[string]string) {
 	t.Helper()
 	src, err := Open(t.Context(), fileURL(path), Options{Format: format, Walk: true})
@@ -114,7 +115,7 @@ func walkFuzzed(t *testing.T, path, format string, want map[string]string) {
 	}
 	for key, at := range want {
 		if format != "list" && got[key] != at {
-			t.Errorf("%q lies at %s, and walked at %s", key, at, got[key])
+			t.Errorf("%q is at %s, and walked at %s", key, at, got[key])
 		}
 	}
 }

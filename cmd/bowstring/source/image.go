@@ -24,10 +24,10 @@ type Verify string
 const (
 	// VerifyNone takes any bytes; width, height and format are null where the header makes no sense.
 	VerifyNone Verify = "none"
-	// VerifyHeader wants a header that the operators' decoders read, and the mark at which the format
-	// ends: EOI of JPEG, IEND of PNG, the trailer of GIF or the end of a frame, the length of WebP and
-	// BMP. A file cut short lacks it. TIFF has none, so of it the header is all
-	// that is checked. What lies between is not.
+	// VerifyHeader wants a header that the operators' decoders read, and the mark at
+	// which the format ends: EOI of JPEG, IEND of PNG, the trailer of GIF or the end of a
+	// frame, the length of WebP and BMP. A file cut short lacks it. TIFF has none, so of
+	// it the header is all that is checked. The bytes between are not.
 	VerifyHeader Verify = "header"
 	// VerifyDecode decodes every pixel as well, as the operators do, of images whose header does not claim
 	// more of them than fit in a gigabyte.
@@ -97,8 +97,8 @@ func guarded(f func() error) (err error) {
 	return f()
 }
 
-// maxDecoded bounds the memory that decoding takes, of one image and of all
-// images that are being decoded. What an image takes is known from its header.
+// maxDecoded bounds the memory that decoding takes, of one image and of all images that
+// are being decoded. The memory for an image is known from its header.
 const maxDecoded = 1 << 30
 
 // decoding is what is left of maxDecoded.

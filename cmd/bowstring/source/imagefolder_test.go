@@ -284,7 +284,7 @@ func TestVerify(t *testing.T) {
 			}
 		}
 		if format == "tiff" {
-			continue // its header lies at the end
+			continue // its header is at the end
 		}
 		trailing := append(bytes.Clone(whole), make([]byte, 1000)...)
 		if _, err := inspect(trailing, VerifyHeader); err != nil {

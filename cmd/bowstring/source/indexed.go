@@ -21,8 +21,9 @@ import (
 	"gopkg.in/yaml.v3"
 )
 
-// UseIndex says what is taken from an index that lies beside a tar in a bucket. An index is advice: what it says is held
-// against headers, and where they differ the headers count, and a note says so.
+// UseIndex says what is taken from an index next to a tar in a bucket. An index is
+// advice: what it says is held against headers, and where they differ the headers count,
+// and a note says so.
 type UseIndex string
 
 // Ways to use an index.
@@ -188,7 +189,7 @@ func (c *tarContents) parseDALI(text string) error {
 				return fmt.Errorf("sample %d: %w", samples-1, err)
 			}
 			if at%tarBlock != 0 || at < end+tarBlock || size < 0 || size > c.size-at || at > c.size {
-				return fmt.Errorf("a member of sample %d is said to lie at byte %d, with %d bytes, behind one that ends at %d, in "+
+				return fmt.Errorf("a member of sample %d is said to be at byte %d, with %d bytes, behind one that ends at %d, in "+
 					"a tar of %d", samples-1, at, size, end, c.size)
 			}
 			if gaps[at-end]++; gaps[at-end] > gaps[c.gap] {
@@ -214,8 +215,9 @@ func (c *tarContents) parseDALI(text string) error {
 	return nil
 }
 
-// checks are the members whose headers are looked at: the first, the last, those before which something else lies, and
-// some by chance, which are the same ones each time. It is nil where they would be too many.
+// checks are the members whose headers are read: the first, the last, those that follow a
+// gap, and a random sample, which is the same each time. It is nil where they would be
+// too many.
 func (c *tarContents) checks() []int {
 	n := len(c.members)
 	all := map[int]bool{0: true, n - 1: true}
@@ -253,7 +255,7 @@ type indexError string
 // Error says what differs.
 func (e indexError) Error() string { return string(e) }
 
-// errManyGaps says that too many members stand out for a sample to tell anything.
+// errManyGaps says that too many members follow gaps for a sample to prove anything.
 var errManyGaps = errors.New("too many members stand out")
 
 // check compares members with their headers, and what follows the last one with the end of a tar. An indexError is what
@@ -291,7 +293,7 @@ func (c *tarContents) checkMember(ctx context.Context, files *Files, tar string,
 	}
 	defer func() { _ = t.close() }()
 	got, err := t.next()
-	got.header = want.header // folders may lie before it
+	got.header = want.header // folders may precede it
 	switch {
 	case interrupted(err):
 		return err
@@ -299,7 +301,7 @@ func (c *tarContents) checkMember(ctx context.Context, files *Files, tar string,
 		return indexError(fmt.Sprintf("for %s it names byte %d, and behind byte %d, where the member before ends, stands no header "+
 			"of a tar: %v", Quoted(want.name), want.at, want.header, err))
 	case got != want:
-		return indexError(fmt.Sprintf("it says that %s lies at byte %d, with %d bytes, and there is %s at byte %d, with %d",
+		return indexError(fmt.Sprintf("it says that %s is at byte %d, with %d bytes, and there is %s at byte %d, with %d",
 			Quoted(want.name), want.at, want.size, Quoted(got.name), got.at, got.size))
 	}
 	return nil
@@ -336,7 +338,7 @@ type tarEnd struct {
 }
 
 // byIndex reads a tar by its index. It reports false where that cannot be done, and nothing was read then.
-func (f *feed) byIndex(s *fedShard, tar string) (end tarEnd, done bool) {
+func (f *feed) byIndex(s *feedShard, tar string) (end tarEnd, done bool) {
 	c, err := f.files.contents(f.ctx, tar)
 	if c == nil || err != nil {
 		return tarEnd{err: err}, err != nil
@@ -380,7 +382,7 @@ func (f *feed) byIndex(s *fedShard, tar string) (end tarEnd, done bool) {
 func (f *feed) lanes() int { return max(2, atTheSameTime/max(1, min(feedTars, len(f.shards)))) }
 
 // named hands out the members that an index names, and reads those that are wanted.
-func (f *feed) named(s *fedShard, tar string, c *tarContents, atOnce int) tarEnd {
+func (f *feed) named(s *feedShard, tar string, c *tarContents, atOnce int) tarEnd {
 	parts := slices.Collect(slices.Chunk(c.members, segmentMembers))
 	return f.inSegments(s, len(parts), atOnce, func(ctx context.Context, i int, put putMember) *tarEnd {
 		var file *File
@@ -413,7 +415,7 @@ func (f *feed) named(s *fedShard, tar string, c *tarContents, atOnce int) tarEnd
 // started reads the headers of a tar from several places on, at which an index says that samples begin. Each part ends
 // where the next one begins, and where no header does, it goes on to the end of the tar: so all headers are found, whatever
 // the index says. first reads it from its beginning.
-func (f *feed) started(s *fedShard, tar string, c *tarContents, first *tarReader, atOnce int) tarEnd {
+func (f *feed) started(s *feedShard, tar string, c *tarContents, first *tarReader, atOnce int) tarEnd {
 	starts, last := []int64{0}, int64(0)
 	for _, at := range c.starts {
 		if at-last >= max(segmentWindows*windowBytes, c.size/int64(4*atOnce)) {
@@ -462,20 +464,20 @@ type putMember func(m tarMember, read func(data []byte) error) error
 
 // putInto hands out members to a channel. The contents that were read and not taken have most bytes, but that one may have
 // more.
-func (f *feed) putInto(ctx context.Context, to chan<- fedMember, most int64) putMember {
+func (f *feed) putInto(ctx context.Context, to chan<- feedMember, most int64) putMember {
 	room := semaphore.NewWeighted(most)
 	return func(m tarMember, read func([]byte) error) error {
-		fed := fedMember{tarMember: m}
+		queued := feedMember{tarMember: m}
 		if m.problem == "" && m.size <= maxText && f.want(m) {
-			fed.room, fed.weight = room, min(m.size, most)
-			if room.Acquire(ctx, fed.weight) != nil {
+			queued.room, queued.weight = room, min(m.size, most)
+			if room.Acquire(ctx, queued.weight) != nil {
 				return context.Cause(ctx)
 			}
-			fed.data = make([]byte, m.size)
-			fed.err = read(fed.data)
+			queued.data = make([]byte, m.size)
+			queued.err = read(queued.data)
 		}
 		select {
-		case to <- fed:
+		case to <- queued:
 			return nil
 		case <-ctx.Done():
 			return context.Cause(ctx)
@@ -485,21 +487,21 @@ func (f *feed) putInto(ctx context.Context, to chan<- fedMember, most int64) put
 
 // inSegments runs read for parts of a tar, several at once, and hands out what they put in the order of the parts. The first
 // of them that returns an end is the last one: what those behind it have read is dropped.
-func (f *feed) inSegments(s *fedShard, n, atOnce int,
+func (f *feed) inSegments(s *feedShard, n, atOnce int,
 	read func(ctx context.Context, i int, put putMember) *tarEnd) tarEnd {
 	ctx, cancel := context.WithCancel(f.ctx)
 	var running sync.WaitGroup
 	defer running.Wait()
 	defer cancel()
 	type segment struct {
-		members chan fedMember
+		members chan feedMember
 		end     *tarEnd // once members is closed
 	}
 	begun := make([]*segment, n)
 	next := 0
 	for i := range n {
 		for ; next < min(i+atOnce, n); next++ {
-			seg := &segment{members: make(chan fedMember, feedMembers)}
+			seg := &segment{members: make(chan feedMember, feedMembers)}
 			begun[next] = seg
 			at, most := next, feedBytes/int64(atOnce)
 			running.Go(func() {

@@ -103,8 +103,9 @@ func alterIndex(rng *rand.Rand, kind TarIndex, index, another string, size int, 
 	return strings.Join(lines, "")
 }
 
-// Whatever the indexes beside tars say, the rows are those of the headers: each blob lies where it does, with the size that it
-// has. Where everything is read, an index that is wrong makes samples bad by name, or nothing at all.
+// Whatever the indexes beside tars say, the rows are those of the headers: each blob has
+// its true offset and size. Where everything is read, an index that is wrong makes
+// samples bad by name, or nothing at all.
 func TestIndexesThatDiffer(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -158,8 +159,9 @@ func TestIndexesThatDiffer(t *testing.T) {
 	}
 }
 
-// Of large tars a sample of members is compared. Indexes that are shifted, cut off, of another tar, that lack samples, or that
-// say what cannot be, are found out all the same. Where all headers are read, nothing that an index says makes a difference.
+// For large tars a sample of members is compared. Indexes that are shifted, cut off, of
+// another tar, that lack samples, or that say what cannot be, are found out all the same.
+// Where all headers are read, nothing that an index says makes a difference.
 func TestIndexesOfLargeTars(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -199,7 +201,7 @@ func TestIndexesOfLargeTars(t *testing.T) {
 	}
 }
 
-// walkedRows are the samples of a data set that is walked, and where they lie.
+// walkedRows are the samples of a data set that is walked, with their extents.
 func walkedRows(t *testing.T, url string, opts Options) (rows []string) {
 	t.Helper()
 	src, err := Open(t.Context(), url, opts)
@@ -285,7 +287,8 @@ func TestIndexesOfCounts(t *testing.T) {
 	}
 }
 
-// Of a tar that has folders, links and extended headers between its members an index that names members is as good.
+// An index that names members works as well for a tar with folders, links and extended
+// headers between its members.
 func TestIndexOfManyHeaders(t *testing.T) {
 	s := startS3(t)
 	rng := rand.New(rand.NewPCG(1, 2))

@@ -49,8 +49,9 @@ func cell(s string, quoted bool) written {
 	return written{s, numberForm(s)}
 }
 
-// numberForm tells numbers from text that looks similar. Text are 007 and +1, which numbers would not keep, and 77e1:
-// programs that write numbers put one digit before an exponent, or a point, or the sign of the exponent.
+// numberForm distinguishes numbers from similar text. Text are 007 and +1, which numbers
+// would not keep, and 77e1: programs that write numbers put one digit before an exponent,
+// or a point, or the sign of the exponent.
 func numberForm(s string) form {
 	rest := strings.TrimPrefix(s, "-")
 	whole := digits(rest)

@@ -107,7 +107,7 @@ func TestJSONValues(t *testing.T) {
 		{`[9007199254740993, 1.5]`, "list<item: utf8, nullable>", "[[9007199254740993 1.5]]"},
 		{`[1, 18446744073709551615]|[]`, "list<item: uint64, nullable>", "[[1 18446744073709551615] []]"},
 		{`1e400|1`, "utf8", "[1e400 1]"},
-		// What Python writes, and Bowstring.
+		// Lines that Python and Bowstring write.
 		{`NaN|-Infinity|1`, "float64", "[NaN -Inf 1]"},
 		{`NaN`, "float64", "[NaN]"},
 		{`"NaN"|"Infinity"|1`, "float64", "[NaN +Inf 1]"},

@@ -29,9 +29,10 @@ import (
 	"bowstring/schema"
 )
 
-// inventory is a list of a bucket's objects that another program has made: an inventory of S3, a manifest of the Multi-Storage
-// Client, or keys in a file. It is read in the place of listing the bucket. What it says of an object that has changed since is
-// found wrong when the object is read: reads name the version.
+// inventory is a list of a bucket's objects that another program has made: an inventory
+// of S3, a manifest of the Multi-Storage Client, or keys in a file. It is read in the
+// place of listing the bucket. If an object has changed since, the read fails, because
+// reads name the version.
 type inventory struct {
 	place *Files
 	at    string // its path there
@@ -157,7 +158,7 @@ func (r *inventoryReader) s3(ctx context.Context, m *s3Manifest) error {
 	}
 	r.notes = append(r.notes, fmt.Sprintf("objects are those of the inventory of %s: what came since is not among them", made))
 	for _, f := range m.Files {
-		at := r.beside(f.Key)
+		at := r.siblingKey(f.Key)
 		size, err := r.place.sizeOf(ctx, at)
 		if err != nil {
 			return unfound(err)
@@ -188,8 +189,8 @@ func (r *inventoryReader) msc(ctx context.Context, m *s3Manifest) error {
 	return nil
 }
 
-// beside is the path of a file of an inventory, by its key: in the bucket that the manifest is in, or in a copy of it.
-func (v *inventory) beside(key string) string {
+// siblingKey is the path of a file of an inventory, by its key: in the bucket that the manifest is in, or in a copy of it.
+func (v *inventory) siblingKey(key string) string {
 	if v.place.bucket() != nil {
 		return cloudRoot + "/" + key
 	}
@@ -270,7 +271,7 @@ func (r *inventoryReader) put(row inventoryRow) error {
 	if !strings.HasPrefix(o.Key, r.prefix) || !r.of.odd.isFile(o) {
 		return nil
 	}
-	// Of other clouds versions are not ETags alone.
+	// In other clouds a version is more than an ETag.
 	if row.etag != "" && row.size >= 0 && strings.HasPrefix(r.of.from.URL(), "s3:") {
 		o.Version.ETag = row.etag
 	} else {

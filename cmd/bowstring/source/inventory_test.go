@@ -192,7 +192,7 @@ func TestInventories(t *testing.T) {
 			t.Errorf("%s: the bucket was listed by %d requests", name, n)
 		}
 	}
-	// What has changed since is found out when it is read.
+	// A change since then is found when the object is read.
 	s.PutObject("b", "d/a/2.jpg", []byte(jpg(t, 9)))
 	s.DeleteObject("b", "d/b/3,\".jpg")
 	for _, name := range []string{"csv", "jsonl"} {

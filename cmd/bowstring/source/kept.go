@@ -30,8 +30,9 @@ type KeptRow struct {
 	Known
 }
 
-// knownRows marks the shards whose rows are known. split is that of samples whose source tells none. keyOf, if it is not
-// nil, makes the key of a row of a shard, by its number: rows with other keys are not those of now.
+// knownRows marks the shards whose rows are known. split is that of samples whose source
+// has no splits. keyOf, if it is not nil, makes the key of a row of a shard, by its
+// number: rows with other keys are not those of now.
 func (f *Files) knownRows(shards []shard, split string, keyOf func(sh *shard, row int64) string) {
 	if f.kept == nil {
 		return

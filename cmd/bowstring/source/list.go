@@ -19,9 +19,10 @@ import (
 // pathColumns are the columns that hold paths where none is named.
 var pathColumns = []string{"path", "file_name", "filename", "file"}
 
-// list is a table of paths, absolute or relative to the table's folder, in which the files lie. A column
-// split tells the split, label the class: a number, or a name of which the
-// sorted ones are the classes. The other columns are metadata. A table that names no files has rows without blobs.
+// list is a table of paths of files, absolute or relative to the table's folder. The
+// column split has the split, label the class: a number, or a name of which the sorted
+// ones are the classes. The other columns are metadata. A table that names no files has
+// rows without blobs.
 type list struct {
 	about
 	dir   string
@@ -227,7 +228,7 @@ func (s *list) sample(ctx context.Context, row int, first map[string]int) Sample
 	return out
 }
 
-func (l *layout) looksList() bool {
+func (l *layout) detectList() bool {
 	if l.dir || isPattern(l.path) {
 		return false
 	}
@@ -271,8 +272,9 @@ const clipsFolder = "clips"
 // votes are the columns of Common Voice that are numbers; the others are text, whatever they look like.
 var votes = []string{"up_votes", "down_votes"}
 
-// voiceSplits are the tables of Common Voice that tell splits apart. The others (validated, other,
-// invalidated) name clips of these once more, or such as nobody has agreed on: they are read where one is asked for.
+// voiceSplits are the tables of Common Voice that are splits. The others (validated,
+// other, invalidated) name clips of these once more, or clips without agreement: they are
+// read where one is asked for.
 var voiceSplits = []string{"train", "dev", "test"}
 
 // openCommonVoice opens a language of Common Voice: tables of tab-separated values, each a
@@ -362,7 +364,8 @@ func (s *list) voiceTables(asked string) (read, others []string, err error) {
 	return read, others, nil
 }
 
-// clip is where a recording lies; "" where a name leads out of the folder. Old releases leave out its extension.
+// clip is the path of a recording; "" where a name leads out of the folder. Old releases
+// leave out its extension.
 func clip(name string) string {
 	if !filepath.IsLocal(name) {
 		return ""
@@ -373,7 +376,7 @@ func clip(name string) string {
 	return path.Join(clipsFolder, filepath.ToSlash(name))
 }
 
-func (l *layout) looksCommonVoice() bool {
+func (l *layout) detectCommonVoice() bool {
 	inClips := func(name string) bool { return filepath.Dir(name) == clipsFolder && isAudioName(name) }
 	table := func(name string) bool {
 		stem, is := strings.CutSuffix(name, ".tsv")

@@ -25,13 +25,14 @@ import (
 // of a sample are written, and, as a tree, what they are called. A chunk is, in little-endian uint32: the number n of
 // samples, n+1 offsets into the file, then the samples. A sample is the uint32 size of each leaf, then the leaves.
 //
-// With compression, a chunk is compressed as a whole, or a sample each, or samples in batches: then a chunk is a header,
-// the offsets of the samples as if none were compressed, and where each batch lies.
+// With compression, a chunk is compressed as a whole, or a sample each, or samples in
+// batches: then a chunk is a header, the offsets of the samples as if none were
+// compressed, and the offset of each batch.
 var litData = mdsKind{litFormat, readLitIndex, litDecoder, newLitSurvey, litMedia}
 
 const litFormat = "litdata"
 
-func (l *layout) looksLitData() bool { return l.indexKind() == litFormat }
+func (l *layout) detectLitData() bool { return l.indexKind() == litFormat }
 
 // indexKind says whose index.json there is, in the directory or in one of its folders: mds or litdata, "" if there is
 // none. One that cannot be read is taken for MDS, which says what is wrong with it.
@@ -192,7 +193,7 @@ func (s *litSpec) leaves(name string, names []string, depth int) ([]string, erro
 	switch *s.Type {
 	case "builtins.dict", "collections.OrderedDict":
 		if s.Context == nil || json.Unmarshal([]byte(*s.Context), &keys) != nil || len(keys) != len(s.Children) {
-			return nil, fmt.Errorf("%s does not tell its keys", *s.Type)
+			return nil, fmt.Errorf("%s does not name its keys", *s.Type)
 		}
 	case "builtins.list", "builtins.tuple":
 		for i := range s.Children {
@@ -256,7 +257,7 @@ func (s *mds) openChunk(from sequence, p mdsPart, sh mdsShard) (_ *shardReader, 
 		return nil, err
 	}
 	r.Reader, r.close = z, func() error { stop(); return f.Close() }
-	r.unit = &schema.Unit{Length: f.Size(), Size: -1, Codec: schema.CodecZstd} // the table tells its size
+	r.unit = &schema.Unit{Length: f.Size(), Size: -1, Codec: schema.CodecZstd} // the table has its size
 	r.extent = func(at, size int64) Extent { return inUnit(file, r.unit, at, size) }
 	return r, nil
 }
@@ -307,7 +308,7 @@ func (r *shardReader) frame(f *File) error {
 		u := &schema.Unit{Offset: int64(binary.LittleEndian.Uint64(entry[8:])), Codec: schema.CodecZstd,
 			Length: int64(binary.LittleEndian.Uint32(entry[16:])), Size: int64(binary.LittleEndian.Uint32(entry[20:]))}
 		if int64(binary.LittleEndian.Uint32(entry)) != first || u.Offset < end || u.Length > f.Size()-u.Offset {
-			return fmt.Errorf("batch %d lies at bytes %d to %d, and begins with sample %d", i, u.Offset,
+			return fmt.Errorf("batch %d is at bytes %d to %d, and begins with sample %d", i, u.Offset,
 				u.Offset+u.Length, binary.LittleEndian.Uint32(entry))
 		}
 		first, end = first+int64(binary.LittleEndian.Uint32(entry[4:])), u.Offset+u.Length
@@ -329,7 +330,7 @@ func (r *shardReader) frame(f *File) error {
 			i--
 		}
 		if i < 0 {
-			return Extent{Why: "it lies in no batch"}
+			return Extent{Why: "it is in no batch"}
 		}
 		return inUnit(r.file, frames[i].unit, at-frames[i].at, size)
 	}
@@ -428,7 +429,7 @@ func litDtype(of []string, number uint64) (string, error) {
 	return of[number], nil
 }
 
-// newLitSurvey returns nil for a format of leaves that tells enough.
+// newLitSurvey returns nil for a format of leaves that is sufficient.
 func newLitSurvey(format string) mdsSurvey {
 	switch format {
 	case "jpeg_array":

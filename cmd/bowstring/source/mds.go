@@ -25,9 +25,8 @@ import (
 	"bowstring/schema"
 )
 
-// mds is a directory of MosaicML MDS shards, format version 2, or one such
-// directory per split. What is here was learned from the library that defines
-// the format, mosaicml-streaming:
+// mds is a directory of MosaicML MDS shards, format version 2, or one such directory per
+// split. This follows the library that defines the format, mosaicml-streaming:
 //
 // index.json lists the shards, each with the names, encodings and fixed sizes (or
 // null) of its columns. A shard is, in little-endian uint32: the number n of
@@ -131,7 +130,8 @@ func (s *mds) find(ctx context.Context, opts Options) error {
 	return s.makeFields(first)
 }
 
-// findKnown marks the shards whose rows are known. One is read in any case, as its samples tell what the bytes hold.
+// findKnown marks the shards whose rows are known. One is read in any case, as its
+// samples show what the bytes hold.
 func (s *mds) findKnown(split string) {
 	all := true
 	for _, p := range s.parts {
@@ -404,7 +404,7 @@ func (s *mds) sample(key, split string, item mdsItem) Sample {
 		}
 		v, err := c.decode(columns[i])
 		if _, plain := v.(Numbers); plain {
-			out.Size += 2 * int64(len(columns[i])) // as they lie in the batch
+			out.Size += 2 * int64(len(columns[i])) // in the order of the batch
 		} else if c.survey != nil || strings.HasPrefix(c.encoding, "ndarray") ||
 			strings.HasPrefix(c.encoding, "no_header_") {
 			out.Size += valueBytes(columns[i])
@@ -417,7 +417,7 @@ func (s *mds) sample(key, split string, item mdsItem) Sample {
 	return out
 }
 
-func (l *layout) looksMDS() bool { return l.indexKind() == mosaicML.format }
+func (l *layout) detectMDS() bool { return l.indexKind() == mosaicML.format }
 
 type mdsShard struct {
 	Format      string   `json:"format"`
@@ -444,7 +444,7 @@ type mdsColumn struct {
 	name, encoding string
 	size           int64 // fixed, or -1
 	decode         func([]byte) (any, error)
-	survey         mdsSurvey // where all values tell what the column becomes
+	survey         mdsSurvey // if all values decide what the column becomes
 	images         int       // of a sample, in a list of them
 	left           bool      // out: it is not read
 }
@@ -460,7 +460,7 @@ const (
 type shardReader struct {
 	io.Reader
 	close func() error
-	// extent is where bytes of the decoded shard lie.
+	// extent is the place of bytes of the decoded shard.
 	extent func(at, size int64) Extent
 	unit   *schema.Unit // the shard, if it is compressed as a whole
 	each   bool         // each sample is compressed by zstd
@@ -561,7 +561,7 @@ func (s *mds) inflate(in *bufio.Reader, name mdsFile, sh mdsShard) (io.Reader, f
 	return bytes.NewReader(block), func() {}, nil
 }
 
-// readTable32 reads what a shard begins with: how many samples it has, and where they lie.
+// readTable32 reads what a shard begins with: how many samples it has, and their offsets.
 func readTable32(r io.Reader, sh mdsShard) ([]byte, error) {
 	var count [4]byte
 	if _, err := io.ReadFull(r, count[:]); err != nil {
@@ -577,12 +577,13 @@ func readTable32(r io.Reader, sh mdsShard) ([]byte, error) {
 	return table, nil
 }
 
-// sampleAt returns where a sample lies by the table; the one before it ends at a byte.
+// sampleAt returns the offsets of a sample by the table; the one before it ends at a
+// byte.
 func sampleAt(table []byte, i, at int64) (begin, end int64, err error) {
 	begin, end = int64(binary.LittleEndian.Uint32(table[4*i:])), int64(binary.LittleEndian.Uint32(table[4*i+4:]))
 	switch {
 	case begin < at || end < begin || end-begin > maxBlob:
-		return 0, 0, fmt.Errorf("sample %d lies at bytes %d to %d, the one before ends at %d", i, begin, end, at)
+		return 0, 0, fmt.Errorf("sample %d is at bytes %d to %d, the one before ends at %d", i, begin, end, at)
 	case i > 0 && begin != at:
 		return 0, 0, fmt.Errorf("sample %d begins at byte %d, the one before ends at %d", i, begin, at)
 	}
@@ -651,7 +652,7 @@ func (s *mds) readShard(ctx context.Context, in sequence, p mdsPart, sh mdsShard
 			return context.Cause(ctx)
 		}
 	}
-	// A compressed shard tells only at its end whether it is whole.
+	// Only the end of a compressed shard shows whether it is whole.
 	switch n, err := io.CopyN(io.Discard, r, 1); {
 	case n > 0:
 		return fmt.Errorf("%w: bytes follow the last of %d samples, which ends at byte %d", errJunk, sh.Samples, at)
@@ -702,7 +703,7 @@ func (s *mds) sizes(head []byte, whole int64) (sizes []int64, rest []byte, err e
 		left -= n
 	}
 	if left > 0 {
-		return nil, nil, fmt.Errorf("%d bytes lie behind its columns", left)
+		return nil, nil, fmt.Errorf("%d bytes follow its columns", left)
 	}
 	return sizes, rest, nil
 }
@@ -766,7 +767,7 @@ func (s *mds) walkShard(ctx context.Context, p mdsPart, sh mdsShard, visit func(
 		}}
 		err = io.ErrUnexpectedEOF
 		if end <= f.Size() {
-			err = s.look(f, &item, head[:min(int64(len(head)), end-begin)], begin, end)
+			err = s.inspect(f, &item, head[:min(int64(len(head)), end-begin)], begin, end)
 		}
 		if err != nil {
 			return fmt.Errorf("%w at sample %d of %d: %w", errCut, i, sh.Samples, err)
@@ -784,8 +785,8 @@ func (s *mds) walkShard(ctx context.Context, p mdsPart, sh mdsShard, visit func(
 	return nil
 }
 
-// look reads of a sample, from one byte of a shard to another, what is no blob. Its error is one of reading.
-func (s *mds) look(f *File, item *mdsItem, head []byte, begin, end int64) error {
+// inspect reads of a sample, from one byte of a shard to another, what is no blob. Its error is one of reading.
+func (s *mds) inspect(f *File, item *mdsItem, head []byte, begin, end int64) error {
 	if _, err := f.ReadAt(head, begin); err != nil {
 		return err
 	}
@@ -807,14 +808,15 @@ func (s *mds) look(f *File, item *mdsItem, head []byte, begin, end int64) error 
 	return nil
 }
 
-// mdsSurvey looks at all values of a column whose encoding alone does not tell what it becomes.
+// mdsSurvey looks at all values of a column whose encoding alone does not decide what it
+// becomes.
 type mdsSurvey interface {
 	observe(b []byte) error
 	// decide returns the type and the decoder of the values, or how many images each of them has.
 	decide() (t arrow.DataType, decode func([]byte) (any, error), images int, err error)
 }
 
-// newMDSSurvey returns nil for an encoding that tells enough.
+// newMDSSurvey returns nil for an encoding that is sufficient.
 func newMDSSurvey(encoding string) mdsSurvey {
 	name, args, _ := strings.Cut(encoding, ":")
 	switch {
@@ -833,8 +835,8 @@ func (s *mds) surveyed() bool {
 	return slices.ContainsFunc(s.columns, func(c mdsColumn) bool { return c.survey != nil })
 }
 
-// survey reads all samples, if there are columns that need it. What is wrong with a shard or a sample shows again, and
-// is reported, when the samples are read.
+// survey reads all samples, if there are columns that need it. Errors in a shard or a
+// sample occur again, and are reported, when the samples are read.
 func (s *mds) survey(ctx context.Context) error {
 	if !s.surveyed() {
 		return nil
@@ -956,7 +958,7 @@ func (s *surveyedImages) decide() (arrow.DataType, func([]byte) (any, error), in
 	return nil, nil, s.most, nil
 }
 
-// mdsImages divides a list of images. They lie in b.
+// mdsImages divides a list of images. They are slices of b.
 func mdsImages(encoding string, b []byte) ([][]byte, error) {
 	if strings.HasPrefix(encoding, "list[") {
 		if len(b) < 4 {
@@ -983,7 +985,7 @@ func mdsImages(encoding string, b []byte) ([][]byte, error) {
 		rest = rest[size:]
 	}
 	if len(rest) > 0 {
-		return nil, fmt.Errorf("%d bytes lie behind its images", len(rest))
+		return nil, fmt.Errorf("%d bytes follow its images", len(rest))
 	}
 	return images, nil
 }

@@ -48,7 +48,7 @@ func TestMDSSurveyed(t *testing.T) {
 	for name, c := range map[string]struct {
 		encoding string
 		samples  [][]byte
-		fields   string // but for the id
+		fields   string // except the id
 		rows     string
 		problem  string // in opening it, or of a bad sample
 	}{

@@ -89,7 +89,7 @@ func TestMDSWalk(t *testing.T) {
 	}
 	for key, at := range read.at {
 		if walked.at[key] != at {
-			t.Errorf("%s lies at %s, and walked at %s", key, at, walked.at[key])
+			t.Errorf("%s is at %s, and walked at %s", key, at, walked.at[key])
 		}
 	}
 	for i, row := range walked.rows {
@@ -97,7 +97,7 @@ func TestMDSWalk(t *testing.T) {
 			t.Errorf("%s was read", row)
 		}
 	}
-	// Without the look at what lies at the places.
+	// Without reading the bytes at the extents.
 	src, err := Open(t.Context(), fileURL(root), Options{Walk: true, Bucket: open})
 	if err != nil {
 		t.Fatal(err)

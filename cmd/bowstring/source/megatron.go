@@ -63,7 +63,7 @@ var megatronTypes = map[byte]string{1: "uint8", 2: "int8", 3: "int16", 4: "int32
 // isMegatron says whether a file of a folder is an index, by its name.
 func isMegatron(name string) bool { return strings.HasSuffix(name, ".idx") }
 
-func (l *layout) looksMegatron() bool {
+func (l *layout) detectMegatron() bool {
 	if !l.dir { // either of the two names both
 		stem := megatronStem(l.path)
 		return stem != l.path && l.opts.files.know(l.ctx, []string{stem + ".idx", stem + ".bin"}) == nil &&
@@ -291,7 +291,8 @@ type megatronReader struct {
 	open []*File
 	// The lists of the index, each read from its front to its end.
 	counts, places, borders *bufio.Reader
-	// next is the number of the sequence that comes next, place where it lies, and end where what was read so far ends.
+	// next is the number of the sequence that comes next, place its offset, and end where
+	// what was read so far ends.
 	next, place, end int64
 }
 
@@ -390,7 +391,8 @@ func (r *megatronReader) documents(ctx context.Context, put func(Sample) bool) e
 	return nil
 }
 
-// document makes a sample of the sequences that come next. What is wrong with it is in the sample; the error is one of the index.
+// document makes a sample of the sequences that come next. A defect of the sequence is in
+// the sample; the error is one of the index.
 func (r *megatronReader) document(number, sequences int64) (Sample, error) {
 	s := Sample{Key: fmt.Sprintf("%s#%d", r.sh.rel, number), Split: r.sh.split}
 	limit, what := int64(maxText), "a list may have: --token-blobs makes blobs of them"
@@ -405,7 +407,7 @@ func (r *megatronReader) document(number, sequences int64) (Sample, error) {
 		}
 		if s.Bad == "" {
 			if at != begin+size {
-				s.Bad = fmt.Sprintf("sequence %d lies at byte %d, and the one before ends at %d", r.next-1, at, begin+size)
+				s.Bad = fmt.Sprintf("sequence %d is at byte %d, and the one before ends at %d", r.next-1, at, begin+size)
 			}
 			if size += n; size > limit {
 				s.Bad = fmt.Sprintf("it has %d bytes of tokens, more than the %d that %s", size, limit, what)
@@ -424,7 +426,8 @@ func (r *megatronReader) document(number, sequences int64) (Sample, error) {
 	return s, r.fill(&s, begin, size, sizes)
 }
 
-// sequence reads of the index what it says of a sequence: its bytes, and where they lie. What is wrong with it is added to bad.
+// sequence reads the length and the offset of a sequence from the index. Defects are
+// added to bad.
 func (r *megatronReader) sequence(bad *string) (size, at int64, err error) {
 	var b [4]byte
 	if _, err := io.ReadFull(r.counts, b[:]); err != nil {

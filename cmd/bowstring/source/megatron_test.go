@@ -99,7 +99,8 @@ func TestMegatron(t *testing.T) {
 	}
 }
 
-// TestMegatronSequences: documents of several sequences keep their borders; splits are told by names.
+// TestMegatronSequences: documents of several sequences keep their borders; splits follow
+// from names.
 func TestMegatronSequences(t *testing.T) {
 	root := megatronDir(t, "x/train_text_sentence", 8, [][]int{{2, 1}, {1}})
 	addMegatron(t, root, "x/valid_text_sentence", 8, [][]int{{1}, {1}})
@@ -123,7 +124,8 @@ func TestMegatronSequences(t *testing.T) {
 	}
 }
 
-// TestMegatronDamaged: what is wrong is told with its place, the rest is read, and no byte is read twice.
+// TestMegatronDamaged: defects are reported with their place, the rest is read, and no
+// byte is read twice.
 func TestMegatronDamaged(t *testing.T) {
 	documents := [][]int{{4}, {4}, {4}}
 	whole := megatronIndex(8, 2, documents)

@@ -65,8 +65,8 @@ func nextFree(name string, used map[string]bool) string {
 	return free
 }
 
-// shortName returns a name with its end, shortened to what a column's name may have. What is left out of it shows in
-// digits that tell it from others.
+// shortName returns a name with its end, shortened to what a column's name may have.
+// Digits stand for the part that is left out, and keep names distinct.
 func shortName(name, end string) string {
 	if len(name)+len(end) <= schema.MaxNameLen {
 		return name + end

@@ -6,8 +6,9 @@ import (
 	"bowstring/schema"
 )
 
-// Objects lists the objects that are known of the bucket that the files lie in, in ascending order of their keys, and
-// returns the bucket's URL. Of a data set that was opened they are all of its folder. Their keys are the files' names.
+// Objects lists the known objects of the bucket of the files, in ascending order of their
+// keys, and returns the bucket's URL. For a data set that was opened they are all objects
+// of its folder. Their keys are the files' names.
 func (f *Files) Objects() (bucket string, objects []schema.Object, err error) {
 	c, ok := f.system.(*cloud)
 	if !ok {

@@ -24,9 +24,9 @@ import (
 	"bowstring/schema"
 )
 
-// parquetSource is a directory or a file of Parquet, as the `datasets` library
-// writes it or not. Columns of binary and of struct<bytes, path> are blobs,
-// the others metadata. A split is told by the name of the file or its folder.
+// parquetSource is a directory or a file of Parquet, as the `datasets` library writes it
+// or not. Columns of binary and of struct<bytes, path> are blobs, the others metadata.
+// The name of the file or its folder decides the split.
 type parquetSource struct {
 	about
 	opts   Options
@@ -285,7 +285,7 @@ func (s *parquetSource) sample(sh shard, row int64, rec arrow.Record, i int,
 		out.Meta = append(out.Meta, file)
 	}
 	if s.own != nil {
-		s.own.tell(&out, func(column int) Cell { return Cell{rec.Column(column), i} })
+		s.own.identify(&out, func(column int) Cell { return Cell{rec.Column(column), i} })
 	}
 	return out
 }
@@ -304,9 +304,9 @@ func placed(file string, p parquet.Place) Extent {
 	return Extent{File: file, Offset: p.Offset, Length: p.Length}
 }
 
-func (l *layout) looksParquet() bool {
+func (l *layout) detectParquet() bool {
 	if !l.dir {
-		return extension(l.path) == "parquet" && !l.looksList()
+		return extension(l.path) == "parquet" && !l.detectList()
 	}
 	return l.any(func(name string) bool { return isParquetData(filepath.Base(name)) })
 }
@@ -613,8 +613,9 @@ func folderValues(rel string) map[string]string {
 	return found
 }
 
-// addFolderKeys makes columns of what the folders of the files say, where the files have no such column: a key is an
-// int64 if all its values are integers in their shortest form, and text otherwise. The key split tells the split.
+// addFolderKeys makes columns of what the folders of the files say, where the files have
+// no such column: a key is an int64 if all its values are integers in their shortest
+// form, and text otherwise. The key split has the split.
 func (s *parquetSource) addFolderKeys() {
 	for _, sh := range s.shards {
 		if sh.missing != "" {

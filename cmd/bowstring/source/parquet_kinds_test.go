@@ -20,7 +20,8 @@ func TestParquetKinds(t *testing.T) {
 	}
 }
 
-// TestParquetOfChangedBytes changes some bytes of files. What comes of it is rows or errors, in bounded time and memory.
+// TestParquetOfChangedBytes changes some bytes of files. The result is rows or errors, in
+// bounded time and memory.
 func TestParquetOfChangedBytes(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)

@@ -41,8 +41,8 @@ func newParquetLayout(place *Files, c *choice) *parquetLayout {
 	return &parquetLayout{place: place, choice: c, times: map[string]parquet.Times{}}
 }
 
-// look reads the columns of a file. Its error is why the file cannot be read.
-func (l *parquetLayout) look(ctx context.Context, name, path string) (err error) {
+// inspect reads the columns of a file. Its error is why the file cannot be read.
+func (l *parquetLayout) inspect(ctx context.Context, name, path string) (err error) {
 	f, err := l.place.openParquet(ctx, path)
 	if err != nil {
 		return err
@@ -187,7 +187,7 @@ type parquetRecords struct {
 	fields  []arrow.Field // as the rows are handed out
 }
 
-// openRecords opens a file whose columns the layout has been told of.
+// openRecords opens a file whose columns the layout knows.
 func (l *parquetLayout) openRecords(ctx context.Context, path string) (*parquetRecords, error) {
 	return l.recordsOf(l.place.open(ctx, path))
 }
@@ -295,7 +295,7 @@ func (f *Files) readParquetTable(ctx context.Context, root string, files []strin
 	t := &table{}
 	l := newParquetLayout(f, choice)
 	for _, name := range files {
-		if err := l.look(ctx, name, filepath.Join(root, name)); err != nil {
+		if err := l.inspect(ctx, name, filepath.Join(root, name)); err != nil {
 			return nil, fmt.Errorf("%w: %s: %w", schema.ErrInvalid, Quoted(name), err)
 		}
 	}
@@ -413,7 +413,8 @@ func (f *Files) ownColumnsOf(ctx context.Context, path string, read []arrow.Fiel
 	return own, nil
 }
 
-// storedFields returns the fields of a Parquet file as they were in Arrow, with their metadata; nil if it does not tell.
+// storedFields returns the fields of a Parquet file as they were in Arrow, with their
+// metadata; nil if the file does not have them.
 func (f *Files) storedFields(ctx context.Context, path string) (fields []arrow.Field, err error) {
 	in, err := f.openParquet(ctx, path)
 	if err != nil {
@@ -448,8 +449,8 @@ func (o *ownColumns) restore(rec arrow.Record) (arrow.Record, error) {
 	return array.NewRecord(arrow.NewSchema(o.fields, nil), columns, rec.NumRows()), nil
 }
 
-// tell sets the id and the split of a sample.
-func (o *ownColumns) tell(s *Sample, cell func(column int) Cell) {
+// identify sets the id and the split of a sample.
+func (o *ownColumns) identify(s *Sample, cell func(column int) Cell) {
 	if o.id >= 0 {
 		id, ok := idOf(cell(o.id))
 		if !ok && s.Bad == "" {
@@ -471,7 +472,8 @@ func (o *ownColumns) tell(s *Sample, cell func(column int) Cell) {
 	}
 }
 
-// leavesOut says whether a sample is in another split than the one asked for. nil tells no splits.
+// leavesOut says whether a sample is in another split than the one asked for. nil has no
+// splits.
 func (o *ownColumns) leavesOut(split, asked string) bool {
 	return o != nil && o.split >= 0 && asked != "" && split != asked
 }

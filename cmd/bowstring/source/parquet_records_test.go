@@ -142,7 +142,7 @@ func TestParquetPagesWithoutHeaders(t *testing.T) {
 			t.Fatal(err)
 		}
 		l := newParquetLayout(localFiles(path), nil)
-		if err := l.look(t.Context(), "x", path); err != nil {
+		if err := l.inspect(t.Context(), "x", path); err != nil {
 			t.Fatal(err)
 		}
 		for _, err := range l.settle() {

@@ -12,7 +12,7 @@ import (
 const (
 	// partsWalked is how many shards in a bucket are walked at once: what is read of each takes a round trip after the other.
 	partsWalked = 16
-	// partsRead is how many shards are read at once: what they read lies ahead for all of them.
+	// partsRead is how many shards are read at once: they share the memory of read-ahead.
 	partsRead = 4
 	// partSamples is how many samples of a shard wait for those of shards before it, at most.
 	partSamples = 256

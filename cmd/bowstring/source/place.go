@@ -15,21 +15,23 @@ import (
 	"bowstring/schema"
 )
 
-// Extent is where a blob lies: bytes [Offset, Offset+Length) of a file, or of a decoded unit of it. The zero value
-// stands for none: the blob is null, or lies in one piece nowhere.
+// Extent is the place of a blob: bytes [Offset, Offset+Length) of a file, or of a decoded
+// unit of it. The zero value stands for none: the blob is null, or is not in one piece
+// anywhere.
 type Extent struct {
 	File           string // its name in Files
 	Offset, Length int64
-	Unit           *schema.Unit // nil where the bytes lie as they are
+	Unit           *schema.Unit // nil if the bytes are stored as they are
 	Why            string       // of one that stands for none: why, where the blob is not null
 }
 
 // IsZero reports whether e stands for none.
 func (e Extent) IsZero() bool { return e.File == "" }
 
-// Files is the place that a data set lies in: a folder of this machine, or one of a bucket. A file has a name, relative
-// to that folder with slashes; in a bucket it is the object's key. Formats have paths instead, which are those of the
-// system for a folder of this machine. Methods are safe for concurrent use, except those that list.
+// Files is the place of a data set: a folder of this machine, or one of a bucket. A file
+// has a name, relative to that folder with slashes; in a bucket it is the object's key.
+// Formats have paths instead, which are those of the system for a folder of this machine.
+// Methods are safe for concurrent use, except those that list.
 type Files struct {
 	system
 	root string // path of the folder, absolute and without links
@@ -69,8 +71,9 @@ type system interface {
 	// know has to be called before anything is asked of a folder, or of paths that were named elsewhere. A bucket is
 	// listed then.
 	know(ctx context.Context, paths []string) error
-	// glance lists files of the data set's folder, to recognise its format by them, with their names in
-	// the folder; those that lie in more folders than depth are left out. nil: they are found by readDir.
+	// glance lists files of the data set's folder, to recognise its format by them, with
+	// their names in the folder; those below more folders than depth are left out. nil:
+	// they are found by readDir.
 	glance(ctx context.Context, depth int) ([]string, error)
 	// named is the path of what a text names as a URL, whether it is one.
 	named(text string) (path string, ok bool)
@@ -78,7 +81,7 @@ type system interface {
 	broken() error
 	// notes are what a person should know.
 	notes() []string
-	// bucket is where the files lie, nil for a folder of this machine.
+	// bucket is that of the files, nil for a folder of this machine.
 	bucket() object.Bucket
 }
 
@@ -122,7 +125,7 @@ func (f *File) Size() int64 { return f.size }
 // Version is the version that is read, of an object in a bucket.
 func (f *File) Version() schema.ObjectVersion { return f.version }
 
-// Bucket is where the files lie, nil for a folder of this machine.
+// Bucket is that of the files, nil for a folder of this machine.
 func (f *Files) Bucket() object.Bucket { return f.bucket() }
 
 // Open opens a file by its name. Reading it ends with ctx.

@@ -52,7 +52,8 @@ func TestRandomTables(t *testing.T) {
 		}
 		tabs := slices.Clone(cells)
 		for i := range tabs {
-			// A line of a cell may have as many tabs as the others: then nothing tells that it is no row.
+			// A line of a cell may have as many tabs as the others: then nothing shows
+			// that it is no row.
 			tabs[i] = slices.Clone(cells[i])
 			for c, s := range tabs[i] {
 				if strings.Contains(s, "\n") {

@@ -99,7 +99,7 @@ func (l *lister) at(r *keyRange) string {
 // listing is objects as object.Bucket lists them.
 type listing func(yield func(object.Info, error) bool)
 
-// pagesFrom is the list of what lies behind a key. paged is called before each page but the first.
+// pagesFrom lists the keys after a key. paged is called before each page but the first.
 func (l *lister) pagesFrom(ctx context.Context, after string, paged func() error) listing {
 	begun := false
 	return listing(l.from.List(ctx, object.ListOptions{Prefix: l.prefix, After: after, Page: func(context.Context) error {
@@ -144,7 +144,7 @@ func (l *lister) splitLocked(ctx context.Context) {
 	}
 }
 
-// probe lists what lies behind a key in the middle of a range, if there is anything.
+// probe lists the keys after one in the middle of a range, if there are any.
 func (l *lister) probe(ctx context.Context, of *keyRange, mid string) {
 	r := &keyRange{at: mid}
 	taken := false
@@ -158,7 +158,7 @@ func (l *lister) probe(ctx context.Context, of *keyRange, mid string) {
 		for o, err := range l.pagesFrom(ctx, mid, paged) {
 			if !taken {
 				if err != nil {
-					l.giveUp(of, errors.Is(err, errNoAfter))
+					l.stopProbing(of, errors.Is(err, errNoAfter))
 					return
 				}
 				if taken = l.takeOver(of, r, mid, o.Key); !taken {
@@ -185,8 +185,8 @@ func (l *lister) probe(ctx context.Context, of *keyRange, mid string) {
 	}
 }
 
-// giveUp says that a probe could not be made. forGood says that none can be.
-func (l *lister) giveUp(of *keyRange, forGood bool) {
+// stopProbing says that a probe could not be made. forGood says that none can be.
+func (l *lister) stopProbing(of *keyRange, forGood bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	of.probing = false
@@ -195,8 +195,8 @@ func (l *lister) giveUp(of *keyRange, forGood bool) {
 	}
 }
 
-// takeOver divides a range: what lies behind mid is r's, which begins with the key first; "" where nothing was found. It
-// reports whether r has anything.
+// takeOver divides a range: the part after mid is r's, which begins with the key first;
+// "" where nothing was found. It reports whether r has anything.
 func (l *lister) takeOver(of, r *keyRange, mid, first string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()

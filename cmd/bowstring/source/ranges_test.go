@@ -37,8 +37,9 @@ func keySets(rng *rand.Rand, n int) map[string][]string {
 	return sets
 }
 
-// What is listed by several requests at once is what one list has, in its order, with any page size, from any prefix on,
-// and whatever of the answers are lost, refused or sent twice. It takes few requests more.
+// Several requests at once list the keys of one list, in its order, with any page size,
+// from any prefix on, and whatever of the answers are lost, refused or sent twice. It
+// takes few requests more.
 func TestListRanges(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -138,7 +139,7 @@ func TestListRangesOfMany(t *testing.T) {
 	}
 }
 
-// What is between two keys is between them, and is text.
+// The key between two keys is between them, and is text.
 func TestBetween(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)

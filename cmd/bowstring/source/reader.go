@@ -29,13 +29,13 @@ const (
 	// that a single sample may be as large as it is.
 	budget = 96 << 20
 	// ahead bounds their number.
-	ahead = 4096
+	queuedSlots = 4096
 )
 
 // ReadOptions say how samples are read.
 type ReadOptions struct {
 	Dataset string // that ids are made for
-	Split   string // of samples whose source tells none
+	Split   string // of samples whose source has none
 	Verify  Verify // VerifyHeader if empty
 	Workers int    // samples loaded and checked at a time; 2 × GOMAXPROCS if 0
 	Limit   int64  // read at most that many samples; all if 0
@@ -43,7 +43,8 @@ type ReadOptions struct {
 	LeaveOut []string
 	// Count is a column of lists whose lengths become the column n_tokens; "" for none.
 	Count string
-	// InPlace says that blobs stay where they lie: a sample with one that lies nowhere in one piece is bad.
+	// InPlace says that blobs stay at their source: a sample with a blob that is not in
+	// one piece there is bad.
 	InPlace bool
 	Mem     memory.Allocator
 }
@@ -193,9 +194,9 @@ func (r *Reader) Batches(ctx context.Context) iter.Seq2[*Batch, error] {
 	return func(yield func(*Batch, error) bool) {
 		ctx, cancel := context.WithCancel(ctx)
 		mem := semaphore.NewWeighted(budget)
-		// A slot is in order before it is in work, so whoever takes from order
-		// may wait for it, unless ctx ends.
-		order, work := make(chan *slot, ahead), make(chan *slot, ahead)
+		// A slot is in order before it is in work, so the goroutine that takes it from
+		// order may wait for it, unless ctx ends.
+		order, work := make(chan *slot, queuedSlots), make(chan *slot, queuedSlots)
 		var failed error // of the source; set before order is closed
 		var running sync.WaitGroup
 		running.Go(func() {
@@ -386,7 +387,7 @@ func (r *Reader) process(s *slot) {
 	}
 }
 
-// errNotInPlace is why a blob cannot stay where it lies.
+// errNotInPlace is why a blob cannot stay at its source.
 var errNotInPlace = errors.New("its bytes are nowhere in the data as they are, or in a piece that is decoded at once " +
 	"(compressed or encoded otherwise): import it instead")
 
@@ -474,7 +475,7 @@ func (r *Reader) add(own []arrow.Field, name string, dt arrow.DataType, value fu
 func (r *Reader) addImageColumns(own []arrow.Field) {
 	add := func(name string, dt arrow.DataType, value func(imageInfo) any) {
 		r.add(own, name, dt, func(s *slot) any {
-			if s.info.Format == "" { // a null image, or one that nobody looked at
+			if s.info.Format == "" { // a null image, or one that was not decoded
 				return nil
 			}
 			return value(s.info)

@@ -15,17 +15,17 @@ import (
 const (
 	// stretch is how many bytes of an object are read at once where all of it is read.
 	stretch = 8 << 20
-	// aheadBytes bounds what is read ahead of its use, of all objects that are read one behind the other.
-	aheadBytes = 64 << 20
-	// aheadStretches bounds their number: objects may be small.
-	aheadStretches = 64
-	// aloneBytes is aheadBytes of an object that is read on its own.
+	// prefetchBytes bounds what is read ahead of its use, of all objects that are read one behind the other.
+	prefetchBytes = 64 << 20
+	// prefetchStretches bounds their number: objects may be small.
+	prefetchStretches = 64
+	// aloneBytes is prefetchBytes of an object that is read on its own.
 	aloneBytes = 6 * stretch
 )
 
-// reading reads objects from their beginnings to their ends: stretches ahead of where they are used, across the
-// objects that come next. What was used and is used again is read again, unless it is still there. It is safe for
-// concurrent use.
+// reading reads objects from their beginnings to their ends: stretches ahead of where
+// they are used, across the objects that come next. Bytes that are used a second time are
+// read again, unless they are still in memory. It is safe for concurrent use.
 type reading struct {
 	from   *cloud
 	ctx    context.Context //nolint:containedctx // ends what is read
@@ -36,8 +36,8 @@ type reading struct {
 	running sync.WaitGroup
 	mu      sync.Mutex
 	have    map[stretchOf]*loaded
-	used    []stretchOf      // that were used and may be given up, those of long ago first
-	ahead   int64            // bytes that were read, or are being read, and were not used
+	used    []stretchOf      // that were used and may be freed, the oldest first
+	unused  int64            // bytes that were read, or are being read, and were not used
 	last    map[string]int64 // the stretch that was taken last, by path
 }
 
@@ -72,7 +72,7 @@ func (c *cloud) reading(ctx context.Context, paths []string, most int64) *readin
 
 // inOrder implements system.
 func (c *cloud) inOrder(ctx context.Context, paths []string) sequence {
-	return c.reading(ctx, paths, aheadBytes)
+	return c.reading(ctx, paths, prefetchBytes)
 }
 
 // close ends what is being read, and waits for it.
@@ -98,7 +98,7 @@ type twice struct {
 }
 
 // twiceBytes is the size, together, up to which objects are kept whole between two readings.
-const twiceBytes = aheadBytes
+const twiceBytes = prefetchBytes
 
 // put keeps a stretch, and reports whether it does.
 func (t *twice) put(at stretchOf, buf []byte) bool {
@@ -171,11 +171,12 @@ func (r *reading) take(p string, o object.Info, index int64) (*loaded, error) {
 	l.pins++
 	if !l.used {
 		l.used = true
-		r.ahead -= int64(len(l.buf))
+		r.unused -= int64(len(l.buf))
 	}
-	// Not from what is looked at out of the order, such as the end of a file that says where its parts lie.
+	// Reads out of order do not count, such as that of a file's end with the table of its
+	// parts.
 	if last, ok := r.last[p]; index == 0 || ok && (index == last || index == last+1) {
-		r.aheadLocked(at, o)
+		r.prefetchLocked(at, o)
 	}
 	r.last[p] = index
 	r.mu.Unlock()
@@ -217,7 +218,7 @@ func (r *reading) leave(p string) {
 	defer r.mu.Unlock()
 	for at, l := range r.have {
 		if at.path == p && !l.used {
-			r.ahead -= int64(len(l.buf))
+			r.unused -= int64(len(l.buf))
 			delete(r.have, at)
 		}
 	}
@@ -233,13 +234,13 @@ func (r *reading) startLocked(at stretchOf, o object.Info) *loaded {
 		l := &loaded{done: make(chan struct{}), buf: buf}
 		close(l.done)
 		r.have[at] = l
-		r.ahead += int64(len(buf))
+		r.unused += int64(len(buf))
 		return l
 	}
 	offset := at.index * stretch
 	l := &loaded{done: make(chan struct{}), buf: buffers.get(min(stretch, o.Size-offset))}
 	r.have[at] = l
-	r.ahead += int64(len(l.buf))
+	r.unused += int64(len(l.buf))
 	r.running.Go(func() {
 		l.err = r.from.read(r.ctx, o, offset, l.buf)
 		close(l.done)
@@ -247,9 +248,9 @@ func (r *reading) startLocked(at stretchOf, o object.Info) *loaded {
 	return l
 }
 
-// aheadLocked has what follows a stretch read, as far as there is room.
-func (r *reading) aheadLocked(at stretchOf, o object.Info) {
-	for range aheadStretches {
+// prefetchLocked has what follows a stretch read, as far as there is room.
+func (r *reading) prefetchLocked(at stretchOf, o object.Info) {
+	for range prefetchStretches {
 		if at.index++; at.index*stretch >= o.Size {
 			next, ok := r.next[at.path]
 			if !ok {
@@ -263,7 +264,7 @@ func (r *reading) aheadLocked(at stretchOf, o object.Info) {
 			continue
 		}
 		size := min(stretch, o.Size-at.index*stretch)
-		if r.have[at] == nil && r.ahead+size > r.most {
+		if r.have[at] == nil && r.unused+size > r.most {
 			return
 		}
 		r.startLocked(at, o)
@@ -369,8 +370,8 @@ type partsFile struct {
 	least  int64  // that is read at once
 }
 
-// openParts opens an object of which parts are read; at least so many bytes at once, as the neighbours of what is
-// wanted are often wanted next.
+// openParts opens an object of which parts are read; at least a given number of bytes at
+// once, as the neighbours of what is wanted are often wanted next.
 func (c *cloud) openParts(ctx context.Context, p string, least int64) (*File, error) {
 	o, err := c.object(ctx, p)
 	if err != nil {
@@ -397,8 +398,8 @@ func (f *partsFile) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// load reads at least so many bytes. At the end of the object those before it are read: a file is often read from
-// there.
+// load reads at least the given number of bytes. At the end of the object those before it
+// are read: a file is often read from there.
 func (f *partsFile) load(at, n int64) error {
 	if n > maxBlob {
 		return fmt.Errorf("%w: %w", schema.ErrLimit, tooLarge(maxBlob))

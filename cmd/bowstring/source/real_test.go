@@ -16,7 +16,7 @@ import (
 	"bowstring/internal/objecttest"
 )
 
-// What is listed by several requests at once is what one list has, of servers that are not ours.
+// Several requests at once list the keys of one list, of servers that are not ours.
 func TestRealListRanges(t *testing.T) {
 	for name, start := range map[string]func(testing.TB) objecttest.Real{"versitygw": objecttest.Versity,
 		"fake-gcs-server": objecttest.FakeGCS} {

@@ -16,7 +16,7 @@ import (
 	"bowstring/schema"
 )
 
-// splitWords are the names by which folders and files tell a split.
+// splitWords are the names by which folders and files name a split.
 var splitWords = []string{"train", "training", "validation", "valid", "val", "dev", "test", "testing", "eval",
 	"evaluation"}
 
@@ -42,9 +42,9 @@ var (
 	words = regexp.MustCompile(`[A-Za-z]+`)
 )
 
-// splitOfFile returns the split that a file's path (relative, with slashes)
-// tells, or "": by its name if it is that of a shard or holds a split's name as
-// a word, else by a folder.
+// splitOfFile returns the split that a file's path (relative, with slashes) names, or "":
+// by its name if it is that of a shard or holds a split's name as a word, else by a
+// folder.
 func splitOfFile(rel string) string {
 	base := path.Base(rel)
 	stem, _, _ := strings.Cut(base, ".")
@@ -92,8 +92,8 @@ func (s *shard) read() bool { return s.missing == "" && s.known == 0 }
 // asMissing is the sample in the place of those of a missing shard.
 func (s *shard) asMissing() Sample { return Sample{Key: s.rel, Split: s.split, Bad: s.missing} }
 
-// arrangeShards sorts shards by split and name, and lists the splits they tell.
-// If asked names one of them, the shards of others are left out.
+// arrangeShards sorts shards by split and name, and lists their splits. If asked names
+// one of them, the shards of others are left out.
 func arrangeShards(shards []shard, asked string) (kept []shard, splits []string) {
 	for i := range shards {
 		if shards[i].missing == "" {

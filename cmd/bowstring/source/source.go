@@ -2,10 +2,10 @@
 // of sound, Common Voice, Hugging Face Parquet, WebDataset tars, MosaicML MDS shards, Megatron's token ids, and tables of
 // paths.
 //
-// A Source lists samples in a fixed order, most of them before their bytes
-// were touched; a Reader has several workers load and check them, keeps the
-// order, and hands out batches. What cannot be imported becomes a BadItem with
-// a reason, and reading goes on, so that one run finds all of them.
+// A Source lists samples in a fixed order, most of them before their bytes were touched;
+// a Reader has several workers load and check them, keeps the order, and hands out
+// batches. A sample that cannot be imported becomes a BadItem with a reason, and reading
+// goes on, so that one run finds all of them.
 package source
 
 import (
@@ -33,14 +33,14 @@ type Source interface {
 	Describe() string
 	// Fields returns the metadata columns and the blob columns of its samples.
 	Fields() (meta, blobs []arrow.Field)
-	// Splits lists the splits that the source itself tells apart, in the order of
-	// its samples; none if it does not. Those left out by Options.Split are listed too.
+	// Splits lists the splits that the source itself has, in the order of its samples;
+	// none if it has none. Those left out by Options.Split are listed too.
 	Splits() []string
 	// Rows is the number of samples there are to read, for a progress bar.
 	Rows() int64
 	// Notes are what a person should know: files ignored, columns renamed.
 	Notes() []string
-	// Files is where it lies.
+	// Files is the place of its files.
 	Files() *Files
 	// Walked says that Options.Walk holds for its samples: their content was not read.
 	Walked() bool
@@ -87,13 +87,15 @@ type Sample struct {
 	// Key names the sample within the source, for its id and for messages. It
 	// does not change with the place of the source or the order of its files.
 	Key   string
-	Split string // "" where the source tells no splits
-	// ID is the sample's id where the source tells it, as exports do; nil where it is made from the key.
+	Split string // "" where the source has no splits
+	// ID is the sample's id where the source has it, as exports do; nil where it is made
+	// from the key.
 	ID *schema.ID
 	// Meta are the values of the metadata columns: nil (null), bool, int64, uint64,
 	// float64, string, []byte, []any, Numbers, map[string]any or a Cell.
 	Meta []any
-	// At is where the blobs lie, by blob column. It is nil where that is not known of any of them.
+	// At has the extents of the blobs, by blob column. It is nil where that is not known
+	// of any of them.
 	At []Extent
 	// Size bounds the bytes of all blobs, for the memory Load will take.
 	Size int64
@@ -127,8 +129,8 @@ type BadItem struct {
 type Options struct {
 	// Format forces a format; "" or "auto" recognises it.
 	Format string
-	// Split names the split of a source that tells none, and otherwise picks
-	// the one split to read.
+	// Split names the split of a source that has none, and otherwise picks the one split
+	// to read.
 	Split string
 	// PathColumn is the column of a table that holds paths; "" recognises it.
 	PathColumn string
@@ -137,9 +139,10 @@ type Options struct {
 	Outside bool
 	// Bucket opens the bucket that a URL names; nil opens it with what the environment has of credentials.
 	Bucket func(ctx context.Context, url string) (object.Bucket, error)
-	// Walk has samples say where their blobs lie, and not read them, in the formats that tell (see Source.Walked): folders
-	// and tables of paths by the list of the bucket, tars by their headers. Blobs are nil then, as are the columns that
-	// would be made of them. What a format keeps as metadata is read.
+	// With Walk, samples have the extents of their blobs, which are not read, in the
+	// formats that allow it (see Source.Walked): folders and tables of paths by the list
+	// of the bucket, tars by their headers. Blobs are nil then, as are the columns that
+	// would be made of them. A format's metadata is read.
 	Walk bool
 	// Decide, if it is not nil, says whether to walk, in the place of Walk, where that is anything else than reading through.
 	Decide func(Estimate) bool
@@ -149,13 +152,14 @@ type Options struct {
 	// Inventory is a list of the objects of the bucket that is read in the place of listing it; "" lists it. It is a path or
 	// URL: manifest.json of an inventory of S3, msc_manifest_index.json of the Multi-Storage Client, or a list of keys.
 	Inventory string
-	// Index says what is taken from indexes that lie beside tars in a bucket; IndexAll if empty.
+	// Index says what is taken from indexes next to tars in a bucket; IndexAll if empty.
 	Index UseIndex
 	// Begin is called when it is known what there is to read, and not much was read yet. Its error ends Open.
 	Begin func(Estimate) error
-	// Columns are the columns of the source that are read; empty means all of them. A * stands for any text. What
-	// samples are found by (a table's paths and splits) is read in any case, as are the files that a table or a folder
-	// names, and the columns that an importer makes are made.
+	// Columns are the columns of the source that are read; empty means all of them. A *
+	// stands for any text. The columns by which samples are found (a table's paths and
+	// splits) are read in any case, as are the files that a table or a folder names, and
+	// the columns that an importer makes are made.
 	Columns []string
 	// LeaveOut are columns that are not read, or not made, whatever Columns says.
 	LeaveOut []string
@@ -171,13 +175,13 @@ type Options struct {
 	TokenBlobs bool
 
 	choice *choice // Columns, LeaveOut and Text, of the source that Open opens
-	files  *Files  // where it lies
+	files  *Files  // at its place
 }
 
 // format is one way to lay out a data set.
 type format struct {
-	name  string
-	looks string // what it is recognised by
+	name      string
+	signature string // what it is recognised by
 	// detect says whether path looks like it, from a shallow look.
 	detect func(l *layout) bool
 	open   func(ctx context.Context, path string, opts Options) (Source, error)
@@ -185,22 +189,22 @@ type format struct {
 }
 
 var formats = []format{
-	{exportFormat, "metadata.parquet of an export (bowstring get --to DIR/)", (*layout).looksExport, openExport, false},
-	{"mds", "index.json in the directory or in its subdirectories (MosaicML MDS)", (*layout).looksMDS, openMDS, true},
-	{"litdata", "index.json of chunks, in the directory or in its subdirectories (LitData)", (*layout).looksLitData,
+	{exportFormat, "metadata.parquet of an export (bowstring get --to DIR/)", (*layout).detectExport, openExport, false},
+	{"mds", "index.json in the directory or in its subdirectories (MosaicML MDS)", (*layout).detectMDS, openMDS, true},
+	{"litdata", "index.json of chunks, in the directory or in its subdirectories (LitData)", (*layout).detectLitData,
 		openLitData, true},
-	{"megatron", "*.idx beside *.bin (Megatron-LM)", (*layout).looksMegatron, openMegatron, false},
-	{"tfrecord", "*.tfrecord, also *.tfrecord-00000-of-00010 and *.tfrecord.gz (TensorFlow)", (*layout).looksTFRecord,
+	{"megatron", "*.idx beside *.bin (Megatron-LM)", (*layout).detectMegatron, openMegatron, false},
+	{"tfrecord", "*.tfrecord, also *.tfrecord-00000-of-00010 and *.tfrecord.gz (TensorFlow)", (*layout).detectTFRecord,
 		openTFRecords, true},
-	{"webdataset", "*.tar, *.tar.gz, *.tgz, *.tar.zst or *.tar.bz2 (WebDataset)", (*layout).looksWebDataset,
+	{"webdataset", "*.tar, *.tar.gz, *.tgz, *.tar.zst or *.tar.bz2 (WebDataset)", (*layout).detectWebDataset,
 		openWebDataset, true},
-	{"parquet", "*.parquet, also in data/ (Hugging Face)", (*layout).looksParquet, openParquet, true},
-	{"imagefolder", "image files in folders", (*layout).looksImageFolder, openImageFolder, false},
-	{"audiofolder", "audio files in folders, also LibriSpeech's", (*layout).looksAudioFolder, openAudioFolder,
+	{"parquet", "*.parquet, also in data/ (Hugging Face)", (*layout).detectParquet, openParquet, true},
+	{"imagefolder", "image files in folders", (*layout).detectImageFolder, openImageFolder, false},
+	{"audiofolder", "audio files in folders, also LibriSpeech's", (*layout).detectAudioFolder, openAudioFolder,
 		false},
-	{"commonvoice", "clips/ beside train.tsv, dev.tsv and test.tsv (Common Voice)", (*layout).looksCommonVoice,
+	{"commonvoice", "clips/ beside train.tsv, dev.tsv and test.tsv (Common Voice)", (*layout).detectCommonVoice,
 		openCommonVoice, false},
-	{"list", "a .csv, .tsv, .jsonl or .parquet file with a column of paths", (*layout).looksList, openList,
+	{"list", "a .csv, .tsv, .jsonl or .parquet file with a column of paths", (*layout).detectList, openList,
 		false},
 }
 
@@ -291,7 +295,7 @@ func choose(ctx context.Context, path string, opts Options) (*format, error) {
 		}
 		return &formats[i], nil
 	}
-	l, err := look(ctx, path, opts)
+	l, err := examine(ctx, path, opts)
 	if err != nil {
 		return nil, err
 	}
@@ -311,7 +315,7 @@ func choose(ctx context.Context, path string, opts Options) (*format, error) {
 	case 0:
 		var want []string
 		for _, f := range formats {
-			want = append(want, f.name+": "+f.looks)
+			want = append(want, f.name+": "+f.signature)
 		}
 		return nil, fmt.Errorf("%w: %s is no data set of a known format; looked for\n  %s", schema.ErrInvalid,
 			Quoted(opts.files.shown(path)), strings.Join(want, "\n  "))
@@ -346,7 +350,7 @@ func checkSplits(have []string, asked string) error {
 
 // layout is a shallow look at a path, for recognising its format.
 type layout struct {
-	ctx   context.Context //nolint:containedctx // of the look
+	ctx   context.Context //nolint:containedctx // of the inspection
 	path  string
 	opts  Options
 	dir   bool
@@ -359,7 +363,7 @@ type layout struct {
 // enough is how many names of a directory are looked at for its format.
 const enough = 10_000
 
-func look(ctx context.Context, path string, opts Options) (*layout, error) {
+func examine(ctx context.Context, path string, opts Options) (*layout, error) {
 	l := &layout{ctx: ctx, path: path, opts: opts}
 	info, err := opts.files.stat(path)
 	switch {

@@ -57,8 +57,8 @@ var tableExtensions = []string{"csv", "tsv", "jsonl", "ndjson", "json", "parquet
 // tableOptions say how a table is read.
 type tableOptions struct {
 	choice *choice
-	// text are columns whose cells are text, whatever they look like, and which are read whatever choice says. Of those
-	// in paths only the first that there is holds text.
+	// text are columns whose cells are text, whatever they look like, and which are read
+	// whatever choice says. Only the first column of paths that exists holds text.
 	paths, text []string
 	// typed are the columns that may be other than text; nil means all.
 	typed []string
@@ -301,7 +301,7 @@ func (t *looseTable) readDelimited(ctx context.Context, file, kind string, liter
 	}
 	if kind == "csv" {
 		d.comma = separator(header)
-		if c, told := strings.CutPrefix(withoutEnd(header), "sep="); told && len(c) == 1 { // as Excel writes it
+		if c, found := strings.CutPrefix(withoutEnd(header), "sep="); found && len(c) == 1 { // as Excel writes it
 			d.comma = c[0]
 			header = ""
 		}
@@ -454,8 +454,9 @@ type Frame struct {
 	Rows    int
 }
 
-// ReadFrame reads a .csv, .tsv, .jsonl or .parquet file into memory. The columns that are named by text are text, as
-// they are written. In files that have no types, cells tell the types of the others.
+// ReadFrame reads a .csv, .tsv, .jsonl or .parquet file into memory. The columns that are
+// named by text are text, as they are written. In files that have no types, cells decide
+// the types of the others.
 func ReadFrame(ctx context.Context, path string, text []string) (*Frame, error) {
 	if !slices.Contains(tableExtensions, extension(path)) {
 		return nil, fmt.Errorf("%w: %s is no table: want a file that ends in .csv, .tsv, .jsonl or .parquet",

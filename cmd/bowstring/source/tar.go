@@ -254,7 +254,7 @@ const maxExtension = 100
 
 // isExtension says whether what follows the first dot of a member's name is fit to name a
 // column: words with dots between, of letters, digits, -, _ and +. A word begins with a
-// letter or _, so that v1.5.jpg is none, but for the last one, which has a letter, as 3gp.
+// letter or _, so that v1.5.jpg is none, except the last one, which has a letter, as 3gp.
 func isExtension(ext string) bool {
 	words := strings.Split(ext, ".")
 	for i, word := range words {
@@ -292,7 +292,7 @@ const tarBlock = 512
 // wholeBlocks rounds a number of bytes up to whole blocks.
 func wholeBlocks(bytes int64) int64 { return (bytes + tarBlock - 1) / tarBlock * tarBlock }
 
-// tarInput is what a tar is read from. It remembers what the end of a tar is told by.
+// tarInput is what a tar is read from. It remembers what shows the end of a tar.
 type tarInput struct {
 	r      io.Reader
 	again  []byte         // is read once more, before r

@@ -77,8 +77,8 @@ func randomTar(t *testing.T, rng *rand.Rand, shard int) (content []byte, blobs i
 	return content, blobs
 }
 
-// Each blob of a tar lies where its extent says, whatever way its name and its size are written, and by the headers
-// alone as well; readAll compares.
+// Each blob of a tar is at its extent, whatever way its name and its size are written,
+// and by the headers alone as well; readAll compares.
 func TestExtentsOfTars(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)

@@ -18,8 +18,8 @@ func unfinished(t *testing.T, files ...entry) string {
 	return whole[:len(whole)-2*tarBlock]
 }
 
-// TestJoinedTars: nothing behind the end mark of a tar is dropped, however the tars were joined and compressed, and
-// what is there and is no tar is told, with the place.
+// TestJoinedTars: nothing behind the end mark of a tar is dropped, however the tars were
+// joined and compressed, and bytes there that are no tar are reported, with the place.
 func TestJoinedTars(t *testing.T) {
 	zeros := func(n int) string { return strings.Repeat("\x00", n) }
 	a := makeTar(t, entry{"a.jpg", jpg(t, 1)}, entry{"a.txt", "a"})

@@ -44,8 +44,9 @@ type indexedSample struct {
 	members []tarMember
 }
 
-// WriteIndex writes the index of a tar, by its name, for another tool. Headers are read, and what lies between is passed
-// over. A tar that is compressed has no index; one that breaks off is an error.
+// WriteIndex writes the index of a tar, by its name, for another tool. Headers are read,
+// and the bytes between are skipped. A tar that is compressed has no index; one that
+// breaks off is an error.
 func (f *Files) WriteIndex(ctx context.Context, name string, kind TarIndex, w io.Writer) (err error) {
 	in, err := f.openParts(ctx, filepath.Join(f.root, filepath.FromSlash(name)), windowBytes)
 	if err != nil {

@@ -86,7 +86,7 @@ type tfColumn struct {
 // tfValues are the values of a feature in a record.
 type tfValues struct {
 	kind    tfKind
-	parts   []span // of bytes, and where they lie in the record
+	parts   []span // of bytes, and their offsets in the record
 	numbers []any  // int64 or float32
 }
 
@@ -96,7 +96,7 @@ type span struct{ at, size int }
 // maxValues bounds the values of bytes of a feature in a record.
 const maxValues = 1 << 16
 
-func (l *layout) looksTFRecord() bool {
+func (l *layout) detectTFRecord() bool {
 	return l.any(func(name string) bool { return isTFRecord(filepath.Base(name)) })
 }
 
@@ -145,8 +145,8 @@ func openTFRecords(ctx context.Context, path string, opts Options) (Source, erro
 // tfKey is that of a record, by its number.
 func tfKey(sh *shard, n int64) string { return fmt.Sprintf("%s#%d", sh.rel, n) }
 
-// survey reads all records for their features. What is wrong with a file or a record shows again, and is reported, when
-// the samples are read.
+// survey reads all records for their features. Errors in a file or a record occur again,
+// and are reported, when the samples are read.
 func (s *tfRecords) survey(ctx context.Context) error {
 	defer s.place.readTwice(s.paths())()
 	in := s.place.inOrder(ctx, s.paths())
@@ -422,7 +422,7 @@ func (v tfValues) cell(c tfColumn, record []byte) any {
 	return nil
 }
 
-// extent is where bytes of the records of a file lie.
+// extent is the place of bytes of the records of a file.
 func (s *tfShard) extent(files *Files, at, size int64) Extent {
 	file := files.name(s.path)
 	if s.unit == nil {
@@ -530,7 +530,7 @@ var (
 		"write each step, or each sequence as a list, as a tf.train.Example")
 )
 
-// parseExample reads a record. What it returns lies in it.
+// parseExample reads a record. The result is a slice of it.
 func parseExample(record []byte) (map[string]tfValues, error) {
 	values := map[string]tfValues{}
 	err := eachField(record, 0, func(num protowire.Number, typ protowire.Type, at int, b []byte, _ uint64) error {

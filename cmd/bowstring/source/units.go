@@ -15,10 +15,10 @@ const maxUnit = parquet.MaxPage
 func inUnit(file string, u *schema.Unit, offset, size int64) Extent {
 	switch {
 	case u.Size > maxUnit || u.Length > maxUnit:
-		return Extent{Why: fmt.Sprintf("it lies in a compressed part of %d bytes, %d decoded, more than the %d that are "+
+		return Extent{Why: fmt.Sprintf("it is in a compressed part of %d bytes, %d decoded, more than the %d that are "+
 			"decoded for one blob: import it instead", u.Length, u.Size, int64(maxUnit))}
 	case offset < 0 || size < 0 || size > u.Size-offset:
-		return Extent{Why: "it lies behind the end of what is compressed"}
+		return Extent{Why: "it is after the end of what is compressed"}
 	}
 	return Extent{File: file, Offset: offset, Length: size, Unit: u}
 }

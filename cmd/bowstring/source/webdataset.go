@@ -35,9 +35,9 @@ const (
 //	note.txt, count.cls, info.json a column note or count, columns info_KEY or info
 //	anything else                  a blob column of that name
 //
-// A key whose members lie apart is a bad sample, wherever they lie: read as they come, they would
-// be samples that lack what the others have. So is one with a member whose name does not tell where
-// its key ends; see isExtension and survey.refused.
+// A key whose members are apart is a bad sample, wherever they are: read as they come,
+// they would be samples that lack what the others have. So is one with a member whose
+// name does not show where its key ends; see isExtension and survey.refused.
 //
 // Columns and their types depend on all members, so the tars are read twice, the
 // first time only as far as that takes. Which keys were met is kept in memory.
@@ -81,7 +81,8 @@ var (
 	jsonExtensions = []string{"json", "jsn"}
 )
 
-// kindOf tells by the last word of an extension what members with it hold, and by the words before, what they name.
+// kindOf finds by the last word of an extension what members with it hold, and by the
+// words before, what they name.
 func kindOf(ext string) (kind memberKind, words string) {
 	words = strings.ReplaceAll(firstWords(ext), ".", "_")
 	switch last := ext[strings.LastIndexByte(ext, '.')+1:]; {
@@ -114,7 +115,7 @@ func openWebDataset(ctx context.Context, pattern string, opts Options) (Source, 
 		}
 	}
 	err = s.survey(ctx)
-	if errors.Is(err, errKnownAlso) { // which of them are bad, all of them together tell
+	if errors.Is(err, errKnownAlso) { // which of them are bad is known when all were met
 		forget(s.shards)
 		err = s.survey(ctx)
 	}
@@ -139,7 +140,7 @@ func (s *webDataset) survey(ctx context.Context) error {
 	}
 	from := newFeed(ctx, s.place, s.shards, s.walked, func(m tarMember) bool {
 		kind, _ := kindOf(m.ext)
-		// What is small comes with its header, and is wanted when samples are made.
+		// A small member comes with its header, and is used when samples are made.
 		return kind == memberJSON || s.walked && kind != memberBlob && m.size <= windowBytes
 	})
 	defer from.close()
@@ -318,10 +319,10 @@ func (s *webDataset) Samples(ctx context.Context) iter.Seq2[Sample, error] {
 			}
 			r := &tarSamples{source: s, file: s.place.name(sh.path), in: in, shard: sh, yield: yield}
 			var err error
-			if fed := from.shard(n); fed == nil {
+			if shard := from.shard(n); shard == nil {
 				err = r.read(ctx)
 			} else {
-				err = r.walk(ctx, fed)
+				err = r.walk(ctx, shard)
 			}
 			if errors.Is(err, errStop) {
 				return
@@ -337,7 +338,7 @@ func (s *webDataset) Samples(ctx context.Context) iter.Seq2[Sample, error] {
 	}
 }
 
-func (l *layout) looksWebDataset() bool { return l.any(isTarName) }
+func (l *layout) detectWebDataset() bool { return l.any(isTarName) }
 
 // jsonKey names a value of JSON members: a key of the objects that members with an extension hold, or the whole of
 // those that hold something else.
@@ -410,16 +411,16 @@ type survey struct {
 
 // surveyed is what was found of the first words of extensions.
 type surveyed struct {
-	samples int64 // that have a member with them
-	beside  bool  // some sample also has a member with one word as its extension: its key ends there for certain
+	samples  int64 // that have a member with them
+	hasPlain bool  // some sample also has a member with one word as its extension: its key ends there for certain
 }
 
-// foundKey is where the members of a key lie.
+// foundKey has the places of the members of a key.
 type foundKey struct {
 	shard int32  // the first
 	run   int32  // the last reading that met it
 	set   string // extensions of its members
-	apart string // how its members lie apart, "" if they do not
+	apart string // how its members are apart, "" if they do not
 }
 
 // group is a run of members with one key and different extensions: a sample, if there is no other of that key.
@@ -436,9 +437,9 @@ func newSurvey(shards []shard, choice *choice) *survey {
 		prefixes: map[string]*surveyed{}, json: map[jsonKey]*inferred{}, keys: map[string]*foundKey{}, sets: map[string]string{}}
 }
 
-// read reads one tar. What is wrong with it shows again, and is reported, when
-// its samples are read.
-func (f *survey) read(ctx context.Context, n int, from *fedShard) error {
+// read reads one tar. Its errors occur again, and are reported, when its samples are
+// read.
+func (f *survey) read(ctx context.Context, n int, from *feedShard) error {
 	var g group
 	for m := range from.members {
 		if ctx.Err() != nil {
@@ -514,7 +515,7 @@ func (f *survey) note(g group) []string {
 			f.prefixes[words] = p
 		}
 		p.samples++
-		p.beside = p.beside || plain
+		p.hasPlain = p.hasPlain || plain
 	}
 	f.manyImages = f.manyImages || images > 1
 	return exts
@@ -523,7 +524,7 @@ func (f *survey) note(g group) []string {
 // firstWords is what comes before the last dot of an extension.
 func firstWords(ext string) string { return ext[:max(strings.LastIndexByte(ext, '.'), 0)] }
 
-// place notes where a group lies, and whether its key was met before.
+// place records the place of a group, and whether its key was met before.
 func (f *survey) place(n int, g group, exts []string) {
 	if g.has == nil {
 		return
@@ -544,7 +545,7 @@ func (f *survey) place(n int, g group, exts []string) {
 	case !ok:
 		f.keys[key] = &foundKey{shard: int32(n), set: set}
 	case first.apart == "" && first.set != set:
-		first.apart = fmt.Sprintf("its members lie apart or come twice: %s in %s, and %s in %s; those of a key must "+
+		first.apart = fmt.Sprintf("its members are apart or come twice: %s in %s, and %s in %s; those of a key must "+
 			"follow each other",
 			first.set, Quoted(f.shards[first.shard].rel), set, Quoted(sh.rel))
 	}
@@ -559,7 +560,7 @@ func sampleKey(sh shard, key string) string { return path.Join(sh.split, key) }
 func (f *survey) refused() map[string]string {
 	out := map[string]string{}
 	for ext := range f.extensions {
-		if p := f.prefixes[firstWords(ext)]; p != nil && p.samples < 2 && !p.beside {
+		if p := f.prefixes[firstWords(ext)]; p != nil && p.samples < 2 && !p.hasPlain {
 			out[ext] = fmt.Sprintf("no other sample has a member .%s, and this one has none with a plain extension: "+
 				".%s may be a column, or belong to the key; "+
 				"name it without that dot", ext, firstWords(ext))
@@ -617,7 +618,7 @@ func (r *tarSamples) read(ctx context.Context) (err error) {
 		}
 	}()
 	defer func() {
-		// What was being put together when the tar broke off may lack members.
+		// The sample that was incomplete when the tar broke off may lack members.
 		buffers.putAll(r.buffers)
 	}()
 	for ctx.Err() == nil {
@@ -661,8 +662,8 @@ func (s *webDataset) headers(ctx context.Context) *feed {
 }
 
 // walk is read by the headers of the tar.
-func (r *tarSamples) walk(ctx context.Context, fed *fedShard) error {
-	for m := range fed.members {
+func (r *tarSamples) walk(ctx context.Context, shard *feedShard) error {
+	for m := range shard.members {
 		if !r.takes(m.tarMember) {
 			if err := r.end(); err != nil {
 				return err
@@ -670,32 +671,32 @@ func (r *tarSamples) walk(ctx context.Context, fed *fedShard) error {
 			r.begin(m.key)
 			r.sample.Blobs = nil
 		}
-		err := r.member(&fedContent{bytes.NewReader(m.data), m.err}, m.tarMember)
-		if fed.taken(m); err != nil {
+		err := r.member(&feedContent{bytes.NewReader(m.data), m.err}, m.tarMember)
+		if shard.taken(m); err != nil {
 			return err
 		}
 	}
 	switch {
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
-	case fed.packed:
+	case shard.packed:
 		return r.read(ctx)
-	case errors.Is(fed.end, io.EOF):
-		return cmp.Or(fed.cut, r.end())
-	case errors.Is(fed.end, errJunk):
-		return cmp.Or(r.end(), fed.end)
+	case errors.Is(shard.end, io.EOF):
+		return cmp.Or(shard.cut, r.end())
+	case errors.Is(shard.end, errJunk):
+		return cmp.Or(r.end(), shard.end)
 	}
-	return fed.end
+	return shard.end
 }
 
-// fedContent is the content of a member, and what is wrong with it.
-type fedContent struct {
+// feedContent is the content of a member, and what is wrong with it.
+type feedContent struct {
 	*bytes.Reader
 	err error
 }
 
 // Read implements io.Reader.
-func (c *fedContent) Read(p []byte) (int, error) {
+func (c *feedContent) Read(p []byte) (int, error) {
 	n, err := c.Reader.Read(p)
 	if errors.Is(err, io.EOF) && c.err != nil {
 		err = c.err
@@ -829,7 +830,8 @@ func (r *tarSamples) metadata(m member, ext string, data []byte) {
 			r.bad("%s", err)
 			return
 		}
-		// What it becomes takes more than its text; it is done with before the sample ends.
+		// The parsed form takes more memory than the text; it is released before the
+		// sample ends.
 		r.sample.Size += valueBytes(data)
 		for k, v := range values {
 			if at, ok := r.source.jsonAt[k]; ok {

@@ -24,8 +24,8 @@ func badOf(r *readResult) []string {
 	return bad
 }
 
-// TestMembersApart: read as they come, the members of a key that lie apart are samples that each
-// lack something, and nothing would say so: a caption may be missing.
+// TestMembersApart: read as they come, the members of a key that are apart are samples
+// that each lack something, and nothing would say so: a caption may be missing.
 func TestMembersApart(t *testing.T) {
 	for name, c := range map[string]struct {
 		files map[string][]entry
@@ -34,7 +34,7 @@ func TestMembersApart(t *testing.T) {
 	}{
 		"in one tar": {map[string][]entry{"x.tar": {{"a.jpg", jpg(t, 1)}, {"b.jpg", jpg(t, 2)}, {"b.txt", "of b"},
 			{"a.txt", "of a"}}},
-			[]string{"b"}, map[string]string{"a": "its members lie apart or come twice: .jpg in x.tar, and " +
+			[]string{"b"}, map[string]string{"a": "its members are apart or come twice: .jpg in x.tar, and " +
 				".txt in x.tar"}},
 		"all of one kind first": {map[string][]entry{"x.tar": {{"a.jpg", jpg(t, 1)}, {"b.jpg", jpg(t, 2)},
 			{"a.txt", "of a"}, {"b.txt", "of b"}}},
@@ -272,7 +272,7 @@ func TestNotFiles(t *testing.T) {
 			}
 		}
 	}
-	// Beside good ones, and as metadata.
+	// Next to good ones, and as metadata.
 	root := tree(t, map[string]string{"train-1.tar": makeTar(t, entry{"b.jpg", jpg(t, 1)})})
 	if err := syscall.Mkfifo(filepath.Join(root, "train-0.tar"), 0o644); err != nil {
 		t.Fatal(err)

@@ -24,8 +24,9 @@ import (
 	"bowstring/schema"
 )
 
-// zipped is a zip as a system of files: its members lie below its path as files lie below a folder. A member is stored,
-// and lies in the zip as it is, or deflated, and is a unit. It is safe for concurrent use.
+// zipped is a zip as a system of files: its members are below its path as files are below
+// a folder. A member is stored as it is, or deflated, and then is a unit. It is safe for
+// concurrent use.
 type zipped struct {
 	outer   *Files
 	path    string // of the zip
@@ -95,8 +96,8 @@ func openZip(ctx context.Context, outer *Files, name string) (_ *Files, err erro
 	return &Files{system: z, root: z.path}, nil
 }
 
-// top is the folder that all there is in a zip lies in, as zip -r puts it there, below its path; the path itself where
-// there is none, or the folder tells a split.
+// top is the folder of all members of a zip, as zip -r puts it there, below its path; the
+// path itself where there is none, or the folder names a split.
 func (z *zipped) top(path string) string {
 	for {
 		entries, err := z.readDir(path, 0)
@@ -112,8 +113,9 @@ func (z *zipped) top(path string) string {
 // zipHeader is the size of the header before a member, without the name and the extra field.
 const zipHeader = 30
 
-// headerFinder is what archive/zip reads a zip from. Once in is nil, each header is one without name and extra field:
-// where the content of a member begins, by that, tells where its header begins, without reading it.
+// headerFinder is what archive/zip reads a zip from. Once in is nil, each header is one
+// without name and extra field: so the offset of a member's header follows from that of
+// its content, without reading it.
 type headerFinder struct{ in io.ReaderAt }
 
 func (h *headerFinder) ReadAt(p []byte, at int64) (int, error) {
@@ -127,7 +129,7 @@ func (h *headerFinder) ReadAt(p []byte, at int64) (int, error) {
 // deflateRatio is how much larger than a deflated member its content may be.
 const deflateRatio = 1032
 
-// problem says why a member of a zip of so many bytes is not read.
+// problem says why a member is not read, by the size of its zip.
 func (m *zipMember) problem(size int64) error {
 	packed, whole := m.CompressedSize64, m.UncompressedSize64
 	switch {
@@ -372,7 +374,7 @@ func (h *zipHandle) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// seekable is the content in memory, or in the zip where it lies there as it is.
+// seekable is the content in memory, or in the zip if it is stored as it is.
 func (h *zipHandle) seekable() (interface {
 	io.ReadSeeker
 	io.ReaderAt
@@ -433,7 +435,7 @@ func (h *zipHandle) Seek(offset int64, whence int) (int64, error) {
 
 func (h *zipHandle) Close() error { return h.zip.Close() }
 
-// inZip is a data set in a zip. Its blobs lie in the zip.
+// inZip is a data set in a zip. Its blobs are in the zip.
 type inZip struct {
 	Source
 	zip *zipped

@@ -47,7 +47,8 @@ func zipOf(t testing.TB, dir, below string, method func(name string) uint16) []b
 	return b.Bytes()
 }
 
-// A data set in a zip is the data set in a folder, whatever its format, and lies where it is said to.
+// A data set in a zip is the data set in a folder, whatever its format, and its extents
+// are right.
 func TestZip(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -159,7 +160,7 @@ func TestZipRefused(t *testing.T) {
 	}
 }
 
-// FuzzZip: whatever the bytes, reading ends, and what is served lies in the zip.
+// FuzzZip: whatever the bytes, reading ends, and what is served is in the zip.
 func FuzzZip(f *testing.F) {
 	dir := f.TempDir()
 	for i := range 3 {

@@ -66,7 +66,7 @@ func (p *plainPages) Next() bool {
 	return p.err == nil
 }
 
-// locate notes where the values of a page lie.
+// locate records the places of the values of a page.
 func (p *plainPages) locate(page file.Page, levels int) error {
 	if p.defs == nil && p.column.MaxDefinitionLevel() > 0 && p.where.lost == "" {
 		p.where.lost = "its page has levels of a kind that is no longer written"
@@ -157,7 +157,8 @@ func (p *plainPages) second(page *file.DataPageV2) (levels int, err error) {
 	return int(rep + def), nil
 }
 
-// hasLevels says whether runs of levels hold so many: the library goes on forever to look for those that are missing.
+// hasLevels reports whether runs of levels hold n levels: the library goes on forever to
+// look for those that are missing.
 func hasLevels(data []byte, width int, want int64) bool {
 	for have := int64(0); have < want; {
 		head, n := binary.Uvarint(data)
@@ -330,7 +331,7 @@ func deltas(data []byte) (values []int64, rest []byte, err error) {
 	return values, data, nil
 }
 
-// bitsAt is the number of so many bits that begins at a bit, the lowest bit first.
+// bitsAt is the number of the given width that begins at a bit, the lowest bit first.
 func bitsAt(data []byte, at uint64, width byte) (v uint64) {
 	for i := range uint64(width) {
 		bit := uint64(data[(at+i)/8]>>((at+i)%8)) & 1

@@ -17,18 +17,18 @@ import (
 // MaxPage bounds a page that has places of values: it is read and decoded as a whole for each of them.
 const MaxPage = 64 << 20
 
-// Place is where a value of bytes lies in its file.
+// Place is where a value of bytes is in its file.
 type Place struct {
 	// Offset is where the bytes begin: in the file, or in the decoded unit.
 	Offset, Length int64
-	// Unit is the compressed part of a page that the value lies in; nil if it lies in the file as it is. Values of one
-	// page have the same.
+	// Unit is the compressed part of a page that holds the value; nil if the file has the
+	// value as it is. Values of one page have the same.
 	Unit *schema.Unit
-	// Why says why the value lies nowhere as a whole, "" if it does.
+	// Why says why the value is nowhere in one piece, "" if it is.
 	Why string
 }
 
-// Places says where the values of a column lie, row by row.
+// Places has the places of the values of a column, row by row.
 type Places struct {
 	first  []int // elements before those of a row
 	at     []int // places by element; -1 for a null
@@ -50,16 +50,16 @@ func (p *Places) At(row, element int) Place {
 	return Place{Why: "it is null"}
 }
 
-// Locate has Next tell where the values of a column lie: one of bytes, of structs with a field "bytes", or of lists of
-// either. It is called before Next.
+// Locate makes Next record the places of the values of a column: one of bytes, of structs
+// with a field "bytes", or of lists of either. It is called before Next.
 func (r *Records) Locate(column int) {
 	if leaf, _ := r.columns[column].bytes(); leaf != nil {
 		r.leaves[leaf.first].where = &locator{}
 	}
 }
 
-// Places says where the values of a column lie in the record that Next returned last; nil if Locate was not asked for
-// it, or the column has no bytes.
+// Places returns the places of the values of a column in the record that Next returned
+// last; nil if Locate was not asked for it, or the column has no bytes.
 func (r *Records) Places(column int) *Places {
 	if r.places == nil {
 		return nil
@@ -121,7 +121,8 @@ func (n *node) located(batches []batch) (*Places, error) {
 	return p, nil
 }
 
-// locator notes where the values of a leaf lie, page by page, in the order in which they are read.
+// locator records the places of the values of a leaf, page by page, in the order in which
+// they are read.
 type locator struct {
 	from   *stream
 	codec  compress.Compression
@@ -139,7 +140,7 @@ func (l *locator) begin(from *stream, codec compress.Compression) {
 func (l *locator) take(n int) []Place {
 	out := make([]Place, n)
 	for i := copy(out, l.places); i < n; i++ {
-		out[i].Why = cmp.Or(l.lost, "it lies behind the pages that were read")
+		out[i].Why = cmp.Or(l.lost, "it is after the pages that were read")
 	}
 	return out
 }
@@ -157,8 +158,8 @@ var codecs = map[compress.Compression]schema.Codec{compress.Codecs.Snappy: schem
 	compress.Codecs.Gzip: schema.CodecGzip, compress.Codecs.Brotli: schema.CodecBrotli,
 	compress.Codecs.Zstd: schema.CodecZstd, lz4Raw: schema.CodecLZ4Raw}
 
-// base returns the place of the values of the page that was read last, behind so many bytes of levels. decoded is the
-// size of the page.
+// base returns the place of the values of the page that was read last, after the given
+// number of bytes of levels. decoded is the size of the page.
 func (l *locator) base(decoded, levels int, packed, levelsApart bool) Place {
 	begin, size := l.from.start+l.from.mark, l.from.at-l.from.mark
 	if !packed {
@@ -166,10 +167,10 @@ func (l *locator) base(decoded, levels int, packed, levelsApart bool) Place {
 	}
 	codec, ok := codecs[l.codec]
 	if !ok {
-		return Place{Why: fmt.Sprintf("it lies in a page with the compression %s, which has no plain form", l.codec)}
+		return Place{Why: fmt.Sprintf("it is in a page with the compression %s, which has no plain form", l.codec)}
 	}
 	if decoded > MaxPage {
-		return Place{Why: fmt.Sprintf("it lies in a compressed page of %d bytes, more than the %d that are decoded for "+
+		return Place{Why: fmt.Sprintf("it is in a compressed page of %d bytes, more than the %d that are decoded for "+
 			"one value: import it instead", decoded, MaxPage)}
 	}
 	u := &schema.Unit{Offset: begin, Length: size, Size: int64(decoded), Codec: codec}
@@ -286,8 +287,9 @@ func (l *locator) indexes(data []byte, n int) error {
 	return bad
 }
 
-// eachRun calls f for n values of runs, as levels and indexes are written: one value several times, or groups of eight
-// values that are packed. It says whether there are so many.
+// eachRun calls f for n values of runs, as levels and indexes are written: one value
+// several times, or groups of eight values that are packed. It reports whether there are
+// that many.
 func eachRun(data []byte, width, n int, f func(v uint64, times int)) bool {
 	for n > 0 {
 		head, size := binary.Uvarint(data)

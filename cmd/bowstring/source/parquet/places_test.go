@@ -32,8 +32,8 @@ func decoded(t *testing.T, file []byte, u *schema.Unit) []byte {
 	return out
 }
 
-// checkPlaces reads a file, and compares the bytes at the place of each value with the value. It returns how many values
-// lie in the file, in units, and nowhere.
+// checkPlaces reads a file, and compares the bytes at the place of each value with the
+// value. It returns how many values are in the file, in units, and not in one piece.
 func checkPlaces(t *testing.T, path string, column, rows int) (plain, packed, none int, why string) {
 	t.Helper()
 	whole, err := os.ReadFile(path)

@@ -27,8 +27,9 @@ type Records struct {
 	places  []*Places // by column, of the record that Next returned last
 }
 
-// Records reads some columns, as they are numbered in the file, so many rows at a time. micro says of each of them
-// whether its INT96 timestamps become microseconds, not nanoseconds.
+// Records reads some columns, as they are numbered in the file, a given number of rows at
+// a time. micro says of each of them whether its INT96 timestamps become microseconds,
+// not nanoseconds.
 func (f *File) Records(columns []int, micro []bool, rows int) (_ *Records, err error) {
 	defer caught(&err)
 	r := &Records{leaves: make([]*leaf, len(f.leaves)), micro: micro, rows: max(rows, 1)}
