@@ -15,72 +15,71 @@ import (
 	"bowstring/schema"
 )
 
-// Batch is one record batch of a stream: the whole or a part of its rank's
-// share of a step. The consumer owns it and calls Release when the bytes are
-// out; until then the batch counts against the stream's window, also after
-// the stream was closed.
+// Batch is one record batch of a stream: its rank's share of a step, or a part of it.
+// The consumer owns it, and calls Release when it has sent the bytes. Until then the
+// batch counts against the stream's window, also after the stream was closed.
 type Batch struct {
 	*schema.Batch
 	Rank  int
 	Epoch uint64
 	Step  int64
-	// Row is where the batch begins in its rank's share of the step, in rows.
-	// Out of order, Step and Row count what was served: rows of other steps may
-	// fill the share.
+	// Row is the offset of the batch in its rank's share of the step, in rows. In a loose
+	// order, Step and Row count served rows: rows of other steps may fill the share.
 	Row int64
 	// Last says that the share ends with this batch.
 	Last bool
-	// Positions are those of the batch's samples among those of the job, in the order served: one a row, but where rows
-	// are sequences.
+	// Positions are the job's positions of the batch's samples, in the order served: one
+	// for each row, unless rows are sequences.
 	Positions []int64
-	// Resume is the ticket that goes on after this batch.
+	// Resume is the ticket that continues after this batch.
 	Resume schema.Ticket
-	// Digest is of the samples of the share, where the request asks for it and the share ends with this batch; else "".
+	// Digest is the digest of the share, if the request wants it and this batch ends the
+	// share; else "".
 	Digest string
-	// Faults lists the samples that could not be read, where the request's
-	// on_error lets the stream go on.
+	// Faults lists the samples that could not be read, if the request's on_error lets the
+	// stream continue.
 	Faults []Fault
 	Wait   Wait
-	// Processor is the processor time that operators took since the batch before: of what was
-	// made meanwhile, be it for this batch or for later ones.
+	// Processor is the CPU time of operators since the previous batch, for cells of this
+	// batch or of later ones.
 	Processor time.Duration
 
-	rows []schema.Row // where they lie in the manifest
+	rows []schema.Row // of the manifest
 	hold batchHold
-	held [1]schema.Blob // of hold, among the batch's blobs
+	held [1]schema.Blob // among the batch's blobs, so that Release unpins hold
 }
 
-// Wait says where the time of a batch went that its consumer may have waited.
+// Wait is for what the consumer waited before a batch.
 type Wait struct {
-	// Store is how long the consumer's side of the stream stood still because
-	// reads of this batch were not back from the store, Spill because they were
-	// not back from the spill. Of several reads, the one waited for last counts.
-	// Peer is the same of reads from other nodes.
+	// Store is how long the consumer waited because reads of this batch had not arrived
+	// from the store; Spill and Peer are the same for the spill and for other nodes. If
+	// it waited for several reads, the last one counts.
 	Store time.Duration
 	Spill time.Duration
 	Peer  time.Duration
-	// Operators is how long it stood still because cells of this batch were being made, or
-	// waited for their turn to be.
+	// Operators is how long the consumer waited for operators of cells of this batch, or
+	// for their turn.
 	Operators time.Duration
-	// Window is how long reading stood still since the last batch because the
-	// window was full, that is, because the consumer was slower.
+	// Window is how long reading was stopped since the last batch because the window was
+	// full, that is, because the consumer was slower.
 	Window time.Duration
-	// Encode is how long it took to put the batch together.
+	// Encode is how long it took to assemble the batch.
 	Encode time.Duration
 }
 
-// Fault is a sample that could not be read, or of which nothing could be made.
+// Fault is a sample that could not be read, or whose operators failed.
 type Fault struct {
-	Source     string `json:"source,omitempty"` // of a mixture, that the sample is of
+	Source     string `json:"source,omitempty"` // the sample's source, of a mixture
 	Position   int64  `json:"position"`         // in its snapshot
 	ID         string `json:"id"`
 	Column     string `json:"column"`
-	Operator   string `json:"operator,omitempty"` // that could make nothing of it, if it was read
+	Operator   string `json:"operator,omitempty"` // the operator that failed, if the sample was read
 	Cause      string `json:"cause"`
 	Substitute *int64 `json:"substitute,omitempty"` // position of the sample sent in its place, if one was
 }
 
-// PlaceFaults gives faults of a job on a mixture the names of their sources, and positions in the snapshots of those.
+// PlaceFaults changes faults of a job on a mixture: they get the names of their sources,
+// and positions in the sources' snapshots.
 func PlaceFaults(j *resolve.Job, faults []Fault) []Fault {
 	if j.Alone() != nil {
 		return faults
@@ -98,8 +97,8 @@ func PlaceFaults(j *resolve.Job, faults []Fault) []Fault {
 	return faults
 }
 
-// batchHold is what a batch holds beside its blobs: a part of the window, and
-// the snapshot.
+// batchHold is what a batch holds in addition to its blobs: a part of the window, and the
+// job with its snapshot.
 type batchHold struct {
 	stream *Stream
 	memory admission.Hold
@@ -114,7 +113,10 @@ func (h *batchHold) Unpin() {
 	h.stream.job.Release()
 }
 
-// assemble puts a batch together of what was read for it.
+// assemble makes a batch of a part, and takes the part over. It handles faults, computes
+// columns and the digest, and records the batch in the lineage. The consumer's goroutine
+// calls it, so that assembly does not delay the stream's next reads. After an error it
+// has released the part and failed the stream.
 func (s *Stream) assemble(p *part, wait Wait, processor time.Duration) (*Batch, error) {
 	start := time.Now()
 	var faults []Fault
@@ -160,8 +162,7 @@ func (s *Stream) assemble(p *part, wait Wait, processor time.Duration) (*Batch, 
 		s.fail(err)
 		return nil, err
 	}
-	// The batch points into the manifest, and fills the window, until it is
-	// released like its blobs.
+	// The batch refers to the manifest, and takes window memory, until it is released.
 	s.job.Retain()
 	s.set.transit.Add(p.reserved)
 	s.tenant.transit.Add(p.reserved)
@@ -180,7 +181,7 @@ func (s *Stream) assemble(p *part, wait Wait, processor time.Duration) (*Batch, 
 	return b, nil
 }
 
-// epochOf is the epoch's number, 0 where nothing is shuffled.
+// epochOf is the number of the epoch at an offset from the ticket's; 0 without a shuffle.
 func (s *Stream) epochOf(offset int64) uint64 {
 	if s.ticket.Shuffle == nil {
 		return 0
@@ -201,7 +202,7 @@ func (s *Stream) delivered(rows int, w Wait) {
 	s.published.making.Add(int64(w.Operators))
 }
 
-// endFirst ends the span of the first batch. It may be called again.
+// endFirst ends the span of the first batch. Repeated calls do nothing.
 func (s *Stream) endFirst() {
 	if s.first != nil {
 		s.first.End()
@@ -209,18 +210,18 @@ func (s *Stream) endFirst() {
 }
 
 const (
-	// maxSubstitutes is how many samples are tried in the place of one that cannot
-	// be read.
+	// maxSubstitutes is how many samples are tried as substitutes for an unreadable one.
 	maxSubstitutes = 16
-	// maxCause bounds the bytes of what a fault says.
+	// maxCause bounds the bytes of a fault's cause.
 	maxCause = 4096
 )
 
-// mend does with a part's faults what the request's on_error says, and reports
-// each. Nothing is ever exchanged silently.
+// mend handles a part's faults as the request's on_error says: it leaves nulls, reads
+// substitutes, or returns an error. It returns each fault for the batch, so no sample is
+// replaced silently.
 func (s *Stream) mend(p *part) ([]Fault, error) { return s.mended(p, p.faults) }
 
-// mended is mend for some of a part's faults.
+// mended is mend for given faults of a part.
 func (s *Stream) mended(p *part, wrong []fault) ([]Fault, error) {
 	if len(wrong) == 0 {
 		return nil, nil
@@ -257,8 +258,9 @@ func (s *Stream) mended(p *part, wrong []fault) ([]Fault, error) {
 	return nil, s.faultError(p, wrong[0])
 }
 
-// compute makes the columns of a mended part that its job computes, and does with rows that cannot be told what
-// on_error says: faults has those of the part before. The part has all of them then.
+// compute computes the job's computed columns for a mended part. It handles rows whose
+// values cannot be computed as on_error says, and returns their faults after the given
+// ones. With on_error skip it computes the columns again after the substitutes are read.
 func (s *Stream) compute(p *part, faults []Fault) ([]schema.Vector, []Fault, error) {
 	columns, wrong, err := s.job.Computed(s.context(), p.positions, p.rows)
 	if err != nil || len(wrong) == 0 {
@@ -276,7 +278,7 @@ func (s *Stream) compute(p *part, faults []Fault) ([]schema.Vector, []Fault, err
 		if columns, wrong, err = s.job.Computed(s.context(), p.positions, p.rows); err != nil {
 			return nil, nil, err
 		}
-		if len(wrong) > 0 { // a substitute was made columns of before
+		if len(wrong) > 0 { // substitute has checked that its values can be computed
 			return nil, nil, s.faultError(p, fault{wrong[0].Row, wrong[0].Column, wrong[0].Err})
 		}
 	}
@@ -284,7 +286,7 @@ func (s *Stream) compute(p *part, faults []Fault) ([]schema.Vector, []Fault, err
 	return columns, append(faults, more...), nil
 }
 
-// computable fails where a column that the job computes cannot be made for a sample.
+// computable returns an error if a computed column has no value for a sample.
 func (s *Stream) computable(pos int64, row schema.Row) error {
 	_, wrong, err := s.job.Computed(s.context(), []int64{pos}, []schema.Row{row})
 	if err == nil && len(wrong) > 0 {
@@ -293,7 +295,8 @@ func (s *Stream) computable(pos int64, row schema.Row) error {
 	return err
 }
 
-// causeOf is an error as a fault tells it. An expression is in the request: its text is left out.
+// causeOf is the text of an error in a fault. It leaves out the text of an expression,
+// which is in the request.
 func causeOf(err error) string {
 	cause := err.Error()
 	if e, ok := errors.AsType[*where.Error](err); ok {
@@ -310,19 +313,20 @@ func (s *Stream) faultError(p *part, f fault) error {
 	return s.sampleError(p.positions[f.row], p.rows[f.row], f.column, f.err)
 }
 
-// manifestLost fails the stream, as it cannot know which blobs come next.
+// manifestLost fails the stream: without the manifest it cannot know its next blobs.
 func (s *Stream) manifestLost(err error) {
 	s.fail(fmt.Errorf("manifest of %s: %w", s.job.SnapshotName(), err))
 }
 
-// substitute puts another sample of the selection, of a mixture one of the same source, into a row whose own could
-// not be read. Which ones are tried is a pure function of the plan's seed and
-// epoch and the position that failed, so a stream served again is the same.
+// substitute replaces the sample of a row that could not be read by another sample of the
+// selection, of a mixture by one of the same source. The candidates are a pure function
+// of the plan's seed, the epoch and the failed position, so a repeated stream has the
+// same substitutes. It reads in the consumer's goroutine, outside the window.
 func (s *Stream) substitute(p *part, f fault) (int64, error) {
 	failed := p.positions[f.row]
 	selection, base := s.job.Alike(failed)
 	n, candidate := selection.Len(), selection.At
-	if s.job.Request().Sample != nil { // what the epoch does not have is no substitute
+	if s.job.Request().Sample != nil { // only samples of this epoch are candidates
 		epoch := s.job.PlanOf(p.walk.epochOffset)
 		n, candidate = epoch.Rows(), epoch.Position
 	}
@@ -358,7 +362,8 @@ func (s *Stream) substitute(p *part, f fault) (int64, error) {
 		errors.Join(causes...)))
 }
 
-// readRow reads all blobs of a sample, makes of them what is wanted in the epoch of a lap, and says where its row lies.
+// readRow reads all blobs of a sample, and runs the operators of the epoch at an offset
+// on them. It returns the cells, which the caller releases, and the row of the manifest.
 func (s *Stream) readRow(offset, pos int64) ([]schema.Blob, schema.Row, error) {
 	rows, err := s.job.Manifest().At(s.context(), []int64{pos})
 	if err != nil {
@@ -391,9 +396,10 @@ func (s *Stream) readRow(offset, pos int64) ([]schema.Blob, schema.Row, error) {
 	return cells, rows[0], nil
 }
 
-// Again reads the blob of a row once more, compares it, and returns it for the caller to release: what it was handed
-// out as has proved wrong, or unreadable. It is found in the tiers, so that one with a wrong copy forgets it and the
-// next is asked. The error names the sample.
+// Again reads the blob of a row again, and compares its checksum, because the delivered
+// copy is wrong or unreadable. The caller releases the blob. The read asks the tiers in
+// order, so a tier with a wrong copy drops it and the next tier is read. An error names
+// the sample, and fails the stream.
 func (b *Batch) Again(ctx context.Context, row int, ref schema.BlobRef) (schema.Blob, error) {
 	s := b.hold.stream
 	pos := b.Positions[row]
@@ -415,7 +421,8 @@ func (b *Batch) Again(ctx context.Context, row int, ref schema.BlobRef) (schema.
 	return schema.Blob{}, err
 }
 
-// positionsOf finds out the positions of the samples of rows, and how these are packed. No lock is held.
+// positionsOf returns the positions of the samples in the pieces, and how the rows are
+// packed. It may wait for the owners of the rows.
 func (s *Stream) positionsOf(pieces []piece) (positions []int64, packing *schema.Packing, err error) {
 	for _, p := range pieces {
 		if p.from.packed() {
@@ -436,7 +443,7 @@ func (s *Stream) positionsOf(pieces []piece) (positions []int64, packing *schema
 	return positions, packing, nil
 }
 
-// pack appends what the next rows have, which are sequences, to positions and to what is known of the sequences before.
+// pack appends the samples of the next rows, which are sequences, to positions and to k.
 func (w *walk) pack(rows int64, positions []int64, k *schema.Packing) []int64 {
 	parts, lengths := w.parts(rows), w.plan.Config().Pack.Config().Lengths
 	for i := range parts {

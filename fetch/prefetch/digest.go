@@ -9,20 +9,24 @@ import (
 	"bowstring/schema"
 )
 
-// digester computes the digest of a share of a step: which samples it has, in which order, with which checksums. It is
-// made of what the manifest says and of faults, and reads no blob. It is the sum of a hash of each row, so it does not
-// depend on how the share is cut into batches; and the blob columns of the snapshot go into it whichever are served, so
-// ranks that read different columns have the same.
+// digester computes the digest of a share of a step: its samples, their order, and their
+// checksums. The digest is computed from the manifest and the faults, and reads no blob.
+// It is a sum of a hash of each row, so it does not depend on how the share is cut into
+// batches. All blob columns of the snapshot count, whichever are served, so ranks that
+// read different columns have the same digest.
+//
+// A digester belongs to the consumer's goroutine.
 type digester struct {
 	columns []int // ordinals of the blob columns that the caller may see
 	name    string
-	on      bool
-	whole   bool   // it has all rows of the share that were handed out
-	sum     uint64 // of those
-	buf     []byte
+	on      bool   // the request wants digests
+	whole   bool   // sum has all rows of the share that were delivered
+	sum     uint64 // the sum of the rows' hashes
+	buf     []byte // reused for each row
 }
 
-// init has the digest computed of a stream that begins with a ticket.
+// init turns digests on for a stream of the ticket. If the ticket resumes in the middle
+// of a share and has no sum, that share gets no digest.
 func (d *digester) init(j *resolve.Job, t *schema.Ticket) {
 	d.on, d.name, d.whole = true, j.SnapshotName(), t.Row == 0
 	for ordinal, f := range schema.BlobFields(j.Manifest().Snapshot().Schema) {
@@ -35,8 +39,8 @@ func (d *digester) init(j *resolve.Job, t *schema.Ticket) {
 	}
 }
 
-// digest takes a part in, whose faults are mended. It returns the digest of the share where that ends with the part, and
-// else has the ticket say what it is so far.
+// digest adds a mended part. If the part ends the share, it returns the share's digest;
+// else it puts the sum so far into the part's resume ticket.
 func (s *Stream) digest(p *part) (string, error) {
 	d := &s.digester
 	if !d.on {
@@ -73,7 +77,7 @@ func (s *Stream) digest(p *part) (string, error) {
 	return "", nil
 }
 
-// add takes a row in, which is a number in the share.
+// add adds sample i of a part, which is the row-th of the share.
 func (d *digester) add(p *part, i int, row int64, seed uint64) error {
 	d.buf = binary.LittleEndian.AppendUint64(d.buf[:0], uint64(row))
 	d.buf = binary.LittleEndian.AppendUint64(d.buf, uint64(p.positions[i]))

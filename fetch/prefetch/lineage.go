@@ -12,7 +12,7 @@ import (
 	"bowstring/schema"
 )
 
-// lineageHead is what the record of the stream begins with.
+// lineageHead is the head of the stream's record.
 func (s *Stream) lineageHead(ctx context.Context) lineage.Head {
 	caller := store.CallerFrom(ctx)
 	return lineage.Head{
@@ -21,7 +21,7 @@ func (s *Stream) lineageHead(ctx context.Context) lineage.Head {
 	}
 }
 
-// lineageOf is what is recorded of a batch.
+// lineageOf is the record of a batch. Its faults are those of the part, in the same order.
 func lineageOf(p *part, faults []Fault) lineage.Batch {
 	b := lineage.Batch{Rows: int64(len(p.positions)), Seqs: p.seqs, Next: p.resume}
 	if p.packing != nil {
@@ -36,7 +36,7 @@ func lineageOf(p *part, faults []Fault) lineage.Batch {
 	return b
 }
 
-// rowOf is which row of the batch a sample of the part is in.
+// rowOf is the row of the batch that has a sample of the part.
 func (p *part) rowOf(sample int) int64 {
 	if p.packing == nil {
 		return int64(sample)
@@ -45,28 +45,29 @@ func (p *part) rowOf(sample int) int64 {
 	return int64(row)
 }
 
-// Part is what a sequence has of a sample.
+// Part is the part of a sample in a sequence.
 type Part struct {
-	Row          int64 // of the share, that is the sequence
-	From, Tokens int64 // what of the sample: so many tokens, from one on
+	Row          int64 // the sequence, as a row of the share
+	From, Tokens int64 // the first token of the sample, and the number of tokens
 }
 
-// Held is what a piece of a stream handed out as a rank's share of a step.
+// Held is what a piece of a stream delivered of a rank's share of a step.
 type Held struct {
-	Row       int64   // of the share, where it begins
-	Of        int64   // rows that the share has in all
-	Positions []int64 // of the samples, in the order in which they were handed out
-	// Parts says, where rows are sequences, what of each sample is in which row; else nil
+	Row       int64   // the first delivered row, in the share
+	Of        int64   // rows of the whole share
+	Positions []int64 // of the samples, in the order in which they were delivered
+	// Parts is, if rows are sequences, the row and the tokens of each sample; else nil.
 	Parts []Part
-	// SourceEpochs are, of a mixture, the epochs of their sources; else nil
+	// SourceEpochs are, for a mixture, the epochs of the samples' sources; else nil.
 	SourceEpochs []uint64
-	Faults       []Fault // without ids; a substitute is among Positions, and a cell that was null is not
-	FaultRows    []int64 // the row of the share that each fault is of
+	Faults       []Fault // without ids; substitutes are in Positions, and their failed samples are not
+	FaultRows    []int64 // the row of the share of each fault
 }
 
-// HeldBy says what a piece of a stream of the job handed out in a step of an epoch; nil if nothing. Where nothing is
-// shuffled and the stream went round several times, it is the last time. The job is opened with what the stream's
-// caller could see.
+// HeldBy returns what a piece of a stream of the job delivered in a step of an epoch; nil
+// if nothing. If the stream read several epochs without a shuffle, the last one counts.
+// The caller has opened the job with the rights of the stream's caller. It fails with
+// schema.ErrDataLoss if the record contradicts the plan.
 func HeldBy(ctx context.Context, j *resolve.Job, p *lineage.Piece, epoch uint64, step int64) (*Held, error) {
 	t := p.Head.Ticket
 	c, err := newCover(j, t)
@@ -79,7 +80,8 @@ func HeldBy(ctx context.Context, j *resolve.Job, p *lineage.Piece, epoch uint64,
 	}
 	w := c.at(offset, step)
 	n := w.hi - w.lo
-	// rows that were handed out before the share, negative if a part of it was before the piece
+	// rows that the piece delivered before the share; negative if a part of the share was
+	// delivered before the piece
 	first := c.before(offset, step) - c.gone
 	from, to := max(first, 0), min(first+n, p.Rows)
 	if from >= to {
@@ -121,7 +123,7 @@ func (h *Held) rows() int64 {
 	return h.Parts[len(h.Parts)-1].Row + 1 - h.Row
 }
 
-// LastEpoch is the epoch of the last row that a piece handed out, of a stream of the job that shuffles.
+// LastEpoch is the epoch of the last row that a piece delivered. The job shuffles.
 func LastEpoch(j *resolve.Job, p *lineage.Piece) (uint64, error) {
 	c, err := newCover(j, p.Head.Ticket)
 	if err != nil {
@@ -130,12 +132,13 @@ func LastEpoch(j *resolve.Job, p *lineage.Piece) (uint64, error) {
 	return c.t.Shuffle.Epoch + uint64(c.lastOffset(p.Rows)), nil
 }
 
-// cover is what a ticket covers, by numbers of rows: 0 is row t.Row of step t.Step, in the plan's order. It counts and
-// does not walk, so that a step at the end of an epoch costs what the first one does.
+// cover maps the rows that a ticket covers to numbers: 0 is row t.Row of step t.Step, in
+// the plan's order. It computes and does not iterate, so a step at the end of an epoch
+// costs as much as the first one.
 type cover struct {
-	walk      walk // where the ticket begins
+	walk      walk // at the ticket's first row
 	t         schema.Ticket
-	gone      int64 // rows that were handed out before the stream began, beside those before t.Row of t.Step
+	gone      int64 // rows after t.Row of t.Step that were delivered before the stream began (t.Served)
 	firstRows int64 // rows of the first epoch
 	laterRows int64 // rows of each later one
 }
@@ -154,7 +157,7 @@ func newCover(j *resolve.Job, t schema.Ticket) (*cover, error) {
 	return c, nil
 }
 
-// rowsTo is how many rows the shares of the steps from one on have before another.
+// rowsTo is how many rows the rank's shares have in the steps from from to before to.
 func (c *cover) rowsTo(from, to int64) int64 {
 	if from >= to {
 		return 0
@@ -162,7 +165,8 @@ func (c *cover) rowsTo(from, to int64) int64 {
 	return c.walk.plan.RowsFrom(from, c.walk.rank, c.walk.stride, to)
 }
 
-// offsetOf is which of the ticket's epochs has a number, as far as rows rows of it were handed out.
+// offsetOf is the offset, from the ticket's epoch, of the epoch with a number, after rows
+// rows were delivered. ok is false if the ticket does not have that epoch.
 func (c *cover) offsetOf(epoch uint64, rows int64) (offset int64, ok bool) {
 	if c.t.Shuffle != nil {
 		offset = int64(epoch - c.t.Shuffle.Epoch)
@@ -174,7 +178,7 @@ func (c *cover) offsetOf(epoch uint64, rows int64) (offset int64, ok bool) {
 	return c.lastOffset(rows), true
 }
 
-// lastOffset is the epoch that the last one of so many rows is of.
+// lastOffset is the epoch offset of the last one of that many delivered rows.
 func (c *cover) lastOffset(rows int64) int64 {
 	if left := rows + c.gone - c.firstRows; left > 0 && c.laterRows > 0 {
 		return min((left+c.laterRows-1)/c.laterRows, c.walk.epochs-1)
@@ -191,7 +195,7 @@ func (c *cover) has(offset, step int64) bool {
 	return step >= from && step < c.walk.stop && (step-from)%c.walk.stride == 0
 }
 
-// at is a walk that stands at the beginning of a share.
+// at is a walk at the beginning of a share.
 func (c *cover) at(offset, step int64) walk {
 	w := c.walk
 	w.epochOffset, w.step, w.plan = offset, step, w.job.PlanOf(offset)
@@ -207,7 +211,7 @@ func (c *cover) before(offset, step int64) int64 {
 	return c.firstRows + (offset-1)*c.laterRows + c.rowsTo(c.walk.first, step)
 }
 
-// find is a walk that stands at a row.
+// find is a walk at a numbered row.
 func (c *cover) find(row int64) walk {
 	offset, from := int64(0), c.walk.step
 	row += c.t.Row // counted from the beginning of the epoch's first share
@@ -226,13 +230,14 @@ func (c *cover) find(row int64) walk {
 	return w
 }
 
-// positions adds the positions of rows in the plan's order, and of a mixture their sources' epochs.
+// positions appends the positions of a range of rows to h, and their parts and source
+// epochs if they have any.
 func (c *cover) positions(ctx context.Context, r lineage.Range, h *Held) error {
 	for r.From < r.To {
 		w := c.find(r.From)
 		n := min(r.To-r.From, w.left())
 		if n < 1 {
-			return fmt.Errorf("%w: row %d of a stream is none of its ticket's", schema.ErrDataLoss, r.From)
+			return fmt.Errorf("%w: row %d of a stream is not covered by its ticket", schema.ErrDataLoss, r.From)
 		}
 		shared, known := w.shared()
 		if !known {

@@ -16,65 +16,65 @@ import (
 	"bowstring/spill"
 )
 
-// PeerRead is a blob that another node reads by way of this one.
+// PeerRead is a blob that another node requests from this one.
 type PeerRead struct {
-	ID     uint32 // the other node's
-	Tenant string // on whose account
+	ID     uint32 // chosen by the other node
+	Tenant string // whose account pays
 	Ref    schema.BlobRef
-	// Snapshot and Position say where the other node found it to be wanted; no
-	// Snapshot if that is nowhere in particular.
+	// Snapshot and Position are the sample for which the other node wants the blob.
+	// Snapshot is "" if there is no such sample.
 	Snapshot string
 	Position int64
 	// Forward says that this node may request the blob from its first owner: the other node assumes that this one
 	// caches for others.
 	Forward bool
-	// Held says that it is wanted only if it is held here.
+	// Held says that the blob is wanted only if this node holds it.
 	Held bool
 }
 
-// Answer is what became of a peer read. The blob is the receiver's to release; until
-// then its bytes count in the ledger.
+// Answer is the outcome of a peer read. The receiver releases the blob; until then its
+// bytes count in the ledger.
 type Answer struct {
 	ID   uint32
 	Blob schema.Blob
 	Err  error
-	// PeerRead is what was asked for.
+	// PeerRead is the request.
 	PeerRead PeerRead
-	// Stored says that the blob was read from the store for it.
+	// Stored says that this node read the blob from the store for the request.
 	Stored bool
 }
 
-// Requester is another node, as far as it reads by way of this one. Each tenant that
-// it reads for has a place among the streams, as one job more. It is safe for
-// concurrent use.
+// Requester is another node that reads blobs from this one. Each of its tenants has a
+// place in the reader's queue, like one more job. It is safe for concurrent use.
 type Requester struct {
 	set    *Set
 	answer func(Answer)
-	// of the memory for peer reads, so much at once: a node that reads slowly leaves some to others
+	// own bounds the requester's part of the memory for peer reads, so that a node which
+	// reads slowly leaves some to others
 	own  *semaphore.Weighted
-	most int64 // what own has in all
+	most int64 // the size of own, in bytes
 
 	mu     sync.Mutex
 	closed bool
 	places map[string]*place // by tenant
-	out    sync.WaitGroup    // peer reads whose answer was not given; grows under mu only while not closed
+	out    sync.WaitGroup    // peer reads without an answer yet; grows under mu only while not closed
 }
 
-// place is what a tenant has among the streams.
+// place is a tenant's place in the reader's queue, for one requester.
 type place struct {
 	*read.Place
 	requester *Requester
 	tenant    *tenant
-	account   read.Account // on which what it reads from the store counts, within the tenant's ceiling
+	account   read.Account // its reads of the store count here, within the tenant's ceiling
 }
 
-// peerRead is a PeerRead under way.
+// peerRead is a PeerRead in progress.
 type peerRead struct {
 	PeerRead
 	held *readMemory
 }
 
-// readMemory is the memory that a peer read takes, of all and of its requester's part.
+// readMemory is the memory of a peer read: in the ledger, and in its requester's part.
 type readMemory struct {
 	hold *admission.Hold
 	own  *semaphore.Weighted
@@ -86,20 +86,21 @@ func (l *readMemory) release() {
 	l.own.Release(l.part)
 }
 
-// maxTenants is how many tenants one requester may read for at once. The places of
-// those that nothing waits for are given up where there are more.
+// maxTenants is how many tenants' places one requester has before idle places are
+// closed. Names of tenants come from the other node, so their number is bounded.
 const maxTenants = 1024
 
-// NewRequester makes a requester. answer is called once for each peer read, by a goroutine of
-// the reader; it must not block for long.
+// NewRequester returns a requester. answer is called once for each peer read that Read
+// has accepted, mostly by a goroutine of the reader. It must not block for long. The
+// caller closes the requester.
 func (s *Set) NewRequester(answer func(Answer)) *Requester {
 	most := max(s.opts.Ledger.Limit(admission.PeerReads)/2, 1)
 	return &Requester{set: s, answer: answer, own: semaphore.NewWeighted(most), most: most, places: map[string]*place{}}
 }
 
-// Read begins to read a blob. It waits for memory for it: nothing more is read
-// meanwhile from a node that asks for more than there is room for. The context is for that
-// alone.
+// Read begins to read a blob, and returns before its answer. It waits for the blob's
+// memory until ctx ends. The caller reads the connection of the other node meanwhile no
+// further, which slows down a node that requests more than there is room for.
 func (b *Requester) Read(ctx context.Context, l PeerRead) error {
 	if l.Ref.Size < 0 {
 		return fmt.Errorf("%w: a blob of %d bytes", schema.ErrInvalid, l.Ref.Size)
@@ -150,21 +151,21 @@ func (b *Requester) Read(ctx context.Context, l PeerRead) error {
 	return nil
 }
 
-// trimLocked gives up places where there are too many. Their tenants get others.
+// trimLocked closes idle places if there are too many. Their tenants get new ones.
 func (b *Requester) trimLocked() {
 	if len(b.places) < maxTenants {
 		return
 	}
 	for tenant, p := range b.places {
 		if p.Idle() {
-			p.Retire() // what is under way is told of still
+			p.Retire() // reads in progress still get their answers
 			b.set.closePlace(p)
 			delete(b.places, tenant)
 		}
 	}
 }
 
-// More implements read.Receiver: other nodes ask when they like.
+// More implements read.Receiver. It does nothing: other nodes request when they need.
 func (*place) More() {}
 
 // Receive implements read.Receiver.
@@ -198,8 +199,8 @@ func (l *peerBlob) Unpin() {
 	l.held.release()
 }
 
-// Close cancels what the requester waits for, and waits for answers that are just
-// being given. Further calls do nothing.
+// Close cancels the peer reads without an answer, and waits for answers in progress.
+// Cancelled reads get no answer. Further calls do nothing.
 func (b *Requester) Close() {
 	b.mu.Lock()
 	if b.closed {

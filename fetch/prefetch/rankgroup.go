@@ -11,17 +11,19 @@ import (
 	"bowstring/schema"
 )
 
-// Ranks of a mesh that get the same samples read each blob once. The reader shares a blob among streams as long as one of
-// them holds it (see package read). So there is one thing to do: a blob that one stream hands out is held until the
-// others have it, too. It is found in the window tier then, like any other that a stream holds.
+// Ranks of a mesh that get the same samples read each blob once. The reader shares a blob
+// among streams as long as one of them holds it (see package read). So a blob that one
+// stream delivers is held until the streams of the other ranks have it too. These find it
+// in the window tier, like every blob that a stream holds.
 
-// comeWithin is how long blobs are held for a rank that has not come, or whose stream broke off: the processes of a job
-// begin one after another, and one that is cut off comes again. A rank of another node never comes.
+// comeWithin is how long blobs are held for a rank that has no stream yet, or whose
+// stream was cut off. The processes of a job begin one after another, and a process that
+// was cut off connects again. A rank that another node serves never has a stream here.
 const comeWithin = 10 * time.Second
 
 // spot is a row in the order of a job's epochs.
 type spot struct {
-	epoch uint64 // where nothing is shuffled, counted from the stream's first
+	epoch uint64 // the epoch's number; without a shuffle, the offset from the stream's first epoch
 	index int64
 }
 
@@ -40,19 +42,21 @@ func later(a, b spot) spot {
 }
 
 const (
-	// noRank is the rank of a claim of some rank that has not come.
+	// noRank is the rank of a claim for an unknown rank that has no stream yet.
 	noRank = -1
-	// mostClaims is how many ranks are waited for at most that have not come: a node has not more.
+	// mostClaims is the most ranks without a stream for which blobs are held. No node
+	// serves more.
 	mostClaims = 64
 )
 
-// claim is what blobs are held for: a rank that gets them. All fields but rank and columns are guarded by rankGroup.mu.
+// claim is a rank for which blobs are held. rankGroup.mu guards all fields except rank
+// and columns, which do not change.
 type claim struct {
 	rank    int
-	columns []int // ordinals of blob columns that it reads; nil: not known, so all
-	back    spot  // the rows before it have come
-	floor   spot  // it is too far behind for blobs of the rows before it
-	// until is when a claim without a stream ends; zero of one that has a stream.
+	columns []int // ordinals of the blob columns that the rank reads; nil: unknown, so all
+	back    spot  // the rows before it have arrived
+	floor   spot  // blobs of the rows before it are not held, because the rank is too far behind
+	// until is when a claim without a stream ends; zero if the claim has a stream.
 	until time.Time
 }
 
@@ -63,38 +67,40 @@ func (c *claim) wants(column int) bool {
 // resultsOf is the column of what operators make of a blob column, and the other way round.
 func resultsOf(column int) int { return -1 - column }
 
-// from is the first row whose blobs are held for it.
+// from is the first row whose blobs are held for the claim.
 func (c *claim) from() spot { return later(c.back, c.floor) }
 
-// kept is blobs of one column, of rows that follow one another.
+// kept is blobs of one column, of consecutive rows.
 type kept struct {
 	from, to spot
 	blobs    []schema.Blob // no nulls
 	bytes    int64
 }
 
-// rankGroup is the streams of ranks that get the same samples, and the blobs that are held until all have them.
+// rankGroup is the streams of ranks that get the same samples, and the blobs that are
+// held until all of them have these. It is safe for concurrent use.
 //
-// Together these blobs take as much of the memory of windows as one stream may. Where that is not enough, the rank that
-// is furthest behind is given up: it gets no share in what the others have handed out by then, and reads it again from
-// the spill or the store. It has a share again in what is handed out from then on.
+// The held blobs take at most one stream's share of the windows' memory. If that is not
+// enough, the group drops the claim of the rank that is furthest behind: blobs delivered
+// up to then are no longer held for that rank, and it reads them again from the spill or
+// the store. Blobs delivered later are held for it again.
 type rankGroup struct {
 	tenant  *tenant
-	behind  *atomic.Int64 // of the set: how often a rank was given up
+	behind  *atomic.Int64 // counters.behind: how often a rank was too far behind
 	streams int           // guarded by Set.mu
 
-	bytes atomic.Int64 // of what is kept; written with mu held
+	bytes atomic.Int64 // of the held blobs; written with mu held
 
 	mu     sync.Mutex
-	hold   *admission.Hold // the memory of what is kept
+	hold   *admission.Hold // the memory of the held blobs
 	claims []*claim
-	shelf  map[int][]kept    // by column, in the order of rows; none overlap. Results have columns of their own: see resultsOf
-	cells  map[cellKey]*once // that one of the streams makes for all, or has made
-	freed  []schema.Blob     // that are to be released when mu is not held
+	shelf  map[int][]kept    // by column, in the order of rows, without overlap; results: see resultsOf
+	cells  map[cellKey]*once // cells that one of the streams makes or has made
+	freed  []schema.Blob     // to release without mu
 }
 
-// enterGroupLocked gives a stream a part in what its group reads, where it has one; Set.mu is held. What it returns
-// is to be released without.
+// enterGroupLocked adds a stream to its group, if it has one, and makes the group if
+// needed; Set.mu is held. The caller releases the returned blobs without the lock.
 func (s *Set) enterGroupLocked(st *Stream) []schema.Blob {
 	if st.sequence == "" {
 		return nil
@@ -122,7 +128,8 @@ func (s *Set) enterGroupLocked(st *Stream) []schema.Blob {
 	return g.takeFreedLocked()
 }
 
-// admitLocked counts the claim of a stream in, in the place of one that waited for its rank, or for any.
+// admitLocked adds the claim of a stream. It replaces a claim without a stream: that of
+// the same rank, or else one for an unknown rank.
 func (g *rankGroup) admitLocked(c *claim) {
 	for _, rank := range []int{c.rank, noRank} {
 		at := slices.IndexFunc(g.claims, func(old *claim) bool { return old.rank == rank && !old.until.IsZero() })
@@ -135,8 +142,9 @@ func (g *rankGroup) admitLocked(c *claim) {
 	g.claims = append(g.claims, c)
 }
 
-// leaveGroupLocked takes a stream out; Set.mu is held. Where it has not served all, its rank is waited for. What it
-// returns is to be released without.
+// leaveGroupLocked removes a stream from its group; Set.mu is held. If the stream has not
+// served its whole ticket, its claim stays for comeWithin. The caller releases the
+// returned blobs without the lock.
 func (s *Set) leaveGroupLocked(st *Stream) []schema.Blob {
 	g := st.group
 	if g == nil {
@@ -159,7 +167,8 @@ func (s *Set) leaveGroupLocked(st *Stream) []schema.Blob {
 	return g.takeFreedLocked()
 }
 
-// release gives up what is held, for streams that have nothing.
+// release releases all held blobs, for streams that have no memory. Ranks that lack them
+// read them again.
 func (g *rankGroup) release() {
 	g.mu.Lock()
 	var end spot
@@ -175,8 +184,9 @@ func (g *rankGroup) release() {
 	releaseBlobs(free)
 }
 
-// dropClaimLocked gives up the claim that is furthest behind, of those from before a row on, but for one; false if there
-// is none. A rank that has not come goes first.
+// dropClaimLocked drops the claim that is furthest behind: among the claims, except but,
+// that begin before end. Claims without a stream go first, and are removed; others get a
+// floor. It returns false if there is none.
 func (g *rankGroup) dropClaimLocked(but *claim, end spot) bool {
 	var last *claim
 	for _, c := range g.claims {
@@ -200,7 +210,7 @@ func (g *rankGroup) dropClaimLocked(but *claim, end spot) bool {
 	return true
 }
 
-// sweepLocked puts blobs aside to be released that every rank has which wants them.
+// sweepLocked moves blobs that no rank needs any more to freed.
 func (g *rankGroup) sweepLocked() {
 	var less int64
 	for column, list := range g.shelf {
@@ -222,7 +232,8 @@ func (g *rankGroup) sweepLocked() {
 	}
 }
 
-// firstLocked is the first row of a column that a rank waits for, but for one; false if none reads the column.
+// firstLocked is the first row of a column that a claim, except but, still needs; false
+// if none reads the column.
 func (g *rankGroup) firstLocked(but *claim, column int) (first spot, wanted bool) {
 	for _, c := range g.claims {
 		if from := c.from(); c != but && c.wants(column) && (!wanted || from.before(first)) {
@@ -244,8 +255,9 @@ func releaseBlobs(list []schema.Blob) {
 	}
 }
 
-// keepLocked holds blobs of a column, of rows from one on, until the other ranks have them. It leaves out the rows that
-// these have already, and those that are held.
+// keepLocked holds blobs of a column, of consecutive rows from from on, until the other
+// ranks have them. It leaves out rows that these ranks have already, and rows that are
+// held. If there is no room, it drops claims of other ranks.
 func (g *rankGroup) keepLocked(own *claim, column int, from spot, blobs []schema.Blob) {
 	end := from.plus(len(blobs))
 	first, wanted := g.firstLocked(own, column)
@@ -253,7 +265,7 @@ func (g *rankGroup) keepLocked(own *claim, column int, from spot, blobs []schema
 	if !wanted || !first.before(end) {
 		return
 	}
-	// What another one keeps ends at the rows that are missing.
+	// Fill the gaps between the runs of rows that are held already.
 	list := g.shelf[column]
 	at, _ := slices.BinarySearchFunc(list, first, func(k kept, s spot) int {
 		if s.before(k.to) {
@@ -295,7 +307,7 @@ func (g *rankGroup) keepLocked(own *claim, column int, from spot, blobs []schema
 	g.shelf[column] = list
 }
 
-// roomLocked counts bytes in, if there is room for them.
+// roomLocked reserves n bytes if there is room for them.
 func (g *rankGroup) roomLocked(n int64) bool {
 	if g.bytes.Load()+n > g.tenant.share.Load() || !g.hold.TryGrow(n) {
 		return false
@@ -304,7 +316,8 @@ func (g *rankGroup) roomLocked(n int64) bool {
 	return true
 }
 
-// moveLocked notes that the rows before a spot have come to a rank. What is given back by a stream is wanted again.
+// moveLocked sets the spot before which a rank has all rows, and removes claims whose time
+// is over. The spot may move back: a stream that has freed rows needs them again.
 func (g *rankGroup) moveLocked(c *claim, back spot) {
 	now := time.Now()
 	g.claims = slices.DeleteFunc(g.claims, func(old *claim) bool { return !old.until.IsZero() && now.After(old.until) })
@@ -312,8 +325,8 @@ func (g *rankGroup) moveLocked(c *claim, back spot) {
 	g.sweepLocked()
 }
 
-// sequenceOf names the ranks that get the same rows as a stream: by what is the same in all their tickets. It is "" where
-// there are no others.
+// sequenceOf names the ranks that get the same rows as a stream, by what all their tickets
+// have in common. It is "" if there are no other such ranks.
 func (s *Stream) sequenceOf() string {
 	r := s.job.Request()
 	if r.Replicas() < 2 {
@@ -324,7 +337,7 @@ func (s *Stream) sequenceOf() string {
 		s.caller.Tenant)
 }
 
-// spotOf is where a row of one of the stream's epochs is.
+// spotOf is the spot of an index in one of the stream's epochs.
 func (s *Stream) spotOf(offset, index int64) spot {
 	epoch := uint64(offset)
 	if sh := s.ticket.Shuffle; sh != nil {
@@ -333,7 +346,7 @@ func (s *Stream) spotOf(offset, index int64) spot {
 	return spot{epoch, index}
 }
 
-// shareOut has what a batch holds be held for the other ranks.
+// shareOut holds the blobs of a batch for the other ranks.
 func (s *owner) shareOut(p *part) {
 	g := s.group
 	if g == nil {
@@ -356,7 +369,8 @@ func (s *owner) shareOut(p *part) {
 	releaseBlobs(free)
 }
 
-// shareCell has a blob be held for the other ranks: the stream itself keeps what is made of it alone.
+// shareCell holds the blob of a cell for the other ranks. Otherwise it would be released
+// early, because the stream keeps only the operators' result.
 func (s *owner) shareCell(r *run, cell int, blob schema.Blob) {
 	g := s.group
 	if g == nil {
@@ -370,7 +384,7 @@ func (s *owner) shareCell(r *run, cell int, blob schema.Blob) {
 	releaseBlobs(free)
 }
 
-// sayBack says how far what the stream wants has come, where others hold something for it.
+// sayBack publishes backTo to the group, so that blobs which the stream has are released.
 func (s *owner) sayBack() {
 	g := s.group
 	if g == nil || g.bytes.Load() == 0 {
@@ -388,7 +402,7 @@ func (s *owner) sayBack() {
 	releaseBlobs(free)
 }
 
-// backTo is the first row that is not back as a whole.
+// backTo is the first row of which a cell has not arrived.
 func (s *owner) backTo() spot {
 	pl := &s.pipeline
 	for pl.whole < len(pl.runs) && pl.runs[pl.whole].missing == 0 {
