@@ -31,21 +31,21 @@ def served(binary: Path, root: Path, *options: str | Path) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def doors(binary: Path, url: str, links: dict[str, float | None]) -> Iterator[dict[str, str]]:
+def linked(binary: Path, url: str, links: dict[str, float | None]) -> Iterator[dict[str, str]]:
     """The server's URL by the name of the link that leads to it. A link has its round trip in ms; None is no link."""
-    board = Links(binary)
+    proxies = Links(binary)
     try:
         found = {}
         for name, rtt_ms in links.items():
             found[name] = url
             if rtt_ms is not None:
-                board.link(name, Wire(rtt_ms))
-                found[name] = f"http://{board.proxy(name, name, url.removeprefix('http://'))}"
+                proxies.link(name, Wire(rtt_ms))
+                found[name] = f"http://{proxies.proxy(name, name, url.removeprefix('http://'))}"
         yield found
     finally:
-        board.close()
+        proxies.close()
 
 
 def attach(context: Context, store: Path, url: str, place: str, name: str) -> None:
-    """Attach what lies at a place, BUCKET/PREFIX, at a server of S3, as a dataset."""
+    """Attach the objects under BUCKET/PREFIX, at a server of S3, as a dataset."""
     context.bowstring("attach", "--store", store, f"s3://{place}?endpoint={url}", name)

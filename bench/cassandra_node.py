@@ -16,7 +16,7 @@ from server import Server
 
 SCRIPT = Path(__file__).parent.parent / "tests/cassandra/cassandra.sh"
 
-# Beside what tests have. With the default of 128 threads a read of 110 KB costs nearly twice the processor time that it
+# Added to the tests' settings. With the default of 128 threads a read of 110 KB costs nearly twice the CPU time that it
 # costs with as many threads as processors; docs/benchmarks/log.md has the figures.
 SETTINGS = {
     "native_transport_max_threads": os.cpu_count(),
@@ -109,7 +109,7 @@ class Cassandra:
 def stored(context: Context, **more: int) -> Iterator[Cassandra]:
     """A node with the photographs in the dataset `bench`, all in tables on disk; its JVM is cold.
 
-    So are `more` datasets, each of so many photographs. They have the first ones in common.
+    Each keyword of `more` adds a dataset with that number of photographs. They have the first ones in common.
     """
     node = Cassandra(context.folder / "cassandra")
     missing = {
@@ -133,7 +133,7 @@ def warm(binary: Path, store: str) -> list[float]:
     """Read by a server of its own until the JVM has compiled what reads; MB/s of each second.
 
     A cold JVM reads at a fifth of its speed. It takes a hundred thousand reads to have compiled what matters: from the
-    15th epoch to the 30th its processor time for one halves.
+    15th epoch to the 30th its CPU time for one halves.
     """
     with Server(binary, store, "--window-memory=128MiB") as server:  # less than an epoch, so that all is read
         (stream,) = TimedReaders(server.url, WARM_SECONDS, [{"ticket": shuffled(seed=1)}]).run()

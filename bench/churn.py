@@ -22,7 +22,7 @@ COMPUTE = 0.02  # that a rank trains after each batch: the nodes have more than 
 
 @dataclass
 class Outcome:
-    """What became of a job."""
+    """The outcome of a job."""
 
     seed: int
     epochs: int = 0  # that all ranks have read to their ends
@@ -38,7 +38,7 @@ class Outcome:
 def churn(
     nodes: Nodes, seed: int, samples: int, events: int, longest: float = 4, *, stay_away: bool = False
 ) -> Outcome:
-    """Let so many things happen, one after another, of up to `longest` seconds each.
+    """Cause `events` events, one after another, of up to `longest` seconds each.
 
     The job of an even seed is `assign: local`. With `stay_away` some of those that have gone come back only with the
     next event; until then the others have to find out that they are fewer, which takes the time of a lease.

@@ -1,4 +1,4 @@
-"""What the cases share: their context, the figures they report, and the processes they measure."""
+"""Parts that the cases share: their context, the figures they report, and the processes they measure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def lab(binary: Path) -> Path:
 
 @dataclass
 class Context:
-    """What a case runs with."""
+    """The context of a case."""
 
     binary: Path
     root: Path
@@ -72,7 +72,7 @@ class Figure:
 
 @dataclass
 class Result:
-    """What a case found."""
+    """The figures of a case."""
 
     case: str
     figures: list[Figure]
@@ -118,7 +118,7 @@ def go_benchmark(context: Context, case: str, package: str, name: str, *flags: s
     found: dict[str, dict[str, list[float]]] = {}  # metric: case: values
     for line in done.stdout.splitlines():
         if line.startswith(name):
-            run, _, *values = line.split()  # name, iterations, then value and unit by turns
+            run, _, *values = line.split()  # name, iterations, then values, each with its unit
             emit(case=case, benchmark=run, metrics=" ".join(values))
             for value, unit in zip(values[::2], values[1::2], strict=True):
                 found.setdefault(unit, {}).setdefault(re.sub(r"-\d+$", "", run), []).append(float(value))
@@ -187,7 +187,7 @@ class Readers:
 
 @dataclass
 class Stream:
-    """What a stream gave, batch by batch: seconds since it was asked for, rows, and bytes of columns."""
+    """The batches of a stream: seconds since the request, rows, and bytes of columns."""
 
     marks: list[tuple[float, int, int]]
     waited: list[float]  # seconds for each batch
@@ -213,8 +213,8 @@ class TimedReaders:
     """Streams that are read side by side for some seconds, each on a connection of its own.
 
     The client process is ready and connected before the clock starts. A stream is `{"ticket": {...}}` with `"stall":
-    true` if it is to take one batch and no more, `"batches"` if it ends after so many, `"compute"` if it sleeps so
-    many seconds after each, `"ahead"` if so many are received meanwhile, and `"tenant"` if it is on that one's account.
+    true` if it is to take one batch and no more, `"batches"` if it ends after that number, `"compute"` for seconds to
+    sleep after each, `"prefetch"` for the number received meanwhile, and `"tenant"` if it is on that one's account.
     """
 
     def __init__(self, url: str, seconds: float, streams: list[dict[str, Any]]) -> None:
@@ -249,7 +249,7 @@ class TimedReaders:
 class Load:
     """Streams in one client process that are there as long as the `with` block, over some connections.
 
-    A stream is `{"ticket": {...}, "reads": true}`, with `"pause"` if it sleeps so many seconds after each batch, or
+    A stream is `{"ticket": {...}, "reads": true}`, with `"pause"` for seconds to sleep after each batch, or
     with `"reads": false` if it takes none. Each was asked for, and its schema is there, before the block is entered.
     """
 

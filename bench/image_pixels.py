@@ -14,12 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 SIZE = 224
-# Of how many boxes torchvision's arithmetic is followed; it is followed where it is more than one off, too.
+# Number of boxes for which torchvision's arithmetic is followed, also where it is more than one off.
 FOLLOWED = 16
 
 
 def resampled(pixels: npt.NDArray[np.uint8], bits: int | None) -> npt.NDArray[np.uint8]:
-    """Pillow's bilinear resampling along the second axis, with weights of so many bits.
+    """Pillow's bilinear resampling along the second axis, with weights of `bits` bits.
 
     Without a number they have as many as the largest of them leaves in 16, as in PyTorch's kernel for uint8.
     """
@@ -45,7 +45,7 @@ def resampled(pixels: npt.NDArray[np.uint8], bits: int | None) -> npt.NDArray[np
 
 
 def followed(line: dict[str, Any]) -> npt.NDArray[np.uint8]:
-    """What torchvision makes on tensors: the contract's arithmetic, but for weights of 16 bits."""
+    """The result of torchvision on tensors: the contract's arithmetic, except for weights of 16 bits."""
     from torchvision.io import decode_image
 
     x, y, w, h = line["box"]

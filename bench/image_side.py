@@ -1,4 +1,4 @@
-"""One side of image_ops: random resized crops of JPEGs in one thread; prints images per second of processor time."""
+"""One side of image_ops: random resized crops of JPEGs in one thread; prints images per CPU second."""
 
 from __future__ import annotations
 

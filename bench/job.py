@@ -59,7 +59,7 @@ class Ranks:
                     p.stdin.flush()
 
     def epoch(self) -> list[dict[str, Any]]:
-        """What each rank says of an epoch."""
+        """The report of each rank about an epoch."""
         lines = [said.get() for said in self._said]
         if not all(lines):
             raise RuntimeError("a rank has ended")
@@ -96,7 +96,7 @@ class Ranks:
 
 
 def job(seed: int, batch: int, world: int, **more: Any) -> dict[str, Any]:
-    """The ticket of a job over the dataset, but for rank and epoch."""
+    """The ticket of a job over the dataset, without rank and epoch."""
     return {
         "dataset": DATASET,
         "columns": ["position", "key", "sum", "image"],

@@ -28,7 +28,7 @@ CHECKED = 64  # bytes at either end of a sample that a client looks at
 
 
 class PeerError(RuntimeError):
-    """What a peer could not do."""
+    """The failure of a peer."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,9 +115,9 @@ def quiet(temporary: Path, **more: str) -> dict[str, str]:
 def run(
     peer: Peer, data: Path, s3: str, batch: int, limit: int = 0, environment: dict[str, str] | None = None
 ) -> dict[str, Any]:
-    """Read an epoch, of the first `limit` samples if given; what the client says. What it checks is right."""
+    """Read an epoch, of the first `limit` samples if given; return the report of the client, which checks it."""
     with tempfile.TemporaryDirectory(prefix="peer-", dir=data) as cache:
-        asked, tell = os.pipe()  # from the client to here, one line for each event
+        asked, event_pipe = os.pipe()  # from the client to here, one line for each event
         answer, answered = os.pipe()
         config = {
             "module": peer.module,
@@ -134,7 +134,7 @@ def run(
             "key": KEY,
             "secret": SECRET,
             "fd_r": answer,
-            "fd_w": tell,
+            "fd_w": event_pipe,
         }
         log = Path(cache) / "log"
         with log.open("w") as out, os.fdopen(asked) as events, os.fdopen(answered, "w") as go:
@@ -144,11 +144,11 @@ def run(
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
-                pass_fds=(answer, tell),
+                pass_fds=(answer, event_pipe),
                 start_new_session=True,
             )
             os.close(answer)
-            os.close(tell)
+            os.close(event_pipe)
             late = threading.Timer(AT_MOST_S, end, [client])
             late.start()
             found: dict[str, Any] = {}

@@ -5,7 +5,7 @@
 The streams take turns at the connections. One that `reads` takes its batches, sleeps `pause` seconds after each, and is
 asked for again when it ends; one that does not takes none: the library and gRPC hold as much as their windows let in.
 With `tenant` it is on that one's account.
-Prints `ready` when all were asked for and each has its schema or was refused. When told to end it prints one JSON
+Prints `ready` when all were asked for and each has its schema or was refused. At its end it prints one JSON
 object: streams that were `open`, `ended` (how often one came to its end), `rows` that were read, and of each different
 error how often it came.
 """

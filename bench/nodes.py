@@ -106,7 +106,7 @@ def objects(binary: Path, folder: Path, *options: str) -> Iterator[str]:
 
 
 def within(bucket: str, prefix: str) -> str:
-    """The URL of what lies under a prefix of a bucket."""
+    """The URL of the objects under a prefix of a bucket."""
     return bucket.replace("?", f"/{prefix}?", 1)
 
 
@@ -118,7 +118,7 @@ def host_of(store: str) -> str:
 
 
 def spill_bytes(samples: float, size: int) -> int:
-    """The budget of a spill that has room for so many samples."""
+    """The budget of a spill that has room for this number of samples."""
     return round(INDEX + samples * (size + HEADER))
 
 
@@ -229,11 +229,11 @@ class Member:
         os.kill(self.node.pid, signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Let it go on."""
+        """Resume it."""
         os.kill(self.node.pid, signal.SIGCONT)
 
     def stats(self) -> dict[str, Any]:
-        """What its stats action answers."""
+        """The answer of its action `stats`."""
         with fl.connect(self.url) as client:
             (answer,) = client.do_action(("stats", b""))
             found: dict[str, Any] = json.loads(answer.body.to_pybytes())
@@ -331,7 +331,7 @@ class Nodes:
         return sum(m.stats()["engine"]["spill"]["entries"] for m in self.there())
 
     def totals(self) -> dict[str, int]:
-        """What all nodes count: reads and bytes by tier; and what went over links, by kind."""
+        """The counters of all nodes: reads and bytes by tier; and what went over links, by kind."""
         engines = [m.stats()["engine"] for m in self.there()]
         found = {
             name: sum(e[name] for e in engines)

@@ -1,4 +1,4 @@
-"""Ports for servers that are told which one is theirs, before they listen."""
+"""Ports for servers that get their port by a flag, before they listen."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def first_given() -> int:
 
 
 def free_port(address: str = "127.0.0.1") -> int:
-    """A port that nobody listens on.
+    """A port that no process listens on.
 
     No connection gets it by chance, as many as other processes make until something listens there: a Cassandra needs
     half a minute to begin, and a server that is killed comes again on the same port.

@@ -30,14 +30,14 @@ PROGRAMS = {
     "FSDP and DCP": "with_titan.py",
 }
 RANKS = 2
-# Of those that go on with another number of ranks and of worker processes, that number; the others keep it.
+# Programs that resume with another number of ranks and worker processes, and that number; the others keep it.
 ELASTIC = {"with_grain.py": 3, "with_titan.py": 3}
 EPOCHS = 2
 
 
 @dataclass
 class Found:
-    """What a framework's ranks have trained on, in `epochs` epochs."""
+    """The samples that a framework's ranks have trained on, in `epochs` epochs."""
 
     lost: int  # samples that did not come in an epoch
     doubled: int  # and those that came again
@@ -87,7 +87,7 @@ def trained_on(folder: Path) -> dict[int, list[list[int]]]:
 
 
 def judged(epochs: dict[int, list[list[int]]], wanted: set[int], count: int = EPOCHS) -> Found:
-    """What is wrong with the epochs that were trained on."""
+    """The errors in the epochs that were trained on."""
     lost = doubled = 0
     for epoch in range(count):
         came = Counter(itertools.chain(*epochs.get(epoch, [])))

@@ -3,13 +3,13 @@
     python bench/rank.py '{"urls": [...], "ticket": {...}, "rank": R, "first": E, "epochs": N, ...}'
 
 Reads with nothing but pyarrow. It begins at the first of `urls`. A stream that breaks is gone on with at the next of
-them, from the resume ticket of the last batch. With `compute` it sleeps so many seconds after each batch, as a rank
-does that trains. With `barrier` it waits for a line on its standard input before each epoch, otherwise before the
-first alone; it prints `ready` before that. With `until` it reads epoch after epoch until its standard input says so,
-or ends. Each epoch is a line of JSON: `epoch`, `begin` and `end` by the machine's monotonic clock, `cpu` seconds of
-this process, `rows`, `bytes`, `positions`, rows of each step in `steps`, `broken` streams with the last `errors`,
-`marks` of [time, rows, index in `urls`] of each batch, and `wrong`: rows whose bytes are not those that were uploaded
-(`dataset` of bench/nodes.py).
+them, from the resume ticket of the last batch. With `compute` it sleeps that number of seconds after each batch, as a
+rank does that trains. With `barrier` it waits for a line on its standard input before each epoch, otherwise before the
+first alone; it prints `ready` before that. With `until` it reads epoch after epoch until its standard input says so, or
+ends. Each epoch is a line of JSON: `epoch`, `begin` and `end` by the machine's monotonic clock, `cpu` seconds of this
+process, `rows`, `bytes`, `positions`, rows of each step in `steps`, `broken` streams with the last `errors`, `marks` of
+[time, rows, index in `urls`] of each batch, and `wrong`: rows whose bytes are not those that were uploaded (`dataset`
+of bench/nodes.py).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.flight as fl
 
-PAUSE = 0.05  # before a stream is asked for again, seconds
-PATIENCE = 120  # for how long nobody may serve it
+PAUSE = 0.05  # seconds before a stream is requested again
+PATIENCE = 120  # seconds without a node that serves it
 
 
 class Rank:
@@ -63,7 +63,7 @@ class Rank:
             if found["rows"] > rows:
                 last = time.monotonic()
             elif time.monotonic() - last > PATIENCE:
-                raise RuntimeError(f"nobody serves rank {self.spec['rank']}: {found['errors']}")
+                raise RuntimeError(f"no node serves rank {self.spec['rank']}: {found['errors']}")
         found["cpu"] = time.process_time() - cpu
         return found
 
@@ -100,7 +100,7 @@ class Rank:
 
 
 def end_with_a_line(over: threading.Event) -> None:
-    """Wait to be told that there is to be no further epoch."""
+    """Wait for the message that there is no further epoch."""
     sys.stdin.readline()
     over.set()
 

@@ -3,7 +3,7 @@
     python bench/reader.py URL TICKET_IN_HEX [PASSES]
 
 Reads the ticket once to warm up (with PASSES of 0 it does not, and reads once), prints `ready`, reads it
-PASSES times when told `go`, and prints one JSON object. A process that has never used its memory pays
+PASSES times after the line `go`, and prints one JSON object. A process that has never used its memory pays
 for each page of it, on a virtual machine dearly; that is no part of what is compared.
 """
 

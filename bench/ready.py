@@ -13,7 +13,7 @@ from harness import cpu_seconds
 
 
 def read(side: str, place: str, server: int | None = None, pillow: Path | None = None, **spec: Any) -> dict[str, float]:
-    """What a loader needed for its epochs: rows, seconds, and processor seconds, those of a server included."""
+    """The cost of a loader's epochs: rows, seconds, and CPU seconds, those of a server included."""
     usual = {"media": "image", "epochs": 2, "workers": os.cpu_count() or 1, "threads": 0, "batch": 64}
     full = {**usual, "batches": 0, "step_s": 0.0, "rtt_s": 0.0, **spec, "side": side, "place": place}
     env = dict(os.environ)

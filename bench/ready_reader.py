@@ -11,9 +11,9 @@ Media: `image`, crops of JPEGs, 224 x 224, uint8; `audio`, log-mel spectrograms 
 - `store`: a DataLoader whose workers ask for the bytes of a sample at a time, and do the same. With
   `threads`, as many samples of a batch at once.
 
-It reads one epoch to warm up, prints `ready`, and when told `go` reads the others and prints one JSON object: rows,
-seconds, processor seconds of itself and its workers, and `waited`, the seconds within `next`. With `batches` it reads
-so many, cold, and sleeps `step_s` after each.
+It reads one epoch to warm up, prints `ready`, and after the line `go` reads the others and prints one JSON object:
+rows, seconds, CPU seconds of itself and its workers, and `waited`, the seconds within `next`. With `batches` it reads
+that number, cold, and sleeps `step_s` after each.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ SUFFIX = {"image": "*.jpg", "audio": "*.flac"}
 
 
 def masked() -> Callable[[bytes], Any]:
-    """What MASKED does, with soundfile and torchaudio."""
+    """The operators of MASKED, with soundfile and torchaudio."""
     spectrogram = log_mel()
     from torchaudio.transforms import FrequencyMasking, TimeMasking  # after log_mel, which lets it be imported
 
@@ -85,7 +85,7 @@ class Samples(Dataset[torch.Tensor]):
         return self.count
 
     def open(self) -> None:
-        """What a worker needs of its own: a connection for each thread, and numbers at random."""
+        """State of one worker: a connection for each thread, and numbers at random."""
         if self.process == os.getpid():
             return
         self.process = os.getpid()

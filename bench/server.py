@@ -21,7 +21,7 @@ HEADER = 256  # and for each blob, its header included
 
 @contextlib.contextmanager
 def spill(folder: Path, count: float) -> Iterator[list[str]]:
-    """Flags of a server with a new, empty spill that has room for so many photographs at most.
+    """Flags of a server with a new, empty spill that has room for at most this number of photographs.
 
     Its budget stays what it is. The directory goes when the `with` block is left.
     """
@@ -57,12 +57,12 @@ class Server(Node):
         return self.log.read_text(errors="replace")[-4000:] if self.log else ""
 
     def fetched(self) -> dict[str, Any]:
-        """What its engine counts: reads from the store, from the spill, and so on."""
+        """The counters of its engine: reads from the store, from the spill, and so on."""
         found: dict[str, Any] = self.stats()["engine"]
         return found
 
     def stats(self) -> dict[str, Any]:
-        """What its stats action answers."""
+        """The answer of its action `stats`."""
         with fl.connect(self.url) as client:
             (answer,) = client.do_action(("stats", b""))
             found: dict[str, Any] = json.loads(answer.body.to_pybytes())

@@ -1,8 +1,8 @@
-"""What a Python loader does with clips: soundfile's samples, or a log-mel spectrogram by torchaudio or DALI.
+"""The work of a Python loader on clips: soundfile's samples, or a log-mel spectrogram by torchaudio or DALI.
 
 python sound_reader.py soundfile|torchaudio|dali SECONDS FILE…
 
-It prints clips for each second of processor time, of the best pass over all files, as others use the machine, too.
+It prints clips for each CPU second, of the best pass over all files, because others use the machine, too.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ def mark(flac: bytes, number: int) -> bytes:
 
 
 def folder(context: Context, count: int) -> Path:
-    """So many files, by soundfile's encoder at its default level."""
+    """`count` files, by soundfile's encoder at its default level."""
     import soundfile
     import speechlike
 

@@ -1,13 +1,13 @@
 """A client process: reads Flight streams side by side for a time, and says what came when.
 
-    python bench/timed.py URL SECONDS '[{"ticket": {...}, "batches": N, "compute": S, "ahead": N, "stall": false}, ...]'
+    python bench/timed.py URL SECONDS '[{"ticket": {...}, "batches": N, "compute": S, "prefetch": N, "stall": false},
+    ...]'
 
 Each stream has a connection and a thread of its own. It ends after `batches` batches, if given, and in any case after
-SECONDS; with `stall` it takes one batch and no other. With `compute` it sleeps so many seconds after each batch
-before it asks for the next, as one does that waits for its GPU; with `ahead`, N batches are received meanwhile, as by
-the workers of a data loader. With `tenant` it is on that one's account. Prints
-`ready` when all are connected, begins when told `go`, and prints one JSON list, of the [seconds, rows, bytes of
-columns, seconds waited for it] of each batch of each stream.
+SECONDS; with `stall` it takes one batch and no other. With `compute` it sleeps that number of seconds after each batch,
+as a client that waits for its GPU. With `prefetch`, N batches are received meanwhile, as by the workers of a data
+loader. With `tenant` it is on that one's account. Prints `ready` when all are connected, begins after the line `go`,
+and prints one JSON list, of the [seconds, rows, bytes of columns, seconds waited for it] of each batch of each stream.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from typing import Any
 import pyarrow.flight as fl
 
 
-def ahead(chunks: Iterable[Any], count: int) -> Iterator[Any]:
-    """What there is, received by another thread so many before it is asked for."""
+def prefetched(chunks: Iterable[Any], count: int) -> Iterator[Any]:
+    """The chunks, received by another thread, `count` of them before they are requested."""
     waiting: queue.Queue[Any] = queue.Queue(count)
 
     def receive() -> None:
@@ -60,7 +60,7 @@ class Stream(threading.Thread):
             tenant = self.spec.get("tenant")
             options = fl.FlightCallOptions(headers=[(b"bowstring-tenant", tenant.encode())] if tenant else [])
             reader = self.client.do_get(fl.Ticket(json.dumps(self.spec["ticket"]).encode()), options)
-            for chunk in ahead(reader, self.spec["ahead"]) if self.spec.get("ahead") else reader:
+            for chunk in prefetched(reader, self.spec["prefetch"]) if self.spec.get("prefetch") else reader:
                 now = time.perf_counter()
                 seconds = now - start
                 self.marks.append((seconds, chunk.data.num_rows, chunk.data.get_total_buffer_size(), now - asked))

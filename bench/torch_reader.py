@@ -3,10 +3,10 @@
     python bench/torch_reader.py bowstring EPOCHS WORKERS URL
     python bench/torch_reader.py files EPOCHS WORKERS FOLDER
 
-Reads one epoch to warm up, prints `ready`, reads EPOCHS when told `go`, and prints one JSON object. Workers persist, as
-processes that are started again for each epoch would be measured instead. `bowstring` reads the photographs' bytes by
-`BowstringDataset`; `files` reads the same photographs from an ImageFolder, undecoded, and joins a batch's bytes to one
-tensor in the worker, which is the cheapest way that torch has.
+Reads one epoch to warm up, prints `ready`, reads EPOCHS after the line `go`, and prints one JSON object. Workers
+persist, as processes that are started again for each epoch would be measured instead. `bowstring` reads the
+photographs' bytes by `BowstringDataset`; `files` reads the same photographs from an ImageFolder, undecoded, and joins a
+batch's bytes to one tensor in the worker, which is the cheapest way that torch has.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What `make demo` runs: photographs, import, server, training; then the server is stopped.
+"""The steps of `make demo`: photographs, import, server, training; then the server is stopped.
 
 python examples/demo.py --bowstring build/bin/bowstring --dir build/demo
 """

@@ -2,7 +2,7 @@
 
     python examples/keywords.py DIRECTORY [--count 600]
 
-Writes DIRECTORY/{train,val}/WORD/NAME.wav. Words are told apart by their vowels and by the order of these; pitch,
+Writes DIRECTORY/{train,val}/WORD/NAME.wav. Words differ in their vowels and in the order of these; pitch,
 tempo, level and the noise of the room are each recording's own. The same files come out of every run.
 """
 

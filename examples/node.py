@@ -31,7 +31,7 @@ class Node:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, listen: str = "127.0.0.1:0", began: Callable[[int], object] | None = None) -> None:
-        """Start the server and wait until it takes calls. `began` is told its process id at once."""
+        """Start the server and wait until it takes calls. `began` is called with its process id at once."""
         with tempfile.TemporaryDirectory(prefix="bowstring-") as folder, contextlib.ExitStack() as stack:
             ready = Path(folder) / "ready"
             out = stack.enter_context(self.log.open("ab")) if self.log else subprocess.DEVNULL

@@ -2,8 +2,8 @@
 
     python examples/train_image.py grpc://127.0.0.1:8815 photos
 
-The training process decodes nothing. What is drawn for a sample follows from the seed, the epoch and its position: the
-same job again gets the same tensors, and the next epoch others. Ends with a failure if an epoch did not have each
+The training process decodes nothing. The random numbers of a sample follow from the seed, the epoch and its position:
+the same job again gets the same tensors, and the next epoch others. Ends with a failure if an epoch did not have each
 sample once, or if the accuracy on the `val` split did not rise.
 """
 
@@ -24,7 +24,7 @@ MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 
 
 def training_operators(side: int) -> list[dict[str, Any]]:
-    """What becomes of an image of the training split."""
+    """The operators for an image of the training split."""
     return [
         {"Decode": {}},
         {"RandomResizedCrop": {"size": [side, side], "scale": [0.35, 1.0]}},
@@ -34,7 +34,7 @@ def training_operators(side: int) -> list[dict[str, Any]]:
 
 
 def evaluation_operators(side: int) -> list[dict[str, Any]]:
-    """What becomes of an image that the accuracy is taken of: nothing is drawn, so the server may keep the result."""
+    """The operators for an image of the test split: none of them is random, so the server may cache the result."""
     return [{"Decode": {}}, {"Resize": {"size": side * 8 // 7}}, {"CenterCrop": {"size": [side, side]}}, *ready()]
 
 

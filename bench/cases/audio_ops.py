@@ -1,6 +1,6 @@
-"""audio_ops: FLAC to samples and to log-mel spectrograms, by processor time.
+"""audio_ops: FLAC to samples and to log-mel spectrograms, by CPU time.
 
-Beside soundfile and torchaudio, and DALI where `make nightly-dali` has installed it.
+It is compared with soundfile and torchaudio, and with DALI where `make nightly-dali` has installed it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def build(context: Context) -> Path:
 
 
 def rate(*command: str | Path, packages: Path | None = None) -> float:
-    """Clips for each second of processor time, as a side prints it."""
+    """Clips for each CPU second, as a side prints it."""
     env = dict(os.environ) | ({"PYTHONPATH": str(packages)} if packages else {})
     done = subprocess.run(command, check=False, capture_output=True, text=True, env=env)
     if done.returncode:

@@ -47,7 +47,7 @@ def write(folder: Path) -> dict[str, list[Path]]:
 
 
 def results(tool: Path, files: list[Path], *steps: dict[str, Any]) -> list[Array]:
-    """What the steps make of files."""
+    """The results of the steps for files."""
     out = files[0].parent / "results"
     out.mkdir(exist_ok=True)
     command: list[str | Path] = [tool, "-steps", json.dumps([{"Decode": {}}, *steps]), "-out", out, *files]
@@ -85,7 +85,7 @@ def run(context: Context) -> Result:
         want = reference(path)
         differing += int((got != want).sum()) if got.shape == want.shape else want.size
         total += want.size
-    # What MP3 has beyond full scale the library in Go cuts off.
+    # The library in Go clips samples of MP3 beyond full scale.
     loud = [reference(path).clip(-1, 32767 / 32768) for path in files["mp3"]]
     mp3 = [decibels(got, want) for want, got in zip(loud, results(tool, files["mp3"]), strict=True)]
     waves = [torch.from_numpy(reference(path)) for path in files["flac"]]

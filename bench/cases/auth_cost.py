@@ -1,4 +1,4 @@
-"""auth_cost: what it costs to know who calls and what he may see: tokens and rules, beside a server with neither."""
+"""auth_cost: the cost of tokens and rules, compared with a server that has neither."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def rules(path: Path) -> Path:
 
 
 def first_batch(url: str, epoch: int, environment: dict[str, str]) -> float:
-    """Milliseconds from DoGet to the first batch of an epoch that nobody has asked for."""
+    """Milliseconds from DoGet to the first batch of an epoch that was not requested before."""
     return 1000 * Readers(url, [ticket(1000 + epoch)], 0, **environment).run()["first_batch_s"]
 
 

@@ -38,7 +38,7 @@ SETTLES = 20.0  # seconds that a server has to notice what has become of its cli
 
 @dataclass
 class Kept:
-    """What a server has, of what streams take."""
+    """Resources of a server that streams use."""
 
     window_kept_mb: float
     pins: int
@@ -70,7 +70,7 @@ class Watched(Server):
         super().__init__(binary, store, f"--admin=127.0.0.1:{self._admin}", *options)
 
     def stats(self) -> dict[str, Any]:
-        """What its stats action answers."""
+        """The answer of its action `stats`."""
         with fl.connect(self.url, tls_root_certs=self._ca.read_bytes() if self._ca else None) as client:
             (answer,) = client.do_action(("stats", b""))
             found: dict[str, Any] = json.loads(answer.body.to_pybytes())
@@ -82,7 +82,7 @@ class Watched(Server):
         return found
 
     def goroutines(self) -> list[str]:
-        """What its goroutines do, after how many do the same; but for those that wait for something to read.
+        """The stacks of its goroutines, with their number, except goroutines that wait for input.
 
         The engine keeps as many of these as it has read at once, 256 at most.
         """
@@ -90,7 +90,7 @@ class Watched(Server):
         return [group for group in text.strip().split("\n\n") if "tiers.(*Reader).work" not in group]
 
     def kept(self) -> Kept:
-        """What it has now."""
+        """Its resources now."""
         stats = self.stats()
         shared = stats.get("shm", {})
         return Kept(
@@ -129,20 +129,20 @@ class Breakers:
             raise RuntimeError(f"the client that breaks off by {way} said {line!r} instead of {word}")
 
     def break_off(self, way: str, count: int) -> None:
-        """Break off so many streams."""
-        told = self._processes[way].stdin
-        if told is not None:
-            told.write(f"{count}\n")
-            told.flush()
+        """Break off `count` streams."""
+        pipe = self._processes[way].stdin
+        if pipe is not None:
+            pipe.write(f"{count}\n")
+            pipe.flush()
         self._hear(way, "done")
 
     def kept(self) -> Kept:
-        """What the servers have."""
+        """The resources of the servers."""
         plain, sealed = self.servers
         return plain.kept() + sealed.kept()
 
     def quiet(self) -> Kept:
-        """What they have when it has become no less for some seconds."""
+        """Their resources, once these have not decreased for some seconds."""
         least, since = self.kept(), time.monotonic()
         while time.monotonic() < since + QUIET:
             time.sleep(0.2)
@@ -151,7 +151,7 @@ class Breakers:
         return least
 
     def settled(self, before: Kept) -> Kept:
-        """What they have, once it is no more than before; or after some seconds."""
+        """Their resources, once these are no more than before, or after some seconds."""
         until = time.monotonic() + SETTLES
         while (now := self.kept()).more_than(before) and time.monotonic() < until:
             time.sleep(0.2)
@@ -189,7 +189,7 @@ def _over(context: Context, store: str) -> Iterator[tuple[str | Path, str | Path
 
 
 def _measure(context: Context, store: str, count: int) -> Kept:
-    """Break off so many streams by each way; what there is more of than before."""
+    """Break off `count` streams by each way, and return what the servers have more than before."""
     authority = Authority(context.folder / "broken-off-certificates")
     authority.server()
     with _over(context, store) as (at, sealed_at):

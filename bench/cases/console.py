@@ -25,7 +25,7 @@ SECONDS = 15.0
 
 
 def fetch(url: str) -> bytes:
-    """What a browser is sent, compressed."""
+    """The bytes that a browser is sent, compressed."""
     request = urllib.request.Request(url, headers={"Accept-Encoding": "gzip"})  # noqa: S310
     with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310
         body: bytes = answer.read()
@@ -49,7 +49,7 @@ def weight(url: str) -> float:
 
 
 def views(url: str, done: threading.Event) -> Iterator[dict[str, Any]]:
-    """What a viewer is sent, until done is set."""
+    """The events that a viewer is sent, until done is set."""
     with urllib.request.urlopen(url + "api/live", timeout=30) as answer:  # noqa: S310
         event = b""
         for line in answer:
@@ -63,7 +63,7 @@ def views(url: str, done: threading.Event) -> Iterator[dict[str, Any]]:
 
 @contextlib.contextmanager
 def watched(url: str, viewers: int) -> Iterator[None]:
-    """Have viewers look on."""
+    """Have viewers viewer on."""
     done = threading.Event()
 
     def work() -> None:
@@ -84,17 +84,17 @@ def watched(url: str, viewers: int) -> Iterator[None]:
 def visible(node: Node, url: str) -> float:
     """Seconds from a stream's beginning until a viewer is sent it."""
     done = threading.Event()
-    look = views(url, done)
-    next(look)
+    viewer = views(url, done)
+    next(viewer)
     with fl.connect(node.url) as client:
         began = time.monotonic()
         reader = client.do_get(fl.Ticket(json.dumps({**json.loads(ticket(0)), "epochs": 1000}).encode()))
-        for view in look:
+        for view in viewer:
             if view["streams"]:
                 break
         took = time.monotonic() - began
         reader.cancel()
-    look.close()  # type: ignore[attr-defined]
+    viewer.close()  # type: ignore[attr-defined]
     return took
 
 
@@ -109,16 +109,16 @@ def difference(node: Node, url: str) -> float:
             total: int = json.loads(result.body.to_pybytes())["server"]["rows"]
             return total
 
-        look = views(url, done)
-        next(look)
+        viewer = views(url, done)
+        next(viewer)
         before, began = stats(), time.monotonic()
         while seconds < SECONDS:
-            view = next(look)
+            view = next(viewer)
             rows += view["rows_per_s"] * view["seconds"]
             seconds += view["seconds"]
         counted = (stats() - before) / (time.monotonic() - began)
-        look.close()  # type: ignore[attr-defined]
-    emit(case="console", told=round(rows / seconds), counted=round(counted))
+        viewer.close()  # type: ignore[attr-defined]
+    emit(case="console", reported=round(rows / seconds), counted=round(counted))
     return abs(rows / seconds - counted) / counted
 
 

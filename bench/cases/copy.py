@@ -32,12 +32,12 @@ def copy(context: Context, source: str | Path, target: str | Path) -> dict[str, 
                 continue
         if process.returncode:
             raise RuntimeError(f"bowstring copy ended with {process.returncode}: {err}")
-        told = json.loads(out)
+        report = json.loads(out)
         found = {
             "seconds": time.perf_counter() - start,
             "kills": kills,
-            "sent_by_last": told["sent"],
-            "blobs": told["blobs"],
+            "sent_by_last": report["sent"],
+            "blobs": report["blobs"],
         }
         emit(case="copy", to=str(target).partition(":")[0], **found)
         return found

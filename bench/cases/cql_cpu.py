@@ -1,4 +1,4 @@
-"""cql_cpu: processor time of the server and of Cassandra for a GB, with reads that gather and with reads one by one."""
+"""cql_cpu: CPU time of the server and of Cassandra for a GB, with reads that gather and with reads one by one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LINKS: dict[str, dict[str, Any]] = {"near": {}, "far": FAR, "slow_start": {**FAR
 
 @dataclass
 class Cost:
-    """What a GB from the store took, in seconds of processor time, and how fast it came."""
+    """CPU seconds for a GB from the store, and its throughput."""
 
     server: float
     cassandra: float

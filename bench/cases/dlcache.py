@@ -26,7 +26,7 @@ from .image_ops import SERVED, folder, pillow12
 RTT_S = 0.02
 SCALE = 16
 STEPS = (0.5, 1.0, 1.5, 2.0, 2.5, 3.0)
-# Of each media: workers, batches and steps of the authors; the batches of a cell, 100 with `all`.
+# By media: workers, batches and steps of the authors; the batches of a cell, 100 with `all`.
 GRID: dict[str, dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...], int]]] = {
     "try": {"image": ((4,), (256,), (2.5,), 8), "audio": ((8,), (128,), (2.5,), 8)},
     "some": {"image": ((2, 4), (256, 1024), (0.5, 2.5), 32), "audio": ((4, 8), (64, 512), (0.5, 2.5), 32)},
@@ -39,7 +39,7 @@ COUNTS = {"image": 2048, "audio": 512}  # samples of each media; a cell that rea
 
 
 def photographs(context: Context) -> Path:
-    """So many files: photographs, and copies whose bytes differ by a comment."""
+    """`COUNTS["image"]` files: photographs, and copies whose bytes differ by a comment."""
     made = context.folder / "photos-dlcache"
     if made.exists():
         return made
@@ -53,7 +53,7 @@ def photographs(context: Context) -> Path:
 
 
 def forget(place: Path) -> None:
-    """Take the files of a folder out of the page cache, as far as nobody maps them."""
+    """Take the files of a folder out of the page cache, as far as no process maps them."""
     for path in place.rglob("*"):
         if path.is_file():
             with path.open("rb") as file:
@@ -71,7 +71,7 @@ def cell(context: Context, server: Server, store: Path, files: Path, spec: dict[
 
 
 def run(context: Context) -> Result:
-    """Every cell as often as there are rounds, sides by turns; of each the median."""
+    """Every cell once a round, sides in rotation, with the median of each."""
     grid = GRID[os.environ.get("DLCACHE", "some")]
     gains, walls = [], []
     for media, (workers, sizes, steps, batches) in grid.items():

@@ -1,4 +1,4 @@
-"""explain: jobs in settings that nobody calibrated for, beside what was said of them before they ran."""
+"""explain: jobs in settings without a calibration, compared with the predictions made before they ran."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SIZES = {
     "small": (6000, (20_000,)),
     "photos": (1500, (110_000,)),
     "large": (400, (400_000,)),
-    # Of explain_fresh.
+    # For explain_fresh.
     "thumbs": (8000, (9_000, 15_000)),
     "scans": (700, (250_000,)),
 }
@@ -148,7 +148,7 @@ def request(s: Setting) -> dict[str, Any]:
 
 
 def predicted(server: Server, s: Setting, rates: dict[str, Any]) -> dict[str, Any]:
-    """What is said of the job before it runs."""
+    """The prediction for the job before it runs."""
     body = request(s) | {"pace_ms": s.pace_ms, "epochs": s.epochs, "rates": rates}
     with fl.connect(server.url) as client:
         (answer,) = client.do_action(("explain", json.dumps(body).encode()))
@@ -159,7 +159,7 @@ def predicted(server: Server, s: Setting, rates: dict[str, Any]) -> dict[str, An
 def measured(server: Server, s: Setting) -> tuple[float, str]:
     """Samples a second of the job, and what limited it, by its waits and by what the link carries."""
     ticket = request(s) | {"epochs": s.epochs}
-    streams = [{"ticket": ticket | {"rank": r}, "compute": s.pace_ms / 1000, "ahead": 2} for r in range(s.ranks)]
+    streams = [{"ticket": ticket | {"rank": r}, "compute": s.pace_ms / 1000, "prefetch": 2} for r in range(s.ranks)]
     found = TimedReaders(server.url, AT_MOST_S, streams).run()
     rows = sum(f.rows for f in found)
     if rows != SIZES[s.dataset][0] * s.epochs:
@@ -197,7 +197,7 @@ def errors_of(context: Context, case: str, settings: list[Setting]) -> tuple[lis
 
 
 def p90(errors: list[float]) -> float:
-    """What nine errors of ten are not above; they are sorted."""
+    """The 90th percentile of sorted errors."""
     return errors[math.ceil(0.9 * len(errors)) - 1]
 
 

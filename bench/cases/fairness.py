@@ -46,7 +46,7 @@ def tenants(server: Server, epoch: int, jobs: int, batch: int = BATCH) -> float:
 
 
 def stalled_cost(url: str, epoch: int) -> float:
-    """What two jobs lose by a third that has stopped reading."""
+    """The throughput that two jobs lose by a third that has stopped reading."""
     two = [{"ticket": t} for t in job(5, epoch) + job(6, epoch)]
     third: dict[str, Any] = {"ticket": job(7, epoch)[0], "stall": True}
     rates: dict[str, float] = {}

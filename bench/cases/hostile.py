@@ -27,7 +27,7 @@ OPTIONS = ("--window-memory=512MiB",)
 
 @dataclass
 class Watch:
-    """What is seen of a process, ten times a second."""
+    """Figures of a process, sampled ten times a second."""
 
     pid: int
     peak_mb: float = 0
@@ -35,7 +35,7 @@ class Watch:
     _over: threading.Event = field(default_factory=threading.Event)
 
     def run(self) -> None:
-        """Look until told to stop, or the process is gone."""
+        """Sample until `stop` is called, or the process has ended."""
         try:
             while not self._over.wait(0.1):
                 self.peak_mb = max(self.peak_mb, anonymous_mb(self.pid))
@@ -43,7 +43,7 @@ class Watch:
             self.gone = True
 
     def stop(self) -> None:
-        """Look no more."""
+        """End the samples."""
         self._over.set()
 
 
@@ -57,7 +57,7 @@ class Other:
     _over: threading.Event = field(default_factory=threading.Event)
 
     def run(self) -> None:
-        """Ask until told to stop."""
+        """Send requests until `stop` is called."""
         options = fl.FlightCallOptions(headers=[(b"bowstring-tenant", b"other")], timeout=60)
         try:
             with fl.connect(self.url) as client:
@@ -127,7 +127,7 @@ def rate(stream: Stream, start: float) -> float:
 
 @dataclass
 class Seen:
-    """What became of a server that was attacked."""
+    """The state of a server after an attack."""
 
     stream: Stream
     watch: Watch
@@ -150,7 +150,7 @@ def attacked(context: Context, attacker: Path, folder: Path) -> Seen:
         for name in own:
             del os.environ[name]
     watch, other = Watch(server.pid), Other(server.url)
-    beside = [threading.Thread(target=watch.run), threading.Thread(target=other.run)]
+    threads = [threading.Thread(target=watch.run), threading.Thread(target=other.run)]
     wrong = 0
     began = ended = 0.0
     sent: list[tuple[float, float, str]] = []  # begun, seconds, case
@@ -160,7 +160,7 @@ def attacked(context: Context, attacker: Path, folder: Path) -> Seen:
         began = time.time()
         address = server.url.removeprefix("grpc://")
         done = subprocess.run(
-            # Its own work is another machine's: it takes the processors that nobody else wants.
+            # Its own work is that of another machine, so it gets idle processors only.
             [
                 *("nice", "-n", "19", attacker, "-addr", address, "-admin", admin),
                 *("-seconds", str(ATTACK_S)),
@@ -186,7 +186,7 @@ def attacked(context: Context, attacker: Path, folder: Path) -> Seen:
             "epochs": 100_000,
         }
         readers = TimedReaders(server.url, ALONE_S + ATTACK_S + AFTER_S, [{"ticket": ticket}])
-        for thread in beside:
+        for thread in threads:
             thread.start()
         timer.start()
         (stream,) = readers.run()
@@ -195,7 +195,7 @@ def attacked(context: Context, attacker: Path, folder: Path) -> Seen:
         timer.join()
         watch.stop()
         other.stop()
-        for thread in beside:
+        for thread in threads:
             thread.join()
         try:
             watch.gone = watch.gone or server.stop() != 0

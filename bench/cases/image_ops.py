@@ -1,4 +1,4 @@
-"""image_ops: JPEG to random resized crop beside Pillow 12.1 and torchvision, by processor time.
+"""image_ops: JPEG to random resized crop beside Pillow 12.1 and torchvision, by CPU time.
 
 Operators alone, on photographs of two sizes; and delivered through Flight, beside a DataLoader that uses Pillow.
 """
@@ -109,7 +109,7 @@ def stored(context: Context, name: str = "store-ready") -> Path:
 
 
 def flight(context: Context, server: Node) -> float:
-    """How many times the processor time of Bowstring a DataLoader with Pillow takes, both for tensors in training."""
+    """The CPU time of a DataLoader with Pillow, divided by Bowstring's, both for tensors in training."""
     ours = read("bowstring", server.url, server.pid, epochs=EPOCHS, workers=0)
     theirs = read("files", str(folder(context, SERVED)), pillow=pillow12(context), epochs=EPOCHS)
     emit(case="image_ops", part="flight", bowstring=ours, pillow=theirs)
@@ -129,7 +129,7 @@ def alone(context: Context, photos: Path, passes: int, sides: dict[str, list[flo
 
 
 def run(context: Context) -> Result:
-    """Sides by turns, a round after the other; ratios of each round, and their median."""
+    """Sides in rotation, one round after the other: the ratio of each round, and the median."""
     small: dict[str, list[float]] = {"pillow": [], "torchvision": []}
     if dali(context).exists():
         small["dali"] = []

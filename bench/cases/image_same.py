@@ -46,7 +46,7 @@ def results(context: Context) -> Path:
 
 
 def compare(context: Context, side: str, listed: Path) -> dict[str, int]:
-    """What a side says of all results."""
+    """The summary of all results of one side."""
     env = dict(os.environ)
     if side == "pillow":
         env["PYTHONPATH"] = str(pillow12(context))
@@ -57,7 +57,7 @@ def compare(context: Context, side: str, listed: Path) -> dict[str, int]:
 
 
 def run(context: Context) -> Result:
-    """Bytes of Pillow that are others: none. Of torchvision on tensors: a few, by one."""
+    """Bytes of Pillow that are others: none. For torchvision on tensors: a few, by one."""
     listed = results(context)
     exact, near = compare(context, "pillow", listed), compare(context, "torchvision", listed)
     return Result(

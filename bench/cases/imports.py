@@ -11,7 +11,7 @@ from samples import COUNT, SIZE, image_folder
 
 
 def write_rate(context: Context) -> float:
-    """What the disk itself takes, in MB/s: the same number of bytes in one file, then fdatasync."""
+    """The throughput of the disk itself, in MB/s: the same number of bytes in one file, then fdatasync."""
     path = context.folder / "rate"
     block = os.urandom(1 << 20)
     start = time.perf_counter()

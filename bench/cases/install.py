@@ -17,7 +17,7 @@ PHOTOGRAPHS = 320
 
 
 def run(context: Context) -> Result:
-    """Take what `make wheels image` left. What the wheel needs is there: torch alone is gigabytes."""
+    """Take what `make wheels image` left. Its dependencies are installed already: torch alone is gigabytes."""
     wheels = sorted((context.root / "build" / "wheels").glob(f"*_{platform.machine()}.whl"))
     layout = context.root / "build" / "image"
     if len(wheels) != 1 or not layout.exists():

@@ -9,7 +9,7 @@ from harness import Context, Figure, Result, emit
 
 
 def run(context: Context) -> Result:
-    """Run `make nightly-kubernetes`, whose test tells the figures."""
+    """Run `make nightly-kubernetes`, whose test logs the figures."""
     done = subprocess.run(
         ["make", "nightly-kubernetes"],  # noqa: S607
         cwd=context.root,
@@ -17,11 +17,11 @@ def run(context: Context) -> Result:
         capture_output=True,
         text=True,
     )
-    told = [line for line in done.stdout.splitlines() if '"case": "kubernetes"' in line]
-    if not told:
-        message = f"the test told nothing: {done.stdout[-3000:]}{done.stderr[-1000:]}"
+    logged = [line for line in done.stdout.splitlines() if '"case": "kubernetes"' in line]
+    if not logged:
+        message = f"the test logged no figures: {done.stdout[-3000:]}{done.stderr[-1000:]}"
         raise RuntimeError(message)
-    figures = json.loads(told[0][told[0].index("{") :])
+    figures = json.loads(logged[0][logged[0].index("{") :])
     emit(**figures)
     return Result(
         "kubernetes",

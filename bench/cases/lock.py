@@ -23,13 +23,13 @@ EACH = 16  # streams of a kind
 STREAMS = 4 * EACH
 CALLS, GAP = 300, 0.01
 SETTLE_S = 3
-# Of a global batch of four rows, rank 3 of 6 has none. Of a last step of three it has one: a row in 50,001 steps.
+# Rank 3 of 6 has no row of a global batch of four rows. It has one of a last step of three: a row in 50,001 steps.
 ROWS = 200_003
 BARREN: dict[str, Any] = {"batch": 4, "world": {"size": 6}, "rank": 3, "epochs": 2**31 - 1, "remainder": "uneven"}
 
 
 def put_nulls(url: str) -> None:
-    """A dataset of one-byte blobs whose second blob column is null but for its first row."""
+    """A dataset of one-byte blobs whose second blob column is null except in its first row."""
     table = pa.table(
         {
             "first": pa.array([b"1"] * ROWS, pa.large_binary()),
@@ -72,7 +72,7 @@ def streams() -> list[dict[str, Any]]:
 def calls(url: str) -> tuple[list[float], list[float], int]:
     """Calls on a connection of their own: ms of each `stats`, of each call that asks for nothing, and how many streams.
 
-    What asks for nothing touches no stream: it waits for processors and the network alone.
+    An action without a request touches no stream: it waits for processors and the network alone.
     """
     found, nothing = [], []
     with fl.connect(url, generic_options=[("grpc.use_local_subchannel_pool", 1)]) as client:
@@ -124,7 +124,7 @@ def run(context: Context) -> Result:
     def percentile(side: str, at: float, of: dict[str, list[list[float]]] = sides) -> float:
         return median(float(np.percentile(found, at)) for found in of[side])
 
-    # What asks for nothing waits for processors, too: the rest is the wait for what streams hold.
+    # An action without a request waits for processors, too: the rest is the wait for what streams hold.
     waited, nothing = percentile("beside streams", 99), percentile("beside streams", 99, nothings)
     return Result(
         "lock",

@@ -15,7 +15,7 @@ from samples import COUNT, SIZE, image_folder
 BATCH = 64
 PASSES = 3  # epochs that each connection reads in a round
 STREAMS = 8
-# What the C++ server's connections have, and ours have not: they stay on this machine.
+# Options that the C++ server's connections have, and ours have not: they stay on this machine.
 CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 
 
@@ -44,7 +44,7 @@ def ticket(epoch: int, epochs: int = 1) -> bytes:
 
 
 def read(url: str, connections: int, pid: int, epochs: int = 1) -> dict[str, float]:
-    """Read some streams of so many epochs on each of some connections; what it took."""
+    """Read streams of `epochs` epochs on each connection, and return the cost."""
     readers = Readers(url, [ticket(i, epochs) for i in range(connections)], PASSES)
     before = cpu_seconds(pid)
     got = readers.run()

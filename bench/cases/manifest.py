@@ -6,7 +6,7 @@ from harness import Context, Figure, Result, go_benchmark
 
 
 def run(context: Context) -> Result:
-    """The rows are made up by the process that is measured: no disk holds so many."""
+    """The rows are made up by the process that is measured: no disk holds this number."""
     found = go_benchmark(
         context, "manifest", "./fetch", "BenchmarkManifest", "-benchtime=1x", f"-count={context.rounds}"
     )

@@ -56,7 +56,7 @@ def measure(context: Context, uri: str, round_: int) -> tuple[float, float]:
             with Load(server.url, CONNECTIONS, unread()) as load:
                 time.sleep(SETTLE_S)
                 stalled_mb = anonymous_mb(server.pid)
-                beside = honest(server.url, 3 * round_ + 2)
+                loaded = honest(server.url, 3 * round_ + 2)
             if load.found["open"] != STREAMS:
                 raise RuntimeError(f"{load.found['open']} streams were open of {STREAMS}: {load.found['errors']}")
         finally:
@@ -64,11 +64,11 @@ def measure(context: Context, uri: str, round_: int) -> tuple[float, float]:
             watcher.join()
         emit(
             case="memory",
-            mb_per_s={"alone": alone, "beside": beside},
+            mb_per_s={"alone": alone, "with others": loaded},
             peak_mb={"alone": alone_mb, "all": watch.peak_mb},
             stalled_mb=stalled_mb,
         )
-    return watch.peak_mb - BUDGET / MIB, beside / alone
+    return watch.peak_mb - BUDGET / MIB, loaded / alone
 
 
 def run(context: Context) -> Result:

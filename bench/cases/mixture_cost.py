@@ -19,7 +19,7 @@ BATCH = 64
 
 
 def stored(context: Context) -> Path:
-    """A store with the samples as one dataset, and as 64; blobs that both have lie there once."""
+    """A store with the samples as one dataset, and as 64; blobs that both have are stored once."""
     store = context.folder / "store-mixture"
     if not store.exists():
         source = context.folder / "imagefolder-64"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import kit
-from bucket import attach, doors, served
+from bucket import attach, linked, served
 from harness import Context, Figure, Result, emit, median, shuffled, throughput
 from kit import Peer, PeerError
 from samples import COUNT, SIZE
@@ -100,7 +100,7 @@ def run(context: Context) -> Result:
     missing = kit.make_data(data, SAMPLES, SIZE)
     with (
         served(context.binary, data / "s3root") as url,
-        doors(context.binary, url, {**LINKS, NEAR: 0.0}) as urls,
+        linked(context.binary, url, {**LINKS, NEAR: 0.0}) as urls,
     ):
         bench = Bench(context, data, urls)
         bench.left_out |= {name: missing[step] for name, step in NEEDS.items() if step in missing}

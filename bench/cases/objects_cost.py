@@ -1,4 +1,4 @@
-"""objects_cost: processor time of the server for a GB that it reads from a bucket and sends to a client, checked."""
+"""objects_cost: CPU time of the server for a GB that it reads from a bucket and sends to a client, checked."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SIDES: dict[str, dict[str, Any]] = {"http": {}, "tls": {}, "ranges": {"shuffle":
 
 @dataclass
 class Cost:
-    """What was read of the bucket took, in seconds of processor time of the server."""
+    """CPU seconds of the server for the bytes that it read from the bucket."""
 
     s_per_gb: float
     us_per_sample: float
@@ -47,7 +47,7 @@ def write_tars(source: Path, to: Path, shard: int) -> None:
 
 
 def requests(server: Server) -> dict[str, int]:
-    """What the server has read of buckets."""
+    """The bytes that the server has read from buckets."""
     buckets = server.stats()["objects"]
     return {"gets": sum(b["gets"] for b in buckets), "bytes": sum(b["bytes_in"] for b in buckets)}
 

@@ -21,7 +21,7 @@ SERIES = 2000  # of a server with one job
 
 
 def scrape(port: int) -> str:
-    """What Prometheus would see."""
+    """The metrics that Prometheus would see."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
         text: str = answer.read().decode()
     return text
@@ -54,7 +54,7 @@ def read(url: str) -> float:
 
 def run(context: Context) -> Result:
     """Interleave a server that is looked at with one that is not."""
-    port, nobody = free_port(), free_port()  # no collector listens: spans are drawn, and lost
+    port, unused = free_port(), free_port()  # no collector listens: spans are sampled, and lost
     rates: dict[str, list[float]] = {"plain": [], "observed": []}
     cpu: dict[str, list[float]] = {"plain": [], "observed": []}  # seconds of the server for each GB
     with (
@@ -63,7 +63,7 @@ def run(context: Context) -> Result:
             context.binary,
             stored(context, "store-observed"),
             f"--admin=127.0.0.1:{port}",
-            f"--otlp-endpoint=http://127.0.0.1:{nobody}",
+            f"--otlp-endpoint=http://127.0.0.1:{unused}",
         ) as observed,
     ):
         scrapes = 0

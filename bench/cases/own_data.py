@@ -71,12 +71,12 @@ def run(context: Context) -> Result:
     with Server(context.binary, store) as server, bowstring.connect(server.url) as client:
         for name, made in imported:
             try:
-                told = differences(made, rows_of(client, name, made))
+                found = differences(made, rows_of(client, name, made))
             except (bowstring.errors.BowstringError, pa.ArrowException) as error:
-                told = [f"{type(error).__name__}: {error}"]
-            if told:
+                found = [f"{type(error).__name__}: {error}"]
+            if found:
                 differing.append(name)
-                emit(case="own_data", kind=name, differences=len(told), first=told[:4])
+                emit(case="own_data", kind=name, differences=len(found), first=found[:4])
     return Result(
         "own_data",
         [

@@ -69,17 +69,17 @@ def alone(lengths: list[int], packer: type) -> dict[str, float]:
     costs: list[list[int]] = []
     tokens = rows = 0
     for rank in range(RANKS):
-        mine = []
+        own = []
         for row in packed(order[rank::RANKS], packer):
             segments = np.bincount(row)[1:].astype(np.int64)  # 0 is padding
             tokens += int(segments.sum())
             rows += 1
-            mine.append(int((segments**2).sum()))
-        costs.append(mine)
+            own.append(int((segments**2).sum()))
+        costs.append(own)
     if tokens != sum(lengths):
         raise RuntimeError(f"Grain's sequences have {tokens} of {sum(lengths)} tokens")
     steps = min(map(len, costs)) // ROWS
-    by_step = np.array([mine[: steps * ROWS] for mine in costs]).reshape(RANKS, steps, ROWS).sum(axis=2)
+    by_step = np.array([own[: steps * ROWS] for own in costs]).reshape(RANKS, steps, ROWS).sum(axis=2)
     return {
         "imbalance": float(by_step.max(axis=0).sum() / by_step.mean(axis=0).sum()),
         "padding": 1 - tokens / (rows * LENGTH),

@@ -1,7 +1,7 @@
 """placement: operators at the server, at the client, and where the package moves them, over links and loads.
 
 Server and client have a processor each, as two machines have, and a link between them. A busy server shares its
-processor with two programs that compute. What counts are samples a second. `PLACEMENT=100Mbit` takes the cells with
+processor with two programs that compute. The figure is samples a second. `PLACEMENT=100Mbit` takes the cells with
 that in their names, which are such as `large, 100Mbit, busy`.
 """
 
@@ -84,7 +84,7 @@ def busy(programs: int, processor: int) -> Iterator[None]:
 
 
 def read(context: Context, kind: Kind, url: str, place: str, processor: int) -> dict[str, Any]:
-    """What a client gets."""
+    """The throughput of a client."""
     spec = {"url": url, "column": kind.column, "operators": kind.operators, "place": place, "batch": kind.batch}
     spec["seconds"] = AUTO_S if place == "auto" else FIXED_S
     script = context.root / "bench" / "place_reader.py"

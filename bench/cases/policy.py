@@ -30,7 +30,7 @@ def run(context: Context) -> Result:
         for (jobs, cache), rate in rates.items():
             ours = rate["next-use"]
             ratios.append(ours / rate["optimum"])
-            # With one job the static set is the optimum: equal but for what chance the sample leaves.
+            # With one job the static set is the optimum: equal except for the chance that the sample leaves.
             static = rate["static"] if jobs > 1 else rate["static"] - 1e-9
             beaten &= ours > max(rate["lru"], rate["fifo"], static)
             if jobs > 1:

@@ -73,13 +73,13 @@ def tensor(column: Any, row: int) -> bytes:
 
 
 def without(context: Context, kind: str, epochs: int) -> list[dict[int, bytes]]:
-    """What a server makes that keeps nothing."""
+    """Results of a server that caches nothing."""
     with Server(context.binary, stored(context, KINDS[kind][0]), rtt="0ms") as server:
         return [epoch(server.url, kind, number) for number in range(epochs)]
 
 
 def run(context: Context) -> Result:
-    """Processor time of the server in the first epoch of a new spill, and in the mean of those after it."""
+    """CPU time of the server in the first epoch of a new spill, and in the mean of those after it."""
     ratios: dict[str, list[float]] = {kind: [] for kind in KINDS}
     differing = 0
     for _ in range(context.rounds):

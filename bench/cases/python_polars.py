@@ -14,7 +14,7 @@ from harness import Context, Figure, emit
 from node import Node
 
 ROWS, SIZE = 100_000, 20_000
-PART = 100  # one of so many survives
+PART = 100  # one row of this number survives
 PIECE = 1_000
 
 
@@ -55,7 +55,7 @@ def run(context: Context) -> list[Figure]:
             sent = client.stats()["server"]["bytes"] - before
             if found.height != ROWS // PART:
                 raise RuntimeError(f"{found.height} rows instead of {ROWS // PART}")
-            # What survives: images, names and labels, without offsets and bitmaps.
+            # The surviving columns: images, names and labels, without offsets and bitmaps.
             size = int(
                 found.select(pl.col("image").bin.size().sum() + pl.col("file_name").str.len_bytes().sum()).item()
             )

@@ -101,10 +101,10 @@ def run(context: Context) -> list[Figure]:
 
         ours(), files(False), files(True)  # warm
         for number in range(context.rounds):
-            # By turns, who goes first: the second finds the machine as the first has left it.
+            # The first side alternates, because the second finds the machine as the first has left it.
             if number % 2:
-                theirs, mine = max(files(False), files(True)), ours()
+                theirs, own = max(files(False), files(True)), ours()
             else:
-                mine, theirs = ours(), max(files(True), files(False))
-            ratios.append(mine / theirs)
+                own, theirs = ours(), max(files(True), files(False))
+            ratios.append(own / theirs)
     return [Figure("ray_ratio", median(ratios), at_least=0.8)]

@@ -58,7 +58,7 @@ def loader(side: str, place: str, workers: int = WORKERS, local: str = "off") ->
 
 
 def resume(url: str, step: str) -> dict[str, Any]:
-    """What it takes a new loader to go on at a step, and the size of its states."""
+    """The time until a new loader resumes at a step, and the size of its states."""
     done = subprocess.run(
         [sys.executable, BENCH / "torch_resume.py", url, step], stdout=subprocess.PIPE, text=True, check=True
     )

@@ -106,7 +106,7 @@ def check(setting: Setting, found: list[dict[str, Any]]) -> None:
 
 
 def run(context: Context) -> Result:
-    """Four ranks at a lone node and at four, by turns; caches that hold the dataset together, then half of it."""
+    """Four ranks at a lone node and at four, in rotation; caches that hold the dataset together, then half of it."""
     alone: list[float] = []
     speedups, reads, shares, halves = [], [], [], []
     equal = True
@@ -153,9 +153,9 @@ PAIRS = 6  # passes of each side: one takes half a second, in which other things
 
 
 def cost(context: Context, uri: str) -> tuple[float, float]:
-    """What the peer tier takes of the throughput where nothing is asked of it, and what a read by way of it costs.
+    """The throughput that an unused peer tier costs, and the cost of a read through it.
 
-    Sides take turns, in either order. Processor time is that of servers alone, both nodes together, from warm spills.
+    Sides take turns, in either order. CPU time is that of servers alone, both nodes together, from warm spills.
     """
     large = 1 << 30
     small = 16 << 20  # the least: a sixty-fourth of the other one

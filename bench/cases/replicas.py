@@ -6,7 +6,7 @@ from harness import Context, Figure, Result, go_benchmark
 
 
 def run(context: Context) -> Result:
-    """Run the benchmark, which takes the two clusters by turns."""
+    """Run the benchmark, which alternates between the two clusters."""
     metrics = go_benchmark(
         context,
         "replicas",

@@ -13,7 +13,7 @@ def run(context: Context) -> Result:
         [
             Figure("open_s", got["open_s"], at_most=2),
             Figure("rss_mb", got["rss_mb"], at_most=512),
-            # Of 400 chi-squares of single seeds the least has a probability of about 1/400.
+            # The least of 400 chi-squares of single seeds has a probability of about 1/400.
             Figure("chi2_p", got["chi2_p"], at_least=1e-4),
             Figure("chi2_least_p", got["chi2_least_p"], at_least=1e-7),
             Figure("ns_per_index", max(got["drawn_ns"], got["dealt_ns"]), at_most=1000),

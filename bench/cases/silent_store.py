@@ -21,7 +21,7 @@ STREAMS = 20
 READ_TIMEOUT = float(os.environ.get("READ_TIMEOUT", "8"))  # seconds
 SAMPLES, SIZE = 2000, 20_000
 WINDOWS = "16MiB"  # less than half of the samples: streams go on asking the store
-GIVE_UP = 120.0  # seconds: a stream that has not ended by then counts as one that ends then
+TIMEOUT = 120.0  # seconds: a stream that has not ended by then counts as one that ends then
 OUTAGE = 45.0  # seconds that the server is stopped: one that comes back is no error of reads that began late
 
 Way = Callable[[Links, Cassandra], AbstractContextManager[float]]
@@ -62,7 +62,7 @@ def held(links: Links, _: Cassandra) -> Iterator[float]:
     """All connections between server and database say nothing; bytes wait in the kernel."""
     links.do(set={"proxy": "store", "from": "", "fault": "hold"})
     try:
-        yield GIVE_UP
+        yield TIMEOUT
     finally:
         links.do(set={"proxy": "store", "from": "", "fault": ""})
 
@@ -100,7 +100,7 @@ def late(server: Node, links: Links, cassandra: Cassandra, way: Way) -> dict[str
         with fl.connect(server.url) as client:
             list(client.do_action(fl.Action(name, b"{}")))
 
-    def look() -> None:
+    def call() -> None:
         with fl.connect(server.url) as client:
             command = json.dumps({"dataset": DATASET, "columns": ["image"]})
             client.get_flight_info(fl.FlightDescriptor.for_command(command))
@@ -112,19 +112,19 @@ def late(server: Node, links: Links, cassandra: Cassandra, way: Way) -> dict[str
     with way(links, cassandra) as lasts:
         began = time.monotonic()
         calls.begin("list", lambda: act("list"))
-        calls.begin("info", look)
+        calls.begin("info", call)
         calls.begin("put", lambda: upload(server.url, 10, SIZE, "another"))
         streams.wait(began + lasts)
         calls.wait(began + lasts)
         found = {
-            f"{kind}late_s": max(ends.at.get(name, began + GIVE_UP) - began - READ_TIMEOUT for name in names)
+            f"{kind}late_s": max(ends.at.get(name, began + TIMEOUT) - began - READ_TIMEOUT for name in names)
             for kind, ends, names in (
                 ("", streams, [f"stream {number}" for number in range(STREAMS)]),
                 ("calls_", calls, ["list", "info", "put"]),
             )
         }
         unnamed = [e for e in streams.errors.values() if "position" not in e or "check" not in e]
-    streams.wait(time.monotonic() + GIVE_UP)  # they have gone on if they did not end
+    streams.wait(time.monotonic() + TIMEOUT)  # they have gone on if they did not end
     return {**found, "ended": float(len(streams.at)), "unnamed": float(len(unnamed))}
 
 

@@ -40,7 +40,7 @@ def calibrated(context: Context, uri: str, folder: Path, wire: Wire) -> Json:
 
 
 def client_seconds(context: Context, uri: str, folder: Path) -> float:
-    """Processor time of a client for a sample: of a lone rank that reads what its node holds."""
+    """CPU time of a client for a sample, of a lone rank that reads what its node holds."""
     with (
         Nodes(context.binary, uri, folder, [spill_bytes(ALL, SIZE)]) as nodes,
         Ranks(nodes, job(SEED, BATCH, 1), 1, epochs=2, barrier=True) as ranks,
@@ -70,7 +70,7 @@ def file_of(setting: Setting, rates: Json, client_s: float, pause_s: float) -> J
             "ranks": max(1, setting.ranks // setting.nodes),
             "window_bytes": WINDOW,
         },
-        # What a node has of its link for other nodes is not what comes from the store: these are links of their own.
+        # A node's links to other nodes are separate from its link to the store.
         "store": rates["store"],
         "network": net,
         "spill": rates["spill"] | {"bytes": spill_bytes(setting.cache_samples, setting.sample_bytes)},
@@ -99,7 +99,7 @@ def pause_of(measured: list[Json]) -> float:
 
 
 def epochs_of(report: Json) -> list[Json]:
-    """What is compared, of each epoch of a simulation."""
+    """The compared figures of each epoch of a simulation."""
     return [
         {
             "read_bytes": e["traffic"]["store_bytes"],
@@ -117,8 +117,8 @@ def errors(real: list[Json], report: Json, setting: Setting) -> tuple[float, flo
     """
     served = setting.epochs * setting.samples * setting.sample_bytes
     traffic = report["traffic"]
-    told = {"read_bytes": traffic["store_bytes"], "peer_bytes": traffic["peer_bytes"]}
-    by_bytes = max(abs(told[k] - sum(e[k] for e in real)) / served for k in told)
+    counted = {"read_bytes": traffic["store_bytes"], "peer_bytes": traffic["peer_bytes"]}
+    by_bytes = max(abs(counted[k] - sum(e[k] for e in real)) / served for k in counted)
     seconds = sum(e["seconds"] for e in real)
     return by_bytes, abs(sum(e["seconds"] for e in epochs_of(report)) - seconds) / seconds
 
@@ -146,10 +146,10 @@ def run(context: Context) -> Result:
                 report, _ = simulated(
                     context, name, file_of(setting, rates[setting.store], client_s, pause_of(measured))
                 )
-                told = epochs_of(report)
+                found = epochs_of(report)
                 by_bytes[name], by_time[name] = errors(measured, report, setting)
                 real = [{k: e[k] for k in ("read_bytes", "peer_bytes", "seconds")} for e in measured]
-                about = {"bytes_error": by_bytes[name], "time_error": by_time[name], "real": real, "simulated": told}
+                about = {"bytes_error": by_bytes[name], "time_error": by_time[name], "real": real, "simulated": found}
                 emit(case="simulate_real", setting=name, **about)
     return Result(
         "simulate_real",

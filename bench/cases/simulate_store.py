@@ -12,14 +12,14 @@ TESTS = "^(TestSimulation|TestPlanted)$"
 
 def run(context: Context) -> Result:
     """Run the package's simulation, which writes what came of it."""
-    told = context.folder / "simulate_store.json"
+    out = context.folder / "simulate_store.json"
     subprocess.run(
-        ["go", "test", "-count=1", "-run", TESTS, "./fetch/store/protocol", "-args", "-seeds=10000", f"-report={told}"],  # noqa: S607
+        ["go", "test", "-count=1", "-run", TESTS, "./fetch/store/protocol", "-args", "-seeds=10000", f"-report={out}"],  # noqa: S607
         cwd=context.root,
         check=False,  # what failed is in the figures
         capture_output=True,
     )
-    figures = json.loads(told.read_text())
+    figures = json.loads(out.read_text())
     return Result(
         "simulate_store",
         [

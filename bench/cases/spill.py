@@ -42,11 +42,11 @@ def fill(server: Server) -> None:
 
 
 def hits(context: Context) -> tuple[list[dict[str, dict[str, float]]], list[float]]:
-    """What reading from a full spill and from a local store took; of each pair of servers, with one connection and two.
+    """The time to read from a full spill and from a local store, by pair of servers, with one connection and two.
 
     And the ratio of both with one connection where each epoch is a stream of its own.
 
-    A round has two pairs, each with a spill of its own: where their pages happen to lie makes as much as a tenth.
+    A round has two pairs, each with a spill of its own: where their pages happen to be accounts for as much as a tenth.
     """
     found: list[dict[str, dict[str, float]]] = []
     opening: list[float] = []
@@ -96,7 +96,7 @@ def epoch(context: Context, uri: str, number: int, flags: list[str]) -> float:
         if stream.rows != FILLED:
             raise RuntimeError(f"{stream.rows} rows instead of {FILLED}")
         cpu = (cpu_seconds(server.pid) - before) / (FILLED * SIZE / 1e9)
-        there = server.fetched()["spill"]["entries"] if flags else 0  # but for what is being written
+        there = server.fetched()["spill"]["entries"] if flags else 0  # except those that are being written
         emit(
             case="spill", filling=bool(flags), mb_per_s=settled(stream), server_cpu_s_per_gb=cpu, stored=there / FILLED
         )
@@ -108,7 +108,7 @@ def fill_cost(context: Context) -> float:
     costs = []
     with in_cassandra(context, fill=FILLED) as node:
         emit(case="spill", warm_mb_per_s=[round(r) for r in warm(context.binary, node.uri())])
-        epoch(context, node.uri(), 0, [])  # nobody has read these tables yet
+        epoch(context, node.uri(), 0, [])  # these tables have not been read yet
         for round_ in range(2 * context.rounds):  # a small difference
             rates = {}
             for filling in (False, True) if round_ % 2 else (True, False):

@@ -40,7 +40,7 @@ def error(url: str, epoch: int) -> float:
 
 
 def cost(url: str, epoch: int) -> float:
-    """What two tenants lose by a third that asks for much more than its quota, and is refused half of its streams."""
+    """The loss of two tenants by a third that requests far more than its quota: half its streams are refused."""
     streams = [s for name in ("one", "four") for s in jobs(name, epoch)]
     greedy = [{"tenant": "greedy", "ticket": shuffled(900 + i, epoch, BATCH), "reads": True} for i in range(GREEDY)]
 
@@ -49,9 +49,9 @@ def cost(url: str, epoch: int) -> float:
 
     alone = rate()
     with Load(url, GREEDY, greedy):
-        beside = rate()
-    emit(case="tenants", mb_per_s={"alone": round(alone, 1), "beside a greedy one": round(beside, 1)})
-    return 1 - beside / alone
+        contended = rate()
+    emit(case="tenants", mb_per_s={"alone": round(alone, 1), "contended a greedy one": round(contended, 1)})
+    return 1 - contended / alone
 
 
 def run(context: Context) -> Result:

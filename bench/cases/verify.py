@@ -1,4 +1,4 @@
-"""verify: an embedded store from the page cache, and what a stream keeps of its rate beside another verification."""
+"""verify: an embedded store from the page cache, and what a stream keeps of its rate during another verification."""
 
 from __future__ import annotations
 
@@ -57,16 +57,16 @@ def run(context: Context) -> Result:
             ticket = shuffled(seed=7, epoch=1000 * (round_ + 1))
             alone = throughput(server.url, SECONDS, SKIP, ticket)[0]
             with Verifying(context, verified) as verifying:
-                beside = throughput(server.url, SECONDS, SKIP, ticket)[0]
+                during = throughput(server.url, SECONDS, SKIP, ticket)[0]
             if round_ < 0:
                 continue
             rates.append(found["bytes"] / 1e9 / found["seconds"])
-            shares.append(beside / alone)
+            shares.append(during / alone)
             emit(
                 case="verify",
                 gb_per_s=rates[-1],
                 alone_mb_per_s=alone,
-                beside_mb_per_s=beside,
+                during_mb_per_s=during,
                 verified_meanwhile=verifying.runs,
             )
     return Result(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from bucket import attach, doors, served
+from bucket import attach, linked, served
 from harness import Context, Figure, Result, Stream, TimedReaders, emit, median, shuffled
 from samples import SIZE, image_folder
 from server import Server, spill
@@ -72,7 +72,7 @@ def run(context: Context) -> Result:
     image_folder(context.folder / "wait-objects-images", PHOTOGRAPHS, SIZE)
     write_tars(context.folder / "wait-objects-images", root / "bench/tars", SHARD)
     found: dict[str, list[dict[str, dict[str, float]]]] = {link: [] for link in LINKS}
-    with served(context.binary, root) as url, doors(context.binary, url, LINKS) as urls:
+    with served(context.binary, root) as url, linked(context.binary, url, LINKS) as urls:
         for link in LINKS:
             attach(context, context.folder / "wait-objects-store", urls[link], "bench/tars", f"wait-{link}")
         alone = {link: serial(context, link) for link in LINKS}

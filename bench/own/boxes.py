@@ -40,7 +40,7 @@ def shard(path: Path, rows: list[Row]) -> Path:
 
 
 def read(*paths: Path) -> list[Row]:
-    """What webdataset reads."""
+    """The samples that webdataset reads."""
     found = webdataset.WebDataset([str(p) for p in paths], shardshuffle=False, empty_check=False)
     return [
         {
@@ -101,8 +101,8 @@ def wds_named_json(folder: Path) -> Made:
     rows = [{"__key__": f"s{i}", "png": encoded(i), "cls": i, "info.json": {"height": i, "by": "me"}} for i in range(3)]
     path = shard(folder / "t.tar", rows)
     found = webdataset.WebDataset(str(path), shardshuffle=False, empty_check=False)
-    told = [{"label": int(r["cls"]), **{f"info_{k}": v for k, v in json.loads(r["info.json"]).items()}} for r in found]
-    return Made(path, told, key="label")
+    rows = [{"label": int(r["cls"]), **{f"info_{k}": v for k, v in json.loads(r["info.json"]).items()}} for r in found]
+    return Made(path, rows, key="label")
 
 
 @kind(KINDS)
@@ -211,15 +211,15 @@ def folder_of_classes(folder: Path) -> Made:
     there = folder / "photos"
     files(there, [f"{split}/{c}/{i}.png" for split in ("train", "test") for c in ("zebra", "ape") for i in range(2)])
     back = datasets.load_dataset("imagefolder", data_dir=str(there), cache_dir=str(folder / "cache"))
-    told = []
+    rows = []
     for split, part in back.items():
         for row in part.cast_column("image", datasets.Image(decode=False)):
             name = Path(row["image"]["path"]).relative_to(there)
-            told.append(
+            rows.append(
                 {"file_name": str(name), "label": row["label"], "image": name.parts and (there / name).read_bytes()}
             )
         assert split in ("train", "test")
-    return Made(there, told, key="file_name")
+    return Made(there, rows, key="file_name")
 
 
 @kind(KINDS)
@@ -240,7 +240,7 @@ def folder_with_several_files_a_row(folder: Path) -> Made:
     back = datasets.load_dataset("imagefolder", data_dir=str(there), split="train", cache_dir=str(folder / "cache"))
     for name in ("image", "mask"):
         back = back.cast_column(name, datasets.Image(decode=False))
-    told = [
+    rows = [
         {"n": r["n"], **{c: r[c]["bytes"] or Path(r[c]["path"]).read_bytes() for c in ("image", "mask")}} for r in back
     ]
-    return Made(there, told)
+    return Made(there, rows)

@@ -28,13 +28,13 @@ def kind(name: str, extension: str, encode: Encode, tolerance: float = 0, refuse
     def make(folder: Path) -> Made:
         there = folder / "images"
         there.mkdir()
-        told = []
+        rows = []
         for number in range(COUNT):
             data = encode(pixels(number))
             (there / f"{number}.{extension}").write_bytes(data)
             with Image.open(io.BytesIO(data)) as image:
-                told.append({"file_name": f"{number}.{extension}", "image": np.asarray(image.convert("RGB"))})
-        return Made(there, told, "file_name", operators=DECODE, tolerance=tolerance)
+                rows.append({"file_name": f"{number}.{extension}", "image": np.asarray(image.convert("RGB"))})
+        return Made(there, rows, "file_name", operators=DECODE, tolerance=tolerance)
 
     KINDS.append(Kind(name, make, refused))
 

@@ -26,7 +26,7 @@ class Made:
 
     source: Path | str  # the argument of `bowstring import`
     rows: list[Row]  # what a library reads, by the columns that are compared
-    key: str = "n"  # the column that tells rows apart
+    key: str = "n"  # the column that identifies rows
     args: list[str] = field(default_factory=list)  # further arguments of the import
     operators: Mapping[str, Any] = field(default_factory=dict)  # of the request that reads the rows back
     tolerance: float = 0  # of pixels and of samples of sound: the largest difference
@@ -102,22 +102,22 @@ def same(expected: Any, got: Any, tolerance: float = 0) -> bool:
 
 
 def differences(made: Made, got: list[Row]) -> list[str]:
-    """What differs between the rows that a library reads and those that came through Bowstring."""
+    """The differences between the rows that a library reads and those that came through Bowstring."""
     found = {str(plain(row.get(made.key))): row for row in got}
-    told = []
+    differences = []
     if len(found) != len(got) or len(got) != len(made.rows):
-        told.append(f"{len(got)} rows with {len(found)} keys, of {len(made.rows)}")
+        differences.append(f"{len(got)} rows with {len(found)} keys, of {len(made.rows)}")
     for row in made.rows:
         key = str(plain(row[made.key]))
         if key not in found:
-            told.append(f"{made.key} {key} is missing")
+            differences.append(f"{made.key} {key} is missing")
             continue
         for name, value in row.items():
             if name not in found[key]:
-                told.append(f"column {name} is missing")
+                differences.append(f"column {name} is missing")
             elif not same(value, found[key][name], made.tolerance):
-                told.append(f"{made.key} {key}: {name} is {short(found[key][name])}, not {short(value)}")
-    return told
+                differences.append(f"{made.key} {key}: {name} is {short(found[key][name])}, not {short(value)}")
+    return differences
 
 
 def short(value: Any) -> str:

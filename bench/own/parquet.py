@@ -31,7 +31,7 @@ def table(**columns: Any) -> pa.Table:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """What pyarrow reads from a file or from all files of a folder."""
+    """The rows that pyarrow reads from a file or from all files of a folder."""
     found = pa.dataset.dataset(path, format="parquet").to_table() if path.is_dir() else pq.ParquetFile(path).read()
     return rows(found)
 

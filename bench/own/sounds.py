@@ -24,7 +24,7 @@ def kind(
     def make(folder: Path) -> Made:
         there = folder / "sounds"
         there.mkdir()
-        told = []
+        rows = []
         for number in range(3):
             times = np.arange(RATE // 4 + number) / RATE
             waves = np.stack([0.5 * np.sin(times * 2 * np.pi * 440 * (c + 1 + number)) for c in range(2)], -1)
@@ -32,8 +32,8 @@ def kind(
             soundfile.write(path, waves, RATE, subtype, format=form)
             samples, _ = soundfile.read(path, dtype="float32", always_2d=True)
             path.write_bytes(edit(path.read_bytes()))
-            told.append({"file_name": path.name, "audio": samples.T})
-        return Made(there, told, "file_name", operators=DECODE, tolerance=tolerance)
+            rows.append({"file_name": path.name, "audio": samples.T})
+        return Made(there, rows, "file_name", operators=DECODE, tolerance=tolerance)
 
     KINDS.append(Kind(name, make))
 

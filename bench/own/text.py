@@ -33,9 +33,9 @@ def rows(columns: dict[str, list[Any]]) -> list[dict[str, Any]]:
 
 
 def read(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """What pandas read, with None where there is no value."""
-    told = frame.drop(columns="path").astype(object)
-    return [{str(k): v for k, v in row.items()} for row in told.where(told.notna(), None).to_dict("records")]
+    """The rows that pandas read, with None where there is no value."""
+    plain = frame.drop(columns="path").astype(object)
+    return [{str(k): v for k, v in row.items()} for row in plain.where(plain.notna(), None).to_dict("records")]
 
 
 @kind(KINDS)
@@ -53,7 +53,7 @@ def csv_pandas_with_its_index(folder: Path) -> Made:
 
 
 @kind(KINDS)
-def csv_text_that_looks_like_numbers(folder: Path) -> Made:
+def csv_text_that_resembles_numbers(folder: Path) -> Made:
     columns = table(folder, version=["1.10", "1234e56", "77e1", "True", "n-a"], code=["1", "2.50", "x", "-0", "+5"])
     pd.DataFrame(columns).to_csv(folder / "t.csv", index=False)
     return Made(folder / "t.csv", read(pd.read_csv(folder / "t.csv", dtype={"version": str, "code": str})))
@@ -90,7 +90,7 @@ def csv_whole_numbers_and_a_fraction(folder: Path) -> Made:
 
 
 @kind(KINDS)
-def csv_classes_that_look_like_numbers(folder: Path) -> Made:
+def csv_classes_that_resemble_numbers(folder: Path) -> Made:
     columns = table(folder, label=["1.10", "1.1", "x", "1.10"])
     pd.DataFrame(columns).to_csv(folder / "t.csv", index=False)
     frame = pd.read_csv(folder / "t.csv", dtype={"label": "category"})
@@ -221,7 +221,7 @@ def json_lines(folder: Path, columns: dict[str, list[Any]], mark: str = "") -> P
 
 
 def loaded(path: Path) -> list[dict[str, Any]]:
-    """What Python's json reads, without the paths."""
+    """The rows that Python's json reads, without the paths."""
     found = [json.loads(line) for line in path.read_text(encoding="utf-8-sig").splitlines()]
     return [{k: v for k, v in row.items() if k != "path"} for row in found]
 

@@ -46,8 +46,8 @@ OURS: dict[str, dict[str, Any]] = {  # name: options of p_bowstring
     "bowstring-x2": {"streams": 2},
 }
 PEERS = "bowstring,bowstring-x2,lance-take,mosaicml-tuned,torch-s3-concurrent-64,webdataset-8w"
-LINK = ("bw", "window", "jitter", "slowstart")  # run.py's flags of the proxy beside the round trip
-WARM_EPOCHS, WARM = 10, 0.97  # so many epochs take at least this share of what as many before took
+LINK = ("bw", "window", "jitter", "slowstart")  # run.py's flags of the proxy besides the round trip
+WARM_EPOCHS, WARM = 10, 0.97  # this number of epochs takes at least this share of the time of as many before
 
 
 def kit() -> Any:
@@ -133,7 +133,7 @@ def measure_ours(argv: list[str], binary: Path, node: Cassandra, before: str) ->
 
 @contextlib.contextmanager
 def proxy(args: argparse.Namespace, target: int, seen: dict[str, int]) -> Iterator[tuple[int, int]]:
-    """The kit's proxy with the kit's options: its port and process id. What it has `seen` is known at its end.
+    """The kit's proxy with the kit's options: its port and process id. The counters in `seen` are known at its end.
 
     A driver takes a node's address from the node, but the port, in version 4 of the protocol, from its own
     configuration. So a proxy on another port of the same address gets all connections.
@@ -156,7 +156,7 @@ def proxy(args: argparse.Namespace, target: int, seen: dict[str, int]) -> Iterat
 
 
 def warm(binary: Path, node: Cassandra) -> None:
-    """Read the dataset until the JVM has compiled what reads it: its processor time for an epoch stands still."""
+    """Read the dataset until the JVM has compiled what reads it: its CPU time for an epoch no longer falls."""
     took: list[float] = []
     with Server(binary, node.uri("peers"), "--window-memory=128MiB") as server:  # all of an epoch is read
         while len(took) < 2 * WARM_EPOCHS or median(took[-WARM_EPOCHS:]) < WARM * median(
@@ -165,7 +165,7 @@ def warm(binary: Path, node: Cassandra) -> None:
             before = cpu_seconds(node.pid)
             rate = read_epoch(server.url, seed=2, epoch=len(took))
             took.append(cpu_seconds(node.pid) - before)
-            print(f"warm: {rate:.0f} MB/s, {took[-1]:.2f} s of Cassandra's processor time", file=sys.stderr, flush=True)
+            print(f"warm: {rate:.0f} MB/s, {took[-1]:.2f} CPU s of Cassandra", file=sys.stderr, flush=True)
 
 
 def read_epoch(url: str, seed: int, epoch: int = 0) -> float:
@@ -221,10 +221,10 @@ def table(args: argparse.Namespace, rest: list[str]) -> None:
                 got = line.get("error") or f"{line['MBps']} MB/s, first batch {line['time_to_first_batch_s']} s"
                 print(f"[{round_}] {peer} {rtt} ms: {got} (busy before: {busy:.2f})", file=sys.stderr, flush=True)
     tables.render([args.out])
-    beside(args.out)
+    against_others(args.out)
 
 
-def beside(out: Path) -> None:
+def against_others(out: Path) -> None:
     """Print by how much Bowstring is faster than each peer, and how long its consumer waited after the first batch."""
     groups: dict[tuple[str, float], dict[str, list[dict[str, Any]]]] = {}
     for line in map(json.loads, out.read_text().splitlines()):

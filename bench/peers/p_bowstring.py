@@ -62,7 +62,7 @@ def stream(e: int, worker: int) -> Iterator[Batch]:
     ids, labels, segments = [], [], []
     for chunk in client.do_get(fl.Ticket(json.dumps(ticket).encode())):
         batch = chunk.data
-        # A batch comes in parts of bounded size; the consumer gets it whole, each part where it lies.
+        # A batch comes in parts of bounded size; the consumer gets it whole, without a copy of its parts.
         ids.append(fixed(batch.column("id"), np.dtype("<u8"), 2)[:, 0])
         labels.append(fixed(batch.column("label"), np.dtype("<i8"), 1)[:, 0])
         segments += arrow_segments(batch.column("image"))

@@ -5,7 +5,7 @@
 //
 // For each file it prints a JSON line: dims, what was drawn, or the error. With -out
 // the results' bytes go to FOLDER/0, FOLDER/1 and so on. With -seconds it runs them
-// again and again, and prints files for each second of processor time.
+// again and again, and prints files for each CPU second.
 package main
 
 import (
@@ -147,7 +147,7 @@ func measure(p program.Program, files [][]byte) error {
 	return json.NewEncoder(os.Stdout).Encode(map[string]any{"per_cpu_second": best, "engine": audio.Engine()})
 }
 
-// used is the processor time of this process.
+// used is the CPU time of this process.
 func used() time.Duration {
 	var u syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {

@@ -1,4 +1,4 @@
-"""What the examples beside this have in common: arguments, samples, a model, and a record of what was trained on."""
+"""Parts that the examples in this folder share: arguments, samples, a model, and a record of what was trained on."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def arguments(about: str | None) -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--batch", type=int, default=64, help="samples of a step, all ranks together")
     parser.add_argument("--workers", type=int, default=2, help="of each rank's loader")
-    parser.add_argument("--stop", type=int, default=-1, help="end after so many steps, as a job does whose time is up")
+    parser.add_argument("--stop", type=int, default=-1, help="end after N steps, as a job does whose time is up")
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
     return args

@@ -20,7 +20,7 @@ from training import Classifier, Record, arguments, photographs
 
 
 def flipped(batch: dict[str, Any]) -> dict[str, Any]:
-    """What Grain's worker processes do."""
+    """The work of Grain's worker processes."""
     return {**batch, "image": np.ascontiguousarray(batch["image"][:, :, ::-1])}
 
 

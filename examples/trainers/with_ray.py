@@ -17,7 +17,7 @@ RANKS = 2
 
 
 def train(given: dict[str, Any]) -> None:
-    """What a worker does."""
+    """The work of one worker."""
     import ray.train.torch
     import torch
     from torch.utils.data import DataLoader

@@ -24,7 +24,7 @@ from training import Classifier, Record, arguments, samples
 
 
 class Job(Stateful):
-    """What a checkpoint has."""
+    """The state in a checkpoint."""
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, dataset: BowstringDataset) -> None:
         self.model, self.optimizer, self.dataset = model, optimizer, dataset

@@ -55,7 +55,7 @@ class FromHere(TrainerCallback):
 
 
 class Stop(TrainerCallback):
-    """Saves a checkpoint after so many steps, and ends."""
+    """Saves a checkpoint after a number of steps, and ends."""
 
     def __init__(self, steps: int) -> None:
         self.steps = steps

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 VERSION = 2
-# Fields of a request that do not decide which samples a step holds: how they are served, and to which reader. All others
-# do, also those of a later server.
+# Fields of a request that do not decide which samples a step holds: how they are served, and to which reader. Any other
+# field does, also one of a later server.
 WITHOUT_PART = frozenset(
     [
         "columns",

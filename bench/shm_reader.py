@@ -1,8 +1,8 @@
 """A client process on the server's node: reads epochs, by the package or by pyarrow alone.
 
-    python bench/samenode_reader.py package|references|pyarrow sum|none URL TICKET_IN_HEX PASSES
+    python bench/shm_reader.py package|references|pyarrow sum|none URL TICKET_IN_HEX PASSES
 
-Reads once to warm up, prints `ready`, reads PASSES times when told `go`, and prints one JSON object. With
+Reads once to warm up, prints `ready`, reads PASSES times after the line `go`, and prints one JSON object. With
 `sum` each byte of the blobs is touched.
 """
 
@@ -30,7 +30,7 @@ def by_package(client: Any, ticket: bytes, references: bool = False) -> Iterator
 
 
 def by_references(client: Any, ticket: bytes) -> Iterator[tuple[pa.RecordBatch, str]]:
-    """By the package, where they lie in the server's files."""
+    """By the package, in place in the server's files."""
     return by_package(client, ticket, references=True)
 
 

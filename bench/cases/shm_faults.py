@@ -1,4 +1,4 @@
-"""samenode_faults: clients and servers that are killed while they share memory. Nothing is wrong, nothing is left."""
+"""shm_faults: clients and servers that are killed while they share memory. Nothing is wrong, nothing is left."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Reader:
 
 @dataclasses.dataclass
 class Found:
-    """What has become of it."""
+    """Its state now."""
 
     wrong: int = 0
     leaked: int = 0
@@ -132,7 +132,7 @@ def kill(context: Context, side: str) -> Found:
                 found.held_after = max(found.held_after, held_after(server))
             found.leaked += held(server)
             found.evictions += server.fetched().get("spill", {}).get("evicted", 0)
-            emit(case="samenode_faults", side=side, clients=CLIENTS, **dataclasses.asdict(found))
+            emit(case="shm_faults", side=side, clients=CLIENTS, **dataclasses.asdict(found))
         server.start()
         port = server.port
         reader = Reader(server.url, 1, want, side)
@@ -147,15 +147,15 @@ def kill(context: Context, side: str) -> Found:
         found.leaked += held(server)
         server.stop()
     found.leaked += sum(f.stat().st_size for f in Path("/dev/shm").glob("bowstring*"))  # noqa: S108
-    emit(case="samenode_faults", side=side, servers=SERVERS, **dataclasses.asdict(found))
+    emit(case="shm_faults", side=side, servers=SERVERS, **dataclasses.asdict(found))
     return found
 
 
 def run(context: Context) -> Result:
-    """Both ways: copies in rings, and blobs that are read where they lie in files which the spill evicts from."""
+    """Both ways: copies in rings, and blobs that are read in place, in files which the spill evicts from."""
     ring, refs = (kill(context, side) for side in SIDES)
     return Result(
-        "samenode_faults",
+        "shm_faults",
         [
             Figure("wrong", ring.wrong, at_most=0),
             Figure("leaked_bytes", ring.leaked, at_most=0),

@@ -1,4 +1,4 @@
-"""doors: how many wrong ways in, and to what the rules hide, are tried; what comes by them; how many can be told."""
+"""access: wrong ways to log in and to hidden data: ways tried, bytes that came, ways that reveal something."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def run(context: Context) -> Result:
         capture_output=True,
         text=True,
     )
-    told = [pattern.search(done.stdout) for pattern in (TO_HIDDEN, IN, FLOOD)]
-    if done.returncode or None in told:
-        message = f"the tests failed, or told nothing: {done.stdout[-2000:]}{done.stderr[-2000:]}"
+    logged = [pattern.search(done.stdout) for pattern in (TO_HIDDEN, IN, FLOOD)]
+    if done.returncode or None in logged:
+        message = f"the tests failed, or logged no figures: {done.stdout[-2000:]}{done.stderr[-2000:]}"
         raise RuntimeError(message)
-    hidden, inward, flood = ([float(n) for n in found.groups()] for found in told if found)
+    hidden, inward, flood = ([float(n) for n in found.groups()] for found in logged if found)
     return Result(
-        "doors",
+        "access",
         [
             Figure("ways", hidden[0] + inward[0] + 1, at_least=60),
             Figure("bytes_out", hidden[1] + inward[1] + flood[1], at_most=0),

@@ -1,4 +1,4 @@
-"""samenode: clients on the server's node that share its memory, beside a C++ server with ready batches over TCP."""
+"""shm: clients on the server's node that share its memory, beside a C++ server with ready batches over TCP."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from samples import COUNT, SIZE
 from .loopback import BATCH, stored, ticket
 
 PASSES = 3
-READER = Path(__file__).parent.parent / "samenode_reader.py"
+READER = Path(__file__).parent.parent / "shm_reader.py"
 
 
 def read(who: str, touch: str, url: str, clients: int, pid: int) -> dict[str, float]:
@@ -81,7 +81,7 @@ def run(context: Context) -> Result:
                     if round_ < 0:
                         continue
                     for who, figures in got.items():
-                        emit(case="samenode", side=who, clients=clients, touch=touch, **figures)
+                        emit(case="shm", side=who, clients=clients, touch=touch, **figures)
                     found.append(got["package"]["gb_per_s"] / got["pyarrow"]["gb_per_s"])
                     refs[clients, touch].append(got["references"]["gb_per_s"] / got["pyarrow"]["gb_per_s"])
                     both = {w: g["server_cpu_s_per_gb"] + g["client_cpu_s_per_gb"] for w, g in got.items()}
@@ -90,7 +90,7 @@ def run(context: Context) -> Result:
         peer.terminate()
         peer.wait()
     return Result(
-        "samenode",
+        "shm",
         [
             Figure("ratio_1", median(ratios[1, "sum"]), at_least=3),
             Figure("ratio_2", median(ratios[2, "sum"]), at_least=2.5),
