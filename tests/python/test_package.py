@@ -24,7 +24,7 @@ from packaging.utils import canonicalize_name
 
 SOURCE = ROOT / "python" / "src" / "bowstring"
 README = ROOT / "python" / "README.md"
-HEAVY = ["torch", "grain", "torchvision", "ray", "polars", "pandas", "PIL", "IPython", "tqdm"]
+HEAVY = ["torch", "grain", "torchvision", "ray", "polars", "pandas", "PIL", "IPython", "sqlglot", "tqdm"]
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,8 @@ def test_what_it_says_of_itself(wheel: zipfile.ZipFile) -> None:
     assert about["Version"] == bowstring.__version__
     assert about["Requires-Python"] == ">=3.10"
     assert about["License-Expression"] == "Apache-2.0"
-    assert set(about.get_all("Provides-Extra", [])) == {"torch", "grain", "ray", "polars", "notebook", "dali", "tokens"}
+    extras = {"torch", "grain", "ray", "polars", "notebook", "dali", "sql", "tokens"}
+    assert set(about.get_all("Provides-Extra", [])) == extras
     needed = about.get_all("Requires-Dist", [])
     assert {re.split(r"[<>=\[; ]", n)[0] for n in needed if "extra ==" not in n} == {
         "hpack",

@@ -42,7 +42,7 @@ _KEYWORDS = frozenset(
         "duration",
     ]
 )
-_OPPOSITE = {"==": "!=", "!=": "==", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}
+OPPOSITE = {"==": "!=", "!=": "==", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}
 MIRRORED = {"==": "==", "!=": "!=", "<": ">", ">": "<", "<=": ">=", ">=": "<="}  # 3 < x is x > 3
 STRING_TESTS = ("contains", "startsWith", "endsWith")
 
@@ -133,7 +133,7 @@ class Column:
         name = self.field.name
         if _IDENTIFIER.fullmatch(name) and name not in _KEYWORDS:
             return str(name)
-        return f"$env[{_quoted(name)}]"
+        return f"$env[{quoted(name)}]"
 
     @property
     def kind(self) -> str:
@@ -208,7 +208,7 @@ def compare(column: Column, op: str, value: Value, *, nan_is_greatest: bool) -> 
         case "str", str():
             return UNKNOWN if (text := _string(value)) is None else _by_opposite(name, op, text)
         case "time", Instant():
-            return UNKNOWN if (text := _date(value)) is None else _by_opposite(name, op, text)
+            return UNKNOWN if (text := date(value)) is None else _by_opposite(name, op, text)
     return UNKNOWN
 
 
@@ -287,7 +287,7 @@ def string_test(column: Column, test: str, value: Value) -> Condition:
 
 def _by_opposite(left: str, op: str, right: str) -> Condition:
     """A comparison that is neither true nor false only for nulls."""
-    return exactly(f"{left} {op} {right}", f"{left} {_OPPOSITE[op]} {right}")
+    return exactly(f"{left} {op} {right}", f"{left} {OPPOSITE[op]} {right}")
 
 
 def _compare_float(column: Column, op: str, value: float, nan_is_greatest: bool) -> Condition:
@@ -307,7 +307,7 @@ def _compare_float(column: Column, op: str, value: float, nan_is_greatest: bool)
         text = f"{name} {op} {number!r}"
         return f"{text} or {name} != {name}" if op[0] == ">" else text
 
-    return exactly(with_nan(op), with_nan(_OPPOSITE[op]))
+    return exactly(with_nan(op), with_nan(OPPOSITE[op]))
 
 
 def _holds(dtype: pa.DataType, number: float) -> bool:
@@ -319,7 +319,8 @@ def _holds(dtype: pa.DataType, number: float) -> bool:
         return False
 
 
-def _quoted(text: str) -> str:
+def quoted(text: str) -> str:
+    """A text as a literal of an expression."""
     return json.dumps(text, ensure_ascii=False)
 
 
@@ -328,10 +329,11 @@ def _string(value: str) -> str | None:
         value.encode()
     except UnicodeEncodeError:
         return None
-    return _quoted(value)
+    return quoted(value)
 
 
-def _date(value: Instant) -> str | None:
+def date(value: Instant) -> str | None:
+    """An instant as a literal of an expression; None outside the years 1 to 9999."""
     seconds, ns = divmod(value.ns, 1_000_000_000)
     days, seconds = divmod(seconds, 86_400)
     if not -719_162 <= days <= 2_932_896:  # the years 1 to 9999

@@ -67,15 +67,33 @@ class Dataset(Items):
 
     # --- narrowing and ordering -------------------------------------------
 
-    def where(self, expression: str) -> Dataset:
-        """The rows that meet an expression over metadata columns, such as `label < 10 and width >= 400`.
+    def where(self, expression: str | None = None, *, sql: str | None = None) -> Dataset:
+        """The rows that meet a condition over metadata columns.
 
-        Several of them all have to hold. The server evaluates it at once: a mistake in it raises an error here, with
-        its place.
-        Rows are chosen before they are shuffled, wherever `shuffle` stands: the order depends on how many there are.
+        ```python
+        photos.where("label < 10 and width >= 400")
+        photos.where(sql="label = 'cat' AND width >= 400 AND caption LIKE '%dog%'")
+        ```
+
+        Several conditions all have to hold. The server evaluates them at once, and an error has the place of the
+        mistake. Rows are chosen before they are shuffled, wherever `shuffle` stands: the order depends on the number
+        of rows.
+
+        Args:
+            expression: A condition in the server's [language](../where.md), in which a test of a null is false.
+            sql: A condition as SQL has it after WHERE, in which a test of a null is null. It needs the extra `[sql]`.
         """
-        if not isinstance(expression, str):
-            raise TypeError(f"expression: got {type(expression).__name__}, want str, such as 'width >= 400'")
+        for name, text in {"expression": expression, "sql": sql}.items():
+            if text is not None and not isinstance(text, str):
+                raise TypeError(f"{name}: got {type(text).__name__}, want str, such as 'width >= 400'")
+        if sql is not None:
+            from bowstring import _sql
+
+            columns = self._client.schema({"dataset": self._name, "snapshot": self._snapshot})
+            narrowed = self if expression is None else self.where(expression)
+            return narrowed.where(_sql.expression(sql, columns))
+        if expression is None:
+            raise TypeError("where: want an expression, or sql='…'")
         narrowed = self._but(_where=(*self._where, expression), _schema=self._schema)
         if not self._where:
             _ = narrowed.num_rows
@@ -84,11 +102,11 @@ class Dataset(Items):
             self._but(_where=(expression,)).plan()
         return narrowed
 
-    def filter(self, expression: str) -> Dataset:
+    def filter(self, expression: str | None = None, *, sql: str | None = None) -> Dataset:
         """[where][bowstring.Dataset.where] by another name."""
         if callable(expression):
             raise TypeError("expression: got a function, want str, such as 'width >= 400': the server evaluates it")
-        return self.where(expression)
+        return self.where(expression, sql=sql)
 
     def select(self, rows: Any, *names: str) -> Dataset:
         """The rows that are in a set; or, by names, [columns][bowstring.Dataset.columns].

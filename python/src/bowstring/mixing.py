@@ -170,11 +170,10 @@ class Mixture(Dataset):
             raise InvalidRequest('place: got a mixture, want "server": what operators draw depends on the source')
         return super()._with_options(**options)
 
-    def where(self, expression: str) -> NoReturn:
+    def where(self, expression: str | None = None, *, sql: str | None = None) -> NoReturn:
         """Rows are narrowed in the sources."""
-        raise InvalidRequest(
-            f"where: got {shown(expression)} for a mixture, want it in its sources, before they are mixed"
-        )
+        given = shown(sql if expression is None else expression)
+        raise InvalidRequest(f"where: got {given} for a mixture, want it in its sources, before they are mixed")
 
     def select(self, rows: Any, *names: str) -> NoReturn:  # noqa: ARG002 - as a Dataset has it
         """Rows are narrowed in the sources."""
