@@ -1,7 +1,7 @@
 // Package spill is the node's cache of blobs on its disk, between the store and the streams.
 //
 // A [Policy] decides what the cache keeps. The standard one, [NextUse], evicts the blob whose next use is last. A
-// [Future] knows the running jobs, and each job's order has an inverse that tells when it uses any sample next. The
+// [Future] knows the running jobs, and each job's order has an inverse that returns when it uses any sample next. The
 // other policies exist for comparison, in package replay.
 //
 // The package knows blobs and jobs only in the abstract. Its caller decides what an order is, and where blobs come

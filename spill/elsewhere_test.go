@@ -30,7 +30,7 @@ func handOut(t *testing.T, b *schema.Blob) (f *os.File, e schema.Extent) {
 	t.Helper()
 	e, ok := b.Extent()
 	if !ok || e.Limit < e.Offset+e.Length {
-		t.Fatalf("a blob lies in %+v, %t", e, ok)
+		t.Fatalf("a blob is at %+v, %t", e, ok)
 	}
 	f, err := os.Open(fmt.Sprintf("/proc/self/fd/%d", e.File.Fd()))
 	if err != nil {
@@ -106,7 +106,7 @@ func TestElsewhere(t *testing.T) {
 	c = openCache(t, opts)
 	b, ok = c.Get(ref, Place{Position: 1})
 	if !ok {
-		t.Fatal("what lies there is lost")
+		t.Fatal("its content is lost")
 	}
 	if at, ok := b.Extent(); !ok || at.Limit != 0 {
 		t.Errorf("it may be handed out again: %+v", at)
@@ -131,7 +131,7 @@ func TestElsewhere(t *testing.T) {
 	openCache(t, opts) // finds no process, and releases the space
 	got := make([]byte, 4096)
 	if _, err := seen.ReadAt(got, (e.Offset+e.Length/2)&^4095); err != nil || !bytes.Equal(got, make([]byte, 4096)) {
-		t.Errorf("nobody has the file, and its space was not given back: %v", err)
+		t.Errorf("no process has the file, and its space was not released: %v", err)
 	}
 }
 
@@ -155,7 +155,7 @@ func TestElsewhereEnds(t *testing.T) {
 	_ = f.Close()
 	<-c.elsewhere.over
 	if b, ok = c.Get(ref, Place{Position: 1}); !ok {
-		t.Fatal("what lies there is lost")
+		t.Fatal("its content is lost")
 	}
 	again, _ := handOut(t, &b)
 	_ = again.Close()
@@ -165,10 +165,10 @@ func TestElsewhereEnds(t *testing.T) {
 	pins := s.pins.Load()
 	c.mu.Unlock()
 	if pins != 0 {
-		t.Errorf("it has %d pins when nobody reads it", pins)
+		t.Errorf("it has %d pins without readers", pins)
 	}
 	if n := c.Stats().ElsewhereBytes; n != 0 {
-		t.Errorf("%d bytes are said to be kept by others when all have let go", n)
+		t.Errorf("%d bytes are reported as in use after all were released", n)
 	}
 }
 

@@ -12,7 +12,7 @@ func requireExtent(t *testing.T, b *schema.Blob) {
 	t.Helper()
 	e, ok := b.Extent()
 	if !ok || e.Length != int64(len(b.Bytes())) {
-		t.Fatalf("a blob of %d bytes lies in %+v, %t", len(b.Bytes()), e, ok)
+		t.Fatalf("a blob of %d bytes is at %+v, %t", len(b.Bytes()), e, ok)
 	}
 	got := make([]byte, e.Length)
 	if _, err := e.File.ReadAt(got, e.Offset); err != nil || !bytes.Equal(got, b.Bytes()) {

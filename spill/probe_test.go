@@ -44,7 +44,7 @@ func TestProbe(t *testing.T) {
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := c.Probe(ended, 16<<20); !errors.Is(err, context.Canceled) {
-		t.Errorf("a probe that was given up: %v", err)
+		t.Errorf("a probe that was cancelled: %v", err)
 	}
 	c.Resize(MinBytes)
 	if c.space.left() >= probePiece {

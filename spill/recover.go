@@ -256,7 +256,7 @@ func (c *Cache) attach(sizes map[uint32]int64, next *uint32, clean bool) (err er
 	sp.set = segment.NewSet(c.path(blobsDir), segment.Options{
 		MaxBytes: c.opts.SegmentBytes, Direct: true, KeepFree: c.opts.KeepFree, Free: c.opts.free, Fault: c.opts.fault,
 		Model: c.opts.Model, NoSync: true,
-		Ahead: min(segment.Blocks(c.opts.Bytes/256), 16<<20), Grow: sp.grow,
+		AllocateBytes: min(segment.Blocks(c.opts.Bytes/256), 16<<20), Grow: sp.grow,
 		NewID: func() (uint32, error) { // not called concurrently
 			if *next == noSegment {
 				return 0, fmt.Errorf("%w: segment numbers", schema.ErrLimit)

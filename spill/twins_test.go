@@ -48,7 +48,7 @@ func checkKept(t *testing.T, c *Cache, refs []schema.BlobRef, data [][]byte, wan
 
 // Blobs are distinguished by their whole keys, even if the hashes of their keys, their sizes and their checksums are
 // equal: when they are written, removed in any order, and found again by the next process.
-func TestTwinsAreToldApart(t *testing.T) {
+func TestTwinsAreDistinguished(t *testing.T) {
 	r := testRand(t)
 	opts := testOptions(t.TempDir())
 	c := openCache(t, opts)

@@ -18,7 +18,7 @@ func TestOfCache(t *testing.T) {
 		samples         = 600 // 60 MB
 		least, most     = 20 << 20, 56 << 20
 		keep, aside     = 8 << 20, 2 << 20 // aside is the reserve
-		ample, dear     = 0, disk - keep - 48<<20
+		ample, scarce   = 0, disk - keep - 48<<20
 		period          = 10 * time.Second
 		waited, streams = 3 * time.Second, 1
 	)
@@ -104,7 +104,7 @@ func TestOfCache(t *testing.T) {
 		t.Errorf("with room: %+v", d)
 	}
 
-	others = dear // which leaves 48 MiB to the cache, of which some is set aside
+	others = scarce // it leaves 48 MiB for the cache, including the reserve
 	if d := step(); d.Rule != "disk" || d.ToBytes > 48<<20-aside {
 		t.Errorf("with the disk short: %+v", d)
 	}

@@ -28,7 +28,7 @@
 // conditions the budget settles.
 //
 // The forecast is a scaled-down trace of what the running jobs will use. It has some thousand positions drawn at
-// random, the same for all jobs on a dataset. The plans tell which job uses them when, in the current epoch, the one
+// random, the same for all jobs on a dataset. The plans determine which job uses them when, in the current epoch, the one
 // before, and the next ones as far as they are known. So jobs with one seed, with overlapping selections, or about to
 // end are counted correctly. A dataset gets positions in proportion to its bytes, so each represents as many bytes.
 // The trace is replayed with the optimum ([replay.Trace.OptimumFrom]), which takes a hundredth of the time of a
@@ -171,7 +171,7 @@ const (
 	memoryScant = 0.10  // share of available memory below which the budget does not grow
 	memoryShort = 0.05  // and below which it shrinks
 	pause       = 6     // periods without growth after shrinking
-	lookBack    = 2     // periods over which consumers are observed
+	demandSpan  = 2     // periods over which consumers are observed
 	maxChanges  = 32    // decisions that are stored
 )
 
@@ -428,7 +428,7 @@ func (s *Scaler) falls(now time.Time, space int64) int64 {
 // observe fills in what consumers did in the last periods; false before the first period is over.
 func (s *Scaler) observe(now time.Time, in *Inputs) bool {
 	s.demand = append(s.demand, observation[spill.Demand]{now, s.opts.Demand()})
-	s.demand = slices.Delete(s.demand, 0, max(len(s.demand)-lookBack-1, 0))
+	s.demand = slices.Delete(s.demand, 0, max(len(s.demand)-demandSpan-1, 0))
 	first, last := s.demand[0], s.demand[len(s.demand)-1]
 	seconds := last.at.Sub(first.at).Seconds()
 	if seconds <= 0 {

@@ -120,10 +120,10 @@ func TestRules(t *testing.T) {
 		"disk without room": {func(_ *testing.T, w *world) {
 			w.free = keepFree + 2*reserve
 		}, "hold", 0, "too little for more"},
-		"nobody streams": {func(_ *testing.T, w *world) {
+		"no streams": {func(_ *testing.T, w *world) {
 			w.demand = w.scaler.demand[0].value
 		}, "hold", 0, "no consumer streams"},
-		"nobody waits": {func(_ *testing.T, w *world) {
+		"no waits": {func(_ *testing.T, w *world) {
 			w.demand.Waited = w.demand.Streamed / 25
 		}, "hold", 0, "they would be no faster"},
 		"the disk is waited": {func(_ *testing.T, w *world) {
@@ -135,7 +135,7 @@ func TestRules(t *testing.T) {
 		"not used up": {func(_ *testing.T, w *world) {
 			w.stats.HeldBytes = 6 * gib
 		}, "hold", 0, "not used up: 6.0 GiB of 8.0 GiB"},
-		"shrunk of late": {func(_ *testing.T, w *world) {
+		"shrunk recently": {func(_ *testing.T, w *world) {
 			w.scaler.shrunk = w.now.Add(-49 * time.Second)
 		}, "hold", 0, "had to shrink 49s ago"},
 		"shrunk long ago": {func(_ *testing.T, w *world) {

@@ -89,7 +89,7 @@ func testDirect(t *testing.T, waiting bool) {
 				want[loc] = data
 				mu.Unlock()
 				if len(data) >= directMin && (loc.Offset-HeaderSize)%Block != 0 {
-					t.Errorf("a record of %d bytes lies at %d, within a block", len(data), loc.Offset)
+					t.Errorf("a record of %d bytes is at %d, inside a block", len(data), loc.Offset)
 				}
 				check(r)
 			}
@@ -137,7 +137,7 @@ func testDirect(t *testing.T, waiting bool) {
 				found++
 				if data, ok := want[Location{g.ID(), rec.Offset, rec.Length}]; !ok ||
 					schema.RefOf(data).Key != rec.Key {
-					t.Errorf("the scan found a record at %d of segment %d that nobody wrote", rec.Offset, g.ID())
+					t.Errorf("the scan found a record at %d of segment %d that was not written", rec.Offset, g.ID())
 				}
 			}
 		}

@@ -55,7 +55,7 @@ func TestRetireUnderPins(t *testing.T) {
 	a.Release()
 	a.Release() // does nothing
 	if !bytes.Equal(b.Bytes(), data) || mappings(t, dir) != 1 {
-		t.Error("the segment was let go before its last pin")
+		t.Error("the segment was unmapped before its last unpin")
 	}
 	b.Release()
 	if n := mappings(t, dir); n != 0 {

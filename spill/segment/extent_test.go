@@ -16,7 +16,7 @@ func requireExtent(t *testing.T, b schema.Blob, want []byte) {
 	t.Helper()
 	e, ok := b.Extent()
 	if !ok || e.Length != int64(len(want)) {
-		t.Fatalf("a blob of %d bytes lies in %+v, %t", len(want), e, ok)
+		t.Fatalf("a blob of %d bytes is at %+v, %t", len(want), e, ok)
 	}
 	got := make([]byte, e.Length)
 	if _, err := e.File.ReadAt(got, e.Offset); err != nil || !bytes.Equal(got, want) {
@@ -39,7 +39,7 @@ func TestExtent(t *testing.T) {
 					t.Fatal(err)
 				}
 				if e, _ := b.Extent(); e.Offset != loc.Offset {
-					t.Errorf("%+v is said to lie in %+v", loc, e)
+					t.Errorf("%+v has the extent %+v", loc, e)
 				}
 				requireExtent(t, b, data)
 				held, contents = append(held, b), append(contents, data)
@@ -103,7 +103,7 @@ func TestRetiredSegmentsTakeNoSpace(t *testing.T) {
 			}
 			e, ok := b.Extent()
 			if !ok {
-				t.Fatal("the blob lies in no file")
+				t.Fatal("the blob has no extent")
 			}
 			theirs, err := os.Open(fmt.Sprintf("/proc/self/fd/%d", e.File.Fd()))
 			if err != nil {

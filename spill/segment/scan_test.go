@@ -61,7 +61,7 @@ func TestScan(t *testing.T) {
 				t.Errorf("record %d is %+v, want %+v", i, rec, ref)
 			}
 			if !bytes.Equal(b[rec.Offset:rec.Offset+rec.Length], payloads[i]) {
-				t.Errorf("record %d does not lie at %d", i, rec.Offset)
+				t.Errorf("record %d is not at %d", i, rec.Offset)
 			}
 		}
 		tail, _ := scan(t, b, ScanOptions{From: good[3].Offset - HeaderSize, Payloads: verify})

@@ -151,7 +151,7 @@ type Segment struct {
 	// data.
 	mem      []byte
 	capacity int64
-	lent
+	sharing
 	model *Model // instead of file and mem, if not nil
 	refs  atomic.Int64
 	end   atomic.Int64 // end of the data: the limit of every read
@@ -842,10 +842,10 @@ func (a *asyncWriters) close() {
 	a.idle = nil
 }
 
-// lent tracks other processes that read a segment's file. A caller that has an extent may pass the file to other
+// sharing tracks other processes that read a segment's file. A caller that has an extent may pass the file to other
 // processes, as a descriptor with a shared lock (flock). The lock lasts as long as one of them has the file or a
 // mapping of it.
-type lent struct {
+type sharing struct {
 	elsewhere atomic.Bool // an earlier process has passed it on, and another one still has it
 	earlier   bool        // the same, when it was opened
 }

@@ -72,7 +72,7 @@ func TestAppendAndGet(t *testing.T) {
 		data := content(fmt.Sprint(i), n)
 		loc := appendBlob(t, s, data)
 		if loc.Offset%Align != 0 {
-			t.Errorf("a payload lies at offset %d", loc.Offset)
+			t.Errorf("a payload is at offset %d", loc.Offset)
 		}
 		want[loc] = data
 		for loc, data := range want { // the segment is readable as it grows

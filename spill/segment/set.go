@@ -34,8 +34,8 @@ type Options struct {
 	NewID func() (uint32, error)
 	// Free returns the free space of f's file system; nil asks the kernel.
 	Free func(f *os.File) (int64, error)
-	// Ahead is how many bytes are allocated on the disk at once; 16 MiB if 0.
-	Ahead int64
+	// AllocateBytes is how many bytes are allocated on the disk at once; 16 MiB if 0.
+	AllocateBytes int64
 	// NoSync omits the sync of the directory when a segment is created, and leaves writeback to the kernel: for a
 	// caller that need not find the blobs after a crash of the machine.
 	NoSync bool
@@ -102,11 +102,11 @@ func NewSet(dir string, opts Options) *Set {
 	if opts.Free == nil {
 		opts.Free = freeSpace
 	}
-	if opts.Ahead == 0 {
-		opts.Ahead = allocation
+	if opts.AllocateBytes == 0 {
+		opts.AllocateBytes = allocation
 	}
 	s := &Set{dir: dir, opts: opts, io: directIO{buffers: newDirectBuffers()}, alloc: allocator{
-		keep: opts.KeepFree, free: opts.Free, ahead: opts.Ahead, grow: opts.Grow, fault: opts.Fault,
+		keep: opts.KeepFree, free: opts.Free, atOnce: opts.AllocateBytes, grow: opts.Grow, fault: opts.Fault,
 	}}
 	s.table.Store(&map[uint32]*Segment{})
 	return s
@@ -539,8 +539,8 @@ type allocator struct {
 	// keep is the free space that must remain on the file system.
 	keep int64
 	free func(*os.File) (int64, error)
-	// ahead is how much is allocated at once if there is room.
-	ahead int64
+	// atOnce is how many bytes are allocated at once if there is room.
+	atOnce int64
 	// grow, if not nil, is called before space is taken, in whole blocks.
 	grow  func(n int64) bool
 	fault func(op Op, path string) error
@@ -565,13 +565,13 @@ func (a allocator) allocate(f *os.File, have, need, limit int64) (int64, error) 
 		return have, fmt.Errorf("free space of %s: %w", name, err)
 	}
 	if free-(need-have) < a.keep {
-		return have, fmt.Errorf("%w: disk full: %d bytes are free where %s lies, a write needs %d more and %d are "+
+		return have, fmt.Errorf("%w: disk full: %d bytes are free on the disk of %s, a write needs %d more and %d are "+
 			"kept in reserve: %w",
 			schema.ErrLimit, free, name, need-have, a.keep, unix.ENOSPC)
 	}
 	// Ask for a long run; if little is left, only for what is needed.
 	refused := true
-	for _, end := range []int64{min(max(need, have+a.ahead), limit), need} {
+	for _, end := range []int64{min(max(need, have+a.atOnce), limit), need} {
 		if a.grow != nil {
 			end = Blocks(end)
 		}

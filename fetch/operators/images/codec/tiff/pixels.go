@@ -238,8 +238,8 @@ func divided16(px []byte) {
 	}
 }
 
-// small unpacks samples of 1 to 8 bits and multiplies them by scale. Of several samples
-// of 8 bits it takes the first.
+// small unpacks samples of 1 to 8 bits and multiplies them by scale. If a
+// pixel has several samples of 8 bits, it takes the first.
 func small(in []byte, bits, samples int, out []byte, scale int) {
 	if bits == 8 {
 		for i := range out {
