@@ -7,7 +7,9 @@ import (
 	"bowstring/schema"
 )
 
-// newRing makes a ring for a caller, a program of a user at the other end of a socket, within what all may have and what one may.
+// newRing makes a ring for a caller and registers it. uid is the user of the program at
+// the other end of socket c. It returns schema.ErrLimit if the ring would exceed the
+// memory of all clients or of this user.
 func (s *Server) newRing(caller string, uid uint32, c *net.UnixConn) (*Ring, error) {
 	n := s.opts.RingBytes
 	if err := s.reserve(uid, n); err != nil {
@@ -32,18 +34,20 @@ func (s *Server) newRing(caller string, uid uint32, c *net.UnixConn) (*Ring, err
 	return r, nil
 }
 
-// reserve counts a ring of a user, until the kernel has its memory back: see watch.
+// reserve charges n bytes to a user. unreserve returns them when the kernel has freed the
+// memory, not when the ring ends: a client that keeps its mapping would otherwise get a
+// new ring each time, and the server's machine would run out of memory.
 func (s *Server) reserve(uid uint32, n int64) error {
 	s.counting.Lock()
 	defer s.counting.Unlock()
 	var err error
 	if all, own := s.memory.Load(), s.users[uid]; all+n > s.opts.Memory {
 		err = fmt.Errorf("%w: clients on this node have shared memory of %d bytes, that of ended rings included "+
-			"which they have not let go of, and may have %d together",
+			"which they have not released, and may have %d together",
 			schema.ErrLimit, all, s.opts.Memory)
 	} else if own+n > s.opts.UserMemory {
 		err = fmt.Errorf("%w: user %d has shared memory of %d bytes, that of ended rings included which its "+
-			"processes have not let go of, and may have %d", schema.ErrLimit, uid, own, s.opts.UserMemory)
+			"processes have not released, and may have %d", schema.ErrLimit, uid, own, s.opts.UserMemory)
 	}
 	if err != nil {
 		return err
@@ -62,7 +66,8 @@ func (s *Server) unreserve(uid uint32, n int64) {
 	}
 }
 
-// forget ends a ring.
+// forget removes a ring whose connection has ended. Its counters go into those of past
+// rings. Held is not a counter, and is reset.
 func (s *Server) forget(r *Ring) {
 	s.mu.Lock()
 	delete(s.rings, r.id)

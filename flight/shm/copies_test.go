@@ -15,8 +15,9 @@ import (
 	"bowstring/schema"
 )
 
-// copied is a buffer of random pieces, which are blobs that nobody has compared where unchecked says so, and where it
-// goes: memory that ends where the buffer does.
+// copied is a buffer of random pieces and the memory that it is copied to, which ends
+// where the buffer does. With unchecked, the pieces are blobs that have not been
+// verified.
 func copied(r *rand.ChaCha8, unchecked bool, sizes ...int) (b *schema.Buffer, want, memory []byte) {
 	b = &schema.Buffer{}
 	for row, n := range sizes {
@@ -107,7 +108,8 @@ func TestCopiesAreMadeByTwo(t *testing.T) {
 	}
 }
 
-// Of two parts that fail at once, it is the first one's error, and the copies can be used again.
+// If two parts fail at once, the error is that of the first one, and the copies can be
+// used again.
 func TestCopiesFailInOrder(t *testing.T) {
 	twoProcessors(t)
 	lost := errors.New("lost")
@@ -123,7 +125,8 @@ func TestCopiesFailInOrder(t *testing.T) {
 	}
 }
 
-// A panic of either goroutine is the stream's, when nobody writes to the memory any more.
+// A panic of either goroutine becomes the stream's, after both have stopped writing to
+// the memory.
 func TestCopiesPanic(t *testing.T) {
 	twoProcessors(t)
 	for nth := 1; nth <= 2; nth++ {

@@ -1,20 +1,24 @@
-// Package shm shares memory with clients on the server's node, so that the bytes of
+// Package shm shares memory with clients on the server's machine, so that the bytes of
 // blobs need not go through a socket.
 //
-// A client connects to a unix socket. It and the server prove to each other who they are, and it is given a [Ring]: a
-// piece of memory of its own, which it maps and can only read. The socket's end is the ring's end; its memory counts
-// until the kernel has it back, which is when no process has a descriptor or a mapping of it any more. Calls come by
-// Flight as ever and name the ring; the server then puts the large buffers of a record
-// batch into it, one copy, and says in the batch's metadata where they lie. By the socket
-// the client says what it has taken and what it has let go of. A slot is written again
-// only after that.
+// A client connects to a unix socket. It and the server authenticate to each other, and
+// the server hands it a [Ring]: memory for this client alone, which it maps and can only
+// read. The ring ends with the connection. Its memory counts until the kernel has freed
+// it, that is, until no process has a descriptor or a mapping of it.
 //
-// No file of the server's is handed out, and nobody else's memory: a client can
-// reach the bytes that it was sent and no others. With Options.References it is otherwise: a
-// slot may then refer to blobs in files of the server's, which the client is handed for
-// reading. The slot holds them until it is free.
+// Calls come by Flight and name the ring. The server copies the large buffers of a record
+// batch into a slot of the ring, and writes their offsets into the batch's metadata. The
+// client reports by the socket which slots it has taken and which it has released. The
+// server writes a slot again only after its release.
 //
-// Here live the socket, the rings and their bookkeeping, and the [Sideband] of a call, which puts the large buffers of
-// a batch into a ring. A slot's bytes are the server's from Reserve to Sent, and the client's until it lets go; what a
-// slot refers to is pinned as long. Who may read what is the business of package flight.
+// A client can read the bytes that it was sent, and no others: it gets no file of the
+// server and no memory of other clients. Options.References changes this: a slot may
+// refer to blobs in files of the server, which the client gets open for reading. The slot
+// pins these blobs until it is free.
+//
+// This package has the socket, the rings with their accounts, and the [Sideband], which
+// puts the large buffers of one call's batches into a ring. The server may write a slot's
+// bytes from Reserve to Sent; then they are the client's until it releases the slot.
+// Package flight decides which caller may read which data. Begin with [Server], [Ring]
+// and [Sideband.Share].
 package shm

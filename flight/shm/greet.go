@@ -16,35 +16,41 @@ import (
 	"bowstring/schema"
 )
 
-// Both ends of the socket prove that they know a key before memory is shared. The server gives a caller his key by
-// Flight (Server.Key), where each knows the other by certificates and tokens. So a program that has taken the socket's
-// place cannot share memory of its own with the server's clients, and a caller gets rings as himself alone. Two nonces
-// keep a proof from being used again. A program that passes on what both ends say is found out by the client: the kernel
-// tells it (SO_PEERCRED) whose program it talks to, and the server tells it by Flight who that has to be.
+// Both ends of the socket prove that they know a key before memory is shared. The server
+// sends a caller its key by Flight (Server.Key), where TLS and tokens authenticate both.
+// Therefore a program that has replaced the socket cannot share its own memory with the
+// server's clients, and a caller gets rings under its own name only. The two nonces
+// prevent a replay. A program that relays between both ends is detected by the client:
+// the kernel reports which user the program at the other end belongs to (SO_PEERCRED),
+// and the server has announced its own user by Flight.
 
 const (
-	// greetWithin is how long a client may take to prove who it is.
+	// greetWithin bounds the handshake, so that a silent client frees its descriptor
+	// soon.
 	greetWithin = 10 * time.Second
-	// maxGreeted is how many clients of one user may be about to: each takes a descriptor.
+	// maxGreeted bounds the clients of one user in the handshake: each takes a descriptor
+	// of the server.
 	maxGreeted = 128
 	nonceBytes = 16
 )
 
-// Who proves something.
+// The end that a proof belongs to. It is in the proof, so that neither end can return the
+// other's.
 const (
 	serverProves = "server"
 	clientProves = "client"
 )
 
-// hello is what a client says first.
+// hello is the first message of a client.
 type hello struct {
 	Version int `json:"version"`
-	// Caller is who calls, as the server has named him by Flight.
+	// Caller is the principal, as the server has named it by Flight.
 	Caller string `json:"caller"`
 	Nonce  string `json:"nonce"`
 }
 
-// proof is what the server answers, or why there will be no ring. A client that is convinced sends one, too.
+// proof is the server's answer, or the reason for which there will be no ring. The client
+// then sends one, too.
 type proof struct {
 	Version int    `json:"version,omitempty"`
 	Server  string `json:"server,omitempty"`
@@ -53,7 +59,7 @@ type proof struct {
 	Error   string `json:"error,omitempty"`
 }
 
-// ringGiven is what the server says last, with the ring's file beside it.
+// ringGiven is the last message of the handshake. The ring's descriptor comes with it.
 type ringGiven struct {
 	Ring  string `json:"ring,omitempty"`
 	Bytes int64  `json:"bytes,omitempty"`
@@ -61,21 +67,25 @@ type ringGiven struct {
 	Error string `json:"error,omitempty"`
 }
 
-// Key is what a caller and this server know each other by at the socket. Only he may learn it.
+// Key returns the key that authenticates a caller and this server to each other at the
+// socket. Package flight sends it to that caller only. It is an HMAC of a secret of the
+// process, so that the server stores no keys.
 func (s *Server) Key(caller string) []byte {
 	h := hmac.New(sha256.New, s.secret[:])
 	h.Write([]byte(caller))
 	return h.Sum(nil)
 }
 
-// proofOf shows that one end knows a key, for the nonces of this connection.
+// proofOf returns an HMAC over both nonces of a connection, which only a holder of the
+// key can make. Version is part of it: neither end can be talked into another version.
 func proofOf(key []byte, whose, ofClient, ofServer string) string {
 	h := hmac.New(sha256.New, key)
 	_, _ = fmt.Fprintf(h, "bowstring shm %d %s %s %s", Version, whose, ofClient, ofServer)
 	return hex.EncodeToString(h.Sum(nil))
 }
 
-// beginGreeting counts a client in that is to prove who it is; false if its user has too many such.
+// beginGreeting counts a client that begins the handshake. It returns false if its user
+// has maxGreeted of them.
 func (s *Server) beginGreeting(uid uint32) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -95,7 +105,10 @@ func (s *Server) endGreeting(uid uint32) {
 	}
 }
 
-// greet proves to a client that this is the server, and returns who the client has proved to be and its user.
+// greet runs the handshake. It returns the authenticated caller and the user of its
+// program. The server proves its identity first: a client gives no proof to a program
+// that has replaced the socket. If the client's proof is wrong, the connection ends
+// without an answer: a reason would only help a guesser.
 func (s *Server) greet(c *net.UnixConn) (caller string, uid uint32, err error) {
 	uid, err = userOf(c)
 	if err != nil {
@@ -111,7 +124,7 @@ func (s *Server) greet(c *net.UnixConn) (caller string, uid uint32, err error) {
 		return "", uid, err
 	}
 	refuse := func(err error) (string, uint32, error) {
-		_ = tell(c, proof{Version: Version, Server: s.name, Error: err.Error()}, nil)
+		_ = send(c, proof{Version: Version, Server: s.name, Error: err.Error()}, nil)
 		return "", uid, err
 	}
 	if len(s.opts.UIDs) > 0 && !slices.Contains(s.opts.UIDs, uid) {
@@ -122,7 +135,7 @@ func (s *Server) greet(c *net.UnixConn) (caller string, uid uint32, err error) {
 			schema.ErrInvalid, asks.Version, len(asks.Nonce), Version, 2*nonceBytes))
 	}
 	key, nonce := s.Key(asks.Caller), newName()
-	err = tell(c, proof{Version: Version, Server: s.name, Nonce: nonce,
+	err = send(c, proof{Version: Version, Server: s.name, Nonce: nonce,
 		Proof: proofOf(key, serverProves, asks.Nonce, nonce)}, nil)
 	if err != nil {
 		return "", uid, err
@@ -138,15 +151,16 @@ func (s *Server) greet(c *net.UnixConn) (caller string, uid uint32, err error) {
 	return asks.Caller, uid, nil
 }
 
-// give makes a ring for a caller and hands it over.
+// give makes a ring for a caller and sends its descriptor. If there is no room, the
+// client gets the reason and is served by TCP.
 func (s *Server) give(c *net.UnixConn, caller string, uid uint32) (*Ring, error) {
 	r, err := s.newRing(caller, uid, c)
 	_ = c.SetWriteDeadline(time.Now().Add(greetWithin))
 	if err != nil {
-		_ = tell(c, ringGiven{Error: err.Error()}, nil)
+		_ = send(c, ringGiven{Error: err.Error()}, nil)
 		return nil, err
 	}
-	if err := tell(c, ringGiven{Ring: r.id, Bytes: r.size}, unix.UnixRights(int(r.memory.give.Fd()))); err != nil {
+	if err := send(c, ringGiven{Ring: r.id, Bytes: r.size}, unix.UnixRights(int(r.memory.give.Fd()))); err != nil {
 		s.forget(r)
 		return nil, fmt.Errorf("handing shared memory over: %w", err)
 	}
@@ -154,21 +168,21 @@ func (s *Server) give(c *net.UnixConn, caller string, uid uint32) (*Ring, error)
 	return r, nil
 }
 
-// hear reads a message of a client.
+// hear reads one message. The socket is of type unixpacket, so one read is one message.
 func hear(c *net.UnixConn, into any) error {
 	buf := make([]byte, record*maxRecords)
 	n, err := c.Read(buf)
 	if err != nil {
-		return fmt.Errorf("a client has not said who it is: %w", err)
+		return fmt.Errorf("a client has not authenticated: %w", err)
 	}
 	if err := json.Unmarshal(buf[:n], into); err != nil {
-		return fmt.Errorf("%w: a client says what is no JSON object: %w", schema.ErrInvalid, err)
+		return fmt.Errorf("%w: a client has sent something other than a JSON object: %w", schema.ErrInvalid, err)
 	}
 	return nil
 }
 
-// tell sends a message to a client, with what goes beside it.
-func tell(c *net.UnixConn, said any, rights []byte) error {
+// send sends one message. rights are the descriptors that go with it, encoded, or nil.
+func send(c *net.UnixConn, said any, rights []byte) error {
 	b, err := json.Marshal(said)
 	if err != nil {
 		return err
@@ -177,7 +191,8 @@ func tell(c *net.UnixConn, said any, rights []byte) error {
 	return err
 }
 
-// newName is an identifier, or a nonce, that cannot be guessed.
+// newName returns 128 random bits in hexadecimal: the name of a server or a ring, or a
+// nonce.
 func newName() string {
 	var b [nonceBytes]byte
 	_, _ = rand.Read(b[:]) // never fails

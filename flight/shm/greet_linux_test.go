@@ -23,12 +23,12 @@ func TestRingsAreTheirCallers(t *testing.T) {
 	t.Cleanup(g.Close)
 	for _, other := range []string{"", "bob", "alice "} {
 		if s.Ring(g.Ring, other) != nil {
-			t.Errorf("caller %q was lent the ring of alice", other)
+			t.Errorf("caller %q was given the ring of alice", other)
 		}
 	}
 	r := s.Ring(g.Ring, "alice")
 	if r == nil {
-		t.Fatal("alice was not lent her ring")
+		t.Fatal("alice was not given her ring")
 	}
 	r.Leave()
 }
@@ -67,7 +67,7 @@ func TestClientsThatProveNothing(t *testing.T) {
 			t.Fatal(err)
 		}
 		if m, file, err := shmtest.Hear(c); err == nil || file != nil {
-			t.Errorf("who shows %s is told %+v, with a file: %t", name, m, file != nil)
+			t.Errorf("a client that shows %s gets %+v, with a file: %t", name, m, file != nil)
 		}
 		_ = c.Close()
 	}
@@ -76,7 +76,7 @@ func TestClientsThatProveNothing(t *testing.T) {
 	}
 }
 
-// What makes no sense is refused before a proof is made of it.
+// The server refuses malformed messages before it makes a proof.
 func TestHellosThatMakeNoSense(t *testing.T) {
 	s := listen(t, Options{RingBytes: 1 << 20})
 	for _, m := range []shmtest.Message{
@@ -100,7 +100,7 @@ func TestHellosThatMakeNoSense(t *testing.T) {
 	}
 }
 
-// A client that says nothing takes a descriptor of the server's, so a user has so many and no more. Those that go make
+// A client that says nothing takes a descriptor of the server's, so a user has 128 at most. Those that go make
 // room.
 func TestSilentClientsAreBounded(t *testing.T) {
 	s := listen(t, Options{RingBytes: 1 << 20})
@@ -133,7 +133,7 @@ func TestSilentClientsAreBounded(t *testing.T) {
 	}
 	defer c.Close()
 	if m, _, err := shmtest.Hear(c); err == nil {
-		t.Errorf("one more is told %+v", m)
+		t.Errorf("one more client gets %+v", m)
 	}
 }
 

@@ -10,8 +10,8 @@ import (
 	"bowstring/internal/shmtest"
 )
 
-// What a client keeps of a ring that has ended.
-var keeps = map[string]func(t *testing.T, g *shmtest.Guest) (blocks func() int64, letGo func() error){
+// keeps are ways in which a client keeps the memory of a ring that has ended.
+var keeps = map[string]func(t *testing.T, g *shmtest.Guest) (blocks func() int64, released func() error){
 	"descriptor": func(_ *testing.T, g *shmtest.Guest) (func() int64, func() error) {
 		return func() int64 { return blocksOf(int(g.File.Fd())) }, g.File.Close
 	},
@@ -64,7 +64,7 @@ func TestMemoryOfEndedRingsCounts(t *testing.T) {
 	for way, keep := range keeps {
 		t.Run(way, func(t *testing.T) {
 			s := listen(t, Options{Mode: 0o666, RingBytes: ring, Memory: 2 * most * ring})
-			var letGo []func() error
+			var released []func() error
 			held := int64(0)
 			for range 4 * most {
 				g := visit(t, s)
@@ -82,32 +82,32 @@ func TestMemoryOfEndedRingsCounts(t *testing.T) {
 				slot.Sent()
 				r.Leave()
 				blocks, end := keep(t, g)
-				letGo = append(letGo, end)
+				released = append(released, end)
 				goAway(t, g)
 				held += blocks()
 			}
 			st := s.Stats()
-			if len(letGo) != most || held > most*ring || held < most*ring/2 {
-				t.Errorf("the client holds %d rings with %d bytes, and may have %d", len(letGo), held, most)
+			if len(released) != most || held > most*ring || held < most*ring/2 {
+				t.Errorf("the client holds %d rings with %d bytes, and may have %d", len(released), held, most)
 			}
 			if st.Rings != 0 || st.Bytes != most*ring || st.Kept != most*ring || st.Refused != 3*most {
 				t.Errorf("counted is %+v, want %d rings that are kept", st, most)
 			}
-			for i, end := range letGo {
+			for i, end := range released {
 				if err := end(); err != nil {
 					t.Fatal(err)
 				}
 				counted(t, s, int64(most-1-i)*ring)
 			}
 			if g := visit(t, s); g.Ring == "" {
-				t.Errorf("a client that has let go of all is told %q", g.Refused)
+				t.Errorf("a client that has released everything gets %q", g.Refused)
 			}
 		})
 	}
 }
 
 // A ring that could not be handed over is not counted for long.
-func TestRingsThatNobodyTakes(t *testing.T) {
+func TestRingsWithoutTaker(t *testing.T) {
 	s := listen(t, Options{RingBytes: 1 << 20, Memory: 1 << 20})
 	for range 20 {
 		c, err := shmtest.Dial(s.Path())

@@ -9,13 +9,14 @@ import (
 	"os"
 )
 
-// memory is anonymous memory that a client can map and only read.
+// memory is never made on this system: newMemory always fails, and Options.Validate
+// refuses before that.
 type memory struct {
 	bytes []byte
 	give  *os.File
 }
 
-// watch reports when memory that was shared is gone.
+// watch reports when the kernel has freed shared memory. There is none on this system.
 type watch struct{}
 
 func newWatch() (*watch, error) { return nil, errors.New("not possible here") }
@@ -36,5 +37,6 @@ func isGone(*os.File) bool { return false }
 func (*memory) given() {}
 func (*memory) free()  {}
 
-// Supported reports whether there is such memory here.
+// Supported reports whether this system has memory that can be shared safely. Only Linux
+// has sealed memfds.
 const Supported = false

@@ -12,32 +12,38 @@ import (
 
 // Options tunes a Server. The zero value of each field but Path stands for its default.
 type Options struct {
-	// Path is the socket's, which is made, and removed in the end.
+	// Path is the path of the socket. Listen creates it and Close removes it.
 	Path string
-	// Mode is who may connect, by the file's rights. Default 0600: the server's own user.
+	// Mode is the file mode of the socket, which says which users may connect. Default
+	// 0600: the server's own user.
 	Mode os.FileMode
-	// UIDs are the users who may connect, of those whom Mode lets. Default: all of them.
+	// UIDs are the users that get rings, among those that Mode lets connect. Default: all
+	// of them.
 	UIDs []uint32
 	// RingBytes is the length of a ring. Default 64 MiB.
 	RingBytes int64
 	// Memory bounds all rings together. Default 1 GiB.
 	Memory int64
-	// UserMemory bounds the rings of one user. Default: half of Memory, but a ring at least, where Mode lets others
-	// than the server's own user connect; else Memory.
+	// UserMemory bounds the rings of one user. The default is Memory if only the server's
+	// own user can connect. Otherwise it is half of Memory, and at least one ring, so
+	// that one user cannot take everything.
 	UserMemory int64
-	// References has batches refer to blobs in files of the server's, which the client maps, where that saves a copy. It
-	// can read all of such a file then, whatever it was sent: this is for servers all of whose clients may see all.
+	// References lets batches refer to blobs in files of the server, which the client
+	// maps, if this saves a copy. The client can then read all of such a file, whatever
+	// it was sent. Use it only if every client may read all data.
 	References bool
-	// PinnedBytes bounds the blobs that the slots of a ring refer to. What does not fit is copied. Default: a quarter of
-	// AllPinnedBytes.
+	// PinnedBytes bounds the blobs that the slots of one ring refer to. Blobs beyond it
+	// are copied. Default: a quarter of AllPinnedBytes.
 	PinnedBytes int64
-	// AllPinnedBytes bounds those of all rings together. A cache cannot evict them. Default 1 GiB.
+	// AllPinnedBytes bounds the same for all rings together. The spill cannot evict
+	// pinned blobs. Default 1 GiB.
 	AllPinnedBytes int64
-	// Lease is for how long a client may say nothing while a batch waits for room in its ring. Then the ring is
-	// abandoned: nothing more is written to it, and what comes goes by TCP. A trainer that pauses is such a client,
-	// too. Default 10 minutes.
+	// Lease is how long a client may be silent while a batch waits for room in its ring.
+	// Then the server abandons the ring: it writes nothing more to it and sends the
+	// following batches by TCP. A trainer that pauses is silent, too, hence the long
+	// default of 10 minutes.
 	Lease time.Duration
-	// Logger receives what operators should know. Default slog.Default().
+	// Logger gets the events that operators should know. Default slog.Default().
 	Logger *slog.Logger
 }
 
@@ -108,8 +114,10 @@ func (o *Options) Validate() error {
 	return nil
 }
 
-// maxName is how many bytes a unix socket's name has.
+// maxName is the largest length in bytes of a unix socket's path (sun_path, 108 with the
+// final zero).
 const maxName = 107
 
-// hidden is the socket's name before it is renamed into place.
+// hidden is the socket's path before Listen renames it to Path. The pid keeps two servers
+// that start at once apart.
 func (o *Options) hidden() string { return fmt.Sprintf("%s.%d", o.Path, os.Getpid()) }

@@ -19,18 +19,20 @@ import (
 	"bowstring/schema"
 )
 
-// lying is the owner of a blob in a file, which nobody has compared with its reference.
-type lying struct {
+// unproven is the owner of a blob in a file whose bytes have not been compared with its
+// reference.
+type unproven struct {
 	extent    schema.Extent
 	out       *atomic.Int64
 	unchecked bool
 }
 
-func (l *lying) Unpin()                              { l.out.Add(-1) }
-func (l *lying) Extent([]byte) (schema.Extent, bool) { return l.extent, l.extent.File != nil }
-func (l *lying) Unchecked() bool                     { return l.unchecked }
+func (l *unproven) Unpin()                              { l.out.Add(-1) }
+func (l *unproven) Extent([]byte) (schema.Extent, bool) { return l.extent, l.extent.File != nil }
+func (l *unproven) Unchecked() bool                     { return l.unchecked }
 
-// referable is a batch of one column of blobs, of which those of a multiple of three lie in a file, and what they are.
+// referable returns a batch with one column of blobs, and their values. Each third blob
+// is in a file.
 func referable(t *testing.T, rng *rand.Rand, file *os.File, rows int, out *atomic.Int64) (*schema.Batch, [][]byte) {
 	t.Helper()
 	var data []byte
@@ -52,7 +54,7 @@ func referable(t *testing.T, rng *rand.Rand, file *os.File, rows int, out *atomi
 		if n == 0 {
 			continue
 		}
-		l := &lying{out: out, unchecked: rng.IntN(2) == 0}
+		l := &unproven{out: out, unchecked: rng.IntN(2) == 0}
 		if i%3 != 1 {
 			l.extent = schema.Extent{File: file, Offset: int64(len(data)), Length: int64(n), Limit: 1 << 30}
 			data = append(data, b...)
@@ -116,8 +118,8 @@ func viewed(memory, file []byte, r *references, row int) []byte {
 	return nil // the view's beginning is wrong
 }
 
-// What is referred to, what is copied and what lies in a view are together the column; and what is referred to is held
-// until the slot is let go, when the batch is long gone.
+// The referred blobs, the copied blobs and the values in views make up the column. The
+// referred blobs are held until the slot is released, long after the batch.
 func TestReferencesAreTheColumn(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -158,7 +160,7 @@ func TestReferencesAreTheColumn(t *testing.T) {
 				t.Fatalf("%s: %v", meta, err)
 			}
 			if said.Shared == nil || len(said.Shared.References) != 1 || said.Shared.Slot == 0 {
-				t.Fatalf("the client is told %s", meta)
+				t.Fatalf("the client gets %s", meta)
 			}
 			content, err := os.ReadFile(file.Name())
 			if err != nil {
@@ -175,13 +177,14 @@ func TestReferencesAreTheColumn(t *testing.T) {
 			}
 			l.Dropped()
 			if n := out.Load(); n != 0 {
-				t.Errorf("%d blobs are out after all was let go", n)
+				t.Errorf("%d blobs are held after everything was released", n)
 			}
 		})
 	}
 }
 
-// A blob that is wrong where it lies is not referred to: the batch is copied, and what is wrong read again.
+// The server does not refer to a blob that is wrong in its file. It copies the batch and
+// reads the wrong blob again.
 func TestWrongBytesAreNotReferredTo(t *testing.T) {
 	s, memory := sharingFixture(t)
 	var out atomic.Int64

@@ -14,55 +14,60 @@ import (
 	"bowstring/schema"
 )
 
-// align is what slots are aligned to: a page. A client maps a ring copy-on-write, and drops its own copies of a slot's
-// pages when the slot comes to it anew. So no two slots share a page.
+// align is the alignment of slots: a page. A client maps a ring copy-on-write, and drops
+// its own copies of a slot's pages when it gets the slot again. Therefore no two slots
+// may share a page.
 var align = int64(os.Getpagesize())
 
 // Ring is memory that the server shares with one client. It is safe for concurrent use.
 //
-// A slot is free, or being written, or sent, or taken: then the client has it, until it
-// lets go. Its bytes are the server's to write only while it is being written.
+// A slot is free, being written, sent, or taken. A taken slot belongs to the client until
+// it releases it. The server writes a slot's bytes only while it is being written.
 type Ring struct {
 	id     string
-	caller string // who was given it
+	caller string // the principal that the ring was given to
 	memory *memory
 	size   int64
 
 	mu      sync.Mutex
-	changed chan struct{} // closed, and made anew, when there may be room
-	slots   []*Slot       // by offset; those that are not free
+	changed chan struct{} // closed and replaced whenever a waiting reservation should try again
+	slots   []*Slot       // slots that are not free, by offset
 	next    uint64        // number of the next slot
-	ended   uint64        // calls up to this one take nothing more
-	users   int           // calls that have the ring
+	ended   uint64        // the client takes no more batches of calls up to this number
+	users   int           // calls that have entered and not left; the memory stays mapped until they leave
 	closed  bool
-	// abandoned says that the client has been silent for too long: nothing more is written, and what it has stays.
+	// abandoned: the client was silent for a whole lease while a batch waited. The server
+	// writes nothing more, and slots stay as they are.
 	abandoned bool
-	waiting   int       // reservations that wait
-	since     time.Time // when the first of them began
-	sent      int64     // bytes that ever went by the ring
+	waiting   int       // reservations that are waiting now
+	since     time.Time // when the first of them began to wait
+	sent      int64     // bytes ever sent by the ring
 	waits     int64     // reservations that ever had to wait
-	inline    int64     // reservations that were refused for want of room
+	inline    int64     // reservations ever refused for lack of room
 
 	pins // of the blobs that slots refer to; guarded by mu
-	lending
+	sharedFiles
 }
 
-// Slot is a part of a ring, for the buffers of one batch.
+// Slot is a range of a ring that holds the buffers of one batch. The call that has
+// reserved it owns it until Sent or Drop.
 type Slot struct {
-	// Number names it to the client. No number comes twice in a ring.
+	// Number names the slot to the client. A ring never uses a number twice, so that a
+	// late release cannot free a newer slot.
 	Number uint64
-	// Offset is where it begins in the ring.
+	// Offset is the first byte of the slot in the ring.
 	Offset int64
 
 	ring   *Ring
-	length int64
+	length int64 // in bytes, a multiple of align
 	call   uint64
 	state  slotState
-	pinned int64         // bytes that are counted for it
-	held   []schema.Blob // what it refers to; released when the slot is free
-	files  []*lentFile   // in which that lies
+	pinned int64         // bytes that are charged for its references
+	held   []schema.Blob // the blobs that it refers to; released when the slot is free
+	files  []*sharedFile // the files that contain them
 }
 
+// slotState orders the life of a slot. A free slot is in no list and has no state.
 type slotState uint8
 
 const (
@@ -71,11 +76,14 @@ const (
 	taken
 )
 
+// newRing makes a ring without references. Server.newRing adds the limits and the
+// connection.
 func newRing(id string, m *memory) *Ring {
 	return &Ring{id: id, memory: m, size: int64(len(m.bytes)), changed: make(chan struct{})}
 }
 
-// enter counts a call in, which may reserve until leave; false if the ring is closed.
+// enter counts a call, which may reserve slots until Leave. It returns false if the ring
+// is closed or abandoned.
 func (r *Ring) enter() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -86,7 +94,8 @@ func (r *Ring) enter() bool {
 	return true
 }
 
-// Leave says that a call is over. All that it has reserved is sent or dropped by now.
+// Leave ends a call. All its slots are sent or dropped by now. The last call unmaps the
+// memory of a closed ring.
 func (r *Ring) Leave() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -94,15 +103,17 @@ func (r *Ring) Leave() {
 	r.unmapLocked()
 }
 
-// Reserve finds n bytes for a batch of a call. While there is no room, it waits for the
-// client to let go of a slot; but not where the client has taken all that there is, as it
-// may keep it for ever. Then, and where n is more than the ring could hold beside another
-// batch, ok is false: the batch has to go by the socket.
+// Reserve allocates a slot of n bytes for a batch of a call. If there is no room, it
+// waits until the client releases a slot. It does not wait if the client has taken every
+// slot, because a client may keep them for ever. In that case, and if n is more than half
+// of the ring, ok is false and the batch has to go by the socket. err is set only if ctx
+// ends.
 func (r *Ring) Reserve(ctx context.Context, call uint64, n int64) (slot *Slot, ok bool, err error) {
 	return r.reserve(ctx, call, n, 0)
 }
 
-// reserve is Reserve and ReserveReferring, which counts pinned bytes.
+// reserve implements Reserve and ReserveReferring. pinned are the bytes of blobs that the
+// slot will refer to.
 func (r *Ring) reserve(ctx context.Context, call uint64, n, pinned int64) (slot *Slot, ok bool, err error) {
 	refused := &r.inline
 	if pinned > 0 {
@@ -114,13 +125,15 @@ func (r *Ring) reserve(ctx context.Context, call uint64, n, pinned int64) (slot 
 			r.mu.Unlock()
 			return nil, false, nil
 		}
+		// Half at most: with more, two batches could never be in the ring, and the client
+		// would wait for each copy.
 		if n > r.size/2 || pinned > r.most/2 {
 			*refused++
 			r.mu.Unlock()
 			return nil, false, nil
 		}
 		room := r.pinned+pinned <= r.most
-		if room && !r.node.reserve(pinned) { // other clients have them, for as long as they like
+		if room && !r.node.reserve(pinned) { // other clients have pinned them, for an unbounded time: do not wait
 			*refused++
 			r.mu.Unlock()
 			return nil, false, nil
@@ -137,6 +150,8 @@ func (r *Ring) reserve(ctx context.Context, call uint64, n, pinned int64) (slot 
 		if !waited {
 			r.waits++
 		}
+		// Only a slot that is being written, or is sent and not taken, will certainly
+		// change soon.
 		if !slices.ContainsFunc(r.slots, func(s *Slot) bool { return s.state != taken }) {
 			*refused++
 			r.mu.Unlock()
@@ -160,8 +175,9 @@ func (r *Ring) reserve(ctx context.Context, call uint64, n, pinned int64) (slot 
 	}
 }
 
-// placeLocked takes the first gap that is large enough: what was free the shortest time
-// tends to lie low, and to be in the processor's cache.
+// placeLocked allocates the first gap that is large enough. Low offsets were freed most
+// recently, as a rule, and may still be in the CPU's cache; a cyclic allocation would
+// touch all of the ring's memory.
 func (r *Ring) placeLocked(call uint64, n int64) *Slot {
 	n = (n + align - 1) &^ (align - 1)
 	at, i := int64(0), 0
@@ -180,8 +196,9 @@ func (r *Ring) placeLocked(call uint64, n int64) *Slot {
 	return s
 }
 
-// lapse abandons the ring if a batch has waited in it for so long; true if it is abandoned by this. Who waits goes on
-// without it. The slots that the client has, or may still read, stay as they are.
+// lapse abandons the ring if a batch has waited for the whole lease. It returns true if
+// this call has abandoned it. Waiting reservations are refused. The client's slots stay,
+// because the client may still read them.
 func (r *Ring) lapse(lease time.Duration) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -193,12 +210,14 @@ func (r *Ring) lapse(lease time.Duration) bool {
 	return true
 }
 
-// Bytes is the slot's memory, to be written until Sent or Drop. The call has not left meanwhile.
+// Bytes returns the slot's memory. It may be written until Sent or Drop, and only before
+// the call leaves the ring.
 func (s *Slot) Bytes() []byte {
 	return s.ring.memory.bytes[s.Offset : s.Offset+s.length : s.Offset+s.length]
 }
 
-// Sent says that the slot is written, and that the client is about to be told.
+// Sent marks the slot as written. The caller sends the message that names it next. If the
+// client has ended the call meanwhile, the slot is free at once.
 func (s *Slot) Sent() {
 	r := s.ring
 	r.mu.Lock()
@@ -211,22 +230,23 @@ func (s *Slot) Sent() {
 	}
 }
 
-// Drop frees a slot that the client was not and will not be told of.
+// Drop frees a slot that no message names.
 func (s *Slot) Drop() {
 	s.ring.mu.Lock()
 	defer s.ring.unlock()
 	s.ring.freeLocked(s)
 }
 
-// take notes that the client has a slot; release that it has let go; end that it takes
-// nothing more of a call, or of those before. What makes no sense is the client's mistake,
-// and of no consequence but for its own memory: a slot that is being written stays.
+// take, release and end handle the client's reports: it has got a slot; it has released
+// one; it takes no more batches of a call and the calls before it. Reports that make no
+// sense are ignored. They can harm the client's own ring only: a slot that is being
+// written never changes.
 func (r *Ring) take(number uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if s := r.slotLocked(number); s != nil && s.state == sent {
 		s.state = taken
-		r.wakeLocked() // who waits may have nothing more to wait for
+		r.wakeLocked() // a waiting reservation may have to be refused now
 	}
 }
 
@@ -252,6 +272,7 @@ func (r *Ring) end(call uint64) {
 	r.wakeLocked()
 }
 
+// slotLocked searches linearly: a ring has few slots, of 64 KiB or more each.
 func (r *Ring) slotLocked(number uint64) *Slot {
 	for _, s := range r.slots {
 		if s.Number == number {
@@ -274,8 +295,9 @@ func (r *Ring) wakeLocked() {
 	r.changed = make(chan struct{})
 }
 
-// close ends the ring. This process lets go of its memory when the last call has left; what the client has mapped of it
-// stays the client's, and counts as long as the client has it. What slots refer to is pinned no more.
+// close ends the ring. This process unmaps the memory when the last call has left. The
+// client's mapping stays valid, and its memory counts until the kernel frees it. The
+// blobs of all slots that are not being written are unpinned.
 func (r *Ring) close() {
 	r.mu.Lock()
 	defer r.unlock()
@@ -297,8 +319,8 @@ func (r *Ring) unmapLocked() {
 	}
 }
 
-// ParseCall reads what a call says of its ring: "RING/NUMBER", the number being that of
-// the call, which grows.
+// ParseCall reads the header of a call, "RING/NUMBER". NUMBER is the number of the call
+// on this ring; each call has a larger one than the call before.
 func ParseCall(header string) (ring string, call uint64, err error) {
 	name, number, ok := strings.Cut(header, "/")
 	if ok {
@@ -311,24 +333,26 @@ func ParseCall(header string) (ring string, call uint64, err error) {
 	return name, call, nil
 }
 
-// Blobs that lie in files of the server's need not be copied: a slot can refer to them, and holds them until it is free.
-// Then it has but a table of where they lie. What is held takes no room of the ring, and is bounded by itself: what
-// is pinned cannot be evicted.
+// A slot can refer to blobs in files of the server, so that they are not copied. The slot
+// then has a table of their extents, and holds the blobs until it is free. Referred bytes
+// take no room in the ring. They have a bound of their own, because the cache cannot
+// evict what is pinned.
 
-// pins counts the bytes that the slots of a ring refer to. It is guarded by the ring's mutex.
+// pins counts the bytes that the slots of a ring refer to. The ring's mutex guards it.
 type pins struct {
-	most     int64         // that one ring may have pinned; 0 where nothing is referred to
-	node     *pinned       // of all rings
-	pinned   int64         // now
-	referred int64         // bytes ever
-	copied   int64         // batches that could not be referred to, as too much was pinned, or for want of a file
-	loose    []schema.Blob // to be released when mu is given up
+	most     int64         // bound in bytes for this ring; 0 if slots may not refer to files
+	node     *pinned       // the account of all rings
+	pinned   int64         // bytes that slots refer to now
+	referred int64         // bytes ever referred to
+	copied   int64         // batches copied because too much was pinned or the client could not get a file
+	loose    []schema.Blob // blobs to release after mu is unlocked
 }
 
-// pinned counts the bytes that all rings of a server have pinned. nil has none to give.
+// pinned counts the bytes that all rings of a server have pinned. A nil pinned has no
+// room.
 type pinned struct {
 	bytes atomic.Int64
-	most  int64
+	most  int64 // bound in bytes; immutable
 }
 
 func (p *pinned) reserve(n int64) bool {
@@ -362,20 +386,23 @@ func (r *Ring) Refers() bool {
 	return r.most > 0
 }
 
-// ReserveReferring is Reserve for a slot that is to refer to blobs of pinned bytes besides. While too much is pinned it
-// waits as Reserve does, but not for other clients. Where ok is false, the batch may be copied: see Reserve.
+// ReserveReferring is Reserve for a slot that will also refer to blobs of pinned bytes.
+// While this ring has too much pinned, it waits as Reserve does; it does not wait for
+// other clients. If ok is false, the batch may still be copied: see Reserve.
 func (r *Ring) ReserveReferring(ctx context.Context, call uint64, n, pinned int64) (slot *Slot, ok bool, err error) {
 	return r.reserve(ctx, call, n, pinned)
 }
 
-// Keep hands blobs over to a slot that is being written: it releases them when it is free.
+// Keep gives the slot ownership of blobs while it is being written. The slot releases
+// them when it is free.
 func (s *Slot) Keep(blobs []schema.Blob) {
 	s.ring.mu.Lock()
 	defer s.ring.mu.Unlock()
 	s.held = append(s.held, blobs...)
 }
 
-// unpinLocked ends what a slot refers to. Who has called it calls unlock.
+// unpinLocked ends the references of a slot. The caller then calls unlock, which releases
+// the blobs.
 func (r *Ring) unpinLocked(s *Slot) {
 	for _, f := range s.files {
 		f.slots--
@@ -386,7 +413,8 @@ func (r *Ring) unpinLocked(s *Slot) {
 	s.pinned, s.held, s.files = 0, nil, nil
 }
 
-// unlock gives mu up, and then the blobs that slots have let go of: nobody waits for their owners.
+// unlock unlocks mu and then releases the blobs of freed slots. A blob's owner may take
+// locks of its own in Release, and must not do so under mu.
 func (r *Ring) unlock() {
 	loose := r.loose
 	r.loose = nil

@@ -35,7 +35,7 @@ func TestRingNeverOverlaps(t *testing.T) {
 		switch rng.IntN(6) {
 		case 0, 1:
 			ctx, cancel := context.WithCancel(t.Context())
-			cancel() // nobody lets go meanwhile
+			cancel() // no slot is released meanwhile
 			slot, ok, err := r.Reserve(ctx, 1+rng.Uint64N(3), 1+rng.Int64N(3*align))
 			if err != nil || !ok {
 				continue
@@ -76,15 +76,15 @@ func TestRingNeverOverlaps(t *testing.T) {
 		at := int64(0)
 		for _, s := range r.slots {
 			if s.Offset < at || s.Offset%align != 0 || s.Offset+s.length > r.size {
-				t.Fatalf("slot %d lies at %d of %d, the one before ends at %d", s.Number, s.Offset, r.size, at)
+				t.Fatalf("slot %d is at %d of %d, the one before ends at %d", s.Number, s.Offset, r.size, at)
 			}
 			at = s.Offset + s.length
 		}
 	}
 }
 
-// Who reserves waits while the client has something to take or to let go that it has not
-// taken, and no longer.
+// A reservation waits only while the client has something to take or something that it
+// has not taken to release.
 func TestRingWaits(t *testing.T) {
 	reserve := func(r *Ring, n int64) *Slot {
 		s, ok, err := r.Reserve(t.Context(), 1, n)
@@ -199,7 +199,7 @@ func TestRingEndedCall(t *testing.T) {
 	}
 }
 
-// What makes no sense is not believed.
+// Reports that make no sense are ignored.
 func TestRingHears(t *testing.T) {
 	r := testRing(1 << 20)
 	for _, b := range [][]byte{make([]byte, 1), make([]byte, record), append([]byte{9}, make([]byte, record-1)...)} {
@@ -221,12 +221,13 @@ func FuzzRingHears(f *testing.F) {
 	})
 }
 
-// pinnedBlob is the owner of a blob that says when it was let go of.
+// pinnedBlob is the owner of a blob. It records the release.
 type pinnedBlob struct{ out *atomic.Int64 }
 
 func (p pinnedBlob) Unpin() { p.out.Add(-1) }
 
-// referringRing is a testRing that may have so many bytes pinned, and a way to make a slot that refers to some.
+// referringRing is a testRing with a bound of pinned bytes, and a function that makes a
+// slot with references.
 func referringRing(most, all int64) (r *Ring, out *atomic.Int64,
 	refer func(ctx context.Context, n int64) (*Slot, bool, error)) {
 	r = testRing(1 << 14)
@@ -251,7 +252,7 @@ func mustRefer(t *testing.T, refer func(context.Context, int64) (*Slot, bool, er
 	return slot
 }
 
-// Whatever ends a slot lets go of what it refers to, once, and whatever is no end does not.
+// Each way in which a slot ends releases its blobs, once. Nothing else releases them.
 func TestPinsEndWithTheirSlot(t *testing.T) {
 	r, out, refer := referringRing(100, 100)
 	requirePinned := func(when string, blobs, bytes int64) {
@@ -290,7 +291,8 @@ func TestPinsEndWithTheirSlot(t *testing.T) {
 	}
 }
 
-// A ring's end lets go of everything but what is being written, and that ends when it is.
+// The end of a ring releases all slots except those that are being written, which end
+// when they are written.
 func TestPinsEndWithTheirRing(t *testing.T) {
 	r, out, refer := referringRing(100, 100)
 	r.users = 1
@@ -309,8 +311,9 @@ func TestPinsEndWithTheirRing(t *testing.T) {
 	r.Leave()
 }
 
-// What would be too much is copied: at once where it can never fit, where other rings have it, or where the client has
-// taken all; else when the client has let go.
+// A batch whose references do not fit is copied: at once if they can never fit, if other
+// rings have the room, or if the client has taken everything; otherwise it waits for a
+// release.
 func TestPinsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, out, refer := referringRing(100, 120)
@@ -369,7 +372,7 @@ func TestPinsAreBounded(t *testing.T) {
 func TestNothingIsReferredTo(t *testing.T) {
 	r := testRing(1 << 14)
 	if r.Refers() {
-		t.Error("a ring refers to blobs that was not told to")
+		t.Error("a ring refers to blobs without permission")
 	}
 	if _, ok, err := r.ReserveReferring(t.Context(), 1, 64, 1); ok || err != nil {
 		t.Errorf("got %t, %v", ok, err)

@@ -18,63 +18,67 @@ import (
 )
 
 const (
-	// Version is that of what is said by the socket.
+	// Version is the version of the socket's protocol. Both ends refuse another one.
 	Version = 2
-	// record is the length of what a client says, by the socket, about one slot or call.
+	// record is the length in bytes of a client's report about one slot or call: one byte
+	// of kind, seven unused, and the number as a little-endian uint64.
 	record = 16
-	// maxRecords is how many a message may have.
+	// maxRecords bounds the records of a message.
 	maxRecords = 256
 
-	// What a record says.
+	// Kinds of records.
 	saysTaken    = 1
 	saysReleased = 2
 	saysEnded    = 3
 )
 
-// Server gives rings to clients on this node. It is safe for concurrent use.
+// Server hands rings to clients on its machine. It is safe for concurrent use. Each
+// client has a goroutine, which reads its reports. Its connection owns the ring.
 type Server struct {
 	opts     Options
-	name     string   // of this server, so that a client knows which one it has found
-	secret   [32]byte // that callers' keys are made of
+	name     string   // random; a client compares it with the name that it got by Flight
+	secret   [32]byte // callers' keys are derived from it
 	listener *net.UnixListener
 	running  sync.WaitGroup // the acceptor, a goroutine for each client, and the watch
 	watch    *watch         // of the memory of rings
-	memory   atomic.Int64   // of rings, in bytes, as long as any process has it; grows under counting
+	memory   atomic.Int64   // bytes of rings that any process still has; grows under counting only
 
-	pinned   *pinned          // of all rings
-	counting sync.Mutex       // after a ring's mutex, and with none after it
-	users    map[uint32]int64 // bytes of rings by user, none of who has none; guarded by counting
+	pinned   *pinned          // bytes of blobs that the slots of all rings refer to
+	counting sync.Mutex       // taken after a ring's mutex; no other mutex is taken under it
+	users    map[uint32]int64 // bytes of rings by user, without zeros; guarded by counting
 
 	mu     sync.Mutex
 	rings  map[string]*Ring
 	conns  map[*net.UnixConn]struct{}
 	closed bool
-	// greeted are clients that have yet to prove who they are, by user, none of which has none.
+	// greeted counts the clients in the handshake by user, without zeros.
 	greeted map[uint32]int
-	given   int64 // rings that ever were given
-	gone    Stats // what was counted by rings that are closed
+	given   int64 // rings ever handed out
+	gone    Stats // counters of closed rings
 }
 
-// Stats says what there is and what ever was.
+// Stats are gauges and counters of a Server.
 type Stats struct {
-	Rings   int   `json:"rings"`   // that clients have
-	Bytes   int64 `json:"bytes"`   // that rings take, from the ring's beginning until the kernel has its memory back
-	Kept    int64 `json:"kept"`    // of those, of rings that have ended: a client, or a call, has not let go yet
-	Held    int64 `json:"held"`    // of those, in slots that are not free
+	Rings   int   `json:"rings"`   // that clients have now
+	Bytes   int64 `json:"bytes"`   // of rings, until the kernel has freed their memory
+	Kept    int64 `json:"kept"`    // of Bytes, those of ended rings that a client or a call still has
+	Held    int64 `json:"held"`    // of Bytes, those in slots that are not free
 	Given   int64 `json:"given"`   // rings ever
-	Sent    int64 `json:"sent"`    // bytes that ever went by a ring
-	Waits   int64 `json:"waits"`   // times that a batch waited for room
-	Inline  int64 `json:"inline"`  // batches that went by TCP as there was none
+	Sent    int64 `json:"sent"`    // bytes ever sent by rings
+	Waits   int64 `json:"waits"`   // batches that waited for room
+	Inline  int64 `json:"inline"`  // batches sent by TCP for lack of room
 	Refused int64 `json:"refused"` // clients that got no ring
-	// Abandoned is how many rings ever were, as their clients said nothing while a batch waited.
+	// Abandoned counts rings whose clients were silent for a lease while a batch waited.
 	Abandoned int64 `json:"abandoned"`
 
-	Pinned   int64 `json:"pinned"`   // bytes of blobs that slots refer to
-	Referred int64 `json:"referred"` // bytes ever that were referred to, and not sent by a ring
-	Copied   int64 `json:"copied"`   // batches that were copied: too much was pinned, or a file could not be had
+	Pinned   int64 `json:"pinned"`   // bytes of blobs that slots refer to now
+	Referred int64 `json:"referred"` // bytes ever referred to instead of being sent
+	Copied   int64 `json:"copied"`   // batches copied because too much was pinned or a file could not be shared
 }
 
-// Listen makes the socket and serves it until Close.
+// Listen creates the socket and serves it until Close. It replaces a socket that no
+// server listens on; it returns schema.ErrExists if a server does, and schema.ErrInvalid
+// if the file is no socket.
 func Listen(opts Options) (*Server, error) {
 	opts.EnsureDefaults()
 	if err := opts.Validate(); err != nil {
@@ -84,7 +88,8 @@ func Listen(opts Options) (*Server, error) {
 		return nil, err
 	}
 	opts.warnOfFolder()
-	// The file has the right mode before anybody can connect: it is renamed into place.
+	// The socket gets its mode before any client can connect: it is created under a
+	// hidden name and renamed.
 	hidden := opts.hidden()
 	_ = os.Remove(hidden)
 	w, err := newWatch()
@@ -109,8 +114,8 @@ func Listen(opts Options) (*Server, error) {
 	return s, nil
 }
 
-// warnOfFolder tells the operator of a folder in which others can put a program of theirs in the socket's place. Clients
-// find that out, and are served by TCP.
+// warnOfFolder warns if other users can replace the socket because its folder is writable
+// for them. Clients detect a replaced socket and are served by TCP, so this is no error.
 func (o *Options) warnOfFolder() {
 	folder := filepath.Dir(o.Path)
 	if info, err := os.Stat(folder); err == nil && info.Mode()&0o022 != 0 && info.Mode()&os.ModeSticky == 0 {
@@ -119,7 +124,7 @@ func (o *Options) warnOfFolder() {
 	}
 }
 
-// removeStale removes a socket that nobody serves any more.
+// removeStale removes a socket without a listener, which a killed server leaves behind.
 func removeStale(path string) error {
 	info, err := os.Lstat(path)
 	switch {
@@ -145,14 +150,14 @@ func removeStale(path string) error {
 	return os.Remove(path)
 }
 
-// Name is this server's, which it says to clients by the socket and by Flight.
+// Name returns this server's random name, which it announces by the socket and by Flight.
 func (s *Server) Name() string { return s.name }
 
-// Path is the socket's.
+// Path returns the path of the socket.
 func (s *Server) Path() string { return s.opts.Path }
 
-// Ring returns the ring of that name for a call, which leaves it in the end; nil if there is none, or if another caller
-// was given it.
+// Ring returns a ring for a call, which calls Leave at its end. It returns nil if there
+// is no such ring, or if it was given to another caller.
 func (s *Server) Ring(id, caller string) *Ring {
 	s.mu.Lock()
 	r := s.rings[id]
@@ -163,7 +168,7 @@ func (s *Server) Ring(id, caller string) *Ring {
 	return r
 }
 
-// Stats says how things stand.
+// Stats returns the current counters.
 func (s *Server) Stats() Stats {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -177,6 +182,7 @@ func (s *Server) Stats() Stats {
 	return t
 }
 
+// addTo adds the ring's counters to t, for Stats and for the counters of closed rings.
 func (r *Ring) addTo(t *Stats) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -193,9 +199,10 @@ func (r *Ring) addTo(t *Stats) {
 	}
 }
 
-// Close ends all rings, and waits until nothing of the server runs. Calls that have a ring
-// keep its memory until they leave, and clients what they have mapped. What rings refer to is pinned no more, though clients
-// read it still: it comes after whatever could evict it has ended.
+// Close ends all rings and waits for the server's goroutines. Calls keep the memory of
+// their ring until they leave, and clients keep their mappings. Blobs that rings refer to
+// are unpinned although clients may still read them: call Close after everything that
+// could evict them has ended.
 func (s *Server) Close() error {
 	s.mu.Lock()
 	s.closed = true
@@ -216,7 +223,7 @@ func (s *Server) accept() {
 				return
 			}
 			s.opts.Logger.Warn("a client on this node could not connect", "error", err)
-			time.Sleep(50 * time.Millisecond) // out of files, most likely
+			time.Sleep(50 * time.Millisecond) // probably out of file descriptors: wait, or the loop would take a core
 			continue
 		}
 		s.mu.Lock()
@@ -231,13 +238,14 @@ func (s *Server) accept() {
 	}
 }
 
-// serve gives a client its ring and listens to it until it goes.
+// serve does the handshake with a client, hands it a ring, and handles its reports until
+// the connection ends.
 func (s *Server) serve(c *net.UnixConn) {
 	defer func() {
 		s.mu.Lock()
 		delete(s.conns, c)
 		s.mu.Unlock()
-		_ = c.Close() // last: who waits for it knows that all is given back
+		_ = c.Close() // last: when the client sees the end, its memory is released
 	}()
 	caller, uid, err := s.greet(c)
 	var r *Ring
@@ -255,9 +263,9 @@ func (s *Server) serve(c *net.UnixConn) {
 		n, err := c.Read(buf)
 		if errors.Is(err, os.ErrDeadlineExceeded) {
 			if r.lapse(s.opts.Lease) {
-				s.opts.Logger.Warn("a client on this node says nothing while a batch waits for room in its shared "+
+				s.opts.Logger.Warn("a client on this node is silent while a batch waits for room in its shared "+
 					"memory; it gets what follows by TCP", "uid", uid, "lease", s.opts.Lease)
-				_ = c.CloseWrite() // so that its next stream asks for another ring
+				_ = c.CloseWrite() // the client's next stream then requests another ring
 			}
 			continue
 		}
@@ -265,14 +273,14 @@ func (s *Server) serve(c *net.UnixConn) {
 			return
 		}
 		if !r.hear(buf[:n]) {
-			s.opts.Logger.Warn("a client on this node says what makes no sense; its shared memory is taken back",
+			s.opts.Logger.Warn("a client on this node sends invalid reports; its ring ends",
 				"bytes", n)
 			return
 		}
 	}
 }
 
-// hear takes what the client says; false if that cannot be read.
+// hear handles the reports of a message. It returns false if the message is malformed.
 func (r *Ring) hear(b []byte) bool {
 	if len(b)%record != 0 {
 		return false

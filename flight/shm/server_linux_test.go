@@ -28,7 +28,7 @@ func listen(t *testing.T, opts Options) *Server {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		counted(t, s, 0) // clients have let go by now
+		counted(t, s, 0) // clients have released everything by now
 		if err := s.Close(); err != nil {
 			t.Error(err)
 		}
@@ -39,7 +39,7 @@ func listen(t *testing.T, opts Options) *Server {
 	return s
 }
 
-// visit connects as a client does, on behalf of nobody.
+// visit connects as a client without a name.
 func visit(t *testing.T, s *Server) *shmtest.Guest {
 	t.Helper()
 	g, err := shmtest.Visit(s.Path(), "", s.Key(""))
@@ -61,8 +61,8 @@ func goAway(t *testing.T, g *shmtest.Guest) {
 	}
 }
 
-// letGo is goAway, and the client keeps no descriptor. It waits until the server counts n bytes.
-func letGo(t *testing.T, s *Server, g *shmtest.Guest, n int64) {
+// released is goAway, and the client keeps no descriptor. It waits until the server counts n bytes.
+func released(t *testing.T, s *Server, g *shmtest.Guest, n int64) {
 	t.Helper()
 	goAway(t, g)
 	g.Close()
@@ -132,7 +132,7 @@ func TestClientCanOnlyRead(t *testing.T) {
 	// It goes while the call is under way: the memory stays until the call leaves it.
 	goAway(t, g)
 	if s.Ring(g.Ring, "") != nil {
-		t.Error("a ring whose client is gone is lent again")
+		t.Error("a ring whose client is gone is given again")
 	}
 	copy(slot.Bytes(), "still mapped")
 	slot.Sent()
@@ -148,30 +148,31 @@ func TestClientCanOnlyRead(t *testing.T) {
 	}
 }
 
-// Memory is bounded, and comes free with a client's end. Who gets none is told why.
+// Memory is bounded, and is free again after a client's end. A client without a ring gets
+// the reason.
 func TestMemoryIsBounded(t *testing.T) {
 	s := listen(t, Options{RingBytes: 1 << 20, Memory: 2 << 20})
 	one, two, three := visit(t, s), visit(t, s), visit(t, s)
 	if two.Ring == "" || three.Ring != "" || three.File != nil || three.Refused == "" {
-		t.Errorf("the third client was told %+v", three)
+		t.Errorf("the third client got %+v", three)
 	}
 	if n := s.Stats().Refused; n != 1 {
 		t.Errorf("%d clients were refused", n)
 	}
-	letGo(t, s, one, 1<<20)
+	released(t, s, one, 1<<20)
 	if four := visit(t, s); four.Ring == "" {
-		t.Errorf("where one is gone the next is told %+v", four)
+		t.Errorf("after one is gone the next gets %+v", four)
 	}
 }
 
-// Users who may not are told so.
+// Users without permission get an error.
 func TestUsers(t *testing.T) {
 	me := uint32(os.Getuid())
 	if g := visit(t, listen(t, Options{UIDs: []uint32{me + 1}})); g.Ring != "" || g.Refused == "" {
-		t.Errorf("a user who may not was told %+v", g)
+		t.Errorf("a user without permission got %+v", g)
 	}
 	if g := visit(t, listen(t, Options{UIDs: []uint32{me + 1, me}})); g.Ring == "" {
-		t.Errorf("a user who may was told %+v", g)
+		t.Errorf("a user with permission got %+v", g)
 	}
 }
 
@@ -207,8 +208,9 @@ func TestStaleSocket(t *testing.T) {
 	}
 }
 
-// Of two clients one has as many rings as it connects, and whatever it says is about its own; a record that is cut off,
-// or of no kind, ends it. The other's ring is none the worse.
+// Two clients have one ring for each connection, and their reports affect their own rings
+// only. A report that is cut off or of an unknown kind ends the ring of its client, not
+// the other's.
 func TestClientsThatLie(t *testing.T) {
 	s := listen(t, Options{RingBytes: 1 << 20})
 	r := s.Ring(visit(t, s).Ring, "")
@@ -237,7 +239,7 @@ func TestClientsThatLie(t *testing.T) {
 			t.Errorf("after % x the server says %d bytes: %v", last, n, err)
 		}
 		if s.Ring(g.Ring, "") != nil {
-			t.Error("the ring of a client that was sent away is lent")
+			t.Error("the ring of a client that was sent away is given")
 		}
 	}
 	if st := s.Stats(); st.Rings != 1 || st.Held != 1<<16 {
@@ -307,16 +309,17 @@ func TestUserMemoryIsBounded(t *testing.T) {
 	one, two := visit(t, s), visit(t, s)
 	if three := visit(t, s); two.Ring == "" || three.Ring != "" || three.File != nil ||
 		!strings.Contains(three.Refused, fmt.Sprintf("user %d", os.Getuid())) {
-		t.Errorf("the third client of a user was told %+v", three)
+		t.Errorf("the third client of a user got %+v", three)
 	}
-	letGo(t, s, one, 1<<20)
+	released(t, s, one, 1<<20)
 	if four := visit(t, s); four.Ring == "" {
-		t.Errorf("where one is gone the next is told %+v", four)
+		t.Errorf("after one is gone the next gets %+v", four)
 	}
 }
 
-// A client that says nothing while a batch waits loses its ring: the batch goes another way, no slot is written anew,
-// and the client is told by the socket's end. What it says afterwards is still heard.
+// A client that is silent while a batch waits loses its ring: the batch goes by TCP, no
+// slot is written again, and the client sees the end of the socket. The server still
+// handles its later reports.
 func TestLease(t *testing.T) {
 	s := listen(t, Options{RingBytes: 1 << 20, Lease: 20 * time.Millisecond})
 	g := visit(t, s)
@@ -346,7 +349,7 @@ func TestLease(t *testing.T) {
 		t.Errorf("the client reads %d bytes: %v", n, err)
 	}
 	if s.Ring(g.Ring, "") != nil {
-		t.Error("an abandoned ring is lent to another call")
+		t.Error("an abandoned ring is given to another call")
 	}
 	if st := s.Stats(); st.Abandoned != 1 || st.Bytes != 1<<20 || st.Held != 1<<20 {
 		t.Errorf("%+v", st)

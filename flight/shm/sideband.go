@@ -18,24 +18,26 @@ import (
 )
 
 const (
-	// LargeBytes is from which length on a buffer goes by shared memory: below, a socket is as good.
+	// LargeBytes is the length in bytes from which a buffer goes by shared memory. Below
+	// it, the socket costs no more.
 	LargeBytes = 64 << 10
-	// bufferAlignment is of every buffer within a ring.
+	// bufferAlignment aligns each buffer in a ring, as Arrow recommends.
 	bufferAlignment = 64
 )
 
-// Sideband is the ring of a call, by which it sends the large buffers of its batches. It is
-// used by one goroutine. nil shares nothing.
+// Sideband sends the large buffers of one call's batches by a ring. One goroutine uses
+// it. A nil Sideband shares nothing.
 type Sideband struct {
 	ring   *Ring
 	call   uint64
-	refers bool   // to blobs where they lie
-	todo   copies // of the batch at hand
+	refers bool   // whether batches may refer to blobs in files
+	todo   copies // of the current batch; kept, so that its memory is reused
 }
 
-// Sideband returns the ring that a call has named in its header, to be left in the end; nil if the ring is gone: then all
-// goes by the connection. caller is the one who makes the call. refers says whether batches may refer to blobs where they
-// lie, if the ring's client can do with that.
+// Sideband returns the ring that a call names in its header. The call's goroutine calls
+// Leave at its end. It returns nil if the ring is gone: all data then goes by the
+// connection. The ring must belong to caller. refers allows batches to refer to blobs in
+// files, if the server and the ring allow it, too.
 func (s *Server) Sideband(header, caller string, refers bool) (*Sideband, error) {
 	id, call, err := ParseCall(header)
 	if err != nil {
@@ -48,29 +50,32 @@ func (s *Server) Sideband(header, caller string, refers bool) (*Sideband, error)
 	return &Sideband{ring: ring, call: call, refers: refers && ring.Refers()}, nil
 }
 
-// Leave says that the call sends nothing more.
+// Leave ends the use of the ring: the call sends no more batches.
 func (s *Sideband) Leave() {
 	if s != nil {
 		s.ring.Leave()
 	}
 }
 
-// Extents says where in a ring the buffers of a batch lie that its message leaves out.
+// Extents are the places in a ring of the buffers that a batch's message leaves out. A
+// nil Extents has none: all buffers are in the message.
 type Extents struct {
 	Slot uint64 `json:"slot"`
-	// Buffers have three numbers each: which of the message's buffers it is, from 0 on,
-	// and in bytes where it begins in the ring, and its length.
+	// Buffers have three numbers each: the index of the buffer in the message, from 0;
+	// its offset in the ring; and its length, both in bytes.
 	Buffers [][3]int64 `json:"buffers"`
-	// References are of columns whose blobs lie elsewhere.
+	// References describe columns whose blobs stay in files.
 	References []*references `json:"references,omitempty"`
 
 	slot *Slot
-	// Waited is how long it took the client to let go of another.
+	// Waited is how long the batch waited until the client released a slot.
 	Waited time.Duration `json:"-"`
 }
 
-// Share copies the large buffers of a batch into the ring, in the order in which a message
-// has them, and checks what was not checked yet. It returns nil where none is large, or the ring has no room.
+// Share copies the large buffers of a batch into the ring, in the order of the message,
+// and verifies blobs that have not been verified. It returns nil if no buffer is large or
+// the ring has no room. The caller calls Sent or Dropped on the result. again reads a
+// blob once more if its bytes are wrong.
 func (s *Sideband) Share(ctx context.Context, b *schema.Batch, again Reread) (*Extents, error) {
 	if s == nil {
 		return nil, nil
@@ -105,7 +110,9 @@ func (s *Sideband) Share(ctx context.Context, b *schema.Batch, again Reread) (*E
 	return l, nil
 }
 
-// place has a column's large buffers copied to memory[at:]. index is that of the column's first buffer.
+// place assigns ring offsets to a column's large buffers and adds their copies to todo.
+// at is the next free offset in memory; index is the number of the column's first buffer
+// in the message. It returns both for the next column.
 func (l *Extents) place(v *schema.Vector, memory []byte, at, index int64, todo *copies) (nextAt, nextIndex int64) {
 	for i := range v.Buffers {
 		if b := &v.Buffers[i]; b.Len >= LargeBytes && !l.refers(index) {
@@ -121,7 +128,7 @@ func (l *Extents) place(v *schema.Vector, memory []byte, at, index int64, todo *
 	return at, index
 }
 
-// Aside is from which length on the message leaves buffers out.
+// Aside returns the length in bytes from which the message leaves buffers out.
 func (l *Extents) Aside() int64 {
 	if l == nil {
 		return math.MaxInt64
@@ -129,7 +136,7 @@ func (l *Extents) Aside() int64 {
 	return LargeBytes
 }
 
-// Bytes is what went by the ring, and what is referred to.
+// Bytes returns the bytes that the batch has in the ring or refers to.
 func (l *Extents) Bytes() (n int64) {
 	if l == nil {
 		return 0
@@ -143,21 +150,22 @@ func (l *Extents) Bytes() (n int64) {
 	return n
 }
 
-// Sent says that the client is about to be told.
+// Sent marks the slot as sent. The caller sends the message next.
 func (l *Extents) Sent() {
 	if l != nil {
 		l.slot.Sent()
 	}
 }
 
-// Dropped says that it never will be.
+// Dropped frees the slot of a message that is not sent.
 func (l *Extents) Dropped() {
 	if l != nil {
 		l.slot.Drop()
 	}
 }
 
-// AddTo adds to a batch's metadata, a JSON object, where its buffers lie.
+// AddTo appends the extents to a batch's metadata, which is a JSON object. It reuses the
+// memory of meta.
 func (l *Extents) AddTo(meta []byte) ([]byte, error) {
 	if l == nil {
 		return meta, nil
@@ -169,6 +177,7 @@ func (l *Extents) AddTo(meta []byte) ([]byte, error) {
 	return fmt.Appendf(meta[:len(meta)-1], `,"shared":%s}`, said), nil
 }
 
+// largeBytes returns the room in bytes that a column's large buffers need in a slot.
 func largeBytes(v *schema.Vector) (n int64) {
 	for i := range v.Buffers {
 		if b := &v.Buffers[i]; b.Len >= LargeBytes {
@@ -184,37 +193,42 @@ func largeBytes(v *schema.Vector) (n int64) {
 func padded(n int64) int64 { return (n + bufferAlignment - 1) &^ (bufferAlignment - 1) }
 
 const (
-	// referredBytes is from which length on a blob is referred to: a copy of less costs no more than its reference.
+	// referredBytes is the length in bytes from which a blob is referred to. Copying a
+	// shorter one costs no more than its reference.
 	referredBytes = 16 << 10
-	viewBytes     = 16 // of a row, in Arrow's layout of views
-	inlineView    = 12 // so long a value lies in its view
-	entryBytes    = 24 // of a reference: file, offset and length
+	viewBytes     = 16 // size of a row's view in Arrow's layout
+	inlineView    = 12 // values up to this length are stored in their view
+	entryBytes    = 24 // size of a table entry: file, offset and length
 )
 
-// references are the blobs of one column that a client finds where they lie in the server's files, and the rest of it.
-// In the slot there are three things of the column, each with its offset in the ring and its length in bytes: the views
-// of its rows, in Arrow's layout; a table of the blobs referred to, three signed 64-bit integers each; and the bytes of
-// the others, one after another. The views' first buffer is the latter, and after it each entry of the table is one.
+// references is a column some of whose blobs the client reads from the server's files.
+// The slot has three ranges for it, each with its offset in the ring and its length in
+// bytes: the views of the rows in Arrow's layout; a table of the referred blobs, three
+// signed 64-bit integers each; and the bytes of the other blobs, one after another. The
+// first buffer of the views is that last range; each entry of the table is one further
+// buffer.
 type references struct {
-	Buffer int64    `json:"buffer"` // of the message's buffers the one that has no bytes for that
+	Buffer int64    `json:"buffer"` // index of the message's buffer that is empty in exchange
 	Views  [2]int64 `json:"views"`
 	Table  [2]int64 `json:"table"`
 	Data   [2]int64 `json:"data"`
 
 	column  *schema.Vector
-	rows    []int           // referred to
-	extents []schema.Extent // of those
-	checked schema.Buffer   // those blobs, to be checked where they lie
-	copied  schema.Buffer   // the other blobs
-	pinned  int64           // bytes that are referred to
+	rows    []int           // rows whose blobs are referred to
+	extents []schema.Extent // the extents of these blobs
+	checked schema.Buffer   // these blobs, to be verified in place
+	copied  schema.Buffer   // the other blobs, to be copied
+	pinned  int64           // bytes of the referred blobs
 }
 
-// bytes is what the column takes of the slot.
+// bytes returns the room that the column takes in the slot.
 func (r *references) bytes() int64 {
 	return padded(int64(r.column.Len)*viewBytes) + padded(int64(len(r.rows))*entryBytes) + padded(r.copied.Len)
 }
 
-// refersTo returns what of a column can be referred to, index being that of its first buffer; nil if nothing can.
+// refersTo splits a column's blobs into referred and copied ones. index is the number of
+// the column's first buffer. It returns nil if no blob can be referred to, or if the
+// copied ones exceed the 32-bit offsets of Arrow's views.
 func refersTo(v *schema.Vector, index int64) *references {
 	last := len(v.Buffers) - 1
 	if v.Blobs == nil || v.Buffers[last].Len < LargeBytes {
@@ -248,8 +262,9 @@ func refersTo(v *schema.Vector, index int64) *references {
 	return r
 }
 
-// refer is share for a batch of whose blobs some are referred to: the slot holds them, and all else that is large is
-// copied. total is the length of what is large. It returns nil where nothing can be referred to, or no more may be.
+// refer is Share for a batch that refers to blobs in files. The slot holds these blobs,
+// and all other large data is copied. total is the length of the large data in bytes. It
+// returns nil if no blob can be referred to, or if no more may be pinned.
 func (s *Sideband) refer(ctx context.Context, b *schema.Batch, total int64, again Reread) (*Extents, error) {
 	l := &Extents{Buffers: [][3]int64{}}
 	index, pinned := int64(0), int64(0)
@@ -274,14 +289,16 @@ func (s *Sideband) refer(ctx context.Context, b *schema.Batch, total int64, agai
 	if err := s.fill(ctx, b, l, again); err != nil {
 		l.Dropped()
 		if errors.Is(err, errWrong) {
-			return nil, nil // what is copied is put right
+			return nil, nil // Share copies the batch instead, and repairs the wrong blob
 		}
 		return nil, err
 	}
 	return l, nil
 }
 
-// fill fills the slot of a batch that is referred to, and hands the blobs over to it.
+// fill writes the slot of a batch with references. It moves ownership of the blobs to the
+// slot last, when nothing can fail any more: after an error the batch still has all its
+// blobs and can be copied.
 func (s *Sideband) fill(ctx context.Context, b *schema.Batch, l *Extents, again Reread) error {
 	memory, at, index := l.slot.Bytes(), int64(0), int64(0)
 	defer s.todo.reset()
@@ -304,10 +321,10 @@ func (s *Sideband) fill(ctx context.Context, b *schema.Batch, l *Extents, again 
 		views := memory[r.Views[0]-l.slot.Offset:][:r.Views[1]]
 		data := memory[r.Data[0]-l.slot.Offset:][:r.Data[1]]
 		if err := schema.Guard(func() error { r.view(views, data); return nil }); err != nil {
-			return errWrong // a page that could be read a moment ago
+			return errWrong // a page has become unreadable since the check
 		}
 	}
-	for _, r := range l.References { // nothing fails any more
+	for _, r := range l.References { // nothing fails from here on
 		pins := make([]schema.Blob, len(r.rows))
 		for i, row := range r.rows {
 			pins[i], r.column.Blobs[row] = r.column.Blobs[row], schema.Blob{}
@@ -317,8 +334,9 @@ func (s *Sideband) fill(ctx context.Context, b *schema.Batch, l *Extents, again 
 	return nil
 }
 
-// lay finds places for a column from memory[at:] on, writes its table, and returns where its other blobs are to be
-// copied to.
+// lay allocates the three ranges of a column from memory[at:] on and writes the table. It
+// returns the memory for the copied blobs. If the client cannot get a file, the error is
+// errWrong.
 func (r *references) lay(l *Extents, memory []byte, at int64) (rest []byte, err error) {
 	base := l.slot.Offset
 	r.Views = [2]int64{base + at, int64(r.column.Len) * viewBytes}
@@ -339,7 +357,9 @@ func (r *references) lay(l *Extents, memory []byte, at int64) (rest []byte, err 
 	return memory[at:][:r.copied.Len], nil
 }
 
-// view writes the views of a column. data are the bytes of those of its blobs that were copied.
+// view writes the views of a column. data are the copied blobs, which are verified by
+// now. It takes values from data and not from the source, whose bytes could have changed
+// since.
 func (r *references) view(views, data []byte) {
 	referred, at := 0, 0
 	for row := range r.column.Len {
@@ -366,12 +386,12 @@ func (r *references) view(views, data []byte) {
 	}
 }
 
-// refers reports whether a buffer of the message is one whose blobs are referred to.
+// refers reports whether a buffer of the message belongs to a column with references.
 func (l *Extents) refers(index int64) bool {
 	return slices.ContainsFunc(l.References, func(r *references) bool { return r.Buffer == index })
 }
 
-// buffersOf is how many buffers a column has in a message.
+// buffersOf returns how many buffers a column has in a message.
 func buffersOf(v *schema.Vector) int64 {
 	n := int64(len(v.Buffers))
 	for i := range v.Children {
@@ -381,37 +401,40 @@ func buffersOf(v *schema.Vector) int64 {
 }
 
 const (
-	// copyPart is how many bytes a goroutine copies before it looks what is left: a fraction of a core's cache, and
-	// long against what it takes to look.
+	// copyPart is how many bytes a goroutine copies before it takes the next part: a
+	// fraction of a core's cache, and long compared to the cost of taking one.
 	copyPart = 256 << 10
-	// copyAlone is up to how many parts a batch is copied by its stream's goroutine alone: there is no time to gain.
+	// copyAlone is the number of parts up to which the stream's goroutine copies alone.
+	// Starting a helper would take longer.
 	copyAlone = 4
 )
 
-// copies is what is to be copied of a batch into memory that a client shares. The stream's goroutine and a helper take
-// its parts in turn: one core does not move as many bytes as memory delivers, and a client that reads bytes faster than
-// its stream copies them leaves its own core idle. Where no core is idle, one of the two comes late, finds nothing
-// left, and has cost next to nothing. The helper never outlives run.
+// copies are the copies of a batch into a ring. The stream's goroutine and one helper
+// take parts from a shared counter. One core does not use the full memory bandwidth, and
+// a client that reads faster than its stream copies leaves its own core idle. If no core
+// is idle, one of the two starts late, finds no part left, and has cost next to nothing.
+// The helper never outlives run.
 type copies struct {
 	parts []part
-	next  atomic.Int64 // part that nobody has taken
+	next  atomic.Int64 // the next part that no goroutine has taken
 
 	mu       sync.Mutex
-	err      error  // of the first part that failed, by its place; guarded by mu
-	at       int    // which one that is; guarded by mu
-	panicked any    // what the helper has panicked with; guarded by mu
-	stack    []byte // where; guarded by mu
+	err      error  // the error of the first part that failed, in the order of parts; guarded by mu
+	at       int    // the index of that part; guarded by mu
+	panicked any    // the helper's panic; guarded by mu
+	stack    []byte // the helper's stack at its panic; guarded by mu
 }
 
-// part is some pieces of a buffer that lie one behind the other, and where they go; nil if they stay where they are,
-// and are only checked.
+// part is a range of consecutive pieces of a buffer and their destination. The
+// destination is nil if the pieces are only verified in place.
 type part struct {
 	to         []byte
 	buffer     *schema.Buffer
 	first, end int
 }
 
-// reset forgets what was copied, and nothing refers to it any more.
+// reset drops all parts and their references to buffers, and keeps the slice for the next
+// batch.
 func (c *copies) reset() {
 	clear(c.parts)
 	c.parts = c.parts[:0]
@@ -419,7 +442,7 @@ func (c *copies) reset() {
 	c.err, c.panicked, c.stack = nil, nil, nil
 }
 
-// add has a buffer copied to the beginning of memory.
+// add splits the copy of a buffer to the beginning of memory into parts.
 func (c *copies) add(memory []byte, b *schema.Buffer) {
 	first, size := 0, 0
 	for i := range b.Pieces {
@@ -432,7 +455,7 @@ func (c *copies) add(memory []byte, b *schema.Buffer) {
 	}
 }
 
-// check has a buffer checked where it lies, if it was not yet.
+// check adds the verification of a buffer in place, if it has unverified pieces.
 func (c *copies) check(b *schema.Buffer) {
 	if b.Unchecked == nil {
 		return
@@ -447,8 +470,8 @@ func (c *copies) check(b *schema.Buffer) {
 	}
 }
 
-// run copies all. Of several parts that fail, the error is that of the first one. again may be called by two goroutines
-// at once.
+// run does all copies. If several parts fail, the error is that of the first one, as if
+// one goroutine had done them in order. again may be called by two goroutines at once.
 func (c *copies) run(ctx context.Context, again Reread) error {
 	if len(c.parts) <= copyAlone || runtime.GOMAXPROCS(0) == 1 {
 		c.work(ctx, again)
@@ -457,7 +480,8 @@ func (c *copies) run(ctx context.Context, again Reread) error {
 	var helper sync.WaitGroup
 	helper.Go(func() {
 		defer func() {
-			// Panics are caught for each call, and this goroutine has none.
+			// The panic handlers of calls cover the stream's goroutine only, not this
+			// one.
 			if p := recover(); p != nil {
 				c.mu.Lock()
 				defer c.mu.Unlock()
@@ -466,11 +490,12 @@ func (c *copies) run(ctx context.Context, again Reread) error {
 		}()
 		c.work(ctx, again)
 	})
-	// A processor that is idle takes what waits for any of them at once, but for what a running one goes on with next
-	// it sleeps first, for some 70 µs. So the helper begins here, and this goroutine is taken.
+	// The Go scheduler gives a runnable goroutine to an idle P at once, but a goroutine
+	// in the run-next slot of a running P only after a sleep of some 70 µs. Gosched runs
+	// the helper here, and an idle P takes this goroutine.
 	runtime.Gosched()
 	func() {
-		defer helper.Wait() // also where this goroutine panics: it is about to give the memory back
+		defer helper.Wait() // also after a panic: this goroutine then frees the memory
 		c.work(ctx, again)
 	}()
 	if c.panicked != nil {
@@ -479,7 +504,7 @@ func (c *copies) run(ctx context.Context, again Reread) error {
 	return c.err
 }
 
-// work copies parts until none is left, or one has failed.
+// work takes parts until none is left or one fails.
 func (c *copies) work(ctx context.Context, again Reread) {
 	for {
 		i := int(c.next.Add(1)) - 1
@@ -493,7 +518,8 @@ func (c *copies) work(ctx context.Context, again Reread) {
 	}
 }
 
-// soon returns the piece that the next part begins with: whoever has done a part is probably the one to take that.
+// soon returns the first piece of the next part, for the prefetch of its bytes. The
+// goroutine that has finished a part is likely to take the next one.
 func (c *copies) soon() []byte {
 	if i := c.next.Load(); i < int64(len(c.parts)) {
 		return c.parts[i].buffer.Pieces[c.parts[i].first]
@@ -501,7 +527,7 @@ func (c *copies) soon() []byte {
 	return nil
 }
 
-// failed notes that a part could not be copied. No other one is begun.
+// failed records the error of a part and prevents that another part begins.
 func (c *copies) failed(i int, err error) {
 	c.next.Store(int64(len(c.parts)))
 	c.mu.Lock()
@@ -511,7 +537,8 @@ func (c *copies) failed(i int, err error) {
 	}
 }
 
-// copy copies a part, and checks what was not checked yet. soon is asked what comes after it.
+// copy copies a part and verifies unverified pieces. soon returns the first piece of the
+// part after it.
 func (p *part) copy(ctx context.Context, again Reread, soon func() []byte) error {
 	if p.to == nil {
 		return p.check(soon)
@@ -532,7 +559,8 @@ func (p *part) copy(ctx context.Context, again Reread, soon func() []byte) error
 	return nil
 }
 
-// after returns the piece that comes after piece i, which may be in another part; nil if nobody knows.
+// after returns the piece after piece i, which may be in the next part; nil if it is
+// unknown.
 func (p *part) after(i int, soon func() []byte) []byte {
 	if i+1 < p.end {
 		return p.buffer.Pieces[i+1]
@@ -540,10 +568,11 @@ func (p *part) after(i int, soon func() []byte) []byte {
 	return soon()
 }
 
-// errWrong says that a blob cannot be referred to, as it is not what it has to be.
-var errWrong = errors.New("a blob has proved wrong where it lies")
+// errWrong means that a batch cannot refer to its blobs. Share then copies it.
+var errWrong = errors.New("a blob cannot be referred to in its file")
 
-// check compares a part with what it has to be. Where something is wrong, or cannot be read, it is errWrong.
+// check verifies a part in place. If a blob is wrong or unreadable, the error is
+// errWrong.
 func (p *part) check(soon func() []byte) error {
 	for i := p.first; i < p.end; i++ {
 		if p.buffer.Unchecked[i].Ref.CheckBefore(p.buffer.Pieces[i], p.after(i, soon)) != nil {
@@ -553,11 +582,13 @@ func (p *part) check(soon func() []byte) error {
 	return nil
 }
 
-// Reread brings a blob of a batch's row once more, checked, where it has proved wrong. It may be called by several
-// goroutines at once.
+// Reread reads the blob of a row again after its bytes were wrong, and verifies it. The
+// caller releases it. Several goroutines may call it at once.
 type Reread func(ctx context.Context, row int, ref schema.BlobRef) (schema.Blob, error)
 
-// copyChecked copies a blob, and checks what it has written. next is the blob that will be copied next, if it is known.
+// copyChecked copies a blob and verifies the copy, not the source, which could change in
+// between. next is the blob to copy next, or nil: its bytes are prefetched into the CPU's
+// cache.
 func copyChecked(ctx context.Context, to, from, next []byte, want schema.Unchecked, again Reread) error {
 	if want.Ref.CheckedCopy(to, from, next) == nil {
 		return nil
@@ -570,7 +601,8 @@ func copyChecked(ctx context.Context, to, from, next []byte, want schema.Uncheck
 	return want.Ref.CheckedCopy(to, blob.Bytes(), nil)
 }
 
-// copyGuarded copies what was checked before; a page of it may be unreadable by now.
+// copyGuarded copies pieces that were verified earlier. A page of a mapped file may be
+// unreadable by now, which is an error here and not a crash.
 func copyGuarded(to, from []byte) error {
 	return schema.Guard(func() error {
 		copy(to, from)

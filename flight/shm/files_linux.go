@@ -10,13 +10,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// handOver sends a message with a descriptor that a file can be read by, and nothing else. It waits for nobody: a client
-// that does not take what it is sent gets no more.
+// handOver sends a message with a read-only descriptor of a file. It never blocks: if the
+// client has not read its socket, and the socket's buffer is full, handOver fails and the
+// batch is copied.
 //
-// The descriptor holds a shared lock (flock) of the file as long as anybody has it or a mapping made by it. So a server
-// that comes after this one knows what clients of this one may read still.
+// The new descriptor holds a shared lock (flock) on the file as long as any process has
+// the descriptor or a mapping made with it. So a later server process knows which files
+// clients of this one may still read.
 func handOver(c *net.UnixConn, message []byte, file *os.File) error {
-	// Opened anew: what the server has can be written by. It may have lost its name meanwhile.
+	// Open the file again: the server's own descriptor is writable. /proc works although
+	// the file may have lost its name.
 	read, err := os.Open(fmt.Sprintf("/proc/self/fd/%d", file.Fd()))
 	if err != nil {
 		return err
@@ -31,13 +34,14 @@ func handOver(c *net.UnixConn, message []byte, file *os.File) error {
 	}
 	rights := unix.UnixRights(int(read.Fd()))
 	var sent error
-	err = raw.Control(func(fd uintptr) { // no Write: the connection has the deadline that the ring was handed over by
+	err = raw.Control(func(fd uintptr) { // not by Write, which would obey the write deadline of the handshake
 		sent = unix.Sendmsg(int(fd), message, rights, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
 	})
 	return errors.Join(err, sent)
 }
 
-// isGone reports whether a file that nobody holds is closed, or has lost its name.
+// isGone reports whether a file is closed or has lost its name. No slot refers to it, so
+// its owner may close it at any time.
 func isGone(f *os.File) bool {
 	info, err := f.Stat()
 	if err != nil {

@@ -90,8 +90,8 @@ func slotOf(t *testing.T, r *Ring) *Slot {
 	return slot
 }
 
-// A client can read the file that it was handed, once for all slots, and nothing else, also when it has lost its name;
-// and as long as it has a mapping of it, others can tell.
+// A client can read a file that it was handed, and no other, also after the file has lost its name. The file is handed
+// over once for all slots. As long as the client has it mapped, the lock shows that.
 func TestFilesCanOnlyBeRead(t *testing.T) {
 	_, g, r := referring(t)
 	defer r.Leave()
@@ -110,7 +110,7 @@ func TestFilesCanOnlyBeRead(t *testing.T) {
 	}
 	h, fd := handedOver(t, g.Conn)
 	if h.File != 1 || h.Bytes != 4096 || len(h.Forget) != 0 {
-		t.Errorf("the client was told %+v", h)
+		t.Errorf("the client got %+v", h)
 	}
 	if n := r.files[0].slots; n != 3 {
 		t.Errorf("%d slots refer to the file, want 3", n)
@@ -137,7 +137,7 @@ func TestFilesCanOnlyBeRead(t *testing.T) {
 	}
 	_ = unix.Close(fd)
 	if !isLocked(t, f) {
-		t.Error("nobody can tell that a client has the file mapped")
+		t.Error("the lock does not show that a client has the file mapped")
 	}
 	if err := unix.Munmap(seen); err != nil {
 		t.Fatal(err)
@@ -162,11 +162,11 @@ func TestFilesAreHandedOverLate(t *testing.T) {
 	h, fd := handedOver(t, g.Conn)
 	_ = unix.Close(fd)
 	if h.File != 1 {
-		t.Errorf("the client was told %+v", h)
+		t.Errorf("the client got %+v", h)
 	}
 }
 
-// A client that takes nothing of what it is handed keeps nobody waiting: it gets copies.
+// A client that does not read its socket blocks no stream: its batches are copied.
 func TestWhoTakesNothingGetsNoMore(t *testing.T) {
 	_, g, r := referring(t)
 	slot := slotOf(t, r)
@@ -190,7 +190,8 @@ func TestWhoTakesNothingGetsNoMore(t *testing.T) {
 	}
 }
 
-// Files that are gone are forgotten when another is handed over, but for those that a slot refers to.
+// The server forgets files that are gone when it hands over another, except those that a
+// slot refers to.
 func TestFilesAreForgotten(t *testing.T) {
 	_, g, r := referring(t)
 	defer r.Leave()
@@ -220,18 +221,19 @@ func TestFilesAreForgotten(t *testing.T) {
 	}
 	h, _ := handedOver(t, g.Conn)
 	if h.File != 5 || !slices.Equal(h.Forget, []uint64{2, 3}) {
-		t.Errorf("the client was told %+v, want that 2 and 3 are gone", h)
+		t.Errorf("the client got %+v, want that 2 and 3 are gone", h)
 	}
 	kept.Drop()
 	if _, ok := slotOf(t, r).Refer(aFile(t, ""), 1); !ok {
 		t.Fatal("no more files")
 	}
 	if h, _ := handedOver(t, g.Conn); !slices.Equal(h.Forget, []uint64{1}) {
-		t.Errorf("the client was told %+v, want that 1 is gone", h)
+		t.Errorf("the client got %+v, want that 1 is gone", h)
 	}
 }
 
-// Whatever a client says, it lets go of its own slots alone, and gets no file that it was not referred to.
+// A client can release only its own slots, and gets only files that its slots refer to,
+// whatever it sends.
 func TestClientsThatLieAboutReferences(t *testing.T) {
 	s, g, r := referring(t)
 	defer r.Leave()
@@ -257,10 +259,10 @@ func TestClientsThatLieAboutReferences(t *testing.T) {
 		t.Fatal(err)
 	}
 	if n, err := liar.Conn.Read(make([]byte, 1)); n > 0 || err == nil {
-		t.Errorf("the server says %d bytes to who asks for a file: %v", n, err)
+		t.Errorf("the server says %d bytes to a client that requests a file: %v", n, err)
 	}
 	if s.Ring(liar.Ring, "") != nil {
-		t.Error("the ring of a client that was sent away is lent")
+		t.Error("the ring of a client that was sent away is given")
 	}
 	if st := s.Stats(); st.Pinned != 1 || st.Referred != 1 {
 		t.Errorf("%+v: want the other client's reference", st)
