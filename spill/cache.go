@@ -76,6 +76,7 @@ func Open(opts Options) (*Cache, error) {
 	return c, nil
 }
 
+// open is Open without the context of the error.
 func open(opts Options) (_ *Cache, err error) {
 	if opts.Dir == "" && opts.Model == nil {
 		return nil, &schema.FieldError{Field: "dir", Got: `""`, Want: "a directory"}
@@ -121,6 +122,7 @@ func open(opts Options) (_ *Cache, err error) {
 	if err := prepareDirectory(opts.Dir, opts.Logger); err != nil {
 		return nil, err
 	}
+	// If the index or a segment cannot be opened, the cache starts empty.
 	if err := c.recover(); err != nil {
 		opts.Logger.Warn("the spill cannot be read and begins anew", "directory", opts.Dir, "error", err)
 		c.table = newTable()
@@ -288,6 +290,8 @@ func (p *pin) Unpin() {
 // Extent implements schema.Locator.
 func (p *pin) Extent([]byte) (schema.Extent, bool) { return p.blob.Extent() }
 
+// unpin ends a use of a slot. The last one starts the release of an evicted blob, or
+// notes that a live one may be evicted again.
 func (c *Cache) unpin(i uint32, s *slot) {
 	switch s.pins.Add(-1) {
 	case dying:
@@ -328,6 +332,7 @@ func (c *Cache) lost(i uint32, s *slot, key schema.Key, err error) {
 	c.report("a blob cannot be read, and is taken out", err)
 }
 
+// path is a file of the cache's directory.
 func (c *Cache) path(name string) string { return filepath.Join(c.opts.Dir, name) }
 
 // Get returns a blob from the cache. Its bytes are a slice of a mapped file. They have been verified by the
@@ -345,6 +350,7 @@ func (c *Cache) GetUnchecked(ref schema.BlobRef, at Place) (b schema.Blob, unche
 	return c.get(ref, at, false)
 }
 
+// get is Get and GetUnchecked; check verifies the checksum.
 func (c *Cache) get(ref schema.BlobRef, at Place, check bool) (_ schema.Blob, unchecked, ok bool) {
 	c.life.RLock()
 	defer c.life.RUnlock()
@@ -361,6 +367,7 @@ func (c *Cache) get(ref schema.BlobRef, at Place, check bool) (_ schema.Blob, un
 		o.release()
 		return schema.NewBlob(data, nil), false, true
 	}
+	// The pin is taken under c.mu, so the blob cannot be evicted before it is read.
 	i, s := c.table.find(&ref.Key)
 	if s == nil || c.closed.Load() || s.state != live || int64(s.length) != ref.Size || s.sum != ref.Sum {
 		c.mu.Unlock()
@@ -414,6 +421,7 @@ func (c *Cache) Put(ref schema.BlobRef, at Place, cost time.Duration, data []byt
 	return c.put(ref, at, cost, data)
 }
 
+// put is Put with life read-locked.
 func (c *Cache) put(ref schema.BlobRef, at Place, cost time.Duration, data []byte) bool {
 	p, ok := c.begin(ref, at, cost, int64(len(data)))
 	if !ok {
@@ -444,6 +452,7 @@ func (c *Cache) begin(ref schema.BlobRef, at Place, cost time.Duration, n int64)
 		c.mu.Unlock()
 		return p, false
 	}
+	// A blob of more than a quarter of the budget would evict too many others.
 	if n > maxLength || need > c.space.budget.Load()/4 || now < c.quiet {
 		c.mu.Unlock()
 		ds.bypassed.Add(1)
@@ -574,6 +583,7 @@ type offer struct {
 	holds atomic.Int32 // grows under Cache.mu only while the offer is in offered
 }
 
+// release ends a use of the offer's blob.
 func (o *offer) release() {
 	if o.holds.Add(-1) == 0 {
 		o.blob.Release()
@@ -721,6 +731,7 @@ func (w *offerWriter) write(c *Cache) {
 	clear(w.writes) // they refer to the blobs' memory
 }
 
+// beginOffer is begin for an offer, with its current place.
 func (c *Cache) beginOffer(o *offer) (pending, bool) {
 	if c.closed.Load() {
 		return pending{}, false
@@ -758,6 +769,7 @@ func (c *Cache) giveBack(l segment.Location) {
 	}
 }
 
+// notGivenBack counts and logs a failed release of space, which stays counted as held.
 func (c *Cache) notGivenBack(err error) {
 	c.count.writeErrors.Add(1)
 	c.report("space cannot be given back", err)
@@ -773,6 +785,7 @@ func (c *Cache) Trim() {
 	}
 }
 
+// trim is Trim with life read-locked, or before the cache is in use.
 func (c *Cache) trim() {
 	for left := c.space.left(); left < 0; left = c.space.left() {
 		evicted := c.count.evicted.Load()
@@ -923,6 +936,7 @@ type reaper struct {
 	stopped bool
 }
 
+// add queues the slot of an evicted blob without pins.
 func (r *reaper) add(i uint32) {
 	r.mu.Lock()
 	r.slots = append(r.slots, i)
@@ -930,6 +944,7 @@ func (r *reaper) add(i uint32) {
 	r.signal()
 }
 
+// signal wakes the reaper, unless it has been woken already.
 func (r *reaper) signal() {
 	select {
 	case r.wake <- struct{}{}:
@@ -954,6 +969,7 @@ func (r *reaper) take() (slots []uint32, tidy, stopped bool) {
 	return slots, tidy, r.stopped
 }
 
+// reap is the reaper's goroutine.
 func (c *Cache) reap() {
 	for range c.reaper.wake {
 		slots, tidy, stopped := c.reaper.take()
@@ -1028,6 +1044,7 @@ func (c *Cache) rehome(i, id uint32) {
 	from := s.location()
 	c.mu.Unlock()
 
+	// Without c.mu: the pin keeps the blob in its place.
 	to, err := c.copyOf(from, key, s.sum)
 	c.mu.Lock()
 	switch {
@@ -1088,6 +1105,7 @@ func (c *Cache) copyOf(from segment.Location, key schema.Key, sum schema.Sum) (t
 // It is called whenever a blob is stored or found; a cached blob keeps its last answer.
 func (c *Cache) SetSpare(is func(schema.BlobRef) bool) { c.spare.Store(&is) }
 
+// isSpare calls the function of SetSpare.
 func (c *Cache) isSpare(ref schema.BlobRef) bool {
 	is := c.spare.Load()
 	return is != nil && (*is)(ref)
@@ -1104,6 +1122,7 @@ func (c *Cache) WantsBlob(ref schema.BlobRef, at Place, displace bool) bool {
 	return c.wants(&Entry{Place: at, Size: ref.Size, Uses: 1, Spare: c.isSpare(ref)}, displace)
 }
 
+// wants is Wants for an entry whose times are not set.
 func (c *Cache) wants(e *Entry, displace bool) bool {
 	at, size := e.Place, e.Size
 	c.life.RLock()
@@ -1258,6 +1277,7 @@ func (c *Cache) Verify(ctx context.Context) Verification {
 	return v
 }
 
+// intact reads a blob and verifies its checksum; the caller has pinned it.
 func (c *Cache) intact(loc segment.Location, sum schema.Sum) error {
 	b, err := c.space.set.Get(loc)
 	if err != nil {
@@ -1283,11 +1303,13 @@ type dataset struct {
 	entries, bytes                         atomic.Int64
 }
 
+// enter counts a blob that was added.
 func (d *dataset) enter(s *slot) {
 	d.entries.Add(1)
 	d.bytes.Add(int64(s.length))
 }
 
+// leave counts a blob that was removed.
 func (d *dataset) leave(s *slot) {
 	d.entries.Add(-1)
 	d.bytes.Add(-int64(s.length))
@@ -1333,6 +1355,8 @@ type DatasetStats struct {
 	Evicted     int64 `json:"evicted"`
 }
 
+// stats returns the counters. They are read one after another, so they need not be of the
+// same moment.
 func (d *dataset) stats() DatasetStats {
 	return DatasetStats{
 		Entries: d.entries.Load(), Bytes: d.bytes.Load(),
@@ -1352,6 +1376,7 @@ func (d *dataset) take(o *dataset) {
 	}
 }
 
+// add adds the counters of o.
 func (d *DatasetStats) add(o DatasetStats) {
 	d.Entries += o.Entries
 	d.Bytes += o.Bytes
@@ -1398,13 +1423,17 @@ type trouble struct {
 	kinds map[string]*reported
 }
 
+// reported is when a kind of fault was last logged, and how often it was not logged
+// since.
 type reported struct {
 	at      Time
 	skipped int64
 }
 
+// reportInterval is the minimum time between two logs of one kind.
 const reportInterval = Time(10e9)
 
+// report logs a fault of one kind, what, if it is due.
 func (t *trouble) report(what string, err error) {
 	if skipped, ok := t.due(what); ok {
 		t.log.Warn("trouble with the disk of the spill; streams go on from the store", "what", what, "error", err,

@@ -36,6 +36,7 @@ func (j *Job) Use(epoch, index int64) {
 // Used reports whether the job has used a row before its turn. row counts from the beginning of its first epoch.
 func (j *Job) Used(row int64) bool { return j.loose.Load().has(row, j.served.Load()) }
 
+// by is the reach in rows; 0 for nil, a job that keeps the order.
 func (l *loose) by() int64 {
 	if l == nil {
 		return 0
@@ -48,10 +49,12 @@ func (l *loose) within(row, served int64) bool {
 	return row >= served && row < served+64*int64(len(l.used))
 }
 
+// bit is the place of a row in the ring of bits.
 func (l *loose) bit(row int64) (word *atomic.Uint64, bit uint64) {
 	return &l.used[row/64%int64(len(l.used))], 1 << (row & 63)
 }
 
+// has reports whether the job has used a row before its turn.
 func (l *loose) has(row, served int64) bool {
 	if l == nil || !l.within(row, served) {
 		return false

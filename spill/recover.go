@@ -47,6 +47,7 @@ func prepareDirectory(dir string, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
+	// foreign is an entry that no cache has.
 	foreign := ""
 	for _, e := range entries {
 		if !slices.Contains([]string{formatFile, lockFile, indexDir, blobsDir, "lost+found"}, e.Name()) {
@@ -81,6 +82,7 @@ func prepareDirectory(dir string, log *slog.Logger) error {
 	return emptyDirectory(dir)
 }
 
+// firstOf returns the first entry with one of the names, or "".
 func firstOf(entries []os.DirEntry, names ...string) string {
 	for _, e := range entries {
 		if slices.Contains(names, e.Name()) {
@@ -90,6 +92,7 @@ func firstOf(entries []os.DirEntry, names ...string) string {
 	return ""
 }
 
+// makeDir creates a directory, if it does not exist.
 func makeDir(path string) error {
 	if err := os.Mkdir(path, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
@@ -140,6 +143,7 @@ func lockDirectory(dir string) (*os.File, error) {
 	case errors.Is(err, unix.EWOULDBLOCK):
 		var h holder
 		buf := make([]byte, 64<<10)
+		// The file may be empty: the holder writes it after it has the lock.
 		n, _ := f.ReadAt(buf, 0) // an unreadable file is described as unknown
 		who := "another process, which is just starting or ending"
 		if json.Unmarshal(buf[:n], &h) == nil && h.PID != 0 {
@@ -186,6 +190,8 @@ func (c *Cache) recover() (err error) {
 			err = errors.Join(err, c.index.close(false))
 		}
 	}()
+	// New segments get numbers above those of all files and of all entries, so that an
+	// outdated entry cannot refer to a new segment.
 	sizes, next, err := c.segmentFiles()
 	if err != nil {
 		return err
@@ -196,6 +202,7 @@ func (c *Cache) recover() (err error) {
 			var s slot
 			decodeEntry(value, &s)
 			next = max(next, s.segment+1)
+			// An entry whose segment is gone, or ends before the blob, is removed.
 			if l := s.location(); l.Offset < 2*segment.HeaderSize || l.Offset+l.Length > sizes[s.segment] {
 				c.index.note(change{key: *key, remove: true})
 				return
@@ -294,6 +301,7 @@ func (c *Cache) attach(sizes map[uint32]int64, next *uint32, clean bool) (err er
 			}
 			continue
 		}
+		// Clients of an earlier process may still have the file mapped.
 		held := g.Elsewhere()
 		if err := c.survey(g, path, within[id], clean, held); err != nil {
 			return err
@@ -335,6 +343,8 @@ func (c *Cache) survey(g *segment.Segment, path string, slots []uint64, clean, e
 			return err
 		}
 	}
+	// runs and slots are sorted, so one pass over both finds the entries whose blocks are
+	// holes.
 	rest := runs
 	for _, k := range slots {
 		i := uint32(k)
@@ -408,6 +418,7 @@ func (c *Cache) punchUnused(g *segment.Segment, b *blocks, r run) error {
 				return err
 			}
 		}
+		// Skip the blocks in use.
 		for from = to; from < r.to && used(from); {
 			from += segment.Block
 		}
@@ -434,6 +445,7 @@ const (
 var keyClean = []byte("m/clean")
 
 const (
+	// Sizes of Pebble's buffers. The index is small: about 100 bytes per blob.
 	memTableSize = 1 << 20
 	indexCache   = 1 << 20 // read only on opening
 	indexQueue   = 4096    // changes that wait to be written
@@ -467,6 +479,8 @@ type change struct {
 	value  [entrySize]byte
 }
 
+// openIndex opens or creates the index, and starts its goroutine. The error is a
+// schema.ErrDataLoss if the database is damaged.
 func openIndex(dir string, fs vfs.FS, log *slog.Logger) (_ *index, err error) {
 	x := &index{log: log, changes: make(chan change, indexQueue), closing: make(chan struct{}),
 		done: make(chan struct{})}
@@ -577,6 +591,7 @@ func (x *index) write() {
 	_ = b.Close()
 }
 
+// put adds a change to a batch.
 func (x *index) put(b *pebble.Batch, c *change) {
 	var err error
 	var key [entryKey]byte
@@ -626,6 +641,7 @@ func (x *index) remove(key schema.Key) {
 	}
 }
 
+// lost reports whether the index cannot be written any more.
 func (x *index) lost() bool { return x.fs != nil && x.fs.broken.Load() }
 
 // close writes the queued changes, and records a clean shutdown.
@@ -648,6 +664,9 @@ func (x *index) close(clean bool) (err error) {
 	return err
 }
 
+// encodeEntry writes a slot as an entry of the index: little-endian, in the order segment
+// u32, offset u32 (in units of segment.Align), length u32, cost f32 (seconds), sum u64,
+// position i64, dataset u32, uses u32, added u32, used u32 (stamps).
 func encodeEntry(s *slot, v *[entrySize]byte) {
 	le := binary.LittleEndian
 	le.PutUint32(v[0:], s.segment)
@@ -662,6 +681,7 @@ func encodeEntry(s *slot, v *[entrySize]byte) {
 	le.PutUint32(v[44:], uint32(s.used))
 }
 
+// decodeEntry is the inverse of encodeEntry.
 func decodeEntry(v *[entrySize]byte, s *slot) {
 	le := binary.LittleEndian
 	s.segment = le.Uint32(v[0:])
@@ -679,8 +699,10 @@ func decodeEntry(v *[entrySize]byte, s *slot) {
 // indexLogger passes the database's messages to slog.
 type indexLogger struct{ log *slog.Logger }
 
+// Infof drops messages about normal operation.
 func (indexLogger) Infof(string, ...any) {}
 
+// Errorf logs a warning: the database continues.
 func (l indexLogger) Errorf(format string, args ...any) {
 	l.log.Warn("index of the spill", "message", fmt.Sprintf(format, args...))
 }

@@ -241,19 +241,20 @@ func (s *space) sparsest() (id uint32, segments int) {
 	return id, len(s.blocks)
 }
 
-// slot is a blob's state in memory: 104 bytes, and about 35 more in the map that finds it by a hash of its key.
+// slot is the state of a blob in memory: 104 bytes, and about 35 more in the map that
+// finds it by a hash of its key.
 type slot struct {
 	key      schema.Key
 	sum      schema.Sum
-	position int64
+	position int64 // of the last use, as Place.Position
 	dataset  uint32
 	segment  uint32
 	offset   uint32 // of the payload, in units of segment.Align
 	length   uint32
-	cost     float32 // seconds
-	uses     uint32
-	added    stamp
-	used     stamp
+	cost     float32      // time to read it from the store, in seconds
+	uses     uint32       // since it was stored
+	added    stamp        // when it was stored
+	used     stamp        // when it was last used
 	pins     atomic.Int32 // blobs handed out; plus dying once it is off the table
 	tenant   uint16       // on whose account it is cached; not in the index
 	state    state
@@ -277,13 +278,14 @@ func (s *slot) mark(m marks, on bool) {
 	}
 }
 
+// state is the state of a slot. Cache.mu guards it.
 type state uint8
 
 const (
-	free    state = iota
-	writing       // its bytes are being written; it must not be read or evicted
-	live
-	gone // off the table; its space is released with the last pin
+	free    state = iota // no blob
+	writing              // its bytes are being written; it must not be read or evicted
+	live                 // in the table; it may be read, and evicted if it has no pins
+	gone                 // off the table; its space is released with the last pin
 )
 
 // dying is added to the pins of a slot that is gone.
@@ -292,18 +294,22 @@ const dying = 1 << 30
 // maxLength is the size of the largest blob that is cached: a length has to fit its slot.
 const maxLength = 1<<32 - 1
 
+// location is the place of the blob in its segment.
 func (s *slot) location() segment.Location {
 	return segment.Location{Segment: s.segment, Offset: int64(s.offset) * segment.Align, Length: int64(s.length)}
 }
 
+// setLocation is the inverse of location. The offset is a multiple of segment.Align.
 func (s *slot) setLocation(l segment.Location) {
 	s.segment, s.offset, s.length = l.Segment, uint32(l.Offset/segment.Align), uint32(l.Length)
 }
 
+// place is where the blob was last used.
 func (s *slot) place() Place {
 	return Place{Dataset: s.dataset, Tenant: s.tenant, Position: s.position, Until: float64(s.until)}
 }
 
+// entry describes the blob to a policy.
 func (s *slot) entry(e *Entry) {
 	*e = Entry{
 		Place: s.place(), Size: int64(s.length), Cost: time.Duration(float64(s.cost) * 1e9),
@@ -319,16 +325,18 @@ const (
 	stampUnit = Time(1e9 / 8)
 )
 
+// stampOf rounds down; times outside of the range are clipped.
 func stampOf(t Time) stamp { return stamp(min(max((t-stampZero)/stampUnit, 0), 1<<32-1)) }
 
+// time is the beginning of the eighth of a second.
 func (s stamp) time() Time { return stampZero + Time(s)*stampUnit }
 
 // table holds the blobs. Slots are allocated in chunks, so that it grows without copying. Cache.mu guards it, except
 // the pins.
 type table struct {
 	chunks [][]slot
-	slots  int
-	empty  []uint32
+	slots  int      // number of slots in use so far, including free ones
+	empty  []uint32 // free slots
 	// first is the first slot whose key has a hash. A lookup compares whole keys, because the hash has only 64 bits.
 	// A map by key would take 30 bytes more per entry.
 	first map[uint64]uint32
@@ -342,8 +350,10 @@ func newTable() table {
 	return table{first: map[uint64]uint32{}, hash: func(key *schema.Key) uint64 { return maphash.Bytes(seed, key[:]) }}
 }
 
+// chunkSlots is the number of slots of a chunk: 416 KiB.
 const chunkSlots = 1 << 12
 
+// at returns a slot, which never moves.
 func (t *table) at(i uint32) *slot { return &t.chunks[i/chunkSlots][i%chunkSlots] }
 
 // find returns the slot of a blob that is in the table or being written.

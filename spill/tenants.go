@@ -82,12 +82,14 @@ func (p *payers) limited(tenant uint16) *payer {
 	return p.list[tenant]
 }
 
+// count changes the bytes of a tenant; tenants without a number are not counted.
 func (p *payers) count(tenant uint16, n int64) {
 	if int(tenant) < len(p.list) {
 		p.list[tenant].bytes += n
 	}
 }
 
+// ceiling is the tenant's share of the budget in bytes.
 func (p *payer) ceiling(c *Cache) int64 { return int64(p.share * float64(c.space.budget.Load())) }
 
 // footprint is what a blob of n bytes takes of the budget.
@@ -173,6 +175,7 @@ type numbering struct {
 	unnamed atomic.Int64                           // times that a name got no number
 }
 
+// newNumbering returns a numbering without names.
 func newNumbering() numbering {
 	return numbering{sets: []*dataset{{}}, numbers: map[string]uint32{}, from: 1}
 }

@@ -108,6 +108,7 @@ type horizons struct {
 // horizon is a cached result, with the turn at which it was computed.
 type horizon struct{ turn, value float64 }
 
+// horizon computes Horizon by bisection of the mean size of the cached blobs.
 func (f *Future) horizon(bytes int64) float64 {
 	jobs := f.list()
 	all := rowRate(jobs)
@@ -147,6 +148,8 @@ func (f *Future) horizon(bytes int64) float64 {
 		for i := range steps {
 			x := h * (float64(i) + 0.5) / steps
 			for _, d := range sets {
+				// unused is the share of the dataset that no job has used after x turns,
+				// if the jobs' orders are independent.
 				unused := 1.0
 				for _, p := range d.per {
 					unused *= max(1-p*x, 0)
@@ -156,6 +159,8 @@ func (f *Future) horizon(bytes int64) float64 {
 		}
 		return sum / steps
 	}
+	// kept grows with h: double the upper bound until it is enough, then bisect to a
+	// relative precision of 2^-24.
 	low, high := 0.0, longest
 	for kept(high) < float64(bytes) && high < 64*longest {
 		low, high = high, 2*high

@@ -38,16 +38,18 @@ type Job struct {
 type Trace struct {
 	jobs   []Job
 	uses   []use
-	items  int // distinct samples
-	places []spill.Place
+	items  int           // distinct samples
+	places []spill.Place // by item
 }
 
+// use is a use of a sample.
 type use struct {
 	at   spill.Time
-	job  int32
-	item int32
+	job  int32 // index in Trace.jobs
+	item int32 // number of the sample, in the order of first uses
 }
 
+// maxUses is the maximum length of a trace: indexes of uses are int32.
 const maxUses = math.MaxInt32
 
 // NewTrace computes the trace of a mix. The seed determines the jitter. The error, a [schema.FieldError], says what
@@ -77,6 +79,7 @@ func NewTrace(jobs []Job, seed uint64) (*Trace, error) {
 		total += j.Order.Rows() * j.Epochs
 	}
 	t := &Trace{jobs: jobs, uses: make([]use, 0, total)}
+	// Jobs are merged by the times of their next uses.
 	items := map[spill.Place]int32{}
 	var next runners
 	for i, j := range jobs {
@@ -101,6 +104,7 @@ func NewTrace(jobs []Job, seed uint64) (*Trace, error) {
 		}
 		t.uses = append(t.uses, use{r.at, int32(r.job), item})
 		r.served++
+		// The time per sample is uniform within the jitter.
 		r.at += spill.Time(1e9 / j.Speed * (1 + j.Jitter*(2*r.rng.Float64()-1)))
 		if r.served == j.Epochs*rows {
 			heap.Pop(&next)
@@ -114,9 +118,9 @@ func NewTrace(jobs []Job, seed uint64) (*Trace, error) {
 
 // runner is the progress of a job.
 type runner struct {
-	job    int
-	served int64
-	at     spill.Time
+	job    int        // index in Trace.jobs
+	served int64      // samples used so far
+	at     spill.Time // time of the next use
 	rng    *rand.Rand
 }
 
@@ -146,7 +150,7 @@ type Result struct {
 	Uses int64 // of samples
 	// First counts first uses of samples, which no cache that is filled by use can have.
 	First    int64
-	Hits     int64
+	Hits     int64 // samples found in the cache
 	Stored   int64 // samples stored in the cache
 	Bypassed int64 // samples not stored after a miss
 	Evicted  int64
@@ -221,6 +225,7 @@ func (t *Trace) Run(policy string, opts Options) (Result, error) {
 				r.Bypassed++
 				continue
 			}
+			// The new sample replaces the victim.
 			slot = victim
 			c.slotOf[c.items[slot]] = -1
 			r.Evicted++
@@ -264,6 +269,7 @@ func (t *Trace) Optimum(capacity int) Result {
 func (t *Trace) OptimumFrom(at spill.Time, before, after int) Result {
 	const never = int32(1<<31 - 1)
 	next := make([]int32, len(t.uses)) // by use, the index of the next use of its sample
+	// Backwards, last is the next use of each sample.
 	last := make([]int32, t.items)
 	for i := range last {
 		last[i] = never

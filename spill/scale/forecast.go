@@ -41,6 +41,7 @@ func (f *forecast) rate(before, after int64) float64 {
 	return rate
 }
 
+// samples is how many samples of the trace fit into a cache of that many bytes.
 func (f *forecast) samples(bytes int64) int {
 	return int(min(float64(bytes)/f.unit, float64(f.trace.Items())))
 }
@@ -48,9 +49,9 @@ func (f *forecast) samples(bytes int64) int {
 // run is the part of a job in the trace.
 type run struct {
 	spill.JobState
-	epoch      int64 // the current one
-	first, end int64 // epochs in the trace
-	time       float64
+	epoch      int64   // the current one
+	first, end int64   // epochs in the trace
+	time       float64 // seconds per epoch
 }
 
 // newForecast returns nil if no future use is known. rowBytes is the assumed size of rows whose job does not know it;
@@ -66,6 +67,7 @@ func newForecast(jobs []spill.JobState, rowBytes int64) (*forecast, error) {
 			continue
 		}
 		r := run{JobState: j, epoch: j.Served / j.Rows, time: float64(j.Rows) * j.RowTime.Seconds()}
+		// One past epoch fills the simulated cache.
 		r.first = max(r.epoch-1, 0)
 		longest = max(longest, r.time)
 		runs = append(runs, r)
@@ -86,6 +88,7 @@ func newForecast(jobs []spill.JobState, rowBytes int64) (*forecast, error) {
 	if len(runs) == 0 {
 		return nil, nil
 	}
+	// Uses are positions times epochs.
 	positions, unit := draw(runs, min(max(int(maxUses/epochs), minSamples), maxSamples))
 	var mix []replay.Job
 	var past []float64
@@ -103,6 +106,7 @@ func newForecast(jobs []spill.JobState, rowBytes int64) (*forecast, error) {
 	if len(mix) == 0 {
 		return nil, nil
 	}
+	// Jobs begin so that all reach their present state at the same time, now.
 	now := slices.Max(past)
 	for i := range mix {
 		mix[i].Start = now - past[i]
@@ -122,6 +126,7 @@ func draw(runs []run, samples int) (drawn map[uint32][]int64, unit float64) {
 		if _, done := drawn[r.Dataset]; done {
 			continue
 		}
+		// All jobs on the dataset, its number of positions, and the size of a row.
 		var sharing []run
 		var all, rowBytes int64
 		for _, o := range runs {
@@ -134,6 +139,7 @@ func draw(runs []run, samples int) (drawn map[uint32][]int64, unit float64) {
 		tried := 0
 		for p := range someOf(all, uint64(r.Dataset)) {
 			tried++
+			// Only positions that a job uses in its current epoch count.
 			if slices.ContainsFunc(sharing, func(o run) bool { _, ok := o.Order.Index(o.epoch, p); return ok }) {
 				used = append(used, p)
 			}
@@ -143,11 +149,14 @@ func draw(runs []run, samples int) (drawn map[uint32][]int64, unit float64) {
 		}
 		drawn[r.Dataset] = used
 		if len(used) > 0 {
+			// The share of used positions is estimated from the tried ones.
 			bytes[r.Dataset] = float64(all) * float64(len(used)) / float64(tried) * float64(rowBytes)
 			total += bytes[r.Dataset]
 			unit = max(unit, bytes[r.Dataset]/float64(len(used)))
 		}
 	}
+	// All samples represent the same number of bytes, because the simulated cache counts
+	// samples.
 	unit = max(unit, total/float64(samples))
 	for d, used := range drawn {
 		drawn[d] = used[:min(int(math.Round(bytes[d]/unit)), len(used))]
@@ -222,11 +231,12 @@ func (o *order) Index(epoch, position int64) (int64, bool) {
 
 // forecaster caches the last forecast while the jobs' progress is about the same.
 type forecaster struct {
-	of   string
+	of   string // key of the last forecast: progress in eighths of an epoch, pace, size of rows
 	last *forecast
-	made int
+	made int // number of forecasts computed
 }
 
+// get returns the forecast for the jobs; nil if no future use is known.
 func (f *forecaster) get(jobs []spill.JobState, rowBytes int64) (*forecast, error) {
 	of := fmt.Appendf(nil, "%d", about(float64(rowBytes)))
 	for _, j := range jobs {

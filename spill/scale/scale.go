@@ -102,6 +102,8 @@ func (o *Options) EnsureDefaults() {
 	}
 }
 
+// check returns a schema.FieldError for an option that is missing or outside of its
+// range.
 func (o *Options) check() error {
 	bad := func(field, got, want string) error { return &schema.FieldError{Field: field, Got: got, Want: want} }
 	switch {
@@ -446,8 +448,10 @@ func (s *Scaler) observe(now time.Time, in *Inputs) bool {
 	return true
 }
 
+// bytes formats a size for a decision's reason.
 func bytes(n int64) string { return humanize.IBytes(uint64(max(n, 0))) }
 
+// percent formats a share for a decision's reason.
 func percent(share float64) string { return strconv.FormatFloat(100*share, 'f', 1, 64) + " %" }
 
 // Free returns a function that returns the bytes that this process may use on the file system of a directory.

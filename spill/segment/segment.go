@@ -49,6 +49,7 @@ const (
 )
 
 var (
+	// The first bytes of the headers. CR LF in the file's reveals a conversion of line ends.
 	fileMagic   = [8]byte{'B', 'O', 'W', 'S', 'E', 'G', '\r', '\n'}
 	recordMagic = [4]byte{'B', 'R', 'E', 'C'}
 	castagnoli  = crc32.MakeTable(crc32.Castagnoli)
@@ -66,6 +67,8 @@ type Record struct {
 	Void   bool       // no blob: the write of this record failed
 }
 
+// encodeFileHeader returns a file header: magic [8], version u32, number of the segment
+// u32, zeros, and a CRC-32C of the 60 bytes before it.
 func encodeFileHeader(id uint32) [HeaderSize]byte {
 	var h [HeaderSize]byte
 	copy(h[:8], fileMagic[:])
@@ -75,6 +78,8 @@ func encodeFileHeader(id uint32) [HeaderSize]byte {
 	return h
 }
 
+// checkFileHeader fails with a schema.ErrDataLoss for a damaged header, and with a
+// schema.ErrInvalid for another version.
 func checkFileHeader(h []byte, id uint32) error {
 	switch {
 	case [8]byte(h[:8]) != fileMagic:
@@ -91,7 +96,9 @@ func checkFileHeader(h []byte, id uint32) error {
 	return nil
 }
 
-// encodeRecordHeader includes the segment's number, so that a record in the wrong file is detected.
+// encodeRecordHeader returns a record header: magic [4], version u16, flags u16, key
+// [32], length u64, checksum u64, number of the segment u32, and a CRC-32C of the 60
+// bytes before it. The number is there so that a record in the wrong file is detected.
 func encodeRecordHeader(id uint32, r Record) [HeaderSize]byte {
 	var h [HeaderSize]byte
 	copy(h[:4], recordMagic[:])
@@ -171,6 +178,8 @@ type Segment struct {
 	failed   error      // the error of a failed sync, which no later sync can repair
 }
 
+// createSegment creates a file with a header, and maps capacity bytes of it. On failure
+// no file remains.
 func createSegment(path string, id uint32, capacity int64) (*Segment, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
@@ -230,6 +239,7 @@ func openSegment(path string, id uint32, end, capacity int64, readOnly bool) (*S
 	return s, nil
 }
 
+// mapSegment maps capacity bytes of a file, which may be shorter.
 func mapSegment(f *os.File, path string, id uint32, capacity int64) (*Segment, error) {
 	if capacity > math.MaxInt-int64(os.Getpagesize()) {
 		return nil, fmt.Errorf("%w: a segment of %d bytes", schema.ErrLimit, capacity)
@@ -377,6 +387,7 @@ func (s *Segment) reserve(n int64, alloc allocator) (at int64, ok bool, err erro
 	return at, true, nil
 }
 
+// padding are the zeros after a payload.
 var padding [Align]byte
 
 // write fills reserved space: that of one record, or of several consecutive ones that are written directly.
@@ -400,6 +411,7 @@ func (s *Segment) write(run []Write) {
 	}
 }
 
+// writeBuffered writes a record through the page cache.
 func (s *Segment) writeBuffered(w *Write) error {
 	h := encodeRecordHeader(s.id, w.record())
 	iovs := [][]byte{h[:]}
@@ -500,6 +512,7 @@ func (s *Segment) Sync() error {
 	return nil
 }
 
+// pwritev writes all of iovs at an offset. It changes the elements of iovs.
 func pwritev(fd int, iovs [][]byte, off int64) error {
 	for len(iovs) > 0 {
 		n, err := unix.Pwritev(fd, iovs, off)
@@ -546,8 +559,10 @@ type directIO struct {
 // directBuffers holds buffers that begin at a multiple of Block.
 type directBuffers chan []byte
 
+// newDirectBuffers returns an empty pool; take allocates buffers.
 func newDirectBuffers() directBuffers { return make(directBuffers, directKept) }
 
+// take returns a buffer of directSize bytes. It is not zeroed.
 func (d directBuffers) take() []byte {
 	select {
 	case b := <-d:
@@ -559,6 +574,7 @@ func (d directBuffers) take() []byte {
 	return b[skip : skip+directSize]
 }
 
+// give keeps a buffer for the next take, or drops it if there are directKept already.
 func (d directBuffers) give(b []byte) {
 	select {
 	case d <- b:
@@ -721,6 +737,7 @@ type iocb struct {
 	eventFD uint32
 }
 
+// ioEvent is struct io_event of linux/aio_abi.h.
 type ioEvent struct {
 	_, _   uint64 // data, obj
 	result int64
@@ -728,10 +745,12 @@ type ioEvent struct {
 }
 
 const (
+	// Values of iocb.opcode and iocb.flags.
 	opPwritev   = 8 // IOCB_CMD_PWRITEV
 	flagEventFD = 1 // IOCB_FLAG_RESFD
 )
 
+// newAsyncWriter creates an AIO context for one request, and its eventfd.
 func newAsyncWriter() (*asyncWriter, error) {
 	w := &asyncWriter{}
 	if _, _, errno := unix.Syscall(unix.SYS_IO_SETUP, 1, uintptr(unsafe.Pointer(&w.context)), 0); errno != 0 {
@@ -746,6 +765,7 @@ func newAsyncWriter() (*asyncWriter, error) {
 	return w, nil
 }
 
+// close releases the context and the eventfd.
 func (w *asyncWriter) close() {
 	// Neither can fail, because nothing is in flight.
 	_, _, _ = unix.Syscall(unix.SYS_IO_DESTROY, w.context, 0, 0)
@@ -822,6 +842,7 @@ func (a *asyncWriters) take() *asyncWriter {
 	return w
 }
 
+// give keeps a writer for the next take, or closes it.
 func (a *asyncWriters) give(w *asyncWriter) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -832,6 +853,7 @@ func (a *asyncWriters) give(w *asyncWriter) {
 	a.idle = append(a.idle, w)
 }
 
+// close closes the idle writers; take returns nil from then on.
 func (a *asyncWriters) close() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -1080,6 +1102,7 @@ func (w *reader) nextHeader(id uint32, off int64) (int64, error) {
 	return w.size, nil
 }
 
+// sum is the checksum of n bytes at an offset.
 func (w *reader) sum(off, n int64) (schema.Sum, error) {
 	sum := xxh3.New()
 	for n > 0 {

@@ -112,6 +112,7 @@ func NewSet(dir string, opts Options) *Set {
 	return s
 }
 
+// fileSuffix is the end of the names of segment files.
 const fileSuffix = ".seg"
 
 // FileName is the name of segment id's file in the directory of its set.
@@ -348,6 +349,7 @@ type Write struct {
 	Err   error // set by WriteAll
 }
 
+// record is the content of the record's header.
 func (w *Write) record() Record {
 	return Record{Key: w.Key, Offset: w.at + HeaderSize, Length: w.n, Sum: w.Sum}
 }
@@ -453,6 +455,7 @@ func (s *Set) create(n int64) error {
 	return nil
 }
 
+// rewriteBytes is the size of the buffer of Rewrite.
 const rewriteBytes = 1 << 20
 
 // Rewrite writes the bytes of a segment's file between two offsets over themselves, and syncs the file: for data that
@@ -546,6 +549,7 @@ type allocator struct {
 	fault func(op Op, path string) error
 }
 
+// allocation is the default of Options.AllocateBytes.
 const allocation = 16 << 20
 
 // Block is the unit of allocation of file systems, and of a Set with a Grow function.
@@ -613,6 +617,7 @@ func (a allocator) giveBack(n int64) {
 	}
 }
 
+// freeSpace is the disk space that a process without privileges can use.
 func freeSpace(f *os.File) (int64, error) {
 	var st unix.Statfs_t
 	if err := unix.Fstatfs(int(f.Fd()), &st); err != nil {
