@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import bowstring
@@ -154,3 +155,56 @@ def test_mistakes(here: bowstring.Client) -> None:
     with pytest.raises(TypeError, match="rows and more"):
         photos.select([1], "label")
     assert isinstance(photos.with_format("arrow")["label"], pa.ChunkedArray)
+
+
+def widths(row: dict[str, Any]) -> dict[str, Any]:
+    return {"half": row["width"] // 2}
+
+
+def test_map(dataset: bowstring.Dataset) -> None:
+    """A function runs on each row that is read, and on no other."""
+    rows = dataset.to_arrow().to_pylist()
+    expected = [{**row, "half": row["width"] // 2} for row in rows]
+    mapped = dataset.map(widths)
+    assert list(mapped) == expected
+    assert len(mapped) == len(expected)
+    assert mapped[1] == expected[1]
+    assert mapped[:3] == {name: [row[name] for row in expected[:3]] for name in expected[0]}
+    assert pickle.loads(pickle.dumps(mapped)).__getitems__([2, 0]) == [expected[2], expected[0]]
+    seen: list[int] = []
+    lazy = dataset.map(lambda row: seen.append(row["position"]), remove_columns=["width"])
+    assert not seen
+    assert lazy[0] == {"position": rows[0]["position"], "label": rows[0]["label"]}
+    assert seen == [rows[0]["position"]]
+
+
+def test_batched_map(dataset: bowstring.Dataset) -> None:
+    rows = dataset.to_arrow().to_pylist()
+    arrays = dataset.with_format("numpy").map(lambda rows: {"twice": rows["label"] * 2}, batched=True, batch_size=7)
+    assert [row["twice"] for row in arrays] == [row["label"] * 2 for row in rows]
+    chained = arrays.map(lambda row: {"more": row["twice"] + 1}, remove_columns=["twice"])
+    assert [row["more"] for row in chained] == [row["label"] * 2 + 1 for row in rows]
+    found = list(chained.batches(64, rank=0, world_size=1))
+    assert sorted(n for batch in found for n in batch["more"]) == sorted(row["label"] * 2 + 1 for row in rows)
+    every = dataset.map(lambda rows: {"n": rows["label"] * 2}, batched=True, remove_columns=dataset.column_names)
+    assert len(list(every)) == 2 * len(rows)
+    for wrong, error, says in (
+        (lambda: list(dataset.map(lambda _: {"n": [1] * 1000}, batched=True)), ValueError, "different lengths"),
+        (lambda: list(dataset.map(lambda _: 3)), TypeError, "want a dictionary"),
+        (lambda: len(every), TypeError, "not known"),
+        (lambda: dataset.map(3), TypeError, "want a function"),  # type: ignore[arg-type]
+        (lambda: dataset.with_format("arrow").map(widths), InvalidRequest, "with_format"),
+        (lambda: dataset.map(widths, batch_size=0), InvalidRequest, "1 or more"),
+    ):
+        with pytest.raises(error, match=says):
+            wrong()
+
+
+def test_first_rows(dataset: bowstring.Dataset) -> None:
+    table = dataset.to_arrow()
+    assert dataset.take(2) == table.slice(0, 2)
+    assert dataset.take(np.int64(1), columns=["label"]) == table.select(["label"]).slice(0, 1)
+    assert dataset.take(10_000) == table
+    assert dataset.take(0).num_rows == 0
+    with pytest.raises(InvalidRequest, match="0 or more"):
+        dataset.take(-1)

@@ -51,8 +51,8 @@ class Checker(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
-        assert tag in {"table", "thead", "tbody", "tr", "th", "td", "img", "small", "b", "div"}
-        assert not [name for name, _ in attrs if name not in {"style", "src", "title", "alt"}]
+        assert tag in {"table", "thead", "tbody", "tr", "th", "td", "img", "audio", "small", "b", "div"}
+        assert not [name for name, _ in attrs if name not in {"style", "src", "title", "alt", "controls", "preload"}]
         if tag == "img":
             self.images.append(dict(attrs))
         else:
@@ -131,6 +131,23 @@ def test_nothing_of_the_data_is_markup(odd: bowstring.Dataset) -> None:
     ):
         Checker(html)
         assert "<script>" not in html
+
+
+def test_players(node: Node) -> None:
+    """A sound has a player, unless it is large, and a notebook shows some rows of a dataset."""
+    wave = b"RIFF\0\0\0\0WAVEfmt " + b"\0" * 100
+    rows = {"key": ["a", "b", "c", "d"], "sound": [wave, wave + bytes(1 << 20), b"fLaC\0", b"RIFF none"]}
+    client = bowstring.connect(node.url)
+    client.ingest("players", pa.table(rows), progress=False)
+    try:
+        sounds = client.dataset("players").columns(["key", "sound"])
+        html = sounds.head(4)._repr_html_()
+        assert Checker(html).tags.count("audio") == 2
+        assert base64.b64encode(wave).decode() in html
+        assert Checker(str(sounds._repr_html_())).tags.count("audio") == 2
+        assert Checker(str(sounds.columns(["key"])._repr_html_())).tags.count("audio") == 0
+    finally:
+        client.drop("players")
 
 
 def test_without_pillow(odd: bowstring.Dataset, monkeypatch: pytest.MonkeyPatch) -> None:

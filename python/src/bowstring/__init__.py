@@ -14,6 +14,7 @@ libraries of their names, which the extras `[torch]`, `[grain]`, `[ray]` and `[p
 
 from importlib.metadata import PackageNotFoundError, version
 
+from bowstring._map import Mapped
 from bowstring._mesh import Mesh
 from bowstring._open import open  # noqa: A004 - as the modules of Python name it
 from bowstring._tls import Tls
@@ -69,6 +70,7 @@ __all__ = [
     "IngestResult",
     "InvalidRequest",
     "LimitExceeded",
+    "Mapped",
     "Mesh",
     "Mixture",
     "NotFound",

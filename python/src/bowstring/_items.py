@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from bowstring._map import Mapped, checked_size, step_of
 from bowstring._positions import range_of
 from bowstring._request import Request
 from bowstring._wire import Positions, to_numpy
@@ -19,6 +20,7 @@ from bowstring.operators import is_ragged, tensors
 if TYPE_CHECKING:
     from typing import Self
 
+    from bowstring.dataset import Dataset
     from bowstring.stream import Batches
 
 Format = Literal["python", "arrow", "numpy", "pandas", "polars", "torch"]
@@ -34,7 +36,7 @@ class Items(Request):
         def to_arrow(self) -> pa.Table: ...
         def take(self, rows: Any) -> pa.Table: ...
         def _stream(self, ticket: dict[str, Any]) -> Batches: ...
-        def _whole(self) -> Batches: ...
+        def _whole(self, batch: int | None = None) -> Batches: ...
 
     @property
     def column_names(self) -> list[str]:
@@ -57,6 +59,31 @@ class Items(Request):
         if name not in get_args(Format):
             raise InvalidRequest(f"with_format: got {name!r}, want one of {', '.join(get_args(Format))}")
         return self._but(_format=name, _schema=self._schema, _size=self._size, _places=self._places)
+
+    def map(
+        self,
+        function: Callable[..., Any],
+        *,
+        batched: bool = False,
+        batch_size: int = 64,
+        remove_columns: Iterable[str] = (),
+    ) -> Mapped:
+        """Run a function in this process on each row when it is read. Nothing is read or stored before.
+
+        ```python
+        for row in photos.map(lambda row: {"ratio": row["width"] / row["height"]}):
+            ...
+        ```
+
+        Args:
+            function: It gets a row as a dictionary, and returns a dictionary of columns to add or to replace, or None.
+            batched: Whether it gets several rows as a dictionary of lists or arrays. It may then return more or
+                fewer rows, if `remove_columns` drops the columns that it does not return.
+            batch_size: The largest number of rows of such a call in iteration.
+            remove_columns: Columns to drop.
+        """
+        step = step_of(function, batched=batched, remove_columns=remove_columns)
+        return Mapped(cast("Dataset", self), (step,), checked_size(batch_size))
 
     def to_pandas(self) -> Any:
         """All rows, as a frame of pandas."""

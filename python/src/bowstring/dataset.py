@@ -29,6 +29,8 @@ from bowstring.preview import Explanation, Preview, explained, schema_html, size
 from bowstring.stream import Batches
 
 _TAKEN = ("layout", "batch_bytes", "operators", "shuffle")  # what a request has, and an exchange, too
+_SHOWN_ROWS = 3  # rows that a notebook shows of a dataset
+_SHOWN_BYTES = 4 << 20  # mean size of a row up to which it shows them
 INLINE = 1000  # positions that go with each request; more are uploaded once
 
 
@@ -61,9 +63,12 @@ class Dataset(Items):
 
     def _repr_html_(self) -> str | None:
         try:
-            return schema_html(f"{repr(self)[1:-1]}: {self.num_rows:,} rows, {size_text(self.nbytes)}", self.schema)
+            html = schema_html(f"{repr(self)[1:-1]}: {self.num_rows:,} rows, {size_text(self.nbytes)}", self.schema)
+            if 0 <= self.nbytes <= self.num_rows * _SHOWN_BYTES:  # larger rows take too long to look at
+                html += self.head(_SHOWN_ROWS)._repr_html_()
         except BowstringError:  # the server is away, or it was dropped: the text says what it is
             return None
+        return html
 
     # --- narrowing and ordering -------------------------------------------
 
@@ -368,16 +373,28 @@ class Dataset(Items):
         return self._stream(self.ticket(batch=batch), references=references)
 
     def take(self, rows: Any, *, columns: Iterable[str] | None = None) -> pa.Table:
-        """Single rows, in the order asked for, repeats included.
+        """Single rows, in the order asked for, repeats included; or the first rows.
 
         Args:
-            rows: Positions in the snapshot, or ids, as bytes, `uuid.UUID` or text; a list or an array.
+            rows: Positions in the snapshot, or ids, as bytes, `uuid.UUID` or text; a list or an array. Or the number
+                of rows to take from the beginning of epoch 0, in its order.
             columns: Which columns, if not those of this dataset.
 
         For many calls, [exchange][bowstring.Dataset.exchange] keeps the call to the server open.
         """
-        with (self if columns is None else self.columns(columns)).exchange() as exchange:
+        chosen = self if columns is None else self.columns(columns)
+        if isinstance(rows, (int, np.integer)) and not isinstance(rows, bool):
+            return chosen._first(int(rows))
+        with chosen.exchange() as exchange:
             return exchange.take(rows)
+
+    def _first(self, n: int) -> pa.Table:
+        if n < 0:
+            raise InvalidRequest(f"take: got {n} rows, want 0 or more")
+        if n == 0:
+            return self.schema.empty_table()
+        with self._stream(self.ticket(batch=n, stop=1)) as batches:
+            return pa.Table.from_batches(batches, self.schema)
 
     def exchange(self, *, epoch: int = 0) -> Exchange:
         """An open call for many `take`s, each a round trip.
@@ -409,9 +426,7 @@ class Dataset(Items):
         """The first rows, to look at: a notebook shows images as thumbnails."""
         if n < 1:
             raise InvalidRequest(f"n: got {n}, want 1 or more")
-        with self._stream(self.ticket(batch=n, stop=1)) as batches:
-            table = pa.Table.from_batches(batches, self.schema)
-        return Preview(table, self._title(), self.num_rows)
+        return Preview(self._first(n), self._title(), self.num_rows)
 
     def explain(self, *, batch: int | None = None, world_size: int = 1) -> Explanation:
         """Describe what would be read, and how much, without reading it."""

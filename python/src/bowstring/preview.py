@@ -17,6 +17,7 @@ from bowstring.plan import Plan
 
 _SIDE = 96  # pixels of a thumbnail
 _LARGEST = 64 << 20  # largest image that is decoded for a thumbnail
+_SOUND = 512 << 10  # largest sound, in bytes, that gets a player: the page holds all of it
 _TEXT = 40  # characters of a cell
 _CELL = "padding:2px 8px;text-align:left;vertical-align:top"
 
@@ -25,7 +26,7 @@ class Preview:
     """The first rows of a dataset, made by [Dataset.head][bowstring.Dataset.head].
 
     As text, bytes are shown as their size and labels as the names of their classes. A notebook shows images as
-    thumbnails if Pillow is installed.
+    thumbnails if Pillow is installed, and sounds of up to 512 KiB with a player.
 
     Attributes:
         table: The rows.
@@ -56,7 +57,7 @@ class Preview:
             values = [self._value(name, row) for name in names]
             rows.append(
                 [
-                    _thumbnail(value) or _escaped(value, self._names(name))
+                    _thumbnail(value) or _player(value) or _escaped(value, self._names(name))
                     for name, value in zip(names, values, strict=True)
                 ]
             )
@@ -248,6 +249,23 @@ def _thumbnail(value: Any) -> str | None:
     mime = "image/jpeg" if small.mode == "RGB" else "image/png"
     title = html.escape(f"{kind}, {width} x {height}, {size_text(len(value))}", quote=True)
     return f'<img src="data:{mime};base64,{base64.b64encode(out.getvalue()).decode()}" title="{title}" alt="{title}">'
+
+
+def _player(value: Any) -> str | None:
+    """An HTML player for the bytes of a sound; None for other bytes, and for more than a page should hold."""
+    if not isinstance(value, bytes) or len(value) > _SOUND:
+        return None
+    if value[:4] == b"RIFF" and value[8:12] == b"WAVE":
+        mime = "audio/wav"
+    elif value[:3] == b"ID3" or (value[:1] == b"\xff" and value[1:2] in (b"\xfb", b"\xf3", b"\xf2")):
+        mime = "audio/mpeg"
+    elif value[:4] in (b"fLaC", b"OggS"):
+        mime = {b"fLaC": "audio/flac", b"OggS": "audio/ogg"}[value[:4]]
+    else:
+        return None
+    title = html.escape(f"{mime}, {size_text(len(value))}", quote=True)
+    data = base64.b64encode(value).decode()
+    return f'<audio controls preload="none" src="data:{mime};base64,{data}" title="{title}"></audio>'
 
 
 def _table(header: Iterable[str], rows: Sequence[Sequence[str]]) -> str:

@@ -1,0 +1,154 @@
+"""Functions of the caller's over the rows of a dataset, as in Hugging Face datasets."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from bowstring.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from bowstring.dataset import Dataset
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A function, and how it is called."""
+
+    function: Callable[..., Any]
+    batched: bool
+    removed: tuple[str, ...]
+
+    def of_rows(self, rows: Any) -> Any:
+        """What it makes of several rows, which are a mapping of columns."""
+        if self.batched:
+            return self._merged(rows, self.function(rows))
+        made = [self.of_row({name: values[n] for name, values in rows.items()}) for n in range(_count(rows))]
+        names = list(made[0]) if made else [name for name in rows if name not in self.removed]
+        for row in made:
+            if list(row) != names:
+                raise ValueError(f"map: one row has {', '.join(names)}, and another one {', '.join(row)}")
+        return {name: [row[name] for row in made] for name in names}
+
+    def of_row(self, row: Any) -> Any:
+        """What it makes of one row."""
+        return self._merged(row, self.function(row))
+
+    def _merged(self, given: Mapping[str, Any], made: Any) -> dict[str, Any]:
+        if made is not None and not isinstance(made, Mapping):
+            raise TypeError(f"map: the function gave {type(made).__name__}, want a dictionary of columns, or None")
+        return {name: value for name, value in given.items() if name not in self.removed} | dict(made or {})
+
+
+class Mapped:
+    """The rows of a dataset, and functions that run on each when it is read.
+
+    [Dataset.map][bowstring.Dataset.map] makes it. It may be pickled if its functions can be, and a DataLoader takes it
+    as a dataset.
+    """
+
+    def __init__(self, dataset: Dataset, steps: tuple[_Step, ...], batch_size: int) -> None:
+        if dataset._format not in ("python", "numpy", "torch"):
+            raise InvalidRequest(f"map: got rows as {dataset._format}, want python, numpy or torch by `with_format`")
+        self._dataset = dataset
+        self._steps = steps
+        self._batch_size = batch_size
+
+    def __repr__(self) -> str:
+        names = ", ".join(getattr(step.function, "__name__", repr(step.function)) for step in self._steps)
+        return f"<bowstring.Mapped {names}; {self._dataset!r}>"
+
+    def map(
+        self,
+        function: Callable[..., Any],
+        *,
+        batched: bool = False,
+        batch_size: int | None = None,
+        remove_columns: Iterable[str] = (),
+    ) -> Mapped:
+        """Another function, which gets what the ones before it made."""
+        steps = (*self._steps, step_of(function, batched=batched, remove_columns=remove_columns))
+        return Mapped(self._dataset, steps, checked_size(batch_size or self._batch_size))
+
+    def __len__(self) -> int:
+        if any(step.batched for step in self._steps):
+            raise TypeError("map: a batched function may make fewer or more rows, so their number is not known")
+        return len(self._dataset)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __getitem__(self, index: Any) -> Any:
+        """Rows by their index; batched functions get the rows of one call as a batch."""
+        if isinstance(index, str):
+            raise TypeError("index: got a name, want integers: what a function makes is read by rows")
+        if isinstance(index, (slice, list, tuple, range, np.ndarray)):
+            return self._rows(self._dataset[index])
+        row = operator.index(index)
+        made = self._rows(self._dataset[[row]])
+        if _count(made) != 1:
+            raise InvalidRequest(f"index: a batched function made {_count(made)} rows of one")
+        return {name: values[0] for name, values in made.items()}
+
+    def __getitems__(self, indexes: Sequence[int]) -> list[Any]:
+        return list(_split(self._rows(self._dataset[list(indexes)])))
+
+    def __iter__(self) -> Iterator[Any]:
+        """The rows of epoch 0, one after another, whatever rank this is."""
+        with self._dataset._whole(self._batch_size) as batches:
+            for batch in batches:
+                yield from _split(self._of_batch(batch))
+
+    def batches(self, batch: int, **options: Any) -> Iterator[Any]:
+        """The batches of an epoch as dictionaries of columns, as [batches][bowstring.Dataset.batches] gives them.
+
+        Its arguments are those of `Dataset.batches`. A batched function gets each batch.
+        """
+        with self._dataset.batches(batch, **options) as batches:
+            for found in batches:
+                yield self._of_batch(found)
+
+    def _of_batch(self, batch: pa.RecordBatch) -> Any:
+        from bowstring._items import _formatted
+
+        return self._rows(_formatted(pa.Table.from_batches([batch]), self._dataset._format))
+
+    def _rows(self, rows: Any) -> Any:
+        for step in self._steps:
+            rows = step.of_rows(rows)
+        return rows
+
+
+def step_of(function: Callable[..., Any], *, batched: bool, remove_columns: Iterable[str]) -> _Step:
+    """A checked step."""
+    if not callable(function):
+        raise TypeError(f"function: got {type(function).__name__}, want a function of a row")
+    if isinstance(remove_columns, str):
+        raise TypeError(f"remove_columns: got a str, want a list of names; perhaps [{remove_columns!r}]")
+    return _Step(function, batched, tuple(remove_columns))
+
+
+def checked_size(size: int) -> int:
+    """A number of rows, which is 1 or more."""
+    if size < 1:
+        raise InvalidRequest(f"batch_size: got {size}, want 1 or more")
+    return size
+
+
+def _count(rows: Mapping[str, Any]) -> int:
+    sizes = {name: len(values) for name, values in rows.items()}
+    if len(set(sizes.values())) > 1:
+        raise ValueError(
+            f"map: columns of different lengths, {sizes}; remove_columns drops those that the function does not make"
+        )
+    return next(iter(sizes.values()), 0)
+
+
+def _split(rows: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    for n in range(_count(rows)):
+        yield {name: values[n] for name, values in rows.items()}
