@@ -33,7 +33,7 @@ type fixture struct {
 	gate  func(context.Context) error // called before each read, likewise
 }
 
-// watched is a tier that has nothing: it tells who asks.
+// watched is a tier without blobs. It calls asks when a blob is requested.
 type watched struct{ f *fixture }
 
 func (watched) Name() string        { return "watched" }
@@ -75,7 +75,7 @@ func (g gated) Get(ctx context.Context, ref schema.BlobRef) (schema.Blob, error)
 	return g.Store.Get(ctx, ref)
 }
 
-// newFixture makes a dataset of so many rows, and streams that have so many bytes.
+// newFixture makes a dataset of n rows, and a set of streams with that much memory.
 func newFixture(t *testing.T, rows int, bytes int64) *fixture {
 	t.Helper()
 	s, err := local.Open(t.TempDir(), local.Options{})

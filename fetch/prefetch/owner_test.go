@@ -59,7 +59,7 @@ func TestReleasePlansNothing(t *testing.T) {
 	}
 }
 
-// What another node asks for is read by other goroutines than the one that reads its connection.
+// Peer reads begin in other goroutines than the one that reads the node's connection.
 func TestPeerReadsPlansNothing(t *testing.T) {
 	f := newFixture(t, 20, 1<<20)
 	var wrong, tried atomic.Int64
@@ -114,7 +114,7 @@ type released struct{ n atomic.Int64 }
 // Unpin implements schema.Owner.
 func (r *released) Unpin() { r.n.Add(1) }
 
-// What comes to a stream that is closed is released, and nobody waits for it.
+// A closed stream releases blobs that arrive, and no caller waits for it.
 func TestClosedStreamTakesNothing(t *testing.T) {
 	f := newFixture(t, 40, 1<<20)
 	st := f.open(t)

@@ -88,7 +88,7 @@ func (w *walk) settle() bool {
 		case w.nextStep():
 		case w.needs > 0:
 			return false
-		case w.epochOffset+1 < w.epochs: // every epoch has a row, or laps would be 1
+		case w.epochOffset+1 < w.epochs: // every epoch has a row: newWalk has checked
 			next := w.job.PlanOf(w.epochOffset + 1)
 			if !w.settled(next, w.first) {
 				return false
