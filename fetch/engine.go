@@ -187,12 +187,12 @@ func NewEngine(s store.Store, opts Options) (*Engine, error) {
 		list = append(list, read.Spill(opts.Spill))
 	}
 	// A lone node has all blobs, asks no other, and shares nothing.
-	var mine, notOwner, spare func(schema.BlobRef) bool
+	var owns, notOwner, spare func(schema.BlobRef) bool
 	var forward func(schema.BlobRef, bool) bool
 	var sendProgress func([]peers.Progress)
 	sharers := func() int { return 1 }
 	if opts.Peers != nil {
-		list, mine, forward, notOwner = append(list, opts.Peers), opts.Peers.Mine, opts.Peers.Forward, opts.Peers.NotOwner
+		list, owns, forward, notOwner = append(list, opts.Peers), opts.Peers.Owns, opts.Peers.Forward, opts.Peers.NotOwner
 		sendProgress = shareProgress(opts.Requests, opts.Peers.SendProgress)
 		sharers = func() int { return 1 + opts.Peers.Nodes() }
 		if spare = opts.Peers.Spare; opts.Spill != nil {
@@ -218,7 +218,7 @@ func NewEngine(s store.Store, opts Options) (*Engine, error) {
 		return nil, errs[5]
 	}
 	e.reader, errs[0] = read.New(append(list, e.spans), read.Options{
-		MaxReads: opts.MaxReads, ReadTimeout: opts.ReadTimeout, NoHedge: opts.NoHedge, Keeps: mine, Sharers: sharers,
+		MaxReads: opts.MaxReads, ReadTimeout: opts.ReadTimeout, NoHedge: opts.NoHedge, Keeps: owns, Sharers: sharers,
 		Prover: store.ProverOf(s), Logger: opts.Logger,
 	})
 	if errs[0] != nil {
@@ -237,7 +237,7 @@ func NewEngine(s store.Store, opts Options) (*Engine, error) {
 	}
 	if opts.Spill != nil {
 		e.upcoming, errs[2] = upcoming.New(upcoming.Options{
-			Cache: opts.Spill, Future: opts.Future, Reader: e.reader, Owns: mine, Spare: spare,
+			Cache: opts.Spill, Future: opts.Future, Reader: e.reader, Owns: owns, Spare: spare,
 		})
 	}
 	var early prefetch.There

@@ -237,7 +237,7 @@ func (p *prober) climb(refs []schema.BlobRef, latency, limit time.Duration, clas
 	mean := max(meanSize(refs), 1)
 	most := max(min(p.opts.Reads, int(float64(p.opts.Bytes)/mean)), 1)
 	end := time.Now().Add(limit)
-	inFlight, still := fewReads, 0
+	inFlight, flat := fewReads, 0
 	if latency >= nearStore {
 		inFlight = moreReads
 	}
@@ -250,16 +250,16 @@ func (p *prober) climb(refs []schema.BlobRef, latency, limit time.Duration, clas
 		grew := rate / max(l.readRate, 1e-9)
 		l.reads += n
 		if grew < grows {
-			still++
+			flat++
 		} else {
-			still = 0
+			flat = 0
 		}
-		l.flat = still > 0
+		l.flat = flat > 0
 		rates = append(rates, rate)
 		if rate > l.readRate {
 			l.readRate, l.byteRate = rate, float64(bytes)/took.Seconds()
 		}
-		if still == plateau || inFlight >= most || time.Now().After(end) {
+		if flat == plateau || inFlight >= most || time.Now().After(end) {
 			break
 		}
 		if inFlight *= 2; grew > soaring {

@@ -26,7 +26,7 @@ type directory struct {
 	now    *layout.Layout // the owners; nil if there are none
 	slots  []uint16       // by slot, the index in routes
 	routes []Route        // all distinct routes, some hundred
-	mine   []uint64       // one bit per slot: this node caches its blobs, or requests them from no node
+	owned  []uint64       // one bit per slot: this node caches its blobs, or requests them from no node
 	second []int64        // by node of now, how many slots it is the second owner of
 }
 
@@ -42,12 +42,12 @@ type directory struct {
 //     for the zone.
 //   - The new owner of a slot of a leaving node first requests from that node what it holds.
 func newDirectory(v View, self string, compute func(layout.Record) (*layout.Layout, error)) (*directory, error) {
-	d := &directory{view: v, slots: make([]uint16, layout.Slots), mine: make([]uint64, layout.Slots/64)}
+	d := &directory{view: v, slots: make([]uint16, layout.Slots), owned: make([]uint64, layout.Slots/64)}
 	now, err := layoutOf(v.Nodes, 0, compute)
 	if err != nil || now == nil {
 		d.routes = []Route{{Keep: true}} // there is no other node
-		for i := range d.mine {
-			d.mine[i] = math.MaxUint64
+		for i := range d.owned {
+			d.owned[i] = math.MaxUint64
 		}
 		return d, err
 	}
@@ -110,7 +110,7 @@ func newDirectory(v View, self string, compute func(layout.Record) (*layout.Layo
 		}
 		d.slots[slot] = n
 		if r := &d.routes[n]; r.Keep || len(r.Ask) == 0 {
-			d.mine[slot>>6] |= 1 << (slot & 63)
+			d.owned[slot>>6] |= 1 << (slot & 63)
 		}
 	}
 	return d, nil
@@ -219,10 +219,10 @@ func (m *Members) Route(ref schema.BlobRef) Route {
 	return d.routes[d.slots[layout.SlotOf(ref)]]
 }
 
-// Mine implements peers.Mine. It is cheaper than Route: it reads a bitmap of 8 KiB.
-func (m *Members) Mine(ref schema.BlobRef) bool {
+// Owns implements peers.Owner. It is cheaper than Route: it reads a bitmap of 8 KiB.
+func (m *Members) Owns(ref schema.BlobRef) bool {
 	d, slot := m.directory.Load(), layout.SlotOf(ref)
-	return d == nil || d.mine[slot>>6]>>(slot&63)&1 != 0
+	return d == nil || d.owned[slot>>6]>>(slot&63)&1 != 0
 }
 
 // direct updates Route to the current view. The first use of a view takes some milliseconds.
@@ -376,7 +376,7 @@ func (m *Members) Reserve(ctx context.Context, plan string, epoch uint64, size i
 }
 
 func (m *Members) claim(ctx context.Context, c claim, size int64, ranks []string) (string, error) {
-	name, err := m.opts.Shared.ClaimLayout(ctx, m.opts.Cluster, c.plan, c.epoch, "", m.opts.Keep)
+	name, err := m.opts.Shared.ReserveLayout(ctx, m.opts.Cluster, c.plan, c.epoch, "", m.opts.Keep)
 	if err != nil || name != "" {
 		return name, err
 	}
@@ -396,7 +396,7 @@ func (m *Members) claim(ctx context.Context, c claim, size int64, ranks []string
 		r.Cancel()
 		return "", &schema.LimitError{
 			Limit: "cluster.claims", After: after,
-			Message: fmt.Sprintf("this node has claimed layouts for %d epochs at once, and may for %d a second",
+			Message: fmt.Sprintf("this node has reserved layouts for %d epochs at once, and may for %d a second",
 				claimsAtOnce, claimsPerSecond),
 		}
 	}
@@ -404,5 +404,5 @@ func (m *Members) claim(ctx context.Context, c claim, size int64, ranks []string
 	if err := m.opts.Shared.PutLayout(ctx, record.Name(), record.Marshal(), 12*m.opts.Keep); err != nil {
 		return "", err
 	}
-	return m.opts.Shared.ClaimLayout(ctx, m.opts.Cluster, c.plan, c.epoch, record.Name(), m.opts.Keep)
+	return m.opts.Shared.ReserveLayout(ctx, m.opts.Cluster, c.plan, c.epoch, record.Name(), m.opts.Keep)
 }

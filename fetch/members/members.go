@@ -47,9 +47,9 @@ type Shared interface {
 	PutLayout(ctx context.Context, name string, record []byte, ttl time.Duration) error
 	// Layout returns a stored layout; schema.ErrNotFound if there is none.
 	Layout(ctx context.Context, name string) ([]byte, error)
-	// ClaimLayout returns the layout of an epoch of a plan: the one claimed first, which is the given one if none
+	// ReserveLayout returns the layout of an epoch of a plan: the one claimed first, which is the given one if none
 	// was. With name "" it claims nothing, and returns "" if nothing was claimed. A caller may repeat a failed call.
-	ClaimLayout(ctx context.Context, cluster, plan string, epoch uint64, name string, ttl time.Duration) (string, error)
+	ReserveLayout(ctx context.Context, cluster, plan string, epoch uint64, name string, ttl time.Duration) (string, error)
 }
 
 // lease is what a node publishes about itself, as JSON.
@@ -471,8 +471,8 @@ func (m *Members) SetDraining(ctx context.Context, d *Draining) error {
 		return nil // progress is published with the renewals
 	}
 	err := m.direct()
-	if told := m.renew(ctx); told != nil {
-		return told
+	if err := m.renew(ctx); err != nil {
+		return err
 	}
 	return err
 }

@@ -343,9 +343,9 @@ func TestOwners(t *testing.T) {
 		for slot := range layout.Slots {
 			for _, m := range []*members.Members{b, c} {
 				key := layout.RefIn(uint16(slot))
-				if r, got := m.Route(key), m.Mine(key); layout.SlotOf(key) != uint16(slot) ||
+				if r, got := m.Route(key), m.Owns(key); layout.SlotOf(key) != uint16(slot) ||
 					got != (r.Keep || len(r.Ask) == 0) {
-					t.Fatalf("slot %d, which %+v is the route to: Mine says %v", slot, r, got)
+					t.Fatalf("slot %d, which %+v is the route to: Owns says %v", slot, r, got)
 				}
 			}
 		}

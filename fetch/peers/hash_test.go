@@ -113,11 +113,11 @@ func addressIsAsked(t *testing.T, data []byte, ref schema.BlobRef) {
 	if _, has, _, err := askedOf(t, link, ref); has || !errors.Is(err, schema.ErrUnavailable) || link.asked != 0 {
 		t.Errorf("by any way: there %v, %v, asked %d times; want never", has, err, link.asked)
 	}
-	if tier := tierOf(t, link); !tier.Mine(ref) || tier.Mine(schema.RefOf(data)) {
+	if tier := tierOf(t, link); !tier.Owns(ref) || tier.Owns(schema.RefOf(data)) {
 		t.Error("what is asked for nowhere is not this node's to keep, or what has a hash is")
 	}
 	link.secure = true
-	if tierOf(t, link).Mine(ref) {
+	if tierOf(t, link).Owns(ref) {
 		t.Error("what another node keeps is this node's to keep, too")
 	}
 	if got, has, _, err := askedOf(t, link, ref); !has || err != nil || !bytes.Equal(got, data) {

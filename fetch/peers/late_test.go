@@ -9,31 +9,31 @@ import (
 	"bowstring/schema"
 )
 
-// still is a link to a node that sends nothing.
-type still struct{}
+// silent is a link to a node that sends nothing.
+type silent struct{}
 
-func (still) Get(context.Context, Ask) (schema.Blob, error) { return schema.Blob{}, nil }
-func (still) SendProgress([]Progress)                       {}
-func (still) Up() bool                                      { return true }
-func (still) Protocol() int                                 { return 1 }
-func (still) Heard() time.Time                              { return time.Time{} }
-func (still) Secure() bool                                  { return true }
-func (still) Close() error                                  { return nil }
+func (silent) Get(context.Context, Ask) (schema.Blob, error) { return schema.Blob{}, nil }
+func (silent) SendProgress([]Progress)                       {}
+func (silent) Up() bool                                      { return true }
+func (silent) Protocol() int                                 { return 1 }
+func (silent) Heard() time.Time                              { return time.Time{} }
+func (silent) Secure() bool                                  { return true }
+func (silent) Close() error                                  { return nil }
 
 // A node is not taken for silent by a process that was stalled itself, before that process has had time to read
 // answers.
-func TestLateLook(t *testing.T) {
+func TestLateCheck(t *testing.T) {
 	o := Options{Patience: time.Hour, Logger: slog.New(slog.DiscardHandler)}
-	n := &node{name: "b", link: still{}, opts: &o, made: time.Now()}
+	n := &node{name: "b", link: silent{}, opts: &o, made: time.Now()}
 	a := &ask{func(error) {}}
 	n.begin(a, time.Now().Add(-5*time.Hour))
 	defer n.end(a, time.Now(), nil)
-	n.look()
+	n.checkSilence()
 	if n.silent.Load() {
-		t.Fatal("it was given up by a look that came five hours late")
+		t.Fatal("a check five hours late has cancelled its requests")
 	}
-	n.look()
+	n.checkSilence()
 	if !n.silent.Load() {
-		t.Error("it was not given up by a look in time")
+		t.Error("a check in time has not cancelled its requests")
 	}
 }

@@ -147,8 +147,8 @@ func (o *Options) Validate() error {
 
 // Tier is the read.Tier of the other nodes' caches. It is safe for concurrent use.
 type Tier struct {
-	opts Options
-	mine Mine // the directory, if it implements Mine
+	opts  Options
+	owner Owner // the directory, if it implements Owner
 
 	nodes  atomic.Pointer[map[string]*node] // replaced, never changed
 	plain  atomic.Bool                      // some links are not secure, so blobs without a hash cannot be trusted
@@ -164,7 +164,7 @@ func New(opts Options) (*Tier, error) {
 		return nil, err
 	}
 	t := &Tier{opts: opts, left: map[string]NodeStats{}}
-	t.mine, _ = opts.Directory.(Mine)
+	t.owner, _ = opts.Directory.(Owner)
 	t.nodes.Store(&map[string]*node{})
 	return t, nil
 }
@@ -202,8 +202,8 @@ func (t *Tier) route(ref schema.BlobRef) Route {
 	return t.opts.Directory.Route(ref)
 }
 
-// errNobody is returned if no node can be asked for a blob.
-var errNobody = fmt.Errorf("%w: no other node can be asked", schema.ErrUnavailable)
+// errNoNode is returned if no node can be asked for a blob.
+var errNoNode = fmt.Errorf("%w: no other node can be asked", schema.ErrUnavailable)
 
 // Fetch implements read.Tier.
 func (t *Tier) Fetch(cells []read.Cell, to read.Answers) {
@@ -217,7 +217,7 @@ func (t *Tier) Fetch(cells []read.Cell, to read.Answers) {
 func (t *Tier) Get(ctx context.Context, ref schema.BlobRef, at spill.Place) (schema.Blob, error) {
 	r := t.route(ref)
 	if forPeer, _ := ctx.Value(peerReadKey{}).(bool); forPeer && !r.Keep {
-		return schema.Blob{}, errNobody // the view has changed since the other node sent the request
+		return schema.Blob{}, errNoNode // the view has changed since the other node sent the request
 	}
 	n, err := t.choose(r, ref)
 	if err != nil {
@@ -403,10 +403,10 @@ type Directory interface {
 	Route(ref schema.BlobRef) Route
 }
 
-// Mine is a Directory that reports, without a route, whether this node caches such blobs if that pays, or has no node
+// Owner is a Directory that reports, without a route, whether this node caches such blobs if that pays, or has no node
 // to request them from. Prefetching calls it for all rows of a job.
-type Mine interface {
-	Mine(ref schema.BlobRef) bool
+type Owner interface {
+	Owns(ref schema.BlobRef) bool
 }
 
 // Route says how a node gets blobs.
@@ -450,10 +450,10 @@ func (t *Tier) NotOwner(ref schema.BlobRef) bool {
 	return !r.Keep && len(r.Ask) > 0
 }
 
-// Mine reports whether this node caches a blob, or has no node to request it from.
-func (t *Tier) Mine(ref schema.BlobRef) bool {
-	if t.mine != nil && (ref.Hashed() || !t.plain.Load()) {
-		return t.mine.Mine(ref)
+// Owns reports whether this node caches a blob, or has no node to request it from.
+func (t *Tier) Owns(ref schema.BlobRef) bool {
+	if t.owner != nil && (ref.Hashed() || !t.plain.Load()) {
+		return t.owner.Owns(ref)
 	}
 	r := t.route(ref)
 	return r.Keep || len(r.Ask) == 0
@@ -483,7 +483,7 @@ func (t *Tier) choose(r Route, ref schema.BlobRef) (*node, error) {
 		}
 	}
 	if best == nil || !best.admit() {
-		return nil, errNobody
+		return nil, errNoNode
 	}
 	return best, nil
 }
@@ -621,7 +621,7 @@ func (n *node) begin(a *ask, now time.Time) {
 	if n.under++; n.under == 1 {
 		n.heard, n.looked = now, now
 		if n.watch == nil {
-			n.watch = time.AfterFunc(n.opts.Patience/4, n.look)
+			n.watch = time.AfterFunc(n.opts.Patience/4, n.checkSilence)
 		} else {
 			n.watch.Reset(n.opts.Patience / 4)
 		}
@@ -668,8 +668,8 @@ func (n *node) answersLocked() {
 	}
 }
 
-// look cancels the requests to a node that sends nothing. The timer watch calls it.
-func (n *node) look() {
+// checkSilence cancels the requests to a node that sends nothing. The timer watch calls it.
+func (n *node) checkSilence() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.under == 0 {
@@ -698,11 +698,11 @@ func (n *node) look() {
 			slog.String("node", n.name), slog.Duration("silent", quiet), slog.Int("asks", n.under))
 	}
 	n.typical /= 2 // otherwise an owner with a slow store would never answer in time
-	n.giveUpLocked(fmt.Errorf("it has brought nothing for %s", quiet.Round(time.Millisecond)))
+	n.cancelAllLocked(fmt.Errorf("it has brought nothing for %s", quiet.Round(time.Millisecond)))
 }
 
-// giveUpLocked cancels all requests in flight.
-func (n *node) giveUpLocked(cause error) {
+// cancelAllLocked cancels all requests in flight.
+func (n *node) cancelAllLocked(cause error) {
 	if n.bulk != nil {
 		n.bulk.CancelAll(cause)
 		return
@@ -725,7 +725,7 @@ func (n *node) stats() NodeStats {
 
 func (n *node) close() error {
 	n.mu.Lock()
-	n.giveUpLocked(fmt.Errorf("%w: the node has left", schema.ErrUnavailable))
+	n.cancelAllLocked(fmt.Errorf("%w: the node has left", schema.ErrUnavailable))
 	n.mu.Unlock()
 	return n.link.Close()
 }

@@ -30,7 +30,7 @@ func costly(tb testing.TB, cfg plan.Config, lengths plan.Lengths, costs plan.Cos
 
 // imbalance is what the dearest rank of a step costs, by the mean of all, over all whole steps.
 func imbalance(p *plan.Plan, world int, cost func(position int64) float64) float64 {
-	var dearest, all float64
+	var costliest, all float64
 	for step := range p.Steps() {
 		start, size := p.Batch(step)
 		if size < p.Config().Batch {
@@ -44,9 +44,9 @@ func imbalance(p *plan.Plan, world int, cost func(position int64) float64) float
 			}
 			most, all = max(most, sum), all+sum
 		}
-		dearest += most
+		costliest += most
 	}
-	return dearest * float64(world) / all
+	return costliest * float64(world) / all
 }
 
 // TestBalancedBuckets holds that costs move samples within their step alone, each exactly once, the same for any world and

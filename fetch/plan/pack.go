@@ -895,7 +895,7 @@ func (p *Plan) Imbalance(most int64) (ratio float64, ok bool) {
 		return 0, false
 	}
 	steps := min(most, p.steps)
-	var dearest, all float64
+	var costliest, all float64
 	var list []Piece
 	for i := range steps {
 		step := i * p.steps / steps
@@ -919,12 +919,12 @@ func (p *Plan) Imbalance(most int64) (ratio float64, ok bool) {
 			most = max(most, sum)
 			all += sum
 		}
-		dearest += most
+		costliest += most
 	}
 	if all == 0 {
 		return 0, false
 	}
-	return dearest * float64(p.cfg.World) / all, true
+	return costliest * float64(p.cfg.World) / all, true
 }
 
 // costOf is what a piece of so many tokens costs.

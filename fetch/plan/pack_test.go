@@ -352,7 +352,7 @@ func TestPackBalances(t *testing.T) {
 
 // imbalanceOf is a plan's imbalance by other costs, over all steps.
 func imbalanceOf(p *Plan, cost []uint64) float64 {
-	var dearest, all float64
+	var costliest, all float64
 	for step := range p.Steps() {
 		most := 0.0
 		for rank := range p.cfg.World {
@@ -363,9 +363,9 @@ func imbalanceOf(p *Plan, cost []uint64) float64 {
 			}
 			most, all = max(most, sum), all+sum
 		}
-		dearest += most
+		costliest += most
 	}
-	return dearest * float64(p.cfg.World) / all
+	return costliest * float64(p.cfg.World) / all
 }
 
 // TestPackOfRepeatedDocuments holds that Next finds what a search does where the order has documents several times, and

@@ -78,8 +78,8 @@ func TestPermWalksLittle(t *testing.T) {
 		p := NewPerm(n, 0, 0)
 		b := p.mask + 1
 		hi, lo := bits.Mul64(p.a, b)
-		excess, borrow := bits.Sub64(lo, n, 0)
-		if hi != borrow || excess >= b || b > 1<<32 || float64(b)*float64(b) > 2*float64(n) {
+		excess, carry := bits.Sub64(lo, n, 0)
+		if hi != carry || excess >= b || b > 1<<32 || float64(b)*float64(b) > 2*float64(n) {
 			t.Fatalf("n=%d: network of %d by %d", n, p.a, b)
 		}
 	}

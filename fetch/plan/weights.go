@@ -325,9 +325,9 @@ func (d *byShare) at(index int64) int64 {
 // first is the number of the first point that is not less than one of the line.
 func (d *byShare) first(point uint64) uint64 {
 	hi, lo := bits.Mul64(point, uint64(d.rows))
-	lo, borrow := bits.Sub64(lo, d.start, 0)
-	hi, borrow = bits.Sub64(hi, 0, borrow)
-	if borrow > 0 {
+	lo, carry := bits.Sub64(lo, d.start, 0)
+	hi, carry = bits.Sub64(hi, 0, carry)
+	if carry > 0 {
 		return 0
 	}
 	k, rest := bits.Div64(hi, lo, d.weights.total())
@@ -337,8 +337,8 @@ func (d *byShare) first(point uint64) uint64 {
 	return k
 }
 
-// dealtLook is how many of the places of a sample are looked at to tell the next one.
-const dealtLook = 64
+// dealtPlaces is how many of the places of a sample are looked at to tell the next one.
+const dealtPlaces = 64
 
 // next says when a sample comes next, from an index on. Of one that comes very often it says about when.
 func (d *byShare) next(sample, from int64) (index int64, ok bool) {
@@ -347,7 +347,7 @@ func (d *byShare) next(sample, from int64) (index int64, ok bool) {
 	}
 	start, end := d.weights.points(sample, d.lines)
 	lo, hi := d.first(start), d.first(end)
-	if hi-lo > dealtLook {
+	if hi-lo > dealtPlaces {
 		return min(from+d.rows/int64(hi-lo), d.rows-1), true
 	}
 	for k := lo; k < hi; k++ {
@@ -358,4 +358,4 @@ func (d *byShare) next(sample, from int64) (index int64, ok bool) {
 	return index, ok
 }
 
-func (d *byShare) estimates() bool { return d.weights.Most(d.rows) >= dealtLook-1 }
+func (d *byShare) estimates() bool { return d.weights.Most(d.rows) >= dealtPlaces-1 }

@@ -117,10 +117,10 @@ func (s *Shared) Layout(ctx context.Context, name string) (record []byte, err er
 	return record, err
 }
 
-// ClaimLayout implements members.Shared.
-func (s *Shared) ClaimLayout(ctx context.Context, cluster, plan string, epoch uint64, name string,
+// ReserveLayout implements members.Shared.
+func (s *Shared) ReserveLayout(ctx context.Context, cluster, plan string, epoch uint64, name string,
 	ttl time.Duration) (winner string, err error) {
-	err = s.do(ctx, "ClaimLayout", cluster, func(now time.Time) error {
+	err = s.do(ctx, "ReserveLayout", cluster, func(now time.Time) error {
 		k := claim{cluster, plan, epoch}
 		if r, ok := s.claims[k]; ok && now.Before(r.until) {
 			winner = string(r.value)

@@ -55,7 +55,7 @@ func Run(t *testing.T, s members.Shared) {
 	})
 	t.Run("claims", func(t *testing.T) {
 		for _, epoch := range []uint64{0, 1, 1 << 63, 1<<64 - 1} {
-			if got, err := s.ClaimLayout(ctx, cluster, plan, epoch, "", time.Hour); got != "" || err != nil {
+			if got, err := s.ReserveLayout(ctx, cluster, plan, epoch, "", time.Hour); got != "" || err != nil {
 				t.Errorf("epoch %d has %q before it was claimed, %v", epoch, got, err)
 			}
 			winners := make([]string, 8)
@@ -64,7 +64,7 @@ func Run(t *testing.T, s members.Shared) {
 				wg.Go(func() {
 					for range 20 { // an answer may be that the location is unknown
 						var err error
-						if winners[i], err = s.ClaimLayout(ctx, cluster, plan, epoch, fmt.Sprint("layout ", i),
+						if winners[i], err = s.ReserveLayout(ctx, cluster, plan, epoch, fmt.Sprint("layout ", i),
 							time.Hour); err == nil {
 							return
 						}
@@ -75,12 +75,12 @@ func Run(t *testing.T, s members.Shared) {
 			if got := slices.Compact(winners); len(got) != 1 || got[0] == "" {
 				t.Errorf("epoch %d was claimed for %q", epoch, got)
 			}
-			if got, err := s.ClaimLayout(ctx, cluster, plan, epoch, "another", time.Hour); got != winners[0] ||
+			if got, err := s.ReserveLayout(ctx, cluster, plan, epoch, "another", time.Hour); got != winners[0] ||
 				err != nil {
 				t.Errorf("epoch %d has %q later, %v; want %q", epoch, got, err, winners[0])
 			}
 		}
-		if got, err := s.ClaimLayout(ctx, cluster+"2", plan, 1, "", time.Hour); got != "" || err != nil {
+		if got, err := s.ReserveLayout(ctx, cluster+"2", plan, 1, "", time.Hour); got != "" || err != nil {
 			t.Errorf("another cluster has %q, %v", got, err)
 		}
 	})

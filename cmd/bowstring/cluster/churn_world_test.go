@@ -139,12 +139,12 @@ func (s churnShared) Leases(ctx context.Context, name string) (map[string][]byte
 	return rows, err
 }
 
-func (s churnShared) ClaimLayout(ctx context.Context, cluster, plan string, epoch uint64, name string,
+func (s churnShared) ReserveLayout(ctx context.Context, cluster, plan string, epoch uint64, name string,
 	ttl time.Duration) (string, error) {
 	if err := s.reaches(); err != nil {
 		return "", err
 	}
-	return s.Shared.ClaimLayout(ctx, cluster, plan, epoch, name, ttl)
+	return s.Shared.ReserveLayout(ctx, cluster, plan, epoch, name, ttl)
 }
 
 // layout computes each layout once for all nodes.

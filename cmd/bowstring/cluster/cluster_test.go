@@ -64,7 +64,7 @@ func TestNodesShareBlobs(t *testing.T) {
 			ref := schema.RefOf([]byte{byte(i), byte(i >> 8)})
 			mine := 0
 			for k, n := range list {
-				if n.cluster.Tier().Mine(ref) {
+				if n.cluster.Tier().Owns(ref) {
 					counts[k]++
 					mine++
 				}

@@ -35,7 +35,7 @@ func TestBringsForOthers(t *testing.T) {
 	}
 	owned := 0
 	for i := range n {
-		if a.tier.Mine(schema.RefOf(content(i))) {
+		if a.tier.Owns(schema.RefOf(content(i))) {
 			owned++
 		}
 	}

@@ -213,9 +213,9 @@ func (s *Store) Layout(ctx context.Context, name string) ([]byte, error) {
 // claimTries is how often a claim is made whose outcome is not known.
 const claimTries = 8
 
-// ClaimLayout implements members.Shared: the object is created once. Whose claim was made is looked up, whatever the
+// ReserveLayout implements members.Shared: the object is created once. Whose claim was made is looked up, whatever the
 // answer was.
-func (s *Store) ClaimLayout(ctx context.Context, cluster, plan string, epoch uint64, name string,
+func (s *Store) ReserveLayout(ctx context.Context, cluster, plan string, epoch uint64, name string,
 	ttl time.Duration) (string, error) {
 	if err := s.enter(ctx); err != nil {
 		return "", err

@@ -48,7 +48,7 @@ func TestSharedLapses(t *testing.T) {
 	}
 	must(s.PutLease(ctx, "c", "node", []byte("l"), 10*time.Second))
 	must(s.PutLayout(ctx, "name", []byte("r"), time.Hour))
-	_, err := s.ClaimLayout(ctx, "c", "plan", 1, "name", time.Hour)
+	_, err := s.ReserveLayout(ctx, "c", "plan", 1, "name", time.Hour)
 	must(err)
 	see := func(leases int, layout bool, claim string) {
 		t.Helper()
@@ -59,7 +59,7 @@ func TestSharedLapses(t *testing.T) {
 		if _, err := s.Layout(ctx, "name"); (err == nil) != layout {
 			t.Errorf("the layout: %v", err)
 		}
-		if got, err := s.ClaimLayout(ctx, "c", "plan", 1, "", time.Hour); err != nil || got != claim {
+		if got, err := s.ReserveLayout(ctx, "c", "plan", 1, "", time.Hour); err != nil || got != claim {
 			t.Errorf("the claim is %q, %v", got, err)
 		}
 	}
@@ -70,7 +70,7 @@ func TestSharedLapses(t *testing.T) {
 	see(0, true, "name")
 	server.SetClock(2 * time.Hour)
 	see(0, false, "")
-	if got, err := s.ClaimLayout(ctx, "c", "plan", 1, "another", time.Hour); err != nil || got != "another" {
+	if got, err := s.ReserveLayout(ctx, "c", "plan", 1, "another", time.Hour); err != nil || got != "another" {
 		t.Errorf("a claim after one that has lapsed: %q, %v", got, err)
 	}
 	server.SetClock(500 * 24 * time.Hour)
@@ -117,7 +117,7 @@ func TestClusterOfThree(t *testing.T) {
 	names := make([]string, len(nodes))
 	for i, s := range stores {
 		var err error
-		if names[i], err = s.ClaimLayout(t.Context(), "three", "plan", 0, fmt.Sprint("layout of ", i), time.Hour); err != nil {
+		if names[i], err = s.ReserveLayout(t.Context(), "three", "plan", 0, fmt.Sprint("layout of ", i), time.Hour); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -135,9 +135,9 @@ func (s *Store) Layout(ctx context.Context, name string) (record []byte, err err
 // claimAttempts is how often a claim with an unknown outcome is attempted.
 const claimAttempts = 5
 
-// ClaimLayout implements members.Shared. A claim never changes, so it is looked up first, which is cheaper than a
+// ReserveLayout implements members.Shared. A claim never changes, so it is looked up first, which is cheaper than a
 // transaction. If the outcome of a claim is unknown, a read at serial consistency settles it for all nodes.
-func (s *Store) ClaimLayout(ctx context.Context, cluster, plan string, epoch uint64, name string,
+func (s *Store) ReserveLayout(ctx context.Context, cluster, plan string, epoch uint64, name string,
 	ttl time.Duration) (string, error) {
 	if err := s.enter(ctx); err != nil {
 		return "", err
