@@ -238,26 +238,29 @@ func unknown(series []labels.Labels, matchers []*labels.Matcher) string {
 	return ""
 }
 
-const operating = "../../../docs/operating.md"
+const (
+	watching = "../../../docs/operating/watch.md"
+	mending  = "../../../docs/operating/mend.md"
+)
 
-// docs/operating.md has every metric, and says of each alert what to do.
+// watch.md has every metric, and mend.md says of each alert what to do.
 func TestOperatingIsTrue(t *testing.T) {
-	data, err := os.ReadFile(operating)
+	data, err := os.ReadFile(mending)
 	if err != nil {
 		t.Fatal(err)
 	}
 	text := string(data)
 	const begin, end = "<!-- metrics: made by go test ./cmd/bowstring/command -run TestOperatingIsTrue -update -->\n",
 		"<!-- end of metrics -->"
-	rewrite(t, operating, "(?s)"+begin+".*"+end, begin+metrics.Markdown()+end)
+	rewrite(t, watching, "(?s)"+begin+".*"+end, begin+metrics.Markdown()+end)
 	for _, r := range alertRules(t) {
 		if r.Alert == "" {
 			continue
 		}
-		if !strings.Contains(text, "\n#### "+r.Alert+"\n") {
-			t.Errorf("%s does not say what to do about %s", operating, r.Alert)
+		if !strings.Contains(text, "\n### "+r.Alert+"\n") {
+			t.Errorf("%s does not say what to do about %s", mending, r.Alert)
 		}
-		if want := "docs/operating.md#" + strings.ToLower(r.Alert); r.Annotations["runbook"] != want {
+		if want := "docs/operating/mend.md#" + strings.ToLower(r.Alert); r.Annotations["runbook"] != want {
 			t.Errorf("the runbook of %s is %q, want %q", r.Alert, r.Annotations["runbook"], want)
 		}
 	}

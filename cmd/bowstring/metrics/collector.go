@@ -5,7 +5,7 @@
 //
 // It lives below cmd because it looks at all of them, and flight may be imported
 // by nobody else. What serves the metrics is package admin; what they mean to
-// whoever is paged is in docs/operating.md, and the rules and dashboards that
+// whoever is paged is in docs/operating/mend.md, and the rules and dashboards that
 // query them are in deploy.
 //
 // The number of series is bounded, whoever calls what: labels whose values are
