@@ -207,7 +207,7 @@ func NewEngine(s store.Store, opts Options) (*Engine, error) {
 	e.spans, errs[5] = spans.New(spans.Options{
 		Store: s, Cache: opts.Spill, Future: opts.Future, Sharers: sharers, Memory: opts.WindowBytes / 2,
 		// There is what looks ahead before anything is read.
-		Beside: func(at spill.Place, after bool) iter.Seq2[schema.BlobRef, spill.Place] {
+		Neighbours: func(at spill.Place, after bool) iter.Seq2[schema.BlobRef, spill.Place] {
 			return e.upcoming.Neighbours(at, after)
 		},
 		Near:  func(ctx context.Context, dataset uint32, positions []int64) { e.upcoming.Near(ctx, dataset, positions) },
@@ -354,8 +354,8 @@ func (e *Engine) OpenEarly(ctx context.Context, req schema.Request) (*Job, error
 	return j, err
 }
 
-// OpenAhead opens datasets that will probably be asked for: see [resolve.Resolver.OpenAhead].
-func (e *Engine) OpenAhead() <-chan struct{} { return e.jobs.OpenAhead() }
+// OpenRecent opens datasets that will probably be asked for: see [resolve.Resolver.OpenRecent].
+func (e *Engine) OpenRecent() <-chan struct{} { return e.jobs.OpenRecent() }
 
 // Pin puts the number of a snapshot in the place of its tag: see [resolve.Resolver.Pin].
 func (e *Engine) Pin(ctx context.Context, req schema.Request) (schema.Request, error) {

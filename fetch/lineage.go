@@ -65,7 +65,7 @@ func (e *Engine) look(ctx context.Context, q lineage.Query) (pieces []*Piece, ok
 	}
 	tenant := store.CallerFrom(ctx).Tenant
 	q.Turn = func(f func() error) error { return e.work.Do(ctx, tenant, f) }
-	pieces, err = e.opts.Lineage.Look(ctx, q)
+	pieces, err = e.opts.Lineage.Search(ctx, q)
 	return pieces, true, err
 }
 

@@ -121,7 +121,7 @@ func (e *Engine) Stats() Stats {
 		Streams: s.Streams, LiveStreams: s.Live, Waiting: s.Waiting, Batches: s.Batches, Rows: s.Rows,
 		Reads: r.Reads, ReadReasons: r.Reasons.Map(), ReadBytes: r.ReadBytes, ReadNanos: int64(r.ReadTime),
 		FailedReads: r.FailedReads,
-		SharedReads: r.SharedReads, Retries: r.Retries, Hedges: r.Hedges, HedgesWon: r.HedgesWon, GivenUp: r.GivenUp,
+		SharedReads: r.SharedReads, Retries: r.Retries, Hedges: r.Hedges, HedgesWon: r.HedgesWon, GivenUp: r.Failed,
 		Lost:       r.Lost,
 		SpillReads: r.UpperReads, SpillBytes: r.UpperBytes, PeerReads: r.PeerReads, PeerBytes: r.PeerBytes,
 		FellBack: r.FellBack, Fills: r.Fills,

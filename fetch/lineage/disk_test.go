@@ -59,7 +59,7 @@ func TestBatchesDoNotWaitForTheDisk(t *testing.T) {
 	}
 }
 
-// That a file cannot be brought to the disk is told, and streams go on.
+// A file that cannot be synced to disk is logged, and streams go on.
 func TestDiskThatFails(t *testing.T) {
 	var logged bytes.Buffer
 	l := must(Open(Options{Dir: t.TempDir(), MaxBytes: leastBytes, Logger: slog.New(slog.NewTextHandler(&logged, nil))}))

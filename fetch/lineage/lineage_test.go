@@ -31,9 +31,9 @@ func must[T any](v T, err error) T {
 	return v
 }
 
-// lookAt returns the pieces that match tells.
-func lookAt(l *Log, match func(*Head) bool) ([]*Piece, error) {
-	return l.Look(context.Background(), Query{Match: match})
+// allPieces returns the pieces of streams for which match returns true.
+func allPieces(l *Log, match func(*Head) bool) ([]*Piece, error) {
+	return l.Search(context.Background(), Query{Match: match})
 }
 
 func headOf(order string, served []byte) Head {
@@ -56,8 +56,9 @@ func rowsOf(t *testing.T, p *Piece, from, to int64) (rows []int64) {
 	return rows
 }
 
-// Rows that come in any order are told in that order, from any on, also those of a stream that another one began.
-func TestAnyOrderIsTold(t *testing.T) {
+// Rows in any order are recorded in that order, from any row on, also for a stream that
+// resumes another.
+func TestAnyOrderIsRecorded(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	rng := rand.New(rand.NewPCG(seed, 0))
@@ -102,7 +103,7 @@ func TestAnyOrderIsTold(t *testing.T) {
 			left, b.Rows, want = keep, int64(len(b.Seqs)), append(want, b.Seqs...)
 			r.Batch(b)
 		}
-		pieces := must(lookAt(l, func(*Head) bool { return true }))
+		pieces := must(allPieces(l, func(*Head) bool { return true }))
 		if len(want) == 0 {
 			if len(pieces) > 0 {
 				t.Fatalf("%d pieces of nothing", len(pieces))
@@ -139,7 +140,7 @@ func TestInOrderIsACount(t *testing.T) {
 		if _, bytes := l.Kept(); bytes != first || first-before > 400 {
 			t.Errorf("%s: %d bytes, then %d", order, first-before, bytes-before)
 		}
-		pieces := must(lookAt(l, func(h *Head) bool { return h.Ticket.Order == order }))
+		pieces := must(allPieces(l, func(h *Head) bool { return h.Ticket.Order == order }))
 		if got := rowsOf(t, pieces[0], 1<<40+5, 1<<40+8); pieces[0].Rows != 1<<40+64000 ||
 			!slices.Equal(got, []int64{1<<40 + 5, 1<<40 + 6, 1<<40 + 7}) {
 			t.Errorf("%s: %d rows, %v", order, pieces[0].Rows, got)
@@ -180,12 +181,12 @@ func TestRecordIsARing(t *testing.T) {
 	if onDisk > leastBytes || kept != onDisk || kept < leastBytes/2 {
 		t.Errorf("%d bytes on disk, %d by its own count, want up to %d", onDisk, kept, leastBytes)
 	}
-	if pieces := must(lookAt(l, func(h *Head) bool {
+	if pieces := must(allPieces(l, func(h *Head) bool {
 		return h.Ticket.Step == 0
 	})); len(pieces) != 0 || !since.After(time.Unix(1e9, 0).Add(time.Hour)) {
 		t.Errorf("%d pieces from the beginning, on record since %s", len(pieces), since)
 	}
-	pieces := must(lookAt(l, func(*Head) bool { return true }))
+	pieces := must(allPieces(l, func(*Head) bool { return true }))
 	var last [streams]int64
 	for _, p := range pieces {
 		h := p.Head.Ticket
@@ -205,9 +206,9 @@ func TestRecordIsARing(t *testing.T) {
 	}
 }
 
-// A look takes the memory that it may, and no more; it ends with its caller, and so does one that waits for another.
-// What is only added up is not kept.
-func TestLookIsBounded(t *testing.T) {
+// A search takes at most the memory that it is allowed. It ends when its caller's context
+// ends, also while it waits for another search. Pieces that are only summed are not kept.
+func TestSearchIsBounded(t *testing.T) {
 	l := must(Open(Options{Dir: t.TempDir(), MaxBytes: 8 << 20, Logger: quiet}))
 	defer l.Close()
 	const streams = 2000
@@ -219,16 +220,16 @@ func TestLookIsBounded(t *testing.T) {
 		r.Batch(Batch{Rows: 2})
 	}
 	all := func(*Head) bool { return true }
-	if _, err := l.Look(t.Context(), Query{Match: all, MaxBytes: streams * headBytes}); !errors.Is(err, schema.ErrLimit) {
+	if _, err := l.Search(t.Context(), Query{Match: all, MaxBytes: streams * headBytes}); !errors.Is(err, schema.ErrLimit) {
 		t.Errorf("%d pieces: %v", streams, err)
 	}
-	if list, err := l.Look(t.Context(), Query{Match: func(h *Head) bool { return h.Job == "job 7" },
+	if list, err := l.Search(t.Context(), Query{Match: func(h *Head) bool { return h.Job == "job 7" },
 		MaxBytes: 4 * headBytes}); err != nil || len(list) != 1 || list[0].Rows != 5 {
 		t.Errorf("%d pieces, %v", len(list), err)
 	}
 	var rows int64
 	turns := 0
-	list, err := l.Look(t.Context(), Query{Sum: func(*Head) *int64 { return &rows }, MaxBytes: 1,
+	list, err := l.Search(t.Context(), Query{Sum: func(*Head) *int64 { return &rows }, MaxBytes: 1,
 		Turn: func(f func() error) error { turns++; return f() }})
 	if err != nil || len(list) > 0 || rows != 5*streams || turns < 1 {
 		t.Errorf("%d rows and %d pieces in %d turns, %v", rows, len(list), turns, err)
@@ -237,7 +238,7 @@ func TestLookIsBounded(t *testing.T) {
 	inTurn, goOn, ended := make(chan struct{}), make(chan struct{}), make(chan error, 1)
 	var first sync.Once
 	go func() {
-		_, err := l.Look(t.Context(), Query{Match: all, Turn: func(f func() error) error {
+		_, err := l.Search(t.Context(), Query{Match: all, Turn: func(f func() error) error {
 			first.Do(func() {
 				inTurn <- struct{}{}
 				<-goOn
@@ -248,7 +249,7 @@ func TestLookIsBounded(t *testing.T) {
 	}()
 	<-inTurn // it has the record
 	cancel()
-	if _, err := l.Look(ctx, Query{Match: all}); !errors.Is(err, context.Canceled) {
+	if _, err := l.Search(ctx, Query{Match: all}); !errors.Is(err, context.Canceled) {
 		t.Errorf("a look that waits, whose caller has gone: %v", err)
 	}
 	close(goOn)
@@ -257,7 +258,8 @@ func TestLookIsBounded(t *testing.T) {
 	}
 }
 
-// What a machine that went down has left is read up to where it is whole, and not written to.
+// After a crash of the machine the log reads a file up to its last whole record, and does
+// not append to it.
 func TestTornFile(t *testing.T) {
 	dir := t.TempDir()
 	l := must(Open(Options{Dir: dir, Logger: quiet}))
@@ -310,7 +312,8 @@ func TestTornFile(t *testing.T) {
 	}
 }
 
-// A disk that fails ends no stream. What was not written is missing, and what comes after it is there.
+// A failing disk ends no stream. Records that could not be written are missing, and later
+// ones are there.
 func TestDiskFails(t *testing.T) {
 	dir := t.TempDir()
 	var said strings.Builder
@@ -335,7 +338,7 @@ func TestDiskFails(t *testing.T) {
 	r.Batch(Batch{Rows: 10, Next: step(4)}) // not tried again so soon
 	at = at.Add(2 * pause)
 	r.Batch(Batch{Rows: 10, Next: step(5)})
-	pieces := must(lookAt(l, func(*Head) bool { return true }))
+	pieces := must(allPieces(l, func(*Head) bool { return true }))
 	if len(pieces) != 2 || pieces[0].Rows != 10 || pieces[1].Rows != 10 || pieces[1].Head.Ticket.Step != 4 {
 		t.Errorf("%+v", pieces)
 	}
@@ -343,14 +346,15 @@ func TestDiskFails(t *testing.T) {
 		!strings.Contains(said.String(), "is recorded again") {
 		t.Errorf("%s", &said)
 	}
-	// A ticket that is too long for the record costs nobody else's.
+	// A ticket that is too long for the record does not cost the records of other
+	// streams.
 	h := headOf("strict", nil)
 	h.Ticket.Where = strings.Repeat("x", 64<<20/files)
 	long := l.Begin(h)
 	long.Batch(Batch{Rows: 1, Next: h.Ticket})
 	long.Batch(Batch{Rows: 1, Next: h.Ticket})
 	r.Batch(Batch{Rows: 5})
-	if pieces := must(lookAt(l, func(*Head) bool { return true })); len(pieces) != 2 || pieces[1].Rows != 15 {
+	if pieces := must(allPieces(l, func(*Head) bool { return true })); len(pieces) != 2 || pieces[1].Rows != 15 {
 		t.Errorf("%+v", pieces)
 	}
 	for _, o := range []Options{{}, {Dir: dir, MaxBytes: 5}, {Dir: dir, PieceBytes: -1}} {

@@ -1,19 +1,19 @@
 // Package lineage keeps a record of what streams have handed out, so that it can be
 // said later which samples a step of a job held, on which rank.
 //
-// A plan is a pure function, so of a stream in its order nothing is kept but its ticket and
-// one integer: how many rows it has handed out. Of a stream in another order the deviations
-// are kept besides: of each batch, which of the rows that it had not handed out before it
-// took, in runs or as a bitmap, whichever is shorter. Samples that could not be read, and
-// their substitutes, are no function of the plan, and are kept as they are.
+// A plan is a pure function, so a stream in plan order needs only its ticket and one
+// integer: how many rows it has delivered. For a stream in another order the log also
+// keeps deviations: for each batch, which of the undelivered rows it took, as runs or as
+// a bitmap, whichever is shorter. Samples that could not be read, and their substitutes,
+// do not follow from the plan, and are recorded as they are.
 //
-// The record is a ring of files in a directory ([Log]): the oldest goes when a new one is
-// begun. Each file can be read by itself: a stream that goes on in a new file begins there with
-// the ticket that resumes it. What is written is in the kernel's hands before the batch is
-// sent, so a process that is killed loses nothing of it.
+// The record is a ring of files in a directory ([Log]): beginning a new file removes the
+// oldest. Each file can be read by itself: a stream that continues in a new file begins
+// there with the ticket that resumes it. A record is written to the kernel before its
+// batch is sent, so a killed process loses nothing of it.
 //
-// The package knows rows by their numbers in a stream; it knows no plans, positions or ids,
-// and nobody's rights.
+// The package knows rows by their numbers in a stream. It knows no plans, positions or
+// ids, and checks no rights: its user does.
 package lineage
 
 import (
@@ -46,7 +46,7 @@ type Options struct {
 	PieceBytes int64
 	// Now is the clock. Default time.Now.
 	Now func() time.Time
-	// Logger is told when the directory cannot be written. Default slog.Default().
+	// Logger gets an error when the directory cannot be written. Default slog.Default().
 	Logger *slog.Logger
 }
 
@@ -109,7 +109,7 @@ type Log struct {
 type segment struct {
 	number int64
 	begun  time.Time // no stream in it began earlier; zero if there is none
-	mine   bool      // this process has begun it: to others, whose ends may be torn, nothing is added
+	own    bool      // this process has begun it: to others, whose ends may be torn, nothing is added
 	size   int64     // guarded by Log.mu
 	synced bool      // it is on the disk, or on its way there; guarded by Log.mu
 
@@ -192,17 +192,18 @@ func (l *Log) stream() int64 {
 	return l.streams
 }
 
-// currentLocked returns the file that is written to, and has it be one with room for so many bytes.
+// currentLocked returns the file that is written to, and begins a new one if the current
+// one has no room for size bytes. More than a quarter of a file is a schema.ErrLimit.
 func (l *Log) currentLocked(size int64) (*segment, error) {
 	most := l.opts.MaxBytes / files
 	if size > most/4 {
 		return nil, fmt.Errorf("%w: %d bytes of a record of what was served; it may have %d", schema.ErrLimit, size,
 			most/4)
 	}
-	if n := len(l.list); n > 0 && l.list[n-1].mine && l.list[n-1].size+size <= most {
+	if n := len(l.list); n > 0 && l.list[n-1].own && l.list[n-1].size+size <= most {
 		return l.list[n-1], nil
 	}
-	s := &segment{number: 1, begun: l.opts.Now(), mine: true}
+	s := &segment{number: 1, begun: l.opts.Now(), own: true}
 	if n := len(l.list); n > 0 {
 		s.number = l.list[n-1].number + 1
 	}
@@ -278,8 +279,9 @@ func (l *Log) dropLocked() error {
 	return s.close()
 }
 
-// append adds records to the record, all to one file: from, if that is not nil and still written to. It returns
-// which, and where they lie. of is told the number that a new piece would have.
+// append adds records to one file: to from, if it is not nil and still written to, else
+// to the current one. It returns the file and the offset of the records. make gets the
+// number that a new piece would have.
 func (l *Log) append(from *segment, make func(piece uint32) []byte) (s *segment, at int64, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -379,7 +381,7 @@ func (l *Log) Close() error {
 	l.syncing.Wait()
 	var err error
 	for _, s := range list {
-		if s.mine {
+		if s.own {
 			err = errors.Join(err, l.sync(s.file))
 		}
 		err = errors.Join(err, s.close())

@@ -31,7 +31,8 @@ type Head struct {
 	Tenant    string `json:"tenant,omitempty"`
 }
 
-// Within is a schema.Restriction. What is hidden from its caller is in no plan of his.
+// Within is a schema.Restriction. Rows that are hidden from the caller are in none of
+// that caller's plans.
 type Within struct {
 	Where   string   `json:"where,omitempty"`
 	Columns []string `json:"columns"` // null hides none
@@ -176,8 +177,8 @@ func nextRecord(b []byte) (rec *record, rest []byte) {
 	return &record{b[8], binary.LittleEndian.Uint32(b[12:]), count, body}, b[size:]
 }
 
-// undone is which rows of a stream were not handed out: all from first on, but for those in a
-// bitmap. first is one of them.
+// undone is the set of rows of a stream that were not delivered: all from first on,
+// except those in a bitmap. first is one of them.
 type undone struct {
 	first int64
 	base  int64 // of the bitmap: a multiple of 64
@@ -251,7 +252,7 @@ func (u *undone) advance() {
 	u.base = u.first &^ 63
 }
 
-// run says that so many rows which were not handed out are left out, and the next ones taken.
+// run leaves out skip undelivered rows, and takes the next take ones.
 type run struct{ skip, take int64 }
 
 // runs says which rows a batch takes, in ascending order, as runs, and counts them as handed out.

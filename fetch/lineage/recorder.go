@@ -26,20 +26,20 @@ type Recorder struct {
 	log  *Log
 	head Head // with the ticket that the next piece begins with
 
-	mu     sync.Mutex
-	loose  bool
-	rest   undone   // of a loose order
-	in     *segment // that the piece lies in; nil between pieces
-	piece  uint32
-	home   int64 // the record in whose header rows in order are counted
-	ahead  int64 // rows counted there
-	rows   int64 // of the piece
-	bytes  int64 // of its deviations
-	refuse bool  // its ticket is too long to be recorded
+	mu      sync.Mutex
+	loose   bool
+	rest    undone   // of a loose order
+	in      *segment // that the piece lies in; nil between pieces
+	piece   uint32
+	home    int64 // the record in whose header rows in order are counted
+	counted int64 // rows counted there
+	rows    int64 // of the piece
+	bytes   int64 // of its deviations
+	refuse  bool  // its ticket is too long to be recorded
 }
 
-// Begin begins to record a stream. What its caller may see is in the request of its ticket. Nothing is written before it
-// has handed something out.
+// Begin begins to record a stream. The request of its ticket holds the restriction of its
+// caller. Nothing is written before the stream has delivered rows.
 func (l *Log) Begin(h Head) *Recorder {
 	if l == nil {
 		return nil
@@ -127,7 +127,7 @@ func (r *Recorder) beginLocked() error {
 	if err != nil {
 		return err
 	}
-	r.in, r.piece, r.home, r.ahead, r.rows, r.bytes = s, piece, at, 0, 0, 0
+	r.in, r.piece, r.home, r.counted, r.rows, r.bytes = s, piece, at, 0, 0, 0
 	return nil
 }
 
@@ -152,12 +152,12 @@ func (r *Recorder) addLocked(b *Batch, moves []byte) error {
 		if err != nil {
 			return err
 		}
-		r.home, r.ahead = at, 0
+		r.home, r.counted = at, 0
 	} else {
-		if err := r.log.count(r.in, r.home, r.ahead+b.Rows); err != nil {
+		if err := r.log.count(r.in, r.home, r.counted+b.Rows); err != nil {
 			return err
 		}
-		r.ahead += b.Rows
+		r.counted += b.Rows
 	}
 	r.rows += b.Rows
 	return nil

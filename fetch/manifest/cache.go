@@ -23,16 +23,16 @@ type Place struct {
 	Start    int64  // position of the page's first row
 }
 
-// Cache keeps what was read of manifests: of all of them together no more than the
-// ledger has for admission.Manifests. It is safe for concurrent use.
+// Cache keeps pages and lists of pages that were read from manifests, at most as many
+// bytes as the ledger has for admission.Manifests. It is safe for concurrent use.
 //
-// What several want at once is read once. A read ends early when nobody waits for
-// it any more. What nobody uses stays until its place is needed, and then what
-// was used last stays longest.
+// If several callers want an entry at once, it is read once. A read is cancelled when no
+// caller waits for it any more. An unused entry stays until its memory is needed; the
+// least recently used one is evicted first.
 type Cache struct {
 	read    ReadFunc
 	ledger  *admission.Ledger
-	whole   int64 // up to so many bytes a manifest is read whole when it is opened
+	whole   int64 // manifests up to this many bytes are read whole when they are opened
 	most    int   // pages on their way at once, each with a goroutine
 	logger  *slog.Logger
 	running sync.WaitGroup
@@ -70,19 +70,20 @@ type entry struct {
 	err    error
 	memory *admission.Hold
 
-	users int           // who waits for it or reads it; guarded by cache.mu
-	ready bool          // page or err is there; guarded by cache.mu
-	tell  []arrival     // who is told when it is ready; guarded by cache.mu
-	place *list.Element // in cache.idle; guarded by cache.mu
+	users  int           // callers that wait for it or read it; guarded by cache.mu
+	ready  bool          // page or err is there; guarded by cache.mu
+	notify []arrival     // notified when it is ready; guarded by cache.mu
+	place  *list.Element // in cache.idle; guarded by cache.mu
 }
 
-// errUnwanted ends a read that nobody waits for.
-var errUnwanted = errors.New("nobody waits for it any more")
+// errUnwanted ends a read that no caller waits for.
+var errUnwanted = errors.New("no caller waits for it any more")
 
 func errClosing() error { return fmt.Errorf("%w: the engine is closing", schema.ErrUnavailable) }
 
-// NewCache returns an empty one. A manifest of up to so many bytes is read whole when it is opened, and stays in memory;
-// of none if resident is negative, and of up to 16 MiB if it is 0.
+// NewCache returns an empty cache. A manifest of up to resident bytes is read whole when
+// it is opened, and stays in memory. 0 means 16 MiB; with a negative number no manifest
+// is read whole.
 func NewCache(read ReadFunc, ledger *admission.Ledger, resident int64, logger *slog.Logger) *Cache {
 	if resident == 0 {
 		resident = 16 << 20
@@ -110,10 +111,11 @@ func (c *Cache) acquire(ctx context.Context, form *schema.Form, want schema.Chun
 	return e, nil
 }
 
-// want has a page or an index read, unless it is there or on its way, and does not wait for it. It stays until
-// release. tell, if it is not nil, is told when it is there or has failed, perhaps at once.
+// want starts reading a page or an index, unless it is there or being read, and does not
+// wait for it. The entry stays until release. If notify is not nil, its number is sent
+// when the entry is ready or has failed, perhaps at once.
 func (c *Cache) want(ctx context.Context, form *schema.Form, want schema.Chunk, at Place,
-	tell *arrival) (*entry, error) {
+	notify *arrival) (*entry, error) {
 	key := entryKey{want.BlobRef, want.Rows, want.Pages}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -138,11 +140,11 @@ func (c *Cache) want(ctx context.Context, form *schema.Form, want schema.Chunk, 
 			c.running.Go(func() { c.reading(e) })
 		}
 	}
-	if tell != nil {
+	if notify != nil {
 		if e.ready {
-			tell.to <- tell.n
+			notify.to <- notify.n
 		} else {
-			e.tell = append(e.tell, *tell)
+			e.notify = append(e.notify, *notify)
 		}
 	}
 	return e, nil
@@ -173,10 +175,10 @@ func (c *Cache) reading(e *entry) {
 		e.cancel(nil)
 		e.cancel, e.ctx, e.form, e.want = nil, nil, nil, schema.Chunk{} // what is kept leads to no call
 		close(e.done)
-		for _, t := range e.tell {
+		for _, t := range e.notify {
 			t.to <- t.n // there is room
 		}
-		e.tell = nil
+		e.notify = nil
 		gone := e.leftLocked(err != nil)
 		read := e
 		if e = nil; len(c.queue) > 0 {
@@ -200,10 +202,10 @@ func (e *entry) open() (err error) {
 			err = schema.Recovered(p).Log(ctx, c.logger, "panic while a manifest was read")
 		}
 	}()
-	if ctx.Err() != nil { // nobody wanted it any more when its turn came
+	if ctx.Err() != nil { // every caller left while it was queued
 		return context.Cause(ctx)
 	}
-	// What was read whole has up to half of the memory, and is not given up.
+	// Manifests that were read whole take up to half of the memory, and are not evicted.
 	size := want.Size
 	if want.Pages > 0 {
 		size *= 2 // it is decoded
@@ -227,7 +229,8 @@ func (e *entry) open() (err error) {
 	return err
 }
 
-// reserve counts memory in. It gives up what nobody uses, and waits for what is used.
+// reserve reserves memory. It evicts unused entries first, and then waits for entries in
+// use.
 func (c *Cache) reserve(ctx context.Context, bytes int64) (*admission.Hold, error) {
 	c.mu.Lock()
 	for {
@@ -241,7 +244,7 @@ func (c *Cache) reserve(ctx context.Context, bytes int64) (*admission.Hold, erro
 		}
 		c.dropLocked(last.Value.(*entry))
 	}
-	c.blocked++ // from now on what is used no more is given up at once
+	c.blocked++ // from now on an entry that falls unused is freed at once
 	c.mu.Unlock()
 	defer func() {
 		c.mu.Lock()
@@ -251,7 +254,8 @@ func (c *Cache) reserve(ctx context.Context, bytes int64) (*admission.Hold, erro
 	return c.ledger.Reserve(ctx, admission.Manifests, bytes)
 }
 
-// release lets go of the entry. Nothing obtained from its page may be used afterwards.
+// release ends one use of the entry. The caller must not use anything from its page
+// afterwards.
 func (e *entry) release() {
 	c := e.cache
 	c.mu.Lock()
@@ -263,12 +267,12 @@ func (e *entry) release() {
 	}
 }
 
-// leftLocked has an entry that nobody uses kept, or taken out, and reports whether
-// the caller is to free it.
+// leftLocked handles an entry whose last user may have left: it keeps it as idle, cancels
+// its read, or removes it. It reports whether the caller has to free it.
 func (e *entry) leftLocked(failed bool) bool {
 	c := e.cache
 	if failed && c.entries[e.key] == e {
-		delete(c.entries, e.key) // who comes now tries again
+		delete(c.entries, e.key) // the next caller reads it again
 	}
 	switch {
 	case e.users > 0:
@@ -289,7 +293,7 @@ func (e *entry) leftLocked(failed bool) bool {
 	return false
 }
 
-// dropLocked takes out an entry that nobody uses.
+// dropLocked removes an unused entry from the cache and frees it.
 func (c *Cache) dropLocked(e *entry) {
 	c.idle.Remove(e.place)
 	e.place = nil
@@ -297,7 +301,7 @@ func (c *Cache) dropLocked(e *entry) {
 	e.free()
 }
 
-// free gives back what an entry has that is in nobody's hands.
+// free releases the page and the memory of an entry that has no users.
 func (e *entry) free() {
 	if e.page != nil {
 		e.page.Release()
@@ -305,7 +309,8 @@ func (e *entry) free() {
 	e.memory.Release()
 }
 
-// Trim gives up everything that nobody uses: what it was read from may go.
+// Trim evicts all unused entries, so that the store that they were read from may be
+// closed.
 func (c *Cache) Trim() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -314,8 +319,8 @@ func (c *Cache) Trim() {
 	}
 }
 
-// Close ends what is being read, waits for it, and gives up what nobody uses, now
-// and whenever something is used no more.
+// Close cancels running reads, waits for them, and evicts unused entries. Entries still
+// in use are freed when they are released.
 func (c *Cache) Close() {
 	c.mu.Lock()
 	c.closed = true
@@ -354,8 +359,8 @@ func (c *Cache) start(run func()) bool {
 	return true
 }
 
-// arrival is how who wants several entries is told that one of them is there: the channel has room for all
-// of which it may be told.
+// arrival notifies a caller that waits for several entries of one that is ready. The
+// channel has room for all that may be sent, so sending never blocks.
 type arrival struct {
 	to chan<- int
 	n  int // its number among them
@@ -414,7 +419,8 @@ func (c *Cache) each(ctx context.Context, form *schema.Form, w wants) error {
 	return nil
 }
 
-// visited visits an entry that is ready, unless it has failed, and lets go of it.
+// visited calls visit on an entry that is ready, unless it has failed, and releases the
+// entry.
 func (e *entry) visited(visit func() error) error {
 	defer e.release()
 	if e.err != nil {

@@ -129,8 +129,8 @@ func (w *world) read(ctx context.Context, ref schema.BlobRef, _ Place) (schema.B
 	return schema.NewBlob(b, w), nil
 }
 
-// open opens the snapshot with so many bytes for pages. The test closes it, and checks that
-// everything was given back.
+// open opens the snapshot with most bytes for pages. The test closes it, and checks that
+// all memory was released.
 func (w *world) open(t testing.TB, most, resident int64) (*Manifest, *admission.Ledger) {
 	t.Helper()
 	m, ledger, err := w.tryOpen(t, most, resident)

@@ -1,9 +1,11 @@
-// Package manifest gives the rows of snapshots to those who need them: it reads the
-// pages of manifests when they are wanted, several at once, and keeps them within a
-// bound of memory. A small manifest is read whole when it is opened, and its pages
-// stay.
+// Package manifest reads rows of snapshots. It reads pages of manifests when they are
+// needed, several at once, and keeps them within a memory limit. A small manifest is read
+// whole when it is opened, and its pages stay.
 //
-// What a page looks like is package schema's; how its bytes are found, its caller's.
+// Package schema defines what a page looks like. The caller of [NewCache] decides how its
+// bytes are read, as a [ReadFunc].
+//
+// Begin reading with [Cache.Open] and [Manifest.At].
 package manifest
 
 import (
@@ -37,7 +39,7 @@ type Manifest struct {
 	chunks starts
 	ids    lookup
 
-	// Of a manifest that was read whole.
+	// Set only if the manifest was read whole.
 	whole  bool
 	lists  []*entry // by chunk; nil of one that is a page itself
 	pages  []*entry
@@ -76,8 +78,8 @@ func (c *Cache) Open(ctx context.Context, snap *schema.Snapshot) (*Manifest, err
 	return m, nil
 }
 
-// admits counts a manifest of so many bytes in that is to be read whole, if it may. Half
-// of the memory is left to those that are not.
+// admits reports whether a manifest of this many bytes may be read whole, and reserves
+// room for it if so. Half of the memory is left to manifests that are not.
 func (c *Cache) admits(bytes int64) bool {
 	if bytes > c.whole {
 		return false
@@ -114,8 +116,8 @@ func (m *Manifest) readAll(ctx context.Context) error {
 	})
 }
 
-// Close lets go of the pages. The caller guarantees that nothing obtained from
-// the manifest, batches included, is used afterwards.
+// Close releases the pages. The caller guarantees that nothing obtained from the
+// manifest, batches included, is used afterwards.
 func (m *Manifest) Close() {
 	for _, e := range slices.Concat(m.lists, m.pages) {
 		if e != nil {
@@ -158,7 +160,8 @@ func (m *Manifest) list(ctx context.Context, chunk int) (*index, error) {
 	return e.index, nil
 }
 
-// someLists returns the pages of n chunks. Of a manifest that is being read whole, the lists are kept.
+// someLists returns the pages of n chunks. While a manifest is read whole, the lists are
+// kept.
 func (m *Manifest) someLists(ctx context.Context, n int, chunk func(i int) int) ([]*index, error) {
 	lists := make([]*index, n)
 	var wanted []int
@@ -216,8 +219,8 @@ func (m *Manifest) named(err error) error {
 	return fmt.Errorf("manifest of %s@%d: %w", m.Snapshot().Dataset, m.Snapshot().Number, err)
 }
 
-// Try says where the samples at some positions lie, if they are in memory for as long as
-// the manifest is open. Positions are in [0, Rows()).
+// Try returns where the samples at some positions are, if their pages stay in memory as
+// long as the manifest is open. Positions are in [0, Rows()).
 func (m *Manifest) Try(positions []int64) ([]schema.Row, bool) {
 	if !m.whole {
 		return nil, false
@@ -230,8 +233,9 @@ func (m *Manifest) Try(positions []int64) ([]schema.Row, bool) {
 	return rows, true
 }
 
-// Peek visits the page that the sample at a position lies in, if it is in memory. It reads nothing, and waits for
-// nothing. start is the page's first position. The page is open until visit is back. The position is in [0, Rows()).
+// Peek visits the page of the sample at a position, if the page is in memory. It reads
+// nothing and does not wait. start is the page's first position. The page is open until
+// visit returns. The position is in [0, Rows()).
 func (m *Manifest) Peek(pos int64, visit func(start int64, p *schema.Page)) bool {
 	if m.whole {
 		i := m.places.of(pos)
@@ -258,9 +262,10 @@ func (m *Manifest) Peek(pos int64, visit func(start int64, p *schema.Page)) bool
 	return true
 }
 
-// At says where the samples at some positions lie: in pages that are open as long as the
-// manifest is, or in copies, which are the garbage collector's. It reads what is
-// not there. Positions are in [0, Rows()), in any order; repeats are allowed.
+// At returns the rows of the samples at some positions. They are in pages that are open
+// as long as the manifest is, or in copies that the garbage collector frees. At reads
+// pages that are not in memory. Positions are in [0, Rows()), in any order; repeats are
+// allowed.
 func (m *Manifest) At(ctx context.Context, positions []int64) ([]schema.Row, error) {
 	if rows, ok := m.Try(positions); ok || len(positions) == 0 {
 		return rows, nil
@@ -284,9 +289,9 @@ func (m *Manifest) At(ctx context.Context, positions []int64) ([]schema.Row, err
 	return rows, nil
 }
 
-// Visit visits the pages that the samples at some positions lie in, one at a time, in any order. wanted are
-// those of the positions that lie in the page, ascending, with repeats; start is its first one. It is open until
-// visit is back.
+// Visit visits the pages of the samples at some positions, one at a time, in any order.
+// wanted are the positions within the page, ascending, with repeats; start is the page's
+// first position. The page is open until visit returns.
 func (m *Manifest) Visit(ctx context.Context, positions []int64,
 	visit func(start int64, p *schema.Page, wanted []int64) error,
 ) error {
@@ -314,21 +319,21 @@ func (m *Manifest) visitNeeds(ctx context.Context, needs []need, visit func(*nee
 	})()
 }
 
-// need is a page that rows lie in.
+// need is a page with wanted rows.
 type need struct {
 	page     schema.Chunk
 	start    int64
 	from, to int // which rows, in their order
 }
 
-// needs returns the order of positions, as indexes, and the pages that they lie in.
+// needs returns the order of positions, as indexes, and the pages of those samples.
 func (m *Manifest) needs(ctx context.Context, positions []int64) (order []int, needs []need, err error) {
 	order = make([]int, len(positions))
 	for i := range order {
 		order[i] = i
 	}
 	slices.SortFunc(order, func(a, b int) int { return cmp.Compare(positions[a], positions[b]) })
-	// upTo is the first row in the order that lies at a position from end on.
+	// upTo is the first row in the order whose position is at least end.
 	upTo := func(from int, end int64) int {
 		return from + sort.Search(len(order)-from, func(i int) bool { return positions[order[from+i]] >= end })
 	}
@@ -373,7 +378,7 @@ func gather(g *schema.Gathering, p *schema.Page, start int64, positions []int64,
 	return nil
 }
 
-// Start is At in a goroutine of the cache's, which tells done. It returns at once; false
+// Start runs At in a goroutine of the cache, which calls done. It returns at once; false
 // if the engine is closing.
 func (m *Manifest) Start(ctx context.Context, positions []int64, done func([]schema.Row, error)) bool {
 	return startAt(ctx, m.cache, m.At, positions, done)
@@ -565,29 +570,32 @@ const (
 	chunksAtOnce = 64
 )
 
-// Ahead begins to read the pages that the samples at some positions lie in, but for the
-// last of very many, so that they are there when they are wanted. It returns at once.
-func (m *Manifest) Ahead(ctx context.Context, positions []int64) {
+// Prefetch begins to read the pages of the samples at some positions, up to pagesAtOnce
+// of them, so that they are in memory when they are needed. It returns at once. Errors
+// are left to the call that reads the rows.
+func (m *Manifest) Prefetch(ctx context.Context, positions []int64) {
 	if m.whole {
 		return
 	}
 	m.cache.start(func() {
 		_, needs, err := m.needs(ctx, positions)
 		if err != nil {
-			return // who reads the rows is told
+			return // the call that reads the rows gets the error
 		}
 		needs = needs[:min(len(needs), pagesAtOnce)]
 		_ = m.visitNeeds(ctx, needs, func(*need, *schema.Page) error { return nil }) // as above
 	})
 }
 
-// Walk visits the pages with rows in [from, to), in any order and several at once. start is the
-// position of a page's first row; a page is open as long as visit is not back. need, if it is not nil, is
-// asked for each chunk that lists pages, and for each page, and where it says no, nothing of it is read. It
-// may be asked several times at once, and more than visit then comes to see.
+// Walk visits the pages with rows in [from, to), in any order and several at once. start
+// is the position of a page's first row; a page is open until visit returns. If need is
+// not nil, it is called for each chunk that lists pages, and for each page. Where it
+// returns false, nothing of the chunk or page is read. It may be called concurrently, and
+// for more pages than visit then sees.
 //
-// Of what cannot be read or visited, the error at the least position is returned, however things turn out: what lies
-// before it goes on. When ctx ends, that is the error.
+// If several pages cannot be read or visited, Walk returns the error at the least
+// position, whatever the timing: pages before it are still visited. If ctx ends, its
+// cause is returned.
 func (m *Manifest) Walk(ctx context.Context, from, to int64, need func(start int64, run *schema.Chunk) bool,
 	visit func(ctx context.Context, start int64, p *schema.Page) error,
 ) error {
@@ -642,7 +650,7 @@ func (m *Manifest) Walk(ctx context.Context, from, to int64, need func(start int
 			return nil
 		})
 	}
-	_ = g.Wait() // they tell w
+	_ = g.Wait() // errors are in w
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
@@ -657,7 +665,7 @@ type walk struct {
 	need     func(int64, *schema.Chunk) bool
 	visit    func(context.Context, int64, *schema.Page) error
 
-	failedAt atomic.Int64 // the position of err, to if there is none: what lies from there on is left
+	failedAt atomic.Int64 // the position of err, to if there is none; pages from there on are skipped
 	mu       sync.Mutex
 	err      error // guarded by mu
 }
@@ -668,7 +676,7 @@ type page struct {
 	start int64
 }
 
-// goesOn reports whether what lies at a position is still wanted.
+// goesOn reports whether the page at a position is still wanted.
 func (w *walk) goesOn(start int64) bool { return start < w.failedAt.Load() && w.ctx.Err() == nil }
 
 // at does something for a run of rows, if it is still wanted, and notes its error.

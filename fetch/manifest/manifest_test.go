@@ -73,7 +73,7 @@ func TestRowsAreTheSameHoweverTheyAreRead(t *testing.T) {
 				positions = append(positions, pos)
 			}
 			all.Go(func() {
-				m.Ahead(t.Context(), positions)
+				m.Prefetch(t.Context(), positions)
 				rows, err := m.At(t.Context(), positions)
 				if err != nil {
 					t.Error(err)
@@ -164,7 +164,7 @@ func (w *world) damaged(t *testing.T, victim schema.Key, whole []byte) {
 	if lost == 0 || lost > 40 {
 		t.Errorf("%d rows are lost", lost)
 	}
-	// What is whole again is read again.
+	// A page that is whole again is read again.
 	w.blobs[victim] = whole
 	for pos := range m.Rows() {
 		if _, err := m.At(t.Context(), []int64{pos}); err != nil {
@@ -173,7 +173,8 @@ func (w *world) damaged(t *testing.T, victim schema.Key, whole []byte) {
 	}
 }
 
-// Who gives up leaves at once, a read ends with the last who waits for it, and one who still waits gets it.
+// A caller whose context ends returns at once. A read ends with its last waiting caller,
+// and a caller that still waits gets the page.
 func TestCancel(t *testing.T) {
 	w := makeWorld(t, random(t), 100, 10)
 	m, _ := w.open(t, 1<<20, -1)
@@ -202,7 +203,7 @@ func TestCancel(t *testing.T) {
 		t.Error(err)
 	}
 	if err := <-ended; !errors.Is(err, errUnwanted) {
-		t.Errorf("the read that nobody waits for ended with %v", err)
+		t.Errorf("the read that no caller waits for ended with %v", err)
 	}
 	two, leave := context.WithCancelCause(t.Context())
 	go func() {
@@ -279,6 +280,6 @@ func TestReadsNoMoreThanNeeded(t *testing.T) {
 	if err := m.Walk(t.Context(), 0, m.Rows(), nil, func(context.Context, int64, *schema.Page) error {
 		return fmt.Errorf("enough")
 	}); err == nil || err.Error() != "enough" {
-		t.Errorf("a walk that is told to end: %v", err)
+		t.Errorf("a walk whose visit fails: %v", err)
 	}
 }

@@ -22,7 +22,7 @@ type Reader interface {
 	At(ctx context.Context, positions []int64) ([]schema.Row, error)
 	Start(ctx context.Context, positions []int64, done func([]schema.Row, error)) bool
 	Go(f func() error, done func(error)) bool
-	Ahead(ctx context.Context, positions []int64)
+	Prefetch(ctx context.Context, positions []int64)
 }
 
 var (
@@ -72,7 +72,7 @@ func (u *Union) part(pos int64) int {
 	return sort.Search(len(u.parts), func(i int) bool { return u.base[i+1] > pos })
 }
 
-// row says where the sample at a position of a part lies that is in memory.
+// row returns the row at a position of a part whose manifest is in memory.
 func (u *Union) row(part int, pos int64) schema.Row {
 	m := u.parts[part]
 	n := m.places.of(pos)
@@ -91,7 +91,8 @@ func (u *Union) row(part int, pos int64) schema.Row {
 	return schema.Row{Page: q, At: at}
 }
 
-// Try says where the samples at some positions lie, if they are in memory for as long as the manifests are open.
+// Try returns the rows at some positions, if they are in memory for as long as the
+// manifests are open.
 func (u *Union) Try(positions []int64) ([]schema.Row, bool) {
 	rows := make([]schema.Row, len(positions))
 	for i, pos := range positions {
@@ -104,7 +105,8 @@ func (u *Union) Try(positions []int64) ([]schema.Row, bool) {
 	return rows, true
 }
 
-// Peek visits the page that the sample at a position lies in, if it is in memory: see [Manifest.Peek].
+// Peek visits the page of the sample at a position, if it is in memory: see
+// [Manifest.Peek].
 func (u *Union) Peek(pos int64, visit func(start int64, p *schema.Page)) bool {
 	part := u.part(pos)
 	return u.parts[part].Peek(pos-u.base[part], func(start int64, p *schema.Page) {
@@ -112,7 +114,7 @@ func (u *Union) Peek(pos int64, visit func(start int64, p *schema.Page)) bool {
 	})
 }
 
-// some are those of the positions that lie in one manifest.
+// some are those of the positions that belong to one manifest.
 type some struct {
 	part  int
 	where []int   // their indexes
@@ -122,7 +124,8 @@ type some struct {
 	needs []need
 }
 
-// split tells which positions lie in which manifest, those apart that lie in memory.
+// split groups positions by manifest: whole are groups of manifests in memory, others the
+// rest.
 func (u *Union) split(positions []int64) (whole, others []*some) {
 	byPart := make([]*some, len(u.parts))
 	for i, pos := range positions {
@@ -142,8 +145,8 @@ func (u *Union) split(positions []int64) (whole, others []*some) {
 	return whole, others
 }
 
-// At says where the samples at some positions lie: see [Manifest.At]. All that has to be read of all manifests is on its
-// way together.
+// At returns the rows at some positions: see [Manifest.At]. Pages of all manifests are
+// read concurrently.
 func (u *Union) At(ctx context.Context, positions []int64) ([]schema.Row, error) {
 	rows := make([]schema.Row, len(positions))
 	whole, others := u.split(positions)
@@ -229,10 +232,11 @@ func startAt(ctx context.Context, c *Cache, at func(context.Context, []int64) ([
 // Go runs f in a goroutine of the cache's: see [Manifest.Go].
 func (u *Union) Go(f func() error, done func(error)) bool { return u.parts[0].Go(f, done) }
 
-// Ahead begins to read the pages that the samples at some positions lie in: see [Manifest.Ahead].
-func (u *Union) Ahead(ctx context.Context, positions []int64) {
+// Prefetch begins to read the pages of the samples at some positions: see
+// [Manifest.Prefetch].
+func (u *Union) Prefetch(ctx context.Context, positions []int64) {
 	_, others := u.split(positions)
 	for _, s := range others {
-		u.parts[s.part].Ahead(ctx, s.at)
+		u.parts[s.part].Prefetch(ctx, s.at)
 	}
 }

@@ -65,7 +65,8 @@ func firstError(t *testing.T, rng *rand.Rand) {
 	})
 }
 
-// Of what is not needed nothing is read, and a list that nothing is needed of is not.
+// Walk reads neither a page that is not needed nor a list of pages of which none is
+// needed.
 func TestWalkOfWhatIsNeeded(t *testing.T) {
 	rng := random(t)
 	w := makeWorld(t, rng, 500, 8)
@@ -108,7 +109,7 @@ func TestWalkOfWhatIsNeeded(t *testing.T) {
 	}
 }
 
-// Of a manifest that was read whole nothing is read again.
+// No page of a manifest that was read whole is read again.
 func TestWholeStays(t *testing.T) {
 	w := makeWorld(t, random(t), 300, 8)
 	m, _ := w.open(t, 1<<20, 1<<20)

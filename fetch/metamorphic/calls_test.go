@@ -92,7 +92,7 @@ func (m *ram) missed(dataset string, number, since int64) bool {
 	return !there
 }
 
-// gone notes that those who dropped snapshots of a dataset have been told so.
+// gone notes that a drop of snapshots of a dataset was answered.
 func (m *ram) gone(dataset string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -386,7 +386,7 @@ func (j *job) leave() {
 	}
 }
 
-// close closes the job when nobody uses it.
+// close closes the job when it has no users.
 func (j *job) close() {
 	if !j.use() {
 		return

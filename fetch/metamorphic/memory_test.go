@@ -16,9 +16,9 @@ import (
 	"bowstring/schema"
 )
 
-// ram is a store in memory, in virtual time: each call takes some, and reads
-// fail as they are told to. What was released is overwritten, and chunks of
-// manifests are mapped memory that nobody may touch any more.
+// ram is a store in memory, in virtual time: each call takes some, and reads fail as
+// configured. Released bytes are overwritten, and chunks of manifests are mapped memory
+// that must not be read after release.
 type ram struct {
 	store.Store // nil: what an engine does not ask for
 
@@ -177,8 +177,7 @@ type handed struct {
 	mapped bool
 }
 
-// Unpin implements schema.Owner: whoever looks at the bytes afterwards sees that
-// they are gone.
+// Unpin implements schema.Owner: a later read of the bytes sees that they are gone.
 func (h *handed) Unpin() {
 	if h.mapped {
 		if err := syscall.Mprotect(h.data, syscall.PROT_NONE); err != nil {
@@ -279,7 +278,8 @@ func (m *ram) Drop(ctx context.Context, dataset string, number int64) error {
 	return nil
 }
 
-// GC implements store.Store. What time passes between its steps, others may use.
+// GC implements store.Store. Other calls may run during the time that passes between its
+// steps.
 func (m *ram) GC(ctx context.Context, opts store.GCOptions,
 	inUse func() []*schema.Snapshot) (report store.GCReport, err error) {
 	live := map[schema.Key]bool{}

@@ -101,7 +101,7 @@ func planFor(rows int, positions []int64, r schema.Request, epoch uint64) (*plan
 // slot is a share of a step: as many rows are served in its place, in batches of
 // one or more.
 type slot struct {
-	lap       int
+	round     int
 	epoch     uint64
 	step      int64
 	positions []int64
@@ -127,22 +127,22 @@ func newProgress(rows int, positions []int64, t schema.Ticket) (*progress, error
 	if mode == schema.OrderFree {
 		p.reach = -1
 	}
-	for lap := range int(max(t.Epochs, 1)) {
+	for round := range int(max(t.Epochs, 1)) {
 		epoch := uint64(0)
 		if t.Shuffle != nil {
-			epoch = t.Shuffle.Epoch + uint64(lap)
+			epoch = t.Shuffle.Epoch + uint64(round)
 		}
 		pl, err := planFor(rows, positions, t.Request, epoch)
 		if err != nil {
 			return nil, err
 		}
 		first := t.Step
-		if lap > 0 {
+		if round > 0 {
 			first %= p.stride
 		}
 		for step := first; step < pl.Steps(); step += p.stride {
 			lo, hi := pl.Share(step, t.Rank)
-			s := slot{lap: lap, epoch: epoch, step: step}
+			s := slot{round: round, epoch: epoch, step: step}
 			for i := lo; i < hi; i++ {
 				s.positions = append(s.positions, pl.Position(i))
 			}
@@ -155,11 +155,11 @@ func newProgress(rows int, positions []int64, t schema.Ticket) (*progress, error
 	return p, nil
 }
 
-// settle goes on to the next slot where one is full, and to the next lap.
+// settle goes on to the next slot where one is full, and to the next epoch.
 func (p *progress) settle() {
 	for p.at < len(p.slots) && p.row == len(p.slots[p.at].positions) {
 		p.at, p.row = p.at+1, 0
-		if p.at < len(p.slots) && p.slots[p.at].lap != p.slots[p.at-1].lap {
+		if p.at < len(p.slots) && p.slots[p.at].round != p.slots[p.at-1].round {
 			p.homes = nil
 		}
 	}
@@ -167,7 +167,7 @@ func (p *progress) settle() {
 		return
 	}
 	p.homes = map[int64][]int{}
-	for i := p.at; i < len(p.slots) && p.slots[i].lap == p.slots[p.at].lap; i++ {
+	for i := p.at; i < len(p.slots) && p.slots[i].round == p.slots[p.at].round; i++ {
 		for _, pos := range p.slots[i].positions {
 			p.homes[pos] = append(p.homes[pos], i)
 		}
@@ -194,9 +194,9 @@ func (p *progress) left() (n int) {
 	return n - p.row
 }
 
-// inLap lists the rows of the present lap, in the plan's order.
-func (p *progress) inLap() (list []int64) {
-	for i := p.at; i < len(p.slots) && p.slots[i].lap == p.slots[p.at].lap; i++ {
+// inRound lists the rows of the present epoch, in the plan's order.
+func (p *progress) inRound() (list []int64) {
+	for i := p.at; i < len(p.slots) && p.slots[i].round == p.slots[p.at].round; i++ {
 		list = append(list, p.slots[i].positions...)
 	}
 	return list

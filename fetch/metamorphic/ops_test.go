@@ -26,11 +26,11 @@ type op struct {
 	On    int    `json:"on,omitempty"`
 	After int64  `json:"after,omitempty"` // milliseconds of virtual time that pass before it
 
-	// How its caller waits: until the call is over before anything else is done,
-	// or for so many milliseconds, or until its context was looked at so often.
+	// How its caller waits: until the call is over before anything else is done, or for
+	// this many milliseconds, or until its context was checked this often.
 	Inline   bool  `json:"inline,omitempty"`
 	Deadline int64 `json:"deadline,omitempty"`
-	Looks    int64 `json:"looks,omitempty"`
+	Checks   int64 `json:"looks,omitempty"`
 
 	Dataset  string          `json:"dataset,omitempty"`
 	Number   int64           `json:"number,omitempty"`
@@ -43,7 +43,7 @@ type op struct {
 	Step     int64           `json:"step,omitempty"`
 	Stride   int64           `json:"stride,omitempty"`
 	Epochs   int64           `json:"epochs,omitempty"`
-	Served   int             `json:"served,omitempty"` // of so many rows some were served before
+	Served   int             `json:"served,omitempty"` // rows of which some were served before
 	N        int             `json:"n,omitempty"`      // batches to read; the batch to resume after
 	Pause    int64           `json:"pause,omitempty"`  // milliseconds between batches
 	Hold     bool            `json:"hold,omitempty"`   // batches are released a while later
@@ -140,7 +140,7 @@ func (g *generator) call(o op) op {
 	case 0:
 		o.Deadline = pick(g, []int64{1, 2, 5, 50})
 	case 1, 2:
-		o.Looks = 1 + g.Int64N(4)
+		o.Checks = 1 + g.Int64N(4)
 	}
 	return o
 }
@@ -251,13 +251,13 @@ func (g *generator) open() {
 	g.strict[id] = o.Request.Order == ""
 }
 
-// abandon opens a job over an expression, or adds its bytes up, for a caller who
-// gives up in the midst of it; and the snapshot goes.
+// abandon opens a job over an expression, or adds its bytes up, for a caller that cancels
+// in the middle of it; and the snapshot is dropped.
 func (g *generator) abandon() {
 	r := g.request()
 	r.Where = pick(g, conditions).text
 	r.Dataset, r.Split, r.Snapshot = "a", "", 0
-	g.add(op{Do: "open", Request: r, Inline: true, Looks: 1 + g.Int64N(5)})
+	g.add(op{Do: "open", Request: r, Inline: true, Checks: 1 + g.Int64N(5)})
 	if g.chance(2) {
 		g.add(op{Do: "drop", Dataset: "a", Inline: true})
 	}
@@ -287,7 +287,7 @@ func (g *generator) stream() {
 	job := pick(g, g.jobs)
 	o := g.call(op{Do: "stream", On: job, Rank: int(g.Int64N(g.world[job])), Stride: 1 + g.Int64N(2),
 		Epochs: 1 + g.Int64N(3)})
-	o.Looks = 0
+	o.Checks = 0
 	o.Deadline *= 10
 	if o.Step = g.Int64N(o.Stride); g.chance(4) {
 		o.Step += o.Stride * g.Int64N(3)

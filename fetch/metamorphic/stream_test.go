@@ -19,8 +19,8 @@ import (
 	"bowstring/schema"
 )
 
-// stream is a stream that an operation opens. One goroutine reads it as it is
-// ordered to, and nobody else.
+// stream is a stream that an operation opens. Only one goroutine reads it, as it is
+// ordered to.
 type stream struct {
 	w       *world
 	id      int
@@ -87,14 +87,14 @@ func (s *stream) fresh(o op, j *job) (t schema.Ticket, ok bool) {
 	t = schema.Ticket{Request: j.job.Request(), Rank: o.Rank, Step: min(o.Step, j.job.Plan().Steps()), Stride: o.Stride,
 		Epochs: o.Epochs}
 	s.start = s.job.progress(t)
-	if lap := s.start.inLap(); o.Served > 0 && len(lap) > 0 && s.start.slots[0].lap == 0 &&
+	if round := s.start.inRound(); o.Served > 0 && len(round) > 0 && s.start.slots[0].round == 0 &&
 		t.Order == schema.OrderFree && t.Remainder != schema.RemainderPad {
-		// Of the first rows that it would serve some were served, the last one surely.
+		// Some of the first rows that it would serve were served, the last one surely.
 		rng := rand.New(rand.NewPCG(o.Draw, 2))
 		t.Step, t.Row = s.start.slots[s.start.at].step, 0
-		n := min(o.Served, len(lap))
+		n := min(o.Served, len(round))
 		t.Served = make([]byte, (n+7)/8)
-		for i, pos := range lap[:n] {
+		for i, pos := range round[:n] {
 			if i < n-1 && rng.IntN(3) > 0 {
 				continue
 			}
@@ -216,8 +216,8 @@ func (s *stream) open(ctx context.Context, o op, t schema.Ticket) {
 // maxBlob is the most bytes of a blob, where blobs are not scaled.
 const maxBlob = 400
 
-// read reads as it is ordered, and then closes the stream: what one that nobody
-// reads any more has in its window, others may be waiting for.
+// read reads as it is ordered, and then closes the stream: others may be waiting for what
+// an unread stream holds in its window.
 func (s *stream) read() {
 	<-s.ready
 	if s.stream == nil {
@@ -356,7 +356,7 @@ func (s *stream) cells(b *fetch.Batch) error {
 // held is for how long a batch is held that is not released at once.
 const held = 500 * time.Millisecond
 
-// close closes the stream, whoever reads it.
+// close closes the stream, whichever goroutine reads it.
 func (s *stream) close() {
 	if <-s.ready; s.stream != nil {
 		s.closing.Store(true)

@@ -134,7 +134,7 @@ func (w *world) end() {
 	for _, s := range streams {
 		s.close()
 	}
-	time.Sleep(time.Minute) // what nobody waits for any more has ended, too
+	time.Sleep(time.Minute) // reads without a waiting caller have ended, too
 	w.stats(true)
 	for _, j := range jobs {
 		j.close()
@@ -232,8 +232,8 @@ func (w *world) call(o op, keep bool, f func(ctx context.Context, since span)) {
 		inner, stop = context.WithTimeout(inner, time.Duration(o.Deadline)*time.Millisecond)
 	}
 	ctx := inner
-	if o.Looks > 0 {
-		ctx = &watched{Context: inner, end: cancel, left: o.Looks}
+	if o.Checks > 0 {
+		ctx = &watched{Context: inner, end: cancel, left: o.Checks}
 	}
 	w.mu.Lock()
 	w.cancels[o.ID] = cancel
@@ -266,19 +266,19 @@ type watched struct {
 	left int64
 }
 
-func (c *watched) look() {
+func (c *watched) check() {
 	if atomic.AddInt64(&c.left, -1) == 0 {
 		c.end(errGone)
 	}
 }
 
 func (c *watched) Done() <-chan struct{} {
-	c.look()
+	c.check()
 	return c.Context.Done()
 }
 
 func (c *watched) Err() error {
-	c.look()
+	c.check()
 	return c.Context.Err()
 }
 
@@ -296,7 +296,7 @@ func (w *world) excused(err error, since span) bool {
 	return false
 }
 
-// stopping says whether the engine was told to end.
+// stopping reports whether the engine is being closed.
 func (w *world) stopping() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -330,7 +330,7 @@ func (s *owner) handUnread(rows, reserved int64) {
 	s.slot.at += rows
 	s.finishPart(p)
 	if m := s.job.Manifest(); !m.Resident() {
-		m.Ahead(s.context(), s.pipeline.soonUnread(min(rows, maxDrafted)))
+		m.Prefetch(s.context(), s.pipeline.soonUnread(min(rows, maxDrafted)))
 	}
 	s.reply(handed{part: p})
 }

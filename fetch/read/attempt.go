@@ -24,7 +24,7 @@ const (
 
 // endedLocked processes the end of an attempt: the read ends with the blob, or another attempt starts, or the read
 // fails.
-func (r *Reader) endedLocked(a Attempt, c *came, tell *told) {
+func (r *Reader) endedLocked(a Attempt, c *came, notices *notices) {
 	rd, err := a.read, c.answer.Err
 	rd.running--
 	if rd.over {
@@ -37,11 +37,11 @@ func (r *Reader) endedLocked(a Attempt, c *came, tell *told) {
 	now, took := c.when, c.when.Sub(c.began)
 	slow := a.lane == r.last && r.slow > 0 && took > r.slow
 	if rd.trace != nil {
-		tell.traced = append(tell.traced, traced{a, c.began, slow && err == nil, err})
+		notices.traced = append(notices.traced, traced{a, c.began, slow && err == nil, err})
 	}
 	if err == nil {
 		rd.unchecked = c.answer.Unchecked
-		tell.ended = append(tell.ended, ended{rd, r.broughtLocked(a, now, took, c.answer.Blob)})
+		notices.ended = append(notices.ended, ended{rd, r.broughtLocked(a, now, took, c.answer.Blob)})
 		return
 	}
 	if a.lane != r.last { // ask the tiers below at once
@@ -76,11 +76,11 @@ func (r *Reader) endedLocked(a Attempt, c *came, tell *told) {
 		r.forgetLocked(rd)
 		delete(r.reads, rd.key())
 		err = absenceIsLoss(err)
-		r.stats.givenUp++
+		r.stats.unanswered++
 		if errors.Is(err, schema.ErrDataLoss) {
 			r.stats.lost++
 		}
-		tell.ended = append(tell.ended, ended{rd, Outcome{Ref: rd.ref, Err: err, Tier: r.last.index, At: now}})
+		notices.ended = append(notices.ended, ended{rd, Outcome{Ref: rd.ref, Err: err, Tier: r.last.index, At: now}})
 	}
 }
 
@@ -214,33 +214,33 @@ func (r *Reader) keepWatchLocked() {
 	r.watching = true
 	r.running.Add(1)
 	if r.watch == nil {
-		r.watch = time.AfterFunc(watchPeriod, r.lookForSlow)
+		r.watch = time.AfterFunc(watchPeriod, r.probeSlow)
 		return
 	}
 	r.watch.Reset(watchPeriod)
 }
 
-// lookForSlow fails the reads that have timed out, starts attempts for slow ones, and hands work that blocked
+// probeSlow fails the reads that have timed out, starts attempts for slow ones, and hands work that blocked
 // goroutines have not begun to others. The timer calls it.
-func (r *Reader) lookForSlow() {
+func (r *Reader) probeSlow() {
 	defer r.running.Done()
-	var tell told
+	var notices notices
 	r.mu.Lock()
 	r.watching = false
 	if !r.closed {
 		now := time.Now()
-		r.giveUpLocked(now, &tell)
-		r.robLocked(now, &tell)
+		r.failLateLocked(now, &notices)
+		r.robLocked(now, &notices)
 		r.againLocked(now)
 		r.keepWatchLocked()
 	}
 	r.mu.Unlock()
-	for _, e := range tell.ended {
+	for _, e := range notices.ended {
 		if e.read.overdue {
 			r.trouble.report(r.opts.Logger, e.read.ref, e.read.attempts-1, e.o.Err)
 		}
 	}
-	tell.tell()
+	notices.send()
 }
 
 // againLocked starts another attempt, at the last tier, for reads that are slow.
@@ -348,9 +348,9 @@ func (r *Reader) listenLocked(now time.Time) {
 	}
 }
 
-// giveUpLocked fails the reads that have timed out. Their attempts may still run: Close waits for them, and blobs
+// failLateLocked fails the reads that have timed out. Their attempts may still run: Close waits for them, and blobs
 // that they bring are released. Other goroutines take their place.
-func (r *Reader) giveUpLocked(now time.Time, tell *told) {
+func (r *Reader) failLateLocked(now time.Time, notices *notices) {
 	long := now.Sub(r.heard) >= r.opts.ReadTimeout
 	n := 0
 	for rd := r.oldest; rd != nil; {
@@ -365,8 +365,8 @@ func (r *Reader) giveUpLocked(now time.Time, tell *told) {
 			rd.overdue = true
 			r.forgetLocked(rd)
 			delete(r.reads, rd.key())
-			r.stats.givenUp++
-			tell.ended = append(tell.ended, ended{rd, Outcome{Ref: rd.ref, Err: err, Tier: r.last.index, At: now}})
+			r.stats.unanswered++
+			notices.ended = append(notices.ended, ended{rd, Outcome{Ref: rd.ref, Err: err, Tier: r.last.index, At: now}})
 			if n++; n <= maxIdle {
 				r.wakeLocked() // the goroutines of its attempts may not return
 			}
@@ -393,7 +393,7 @@ func (r *Reader) lateErrorLocked(rd *read, now time.Time) error {
 
 // stuckError is the error of an attempt while too many abandoned ones still run.
 func stuckError(n int64) error {
-	return fmt.Errorf("%w: %d attempts that were given up have not ended: the store does not answer and cannot be "+
+	return fmt.Errorf("%w: %d abandoned attempts have not ended: the store does not answer and cannot be "+
 		"left; check its disks or its servers", schema.ErrUnavailable, n)
 }
 
@@ -402,9 +402,9 @@ type Reason uint8
 
 // Reasons for reads of the last tier. Without other nodes there are only Own, Ahead, Page, Hedge and Retry.
 const (
-	Own   Reason = iota // a stream wants it, and this node owns it
-	Lent                // another node requested it, and this node owns it
-	Ahead               // this node owns it, and prefetches it into the spill
+	Own        Reason = iota // a stream wants it, and this node owns it
+	ForPeer                  // another node requested it, and this node owns it
+	Prefetched               // this node owns it, and prefetches it into the spill
 	// A page of a manifest, or a blob without a place: those are not requested from other nodes
 	Page
 	NotOwner    // another node requested it, with a different view of ownership
@@ -448,9 +448,9 @@ func (r *Reader) reason(rd *read) Reason {
 		}
 		return Unreachable
 	case rd.fill:
-		return Ahead
+		return Prefetched
 	case rd.here:
-		return Lent
+		return ForPeer
 	}
 	return Own
 }
@@ -472,9 +472,9 @@ const troublePeriod = 5 * time.Second
 
 // trouble logs failed reads at a limited rate, because with a store that is down thousands fail per second.
 type trouble struct {
-	mu     sync.Mutex
-	told   time.Time // guarded by mu
-	untold int       // guarded by mu
+	mu       sync.Mutex
+	reported time.Time // guarded by mu
+	untold   int       // guarded by mu
 }
 
 // report logs that the n-th attempt at a read failed, at most once in troublePeriod. A cancelled read is not logged.
@@ -484,13 +484,13 @@ func (t *trouble) report(log *slog.Logger, ref schema.BlobRef, n int, err error)
 	}
 	t.mu.Lock()
 	now := time.Now()
-	if !t.told.IsZero() && now.Sub(t.told) < troublePeriod {
+	if !t.reported.IsZero() && now.Sub(t.reported) < troublePeriod {
 		t.untold++
 		t.mu.Unlock()
 		return
 	}
 	more := t.untold
-	t.told, t.untold = now, 0
+	t.reported, t.untold = now, 0
 	t.mu.Unlock()
 	log.Warn("a read failed", "blob", ref.Key, "attempt", n, "error", err, "more_since_last", more)
 }

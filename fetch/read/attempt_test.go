@@ -61,7 +61,7 @@ func TestReadEndsInTime(t *testing.T) {
 					}
 					const limit = 8 * time.Second
 					r := newReader(t, read.Options{ReadTimeout: limit}, list...)
-					to := newTold()
+					to := newOutcomes()
 					_, ref := content(0)
 					began := time.Now()
 					want(t, r, read.Want{Ref: ref, To: to})
@@ -77,8 +77,8 @@ func TestReadEndsInTime(t *testing.T) {
 							}
 						}
 					}
-					if s := r.Stats(); s.InFlight != 0 || s.Held != 0 || s.GivenUp != 1 {
-						t.Errorf("afterwards %d reads are in flight, %d held, %d given up", s.InFlight, s.Held, s.GivenUp)
+					if s := r.Stats(); s.InFlight != 0 || s.Held != 0 || s.Failed != 1 {
+						t.Errorf("afterwards %d reads are in flight, %d held, %d failed", s.InFlight, s.Held, s.Failed)
 					}
 					close(release)
 					r.Close() // waits for abandoned attempts; newFake finds blobs that are not released
@@ -118,7 +118,7 @@ func TestWaitingForATurnIsPartOfTheTime(t *testing.T) {
 		const limit = 8 * time.Second
 		r := newReader(t, read.Options{ReadTimeout: limit}, read.Store(far))
 		began := time.Now()
-		try := func(i int, since time.Time, to told) time.Duration {
+		try := func(i int, since time.Time, to inbox) time.Duration {
 			_, ref := content(i)
 			want(t, r, read.Want{Ref: ref, To: to, Since: since})
 			if o := to.next(t); !errors.Is(o.Err, schema.ErrUnavailable) {
@@ -126,19 +126,19 @@ func TestWaitingForATurnIsPartOfTheTime(t *testing.T) {
 			}
 			return time.Since(began)
 		}
-		if took := try(0, began, newTold()); took < limit || took > limit+grace {
+		if took := try(0, began, newOutcomes()); took < limit || took > limit+grace {
 			t.Errorf("the first read ends after %s, want %s", took, limit)
 		}
-		if took := try(1, began, newTold()); took > limit+2*grace {
+		if took := try(1, began, newOutcomes()); took > limit+2*grace {
 			t.Errorf("one that was wanted at the same time ends after %s, want %s", took, limit)
 		}
 		at := time.Now()
-		if took := try(2, at, newTold()) - at.Sub(began); took < limit || took > limit+grace {
+		if took := try(2, at, newOutcomes()) - at.Sub(began); took < limit || took > limit+grace {
 			t.Errorf("one that was wanted afterwards ends after %s, want %s", took, limit)
 		}
 		// The store answers again: requests that have waited for long are read.
 		far.do = nil
-		to := newTold()
+		to := newOutcomes()
 		_, ref := content(3)
 		want(t, r, read.Want{Ref: ref, To: to, Since: began})
 		requireBlob(t, to.next(t), 3, 0)
@@ -158,7 +158,7 @@ func TestStoreThatIsNotAskedIsNotSilent(t *testing.T) {
 		r := newReader(t, read.Options{ReadTimeout: 8 * time.Second, NoHedge: true}, peer{near}, read.Store(far))
 		began := time.Now()
 		for i := range 20 {
-			to := newTold()
+			to := newOutcomes()
 			_, ref := content(i)
 			want(t, r, read.Want{Ref: ref, To: to, Since: began})
 			requireBlob(t, to.next(t), i, 0)
@@ -179,13 +179,13 @@ func TestAttemptsThatNeverEndAreBounded(t *testing.T) {
 		r := newReader(t, read.Options{ReadTimeout: 100 * time.Millisecond}, read.Store(far))
 		var last error
 		for i := range 2000 {
-			to := newTold()
+			to := newOutcomes()
 			_, ref := content(i % blobs)
 			want(t, r, read.Want{Ref: ref, To: to})
 			last = to.next(t).Err
 		}
 		if n := far.gets.Load(); n > 1100 {
-			t.Errorf("%d calls are under way after 2000 reads that were given up", n)
+			t.Errorf("%d calls are under way after 2000 reads that were abandoned", n)
 		}
 		if last == nil || !strings.Contains(last.Error(), "have not ended") {
 			t.Errorf("the last read ends with %v", last)
@@ -216,7 +216,7 @@ func TestAwayIsLeftAlone(t *testing.T) {
 				}
 			}
 			r := newReader(t, read.Options{NoHedge: true}, peer{near}, read.Store(far))
-			to := newTold()
+			to := newOutcomes()
 			_, ref := content(0)
 			want(t, r, read.Want{Ref: ref, To: to})
 			requireBlob(t, to.next(t), 0, test.tier)
@@ -230,7 +230,7 @@ func TestAwayIsLeftAlone(t *testing.T) {
 }
 
 // A read on behalf of another node does not wait for that node: a blob that the store has lost is lost for both.
-func TestHereWaitsForNobody(t *testing.T) {
+func TestHereDoesNotWait(t *testing.T) {
 	other, far := newFake(t), newFake(t)
 	other.traits, other.do = read.Traits{Remote: true}, hang
 	far.do = func(context.Context, int64, []byte) ([]byte, error) {
@@ -238,13 +238,13 @@ func TestHereWaitsForNobody(t *testing.T) {
 	}
 	r := newReader(t, read.Options{NoHedge: true}, peer{other}, read.Store(far))
 	_, ref := content(1)
-	own, forPeer := newTold(), newTold()
+	own, forPeer := newOutcomes(), newOutcomes()
 	want(t, r, read.Want{Ref: ref, To: own})
 	until(t, "the other node is asked", func() bool { return other.gets.Load() == 1 })
 	want(t, r, read.Want{Ref: ref, To: forPeer, Here: true})
-	for _, to := range []told{own, forPeer} {
+	for _, to := range []inbox{own, forPeer} {
 		if o := to.next(t); !errors.Is(o.Err, schema.ErrDataLoss) {
-			t.Errorf("told of %v, want ErrDataLoss", o.Err)
+			t.Errorf("got %v, want ErrDataLoss", o.Err)
 		}
 	}
 }
@@ -261,31 +261,31 @@ func TestReasons(t *testing.T) {
 	}
 	for _, c := range []struct {
 		reason string
-		mine   bool
+		owns   bool
 		has    bool                                                 // another node can be asked
 		peer   func(context.Context, int64, []byte) ([]byte, error) // what that node does
 		far    func(context.Context, int64, []byte) ([]byte, error) // what the store does
 		want   read.Want
 		fill   bool
 	}{
-		{reason: "own", mine: true, want: read.Want{At: at}},
-		{reason: "peer", mine: true, want: read.Want{At: at, Here: true}},
-		{reason: "ahead", mine: true, want: read.Want{At: at}, fill: true},
-		{reason: "page", mine: true},
+		{reason: "own", owns: true, want: read.Want{At: at}},
+		{reason: "peer", owns: true, want: read.Want{At: at, Here: true}},
+		{reason: "ahead", owns: true, want: read.Want{At: at}, fill: true},
+		{reason: "page", owns: true},
 		{reason: "page", want: read.Want{At: spill.PageAt(1, 0)}},
 		{reason: "astray", has: true, want: read.Want{At: at, Here: true}},
 		{reason: "unreachable", want: read.Want{At: at}},
 		{reason: "refused", has: true, peer: refuses, want: read.Want{At: at}},
 		{reason: "retry", has: true, peer: hang, want: read.Want{At: at}},
-		{reason: "retry", mine: true, far: fails, want: read.Want{At: at}},
+		{reason: "retry", owns: true, far: fails, want: read.Want{At: at}},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			near, far := newFake(t), newFake(t)
 			near.traits.Remote = true
 			near.has, near.do, far.do = func(schema.BlobRef) bool { return c.has }, c.peer, c.far
-			r := newReader(t, read.Options{NoHedge: true, Keeps: func(schema.BlobRef) bool { return c.mine }}, peer{
+			r := newReader(t, read.Options{NoHedge: true, Keeps: func(schema.BlobRef) bool { return c.owns }}, peer{
 				near}, read.Store(far))
-			to := newTold()
+			to := newOutcomes()
 			_, c.want.Ref = content(1)
 			c.want.To, c.want.Context = to, t.Context()
 			if c.fill {

@@ -16,10 +16,10 @@ func requireExtent(t *testing.T, b *schema.Blob, want []byte, dir string) {
 	t.Helper()
 	e, ok := b.Extent()
 	if !ok || e.Length != int64(len(want)) {
-		t.Fatalf("a blob of %d bytes lies in %+v, %t", len(want), e, ok)
+		t.Fatalf("a blob of %d bytes is stored in %+v, %t", len(want), e, ok)
 	}
 	if !strings.HasPrefix(e.File.Name(), dir+"/") {
-		t.Errorf("the blob lies in %s, which is not below %s", e.File.Name(), dir)
+		t.Errorf("the blob is stored in %s, which is not below %s", e.File.Name(), dir)
 	}
 	got := make([]byte, e.Length)
 	if _, err := e.File.ReadAt(got, e.Offset); err != nil || !bytes.Equal(got, want) {
@@ -47,7 +47,7 @@ func TestExtent(t *testing.T) {
 
 	get := func() read.Outcome {
 		t.Helper()
-		to := newTold()
+		to := newOutcomes()
 		want(t, r, read.Want{Ref: ref, At: at, To: to})
 		o := to.next(t)
 		if o.Err != nil {

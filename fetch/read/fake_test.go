@@ -59,7 +59,7 @@ func (f *fake) Get(ctx context.Context, ref schema.BlobRef) (schema.Blob, error)
 		}
 	}
 	f.out.Add(1)
-	return schema.NewBlob(data, &lent{f, data}), nil
+	return schema.NewBlob(data, &pinned{f, data}), nil
 }
 
 // Traits is for read.Store.
@@ -68,13 +68,13 @@ func (f *fake) Traits() store.Traits { return store.Traits{Replicas: 1} }
 // Where names no place.
 func (f *fake) Where() string { return "" }
 
-// lent is the owner of a blob of a fake.
-type lent struct {
+// pinned is the owner of a blob of a fake.
+type pinned struct {
 	fake *fake
 	data []byte
 }
 
-func (l *lent) Unpin() {
+func (l *pinned) Unpin() {
 	clear(l.data) // so that a use after the release is found
 	l.fake.out.Add(-1)
 }

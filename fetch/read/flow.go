@@ -75,7 +75,7 @@ type flow struct {
 
 	rate     float64 // in bytes per second, a moving average of rounds
 	full     float64 // the rate when it last grew by flowFull
-	still    int     // rounds since full was set
+	flat     int     // rounds since full was set
 	startup  bool
 	crowded  bool          // the store has a queue
 	round    time.Time     // when the round began
@@ -217,12 +217,12 @@ func (f *flow) nextRound(now time.Time) {
 // fill ends the startup when the path is full.
 func (f *flow) fill(rate float64) {
 	if rate >= f.full*flowFull {
-		f.full, f.still = rate, 0
+		f.full, f.flat = rate, 0
 	} else {
-		f.still++
+		f.flat++
 	}
 	slower := f.quickest > time.Duration(flowSlower*float64(f.latency))+flowSlack
-	f.startup = (!slower || f.still == 0) && f.still < flowFullRounds
+	f.startup = (!slower || f.flat == 0) && f.flat < flowFullRounds
 }
 
 // probe begins and ends the rounds in which the path is drained.

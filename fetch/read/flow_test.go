@@ -47,8 +47,8 @@ func TestFlowStartEnds(t *testing.T) {
 	}{
 		"grows":                {rtt, []int64{1e6, 2e6, 4e6, 8e6, 16e6}, 0},
 		"grows, slower":        {2 * rtt, []int64{1e6, 2e6, 4e6, 8e6, 16e6}, 0},
-		"stands still":         {rtt, []int64{1e6, 2e6, 2e6, 2e6, 2e6}, 5},
-		"stands still, slower": {2 * rtt, []int64{1e6, 2e6, 2e6, 2e6, 2e6}, 3},
+		"is stalled":           {rtt, []int64{1e6, 2e6, 2e6, 2e6, 2e6}, 5},
+		"is stalled, slower":   {2 * rtt, []int64{1e6, 2e6, 2e6, 2e6, 2e6}, 3},
 		"grows little, slower": {2 * rtt, []int64{1e6, 1.2e6, 2e6, 4e6, 8e6}, 2},
 	} {
 		var f flow

@@ -38,9 +38,9 @@ func TestPagesAreKept(t *testing.T) {
 
 // FellBack counts a blob of another owner that is read from the store, except if the receiver caches it itself.
 func TestStoodIn(t *testing.T) {
-	for _, mine := range []bool{true, false} {
+	for _, owns := range []bool{true, false} {
 		r := newReader(t, read.Options{NoHedge: true, Keeps: func(schema.BlobRef) bool {
-			return mine
+			return owns
 		}}, read.Store(newFake(t)))
 		_, ref := content(1)
 		result := make(outcomes, 1)
@@ -53,8 +53,8 @@ func TestStoodIn(t *testing.T) {
 			t.Fatal(o.Err)
 		}
 		o.Blob.Release()
-		if n := r.Stats().FellBack; (n == 0) != mine {
-			t.Errorf("of a blob that is this node's to keep (%v) the store has stood in %d times", mine, n)
+		if n := r.Stats().FellBack; (n == 0) != owns {
+			t.Errorf("of a blob that is this node's to keep (%v) the store has stood in %d times", owns, n)
 		}
 	}
 }

@@ -27,7 +27,7 @@ func TestLateIsSharedOneWay(t *testing.T) {
 	}
 	get := func(late bool) read.Outcome {
 		t.Helper()
-		to := newTold()
+		to := newOutcomes()
 		want(t, r, read.Want{Ref: ref, At: at, To: to, Late: late})
 		o := to.next(t)
 		if o.Err != nil {
@@ -63,7 +63,7 @@ func TestLateIsSharedOneWay(t *testing.T) {
 	}
 	e, ok := late.Blob.Extent()
 	if !ok {
-		t.Fatal("the blob lies in no file")
+		t.Fatal("the blob is in no file")
 	}
 	flip(t, e.File.Name(), e.Offset+7)
 	if ref.Check(late.Blob.Bytes()) == nil {
@@ -128,7 +128,7 @@ func TestUncheckedIsNotKept(t *testing.T) {
 		if _, err := in.Put(t.Context(), data); err != nil {
 			t.Fatal(err)
 		}
-		to := newTold()
+		to := newOutcomes()
 		want(t, r, read.Want{Ref: ref, At: at, To: to, Late: true})
 		o := to.next(t)
 		if o.Err != nil || o.Blob.Unchecked() != unchecked {
@@ -139,6 +139,6 @@ func TestUncheckedIsNotKept(t *testing.T) {
 	}
 	until(t, "the second one is kept", func() bool { return cache.Has(refs[1]) })
 	if cache.Has(refs[0]) {
-		t.Error("a blob is kept that nobody has checked")
+		t.Error("a blob is kept that was not checked")
 	}
 }

@@ -36,7 +36,7 @@ func TestLatencyQuantiles(t *testing.T) {
 }
 
 // Latencies older than two periods are forgotten, unless there are too few newer ones.
-func TestLatenciesAreOfLate(t *testing.T) {
+func TestLatenciesAreRecent(t *testing.T) {
 	var l latencies
 	now := time.Now()
 	if _, ok := l.quantile(0.5); ok {
@@ -104,7 +104,7 @@ func TestCountingTakesNoMemory(t *testing.T) {
 	if n := testing.AllocsPerRun(100, func() {
 		times.add(time.Millisecond)
 		if NewTrace(ctx) != nil {
-			t.Error("nobody traces this")
+			t.Error("this call is not traced")
 		}
 	}); n != 0 {
 		t.Errorf("%g allocations a read", n)

@@ -80,18 +80,18 @@ func newReader(t testing.TB, opts read.Options, list ...read.Tier) *read.Reader 
 	return r
 }
 
-// told is a Receiver that records its outcomes, for up to a hundred requests.
-type told chan read.Outcome
+// inbox is a Receiver that records its outcomes, for up to a hundred requests.
+type inbox chan read.Outcome
 
-func newTold() told { return make(told, 100) }
+func newOutcomes() inbox { return make(inbox, 100) }
 
-func (c told) Receive(list []read.Outcome) {
+func (c inbox) Receive(list []read.Outcome) {
 	for _, o := range list {
 		c <- o
 	}
 }
 
-func (told) More() {}
+func (inbox) More() {}
 
 // want requests a blob in a place of its own, and waits for its turn.
 func want(t testing.TB, r *read.Reader, w read.Want) (began bool) {
@@ -119,7 +119,7 @@ func ask(t testing.TB, p *read.Place, w read.Want) bool {
 }
 
 // next returns a receiver's next outcome.
-func (c told) next(t testing.TB) read.Outcome {
+func (c inbox) next(t testing.TB) read.Outcome {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -127,7 +127,7 @@ func (c told) next(t testing.TB) read.Outcome {
 	case o := <-c:
 		return o
 	case <-ctx.Done():
-		t.Fatal("nothing is told")
+		t.Fatal("no outcome came")
 		return read.Outcome{}
 	}
 }

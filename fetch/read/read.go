@@ -108,7 +108,7 @@ func (r *read) Unchecked() bool { return r.unchecked }
 // Unpin implements schema.Owner.
 func (r *read) Unpin() {
 	if r.refs.Add(-1) == 0 {
-		r.reader.letGo(r)
+		r.reader.abandon(r)
 		r.blob.Release()
 	}
 }

@@ -143,7 +143,7 @@ func New(list []Tier, opts Options) (*Reader, error) {
 	for i := range r.last.ways {
 		r.last.ways[i].sharers = opts.Sharers
 	}
-	r.queue = admission.NewQueue(len(list)+int(ways), r.lookLocked, r.beginLocked)
+	r.queue = admission.NewQueue(len(list)+int(ways), r.classLocked, r.beginLocked)
 	return r, nil
 }
 
@@ -343,11 +343,11 @@ func (r *Reader) Close() {
 	r.mu.Lock()
 	r.closed = true
 	r.dismissLocked()
-	var tell told
+	var notices notices
 	for rd := r.oldest; rd != nil; rd = r.oldest {
 		delete(r.reads, rd.key())
 		r.forgetLocked(rd)
-		tell.ended = append(tell.ended, ended{rd, Outcome{Ref: rd.ref, Err: ErrClosing(), Tier: r.last.index,
+		notices.ended = append(notices.ended, ended{rd, Outcome{Ref: rd.ref, Err: ErrClosing(), Tier: r.last.index,
 			At: time.Now()}})
 	}
 	if r.watching && r.watch.Stop() {
@@ -355,7 +355,7 @@ func (r *Reader) Close() {
 		r.running.Done()
 	}
 	r.mu.Unlock()
-	tell.tell()
+	notices.send()
 	r.running.Wait()
 }
 
@@ -379,8 +379,8 @@ func (r *Reader) forgetLocked(rd *read) {
 	rd.older, rd.newer = nil, nil
 }
 
-// letGo queues a read whose last hold was released, so that it is forgotten when the mutex is next taken.
-func (r *Reader) letGo(rd *read) {
+// abandon queues a read whose last hold was released, so that it is forgotten when the mutex is next taken.
+func (r *Reader) abandon(rd *read) {
 	for {
 		rd.nextFreed = r.freed.Load()
 		if r.freed.CompareAndSwap(rd.nextFreed, rd) {
@@ -609,7 +609,7 @@ type counters struct {
 	peerReads, peerBytes, fellBack           int64
 	sharedReads, retries, hedges, hedgesWon  int64
 	fills                                    int64
-	lost, givenUp                            int64
+	lost, unanswered                         int64
 	reasons                                  Reasons
 }
 
@@ -630,7 +630,7 @@ type Stats struct {
 	Hedges      int64         // attempts in addition to a slow one
 	HedgesWon   int64         // hedges that brought the blob first
 	Fills       int64         // reads started by Fill
-	GivenUp     int64         // reads that failed
+	Failed      int64         // reads that failed
 	Lost        int64         // of GivenUp: missing or damaged
 
 	InFlight      int   // reads of the last tier
@@ -670,7 +670,7 @@ func (r *Reader) statsLocked() Stats {
 		FailedReads: c.failedReads,
 		UpperReads:  c.upperReads, UpperBytes: c.upperBytes, PeerReads: c.peerReads, PeerBytes: c.peerBytes,
 		FellBack: c.fellBack, SharedReads: c.sharedReads,
-		Retries: c.retries, Hedges: c.hedges, HedgesWon: c.hedgesWon, Fills: c.fills, GivenUp: c.givenUp, Lost: c.lost,
+		Retries: c.retries, Hedges: c.hedges, HedgesWon: c.hedgesWon, Fills: c.fills, Failed: c.unanswered, Lost: c.lost,
 		InFlight: r.last.inFlightLocked(), Limit: f.limit, MinLatency: f.latency, BytesPerSec: f.rate,
 		Held: len(r.reads), Quantiles: r.quantiles,
 	}

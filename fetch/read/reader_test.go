@@ -47,7 +47,7 @@ func TestMiddleTier(t *testing.T) {
 			at := spill.Place{Dataset: cache.Dataset("d@1")}
 			r := newReader(t, read.Options{NoHedge: true}, read.Spill(cache), peer{near}, read.Store(far))
 			for i := range n {
-				to := newTold()
+				to := newOutcomes()
 				_, ref := content(i)
 				want(t, r, read.Want{Ref: ref, At: at, To: to})
 				requireBlob(t, to.next(t), i, c.tier)
@@ -100,7 +100,7 @@ func TestSlowMiddleTier(t *testing.T) {
 				}
 				b.Release()
 			}
-			to := newTold()
+			to := newOutcomes()
 			_, ref := content(0)
 			want(t, r, read.Want{Ref: ref, To: to})
 			requireBlob(t, to.next(t), 0, 1)
@@ -123,7 +123,7 @@ func TestHeld(t *testing.T) {
 	_, ref := content(7)
 	get := func() read.Outcome {
 		t.Helper()
-		to := newTold()
+		to := newOutcomes()
 		want(t, r, read.Want{Ref: ref, To: to})
 		return to.next(t)
 	}
@@ -167,7 +167,7 @@ func TestContextReachesTheStore(t *testing.T) {
 	}
 	r := newReader(t, read.Options{NoHedge: true}, peer{near}, read.Store(far))
 	_, ref := content(3)
-	to := newTold()
+	to := newOutcomes()
 	first := store.Caller{Principal: "ada", Tenant: "vision", Trace: "1"}
 	want(t, r, read.Want{Ref: ref, Context: store.WithCaller(t.Context(), first), To: to})
 	other := store.WithCaller(t.Context(), store.Caller{Principal: "bob"})
@@ -202,7 +202,7 @@ func TestCancelWaiters(t *testing.T) {
 	r := newReader(t, read.Options{NoHedge: true}, peer{near}, read.Store(far))
 	_, ref := content(1)
 	_, given := content(2)
-	to := newTold()
+	to := newOutcomes()
 	for n := range 4 {
 		want(t, r, read.Want{Ref: ref, To: to, Token: read.Token{N: n}})
 	}
@@ -223,7 +223,7 @@ func TestCancelWaiters(t *testing.T) {
 	if n := leave(9); n != 1 {
 		t.Errorf("%d have left", n)
 	}
-	until(t, "the read that nobody wants has ended", func() bool { return r.Stats().Held == 1 })
+	until(t, "the unwanted read has ended", func() bool { return r.Stats().Held == 1 })
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(io.ErrUnexpectedEOF)
 	if _, err := r.Get(ctx, ref); !errors.Is(err, io.ErrUnexpectedEOF) {
@@ -259,7 +259,7 @@ func TestClose(t *testing.T) {
 		return nil, schema.ErrUnavailable
 	}
 	r := newReader(t, read.Options{NoHedge: true}, peer{near}, read.Store(far))
-	to := newTold()
+	to := newOutcomes()
 	_, fails := content(3)
 	for _, ref := range []schema.BlobRef{silent, hangs, fails} {
 		for range 2 {
@@ -270,11 +270,11 @@ func TestClose(t *testing.T) {
 	until(t, "both hang", func() bool { return near.gets.Load() == 1 && far.gets.Load() >= 2 })
 	r.Close()
 	if len(to) != 6 {
-		t.Fatalf("%d of 6 were told", len(to))
+		t.Fatalf("%d of 6 outcomes came", len(to))
 	}
 	for range 6 {
 		if o := to.next(t); !errors.Is(o.Err, schema.ErrUnavailable) {
-			t.Errorf("told of %v", o.Err)
+			t.Errorf("got %v", o.Err)
 		}
 	}
 	r.Close() // a second call does nothing
@@ -297,11 +297,11 @@ func TestParallel(t *testing.T) {
 	near.do = hang
 	r := newReader(t, read.Options{NoHedge: true}, peer{near}, read.Store(far))
 	begun, full := 0, 0
-	to := newTold()
+	to := newOutcomes()
 	for i := 0; full < 3; i++ {
 		_, ref := content(i)
 		if !near.has(ref) {
-			other := newTold()
+			other := newOutcomes()
 			want(t, r, read.Want{Ref: ref, To: other})
 			requireBlob(t, other.next(t), i, 1)
 			continue

@@ -125,9 +125,9 @@ const (
 	enough                   // the tenant is at its share, though there may be room
 )
 
-// lookLocked returns the class of a request: 0 for blobs that windows hold, then the tiers, then the paths of the
+// classLocked returns the class of a request: 0 for blobs that windows hold, then the tiers, then the paths of the
 // last tier.
-func (r *Reader) lookLocked(q *queued) int {
+func (r *Reader) classLocked(q *queued) int {
 	if r.findLocked(&q.Want) != nil {
 		return 0
 	}
@@ -152,7 +152,7 @@ func (r *Reader) beginLocked(q *queued, class int) admission.Taken {
 		case enough:
 			return admission.Taken{Class: class, Aside: true}
 		case elsewhere:
-			if now := r.lookLocked(q); now != class {
+			if now := r.classLocked(q); now != class {
 				return admission.Taken{Class: now}
 			}
 		case begun, joined, held:
@@ -182,12 +182,12 @@ func (r *Reader) takeLocked(w *worker) {
 		p.waiting.Store(int32(left))
 		if left <= fewWaiting && !p.asked {
 			p.asked = true
-			w.told.more = append(w.told.more, p.to)
+			w.notices.more = append(w.notices.more, p.to)
 		}
 		taken++
 		switch q.verdict {
 		case held:
-			w.told.add(q.To, Outcome{Token: q.Token, Ref: q.Ref, Blob: q.held, Tier: InWindow, At: now})
+			w.notices.add(q.To, Outcome{Token: q.Token, Ref: q.Ref, Blob: q.held, Tier: InWindow, At: now})
 		case begun:
 			if len(w.run) > 0 && !w.fits(&q.first) { // it would delay the others
 				r.due.add(q.first)
@@ -207,7 +207,7 @@ func (r *Reader) takeLocked(w *worker) {
 	case r.due.len() > 0, more && (!w.quick || len(r.runs) < runtime.GOMAXPROCS(0)):
 		r.wakeLocked()
 	case len(w.run) == 0:
-		w.told.idle = r.idler
+		w.notices.idle = r.idler
 	}
 }
 
@@ -292,8 +292,8 @@ func (c inbox) Receive(list []Outcome) {
 // More implements Receiver.
 func (inbox) More() {}
 
-// told collects the calls to make when the reader's lock is not held.
-type told struct {
+// notices collects the calls to make when the reader's lock is not held.
+type notices struct {
 	ended []ended    // ended reads
 	to    []Receiver // receiver of each outcome in list
 	list  []Outcome
@@ -317,13 +317,13 @@ type ended struct {
 	o    Outcome
 }
 
-func (t *told) add(to Receiver, o Outcome) {
+func (t *notices) add(to Receiver, o Outcome) {
 	t.to, t.list = append(t.to, to), append(t.list, o)
 }
 
-// tell offers blobs to the tiers above, and delivers outcomes, in one call per receiver. During that time the reads
+// notices offers blobs to the tiers above, and delivers outcomes, in one call per receiver. During that time the reads
 // hold their blobs, so that they are not read again.
-func (t *told) tell() {
+func (t *notices) send() {
 	for _, a := range t.traced {
 		a.attempt.read.trace.attempt(a.attempt, a.began, a.slow, a.err)
 	}
@@ -358,7 +358,7 @@ func (t *told) tell() {
 	}
 }
 
-func (t *told) clear() {
+func (t *notices) clear() {
 	t.traced = nil
 	clear(t.ended)
 	clear(t.to)

@@ -62,7 +62,7 @@ func TestBucketHasAWayOfItsOwn(t *testing.T) {
 		}
 		slow = true
 		for pass := range 2 {
-			to := newTold()
+			to := newOutcomes()
 			began := time.Now()
 			for _, i := range away {
 				_, ref := content(i)
@@ -96,7 +96,7 @@ func TestBucketHasAWayOfItsOwn(t *testing.T) {
 
 // A node that is slow to bring a blob of a bucket may be reading a large span, so this node does not read the blob in
 // addition. It does for a blob outside buckets.
-func TestNoHedgeBesideAnOwner(t *testing.T) {
+func TestNoHedgeOfAnOwner(t *testing.T) {
 	for _, inBucket := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			near, far := newFake(t), newFake(t)
@@ -115,7 +115,7 @@ func TestNoHedgeBesideAnOwner(t *testing.T) {
 			}
 			r := newReader(t, read.Options{}, peer{near},
 				gatherer{peer{far}, func(schema.BlobRef) bool { return inBucket }})
-			to := newTold()
+			to := newOutcomes()
 			for i := range blobs {
 				_, ref := content(i)
 				want(t, r, read.Want{Ref: ref, To: to})

@@ -35,10 +35,10 @@ type Attempt struct {
 // worker is a goroutine that reads. A waiting worker is in Reader.idle. An ended one is in Reader.spent, for reuse,
 // because a burst starts as many as there may be reads in flight.
 type worker struct {
-	reader *Reader
-	loop   func()
-	wake   chan bool // false when the reader closes
-	told   told      // what it delivers next
+	reader  *Reader
+	loop    func()
+	wake    chan bool // false when the reader closes
+	notices notices   // what it delivers next
 
 	// The current run, written with Reader.mu held.
 	run     []Attempt
@@ -131,7 +131,7 @@ func (r *Reader) work(w *worker) {
 		r.takeLocked(w)
 		for len(w.run) > 0 {
 			r.mu.Unlock()
-			w.told.tell()
+			w.notices.send()
 			last := w.make()
 			r.mu.Lock()
 			r.cameLocked(w, last)
@@ -140,7 +140,7 @@ func (r *Reader) work(w *worker) {
 		over := r.closed || len(r.idle) >= maxIdle
 		if over {
 			r.mu.Unlock()
-			w.told.tell()
+			w.notices.send()
 			r.mu.Lock()
 			r.spent = append(r.spent, w)
 			r.mu.Unlock()
@@ -148,7 +148,7 @@ func (r *Reader) work(w *worker) {
 		}
 		r.idle = append(r.idle, w)
 		r.mu.Unlock()
-		w.told.tell()
+		w.notices.send()
 	}
 }
 
@@ -201,25 +201,25 @@ func (r *Reader) cameLocked(w *worker, last int) {
 	switch {
 	case w.gathers:
 	case last == whole:
-		r.cameOfLocked(w, 0, len(w.run), &w.told)
+		r.cameOfLocked(w, 0, len(w.run), &w.notices)
 	case last >= 0:
-		r.cameOfLocked(w, last, last+1, &w.told)
+		r.cameOfLocked(w, last, last+1, &w.notices)
 	}
 	clear(w.run)
 }
 
 // cameOfLocked processes the results of the attempts from index from to to.
-func (r *Reader) cameOfLocked(w *worker, from, to int, tell *told) {
+func (r *Reader) cameOfLocked(w *worker, from, to int, notices *notices) {
 	for i := from; i < to; i++ {
 		c := &w.came[i]
-		r.endedLocked(w.run[i], c, tell)
+		r.endedLocked(w.run[i], c, notices)
 		*c = came{}
 		w.cells[i] = Cell{}
 	}
 }
 
 // robLocked takes over the reads not begun, and the results, of workers whose runs take long after all.
-func (r *Reader) robLocked(now time.Time, tell *told) {
+func (r *Reader) robLocked(now time.Time, notices *notices) {
 	r.runs = slices.DeleteFunc(r.runs, func(w *worker) bool {
 		if now.Sub(w.began) < watchPeriod {
 			return false
@@ -228,7 +228,7 @@ func (r *Reader) robLocked(now time.Time, tell *told) {
 		if n == robbed || int(n) > len(w.run) || !w.claimed.CompareAndSwap(n, robbed) {
 			return n == robbed
 		}
-		r.cameOfLocked(w, 0, int(max(n-1, 0)), tell)
+		r.cameOfLocked(w, 0, int(max(n-1, 0)), notices)
 		if n > 0 {
 			w.run[n-1].lane.pace = watchPeriod
 		}
@@ -301,11 +301,11 @@ func (g *gathered) Answer(n int, a Answer) {
 	w := g.worker
 	r, at := w.reader, &w.run[n]
 	c := came{answer: r.check(at, a), began: g.began, when: time.Now()}
-	var tell told
+	var notices notices
 	r.mu.Lock()
-	r.endedLocked(*at, &c, &tell)
+	r.endedLocked(*at, &c, &notices)
 	r.mu.Unlock()
-	tell.tell()
+	notices.send()
 }
 
 // gather makes a run that the tier serves together.

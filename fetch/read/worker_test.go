@@ -51,7 +51,7 @@ func TestRunsAreNotHeldUp(t *testing.T) {
 				}
 				o.Blob.Release()
 			case <-time.After(time.Minute):
-				t.Fatal("nothing is told")
+				t.Fatal("no outcome came")
 			}
 		}
 	}
@@ -111,7 +111,7 @@ func TestTogether(t *testing.T) {
 		}
 	}}
 	r := newReader(t, read.Options{NoHedge: true}, g, read.Store(far))
-	to := newTold()
+	to := newOutcomes()
 	p := r.Open("", 1, "test", to)
 	var wants []read.Want
 	for i := range 8 {
@@ -179,10 +179,10 @@ func TestOldestFirst(t *testing.T) {
 		return b, nil
 	}
 	r := newReader(t, read.Options{NoHedge: true}, read.Store(far))
-	beside := newTold()
+	extra := newOutcomes()
 	c := &chain{t: t, done: make(chan struct{})}
 	c.begin = func() {
-		if v := r.Fill(&read.Want{Ref: ref, Context: t.Context(), To: beside}, false); v != read.Begun {
+		if v := r.Fill(&read.Want{Ref: ref, Context: t.Context(), To: extra}, false); v != read.Begun {
 			t.Errorf("the older one is not begun: %v", v)
 		}
 	}
@@ -190,7 +190,7 @@ func TestOldestFirst(t *testing.T) {
 	_, first := content(0)
 	c.place.Ask(read.Want{Ref: first, Context: t.Context()})
 	<-c.done
-	o := beside.next(t)
+	o := extra.next(t)
 	o.Blob.Release()
 	mu.Lock()
 	defer mu.Unlock()
@@ -222,7 +222,7 @@ func TestQuickThatAreSlowHoldUpNone(t *testing.T) {
 			}
 		}
 		r := newReader(t, read.Options{NoHedge: true}, read.Store(mapped{f}))
-		to := newTold()
+		to := newOutcomes()
 		for i := range reads {
 			_, ref := content(i)
 			want(t, r, read.Want{Ref: ref, To: to, Late: true})

@@ -16,7 +16,7 @@ func expressed(name, text string) schema.Operators {
 	return schema.Operators{name: {Expression: text}}
 }
 
-// What is wrong with an expression that makes a column is told with its place, and with what would be right.
+// An error in an expression that makes a column names its place, and what would be right.
 func TestExpressionErrors(t *testing.T) {
 	f := newFixture(t, resolve.Options{}, admission.Limits{})
 	f.put(t, "d", 20)
@@ -84,7 +84,7 @@ func TestExpressionsUnderRestrictions(t *testing.T) {
 	}
 }
 
-// Sizes are told where all are known, and plans have ids of their own.
+// Sizes are reported where all are known, and plans have ids of their own.
 func TestExpressionsInPlans(t *testing.T) {
 	f := newFixture(t, resolve.Options{}, admission.Limits{})
 	f.put(t, "d", 20)
@@ -118,8 +118,9 @@ func TestExpressionsInPlans(t *testing.T) {
 	}
 }
 
-// Expressions are compiled by turns that all requests share, and compiling them ends with the call.
-func TestExpressionsAreCompiledByTurns(t *testing.T) {
+// Expressions are compiled in turns that all requests share, and compiling ends with the
+// call.
+func TestExpressionsAreCompiledInRotation(t *testing.T) {
 	f := newFixture(t, resolve.Options{}, admission.Limits{})
 	f.put(t, "d", 20)
 	made := schema.Request{Dataset: "d", Operators: expressed("made", "label * 2")}

@@ -46,7 +46,7 @@ func TestOpenEarly(t *testing.T) {
 	gone, cancel := context.WithCancelCause(t.Context())
 	cancel(errGone)
 	if err := j.Confirm(gone); !errors.Is(err, errGone) {
-		t.Errorf("who does not wait for the catalog is told %v", err)
+		t.Errorf("a caller that does not wait for the catalog got %v", err)
 	}
 	close(gate)
 	if err := j.Confirm(t.Context()); err != nil {

@@ -28,7 +28,7 @@ import (
 type Job struct {
 	resolved *Resolved
 	group    string   // what is the same in all epochs: streams of it share what the store has to give
-	sources  []source // one, but for a mixture
+	sources  []source // one, except for a mixture
 	rows     manifest.Reader
 	turn     where.Turn
 	holdings
@@ -51,7 +51,7 @@ type source struct {
 	mean      *big.Rat       // of what the mixture's weights are by, of those selected; nil if that is samples
 }
 
-// release lets go of the snapshot and of what was computed.
+// release releases the snapshot and computed results.
 func (s *source) release() {
 	for _, r := range []*result{s.result, s.sees} {
 		if r != nil {
@@ -258,7 +258,7 @@ func (j *Job) PlanOf(offset int64) *plan.Plan {
 	return p
 }
 
-// Close lets go of the job. Further calls do nothing.
+// Close releases the job. Further calls do nothing.
 func (j *Job) Close() {
 	j.closeOnce.Do(func() {
 		if j.asked != nil {
@@ -352,8 +352,8 @@ func (j *Job) SnapshotName() string {
 // a hold of it: the job is not closed, or was retained before.
 func (j *Job) Retain() { j.holds.Add(1) }
 
-// Release gives up a hold that Retain took. With the last one, the job lets go of
-// its snapshot and of its selection's memory.
+// Release ends a hold that Retain took. The last one releases the job's snapshot and its
+// selection's memory.
 func (j *Job) Release() {
 	if j.holds.Add(-1) > 0 {
 		return
@@ -399,7 +399,7 @@ func meanBytes(chunks []schema.Chunk, shown *schema.Projection) int64 {
 	for i := range chunks {
 		rows += chunks[i].Rows
 		for _, c := range shown.BlobColumns() {
-			if c < len(chunks[i].BlobBytes) { // what is broken, who reads the rows is told
+			if c < len(chunks[i].BlobBytes) { // a broken chunk is reported to the reader of its rows
 				bytes += chunks[i].BlobBytes[c]
 			}
 		}
@@ -407,9 +407,10 @@ func meanBytes(chunks []schema.Chunk, shown *schema.Projection) int64 {
 	return bytes / max(rows, 1)
 }
 
-// RestrictionError says that what a caller may see of a snapshot cannot be told, as the
-// restriction's own expression does not fit its columns or rows. He may see nothing of
-// it then, and the error is not for him: it is no schema.ErrInvalid.
+// RestrictionError says that the rows and columns that a caller may see of a snapshot
+// cannot be determined, because the restriction's own expression does not fit the
+// snapshot. The caller may then see nothing of it. The error is not the caller's: it is
+// no schema.ErrInvalid.
 type RestrictionError struct {
 	Snapshot string
 	Cause    *where.Error
@@ -425,7 +426,7 @@ func (e *RestrictionError) Error() string {
 // gets a hold, is nil if it shows all.
 func (rv *Resolver) visible(ctx context.Context, snap *openSnapshot, within *schema.Restriction) (*result, error) {
 	if !within.HidesRows() {
-		return nil, nil //nolint:nilnil // nobody needs a bitmap of all rows
+		return nil, nil //nolint:nilnil // all rows need no bitmap
 	}
 	r, err := rv.matches(ctx, snap, nil, nil, within.Where)
 	if fault, ok := errors.AsType[*where.Error](err); ok {

@@ -20,9 +20,9 @@ import (
 type Layouts interface {
 	// Layout returns a layout by name; schema.ErrNotFound if there is none.
 	Layout(ctx context.Context, name string) (*layout.Layout, error)
-	// Reserve returns the layout of an epoch of a plan. Whoever asks first decides: it is
-	// made of the nodes that are there, for size bytes of blobs and for ranks beside those
-	// nodes, if they are not nil. Whoever asks later gets the same.
+	// Reserve returns the layout of an epoch of a plan. The first caller decides it: the
+	// layout is made of the nodes that are there, for size bytes of blobs, and for ranks on
+	// those nodes if they are not nil. Later callers get the same layout.
 	Reserve(ctx context.Context, plan string, epoch uint64, size int64, ranks []string) (*layout.Layout, error)
 }
 
@@ -113,7 +113,7 @@ func heaviest(snap *schema.Snapshot, within *schema.Restriction) (column int, si
 		}
 		var n int64
 		for _, c := range snap.Chunks {
-			if i < len(c.BlobBytes) { // what is broken, who reads the rows is told
+			if i < len(c.BlobBytes) { // a broken chunk is reported to the reader of its rows
 				n += c.BlobBytes[i]
 			}
 		}
@@ -147,8 +147,8 @@ func (j *Job) Layout() *layout.Layout { return j.resolved.Layout() }
 // NodeOf is as that of its Resolved.
 func (j *Job) NodeOf(rank int) int { return j.resolved.NodeOf(rank) }
 
-// Owners are the owners of the sample at a position, as far as it is known in which slot it
-// lies. The job has a layout.
+// Owners returns the owners of the sample at a position, if its slot is known. The job
+// has a layout.
 func (j *Job) Owners(position int64) (o layout.Owners, known bool) {
 	var slot [1]uint16
 	if !j.sharing.table.slots.tryGet([]int64{position}, slot[:]) {
@@ -157,8 +157,8 @@ func (j *Job) Owners(position int64) (o layout.Owners, known bool) {
 	return j.resolved.local.layout.Owners(slot[0]), true
 }
 
-// Slots puts the slots in which the samples at some positions lie into to, which has room for as many. Owners knows
-// them from then on.
+// Slots writes the slots of the samples at some positions into to, which has room for as
+// many. From then on Owners knows them.
 func (j *Job) Slots(ctx context.Context, positions []int64, to []uint16) error {
 	return j.sharing.table.slots.get(ctx, j.Alone(), positions, to)
 }
@@ -166,7 +166,7 @@ func (j *Job) Slots(ctx context.Context, positions []int64, to []uint16) error {
 // SlotOwners are the owners of a slot by the job's layout.
 func (j *Job) SlotOwners(slot uint16) layout.Owners { return j.resolved.local.layout.Owners(slot) }
 
-// SlotColumn is the ordinal of the blob column by whose keys samples lie in slots.
+// SlotColumn is the ordinal of the blob column whose keys assign samples to slots.
 func (j *Job) SlotColumn() int { return j.resolved.local.column }
 
 const (
@@ -181,7 +181,7 @@ const (
 	shareBytes = 32
 )
 
-// sharing shares the steps of a job out, for all who read it here.
+// sharing assigns the steps of a job to ranks, for all local readers of the job.
 type sharing struct {
 	jobs     *Resolver
 	key      string
@@ -298,11 +298,11 @@ func (s *sharing) keep(k shareKey, x *stepShare) {
 	s.kept[k], s.order = x, append(s.order, k)
 }
 
-// Shared says which row of a step stands in which place: the sample of place at of the epoch's
-// order, in [lo, hi) of plan.Share, is that of index start + rows[at-start], where start is the first of
-// the step. nil stands for the plan's own order. It reads of the manifest the keys of
-// all rows of the step that nobody has asked for before. offset counts epochs from the job's own. The slice
-// is not to be changed.
+// Shared returns how a step's rows are assigned: the sample at place at of the epoch's
+// order, in [lo, hi) of plan.Share, is that of index start + rows[at-start], where start
+// is the first index of the step. nil means the plan's own order. Shared reads from the
+// manifest the keys of those rows of the step that no earlier call has read. offset
+// counts epochs from the job's own. The caller must not change the slice.
 func (j *Job) Shared(ctx context.Context, offset, step int64) ([]int32, error) {
 	rows, ok := j.TryShared(offset, step)
 	if ok {
@@ -378,9 +378,9 @@ const (
 	slotBlocks = 128
 )
 
-// slotTable is in which slot the blob of each row of a snapshot lies, as far as that was looked
-// up. It takes 17 bits a row. Rows are looked up in whole blocks, so that all steps of
-// all epochs together go through the manifest once. It is safe for concurrent use.
+// slotTable holds the slot of each row of a snapshot, as far as it was looked up. It
+// takes 17 bits a row. Rows are looked up in whole blocks, so that all steps of all
+// epochs together read the manifest once. It is safe for concurrent use.
 type slotTable struct {
 	column int // ordinal of the blob column
 
@@ -389,7 +389,7 @@ type slotTable struct {
 	known []uint64 // a bit for each position
 }
 
-// slotBytes is what the table of so many rows takes.
+// slotBytes is the memory of a table of this many rows.
 func slotBytes(rows int64) int64 { return 2*rows + 8*(rows/64+1) }
 
 func newSlotTable(rows int64, column int) *slotTable {
@@ -400,7 +400,7 @@ func newSlotTable(rows int64, column int) *slotTable {
 func (rv *Resolver) slotTable(ctx context.Context, snap *openSnapshot, column int) (*result, error) {
 	return rv.derive(ctx, snap.key, fmt.Sprintf("slots\x00%d", column), snap, func(context.Context) (*result, error) {
 		rows := snap.manifest.Rows()
-		// On nobody's account: whoever shares out batches of the snapshot uses it.
+		// Charged to no tenant: all jobs that share out batches of the snapshot use it.
 		memory, err := rv.results.reserve("", slotBytes(rows))
 		if err != nil {
 			return nil, fmt.Errorf("assign %q keeps two bytes for each of %d rows: %w", schema.AssignLocal, rows, err)
@@ -422,8 +422,8 @@ func (t *slotTable) tryGet(positions []int64, to []uint16) bool {
 	return true
 }
 
-// get puts the slots of the rows at some positions into to. It reads of the manifest what is
-// not known.
+// get writes the slots of the rows at some positions into to. It reads unknown ones from
+// the manifest.
 func (t *slotTable) get(ctx context.Context, m *manifest.Manifest, positions []int64, to []uint16) error {
 	if t.tryGet(positions, to) {
 		return nil

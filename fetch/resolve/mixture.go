@@ -289,7 +289,7 @@ func checkForms(name string, parts []schema.Part, sets []*operators.Set) error {
 	return nil
 }
 
-// formText is a form as errors tell it.
+// formText is a form as error messages name it.
 func formText(f *schema.MadeForm) string {
 	if f == nil {
 		return "bytes as they are"

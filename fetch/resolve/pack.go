@@ -132,8 +132,8 @@ type Packing struct {
 	Padded    int64 `json:"padded"`    // sequences that the remainder repeats
 	// Padding is the part of the room in sequences that has no token.
 	Padding float64 `json:"padding"`
-	// Imbalance is what the dearest rank of a step costs, by the mean of its ranks, over some steps; tokens count where no
-	// cost is given. 0: it was not looked at.
+	// Imbalance is the cost of the most expensive rank of a step over the mean of its
+	// ranks, for some steps. Without costs it counts tokens. 0: not computed.
 	Imbalance float64 `json:"imbalance,omitempty"`
 }
 
@@ -142,7 +142,8 @@ const imbalanceSteps = 16
 
 // Bucketing says what becomes of samples that go together by length.
 type Bucketing struct {
-	// Imbalance is what the dearest rank of a step costs, by the mean of its ranks, over some steps.
+	// Imbalance is the cost of the most expensive rank of a step over the mean of its
+	// ranks, for some steps.
 	Imbalance float64 `json:"imbalance"`
 }
 
@@ -161,7 +162,8 @@ func (j *Job) Bucketing() *Bucketing {
 // Balance looks at how much ranks differ in some steps of the plan.
 func (p *Packing) Balance(of *plan.Plan) { p.Imbalance, _ = of.Imbalance(imbalanceSteps) }
 
-// prepare packs the documents of the request's epoch, by turns, so that its plan is made at once.
+// prepare packs the documents of the request's epoch in turns, so that its plan is then
+// made at once.
 func (rv *Resolver) prepare(ctx context.Context, req schema.Request, sources []source, has *holdings) error {
 	cfg, err := planConfig(req, sources, nil, has)
 	if err != nil {

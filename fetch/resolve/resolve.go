@@ -1,9 +1,9 @@
 // Package resolve turns a request into a [Job]: it opens snapshots, computes
 // selections, and adds up sizes.
 //
-// It knows nothing of streams, tiers or transports: how a blob is read, it is
-// told by its user. It keeps manifests open while jobs, streams and batches use
-// them, and what was computed from their rows as long as they are.
+// It knows nothing of streams, tiers or transports: its user supplies how a blob is read.
+// It keeps manifests open while jobs, streams and batches use them, and keeps results
+// that were computed from their rows as long.
 package resolve
 
 import (
@@ -31,8 +31,8 @@ import (
 
 // Options tunes a Resolver. The zero value of each field stands for its default.
 type Options struct {
-	// IdleSnapshots is how many snapshots nobody reads stay open, so that the
-	// next job need not open them again. Default 72: those of the largest mixture, and 8.
+	// IdleSnapshots is how many unused snapshots stay open, so that the next job need not
+	// open them again. Default 72: those of the largest mixture, and 8.
 	IdleSnapshots int
 	// SelectionLifetime is for how long an uploaded selection is kept after it was
 	// used last, to a day. Default 30 days.
@@ -43,8 +43,9 @@ type Options struct {
 	// Resident is up to how many bytes a manifest may have to be read whole when it is
 	// opened, and stay in memory; negative for none. Default 16 MiB.
 	Resident int64
-	// Worthwhile is how long the catalog has to take for an answer that OpenEarly does not wait for. One that answers
-	// sooner costs less than reading what nobody wants would, where the answer is another one. Default 5 ms.
+	// Worthwhile is the least time that the catalog must take to answer for OpenEarly not to
+	// wait for it. If the catalog answers sooner, waiting costs less than reading rows of a
+	// snapshot that proves to be the wrong one. Default 5 ms.
 	Worthwhile time.Duration
 	// Layouts says which node owns what. Default: those of a server that is in no cluster.
 	Layouts Layouts
@@ -73,9 +74,9 @@ type Resolver struct {
 	sharings   map[string]*sharing // by what is the same in all epochs
 }
 
-// New returns a Resolver over a store, which stays the caller's. read reads blobs of manifests, and with no place
-// those of selections, with what retries there are; their user releases them. Memory is counted in the ledger, and
-// long work done by turns.
+// New returns a Resolver over a store, which stays the caller's. read reads blobs of
+// manifests, and with a zero place those of selections, with retries; their user releases
+// them. The ledger accounts for memory. Long computations take turns of work.
 func New(s store.Store, read manifest.ReadFunc, ledger *admission.Ledger, work *admission.Work, opts Options) *Resolver {
 	opts.IdleSnapshots = cmp.Or(opts.IdleSnapshots, schema.MaxSources+8)
 	opts.Worthwhile = cmp.Or(opts.Worthwhile, 5*time.Millisecond)
@@ -109,16 +110,15 @@ func (rv *Resolver) NamesInUse() map[string]bool {
 // OpenSnapshots is how many snapshots are open, used or not.
 func (rv *Resolver) OpenSnapshots() int { return rv.snapshots.open() }
 
-// CloseIdle closes every snapshot that nobody uses.
+// CloseIdle closes all unused snapshots.
 func (rv *Resolver) CloseIdle() { rv.snapshots.closeIdle() }
 
 // Doubt has the catalog asked about the snapshots of a dataset, before one is
 // used again.
 func (rv *Resolver) Doubt(dataset string) { rv.snapshots.doubt(dataset) }
 
-// Close ends what is being computed, waits for it, and closes the snapshots that
-// nobody uses, now and whenever one is used no more. No job can be opened
-// afterwards.
+// Close cancels running computations, waits for them, and closes unused snapshots; others
+// are closed when they are released. No job can be opened afterwards.
 func (rv *Resolver) Close() {
 	rv.ahead.end()
 	rv.computing.close()
@@ -163,8 +163,8 @@ func (rv *Resolver) turn(ctx context.Context, piece func() error) error {
 	})
 }
 
-// Resolved is what a request means as far as the record of its snapshot tells:
-// all but the rows.
+// Resolved is what a request means as far as the record of its snapshot determines it:
+// everything except the rows.
 type Resolved struct {
 	Request    schema.Request // with the snapshot's number, never a tag, and the defaults filled in
 	ID         string         // as Job.ID
@@ -330,7 +330,7 @@ func checkElsewhere(snap *schema.Snapshot, req schema.Request, set *operators.Se
 	for i, name := range req.Columns {
 		if _, _, ok := schema.MadePart(snap.Schema, set.Forms(), name); ok {
 			return &schema.FieldError{Field: fmt.Sprintf("columns[%d]", i), Got: schema.Quote(name) + ` with place "client"`,
-				Want: "it left out: it tells of what operators made, and they run at the client"}
+				Want: "it left out: it describes what operators made, and they run at the client"}
 		}
 	}
 	return nil
@@ -442,8 +442,9 @@ type maker interface {
 		turn where.Turn) (schema.Vector, []where.RowFault, error)
 }
 
-// compile compiles what makes new columns of a request, of what its caller may see, and writes it in full into the
-// request, with its contract. Expressions are compiled by turns.
+// compile compiles the expressions and operators that make new columns of a request, from
+// the columns that its caller may see. It writes the completed definitions, with the
+// contract, into the request. Expressions are compiled in turns.
 func (s *shown) compile(ctx context.Context, turn where.Turn, snap *schema.Snapshot, req schema.Request) error {
 	visible := req.Within.Visible(snap.Schema)
 	for _, name := range req.Operators.Computed() {
@@ -536,9 +537,9 @@ type ComputedFault struct {
 	Err    error
 }
 
-// Computed makes the columns that Projection().Computed names, for rows that lie open. It waits for
-// turns where that takes long. Rows that cannot be told are faults, and null; where the request's on_error is fail,
-// there is one fault and no column.
+// Computed makes the columns that Projection().Computed names, for rows that are open. It
+// takes turns if that takes long. Rows that cannot be computed are faults, and null; if
+// the request's on_error is fail, there is one fault and no column.
 func (j *Job) Computed(ctx context.Context, positions []int64, rows []schema.Row) ([]schema.Vector, []ComputedFault,
 	error) {
 	var out []schema.Vector

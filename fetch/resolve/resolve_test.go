@@ -24,7 +24,7 @@ func positions(j *resolve.Job) (list []int64) {
 	return list
 }
 
-// What a request names is intersected, in whatever combination.
+// The selections that a request names are intersected, in every combination.
 func TestSelection(t *testing.T) {
 	f := newFixture(t, resolve.Options{}, admission.Limits{})
 	f.put(t, "d", 200)
@@ -199,8 +199,8 @@ func TestPanic(t *testing.T) {
 	}
 }
 
-// A selection's memory is counted as long as a job holds it. What nobody uses makes
-// room for others; where jobs have it all, the next is refused by name.
+// A selection's memory is accounted for as long as a job holds it. Unused selections make
+// room for others; if jobs hold all of it, the next selection is refused by name.
 func TestMemoryOfSelections(t *testing.T) {
 	f := newFixture(t, resolve.Options{}, admission.Limits{Evaluation: 1<<20 + 600})
 	f.put(t, "d", 1000)
@@ -266,7 +266,7 @@ func TestTotalBytes(t *testing.T) {
 			}
 		}
 	}
-	// 2^31 rows, which nobody goes through one by one.
+	// 2^31 rows, which no code iterates over.
 	j := f.open(t, schema.Request{Dataset: "d", Columns: []string{"image"}, Batch: schema.MaxBatch,
 		Remainder: schema.RemainderPad})
 	got, err := f.TotalBytes(t.Context(), j)

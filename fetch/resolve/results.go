@@ -15,7 +15,7 @@ import (
 	"bowstring/schema"
 )
 
-// maxResults is how many results are kept that nobody uses.
+// maxResults is how many unused results are kept.
 const maxResults = 512
 
 // results keeps what was computed from the rows of snapshots, the matches of a
@@ -101,9 +101,9 @@ func (c *results) add(key string, r *result) *result {
 // was no room for: jobs end seldom.
 const selectionDelay = 10 * time.Second
 
-// reserve counts memory for a result in, on a tenant's account. It makes room by dropping
-// results that nobody uses, and does not wait for those that are used: a job may run for
-// days. Where it is the tenant's own ceiling that is in the way, only its own results go.
+// reserve reserves memory for a result, on a tenant's account. It drops unused results to
+// make room, and does not wait for those in use: a job may run for days. If the tenant's
+// own limit is reached, only its own results are dropped.
 func (c *results) reserve(tenant string, bytes int64) (*admission.Hold, error) {
 	for {
 		if h, ok := c.ledger.TryFor(admission.Evaluation, tenant, bytes); ok {
@@ -134,8 +134,8 @@ func (c *results) reserve(tenant string, bytes int64) (*admission.Hold, error) {
 	}
 }
 
-// within computes a selection of so many bytes, which takes some more meanwhile, on the
-// account of the caller that ctx carries.
+// within computes a selection that takes bytes of memory, and meanwhile more during the
+// computation, on the account of the caller in ctx.
 func (c *results) within(ctx context.Context, bytes, meanwhile int64,
 	compute func() (plan.Selection, error)) (*result, error) {
 	tenant := store.CallerFrom(ctx).Tenant
@@ -169,8 +169,8 @@ func (c *results) idleLocked() (n int) {
 
 func anybodys(*result) bool { return true }
 
-// dropLocked drops the result, of those that match, that nobody has used for the longest
-// time; false if all are used.
+// dropLocked drops the least recently used result that matches and is unused; false if
+// all are in use.
 func (c *results) dropLocked(match func(*result) bool) bool {
 	var oldest *result
 	for _, r := range c.kept {
@@ -186,7 +186,7 @@ func (c *results) dropLocked(match func(*result) bool) bool {
 	return true
 }
 
-// close drops all results that nobody uses.
+// close drops all unused results.
 func (c *results) close() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -200,9 +200,9 @@ type held interface {
 	Release()
 }
 
-// computations makes what several callers want once. A computation belongs to no
-// single call: it ends early only when nobody waits for it any more. It is safe
-// for concurrent use.
+// computations makes values that several callers want once. A computation belongs to no
+// single call: it is cancelled early only when no caller waits for it any more. It is
+// safe for concurrent use.
 type computations[V held] struct {
 	logger  *slog.Logger
 	running sync.WaitGroup
@@ -223,8 +223,8 @@ type computation[V held] struct {
 	finished bool // value and err are there; guarded by computations.mu
 }
 
-// errUnwanted ends a computation that nobody waits for.
-var errUnwanted = errors.New("nobody waits for it any more")
+// errUnwanted ends a computation that no caller waits for.
+var errUnwanted = errors.New("no caller waits for it any more")
 
 func errClosing() error { return fmt.Errorf("%w: the engine is closing", schema.ErrUnavailable) }
 
@@ -303,8 +303,7 @@ func recovered(ctx context.Context, logger *slog.Logger, err *error) {
 	}
 }
 
-// leave counts a waiter out. The last one ends the computation, or lets go of its
-// value.
+// leave removes a waiter. The last one cancels the computation, or releases its value.
 func (c *computations[V]) leave(key string, p *computation[V]) {
 	c.mu.Lock()
 	p.waiters--

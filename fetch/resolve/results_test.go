@@ -65,7 +65,7 @@ func TestComputations(t *testing.T) {
 		wg.Wait()
 		synctest.Wait()
 		if err := <-ended; !errors.Is(err, errUnwanted) || reads.holds.Load() != 0 {
-			t.Fatalf("it went on although nobody waits: %v, %d holds", err, reads.holds.Load())
+			t.Fatalf("it went on although no caller waits: %v, %d holds", err, reads.holds.Load())
 		}
 		third, _ := wait(nil), wait(nil)
 		defer third()
@@ -79,7 +79,8 @@ func TestComputations(t *testing.T) {
 	})
 }
 
-// What nobody waits for any more, and comes to its end all the same, is let go of.
+// A computation that ends although no caller waits for it any more has its value
+// released.
 func TestComputationThatDoesNotEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := computations[*counted]{logger: slog.New(slog.DiscardHandler)}
@@ -90,7 +91,7 @@ func TestComputationThatDoesNotEnd(t *testing.T) {
 		_, err := c.do(ctx, "key", reads, func(context.Context) (*counted, error) {
 			<-finish
 			if reads.holds.Load() != 1 {
-				t.Error("what is read was let go of")
+				t.Error("the value in use was released")
 			}
 			value.Retain()
 			return value, nil
@@ -106,7 +107,7 @@ func TestComputationThatDoesNotEnd(t *testing.T) {
 	})
 }
 
-// A panic is an error of those who wait, and is logged with its stack.
+// A panic is returned to the waiting callers as an error, and is logged with its stack.
 func TestComputationThatPanics(t *testing.T) {
 	var log strings.Builder
 	c := computations[*counted]{logger: slog.New(slog.NewTextHandler(&log, nil))}

@@ -211,7 +211,8 @@ func (j *Job) Settle(ctx context.Context, before, ahead int64) error {
 	return j.run.settle(ctx, before, ahead)
 }
 
-// Settled is how many steps the job may serve, counted over all epochs. What is not to be served is as it is planned.
+// Settled is how many steps the job may serve, counted over all epochs; math.MaxInt64 for
+// a job without a run.
 func (j *Job) Settled() int64 {
 	if j.run == nil {
 		return math.MaxInt64

@@ -49,7 +49,7 @@ func (rv *Resolver) sample(ctx context.Context, snap *openSnapshot, req schema.R
 		})
 }
 
-// checkSample checks what can be told of a request's sample without a row.
+// checkSample checks a request's sample as far as that is possible without rows.
 func checkSample(snap *schema.Snapshot, req schema.Request) error {
 	if req.Sample == nil || req.Sample.Balance == "" {
 		return nil
@@ -86,7 +86,7 @@ type sampled struct {
 	tenant    string
 }
 
-// turns runs pieces of work by turns, until ctx ends.
+// turns runs pieces of work in turns, until ctx ends.
 func (d *sampled) turns(ctx context.Context) func(piece func() error) error {
 	return func(piece func() error) error {
 		if ctx.Err() != nil {
@@ -161,8 +161,8 @@ func (d *sampled) readWeights(ctx context.Context, w *plan.SampleWeights) error 
 	})
 }
 
-// costs returns what samples cost by a request's balance, by position, with a hold for the caller. What is not selected
-// costs nothing.
+// costs returns the cost of each sample by a request's balance, by position, with a hold
+// for the caller. Samples that are not selected cost nothing.
 func (rv *Resolver) costs(ctx context.Context, snap *openSnapshot, req schema.Request,
 	selection plan.Selection) (*result, error) {
 	what := schema.Request{Split: req.Split, Where: req.Where, Selection: req.Selection,
@@ -273,7 +273,8 @@ func (rv *Resolver) number(ctx context.Context, snap *schema.Snapshot, within *s
 	return maker, nil
 }
 
-// checkCost checks what can be told without a row of what samples cost by a request's balance.
+// checkCost checks the costs of a request's balance, as far as that is possible without
+// rows.
 func (rv *Resolver) checkCost(ctx context.Context, snap *schema.Snapshot, req schema.Request) error {
 	if req.BucketByLength == nil || req.BucketByLength.Balance == nil {
 		return nil
@@ -305,7 +306,7 @@ func noNumber(field string, position int64, got string) error {
 			math.MaxFloat32)}
 }
 
-// numbersOf tells the numbers of a column that numberColumn has found.
+// numbersOf returns a function for the numbers of a column that numberColumn has found.
 func numbersOf(a arrow.Array) func(row int) float64 {
 	switch a := a.(type) {
 	case *array.Boolean:
@@ -346,7 +347,8 @@ func floats[T int8 | int16 | int32 | int64 | uint8 | uint16 | uint32 | uint64 | 
 	return func(row int) float64 { return float64(v[row]) }
 }
 
-// madeNumbers tells the numbers of a column that an expression has made, of a type that readWeights lets pass.
+// madeNumbers returns the numbers of a column that an expression has made, of a type that
+// readWeights accepts.
 func madeNumbers(v *schema.Vector) (null func(row int) bool, number func(row int) float64) {
 	bit := func(b *schema.Buffer, row int) bool { return b.Pieces[0][row/8]>>(row%8)&1 == 1 }
 	values := &v.Buffers[1]
@@ -446,7 +448,7 @@ func (c *classNumbers) number(name string) (uint16, error) {
 			len(c.names)), Want: fmt.Sprintf("a column with at most %d, whose texts have %d bytes together", plan.MaxClasses,
 			maxClassText/2)}
 	}
-	name = strings.Clone(name) // it may lie in a page
+	name = strings.Clone(name) // it may be memory of a page
 	n := uint16(len(c.names))
 	c.of[name] = n
 	c.names = append(c.names, name)
@@ -612,7 +614,7 @@ type SampledClass struct {
 	Times float64 `json:"times"`
 }
 
-// maxSampledClasses bounds the classes that are told one by one.
+// maxSampledClasses bounds how many classes are reported one by one.
 const maxSampledClasses = 1000
 
 // Sampling says what the job's sample comes to; nil if it has none.

@@ -475,7 +475,7 @@ func (rv *Resolver) measured(ctx context.Context, snap *openSnapshot, what, name
 	return rv.derive(ctx, snap.key, fmt.Sprintf("lengths\x00%t\x00%d", blob, ordinal), snap,
 		func(ctx context.Context) (*result, error) {
 			rows := snap.manifest.Rows()
-			// On nobody's account: whoever reads the snapshot by length uses it.
+			// Charged to no tenant: all jobs that read the snapshot by length use it.
 			memory, err := rv.results.reserve("", 4*rows)
 			if err != nil {
 				return nil, fmt.Errorf("%s keeps four bytes for each of %d rows: %w", what, rows, err)

@@ -41,7 +41,7 @@ func TestSelectionsOfTwoSnapshots(t *testing.T) {
 	}
 }
 
-// A caller may have so many selections of a dataset.
+// A caller may have a limited number of selections of a dataset.
 func TestSelectionsAreCounted(t *testing.T) {
 	f := newFixture(t, resolve.Options{MaxSelections: 2}, admission.Limits{})
 	f.put(t, "d", 20)

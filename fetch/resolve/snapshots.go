@@ -55,7 +55,7 @@ func (s *openSnapshot) retainLocked() {
 	}
 }
 
-// Release gives up a hold.
+// Release ends a hold.
 func (s *openSnapshot) Release() { s.cache.release(s) }
 
 // snapshotCache keeps manifests open while somebody uses them, and a few more.
@@ -85,11 +85,10 @@ func (c *snapshotCache) init(store store.Store, pages *manifest.Cache, opts Opti
 	c.closing, c.end = context.WithCancel(context.Background())
 }
 
-// get opens a snapshot, or shares the open one; number 0 is the newest. The
-// store is asked, so that a dropped snapshot is not found, however many streams
-// still read it; but of a snapshot named by number not again for ten times as
-// long as the answer took, as a client that has just been told of it should not
-// wait for another round trip.
+// get opens a snapshot, or shares the open one; number 0 is the newest. It asks the
+// store, so that a dropped snapshot is not found, even while streams read it. For a
+// snapshot named by number it trusts an answer for ten times as long as the answer took:
+// a client that has just got the number should not wait for another round trip.
 func (c *snapshotCache) get(ctx context.Context, dataset string, number int64) (*openSnapshot, error) {
 	asked := time.Now()
 	if s := c.shared(snapshotKey{dataset, number}, asked, answer{}); s != nil {
@@ -155,7 +154,7 @@ func (c *snapshotCache) shared(key snapshotKey, at time.Time, there answer) *ope
 
 func (c *snapshotCache) believeLocked(s *openSnapshot, there answer) {
 	if there.until.IsZero() {
-		return // nobody was asked
+		return // the store was not asked
 	}
 	c.took = there.took
 	if there.doubts != c.doubts {
@@ -201,7 +200,7 @@ func (c *snapshotCache) add(ctx context.Context, key snapshotKey, snap *schema.S
 		m.Close()
 		return nil, errClosing()
 	}
-	// One that was given up may have come to its end all the same.
+	// A cancelled opening may have succeeded all the same.
 	s := c.byKey[key]
 	if s != nil {
 		m.Close()
@@ -246,7 +245,7 @@ func closeAll(list []*openSnapshot) {
 	}
 }
 
-// closeIdle closes every snapshot that nobody uses, and lets go of their pages.
+// closeIdle closes every unused snapshot, and releases their pages.
 func (c *snapshotCache) closeIdle() {
 	c.mu.Lock()
 	idle := c.takeIdleLocked(0)
@@ -296,9 +295,9 @@ type question struct {
 	err    error
 }
 
-// OpenEarly opens a job as Open does, but where the catalog takes long it does not wait for its answer: it takes the
-// snapshot that is probably meant, if that one is open, and asks meanwhile. Nothing of the job may be told to anybody
-// before Confirm.
+// OpenEarly opens a job as Open does, but does not wait for a slow catalog: it takes the
+// snapshot that is probably meant, if that one is open, and asks the catalog meanwhile.
+// The caller must not pass on anything of the job before Confirm.
 func (rv *Resolver) OpenEarly(ctx context.Context, req schema.Request) (*Job, error) {
 	if err := req.Check(); err != nil {
 		return nil, err
@@ -383,7 +382,7 @@ func (c *snapshotCache) newestLocked(dataset string) (found *openSnapshot) {
 func (c *snapshotCache) isMeant(ctx context.Context, key snapshotKey, number int64) error {
 	s, err := c.get(ctx, key.dataset, number)
 	switch {
-	case errors.Is(err, schema.ErrNotFound): // who opens it anew is told what there is
+	case errors.Is(err, schema.ErrNotFound): // opening it anew reports what there is
 		return fmt.Errorf("%w: %w", ErrSuperseded, err)
 	case err != nil:
 		return err
@@ -410,11 +409,12 @@ func (a *ahead) end() {
 	a.running.Wait()
 }
 
-// OpenAhead begins to open the newest snapshot of each dataset: of a store that is far away the first job would wait for
-// that for some round trips. Where there are more datasets than stay open while nobody reads them, nobody
-// knows which of them will be wanted, and none is opened. What cannot be opened is left to who asks for it. It is called
-// once at most, before Close, which ends it. The channel is closed when it has ended.
-func (rv *Resolver) OpenAhead() (ended <-chan struct{}) {
+// OpenRecent begins to open the newest snapshot of each dataset. Otherwise the first job
+// of a distant store would wait some round trips for it. If there are more datasets than
+// may stay open unused, none is opened, as it is unknown which will be used. Errors are
+// left to the job that opens the snapshot. OpenRecent is called at most once, before
+// Close, which ends it. The channel is closed when it has ended.
+func (rv *Resolver) OpenRecent() (ended <-chan struct{}) {
 	done := make(chan struct{})
 	rv.ahead.running.Go(func() {
 		defer close(done)
@@ -431,7 +431,7 @@ func (rv *Resolver) OpenAhead() (ended <-chan struct{}) {
 		defer opening.Wait()
 		for _, name := range names {
 			opening.Go(func() {
-				if err := rv.openAhead(ctx, name); err != nil {
+				if err := rv.openRecent(ctx, name); err != nil {
 					rv.logger.DebugContext(ctx, "a dataset is not opened ahead of its use", "dataset", name, "error", err)
 				}
 			})
@@ -440,7 +440,7 @@ func (rv *Resolver) OpenAhead() (ended <-chan struct{}) {
 	return done
 }
 
-func (rv *Resolver) openAhead(ctx context.Context, dataset string) (err error) {
+func (rv *Resolver) openRecent(ctx context.Context, dataset string) (err error) {
 	defer recovered(ctx, rv.logger, &err)
 	s, err := rv.snapshots.get(ctx, dataset, 0)
 	if err == nil {

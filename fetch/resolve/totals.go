@@ -219,7 +219,7 @@ func (rv *Resolver) sumPage(ctx context.Context, sizes *cellSizes, start int64, 
 	return total, err
 }
 
-// cellSizes tells the sizes of a job's rows.
+// cellSizes computes the sizes of a job's rows.
 type cellSizes struct {
 	manifest *manifest.Manifest
 	blobs    []int // ordinals, once for each column that shows the blob
@@ -299,12 +299,12 @@ func newCellSizes(j *Job) (*cellSizes, error) {
 	return s, nil
 }
 
-// known is the size of all rows of a chunk or a page, if it can be told without reading them.
+// known is the size of all rows of a chunk or a page, if it follows without reading them.
 func (s *cellSizes) known(start int64, run *schema.Chunk) (int64, bool) {
 	n := s.fixed * run.Rows
 	for _, b := range s.blobs {
 		if b >= len(run.BlobBytes) {
-			return 0, false // what is broken, who reads it is told
+			return 0, false // a broken chunk is reported to its reader
 		}
 		n += run.BlobBytes[b]
 	}

@@ -18,9 +18,9 @@ const (
 	urgentRows = 512
 	// urgentShare bounds those single reads, as a share of the requests that the whole dataset takes.
 	urgentShare = 1.0 / 20
-	// maxAstray is how many neighbours in a row may be in other objects, as other columns are, before the search
+	// maxMisses is how many neighbours in a row may be in other objects, as other columns are, before the search
 	// ends.
-	maxAstray = 64
+	maxMisses = 64
 	// dueShare is the inverse of a share of the horizon: the next use of a blob that is due is at most that far
 	// ahead.
 	dueShare = 4
@@ -109,7 +109,7 @@ func (t *Tier) beginLocked(list []*cell, waits bool) *span {
 		if near == 1 && t.urgentLocked(c) {
 			return nil
 		}
-		t.besideLocked(s, c, list[:near], waits)
+		t.neighboursLocked(s, c, list[:near], waits)
 	default:
 		t.followLocked(s, c)
 	}
@@ -124,7 +124,7 @@ func (t *Tier) beginLocked(list []*cell, waits bool) *span {
 
 // keeps reports whether the spill may keep the neighbours of a cell.
 func (t *Tier) keeps(c *cell) bool {
-	return t.opts.Cache != nil && t.opts.Beside != nil && c.At.Dataset != 0 && !c.At.IsPage()
+	return t.opts.Cache != nil && t.opts.Neighbours != nil && c.At.Dataset != 0 && !c.At.IsPage()
 }
 
 // urgentLocked reports whether a cell is to be read alone, because its stream needs it soon, and counts it. The bound
@@ -142,24 +142,24 @@ func (t *Tier) urgentLocked(c *cell) bool {
 	return true
 }
 
-// besideLocked extends a span to neighbours of its cells, within the chunk of the first cell: those that are used
+// neighboursLocked extends a span to neighbours of its cells, within the chunk of the first cell: those that are used
 // while the spill keeps them, if the gap to them costs no more than a request.
-func (t *Tier) besideLocked(s *span, c *cell, due []*cell, waits bool) {
+func (t *Tier) neighboursLocked(s *span, c *cell, due []*cell, waits bool) {
 	low := c.begin / t.chunk * t.chunk
 	high := min(low+t.chunk, c.objectEnd())
 	gap := t.costsLocked(s.at.bucket).gap(&t.link, waits)
 	k := t.keepingLocked(s.at, low, c.At.Dataset)
 	for _, after := range []bool{false, true} {
-		astray := 0
-		for ref, at := range t.opts.Beside(c.At, after) {
-			begin, end, ok := t.liesBeside(c, ref)
+		misses := 0
+		for ref, at := range t.opts.Neighbours(c.At, after) {
+			begin, end, ok := t.neighbourOf(c, ref)
 			if !ok || begin < low || begin >= high || after && begin > s.end+gap || !after && end < s.begin-gap {
-				if astray++; astray > maxAstray {
+				if misses++; misses > maxMisses {
 					break
 				}
 				continue
 			}
-			astray = 0
+			misses = 0
 			if max(end, s.end)-min(begin, s.begin) > t.most+t.most/8 || t.coveringLocked(s.at, begin, end) != nil {
 				continue
 			}
@@ -181,7 +181,7 @@ func (t *Tier) besideLocked(s *span, c *cell, due []*cell, waits bool) {
 				s.others++
 			}
 			s.begin, s.end = min(s.begin, begin), max(s.end, end)
-			s.beside = append(s.beside, beside{ref, at, begin, turn})
+			s.neighbour = append(s.neighbour, neighbour{ref, at, begin, turn})
 		}
 	}
 	s.chunks = k.chunks
@@ -243,8 +243,8 @@ type chunk struct {
 	low int64
 }
 
-// liesBeside returns the range of a neighbour, if it is in the same object as the cell.
-func (t *Tier) liesBeside(c *cell, ref schema.BlobRef) (begin, end int64, ok bool) {
+// neighbourOf returns the range of a neighbour, if it is in the same object as the cell.
+func (t *Tier) neighbourOf(c *cell, ref schema.BlobRef) (begin, end int64, ok bool) {
 	if set, in := t.opts.Set(ref); !in {
 		return 0, 0, false
 	} else if own, _ := t.opts.Set(c.Ref); own != set {
@@ -262,7 +262,7 @@ func (t *Tier) liesBeside(c *cell, ref schema.BlobRef) (begin, end int64, ok boo
 // trailLocked returns the index of the trail that continues at an offset of an object, -1 if none does.
 func (t *Tier) trailLocked(at place, begin int64) int {
 	near := t.nearLocked(at.bucket)
-	return slices.IndexFunc(t.ahead, func(r trail) bool {
+	return slices.IndexFunc(t.trails, func(r trail) bool {
 		if r.at == at {
 			return begin >= r.begin && begin <= r.next+near
 		}
@@ -276,8 +276,8 @@ func (t *Tier) followLocked(s *span, c *cell) {
 	i := t.trailLocked(s.at, s.begin)
 	r := trail{at: s.at}
 	if i >= 0 {
-		r = t.ahead[i]
-		t.ahead = slices.Delete(t.ahead, i, i+1)
+		r = t.trails[i]
+		t.trails = slices.Delete(t.trails, i, i+1)
 		size := min(max(2*(r.next-r.begin), s.size()), t.most)
 		end := min(s.begin+size, c.loc.Object.Size) // none if the size is unknown
 		for _, o := range t.places[s.at] {          // ranges that other spans have read, or are reading
@@ -292,12 +292,12 @@ func (t *Tier) followLocked(s *span, c *cell) {
 			}
 			r.prior, r.last = r.last, s
 		}
-	} else if len(t.ahead) >= maxTrails {
-		t.ahead = slices.Delete(t.ahead, 0, 1)
+	} else if len(t.trails) >= maxTrails {
+		t.trails = slices.Delete(t.trails, 0, 1)
 	}
 	r.at, r.begin, r.next = s.at, s.begin, s.end
 	r.whole = s.end+nearGap >= c.objectEnd()
-	t.ahead = append(t.ahead, r)
+	t.trails = append(t.trails, r)
 }
 
 var _ read.Gatherer = (*Tier)(nil)

@@ -26,12 +26,12 @@ type span struct {
 	begin, end int64
 	ctx        context.Context //nolint:containedctx // of the request; it ends when no cell waits any more
 	cancel     context.CancelFunc
-	beside     []beside // blobs that are offered to the spill
-	others     int      // of beside: blobs that no stream has requested
-	wanted     int      // blobs that the spill is to keep, including those that it has
-	refused    int      // of wanted: blobs that the spill would reject
-	chunks     float64  // of the dataset
-	keep       bool     // it is kept for later cells
+	neighbour  []neighbour // blobs that are offered to the spill
+	others     int         // of beside: blobs that no stream has requested
+	wanted     int         // blobs that the spill is to keep, including those that it has
+	refused    int         // of wanted: blobs that the spill would reject
+	chunks     float64     // of the dataset
+	keep       bool        // it is kept for later cells
 
 	waiting []*cell
 	due     int64     // bytes of the cells that it was begun for, or that joined
@@ -52,8 +52,8 @@ type span struct {
 // never is the wakeAt of a span without waiting cells.
 const never = math.MaxInt64
 
-// beside is a blob for the spill.
-type beside struct {
+// neighbour is a blob for the spill.
+type neighbour struct {
 	ref   schema.BlobRef
 	at    spill.Place
 	begin int64   // offset in the object
@@ -290,22 +290,22 @@ func (t *Tier) offer(s *span, took time.Duration) {
 	if s.wanted == 0 {
 		return
 	}
-	slices.SortFunc(s.beside, func(a, b beside) int { return cmp.Compare(a.turn, b.turn) })
-	for i := range s.beside {
-		b := &s.beside[i]
+	slices.SortFunc(s.neighbour, func(a, b neighbour) int { return cmp.Compare(a.turn, b.turn) })
+	for i := range s.neighbour {
+		b := &s.neighbour[i]
 		data := s.cut(b.begin, b.ref.Size)
 		ref, err := t.checked(s.ctx, b.ref, data)
 		if err != nil {
 			continue // a stream that wants it reads it, and gets the error
 		}
-		t.count.beside.Add(1)
+		t.count.neighbour.Add(1)
 		s.refs.Add(1)
 		c := t.opts.Cache
 		// If the spill's queue is full, this goroutine writes the blob. The next span waits for memory in the
 		// meantime.
 		if c.Offer(ref, b.at, took, schema.NewBlob(data, s)) || c.Keep(ref, b.at.Until) ||
 			c.Put(ref, b.at, took, data) {
-			t.count.besideKept.Add(1)
+			t.count.neighboursKept.Add(1)
 		}
 	}
 	notKept := t.opts.Cache.NotKept()

@@ -44,7 +44,7 @@ func newFixture(t testing.TB, objects, each, n, gap int, opts spans.Options) *fi
 	}
 	opts.Store, opts.Set = f.store, allIn
 	if opts.Cache != nil {
-		opts.Beside = f.beside
+		opts.Neighbours = f.neighbour
 		opts.Bytes = func(uint32) int64 { return int64(objects * each * n) }
 	}
 	var err error
@@ -55,8 +55,8 @@ func newFixture(t testing.TB, objects, each, n, gap int, opts spans.Options) *fi
 	return f
 }
 
-// beside lists neighbouring positions.
-func (f *fixture) beside(at spill.Place, after bool) iter.Seq2[schema.BlobRef, spill.Place] {
+// neighbour lists neighbouring positions.
+func (f *fixture) neighbour(at spill.Place, after bool) iter.Seq2[schema.BlobRef, spill.Place] {
 	return func(yield func(schema.BlobRef, spill.Place) bool) {
 		step := int64(1)
 		if !after {

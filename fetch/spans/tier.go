@@ -37,9 +37,9 @@ type Options struct {
 	// Sharers is how many caches share the blobs of a dataset: those of the cluster's nodes, with this one. It must
 	// not block. Default: 1.
 	Sharers func() int
-	// Beside lists the blobs of samples at the positions after a place, or before it, nearest first: those whose rows
+	// Neighbours lists the blobs of samples at the positions after a place, or before it, nearest first: those whose rows
 	// are in memory and that this node owns. It must not block. nil: none.
-	Beside func(at spill.Place, after bool) iter.Seq2[schema.BlobRef, spill.Place]
+	Neighbours func(at spill.Place, after bool) iter.Seq2[schema.BlobRef, spill.Place]
 	// Near loads the rows at positions of a dataset, by the spill's number, into memory, so that Beside finds them.
 	// It may wait until ctx ends. nil: no rows need loading.
 	Near func(ctx context.Context, dataset uint32, positions []int64)
@@ -127,7 +127,7 @@ type Tier struct {
 	mu     sync.Mutex
 	places map[place][]*span           // in flight, or kept
 	kept   []*span                     // least recently used first
-	ahead  []trail                     // least recently used first
+	trails []trail                     // least recently used first
 	sets   map[schema.ObjectPrefix]int // number of spans in places by set
 	// Of objects whose length the store does not report; 0 while the bucket is asked
 	lengths map[place]int64
@@ -185,14 +185,14 @@ func (t *Tier) Gathers(ref schema.BlobRef) bool {
 
 // Stats are counters since the tier was made, and the memory that it holds now.
 type Stats struct {
-	Spans      int64 `json:"spans"`       // requests for several blobs
-	Bytes      int64 `json:"bytes"`       // size of those requests
-	Blobs      int64 `json:"blobs"`       // blobs that streams wanted and got from spans
-	Joined     int64 `json:"joined"`      // of Blobs: from a span that was already in flight or kept
-	Beside     int64 `json:"beside"`      // neighbours offered to the spill
-	BesideKept int64 `json:"beside_kept"` // of Beside: stored by the spill
-	Singles    int64 `json:"singles"`     // blobs in buckets that were read alone
-	Memory     int64 `json:"memory"`      // bytes of spans now
+	Spans          int64 `json:"spans"`       // requests for several blobs
+	Bytes          int64 `json:"bytes"`       // size of those requests
+	Blobs          int64 `json:"blobs"`       // blobs that streams wanted and got from spans
+	Joined         int64 `json:"joined"`      // of Blobs: from a span that was already in flight or kept
+	Neighbours     int64 `json:"beside"`      // neighbours offered to the spill
+	NeighboursKept int64 `json:"beside_kept"` // of Beside: stored by the spill
+	Singles        int64 `json:"singles"`     // blobs in buckets that were read alone
+	Memory         int64 `json:"memory"`      // bytes of spans now
 }
 
 // Coming reports whether a blob is in a span that is in flight or kept, so that reading it takes no request. It does
@@ -222,7 +222,7 @@ func (t *Tier) Coming(ref schema.BlobRef) bool {
 func (t *Tier) Begun() int64 { return t.begun.Load() }
 
 type counters struct {
-	spans, bytes, blobs, joined, beside, besideKept, singles atomic.Int64
+	spans, bytes, blobs, joined, neighbour, neighboursKept, singles atomic.Int64
 }
 
 // Stats returns the tier's counters.
@@ -230,7 +230,7 @@ func (t *Tier) Stats() Stats {
 	c := &t.count
 	return Stats{
 		Spans: c.spans.Load(), Bytes: c.bytes.Load(), Blobs: c.blobs.Load(), Joined: c.joined.Load(),
-		Beside: c.beside.Load(), BesideKept: c.besideKept.Load(), Singles: c.singles.Load(), Memory: t.memory.inUse(),
+		Neighbours: c.neighbour.Load(), NeighboursKept: c.neighboursKept.Load(), Singles: c.singles.Load(), Memory: t.memory.inUse(),
 	}
 }
 

@@ -10,8 +10,7 @@ import (
 	"bowstring/schema"
 )
 
-// What follows are the rules of a catalog that every store has to hold, and
-// what they all say of it.
+// The rules of a catalog that every store has to follow, and their common errors.
 
 // NoSnapshot is the schema.ErrNotFound for a snapshot that the catalog does not
 // list, or for a dataset, with a number of 0. It says what there is.

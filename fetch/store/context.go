@@ -2,10 +2,10 @@ package store
 
 import "context"
 
-// Caller is on whose behalf something is done. The zero value is the one user of
-// a server that asks nobody for a name.
+// Caller is the client on whose behalf a call is made. The zero value is the one user of
+// a server without authentication.
 type Caller struct {
-	Principal string   // who calls; "" is nobody who has a name
+	Principal string   // name of the caller; "" if it has none
 	Groups    []string // that the principal is in; not to be changed
 	Tenant    string   // on whose account
 	Trace     string   // names the call in logs, here and elsewhere

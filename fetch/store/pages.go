@@ -11,12 +11,12 @@ import (
 )
 
 const (
-	// pagesAhead is how many pages EachPage has on their way or waiting, and pageBytesAhead how
-	// many bytes of them, but for one that is larger.
-	pagesAhead     = 64
-	pageBytesAhead = 32 << 20
-	// listsAhead is how many lists of pages are on their way or waiting.
-	listsAhead = 8
+	// maxPages is how many pages EachPage has in flight or waiting, and maxPageBytes
+	// their bytes, except that one larger page is allowed.
+	maxPages     = 64
+	maxPageBytes = 32 << 20
+	// maxLists is how many lists of pages are on their way or waiting.
+	maxLists = 8
 )
 
 // EachPage visits the pages of some chunks of a snapshot in order, one after the other, in the caller's
@@ -27,14 +27,14 @@ func EachPage(ctx context.Context, snap *schema.Snapshot, chunks []schema.Chunk,
 ) error {
 	ctx, cancel := context.WithCancel(ctx)
 	w := &pageWalk{
-		get: get, room: semaphore.NewWeighted(pageBytesAhead),
-		lists: make(chan *readAhead, listsAhead), pages: make(chan *readAhead, pagesAhead),
+		get: get, room: semaphore.NewWeighted(maxPageBytes),
+		lists: make(chan *pending, maxLists), pages: make(chan *pending, maxPages),
 	}
 	w.running.Go(func() { w.readLists(ctx, chunks) })
 	w.running.Go(func() { w.readPages(ctx) })
 	defer w.running.Wait()
 	defer func() {
-		for p := range w.pages { // those that came, and nobody wants
+		for p := range w.pages { // pages that came and are not wanted
 			<-p.done
 			p.blob.Release()
 		}
@@ -64,13 +64,13 @@ type getFunc = func(context.Context, schema.BlobRef) (schema.Blob, error)
 type pageWalk struct {
 	get     getFunc
 	room    *semaphore.Weighted // for pages
-	lists   chan *readAhead     // in order; closed behind the last one
-	pages   chan *readAhead     // likewise
+	lists   chan *pending       // in order; closed behind the last one
+	pages   chan *pending       // likewise
 	running sync.WaitGroup
 }
 
-// readAhead is a chunk whose list of pages is read, or a page. done is closed when the rest is there.
-type readAhead struct {
+// pending is a chunk whose list of pages is read, or a page. done is closed when the rest is there.
+type pending struct {
 	chunk schema.Chunk
 	done  chan struct{}
 	blob  schema.Blob    // of a page
@@ -79,13 +79,13 @@ type readAhead struct {
 }
 
 // weight is what a page takes of the room.
-func (p *readAhead) weight() int64 { return min(max(p.chunk.Size, 0), pageBytesAhead) }
+func (p *pending) weight() int64 { return min(max(p.chunk.Size, 0), maxPageBytes) }
 
 // readLists begins to read the lists of pages.
 func (w *pageWalk) readLists(ctx context.Context, chunks []schema.Chunk) {
 	defer close(w.lists)
 	for _, c := range chunks {
-		l := &readAhead{chunk: c, done: make(chan struct{})}
+		l := &pending{chunk: c, done: make(chan struct{})}
 		if c.Pages == 0 {
 			l.pages = []schema.Chunk{c}
 			close(l.done)
@@ -120,7 +120,7 @@ func (w *pageWalk) readPages(ctx context.Context) {
 			return
 		}
 		for _, page := range l.pages {
-			p := &readAhead{chunk: page, done: make(chan struct{})}
+			p := &pending{chunk: page, done: make(chan struct{})}
 			if w.room.Acquire(ctx, p.weight()) != nil {
 				return
 			}

@@ -114,7 +114,7 @@ func TestEachPage(t *testing.T) {
 }
 
 // Pages are on their way while one is waited for, and no more than there may be.
-func TestEachPageReadsAhead(t *testing.T) {
+func TestEachPagePrefetches(t *testing.T) {
 	l := newListed(t, 500, 1, 50)
 	const together = 40
 	came := make(chan struct{}, 1000)
@@ -202,7 +202,7 @@ func TestEachPageFails(t *testing.T) {
 		return nil
 	})
 	if !errors.Is(err, enough) {
-		t.Errorf("told to end: %v", err)
+		t.Errorf("ended by its visit: %v", err)
 	}
 	if l.pins != 0 {
 		t.Errorf("%d blobs were not released", l.pins)

@@ -11,9 +11,11 @@ import (
 // listFactor is how many times as long a list of all datasets may take: a store looks at each.
 const listFactor = 4
 
-// Patient returns a store whose looks into the catalog end within a limit each, as ErrUnavailable that says what took so
-// long: its calls end with their context, and a request may have no deadline. What changes the catalog is left to the
-// store, which knows whether a change that was cut off was made; so are reads of blobs, which the engine bounds.
+// Patient returns a store whose lookups in the catalog end within a limit each, with an
+// ErrUnavailable that names the slow lookup: its calls end with their context, and a
+// request may have no deadline. Changes of the catalog are left to the store, which knows
+// whether a change that was cut off was made. So are reads of blobs, which the engine
+// bounds.
 func Patient(s Store, limit time.Duration) Store { return patient{s, limit} }
 
 type patient struct {
@@ -26,12 +28,12 @@ func (p patient) Below() Store { return p.Store }
 
 // within calls look with a context that ends within the limit.
 func within[T any](ctx context.Context, p *patient, limit time.Duration, what string,
-	look func(context.Context) (T, error)) (T, error) {
+	lookup func(context.Context) (T, error)) (T, error) {
 	silent := fmt.Errorf("%w: %s: %s has not answered for %s; check that it answers and the network to it, or raise the "+
 		"read timeout", schema.ErrUnavailable, what, p.Where(), limit)
 	bounded, cancel := context.WithTimeoutCause(ctx, limit, silent)
 	defer cancel()
-	v, err := look(bounded)
+	v, err := lookup(bounded)
 	if err != nil && ctx.Err() == nil && bounded.Err() != nil {
 		err = silent
 	}

@@ -15,9 +15,10 @@ type Prover interface {
 	LearnProofs(ctx context.Context, snap *schema.Snapshot) error
 	// Proven returns the reference with its checksum, if that is known by now; else ref as it is. It does not block.
 	Proven(ref schema.BlobRef) schema.BlobRef
-	// Prove takes the content of an unproven blob, as it was just read in the version that was attached, and returns the
-	// reference with its checksum. It is a schema.ErrDataLoss if the blob had another content before. What is new is kept
-	// in the store soon after, many blobs together.
+	// Prove takes the content of an unproven blob, as it was just read in the version
+	// that was attached, and returns the reference with its checksum. It is a
+	// schema.ErrDataLoss if the blob had another content before. New checksums are stored
+	// soon after, many together.
 	Prove(ctx context.Context, ref schema.BlobRef, data []byte) (schema.BlobRef, error)
 	// KeepProofs keeps in the store what Prove has learned and is not kept yet. Close does so, too.
 	KeepProofs(ctx context.Context) error

@@ -47,8 +47,8 @@ type Store interface {
 	// The caller releases the blob.
 	Get(ctx context.Context, ref schema.BlobRef) (schema.Blob, error)
 
-	// Begin opens an ingest. What is put through it survives garbage collection
-	// until the ingest is closed, and is reachable for good once committed.
+	// Begin opens an ingest. Blobs put through it survive garbage collection until the
+	// ingest is closed, and are reachable for good once committed.
 	Begin(ctx context.Context, dataset string) (Ingest, error)
 	// Drop removes a snapshot, or with number 0 the whole dataset with its selections and runs. One that has a tag
 	// is a schema.ErrInvalid. Blobs stay until GC. Streams that have the snapshot open read on.
@@ -95,7 +95,8 @@ type Store interface {
 	// process. It is a schema.ErrNotFound or a schema.ErrInvalid if the store cannot reach tables with such columns.
 	Refer(ctx context.Context, tables []AttachedTable) error
 
-	// Locate says where in a bucket the bytes of a blob lie; false if they lie in none. It reads what it needs to know.
+	// Locate returns where in a bucket the bytes of a blob are stored; false if they are
+	// in none. It may read the blob's object set first.
 	Locate(ctx context.Context, ref schema.BlobRef) (Location, bool, error)
 
 	// Traits says how the store keeps blobs.
@@ -108,7 +109,7 @@ type Store interface {
 	Close() error
 }
 
-// Traits are what differs between stores for those who read.
+// Traits are properties in which stores differ, for their readers.
 type Traits struct {
 	// Mapped says that Get may return bytes of files that are mapped on this node. Reading them once more
 	// costs little, so that they may be compared with their reference when they are copied.
@@ -122,13 +123,14 @@ type Traits struct {
 	Segments bool
 }
 
-// Location is where in a bucket the bytes of a blob lie.
+// Location is where in a bucket the bytes of a blob are.
 type Location struct {
 	Bucket object.Bucket
 	Object schema.Object // without its units
 	// Offset and Length are of what is to be read from the object: of the blob, or of its unit.
 	Offset, Length int64
-	// Unit is the stretch that has to be read and decoded as a whole; nil if the blob lies there as it is.
+	// Unit is the stretch that has to be read and decoded as a whole; nil if the blob is
+	// stored as it is.
 	Unit *schema.Unit
 	// At is where the blob begins in the decoded unit.
 	At int64

@@ -452,7 +452,7 @@ func (f *File) checkFaults() error {
 			{at + "at_s", x.AtS, x.AtS >= 0 && x.AtS <= maxTime, "0 to 1e9"},
 			{at + "for_s", x.ForS, x.ForS >= 0 && x.ForS <= maxTime, "0 to 1e9; 0 for good"},
 			{at + "for_s", x.ForS, x.ForS == 0 || !is(Leave, Join), "nothing: it is of faults that pass"},
-			{at + "for_s", x.ForS, x.ForS > 0 || !is(Stop), "more than 0: what stands still for good is a kill"},
+			{at + "for_s", x.ForS, x.ForS > 0 || !is(Stop), "more than 0: a stall without end is a kill"},
 			{at + "node", show(x.Node), in(x.Node) || is(StoreSlow), fmt.Sprintf("a node's number, 0 to %d", nodes-1)},
 			{at + "node", show(x.Node), x.Node == nil || !is(StoreSlow), "nothing: it happens to the store"},
 			{at + "other", show(x.Other), x.Other == nil || is(Cut) && in(x.Other),

@@ -405,7 +405,7 @@ func (l *link) Get(ctx context.Context, ask peers.Ask) (schema.Blob, error) {
 	if err := sleepUntil(both, w.later(to, from)); err != nil {
 		return schema.Blob{}, err
 	}
-	w.lent(to, from, ask.Ref.Size)
+	w.sent(to, from, ask.Ref.Size)
 	return schema.NewBlob(content(ask.Ref.Size), nil), nil
 }
 
@@ -484,21 +484,21 @@ func (b *requester) close() { b.requester.Close() }
 type inbox struct {
 	wake chan struct{} // capacity 1
 
-	mu   sync.Mutex
-	told map[*life][]peers.Progress // nil for a server that is gone
-	turn []*life                    // processing order
+	mu      sync.Mutex
+	reports map[*life][]peers.Progress // nil for a server that is gone
+	turn    []*life                    // processing order
 }
 
 func newInbox() *inbox {
-	return &inbox{wake: make(chan struct{}, 1), told: map[*life][]peers.Progress{}}
+	return &inbox{wake: make(chan struct{}, 1), reports: map[*life][]peers.Progress{}}
 }
 
 func (x *inbox) put(from *life, list []peers.Progress) {
 	x.mu.Lock()
-	if _, ok := x.told[from]; !ok {
+	if _, ok := x.reports[from]; !ok {
 		x.turn = append(x.turn, from)
 	}
-	x.told[from] = list
+	x.reports[from] = list
 	x.mu.Unlock()
 	select {
 	case x.wake <- struct{}{}:
@@ -513,8 +513,8 @@ func (x *inbox) take() (from *life, list []peers.Progress) {
 		return nil, nil
 	}
 	from, x.turn = x.turn[0], x.turn[1:]
-	list = x.told[from]
-	delete(x.told, from)
+	list = x.reports[from]
+	delete(x.reports, from)
 	return from, list
 }
 

@@ -46,8 +46,8 @@ type node struct {
 	mu    sync.Mutex
 	life  *life // the running server; nil if there is none
 	links struct {
-		slow  float64 // factor by which its links are slower
-		still bool
+		slow    float64 // factor by which its links are slower
+		stalled bool
 	}
 
 	// The server that runs or ran last; used by the goroutine that begins and ends it.
@@ -245,7 +245,7 @@ func (n *node) receive(ctx context.Context, bytes int64) error {
 func (n *node) limitLocked() {
 	w := n.world
 	now := func(rate float64) float64 {
-		if n.links.still {
+		if n.links.stalled {
 			return 0
 		}
 		return orInf(rate) / max(n.links.slow, 1)
@@ -257,10 +257,10 @@ func (n *node) limitLocked() {
 }
 
 // setLinks changes the state of the node's links.
-func (n *node) setLinks(change func(slow *float64, still *bool)) {
+func (n *node) setLinks(change func(slow *float64, stalled *bool)) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	change(&n.links.slow, &n.links.still)
+	change(&n.links.slow, &n.links.stalled)
 	n.limitLocked()
 }
 

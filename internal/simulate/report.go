@@ -20,7 +20,7 @@ import (
 // are scaled up.
 type Report struct {
 	Nodes    int64       `json:"nodes"`
-	Ranks    int64       `json:"ranks"` // beside all nodes
+	Ranks    int64       `json:"ranks"` // running all nodes
 	Sample   int64       `json:"sample"`
 	Seconds  float64     `json:"seconds"` // until the last job ended
 	Jobs     []JobReport `json:"jobs"`

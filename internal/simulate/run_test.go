@@ -84,7 +84,7 @@ func TestPace(t *testing.T) {
 	r := simulated(t, file(2, 64e6, `, "step_ms": 200, "epochs": 2, "pause_s": 3`, ""))
 	e, next := r.Jobs[0].Epochs[0], r.Jobs[0].Epochs[1]
 	if pause := next.StartS - e.StartS - e.Seconds; math.Abs(pause-3) > 1e-3 {
-		t.Errorf("%v s lie between two epochs, want 3", pause)
+		t.Errorf("%v s are between two epochs, want 3", pause)
 	}
 	if want := 32 * 0.2; e.Seconds < want || e.Seconds > 1.1*want+0.2 {
 		t.Errorf("32 steps of 200 ms took %v s", e.Seconds)
@@ -125,8 +125,8 @@ func TestStuck(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err = Run(f, Options{}); err == nil || !strings.Contains(err.Error(), "given up") {
-		t.Errorf("got %v, want an error that says that it was given up", err)
+	if _, err = Run(f, Options{}); err == nil || !strings.Contains(err.Error(), "cancelled") {
+		t.Errorf("got %v, want an error that says that it was cancelled", err)
 	}
 }
 

@@ -108,7 +108,7 @@ func (f *File) work() (rows float64) {
 }
 
 // errStuck says that a simulation does not progress.
-var errStuck = fmt.Errorf("%w: nothing was served for so long that the simulation is given up", schema.ErrUnavailable)
+var errStuck = fmt.Errorf("%w: nothing was served for so long that the simulation is cancelled", schema.ErrUnavailable)
 
 // stuckAfter is how long a running job may be served nothing.
 const stuckAfter = 4 * time.Hour
@@ -128,10 +128,10 @@ func run(f *File, datasets map[string]*made, opts Options) (*Report, error) {
 	w := newWorld(f, datasets, opts.Prices, opts.Logger)
 	ctx, stop := context.WithCancelCause(context.Background())
 	defer stop(nil)
-	var beside sync.WaitGroup
-	beside.Go(func() { w.network.run(ctx) })
+	var running sync.WaitGroup
+	running.Go(func() { w.network.run(ctx) })
 	if err := w.start(ctx); err != nil {
-		return nil, errors.Join(err, w.end(), closed(stop, &beside))
+		return nil, errors.Join(err, w.end(), closed(stop, &running))
 	}
 	var jobs []*job
 	for _, spec := range f.Jobs {
@@ -139,9 +139,9 @@ func run(f *File, datasets map[string]*made, opts Options) (*Report, error) {
 	}
 	series := newSeries(w)
 	happening, calm := context.WithCancel(ctx)
-	beside.Go(func() { series.run(happening) })
-	beside.Go(func() { w.happen(happening) })
-	beside.Go(func() { w.guard(happening, jobs, stop) })
+	running.Go(func() { series.run(happening) })
+	running.Go(func() { w.happen(happening) })
+	running.Go(func() { w.guard(happening, jobs, stop) })
 	errs := make([]error, len(jobs))
 	var all sync.WaitGroup
 	for i, j := range jobs {
@@ -153,16 +153,16 @@ func run(f *File, datasets map[string]*made, opts Options) (*Report, error) {
 	report := w.report(jobs, series)
 	err := errors.Join(errors.Join(errs...), w.end(), errors.Join(w.errs...))
 	stop(nil)
-	beside.Wait()
+	running.Wait()
 	if err != nil {
 		return nil, err
 	}
 	return report, nil
 }
 
-func closed(stop context.CancelCauseFunc, beside *sync.WaitGroup) error {
+func closed(stop context.CancelCauseFunc, running *sync.WaitGroup) error {
 	stop(nil)
-	beside.Wait()
+	running.Wait()
 	return nil
 }
 
@@ -350,8 +350,8 @@ func (w *world) carry(ctx context.Context, from, to *node, bytes int64) error {
 	}, bytes)
 }
 
-// lent counts a blob that one node has sent to another.
-func (w *world) lent(from, to *node, bytes int64) {
+// sent counts a blob that one node has sent to another.
+func (w *world) sent(from, to *node, bytes int64) {
 	w.peerBlobs.Add(1)
 	w.peerBytes.Add(bytes)
 	if w.apart(from, to) {
@@ -581,11 +581,11 @@ func (w *world) momentsOf(x Fault) []moment {
 			for _, s := range []*server{n.cores, n.reads, n.writes} {
 				s.halt(end)
 			}
-			n.setLinks(func(_ *float64, still *bool) { *still = true })
+			n.setLinks(func(_ *float64, stalled *bool) { *stalled = true })
 			return nil
 		}, func() error {
 			n.frozen.Store(false)
-			n.setLinks(func(_ *float64, still *bool) { *still = false })
+			n.setLinks(func(_ *float64, stalled *bool) { *stalled = false })
 			return nil
 		})
 	case Slow:

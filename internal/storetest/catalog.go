@@ -21,7 +21,7 @@ func emptyStore(b *bench) {
 	b.that(strings.Contains(err.Error(), "absent"), "the error %q does not name the dataset", err)
 	_, err = b.store.Snapshot(b.ctx, "absent", 3)
 	b.fails(err, schema.ErrNotFound, "snapshot of an empty store")
-	b.lacks([]byte("nobody put this"))
+	b.lacks([]byte("this was never put"))
 	b.fails(b.store.Drop(b.ctx, "absent", 0), schema.ErrNotFound, "drop from an empty store")
 	_, err = b.store.Selection(b.ctx, "absent", schema.RefOf(nil).Key.String())
 	b.fails(err, schema.ErrNotFound, "selection of an empty store")

@@ -112,7 +112,7 @@ func repair(b *bench) {
 		b.ingest("r", 0, [][]byte{data, other})
 		b.ok(b.store.Repair(b.ctx, b.ref(data), data), "repair of what is whole")
 		b.fails(b.store.Repair(b.ctx, b.ref(data), other), schema.ErrInvalid, "repair with other bytes")
-		b.fails(b.store.Repair(b.ctx, schema.RefOf(none), none), schema.ErrInvalid, "repair of what lies in no segment")
+		b.fails(b.store.Repair(b.ctx, schema.RefOf(none), none), schema.ErrInvalid, "repair of a blob in no segment")
 		b.has(data)
 		b.has(other)
 		return

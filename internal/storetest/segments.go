@@ -101,7 +101,7 @@ func packed(b *bench) {
 	b.that(len(snap.Sets) == 1 && snap.Sets[0].Blob == (schema.BlobRef{}), "the snapshot names the sets %+v, want its own",
 		snap.Sets)
 	for _, chunk := range snap.Chunks {
-		b.that(schema.ObjectPrefix(chunk.Key[:12]) == snap.Sets[0].Prefix, "chunk %s does not lie in set %s", chunk.Key,
+		b.that(schema.ObjectPrefix(chunk.Key[:12]) == snap.Sets[0].Prefix, "chunk %s is not in set %s", chunk.Key,
 			snap.Sets[0].Prefix)
 	}
 

@@ -90,7 +90,7 @@ func selectionsAreLimited(b *bench) {
 	b.ok(save("l", "ann", "3", soon.Add(time.Hour)), "one that there is")
 	b.ok(save("l", "bob", "3", soon), "one of another owner's")
 	b.ok(save("l", "bob", "4", soon), "another owner's first")
-	b.ok(save("l", "", "5", soon), "one of nobody")
+	b.ok(save("l", "", "5", soon), "one without an owner")
 	b.ok(save("other", "ann", "1", soon), "one of another dataset")
 }
 

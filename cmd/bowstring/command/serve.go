@@ -282,7 +282,7 @@ func (s *running) prepare(ctx context.Context) {
 	if !ok {
 		return
 	}
-	opened := s.node.engine.OpenAhead()
+	opened := s.node.engine.OpenRecent()
 	within, cancel := context.WithTimeout(ctx, prepareWithin)
 	defer cancel()
 	if err := far.Prepare(within, min(s.limits.windowBytes/8, readyMemory)); err != nil { // the first reader will be told

@@ -148,7 +148,7 @@ func (ch sink) engine(e *fetch.Stats) {
 		ch.send(m, float64(v))
 	}
 	ch.send(spanBlobs, float64(e.Spans.Blobs), "wanted")
-	ch.send(spanBlobs, float64(e.Spans.Beside), "beside")
+	ch.send(spanBlobs, float64(e.Spans.Neighbours), "beside")
 	ch.seconds(pathLatency, e.Path.MinLatency*int64(time.Microsecond))
 	ch.send(pathRate, e.Path.BytesPerSec)
 	for i, a := range e.Memory {

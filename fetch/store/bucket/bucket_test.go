@@ -118,8 +118,8 @@ func TestConformanceFaults(t *testing.T) {
 	})
 }
 
-// TestLostAnswers: of writers at many processes who commit to one dataset while a fifth of the answers is lost, each commits
-// what it was told that it has, once.
+// TestLostAnswers: writers at many processes commit to one dataset while a fifth of the
+// answers is lost. Each commits once what its answer reported.
 func TestLostAnswers(t *testing.T) {
 	const writers, each = 32, 1
 	seed := rand.Uint64()
@@ -404,8 +404,9 @@ func TestMembersLapse(t *testing.T) {
 	sees("[]")
 }
 
-// TestSegments: an import of many segments, some of which have to be written again, is read back; Locate says where each blob
-// lies; and a collection leaves nothing else.
+// TestSegments: an import of many segments, some of which have to be written again, is
+// read back. Locate returns where each blob is stored, and a collection leaves nothing
+// else.
 func TestSegments(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -458,7 +459,7 @@ func TestSegments(t *testing.T) {
 	}
 	got := make([]byte, at.Length)
 	if err := at.Bucket.Range(t.Context(), at.Object.Key, at.Object.Version, at.Offset, got); err != nil || made.Chunks[0].Check(got) != nil {
-		t.Errorf("where a chunk lies there are other bytes (%v)", err)
+		t.Errorf("at the place of a chunk there are other bytes (%v)", err)
 	}
 	segments := 0
 	for _, key := range server.Keys("bucket") {

@@ -193,7 +193,8 @@ func (d database) Peek(ctx context.Context, name string, rows ...string) (protoc
 // swapWithin is how long the answer to a conditional write is waited for.
 const swapWithin = 30 * time.Second
 
-// Swap implements protocol.Catalog. The write is never repeated: it could not tell its own success from another's.
+// Swap implements protocol.Catalog. The write is never repeated, because it cannot
+// distinguish its own success from another's.
 func (d database) Swap(ctx context.Context, name string, version int64, change protocol.Change) error {
 	s := d.s
 	if ctx.Err() != nil {

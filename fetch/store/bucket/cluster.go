@@ -244,7 +244,7 @@ func (s *Store) ReserveLayout(ctx context.Context, cluster, plan string, epoch u
 		case ctx.Err() != nil:
 			return "", context.Cause(ctx)
 		case outcome == object.Failed && !errors.Is(err, schema.ErrUnavailable), try == claimTries-1:
-			return "", fmt.Errorf("claim a layout in %s: %w", s, err)
+			return "", fmt.Errorf("reserve a layout in %s: %w", s, err)
 		case outcome != object.Moved:
 			if err := pauseAfter(ctx, err, try); err != nil {
 				return "", err

@@ -74,7 +74,8 @@ func TestSharedLapses(t *testing.T) {
 		t.Errorf("a claim after one that has lapsed: %q, %v", got, err)
 	}
 	server.SetClock(500 * 24 * time.Hour)
-	// What is signed by this machine's clock would be refused by a real server; this one looks at no signature without keys.
+	// A real server would refuse a request signed by this machine's clock. This one
+	// checks no signature without keys.
 	if err := s.forgetClusters(ctx); err == nil && len(server.Keys("bucket")) > 2 {
 		t.Errorf("%q is left", server.Keys("bucket"))
 	}

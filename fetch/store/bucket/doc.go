@@ -12,16 +12,18 @@
 //
 // # Addresses
 //
-// A blob's key is its address (schema.ObjectAddress): prefix of the ingest, number of the segment, offset. So a key
-// alone says where to read, and there is no index. A blob that is put twice lies there twice. A segment lives as long as
-// a snapshot names its prefix, a selection's bitmap lies under it, or its ingest may still commit.
+// A blob's key is its address (schema.ObjectAddress): prefix of the ingest, number of the
+// segment, offset. So a key alone says where to read, and there is no index. A blob that
+// is put twice is stored twice. A segment lives as long as a snapshot names its prefix, a
+// selection's bitmap is stored under it, or its ingest may still commit.
 //
 // # Commits
 //
-// What a snapshot refers to is durable before its commit, which is one swap. A conditional write is never repeated: it
-// could not tell its own success from that of another. Where its answer is lost, package protocol loads the partition
-// and looks. A segment is no such write: its name belongs to one ingest, and whether what is there is the segment, its
-// last bytes tell.
+// The blobs and pages of a snapshot are durable before its commit, which is one swap. A
+// conditional write is never repeated, because it cannot distinguish its own success from
+// that of another. If its answer is lost, package protocol loads the partition to find
+// out. A segment is not such a write: its name belongs to one ingest, and its last bytes
+// say whether it is whole.
 //
 // # Processes
 //

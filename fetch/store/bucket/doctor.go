@@ -15,7 +15,7 @@ import (
 	"bowstring/schema"
 )
 
-// What Examine looks at.
+// Names of the checks of Examine.
 const (
 	checkStore      = "store"
 	checkConditions = "conditional writes"
@@ -33,7 +33,8 @@ const (
 	skewFails = 14 * time.Minute
 )
 
-// Examine looks at the bucket of the store under a URL. An error says that it could not be reached.
+// Examine checks the bucket of the store under a URL. It returns an error if the bucket
+// cannot be reached.
 func Examine(ctx context.Context, url string, opts Options) (found store.Findings, err error) {
 	s, err := reach(ctx, url, opts)
 	if err != nil {
@@ -49,7 +50,7 @@ func Examine(ctx context.Context, url string, opts Options) (found store.Finding
 	return s.examine(ctx, true), nil
 }
 
-// Examine looks at the bucket, as far as a few small requests tell.
+// Examine checks the bucket by a few small requests.
 func (s *Store) Examine(ctx context.Context) store.Findings { return s.examine(ctx, false) }
 
 func (s *Store) examine(ctx context.Context, thorough bool) (f store.Findings) {
@@ -177,7 +178,7 @@ func (s *Store) examineSegments(ctx context.Context, f *store.Findings) {
 	}
 	missing, err := s.lacking(ctx, sizes)
 	if err == nil && len(missing) > 0 { // a snapshot may have been committed since the list was made, which the next one shows
-		missing, err = s.lackingStill(ctx, missing)
+		missing, err = s.stillLacking(ctx, missing)
 	}
 	switch {
 	case errors.Is(err, schema.ErrDataLoss): // the catalog, which is reported
@@ -195,8 +196,8 @@ func (s *Store) examineSegments(ctx context.Context, f *store.Findings) {
 	s.examineLeftovers(ctx, f)
 }
 
-// lackingStill finds out which snapshots lack segments still.
-func (s *Store) lackingStill(ctx context.Context, before []MissingSegments) ([]MissingSegments, error) {
+// stillLacking finds out which snapshots lack segments still.
+func (s *Store) stillLacking(ctx context.Context, before []MissingSegments) ([]MissingSegments, error) {
 	sizes := map[string]int64{}
 	if err := s.list(ctx, dirSegments, func(name string, info object.Info) error { sizes[name] = info.Size; return nil }); err != nil {
 		return nil, err

@@ -118,7 +118,7 @@ func (p *proof) conditions(ctx context.Context) error {
 	}
 	second, outcome, err := p.put(ctx, 2, "conditions", []byte("third"), object.Condition{Version: first.Version})
 	if outcome == object.Moved {
-		return refused("a write on the condition that the object is as it was written was refused, though nobody has changed it")
+		return refused("a write on the condition that the object is as it was written was refused, though it was not changed")
 	} else if outcome != object.Made {
 		return fmt.Errorf("write into the bucket on a condition: %w", err)
 	}
@@ -161,23 +161,23 @@ func (p *proof) create(ctx context.Context, n int) error {
 	if err != nil {
 		return fmt.Errorf("read what one of %d writers has created: %w", proofWriters, err)
 	}
-	var told []int
+	var reported []int
 	uncertain := false
 	for w, outcome := range outcomes {
 		if outcome == object.Made {
-			told = append(told, w)
+			reported = append(reported, w)
 		}
 		uncertain = uncertain || outcome == object.Uncertain
 	}
 	switch {
-	case len(told) > 1:
-		return refused("of %d writers that created one object at the same time, %d were told that they have", proofWriters,
-			len(told))
-	case len(told) == 1 && string(data) != fmt.Sprint(told[0]):
-		return refused("of %d writers that created one object at the same time, number %d was told that it has, and number %s has",
-			proofWriters, told[0], data)
-	case len(told) == 0 && !uncertain:
-		return refused("of %d writers that created one object at the same time, none was told that it has, and number %s has",
+	case len(reported) > 1:
+		return refused("of %d writers that created one object at the same time, %d got the answer that they have", proofWriters,
+			len(reported))
+	case len(reported) == 1 && string(data) != fmt.Sprint(reported[0]):
+		return refused("of %d writers that created one object at the same time, number %d got the answer that it has, and number %s has",
+			proofWriters, reported[0], data)
+	case len(reported) == 0 && !uncertain:
+		return refused("of %d writers that created one object at the same time, none got the answer that it has, and number %s has",
 			proofWriters, data)
 	}
 	return nil
@@ -222,7 +222,7 @@ func (p *proof) count(ctx context.Context, round int) (made int, err error) {
 		slices.Sort(c.Made)
 		if distinct := len(slices.Compact(c.Made)); distinct != all {
 			return 0, refused("%d writers changed one object %d times, each on the condition that it is as it was read, and were "+
-				"told that all changes were made; %d of them are there, at %s", proofWriters, all, distinct, p.bucket(n).URL())
+				"answered that all changes were made; %d of them are there, at %s", proofWriters, all, distinct, p.bucket(n).URL())
 		}
 	}
 	return all, nil
@@ -283,7 +283,8 @@ func (p *proof) listed(ctx context.Context) error {
 	return nil
 }
 
-// clean removes what the proof has written. What it cannot remove is some small objects.
+// clean removes the objects that the proof has written. If it fails, some small objects
+// remain.
 func (p *proof) clean(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, answerWithin)
 	defer cancel()

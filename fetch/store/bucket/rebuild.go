@@ -83,8 +83,9 @@ type foundRecords struct {
 	at      []schema.BlobRef
 }
 
-// Rebuild makes the catalog of a store in a bucket anew where it is damaged or gone: of its copies, and where there is
-// none of what segments say. What is whole stays as it is. Nothing else should work on the store meanwhile.
+// Rebuild makes the catalog of a store in a bucket anew where it is damaged or gone: from
+// its copies, and where there are none, from the records in segments. Whole parts stay as
+// they are. Nothing else should work on the store meanwhile.
 func Rebuild(ctx context.Context, url string, opts RebuildOptions) (report RebuildReport, err error) {
 	s, err := reach(ctx, url, opts.Options)
 	if err != nil {
@@ -178,7 +179,7 @@ func (r *rebuilder) mend(ctx context.Context, names []string) error {
 		}
 		none++
 	}
-	// What segments say is looked for where there is no other way: of each a little is read.
+	// Segments are read only if there is no other source: a little of each.
 	if none == 0 && !r.opts.Payloads && len(names) > 0 {
 		return nil
 	}
@@ -389,8 +390,8 @@ func (r *rebuilder) missing(ctx context.Context) (err error) {
 	return err
 }
 
-// lacking finds snapshots that lack segments, of those that are there by their names: those in which their manifests lie, and
-// those that lie between others.
+// lacking returns the snapshots that lack segments, judged by the names of the segments
+// that are there: one that holds a manifest, or one between two others.
 func (s *Store) lacking(ctx context.Context, sizes map[string]int64) ([]MissingSegments, error) {
 	list := []MissingSegments{}
 	last := map[schema.ObjectPrefix]int64{}

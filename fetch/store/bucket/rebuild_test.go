@@ -73,7 +73,7 @@ func TestRebuildAndDoctor(t *testing.T) {
 			if said := fmt.Sprint(worse); tt.says != "" && !strings.Contains(said, tt.says) || tt.says == "" && len(worse) > 0 {
 				t.Errorf("found %s, want %q", said, tt.says)
 			}
-			unknown := strings.Contains(tt.says, "no snapshot names") // nothing is left that tells it from garbage
+			unknown := strings.Contains(tt.says, "no snapshot names") // nothing distinguishes it from garbage
 			if report, err := collectAt(t, url); err == nil && report.DeadBlobs > 0 && !unknown || err != nil && !errors.Is(err, schema.ErrDataLoss) {
 				t.Errorf("a collection would take %+v: %v", report, err) // and keep nothing that can be put right
 			}

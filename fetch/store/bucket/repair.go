@@ -33,7 +33,7 @@ type repairing struct {
 // piece is a blob that is put back.
 type piece struct {
 	entry
-	data []byte // a copy: a caller that gives up may free its bytes while another call writes the piece
+	data []byte // a copy: a cancelled caller may free its bytes while another call writes the piece
 	done bool
 	err  error // once done
 }
@@ -84,10 +84,13 @@ func (r *repairs) settle(g *repairing, list []*piece) {
 	g.waiting = slices.DeleteFunc(g.waiting, func(p *piece) bool { return p.done })
 }
 
-// Repair implements store.Store. The segment of the blob is read, and written whole again with the blob's bytes in their
-// place, on the condition that it has not changed meanwhile: a collection that deletes it goes before. Of a segment that is
-// torn, what is there stays where it is. One that is gone is made anew, of what is put back: a collection takes no segment that a
-// snapshot names, and where the snapshot is dropped meanwhile the next one takes what was made. Its index names what was put back alone.
+// Repair implements store.Store. It reads the blob's segment, puts the blob's bytes in
+// their place, and writes the segment whole again, on the condition that it has not
+// changed meanwhile: a collection that deletes it takes precedence. In a torn segment the
+// other bytes stay where they are. A missing segment is made anew from the repaired
+// blobs, and its index names only those. A collection removes no segment that a snapshot
+// names; if the snapshot is dropped meanwhile, the next collection removes the new
+// segment.
 func (s *Store) Repair(ctx context.Context, ref schema.BlobRef, data []byte) error {
 	if err := s.enter(ctx); err != nil {
 		return err
@@ -98,13 +101,13 @@ func (s *Store) Repair(ctx context.Context, ref schema.BlobRef, data []byte) err
 	}
 	a, ok := s.address(ref)
 	if !ok {
-		return fmt.Errorf("%w: blob %s lies in no segment of %s", schema.ErrInvalid, ref.Key, s)
+		return fmt.Errorf("%w: blob %s is in no segment of %s", schema.ErrInvalid, ref.Key, s)
 	}
 	if _, open := s.packs.Load(a.Prefix); open {
-		return fmt.Errorf("%w: blob %s lies in a segment that is being written", schema.ErrInvalid, ref.Key)
+		return fmt.Errorf("%w: blob %s is in a segment that is being written", schema.ErrInvalid, ref.Key)
 	}
 	if a.Offset > maxSegment {
-		return fmt.Errorf("%w: blob %s lies beyond the end of any segment", schema.ErrInvalid, ref.Key)
+		return fmt.Errorf("%w: blob %s would be beyond the end of any segment", schema.ErrInvalid, ref.Key)
 	}
 	key := s.segmentKey(a.Prefix, a.Object)
 	p := &piece{entry: entry{offset: a.Offset, size: ref.Size, sum: ref.Sum}, data: bytes.Clone(data)}
@@ -179,8 +182,9 @@ func (s *Store) rewriteOnce(ctx context.Context, prefix schema.ObjectPrefix, num
 	}
 }
 
-// salvage is what is left of a segment, without index and trailer. Of one that does not end as a segment does all its bytes
-// may be blobs, and where these lie is not known.
+// salvage returns what is left of a segment, without index and trailer. If the segment
+// does not end as one does, all its bytes may be blobs, and where these begin is not
+// known.
 func salvage(body []byte, prefix schema.ObjectPrefix, number uint32, now time.Time) *segment {
 	size := int64(len(body))
 	created, end, entries := now, size, []entry(nil)
@@ -207,7 +211,7 @@ func intactHeader(body []byte) bool {
 	return [8]byte(body) == segmentMagic && binary.LittleEndian.Uint32(body[60:]) == crc32.Checksum(body[:60], castagnoli)
 }
 
-// place puts a blob to where it lies, unless another one lies there.
+// place writes a blob's bytes at their offset, unless another blob is stored there.
 func (g *segment) place(e entry, data []byte) error {
 	end := e.offset + e.size
 	if !slices.ContainsFunc(g.entries, func(o entry) bool { return o.offset == e.offset && o.size == e.size && o.sum == e.sum }) {

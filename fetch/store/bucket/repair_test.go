@@ -15,8 +15,9 @@ import (
 	"bowstring/schema"
 )
 
-// TestRepair: a damaged blob of a segment is put back by its own bytes alone, the others stay what they are, and what
-// cannot be repaired is an error. Of a segment that is torn or gone, what is put back is there.
+// TestRepair: a damaged blob of a segment is repaired by its own bytes alone, the others
+// stay what they are, and a blob that cannot be repaired is an error. In a torn or
+// missing segment, repaired blobs can be read.
 func TestRepair(t *testing.T) {
 	for name, place := range map[string]func(t *testing.T) string{
 		"directory": func(t *testing.T) string { return "file://" + t.TempDir() },
@@ -65,7 +66,7 @@ func TestRepair(t *testing.T) {
 				}
 			}
 			if _, got, err := readAll(t, url); err != nil || !bytes.Equal(got[0], rows[0]) || !bytes.Equal(got[1], rows[1]) {
-				t.Errorf("what lies beside: %v", err)
+				t.Errorf("the other blob: %v", err)
 			}
 			other := ref
 			other.Sum++
@@ -128,8 +129,9 @@ func TestRepair(t *testing.T) {
 	}
 }
 
-// TestRepairGivenUp: a call that gives up may reuse its bytes at once, even though another call is about to write them.
-func TestRepairGivenUp(t *testing.T) {
+// TestRepairCancelled: a cancelled call may reuse its bytes at once, even though another
+// call is about to write them.
+func TestRepairCancelled(t *testing.T) {
 	url := "file://" + t.TempDir()
 	found(t, url)
 	s := open(t, url, testOptions())
@@ -156,14 +158,14 @@ func TestRepairGivenUp(t *testing.T) {
 	defer s.repairs.quit(key, g, own)
 	g.turn <- struct{}{}
 	defer func() { <-g.turn }()
-	ctx, giveUp := context.WithCancel(t.Context())
+	ctx, cancel := context.WithCancel(t.Context())
 	data, back := []byte("beside"), make(chan error)
 	go func() { back <- s.Repair(ctx, ref, data) }()
 	list := s.repairs.take(g, own)
 	for ; len(list) < 2; list = s.repairs.take(g, own) {
 		runtime.Gosched()
 	}
-	giveUp()
+	cancel()
 	if err := <-back; !errors.Is(err, context.Canceled) {
 		t.Fatal(err)
 	}

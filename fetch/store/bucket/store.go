@@ -31,7 +31,8 @@ type Options struct {
 	Bucket object.Options
 	// SegmentBytes is the size at which a segment is followed by another, 64 MiB if 0, at most 256 MiB.
 	SegmentBytes int64
-	// Uploads is how many segments are written at once, 4 if 0. So many are in memory, and one for each open ingest.
+	// Uploads is how many segments are written at once, 4 if 0. That number is in memory,
+	// and one more for each open ingest.
 	Uploads int
 	// Renew is how often the process says that it is at work, 30 s if 0. Collections wait about that long for it.
 	Renew time.Duration
@@ -47,7 +48,8 @@ const (
 	defaultUploads = 4
 	defaultRenew   = 30 * time.Second
 	lapseRenewals  = 8
-	// inlineRecord is up to which size a snapshot's record lies in the catalog: reading it there saves a round trip.
+	// inlineRecord is the size up to which a snapshot's record is stored in the catalog:
+	// reading it there saves a round trip.
 	inlineRecord = 8 << 10
 )
 
@@ -230,7 +232,7 @@ func (s *Store) String() string {
 // Where says for errors where the store is.
 func (s *Store) Where() string { return "the store in " + s.String() }
 
-// Bucket is where the store's objects lie.
+// Bucket returns the bucket of the store's objects.
 func (s *Store) Bucket() object.Bucket { return s.bucket }
 
 func (s *Store) key(name string) string { return s.prefix + name }
@@ -346,7 +348,7 @@ func (s *Store) Get(ctx context.Context, ref schema.BlobRef) (schema.Blob, error
 func (s *Store) get(ctx context.Context, ref schema.BlobRef) (schema.Blob, error) {
 	a, ok := s.address(ref)
 	if !ok {
-		return schema.Blob{}, fmt.Errorf("%w: blob %s lies in no segment of %s", schema.ErrNotFound, ref.Key, s)
+		return schema.Blob{}, fmt.Errorf("%w: blob %s is in no segment of %s", schema.ErrNotFound, ref.Key, s)
 	}
 	if p, ok := s.packs.Load(a.Prefix); ok {
 		if data, ok := p.(*pack).read(a, ref.Size); ok { //nolint:forcetypeassert // nothing else is in it
@@ -376,14 +378,14 @@ func (s *Store) readError(ref schema.BlobRef, err error) error {
 	return fmt.Errorf("read blob %s: %w", ref.Key, err)
 }
 
-// address is where a blob lies, if it has the form of one that lies in a segment.
+// address returns where a blob is stored, if its key has the form of a segment's address.
 func (s *Store) address(ref schema.BlobRef) (schema.ObjectAddress, bool) {
 	a, ok := schema.ParseObjectAddress(ref.Key)
 	return a, ok && !a.Packed && !ref.Hashed() && ref.Size >= 0 && ref.Size <= maxBlob && a.Offset >= headerSize &&
 		a.Offset%align == 0
 }
 
-// Locate implements store.Store. What is not written yet lies nowhere.
+// Locate implements store.Store. A blob that is not written yet has no location.
 func (s *Store) Locate(_ context.Context, ref schema.BlobRef) (store.Location, bool, error) {
 	a, ok := s.address(ref)
 	if _, open := s.packs.Load(a.Prefix); !ok || open {
@@ -501,8 +503,9 @@ func (s *Store) recount(ctx context.Context) error {
 	return err
 }
 
-// Stats implements store.Store. Blobs counts segments. What other processes add or remove is noticed by a collection of
-// this one: each look at the catalog costs a request.
+// Stats implements store.Store. Blobs counts segments. A collection of this process
+// notices what other processes have added or removed: each read of the catalog would cost
+// a request.
 func (s *Store) Stats() store.Stats {
 	put := s.Counters()
 	n := &s.census

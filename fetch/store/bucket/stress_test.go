@@ -33,7 +33,7 @@ import (
 const (
 	// stressVariable is for how long TestRealVersityStress runs, as 10m.
 	stressVariable = "BOWSTRING_STRESS"
-	// stressJob tells a process of the test what it is to do, as JSON.
+	// stressJob holds, as JSON, what a process of the test has to do.
 	stressJob = "BOWSTRING_STRESS_JOB"
 
 	stressProcesses, stressWriters = 8, 4 // writers in each process
@@ -66,9 +66,10 @@ func stressOptions(keys object.Keys) Options {
 	return o
 }
 
-// TestRealVersityStress: 32 writers in 8 processes import, tag, drop, copy and collect in one store, at a real server and
-// over links that cut answers after the server has had the request, while processes are killed and replaced. What a
-// call reported as done is there, once; nothing is there that no writer did; every blob has its bytes.
+// TestRealVersityStress: 32 writers in 8 processes import, tag, drop, copy and collect in
+// one store, at a real server and over links that cut answers after the server has had
+// the request, while processes are killed and replaced. Everything that a call reported
+// as done is there, once; there is nothing that no writer did; every blob has its bytes.
 func TestRealVersityStress(t *testing.T) {
 	lasts := 4 * time.Second
 	if s := os.Getenv(stressVariable); s != "" {
@@ -126,7 +127,7 @@ func TestRealVersityStress(t *testing.T) {
 	if done["import"] == 0 || links.cuts.Load() == 0 {
 		t.Error("nothing was imported, or no answer was cut")
 	}
-	// What is left of those that died goes with a collection; what is committed stays.
+	// A collection removes what killed processes have left; committed snapshots stay.
 	for _, err := s.GC(t.Context(), store.GCOptions{}, nil); err != nil; _, err = s.GC(t.Context(), store.GCOptions{}, nil) {
 		if !errors.Is(err, schema.ErrUnavailable) { // one that died in a collection has it until it lapses
 			t.Fatal(err)
@@ -144,7 +145,7 @@ func TestRealVersityStress(t *testing.T) {
 func judge(t *testing.T, s, copies *Store, events []event) map[string]int {
 	t.Helper()
 	type fate struct {
-		number                          int64 // 0: no writer was told
+		number                          int64 // 0: no writer got an answer
 		dropping, dropped, tag, copying bool
 		copied                          bool
 	}
@@ -188,7 +189,7 @@ func judge(t *testing.T, s, copies *Store, events []event) map[string]int {
 		case len(numbers) != 1:
 			t.Errorf("%q is there %d times: %v", token, len(numbers), numbers)
 		case f.number != 0 && numbers[0] != f.number:
-			t.Errorf("%q is snapshot %d, its writer was told %d", token, numbers[0], f.number)
+			t.Errorf("%q is snapshot %d, its writer got %d", token, numbers[0], f.number)
 		case f.dropped:
 			t.Errorf("%q is there, though it was dropped", token)
 		}
@@ -198,7 +199,7 @@ func judge(t *testing.T, s, copies *Store, events []event) map[string]int {
 			t.Errorf("%q is lost: snapshot %d", token, f.number)
 		}
 		if f.tag && tags[token] != 1 {
-			t.Errorf("%q has %d tags, its writer was told that it has one", token, tags[token])
+			t.Errorf("%q has %d tags, its writer's call reported one", token, tags[token])
 		}
 	}
 	copied, _ := snapshotsOf(t, copies)
@@ -344,7 +345,7 @@ func TestRealVersityWriters(t *testing.T) {
 	var all sync.WaitGroup
 	for n := range stressWriters {
 		w := &writer{name: fmt.Sprintf("%s-%d", j.Name, n), store: opened[0], copies: opened[1], log: log,
-			rng: rand.New(rand.NewPCG(j.Seed, uint64(n))), mine: map[int64]string{}, dataset: fmt.Sprint("d", n%stressDatasets)}
+			rng: rand.New(rand.NewPCG(j.Seed, uint64(n))), tokens: map[int64]string{}, dataset: fmt.Sprint("d", n%stressDatasets)}
 		all.Go(func() {
 			for {
 				select {
@@ -370,7 +371,7 @@ type writer struct {
 	log           *os.File
 	rng           *rand.Rand
 	made          int
-	mine          map[int64]string // snapshots that it has made, and done nothing else with
+	tokens        map[int64]string // snapshots that it has made, and done nothing else with
 }
 
 func (w *writer) say(e event) {
@@ -382,7 +383,7 @@ func (w *writer) say(e event) {
 func (w *writer) step(ctx context.Context) {
 	e := event{Do: "import", Dataset: w.dataset}
 	p := w.rng.Float64()
-	if numbers := slices.Sorted(maps.Keys(w.mine)); len(numbers) > 0 && p < 0.45 {
+	if numbers := slices.Sorted(maps.Keys(w.tokens)); len(numbers) > 0 && p < 0.45 {
 		e.Number = numbers[w.rng.IntN(len(numbers))]
 		switch {
 		case p < 0.15:
@@ -404,14 +405,14 @@ func (w *writer) step(ctx context.Context) {
 	case "import":
 		e.Number, err = w.imports(ctx, e.Token)
 	case "drop":
-		delete(w.mine, e.Number)
+		delete(w.tokens, e.Number)
 		err = w.store.Drop(ctx, w.dataset, e.Number)
 	case "tag":
-		token := w.mine[e.Number]
-		delete(w.mine, e.Number)
+		token := w.tokens[e.Number]
+		delete(w.tokens, e.Number)
 		err = w.store.Tag(ctx, w.dataset, "t-"+token, e.Number)
 	case "copy":
-		delete(w.mine, e.Number)
+		delete(w.tokens, e.Number)
 		var snap *schema.Snapshot
 		if snap, err = w.store.Snapshot(ctx, w.dataset, e.Number); err == nil {
 			_, err = maintenance.Copy(ctx, w.store, w.copies, []*schema.Snapshot{snap}, maintenance.CopyOptions{Renumber: true})
@@ -422,7 +423,7 @@ func (w *writer) step(ctx context.Context) {
 	switch {
 	case err == nil:
 		if e.Done = true; e.Do == "import" {
-			w.mine[e.Number] = e.Token
+			w.tokens[e.Number] = e.Token
 		}
 		w.say(e)
 	case errors.Is(err, schema.ErrUnavailable), errors.Is(err, schema.ErrConflict) && e.Do != "drop" && e.Do != "tag":

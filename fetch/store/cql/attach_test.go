@@ -156,7 +156,7 @@ func TestAttach(t *testing.T) {
 		t.Fatal(err)
 	}
 	if report.Rows != 200 || report.NoMetadata != 0 || report.NoSample != 0 || report != last || report.Done != 1 {
-		t.Errorf("the report is %+v, the last one told %+v", report, last)
+		t.Errorf("the report is %+v, the last one was %+v", report, last)
 	}
 	var names []string
 	for _, f := range snap.Schema.Fields() {
@@ -332,7 +332,7 @@ func TestAttachPlain(t *testing.T) {
 	opts.SkipExisting = true
 	same, report, err := s.Attach(t.Context(), opts)
 	if err != nil || same.Number != 1 || report.Rows != 0 || report.Skipped != 30 || report.Bytes != 0 {
-		t.Errorf("appending the same rows but for those that exist: snapshot %v, %+v, %v", same, report, err)
+		t.Errorf("appending the same rows, without those that exist: snapshot %v, %+v, %v", same, report, err)
 	}
 	insert(30, 37)
 	grown, report, err := s.Attach(t.Context(), opts)

@@ -28,7 +28,7 @@ func BenchmarkGet(b *testing.B) {
 		b.Run(fmt.Sprintf("%dkB/one", size/1000), func(b *testing.B) {
 			b.SetBytes(int64(size))
 			b.ReportAllocs()
-			defer processorTime(b)()
+			defer cpuTime(b)()
 			for i := range int64(b.N) {
 				get(i)
 			}
@@ -36,7 +36,7 @@ func BenchmarkGet(b *testing.B) {
 		b.Run(fmt.Sprintf("%dkB/64", size/1000), func(b *testing.B) {
 			b.SetBytes(int64(size))
 			b.ReportAllocs()
-			defer processorTime(b)()
+			defer cpuTime(b)()
 			b.SetParallelism(32) // times GOMAXPROCS
 			var next atomic.Int64
 			b.RunParallel(func(pb *testing.PB) {
@@ -48,9 +48,9 @@ func BenchmarkGet(b *testing.B) {
 	}
 }
 
-// processorTime reports what this process has used, which the server's share of
+// cpuTime reports what this process has used, which the server's share of
 // the machine changes less than the time that passes.
-func processorTime(b *testing.B) (report func()) {
+func cpuTime(b *testing.B) (report func()) {
 	used := func() float64 {
 		var u unix.Rusage
 		if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {

@@ -92,7 +92,7 @@ func TestBuffersCount(t *testing.T) {
 		a.tick()
 		a.tick()
 		if n := a.stats(); n.buffers != 0 || n.bytes != 0 || n.mapped > a.ready || n.mapped != n.idle {
-			t.Errorf("when nobody has any, and after three periods: %+v; %d may stay", n, a.ready)
+			t.Errorf("when no caller has any, and after three periods: %+v; %d may stay", n, a.ready)
 		}
 		if err := a.close(); err != nil {
 			t.Error(err)

@@ -74,6 +74,6 @@ func TestBuffersToSpare(t *testing.T) {
 	a.tick()
 	a.tick()
 	if n := a.stats().mapped; n != 0 {
-		t.Errorf("%d bytes are mapped that nobody has used for two periods", n)
+		t.Errorf("%d bytes are mapped that were unused for two periods", n)
 	}
 }

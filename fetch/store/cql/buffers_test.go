@@ -190,7 +190,7 @@ func TestUnpinTwice(t *testing.T) {
 	b.Unpin()
 	defer func() {
 		if recover() == nil {
-			t.Error("nobody noticed")
+			t.Error("it was not noticed")
 		}
 	}()
 	b.Unpin()
@@ -279,7 +279,7 @@ func TestBuffersBetweenOthers(t *testing.T) {
 		}
 	}
 	if a.between > most || a.between < a.spare/2 {
-		t.Errorf("%d bytes lie free between %d that are pinned, want at most %d", a.between, a.bytes, most)
+		t.Errorf("%d bytes are free between %d that are pinned, want at most %d", a.between, a.bytes, most)
 	}
 	for i := range all {
 		if i%16 != 0 {
@@ -291,7 +291,7 @@ func TestBuffersBetweenOthers(t *testing.T) {
 		b.Unpin()
 	}
 	if a.between != 0 || a.bytes != 0 {
-		t.Errorf("in the end %d bytes are pinned, and %d lie between them", a.bytes, a.between)
+		t.Errorf("in the end %d bytes are pinned, and %d are free between them", a.bytes, a.between)
 	}
 }
 
@@ -332,12 +332,12 @@ func TestFrames(t *testing.T) {
 		frame := b.Frame()
 		if frame == nil {
 			if n >= leastFramed {
-				t.Errorf("a blob of %d bytes lies in no frame", n)
+				t.Errorf("a blob of %d bytes is in no frame", n)
 			}
 			continue
 		}
 		if int64(len(frame)) != schema.FrameSize(n) || &frame[schema.FrameMargin] != &b.data[0] {
-			t.Fatalf("a blob of %d bytes lies in a frame of %d, not at its place", n, len(frame))
+			t.Fatalf("a blob of %d bytes is in a frame of %d, not at its place", n, len(frame))
 		}
 		if uintptr(unsafe.Pointer(&frame[0]))%schema.FrameBlock != 0 {
 			t.Fatalf("a frame of %d bytes begins within a block", len(frame))

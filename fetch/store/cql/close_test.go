@@ -45,7 +45,7 @@ func TestCloseWaitsForStatements(t *testing.T) {
 }
 
 // TestCloseBesideSilence: a store is closed though the servers answer nothing any more, not even whether they are there.
-func TestCloseBesideSilence(t *testing.T) {
+func TestCloseWithSilence(t *testing.T) {
 	m, s := closable(t, "&timeout=1h&connect=1h")
 	asked := make(chan struct{}, 1000)
 	m.mute.Store(&asked)

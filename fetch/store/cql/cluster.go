@@ -165,7 +165,7 @@ func (s *Store) ReserveLayout(ctx context.Context, cluster, plan string, epoch u
 			return name, nil
 		}
 		if err != nil && !uncertain(err) || attempt == claimAttempts {
-			return "", s.clustered(s.fault(ctx, cmp.Or(err, errUnsettled), nil, tableClaims, "claim a layout"))
+			return "", s.clustered(s.fault(ctx, cmp.Or(err, errUnsettled), nil, tableClaims, "reserve a layout"))
 		}
 		// Another node has claimed it, or the outcome is unknown: look it up.
 	}
@@ -174,7 +174,7 @@ func (s *Store) ReserveLayout(ctx context.Context, cluster, plan string, epoch u
 // errUnsettled says that a claim was refused, but none could be read.
 var errUnsettled = errors.New("a claim was neither made nor lost")
 
-// claimed returns the claimed layout; "" if there is none.
+// claimed returns the reserved layout; "" if there is none.
 func (s *Store) claimed(ctx context.Context, db *gocql.Session, level gocql.Consistency, cluster, plan string,
 	epoch uint64) (string, error) {
 	var name string

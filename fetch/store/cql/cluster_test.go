@@ -75,7 +75,7 @@ func TestNodeLost(t *testing.T) {
 		defer signal(t, nodes[1], syscall.SIGCONT)
 		var done atomic.Int64
 		var g errgroup.Group
-		g.SetLimit(atOnceBesideALoss)
+		g.SetLimit(atOnceWithALoss)
 		for i, b := range data {
 			if i == len(data)/2 {
 				signal(t, nodes[1], syscall.SIGSTOP)

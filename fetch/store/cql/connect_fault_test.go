@@ -14,13 +14,13 @@ func TestConnectFaultWithoutCertificate(t *testing.T) {
 	const hint = "cert and key"
 	for name, c := range map[string]struct {
 		parameters, text string
-		told             bool
+		hinted           bool
 	}{
 		"said":              {"tls=1", "remote error: tls: certificate required", true},
 		"cut off":           {"tls=1", "gocql: no response to connection startup within timeout", true},
 		"as it wrote":       {"tls=1", "write tcp 127.0.0.1:1->127.0.0.1:2: write: broken pipe", true},
 		"as it read":        {"tls=1", "read tcp 127.0.0.1:1->127.0.0.1:2: read: connection reset by peer", true},
-		"nobody is there":   {"tls=1", "dial tcp 127.0.0.1:9042: connect: connection refused", false},
+		"nothing listens":   {"tls=1", "dial tcp 127.0.0.1:9042: connect: connection refused", false},
 		"it has one":        {"cert=c&key=k", "gocql: no response to connection startup within timeout", false},
 		"none can be asked": {"", "gocql: no response to connection startup within timeout", false},
 	} {
@@ -30,8 +30,8 @@ func TestConnectFaultWithoutCertificate(t *testing.T) {
 				t.Fatal(err)
 			}
 			got := (&Store{config: config}).connectFault(t.Context(), errors.New(c.text))
-			if told := strings.Contains(got.Error(), hint); told != c.told || !strings.Contains(got.Error(), c.text) {
-				t.Errorf("the error is %q; want that it says %q: %t", got, hint, c.told)
+			if hinted := strings.Contains(got.Error(), hint); hinted != c.hinted || !strings.Contains(got.Error(), c.text) {
+				t.Errorf("the error is %q; want that it says %q: %t", got, hint, c.hinted)
 			}
 			if name == "cut off" && !errors.Is(got, schema.ErrUnavailable) {
 				t.Errorf("the error is %v, want what may be tried again", got)

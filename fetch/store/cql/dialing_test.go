@@ -119,7 +119,7 @@ func TestSessionOutlivesItsContext(t *testing.T) {
 	}
 }
 
-var errEnded = errors.New("the session was given up")
+var errEnded = errors.New("the session was cancelled")
 
 // TestDialingAfterTheEnd: a connection that is made after the opening was cancelled is closed.
 func TestDialingAfterTheEnd(t *testing.T) {
@@ -139,7 +139,7 @@ func TestDialingAfterTheEnd(t *testing.T) {
 		t.Errorf("the connection is open: %v", err)
 	}
 	if d.open(t.Context()) {
-		t.Error("what was given up is open")
+		t.Error("a cancelled dialing is open")
 	}
 }
 

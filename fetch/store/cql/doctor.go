@@ -88,7 +88,7 @@ func (e *examination) settings(ctx context.Context) {
 		return
 	}
 	dc := cmp.Or(e.s.config.DC, e.members[0].dc)
-	if err := e.lookAtReplication(ctx, dc); err != nil {
+	if err := e.examineReplication(ctx, dc); err != nil {
 		e.Problem(checkReplication, "grant the user SELECT on system_schema", "the keyspace cannot be looked at: %v",
 			err)
 		return
@@ -96,14 +96,14 @@ func (e *examination) settings(ctx context.Context) {
 	if !e.keyspace {
 		return
 	}
-	if err := e.lookAtTables(ctx); err != nil {
+	if err := e.examineTables(ctx); err != nil {
 		e.Problem(checkTables, "grant the user SELECT on system_schema", "the tables cannot be looked at: %v", err)
 	}
-	e.lookAtTablets(ctx)
+	e.examineTablets(ctx)
 }
 
-// lookAtReplication compares the keyspace's replicas with the nodes.
-func (e *examination) lookAtReplication(ctx context.Context, dc string) error {
+// examineReplication compares the keyspace's replicas with the nodes.
+func (e *examination) examineReplication(ctx context.Context, dc string) error {
 	c := e.s.config
 	options, err := e.s.replicationOf(ctx, e.session)
 	if err != nil {
@@ -219,22 +219,22 @@ func judgeConsistency(c *Config, replicas int, several bool) (f store.Findings) 
 
 // eachNode connects to every node separately.
 func (e *examination) eachNode(ctx context.Context) {
-	var looks []look
+	var states []nodeState
 	for _, m := range e.members {
-		l, err := e.lookAtNode(ctx, m)
+		l, err := e.examineNode(ctx, m)
 		if err != nil {
 			e.Problem(checkNodes, "nodetool status on another node says whether it is up; clients need its "+
 				"address and port "+strconv.Itoa(e.s.config.Port),
 				"node %s (%s) cannot be reached: %v", m.address, m.dc, err)
 			continue
 		}
-		looks = append(looks, l)
+		states = append(states, l)
 	}
-	e.Findings = append(e.Findings, judgeNodes(looks)...)
+	e.Findings = append(e.Findings, judgeNodes(states)...)
 }
 
-// look is the state of a node.
-type look struct {
+// nodeState is the state of a node.
+type nodeState struct {
 	node
 	schema    string
 	latency   time.Duration // minimum of a few
@@ -242,18 +242,18 @@ type look struct {
 	uncertain time.Duration
 }
 
-func (l *look) name() string { return fmt.Sprintf("%s (%s)", l.address, l.dc) }
+func (l *nodeState) name() string { return fmt.Sprintf("%s (%s)", l.address, l.dc) }
 
 // pings is how many requests the minimum latency is taken of.
 const pings = 5
 
-func (e *examination) lookAtNode(ctx context.Context, m node) (l look, err error) {
+func (e *examination) examineNode(ctx context.Context, m node) (l nodeState, err error) {
 	session, err := e.s.connectAny(ctx, []string{m.address.String()}, 0)
 	if err != nil {
 		return l, err
 	}
 	defer session.Close()
-	l = look{node: m}
+	l = nodeState{node: m}
 	for range pings {
 		var now gocql.UUID // when the node answered
 		var schema gocql.UUID
@@ -280,14 +280,14 @@ const (
 )
 
 // judgeNodes compares the nodes with one another and with this machine.
-func judgeNodes(looks []look) (f store.Findings) {
-	if len(looks) == 0 {
+func judgeNodes(states []nodeState) (f store.Findings) {
+	if len(states) == 0 {
 		return nil
 	}
 	versions, schemas := map[string]int{}, map[string]int{}
-	nearest, worst := looks[0].latency, looks[0]
+	nearest, worst := states[0].latency, states[0]
 	var far, list []string
-	for _, l := range looks {
+	for _, l := range states {
 		versions[l.version]++
 		schemas[l.schema]++
 		nearest = min(nearest, l.latency)
@@ -295,18 +295,18 @@ func judgeNodes(looks []look) (f store.Findings) {
 			worst = l
 		}
 	}
-	for _, l := range looks {
+	for _, l := range states {
 		list = append(list, fmt.Sprintf("%s %v", l.name(), l.latency.Round(10*time.Microsecond)))
-		if l.dc == looks[0].dc && l.latency > latencyTimes*nearest+slowLeast {
+		if l.dc == states[0].dc && l.latency > latencyTimes*nearest+slowLeast {
 			far = append(far, l.name())
 		}
 	}
 	names := strings.Join(slices.Sorted(maps.Keys(versions)), ", ")
 	if len(versions) > 1 {
 		f.Warning(checkNodes, "finish the upgrade: schemas cannot be changed while it is under way",
-			"%s of versions %s", nodesOf(len(looks)), names)
+			"%s of versions %s", nodesOf(len(states)), names)
 	} else {
-		f.OK(checkNodes, "%s of version %s answered", nodesOf(len(looks)), names)
+		f.OK(checkNodes, "%s of version %s answered", nodesOf(len(states)), names)
 	}
 	if len(schemas) > 1 {
 		f.Problem(checkAgreement, "nodetool describecluster shows who disagrees; restart the node that stays behind",
@@ -339,7 +339,7 @@ type settingsOf struct {
 	grace, ttl                       int
 }
 
-func (e *examination) lookAtTables(ctx context.Context) error {
+func (e *examination) examineTables(ctx context.Context) error {
 	found := map[string]settingsOf{}
 	q := e.session.Query("SELECT table_name, comment, compaction, compression, caching, gc_grace_seconds, "+
 		"default_time_to_live FROM system_schema.tables WHERE keyspace_name = ?", e.s.config.Keyspace)
@@ -454,8 +454,8 @@ func compressed(options map[string]string) bool {
 	return options["class"] != "" || options["sstable_compression"] != ""
 }
 
-// lookAtTablets checks whether a Scylla keyspace uses tablets; Cassandra has no such table.
-func (e *examination) lookAtTablets(ctx context.Context) {
+// examineTablets checks whether a Scylla keyspace uses tablets; Cassandra has no such table.
+func (e *examination) examineTablets(ctx context.Context) {
 	var initial *int
 	err := e.session.Query("SELECT initial_tablets FROM system_schema.scylla_keyspaces WHERE keyspace_name = ?",
 		e.s.config.Keyspace).

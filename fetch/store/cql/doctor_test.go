@@ -196,33 +196,33 @@ func TestJudgeTables(t *testing.T) {
 }
 
 func TestJudgeNodes(t *testing.T) {
-	node := func(last byte, change func(*look)) look {
-		l := look{node: node{net.IPv4(10, 0, 0, last), "dc1", "5.0.8"}, schema: "a", latency: time.Millisecond,
+	node := func(last byte, change func(*nodeState)) nodeState {
+		l := nodeState{node: node{net.IPv4(10, 0, 0, last), "dc1", "5.0.8"}, schema: "a", latency: time.Millisecond,
 			uncertain: time.Millisecond / 2}
 		change(&l)
 		return l
 	}
-	same := func(*look) {}
+	same := func(*nodeState) {}
 	for name, c := range map[string]struct {
-		change      func(*look)
+		change      func(*nodeState)
 		level, says string
 	}{
 		"alike":          {same, "ok", "3 nodes of version 5.0.8"},
-		"an upgrade":     {func(l *look) { l.version = "5.1.0" }, "warning", "5.0.8, 5.1.0"},
-		"a disagreement": {func(l *look) { l.schema = "b" }, "problem", "2 versions of the schema"},
-		"a clock behind": {func(l *look) { l.offset = -2 * time.Second }, "problem", "differ by -2s"},
-		"a clock ahead":  {func(l *look) { l.offset = 1100 * time.Millisecond }, "problem", "10.0.0.3"},
-		"a far clock": {func(l *look) {
+		"an upgrade":     {func(l *nodeState) { l.version = "5.1.0" }, "warning", "5.0.8, 5.1.0"},
+		"a disagreement": {func(l *nodeState) { l.schema = "b" }, "problem", "2 versions of the schema"},
+		"a clock behind": {func(l *nodeState) { l.offset = -2 * time.Second }, "problem", "differ by -2s"},
+		"a clock ahead":  {func(l *nodeState) { l.offset = 1100 * time.Millisecond }, "problem", "10.0.0.3"},
+		"a far clock": {func(l *nodeState) {
 			l.offset, l.uncertain = 1100*time.Millisecond, 200*time.Millisecond
 		}, "ok", "1.3s"},
-		"far": {func(l *look) {
+		"far": {func(l *nodeState) {
 			l.latency = 400 * time.Millisecond
 		}, "warning", "10.0.0.3 (dc1) answer late"},
-		"another center":  {func(l *look) { l.latency, l.dc = 400*time.Millisecond, "dc2" }, "ok", "400ms"},
-		"a little slower": {func(l *look) { l.latency = 20 * time.Millisecond }, "ok", ""},
+		"another center":  {func(l *nodeState) { l.latency, l.dc = 400*time.Millisecond, "dc2" }, "ok", "400ms"},
+		"a little slower": {func(l *nodeState) { l.latency = 20 * time.Millisecond }, "ok", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			wantFindings(t, judgeNodes([]look{node(1, same), node(2, same), node(3, c.change)}), c.level, c.says)
+			wantFindings(t, judgeNodes([]nodeState{node(1, same), node(2, same), node(3, c.change)}), c.level, c.says)
 		})
 	}
 }

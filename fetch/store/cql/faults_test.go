@@ -129,7 +129,7 @@ func TestCancelEndsReads(t *testing.T) {
 		t.Errorf("the server was asked %d times", n)
 	}
 	if n := s.buffers.stats().buffers; n != 0 {
-		t.Errorf("%d buffers are pinned, and nobody has them", n)
+		t.Errorf("%d buffers are pinned, and no caller has them", n)
 	}
 }
 

@@ -42,7 +42,7 @@ func TestGatherSameBlob(t *testing.T) {
 }
 
 // TestGatherNobodyElse: while few reads are on their way, each goes at once.
-func TestGatherNobodyElse(t *testing.T) {
+func TestGatherAlone(t *testing.T) {
 	c := newCrowd(t, &mock{}, large(2*nearLanes-1)...)
 	h := c.host()
 	h.reads = 0

@@ -35,14 +35,14 @@ func TestInit(t *testing.T) {
 	v := &survey{}
 	s := newStore(&Config{Keyspace: keyspace}, Options{Logger: quiet})
 	defer s.end()
-	look := func() *survey {
+	inspect := func() *survey {
 		t.Helper()
-		if err := s.lookAtKeyspace(t.Context(), session, v); err != nil {
+		if err := s.inspectKeyspace(t.Context(), session, v); err != nil {
 			t.Fatal(err)
 		}
 		return v
 	}
-	if look().exists {
+	if inspect().exists {
 		t.Fatal("the keyspace was made")
 	}
 	for _, replication := range []Replication{{"datacenter1": 2}, nil, {"": 2}} {
@@ -53,7 +53,7 @@ func TestInit(t *testing.T) {
 			}
 		}
 	}
-	if got := look().replication; !reflect.DeepEqual(got, Replication{"datacenter1": 2}) {
+	if got := inspect().replication; !reflect.DeepEqual(got, Replication{"datacenter1": 2}) {
 		t.Errorf("the keyspace has the replication %v", got)
 	}
 	if err := Init(t.Context(), uri, InitOptions{Logger: quiet, Replication: one}); !errors.Is(err, schema.ErrExists) {

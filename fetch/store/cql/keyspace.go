@@ -108,7 +108,7 @@ func Init(ctx context.Context, uri string, opts InitOptions) error {
 
 // create creates what is missing.
 func (s *Store) create(ctx context.Context, replication Replication) (err error) {
-	session, v, err := s.look(ctx)
+	session, v, err := s.inspect(ctx)
 	if err != nil {
 		return err
 	}
@@ -146,8 +146,8 @@ type survey struct {
 // defineTimeout is for statements that change the schema, which involve all nodes.
 const defineTimeout = time.Minute
 
-// look reads the state of the cluster from one node, over a session with one connection, which the caller closes.
-func (s *Store) look(ctx context.Context) (_ *gocql.Session, _ *survey, err error) {
+// inspect reads the state of the cluster from one node, over a session with one connection, which the caller closes.
+func (s *Store) inspect(ctx context.Context) (_ *gocql.Session, _ *survey, err error) {
 	session, err := s.connectAny(ctx, s.config.Hosts, defineTimeout)
 	if err != nil {
 		return nil, nil, err
@@ -170,7 +170,7 @@ func (s *Store) look(ctx context.Context) (_ *gocql.Session, _ *survey, err erro
 		return nil, nil, &schema.FieldError{Field: "dc", Got: quoted(v.dc),
 			Want: "one of " + strings.Join(slices.Sorted(maps.Keys(v.nodes)), ", ")}
 	}
-	return session, v, s.lookAtKeyspace(ctx, session, v)
+	return session, v, s.inspectKeyspace(ctx, session, v)
 }
 
 // node is a node of the cluster, as the node that was asked knows it.
@@ -280,7 +280,7 @@ func (s *Store) createKeyspace(ctx context.Context, session *gocql.Session, v *s
 	if err := s.define(ctx, session, stmt, ""); err != nil {
 		return err
 	}
-	return s.lookAtKeyspace(ctx, session, v)
+	return s.inspectKeyspace(ctx, session, v)
 }
 
 // replicationOf reads the keyspace's replication from the servers' catalog, nil if there is no such keyspace.
@@ -290,7 +290,7 @@ func (s *Store) replicationOf(ctx context.Context, session *gocql.Session) (opti
 	return options, err
 }
 
-func (s *Store) lookAtKeyspace(ctx context.Context, session *gocql.Session, v *survey) error {
+func (s *Store) inspectKeyspace(ctx context.Context, session *gocql.Session, v *survey) error {
 	replication, err := s.replicationOf(ctx, session)
 	if replication == nil || err != nil {
 		return err

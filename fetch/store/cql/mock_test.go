@@ -30,7 +30,8 @@ type mock struct {
 	addr  string
 	peers []string // the addresses of the other servers of the cluster
 	blob  []byte
-	// Of a cluster that says how it is replicated: its tokens, and how many replicas there are.
+	// For a cluster that says how it is replicated: its tokens, and how many replicas
+	// there are.
 	tokens   func(member net.IP) []string
 	replicas int
 

@@ -2,5 +2,5 @@
 
 package cql
 
-// atOnceBesideALoss is how many reads are made at once as a node is lost.
-const atOnceBesideALoss = 16
+// atOnceWithALoss is how many reads are made at once as a node is lost.
+const atOnceWithALoss = 16

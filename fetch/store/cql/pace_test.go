@@ -26,7 +26,7 @@ func TestReplicasAlike(t *testing.T) {
 				}
 				return near(r, host, size)
 			},
-			giveUp: func(*replicas) time.Duration { return 3 * time.Second },
+			deadline: func(*replicas) time.Duration { return 3 * time.Second },
 		},
 		"twice as far": {answers: func(r *replicas, host, size int) time.Duration {
 			return near(r, host, size) * time.Duration(1+host/2)
@@ -62,14 +62,14 @@ func TestReplicasAlike(t *testing.T) {
 // TestSlowReplica: one that answers steadily, in twenty times the time, costs next
 // to nothing, however many reads there are to go by.
 func TestSlowReplica(t *testing.T) {
-	for name, giveUp := range map[string]func(*replicas) time.Duration{
+	for name, deadline := range map[string]func(*replicas) time.Duration{
 		"waited for": nil,
 		// As a hedge does that has won: the answer is never seen.
-		"given up": func(*replicas) time.Duration { return 70 * time.Millisecond },
+		"cancelled": func(*replicas) time.Duration { return 70 * time.Millisecond },
 	} {
 		t.Run(name, func(t *testing.T) {
 			const long = 40 * time.Second
-			r := simulate(t, long, &replicas{answers: slowFrom(0, long), giveUp: giveUp})
+			r := simulate(t, long, &replicas{answers: slowFrom(0, long), deadline: deadline})
 			if share := r.shares(2*time.Second, long)[2]; share > 0.002 {
 				t.Errorf("the slow host is asked for %.4f of the reads", share)
 			}

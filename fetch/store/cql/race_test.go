@@ -2,6 +2,6 @@
 
 package cql
 
-// atOnceBesideALoss is how many reads are in flight when a node is lost. The driver ends all calls of a connection
+// atOnceWithALoss is how many reads are in flight when a node is lost. The driver ends all calls of a connection
 // with one error object, to which each call then writes: with several calls, the race detector finds that.
-const atOnceBesideALoss = 1
+const atOnceWithALoss = 1

@@ -107,7 +107,7 @@ func TestTwoImporters(t *testing.T) {
 	for number := int64(1); number <= 2*each; number++ {
 		name, ok := committed[number]
 		if !ok {
-			t.Fatalf("nobody got number %d of %v", number, committed)
+			t.Fatalf("no caller got number %d of %v", number, committed)
 		}
 		snap, err := collector.Snapshot(t.Context(), "shared", number)
 		if err != nil {
@@ -127,12 +127,12 @@ func TestTwoImporters(t *testing.T) {
 // TestCollectionSparesOtherProcesses: what another process reads or puts stays.
 func TestCollectionSparesOtherProcesses(t *testing.T) {
 	keyspace := newKeyspace(t)
-	mine, other := openStore(t, keyspace), openStore(t, keyspace)
+	own, other := openStore(t, keyspace), openStore(t, keyspace)
 	read, put, dead := blobs("read", 3, 300), blobs("put", 3, 300), blobs("dead", 3, 300)
-	if _, err := importInto(t.Context(), mine, "read", 0, read); err != nil {
+	if _, err := importInto(t.Context(), own, "read", 0, read); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := importInto(t.Context(), mine, "dead", 0, dead); err != nil {
+	if _, err := importInto(t.Context(), own, "dead", 0, dead); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := other.Snapshot(t.Context(), "read", 0); err != nil {
@@ -140,7 +140,7 @@ func TestCollectionSparesOtherProcesses(t *testing.T) {
 	}
 	gc := func() {
 		t.Helper()
-		if _, err := mine.GC(t.Context(), store.GCOptions{}, nil); err != nil {
+		if _, err := own.GC(t.Context(), store.GCOptions{}, nil); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -154,17 +154,17 @@ func TestCollectionSparesOtherProcesses(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, name := range []string{"read", "dead"} {
-		if err := mine.Drop(t.Context(), name, 0); err != nil {
+		if err := own.Drop(t.Context(), name, 0); err != nil {
 			t.Fatal(err)
 		}
 	}
 	gc()
 	for i := range 3 {
-		if err := errors.Join(has(t, mine, read[i]), has(t, mine, put[i])); err != nil {
+		if err := errors.Join(has(t, own, read[i]), has(t, own, put[i])); err != nil {
 			t.Errorf("what another process holds was freed: %v", err)
 		}
-		if err := has(t, mine, dead[i]); !errors.Is(err, schema.ErrNotFound) {
-			t.Errorf("what nobody holds is still there: %v", err)
+		if err := has(t, own, dead[i]); !errors.Is(err, schema.ErrNotFound) {
+			t.Errorf("an unreferenced blob is still there: %v", err)
 		}
 	}
 	if _, err := in.Commit(t.Context(), snap); err != nil {
@@ -175,10 +175,10 @@ func TestCollectionSparesOtherProcesses(t *testing.T) {
 	}
 	gc()
 	for i := range 3 {
-		if err := has(t, mine, put[i]); err != nil {
+		if err := has(t, own, put[i]); err != nil {
 			t.Errorf("what was committed was freed: %v", err)
 		}
-		if err := has(t, mine, read[i]); !errors.Is(err, schema.ErrNotFound) {
+		if err := has(t, own, read[i]); !errors.Is(err, schema.ErrNotFound) {
 			t.Errorf("what a process held that has ended is still there: %v", err)
 		}
 	}
@@ -188,7 +188,7 @@ func TestCollectionSparesOtherProcesses(t *testing.T) {
 // nothing was heard of it, commits nothing afterwards: what it had put is freed.
 func TestSupersededIngest(t *testing.T) {
 	keyspace := newKeyspace(t)
-	mine, other := openStore(t, keyspace), openStore(t, keyspace)
+	own, other := openStore(t, keyspace), openStore(t, keyspace)
 	data := blobs("superseded", 3, 300)
 	in, err := other.Begin(t.Context(), "d")
 	if err != nil {
@@ -199,14 +199,14 @@ func TestSupersededIngest(t *testing.T) {
 		t.Fatal(err)
 	}
 	// Its row is gone, and what it says of itself from now on is not heard.
-	members, err := database{mine}.Members(t.Context())
+	members, err := database{own}.Members(t.Context())
 	if err != nil || len(members) != 1 {
 		t.Fatalf("at work are %+v: %v", members, err)
 	}
-	if err := (database{mine}).Leave(t.Context(), members[0].ID); err != nil {
+	if err := (database{own}).Leave(t.Context(), members[0].ID); err != nil {
 		t.Fatal(err)
 	}
-	r, err := mine.GC(t.Context(), store.GCOptions{}, nil)
+	r, err := own.GC(t.Context(), store.GCOptions{}, nil)
 	if err != nil || r.DeadBlobs < int64(len(data)) {
 		t.Fatalf("a collection found %+v: %v", r, err)
 	}
@@ -221,7 +221,7 @@ func TestSupersededIngest(t *testing.T) {
 			t.Errorf("a superseded ingest was committed: %v", err)
 		}
 	}
-	if _, err := mine.Snapshot(t.Context(), "d", 0); !errors.Is(err, schema.ErrNotFound) {
+	if _, err := own.Snapshot(t.Context(), "d", 0); !errors.Is(err, schema.ErrNotFound) {
 		t.Errorf("something of it can be seen: %v", err)
 	}
 	if err := in.Close(); err != nil {

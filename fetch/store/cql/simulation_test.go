@@ -20,14 +20,14 @@ import (
 // workers that read from them, one row after the other.
 type replicas struct {
 	*steering
-	hosts   []*gocql.HostInfo
-	answers func(r *replicas, host int, size int) time.Duration // how long it takes; never if negative
-	giveUp  func(r *replicas) time.Duration                     // 0 for never
-	size    func(place int, rng *rand.Rand) int
-	fails   bool // the last host says that it is overloaded, at once
-	began   time.Time
-	log     bytes.Buffer
-	asking  sync.WaitGroup
+	hosts    []*gocql.HostInfo
+	answers  func(r *replicas, host int, size int) time.Duration // how long it takes; never if negative
+	deadline func(r *replicas) time.Duration                     // 0 for never
+	size     func(place int, rng *rand.Rand) int
+	fails    bool // the last host says that it is overloaded, at once
+	began    time.Time
+	log      bytes.Buffer
+	asking   sync.WaitGroup
 
 	mu     sync.Mutex
 	reads  [3][]time.Duration // when requests that block a reader were sent to each host
@@ -105,9 +105,9 @@ func (r *replicas) readOnce(ctx context.Context, rng *rand.Rand) {
 		r.reads[at] = append(r.reads[at], r.now())
 		r.mu.Unlock()
 		limited, cancel := context.WithTimeout(ctx, time.Second)
-		if r.giveUp != nil {
+		if r.deadline != nil {
 			cancel()
-			limited, cancel = context.WithTimeout(ctx, r.giveUp(r))
+			limited, cancel = context.WithTimeout(ctx, r.deadline(r))
 		}
 		err := r.request(limited, at, size)
 		cancel()

@@ -85,7 +85,7 @@ func TestOnlyReplicaIsAskedThoughSilent(t *testing.T) {
 	c.clock += 2 * silenceLeast
 	c.want(c.order(1, 0), "1 2 0", "one replica")
 	if len(c.asked) != 1 {
-		t.Error("nobody noticed that it is silent")
+		t.Error("it was not noticed that it is silent")
 	}
 }
 
@@ -188,7 +188,7 @@ func TestHostLeaves(t *testing.T) {
 	select {
 	case <-gone:
 	default:
-		t.Error("who asks the host is not told that it is gone")
+		t.Error("a caller that waits for the host does not learn that it is gone")
 	}
 	if n := c.silent.Load(); n != 0 {
 		t.Errorf("%d hosts are silent", n)

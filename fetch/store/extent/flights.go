@@ -12,7 +12,8 @@ type flights[K comparable, V any] struct {
 	under map[K]*flight[V]
 }
 
-// flight is a value that is being made. It is given up when no call waits for it any more.
+// flight is a value that is being made. It is cancelled when no call waits for it any
+// more.
 type flight[V any] struct {
 	waiting int // under the mutex of flights
 	cancel  context.CancelCauseFunc

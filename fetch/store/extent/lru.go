@@ -7,8 +7,8 @@ import "container/list"
 type lru[K comparable, V any] struct {
 	limit, bytes int64
 	entries      map[K]*list.Element
-	order        list.List // of *lruEntry, the last one asked for in front
-	gone         func(V)   // called for what is given up
+	order        list.List // of *lruEntry, the most recently used in front
+	gone         func(V)   // called for evicted values
 }
 
 type lruEntry[K comparable, V any] struct {

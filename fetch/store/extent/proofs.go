@@ -37,9 +37,10 @@ const (
 
 // proofs are the checksums of unproven blobs that were learned by this process, and those that others have kept.
 //
-// A checksum is learned in memory, where all later reads here are compared with it. The keeper, a goroutine that runs
-// while there is something to keep, writes many together into the store. Before it does it reads what others have kept
-// since, which goes before what was learned here: the first one that is kept stays.
+// A checksum is learned in memory, where all later reads here are compared with it. A
+// goroutine (keepAll), which runs while there are new checksums, writes many together
+// into the store. Before that it reads those that other processes have stored since,
+// which take precedence over checksums learned here: the first one stored stays.
 type proofs struct {
 	s    *Store
 	log  *slog.Logger
@@ -188,7 +189,7 @@ func (p *proofs) add(prefix schema.ObjectPrefix, ref schema.BlobRef, sum schema.
 	}
 	if !p.keeping {
 		p.keeping = true
-		p.s.goAfter(p.keeper)
+		p.s.goAfter(p.keepAll)
 	}
 	return sum, true
 }
@@ -214,7 +215,7 @@ func (p *proofs) ready(ctx context.Context, prefix schema.ObjectPrefix) error {
 	}
 	named, ready := there()
 	if !named {
-		if err := p.s.looks.find(ctx, prefix); err != nil {
+		if err := p.s.scans.find(ctx, prefix); err != nil {
 			return err
 		}
 		if named, ready = there(); !named {
@@ -327,16 +328,16 @@ func (p *proofs) mergeLocked(prefix schema.ObjectPrefix, run store.ProofRun,
 			set.known[l.Stand] = l.Sum
 			continue
 		}
-		mine, fresh := set.fresh[l.Stand]
+		own, fresh := set.fresh[l.Stand]
 		if !fresh {
 			continue // another dataset has kept it, too: the first that was found stays
 		}
 		delete(set.fresh, l.Stand)
 		p.waiting--
-		if mine.Sum != l.Sum {
+		if own.Sum != l.Sum {
 			p.stats.Wrong++
 			set.known[l.Stand] = l.Sum
-			wrong = append(wrong, disagreement{mine, l.Sum})
+			wrong = append(wrong, disagreement{own, l.Sum})
 		}
 	}
 	p.count += news
@@ -373,8 +374,8 @@ func (p *proofs) spareLocked(but schema.ObjectPrefix) {
 	}
 }
 
-// keeper keeps what is learned until nothing is left.
-func (p *proofs) keeper() {
+// keepAll keeps what is learned until nothing is left.
+func (p *proofs) keepAll() {
 	timer := time.NewTimer(keepEvery)
 	defer timer.Stop()
 	for {

@@ -61,7 +61,8 @@ func (b lying) prove(ctx context.Context, s *extent.Store) error {
 	return err
 }
 
-// unpacked are the blobs that lie in objects as they are: nothing of them is kept in memory.
+// unpacked are the blobs that are stored in objects as they are: nothing of them is kept
+// in memory.
 func (m *made) unpacked() (list []lying) {
 	for _, b := range m.blobs {
 		if at, _ := schema.ParseObjectAddress(b.ref.Key); !at.Packed {
@@ -103,8 +104,9 @@ func proofOf(t *testing.T, s *extent.Store, dataset string) store.Proof {
 	return p
 }
 
-// TestProve: the first read of each blob gives it its checksum for good: the next process knows it, and takes no other
-// byte. How much is proven is counted. What was learned is read again, unless verify says that it is damaged.
+// TestProve: the first read of each blob gives it its checksum for good: the next process
+// knows it, and accepts no other byte. The number of proven blobs is counted. A learned
+// checksum is read back, unless verify reports it damaged.
 func TestProve(t *testing.T) {
 	places(t, func(t *testing.T, open func(extent.Options) *extent.Store, _ bool) {
 		rng := random(t)
@@ -407,8 +409,9 @@ func TestProofsAreJoined(t *testing.T) {
 	}
 }
 
-// TestProofsAreBounded: no more checksums are in memory than may be. What is learned beyond is right and not kept; what
-// is kept of one set makes room for that of another, and is still compared with.
+// TestProofsAreBounded: memory holds at most the allowed number of checksums. Reads
+// beyond it are right, and their checksums are not kept. Stored checksums of one set make
+// room for those of another, and are still compared.
 func TestProofsAreBounded(t *testing.T) {
 	rng := random(t)
 	one, two := newPail("mem://one"), newPail("mem://two")

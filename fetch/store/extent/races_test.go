@@ -31,9 +31,10 @@ type racing struct {
 	may func(error) bool
 }
 
-// TestRaces: objects change, go and come back while their blobs are read. A read brings the bytes that were attached, or
-// an error that names the object; no read brings anything else, though no checksum is compared. Of what was attached
-// without checksums the first read learns that of the right bytes, and of no others, whichever of those races it meets.
+// TestRaces: objects change, go and come back while their blobs are read. A read returns
+// the attached bytes, or an error that names the object. No read returns other bytes,
+// though no checksum is compared. For blobs attached without checksums the first read
+// learns the checksum of the right bytes, whichever of those races it meets.
 func TestRaces(t *testing.T) {
 	t.Run("directory", func(t *testing.T) {
 		dir := t.TempDir()
@@ -220,17 +221,17 @@ func race(t *testing.T, url string, lazily bool, put func(key string, data []byt
 		}
 	}
 	const workers = 8
-	var crew sync.WaitGroup
+	var running sync.WaitGroup
 	for w := range workers {
-		mine := rand.New(rand.NewPCG(rng.Uint64(), rng.Uint64()))
-		crew.Go(func() {
+		own := rand.New(rand.NewPCG(rng.Uint64(), rng.Uint64()))
+		running.Go(func() {
 			for i := w; i < n; i += workers {
 				one, two := all[2*i], all[2*i+1]
 				var both sync.WaitGroup
 				both.Go(func() { read(one); read(two); read(one) })
 				both.Go(func() {
-					time.Sleep(time.Duration(mine.IntN(400)) * time.Microsecond) // before, while or after it is read
-					if err := r.change(mine, one.key); err != nil {
+					time.Sleep(time.Duration(own.IntN(400)) * time.Microsecond) // before, while or after it is read
+					if err := r.change(own, one.key); err != nil {
 						t.Error(err)
 					}
 				})
@@ -245,7 +246,7 @@ func race(t *testing.T, url string, lazily bool, put func(key string, data []byt
 			}
 		})
 	}
-	crew.Wait()
+	running.Wait()
 	t.Logf("races %d, reads %d, right %d, refused %d, wrong %d", n, reads.Load(), right.Load(), refused.Load(), wrong.Load())
 	if wrong.Load() > 0 || right.Load() == 0 || refused.Load() == 0 {
 		t.Errorf("%d of %d reads brought other bytes", wrong.Load(), reads.Load())

@@ -21,8 +21,9 @@ import (
 	"bowstring/schema"
 )
 
-// TestRealVersityCopy copies a dataset whose blobs lie in a bucket of a real server by reference: into a store in the
-// bucket, into another one, and back into a directory. Each serves the same bytes, from the same objects.
+// TestRealVersityCopy copies, by reference, a dataset whose blobs are stored in a bucket
+// of a real server: into a store in the bucket, into another one, and back into a
+// directory. Each serves the same bytes, from the same objects.
 func TestRealVersityCopy(t *testing.T) { copyReal(t, objecttest.Versity(t)) }
 
 func TestRealGCSCopy(t *testing.T) { copyReal(t, objecttest.FakeGCS(t)) }

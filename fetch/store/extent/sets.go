@@ -15,8 +15,9 @@ import (
 // sets are the object sets that snapshots have been seen to name, and those of them that are in memory.
 type sets struct {
 	s *Store
-	// known are blobs by prefix. The map and its lists are never changed, but replaced. Of two with
-	// the same prefix one may have more units than the other. A list that is empty is of a set of the store below.
+	// known are blobs by prefix. The map and its lists are never changed, but replaced.
+	// If two sets have the same prefix, one may have more units than the other. An empty
+	// list is a set of the store below.
 	known atomic.Pointer[map[schema.ObjectPrefix][]schema.BlobRef]
 
 	loads flights[schema.Key, struct{}]
@@ -127,7 +128,7 @@ func (t *sets) place(ctx context.Context, a schema.ObjectAddress) (place, error)
 		return p, err
 	}
 	// A newer snapshot may name another set of the same objects.
-	if failed := t.s.looks.again(ctx); failed != nil {
+	if failed := t.s.scans.again(ctx); failed != nil {
 		return place{}, errors.Join(err, failed)
 	}
 	if blobs := (*t.known.Load())[a.Prefix]; len(blobs) > len(tried) {

@@ -37,13 +37,13 @@ const (
 	mappedFactor     = 16
 )
 
-// Store is a store with what lies in buckets. It owns the store below.
+// Store is a store with blobs in buckets. It owns the store below.
 type Store struct {
 	store.Store
 	sets    sets
 	buckets buckets
 	units   units
-	looks   looks
+	scans   scans
 	proofs  proofs
 
 	reads, readBytes atomic.Int64
@@ -56,7 +56,8 @@ type Store struct {
 	closed bool
 }
 
-// New returns a store that has the blobs of the one below, and those that lie in buckets. Close closes both.
+// New returns a store that has the blobs of the one below, and those in buckets. Close
+// closes both.
 func New(below store.Store, options Options) *Store {
 	if options.SetBytes == 0 {
 		options.SetBytes = defaultSetBytes
@@ -78,7 +79,7 @@ func New(below store.Store, options Options) *Store {
 	s.sets.init(s, options.SetBytes)
 	s.buckets.init(s, options.Buckets)
 	s.units.init(s, options.UnitBytes)
-	s.looks.init(s, options.Logger)
+	s.scans.init(s, options.Logger)
 	s.proofs.init(s, options.Logger, options.Proofs)
 	return s
 }
@@ -158,13 +159,13 @@ func (s *Store) find(ctx context.Context, prefix schema.ObjectPrefix) (bool, err
 		return false, err
 	}
 	defer s.life.RUnlock()
-	if err := s.looks.find(ctx, prefix); err != nil {
+	if err := s.scans.find(ctx, prefix); err != nil {
 		return false, err
 	}
 	return s.sets.whose(prefix) == ours, nil
 }
 
-// get reads a blob that lies in a known set.
+// get reads a blob of a known set.
 func (s *Store) get(ctx context.Context, ref schema.BlobRef) (schema.Blob, error) {
 	at, err := s.place(ctx, ref)
 	if err != nil || ref.Size == 0 {
@@ -214,7 +215,7 @@ func Attached(url string, o schema.Object, err error) error {
 	return fmt.Errorf("read object %s of %s: %w", schema.Quote(o.Key), url, err)
 }
 
-// place is where a blob lies.
+// place is where a blob is stored.
 type place struct {
 	prefix schema.ObjectPrefix
 	number uint32 // of the object in the set
@@ -224,7 +225,7 @@ type place struct {
 	offset int64 // of the blob in the object, or in the decoded unit
 }
 
-// place finds out where a blob of a known set lies.
+// place finds out where a blob of a known set is stored.
 func (s *Store) place(ctx context.Context, ref schema.BlobRef) (place, error) {
 	address, ok := schema.ParseObjectAddress(ref.Key)
 	if !ok {
@@ -279,7 +280,8 @@ func (s *Store) Locate(ctx context.Context, ref schema.BlobRef) (store.Location,
 	return at, true, nil
 }
 
-// Buckets are the URLs of the buckets that samples of a snapshot lie in, or once lay. Sets that are not in memory are read.
+// Buckets returns the URLs of the buckets that hold samples of a snapshot, or once held
+// them. It reads sets that are not in memory.
 func (s *Store) Buckets(ctx context.Context, snap *schema.Snapshot) (list []string, err error) {
 	if err := s.enter(ctx); err != nil {
 		return nil, err
@@ -320,7 +322,7 @@ func (s *Store) Repair(ctx context.Context, ref schema.BlobRef, data []byte) err
 		if err != nil {
 			return err
 		}
-		return fmt.Errorf("%w: blob %s lies in object %s of %s, which is only read: repair it there", schema.ErrInvalid,
+		return fmt.Errorf("%w: blob %s is in object %s of %s, which is only read: repair it there", schema.ErrInvalid,
 			ref.Key, schema.Quote(at.object.Key), at.url)
 	}
 	return s.Store.Repair(ctx, ref, data)
@@ -359,7 +361,7 @@ func (s *Store) Close() error {
 // goAfter has f run in a goroutine that Close waits for. Only calls under way may begin one.
 func (s *Store) goAfter(f func()) { s.tasks.Go(f) }
 
-// lookWithin is how long a look through the catalog may take.
-const lookWithin = 30 * time.Second
+// scanWithin is how long a look through the catalog may take.
+const scanWithin = 30 * time.Second
 
 var _ store.Store = (*Store)(nil)

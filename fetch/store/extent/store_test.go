@@ -46,13 +46,13 @@ func TestConformance(t *testing.T) {
 	})
 }
 
-// lying is a blob that lies in an object.
+// lying is a blob that is stored in an object.
 type lying struct {
 	ref  schema.BlobRef
 	data []byte
 }
 
-// made is a dataset whose blobs lie in a bucket.
+// made is a dataset whose blobs are in a bucket.
 type made struct {
 	set   schema.ObjectSet
 	blobs []lying
@@ -179,8 +179,9 @@ func (b lying) check(ctx context.Context, s store.Store) error {
 	return b.ref.Check(got.Bytes())
 }
 
-// TestRead: blobs are read from where they lie, out of units too, and Locate says where that is; a store that has
-// opened no snapshot finds the set; buckets are opened once, and closed with the store.
+// TestRead: blobs are read from their objects, also out of units, and Locate returns
+// where they are. A store that has opened no snapshot finds the set. Buckets are opened
+// once, and closed with the store.
 func TestRead(t *testing.T) {
 	rng := random(t)
 	bucket := newPail("mem://photos")

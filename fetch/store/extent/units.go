@@ -20,7 +20,8 @@ import (
 	"bowstring/schema"
 )
 
-// MaxUnitBytes is how large a unit may be, as it lies and decoded. All of it is in memory while a blob is taken out.
+// MaxUnitBytes is how large a unit may be, encoded and decoded. All of it is in memory
+// while a blob is taken out.
 const MaxUnitBytes = 64 << 20
 
 // unitsAtOnce is how many bytes units that are being read and decoded may have together.

@@ -70,7 +70,7 @@ func pack(codec schema.Codec, data []byte) []byte {
 var all = []schema.Codec{schema.CodecZstd, schema.CodecGzip, schema.CodecDeflate, schema.CodecSnappy, schema.CodecLZ4,
 	schema.CodecLZ4Raw, schema.CodecBrotli, schema.CodecBzip2}
 
-// bzipped is the line "what lies in a bucket\n" as the program bzip2 compresses it.
+// bzipped is the line of text that the test stores, as the program bzip2 compresses it.
 const bzipped = "425a6839314159265359f380a17000000ad180001040003a6d0e802000314c00014d0f506c9a88e9647a28a6c540762dfc5dc914e142" +
 	"43ce0285c0"
 
@@ -140,8 +140,8 @@ func FuzzDecode(f *testing.F) {
 	})
 }
 
-// TestUnits: a unit is read once for all blobs that are wanted together, though the read that began it is given up; one
-// that is too large is refused by name.
+// TestUnits: a unit is read once for all blobs that are wanted together, though the read
+// that began it is cancelled. A unit that is too large is refused by name.
 func TestUnits(t *testing.T) {
 	rng := random(t)
 	bucket := newPail("mem://photos")
@@ -156,7 +156,8 @@ func TestUnits(t *testing.T) {
 	_, err := s.Snapshot(t.Context(), "d", 0)
 	must(t, err)
 
-	// The first read is given up while the bucket is asked; others wait for the same unit.
+	// The first read is cancelled while the bucket is asked; others wait for the same
+	// unit.
 	i := slices.IndexFunc(m.blobs, func(b lying) bool {
 		at, _ := schema.ParseObjectAddress(b.ref.Key)
 		return at.Packed && len(b.data) > 0
@@ -175,20 +176,20 @@ func TestUnits(t *testing.T) {
 	go func() { second <- m.blobs[i].check(t.Context(), s) }()
 	leave()
 	if err := <-first; !errors.Is(err, context.Canceled) {
-		t.Errorf("the read that was given up: %v", err)
+		t.Errorf("the cancelled read: %v", err)
 	}
 	close(answer)
 	must(t, <-second)
 
-	var crew sync.WaitGroup
+	var workers sync.WaitGroup
 	for _, b := range m.blobs {
-		crew.Go(func() {
+		workers.Go(func() {
 			if err := b.check(t.Context(), s); err != nil {
 				t.Error(err)
 			}
 		})
 	}
-	crew.Wait()
+	workers.Wait()
 	at, _ := schema.ParseObjectAddress(m.blobs[i].ref.Key)
 	unit, _ := m.set.Objects[at.Object].Unit(at.Unit)
 	given := fmt.Sprintf("%s %d+%d", m.set.Objects[at.Object].Key, unit.Offset, unit.Length) // up, and read again
@@ -260,7 +261,7 @@ func (c *counting) Snapshot(ctx context.Context, dataset string, number int64) (
 
 // TestLooks: the catalog is looked through once for all that ask, each snapshot once for good; what is in no set is not
 // looked for again at once, and a look that fails is no answer.
-func TestLooks(t *testing.T) {
+func TestScans(t *testing.T) {
 	rng := random(t)
 	bucket := newPail("mem://photos")
 	one := fill(rng, bucket, 10)
@@ -271,9 +272,9 @@ func TestLooks(t *testing.T) {
 	defer func() { must(t, s.Close()) }()
 	address := schema.ObjectAddress{Prefix: schema.ObjectPrefix{1}}
 	unknown := schema.BlobRef{Key: address.Key(5), Sum: 5, Size: 1}
-	var crew sync.WaitGroup
+	var workers sync.WaitGroup
 	for i := range 40 {
-		crew.Go(func() {
+		workers.Go(func() {
 			if i%2 == 0 {
 				if err := one.blobs[0].check(t.Context(), s); err != nil {
 					t.Error(err)
@@ -292,7 +293,7 @@ func TestLooks(t *testing.T) {
 		below.mu.Unlock()
 	}
 	close(below.hold)
-	crew.Wait()
+	workers.Wait()
 	if below.datasets != 1 || below.snapshots != 2 {
 		t.Errorf("the catalog was listed %d times, and %d snapshots read of 2", below.datasets, below.snapshots)
 	}

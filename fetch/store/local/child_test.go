@@ -98,7 +98,7 @@ func importSource(ctx context.Context, s *Store, dataset, source string,
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, in.Close()) }()
-	snap, err := storetest.Put(ctx, tellingIngest{in, progress}, sourceBlobs(source), 5)
+	snap, err := storetest.Put(ctx, reportingIngest{in, progress}, sourceBlobs(source), 5)
 	if err != nil {
 		return nil, err
 	}
@@ -112,13 +112,13 @@ func importSource(ctx context.Context, s *Store, dataset, source string,
 	return in.Commit(ctx, snap)
 }
 
-// tellingIngest reports each put.
-type tellingIngest struct {
+// reportingIngest reports each put.
+type reportingIngest struct {
 	store.Ingest
 	progress func(string)
 }
 
-func (in tellingIngest) Put(ctx context.Context, data []byte) (schema.BlobRef, error) {
+func (in reportingIngest) Put(ctx context.Context, data []byte) (schema.BlobRef, error) {
 	ref, err := in.Ingest.Put(ctx, data)
 	in.progress("put")
 	return ref, err

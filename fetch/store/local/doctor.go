@@ -158,7 +158,7 @@ func (e *examination) contents() {
 			e.OK(checkOwner, "%v", inUse(e.dir, f))
 			return
 		}
-		e.OK(checkOwner, "by nobody")
+		e.OK(checkOwner, "by no process")
 	}
 	if err := e.database(); err != nil {
 		e.Problem(checkIndex, "keep a copy of the directory before anything else is done to it",

@@ -53,7 +53,7 @@ func TestExamine(t *testing.T) {
 	}
 	before := listing(t, killed)
 	found = Examine(killed, false)
-	want(found, checkOwner, "by nobody")
+	want(found, checkOwner, "by no process")
 	want(found, checkShutdown, "warning: the store was not closed in order")
 	want(found, checkSegments, "ok: ")
 	if after := listing(t, killed); after != before {

@@ -94,7 +94,7 @@ func TestPlaceOfMoved(t *testing.T) {
 		}
 	}
 	if after, _, ok := s.places.find(&ref.Key); !ok || after == before {
-		t.Errorf("it is known to lie at %v, as before: %t", after, ok)
+		t.Errorf("its known place is %v, as before: %t", after, ok)
 	}
 }
 

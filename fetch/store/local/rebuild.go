@@ -251,7 +251,7 @@ func (b *rebuilding) make() (err error) {
 	if err := b.s.db.Flush(); err != nil {
 		return fmt.Errorf("write the database: %w", err)
 	}
-	return b.lookForAll()
+	return b.checkAll()
 }
 
 // fill writes the index and the catalog into the new database.
@@ -506,8 +506,8 @@ func (w *indexWriter) flush() error {
 	return nil
 }
 
-// lookForAll checks everything that the snapshots refer to.
-func (b *rebuilding) lookForAll() error {
+// checkAll checks everything that the snapshots refer to.
+func (b *rebuilding) checkAll() error {
 	list, err := b.s.Datasets(b.ctx)
 	if err != nil {
 		return err

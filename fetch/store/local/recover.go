@@ -50,7 +50,7 @@ func (s *Store) recover() error {
 		return err
 	}
 	for _, r := range records {
-		if err := s.look(r.id, r.segmentRecord); err != nil {
+		if err := s.openSegment(r.id, r.segmentRecord); err != nil {
 			return err
 		}
 	}
@@ -127,9 +127,9 @@ func (s *Store) unknownSegments(records []numberedRecord) error {
 	return nil
 }
 
-// look opens a segment for reading, up to the end of its trusted data. A segment that cannot be opened is left out;
+// openSegment opens a segment for reading, up to the end of its trusted data. A segment that cannot be opened is left out;
 // reads of its blobs report them as lost.
-func (s *Store) look(id uint32, r segmentRecord) error {
+func (s *Store) openSegment(id uint32, r segmentRecord) error {
 	path := filepath.Join(s.dir, segmentsDir, segment.FileName(id))
 	st, err := os.Stat(path)
 	switch {

@@ -89,7 +89,7 @@ func TestFailedSyncIsNotForgotten(t *testing.T) {
 			requireWhole(t, s)
 			again, _, err := s.entry(ref.Key)
 			if err != nil || (again.Location == first.Location) != c.reuse {
-				t.Errorf("the blob lies at %+v and lay at %+v, %v; used again: want %v", again.Location, first.Location,
+				t.Errorf("the blob is at %+v and was at %+v, %v; used again: want %v", again.Location, first.Location,
 					err, c.reuse)
 			}
 			if err := s.Close(); err != nil {

@@ -34,8 +34,9 @@ type CopyOptions struct {
 	LeaveDropped bool
 	// Renumber commits each snapshot as the next one of its dataset, in place of under its own number.
 	Renumber bool
-	// Attached is what is made of cells of other programs' tables, and of what lies in buckets; ByValue if empty. The
-	// target has to be able to reach the tables for them to be copied by reference.
+	// Attached is how cells of other programs' tables, and blobs in buckets, are copied;
+	// ByValue if empty. To copy by reference, the target has to be able to reach the
+	// tables.
 	Attached Attached
 	// Progress, if not nil, is called after each blob, never twice at once.
 	Progress func(Copied)
@@ -82,7 +83,7 @@ type CopiedSnapshot struct {
 type copier struct {
 	from, to store.Store
 	opts     CopyOptions
-	crew     *crew
+	pool     *pool
 	pace     pace
 
 	attached attachment
@@ -95,17 +96,17 @@ type copier struct {
 	done Copied
 }
 
-// Copy copies snapshots into a store, in the order given, which should be that of
-// their numbers: ids, manifests, keys and rows are the same there. Each blob is
-// checked on its way. The tags of the snapshots are copied too. What the target has already is not sent, so a copy
-// that was stopped goes on where it was when it is made again.
+// Copy copies snapshots into a store, in the order given, which should be that of their
+// numbers: ids, manifests, keys and rows are the same there. Each blob is checked on its
+// way. The tags of the snapshots are copied too. Blobs that the target has already are
+// not sent, so a stopped copy continues where it was when it is made again.
 //
-// A snapshot that the target has already is left as it is; where snapshots get numbers of their own, those that the
-// target's newest are copies of. A schema.ErrConflict says that
+// A snapshot that the target has already is left as it is; where snapshots get numbers of
+// their own, those that the target's newest are copies of. A schema.ErrConflict says that
 // it has another one of that number, or has given out greater ones.
 func Copy(ctx context.Context, from, to store.Store, snaps []*schema.Snapshot, opts CopyOptions) (Copied, error) {
 	c := &copier{
-		from: from, to: to, opts: opts, crew: newCrew(opts.Workers), pace: newPace(opts.Rate),
+		from: from, to: to, opts: opts, pool: newPool(opts.Workers), pace: newPace(opts.Rate),
 		made: map[schema.Key]schema.Chunk{}, madeSets: map[schema.Key]schema.BlobRef{}, as: map[Name]int64{},
 	}
 	if err := c.attach(ctx, snaps); err != nil {
@@ -164,8 +165,9 @@ func (c *copier) attach(ctx context.Context, snaps []*schema.Snapshot) (err erro
 	return c.to.Refer(ctx, c.attached.tables)
 }
 
-// packed reports whether one of the stores keeps blobs in segments: then the same blob has other keys in the two, and all
-// manifests are made anew. Only extents of attached objects keep theirs, which say where the bytes lie.
+// packed reports whether one of the stores keeps blobs in segments: then the same blob
+// has other keys in the two, and all manifests are made anew. Only extents of attached
+// objects keep their keys, which say where the bytes are.
 func (c *copier) packed() bool { return c.from.Traits().Segments || c.to.Traits().Segments }
 
 // missing finds out which of the snapshots are to be copied, and notes what becomes of the others.
@@ -375,9 +377,10 @@ func (c *copier) commit(ctx context.Context, snap *schema.Snapshot) (number int6
 	return made.Number, nil
 }
 
-// blobs sees to it that the target has all blobs of a snapshot, and returns the snapshot as it is there. What
-// is attached and was copied with a snapshot before is not read from its tables again, but made this ingest's own
-// where it lies: the snapshot before may be dropped at any time.
+// blobs ensures that the target has all blobs of a snapshot, and returns the snapshot as
+// it is there. Attached cells that were copied with an earlier snapshot are not read from
+// their tables again, but are added to this ingest where they are stored: the earlier
+// snapshot may be dropped at any time.
 func (c *copier) blobs(ctx context.Context, in store.Ingest, snap *schema.Snapshot) (*schema.Snapshot, error) {
 	known, rest := *snap, *snap
 	known.Chunks, rest.Chunks = nil, nil
@@ -402,7 +405,8 @@ func (c *copier) blobs(ctx context.Context, in store.Ingest, snap *schema.Snapsh
 	next := *snap
 	next.Chunks, next.Sets = slices.Clone(snap.Chunks), made[0].Sets
 	if c.to.Traits().Segments {
-		// They lie in segments that a snapshot names which is there. If it is dropped before this one is committed, that fails.
+		// They are in segments that a present snapshot names. If it is dropped before
+		// this one is committed, the commit fails.
 		carry := func(key schema.Key) {
 			if set := (schema.SetRef{Prefix: prefixOf(key)}); !slices.Contains(next.Sets, set) {
 				next.Sets = append(next.Sets, set)
@@ -428,7 +432,8 @@ func (c *copier) blobs(ctx context.Context, in store.Ingest, snap *schema.Snapsh
 	return &next, nil
 }
 
-// sets are the object sets that the copy of a snapshot names: none where all its blobs come to lie in the target.
+// sets returns the object sets that the copy of a snapshot names: none if all its blobs
+// are stored in the target.
 func (c *copier) sets(snap *schema.Snapshot) []schema.SetRef {
 	if c.opts.Attached != ByReference {
 		return nil

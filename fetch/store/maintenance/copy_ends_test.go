@@ -16,8 +16,8 @@ import (
 
 var errDead = errors.New("the process is dead")
 
-// mortal is a target whose process dies after so many steps: nothing that it does from then on has an effect. Where
-// late is set, the last step has one, and nobody is told.
+// mortal is a target whose process dies after a number of steps: later steps have no
+// effect. If late is set, the last step has one, but its caller gets no answer.
 type mortal struct {
 	*local.Store
 	left int

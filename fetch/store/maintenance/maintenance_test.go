@@ -90,7 +90,8 @@ func selectRows(t *testing.T, s store.Store, snap *schema.Snapshot, bitmap []byt
 	return sel
 }
 
-// damage flips a bit of each of the blobs in the files of a store that nobody has open.
+// damage flips a bit of each of the blobs in the files of a store that no process has
+// open.
 func damage(t *testing.T, dir string, keys ...schema.Key) {
 	t.Helper()
 	segments := filepath.Join(dir, "segments")
@@ -183,7 +184,7 @@ func TestVerifySaysWhatIsDamagedAndWhoHasIt(t *testing.T) {
 			t.Errorf("%d blobs were read, with %d chunks; %d are damaged", found.Blobs, chunks, found.Lasting())
 		}
 	}
-	// Of a snapshot that is not damaged there is nothing to be said of the others.
+	// A verification of an undamaged snapshot reports nothing of the others.
 	found, err := maintenance.Verify(t.Context(), scopeOf(t, s, 0, maintenance.Name{Dataset: "e", Number: 1}),
 		maintenance.VerifyOptions{})
 	must(t, err)
@@ -237,7 +238,7 @@ func TestRepair(t *testing.T) {
 	if len(found.Damaged) != 0 {
 		t.Errorf("after the repair: %s", asJSON(t, found.Damaged))
 	}
-	// What was replaced is garbage, and collecting it harms nothing.
+	// Replaced blobs are garbage, and collecting them harms nothing.
 	_, err = s.GC(t.Context(), store.GCOptions{}, nil)
 	must(t, err)
 	if found, err = maintenance.Verify(t.Context(), scopeOf(t, s, 0), maintenance.VerifyOptions{}); err != nil ||
@@ -290,7 +291,7 @@ func TestDamagedManifest(t *testing.T) {
 	}
 }
 
-// counting is a source that stops its context after so many reads.
+// counting is a source that cancels its context after a number of reads.
 type counting struct {
 	*local.Store
 	mu   sync.Mutex

@@ -15,9 +15,9 @@ import (
 // Retention says which snapshots of a dataset stay: those that any of its rules
 // keeps. The newest one and those that have a tag always do.
 type Retention struct {
-	// Last keeps so many of the newest.
+	// Last keeps this many of the newest.
 	Last int
-	// Within keeps those that were made so long ago at most; 0 keeps none for that.
+	// Within keeps those that were made at most this long ago; 0 keeps none for that.
 	Within time.Duration
 	// Now is the time that Within goes by.
 	Now time.Time

@@ -126,7 +126,7 @@ func (s *Scope) Passes() int {
 	return int(max(1, (cells*itemBytes+memory-1)/memory))
 }
 
-// Sets is the list of the object sets in which blobs of the snapshots lie.
+// Sets returns the object sets that hold blobs of the snapshots.
 func (s *Scope) Sets() []schema.BlobRef {
 	var g gathering
 	for _, snap := range s.Snapshots {
@@ -139,8 +139,8 @@ func (s *Scope) Sets() []schema.BlobRef {
 	return g.list()
 }
 
-// setsOf are the object sets that the snapshots name and that are in a store as blobs, by their prefixes. Of two with the
-// same prefix either is.
+// setsOf returns the object sets that the snapshots name and that are in a store as
+// blobs, by their prefixes. If two have the same prefix, either may be returned.
 func setsOf(snaps []*schema.Snapshot) map[schema.ObjectPrefix]schema.Key {
 	sets := map[schema.ObjectPrefix]schema.Key{}
 	for _, snap := range snaps {
@@ -203,7 +203,7 @@ func (s *Scope) Bitmaps() []schema.BlobRef {
 	return g.list()
 }
 
-// lists is how many lists there are with so many passes.
+// lists is the number of lists for this many passes.
 func lists(passes int) int { return passes + 3 }
 
 // list returns a list by number. Each is to be made when the one before has been visited, and what
@@ -224,8 +224,8 @@ func (s *Scope) list(ctx context.Context, n, passes int, without map[schema.Key]
 // chunksAtOnce is how many manifest chunks are read at the same time.
 const chunksAtOnce = 8
 
-// Pass gathers the blobs of pass n of so many, counted from 0. Chunks and pages that are in
-// without are left out, and what lies in sets that are.
+// Pass gathers the blobs of one pass; n counts passes from 0, and there are of of them.
+// Chunks and pages that are in without are left out, and so are blobs of sets in without.
 func (s *Scope) Pass(ctx context.Context, n, of int, without map[schema.Key]bool) ([]schema.BlobRef, error) {
 	g := gathering{}
 	sets := setsOf(s.Snapshots)
@@ -262,8 +262,8 @@ func passOf(k *schema.Key, of int) int {
 	return int(hi)
 }
 
-// cells visits the blob cells of a manifest chunk that are not null, but for those of pages that are in without. row is
-// counted from the chunk's first.
+// cells visits the blob cells of a manifest chunk that are not null, except those of
+// pages in without. row is counted from the chunk's first.
 func (s *Scope) cells(ctx context.Context, c chunkOf, without map[schema.Key]bool,
 	visit func(column int, row int64, ref schema.BlobRef)) error {
 	return s.eachPage(ctx, c, without, func(p pageOf, m *schema.Manifest) error {
@@ -304,7 +304,7 @@ func (s *Scope) eachPage(
 // gathering collects references, each once.
 type gathering struct {
 	items   []item
-	settled int // so many of them were distinct when they were last sorted
+	settled int // the first settled items were distinct when they were last sorted
 	next    uint64
 }
 
@@ -340,20 +340,23 @@ func (g *gathering) list() []schema.BlobRef {
 	return refs
 }
 
-// Attached is what is made of blobs that are cells of other programs' tables, or lie in buckets.
+// Attached is how blobs that are cells of other programs' tables, or are stored in
+// buckets, are copied.
 type Attached string
 
 const (
 	// ByValue reads the blobs and stores their bytes under the hashes of their content, with manifests that
 	// say so: the copy needs the tables and buckets no more. It is the default.
 	ByValue Attached = "value"
-	// ByReference copies manifests and object sets as they are; from or to a store in a bucket, where all keys but those of
-	// attached objects are others, they are made anew. The target has to reach the same tables, through which
-	// each cell is read once and compared. What lies in buckets is not read: a verification of the copy does that.
+	// ByReference copies manifests and object sets as they are. From or to a store in a
+	// bucket, where all keys except those of attached objects differ, they are made anew.
+	// The target has to reach the same tables, through which each cell is read once and
+	// compared. Blobs in buckets are not read: a verification of the copy does that.
 	ByReference Attached = "reference"
 )
 
-// attachment says which manifest chunks of a scope have blobs that lie elsewhere, and in which tables.
+// attachment says which manifest chunks of a scope have attached blobs, and in which
+// tables.
 type attachment struct {
 	chunks map[schema.Key]bool
 	tables []store.AttachedTable // sorted, each once
@@ -361,9 +364,10 @@ type attachment struct {
 
 var errEnough = errors.New("no further page is needed")
 
-// attached looks at the first cell of each blob column of each chunk that is not null: a chunk is made by
-// one import, or by one attachment of tables, and its columns have no cells of two kinds. Of a snapshot that names
-// object sets it looks at cells until one is found that lies elsewhere.
+// attached checks the first cell of each blob column of each chunk that is not null: a
+// chunk is made by one import, or by one attachment of tables, and its columns have no
+// cells of two kinds. For a snapshot that names object sets it checks cells until it
+// finds an attached one.
 func (s *Scope) attached(ctx context.Context) (attachment, error) {
 	a := attachment{chunks: map[schema.Key]bool{}}
 	if !s.Source.Traits().Addresses && len(s.Sets()) == 0 {
@@ -416,8 +420,9 @@ func (s *Scope) attached(ctx context.Context) (attachment, error) {
 	return a, err
 }
 
-// sameButAttached says whether a snapshot is what copying another makes of it: all is the same,
-// but the manifest chunks that have blobs that lie elsewhere are of other bytes. It names the same object sets, or none.
+// sameButAttached reports whether made is a copy of from: all is the same, except that
+// manifest chunks with attached blobs have other bytes. It names the same object sets, or
+// none.
 func sameButAttached(made, from *schema.Snapshot, a attachment) (bool, error) {
 	if len(a.chunks) == 0 && len(from.Sets) == 0 || len(made.Chunks) != len(from.Chunks) {
 		return false, nil

@@ -80,8 +80,8 @@ func Snapshots(ctx context.Context, src store.Store, names []Name) ([]*schema.Sn
 // have very many.
 const snapshotsAtOnce = 32
 
-// readSnapshots reads snapshots. One that nobody has asked for by its number may have been dropped since it
-// was listed, and is left out.
+// readSnapshots reads snapshots. A snapshot that is not asked for by its number may have
+// been dropped since it was listed, and is left out.
 func readSnapshots(ctx context.Context, src store.Store, wanted []Name, asked map[Name]bool) ([]*schema.Snapshot, error) {
 	snaps := make([]*schema.Snapshot, len(wanted))
 	readers, ctx := errgroup.WithContext(ctx)
@@ -151,7 +151,7 @@ func Selections(ctx context.Context, src store.Store, snaps []*schema.Snapshot) 
 	return kept, nil
 }
 
-// What reads do where a store is out of reach: each try asks another replica.
+// Retries of reads while a store is out of reach: each try asks another replica.
 const (
 	readTries = 6
 	readPause = 100 * time.Millisecond // before the second try, then twice as long each time

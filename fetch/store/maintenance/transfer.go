@@ -42,7 +42,7 @@ func (c *copier) transfer(ctx context.Context, in store.Ingest, scope Scope) ([]
 		if err != nil {
 			return nil, err
 		}
-		if err := c.crew.each(ctx, refs, 0, t.visit, nil); err != nil {
+		if err := c.pool.each(ctx, refs, 0, t.visit, nil); err != nil {
 			return nil, err
 		}
 	}
@@ -160,10 +160,12 @@ func (t *transfer) read(ctx context.Context, src store.Store, ref schema.BlobRef
 	return b, nil
 }
 
-// remake makes manifests anew. Bytes of cells that are copied by value go to the target, under their hash where it has
-// hashes, and pages of manifests name them by it. A cell that is copied by reference and lies in a bucket keeps its
-// address there. Ids, metadata and the order of rows stay. It takes the chunks and object sets out of the scope, and returns
-// the snapshots with those that were made in their place. A page at a time is in memory, and the cells that are under way.
+// remake makes manifests anew. Bytes of cells that are copied by value go to the target,
+// under their hash if it has hashes, and pages of manifests name them by it. A cell that
+// is copied by reference and is stored in a bucket keeps its address there. Ids, metadata
+// and the order of rows stay. remake takes the chunks and object sets out of the scope,
+// and returns the snapshots with those that were made in their place. One page at a time
+// is in memory, and the cells in flight.
 func (t *transfer) remake(ctx context.Context) ([]*schema.Snapshot, error) {
 	made := map[schema.Key]schema.Chunk{} // by the key of the chunk that it is made of; snapshots share them
 	for _, c := range t.scope.chunks() {
@@ -305,7 +307,7 @@ func (t *transfer) values(ctx context.Context, cells []*schema.BlobRef) error {
 	}
 	var mu sync.Mutex
 	values := make(map[schema.Key]schema.BlobRef, len(refs))
-	err := t.crew.each(ctx, refs, 0, func(ctx context.Context, ref schema.BlobRef) error {
+	err := t.pool.each(ctx, refs, 0, func(ctx context.Context, ref schema.BlobRef) error {
 		b, err := t.read(ctx, t.scope.Source, ref, t.hashed(ref.Key))
 		if err != nil {
 			return err

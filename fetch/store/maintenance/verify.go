@@ -87,10 +87,11 @@ type Damage struct {
 type Occurrence struct {
 	Dataset  string `json:"dataset"`
 	Snapshot int64  `json:"snapshot"`
-	// What is "manifest", "selection NAME", "object set PREFIX", "checksums of object set PREFIX" or "column NAME".
+	// One of "manifest", "selection NAME", "object set PREFIX", "checksums of object set
+	// PREFIX" or "column NAME".
 	What string `json:"what"`
-	// Rows are positions, the first hundred, and Count is how many there are. Of a manifest
-	// chunk they are the first and the last.
+	// Rows are positions, the first hundred, and Count is how many there are. For a
+	// manifest chunk they are the first and the last.
 	Rows  []int64 `json:"rows"`
 	Count int64   `json:"count"`
 }
@@ -99,7 +100,7 @@ type Occurrence struct {
 type verifier struct {
 	scope   Scope
 	opts    VerifyOptions
-	crew    *crew
+	pool    *pool
 	pace    pace
 	hashed  func(schema.Key) bool
 	state   progressFile
@@ -111,12 +112,12 @@ type verifier struct {
 	broken map[schema.Key]bool // chunks that cannot be read
 }
 
-// Verify reads every blob that the scope refers to, manifests and selections
-// included, and compares it with its size, its checksum and its hash. What is
-// damaged is reported and no error; an error is that the source cannot be read.
+// Verify reads every blob that the scope refers to, manifests and selections included,
+// and compares it with its size, its checksum and its hash. Damaged blobs are reported
+// and are no error; an error says that the source cannot be read.
 func Verify(ctx context.Context, scope Scope, opts VerifyOptions) (Verification, error) {
 	v := &verifier{
-		scope: scope, opts: opts, crew: newCrew(opts.Workers), hashed: hashedIn(scope.Source),
+		scope: scope, opts: opts, pool: newPool(opts.Workers), hashed: hashedIn(scope.Source),
 		broken: map[schema.Key]bool{},
 	}
 	v.pace = newPace(opts.Rate)
@@ -182,7 +183,7 @@ func (v *verifier) lists(ctx context.Context, passes int) error {
 		if list == lists(passes)-1 {
 			v.state.Next = 0 // selections come and go
 		}
-		err = v.crew.each(ctx, refs, min(v.state.Next, len(refs)), v.visit, func(next int) {
+		err = v.pool.each(ctx, refs, min(v.state.Next, len(refs)), v.visit, func(next int) {
 			v.state.Next = next
 			v.save(false)
 		})
@@ -339,8 +340,8 @@ type hit struct {
 	damage int // index in Verification.Damaged
 }
 
-// locate finds out what refers to the damaged blobs. What nothing refers to any
-// more, because its snapshots were dropped meanwhile, is no damage.
+// locate finds out what refers to the damaged blobs. A blob without references, because
+// its snapshots were dropped meanwhile, is not damage.
 func (v *verifier) locate(ctx context.Context) error {
 	if len(v.report.Damaged) == 0 {
 		return nil
@@ -563,8 +564,8 @@ func parseProgress(data []byte) (*progressFile, error) {
 	return p, nil
 }
 
-// save writes how far it is, now and then. What was visited beyond that will be
-// visited and counted once more.
+// save writes the progress to the state file now and then. After a restart, blobs visited
+// since the last save are visited and counted once more.
 func (v *verifier) save(now bool) {
 	if v.opts.Resume == "" || !now && time.Since(v.state.saved) < saveEvery {
 		return
@@ -599,7 +600,7 @@ type Mender struct {
 	like map[content][]*Damage // those without a hash, which are known by their content
 }
 
-// content is what is known of a blob without a hash, beside where it lies.
+// content is the size and checksum of a blob without a hash.
 type content struct {
 	size int64
 	sum  schema.Sum

@@ -6,7 +6,7 @@ type bug uint64
 const (
 	bugCommitUnfenced     bug = 1 << iota // a commit does not look for its registration
 	bugOwnLaterEpoch                      // a superseded collection goes on, in the epoch of the one after
-	bugPeekRoots                          // roots are read unsettled, and nobody is fenced
+	bugPeekRoots                          // roots are read unsettled, and no ingest is fenced
 	bugLapseUnfenced                      // the ingests of lapsed processes are left registered
 	bugAckEarly                           // an epoch is acked before the puts that do not know of it have ended
 	bugNoWait                             // a collection waits for nobody

@@ -119,7 +119,7 @@ func (s *Store) Snapshot(ctx context.Context, dataset string, number int64) (*sc
 func (s *Store) snapshot(ctx context.Context, dataset string, number int64,
 	known *snapshotRecord) (*schema.Snapshot, error) {
 	row := snapshotRow(number)
-	look := func() (snapshotRecord, bool, error) {
+	reload := func() (snapshotRecord, bool, error) {
 		d, err := s.peek(ctx, dataset, row)
 		if err != nil {
 			return snapshotRecord{}, false, err
@@ -134,23 +134,24 @@ func (s *Store) snapshot(ctx context.Context, dataset string, number int64,
 	)
 	if live {
 		r = *known
-	} else if r, live, err = look(); err != nil || !live {
+	} else if r, live, err = reload(); err != nil || !live {
 		return nil, err
 	}
 	if s.hold(snapshotName(dataset, number)) {
 		if err := s.renew(ctx); err != nil {
 			return nil, err
 		}
-		if r, live, err = look(); err != nil || !live {
+		if r, live, err = reload(); err != nil || !live {
 			return nil, err
 		}
 	}
 	snap, err := s.record(ctx, dataset, number, r)
 	if errors.Is(err, schema.ErrDataLoss) {
-		// Where nobody knows what this process reads, it may just have been dropped.
-		_, live, again := look()
+		// If no other process knows what this one reads, the snapshot may just have been
+		// dropped.
+		_, live, again := reload()
 		if again != nil {
-			return nil, again // nobody knows which of the two it is
+			return nil, again // it is unknown which of the two it is
 		}
 		if !live {
 			return nil, nil

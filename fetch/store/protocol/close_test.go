@@ -9,7 +9,7 @@ import (
 	"bowstring/schema"
 )
 
-// stuck is a database that syncs until it is told not to, and says no more than that then.
+// stuck is a database whose Sync runs until the test ends it.
 type stuck struct {
 	*memory
 	syncs chan struct{}

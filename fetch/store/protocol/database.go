@@ -16,8 +16,8 @@ type Epoch int64
 // Nothing was changed; the caller loads the partition again.
 var ErrMoved = errors.New("the partition has changed")
 
-// ErrUncertain says that nobody knows whether a swap was made, for instance
-// because its answer was lost. The next Load of the partition settles it.
+// ErrUncertain says that it is not known whether a swap was made, for instance because
+// its answer was lost. The next Load of the partition settles it.
 var ErrUncertain = errors.New("the outcome of a swap is not known")
 
 // ErrReadOnly says that this process may read and not write.
@@ -52,22 +52,22 @@ type Change struct {
 // at one moment. There is a partition for each dataset, by its name, and one
 // for the protocol itself ([Control]).
 type Catalog interface {
-	// Partitions lists at least all partitions of which a Swap had been
-	// answered, or that had been loaded with rows in them, before the call.
-	// A swap that nobody knows the outcome of may not show: Load settles it.
+	// Partitions lists at least all partitions for which a Swap had been answered, or
+	// that had been loaded with rows in them, before the call. A swap whose outcome is
+	// unknown may not show: Load settles it.
 	Partitions(ctx context.Context) ([]string, error)
-	// Load reads a partition. What it returns is settled: a swap that the
-	// database has accepted shows, even if its answer was lost. One that does not
-	// show, and was begun for an older version, will never be made; one that was
-	// begun for this very version, and is still on its way, may be.
+	// Load reads a partition. The result is settled: a swap that the database has
+	// accepted shows, even if its answer was lost. A swap that does not show, and was
+	// begun for an older version, will never be made; one that was begun for this very
+	// version, and is still on its way, may be.
 	Load(ctx context.Context, name string) (Partition, error)
-	// Peek is a cheaper Load, which may miss a swap that nobody has been told
-	// the outcome of, and settles nothing. It shows every swap that was answered,
-	// and all that a Load or Peek has shown before. With names of rows it has only
-	// those of them that there are.
+	// Peek is a cheaper Load. It may miss a swap whose outcome was not reported, and
+	// settles nothing. It shows every swap that was answered, and all that a Load or Peek
+	// has shown before. If rows are named, it returns only those of them that exist.
 	Peek(ctx context.Context, name string, rows ...string) (Partition, error)
-	// Swap changes rows if the partition has the version, and gives it the next.
-	// ErrMoved if it has another, ErrUncertain if nobody knows.
+	// Swap changes rows if the partition has the version, and gives it the next. It is
+	// ErrMoved if the partition has another version, and ErrUncertain if the outcome is
+	// unknown.
 	Swap(ctx context.Context, name string, version int64, change Change) error
 }
 
@@ -87,9 +87,9 @@ type Member struct {
 // Members are the processes at work. The rows lapse some time after they were
 // last written; when is no matter of safety.
 type Members interface {
-	// Announce writes the process's row. Whoever lists later sees it. Of two rows
-	// of a process the one with the greater Beat stays, in whatever order the
-	// database learns of them. ErrReadOnly if the process may not write.
+	// Announce writes the process's row. A later Members call sees it. If a process has
+	// written two rows, the one with the greater Beat stays, in whatever order the
+	// database learns of them. It is ErrReadOnly if the process may not write.
 	Announce(ctx context.Context, m Member) error
 	// Members lists the rows.
 	Members(ctx context.Context) ([]Member, error)
@@ -113,15 +113,14 @@ type BlobRow struct {
 type Blobs interface {
 	// Read returns the bytes. The caller releases the blob.
 	Read(ctx context.Context, ref schema.BlobRef) (schema.Blob, error)
-	// Scan visits every row, from several goroutines if it likes. What is
-	// written meanwhile may be visited or not. So may a row that is nothing but a
-	// touch which has failed, until Row or Scan has shown it: a database of
-	// replicas has it on too few of them for every quorum to find it.
+	// Scan visits every row, perhaps from several goroutines. Rows written meanwhile may
+	// be visited or not. So may a row that is nothing but a failed touch, until Row or
+	// Scan has shown it: a database of replicas has it on too few of them for every
+	// quorum to find it.
 	Scan(ctx context.Context, visit func(context.Context, BlobRow) error) error
-	// Delete removes what was written of a blob in epochs before the given one.
-	// What was or is written in that epoch or later stays, in whatever order
-	// the database learns of them. Once it has returned without an error it
-	// takes away nothing more.
+	// Delete removes what was written of a blob in epochs before the given one. Writes in
+	// that epoch or later stay, in whatever order the database learns of them. Once
+	// Delete has returned without an error, it removes nothing more.
 	Delete(ctx context.Context, row BlobRow, before Epoch) error
 	// Sync makes durable what was written before.
 	Sync(ctx context.Context) error
@@ -143,9 +142,10 @@ type Contents interface {
 	Whole(ctx context.Context, ref schema.BlobRef) (bool, error)
 }
 
-// Segments are a database's blobs where they lie in segments, at addresses ([schema.ObjectAddress]). A segment is
-// written once, whole, and belongs to one ingest. The rows that Scan visits are those of segments: the key is the
-// address of the first byte, Stored and Touched are [EpochOf] its prefix. Delete removes a segment.
+// Segments are a database's blobs where they are stored in segments, at addresses
+// ([schema.ObjectAddress]). A segment is written once, whole, and belongs to one ingest.
+// The rows that Scan visits are those of segments: the key is the address of the first
+// byte, Stored and Touched are [EpochOf] its prefix. Delete removes a segment.
 type Segments interface {
 	// Pack begins the segments of an ingest. No other has the prefix.
 	Pack(prefix schema.ObjectPrefix) Pack

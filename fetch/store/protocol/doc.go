@@ -28,10 +28,10 @@
 // finds the collection. A collection goes on when the process of every
 // registered ingest has taken note of it. Where one does not, and its row
 // has lapsed, the collection takes the registration away, by a swap.
-// Commits, and whatever else an ingest makes visible, are swaps of the same
-// partition that find the registration there. So an ingest either is waited for,
-// or can never make anything visible. What it makes visible refers to what was
-// put through it, and to what the snapshot's parent refers to, which is live then.
+// Commits, and all other changes by which an ingest makes something visible, are swaps of
+// the same partition that find the registration there. So an ingest either is waited for,
+// or can never make anything visible. A commit refers only to blobs that were put through
+// its ingest, and to those of the snapshot's parent, which is live then.
 //
 // A swap that is still on its way, for the very version that a collection has
 // loaded, may be made later. It finds what the collection has found: if an ingest
@@ -39,21 +39,21 @@
 //
 // # Roots, marks, sweep
 //
-// The roots are what the partitions refer to, each loaded, so that all swaps
-// are settled, after the above: the snapshots, the dropped ones that some process
-// still reads, the selections. What they refer to is marked. What is not marked
-// and was not touched since the oldest registered ingest began is removed.
+// The roots are what the partitions refer to, each loaded, so that all swaps are settled,
+// after the above: the snapshots, the dropped ones that some process still reads, the
+// selections. Blobs that they refer to are marked. A blob that is not marked and was not
+// touched since the oldest registered ingest began is removed.
 //
 // Once it has the roots, a collection looks whether it is the one that runs still, and ends if not. Else what a later
 // one finds live could have been dropped before this one's roots were loaded: dead here, and relied upon by puts as
 // soon as the later one has ended. If it is, whatever a later one finds live and this one does not was made so by an
 // ingest that knew of this one, and is stored in its epoch or later.
 //
-// A dropped snapshot that nobody reads is taken out of its partition before its
-// blobs go, in the swap by which the collection settles the partition: whoever
-// comes after a collection that failed does not look for what it has removed. A
-// process that was taken for dead may say later that it reads such a snapshot.
-// What is left of it is kept, and what is gone holds nobody up.
+// A dropped snapshot that no process reads is removed from its partition before its
+// blobs, in the swap by which the collection settles the partition. So a collection that
+// follows a failed one does not look for blobs that are gone. A process that was taken
+// for dead may say later that it reads such a snapshot. Blobs that are left of it are
+// kept, and missing ones delay no collection.
 //
 // A collection may miss a row that is nothing but a touch which has failed: too few
 // replicas may have it for each quorum to find it. It has no bytes, as these are
@@ -79,11 +79,12 @@
 //
 // # Segments
 //
-// A database may keep blobs in segments ([Segments]) in place of storing each once under its hash. A segment belongs to
-// one ingest and is written once; its name says the epoch that the ingest was registered with. Snapshots name the ingests
-// whose segments they need, so that a collection reads records and no manifests: marked is what a snapshot names, and what
-// a selection's bitmap lies in. An ingest that is registered is waited for, or fenced, as above, and what it has written
-// has an epoch that the collection keeps.
+// A database may keep blobs in segments ([Segments]) in place of storing each once under
+// its hash. A segment belongs to one ingest and is written once; its name holds the epoch
+// that the ingest was registered with. Snapshots name the ingests whose segments they
+// need, so that a collection reads records and no manifests. It marks the segments that a
+// snapshot names, and those that hold a selection's bitmap. A registered ingest is waited
+// for, or fenced, as above, and its segments have an epoch that the collection keeps.
 //
 // A commit names its own ingest, and of others those that a live snapshot names in the version that its swap is made for.
 // So what a collection has found dead is dead for good: its ingest cannot commit any more, and nothing else can name it.
@@ -91,8 +92,8 @@
 //
 // # How it is tested
 //
-// The tests simulate processes that are suspended and die, clocks that lie, and a
-// database that loses, delays and repeats messages, from a seed; they plant
-// mistakes in the protocol and see that each is found. The folder spec
-// has the protocol in TLA+, for a model checker.
+// The tests simulate, from a seed, processes that are suspended and die, clocks that are
+// wrong, and a database that loses, delays and repeats messages. They plant mistakes in
+// the protocol and check that each is found. The folder spec has the protocol in TLA+,
+// for a model checker.
 package protocol

@@ -238,8 +238,8 @@ func (c *collection) collect(ctx context.Context) error {
 	return nil
 }
 
-// end says that the collection has ended, and whether it went over all of the
-// store. One that nobody can be told of is taken for dead later.
+// end records that the collection has ended, and whether it covered the whole store. If
+// the record cannot be written, other processes later take the collection for dead.
 func (c *collection) end(ctx context.Context, whole bool) error {
 	s := c.s
 	if !whole {
@@ -297,7 +297,7 @@ func (c *collection) agree(ctx context.Context) error {
 	if err := s.renew(ctx); err != nil {
 		return err
 	}
-	told := false
+	logged := false
 	for {
 		s.member.mu.Lock()
 		wake := s.member.wake
@@ -315,14 +315,15 @@ func (c *collection) agree(ctx context.Context) error {
 		if len(waiting) == 0 || s.planted(bugNoWait) {
 			return nil
 		}
-		if !told {
-			told = true
+		if !logged {
+			logged = true
 			s.log.InfoContext(ctx, "a collection waits until the processes that write have taken note of it", "processes", waiting)
 		}
 		if err := c.superseded(); err != nil {
 			return err
 		}
-		// The rows of the others are polled: nothing tells.
+		// The rows of other processes are polled, because a database sends no notice of
+		// changes.
 		if err := s.env.Wait(ctx, wake, s.options.RenewEvery/6); err != nil {
 			return err
 		}
@@ -336,9 +337,10 @@ func (c *collection) agree(ctx context.Context) error {
 	}
 }
 
-// confirm makes sure, by the database, that no other collection had begun when the roots were loaded. Of one that
-// had, the roots may be older than these: what was live to it may have been dropped, and is dead here. It would not
-// be stored again, as the other collection has found it live, and deletions of this one could meet it at any time.
+// confirm makes sure, by the database, that no other collection had begun when the roots
+// were loaded. If one had, its roots may be older than these: a blob that it found live
+// may have been dropped since, and is dead here. A put would not store that blob again,
+// as the other collection has found it live, and this one could delete it at any time.
 func (c *collection) confirm(ctx context.Context) error {
 	s := c.s
 	if s.planted(bugRootsUnconfirmed) {
@@ -354,8 +356,8 @@ func (c *collection) confirm(ctx context.Context) error {
 	return c.superseded()
 }
 
-// superseded spares a collection work that is in vain: another has begun. What
-// it would do is harmless, as the database sees to.
+// superseded spares a collection useless work if another has begun. Its work would be
+// harmless, as the database ensures.
 func (c *collection) superseded() error {
 	if c.opts.DryRun || c.s.planted(bugOwnLaterEpoch) {
 		return nil
@@ -372,9 +374,9 @@ type roots struct {
 	keys      []schema.Key // bitmaps of selections, records of snapshots, object sets
 }
 
-// rooted is a snapshot whose blobs are kept. One that was dropped is kept for who
-// reads it, as far as it is there: another collection may have found that nobody
-// does, while the reader was out of touch.
+// rooted is a snapshot whose blobs are kept. A dropped one is kept for its readers, as
+// far as it is there: another collection may have found no reader while the reader was
+// out of touch.
 type rooted struct {
 	*schema.Snapshot
 	live bool
@@ -387,10 +389,10 @@ type row struct {
 	snapshotRecord
 }
 
-// findRoots loads all partitions, and takes the registrations of those away
-// that will not say whether they know of the collection. What is registered in
-// the partitions as they were loaded is waited for and kept; what is not can
-// make nothing visible any more, or knows of the collection.
+// findRoots loads all partitions, and removes the registrations of processes that do not
+// say whether they know of the collection. Ingests registered in the partitions as they
+// were loaded are waited for and kept; all others can make nothing visible any more, or
+// know of the collection.
 func (c *collection) findRoots(ctx context.Context) error {
 	s := c.s
 	names, err := s.partitions(ctx)
@@ -490,10 +492,10 @@ func (c *collection) readRecords(ctx context.Context, rows []row, using []*schem
 	return nil
 }
 
-// settle loads a partition until every ingest that is registered in it knows of
-// the collection. It removes the others, selections that are over, and dropped
-// snapshots that nobody reads: before their blobs, so that no other collection
-// looks for these. What it returns is what is left.
+// settle loads a partition until every ingest that is registered in it knows of the
+// collection. It removes the others, expired selections, and dropped snapshots without
+// readers: before their blobs, so that no other collection looks for these. It returns
+// what is left.
 func (c *collection) settle(ctx context.Context, name string) (*datasetState, error) {
 	s := c.s
 	load := s.db.Load
@@ -558,7 +560,8 @@ func (c *collection) clear(ctx context.Context, d *datasetState, e *edit) (waiti
 	if len(d.ingests) == 0 && len(d.snapshots) == len(d.live()) {
 		return false, nil
 	}
-	// After the partition: who reads what is dropped in it has held it before.
+	// Members are read after the partition: a process that reads a dropped snapshot of it
+	// has held it before.
 	members, err := s.members(ctx)
 	if err != nil {
 		return false, err
@@ -584,9 +587,9 @@ func (c *collection) clear(ctx context.Context, d *datasetState, e *edit) (waiti
 	return waiting, nil
 }
 
-// held says whether a process reads a snapshot. Of this one the caller of GC
-// knows better, but for what was opened since the collection began. A dry run
-// begins none.
+// held returns a function that reports whether a process reads a snapshot. For this
+// process the caller of GC knows better, except for snapshots opened since the collection
+// began. A dry run begins none.
 func (c *collection) held(members map[string]Member) func(name string) bool {
 	m := &c.s.member
 	holds := map[string]bool{}

@@ -312,8 +312,9 @@ func (in *Ingest) save(ctx context.Context, snap schema.Snapshot, restored bool)
 	return decodeRecord(in.dataset, number, record)
 }
 
-// complete reports a schema.ErrInvalid unless what the snapshot's record refers to was put. Where blobs lie in segments it
-// has the snapshot name the ingest's own set, and returns those of other ingests that it names.
+// complete returns a schema.ErrInvalid unless all that the snapshot's record refers to
+// was put. Where blobs are in segments it makes the snapshot name the ingest's own set,
+// and returns those of other ingests that it names.
 func (in *Ingest) complete(ctx context.Context, snap *schema.Snapshot) (carried []schema.ObjectPrefix, err error) {
 	if in.pack != nil {
 		return in.sets(snap)
@@ -337,7 +338,8 @@ func (in *Ingest) complete(ctx context.Context, snap *schema.Snapshot) (carried 
 	return nil, nil
 }
 
-// describe stores the record of a snapshot that is about to be committed, where it does not lie in its row.
+// describe stores the record of a snapshot that is about to be committed, if the record
+// is too large for its row.
 func (in *Ingest) describe(ctx context.Context, row *snapshotRecord) (err error) {
 	inline := len(row.Record) <= in.s.options.InlineRecord
 	var ref schema.BlobRef
@@ -364,8 +366,8 @@ func (in *Ingest) sync(ctx context.Context) error {
 	return in.s.db.Sync(ctx)
 }
 
-// commit makes the row the newest snapshot's. What makes it safe is that the
-// registration is in the partition of the version that the swap is made for.
+// commit makes the row the newest snapshot's. It is safe because the registration is in
+// the partition of the version that the swap is made for.
 func (in *Ingest) commit(ctx context.Context, row snapshotRecord, snap *schema.Snapshot,
 	carried []schema.ObjectPrefix, restored bool) (number int64, err error) {
 	err = in.s.update(ctx, in.dataset, func(d *datasetState, e *edit) error {

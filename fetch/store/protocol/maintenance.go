@@ -52,7 +52,7 @@ func (s *Store) RepairAfter(ctx context.Context, ref schema.BlobRef, data []byte
 	}
 	defer s.calls.done()
 	if s.segments != nil {
-		return fmt.Errorf("%w: blob %s lies in a segment, which is never written again: copy the snapshots from where they "+
+		return fmt.Errorf("%w: blob %s is in a segment, which is never written again: copy the snapshots from where they "+
 			"are whole", schema.ErrInvalid, ref.Key)
 	}
 	if ref.Check(data) != nil || sha256.Sum256(data) != ref.Key {
@@ -69,8 +69,8 @@ func (s *Store) RepairAfter(ctx context.Context, ref schema.BlobRef, data []byte
 	defer s.member.quit(g)
 	old, err := s.contents.Row(ctx, ref.Key)
 	if err == nil {
-		// Of two writes in one epoch a database may prefer the damaged one. What is
-		// written in a later epoch than the collections' is removed by none of them.
+		// Given two writes in one epoch, a database may prefer the damaged one. Writes in
+		// a later epoch than the collections' are removed by none of them.
 		at := max(g.epoch, old.Stored+1, old.Touched+1, written+1)
 		if err = s.contents.Touch(ctx, ref, at); err == nil {
 			err = s.contents.Write(ctx, ref, data, at)

@@ -18,17 +18,17 @@ type member struct {
 
 	renewing turns[struct{}] // one row is written at a time
 
-	mu      sync.Mutex
-	seen    int64 // version of the control partition that state is of
-	state   control
-	puts    []*generation // those with puts under way, and the one that puts join
-	beat    int64
-	told    Epoch     // the newest epoch that a row has acked
-	renewed time.Time // when a row was last written, zero for never
-	held    map[string]hold
-	inUse   func() []*schema.Snapshot
-	release []*Ingest     // whose registrations are to be taken away
-	wake    chan struct{} // closed to have the row renewed at once
+	mu        sync.Mutex
+	seen      int64 // version of the control partition that state is of
+	state     control
+	puts      []*generation // those with puts under way, and the one that puts join
+	beat      int64
+	announced Epoch     // the newest epoch that a row has acked
+	renewed   time.Time // when a row was last written, zero for never
+	held      map[string]hold
+	inUse     func() []*schema.Snapshot
+	release   []*Ingest     // whose registrations are to be taken away
+	wake      chan struct{} // closed to have the row renewed at once
 
 	readOnly bool
 	keeping  bool // the row is being renewed
@@ -103,7 +103,7 @@ func (m *member) join() *generation {
 func (m *member) quit(g *generation) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if g.flight--; g.flight == 0 && m.known() > m.told {
+	if g.flight--; g.flight == 0 && m.known() > m.announced {
 		m.kick() // a collection waits for it
 	}
 }
@@ -197,7 +197,7 @@ func (s *Store) renew(ctx context.Context) error {
 			return err
 		}
 		m.mu.Lock()
-		again := m.known() > m.told && m.state.Run != ""
+		again := m.known() > m.announced && m.state.Run != ""
 		m.mu.Unlock()
 		if !again {
 			break
@@ -242,7 +242,7 @@ func (s *Store) announce(ctx context.Context) error {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.told = max(m.told, row.Acked)
+	m.announced = max(m.announced, row.Acked)
 	m.renewed = now
 	return nil
 }
@@ -293,8 +293,8 @@ func (s *Store) nextRenewal() time.Duration {
 	return s.options.RenewEvery*3/4 + time.Duration(s.env.Rand()%uint64(s.options.RenewEvery/2+1))
 }
 
-// leave takes away what this process has told others. Where it cannot, that
-// lapses by itself.
+// leave removes what this process has announced to others. If it cannot, the row lapses
+// by itself.
 func (s *Store) leave() {
 	m := &s.member
 	m.mu.Lock()

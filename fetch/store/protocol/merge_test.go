@@ -8,7 +8,8 @@ import (
 	"bowstring/fetch/store"
 )
 
-// Of two damaged copies of a partition the later one may have the older row of a run. A step that was settled stays so.
+// Given two damaged copies of a partition, the later one may have the older row of a run.
+// A settled step stays settled.
 func TestMergeKeepsSettledSteps(t *testing.T) {
 	row := func(created int64, steered int, settled int64) map[string][]byte {
 		run := store.Run{Dataset: "d", Name: "r", Steered: make([]store.Steer, steered), Settled: settled,

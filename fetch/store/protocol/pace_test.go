@@ -8,7 +8,7 @@ import (
 	"bowstring/fetch/store"
 )
 
-// TestPace: so many bytes and blobs a second are taken, and no more, in the
+// TestPace: the pace admits the configured bytes and blobs a second, and no more, in the
 // time of the process.
 func TestPace(t *testing.T) {
 	var idle coroutines

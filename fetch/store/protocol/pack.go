@@ -45,8 +45,9 @@ func (in *Ingest) presentPacked(ref schema.BlobRef) error {
 	return fmt.Errorf("%w: blob %s of %d bytes was not put", schema.ErrInvalid, ref.Key, ref.Size)
 }
 
-// sets has a snapshot name the ingest's own set, and returns those of other ingests that it names. The manifest has to
-// lie in the sets that are named, and so has each list of objects of other buckets.
+// sets makes a snapshot name the ingest's own set, and returns those of other ingests
+// that it names. The named sets have to hold the manifest, and each list of objects of
+// other buckets.
 func (in *Ingest) sets(snap *schema.Snapshot) (carried []schema.ObjectPrefix, err error) {
 	own := in.prefix
 	for _, set := range snap.Sets {

@@ -34,8 +34,9 @@ const (
 // one process may keep such rows in memory.
 func Passing(row string) bool { return strings.HasPrefix(row, rowIngest) }
 
-// Merge makes one partition of the rows of damaged copies: all there are of them, later copies before earlier ones.
-// Numbers that were given out are not given out again. What was dropped may be back.
+// Merge makes one partition of the rows of damaged copies: all rows of any of them, later
+// copies before earlier ones. It gives no number out again. A dropped snapshot may be
+// back.
 func Merge(name string, copies ...map[string][]byte) map[string][]byte {
 	rows := map[string][]byte{}
 	var newest control
@@ -131,7 +132,8 @@ func Recover(name string, records [][]byte, at []schema.BlobRef) (rows map[strin
 	return e.change.Put, numbers
 }
 
-// Stored is a snapshot as a partition has it. Where its record lies as a blob, it is that blob alone.
+// Stored is a snapshot as a partition has it. If its record is stored as a blob, only
+// Record is set.
 type Stored struct {
 	Record *schema.BlobRef
 	*schema.Snapshot

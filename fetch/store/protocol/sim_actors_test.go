@@ -31,7 +31,7 @@ type actor struct {
 	w     *world
 	p     *process
 	s     *Store
-	inUse map[string]*schema.Snapshot // nil if the process does not tell
+	inUse map[string]*schema.Snapshot // nil if the process does not report it
 	marks int
 }
 
@@ -172,7 +172,7 @@ func (a *actor) commits(in *Ingest) bool {
 		}
 		snap.Source += long.String()
 	}
-	if w.chance(3) { // rows that lie in an object set
+	if w.chance(3) { // rows in an object set
 		set, err := in.Put(ctx, fmt.Appendf(nil, "set %d", w.rng.IntN(3)))
 		if a.failed("put", err) {
 			return false
@@ -345,12 +345,13 @@ func (a *actor) drops() {
 	a.failed("drop", a.s.Drop(ctx, d.Name, number), schema.ErrNotFound, schema.ErrInvalid)
 }
 
-// reads opens a snapshot, and reads it for some time, whoever drops it.
+// reads opens a snapshot, and reads it for some time, even if it is dropped.
 func (a *actor) reads() {
 	ctx, w := context.Background(), a.w
 	a.sleep(10 * time.Second)
 	dataset := a.dataset()
-	// Who was out of touch, meanwhile or later, may find that what it reads is gone.
+	// A process that was out of touch, meanwhile or later, may find that the snapshot it
+	// reads is gone.
 	id, since := a.s.member.id, w.db.lapses[a.s.member.id]
 	snap, err := a.s.Snapshot(ctx, dataset, 0)
 	if a.failed("open a snapshot", err, schema.ErrNotFound) {

@@ -19,7 +19,7 @@ type client struct {
 
 var errSilent = fmt.Errorf("%w: no answer", schema.ErrUnavailable)
 
-// call sends a message to so many nodes, and waits for the answers of need.
+// call sends a message to a number of nodes, and waits for the answers of need.
 func (c *client) call(ctx context.Context, kind string, to, need int, f func(node int)) error {
 	w, p := c.r.w, c.p
 	p.calls++
@@ -39,7 +39,7 @@ func (c *client) call(ctx context.Context, kind string, to, need int, f func(nod
 	if w.chance(w.faults.slow) {
 		slow = w.between(0, answerWithin-time.Second/2)
 	}
-	more, lost, echo := w.astray(kind)
+	more, lost, echo := w.disturb(kind)
 	slow += more
 	stall := w.stalls(p, kind)
 	var long time.Duration
@@ -108,9 +108,9 @@ func (w *world) collectorFrozen() bool {
 	return state.Run != "" && slices.ContainsFunc(w.procs, frozen)
 }
 
-// astray says what becomes of a call because of what it is for: how late it arrives, whether
-// it is lost, and how late its answer is.
-func (w *world) astray(kind string) (slow time.Duration, lost bool, answer time.Duration) {
+// disturb returns what happens to a call of a kind: how late it arrives, whether it is
+// lost, and how late its answer is.
+func (w *world) disturb(kind string) (slow time.Duration, lost bool, answer time.Duration) {
 	f := &w.faults
 	switch kind {
 	case "unsize", "unbytes", "untouch":

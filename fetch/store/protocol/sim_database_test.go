@@ -18,7 +18,7 @@ const (
 	late = 4 * time.Minute
 )
 
-// faults says what goes wrong in a run: each once in so many times, 0 for never.
+// faults are the faults of a run: each happens once in this many times, 0 for never.
 type faults struct {
 	lose     int // messages
 	silence  int // answers

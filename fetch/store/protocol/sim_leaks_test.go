@@ -7,8 +7,8 @@ import (
 	"bowstring/schema"
 )
 
-// TestLeaks: all that is stored and that nothing refers to is a leak, but for a touch that
-// some quorum does not know of, until the replicas are repaired.
+// TestLeaks: everything stored without a reference is a leak, except a touch that some
+// quorum does not know of, until the replicas are repaired.
 func TestLeaks(t *testing.T) {
 	touched, sized, written := cell{touched: 2}, cell{touched: 2, size: 2}, cell{bytes: [2]Epoch{0, 2}}
 	gone := cell{touched: 2, touchedGone: 3, size: 2, sizeGone: 3, bytes: [2]Epoch{2, 2}, bytesGone: 3}

@@ -26,7 +26,7 @@ func newOracle(w *world) *oracle {
 	}
 }
 
-// changed is told of each new version of a partition.
+// changed is called with each new version of a partition.
 func (o *oracle) changed(name string, p Partition) {
 	if name == Control {
 		return
@@ -118,7 +118,7 @@ func (o *oracle) snapshots(was, d *datasetState) {
 	}
 }
 
-// committed is told of each snapshot that becomes visible.
+// committed is called with each snapshot that becomes visible.
 func (o *oracle) committed(dataset string, number int64, r snapshotRecord) {
 	name := snapshotName(dataset, number)
 	record := r.Record
@@ -182,7 +182,7 @@ func (o *oracle) whole(key schema.Key) bool {
 	return r.merged(key, 0, 1).whole() && r.merged(key, 0, 2).whole() && r.merged(key, 1, 2).whole()
 }
 
-// deleted is told when a node takes away the bytes of a blob.
+// deleted is called when a node removes the bytes of a blob.
 func (o *oracle) deleted(key schema.Key) {
 	if o.refs[key] > 0 && !o.whole(key) {
 		o.w.wrong("blob %s is deleted, which %s refers to", key.String()[:8], o.referrer(key))
@@ -195,7 +195,7 @@ func (o *oracle) referrer(key schema.Key) string {
 			return name
 		}
 	}
-	return "nobody"
+	return "no process"
 }
 
 // leaks lists what is stored that nothing refers to, less what the documentation

@@ -53,8 +53,8 @@ type coroutine struct {
 	stop  func()
 }
 
-// coroutines are those that run nothing at present. Whoever simulates one seed after
-// the other has them for all; close ends them.
+// coroutines are those that run nothing at present. A caller that simulates one seed
+// after the other has them for all; close ends them.
 type coroutines struct{ list []*coroutine }
 
 func (c *coroutines) take() *coroutine {

@@ -76,9 +76,10 @@ var mistakes = []mistake{
 	{"proofs forgotten", bugProofsForgotten},
 }
 
-// packedMistakes are those that are found where blobs lie in segments. Two mistakes do nothing there. A deletion whose
-// answer was lost is made by the next collection, which lists the segment again. And the epoch of a deletion takes no
-// part: a collection judges a segment by the epoch of its ingest, and a segment is never written again.
+// packedMistakes are those that are found where blobs are in segments. Two mistakes have
+// no effect there. A deletion whose answer was lost is made by the next collection, which
+// lists the segment again. And the epoch of a deletion does not matter: a collection
+// judges a segment by the epoch of its ingest, and a segment is never written again.
 var packedMistakes = []mistake{
 	{"sets unrooted", bugSetsUnrooted},
 	{"carried unnamed", bugCarriedUnnamed},
@@ -152,13 +153,13 @@ type outcome struct {
 	MissedAre  []string `json:"missed"`
 }
 
-var told outcome
+var summary outcome
 
-func tell(t *testing.T) {
+func print(t *testing.T) {
 	if *report == "" {
 		return
 	}
-	text, err := json.Marshal(told)
+	text, err := json.Marshal(summary)
 	if err == nil {
 		err = os.WriteFile(*report, text, 0o600)
 	}
@@ -167,8 +168,8 @@ func tell(t *testing.T) {
 	}
 }
 
-// firstSeed is the same each time unless asked otherwise: a run then says of a change
-// what the run before said without it. Who wants to find more begins anywhere.
+// firstSeed is the same each time unless asked otherwise, so that runs before and after a
+// change use the same seeds. A search for more failures may begin anywhere.
 func firstSeed() uint64 {
 	if *from != 0 {
 		return *from
@@ -191,17 +192,17 @@ func TestSimulation(t *testing.T) {
 	t.Logf("seeds %d to %d", first, first+uint64(n)-1)
 	begun := time.Now()
 	failed, err := hunt(first, n, 0)
-	told.Seeds, told.Seconds = n, time.Since(begun).Seconds()
-	if err == nil { // as many where blobs lie in segments
+	summary.Seeds, summary.Seconds = n, time.Since(begun).Seconds()
+	if err == nil { // as many where blobs are in segments
 		failed, err = hunt(first|packedSeeds, n, 0)
-		told.Seeds += n
+		summary.Seeds += n
 	}
 	if err != nil {
-		told.Violations++
+		summary.Violations++
 		t.Errorf("seed %d: %v\nrun it by: go test -run '^TestSimulation$' ./fetch/store/protocol -v -args -seed=%d",
 			failed, err, failed)
 	}
-	tell(t)
+	print(t)
 }
 
 // replay runs one seed, and says what happened.
@@ -247,7 +248,7 @@ func TestPlanted(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes a minute")
 	}
-	only := 0 // planted where blobs lie in segments
+	only := 0 // planted where blobs are in segments
 	for _, m := range packedMistakes {
 		if !slices.Contains(mistakes, m) {
 			only++
@@ -257,7 +258,7 @@ func TestPlanted(t *testing.T) {
 		t.Errorf("%d mistakes are listed, there are others", want)
 	}
 	n := numberOfSeeds()
-	told.Planted = len(mistakes) + len(packedMistakes)
+	summary.Planted = len(mistakes) + len(packedMistakes)
 	for i, m := range slices.Concat(mistakes, packedMistakes) {
 		name, first := m.name, firstSeed()
 		if i >= len(mistakes) {
@@ -269,13 +270,13 @@ func TestPlanted(t *testing.T) {
 			}
 			failed, err := hunt(first, n, m.bug)
 			if err == nil {
-				told.Missed++
-				told.MissedAre = append(told.MissedAre, m.name)
+				summary.Missed++
+				summary.MissedAre = append(summary.MissedAre, m.name)
 				t.Errorf("it was not found in seeds %d to %d", first, first+uint64(n)-1)
 				return
 			}
 			t.Logf("found after %d: %v", failed-first+1, err)
 		})
 	}
-	tell(t)
+	print(t)
 }

@@ -9,9 +9,10 @@ import (
 	"bowstring/schema"
 )
 
-// Seeds with this bit are of worlds whose database is a bucket: blobs lie in segments, each of which is written once, by
-// messages that are lost, late and doubled as all others are; lists are as old as their pages; deletions have no
-// condition; and a swap is a conditional write, which is made or not when it arrives.
+// Seeds with this bit are of worlds whose database is a bucket: blobs are in segments,
+// each of which is written once, by messages that are lost, late and doubled as all
+// others are; lists are as old as their pages; deletions have no condition; and a swap is
+// a conditional write, which is made or not when it arrives.
 const packedSeeds = 1 << 60
 
 // bucketClient is the Database that a process has in such a world.
@@ -41,7 +42,7 @@ func (w *world) drawBucketFaults() {
 	}
 }
 
-// segmentKey is the address of the first byte of the segment in which a blob lies.
+// segmentKey is the address of the first byte of a blob's segment.
 func segmentKey(key schema.Key) schema.Key {
 	a, _ := schema.ParseObjectAddress(key)
 	return schema.ObjectAddress{Prefix: a.Prefix, Object: a.Object}.Key(0)
@@ -88,7 +89,7 @@ func (p *simPack) seal() {
 	}
 }
 
-// write writes a segment. What is there is left as it is.
+// write writes a segment. An existing one is left as it is.
 func (p *simPack) write(ctx context.Context, number uint32) error {
 	key := schema.ObjectAddress{Prefix: p.prefix, Object: number}.Key(0)
 	err := p.c.call(ctx, "bytes", 1, 1, func(int) { p.c.r.segments[key] = true })
@@ -171,7 +172,8 @@ func (o *oracle) deletedSegment(segment schema.Key) {
 	}
 }
 
-// leakedSegments lists those that no visible snapshot names and no selection lies in.
+// leakedSegments lists segments that no visible snapshot names and that hold no
+// selection.
 func (o *oracle) leakedSegments() []string {
 	named := map[schema.ObjectPrefix]bool{}
 	for key := range o.refs {

@@ -61,7 +61,7 @@ func simulate(idle *coroutines, seed uint64, bugs bug, trace *strings.Builder) (
 		}
 	}
 	w.run(lasts)
-	// What is on its way arrives, and what was suspended goes on, undisturbed.
+	// Messages in flight arrive, and suspended processes go on, undisturbed.
 	w.faults = faults{}
 	for _, p := range w.procs {
 		p.hurtAt = nil
@@ -94,8 +94,8 @@ func (w *world) finish(bugs bug) {
 		s := New(w.database(p), p, Options{Holder: p.name, Parallel: 3, References: simReferences})
 		s.bugs, s.memo = bugs, &w.memo
 		ctx := context.Background()
-		// One collection is enough, but for what not every quorum knows of; of that
-		// there is none once the replicas are repaired.
+		// One collection is enough, except for blobs that not every quorum knows of;
+		// there are none once the replicas are repaired.
 		for _, after := range []string{"the first collection", "the repair and a second one"} {
 			_, err := s.GC(ctx, store.GCOptions{}, nil)
 			if errors.Is(err, schema.ErrUnavailable) { // a row of the dead that was on its way for minutes lapses first

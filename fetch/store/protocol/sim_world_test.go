@@ -97,7 +97,7 @@ func (w *world) wrong(format string, args ...any) {
 	}
 }
 
-// chance is true once in so many times, never for 0.
+// chance is true once in this many times, never for 0.
 func (w *world) chance(in int) bool { return in > 0 && w.rng.IntN(in) == 0 }
 
 // between draws a duration.
@@ -297,7 +297,7 @@ func (p *process) suspend(d time.Duration) {
 	})
 }
 
-// kill ends the process. What it has sent is on its way.
+// kill ends the process. Messages that it has sent are still in flight.
 func (p *process) kill() {
 	w := p.w
 	if p.dead {
@@ -306,9 +306,9 @@ func (p *process) kill() {
 	w.say(p, "is dead")
 	w.note("kill", 0)
 	p.dead, p.frozen = true, false
-	mine := func(t *task) bool { return t.p == p }
-	w.ready = slices.DeleteFunc(w.ready, mine)
-	w.polled = slices.DeleteFunc(w.polled, mine)
+	own := func(t *task) bool { return t.p == p }
+	w.ready = slices.DeleteFunc(w.ready, own)
+	w.polled = slices.DeleteFunc(w.polled, own)
 	p.thaw = nil
 	running := w.current
 	for _, t := range slices.Clone(p.tasks) {

@@ -30,8 +30,8 @@ type Options struct {
 	// Parallel is how many calls of the database a collection has under way at
 	// once, 128 if 0.
 	Parallel int
-	// Stored, if not nil, is told of blobs that were stored anew, and with
-	// negative numbers of those that were removed.
+	// Stored, if not nil, is called with blobs that were stored anew, and with negative
+	// numbers for removed ones.
 	Stored func(blobs, bytes int64)
 	// LeastEpoch, if not nil, is what the epoch of the next collection is at least.
 	// Where epochs are write times, a repair may have written later than the present
@@ -43,7 +43,8 @@ type Options struct {
 	// References calls visit for each blob that the rows of a manifest chunk
 	// refer to; they are read by package schema if it is nil.
 	References func(snap *schema.Snapshot, chunk schema.Chunk, blob schema.Blob, visit func(schema.Key)) error
-	// InlineRecord is the size up to which a snapshot's record lies in its row, 1 KiB if 0.
+	// InlineRecord is the size up to which a snapshot's record is stored in its row, 1
+	// KiB if 0.
 	InlineRecord int
 }
 
@@ -118,8 +119,8 @@ func New(db Database, env Env, options Options) *Store {
 	return s
 }
 
-// Close waits for the calls under way, tells other processes that this one is
-// gone, and ends. It does not close the database.
+// Close waits for running calls, announces to other processes that this one has left, and
+// ends. It does not close the database.
 func (s *Store) Close() error {
 	s.mu.Lock()
 	closed := s.closed
@@ -260,7 +261,7 @@ func (s *Store) Ready(ctx context.Context) error {
 	return s.ensureReading(ctx)
 }
 
-// Locate implements store.Store for stores whose blobs lie in no bucket.
+// Locate implements store.Store for stores whose blobs are in no bucket.
 func (*Store) Locate(context.Context, schema.BlobRef) (store.Location, bool, error) {
 	return store.Location{}, false, nil
 }

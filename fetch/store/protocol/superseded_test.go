@@ -111,9 +111,9 @@ func direct(t *testing.T, without bug, happens func(r *directedRun)) {
 	}
 }
 
-// TestSupersededRoots: a collection that was superseded before it loaded its roots deletes nothing. What its
-// successor has found live may be dropped since, so that it is dead to the one before, and is relied upon by puts, as
-// the successor has ended.
+// TestSupersededRoots: a collection that was superseded before it loaded its roots
+// deletes nothing. A blob that its successor found live may be dropped since. Then it is
+// dead to the one before, and puts rely on it, as the successor has ended.
 func TestSupersededRoots(t *testing.T) {
 	direct(t, bugRootsUnconfirmed, func(r *directedRun) {
 		ctx := r.Context()

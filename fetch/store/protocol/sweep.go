@@ -192,7 +192,7 @@ type marks struct {
 
 	mu       sync.Mutex
 	prefixes []uint64
-	sorted   int // so many of them are sorted and distinct
+	sorted   int // the first sorted ones are sorted and distinct
 }
 
 // covers says whether the key is one of this pass.

@@ -28,8 +28,8 @@ func (d *blind) Peek(ctx context.Context, name string, rows ...string) (Partitio
 	return d.memory.Peek(ctx, name, rows...)
 }
 
-// TestRecordGoneUnsure: where a record is gone and nobody can say whether the snapshot was dropped, it is to be tried
-// again, and no loss of data.
+// TestRecordGoneUnsure: if a record is gone and it is unknown whether the snapshot was
+// dropped, the error says to try again, and is no loss of data.
 func TestRecordGoneUnsure(t *testing.T) {
 	ctx := t.Context()
 	db := &blind{memory: newMemory()}

@@ -52,7 +52,7 @@ func each(ctx context.Context, env Env, limit, n int, f func(ctx context.Context
 type group struct {
 	mu    sync.Mutex
 	n     int
-	ended chan struct{} // closed when n falls to 0, nil if nobody waits
+	ended chan struct{} // closed when n falls to 0, nil if no caller waits
 }
 
 // add counts one more, which done takes off again.

@@ -15,7 +15,7 @@ CONSTANTS
   MaxEpoch,   \* how many collections there are
   MaxSnaps,   \* how many snapshots at the same time
   Fence,      \* commits look for their registration
-  Look,       \* ingests look for a collection once they are registered
+  Recheck,       \* ingests look for a collection once they are registered
   Named       \* commits name what a live snapshot names, and nothing else
 
 None == 0
@@ -54,10 +54,10 @@ Register(p) ==
   /\ ingest[p] \in {"none", "again"}
   /\ reg' = [reg EXCEPT ![p] = known[p]]
   /\ of' = [of EXCEPT ![p] = known[p]]
-  /\ ingest' = [ingest EXCEPT ![p] = IF Look THEN "registered" ELSE "open"]
+  /\ ingest' = [ingest EXCEPT ![p] = IF Recheck THEN "registered" ELSE "open"]
   /\ UNCHANGED <<control, known, segment, snaps, seen, coll>>
 
-LookFor(p) ==
+RecheckFor(p) ==
   /\ ingest[p] = "registered"
   /\ known' = [known EXCEPT ![p] = control]
   /\ ingest' = [ingest EXCEPT ![p] = IF control = of[p] THEN "open" ELSE "again"]
@@ -128,7 +128,7 @@ End(p) ==
 Next ==
   \/ Drop
   \/ \E p \in Procs :
-       \/ Learn(p) \/ Register(p) \/ LookFor(p) \/ Write(p) \/ Commit(p) \/ Close(p)
+       \/ Learn(p) \/ Register(p) \/ RecheckFor(p) \/ Write(p) \/ Commit(p) \/ Close(p)
        \/ Begin(p) \/ Settle(p) \/ Delete(p) \/ End(p)
 
 Spec == Init /\ [][Next]_vars

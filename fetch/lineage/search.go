@@ -12,10 +12,10 @@ import (
 
 // Query says what a look into the record is for.
 type Query struct {
-	// Match tells the streams whose pieces are returned; nil: none.
+	// Match selects the streams whose pieces are returned. nil: none.
 	Match func(*Head) bool
-	// Sum returns where the rows that a piece has handed out are added up, nil to leave them out. Of the piece nothing
-	// is kept. Sum itself may be nil.
+	// Sum returns where to add up the rows that a piece has delivered, or nil to leave
+	// the piece out. Summed pieces are not kept. Sum itself may be nil.
 	Sum func(*Head) *int64
 	// MaxBytes is what the pieces that are returned may take in memory; 0 is no bound.
 	MaxBytes int64
@@ -26,58 +26,58 @@ type Query struct {
 // atOnce is how many bytes of the record are gone through in a turn.
 const atOnce = 1 << 20
 
-// Look goes through the record, and returns the pieces that a query names in the order in which their streams were
+// Search goes through the record, and returns the pieces that a query names in the order in which their streams were
 // begun. It has one file in memory at a time, and so do all looks together. It ends with ctx, and with schema.ErrLimit
 // where the pieces take too much. The memory of the pieces is the caller's.
-func (l *Log) Look(ctx context.Context, q Query) ([]*Piece, error) {
+func (l *Log) Search(ctx context.Context, q Query) ([]*Piece, error) {
 	l.mu.Lock()
 	list := slices.Clone(l.list)
 	l.mu.Unlock()
-	look := newLook(q)
+	search := newSearch(q)
 	for _, s := range list {
 		select {
 		case l.looking <- struct{}{}:
 		case <-ctx.Done():
 			return nil, context.Cause(ctx)
 		}
-		err := look.through(ctx, s)
+		err := search.through(ctx, s)
 		<-l.looking
 		if err != nil {
 			return nil, fmt.Errorf("lineage: %w", err)
 		}
 	}
-	slices.SortStableFunc(look.all, func(a, b *Piece) int { return int(min(max(a.Head.Stream-b.Head.Stream, -1), 1)) })
-	return look.all, nil
+	slices.SortStableFunc(search.all, func(a, b *Piece) int { return int(min(max(a.Head.Stream-b.Head.Stream, -1), 1)) })
+	return search.all, nil
 }
 
-// look is one that is under way.
-type look struct {
+// search is one that is under way.
+type search struct {
 	Query
 	all   []*Piece
 	bytes int64
 }
 
-func newLook(q Query) *look {
+func newSearch(q Query) *search {
 	if q.Turn == nil {
 		q.Turn = func(f func() error) error { return f() }
 	}
-	return &look{Query: q}
+	return &search{Query: q}
 }
 
 // read reads a file; none of it once it is gone.
 func (s *segment) read(match func(*Head) bool) ([]*Piece, error) {
-	l := newLook(Query{Match: match})
+	l := newSearch(Query{Match: match})
 	err := l.through(context.Background(), s)
 	return l.all, err
 }
 
-// through goes through a file. A piece lies in one file.
-func (l *look) through(ctx context.Context, s *segment) error {
+// through reads a file and takes its records. A piece is stored in one file.
+func (l *search) through(ctx context.Context, s *segment) error {
 	rest, err := s.content()
 	if err != nil {
 		return err
 	}
-	f := &fileLook{look: l, pieces: map[uint32]*Piece{}, sums: map[uint32]*int64{}}
+	f := &fileSearch{search: l, pieces: map[uint32]*Piece{}, sums: map[uint32]*int64{}}
 	from := len(l.all)
 	rest = begun(rest)
 	for len(rest) > 0 && err == nil {
@@ -100,15 +100,15 @@ func (l *look) through(ctx context.Context, s *segment) error {
 	return err
 }
 
-// fileLook is what is found in one file.
-type fileLook struct {
-	*look
+// fileSearch is what is found in one file.
+type fileSearch struct {
+	*search
 	pieces map[uint32]*Piece // by number
 	sums   map[uint32]*int64
 }
 
 // take takes a record in.
-func (l *fileLook) take(rec *record) error {
+func (l *fileSearch) take(rec *record) error {
 	if rec.kind == kindHead {
 		return l.head(rec)
 	}
@@ -149,7 +149,7 @@ func (l *fileLook) take(rec *record) error {
 }
 
 // head takes the beginning of a piece in.
-func (l *fileLook) head(rec *record) error {
+func (l *fileSearch) head(rec *record) error {
 	p := &Piece{}
 	if err := json.Unmarshal(rec.body, &p.Head); err != nil {
 		return fmt.Errorf("%w: the record of a stream: %w", schema.ErrDataLoss, err)
@@ -169,7 +169,8 @@ func (l *fileLook) head(rec *record) error {
 	return l.kept(textFactor*int64(len(rec.body)) + headBytes)
 }
 
-// What a piece takes in memory beside its bytes in the file, and how much more these take once they are decoded.
+// Memory that a piece takes in addition to its bytes in the file, and how much larger
+// these are once decoded.
 const (
 	headBytes  = 1024
 	stepBytes  = 64
@@ -177,7 +178,7 @@ const (
 )
 
 // kept counts what is kept in memory.
-func (l *look) kept(n int64) error {
+func (l *search) kept(n int64) error {
 	if l.bytes += n; l.MaxBytes > 0 && l.bytes > l.MaxBytes {
 		return fmt.Errorf("%w: what is on record takes more than %d bytes of memory; ask for less: one job, one epoch, "+
 			"one rank", schema.ErrLimit, l.MaxBytes)

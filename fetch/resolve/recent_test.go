@@ -35,8 +35,8 @@ func (c *counting) Snapshot(ctx context.Context, dataset string, number int64) (
 	return c.Store.Snapshot(ctx, dataset, number)
 }
 
-// TestOpenAhead: the manifests of few datasets are read before anybody asks for them, and once.
-func TestOpenAhead(t *testing.T) {
+// TestOpenRecent: the manifests of few datasets are read before anybody asks for them, and once.
+func TestOpenRecent(t *testing.T) {
 	f := newFixture(t, resolve.Options{}, admission.Limits{})
 	f.put(t, "a", 100)
 	f.put(t, "b", 100)
@@ -46,7 +46,7 @@ func TestOpenAhead(t *testing.T) {
 		<-gate
 		return nil
 	}
-	ended := f.OpenAhead()
+	ended := f.OpenRecent()
 	lists := map[schema.Key]bool{<-arrived: true, <-arrived: true}
 	select {
 	case <-ended:
@@ -71,8 +71,8 @@ func TestOpenAhead(t *testing.T) {
 	}
 }
 
-// TestOpenAheadNot: of more datasets than stay open, none is opened.
-func TestOpenAheadNot(t *testing.T) {
+// TestOpenRecentNot: of more datasets than stay open, none is opened.
+func TestOpenRecentNot(t *testing.T) {
 	for idle, want := range map[int]int64{1: 0, 2: 2} {
 		f := newFixture(t, resolve.Options{IdleSnapshots: idle}, admission.Limits{})
 		f.put(t, "a", 10)
@@ -80,7 +80,7 @@ func TestOpenAheadNot(t *testing.T) {
 		before := f.store.asked.Load()
 		listed := make(chan struct{})
 		f.store.listed = func() { close(listed) }
-		f.OpenAhead()
+		f.OpenRecent()
 		<-listed
 		f.Close() // waits
 		if got := f.store.asked.Load() - before; got != want {
@@ -89,8 +89,8 @@ func TestOpenAheadNot(t *testing.T) {
 	}
 }
 
-// TestOpenAheadEnds: what is being opened ends with the jobs.
-func TestOpenAheadEnds(t *testing.T) {
+// TestOpenRecentEnds: what is being opened ends with the jobs.
+func TestOpenRecentEnds(t *testing.T) {
 	f := newFixture(t, resolve.Options{}, admission.Limits{})
 	f.put(t, "a", 100)
 	arrived := make(chan struct{}, 100)
@@ -99,7 +99,7 @@ func TestOpenAheadEnds(t *testing.T) {
 		<-ctx.Done()
 		return context.Cause(ctx)
 	}
-	ended := f.OpenAhead()
+	ended := f.OpenRecent()
 	<-arrived
 	f.Close() // or the test hangs
 	<-ended

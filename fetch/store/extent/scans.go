@@ -15,23 +15,24 @@ import (
 )
 
 const (
-	// lookAnew is how long a look through the catalog that has not found a set counts.
-	lookAnew = 2 * time.Second
-	// looksAtOnce is how many snapshots are read at the same time.
-	looksAtOnce = 16
+	// scanAgain is how long a look through the catalog that has not found a set counts.
+	scanAgain = 2 * time.Second
+	// scansAtOnce is how many snapshots are read at the same time.
+	scansAtOnce = 16
 	// mostSeen is how many snapshots are remembered as looked at: they are not read again.
 	mostSeen = 1 << 16
 )
 
-// looks look for sets in the snapshots of the catalog: one look at a time, for all calls that miss a set. What was
-// looked for and not found is not looked for again for a while.
-type looks struct {
+// scans searches the snapshots of the catalog for object sets: one scan at a time, for
+// all calls that miss a set. A set that was not found is not searched for again within
+// scanAgain.
+type scans struct {
 	s   *Store
 	log *slog.Logger
 
 	mu    sync.Mutex
-	under *look
-	last  *look                 // that has ended without an error
+	under *scan
+	last  *scan                 // that has ended without an error
 	seen  map[snapshotName]bool // snapshots that were looked at; they do not change
 }
 
@@ -40,19 +41,19 @@ type snapshotName struct {
 	number  int64
 }
 
-// look is one look through the catalog.
-type look struct {
+// scan is one look through the catalog.
+type scan struct {
 	began time.Time
 	done  chan struct{}
 	err   error
 }
 
-func (l *looks) init(s *Store, log *slog.Logger) {
+func (l *scans) init(s *Store, log *slog.Logger) {
 	l.s, l.log, l.seen = s, log, map[snapshotName]bool{}
 }
 
 // find returns when a set is known, or when all snapshots that there were have been looked at.
-func (l *looks) find(ctx context.Context, prefix schema.ObjectPrefix) error {
+func (l *scans) find(ctx context.Context, prefix schema.ObjectPrefix) error {
 	one := l.begin()
 	for {
 		more := l.s.sets.more()
@@ -73,7 +74,7 @@ func (l *looks) find(ctx context.Context, prefix schema.ObjectPrefix) error {
 }
 
 // again returns when all snapshots that there are have been looked at.
-func (l *looks) again(ctx context.Context) error {
+func (l *scans) again(ctx context.Context) error {
 	one := l.begin()
 	select {
 	case <-one.done:
@@ -84,20 +85,20 @@ func (l *looks) again(ctx context.Context) error {
 }
 
 // begin returns a look that is under way, or has just ended, or a new one.
-func (l *looks) begin() *look {
+func (l *scans) begin() *scan {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.under != nil {
 		return l.under
 	}
-	if l.last != nil && time.Since(l.last.began) < lookAnew {
+	if l.last != nil && time.Since(l.last.began) < scanAgain {
 		return l.last
 	}
-	one := &look{began: time.Now(), done: make(chan struct{})}
+	one := &scan{began: time.Now(), done: make(chan struct{})}
 	l.under = one
 	l.s.goAfter(func() {
-		ctx, cancel := context.WithTimeoutCause(l.s.ctx, lookWithin, fmt.Errorf(
-			"%w: it was not looked through within %s", schema.ErrUnavailable, lookWithin))
+		ctx, cancel := context.WithTimeoutCause(l.s.ctx, scanWithin, fmt.Errorf(
+			"%w: it was not looked through within %s", schema.ErrUnavailable, scanWithin))
 		defer cancel()
 		one.err = l.run(ctx)
 		l.mu.Lock()
@@ -112,7 +113,7 @@ func (l *looks) begin() *look {
 }
 
 // run looks at all snapshots that were not looked at yet.
-func (l *looks) run(ctx context.Context) error {
+func (l *scans) run(ctx context.Context) error {
 	datasets, err := l.s.Store.Datasets(ctx)
 	if err != nil {
 		return err
@@ -122,7 +123,7 @@ func (l *looks) run(ctx context.Context) error {
 	if len(l.seen) > mostSeen {
 		clear(l.seen)
 	}
-	// The newest of each dataset come first: what is asked for most likely lies in one of them.
+	// The newest snapshot of each dataset comes first: it most likely names the set.
 	for age, any := 1, true; any; age++ {
 		any = false
 		for _, d := range datasets {
@@ -137,7 +138,7 @@ func (l *looks) run(ctx context.Context) error {
 	}
 	l.mu.Unlock()
 	group, inGroup := errgroup.WithContext(ctx)
-	group.SetLimit(looksAtOnce)
+	group.SetLimit(scansAtOnce)
 	for _, name := range news {
 		group.Go(func() error {
 			snap, err := l.s.Store.Snapshot(inGroup, name.dataset, name.number)

@@ -18,23 +18,22 @@ const (
 	inFlightBytes = 256 << 20
 )
 
-// crew visits lists of blobs, several at a time.
-type crew struct {
+// pool visits lists of blobs with several goroutines.
+type pool struct {
 	workers int
 	bytes   *semaphore.Weighted
 }
 
-func newCrew(workers int) *crew {
+func newPool(workers int) *pool {
 	if workers <= 0 {
 		workers = defaultWorkers
 	}
-	return &crew{workers, semaphore.NewWeighted(inFlightBytes)}
+	return &pool{workers, semaphore.NewWeighted(inFlightBytes)}
 }
 
-// each visits refs[from:] in about their order, until one visit fails. reached, if
-// not nil, is told each time up to which index all have been visited; it is not
-// called twice at once.
-func (c *crew) each(
+// each visits refs[from:] in about their order, until one visit fails. reached, if not
+// nil, gets the index up to which all have been visited; it is not called twice at once.
+func (c *pool) each(
 	ctx context.Context, refs []schema.BlobRef, from int,
 	visit func(context.Context, schema.BlobRef) error, reached func(int),
 ) error {
@@ -88,7 +87,7 @@ func (w *watermark) done(i int, reached func(int)) {
 // pace keeps to a rate of bytes.
 type pace struct{ limiter *rate.Limiter }
 
-// newPace keeps to so many bytes a second, to none if 0.
+// newPace limits reads to this many bytes a second; 0 is no limit.
 func newPace(bytes int64) pace {
 	if bytes <= 0 {
 		return pace{}
