@@ -1,6 +1,6 @@
-// Package calibrate finds out by reading what a store gives: at rising concurrency, until
-// the rate grows no more. What is read, with how much in flight and for how long is bounded
-// by whoever asks. What follows from the rates is package predict's business.
+// Package calibrate measures the throughput of a store. It reads blobs at rising
+// concurrency until the rate stops growing. The caller chooses the blobs, and bounds the
+// reads in flight and the time. Package predict draws conclusions from the rates.
 package calibrate
 
 import (
@@ -69,8 +69,8 @@ type Result struct {
 	Uncertain map[string]Uncertain
 	Reads     int64 // that were made
 	Bytes     int64
-	// Sizes are up to how many bytes small blobs have and from how many on large ones, where the two
-	// were told apart; or else zeroes.
+	// Sizes are the largest size of a small blob and the least size of a large one, in
+	// bytes, if the two were measured apart; else zeroes.
 	Sizes [2]int64
 }
 
@@ -79,8 +79,8 @@ const (
 	// is kept up.
 	rungTrips = 3
 	rungLeast = 100 * time.Millisecond
-	// grows is by how much the rate has to grow with twice the reads in flight not to be taken
-	// for all there is; so many rungs in a row have to have shown less.
+	// grows is the factor by which the rate has to grow with twice the reads in flight.
+	// After plateau rungs in a row with less growth, the rate counts as the maximum.
 	grows     = 1.1
 	plateau   = 2
 	latencyOf = 16 // reads that latency is the median of
@@ -136,9 +136,9 @@ func Store(ctx context.Context, get Get, refs []schema.BlobRef, opts Options) (*
 	return res, nil
 }
 
-// conclude says what limits: reads where small blobs come with far fewer bytes a second than
-// large ones, bytes where large ones come in far smaller numbers than small ones. What nothing
-// showed to be a limit is not known.
+// conclude sets the limits that the measurements show. The store limits reads if small
+// blobs have a far lower byte rate than large ones. It limits bytes if large blobs have a
+// far lower read rate than small ones. Otherwise the limit is unknown.
 func (r *Result) conclude(found []ladder) {
 	small, large := found[0], found[len(found)-1]
 	reads := Uncertain{Spread: small.spread, AtLeast: true, Samples: small.reads}
@@ -266,14 +266,14 @@ func (p *prober) climb(refs []schema.BlobRef, latency, limit time.Duration, clas
 			inFlight *= 2
 		}
 	}
-	// Of the last rungs: those before had less in flight than the way carries.
+	// Only the last rungs count: earlier ones had too few reads in flight to fill the path.
 	last := rates[max(0, len(rates)-plateau):]
 	l.spread = (slices.Max(last) - slices.Min(last)) / slices.Max(last)
 	return l, nil
 }
 
-// rung keeps so many reads in flight for a while, and then waits for those under way. What comes back
-// with the first round trip is not counted, nor is the time of that.
+// rung keeps inFlight reads in flight for a while, and then waits for the rest of them. It
+// leaves out the first round trip, because the path is not full yet.
 func (p *prober) rung(refs []schema.BlobRef, inFlight int, latency time.Duration,
 	class int) (n, bytes int64, took time.Duration, err error) {
 	var next, made, size atomic.Int64

@@ -27,14 +27,15 @@ import (
 // Slots is how many parts the key space has.
 const Slots = 1 << 16
 
-// None is who owns a slot that nobody does.
+// None is the owner of a slot without an owner.
 const None = -1
 
 // SlotOf is the slot of a blob.
 //
-// All blobs of a chunk of an object have one slot, so that its owner reads the chunk as a whole. Other blobs have that
-// of their keys: the first 16 bits, by exclusive or with the 16 from byte 12 on. Of a content hash either would do. The
-// keys of an attached table all begin alike; from byte 12 on they have the content's checksum.
+// All blobs of a chunk of an object have one slot, so that its owner reads the chunk as a
+// whole. The slot of any other blob is the first 16 bits of its key, xor the 16 bits from
+// byte 12 on. For a content hash either of the two would do. But all keys of an attached
+// table have the same first bytes, and the content's checksum from byte 12 on.
 func SlotOf(ref schema.BlobRef) uint16 {
 	k := &ref.Key
 	if !ref.Hashed() {
@@ -46,7 +47,7 @@ func SlotOf(ref schema.BlobRef) uint16 {
 	return binary.BigEndian.Uint16(k[:]) ^ binary.BigEndian.Uint16(k[12:])
 }
 
-// slotOfChunk is that of the chunk of an object that a blob lies in.
+// slotOfChunk is the slot of the chunk of an object that contains a blob.
 func slotOfChunk(a *schema.ObjectAddress) uint16 {
 	x := mixed(binary.BigEndian.Uint64(a.Prefix[:]))
 	x = mixed(x + uint64(a.Object))
@@ -70,15 +71,14 @@ type Layout struct {
 // if no node has room for it, the second if there is no other with room to spare.
 type Owners struct{ First, Second int16 }
 
-// New computes the layout of a record. It takes some 10 ns a slot and node. The error is that of
-// [Record.Check].
+// New computes the layout of a record. It takes some 10 ns a slot and node. The error is
+// that of [Record.Check].
 //
-// Each node owns exactly its quota of the slots: its part by weight, but no more than its
-// capacity has room for ([quotas]). Slots take their turn in order, and each goes to the node
-// that it is cheapest for ([cost]), of those that have quota left. So a node that leaves
-// gives its slots to the others, and hardly any other slot moves. What capacity is left beyond the
-// quotas holds second owners in the same way: in another zone than the first, where one
-// has room.
+// Each node owns exactly its quota of the slots: its part by weight, within its capacity
+// ([quotas]). Slots are assigned in order, each to the node with the least [cost] among
+// those with quota left. So if a node leaves, its slots go to the others, and hardly any
+// other slot moves. Capacity beyond the quotas holds second owners, which are assigned in
+// the same way: in another zone than the first owner, if one has room.
 func New(record Record) (*Layout, error) {
 	if err := record.Check(); err != nil {
 		return nil, err
@@ -96,7 +96,7 @@ func New(record Record) (*Layout, error) {
 		caps[i], weights[i] = slotsIn(n.Capacity, record.Bytes), n.Weight
 		l.shares = append(l.shares, l.shares[i]+uint64(n.Weight))
 	}
-	if l.shares[len(record.Nodes)] == 0 { // nobody has a rank: all are alike
+	if l.shares[len(record.Nodes)] == 0 { // no node has a rank: all have the same share
 		for i := range record.Nodes {
 			l.shares[i+1] = uint64(i + 1)
 		}
@@ -114,7 +114,7 @@ func New(record Record) (*Layout, error) {
 	return l, nil
 }
 
-// slotsIn is how many slots fit into a capacity, where all of them have so many bytes.
+// slotsIn is how many slots fit into a capacity if all slots together have size bytes.
 func slotsIn(capacity, size int64) int64 {
 	if capacity >= size {
 		if capacity == 0 {
@@ -263,19 +263,21 @@ var Lone = sync.OnceValue(func() *Layout {
 	return l
 })
 
-// RefIn is a reference that lies in a slot: of no blob in an object.
+// RefIn is a reference with a given slot, which does not refer to a blob in an object.
 func RefIn(slot uint16) (ref schema.BlobRef) {
 	binary.BigEndian.PutUint16(ref.Key[:], slot)
 	ref.Sum = 1 // so that the key counts as a hash
 	return ref
 }
 
-// ZoneCaches says which node of a zone acts for it, by slot: who owns a slot elsewhere is asked by that one alone, which
-// keeps what pays for all of its zone. It is an index in the record; None where the zone has no node with a spill.
+// ZoneCaches returns the zone cache of each slot for a zone, as an index in the record; None
+// if the zone has no node with a spill. Only the zone cache requests the slot's blobs from
+// an owner in another zone, and it caches them for all nodes of its zone if that pays.
 //
-// An owner in the zone is its own keeper, the first before the second. Of a slot that is owned elsewhere, the
-// keeper is the node of the zone that it is cheapest for, by the same weighted rendezvous as owners are found by,
-// without quotas: so a node that comes or goes moves its part alone, and all nodes of the zone agree without a word.
+// If an owner is in the zone, it is the slot's zone cache, the first owner before the
+// second. Otherwise the zone cache is the node of the zone with the least cost for the
+// slot, by the same weighted rendezvous as owners, without quotas. So only a node's own
+// part moves when it joins or leaves, and all nodes of the zone agree without messages.
 func (l *Layout) ZoneCaches(zone int32) []int16 {
 	type candidate struct {
 		node             int16
@@ -309,11 +311,11 @@ func (l *Layout) ZoneCaches(zone int32) []int16 {
 	return zoneCaches
 }
 
-// quotas shares total out by weight, where no node gets more than its cap. What is left
-// because of caps goes to the others by weight, and then, to nodes of weight 0, evenly. The sum is
-// total, or that of the caps if it is less. Shares of nodes that are not capped differ from the exact
-// ones by less than one: largest remainders are rounded up (Hamilton's method), of
-// equal ones the first.
+// quotas divides total by weight. No node gets more than its cap. The rest that caps leave
+// goes to the other nodes by weight, and then evenly to nodes of weight 0. The sum is
+// total, or the sum of the caps if that is less. Shares of nodes below their cap differ
+// from the exact ones by less than one: the largest remainders are rounded up (Hamilton's
+// method), the first one of equal remainders.
 func quotas(total int64, weights, caps []int64) []int64 {
 	quota := make([]int64, len(weights))
 	open := make([]int, 0, len(weights))
@@ -337,7 +339,7 @@ func fill(total int64, open []int, quota, caps []int64, weight func(int) int64) 
 			sum += weight(i)
 		}
 		left := total - took
-		// Whoever cannot take its share takes what it can, and the others share the rest.
+		// A node whose share exceeds its cap gets its cap, and the others share the rest.
 		var full []int
 		for _, i := range open {
 			if left*weight(i) >= sum*caps[i] { // below 2^16 · 2^16 · MaxNodes

@@ -39,7 +39,7 @@ type Node struct {
 	// Address is where clients and peers reach the node, as a Flight location such as
 	// grpc://10.0.0.1:8815; "" if it has none but the connection that a client has.
 	Address string `json:"address,omitempty"`
-	// Zone says where the node is. Bytes between zones are dear.
+	// Zone is the node's zone. Traffic between zones is expensive.
 	Zone string `json:"zone,omitempty"`
 	// Weight is how many ranks the node has: what part of each batch is used there. A
 	// node of weight 0 owns only what does not fit into the others.

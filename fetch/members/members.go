@@ -471,8 +471,8 @@ func (m *Members) SetDraining(ctx context.Context, d *Draining) error {
 		return nil // progress is published with the renewals
 	}
 	err := m.direct()
-	if err := m.renew(ctx); err != nil {
-		return err
+	if renewErr := m.renew(ctx); renewErr != nil {
+		return renewErr
 	}
 	return err
 }

@@ -43,7 +43,7 @@ type Balance struct {
 
 	parts  []uint32 // of a period, by class
 	period int64
-	slots  []uint16 // of a period: for which class each is, but for changes among those of equal parts
+	slots  []uint16 // by slot of a period: its class, before changes among classes of equal parts
 	before []uint32 // how many places a slot's class has before it
 	places []uint32 // slots by class, ascending in each
 	start  []uint32 // of a class in places; and their number
@@ -52,7 +52,8 @@ type Balance struct {
 	groups [][]uint16
 }
 
-// BalanceBytes is what a Balance of so many samples and classes takes, with a period.
+// BalanceBytes is the memory of a Balance with these numbers of samples and classes and
+// this period, in bytes.
 func BalanceBytes(samples, classes, period int64) int64 {
 	return 6*samples + 20*classes + 10*period
 }
@@ -135,8 +136,9 @@ func rounded(shares []*big.Rat, sum *big.Rat) []uint32 {
 	return parts
 }
 
-// NewBalance has classes come in parts, which Parts has made, by turns. Of no class with parts are there no samples.
-// The classes are kept.
+// NewBalance returns a Balance that gives each class its part of an epoch; parts are from
+// Parts. A class with parts must have samples. It works in pieces through turn, so that
+// other work can run in between. The Balance keeps classes.
 func NewBalance(classes Classes, parts []uint32, turn func(piece func() error) error) (*Balance, error) {
 	b := &Balance{classes: classes, parts: parts, first: make([]uint32, len(parts)+1)}
 	b.members = make([]uint32, len(classes))
@@ -267,7 +269,8 @@ func (b *Balance) Samples(class int) int64 { return int64(b.first[class+1] - b.f
 // Share is which part of a job's samples are of a class.
 func (b *Balance) Share(class int) float64 { return float64(b.parts[class]) / float64(b.period) }
 
-// Distinct is how many different samples an epoch of so many rows has, to one for each class.
+// Distinct is how many different samples an epoch of that many rows has, within one for
+// each class.
 func (b *Balance) Distinct(rows int64) (n float64) {
 	for c := range b.parts {
 		n += min(b.Share(c)*float64(rows), float64(b.Samples(c)))

@@ -11,9 +11,10 @@ import (
 // MaxBlocks is how many blocks a cluster may have.
 const MaxBlocks = 1 << 20
 
-// blocks is an order for readers of large pieces that keep little: samples are cut into blocks of rows that lie
-// one after the other; blocks change places, and in that order are taken in clusters of several; within each
-// cluster, rows change places. A reader that holds a cluster reads each block once.
+// blocks is an order for readers that read large pieces and cache little. Samples are cut
+// into blocks of consecutive rows. The blocks are permuted, and grouped in that order into
+// clusters of several blocks. Within each cluster the rows are permuted. A reader that
+// holds a cluster reads each block once.
 //
 // It is computed by index in constant time, as is its inverse.
 type blocks struct {

@@ -57,19 +57,20 @@ type windowKey struct {
 const (
 	// MaxWindowRows bounds the samples of a window: one is put in order in some milliseconds.
 	MaxWindowRows = 1 << 16
-	// minKept is how many are kept at least: a stream walks through one, and who looks ahead of
-	// it through the next ones. Of small windows as many are as have keptRows, or maxKept.
+	// minKept is the least number of kept windows: a stream reads one, and prefetching
+	// reads the next ones. Of small windows, as many are kept as have keptRows rows, at
+	// most maxKept.
 	minKept  = 8
 	maxKept  = 256
 	keptRows = 1 << 20
 )
 
-// keptWindows is how many windows of so many rows are kept.
+// keptWindows is how many windows are kept if each has that many rows.
 func keptWindows(rows int64) int64 { return min(max(keptRows/rows, minKept), maxKept) }
 
-// NewBuckets returns the buckets of a plan's samples, for windows of so many rows, which is
-// a number of whole batches. costs, where they are not nil, have the ranks of a step cost the same. It takes BucketsBytes at
-// most.
+// NewBuckets returns the buckets of a plan's samples for windows of rows rows, a whole
+// number of batches. If costs is not nil, rows are ordered so that the ranks of a step
+// cost about the same. The Buckets take at most BucketsBytes of memory.
 func NewBuckets(lengths Lengths, costs Costs, rows int64) (*Buckets, error) {
 	if rows < 1 || rows > MaxWindowRows {
 		return nil, &schema.FieldError{Field: "bucket_by_length.window", Got: strconv.FormatInt(rows, 10) + " rows",
@@ -78,7 +79,7 @@ func NewBuckets(lengths Lengths, costs Costs, rows int64) (*Buckets, error) {
 	return &Buckets{lengths: lengths, costs: costs, rows: rows, kept: map[windowKey]*ordered{}}, nil
 }
 
-// BucketsBytes is what windows of so many rows take.
+// BucketsBytes is the memory of Buckets with windows of that many rows.
 func BucketsBytes(rows int64) int64 { return 4*keptWindows(rows)*rows + 8*rows }
 
 // at is which index of the order without buckets stands at an index of p's.

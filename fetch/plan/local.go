@@ -9,18 +9,19 @@ import (
 // is shared out as a whole, in 12 bytes a row.
 const MaxLocalBatch = schema.MaxLocalBatch
 
-// Locality shares global batches out so that ranks get what their nodes own. What a step
-// consists of, and how many rows of it each rank gets, is as the [Plan] says; only which rank
-// gets which row is another matter, and a pure function of the plan, the layout, and which node
-// each rank runs beside:
+// Locality divides global batches so that ranks get rows that their nodes own. The [Plan]
+// determines the rows of a step, and how many of them each rank gets. The Locality
+// determines only which rank gets which row. That is a pure function of the plan, the
+// layout, and the node of each rank:
 //
-//   - In plan order, a row goes to its first or second owner, whichever has less of its
-//     quota, as long as one has some left. A node's quota is what its ranks get together.
-//   - What is left fills the deficits, in plan order and in the order of the nodes: first,
-//     where there are several zones, rows whose first owner is in the node's zone; then rows that nobody
-//     owns, as they are read from the store anyhow; then all others. These have to move from
-//     node to node.
-//   - A node's rows go to its ranks in plan order, to each as many as its count.
+//   - In plan order, a row goes to its first or second owner: to the one with the smaller
+//     filled part of its quota, if it has quota left. A node's quota is the number of rows
+//     of all its ranks.
+//   - The other rows fill the remaining quotas, in plan order and in the order of the nodes:
+//     first, if there are several zones, rows whose first owner is in the node's zone; then
+//     rows without an owner, which are read from the store anyway; then all others. These
+//     have to move from node to node.
+//   - A node's rows go to its ranks in plan order, to each rank its number of rows.
 //
 // It follows "Accelerating data loading in deep neural network training" (Yang and Cong, HiPC 2019),
 // with owners by hash in the place of what caches happen to hold, so that it can be
@@ -79,7 +80,7 @@ func (x *Locality) Assign(slots []uint16) []int32 {
 	return b.deal()
 }
 
-// rows are a rank's part of a batch of so many rows.
+// rows is a rank's range of rows in a batch of that size.
 func (x *Locality) rows(rank, size int64) (lo, hi int64) {
 	world := int64(len(x.ranks))
 	return mulDiv(rank, size, world), mulDiv(rank+1, size, world)
@@ -89,7 +90,7 @@ func (x *Locality) rows(rank, size int64) (lo, hi int64) {
 type share struct {
 	*Locality
 	slots        []uint16
-	quota, count []int32 // rows of each node: those it is to get, and has
+	quota, count []int32 // by node: rows that it gets in all, and rows assigned so far
 	who          []int16 // node of each row
 	unowned      []int32 // rows that nobody owns and nobody has
 	surplus      []int32 // others that nobody has
@@ -107,7 +108,7 @@ func (b *share) own() {
 			continue
 		case o.Second != layout.None:
 			m := o.Second
-			// Whoever has less of its quota: cross-multiplied, as one may have none.
+			// The node with the smaller filled part: cross-multiplied, because a quota may be 0.
 			if b.count[n] >= b.quota[n] || b.count[m] < b.quota[m] &&
 				int64(b.count[m])*int64(b.quota[n]) < int64(b.count[n])*int64(b.quota[m]) {
 				n = m

@@ -49,8 +49,8 @@ const maxMixed = schema.MaxEpochSize
 type Source struct {
 	// Selection is its samples.
 	Selection Selection
-	// Base and Positions say that its positions, from 0, are those from Base to Base+Positions of the mixture. They lie in
-	// the order of the sources, and apart.
+	// Base and Positions map the source's positions, from 0, to the mixture's positions
+	// from Base to Base+Positions. The ranges are in the order of the sources, and disjoint.
 	Base, Positions int64
 	// Shuffle, Seed, BlockRows and ClusterBlocks are as in a Config. Its epochs have numbers of their own, from 0.
 	Shuffle                  bool
@@ -438,8 +438,8 @@ func (m *Mix) turns(source int, turn int64) int64 {
 	return s.counts[source] + int64(s.count(source, uint64(turn-s.start)))
 }
 
-// place is when a source has the turn that comes after so many of its own; maxMixed if it never has, or had it before
-// the mixture's beginning.
+// place is the place of a source's turn that follows before earlier ones; maxMixed if the
+// source never has it, or had it before the mixture's beginning.
 func (m *Mix) place(source int, before int64) int64 {
 	s := m.lastSegment(func(s *segment) bool { return s.counts[source] <= before })
 	if before < s.counts[source] {
@@ -474,7 +474,8 @@ func (m *Mix) before(source int, row int64) int64 {
 	return n
 }
 
-// rowOf is where the row of a source is that comes after so many of its own; maxMixed if it is nowhere.
+// rowOf is the row of the mixture with a source's row that follows before earlier ones;
+// maxMixed if there is none.
 func (m *Mix) rowOf(source int, before int64) int64 {
 	at := m.place(source, before/m.unit)
 	if at >= maxMixed/m.unit {
@@ -486,7 +487,7 @@ func (m *Mix) rowOf(source int, before int64) int64 {
 	return at
 }
 
-// position is that of the sample which is a source's row that comes after so many of its own.
+// position is the position of the sample in a source's row that follows before earlier ones.
 func (m *Mix) position(source int, before int64) int64 {
 	s, n := &m.sources[source], m.lens[source]
 	epoch, index := uint64(before/n), before%n
@@ -530,7 +531,7 @@ func (m *Mix) SourceOf(position int64) (source int, there int64, ok bool) {
 	return source, position - m.sources[source].Base, true
 }
 
-// mixed is the order of an epoch of a mixture. What stands at an index is a position of the mixture.
+// mixed is the order of an epoch of a mixture: positions of the mixture by index.
 type mixed struct {
 	mix         *Mix
 	start, rows int64 // in the mixture

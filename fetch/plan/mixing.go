@@ -3,8 +3,9 @@ package plan
 // MixWindow is how many samples in a row are looked at together to say how well an order mixes: 20 batches of 256.
 const MixWindow = 5120
 
-// Windows are the positions of some runs of samples in a plan's order, spread evenly over it: of at most MixWindow each,
-// and of an eighth of the plan at most. Of each run at most most are taken, evenly.
+// Windows returns the positions of some runs of samples in a plan's order, spread evenly
+// over it. A run has at most MixWindow samples, and at most an eighth of the plan. At most
+// most samples of each run are returned, spread evenly over the run.
 func Windows(p *Plan, windows, most int64) (positions [][]int64, run int64) {
 	n := p.Rows()
 	run = min(MixWindow, n/8)
@@ -23,9 +24,10 @@ func Windows(p *Plan, windows, most int64) (positions [][]int64, run int64) {
 	return positions, run
 }
 
-// ChiSquare compares the classes of runs with each other: chi-square of the table of runs and classes, per degree of
-// freedom. Of an order in which each sample may stand anywhere it is 1; of runs with a class each it is about as large as
-// the runs are long. ok is false where there are not two runs and two classes.
+// ChiSquare compares the classes of runs with each other: chi-square of the table of runs
+// and classes, per degree of freedom. It is 1 for a uniformly random order. If each run has
+// one class, it is about the length of a run. ok is false with fewer than two runs or two
+// classes.
 func ChiSquare(runs [][]int) (perDF float64, ok bool) {
 	total, all := map[int]float64{}, 0.0
 	counts := make([]map[int]float64, len(runs))

@@ -37,7 +37,8 @@ func ParsePackBy(s string) (PackBy, error) {
 	return PackBy(at), err
 }
 
-// Long says what becomes of documents that are longer than a sequence, but for Concat, which cuts all documents.
+// Long is what happens to documents that are longer than a sequence. It does not apply to
+// Concat, which cuts all documents.
 type Long int
 
 const (
@@ -108,23 +109,28 @@ type PackConfig struct {
 	Cost []float64
 }
 
-// Pack packs the documents of a plan's epochs into sequences of at most so many tokens. The epoch's order of documents
-// is cut into windows, and each is packed alone: its documents become pieces, and the pieces lie in sequences, in the
-// order of their documents. The sequences of a window change places as the seed, the epoch and the window say, where the
-// order is shuffled; else they come in the order of their first documents.
+// Pack packs the documents of a plan's epochs into sequences with a bounded number of
+// tokens. The epoch's order of documents is cut into windows, and each window is packed
+// alone: its documents become pieces, and the sequences contain the pieces in the order of
+// their documents. If the order is shuffled, the sequences of a window are permuted by the
+// seed, the epoch and the window. Otherwise they are in the order of their first documents.
 //
-// Each document that has a token comes exactly once in an epoch, and each of its tokens where documents are cut (Concat,
-// LongSplit), but for what PackConfig.Long leaves out, and for sequences that the remainder leaves out or repeats.
+// Each document with a token comes exactly once in an epoch, and so does each of its tokens
+// if documents are cut (Concat, LongSplit). Exceptions are documents that PackConfig.Long
+// leaves out, and sequences that the remainder leaves out or repeats.
 //
-// With PackConfig.Cost the whole steps of a window are made of sequences of like cost: these are put in order of cost,
-// and cut into steps, which change places where the order is shuffled. Within a step they are put in an order in which
-// runs of the same length cost about the same, so that ranks do, of any world, and parts of their shares. A step that has sequences of two windows gets those whose cost
-// is nearest to the mean of the epoch.
+// With PackConfig.Cost the whole steps of a window have sequences of similar cost: the
+// sequences are sorted by cost and cut into steps, which are permuted if the order is
+// shuffled. Within a step the sequences are ordered so that runs of the same length cost
+// about the same. So ranks cost about the same in any world, and so do parts of their
+// shares. A step with sequences of two windows gets those whose cost is nearest to the mean
+// of the epoch.
 //
-// How many sequences a window has depends on its documents. So an epoch has a table, of 24 bytes a window, for which all
-// windows are packed once: see Prepare. A window is packed again when one of its pieces is asked for, and those that
-// were used last are kept, within a bound. A Pack is made for plans that differ in nothing but the epoch and the world.
-// It is safe for concurrent use.
+// The number of sequences of a window depends on its documents. So an epoch has a table
+// with 24 bytes a window, for which all windows are packed once: see Prepare. A window is
+// packed again when one of its pieces is requested. The recently used windows are cached,
+// within a bound. One Pack serves plans that differ only in the epoch and the world. It is
+// safe for concurrent use.
 type Pack struct {
 	cfg  PackConfig
 	cost []uint64 // by tokens; nil where costs do not count
@@ -172,7 +178,7 @@ func (k Packing) Padding(length int64) float64 {
 	return 1 - float64(k.Tokens)/(float64(k.Sequences)*float64(length))
 }
 
-// Piece is a document, or a part of one, as it lies in a sequence.
+// Piece is a document, or a part of one, in a sequence.
 type Piece struct {
 	Position int64 // of the document, in the snapshot
 	Sequence int64 // of the plan
@@ -256,8 +262,8 @@ func (k *Pack) setCost() error {
 	return nil
 }
 
-// PackBytes is what packing n documents an epoch takes, but for the lengths: kept windows, the tables of some epochs,
-// and what a window is packed with.
+// PackBytes is the memory for packing n documents an epoch, without the lengths: cached
+// windows, the tables of some epochs, and the working memory for a window.
 func PackBytes(cfg PackConfig, n int64) int64 {
 	window := cfg.Window
 	if window == 0 {
@@ -274,9 +280,10 @@ func PackBytes(cfg PackConfig, n int64) int64 {
 // Config returns what documents are packed by, without the costs.
 func (k *Pack) Config() PackConfig { return k.cfg }
 
-// Prepare makes the table of a plan's epoch, by turns of some milliseconds, so that New finds it made: some ten
-// nanoseconds for each document, and what the order takes to find it. It fails with what a turn fails with, and where New
-// would. That is in each epoch or in none, where the order has each document once.
+// Prepare computes the table of a plan's epoch, in pieces of some milliseconds through
+// turn, so that New finds the table. It takes some ten nanoseconds for each document, in
+// addition to the order's time. It fails with a turn's error, and where New would fail. If
+// the order has each document once, that happens in each epoch or in none.
 func (k *Pack) Prepare(cfg Config, turn func(piece func() error) error) error {
 	_, n, err := cfg.samples()
 	if err != nil {
@@ -420,7 +427,7 @@ func (k *Pack) count(p *Plan, turn func(piece func() error) error) (*packTable, 
 		// refused is so in each epoch.
 		if held += pk.held; p.n/k.cfg.Window+2*(held/MaxWindowPieces)+2 > maxPackWindows {
 			return nil, &schema.FieldError{Field: "pack.window", Got: strconv.FormatInt(k.cfg.Window, 10), Want: fmt.Sprintf(
-				"so many documents, and pack.length so large, that the %d documents of an epoch have at most %d windows", p.n,
+				"fewer documents or a smaller pack.length, so that the %d documents of an epoch have at most %d windows", p.n,
 				maxPackWindows)}
 		}
 	}
@@ -431,8 +438,9 @@ func (k *Pack) count(p *Plan, turn func(piece func() error) error) (*packTable, 
 	return t, nil
 }
 
-// read adds documents of a window that begins at start to a packer, until one has no place, and returns where that is.
-// Positions are found first, so that the lengths there, which lie far apart, are waited for together.
+// read adds documents of a window that begins at start to a packer, until one does not fit,
+// and returns its index. It computes the positions first, so that the loads of their
+// lengths, which are far apart in memory, overlap.
 func (k *Pack) read(p *Plan, pk *packer, start, from, to int64) int64 {
 	var found [64]int64
 	for from < to {
@@ -618,7 +626,7 @@ func balance(list []int32, byCost []uint64, level uint64, before, batch int64, p
 	head := min((batch-before%batch)%batch, n)
 	tail := (n - head) % batch
 	edge := head + tail
-	// Those of the edge lie side by side in order of cost.
+	// The sequences at the edge are adjacent in order of cost.
 	i, _ := slices.BinarySearch(byCost, level<<numberBits)
 	first, last := int64(i), int64(i)
 	for last-first < edge {
@@ -663,9 +671,10 @@ func spread(to []int32, byCost []uint64) {
 	}
 }
 
-// halve puts sequences, the dearest first, into two halves that cost about the same, and each of these in its turn. Of
-// each two that follow one another, one goes into each half: the dearer into the one that has cost less so far. room is
-// as long.
+// halve puts sequences, sorted by falling cost, into two halves that cost about the same,
+// and then halves each half. Each pair of neighbours is divided between the halves: the
+// more expensive one goes into the half that has cost less so far. room is working memory
+// of the same length.
 func halve(list, room []uint64) {
 	n := len(list)
 	if n < 3 {
@@ -886,10 +895,11 @@ func (p *Plan) AppendPieces(to []Piece, lo, hi int64) []Piece {
 	return to
 }
 
-// Imbalance says how much the ranks of a step differ in what their rows cost: what the dearest rank's cost, of all
-// ranks' mean, over steps that are spread evenly over the epoch, of which there are so many at most. It is what the
-// slowest rank's work is by the mean. Where costs of sequences do not count, tokens do. ok is false where nothing is packed
-// and samples have no costs, or no step has a row for each rank.
+// Imbalance is how much the cost of rows differs between the ranks of a step: the cost of
+// the costliest rank, divided by the mean of all ranks. It is computed over at most most
+// steps that are spread evenly over the epoch. If sequences have no costs, their tokens
+// count. ok is false if nothing is packed and samples have no costs, or if no step has a
+// row for each rank.
 func (p *Plan) Imbalance(most int64) (ratio float64, ok bool) {
 	if p.packed == nil && (p.cfg.Buckets == nil || p.cfg.Buckets.costs == nil) {
 		return 0, false
@@ -927,7 +937,7 @@ func (p *Plan) Imbalance(most int64) (ratio float64, ok bool) {
 	return costliest * float64(p.cfg.World) / all, true
 }
 
-// costOf is what a piece of so many tokens costs.
+// costOf is the cost of a piece with that many tokens.
 func (k *Pack) costOf(length int64) float64 {
 	if k.cost == nil {
 		return float64(length)

@@ -72,7 +72,8 @@ func (k *packer) add(doc int32, length uint32) bool {
 	return true
 }
 
-// pack puts the documents into sequences, whose numbers are in any order, but for Concat.
+// pack puts the documents into sequences. The numbers of the sequences are in no
+// particular order, except with Concat.
 func (k *packer) pack() {
 	k.items, k.bins, k.count = k.items[:0], k.bins[:0], 0
 	if k.cfg.By == Concat {
@@ -195,8 +196,9 @@ func (k *packer) number() {
 	}
 }
 
-// rooms are sequences by the room that they have left. Which rooms there are, is a tree of bits: a word of a level says
-// which of 64 words of the level below are not 0. Of sequences with the same room, that which was put last comes first.
+// rooms has sequences by the room that they have left. A tree of bits has the occurring
+// rooms: a word of a level says which of 64 words of the level below are not 0. Among
+// sequences with the same room, the one that was put last comes first.
 type rooms struct {
 	levels [][]uint64 // from the leaves up to a single word
 	heads  []int32    // by room
@@ -204,7 +206,7 @@ type rooms struct {
 	used   []int32    // by sequence: its room
 }
 
-// begin makes place for rooms of up to most, and so many sequences. There are none yet.
+// begin allocates for rooms up to most and that many sequences. It has no sequence yet.
 func (r *rooms) begin(most, sequences int) {
 	if len(r.heads) <= most {
 		r.heads = make([]int32, most+1)
@@ -292,7 +294,7 @@ type firsts struct {
 	most   []uint32 // by node: the root is 1, the halves of n are 2n and 2n+1
 }
 
-// begin makes place for so many sequences, all of which are empty.
+// begin allocates that many sequences, all of them empty.
 func (f *firsts) begin(sequences int, room uint32) {
 	f.leaves = 1 << bits.Len(uint(max(sequences, 1)-1))
 	f.most = slices.Grow(f.most[:0], 2*f.leaves)[:2*f.leaves]

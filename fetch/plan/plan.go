@@ -13,7 +13,7 @@
 //
 // The package does no I/O, reads no clock, draws no randomness of its own and
 // starts no goroutine. Everything in it, once built, is immutable and safe for
-// concurrent use, and no query allocates, but for windows of [Buckets].
+// concurrent use. Only windows of [Buckets] allocate in queries.
 package plan
 
 import (
@@ -77,8 +77,8 @@ type Config struct {
 	// order of position and the two are ignored.
 	Shuffle     bool
 	Seed, Epoch uint64
-	// BlockRows, where it is not 0, has the shuffle be one of blocks: of so many samples each, which lie one after the
-	// other. Blocks change places, and samples do within clusters of ClusterBlocks blocks.
+	// BlockRows, if it is not 0, makes the shuffle one of blocks with that many consecutive
+	// samples each. Blocks are permuted, and samples within clusters of ClusterBlocks blocks.
 	BlockRows, ClusterBlocks int64
 	// Batch is the number of rows of a global batch, over all ranks; at least 1.
 	Batch int64
@@ -107,12 +107,12 @@ type Config struct {
 //
 // The epoch's order has Rows() indices, from 0. Step k is the global batch of
 // indices [k·Batch, (k+1)·Batch), the last one possibly short, for any world
-// size. Of a global batch of b rows, rank r of w serves the contiguous indices
+// size. If a global batch has b rows, rank r of w serves its contiguous indices
 // from ⌊r·b/w⌋ to ⌊(r+1)·b/w⌋, so that shares differ by one row at most.
 //
-// Every method takes constant time, but for what the Selection needs to find a
-// position (at most a binary search in its directory), and for windows of
-// Buckets that are put in order. A Plan is immutable and safe for concurrent use.
+// Every method takes constant time, with two exceptions: the Selection finds a position
+// with a binary search in its directory at most, and windows of Buckets are sorted when
+// they are first used. A Plan is immutable and safe for concurrent use.
 type Plan struct {
 	cfg       Config
 	selection Selection // every position, if there are several sources
@@ -368,7 +368,7 @@ func (p *Plan) Next(pos, from int64) (index int64, ok bool) {
 	if p.cfg.Buckets != nil {
 		return p.nextByLength(sample, from)
 	}
-	// What padding repeats is the order again, from its start.
+	// Padding repeats the order from its start.
 	for round := from / p.n; round <= p.rows/p.n; round++ {
 		start := round * p.n
 		if i, ok := p.order.next(sample, max(from-start, 0)); ok && i < p.n {

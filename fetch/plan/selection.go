@@ -22,7 +22,7 @@ type Selection interface {
 	// Index is the inverse of At: which of the selected positions pos is. ok is
 	// false if pos is not selected.
 	Index(pos int64) (i int64, ok bool)
-	// CountIn returns how many of the selected positions lie in [start, end).
+	// CountIn returns how many of the selected positions are in [start, end).
 	CountIn(start, end int64) int64
 
 	// intersect sets the bits of out, of the same n as b, that are set in b and
@@ -196,8 +196,8 @@ func BitmapSize(n int64) int64 {
 }
 
 // BitmapFromBytes returns the frozen bitmap of n positions that [Bitmap.Bytes]
-// wrote. The error, a [schema.FieldError], tells of a wrong length or of bits
-// set at n and beyond. data is not kept.
+// wrote. A wrong length, or a bit set at n or after it, is a [schema.FieldError].
+// data is not kept.
 func BitmapFromBytes(n int64, data []byte) (*Bitmap, error) {
 	if n < 0 || int64(len(data)) != 8*wordsFor(n) {
 		return nil, &schema.FieldError{
@@ -355,7 +355,7 @@ func (b *Bitmap) Has(pos int64) bool {
 	return pos >= 0 && pos < b.n && b.words[pos>>6]&(1<<(pos&63)) != 0
 }
 
-// CountIn returns how many positions of the set lie in [start, end).
+// CountIn returns how many positions of the set are in [start, end).
 func (b *Bitmap) CountIn(start, end int64) (n int64) {
 	start, end = max(start, 0), min(end, b.n)
 	for k := start >> 6; start < end; k++ {

@@ -20,10 +20,11 @@ const carryBits = 32
 // leaves are the sources, and each split shares the turns that come to it out between its two halves, as their weights
 // say.
 //
-// A split alone is exact to within half a turn in every prefix. What a source is off by is the sum of that over the
-// splits above it, each by the share of the source in the half below that split. The tree is chosen so that the most that
-// can be is small: 1 or less for up to four sources, 1.03 for five, 1.2 for more. What is less than 1 leaves room, which
-// is used to have turns come at random.
+// A split alone is exact to within half a turn in every prefix. The error of a source is
+// the sum of these errors over the splits above it, each times the share of the source in
+// the half below that split. The tree is chosen so that the maximum error is small: 1 or
+// less for up to four sources, 1.03 for five, 1.2 for more. If the maximum is less than 1,
+// the difference is used to place turns at random.
 //
 // Sources may be owed turns from before, or have had too many. Those that have a weight are together owed what those
 // without one have too many, and each comes to be owed the same part of that. So errors do not add up, however often
@@ -186,7 +187,8 @@ func (s *sharing) count(source int, place uint64) uint64 {
 	return place
 }
 
-// place is where a source has the turn that comes after so many of its own; never if it has not so many.
+// place is the place of a source's turn number turn, from 0; never if the source does not
+// have that many turns.
 func (s *sharing) place(source int, turn uint64) uint64 {
 	up := s.leaves[source]
 	if up == absent && s.root != ^int32(source) {
@@ -535,8 +537,8 @@ func (g *grower) use(x *shape, width float64) {
 	}
 }
 
-// owing is what a source of a weight is owed after some places of which it had so many: what it was owed, and what it
-// lacks.
+// owing is what a source of a weight is owed after places places, had of which it got: what
+// it was owed before, plus what it lacks.
 func owing(owed int64, weight, whole uint64, places, had int64) int64 {
 	due := new(big.Int).Lsh(big.NewInt(places), carryBits)
 	due = partOf(due, weight, whole)

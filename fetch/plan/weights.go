@@ -24,10 +24,10 @@ const (
 // SampleWeights say how much each sample of a selection counts. They are filled in by index in the selection, and then
 // frozen: from then on they only are read, and safe for concurrent use.
 //
-// A weight is kept as a float32. What counts of it is a whole number: the weight in units in which the largest one
-// takes as many bits as let the sum of all have 62 at most, rounded down, and 1 if that is nothing of a weight that is
-// more than 0. So sums are exact, whatever the order in which they are made, and equal weights give the same order on
-// any machine.
+// A weight is stored as a float32, and counts as a whole number of units. The unit is
+// chosen so that the sum of all weights has at most 62 bits. Weights are rounded down, but
+// a weight above 0 counts at least 1. So sums are exact in any order of addition, and equal
+// weights give the same order on any machine.
 //
 // All weights laid end to end are a line. A sample has the points of its weight, and is found by the sums of the blocks
 // before, then those of the pages of its block, then the weights of its page: some hundred nanoseconds, with 4.1 bytes
@@ -77,7 +77,7 @@ func (w *SampleWeights) Set(i int64, v float64) {
 	w.values[i] = f
 }
 
-// Freeze adds the weights up, by turns. It fails only with what a turn does.
+// Freeze sums the weights, in pieces through turn. It fails only with a turn's error.
 func (w *SampleWeights) Freeze(turn func(piece func() error) error) error {
 	var largest float32
 	var spread [1 << (32 - spreadShift - 1)]spreadClass
@@ -144,7 +144,7 @@ func (w *SampleWeights) total() uint64 { return w.before[len(w.before)-1] }
 // of is what counts of a sample's weight.
 func (w *SampleWeights) of(i int64) uint64 { return w.units(w.values[i]) }
 
-// Distinct is how many different samples an epoch of so many rows is expected to have.
+// Distinct is the expected number of different samples in an epoch of that many rows.
 func (w *SampleWeights) Distinct(rows int64, replacement bool) float64 {
 	var sum float64
 	for _, s := range w.spread {
@@ -158,7 +158,8 @@ func (w *SampleWeights) Distinct(rows int64, replacement bool) float64 {
 	return sum
 }
 
-// Most is how often the sample of the largest weight is expected to come in an epoch of so many rows.
+// Most is how often the sample with the largest weight is expected in an epoch of that many
+// rows.
 func (w *SampleWeights) Most(rows int64) float64 {
 	if w.count == 0 {
 		return 0
@@ -171,8 +172,8 @@ type turned struct{ step, start uint64 }
 
 func (t turned) at(k uint64) uint64 { return (k*t.step + t.start) % weightPage }
 
-// lines says in which order the pages of a block and the samples of a page lie on the line: in that of the selection,
-// or in one drawn for each of them.
+// lines is the order on the line of the pages of a block and of the samples of a page: that
+// of the selection, or one drawn for each of them.
 type lines struct {
 	drawn bool
 	key   uint64
@@ -274,8 +275,9 @@ func (d *drawn) at(index int64) int64 {
 	return d.weights.find(below128(hi.next(), lo.next(), d.weights.total()), lines{})
 }
 
-// next says about when a sample comes next, from an index on: that cannot be told without drawing all, so it is when it
-// is to be expected, or the epoch's end if that is later.
+// next is roughly the next index of a sample, from an index on. The exact one is unknown
+// without drawing all samples, so it is the expected one, or the epoch's end if that is
+// later.
 func (d *drawn) next(sample, from int64) (int64, bool) {
 	units := d.weights.of(sample)
 	if units == 0 || from >= d.rows {
@@ -337,10 +339,11 @@ func (d *byShare) first(point uint64) uint64 {
 	return k
 }
 
-// dealtPlaces is how many of the places of a sample are looked at to tell the next one.
+// dealtPlaces is how many places of a sample next checks to find the next one.
 const dealtPlaces = 64
 
-// next says when a sample comes next, from an index on. Of one that comes very often it says about when.
+// next is the next index of a sample, from an index on. It is approximate for a sample that
+// comes very often.
 func (d *byShare) next(sample, from int64) (index int64, ok bool) {
 	if d.weights.of(sample) == 0 || from >= d.rows {
 		return 0, false
