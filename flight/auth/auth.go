@@ -20,27 +20,30 @@ import (
 	"bowstring/schema"
 )
 
-// refusalsLogged is how often refusals are logged.
+// refusalsLogged is the shortest interval between two log lines about refusals.
 const refusalsLogged = time.Second
 
-// errWho is all that a client is told, whatever was wrong.
+// errWho is the only reason that a client gets, whatever was wrong: more would help a
+// guesser.
 var errWho = fmt.Errorf("%w: the call needs valid credentials: a token (authorization: Bearer TOKEN), or a client "+
 	"certificate", schema.ErrUnauthenticated)
 
-// errTooMany is what an address is told that sends wrong credentials again and again.
+// errTooMany is the answer to an address that keeps sending wrong credentials.
 var errTooMany = fmt.Errorf("%w: too many wrong credentials came from this address; wait a minute", schema.ErrLimit)
 
-// Authenticator recognises callers. It is safe for concurrent use.
+// Authenticator authenticates callers. It is safe for concurrent use.
 type Authenticator struct {
 	opts     Options
 	log      *slog.Logger
 	tls      *encryption // nil without TLS
 	tokens   *tokens     // nil without
 	provider *provider   // nil without
-	wrongs   *wrongs
+	failed   *failedLogins
 	sessions sessions
 	now      func() time.Time
 
+	// refused counts calls without valid credentials, limited those of them that
+	// errTooMany refused.
 	refused, limited atomic.Int64
 
 	logging sync.Mutex
@@ -51,8 +54,9 @@ type Authenticator struct {
 	running sync.WaitGroup
 }
 
-// New reads the files that opts name, and reads them again whenever they
-// change, until Close.
+// New reads the files that opts name, and reads them again when they change, until Close.
+// It returns schema.ErrInvalid if a file is wrong. An unreachable provider is no error:
+// see below.
 func New(ctx context.Context, opts Options) (*Authenticator, error) {
 	opts.EnsureDefaults()
 	if err := opts.Validate(); err != nil {
@@ -60,7 +64,7 @@ func New(ctx context.Context, opts Options) (*Authenticator, error) {
 	}
 	d := &Authenticator{
 		opts: opts, log: opts.Logger, now: time.Now,
-		wrongs:   newWrongs(opts.WrongBurst, opts.WrongPerMinute, time.Now),
+		failed:   newFailedLogins(opts.WrongBurst, opts.WrongPerMinute, time.Now),
 		sessions: sessions{live: map[*session]struct{}{}},
 	}
 	var sources []*source
@@ -87,9 +91,9 @@ func New(ctx context.Context, opts Options) (*Authenticator, error) {
 			return nil, fmt.Errorf("%w: OIDC.CA: %w", schema.ErrInvalid, err)
 		}
 		d.provider.noted = opts.Sources.add("the provider of tokens", false, keysGrace)
-		// A provider that does not answer keeps nobody from starting: it is asked again
-		// by the calls that need it.
-		_, _ = d.provider.discover(ctx) // it is logged
+		// A provider that does not answer does not prevent the start. The calls that need
+		// it request its configuration again.
+		_, _ = d.provider.discover(ctx) // discover logs its error
 	}
 	running, stop := context.WithCancel(context.Background())
 	d.stop = stop
@@ -106,7 +110,7 @@ func New(ctx context.Context, opts Options) (*Authenticator, error) {
 	return d, nil
 }
 
-// Close ends what New started, and waits for it. No call may be under way.
+// Close stops the goroutines of New and waits for them. No call may be running.
 func (d *Authenticator) Close() error {
 	d.stop()
 	d.running.Wait()
@@ -119,17 +123,16 @@ func (d *Authenticator) Close() error {
 // Encrypts reports whether connections are encrypted.
 func (d *Authenticator) Encrypts() bool { return d != nil && d.tls != nil }
 
-// CertificateEnds is when the certificate ends that connections are shown now. The door
-// encrypts.
+// CertificateEnds returns when the certificate expires that new connections are shown.
+// Encrypts must be true.
 func (d *Authenticator) CertificateEnds() time.Time { return d.tls.current.Load().cert.Leaf.NotAfter }
 
-// Authenticates reports whether callers have to say who they are.
+// Authenticates reports whether callers have to authenticate.
 func (d *Authenticator) Authenticates() bool { return d != nil && d.opts.Authenticates() }
 
-// Encrypt makes a TLS connection of one that a client has opened, and says who is
-// at its other end. The bytes go over below, which the caller closes if there is
-// an error. It waits for its turn and the client for TLSOptions.HandshakeTimeout
-// at most.
+// Encrypt runs the TLS handshake of a connection that a client has opened, and returns
+// the client's identity. The bytes go over below; the caller closes it after an error.
+// Waiting for a turn and the handshake together take at most TLSOptions.HandshakeTimeout.
 func (d *Authenticator) Encrypt(ctx context.Context, below net.Conn) (*tls.Conn, *Peer, error) {
 	conn, p, err := d.tls.handshake(ctx, below)
 	if err != nil {
@@ -138,17 +141,17 @@ func (d *Authenticator) Encrypt(ctx context.Context, below net.Conn) (*tls.Conn,
 	return conn, p, err
 }
 
-// Open reports whether anybody may call a method.
+// Open reports whether anonymous callers may call a method.
 func (d *Authenticator) Open(method string) bool {
 	return strings.HasPrefix(method, "/grpc.health.v1.Health/") ||
 		d != nil && d.opts.OpenReflection && strings.HasPrefix(method, "/grpc.reflection.")
 }
 
-// Authenticate returns who makes a call, by its context. A credential that is
-// sent counts, whatever certificate the connection has: it is more to the point.
-// schema.ErrUnauthenticated says nothing about what is wrong, schema.ErrLimit is
-// for an address that sends wrong ones all the time, schema.ErrUnavailable for a
-// provider that cannot be asked.
+// Authenticate returns the identity of a call from its context. A token in the headers
+// takes precedence over the connection's certificate: it is about this call. Errors are
+// schema.ErrUnauthenticated, without the reason; schema.ErrLimit for an address that
+// keeps sending wrong credentials; and schema.ErrUnavailable if the provider does not
+// answer.
 func (d *Authenticator) Authenticate(ctx context.Context) (*Identity, error) {
 	md, _ := metadata.FromIncomingContext(ctx)
 	cred, err := fromHeaders(md, false)
@@ -163,9 +166,8 @@ func (d *Authenticator) Authenticate(ctx context.Context) (*Identity, error) {
 	return d.accept(ctx, cred, err)
 }
 
-// Handshake answers Flight's Handshake: the token that later calls are to carry,
-// and whose it is. payload reads what the client says where its headers say
-// nothing.
+// Handshake answers Flight's Handshake: it returns the token that later calls carry, and
+// its identity. payload reads the client's message, if its headers have no credentials.
 func (d *Authenticator) Handshake(ctx context.Context, payload func() ([]byte, error)) (token string, _ *Identity, err error) {
 	md, _ := metadata.FromIncomingContext(ctx)
 	cred, err := fromHeaders(md, true)
@@ -187,7 +189,8 @@ func (d *Authenticator) Handshake(ctx context.Context, payload func() ([]byte, e
 	return cred.token, id, nil
 }
 
-// accept returns whose a credential is, if it could be read.
+// accept returns the identity of a credential. err is the error of reading the
+// credential.
 func (d *Authenticator) accept(ctx context.Context, cred credential, err error) (*Identity, error) {
 	host, _ := d.peerOf(ctx)
 	if err != nil {
@@ -205,9 +208,10 @@ func (d *Authenticator) accept(ctx context.Context, cred credential, err error) 
 		if id, known = d.provider.known(cred.token); known {
 			break
 		}
-		// What costs the provider or this server something is not done for an address
-		// that sends wrong tokens all the time. Tokens that are known still do.
-		if d.wrongs.over(host) {
+		// A verification costs CPU time and may cause a request to the provider. An
+		// address over its limit does not get one. Tokens in the cache still work from
+		// there.
+		if d.failed.over(host) {
 			return nil, d.refuse(ctx, host, errTooMany)
 		}
 		id, err = d.provider.identify(ctx, cred.token)
@@ -220,15 +224,15 @@ func (d *Authenticator) accept(ctx context.Context, cred credential, err error) 
 	return &id, nil
 }
 
-// Refuse counts a call as one with wrong credentials that others have looked at, and
-// returns what its client is told.
+// Refuse counts a call as one with wrong credentials that another component has checked,
+// such as the key of a node. It returns the client's error.
 func (d *Authenticator) Refuse(ctx context.Context, why error) error {
 	host, _ := d.peerOf(ctx)
 	return d.refuse(ctx, host, why)
 }
 
-// refuse counts and logs a call that is not let in, and returns what its client
-// is told.
+// refuse counts and logs a refused call, and returns the client's error. A provider that
+// does not answer and a call that was cancelled are no guesses, and do not count.
 func (d *Authenticator) refuse(ctx context.Context, host string, why error) error {
 	switch {
 	case errors.Is(why, schema.ErrUnavailable):
@@ -237,20 +241,20 @@ func (d *Authenticator) refuse(ctx context.Context, host string, why error) erro
 		return context.Cause(ctx)
 	}
 	d.refused.Add(1)
-	d.refusal(ctx, "calls were refused: nobody knows who makes them", host, why)
+	d.refusal(ctx, "calls were refused: they had no valid credentials", host, why)
 	if errors.Is(why, errNone) {
-		return errWho // whoever sends nothing guesses nothing
+		return errWho // a call without credentials is no guess
 	}
-	if d.wrongs.over(host) {
+	if d.failed.over(host) {
 		d.limited.Add(1)
 		return errTooMany
 	}
-	d.wrongs.count(host)
+	d.failed.count(host)
 	return errWho
 }
 
-// refusal logs why somebody was turned away. Who tries again and again does not
-// fill the log.
+// refusal logs the reason of a refusal, at most one line per refusalsLogged: otherwise a
+// client that retries would fill the log.
 func (d *Authenticator) refusal(ctx context.Context, what, host string, why error) {
 	d.logging.Lock()
 	defer d.logging.Unlock()
@@ -270,13 +274,13 @@ func (d *Authenticator) peerOf(ctx context.Context) (host string, p *Peer) {
 	return host, p
 }
 
-// Watch calls end when what let a caller in has ended while its call runs: soon
-// after its token was revoked or has expired. stop ends that.
+// Watch calls end if the caller's credentials become invalid while its call runs: soon
+// after its token is revoked or expires. The call invokes stop at its end.
 func (d *Authenticator) Watch(id *Identity, end func(error)) (stop func()) {
 	return d.sessions.watch(id, end)
 }
 
-// Stats counts what was turned away.
+// Stats counts refused calls.
 type Stats struct {
 	Refused int64 `json:"refused"` // calls for want of credentials that are right
 	Limited int64 `json:"limited"` // of these, calls of addresses that sent too many wrong ones
@@ -285,8 +289,7 @@ type Stats struct {
 // Stats returns what was counted since the start.
 func (d *Authenticator) Stats() Stats { return Stats{d.refused.Load(), d.limited.Load()} }
 
-// sessions are calls that run, with who made them. It is safe for concurrent
-// use.
+// sessions are the running calls with their identities. It is safe for concurrent use.
 type sessions struct {
 	mu   sync.Mutex
 	live map[*session]struct{} // guarded by mu
@@ -297,8 +300,8 @@ type session struct {
 	end func(error)
 }
 
-// watch lists a call: end is called, once at most, when its caller's identity
-// has ended. stop takes it off the list; end may be running then.
+// watch registers a call: end is called, at most once, when its identity has become
+// invalid. stop removes the call; end may be running at that time.
 func (s *sessions) watch(id *Identity, end func(error)) (stop func()) {
 	if id == nil || !id.mayEnd() {
 		return func() {}
@@ -314,7 +317,7 @@ func (s *sessions) watch(id *Identity, end func(error)) (stop func()) {
 	}
 }
 
-// run looks at all calls again and again until ctx ends.
+// run checks all calls at each interval until ctx ends.
 func (s *sessions) run(ctx context.Context, every time.Duration) {
 	tick := time.NewTicker(every)
 	defer tick.Stop()
@@ -328,31 +331,30 @@ func (s *sessions) run(ctx context.Context, every time.Duration) {
 	}
 }
 
-// endAll ends the calls whose callers may not go on.
+// endAll ends the calls whose identity has become invalid. It calls end without the
+// mutex, because end may take locks of the call.
 func (s *sessions) endAll(now time.Time) {
 	ended := map[*session]error{}
 	s.mu.Lock()
 	for one := range s.live {
-		if why := one.id.still(now); why != nil {
+		if why := one.id.expired(now); why != nil {
 			ended[one] = why
 			delete(s.live, one)
 		}
 	}
 	s.mu.Unlock()
 	for one, why := range ended {
-		one.end(fmt.Errorf("%w: what let the call in has ended meanwhile: %w", schema.ErrUnauthenticated, why))
+		one.end(fmt.Errorf("%w: the credentials of the call have become invalid: %w", schema.ErrUnauthenticated, why))
 	}
 }
 
-// maxWrongPeers is how many addresses are remembered for their wrong
-// credentials.
+// maxWrongPeers bounds the addresses whose failed logins are remembered.
 const maxWrongPeers = 4096
 
-// wrongs counts wrong credentials by address: so many at once, so many a minute
-// in the long run. It is safe for concurrent use, and bounded: where more
-// addresses send wrong ones than it remembers, those with the fewest are
-// forgotten.
-type wrongs struct {
+// failedLogins counts wrong credentials by address: a burst, and a rate per minute. It is
+// safe for concurrent use, and bounded: if more addresses send wrong credentials than it
+// remembers, it forgets those with the fewest.
+type failedLogins struct {
 	burst int
 	rate  rate.Limit
 	now   func() time.Time
@@ -361,21 +363,21 @@ type wrongs struct {
 	peers map[string]*rate.Limiter // guarded by mu
 }
 
-func newWrongs(burst, perMinute int, now func() time.Time) *wrongs {
-	return &wrongs{burst: burst, rate: rate.Limit(float64(perMinute) / 60), now: now,
+func newFailedLogins(burst, perMinute int, now func() time.Time) *failedLogins {
+	return &failedLogins{burst: burst, rate: rate.Limit(float64(perMinute) / 60), now: now,
 		peers: map[string]*rate.Limiter{}}
 }
 
-// over reports whether an address has sent more than it may.
-func (w *wrongs) over(peer string) bool {
+// over reports whether an address has used up its limit.
+func (w *failedLogins) over(peer string) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	l := w.peers[peer]
 	return l != nil && l.TokensAt(w.now()) < 1
 }
 
-// count takes note of wrong credentials of an address.
-func (w *wrongs) count(peer string) {
+// count records a failed login of an address.
+func (w *failedLogins) count(peer string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	now := w.now()
@@ -387,14 +389,13 @@ func (w *wrongs) count(peer string) {
 		l = rate.NewLimiter(w.rate, w.burst)
 		w.peers[peer] = l
 	}
-	// What is refused unheard does not count further, so that an address is not
-	// shut out for ever.
+	// Refusals by errTooMany do not count, so that an address is not locked out for ever.
 	l.AllowN(now, 1)
 }
 
-// forgetLocked makes room for half as many; mu is held. It takes a pass for every two
-// thousand new addresses.
-func (w *wrongs) forgetLocked(now time.Time) {
+// forgetLocked forgets half of the addresses, so that the scan is needed only once for
+// every two thousand new addresses. mu is held.
+func (w *failedLogins) forgetLocked(now time.Time) {
 	for most := 1.0; len(w.peers) > maxWrongPeers/2; most *= 2 {
 		for peer, l := range w.peers {
 			if float64(w.burst)-l.TokensAt(now) < most && len(w.peers) > maxWrongPeers/2 {

@@ -1,19 +1,21 @@
-// Package auth lets callers in: TLS with certificates that are exchanged while
-// the server runs, and who calls, by token, OpenID Connect or client
+// Package auth authenticates callers: TLS with certificates that are reloaded while the
+// server runs, and the caller's name from a token, OpenID Connect or a client
 // certificate.
 //
-// An Authenticator finds out the caller's Identity. What a caller may do then is for
-// others to say; they find the Identity in the call's context. The transport,
-// its limits and its calls are package flight's.
+// An [Authenticator] finds the caller's [Identity]. Package policy decides what the
+// caller may do; package flight puts the Identity into the call's context. The transport,
+// its limits and its calls are package flight's. Begin with [New] and
+// [Authenticator.Authenticate].
 //
-//	tls.go          certificates, reloaded; handshakes, a bounded number at once
-//	certificate.go  the names in a client's certificate
-//	credentials.go  what a call carries: headers, and the payload of a handshake
-//	tokens.go       the tokens that are known; tokenfile.go how they are made and kept
-//	oidc.go         tokens that another service signs
-//	sessions.go     calls that outlive what let them in
-//	wrong.go        who sends wrong credentials again and again
-//	watch.go        files that are read again when they change
+//	auth.go      the Authenticator, calls that outlive their credentials, failed logins
+//	by address
+//	tls.go       certificates, reloaded; a bounded number of handshakes at once
+//	identity.go  the identity, and the credentials of a call: headers, payload of a
+//	handshake
+//	tokens.go    the file of tokens
+//	oidc.go      tokens that an OpenID Connect provider signs
+//	sources.go   how long the server goes on if a file or the provider cannot be read
+//	file.go      files that are read again when they change
 //
-// No error and no line of the log holds a secret: of a token its ID at most.
+// No error and no line of the log contains a secret: of a token its ID at most.
 package auth

@@ -19,35 +19,37 @@ import (
 	"bowstring/schema"
 )
 
-// FilePeriod is how often a File is looked at.
+// FilePeriod is the interval at which a File is read.
 const FilePeriod = time.Second
 
 const (
-	// MostTexts is how many texts a file may have in a row, each read once.
+	// MostTexts bounds the different texts that successive reads may find. More means
+	// that a program rewrites the file all the time.
 	MostTexts = 5
-	// maxText is how many bytes a file may have.
+	// maxText bounds a file in bytes.
 	maxText = 4 << 20
 )
 
-// File is a file of rules, tenants or keys that is read again when it changes. One that cannot be read, or
-// is wrong, changes nothing: what was read before holds on, for the grace time of its sources. A new text holds once it was
-// read twice, as one that is half written may be right, and grant more.
+// File is a file of rules, tenants or keys that is read again when it changes. If it
+// cannot be read or is wrong, the previous contents stay in force for the grace time of
+// its sources. A new text takes effect only after two reads have found it: a half-written
+// file may parse, and grant more than the whole one.
 type File[T any] struct {
 	what    string // "rules", "tenants"
 	path    string
 	log     *slog.Logger
-	noted   *Source // is told whether the file can be read
+	noted   *Source // records whether the file can be read
 	parse   func(file string, text []byte) (*T, error)
 	size    func(*T) int
 	current atomic.Pointer[T]
-	text    string // that current is of; for Check's goroutine
-	next    string // that was read last, and is not that of current; for Check's goroutine
-	texts   int    // that were read in a row, each of them another one; for Check's goroutine
-	failed  string // what was logged last, "" if nothing is wrong; for Check's goroutine
+	text    string // the text of current; used by Check's goroutine only
+	next    string // the text of the last read, if it differs from text; used by Check's goroutine only
+	texts   int    // successive reads that each found another text; used by Check's goroutine only
+	failed  string // the error that was logged last, "" if none; used by Check's goroutine only
 }
 
-// OpenFile reads a file, which must be right. what names what it has; parse makes something of its text, and size counts the
-// entries of that, for the log.
+// OpenFile reads a file, which must be valid. what names its contents in messages, parse
+// compiles its text, and size counts its entries for the log.
 func OpenFile[T any](what, path string, parse func(file string, text []byte) (*T, error), size func(*T) int,
 	sources *Sources, log *slog.Logger) (*File[T], error) {
 	f := &File[T]{what: what, path: path, log: log, parse: parse, size: size, noted: sources.Add("the file of "+what, true)}
@@ -60,11 +62,11 @@ func OpenFile[T any](what, path string, parse func(file string, text []byte) (*T
 	return f, nil
 }
 
-// Current is what the file says now.
+// Current holds the contents in force. Readers load it for each decision.
 func (f *File[T]) Current() *atomic.Pointer[T] { return &f.current }
 
-// read reads the whole of the file, however it is put in place: it may be a link that
-// is changed to another file.
+// read reads the file by its path, each time: it may be a link that is changed to another
+// file, as in Kubernetes.
 func (f *File[T]) read() (string, *T, error) {
 	text, err := ReadFile(f.path, maxText)
 	if err != nil {
@@ -80,8 +82,8 @@ func (f *File[T]) read() (string, *T, error) {
 	return string(text), v, nil
 }
 
-// Check reads the file again, and reports whether it says something else now. What is
-// wrong with it is logged once. It is for one goroutine at a time.
+// Check reads the file again, and reports whether new contents have taken effect. It logs
+// each error once. Only one goroutine may call it.
 func (f *File[T]) Check(ctx context.Context) (changed bool) {
 	f.noted.Begin(ctx)
 	text, v, err := f.read()
@@ -96,7 +98,7 @@ func (f *File[T]) Check(ctx context.Context) (changed bool) {
 			"%s apart", schema.ErrInvalid, f.what, f.path, FilePeriod)
 	}
 	before := f.next
-	f.next = next // it is to be the same twice in a row
+	f.next = next // must be found twice in a row
 	f.noted.Note(ctx, err)
 	if err != nil {
 		if f.failed != err.Error() {
@@ -121,8 +123,8 @@ func (f *File[T]) Check(ctx context.Context) (changed bool) {
 	return true
 }
 
-// Watch looks at the file every second until ctx ends, and calls changed when it says
-// something else.
+// Watch checks the file at each FilePeriod until ctx ends, and calls changed when new
+// contents have taken effect.
 func (f *File[T]) Watch(ctx context.Context, changed func()) {
 	tick := time.NewTicker(FilePeriod)
 	defer tick.Stop()
@@ -141,29 +143,28 @@ func (f *File[T]) Watch(ctx context.Context, changed func()) {
 const (
 	// maxFile bounds a file that is read: a hundred thousand tokens fit.
 	maxFile = 64 << 20
-	// settle is how long changes are gathered before files are looked at.
+	// settle is how long changes are collected before the files are read.
 	settle = 50 * time.Millisecond
 )
 
-// source is files that belong together and are read again when one of them
-// changes.
+// source is a set of files that are read together when one of them changes, such as a
+// certificate and its key.
 type source struct {
 	what  string // for the log
 	paths []string
-	// load takes over the contents, or returns why it cannot; then all stays as it
-	// was.
+	// load takes the new contents, or returns an error and leaves everything as it was.
 	load func(contents [][]byte) error
 
-	// noted is told whether they could be read.
+	// noted records whether the files can be read.
 	noted *Source
 
-	seen   [sha256.Size]byte // of the contents that load was given last
-	wrong  error             // what load said to them
-	failed string            // why they could not be read, when they could not
+	seen   [sha256.Size]byte // hash of the contents that load got last
+	wrong  error             // load's error for them
+	failed string            // the last error that was logged, "" if none
 }
 
-// read reads the files and loads them if they are not those seen last. It
-// returns whether load was called.
+// read reads the files and calls load if they have changed since the last call of load.
+// It returns whether it has called load.
 func (s *source) read() (loaded bool, err error) {
 	contents := make([][]byte, len(s.paths))
 	sum := sha256.New()
@@ -182,8 +183,8 @@ func (s *source) read() (loaded bool, err error) {
 	return true, s.wrong
 }
 
-// ReadFile reads a file of at most so many bytes. What is no regular file is not read: a
-// pipe would keep whoever reads it waiting, and what was read before in force, for ever.
+// ReadFile reads a regular file of at most most bytes. It refuses a pipe, which would
+// block its reader for ever and keep the old contents in force.
 func ReadFile(path string, most int) ([]byte, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -205,19 +206,19 @@ func ReadFile(path string, most int) ([]byte, error) {
 	return b, err
 }
 
-// watcher reads sources again when they change: it is told by the kernel, and
-// looks by itself, too, as not every file system tells.
+// watcher reads sources again when they change. It gets notifications from the kernel,
+// and polls as well, because some file systems send none.
 type watcher struct {
 	sources []*source
 	poll    time.Duration
 	log     *slog.Logger
 }
 
-// run goes on until ctx ends.
+// run watches until ctx ends.
 func (w *watcher) run(ctx context.Context) {
 	events, stop := w.events(ctx)
 	defer stop()
-	w.look(ctx) // at what has changed before the kernel was asked to tell
+	w.check(ctx) // for changes before the notifications began
 	tick := time.NewTicker(w.poll)
 	defer tick.Stop()
 	var settled <-chan time.Time
@@ -231,16 +232,17 @@ func (w *watcher) run(ctx context.Context) {
 			}
 		case <-settled:
 			settled = nil
-			w.look(ctx)
+			w.check(ctx)
 		case <-tick.C:
-			w.look(ctx)
+			w.check(ctx)
 		}
 	}
 }
 
-// events tells of changes in the directories of the files, nil if nobody would.
-// Files are exchanged by renaming, and Kubernetes exchanges a link beside them,
-// so that watching the files themselves would not do. stop ends it, and waits.
+// events returns notifications of changes in the directories of the files; nil if the
+// system has none. Files are replaced by renaming, and Kubernetes replaces a link next to
+// them, so watching the files themselves would miss that. stop ends the notifications and
+// waits for the goroutines.
 func (w *watcher) events(ctx context.Context) (_ <-chan struct{}, stop func()) {
 	notify, err := fsnotify.NewWatcher()
 	if err == nil {
@@ -258,32 +260,32 @@ func (w *watcher) events(ctx context.Context) (_ <-chan struct{}, stop func()) {
 		return nil, func() {}
 	}
 	events := make(chan struct{}, 1)
-	tell := func() {
+	notice := func() {
 		select {
 		case events <- struct{}{}:
-		default: // it will be looked anyway
+		default: // a check is due already
 		}
 	}
-	var told sync.WaitGroup
-	told.Go(func() {
+	var readers sync.WaitGroup
+	readers.Go(func() {
 		for range notify.Events {
-			tell()
+			notice()
 		}
 	})
-	told.Go(func() {
-		for range notify.Errors { // something was missed
-			tell()
+	readers.Go(func() {
+		for range notify.Errors { // some notification was lost
+			notice()
 		}
 	})
 	return events, func() {
-		_ = notify.Close() // there is nothing to be done about it
-		told.Wait()
+		_ = notify.Close() // nothing can be done about an error
+		readers.Wait()
 	}
 }
 
-// look reads what has changed. What cannot be used changes nothing, and is told
-// once.
-func (w *watcher) look(ctx context.Context) {
+// check reads the sources that have changed. A source with an error keeps its old
+// contents; the error is logged once.
+func (w *watcher) check(ctx context.Context) {
 	for _, s := range w.sources {
 		s.noted.Begin(ctx)
 		loaded, err := s.read()
@@ -299,7 +301,7 @@ func (w *watcher) look(ctx context.Context) {
 			s.failed = ""
 			w.log.LogAttrs(ctx, slog.LevelInfo, "read again", slog.String("what", s.what), slog.Any("files", s.paths))
 		default:
-			s.failed = "" // what could not be opened can be, and is as it was
+			s.failed = "" // an unreadable file can be read again and has not changed
 		}
 	}
 }

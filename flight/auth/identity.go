@@ -24,38 +24,38 @@ const (
 	ByCertificate = "certificate"
 )
 
-// What an identity may consist of.
+// Limits of an identity, which may come from a token of another service.
 const (
 	maxName   = 256  // bytes of a principal, a group
 	maxGroups = 1024 // of one principal
 )
 
-// Identity is who calls. It is immutable: whoever reads its lists leaves them
-// as they are.
+// Identity is the authenticated caller. It is immutable: readers must not change its
+// slices.
 type Identity struct {
-	// Principal is the caller's name, of up to 256 printable bytes. All ways to be
-	// recognised share one space of names.
+	// Principal is the caller's name, of up to 256 printable bytes. Tokens, OpenID
+	// Connect and certificates share one name space.
 	Principal string
-	// Groups are those the principal is in, by what let it in.
+	// Groups are the groups of the principal, from its credentials.
 	Groups []string
-	// Tenant is on whose account the principal calls unless it says otherwise; ""
-	// is the account of all who have none.
+	// Tenant is the account that calls are charged to, unless they name another one; ""
+	// is the default account.
 	Tenant string
-	// Tenants are the others on whose account it may call.
+	// Tenants are the other accounts that calls may name.
 	Tenants []string
 	// By is ByToken, ByOIDC or ByCertificate.
 	By string
-	// ID names what let the caller in, for logs: a token's ID, a certificate's
-	// serial number. It is no secret.
+	// ID names the credentials in logs: a token's ID or a certificate's serial number. It
+	// is no secret.
 	ID string
-	// Expires is when that ends, whatever runs by then; zero is never.
+	// Expires is when the credentials expire, also for running calls; zero is never.
 	Expires time.Time
 
-	check func() error // why it is no longer good, apart from time; may be nil
+	check func() error // returns why the credentials are invalid, apart from time; nil if nothing else can end them
 }
 
-// still says why the identity has ended, if it has.
-func (id *Identity) still(now time.Time) error {
+// expired returns the reason for which the identity has become invalid, or nil.
+func (id *Identity) expired(now time.Time) error {
 	if !id.Expires.IsZero() && !now.Before(id.Expires) {
 		return fmt.Errorf("it was good until %s", id.Expires.UTC().Format(time.RFC3339))
 	}
@@ -65,15 +65,15 @@ func (id *Identity) still(now time.Time) error {
 	return nil
 }
 
-// mayEnd reports whether there is anything that could end it.
+// mayEnd reports whether the identity can become invalid at all.
 func (id *Identity) mayEnd() bool { return !id.Expires.IsZero() || id.check != nil }
 
-// MayUse reports whether the caller may call on a tenant's account.
+// MayUse reports whether the caller's credentials allow calls on a tenant's account.
 func (id *Identity) MayUse(tenant string) bool {
 	return tenant == id.Tenant || slices.Contains(id.Tenants, tenant)
 }
 
-// valid checks the names of an identity that comes from elsewhere.
+// valid checks the names of an identity from a token of another service.
 func (id *Identity) valid() error {
 	if err := checkName("principal", id.Principal); err != nil {
 		return err
@@ -114,12 +114,12 @@ var tenantForm = regexp.MustCompile(`^[A-Za-z0-9._@:/-]{1,128}$`)
 
 type identityKey struct{}
 
-// WithIdentity returns a context that says who calls.
+// WithIdentity returns a context that carries the caller's identity.
 func WithIdentity(ctx context.Context, id *Identity) context.Context {
 	return context.WithValue(ctx, identityKey{}, id)
 }
 
-// IdentityFrom returns who calls, nil where nobody had to say.
+// IdentityFrom returns the caller's identity, or nil if the server does not authenticate.
 func IdentityFrom(ctx context.Context) *Identity {
 	id, _ := ctx.Value(identityKey{}).(*Identity)
 	return id
@@ -139,7 +139,7 @@ const (
 	anyUser = "token"
 )
 
-// Why credentials are wrong. None of these reaches a client.
+// Reasons for which credentials are wrong. They go to the log, never to a client.
 var (
 	errNone     = errors.New("no credentials")
 	errTwice    = errors.New("credentials came twice")
@@ -156,8 +156,8 @@ type credential struct {
 	user  string // with which the token came, in a handshake; "" otherwise
 }
 
-// fromHeaders finds the credential in a call's headers. errNone if there is
-// none.
+// fromHeaders returns the credential in a call's headers; errNone if there is none. Two
+// credentials are an error: which of them counted would be a guess.
 func fromHeaders(md metadata.MD, handshake bool) (credential, error) {
 	auth, older := md.Get(authorizationHeader), md.Get(tokenHeader)
 	switch {

@@ -30,7 +30,8 @@ const (
 	// keysPerSecond and keysBurst bound how often tokens with unknown keys, which
 	// anybody can make, let the provider be asked for its keys.
 	keysPerSecond, keysBurst = 0.5, 5
-	// tokens that were verified are remembered: so many, so long.
+	// maxVerified bounds the verified tokens that are cached, and keepVerified is for how
+	// long one is.
 	maxVerified  = 4096
 	keepVerified = 5 * time.Minute
 	// refreshKeys is how often the provider is asked for its configuration and keys anew: a key that it has withdrawn
@@ -42,8 +43,8 @@ const (
 	maxProviderAnswer = 1 << 20
 )
 
-// algorithms are those with a public key. What is signed with a shared secret
-// could be signed by whoever verifies it, or with a public key as the secret.
+// algorithms are the asymmetric ones. A token with a shared secret could be signed by
+// every service that verifies it, or with a public key used as the secret.
 var algorithms = []string{
 	oidc.RS256, oidc.RS384, oidc.RS512, oidc.PS256, oidc.PS384, oidc.PS512, oidc.ES256, oidc.ES384, oidc.ES512,
 	oidc.EdDSA,
@@ -63,9 +64,9 @@ type provider struct {
 	now    func() time.Time
 	client *http.Client
 	asking *asking
-	noted  *Source // is told whether the provider answers
+	noted  *Source // records whether the provider answers
 
-	turn chan struct{} // held by who asks for the configuration
+	turn chan struct{} // held by the call that requests the configuration
 
 	mu       sync.Mutex
 	verifier *oidc.IDTokenVerifier            // nil before the provider has answered; guarded by mu
@@ -102,7 +103,7 @@ func newProvider(o *OIDCOptions, log *slog.Logger, now func() time.Time) (*provi
 	}, nil
 }
 
-// close ends idle connections; nobody may ask any more.
+// close closes idle connections. No call may use the provider after it.
 func (p *provider) close() { p.client.CloseIdleConnections() }
 
 // discover asks the provider for its configuration, unless it has answered
@@ -173,7 +174,8 @@ func (p *provider) run(ctx context.Context) {
 	}
 }
 
-// refresh takes over what the provider says now. What it said before holds where it does not answer.
+// refresh fetches the provider's configuration and keys. If the provider does not answer,
+// the previous ones stay in force.
 func (p *provider) refresh(ctx context.Context) error {
 	asking, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()

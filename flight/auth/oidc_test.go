@@ -14,8 +14,8 @@ import (
 	"bowstring/schema"
 )
 
-// asked returns a door that has not had its provider's configuration yet, and asks for it
-// at the next call.
+// asked returns an Authenticator that does not have its provider's configuration yet, and
+// requests it at the next call.
 func asked(t *testing.T, p *authtest.Provider) *Authenticator {
 	t.Helper()
 	p.Break(true)
@@ -39,9 +39,9 @@ func (d *Authenticator) askAgain() {
 	d.provider.again = time.Time{}
 }
 
-// A caller for whom the provider is asked, and who goes away, takes nobody with him who
-// waits for the same answer.
-func TestWhoeverAsksMayGo(t *testing.T) {
+// If the caller whose request to the provider is under way goes away, other callers still
+// get its answer.
+func TestRequesterMayLeave(t *testing.T) {
 	p := authtest.NewProvider(t)
 	d := asked(t, p)
 	questioned, release := p.Hold()
@@ -59,7 +59,7 @@ func TestWhoeverAsksMayGo(t *testing.T) {
 	leave()
 	release()
 	if err := <-stayed; err != nil {
-		t.Errorf("who waits for what another has asked, and has gone: %v", err)
+		t.Errorf("a caller that waits for the request of another one, which has gone: %v", err)
 	}
 	if err := <-left; err != nil && !errors.Is(err, context.Canceled) {
 		t.Errorf("who has gone: %v", err)

@@ -12,26 +12,29 @@ import (
 	"bowstring/schema"
 )
 
-// Options say how callers come in. The zero value of each field stands for its
-// default; an Authenticator without any way to recognise a caller lets in everybody, as
-// nobody.
+// Options say how callers authenticate. The zero value of each field stands for its
+// default. An Authenticator without any way to authenticate accepts every caller, as
+// anonymous.
 type Options struct {
 	TLS TLSOptions
-	// Tokens is the file that holds what tokens there are. Default none.
+	// Tokens is the path of the file of tokens. Default none.
 	Tokens string
 	OIDC   OIDCOptions
-	// OpenReflection lets anybody list the methods. Health checks are always open.
+	// OpenReflection lets anonymous callers list the methods. Health checks are always
+	// open.
 	OpenReflection bool
 	// WrongBurst is how many wrong credentials one address may send at once, and
 	// WrongPerMinute how many a minute in the long run. Default 30 and 30.
 	WrongBurst, WrongPerMinute int
-	// Poll is how often files are looked at, beside being told of changes, and
-	// Recheck how often calls are that outlive what let them in. Default 2 s and
-	// 1 s: a token that is revoked has no call left within the sum of both.
+	// Poll is the interval at which files are read, in addition to the kernel's
+	// notifications. Recheck is the interval at which the credentials of running calls
+	// are checked. Default 2 s and 1 s: the calls of a revoked token end within the sum
+	// of both.
 	Poll, Recheck time.Duration
-	// Sources is told whether the files, and the provider's keys, can be read; nil if that does not matter.
+	// Sources records whether the files and the provider's keys can be read; nil if that
+	// has no effect.
 	Sources *Sources
-	// Logger is told of what is read again, and of refusals. Default slog.Default().
+	// Logger gets reloads and refusals. Default slog.Default().
 	Logger *slog.Logger
 }
 
@@ -56,7 +59,7 @@ type TLSOptions struct {
 	MaxHandshakes int
 }
 
-// OIDCOptions say whose tokens are believed.
+// OIDCOptions say whose tokens are accepted.
 type OIDCOptions struct {
 	// Issuer is the URL of the provider, as its tokens have it in "iss". Default
 	// none.
@@ -66,8 +69,8 @@ type OIDCOptions struct {
 	// PrincipalClaim, GroupsClaim and TenantClaim are where a token has these; a
 	// dot leads into an object. Default "sub", "groups" and none.
 	PrincipalClaim, GroupsClaim, TenantClaim string
-	// Prefix stands before principals and groups from tokens, to tell them from
-	// others. Default none.
+	// Prefix is put before principals and groups from tokens, so that they cannot be
+	// names of other sources. Default none.
 	Prefix string
 	// Skew is how far the provider's clock may be off. Default 30 s.
 	Skew time.Duration

@@ -19,10 +19,11 @@ const patience = 10 * time.Second
 // DefaultGrace is how long what was read last holds, where no other time is set.
 const DefaultGrace = 5 * time.Minute
 
-// Sources are the files, and the keys of a provider, that say which callers come in and what they may do. What was read
-// last holds while one of them cannot be read, for a grace time: a file may be about to be replaced. After that the
-// server is closed, as a token may have been revoked, or a right withdrawn, that it does not know of. It is safe for
-// concurrent use; nil is never closed.
+// Sources are the files and the provider's keys that decide which callers may call, and
+// what they may do. If one of them cannot be read, the previous contents stay in force
+// for a grace time, because the file may be about to be replaced. Then the server accepts
+// no calls: a token may have been revoked, or a right withdrawn, without its knowledge.
+// It is safe for concurrent use; nil never closes.
 type Sources struct {
 	grace time.Duration
 	log   *slog.Logger
@@ -104,7 +105,8 @@ func (s *Sources) Closed() error {
 	return errClosed
 }
 
-// errClosed is what callers are told. Which file it is, and why, the log says.
+// errClosed is the answer to all calls while the server is closed. The log has the file
+// and the reason.
 var errClosed = fmt.Errorf("%w: the server cannot read who may call, or what callers may do, and lets in no calls; its "+
 	"log says what it cannot read", schema.ErrUnavailable)
 

@@ -45,7 +45,8 @@ func timed(grace time.Duration) (*Sources, *clock, *buffer) {
 	return s, c, log
 }
 
-// What was read last holds for the grace time, and then the server is closed until it can be read again.
+// The previous contents hold for the grace time. Then the server is closed until the
+// source can be read again.
 func TestSourcesClose(t *testing.T) {
 	s, at, log := timed(time.Minute)
 	a, b, own := s.Add("a", true), s.Add("b", true), s.Add("own", false)
@@ -167,7 +168,8 @@ func TestSourcesThatHang(t *testing.T) {
 	}
 }
 
-// A file of tokens that is taken away, or made wrong, closes the door after the grace time.
+// If the file of tokens is removed or becomes invalid, the server accepts no call after
+// the grace time.
 func TestTokensThatCannotBeRead(t *testing.T) {
 	for name, damage := range map[string]func(path string) error{
 		"taken away": os.Remove,
@@ -208,7 +210,7 @@ func TestTokensThatCannotBeRead(t *testing.T) {
 			}
 			at.move(time.Minute)
 			if s.Closed() == nil {
-				t.Error("after the grace time the door is open")
+				t.Error("after the grace time a call is accepted")
 			}
 			if err := os.RemoveAll(path); err != nil {
 				t.Fatal(err)
@@ -265,7 +267,7 @@ func TestProviderThatDoesNotAnswer(t *testing.T) {
 }
 
 // Keys come from the server that is configured, encrypted, and from none that it sends on to.
-func TestProviderSendsNobodyOn(t *testing.T) {
+func TestProviderRedirects(t *testing.T) {
 	ask := func(to string) *http.Request {
 		u, err := url.Parse(to)
 		if err != nil {

@@ -16,8 +16,8 @@ import (
 	"google.golang.org/grpc/credentials"
 )
 
-// PeerProtocol is how a connection between nodes is told from one of HTTP/2: by TLS's ALPN, and without TLS by its first
-// line. It is that of package peer.
+// PeerProtocol marks a connection between nodes, as opposed to HTTP/2: by TLS's ALPN, and
+// without TLS by its first line. Package peer speaks it.
 const PeerProtocol = "bowstring-peer/1"
 
 // suites12 are those of TLS 1.2 that have forward secrecy and authenticate what
@@ -156,7 +156,7 @@ func (e *encryption) handshake(ctx context.Context, below net.Conn) (*tls.Conn, 
 		return nil, nil, errors.New("the client does not speak HTTP/2 (ALPN h2)")
 	}
 	if by != e.current.Load().roots {
-		by = nil // nobody knows which of the two it was
+		by = nil // the roots were replaced during the handshake: which ones verified it is unknown
 	}
 	return conn, newPeer(state, by), nil
 }
@@ -203,8 +203,8 @@ func hostOf(addr net.Addr) string {
 	return Host(addr.String())
 }
 
-// Host is the part of an address (HOST:PORT) by which those who come from it are counted:
-// of IPv6 the network of 64 bits, as whoever has one has all of its addresses.
+// Host returns the part of an address (HOST:PORT) by which its clients are counted. For
+// IPv6 this is the /64 network, because the holder of one address has the whole network.
 func Host(addr string) string {
 	host, _, err := net.SplitHostPort(addr)
 	if err != nil {
@@ -323,7 +323,7 @@ func (d *Authenticator) fromCertificate(p *Peer) (Identity, error) {
 	if err != nil {
 		return Identity{}, err
 	}
-	if err := id.still(d.now()); err != nil {
+	if err := id.expired(d.now()); err != nil {
 		return Identity{}, err
 	}
 	id.check = func() error {

@@ -25,11 +25,11 @@ import (
 	"bowstring/schema"
 )
 
-// A token is bow_ID_SECRET. The ID is no secret: it finds the record, and is
-// what logs and `token revoke` call the token by. The secret is 256 random
-// bits, kept as its SHA-256: a slow hash such as bcrypt protects what people
-// think up from being guessed, and nobody guesses 256 bits; it would only
-// cost a tenth of a second for each call, which anybody could ask for.
+// A token is bow_ID_SECRET. The ID is no secret: it finds the record, and names the token
+// in logs and in `token revoke`. The secret is 256 random bits, and its SHA-256 is
+// stored. A slow hash such as bcrypt protects passwords, which can be guessed; 256 random
+// bits cannot. It would only cost 0.1 s of CPU time for each call, which any client could
+// cause.
 const (
 	tokenPrefix = "bow_"
 	secretBytes = 32
@@ -186,8 +186,9 @@ func (t *tokens) load(contents [][]byte) error {
 	return nil
 }
 
-// nobody's hash is compared where there is no such token, so that it takes as long.
-var nobody = Token{Hash: strings.Repeat("0", 2*sha256.Size)}
+// unknown has the hash that is compared if no token has the ID, so that the answer takes
+// as long.
+var unknown = Token{Hash: strings.Repeat("0", 2*sha256.Size)}
 
 // identify finds the owner of a token. The identity ends when the token is
 // revoked, taken out of the file, or changed.
@@ -199,7 +200,7 @@ func (t *tokens) identify(token string, now time.Time) (Identity, error) {
 	id := parts[1]
 	known, there := (*t.table.Load())[id]
 	if !there {
-		known = &nobody
+		known = &unknown
 	}
 	// Hashes, so their length is that of the kept one, and how far they agree says
 	// nothing about the secret; even so, in constant time.
@@ -244,9 +245,9 @@ func ReadTokens(path string) ([]Token, error) {
 	return list, nil
 }
 
-// AddToken makes a token for the principal, groups, tenants and expiry of t,
-// fills in the rest, and adds it to a file, which is made if there is none. What
-// it returns is the token itself, which is kept nowhere.
+// AddToken makes a token for the principal, groups, tenants and expiry of t, fills in the
+// rest, and adds it to a file, which it creates if it is missing. It returns the token
+// itself, which is stored nowhere.
 func AddToken(path string, t *Token) (token string, err error) {
 	err = changeTokens(path, true, func(list []Token) ([]Token, error) {
 		now := time.Now()
@@ -273,7 +274,7 @@ func RevokeToken(path, id string) (Token, error) {
 	return found, changeTokens(path, false, func(list []Token) ([]Token, error) {
 		at := slices.IndexFunc(list, func(t Token) bool { return t.ID == id })
 		if at < 0 {
-			// Whoever pastes the whole token shall not see it again in an error.
+			// No ID in the error: the argument may be a whole token, with its secret
 			return nil, fmt.Errorf("%w: no token of that ID is in %s; `bowstring token list` shows those there are",
 				schema.ErrNotFound, path)
 		}
@@ -299,7 +300,7 @@ func changeTokens(path string, create bool, change func([]Token) ([]Token, error
 	if err != nil {
 		return err
 	}
-	defer func() { _ = dir.Close() }() // which gives up the lock
+	defer func() { _ = dir.Close() }() // closing releases the lock
 	if err := unix.Flock(int(dir.Fd()), unix.LOCK_EX); err != nil {
 		return fmt.Errorf("locking %s: %w", dir.Name(), err)
 	}

@@ -48,8 +48,8 @@ func await(t *testing.T, happened func() bool) {
 
 func secretOf(token string) string { return token[len(token)-43:] }
 
-// The file holds no secret, is its owner's alone, and is never half written,
-// whoever changes it at the same time.
+// The file has no secret, only its owner can read it, and it is never half written, with
+// any number of writers.
 func TestTokenFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tokens.json")
 	if _, err := ReadTokens(path); !errors.Is(err, fs.ErrNotExist) {

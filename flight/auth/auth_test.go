@@ -27,8 +27,8 @@ func from(addr, token string) context.Context {
 	return metadata.NewIncomingContext(ctx, metadata.Pairs("authorization", "Bearer "+token))
 }
 
-// An address that sends wrong tokens all the time is told so, and costs the
-// provider nothing; a token that is known still lets in.
+// An address that keeps sending wrong tokens gets schema.ErrLimit and causes no request
+// to the provider. A cached token still works from there.
 func TestWrongTokensAreLimited(t *testing.T) {
 	p := authtest.NewProvider(t)
 	dir := t.TempDir()
@@ -46,8 +46,8 @@ func TestWrongTokensAreLimited(t *testing.T) {
 	}
 	defer func() { _ = d.Close() }()
 	now := time.Now()
-	d.wrongs.now = func() time.Time { return now }
-	d.now = d.wrongs.now
+	d.failed.now = func() time.Time { return now }
+	d.now = d.failed.now
 	jwt := p.Sign(p.Claims("a", nil))
 	if _, err := d.Authenticate(from("10.0.0.1", jwt)); err != nil {
 		t.Fatal(err)
@@ -81,26 +81,27 @@ func TestWrongTokensAreLimited(t *testing.T) {
 		t.Errorf("%+v", s)
 	}
 
-	// Whoever has many addresses does not fill the memory.
+	// A client with many addresses does not fill the memory.
 	for i := range 3 * maxWrongPeers {
-		d.wrongs.count(fmt.Sprintf("2001:db8::%x", i))
+		d.failed.count(fmt.Sprintf("2001:db8::%x", i))
 	}
-	if n := len(d.wrongs.peers); n > maxWrongPeers {
+	if n := len(d.failed.peers); n > maxWrongPeers {
 		t.Errorf("%d addresses are remembered", n)
 	}
-	d.wrongs.count("10.0.0.3")
-	d.wrongs.count("10.0.0.3")
+	d.failed.count("10.0.0.3")
+	d.failed.count("10.0.0.3")
 	for i := range maxWrongPeers {
-		d.wrongs.count(fmt.Sprintf("2001:db8:1::%x", i))
+		d.failed.count(fmt.Sprintf("2001:db8:1::%x", i))
 	}
-	d.wrongs.count("10.0.0.3")
-	if !d.wrongs.over("10.0.0.3") {
+	d.failed.count("10.0.0.3")
+	if !d.failed.over("10.0.0.3") {
 		t.Error("the worst address was forgotten before others")
 	}
 }
 
-// fetched waits until the fetch of keys before is over. Such a fetch tells its outcome a little before, and who comes
-// between gets that outcome too. The library that fetches does not tell, but by its goroutine.
+// fetched waits until the previous fetch of keys is over. A fetch publishes its result a
+// little earlier, and a caller in between gets that result, too. The library has no other
+// sign of the end than its goroutine.
 func fetched() {
 	stacks := make([]byte, 1<<20)
 	for strings.Contains(string(stacks[:runtime.Stack(stacks, true)]), "oidc.(*RemoteKeySet).keysFromRemote.func1(") {
@@ -131,7 +132,7 @@ func TestProviderKeys(t *testing.T) {
 			t.Fatalf("%s: %+v, %v", algorithm, id, err)
 		}
 	}
-	// Of a provider that is broken, nothing can be said.
+	// If the provider is broken, the token is neither right nor wrong.
 	p.Rotate(jose.ES256)
 	p.Break(true)
 	rotated := p.Sign(p.Claims("a", nil))
@@ -156,7 +157,7 @@ func TestProviderKeys(t *testing.T) {
 	}
 }
 
-// A provider that is not there keeps nobody from starting.
+// A provider that is not reachable does not prevent the start.
 func TestProviderAway(t *testing.T) {
 	p := authtest.NewProvider(t)
 	p.Break(true)
@@ -206,7 +207,7 @@ func TestSilentHandshakes(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	ctx, giveUp := context.WithCancel(t.Context())
+	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 2)
 	accept := func() {
 		c, err := l.Accept()
@@ -242,7 +243,7 @@ func TestSilentHandshakes(t *testing.T) {
 	if err := errors.Join(<-greeted, <-done); err != nil {
 		t.Errorf("beside a silent client: %v", err)
 	}
-	giveUp() // as a server does that stops
+	cancel() // as a server does that stops
 	if err := <-done; err == nil {
 		t.Error("a silent client was let in")
 	}
