@@ -68,7 +68,7 @@ func TestUnreadAnswersKeepNoOtherAddressWaiting(t *testing.T) {
 	f.fill("d", 10)
 	streams := unreadAnswers(f, 5)
 	eventually(t, "answers wait for those that are not read", func() bool {
-		used, waiting := f.server.answers.Of("127.0.0.2")
+		used, waiting := f.server.answers.Holds("127.0.0.2")
 		return used > 0 && waiting > 0 && waiting < 5
 	})
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
@@ -100,7 +100,7 @@ func TestUnreadAnswersEnd(t *testing.T) {
 	stream := unreadAnswers(f, 1)[0]
 	eventually(t, "the call ends", func() bool { return strings.Contains(f.log.String(), "did not read its answer") })
 	eventually(t, "its memory is given back", func() bool {
-		used, _ := f.server.answers.Of("127.0.0.2")
+		used, _ := f.server.answers.Holds("127.0.0.2")
 		return used == 0
 	})
 	wantCode(t, stream.RecvMsg(&flight.FlightInfo{}), codes.Unavailable, "")

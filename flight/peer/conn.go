@@ -20,8 +20,8 @@ import (
 )
 
 const (
-	// ALPN is the name by which TLS knows a connection between nodes. A server that is reached by it and by HTTP/2 at one
-	// port tells them apart by it.
+	// ALPN is the name by which TLS knows a connection between nodes. A server that
+	// accepts both protocols at one port distinguishes them by it.
 	ALPN = "bowstring-peer/1"
 	// Preface begins a connection between nodes without TLS. No connection of HTTP/2 begins like it.
 	Preface = ALPN + "\n"
@@ -33,8 +33,9 @@ const (
 	MaxAsking = 8 << 20
 	// FrameHead is how long the head of a frame is: the length of what follows u32, and the kind of the frame u8.
 	FrameHead = 5
-	// readAhead is what is read ahead of a frame's head. Of a blob no more than that is copied twice.
-	readAhead = 8 << 10
+	// readBuffer bounds the bytes that are read before a frame's head. At most this many bytes of a
+	// blob are copied twice.
+	readBuffer = 8 << 10
 	// maxEnd is how long the frame that ends a call may be: a code of gRPC u32, and a text.
 	maxEnd = 4 << 10
 	// keptBytes is how long the memory for messages is that is kept from one to the next, and how much is made ready
@@ -85,7 +86,7 @@ type Conn struct {
 	heard     func()       // called when bytes of a message have come; nil for none
 	reading   atomic.Bool  // the goroutine that receives waits for bytes
 
-	// Of the goroutine that receives.
+	// Fields of the receiving goroutine.
 	in      *bufio.Reader
 	vectors *vectorReader // nil where there is none
 	left    int           // bytes of the present message that are still to come
@@ -100,7 +101,7 @@ func Accept(t Transport, binding []byte) *Conn { return newConn(t, binding, nil)
 
 func newConn(t Transport, binding []byte, heard func()) *Conn {
 	c := &Conn{transport: t, binding: binding, made: time.Now(), heard: heard}
-	c.in = bufio.NewReaderSize(tracked{c}, readAhead)
+	c.in = bufio.NewReaderSize(tracked{c}, readBuffer)
 	return c
 }
 
@@ -240,8 +241,8 @@ func (c *Conn) came() {
 	c.reading.Store(false)
 }
 
-// next waits for a message of at most so many bytes and returns its length. What is left of the one before is passed
-// over. io.EOF says that the other side has ended the call, a status of gRPC that it has done so for a reason.
+// next waits for a message of at most most bytes and returns its length. It skips the
+// unread rest of the previous message.
 func (c *Conn) next(most int) (int, error) {
 	if err := discard(c, c.left); err != nil {
 		return 0, err
@@ -327,8 +328,9 @@ func (c *Conn) got(n int, err error) error {
 	return nil
 }
 
-// Receive waits for a message of at most so many bytes and returns all of it, which stays until the next call. Its errors
-// are those of next. Memory is taken as the bytes come, not as their number is said.
+// Receive waits for a message of at most most bytes and returns all of it; the memory is
+// valid until the next call. Its errors are those of next. Memory is taken as the bytes
+// come, not as their number is said.
 func (c *Conn) Receive(most int) ([]byte, error) {
 	if n := cap(c.message); n > keptBytes {
 		c.message = nil
@@ -390,7 +392,7 @@ func (c *Conn) Watch(ctx context.Context, end func(error)) {
 			c.last.Store(int64(now.Sub(c.made)))
 		}
 		heard := c.made.Add(time.Duration(c.last.Load()))
-		switch quiet.look(now, heard) {
+		switch quiet.check(now, heard) {
 		case excused:
 			c.last.Store(int64(time.Since(c.made)))
 		case gone:
@@ -411,7 +413,7 @@ type quiet struct {
 	asked  time.Time // when it was last to be asked whether it is there
 }
 
-// liveness is what a look says of the other side.
+// liveness is the result of a check of the other side.
 type liveness int
 
 const (
@@ -421,9 +423,9 @@ const (
 	gone
 )
 
-// look is called every keepaliveAnswer, more or less, with when anything was last heard. A side is gone only once it was
+// check is called every keepaliveAnswer, more or less, with when anything was last heard. A side is gone only once it was
 // asked: looks come a little late at times, and silence may be longer than it was to become.
-func (q *quiet) look(now, heard time.Time) liveness {
+func (q *quiet) check(now, heard time.Time) liveness {
 	late := now.Sub(q.looked) > 2*keepaliveAnswer
 	q.looked = now
 	switch {

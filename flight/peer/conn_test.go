@@ -24,8 +24,9 @@ func framed(kind byte, message []byte) []byte {
 	return append(append(b, kind), message...)
 }
 
-// connTo returns the asking side of a call to what serve does, once the preface and the method have come. What serve
-// leaves unread is read before the connection is closed: else this side would not get what was sent before.
+// connTo returns the asking side of a call to what serve does, once the preface and the
+// method have come. The unread rest is read before the connection is closed, because a
+// close with unread data would discard what was sent.
 func connTo(t *testing.T, serve func(far net.Conn)) *Conn {
 	t.Helper()
 	lis, err := net.Listen("tcp", "127.0.0.1:0")
@@ -117,7 +118,8 @@ type counting struct{ n int }
 func (c *counting) Grow(n int64) error { c.n += int(n); return nil }
 func (c *counting) Shrink(n int64)     { c.n -= int(n) }
 
-// What is not a frame that may come ends the call, and takes no memory before its bytes have come.
+// A frame that is not allowed here ends the call, and takes no memory before its bytes
+// have come.
 func TestConnHostile(t *testing.T) {
 	head := func(n uint32, kind byte) []byte { return append(binary.LittleEndian.AppendUint32(nil, n), kind) }
 	for name, test := range map[string]struct {
@@ -214,7 +216,7 @@ func TestWritesEnd(t *testing.T) {
 	defer here.Close()
 	if err := (dialled{here}).WriteBuffers(net.Buffers{[]byte("ping")}, time.Time{}, time.Now()); !errors.Is(err,
 		os.ErrDeadlineExceeded) {
-		t.Errorf("to nobody: %v", err)
+		t.Errorf("without a receiver: %v", err)
 	}
 	// The time is that of one write.
 	c := newConn(dialled{here}, nil, nil)
@@ -229,7 +231,7 @@ func TestWritesEnd(t *testing.T) {
 		t.Errorf("%q, %v", b, err)
 	}
 	writing.Wait()
-	// What was cut is followed by nothing.
+	// Nothing follows a message that was cut off.
 	_ = there.Close()
 	first, second := c.Send([]byte("x")), c.Send([]byte("y"))
 	if !errors.Is(first, ErrBroken) || !errors.Is(second, ErrBroken) {

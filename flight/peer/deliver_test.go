@@ -10,7 +10,8 @@ import (
 	"bowstring/schema"
 )
 
-// Each answer goes to who waits for it, however a message is cut on its way and whatever is between the blobs.
+// Each answer goes to the read that waits for it, however a message is split on its way
+// and whatever is between the blobs.
 func TestDeliver(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)

@@ -38,7 +38,7 @@ const (
 	maxProgress = 64 << 10
 	// maxWhy is how much is kept of what a node says of a blob that it does not send.
 	maxWhy = 1 << 10
-	// maxTickets is how many bytes of tickets are told at a time.
+	// maxTickets bounds the tickets of one message, in bytes.
 	maxTickets = 1 << 20
 	// helloTimeout is how long the other side may take to say who it is.
 	helloTimeout = 5 * time.Second
@@ -70,7 +70,7 @@ type Link struct {
 	made    time.Time
 	cancel  context.CancelFunc
 	running sync.WaitGroup
-	wake    chan struct{} // told when there is something to ask
+	wake    chan struct{} // signalled when there is a request to send
 
 	// when the other side last said anything: nanoseconds since made, whatever becomes of the clock
 	heard    atomic.Int64
@@ -82,7 +82,7 @@ type Link struct {
 	next    uint32
 	waiting map[uint32]*waiter
 	asks    []Ask            // to be sent
-	doing   []peers.Progress // what is to be told next; nil if nothing is
+	doing   []peers.Progress // to be reported next; nil if there is nothing
 	sealer  *Sealer          // of blobs without a hash; nil if they are not sealed
 }
 
@@ -287,7 +287,7 @@ func (l *Link) open(ctx context.Context, cancel context.CancelCauseFunc,
 	return c, meeting, func() { stop(); hangUp() }, nil
 }
 
-// serve opens the connection, tells of it, and serves it until it breaks.
+// serve opens the connection, reports it, and serves it until it breaks.
 func (l *Link) serve(ctx context.Context, opened func()) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -333,7 +333,7 @@ func because(ctx context.Context, err error) error {
 
 // ask sends what is asked for, until ctx ends.
 func (l *Link) ask(ctx context.Context, c *Conn) error {
-	told := map[uint64]bool{} // streams whose ticket was sent
+	reported := map[uint64]bool{} // streams whose ticket was sent
 	for {
 		// Goroutines that are about to ask come first: what they ask for is one message, and wakes the other node once.
 		runtime.Gosched()
@@ -348,7 +348,7 @@ func (l *Link) ask(ctx context.Context, c *Conn) error {
 		l.mu.Unlock()
 		var err error
 		if doing != nil {
-			err = c.Send(progressMessage(doing, told))
+			err = c.Send(progressMessage(doing, reported))
 		}
 		if n > 0 && err == nil {
 			err = c.Send(AppendAsks(nil, asks))
@@ -370,21 +370,21 @@ func (l *Link) ask(ctx context.Context, c *Conn) error {
 
 // progressMessage is a message of what streams do. Tickets are sent once, and as many
 // at a time as there is room for.
-func progressMessage(list []peers.Progress, told map[uint64]bool) []byte {
+func progressMessage(list []peers.Progress, reported map[uint64]bool) []byte {
 	list = slices.Clone(list)
 	there := make(map[uint64]bool, len(list))
 	room := maxTickets
 	for i := range list {
 		p := &list[i]
 		there[p.ID] = true
-		if told[p.ID] || len(p.Ticket) > room {
+		if reported[p.ID] || len(p.Ticket) > room {
 			p.Ticket = nil
 			continue
 		}
 		room -= len(p.Ticket)
-		told[p.ID] = true
+		reported[p.ID] = true
 	}
-	maps.DeleteFunc(told, func(id uint64, _ bool) bool { return !there[id] })
+	maps.DeleteFunc(reported, func(id uint64, _ bool) bool { return !there[id] })
 	b, err := json.Marshal(list)
 	if err != nil {
 		panic(err) // tickets are JSON
@@ -399,15 +399,16 @@ const (
 	atOnceBlobs = 64
 )
 
-// arrivals are blobs of a message that are being read, in their order. Of one goroutine.
+// arrivals are blobs of a message that are being read, in their order. Used by one
+// goroutine.
 type arrivals struct {
 	ids   []uint32
 	blobs []schema.Blob
 	left  [][]byte // what is still to come of each
 }
 
-// deliver gives the answers of a message of n bytes to those who wait for them. They are read to where they stay,
-// several by one system call.
+// deliver passes the answers of a message of n bytes to the reads that wait for them.
+// They are read to where they stay, several by one system call.
 func (l *Link) deliver(c *Conn, n int) error {
 	answers, err := readAnswers(c, n)
 	if err != nil {
@@ -500,7 +501,8 @@ func (c *arrivals) discard() {
 	}
 }
 
-// answered gives an answer to who waits for it, if he still does: it may have taken long to come in.
+// answered passes an answer to the read that waits for it, if it still waits: the answer
+// may have taken long to arrive.
 func (l *Link) answered(id uint32, is answer) {
 	l.mu.Lock()
 	w := l.waiting[id]

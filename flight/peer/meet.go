@@ -18,20 +18,22 @@ import (
 	"bowstring/schema"
 )
 
-// Two nodes meet before one asks the other for anything. Neither tells the key that they have in common: each shows
-// that it knows it, by a MAC over all that was said, over the method, and over the TLS connection. What each says has a
-// random number in it, so that nothing can be said again. A stranger is told a random number and nothing else:
+// Two nodes meet before one asks the other for anything. Neither sends the common key:
+// each proves that it knows the key, by a MAC over all messages so far, the method, and
+// the TLS connection. Each message has a random number, so that it cannot be replayed. A
+// stranger gets a random number and nothing else:
 //
 //	asking     Hello: names, the address that was dialled, protocols, a number
 //	answering  challenge: the protocol, a number
-//	asking     KindProof and a MAC, where there is a key
-//	answering  a MAC, where there is a key; and a Hello: names
+//	asking     KindProof and a MAC, if there is a key
+//	answering  a MAC, if there is a key; and a Hello: names
 //
-// The answering side looks at the name and the address that the asking side wants: who passes on what others say, from
-// another address, is found out, without TLS too. Where somebody is on the way between the two addresses, only TLS
-// helps.
+// The answering side checks the name and the address that the asking side wants. So it
+// detects a program that relays messages from another address, without TLS as well. Only
+// TLS protects against a program on the path between the two addresses.
 
-// Hello is what a node says of itself, as JSON. What a node does not know of it, it passes over.
+// Hello is what a node says of itself, as JSON. A node skips fields that it does not
+// know.
 type Hello struct {
 	// Cluster is the cluster's name. Nodes of different clusters do not read from each other; "" is any.
 	Cluster string `json:"cluster,omitempty"`
@@ -64,7 +66,7 @@ type Way struct {
 
 // Guest is the asking side.
 type Guest struct {
-	Hello Hello // but for the number and the protocols
+	Hello Hello // except the number and the protocols
 	Keys  *Keys
 	// Protocol is the only one that is spoken; 0 for [Protocol].
 	Protocol int
@@ -156,7 +158,7 @@ type Host struct {
 	Keys          *Keys
 	// Protocol is the only one that is spoken; 0 for [Protocol].
 	Protocol int
-	// Refuse is told why a node is not let in, and returns what that is told.
+	// Refuse gets the reason for which a node is refused, and returns the node's answer.
 	Refuse func(why string) error
 }
 
@@ -325,7 +327,8 @@ func (k Known) Ends(f func()) (stop func() bool) {
 	return context.AfterFunc(k.key.gone, f)
 }
 
-// side is a side of a call. What one has proven, the other one cannot say again as its own.
+// side is a side of a call. The proof of one side cannot be returned by the other as its
+// own.
 type side string
 
 const (
@@ -363,7 +366,7 @@ func (s said) add(message []byte) {
 	_, _ = s.hash.Write(message)
 }
 
-// prove shows that a side knows a secret, without telling it, for what was said so far.
+// prove shows that a side knows a secret, without revealing it, for all messages so far.
 func (s said) prove(by side, secret []byte) []byte {
 	mac := hmac.New(sha256.New, secret)
 	_, _ = mac.Write([]byte(by)) // neither fails
@@ -382,12 +385,11 @@ func (s said) proven(by side, keys []*key, proof []byte) (known Known, ok bool) 
 	return known, ok
 }
 
-// Binding is what tells a TLS connection from all others, on both of its sides: RFC 9266. nil stands for a connection
-// without TLS.
+// Binding identifies a TLS connection on both of its sides (RFC 9266).
 func Binding(state tls.ConnectionState) ([]byte, error) {
 	b, err := state.ExportKeyingMaterial("EXPORTER-bowstring-peers", nil, sha256.Size)
 	if err != nil {
-		return nil, fmt.Errorf("what the TLS connection is told from others by: %w", err)
+		return nil, fmt.Errorf("the binding of the TLS connection: %w", err)
 	}
 	return b, nil
 }

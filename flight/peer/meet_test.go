@@ -124,8 +124,8 @@ func TestMeet(t *testing.T) {
 	}
 }
 
-// Who does not know the key is let in by neither side, and is told nothing: not even the names of the node and the
-// cluster.
+// Each side refuses a node that does not know the key, and sends it nothing: not even the
+// names of the node and the cluster.
 func TestMeetStrangers(t *testing.T) {
 	for name, test := range map[string]struct {
 		guest Guest
@@ -141,7 +141,7 @@ func TestMeetStrangers(t *testing.T) {
 			t.Errorf("%s: the host says %v, the guest %v; want that neither lets the other in", name, m.host, m.guest)
 		}
 		if said := string(bytes.Join(m.spoke, nil)); strings.Contains(said, `"node"`) || len(m.spoke) > 1 {
-			t.Errorf("%s: a stranger was told %s", name, said)
+			t.Errorf("%s: a stranger got %s", name, said)
 		}
 	}
 	m := meet(guestWith(firstKey), hostWith(), together("m", "tls"), nil)
@@ -174,7 +174,8 @@ func TestMeetStrangers(t *testing.T) {
 	}
 }
 
-// What was heard once lets nobody in again, neither as the asking side nor as the answering one.
+// A recorded exchange authenticates no node again, neither as the requesting side nor as
+// the answering one.
 func TestMeetReplayed(t *testing.T) {
 	heard := meet(guestWith(firstKey), hostWith(firstKey), together("m", "tls"), nil)
 	if err := errors.Join(heard.guest, heard.host); err != nil || len(heard.fromGuest) != 2 || len(heard.spoke) != 2 {
@@ -202,8 +203,8 @@ func TestMeetReplayed(t *testing.T) {
 	}
 }
 
-// What holds for one call holds for no other: not for another method, connection, name, zone or address, nor where a
-// message was changed on the way.
+// A proof for one call is valid for no other: not for another method, connection, name,
+// zone or address, nor after a message was changed on the way.
 func TestMeetIsBound(t *testing.T) {
 	for name, ways := range map[string][2]Way{
 		"another method":     {{Method: "m", Binding: []byte("tls")}, {Method: "n", Binding: []byte("tls")}},
@@ -242,8 +243,9 @@ func TestMeetIsBound(t *testing.T) {
 			t.Errorf("%s, changed on the way: the host says %v, the guest %v", name, m.host, m.guest)
 		}
 	}
-	// A node that wants another one is told so once it has proven what it is, and is not answered: so whoever passes on
-	// at one address what was meant for another one gets nowhere.
+	// A node that wants another node learns of its mistake after it has proven its
+	// identity, and gets no answer. Therefore a program that relays messages from one
+	// address to another node gains nothing.
 	for name, g := range map[string]Guest{
 		"another cluster": {Hello: Hello{Cluster: "d", Node: "a", Other: "b", Address: "b:1"}},
 		"another node":    {Hello: Hello{Cluster: "c", Node: "a", Other: "m", Address: "b:1"}},
@@ -257,7 +259,8 @@ func TestMeetIsBound(t *testing.T) {
 	}
 }
 
-// What was proven with a key ends when that is accepted no longer, and goes on while it is, whichever is the first.
+// A connection that was authenticated with a key ends when the key is no longer accepted,
+// and lasts until then, whichever key is the first.
 func TestKeysEnd(t *testing.T) {
 	keys := NewKeys(firstKey)
 	h := hostWith()
@@ -283,7 +286,7 @@ func TestKeysEnd(t *testing.T) {
 	<-ended
 	select {
 	case <-kept:
-		t.Error("who had stopped was told")
+		t.Error("a node that had stopped was refused")
 	default:
 	}
 	var none Known

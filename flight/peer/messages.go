@@ -169,9 +169,9 @@ func ParseAsks(b []byte, do func(Ask) error) error {
 // Status says what an answer is.
 type Status uint32
 
-// What an answer is: a text that says why there is no blob, the blob, or a text that
-// says that the store has none, or a damaged one; that what was wanted
-// if it is held is not; and that the node has sent as much as it may.
+// The kinds of an answer: a text that says why there is no blob, the blob, or a text that
+// says that the store has none, or a damaged one; that what was wanted if it is held is
+// not; and that the node has sent as much as it may.
 const (
 	Failed Status = iota
 	Here
@@ -187,9 +187,9 @@ type Answer struct {
 	Size   int // of what follows, in bytes
 }
 
-// AppendAnswers appends the head of a message of answers: how many there are u32, and for each its
-// id u32, status u32, and size u64. What they are of follows in their order. A message of no answers says that the node
-// is there, and has answers to come.
+// AppendAnswers appends the head of a message of answers: how many there are u32, and for
+// each its id u32, status u32, and size u64. Their contents follow in the same order. A
+// message of no answers says that the node is there, and has answers to come.
 func AppendAnswers(b []byte, answers []Answer) []byte {
 	b = binary.LittleEndian.AppendUint32(b, uint32(len(answers)))
 	for _, a := range answers {

@@ -12,10 +12,12 @@ import (
 // readvBytes is the most that one system call reads. It takes some 50 µs.
 const readvBytes = 256 << 10
 
-// vectorReader reads from a socket to several places by one system call. It is used by one goroutine at a time.
+// vectorReader reads from a socket to several places by one system call. It is used by
+// one goroutine at a time.
 //
-// The scheduler is not told of the system call, which never blocks: what has not come is waited for by the runtime's
-// poller. Were it told, its monitor would give the processor of the thread to another one each time.
+// The Go scheduler does not see the system call, which never blocks: the runtime's poller
+// waits for further bytes. Otherwise its monitor would give the thread's P to another
+// thread each time.
 type vectorReader struct {
 	conn    syscall.RawConn
 	vectors []syscall.Iovec

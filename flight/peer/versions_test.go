@@ -47,7 +47,8 @@ func recordedAsks() []Ask {
 	return asks
 }
 
-// What a program of protocol 1 sends is understood, and what is sent to it, it understands.
+// This program understands messages of protocol 1, and a program of protocol 1
+// understands the messages that it gets.
 func TestProtocol1(t *testing.T) {
 	frames := recorded(t)
 	var hello Hello

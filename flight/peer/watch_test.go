@@ -16,11 +16,11 @@ func TestQuietIsAskedFirst(t *testing.T) {
 		asked := 0
 		for i := range 20 {
 			now = begin.Add(time.Duration(i+1)*keepaliveAnswer + late*time.Duration(i%2))
-			switch q.look(now, heard) {
+			switch q.check(now, heard) {
 			case doubted:
 				asked, heard = asked+1, now.Add(answer)
 			case gone, excused:
-				t.Fatalf("looks late by %s: look %d gives up who answers within %s", late, i, answer)
+				t.Fatalf("checks late by %s: check %d cancels a peer that answers within %s", late, i, answer)
 			case lively:
 			}
 		}
@@ -28,7 +28,7 @@ func TestQuietIsAskedFirst(t *testing.T) {
 			t.Errorf("looks late by %s: nothing was asked for %s", late, now.Sub(begin))
 		}
 		end, doubts := now, 0
-		for q.look(now, heard) != gone {
+		for q.check(now, heard) != gone {
 			if now = now.Add(keepaliveAnswer); q.asked.After(end) {
 				doubts++
 			}
@@ -41,7 +41,7 @@ func TestQuietIsAskedFirst(t *testing.T) {
 		}
 	}
 	q := quiet{looked: begin}
-	if got := q.look(begin.Add(keepaliveTime+keepaliveAnswer), begin); got != excused {
-		t.Errorf("after a time in which nothing ran: %d, want that nobody is blamed", got)
+	if got := q.check(begin.Add(keepaliveTime+keepaliveAnswer), begin); got != excused {
+		t.Errorf("after a time in which nothing ran: %d, want that no peer is blamed", got)
 	}
 }

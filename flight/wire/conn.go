@@ -26,19 +26,16 @@ const (
 // nothing is written in place of what a client no longer wants.
 var nothing [defaultMaxFrame]byte
 
-// Conn is a connection whose writes go out by writev, straight from
-// where a frame's bytes lie. grpc's transport writes each slice of a frame by
-// itself if it has no write buffer; a Conn recognises the slices of
-// frames that it was told of (see lane) and keeps them by reference. All else it
-// copies. Its writer sends what has come together while it was sending, so
-// that writes are large when there is much to send and prompt when there is
+// Conn is a connection whose writes go out by writev, directly from the memory of a
+// frame's bytes. All else it copies. Its writer sends what has come together while it was
+// sending, so that writes are large when there is much to send and prompt when there is
 // little.
 //
-// Over TLS it is the same but for the kernel: see sealedConn.
+// Over TLS it is the same, except that the kernel does not encrypt: see sealedConn.
 //
-// A frame's batch stays in place until its bytes are in the kernel: what
-// grpc frees before that is passed to retire. What grpc drops without freeing it
-// is released when its stream or the connection ends: see lane.
+// A frame's batch stays in place until its bytes are in the kernel: what grpc frees
+// before that is passed to retire. Slices that grpc drops without freeing them are
+// released when their stream or the connection ends: see lane.
 type Conn struct {
 	net.Conn
 
@@ -193,7 +190,8 @@ func (g *Conn) recognise(b []byte) error {
 	return nil
 }
 
-// take appends to pending what the transport writes, but for headers of DATA frames; mu is held.
+// take appends the bytes that the transport writes to pending, except headers of DATA
+// frames; mu is held.
 func (g *Conn) take(b []byte) error {
 	if g.payload > 0 && g.lane != nil {
 		if g.lane.cut { // its batch may have been released
@@ -246,8 +244,7 @@ func (g *Conn) refer(part []byte) {
 	g.pending, g.run = append(g.pending, part), 0
 }
 
-// copy appends a copy of b to pending; mu is held. What is copied in a row
-// becomes one slice.
+// copy appends a copy of b to pending; mu is held. Successive copies become one slice.
 func (g *Conn) copy(b []byte) {
 	if cap(g.copied)-len(g.copied) < len(b) {
 		g.copied, g.run = make([]byte, 0, max(copyBlock, len(b))), 0
@@ -262,7 +259,8 @@ func (g *Conn) copy(b []byte) {
 	}
 }
 
-// copyGuarded is copy of what may lie in a file, a page of which cannot be read any more. mu is held.
+// copyGuarded is copy for bytes that may be in a mapped file, a page of which may have
+// become unreadable.
 func (g *Conn) copyGuarded(b []byte) error {
 	if g.payload == 0 {
 		g.copy(b)
@@ -337,7 +335,7 @@ func (g *Conn) write() {
 	retired := g.retired
 	g.pending, g.retired, g.size = nil, nil, 0
 	for _, l := range g.lanes { // of which no byte is read any more
-		retired = append(retired, l.giveUpLocked()...)
+		retired = append(retired, l.releaseLocked()...)
 		l.ended, l.listed, l.frames = true, false, nil
 	}
 	g.lanes, g.lane, g.cut = nil, nil, 0
@@ -368,8 +366,9 @@ func (g *Conn) Close() error {
 	return g.Conn.SetWriteDeadline(time.Now().Add(lastFlush))
 }
 
-// SendTimes is how long the connection has had bytes to send that its peer's machine had not confirmed, and how long of
-// that the peer had no room for them; zero where the system does not tell.
+// SendTimes returns how long the connection has had bytes to send that its peer's machine
+// had not confirmed, and how long of that the peer had no room for them; both are zero if
+// the system does not report them.
 func (g *Conn) SendTimes() (sending, held time.Duration) {
 	c := g.Conn
 	if sealed, ok := c.(*sealedConn); ok {

@@ -75,10 +75,9 @@ func dataHeader(stream uint32, n int) []byte {
 	return h
 }
 
-// What a transport writes comes out as the same payload of the same streams in
-// the same order, in frames as long as the client accepts and no longer; other
-// frames are left as they are; and each batch is released when its bytes are
-// out, not before.
+// The bytes that a transport writes come out as the same payload of the same streams in
+// the same order, in frames as long as the client accepts and no longer; other frames are
+// unchanged; and each batch is released when its bytes are out, not before.
 func TestGatherConn(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)

@@ -19,7 +19,7 @@ func imageSchema() *arrow.Schema {
 	return arrow.NewSchema([]arrow.Field{{Name: "image", Type: arrow.BinaryTypes.LargeBinary}}, nil)
 }
 
-// imageBatch is a batch of one row, whose blob lies where an owner has it.
+// imageBatch is a batch of one row, whose blob is in the memory of an owner.
 func imageBatch(blob []byte, owner schema.Owner) *schema.Batch {
 	n := int64(len(blob))
 	offsets := make([]byte, 16)
@@ -32,7 +32,7 @@ func imageBatch(blob []byte, owner schema.Owner) *schema.Batch {
 	}
 }
 
-// cutShort is memory of a file that has been cut short since: whoever reads it would end the process.
+// cutShort is memory of a file that has been truncated: reading it would end the process.
 func cutShort(t *testing.T, n int) []byte {
 	t.Helper()
 	f, err := os.Create(filepath.Join(t.TempDir(), "segment"))

@@ -40,15 +40,15 @@ const (
 
 var zeros [bufferAlignment]byte
 
-// Frame is one FlightData message ready for the wire: its protobuf fields as
-// a list of slices, of which the large ones point at where the bytes lie.
+// Frame is one FlightData message ready for the wire: its protobuf fields as a list of
+// slices, of which the large ones point at the bytes in their owner's memory.
 //
-// A frame owns its batch. It is sent once, by a lane, which knows when the batch
-// can be released.
+// A frame owns its batch. It is sent once, by a lane, which knows when the batch can be
+// released.
 type Frame struct {
 	pieces   []Piece
 	batch    Releaser     // nil if every piece was copied
-	left     atomic.Int32 // pieces that lie in the batch and that grpc has still to free
+	left     atomic.Int32 // pieces in the batch that grpc has still to free
 	released atomic.Bool
 	adopted  bool  // grpc has the buffers and will free them, or drop them
 	lane     *Lane // by which it is sent; nil before
@@ -61,20 +61,21 @@ type Frame struct {
 	offset  int // bytes of the next one
 }
 
-// Releaser is what a frame's pieces lie in: a schema.Batch, or an answer.
+// Releaser owns the memory of a frame's pieces: a schema.Batch, or an answer.
 type Releaser interface{ Release() }
 
 // Piece is a part of a frame.
 type Piece struct {
 	Bytes []byte
-	Held  bool // lies in the batch, not in the frame's own memory
+	Held  bool // points into the batch, not into the frame's own memory
 }
 
 // ownFrame makes a frame of bytes that nothing has to release.
 func ownFrame(b []byte) *Frame { return &Frame{pieces: []Piece{{Bytes: b}}} }
 
-// NewFrame makes a frame of pieces, of which some lie in the batch. It takes the batch over. resident is until when its
-// pieces are known to be in memory, zero for always; see FreshUntil.
+// NewFrame makes a frame of pieces, some of which point into the batch. It takes the
+// batch over. resident is until when its pieces are known to be in memory, zero for
+// always; see FreshUntil.
 func NewFrame(pieces []Piece, b Releaser, resident time.Time) *Frame {
 	f := &Frame{pieces: pieces}
 	held := int32(0)
@@ -131,7 +132,8 @@ func (f *Frame) buffers() mem.BufferSlice {
 	return out
 }
 
-// copied is the frame in one piece of its own, and releases it. A page of what it lies in may be unreadable by now.
+// copied is the frame in one piece of its own, and releases it. A page of its memory may
+// have become unreadable.
 func (f *Frame) copied() (mem.BufferSlice, error) {
 	defer f.release()
 	b := make([]byte, 0, f.Size())
@@ -182,14 +184,15 @@ type encoder struct {
 	schema *arrow.Schema
 	fb     *flatbuffers.Builder
 
-	// The batch at hand; all are reused but for small, which frames keep.
+	// The current batch; all are reused except small, which frames keep.
 	nodes   [][2]int64 // length, null count
 	buffers [][2]int64 // offset in the body, length
 	pieces  []Piece
 	small   []byte // small pieces and padding, copied together
 	run     int    // where in small the bytes begin that no piece covers yet
 	body    int64  // bytes so far
-	// unchecked says that a buffer has blobs that nobody has compared with their references.
+	// unchecked says that a buffer has blobs that have not been compared with their
+	// references.
 	unchecked bool
 	aside     int64 // how long buffers are that go another way
 }
@@ -208,11 +211,11 @@ func (e *encoder) schemaFrame() (*Frame, error) {
 	return ownFrame(prefix(header, nil, -1)), nil
 }
 
-// batchFrame encodes a batch, but for the bytes of those of its buffers that are aside bytes long or longer: they go another
-// way. resident is as for NewFrame. It takes the batch over, also when it fails.
+// batchFrame encodes a batch, except the bytes of buffers of at least aside bytes, which
+// go another way. It takes the batch over, also when it fails.
 func (e *encoder) batchFrame(b *schema.Batch, aside int64, appMetadata []byte, resident time.Time) (*Frame, error) {
 	e.aside = aside
-	// Small pieces are copied, and may lie in a file.
+	// Small pieces are copied, and may be in a mapped file.
 	if err := schema.Guard(func() error { return e.layout(b) }); err != nil {
 		b.Release()
 		return nil, err

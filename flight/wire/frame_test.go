@@ -298,8 +298,8 @@ func frameClient(t *testing.T, send func(grpc.ServerStream) error, opts ...grpc.
 	return client, conns
 }
 
-// What arrow's own reader makes of our frames is what went in, whatever the
-// layout and the sizes, and every blob comes back.
+// arrow's own reader reads from our frames what went in, in every layout and size, and
+// every blob is released.
 func TestFramesRoundTrip(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)

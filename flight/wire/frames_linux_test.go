@@ -30,7 +30,7 @@ var noise = func() []byte {
 	return b
 }()
 
-// noiseOf is a message of a stream, of a length that both sides can tell.
+// noiseOf is a message of a stream, of a length that both sides know.
 func noiseOf(stream uint32, message int) []byte {
 	rng := rand.New(rand.NewPCG(uint64(stream), uint64(message)))
 	at := rng.IntN(len(noise) / 2)
@@ -54,7 +54,7 @@ func (f fenced) Unpin() {
 	f.out.Add(-1)
 }
 
-// noiseServer serves streams of noise that lies in fenced memory.
+// noiseServer serves streams of noise from fenced memory.
 type noiseServer struct {
 	out, handlers atomic.Int64
 	err           atomic.Pointer[error]
@@ -115,9 +115,9 @@ func (s *noiseServer) send(stream grpc.ServerStream) error {
 	return nil
 }
 
-// What a client does to some of its streams takes nothing away from the others, whatever it sends: their messages come
-// byte for byte. No byte of a batch is read after its release, and each batch is released, of streams that were reset
-// while the connection goes on.
+// A client that resets or stalls some of its streams affects no other: their messages
+// arrive byte for byte. No byte of a batch is read after its release, and each batch is
+// released, of streams that were reset while the connection goes on.
 func TestFramesOfAWildClient(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// What an HTTP/2 connection consists of (RFC 9113), as far as it matters here.
+// The parts of an HTTP/2 connection (RFC 9113) that matter here.
 const (
 	clientPreface    = 24 // bytes before the first frame
 	frameHeader      = 9  // length (24 bits), type, flags, stream
@@ -52,7 +52,7 @@ type settingsReader struct {
 
 	newest uint32   // the newest stream that was begun
 	ending uint32   // the stream of a RST_STREAM whose payload has not come wholly; 0 for none
-	resets []uint32 // streams that were reset, until the one who reads has taken note of them
+	resets []uint32 // streams that were reset, until the reading goroutine has handled them
 
 	control *rate.Limiter // of frames that carry no request
 	flooded atomic.Bool   // see has refused to go on

@@ -7,7 +7,7 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// What a client needs of control frames gets through, a flood does not.
+// The control frames that a client needs get through; a flood does not.
 func TestControlFrames(t *testing.T) {
 	frame := func(kind, flags byte, payload int) []byte {
 		b := make([]byte, frameHeader+payload)
@@ -33,7 +33,7 @@ func TestControlFrames(t *testing.T) {
 	} {
 		var r settingsReader
 		r.see(make([]byte, clientPreface))
-		r.control.SetLimit(0) // time stands still
+		r.control.SetLimit(0) // the clock is stopped
 		ok := true
 		for range controlBurst + 1 {
 			ok = r.see(tt.frame) && ok
@@ -65,7 +65,7 @@ func TestRapidResets(t *testing.T) {
 	}{{"at once", true, controlBurst / rapidReset}, {"later", false, controlBurst}} {
 		var r settingsReader
 		r.see(make([]byte, clientPreface))
-		r.control.SetLimit(0) // time stands still
+		r.control.SetLimit(0) // the clock is stopped
 		n := 0
 		for id := uint32(1); ; id += 2 {
 			begun, reset := of(typeHeaders, id), of(typeReset, id)

@@ -68,7 +68,7 @@ func (l *Lane) Send(ctx context.Context, stream MessageStream, f *Frame) error {
 	return stream.SendMsg(f)
 }
 
-// expect tells the connection of a frame that grpc is about to get.
+// expect announces a frame to the connection that grpc is about to get.
 func (l *Lane) expect(ctx context.Context, f *Frame) error {
 	g := l.conn
 	g.mu.Lock()
@@ -79,8 +79,8 @@ func (l *Lane) expect(ctx context.Context, f *Frame) error {
 	if !l.listed && !l.ended {
 		g.lanes[l.stream], l.listed = l, true
 	}
-	// The context ends before the connection is told that the client has reset the stream. If it has not ended by now,
-	// the end is still to come, and finds this lane.
+	// The context ends before the connection learns that the client has reset the stream.
+	// If it has not ended by now, the end is still to come, and finds this lane.
 	if ctx.Err() != nil {
 		if len(l.frames) == 0 {
 			l.endLocked()
@@ -124,9 +124,10 @@ func (l *Lane) endLocked() {
 	}
 }
 
-// giveUpLocked has the frames released, now that the lane has ended, and returns those that can be at once: the others
-// are once the kernel has got what is pending. What SendMsg has is left to sent.
-func (l *Lane) giveUpLocked() (free []*Frame) {
+// releaseLocked has the frames released, now that the lane has ended, and returns those
+// that can be at once: the others are once the kernel has got what is pending. A message
+// that SendMsg has is released by sent.
+func (l *Lane) releaseLocked() (free []*Frame) {
 	for _, f := range l.frames {
 		if !f.sending {
 			free = append(free, l.conn.retireLocked(f)...)
@@ -160,7 +161,7 @@ func (l *Lane) forgetLocked(f *Frame) {
 // drops what comes later. Bytes of the stream's end are pending.
 func (l *Lane) overLocked() {
 	l.endLocked()
-	l.giveUpLocked()
+	l.releaseLocked()
 	l.frames = slices.DeleteFunc(l.frames, func(f *Frame) bool { return !f.sending })
 }
 
@@ -176,7 +177,7 @@ func (g *Conn) reset(streams []uint32) {
 		}
 		l.ended, l.cut, l.newest = true, true, g.reading.newest
 		g.cut++
-		free = append(free, l.giveUpLocked()...)
+		free = append(free, l.releaseLocked()...)
 		if len(l.frames) == 0 {
 			l.endLocked()
 		}

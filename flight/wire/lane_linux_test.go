@@ -60,8 +60,8 @@ func see(t *testing.T, g *Conn, peer net.Conn, sent []byte) {
 	}
 }
 
-// What grpc has dropped of a stream that its client has reset is released once the transport knows of that. What it
-// still writes of it goes out as zeros.
+// Bytes that grpc has dropped from a stream that its client has reset are released once
+// the transport knows of the reset. Bytes that it writes after that go out as zeros.
 func TestResetReleases(t *testing.T) {
 	g, peer := gathered(t)
 	var out atomic.Int64
@@ -134,7 +134,8 @@ func TestResetWhileWriting(t *testing.T) {
 	}
 }
 
-// What is left of a stream when grpc has written its end is released, once what is pending is out.
+// The rest of a stream is released after grpc has written its end, once pending bytes are
+// out.
 func TestEndReleases(t *testing.T) {
 	trailers := dataHeader(1, 0)
 	trailers[3], trailers[4] = typeHeaders, flagEndStream

@@ -135,7 +135,7 @@ func (l *listener) leave(host string) {
 
 // refuse closes a connection; who makes many of them does not fill the log.
 func (l *listener) refuse(c net.Conn, why string) {
-	_ = c.Close() // there is nobody to tell
+	_ = c.Close() // no caller could use the error
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.refused++

@@ -10,8 +10,8 @@ import (
 	"bowstring/schema"
 )
 
-// uploadPatience is how long what comes in waits for memory that others have.
-// Who waits may hold some, so that it has to give up some time.
+// uploadPatience is how long what comes in waits for memory that others have. A waiting
+// call may hold some memory, so it has to stop waiting at some time.
 const uploadPatience = 10 * time.Second
 
 // Shares counts the memory of one use: by address, which may take three quarters, and all together. So a client that
@@ -81,8 +81,8 @@ func (s *Shares) Lease(ctx context.Context, peer string) *Lease {
 // Most is what one address may have.
 func (s *Shares) Most() int64 { return s.most }
 
-// Of is what an address has, and how many of its calls wait for more.
-func (s *Shares) Of(peer string) (used int64, waiting int) {
+// Holds returns the bytes that an address has, and how many of its calls wait for more.
+func (s *Shares) Holds(peer string) (used int64, waiting int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if p := s.peers[peer]; p != nil {

@@ -49,8 +49,8 @@ func (p *PeerConn) Context(ctx context.Context) context.Context { return peer.Ne
 // Read reads what the other node has sent.
 func (p *PeerConn) Read(b []byte) (int, error) { return p.Conn.Conn.Read(b) }
 
-// WriteBuffers writes all of a list from where its bytes lie, until a time. It eats the list. resident is until when they
-// are known to be in memory, zero for always.
+// WriteBuffers writes all slices of a list from their own memory, until a time. It eats
+// the list. resident is until when they are known to be in memory, zero for always.
 func (p *PeerConn) WriteBuffers(list net.Buffers, resident, until time.Time) error {
 	if err := p.allow(until); err != nil {
 		return err
@@ -104,8 +104,9 @@ func (g *Conn) flush(vectors *vectorWriter, list net.Buffers, resident time.Time
 	return schema.Guard(func() error { return sealed.writeBuffers(list) })
 }
 
-// ofPeer reads the beginning of a connection, and reports whether it is that of another node. Of any other connection
-// gRPC reads the beginning again. It waits until deadlines or ctx end.
+// ofPeer reads the beginning of a connection, and reports whether it is that of another
+// node. On any other connection, gRPC reads the first bytes again. It waits until
+// deadlines or ctx end.
 func (g *Conn) ofPeer(ctx context.Context) (bool, error) {
 	defer context.AfterFunc(ctx, func() { _ = g.Conn.SetReadDeadline(time.Now()) })()
 	first := make([]byte, 0, len(peerPreface))

@@ -14,8 +14,9 @@ import (
 	"bowstring/flight/auth"
 )
 
-// grpc clears the deadlines of a connection once its handshake is over, even of one that was given to another node's
-// call meanwhile. What that call has set stays: its reads end, and so does its Close, whatever the other side does.
+// grpc clears the deadlines of a connection once its handshake is over, even of one that
+// was given to another node's call meanwhile. The deadlines of that call stay: its reads
+// end, and so does its Close, whatever the other side does.
 func TestDispatchedDeadlines(t *testing.T) {
 	for name, encrypts := range map[string]bool{"plain": false, "TLS": true} {
 		t.Run(name, func(t *testing.T) {
@@ -53,7 +54,7 @@ func TestDispatchedDeadlines(t *testing.T) {
 				t.Fatal(err)
 			}
 			var got *PeerConn
-			_, _, err = Credentials(t.Context(), newDoor(t), func(p *PeerConn) {
+			_, _, err = Credentials(t.Context(), newAuthenticator(t), func(p *PeerConn) {
 				got = p
 				p.Interrupt()
 			}).ServerHandshake(raw)

@@ -158,8 +158,8 @@ func (r *Receiver) allowed(n int, data bool) error {
 	return nil
 }
 
-// read takes in a message of n bytes. What it returns has room for one more
-// alignment behind it.
+// read takes in a message of n bytes. The result has room for one more alignment behind
+// it.
 func (r *Receiver) read(n int) ([]byte, error) {
 	size := min(n, firstPiece)
 	if err := r.lease.Grow(int64(size + bodyAlign)); err != nil {

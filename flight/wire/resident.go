@@ -8,18 +8,21 @@ import (
 	"bowstring/schema"
 )
 
-// Blobs may lie in mapped files, whose pages the kernel takes away where memory is short. Who touches such a page waits
-// for the disk, in user space as in a system call that the Go scheduler is not told of: one of its processors waits with
-// it, and each collection. Two such waits stop a server with two processors. So whatever sends blobs has to know that
-// their pages are in memory, or has to tell the scheduler.
+// Blobs may be in mapped files, whose pages the kernel reclaims when memory is short. A
+// thread that touches such a page waits for the disk. In user space, and in a system call
+// that the Go scheduler does not see, its P waits with it, and so does each garbage
+// collection. Two such waits stop a server with two processors. Therefore code that sends
+// blobs has to know that their pages are in memory, or has to let the scheduler see the
+// system call.
 
-// freshFor is for how long a page that was read stays in memory for certain: the kernel takes what was not read for
-// longer. What a consumer of some speed takes goes out within.
+// freshFor is for how long a page that was read stays in memory for certain: the kernel
+// takes what was not read for longer. A consumer of ordinary speed takes a frame within
+// this time.
 const freshFor = 200 * time.Millisecond
 
-// FreshUntil is until when the pages of a batch, which was made ready at a time, are known to be in memory. Blobs that
-// were compared with their references just then were read for it. The zero time.Time stands for always: no blob lies in
-// a file.
+// FreshUntil is until when the pages of a batch, which was made ready at a time, are
+// known to be in memory. Blobs that were compared with their references just then were
+// read for it. The zero time.Time means always: no blob is in a file.
 func FreshUntil(b *schema.Batch, ready time.Time) time.Time {
 	until := time.Time{}
 	for _, column := range b.Blobs {
@@ -60,11 +63,13 @@ func bringBack(list [][]byte) {
 	}
 }
 
-// Blobs may come from the engine with nobody having compared them with their references (fetch.Serving). Here they
-// are: before any byte of them leaves, and those that are copied in the copy. Memory is read once for both then, and
-// what was checked is what the client reads, whatever becomes of the file.
+// Blobs may come from the engine without having been compared with their references
+// (fetch.Serving). Here they are: before any byte of them leaves, and those that are
+// copied in the copy. Memory is read once for both then, and what was checked is what the
+// client reads, whatever becomes of the file.
 
-// checkInPlace checks what goes out from where it lies. What is wrong, is put right: the batch has other bytes then.
+// checkInPlace verifies blobs in their own memory before they go out. A wrong blob is
+// replaced: the batch has other bytes then.
 func checkInPlace(ctx context.Context, b *schema.Batch, aside int64, again shm.Reread) error {
 	for i := range b.Columns {
 		if err := checkVector(ctx, b, &b.Columns[i], aside, again); err != nil {

@@ -128,7 +128,8 @@ func sendHanging(t *testing.T, how string) {
 	}
 }
 
-// What the scheduler need not be told of is cheaper: RawSyscall beside Syscall.
+// A system call that the scheduler does not see is cheaper: RawSyscall compared to
+// Syscall.
 func BenchmarkWritev(b *testing.B) {
 	for name, resident := range map[string]time.Time{"known": {}, "unknown": unknown} {
 		b.Run(name, func(b *testing.B) {
@@ -173,7 +174,8 @@ func BenchmarkWritev(b *testing.B) {
 	}
 }
 
-// mappedOwner is one that says where its blobs lie, and whether they were compared.
+// mappedOwner is an owner that knows the extents of its blobs, and whether they were
+// compared.
 type mappedOwner struct{ unchecked bool }
 
 func (mappedOwner) Unpin() {}

@@ -22,10 +22,10 @@ const (
 	corkBytes = 256 << 10
 )
 
-// sealedConn is a TLS connection that a Conn writes to. What is gathered
-// is encrypted from where it lies, which is TLS's one copy; small pieces are put
-// together into records, and many records go out by one system call, where
-// crypto/tls alone makes one for each.
+// sealedConn is a TLS connection that a Conn writes to. Gathered slices are encrypted
+// from their own memory, which is TLS's one copy; small pieces are put together into
+// records, and many records go out by one system call, where crypto/tls alone makes one
+// for each.
 type sealedConn struct {
 	*tls.Conn
 	below   *corkedConn
@@ -219,7 +219,8 @@ func (c guide) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, e
 	return g, peer, nil
 }
 
-// dispatch gives a connection of another node to peers. The error tells grpc that the connection is none of its own.
+// dispatch gives a connection of another node to peers. By this error grpc knows that the
+// connection is none of its own.
 func (c guide) dispatch(g *Conn, peer *auth.Peer) error {
 	if err := g.dispatch(); err != nil {
 		return err

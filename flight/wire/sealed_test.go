@@ -14,29 +14,29 @@ import (
 	"bowstring/internal/authtest"
 )
 
-// newDoor returns a door that has TLS alone.
-func newDoor(t testing.TB) *auth.Authenticator {
+// newAuthenticator returns an Authenticator with TLS only.
+func newAuthenticator(t testing.TB) *auth.Authenticator {
 	t.Helper()
 	dir, authority := t.TempDir(), authtest.NewAuthority(t, "authority")
 	pair := authority.Server(t)
-	door, err := auth.New(t.Context(), auth.Options{TLS: auth.TLSOptions{
+	authenticator, err := auth.New(t.Context(), auth.Options{TLS: auth.TLSOptions{
 		Cert: authtest.Write(t, dir, "server.pem", pair.Cert), Key: authtest.Write(t, dir, "server.key", pair.Key),
 	}, Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := door.Close(); err != nil {
+		if err := authenticator.Close(); err != nil {
 			t.Error(err)
 		}
 	})
-	return door
+	return authenticator
 }
 
 // sealedPair connects a Conn over TLS with a client.
 func sealedPair(t testing.TB) (*Conn, *tls.Conn) {
 	t.Helper()
-	door := newDoor(t)
+	authenticator := newAuthenticator(t)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -54,7 +54,7 @@ func sealedPair(t testing.TB) (*Conn, *tls.Conn) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, peer, err := Credentials(t.Context(), door, nil).ServerHandshake(raw)
+	c, peer, err := Credentials(t.Context(), authenticator, nil).ServerHandshake(raw)
 	dialing.Wait()
 	if err = errors.Join(err, failed); err != nil {
 		t.Fatal(err)
@@ -75,8 +75,8 @@ func sealedPair(t testing.TB) (*Conn, *tls.Conn) {
 	return g, client
 }
 
-// What is written in pieces of all sizes arrives as it is, through records and
-// system calls that are cut elsewhere.
+// Writes of all sizes arrive unchanged, through records and system calls that are split
+// elsewhere.
 func TestSealedConn(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)

@@ -35,8 +35,8 @@ func bodyOf(t *testing.T, f *Frame) (body, metadata []byte) {
 	return data.DataBody, data.AppMetadata
 }
 
-// What lies in the ring and what comes in the message are together the batch, buffer by
-// buffer, in every layout, with columns in columns, and whatever is large.
+// The bytes in the ring and those in the message make up the batch, buffer by buffer, in
+// every layout, with nested columns, and whichever buffers are large.
 func TestSharedIsTheSameBatch(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -74,19 +74,19 @@ func TestSharedIsTheSameBatch(t *testing.T) {
 				wantBody, _ := bodyOf(t, whole)
 				whole.discard()
 
-				beside, err := s.Share(t.Context(), b, nil)
+				extents, err := s.Share(t.Context(), b, nil)
 				if err != nil {
 					t.Fatal(err)
 				}
-				meta, err := beside.AddTo([]byte(`{"a":1}`))
+				meta, err := extents.AddTo([]byte(`{"a":1}`))
 				if err != nil {
 					t.Fatal(err)
 				}
-				f, err := enc.batchFrame(b, beside.Aside(), meta, time.Time{})
+				f, err := enc.batchFrame(b, extents.Aside(), meta, time.Time{})
 				if err != nil {
 					t.Fatal(err)
 				}
-				beside.Sent()
+				extents.Sent()
 				body, meta := bodyOf(t, f)
 				f.discard()
 				var said struct{ Shared *shm.Extents }
@@ -120,7 +120,7 @@ func TestSharedIsTheSameBatch(t *testing.T) {
 						t.Errorf("buffer %d of %d bytes: by the ring %t", k, buffers[k][1], ok)
 					}
 				}
-				if n := beside.Bytes(); n != bytesShared {
+				if n := extents.Bytes(); n != bytesShared {
 					t.Errorf("%d bytes are counted, %d went by the ring", n, bytesShared)
 				}
 				if n := out.Load(); n != 0 {

@@ -12,8 +12,9 @@ import (
 )
 
 const (
-	// writevBytes is the most that one system call sends: all that a connection takes over. It takes some 200 µs. A call
-	// costs much beside its bytes: by calls of 256 KiB, a GB takes a tenth to a fifth more processor time of the server.
+	// writevBytes is the most that one system call sends: all that a connection takes
+	// over. It takes some 200 µs. A system call has a high fixed cost: with calls of 256
+	// KiB, a GB takes a tenth to a fifth more CPU time of the server.
 	writevBytes = gatherBytes
 	// writevSlices is how many slices the kernel gathers at once (IOV_MAX).
 	writevSlices = 1024
@@ -21,12 +22,14 @@ const (
 
 // vectorWriter writes slices to a socket. It is used by one goroutine at a time.
 //
-// The socket never blocks: what does not fit is waited for by the runtime's poller. So the scheduler is not told of the
-// system call, as long as the bytes are known to be in memory. Were it told, its monitor would find the thread in the
-// kernel at nearly every look, hand its processor to another thread and look again 20 µs later, for as long as bytes go
-// out: a tenth more processor time. The price is a pause of one call's length whenever the collector stops the world,
-// which is why calls are bounded. Where a page may have to be read from a disk first, the scheduler is told: a disk that
-// hangs would hold a processor, and with it the collector and the whole server.
+// The socket never blocks: what does not fit is waited for by the runtime's poller. So
+// the scheduler does not see the system call, as long as the bytes are known to be in
+// memory. Otherwise its monitor would find the thread in the kernel at nearly every
+// check, hand its P to another thread and check again 20 µs later, for as long as bytes
+// go out: a tenth more CPU time. The price is a pause of one call's length whenever the
+// collector stops the world, which is why calls are bounded. If a page may have to be
+// read from a disk first, the scheduler sees the call: a disk that hangs would hold a P,
+// and with it the collector and the whole server.
 type vectorWriter struct {
 	conn    syscall.RawConn // nil if the connection is no socket
 	vectors []syscall.Iovec
@@ -136,10 +139,11 @@ const (
 	localBuffer = 768 << 10
 )
 
-// onMachine tunes a connection whose other end is on this machine, if it is one. There is no path that could be
-// congested, and bytes need not be under way for longer than a copy takes. A congestion control that models the path, as
-// BBR does, sends by timers at the rate that it has measured: on loopback that takes throughput, and processor time of
-// both ends. Both settings are hints: a connection for which they fail is as good as before.
+// onMachine tunes a connection whose other end is on this machine, if it is one. There is
+// no path that could be congested, and bytes need not be under way for longer than a copy
+// takes. A congestion control that models the path, such as BBR, sends by timers at the
+// rate that it has measured: on loopback that costs throughput, and CPU time of both
+// ends. Both settings are hints: a connection for which they fail is as good as before.
 func onMachine(c net.Conn) {
 	s, ok := c.(*net.TCPConn)
 	if !ok || !sameMachine(c.LocalAddr(), c.RemoteAddr()) {

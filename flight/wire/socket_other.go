@@ -21,5 +21,5 @@ func (*vectorWriter) write(c net.Conn, buffers net.Buffers, _ time.Time) error {
 // onMachine does nothing where the kernel is not Linux.
 func onMachine(net.Conn) {}
 
-// tcpTimes tells nothing where the kernel is not Linux.
+// tcpTimes reports nothing on systems other than Linux.
 func tcpTimes(*net.TCPConn) (sending, held time.Duration) { return 0, 0 }

@@ -35,8 +35,9 @@ func tcpPair(t *testing.T) (near *net.TCPConn, far net.Conn) {
 	return near, far
 }
 
-// What was written arrives whole and in order, whatever the slices: empty ones, more than
-// the kernel takes at once, larger than one call sends, and more than the socket has room for.
+// Written bytes arrive whole and in order, with any slices: empty ones, more than the
+// kernel takes at once, larger than one call sends, and more than the socket has room
+// for.
 func TestVectorWriter(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
