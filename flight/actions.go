@@ -152,8 +152,8 @@ type splitInfo struct {
 	Ranges []schema.Range `json:"ranges,omitempty"`
 }
 
-// splitsOf describes the splits that exist for a caller, and where they lie unless there
-// are rows in them that do not.
+// splitsOf describes the splits that exist for a caller, and their positions unless they
+// contain hidden rows.
 func splitsOf(v *catalog.View, ranges bool) []splitInfo {
 	out := make([]splitInfo, len(v.Splits))
 	for i, sp := range v.Splits {
@@ -250,7 +250,7 @@ func (s actionHandler) describe(ctx context.Context, b []byte, send func([]byte)
 		Bytes  int64 `json:"bytes"`
 	}
 	var m manifest
-	if v.Within == nil { // its size tells of what is hidden
+	if v.Within == nil { // its size reveals hidden rows
 		m.Chunks = len(snap.Chunks)
 		for _, c := range snap.Chunks {
 			m.Bytes += c.ManifestBytes()
@@ -447,20 +447,21 @@ func (s actionHandler) tags(ctx context.Context, b []byte, send func([]byte) err
 // cancelGrace is how long a cancellation waits for the streams to be gone.
 const cancelGrace = time.Second
 
-// knows tells the calls that the caller whom a catalog is for may know of and end.
+// knows returns a predicate for the calls that the catalog's caller may know of and
+// cancel.
 func knows(cat *catalog.Catalog) func(*call) bool {
 	knows := cat.Knows()
 	return func(c *call) bool { return knows(c.caller.Principal, &c.access) }
 }
 
-// cancelPlans ends the running streams of plans, and reports how many there
-// were and whether all are gone. What is ended is recorded plan by plan, before and
-// after; where nothing runs that the caller may end, nothing is.
+// cancelPlans ends the running streams of plans, and reports how many there were and
+// whether all are gone. The audit log has one record for each plan before and after; if
+// no matching call of the caller runs, it has none.
 func (s actionHandler) cancelPlans(ctx context.Context, plans map[string]bool) (count int, gone bool, err error) {
 	cat := s.catalog(ctx)
-	killed, mine := map[*call]bool{}, knows(cat)
+	killed, visible := map[*call]bool{}, knows(cat)
 	for plan := range plans {
-		match := func(c *call) bool { return c.streaming && c.plan == plan && mine(c) }
+		match := func(c *call) bool { return c.streaming && c.plan == plan && visible(c) }
 		what, ok := s.calls.accessOfAny(match)
 		if !ok {
 			continue

@@ -23,7 +23,7 @@ func (s *Server) reserveAnswer(ctx context.Context, n int64) (release func(), er
 // awaitedBytes is from how many bytes on an answer is waited for until it is written.
 const awaitedBytes = 4 * wire.InlineBytes
 
-// written is closed when the bytes of an answer are in the kernel, or are given up.
+// written is closed when the bytes of an answer are in the kernel, or are discarded.
 type written chan struct{}
 
 // Release implements wire.Releaser.

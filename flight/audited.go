@@ -20,8 +20,8 @@ func (s *Server) catalog(ctx context.Context) *catalog.Catalog {
 	return s.source.For(fetch.CallerFrom(ctx), audited{s, callFrom(ctx)})
 }
 
-// audited is a call as its catalog sees it: what it does is recorded in the audit log, and what it may do is noted for
-// others who ask for running streams.
+// audited is a call as its catalog sees it: its actions are recorded in the audit log,
+// and its rights are registered for callers that list running streams.
 type audited struct {
 	server *Server
 	call   *call // nil where an action is run by itself
@@ -59,7 +59,7 @@ func (a audited) BeginRead(ctx context.Context) error {
 		return err
 	}
 	s.log.LogAttrs(ctx, slog.LevelError, "the audit log cannot be written", slog.Any("error", err))
-	return fmt.Errorf("%w: the server cannot record in its audit log who reads; nothing was read", schema.ErrUnavailable)
+	return fmt.Errorf("%w: the server cannot record the read in its audit log; nothing was read", schema.ErrUnavailable)
 }
 
 // beginsRead reports whether a call was let read, which is not on record yet, and notes that it is.
@@ -96,8 +96,8 @@ func mistaken(ctx context.Context) {
 	}
 }
 
-// Record implements catalog.Call. The change is in the audit log, on stable storage, before it is begun and before the
-// caller is told that it is done.
+// Record implements catalog.Call. The change is in the audit log, on stable storage,
+// before it begins and before the caller gets its result.
 func (a audited) Record(ctx context.Context, c catalog.Change, do func(*catalog.Change) error) error {
 	s, log := a.server, a.server.opts.Audit
 	if log == nil {
@@ -144,8 +144,8 @@ func (s *Server) event(ctx context.Context, what string) audit.Event {
 	return e
 }
 
-// auditCall records what a call that has ended has read, or that it was refused. What it
-// has changed was recorded when it was done.
+// auditCall records what a call that has ended has read, or that it was refused. Its
+// changes were recorded when they were made.
 func (s *Server) auditCall(ctx context.Context, c *call, code codes.Code) {
 	if s.opts.Audit == nil {
 		return

@@ -16,9 +16,9 @@ func TestCallsBesideFlight(t *testing.T) {
 	o := Options{MaxStreams: 2, MaxStreamsPerPeer: 1}
 	r := newRegistry(&o)
 	var calls []*call
-	for host := range maxBeside / maxPeerBeside {
+	for host := range maxAuxiliary / maxPeerAuxiliary {
 		peer := fmt.Sprintf("10.0.0.%d:1", host+1)
-		for range maxPeerBeside {
+		for range maxPeerAuxiliary {
 			_, c, err := r.begin(t.Context(), "/grpc.health.v1.Health/Watch", peer)
 			if err != nil {
 				t.Fatal(err)
@@ -47,8 +47,8 @@ func TestCallsBesideFlight(t *testing.T) {
 	for _, c := range calls {
 		r.end(c)
 	}
-	if r.beside != 0 || len(r.peers) != 0 || len(r.calls) != 0 {
-		t.Errorf("%d, %v, %v are left", r.beside, r.peers, r.calls)
+	if r.auxiliary != 0 || len(r.peers) != 0 || len(r.calls) != 0 {
+		t.Errorf("%d, %v, %v are left", r.auxiliary, r.peers, r.calls)
 	}
 }
 

@@ -16,10 +16,11 @@ import (
 
 // Bill is what a job will ask of buckets, and what that costs by list prices.
 type Bill struct {
-	// Share is the share of the blobs that the job reads which lie in buckets, of Looked that were looked at.
+	// Share is the fraction of the sampled blobs of the job that are in buckets. Looked
+	// is the size of the sample.
 	Share  float64 `json:"share"`
 	Looked int     `json:"looked"`
-	// Buckets are those that they lie in, the one with most first.
+	// Buckets are their buckets, the one with most blobs first.
 	Buckets  []BilledBucket  `json:"buckets"`
 	Dated    string          `json:"prices_dated"`
 	Transfer object.Transfer `json:"transfer"` // which way bytes go
@@ -28,7 +29,7 @@ type Bill struct {
 	Elsewhere map[object.Transfer]object.Money `json:"transfer_usd"`
 }
 
-// BilledBucket is a bucket in which blobs of a job lie.
+// BilledBucket is a bucket that contains blobs of a job.
 type BilledBucket struct {
 	Bucket string  `json:"bucket"` // its URL
 	Share  float64 `json:"share"`  // of the blobs in buckets
@@ -65,7 +66,7 @@ type BilledPlan struct {
 // spanBytes is what a span has at most.
 const spanBytes = 8 << 20
 
-// bill says what a job costs, nil if none of its blobs that were looked at lies in a bucket.
+// bill estimates the cost of a job; it is nil if no sampled blob is in a bucket.
 func (s actionHandler) bill(ctx context.Context, cat *catalog.Catalog, job *fetch.Job, c *predict.Job,
 	p *predict.Prediction) (*Bill, error) {
 	requests := s.opts.Requests
@@ -79,7 +80,7 @@ func (s actionHandler) bill(ctx context.Context, cat *catalog.Catalog, job *fetc
 	limits := map[string]float64{}
 	for _, l := range requests.Budget.Limits() {
 		if !cat.SeesAll() {
-			break // what was learned tells of others
+			break // the measured rates reveal the jobs of others
 		}
 		if l.Prefix == "" && l.Class == object.Reads.String() {
 			limits[l.Bucket] = l.PerSecond
@@ -104,8 +105,9 @@ func (b *pricedExtent) samples(packed bool) float64 {
 	return max(span/float64(max(b.Length, 1)), 1)
 }
 
-// epoch is what one epoch takes for a blob that lies there, in requests and bytes: one by one, those that are missing of a
-// cache that keeps what is used soonest; or by spans, of all that is wanted (spans.Requests). It is what costs less; by
+// epoch is the requests and bytes of one epoch for a blob of a bucket: one request for
+// each blob that the cache does not have, if the cache keeps the blobs with the soonest
+// next use; or spans over all wanted blobs (spans.Requests). It is what costs less; by
 // spans that bring more than mostWaste times the bytes that are wanted nothing is read.
 func (b *pricedExtent) epoch(missing, held, wanted float64, first, packed bool, way object.Transfer) (requests,
 	bytes float64) {

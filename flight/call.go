@@ -35,9 +35,9 @@ import (
 // flightService is the name of the Flight service in gRPC and for health checks.
 const flightService = "arrow.flight.protocol.FlightService"
 
-// isBeside reports whether a call is of a service that anybody may use: health, reflection. They have a limit of their
+// isAuxiliary reports whether a call is of a service that anybody may use: health, reflection. They have a limit of their
 // own, and other nodes' calls none of it.
-func isBeside(method string) bool { return !isFlight(method) && !isNodes(method) }
+func isAuxiliary(method string) bool { return !isFlight(method) && !isNodes(method) }
 
 // isNodes reports whether a call is one that other nodes of the cluster make.
 func isNodes(method string) bool { return method == nodes.ReadMethod || method == nodes.WarmMethod }
@@ -62,7 +62,8 @@ func (s *Server) streamCall(srv any, ss grpc.ServerStream, info *grpc.StreamServ
 		s.observeRefused(ss.Context(), info.FullMethod, err)
 		return ended(ss, err)
 	}
-	// What strangers send is read here: a panic must not end more than their call.
+	// Messages of unauthenticated clients are read here: a panic must not end more than
+	// their call.
 	known := ctx
 	err = s.guard(ctx, info.FullMethod, func() (err error) {
 		known, err = s.recognise(ctx, c) //nolint:fatcontext // once
@@ -288,10 +289,9 @@ func (c *callStream) SendMsg(m any) error {
 }
 
 const (
-	// tenantHeader is the metadata that says on whose account a call is. Where
-	// callers are known, it chooses among the tenants that they may use. Where they
-	// are not, nobody checks it: it keeps those who mean well out of each other's
-	// way.
+	// tenantHeader is the metadata that says on whose account a call is. Where callers
+	// are known, it chooses among the tenants that they may use. Without authentication,
+	// the server does not check it: it only separates cooperating callers.
 	tenantHeader = "bowstring-tenant"
 	// traceHeader is W3C's: version, trace, parent, flags.
 	traceHeader = "traceparent"
@@ -299,10 +299,9 @@ const (
 
 var traceForm = regexp.MustCompile(`^[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}`)
 
-// withCaller returns a context that says on whose behalf a call is, down to the
-// store. known says that callers have to say who they are: those who had not to
-// for this call are on nobody's account then.
-// tenants, if not nil, say on whose account those are who do not say so themselves.
+// withCaller returns a context with the caller of a call, for all layers down to the
+// store. known is true if the server authenticates: a call that needed no credentials
+// then has no account. tenants, if not nil, choose the account of callers that name none.
 func withCaller(ctx context.Context, known bool, tenants *policy.Tenants) (context.Context, fetch.Caller, error) {
 	var c fetch.Caller
 	id := auth.IdentityFrom(ctx)
@@ -352,7 +351,7 @@ func (s *Server) letIn(ctx context.Context, c *call) (context.Context, error) {
 	if isNodes(c.method) && s.opts.Cluster != nil {
 		return ctx, s.letInNode(ctx)
 	}
-	// A handshake says who calls in its own way.
+	// A handshake carries its credentials in its own way.
 	if !d.Authenticates() || c.method == handshakeMethod || d.Open(c.method) {
 		return ctx, nil
 	}
@@ -396,14 +395,13 @@ func (s *Server) Handshake(stream gen.FlightService_HandshakeServer) error {
 	return stream.Send(&gen.HandshakeResponse{Payload: []byte(token)})
 }
 
-// Observer is told how long things took, a few times a call and never for a
-// batch or a sample. Its methods are called by several goroutines at once, and
-// must not block. ctx carries the call's span where it is traced.
+// Observer gets durations, a few times a call and never for a batch or a sample. Its
+// methods are called by several goroutines at once, and must not block. ctx carries the
+// call's span where it is traced.
 type Observer interface {
-	// FirstBatch is told of a stream's first record batch, since the call began.
+	// FirstBatch gets the time of a stream's first record batch, since the call began.
 	FirstBatch(ctx context.Context, took time.Duration)
-	// Ended is told of each call that ended, or was refused. method is the last
-	// part of its name, of which there are as many as the services have.
+	// Ended gets each call that ended or was refused.
 	Ended(ctx context.Context, method string, code codes.Code, took time.Duration)
 }
 
@@ -439,7 +437,7 @@ func (s *Server) beginSpan(ctx context.Context, method string) (context.Context,
 		attribute.String("rpc.method", name)))
 }
 
-// observeEnd tells whoever observes that a call ended.
+// observeEnd reports the end of a call to the observers.
 func (s *Server) observeEnd(ctx context.Context, c *call, st *status.Status) {
 	if s.opts.Observer != nil {
 		s.opts.Observer.Ended(ctx, methodName(c.method), st.Code(), time.Since(c.started))
@@ -472,14 +470,14 @@ func (s *Server) observeEnd(ctx context.Context, c *call, st *status.Status) {
 	c.span.End()
 }
 
-// observeRefused tells of a call that did not begin.
+// observeRefused reports a call that did not begin.
 func (s *Server) observeRefused(ctx context.Context, method string, err error) {
 	if s.opts.Observer != nil {
 		s.opts.Observer.Ended(ctx, methodName(method), statusOf(err).Code(), 0)
 	}
 }
 
-// observeFirst tells whoever observes that a stream's first batch was sent.
+// observeFirst reports a stream's first batch to the observers.
 func observeFirst(ctx context.Context) {
 	if c := callFrom(ctx); c != nil && c.observer != nil {
 		c.observer.FirstBatch(ctx, time.Since(c.started))

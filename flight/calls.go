@@ -49,17 +49,17 @@ type call struct {
 	cancel   context.CancelCauseFunc
 	registry *registry
 
-	kind, plan string         // what beginStream was told, "" before; guarded by registry.mu
-	streamed   bool           // was told to be a stream; guarded by registry.mu
+	kind, plan string         // given to beginStream, "" before; guarded by registry.mu
+	streamed   bool           // beginStream has been called; guarded by registry.mu
 	streaming  bool           // counts towards MaxStreams; guarded by registry.mu
 	access     catalog.Access // what the rules let it do; guarded by registry.mu
-	reads      bool           // that it reads is on record; guarded by registry.mu
-	billed     billed         // what of it is in the book; guarded by registry.mu
+	reads      bool           // its read is in the audit log; guarded by registry.mu
+	billed     billed         // the part of its usage that is in the book; guarded by registry.mu
 	action     string         // what DoAction was asked for; guarded by registry.mu
 	cause      error          // why it was killed; guarded by registry.mu, fixed once killed is closed
 }
 
-// outcome is what the client is told: why the call was killed, if it failed
+// outcome is the client's error: the reason for which the call was killed, if it failed
 // after that, else err.
 func (c *call) outcome(err error) error {
 	if err != nil {
@@ -76,15 +76,15 @@ func (c *call) outcome(err error) error {
 type registry struct {
 	maxStreams, maxPeerStreams int
 
-	mu      sync.Mutex
-	nextID  uint64                // guarded by mu
-	calls   map[*call]struct{}    // guarded by mu
-	streams int                   // calls that are streaming; guarded by mu
-	beside  int                   // calls of other services; guarded by mu
-	peers   map[string]*peerCalls // by call.host; guarded by mu
+	mu        sync.Mutex
+	nextID    uint64                // guarded by mu
+	calls     map[*call]struct{}    // guarded by mu
+	streams   int                   // calls that are streaming; guarded by mu
+	auxiliary int                   // calls of other services; guarded by mu
+	peers     map[string]*peerCalls // by call.host; guarded by mu
 
 	tenantStreams map[string]*tenantStreams // guarded by mu
-	book          *usage.Book               // nil if nobody keeps one
+	book          *usage.Book               // nil if usage is not recorded
 
 	draining error         // why no call of the Flight service may begin; guarded by mu
 	ended    chan struct{} // closed and replaced whenever a call ends; guarded by mu
@@ -93,12 +93,12 @@ type registry struct {
 }
 
 // peerCalls counts the calls of one address. It is guarded by registry.mu.
-type peerCalls struct{ calls, streams, beside int }
+type peerCalls struct{ calls, streams, auxiliary int }
 
-// maxBeside is how many calls of other services than Flight's there may be, and
-// maxPeerBeside how many of one address. Health can be watched without credentials, and for
+// maxAuxiliary is how many calls of other services than Flight's there may be, and
+// maxPeerAuxiliary how many of one address. Health can be watched without credentials, and for
 // ever: it is to take nothing from the calls that have some.
-const maxBeside, maxPeerBeside = 1024, 64
+const maxAuxiliary, maxPeerAuxiliary = 1024, 64
 
 // callsPerStream is how many calls there may be for each stream that there may
 // be: those that have not said what they want, and those that are answered at
@@ -141,17 +141,17 @@ func (r *registry) begin(ctx context.Context, method, peer string) (context.Cont
 	if p == nil {
 		p = &peerCalls{}
 	}
-	if isBeside(method) {
-		if r.beside >= maxBeside || p.beside >= maxPeerBeside {
+	if isAuxiliary(method) {
+		if r.auxiliary >= maxAuxiliary || p.auxiliary >= maxPeerAuxiliary {
 			return nil, nil, fmt.Errorf("%w: %d calls of %s and the like run, %d of them of this address; there may "+
-				"be %d, and %d", schema.ErrLimit, r.beside, method, p.beside, maxBeside, maxPeerBeside)
+				"be %d, and %d", schema.ErrLimit, r.auxiliary, method, p.auxiliary, maxAuxiliary, maxPeerAuxiliary)
 		}
-		r.beside++
-		p.beside++
-	} else if n := len(r.calls) - r.beside; n >= callsPerStream*r.maxStreams {
+		r.auxiliary++
+		p.auxiliary++
+	} else if n := len(r.calls) - r.auxiliary; n >= callsPerStream*r.maxStreams {
 		return nil, nil, fmt.Errorf("%w: %d calls run, %d for each of MaxStreams, which is %d", schema.ErrLimit, n,
 			callsPerStream, r.maxStreams)
-	} else if n := p.calls - p.beside; n >= callsPerStream*r.maxPeerStreams {
+	} else if n := p.calls - p.auxiliary; n >= callsPerStream*r.maxPeerStreams {
 		return nil, nil, fmt.Errorf("%w: %d calls of this address run, %d for each of MaxStreamsPerPeer, which is %d",
 			schema.ErrLimit, n, callsPerStream, r.maxPeerStreams)
 	}
@@ -177,9 +177,9 @@ func (r *registry) end(c *call) {
 	r.endStreamLocked(c)
 	r.billLocked(c, time.Now())
 	p := r.peers[c.host]
-	if isBeside(c.method) {
-		r.beside--
-		p.beside--
+	if isAuxiliary(c.method) {
+		r.auxiliary--
+		p.auxiliary--
 	}
 	if p.calls--; p.calls == 0 {
 		delete(r.peers, c.host)
@@ -302,7 +302,7 @@ func (r *registry) drain(why error) {
 	r.draining = why
 }
 
-// describe returns what beginStream was told of a call.
+// describe returns the description that beginStream got.
 func (r *registry) describe(c *call) (kind, plan string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -382,7 +382,7 @@ func count(ctx context.Context, rows int, bytes int64) {
 	}
 }
 
-// countProcessor adds to the processor time that operators took for a call. ctx is the call's.
+// countProcessor adds to the CPU time that operators took for a call.
 func countProcessor(ctx context.Context, took time.Duration) {
 	if c := callFrom(ctx); c != nil {
 		c.processor.Add(int64(took))

@@ -57,7 +57,8 @@ const (
 	arrowIOError = "5"
 )
 
-// ended makes a gRPC status of the error that a call ends with. What is a status already stays one.
+// ended makes a gRPC status of the error that a call ends with. An error that is a status
+// already stays unchanged.
 func ended(ss grpc.ServerStream, err error) error {
 	if err == nil {
 		return nil
@@ -110,7 +111,7 @@ func detailTrailers(ctx context.Context, st *status.Status) metadata.MD {
 	return metadata.Pairs("x-arrow-status", arrowIOError, "x-arrow-status-message-bin", st.Message())
 }
 
-// abridge makes a message fit a status: valid UTF-8 of at most so many bytes.
+// abridge makes a message fit a status: valid UTF-8 of at most most bytes.
 func abridge(msg string, most int) string {
 	msg = strings.ToValidUTF8(msg, "\uFFFD")
 	if len(msg) <= most {

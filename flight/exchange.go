@@ -57,13 +57,13 @@ type taken struct {
 	err    error
 }
 
-// DoExchange serves random access: each batch that comes in names samples by
-// position or id, each is answered by these samples in the order asked for.
+// DoExchange serves random access: each batch that comes in names samples by position or
+// id, each is answered by these samples in the order asked for.
 //
-// A goroutine reads the requests and starts their streams, which fetch on
-// their own; the handler sends what they bring, one after the other. Between
-// the two lies a channel, whose size bounds the requests under way. A client
-// that does not read thus holds the reader back, and gRPC the client.
+// A goroutine reads the requests and starts their streams, which fetch on their own; the
+// handler sends what they bring, one after the other. A channel connects the two, and its
+// size bounds the requests under way. A client that does not read thus holds the reader
+// back, and gRPC the client.
 func (s exchangeHandler) DoExchange(stream flight.FlightService_DoExchangeServer) error {
 	in := s.incoming(stream.Context(), stream)
 	d, err := in.Descriptor()
@@ -90,8 +90,8 @@ func (s exchangeHandler) DoExchange(stream flight.FlightService_DoExchangeServer
 	requests := make(chan taken, s.opts.ExchangeDepth-1)
 	var came atomic.Int64 // requests that have come in
 	ctx, stop := context.WithCancel(ctx)
-	// The reader may be blocked in Recv when the handler gives up; it ends when
-	// the call does. Until then the job stays open.
+	// The reader may be blocked in Recv when the handler returns; it ends when the call
+	// does. Until then the job stays open.
 	s.sending.Go(func() { s.readRequests(ctx, cat, in, job, requests, &came) })
 	defer func() {
 		stop()

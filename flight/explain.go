@@ -24,18 +24,19 @@ type explainRequest struct {
 	CacheBytes  *int64  `json:"cache_bytes"`
 	WindowBytes int64   `json:"window_bytes"`
 	ObserveMS   *int64  `json:"look_ms"`
-	// Step is for which step of a mixture, counted over all epochs, it is told what will have been seen.
+	// Step is the step of a mixture, counted over all epochs, for which the answer says
+	// what will have been seen.
 	Step  *int64       `json:"step"`
 	Rates *fetch.Rates `json:"rates"`
 }
 
 const (
-	maxPaceMS  = 24 * 3600 * 1000
-	maxEpochs  = 1<<31 - 1
-	maxNodes   = 65536
-	usualLook  = 1000
-	maxLookMS  = 10_000
-	partsShare = 0.15 // by which prediction and measurement differ when they part
+	maxPaceMS        = 24 * 3600 * 1000
+	maxEpochs        = 1<<31 - 1
+	maxNodes         = 65536
+	defaultObserveMS = 1000
+	maxObserveMS     = 10_000
+	partsShare       = 0.15 // by which prediction and measurement differ when they part
 
 	firstEpoch, laterEpoch = "first", "later" // of Running.Epoch
 )
@@ -54,16 +55,16 @@ func parseExplain(b []byte) (*explainRequest, error) {
 		return nil, &schema.FieldError{Field: "pace_ms", Got: fmt.Sprint(r.PaceMS),
 			Want: fmt.Sprintf("milliseconds that the consumers take for a step, at most %d", maxPaceMS)}
 	}
-	look := int64(usualLook)
+	observe := int64(defaultObserveMS)
 	if r.ObserveMS != nil {
-		look = *r.ObserveMS
+		observe = *r.ObserveMS
 	}
-	r.ObserveMS = &look
+	r.ObserveMS = &observe
 	for _, f := range []struct {
 		name    string
 		n, most int64
 	}{{"epochs", r.Epochs, maxEpochs}, {"nodes", r.Nodes, maxNodes}, {"window_bytes", r.WindowBytes, 1 << 50},
-		{"look_ms", look, maxLookMS}, {"step", stepOf(r), 1 << 62}} {
+		{"look_ms", observe, maxObserveMS}, {"step", stepOf(r), 1 << 62}} {
 		if f.n > f.most {
 			return nil, &schema.FieldError{Field: f.name, Got: fmt.Sprint(f.n), Want: fmt.Sprintf("at most %d", f.most)}
 		}
@@ -250,7 +251,7 @@ func (s actionHandler) explain(ctx context.Context, b []byte, send func([]byte) 
 		if r.HitShare != nil {
 			hits = *r.HitShare
 		}
-		r.beside(epoch, predict.At(rates, c, hits))
+		r.compare(epoch, predict.At(rates, c, hits))
 	}
 	if shown || req.Rates != nil {
 		if !shown {
@@ -285,8 +286,8 @@ func circumstancesOf(c *predict.Job) Circumstances {
 	}
 }
 
-// jobLook is what the running streams of a job have done so far.
-type jobLook struct {
+// jobMeasure is what the running streams of a job have done so far.
+type jobMeasure struct {
 	at      time.Time
 	streams int
 	since   time.Time // the first of them began
@@ -298,10 +299,10 @@ type jobLook struct {
 	spill   int64
 }
 
-// lookAt adds up the streams of a job that visible tells; and what all of them read, if all is
-// set.
-func (s actionHandler) lookAt(cat *catalog.Catalog, group string, visible func(*call) bool, all bool) jobLook {
-	l := jobLook{at: time.Now()}
+// measure adds up the streams of a job that visible accepts, and the bytes that all of
+// them read, if all is set.
+func (s actionHandler) measure(cat *catalog.Catalog, group string, visible func(*call) bool, all bool) jobMeasure {
+	l := jobMeasure{at: time.Now()}
 	if all {
 		l.all, l.spill = cat.Reads(group)
 	}
@@ -329,7 +330,7 @@ func (s actionHandler) lookAt(cat *catalog.Catalog, group string, visible func(*
 func (s actionHandler) running(ctx context.Context, cat *catalog.Catalog, job *fetch.Job, c *predict.Job, req *explainRequest,
 	now fetch.Rates, shown bool) (*Running, error) {
 	visible := knows(cat)
-	a := s.lookAt(cat, job.Group(), visible, shown)
+	a := s.measure(cat, job.Group(), visible, shown)
 	if a.streams == 0 {
 		return nil, nil //nolint:nilnil // that nothing runs is no error
 	}
@@ -342,10 +343,10 @@ func (s actionHandler) running(ctx context.Context, cat *catalog.Catalog, job *f
 		case <-ctx.Done():
 			return nil, context.Cause(ctx)
 		}
-		b = s.lookAt(cat, job.Group(), visible, shown)
+		b = s.measure(cat, job.Group(), visible, shown)
 	}
 	if *req.ObserveMS == 0 || b.streams != a.streams || !b.since.Equal(a.since) || b.rows < a.rows {
-		a = jobLook{at: b.since}
+		a = jobMeasure{at: b.since}
 	}
 	if b.streams == 0 {
 		return nil, nil //nolint:nilnil // they have ended meanwhile
@@ -363,7 +364,7 @@ func (s actionHandler) running(ctx context.Context, cat *catalog.Catalog, job *f
 }
 
 // runningOf is what went on between two looks.
-func runningOf(a, b *jobLook) *Running {
+func runningOf(a, b *jobMeasure) *Running {
 	r := &Running{Streams: b.streams, Since: b.since.UTC(), Seconds: max(b.at.Sub(a.at).Seconds(), 1e-3),
 		Changed: []predict.Change{}}
 	r.Samples, r.Bytes = float64(b.rows-a.rows)/r.Seconds, float64(b.bytes-a.bytes)/r.Seconds
@@ -380,15 +381,15 @@ func runningOf(a, b *jobLook) *Running {
 	return r
 }
 
-// beside says how what is measured lies to what was predicted of such an epoch, and of a part of
-// it with as many hits.
-func (r *Running) beside(e *predict.Epoch, now predict.Epoch) {
+// compare sets the ratios of the measured figures to the prediction for such an epoch,
+// and for a part of it with as many hits.
+func (r *Running) compare(e *predict.Epoch, now predict.Epoch) {
 	r.Predicted, r.Expected, r.Limit = e.SamplesPerSec, now.SamplesPerSec, r.limit(&now)
 	r.Parted = now.SamplesPerSec != predict.Unlimited && math.Abs(r.Samples/float64(now.SamplesPerSec)-1) > partsShare
 }
 
-// limit names where most of the time went. Of a stream that waits for the store, the prediction
-// tells whether the store or the way to it is the slower one.
+// limit names where most of the time went. If a stream waits for the store, the
+// prediction shows whether the store or the way to it is the slower one.
 func (r *Running) limit(e *predict.Epoch) string {
 	most, name := 0.0, predict.ByConsumer
 	for _, part := range []struct {

@@ -149,7 +149,7 @@ func (s getHandler) serveJob(ctx context.Context, cat *catalog.Catalog, job *fet
 	batches, err := cat.Stream(ctx, job, t, fetch.Serving{
 		// As late as in sender.prepare: what was checked is copied to the client next, while the processor's cache has it.
 		CheckedLate: true,
-		Unrecorded:  onlyLooks(ctx),
+		Unrecorded:  isConsole(ctx),
 	})
 	if err != nil {
 		return nil, cmp.Or(cat.Confirm(ctx, job, t.Request), err) // or it is of the wrong snapshot

@@ -334,8 +334,8 @@ func (s infoHandler) ListFlights(c *flight.Criteria, stream flight.FlightService
 }
 
 // listed describes one split for a listing: from the record of the snapshot, if the
-// caller may see all rows. So its bytes are told only if somebody has asked for them
-// before.
+// caller may see all rows. So the answer has its bytes only if an earlier call has
+// computed them.
 func (s infoHandler) listed(ctx context.Context, d store.Dataset, v *catalog.View, path []string) (*flight.FlightInfo, error) {
 	split := ""
 	if len(path) == 2 {

@@ -19,8 +19,8 @@ import (
 // ConsoleAgent is how the console's calls name their client: pages of samples are no job.
 const ConsoleAgent = "bowstring-console"
 
-// onlyLooks reports whether a call is one of the console's. Others may call themselves so, and are put on record.
-func onlyLooks(ctx context.Context) bool {
+// isConsole reports whether a call is one of the console's. Others may call themselves so, and are put on record.
+func isConsole(ctx context.Context) bool {
 	if conn := wire.ConnOf(ctx); conn == nil || !conn.Within {
 		return false
 	}
@@ -342,13 +342,13 @@ func (l *tallies) of(h *fetch.PieceHead) *int64 {
 }
 
 // shown reports whether what the job is of exists for a caller, and whether he sees all of its rows.
-func (t *tally) shown(look func(catalog.Ref) (bool, bool, error)) (exists, whole bool, err error) {
+func (t *tally) shown(shown func(catalog.Ref) (bool, bool, error)) (exists, whole bool, err error) {
 	if t.sources == nil {
-		return look(t.ref)
+		return shown(t.ref)
 	}
 	exists, whole = true, true
 	for i := range t.sources {
-		is, all, err := look(catalog.Ref{Dataset: t.sources[i].Dataset, Snapshot: t.sources[i].Snapshot})
+		is, all, err := shown(catalog.Ref{Dataset: t.sources[i].Dataset, Snapshot: t.sources[i].Snapshot})
 		if err != nil || !is {
 			return false, false, err
 		}
@@ -381,9 +381,9 @@ func (s actionHandler) lineageJobs(ctx context.Context, cat *catalog.Catalog, na
 	}
 	slices.SortStableFunc(found.order, func(a, b *tally) int { return cmp.Compare(a.first, b.first) })
 	byName, list := map[string]*lineageJob{}, []*lineageJob{}
-	look := cat.Shown(ctx)
+	shown := cat.Shown(ctx)
 	for _, t := range found.order {
-		exists, whole, err := t.shown(look)
+		exists, whole, err := t.shown(shown)
 		if err != nil {
 			return err
 		}

@@ -61,8 +61,8 @@ type Options struct {
 	// it has begun (64 KiB, then fifteen times what there is), and how long a
 	// client may take to accept an answer that is no stream's. Default 1 min.
 	MessageTimeout time.Duration
-	// EndpointTTL sets how far in the future an endpoint's expiration time
-	// lies. Default 24 h.
+	// EndpointTTL is the time from a GetFlightInfo to the expiration of its endpoints.
+	// Default 24 h.
 	EndpointTTL time.Duration
 	// DrainTimeout is how long Shutdown lets calls run on. Default 30 s.
 	DrainTimeout time.Duration
@@ -89,7 +89,7 @@ type Options struct {
 	PlainTransport bool
 	// Tracer draws the spans of calls; nil if nothing is traced.
 	Tracer trace.Tracer
-	// Observer is told how long things took; nil if nobody wants to know.
+	// Observer gets durations; nil for none.
 	Observer Observer
 	// Rules are those that hold now: who may do what with which dataset. nil allows everything to everybody.
 	// See [Server.EnforceRules].
@@ -97,8 +97,8 @@ type Options struct {
 	// Tenants are those that there are now: on whose account each caller is, and what it gets. nil has callers name
 	// tenants as they like, which all get the same. See [Server.EnforceTenants].
 	Tenants *atomic.Pointer[policy.Tenants]
-	// Audit is the record of who read, wrote and dropped what; nil for none. It stays
-	// the caller's to close, after Shutdown.
+	// Audit records which caller read, wrote and dropped which data; nil for none. It
+	// stays the caller's to close, after Shutdown.
 	Audit *audit.Log
 	// Cluster says what this server is in its cluster; nil if other nodes may not read
 	// by way of it.
@@ -108,8 +108,8 @@ type Options struct {
 	Shm *shm.Server
 	// Requests are those to buckets: what they cost, and how many may be made; nil if the store reads none.
 	Requests *object.Requests
-	// MayRead fails unless a tenant may read the buckets that samples of a snapshot lie in; nil: all may. It is asked when a
-	// job is opened.
+	// MayRead fails unless a tenant may read the buckets that contain samples of a
+	// snapshot; nil: every tenant may. It is asked when a job is opened.
 	MayRead func(ctx context.Context, tenant string, snap *schema.Snapshot) error
 	// Usage is the book of what tenants have used; nil for none. It stays the caller's to
 	// close, after Shutdown, and to have written: see [Server.CountUsage].

@@ -26,13 +26,13 @@ import (
 	"bowstring/schema"
 )
 
-// The door for other nodes of the cluster: it is opened by a proof that they know the
-// cluster's key, and leads to blobs by their keys. Rules are kept by the node that the
+// The service for other nodes of the cluster. A node opens it by a proof that it knows
+// the cluster's key, and reads blobs by their keys. Rules are kept by the node that the
 // caller has called, which has asked them before it asks others.
 
 // letInNode lets a node say what it wants, and prove what it is: see meet. Without a key
-// of the cluster all are let in where all callers may do everything, and nobody where
-// they may not: blobs by their keys are beyond the rules.
+// of the cluster, every node is accepted if all callers may do everything, and no node
+// otherwise: reads of blobs by their keys bypass the rules.
 func (s *Server) letInNode(ctx context.Context) error {
 	if !s.opts.Cluster.Keys.Any() && (s.opts.Auth.Authenticates() || s.source.Ruled()) {
 		return s.refuseNode(ctx, "the cluster has no key")
@@ -40,8 +40,8 @@ func (s *Server) letInNode(ctx context.Context) error {
 	return nil
 }
 
-// refuseNode is what a node is told that is not let in. Whoever guesses keys is told no
-// more than who guesses tokens, and no more often.
+// refuseNode returns the error of a node that is refused. A client that guesses keys
+// learns no more than one that guesses tokens, and is limited in the same way.
 func (s *Server) refuseNode(ctx context.Context, why string) error {
 	err := fmt.Errorf("%w: %s", schema.ErrUnauthenticated, why)
 	if s.opts.Auth.Authenticates() {
@@ -74,7 +74,8 @@ func (s *Server) servePeer(pc *wire.PeerConn) {
 	_ = conn.End(st.Code(), st.Message()) // or the connection has broken
 }
 
-// errStopped is what calls of other nodes are told that come when the server has stopped.
+// errStopped is the error of calls of other nodes that arrive after the server has
+// stopped.
 var errStopped = fmt.Errorf("%w: the server has stopped", schema.ErrUnavailable)
 
 // peerCall does what another node calls for, as streamCall does what clients call for.
@@ -144,7 +145,7 @@ func (s *Server) meet(ctx context.Context, conn *peer.Conn,
 	}), nil
 }
 
-// bindingOf is what tells a connection from all others; nil without TLS.
+// bindingOf identifies a TLS connection; nil without TLS.
 func bindingOf(g *wire.Conn) ([]byte, error) {
 	state, ok := g.TLS()
 	if !ok {
@@ -164,13 +165,14 @@ type Cluster struct {
 	// Address is where others reach it, as HOST:PORT. nil, or "": it is not known. A node that looks for another
 	// address is not let in.
 	Address func() string
-	// Keys are what the nodes know each other by: whoever has one reads any blob whose
-	// key it knows, without being asked for rules. No key lets anybody in where there are
-	// neither rules nor callers that are to be known, and else nobody.
+	// Keys are the keys by which nodes authenticate to each other. A holder can read any
+	// blob whose key it knows, without a check of the rules. Without keys, every node is
+	// accepted if there are neither rules nor authentication, and no node otherwise.
 	Keys *peer.Keys
 	// Protocol is the only one that is spoken with other nodes; 0 for those of this program.
 	Protocol int
-	// Met is told the name of each node that has called and was let in; nil for nobody. It must not block.
+	// Met gets the name of each node that has been authenticated; nil for none. It must
+	// not block.
 	Met func(node string)
 	// Egress counts what is sent to other nodes, and bounds it. Default: nothing is bounded.
 	Egress *admission.Egress
@@ -185,16 +187,16 @@ const (
 	// peerAnswerBytes and peerAnswerCount are how much goes into one message, of what is there.
 	peerAnswerBytes = 1 << 20
 	peerAnswerCount = 256
-	// thereEvery is how often a node that waits for answers is told that this one is there, while there are none: who
-	// says nothing is taken for gone.
+	// thereEvery is the interval of heartbeats to a node that waits for answers, while
+	// there are none: a silent node is taken for dead.
 	thereEvery = 100 * time.Millisecond
 	// mostUnsent is how many answers wait to be sent at most. Blobs are bounded by their memory; this bounds what a
 	// node takes that asks and asks for what it does not get, and reads nothing.
 	mostUnsent = 4096
 )
 
-// servePeerReads serves another node. What it asks for is read as streams of its tenants
-// would be, and sent in whatever order it comes.
+// servePeerReads serves another node. Requested blobs are read with the priority of
+// streams of the request's tenants, and sent in any order.
 func (s *Server) servePeerReads(ctx context.Context, conn *peer.Conn) error {
 	hello, sealer, stopped, err := s.meet(ctx, conn, peer.ReadMethod)
 	if err != nil {
@@ -254,8 +256,8 @@ type answering struct {
 	sealer *peer.Sealer // of blobs without a hash; nil if they are not sealed
 
 	to    *sentTo
-	ready chan struct{}         // told when there is something to send
-	sent  chan struct{}         // told when there is less
+	ready chan struct{}         // signalled when there is something to send
+	sent  chan struct{}         // signalled when there is less
 	doing chan []fetch.Progress // what the node's streams do, the latest
 
 	follower *fetch.Follower // of them
@@ -287,7 +289,7 @@ func (l *answering) receive(ctx context.Context, requester *fetch.Requester) err
 				keepTickets(list, older)
 			default:
 			}
-			l.doing <- list // there is room: nobody else sends
+			l.doing <- list // there is room: no other goroutine sends
 			continue
 		}
 		err = peer.ParseAsks(what, func(a peer.Ask) error {
@@ -315,8 +317,8 @@ func (l *answering) receive(ctx context.Context, requester *fetch.Requester) err
 	}
 }
 
-// keepTickets puts the tickets of a list that nobody has looked at into the one that comes in its place: each is
-// told once.
+// keepTickets moves the tickets of a list that has not been read into the list that
+// replaces it: each ticket is sent only once.
 func keepTickets(list, older []fetch.Progress) {
 	tickets := make(map[uint64]json.RawMessage, len(older))
 	for _, p := range older {
@@ -526,7 +528,7 @@ func answersMessage(answers []fetch.Answer, sealer *peer.Sealer) (net.Buffers, *
 	return list, &schema.Batch{Blobs: [][]schema.Blob{blobs}}
 }
 
-// statusOfAnswer is what another node is told of an answer.
+// statusOfAnswer is the status of an answer for another node.
 func statusOfAnswer(err error) peer.Status {
 	switch {
 	case err == nil:
@@ -541,7 +543,7 @@ func statusOfAnswer(err error) peer.Status {
 	return peer.Failed
 }
 
-// sealed is the seal of a blob that may lie in a file.
+// sealed is the seal of a blob that may be in a mapped file.
 func sealed(sealer *peer.Sealer, ref schema.BlobRef, b []byte) (seal []byte, err error) {
 	err = schema.Guard(func() error {
 		seal = sealer.Append(nil, ref, b)
@@ -550,7 +552,7 @@ func sealed(sealer *peer.Sealer, ref schema.BlobRef, b []byte) (seal []byte, err
 	return seal, err
 }
 
-// cloned is a copy of bytes that may lie in a file.
+// cloned is a copy of bytes that may be in a mapped file.
 func cloned(b []byte) (to []byte, err error) {
 	err = schema.Guard(func() error {
 		to = slices.Clone(b)

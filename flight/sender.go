@@ -73,8 +73,8 @@ func (s *sender) makeReady(batches *fetch.Stream, ready chan<- outgoing, sent <-
 	var stored int64
 	defer func() { countStored(s.ctx, batches.StoreBytes()-stored) }()
 	for sending := false; ; sending = true {
-		beside := sending && s.server.paces.Unlimited(tenant) && batches.Ready()
-		if sending && !beside {
+		early := sending && s.server.paces.Unlimited(tenant) && batches.Ready()
+		if sending && !early {
 			if err := s.await(sent); err != nil {
 				return err
 			}
@@ -89,7 +89,7 @@ func (s *sender) makeReady(batches *fetch.Stream, ready chan<- outgoing, sent <-
 		if err != nil {
 			return err
 		}
-		if beside {
+		if early {
 			err = s.await(sent)
 		}
 		if err == nil {
@@ -129,8 +129,8 @@ func (s *sender) take(batches *fetch.Stream) (o outgoing, err error) {
 	start := time.Now()
 	b, err := batches.Next()
 	if err != nil {
-		// What there is to wait for here are reads; a stream that was given up in
-		// the meantime has no batch that tells.
+		// Only reads are waited for here; a stream that was cancelled in the meantime has
+		// no batch to say so.
 		countWaits(s.ctx, fetch.Wait{Store: time.Since(start)}, 0, 0)
 		return o, err
 	}

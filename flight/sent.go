@@ -15,7 +15,8 @@ type SentStats struct {
 	Refused int64  `json:"refused"` // asks that could not be answered with a blob
 }
 
-// maxRequesters is how many nodes are counted by name. What others were sent is counted to the node "".
+// maxRequesters is how many nodes are counted by name. Bytes to other clients are counted
+// to the node "".
 const maxRequesters = 4096
 
 // sentToPeers counts what other nodes were sent.

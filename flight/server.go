@@ -67,11 +67,11 @@ type Server struct {
 
 	requested requested // to buckets
 
-	handshaking  context.Context // ends when connections that are not there yet are given up
+	handshaking  context.Context // ends when connections still in their handshake are dropped
 	stopGreeting context.CancelFunc
-	identify     func(context.Context, fetch.Caller) fetch.Caller // tests say by it who calls; nil elsewhere
+	identify     func(context.Context, fetch.Caller) fetch.Caller // sets the caller in tests; nil elsewhere
 
-	draining context.Context // ends when Shutdown begins; its cause is what callers are told
+	draining context.Context // ends when Shutdown begins; its cause is the callers' error
 	drain    context.CancelCauseFunc
 
 	connections wire.Count // from outside of this process
@@ -211,8 +211,8 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	if err != nil {
 		err = fmt.Errorf("draining: %d calls were cut off: %w", left, err)
 	}
-	// What is left by now is cut off, and watchers of health and reflection
-	// clients, who would never go by themselves.
+	// The remaining calls are cut off, and so are watchers of health and reflection
+	// clients, which would never end by themselves.
 	s.calls.kill(fmt.Errorf("%w: the server stopped: the time to drain is over; continue elsewhere, or here later, "+
 		"from where the stream ended", schema.ErrUnavailable),
 		func(*call) bool { return true })
@@ -252,7 +252,7 @@ type leaving struct {
 }
 
 const (
-	// maxSent is how many places one is told to go on at.
+	// maxSent bounds the locations in one answer.
 	maxSent = 4
 	// maxNamed is how many nodes are named ahead of a stream: headers are at most 8 KiB.
 	maxNamed = 48
@@ -351,10 +351,10 @@ func (s *Server) WaitStreams(ctx context.Context) (left int) {
 	return left
 }
 
-// ServeWithin answers calls that come in by l from within this process, as Serve does but
-// for TLS: such a connection leaves the process no more than a function call does. Who
-// calls has to say so all the same, and the remote addresses of l's connections are those
-// that limits go by. It returns nil after Shutdown, and closes l in the end.
+// ServeWithin serves calls by l from within this process. It is Serve without TLS: such a
+// connection never leaves the process. Callers have to authenticate all the same, and the
+// remote addresses of l's connections are those that limits use. It returns nil after
+// Shutdown, and closes l in the end.
 func (s *Server) ServeWithin(l net.Listener) error {
 	which := s.listening()
 	which.Encrypts, which.Within, which.Count = false, true, nil
@@ -368,17 +368,17 @@ func (s *Server) ServeWithin(l net.Listener) error {
 // Authenticates reports whether callers have to say who they are.
 func (s *Server) Authenticates() bool { return s.opts.Auth.Authenticates() }
 
-// Viewer is somebody who is shown what the server does, beside calls: by a console. What
-// he sees is what the action stats would tell him.
+// Viewer is a caller that watches the server by other means than calls, such as a
+// console. It sees what the action stats would show it.
 type Viewer struct {
 	server *Server
 	caller fetch.Caller
 	leave  func()
 }
 
-// NewViewer finds out whose a token is, as a call would that carries it from an address. gone
-// is called, once at most, when the token has ended meanwhile. Where nobody has to say
-// who he is the token is not looked at. The caller of NewViewer calls Leave.
+// NewViewer authenticates a token as a call from an address would that carries it. If the
+// server does not authenticate, the token is ignored. The caller of NewViewer calls
+// Leave.
 func (s *Server) NewViewer(ctx context.Context, token string, from net.Addr, gone func(error)) (*Viewer, error) {
 	v := &Viewer{server: s, leave: func() {}}
 	d := s.opts.Auth
@@ -401,10 +401,10 @@ func (s *Server) NewViewer(ctx context.Context, token string, from net.Addr, gon
 	return v, nil
 }
 
-// Name is the visitor's principal, "" of one who has not to say who he is.
+// Name is the viewer's principal, "" if it is anonymous.
 func (v *Viewer) Name() string { return v.caller.Principal }
 
-// Leave ends the watch over the visitor's token.
+// Leave ends the watch over the viewer's token.
 func (v *Viewer) Leave() { v.leave() }
 
 // tenants are those of now, nil if there is no file of them.

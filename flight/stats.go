@@ -23,7 +23,7 @@ type Stats struct {
 	Engine  fetch.Stats  `json:"engine"`
 	Limits  Limits       `json:"limits"`
 	Streams []StreamInfo `json:"streams"` // that run, in the order they began
-	Tenants []TenantInfo `json:"tenants"` // that made calls of late, by name, and last what all others did
+	Tenants []TenantInfo `json:"tenants"` // with recent calls, by name, and last what all others did
 	Scale   any          `json:"spill_scale,omitempty"`
 	// Objects is what was asked of buckets, by bucket; left out where nothing was.
 	Objects []object.Usage `json:"objects,omitempty"`
@@ -71,7 +71,7 @@ type WaitNanos struct {
 	Window   int64 `json:"window"`
 	Encode   int64 `json:"encode"`
 	Consumer int64 `json:"consumer"`
-	// Operators is how long streams stood still because cells were being made.
+	// Operators is how long streams waited for cells that were being made.
 	Operators int64 `json:"operators"`
 }
 
@@ -86,13 +86,13 @@ type StreamInfo struct {
 	Rows    int64     `json:"rows"`
 	Bytes   int64     `json:"bytes"`
 	Wait    WaitNanos `json:"wait_ns"`
-	// ProcessorNanos is the processor time that operators took for it.
+	// ProcessorNanos is the CPU time that operators took for it.
 	ProcessorNanos int64 `json:"processor_ns,omitempty"`
 }
 
 // TenantInfo is what was done on an account.
 type TenantInfo struct {
-	Tenant  string `json:"tenant"`           // "" where nobody said, or of all others
+	Tenant  string `json:"tenant"`           // "" if the caller named none, or for all others
 	Others  bool   `json:"others,omitempty"` // it stands for tenants that are not listed
 	Streams int    `json:"streams"`          // that run
 	Calls   int64  `json:"calls"`
@@ -103,7 +103,7 @@ type TenantInfo struct {
 	StoreBytes  int64 `json:"store_bytes"`
 	StreamNanos int64 `json:"stream_ns"`
 	Refused     int64 `json:"refused"`
-	// ProcessorNanos is the processor time that operators took for it.
+	// ProcessorNanos is the CPU time that operators took for it.
 	ProcessorNanos int64 `json:"processor_ns"`
 }
 
@@ -253,9 +253,9 @@ func (t *tenants) list(running map[*call]struct{}) []TenantInfo {
 	return list
 }
 
-// snapshot returns the running streams, of those that visible tells, in the order they
-// began; the sums over all calls that run, and if all is set over those that ended, too;
-// the tenants if all is set; and whether a drain is on. visible is called with r.mu held.
+// snapshot returns the running streams that visible accepts, in the order they began; the
+// sums over all running calls, and if all is set over ended ones, too; the tenants if all
+// is set; and whether a drain is on.
 func (r *registry) snapshot(visible func(*call) bool,
 	all bool) (running []StreamInfo, sums totals, list []TenantInfo, draining bool) {
 	r.mu.Lock()
@@ -285,14 +285,15 @@ func (r *registry) snapshot(visible func(*call) bool,
 	return running, sums, list, r.draining != nil
 }
 
-// Stats returns the counters, whoever's. It waits for no stream. It is for who runs the
-// server; callers get what the rules let them see.
+// Stats returns the counters of all callers. It waits for no stream. It is for who runs
+// the server; callers get what the rules let them see.
 func (s *Server) Stats() Stats {
 	stored, engine := s.source.Counters()
 	return s.statsOf(stored, engine, func(*call) bool { return true }, true)
 }
 
-// statsOf are the counters of the calls that visible tells, and of all if all is set.
+// statsOf returns the counters of the calls that visible accepts, and of all calls if all
+// is set.
 func (s *Server) statsOf(stored store.Stats, engine fetch.Stats, visible func(*call) bool, all bool) Stats {
 	st := Stats{
 		Store: stored, Engine: engine,
@@ -326,16 +327,16 @@ func (s actionHandler) stats(ctx context.Context, b []byte, send func([]byte) er
 	return sendJSON(send, s.statsOf(stored, engine, knows(cat), cat.SeesAll()))
 }
 
-// Status is what Stats says at a moment, taken once to be shown to several: each sees of it
-// what the rules that hold then let him. It is immutable.
+// Status is Stats at a moment, taken once for several viewers: each sees the part that
+// the rules allow it at that time. It is immutable.
 type Status struct {
 	At    time.Time
 	stats Stats
-	calls []lookedAt // of stats.Streams, in their order
+	calls []runningStream // of stats.Streams, in their order
 }
 
-// lookedAt is a running stream.
-type lookedAt struct {
+// runningStream is what a Status needs of a stream to filter it for each viewer.
+type runningStream struct {
 	caller fetch.Caller
 	conn   *wire.Conn // or nil
 	access catalog.Access
@@ -348,25 +349,26 @@ type StreamMore struct {
 	Dataset string
 	// Sending is how long the connection of the stream has had bytes to send that its
 	// peer's machine had not confirmed, and Held for how long of that the peer had no
-	// room for them. Streams of one connection share it. Both are zero where the
-	// system does not tell.
+	// room for them. Streams of one connection share it. Both are zero if the system does
+	// not report them.
 	Sending, Held time.Duration
 }
 
-// VisibleStatus is what somebody sees of a Look. Its slices and maps are not changed.
+// VisibleStatus is the part of a Status that a viewer may see. Its slices and maps are
+// not changed.
 type VisibleStatus struct {
 	At time.Time
-	// All says that the counters are those of the whole server. Otherwise they are of
-	// the visitor's streams, and the engine's and the store's are zero.
+	// All says that the counters are those of the whole server. Otherwise they are those
+	// of the viewer's streams, and the engine's and the store's are zero.
 	All bool
 	Stats
 	More []StreamMore // of Streams, in their order
 }
 
-// Status takes a look at the server. It waits for no stream.
+// Status takes a Status of the server. It waits for no stream.
 func (s *Server) Status() *Status {
 	l := &Status{At: time.Now(), stats: s.Stats()}
-	l.stats.Streams, l.calls = s.calls.look(l.stats.Streams)
+	l.stats.Streams, l.calls = s.calls.running(l.stats.Streams)
 	links := map[*wire.Conn]StreamMore{}
 	for i := range l.calls {
 		c := &l.calls[i]
@@ -384,8 +386,8 @@ func (s *Server) Status() *Status {
 	return l
 }
 
-// look returns of a list of streams those that still run, and what else is known of them.
-func (r *registry) look(list []StreamInfo) ([]StreamInfo, []lookedAt) {
+// running drops ended streams from a list, and returns what else is known of the others.
+func (r *registry) running(list []StreamInfo) ([]StreamInfo, []runningStream) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	running := make(map[uint64]*call, len(list))
@@ -395,16 +397,16 @@ func (r *registry) look(list []StreamInfo) ([]StreamInfo, []lookedAt) {
 		}
 	}
 	list = slices.DeleteFunc(list, func(i StreamInfo) bool { return running[i.ID] == nil })
-	looked := make([]lookedAt, len(list))
+	found := make([]runningStream, len(list))
 	for i := range list {
 		c := running[list[i].ID]
-		looked[i] = lookedAt{caller: c.caller, access: c.access, conn: c.conn,
+		found[i] = runningStream{caller: c.caller, access: c.access, conn: c.conn,
 			more: StreamMore{Dataset: strings.Join(c.access.Datasets(), "+")}}
 	}
-	return list, looked
+	return list, found
 }
 
-// All is all that was seen. It is for who runs the server.
+// All returns everything. It is for the operator of the server.
 func (l *Status) All() VisibleStatus {
 	sight := VisibleStatus{At: l.At, All: true, Stats: l.stats, More: make([]StreamMore, len(l.calls))}
 	for i := range l.calls {
@@ -413,9 +415,9 @@ func (l *Status) All() VisibleStatus {
 	return sight
 }
 
-// Visible is what the visitor sees of a look, by the rules that hold now: all of it if he has
-// the right admin to the server, and otherwise his own streams and those on datasets that
-// he has it to, as the action stats would tell him.
+// Visible returns the part of a Status that the viewer may see by the rules that hold
+// now: all of it with the right admin on the server, and otherwise its own streams and
+// those on datasets on which it has that right, as the action stats would show it.
 func (v *Viewer) Visible(l *Status) VisibleStatus {
 	cat := v.server.source.For(v.caller, nil)
 	if cat.SeesAll() {

@@ -19,12 +19,12 @@ const (
 	// unknownCost is what a byte of a field takes that is kept as it is: it is in a buffer that grows by a quarter, and
 	// all that the buffer was before is memory until it is collected.
 	unknownCost = 8
-	// maxNesting is how deep messages lie in each other at most.
+	// maxNesting bounds the depth of nested messages.
 	maxNesting = 16
 )
 
-// unmarshal decodes a protobuf in the body of an action. What it takes in memory is counted before it is decoded, on the
-// caller's account, until the call ends.
+// unmarshal decodes a protobuf in the body of an action. Its memory is charged to the
+// caller's account before it is decoded, until the call ends.
 func (s *Server) unmarshal(ctx context.Context, b []byte, m proto.Message) error {
 	about := m.ProtoReflect().Descriptor()
 	cost, err := decodedCost(b, about, 0)
@@ -45,7 +45,7 @@ func (s *Server) unmarshal(ctx context.Context, b []byte, m proto.Message) error
 // decodedCost is what a message takes once it is decoded, in bytes. It allocates nothing.
 func decodedCost(b []byte, about protoreflect.MessageDescriptor, depth int) (int64, error) {
 	if depth > maxNesting {
-		return 0, fmt.Errorf("messages lie %d deep in each other", depth)
+		return 0, fmt.Errorf("messages are nested %d deep", depth)
 	}
 	cost := int64(messageCost)
 	for len(b) > 0 {

@@ -97,7 +97,7 @@ func (w *warming) here(p fetch.WarmProgress, over bool) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.own = p
-	return w.tellLocked(over)
+	return w.sendLocked(over)
 }
 
 // other takes in what another node says, or why it says nothing more.
@@ -114,7 +114,7 @@ func (w *warming) other(name string, said []byte, failed error) error {
 	} else {
 		n.take(p)
 	}
-	return w.tellLocked(false)
+	return w.sendLocked(false)
 }
 
 // take takes in how far the node is.
@@ -132,7 +132,7 @@ func (w *warming) nodeLocked(name string) *warmNode {
 	return w.all.Nodes[at]
 }
 
-func (w *warming) tellLocked(over bool) error {
+func (w *warming) sendLocked(over bool) error {
 	sum := w.own
 	if len(w.all.Nodes) > 0 {
 		w.nodeLocked(w.node).take(w.own)
@@ -209,7 +209,7 @@ func (s *Server) warmFor(ctx context.Context, conn *peer.Conn) error {
 			err = conn.Send(b)
 		}
 		if err != nil {
-			cancel(fmt.Errorf("telling the other node: %w", err))
+			cancel(fmt.Errorf("sending to the other node: %w", err))
 		}
 	})
 	if cause := context.Cause(ctx); err != nil && cause != nil {

@@ -2,9 +2,9 @@ package audit
 
 import "time"
 
-// What an Event tells of.
+// The kinds of events.
 const (
-	Read    = "read"    // rows, or what can be told of them, went to the caller
+	Read    = "read"    // rows, or data about them, went to the caller
 	Write   = "write"   // a snapshot is committed
 	Alter   = "alter"   // rows or columns of a dataset are changed, by a snapshot
 	Select  = "select"  // a selection is saved
@@ -16,7 +16,7 @@ const (
 	Cancel  = "cancel"  // streams are ended
 	Measure = "measure" // rates of store and disks are measured, or set
 	Deny    = "deny"    // the rules refused a call
-	Dropped = "dropped" // so many reads were not recorded; see Event.Count
+	Dropped = "dropped" // reads were not recorded; their number is Event.Count
 )
 
 // Phases of what changes something: an event before it is done, and one after. A

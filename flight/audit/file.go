@@ -98,7 +98,8 @@ func (f *file) write(line []byte) error {
 		err = io.ErrShortWrite
 	}
 	if err != nil {
-		// What there is of the line goes, or else the next one begins on a line of its own.
+		// The partial line is removed. If that fails, the next one begins on a line of
+		// its own.
 		if n > 0 && f.out.Truncate(f.size) != nil {
 			f.size, f.torn = f.size+int64(n), true
 		}

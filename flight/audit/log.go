@@ -29,7 +29,7 @@ type Options struct {
 	SyncReads bool
 	// Patience is how long the beginning of a read waits for a disk that hangs. Default 1 s.
 	Patience time.Duration
-	// Logger is told when reads could not be recorded. Default slog.Default().
+	// Logger gets an error when reads could not be recorded. Default slog.Default().
 	Logger *slog.Logger
 }
 
@@ -88,7 +88,7 @@ type Log struct {
 // entry is a line that waits to be written.
 type entry struct {
 	event   Event
-	written chan error // told what became of it, if not nil; has room for that
+	written chan error // gets the outcome, if not nil; has room for it
 }
 
 // Open opens or creates the record. Its goroutine ends with Close.
@@ -206,7 +206,8 @@ func (l *Log) Close() error {
 	return err
 }
 
-// atOnce is how many lines are written before those that wait for stable storage are told.
+// atOnce bounds the lines that are written before those that wait for stable storage are
+// answered.
 const atOnce = 256
 
 func (l *Log) run() {
@@ -229,7 +230,7 @@ func (l *Log) run() {
 	l.confess()
 }
 
-// writeAll writes lines, and tells those who wait for them.
+// writeAll writes lines, and answers the calls that wait for them.
 func (l *Log) writeAll(batch []entry) {
 	errs := make([]error, len(batch))
 	waited := false
@@ -260,7 +261,7 @@ func (l *Log) confess() {
 		return
 	}
 	if err := l.append(stamped(Event{Event: Dropped, Count: n})); err != nil {
-		l.dropped.Add(n) // to be told next time
+		l.dropped.Add(n) // to be reported next time
 		l.complain(err)
 		return
 	}

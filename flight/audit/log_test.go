@@ -317,7 +317,7 @@ func TestTornLine(t *testing.T) {
 	}
 }
 
-// What cannot be written is an error of Write, and the next one is tried anew.
+// A failed write is an error of Write, and the next write is tried again.
 func TestWriteFails(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "audit")

@@ -21,7 +21,8 @@ type Source struct {
 	engine *fetch.Engine
 	rules  *atomic.Pointer[policy.Rules] // nil: everything is allowed to everybody
 	log    *slog.Logger
-	// mayRead fails unless a tenant may read the buckets that samples of a snapshot lie in; nil: all may.
+	// mayRead fails unless a tenant may read the buckets that contain samples of a
+	// snapshot; nil: every tenant may.
 	mayRead func(ctx context.Context, tenant string, snap *schema.Snapshot) error
 }
 
@@ -30,7 +31,8 @@ func New(engine *fetch.Engine, rules *atomic.Pointer[policy.Rules], log *slog.Lo
 	return &Source{engine: engine, rules: rules, log: log}
 }
 
-// LimitBuckets has tenants read what lies in buckets only if mayRead does not fail. It is called before the first call.
+// LimitBuckets lets tenants read data in buckets only if mayRead succeeds. It is called
+// before the first call.
 func (s *Source) LimitBuckets(mayRead func(ctx context.Context, tenant string, snap *schema.Snapshot) error) {
 	s.mayRead = mayRead
 }
@@ -41,7 +43,8 @@ type Call interface {
 	Note(a Access)
 	// Access is what was noted last.
 	Access() Access
-	// BeginRead records that the caller is about to be told something of rows. Where it fails nothing may be read.
+	// BeginRead records that the caller is about to get rows, or data about rows. Where
+	// it fails nothing may be read.
 	BeginRead(ctx context.Context) error
 	// Record does something that changes what there is. Where it cannot be recorded it is not begun, or fails after all.
 	Record(ctx context.Context, c Change, do func(*Change) error) error
@@ -123,8 +126,9 @@ func (c *Catalog) MayAdmin(what string) error {
 		policy.Admin.String()))
 }
 
-// Knows returns what tells the calls that the caller may know of and end: his own, those on datasets all of which he has the
-// right admin to, and all if he has it to the server.
+// Knows returns a predicate for the calls that the caller may know of and cancel: its
+// own, those on datasets on all of which it has the right admin, and all of them if it
+// has that right on the server.
 func (c *Catalog) Knows() func(principal string, a *Access) bool {
 	rs, who := c.source.current(), who(c.caller)
 	everything := rs.Server(who).May(policy.Admin)
@@ -147,15 +151,16 @@ func (c *Catalog) denied(dataset string, err error) error {
 	return err
 }
 
-// May fails unless the caller has a right on a dataset. Of one that he may not even see he is told that there is none,
-// whether there is or not; but for writing, where there need not be one.
+// May fails unless the caller has a right on a dataset. For a dataset that it may not
+// even see, the caller gets the error for a missing one, whether there is one or not;
+// writing is the exception, because the dataset need not exist.
 func (c *Catalog) May(ctx context.Context, dataset string, right policy.Right) error {
 	_, err := c.may(ctx, dataset, right)
 	return err
 }
 
 func (c *Catalog) may(ctx context.Context, dataset string, right policy.Right) (policy.Decision, error) {
-	// also for those who would only be told that there is none: it is recorded
+	// also for callers that would only get the error for a missing dataset: it is recorded
 	if err := schema.CheckName("dataset", dataset); err != nil {
 		return policy.Decision{}, err
 	}
@@ -215,8 +220,8 @@ func (c *Catalog) Dataset(ctx context.Context, dataset string) (store.Dataset, e
 	return found, nil
 }
 
-// Existing returns what tells the datasets that exist for the caller. It asks the catalog once, and beside it only for
-// datasets of which the caller does not see all.
+// Existing returns a predicate for the datasets that exist for the caller. It asks the
+// catalog once, and beside it only for datasets of which the caller does not see all.
 func (c *Catalog) Existing(ctx context.Context) (func(dataset string) (bool, error), error) {
 	list, err := c.Datasets(ctx)
 	if err != nil {
@@ -337,9 +342,9 @@ func (c *Catalog) misfit(ctx context.Context, d policy.Decision, err error) bool
 	return ok
 }
 
-// notFor is what the caller is told where something went wrong that he has a right to.
-// Errors of the store name all datasets, and one of the rule's own is not for him. Where
-// the rule does not fit, none is: whatever he asks for, there is no such dataset.
+// notFor is the caller's error when something failed to which it has a right. Errors of
+// the store name all datasets, and one of the rule's own is not for him. Where the rule
+// does not fit, none is: whatever he asks for, there is no such dataset.
 func (c *Catalog) notFor(ctx context.Context, d policy.Decision, dataset string, number int64, err error) error {
 	if d.Rule == nil {
 		return err
@@ -359,7 +364,7 @@ func (c *Catalog) notFor(ctx context.Context, d policy.Decision, dataset string,
 	if !missing {
 		return err
 	}
-	if number != 0 && d.Restriction != nil { // that there are other snapshots is told of a dataset that exists for him
+	if number != 0 && d.Restriction != nil { // a caller learns of other snapshots only if the dataset exists for it
 		newest, gone := c.engine.Store().Snapshot(ctx, dataset, 0)
 		if !errors.Is(gone, schema.ErrNotFound) {
 			return c.unless(ctx, d, newest, gone, c.noDataset(ctx, dataset, number))
@@ -368,8 +373,8 @@ func (c *Catalog) notFor(ctx context.Context, d policy.Decision, dataset string,
 	return c.noDataset(ctx, dataset, number)
 }
 
-// unless returns an error, but for a snapshot that does not exist for the caller, or
-// could not be looked at, the error of that.
+// unless returns err. If the snapshot does not exist for the caller, or could not be
+// checked, it returns that error instead.
 func (c *Catalog) unless(ctx context.Context, d policy.Decision, snap *schema.Snapshot, looking, err error) error {
 	if looking == nil && d.Restriction != nil {
 		looking = c.shows(ctx, d, snap)

@@ -53,7 +53,7 @@ func (c *Catalog) Ingest(ctx context.Context, opts ingest.Options) (*ingest.Writ
 	return w, nil
 }
 
-// Commit commits what was written: so many rows, with so many bytes of blobs.
+// Commit commits the written rows, with their number and the bytes of their blobs.
 func (c *Catalog) Commit(ctx context.Context, dataset string, w *ingest.Writer,
 	rows, bytes int64) (snap *schema.Snapshot, changed bool, err error) {
 	// It may have taken long, and the rules may have changed.
@@ -70,8 +70,9 @@ func (c *Catalog) Commit(ctx context.Context, dataset string, w *ingest.Writer,
 	return snap, changed, err
 }
 
-// alterRights are what it takes to change rows and columns that are there. What becomes of rows, and what is said of
-// them, tells which keys and values there are: so who may not read them may not change them.
+// alterRights are what it takes to change rows and columns that are there. The results of
+// a change reveal keys and values: so a caller that may not read rows may not change
+// them.
 const alterRights = policy.Read | policy.Write
 
 // Alterable looks up the newest snapshot of a dataset that the caller may alter.
@@ -101,7 +102,7 @@ func (c *Catalog) Alter(ctx context.Context, opts ingest.AlterOptions) (*ingest.
 	return a, nil
 }
 
-// CommitAltered commits an alteration, whose rows have so many bytes of blobs.
+// CommitAltered commits an alteration. bytes is the size of the blobs of its rows.
 func (c *Catalog) CommitAltered(ctx context.Context, dataset string, a *ingest.Alteration,
 	bytes int64) (snap *schema.Snapshot, done ingest.Altered, err error) {
 	// It may have taken long, and the rules may have changed.

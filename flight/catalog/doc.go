@@ -1,12 +1,13 @@
-// Package catalog is the catalog as a caller sees it: the one way from a call to datasets, snapshots and jobs. What names a
-// dataset goes through the rules here. A server keeps no engine and no store beside its Source, so that no handler can pass
-// the rules.
+// Package catalog is the catalog as a caller sees it: the only way from a call to datasets,
+// snapshots and jobs. Each request that names a dataset passes the rules here. The server
+// keeps its engine and its store in a Source of this package and nowhere else, so that no
+// handler can bypass the rules. Begin with [Source.For], which makes the [Catalog] of a caller.
 //
-//   - catalog.go: rights; what does not exist for a caller; datasets and snapshots
+//   - catalog.go: rights; the error for what does not exist for a caller; datasets and snapshots
 //   - jobs.go: requests become jobs, and jobs streams
-//   - view.go: how much of a snapshot a caller sees
+//   - view.go: the part of a snapshot that a caller sees
 //   - change.go: writing, altering, tagging, dropping, collecting
-//   - lineage.go: what streams have handed out
+//   - lineage.go: records of delivered samples
 //   - measure.go: rates, predictions, counters
-//   - nodes.go: what other nodes of the cluster get
+//   - nodes.go: reads of other nodes of the cluster
 package catalog

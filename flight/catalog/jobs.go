@@ -16,7 +16,7 @@ func (c *Catalog) Open(ctx context.Context, req schema.Request, right policy.Rig
 	return c.open(ctx, req, right, false)
 }
 
-// OpenEarly opens a job of which the caller is told nothing before Confirm.
+// OpenEarly opens a job. The caller learns nothing of it before Confirm.
 func (c *Catalog) OpenEarly(ctx context.Context, req schema.Request, right policy.Right) (*fetch.Job, error) {
 	return c.open(ctx, req, right, true)
 }
@@ -52,7 +52,7 @@ func (c *Catalog) open(ctx context.Context, req schema.Request, right policy.Rig
 	}
 	c.call.Note(Access{Dataset: req.Dataset, Snapshot: job.Request().Snapshot, Right: right, Decision: d, Plan: job.ID(),
 		Group: job.Group(), Early: job.Early()})
-	// What changes the rules ends what is noted by now; this is what is not.
+	// A change of the rules ends the jobs that are registered by now; this one is not.
 	if !c.decide(req.Dataset).Same(d) {
 		job.Close()
 		return nil, ErrRules

@@ -12,8 +12,9 @@ import (
 	"bowstring/schema"
 )
 
-// onRecord tells the streams whose lineage the caller may know: his own, and those on datasets
-// that he has the right admin to, as far as he may read these now.
+// onRecord returns a predicate for the streams whose lineage the caller may know: its
+// own, and those on datasets on which it has the right admin, as far as it may read these
+// now.
 func (c *Catalog) onRecord() func(*fetch.PieceHead) bool {
 	rs, who := c.source.current(), who(c.caller)
 	if rs == nil {
@@ -39,9 +40,9 @@ func (c *Catalog) onRecord() func(*fetch.PieceHead) bool {
 // RecordedRows goes through the streams that the caller may know of: the rows of each are added to what sum returns,
 // nil to leave them out.
 func (c *Catalog) RecordedRows(ctx context.Context, sum func(*fetch.PieceHead) *int64) error {
-	mine := c.onRecord()
+	visible := c.onRecord()
 	kept, err := c.engine.RecordedRows(ctx, func(h *fetch.PieceHead) *int64 {
-		if !mine(h) {
+		if !visible(h) {
 			return nil
 		}
 		return sum(h)
@@ -57,7 +58,8 @@ func keptOr(kept bool, err error) error {
 	return err
 }
 
-// Shown tells the snapshots that exist for the caller, and whether he sees all their rows.
+// Shown reports whether a snapshot exists for the caller, and whether it sees all rows of
+// it.
 func (c *Catalog) Shown(ctx context.Context) func(Ref) (exists, whole bool, err error) {
 	type answer struct{ exists, whole bool }
 	known := map[Ref]answer{}
@@ -167,8 +169,8 @@ func epochOf(h *fetch.PieceHead) uint64 {
 	return h.Ticket.Shuffle.Epoch
 }
 
-// hides is an error in finding out what was handed out. It may tell of what the stream's caller could see: who may see
-// less now is told that it cannot be said.
+// hides is an error in finding out what was handed out. The record may contain data that
+// only the stream's caller could see: a caller that sees less now gets an error.
 func (c *Catalog) hides(h *fetch.PieceHead, err error) error {
 	if err == nil {
 		return nil
@@ -190,9 +192,9 @@ func (j *Course) Step(ctx context.Context, epoch uint64, step int64, rank int) (
 	if err != nil {
 		return nil, nil, err
 	}
-	mine := c.onRecord()
+	visible := c.onRecord()
 	pieces, kept, err := c.engine.Recorded(ctx, func(h *fetch.PieceHead) bool {
-		return h.Job == j.first.Job && (rank < 0 || h.Ticket.Rank == rank) && fetch.MayCover(h, epoch) && mine(h)
+		return h.Job == j.first.Job && (rank < 0 || h.Ticket.Rank == rank) && fetch.MayCover(h, epoch) && visible(h)
 	})
 	if err = keptOr(kept, err); err != nil {
 		see.Close()

@@ -15,7 +15,8 @@ import (
 	"bowstring/schema"
 )
 
-// Counters are the store's and the engine's. They tell of all that is done, and are for who runs the server.
+// Counters are the store's and the engine's. They cover the work of all callers, and are
+// for callers that see the whole server.
 func (s *Source) Counters() (store.Stats, fetch.Stats) {
 	return s.engine.Store().Stats(), s.engine.Stats()
 }
@@ -36,8 +37,9 @@ func NoStats() fetch.Stats {
 // SetTerms has the engine give tenants what terms says; nil gives all the same.
 func (s *Source) SetTerms(terms func(tenant string) fetch.Terms) { s.engine.SetTerms(terms) }
 
-// Conditions is what a model is told of a job that the caller has opened. What the cache
-// holds tells what others do: it is for who may see that.
+// Conditions are the inputs of the model for a job that the caller has opened. The
+// contents of the cache reveal the jobs of others: only a caller that may see those gets
+// them.
 func (c *Catalog) Conditions(ctx context.Context, job *fetch.Job) (predict.Job, error) {
 	total, err := c.engine.TotalBytes(ctx, job)
 	if err != nil {
@@ -50,8 +52,8 @@ func (c *Catalog) Conditions(ctx context.Context, job *fetch.Job) (predict.Job, 
 	return found, nil
 }
 
-// RatesAt are the engine's rates at a time, for a job. What is predicted by them is for all, and
-// they themselves for who sees all.
+// RatesAt are the engine's rates at a time, for a job. Predictions made from them are for
+// every caller; the measurements are for callers that see all.
 func (c *Catalog) RatesAt(at time.Time, job *predict.Job) (fetch.Rates, fetch.RatesFrom) {
 	return c.engine.Rates(at, job.RowBytes/max(job.RowReads, 1))
 }
@@ -142,7 +144,8 @@ func (c *Catalog) largest(ctx context.Context) (string, error) {
 	return name, nil
 }
 
-// Extents says where in buckets some blobs of a job lie that the caller has opened.
+// Extents returns the extents in buckets of some blobs of a job that the caller has
+// opened.
 func (c *Catalog) Extents(ctx context.Context, job *fetch.Job) (fetch.Extents, error) {
 	return c.engine.Extents(ctx, job)
 }

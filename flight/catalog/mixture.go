@@ -104,7 +104,7 @@ func (c *Catalog) openMixture(ctx context.Context, req schema.Request, right pol
 		a.Sources = append(a.Sources, SourceAccess{leaves[i].Dataset, job.SnapshotOf(i).Number, d})
 	}
 	c.call.Note(a)
-	// What changes the rules ends what is noted by now; this is what is not.
+	// A change of the rules ends the jobs that are registered by now; this one is not.
 	err = c.call.BeginRead(ctx)
 	for i, d := range decisions {
 		if !c.decide(leaves[i].Dataset).Same(d) {

@@ -152,8 +152,8 @@ func (v *View) ResolveSplit(ctx context.Context, split string) (*fetch.Resolved,
 	return o, bytes, nil
 }
 
-// BlobBytes adds up the blobs of a column, the ordinal-th that has any. Where the caller sees all rows, the record of the
-// snapshot tells.
+// BlobBytes adds up the blobs of a column, the ordinal-th that has any. If the caller
+// sees all rows, the snapshot's record has the number.
 func (v *View) BlobBytes(ctx context.Context, ordinal int, name string) (int64, error) {
 	if !v.Within.HidesRows() {
 		var sum int64

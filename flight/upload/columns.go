@@ -253,7 +253,8 @@ func (p *Command) checkNames(in *arrow.Schema, blobs []incomingField) error {
 	return nil
 }
 
-// mediaOf is what a blob column holds, "" if nobody says.
+// mediaOf is the media type of a blob column, "" if neither the stream nor the dataset
+// names one.
 func (p *Command) mediaOf(f arrow.Field, hints map[string]feature, huggingFace bool) string {
 	switch {
 	case p.Media[f.Name] != "":

@@ -55,7 +55,7 @@ type putAck struct {
 	Changed  bool   `json:"changed"`
 }
 
-// noteAck is the JSON of a result that tells what a put means for those who read the dataset.
+// noteAck is the JSON of a result that says what a put means for readers of the dataset.
 type noteAck struct {
 	Note string `json:"note"`
 }
@@ -224,7 +224,7 @@ func expectCommit(put *Command, in *Incoming) *expectedCommit {
 		}
 		if !e.message.Commit {
 			return &schema.FieldError{Field: "commit", Got: "false or nothing",
-				Want: "true; to give up, cancel the call"}
+				Want: "true; to abort, cancel the call"}
 		}
 		return nil
 	}

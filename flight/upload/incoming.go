@@ -336,8 +336,8 @@ func ids(name string, a arrow.Array) (func(int) (schema.ID, error), error) {
 	return at, noNulls(name, a)
 }
 
-// texts returns the values of a string or binary column as they lie there,
-// valid as long as the array; ok is false where null.
+// texts returns the values of a string or binary column without a copy, valid as long as
+// the array; ok is false for null.
 func texts(a arrow.Array) (at func(int) (v []byte, ok bool), err error) {
 	var value func(int) []byte
 	switch a := a.(type) {

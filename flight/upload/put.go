@@ -16,8 +16,9 @@ import (
 	"bowstring/schema/ipc"
 )
 
-// Put stores rows as a snapshot, or positions as a selection. What it stores can be seen once the client has ended its
-// stream in good order, and not before; one that breaks off leaves nothing.
+// Put stores rows as a snapshot, or positions as a selection. Its rows become visible
+// only after the client has ended its stream without an error; a stream that breaks off
+// leaves nothing.
 func Put(ctx context.Context, cat *catalog.Catalog, req Request, in *Incoming, out *Results) error {
 	p := &putting{cat, in, out}
 	if req.Selection != nil {

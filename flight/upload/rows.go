@@ -41,7 +41,7 @@ type source struct {
 	child  int // -1: the column itself
 }
 
-// uploadedRows are the rows of a record as ingest takes them. What they point
+// uploadedRows are the rows of a record as ingest takes them. The memory that they point
 // to is valid until release.
 type uploadedRows struct {
 	ids   []schema.ID
