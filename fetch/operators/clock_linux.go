@@ -28,6 +28,7 @@ func (c cpuClock) stop() time.Duration {
 	return took
 }
 
+// threadTime is the CPU time of the current thread.
 func threadTime() time.Duration {
 	var t unix.Timespec
 	if unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &t) != nil {

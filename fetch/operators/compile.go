@@ -104,6 +104,7 @@ func Together(sets []*Set, canonical schema.Operators) *Set {
 	return all
 }
 
+// noColumn is the error of a name that is not a column of blobs.
 func noColumn(name string, blobs []arrow.Field) error {
 	names := make([]string, len(blobs))
 	for i, f := range blobs {
@@ -212,6 +213,7 @@ func (c *Column) identify(what string, steps []program.Step, follows bool) ([32]
 		follows, named)), err
 }
 
+// stepsOf converts steps for the schema package.
 func stepsOf(steps []program.Step) []schema.Step {
 	out := make([]schema.Step, len(steps))
 	for i, s := range steps {

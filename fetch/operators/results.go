@@ -172,6 +172,7 @@ const (
 	cellTrailer = 256 // minimum room after a result, for the tail that the cache stores
 )
 
+// kept has the memory of released results by size class.
 var kept [classParts * (mostClass - leastClass)]sync.Pool
 
 // classOf is the size class for n bytes and its size; class is -1 if n is too large for

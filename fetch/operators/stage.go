@@ -360,6 +360,7 @@ const (
 	stepsPerByte = 16
 )
 
+// classOfTask is the queue of a task: short or long cells.
 func classOfTask(t **Task) int {
 	if (*t).long {
 		return classLong
@@ -706,11 +707,13 @@ type Stats struct {
 	Queued        int64 `json:"queued_nanos"`    // time that cells waited for their turn
 }
 
+// counters are the sums of Stats.
 type counters struct {
 	prefixesKept, prefixesFound, prefixTrials                      atomic.Int64
 	kept, found, cells, faults, panics, in, out, processor, queued atomic.Int64
 }
 
+// add counts a finished task.
 func (c *counters) add(t *Task, o *Outcome) {
 	c.cells.Add(1)
 	if o.Kept {

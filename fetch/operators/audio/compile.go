@@ -79,11 +79,13 @@ func (plain) tables(extent) program.Amount  { return program.Amount{} }
 // ofWaveform is for steps that take waveforms, and keep their extent.
 type ofWaveform struct{ plain }
 
+// next implements step.
 func (ofWaveform) next(e extent) (extent, error) { return e.waveform() }
 
 // ofSpectrogram is the same for spectrograms.
 type ofSpectrogram struct{ plain }
 
+// next implements step.
 func (ofSpectrogram) next(e extent) (extent, error) { return e.spectral() }
 
 // makers return each operator with its default parameters, which are torchaudio's.
@@ -221,6 +223,7 @@ func (p *pipeline) Deterministic() int {
 // paramError is an error of a parameter. Compile adds the step.
 type paramError struct{ param, reason string }
 
+// Error implements error.
 func (e *paramError) Error() string {
 	if e.param == "" {
 		return e.reason
@@ -228,6 +231,7 @@ func (e *paramError) Error() string {
 	return e.param + ": " + e.reason
 }
 
+// wrong is a paramError; param is "" for an error of the whole step.
 func wrong(param, format string, args ...any) error {
 	return &paramError{param, fmt.Sprintf(format, args...)}
 }
@@ -275,6 +279,7 @@ func fields(of any) []string {
 	return names
 }
 
+// kindOf names the JSON type of a parameter for messages.
 func kindOf(t reflect.Type) string {
 	switch t.Kind() {
 	case reflect.Int:
@@ -317,6 +322,7 @@ func between(param string, got, low, high float64) error {
 // numbers is a number or a list of numbers.
 type numbers []float64
 
+// UnmarshalJSON implements json.Unmarshaler.
 func (n *numbers) UnmarshalJSON(b []byte) error {
 	var several []*float64 // null would leave a number unchanged, so it would count as 0
 	if err := json.Unmarshal(b, &several); err == nil && !slices.Contains(several, nil) {
@@ -334,6 +340,7 @@ func (n *numbers) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
+// unknown is a size that depends on the file.
 const unknown = program.Unknown
 
 // extent is what is known of a cell between two steps: of all cells, or of a single one.
@@ -362,6 +369,7 @@ func (e extent) size() program.Amount {
 	return program.Product(e.channels, max(e.features, 1), e.frames)
 }
 
+// along is the length of an axis.
 func (e extent) along(axis rune) int {
 	switch axis {
 	case 'C':
@@ -373,6 +381,7 @@ func (e extent) along(axis rune) int {
 	}
 }
 
+// dims are the lengths of the axes in their order in the result.
 func (e extent) dims() []int {
 	var dims []int
 	for _, axis := range e.axes {
@@ -381,6 +390,7 @@ func (e extent) dims() []int {
 	return dims
 }
 
+// form is the form of the result.
 func (e extent) form() program.Form {
 	return program.Form{Kind: e.kind, Type: e.dtype, Dims: e.dims(), Axes: e.axes, Rate: e.rate}
 }

@@ -56,12 +56,14 @@ type room struct {
 	spectrum dsp.SpectrumRoom
 }
 
+// rooms has rooms of finished runs, of all programs.
 var rooms = sync.Pool{New: func() any { return new(room) }}
 
 // keptRoom is the most memory of a pooled room. More, which an unusual cell took, is
 // freed.
 const keptRoom = 64 << 20
 
+// free returns the room to the pool, unless it is too large.
 func (r *room) free() {
 	numbers := cap(r.buffers[0]) + cap(r.buffers[1]) + cap(r.frame) + cap(r.powers)
 	if r.held = [2]int64{}; 4*int64(numbers)+r.spectrum.Bytes() <= keptRoom {
@@ -95,6 +97,7 @@ func (s *sound) take(data []float32) {
 // time.
 func (s *sound) row(i int) []float32 { return s.data[i*s.frames : (i+1)*s.frames : (i+1)*s.frames] }
 
+// rows is the number of rows of the data.
 func (s *sound) rows() int { return s.channels * max(s.features, 1) }
 
 // begin parses a file's header, and returns the extent before step 1.

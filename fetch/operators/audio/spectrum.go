@@ -90,6 +90,7 @@ func (s *spectrogram) count(n int) (int, error) {
 	return (n-s.NFFT)/s.HopLength + 1, nil
 }
 
+// next implements step: waveforms of C channels become [C, n_fft/2+1, frames].
 func (s *spectrogram) next(e extent) (extent, error) {
 	e, err := e.waveform()
 	if err != nil {
@@ -114,6 +115,7 @@ func (s *spectrogram) tablesFor(e extent, features int) program.Amount {
 // edged is the length of a waveform of n samples with its padding.
 func (s *spectrogram) edged(n int) int { return n + 2*s.Pad + 2*(s.NFFT/2) }
 
+// work implements step.
 func (s *spectrogram) work(e extent) program.Amount {
 	return s.workFor(e, s.spectrum.Steps(), s.spectrum.Bins())
 }
@@ -135,6 +137,7 @@ func (s *spectrogram) workFor(e extent, steps int64, features int) program.Amoun
 	return all.Times(int64(e.channels))
 }
 
+// run implements step.
 func (s *spectrogram) run(o *sound, _ *draw.Source) ([]program.Value, error) {
 	return nil, s.each(o, s.spectrum.Steps(), s.spectrum.Bins(), func(powers []float32, bins int, out []float32, stride int) {
 		for i := range len(powers) / bins {
@@ -236,6 +239,7 @@ type melSpectrogram struct {
 	mel *dsp.Mel
 }
 
+// check implements step. It completes the lengths, and makes the filter bank.
 func (m *melSpectrogram) check() error {
 	if err := within("sample_rate", m.SampleRate, 2, 768000); err != nil {
 		return err
@@ -264,6 +268,7 @@ func (m *melSpectrogram) check() error {
 	return nil
 }
 
+// next implements step: waveforms of C channels become [C, n_mels, frames].
 func (m *melSpectrogram) next(e extent) (extent, error) {
 	if e.rate != 0 && e.rate != m.SampleRate {
 		return e, wrong("sample_rate", "is %d; the waveform has %d samples a second: put Resample before", m.SampleRate,
@@ -274,6 +279,7 @@ func (m *melSpectrogram) next(e extent) (extent, error) {
 	return e, err
 }
 
+// run implements step.
 func (m *melSpectrogram) run(o *sound, _ *draw.Source) ([]program.Value, error) {
 	return nil, m.each(o, m.steps(), m.NMels, m.mel.Sum)
 }
@@ -345,6 +351,7 @@ func masked(e extent, n int) program.Amount {
 	return e.size().Plus(program.Product(e.channels, 256)).Times(int64(n))
 }
 
+// maskTables is the memory of the description of n masks.
 func maskTables(e extent, n int) program.Amount { return program.Product(e.channels, 128, n) }
 
 // mask sets a band of channel c.
@@ -386,6 +393,7 @@ func (m *frequencyMasking) check() error                   { return within("freq
 func (m *frequencyMasking) work(e extent) program.Amount   { return masked(e, 1) }
 func (m *frequencyMasking) tables(e extent) program.Amount { return maskTables(e, 1) }
 
+// run implements step.
 func (m *frequencyMasking) run(s *sound, from *draw.Source) ([]program.Value, error) {
 	return masks{name: "freq", n: 1, param: m.Param, p: 1, each: m.IID}.apply(s, from, 0, nil)
 }
@@ -398,6 +406,7 @@ type timeMasking struct {
 	P     float64 `json:"p"`
 }
 
+// check implements step.
 func (m *timeMasking) check() error {
 	return cmp.Or(within("time_mask_param", m.Param, 1, maxFrames), between("p", m.P, 0, 1))
 }
@@ -405,6 +414,7 @@ func (m *timeMasking) check() error {
 func (m *timeMasking) work(e extent) program.Amount   { return masked(e, 1) }
 func (m *timeMasking) tables(e extent) program.Amount { return maskTables(e, 1) }
 
+// run implements step.
 func (m *timeMasking) run(s *sound, from *draw.Source) ([]program.Value, error) {
 	return masks{name: "time", n: 1, param: m.Param, p: m.P, time: true, each: m.IID}.apply(s, from, 0, nil)
 }
@@ -421,18 +431,22 @@ type specAugment struct {
 	Zero      bool    `json:"zero_masking"`
 }
 
+// check implements step.
 func (a *specAugment) check() error {
 	return cmp.Or(within("n_time_masks", a.TimeMasks, 0, 64), within("n_freq_masks", a.FreqMasks, 0, 64),
 		within("time_mask_param", a.TimeParam, 0, maxFrames), within("freq_mask_param", a.FreqParam, 0, maxFrames),
 		between("p", a.P, 0, 1))
 }
 
+// work implements step: the masks, and the mean.
 func (a *specAugment) work(e extent) program.Amount {
 	return masked(e, a.TimeMasks+a.FreqMasks).Plus(e.size().Times(2))
 }
 
 func (a *specAugment) tables(e extent) program.Amount { return maskTables(e, a.TimeMasks+a.FreqMasks) }
 
+// run implements step. Masks have the value 0, or the mean of the whole cell. Those of
+// time come first, as in torchaudio.
 func (a *specAugment) run(s *sound, from *draw.Source) ([]program.Value, error) {
 	value := float32(0)
 	if !a.Zero && len(s.data) > 0 {
@@ -468,6 +482,7 @@ type amplitudeToDB struct {
 	TopDB *float64 `json:"top_db"`
 }
 
+// check implements step.
 func (a *amplitudeToDB) check() error {
 	if a.TopDB != nil {
 		if err := between("top_db", *a.TopDB, 0, 1000); err != nil {
@@ -482,6 +497,8 @@ const ofLog = 16
 
 func (a *amplitudeToDB) work(e extent) program.Amount { return e.size().Times(ofLog + 4) }
 
+// run implements step: 10 log10(max(x, 1e-10)) for power, 20 log10 for magnitude. With
+// top_db, values are at least the cell's maximum minus top_db.
 func (a *amplitudeToDB) run(s *sound, _ *draw.Source) ([]program.Value, error) {
 	scale := 10 / math.Ln10
 	if a.Stype == "magnitude" {
@@ -514,6 +531,7 @@ type logOf struct {
 func (l *logOf) check() error                 { return between("offset", l.Offset, 0, 1e6) }
 func (l *logOf) work(e extent) program.Amount { return e.size().Times(ofLog) }
 
+// run implements step.
 func (l *logOf) run(s *sound, _ *draw.Source) ([]program.Value, error) {
 	return nil, s.inParts(s.data, ofLog, func(x []float32) { dsp.Log32(x, float32(l.Offset), 0x1p-126, 1) })
 }
@@ -526,6 +544,7 @@ type normalize struct {
 	Std  numbers `json:"std"`
 }
 
+// check implements step.
 func (n *normalize) check() error {
 	if len(n.Mean) == 0 || len(n.Std) == 0 {
 		return wrong("mean", "mean and std are needed, each a number or a list")
@@ -543,6 +562,7 @@ func (n *normalize) check() error {
 	return nil
 }
 
+// next implements step: mean and std have one number, or one for each row.
 func (n *normalize) next(e extent) (extent, error) {
 	rows, what := e.channels, "channels"
 	if e.kind == program.Spectrogram {
@@ -560,8 +580,10 @@ func (n *normalize) next(e extent) (extent, error) {
 	return e, nil
 }
 
+// work implements step.
 func (n *normalize) work(e extent) program.Amount { return e.size().Times(4) }
 
+// run implements step, in single precision.
 func (n *normalize) run(s *sound, _ *draw.Source) ([]program.Value, error) {
 	for i := range s.rows() {
 		mean, std := float32(n.Mean[i%len(n.Mean)]), float32(n.Std[i%len(n.Std)])
@@ -584,6 +606,7 @@ type standardize struct {
 	Eps float64 `json:"eps"`
 }
 
+// check implements step.
 func (n *standardize) check() error {
 	return cmp.Or(between("eps", n.Eps, 1e-30, 1), oneOf("per", n.Per, "cell", "row"))
 }
@@ -593,6 +616,7 @@ const standardizing = 4
 
 func (n *standardize) work(e extent) program.Amount { return e.size().Times(3 * standardizing) }
 
+// run implements step. The variance is that of the population, plus eps.
 func (n *standardize) run(s *sound, _ *draw.Source) ([]program.Value, error) {
 	if n.Per == "cell" {
 		return nil, n.scale(s, s.data)

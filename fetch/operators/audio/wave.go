@@ -33,6 +33,7 @@ type decode struct {
 	NumFrames   int `json:"num_frames"` // -1: all
 }
 
+// check implements step.
 func (d *decode) check() error {
 	if d.NumFrames == 0 || d.NumFrames < -1 || d.NumFrames > maxFrames {
 		return wrong("num_frames", "got %d; it takes 1 to %d, and -1 for all", d.NumFrames, maxFrames)
@@ -40,6 +41,7 @@ func (d *decode) check() error {
 	return within("frame_offset", d.FrameOffset, 0, maxFrames)
 }
 
+// next implements step. The sizes are known when a file is opened.
 func (d *decode) next(extent) (extent, error) {
 	return extent{kind: program.Audio, channels: unknown, frames: unknown, dtype: program.Float32, axes: "CT"}, nil
 }
@@ -64,6 +66,7 @@ func (d *decode) opened(info codec.Info) (extent, error) {
 // work is zero: codec.Info.Work has the cost of decoding.
 func (d *decode) work(extent) program.Amount { return program.Amount{} }
 
+// run implements step. The codec has decoded the file before the first run.
 func (d *decode) run(*sound, *draw.Source) ([]program.Value, error) { return nil, nil }
 
 // resample is torchaudio.transforms.Resample. A waveform that already has the rate is not
@@ -86,19 +89,23 @@ type resamplers struct {
 	kept map[int]*dsp.Resampler
 }
 
+// keptResamplers is the maximum number of cached tables of a step.
 const keptResamplers = 8
 
+// check implements step. Rates are samples per second.
 func (r *resample) check() error {
 	return cmp.Or(within("orig_freq", r.OrigFreq, 0, 768000), within("new_freq", r.NewFreq, 1, 768000),
 		within("lowpass_filter_width", r.FilterWidth, 1, 256), between("rolloff", r.Rolloff, 0.01, 1),
 		between("beta", r.Beta, 0, 100), oneOf("resampling_method", r.Method, "sinc_interp_hann", "sinc_interp_kaiser"))
 }
 
+// options are those of the table for a source rate.
 func (r *resample) options(from int) dsp.ResampleOptions {
 	return dsp.ResampleOptions{From: from, To: r.NewFreq, Width: r.FilterWidth, Rolloff: r.Rolloff,
 		Kaiser: r.Method == "sinc_interp_kaiser", Beta: r.Beta}
 }
 
+// next implements step. The length is ceil(frames * to / from), as in torchaudio.
 func (r *resample) next(e extent) (extent, error) {
 	e, err := e.waveform()
 	if err != nil {
@@ -125,6 +132,7 @@ func (r *resample) next(e extent) (extent, error) {
 	return e, nil
 }
 
+// tables implements step.
 func (r *resample) tables(e extent) program.Amount {
 	if e.rate == r.NewFreq {
 		return program.Amount{}
@@ -169,6 +177,8 @@ func (r *resample) table(s *sound, from int) (*dsp.Resampler, error) {
 	return t, nil
 }
 
+// run implements step. It makes each channel in parts, so that a long cell checks its
+// context.
 func (r *resample) run(s *sound, _ *draw.Source) ([]program.Value, error) {
 	if s.rate == r.NewFreq {
 		return nil, nil
@@ -202,14 +212,18 @@ func (r *resample) run(s *sound, _ *draw.Source) ([]program.Value, error) {
 // mono is the mean of the channels, as waveform.mean(0, keepdim=True).
 type mono struct{ plain }
 
+// next implements step.
 func (m *mono) next(e extent) (extent, error) {
 	e, err := e.waveform()
 	e.channels = 1
 	return e, err
 }
 
+// work implements step.
 func (m *mono) work(e extent) program.Amount { return e.size().Times(4) }
 
+// run implements step. Channels are added in their order, in single precision, then
+// divided.
 func (m *mono) run(s *sound, _ *draw.Source) ([]program.Value, error) {
 	if s.channels == 1 {
 		return nil, nil
@@ -245,6 +259,7 @@ type vol struct {
 	GainType string  `json:"gain_type"`
 }
 
+// check implements step.
 func (v *vol) check() error {
 	if err := oneOf("gain_type", v.GainType, "amplitude", "power", "db"); err != nil {
 		return err
@@ -258,8 +273,11 @@ func (v *vol) check() error {
 // amplifying is how many steps a sample takes.
 const amplifying = 4
 
+// work implements step.
 func (v *vol) work(e extent) program.Amount { return e.size().Times(amplifying) }
 
+// run implements step. The ratio of gain in decibels is 10^(gain/20), of power its square
+// root.
 func (v *vol) run(s *sound, _ *draw.Source) ([]program.Value, error) {
 	switch {
 	case v.GainType == "db":
@@ -271,6 +289,7 @@ func (v *vol) run(s *sound, _ *draw.Source) ([]program.Value, error) {
 	}
 }
 
+// amplify multiplies all samples, and clamps them to -1 to 1.
 func (s *sound) amplify(ratio float32) error {
 	return s.inParts(s.data, amplifying, func(x []float32) {
 		for i, v := range x {
@@ -288,6 +307,7 @@ type randomGain struct {
 	P    float64 `json:"p"`
 }
 
+// check implements step.
 func (g *randomGain) check() error {
 	return cmp.Or(between("min_gain_db", g.Low, -200, 200), between("max_gain_db", g.High, g.Low, 200),
 		between("p", g.P, 0, 1))
@@ -296,6 +316,7 @@ func (g *randomGain) check() error {
 func (g *randomGain) draws() bool                  { return true }
 func (g *randomGain) work(e extent) program.Amount { return e.size().Times(amplifying) }
 
+// run implements step. Both numbers are drawn even if the gain is not applied.
 func (g *randomGain) run(s *sound, from *draw.Source) ([]program.Value, error) {
 	applied, low := from.Chance(g.P), g.Low
 	db := float64(int(float64(from.Uniform(low, g.High)*1000))) / 1000
@@ -315,6 +336,7 @@ type preemphasis struct {
 func (p *preemphasis) check() error                 { return between("coeff", p.Coeff, -1, 1) }
 func (p *preemphasis) work(e extent) program.Amount { return e.size().Times(2) }
 
+// run implements step. The first sample is not changed.
 func (p *preemphasis) run(s *sound, _ *draw.Source) ([]program.Value, error) {
 	k := float32(p.Coeff)
 	for c := range s.channels {
@@ -385,6 +407,7 @@ type trim struct {
 	Hop    int     `json:"hop_length"`
 }
 
+// check implements step. A hop far shorter than the window would be too much work.
 func (t *trim) check() error {
 	return cmp.Or(between("top_db", t.TopDB, 0, 200), within("frame_length", t.Length, 2, 1<<16),
 		within("hop_length", t.Hop, max(1, t.Length/64), 1<<16))
@@ -393,11 +416,15 @@ func (t *trim) check() error {
 // tables is the memory for the energies of all frames.
 func (t *trim) tables(e extent) program.Amount { return program.Product(8, e.frames/t.Hop+1) }
 
+// work implements step.
 func (t *trim) work(e extent) program.Amount {
 	windows := program.Product(e.channels, e.frames/t.Hop+1, min(t.Length, e.frames)+8).Times(2)
 	return windows.Plus(moved(e, e))
 }
 
+// run implements step. The energy of a frame is the mean square around its centre; beyond
+// the ends are zeros. The maximum over the channels decides, and the loudest frame is the
+// reference.
 func (t *trim) run(s *sound, _ *draw.Source) ([]program.Value, error) {
 	if err := s.meter.Hold(t.tables(s.extent).Int64()); err != nil {
 		return nil, err
@@ -447,6 +474,7 @@ type truncate struct {
 
 func (t *truncate) check() error { return within("length", t.Length, 1, maxFrames) }
 
+// next implements step.
 func (t *truncate) next(e extent) (extent, error) {
 	if e.frames != unknown {
 		e.frames = min(e.frames, t.Length)
@@ -456,6 +484,7 @@ func (t *truncate) next(e extent) (extent, error) {
 
 func (t *truncate) work(e extent) program.Amount { return moved(e, e) }
 
+// run implements step.
 func (t *truncate) run(s *sound, _ *draw.Source) ([]program.Value, error) {
 	if s.frames > t.Length {
 		return nil, s.cut(0, t.Length)
@@ -473,11 +502,13 @@ type pad struct {
 	Cut    bool    `json:"truncate"`
 }
 
+// check implements step.
 func (p *pad) check() error {
 	return cmp.Or(within("length", p.Length, 1, maxFrames), between("value", p.Value, -1e30, 1e30),
 		oneOf("side", p.Side, "end", "start", "both"))
 }
 
+// next implements step.
 func (p *pad) next(e extent) (extent, error) {
 	switch {
 	case p.Cut:
@@ -497,6 +528,7 @@ func lengthened(e extent, frames int) program.Amount {
 	return moved(e, next)
 }
 
+// run implements step. With "both" the odd frame is at the end.
 func (p *pad) run(s *sound, _ *draw.Source) ([]program.Value, error) {
 	if s.frames > p.Length && p.Cut {
 		return nil, s.cut(0, p.Length)
@@ -517,12 +549,14 @@ type randomCrop struct {
 	Fill        float64 `json:"fill"`
 }
 
+// check implements step.
 func (r *randomCrop) check() error {
 	return cmp.Or(within("length", r.Length, 1, maxFrames), between("fill", r.Fill, -1e30, 1e30))
 }
 
 func (r *randomCrop) draws() bool { return true }
 
+// next implements step.
 func (r *randomCrop) next(e extent) (extent, error) {
 	switch {
 	case r.PadIfNeeded:
@@ -554,6 +588,7 @@ func (r *randomCrop) fill(s *sound) error {
 
 func (r *randomCrop) work(e extent) program.Amount { return lengthened(e, r.Length) }
 
+// run implements step. The start is drawn for short cells, too.
 func (r *randomCrop) run(s *sound, from *draw.Source) ([]program.Value, error) {
 	whole := s.frames
 	start := r.start(whole, from)
@@ -571,10 +606,12 @@ type toDtype struct {
 	Dtype string `json:"dtype"`
 }
 
+// dtypes are the types of elements by their names in torch.
 var dtypes = map[string]program.DType{"float32": program.Float32, "float16": program.Float16, "int16": program.Int16}
 
 func (t *toDtype) check() error { return oneOf("dtype", t.Dtype, "float32", "float16", "int16") }
 
+// next implements step. int16 is for samples only: they are scaled by 32768.
 func (t *toDtype) next(e extent) (extent, error) {
 	if t.Dtype == "int16" && e.kind != program.Audio {
 		return e, wrong("dtype", "got int16; a spectrogram takes float16 and float32")
@@ -588,6 +625,7 @@ func (t *toDtype) next(e extent) (extent, error) {
 
 func (t *toDtype) work(extent) program.Amount { return program.Amount{} }
 
+// run implements step. Numbers are rounded when the result is written.
 func (t *toDtype) run(*sound, *draw.Source) ([]program.Value, error) { return nil, nil }
 
 // layout sets the order of the result's axes: C (channels), F (features), T (time). C may
@@ -597,6 +635,7 @@ type layout struct {
 	Axes string `json:"axes"`
 }
 
+// next implements step.
 func (l *layout) next(e extent) (extent, error) {
 	if err := arranged(l.Axes, e.native()); err != nil {
 		return e, wrong("axes", "%v", err)
@@ -610,6 +649,7 @@ func (l *layout) next(e extent) (extent, error) {
 
 func (l *layout) work(extent) program.Amount { return program.Amount{} }
 
+// run implements step. The axes are ordered when the result is written.
 func (l *layout) run(*sound, *draw.Source) ([]program.Value, error) { return nil, nil }
 
 // strides are the distances of neighbours along each axis in the result, in elements.

@@ -269,6 +269,7 @@ func autoContrast(bins *[256]int) [256]uint8 {
 	if high <= low {
 		return t
 	}
+	// Truncated, as in ImageOps.
 	scale := 255.0 / float64(high-low)
 	offset := float64(-float64(low) * scale)
 	for i := range t {
@@ -287,6 +288,7 @@ func equalize(bins *[256]int) [256]uint8 {
 			sum, last, kinds = sum+n, n, kinds+1
 		}
 	}
+	// Pillow's integer step of the cumulative histogram.
 	step := (sum - last) / 255
 	if kinds <= 1 || step == 0 {
 		return t
@@ -309,6 +311,7 @@ type jitter struct {
 // jitters has the names of the factors. Their indices are those of the drawn order.
 var jitters = [4]string{"brightness", "contrast", "saturation", "hue"}
 
+// newColorJitter reads the four ranges, each [low, high] or one number.
 func newColorJitter(b *builder, p *params) *program.StepError {
 	o := &jitter{}
 	for i, name := range jitters {
@@ -381,6 +384,7 @@ func (o *jitter) apply(c *canvas, numbers *draw.Source) ([]program.Value, error)
 	return values, nil
 }
 
+// bound implements operator: the factors that are not neutral, for each pixel.
 func (o *jitter) bound(e extent) (extent, program.Cost) {
 	each := e.channels
 	for i, steps := range [4]int{mapSteps * e.channels, lumaSteps + mapSteps*e.channels, saturateSteps, hueSteps} {
@@ -397,6 +401,7 @@ type blur struct {
 	low, high float64 // range of sigma in pixels
 }
 
+// newGaussianBlur reads kernel_size, [x, y] or one odd number, and sigma in pixels.
 func newGaussianBlur(b *builder, p *params) *program.StepError {
 	o := &blur{}
 	takes := "an odd number of pixels, or [x, y]"
@@ -429,6 +434,7 @@ func kernel(n int, sigma float64) []uint32 {
 		weights[i] = math.Exp(-0.5 * x * x)
 		sum += weights[i]
 	}
+	// left is what the other weights leave for the middle one.
 	parts, left := make([]uint32, n), uint32(1<<16)
 	for i, w := range weights {
 		parts[i] = uint32(math.Round(w / sum * (1 << 16)))
@@ -440,6 +446,8 @@ func kernel(n int, sigma float64) []uint32 {
 	return parts
 }
 
+// apply implements operator. An image that is not larger than half the kernel is an
+// error, like in torch: its reflection is undefined.
 func (o *blur) apply(c *canvas, numbers *draw.Source) ([]program.Value, error) {
 	sigma := numbers.Uniform(o.low, o.high)
 	pix := c.raster()
@@ -498,6 +506,7 @@ func mirrored(i, n int) int {
 	return i
 }
 
+// bound implements operator: two bytes for each value between the passes.
 func (o *blur) bound(e extent) (extent, program.Cost) {
 	return e, program.Cost{Working: e.bytes().Times(2), Steps: e.bytes().Times(int64(o.kx+o.ky) * tapSteps)}
 }
@@ -529,6 +538,8 @@ const (
 	augments
 )
 
+// newRandAugment reads the parameters of torchvision, with its defaults. A mask gets the
+// geometric operations only.
 func newRandAugment(b *builder, p *params) *program.StepError {
 	o := &randAugment{mask: b.mask}
 	o.ops = p.integer("num_ops", 2, 0, 16)
@@ -555,6 +566,8 @@ func (o *randAugment) linear(from, to float64) float64 {
 	return float64(float32(to) - float32(step*float32(o.bins-1-o.magnitude)))
 }
 
+// apply implements operator. It returns the kind and the signed magnitude of each
+// operation.
 func (o *randAugment) apply(c *canvas, numbers *draw.Source) ([]program.Value, error) {
 	var values []program.Value
 	// Draws per operation: kind, then sign.
@@ -653,6 +666,7 @@ func colour(c *canvas, kind int, m float64) {
 	}
 }
 
+// bound implements operator: every operation may be the most expensive one.
 func (o *randAugment) bound(e extent) (extent, program.Cost) {
 	// The most expensive operation, and the layout of pixels before it.
 	most := max(warped(o.bilinear), saturateSteps, (sharpenSteps+1)*e.channels, binSteps*e.channels,
@@ -669,6 +683,8 @@ type erasing struct {
 	values                    []float64 // one for all channels, or one for each
 }
 
+// newRandomErasing reads the parameters. "inplace" has no meaning here and is ignored;
+// values are in the tensor's units.
 func newRandomErasing(b *builder, p *params) *program.StepError {
 	o := &erasing{p: p.number("p", 0.5, 0, 1)}
 	o.least, o.most = p.interval("scale", 0.02, 0.33, 0, 1)
@@ -710,6 +726,7 @@ func (o *erasing) box(w, h int, numbers *draw.Source) image.Rectangle {
 	}
 	area := float64(w) * float64(h)
 	for range 10 {
+		// Draws: area, ratio, then the position if the box fits.
 		target := area * numbers.Uniform(o.least, o.most)
 		ratio := numbers.LogUniform(o.narrow, o.wide)
 		bh, bw := round(math.Sqrt(float64(target*ratio))), round(math.Sqrt(target/ratio))
@@ -725,6 +742,7 @@ func (o *erasing) box(w, h int, numbers *draw.Source) image.Rectangle {
 // value is the fill value of a channel.
 func (o *erasing) value(channel int) float64 { return o.values[min(channel, len(o.values)-1)] }
 
+// apply implements operator, for pixels of bytes.
 func (o *erasing) apply(c *canvas, numbers *draw.Source) ([]program.Value, error) {
 	w, h := c.size()
 	box := o.box(w, h, numbers)
@@ -742,6 +760,7 @@ func (o *erasing) apply(c *canvas, numbers *draw.Source) ([]program.Value, error
 	return boxValues(box), nil
 }
 
+// bound implements operator: the box may be the whole image.
 func (o *erasing) bound(e extent) (extent, program.Cost) {
 	return e, e.each(e.channels * (eraseSteps + 1))
 }

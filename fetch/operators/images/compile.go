@@ -92,6 +92,7 @@ func Compile(steps []program.Step) (program.Program, error) { return compile(ste
 // of the same size gets the same crop.
 func CompileMask(steps []program.Step) (program.Program, error) { return compile(steps, true) }
 
+// compile implements Compile and CompileMask.
 func compile(steps []program.Step, mask bool) (program.Program, error) {
 	b := builder{mask: mask, channels: program.Unknown, width: program.Unknown, height: program.Unknown,
 		dtype: program.Uint8}
@@ -144,6 +145,7 @@ func (p *compiled) possible() error {
 	return nil
 }
 
+// fail is an error of the current step.
 func (b *builder) fail(format string, values ...any) *program.StepError {
 	return &program.StepError{Step: b.at, Name: b.name, Reason: fmt.Sprintf(format, values...)}
 }
@@ -267,6 +269,7 @@ func (b *builder) unerased() *program.StepError {
 	return nil
 }
 
+// put appends a stage.
 func (b *builder) put(o operator, random bool) {
 	b.stages = append(b.stages, stage{operator: o, step: b.at, name: b.name, random: random})
 	b.random = b.random || random
@@ -316,6 +319,8 @@ type params struct {
 	err   *program.StepError
 }
 
+// paramsOf parses the JSON object of a step's parameters. Absent and null are the empty
+// object.
 func paramsOf(at int, s program.Step) *params {
 	p := &params{step: at, name: s.Name}
 	if len(s.Params) == 0 || string(bytes.TrimSpace(s.Params)) == "null" {
@@ -335,6 +340,7 @@ func short(raw []byte) string {
 	return string(raw)
 }
 
+// fail records the first error. param is "" for an error of the whole step.
 func (p *params) fail(param, format string, values ...any) {
 	if p.err == nil {
 		p.err = &program.StepError{Step: p.step, Name: p.name, Param: param, Reason: fmt.Sprintf(format, values...)}
@@ -425,6 +431,7 @@ func (p *params) number(name string, otherwise, low, high float64) float64 {
 	return v
 }
 
+// text is the shortest decimal that parses to v.
 func text(v float64) string { return strconv.FormatFloat(v, 'g', -1, 64) }
 
 // integers reads integers from low to high: one number or a list of one of these lengths.
@@ -444,6 +451,7 @@ func (p *params) integers(name, takes string, low, high int, counts ...int) []in
 	return whole
 }
 
+// integer reads one integer from low to high.
 func (p *params) integer(name string, otherwise, low, high int) int {
 	v := otherwise
 	if list := p.integers(name, fmt.Sprintf("a whole number from %d to %d", low, high), low, high, 1); list != nil {
@@ -453,6 +461,7 @@ func (p *params) integer(name string, otherwise, low, high int) int {
 	return v
 }
 
+// boolean reads true or false.
 func (p *params) boolean(name string, otherwise bool) bool {
 	v := otherwise
 	if raw := p.get(name); raw != nil && json.Unmarshal(raw, &v) != nil {
@@ -476,6 +485,7 @@ func (p *params) word(name, otherwise string, allowed ...string) string {
 	return v
 }
 
+// quoted lists names for a message.
 func quoted(names []string) string {
 	list := make([]string, len(names))
 	for i, n := range names {
@@ -562,6 +572,7 @@ func passes(e extent, w, h int, filter resample.Filter) program.Cost {
 	return program.Cost{Working: bytes, Steps: steps}
 }
 
+// ceil is a / b, rounded up.
 func ceil(a, b int) int { return (a + b - 1) / b }
 
 // rowBytes bounds the bytes of the row buffers while an image of width w is processed.
@@ -572,6 +583,7 @@ func rowBytes(w, channels int) program.Amount {
 // extent is the maximum size of an image at a step: pixels, and bytes per pixel.
 type extent struct{ w, h, channels int }
 
+// pixels and bytes are saturating: an Amount does not overflow.
 func (e extent) pixels() program.Amount { return program.Product(e.w, e.h) }
 func (e extent) bytes() program.Amount  { return program.Product(e.w, e.h, e.channels) }
 
@@ -592,6 +604,7 @@ func with(a, b program.Cost) program.Cost {
 // through returns the extent after the stages and adds their cost to cost. It fails for
 // the first stage that exceeds the limits.
 func (e extent) through(stages []stage, cost *program.Cost, limits program.Limits) (extent, error) {
+	// The two pixel buffers have the size of the largest image so far.
 	most, wide := e.bytes(), e.w
 	for _, s := range stages {
 		next, takes := s.bound(e)

@@ -24,6 +24,8 @@ type decode struct {
 	mask    bool
 }
 
+// newDecode reads mode, apply_exif_orientation and icc_profile. A mask always keeps its
+// own pixels.
 func newDecode(b *builder, p *params) *program.StepError {
 	mode := p.word("mode", "RGB", "RGB", "L", "UNCHANGED", "I;16", "RGB;16", "F")
 	o := &decode{orient: p.boolean("apply_exif_orientation", false), profile: p.word("icc_profile", "ignore", "ignore",
@@ -51,6 +53,8 @@ func newDecode(b *builder, p *params) *program.StepError {
 	return b.pixels(o, false)
 }
 
+// apply implements operator. A file with an unsupported or invalid profile fails, unless
+// profiles are ignored.
 func (o *decode) apply(c *canvas, _ *draw.Source) ([]program.Value, error) {
 	h, err := codec.Read(c.file)
 	if err != nil {
@@ -176,6 +180,8 @@ type resize struct {
 	filter            resample.Filter
 }
 
+// newResize reads size, max_size, interpolation and antialias, as in torchvision: size is
+// the shorter side or [height, width].
 func newResize(b *builder, p *params) *program.StepError {
 	o := &resize{}
 	takes := "the shorter side in pixels, or [height, width], or null with max_size"
@@ -237,6 +243,8 @@ func (o *resize) target(w, h int) (int, int) {
 	return newLong, newShort
 }
 
+// apply implements operator. The size is also limited for extreme aspect ratios, which
+// make the longer side large.
 func (o *resize) apply(c *canvas, _ *draw.Source) ([]program.Value, error) {
 	w, h := o.target(c.size())
 	if max(w, h) > maxSide {
@@ -246,6 +254,7 @@ func (o *resize) apply(c *canvas, _ *draw.Source) ([]program.Value, error) {
 	return nil, nil
 }
 
+// bound implements operator.
 func (o *resize) bound(e extent) (extent, program.Cost) {
 	w, h := o.target(e.w, e.h)
 	return e.resized(w, h), passes(e, w, h, o.filter)
@@ -257,14 +266,18 @@ type flip struct {
 	vertical bool
 }
 
+// newHorizontalFlip reads p, the probability.
 func newHorizontalFlip(b *builder, p *params) *program.StepError {
 	return b.late(&flip{p: p.number("p", 0.5, 0, 1)})
 }
 
+// newVerticalFlip reads p, the probability.
 func newVerticalFlip(b *builder, p *params) *program.StepError {
 	return b.late(&flip{p: p.number("p", 0.5, 0, 1), vertical: true})
 }
 
+// apply implements operator. It costs nothing: rows and columns are mirrored when they
+// are written.
 func (o *flip) apply(c *canvas, numbers *draw.Source) ([]program.Value, error) {
 	v := 0.0
 	if numbers.Chance(o.p) {
@@ -278,6 +291,7 @@ func (o *flip) apply(c *canvas, numbers *draw.Source) ([]program.Value, error) {
 	return []program.Value{{Name: "flip", Number: v}}, nil
 }
 
+// bound implements operator.
 func (o *flip) bound(e extent) (extent, program.Cost) { return e, program.Cost{} }
 
 // round rounds half to even, as Python's round.
@@ -525,6 +539,8 @@ type rotation struct {
 	fill             []byte
 }
 
+// newRandomRotation reads degrees, interpolation, expand, center and fill. One number of
+// degrees means [-degrees, degrees].
 func newRandomRotation(b *builder, p *params) *program.StepError {
 	o := &rotation{}
 	takes := "a number of degrees that is not negative, or [low, high]"
@@ -558,12 +574,15 @@ func newRandomRotation(b *builder, p *params) *program.StepError {
 	return b.pixels(o, true)
 }
 
+// apply implements operator.
 func (o *rotation) apply(c *canvas, numbers *draw.Source) ([]program.Value, error) {
 	angle := numbers.Uniform(o.low, o.high)
 	c.rotate(angle, o.bilinear, o.expand, o.centre, o.fill)
 	return []program.Value{{Name: "angle", Number: angle}}, nil
 }
 
+// bound implements operator. With expand, the sides are at most the diagonal, and
+// rounding.
 func (o *rotation) bound(e extent) (extent, program.Cost) {
 	if o.expand {
 		side := int(math.Hypot(float64(e.w), float64(e.h))) + 3
@@ -588,6 +607,7 @@ type randomResizedCrop struct {
 	filter                    resample.Filter
 }
 
+// newRandomResizedCrop reads size, scale, ratio, interpolation and antialias.
 func newRandomResizedCrop(b *builder, p *params) *program.StepError {
 	o := &randomResizedCrop{}
 	o.h, o.w = p.size("size")
@@ -624,6 +644,7 @@ func (o *randomResizedCrop) box(w, h int, numbers *draw.Source) image.Rectangle 
 	return image.Rect(left, top, left+cw, top+ch)
 }
 
+// apply implements operator. Decoding is limited to the box, and resizing is one pass.
 func (o *randomResizedCrop) apply(c *canvas, numbers *draw.Source) ([]program.Value, error) {
 	w, h := c.size()
 	box := o.box(w, h, numbers)
@@ -634,6 +655,7 @@ func (o *randomResizedCrop) apply(c *canvas, numbers *draw.Source) ([]program.Va
 	return boxValues(box), nil
 }
 
+// bound implements operator: the box may be the whole image.
 func (o *randomResizedCrop) bound(e extent) (extent, program.Cost) {
 	return e.resized(o.w, o.h), passes(e, o.w, o.h, o.filter)
 }
@@ -641,6 +663,7 @@ func (o *randomResizedCrop) bound(e extent) (extent, program.Cost) {
 // centerCrop is CenterCrop. An image that is too small is padded with zeros.
 type centerCrop struct{ h, w int }
 
+// newCenterCrop reads size.
 func newCenterCrop(b *builder, p *params) *program.StepError {
 	o := &centerCrop{}
 	o.h, o.w = p.size("size")
@@ -648,6 +671,9 @@ func newCenterCrop(b *builder, p *params) *program.StepError {
 	return b.pixels(o, false)
 }
 
+// apply implements operator. Odd margins are rounded like torchvision's: padding has the
+// larger part on the right and at the bottom, and the crop's offset is rounded half to
+// even.
 func (o *centerCrop) apply(c *canvas, _ *draw.Source) ([]program.Value, error) {
 	w, h := c.size()
 	if o.w > w || o.h > h {
@@ -660,6 +686,7 @@ func (o *centerCrop) apply(c *canvas, _ *draw.Source) ([]program.Value, error) {
 	return nil, nil
 }
 
+// bound implements operator.
 func (o *centerCrop) bound(e extent) (extent, program.Cost) {
 	return e.resized(o.w, o.h), e.resized(max(e.w, o.w), max(e.h, o.h)).padded()
 }
@@ -671,6 +698,7 @@ type randomCrop struct {
 	fit     bool // pad_if_needed
 }
 
+// newRandomCrop reads size, padding, pad_if_needed, fill and padding_mode.
 func newRandomCrop(b *builder, p *params) *program.StepError {
 	o := &randomCrop{}
 	o.h, o.w = p.size("size")
@@ -685,6 +713,8 @@ func newRandomCrop(b *builder, p *params) *program.StepError {
 	return b.pixels(o, true)
 }
 
+// apply implements operator. With pad_if_needed both sides get the missing pixels, as in
+// torchvision.
 func (o *randomCrop) apply(c *canvas, numbers *draw.Source) ([]program.Value, error) {
 	m := *o.padding
 	w, h := c.size()
@@ -708,6 +738,7 @@ func (o *randomCrop) apply(c *canvas, numbers *draw.Source) ([]program.Value, er
 	return boxValues(box), nil
 }
 
+// bound implements operator.
 func (o *randomCrop) bound(e extent) (extent, program.Cost) {
 	m := o.padding
 	w, h := e.w+m.left+m.right, e.h+m.top+m.bottom
@@ -728,6 +759,7 @@ func (e extent) padded() program.Cost {
 // pad is Pad.
 type pad struct{ margins }
 
+// newPad reads padding, fill and padding_mode.
 func newPad(b *builder, p *params) *program.StepError {
 	o := &pad{}
 	m := p.margins("padding")
@@ -745,6 +777,7 @@ func newPad(b *builder, p *params) *program.StepError {
 	return b.pixels(o, false)
 }
 
+// apply implements operator.
 func (o *pad) apply(c *canvas, _ *draw.Source) ([]program.Value, error) {
 	if err := o.fits(c.size()); err != nil {
 		return nil, err
@@ -753,6 +786,7 @@ func (o *pad) apply(c *canvas, _ *draw.Source) ([]program.Value, error) {
 	return nil, nil
 }
 
+// bound implements operator.
 func (o *pad) bound(e extent) (extent, program.Cost) {
 	next := e.resized(e.w+o.left+o.right, e.h+o.top+o.bottom)
 	return next, next.each(padSteps)
@@ -871,6 +905,7 @@ func (c *canvas) pad(m margins) {
 	c.replace(to, tw, th, n)
 }
 
+// fillRow repeats a colour.
 func fillRow(row, colour []byte) {
 	for at := 0; at < len(row); at += len(colour) {
 		copy(row[at:], colour)

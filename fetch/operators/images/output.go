@@ -41,6 +41,7 @@ func sizeOf(t program.DType) int {
 	}
 }
 
+// channel is the table of a channel.
 func (t *table) channel(channel int) *[256]uint32 {
 	if len(t.bits) == 1 {
 		return &t.bits[0]
@@ -177,6 +178,7 @@ func single(h uint16) float32 {
 // grayscale is Grayscale: Pillow's L, in one or three equal channels.
 type grayscale struct{ channels int }
 
+// newGrayscale reads num_output_channels, 1 or 3. A mask is not changed.
 func newGrayscale(b *builder, p *params) *program.StepError {
 	o := &grayscale{channels: p.integer("num_output_channels", 1, 1, 3)}
 	if o.channels == 2 {
@@ -191,6 +193,7 @@ func newGrayscale(b *builder, p *params) *program.StepError {
 	return nil
 }
 
+// apply implements operator.
 func (o *grayscale) apply(c *canvas, _ *draw.Source) ([]program.Value, error) {
 	if c.file == nil && c.channels == o.channels && o.channels == 1 {
 		return nil, nil
@@ -218,6 +221,8 @@ func (o *grayscale) apply(c *canvas, _ *draw.Source) ([]program.Value, error) {
 	return nil, nil
 }
 
+// bound implements operator. Three channels are no larger than the bound of the decoded
+// image.
 func (o *grayscale) bound(e extent) (extent, program.Cost) { return e, e.each(lumaSteps) }
 
 // newToImage is ToImage: it selects the layout of the result, CHW or HWC.
@@ -283,6 +288,7 @@ func (f *floats) bits() *table {
 	return t
 }
 
+// dtypes are the types of elements by their names in torch.
 var dtypes = map[string]program.DType{"uint8": program.Uint8, "uint16": program.Uint16, "float16": program.Float16, "float32": program.Float32}
 
 // newToDtype is ToDtype. Names may have the prefix "torch.". Scaling is by 1/255, or to
@@ -393,6 +399,7 @@ func newNormalize(b *builder, p *params) *program.StepError {
 // encodeJPEG is EncodeJPEG, the last step: baseline JPEG, equal to that of Pillow's save.
 type encodeJPEG struct{ quality int }
 
+// newEncodeJPEG reads quality, 1 to 100.
 func newEncodeJPEG(b *builder, p *params) *program.StepError {
 	o := &encodeJPEG{quality: p.integer("quality", 75, 1, 100)}
 	if b.mask {

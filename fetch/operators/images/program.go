@@ -27,9 +27,14 @@ type compiled struct {
 	result        program.Form
 }
 
-func (p *compiled) Result() program.Form  { return p.result }
+// Result implements program.Program.
+func (p *compiled) Result() program.Form { return p.result }
+
+// Steps implements program.Program.
 func (p *compiled) Steps() []program.Step { return p.steps }
-func (p *compiled) Deterministic() int    { return p.deterministic }
+
+// Deterministic implements program.Program.
+func (p *compiled) Deterministic() int { return p.deterministic }
 
 // about adds the step to an error of a sample. ErrNotSupported stays; any other error is
 // of that kind.
@@ -94,7 +99,10 @@ func (p *compiled) costFrom(e extent, cost program.Cost, from int, limits progra
 	return cost, p.held(cost, limits)
 }
 
+// bytesOf is the limit of memory in bytes.
 func bytesOf(limits program.Limits) int64 { return cmp.Or(limits.Bytes, program.Ceiling.Bytes) }
+
+// stepsOf is the limit of work in steps.
 func stepsOf(limits program.Limits) int64 { return cmp.Or(limits.Steps, program.Ceiling.Steps) }
 
 // held fails if a cost exceeds the limits.
@@ -242,6 +250,7 @@ type begin struct {
 
 var _ resample.Sink = (*begin)(nil)
 
+// Row implements resample.Sink.
 func (t *begin) Row(y int, pixels []byte) {
 	if y == 0 {
 		t.o.channels = t.c.channels
@@ -287,11 +296,16 @@ func (p *compiled) Split() (head, tail program.Program, ok bool) {
 // pixels with a header, program.Between.
 type splitHead struct{ split }
 
+// Result implements program.Program.
 func (h *splitHead) Result() program.Form {
 	return program.Form{Kind: program.Encoded, MIME: program.MIMEBetween}
 }
+
+// Steps implements program.Program.
 func (h *splitHead) Steps() []program.Step { return h.whole.steps[:h.steps] }
-func (h *splitHead) Deterministic() int    { return h.steps }
+
+// Deterministic implements program.Program: no step of it draws.
+func (h *splitHead) Deterministic() int { return h.steps }
 
 // Cost implements program.Program.
 func (h *splitHead) Cost(cell []byte, limits program.Limits) (program.Cost, error) {
@@ -341,9 +355,15 @@ func (h *splitHead) Run(ctx context.Context, cell []byte, _ program.Draws,
 // splitTail makes results from the pixels of splitHead.
 type splitTail struct{ split }
 
-func (t *splitTail) Result() program.Form  { return t.whole.result }
+// Result implements program.Program.
+func (t *splitTail) Result() program.Form { return t.whole.result }
+
+// Steps implements program.Program: it includes those of head, so that draws of a step
+// are those of the whole program.
 func (t *splitTail) Steps() []program.Step { return t.whole.steps }
-func (t *splitTail) Deterministic() int    { return t.whole.deterministic }
+
+// Deterministic implements program.Program.
+func (t *splitTail) Deterministic() int { return t.whole.deterministic }
 
 // pixels checks the pixels between head and tail against the sizes that are known from
 // compilation. They may be damaged: they come from a cache.

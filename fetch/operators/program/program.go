@@ -233,15 +233,15 @@ func (a Amount) String() string {
 func (a Amount) MarshalJSON() ([]byte, error) { return strconv.AppendInt(nil, a.n, 10), nil }
 
 var (
-	// ErrDamaged: a cell's bytes are not what the first step needs.
+	// ErrDamaged means that a cell's bytes are not what the first step needs.
 	ErrDamaged = errors.New("damaged sample")
-	// ErrNotSupported: a cell is of a kind or variant that no decoder here reads. It may
-	// be intact.
+	// ErrNotSupported means that a cell is of a kind or variant that no decoder here
+	// reads. It may be intact.
 	ErrNotSupported = errors.New("not supported")
-	// ErrTooLarge: a cell would exceed the limits.
+	// ErrTooLarge means that a cell would exceed the limits.
 	ErrTooLarge = errors.New("sample too large")
-	// ErrUnavailable: the cell is not at fault. The program that makes it is unavailable
-	// at the moment.
+	// ErrUnavailable means that the program that makes the cell is unavailable at the
+	// moment. The cell is not at fault.
 	ErrUnavailable = errors.New("cannot be made just now")
 )
 

@@ -21,6 +21,7 @@ import (
 // column changes.
 const Contract = "tokens/1"
 
+// Limits of requests and rows.
 const (
 	// MaxLength bounds the tokens of a list of fixed length, and those of all pieces of
 	// fixed length in a cell.
@@ -103,12 +104,14 @@ func Compile(name, at string, p schema.Pipeline, s *arrow.Schema, onError string
 	if err != nil {
 		return nil, err
 	}
+	// The source columns' type is the first form; each step changes it.
 	m.form.dtype = m.of
 	for i, s := range p.Steps {
 		if err := m.add(i, s); err != nil {
 			return nil, err
 		}
 	}
+	// Several columns need a rule to join them.
 	if m.concat == nil && len(m.columns) > 1 {
 		return nil, &schema.FieldError{Field: at + ".steps[0]", Got: schema.Quote(p.Steps[0].Name),
 			Want: fmt.Sprintf("Concat, as there are %d columns", len(m.columns))}
@@ -168,6 +171,7 @@ func (m *Maker) add(i int, s schema.Step) error {
 	if err != nil {
 		return locate(at, err)
 	}
+	// The listed parameters include the defaults, so they are canonical.
 	params, err := json.Marshal(one)
 	if err != nil {
 		return fmt.Errorf("%s: %w", at, err)
@@ -208,6 +212,7 @@ func parse(raw json.RawMessage, into step) error {
 	if err == nil {
 		err = json.Unmarshal(raw, &given)
 	}
+	// The parameters of a step are the JSON fields of its type.
 	var takes map[string]json.RawMessage
 	if err == nil {
 		err = json.Unmarshal(known, &takes)
@@ -272,6 +277,7 @@ func (f form) after(s stage, name, order string) (form, error) {
 	return f, nil
 }
 
+// stepOrder describes the required order of steps for errors.
 const stepOrder = "Concat, Shift, Split, Pad, Mask, each but Shift once, and ToDtype anywhere behind Concat"
 
 // list is the type of the column.
@@ -282,6 +288,7 @@ func (f form) list() arrow.DataType {
 		}
 		return arrow.ListOfNonNullable(of)
 	}
+	// A piece, or the whole cell if it is not cut.
 	piece := list(f.length, f.dtype)
 	if !f.cut {
 		return piece
@@ -322,6 +329,7 @@ func (m *Maker) bound(n int64) int64 {
 	for _, s := range m.steps {
 		p, ok := s.step.(*pad)
 		switch {
+		// Padding adds tokens.
 		case ok && f.cut && f.pieces == 0: // each piece, except the last, grows to less than twice its tokens
 			n += n + p.adds()
 		case ok:

@@ -33,6 +33,7 @@ func (m *Maker) Make(ctx context.Context, f *schema.Form, positions []int64, row
 	if err := schema.Guard(w.measure); err != nil {
 		return schema.Vector{}, nil, err
 	}
+	// A turn has a cost of its own: see where.Turn.
 	if w.small() {
 		turn = func(_ context.Context, piece func() error) error { return piece() }
 	}
@@ -110,6 +111,7 @@ func reading(a arrow.Array) func(to []int64, from, end int64) []int64 {
 	panic(fmt.Sprintf("a defect of the server: tokens of type %s", a.DataType()))
 }
 
+// widened returns a function that appends values as int64.
 func widened[T uint8 | uint16 | uint32 | int8 | int16 | int32 | int64](v []T) func(to []int64, from, end int64) []int64 {
 	return func(to []int64, from, end int64) []int64 {
 		for _, t := range v[from:end] {
@@ -136,6 +138,7 @@ func (w *making) sizeOf(r schema.Row) (n int64, ok bool) {
 // schema.ErrLimit if 32-bit offsets do not suffice.
 func (w *making) measure() error {
 	for _, r := range w.rows {
+		// Rows of more than MaxCell tokens fail later and add nothing.
 		if n, ok := w.sizeOf(r); !ok {
 			w.most += w.nullTokens()
 		} else if n <= MaxCell {
@@ -231,6 +234,7 @@ func (w *making) row(r schema.Row) (bool, error) {
 	return true, nil
 }
 
+// tooMany is the error of a row with more than MaxCell tokens.
 func tooMany(at string, n int64) error {
 	return fmt.Errorf("%w: %s: a row has %d tokens, at most %d are allowed", schema.ErrLimit, at, n, MaxCell)
 }
@@ -246,6 +250,8 @@ func (w *making) put() {
 		}
 		w.cells = append(w.cells, int32(len(w.ends)-1))
 	}
+	// Two's complement, little-endian: signed and unsigned types of a width have the same
+	// bytes.
 	switch width(w.form.dtype) {
 	case 1:
 		for _, t := range w.cell.tokens {
@@ -275,6 +281,7 @@ func (w *making) null() {
 		w.ends = append(w.ends, end)
 		return
 	}
+	// All pieces have the fixed length.
 	for i := range w.form.pieces {
 		w.ends = append(w.ends, end-int32((w.form.pieces-1-i)*w.form.length))
 	}
@@ -304,6 +311,7 @@ func (w *making) vector() schema.Vector {
 	} else {
 		v = list(dt, f.length > 0, w.ends, values)
 	}
+	// A validity bitmap, least significant bit first. Without nulls Arrow needs none.
 	if v.Nulls = len(w.absent); v.Nulls > 0 {
 		valid := make([]byte, (v.Len+7)/8)
 		for i := range v.Len {
@@ -317,6 +325,7 @@ func (w *making) vector() schema.Vector {
 	return v
 }
 
+// bufferOf makes b a buffer of one piece.
 func bufferOf(b []byte) schema.Buffer {
 	if len(b) == 0 {
 		return schema.Buffer{}

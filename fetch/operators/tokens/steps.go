@@ -31,6 +31,7 @@ const (
 	cutOff  = "cut"
 )
 
+// checkLong fails for an unknown value of the parameter long.
 func checkLong(long string) error {
 	if long != tooLong && long != cutOff {
 		return &schema.FieldError{Field: "long", Got: schema.Quote(long), Want: `"error" or "cut"`}
@@ -46,6 +47,7 @@ type concat struct {
 	Separator *int64 `json:"separator"`
 }
 
+// next implements step. The added tokens must fit the type.
 func (o *concat) next(f form) (form, error) {
 	for name, token := range map[string]*int64{"bos": o.BOS, "separator": o.Separator, "eos": o.EOS} {
 		if err := f.checkToken(name, token); err != nil {
@@ -72,6 +74,7 @@ type shift struct {
 	Fill *int64 `json:"fill"`
 }
 
+// next implements step. A shift of 0 is refused, because it is probably an error.
 func (o *shift) next(f form) (form, error) {
 	if o.By == nil || *o.By == 0 {
 		return f, &schema.FieldError{Field: "by", Got: "nothing, or 0",
@@ -86,6 +89,7 @@ func (o *shift) next(f form) (form, error) {
 	return f.after(shifted, "Shift", stepOrder)
 }
 
+// run implements step. A list shorter than the shift becomes empty, or is only fill.
 func (o *shift) run(c *cell) error {
 	n, by := len(c.tokens), int(*o.By)
 	gone := min(max(by, -by), n)
@@ -116,6 +120,8 @@ type cut struct {
 	Long   string `json:"long"`
 }
 
+// next implements step. The fixed pieces of a cell together have at most MaxLength
+// tokens.
 func (o *cut) next(f form) (form, error) {
 	if err := check("length", o.Length, 1, MaxLength); err != nil {
 		return f, err
@@ -136,6 +142,8 @@ func (o *cut) next(f form) (form, error) {
 	return f.after(split, "Split", stepOrder)
 }
 
+// run implements step. It only sets the ends of pieces. An empty list has no pieces,
+// unless their number is fixed.
 func (o *cut) run(c *cell) error {
 	if o.Pieces == nil {
 		for at := int(o.Length); at < len(c.tokens); at += int(o.Length) {
@@ -160,6 +168,7 @@ func (o *cut) run(c *cell) error {
 }
 
 const (
+	// Values of the parameter side.
 	left  = "left"
 	right = "right"
 )
@@ -175,6 +184,7 @@ type pad struct {
 	pieces bool // it fills pieces, not lists
 }
 
+// next implements step. With length, all lists or pieces have one length afterwards.
 func (o *pad) next(f form) (form, error) {
 	switch {
 	case (o.Length == nil) == (o.Multiple == nil):
@@ -221,6 +231,7 @@ func (o *pad) adds() int64 {
 	return *o.Multiple
 }
 
+// run implements step. It records the padding in c.filled for Mask.
 func (o *pad) run(c *cell) error {
 	if !o.pieces {
 		c.ends = append(c.ends, len(c.tokens))
@@ -265,11 +276,13 @@ func (o *pad) run(c *cell) error {
 // transformers.
 type mask struct{}
 
+// next implements step.
 func (o *mask) next(f form) (form, error) {
 	f.dtype = arrow.PrimitiveTypes.Uint8
 	return f.after(masked, "Mask", stepOrder)
 }
 
+// run implements step.
 func (o *mask) run(c *cell) error {
 	for i := range c.tokens {
 		c.tokens[i] = 1
@@ -287,9 +300,11 @@ type toDtype struct {
 	lo, hi int64
 }
 
+// dtypes are the types of tokens.
 var dtypes = []arrow.DataType{arrow.PrimitiveTypes.Uint8, arrow.PrimitiveTypes.Uint16, arrow.PrimitiveTypes.Uint32,
 	arrow.PrimitiveTypes.Int8, arrow.PrimitiveTypes.Int16, arrow.PrimitiveTypes.Int32, arrow.PrimitiveTypes.Int64}
 
+// next implements step. Steps after it check their tokens against the new type.
 func (o *toDtype) next(f form) (form, error) {
 	i := slices.IndexFunc(dtypes, func(t arrow.DataType) bool { return t.Name() == o.DType })
 	if i < 0 {
@@ -307,6 +322,7 @@ func (o *toDtype) next(f form) (form, error) {
 	return f, nil
 }
 
+// run implements step. It fails for a token that does not fit the type.
 func (o *toDtype) run(c *cell) error {
 	if o.lo == math.MinInt64 {
 		return nil

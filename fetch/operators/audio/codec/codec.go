@@ -35,7 +35,7 @@ const (
 	Opus   Format = "Ogg Opus"
 )
 
-// ErrNoDecoder: this build cannot read a format.
+// ErrNoDecoder means that this build cannot read a format.
 var ErrNoDecoder = fmt.Errorf("%w: no decoder in this build", program.ErrNotSupported)
 
 // MaxChannels is the maximum of channels in a file.
@@ -137,6 +137,7 @@ func Recognised(file []byte) bool {
 	return isWAV(file) || has(body, 0, "fLaC") || has(file, 0, "OggS") || isMP3(body)
 }
 
+// has reports whether b has the word at an offset.
 func has(b []byte, at int, word string) bool {
 	return len(b) >= at+len(word) && string(b[at:at+len(word)]) == word
 }
@@ -315,6 +316,7 @@ func Engine() string {
 // noProcess reports that a file cannot be read at the moment.
 func noProcess(f Format, err error) error { return unavailable(string(f), err) }
 
+// unavailable is an ErrUnavailable: the same file may be readable later.
 func unavailable(what string, err error) error {
 	return fmt.Errorf("%w: %s: %s", program.ErrUnavailable, what, strings.ReplaceAll(err.Error(), "\n", "; "))
 }

@@ -172,6 +172,7 @@ func lastFrame(info Info) int {
 // flacRoom is the memory of decoding besides the result.
 type flacRoom struct{ samples []int64 }
 
+// flacRooms has rooms of finished calls.
 var flacRooms = sync.Pool{New: func() any { return new(flacRoom) }}
 
 // decodeFLAC decodes from the frame that contains the first requested sample.
@@ -365,6 +366,7 @@ func warm(r *bitReader, out []int64, width uint, order int) bool {
 	return true
 }
 
+// tooShort is the error of a block that is shorter than the order of its predictor.
 const tooShort = "it is shorter than what it is predicted from"
 
 // fixed decodes a fixed predictor of order 0 to 4: the samples' differences.
@@ -493,6 +495,8 @@ func restore8(s []int64, c *[32]int64, shift uint) {
 	}
 }
 
+// restore12 is restore for order 12, which most encoders use, with the coefficients in
+// registers.
 func restore12(s []int64, c *[32]int64, shift uint) {
 	if len(s) <= 12 {
 		return
@@ -631,6 +635,7 @@ var (
 	table16 [8][256]uint16
 )
 
+// init computes the tables of crc8 and crc16.
 func init() {
 	for i := range 256 {
 		a, b := uint8(i), uint16(i)<<8
@@ -648,6 +653,7 @@ func init() {
 	}
 }
 
+// crc8 has the polynomial x^8 + x^2 + x + 1, of frame headers.
 func crc8(b []byte) uint8 {
 	var c uint8
 	for _, v := range b {

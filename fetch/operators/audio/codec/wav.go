@@ -179,6 +179,7 @@ func wavSamples(info *Info, all []byte, out [][]float32) {
 const unsized = math.MaxUint32
 
 const (
+	// GUIDs of Wave64.
 	w64Riff = "riff\x2e\x91\xcf\x11\xa5\xd6\x28\xdb\x04\xc1\x00\x00"
 	w64Wave = "wave\xf3\xac\xd3\x11\x8c\xd1\x00\xc0\x4f\x8e\xdb\x8a"
 	// w64Tail ends the GUIDs of the chunks that Wave64 shares with WAV.
@@ -186,10 +187,12 @@ const (
 	w64Head = 24 // bytes of a GUID and a size
 )
 
+// isWAV reports whether a file begins like RIFF, RF64, BW64 or Wave64.
 func isWAV(b []byte) bool {
 	return has(b, 8, "WAVE") && (has(b, 0, "RIFF") || has(b, 0, "RF64") || has(b, 0, "BW64")) || isW64(b)
 }
 
+// isW64 reports whether a file begins like Wave64.
 func isW64(b []byte) bool { return has(b, 0, w64Riff) && has(b, w64Head, w64Wave) }
 
 // wavChunks walks over the chunks of a file.
@@ -211,6 +214,7 @@ type wavChunk struct {
 // short reports whether the file ends within the chunk.
 func (c *wavChunk) short() bool { return uint64(len(c.body)) < c.size }
 
+// wavChunksOf begins with the first chunk after the file's header.
 func wavChunksOf(file []byte) wavChunks {
 	if isW64(file) {
 		return wavChunks{rest: file[w64Head+16:], w64: true}

@@ -42,6 +42,8 @@ func turn(k, n int) point {
 	return point{float32(CosPi(x)), float32(-SinPi(x))}
 }
 
+// newFFT makes the tables for n points: passes by the factors of n, or Bluestein's
+// algorithm for a large prime factor.
 func newFFT(n int) *fft {
 	f := &fft{n: n}
 	if largestPrime(n) > largestRadix {
@@ -152,6 +154,7 @@ func times(re, im float32, w point) point {
 	return point{float32(re*w.re) - float32(im*w.im), float32(re*w.im) + float32(im*w.re)}
 }
 
+// two is a pass of radix 2.
 func (p *pass) two(x, y []point) {
 	s, h := p.s, p.s*p.m
 	for g := range p.m {
@@ -168,6 +171,7 @@ func (p *pass) two(x, y []point) {
 	}
 }
 
+// three is a pass of radix 3.
 func (p *pass) three(x, y []point) {
 	const half, root = 0.5, 0.86602540378443864676 // cos and sin of a sixth of a turn
 	s, h := p.s, p.s*p.m
@@ -187,6 +191,7 @@ func (p *pass) three(x, y []point) {
 	}
 }
 
+// four is a pass of radix 4.
 func (p *pass) four(x, y []point) {
 	s, h := p.s, p.s*p.m
 	for g := range p.m {
@@ -214,6 +219,7 @@ const (
 	sin2 = 0.58778525229247312917
 )
 
+// five is a pass of radix 5.
 func (p *pass) five(x, y []point) {
 	s, h := p.s, p.s*p.m
 	for g := range p.m {
@@ -274,6 +280,7 @@ type chirp struct {
 	kernel []point // transform of the conjugate of turns, divided by m
 }
 
+// newChirp makes the tables of Bluestein's algorithm for n points.
 func newChirp(n int) *chirp {
 	m := 1 << bits.Len(uint(2*n-2))
 	c := &chirp{inner: newFFT(m), turns: make([]point, n)}

@@ -37,6 +37,7 @@ type phase struct {
 	taps []float32
 }
 
+// gcd is the greatest common divisor.
 func gcd(a, b int) int {
 	for b != 0 {
 		a, b = b, a%b
@@ -96,6 +97,7 @@ func NewResampler(o ResampleOptions) *Resampler {
 	return r
 }
 
+// sinc is sin(t) / t.
 func sinc(t float64) float64 {
 	if t == 0 {
 		return 1

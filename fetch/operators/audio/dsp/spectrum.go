@@ -162,6 +162,7 @@ const (
 	slaneyBreak = 1000.0
 )
 
+// slaneyLog is the step of the logarithmic part of Slaney's scale.
 func slaneyLog() float64 { return Log(6.4) / 27 }
 
 // toMel converts a frequency in Hz.

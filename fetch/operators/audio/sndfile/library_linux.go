@@ -81,6 +81,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// noLibrary is why this build cannot load the library; "" if it can.
 const noLibrary = ""
 
 // sndfile is the loaded library. It has no state: each call opens and closes a file.
@@ -96,8 +97,10 @@ func load(path string) (library, string) {
 	return sndfile{C.GoString(C.snd_version())}, ""
 }
 
+// version implements library.
 func (s sndfile) version() string { return s.name }
 
+// read implements library.
 func (s sndfile) read(file []byte, q request, out []float32) int64 {
 	if len(file) == 0 || len(out) == 0 {
 		return notOpened

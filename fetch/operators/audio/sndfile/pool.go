@@ -52,6 +52,7 @@ func (l *pool) version() (version, missing string, err error) {
 	return f.version, f.missing, nil
 }
 
+// find starts a process, and stores the version of its library, or why it is missing.
 func (l *pool) find() error {
 	p, missing, err := l.start()
 	if err != nil {
@@ -83,6 +84,7 @@ func (l *pool) start() (p *process, missing string, err error) {
 	}
 }
 
+// take returns an idle process, or nil.
 func (l *pool) take() *process {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -94,6 +96,8 @@ func (l *pool) take() *process {
 	return p
 }
 
+// put keeps a process for the next file, or ends it if there are as many idle ones as
+// CPUs.
 func (l *pool) put(p *process) {
 	l.mu.Lock()
 	room := len(l.idle) < runtime.GOMAXPROCS(0)

@@ -26,10 +26,10 @@ type process struct {
 }
 
 const (
-	startTime  = 10 * time.Second
-	pipeBytes  = 1 << 20
-	chunkSize  = 1 << 15
-	helloBytes = 4096
+	startTime  = 10 * time.Second // for its first message
+	pipeBytes  = 1 << 20          // capacity of the pipe with the samples
+	chunkSize  = 1 << 15          // samples of all channels read from the pipe at once
+	helloBytes = 4096             // maximum of its first message
 )
 
 // start starts a binary to decode, and waits until it has reported its library. A missing

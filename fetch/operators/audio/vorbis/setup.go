@@ -31,6 +31,7 @@ type mapping struct {
 	submaps []submap
 }
 
+// submap is the floor and the residue of some channels.
 type submap struct {
 	floor   floor
 	residue *residue
@@ -357,6 +358,8 @@ func readCodebook(r *bitReader, entries, values *int) (*codebook, string) {
 	return b, ""
 }
 
+// readLengths reads the lengths of the words (section 3.2.1). It returns a reason if they
+// are invalid, or "".
 func (b *codebook) readLengths(r *bitReader, ordered bool) string {
 	if ordered {
 		length := int(r.read(5)) + 1
@@ -576,6 +579,7 @@ func (r *bitReader) read(bits int) uint32 {
 	return v
 }
 
+// flag reads one bit.
 func (r *bitReader) flag() bool { return r.read(1) != 0 }
 
 // over reports whether more was read than exists.

@@ -46,8 +46,11 @@ type floorClass struct {
 // post is a position with its nearest neighbours among the posts before it.
 type post struct{ x, low, high int }
 
+// maxPosts is the maximum number of posts of a floor 1 (section 7.2.2).
 const maxPosts = 65
 
+// readFloor1 reads the configuration of a floor 1 (section 7.2.2). The string is a
+// reason, or "".
 func (s *setup) readFloor1(r *bitReader) (floor, string) {
 	f := &floor1{}
 	count := 0
@@ -181,6 +184,8 @@ func between(x0, y0, x1, y1, x int) int {
 	return y0 + (y1-y0)*(x-x0)/(x1-x0)
 }
 
+// multiply implements floor: it renders the curve as line segments between the posts
+// (section 7.2.4).
 func (f *floor1) multiply(spectrum []float32, by *curve, _ int) {
 	x0, y0 := 0, by.heights[0]*f.multiplier
 	for _, i := range f.order[1:] {
@@ -241,6 +246,8 @@ type floor0 struct {
 // maxPlaces bounds the places of the scale. Encoders use some hundreds.
 const maxPlaces = 4096
 
+// readFloor0 reads the configuration of a floor 0 (section 6.2.1). The string is a
+// reason, or "".
 func (s *setup) readFloor0(r *bitReader) (floor, string) {
 	f := &floor0{order: int(r.read(8))}
 	rate, size := float64(r.read(16)), int(r.read(16))
@@ -287,6 +294,8 @@ func atan(x float64) float64 {
 	return 4 * float64(x*sum)
 }
 
+// read implements floor: it reads the amplitude and the coefficients of a curve (section
+// 6.2.2).
 func (f *floor0) read(r *bitReader, into *curve) bool {
 	amplitude := float64(r.read(f.amplitudeBits))
 	if amplitude == 0 {
@@ -313,6 +322,8 @@ func (f *floor0) read(r *bitReader, into *curve) bool {
 	return true
 }
 
+// multiply implements floor: it computes the curve once for each place of the bark scale
+// (section 6.2.3).
 func (f *floor0) multiply(spectrum []float32, by *curve, long int) {
 	places := f.places[long]
 	for i := 0; i < len(spectrum); {
@@ -353,6 +364,8 @@ type residue struct {
 	books      [][8]*codebook
 }
 
+// readResidue reads the configuration of a residue (section 8.6.1). The string is a
+// reason, or "".
 func (s *setup) readResidue(r *bitReader) (*residue, string) {
 	res := &residue{kind: int(r.read(16)), begin: int(r.read(24)), end: int(r.read(24)), size: int(r.read(24)) + 1,
 		classes: int(r.read(6)) + 1}
@@ -508,10 +521,13 @@ type transform struct {
 	window  []float32 // rising slope over m samples, section 4.3.1
 }
 
+// point is a complex number.
 type point struct{ re, im float32 }
 
+// turn is exp(-2πix).
 func turn(x float64) point { return point{float32(dsp.CosPi(2 * x)), float32(-dsp.SinPi(2 * x))} }
 
+// newTransform makes the tables of the inverse MDCT of m coefficients, a power of 2.
 func newTransform(m int) *transform {
 	n := m / 2
 	t := &transform{m: m, rotate: make([]point, n), twiddle: make([]point, n), reverse: make([]uint16, n),
@@ -582,6 +598,7 @@ func (t *transform) fourier(z []point) {
 	}
 }
 
+// times is the complex product. Its real products are rounded before they are added.
 func times(z, w point) (re, im float32) {
 	return float32(z.re*w.re) - float32(z.im*w.im), float32(z.re*w.im) + float32(z.im*w.re)
 }

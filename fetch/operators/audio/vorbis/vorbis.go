@@ -36,6 +36,7 @@ var transforms = func() (t [13]func() *transform) {
 	return t
 }()
 
+// transformOf is the transform for blocks of 2 * half samples.
 func transformOf(half int) *transform {
 	i := 0
 	for 1<<i < half {
@@ -58,6 +59,7 @@ type decoder struct {
 	vectors   [][]float32
 }
 
+// newDecoder allocates the memory of a stream.
 func newDecoder(s *setup) *decoder {
 	d := &decoder{setup: s, curves: make([]curve, s.channels)}
 	for i, half := range s.half {
@@ -240,6 +242,7 @@ func (d *decoder) sound(packet []byte, position, first int64, out [][]float32) (
 	return n, nil
 }
 
+// finite reports whether no number is infinite or NaN: 0 times such a number is NaN.
 func finite(x []float32) bool {
 	sum := float32(0)
 	for _, v := range x {
@@ -362,6 +365,7 @@ func Decode(m *program.Meter, file []byte, offset int, out [][]float32) (int, er
 	return done, nil
 }
 
+// damaged is a program.ErrDamaged.
 func damaged(format string, args ...any) error {
 	return fmt.Errorf("%w: Ogg Vorbis: %s", program.ErrDamaged, fmt.Sprintf(format, args...))
 }
@@ -426,6 +430,7 @@ func (p *page) ends() int {
 	return n
 }
 
+// crcTable is the table of Ogg's CRC-32, with polynomial 0x04c11db7, not reflected.
 var crcTable = func() (t [256]uint32) {
 	for i := range t {
 		v := uint32(i) << 24

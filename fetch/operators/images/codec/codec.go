@@ -84,6 +84,7 @@ const (
 // String returns the name of the colour space for error messages.
 func (s Space) String() string { return [...]string{"unknown", "grey", "RGB", "CMYK"}[s] }
 
+// names are the names of formats.
 var names = [...]string{JPEG: "JPEG", PNG: "PNG", GIF: "GIF", WebP: "WebP", TIFF: "TIFF", BMP: "BMP"}
 
 // String returns the name of the format, such as "JPEG".
@@ -181,8 +182,10 @@ func Read(cell []byte) (Header, error) {
 		formats)
 }
 
+// formats lists the supported formats for messages.
 const formats = "JPEG, PNG, GIF, WebP, TIFF and BMP"
 
+// readJPEG reads the header of a JPEG, up to its first scan.
 func readJPEG(cell []byte) (Header, error) {
 	j, err := jpeg.ReadHeader(cell)
 	if err != nil {
@@ -195,6 +198,8 @@ func readJPEG(cell []byte) (Header, error) {
 	}, nil
 }
 
+// headerOf is the header of a file that the standard library decodes, by its colour
+// model.
 func headerOf(f Format, c image.Config) Header {
 	h := Header{Format: f, Width: c.Width, Height: c.Height, Orientation: 1, Space: SpaceColour}
 	switch c.ColorModel {

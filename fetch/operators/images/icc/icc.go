@@ -48,6 +48,7 @@ func (s Space) String() string {
 	return "RGB"
 }
 
+// wrong is an ErrProfile with its reason.
 func wrong(format string, values ...any) error {
 	return fmt.Errorf("%w: %s", ErrProfile, fmt.Sprintf(format, values...))
 }

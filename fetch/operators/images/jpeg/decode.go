@@ -334,6 +334,7 @@ func unsupported(format string, values ...any) error {
 	return fmt.Errorf("%w: JPEG with %s", program.ErrNotSupported, fmt.Sprintf(format, values...))
 }
 
+// damaged is an ErrFormat with its reason.
 func damaged(format string, values ...any) error {
 	return fmt.Errorf("%w: %s", ErrFormat, fmt.Sprintf(format, values...))
 }
@@ -526,6 +527,7 @@ func (p *parser) sof(m byte, s []byte) error {
 	return nil
 }
 
+// ceil is a / b, rounded up.
 func ceil(a, b int) int { return (a + b - 1) / b }
 
 // layout computes the sizes of the component, T.81 A.1.1.

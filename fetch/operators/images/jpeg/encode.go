@@ -255,6 +255,7 @@ func (e *Encoder) put(v uint32, n uint) {
 	}
 }
 
+// symbol writes the code of a symbol.
 func (e *Encoder) symbol(c *code) { e.put(c.bits, uint(c.length)) }
 
 // empty writes a block of luma outside of the image: no difference in DC, no AC
@@ -308,6 +309,7 @@ func (e *Encoder) block(c, bx, by int) {
 	}
 }
 
+// size is the number of bits of the magnitude of v: SSSS of T.81.
 func size(v int32) uint { return uint(bits.Len32(uint32(max(v, -v)))) }
 
 // value writes the symbol's code and the bits of the value, as many as its size.

@@ -23,6 +23,7 @@ const (
 	fix3072 = 25172
 )
 
+// clamp clips to a byte.
 func clamp(v int32) uint8 {
 	if uint32(v) > 255 {
 		v = ^v >> 31

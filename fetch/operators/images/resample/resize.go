@@ -53,6 +53,7 @@ func (r *Resizer) Held() int {
 		r.across.held() + r.down.held()
 }
 
+// held is the number of bytes of the weights.
 func (w *weights) held() int { return 4*(cap(w.first)+cap(w.count)+cap(w.values)) + 8*cap(w.line) }
 
 // Reach is the part of the source that a job reads.
@@ -117,6 +118,7 @@ func (r *Resizer) cut(j *Job, row, line []byte) []byte {
 	return row
 }
 
+// mirror reverses the pixels of a row.
 func mirror(in, out []byte, channels int) {
 	to := len(out) - channels
 	for at := 0; at < len(in); at += channels {
@@ -145,6 +147,8 @@ func (r *Resizer) nearest(j *Job, src Source, sink Sink) {
 	}
 }
 
+// nearestOf returns the source pixel of each pixel in [from, to) of out pixels. Reversed,
+// the last comes first.
 func nearestOf(at []int32, in, out, from, to int, reversed bool) []int32 {
 	at = grow(at, to-from)
 	scale := float64(in) / float64(out)
@@ -221,6 +225,7 @@ type weights struct {
 	even bool
 }
 
+// grow returns n elements, and reuses memory if it suffices. Contents are undefined.
 func grow[T any](s []T, n int) []T {
 	if cap(s) < n {
 		return make([]T, n)
@@ -390,6 +395,7 @@ func (f Filter) weight(x float64) float64 {
 	}
 }
 
+// sinc is the normalised sinc function.
 func sinc(x float64) float64 {
 	if x == 0 {
 		return 1

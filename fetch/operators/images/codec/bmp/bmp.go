@@ -18,6 +18,7 @@ import (
 // ErrFormat means that bytes are not a BMP that the package decodes.
 var ErrFormat = errors.New("bmp")
 
+// damaged is an ErrFormat with its reason.
 func damaged(format string, values ...any) error {
 	return fmt.Errorf("%w: %s", ErrFormat, fmt.Sprintf(format, values...))
 }
@@ -328,6 +329,7 @@ type channel struct {
 	down, wide int // number of bits below it, and its own bits
 }
 
+// channelOf is the channel of a mask, whose bits are consecutive.
 func channelOf(mask uint32) channel {
 	return channel{mask, bits.TrailingZeros32(mask) & 31, bits.OnesCount32(mask)}
 }

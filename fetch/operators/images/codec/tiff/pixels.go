@@ -90,6 +90,7 @@ func (t *target) begin(h *Header) error {
 	return nil
 }
 
+// image returns the decoded image.
 func (t *target) image() image.Image {
 	switch {
 	case t.grey != nil:

@@ -30,6 +30,7 @@ import (
 // ErrFormat means that bytes are not a TIFF that the package decodes.
 var ErrFormat = errors.New("tiff")
 
+// damaged is an ErrFormat with its reason.
 func damaged(format string, values ...any) error {
 	return fmt.Errorf("%w: %s", ErrFormat, fmt.Sprintf(format, values...))
 }
@@ -490,6 +491,7 @@ func (g *grid) n(h *Header) int64 {
 	return n
 }
 
+// ceil is a / b, rounded up.
 func ceil(a, b int) int { return (a + b - 1) / b }
 
 // blocks reads the tags of strips or tiles.

@@ -91,6 +91,8 @@ const (
 	trees        = 5
 )
 
+// alphabets are the sizes of the alphabets of a group's trees, without the colour cache,
+// section 6.2.
 var alphabets = [trees]int{literals + lengthCodes, literals, literals, literals, distanceCodes}
 
 // group is the five trees with which the pixels of some tiles are coded.
@@ -821,6 +823,7 @@ func (t *transform) unpack(pix []byte, h int, meter *program.Meter) ([]byte, err
 	return out, nil
 }
 
+// abs is the absolute value.
 func abs(x int32) int32 {
 	if x < 0 {
 		return -x
@@ -828,10 +831,12 @@ func abs(x int32) int32 {
 	return x
 }
 
+// avg2 is Average2 of the specification, rounded down.
 func avg2(a, b uint8) uint8 {
 	return uint8((int32(a) + int32(b)) / 2)
 }
 
+// clampAddSubtractFull is a + b - c, clipped to a byte.
 func clampAddSubtractFull(a, b, c uint8) uint8 {
 	x := int32(a) + int32(b) - int32(c)
 	if x < 0 {
@@ -843,6 +848,7 @@ func clampAddSubtractFull(a, b, c uint8) uint8 {
 	return uint8(x)
 }
 
+// clampAddSubtractHalf is a + (a - b) / 2, clipped to a byte.
 func clampAddSubtractHalf(a, b uint8) uint8 {
 	x := int32(a) + (int32(a)-int32(b))/2
 	if x < 0 {

@@ -27,6 +27,7 @@ import (
 // ErrFormat means that bytes are not a WebP that the package decodes.
 var ErrFormat = errors.New("webp")
 
+// wrong is an ErrFormat with its reason.
 func wrong(format string, values ...any) error {
 	return fmt.Errorf("%w: %s", ErrFormat, fmt.Sprintf(format, values...))
 }
@@ -148,6 +149,7 @@ func (h *Header) frame(b []byte, clear bool) (Header, error) {
 	}
 }
 
+// uint24 reads three bytes, little-endian.
 func uint24(b []byte) uint32 { return uint32(b[0]) | uint32(b[1])<<8 | uint32(b[2])<<16 }
 
 // sized reads the size from the chunk of the pixels. If canvas is set, it must be equal
