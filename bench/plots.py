@@ -1,0 +1,203 @@
+"""Draw the figures of docs/benchmarks/results.json as docs/benchmarks/*.svg, each light and dark.
+
+    python bench/plots.py                      from the stored figures
+    python bench/run.py objects >lines; python bench/plots.py --from lines
+
+With --from, the last line of each case in a file that bench/run.py has written replaces the stored one first. Text stays
+text, so the files are small and their words can be searched.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+from collections.abc import Callable
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+
+mpl.use("svg")
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+
+PAGES = Path(__file__).parent.parent / "docs" / "benchmarks"
+RESULTS = PAGES / "results.json"
+LINKS = {"0ms": "0 ms", "20ms": "20 ms", "150ms": "150 ms"}
+NAMES = {"bowstring": "Bowstring, tars", "bowstring-files": "Bowstring, files", "serial": "one at a time"}
+MODES = {"light": ("#1f2328", "#d0d7de"), "dark": ("#e6edf3", "#3d444d")}
+# Apart also for colour-blind readers, on white and on black.
+COLOURS = ("#1f83c9", "#56b4e9", "#009e73", "#e69f00", "#d55e00", "#cc79a7", "#999999", "#8c6bb1", "#66a61e")
+FIGURES_WANTED = {
+    "objects": [f"{kind}_{link}" for kind in ("mb_per_s", "first_batch_s") for link in LINKS],
+    "objects_cost": ["http_s_per_gb", "tls_s_per_gb"],
+    "cql_cpu": ["server_s_per_gb"],
+    "spill": ["server_cpu_s_per_gb", "local_cpu_s_per_gb"],
+    "policy": [
+        f"{name}_{size}%" for name in ("optimum", "next-use", "lru", "fifo", "static") for size in (10, 25, 50, 75)
+    ],
+}
+
+Cases = dict[str, dict[str, Any]]
+
+
+def by_link(axes: Axes, case: dict[str, Any], kind: str, unit: str) -> None:
+    sides = list(case[f"{kind}_0ms"])
+    width = 0.8 / len(sides)
+    for n, side in enumerate(sides):
+        heights = [case[f"{kind}_{link}"][side] for link in LINKS]
+        places = [place + (n - (len(sides) - 1) / 2) * width for place in range(len(LINKS))]
+        axes.bar(places, heights, width * 0.92, label=NAMES.get(side, side), color=COLOURS[n % len(COLOURS)])
+    axes.set_xticks(range(len(LINKS)), LINKS.values())
+    axes.set_xlabel("round trip to the bucket")
+    axes.set_ylabel(unit)
+    axes.legend(ncols=2, frameon=False, fontsize=8, labelcolor="linecolor")
+
+
+def throughput(axes: Axes, cases: Cases) -> None:
+    by_link(axes, cases["objects"], "mb_per_s", "MB/s of a cold epoch")
+
+
+def first_batch(axes: Axes, cases: Cases) -> None:
+    by_link(axes, cases["objects"], "first_batch_s", "seconds to the first batch of 256")
+    axes.set_yscale("log")
+    axes.set_yticks([0.1, 1, 10], ["0.1", "1", "10"])
+
+
+def cpu(axes: Axes, cases: Cases) -> None:
+    spill, objects = cases["spill"], cases["objects_cost"]
+    horizontal(
+        axes,
+        {
+            "local store": spill["local_cpu_s_per_gb"],
+            "spill cache": spill["server_cpu_s_per_gb"],
+            "Cassandra": cases["cql_cpu"]["server_s_per_gb"],
+            "bucket, HTTP": objects["http_s_per_gb"],
+            "bucket, TLS": objects["tls_s_per_gb"],
+        },
+        "CPU seconds of the server for a GB",
+        "{:.2f}",
+    )
+
+
+def price(axes: Axes, cases: Cases) -> None:
+    requests, dollars = cases["cost"]["requests_an_epoch"], cases["cost"]["dollars_90_epochs"]
+    rows = {f"{name}\n{requests[name]:,} requests": dollars[name] for name in requests}
+    horizontal(axes, rows, "dollars for 90 epochs; requests of each later epoch", "${:.2f}")
+
+
+def cache(axes: Axes, cases: Cases) -> None:
+    sizes = (10, 25, 50, 75)
+    names = ("optimum", "next-use", "static", "fifo", "lru")
+    for n, name in enumerate(names):
+        rates = [cases["policy"][f"{name}_{size}%"] for size in sizes]
+        label = {"next-use": "next use (Bowstring)", "optimum": "Belady's optimum"}.get(name, name)
+        axes.plot(sizes, rates, "--" if name == "optimum" else "o-", label=label, color=COLOURS[(6, 0, 3, 4, 5)[n]])
+    axes.set_xticks(sizes, [f"{size} %" for size in sizes])
+    axes.set_xlabel("cache, of the dataset; four jobs")
+    axes.set_ylabel("hit rate")
+    axes.set_ylim(0, 1)
+    axes.legend(frameon=False, labelcolor="linecolor")
+
+
+def nodes(axes: Axes, cases: Cases) -> None:
+    case = cases["simulate"]
+    published = {int(n): value for n, value in case["mummi_published"].items()}
+    simulated = {int(n): value for n, value in case["mummi_simulated"].items()}
+    axes.plot(
+        list(published), list(published.values()), "s--", label="published (Yang and Cong 2019)", color=COLOURS[3]
+    )
+    axes.plot(list(simulated), list(simulated.values()), "o-", label="Bowstring, simulated", color=COLOURS[0])
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
+    axes.set_xticks(list(published), [str(n) for n in published])
+    axes.set_yticks([16, 32, 64, 128], ["16", "32", "64", "128"])
+    axes.set_xlabel("nodes")
+    axes.set_ylabel("loading from the nodes' caches,\ntimes as fast as from the store")
+    axes.legend(frameon=False, labelcolor="linecolor")
+
+
+def horizontal(axes: Axes, rows: dict[str, float], unit: str, form: str) -> None:
+    bars = axes.barh(list(rows), list(rows.values()), color=COLOURS[0], height=0.6)
+    axes.bar_label(bars, [form.format(value) for value in rows.values()], padding=3)
+    axes.invert_yaxis()
+    axes.set_xlabel(unit)
+    axes.margins(x=0.12)
+
+
+PLOTS: dict[str, tuple[str, Callable[[Axes, Cases], None]]] = {
+    "throughput": ("objects", throughput),
+    "first-batch": ("objects", first_batch),
+    "cpu": ("objects_cost", cpu),
+    "price": ("cost", price),
+    "cache": ("policy", cache),
+    "nodes": ("simulate", nodes),
+}
+
+
+def draw(cases: Cases, folder: Path) -> None:
+    """Write two SVGs for each plot. The same figures and the same matplotlib give the same bytes."""
+    for name, (case, plot) in PLOTS.items():
+        for mode, (ink, grid) in MODES.items():
+            colours = ("text.color", "axes.labelcolor", "xtick.color", "ytick.color")
+            settings = {
+                **dict.fromkeys(colours, ink),
+                "svg.fonttype": "none",
+                "svg.hashsalt": name,
+                "axes.edgecolor": grid,
+                "grid.color": grid,
+                "axes.spines.top": False,
+                "axes.spines.right": False,
+                "font.family": "sans-serif",
+            }
+            with mpl.rc_context(settings):
+                figure, axes = plt.subplots(figsize=(7.2, 3.8), layout="constrained")
+                plot(axes, cases)
+                axes.grid(visible=True, axis="both" if axes.lines else "x" if name in ("cpu", "price") else "y", lw=0.5)
+                axes.set_axisbelow(True)
+                source = f"make bench CASE={case}, {cases[case]['date']}, {cases[case]['machine']}"
+                axes.set_title(source.removeprefix("make bench CASE=cost, "), fontsize=8, loc="right")
+                metadata = {"Date": None, "Creator": f"bench/plots.py, matplotlib {mpl.__version__}"}
+                figure.savefig(folder / f"{name}-{mode}.svg", transparent=True, metadata=metadata)
+                plt.close(figure)
+
+
+def stored(path: Path = RESULTS) -> Cases:
+    return {case["case"]: case for case in json.loads(path.read_text())}
+
+
+def taken(cases: Cases, lines: str) -> Cases:
+    """The cases, with the figures of the last lines of cases that bench/run.py has printed."""
+    new = dict(cases)
+    for text in lines.splitlines():
+        line = json.loads(text) if text.startswith("{") else {}
+        wanted = FIGURES_WANTED.get(line.get("case", ""), [])
+        if "reached" not in line or not all(name in line for name in wanted) or not wanted:
+            continue
+        machine = f"{platform.machine()}, {os.cpu_count()} cores"
+        new[line["case"]] = {
+            "case": line["case"],
+            "date": f"{datetime.now(timezone.utc):%Y-%m-%d}",
+            "machine": machine,
+            **{name: line[name] for name in wanted},
+        }
+    return new
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Draw the plots of docs/benchmarks.")
+    parser.add_argument("--from", dest="lines", type=Path, help="what bench/run.py has printed")
+    given = parser.parse_args()
+    cases = stored()
+    if given.lines:
+        cases = taken(cases, given.lines.read_text())
+        rows = ",\n".join(json.dumps(case) for case in cases.values())
+        RESULTS.write_text(f"[\n{rows}\n]\n")
+    draw(cases, PAGES)
+
+
+if __name__ == "__main__":
+    main()
