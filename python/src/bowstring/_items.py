@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,6 @@ from bowstring.operators import is_ragged, tensors
 if TYPE_CHECKING:
     from typing import Self
 
-    from bowstring.dataset import Dataset
     from bowstring.stream import Batches
 
 Format = Literal["python", "arrow", "numpy", "pandas", "polars", "torch"]
@@ -83,7 +82,7 @@ class Items(Request):
             remove_columns: Columns to drop.
         """
         step = step_of(function, batched=batched, remove_columns=remove_columns)
-        return Mapped(cast("Dataset", self), (step,), checked_size(batch_size))
+        return Mapped(self, (step,), checked_size(batch_size))
 
     def to_pandas(self) -> Any:
         """All rows, as a frame of pandas."""
@@ -123,6 +122,10 @@ class Items(Request):
                 table = pa.Table.from_batches([batch])
                 for row in range(table.num_rows):
                     yield _formatted(table.slice(row, 1), self._format, one=True)
+
+    def _batch(self, batch: pa.RecordBatch) -> Any:
+        """The rows of a batch, as the format says."""
+        return _formatted(pa.Table.from_batches([batch]), self._format)
 
     def _order(self) -> range | Positions:
         """The positions of its rows in the order of epoch 0."""

@@ -5,15 +5,12 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from bowstring.errors import InvalidRequest
-
-if TYPE_CHECKING:
-    from bowstring.dataset import Dataset
 
 
 @dataclass(frozen=True)
@@ -52,7 +49,7 @@ class Mapped:
     as a dataset.
     """
 
-    def __init__(self, dataset: Dataset, steps: tuple[_Step, ...], batch_size: int) -> None:
+    def __init__(self, dataset: Any, steps: tuple[_Step, ...], batch_size: int) -> None:
         if dataset._format not in ("python", "numpy", "torch"):
             raise InvalidRequest(f"map: got rows as {dataset._format}, want python, numpy or torch by `with_format`")
         self._dataset = dataset
@@ -114,9 +111,7 @@ class Mapped:
                 yield self._of_batch(found)
 
     def _of_batch(self, batch: pa.RecordBatch) -> Any:
-        from bowstring._items import _formatted
-
-        return self._rows(_formatted(pa.Table.from_batches([batch]), self._dataset._format))
+        return self._rows(self._dataset._batch(batch))
 
     def _rows(self, rows: Any) -> Any:
         for step in self._steps:
