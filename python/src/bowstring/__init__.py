@@ -19,6 +19,7 @@ from bowstring._mesh import Mesh
 from bowstring._open import open  # noqa: A004 - as the modules of Python name it
 from bowstring._tls import Tls
 from bowstring._upload import AlterResult, IngestResult
+from bowstring._write import Writer, write
 from bowstring.client import Client, DatasetInfo, Datasets, WarmResult, connect
 from bowstring.connection import Connection
 from bowstring.dataset import Dataset
@@ -88,7 +89,9 @@ __all__ = [
     "Unavailable",
     "Unsupported",
     "WarmResult",
+    "Writer",
     "connect",
     "mixture",
     "open",
+    "write",
 ]

@@ -22,6 +22,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from bowstring._program import program
 from bowstring.errors import NotFound, ServerEnded, ServerError, Unavailable
@@ -264,8 +265,19 @@ def _remains(ready: Path) -> bool:
 def of_store(store: str, options: Sequence[str] = ()) -> Server:
     """The server of a store in a cluster or a bucket."""
     server = Server(root() / hashlib.sha256(store.encode()).hexdigest()[:16])
-    server.describe(store, [*options, *_spill(server.home)])
+    # A store on this machine needs no cache of its blobs on the same disk.
+    server.describe(store, [*options, *([] if store.startswith("file://") else _spill(server.home))])
     return server
+
+
+def make_store(store: str) -> None:
+    """Make a store in a directory, by its URL, if there is none. Of several processes, one makes it."""
+    folder = Path(unquote(urlsplit(store).path))
+    lock = root() / f"{hashlib.sha256(store.encode()).hexdigest()[:16]}.lock"
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with locked(lock, _START):
+        if not (folder / "FORMAT").exists():
+            _initialise(program(), store, {k: v for k, v in os.environ.items() if not k.startswith("BOWSTRING_")})
 
 
 def of_sources(kind: str) -> Server:
