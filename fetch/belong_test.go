@@ -35,8 +35,8 @@ func TestRanksFarApart(t *testing.T) {
 		}
 		slow := begin(t, e, of(epoch), 1, 0)
 		requireJobs(1, "a rank that is far behind")
-		told := schema.Ticket{Request: open(t, e, of(epoch)).Request(), Rank: 2}.Marshal()
-		if err := elsewhere.Update(t.Context(), []fetch.Progress{{ID: epoch + 1, Ticket: told}}); err != nil {
+		ticket := schema.Ticket{Request: open(t, e, of(epoch)).Request(), Rank: 2}.Marshal()
+		if err := elsewhere.Update(t.Context(), []fetch.Progress{{ID: epoch + 1, Ticket: ticket}}); err != nil {
 			t.Fatal(err)
 		}
 		requireJobs(1, "one of another node that is far behind")

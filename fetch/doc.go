@@ -1,24 +1,24 @@
-// Package fetch is the engine: it turns requests into batches. This package is
-// its public face, engine.go, which says all that a server may call; the parts lie
-// below it, one package each, and none imports one that is further down this list:
+// Package fetch is the engine: it turns requests into batches. This package has the
+// functions that a server calls; begin reading at [Engine]. Its parts are packages below
+// it. None of them imports one that is earlier in this list:
 //
-//   - prefetch: one goroutine a stream, which plans its rows and asks for their blobs; batches put together
-//   - lineage: what streams have handed out, in a ring of files
-//   - upcoming: which jobs run, and what the spill is to hold for them
+//   - prefetch: one goroutine for each stream, which plans rows and requests their blobs; assembly of batches
+//   - lineage: the record of delivered rows, in a ring of files
+//   - upcoming: the running jobs, and prefetching into the spill for them
 //   - resolve: requests resolved against snapshots
-//   - manifest: rows of snapshots, read when they are wanted
-//   - peers: the caches of other nodes, as one tier more
-//   - spans: blobs that lie in buckets, neighbours by one request, as the last tier
-//   - read: whose turn it is to read, and the reads: what windows hold, the spill, other nodes, the store
-//   - operators: what samples become before they are served
-//   - admission: whose turn it is, and one ledger of memory and work
-//   - store: what a store is, and every store there is
+//   - manifest: rows of snapshots, read on demand
+//   - peers: the caches of other nodes, as one tier
+//   - spans: blobs in buckets, neighbours read by one request, as the last tier
+//   - read: the order of reads, and the reads from each tier: windows, spill, other nodes, store
+//   - operators: transformations of samples before they are delivered
+//   - admission: queues, and the ledger of memory and work
+//   - store: the interface of a store, and its implementations
 //   - object: objects of buckets: ranges, conditional writes, lists
-//   - plan, where: the order of an epoch and who gets what of it; expressions over metadata. Both are pure
-//   - members: which nodes a cluster has, and which layout an epoch
-//   - layout: which node owns which blob. Pure, too
-//   - calibrate: how fast a store is, by reading it
-//   - predict: how fast a job will be served, from measured rates. Pure, too
+//   - plan, where: the order of an epoch and its division among ranks; expressions over metadata. Both are pure
+//   - members: the nodes of a cluster, and the layout of each epoch
+//   - layout: the owner of each blob. Pure, too
+//   - calibrate: measures the throughput of a store
+//   - predict: predicts the throughput of a job from measured rates. Pure, too
 //
-// It knows nothing of gRPC or Arrow Flight.
+// The package knows nothing of gRPC or Arrow Flight.
 package fetch

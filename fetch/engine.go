@@ -44,14 +44,14 @@ type Options struct {
 	// ReadTimeout is how long a blob is tried, whatever the store does, before its stream ends as unavailable. A
 	// second is added for each mebibyte of the blob. Default 30 s.
 	ReadTimeout time.Duration
-	// NoHedge leaves slow reads alone. Otherwise one that takes longer than
-	// nearly all of late is made a second time, which costs 5 % more reads at most.
+	// NoHedge turns off hedged reads. Otherwise a read that takes longer than nearly all
+	// recent ones is started a second time, which costs 5 % more reads at most.
 	NoHedge bool
-	// MaxPrefetch is how many rows a stream may read ahead of one that is not back
+	// MaxPrefetch is how many rows a stream may read after one that has not arrived
 	// yet. Default, and most: as many as a resume ticket has bits.
 	MaxPrefetch int64
-	// IdleSnapshots is how many snapshots nobody reads stay open, so that the
-	// next stream need not open them again. Default 72: those of the largest mixture, and 8.
+	// IdleSnapshots is how many snapshots without a reader stay open, so that the next
+	// stream need not open them again. Default 72: those of the largest mixture, and 8.
 	IdleSnapshots int
 	// Resident is up to how many bytes a manifest may have to be read whole when its
 	// snapshot is opened, and stay in memory; negative for none. Default 16 MiB.
@@ -65,8 +65,7 @@ type Options struct {
 	// Spill is the node's cache of blobs, between the store and the streams; nil
 	// if there is none. It stays the caller's to close, after the engine.
 	Spill *spill.Cache
-	// Future is told which jobs run, for Spill to evict by. Default: one of the
-	// engine's own.
+	// Future has the running jobs, by which Spill evicts. Default: one of the engine's own.
 	Future *spill.Future
 	// Peers are the other nodes of a cluster, asked between the spill and the store
 	// for what they own; nil if there are none. It stays the caller's to close, after
@@ -121,7 +120,7 @@ func (o *Options) Validate() error {
 // ErrSteered is [resolve.ErrSteered].
 var ErrSteered = resolve.ErrSteered
 
-// What the engine hands out.
+// Types that the engine returns.
 type (
 	// Job is a request resolved against a snapshot.
 	Job = resolve.Job
@@ -133,7 +132,7 @@ type (
 	Packing = resolve.Packing
 	// Bucketing says what becomes of samples that go together by length.
 	Bucketing = resolve.Bucketing
-	// Resolved is what a request means as far as its snapshot's record tells.
+	// Resolved is a request resolved with its snapshot's record, without the manifest.
 	Resolved = resolve.Resolved
 	// Stream serves a ticket.
 	Stream = prefetch.Stream
@@ -277,8 +276,9 @@ func (t there) Is(ref schema.BlobRef) bool {
 // News implements prefetch.There.
 func (t there) News() int64 { return t.engine.opts.Spill.Written() + t.engine.spans.Begun() }
 
-// readPage reads a page of a manifest. The spill keeps what is wanted again. What comes from there is copied: pages
-// stay in memory as long as there is room, and would pin as much of the spill.
+// readPage reads a page of a manifest. The spill caches pages that are used again. A page
+// from the spill is copied, because pages stay in memory as long as there is room, and
+// would pin as much of the spill.
 func (e *Engine) readPage(ctx context.Context, ref schema.BlobRef, at manifest.Place) (schema.Blob, error) {
 	if e.opts.Spill == nil || at.Snapshot == "" {
 		return e.reader.Get(ctx, ref)
@@ -346,7 +346,8 @@ func (e *Engine) Open(ctx context.Context, req schema.Request) (*Job, error) {
 	return j, err
 }
 
-// OpenEarly opens a job of which nothing may be told before its Confirm: see [resolve.Resolver.OpenEarly].
+// OpenEarly opens a job about which the caller gets no information before its Confirm: see
+// [resolve.Resolver.OpenEarly].
 func (e *Engine) OpenEarly(ctx context.Context, req schema.Request) (*Job, error) {
 	ctx, span := begin(ctx, "plan", attribute.String("bowstring.dataset", req.Names()))
 	j, err := e.jobs.OpenEarly(ctx, req)
@@ -410,7 +411,7 @@ func (e *Engine) Take(ctx context.Context, j *Job, positions []int64) (*Stream, 
 	return e.set.Take(ctx, j, positions)
 }
 
-// What other nodes read by way of this one.
+// Types for the blobs that other nodes read from this one.
 type (
 	// PeerRead is a blob that another node wants.
 	PeerRead = prefetch.PeerRead
@@ -452,8 +453,8 @@ func (e *Engine) Drop(ctx context.Context, dataset string, number int64) error {
 
 // GC collects the store's garbage, keeping what live streams read.
 func (e *Engine) GC(ctx context.Context, opts store.GCOptions) (store.GCReport, error) {
-	// Snapshots that are open but idle need not be kept; closing them also
-	// lets go of the chunks of those that were dropped.
+	// Idle open snapshots need not be kept. Closing them also releases the chunks of
+	// dropped snapshots.
 	e.jobs.CloseIdle()
 	return e.store.GC(ctx, opts, e.jobs.InUse)
 }

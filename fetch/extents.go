@@ -4,7 +4,7 @@ import (
 	"context"
 )
 
-// Extent is where in a bucket a blob lies, or the unit that it is read by.
+// Extent is the range of an object that holds a blob, or that of the blob's unit.
 type Extent struct {
 	Bucket     string // its URL
 	ObjectSize int64
@@ -17,8 +17,8 @@ type Extents struct {
 	Extents []Extent
 }
 
-// Extents says of some blobs of a job where in buckets they lie. It reads pages of the manifest and lists of objects, and
-// no blob.
+// Extents returns the extents of some blobs of a job in buckets. It reads pages of the
+// manifest and lists of objects, and no blob.
 func (e *Engine) Extents(ctx context.Context, j *Job) (Extents, error) {
 	var found Extents
 	if len(j.Projection().BlobColumns()) == 0 || j.Plan().Rows() == 0 {
@@ -40,5 +40,5 @@ func (e *Engine) Extents(ctx context.Context, j *Job) (Extents, error) {
 	return found, nil
 }
 
-// probeExtents is of how many blobs it is looked where they lie.
+// probeExtents is how many blobs Extents looks up.
 const probeExtents = 256

@@ -58,8 +58,9 @@ const followAgain = 10 * time.Second
 // Follow returns a follower of another node.
 func (e *Engine) Follow() *Follower { return &Follower{engine: e, parts: map[uint64]*followed{}} }
 
-// Expect says that Update will be called with a list. What is asked of this node meanwhile waits for the jobs in it,
-// for a while: see [upcoming.Jobs.Expect]. Any goroutine may call it.
+// Expect announces that Update will be called with a list. Until then, requests to this
+// node wait a while for the jobs in the list: see [upcoming.Jobs.Expect]. Any goroutine
+// may call it.
 func (f *Follower) Expect(list []Progress) {
 	if f.engine.upcoming == nil || !slices.ContainsFunc(list, func(p Progress) bool { return len(p.Ticket) > 0 }) {
 		return
@@ -83,20 +84,20 @@ func (f *Follower) met() func() {
 	return over
 }
 
-// Update takes in what all streams of the other node do now; those that are not
-// listed have ended. A ticket need not be told again. An error is of streams that are
-// not followed; the others are.
+// Update processes the current list of the other node's streams. Streams that are not
+// listed have ended. A ticket has to be sent only once. An error is about streams that
+// are not followed; the others are followed all the same.
 func (f *Follower) Update(ctx context.Context, list []Progress) error {
-	told := f.hear(list)
+	err := f.hear(list)
 	if f.engine.upcoming == nil {
-		return told
+		return err
 	}
 	defer f.met()()
 	if len(list) > maxFollowed {
 		return fmt.Errorf("%w: a node reports %d streams, and %d are followed", schema.ErrLimit, len(list),
 			maxFollowed)
 	}
-	errs := []error{told}
+	errs := []error{err}
 	there := make(map[uint64]bool, len(list))
 	for _, p := range list {
 		if p.ID == 0 {
@@ -113,7 +114,7 @@ func (f *Follower) Update(ctx context.Context, list []Progress) error {
 		case known != nil:
 			p.Ticket = known.ticket
 		case len(p.Ticket) == 0:
-			continue // its ticket is told later
+			continue // its ticket comes in a later list
 		}
 		part, err := f.begin(ctx, &p)
 		if err != nil {
@@ -139,11 +140,11 @@ func shareProgress(requests *object.Requests, send func([]Progress)) func([]Prog
 	}
 	return func(list []Progress) {
 		if shares := requests.Budget.Shares(); len(shares) > 0 {
-			told, err := json.Marshal(shares)
+			encoded, err := json.Marshal(shares)
 			if err != nil {
 				panic(err) // they are names and numbers
 			}
-			list = append(list, Progress{Shares: told})
+			list = append(list, Progress{Shares: encoded})
 		}
 		send(list)
 	}

@@ -13,7 +13,7 @@ import (
 	"bowstring/schema"
 )
 
-// What the record of handed out samples consists of.
+// Types of the record of delivered samples.
 type (
 	// Piece is a part of what a stream handed out.
 	Piece = lineage.Piece
@@ -39,27 +39,28 @@ type Share struct {
 	// Parts says, where rows are sequences, what of each sample is in which row of the rank's share; else nil.
 	Parts  []Part
 	Faults []Fault // without ids
-	// Stands says that no later stream has handed out these rows again. Of one that was cut off,
-	// the client may not have received the last ones: who went on says from where.
+	// Stands says that no later stream has delivered these rows again. If the stream was
+	// cut off, the client may not have received the last rows. The ticket with which the
+	// client resumed shows which.
 	Stands bool
 
 	faultRows []int64
 }
 
-// Recorded returns what was recorded of the streams that match tells, in the order in which they began. ok is false if
-// no record is kept. The caller has counted [LineageBytes] in.
+// Recorded returns the records of the streams that match, in the order in which they began.
+// ok is false if no record is kept. The caller has reserved [LineageBytes].
 func (e *Engine) Recorded(ctx context.Context, match func(*PieceHead) bool) (pieces []*Piece, ok bool, err error) {
-	return e.look(ctx, lineage.Query{Match: match, MaxBytes: maxLineageBytes})
+	return e.readRecord(ctx, lineage.Query{Match: match, MaxBytes: maxLineageBytes})
 }
 
 // RecordedRows goes through what was recorded: the rows of each stream are added to what sum returns, nil to leave them
 // out. ok is false if no record is kept.
 func (e *Engine) RecordedRows(ctx context.Context, sum func(*PieceHead) *int64) (ok bool, err error) {
-	_, ok, err = e.look(ctx, lineage.Query{Sum: sum})
+	_, ok, err = e.readRecord(ctx, lineage.Query{Sum: sum})
 	return ok, err
 }
 
-func (e *Engine) look(ctx context.Context, q lineage.Query) (pieces []*Piece, ok bool, err error) {
+func (e *Engine) readRecord(ctx context.Context, q lineage.Query) (pieces []*Piece, ok bool, err error) {
 	if e.opts.Lineage == nil {
 		return nil, false, nil
 	}
@@ -81,8 +82,8 @@ func (e *Engine) RecordedSince() time.Time {
 // LineageBytes is what Recorded and Lineage take for one caller, in memory.
 const LineageBytes = maxLineageBytes + maxLineageRows*lineageRowBytes
 
-// maxLineageRows is how many rows of a step are told at once, and lineageRowBytes what one takes meanwhile;
-// maxLineageBytes is what pieces of the record may take.
+// maxLineageRows is how many rows of a step are returned at once, and lineageRowBytes the
+// memory for one of them. maxLineageBytes bounds the memory for pieces of the record.
 const (
 	maxLineageRows  = 1 << 20
 	lineageRowBytes = 16
@@ -189,8 +190,8 @@ func sharedBy(p *Piece) string {
 	return fmt.Sprintf("%s %s %s %q", r.World, r.Assign, r.Owners, r.Ranks)
 }
 
-// PlaceFaults says of samples that could not be read where in their own snapshots they lie, and of which sources of a
-// mixture they are.
+// PlaceFaults sets the sources of faults, for a mixture, and changes their positions to
+// those in the sources' snapshots.
 func PlaceFaults(j *Job, faults []Fault) []Fault { return prefetch.PlaceFaults(j, faults) }
 
 // sample is the index of the first sample of a row, counted from the share's first one.
@@ -210,8 +211,9 @@ func (s *Share) rows() int {
 	return int(s.Parts[len(s.Parts)-1].Row + 1 - s.Row)
 }
 
-// settle says which shares stand: of a step that was handed out to different worlds, those of the last one, and of
-// rows that several streams handed out, the last ones. What stands in part is cut.
+// settle marks the shares that stand. If a step was delivered to different worlds, only
+// shares of the last world stand. If several streams delivered rows, only the last
+// delivery stands. A share that stands only in part is cut.
 func settle(list []Share) []Share {
 	var world string
 	for i := range list {

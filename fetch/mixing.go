@@ -54,10 +54,11 @@ const (
 // labelNames are what columns of classes are called, where the schema does not say which those are.
 var labelNames = []string{"label", "labels", "class", "cls", "category", "target", "class_name", "label_name"}
 
-// Mixing measures how well the order of a job mixes classes, from a sample of the order: those of a column that its caller
-// may see, or else directories, or objects that blobs lie in. It reads pages of the manifest, and no blob, and has the same
-// answer whenever it is asked. It is nil for a job whose shuffle is not one of blocks, and where there is nothing to tell
-// classes by.
+// Mixing measures how well the order of a job mixes classes, from a sample of the order.
+// Classes are the values of a column that the caller may see, or else directories, or else
+// the objects of the blobs. It reads pages of the manifest, and no blob, and returns the
+// same result each time. It is nil if the job's shuffle is not one of blocks, or if samples
+// have no classes.
 func (e *Engine) Mixing(ctx context.Context, j *Job) (*Mixing, error) {
 	shuffle := j.Request().Shuffle
 	if !shuffle.InBlocks() || j.Alone() == nil {
@@ -83,7 +84,7 @@ func (e *Engine) Mixing(ctx context.Context, j *Job) (*Mixing, error) {
 		if err != nil {
 			return nil, err
 		}
-		// What nearly each sample has for itself is no class.
+		// A value that nearly each sample has alone is no class.
 		if seen < 2 || seen > len(all)/4 {
 			continue
 		}
@@ -97,7 +98,7 @@ func (e *Engine) Mixing(ctx context.Context, j *Job) (*Mixing, error) {
 		if !ok {
 			continue
 		}
-		// What is beyond chance grows with the length of the runs.
+		// The part of chi-square beyond chance grows with the length of the runs.
 		x = 1 + (x-1)*float64(run)/float64(len(runs[0]))
 		return &Mixing{ChiSquare: math.Round(100*max(x, 0)) / 100, Run: run, Looked: int64(len(all)), By: by.name, Classes: seen,
 			BlockRows: shuffle.BlockRows, Blocks: shuffle.Blocks}, nil
@@ -105,7 +106,7 @@ func (e *Engine) Mixing(ctx context.Context, j *Job) (*Mixing, error) {
 	return nil, nil //nolint:nilnil // likewise
 }
 
-// classing tells classes of samples.
+// classing is a way to assign classes to samples.
 type classing struct {
 	name   string
 	column int // of the schema; -1: what is in no column
@@ -153,7 +154,7 @@ func classesOf(j *Job) (list []classing) {
 	return list
 }
 
-// read tells the classes of samples, numbered as they come, and how many there are.
+// read returns the classes of samples, numbered in the order of occurrence, and their number.
 func (c *classing) read(ctx context.Context, j *Job, positions []int64) (of map[int64]int, seen int, err error) {
 	of = make(map[int64]int, len(positions))
 	numbers := map[string]int{}

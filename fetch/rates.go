@@ -17,7 +17,7 @@ import (
 	"bowstring/schema"
 )
 
-// What the engine says of how fast jobs will be.
+// Types for predictions of how fast jobs will be.
 type (
 	// Rates are what was measured.
 	Rates = predict.Rates
@@ -46,13 +46,13 @@ const (
 	ratesLate = time.Hour
 	// ratesFull is for how long the way to the store has to have been full.
 	ratesFull = time.Second
-	// ratesReads is how many reads, or rows, tell a mean.
+	// ratesReads is the least number of reads, or of rows, for a mean.
 	ratesReads = 1000
 	// ratesAlike is by how many times blobs that were read may be larger or smaller than those that
 	// it is about: the rates of others say little of them.
 	ratesAlike = 2
-	// usualPerGB is what serving costs without what each sample costs, in seconds of processors for
-	// a gigabyte, where the two cannot be told apart.
+	// usualPerGB is the assumed cost of serving a gigabyte, without the cost of each sample,
+	// in CPU seconds, if the two were not measured apart.
 	usualPerGB = 0.2
 )
 
@@ -73,8 +73,8 @@ func (e *Engine) SetRates(r Rates) {
 	c.rates, c.at = r, time.Now()
 }
 
-// Rates returns what is known of the rates at a time within the last half day, for blobs of
-// so many bytes: what calibration found, and what streams have seen since.
+// Rates returns the known rates at a time within the last half day, for blobs of size
+// bytes: the results of calibration, and the measurements of streams since then.
 func (e *Engine) Rates(at time.Time, size float64) (Rates, RatesFrom) {
 	c := &e.calibrated
 	c.mu.Lock()
@@ -132,8 +132,8 @@ func seenOf(s predict.Store, seen *read.Spell, size float64) (predict.Store, boo
 		s.ReadsPerS, s.BytesPerSec = reads, bytes
 		return s, true
 	}
-	// One point tells by how much the store is faster or slower than it was, and not of which
-	// of the two: the one that it is nearer to counts.
+	// One point shows by how much the store is faster or slower than measured, but not which
+	// of the two limits has changed. The nearer one counts.
 	factor := 0.0
 	if s.ReadsPerS > 0 {
 		factor = reads / s.ReadsPerS
@@ -173,7 +173,7 @@ func (e *Engine) hereSeen(r *Rates, from *RatesFrom) {
 
 func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
-// CPU is the processor time that the process has used.
+// CPU is the CPU time that the process has used.
 func CPU() time.Duration {
 	var u syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
@@ -188,14 +188,15 @@ type CalibrateOptions struct {
 	Busy bool          // though streams read, which have less then
 }
 
-// Calibration is what was found.
+// Calibration is the result of a calibration.
 type Calibration struct {
 	Rates
 	Uncertainty map[string]Uncertain `json:"uncertainty"` // by rate, such as "store.latency_ms"
 	Reads       int64                `json:"reads"`       // of the store, that were made for it
 	Bytes       int64                `json:"bytes"`       // of those
-	// Positions are those of some rows of small blobs, and of some of large ones, where the two were
-	// told apart, or else of some rows: what serving costs shows in reading these.
+	// Positions are positions of some rows with small blobs and of some with large ones, if
+	// the two were measured apart, or else of some rows. Reading these rows shows the cost of
+	// serving.
 	Positions [][]int64 `json:"positions,omitempty"`
 }
 
@@ -300,7 +301,8 @@ func (e *Engine) drawBlobs(ctx context.Context, j *Job) ([]drawn, error) {
 	}
 	draw, all := j.Plan().Position, j.Plan().Rows()
 	if j.Alone() != nil {
-		// Of the selection, not of the plan: where lengths order that, each row would have a window put in order.
+		// Rows of the selection, not of the plan: if lengths order the plan, each row would
+		// need a sorted window.
 		draw, all = j.Selection().At, j.Selection().Len()
 	}
 	positions := make([]int64, min(n, all))
@@ -332,8 +334,8 @@ func (e *Engine) drawBlobs(ctx context.Context, j *Job) ([]drawn, error) {
 	return blobs, nil
 }
 
-// Conditions is what a model is told of a job that would run now: see [predict.Job]. total is what
-// TotalBytes says of it. Epochs and pace are the caller's to say.
+// Conditions describes a job that would run now to the model: see [predict.Job]. total is
+// its TotalBytes. The caller sets epochs and pace.
 func (e *Engine) Conditions(j *Job, total int64) predict.Job {
 	req, rows := j.Request(), j.Plan().Rows()
 	if total < 0 || j.Alone() == nil {
@@ -358,7 +360,7 @@ func (e *Engine) Conditions(j *Job, total int64) predict.Job {
 	if e.opts.Spill != nil {
 		st := e.opts.Spill.Stats()
 		c.CacheBytes = st.BudgetBytes
-		// Of what there is of each snapshot, as much as the job reads of it.
+		// The part of each snapshot's bytes that the job reads.
 		for i := range j.Sources() {
 			of := j.Source(i)
 			all := j.SourceBytes(i) * (of.End - of.Base)

@@ -65,7 +65,7 @@ type Stats struct {
 	Jobs   []JobStats       `json:"jobs"` // that run, by dataset and job
 }
 
-// What Stats consist of.
+// Parts of Stats.
 type (
 	// JobStats is where the blobs of a job came from.
 	JobStats = upcoming.JobStats
@@ -82,7 +82,7 @@ type (
 // Times says how long the reads of a tier took: see [read.Times].
 type Times = read.Times
 
-// What the buckets of Times are.
+// The buckets of Times.
 const (
 	TimesSchema = read.TimesSchema
 	TimesFirst  = read.TimesFirst
@@ -106,8 +106,8 @@ type Path struct {
 	BytesPerSec float64 `json:"bytes_per_s"` // as a moving average
 }
 
-// ReadReasons are all reasons for reads of the store, by which Stats count them: own, peer, ahead, page, astray,
-// unreachable, refused, hedge and retry.
+// ReadReasons are all reasons for reads of the store, by which Stats count them. See the
+// constants of package read.
 func ReadReasons() []string { return read.ReasonNames() }
 
 // Stats returns the engine's counters.

@@ -8,8 +8,8 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// begin begins a span of the engine, where the caller's is recorded: who traces
-// is found in ctx, and where nobody does this costs a look. end ends it.
+// begin begins a span of the engine if ctx has a recorded span of the caller. Otherwise it
+// costs one look-up in ctx. The caller ends the span with end.
 func begin(ctx context.Context, name string, attrs ...attribute.KeyValue) (context.Context, trace.Span) {
 	parent := trace.SpanFromContext(ctx)
 	if !parent.IsRecording() {

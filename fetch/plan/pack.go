@@ -427,7 +427,7 @@ func (k *Pack) count(p *Plan, turn func(piece func() error) error) (*packTable, 
 		// refused is so in each epoch.
 		if held += pk.held; p.n/k.cfg.Window+2*(held/MaxWindowPieces)+2 > maxPackWindows {
 			return nil, &schema.FieldError{Field: "pack.window", Got: strconv.FormatInt(k.cfg.Window, 10), Want: fmt.Sprintf(
-				"fewer documents or a smaller pack.length, so that the %d documents of an epoch have at most %d windows", p.n,
+				"a larger number, or a larger pack.length, so that the %d documents of an epoch have at most %d windows", p.n,
 				maxPackWindows)}
 		}
 	}
