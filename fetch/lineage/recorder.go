@@ -29,7 +29,7 @@ type Recorder struct {
 	mu      sync.Mutex
 	loose   bool
 	rest    undone   // of a loose order
-	in      *segment // that the piece lies in; nil between pieces
+	in      *segment // of the piece; nil between pieces
 	piece   uint32
 	home    int64 // the record in whose header rows in order are counted
 	counted int64 // rows counted there

@@ -42,7 +42,7 @@ type Cache struct {
 	entries  map[entryKey]*entry // guarded by mu: those that may be joined
 	reads    int                 // goroutines that read, most at most; guarded by mu
 	queue    []*entry            // those that wait for one, in turn; guarded by mu
-	idle     list.List           // of *entry that are there and nobody uses, the one used last in front; guarded by mu
+	idle     list.List           // of unused *entry, most recently used in front; guarded by mu
 	blocked  int                 // reads that wait for memory; guarded by mu
 	resident int64               // bytes of manifests that were read whole; guarded by mu
 }
@@ -369,7 +369,7 @@ type arrival struct {
 // wants are pages, or lists of pages, that a call needs. It visits them as they come, so that nothing is kept
 // of one while others are waited for, without a goroutine for each.
 type wants struct {
-	n     int                          // so many
+	n     int                          // how many there are
 	chunk func(i int) schema.Chunk     // what each is
 	form  func(i int) *schema.Form     // whose it is; nil if all are the same
 	place func(i int) Place            // where it is wanted again; nil if nowhere

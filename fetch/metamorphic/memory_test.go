@@ -44,7 +44,7 @@ type ram struct {
 type history struct {
 	snap               *schema.Snapshot
 	committed, dropped int64 // 0: not yet
-	gone               int64 // when who dropped it was told so
+	gone               int64 // when its drop was answered
 }
 
 // regime is how reads fail for a while.

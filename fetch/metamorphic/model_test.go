@@ -115,7 +115,7 @@ type progress struct {
 	slots  []slot
 	at     int // the slot being served
 	row    int // rows served in it
-	// homes are the slots of the rows of the present lap that were not served, by
+	// homes are the slots of the rows of the present epoch that were not served, by
 	// position; only where the order is not strict.
 	homes map[int64][]int
 }

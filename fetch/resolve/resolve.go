@@ -68,7 +68,7 @@ type Resolver struct {
 	layouts   Layouts
 	kinds     operators.Kinds
 	assigning computations[*stepShare]
-	ahead     ahead
+	opening   opening
 
 	sharingsMu sync.Mutex
 	sharings   map[string]*sharing // by what is the same in all epochs
@@ -91,7 +91,7 @@ func New(s store.Store, read manifest.ReadFunc, ledger *admission.Ledger, work *
 			most: max(cmp.Or(opts.MaxSelections, 10_000), 0), due: map[string]time.Time{}},
 	}
 	rv.snapshots.init(s, manifest.NewCache(read, ledger, opts.Resident, opts.Logger), opts)
-	rv.ahead.init()
+	rv.opening.init()
 	return rv
 }
 
@@ -120,7 +120,7 @@ func (rv *Resolver) Doubt(dataset string) { rv.snapshots.doubt(dataset) }
 // Close cancels running computations, waits for them, and closes unused snapshots; others
 // are closed when they are released. No job can be opened afterwards.
 func (rv *Resolver) Close() {
-	rv.ahead.end()
+	rv.opening.end()
 	rv.computing.close()
 	rv.assigning.close()
 	rv.snapshots.close()

@@ -112,8 +112,9 @@ func (r *run) check(record *store.Run) error {
 	return nil
 }
 
-// settle has the job be let serve steps: those before need, and if these are not settled yet, ahead more.
-func (r *run) settle(ctx context.Context, need, ahead int64) error {
+// settle allows the job to serve the steps before need. If these are not settled yet, it
+// settles more steps beyond them, so that not every step costs a swap.
+func (r *run) settle(ctx context.Context, need, more int64) error {
 	switch {
 	case r.conflict != nil:
 		return r.conflict
@@ -126,7 +127,7 @@ func (r *run) settle(ctx context.Context, need, ahead int64) error {
 	record, err := r.store.Run(ctx, r.dataset, r.name)
 	if errors.Is(err, schema.ErrNotFound) || err == nil && (record.Settled < need || r.stale(record)) {
 		record, err = r.store.ChangeRun(ctx, r.dataset, r.name, func(old *store.Run) (*store.Run, error) {
-			return r.advance(ctx, old, need, ahead)
+			return r.advance(ctx, old, need, more)
 		})
 	}
 	if err != nil {
@@ -149,11 +150,11 @@ func (r *run) stale(record *store.Run) bool {
 }
 
 // advance is the record with as many steps settled; nil if it need not be changed.
-func (r *run) advance(ctx context.Context, old *store.Run, need, ahead int64) (*store.Run, error) {
+func (r *run) advance(ctx context.Context, old *store.Run, need, more int64) (*store.Run, error) {
 	now := time.Now().UTC().Truncate(time.Second)
 	if old == nil {
 		run := &store.Run{Dataset: r.dataset, Name: r.name, Owner: store.CallerFrom(ctx).Principal, Request: r.request,
-			Created: now, Expires: now.Add(runLifetime), Settled: addSat(need, ahead)}
+			Created: now, Expires: now.Add(runLifetime), Settled: addSat(need, more)}
 		for _, c := range r.steered {
 			run.Steered = append(run.Steered, store.Steer{MixtureChange: c})
 		}
@@ -165,7 +166,7 @@ func (r *run) advance(ctx context.Context, old *store.Run, need, ahead int64) (*
 	run := *old
 	run.Expires = now.Add(runLifetime)
 	if run.Settled < need {
-		run.Settled = addSat(need, ahead)
+		run.Settled = addSat(need, more)
 	}
 	return &run, nil
 }
@@ -204,11 +205,11 @@ func (r *run) take(record *store.Run) error {
 
 // Settle has the job be let serve the steps before one, counted over all epochs, if a change of weights from
 // outside does not come before; and some more, if it has to ask for these. A job without a run serves any step.
-func (j *Job) Settle(ctx context.Context, before, ahead int64) error {
+func (j *Job) Settle(ctx context.Context, before, more int64) error {
 	if j.run == nil {
 		return nil
 	}
-	return j.run.settle(ctx, before, ahead)
+	return j.run.settle(ctx, before, more)
 }
 
 // Settled is how many steps the job may serve, counted over all epochs; math.MaxInt64 for

@@ -394,17 +394,18 @@ func (c *snapshotCache) isMeant(ctx context.Context, key snapshotKey, number int
 	return nil
 }
 
-// ahead is what is done before anybody asks for it.
-type ahead struct {
+// opening opens snapshots before a job needs them. The zero value needs init; end cancels and
+// waits for it.
+type opening struct {
 	context context.Context //nolint:containedctx // ends when it is to end
 	cancel  context.CancelCauseFunc
 	running sync.WaitGroup
 }
 
-func (a *ahead) init() { a.context, a.cancel = context.WithCancelCause(context.Background()) }
+func (a *opening) init() { a.context, a.cancel = context.WithCancelCause(context.Background()) }
 
 // end ends what is being done, and waits for it.
-func (a *ahead) end() {
+func (a *opening) end() {
 	a.cancel(errClosing())
 	a.running.Wait()
 }
@@ -416,12 +417,12 @@ func (a *ahead) end() {
 // Close, which ends it. The channel is closed when it has ended.
 func (rv *Resolver) OpenRecent() (ended <-chan struct{}) {
 	done := make(chan struct{})
-	rv.ahead.running.Go(func() {
+	rv.opening.running.Go(func() {
 		defer close(done)
-		ctx := rv.ahead.context
+		ctx := rv.opening.context
 		names, err := rv.store.Names(ctx)
 		if err != nil {
-			rv.logger.DebugContext(ctx, "no dataset is opened ahead of its use", "error", err)
+			rv.logger.DebugContext(ctx, "no dataset is opened before its use", "error", err)
 			return
 		}
 		if len(names) > rv.snapshots.maxIdle {
@@ -432,7 +433,7 @@ func (rv *Resolver) OpenRecent() (ended <-chan struct{}) {
 		for _, name := range names {
 			opening.Go(func() {
 				if err := rv.openRecent(ctx, name); err != nil {
-					rv.logger.DebugContext(ctx, "a dataset is not opened ahead of its use", "dataset", name, "error", err)
+					rv.logger.DebugContext(ctx, "a dataset is not opened before its use", "dataset", name, "error", err)
 				}
 			})
 		}

@@ -60,8 +60,9 @@ type Store interface {
 	// RenewSelection has a selection that has not expired expire then, or later if
 	// it was to anyway.
 	RenewSelection(ctx context.Context, dataset, name string, until time.Time) error
-	// Run returns a run by name, Runs those beside a dataset, sorted by name. What has expired is not found. They may
-	// have changed since, which no change that was answered has.
+	// Run returns a run by name, and Runs those of a dataset, sorted by name. Expired runs are
+	// not found. A result may be outdated by then, but has each change that was answered before
+	// the call.
 	Run(ctx context.Context, dataset, name string) (*Run, error)
 	Runs(ctx context.Context, dataset string) ([]*Run, error)
 	// ChangeRun changes a run, or makes it, by one swap, and returns what it is then. change gets the run, nil for

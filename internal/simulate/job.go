@@ -49,6 +49,7 @@ type rank struct {
 // againAfter is how long a client waits before it continues at another node.
 const againAfter = 100 * time.Millisecond
 
+// newJob places ranks on nodes in order, beginning at First, and starts over after the last node.
 func newJob(w *world, spec Job) *job {
 	j := &job{Job: spec, world: w}
 	j.steps.init(int(spec.Ranks))
@@ -60,7 +61,7 @@ func newJob(w *world, spec Job) *job {
 	return j
 }
 
-// placed is the number of ranks beside each node, if it does not follow from the nodes' weights.
+// placed names the node of each rank, if that does not follow from the nodes' weights.
 func (j *job) placed() []string {
 	f := &j.world.file
 	if f.Nodes.Alone || j.Assign != schema.AssignLocal || j.First == 0 && j.Ranks == f.Nodes.Count*f.Nodes.Ranks {
@@ -119,6 +120,8 @@ func (j *job) end(e *epochTally, r *rank) {
 	r.samples, r.bytes, r.first, r.waits = 0, 0, 0, Waits{}
 }
 
+// run reads all epochs of the job. Ranks meet between epochs, and a rank that has fewer steps than
+// others leaves the barrier of steps, so that the others do not wait for it.
 func (r *rank) run(ctx context.Context) error {
 	j := r.job
 	for epoch := range j.Epochs {
@@ -352,6 +355,7 @@ func (m *meeting) meet(ctx context.Context, then func() error) error {
 	}
 }
 
+// openLocked lets all waiting ranks go on, and closes the barrier behind them.
 func (m *meeting) openLocked() {
 	m.there, m.meeting = 0, nil
 	close(m.next)

@@ -29,6 +29,8 @@ type network struct {
 	wake      chan struct{}
 }
 
+// Above exactConns busy connections, computing all rates at each change would cost most of a
+// simulation: the work is quadratic in the connections. settleEvery bounds the error instead.
 const (
 	exactConns  = 48
 	settleEvery = 200 * time.Microsecond
@@ -118,6 +120,7 @@ func (n *network) changedLocked() {
 	n.poke()
 }
 
+// poke wakes run, at most once until run has woken.
 func (n *network) poke() {
 	select {
 	case n.wake <- struct{}{}:
@@ -281,6 +284,7 @@ func (n *network) settleLocked(now time.Time) {
 	heap.Init(&n.busy)
 }
 
+// fixLocked gives a connection its rate, and takes that from the resources on its path.
 func (n *network) fixLocked(c *conn, rate float64) {
 	c.fixed = true
 	for _, i := range c.path {
@@ -418,6 +422,8 @@ type requester struct {
 	waiting map[uint32]chan fetch.Answer // one each
 }
 
+// requesterFor returns the requester for reads that another server makes through this one; a
+// real server has one for each connection.
 func (l *life) requesterFor(from *life) *requester {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -493,6 +499,8 @@ func newInbox() *inbox {
 	return &inbox{wake: make(chan struct{}, 1), reports: map[*life][]peers.Progress{}}
 }
 
+// put replaces the latest report of a server. A report that was not taken yet is lost, as a newer
+// one has all that it had. nil says that the server has closed its connection.
 func (x *inbox) put(from *life, list []peers.Progress) {
 	x.mu.Lock()
 	if _, ok := x.reports[from]; !ok {
@@ -506,6 +514,7 @@ func (x *inbox) put(from *life, list []peers.Progress) {
 	}
 }
 
+// take removes the report of the server that has waited longest; from is nil if there is none.
 func (x *inbox) take() (from *life, list []peers.Progress) {
 	x.mu.Lock()
 	defer x.mu.Unlock()

@@ -406,6 +406,7 @@ func (s nearStore) Get(ctx context.Context, ref schema.BlobRef) (schema.Blob, er
 	return schema.NewBlob(content(ref.Size), nil), nil
 }
 
+// page returns a page of a manifest, and whether the key is that of one.
 func (s *farStore) page(key schema.Key) ([]byte, bool) {
 	for _, d := range s.datasets {
 		if page, ok := d.pages[key]; ok {

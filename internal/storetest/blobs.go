@@ -12,6 +12,8 @@ import (
 	"bowstring/schema"
 )
 
+// blobSizes: blobs from empty ones to 20 MiB are read back whole, also after reopening. The sizes
+// around 64 bytes meet the alignment of segments.
 func blobSizes(b *bench) {
 	var blobs [][]byte
 	for _, n := range []int{0, 1, 63, 64, 65, 4096, 110_000, 20 << 20} {
@@ -27,6 +29,7 @@ func blobSizes(b *bench) {
 	}
 }
 
+// putCopies: Put copies its argument, so that a caller can reuse its buffer at once.
 func putCopies(b *bench) {
 	in := b.begin("copies")
 	buf := blobOf("buffer", 5000)
@@ -37,6 +40,8 @@ func putCopies(b *bench) {
 	b.ok(in.Close(), "close the ingest")
 }
 
+// dedup: a store under hashes writes a blob once, however many datasets have it, and counts the
+// puts that found it.
 func dedup(b *bench) {
 	if b.segments() {
 		packed(b)
@@ -60,6 +65,7 @@ func dedup(b *bench) {
 	b.that(got.BlobReads == reads+1, "one read was counted as %d", got.BlobReads-reads)
 }
 
+// dedupConcurrent: of concurrent puts of one blob exactly one writes it.
 func dedupConcurrent(b *bench) {
 	const putters = 16
 	in := b.begin("d")

@@ -14,6 +14,7 @@ import (
 	"bowstring/schema"
 )
 
+// emptyStore: an empty store answers with ErrNotFound that names the dataset, and its counts are 0.
 func emptyStore(b *bench) {
 	b.catalog()
 	_, err := b.store.Snapshot(b.ctx, "absent", 0)
@@ -32,6 +33,8 @@ func emptyStore(b *bench) {
 	b.that(stats == store.Stats{}, "an empty store counts %+v", stats)
 }
 
+// commitAndRead: a committed snapshot is read back as it was, and Commit does not change its
+// argument. Errors for absent snapshots list what there is.
 func commitAndRead(b *bench) {
 	blobs := blobsOf("commit", 20, 1000)
 	in := b.begin("flowers")
@@ -74,6 +77,7 @@ func commitAndRead(b *bench) {
 	}
 }
 
+// invisible: an ingest that was not committed shows in no call, also after reopening.
 func invisible(b *bench) {
 	blobs := blobsOf("invisible", 5, 500)
 	in := b.begin("ghost")
@@ -90,6 +94,8 @@ func invisible(b *bench) {
 	b.fails(err, schema.ErrNotFound, "snapshot that was not committed")
 }
 
+// commitRefuses: a commit is refused if it refers to a chunk that was not put, lacks a schema, or
+// belongs to another dataset; and an ingest refuses calls after Close.
 func commitRefuses(b *bench) {
 	in := b.begin("picky")
 	snap, err := Put(b.ctx, in, blobsOf("picky", 2, 10), 8)
@@ -115,6 +121,7 @@ func commitRefuses(b *bench) {
 	b.fails(err, schema.ErrInvalid, "put after close")
 }
 
+// names: invalid names are refused, and names that are prefixes of each other do not mix.
 func names(b *bench) {
 	for _, name := range []string{"", "a/b", "a\x00b", ".hidden", "a b", strings.Repeat("n", 129)} {
 		_, err := b.store.Begin(b.ctx, name)
@@ -136,6 +143,8 @@ func names(b *bench) {
 	}
 }
 
+// conflict: a commit whose parent is not the newest snapshot is an ErrConflict, and the ingest
+// can commit with the right parent afterwards.
 func conflict(b *bench) {
 	in := b.begin("race")
 	late, err := Put(b.ctx, in, blobsOf("late", 3, 100), 8)
@@ -156,6 +165,7 @@ func conflict(b *bench) {
 	b.holds(b.snapshot("race", 1), blobsOf("early", 3, 100))
 }
 
+// numbering: numbers grow by one and are never used again, also after a drop and after reopening.
 func numbering(b *bench) {
 	expect := func(parent, number int64) {
 		got := b.ingest("count", parent, blobsOf(fmt.Sprint(number), 1, 10))
@@ -235,6 +245,7 @@ func concurrentCommitters(b *bench) {
 	}
 }
 
+// reopen: snapshots, selections, blobs and counts survive reopening.
 func reopen(b *bench) {
 	first, second := blobsOf("first", 10, 3000), blobsOf("second", 10, 3000)
 	b.ingest("kept", 0, first)
@@ -266,6 +277,7 @@ func reopen(b *bench) {
 	b.holds(b.snapshot("kept", 3), first[:4])
 }
 
+// drop: a dropped snapshot is not found, while a reader that has it open can still read it.
 func drop(b *bench) {
 	one, two := blobsOf("one", 4, 700), blobsOf("two", 4, 700)
 	open := b.ingest("d", 0, one)
@@ -284,6 +296,7 @@ func drop(b *bench) {
 	b.fails(err, schema.ErrNotFound, "a dropped dataset")
 }
 
+// cancelled: each call ends with the cause of a cancelled context and changes nothing.
 func cancelled(b *bench) {
 	b.ingest("c", 0, blobsOf("c", 3, 100))
 	in := b.begin("c")
@@ -371,6 +384,7 @@ func closeDuringCalls(b *bench) {
 	b.holds(b.snapshot("busy", 0), blobs)
 }
 
+// closing: after Close a blob that was handed out is still valid, and calls are ErrUnavailable.
 func closing(b *bench) {
 	data := blobOf("pinned", 300_000)
 	b.ingest("c", 0, [][]byte{data})

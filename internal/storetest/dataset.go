@@ -25,6 +25,8 @@ func blobOf(name string, n int) []byte {
 	return b
 }
 
+// blobsOf makes count blobs of size bytes. Equal arguments give equal blobs, so that a test can
+// make the expected bytes again in place of keeping them.
 func blobsOf(name string, count, size int) [][]byte {
 	blobs := make([][]byte, count)
 	for i := range blobs {
@@ -169,6 +171,8 @@ func ingest(ctx context.Context, s store.Store, dataset string, parent int64,
 	return in.Commit(ctx, snap)
 }
 
+// begin, put, ingest, snapshot and holds do as the functions and methods of these names, and end
+// the case at the first error.
 func (b *bench) begin(dataset string) store.Ingest {
 	in, err := b.store.Begin(b.ctx, dataset)
 	b.ok(err, "begin an ingest into %s", dataset)
@@ -217,6 +221,8 @@ func (b *bench) lacks(data []byte) {
 	}
 }
 
+// gc collects, and checks what holds of every report: the snapshots in use are asked for once,
+// and no more is freed than was dead.
 func (b *bench) gc(opts store.GCOptions, inUse ...*schema.Snapshot) store.GCReport {
 	calls := 0
 	r, err := b.store.GC(b.ctx, opts, func() []*schema.Snapshot { calls++; return inUse })

@@ -16,6 +16,8 @@ import (
 // the size of blobs that are worth collecting
 const gcBlob = 50_000
 
+// gcFrees: a collection removes exactly the unreferenced blobs, reports them, and the counts of
+// the store agree with the report. A collected blob can be put again.
 func gcFrees(b *bench) {
 	shared, only1, only2 := blobsOf("shared", 10, gcBlob), blobsOf("only1", 10, gcBlob), blobsOf("only2", 10, gcBlob)
 	b.ingest("g", 0, slices.Concat(shared, only1))
@@ -53,6 +55,7 @@ func gcFrees(b *bench) {
 	b.that(b.store.Stats().Blobs == 0, "an empty store counts %+v", b.store.Stats())
 }
 
+// gcDryRun: a dry run reports dead blobs and changes nothing.
 func gcDryRun(b *bench) {
 	blobs := blobsOf("dry", 10, gcBlob)
 	b.ingest("g", 0, blobs)
@@ -68,6 +71,8 @@ func gcDryRun(b *bench) {
 	}
 }
 
+// gcOpenIngest: blobs that an open ingest has put or found survive a collection. After the ingest
+// has ended without a commit they are removed.
 func gcOpenIngest(b *bench) {
 	old, fresh := blobsOf("old", 5, gcBlob), blobsOf("fresh", 5, gcBlob)
 	b.ingest("g", 0, old)
@@ -109,6 +114,7 @@ func gcOpenIngest(b *bench) {
 	b.lacks(vain)
 }
 
+// gcInUse: a dropped snapshot that the caller of GC names as in use keeps its blobs.
 func gcInUse(b *bench) {
 	blobs := blobsOf("used", 10, gcBlob)
 	snap := b.ingest("g", 0, blobs)
@@ -121,6 +127,7 @@ func gcInUse(b *bench) {
 	b.ok(err, "gc without inUse")
 }
 
+// gcSelections: a bitmap lives as long as its selection, which goes with its dataset.
 func gcSelections(b *bench) {
 	b.ingest("g", 0, blobsOf("sel", 3, 100))
 	bitmap := blobOf("bitmap", gcBlob)

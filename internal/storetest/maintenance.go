@@ -8,6 +8,8 @@ import (
 	"bowstring/schema"
 )
 
+// restore: a snapshot is restored with its number, parent and time; later numbers continue from
+// there, and no number is given twice.
 func restore(b *bench) {
 	blobs := blobsOf("restore", 6, 300)
 	in := b.begin("r")
@@ -59,6 +61,8 @@ func restore(b *bench) {
 	b.ok(in.Close(), "close the ingest")
 }
 
+// adopt: an ingest may take over a stored blob without its bytes, which then counts as put. A blob
+// that is not there, or was freed, is not adopted.
 func adopt(b *bench) {
 	if b.segments() {
 		adoptPacked(b)
@@ -106,6 +110,7 @@ func adoptPacked(b *bench) {
 
 func ptr[T any](v T) *T { return &v }
 
+// repair: only the bytes of the blob itself repair it, and repaired blobs are collected as others.
 func repair(b *bench) {
 	if b.segments() { // a segment is rewritten as a whole; the store's own tests have a damaged one
 		data, other, none := blobOf("repair", 700), blobOf("other", 700), blobOf("none", 700)
@@ -140,6 +145,7 @@ func repair(b *bench) {
 	}
 }
 
+// listSelections: the selections of one dataset, or of all, are listed.
 func listSelections(b *bench) {
 	b.ingest("s", 0, blobsOf("s", 8, 100))
 	b.ingest("t", 0, blobsOf("s", 8, 100))

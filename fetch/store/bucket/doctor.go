@@ -178,7 +178,7 @@ func (s *Store) examineSegments(ctx context.Context, f *store.Findings) {
 	}
 	missing, err := s.lacking(ctx, sizes)
 	if err == nil && len(missing) > 0 { // a snapshot may have been committed since the list was made, which the next one shows
-		missing, err = s.stillLacking(ctx, missing)
+		missing, err = s.confirmLacking(ctx, missing)
 	}
 	switch {
 	case errors.Is(err, schema.ErrDataLoss): // the catalog, which is reported
@@ -196,8 +196,8 @@ func (s *Store) examineSegments(ctx context.Context, f *store.Findings) {
 	s.examineLeftovers(ctx, f)
 }
 
-// stillLacking finds out which snapshots lack segments still.
-func (s *Store) stillLacking(ctx context.Context, before []MissingSegments) ([]MissingSegments, error) {
+// confirmLacking returns the snapshots of before that lack segments when it checks again.
+func (s *Store) confirmLacking(ctx context.Context, before []MissingSegments) ([]MissingSegments, error) {
 	sizes := map[string]int64{}
 	if err := s.list(ctx, dirSegments, func(name string, info object.Info) error { sizes[name] = info.Size; return nil }); err != nil {
 		return nil, err

@@ -53,7 +53,7 @@ type proofs struct {
 	sets    map[schema.ObjectPrefix]*proofSet
 	count   int64         // of checksums in memory
 	waiting int64         // of those, not kept yet
-	keeping bool          // the keeper runs
+	keeping bool          // keepAll runs
 	full    chan struct{} // has a token when many wait
 	beyond  bool          // it was said that there are too many
 	stats   store.ProofStats

@@ -39,7 +39,7 @@ func (c *pool) each(
 ) error {
 	g, gctx := errgroup.WithContext(ctx)
 	g.SetLimit(c.workers)
-	mark := watermark{low: from, ahead: map[int]struct{}{}}
+	mark := watermark{low: from, beyond: map[int]struct{}{}}
 	for i := from; i < len(refs); i++ {
 		ref := refs[i]
 		weight := min(max(ref.Size, 1), inFlightBytes)
@@ -63,20 +63,20 @@ func (c *pool) each(
 
 // watermark is up to where all is done.
 type watermark struct {
-	mu    sync.Mutex
-	low   int
-	ahead map[int]struct{} // done beyond low
+	mu     sync.Mutex
+	low    int
+	beyond map[int]struct{} // done beyond low
 }
 
 func (w *watermark) done(i int, reached func(int)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.ahead[i] = struct{}{}
+	w.beyond[i] = struct{}{}
 	for {
-		if _, ok := w.ahead[w.low]; !ok {
+		if _, ok := w.beyond[w.low]; !ok {
 			break
 		}
-		delete(w.ahead, w.low)
+		delete(w.beyond, w.low)
 		w.low++
 	}
 	if reached != nil {

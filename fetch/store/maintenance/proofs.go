@@ -17,7 +17,8 @@ type Run struct {
 	Prefix  schema.ObjectPrefix
 }
 
-// Proofs lists what was learned of the object sets that the snapshots name.
+// Proofs lists the runs of learned checksums of the object sets that the snapshots name. A set that
+// several snapshots of a dataset name is listed once.
 func Proofs(ctx context.Context, src store.Store, snaps []*schema.Snapshot) ([]Run, error) {
 	type name struct {
 		dataset string
@@ -63,8 +64,9 @@ func ProofOf(ctx context.Context, src store.Store, snaps []*schema.Snapshot) (su
 	return sum, nil
 }
 
-// checkIn compares a blob of a store with its reference, as check does. Where that has no checksum, the one is taken that
-// was learned, or this is the first read. An error that is no schema.ErrDataLoss says nothing of the blob.
+// checkIn compares a blob of a store with its reference, as check does. If the reference has no
+// checksum, it is compared with the learned one; the first read learns it. An error other than
+// schema.ErrDataLoss says nothing of the blob.
 func checkIn(ctx context.Context, src store.Store, ref schema.BlobRef, data []byte, hashed bool) error {
 	if ref.Unproven() {
 		_, err := store.ProverOf(src).Prove(ctx, ref, data)
@@ -73,7 +75,8 @@ func checkIn(ctx context.Context, src store.Store, ref schema.BlobRef, data []by
 	return check(ref, data, hashed)
 }
 
-// proofs copies what was learned of the sets of a snapshot that was copied by reference.
+// proofs copies the learned checksums of the sets of a snapshot that was copied by reference. Readers
+// of the copy learn checksums at the same time: after a conflict it reads theirs and tries again.
 func (c *copier) proofs(ctx context.Context, snap *schema.Snapshot) error {
 	sets := slices.DeleteFunc(c.sets(snap), func(set schema.SetRef) bool { return set.Unproven.IsZero() })
 	if len(sets) == 0 {
@@ -98,6 +101,8 @@ func (c *copier) proofs(ctx context.Context, snap *schema.Snapshot) error {
 	return nil
 }
 
+// proofsOf adds to the target the checksums of one set that the source has and the target lacks. If
+// the two have learned different checksums of one blob, the copy fails.
 func (c *copier) proofsOf(ctx context.Context, dataset string, prefix schema.ObjectPrefix) (err error) {
 	from, err := c.from.Proofs(ctx, dataset, prefix)
 	if err != nil || len(from) == 0 {

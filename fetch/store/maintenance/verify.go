@@ -20,27 +20,30 @@ import (
 	"bowstring/schema"
 )
 
-// VerifyOptions tunes Verify. The zero value checks as fast as it can, and mends nothing.
+// VerifyOptions tunes Verify. The zero value checks as fast as it can, and repairs nothing.
 type VerifyOptions struct {
 	// Rate is how many bytes a second are read at most; 0 for no limit.
 	Rate int64
 	// Workers is how many blobs are read at once; 32 if 0.
 	Workers int
-	// EveryReplica has each blob read from each replica, where the source has several.
+	// EveryReplica makes Verify read each blob from each replica of the source. A damaged replica
+	// shows only then: a single read may be answered by a whole one.
 	EveryReplica bool
-	// Resume is a file that says how far it is, so that one which was stopped goes on
-	// where it was. It is removed at the end. Empty for none.
+	// Resume is a file that holds the progress, so that a stopped verification continues where it
+	// was. It is removed at the end. Empty for none.
 	Resume string
 	// Elsewhere are places to look for a whole copy of a damaged blob, in order,
 	// after other replicas.
 	Elsewhere []Place
-	// Repair puts back what is damaged, if there is a whole copy of it. Nil leaves it.
+	// Repair is the store into which whole copies of damaged blobs are written; nil repairs
+	// nothing.
 	Repair store.Store
 	// Progress, if not nil, is called after each blob, never twice at once.
 	Progress func(Verification)
 }
 
-// Place is where a blob may be found besides.
+// Place is another source of a damaged blob's bytes: a spill, a replica or another store. Its bytes
+// are checked before they are used.
 type Place struct {
 	Name string // "the spill in /scratch"
 	// Get is store.Store's Get.
@@ -52,7 +55,7 @@ type Verification struct {
 	Snapshots []string `json:"snapshots"` // by name, DATASET@N
 	Blobs     int64    `json:"blobs"`
 	Bytes     int64    `json:"bytes"`
-	// OfBytes is what there is to be read, at most: what rows share counts for each.
+	// OfBytes is the most that there is to read: a blob that several rows share counts for each.
 	OfBytes int64 `json:"of_bytes"`
 	// Damaged are the blobs that were not what they should be, MostDamaged of them at most,
 	// by key. Beyond is how many more there are.
@@ -60,15 +63,15 @@ type Verification struct {
 	Beyond  int64    `json:"damaged_beyond"`
 	// Repaired is how many of all those are whole now.
 	Repaired int64 `json:"repaired"`
-	// Proof is how much of what was attached without checksums has them; nil if nothing was attached so. Verify reads, and
-	// so proves, what had none.
+	// Proof is how many of the blobs that were attached without checksums have one now; nil if there
+	// are none such. Verify reads each of them, which gives it a checksum.
 	Proof *store.Proof `json:"proof,omitempty"`
 }
 
 // MostDamaged is how many damaged blobs are listed.
 const MostDamaged = 100_000
 
-// Lasting is how many blobs are damaged still.
+// Lasting is how many blobs are damaged and were not repaired.
 func (v *Verification) Lasting() int64 { return int64(len(v.Damaged)) + v.Beyond - v.Repaired }
 
 // Damage is a blob that is not what it should be.
@@ -108,8 +111,8 @@ type verifier struct {
 	saveErr error // why the state could not be saved
 
 	mu     sync.Mutex
-	report Verification
-	broken map[schema.Key]bool // chunks that cannot be read
+	report Verification        // guarded by mu while blobs are visited
+	broken map[schema.Key]bool // damaged blobs that were not repaired; later lists skip chunks among them
 }
 
 // Verify reads every blob that the scope refers to, manifests and selections included,
@@ -129,6 +132,8 @@ func Verify(ctx context.Context, scope Scope, opts VerifyOptions) (Verification,
 	return v.report, nil
 }
 
+// run visits the blobs of all lists, then finds out what refers to the damaged ones, and counts
+// checksums. It saves its state before each phase that may be stopped.
 func (v *verifier) run(ctx context.Context) error {
 	v.report.Snapshots, v.report.Damaged = []string{}, []Damage{}
 	for _, snap := range v.scope.Snapshots {
@@ -173,7 +178,8 @@ func (v *verifier) prove(ctx context.Context) error {
 	return nil
 }
 
-// lists visits one list after the other.
+// lists visits one list after the other, beginning at the saved one. Manifests come before the blobs
+// that they name, so that a list is made only of chunks that can be read or were repaired.
 func (v *verifier) lists(ctx context.Context, passes int) error {
 	for list := v.state.List; list < lists(passes); list++ {
 		refs, err := v.scope.list(ctx, list, passes, v.broken)
@@ -238,7 +244,8 @@ func (v *verifier) visit(ctx context.Context, ref schema.BlobRef) error {
 	return nil
 }
 
-// note adds a damaged blob. mu is held.
+// note adds a damaged blob to the report; the caller holds mu. After a restart a blob may be visited
+// a second time: its old entry is replaced, so that it counts once.
 func (v *verifier) note(d Damage) {
 	if d.Repaired {
 		v.report.Repaired++
@@ -257,7 +264,8 @@ func (v *verifier) note(d Damage) {
 	}
 }
 
-// intact reads a blob and says what is wrong with it. An error says nothing of the blob.
+// intact reads a blob and returns what is wrong with it as problem; nil if it is whole. err is an
+// error of the source, after which the state of the blob is unknown.
 func (v *verifier) intact(ctx context.Context, src store.Store, ref schema.BlobRef) (problem, err error) {
 	b, err := get(ctx, src, ref)
 	switch {
@@ -273,7 +281,8 @@ func (v *verifier) intact(ctx context.Context, src store.Store, ref schema.BlobR
 	return err, nil
 }
 
-// mend looks for a whole copy, and puts it back if it is to.
+// mend looks for a whole copy of a damaged blob, and repairs the blob with it if that is asked for.
+// Replicas come first. A place without the blob, or one that cannot be read, is skipped.
 func (v *verifier) mend(ctx context.Context, d *Damage) error {
 	places := v.opts.Elsewhere
 	if replicas := v.scope.Source.Traits().Replicas; replicas > 1 {
@@ -306,8 +315,8 @@ func (v *verifier) mend(ctx context.Context, d *Damage) error {
 	return nil
 }
 
-// repair puts a damaged blob back and reads it again. One that cannot be put
-// back stays damaged, and says why.
+// repair writes the bytes of a damaged blob and reads the blob again. If the store refuses the
+// repair, the blob stays damaged and its problem says why: others can still be repaired.
 func (v *verifier) repair(ctx context.Context, d *Damage, data []byte) error {
 	if v.opts.Repair == nil {
 		return nil

@@ -9,7 +9,7 @@ const (
 	bugPeekRoots                          // roots are read unsettled, and no ingest is fenced
 	bugLapseUnfenced                      // the ingests of lapsed processes are left registered
 	bugAckEarly                           // an epoch is acked before the puts that do not know of it have ended
-	bugNoWait                             // a collection waits for nobody
+	bugNoWait                             // a collection does not wait
 	bugTrustAll                           // what is stored is relied upon while a collection runs
 	bugTrustTouched                       // what was touched since the ingest began is relied upon then
 	bugDeleteTooMuch                      // a deletion takes what the collection's own epoch wrote

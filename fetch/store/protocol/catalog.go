@@ -30,6 +30,8 @@ func (s *Store) Names(ctx context.Context) ([]string, error) {
 	return s.partitions(ctx)
 }
 
+// datasets peeks at all partitions, options.Parallel at once, and lists those with live snapshots,
+// sorted by name.
 func (s *Store) datasets(ctx context.Context) ([]store.Dataset, error) {
 	names, err := s.partitions(ctx)
 	if err != nil {
@@ -65,6 +67,8 @@ func (s *Store) partitions(ctx context.Context) ([]string, error) {
 	return slices.Compact(names), nil
 }
 
+// peek reads a partition, or only the named rows of it, and decodes it. It settles nothing: it is
+// for readers, and changes use update, which loads.
 func (s *Store) peek(ctx context.Context, name string, rows ...string) (*datasetState, error) {
 	p, err := s.db.Peek(ctx, name, rows...)
 	if err != nil {
@@ -137,6 +141,8 @@ func (s *Store) snapshot(ctx context.Context, dataset string, number int64,
 	} else if r, live, err = reload(); err != nil || !live {
 		return nil, err
 	}
+	// The process announces that it reads the snapshot, and looks again afterwards: either a
+	// collection sees the announcement, or this call sees that the snapshot was dropped.
 	if s.hold(snapshotName(dataset, number)) {
 		if err := s.renew(ctx); err != nil {
 			return nil, err
@@ -189,10 +195,9 @@ func (s *Store) record(ctx context.Context, dataset string, number int64, r snap
 	return decodeRecord(dataset, number, blob.Bytes())
 }
 
-// Drop implements store.Store. A dropped snapshot's selections go with it, and a
-// dropped dataset's runs. Its
-// record stays until a collection finds that no process reads it any more. One
-// that has a tag is not dropped.
+// Drop implements store.Store. It removes the selections of a dropped snapshot, and the runs of a
+// dropped dataset. The record stays until a collection finds that no process reads it any more.
+// A snapshot with a tag is not dropped.
 func (s *Store) Drop(ctx context.Context, dataset string, number int64) error {
 	if err := s.enter(ctx); err != nil {
 		return err
@@ -212,6 +217,9 @@ func (s *Store) Drop(ctx context.Context, dataset string, number int64) error {
 	return nil
 }
 
+// drop marks snapshots as dropped in one edit, with all that depends on them: selections always,
+// runs only with the whole dataset. missing says that there was nothing to drop; after a swap with
+// a lost answer it stays false, as the snapshot may have been dropped by that swap.
 func (s *Store) drop(d *datasetState, number int64, e *edit) (missing bool, err error) {
 	live := d.live()
 	if len(live) == 0 || number != 0 && !slices.Contains(live, number) {
@@ -267,6 +275,8 @@ func (s *Store) Selection(ctx context.Context, dataset, name string) (*schema.Se
 	return sel, nil
 }
 
+// noSelection is the error for a selection that is not there. If the dataset is missing as well,
+// the error says that.
 func (s *Store) noSelection(ctx context.Context, dataset, name string) error {
 	d, err := s.peek(ctx, dataset)
 	if err != nil {

@@ -64,9 +64,11 @@ type collection struct {
 
 	mu       sync.Mutex
 	report   store.GCReport
-	leftover bool // before stands
+	leftover bool // Unclean stays at before, as blobs were met that a dead collection may still remove
 }
 
+// run announces an epoch, collects, and records the end. After a failure it records an end that
+// is not whole, so that the next collection need not wait until this one lapses.
 func (c *collection) run(ctx context.Context) error {
 	if c.opts.DryRun {
 		return c.dryRun(ctx)
@@ -217,6 +219,8 @@ func (c *collection) swap(ctx context.Context, change func(state *control) error
 // collect is what a collection does between its beginning and its end.
 func (c *collection) collect(ctx context.Context) error {
 	s := c.s
+	// Once all processes have agreed, each put writes in this epoch or knows that it must not
+	// rely on older blobs. Only then do the partitions show all that may still be committed.
 	if err := c.agree(ctx); err != nil {
 		return err
 	}

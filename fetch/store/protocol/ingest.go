@@ -52,8 +52,9 @@ func (s *Store) Begin(ctx context.Context, dataset string) (store.Ingest, error)
 	return in, nil
 }
 
-// begin registers the ingest, and looks for a collection after: either that
-// one finds the registration, or what is put from here on knows of it.
+// begin registers the ingest, and reads the control partition afterwards: either a collection
+// finds the registration, or the puts of this ingest know of the collection. If the epoch has
+// changed meanwhile, begin registers again with the new one.
 func (in *Ingest) begin(ctx context.Context) error {
 	s := in.s
 	for {
@@ -120,8 +121,9 @@ func (in *Ingest) put(ctx context.Context, ref schema.BlobRef, data []byte) erro
 	return nil
 }
 
-// touch says that a blob is wanted, and finds out whether it is there, and whether
-// it can be left as it is.
+// touch marks a blob as wanted in the epoch of g. there reports whether it is stored with the right
+// size, and keep whether its bytes may be relied upon without writing them again: only if they were
+// stored since the last collection that may still delete began.
 func (s *Store) touch(ctx context.Context, g *generation, began Epoch,
 	ref schema.BlobRef) (there, keep bool, err error) {
 	var old BlobRow
@@ -150,7 +152,8 @@ func (s *Store) touch(ctx context.Context, g *generation, began Epoch,
 	return there, keep, nil
 }
 
-// store touches a blob, and writes it if what is there is not to be relied upon.
+// store touches a blob, and writes it unless the stored bytes may be relied upon. The counters
+// treat a blob that is stored again because of a collection as found, since it adds no bytes.
 func (s *Store) store(ctx context.Context, g *generation, began Epoch, ref schema.BlobRef, data []byte) error {
 	there, keep, err := s.touch(ctx, g, began, ref)
 	if err != nil {

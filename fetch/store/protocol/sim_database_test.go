@@ -25,9 +25,9 @@ type faults struct {
 	slow     int // calls that take long, and are answered
 	delay    int // messages that are late, very
 	double   int // messages that arrive again
-	accept   int // swaps that are accepted, which nobody learns
-	lag      int // writes that the third node hears of late
-	suspends int // at most so many of a process
+	accept   int // swaps that are accepted, but not answered
+	lag      int // writes that the third node hears of with delay
+	suspends int // the most of one process
 	kills    int
 	clocks   bool // differ and step
 	raise    bool // rows come back from the dead
@@ -40,7 +40,7 @@ type faults struct {
 	touches int  // of puts that are slow
 	states  int  // answers about the state of collections that are late
 	scans   int  // that are slow
-	patient bool // who calls waits long for an answer
+	patient bool // callers wait long for an answer
 	few     bool // blobs there are, so that the same ones are put again
 }
 
