@@ -3,8 +3,8 @@
     python bench/plots.py                      from the stored figures
     python bench/run.py objects >lines; python bench/plots.py --from lines
 
-With --from, the last line of each case in a file that bench/run.py has written replaces the stored one first. Text stays
-text, so the files are small and their words can be searched.
+With --from, the last line of each case in a file that bench/run.py has written replaces the stored one first.
+Text stays text, so the files are small and their words can be searched.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def draw(cases: Cases, folder: Path) -> None:
     for name, (case, plot) in PLOTS.items():
         for mode, (ink, grid) in MODES.items():
             colours = ("text.color", "axes.labelcolor", "xtick.color", "ytick.color")
-            settings = {
+            settings: Any = {
                 **dict.fromkeys(colours, ink),
                 "svg.fonttype": "none",
                 "svg.hashsalt": name,
