@@ -173,6 +173,7 @@ func (a *Alteration) checkRows() error {
 	return nil
 }
 
+// namesOf are the names of fields, in their order.
 func namesOf(fields []arrow.Field) []string {
 	names := make([]string, len(fields))
 	for i, f := range fields {
@@ -498,6 +499,7 @@ func (a *Alteration) plan(base *schema.Snapshot) (*alterPlan, error) {
 	return p, nil
 }
 
+// fieldsOf are the fields of the altered dataset's columns, in their order.
 func fieldsOf(columns []columnPlan) []arrow.Field {
 	fields := make([]arrow.Field, len(columns))
 	for i, c := range columns {
@@ -621,6 +623,7 @@ func (a *Alteration) mergeColumns(p *alterPlan) error {
 	return nil
 }
 
+// indexOf is the index of a column, or -1.
 func indexOf(columns []columnPlan, name string) int {
 	return slices.IndexFunc(columns, func(c columnPlan) bool { return c.field.Name == name })
 }
@@ -816,6 +819,7 @@ func keyKind(t arrow.DataType) string {
 	return ""
 }
 
+// keysOfIDs returns keys that are the bytes of ids. They are never null.
 func keysOfIDs(ids []schema.ID) keyFunc {
 	return func(text []byte, i int) ([]byte, bool) { return append(text, ids[i][:]...), true }
 }

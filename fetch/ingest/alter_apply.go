@@ -43,6 +43,7 @@ func (a *Alteration) apply(ctx context.Context, base *schema.Snapshot) (_ *schem
 	if err != nil {
 		return nil, Altered{}, err
 	}
+	// found and taken are by row of all batches together.
 	w := &application{Alteration: a, alterPlan: p, found: make([]int64, len(a.added.rows))}
 	w.out = newOutput(a.in, outputOptions{p.schema, a.opts.Mem, a.opts.PageRows, a.workers, a.opts.Turn})
 	defer w.out.release()
@@ -70,6 +71,7 @@ func (a *Alteration) apply(ctx context.Context, base *schema.Snapshot) (_ *schem
 	}
 	next := &schema.Snapshot{Dataset: base.Dataset, Parent: base.Number, Source: a.opts.Source, Schema: p.schema,
 		Chunks: w.out.chunks, Sets: altered(base.Sets)}
+	// Without a source of its own the snapshot keeps that of its parent.
 	if next.Source == "" {
 		next.Source = base.Source
 	}
@@ -96,6 +98,8 @@ func (w *application) prepare(ctx context.Context) (err error) {
 			return err
 		}
 	}
+	// Only incoming columns of metadata are converted; keys stay as they are in the
+	// dataset.
 	w.values = make([][]arrow.Array, len(w.added.meta))
 	for _, c := range w.meta {
 		if c.rows < 0 {
@@ -322,6 +326,7 @@ func (w *application) differs(p *schema.Page) (bool, error) {
 			if c.rows < 0 || c.from < 0 {
 				continue
 			}
+			// A null in an incoming blob column leaves the sample's blob as it is.
 			if ref := b.refs[c.rows][at.at]; ref != nil {
 				if have, ok := p.Blob(c.from, i); !ok || have != *ref {
 					return true, nil
@@ -411,6 +416,7 @@ func (w *application) rewritten(ctx context.Context, p *schema.Page) error {
 
 // references are the references of a blob column of a page, for the n rows that stay.
 func (w *application) references(c columnPlan, p *schema.Page, n int) []*schema.BlobRef {
+	// One allocation for all references that come from the base.
 	slab, refs := make([]schema.BlobRef, n), make([]*schema.BlobRef, 0, n)
 	for i, row := range w.hits {
 		if w.gone[i] {

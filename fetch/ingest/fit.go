@@ -55,6 +55,8 @@ func fit(a arrow.Array, to arrow.DataType) (arrow.Array, *misfit) {
 // kind is the representation of a number.
 type kind uint8
 
+// The representations. Integers of 8 to 64 bits are int64 or uint64, and floats of 16 to
+// 64 bits float64, without a change of value.
 const (
 	kindInt kind = iota
 	kindUint
@@ -69,6 +71,7 @@ type number struct {
 	f    float64
 }
 
+// String returns the number for a message.
 func (n number) String() string {
 	switch n.kind {
 	case kindUint:
@@ -125,6 +128,7 @@ func (n number) float() (float64, bool) {
 	return n.f, true
 }
 
+// isNumber reports whether a type is an integer or a float of any width.
 func isNumber(t arrow.DataType) bool { return arrow.IsInteger(t.ID()) || arrow.IsFloating(t.ID()) }
 
 // numbersOf returns a function of an array's values. For null rows its results have no
@@ -195,6 +199,8 @@ func putNumber(b array.Builder) func(number) bool {
 		return putUint(b.Append)
 	case *array.Float16Builder:
 		return putFloat(func(f float64) (float64, func()) {
+			// Two roundings give another result than one only if the number is not a
+			// float16, which fails anyway.
 			h := float16.New(float32(f))
 			return float64(h.Float32()), func() { b.Append(h) }
 		})
@@ -279,6 +285,7 @@ func fitBytes(a arrow.Array, to arrow.DataType) (arrow.Array, *misfit) {
 // fitTimes converts 64-bit times or durations to another unit. It works on the integers:
 // a conversion through time.Time would overflow earlier.
 func fitTimes(a arrow.Array, from, to arrow.TimeUnit, dt arrow.DataType) (arrow.Array, *misfit) {
+	// The integers share the buffers of a.
 	values := array.NewInt64Data(array.NewData(arrow.PrimitiveTypes.Int64, a.Len(), a.Data().Buffers(), nil,
 		a.Data().NullN(), a.Data().Offset()))
 	b := array.NewInt64Builder(memory.DefaultAllocator)

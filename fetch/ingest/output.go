@@ -31,6 +31,7 @@ type mark struct {
 	sum        schema.Sum
 }
 
+// markOf is the mark of a page.
 func markOf(page schema.Chunk) mark { return mark{page.Rows, page.Size, page.Sum} }
 
 // outputOptions are the fields of Options that an output needs.

@@ -34,6 +34,7 @@ import (
 // Mode says what a new snapshot consists of.
 type Mode string
 
+// The modes of a writer.
 const (
 	// Create makes the first snapshot of a dataset: schema.ErrExists if it has one.
 	Create Mode = "create"
@@ -324,6 +325,8 @@ func addSet(sets []schema.SetRef, ref schema.SetRef) []schema.SetRef {
 // if none is null. Content and references are checked by it in the same way.
 type shape []struct{ rows, null int }
 
+// shapeOf is the number of rows of each column of blobs, and the index of its first null,
+// or -1.
 func shapeOf[T any](blobs [][]T, null func(T) bool) shape {
 	s := make(shape, len(blobs))
 	for c, column := range blobs {
@@ -576,6 +579,7 @@ func (w *Writer) pagesOf(ctx context.Context, chunk *schema.Chunk) ([]schema.Chu
 	return chunk.OpenIndex(index.Bytes())
 }
 
+// sameChunks reports whether the chunks have the same contents and rows.
 func sameChunks(a, b []schema.Chunk) bool {
 	return slices.EqualFunc(a, b, func(a, b schema.Chunk) bool { return a.BlobRef == b.BlobRef && a.Rows == b.Rows })
 }
@@ -598,6 +602,7 @@ func (w *Writer) isTail(base *schema.Snapshot) bool {
 	return slices.Equal(inOrder(tail), inOrder(w.splits))
 }
 
+// compareIDs orders ids by their bytes.
 func compareIDs(a, b schema.ID) int { return bytes.Compare(a[:], b[:]) }
 
 // checkUnique sorts the ids, and fails if one occurs twice.
@@ -648,12 +653,15 @@ type duplicates struct {
 	n     int
 }
 
+// add counts an id.
 func (d *duplicates) add(id schema.ID) {
 	if d.n++; d.n <= namedDuplicates {
 		d.named = append(d.named, uuid.UUID(id).String())
 	}
 }
 
+// err is a schema.ErrInvalid that names the first ids; nil if there are none. what
+// completes "5 ids ...".
 func (d *duplicates) err(what string) error {
 	if d.n == 0 {
 		return nil
@@ -724,6 +732,7 @@ func widens(from, to arrow.DataType) bool {
 	return false
 }
 
+// bits is the width of a number in bits.
 func bits(t arrow.DataType) int { return t.(arrow.FixedWidthDataType).BitWidth() }
 
 // mostListed is how many items a message lists.

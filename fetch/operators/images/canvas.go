@@ -249,6 +249,8 @@ func (c *canvas) plan(j *resample.Job) {
 	if !c.resized() {
 		return
 	}
+	// Horizontal weights for each row of the source, vertical ones for each row of the
+	// result.
 	across, down := j.Filter.Taps(j.Width, j.To.X), j.Filter.Taps(j.Height, j.To.Y)
 	c.perRow += width * ceil(across, weighed)
 	c.perLine += width * ceil(down, weighed)
@@ -273,6 +275,7 @@ func (c *canvas) Row(y int, spare []byte) []byte {
 	c.spend(c.perRow)
 	y += c.box.Min.Y
 	if c.file != nil {
+		// The decoder returns only the columns in reach.
 		left := (c.s.decoder.Region().Min.X - c.box.Min.X) * c.channels
 		c.s.decoder.Row(y, spare[left:])
 		if c.colours != nil {

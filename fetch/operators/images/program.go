@@ -68,6 +68,7 @@ func (p *compiled) opened(cell []byte, limits program.Limits) (extent, program.C
 		return e, cost, about(0, p.steps[0].Name, program.ErrTooLarge,
 			fmt.Errorf("the %v is %d x %d, %d pixels, and may have %d", header.Format, e.w, e.h, pixels, most))
 	}
+	// At most three channels of two bytes.
 	if p.wide == 2 {
 		e.channels = 6
 	}
@@ -151,6 +152,7 @@ func withScratch(meter *program.Meter, f func(s *scratch) error) (err error) {
 	s := pool.Get().(*scratch)
 	s.meter = meter
 	defer func() {
+		// Other panics are defects and go on.
 		if p := recover(); p != nil {
 			stop, ok := p.(stopped)
 			if !ok {
@@ -233,6 +235,7 @@ func (p *compiled) layOut(c *canvas, by program.Draws, outcome program.Outcome,
 		values := g.operator.(*erasing).lay(c, o, &numbers)
 		outcome.Drawn = append(outcome.Drawn, program.Drawn{Step: g.step, Values: values})
 	}
+	// The dimensions are in the order of the axes.
 	outcome.Dims = []int{o.height, o.width, o.channels}
 	if p.planar {
 		outcome.Dims = []int{o.channels, o.height, o.width}

@@ -389,6 +389,7 @@ func fromAlpha(in []byte, wide int, out []byte, channels int) {
 func webpRow(m *image.YCbCr, x, y int, out []byte) {
 	width, height := m.Rect.Dx(), m.Rect.Dy()
 	cw, ch := (width+1)/2, (height+1)/2
+	// The nearest row of chroma, and the second nearest.
 	near := y / 2
 	far := near + 1
 	if y&1 == 0 {
@@ -471,6 +472,7 @@ func firstFrame(cell []byte, meter *program.Meter) (image.Image, error) {
 	if err != nil {
 		return nil, err
 	}
+	// The logical screen of the GIF.
 	screen := image.Rect(0, 0, config.Width, config.Height)
 	frame, ok := m.(*image.Paletted)
 	if !ok {
@@ -502,6 +504,7 @@ func firstFrame(cell []byte, meter *program.Meter) (image.Image, error) {
 // firstColours returns the colour table of the first frame, or nil: the local one, or the
 // global one.
 func firstColours(cell []byte) []byte {
+	// Header and logical screen descriptor have 13 bytes.
 	if len(cell) < 13 {
 		return nil
 	}
@@ -511,6 +514,7 @@ func firstColours(cell []byte) []byte {
 		if flags&0x80 == 0 {
 			return true
 		}
+		// Bit 7: there is a table; bits 0 to 2: its size.
 		n := 3 << (flags&7 + 1)
 		if n > len(rest) {
 			return false

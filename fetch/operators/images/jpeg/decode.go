@@ -248,6 +248,8 @@ func (d *Decoder) scanOf(s []byte) (*scan, error) {
 	if err := d.checkScan(sc); err != nil {
 		return nil, err
 	}
+	// MCUs of an interleaved scan cover the padded frame; a scan of one component has
+	// only the blocks with samples (T.81 A.2).
 	if c := sc.components[0]; sc.interleaved {
 		sc.across = c.padded / c.h
 		sc.count = sc.across * (c.paddedDown / c.v)
@@ -275,6 +277,7 @@ func (d *Decoder) checkScan(sc *scan) error {
 		if needDC && !d.dc[c.dcTable].standard(0, c.dcTable) || needAC && !d.ac[c.acTable].standard(1, c.acTable) {
 			return damaged("there is no table of codes %d or %d", c.dcTable, c.acTable)
 		}
+		// A coefficient comes once, is refined after that, and DC comes before AC.
 		if sc.high == 0 && d.refined[at]&band != 0 || sc.high != 0 && d.refined[at]&band != band || sc.first > 0 &&
 			d.refined[at]&1 == 0 {
 			return damaged("scans come in an order that makes no sense")
@@ -517,6 +520,8 @@ func (p *parser) sof(m byte, s []byte) error {
 	}
 	for i := range frame {
 		c := &frame[i]
+		// Fractional factors are allowed by T.81, but libjpeg's upsampling does not
+		// support them.
 		if p.hmax%c.h != 0 || p.vmax%c.v != 0 {
 			return damaged("component %d samples %d x %d of %d x %d, no whole part", i, c.h, c.v, p.hmax, p.vmax)
 		}
@@ -598,6 +603,7 @@ func Orientation(tiff []byte) int {
 		if len(entries) < 12 {
 			return 0
 		}
+		// Tag Orientation, of type SHORT.
 		if order.Uint16(entries) == 0x0112 {
 			if v := int(order.Uint16(entries[8:])); order.Uint16(entries[2:]) == 3 && v >= 1 && v <= 8 {
 				return v
@@ -773,6 +779,7 @@ func (d *Decoder) Row(y int, out []byte) {
 		}
 	case YCCK:
 		for i := range n {
+			// ycck_cmyk_convert of jdcolor.c: the YCbCr part is inverted RGB.
 			r, g, b := convert(in[0][i], in[1][i], in[2][i])
 			out[4*i], out[4*i+1], out[4*i+2], out[4*i+3] = 255-r, 255-g, 255-b, in[3][i]
 		}

@@ -69,6 +69,7 @@ func MaxEncoded(width, height int) int64 {
 func (e *Encoder) Encode(pix []byte, width, height, channels, quality int,
 	spend func(rows int) error) ([]byte, error) {
 	e.out, e.acc, e.n, e.last = e.out[:0], 0, 0, [3]int32{}
+	// jpeg_quality_scaling of jcparam.c.
 	scale := 200 - 2*quality
 	if quality < 50 {
 		scale = 5000 / quality

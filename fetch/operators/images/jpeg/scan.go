@@ -41,6 +41,8 @@ func (h *huffman) build(counts []byte, symbols []byte, dc bool) error {
 	copy(h.symbols[:], symbols)
 	copy(h.counts[:], counts)
 	code, index := int32(0), int32(0)
+	// Codes of one length are consecutive; the first of a length is twice the one after
+	// the last of the shorter length.
 	for length := 1; length <= 16; length++ {
 		n := int32(counts[length-1])
 		h.offset[length] = index - code
@@ -81,6 +83,7 @@ func (h *huffman) passOver() {
 		if e&whole != 0 {
 			length -= size
 		}
+		// The coefficient and the zeros before it.
 		steps := uint16(symbol>>4) + 1
 		if size == 0 && symbol != 0xF0 {
 			steps = blockSize
@@ -118,6 +121,7 @@ func (h *huffman) fill(code int32, length int, symbol byte, dc bool) {
 	for low := range int32(1) << rest {
 		entry := uint32(symbol)<<8 | uint32(length)
 		if size > 0 && size <= rest {
+			// The bits after the code contain the whole value.
 			value := low >> (rest - size)
 			if value < 1<<(size-1) {
 				value -= 1<<size - 1

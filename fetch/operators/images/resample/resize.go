@@ -242,6 +242,7 @@ func (w *weights) set(in, out, from, to int, filter Filter, reversed bool) {
 	}
 	w.in, w.out, w.from, w.to, w.filter, w.reversed = in, out, from, to, filter, reversed
 	scale := float64(in) / float64(out)
+	// Shrinking widens the filter, enlarging does not.
 	wide := max(scale, 1)
 	support := filter.support() * wide
 	w.size = filter.Taps(in, out)
@@ -256,6 +257,8 @@ func (w *weights) set(in, out, from, to int, filter Filter, reversed bool) {
 		if reversed {
 			at = n - 1 - i
 		}
+		// The centre of the pixel in the source, and the source pixels within the
+		// support, rounded like in Pillow.
 		center := float64((float64(from+i) + 0.5) * scale)
 		first := max(int(center-support+0.5), 0)
 		line := w.line[:min(int(center+support+0.5), in)-first]

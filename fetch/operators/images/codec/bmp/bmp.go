@@ -93,6 +93,7 @@ func Read(cell []byte) (Header, error) {
 		return h, fmt.Errorf("%w: %w", ErrFormat, io.ErrUnexpectedEOF)
 	}
 	b, entries := cell[fileHeader:][:size], uint32(0)
+	// OS/2 1.x has sizes of 16 bits, and colours of three bytes.
 	if size == coreHeader {
 		h.Width, h.Height = int(binary.LittleEndian.Uint16(b[4:])), int(binary.LittleEndian.Uint16(b[6:]))
 		h.bits, h.colourBytes = int(binary.LittleEndian.Uint16(b[10:])), 3
@@ -120,6 +121,7 @@ func Read(cell []byte) (Header, error) {
 	}
 	h.data = cell[at:]
 	runs := h.compression == rle8 || h.compression == rle4
+	// The last row need not be padded.
 	if need := (h.Height-1)*h.stride() + h.used(); need > len(h.data) && !runs {
 		return h, damaged("its pixels take %d bytes, and there are %d", need, len(h.data))
 	}
@@ -180,6 +182,7 @@ func (h *Header) palette(cell []byte, size int, entries uint32, at *uint32) erro
 		return nil
 	}
 	if h.bits == 16 {
+		// The default of 16 bits is 5 bits per channel.
 		h.masks = [4]uint32{0x7c00, 0x3e0, 0x1f, 0}
 	} else {
 		h.masks = [4]uint32{0xff0000, 0xff00, 0xff, 0}
@@ -203,6 +206,7 @@ func (h *Header) palette(cell []byte, size int, entries uint32, at *uint32) erro
 	all := uint32(0)
 	for i := range n {
 		m := binary.LittleEndian.Uint32(from[4*i:])
+		// Masks must not overlap, must fit the pixel, and must have consecutive bits.
 		if all&m != 0 || h.bits < 32 && m>>h.bits != 0 || m>>bits.TrailingZeros32(m)&(m>>bits.TrailingZeros32(m)+1) != 0 {
 			return unsupported("the masks %x", from[:4*n])
 		}

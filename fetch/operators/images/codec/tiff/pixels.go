@@ -124,6 +124,7 @@ func (t *target) row(h *Header, in []byte, x, y, n int) {
 		numbers(h, in, t.numbers.Pix[y*h.Width+x:][:n])
 	case t.grey != nil:
 		out := t.grey.Pix[t.grey.PixOffset(x, y):][:n]
+		// The largest sample becomes 255.
 		small(in, h.bits, h.samples, out, 255/(1<<h.bits-1))
 		for i := range out {
 			out[i] ^= invert
@@ -370,6 +371,7 @@ func (t *lzw) expand(dst, src []byte) int {
 		if code < 256 {
 			dst[made] = byte(code)
 		} else {
+			// An invalid code ends the data.
 			if code >= next || last < 0 {
 				return made
 			}
@@ -396,6 +398,8 @@ func unpack(dst, src []byte) int {
 			copy(dst[made:], src[1:][:k])
 			made += k
 			src = src[min(n+2, len(src)):]
+		// -128 is no operation; n >= 0 is n+1 literal bytes, other n repeat the next byte
+		// 1-n times.
 		case n == -128:
 			src = src[1:]
 		default:

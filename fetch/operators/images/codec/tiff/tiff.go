@@ -148,6 +148,7 @@ func Decode(h *Header, meter *program.Meter) (image.Image, error) {
 	if h.compression == lzwCode {
 		d.lzw = new(lzw)
 	}
+	// Blocks are in the order of planes, rows and columns.
 	g, i := &h.grid, int64(0)
 	planes := 1
 	if h.planar {
@@ -355,6 +356,7 @@ func Read(cell []byte) (Header, error) {
 	default:
 		return h, unsupported("compression %d", h.compression)
 	}
+	// Bit 0 of T4Options: two-dimensional coding.
 	if h.compression == fax3 && d.number(tagT4Options, 0)&1 != 0 {
 		return h, unsupported("CCITT group 3 compression of two dimensions")
 	}
@@ -422,6 +424,7 @@ func (h *Header) pixels() error {
 func (h *Header) numbers() error {
 	const whole, signed, float = 1, 2, 3
 	switch {
+	// Format 4 is undefined data, which is read as unsigned integers.
 	case (h.format == whole || h.format == 4) && (h.bits == 8 || h.bits == 16):
 		h.Deep = h.bits == 16
 		if h.Layout == Palette && h.Deep {
@@ -501,6 +504,8 @@ func (h *Header) blocks() error {
 	offsets, counts := uint16(tagStripOffsets), uint16(tagStripCounts)
 	if w := d.number(tagTileWidth, 0); w != 0 {
 		l := d.number(tagTileLength, 0)
+		// TIFF 6.0 requires multiples of 16; some writers use other sizes. The limit
+		// bounds the memory of a block.
 		if w < 8 || l < 8 || w > int64(max(h.Width+16, 1024)) || l > int64(max(h.Height+16, 1024)) {
 			return damaged("its tiles are %d x %d pixels", w, l)
 		}
@@ -550,6 +555,7 @@ func (h *Header) bound() {
 	n := g.n(h)
 	bytes := pixels.Times(h.pixelBytes()).Plus(program.Count(roomBytes + paletteBytes))
 	steps := pixels.Times(pixelSteps).Plus(program.Count(n).Times(blockSteps)).Plus(program.Count(1 << 16))
+	// Each block decompresses to at most its size.
 	steps = steps.Plus(program.Count(n).Times(g.size).Times(madeSteps))
 	read := program.Count(0)
 	for i := range min(n, g.counts.n) {
@@ -619,6 +625,7 @@ func (d *directory) open(cell []byte) error {
 	}
 	at := uint64(d.order.Uint32(cell[4:]))
 	var n uint64
+	// BigTIFF: version 43, offsets of 8 bytes.
 	if d.big = cell[2] == '+' || cell[3] == '+'; d.big {
 		if len(cell) < 16 || d.order.Uint16(cell[4:]) != 8 {
 			return damaged("it does not begin as a BigTIFF")

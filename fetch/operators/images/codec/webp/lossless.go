@@ -479,6 +479,7 @@ func (h *tree) build(lengths []uint8, meter *program.Meter) error {
 		return h.insert(uint32(last), 0, 0)
 	}
 	histogram[0] = 0
+	// Codes of one length are consecutive, in the order of their symbols.
 	code, next := uint32(0), [maxCodeLength + 1]uint32{}
 	for l := 1; l < len(next); l++ {
 		code = (code + histogram[l-1]) << 1
@@ -592,6 +593,7 @@ func (d *decoder) transform(t *transform, h int) (width int, err error) {
 		if err != nil {
 			return 0, err
 		}
+		// Up to 16 colours are packed: 8, 4 or 2 indices in the green byte of a pixel.
 		switch n++; {
 		case n <= 2:
 			t.bits = 3
@@ -605,6 +607,7 @@ func (d *decoder) transform(t *transform, h int) (width int, err error) {
 		if err != nil {
 			return 0, err
 		}
+		// Colours are stored as differences to the one before.
 		for p := 4; p < len(pix); p++ {
 			pix[p] += pix[p-4]
 		}
@@ -678,6 +681,8 @@ func (t *transform) predict(pix []byte, y int) {
 		case 0: // Opaque black.
 			pix[p+3] += 0xff
 
+		// L is the pixel to the left, T the one above, TL and TR are its neighbours. Sums
+		// are modulo 256 in each channel.
 		case 1: // L.
 			pix[p+0] += pix[p-4]
 			pix[p+1] += pix[p-3]
@@ -791,6 +796,7 @@ func (t *transform) cross(pix []byte, y int) {
 			redToBlue, greenToBlue, greenToRed = int32(int8(t.pix[q])), int32(int8(t.pix[q+1])), int32(int8(t.pix[q+2]))
 			q += 4
 		}
+		// ColorTransformDelta: products of signed bytes with 5 bits of fraction.
 		px := pix[4*x:][:4:4]
 		green := int32(int8(px[1]))
 		px[0] += uint8(uint32(greenToRed*green) >> 5)
@@ -933,6 +939,7 @@ func (d *decoder) pixels(w, h, room int, topLevel bool) ([]byte, error) {
 		if err != nil {
 			return nil, err
 		}
+		// Green's alphabet is literals, lengths of copies, and entries of the cache.
 		if v >= literals && v < literals+lengthCodes {
 			n, err := d.copy(g, pix, p, w, v-literals)
 			if err != nil {
@@ -1003,6 +1010,7 @@ func (d *decoder) copy(g *group, pix []byte, p, w int, symbol uint32) (int, erro
 	if code, err = d.parameter(code); err != nil {
 		return 0, err
 	}
+	// The source may overlap the destination, so it is copied bytewise.
 	end, q := p+4*int(length), p-4*distance(w, code)
 	if end > len(pix) || q < 0 {
 		return 0, errCopy

@@ -120,6 +120,7 @@ func (h *Header) frame(b []byte, clear bool) (Header, error) {
 	if len(b) < frameHeader {
 		return Header{}, wrong("its ANMF chunk makes no sense")
 	}
+	// Offsets are in units of 2 pixels, sizes are stored less 1.
 	f := Header{Canvas: image.Pt(h.Width, h.Height), Clear: clear,
 		At:    image.Pt(2*int(uint24(b)), 2*int(uint24(b[3:]))),
 		Width: 1 + int(uint24(b[6:])), Height: 1 + int(uint24(b[9:]))}
@@ -160,9 +161,13 @@ func (h *Header) sized(canvas bool) (Header, error) {
 		if len(h.data) < losslessHeader || h.data[0] != losslessMagic || h.data[4]>>5 != 0 {
 			return Header{}, wrong("its VP8L chunk does not begin as one")
 		}
+		// 14 bits each of width - 1 and height - 1, an alpha flag, and a version of 3
+		// bits.
 		bits := binary.LittleEndian.Uint32(h.data[1:])
 		w, height = 1+int(bits&0x3fff), 1+int(bits>>14&0x3fff)
 	} else {
+		// Frame tag, start code, width and height of 14 bits each (RFC 6386, section
+		// 9.1).
 		if len(h.data) < 10 || h.data[0]&1 != 0 || string(h.data[3:6]) != "\x9d\x01\x2a" {
 			return Header{}, wrong("its VP8 chunk does not begin with a key frame")
 		}
@@ -258,6 +263,7 @@ func Decode(h *Header, meter *program.Meter) (image.Image, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: its alpha: %w", ErrFormat, err)
 	}
+	// The alpha was counted while it was decoded.
 	lossy := *h
 	lossy.alpha = nil
 	lossy.bound()
