@@ -137,7 +137,7 @@ empty :=
 PLAIN := $(subst $(empty) $(empty),|,$(strip \
   TestKill TestPowerLoss TestAnyCalls TestMetamorphic TestSimulation TestSimulationRepeats TestPlanted TestFlippedDatabase \
   TestFlippedJournal TestTableOfGaps TestMergeShares TestSuiteFindsMistakes TestRunsInOrder TestShuffledInPart TestShuffledOnce \
-  TestEveryOrderServesEachSampleOnce TestBucketsDoNotChangeTheOrder TestStandingStillTakesNoShare TestServedFurtherThanIsPlanned \
+  TestEveryOrderServesEachSampleOnce TestBucketsDoNotChangeTheOrder TestIdleStreamsTakeNoShare TestServedFurtherThanIsPlanned \
   TestMixing TestSlowConsumerFindsItsBatch TestHedges TestStreamFillsThePath TestTenantsShareByWeight TestTenantsShareEvenly \
   TestTenantReads TestJobsShareEvenly TestLooseOrdersFollowTheSpill TestInFlightFollowsThePath TestRequestsOfAnEpoch TestResume \
   TestChurn TestCrowdInLittleMemory TestServedWithoutBlobs TestPaceSimulated TestRowsAreTheSameHoweverTheyAreRead \

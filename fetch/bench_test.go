@@ -144,7 +144,7 @@ func benchmarkEngine(b *testing.B, rows, size, sources int) {
 			n := max(b.N, 5*rows)
 			var before, after runtime.MemStats
 			runtime.ReadMemStats(&before)
-			cpu := processorTime(b)
+			cpu := cpuTime(b)
 			var taken int64
 			if locks != nil {
 				taken = locks()
@@ -153,7 +153,7 @@ func benchmarkEngine(b *testing.B, rows, size, sources int) {
 			read(n)
 			b.StopTimer()
 			runtime.ReadMemStats(&after)
-			b.ReportMetric(float64((processorTime(b)-cpu).Nanoseconds())/1e3/float64(n), "us/sample")
+			b.ReportMetric(float64((cpuTime(b)-cpu).Nanoseconds())/1e3/float64(n), "us/sample")
 			b.ReportMetric(float64(after.Mallocs-before.Mallocs)/float64(n), "allocs/sample")
 			if locks != nil {
 				b.ReportMetric(float64(locks()-taken)/float64(n), "locks/sample")
@@ -162,7 +162,7 @@ func benchmarkEngine(b *testing.B, rows, size, sources int) {
 	}
 }
 
-func processorTime(tb testing.TB) time.Duration {
+func cpuTime(tb testing.TB) time.Duration {
 	tb.Helper()
 	var u syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {

@@ -61,10 +61,10 @@ func TestBalancedBuckets(t *testing.T) {
 			}
 			s.Close()
 		}
-		var dearest, all float64
+		var costliest, all float64
 		for step, list := range sums {
 			if len(steps[step]) == 60 {
-				dearest += slices.Max(list)
+				costliest += slices.Max(list)
 				for _, sum := range list {
 					all += sum
 				}
@@ -73,7 +73,7 @@ func TestBalancedBuckets(t *testing.T) {
 		for _, list := range steps {
 			slices.Sort(list)
 		}
-		return dearest * float64(world) / all, steps, j
+		return costliest * float64(world) / all, steps, j
 	}
 	cost := &schema.BucketBalance{Cost: "image.size"}
 	for _, world := range []int64{2, 3, 6} {

@@ -57,16 +57,16 @@ const churnSlots = 16
 // this one, which holds what it has.
 func (n *churned) Route(ref schema.BlobRef) peers.Route {
 	view, slot := *n.view.Load(), int(ref.Key[0])%churnSlots
-	owner, keeper := view[slot], view[(slot+1)%churnSlots]
+	owner, zoneCache := view[slot], view[(slot+1)%churnSlots]
 	switch {
 	case owner == n.index && slot%5 == 0:
-		return peers.Route{Ask: churnNames[keeper : keeper+1], Keep: true, Held: true}
+		return peers.Route{Ask: churnNames[zoneCache : zoneCache+1], Keep: true, Held: true}
 	case owner == n.index:
 		return peers.Route{Keep: true}
-	case keeper == n.index && slot%3 == 0:
+	case zoneCache == n.index && slot%3 == 0:
 		return peers.Route{Ask: churnNames[owner : owner+1], Keep: true}
 	case slot%3 == 0:
-		return peers.Route{Ask: []string{churnNames[keeper], churnNames[owner]}, Near: 1 + slot%2}
+		return peers.Route{Ask: []string{churnNames[zoneCache], churnNames[owner]}, Near: 1 + slot%2}
 	}
 	return peers.Route{Ask: churnNames[owner : owner+1]}
 }
@@ -367,9 +367,9 @@ func runChurn(t *testing.T, local *probe, seed uint64, n int, total *churnTotal)
 		Order:     []string{"", schema.OrderFree, "window:3"}[rng.IntN(3)],
 	}
 	happening, calm := context.WithCancel(ctx)
-	var beside sync.WaitGroup
+	var second sync.WaitGroup
 	var trouble error
-	beside.Go(func() { trouble = c.happen(happening) }) // which has rng from now on
+	second.Go(func() { trouble = c.happen(happening) }) // which has rng from now on
 	seen := make([]atomic.Int32, n)
 	ranks := make([]error, req.World.Size)
 	var reading sync.WaitGroup
@@ -379,7 +379,7 @@ func runChurn(t *testing.T, local *probe, seed uint64, n int, total *churnTotal)
 	}
 	reading.Wait()
 	calm()
-	beside.Wait()
+	second.Wait()
 	for i := range c.nodes {
 		trouble = errors.Join(trouble, c.nodes[i].end())
 	}

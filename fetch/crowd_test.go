@@ -230,8 +230,8 @@ func (c *crowd) reads(ctx context.Context, rng *rand.Rand) error {
 	if len(got) != int(epochs)*crowdRows {
 		return fmt.Errorf("%+v: %d rows of %d epochs", req, len(got), epochs)
 	}
-	for lap := range epochs {
-		some, p := got[lap*crowdRows:][:crowdRows], j.PlanOf(lap)
+	for offset := range epochs {
+		some, p := got[offset*crowdRows:][:crowdRows], j.PlanOf(offset)
 		var want []int64
 		for i := range p.Rows() {
 			want = append(want, p.Position(i))
@@ -241,7 +241,7 @@ func (c *crowd) reads(ctx context.Context, rng *rand.Rand) error {
 			slices.Sort(want)
 		}
 		if !slices.Equal(some, want) {
-			return fmt.Errorf("%+v: epoch %d has %v, want %v", req, lap, some, want)
+			return fmt.Errorf("%+v: epoch %d has %v, want %v", req, offset, some, want)
 		}
 	}
 	return nil

@@ -125,23 +125,23 @@ func TestExpressionsFollowOnError(t *testing.T) {
 		defer st.inject(nil)
 		s := start(t, e, j, ticket(j.Request(), 0))
 		defer s.Close()
-		var told []int64
+		var computed []int64
 		for b := range batches(t, s) {
 			for _, f := range b.Faults {
-				told = append(told, f.Position)
+				computed = append(computed, f.Position)
 				if f.Substitute == nil || lost(*f.Substitute) || slices.Contains([]int64{5, 20, 33}, *f.Substitute) {
 					t.Errorf("fault %+v", f)
 				}
 			}
 		}
-		slices.Sort(told)
+		slices.Sort(computed)
 		want := []int64{5, 33}
 		for pos := int64(0); pos < n; pos += 10 {
 			want = append(want, pos) // that of 20 is its blob
 		}
 		slices.Sort(want)
-		if !slices.Equal(told, want) {
-			t.Errorf("faults of %v, want %v", told, want)
+		if !slices.Equal(computed, want) {
+			t.Errorf("faults of %v, want %v", computed, want)
 		}
 	})
 }

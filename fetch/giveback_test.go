@@ -16,7 +16,7 @@ import (
 
 // A stream whose consumer stands still gives back all that it has read ahead to one that has nothing, the rest of a run
 // of which rows were delivered included. What it serves later is what it would have.
-func TestStandingStillHoldsNothingAhead(t *testing.T) {
+func TestIdleStreamHoldsNothing(t *testing.T) {
 	st := newStore(t)
 	put(t, st, "d", 500)
 	for _, order := range []string{"", "window:3", schema.OrderFree} {
@@ -27,7 +27,7 @@ func TestStandingStillHoldsNothingAhead(t *testing.T) {
 						opts := fetch.Options{WindowBytes: 400_000, Resident: resident, Logger: quiet}
 						req := schema.Request{Dataset: "d", Columns: []string{"image"}, Batch: 100,
 							Shuffle: &schema.Shuffle{Seed: 1}, Order: order, BatchBytes: bytes}
-						standStill(t, must(fetch.NewEngine(st, opts)), req)
+						stall(t, must(fetch.NewEngine(st, opts)), req)
 					})
 				})
 			}
@@ -35,13 +35,13 @@ func TestStandingStillHoldsNothingAhead(t *testing.T) {
 	}
 }
 
-func standStill(t *testing.T, e *fetch.Engine, req schema.Request) {
+func stall(t *testing.T, e *fetch.Engine, req schema.Request) {
 	j := resolve(t, e, req)
-	still := start(t, e, j, ticket(req, 0))
+	idle := start(t, e, j, ticket(req, 0))
 	var held []*fetch.Batch
 	var got, want []int64
 	for ofBatches(held) < 220_000 { // more than half of what there is
-		b := must(still.Next())
+		b := must(idle.Next())
 		held, got = append(held, b), append(got, b.Positions...)
 	}
 	synctest.Wait() // it has read ahead what there is room for
@@ -56,11 +56,11 @@ func standStill(t *testing.T, e *fetch.Engine, req schema.Request) {
 	for _, b := range held {
 		b.Release()
 	}
-	for b := range batches(t, still) {
+	for b := range batches(t, idle) {
 		compare(t, j, b)
 		got = append(got, b.Positions...)
 	}
-	still.Close()
+	idle.Close()
 	for i := range j.Plan().Rows() {
 		want = append(want, j.Plan().Position(i))
 	}
@@ -89,7 +89,7 @@ func ofBatches(list []*fetch.Batch) (bytes int) {
 
 // What a batch gives back as Next begins to wait for memory goes to Next: as room to read ahead it would be taken by the
 // stream, which then waits for as much again.
-func TestReleaseBesideNext(t *testing.T) {
+func TestReleaseDuringNext(t *testing.T) {
 	st := newStore(t)
 	const n, epochs = 2000, 10
 	put(t, st, "d", n)

@@ -235,11 +235,11 @@ func (tr *training) compare(req schema.Request, course string, epochs, steps int
 	if err != nil || !ok {
 		t.Fatal(ok, err)
 	}
-	told := map[place]*held{}
-	for lap := range epochs {
+	recorded := map[place]*held{}
+	for offset := range epochs {
 		epoch := uint64(0)
 		if req.Shuffle != nil {
-			epoch = req.Shuffle.Epoch + uint64(lap)
+			epoch = req.Shuffle.Epoch + uint64(offset)
 		}
 		for step := range steps {
 			shares, err := tr.e.Lineage(t.Context(), pieces, epoch, step, -1)
@@ -251,10 +251,10 @@ func (tr *training) compare(req schema.Request, course string, epochs, steps int
 					continue
 				}
 				at := place{epoch, step, s.Rank}
-				h := told[at]
+				h := recorded[at]
 				if h == nil {
 					h = &held{}
-					told[at] = h
+					recorded[at] = h
 				}
 				if s.Row != int64(len(h.positions)) {
 					t.Fatalf("epoch %d, step %d, rank %d: a share begins at row %d after %d rows", epoch, step, s.Rank,
@@ -269,15 +269,15 @@ func (tr *training) compare(req schema.Request, course string, epochs, steps int
 	}
 	for at, h := range tr.got {
 		slices.Sort(h.faults)
-		if told[at] != nil {
-			slices.Sort(told[at].faults)
+		if recorded[at] != nil {
+			slices.Sort(recorded[at].faults)
 		}
-		if !reflect.DeepEqual(h, told[at]) {
+		if !reflect.DeepEqual(h, recorded[at]) {
 			t.Fatalf("%s\n%d pieces: %+v received\n%+v\nand lineage says\n%+v", must(json.Marshal(req)), len(pieces),
-				at, h, told[at])
+				at, h, recorded[at])
 		}
 	}
-	if len(told) != len(tr.got) {
-		t.Fatalf("%s: lineage tells of %d shares, %d were received", must(json.Marshal(req)), len(told), len(tr.got))
+	if len(recorded) != len(tr.got) {
+		t.Fatalf("%s: lineage tells of %d shares, %d were received", must(json.Marshal(req)), len(recorded), len(tr.got))
 	}
 }

@@ -11,7 +11,7 @@ import (
 
 // A stream that is closed while it finds out which rows are its own leaves nothing behind, and takes from nobody
 // what he holds.
-func TestLocalStreamsGivenUp(t *testing.T) {
+func TestLocalStreamsCancelled(t *testing.T) {
 	s := newStore(t)
 	putPages(t, s, "d", 900, 8)
 	for name, resident := range map[string]int64{"whole": 0, "lazy": -1} {

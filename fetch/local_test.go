@@ -224,7 +224,7 @@ func TestLocalPagesAcrossBlocks(t *testing.T) {
 }
 
 // A server with a spill looks ahead only for what its nodes own, and forgets a job that has come to its end.
-func TestLocalLookahead(t *testing.T) {
+func TestLocalPrefetch(t *testing.T) {
 	s := newStore(t)
 	put(t, s, "d", 600)
 	lays := fixedLayouts{nodesOf(2)}

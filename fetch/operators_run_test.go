@@ -61,7 +61,7 @@ func TestOperatorFaults(t *testing.T) {
 							t.Errorf("row %d has position %d", row, pos)
 						}
 						var want []byte
-						if _, still := bad[int(pos)]; !still {
+						if _, faulty := bad[int(pos)]; !faulty {
 							want, _ = wantedOf(t, list, "image", 0, 0, pos, content(int(pos)))
 						}
 						if !bytes.Equal(got, want) || (got == nil) != (want == nil) {
@@ -147,7 +147,7 @@ func TestOperatorsInLittleMemory(t *testing.T) {
 }
 
 // A stream that is given up while cells are being made leaves nothing behind.
-func TestOperatorsGivenUp(t *testing.T) {
+func TestOperatorsCancelled(t *testing.T) {
 	st := newStore(t)
 	made(t, st, 100, content)
 	e := newEngine(t, st, withOperators(fetch.Options{}))

@@ -157,10 +157,10 @@ type slot struct {
 // expected lists the shares that a ticket is to serve.
 func expected(t *testing.T, j *fetch.Job, tk schema.Ticket) (slots []slot) {
 	t.Helper()
-	for lap := range uint64(tk.Epochs) {
+	for offset := range uint64(tk.Epochs) {
 		req := tk.Request
 		if req.Shuffle != nil {
-			req.Shuffle = &schema.Shuffle{Seed: req.Shuffle.Seed, Epoch: req.Shuffle.Epoch + lap}
+			req.Shuffle = &schema.Shuffle{Seed: req.Shuffle.Seed, Epoch: req.Shuffle.Epoch + offset}
 		}
 		epoch := uint64(0)
 		if req.Shuffle != nil {
@@ -278,7 +278,7 @@ func TestSubstitutesOfLaterEpochs(t *testing.T) {
 // A read that does not come back holds up a loose stream only when the rows
 // after it are more than a resume ticket can tell of; then what is there is
 // served, and the rest when it comes.
-func TestLooseStreamGoesFarAhead(t *testing.T) {
+func TestLooseStreamSkipsASlowRead(t *testing.T) {
 	store := newStore(t)
 	put(t, store, "d", 3000)
 	for _, order := range []string{schema.OrderFree, "window:40"} {

@@ -182,7 +182,7 @@ func TestLeavingASharedRead(t *testing.T) {
 
 // Reading goes on across the end of an epoch: with a consumer that takes its
 // time, no batch but the first is waited for.
-func TestReadAheadAcrossEpochs(t *testing.T) {
+func TestPrefetchAcrossEpochs(t *testing.T) {
 	st := newStore(t)
 	put(t, st, "d", 600)
 	far(t, newRemote(st, 150*time.Millisecond, 0), fetch.Options{}, func(t *testing.T, e *fetch.Engine) {

@@ -13,8 +13,8 @@ import (
 	"bowstring/spill/replay"
 )
 
-// TestLookAhead has the consumer stop after a batch: the rest of what it will use is brought into the spill meanwhile.
-func TestLookAhead(t *testing.T) {
+// TestPrefetch has the consumer stop after a batch: the rest of what it will use is brought into the spill meanwhile.
+func TestPrefetch(t *testing.T) {
 	store := newStore(t)
 	far := newCounted(store, put(t, store, "ds", 300))
 	cache, future, _ := newSpill(t, spill.MinBytes+(16<<20))
@@ -42,8 +42,8 @@ func TestLookAhead(t *testing.T) {
 	}
 }
 
-// TestLookAheadEnds has a job of which the spill has everything: no row is looked for any more, until some are evicted.
-func TestLookAheadEnds(t *testing.T) {
+// TestPrefetchEnds has a job of which the spill has everything: no row is looked for any more, until some are evicted.
+func TestPrefetchEnds(t *testing.T) {
 	store := newStore(t)
 	put(t, store, "ds", 300)
 	future := &spill.Future{}
@@ -91,8 +91,8 @@ func TestLookAheadEnds(t *testing.T) {
 	until(t, "rows are looked for again", begins)
 }
 
-// TestLookAheadWaits has nothing brought while a consumer waits.
-func TestLookAheadWaits(t *testing.T) {
+// TestPrefetchWaits has nothing brought while a consumer waits.
+func TestPrefetchWaits(t *testing.T) {
 	store := newStore(t)
 	far := newCounted(store, put(t, store, "ds", 300))
 	one := put(t, store, "one", 1)
@@ -269,9 +269,9 @@ func TestFollowedStreamsHaveTenants(t *testing.T) {
 	e.SetTerms(func(string) fetch.Terms { return fetch.Terms{} }) // where no tenant has terms, blobs are on no account
 	f := e.Follow()
 	defer f.Close()
-	told := fetch.Progress{ID: 1, Ticket: schema.Ticket{Request: j.Request()}.Marshal(), Tenant: "theirs"}
+	ticket := fetch.Progress{ID: 1, Ticket: schema.Ticket{Request: j.Request()}.Marshal(), Tenant: "theirs"}
 	until(t, "all is in the spill", func() bool {
-		if err := f.Update(t.Context(), []fetch.Progress{told}); err != nil {
+		if err := f.Update(t.Context(), []fetch.Progress{ticket}); err != nil {
 			t.Fatal(err)
 		}
 		return cache.Stats().Entries == images

@@ -188,8 +188,8 @@ func TestSpillIsGivenFrames(t *testing.T) {
 	drain(t, e, open(t, e, req), ticket(req, 0))
 	until(t, "all is in the spill", func() bool { return cache.Stats().Entries == images })
 	// What is read ahead while nobody reads is stored at once, from wherever it lies.
-	if n, ahead := far.asked.Load(), e.Stats().ReadReasons["ahead"]; n < images-ahead {
-		t.Errorf("the spill asked for %d frames of %d, of which %d were read ahead", n, images, ahead)
+	if n, prefetched := far.asked.Load(), e.Stats().ReadReasons["ahead"]; n < images-prefetched {
+		t.Errorf("the spill asked for %d frames of %d, of which %d were read ahead", n, images, prefetched)
 	}
 	req = shuffled("ds", 2, 0)
 	drain(t, e, open(t, e, req), ticket(req, 0)) // which compares the bytes

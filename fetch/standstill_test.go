@@ -14,7 +14,7 @@ import (
 // The memory is for those who read: streams whose consumers stand still for seconds take no part of it but what they
 // have, and give that back where it is short. One that reads beside twenty of them is a third as fast as alone at least,
 // whether it was there before or not, and each of them goes on when its consumer does.
-func TestStandingStillTakesNoShare(t *testing.T) {
+func TestIdleStreamsTakeNoShare(t *testing.T) {
 	st := newStore(t)
 	put(t, st, "d", 1000)
 	for _, c := range []struct {
@@ -24,7 +24,7 @@ func TestStandingStillTakesNoShare(t *testing.T) {
 	}{{held: 2}, {tenant: "other", before: true}} {
 		t.Run(fmt.Sprintf("held=%d,tenant=%s,before=%t", c.held, c.tenant, c.before), func(t *testing.T) {
 			far(t, newRemote(st, 20*time.Millisecond, 0), fetch.Options{WindowBytes: 400_000}, func(t *testing.T, e *fetch.Engine) {
-				besideStill(t, e, c.held, c.tenant, c.before)
+				withIdle(t, e, c.held, c.tenant, c.before)
 			})
 		})
 	}
@@ -43,7 +43,7 @@ func endless(t *testing.T, e *fetch.Engine, tenant string, seed uint64, batch in
 	}
 }
 
-func besideStill(t *testing.T, e *fetch.Engine, held int, tenant string, before bool) {
+func withIdle(t *testing.T, e *fetch.Engine, held int, tenant string, before bool) {
 	reader, done := endless(t, e, "", 0, 64)
 	rate := func() float64 {
 		bytes, took := pull(t, reader, time.Second, 3*time.Second)
@@ -53,7 +53,7 @@ func besideStill(t *testing.T, e *fetch.Engine, held int, tenant string, before 
 	if !before {
 		done()
 	}
-	var still []*fetch.Stream
+	var idle []*fetch.Stream
 	var batches []*fetch.Batch
 	for i := range uint64(20) {
 		if before {
@@ -61,7 +61,7 @@ func besideStill(t *testing.T, e *fetch.Engine, held int, tenant string, before 
 		}
 		s, done := endless(t, e, tenant, 1+i, 64)
 		defer done()
-		still = append(still, s)
+		idle = append(idle, s)
 		for k := range 2 {
 			b := must(s.Next())
 			if k < held {
@@ -77,14 +77,14 @@ func besideStill(t *testing.T, e *fetch.Engine, held int, tenant string, before 
 		time.Sleep(7 * time.Second)
 		reader, done = endless(t, e, "", 0, 64)
 	}
-	if beside := rate(); beside < alone/3 {
-		t.Errorf("%.0f bytes a second beside streams that stand still, %.0f alone", beside, alone)
+	if shared := rate(); shared < alone/3 {
+		t.Errorf("%.0f bytes a second beside streams that stand still, %.0f alone", shared, alone)
 	}
 	done()
 	for _, b := range batches {
 		b.Release()
 	}
-	for i, s := range still {
+	for i, s := range idle {
 		for range 3 {
 			b, err := s.Next()
 			if err != nil {

@@ -281,7 +281,7 @@ func TestElastic(t *testing.T) {
 }
 
 // A stream reads ahead no more than its window and the batch to deliver next.
-func TestWindowBoundsReadAhead(t *testing.T) {
+func TestWindowBoundsPrefetch(t *testing.T) {
 	st := newStore(t)
 	put(t, st, "d", 600)
 	synctest.Test(t, func(t *testing.T) {

@@ -13,7 +13,7 @@ import (
 )
 
 // A consumer that stands still costs the others nothing but its share.
-func TestStalledConsumerHoldsNobodyBack(t *testing.T) {
+func TestStalledConsumerBlocksNoOther(t *testing.T) {
 	st := newStore(t)
 	put(t, st, "d", 600)
 	e := newEngine(t, st, fetch.Options{WindowBytes: 60_000, MaxReads: 4})

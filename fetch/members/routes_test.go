@@ -211,7 +211,7 @@ func TestOwnersKeep(t *testing.T) {
 }
 
 // The nodes that cache for a zone have about equal shares. If one leaves, only its share moves.
-func TestKeepersAreEven(t *testing.T) {
+func TestZoneCachesAreEven(t *testing.T) {
 	nodes := func(skip int) layout.Record {
 		var list []layout.Node
 		for i := range 12 {

@@ -48,7 +48,7 @@ type one struct{}
 func (one) Route(schema.BlobRef) peers.Route { return peers.Route{Ask: []string{"b"}, Near: 1} }
 
 // Requests to a node that sends nothing soon fail. A node that sends heartbeats has time to read from the store.
-func TestGivenUp(t *testing.T) {
+func TestSilentNode(t *testing.T) {
 	for _, there := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			link := &mute{}
