@@ -10,7 +10,8 @@ import (
 	"bowstring/schema"
 )
 
-// buckets are those that were opened, by their URLs.
+// buckets are the opened buckets by URL. They stay open until the store is closed: their
+// number is that of the buckets that snapshots name.
 type buckets struct {
 	dial  func(ctx context.Context, url string) (object.Bucket, error)
 	opens flights[string, object.Bucket]
@@ -23,7 +24,7 @@ func (b *buckets) init(s *Store, dial func(ctx context.Context, url string) (obj
 	b.dial, b.known, b.opens.s = dial, map[string]object.Bucket{}, s
 }
 
-// open returns the bucket of a URL. One that cannot be opened is tried again by the next read.
+// open returns the bucket of a URL. An error is not kept: the next read tries again.
 func (b *buckets) open(ctx context.Context, url string) (object.Bucket, error) {
 	b.mu.RLock()
 	bucket := b.known[url]
@@ -56,6 +57,7 @@ func (b *buckets) open(ctx context.Context, url string) (object.Bucket, error) {
 	return bucket, nil
 }
 
+// close closes all buckets. No read runs any more.
 func (b *buckets) close() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()

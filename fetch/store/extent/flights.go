@@ -5,7 +5,8 @@ import (
 	"sync"
 )
 
-// flights has a value be made once for all calls that ask for it at the same time.
+// flights makes each value once for all calls that ask for its key at the same time. An
+// error is returned to all of them and is not kept: the next call tries again.
 type flights[K comparable, V any] struct {
 	s     *Store
 	mu    sync.Mutex
@@ -22,7 +23,9 @@ type flight[V any] struct {
 	err     error
 }
 
-// do returns the value of a key. It is made on behalf of the first caller, and goes on for the others if that one leaves.
+// do returns the value of a key. The value is made with the values of the first caller's
+// context, but not with its end: if that caller leaves, the value is still made for the
+// others. When the last one leaves, it is cancelled.
 func (f *flights[K, V]) do(ctx context.Context, key K, produce func(context.Context) (V, error)) (V, error) {
 	f.mu.Lock()
 	one := f.under[key]
@@ -48,6 +51,8 @@ func (f *flights[K, V]) do(ctx context.Context, key K, produce func(context.Cont
 	return none, context.Cause(ctx)
 }
 
+// beginLocked starts making a value. The goroutine also ends with the store, which waits
+// for it.
 func (f *flights[K, V]) beginLocked(ctx context.Context, key K, produce func(context.Context) (V, error)) *flight[V] {
 	if f.under == nil {
 		f.under = map[K]*flight[V]{}

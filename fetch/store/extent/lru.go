@@ -17,6 +17,7 @@ type lruEntry[K comparable, V any] struct {
 	size  int64
 }
 
+// get returns a value and makes it the most recently used one.
 func (l *lru[K, V]) get(key K) (v V, ok bool) {
 	e := l.entries[key]
 	if e == nil {

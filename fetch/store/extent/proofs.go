@@ -18,24 +18,30 @@ import (
 )
 
 const (
-	// keepEvery is how long what was learned waits to be kept, and keepMany how many checksums wait at most.
+	// keepEvery is how long a learned checksum waits to be stored, and keepMany how many
+	// wait at most. Each write is an ingest, which is why many are written together.
 	keepEvery = 5 * time.Second
 	keepMany  = 1 << 16
-	// keepWithin is how long Close tries to keep what is left.
+	// keepWithin is how long Close tries to store the rest. Unstored ones are learned
+	// again, so it need not be long.
 	keepWithin = 10 * time.Second
-	// loadsAtOnce is of how many sets what is kept is read at the same time.
+	// loadsAtOnce is how many sets have their stored checksums read at the same time.
 	loadsAtOnce = 16
-	// keepTries is how often a process tries at once to add to what others add to at the same time.
+	// keepTries bounds how often a process repeats a write that conflicts with those of
+	// others.
 	keepTries = 16
-	// mostProofs is how many checksums are in memory, at 20 to 40 bytes each: what is learned beyond is not kept.
+	// mostProofs is how many checksums are in memory, at 20 to 40 bytes each. Blobs
+	// beyond it are read without comparison.
 	mostProofs = 32 << 20
-	// mostInRun is how many checksums a blob has that others were joined into.
+	// mostInRun bounds the checksums of one blob, so that joining runs does not rewrite
+	// ever larger ones.
 	mostInRun = 4 << 20
 	// joinFactor: a run with at most joinFactor times the checksums of the one behind it is joined with it.
 	joinFactor = 2
 )
 
-// proofs are the checksums of unproven blobs that were learned by this process, and those that others have kept.
+// proofs are the checksums of unproven blobs: those learned by this process, and those
+// that other processes have stored.
 //
 // A checksum is learned in memory, where all later reads here are compared with it. A
 // goroutine (keepAll), which runs while there are new checksums, writes many together
@@ -44,34 +50,35 @@ const (
 type proofs struct {
 	s    *Store
 	log  *slog.Logger
-	most int64         // how many are in memory
-	turn chan struct{} // of keeping, which one goroutine does at a time
+	most int64 // how many may be in memory
+	turn chan struct{} // taken by the goroutine that stores checksums: one at a time
 
 	loads flights[schema.ObjectPrefix, struct{}]
 
 	mu      sync.RWMutex
 	sets    map[schema.ObjectPrefix]*proofSet
 	count   int64         // of checksums in memory
-	waiting int64         // of those, not kept yet
+	waiting int64 // of those, not stored yet
 	keeping bool          // keepAll runs
-	full    chan struct{} // has a token when many wait
-	beyond  bool          // it was said that there are too many
+	full    chan struct{} // has a token when keepMany wait
+	beyond  bool // the log says already that there are too many
 	stats   store.ProofStats
 }
 
-// proofSet is what is known of one object set. Its fields are guarded by proofs.mu.
+// proofSet holds the checksums of one object set. Its fields are guarded by proofs.mu.
 type proofSet struct {
-	datasets []string // that name it; the first one has what is learned here
-	known    map[schema.Sum]schema.Sum
+	datasets []string // that name it; learned checksums are stored in the first one
+	known    map[schema.Sum]schema.Sum // checksum by the mark that references without checksum have
 	bytes    int64                              // of the blobs that are known, about
-	fresh    map[schema.Sum]schema.BlobRef      // of those known, which are not kept yet
+	fresh    map[schema.Sum]schema.BlobRef // the known ones that are not stored yet
 	seen     map[string]map[store.ProofRun]bool // runs that are in known, by dataset
-	whole    bool                               // it was looked in all datasets
-	reading  int                                // what is kept is being read: it is not to be forgotten now
+	whole    bool // the stored checksums of all datasets were read
+	reading  int // stored checksums are being read: they must not be forgotten now
 	used     time.Time
 }
 
-// forget forgets what is kept in the store.
+// forget drops all known checksums, which are read from the store again when they are
+// needed.
 func (s *proofSet) forget() {
 	s.known, s.seen = map[schema.Sum]schema.Sum{}, map[string]map[store.ProofRun]bool{}
 	s.whole, s.bytes = false, 0
@@ -83,7 +90,8 @@ func (p *proofs) init(s *Store, log *slog.Logger, most int64) {
 	p.turn, p.full = make(chan struct{}, 1), make(chan struct{}, 1)
 }
 
-// learn takes note of the sets of a snapshot that have blobs without checksums.
+// learn adds the sets of a snapshot that have blobs without checksums. A new dataset
+// makes the set incomplete, until that dataset's checksums were read as well.
 func (p *proofs) learn(snap *schema.Snapshot) {
 	for _, set := range snap.Sets {
 		if set.Unproven.IsZero() {
@@ -151,8 +159,9 @@ func (s *Store) Prove(ctx context.Context, ref schema.BlobRef, data []byte) (sch
 	}
 }
 
-// add adds what was learned, and returns what is known then: the first that was learned. It is false if what others
-// have kept is not in memory any more.
+// add records the checksum of a blob that was read, and returns the first one known of
+// it. ok is false if the stored checksums are not all in memory, without which it is
+// unknown whether this is the first.
 func (p *proofs) add(prefix schema.ObjectPrefix, ref schema.BlobRef, sum schema.Sum) (known schema.Sum, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -194,7 +203,7 @@ func (p *proofs) add(prefix schema.ObjectPrefix, ref schema.BlobRef, sum schema.
 	return sum, true
 }
 
-// differs is the error of a blob that has another content than when it was first read.
+// differs is the error of a blob whose bytes differ from those of its first read.
 func (s *Store) differs(ctx context.Context, ref schema.BlobRef, was, is schema.Sum) error {
 	where := "its object"
 	if at, err := s.place(ctx, ref); err == nil {
@@ -205,7 +214,7 @@ func (s *Store) differs(ctx context.Context, ref schema.BlobRef, was, is schema.
 		where, is, was)
 }
 
-// ready has what others have kept of a set in memory.
+// ready makes sure that all stored checksums of a set are in memory.
 func (p *proofs) ready(ctx context.Context, prefix schema.ObjectPrefix) error {
 	there := func() (named, ready bool) {
 		p.mu.RLock()
@@ -228,7 +237,9 @@ func (p *proofs) ready(ctx context.Context, prefix schema.ObjectPrefix) error {
 	return p.load(ctx, prefix)
 }
 
-// load reads what others have kept of a set since it was last looked for.
+// load reads the checksums of a set that were stored since it was last read, from each
+// dataset that names it. If another dataset joins meanwhile, the set stays incomplete and
+// the caller loads again.
 func (p *proofs) load(ctx context.Context, prefix schema.ObjectPrefix) error {
 	_, err := p.loads.do(ctx, prefix, func(ctx context.Context) (struct{}, error) {
 		p.mu.RLock()
@@ -253,7 +264,9 @@ func (p *proofs) load(ctx context.Context, prefix schema.ObjectPrefix) error {
 	return nil
 }
 
-// read reads what is kept of a set in a dataset and was not read before, and returns all runs that there are.
+// read reads the runs of a dataset that were not read before, and returns all runs that
+// there are. A checksum that contradicts one learned here is logged as an error: one of
+// the two reads had damaged bytes.
 func (p *proofs) read(ctx context.Context, prefix schema.ObjectPrefix, dataset string) ([]store.ProofRun, error) {
 	runs, err := p.s.Store.Proofs(ctx, dataset, prefix)
 	if err != nil {
@@ -311,13 +324,14 @@ func (p *proofs) run(ctx context.Context, prefix schema.ObjectPrefix, run store.
 	return list, err
 }
 
-// disagreement is a blob that was read here with another content than elsewhere.
+// disagreement is a blob whose bytes had another checksum here than where it was read
+// first.
 type disagreement struct {
 	is  schema.BlobRef // as it was read here
 	was schema.Sum
 }
 
-// mergeLocked takes over what others have kept, which goes before what was learned here.
+// mergeLocked adds stored checksums, which take precedence over those learned here.
 func (p *proofs) mergeLocked(prefix schema.ObjectPrefix, run store.ProofRun,
 	list []store.Learned) (wrong []disagreement) {
 	set := p.sets[prefix]
@@ -345,7 +359,8 @@ func (p *proofs) mergeLocked(prefix schema.ObjectPrefix, run store.ProofRun,
 	return wrong
 }
 
-// mergeAtOnce is how many checksums are taken over while reads wait.
+// mergeAtOnce is how many checksums are merged under one lock, so that reads wait a short
+// time only.
 const mergeAtOnce = 1 << 12
 
 func setOf(runs []store.ProofRun) map[store.ProofRun]bool {
@@ -356,7 +371,8 @@ func setOf(runs []store.ProofRun) map[store.ProofRun]bool {
 	return set
 }
 
-// spareLocked forgets what is kept of other sets, the one that was used longest ago first, while there is too much.
+// spareLocked forgets the stored checksums of other sets, least recently used first,
+// until the limit is kept. Sets with unstored checksums or running reads stay.
 func (p *proofs) spareLocked(but schema.ObjectPrefix) {
 	for p.count > p.most {
 		var oldest *proofSet
@@ -374,7 +390,8 @@ func (p *proofs) spareLocked(but schema.ObjectPrefix) {
 	}
 }
 
-// keepAll keeps what is learned until nothing is left.
+// keepAll stores learned checksums until none is left. It ends then, so that an idle
+// store has no goroutine; add starts it again. When the store closes it tries once more.
 func (p *proofs) keepAll() {
 	timer := time.NewTimer(keepEvery)
 	defer timer.Stop()
@@ -416,7 +433,8 @@ func (s *Store) KeepProofs(ctx context.Context) error {
 	return s.proofs.keep(ctx)
 }
 
-// keep keeps what is learned and not kept yet.
+// keep stores the checksums that are not stored yet. An error of one set does not stop
+// the others.
 func (p *proofs) keep(ctx context.Context) error {
 	select {
 	case p.turn <- struct{}{}:
@@ -441,7 +459,7 @@ func (p *proofs) keep(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// keepSet keeps what is learned of a set in the first of its datasets that is still there.
+// keepSet stores the checksums of a set in the first of its datasets that still exists.
 func (p *proofs) keepSet(ctx context.Context, prefix schema.ObjectPrefix) (err error) {
 	p.mu.RLock()
 	datasets := slices.Clone(p.sets[prefix].datasets)
@@ -464,6 +482,8 @@ func (p *proofs) keepSet(ctx context.Context, prefix schema.ObjectPrefix) (err e
 	return nil
 }
 
+// keepIn stores the checksums of a set in one dataset. Other processes add to the same
+// list: after a conflict it reads theirs and tries again, up to keepTries times.
 func (p *proofs) keepIn(ctx context.Context, prefix schema.ObjectPrefix, dataset string) (err error) {
 	if _, err := p.read(ctx, prefix, dataset); err != nil {
 		return err
@@ -496,7 +516,8 @@ func (p *proofs) keepIn(ctx context.Context, prefix schema.ObjectPrefix, dataset
 	}
 }
 
-// freshOf lists what is to be kept of a set, in order, and says how many bytes those blobs have.
+// freshOf lists the unstored checksums of a set, in order, and returns how many bytes
+// those blobs have.
 func (p *proofs) freshOf(prefix schema.ObjectPrefix) (list []store.Learned, bytes int64) {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
@@ -512,7 +533,9 @@ func (p *proofs) freshOf(prefix schema.ObjectPrefix) (list []store.Learned, byte
 
 func byStand(a, b store.Learned) int { return cmp.Compare(a.Stand, b.Stand) }
 
-// join puts a run of what is new, joined with runs that are about as small, and returns all there are to be then.
+// join writes a run of new checksums, merged with runs of about the same size or smaller,
+// and returns the runs that the set then has. As in a log-structured merge, the number of
+// runs grows with the logarithm of the checksums, and each is rewritten as rarely.
 func (p *proofs) join(ctx context.Context, prefix schema.ObjectPrefix, was []store.ProofRun, list []store.Learned,
 	bytes int64, in store.Ingest) ([]store.ProofRun, error) {
 	rest := slices.Clone(was)
@@ -539,7 +562,7 @@ func (p *proofs) join(ctx context.Context, prefix schema.ObjectPrefix, was []sto
 	return append(rest, made), nil
 }
 
-// kept takes note of what was kept.
+// kept records that checksums were stored.
 func (p *proofs) kept(prefix schema.ObjectPrefix, dataset string, list []store.Learned, now []store.ProofRun) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

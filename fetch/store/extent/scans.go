@@ -15,11 +15,14 @@ import (
 )
 
 const (
-	// scanAgain is how long a look through the catalog that has not found a set counts.
+	// scanAgain is for how long the result of a scan counts that has not found a set.
+	// Without it, a stream of reads of unknown blobs would read the whole catalog again
+	// for each.
 	scanAgain = 2 * time.Second
 	// scansAtOnce is how many snapshots are read at the same time.
 	scansAtOnce = 16
-	// mostSeen is how many snapshots are remembered as looked at: they are not read again.
+	// mostSeen bounds how many snapshots are remembered as scanned. Beyond it the scan
+	// forgets all and reads them once more.
 	mostSeen = 1 << 16
 )
 
@@ -31,9 +34,10 @@ type scans struct {
 	log *slog.Logger
 
 	mu    sync.Mutex
+	// under is the running scan, which later callers join; nil if there is none.
 	under *scan
-	last  *scan                 // that has ended without an error
-	seen  map[snapshotName]bool // snapshots that were looked at; they do not change
+	last  *scan // the last one that ended without an error
+	seen  map[snapshotName]bool // snapshots that were scanned: they do not change
 }
 
 type snapshotName struct {
@@ -41,7 +45,8 @@ type snapshotName struct {
 	number  int64
 }
 
-// scan is one look through the catalog.
+// scan is one pass over the catalog. err is set before done is closed, and not changed
+// afterwards.
 type scan struct {
 	began time.Time
 	done  chan struct{}
@@ -52,7 +57,8 @@ func (l *scans) init(s *Store, log *slog.Logger) {
 	l.s, l.log, l.seen = s, log, map[snapshotName]bool{}
 }
 
-// find returns when a set is known, or when all snapshots that there were have been looked at.
+// find returns as soon as a set is known, or when all snapshots that existed when the
+// scan began were read. The set may then still be unknown, which is no error.
 func (l *scans) find(ctx context.Context, prefix schema.ObjectPrefix) error {
 	one := l.begin()
 	for {
@@ -73,7 +79,8 @@ func (l *scans) find(ctx context.Context, prefix schema.ObjectPrefix) error {
 	}
 }
 
-// again returns when all snapshots that there are have been looked at.
+// again returns when all present snapshots were read, whatever sets are known. It is for
+// a set that is known and lacks a unit: a newer snapshot may name a larger one.
 func (l *scans) again(ctx context.Context) error {
 	one := l.begin()
 	select {
@@ -84,7 +91,9 @@ func (l *scans) again(ctx context.Context) error {
 	}
 }
 
-// begin returns a look that is under way, or has just ended, or a new one.
+// begin returns the running scan, or one that began less than scanAgain ago, or a new
+// one. The scan runs in a goroutine of the store, so that it outlives the call that began
+// it.
 func (l *scans) begin() *scan {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -112,7 +121,7 @@ func (l *scans) begin() *scan {
 	return one
 }
 
-// run looks at all snapshots that were not looked at yet.
+// run reads all snapshots that were not read yet, and learns their object sets.
 func (l *scans) run(ctx context.Context) error {
 	datasets, err := l.s.Store.Datasets(ctx)
 	if err != nil {

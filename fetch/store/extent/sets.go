@@ -12,7 +12,8 @@ import (
 	"bowstring/schema"
 )
 
-// sets are the object sets that snapshots have been seen to name, and those of them that are in memory.
+// sets are the object sets that snapshots name, as far as they were seen, and those of
+// them that are in memory. Readers of known take no lock, as each read of a blob asks it.
 type sets struct {
 	s *Store
 	// known are blobs by prefix. The map and its lists are never changed, but replaced.
@@ -20,6 +21,7 @@ type sets struct {
 	// list is a set of the store below.
 	known atomic.Pointer[map[schema.ObjectPrefix][]schema.BlobRef]
 
+	// loads lets concurrent reads of a set that is not in memory load it once.
 	loads flights[schema.Key, struct{}]
 
 	mu      sync.Mutex
@@ -28,7 +30,9 @@ type sets struct {
 	open    lru[schema.Key, *openSet] // by the keys of their blobs
 }
 
-// openSet is a set in memory. The cache holds it, and so does each call that uses it.
+// openSet is a set in memory. The cache is one holder, and each call that uses it is
+// another; the last one releases its memory. So an evicted set stays valid for calls that
+// use it.
 type openSet struct {
 	*schema.ObjectIndex
 	blob    schema.Blob
@@ -59,7 +63,8 @@ const (
 	ours                 // from their bucket
 )
 
-// whose says where the blobs of a set are read, as far as is known.
+// whose returns where the blobs of a set are read; unknown if no snapshot that was seen
+// names it.
 func (t *sets) whose(prefix schema.ObjectPrefix) owner {
 	known := *t.known.Load()
 	if len(known) == 0 {
@@ -85,7 +90,8 @@ func (t *sets) any() bool {
 	return false
 }
 
-// learn takes note of the sets that a snapshot names.
+// learn adds the sets that a snapshot names. Nearly all calls bring nothing new, and take
+// no lock.
 func (t *sets) learn(refs []schema.SetRef) {
 	isNew := func(known map[schema.ObjectPrefix][]schema.BlobRef, ref schema.SetRef) bool {
 		blobs, ok := known[ref.Prefix]
@@ -113,14 +119,16 @@ func (t *sets) learn(refs []schema.SetRef) {
 	t.learned = make(chan struct{})
 }
 
-// more returns a channel that is closed when more sets are known than are now.
+// more returns a channel that is closed when more sets are known than now.
 func (t *sets) more() <-chan struct{} {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.learned
 }
 
-// place finds an address in the sets that have its prefix.
+// place returns where an address is, by the sets with its prefix. If they lack it, place
+// scans the catalog once, since a newer snapshot may name another set of the same
+// objects.
 func (t *sets) place(ctx context.Context, a schema.ObjectAddress) (place, error) {
 	tried := (*t.known.Load())[a.Prefix]
 	p, err := t.placeIn(ctx, a, tried)
@@ -164,7 +172,8 @@ func (t *sets) placeInOne(ctx context.Context, a schema.ObjectAddress, ref schem
 	return p, err
 }
 
-// hold returns a set, which the caller releases.
+// hold returns a set, which the caller releases. A set may be evicted between its load
+// and its use; then it is loaded again.
 func (t *sets) hold(ctx context.Context, prefix schema.ObjectPrefix, ref schema.BlobRef) (*openSet, error) {
 	for {
 		t.mu.Lock()
@@ -185,7 +194,8 @@ func (t *sets) hold(ctx context.Context, prefix schema.ObjectPrefix, ref schema.
 	}
 }
 
-// load brings a set into memory.
+// load reads a set into memory. Its format is checked whole the first time only: a large
+// set takes seconds, and its checksum is compared each time.
 func (t *sets) load(ctx context.Context, prefix schema.ObjectPrefix, ref schema.BlobRef) error {
 	blob, err := t.s.Store.Get(ctx, ref)
 	if errors.Is(err, schema.ErrNotFound) {
@@ -224,7 +234,7 @@ func (t *sets) load(ctx context.Context, prefix schema.ObjectPrefix, ref schema.
 	return nil
 }
 
-// close gives all sets up.
+// close releases all sets of the cache.
 func (t *sets) close() {
 	t.mu.Lock()
 	defer t.mu.Unlock()

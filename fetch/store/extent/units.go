@@ -27,10 +27,13 @@ const MaxUnitBytes = 64 << 20
 // unitsAtOnce is how many bytes units that are being read and decoded may have together.
 const unitsAtOnce = 4 * MaxUnitBytes
 
-// units are compressed stretches of objects. Decoded ones are kept for a while: their blobs are often wanted together.
+// units are compressed stretches of objects. Decoded ones are kept in an LRU cache: their
+// blobs are often read together, and each would cost decoding the whole unit again.
 type units struct {
 	s     *Store
 	reads flights[unitName, []byte]
+	// room bounds the bytes of units in flight, encoded and decoded: without it,
+	// concurrent reads of large units could take any amount of memory.
 	room  *semaphore.Weighted
 
 	mu   sync.Mutex
@@ -48,7 +51,8 @@ func (u *units) init(s *Store, bytes int64) {
 	u.room = semaphore.NewWeighted(unitsAtOnce)
 }
 
-// get returns a decoded unit. It is not to be changed.
+// get returns a decoded unit. The caller must not change it; the garbage collector frees
+// it.
 func (u *units) get(ctx context.Context, at place) ([]byte, error) {
 	name := unitName{at.prefix, at.number, *at.unit}
 	u.mu.Lock()
@@ -75,6 +79,8 @@ func (u *units) get(ctx context.Context, at place) ([]byte, error) {
 	})
 }
 
+// read reads a unit from its bucket and decodes it. Damaged bytes are a
+// schema.ErrDataLoss that names the object.
 func (u *units) read(ctx context.Context, at place) ([]byte, error) {
 	if err := CheckUnit(at.url, at.object, at.unit); err != nil {
 		return nil, err
@@ -114,8 +120,9 @@ var zstds = sync.OnceValues(func() (*zstd.Decoder, error) {
 		zstd.WithDecodeAllCapLimit(true))
 })
 
-// Decode fills data with what packed is the compressed form of. Anything but exactly as many bytes is a
-// schema.ErrDataLoss. It never writes beyond data, whatever packed holds.
+// Decode decodes packed into data. If the result has more or fewer bytes than data, that
+// is a schema.ErrDataLoss. It never writes beyond data, whatever packed holds, since a
+// source may be malicious.
 func Decode(codec schema.Codec, packed, data []byte) (err error) {
 	defer func() {
 		if p := recover(); p != nil { // a defect of a decoder is met by made up bytes alone
@@ -136,6 +143,8 @@ func Decode(codec schema.Codec, packed, data []byte) (err error) {
 
 var errLonger = errors.New("there are more bytes than there should be")
 
+// decode returns how many bytes were decoded. Codecs that do not know their length are
+// read by drain.
 func decode(codec schema.Codec, packed, data []byte) (int, error) {
 	in := bytes.NewReader(packed)
 	switch codec {
@@ -176,7 +185,8 @@ func decode(codec schema.Codec, packed, data []byte) (int, error) {
 	return 0, fmt.Errorf("%w: the codec %q", schema.ErrNotSupported, codec)
 }
 
-// drain fills data, and sees that nothing follows: a checksum behind the bytes is compared when their end is read.
+// drain fills data, and checks that nothing follows: decoders compare a checksum at the
+// end only when the end is read.
 func drain(r io.Reader, data []byte) (int, error) {
 	n, err := io.ReadFull(r, data)
 	if err != nil {

@@ -67,6 +67,7 @@ func Examine(dir string, cheap bool) store.Findings {
 	return e.Findings
 }
 
+// examination collects the findings of one Examine. It belongs to one goroutine.
 type examination struct {
 	store.Findings
 	dir string
@@ -120,7 +121,7 @@ func (e *examination) system() {
 	}
 }
 
-// sync writes a file and syncs it.
+// sync writes a file and syncs it: some file systems accept writes and fail only here.
 func (e *examination) sync() {
 	err := func() (err error) {
 		f, err := os.CreateTemp(e.dir, ".doctor-*")
@@ -166,6 +167,9 @@ func (e *examination) contents() {
 	}
 }
 
+// database opens the database read-only, and reports its last shutdown, counts and
+// segments. It runs only if no process has the store open, as pebble cannot read a
+// database that is written to.
 func (e *examination) database() (err error) {
 	dir := filepath.Join(e.dir, pebbleDir)
 	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
@@ -206,7 +210,8 @@ func (e *examination) database() (err error) {
 	return e.segments(s)
 }
 
-// segments compares the files with those in the index.
+// segments compares the files with those in the index. A missing file is a loss; a file
+// that the index does not know is a sign that an older copy of the index was put back.
 func (e *examination) segments(s *Store) error {
 	records, err := s.segmentRecords()
 	if err != nil {

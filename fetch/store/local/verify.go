@@ -42,6 +42,8 @@ func (s *Store) Verify(ctx context.Context, progress func(Verification)) (Verifi
 	return v, nil
 }
 
+// intact reads a blob and compares its hash and checksum. A blob that was collected since
+// the index was read counts as whole.
 func (s *Store) intact(ctx context.Context, x indexed) (bool, error) {
 	if err := s.enter(ctx); err != nil {
 		return false, err
