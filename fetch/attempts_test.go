@@ -45,8 +45,8 @@ func TestRetries(t *testing.T) {
 	})
 }
 
-// Trouble that does not pass ends the stream, when its time is over, with an
-// error that names the sample. What no retry can put right ends it at once.
+// An error that does not pass ends the stream after the time for retries, and names the
+// sample. An error that no retry can fix ends it at once.
 func TestRetriesEnd(t *testing.T) {
 	st := newStore(t)
 	put(t, st, "d", 100)
@@ -153,8 +153,8 @@ func TestHedges(t *testing.T) {
 	}
 }
 
-// A server that says nothing any more costs a stream a moment, not its life:
-// another attempt is made elsewhere, and the reads that hang are given up.
+// If a server stops answering, its reads are cancelled and started at another server, and
+// the stream continues.
 func TestSilentServer(t *testing.T) {
 	st := newStore(t)
 	put(t, st, "d", 3000)

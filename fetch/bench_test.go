@@ -90,8 +90,8 @@ func (s *instant) fill(tb testing.TB, dataset string, rows, size int) {
 var locks func() int64
 
 // BenchmarkEngine is the cost of a sample of 110 KB in the engine: planning,
-// scheduling, the checksum and the assembly of batches, of which a driver that
-// costs nothing is the store. us/sample is processor time.
+// scheduling, the checksum and the assembly of batches. Its store is a driver that
+// costs nothing. us/sample is CPU time.
 func BenchmarkEngine(b *testing.B) { benchmarkEngine(b, 4000, 110_000, 0) }
 
 // BenchmarkEngine4k is the same with samples of 4 KB, whose bytes cost almost nothing.
@@ -100,7 +100,7 @@ func BenchmarkEngine4k(b *testing.B) { benchmarkEngine(b, 40_000, 4_000, 0) }
 // BenchmarkEngineMixture is the same with samples of 64 datasets, mixed.
 func BenchmarkEngineMixture(b *testing.B) { benchmarkEngine(b, 40_000, 4_000, 64) }
 
-// benchmarkEngine reads a dataset, or a mixture of so many.
+// benchmarkEngine reads a dataset, or a mixture of that many sources.
 func benchmarkEngine(b *testing.B, rows, size, sources int) {
 	// The window holds half of the dataset: had it room for all, each epoch would share the blobs of the one before,
 	// and now and then nothing would be read. All orders read the same memory, or it would be the pages that differ.

@@ -93,7 +93,7 @@ func TestMemoryIsABound(t *testing.T) {
 		}
 		s.Close()
 		if positions != 2000 {
-			t.Errorf("beside streams that stand still, one served %d rows, want 2000", positions)
+			t.Errorf("with idle streams, one served %d rows, want 2000", positions)
 		}
 		for _, b := range held {
 			b.Release()
@@ -108,7 +108,7 @@ func TestMemoryIsABound(t *testing.T) {
 				rows += len(b.Positions)
 			}
 			if rows != 2000 {
-				t.Errorf("stream %d, which had stood still, served %d rows, want 2000", i, rows)
+				t.Errorf("stream %d, which was idle, served %d rows, want 2000", i, rows)
 			}
 		}
 		j.Close()

@@ -83,9 +83,9 @@ func TestBalancedBuckets(t *testing.T) {
 		if !reflect.DeepEqual(had, has) || !reflect.DeepEqual(had, also) {
 			t.Errorf("%d ranks: steps have other samples", world)
 		}
-		t.Logf("%d ranks: the dearest costs %.4f times the mean; %.4f without balance", world, with, without)
+		t.Logf("%d ranks: the costliest has %.4f times the mean; %.4f without balance", world, with, without)
 		if with > 1+(without-1)/2 || alone != with || with > 1.02 {
-			t.Errorf("%d ranks: the dearest costs %.4f and %.4f times the mean; %.4f without balance", world, with, alone, without)
+			t.Errorf("%d ranks: the costliest has %.4f and %.4f times the mean; %.4f without balance", world, with, alone, without)
 		}
 		if said := j.Bucketing(); said == nil || said.Imbalance < 1 || said.Imbalance > 1.02 {
 			t.Errorf("%d ranks: the job says %+v", world, said)
@@ -147,7 +147,7 @@ func TestBucketByLength(t *testing.T) {
 	}
 }
 
-// TestBucketByLengthRefused holds what a request is told that cannot be.
+// TestBucketByLengthRefused checks the errors for invalid requests.
 func TestBucketByLengthRefused(t *testing.T) {
 	st := newStore(t)
 	put(t, st, "d", 50)

@@ -20,8 +20,8 @@ import (
 // docs/spans.md derives for what the spill held, what they cost in the first and in the later ones (micro-dollars, S3's
 // list prices), and how many samples were served at another place than the plan's, or, of a free order, not once.
 //
-// With a spill for all, samples have 110 KB, and chunks 13 MB. With one for a part, both have an eighth of that, so that
-// there are as many chunks as a part can tell apart, and a window holds little of what the spill does.
+// With a spill for all, samples have 110 KB, and chunks 13 MB. With a spill for a part, both have an eighth of that. So
+// there are enough chunks for the part to matter, and a window holds little of what the spill holds.
 func BenchmarkChunkPrice(b *testing.B) {
 	for _, c := range []chunkPrice{
 		{"all", 1.5, 2400, 110 << 10, 256 << 20, ""}, {"half", 0.5, 19200, 110 << 7, 32 << 20, ""},

@@ -53,8 +53,8 @@ type churned struct {
 
 const churnSlots = 16
 
-// Route implements peers.Directory. Every third slot has a keeper beside its owner, and every fifth an owner before
-// this one, which holds what it has.
+// Route implements peers.Directory. Every third slot has a zone cache in addition to its owner. Every fifth slot has a
+// previous owner, which still holds its blobs.
 func (n *churned) Route(ref schema.BlobRef) peers.Route {
 	view, slot := *n.view.Load(), int(ref.Key[0])%churnSlots
 	owner, zoneCache := view[slot], view[(slot+1)%churnSlots]
@@ -166,7 +166,7 @@ func (l *churnLink) Get(ctx context.Context, ask peers.Ask) (schema.Blob, error)
 	defer func() {
 		b.Close()
 		select {
-		case a := <-answers: // nobody takes it
+		case a := <-answers: // the requester has left
 			a.Blob.Release()
 		default:
 		}

@@ -31,8 +31,7 @@ var (
 
 const crowdRows = 150
 
-// crowd is streams of all kinds that share little memory, and whose consumers stand still, hold batches, and go by
-// chance.
+// crowd is streams of all kinds that share little memory. Their consumers stall, hold batches, and leave at random.
 type crowd struct {
 	engine *fetch.Engine
 	terms  bool // tenants have ceilings

@@ -14,13 +14,13 @@ import (
 	"bowstring/schema"
 )
 
-// Where the value of an expression cannot be told for a row, on_error says what becomes of it, with blobs and without.
+// If an expression has no value for a row, the stream follows on_error, with blobs and without.
 func TestExpressionsFollowOnError(t *testing.T) {
 	st := newStore(t)
 	const n = 300
 	put(t, st, "d", n)
 	e := newEngine(t, st, fetch.Options{})
-	// Position 10 k cannot be told.
+	// The expression has no value at positions 10 k.
 	const text = "60 % (position % 10)"
 	wanted := schema.Operators{"made": {Expression: text}, "even": {Expression: text + " == 0"}}
 	lost := func(pos int64) bool { return pos%10 == 0 }
@@ -107,7 +107,7 @@ func TestExpressionsFollowOnError(t *testing.T) {
 			}
 		})
 	}
-	t.Run("nothing can be told", func(t *testing.T) {
+	t.Run("no row has a value", func(t *testing.T) {
 		req := schema.Request{Dataset: "d", Columns: []string{"none"}, OnError: schema.OnErrorSkip,
 			Operators: schema.Operators{"none": {Expression: "1 % (position * 0)"}}}
 		j := open(t, e, req)

@@ -81,7 +81,7 @@ func TestExpressionsMakeColumns(t *testing.T) {
 					if batch++; batch != 1 {
 						continue
 					}
-					// A ticket means the same to whoever reads it.
+					// A parsed ticket means the same.
 					again := must(schema.ParseTicket(b.Resume.Marshal()))
 					other := open(t, e, again.Request)
 					if other.ID() != j.ID() {

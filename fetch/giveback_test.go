@@ -14,8 +14,8 @@ import (
 	"bowstring/schema"
 )
 
-// A stream whose consumer stands still gives back all that it has read ahead to one that has nothing, the rest of a run
-// of which rows were delivered included. What it serves later is what it would have.
+// An idle stream frees all prefetched data for a stream that has nothing, including the rest of a run of which rows
+// were delivered. Later it serves the same rows as without that.
 func TestIdleStreamHoldsNothing(t *testing.T) {
 	st := newStore(t)
 	put(t, st, "d", 500)
@@ -87,8 +87,8 @@ func ofBatches(list []*fetch.Batch) (bytes int) {
 	return bytes
 }
 
-// What a batch gives back as Next begins to wait for memory goes to Next: as room to read ahead it would be taken by the
-// stream, which then waits for as much again.
+// If a batch is released while Next begins to wait for memory, Next gets that memory. Otherwise the stream would use it
+// for prefetched rows, and Next would wait for as much again.
 func TestReleaseDuringNext(t *testing.T) {
 	st := newStore(t)
 	const n, epochs = 2000, 10

@@ -30,9 +30,9 @@ func rot(t *testing.T, dir string) {
 	}
 }
 
-// A stream whose consumer checks says which blobs were not checked, and what they have to be. What has rotten in the
-// spill proves wrong, and comes right when it is asked for again; a stream beside it that leaves the checks to the
-// engine never sees it, nor does one with a place for what cannot be read.
+// A stream whose consumer checks marks the blobs that were not checked, with their checksums. A blob that is damaged in
+// the spill fails the consumer's check, and Again returns the right one. Streams that leave the checks to the engine
+// never deliver the damaged blob, and neither do streams with on_error.
 func TestCheckedLate(t *testing.T) {
 	store := newStore(t)
 	far := newCounted(store, put(t, store, "ds", 300))

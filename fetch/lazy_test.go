@@ -88,7 +88,7 @@ func TestLostPageEndsAStream(t *testing.T) {
 	}
 }
 
-// What a stream has looked up is not thrown away with the blobs that it gives back to another one.
+// A stream that frees blobs for another one keeps the rows of the manifest that it has looked up.
 func TestGivingBackKeepsLookups(t *testing.T) {
 	st := newStore(t)
 	const n = 600
@@ -131,10 +131,10 @@ func TestGivingBackKeepsLookups(t *testing.T) {
 		synctest.Wait() // it has read ahead what there is room for
 		j2, second := begin(2)
 		if got := rows(second); got != n {
-			t.Errorf("%d rows beside a stream that stands still, want %d", got, n)
+			t.Errorf("%d rows with an idle stream, want %d", got, n)
 		}
 		if got := rows(first); got != n-served {
-			t.Errorf("%d rows are left of the stream that stood still, want %d", got, n-served)
+			t.Errorf("%d rows are left of the idle stream, want %d", got, n-served)
 		}
 		if got := reads.Load(); got > 2*n {
 			t.Errorf("%d pages were read for two streams of %d rows", got, n)

@@ -100,8 +100,8 @@ func (tr *training) serve(tk *schema.Ticket, limit int64) (done bool) {
 	return false
 }
 
-// What clients received, in any order, with substitutes, over cuts, restarts of the server and changes of the world,
-// and what lineage says, is the same: bit for bit.
+// Lineage returns exactly the samples that clients received: in any order, with substitutes, over cut streams, restarts
+// of the server and changes of the world.
 func TestLineageIsWhatWasReceived(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -278,6 +278,6 @@ func (tr *training) compare(req schema.Request, course string, epochs, steps int
 		}
 	}
 	if len(recorded) != len(tr.got) {
-		t.Fatalf("%s: lineage tells of %d shares, %d were received", must(json.Marshal(req)), len(recorded), len(tr.got))
+		t.Fatalf("%s: lineage has %d shares, %d were received", must(json.Marshal(req)), len(recorded), len(tr.got))
 	}
 }

@@ -9,8 +9,7 @@ import (
 	"bowstring/schema"
 )
 
-// A stream that is closed while it finds out which rows are its own leaves nothing behind, and takes from nobody
-// what he holds.
+// A stream that is closed while it computes its rows leaks nothing, and releases nothing that other streams hold.
 func TestLocalStreamsCancelled(t *testing.T) {
 	s := newStore(t)
 	putPages(t, s, "d", 900, 8)
@@ -38,7 +37,7 @@ func TestLocalStreamsCancelled(t *testing.T) {
 					return
 				}
 				if time.Now().After(deadline) {
-					t.Fatalf("%d snapshots stay open, though nobody reads them", n)
+					t.Fatalf("%d snapshots stay open without a reader", n)
 				}
 				time.Sleep(10 * time.Millisecond)
 			}

@@ -180,7 +180,7 @@ func TestLocalWithoutCluster(t *testing.T) {
 	}
 }
 
-// What slots take is counted, and given back; where it has no room, the request is refused by name.
+// The memory of slots is reserved and released. A request without room for it is refused by name.
 func TestLocalMemory(t *testing.T) {
 	s := newStore(t)
 	put(t, s, "d", 900)

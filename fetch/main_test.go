@@ -142,7 +142,7 @@ func put(tb testing.TB, store store.Store, dataset string, n int) *schema.Snapsh
 	return putPages(tb, store, dataset, n, 0)
 }
 
-// putPages is put with pages of so many rows.
+// putPages is put with pages of pageRows rows.
 func putPages(tb testing.TB, store store.Store, dataset string, n, pageRows int) *schema.Snapshot {
 	tb.Helper()
 	return putImages(tb, store, dataset, n, pageRows, content)

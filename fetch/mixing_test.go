@@ -58,8 +58,8 @@ func must2[A, B any](a A, b B, err error) (A, B) {
 	return a, b
 }
 
-// Blocks of rows that lie sorted by class mix poorly, small ones less so, and those of rows in no order well. The answer is
-// the same each time, and never by a column that the caller may not see.
+// Blocks of rows that are sorted by class mix poorly, small blocks less so, and blocks of unsorted rows mix well. The
+// result is the same each time, and never uses a column that the caller may not see.
 func TestMixing(t *testing.T) {
 	const n = 40_000
 	sorted := func(i int) int32 { return int32(i * 100 / n) }
@@ -110,7 +110,7 @@ func TestMixing(t *testing.T) {
 	}
 }
 
-// Of samples in a bucket without classes it says how objects are mixed.
+// For samples in a bucket without classes, Mixing measures how objects are mixed.
 func TestMixingOfObjects(t *testing.T) {
 	s, _ := attached(t, 4000, 100, content)
 	e := must(fetch.NewEngine(s, fetch.Options{Logger: quiet}))

@@ -21,8 +21,8 @@ func imageSteps(names ...string) schema.Operators {
 	return schema.Operators{"image": {Kind: "image", Steps: steps(names...)}}
 }
 
-// What is made of a sample of a mixture comes of its source's operators, and behind them of the mixture's. Ranks and
-// where a stream begins count for nothing.
+// A sample of a mixture is processed by its source's operators, and then by the mixture's. The result does not depend on
+// ranks, nor on where a stream begins.
 func TestMixtureOperatorsBySource(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -100,7 +100,7 @@ func TestMixtureOperatorsBySource(t *testing.T) {
 	}
 }
 
-// What is wrong with a source's operators is said with its name, and so is what does not fit together.
+// Errors in a source's operators name the source, and so do errors of operators that do not fit together.
 func TestMixtureOperatorsErrors(t *testing.T) {
 	st := newStore(t)
 	putColumns(t, st, "a", 20, 0, "label", "image")

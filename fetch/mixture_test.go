@@ -192,7 +192,7 @@ func TestMixtureOfOtherColumns(t *testing.T) {
 	}
 }
 
-// What a rule hides of a source appears in no row, and in no count; another source is not touched by it.
+// Rows of a source that a rule hides appear in no row and in no count. The rule does not change other sources.
 func TestMixtureHidesRows(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -375,7 +375,7 @@ func TestMixtureSubstitutes(t *testing.T) {
 	}
 }
 
-// What was handed out of a mixture is on record: which samples of which source, and in which epoch of it, in any order.
+// The lineage of a mixture has the delivered samples with their sources and the sources' epochs, in any order.
 func TestMixtureLineage(t *testing.T) {
 	st := newStore(t)
 	putColumns(t, st, "a", 40, 0, "label", "image")

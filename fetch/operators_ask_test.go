@@ -13,7 +13,7 @@ import (
 	"bowstring/schema"
 )
 
-// What a request wants is checked before anything is read, and errors say where.
+// Operators of a request are checked before anything is read, and errors name the field.
 func TestOperatorErrors(t *testing.T) {
 	st := newStore(t)
 	made(t, st, 3, content)

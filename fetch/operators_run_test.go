@@ -18,7 +18,7 @@ import (
 	"bowstring/spill"
 )
 
-// What cannot be made is a fault of its sample: it ends the stream, or is null, or another takes its place.
+// A failed operator is a fault of its sample: it ends the stream, gives a null, or a substitute replaces the sample.
 func TestOperatorFaults(t *testing.T) {
 	st := newStore(t)
 	const n = 60
@@ -146,7 +146,7 @@ func TestOperatorsInLittleMemory(t *testing.T) {
 	}
 }
 
-// A stream that is given up while cells are being made leaves nothing behind.
+// A stream that is cancelled while operators run leaks nothing.
 func TestOperatorsCancelled(t *testing.T) {
 	st := newStore(t)
 	made(t, st, 100, content)
@@ -167,8 +167,8 @@ func TestOperatorsCancelled(t *testing.T) {
 	}
 }
 
-// Results that draw nothing are kept in the spill where that pays, and are found there by the next epoch and by the
-// next engine, byte for byte. What draws is made anew.
+// Results without random numbers are cached in the spill if that pays. The next epoch and the next engine find them
+// there, byte for byte. Results with random numbers are made again.
 func TestOperatorResultsAreKept(t *testing.T) {
 	st := newStore(t)
 	const n = 80

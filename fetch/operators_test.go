@@ -21,7 +21,7 @@ import (
 	"bowstring/schema"
 )
 
-// steps is a list of operators without parameters, but for Crop.
+// steps is a list of operators without parameters, except Crop.
 func steps(names ...string) []schema.Step {
 	var list []schema.Step
 	for _, n := range names {
@@ -128,8 +128,8 @@ func column(tb testing.TB, b *fetch.Batch, name string, f func(arrow.Array)) {
 	f(rec.Column(rec.Schema().FieldIndices(name)[0]))
 }
 
-// What is made of a sample depends on seed, epoch and position alone: not on ranks, order,
-// where a stream was resumed, workers, the memory there is, nor on whether it was asked for by position.
+// The operators' result for a sample depends only on seed, epoch and position. It does not depend on ranks, order,
+// resumption, workers or memory, nor on whether the sample was requested by position.
 func TestOperatorsAreAPureFunction(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)

@@ -275,9 +275,9 @@ func TestSubstitutesOfLaterEpochs(t *testing.T) {
 	}
 }
 
-// A read that does not come back holds up a loose stream only when the rows
-// after it are more than a resume ticket can tell of; then what is there is
-// served, and the rest when it comes.
+// A read that does not return blocks a loose stream only when more rows follow it than a
+// resume ticket has bits for. Then the arrived rows are served, and the others when they
+// arrive.
 func TestLooseStreamSkipsASlowRead(t *testing.T) {
 	store := newStore(t)
 	put(t, store, "d", 3000)

@@ -9,8 +9,8 @@ import (
 	"bowstring/fetch/read"
 )
 
-// What streams have seen of a store tells by how much it is faster or slower than it was
-// measured to be, for blobs that are alike, and of others nothing.
+// Measurements of streams correct the calibrated rates of a store for blobs of similar
+// size, and change nothing for other blobs.
 func TestSeen(t *testing.T) {
 	measured := predict.Store{LatencyMS: 20, ReadsPerS: 10_000, BytesPerSec: 100e6}
 	spell := func(size, rate float64) *read.Spell {

@@ -79,7 +79,7 @@ func pause(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// total is how many reads were begun, but for those of manifest chunks.
+// total is how many reads were begun, except those of manifest chunks.
 func (r *remote) total(snap *schema.Snapshot) (n int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -157,7 +157,7 @@ func pull(t *testing.T, s *fetch.Stream, warm, whole time.Duration) (bytes int64
 	}
 }
 
-// keyOf tells blobs apart in hooks.
+// keyOf identifies blobs in hooks.
 func keyOf(ref schema.BlobRef) uint64 { return binary.LittleEndian.Uint64(ref.Key[:]) }
 
 func mustPlan(t *testing.T, cfg plan.Config) *plan.Plan {

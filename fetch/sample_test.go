@@ -194,7 +194,7 @@ func TestSampleByClass(t *testing.T) {
 	}
 }
 
-// TestSampleRefused holds what a request is told that cannot be.
+// TestSampleRefused checks the errors for invalid requests.
 func TestSampleRefused(t *testing.T) {
 	st := newStore(t)
 	weights := make([]float64, 200)
@@ -284,7 +284,7 @@ func TestSampleOfWhatIsVisible(t *testing.T) {
 			j.Close()
 			t.Errorf("%+v: a hidden column is used", sample)
 		} else if strings.Contains(err.Error(), "position 1") || strings.Contains(err.Error(), "small") {
-			t.Errorf("%+v: %v tells of hidden columns", sample, err)
+			t.Errorf("%+v: %v names hidden columns", sample, err)
 		}
 	}
 }

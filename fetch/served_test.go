@@ -79,8 +79,8 @@ func TestServedBehindTheEnd(t *testing.T) {
 	}
 }
 
-// What a ticket says was served far ahead is not forgotten by a stream that is
-// cut off before it has planned as far, however often that happens.
+// A ticket has rows that were served long before their turn. A stream that is cut off
+// before it has planned as far keeps them in its tickets, however often that happens.
 func TestServedFurtherThanIsPlanned(t *testing.T) {
 	store := newStore(t)
 	const n = 3000

@@ -155,7 +155,7 @@ func TestJobsOfStreams(t *testing.T) {
 	requireJobs(4) // it may have another epoch
 	begin(t, e, shuffled("ds", 1, 6), 0, 0)
 	requireJobs(4)
-	// What does not shuffle looks through the data once.
+	// A job without a shuffle reads the data once.
 	once := shuffled("ds", 1, 0)
 	once.Shuffle = nil
 	scan := begin(t, e, once, 0, 0)
@@ -194,7 +194,7 @@ func TestSpillKeepsPages(t *testing.T) {
 	if n := far.reads.Load(); n != 0 {
 		t.Errorf("%d reads of what is in the spill", n)
 	}
-	// What goes through all pages leaves the spill as it is.
+	// A read of all pages leaves the spill unchanged.
 	other := putPages(t, store, "other", 100, 4)
 	far.chunks[other.Chunks[0].Key] = true
 	entries := cache.Stats().Entries
@@ -211,8 +211,8 @@ type elsewhere struct{}
 
 func (elsewhere) Route(schema.BlobRef) peers.Route { return peers.Route{Ask: []string{"other"}} }
 
-// TestSpillKeepsPagesOfOthersBlobs keeps the pages of a manifest, which no other node is asked for, whoever owns the
-// blobs.
+// TestSpillKeepsPagesOfOthersBlobs: the spill caches pages of a manifest whichever node owns the blobs, because pages are
+// requested from no other node.
 func TestSpillKeepsPagesOfOthersBlobs(t *testing.T) {
 	store := newStore(t)
 	snap := putPages(t, store, "ds", 300, 4)
@@ -277,6 +277,6 @@ func TestFollowedStreamsHaveTenants(t *testing.T) {
 		return cache.Stats().Entries == images
 	})
 	if got, all := cache.TenantBytes("theirs"), cache.TenantBytes(""); got == 0 || all != 0 {
-		t.Errorf("%d bytes are on the tenant's account, %d on nobody's", got, all)
+		t.Errorf("%d bytes are on the tenant's account, %d in all", got, all)
 	}
 }

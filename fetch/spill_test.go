@@ -17,7 +17,7 @@ import (
 	"bowstring/spill"
 )
 
-// newSpill returns a spill, and what it is told of, in a directory of the test. It is closed after engines made later.
+// newSpill returns a spill and its Future, in a directory of the test. The spill is closed after engines made later.
 func newSpill(t *testing.T, bytes int64) (*spill.Cache, *spill.Future, string) {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "spill")
@@ -119,7 +119,7 @@ func TestSpilledBlobsAreNotReadAgain(t *testing.T) {
 	far := newCounted(store, put(t, store, "ds", 300))
 	cache, future, _ := newSpill(t, spill.MinBytes+(16<<20))
 	e := newEngine(t, far, fetch.Options{Spill: cache, Future: future, NoHedge: true})
-	// What a stream reads is offered, and written behind its back.
+	// Blobs that a stream reads are offered to the spill, and written in the background.
 	req := shuffled("ds", 1, 0)
 	drain(t, e, open(t, e, req), ticket(req, 0))
 	until(t, "all is in the spill", func() bool { return cache.Stats().Entries == images })
@@ -137,7 +137,7 @@ func TestSpilledBlobsAreNotReadAgain(t *testing.T) {
 		t.Errorf("%d blobs were read again from the store", n)
 	}
 	st := e.Stats()
-	// What the spill brings ahead while the stream's goroutine waits for a processor is not missed by the stream.
+	// Blobs that are prefetched into the spill while the stream's goroutine waits for a CPU are no misses of the stream.
 	if st.SpillReads < 6*images || st.Reads-images > 4 { // chunks of the manifest
 		t.Errorf("%d blobs came from the spill, %d from the store", st.SpillReads, st.Reads)
 	}
@@ -147,7 +147,7 @@ func TestSpilledBlobsAreNotReadAgain(t *testing.T) {
 	}
 }
 
-// framing is a store whose blobs lie in frames.
+// framing is a store whose blobs are in frames.
 type framing struct {
 	store.Store
 	asked atomic.Int64 // how often for a frame
@@ -187,7 +187,7 @@ func TestSpillIsGivenFrames(t *testing.T) {
 	req := shuffled("ds", 1, 0)
 	drain(t, e, open(t, e, req), ticket(req, 0))
 	until(t, "all is in the spill", func() bool { return cache.Stats().Entries == images })
-	// What is read ahead while nobody reads is stored at once, from wherever it lies.
+	// Blobs that are prefetched while no stream reads are stored at once, with all blobs of their frame.
 	if n, prefetched := far.asked.Load(), e.Stats().ReadReasons["ahead"]; n < images-prefetched {
 		t.Errorf("the spill asked for %d frames of %d, of which %d were read ahead", n, images, prefetched)
 	}
@@ -205,7 +205,7 @@ func TestWarm(t *testing.T) {
 			p.Full || !p.Done || p.Failed != 0 {
 			t.Errorf("%+v", p)
 		}
-		// What runs is looked ahead for, too, by another goroutine.
+		// Another goroutine prefetches for the running job, too.
 		until(t, "all is in the spill", func() bool { return cache.Stats().Entries == images })
 		far.reads.Store(0)
 		if p := warm(t, e, shuffled("ds", 2, 0)); p.There != images || p.Stored != 0 {

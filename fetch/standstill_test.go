@@ -11,14 +11,14 @@ import (
 	"bowstring/schema"
 )
 
-// The memory is for those who read: streams whose consumers stand still for seconds take no part of it but what they
-// have, and give that back where it is short. One that reads beside twenty of them is a third as fast as alone at least,
-// whether it was there before or not, and each of them goes on when its consumer does.
+// Memory is for streams whose consumers read. Idle streams get no share, and free what they have if memory is short. A
+// stream with twenty idle ones has at least a third of its throughput alone, whether it began before them or not. Each
+// idle stream continues when its consumer does.
 func TestIdleStreamsTakeNoShare(t *testing.T) {
 	st := newStore(t)
 	put(t, st, "d", 1000)
 	for _, c := range []struct {
-		held   int // batches that each of those that stand still does not release
+		held   int // batches that each idle stream's consumer does not release
 		tenant string
 		before bool // whether the one that reads was there before
 	}{{held: 2}, {tenant: "other", before: true}} {
@@ -78,7 +78,7 @@ func withIdle(t *testing.T, e *fetch.Engine, held int, tenant string, before boo
 		reader, done = endless(t, e, "", 0, 64)
 	}
 	if shared := rate(); shared < alone/3 {
-		t.Errorf("%.0f bytes a second beside streams that stand still, %.0f alone", shared, alone)
+		t.Errorf("%.0f bytes a second with idle streams, %.0f alone", shared, alone)
 	}
 	done()
 	for _, b := range batches {
@@ -95,8 +95,8 @@ func withIdle(t *testing.T, e *fetch.Engine, held int, tenant string, before boo
 	}
 }
 
-// A consumer that takes a batch every six seconds counts as one that stands still, and finds each batch there: what it
-// gives back to one that reads without pause is what comes after that.
+// A stream whose consumer takes a batch every six seconds counts as idle, but the consumer finds each batch ready: the
+// stream frees only rows after its next batch for a stream that reads without pause.
 func TestSlowConsumerFindsItsBatch(t *testing.T) {
 	st := newStore(t)
 	put(t, st, "d", 1000)

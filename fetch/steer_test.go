@@ -224,7 +224,7 @@ func (r *steeredRun) check(t *testing.T, rng *rand.Rand, total int64) (steers in
 	if got := len(j.Request().Mixture.Steered); got != len(record.Steered) {
 		t.Fatalf("a job knows %d changes of %d", got, len(record.Steered))
 	}
-	// What an epoch of a source has seen.
+	// The positions seen, by source and epoch.
 	seen := map[[2]uint64]map[int64]bool{}
 	for step := range total {
 		p := j.PlanOf(step / r.epochSteps())

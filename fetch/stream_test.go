@@ -212,8 +212,8 @@ func TestBatchBytes(t *testing.T) {
 	}
 }
 
-// What a resume ticket serves is what the stream would have served after the
-// batch that carried it, wherever it stopped and whatever the stride.
+// A resume ticket serves the same rows as the stream would have after the batch that
+// carried it, wherever the stream stopped and whatever the stride.
 func TestResume(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)

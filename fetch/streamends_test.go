@@ -12,7 +12,7 @@ import (
 	"bowstring/schema"
 )
 
-// A consumer that stands still costs the others nothing but its share.
+// A stalled consumer takes only its share from the others.
 func TestStalledConsumerBlocksNoOther(t *testing.T) {
 	st := newStore(t)
 	put(t, st, "d", 600)
@@ -30,7 +30,7 @@ func TestStalledConsumerBlocksNoOther(t *testing.T) {
 	}
 	for _, s := range stalled {
 		if got := consume(t, j, s); len(got.positions) != 600 {
-			t.Fatalf("a stream that had stood still served %d rows, want 600", len(got.positions))
+			t.Fatalf("a stream that was idle served %d rows, want 600", len(got.positions))
 		}
 	}
 }

@@ -68,8 +68,8 @@ func TestTenantsShareByWeight(t *testing.T) {
 	})
 }
 
-// A tenant's windows are a bound that holds, also where its streams stand still; it keeps nobody
-// else from going on; and where not even one sample fits, the error says so.
+// A tenant's bound for windows holds, also while its streams are idle. It blocks no other
+// tenant. If not even one sample fits, the error says so.
 func TestTenantWindows(t *testing.T) {
 	st := newStore(t)
 	put(t, st, "d", 1000)

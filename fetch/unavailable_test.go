@@ -40,8 +40,8 @@ func withoutEngine(unavailable func(cell []byte) bool) fetch.Options {
 	return o
 }
 
-// An engine that is not there is no fault of a sample: whatever on_error is, the stream ends as unavailable, and whoever
-// goes on by its last ticket gets the sample.
+// An unavailable engine is no fault of a sample: whatever on_error is, the stream ends as unavailable, and a client that
+// resumes with its last ticket gets the sample.
 func TestNoEngineIsNoFault(t *testing.T) {
 	st := newStore(t)
 	const n, wanting = 200, 157

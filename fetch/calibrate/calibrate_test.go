@@ -66,7 +66,7 @@ func refsOf(sizes ...int64) (refs []schema.BlobRef) {
 	return refs
 }
 
-// What is found is what the store gives, and what was not to be seen is not said.
+// Calibration finds the limits of the store, and reports no limit that it did not reach.
 func TestStore(t *testing.T) {
 	for _, c := range []struct {
 		name         string

@@ -89,7 +89,7 @@ func TestCapacities(t *testing.T) {
 }
 
 func TestSecondOwners(t *testing.T) {
-	// Half as much again as there is data: half of the slots have a second owner.
+	// The capacity is 1.5 × the data: half of the slots have a second owner.
 	l := build(t, 1000, equals(10, 150))
 	_, second, _ := counts(l)
 	var sum int64
@@ -148,7 +148,7 @@ func TestChanges(t *testing.T) {
 	}
 }
 
-// What a layout means never changes: tickets name it.
+// The owners of a layout never change between releases: tickets name layouts.
 func TestGolden(t *testing.T) {
 	zoned := equals(6, 400)
 	for i := range zoned {
@@ -266,7 +266,7 @@ func TestSlotOf(t *testing.T) {
 	}
 }
 
-// TestSlotsOfChunks: blobs of a chunk have one slot whatever they are, and chunks lie in all slots alike.
+// TestSlotsOfChunks: all blobs of a chunk have one slot, and chunks are spread evenly over slots.
 func TestSlotsOfChunks(t *testing.T) {
 	r := testRand(t)
 	at := func(a schema.ObjectAddress) uint16 {
@@ -290,7 +290,7 @@ func TestSlotsOfChunks(t *testing.T) {
 			a.Offset = begin + schema.ObjectChunk - 1
 			packed := schema.ObjectAddress{Prefix: prefix, Object: object, Packed: true, Unit: inside(), Offset: inside()}
 			if last, unit := at(a), at(packed); last != slot || unit != slot {
-				t.Fatalf("%s: the first byte of chunk %d of object %d lies in slot %d, the last in %d, a unit in %d", name,
+				t.Fatalf("%s: the first byte of chunk %d of object %d has slot %d, the last has %d, a unit has %d", name,
 					chunk, object, slot, last, unit)
 			}
 			counts[int(slot)*parts/Slots]++
@@ -318,7 +318,7 @@ func TestSurprise(t *testing.T) {
 	check := func(x uint64) {
 		want := (64 - math.Log2(float64(x|1))) * (1 << 32)
 		got := float64(surprise(x))
-		// The chord of a 256th lies below the curve by 2.8e-6 at most.
+		// The chord of a 256th is below the curve by 2.8e-6 at most.
 		if math.Abs(got-want) > 3e-6*(1<<32)+1024 {
 			t.Fatalf("surprise(%#x) = %.0f, want %.0f", x, got, want)
 		}

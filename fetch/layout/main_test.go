@@ -24,7 +24,7 @@ func testRand(t testing.TB) *rand.Rand {
 	return rand.New(rand.NewPCG(seed, 0))
 }
 
-// equals are n nodes of weight 1 that could keep so many bytes each.
+// equals returns n nodes of weight 1 with the same capacity in bytes.
 func equals(n int, capacity int64) []Node {
 	nodes := make([]Node, n)
 	for i := range nodes {

@@ -177,11 +177,11 @@ func TestWantsAtOnce(t *testing.T) {
 		}
 	}
 	if before > layout.Slots*51/100 {
-		t.Errorf("the node keeps %d slots beside a job that nobody has told of", before)
+		t.Errorf("the node keeps %d slots with a job that was not reported", before)
 	}
 }
 
-// A node caches what a claimed layout says it owns, first or second, also while another job reads more.
+// A node caches the slots that it owns by a reserved layout, first or second, also while another job reads more.
 func TestOwnersKeep(t *testing.T) {
 	for _, wants := range []int64{1 << 30, 3 << 30, 4 << 30} { // with caches of 4 GiB
 		all := zoned(t, 1, 4, wants)

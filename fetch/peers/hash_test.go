@@ -77,7 +77,7 @@ func TestForgedBytesAreWrong(t *testing.T) {
 		right, forged := forge.Twins(data)
 		ref := schema.RefOf(right)
 		if ref.Check(forged) != nil {
-			t.Fatal("the checksum tells the twins apart")
+			t.Fatal("the checksums of the twins differ")
 		}
 		for _, secure := range []bool{false, true} {
 			_, _, st, err := askedOf(t, &sends{data: forged, secure: secure}, ref)

@@ -70,11 +70,11 @@ func TestSilentNode(t *testing.T) {
 				least, most = 5*time.Second, 5200*time.Millisecond
 			}
 			if took := time.Since(began); took < least || took > most {
-				t.Errorf("a node that says that it is there (%v) was given up after %v, want %v to %v", there, took,
+				t.Errorf("the requests to a node that sends heartbeats (%v) were cancelled after %v, want %v to %v", there, took,
 					least, most)
 			}
 			if st := tier.Stats(); !st[0].Silent || st[0].Refused != 1 {
-				t.Errorf("after it was given up: %+v", st[0])
+				t.Errorf("after its requests were cancelled: %+v", st[0])
 			}
 		})
 	}
@@ -180,7 +180,7 @@ func TestAskedElsewhere(t *testing.T) {
 		b.Release()
 		last := links[list[len(list)-1]].what
 		if n := len(links["one"].what) + len(links["other"].what); n != 2 || last[len(last)-1].Forward {
-			t.Errorf("of %v, %d were asked, the last one %+v; want two, and that the last may ask nobody", list, n,
+			t.Errorf("of %v, %d were asked, the last one %+v; want two, and that the last may not forward", list, n,
 				last)
 		}
 		if err := tier.Close(); err != nil {

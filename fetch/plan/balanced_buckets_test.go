@@ -28,7 +28,7 @@ func costly(tb testing.TB, cfg plan.Config, lengths plan.Lengths, costs plan.Cos
 	return p
 }
 
-// imbalance is what the dearest rank of a step costs, by the mean of all, over all whole steps.
+// imbalance is the cost of the costliest rank of a step, divided by the mean of all ranks, over all whole steps.
 func imbalance(p *plan.Plan, world int, cost func(position int64) float64) float64 {
 	var costliest, all float64
 	for step := range p.Steps() {
@@ -115,7 +115,7 @@ func TestBalancedBuckets(t *testing.T) {
 				continue
 			}
 			if with, alone := imbalance(p, world, cost), imbalance(without, world, cost); with > alone+1e-4 {
-				t.Errorf("%s: the dearest of %d ranks costs %v times the mean, %v without balance", name, world, with, alone)
+				t.Errorf("%s: the costliest of %d ranks has %v times the mean, %v without balance", name, world, with, alone)
 			}
 		}
 		if p.Rows()%cfg.Batch == 0 && cfg.Batch >= int64(p.Config().World) {

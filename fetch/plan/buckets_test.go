@@ -29,8 +29,8 @@ func waste(p *plan.Plan, lengths plan.Lengths) float64 {
 	return 1 - used/all
 }
 
-// TestBuckets holds that samples only change places within their window, each exactly once, the same for any world and
-// whoever asks in whatever order; that Index is the inverse; and that there is less padding.
+// TestBuckets: samples are only permuted within their window, each exactly once, the same for any world and any order of
+// queries. Index is the inverse, and there is less padding.
 func TestBuckets(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)

@@ -220,13 +220,14 @@ func sumOf(weights []uint64) (sum uint64) {
 	return sum
 }
 
-// left is whether a source has left that had so many rows.
+// left reports whether a source that had that many rows has left.
 func (s *segment) left(m *Mix, source int, rows int64) bool {
 	return m.sources[source].End == Leave && s.leaves[source] == absent && s.root != ^int32(source) &&
 		rows >= m.lens[source]-m.lens[source]%m.unit
 }
 
-// dues adds what sources are due with one more row. What one that has left was due beside what it had, the others share.
+// dues adds what each source is due with one more row. The other sources share what a source that has left was due
+// beyond what it had.
 func dues(m *Mix, row int64, weights []uint64, counts []int64, due []float64) {
 	s := m.segmentAt(row / m.unit)
 	var whole, left float64

@@ -12,8 +12,8 @@ import (
 	"bowstring/fetch/layout"
 )
 
-// testLayout makes a layout of n equal nodes, in so many zones, that could together keep
-// so many times what there is.
+// testLayout makes a layout of n equal nodes in that many zones. Their capacity together
+// is times the size of the data.
 func testLayout(t testing.TB, n, zones int, times float64) *layout.Layout {
 	t.Helper()
 	const size = 1 << 40
@@ -207,7 +207,7 @@ func TestLocalityOfOneNode(t *testing.T) {
 	}
 }
 
-// Who gets what never changes: a ticket that was kept means the same rows.
+// The rows of a rank never change between releases: a kept ticket means the same rows.
 func TestLocalityGolden(t *testing.T) {
 	p, err := New(Config{Selection: All(100_000), Shuffle: true, Seed: 7, Epoch: 3, Batch: 1024, World: 12})
 	if err != nil {

@@ -77,7 +77,7 @@ func checkMix(t *testing.T, rng *rand.Rand, cfg MixConfig, rounds int) {
 		order := slices.Concat(served(t, p)...)
 		n := min(p.Rows(), p.n)
 		for i := range p.n {
-			// What is left out of a whole epoch is no step. Of an epoch that the mixture ends in, it may be part of one.
+			// Rows that a whole epoch leaves out are in no step. If the mixture ends in an epoch, they may be part of one.
 			if i%cfg.Batch == 0 && (i+cfg.Batch <= m.EpochRows() || cfg.Remainder != Drop) {
 				for change < len(cfg.Changes) && cfg.Changes[change].Step == step {
 					copy(weights, cfg.Changes[change].Weights)
@@ -372,7 +372,7 @@ func TestCarried(t *testing.T) {
 	}
 }
 
-// What explain says of a source is what a walk finds.
+// Explain's numbers of a source are those that a walk counts.
 func TestPasses(t *testing.T) {
 	rng := testRand(t)
 	for range 100 {

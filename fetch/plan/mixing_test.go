@@ -8,7 +8,7 @@ import (
 	"bowstring/fetch/plan"
 )
 
-// TestMixing compares block shuffles of ImageNet, whose rows lie sorted by 1,000 classes, with figures that another
+// TestMixing compares block shuffles of ImageNet, whose rows are sorted by 1,000 classes, with figures that another
 // program computed from the known shares of classes (5,120 samples a run).
 func TestMixing(t *testing.T) {
 	const n, classes = 1_281_167, 1000
@@ -44,7 +44,7 @@ func TestMixing(t *testing.T) {
 	}
 }
 
-// TestMixingOfShuffledRows: rows that lie in no order mix well in blocks.
+// TestMixingOfShuffledRows: unsorted rows mix well in blocks.
 func TestMixingOfShuffledRows(t *testing.T) {
 	const n = 200_000
 	p, err := plan.New(plan.Config{Selection: plan.All(n), Shuffle: true, Seed: 1, BlockRows: 76, ClusterBlocks: 16,

@@ -21,7 +21,7 @@ func madeUpLengths(n int64) Lengths {
 	return lengths
 }
 
-// processor is the processor time of the process, in nanoseconds: on a busy machine it says more than the time of day.
+// processor is the CPU time of the process, in nanoseconds. On a busy machine it says more than wall time.
 func processor(b *testing.B) int64 {
 	b.Helper()
 	var u syscall.Rusage
@@ -145,7 +145,7 @@ func BenchmarkPackCorpus(b *testing.B) {
 	}
 }
 
-// stepImbalance is what the dearest rank of a step costs, of all ranks' mean; 0 of a step without a sequence for each.
+// stepImbalance is the cost of the costliest rank of a step, divided by the mean of all ranks; 0 if a rank has no sequence.
 func stepImbalance(p *Plan, step int64) float64 {
 	if _, size := p.batch(step); size < int64(p.cfg.World) {
 		return 0

@@ -147,7 +147,7 @@ func checkPacked(t *testing.T, name string, rng *rand.Rand, p *Plan, pack PackCo
 		}
 		at += d.Length
 	}
-	// What padding repeats is the order again.
+	// Padding repeats the order.
 	for i := sum.Pieces; i < p.Rows(); i++ {
 		a, b := all[i], all[i-sum.Pieces]
 		a.Sequence -= sum.Sequences
@@ -289,7 +289,7 @@ func TestPackAsBySearch(t *testing.T) {
 					if room < length {
 						continue
 					}
-					// Of equal ones, that which got an item last.
+					// Among equal bins, the one that got an item last.
 					if best < 0 || cfg.By == BestFit && (room < rooms[best] || room == rooms[best] && put[bin] > put[best]) {
 						best = bin
 					}

@@ -182,7 +182,7 @@ func TestGlobalBatchesDoNotDependOnTheWorld(t *testing.T) {
 				t.Fatalf("%+v: step %d is %v, before the change %v", cfg, step, got[step], want[step])
 			}
 		}
-		// What the old ranks served up to stop and the new ones from there is the epoch.
+		// The old ranks' rows up to stop and the new ranks' rows from there are the epoch.
 		var rows int64
 		for rank := range before.Config().World {
 			rows += before.RowsFrom(0, rank, 1, stop)
