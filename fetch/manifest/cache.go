@@ -12,12 +12,12 @@ import (
 	"bowstring/schema"
 )
 
-// ReadFunc reads a blob of a manifest, with what retries there are. Its user
-// releases the blob. It may be kept for its place.
+// ReadFunc reads a blob of a manifest, with retries. The cache releases the blob. The reader may
+// cache it for its place.
 type ReadFunc func(context.Context, schema.BlobRef, Place) (schema.Blob, error)
 
-// Place is where a page is wanted again with each of its rows. The zero value is of what is
-// wanted once.
+// Place is the position at which a page is read again in each epoch, for the spill, which keeps blobs
+// by their next use. The zero value is for blobs that are read once.
 type Place struct {
 	Snapshot string // dataset@number
 	Start    int64  // position of the page's first row
@@ -33,15 +33,15 @@ type Cache struct {
 	read    ReadFunc
 	ledger  *admission.Ledger
 	whole   int64 // manifests up to this many bytes are read whole when they are opened
-	most    int   // pages on their way at once, each with a goroutine
+	most    int   // goroutines that read at once, each one page or list
 	logger  *slog.Logger
 	running sync.WaitGroup
 
 	mu       sync.Mutex
 	closed   bool                // guarded by mu
 	entries  map[entryKey]*entry // guarded by mu: those that may be joined
-	reads    int                 // goroutines that read, most at most; guarded by mu
-	queue    []*entry            // those that wait for one, in turn; guarded by mu
+	reads    int                 // running goroutines, at most most; guarded by mu
+	queue    []*entry            // entries that wait for a goroutine, first come first; guarded by mu
 	idle     list.List           // of unused *entry, most recently used in front; guarded by mu
 	blocked  int                 // reads that wait for memory; guarded by mu
 	resident int64               // bytes of manifests that were read whole; guarded by mu
@@ -58,15 +58,16 @@ type entryKey struct {
 type entry struct {
 	cache *Cache
 	key   entryKey
-	// until it is ready: it leads to the call that wanted it first, and what that has; guarded by cache.mu
+	// Set until the entry is ready, guarded by cache.mu. An entry may stay for days: these fields
+	// would keep the context and snapshot of the call that wanted it first.
 	cancel context.CancelCauseFunc
-	ctx    context.Context // its reading's
+	ctx    context.Context // of its read, which is no single caller's
 	form   *schema.Form
 	want   schema.Chunk
 	at     Place
 	done   chan struct{} // closed when page, index or err is there
 	page   *schema.Page
-	index  *index // the garbage collector's, so good after release
+	index  *index // valid after release: the garbage collector frees it
 	err    error
 	memory *admission.Hold
 
@@ -92,7 +93,8 @@ func NewCache(read ReadFunc, ledger *admission.Ledger, resident int64, logger *s
 		entries: map[entryKey]*entry{}}
 }
 
-// acquire returns a page or an index, which stays until release.
+// acquire reads a page or an index, or shares it, and waits for it. It stays until release. If ctx
+// ends, its cause is returned, and the read goes on for other callers.
 func (c *Cache) acquire(ctx context.Context, form *schema.Form, want schema.Chunk) (*entry, error) {
 	e, err := c.want(ctx, form, want, Place{}, nil)
 	if err != nil {
@@ -150,7 +152,8 @@ func (c *Cache) want(ctx context.Context, form *schema.Form, want schema.Chunk, 
 	return e, nil
 }
 
-// peek returns a page or an index that is there, which stays until release; nil if it is not.
+// peek returns a page or an index that is in memory, which stays until release; nil if it is not. It
+// starts no read.
 func (c *Cache) peek(want schema.Chunk) *entry {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -166,7 +169,8 @@ func (c *Cache) peek(want schema.Chunk) *entry {
 	return e
 }
 
-// reading reads an entry, and then those that wait. They belong to no single caller.
+// reading reads an entry, and then those that wait in the queue. Reads belong to no single caller:
+// if the first caller leaves, others may still wait.
 func (c *Cache) reading(e *entry) {
 	for e != nil {
 		err := e.open()
@@ -195,6 +199,8 @@ func (c *Cache) reading(e *entry) {
 	}
 }
 
+// open reserves memory for the entry, reads its blob and opens it. On an error the memory and page
+// that it has are freed with the entry.
 func (e *entry) open() (err error) {
 	c, ctx, want := e.cache, e.ctx, e.want
 	defer func() {
@@ -334,8 +340,8 @@ func (c *Cache) Close() {
 	c.Trim()
 }
 
-// safely has a panic of work be its error, in a goroutine of its own: a defect must not end
-// the process.
+// safely returns a function that runs work and returns a panic as an error: a defect, or a damaged
+// page in mapped memory, must not end the process.
 func (c *Cache) safely(work func() error) func() error {
 	return func() (err error) {
 		defer func() {
@@ -348,7 +354,7 @@ func (c *Cache) safely(work func() error) func() error {
 	}
 }
 
-// start runs something in a goroutine that Close waits for, unless the cache is closed.
+// start runs a function in a goroutine that Close waits for; false if the cache is closed.
 func (c *Cache) start(run func()) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -366,8 +372,9 @@ type arrival struct {
 	n  int // its number among them
 }
 
-// wants are pages, or lists of pages, that a call needs. It visits them as they come, so that nothing is kept
-// of one while others are waited for, without a goroutine for each.
+// wants are pages, or lists of pages, that a call needs. The call visits each as it comes and releases
+// it, so that it holds no memory of one page while it waits for others. A goroutine for each page
+// would do the same at the cost of a stack.
 type wants struct {
 	n     int                          // how many there are
 	chunk func(i int) schema.Chunk     // what each is
@@ -377,7 +384,8 @@ type wants struct {
 	lost  func(i int, err error) error // says what could not be read
 }
 
-// each has all wants visited, in any order, in this goroutine.
+// each visits all wants, in any order, in the caller's goroutine. At most pagesAtOnce are read or
+// waiting at a time. The first error, or the end of ctx, ends it and releases the rest.
 func (c *Cache) each(ctx context.Context, form *schema.Form, w wants) error {
 	came := make(chan int, min(w.n, pagesAtOnce))
 	open := make(map[int]*entry, cap(came))
@@ -429,7 +437,7 @@ func (e *entry) visited(visit func() error) error {
 	return visit()
 }
 
-// keep adds a hold to one that the caller has.
+// keep adds a use of an entry that the caller already uses.
 func (e *entry) keep() *entry {
 	e.cache.mu.Lock()
 	defer e.cache.mu.Unlock()

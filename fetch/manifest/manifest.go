@@ -39,7 +39,7 @@ type Manifest struct {
 	chunks starts
 	ids    lookup
 
-	// Set only if the manifest was read whole.
+	// Set only if the manifest was read whole. Each entry has a use until Close.
 	whole  bool
 	lists  []*entry // by chunk; nil of one that is a page itself
 	pages  []*entry
@@ -93,6 +93,8 @@ func (c *Cache) admits(bytes int64) bool {
 	return true
 }
 
+// readAll reads all lists and pages, and keeps a use of each until Close. After an error the caller
+// closes the manifest, which releases those that were read.
 func (m *Manifest) readAll(ctx context.Context) error {
 	chunks := m.Snapshot().Chunks
 	m.lists = make([]*entry, len(chunks))
@@ -131,7 +133,7 @@ func (m *Manifest) Close() {
 	m.lists, m.pages, m.bytes = nil, nil, 0
 }
 
-// Form is what its pages have in common.
+// Form is what its pages have in common. It lives as long as the manifest, as does the snapshot.
 func (m *Manifest) Form() *schema.Form { return m.form }
 
 // Snapshot is the snapshot whose rows these are.
@@ -143,7 +145,8 @@ func (m *Manifest) Rows() int64 { return m.form.Rows() }
 // Resident reports whether all rows are in memory.
 func (m *Manifest) Resident() bool { return m.whole }
 
-// list returns the pages of a chunk.
+// list returns the pages of a chunk. The index stays valid without a use of its entry: the garbage
+// collector frees it.
 func (m *Manifest) list(ctx context.Context, chunk int) (*index, error) {
 	c := m.Snapshot().Chunks[chunk]
 	if c.Pages == 0 {
@@ -186,7 +189,7 @@ func (m *Manifest) someLists(ctx context.Context, n int, chunk func(i int) int) 
 	return lists, err
 }
 
-// page returns a page, which begins at start.
+// page returns a page, which the caller releases. start, its first position, is for errors.
 func (m *Manifest) page(ctx context.Context, page schema.Chunk, start int64) (*entry, error) {
 	e, err := m.cache.acquire(ctx, m.form, page)
 	if err != nil {
@@ -203,7 +206,8 @@ func (m *Manifest) lostPage(page schema.Chunk, start int64, err error) error {
 	return m.lost(fmt.Sprintf("positions %d to %d", start, start+page.Rows-1), err)
 }
 
-// lost says what could not be read.
+// lost names what could not be read. A missing page is a schema.ErrDataLoss: as ErrNotFound the
+// caller would take the snapshot for dropped.
 func (m *Manifest) lost(what string, err error) error {
 	if errors.Is(err, schema.ErrNotFound) { // a blob that is missing here is lost, not absent
 		err = fmt.Errorf("%w: %s", schema.ErrDataLoss, err.Error())
@@ -211,7 +215,7 @@ func (m *Manifest) lost(what string, err error) error {
 	return m.named(fmt.Errorf("%s: %w", what, err))
 }
 
-// named says whose rows could not be read.
+// named adds the snapshot to an error; nil stays nil.
 func (m *Manifest) named(err error) error {
 	if err == nil {
 		return nil
@@ -308,6 +312,8 @@ func (m *Manifest) Visit(ctx context.Context, positions []int64,
 	})
 }
 
+// visitNeeds visits needed pages as they come, in the caller's goroutine. A panic of visit, which
+// reads bytes of the store, is returned as an error.
 func (m *Manifest) visitNeeds(ctx context.Context, needs []need, visit func(*need, *schema.Page) error) error {
 	return m.cache.safely(func() error {
 		return m.cache.each(ctx, m.form, wants{

@@ -35,7 +35,7 @@ var (
 type Union struct {
 	form  *schema.Form
 	parts []*Manifest
-	base  []int64 // the first position of each, then the rows of all
+	base  []int64 // first position of each part, then the number of all rows
 	whole bool    // all are in memory
 	// adopted are the pages of manifests in memory whose columns are not the form's, by part, made when they are wanted.
 	adopted [][]atomic.Pointer[schema.Page]
@@ -58,7 +58,7 @@ func NewUnion(form *schema.Form, parts []*Manifest) *Union {
 // Form is what all rows have in common.
 func (u *Union) Form() *schema.Form { return u.form }
 
-// Snapshot stands for all the snapshots.
+// Snapshot is a snapshot made of all of them, with the columns of the form.
 func (u *Union) Snapshot() *schema.Snapshot { return u.form.Snapshot() }
 
 // Rows is the number of samples.

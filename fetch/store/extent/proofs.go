@@ -50,7 +50,7 @@ const (
 type proofs struct {
 	s    *Store
 	log  *slog.Logger
-	most int64 // how many may be in memory
+	most int64         // how many may be in memory
 	turn chan struct{} // taken by the goroutine that stores checksums: one at a time
 
 	loads flights[schema.ObjectPrefix, struct{}]
@@ -58,22 +58,22 @@ type proofs struct {
 	mu      sync.RWMutex
 	sets    map[schema.ObjectPrefix]*proofSet
 	count   int64         // of checksums in memory
-	waiting int64 // of those, not stored yet
+	waiting int64         // of those, not stored yet
 	keeping bool          // keepAll runs
 	full    chan struct{} // has a token when keepMany wait
-	beyond  bool // the log says already that there are too many
+	beyond  bool          // the log says already that there are too many
 	stats   store.ProofStats
 }
 
 // proofSet holds the checksums of one object set. Its fields are guarded by proofs.mu.
 type proofSet struct {
-	datasets []string // that name it; learned checksums are stored in the first one
-	known    map[schema.Sum]schema.Sum // checksum by the mark that references without checksum have
+	datasets []string                           // that name it; learned checksums are stored in the first one
+	known    map[schema.Sum]schema.Sum          // checksum by the mark that references without checksum have
 	bytes    int64                              // of the blobs that are known, about
-	fresh    map[schema.Sum]schema.BlobRef // the known ones that are not stored yet
+	fresh    map[schema.Sum]schema.BlobRef      // the known ones that are not stored yet
 	seen     map[string]map[store.ProofRun]bool // runs that are in known, by dataset
-	whole    bool // the stored checksums of all datasets were read
-	reading  int // stored checksums are being read: they must not be forgotten now
+	whole    bool                               // the stored checksums of all datasets were read
+	reading  int                                // stored checksums are being read: they must not be forgotten now
 	used     time.Time
 }
 

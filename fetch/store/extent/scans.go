@@ -33,10 +33,10 @@ type scans struct {
 	s   *Store
 	log *slog.Logger
 
-	mu    sync.Mutex
+	mu sync.Mutex
 	// under is the running scan, which later callers join; nil if there is none.
 	under *scan
-	last  *scan // the last one that ended without an error
+	last  *scan                 // the last one that ended without an error
 	seen  map[snapshotName]bool // snapshots that were scanned: they do not change
 }
 

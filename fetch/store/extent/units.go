@@ -34,7 +34,7 @@ type units struct {
 	reads flights[unitName, []byte]
 	// room bounds the bytes of units in flight, encoded and decoded: without it,
 	// concurrent reads of large units could take any amount of memory.
-	room  *semaphore.Weighted
+	room *semaphore.Weighted
 
 	mu   sync.Mutex
 	kept lru[unitName, []byte]
