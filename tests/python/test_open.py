@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import random
@@ -22,6 +21,7 @@ import pytest
 from bowstring import _attach, _own
 from bowstring.errors import InvalidRequest, NotFound, ServerEnded, ServerError, Unavailable
 from node import Node
+from server_kills import killed_at_random, processes
 from test_attach import Bucket
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
@@ -41,20 +41,6 @@ def cache(binary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     while processes(folder) and time.monotonic() < end:  # they are about to end
         time.sleep(0.01)
     assert not processes(folder)
-
-
-def processes(cache: Path, command: str = "") -> list[int]:
-    """The programs that work on a cache, or those of them with a command."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words = path.read_bytes().split(b"\0")
-        except OSError:  # it has ended
-            continue
-        ours = words[0].endswith(b"/bowstring") and any(os.fsencode(cache) in word for word in words)
-        if ours and (not command or command.encode() in words):
-            found.append(int(path.parent.name))
-    return found
 
 
 @pytest.fixture
@@ -443,54 +429,11 @@ def test_names() -> None:
     assert [name.rpartition("-")[0] for name in names] == ["photos", "photos", "p", "source", "source"]
 
 
-LOOP = """
-    import sys, bowstring
-    from bowstring.errors import BowstringError
-    failures = 0
-    for line in sys.stdin:
-        try:
-            opened = bowstring.open(sys.argv[1], progress=False)
-            rows = sum(batch.num_rows for batch in opened.shuffle(1).batches(8))
-            assert rows == len(opened)
-            print("read", rows, flush=True)
-        except BowstringError as error:
-            print("failed", type(error).__name__, error, flush=True)
-"""
-
-
-def test_kills_at_random(photographs: Path, cache: Path) -> None:
+@pytest.mark.parametrize("kills", [20, pytest.param(100, marks=pytest.mark.nightly)])
+def test_kills_at_random(photographs: Path, cache: Path, kills: int) -> None:
     """Kill the server again and again while processes open and read: each call ends, and nothing is left."""
     seed = random.randrange(2**32)
     print("seed", seed)
-    chance = random.Random(seed)
-    loops = []
-    for _ in range(2):
-        command: list[str | Path] = [sys.executable, "-c", textwrap.dedent(LOOP), photographs]
-        loops.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
-    bowstring.open(photographs, progress=False)
-    kills = 0
-    try:
-        while kills < 20:
-            for loop in loops:
-                assert loop.stdin is not None
-                print(file=loop.stdin, flush=True)
-            time.sleep(chance.random() * 0.5)
-            for process in processes(cache, "serve"):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(process, signal.SIGKILL)
-                    kills += 1
-            for loop in loops:
-                assert loop.stdout is not None
-                said = loop.stdout.readline().split()
-                assert said[0] == "read" or said[1] in ("ServerEnded", "ServerError", "Unavailable"), said
-        for _ in range(3):  # each of the two may still be told of the last kill
-            for loop in loops:
-                print(file=loop.stdin, flush=True)
-            last = [loop.stdout.readline() for loop in loops if loop.stdout is not None]
-        assert last == [f"read {len(files(photographs))}\n"] * 2
-    finally:
-        for loop in loops:
-            assert loop.stdin is not None
-            loop.stdin.close()
-            loop.wait(60)
-    assert processes(cache) == [pid()]
+    found = killed_at_random(photographs, cache, len(files(photographs)), kills=kills, seed=seed)
+    assert found.kills >= kills
+    assert (found.hangs, found.wrong, found.leaked) == (0, [], 0)

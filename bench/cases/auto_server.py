@@ -1,0 +1,80 @@
+"""auto_server: the server that bowstring.open starts, beside one that was started by hand, and when it is killed."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+import time
+from pathlib import Path
+from unittest import mock
+
+import bowstring
+from bowstring import _own
+from harness import Context, Figure, Result, emit, median
+from samples import SIZE, image_folder
+from server_kills import killed_at_random
+
+COUNT, BATCH, EPOCHS, KILLS = 2000, 64, 4, 100
+
+
+def run(context: Context) -> Result:
+    """Time starts and interleave the two servers, then kill the automatic one."""
+    image_folder(context.folder / "automatic", COUNT, SIZE)
+    photographs, cache = context.folder / "automatic" / "images", context.folder / "cache"
+    store, socket = context.folder / "by-hand", context.folder / "by-hand.socket"
+    context.bowstring("store", "init", "--store", store)
+    context.bowstring("attach", "--store", store, photographs, "photographs")
+    settings = {"BOWSTRING_BINARY": str(context.binary), "BOWSTRING_CACHE": str(cache)}
+    seed = secrets.randbelow(1 << 32)
+    with mock.patch.dict(os.environ, settings):
+        automatic = bowstring.open(photographs, progress=False)
+        starts = [started() for _ in range(context.rounds)]
+        command: list[str | Path] = [context.binary, "serve", "--store", store, "--listen", f"grpc+unix://{socket}"]
+        command += ["--local", context.folder / "by-hand.memory"]
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+            try:
+                while not socket.exists():
+                    time.sleep(0.01)
+                sides = {"automatic": automatic, "by_hand": bowstring.open(f"grpc+unix://{socket}#photographs")}
+                ratios = []
+                for round_ in range(-1, context.rounds):  # the first one warms
+                    sides = dict(reversed(sides.items()))  # neither is always the second
+                    rates = {name: rate(dataset) for name, dataset in sides.items()}
+                    if round_ >= 0:
+                        emit(case="auto_server", **{f"mb_per_s_{name}": found for name, found in rates.items()})
+                        ratios.append(rates["automatic"] / rates["by_hand"])
+            finally:
+                process.terminate()
+        found = killed_at_random(photographs, cache, COUNT, kills=KILLS, seed=seed)
+    for said in found.wrong:
+        emit(case="auto_server", wrong=said)
+    return Result(
+        "auto_server",
+        [
+            Figure("start_s", median(starts), at_most=1),
+            Figure("throughput", median(ratios), at_least=0.98),
+            Figure("hangs", found.hangs, at_most=0),
+            Figure("wrong", len(found.wrong), at_most=0),
+            Figure("leaked", found.leaked, at_most=0),
+        ],
+        {"kills": found.kills, "seed": seed},
+    )
+
+
+def started() -> float:
+    """Seconds that a start takes until the server answers."""
+    (server,) = _own.known()
+    server.stop()
+    begun = time.monotonic()
+    server.ensure()
+    return time.monotonic() - begun
+
+
+def rate(dataset: bowstring.Dataset) -> float:
+    """MB/s of shuffled epochs."""
+    begun, size = time.monotonic(), 0
+    with dataset.columns(["image"]).shuffle(seed=7).batches(BATCH, epochs=EPOCHS, rank=0, world_size=1) as batches:
+        for batch in batches:
+            size += batch.nbytes
+    return size / (time.monotonic() - begun) / 1e6
