@@ -98,7 +98,7 @@ def imported(
     tmp_path_factory: pytest.TempPathFactory,
     bowstring: Callable[..., subprocess.CompletedProcess[str]],
 ) -> Path:
-    """A store into which the folder was imported as `photos`. Nobody serves or changes it: copy it."""
+    """A store into which the folder was imported as `photos`. No test may serve or change it: copy it."""
     store = tmp_path_factory.mktemp("imported") / "store"
     bowstring("import", folder, "photos", "--store", store)
     return store

@@ -38,7 +38,7 @@ class _Connection:
                     half = content[: size // 2]
                     self.client.sendall(raw.frame(raw.DATA, 0, stream, half) + self._cut.ending(stream))
                     self._taken(kind, size - len(half))
-                    self.tell(raw.frame(raw.RST_STREAM, 0, stream, struct.pack(">I", _CANCEL)))
+                    self.forward(raw.frame(raw.RST_STREAM, 0, stream, struct.pack(">I", _CANCEL)))
                     if self._cut.closes:
                         break
                 else:
@@ -46,20 +46,20 @@ class _Connection:
         self.end()
 
     def _taken(self, kind: int, size: int) -> None:
-        """What the client never sees counts as taken in."""
+        """Count data that the client never sees as consumed."""
         if kind == raw.DATA and size:
-            self.tell(raw.frame(raw.WINDOW_UPDATE, 0, 0, struct.pack(">I", size)))
+            self.forward(raw.frame(raw.WINDOW_UPDATE, 0, 0, struct.pack(">I", size)))
 
-    def tell(self, frame: bytes) -> None:
+    def forward(self, frame: bytes) -> None:
         with self._to_server:
             self._server.sendall(frame)
 
     def _pump(self) -> None:
         with contextlib.suppress(OSError, EOFError):
-            self.tell(_exactly(self.client, PREFACE))
+            self.forward(_exactly(self.client, PREFACE))
             while True:
                 head = _exactly(self.client, 9)
-                self.tell(head + _exactly(self.client, int.from_bytes(head[:3], "big")))
+                self.forward(head + _exactly(self.client, int.from_bytes(head[:3], "big")))
         self.end()
 
     def end(self) -> None:
@@ -79,7 +79,7 @@ def _exactly(source: socket.socket, size: int) -> bytes:
 
 
 class Cut:
-    """When a stream is ended, and by what: each time when so many bytes of it have gone by, so often in all."""
+    """When a stream is ended, and by what: after each run of this number of bytes, this number of times in all."""
 
     def __init__(self, every: int, times: int, ending: Callable[[int], bytes], *, closes: bool = False) -> None:
         self.made = 0

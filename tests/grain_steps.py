@@ -1,4 +1,4 @@
-"""What Grain's worker processes do with samples in tests. They import this module: it has nothing that takes long."""
+"""Functions that Grain's worker processes apply to samples in tests. They import this module: it imports fast."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests ask of a Kubernetes API server: apply, read, wait, evict. Plain HTTP; no client library is needed."""
+"""Calls of the tests to a Kubernetes API server: apply, read, wait, evict. Plain HTTP; no client library is needed."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Takes away from Python what it lacks on macOS or Windows, and then runs a program: `laptop.py darwin|win32 PROGRAM`.
 
-What is not this package is imported before, as it is made for those systems in other ways.
+Other packages are imported before, because they have other builds for those systems.
 """
 
 from __future__ import annotations

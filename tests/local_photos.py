@@ -1,4 +1,4 @@
-"""What tests of memory shared on a node read: photographs, and what is to come of them."""
+"""Data for tests of memory shared on a node: photographs, and the batches expected from them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def photos(client: bowstring.Client, **options: Any) -> bowstring.Dataset:
 
 
 def digest(value: Any) -> str:
-    """Of one cell, in any layout."""
+    """The bytes of one cell, in any layout."""
     value = value.as_py()
     return hashlib.sha256(value["bytes"] if isinstance(value, dict) else value).hexdigest()
 

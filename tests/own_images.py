@@ -327,7 +327,7 @@ def scientific() -> dict[str, Kind]:
 
 
 def others() -> dict[str, Kind]:
-    """What is no image that is read, under a name that says so or another."""
+    """Files that are no readable image, with and without the name of one."""
     image = photo()
     kinds = {"jpeg2000.jpg": ("JPEG2000", "JPEG 2000"), "avif.jpg": ("AVIF", "AVIF"), "ppm.png": ("PPM", "PPM")}
     made = {name: Kind(saved(image, kind), refused=words) for name, (kind, words) in kinds.items()}

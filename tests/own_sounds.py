@@ -74,7 +74,7 @@ def wav(kind: int, bits: int, data: bytes, size: int | None = None, magic: bytes
 
 
 def by_hand() -> dict[str, Sound]:
-    """What other programs write."""
+    """Files that other programs write."""
     samples = np.random.default_rng(3).integers(-32768, 32768, 200).astype("<i2")
     raw, codes = samples.tobytes(), bytes(range(256))
     as_floats = (samples.astype(np.float32) / np.float32(32768))[None]

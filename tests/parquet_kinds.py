@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 ROWS = 200
 D = decimal.Decimal
-# What a kind writes into its folder. It returns what the rows are, where that is not what pyarrow reads.
+# Writes the files of a kind into its folder. Returns the rows, if they are not those that pyarrow reads.
 Kind = Callable[[Path], "pa.Table | None"]
 
 

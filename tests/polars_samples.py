@@ -38,7 +38,7 @@ WORDS = [
 
 
 def mixed(rows: int = ROWS, seed: int = 1) -> pa.Table:
-    """Metadata of many types, with nulls, NaN, infinities and what lies at the ends of a type; and two blobs."""
+    """Metadata of many types, with nulls, NaN, infinities and the limits of each type; and two blobs."""
     rng = random.Random(seed)
 
     def some(make: Callable[[], Any], dtype: pa.DataType) -> pa.Array:
@@ -100,5 +100,5 @@ def scan(served: Served) -> pl.LazyFrame:
 
 @pytest.fixture
 def sent(served: Served) -> Callable[[], Sent]:
-    """What the server has sent since the last call."""
+    """The rows and bytes that the server has sent since the last call."""
     return sent_since(served.dataset.client)

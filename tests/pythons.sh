@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # pythons.sh VERSION REQUIREMENTS [pytest's arguments...]: runs tests of the installed Python package in an environment of
-# its own below build/pythons, with that version of Python and the packages that a lock file names, and no others. Where
+# its own below build/pythons, with that version of Python and the packages that a lock file names, and no others. If
 # there is no such Python, and it cannot be installed, it says so, and is done.
 set -euo pipefail
 cd "$(dirname "$0")/.."

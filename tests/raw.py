@@ -206,7 +206,7 @@ def cut(seed: int, given: bytes, stream: int, largest: int = 16384) -> Iterator[
 
 
 def chunks(reader: Any) -> Iterator[Any]:
-    """What a reader gives, to its end."""
+    """The batches of a reader, to its end."""
     with contextlib.suppress(StopIteration):
         while True:
             yield reader.read_chunk()

@@ -1,4 +1,4 @@
-"""What stands between a client and its server, and may fall silent."""
+"""A relay between a client and its server, which may fall silent."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HEADERS = 1  # the frame that begins a call
 
 
 class _Way:
-    """What goes from one side to the other. It is kept while the relay is silent."""
+    """The bytes from one side to the other. It is kept while the relay is silent."""
 
     def __init__(self, source: socket.socket, sink: socket.socket) -> None:
         self.source = source

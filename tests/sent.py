@@ -1,4 +1,4 @@
-"""What a server has sent: rows and bytes, counted when no stream is left."""
+"""The rows and bytes that a server has sent, counted when no stream is left."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from wire import until
 
 
 class Sent(NamedTuple):
-    """What a server sent."""
+    """Rows and bytes that a server sent."""
 
     rows: int
     bytes: int
 
 
 def sent_since(client: bowstring.Connection) -> Callable[[], Sent]:
-    """What a server has sent since the last call; at first, since this one."""
+    """The rows and bytes that a server has sent since the last call; at first, since this one."""
 
     def now() -> Sent:
         stats: dict[str, Any] = {}

@@ -1,7 +1,7 @@
-"""The stages of `make test`: each notes what it took, and at the end it is told where the time went.
+"""The stages of `make test`: each notes its cost, and the end lists where the time went.
 
     stages.py run [--go] NAME COMMAND...   run a stage; with --go the command is `go test -json`
-    stages.py all COMMAND...               run a command that runs stages, and tell what they took
+    stages.py all COMMAND...               run a command that runs stages, and list their cost
 
 It runs before anything is installed, so it needs Python alone.
 """
@@ -112,7 +112,7 @@ def pytest_tests(path: Path) -> list[Test]:
 
 
 def server_cpu() -> float | None:
-    """Processor time of the Cassandra that runs beside the stages."""
+    """CPU time of the Cassandra that runs beside the stages."""
     folder = os.environ.get("BOWSTRING_CASSANDRA_DIR")
     try:
         fields = Path("/proc", (Path(folder or "") / "pid").read_text().strip(), "stat").read_text().split()
@@ -148,7 +148,7 @@ class Disk:
 
 
 def notes() -> list[dict[str, Any]]:
-    """What the stages noted, in the order in which they began."""
+    """The notes of the stages, in the order in which they began."""
     return sorted(filter(None, map(note, NOTES.glob("*.json"))), key=lambda s: float(s["began"]))
 
 

@@ -61,7 +61,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def run(tool: Path, file: Path, *steps: dict[str, Any], **environment: str) -> Array:
-    """What the steps make of a file."""
+    """The results of the steps for a file."""
     listed = json.dumps([{"Decode": {}}, *steps])
     done = subprocess.run(
         [tool, "-steps", listed, "-out", file.parent, file],
@@ -76,7 +76,7 @@ def run(tool: Path, file: Path, *steps: dict[str, Any], **environment: str) -> A
 
 
 def reference(file: Path) -> Array:
-    """What soundfile reads, channels first."""
+    """The samples that soundfile reads, channels first."""
     return np.asarray(soundfile.read(file, dtype="float32", always_2d=True)[0].T)
 
 

@@ -63,9 +63,9 @@ def test_attached_tables_are_served_as_they_are(
     store = new_store().uri()
     done = bowstring("attach", "plugin", f"{foreign.keyspace}.data", "--metadata", f"{foreign.keyspace}.metadata",
                      "--split-column", "or_split", "--media", "image", "--json", "--store", store)  # fmt: skip
-    told = json.loads(done.stdout)
-    assert told["rows"] == len(foreign.rows)
-    assert told["bytes"] == sum(len(row["data"]) for row in foreign.rows.values())
+    report = json.loads(done.stdout)
+    assert report["rows"] == len(foreign.rows)
+    assert report["bytes"] == sum(len(row["data"]) for row in foreign.rows.values())
     with fl.connect(start(store=store).url) as own:
         splits = {s["name"]: s["rows"] for s in act(own, "list", dataset="plugin")[0]["splits"]}
         assert splits == Counter(row["or_split"] for row in foreign.rows.values())
@@ -171,8 +171,8 @@ def test_attach_takes_what_is_new(
     for i in range(20, 25):
         cql.execute(insert, (uuid.UUID(int=i + 1), bytes([i]) * 10))
     for snapshot, rows, skipped in ((2, 5, 20), (2, 0, 25)):
-        told = json.loads(attach("--mode", "append", "--skip-existing"))
-        assert (told["snapshot"], told["rows"], told["skipped"]) == (snapshot, rows, skipped)
+        report = json.loads(attach("--mode", "append", "--skip-existing"))
+        assert (report["snapshot"], report["rows"], report["skipped"]) == (snapshot, rows, skipped)
 
 
 def test_a_keyspace_of_somebody_else(foreign: Foreign, cassandra: str, bowstring: Bowstring, cql: Session) -> None:
@@ -197,7 +197,7 @@ def test_attached_tables_are_verified(
 def test_copied_by_reference_into_a_bucket(
     foreign: Foreign, new_store: Callable[[], Keyspace], bowstring: Bowstring, folder: Path, tmp_path: Path
 ) -> None:
-    """What lies in a bucket goes from a keyspace into a store in a bucket as it lies; cells of tables are refused."""
+    """Attached objects of a bucket are copied by reference to a store in a bucket; cells of tables are refused."""
     store, here, there = new_store().uri(), f"file://{tmp_path}/here", tmp_path / "there"
     photos = tmp_path / "photos"
     shutil.copytree(folder / "val", photos)

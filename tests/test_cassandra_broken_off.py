@@ -25,7 +25,7 @@ STREAMS = 10  # by each way
 
 
 def goroutines(admin: int) -> int:
-    """Goroutines of a server, but for those that its engine keeps for reads to come."""
+    """Goroutines of a server, except those that its engine keeps for later reads."""
     with urllib.request.urlopen(f"http://127.0.0.1:{admin}/debug/pprof/goroutine?debug=1", timeout=30) as answer:
         _, _, text = answer.read().decode().partition("\n")
     groups = [g for g in text.strip().split("\n\n") if "tiers.(*Reader).work" not in g]
@@ -38,7 +38,7 @@ def files(pid: int) -> int:
 
 
 def break_off(url: str, count: int) -> None:
-    """Break off so many streams by each way, all ways at the same time."""
+    """Break off `count` streams by each way, all ways at the same time."""
     script = ROOT / "bench" / "breaker.py"
     clients = [
         subprocess.Popen([sys.executable, script, way, url], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,

@@ -1,4 +1,4 @@
-"""What looks after a store in a real Cassandra: collections, copies, checks and repairs."""
+"""Maintenance of a store in a real Cassandra: collections, copies, checks and repairs."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ def test_copied_here_and_back(
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(0.4 + 0.3 * kill)
                 process.send_signal(signal.SIGKILL)
-        told = json.loads(bowstring("copy", source, target, "photos", "--selections", "--json").stdout)
-        assert [(s["snapshot"], s["as"]) for s in told["snapshots"]] == [(1, 1)]
+        report = json.loads(bowstring("copy", source, target, "photos", "--selections", "--json").stdout)
+        assert [(s["snapshot"], s["as"]) for s in report["snapshots"]] == [(1, 1)]
         bowstring("verify", target)
     about = [bowstring("describe", "photos", "--json", "--store", store).stdout for store in (first, uri, last)]
     assert about[0] == about[1] == about[2]
@@ -97,8 +97,8 @@ def test_verified_and_repaired(
     found = json.loads(bowstring("verify", keyspace.uri(), "--json", status=1).stdout)
     assert {d["key"] for d in found["damaged"]} == {lost.hex(), spoiled.hex()}
     assert all(d["in"] for d in found["damaged"])
-    told = json.loads(bowstring("verify", keyspace.uri(), "--repair", "--from", saved, "--json").stdout)
-    assert told["repaired"] == 2
+    report = json.loads(bowstring("verify", keyspace.uri(), "--repair", "--from", saved, "--json").stdout)
+    assert report["repaired"] == 2
     assert json.loads(bowstring("verify", keyspace.uri(), "--every-replica", "--json").stdout)["damaged"] == []
     other = new_store()
     bowstring("copy", saved, other.uri(), "--all")

@@ -36,7 +36,7 @@ def test_two_servers_on_one_keyspace(
         info = one.get_flight_info(command(**request, world={"size": 2}))
         parts = [read_ids(c, e) for c, e in zip((one, other), info.endpoints, strict=True)]
         assert Counter(parts[0] + parts[1]) == Counter(read(other, **request)["id"].to_pylist())
-        # What one commits, the other serves; what was handed out before stays what it was.
+        # Each server serves what the other commits; earlier tickets stay valid.
         before = other.get_flight_info(command(**request))
         rows = pa.table({"key": [f"k{i}" for i in range(50)],
                          "image": pa.array([bytes([i]) * 1000 for i in range(50)], pa.large_binary())})  # fmt: skip
@@ -80,9 +80,9 @@ def test_two_importers_at_once(
         _, err = process.communicate(timeout=180)
         assert process.returncode == 0, err
     with fl.connect(start(store=uri).url) as own:
-        (told,) = act(own, "list", dataset="both")
-        assert {s["name"]: s["rows"] for s in told["splits"]} == {"train": TRAIN, "test": TRAIN, "val": 30}
-        assert told["snapshots"] == [1, 2, 3]
+        (described,) = act(own, "list", dataset="both")
+        assert {s["name"]: s["rows"] for s in described["splits"]} == {"train": TRAIN, "test": TRAIN, "val": 30}
+        assert described["snapshots"] == [1, 2, 3]
         files = {p.name: p.read_bytes() for p in folder.rglob("*.jpg")}
         table = read(own, dataset="both", columns=["file_name", "split", "image"])
         assert all(r["image"] == files[Path(r["file_name"]).name] for r in table.to_pylist())

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 def test_store_init(
     new_keyspace: Callable[[], Keyspace], folder: Path, bowstring: Bowstring, start: StartNode, cql: Session
 ) -> None:
-    """It alone makes a keyspace, with as many replicas as it is told."""
+    """It alone makes a keyspace, with the number of replicas in its arguments."""
     keyspace = new_keyspace()
     for args in (["ls"], ["import", folder, "photos"], ["serve", "--listen", "127.0.0.1:0"], ["attach", "d", "k.t"]):
         done = bowstring(*args, "--store", keyspace.uri(), status=1)
@@ -56,13 +56,13 @@ def test_store_init(
 def test_doctor(
     new_keyspace: Callable[[], Keyspace], bowstring: Bowstring, start: StartNode, cql: Session, tmp_path: Path
 ) -> None:
-    """What is wrong with a keyspace is said, with the statement that mends it."""
+    """Errors of a keyspace are reported, with the statement that repairs it."""
     keyspace = new_keyspace()
     assert "store init" in bowstring("doctor", keyspace.uri(), status=1).stdout
     bowstring("store", "init", "--replication", "1", "--store", keyspace.uri())
-    told = json.loads(bowstring("doctor", "--json", "--store", keyspace.uri()).stdout)
-    assert told["worst"] == "warning"  # one node, one replica
-    well = {f["check"] for f in told["findings"] if f["level"] == "ok"}
+    report = json.loads(bowstring("doctor", "--json", "--store", keyspace.uri()).stdout)
+    assert report["worst"] == "warning"  # one node, one replica
+    well = {f["check"] for f in report["findings"] if f["level"] == "ok"}
     assert well >= {"nodes", "latency", "clocks", "schema agreement", "consistency", "tables", "transactions"}
     cql.execute(f"ALTER TABLE {keyspace.name}.blob_parts WITH gc_grace_seconds = 0")
     out = bowstring("doctor", keyspace.uri(), status=1).stdout
@@ -90,7 +90,7 @@ def test_addresses_that_cannot_be_right(cassandra: str, bowstring: Bowstring) ->
         assert "verysecret" not in done.stderr
 
 
-def test_nobody_answers(bowstring: Bowstring) -> None:
+def test_no_node_answers(bowstring: Bowstring) -> None:
     port = free_port()
     for command_ in (["ls"], ["serve", "--listen", "127.0.0.1:0"], ["gc"]):
         done = bowstring(*command_, "--store", f"cql://127.0.0.1:{port}/photos?connect=2s", status=1)

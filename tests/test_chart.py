@@ -1,4 +1,4 @@
-"""The Helm chart, as far as that can be told without Helm. What takes Helm is in deploy/helm and test_helm.py."""
+"""The Helm chart, as far as it can be tested without Helm. Tests with Helm are in deploy/helm and test_helm.py."""
 
 from __future__ import annotations
 

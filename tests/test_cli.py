@@ -25,7 +25,7 @@ Bowstring = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture(params=["server", "store"])
 def target(request: pytest.FixtureRequest, node: Node, imported: Path) -> list[str]:
-    """The two things a command works on: a running server, and a store that nobody serves."""
+    """The two things a command works on: a running server, and a store that no server serves."""
     return ["--server", node.url] if request.param == "server" else ["--store", str(imported)]
 
 
@@ -93,7 +93,7 @@ def test_get_in_shuffled_order(
     assert pq.read_table(out)["position"].to_pylist() == served["position"].to_pylist()
 
 
-def test_get_replaces_only_when_told(bowstring: Bowstring, target: list[str], tmp_path: Path) -> None:
+def test_get_replaces_only_with_a_flag(bowstring: Bowstring, target: list[str], tmp_path: Path) -> None:
     out = tmp_path / "x.parquet"
     out.write_text("precious")
     done = bowstring("get", "photos", "--to", out, "--columns", "label", *target, status=1)

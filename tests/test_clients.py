@@ -22,7 +22,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 BUILD = ROOT / "build" / "clients"
 MAVEN = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy-dependencies"
-ROWS, SIZE, SEEN = 50, 1000, 25  # of SEEN, whose label is below 5, clients are told
+ROWS, SIZE, SEEN = 50, 1000, 25  # the rules show clients SEEN rows, with a label below 5
 RULES = """
 rules:
   - {principals: [root], datasets: ["*"], rights: [admin]}
@@ -31,7 +31,7 @@ rules:
 WHO = "needs valid credentials"
 
 
-class Doors(NamedTuple):
+class Access(NamedTuple):
     """A server with TLS, tokens and rules, which has a dataset that alice sees half of, and one that she does not."""
 
     node: Node
@@ -69,7 +69,7 @@ def rust() -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def doors(binary: Path, bowstring: Run, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doors]:
+def access(binary: Path, bowstring: Run, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Access]:
     root = tmp_path_factory.mktemp("clients")
     authority, tokens, rules = Authority(root / "pki"), root / "tokens.json", root / "rules.yaml"
     cert, key = authority.server()
@@ -94,18 +94,18 @@ def doors(binary: Path, bowstring: Run, tmp_path_factory: pytest.TempPathFactory
                 writer, _ = client.do_put(fl.FlightDescriptor.for_command(command), table.schema, options=options)
                 writer.write_table(table)
                 writer.close()
-        yield Doors(node, [str(node.port), str(ca), *map(str, authority.client("gpu7.lan"))], alice)
+        yield Access(node, [str(node.port), str(ca), *map(str, authority.client("gpu7.lan"))], alice)
 
 
 @pytest.mark.parametrize("build", [java, rust])
-def test_ways(doors: Doors, build: Callable[[], list[str]]) -> None:
+def test_ways(access: Access, build: Callable[[], list[str]]) -> None:
     done = subprocess.run(
-        [*build(), *doors.arguments],
+        [*build(), *access.arguments],
         check=False,
         capture_output=True,
         text=True,
         timeout=300,
-        env={**os.environ, "CLIENT_TOKEN": doors.token},
+        env={**os.environ, "CLIENT_TOKEN": access.token},
     )
     assert done.returncode == 0, done.stderr
     said = dict(line.split("\t") for line in done.stdout.splitlines())
@@ -126,7 +126,7 @@ def test_ways(doors: Doors, build: Callable[[], list[str]]) -> None:
         "column": ('"name"', '"nome"', "INVALID_ARGUMENT"),
     }
     for what, (hidden, absent, outcome) in twins.items():
-        told, twin = said.pop(f"hidden {what}"), said.pop(f"absent {what}")
-        assert told.startswith(outcome), told
-        assert told.replace(hidden, "…") == twin.replace(absent, "…")
+        found, twin = said.pop(f"hidden {what}"), said.pop(f"absent {what}")
+        assert found.startswith(outcome), found
+        assert found.replace(hidden, "…") == twin.replace(absent, "…")
     assert set(said) == right, said

@@ -83,7 +83,7 @@ def test_each_chunk_is_read_once(
 
 
 def once(found: dict[str, int]) -> None:
-    """What was read is about the data, not that for each node; by few large requests; and nodes read from each other.
+    """All nodes together read the data about once, by few large requests, and nodes read from each other.
 
     The nodes read 1.01 to 1.02 of the data, by 1.05 requests a chunk, with ten processes to a processor too.
     """

@@ -118,7 +118,7 @@ def test_rolling_upgrade(nodes: Nodes) -> None:
     assert (found.lost, found.doubled, found.wrong) == (0, 0, 0), found
     assert found.epochs > 0
     assert found.broken > 0
-    # Nodes read from each other. Of attached tables, whose cells have no hash, they would by TLS alone.
+    # Nodes read from each other. For attached tables, whose cells have no hash, they need TLS.
     before = {m.name: m.stats()["engine"]["peer_reads"] for m in nodes.members}
     assert sum(before.values()) > 0
     for member in nodes.members:
@@ -138,7 +138,7 @@ def go_on() -> Callable[..., Iterator[Any]]:
 
 
 def test_a_node_drains(nodes: Nodes, bowstring: Run, browser: Browser) -> None:  # noqa: F811
-    """A stock client goes on elsewhere; who looks meanwhile sees how far the node is, as JSON and in the console."""
+    """A stock client goes on elsewhere; meanwhile JSON and the console show how far the drain is."""
     a, b, _ = nodes.members
     request = job(4, 16, 1, assign="local", ranks=["a"])
     with fl.connect(b.url) as client:
@@ -148,7 +148,7 @@ def test_a_node_drains(nodes: Nodes, bowstring: Run, browser: Browser) -> None: 
     positions = Counter(next(batches)["position"].to_pylist())
     bowstring("cluster", "drain", nodes.cluster, "a", "--store", nodes.store)
     until(lambda: [n["id"] for n in b.stats()["cluster"].get("leaving", [])] == ["a"], "a leaves")
-    # It cannot end yet, as its stream's reader stands still.
+    # It cannot end yet, because its stream's reader is stalled.
     status = json.loads(bowstring("cluster", "status", nodes.cluster, "--json", "--store", nodes.store).stdout)
     draining = {n["id"]: n.get("draining") for n in status["nodes"]}
     assert set(draining) == {"a", "b", "c"}
@@ -172,7 +172,7 @@ def test_a_node_drains(nodes: Nodes, bowstring: Run, browser: Browser) -> None: 
     assert a.node.wait() == 0
     a.start()
     nodes.whole()
-    # What each step held is on record, part of it where the stream began, and the rest where it went on.
+    # The samples of each step are on record, part of it where the stream began, and the rest where it went on.
     with bowstring_client.connect(b.url) as client:
         (record,) = client.jobs_on_record()
         steps = [(epoch, step) for epoch in range(EPOCHS) for step in range(SAMPLES // 16)]

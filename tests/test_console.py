@@ -258,7 +258,7 @@ def test_what_means_ill_stays_text(served: Served, page: Page) -> None:
             expect(page.locator("#main").get_by_text(SCRIPT).first).to_be_visible()
         assert page.title().startswith("hostile")
         assert page.locator("#main script, #main img[src=x]").count() == 0
-    # What is no image is not sent, whatever the column says of it; a browser that asks for it itself gets no page.
+    # Bytes that are no image are not sent, whatever the column says; a browser that requests them gets no page.
     for position in (0, 1):
         answer = page.request.get(f"{served.url}api/blob?dataset=hostile&column=image&position={position}")
         assert answer.status == 415

@@ -1,4 +1,4 @@
-"""What a client can find out before it reads: flights, plans, schemas, actions, health, reflection."""
+"""Information that a client can get before it reads: flights, plans, schemas, actions, health, reflection."""
 
 from __future__ import annotations
 
@@ -233,19 +233,19 @@ def test_list_and_describe(client: fl.FlightClient, folder: Path) -> None:
         300,
     )
     assert {s["name"]: s["rows"] for s in listed["splits"]} == {"train": TRAIN, "val": VAL}
-    (told,) = act(client, "describe", dataset="photos")
-    columns = {c["name"]: c for c in told["columns"]}
+    (described,) = act(client, "describe", dataset="photos")
+    columns = {c["name"]: c for c in described["columns"]}
     assert columns["id"]["kind"] == "id"
     assert columns["image"]["kind"] == "blob"
     assert columns["image"]["media"] == "image"
     assert columns["label"]["classes"] == sorted(photos.PHOTOGRAPHS)
-    assert told["blob_bytes"] == sum(p.stat().st_size for p in folder.rglob("*.jpg"))
-    ranges = [r for s in told["splits"] for r in s["ranges"]]
+    assert described["blob_bytes"] == sum(p.stat().st_size for p in folder.rglob("*.jpg"))
+    ranges = [r for s in described["splits"] for r in s["ranges"]]
     assert sum(r["end"] - r["start"] for r in ranges) == 300
 
 
 def test_stats_count_what_is_served(client: fl.FlightClient) -> None:
-    read(client, dataset="photos", columns=["label"])  # of a manifest that nobody has asked for, its blob is read, too
+    read(client, dataset="photos", columns=["label"])  # the manifest was not requested before, so its blob is read, too
     before = stats(client)
     table = client.do_get(
         client.get_flight_info(fl.FlightDescriptor.for_path("photos", "val")).endpoints[0].ticket

@@ -42,7 +42,7 @@ PAGES = [ROOT / name for name in site_pages.tracked(ROOT, "*.md")]
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
-    """Of links to files of the repository, the file and the heading are there."""
+    """The file and the heading of each link to a file of the repository exist."""
     tokens = MarkdownIt("commonmark").enable("table").parse(page.read_text())
     for link in (child for token in tokens for child in token.children or []):
         target = str(link.attrs.get("href" if link.type == "link_open" else "src", "#"))
@@ -97,7 +97,7 @@ def test_the_lines_in_the_protocol(start: StartNode) -> None:
         }
     )
     names: dict[str, Any] = {"table": rows}
-    calls = [b for b in blocks(ROOT / "docs" / "protocol.md") if "grpc+tls" not in b]  # test_doors.py has those
+    calls = [b for b in blocks(ROOT / "docs" / "protocol.md") if "grpc+tls" not in b]  # test_auth.py has those
     found = [calls[0], *blocks(ROOT / "docs" / "requests.md"), *calls[1:]]
     (upload,) = (n for n, block in enumerate(found) if block.startswith("put = "))
     with fl.connect(node.url) as client:

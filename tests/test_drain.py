@@ -40,7 +40,7 @@ def test_the_deadline_ends_what_does_not_finish(start: StartNode) -> None:
         parts = stream(own, ticket(dataset="photos", batch=4, shuffle={}, epochs=UNREAD))
         served = [next(parts)]
         node.terminate()
-        node.wait()  # the reader stands still, and holds nothing up
+        node.wait()  # the reader is stalled, and holds nothing up
         with pytest.raises(fl.FlightUnavailableError):
             served.extend(parts)
     # Elsewhere the stream goes on.

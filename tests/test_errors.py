@@ -244,7 +244,7 @@ def data_loss(client: fl.FlightClient, node: Node, start: StartNode, tmp: Path) 
     assert harmed == 1
     again = start(store=own.store)
     with fl.connect(again.url) as other:
-        # What is not harmed is served.
+        # Undamaged samples are served.
         assert read(other, dataset="photos", columns=["image"], selection={"positions": [99, 101]}).num_rows == 2
         read(other, dataset="photos", columns=["image"])
 
@@ -280,7 +280,7 @@ CODES: dict[str, tuple[Any, type[Exception], list[str]]] = {
     "UNAVAILABLE": (unavailable, fl.FlightUnavailableError, ["drain"]),
     "UNIMPLEMENTED": (unimplemented, pa.ArrowNotImplementedError, []),
 }
-# Of a defect there is no example to give; this server knows no callers, and that which does is in test_doors.
+# There is no example of a defect. This server knows no callers; test_auth has one that does.
 UNTESTED = {"INTERNAL", "PERMISSION_DENIED", "UNAUTHENTICATED"}
 
 

@@ -1,4 +1,4 @@
-"""What the chart renders to, by Helm's own library, against Kubernetes' schemas and the program that reads it."""
+"""The objects that the chart renders to, by Helm's own library, against Kubernetes' schemas and their reader."""
 
 from __future__ import annotations
 

@@ -199,7 +199,7 @@ TO_SRGB = step("Decode", icc_profile="srgb")
 
 
 def in_srgb(image: Image.Image, colours: bytes) -> npt.NDArray[np.int64]:
-    """What Little CMS makes of an image."""
+    """The result of Little CMS for an image."""
     source = ImageCms.ImageCmsProfile(io.BytesIO(colours))
     made = ImageCms.profileToProfile(image, source, ImageCms.createProfile("sRGB"), outputMode="RGB")
     assert made is not None

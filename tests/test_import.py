@@ -130,8 +130,8 @@ def test_webdataset(bowstring: Bowstring, store: Path, serve: Any, some: list[Pa
     assert len(list(root.iterdir())) == 3
     bowstring("import", root, "tars", "--store", store)
     with serve(store) as client:
-        (told,) = act(client, "describe", dataset="tars")
-        blob = next(c["name"] for c in told["columns"] if c["kind"] == "blob")
+        (described,) = act(client, "describe", dataset="tars")
+        blob = next(c["name"] for c in described["columns"] if c["kind"] == "blob")
         table = read(client, dataset="tars")
         assert table[blob].to_pylist() == [p.read_bytes() for p in some]
         rows = table.drop_columns([blob]).to_pylist()
@@ -261,8 +261,8 @@ def test_a_tar_cut_short(bowstring: Bowstring, store: Path, serve: Any, some: li
     assert is_empty(bowstring, store)
     bowstring("import", root, "tars", "--skip-bad", "--bad-list", tmp_path / "bad", "--store", store)
     with serve(store) as client:
-        (told,) = act(client, "describe", dataset="tars")
-        blob = next(c["name"] for c in told["columns"] if c["kind"] == "blob")
+        (described,) = act(client, "describe", dataset="tars")
+        blob = next(c["name"] for c in described["columns"] if c["kind"] == "blob")
         images = read(client, dataset="tars", columns=[blob])[blob].to_pylist()
     assert 10 < len(images) < len(some)
     assert images == [p.read_bytes() for p in some[: len(images)]]

@@ -34,7 +34,7 @@ def picture(n: int, form: str = "PNG") -> bytes:
 
 # --- WebDataset ----------------------------------------------------------------------------------------------------
 
-# What a sample has besides its picture, and the columns that it becomes.
+# Files of a sample besides its picture, and their columns.
 WDS: dict[str, tuple[list[dict[str, Any]], dict[str, list[Any]]]] = {
     "an object": ([{"json": {"a": 1, "b": {"c": "x"}}}], {"a": [1], "b_c": ["x"]}),
     "a list": ([{"json": [1, 2]}, {"json": []}], {"json": [[1, 2], []]}),
@@ -114,9 +114,9 @@ def test_behind_the_end(bowstring: Bowstring, tmp_path: Path, junk: str) -> None
         "gzip": gzip.compress(whole) + b"junk",
         "cut": whole + tar_of("c", tarfile.USTAR_FORMAT)[:700],
     }[junk])  # fmt: skip
-    told = bowstring("import", tmp_path / "x.tar", "d", "--store", tmp_path / "store", status=1).stderr
-    assert "x.tar: after 2 samples" in told
-    assert ("cut short" if junk == "cut" else "unknown bytes behind the end") in told
+    error = bowstring("import", tmp_path / "x.tar", "d", "--store", tmp_path / "store", status=1).stderr
+    assert "x.tar: after 2 samples" in error
+    assert ("cut short" if junk == "cut" else "unknown bytes behind the end") in error
 
 
 # --- MosaicML ------------------------------------------------------------------------------------------------------
@@ -174,8 +174,8 @@ def test_mds_images(imports: Callable[..., pa.Table], bowstring: Bowstring, tmp_
             assert np.array_equal(np.asarray(got), np.asarray(image))
             assert table[f"x_{i}"][n].as_py() == pictures[n][i] or "array" not in encoding
     ragged = write("ragged", [pictures[0], pictures[0][:1]])
-    told = bowstring("import", ragged, "r", "--store", tmp_path / "ragged-store", status=1).stderr
-    assert "between 1 and 2 images a sample; a row has one image in a column" in told
+    error = bowstring("import", ragged, "r", "--store", tmp_path / "ragged-store", status=1).stderr
+    assert "between 1 and 2 images a sample; a row has one image in a column" in error
 
 
 @pytest.mark.parametrize("encoding", ["pkl", "pil", "list[pil]"])
@@ -184,8 +184,8 @@ def test_mds_refused(bowstring: Bowstring, tmp_path: Path, encoding: str) -> Non
     image = Image.open(io.BytesIO(picture(1)))
     with streaming.MDSWriter(out=str(tmp_path / "in"), columns={"x": encoding}) as writer:
         writer.write({"x": {"pkl": {"any": "thing"}, "pil": image, "list[pil]": [image]}[encoding]})
-    told = bowstring("import", tmp_path / "in", "d", "--store", tmp_path / "store", status=1).stderr
-    assert f"encoding {encoding} is" in told
+    error = bowstring("import", tmp_path / "in", "d", "--store", tmp_path / "store", status=1).stderr
+    assert f"encoding {encoding} is" in error
 
 
 # --- Hugging Face folders ------------------------------------------------------------------------------------------
@@ -217,10 +217,10 @@ def test_file_name_columns(imports: Callable[..., pa.Table], tmp_path: Path, kin
     got = imports(root)
     theirs = datasets.load_dataset("imagefolder", data_dir=str(root), split="train", cache_dir=str(tmp_path / "cache"))
     assert {"image", "mask", "caption", "stars"} <= set(theirs.column_names)
-    for mine, row in zip(got.to_pylist(), theirs, strict=True):
-        assert (mine["caption"], mine["stars"]) == (row["caption"], row["stars"])
+    for ours, row in zip(got.to_pylist(), theirs, strict=True):
+        assert (ours["caption"], ours["stars"]) == (row["caption"], row["stars"])
         for column in ("image", "mask"):
-            assert np.array_equal(np.asarray(Image.open(io.BytesIO(mine[column]))), np.asarray(row[column]))
+            assert np.array_equal(np.asarray(Image.open(io.BytesIO(ours[column]))), np.asarray(row[column]))
 
 
 def test_splits_and_metadata_in_folders(imports: Callable[..., pa.Table], tmp_path: Path) -> None:
@@ -232,9 +232,9 @@ def test_splits_and_metadata_in_folders(imports: Callable[..., pa.Table], tmp_pa
     got = imports(root, columns=["split", "caption", "n", "image"])
     for split in ("train", "test"):
         theirs = datasets.load_dataset("imagefolder", data_dir=str(root), split=split, cache_dir=str(tmp_path / "c"))
-        mine = [row for row in got.to_pylist() if row["split"] == split]
-        assert [row["caption"] for row in mine] == list(theirs["caption"])
-        for row, their in zip(mine, theirs["image"], strict=True):
+        ours = [row for row in got.to_pylist() if row["split"] == split]
+        assert [row["caption"] for row in ours] == list(theirs["caption"])
+        for row, their in zip(ours, theirs["image"], strict=True):
             assert np.array_equal(np.asarray(Image.open(io.BytesIO(row["image"]))), np.asarray(their))
 
 

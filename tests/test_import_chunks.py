@@ -1,4 +1,4 @@
-"""What LitData and the package tfrecord write, against what those libraries read of it."""
+"""Files of LitData and of the package tfrecord, against what those libraries read from them."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def cluster() -> Cluster:
 
 @pytest.mark.parametrize("values", sorted(CHART.glob("ci/*.yaml")), ids=lambda path: path.stem)
 def test_variants(cluster: Cluster, values: Path) -> None:
-    """The API server takes every object; and every pod, but for one with a folder of its node, under `restricted`."""
+    """The API server takes every object; and every pod under `restricted`, except one with a folder of its node."""
     things = render(values)
     for thing in things:
         if thing["kind"] in CUSTOM:

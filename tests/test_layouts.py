@@ -1,4 +1,4 @@
-"""What is served is taken as it is by the real libraries: Hugging Face datasets, Polars, Ray Data."""
+"""The real libraries take batches as they are served: Hugging Face datasets, Polars, Ray Data."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_datasets_streams_from_a_generator(client: fl.FlightClient) -> None:
 def test_datasets_takes_sound(binary: Path, start: StartNode, tmp_path: Path) -> None:
     """The library knows a column of sound for what it is, and finds the very files in it.
 
-    What decodes them is another package's, which the library asks for when it is to.
+    Another package decodes them, and the library imports it when needed.
     """
     clips = {f"{i}.wav": np.full(800 + i, i / 10, np.float32) for i in range(5)}
     (tmp_path / "clips").mkdir()

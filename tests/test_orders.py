@@ -65,7 +65,7 @@ def check_images(pieces: Iterable[Piece], files: dict[int, bytes]) -> None:
 
 
 def tickets(client: fl.FlightClient, **request: Any) -> list[dict[str, Any]]:
-    """What GetFlightInfo hands out, to be changed by hand."""
+    """The ticket of GetFlightInfo, to be changed by hand."""
     endpoints = client.get_flight_info(command(**(REQUEST | request))).endpoints
     return [json.loads(e.ticket.ticket) for e in endpoints]
 
@@ -97,7 +97,7 @@ def test_every_sample_once_in_batches_of_the_plans_size(
         assert [p.about["step"] for p in pieces] == list(range(len(pieces)))
         assert {p.about["epoch"] for p in pieces} == {1}
         assert all(p.about["row"] == 0 and p.about["last"] and p.about["rows"] == p.data.num_rows for p in pieces)
-        # What a rank gets is its share in any order: nobody else's samples move to it.
+        # A rank gets its share in any order: no samples of another rank move to it.
         (exact,) = (t for t in tickets(client, world={"size": world}) if t["rank"] == rank)
         assert set(positions(pieces)) == set(positions(serve(client, exact | {"columns": ["position"]})))
 
@@ -198,7 +198,7 @@ def test_resume_says_no_more_than_it_must(client: fl.FlightClient) -> None:
 
 
 def test_a_kill_of_the_server(imported: Path, binary: Path, lab: Path, client: fl.FlightClient, tmp_path: Path) -> None:
-    """What was not sent is sent by the server that takes over, here one that is nearer to its store."""
+    """The server that takes over sends the rest, here one that is nearer to its store."""
     store = tmp_path / "store"
     shutil.copytree(imported, store)
     (fields,) = tickets(client, order="free")
@@ -337,7 +337,7 @@ def test_any_order_serves_what_the_exact_one_does_however_often_it_breaks_off(cl
             resume = served[-1].about["resume"]
 
 
-# --- what cannot be right, and what is told ------------------------------------------------------------------------
+# --- invalid requests and their errors ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -366,7 +366,7 @@ def test_tickets_that_cannot_be_right(client: fl.FlightClient, fields: dict[str,
         assert part in str(caught.value)
 
 
-def test_the_windows_of_running_streams_are_told(client: fl.FlightClient) -> None:
+def test_the_windows_of_running_streams_are_reported(client: fl.FlightClient) -> None:
     (fields,) = tickets(client, order="window:3", batch=2)
     reader = client.do_get(ticket(**fields | {"epochs": 1000}))  # more than any buffer on the way takes
     plan = json.loads(reader.read_chunk().app_metadata.to_pybytes())["plan"]

@@ -24,7 +24,7 @@ from wire import read
 TEXT = ["1.10", "1234e56", "77e1", "True", "007", "+1", " 1", 'x"y', "a,b\tc;d", "l\nm", None, "", "é", "NaN", "null"]
 N = len(TEXT)
 
-# What is written, and comes back: whole numbers exactly, text byte for byte.
+# Values that are written, and come back: whole numbers exactly, text byte for byte.
 COLUMNS: dict[str, list[Any]] = {
     "text": TEXT,
     "zip": [f"{i * 501:05}" for i in range(N)],
@@ -79,7 +79,7 @@ def python(**options: Any) -> Write:
     return write
 
 
-# What a writer does not tell apart: an empty text and none, NaN and none, infinities and none.
+# Values that a writer does not distinguish: an empty text and none, NaN and none, infinities and none.
 EMPTY, NAN, INFINITE = "empty", "nan", "infinite"
 
 # Each kind of file: its name, what writes it, and what of the values that leaves out.
@@ -120,7 +120,7 @@ KINDS: dict[str, tuple[str, Write, set[str]]] = {
 
 
 def expected(name: str, lost: set[str]) -> list[Any]:
-    """The values of a column, as far as a writer tells them."""
+    """The values of a column, as far as a writer keeps them."""
 
     def one(v: Any) -> Any:
         if isinstance(v, float) and ((math.isnan(v) and NAN in lost) or (math.isinf(v) and INFINITE in lost)):
@@ -224,7 +224,7 @@ def test_nested_json(bowstring: Callable[..., Any], tmp_path: Path) -> None:
 
 
 def test_messy_tables(bowstring: Callable[..., Any], tmp_path: Path) -> None:
-    """Lines that do not fit, names written otherwise, and columns that nobody wants."""
+    """Lines that do not fit, names written otherwise, and columns that are left out."""
     nfc, nfd = (unicodedata.normalize(form, "café.png") for form in ("NFC", "NFD"))
     images(tmp_path, "img/a.png", "img/b.png", nfd)
     long = "n" * 200

@@ -23,7 +23,7 @@ Bowstring = Callable[..., subprocess.CompletedProcess[str]]
 
 
 class Imported:
-    """What became of each kind: the rows that there should be, and the client of a server that has them."""
+    """The outcome for each kind: the expected rows, and the client of a server that has them."""
 
     def __init__(self, client: fl.FlightClient) -> None:
         self.client = client
@@ -52,7 +52,7 @@ def kinds(bowstring: Bowstring, binary: Path, tmp_path_factory: pytest.TempPathF
 
 
 def stored(kind: pa.DataType, top: bool = True) -> str:
-    """What a dataset has for a type, in words: the names of elements and whether they may be null left out."""
+    """The type of a dataset's column, in words: the names of elements and whether they may be null left out."""
     if pa.types.is_dictionary(kind):
         return stored(kind.value_type, top)
     if isinstance(kind, pa.BaseExtensionType):

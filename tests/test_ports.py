@@ -1,4 +1,4 @@
-"""Ports that servers are told to listen on are those that nobody else gets meanwhile."""
+"""No other process gets a port between its choice and the start of the server that listens on it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 
 def test_no_connection_gets_it_by_chance() -> None:
-    """But for a machine on which connections may have any."""
+    """Except on a machine where connections may use any port."""
     first = ports.first_given()
     found = {ports.free_port() for _ in range(20)}
     assert all(port < first for port in found) or first <= ports.LEAST
@@ -23,7 +23,7 @@ def test_a_system_without_proc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     assert ports.LEAST <= ports.free_port() < ports.IANA
 
 
-def test_nobody_listens_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_process_listens_there(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = ports.free_port()
     other = next(port for port in iter(ports.free_port, None) if port != taken)
     with socket.socket() as s:

@@ -21,7 +21,7 @@ from wire import act, command, decode, put, read, stats, stream
 
 
 def table(first: int, rows: int, size: int = 1000) -> pa.Table:
-    """Rows that differ from each other and can be told by their key."""
+    """Rows that differ from each other and can be identified by their key."""
     keys = range(first, first + rows)
     blobs = [hashlib.shake_128(str(k).encode()).digest(size + k % 97) for k in keys]
     return pa.table(
@@ -319,6 +319,7 @@ def test_two_writers_at_once(url: str) -> None:
                 writer.close()
             except fl.FlightUnavailableError as e:
                 outcomes.append("race" in str(e))
-        # Either the second is told to try again, or its rows come after the first's: never are rows lost.
+        # Either the second gets an error that says to try again, or its rows come after the first's: never are rows
+        # lost.
         rows_now = read(one, dataset="race", columns=["name"]).num_rows
         assert outcomes == [2, True] or (outcomes == [2, 3] and rows_now == 30)

@@ -119,8 +119,8 @@ def test_the_last_resume_is_an_empty_stream(client: fl.FlightClient) -> None:
 
 def test_a_worker_resumes_among_its_own_steps(client: fl.FlightClient) -> None:
     endpoint = client.get_flight_info(command(**REQUEST)).endpoints[0]
-    mine = json.loads(endpoint.ticket.ticket) | {"step": 1, "stride": 3}
-    parts = list(stream(client, fl.Ticket(json.dumps(mine).encode())))
+    ticket = json.loads(endpoint.ticket.ticket) | {"step": 1, "stride": 3}
+    parts = list(stream(client, fl.Ticket(json.dumps(ticket).encode())))
     middle = len(parts) // 2
     rest = list(stream(client, fl.Ticket(json.dumps(parts[middle].about["resume"]).encode())))
     assert {p.about["step"] % 3 for p in rest} == {1}

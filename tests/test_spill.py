@@ -85,7 +85,7 @@ def spill(client: fl.FlightClient) -> dict[str, Any]:
 
 
 def read_from_store(client: fl.FlightClient) -> int:
-    """Blobs that came from the store. What it was asked for as the disk took long is not among them: see hedged."""
+    """Blobs that came from the store. Reads made because the disk was slow are not among them: see hedged."""
     reasons: dict[str, int] = stats(client)["engine"]["read_reasons"]
     return sum(reasons.values()) - reasons.get("hedge", 0)
 
@@ -116,7 +116,7 @@ def test_the_second_epoch_comes_from_the_spill(far: StartFar, files: dict[str, b
 
 
 def test_epochs_of_one_stream(far: StartFar, files: dict[str, bytes]) -> None:
-    """What is read ahead across the end of an epoch is served once, and only the first epoch needs the store."""
+    """Rows prefetched across the end of an epoch are served once, and only the first epoch needs the store."""
     with fl.connect(far().url) as client:
         request: dict[str, Any] = {"dataset": "photos", "split": "train", "columns": ["file_name", "image"],
                                    "shuffle": {"seed": 4}, "order": "free", "epochs": 3}  # fmt: skip
@@ -141,7 +141,7 @@ def test_another_server_finds_what_is_there(far: StartFar, files: dict[str, byte
         assert first.stop() == 0
     with fl.connect(far().url) as client:
         found = spill(client)
-        # What is not in the index when a process is killed is lost, which a cache may lose.
+        # Entries that are not in the index when a process is killed are lost, which is allowed for a cache.
         assert (0 < found["entries"] <= PHOTOGRAPHS) if kill else (found["entries"] == PHOTOGRAPHS)
         reads = read_from_store(client)
         epoch(client, files, seed=2, number=0)
@@ -167,7 +167,7 @@ def test_a_directory_belongs_to_one_server(
     assert "in use by" in line
     assert str(node.pid) in line
     assert str(tmp_path / "spill") in line
-    bowstring("ls", "--store", other)  # and the store was let go of
+    bowstring("ls", "--store", other)  # and the store was released
     with fl.connect(node.url) as client:  # the first one is none the worse for it
         epoch(client, files, seed=1, number=0)
 
@@ -193,7 +193,7 @@ def test_flipped_bits_are_never_served(
 
 
 def flip(root: Path, rng: random.Random, every: int) -> None:
-    """Flip one bit in so many bytes, on average, of each file."""
+    """Flip one bit per this number of bytes, on average, of each file."""
     for path in sorted(p for p in root.rglob("*") if p.is_file()):
         data = bytearray(path.read_bytes())
         for _ in range(-(-len(data) // every)):

@@ -1,4 +1,4 @@
-"""What `make test` says of its stages: every failure, and where the time went."""
+"""The report of `make test` about its stages: every failure, and where the time went."""
 
 from __future__ import annotations
 

@@ -48,14 +48,14 @@ def test_64_ranks_of_one_job_on_one_connection(client: fl.FlightClient) -> None:
     assert set(served.values()) == {1}
 
 
-def test_a_slow_reader_holds_nobody_back(start: StartNode) -> None:
+def test_a_slow_reader_delays_no_other(start: StartNode) -> None:
     # Small enough a window that the stalled stream fills its share many times over.
     node = start("--window-memory", "8MiB")
     request = {"dataset": "photos", "columns": ["id", "image"], "batch": 16, "shuffle": {"seed": 1}}
     with fl.connect(node.url) as slow, fl.connect(node.url) as fast:
         stalled = stream(slow, ticket(**request, epochs=UNREAD))
         got = next(stalled).data["id"].to_pylist()
-        # The fast reader ends twice over while the slow one stands still.
+        # The fast reader ends twice over while the slow one is stalled.
         for _ in range(2):
             assert read(fast, **request).num_rows == 300
         live = [s for s in stats(fast)["streams"] if s["kind"] == "DoGet"]
@@ -104,7 +104,7 @@ def test_metadata_reads_touch_no_blob(start: StartNode) -> None:
         list(own.list_flights())
         act(own, "describe", dataset="photos")
         after = stats(own)
-        # Of all blobs, only the manifest's own may have been read: no photograph is among them.
+        # Only the manifest's own blobs may have been read, and no photograph.
         chunks = act(own, "describe", dataset="photos")[0]["manifest"]["chunks"]
         assert before["engine"]["reads"] == 0
         assert after["engine"]["reads"] <= chunks

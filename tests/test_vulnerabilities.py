@@ -1,4 +1,4 @@
-"""What the check for known vulnerabilities makes of findings."""
+"""The result of the check for known vulnerabilities, by findings."""
 
 from __future__ import annotations
 

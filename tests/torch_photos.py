@@ -17,7 +17,7 @@ BATCH = 32  # so that the last step has 14
 
 
 def positions(photos: bowstring.Dataset, epoch: int = 0, batch: int = BATCH) -> list[list[int]]:
-    """What each step of an epoch holds, read without torch."""
+    """The samples of each step of an epoch, read without torch."""
     found = photos.columns(["position"]).batches(batch, epoch=epoch)
     return [record.column(0).to_pylist() for record in found]
 

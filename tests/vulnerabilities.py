@@ -2,9 +2,10 @@
 
     vulnerabilities.py GO_MOD < findings
 
-A finding counts if the program contains a vulnerable function. Of a module the fix is a newer version in GO_MOD. Of Go
-itself the fix is a newer toolchain. Releases are built with the one that GO_MOD names, so a finding counts if that is
-too old. What only the Go on this machine lacks is reported and does not count. The status is 1 if a finding counts.
+A finding counts if the program contains a vulnerable function. The fix for a module is a newer version in GO_MOD. The
+fix for Go itself is a newer toolchain. Releases are built with the one that GO_MOD names, so a finding counts if that
+is too old. A fix that only the Go on this machine lacks is reported and does not count. The status is 1 if a finding
+counts.
 """
 
 from __future__ import annotations

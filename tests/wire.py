@@ -1,4 +1,4 @@
-"""What the tests say to a server: requests, reads and actions in one line each."""
+"""Calls of the tests to a server: requests, reads and actions in one line each."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pyarrow.flight as fl
 
 SERVICE = "/arrow.flight.protocol.FlightService/"
 PATIENCE = 60  # seconds to wait for what is bound to happen; not a measurement
-# More epochs of photographs than a client takes in while nobody reads: the windows of gRPC grow with the speed of what
-# was read before, to tens of megabytes, and a stream that fits in them has ended as far as its server can tell.
+# More epochs of photographs than a client receives while no thread reads: the windows of gRPC grow with the speed of
+# what was read before, to tens of megabytes, and a stream that fits in them has ended as far as its server can see.
 UNREAD = 20
 
 

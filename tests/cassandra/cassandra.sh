@@ -18,7 +18,7 @@
 #   TLS=       a folder with keystore.p12, truststore.p12 and the file password:
 #              clients must use TLS, and show a certificate that truststore.p12 has
 #   RING_DELAY=100  milliseconds that a node waits for the others when it starts
-#   LISTEN=$IP      where the node listens; others are told of IP, so that a proxy can stand there
+#   LISTEN=$IP      where the node listens; others are given IP, so that a proxy can stand there
 #   PATIENCE=10s    timeout of the requests that a node has from clients and makes of others
 #   CLOCK=          a file that says by how much the node's clock is wrong, such as +5s or -0.5s,
 #                   and may change while it runs; needs libfaketime
@@ -124,7 +124,7 @@ node() {
          FAKETIME_DONT_FAKE_MONOTONIC=1 FAKETIME_FORCE_MONOTONIC_FIX=0)
   fi
 
-  # What the server reaches into, as its own start script has it.
+  # Packages that the server reflects into, as its own start script lists them.
   local opens=() p
   for p in jdk.internal.misc java.lang.ref sun.nio.ch; do opens+=(--add-exports "java.base/$p=ALL-UNNAMED"); done
   opens+=(
@@ -168,10 +168,10 @@ start() {
   rm -f "$1/conf/cassandra.yaml"
   setsid "${BASH_SOURCE[0]}" run "$1" >"$1/out.log" 2>&1 </dev/null &
   echo $! >"$1/pid"
-  disown # its end is nothing to be told of
+  disown # the shell does not report its end
 }
 
-# silent DIR WHAT: the node has to be given up.
+# silent DIR WHAT: stops a node that does not answer.
 silent() {
   tail -n 20 "$1/out.log" >&2
   die "the node in $1 $2; above is the end of its out.log"
@@ -193,7 +193,7 @@ stop() {
   while kill -0 "$pid" 2>/dev/null; do sleep 0.1; done
 }
 
-# free_port: one that nobody listens on just now.
+# free_port: one that no process listens on at present.
 free_port() {
   local port
   while port=$((20000 + RANDOM % 10000)); (exec 3<>"/dev/tcp/127.0.0.1/$port") 2>/dev/null; do :; done

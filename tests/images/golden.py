@@ -87,7 +87,7 @@ class Apply:
         self.process = subprocess.Popen([binary], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def drawn(self, path: Path, steps: list[dict[str, Any]], position: int) -> dict[int, dict[str, float]]:
-        """What each step draws at a position of epoch 1 of seed 3."""
+        """The random numbers of each step at a position of epoch 1 of seed 3."""
         key = {"Seed": 3, "Epoch": 1, "Position": position}
         assert self.process.stdin is not None
         assert self.process.stdout is not None

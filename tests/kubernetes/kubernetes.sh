@@ -2,7 +2,7 @@
 # A real control plane for tests: kube-apiserver, controller-manager and scheduler, built from their Go modules, with
 # Debian's etcd; and two nodes whose pods are containers of runc (kubelet/). It needs root, runc and ip.
 #
-#   kubernetes.sh build                build the programs, once: ten minutes of processor time
+#   kubernetes.sh build                build the programs, once: ten minutes of CPU time
 #   kubernetes.sh with IMAGE COMMAND...   run a command beside a cluster whose one image is IMAGE (rootfs/, config.json)
 #
 # The programs are kept in ~/.cache/bowstring/kubernetes (BOWSTRING_KUBERNETES_CACHE). The cluster and the command run in a

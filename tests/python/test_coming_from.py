@@ -25,7 +25,7 @@ PAGE = ROOT / "docs" / "python" / "coming-from.md"
 SHARDS = "https://host/photos-train-{0000..0011}.tar"
 TRAIN = 270
 Bowstring = Callable[..., subprocess.CompletedProcess[str]]
-# What the lines take from around them.
+# Names that the lines use from their context.
 AROUND = """
 import torch
 from torchvision.transforms.v2 import functional as F
@@ -124,7 +124,7 @@ def pairs(folder: Path) -> Iterator[tuple[bytes, int]]:
 
 
 def checked(node: Node, before: str, old: str, folder: Path) -> str:
-    """What the page's check prints."""
+    """The output of the page's check."""
     check = blocks("Four steps")[0].replace("grpc://127.0.0.1:8815", node.url)
     return output(f"{before}\n{check}\ncheck({old})", folder)
 
@@ -179,7 +179,7 @@ def test_from_grain(start: StartNode, folder: Path, tmp_path: Path) -> None:
     ran(around + begin + switched.replace("grpc://127.0.0.1:8815", node.url), tmp_path)
 
 
-# What a program makes of its records.
+# The results of a program for its records.
 GRAIN = """
 import io
 import pickle

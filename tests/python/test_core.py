@@ -1,4 +1,4 @@
-"""Clients and datasets: what they are, what they ask for, and what they tell."""
+"""Clients and datasets: their requests, and their text."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def test_epochs_have_every_sample_once(node: Node) -> None:
 
 
 def test_a_step_goes_on_after_an_error(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What came of a step before an error is not lost."""
+    """The samples of a step that came before an error are not lost."""
     with bowstring.connect(node.url) as client:
         photos = client.dataset("photos").columns(COLUMNS).shuffle(7)._with_options(batch_bytes=1)  # a row at a time
         want = rows(external_source(photos, global_batch_size=16))

@@ -87,7 +87,7 @@ class Failing(grpc.GenericRpcHandler):  # type: ignore[misc]
         self.code = grpc.StatusCode.OK
 
     def service(self, details: Any) -> Any:
-        """What gRPC calls for the handler of a method."""
+        """The function that gRPC calls for the handler of a method."""
 
         def call(_: Any, context: Any) -> None:
             context.abort(self.code, "lost: at 3. really")
@@ -138,7 +138,7 @@ def with_schema(client: bowstring.Client) -> bowstring.Dataset:
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("code", [*CODES, *OTHERS])
 def test_each_code_of_each_call(failing: tuple[Failing, str], code: str, call: str) -> None:
-    """By the type alone one can tell what it was; pyarrow has one for INTERNAL and DATA_LOSS."""
+    """The type alone identifies the error; pyarrow has one for INTERNAL and DATA_LOSS."""
     handler, url = failing
     handler.code = grpc.StatusCode[code]
     with pytest.raises(bowstring.BowstringError) as caught:
@@ -168,7 +168,7 @@ def photos(client: bowstring.Client) -> bowstring.Dataset:
     return client.dataset("photos")
 
 
-# What is done, which class it raises, and what the message begins with: it is the server's, nothing before it.
+# A call, the class that it raises, and the beginning of the message: it is the server's, nothing before it.
 FAILURES: dict[str, tuple[Callable[[bowstring.Client], Any], type[Exception], str]] = {
     "dataset": (lambda c: c.dataset("fotos"), bowstring.NotFound, 'not found: there is no dataset "fotos"; there are'),
     "snapshot": (lambda c: c.dataset("photos", snapshot=9), bowstring.NotFound, 'not found: dataset "photos" has no'),

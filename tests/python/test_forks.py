@@ -91,7 +91,7 @@ def test_forks_while_threads_read(here: bowstring.Client) -> None:
 def test_a_fork_does_not_wait_for_threads_that_wait_for_it(
     here: bowstring.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Threads whose calls are let go make them again, which has to wait until the fork is over."""
+    """Threads whose calls are cancelled repeat them, which has to wait until the fork is over."""
     monkeypatch.setattr(stream, "_PATIENCE", 3600.0)
     monkeypatch.setenv("BOWSTRING_LOCAL", "off")
     with here.dataset("photos").columns(["position"]).shuffle(3).batches(2, epochs=50) as batches:
@@ -129,7 +129,7 @@ print(client.ingest("forked", rows(), progress=False).rows)
 
 
 @pytest.mark.slow
-def test_a_fork_beside_a_client_that_is_not_the_packages(here: bowstring.Client) -> None:
+def test_a_fork_with_a_client_that_is_not_the_packages(here: bowstring.Client) -> None:
     """The child works, or it says what is wrong; it does not wait for ever."""
     script = """
 import bowstring, os, pyarrow as pa, pyarrow.flight as fl, sys

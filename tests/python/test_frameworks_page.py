@@ -56,7 +56,7 @@ def blocks(heading: str) -> list[str]:
 
 
 def common() -> str:
-    """What the programs for torch have in common."""
+    """The code that the programs for torch share."""
     (block,) = blocks("# Frameworks")
     return block
 
@@ -145,7 +145,7 @@ def test_lhotse(start: StartNode, bowstring: Bowstring, tmp_path: Path) -> None:
     subprocess.run(keywords, check=True, stdout=subprocess.DEVNULL)
     bowstring("import", tmp_path / "words", "words", "--store", tmp_path / "store", "--format", "audiofolder")
     node = start(store=tmp_path / "store")
-    looks = """
+    checks = """
     for row, length, one in zip(audio, lengths, batch):
         stored = words.take([int(one.recording.id.rpartition("/")[2])], columns=["audio"])["audio"][0].as_py()
         wave, rate = soundfile.read(io.BytesIO(stored), dtype="float32")
@@ -164,7 +164,7 @@ def seen(_, name):
     end = """
 assert len(set(names)) == len(names) == words.num_rows, (len(names), words.num_rows)
 """
-    assert run(node, begin + block.rstrip() + looks + end, tmp_path) == Counter()
+    assert run(node, begin + block.rstrip() + checks + end, tmp_path) == Counter()
 
 
 def test_every_program_is_run() -> None:

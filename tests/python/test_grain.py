@@ -84,7 +84,7 @@ def test_samples_are_the_rows(photos: bowstring.Dataset, source: DataSource) -> 
 
 
 def test_a_batched_read_is_one_request(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of rows that follow one another, and of some that do not: their positions are read once."""
+    """Consecutive rows, and others: their positions are read once."""
     asked: list[int] = []
     take = bowstring.Exchange.take
 
@@ -117,7 +117,7 @@ def test_a_pipeline_has_many_reads_in_flight(photos: bowstring.Dataset, source: 
 
 
 def test_threads_share_a_request(source: DataSource, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What they ask for while all calls are under way goes in the next one; and each gets what it has asked for."""
+    """Requests made while all calls are running go into the next call; each thread gets its own rows."""
     wanted = source._getitems(range(40))
     take, asked, held = bowstring.Exchange.take, [], threading.Event()
 
@@ -467,7 +467,7 @@ def with_rank_0(dataset: IterDataset) -> list[list[int]]:
 
 
 def test_a_step_that_broke_off_comes_whole(photos: bowstring.Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of several record batches, one of which was lost with the error: the step is asked for from its beginning."""
+    """If one of several record batches was lost with the error, the step is requested from its beginning."""
     small_batches = photos.options(batch_bytes=1)
     wanted = positions(photos, batch=BATCH)
     iterator = iter(batches(small_batches))

@@ -192,7 +192,7 @@ bowstring.connect(sys.argv[1]).ingest("killed", rows(), progress=False)
 
 
 def test_a_copy_of_a_dataset(here: bowstring.Client) -> None:
-    """What is read can be uploaded again as it is, from one dataset into another."""
+    """Batches that were read can be uploaded again unchanged, from one dataset into another."""
     here.ingest("source", rows(), key="name", progress=False)
     source = here.dataset("source")
     here.ingest("copy", source.where("score < 50"), progress=False)

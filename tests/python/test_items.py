@@ -84,7 +84,7 @@ def test_images(here: bowstring.Client) -> None:
 
 
 def test_tensors(here: bowstring.Client) -> None:
-    """What operators make of images has its shape in each format."""
+    """Results of operators on images have their shape in each format."""
     torch = pytest.importorskip("torch")
     photos = here.dataset("photos").columns(["image"])
     steps = [{"Decode": {}}, {"Resize": {"size": [6, 8]}}]

@@ -16,7 +16,7 @@ SYSTEMS = ["darwin", "win32"]
 
 
 def on(system: str, program: str, *args: str, **environment: str) -> str:
-    """What a program prints there."""
+    """The output of a program there."""
     done = subprocess.run(
         [sys.executable, str(ROOT / "tests" / "laptop.py"), system, program, *args],
         env=os.environ | environment,

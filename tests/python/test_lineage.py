@@ -1,4 +1,4 @@
-"""What a step held, and which node a rank's stream goes to: against real servers."""
+"""The samples of a step, and the node of a rank's stream: against real servers."""
 
 from __future__ import annotations
 
@@ -67,11 +67,11 @@ def piece(stream: int, row: int, positions: list[int], *, world: int = 2, rank: 
 
 def test_what_several_nodes_say_is_settled() -> None:
     """A stream that went on at another node stands from where it went on; of two worlds the later one stands."""
-    told = settled([piece(1, 0, [1, 2, 3, 4]), piece(2, 2, [3, 4, 5])])
-    assert [(p.row, p.positions) for p in told if p.stands] == [(0, [1, 2]), (2, [3, 4, 5])]
-    assert [(p.row, p.positions) for p in told if not p.stands] == [(2, [3, 4])]
-    told = settled([piece(1, 0, [1, 2]), piece(2, 0, [1], world=3), piece(3, 0, [2], world=3, rank=1)])
-    assert [(p.world_size, p.rank, p.positions) for p in told if p.stands] == [(3, 0, [1]), (3, 1, [2])]
+    pieces = settled([piece(1, 0, [1, 2, 3, 4]), piece(2, 2, [3, 4, 5])])
+    assert [(p.row, p.positions) for p in pieces if p.stands] == [(0, [1, 2]), (2, [3, 4, 5])]
+    assert [(p.row, p.positions) for p in pieces if not p.stands] == [(2, [3, 4])]
+    pieces = settled([piece(1, 0, [1, 2]), piece(2, 0, [1], world=3), piece(3, 0, [2], world=3, rank=1)])
+    assert [(p.world_size, p.rank, p.positions) for p in pieces if p.stands] == [(3, 0, [1]), (3, 1, [2])]
 
 
 def test_a_stream_goes_to_its_node_and_on_to_others(start: StartNode) -> None:

@@ -1,4 +1,4 @@
-"""What a client does by itself is logged: once each time, and not with every batch."""
+"""Actions that a client takes by itself are logged: once each time, and not with every batch."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_a_fork_is_said_once(node: Node, caplog: Logged) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_fork_beside_another_grpc_is_no_warning(start: StartNode, caplog: Logged) -> None:
+def test_a_fork_with_another_grpc_is_no_warning(start: StartNode, caplog: Logged) -> None:
     """A program that starts Ray, or another process, has no text on its screen for it."""
     own = start()
     bowstring.connect(own.url).ingest("uploaded", pa.table({"a": [1]}), progress=False)  # by gRPC

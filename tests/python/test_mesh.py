@@ -48,7 +48,7 @@ def test_ranks_and_their_shares() -> None:
             for (name, size), here in zip(sizes.items(), at, strict=True):
                 share = share * size + here if name.startswith("dp") else share
             assert (mesh.rank, mesh.data_rank) == (rank, share)
-            # What other names are given to the dimensions makes no other shares.
+            # Other names of the dimensions make no other shares.
             other = Mesh.of(
                 {f"{name}x": size for name, size in sizes.items()},
                 rank=rank,
@@ -58,8 +58,8 @@ def test_ranks_and_their_shares() -> None:
             assert (other.data_rank, other.data_ranks) == (mesh.data_rank, mesh.data_ranks)
 
 
-def test_what_is_wrong_is_told(rows: bowstring.Dataset) -> None:
-    wrongs: list[tuple[Callable[[], object], str]] = [
+def test_mistakes_raise_errors(rows: bowstring.Dataset) -> None:
+    mistakes: list[tuple[Callable[[], object], str]] = [
         (lambda: Mesh.of({"dp": 2, "ep": 2}, rank=0), "got a dimension 'ep', want some of dp"),
         (lambda: Mesh.of({"dp": 2}, rank=2), "got rank 2 of 2"),
         (lambda: Mesh.of({"dp": 0}, rank=0), "got 0 for dp"),
@@ -68,7 +68,7 @@ def test_what_is_wrong_is_told(rows: bowstring.Dataset) -> None:
         (lambda: Mesh.of({"dp": 2}), "got 2 ranks, and rank says 1; give rank"),
         (lambda: rows.batches(32, mesh={"dp": 1}, rank=0, world_size=1), "mesh: got it with rank and world_size"),
     ]
-    for wrong, text in wrongs:
+    for wrong, text in mistakes:
         with pytest.raises(ValueError, match=text):
             wrong()
     with pytest.raises(TypeError, match="mesh: got int, want a DeviceMesh of torch"):
@@ -111,12 +111,12 @@ def test_ranks_get_the_same(rows: bowstring.Dataset) -> None:
     digests: dict[int, dict[int, str]] = {}
     for rank in range(8):
         mesh = Mesh.of({"pp": 2, "dp": 2, "tp": 2}, rank=rank)
-        mine = rows.options(digest=True, batch_bytes=20_000 + 5_000 * rank)
+        request = rows.options(digest=True, batch_bytes=20_000 + 5_000 * rank)
         if rank >= 4:
-            mine = mine.columns(["position"])  # the second stage reads no image
+            request = request.columns(["position"])  # the second stage reads no image
         steps: dict[int, list[int]] = {}
         said: dict[int, str] = {}
-        stream = mine.batches(32, mesh=mesh)
+        stream = request.batches(32, mesh=mesh)
         for batch in stream:
             place = stream.place or {}
             assert place["rank"] == rank
@@ -196,14 +196,14 @@ for wanted in ({}, {"mesh": {"dp": 1, "tp": 3}}):
         assert "rank 2 got step 7 of epoch 1 with digest 00000000000000cd, and 2 of 3 ranks" in str(error), error
         assert "rank 0 got" not in str(error)
     else:
-        raise SystemExit("it was not told")
-print("told")
+        raise SystemExit("no error was raised")
+print("raised")
 dist.destroy_process_group()
 """
     )
     done = run([str(program)], ranks=3)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("told") == 3
+    assert done.stdout.count("raised") == 3
 
 
 def run(program: list[str], ranks: int = 2) -> subprocess.CompletedProcess[str]:

@@ -78,7 +78,7 @@ def test_each_row_is_its_sources(client: bowstring.Client) -> None:
         there = own[row["source"]].slice(row["position"], 1).to_pylist()[0]
         want = {"score": None, "label": None, **there, "source": row["source"], "position": row["position"]}
         assert row == want
-    # Of each source each sample as often as it is due: those of photos once, and 30 of them twice.
+    # Each sample of each source as often as it is due: those of photos once, and 30 of them twice.
     counts = Counter((r["source"], r["position"]) for r in table.select(["source", "position"]).to_pylist())
     assert Counter(n for (source, _), n in counts.items() if source == "photos") == {1: 240, 2: 30}
     assert Counter(n for (source, _), n in counts.items() if source == "more") == {1: 100}
@@ -195,7 +195,7 @@ def test_torch(client: bowstring.Client) -> None:
 
 
 def test_lineage(client: bowstring.Client) -> None:
-    """What a step held: which samples of which source, in which epoch of it."""
+    """The samples of a step: which of which source, in which epoch of it."""
     with mixed(client).batches(20, epoch=1, rank=0, world_size=1) as batches:
         served = [rows([b]) for b in batches]
     (job,) = (j for j in client.jobs_on_record() if "+" in j.dataset)
@@ -207,7 +207,7 @@ def test_lineage(client: bowstring.Client) -> None:
     assert epochs <= {("photos", 1), ("photos", 2), ("more", 1)}
 
 
-def test_what_is_wrong_is_told(client: bowstring.Client) -> None:
+def test_mistakes_raise_errors(client: bowstring.Client) -> None:
     """Mistakes are reported where they are made, by the source's name."""
     photos, more = client.dataset("photos"), client.dataset("more")
     with pytest.raises(bowstring.InvalidRequest, match="weight"):

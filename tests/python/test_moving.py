@@ -99,7 +99,7 @@ def nodes() -> Iterator[tuple[Node, Node]]:
 
 
 def read(uri: str) -> bowstring.BowstringError:
-    """What a stream ends with."""
+    """The error that a stream ends with."""
     client = bowstring.connect(uri, token=KEPT, retries=0)
     with pytest.raises(bowstring.BowstringError) as caught:
         next(bowstring.Dataset(client, "x", 1, None, 9).batches(1))

@@ -40,7 +40,7 @@ def code(notebook: Any) -> list[Any]:
 
 
 def kinds(cell: Any) -> set[str]:
-    """What a cell shows: text that it prints, and types of values and pictures."""
+    """The outputs of a cell: text that it prints, and types of values and pictures."""
     shown = [[o.name] if o.output_type == "stream" else list(o.get("data", ["error"])) for o in cell.outputs]
     return {kind for kinds in shown for kind in kinds}
 
@@ -55,8 +55,8 @@ def test_there_are_notebooks() -> None:
 def test_runs(
     name: str, start: Callable[..., Node], binary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a notebook asserts holds, and it shows what it showed when its outputs were kept."""
-    # Of a kernel's own, so that nothing of the user's has a say, and nothing is left behind.
+    """The assertions of a notebook hold, and it shows the same as when its outputs were kept."""
+    # Folders of the kernel's own, so that the user's settings have no effect, and nothing remains.
     for variable in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "MPLCONFIGDIR"):
         monkeypatch.setenv(variable, str(tmp_path / variable.lower()))
     (tmp_path / "cwd").mkdir()

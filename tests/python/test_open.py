@@ -82,7 +82,7 @@ def killed(process: int) -> None:
 
 
 def test_a_folder(photographs: Path) -> None:
-    """Open a folder: it has the files' bytes. What changes in it is there the next time, and nothing else is new."""
+    """Open a folder: it has the files' bytes. The next call finds what has changed in it, and nothing else is new."""
     opened = bowstring.open(photographs, progress=False)
     assert contents(opened) == files(photographs)
     assert opened.client.shares()
@@ -101,7 +101,7 @@ def test_a_folder(photographs: Path) -> None:
     assert contents(split) == files(photographs / "val")
 
 
-def test_the_time_of_a_look(photographs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_of_an_update(photographs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An opening that waited for another one trusts it only if that began to look after its own call."""
     run = _attach._run
     begun = []
@@ -120,7 +120,7 @@ def test_the_time_of_a_look(photographs: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_dropped_dataset(photographs: Path) -> None:
-    """What was dropped is attached again."""
+    """A dataset that was dropped is attached again."""
     opened = bowstring.open(photographs, progress=False)
     assert isinstance(opened.client, bowstring.Client)
     opened.client.drop(opened.name)
@@ -128,7 +128,7 @@ def test_a_dropped_dataset(photographs: Path) -> None:
 
 
 def test_above_a_link(photographs: Path, tmp_path: Path) -> None:
-    """What lies above a link is where the link leads to."""
+    """The parent of a link is the parent of its target."""
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "link").symlink_to(photographs / "val")
     opened = bowstring.open(tmp_path / "elsewhere" / "link" / ".." / "train", progress=False)
@@ -374,13 +374,13 @@ def test_the_home_is_private(photographs: Path) -> None:
 def test_ps_and_stop(photographs: Path, bowstring: Command) -> None:
     import bowstring as package
 
-    beside = Path(os.environ["BOWSTRING_BINARY"])
+    program = Path(os.environ["BOWSTRING_BINARY"])
     python = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", **{
         name: os.environ[name] for name in ("BOWSTRING_CACHE", "BOWSTRING_BINARY", "HOME") if name in os.environ
     }}  # fmt: skip
 
     def command(*args: str) -> str:
-        done = subprocess.run([beside, *args], check=True, capture_output=True, text=True, env=python)
+        done = subprocess.run([program, *args], check=True, capture_output=True, text=True, env=python)
         return done.stdout
 
     assert command("ps", "--json") == ""

@@ -188,18 +188,18 @@ def test_expressions(photos: bowstring.Dataset, binary: Path, monkeypatch: pytes
             assert int(number) == 2 * int(position)
             assert bool(odd) == (int(position) % 2 == 1)
     assert found == ROWS
-    # A name may be one by which others tell of what was made.
+    # A column may have a name that describes results of operators.
     named = photos.operators({"image": CROP, "image.length": operators.expression("position + 1")})
     named = named.operators({"n": operators.expression("position"), "n.params": operators.expression("-position")})
     named = named.columns(["position", "image", "image.length", "n", "n.params", "image.params"])
-    told = pa.Table.from_batches(named.batches(7), named.schema)
-    assert pa.Table.from_batches(named.options(place="client").batches(7), named.schema).equals(told)
-    assert told["image.length"].to_pylist() == [p + 1 for p in told["position"].to_pylist()]
+    table = pa.Table.from_batches(named.batches(7), named.schema)
+    assert pa.Table.from_batches(named.options(place="client").batches(7), named.schema).equals(table)
+    assert table["image.length"].to_pylist() == [p + 1 for p in table["position"].to_pylist()]
     with pytest.raises(bowstring.InvalidRequest, match=r"operators\.n\.expression:1:1: no column .*did you mean"):
         photos.operators(n=operators.expression("file_nam + 1"))
 
 
-def test_expressions_that_cannot_be_told(
+def test_expressions_that_cannot_be_written(
     photos: bowstring.Dataset, binary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They follow on_error, as what cannot be made of a blob does, at either place."""
@@ -219,8 +219,8 @@ def test_expressions_that_cannot_be_told(
         assert faults == lost
     half = len(given) // 2
     assert given[:half] == given[half:]
-    told = pa.Table.from_batches(given[:half]).to_pydict()
-    assert {p for p, rest in zip(told["position"], told["rest"], strict=True) if rest is None} == lost
+    table = pa.Table.from_batches(given[:half]).to_pydict()
+    assert {p for p, rest in zip(table["position"], table["rest"], strict=True) if rest is None} == lost
     skipped = pa.Table.from_batches(made.options(on_error="skip").batches(7)).to_pydict()
     assert len(skipped["position"]) == ROWS
     assert not lost & set(skipped["position"])

@@ -93,7 +93,7 @@ print(json.dumps(sorted(set(sys.modules) - before)))
 
 
 def test_reading_does_not_import_pandas(node: Node) -> None:
-    """What pyarrow does when it is first asked for NumPy's arrays; that takes most of a second."""
+    """The imports of pyarrow's first conversion to NumPy; that takes most of a second."""
     script = """
 import sys, bowstring
 photos = bowstring.connect(sys.argv[1]).dataset("photos", split="train").where("width > 0").select(range(200))
@@ -226,7 +226,7 @@ def test_what_is_shown_needs_what_is_installed(node: Node, path: Path) -> None:
 
 
 def test_this_takes_no_network() -> None:
-    """Making a client and a ticket sends nothing: who listens sees nobody, and whoever asked would wait for ever."""
+    """Making a client and a ticket sends nothing: the listener gets no connection, and a call would wait for ever."""
     with socket.create_server(("127.0.0.1", 0)) as listens:
         listens.setblocking(False)
         address = f"grpc://127.0.0.1:{listens.getsockname()[1]}"

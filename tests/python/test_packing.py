@@ -23,7 +23,7 @@ MADE = ["position_ids", "segment_ids", "cu_seqlens"]
 
 @pytest.fixture(scope="module")
 def documents() -> list[np.ndarray[Any, Any]]:
-    """Documents of tokens that tell which document they are of, and where."""
+    """Documents of tokens whose values give their document and position."""
     rng = np.random.default_rng(7)
     lengths = np.minimum(rng.lognormal(3, 1, 500).astype(int), LENGTH)
     return [(i * 31 + np.arange(n)).astype(np.uint16) for i, n in enumerate(lengths)]

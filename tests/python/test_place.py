@@ -65,7 +65,7 @@ def png(mode: str, seed: int, size: tuple[int, int]) -> bytes:
 def test_masks(
     start: StartNode, binary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: list[dict[str, Any]]
 ) -> None:
-    """What follows an image gets its geometry at the client, too, whichever columns are asked for, nulls included."""
+    """Columns that follow an image get its geometry at the client, too, for any requested columns and nulls."""
     monkeypatch.setenv("BOWSTRING_PROGRAM", str(binary))
     sizes = [(40 + i, 60) for i in range(12)]
     table = pa.table(
@@ -115,9 +115,9 @@ def test_it_goes_on_where_it_was(photos: bowstring.Dataset) -> None:
                 assert list(rest) == whole[i + 1 :]
 
 
-@pytest.mark.parametrize(("comes", "made", "ahead"), [(1.0, 0.1, [1, 1, 1, 1]), (0.1, 1.0, [1, 2, 2, 2])])
-def test_what_is_ahead(
-    photos: bowstring.Dataset, monkeypatch: pytest.MonkeyPatch, comes: float, made: float, ahead: list[int]
+@pytest.mark.parametrize(("comes", "made", "prefetched"), [(1.0, 0.1, [1, 1, 1, 1]), (0.1, 1.0, [1, 2, 2, 2])])
+def test_prefetched_batches(
+    photos: bowstring.Dataset, monkeypatch: pytest.MonkeyPatch, comes: float, made: float, prefetched: list[int]
 ) -> None:
     """One batch suffices where blobs are longer on their way than they take to make; the process has two otherwise."""
     now = [0.0]
@@ -136,10 +136,10 @@ def test_what_is_ahead(
     with crops.batches(3) as batches:
         assert isinstance(batches, _local_stream.LocalBatches)
         found = []
-        for _ in ahead:
+        for _ in prefetched:
             next(batches)
             found.append(len(batches._pending))
-    assert found == ahead
+    assert found == prefetched
 
 
 def without_place(ticket: dict[str, Any]) -> dict[str, Any]:

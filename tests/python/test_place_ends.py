@@ -34,7 +34,7 @@ def silent(tmp_path: Path) -> Iterator[str]:
     """A program that does not answer."""
     held = tmp_path / "held"
     os.mkfifo(held)
-    keep = os.open(held, os.O_RDWR)  # so that nobody sees its end before the test does
+    keep = os.open(held, os.O_RDWR)  # so that no thread sees its end before the test does
     program = tmp_path / "bowstring"
     program.write_text(SILENT.format(python=sys.executable, held=str(held)))
     program.chmod(0o755)
@@ -48,16 +48,16 @@ def crops(photos: bowstring.Dataset) -> bowstring.Dataset:
 
 
 @pytest.mark.parametrize("where", ["_read", "_write"])
-@pytest.mark.parametrize("told", [True, False])
+@pytest.mark.parametrize("reported", [True, False])
 def test_closed_where_others_hold_the_pipes(
-    silent: str, monkeypatch: pytest.MonkeyPatch, where: str, told: bool
+    silent: str, monkeypatch: pytest.MonkeyPatch, where: str, reported: bool
 ) -> None:
-    """Who waits for the process is woken by its end, though the pipes do not end."""
+    """The end of the process wakes a waiting thread, though the pipes do not end."""
     monkeypatch.setenv("BOWSTRING_PROGRAM", silent)
-    if not told:  # as a kernel that does not tell of a process's end
+    if not reported:  # as a kernel that does not report the end of a process
         monkeypatch.delattr(os, "pidfd_open")
     worker = _operator_process.OperatorProcess({"image": {}}, 0)
-    assert (worker._end is not None) == told
+    assert (worker._end is not None) == reported
     waiting = threading.Event()
     seen: list[object] = []
 
@@ -162,10 +162,10 @@ def test_a_process_starts_between_forks(crops: bowstring.Dataset, monkeypatch: p
     usual = subprocess.Popen
 
     def popen(*args: Any, **options: Any) -> Any:
-        def look() -> None:
+        def try_lock() -> None:
             free.append(_operator_process._starting.acquire(blocking=False))
 
-        other = threading.Thread(target=look)
+        other = threading.Thread(target=try_lock)
         other.start()
         other.join()
         return usual(*args, **options)
@@ -179,7 +179,7 @@ def test_a_process_starts_between_forks(crops: bowstring.Dataset, monkeypatch: p
 
 
 def test_a_batch_that_is_too_large(crops: bowstring.Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is refused before it is sent, and says what would be right. Who goes on loses no row."""
+    """It is refused before it is sent, and says what would be right. A caller that continues loses no row."""
     made = crops.options(on_error="null")
     whole = list(made.batches(3, epoch=3))
     most = _operator_process._MOST

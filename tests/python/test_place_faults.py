@@ -31,7 +31,7 @@ def crops(photos: bowstring.Dataset) -> bowstring.Dataset:
 
 
 def test_a_fault_stays_one(crops: bowstring.Dataset) -> None:
-    """Whoever goes on after a sample that fails gets the same failure, and no later row."""
+    """A caller that continues after a sample that fails gets the same failure, and no later row."""
     whole = list(crops.options(on_error="null").batches(3, epoch=3))
     first = next(i for i, b in enumerate(whole) if DAMAGED & set(b["position"].to_pylist()))
     batches = at_client(crops)
@@ -78,7 +78,7 @@ def test_interrupted(crops: bowstring.Dataset, monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_the_process_dies(crops: bowstring.Dataset) -> None:
-    """Whoever goes on has another process, and every row once."""
+    """A caller that continues has another process, and every row once."""
     made = crops.options(on_error="null")
     whole = list(made.batches(3, epoch=3))
     batches = at_client(made)
@@ -93,7 +93,7 @@ def test_the_process_dies(crops: bowstring.Dataset) -> None:
 
 @pytest.mark.parametrize("where", ["send", "receive"])
 def test_closed_by_another_thread(crops: bowstring.Dataset, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
-    """A batch that is waited for is given up: the stream has ended, and so has the process."""
+    """A wait for a batch is cancelled: the stream has ended, and so has the process."""
     reached = threading.Event()
     closed = threading.Event()
     usual = getattr(_operator_process.OperatorProcess, where)
@@ -127,7 +127,7 @@ def test_closed_by_another_thread(crops: bowstring.Dataset, monkeypatch: pytest.
 
 
 def test_closed_while_the_process_is_read(crops: bowstring.Dataset) -> None:
-    """The process is ended first: who waits for its answer is woken by its end, not by a pipe that has gone."""
+    """The process is ended first: its end wakes the waiting thread, not a pipe that is closed."""
     batches = at_client(crops, on_error="null")
     next(batches)
     assert batches._worker is not None

@@ -78,7 +78,7 @@ def test_polars(photos: bowstring.Dataset, asked: list[int], place: Any) -> None
 
 @pytest.mark.parametrize("place", ["client", "auto"])
 def test_tasks_of_ray(photos: bowstring.Dataset, asked: list[int], place: Any) -> None:
-    """What Ray's tasks read, here without a Ray: each is a function of what was pickled."""
+    """The tasks of Ray, here without a Ray: each is a function of what was pickled."""
     made = photos.operators(image=CROP).columns(["image", "position"]).options(on_error="null")
     wanted, found = (
         [list(task()) for task in BowstringDatasource(dataset).get_read_tasks(3)]

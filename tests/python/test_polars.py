@@ -74,7 +74,7 @@ def test_shuffled_dataset_keeps_its_order(served: Served) -> None:
     whole = scan.collect()
     assert whole["position"].to_list() != served.frame["position"].to_list()
     assert_frame_equal(whole.sort("position"), served.frame)
-    # What the server applies changes the number of rows, and with it the order; but never the set.
+    # Filters that the server applies change the number of rows, and with it the order; but never the set.
     for condition in (pl.col("label") < 10, pl.col("label") % 10 == 3):
         found = scan.filter(condition).select("position", "image", "key").collect()
         expected = served.frame.filter(condition).select("position", "image", "key")

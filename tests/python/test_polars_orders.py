@@ -1,4 +1,4 @@
-"""Datasets as lazy frames: a query gives the same rows, in the same order, whoever does which part of it."""
+"""Datasets as lazy frames: a query gives the same rows, in the same order, whether Polars or the server does a part."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Frames of Polars over blobs that lie in the server's files."""
+"""Frames of Polars over blobs in the server's files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from wire import until
 
 @pytest.fixture
 def shared(start: StartNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
-    """A server whose blobs lie in the files of its embedded store."""
+    """A server whose blobs are in the files of its embedded store."""
     monkeypatch.setattr("bowstring._shm._PATIENCE", 30.0)  # a machine may be busy; in the end it would be TCP
     return start("--local", str(tmp_path / "socket"), "--local-ring=16MiB", "--local-references")
 

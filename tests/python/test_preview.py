@@ -1,4 +1,4 @@
-"""What people see: text, and HTML in which nothing of the data is markup."""
+"""Text and HTML for people: nothing of the data is markup in them."""
 
 from __future__ import annotations
 

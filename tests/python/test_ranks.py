@@ -30,7 +30,7 @@ def test_batches_are_the_ranks_share(rows: bowstring.Dataset, monkeypatch: pytes
         rows.batches(32)
 
 
-def test_what_is_wrong_is_told(rows: bowstring.Dataset) -> None:
+def test_mistakes_raise_errors(rows: bowstring.Dataset) -> None:
     with pytest.raises(ValueError, match="rank: got rank 2 of 2"):
         rows.batches(32, rank=2, world_size=2)
     with pytest.raises(ValueError, match="rank, world_size: want both or none"):

@@ -57,7 +57,7 @@ def cluster() -> Iterator[None]:
 
 @pytest.fixture
 def sent(served: Served) -> Callable[[], Sent]:
-    """What the server has sent since the last call."""
+    """The rows and bytes that the server has sent since the last call."""
     return sent_since(served.dataset.client)
 
 
@@ -183,7 +183,7 @@ Decode = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 def decoder() -> Decode:
-    """What decodes photographs into small squares. It is a function of its own as workers cannot import this module."""
+    """A function that decodes photographs into small squares. It is made here: workers cannot import this module."""
 
     def decode(batch: dict[str, Any]) -> dict[str, Any]:
         images = []
@@ -256,21 +256,21 @@ def test_a_worker_is_killed(served: Served, tmp_path: Path) -> None:
         if mark.stat().st_size >= 6:  # it has made blocks, and is not done
             with contextlib.suppress(FileExistsError):
                 victim.touch(exist_ok=False)
-                with given.open("rb", buffering=0) as told:
-                    told.read(1)
+                with given.open("rb", buffering=0) as reader:
+                    reader.read(1)
                 os.kill(os.getpid(), signal.SIGKILL)
         return batch  # with the images, so that blocks are full, and given, again and again
 
     rows = bowstring.ray.read(served.dataset, shuffle=5, parallelism=2).map_batches(dies, batch_size=64)
-    tell = os.open(given, os.O_RDWR)  # so that neither side waits for the other to open it
+    writer = os.open(given, os.O_RDWR)  # so that neither side waits for the other to open it
     found: list[str] = []
     try:
         for batch in rows.iter_batches(batch_size=100):
             if not found:
-                os.write(tell, b"x")
+                os.write(writer, b"x")
             found.extend(batch["key"])
     finally:
-        os.close(tell)
+        os.close(writer)
         context.target_max_block_size = before
     assert victim.exists(), "no worker was killed"
     assert sum(mark.stat().st_size for mark in marks.iterdir()) > ROWS // 64 + 4  # some was done again
@@ -321,7 +321,7 @@ def test_wrong_arguments(served: Served) -> None:
 
 
 def test_tensor_columns(served: Served) -> None:
-    """What operators make are tensors of Ray's, with the numbers that the server drew."""
+    """Results of operators are tensors of Ray's, with the server's random numbers."""
     rng = np.random.default_rng(3)
     files = []
     for height in range(40, 64):

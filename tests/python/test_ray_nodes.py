@@ -1,4 +1,4 @@
-"""Ray on two nodes beside two nodes of a cluster: each read task runs beside the server that owns what it reads."""
+"""Ray on two nodes beside two nodes of a cluster: each read task runs beside the server that owns its rows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from nodes import stored
 from ports import free_port
 from wire import until
 
-# A node that joins by `ray start` is found by every `ray.init` of the machine: no other test may run beside.
+# A node that joins by `ray start` is found by every `ray.init` of the machine: no other test may run at the same time.
 pytestmark = [pytest.mark.slow, pytest.mark.clients, pytest.mark.timeout(600)]
 
 SAMPLES, SIZE, TASKS = 400, 4_000, 6
@@ -87,14 +87,14 @@ def marking(read: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
     return marked
 
 
-def beside_or_nowhere(node: str) -> dict[str, Any]:
-    """What has Ray run tasks on a node alone. As it is they run on any where that one has no room in time."""
+def on_node_only(node: str) -> dict[str, Any]:
+    """Options by which Ray runs tasks on one node only. By default any node with room may run them."""
     return {name: value for name, value in _on_node(node).items() if name != "fallback_strategy"}
 
 
-def test_tasks_run_beside_their_nodes(urls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tasks_run_on_their_nodes(urls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     at = bowstring.ray.ray_nodes()
-    monkeypatch.setattr(bowstring.ray, "_on_node", beside_or_nowhere)
+    monkeypatch.setattr(bowstring.ray, "_on_node", on_node_only)
     monkeypatch.setattr(bowstring.ray, "_blocks", marking(bowstring.ray._blocks))
     with bowstring.connect(urls[0]) as client:
         dataset = client.dataset("samples").columns(["key"])
@@ -103,8 +103,8 @@ def test_tasks_run_beside_their_nodes(urls: list[str], monkeypatch: pytest.Monke
             assert rows.count() == SAMPLES
             found = rows.take_all()
             assert sorted(r["key"] for r in found) == list(range(SAMPLES))
-            beside = sum(r["ran"] == at[r["sent"].removeprefix("grpc://").partition(":")[0]] for r in found)
-            assert beside == SAMPLES
+            local = sum(r["ran"] == at[r["sent"].removeprefix("grpc://").partition(":")[0]] for r in found)
+            assert local == SAMPLES
             assert len({r["ran"] for r in found}) == 2
         monkeypatch.setattr(bowstring.ray, "_on_node", _on_node)
         few = bowstring.ray.read(dataset, assign="local", parallelism=TASKS)

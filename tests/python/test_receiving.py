@@ -25,14 +25,14 @@ from conftest import StartNode
 from node import Node
 from wire import until
 
-from .test_client_doors import certificate
+from .test_client_auth import certificate
 
 EPOCHS = 3
 SECONDS = 60  # for what another thread does
 
 
 def by_pyarrow(monkeypatch: pytest.MonkeyPatch, read: Callable[[], Any]) -> Any:
-    """What something reads with pyarrow's own transport."""
+    """The batches of a request over pyarrow's own transport."""
 
     def get(connections: _calls.Connections, ticket: bytes, headers: list[tuple[bytes, bytes]]) -> Any:
         with translate():
@@ -131,7 +131,7 @@ def test_connections_are_used_again(node: Node, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_server_that_was_started_again(start: StartNode) -> None:
-    """The connection that is kept is broken, and who has no other attempt is not told."""
+    """The kept connection is broken, and a caller without another attempt gets no error."""
     node = start()
     client = bowstring.connect(node.url, retries=0)
     ticket = client.dataset("photos").columns(["position"]).ticket(batch=7)
@@ -142,7 +142,7 @@ def test_a_server_that_was_started_again(start: StartNode) -> None:
     assert len(list(bowstring.stream.Batches(client, ticket))) == 43
 
 
-def test_nobody_listens() -> None:
+def test_no_server_listens() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         uri = f"grpc://127.0.0.1:{probe.getsockname()[1]}"
@@ -205,15 +205,15 @@ def silent(link: _http2.Link) -> bool:
         return not link.advance(wait=False)
 
 
-def test_who_pauses_is_read_ahead_for(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a server may send ahead is taken in while nobody reads, and no more; pings are answered. Then it goes on."""
+def test_prefetch_during_a_pause(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While no thread reads, the client receives one window, and no more; pings are answered. Then it goes on."""
     monkeypatch.setattr(_maintenance, "LULL", 0.01)
     monkeypatch.setattr(_http2, "_RECEIVE_WINDOW", 1 << 20)
     dataset = bowstring.connect(node.url).dataset("photos").columns(["position", "image"])
     with dataset.batches(4, epochs=20) as batches:
         rows = [next(batches)["position"].to_pylist()]
         link, ready = batches._reader._call._link, batches._reader._call._taken.ready
-        until(lambda: link._taken > 900_000, "reading ahead")
+        until(lambda: link._taken > 900_000, "prefetching")
         assert ready
         until(lambda: silent(link), "the server's stop")
         assert link._taken <= 1 << 20
@@ -235,7 +235,7 @@ def test_the_thread_goes_on_whatever_a_connection_does(error: type[Exception]) -
             self.settled = True
 
         def drop(self) -> None:
-            raise AssertionError("nobody has forked")
+            raise AssertionError("no process has forked")
 
     broken = Broken()
     _maintenance._serve(broken)
@@ -249,10 +249,10 @@ def test_the_thread_ends_with_the_connections(node: Node, monkeypatch: pytest.Mo
     before = set(threading.enumerate())
     with bowstring.connect(node.url) as client:
         assert sum(batch.num_rows for batch in client.dataset("photos").batches(300)) == 300
-        keepers = [t for t in set(threading.enumerate()) - before if t.name == "bowstring keeps"]
-        assert len(keepers) == 1
+        threads = [t for t in set(threading.enumerate()) - before if t.name == "bowstring keeps"]
+        assert len(threads) == 1
     gc.collect()
-    until(lambda: not keepers[0].is_alive(), "the end of the thread")
+    until(lambda: not threads[0].is_alive(), "the end of the thread")
 
 
 @pytest.mark.parametrize(

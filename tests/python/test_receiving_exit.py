@@ -24,10 +24,10 @@ class Last:
     '''What goes when the interpreter has begun to end: the server says more then, and there is time to hear it.'''
 
     def __init__(self):
-        self.tell, self.sleep = os.write, time.sleep
+        self.write, self.sleep = os.write, time.sleep
 
     def __del__(self):
-        self.tell(1, b"ending\\n")
+        self.write(1, b"ending\\n")
         self.sleep(1)
 
 

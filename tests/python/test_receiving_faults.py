@@ -1,4 +1,4 @@
-"""Answers that come in odd pieces, that break off, or that nobody should send: what is received of them, and told."""
+"""Answers in odd pieces, answers that break off, and invalid ones: the received part, and the error."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ FAULTS: dict[str, tuple[Callable[[Peer], object], type[BowstringError], str]] = 
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_what_is_told_of(fault: str) -> None:
+def test_reported_errors(fault: str) -> None:
     talk, kind, text = FAULTS[fault]
     with Raw(talk) as server, pytest.raises(kind, match=text):
         call(server)
@@ -234,7 +234,7 @@ def test_connections_that_end_are_closed(how: str) -> None:
 
 
 @pytest.mark.usefixtures("uncollected")
-def test_a_door_that_is_forgotten_closes_its_connections() -> None:
+def test_a_connection_without_references_closes_its_sockets() -> None:
     with Raw(answering(data(b"".join(raw.flights(some()))))) as server:
         connections = _calls.Connections(server.uri, None)
         assert len(list(raw.chunks(connections.get(b"ticket", [])))) == 3
@@ -258,7 +258,7 @@ def test_who_ends_late_does_not_end_another_call() -> None:
 
 @pytest.mark.usefixtures("unread")
 def test_a_call_cancelled_while_it_is_read_is_closed() -> None:
-    """Whoever holds the connection then closes it, even if nobody ever reads again."""
+    """The holder of the connection then closes it, even if no thread ever reads again."""
     content = b"".join(raw.flights(some()))
     with Raw(answering(data(content), ends=False)) as server:
         connections = _calls.Connections(server.uri, None)
@@ -281,7 +281,7 @@ def test_a_call_cancelled_while_it_is_read_is_closed() -> None:
 
 @pytest.mark.usefixtures("unread")
 def test_a_pause_ends_though_all_that_may_be_sent_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was taken in during a pause has used the server's leave to send up. It gets more when reading goes on."""
+    """The client receives a whole window during a pause. The server may send more when reading goes on."""
     monkeypatch.setattr(_http2, "_RECEIVE_WINDOW", 1 << 20)
     batches = large(16, 300_000, 1)
     content = b"".join(raw.flights(batches))
@@ -410,10 +410,10 @@ def test_a_connection_that_times_out_is_no_call_that_does(monkeypatch: pytest.Mo
         assert list(connections.action("stats", b"", [], 3600.0, again=True)) == [b""]
         (link,) = connections._free
 
-        def gives_up(_: memoryview, *, wait: bool) -> int:
+        def cancels(_: memoryview, *, wait: bool) -> int:
             raise TimeoutError(errno.ETIMEDOUT, "Connection timed out") if wait else BlockingIOError
 
-        monkeypatch.setattr(link, "_reads", gives_up)
+        monkeypatch.setattr(link, "_reads", cancels)
         next_one = _calls.Call(link, connections._back, _calls._Taken(_calls._flights))
         next_one.begin(connections._headers("DoGet", []), b"")
         with pytest.raises(bowstring.Unavailable, match="the connection broke: Connection timed out"):

@@ -1,4 +1,4 @@
-"""Blobs that are read where they lie in the server's files are the same, and stay so whatever becomes of the files."""
+"""Blobs that are read in place in the server's files are the same, and stay so whatever happens to the files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ StartFar = Callable[..., Node]
 
 @pytest.fixture
 def shared(start: StartNode, tmp_path: Path) -> Node:
-    """A server whose blobs lie in the files of its embedded store."""
+    """A server whose blobs are in the files of its embedded store."""
     return start("--local", str(tmp_path / "socket"), "--local-ring=16MiB", "--local-references")
 
 
@@ -97,7 +97,7 @@ def test_whatever_way_it_comes_the_schema_is_one(shared: Node, monkeypatch: pyte
 
 
 def test_a_batch_holds_its_own_bytes_alone(shared: Node) -> None:
-    """Whoever copies a batch, to another process for instance, copies no file of the server's."""
+    """A copy of a batch, to another process for instance, copies no file of the server's."""
     with photos(bowstring.connect(shared.url)).batches(16, references=True) as batches:
         batch = next(batches)
         image = batch["image"]
@@ -156,7 +156,7 @@ def test_what_is_read_is_not_evicted(far: StartFar, monkeypatch: pytest.MonkeyPa
 
 
 def referenced(node: Node, want: Seen, keep: int = 4) -> list[tuple[pa.RecordBatch, Seen]]:
-    """Batches that lie in the spill, at least partly."""
+    """Batches that are in the spill, at least partly."""
     kept = []
     for batch, way in ways(photos(bowstring.connect(node.url)).batches(8, epochs=200, references=True)):
         if way == "referenced":
@@ -201,7 +201,7 @@ def _child(batch: pa.RecordBatch, before: Seen, go: Any, answer: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_forked_child_keeps_what_its_parent_lets_go(far: StartFar, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forked_child_keeps_what_its_parent_releases(far: StartFar, monkeypatch: pytest.MonkeyPatch) -> None:
     node = far()
     client = bowstring.connect(node.url)
     want = by_tcp(node, monkeypatch)
@@ -221,7 +221,7 @@ def test_a_forked_child_keeps_what_its_parent_lets_go(far: StartFar, monkeypatch
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_parent_keeps_what_its_child_lets_go(far: StartFar, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_parent_keeps_what_its_child_releases(far: StartFar, monkeypatch: pytest.MonkeyPatch) -> None:
     node = far()
     client = bowstring.connect(node.url)
     kept = referenced(node, by_tcp(node, monkeypatch), 1)
@@ -236,7 +236,7 @@ def test_a_parent_keeps_what_its_child_lets_go(far: StartFar, monkeypatch: pytes
     until(lambda: rings(client)["pinned"] == 0, "pinned is 0")
 
 
-def test_a_closed_connection_lets_go_of_nothing_that_is_read(far: StartFar, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closed_connection_keeps_blobs_that_are_read(far: StartFar, monkeypatch: pytest.MonkeyPatch) -> None:
     node = far()
     want = by_tcp(node, monkeypatch)
     client = bowstring.connect(node.url)
@@ -271,7 +271,7 @@ def test_a_client_that_dies_pins_nothing(shared: Node) -> None:
 
 
 def test_a_ring_ends_with_its_server_whatever_it_has_not_heard(shared: Node) -> None:
-    """A file that was handed over for a batch which nobody took."""
+    """A file that was handed over for a batch which was not read."""
     batches = photos(bowstring.connect(shared.url)).batches(16, references=True)
     batches._open().read_chunk()
     ring = batches._ring

@@ -98,14 +98,14 @@ def test_explain_says_what_a_sample_comes_to(client: bowstring.Client) -> None:
     """How many different samples an epoch has, and how often those of a class come."""
     rates = {"store": {"latency_ms": 1, "reads_per_s": 1000, "bytes_per_s": 1e8}}
     photos = client.dataset("d").shuffle(3).options(sample={"balance": "kind"})
-    told = client.action("explain", **photos.request(batch=50), look_ms=0, rates=rates)[0]["sampling"]
-    assert (told["rows"], told["selected"], told["never"]) == (ROWS, ROWS, 0)
-    assert told["distinct"] == 330
-    assert [(c["class"], c["share"], c["times"]) for c in told["classes"]][1] == ("rare", 0.5, 10.0)
+    found = client.action("explain", **photos.request(batch=50), look_ms=0, rates=rates)[0]["sampling"]
+    assert (found["rows"], found["selected"], found["never"]) == (ROWS, ROWS, 0)
+    assert found["distinct"] == 330
+    assert [(c["class"], c["share"], c["times"]) for c in found["classes"]][1] == ("rare", 0.5, 10.0)
 
 
 def test_losses_come_back(client: bowstring.Client) -> None:
-    """What made the spike at a step is found, left out, and weighs in what is drawn next."""
+    """The samples of a spike at a step are found, left out, and weigh in what is sampled next."""
     photos = client.dataset("d").columns(["id", "position", "kind"]).shuffle(5)
     spike: set[int] = set()
 
@@ -172,5 +172,5 @@ def test_what_is_no_report_is_refused(client: bowstring.Client) -> None:
     done = report.commit()
     assert done is not None
     assert done.rows == 2
-    told = client.dataset("d").where("loss != nil").columns(["position", "loss"]).to_arrow().to_pydict()
-    assert told == {"position": [1, 2], "loss": [3.0, 2.0]}  # the last one counts
+    found = client.dataset("d").where("loss != nil").columns(["position", "loss"]).to_arrow().to_pydict()
+    assert found == {"position": [1, 2], "loss": [3.0, 2.0]}  # the last one counts

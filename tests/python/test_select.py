@@ -93,7 +93,7 @@ def test_masks_of_every_kind(photos: bowstring.Dataset, make: Any) -> None:
 
 
 def test_a_mask_from_a_frame(photos: bowstring.Dataset, model: pa.Table) -> None:
-    """What a mask goes by is the order of position, whatever the dataset is shuffled by."""
+    """A mask applies in the order of position, whatever the dataset is shuffled by."""
     frame = pl.DataFrame(photos.columns(["label", "width"]).where("width >= 500"))
     mask = (frame["label"] == 2) & (frame["width"] < 700)
     expected = [r["position"] for r in model.to_pylist() if 500 <= r["width"] < 700 and r["label"] == 2]
@@ -155,7 +155,7 @@ def test_more_than_go_with_a_request(node: Node) -> None:
 
 
 def test_at_random(photos: bowstring.Dataset, model: pa.Table) -> None:
-    """Splits, conditions and selections of all kinds by turns keep the rows that NumPy keeps."""
+    """Splits, conditions and selections of all kinds, in any sequence, keep the rows that NumPy keeps."""
     seed = random.randrange(2**32)
     print("seed", seed)
     rng = random.Random(seed)

@@ -1,6 +1,6 @@
 """Shared memory beside TLS, tokens and rules: who gets blobs by it gets what the rules let through, and no more.
 
-And each end of the socket knows the other: programs that stand in for one are found out.
+And each end of the socket knows the other: a program that impersonates one is detected.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def standing_in(path: Path, says: Callable[[socket.socket, dict[str, Any]], None
 def test_a_stand_in_at_the_socket_is_found_out(
     start: StartNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It knows the server's name, which every client is told, and shares memory of its own."""
+    """It knows the server's name, which every client gets, and shares memory of its own."""
     node = start("--local", str(tmp_path / "socket"))
     (place,) = package.connect(node.url).action("shm")
     shared = os.memfd_create("ring")
@@ -159,11 +159,11 @@ def test_a_stand_in_at_the_socket_is_found_out(
 def test_whatever_a_stand_in_says_batches_come_by_tcp(start: StartNode, tmp_path: Path, said: bytes) -> None:
     node = start("--local", str(tmp_path / "socket"))
     client = package.connect(node.url)
-    (told,) = client.action("shm")
+    (answer,) = client.action("shm")
     if b"%d" in said:
-        said = said % (_shm_auth.VERSION, told["server"].encode())
+        said = said % (_shm_auth.VERSION, answer["server"].encode())
     with standing_in(tmp_path / "taken", lambda caller, _: caller.sendall(said)) as heard:
-        client.rings.known([told | {"socket": str(tmp_path / "taken")}])
+        client.rings.known([answer | {"socket": str(tmp_path / "taken")}])
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)
             assert client.rings.take() is None
@@ -176,12 +176,12 @@ def test_a_program_of_another_user_is_found_out(start: StartNode, tmp_path: Path
     client = package.connect(node.url)
     assert client.shares()
     client.rings.close()
-    (told,) = client.action("shm")
-    assert told["uid"] == os.geteuid()
-    client.rings.known([told | {"uid": told["uid"] + 1}])
+    (answer,) = client.action("shm")
+    assert answer["uid"] == os.geteuid()
+    client.rings.known([answer | {"uid": answer["uid"] + 1}])
     with pytest.warns(RuntimeWarning, match=f"a program of user {os.geteuid()} listens"):
         assert client.rings.take() is None
-    client.rings.known([told])
+    client.rings.known([answer])
     assert client.rings.take() is not None
 
 
@@ -192,13 +192,13 @@ def test_a_ring_is_of_no_use_to_another_caller(binary: Path, bowstring: Run, tmp
     )
     flags = ["--tokens", tokens, "--local", tmp_path / "socket", "--insecure"]
     with Node(binary, tmp_path / "store", *map(str, flags)) as node:
-        mine, theirs = package.connect(node.url, token=alice), package.connect(node.url, token=bob)
+        ours, theirs = package.connect(node.url, token=alice), package.connect(node.url, token=bob)
         table = pa.table({"image": pa.array([image(i) for i in range(ROWS)], pa.large_binary())})
-        mine.ingest("seen", table)
-        (told,), (other) = mine.action("shm"), theirs.action("shm")
-        assert (told["caller"], other[0]["caller"]) == ("alice", "bob")
-        assert told["key"] != other[0]["key"]
-        ring = a_ring(mine)
+        ours.ingest("seen", table)
+        (answer,), (other) = ours.action("shm"), theirs.action("shm")
+        assert (answer["caller"], other[0]["caller"]) == ("alice", "bob")
+        assert answer["key"] != other[0]["key"]
+        ring = a_ring(ours)
         for token, shared in ((bob, False), (alice, True)):
             headers = [(b"authorization", f"Bearer {token}".encode()), (b"bowstring-ring", ring.begin().encode())]
             reader = fl.connect(node.url).do_get(
@@ -208,7 +208,7 @@ def test_a_ring_is_of_no_use_to_another_caller(binary: Path, bowstring: Run, tmp
             chunk = reader.read_chunk()
             assert (b'"shared"' in chunk.app_metadata.to_pybytes()) == shared
         # Nor does anybody get one in the name of another.
-        place = _shm_auth.Endpoint.from_answer(told)
+        place = _shm_auth.Endpoint.from_answer(answer)
         with pytest.raises(OSError, match="does not know the key"):
             _shm.Ring(place._replace(key=bytes.fromhex(other[0]["key"])))
 
@@ -217,12 +217,12 @@ def test_what_a_client_keeps_of_ended_rings_counts(start: StartNode, tmp_path: P
     """A client that takes rings, ends them and keeps their memory has no more than its user may."""
     node = start("--local", str(tmp_path / "socket"), "--local-ring=1MiB", "--local-memory=4MiB")
     client = package.connect(node.url)
-    (told,) = client.action("shm")
+    (answer,) = client.action("shm")
     kept: list[mmap.mmap] = []
     refused = 0
     for _ in range(20):
         try:
-            ring = _shm.Ring(_shm_auth.Endpoint.from_answer(told))
+            ring = _shm.Ring(_shm_auth.Endpoint.from_answer(answer))
         except OSError as error:
             assert "have not let go of" in str(error)  # noqa: PT017
             refused += 1

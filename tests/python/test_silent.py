@@ -1,4 +1,4 @@
-"""Servers that take a connection and do not answer: only who asks them waits, and may be woken."""
+"""Servers that accept a connection and do not answer: only the calling thread waits, and it can be woken."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ ASKING: dict[str, Callable[[bowstring.Dataset], Any]] = {
 
 
 @pytest.mark.parametrize("what", ASKING)
-def test_who_asks_another_server_does_not_wait(here: bowstring.Client, relay: Relay, what: str) -> None:
+def test_a_call_to_another_server_does_not_wait(here: bowstring.Client, relay: Relay, what: str) -> None:
     photos = by(relay, here)
     asking = Running(lambda: ASKING[what](photos))
     relay.waits_for_a_client()
@@ -96,7 +96,7 @@ def test_who_asks_another_server_does_not_wait(here: bowstring.Client, relay: Re
 
 @pytest.mark.parametrize("what", ASKING)
 def test_a_fork_meanwhile(here: bowstring.Client, relay: Relay, what: str) -> None:
-    """It does not wait for ever, and the child reads, as its parent does. What was asked is answered at last."""
+    """It does not wait for ever, and the child reads, as its parent does. The request is answered in the end."""
     photos = by(relay, here)
     other = here.dataset("photos").columns(["position"])
     batches = other.batches(50)
@@ -118,7 +118,7 @@ def test_a_fork_meanwhile(here: bowstring.Client, relay: Relay, what: str) -> No
     assert asking.ends() is True
 
 
-def test_closing_wakes_who_waits(here: bowstring.Client, relay: Relay) -> None:
+def test_closing_wakes_a_waiting_thread(here: bowstring.Client, relay: Relay) -> None:
     photos = by(relay, here)
     batches = photos.shuffle(31).batches(1, epochs=1000)
     asking = Running(lambda: positions(batches))
@@ -126,10 +126,10 @@ def test_closing_wakes_who_waits(here: bowstring.Client, relay: Relay) -> None:
     batches.close()
     assert asking.ends() == []
     relay.talks()
-    until(lambda: not photos.client.stats()["streams"], "the end of streams that nobody reads")
+    until(lambda: not photos.client.stats()["streams"], "the end of unread streams")
 
 
-def test_closing_an_exchange_wakes_who_waits(here: bowstring.Client, relay: Relay) -> None:
+def test_closing_an_exchange_wakes_a_waiting_thread(here: bowstring.Client, relay: Relay) -> None:
     exchange = by(relay, here).exchange()
     asking = Running(lambda: exchange.take([5]))
     relay.waits_for_a_client()
@@ -140,7 +140,7 @@ def test_closing_an_exchange_wakes_who_waits(here: bowstring.Client, relay: Rela
     exchange.close()
 
 
-def test_closing_an_exchange_that_nobody_uses(node: Node) -> None:
+def test_closing_an_unused_exchange(node: Node) -> None:
     with Relay(node.port) as relay:
         exchange = bowstring.connect(relay.url).dataset("photos").columns(["position"]).exchange()
         assert exchange.take([5]).num_rows == 1

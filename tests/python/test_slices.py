@@ -37,7 +37,7 @@ def text(start: StartNode, tmp_path: Path) -> bowstring.Dataset:
 
 
 def part(whole: npt.NDArray[Any], by: str, rank: int, ranks: int) -> npt.NDArray[Any]:
-    """What a rank gets of each row."""
+    """The slice of each row that a rank gets."""
     if by == "contiguous":
         return np.split(whole, ranks, axis=1)[rank]
     parts = np.split(whole, 2 * ranks, axis=1)

@@ -18,7 +18,7 @@ EVERY = list(range(300))
 
 
 def slow(client: bowstring.Client) -> bowstring.Dataset:
-    """Batches so large in all that they do not lie in buffers on the way, whatever becomes of the server."""
+    """Batches that together exceed the buffers between server and client."""
     return client.dataset("photos").columns(["position", "image"]).shuffle(5)
 
 
@@ -48,7 +48,7 @@ def test_a_restart_loses_and_repeats_nothing(start: StartNode, end: str, order: 
     assert {epoch: sorted(seen) for epoch, seen in rows.items()} == {0: EVERY, 1: EVERY, 2: EVERY}
 
 
-def test_it_gives_up(start: StartNode, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_stops_retrying(start: StartNode, monkeypatch: pytest.MonkeyPatch) -> None:
     node = start()
     dataset = slow(bowstring.connect(node.url, retries=2))
     batches = dataset.batches(1, epochs=100)
@@ -204,7 +204,7 @@ def test_close_from_another_thread(here: bowstring.Client) -> None:
 def test_an_interrupt_loses_nothing(
     start: StartNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    """What a signal's handler raises comes when a batch has been read, and is not given yet: it comes again."""
+    """If a signal's handler raises after a batch was read and before it is delivered, the batch comes again."""
     if where == "off":
         monkeypatch.setenv("BOWSTRING_LOCAL", "off")
     node = start("--local", str(tmp_path / "socket"))

@@ -1,4 +1,4 @@
-"""Operators on lists of tokens: against NumPy, by each door, on a real server."""
+"""Operators on lists of tokens: against NumPy, by each call, on a real server."""
 
 from __future__ import annotations
 

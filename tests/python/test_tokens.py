@@ -1,4 +1,4 @@
-"""Token ids: from text, from lists, from other tools' files; stored in every type, read back by each door."""
+"""Token ids: from text, from lists, from other tools' files; stored in every type, read back in each way."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_long_documents_are_batches_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("name", ["uint16", "uint32", "int32", "int64"])
-def test_every_type_by_every_door(url: str, here: bowstring.Client, name: str) -> None:
+def test_every_type_by_every_way(url: str, here: bowstring.Client, name: str) -> None:
     """Upload, where, order, Arrow at the server and at the client, stock Flight and the torch loader."""
     kind = np.dtype(name)
     top = int(np.iinfo(kind).max)

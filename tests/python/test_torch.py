@@ -76,7 +76,7 @@ def test_every_sample_in_order(photos: bowstring.Dataset, workers: int, context:
 def test_a_step_comes_again_after_an_error(
     photos: bowstring.Dataset, monkeypatch: pytest.MonkeyPatch, output: Literal["batches", "samples"]
 ) -> None:
-    """What came of a step before an error is not lost, and nothing is doubled."""
+    """The samples of a step that came before an error are not lost, and none is doubled."""
     rowwise = photos.columns(["position", "image"])._with_options(batch_bytes=1)
     want = [p for step in positions(photos, 0) for p in step]
     it = iter(BowstringDataset(rowwise, global_batch_size=BATCH, output=output, rank=0, world_size=1))
@@ -101,7 +101,7 @@ def test_a_step_comes_again_after_an_error(
 
 
 def test_batches_stay_as_they_are_while_others_come(photos: bowstring.Dataset) -> None:
-    """What the main process holds is not written over, though workers use their memory again."""
+    """Batches that the main process holds are not overwritten, though workers reuse their memory."""
     dataset = BowstringDataset(photos, global_batch_size=8, columns=["position", "image"], rank=0, world_size=1)
     loader = DataLoader(dataset, batch_size=None, num_workers=2, persistent_workers=True)
     kept, sums = [], []
@@ -231,7 +231,7 @@ def test_remainders(photos: bowstring.Dataset) -> None:
 def test_len(photos: bowstring.Dataset) -> None:
     assert len(small(photos)) == 9
     assert len(small(photos, output="samples")) == TRAIN
-    # Of the last ten samples not every rank has one, nor as many of each batch before where they are 256 of 130.
+    # Not every rank has one of the last ten samples, nor as many of each batch before where they are 256 of 130.
     for batch in (260, 256):
         uneven = photos.options(remainder="uneven")
         ranks = [small(uneven, global_batch_size=batch, rank=rank, world_size=130) for rank in (0, 12, 13, 64, 129)]
@@ -346,7 +346,7 @@ def test_an_iteration_that_is_left_early(photos: bowstring.Dataset) -> None:
     ("workers", "batch", "known"), [(0, 10, False), (1, 10, False), (3, 10, False), (2, 8, True), (3, 32, True)]
 )
 def test_single_samples(photos: bowstring.Dataset, workers: int, batch: int, known: bool, drop_last: bool) -> None:
-    """As many batches as the loader says, all of them full but for the last one, in the plan's order."""
+    """As many batches as the loader says, all of them full except the last one, in the plan's order."""
     dataset = BowstringDataset(
         photos,
         global_batch_size=BATCH,
@@ -400,7 +400,7 @@ def test_single_samples_go_on(photos: bowstring.Dataset, known: bool) -> None:
         dataset, third = loader(num_workers=2)
         dataset.load_state_dict(state)
         assert list(itertools.chain(*before, *seen(third))) == flat
-    # Of steps that were done out of turn, each of the others comes once.
+    # After steps that were done out of turn, each of the others comes once.
     done = small(photos).state_at(2) | {"done": [3, 6]}
     dataset, third = loader(num_workers=0)
     dataset.load_state_dict(done)

@@ -175,7 +175,7 @@ def test_copies_count_for_themselves(photos: bowstring.Dataset, order: Order) ->
 
 
 def rank_of(dataset: BowstringDataset, workers: int, out: Any) -> None:
-    """What a rank's process reads, that was started with a dataset of its parent's."""
+    """The samples read by a rank's process that was started with a dataset of its parent's."""
     loader = DataLoader(dataset, batch_size=None, num_workers=workers)
     out.put([seen(loader), seen(loader)])
 

@@ -1,4 +1,4 @@
-"""Workers of a DataLoader let glibc keep the memory of batches, unless they are told not to."""
+"""Workers of a DataLoader let glibc keep the memory of batches, unless an option disables it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from bowstring.torch import BowstringDataset
 from torch.utils.data import DataLoader
 
-# glibc maps a block of so many bytes by itself unless it was told not to: 32 MiB is the most that it goes up to alone.
+# glibc maps a block of this size unless it was set otherwise: by itself it raises the threshold to 32 MiB at most.
 # One of the heaps that it has beside the first holds 64 MiB.
 LARGE = 40 << 20
 BLOCKS = 24  # no heap has as much free
@@ -42,17 +42,17 @@ def first(photos: bowstring.Dataset, *, workers: int, **options: Any) -> Any:
     return next(iter(DataLoader(dataset, batch_size=None, num_workers=workers, multiprocessing_context=context)))
 
 
-@pytest.mark.parametrize("told", ["nothing", "not to", "by the environment"])
-def test_workers(photos: bowstring.Dataset, monkeypatch: pytest.MonkeyPatch, told: str) -> None:
+@pytest.mark.parametrize("setting", ["nothing", "not to", "by the environment"])
+def test_workers(photos: bowstring.Dataset, monkeypatch: pytest.MonkeyPatch, setting: str) -> None:
     for name in [name for name in os.environ if name.startswith("MALLOC_")]:
         monkeypatch.delenv(name)  # of a test before
-    if told == "by the environment":
+    if setting == "by the environment":
         monkeypatch.setenv("MALLOC_ARENA_MAX", "2")
-    options = {"tune_malloc": False} if told == "not to" else {}
-    assert first(photos, workers=1, **options) is (told == "nothing")
+    options = {"tune_malloc": False} if setting == "not to" else {}
+    assert first(photos, workers=1, **options) is (setting == "nothing")
 
 
 def test_a_process_of_the_users(photos: bowstring.Dataset) -> None:
-    """What is read without workers changes nothing of the process."""
+    """Reading without workers changes nothing of the process."""
     before = is_kept(None)
     assert first(photos, workers=0) is before

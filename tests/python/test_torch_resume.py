@@ -126,7 +126,7 @@ def test_orders_that_are_not_strict(photos: bowstring.Dataset, order: str) -> No
     assert Counter(itertools.chain(*before, *after)) == Counter(photos.positions().tolist())
     with pytest.raises(ValueError, match="order: single samples"):
         small(loose, output="samples")
-    # A step's number says nothing of a batch that may have samples of other steps, but for the first of all.
+    # A step's number says nothing about a batch that may have samples of other steps, except the first of all.
     dataset = small(loose)
     batch = next(iter(dataset))
     refusal = rf"order: with '{order}' .* take the state_dict of a StatefulDataLoader"

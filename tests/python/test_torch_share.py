@@ -1,4 +1,4 @@
-"""How batches get from workers to the main process: in the memory that they came in, while nobody else uses it."""
+"""How batches get from workers to the main process: in the memory that they came in, while no other thread uses it."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_nothing_large_is_copied(node: Node, monkeypatch: pytest.MonkeyPatch) ->
     assert max(seen, default=0) < LARGE
 
 
-def test_a_segment_is_free_when_both_have_let_it_go(node: Node, worker: _shared_memory._Pool) -> None:
+def test_a_segment_is_free_when_both_have_released_it(node: Node, worker: _shared_memory._Pool) -> None:
     with images(node) as batches:
         record = next(batches)
         batch = batch_of(record)

@@ -33,7 +33,7 @@ def wheel(binary: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of programs of a new environment. What the package needs is that of the tests."""
+    """The folder of programs of a new environment. The package's dependencies are those of the tests."""
     root = tmp_path_factory.mktemp("environment")
     venv.create(root, with_pip=True)
     subprocess.run(
@@ -69,7 +69,7 @@ def test_the_demo(environment: Path, tmp_path: Path) -> None:
 
 
 def test_the_demo_without_the_package(binary: Path, tmp_path: Path) -> None:
-    """A program that lies beside no Python of its own takes that of the path, and says what it lacks."""
+    """A program without a Python beside it takes that of the path, and says what it lacks."""
     assert "Python" in run(binary, "demo", path=str(tmp_path)).stderr
     venv.create(tmp_path / "bare", with_pip=False)
     done = run(binary, "demo", path=str(tmp_path / "bare" / "bin"))

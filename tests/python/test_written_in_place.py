@@ -1,4 +1,4 @@
-"""A batch may be changed in place, wherever its bytes lie: no process ends by it, and nothing else changes."""
+"""A batch may be changed in place, wherever its bytes are: no process ends by it, and nothing else changes."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def shared(imported: Path, binary: Path, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture
 def copied(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """What was found of each slot that came: whether pages of it were copied."""
+    """The result for each slot that came: whether pages of it were copied."""
     found = []
-    look = _shm._Pages.copied
+    copied = _shm._Pages.copied
 
     def looked(self: Any, offset: int, length: int) -> bool:
-        found.append(look(self, offset, length))
+        found.append(copied(self, offset, length))
         return found[-1]
 
     monkeypatch.setattr(_shm._Pages, "copied", looked)
@@ -60,7 +60,7 @@ def test_what_comes_after_a_change_in_place_is_what_was_sent(shared: Node, copie
             tensors["image"].data.bitwise_not_()
             kept = [*kept[-2:], (batch, digests(batch))]
             assert not set(kept[-1][1].values()) & set(now.values())
-            # What the program has changed and holds still stays as it has changed it.
+            # Bytes that the program has changed and still holds stay as it has changed them.
             assert all(digests(one) == changed for one, changed in kept)
             del batch, tensors
     assert len(seen) == 300

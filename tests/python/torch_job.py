@@ -3,8 +3,8 @@
     python torch_job.py '{"url": ..., "workers": 2, "batch": 16, "epochs": 2, "log": ..., "checkpoint": ...}'
 
 With `group` (the URI of a file for torch.distributed, which is not there yet) it is rank `rank` of `world`; with
-`ddp`, too, each step waits for the others'. With `pause` it sleeps so many seconds after each step; with `stop` it ends
-after so many steps.
+`ddp`, too, each step waits for the others'. With `pause` it sleeps that number of seconds after each step; with `stop`
+it ends after that number of steps.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def main(spec: dict[str, Any]) -> None:
         saved = json.loads(checkpoint.read_text())
         first = saved["epoch"]
         loader.load_state_dict(saved["loader"])
-        # What came after the checkpoint will come again.
+        # Samples after the checkpoint will come again.
         seen = [json.loads(line) for line in log.read_text().splitlines()[: saved["steps"]]]
     with log.open("w") as out:
         out.writelines(json.dumps(line) + "\n" for line in seen)

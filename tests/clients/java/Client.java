@@ -40,27 +40,27 @@ public final class Client {
     String token = System.getenv("CLIENT_TOKEN");
     CallOption bearer = bearer(token);
 
-    tell("bearer", c -> endpoints(c, bearer));
-    tell("basic", c -> endpoints(c, c.authenticateBasicToken("alice", token).orElseThrow()));
-    tell("basic, any user", c -> endpoints(c, c.authenticateBasicToken("token", token).orElseThrow()));
-    tell("older handshake", c -> {
+    report("bearer", c -> endpoints(c, bearer));
+    report("basic", c -> endpoints(c, c.authenticateBasicToken("alice", token).orElseThrow()));
+    report("basic, any user", c -> endpoints(c, c.authenticateBasicToken("token", token).orElseThrow()));
+    report("older handshake", c -> {
       c.authenticateBasic("alice", token);
       return endpoints(c);
     });
-    tell("by hand", c -> get(c, SEEN.formatted(""), bearer));
+    report("by hand", c -> get(c, SEEN.formatted(""), bearer));
     certified("certificate", c -> endpoints(c));
 
-    tell("no token", c -> endpoints(c));
-    tell("wrong token", c -> endpoints(c, bearer(token.substring(1))));
-    tell("wrong password", c -> endpoints(c, c.authenticateBasicToken("alice", "wrong").orElseThrow()));
-    tell("another's password", c -> endpoints(c, c.authenticateBasicToken("bob", token).orElseThrow()));
-    tell("older handshake, wrong", c -> {
+    report("no token", c -> endpoints(c));
+    report("wrong token", c -> endpoints(c, bearer(token.substring(1))));
+    report("wrong password", c -> endpoints(c, c.authenticateBasicToken("alice", "wrong").orElseThrow()));
+    report("another's password", c -> endpoints(c, c.authenticateBasicToken("bob", token).orElseThrow()));
+    report("older handshake, wrong", c -> {
       c.authenticateBasic("alice", "wrong");
       return endpoints(c);
     });
     certified("wrong token beside a certificate", c -> endpoints(c, bearer("wrong")));
     try (FlightClient plain = FlightClient.builder(MEMORY, Location.forGrpcInsecure("127.0.0.1", port)).build()) {
-      tell("in plain", plain, c -> endpoints(c, bearer));
+      report("in plain", plain, c -> endpoints(c, bearer));
     }
 
     Map<String, String[]> twins = Map.of(
@@ -71,8 +71,8 @@ public final class Client {
         },
         "column", new String[] {SEEN.formatted(", \"columns\": [\"name\"]"), SEEN.formatted(", \"columns\": [\"nome\"]")});
     for (var twin : twins.entrySet()) {
-      tell("hidden " + twin.getKey(), c -> get(c, twin.getValue()[0], bearer));
-      tell("absent " + twin.getKey(), c -> get(c, twin.getValue()[1], bearer));
+      report("hidden " + twin.getKey(), c -> get(c, twin.getValue()[0], bearer));
+      report("absent " + twin.getKey(), c -> get(c, twin.getValue()[1], bearer));
     }
   }
 
@@ -85,20 +85,20 @@ public final class Client {
         .trustedCertificates(new ByteArrayInputStream(root));
   }
 
-  private static void tell(String name, Way way) throws Exception {
+  private static void report(String name, Way way) throws Exception {
     try (FlightClient client = encrypted().build()) {
-      tell(name, client, way);
+      report(name, client, way);
     }
   }
 
   private static void certified(String name, Way way) throws Exception {
     var pair = encrypted().clientCertificate(new ByteArrayInputStream(certificate), new ByteArrayInputStream(key));
     try (FlightClient client = pair.build()) {
-      tell(name, client, way);
+      report(name, client, way);
     }
   }
 
-  private static void tell(String name, FlightClient client, Way way) throws Exception {
+  private static void report(String name, FlightClient client, Way way) throws Exception {
     String said;
     try {
       long[] got = way.go(client);

@@ -1,7 +1,6 @@
-// Command kubelet runs the pods of some nodes as containers of runc on this machine, and stands in for kube-proxy and
+// Command kubelet runs the pods of some nodes as containers of runc on this machine, and does the work of kube-proxy and
 // the cluster's DNS. It is for the tests, which have a real control plane and no machines.
-//
-// What it does of a kubelet's work is what the chart relies on: volumes (configMap, secret, emptyDir, claims of local
+// It does the part of a kubelet's work that the chart relies on: volumes (configMap, secret, emptyDir, claims of local
 // volumes), environment, security contexts (user, groups, read-only root, no capabilities), HTTP probes, preStop by
 // sleep, grace periods, restarts. It runs in a network namespace of its own, where the bridge br0 is (kubernetes.sh
 // makes it).

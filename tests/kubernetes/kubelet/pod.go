@@ -48,8 +48,8 @@ func (p *pod) end(grace int64) {
 
 func (p *pod) start() { p.runtime.running.Go(p.run) }
 
-// tell changes the status and reports it.
-func (p *pod) tell(change func(s *corev1.PodStatus, c *corev1.ContainerStatus)) {
+// update changes the status and reports it.
+func (p *pod) update(change func(s *corev1.PodStatus, c *corev1.ContainerStatus)) {
 	p.mu.Lock()
 	s := &p.object.Status
 	if len(s.ContainerStatuses) == 0 {
@@ -84,7 +84,7 @@ func (p *pod) tell(change func(s *corev1.PodStatus, c *corev1.ContainerStatus)) 
 func (p *pod) run() {
 	defer close(p.ended)
 	log := slog.With("pod", p.object.Namespace+"/"+p.object.Name)
-	p.tell(func(s *corev1.PodStatus, c *corev1.ContainerStatus) {
+	p.update(func(s *corev1.PodStatus, c *corev1.ContainerStatus) {
 		s.Phase = corev1.PodPending
 		c.State = corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ContainerCreating"}}
 	})
@@ -94,7 +94,7 @@ func (p *pod) run() {
 		policy := p.object.Spec.RestartPolicy
 		again := policy == corev1.RestartPolicyAlways || policy == corev1.RestartPolicyOnFailure && code != 0
 		if stopped || !again || p.runtime.closing.Load() {
-			p.tell(func(s *corev1.PodStatus, c *corev1.ContainerStatus) {
+			p.update(func(s *corev1.PodStatus, c *corev1.ContainerStatus) {
 				s.Phase = corev1.PodSucceeded
 				if code != 0 {
 					s.Phase = corev1.PodFailed
@@ -106,7 +106,7 @@ func (p *pod) run() {
 			})
 			return
 		}
-		p.tell(func(_ *corev1.PodStatus, c *corev1.ContainerStatus) {
+		p.update(func(_ *corev1.PodStatus, c *corev1.ContainerStatus) {
 			c.Ready = false
 			c.RestartCount++
 			c.State = corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "CrashLoopBackOff",
@@ -114,7 +114,7 @@ func (p *pod) run() {
 		})
 		select {
 		case grace := <-p.ending:
-			p.ending <- grace // the next attempt is told at once
+			p.ending <- grace // the next attempt is reported at once
 		case <-time.After(min(time.Duration(attempt+1), 10) * time.Second):
 		}
 	}
@@ -142,7 +142,7 @@ func (p *pod) once(log *slog.Logger) (code int, stopped bool, err error) {
 	var probing sync.WaitGroup
 	defer probing.Wait()
 	defer cancel()
-	p.tell(func(s *corev1.PodStatus, st *corev1.ContainerStatus) {
+	p.update(func(s *corev1.PodStatus, st *corev1.ContainerStatus) {
 		s.Phase, s.PodIP, s.HostIP = corev1.PodRunning, c.address, "10.213.0.1"
 		s.PodIPs = []corev1.PodIP{{IP: c.address}}
 		st.State = corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: metav1.Now()}}

@@ -20,7 +20,7 @@ func (p *pod) probe(ctx context.Context, address string, unhealthy chan<- struct
 		}
 		return
 	}
-	p.tell(func(_ *corev1.PodStatus, s *corev1.ContainerStatus) { s.Started = new(true) })
+	p.update(func(_ *corev1.PodStatus, s *corev1.ContainerStatus) { s.Started = new(true) })
 	failures, live := 0, time.Now()
 	ready, bad := c.ReadinessProbe == nil, 0
 	for ctx.Err() == nil {
@@ -31,7 +31,7 @@ func (p *pod) probe(ctx context.Context, address string, unhealthy chan<- struct
 			}
 			if now := good || ready && bad < int(pr.FailureThreshold); now != ready {
 				ready = now
-				p.tell(func(_ *corev1.PodStatus, s *corev1.ContainerStatus) { s.Ready = ready })
+				p.update(func(_ *corev1.PodStatus, s *corev1.ContainerStatus) { s.Ready = ready })
 			}
 		}
 		if pr := c.LivenessProbe; pr != nil && time.Since(live) > time.Duration(pr.PeriodSeconds)*time.Second {

@@ -41,7 +41,7 @@ func (p *provider) CreatePod(_ context.Context, object *corev1.Pod) error {
 // UpdatePod does nothing: what may change in a pod does not concern its containers.
 func (*provider) UpdatePod(context.Context, *corev1.Pod) error { return nil }
 
-// DeletePod has a pod end, within its grace period. That it has ended is told by notify.
+// DeletePod has a pod end, within its grace period. notify reports that it has ended.
 func (p *provider) DeletePod(_ context.Context, object *corev1.Pod) error {
 	one, err := p.find(object.Namespace, object.Name)
 	if err != nil {
@@ -73,13 +73,13 @@ func (p *provider) forget(one *pod, object *corev1.Pod) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	pods := p.runtime.client.CoreV1().Pods(object.Namespace)
-	for told := false; !told; {
+	for sent := false; !sent; {
 		now, err := pods.Get(ctx, object.Name, metav1.GetOptions{})
 		if err != nil || now.UID != object.UID {
 			return
 		}
 		if s := now.Status.ContainerStatuses; len(s) > 0 && s[0].State.Terminated != nil {
-			told = true
+			sent = true
 		}
 		time.Sleep(100 * time.Millisecond)
 	}
@@ -129,7 +129,7 @@ func (p *provider) GetPods(context.Context) (list []*corev1.Pod, _ error) {
 	return list, nil
 }
 
-// NotifyPods says whom to tell of changes.
+// NotifyPods sets the function that gets changes of pods.
 func (p *provider) NotifyPods(_ context.Context, notify func(*corev1.Pod)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

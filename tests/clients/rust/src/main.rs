@@ -112,7 +112,7 @@ fn code(code: Code) -> &'static str {
     }
 }
 
-fn tell(name: &str, got: Sum) {
+fn report(name: &str, got: Sum) {
     match got {
         Ok((rows, bytes)) => println!("{name}\tok {rows} {bytes}"),
         Err(s) => println!("{name}\t{} {}", code(s.code()), s.message().replace('\n', " ")),
@@ -127,19 +127,19 @@ async fn main() {
     let token = env::var("CLIENT_TOKEN").unwrap();
     let good = Some(token.as_str());
 
-    tell("bearer", server.endpoints(How::Encrypted, good).await);
-    tell("basic", server.basic("alice", &token, true).await);
-    tell("basic, any user", server.basic("token", &token, true).await);
-    tell("basic, no padding", server.basic("alice", &token, false).await);
-    tell("by hand", server.get(&token, r#"{"dataset": "seen"}"#).await);
-    tell("certificate", server.endpoints(How::Certified, None).await);
+    report("bearer", server.endpoints(How::Encrypted, good).await);
+    report("basic", server.basic("alice", &token, true).await);
+    report("basic, any user", server.basic("token", &token, true).await);
+    report("basic, no padding", server.basic("alice", &token, false).await);
+    report("by hand", server.get(&token, r#"{"dataset": "seen"}"#).await);
+    report("certificate", server.endpoints(How::Certified, None).await);
 
-    tell("no token", server.endpoints(How::Encrypted, None).await);
-    tell("wrong token", server.endpoints(How::Encrypted, Some(&token[1..])).await);
-    tell("wrong password", server.basic("alice", "wrong", true).await);
-    tell("another's password", server.basic("bob", &token, true).await);
-    tell("wrong token beside a certificate", server.endpoints(How::Certified, Some("wrong")).await);
-    tell("in plain", server.endpoints(How::Plain, good).await);
+    report("no token", server.endpoints(How::Encrypted, None).await);
+    report("wrong token", server.endpoints(How::Encrypted, Some(&token[1..])).await);
+    report("wrong password", server.basic("alice", "wrong", true).await);
+    report("another's password", server.basic("bob", &token, true).await);
+    report("wrong token beside a certificate", server.endpoints(How::Certified, Some("wrong")).await);
+    report("in plain", server.endpoints(How::Plain, good).await);
 
     for (what, hidden, absent) in [
         ("dataset", r#"{"dataset": "zzz1"}"#, r#"{"dataset": "zzz2"}"#),
@@ -151,7 +151,7 @@ async fn main() {
         ),
         ("column", r#"{"dataset": "seen", "columns": ["name"]}"#, r#"{"dataset": "seen", "columns": ["nome"]}"#),
     ] {
-        tell(&format!("hidden {what}"), server.get(&token, hidden).await);
-        tell(&format!("absent {what}"), server.get(&token, absent).await);
+        report(&format!("hidden {what}"), server.get(&token, hidden).await);
+        report(&format!("absent {what}"), server.get(&token, absent).await);
     }
 }

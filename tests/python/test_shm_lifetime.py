@@ -23,7 +23,7 @@ from wire import until
 
 @pytest.fixture
 def shared(start: StartNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
-    """A server whose blobs lie in the files of its embedded store, and a thread that looks after rings often."""
+    """A server whose blobs are in the files of its embedded store, and a thread that serves rings often."""
     monkeypatch.setattr(_maintenance, "LULL", 0.1)
     monkeypatch.setattr(_maintenance, "_maintenance", _maintenance._Maintenance())  # the process's may sleep for long
     return start("--local", str(tmp_path / "socket"), "--local-ring=16MiB", "--local-references")
@@ -38,7 +38,7 @@ def test_who_has_been_there_for_long_is_handed_files(shared: Node) -> None:
 
 
 def test_a_file_that_cannot_be_taken_once_costs_a_ring(shared: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server hands a file over once. Who was short of something then goes on with another ring."""
+    """The server hands a file over once. A client that lacked a resource then goes on with another ring."""
     client = bowstring.connect(shared.url)
     mapped = _shm._Mapped
     failed: list[int] = []
@@ -61,7 +61,7 @@ def test_a_file_that_cannot_be_taken_once_costs_a_ring(shared: Node, monkeypatch
     until(lambda: rings(client)["rings"] == 1, "the ring that is of no use is given back")
 
 
-def test_who_has_no_descriptor_left_is_told(shared: Node) -> None:
+def test_a_client_without_a_free_descriptor_gets_the_reason(shared: Node) -> None:
     """In a process of its own, which has no descriptor left as a file is handed over."""
     ended = subprocess.run([sys.executable, "-c", SCARCE, shared.url], text=True, stdout=subprocess.PIPE, timeout=120)
     assert ended.stdout.split() == ["Unavailable", "referenced"], ended.stdout
@@ -109,7 +109,7 @@ def test_who_came_before_the_server_shares_with_it_later(shared: Node) -> None:
 
 
 def test_what_could_not_be_said_is_said_when_nothing_comes(shared: Node) -> None:
-    """A client lets go of its batches while the server takes nothing, and does nothing more."""
+    """A client releases its batches while the server receives nothing, and does nothing more."""
     client = bowstring.connect(shared.url)
     ring = a_ring(client)
     client.rings.back(ring)
@@ -126,7 +126,7 @@ def test_what_could_not_be_said_is_said_when_nothing_comes(shared: Node) -> None
     until(lambda: rings(client)["held"] == 0, "held is 0")
 
 
-def test_a_ring_that_nobody_has_used_for_long_is_given_back(shared: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ring_that_was_idle_for_long_is_given_back(shared: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     client = bowstring.connect(shared.url)
     client.rings.back(a_ring(client))
     until(lambda: rings(client)["rings"] == 1, "rings is 1")  # one was dropped, which the server has to notice
@@ -135,7 +135,7 @@ def test_a_ring_that_nobody_has_used_for_long_is_given_back(shared: Node, monkey
     assert a_ring(client).alive
 
 
-def test_a_ring_of_a_server_that_has_ended_is_let_go(shared: Node) -> None:
+def test_a_ring_of_a_server_that_has_ended_is_released(shared: Node) -> None:
     """And what is mapped with it, which the server after that one would wait for."""
     client = bowstring.connect(shared.url)
     ring = a_ring(client)

@@ -57,7 +57,7 @@ def test_token() -> None:
 
 
 def sent(uri: str, **options: Any) -> bytes | None:
-    """What a client sends to a server that it may know it by."""
+    """The credentials that a client sends to a server."""
     return dict(bowstring.connect(uri, **options)._headers()).get(b"authorization")
 
 
@@ -99,7 +99,7 @@ def test_tls(tmp_path: Path) -> None:
                 assert [d.name for d in client.datasets()] == ["fake"]
         unverified = bowstring.connect(f"grpc://{address}", token="secret", tls=bowstring.Tls(verify=False))
         assert [d.name for d in unverified.datasets()] == ["fake"]
-        with pytest.raises(bowstring.Unavailable):  # nobody vouches for the certificate
+        with pytest.raises(bowstring.Unavailable):  # no authority has signed the certificate
             bowstring.connect(f"grpc+tls://{address}", token="secret").datasets()
         with pytest.raises(bowstring.Unavailable):  # it is another server's
             bowstring.connect(f"grpc+tls://{address}", tls=bowstring.Tls(root_certs=cert)).datasets()

@@ -109,7 +109,7 @@ def test_a_stream_goes_on_by_the_memory_of_a_server_that_was_started_again(share
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_forked_child_keeps_what_its_parent_lets_go(shared: Node) -> None:
+def test_a_forked_child_keeps_what_its_parent_releases(shared: Node) -> None:
     context = multiprocessing.get_context("fork")
     client = bowstring.connect(shared.url)
     go, answer = context.Event(), context.Queue()
@@ -192,7 +192,7 @@ class Meanwhile:
 
 
 def test_what_comes_as_the_stream_is_closed_is_no_batch(shared: Node) -> None:
-    """Its large buffers lie in memory that is the server's to write again."""
+    """Its large buffers are in memory that the server may overwrite."""
     with photos(bowstring.connect(shared.url)).batches(16) as batches:
         next(batches)
         Meanwhile(batches, batches.close)
@@ -236,8 +236,8 @@ def test_a_slot_is_taken_before_its_call_ends(shared: Node) -> None:
     ring.close()
 
 
-def test_a_ring_comes_back_while_one_is_borrowed(shared: Node) -> None:
-    """The collector may end a stream at any time, also in the middle of a borrow."""
+def test_a_ring_comes_back_while_one_is_taken(shared: Node) -> None:
+    """The collector may end a stream at any time, also while another takes a ring."""
     client = bowstring.connect(shared.url)
     one, two = a_ring(client), a_ring(client)
 
@@ -249,10 +249,10 @@ def test_a_ring_comes_back_while_one_is_borrowed(shared: Node) -> None:
 
     one.__class__ = Collecting
     client.rings.back(one)
-    borrower = threading.Thread(target=client.rings.take, daemon=True)
-    borrower.start()
-    borrower.join(30)
-    assert not borrower.is_alive()
+    taker = threading.Thread(target=client.rings.take, daemon=True)
+    taker.start()
+    taker.join(30)
+    assert not taker.is_alive()
 
 
 def test_a_ring_of_a_closed_connection_is_closed(shared: Node) -> None:
@@ -267,7 +267,7 @@ def test_a_ring_of_a_closed_connection_is_closed(shared: Node) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_slot_that_is_taken_as_streams_let_go_is_kept_for_the_child(shared: Node) -> None:
+def test_a_slot_taken_during_the_release_of_streams_is_kept_for_the_child(shared: Node) -> None:
     ring = a_ring(bowstring.connect(shared.url))
     leases: list[Any] = []
 

@@ -1,4 +1,4 @@
-"""Who comes in, with stock pyarrow and with the package: tokens in all the forms that clients send, certificates."""
+"""Authentication with stock pyarrow and with the package: tokens in all the forms that clients send, certificates."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from wire import until
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
-class Doors(NamedTuple):
+class Access(NamedTuple):
     """A server with TLS, a file of tokens, and an authority of servers and clients."""
 
     node: Node
@@ -36,14 +36,14 @@ class Doors(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def doors(binary: Path, bowstring: Run, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doors]:
-    root = tmp_path_factory.mktemp("doors")
+def access(binary: Path, bowstring: Run, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Access]:
+    root = tmp_path_factory.mktemp("access")
     authority, tokens, log = Authority(root / "pki"), root / "tokens.json", root / "log"
     cert, key = authority.server()
     token = bowstring("token", "create", "--tokens", tokens, "--principal", "alice").stdout.strip()
     flags = ["--tls-cert", cert, "--tls-key", key, "--tls-client-ca", root / "pki" / "ca.pem", "--tokens", tokens]
     with Node(binary, root / "store", *map(str, flags), log=log) as node:
-        yield Doors(node, authority, tokens, token, log)
+        yield Access(node, authority, tokens, token, log)
 
 
 def bearer(token: str) -> fl.FlightCallOptions:
@@ -69,117 +69,117 @@ class Login(fl.ClientAuthHandler):  # type: ignore[misc]
         return self.answer
 
 
-def test_tokens_in_all_forms(doors: Doors) -> None:
-    with doors.connect() as client:
-        assert listed(client, bearer(doors.token)) == []
+def test_tokens_in_all_forms(access: Access) -> None:
+    with access.connect() as client:
+        assert listed(client, bearer(access.token)) == []
         for user in ("alice", "token", ""):
-            pair = client.authenticate_basic_token(user, doors.token)
-            assert pair == (b"authorization", f"Bearer {doors.token}".encode())
+            pair = client.authenticate_basic_token(user, access.token)
+            assert pair == (b"authorization", f"Bearer {access.token}".encode())
             assert listed(client, fl.FlightCallOptions(headers=[pair])) == []
-        for user, token in (("alice", "wrong"), ("bob", doors.token), ("alice", "")):
+        for user, token in (("alice", "wrong"), ("bob", access.token), ("alice", "")):
             with pytest.raises(fl.FlightUnauthenticatedError, match="needs valid credentials"):
                 client.authenticate_basic_token(user, token)
-        for options in (None, bearer("wrong"), bearer(doors.token[:-1])):
+        for options in (None, bearer("wrong"), bearer(access.token[:-1])):
             with pytest.raises(fl.FlightUnauthenticatedError, match="needs valid credentials"):
                 listed(client, options)
-    with doors.connect() as older:
-        older.authenticate(Login("alice", doors.token))
+    with access.connect() as older:
+        older.authenticate(Login("alice", access.token))
         assert listed(older) == []
-    with doors.connect() as older, pytest.raises(fl.FlightUnauthenticatedError, match="needs valid credentials"):
+    with access.connect() as older, pytest.raises(fl.FlightUnauthenticatedError, match="needs valid credentials"):
         older.authenticate(Login("alice", "wrong"))
 
 
-def test_certificates(doors: Doors, tmp_path: Path) -> None:
-    cert, key = doors.authority.client("gpu7.lan")
-    with doors.connect(cert_chain=cert.read_bytes(), private_key=key.read_bytes()) as client:
+def test_certificates(access: Access, tmp_path: Path) -> None:
+    cert, key = access.authority.client("gpu7.lan")
+    with access.connect(cert_chain=cert.read_bytes(), private_key=key.read_bytes()) as client:
         assert listed(client) == []
-    assert "principal=gpu7.lan" in doors.log.read_text()
+    assert "principal=gpu7.lan" in access.log.read_text()
     strange = Authority(tmp_path / "other")
     cert, key = strange.client("gpu7.lan")
     with (
-        doors.connect(cert_chain=cert.read_bytes(), private_key=key.read_bytes()) as client,
+        access.connect(cert_chain=cert.read_bytes(), private_key=key.read_bytes()) as client,
         pytest.raises(fl.FlightUnavailableError),
     ):
         listed(client)
-    for url, trust in ((doors.node.url, strange.root), (doors.node.url.replace("+tls", ""), None)):
+    for url, trust in ((access.node.url, strange.root), (access.node.url.replace("+tls", ""), None)):
         with (
             fl.connect(url, **({"tls_root_certs": trust} if trust else {})) as client,
             pytest.raises(fl.FlightUnavailableError),
         ):
-            listed(client, bearer(doors.token))
+            listed(client, bearer(access.token))
 
 
-def test_package(doors: Doors, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_package(access: Access, monkeypatch: pytest.MonkeyPatch) -> None:
     import bowstring  # a fixture of other tests has its name
 
-    root = doors.authority.folder / "ca.pem"
-    cert, key = doors.authority.client("gpu8.lan")
-    with bowstring.connect(doors.node.url, token=doors.token, tls_root_certs=root) as client:
+    root = access.authority.folder / "ca.pem"
+    cert, key = access.authority.client("gpu8.lan")
+    with bowstring.connect(access.node.url, token=access.token, tls_root_certs=root) as client:
         assert client.datasets() == []
         assert pickle.loads(pickle.dumps(client)).datasets() == []
-    with bowstring.connect(doors.node.url, tls_root_certs=root.read_bytes(), cert=cert, key=key) as client:
+    with bowstring.connect(access.node.url, tls_root_certs=root.read_bytes(), cert=cert, key=key) as client:
         assert client.datasets() == []
-    with bowstring.connect(doors.node.url, tls_root_certs=root) as client, pytest.raises(bowstring.Unauthenticated):
+    with bowstring.connect(access.node.url, tls_root_certs=root) as client, pytest.raises(bowstring.Unauthenticated):
         client.datasets()
     with pytest.raises(ValueError, match="tls: give it, or"):
-        bowstring.connect(doors.node.url, tls=bowstring.Tls(), cert=cert)
-    monkeypatch.setenv("BOWSTRING_TOKEN", doors.token)
+        bowstring.connect(access.node.url, tls=bowstring.Tls(), cert=cert)
+    monkeypatch.setenv("BOWSTRING_TOKEN", access.token)
     monkeypatch.setenv("BOWSTRING_SERVER_CA", str(root))
-    with bowstring.connect(doors.node.url) as client:
+    with bowstring.connect(access.node.url) as client:
         assert client.datasets() == []
-        assert doors.token not in repr(client)
+        assert access.token not in repr(client)
 
 
-def test_the_lines_in_the_protocol(doors: Doors) -> None:
+def test_the_lines_in_the_protocol(access: Access) -> None:
     (block,) = (b for b in blocks(ROOT / "docs" / "protocol.md") if "grpc+tls" in b)
-    cert, key = doors.authority.client("me")
-    for told, meant in {
-        "gpu7:8815": f"127.0.0.1:{doors.node.port}",
-        "bow_...": doors.token,
-        "ca.pem": doors.authority.folder / "ca.pem",
+    cert, key = access.authority.client("me")
+    for shown, meant in {
+        "gpu7:8815": f"127.0.0.1:{access.node.port}",
+        "bow_...": access.token,
+        "ca.pem": access.authority.folder / "ca.pem",
         "me.pem": cert,
         "me.key": key,
     }.items():
-        assert told in block
-        block = block.replace(told, str(meant))
+        assert shown in block
+        block = block.replace(shown, str(meant))
     names: dict[str, Any] = {}
     exec(block, names)  # noqa: S102
     assert names["flights"] == []
     assert listed(names["client"]) == []
-    assert "principal=me " in doors.log.read_text()
+    assert "principal=me " in access.log.read_text()
 
 
-def test_revoked(doors: Doors, bowstring: Run) -> None:
-    before = doors.log.read_text().count("read again")
-    made = bowstring("token", "create", "--tokens", doors.tokens, "--principal", "bob").stdout.strip()
-    until(lambda: doors.log.read_text().count("read again") > before, "reading the tokens again")
+def test_revoked(access: Access, bowstring: Run) -> None:
+    before = access.log.read_text().count("read again")
+    made = bowstring("token", "create", "--tokens", access.tokens, "--principal", "bob").stdout.strip()
+    until(lambda: access.log.read_text().count("read again") > before, "reading the tokens again")
 
     def let_in() -> bool:
-        with doors.connect() as client:
+        with access.connect() as client:
             try:
                 return listed(client, bearer(made)) == []
             except fl.FlightUnauthenticatedError:
                 return False
 
     assert let_in()
-    with doors.connect() as client:
+    with access.connect() as client:
         descriptor = fl.FlightDescriptor.for_command(json.dumps({"put": {"dataset": "d"}}))
         writer, reader = client.do_put(descriptor, pa.schema({"name": pa.string()}), options=bearer(made))
-        bowstring("token", "revoke", made.split("_")[1], "--tokens", doors.tokens)
+        bowstring("token", "revoke", made.split("_")[1], "--tokens", access.tokens)
         assert reader.read() is None  # the stream's end, which says nothing yet
         with pytest.raises(fl.FlightUnauthenticatedError, match="the token was revoked"):
             writer.close()
     assert not let_in()
 
 
-def test_no_secret_is_shown(doors: Doors) -> None:
-    with doors.connect() as client:
-        (stats,) = [json.dumps(found) for found in act_with(client, doors.token)]
-    command = Path(f"/proc/{doors.node.pid}/cmdline").read_text()
-    for text in (doors.log.read_text(), command, doors.tokens.read_text(), stats):
-        assert doors.token[-43:] not in text
+def test_no_secret_is_shown(access: Access) -> None:
+    with access.connect() as client:
+        (stats,) = [json.dumps(found) for found in act_with(client, access.token)]
+    command = Path(f"/proc/{access.node.pid}/cmdline").read_text()
+    for text in (access.log.read_text(), command, access.tokens.read_text(), stats):
+        assert access.token[-43:] not in text
     # Nor will there be a core: one that is piped to a program is not kept from it by a limit of 0.
-    limits = Path(f"/proc/{doors.node.pid}/limits").read_text()
+    limits = Path(f"/proc/{access.node.pid}/limits").read_text()
     assert re.search(r"^Max core file size +[01] ", limits, re.MULTILINE), limits
 
 

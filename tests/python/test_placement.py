@@ -60,7 +60,7 @@ def test_what_changes_is_seen_at_once() -> None:
     assert consumer.batches["server"] < 350
 
 
-def test_who_waits_for_nothing_stays() -> None:
+def test_a_consumer_that_never_waits_stays() -> None:
     consumer = Consumer(server=0.0001, client=0.0, works=0.05)
     consumer.read(500)
     assert consumer.moves == 0
@@ -73,7 +73,7 @@ def test_batches_without_rows_are_no_reason() -> None:
         assert not chooser.moves()
 
 
-def test_what_is_ahead_is_given_before_a_move() -> None:
+def test_prefetched_batches_are_delivered_before_a_move() -> None:
     """Once a move is to come it stays so, until it is made."""
     now = [0.0]
     clock: Callable[[], float] = lambda: now[0]  # noqa: E731
@@ -90,12 +90,12 @@ def test_what_is_ahead_is_given_before_a_move() -> None:
     assert not chooser.settling()
 
 
-def test_what_was_ahead_tells_nothing_of_a_pace() -> None:
+def test_prefetched_batches_are_no_measure_of_a_pace() -> None:
     """Batches that were made before a move was to come are given at once, however slow the place is."""
     consumer = Consumer(server=0.04, client=0.03)
     while consumer.chooser.place == "server" or consumer.chooser.measuring:
         consumer.read(0.001)
-    while not consumer.chooser.settling():  # it looks again
+    while not consumer.chooser.settling():  # it measures again
         consumer.read(0.001)
     for _ in range(12):
         consumer.chooser.note(ROWS, 0.0)
@@ -104,7 +104,7 @@ def test_what_was_ahead_tells_nothing_of_a_pace() -> None:
     assert consumer.chooser.place == "server"
 
 
-def test_where_it_stays_what_is_ahead_stays() -> None:
+def test_prefetched_batches_stay_if_the_place_stays() -> None:
     """A look that ends in staying lets nothing run dry."""
     consumer = Consumer(server=0.02, client=0.01)
     settled = []
@@ -116,7 +116,7 @@ def test_where_it_stays_what_is_ahead_stays() -> None:
     assert not any(settled)
 
 
-def looks_at_client(consumer: Consumer) -> Chooser:
+def measures_client(consumer: Consumer) -> Chooser:
     """Reads until a batch is to come of the client, for the first time."""
     while not consumer.chooser.settling():
         consumer.read(0.001)
@@ -127,7 +127,7 @@ def looks_at_client(consumer: Consumer) -> Chooser:
 def test_what_comes_too_slowly_is_left_at_once() -> None:
     """The place where blobs alone take longer than whole batches elsewhere has no batch to make for its look."""
     consumer = Consumer(server=0.11, client=0.4)
-    chooser = looks_at_client(consumer)
+    chooser = measures_client(consumer)
     chooser.came(ROWS, 0.4)
     assert not chooser.settling(), "its first batch has not come"
     chooser.note(ROWS, 0.9)
@@ -139,7 +139,7 @@ def test_what_comes_too_slowly_is_left_at_once() -> None:
 def test_what_may_win_is_looked_at(waited: float) -> None:
     """A pause of a moment, or a pace that is not twice as long, is no bound."""
     consumer = Consumer(server=0.14 if waited > 0.2 else 0.01, client=0.4)
-    chooser = looks_at_client(consumer)
+    chooser = measures_client(consumer)
     chooser.came(ROWS, waited)
     chooser.note(ROWS, 0.5)
     assert not chooser.settling()
@@ -154,9 +154,9 @@ def test_slow_batches_are_few() -> None:
 
 
 def test_a_pause_is_no_pace() -> None:
-    """Who is compared is looked at for a second: half of one may be a pause of a busy machine."""
+    """A compared place is measured for a second: half a second may be a pause of a busy machine."""
     consumer = Consumer(server=0.3, client=0.2)
-    chooser = looks_at_client(consumer)
+    chooser = measures_client(consumer)
     consumer.read(0.001)
     consumer.waits["client"] = 0.6
     consumer.read(0.001)
@@ -165,8 +165,8 @@ def test_a_pause_is_no_pace() -> None:
     assert (chooser.place, chooser.measuring) == ("client", False)
 
 
-def test_worse_than_it_was_and_still_better() -> None:
-    """What is slow elsewhere is not looked at again before its time because this place has become slower, too."""
+def test_worse_than_before_but_better_than_the_other() -> None:
+    """If this place becomes slower, a slow other place is not measured again before its time."""
     consumer = Consumer(server=0.1, client=0.4)
     consumer.read(5)
     assert (consumer.chooser.place, consumer.chooser.measuring, consumer.moves) == ("server", False, 2)

@@ -1,4 +1,4 @@
-"""What is left open as the interpreter ends goes with it, and nothing is said of it."""
+"""Objects that are open when the interpreter ends are freed without a message."""
 
 from __future__ import annotations
 
