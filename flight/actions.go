@@ -21,18 +21,20 @@ import (
 	"bowstring/schema"
 )
 
-// action is something that DoAction does.
+// action is an action of DoAction: its name, its description for ListActions, and its
+// handler. The handler gets the body, and sends each result by the function.
 type action struct {
 	name  string
 	about string
 	run   func(actionHandler, context.Context, []byte, func([]byte) error) error
 }
 
-// actionHandler answers ListActions and DoAction.
+// actionHandler implements ListActions and DoAction.
 type actionHandler struct{ *Server }
 
-// actions lists what there is, in the order that ListActions says it. It is a
-// function, as unknownAction, which the entries lead to, reads it.
+// actions returns all actions, in the order of ListActions. It is a function and not a
+// variable, because the handlers refer to it through unknownAction, which would be an
+// initialization cycle.
 func actions() []action {
 	return []action{
 		{"list",
@@ -112,7 +114,7 @@ func (s actionHandler) DoAction(a *flight.Action, stream flight.FlightService_Do
 		schema.Quote(a.GetType()), hint)
 }
 
-// body decodes the body of an action; an empty one is an empty object.
+// body decodes the JSON body of an action; an empty body is an empty object.
 func body(b []byte, v any) error {
 	if len(b) == 0 {
 		b = []byte("{}")
@@ -165,6 +167,9 @@ func splitsOf(v *catalog.View, ranges bool) []splitInfo {
 	return out
 }
 
+// list sends the newest snapshot of each dataset that exists for the caller. It computes
+// nothing that a listing of many datasets could not afford: splits have no positions
+// here.
 func (s actionHandler) list(ctx context.Context, b []byte, send func([]byte) error) error {
 	filter, err := parseFilter("body", b)
 	if err != nil {
@@ -230,6 +235,8 @@ func describedColumns(ctx context.Context, v *catalog.View) (columns []columnInf
 	return columns, blobBytes, nil
 }
 
+// describe sends everything about one snapshot that exists for the caller. Figures that
+// count hidden rows are left out or computed for the visible rows only.
 func (s actionHandler) describe(ctx context.Context, b []byte, send func([]byte) error) error {
 	ref, err := refOf(b)
 	if err != nil {
@@ -284,6 +291,8 @@ func (s actionHandler) describe(ctx context.Context, b []byte, send func([]byte)
 	})
 }
 
+// drop drops a snapshot or a whole dataset, and sends the numbers of the dropped
+// snapshots.
 func (s actionHandler) drop(ctx context.Context, b []byte, send func([]byte) error) error {
 	ref, err := refOf(b)
 	if err != nil {
@@ -299,6 +308,8 @@ func (s actionHandler) drop(ctx context.Context, b []byte, send func([]byte) err
 	}{ref.Dataset, dropped})
 }
 
+// gc collects garbage, or only reports it, if dry_run is set. The catalog checks the
+// right admin.
 func (s actionHandler) gc(ctx context.Context, b []byte, send func([]byte) error) error {
 	var opts struct {
 		DryRun bool `json:"dry_run"`
@@ -313,6 +324,8 @@ func (s actionHandler) gc(ctx context.Context, b []byte, send func([]byte) error
 	return sendJSON(send, report)
 }
 
+// warm reads the blobs of a job into the spill. The right to read is checked first: a
+// refused caller gets no other error.
 func (s actionHandler) warm(ctx context.Context, b []byte, send func([]byte) error) error {
 	req, err := schema.ParseRequest(b)
 	if err != nil {
@@ -460,6 +473,8 @@ func knows(cat *catalog.Catalog) func(*call) bool {
 func (s actionHandler) cancelPlans(ctx context.Context, plans map[string]bool) (count int, gone bool, err error) {
 	cat := s.catalog(ctx)
 	killed, visible := map[*call]bool{}, knows(cat)
+	// Each plan is a change of its own in the audit log, with the datasets that its
+	// streams read.
 	for plan := range plans {
 		match := func(c *call) bool { return c.streaming && c.plan == plan && visible(c) }
 		what, ok := s.calls.accessOfAny(match)
@@ -478,12 +493,15 @@ func (s actionHandler) cancelPlans(ctx context.Context, plans map[string]bool) (
 			return len(killed), false, err
 		}
 	}
+	// Wait until the streams have returned their places and memory, for cancelGrace at
+	// most. The caller learns whether they have.
 	ctx, cancel := context.WithTimeout(ctx, cancelGrace)
 	defer cancel()
 	_, left := s.calls.wait(ctx, func(c *call) bool { return killed[c] })
 	return len(killed), left == nil, nil
 }
 
+// cancel ends the streams of one plan that the caller may cancel.
 func (s actionHandler) cancel(ctx context.Context, b []byte, send func([]byte) error) error {
 	var req struct {
 		Plan string `json:"plan"`
@@ -505,14 +523,16 @@ func (s actionHandler) cancel(ctx context.Context, b []byte, send func([]byte) e
 }
 
 const (
-	// maxCancelled is how many plans a CancelFlightInfo names at most: each costs a look at all calls. An answer of
-	// GetFlightInfo has one.
+	// maxCancelled bounds the plans of a CancelFlightInfo: each costs a pass over all
+	// running calls. An answer of GetFlightInfo has one plan.
 	maxCancelled = 16
-	// ticketsAtOnce is how many tickets are read before others have a turn.
+	// ticketsAtOnce is how many tickets are decoded in one turn. Other callers wait for
+	// that long.
 	ticketsAtOnce = 256
 )
 
-// cancelFlightInfo is Flight's own: the plans are those of the info's tickets.
+// cancelFlightInfo implements Flight's CancelFlightInfo. It cancels the plans of the
+// info's tickets.
 func (s actionHandler) cancelFlightInfo(ctx context.Context, b []byte, send func([]byte) error) error {
 	var req flight.CancelFlightInfoRequest
 	if err := s.unmarshal(ctx, b, &req); err != nil {
@@ -635,6 +655,7 @@ func (s actionHandler) alterDataset(ctx context.Context, b []byte, send func([]b
 	if err != nil {
 		return err
 	}
+	// Close releases the alteration's memory, also after a failed commit.
 	defer func() {
 		if cerr := a.Close(); err == nil {
 			err = cerr

@@ -248,7 +248,8 @@ func TestActionStats(t *testing.T) {
 	if got.Scale.Budget != 12 {
 		t.Errorf("got the decision %+v", got.Scale)
 	}
-	// The windows tell which stream it is. What a stream has is published after it has planned.
+	// The windows identify the stream. A stream's window is published after it has
+	// planned.
 	for len(got.Engine.Windows) == 1 && got.Engine.Windows[0].WindowUsed == 0 {
 		time.Sleep(time.Millisecond)
 		got = read()

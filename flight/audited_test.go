@@ -31,7 +31,8 @@ func lines(t *testing.T, path string) (list []audit.Event) {
 	return list
 }
 
-// The record says who did what by which door, and nothing of what was asked or found.
+// The record has the caller, the action and the method, and nothing of the request's
+// values or the result.
 func TestAudit(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "audit")
 	log, err := audit.Open(audit.Options{Path: file, Logger: slog.New(slog.DiscardHandler)})
@@ -95,7 +96,7 @@ func TestAudit(t *testing.T) {
 	}
 }
 
-// What cannot be recorded is not done.
+// An action that cannot be recorded is not done.
 func TestAuditFails(t *testing.T) {
 	log, err := audit.Open(audit.Options{Path: filepath.Join(t.TempDir(), "audit"),
 		Logger: slog.New(slog.DiscardHandler)})

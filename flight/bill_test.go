@@ -81,7 +81,7 @@ func TestBills(t *testing.T) {
 				run.Requests, singles.Requests)
 		}
 		if packed := plans[PlanPacked]; packed.Requests > held.Requests+slack {
-			t.Fatalf("%+v: %d requests packed, %d as it lies", found, packed.Requests, held.Requests)
+			t.Fatalf("%+v: %d requests packed, %d by extents", found, packed.Requests, held.Requests)
 		}
 		if more, ok := plans[PlanCluster]; ok && float64(more.Cost.Total) > 1.000001*float64(run.Cost.Total)+1000 {
 			t.Fatalf("%+v: it costs %s with more nodes, %s as it is", found, more.Cost.Total, run.Cost.Total)

@@ -63,7 +63,8 @@ func TestBodiesAreCountedBeforeTheyAreDecoded(t *testing.T) {
 	}
 }
 
-// A CancelFlightInfo names so many endpoints and requests, and no more: each request costs a look at all calls.
+// A CancelFlightInfo has a bounded number of endpoints and requests, because each request
+// costs a pass over all calls.
 func TestCancelledPlansAreBounded(t *testing.T) {
 	f := serve(t, Options{MaxEndpoints: 1000})
 	f.fill("d", 10)
@@ -84,7 +85,8 @@ func TestCancelledPlansAreBounded(t *testing.T) {
 	wantCode(t, f.acted(flight.CancelFlightInfoActionType, info(1, 1001)), codes.ResourceExhausted, "MaxEndpoints")
 }
 
-// What reads tickets or records does so in turns of its tenant, and ends with its caller while it waits for one.
+// Handlers that read tickets or records do so in turns of their tenant, and end with
+// their caller while they wait for one.
 func TestActionsTakeTurns(t *testing.T) {
 	book, err := usage.Open(usage.Options{Dir: t.TempDir(), Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {

@@ -174,7 +174,7 @@ func (b *breaking) take(stream flight.DataStreamReader) {
 	}
 }
 
-// ways are those to break a stream off, but for TLS.
+// ways are the ways to break a stream off, without TLS.
 func (b *breaking) ways() map[string]func() {
 	cancelled := func(ctx context.Context, c flight.Client) {
 		ctx, cancel := context.WithCancel(ctx)
@@ -320,7 +320,7 @@ func newBreaking(t *testing.T, name string) *breaking {
 	opts.Shm = b.local
 	switch name {
 	case "tls":
-		b.fixture, _ = newDoors(t, func(o *auth.Options) { o.Poll, o.Recheck = time.Hour, time.Hour }).serve(opts)
+		b.fixture, _ = newLogins(t, func(o *auth.Options) { o.Poll, o.Recheck = time.Hour, time.Hour }).serve(opts)
 	case "remote":
 		b.fixture = serveOver(t, opts, func(s *local.Store) store.Store {
 			b.remote = &remoteStore{Store: s}

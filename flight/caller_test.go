@@ -59,7 +59,7 @@ func TestKnownCaller(t *testing.T) {
 		{alice, "audio", fetch.Caller{Principal: "alice", Groups: []string{"ml"}, Tenant: "audio"}, nil},
 		{alice, "text", fetch.Caller{}, schema.ErrDenied},
 		{&auth.Identity{Principal: "bob"}, "vision", fetch.Caller{}, schema.ErrDenied},
-		{nil, "vision", fetch.Caller{}, nil}, // a health check is on nobody's account
+		{nil, "vision", fetch.Caller{}, nil}, // a health check is on no account
 	} {
 		ctx := t.Context()
 		if tt.id != nil {

@@ -92,17 +92,16 @@ type registry struct {
 	tenants  tenants       // likewise; guarded by mu
 }
 
-// peerCalls counts the calls of one address. It is guarded by registry.mu.
+// peerCalls counts the running calls of one address. It is guarded by registry.mu.
 type peerCalls struct{ calls, streams, auxiliary int }
 
-// maxAuxiliary is how many calls of other services than Flight's there may be, and
-// maxPeerAuxiliary how many of one address. Health can be watched without credentials, and for
-// ever: it is to take nothing from the calls that have some.
+// maxAuxiliary bounds the running calls of other services than Flight's, and
+// maxPeerAuxiliary those of one address. Clients can watch health without credentials and
+// for ever: this must not use up the places of authenticated calls.
 const maxAuxiliary, maxPeerAuxiliary = 1024, 64
 
-// callsPerStream is how many calls there may be for each stream that there may
-// be: those that have not said what they want, and those that are answered at
-// once.
+// callsPerStream is the number of calls allowed for each allowed stream. It covers calls
+// that have not sent their request yet, and short calls.
 const callsPerStream = 8
 
 func newRegistry(o *Options) *registry {
@@ -113,6 +112,7 @@ func newRegistry(o *Options) *registry {
 	}
 }
 
+// callKey is the key of the call in a context.
 type callKey struct{}
 
 // callFrom returns the call that ctx belongs to, nil outside of a server.
@@ -129,7 +129,10 @@ func laneOf(ctx context.Context) *wire.Lane {
 	return nil
 }
 
-// begin lists a call. Its context ends with ctx or when the call is killed.
+// begin registers a call, within the limits of the server and of the address. The
+// returned context ends with ctx, or when the call is killed. The caller calls end. It
+// fails with schema.ErrLimit, or with the drain's error if the server is draining: calls
+// of other services go on during a drain, because health checks have to report it.
 func (r *registry) begin(ctx context.Context, method, peer string) (context.Context, *call, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -165,7 +168,8 @@ func (r *registry) begin(ctx context.Context, method, peer string) (context.Cont
 	return ctx, c, nil
 }
 
-// end unlists a call.
+// end removes a call from all counts, charges its usage to its tenant, and wakes those
+// that wait for calls to end.
 func (r *registry) end(c *call) {
 	c.cancel(nil)
 	if c.leave != nil {

@@ -19,7 +19,7 @@ import (
 // exchanged with it.
 func TestCertificatesExchanged(t *testing.T) {
 	const exchanges, readers, rows = 20, 4, 400
-	d := newDoors(t, nil)
+	d := newLogins(t, nil)
 	f, _ := d.serve(Options{})
 	f.fill("d", rows)
 	ctx, stop := context.WithCancel(t.Context())
@@ -60,7 +60,7 @@ func TestCertificatesExchanged(t *testing.T) {
 	reading.Wait()
 	t.Logf("%d streams", streams.Load())
 
-	// What is no pair changes nothing.
+	// A certificate and a key that do not match change nothing.
 	now := f.shown(t)
 	authtest.Write(t, d.dir, "server.pem", d.authority.Server(t).Cert)
 	d.await(func() bool { return d.log.has("what was read before stays in force") })
@@ -85,7 +85,7 @@ func TestCertificatesExchanged(t *testing.T) {
 // A session is resumed without its certificate being shown again, for as long as
 // that would be good if it were.
 func TestResumedSession(t *testing.T) {
-	d := newDoors(t, nil)
+	d := newLogins(t, nil)
 	f, _ := d.serve(Options{})
 	f.fill("d", 10)
 	own := d.authority.Client(t, "carol", nil)

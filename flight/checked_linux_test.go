@@ -68,7 +68,7 @@ func TestWrongBytesNeverLeave(t *testing.T) {
 			defer b.Release()
 			e, ok := b.Extent()
 			if !ok {
-				t.Fatal("the blob lies in no file")
+				t.Fatal("the blob is in no file")
 			}
 			name := e.File.Name()
 			for _, dropped := range []bool{false, true} {
@@ -117,7 +117,7 @@ func (f *fixture) readShared(ctx context.Context, memory, want []byte) (shared i
 		}
 		shared++
 		if l := said.Shared.Buffers[0]; !bytes.Equal(memory[l[1]:l[1]+l[2]], want) {
-			f.t.Error("other blobs lie in the ring")
+			f.t.Error("other blobs are in the ring")
 		}
 	}
 }

@@ -171,7 +171,7 @@ func TestPutAlterRefuses(t *testing.T) {
 	wantCode(t, err, codes.InvalidArgument, "nothing is to be altered")
 	_, err = f.act("alter", `{"dataset": "d", "delete_where": "label = 3"}`)
 	wantCode(t, err, codes.InvalidArgument, "label")
-	// What is kept until the commit counts as what a client has sent.
+	// Memory that is kept until the commit counts as memory of the client's messages.
 	names := make([]string, 6000)
 	for i := range names {
 		names[i] = fmt.Sprintf("%q", fmt.Sprintf("%0100d", i))
@@ -181,8 +181,8 @@ func TestPutAlterRefuses(t *testing.T) {
 	wantCode(t, err, codes.ResourceExhausted, "or in several parts")
 }
 
-// TestAlterTakesReading: who may write and not read is told nothing of keys and values by changing them, and what is
-// changed is on record.
+// TestAlterTakesReading: a caller that may write and not read learns nothing of keys and
+// values by changing them, and its changes are on record.
 func TestAlterTakesReading(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "audit")
 	log, err := audit.Open(audit.Options{Path: file, Logger: slog.New(slog.DiscardHandler)})
@@ -225,9 +225,9 @@ func TestAlterTakesReading(t *testing.T) {
 	}
 }
 
-// TestAlterTellsNothingHidden: a caller from whom rows and columns are hidden is refused in the same words whether a
+// TestAlterRevealsNothingHidden: a caller from whom rows and columns are hidden is refused in the same words whether a
 // key, a value or a column that he names is there or not.
-func TestAlterTellsNothingHidden(t *testing.T) {
+func TestAlterRevealsNothingHidden(t *testing.T) {
 	r := serveRules(t, "rules:\n  - {principals: [ada], datasets: ['*'], rights: [read, write]}\n"+
 		"  - {principals: [eve], datasets: ['*'], rights: [read], where: 'label < 3', columns: [id, file_name]}\n"+
 		"  - {principals: [eve], datasets: ['*'], rights: [write]}\n", Options{})

@@ -101,7 +101,7 @@ func TestPutBrokenOff(t *testing.T) {
 		_, err = resultsOf(stream)
 		wantCode(t, err, codes.InvalidArgument, "descriptor")
 	})
-	// What was put is garbage now.
+	// The uploaded blobs are garbage now.
 	results, err := f.act("gc", `{}`)
 	if err != nil {
 		t.Fatal(err)

@@ -281,7 +281,7 @@ func TestPutCompressed(t *testing.T) {
 		t.Error(err)
 	}
 	wantCode(t, put("large", 10<<20), codes.ResourceExhausted, "MaxMessageBytes, which is 1048576")
-	// What is decompressed fits, but not what is made of it.
+	// The decompressed message fits, but the rows made of it do not.
 	huggingFace := arrow.StructOf(arrow.Field{Name: "bytes", Type: arrow.BinaryTypes.Binary, Nullable: true},
 		arrow.Field{Name: "path", Type: arrow.BinaryTypes.String, Nullable: true})
 	paths := oneColumn(t, arrow.Field{Name: "image", Type: huggingFace, Nullable: true},

@@ -58,7 +58,7 @@ func TestDrain(t *testing.T) {
 	_, err = f.put(path("e"), samples(0, 1))
 	wantCode(t, err, codes.Unavailable, why)
 
-	// What runs goes on.
+	// Running streams go on.
 	if err := drainStream(get); err != nil {
 		t.Errorf("DoGet: %v", err)
 	}
@@ -121,8 +121,8 @@ func TestDrainExchange(t *testing.T) {
 	}
 }
 
-// TestDrainDeadline: what has not ended by then is cut off, whether the client
-// does not read, does not write or is just slow; those that listen are told.
+// TestDrainDeadline: streams that have not ended by then are cut off, whether the client
+// does not read, does not write or is just slow; clients that read get the reason.
 func TestDrainDeadline(t *testing.T) {
 	f := serve(t, Options{DrainTimeout: time.Minute})
 	f.fillLarge("big")

@@ -23,7 +23,7 @@ type counted struct{ out *atomic.Int64 }
 func (c counted) Unpin() { c.out.Add(-1) }
 
 // A file that is cut short under a small blob for another node fails that blob alone.
-func TestFileCutShortUnderLoan(t *testing.T) {
+func TestFileTruncatedUnderStream(t *testing.T) {
 	file, err := os.Create(filepath.Join(t.TempDir(), "segment"))
 	if err != nil {
 		t.Fatal(err)
@@ -53,8 +53,9 @@ func TestFileCutShortUnderLoan(t *testing.T) {
 	}
 }
 
-// A file of the store that is cut short while a stream reads it ends the stream, and not the process: whatever is just
-// being done with its bytes, or with the manifest's, which lie there, too.
+// If a file of the store is truncated while a stream reads it, the stream ends and the
+// process does not: whichever step reads its blobs, or the manifest, which is in a file,
+// too.
 func TestFileCutShortWhileSending(t *testing.T) {
 	f := serve(t, Options{})
 	f.fill("few", 10_000)
@@ -73,7 +74,7 @@ func TestFileCutShortWhileSending(t *testing.T) {
 	defer b.Release()
 	e, ok := b.Extent()
 	if !ok {
-		t.Fatal("the blob lies in no file")
+		t.Fatal("the blob is in no file")
 	}
 	if err := os.Truncate(e.File.Name(), 1<<20); err != nil {
 		t.Fatal(err)

@@ -61,7 +61,7 @@ func serveFar(t *testing.T, opts Options) (*fixture, *farStore) {
 	return f, far
 }
 
-// gets reads a ticket, which is to bring so many different rows by one stream.
+// gets reads a ticket, which must bring a number of different rows by one stream.
 func (f *fixture) gets(ticket string, rows int) {
 	f.t.Helper()
 	streams := func() int64 {
@@ -96,8 +96,8 @@ func (f *fixture) replace(n int) {
 	}
 }
 
-// TestEarly: blobs are read before a catalog that takes long has said which snapshot is the newest. The client is told
-// nothing before.
+// TestEarly: blobs are read before a catalog that takes long has said which snapshot is
+// the newest. The client gets nothing before.
 func TestEarly(t *testing.T) {
 	f, far := serveFar(t, Options{})
 	g := &gate{read: make(chan struct{}, 100), open: make(chan struct{})}
@@ -112,14 +112,14 @@ func TestEarly(t *testing.T) {
 	go func() {
 		_, err := stream.Recv()
 		if !answered.Load() {
-			t.Error("the client is told something before the catalog has answered")
+			t.Error("the client gets something before the catalog has answered")
 		}
 		received <- err
 	}()
 	for range 100 {
 		<-g.read
 	}
-	for range 20 { // what would have been sent is there after so many calls
+	for range 20 { // the number of calls after which the first message is ready
 		actions, err := f.client.ListActions(t.Context(), &flight.Empty{})
 		if err != nil {
 			t.Fatal(err)

@@ -73,7 +73,7 @@ func explain(t *testing.T, f *fixture, body string) Explained {
 	return decoded[Explained](t, results[0])
 }
 
-// What the model is told is what the request says and what there is.
+// The model's inputs are the values of the request and the state of the server.
 func TestExplain(t *testing.T) {
 	f := serve(t, Options{})
 	f.fill("d", 200)
@@ -112,7 +112,7 @@ func TestExplainUncalibrated(t *testing.T) {
 	}
 	_, err := f.act("explain", `{"dataset": "d"}`)
 	wantCode(t, err, codes.NotFound, "this server was not calibrated")
-	// What the caller knows is believed, and the rest is named.
+	// Rates of the caller are used as they are, and the other ones are named.
 	got := explain(t, f, `{"dataset": "d", "nodes": 2, `+someRates+`}`)
 	if !slices.Equal(got.Unknown, []string{"node", "network"}) {
 		t.Errorf("%q is not known", got.Unknown)
@@ -123,7 +123,7 @@ func TestExplainUncalibrated(t *testing.T) {
 	}
 }
 
-// What was measured is what is predicted by, until something else is.
+// Measured rates are used for predictions, until a newer measurement.
 func TestCalibrate(t *testing.T) {
 	f := serve(t, Options{})
 	f.fill("small", 20)
@@ -209,7 +209,7 @@ func TestExplainRunning(t *testing.T) {
 }
 
 // Streams that read are left alone unless the operator says otherwise.
-func TestCalibrateBesideStreams(t *testing.T) {
+func TestCalibrateDuringStreams(t *testing.T) {
 	r := wrongServer(t)
 	root := r.as("root")
 	_, end := root.streaming(`{"dataset": "shared", "batch": 1, "batch_bytes": 1, "rank": 0, "epochs": 1000}`)
@@ -220,7 +220,7 @@ func TestCalibrateBesideStreams(t *testing.T) {
 	}
 }
 
-// What measures, or says what was measured, is on record.
+// Actions that measure, or report measurements, are on record.
 func TestCalibrateIsAudited(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "audit")
 	log, err := audit.Open(audit.Options{Path: file, Logger: slog.New(slog.DiscardHandler)})

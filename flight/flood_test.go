@@ -17,14 +17,15 @@ import (
 
 var floodFlag = flag.Int("flood", 500, "how many wrong tokens TestFloodOfWrongTokens sends")
 
-// Whoever sends wrong tokens as fast as the server answers gets nothing, fills neither log
-// nor memory, and keeps nobody out whose token is right, from the same address as well.
+// A client that sends wrong tokens as fast as the server answers gets nothing, fills
+// neither log nor memory, and does not keep out clients with a right token, from the same
+// address as well.
 func TestFloodOfWrongTokens(t *testing.T) {
-	d := newDoors(t, func(o *auth.Options) { o.WrongBurst = 30 })
+	d := newLogins(t, func(o *auth.Options) { o.WrongBurst = 30 })
 	f, good := d.serve(Options{})
 	f.fill("d", 10)
 	client, _ := f.connect(d.trust(nil, nil))
-	before := d.door.Stats()
+	before := d.auth.Stats()
 	start := time.Now()
 	var sent, wrong, limited, others atomic.Int64
 	var senders sync.WaitGroup
@@ -59,8 +60,8 @@ func TestFloodOfWrongTokens(t *testing.T) {
 	}
 	senders.Wait()
 	took := time.Since(start)
-	if n := d.door.Stats().Refused - before.Refused; n != int64(*floodFlag) || limited.Load() == 0 {
-		t.Errorf("%d of %d are counted, %d were told that they are too many", n, *floodFlag, limited.Load())
+	if n := d.auth.Stats().Refused - before.Refused; n != int64(*floodFlag) || limited.Load() == 0 {
+		t.Errorf("%d of %d are counted, %d got the error for too many", n, *floodFlag, limited.Load())
 	}
 	if lines := strings.Count(d.log.String(), "calls were refused"); lines > 2+int(took/time.Second) {
 		t.Errorf("%d lines of the log are about it, in %s", lines, took)

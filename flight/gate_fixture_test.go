@@ -56,7 +56,7 @@ func (r *ruled) set(t *testing.T, text string) {
 	r.rules.Store(rs)
 }
 
-// as is somebody who calls.
+// as is a caller.
 type as struct {
 	*ruled
 	principal string

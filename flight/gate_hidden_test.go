@@ -16,20 +16,20 @@ func TestMisfitHides(t *testing.T) {
 			if w.hidden != "" {
 				continue
 			}
-			t.Run(who+"/"+w.door+"/"+w.name, func(t *testing.T) {
+			t.Run(who+"/"+w.method+"/"+w.name, func(t *testing.T) {
 				got, twin := w.do(r.as(who), "shared"), w.do(r.as(who), "sharing")
 				if a, b := got.masked("shared"), twin.masked("sharing"); a != b || got.bytes+got.rows != 0 {
-					t.Errorf("what is hidden can be told from what there is not:\n%s\n%s", a, b)
+					t.Errorf("hidden data is distinguishable from missing data:\n%s\n%s", a, b)
 				}
 			})
 		}
 	}
-	// Of those that are seen whole, one is named that has about that name.
+	// Among datasets that the caller sees whole, the error names one with a similar name.
 	wantCode(t, r.as("bob").get(`{"dataset": "sharde"}`).err, codes.NotFound, `did you mean "shared"?`)
 }
 
-// Whoever writes what is in a dataset that he may not know is told the same as of what
-// nobody has.
+// A caller that uploads content of a dataset hidden from it gets the same answer as for
+// new content.
 func TestContentOfOthers(t *testing.T) {
 	r := serveRules(t, `
 rules:
@@ -48,6 +48,6 @@ rules:
 	walt := r.as("walt")
 	got, twin := put(walt, "walt1", known), put(walt, "walt2", unknown)
 	if a, b := got.masked("walt1"), twin.masked("walt2"); got.err != nil || a != b {
-		t.Errorf("content that others have can be told from what nobody has:\n%s\n%s", a, b)
+		t.Errorf("content of others is distinguishable from new content:\n%s\n%s", a, b)
 	}
 }

@@ -11,10 +11,10 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// What alice may see is all there, and counts are those of what she may see.
+// All data that alice may see is there, and counts are those of that data.
 func TestRestricted(t *testing.T) {
 	r := wrongServer(t)
-	alice, nora, carol, mia, nobody := r.as("alice"), r.as("nora"), r.as("carol"), r.as("mia"), r.as("")
+	alice, nora, carol, mia, anonymous := r.as("alice"), r.as("nora"), r.as("carol"), r.as("mia"), r.as("")
 	o := alice.get(`{"dataset": "shared"}`)
 	if o.err != nil || o.rows != 100 || !slices.Equal(fieldNames(o), []string{"id", "label", "image"}) {
 		t.Fatal(o, fieldNames(o))
@@ -31,7 +31,7 @@ func TestRestricted(t *testing.T) {
 		o.text != "[shared train] 200\n[shared test] 5\n" {
 		t.Error(o)
 	}
-	for _, nothing := range []as{nobody, mia, r.as("dave")} {
+	for _, nothing := range []as{anonymous, mia, r.as("dave")} {
 		if o := nothing.flights(""); o.err != nil || o.text != "" {
 			t.Error(nothing.principal, o)
 		}
@@ -53,7 +53,7 @@ func TestRestricted(t *testing.T) {
 	wantCode(t, carol.info(path("shared")).err, codes.PermissionDenied, "this takes read")
 	wantCode(t, alice.act("drop", `{"dataset": "shared"}`).err, codes.PermissionDenied, "this takes drop")
 	wantCode(t, alice.act("gc", "").err, codes.PermissionDenied, "admin")
-	// Whoever may not see ids cannot ask by them.
+	// A caller that may not see ids cannot request rows by id.
 	wantCode(t, nora.take(`{"take": {"dataset": "shared"}}`, idRecord(idOf(3))).err, codes.InvalidArgument,
 		`want one column, "position"`)
 	if o := nora.take(`{"take": {"dataset": "shared"}}`, ints("position", 7)); o.err != nil || o.rows != 1 {
@@ -98,7 +98,7 @@ func TestSelectionOfAnother(t *testing.T) {
 	}
 }
 
-// Who is not an admin sees his own streams, and no counter of others'.
+// A caller without the right admin sees its own streams, and no counter of others'.
 func TestStatsAreOnesOwn(t *testing.T) {
 	r := wrongServer(t)
 	alice, bob, root := r.as("alice"), r.as("bob"), r.as("root")

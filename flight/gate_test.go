@@ -64,7 +64,7 @@ func wrongServer(t *testing.T) *ruled {
 func TestWrongWays(t *testing.T) {
 	r := wrongServer(t)
 	alice, bob, root := r.as("alice"), r.as("bob"), r.as("root")
-	// What others do meanwhile must not show, nor what was computed for them.
+	// The calls of others must not show, nor must results computed for them.
 	if o := root.get(`{"dataset": "shared", "where": "file_name != 'evaluated before'"}`); o.err != nil ||
 		o.rows != 205 {
 		t.Fatal(o)
@@ -76,7 +76,7 @@ func TestWrongWays(t *testing.T) {
 	var distinguishable int
 	ways := wrongWays()
 	for _, w := range ways {
-		t.Run(w.door+"/"+w.name, func(t *testing.T) {
+		t.Run(w.method+"/"+w.name, func(t *testing.T) {
 			hidden, none := w.hidden, w.none
 			if hidden == "" {
 				hidden, none = hiddenDataset, noDataset
@@ -94,7 +94,7 @@ func TestWrongWays(t *testing.T) {
 			}
 			if a, b := got.masked(hidden), twin.masked(none); a != b {
 				distinguishable++
-				t.Errorf("what is hidden can be told from what there is not:\n%s\n%s", a, b)
+				t.Errorf("hidden data is distinguishable from missing data:\n%s\n%s", a, b)
 			}
 		})
 	}
@@ -104,7 +104,7 @@ func TestWrongWays(t *testing.T) {
 // Every RPC and every action has its wrong ways in the table, or does not lead to data.
 func TestWrongWaysAreAll(t *testing.T) {
 	noData := map[string]string{
-		"Handshake":      "says who calls",
+		"Handshake":      "returns the caller's name",
 		"ListActions":    "is the same for everybody",
 		"DoAction/shm":   "says where a socket is, which gives memory and no bytes",
 		"DoAction/nodes": "says what each GetFlightInfo says, too: where the cluster's nodes are",
@@ -113,22 +113,22 @@ func TestWrongWaysAreAll(t *testing.T) {
 	}
 	covered := map[string]bool{}
 	for _, w := range wrongWays() {
-		covered[w.door] = true
+		covered[w.method] = true
 	}
-	var doors []string
+	var methods []string
 	for _, m := range gen.FlightService_ServiceDesc.Methods {
-		doors = append(doors, m.MethodName)
+		methods = append(methods, m.MethodName)
 	}
 	for _, m := range gen.FlightService_ServiceDesc.Streams {
-		doors = append(doors, m.StreamName)
+		methods = append(methods, m.StreamName)
 	}
 	for _, a := range actions() {
-		doors = append(doors, "DoAction/"+a.name)
+		methods = append(methods, "DoAction/"+a.name)
 	}
-	if len(doors) < 15 {
-		t.Fatalf("only %d doors were found: %v", len(doors), doors)
+	if len(methods) < 15 {
+		t.Fatalf("only %d methods were found: %v", len(methods), methods)
 	}
-	for _, d := range doors {
+	for _, d := range methods {
 		if !covered[d] && noData[d] == "" {
 			t.Errorf("%s leads somewhere, and wrongWays has no way through it", d)
 		}

@@ -12,7 +12,7 @@ import (
 // way is a wrong way to what alice may not see. It is tried with what is hidden and with
 // what does not exist: the outcomes are the same, and no byte comes.
 type way struct {
-	door   string // the RPC, or DoAction/NAME
+	method string // the RPC, or DoAction/NAME
 	name   string
 	do     func(a as, x string) outcome
 	hidden string // "" stands for hiddenDataset
@@ -54,127 +54,127 @@ func wrongWays() []way {
 	const whole = `,"snapshot":1,"batch":64`
 	ways := []way{
 		// A dataset that may not be known.
-		{door: "ListFlights", name: "by name", do: func(a as, x string) outcome {
+		{method: "ListFlights", name: "by name", do: func(a as, x string) outcome {
 			return a.flights(`{"dataset": "` + x + `"}`)
 		}},
-		{door: "ListFlights", name: "by prefix", do: func(a as, x string) outcome {
+		{method: "ListFlights", name: "by prefix", do: func(a as, x string) outcome {
 			return a.flights(`{"dataset": "` + x[:4] + `*"}`)
 		}},
-		{door: "DoAction/list", name: "by name", do: act("list", `{"dataset": "%s"}`)},
-		{door: "DoAction/describe", name: "newest", do: act("describe", `{"dataset": "%s"}`)},
-		{door: "DoAction/describe", name: "by number", do: act("describe", `{"dataset": "%s", "snapshot": 1}`)},
-		{door: "DoAction/describe", name: "number that is not",
+		{method: "DoAction/list", name: "by name", do: act("list", `{"dataset": "%s"}`)},
+		{method: "DoAction/describe", name: "newest", do: act("describe", `{"dataset": "%s"}`)},
+		{method: "DoAction/describe", name: "by number", do: act("describe", `{"dataset": "%s", "snapshot": 1}`)},
+		{method: "DoAction/describe", name: "number that is not",
 			do: act("describe", `{"dataset": "%s", "snapshot": 99}`)},
-		{door: "DoAction/explain", name: "dataset", do: act("explain", `{"dataset": "%s"}`)},
-		{door: "DoAction/explain", name: "with rates",
+		{method: "DoAction/explain", name: "dataset", do: act("explain", `{"dataset": "%s"}`)},
+		{method: "DoAction/explain", name: "with rates",
 			do: act("explain", `{"dataset": "%s", "rates": {"store": {"latency_ms": 1}}}`)},
-		{door: "DoAction/explain", name: "hidden split", hidden: "test", none: "tost",
+		{method: "DoAction/explain", name: "hidden split", hidden: "test", none: "tost",
 			do: act("explain", `{"dataset": "shared", "split": "%s", "rates": {"store": {"latency_ms": 1}}}`)},
-		{door: "DoAction/explain", name: "where label", hidden: "7", none: "77",
+		{method: "DoAction/explain", name: "where label", hidden: "7", none: "77",
 			do: act("explain", `{"dataset": "shared", "where": "label == %s", "rates": {"store": {"latency_ms": 1}}}`)},
-		{door: "DoAction/calibrate", name: "dataset", do: act("calibrate", `{"dataset": "%s"}`)},
-		{door: "GetSchema", name: "path", do: func(a as, x string) outcome { return a.schemaOf(path(x)) }},
-		{door: "GetSchema", name: "command", do: func(a as, x string) outcome {
+		{method: "DoAction/calibrate", name: "dataset", do: act("calibrate", `{"dataset": "%s"}`)},
+		{method: "GetSchema", name: "path", do: func(a as, x string) outcome { return a.schemaOf(path(x)) }},
+		{method: "GetSchema", name: "command", do: func(a as, x string) outcome {
 			return a.schemaOf(command(`{"dataset": %q}`, x))
 		}},
-		{door: "GetSchema", name: "column", do: func(a as, x string) outcome {
+		{method: "GetSchema", name: "column", do: func(a as, x string) outcome {
 			return a.schemaOf(command(`{"dataset": %q, "columns": ["nope"]}`, x))
 		}},
-		{door: "GetFlightInfo", name: "path", do: func(a as, x string) outcome { return a.info(path(x)) }},
-		{door: "GetFlightInfo", name: "split", do: func(a as, x string) outcome { return a.info(path(x, "train")) }},
-		{door: "GetFlightInfo", name: "snapshot", do: func(a as, x string) outcome {
+		{method: "GetFlightInfo", name: "path", do: func(a as, x string) outcome { return a.info(path(x)) }},
+		{method: "GetFlightInfo", name: "split", do: func(a as, x string) outcome { return a.info(path(x, "train")) }},
+		{method: "GetFlightInfo", name: "snapshot", do: func(a as, x string) outcome {
 			return a.info(path(x+"@1", "train"))
 		}},
-		{door: "GetFlightInfo", name: "command", do: info(`{"dataset": %q}`)},
-		{door: "GetFlightInfo", name: "where", do: info(`{"dataset": %q, "where": "label == 1"}`)},
-		{door: "GetFlightInfo", name: "wrong where", do: info(`{"dataset": %q, "where": "label =="}`)},
-		{door: "GetFlightInfo", name: "positions", do: info(`{"dataset": %q, "selection": {"positions": [0]}}`)},
-		{door: "GetFlightInfo", name: "selection",
+		{method: "GetFlightInfo", name: "command", do: info(`{"dataset": %q}`)},
+		{method: "GetFlightInfo", name: "where", do: info(`{"dataset": %q, "where": "label == 1"}`)},
+		{method: "GetFlightInfo", name: "wrong where", do: info(`{"dataset": %q, "where": "label =="}`)},
+		{method: "GetFlightInfo", name: "positions", do: info(`{"dataset": %q, "selection": {"positions": [0]}}`)},
+		{method: "GetFlightInfo", name: "selection",
 			do: info(`{"dataset": %q, "selection": {"name": "` + strings.Repeat("ab", 32) + `"}}`)},
-		{door: "GetFlightInfo", name: "ranks", do: info(`{"dataset": %q, "world": {"size": 8}}`)},
-		{door: "PollFlightInfo", name: "path", do: func(a as, x string) outcome { return a.poll(path(x)) }},
-		{door: "DoGet", name: "by hand", do: get(`{"dataset": %q}`)},
-		{door: "DoGet", name: "of another's info",
+		{method: "GetFlightInfo", name: "ranks", do: info(`{"dataset": %q, "world": {"size": 8}}`)},
+		{method: "PollFlightInfo", name: "path", do: func(a as, x string) outcome { return a.poll(path(x)) }},
+		{method: "DoGet", name: "by hand", do: get(`{"dataset": %q}`)},
+		{method: "DoGet", name: "of another's info",
 			do: get(`{"dataset": %q, "snapshot": 1, "batch": 64, "rank": 0, "step": 0}`)},
-		{door: "DoGet", name: "resumed",
+		{method: "DoGet", name: "resumed",
 			do: get(`{"dataset": %q, "snapshot": 1, "batch": 64, "order": "free", "rank": 0, "step": 1, "row": 3, "served": "AQ=="}`)},
-		{door: "DoGet", name: "beyond the end", do: get(`{"dataset": %q, "step": 100000}`)},
-		{door: "DoGet", name: "unknown split", do: get(`{"dataset": %q, "split": "nope"}`)},
-		{door: "DoGet", name: "unknown column", do: get(`{"dataset": %q, "columns": ["nope"]}`)},
-		{door: "DoGet", name: "epochs", do: get(`{"dataset": %q, "shuffle": {"seed": 1, "epoch": 1}, "epochs": 3}`)},
-		{door: "DoExchange", name: "position", do: take(`{"take": {"dataset": %q}}`)},
-		{door: "DoExchange", name: "snapshot",
+		{method: "DoGet", name: "beyond the end", do: get(`{"dataset": %q, "step": 100000}`)},
+		{method: "DoGet", name: "unknown split", do: get(`{"dataset": %q, "split": "nope"}`)},
+		{method: "DoGet", name: "unknown column", do: get(`{"dataset": %q, "columns": ["nope"]}`)},
+		{method: "DoGet", name: "epochs", do: get(`{"dataset": %q, "shuffle": {"seed": 1, "epoch": 1}, "epochs": 3}`)},
+		{method: "DoExchange", name: "position", do: take(`{"take": {"dataset": %q}}`)},
+		{method: "DoExchange", name: "snapshot",
 			do: take(`{"take": {"dataset": %q, "snapshot": 1, "columns": ["label"]}}`)},
-		{door: "DoPut", name: "create", do: put(`{"put": {"dataset": %q, "key": "file_name"}}`)},
-		{door: "DoPut", name: "append", do: put(`{"put": {"dataset": %q, "key": "file_name", "mode": "append"}}`)},
-		{door: "DoPut", name: "replace", do: put(`{"put": {"dataset": %q, "key": "file_name", "mode": "replace"}}`)},
-		{door: "DoPut", name: "merge", do: put(`{"put": {"dataset": %q, "on": "file_name", "mode": "merge"}}`)},
-		{door: "DoPut", name: "delete", do: put(`{"put": {"dataset": %q, "on": "file_name", "mode": "delete"}}`)},
-		{door: "DoAction/alter", name: "column", do: act("alter", `{"dataset": "%s", "drop_columns": ["label"]}`)},
-		{door: "DoAction/alter", name: "rows", do: act("alter", `{"dataset": "%s", "delete_where": "label == 3"}`)},
-		{door: "DoPut", name: "path", do: func(a as, x string) outcome {
+		{method: "DoPut", name: "create", do: put(`{"put": {"dataset": %q, "key": "file_name"}}`)},
+		{method: "DoPut", name: "append", do: put(`{"put": {"dataset": %q, "key": "file_name", "mode": "append"}}`)},
+		{method: "DoPut", name: "replace", do: put(`{"put": {"dataset": %q, "key": "file_name", "mode": "replace"}}`)},
+		{method: "DoPut", name: "merge", do: put(`{"put": {"dataset": %q, "on": "file_name", "mode": "merge"}}`)},
+		{method: "DoPut", name: "delete", do: put(`{"put": {"dataset": %q, "on": "file_name", "mode": "delete"}}`)},
+		{method: "DoAction/alter", name: "column", do: act("alter", `{"dataset": "%s", "drop_columns": ["label"]}`)},
+		{method: "DoAction/alter", name: "rows", do: act("alter", `{"dataset": "%s", "delete_where": "label == 3"}`)},
+		{method: "DoPut", name: "path", do: func(a as, x string) outcome {
 			rec := samples(0, 2)
 			defer rec.Release()
 			return a.put(path(x), rec)
 		}},
-		{door: "DoPut", name: "selection", do: func(a as, x string) outcome {
+		{method: "DoPut", name: "selection", do: func(a as, x string) outcome {
 			return a.put(command(`{"selection": {"dataset": %q}}`, x), ints("position", 1))
 		}},
-		{door: "DoAction/drop", name: "dataset", do: act("drop", `{"dataset": "%s"}`)},
-		{door: "DoAction/drop", name: "snapshot", do: act("drop", `{"dataset": "%s", "snapshot": 1}`)},
-		{door: "DoAction/tag", name: "by number", do: act("tag", `{"dataset": "%s", "snapshot": 1, "name": "mine"}`)},
-		{door: "DoAction/tag", name: "by tag", do: act("tag", `{"dataset": "%s", "tag": "prod", "name": "mine"}`)},
-		{door: "DoAction/untag", name: "a tag", do: act("untag", `{"dataset": "%s", "name": "prod"}`)},
-		{door: "DoAction/steer", name: "a run", do: act("steer", `{"dataset": "%s", "run": "mine", "weights": {"a": 1}}`)},
-		{door: "DoAction/runs", name: "of a dataset", do: act("runs", `{"dataset": "%s"}`)},
-		{door: "DoAction/tags", name: "of a dataset", do: act("tags", `{"dataset": "%s"}`)},
-		{door: "DoAction/tags", name: "by name", do: act("tags", `{"dataset": "%s@prod"}`)},
-		{door: "GetFlightInfo", name: "tag", do: func(a as, x string) outcome {
+		{method: "DoAction/drop", name: "dataset", do: act("drop", `{"dataset": "%s"}`)},
+		{method: "DoAction/drop", name: "snapshot", do: act("drop", `{"dataset": "%s", "snapshot": 1}`)},
+		{method: "DoAction/tag", name: "by number", do: act("tag", `{"dataset": "%s", "snapshot": 1, "name": "mine"}`)},
+		{method: "DoAction/tag", name: "by tag", do: act("tag", `{"dataset": "%s", "tag": "prod", "name": "mine"}`)},
+		{method: "DoAction/untag", name: "a tag", do: act("untag", `{"dataset": "%s", "name": "prod"}`)},
+		{method: "DoAction/steer", name: "a run", do: act("steer", `{"dataset": "%s", "run": "mine", "weights": {"a": 1}}`)},
+		{method: "DoAction/runs", name: "of a dataset", do: act("runs", `{"dataset": "%s"}`)},
+		{method: "DoAction/tags", name: "of a dataset", do: act("tags", `{"dataset": "%s"}`)},
+		{method: "DoAction/tags", name: "by name", do: act("tags", `{"dataset": "%s@prod"}`)},
+		{method: "GetFlightInfo", name: "tag", do: func(a as, x string) outcome {
 			return a.info(path(x+"@prod", "train"))
 		}},
-		{door: "GetSchema", name: "tag that is not", do: func(a as, x string) outcome {
+		{method: "GetSchema", name: "tag that is not", do: func(a as, x string) outcome {
 			return a.schemaOf(path(x + "@test"))
 		}},
-		{door: "DoAction/drop", name: "tag", do: act("drop", `{"dataset": "%s", "tag": "prod"}`)},
-		{door: "DoAction/usage", name: "of a dataset", do: act("usage", `{"dataset": "%s"}`)},
-		{door: "DoAction/warm", name: "dataset", do: act("warm", `{"dataset": "%s"}`)},
-		{door: "DoAction/CancelFlightInfo", name: "whole ticket", do: func(a as, x string) outcome {
+		{method: "DoAction/drop", name: "tag", do: act("drop", `{"dataset": "%s", "tag": "prod"}`)},
+		{method: "DoAction/usage", name: "of a dataset", do: act("usage", `{"dataset": "%s"}`)},
+		{method: "DoAction/warm", name: "dataset", do: act("warm", `{"dataset": "%s"}`)},
+		{method: "DoAction/CancelFlightInfo", name: "whole ticket", do: func(a as, x string) outcome {
 			return a.actProto(flight.CancelFlightInfoActionType,
 				&flight.CancelFlightInfoRequest{Info: &flight.FlightInfo{
 					Endpoint: []*flight.FlightEndpoint{{Ticket: ticket(x, whole)}}}})
 		}},
-		{door: "DoAction/CancelFlightInfo", name: "newest", do: func(a as, x string) outcome {
+		{method: "DoAction/CancelFlightInfo", name: "newest", do: func(a as, x string) outcome {
 			return a.actProto(flight.CancelFlightInfoActionType,
 				&flight.CancelFlightInfoRequest{Info: &flight.FlightInfo{
 					Endpoint: []*flight.FlightEndpoint{{Ticket: ticket(x, "")}}}})
 		}},
-		{door: "DoAction/RenewFlightEndpoint", name: "ticket", do: func(a as, x string) outcome {
+		{method: "DoAction/RenewFlightEndpoint", name: "ticket", do: func(a as, x string) outcome {
 			return a.actProto(flight.RenewFlightEndpointActionType,
 				&flight.RenewFlightEndpointRequest{Endpoint: &flight.FlightEndpoint{Ticket: ticket(x, whole)}})
 		}},
-		{door: "DoAction/cancel", name: "another's plan", hidden: "(plan)", none: "0123456789abcdef",
+		{method: "DoAction/cancel", name: "another's plan", hidden: "(plan)", none: "0123456789abcdef",
 			do: act("cancel", `{"plan": "%s"}`)},
-		{door: "DoAction/lineage", name: "another's plan", hidden: "(plan)", none: "0123456789abcdef",
+		{method: "DoAction/lineage", name: "another's plan", hidden: "(plan)", none: "0123456789abcdef",
 			do: act("lineage", `{"job": "%s"}`)},
-		{door: "DoAction/lineage", name: "a step of another's plan", hidden: "(plan)", none: "0123456789abcdef",
+		{method: "DoAction/lineage", name: "a step of another's plan", hidden: "(plan)", none: "0123456789abcdef",
 			do: act("lineage", `{"job": "%s", "step": 0}`)},
-		{door: "DoAction/gc", name: "dry run", do: func(a as, _ string) outcome {
+		{method: "DoAction/gc", name: "dry run", do: func(a as, _ string) outcome {
 			return a.act("gc", `{"dry_run": true}`)
 		}},
-		{door: "DoAction/gc", name: "collection", do: func(a as, _ string) outcome { return a.act("gc", "") }},
+		{method: "DoAction/gc", name: "collection", do: func(a as, _ string) outcome { return a.act("gc", "") }},
 
 		// Rows of a dataset that may be read in part: 7 is one that may not.
-		{door: "DoExchange", name: "hidden position", hidden: "7", none: "70000", do: func(a as, x string) outcome {
+		{method: "DoExchange", name: "hidden position", hidden: "7", none: "70000", do: func(a as, x string) outcome {
 			return a.take(`{"take": {"dataset": "shared"}}`, ints("position", number(x)))
 		}},
-		{door: "DoExchange", name: "beyond the last seen", hidden: "204", none: "205",
+		{method: "DoExchange", name: "beyond the last seen", hidden: "204", none: "205",
 			do: func(a as, x string) outcome {
 				return a.take(`{"take": {"dataset": "shared"}}`, ints("position", number(x)))
 			}},
-		{door: "DoExchange", name: "negative", hidden: "7", none: "-7", do: func(a as, x string) outcome {
+		{method: "DoExchange", name: "negative", hidden: "7", none: "-7", do: func(a as, x string) outcome {
 			return a.take(`{"take": {"dataset": "shared"}}`, ints("position", number(x)))
 		}},
-		{door: "DoExchange", name: "hidden id", hidden: schema.FormatID(idOf(7)), none: schema.FormatID(idOf(70000)),
+		{method: "DoExchange", name: "hidden id", hidden: schema.FormatID(idOf(7)), none: schema.FormatID(idOf(70000)),
 			do: func(a as, x string) outcome {
 				id := idOf(7)
 				if x != schema.FormatID(id) {
@@ -182,59 +182,59 @@ func wrongWays() []way {
 				}
 				return a.take(`{"take": {"dataset": "shared"}}`, idRecord(id))
 			}},
-		{door: "DoExchange", name: "hidden column", hidden: "file_name", none: "file_nane",
+		{method: "DoExchange", name: "hidden column", hidden: "file_name", none: "file_nane",
 			do: take(`{"take": {"dataset": "shared", "columns": [%q]}}`)},
-		{door: "DoGet", name: "listed positions", hidden: "7", none: "70000",
+		{method: "DoGet", name: "listed positions", hidden: "7", none: "70000",
 			do: get(`{"dataset": "shared", "selection": {"positions": [%s]}}`)},
-		{door: "GetFlightInfo", name: "listed positions", hidden: "7", none: "70000",
+		{method: "GetFlightInfo", name: "listed positions", hidden: "7", none: "70000",
 			do: info(`{"dataset": "shared", "selection": {"positions": [%s]}}`)},
-		{door: "GetFlightInfo", name: "listed and where", hidden: "7", none: "70000",
+		{method: "GetFlightInfo", name: "listed and where", hidden: "7", none: "70000",
 			do: info(`{"dataset": "shared", "where": "label >= 0", "selection": {"positions": [%s]}}`)},
-		{door: "DoGet", name: "where position", hidden: "7", none: "70000",
+		{method: "DoGet", name: "where position", hidden: "7", none: "70000",
 			do: get(`{"dataset": "shared", "where": "position == %s"}`)},
-		{door: "DoGet", name: "where id", hidden: schema.FormatID(idOf(7)), none: schema.FormatID(idOf(70000)),
+		{method: "DoGet", name: "where id", hidden: schema.FormatID(idOf(7)), none: schema.FormatID(idOf(70000)),
 			do: get(`{"dataset": "shared", "where": "id == '%s'"}`)},
-		{door: "DoGet", name: "where label", hidden: "7", none: "77",
+		{method: "DoGet", name: "where label", hidden: "7", none: "77",
 			do: get(`{"dataset": "shared", "where": "label == %s"}`)},
-		{door: "DoGet", name: "where or true", hidden: "7", none: "77",
+		{method: "DoGet", name: "where or true", hidden: "7", none: "77",
 			do: get(`{"dataset": "shared", "where": "label == %s or false"}`)},
-		{door: "DoGet", name: "where size", hidden: "7", none: "77",
+		{method: "DoGet", name: "where size", hidden: "7", none: "77",
 			do: get(`{"dataset": "shared", "where": "image.size > 0 and label == %s"}`)},
-		{door: "GetFlightInfo", name: "error of a hidden row", hidden: "7", none: "77",
+		{method: "GetFlightInfo", name: "error of a hidden row", hidden: "7", none: "77",
 			do: info(`{"dataset": "shared", "where": "1 %% (label - %s) == 5"}`)},
-		{door: "DoGet", name: "error of a hidden row", hidden: "9", none: "99",
+		{method: "DoGet", name: "error of a hidden row", hidden: "9", none: "99",
 			do: get(`{"dataset": "shared", "where": "1 %% (label - %s) == 5"}`)},
-		{door: "GetFlightInfo", name: "where on a hidden column", hidden: "file_name", none: "file_nane",
+		{method: "GetFlightInfo", name: "where on a hidden column", hidden: "file_name", none: "file_nane",
 			do: info(`{"dataset": "shared", "where": "%s == '000001.jpg'"}`)},
-		{door: "GetFlightInfo", name: "where by $env", hidden: "file_name", none: "file_nane",
+		{method: "GetFlightInfo", name: "where by $env", hidden: "file_name", none: "file_nane",
 			do: info(`{"dataset": "shared", "where": "$env['%s'] == '000001.jpg'"}`)},
-		{door: "DoGet", name: "where that another has had evaluated", hidden: "file_name", none: "file_nane",
+		{method: "DoGet", name: "where that another has had evaluated", hidden: "file_name", none: "file_nane",
 			do: get(`{"dataset": "shared", "where": "%s != 'evaluated before'"}`)},
-		{door: "DoGet", name: "hidden column", hidden: "file_name", none: "file_nane",
+		{method: "DoGet", name: "hidden column", hidden: "file_name", none: "file_nane",
 			do: get(`{"dataset": "shared", "columns": ["label", %q]}`)},
-		{door: "GetFlightInfo", name: "hidden column", hidden: "file_name", none: "file_nane",
+		{method: "GetFlightInfo", name: "hidden column", hidden: "file_name", none: "file_nane",
 			do: info(`{"dataset": "shared", "columns": [%q]}`)},
-		{door: "GetSchema", name: "hidden column", hidden: "file_name", none: "file_nane",
+		{method: "GetSchema", name: "hidden column", hidden: "file_name", none: "file_nane",
 			do: func(a as, x string) outcome {
 				return a.schemaOf(command(`{"dataset": "shared", "columns": [%q]}`, x))
 			}},
-		{door: "GetFlightInfo", name: "hidden split", hidden: "test", none: "tost", do: func(a as, x string) outcome {
+		{method: "GetFlightInfo", name: "hidden split", hidden: "test", none: "tost", do: func(a as, x string) outcome {
 			return a.info(path("shared", x))
 		}},
-		{door: "DoGet", name: "hidden split", hidden: "test", none: "tost",
+		{method: "DoGet", name: "hidden split", hidden: "test", none: "tost",
 			do: get(`{"dataset": "shared", "split": %q}`)},
-		{door: "DoGet", name: "hidden split and where", hidden: "test", none: "tost",
+		{method: "DoGet", name: "hidden split and where", hidden: "test", none: "tost",
 			do: get(`{"dataset": "shared", "where": "label > 0", "split": %q}`)},
-		{door: "DoGet", name: "where split", hidden: "test", none: "tost",
+		{method: "DoGet", name: "where split", hidden: "test", none: "tost",
 			do: get(`{"dataset": "shared", "where": "split == '%s'"}`)},
-		{door: "GetSchema", name: "hidden split", hidden: "test", none: "tost", do: func(a as, x string) outcome {
+		{method: "GetSchema", name: "hidden split", hidden: "test", none: "tost", do: func(a as, x string) outcome {
 			return a.schemaOf(path("shared", x))
 		}},
-		{door: "DoPut", name: "selection of a hidden position", hidden: "7", none: "70000",
+		{method: "DoPut", name: "selection of a hidden position", hidden: "7", none: "70000",
 			do: func(a as, x string) outcome {
 				return a.put(command(`{"selection": {"dataset": "shared"}}`), ints("position", 0, number(x)))
 			}},
-		{door: "DoPut", name: "selection of a hidden id", hidden: schema.FormatID(idOf(7)),
+		{method: "DoPut", name: "selection of a hidden id", hidden: schema.FormatID(idOf(7)),
 			none: schema.FormatID(idOf(70000)), do: func(a as, x string) outcome {
 				id := idOf(7)
 				if x != schema.FormatID(id) {
@@ -242,9 +242,9 @@ func wrongWays() []way {
 				}
 				return a.put(command(`{"selection": {"dataset": "shared"}}`), idRecord(id))
 			}},
-		{door: "DoGet", name: "steps over hidden rows", hidden: "11", none: "1100",
+		{method: "DoGet", name: "steps over hidden rows", hidden: "11", none: "1100",
 			do: get(`{"dataset": "shared", "batch": 10, "step": %s, "stride": 3}`)},
-		{door: "DoGet", name: "a row of a share", hidden: "30", none: "3000",
+		{method: "DoGet", name: "a row of a share", hidden: "30", none: "3000",
 			do: get(`{"dataset": "shared", "columns": ["position"], "batch": 1000, "where": "label == 4 or label == 5", "row": %s}`)},
 	}
 	return ways

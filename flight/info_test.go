@@ -58,7 +58,7 @@ func TestListFlights(t *testing.T) {
 			t.Errorf("%s lists %q, want %q", tt.criteria, got, tt.want)
 		}
 	}
-	// Listing opens no manifest; what is known of bytes is told.
+	// Listing opens no manifest, and returns bytes that are known already.
 	if _, err := f.engine.GC(t.Context(), store.GCOptions{DryRun: true}); err != nil { // closes what is idle
 		t.Fatal(err)
 	}
@@ -83,7 +83,7 @@ func TestListFlights(t *testing.T) {
 	f.fill("ants", 10)
 	if infos, err = f.infos(`{"dataset": "ants"}`); err != nil || infos[0].TotalBytes != -1 ||
 		infos[0].TotalRecords != 10 {
-		t.Errorf("what nobody asked for is listed as %v, %v", infos, err)
+		t.Errorf("an unknown size is listed as %v, %v", infos, err)
 	}
 	_, err = f.infos(`{"name": "x"}`)
 	wantCode(t, err, codes.InvalidArgument, "name: got an unknown field, want dataset")
@@ -164,7 +164,7 @@ func TestGetFlightInfo(t *testing.T) {
 					t.Fatal(err)
 				}
 				if n := rowsOf(recs); n != got.Rows {
-					t.Errorf("rank %d got %d rows, was told %d", rank, n, got.Rows)
+					t.Errorf("rank %d got %d rows, was announced %d", rank, n, got.Rows)
 				}
 				s, err := flight.DeserializeSchema(info.Schema, memory.DefaultAllocator)
 				if err != nil {

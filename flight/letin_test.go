@@ -87,7 +87,7 @@ func (f *fixture) connect(how ...grpc.DialOption) (flight.Client, *grpc.ClientCo
 // No wrong way in gives anything away: neither data, nor which of them is how
 // wrong.
 func TestWrongWaysIn(t *testing.T) {
-	d := newDoors(t, nil)
+	d := newLogins(t, nil)
 	f, good := d.serve(Options{})
 	f.fill("d", 10)
 
@@ -283,7 +283,7 @@ func TestWrongWaysIn(t *testing.T) {
 			t.Errorf("handshake, %s: %q, %v, %v", name, answer, headers, err)
 		}
 	}
-	// Certificates that are good, and name nobody.
+	// Valid certificates without a name.
 	for name, change := range map[string]func(*x509.Certificate){
 		"no name":           func(c *x509.Certificate) { c.Subject.CommonName = "" },
 		"name of two lines": func(c *x509.Certificate) { c.Subject.CommonName = "carol\nroot" },
@@ -345,9 +345,9 @@ func TestWrongWaysIn(t *testing.T) {
 			t.Errorf("%s: the server answers %q", name, got)
 		}
 	}
-	// What is no HTTP/2 is none behind TLS either.
+	// Other protocols than HTTP/2 are refused inside TLS, too.
 	raw, err := tls.Dial("tcp", f.addr, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"http/1.1"}}) //nolint:gosec // a hostile client
-	// Go tells such a client nothing in the handshake
+	// Go sends such a client nothing in the handshake
 	if err == nil {
 		if got, _ := io.ReadAll(raw); len(got) > 0 {
 			t.Errorf("a client that offers HTTP/1 only gets %q", got)

@@ -79,7 +79,7 @@ func TestMaxConnections(t *testing.T) {
 			t.Fatal(err)
 		}
 		if n, err := second.Read(make([]byte, 100)); err == nil {
-			t.Errorf("one connection too many was told %d bytes", n)
+			t.Errorf("one connection too many got %d bytes", n)
 		}
 		_ = second.Close()
 		waitFor(t, "the log to say so", func() bool {

@@ -12,8 +12,8 @@ import (
 	"bowstring/schema"
 )
 
-// told is what the action answers, but for its header.
-func told[T any](t *testing.T, o outcome) (list []T) {
+// answered is the action's answer without its header.
+func answered[T any](t *testing.T, o outcome) (list []T) {
 	t.Helper()
 	if o.err != nil {
 		t.Fatal(o.err)
@@ -33,7 +33,8 @@ func told[T any](t *testing.T, o outcome) (list []T) {
 	return list
 }
 
-// A step is told of by the rights that hold now: whose streams, which rows and which columns.
+// The answer about a step obeys the rights that hold now: which streams, rows and columns
+// it has.
 func TestLineageIsRuled(t *testing.T) {
 	r := wrongServer(t)
 	alice, bob, nora, root := r.as("alice"), r.as("bob"), r.as("nora"), r.as("root")
@@ -44,13 +45,13 @@ func TestLineageIsRuled(t *testing.T) {
 	if o := nora.get(ticket); o.err != nil || o.rows != 100 { // of 205, and 5 of the last step
 		t.Log(o)
 	}
-	jobs := told[lineageJob](t, alice.act("lineage", ""))
+	jobs := answered[lineageJob](t, alice.act("lineage", ""))
 	if len(jobs) != 1 || jobs[0].Dataset != "shared" || jobs[0].Streams != 1 || jobs[0].Rows != 0 ||
 		jobs[0].World != 2 {
 		t.Fatalf("%+v", jobs)
 	}
 	step := func(job string) string { return `{"job": "` + job + `", "step": 2}` }
-	shares := told[lineageShare](t, alice.act("lineage", step(jobs[0].Job)))
+	shares := answered[lineageShare](t, alice.act("lineage", step(jobs[0].Job)))
 	if len(shares) != 1 || len(shares[0].Positions) != 10 || len(shares[0].IDs) != 10 || shares[0].Row != nil ||
 		!shares[0].Stands || shares[0].Rank != 1 {
 		t.Fatalf("%+v", shares)
@@ -61,28 +62,28 @@ func TestLineageIsRuled(t *testing.T) {
 		}
 	}
 	// By the plan's name, and by that of the job in all epochs.
-	if byPlan := told[lineageShare](t, alice.act("lineage", step(jobs[0].Plan))); !slices.Equal(byPlan[0].Positions,
+	if byPlan := answered[lineageShare](t, alice.act("lineage", step(jobs[0].Plan))); !slices.Equal(byPlan[0].Positions,
 		shares[0].Positions) {
 		t.Errorf("%+v", byPlan)
 	}
-	// Whoever has the right admin sees all, with the places in the share.
-	all := told[lineageShare](t, root.act("lineage", step(jobs[0].Job)))
+	// A caller with the right admin sees everything, with the positions in the share.
+	all := answered[lineageShare](t, root.act("lineage", step(jobs[0].Job)))
 	if len(all) != 1 || !slices.Equal(all[0].Positions, shares[0].Positions) || *all[0].Row != 0 || *all[0].Of != 10 {
 		t.Errorf("%+v", all)
 	}
-	if n := len(told[lineageJob](t, root.act("lineage", ""))); n != 2 {
+	if n := len(answered[lineageJob](t, root.act("lineage", ""))); n != 2 {
 		t.Errorf("%d jobs", n)
 	}
 	wantCode(t, bob.act("lineage", step(jobs[0].Job)).err, codes.NotFound, "is not on record here")
 	// Nora may not see ids.
-	noras := told[lineageJob](t, nora.act("lineage", ""))
-	if s := told[lineageShare](t, nora.act("lineage", step(noras[0].Job))); len(noras) != 1 || s[0].IDs != nil ||
+	noras := answered[lineageJob](t, nora.act("lineage", ""))
+	if s := answered[lineageShare](t, nora.act("lineage", step(noras[0].Job))); len(noras) != 1 || s[0].IDs != nil ||
 		len(s[0].Positions) != 10 {
 		t.Errorf("%+v %+v", noras, s)
 	}
 	// The rules change: what was handed out is the same, what is shown of it is not.
 	r.set(t, strings.Replace(wrongRules, "label < 5", "label < 3", 1))
-	fewer := told[lineageShare](t, alice.act("lineage", step(jobs[0].Job)))
+	fewer := answered[lineageShare](t, alice.act("lineage", step(jobs[0].Job)))
 	var want []int64
 	for _, pos := range shares[0].Positions {
 		if pos%10 < 3 {
@@ -96,19 +97,19 @@ func TestLineageIsRuled(t *testing.T) {
 	wantCode(t, alice.act("lineage", step(jobs[0].Job)).err, codes.NotFound, "is not on record here")
 }
 
-// What is wrong with a request, or not there, is told.
+// Errors name the mistake of a request, or what is missing.
 func TestLineageSaysWhatIsMissing(t *testing.T) {
 	r := wrongServer(t)
 	root := r.as("root")
 	if o := root.get(`{"dataset": "shared", "columns": ["label"], "batch": 50, "shuffle": {"seed": 3, "epoch": 4}, "epochs": 2, "rank": 0}`); o.err != nil {
 		t.Fatal(o)
 	}
-	job := told[lineageJob](t, root.act("lineage", ""))[0]
-	if s := told[lineageShare](t, root.act("lineage", `{"job": "`+job.Job+`", "step": 4}`)); s[0].Epoch != 5 ||
+	job := answered[lineageJob](t, root.act("lineage", ""))[0]
+	if s := answered[lineageShare](t, root.act("lineage", `{"job": "`+job.Job+`", "step": 4}`)); s[0].Epoch != 5 ||
 		*s[0].Of != 5 || len(s[0].Positions) != 5 {
 		t.Errorf("without an epoch it is not the last one: %+v", s)
 	}
-	if s := told[lineageShare](t, root.act("lineage",
+	if s := answered[lineageShare](t, root.act("lineage",
 		`{"job": "`+job.Job+`", "epoch": 4, "step": 0}`)); s[0].Epoch != 4 || len(s[0].Positions) != 50 {
 		t.Errorf("%+v", s)
 	}
@@ -131,12 +132,12 @@ func TestLineageSaysWhatIsMissing(t *testing.T) {
 		t.Fatal(o)
 	}
 	wantCode(t, root.act("lineage", `{"job": "`+job.Job+`", "step": 1}`).err, codes.NotFound, "shared")
-	if left := told[lineageJob](t, root.act("lineage", "")); len(left) != 0 {
+	if left := answered[lineageJob](t, root.act("lineage", "")); len(left) != 0 {
 		t.Errorf("of a dataset that is gone: %+v", left)
 	}
 }
 
-// Who calls himself the console is put on record as all others are.
+// A caller that claims to be the console is recorded like all others.
 func TestLineageKnowsTheConsole(t *testing.T) {
 	r := wrongServer(t)
 	r.client = r.dial(grpc.WithUserAgent(ConsoleAgent))
@@ -144,7 +145,7 @@ func TestLineageKnowsTheConsole(t *testing.T) {
 	if o := alice.get(`{"dataset": "shared", "columns": ["label"], "batch": 20}`); o.err != nil {
 		t.Fatal(o)
 	}
-	if jobs := told[lineageJob](t, alice.act("lineage", "")); len(jobs) != 1 {
+	if jobs := answered[lineageJob](t, alice.act("lineage", "")); len(jobs) != 1 {
 		t.Errorf("%+v", jobs)
 	}
 }

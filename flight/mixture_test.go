@@ -45,8 +45,8 @@ func serveMixtures(t *testing.T, opts Options) *ruled {
 	return r
 }
 
-// Of each dataset of a mixture its own rule holds, in what is served and in what is told of it. One that the caller may not
-// read is to him as one that there is not.
+// The rule of each dataset of a mixture holds for that dataset, in the rows and in every
+// answer about them. One that the caller may not read is to him as one that there is not.
 func TestMixtureKeepsTheRules(t *testing.T) {
 	r := serveMixtures(t, Options{})
 	ask := mixtureOf(`, "columns": ["source", "position", "label", "file_name", "image"], "shuffle": {"seed": 1}`)
@@ -85,7 +85,7 @@ func TestMixtureKeepsTheRules(t *testing.T) {
 	mustUnmarshal(t, info.AppMetadata, &about)
 	if len(about.Sources) != 2 || about.Sources[0].Samples != 30 || about.Sources[0].Rows != 30 || about.Rows != 230 ||
 		info.TotalBytes != -1 || about.Sources[1].Name != "two" || about.Sources[1].Snapshot != 1 {
-		t.Errorf("ann is told %s, %d bytes", info.AppMetadata, info.TotalBytes)
+		t.Errorf("ann gets %s, %d bytes", info.AppMetadata, info.TotalBytes)
 	}
 	if o := r.as("ann").schemaOf(command("%s", mixtureOf(""))); o.err != nil {
 		t.Error(o)
@@ -101,7 +101,7 @@ func TestMixtureKeepsTheRules(t *testing.T) {
 	} {
 		got, twin := do(ask), do(missing)
 		if a, b := got.masked("two"), twin.masked("tow"); a != b || got.rows != 0 {
-			t.Errorf("what is hidden can be told from what there is not:\n%s\n%s", a, b)
+			t.Errorf("hidden data is distinguishable from missing data:\n%s\n%s", a, b)
 		}
 		wantCode(t, got.err, codes.NotFound, `source`)
 	}

@@ -17,7 +17,7 @@ import (
 	"google.golang.org/grpc/metadata"
 )
 
-// witness is an Observer that remembers what it was told.
+// witness is an Observer that keeps what it gets.
 type witness struct {
 	mu    sync.Mutex
 	first []trace.TraceID
@@ -70,7 +70,7 @@ func TestTraces(t *testing.T) {
 	// who does not want it traced
 	read(metadata.AppendToOutgoingContext(t.Context(), traceHeader, "00-"+callersTrace+"-b7ad6b7169203331-00"))
 	if drawn := spans.GetSpans(); len(drawn) != 0 {
-		t.Fatalf("%d spans of calls that nobody traces: %v", len(drawn), names(drawn))
+		t.Fatalf("%d spans of calls that are not sampled: %v", len(drawn), names(drawn))
 	}
 	read(metadata.AppendToOutgoingContext(t.Context(), traceHeader, "00-"+callersTrace+"-b7ad6b7169203331-01"))
 	drawn := spans.GetSpans()
@@ -121,8 +121,8 @@ func names(spans tracetest.SpanStubs) (list []string) {
 	return list
 }
 
-// Calls that fail, or are refused before they begin, are told of with their code.
-func TestObserverIsToldOfFailures(t *testing.T) {
+// Calls that fail, or are refused before they begin, are reported with their code.
+func TestObserverGetsFailures(t *testing.T) {
 	seen := &witness{}
 	f := serve(t, Options{Observer: seen})
 	if _, err := f.client.GetFlightInfo(t.Context(), path("none")); err == nil {
@@ -148,7 +148,8 @@ func TestObserverIsToldOfFailures(t *testing.T) {
 	}
 }
 
-// However many tenants there are, so many are counted by name, and none gets lost.
+// A bounded number of tenants is counted by name, the others in one sum, and no call gets
+// lost.
 func TestTenantsAreBounded(t *testing.T) {
 	var list tenants
 	const calls = 10 * maxTenants

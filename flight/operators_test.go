@@ -171,7 +171,7 @@ func TestOperators(t *testing.T) {
 		r.Release()
 	}
 
-	// Of columns whose sizes are all known, the bytes are exact.
+	// If all sizes of a column are known, its bytes are exact.
 	sized, err := f.client.GetFlightInfo(ctx, command(`{"dataset": "p", "columns": ["image"], %s}`, cropped))
 	if err != nil || sized.TotalBytes != n*16*16*3 {
 		t.Errorf("%d bytes: %v", sized.GetTotalBytes(), err)

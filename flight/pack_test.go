@@ -20,10 +20,10 @@ import (
 	"bowstring/schema"
 )
 
-// token is token j of document i: it tells j, where i is known.
+// token is token j of document i: j follows from it and i.
 func token(i, j int) uint16 { return uint16(i*31 + j) }
 
-// documents are rows of documents of so many tokens.
+// documents are rows of documents with the given numbers of tokens.
 func documents(lengths []int) arrow.Record {
 	b := array.NewRecordBuilder(memory.DefaultAllocator, arrow.NewSchema([]arrow.Field{
 		{Name: "name", Type: arrow.BinaryTypes.String},
@@ -378,7 +378,7 @@ func TestPackedBalance(t *testing.T) {
 		}
 		about := decoded[listedInfo](t, info.AppMetadata)
 		seen := unseen(lengths)
-		var dearest, all float64
+		var slowest, all float64
 		for step, list := range f.steps(request, world, 0, about.Steps) {
 			costs := make([]float64, world)
 			for i, s := range list {
@@ -391,7 +391,7 @@ func TestPackedBalance(t *testing.T) {
 			if step+1 == about.Steps {
 				continue // shares differ by a sequence there
 			}
-			dearest += slices.Max(costs)
+			slowest += slices.Max(costs)
 			for _, c := range costs {
 				all += c
 			}
@@ -403,7 +403,7 @@ func TestPackedBalance(t *testing.T) {
 				}
 			}
 		}
-		imbalance[balance] = dearest * world / all
+		imbalance[balance] = slowest * world / all
 		answers, err := f.act("explain", fmt.Sprintf(`%s,"world":{"size":%d},%s}`, request, world, someRates))
 		if err != nil {
 			t.Fatal(err)
@@ -441,7 +441,7 @@ func TestBucketingExplained(t *testing.T) {
 	}
 }
 
-// TestPackedRefused holds what a request is told that cannot be.
+// TestPackedRefused checks the errors of impossible requests.
 func TestPackedRefused(t *testing.T) {
 	f := serve(t, Options{})
 	f.fillDocuments("d", 500, 30)

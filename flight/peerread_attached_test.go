@@ -70,8 +70,8 @@ func attachFiles(t *testing.T, s store.Store, bucket object.Bucket, files int) [
 	return refs
 }
 
-// A node is asked for blobs that lie in a bucket, of a snapshot that it has never opened: it finds the set, and sends
-// what was attached. Without TLS it seals what it sends.
+// A node gets requests for blobs of a bucket, of a snapshot that it has never opened: it
+// finds the set, and sends the attached bytes. Without TLS it seals what it sends.
 func TestPeerReadsAttached(t *testing.T) {
 	for _, encrypted := range []bool{true, false} {
 		t.Run(fmt.Sprintf("tls=%t", encrypted), func(t *testing.T) { readAttached(t, encrypted) })
@@ -89,8 +89,8 @@ func readAttached(t *testing.T, encrypted bool) {
 		Logger: slog.New(slog.DiscardHandler)}
 	var dial []grpc.DialOption
 	if encrypted {
-		d := newDoors(t, nil)
-		opts.Auth, way.TLS, dial = d.door, d.client(nil), append(dial, d.trust(nil, nil))
+		d := newLogins(t, nil)
+		opts.Auth, way.TLS, dial = d.auth, d.client(nil), append(dial, d.trust(nil, nil))
 	}
 	f := serveOver(t, opts, overBuckets, dial...)
 	refs := attachFiles(t, f.store, bucket, 10)

@@ -27,16 +27,16 @@ func introduce(call *reader, method string, keys *peer.Keys, hello peer.Hello) (
 	return other, err
 }
 
-// Where there are rules, a cluster without a key lets nobody in. Whoever guesses keys is
-// told no more, and no more often, than who guesses tokens.
+// If there are rules, a server of a cluster without a key accepts no node. A client that
+// guesses keys learns no more, and no more often, than one that guesses tokens.
 func TestPeerReadsIsGuarded(t *testing.T) {
 	r := serveRules(t, "rules: []", Options{Cluster: &Cluster{Node: "b"}})
 	if got, err := say(t, r.reader(), helloOf(peer.Protocol)); status.Code(err) != codes.Unauthenticated ||
 		len(got) > 0 {
 		t.Errorf("without a key, beside rules: %d messages came, and %v", len(got), err)
 	}
-	d := newDoors(t, func(o *auth.Options) { o.WrongBurst, o.WrongPerMinute = 3, 1 })
-	f := serve(t, Options{Auth: d.door, Cluster: &Cluster{Node: "b", Keys: peer.NewKeys(clusterKey)}},
+	d := newLogins(t, func(o *auth.Options) { o.WrongBurst, o.WrongPerMinute = 3, 1 })
+	f := serve(t, Options{Auth: d.auth, Cluster: &Cluster{Node: "b", Keys: peer.NewKeys(clusterKey)}},
 		d.trust(nil, nil))
 	guess := peer.NewKeys([]byte("guess"))
 	for i := range 6 {
@@ -56,11 +56,12 @@ func TestPeerReadsIsGuarded(t *testing.T) {
 	}
 }
 
-// Nobody reads by way of a server as another node would, nor has it warm, but who proves to know the cluster's key: not
-// even who may do everything, nor who sends the key itself, as nodes of older versions do.
+// Only a node that proves to know the cluster's key can read from a server as a node, or
+// have it warm. A caller with every right cannot, nor can one that sends the key itself,
+// as nodes of older versions do.
 func TestPeerReadsWrongWays(t *testing.T) {
-	d := newDoors(t, nil)
-	f := serve(t, Options{Auth: d.door, Cluster: &Cluster{Node: "b", Keys: peer.NewKeys(clusterKey)}},
+	d := newLogins(t, nil)
+	f := serve(t, Options{Auth: d.auth, Cluster: &Cluster{Node: "b", Keys: peer.NewKeys(clusterKey)}},
 		d.trust(nil, nil))
 	token := d.token(auth.Token{Principal: "admin"})
 	byGRPC, err := grpc.NewClient("passthrough:///"+f.addr, f.how...)
@@ -119,18 +120,18 @@ func TestPeerReadsWrongWays(t *testing.T) {
 	if strings.Contains(f.log.String()+d.log.String(), string(clusterKey)) {
 		t.Error("the key is in the log")
 	}
-	// The key opens that door alone.
+	// The key gives access to that service only.
 	ctx := metadata.AppendToOutgoingContext(t.Context(), "authorization", "Bearer "+string(clusterKey))
 	if _, err := f.client.GetFlightInfo(ctx, path("d", "train")); status.Code(err) != codes.Unauthenticated {
 		t.Errorf("the cluster's key as a caller's token: %v, want UNAUTHENTICATED", err)
 	}
 }
 
-// What a node has proven holds for one connection: who passes on by TLS what a node says to him by TLS is not let in,
-// and learns nothing by which he could be.
+// A proof is valid for one connection: a program that relays by TLS the messages that a
+// node sends it by TLS is refused, and learns nothing that would help it.
 func TestPeerReadsIsNotPassedOn(t *testing.T) {
-	d := newDoors(t, nil)
-	f := serve(t, Options{Auth: d.door, Cluster: &Cluster{Node: "b", Keys: peer.NewKeys(clusterKey)}},
+	d := newLogins(t, nil)
+	f := serve(t, Options{Auth: d.auth, Cluster: &Cluster{Node: "b", Keys: peer.NewKeys(clusterKey)}},
 		d.trust(nil, nil))
 	way := f.callOf(peer.ReadMethod, d.client(nil)).Way(peer.ReadMethod)
 	way.Binding = []byte("of the connection to who passes it on")
@@ -139,7 +140,7 @@ func TestPeerReadsIsNotPassedOn(t *testing.T) {
 	if status.Code(err) != codes.Unauthenticated {
 		t.Errorf("what was passed on: %v, want UNAUTHENTICATED", err)
 	}
-	// Where there is no TLS, the address that the node has dialled tells.
+	// Without TLS, the address that the node has dialled is checked.
 	plain := serve(t, Options{Cluster: &Cluster{Node: "b", Keys: peer.NewKeys(clusterKey),
 		Address: func() string { return "10.0.0.1:8815" }}})
 	for address, code := range map[string]codes.Code{"10.0.0.9:8815": codes.InvalidArgument, "10.0.0.1:8815": codes.OK,
@@ -179,10 +180,10 @@ func TestProofInTime(t *testing.T) {
 // By TLS and with the key nodes read from each other, and have each other warm. A node with another key is not asked,
 // and asks nothing.
 func TestPeerReadsByTLS(t *testing.T) {
-	d := newDoors(t, nil)
+	d := newLogins(t, nil)
 	token := d.token(auth.Token{Principal: "somebody"})
 	d.await(func() bool { return d.known(token) })
-	f := serve(t, Options{Auth: d.door, Cluster: &Cluster{Name: "c", Node: "b", Keys: peer.NewKeys(clusterKey)}},
+	f := serve(t, Options{Auth: d.auth, Cluster: &Cluster{Name: "c", Node: "b", Keys: peer.NewKeys(clusterKey)}},
 		d.trust(nil, nil), grpc.WithPerRPCCredentials(withHeaders{"authorization": "Bearer " + token}))
 	f.fill("d", 10)
 	dial := func(secret []byte) *peer.Link {
@@ -215,9 +216,9 @@ func TestPeerReadsByTLS(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "spill") {
 		t.Errorf("warming by TLS: %v, %s", err, said)
 	}
-	before := d.door.Stats().Refused
+	before := d.auth.Stats().Refused
 	wrong := dial([]byte("another key"))
-	waitFor(t, "a refusal", func() bool { return d.door.Stats().Refused > before })
+	waitFor(t, "a refusal", func() bool { return d.auth.Stats().Refused > before })
 	if _, err := wrong.Get(t.Context(), peers.Ask{Ref: schema.RefOf(content(1))}); err == nil || wrong.Up() {
 		t.Errorf("with another key: %v", err)
 	}

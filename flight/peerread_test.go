@@ -88,7 +88,7 @@ func TestPeerReadsAlone(t *testing.T) {
 	}
 }
 
-// What a node says wrong ends its stream with what is wrong, and harms nothing.
+// A malformed message of a node ends its stream with the reason, and harms nothing.
 func TestPeerReadsHostile(t *testing.T) {
 	f := serve(t, Options{Cluster: &Cluster{Node: "b"}})
 	hello := helloOf(peer.Protocol)
@@ -235,8 +235,8 @@ func said(message []byte) []byte {
 	return append(append(b, 0), message...)
 }
 
-// What is refused takes no memory of peer reads: answers that are not read are bounded all the same, and the node is read
-// from again when it has read them.
+// Refused reads take no memory of peer reads: unread answers are bounded all the same,
+// and the node is served again when it has read them.
 func TestRefusalsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const perMessage, messages = 256, 100
@@ -269,7 +269,8 @@ func TestRefusalsAreBounded(t *testing.T) {
 	})
 }
 
-// A ticket is told once: a list that comes before the one with it was looked at does not lose it.
+// A ticket is sent once: if a list replaces an unread one with a ticket, the ticket is
+// not lost.
 func TestTicketsOutliveTheirList(t *testing.T) {
 	older := []peers.Progress{{ID: 1, Ticket: json.RawMessage(`{"rank":1}`), Index: 5},
 		{ID: 2, Ticket: json.RawMessage(`{"rank":2}`)}, {ID: 3}}
@@ -285,8 +286,8 @@ func TestTicketsOutliveTheirList(t *testing.T) {
 	}
 }
 
-// What comes by a connection between nodes that is not as it is to be ends the connection, and takes no memory that was
-// not sent.
+// A malformed message on a connection between nodes ends the connection, and takes no
+// memory beyond the bytes that were sent.
 func TestHostileBytesBetweenNodes(t *testing.T) {
 	f := serve(t, Options{RequestTimeout: 100 * time.Millisecond,
 		Cluster: &Cluster{Node: "b", Keys: peer.NewKeys(clusterKey)}})

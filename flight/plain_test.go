@@ -43,7 +43,7 @@ func TestPlainTransport(t *testing.T) {
 	}
 }
 
-// A stream has the same bytes by both ways, but for how long its batches waited.
+// A stream has the same bytes by both ways, except for the waiting time of its batches.
 func TestPlainStreamIsTheSame(t *testing.T) {
 	for _, ticket := range []string{
 		`{"dataset":"d","batch":64,"shuffle":{"seed":3}}`,
@@ -92,7 +92,7 @@ func (f *fixture) messages(ticket string) (list []*flight.FlightData) {
 // of what says how long it waited.
 func header(m *flight.FlightData) []byte { return bytes.TrimRight(m.DataHeader, "\x00") }
 
-// unwaited is what a message says of itself, but for how long it waited.
+// unwaited is the metadata of a message without its waiting time.
 func unwaited(t *testing.T, m *flight.FlightData) string {
 	t.Helper()
 	if len(m.AppMetadata) == 0 {

@@ -22,7 +22,7 @@ import (
 
 // Each right way in names the caller as it should, and the tenant.
 func TestRightWaysIn(t *testing.T) {
-	d := newDoors(t, nil)
+	d := newLogins(t, nil)
 	f, token := d.serve(Options{})
 	client, _ := f.connect(d.trust(nil, nil))
 	p := d.provider
@@ -126,7 +126,7 @@ func mustURL(t *testing.T, s string) *url.URL {
 
 // A stream that began under a token ends when that is revoked.
 func TestRevokedStream(t *testing.T) {
-	d := newDoors(t, nil)
+	d := newLogins(t, nil)
 	f, token := d.serve(Options{})
 	f.fill("d", 200)
 	ctx, cancel := context.WithCancel(t.Context())

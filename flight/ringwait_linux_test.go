@@ -17,8 +17,8 @@ import (
 	"bowstring/internal/shmtest"
 )
 
-// What a client takes for its steps shows as time of the consumer also where it has a ring, of which the messages are
-// so small that the connection never waits.
+// The time of a client's steps shows as time of the consumer also if the client has a
+// ring, whose messages are so small that the connection never waits.
 func TestStepsByRingAreTheConsumers(t *testing.T) {
 	const step = 100 * time.Millisecond
 	local, err := shm.Listen(shm.Options{Path: filepath.Join(t.TempDir(), "s"), RingBytes: 9 << 20,
@@ -38,7 +38,7 @@ func TestStepsByRingAreTheConsumers(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer g.Close()
-	letGo := func(slot uint64) {
+	release := func(slot uint64) {
 		var records [32]byte
 		records[0], records[16] = 1, 2 // taken, released
 		binary.LittleEndian.PutUint64(records[8:], slot)
@@ -78,7 +78,7 @@ func TestStepsByRingAreTheConsumers(t *testing.T) {
 		stepped += time.Since(began)
 		if batch.Shared != nil {
 			shared++
-			letGo(batch.Shared.Slot)
+			release(batch.Shared.Slot)
 		}
 	}
 	took := time.Since(start)

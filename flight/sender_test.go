@@ -116,7 +116,7 @@ func TestNextWaitsForTurn(t *testing.T) {
 	}
 }
 
-// What was made ready is released where the batch ahead of it cannot be sent.
+// A batch that was made ready is released if the batch before it cannot be sent.
 func TestReadyIsDropped(t *testing.T) {
 	f := serve(t, Options{})
 	h, ended := f.sending(6)
@@ -130,7 +130,8 @@ func TestReadyIsDropped(t *testing.T) {
 	waitFor(t, "memory", func() bool { return f.engine.Stats().WindowUsed == 0 })
 }
 
-// What makes batches ready has ended when the call ends by a panic: what it uses is given back right after.
+// The goroutine that makes batches ready has ended when a call ends by a panic: its
+// memory is returned right after.
 func TestPanicWaitsForReady(t *testing.T) {
 	f := serve(t, Options{})
 	h, ended := f.describing(6, func(b *fetch.Batch, _ waitMetadata) any {

@@ -96,7 +96,7 @@ func TestMaxStreams(t *testing.T) {
 	wantCode(t, err, codes.ResourceExhausted, want)
 	_, _, err = f.exchange(t.Context(), command(`{"take": {"dataset": "big"}}`), positionSchema).answer()
 	wantCode(t, err, codes.ResourceExhausted, want)
-	// What is no stream goes on, and a place that becomes free is used.
+	// Other calls than streams go on, and a free place is used.
 	if _, err := f.infos(""); err != nil {
 		t.Error(err)
 	}
@@ -171,8 +171,8 @@ func TestPanic(t *testing.T) {
 	f.fill("d", 10)
 }
 
-// TestPanicAtTheDoor: nor does a panic while it is found out who calls.
-func TestPanicAtTheDoor(t *testing.T) {
+// TestPanicInAuthentication: nor does a panic during authentication.
+func TestPanicInAuthentication(t *testing.T) {
 	f := serve(t, Options{})
 	f.server.identify = func(ctx context.Context, c fetch.Caller) fetch.Caller {
 		if md, _ := metadata.FromIncomingContext(ctx); len(md.Get("test-panic")) > 0 {
@@ -188,7 +188,7 @@ func TestPanicAtTheDoor(t *testing.T) {
 		t.Errorf("the log has not the panic of id %q: %s", id, log)
 	}
 	if strings.Contains(err.Error(), "stranger") {
-		t.Errorf("the client is told what only the log says: %v", err)
+		t.Errorf("the client gets what only the log may have: %v", err)
 	}
 	if _, err := f.client.GetFlightInfo(t.Context(), path("d")); err != nil {
 		t.Error(err)
@@ -269,7 +269,7 @@ func Test64Streams(t *testing.T) {
 	}
 }
 
-// TestStalledReader: one client that does not read holds up nobody else.
+// TestStalledReader: one client that does not read blocks no other.
 func TestStalledReader(t *testing.T) {
 	f := serve(t, Options{})
 	f.fillLarge("big")

@@ -46,7 +46,7 @@ func TestSourcesCloseTheServer(t *testing.T) {
 }
 
 // Nor does it let other nodes in: the file that cannot be read may be that of the cluster's keys.
-func TestSourcesCloseTheDoorForNodes(t *testing.T) {
+func TestSourcesRefuseNodes(t *testing.T) {
 	t.Parallel()
 	sources := auth.NewSources(1, slog.New(slog.DiscardHandler)) // a nanosecond
 	f := serve(t, Options{Sources: sources, Cluster: &Cluster{Node: "b", Keys: peer.NewKeys(clusterKey)}})

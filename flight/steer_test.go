@@ -61,13 +61,13 @@ func TestSteer(t *testing.T) {
 	defer log.Close()
 	r := serveMixtures(t, Options{Audit: log})
 	ann := r.as("ann")
-	steer := func(who, more string) (told runInfo, err error) {
+	steer := func(who, more string) (got runInfo, err error) {
 		t.Helper()
 		o := r.as(who).act("steer", `{"dataset": "one", "run": "llama", `+more+`}`)
 		if o.err == nil {
-			mustUnmarshal(t, []byte(strings.TrimSpace(o.text)), &told)
+			mustUnmarshal(t, []byte(strings.TrimSpace(o.text)), &got)
 		}
-		return told, o.err
+		return got, o.err
 	}
 	_, err = steer("ann", `"weights": {"one": 0}`)
 	wantCode(t, err, codes.NotFound, "it begins with its first stream")
@@ -109,15 +109,15 @@ func TestSteer(t *testing.T) {
 		wantCode(t, err, tt.code, tt.want)
 	}
 
-	told, err := steer("ann", `"weights": {"one": 0}`)
+	got, err := steer("ann", `"weights": {"one": 0}`)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if told.Step == nil || *told.Step < 1 || *told.Step < told.Settled || told.Owner != "ann" || len(told.Steered) != 1 ||
-		told.Steered[0].By != "ann" || len(told.Changes) != 1 || told.Sources[1].Name != "two" {
-		t.Fatalf("%+v", told)
+	if got.Step == nil || *got.Step < 1 || *got.Step < got.Settled || got.Owner != "ann" || len(got.Steered) != 1 ||
+		got.Steered[0].By != "ann" || len(got.Changes) != 1 || got.Sources[1].Name != "two" {
+		t.Fatalf("%+v", got)
 	}
-	step := *told.Step
+	step := *got.Step
 	after := append(before, sourcesIn(t, running, 1, step+20)...)
 	for at, n := range after {
 		// Half of the rows are of one before, and none is from the step on.

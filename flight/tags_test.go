@@ -69,9 +69,9 @@ func TestTagsPinNumbers(t *testing.T) {
 	if n := rows(&flight.Ticket{Ticket: []byte(`{"dataset": "d", "snapshot": "prod"}`)}); n != 25 {
 		t.Errorf("a ticket by hand serves %d rows, want 25", n)
 	}
-	var told struct{ Snapshot int64 }
+	var tagged struct{ Snapshot int64 }
 	got, err := f.act("describe", `{"dataset": "d", "snapshot": "old"}`)
-	if err != nil || json.Unmarshal(got[0], &told) != nil || told.Snapshot != 1 {
+	if err != nil || json.Unmarshal(got[0], &tagged) != nil || tagged.Snapshot != 1 {
 		t.Errorf("describe: %s, %v", got, err)
 	}
 	listed, err := f.infos(`{"dataset": "d@old"}`)

@@ -162,7 +162,7 @@ func TestTenantPace(t *testing.T) {
 	}
 }
 
-// What is used is counted once: while streams run, and when they end.
+// Usage is counted once: while streams run, and when they end.
 func TestUsage(t *testing.T) {
 	s := serveTenants(t, threeTenants, Options{})
 	ada, bob, root := s.as("ada"), s.as("bob"), s.as("root")
@@ -223,7 +223,8 @@ func TestUsage(t *testing.T) {
 	wantCode(t, ada.act("usage", `{"dataset": "other"}`).err, codes.NotFound, "no dataset")
 }
 
-// Who ends streams is recorded, plan by plan, and nothing where nothing was ended.
+// Cancelled streams are recorded with the caller, plan by plan; if none was cancelled,
+// there is no record.
 func TestCancelIsAudited(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "audit")
 	log, err := audit.Open(audit.Options{Path: file, Logger: slog.New(slog.DiscardHandler)})

@@ -64,7 +64,9 @@ type Access struct {
 	Early   bool // and it is not certain yet that it is of the snapshot that was asked for
 }
 
-// Catalog is what there is for one caller, in one call. It is safe for concurrent use.
+// Catalog is the data that exists for one caller, in one call. It is safe for concurrent
+// use. It keeps no state of its own: each method asks for the rules in force, so that a
+// change of the rules takes effect within a call.
 type Catalog struct {
 	source *Source
 	engine *fetch.Engine
@@ -73,11 +75,14 @@ type Catalog struct {
 	call   Call
 }
 
-// For returns the catalog as a caller sees it in a call.
+// For returns the catalog for a caller. call receives the records of its reads and
+// changes.
 func (s *Source) For(caller fetch.Caller, call Call) *Catalog {
 	return &Catalog{s, s.engine, s.log, caller, call}
 }
 
+// current returns the rules in force, nil if there are none. Callers do not keep the
+// result.
 func (s *Source) current() *policy.Rules {
 	if s.rules == nil {
 		return nil
@@ -85,9 +90,11 @@ func (s *Source) current() *policy.Rules {
 	return s.rules.Load()
 }
 
-// Ruled reports whether there are rules.
+// Ruled reports whether the server has rules.
 func (s *Source) Ruled() bool { return s.current() != nil }
 
+// who converts a caller to the type that rules use: package policy does not depend on
+// fetch.
 func who(c fetch.Caller) policy.Caller {
 	return policy.Caller{Principal: c.Principal, Groups: c.Groups}
 }
@@ -96,7 +103,8 @@ func who(c fetch.Caller) policy.Caller {
 var ErrRules = fmt.Errorf("%w: the rules have changed what you may see of this dataset; ask for it again",
 	schema.ErrUnavailable)
 
-// Stands reports whether the rules that hold now say of what a caller was let do what those said under which it began.
+// Stands reports whether the rules in force still grant exactly what they granted when a
+// call began. A refused call always stands: it has nothing to lose.
 func (s *Source) Stands(caller fetch.Caller, a *Access) bool {
 	if a.Refused {
 		return true
@@ -109,7 +117,7 @@ func (s *Source) Stands(caller fetch.Caller, a *Access) bool {
 	return a.Dataset == "" || s.current().Decide(who(caller), a.Dataset).Same(a.Decision)
 }
 
-// decide says what the caller may do with a dataset.
+// decide returns the caller's rights on a dataset by the rules in force.
 func (c *Catalog) decide(dataset string) policy.Decision {
 	return c.source.current().Decide(who(c.caller), dataset)
 }
@@ -143,7 +151,7 @@ func (c *Catalog) Knows() func(principal string, a *Access) bool {
 	}
 }
 
-// denied notes that the rules refused a call, and returns the error.
+// denied records that the rules refused a call, for the audit log, and returns the error.
 func (c *Catalog) denied(dataset string, err error) error {
 	if c.source.Ruled() {
 		c.call.Note(Access{Dataset: dataset, Refused: true})
@@ -159,8 +167,11 @@ func (c *Catalog) May(ctx context.Context, dataset string, right policy.Right) e
 	return err
 }
 
+// may is May, with the decision. It refuses in two ways: a caller with the right list, or
+// one that wants to write, learns that its rights do not suffice; any other gets the
+// error for a missing dataset. The audit log has both.
 func (c *Catalog) may(ctx context.Context, dataset string, right policy.Right) (policy.Decision, error) {
-	// also for callers that would only get the error for a missing dataset: it is recorded
+	// The name is checked first, so that the audit log has no unbounded text of a caller.
 	if err := schema.CheckName("dataset", dataset); err != nil {
 		return policy.Decision{}, err
 	}
@@ -175,9 +186,10 @@ func (c *Catalog) may(ctx context.Context, dataset string, right policy.Right) (
 	return d, c.denied(dataset, c.noDataset(ctx, dataset, 0))
 }
 
-// noDataset is the error for a dataset or snapshot that does not exist for the caller,
-// or not at all. It names others that do exist for him, as far as that needs no look at
-// their rows: a rule that hides rows or columns may not fit a dataset, which hides it.
+// noDataset is the error for a dataset or snapshot that does not exist, or not for the
+// caller. It suggests names that do exist for the caller. Datasets with hidden rows or
+// columns are not suggested: their rule may not fit them, which hides them, and to find
+// that out their rows would have to be read.
 func (c *Catalog) noDataset(ctx context.Context, dataset string, number int64) error {
 	list, err := c.Datasets(ctx)
 	if err != nil {
@@ -193,7 +205,8 @@ func (c *Catalog) noDataset(ctx context.Context, dataset string, number int64) e
 	return store.NoSnapshot(named, dataset, number)
 }
 
-// Datasets lists those that exist for the caller.
+// Datasets lists the datasets that exist for the caller. The caller of Datasets must not
+// change the tags and snapshots of the entries: they are the store's.
 func (c *Catalog) Datasets(ctx context.Context) ([]store.Dataset, error) {
 	all, err := c.engine.Store().Datasets(ctx)
 	if err != nil || !c.source.Ruled() {
@@ -204,7 +217,8 @@ func (c *Catalog) Datasets(ctx context.Context) ([]store.Dataset, error) {
 	}), nil
 }
 
-// Dataset returns a dataset's entry in the catalog, an empty one if it does not exist for the caller.
+// Dataset returns the catalog's entry of a dataset, an empty one if it does not exist for
+// the caller.
 func (c *Catalog) Dataset(ctx context.Context, dataset string) (store.Dataset, error) {
 	list, err := c.Datasets(ctx)
 	if err != nil {
@@ -220,8 +234,9 @@ func (c *Catalog) Dataset(ctx context.Context, dataset string) (store.Dataset, e
 	return found, nil
 }
 
-// Existing returns a predicate for the datasets that exist for the caller. It asks the
-// catalog once, and beside it only for datasets of which the caller does not see all.
+// Existing returns a predicate for the datasets that exist for the caller. It reads the
+// catalog once, and then only snapshots of datasets that are partly hidden. The predicate
+// remembers its answers and is for one goroutine.
 func (c *Catalog) Existing(ctx context.Context) (func(dataset string) (bool, error), error) {
 	list, err := c.Datasets(ctx)
 	if err != nil {
@@ -248,27 +263,32 @@ func (c *Catalog) Existing(ctx context.Context) (func(dataset string) (bool, err
 	}, nil
 }
 
-// Ref names a dataset or one of its snapshots, as JSON does.
+// Ref names a dataset, or one of its snapshots by number or tag. It is part of the bodies
+// of actions.
 type Ref struct {
 	Dataset  string `json:"dataset"`
 	Snapshot int64  `json:"snapshot"`
 	Tag      string `json:"tag" text:"snapshot"`
 }
 
-// Request asks for all of what the reference names.
+// Request returns a request for all rows and columns of the reference.
 func (r Ref) Request() schema.Request {
 	return schema.Request{Dataset: r.Dataset, Snapshot: r.Snapshot, Tag: r.Tag}
 }
 
-// Check fails if there can be no such snapshot.
+// Check fails if no snapshot can have these names.
 func (r Ref) Check() error { return r.Request().Check() }
 
-// Snapshot looks a snapshot up that the caller has a right to, by number or by tag, the newest if neither is given.
+// Snapshot returns a snapshot on which the caller has a right, by number or by tag; the
+// newest one if the reference has neither. It records the access, and it begins a read.
 func (c *Catalog) Snapshot(ctx context.Context, ref Ref, right policy.Right) (*schema.Snapshot, error) {
 	snap, _, err := c.snapshot(ctx, ref, right)
 	return snap, err
 }
 
+// snapshot is Snapshot, with the decision. The rights are checked before the snapshot is
+// read. A failure of the catalog is reported only as far as the caller may know of the
+// dataset: see notFor.
 func (c *Catalog) snapshot(ctx context.Context, ref Ref, right policy.Right) (*schema.Snapshot, policy.Decision, error) {
 	dataset := ref.Dataset
 	d, err := c.may(ctx, dataset, right)
@@ -290,7 +310,8 @@ func (c *Catalog) snapshot(ctx context.Context, ref Ref, right policy.Right) (*s
 	return snap, d, c.call.BeginRead(ctx)
 }
 
-// Exists looks a snapshot up as Snapshot does, and fails also if the rule's where does not fit it.
+// Exists is Snapshot, and also fails if the rule's filter does not fit the snapshot. It
+// opens a job for that if the rule hides rows, which is more expensive than Snapshot.
 func (c *Catalog) Exists(ctx context.Context, ref Ref, right policy.Right) (*schema.Snapshot, error) {
 	snap, d, err := c.snapshot(ctx, ref, right)
 	if err == nil {
@@ -299,7 +320,8 @@ func (c *Catalog) Exists(ctx context.Context, ref Ref, right policy.Right) (*sch
 	return snap, err
 }
 
-// fits fails if the rule shows no column of a snapshot.
+// fits fails if the rule shows no column of a snapshot. The caller then sees no dataset,
+// and the log names the rule for the operator.
 func (c *Catalog) fits(ctx context.Context, d policy.Decision, snap *schema.Snapshot) error {
 	if d.Restriction.Visible(snap.Schema).NumFields() > 0 {
 		return nil
@@ -309,7 +331,8 @@ func (c *Catalog) fits(ctx context.Context, d policy.Decision, snap *schema.Snap
 	return c.noDataset(ctx, snap.Dataset, 0)
 }
 
-// shows fails if the rule shows no column of a snapshot, or its where does not fit it.
+// shows fails if the rule shows no column of a snapshot, or if its filter cannot be
+// evaluated on it.
 func (c *Catalog) shows(ctx context.Context, d policy.Decision, snap *schema.Snapshot) error {
 	if err := c.fits(ctx, d, snap); err != nil || !d.Restriction.HidesRows() {
 		return err
@@ -325,7 +348,8 @@ func (c *Catalog) shows(ctx context.Context, d policy.Decision, snap *schema.Sna
 	return nil
 }
 
-// within asks for one column of all rows of a snapshot that a decision shows.
+// within returns a request for one column of all rows that a decision shows. One column
+// is enough to evaluate the filter.
 func within(d policy.Decision, snap *schema.Snapshot, column string) schema.Request {
 	return schema.Request{Dataset: snap.Dataset, Snapshot: snap.Number, Columns: []string{column}, Within: d.Restriction}
 }

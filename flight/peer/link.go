@@ -1,11 +1,11 @@
-// Package peer is the way from one node to another by which blobs are asked for:
-// the messages, and the asking side, a [Link]. The answering side is part of the
-// server in package flight, whose way of sending without a copy it shares.
+// Package peer carries reads of blobs between nodes: the messages, and the requesting
+// side, a [Link]. The answering side is part of the server in package flight, because it
+// sends blobs from mapped files without a copy, as streams do.
 //
-// A link is one connection over TCP or TLS, on which asks go one way and answers the
-// other, in whatever order they come. Each message is its length and its bytes: see
-// [Conn]. It is set up again when it breaks; what was under way fails then, and is read
-// from the store.
+// A link is one connection over TCP or TLS. Requests go one way and answers the other, in
+// any order. Each message is its length and its bytes: see [Conn]. When the connection
+// breaks, the link opens it again; reads that were under way fail, and the requester
+// reads these blobs from the store. Begin with [Dial] and [Link.Get].
 package peer
 
 import (
@@ -32,38 +32,42 @@ import (
 )
 
 const (
-	// maxMessage is how long a message may be: a blob, or many, and their head.
+	// maxMessage bounds a message in bytes: one blob, or many, and their head.
 	maxMessage = peers.MaxBlob + 4<<20
-	// maxProgress is how long what a node says of its warming may be.
+	// maxProgress bounds a message about the progress of warming.
 	maxProgress = 64 << 10
-	// maxWhy is how much is kept of what a node says of a blob that it does not send.
+	// maxWhy bounds the text that is kept of the other node's reason for not sending a
+	// blob.
 	maxWhy = 1 << 10
 	// maxTickets bounds the tickets of one message, in bytes.
 	maxTickets = 1 << 20
-	// helloTimeout is how long the other side may take to say who it is.
+	// helloTimeout bounds the handshake, with connecting.
 	helloTimeout = 5 * time.Second
-	// Pauses before the link is set up again: the first, doubling up to the last.
+	// Pauses before the link connects again: the first one, doubling up to the last.
 	firstPause = 50 * time.Millisecond
 	lastPause  = 3 * time.Second
-	// keepaliveTime is after how much silence the other side is asked whether it is there.
+	// keepaliveTime is the silence after which the other side is checked, and
+	// keepaliveAnswer is how long it then has to answer.
 	keepaliveTime   = 10 * time.Second
 	keepaliveAnswer = 5 * time.Second
 )
 
-// Options says what a Link works with.
+// Options configure a Link.
 type Options struct {
 	Cluster string      // whose nodes both are; "" for any
 	Node    string      // this node's name, for the other's log
-	Other   string      // the name of the node that is to be there; "" for any
-	Zone    string      // where it is: the other limits by it what it sends
-	Keys    *Keys       // of the cluster; none if the other side wants none
-	TLS     *tls.Config // nil for none
-	// Protocol is the only one that is spoken; 0 for those of this program.
+	Other   string      // the name that the other node must have; "" for any
+	Zone    string      // this node's zone: the other side limits what it sends to each zone
+	Keys    *Keys       // keys of the cluster; none if the other side requires none
+	TLS     *tls.Config // nil for no TLS
+	// Protocol is the only protocol version to use; 0 for all versions of this program.
 	Protocol int
 	Logger   *slog.Logger // default slog.Default()
 }
 
-// Link is a way to a node: see [peers.Link]. It is safe for concurrent use.
+// Link is a connection to a node that is kept open: see [peers.Link]. It is safe for
+// concurrent use. One goroutine (run) connects and receives, one sends, and one watches
+// for silence.
 type Link struct {
 	opts    Options
 	address string
@@ -72,11 +76,14 @@ type Link struct {
 	running sync.WaitGroup
 	wake    chan struct{} // signalled when there is a request to send
 
-	// when the other side last said anything: nanoseconds since made, whatever becomes of the clock
+	// heard is when the other side last sent a byte: nanoseconds since made, by the
+	// monotonic clock.
 	heard    atomic.Int64
 	up       atomic.Bool  // changed with mu held
-	protocol atomic.Int32 // that is spoken; 0 while it is not up
+	protocol atomic.Int32 // the version in use; 0 while the link is down
 
+	// mu guards the fields below. waiting has the reads under way by their id; next is
+	// the last id given. sealer is nil while the link is down or has TLS.
 	mu      sync.Mutex
 	closed  bool
 	next    uint32
@@ -86,10 +93,10 @@ type Link struct {
 	sealer  *Sealer          // of blobs without a hash; nil if they are not sealed
 }
 
-// waiter waits for an answer, which is sent to it once, unless it has left.
+// waiter is a read that waits for its answer. It gets exactly one, unless it has left.
 type waiter struct {
-	size   int64       // with its seal, if it has one
-	answer chan answer // of one
+	size   int64       // expected bytes, with the seal if there is one
+	answer chan answer // capacity 1, so that the receiving goroutine never blocks
 }
 
 type answer struct {
@@ -97,8 +104,9 @@ type answer struct {
 	err  error
 }
 
-// Dial returns a link to the node at an address, HOST:PORT. It does not wait until
-// the node can be reached, and goes on trying until it is closed.
+// Dial returns a link to the node at an address, HOST:PORT. It does not wait for the
+// connection: the link connects in the background until Close. It fails only if the
+// address is malformed.
 func Dial(address string, opts Options) (*Link, error) {
 	if opts.Logger == nil {
 		opts.Logger = slog.Default()
@@ -135,7 +143,8 @@ func (l *Link) Close() error {
 	return nil
 }
 
-// unseal takes the seal off a blob; sealer is nil if it has none.
+// unseal verifies a blob's seal and removes it. A nil sealer means that the blob has
+// none. It releases the blob if the seal is wrong.
 func unseal(a answer, ref schema.BlobRef, sealer *Sealer) (schema.Blob, error) {
 	if a.err != nil || sealer == nil {
 		return a.blob, a.err
@@ -149,16 +158,20 @@ func unseal(a answer, ref schema.BlobRef, sealer *Sealer) (schema.Blob, error) {
 	return a.blob.First(ref.Size), nil
 }
 
-// errNoSeals says that a blob that has no hash is not to be had from the node.
+// errNoSeals means that the node cannot send a blob without a hash, because nothing would
+// prove its bytes.
 var errNoSeals = fmt.Errorf("%w: without TLS it sends no blob without a hash, or none so large", schema.ErrUnavailable)
 
-// errDown says that there is no way to the node now.
+// errDown means that there is no connection to the node now. The caller reads the store.
 var errDown = fmt.Errorf("%w: there is no connection to it", schema.ErrUnavailable)
 
-// errKeyGone says that the other node has proven to know a key that is the cluster's no longer.
+// errKeyGone means that the key by which the nodes have authenticated is no longer one of
+// the cluster's.
 var errKeyGone = fmt.Errorf("%w: the key that the node has proven to know is accepted no longer", schema.ErrUnavailable)
 
-// Get implements peers.Link.
+// Get implements peers.Link. It registers the read, wakes the sending goroutine, and
+// waits. If ctx ends first, it removes the read; if the answer is already on its way to
+// it, it waits for that and releases the blob, which no other goroutine would do.
 func (l *Link) Get(ctx context.Context, what peers.Ask) (schema.Blob, error) {
 	if what.Ref.Size > peers.MaxBlob {
 		return schema.Blob{}, fmt.Errorf("%w: a blob of %d bytes, and nodes ask each other for %d at most",
@@ -217,7 +230,7 @@ func (l *Link) SendProgress(list []peers.Progress) {
 	}
 }
 
-// run sets the link up, again and again, until ctx ends.
+// run connects and serves, until ctx ends. It logs only the first of successive failures.
 func (l *Link) run(ctx context.Context) {
 	pause := backoff.ExponentialBackOff{
 		InitialInterval: firstPause, MaxInterval: lastPause,
@@ -249,14 +262,16 @@ func (l *Link) run(ctx context.Context) {
 	}
 }
 
-// met is how a call goes on when both sides know each other.
+// met is the result of a handshake.
 type met struct {
 	protocol int
 	sealer   *Sealer // of blobs without a hash; nil if they are not sealed
 }
 
-// open begins a call of a method, over a connection of its own, once both sides know each other. All ends when ctx
-// does; cancel ends it. The caller calls end.
+// open connects and authenticates for a method. Everything ends with ctx, which cancel
+// ends. The caller calls end. If the handshake takes longer than helloTimeout, cancel
+// ends it: a program that accepts connections and never answers would otherwise hold the
+// link for ever.
 func (l *Link) open(ctx context.Context, cancel context.CancelCauseFunc,
 	method string) (c *Conn, how met, end func(), err error) {
 	late := time.AfterFunc(helloTimeout, func() {
@@ -287,7 +302,8 @@ func (l *Link) open(ctx context.Context, cancel context.CancelCauseFunc,
 	return c, meeting, func() { stop(); hangUp() }, nil
 }
 
-// serve opens the connection, reports it, and serves it until it breaks.
+// serve opens the connection, calls opened, and handles messages until it breaks. It
+// returns the first cause, after all its goroutines have ended.
 func (l *Link) serve(ctx context.Context, opened func()) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -323,7 +339,7 @@ func (l *Link) serve(ctx context.Context, opened func()) error {
 	return context.Cause(ctx)
 }
 
-// because is why ctx has ended, if it has: what was done with it has failed for that.
+// because returns the cause of ctx if ctx has ended: err then is only its consequence.
 func because(ctx context.Context, err error) error {
 	if cause := context.Cause(ctx); cause != nil {
 		return cause
@@ -331,11 +347,12 @@ func because(ctx context.Context, err error) error {
 	return err
 }
 
-// ask sends what is asked for, until ctx ends.
+// ask sends requests and progress until ctx ends. One goroutine calls it.
 func (l *Link) ask(ctx context.Context, c *Conn) error {
 	reported := map[uint64]bool{} // streams whose ticket was sent
 	for {
-		// Goroutines that are about to ask come first: what they ask for is one message, and wakes the other node once.
+		// Let goroutines that are about to request come first: their requests go in one
+		// message, which wakes the other node once.
 		runtime.Gosched()
 		l.mu.Lock()
 		doing := l.doing
@@ -355,7 +372,7 @@ func (l *Link) ask(ctx context.Context, c *Conn) error {
 		}
 		if err != nil {
 			c.Interrupt()
-			return nil //nolint:nilerr // receiving says why
+			return nil //nolint:nilerr // the receiving goroutine reports the cause
 		}
 		if n == 0 {
 			select {
@@ -368,8 +385,8 @@ func (l *Link) ask(ctx context.Context, c *Conn) error {
 	}
 }
 
-// progressMessage is a message of what streams do. Tickets are sent once, and as many
-// at a time as there is room for.
+// progressMessage encodes the progress of streams. Each ticket is sent once, and only as
+// many in one message as maxTickets has room for; the others follow in the next.
 func progressMessage(list []peers.Progress, reported map[uint64]bool) []byte {
 	list = slices.Clone(list)
 	there := make(map[uint64]bool, len(list))
@@ -393,8 +410,9 @@ func progressMessage(list []peers.Progress, reported map[uint64]bool) []byte {
 }
 
 const (
-	// atOnceBytes is how much memory is made ready for blobs that are announced, before any byte of them has come: what
-	// one system call reads. atOnceBlobs is how many they are at most.
+	// atOnceBytes bounds the memory that is allocated for announced blobs before any byte
+	// of them has come: it is what one system call reads. atOnceBlobs bounds their
+	// number.
 	atOnceBytes = 256 << 10
 	atOnceBlobs = 64
 )
@@ -407,8 +425,9 @@ type arrivals struct {
 	left  [][]byte // what is still to come of each
 }
 
-// deliver passes the answers of a message of n bytes to the reads that wait for them.
-// They are read to where they stay, several by one system call.
+// deliver passes the answers of a message of n bytes to the reads that wait for them. It
+// reads blobs directly into the memory that they keep, several by one system call. An
+// answer with another size than the request's ends the connection.
 func (l *Link) deliver(c *Conn, n int) error {
 	answers, err := readAnswers(c, n)
 	if err != nil {
@@ -422,7 +441,7 @@ func (l *Link) deliver(c *Conn, n int) error {
 		n -= a.Size
 		l.mu.Lock()
 		to := l.waiting[a.ID]
-		asked := int32(a.ID-l.next) <= 0 // numbers begin anew some day
+		asked := int32(a.ID-l.next) <= 0 // ids wrap around
 		l.mu.Unlock()
 		switch {
 		case !asked:
@@ -440,13 +459,13 @@ func (l *Link) deliver(c *Conn, n int) error {
 			}
 			continue
 		}
-		if err := l.arrive(c, &come); err != nil { // what comes before it
+		if err := l.arrive(c, &come); err != nil { // the blobs before this answer
 			return err
 		}
 		bytes = 0
 		var is answer
 		switch {
-		case to == nil: // it has left
+		case to == nil: // the read has left
 			err = discard(c, a.Size)
 		case a.Status != Here:
 			is.err, err = readWhy(c, a)
@@ -459,10 +478,10 @@ func (l *Link) deliver(c *Conn, n int) error {
 	if err := l.arrive(c, &come); err != nil {
 		return err
 	}
-	return discard(c, n) // what a later version says
+	return discard(c, n) // fields of a later version
 }
 
-// add makes memory ready for a blob.
+// add allocates memory for a blob.
 func (c *arrivals) add(a Answer) {
 	b := newBuffer(a.Size)
 	memory := b.memory[:a.Size:a.Size]

@@ -229,7 +229,7 @@ func TestGrpcDropsFrames(t *testing.T) {
 					return err
 				}
 				err = s.SendMsg(queueing{f, func() {
-					if how == "cut" { // what is queued lies in the transport when the connection breaks
+					if how == "cut" { // queued messages are in the transport when the connection breaks
 						return
 					}
 					close(ready)

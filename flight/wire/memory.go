@@ -14,29 +14,31 @@ import (
 // call may hold some memory, so it has to stop waiting at some time.
 const uploadPatience = 10 * time.Second
 
-// Shares counts the memory of one use: by address, which may take three quarters, and all together. So a client that
-// holds what it may keeps no other address waiting. It is safe for concurrent use.
+// Shares accounts for the memory of one use, in total and by address. One address may
+// take three quarters, so that a client that holds its maximum leaves room for the
+// others. It is safe for concurrent use.
 type Shares struct {
 	all  *admission.Ledger
 	use  admission.Use
 	most int64 // for one address
 
 	mu    sync.Mutex
-	peers map[string]*share // that have some, or wait for it; guarded by mu
+	peers map[string]*share // addresses that have memory or wait for it; guarded by mu
 }
 
-// share is what one address has.
+// share is the account of one address. It is removed with its last user.
 type share struct {
 	ledger *admission.Ledger
 	users  int // leases, and calls of Reserve; guarded by Shares.mu
 }
 
-// NewShares returns shares of what a ledger has for a use.
+// NewShares returns the shares of a ledger's limit for a use.
 func NewShares(all *admission.Ledger, use admission.Use) *Shares {
 	return &Shares{all: all, use: use, most: max(1, all.Limit(use)/4*3), peers: map[string]*share{}}
 }
 
-// enter returns the share of an address. The caller calls done when it has given back what it took.
+// enter returns the share of an address. The caller calls done after it has returned all
+// memory.
 func (s *Shares) enter(peer string) *share {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -51,8 +53,9 @@ func (s *Shares) enter(peer string) *share {
 	return p
 }
 
-// Reserve counts n bytes in for an address, on a tenant's account, as soon as they fit. They are given back by release.
-// It fails with schema.ErrLimit where they never would fit, and with ctx's cause where that ends first.
+// Reserve charges n bytes to an address and to a tenant, as soon as they fit. release
+// returns them. It fails with schema.ErrLimit if they can never fit, and with ctx's cause
+// if that ends first.
 func (s *Shares) Reserve(ctx context.Context, peer, tenant string, n int64) (release func(), err error) {
 	own, err := s.enter(peer).ledger.Reserve(ctx, s.use, n)
 	if err == nil {
@@ -70,7 +73,8 @@ func (s *Shares) Reserve(ctx context.Context, peer, tenant string, n int64) (rel
 	return nil, err
 }
 
-// Lease returns a lease without memory, which the caller releases.
+// Lease returns an empty lease of a new account, which the caller releases. ctx ends
+// waits for memory.
 func (s *Shares) Lease(ctx context.Context, peer string) *Lease {
 	a := &account{ctx: ctx, shares: s, peer: peer, leases: 1}
 	a.own, _ = s.enter(peer).ledger.Try(s.use, 0)
@@ -78,7 +82,7 @@ func (s *Shares) Lease(ctx context.Context, peer string) *Lease {
 	return &Lease{account: a}
 }
 
-// Most is what one address may have.
+// Most returns the bound for one address in bytes.
 func (s *Shares) Most() int64 { return s.most }
 
 // Holds returns the bytes that an address has, and how many of its calls wait for more.
@@ -92,6 +96,8 @@ func (s *Shares) Holds(peer string) (used int64, waiting int) {
 	return 0, 0
 }
 
+// done removes the share of an address with its last user, so that the map is bounded by
+// the running calls.
 func (s *Shares) done(peer string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -101,7 +107,7 @@ func (s *Shares) done(peer string) {
 	}
 }
 
-// account is the memory of one call: what it has itself, it does not wait for.
+// account is the memory of one call, which may have several leases.
 type account struct {
 	ctx    context.Context // ends before the leases are released
 	shares *Shares
@@ -121,15 +127,15 @@ type Lease struct {
 	over    bool  // guarded by account.mu
 }
 
-// During notes in whose turn the account takes memory from now on: where that has to wait, the turn is others' meanwhile.
+// During sets the turn in which the account takes memory from now on. While the account
+// waits for memory, it returns the turn, so that other tenants can work.
 func (l *Lease) During(t *admission.Turn) {
 	l.account.mu.Lock()
 	defer l.account.mu.Unlock()
 	l.account.turn = t
 }
 
-// Another returns a lease of the same account, without memory, which the caller
-// releases.
+// Another returns an empty lease of the same account, which the caller releases.
 func (l *Lease) Another() *Lease {
 	l.account.mu.Lock()
 	defer l.account.mu.Unlock()
@@ -140,8 +146,8 @@ func (l *Lease) Another() *Lease {
 	return &Lease{account: l.account}
 }
 
-// Grow counts n more bytes in, or waits for a while and fails with
-// schema.ErrLimit.
+// Grow charges n more bytes. If they do not fit, it waits for uploadPatience at most, and
+// fails with schema.ErrLimit.
 func (l *Lease) Grow(n int64) error {
 	a := l.account
 	a.mu.Lock()
@@ -156,6 +162,8 @@ func (l *Lease) Grow(n int64) error {
 	return nil
 }
 
+// growLocked charges the address first and then the whole use. It holds mu while it
+// waits.
 func (a *account) growLocked(n int64) error {
 	if a.own.TryGrow(n) {
 		if a.all.TryGrow(n) {
@@ -186,7 +194,7 @@ func (a *account) growLocked(n int64) error {
 	return err
 }
 
-// Shrink counts n bytes out.
+// Shrink returns n bytes, or what the lease has, if that is less.
 func (l *Lease) Shrink(n int64) {
 	l.account.mu.Lock()
 	defer l.account.mu.Unlock()
@@ -200,14 +208,14 @@ func (l *Lease) shrinkLocked(n int64) {
 	l.account.all.Shrink(n)
 }
 
-// Bytes is how much the lease has.
+// Bytes returns the bytes that the lease has.
 func (l *Lease) Bytes() int64 {
 	l.account.mu.Lock()
 	defer l.account.mu.Unlock()
 	return l.n
 }
 
-// Release gives all of it back, once and for all.
+// Release returns all bytes. Later calls do nothing, and Grow fails.
 func (l *Lease) Release() {
 	a := l.account
 	a.mu.Lock()

@@ -18,46 +18,48 @@ import (
 	"bowstring/schema"
 )
 
-// A message is received here rather than by grpc, which takes in whatever a
-// client claims, with one limit for all methods, and unary requests before
-// anybody is asked. Here the length is known before a byte of the message is
-// taken: the limit is the method's, and the memory is counted as it comes.
+// This package receives messages itself. grpc's own way would allocate what a client
+// announces, with one limit for all methods, and it would read unary requests before the
+// server could refuse them. Here the length is known before a byte of the message is
+// read: the limit depends on the method, and memory is charged as bytes arrive.
 
 const (
 	messagePrefix = 5 // compressed or not, length (32 bits)
-	// requestSlack is what the protobuf around a request may have: what is still
-	// larger is refused before it is read.
+	// requestSlack is the room for the protobuf fields around a request. A larger message
+	// is refused unread.
 	requestSlack = 64 << 10
-	// requestFactor is how much more than its message a decoded request takes:
-	// lists of short texts are the worst.
+	// requestFactor bounds the memory of a decoded request, as a multiple of its
+	// encoding. Lists of short texts are the worst case.
 	requestFactor = 10
-	// firstPiece is what is taken of a message before there is room for more. So a
-	// client has to send a fair part of what it wants to be counted for.
+	// firstPiece is how much of a message is read before more memory is charged, and
+	// pieceFactor is the growth of later pieces. So a client has to send a sizeable part
+	// of the bytes for which it occupies memory.
 	firstPiece  = 64 << 10
 	pieceFactor = 16
-	// bodyAlign is what Arrow's values are aligned to.
+	// bodyAlign is the alignment of Arrow values in bytes.
 	bodyAlign = 8
 )
 
-// headerReader is what grpc's transport has of a call. ReadMessageHeader fills all of the slice, however long it is, and
-// lets the client send that much.
+// headerReader is the method of grpc's transport stream that this package uses.
+// ReadMessageHeader fills the whole slice, of any length, and opens the client's
+// flow-control window by that much.
 type headerReader interface {
 	ReadMessageHeader(into []byte) error
 }
 
-// Limits bound what a call sends.
+// Limits bound the messages of a call.
 type Limits struct {
 	MaxMessageBytes, MaxRequestBytes int
-	// RequestTimeout is how long a call may take to say what it wants, MessageTimeout how long a piece of a later message
-	// may take to arrive.
+	// RequestTimeout bounds the time until the first message is complete. MessageTimeout
+	// bounds the time in which a piece of a later message arrives.
 	RequestTimeout, MessageTimeout time.Duration
 }
 
-// Receiver reads the messages of one call. It is for one goroutine at a time.
+// Receiver reads the messages of one call. Only one goroutine at a time may use it.
 type Receiver struct {
 	limits Limits
 	from   headerReader
-	plain  grpc.ServerStream // in place of from, where grpc is not the release that was proven
+	plain  grpc.ServerStream // used instead of from, if grpc is another release than the one that was tested
 	many   bool              // the client may send several messages
 	kill   func(error)
 
@@ -66,8 +68,9 @@ type Receiver struct {
 	watch *time.Timer
 }
 
-// NewReceiver returns the receiver of a call, which the caller closes. It takes over a lease, by which the last message
-// is counted. many says that the client may send several messages. kill ends the call, which is too slow.
+// NewReceiver returns the receiver of a call, which the caller closes. It takes over a
+// lease, to which the current message is charged. many says that the client may send
+// several messages. kill ends a call that is too slow.
 func NewReceiver(ss grpc.ServerStream, limits Limits, lease *Lease, many bool, kill func(error)) (*Receiver, error) {
 	r := &Receiver{limits: limits, many: many, kill: kill, lease: lease}
 	if isPlain(ss.Context()) {
@@ -86,8 +89,8 @@ func NewReceiver(ss grpc.ServerStream, limits Limits, lease *Lease, many bool, k
 	return r, nil
 }
 
-// Receive reads the next message into m: io.EOF if there is none. The parts of a FlightData are valid until the next
-// call.
+// Receive decodes the next message into m, or returns io.EOF. The slices of a FlightData
+// are valid until the next call.
 func (r *Receiver) Receive(m proto.Message) error {
 	data, isData := m.(*flight.FlightData)
 	b, err := r.next(isData)
@@ -111,7 +114,7 @@ func (r *Receiver) Receive(m proto.Message) error {
 	return err
 }
 
-// next takes in the next message, in place of the one before it.
+// next reads the next message and returns the memory of the previous one.
 func (r *Receiver) next(data bool) ([]byte, error) {
 	if r.plain != nil {
 		return r.nextPlain(data)
@@ -132,7 +135,8 @@ func (r *Receiver) next(data bool) ([]byte, error) {
 	return r.read(n)
 }
 
-// nextPlain has grpc take in the next message, which is counted when it is there.
+// nextPlain lets grpc read the next message, which is charged when it is complete. It is
+// less strict than next, and used only if grpc's transport is not the tested one.
 func (r *Receiver) nextPlain(data bool) ([]byte, error) {
 	var m received
 	if err := r.plain.RecvMsg(&m); err != nil {
@@ -145,7 +149,7 @@ func (r *Receiver) nextPlain(data bool) ([]byte, error) {
 	return m, r.lease.Grow(int64(cap(m)))
 }
 
-// allowed checks the length of a message before any of it is taken in.
+// allowed checks the announced length of a message before any of it is read.
 func (r *Receiver) allowed(n int, data bool) error {
 	o := &r.limits
 	switch {
@@ -158,8 +162,8 @@ func (r *Receiver) allowed(n int, data bool) error {
 	return nil
 }
 
-// read takes in a message of n bytes. The result has room for one more alignment behind
-// it.
+// read reads a message of n bytes, in pieces that grow by pieceFactor. The result has
+// room for bodyAlign more bytes, which align uses.
 func (r *Receiver) read(n int) ([]byte, error) {
 	size := min(n, firstPiece)
 	if err := r.lease.Grow(int64(size + bodyAlign)); err != nil {
@@ -184,7 +188,8 @@ func (r *Receiver) read(n int) ([]byte, error) {
 	}
 }
 
-// piece fills b, in time.
+// piece fills b. After the first message it has MessageTimeout for that: a client that
+// announces a message and then stops would hold its memory for ever.
 func (r *Receiver) piece(b []byte) error {
 	if len(b) == 0 {
 		return nil
@@ -207,7 +212,7 @@ func (r *Receiver) piece(b []byte) error {
 	return nil
 }
 
-// broken is what a transport's error means.
+// broken translates an error of the transport.
 func (r *Receiver) broken(err error) error {
 	switch {
 	case errors.Is(err, io.EOF) && !r.first && !r.many:
@@ -219,14 +224,15 @@ func (r *Receiver) broken(err error) error {
 	return err
 }
 
-// Answered says that the request is done with, and that its client has an answer coming.
+// Answered returns the memory of the decoded request when its answer begins, for methods
+// with one request.
 func (r *Receiver) Answered() {
 	if !r.many {
 		r.lease.Shrink(r.lease.Bytes() - r.lease.Bytes()/requestFactor)
 	}
 }
 
-// Close gives back what the call took.
+// Close stops the timer and returns all memory of the call.
 func (r *Receiver) Close() {
 	r.watch.Stop()
 	r.lease.Release()
@@ -274,8 +280,8 @@ const (
 	fieldBody       = 1000
 )
 
-// data takes a FlightData apart, whose parts are those of b, which protobuf
-// would copy. The body begins at a multiple of bodyAlign.
+// data splits a FlightData into slices of b, which protobuf would copy. The body begins
+// at a multiple of bodyAlign. Unknown fields are skipped, as protobuf does.
 func (r *Receiver) data(b []byte, m *flight.FlightData) error {
 	m.Reset()
 	whole := b
@@ -327,8 +333,9 @@ func notFlightData(n int) error {
 	return fmt.Errorf("%w: the message is no FlightData: %v", schema.ErrInvalid, protowire.ParseError(n)) //nolint:errorlint // a client's mistake, whatever it wraps
 }
 
-// align moves the body to where values can be read in place: into the room
-// behind the message if it is its end, as writers have it, else elsewhere.
+// align makes the body's address a multiple of bodyAlign, so that values can be read in
+// place. If the body is at the end of the message, as all writers put it, it is moved by
+// a few bytes into the room behind; otherwise it is copied.
 func (r *Receiver) align(whole []byte, m *flight.FlightData) error {
 	body := m.DataBody
 	if len(body) == 0 {

@@ -14,7 +14,7 @@ import (
 
 // A client that does not read holds what its transport takes, and the next sample; no batch is made ready behind that
 // where memory has room for few. So another client goes on.
-func TestLittleMemoryBesideStalled(t *testing.T) {
+func TestLittleMemoryWithStalled(t *testing.T) {
 	f := serve(t, Options{})
 	f.fillLarge("big") // of samples of 1 MiB
 	discard := slog.New(slog.DiscardHandler)
@@ -57,6 +57,6 @@ func TestLittleMemoryBesideStalled(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := drainStream(other); err != nil {
-		t.Errorf("beside one that stands still: %v; %d bytes are held", err, engine.Stats().WindowUsed)
+		t.Errorf("with a stalled stream: %v; %d bytes are held", err, engine.Stats().WindowUsed)
 	}
 }

@@ -12,7 +12,7 @@ import (
 )
 
 // Watching health takes no credentials, and nothing from the calls that do.
-func TestCallsBesideFlight(t *testing.T) {
+func TestAuxiliaryCalls(t *testing.T) {
 	o := Options{MaxStreams: 2, MaxStreamsPerPeer: 1}
 	r := newRegistry(&o)
 	var calls []*call
@@ -56,7 +56,7 @@ func TestCallsBesideFlight(t *testing.T) {
 func TestNamesAreCheckedFirst(t *testing.T) {
 	r := wrongServer(t)
 	long := strings.Repeat("<", 1<<20)
-	o := r.as("nobody").take(`{"take": {"dataset": "`+long+`"}}`, positions(1))
+	o := r.as("stranger").take(`{"take": {"dataset": "`+long+`"}}`, positions(1))
 	wantCode(t, o.err, codes.InvalidArgument, "dataset: got")
 	if n := len(o.err.Error()); n > 1000 {
 		t.Errorf("an error of %d bytes", n)

@@ -7,13 +7,13 @@ import (
 	"google.golang.org/grpc/metadata"
 )
 
-// Somebody sees of a look what the action stats would tell him, and nothing of others.
-func TestVisitorsSee(t *testing.T) {
+// A viewer sees of a Status what the action stats would show it, and nothing of others.
+func TestViewersSee(t *testing.T) {
 	r := wrongServer(t)
 	plan, end := r.as("bob").streaming(`{"dataset": "` + hiddenDataset +
 		`", "batch": 1, "batch_bytes": 1, "rank": 0, "epochs": 1000}`)
 	defer end()
-	visitor := func(who string) *Viewer {
+	viewer := func(who string) *Viewer {
 		ctx := metadata.NewIncomingContext(t.Context(), metadata.Pairs("test-principal", who)) // see serveRules
 		v, err := r.server.NewViewer(ctx, "", &net.TCPAddr{}, func(error) {})
 		if err != nil {
@@ -22,7 +22,7 @@ func TestVisitorsSee(t *testing.T) {
 		t.Cleanup(v.Leave)
 		return v
 	}
-	alice, bob, root := visitor("alice"), visitor("bob"), visitor("root")
+	alice, bob, root := viewer("alice"), viewer("bob"), viewer("root")
 	l := r.server.Status()
 	if s := root.Visible(l); !s.All || len(s.Streams) != 1 || len(s.More) != 1 || s.Streams[0].Plan != plan ||
 		s.More[0].Dataset != hiddenDataset || s.Server.Calls == 0 {

@@ -16,23 +16,23 @@ import (
 	"bowstring/internal/authtest"
 )
 
-// doors are all ways into a server at once, over TLS.
-type doors struct {
+// logins are all ways to authenticate to one server, over TLS.
+type logins struct {
 	t         testing.TB
 	dir       string
 	authority *authtest.Authority // of servers and clients
 	provider  *authtest.Provider
 	tokens    string // the file
-	door      *auth.Authenticator
+	auth      *auth.Authenticator
 	log       *lockedBuffer
 }
 
 const audience = "bowstring"
 
-// newDoors opens all doors; change, if not nil, changes their options before.
-func newDoors(t testing.TB, change func(*auth.Options)) *doors {
+// newLogins enables all of them; change, if not nil, changes the options before.
+func newLogins(t testing.TB, change func(*auth.Options)) *logins {
 	t.Helper()
-	d := &doors{t: t, dir: t.TempDir(), authority: authtest.NewAuthority(t, "authority"),
+	d := &logins{t: t, dir: t.TempDir(), authority: authtest.NewAuthority(t, "authority"),
 		provider: authtest.NewProvider(t), log: &lockedBuffer{}}
 	d.tokens = filepath.Join(d.dir, "tokens.json")
 	d.token(auth.Token{Principal: "somebody"}) // makes the file
@@ -54,28 +54,28 @@ func newDoors(t testing.TB, change func(*auth.Options)) *doors {
 		change(&opts)
 	}
 	var err error
-	if d.door, err = auth.New(t.Context(), opts); err != nil {
+	if d.auth, err = auth.New(t.Context(), opts); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := d.door.Close(); err != nil {
+		if err := d.auth.Close(); err != nil {
 			t.Error(err)
 		}
 		if t.Failed() {
-			t.Logf("the door's log:\n%s", d.log)
+			t.Logf("the Authenticator's log:\n%s", d.log)
 		}
 	})
 	return d
 }
 
-// serve starts a server behind the doors, whose clients bring a token of alice's.
-func (d *doors) serve(opts Options) (f *fixture, token string) {
+// serve starts a server with these options, whose clients send a token of alice's.
+func (d *logins) serve(opts Options) (f *fixture, token string) {
 	d.t.Helper()
 	token = d.token(auth.Token{Principal: "alice", Groups: []string{"ml"}, Tenant: "vision",
 		Tenants: []string{"audio"}})
-	// The door has to have seen it before anybody comes.
+	// The Authenticator has to have read it before a client calls.
 	d.await(func() bool { return d.known(token) })
-	opts.Auth = d.door
+	opts.Auth = d.auth
 	t, ok := d.t.(*testing.T)
 	if !ok {
 		d.t.Fatal("a benchmark has no server")
@@ -84,14 +84,14 @@ func (d *doors) serve(opts Options) (f *fixture, token string) {
 		token})), token
 }
 
-// known reports whether the door knows a token by now.
-func (d *doors) known(token string) bool {
-	_, err := d.door.Authenticate(incoming1("authorization", "Bearer "+token))
+// known reports whether the Authenticator knows a token by now.
+func (d *logins) known(token string) bool {
+	_, err := d.auth.Authenticate(incoming1("authorization", "Bearer "+token))
 	return err == nil
 }
 
 // await waits for what is bound to happen.
-func (d *doors) await(happened func() bool) {
+func (d *logins) await(happened func() bool) {
 	d.t.Helper()
 	for end := time.Now().Add(time.Minute); !happened(); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
@@ -101,7 +101,7 @@ func (d *doors) await(happened func() bool) {
 }
 
 // token makes a token, and adds it to the file.
-func (d *doors) token(t auth.Token) string {
+func (d *logins) token(t auth.Token) string {
 	d.t.Helper()
 	secret, err := auth.AddToken(d.tokens, &t)
 	if err != nil {
@@ -111,14 +111,14 @@ func (d *doors) token(t auth.Token) string {
 }
 
 // exchange writes another certificate and key.
-func (d *doors) exchange(p authtest.Pair) {
+func (d *logins) exchange(p authtest.Pair) {
 	authtest.Write(d.t, d.dir, "server.key", p.Key)
 	authtest.Write(d.t, d.dir, "server.pem", p.Cert)
 }
 
 // trust connects to servers of the authority, with a client's certificate if
 // there is one; change changes how.
-func (d *doors) trust(own *authtest.Pair, change func(*tls.Config)) grpc.DialOption {
+func (d *logins) trust(own *authtest.Pair, change func(*tls.Config)) grpc.DialOption {
 	d.t.Helper()
 	config := d.client(own)
 	if change != nil {
@@ -128,7 +128,7 @@ func (d *doors) trust(own *authtest.Pair, change func(*tls.Config)) grpc.DialOpt
 }
 
 // client is how a client with that certificate connects, nil for none.
-func (d *doors) client(own *authtest.Pair) *tls.Config {
+func (d *logins) client(own *authtest.Pair) *tls.Config {
 	d.t.Helper()
 	config := &tls.Config{RootCAs: x509.NewCertPool(), MinVersion: tls.VersionTLS13}
 	if !config.RootCAs.AppendCertsFromPEM(d.authority.PEM) {
