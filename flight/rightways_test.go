@@ -149,7 +149,7 @@ func TestRevokedStream(t *testing.T) {
 	for err == nil {
 		_, err = stream.Recv()
 	}
-	wantCode(t, err, codes.Unauthenticated, "what let the call in has ended meanwhile: the token was revoked")
+	wantCode(t, err, codes.Unauthenticated, "the credentials of the call have become invalid: the token was revoked")
 	_, err = f.client.GetFlightInfo(t.Context(), command(`{"dataset":"d"}`))
 	wantCode(t, err, codes.Unauthenticated, "valid credentials")
 }

@@ -224,7 +224,7 @@ def test_what_a_client_keeps_of_ended_rings_counts(start: StartNode, tmp_path: P
         try:
             ring = _shm.Ring(_shm_auth.Endpoint.from_answer(answer))
         except OSError as error:
-            assert "have not let go of" in str(error)  # noqa: PT017
+            assert "have not released" in str(error)  # noqa: PT017
             refused += 1
             continue
         kept.append(ring._memory)
