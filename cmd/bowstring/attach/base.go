@@ -22,7 +22,7 @@ type Rows struct {
 	order   []uint32    // positions, by ids
 	refs    [][]schema.BlobRef
 	columns map[string]arrow.Array
-	used    map[schema.ObjectPrefix]*numbers // objects that blobs lie in, by their sets
+	used    map[schema.ObjectPrefix]*numbers // objects with blobs, by their sets
 }
 
 // numbers is a set of numbers of objects.
@@ -180,8 +180,9 @@ func (r *Rows) known(row int, columns map[string]arrow.Array, begin int) source.
 	}}
 }
 
-// Known returns what is known of a sample whose blobs lie where they lay, in objects that have not changed; nil of any
-// other. It is safe for concurrent use, and beside one caller of Ref and Keep.
+// Known returns what is known of a sample whose blobs are at the same extents of objects
+// that have not changed; nil for any other. It is safe for concurrent use, also with one
+// caller of Ref and Keep.
 func (l *Listing) Known(rows *Rows, id schema.ID, at []source.Extent) *source.Known {
 	row, ok := rows.find(id)
 	if !ok || len(at) != len(rows.refs) {
@@ -212,9 +213,9 @@ func (l *Listing) Known(rows *Rows, id schema.ID, at []source.Extent) *source.Kn
 	return &known
 }
 
-// Proves reports whether a row has its blobs where they lay, in the same versions of the same objects, and a checksum for each,
-// where one of them had none. sets are those of the snapshot before; at says where the blobs lie, and ref how they are
-// referred to.
+// Proves reports whether a row has its blobs at the same extents, in the same versions of
+// the same objects, and a checksum for each, where one of them had none. sets are those
+// of the snapshot before; at returns the extents of the blobs, and ref their references.
 func (l *Listing) Proves(rows *Rows, sets []Base, id schema.ID, at func(column int) source.Extent,
 	ref func(column int) *schema.BlobRef) bool {
 	row, ok := rows.find(id)

@@ -13,8 +13,9 @@ import (
 
 // Kept are the rows of objects that have not changed, by their objects. It implements source.Kept, for one goroutine.
 //
-// An object's rows are known where they follow each other in a snapshot, all in one split, and lie in no other object
-// besides. The manifest tells that by the addresses of the blobs.
+// An object's rows are known where they follow each other in a snapshot, all in one
+// split, and are in no other object. The addresses of the blobs in the manifest show
+// that.
 type Kept struct {
 	dataset string
 	bases   []*Rows
@@ -79,7 +80,7 @@ func (r *Rows) runs() map[objectAt]*run {
 	for pos := range r.ids {
 		var own *run
 		first := objectAt{}
-		several, elsewhere := false, false // it lies in several objects; in none, but in the store
+		several, elsewhere := false, false // it is in several objects; in none, but in the store
 		for c := range r.refs {
 			ref := &r.refs[c][pos]
 			if ref.Size == null {

@@ -1,5 +1,6 @@
-// Package attach makes keys of where the blobs of a source lie. It cuts the objects that a source lists into object
-// sets, finds those that a snapshot has already, and keeps what units there are.
+// Package attach makes keys from the extents of the blobs of a source. It cuts the
+// objects that a source lists into object sets, finds those that a snapshot has already,
+// and keeps what units there are.
 package attach
 
 import (
@@ -35,7 +36,7 @@ type set struct {
 	prefix  schema.ObjectPrefix
 	known   *schema.SetRef // one of the snapshot before; nil for one that is made here
 	objects []int          // of one that is made here
-	used    bool           // blobs lie in it
+	used    bool           // it has blobs
 }
 
 // NewListing cuts objects into sets. bucket is the URL of their bucket, and reading says how the source is read; unread, that blobs are
@@ -80,11 +81,12 @@ func NewListing(bucket, reading string, unread bool, objects []schema.Object, ba
 type Base struct {
 	Ref schema.SetRef
 	Set *schema.ObjectSet
-	// Rows are those that may lie in it, of one snapshot or of several: an object without any is not taken from it. nil: all are.
+	// Rows are those that may be in it, of one snapshot or of several: an object without
+	// any is not taken from it. nil: all are.
 	Rows []*Rows
 }
 
-// has reports whether a row lies in an object.
+// has reports whether an object has a row.
 func (b *Base) has(number int) bool {
 	return b.Rows == nil || slices.ContainsFunc(b.Rows, func(r *Rows) bool {
 		in := r.used[b.Ref.Prefix]
@@ -140,8 +142,8 @@ const (
 	mostInUnit = 1<<40 - 1
 )
 
-// Ref makes the reference of a blob: its key is the address of where it lies. data is nil of one that was not read, whose
-// checksum is not known.
+// Ref makes the reference of a blob: its key is the address of its extent. data is nil of
+// one that was not read, whose checksum is not known.
 func (l *Listing) Ref(at source.Extent, data []byte) (schema.BlobRef, error) {
 	read := data != nil
 	i, ok := l.find(at.File)
@@ -154,11 +156,11 @@ func (l *Listing) Ref(at source.Extent, data []byte) (schema.BlobRef, error) {
 		size, most = at.Unit.Size, mostInUnit
 	}
 	if read && at.Length != int64(len(data)) || at.Length < 0 || at.Offset < 0 || at.Length > size-at.Offset {
-		return schema.BlobRef{}, fmt.Errorf("%w: a blob of %d bytes is said to lie at %d in %s, of %d bytes",
+		return schema.BlobRef{}, fmt.Errorf("%w: a blob of %d bytes is said to be at %d in %s, of %d bytes",
 			schema.ErrDataLoss, at.Length, at.Offset, source.Quoted(at.File), size)
 	}
 	if at.Offset > most || at.Unit != nil && at.Unit.Offset > mostOffset {
-		return schema.BlobRef{}, fmt.Errorf("%w: %s lies further in its object than an address reaches",
+		return schema.BlobRef{}, fmt.Errorf("%w: %s is further in its object than an address reaches",
 			schema.ErrNotSupported, source.Quoted(at.File))
 	}
 	p := l.places[i]
@@ -215,7 +217,7 @@ func (l *Listing) Keeps() bool {
 	return slices.ContainsFunc(l.places, func(p place) bool { return l.sets[p.set].known != nil })
 }
 
-// KeptSets lists the sets of the snapshot before that blobs lie in.
+// KeptSets lists the sets of the previous snapshot that still have blobs.
 func (l *Listing) KeptSets() []schema.SetRef {
 	var kept []schema.SetRef
 	for _, s := range l.sets {

@@ -16,8 +16,9 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// TestListing attaches random listings one after the other, each a change of the one before. Every reference leads to the
-// object that the blob lies in, as it is now; an object that is unchanged stays in the set it was in.
+// TestListing attaches random listings one after the other, each a change of the one
+// before. Every reference leads to the object of the blob, as it is now; an object that
+// is unchanged stays in the set it was in.
 func TestListing(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -83,7 +84,7 @@ func TestListing(t *testing.T) {
 					t.Fatalf("%s leads to %+v of %+v", key, a, o)
 				}
 				if _, ok := o.Unit(a.Unit); a.Packed && !ok {
-					t.Fatalf("%s lies in a unit at %d, and there is none", key, a.Unit)
+					t.Fatalf("%s is in a unit at %d, and there is none", key, a.Unit)
 				}
 				id := fmt.Sprint(key, now[key].Version, a.Packed)
 				if was, ok := had[id]; ok && was != a && slices.ContainsFunc(kept, func(b Base) bool {

@@ -15,7 +15,7 @@ import (
 )
 
 const (
-	// provedTogether is how many blobs are sorted by where they lie before they are read.
+	// provedTogether is how many blobs are sorted by their extents before they are read.
 	provedTogether = 1 << 16
 	// proofBytes is how much of an object is read at once; a larger blob is read whole.
 	proofBytes = 8 << 20
@@ -71,7 +71,7 @@ func Prove(ctx context.Context, st store.Store, snap *schema.Snapshot, row func(
 	return prover.KeepProofs(ctx)
 }
 
-// located is a blob and where it lies.
+// located is a blob and its extent.
 type located struct {
 	ref schema.BlobRef
 	at  store.Location
@@ -85,7 +85,7 @@ func proveAll(ctx context.Context, st store.Store, refs []schema.BlobRef) error 
 	for i, ref := range refs {
 		at, ok, err := st.Locate(ctx, ref)
 		if err == nil && !ok {
-			err = fmt.Errorf("%w: blob %s has no checksum, and lies in no object", schema.ErrDataLoss, ref.Key)
+			err = fmt.Errorf("%w: blob %s has no checksum, and is in no object", schema.ErrDataLoss, ref.Key)
 		}
 		if err != nil {
 			return err
