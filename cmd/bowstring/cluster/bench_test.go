@@ -23,11 +23,12 @@ const (
 	benchSeed  = 7
 )
 
-// tell has the nodes tell each other what their streams do, until the function returned is called.
-func (c *nodes) tell(every time.Duration) (stop func()) {
+// report makes the nodes report to each other what their streams do, until the returned
+// function is called.
+func (c *nodes) report(every time.Duration) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
-	var telling sync.WaitGroup
-	telling.Go(func() {
+	var reporting sync.WaitGroup
+	reporting.Go(func() {
 		tick := time.NewTicker(every)
 		defer tick.Stop()
 		for {
@@ -41,7 +42,7 @@ func (c *nodes) tell(every time.Duration) (stop func()) {
 			}
 		}
 	})
-	return func() { cancel(); telling.Wait() }
+	return func() { cancel(); reporting.Wait() }
 }
 
 // epochs has ranks, shared out over the nodes, read epochs of one job; it returns how long each took, and how
@@ -87,7 +88,7 @@ func BenchmarkCluster(b *testing.B) {
 			s.rate = rate.NewLimiter(benchRate, 1<<20)
 			s.delay = 5 * time.Millisecond
 			c := newNodes(b, s, nodes, clusterOptions{spillBytes: 36 << 20})
-			stop := c.tell(50 * time.Millisecond)
+			stop := c.report(50 * time.Millisecond)
 			times, reads := c.epochs(s, 4)
 			stop()
 			for _, n := range c.list {
@@ -156,7 +157,7 @@ func BenchmarkClusterHalf(b *testing.B) {
 		s.rate = rate.NewLimiter(benchRate, 1<<20)
 		s.delay = 5 * time.Millisecond
 		c := newNodes(b, s, 4, clusterOptions{spillBytes: fixedBytes + benchRows*(24<<10)/2/4})
-		stop := c.tell(50 * time.Millisecond)
+		stop := c.report(50 * time.Millisecond)
 		_, reads := c.epochs(s, epochs)
 		stop()
 		held := 0

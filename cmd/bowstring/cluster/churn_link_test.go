@@ -58,8 +58,8 @@ func (l *churnLink) Close() error {
 	return nil
 }
 
-// churnTold is what the streams of another server do; nil where it is gone.
-type churnTold struct {
+// churnReport is what the streams of another server do; nil where it is gone.
+type churnReport struct {
 	from *churnLife
 	list []peers.Progress
 }
@@ -74,7 +74,7 @@ func (l *churnLink) SendProgress(list []peers.Progress) {
 		return
 	}
 	select {
-	case to.told <- churnTold{l.from, list}:
+	case to.reports <- churnReport{l.from, list}:
 	default:
 	}
 }
@@ -89,7 +89,7 @@ func (l *churnLife) follow() {
 	}()
 	for {
 		select {
-		case t := <-l.told:
+		case t := <-l.reports:
 			f := followers[t.from]
 			switch {
 			case t.list == nil && t.from.gone.Err() != nil:
@@ -184,7 +184,7 @@ func (l *churnLife) answer(ctx context.Context, ask peers.Ask) (fetch.Answer, er
 	defer func() {
 		b.Close()
 		select {
-		case a := <-answers: // nobody takes it
+		case a := <-answers: // it is not taken
 			a.Blob.Release()
 		default:
 		}

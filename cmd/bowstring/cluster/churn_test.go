@@ -53,7 +53,7 @@ func (l *churnLife) Leave(func() []string) { l.setLeaving(true) }
 // Return implements cluster.Server.
 func (l *churnLife) Return() { l.setLeaving(false) }
 
-// WaitStreams implements cluster.Server, for those who look and do not wait.
+// WaitStreams implements cluster.Server, for callers that do not wait.
 func (l *churnLife) WaitStreams(context.Context) int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -122,7 +122,7 @@ func (l *churnLife) undrain(cause error) bool {
 	}
 	stay(cause)
 	<-drained
-	if errors.Is(cause, cluster.ErrStays) { // also where it had ended before it was told
+	if errors.Is(cause, cluster.ErrStays) { // also if it had ended before that
 		l.Return()
 		_ = l.members.SetDraining(l.gone, nil)
 	}
@@ -260,9 +260,9 @@ func runClusterChurn(t *testing.T, s store.Store, seed uint64, total *churnTotal
 	const epochs = 3
 	seen := make([][churnSamples]atomic.Int32, epochs)
 	happening, calm := context.WithCancel(ctx)
-	var beside, reading sync.WaitGroup
+	var background, reading sync.WaitGroup
 	var trouble error
-	beside.Go(func() { trouble = w.happen(happening) }) // which has rng from now on
+	background.Go(func() { trouble = w.happen(happening) }) // which has rng from now on
 	ranks := make([]error, req.World.Size)
 	for rank := range ranks {
 		own := rand.New(rand.NewPCG(seed, uint64(100+rank)))
@@ -278,7 +278,7 @@ func runClusterChurn(t *testing.T, s store.Store, seed uint64, total *churnTotal
 	reading.Wait()
 	total.add(&total.seconds, int64(time.Since(began).Seconds()))
 	calm()
-	beside.Wait()
+	background.Wait()
 	time.Sleep(30 * time.Second) // a lease, what is doubted after it, and a read
 	trouble = errors.Join(trouble, w.agree())
 	for _, n := range w.nodes {

@@ -76,7 +76,7 @@ type churnLife struct {
 	engine    *fetch.Engine
 	members   *members.Members
 	cluster   *cluster.Cluster
-	told      chan churnTold
+	reports   chan churnReport
 	running   sync.WaitGroup
 	peerReads sync.WaitGroup // grows under node.mu, while the node has this life
 	killed    bool           // what it says of its lease comes to nothing; guarded by world.mu
@@ -188,7 +188,7 @@ func churnPause(ctx context.Context, d time.Duration) error {
 // begin starts the server, with the cache that it had or with a new one.
 func (n *churnNode) begin(protocol int, keep bool) (err error) {
 	w, log := n.world, slog.New(slog.DiscardHandler)
-	l := &churnLife{node: n, protocol: protocol, told: make(chan churnTold, 64)}
+	l := &churnLife{node: n, protocol: protocol, reports: make(chan churnReport, 64)}
 	l.gone, l.die = context.WithCancel(context.Background())
 	if n.cache != nil && !keep {
 		if err := n.cache.Close(); err != nil {

@@ -1,6 +1,7 @@
-// Package cluster joins what a node of a cluster is made of: who the members are and what they own,
-// the tier that they are to each other, and the server that answers them. The parts live
-// elsewhere; none of them knows the others.
+// Package cluster connects the parts of a cluster's node: the members and what they own
+// (fetch/members), the tier that reads from them (fetch/peers), and the links
+// (flight/peer). The parts do not import each other. Begin reading at [Cluster.Run];
+// [Drain] is how a node leaves.
 package cluster
 
 import (
@@ -24,9 +25,10 @@ import (
 	"bowstring/schema"
 )
 
-// lookEvery is how often a node looks whether others have come or gone, and tells them what its
-// streams do. Looking asks nobody: the members read the leases by themselves.
-const lookEvery = time.Second
+// refreshEvery is how often a node takes over the current view, and sends the other nodes
+// the progress of its streams. It costs no request to the store: the members read the
+// leases on their own.
+const refreshEvery = time.Second
 
 // doubtEvery is how often the leases are read while a node that has one cannot be reached: each time costs as many rows
 // as there are nodes. With it, one that has died has left the view some 14 s later at most.
@@ -34,21 +36,24 @@ const doubtEvery = 3 * time.Second
 
 // Options says what a Cluster works with.
 type Options struct {
-	// Name is the cluster's, and Node this node's id.
+	// Name is the name of the cluster, and Node the id of this node.
 	Name, Node string
-	// Members is who the members are. It stays the caller's to close.
+	// Members has the leases of the nodes. The caller closes it, after the Cluster.
 	Members *members.Members
-	// SnapshotName is the name of a place's dataset, as the spill of this node has it.
+	// SnapshotName returns the name of a snapshot by its number, as the spill of this
+	// node has it.
 	SnapshotName func(number uint32) string
-	// Zone is where it is.
+	// Zone is the zone of this node.
 	Zone string
-	// Keys are what the nodes know each other by; nil for none.
+	// Keys authenticate the nodes to each other; nil for none.
 	Keys *peer.Keys
-	// TLS is how the others are reached whose address is grpc+tls://.
+	// TLS is the configuration for nodes with an address grpc+tls://; nil for the
+	// system's roots.
 	TLS *tls.Config
-	// Plaintext says that others are asked whose address is grpc://.
+	// Plaintext says that this node reads from nodes with an address grpc://.
 	Plaintext bool
-	// Protocol is the only one that is spoken with the others; 0 for those of this program.
+	// Protocol is the only version of the protocol for the other nodes; 0 for all
+	// versions of this program.
 	Protocol int
 	// Dial returns the link to a node. Default: a connection to its address.
 	Dial   func(node layout.Node) (peers.Link, error)
@@ -61,19 +66,19 @@ type Cluster struct {
 	tier *peers.Tier
 
 	mu    sync.Mutex
-	nodes []layout.Node // as they were last looked at
-	known bool          // they were
-	met   bool          // somebody has called who was not among them
+	nodes []layout.Node // of the last Refresh; guarded by mu
+	known bool          // there was a Refresh; guarded by mu
+	met   bool          // a node called that was not among them; guarded by mu
 	links map[string]*peer.Link
 }
 
-// directory is the members as the tier wants them.
+// directory adapts the members to the interface of the tier.
 type directory struct{ *members.Members }
 
 // Route implements peers.Directory.
 func (d directory) Route(ref schema.BlobRef) peers.Route { return peers.Route(d.Members.Route(ref)) }
 
-// New returns a part in a cluster of which nobody is known yet.
+// New returns a Cluster without known nodes. Run or Refresh finds them.
 func New(opts Options) (*Cluster, error) {
 	if opts.Logger == nil {
 		opts.Logger = slog.Default()
@@ -89,10 +94,13 @@ func New(opts Options) (*Cluster, error) {
 	return c, nil
 }
 
-// Tier returns the tier that the other nodes are. Close closes it.
+// Tier returns the tier that reads from the other nodes. Close closes it.
 func (c *Cluster) Tier() *peers.Tier { return c.tier }
 
-// dial returns the link to a node that was looked at.
+// dial opens the link to a node of the last Refresh. It returns schema.ErrNotFound for
+// another node, and schema.ErrInvalid for an address without a port. A node without a
+// certificate gets the link refused if this node has one: its blobs could be read or
+// changed on the way, and the store has them as well.
 func (c *Cluster) dial(id string) (peers.Link, error) {
 	c.mu.Lock()
 	at := slices.IndexFunc(c.nodes, func(n layout.Node) bool { return n.ID == id })
@@ -135,8 +143,9 @@ func (c *Cluster) dial(id string) (peers.Link, error) {
 	return link, nil
 }
 
-// WarmOthers has each other node bring its part of a request, and calls progress, one call at a time, with what it says
-// or why it says nothing more. It returns when all have ended.
+// WarmOthers makes each other node load its part of a request. It calls progress, one
+// call at a time, with each message of a node, or with the error that ended its messages.
+// It returns when all nodes have ended.
 func (c *Cluster) WarmOthers(ctx context.Context, request []byte, tenant string,
 	progress func(node string, said []byte, err error)) {
 	c.mu.Lock()
@@ -151,27 +160,29 @@ func (c *Cluster) WarmOthers(ctx context.Context, request []byte, tenant string,
 	var all sync.WaitGroup
 	for id, link := range links {
 		all.Go(func() {
-			tell := func(said []byte, err error) {
+			report := func(said []byte, err error) {
 				mu.Lock()
 				defer mu.Unlock()
 				progress(id, said, err)
 			}
-			err := link.Warm(ctx, peer.Warm{Request: request, Tenant: tenant}, func(said []byte) { tell(said, nil) })
+			err := link.Warm(ctx, peer.Warm{Request: request, Tenant: tenant}, func(said []byte) { report(said, nil) })
 			if err != nil && ctx.Err() == nil {
-				tell(nil, err)
+				report(nil, err)
 			}
 		})
 	}
 	all.Wait()
 }
 
-// Run keeps looking who is there, and tells the others what the streams of e do, until ctx ends.
+// Run takes over the view of the members, and sends the other nodes the progress of e's
+// streams, every second until ctx ends. Reading the leases may be slow, so that it runs
+// in a goroutine of its own, one at a time.
 func (c *Cluster) Run(ctx context.Context, e *fetch.Engine) {
-	tick := time.NewTicker(lookEvery)
+	tick := time.NewTicker(refreshEvery)
 	defer tick.Stop()
 	var reading sync.WaitGroup
 	defer reading.Wait()
-	free, last := make(chan struct{}, 1), time.Now() // free has room for one who reads
+	free, last := make(chan struct{}, 1), time.Now() // free has room for one read
 	for {
 		if c.doubts(time.Since(last)) {
 			select {
@@ -196,14 +207,16 @@ func (c *Cluster) Run(ctx context.Context, e *fetch.Engine) {
 	}
 }
 
-// Met is told who has called: a node that is not known yet, as it has just begun, is looked for at once.
+// Met records that a node has called. If it is not known, as it has just begun, Run reads
+// the leases at once.
 func (c *Cluster) Met(id string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.met = c.met || !slices.ContainsFunc(c.nodes, func(n layout.Node) bool { return n.ID == id })
 }
 
-// doubts reports whether the members may be others than those that are known, after they were looked for so long ago.
+// doubts reports whether the known nodes may be out of date: an unknown node has called,
+// or a known one cannot be reached and the leases were read doubtEvery ago or earlier.
 func (c *Cluster) doubts(ago time.Duration) bool {
 	c.mu.Lock()
 	met := c.met
@@ -214,7 +227,7 @@ func (c *Cluster) doubts(ago time.Duration) bool {
 	})
 }
 
-// read reads the leases now. What is wrong is in the view, as it is when they are read in their time.
+// read reads the leases now. Its error is also in the view, as that of the regular reads.
 func (c *Cluster) read(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, doubtEvery)
 	defer cancel()
@@ -223,7 +236,8 @@ func (c *Cluster) read(ctx context.Context) {
 	}
 }
 
-// Refresh opens links to the nodes of the current view, and closes links to nodes that are gone.
+// Refresh opens links to the nodes of the current view, and closes links to nodes that
+// are gone. Nodes that leave keep their links: peers still read from them.
 func (c *Cluster) Refresh() error {
 	view := c.opts.Members.View()
 	nodes := view.Nodes
@@ -261,52 +275,60 @@ func (c *Cluster) Refresh() error {
 	return err
 }
 
-// Close gives up the links to the others. The engine that uses the tier is closed.
+// Close closes the links to the other nodes. The engine that uses the tier must be closed
+// before.
 func (c *Cluster) Close() error { return c.tier.Close() }
 
 const (
 	usualSettle = 10 * time.Second
 	usualQuiet  = 3 * time.Second
-	// LeastHandover is how long it takes to hand over, however little: until all know that the node leaves, and nobody
-	// wants more.
+	// LeastHandover is the least time of a handover, however small: until all nodes know
+	// that this one leaves, and no node has read for usualQuiet.
 	LeastHandover = usualSettle + usualQuiet
 )
 
-// Server is what serves the streams of a node that drains: see flight.Server.
+// Server is the part of flight.Server that Drain uses: Leave moves streams to other
+// nodes, Return undoes that, WaitStreams waits for streams to end and returns how many
+// are left.
 type Server interface {
 	Leave(locations func() []string)
 	Return()
 	WaitStreams(ctx context.Context) (left int)
 }
 
-// Drain is how a node leaves its cluster.
+// Drain makes a node leave its cluster. Run is called once.
 type Drain struct {
 	Node    string
 	Members *members.Members
 	Server  Server
-	// Handed is what others have taken over of this node's cache; nil if it has none that they know of.
+	// Handed returns how much of this node's cache other nodes have read; nil if it has
+	// no cache that they know of.
 	Handed func() (blobs, bytes int64)
-	// Held is how many bytes the cache has, Jobs whether one runs that has a use for them.
+	// Held returns the bytes in the cache. Jobs returns whether a job runs that needs
+	// them.
 	Held func() int64
 	Jobs func() bool
-	// Most is how many bytes are handed over at most; 0 for all.
+	// Most bounds the bytes that are handed over; 0 for no bound.
 	Most int64
-	// Settle is after how long all others know that the node leaves. Default 10 s: they read the members every 6.
+	// Settle is the time until all other nodes know that this one leaves. Default 10 s:
+	// they read the members every 6 s.
 	Settle time.Duration
-	// Quiet is after how long without a blob that was taken over nobody is taken to want more. Default 3 s.
+	// Quiet is the time without a read after which the handover is complete. Default 3 s.
 	Quiet time.Duration
-	// Every is how often that is looked at. Default 250 ms.
+	// Every is how often Run checks the progress. Default 250 ms.
 	Every  time.Duration
 	Logger *slog.Logger
 }
 
-// ErrStays is the cause of a context that ends as the node is to stay.
+// ErrStays is the cause of a context that ends because the node must stay.
 var ErrStays = errors.New("the node stays")
 
-// Run has the node leave: it owns nothing from now on, its streams move to other nodes, and the new owners of what it
-// holds take over, soonest used first, what their jobs want. It returns when nothing runs and nobody wants more, or
-// with ctx's cause; the caller ends the node, unless that is ErrStays: then all is as before. A node that is alone
-// keeps its streams, which have nowhere to go.
+// Run makes the node leave. From now on it owns no keys, its streams move to other nodes,
+// and the new owners of its blobs read those that their jobs need, in the order of their
+// use. Run returns when no stream is left and no node reads more, or with ctx's cause.
+// Then the caller ends the node, unless the cause is ErrStays: in that case everything is
+// as before. A node that is alone keeps its streams, because there is no other node for
+// them.
 func (d Drain) Run(ctx context.Context) error {
 	d.Settle, d.Quiet, d.Every = cmp.Or(d.Settle, usualSettle), cmp.Or(d.Quiet, usualQuiet),
 		cmp.Or(d.Every, 250*time.Millisecond)
@@ -315,10 +337,10 @@ func (d Drain) Run(ctx context.Context) error {
 	}
 	began := time.Now()
 	state := members.Draining{Since: began.UTC()}
-	d.look(&state)
+	d.update(&state)
 	said := state // the members keep it
 	if err := d.Members.SetDraining(ctx, &said); err != nil {
-		d.Logger.WarnContext(ctx, "other nodes are not told yet that this one leaves", "error", err)
+		d.Logger.WarnContext(ctx, "other nodes do not know yet that this one leaves", "error", err)
 	}
 	if len(d.locations()) == 0 {
 		return nil
@@ -330,7 +352,7 @@ func (d Drain) Run(ctx context.Context) error {
 	defer tick.Stop()
 	last, lastBytes := began, state.Bytes
 	for {
-		d.look(&state)
+		d.update(&state)
 		now := time.Now()
 		if state.Bytes != lastBytes {
 			last, lastBytes = now, state.Bytes
@@ -350,7 +372,7 @@ func (d Drain) Run(ctx context.Context) error {
 		}
 		copied := state
 		if err := d.Members.SetDraining(ctx, &copied); err != nil && ctx.Err() == nil {
-			d.Logger.DebugContext(ctx, "how far the node is, is told later", "error", err)
+			d.Logger.DebugContext(ctx, "the progress of the drain is published later", "error", err)
 		}
 	}
 	state.Done = true
@@ -360,8 +382,9 @@ func (d Drain) Run(ctx context.Context) error {
 	return nil
 }
 
-// look sees how far the node is.
-func (d Drain) look(state *members.Draining) {
+// update reads the progress of the drain: the streams that are left, and what was handed
+// over.
+func (d Drain) update(state *members.Draining) {
 	over, cancel := context.WithCancel(context.Background())
 	cancel()
 	state.Streams = d.Server.WaitStreams(over)
@@ -371,16 +394,16 @@ func (d Drain) look(state *members.Draining) {
 	}
 }
 
-// stay undoes it.
+// stay undoes the drain: streams stay, and the node owns its keys again.
 func (d Drain) stay(ctx context.Context) {
 	d.Server.Return()
 	if err := d.Members.SetDraining(ctx, nil); err != nil {
-		d.Logger.WarnContext(ctx, "other nodes are not told yet that this one stays", "error", err)
+		d.Logger.WarnContext(ctx, "other nodes do not know yet that this one stays", "error", err)
 	}
 	d.Logger.InfoContext(ctx, "this node stays in its cluster")
 }
 
-// locations are where streams can go on.
+// locations are the addresses of the other nodes, where streams can continue.
 func (d Drain) locations() []string {
 	var list []string
 	for _, n := range d.Members.View().Nodes {
@@ -391,7 +414,7 @@ func (d Drain) locations() []string {
 	return list
 }
 
-// refused is the link to a node that is not to be asked: it is never up.
+// refused is the link to a node from which this one must not read: it is never up.
 type refused struct{}
 
 // Get implements peers.Link.

@@ -12,7 +12,8 @@ import (
 	"bowstring/schema"
 )
 
-// Nodes that see the same members own each blob once, whoever is asked; one that leaves is owned by the others.
+// Nodes with the same view agree on one owner of each blob; the blobs of a node that
+// leaves belong to the others.
 func TestNodesShareBlobs(t *testing.T) {
 	shared := memshared.New()
 	type node struct {
@@ -62,15 +63,15 @@ func TestNodesShareBlobs(t *testing.T) {
 		counts = make([]int, len(list))
 		for i := range 3000 {
 			ref := schema.RefOf([]byte{byte(i), byte(i >> 8)})
-			mine := 0
+			owners := 0
 			for k, n := range list {
 				if n.cluster.Tier().Owns(ref) {
 					counts[k]++
-					mine++
+					owners++
 				}
 			}
-			if mine != 1 {
-				t.Fatalf("%d nodes own key %s, want 1", mine, ref.Key)
+			if owners != 1 {
+				t.Fatalf("%d nodes own key %s, want 1", owners, ref.Key)
 			}
 		}
 		return counts

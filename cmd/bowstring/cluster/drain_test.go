@@ -70,8 +70,9 @@ func startWhole(t *testing.T, s store.Store, shared members.Shared, id, dir stri
 	})
 	lis, err := net.Listen("tcp", "127.0.0.1:0")
 	check()
-	// It says that it has room for one copy of little. Else second copies are kept once a node has told what its jobs
-	// read, and what is there already is not handed over.
+	// It says that it has room for one copy of little. Else second copies are kept once a
+	// node has published what its jobs read, and what is there already is not handed
+	// over.
 	err = w.members.Start(t.Context(), layout.Node{ID: id, Address: "grpc://" + lis.Addr().String(), Weight: 1,
 		Capacity: 4096})
 	check()
@@ -188,7 +189,7 @@ func TestHandover(t *testing.T) {
 	}
 }
 
-// A node that is told to stay while it drains is as it was.
+// A node that is set to stay while it drains is as it was.
 func TestDrainThatIsTakenBack(t *testing.T) {
 	s := newStore(t, 50)
 	shared := memshared.New()

@@ -14,7 +14,7 @@ import (
 )
 
 // A node that calls is known soon, though the leases are hardly ever read.
-func TestWhoCallsIsLookedFor(t *testing.T) {
+func TestCallerIsFound(t *testing.T) {
 	shared, quiet := memshared.New(), slog.New(slog.DiscardHandler)
 	begin := func(id string) *members.Members {
 		t.Helper()

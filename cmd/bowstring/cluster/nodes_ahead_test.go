@@ -64,7 +64,7 @@ func TestBringsForOthers(t *testing.T) {
 	}
 	t.Logf("%d of %d blobs were read after the first %d", s.blobs.Load()-before, n, before)
 	stream.Close()
-	// it is told that the stream has ended
+	// it learns that the stream has ended
 	for len(a.engine.Stats().Jobs) > 0 && a.engine.Stats().Jobs[0].Elsewhere > 0 {
 		b.tier.SendProgress(b.engine.Progress())
 		runtime.Gosched()

@@ -61,7 +61,7 @@ func TestViewsThatDiffer(t *testing.T) {
 	}
 }
 
-// A node that waits for the store says to who asks that it is there.
+// A node that waits for the store sends heartbeats to the requester.
 func TestOwnerThatWaits(t *testing.T) {
 	s := newStore(t, 1)
 	s.gate = make(chan struct{})
@@ -146,15 +146,16 @@ func TestNodeEnds(t *testing.T) {
 	}
 }
 
-// way is a TCP proxy whose connections can be made to stand still, as if the other end were stopped.
+// way is a TCP proxy whose connections can be made to stall, as if the other end were
+// stopped.
 type way struct {
-	lis   net.Listener
-	to    string
-	still atomic.Bool
-	mu    sync.Mutex
-	conns []net.Conn
-	wake  chan struct{} // closed when the way goes on
-	done  sync.WaitGroup
+	lis     net.Listener
+	to      string
+	stalled atomic.Bool
+	mu      sync.Mutex
+	conns   []net.Conn
+	wake    chan struct{} // closed when the way goes on
+	done    sync.WaitGroup
 }
 
 func newWay(t *testing.T, to string) *way {
@@ -201,7 +202,7 @@ func (w *way) copy(to io.WriteCloser, from io.ReadCloser) {
 	b := make([]byte, 64<<10)
 	for {
 		n, err := from.Read(b)
-		if w.still.Load() {
+		if w.stalled.Load() {
 			w.mu.Lock()
 			wake := w.wake
 			w.mu.Unlock()
@@ -219,10 +220,10 @@ func (w *way) copy(to io.WriteCloser, from io.ReadCloser) {
 	}
 }
 
-func (w *way) standStill() { w.still.Store(true) }
+func (w *way) stall() { w.stalled.Store(true) }
 
 func (w *way) goOn() {
-	if w.still.Swap(false) {
+	if w.stalled.Swap(false) {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		close(w.wake)
@@ -250,7 +251,7 @@ func TestSilentNode(t *testing.T) {
 	wasSilent := false
 	if err := a.epoch(t, 7, 0, 0, 1, seen, func() {
 		if batches++; batches == 2 {
-			ways[1].standStill()
+			ways[1].stall()
 		}
 		wasSilent = wasSilent || silent()
 	}); err != nil {
@@ -262,7 +263,7 @@ func TestSilentNode(t *testing.T) {
 		}
 	}
 	if !wasSilent {
-		t.Error("nobody noticed that a node said nothing")
+		t.Error("no node noticed that another one was silent")
 	}
 	ways[1].goOn()
 	for epoch := uint64(1); silent(); epoch++ { // it is asked now and then

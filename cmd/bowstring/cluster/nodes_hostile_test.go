@@ -111,7 +111,8 @@ func answers(asks []peer.Ask, is peer.Status, bytes func(peer.Ask) []byte) []byt
 	return append(peer.AppendAnswers(nil, head), body...)
 }
 
-// Whatever a node that owns everything says, who asks it has each sample, with its bytes, from the store.
+// Whatever a node that owns everything answers, the requester gets each sample, with its
+// bytes, from the store.
 func TestHostileOwner(t *testing.T) {
 	const n = 200
 	zeros := func(more int) func(peer.Ask) []byte {
@@ -148,7 +149,7 @@ func TestHostileOwner(t *testing.T) {
 			m := answers(asks, peer.Here, zeros(0))
 			return [][]byte{m[:len(m)/2]}, nil
 		},
-		"what nobody asked for": func(asks []peer.Ask) ([][]byte, error) {
+		"a blob without a request": func(asks []peer.Ask) ([][]byte, error) {
 			for i := range asks {
 				asks[i].ID += 1 << 20
 			}

@@ -40,8 +40,9 @@ func eventually(t *testing.T, what string, is func() bool) {
 	}
 }
 
-// The key is exchanged on running nodes, step by step, while streams read: none breaks, each sample comes with its
-// bytes, and after each step all nodes read from each other. In the end the old key lets nobody in.
+// The key is exchanged on running nodes, step by step, while streams read: none breaks,
+// each sample comes with its bytes, and after each step all nodes read from each other.
+// In the end no node accepts the old key.
 func TestKeyIsRotated(t *testing.T) {
 	const n, epochs = 400, 12
 	s := newStore(t, n)
@@ -174,8 +175,8 @@ func (l *listening) pass(from net.Conn) {
 	l.heard = append(l.heard, said)
 }
 
-// Whoever listens at an address gets nothing by which he can ask others: not by passing on what a node says there, nor
-// by saying it again. The key is not in it.
+// A listener at a node's address gets nothing by which it can read from others: not by
+// passing on what a node says there, nor by saying it again. The key is not in it.
 func TestListenerGetsNothing(t *testing.T) {
 	s := newStore(t, 10)
 	c := newNodes(t, s, 1, clusterOptions{key: firstKey})

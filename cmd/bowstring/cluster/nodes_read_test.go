@@ -55,7 +55,7 @@ func TestOneReadForAll(t *testing.T) {
 	for _, node := range c.list {
 		st := node.engine.Stats()
 		peer += st.PeerReads
-		// Who sends gives back what has been sent a little after it has come.
+		// The sender releases a blob a little after the requester has it.
 		end := time.Now().Add(time.Minute)
 		for use, bytes := out(node.engine); bytes != 0; use, bytes = out(node.engine) {
 			if time.Now().After(end) {
@@ -69,7 +69,7 @@ func TestOneReadForAll(t *testing.T) {
 	}
 }
 
-// out is what an engine has out for a use, but for what it keeps.
+// out is the memory that an engine uses, without what it keeps.
 func out(e *fetch.Engine) (use string, bytes int64) {
 	for _, a := range e.Stats().Memory {
 		if a.Used != 0 && a.Use != "pages of manifests" && a.Use != "uploads" {

@@ -79,7 +79,7 @@ func plainContent(i int) []byte {
 
 const blobBytes = 20_000 // about, of each
 
-// newStore returns a store with a dataset "d" of so many samples.
+// newStore returns a store with a dataset "d" of n samples.
 func newStore(t testing.TB, n int) *counted {
 	t.Helper()
 	s, err := local.Open(t.TempDir(), local.Options{Logger: slog.New(slog.DiscardHandler)})
