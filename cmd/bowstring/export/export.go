@@ -1,8 +1,9 @@
 // Package export writes record batches to files as other tools read them: a
 // Parquet file, an Arrow IPC file, or a folder of images with their metadata.
 //
-// A Sink's result appears under its name at once and whole, when Commit has
-// returned; until then it lies beside it under a temporary name.
+// A Sink's result appears under its name at once and whole, when Commit has returned;
+// until then it is next to it under a temporary name. All files are on stable storage
+// before the rename: a crash leaves the old result or the new one.
 package export
 
 import (
@@ -43,8 +44,8 @@ type Options struct {
 // Formats are the names of the formats.
 var Formats = []string{"parquet", "arrow", "folder"}
 
-// FormatOf tells the format by a path's ending: .parquet or .pq; .arrow,
-// .feather or .ipc; a slash for a folder. "" if it tells none.
+// FormatOf returns the format by a path's ending: .parquet or .pq; .arrow, .feather or
+// .ipc; a slash for a folder. "" for any other.
 func FormatOf(path string) string {
 	if strings.HasSuffix(path, "/") {
 		return "folder"

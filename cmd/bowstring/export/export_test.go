@@ -264,8 +264,8 @@ func FuzzFolder(f *testing.F) {
 	})
 }
 
-// Without split folders a file keeps the path that it had at its source, and
-// the metadata lies where importers look for it.
+// Without split folders a file keeps the path that it had at its source, and the metadata
+// is where importers look for it.
 func TestFolderOfOneSplit(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "out")
 	sink, err := export.Folder(dir, sampleSchema(), export.Options{})

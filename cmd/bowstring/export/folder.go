@@ -83,8 +83,8 @@ type folder struct {
 	blobs                  []int
 	lines                  *arrow.Schema        // of the metadata
 	metadata               map[string]*metadata // by folder, "" or that of a split
-	// Files are synced while they are open, as the one who writes is told of what
-	// the disk fails to store, and many at once, as each waits for the disk.
+	// Files are synced while they are open, because only the descriptor that wrote gets
+	// the disk's error, and many at once, because each sync waits for the disk.
 	syncs errgroup.Group
 	sync  func(*os.File) error
 }
@@ -310,7 +310,7 @@ func (o *folder) syncDirs() error {
 
 // Close removes what was not committed.
 func (o *folder) Close() error {
-	_ = o.syncs.Wait() // what failed was told by Commit, or is removed
+	_ = o.syncs.Wait() // Commit has returned the error, or the files are removed
 	var err error
 	for _, m := range o.metadata {
 		err = errors.Join(err, m.f.Close())
@@ -323,7 +323,7 @@ func (o *folder) Close() error {
 	return errors.Join(err, o.remove())
 }
 
-// blob returns a row's bytes, which lie in the column.
+// blob returns a row's bytes: a slice of the column, valid as long as the column.
 func blob(column arrow.Array, row int) (data []byte, null bool, err error) {
 	if column.IsNull(row) {
 		return nil, true, nil
@@ -351,19 +351,20 @@ func text(rec arrow.Record, column, row int) string {
 	return ""
 }
 
-// home is where a row's files may lie: in the folders of its split, if that
-// has one, and class, with the base name that it had at its source or its id.
+// home is where a row's files may be: in the folders of its split, if that has one, and
+// class, with the base name that it had at its source or its id.
 type home struct {
 	split, class string // folders, "" for none
 	name         string // at the source, "" where it is no path within a folder
 	id           string
 }
 
-// paths lists the paths to try for a blob, best first. suffix tells the blob
-// of a further column from that of the first.
+// paths lists the paths to try for a blob, best first. suffix distinguishes the blob of a
+// further column from that of the first.
 func (h home) paths(suffix string, data []byte) []string {
 	folder := path.Join(h.split, h.class)
-	// The name of a class may be none that a file system takes: then its samples lie beside the folders.
+	// The name of a class may be none that a file system takes: then its samples are next
+	// to the folders.
 	last := []string{path.Join(folder, h.id) + suffix + ending(data), path.Join(h.split, h.id) + suffix + ending(data)}
 	if h.name == "" {
 		return last

@@ -249,7 +249,7 @@ func (d dataset) rows() map[string]string {
 	return out
 }
 
-// cell is a value as text that tells all values of a type apart.
+// cell is a value as text that differs for all values of a type.
 func cell(a arrow.Array, row int) string {
 	if a.IsNull(row) {
 		return "null"
