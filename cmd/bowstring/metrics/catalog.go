@@ -74,7 +74,7 @@ func Markdown() string {
 	return b.String()
 }
 
-// What a server, its engine, its spill and its store have counted.
+// The counters of a server, its engine, its spill and its store.
 var (
 	buildInfo     = gauge("build_info", "1; the labels say what was built.", "version", "go_version")
 	draining      = gauge("draining", "1 while the server takes no new calls and waits for streams to end, else 0.")
@@ -86,8 +86,8 @@ var (
 	rowsTotal     = counter("rows_total", "Rows sent or received.")
 	bytesTotal    = counter("bytes_total", "Bytes of record batches sent or received.")
 	waitSeconds   = counter("wait_seconds_total", "Where the time of batches went: `store`, `spill` and `peer` are "+
-		"waits for reads, `operators` for samples being made, `encode` is work, `consumer` is network and client; in `window`, reading stood still as the window was full.", "source")
-	faultsTotal = counter("faults_total", "Samples that could not be read, in streams whose on_error let them go on.")
+		"waits for reads, `operators` for samples being made, `encode` is work, `consumer` is network and client; `window` is the time in which reading waited because the window was full: the consumer is slower.", "source")
+	faultsTotal = counter("faults_total", "Samples that could not be read, in streams that continued because of their on_error.")
 	callSeconds = histogram("call_seconds", "Time from the beginning of a call to its end, streams included.", "method",
 		"code")
 	firstBatch = histogram("first_batch_seconds", "Time from the beginning of a stream to its first batch sent.")
@@ -99,23 +99,23 @@ var (
 	tenantStored = counter("tenant_store_bytes_total",
 		"Bytes of blobs read from the store for its streams, by tenant.", "tenant")
 	tenantMade = counter("tenant_operator_seconds_total",
-		"Processor time that operators took for its streams, by tenant.", "tenant")
+		"CPU time of operators for its streams, by tenant.", "tenant")
 	tenantSeconds = counter("tenant_stream_seconds_total",
 		"Time that streams have run, summed up over them, by tenant.", "tenant")
 	tenantRefused = counter("tenant_refused_total", "Streams refused as the tenant had as many as it may, by tenant.",
 		"tenant")
 
-	cellsMade     = counter("operator_cells_total", "Cells that operators have made something of, or could not.")
-	cellsFaulty   = counter("operator_faults_total", "Cells of which operators could make nothing.")
+	cellsMade     = counter("operator_cells_total", "Cells that operators made, or failed to make.")
+	cellsFaulty   = counter("operator_faults_total", "Cells that operators failed to make.")
 	programPanics = counter("operator_panics_total", "Cells at which a program of operators panicked.")
-	makingSeconds = counter("operator_seconds_total", "Processor time that operators took.")
+	makingSeconds = counter("operator_seconds_total", "CPU time of operators.")
 	makingQueued  = counter("operator_queued_seconds_total",
-		"Time that cells waited for their turn at operators, summed up over them.")
+		"Time that cells waited for operators, summed up over them.")
 	prefixesKept = counter("operator_prefixes_kept_total",
 		"Results of the first steps of lists that draw later, offered to the spill.")
-	prefixesFound = counter("operator_prefixes_found_total", "Such results that were found there, and not made again.")
+	prefixesFound = counter("operator_prefixes_found_total", "Such results that were found in the spill, and not made again.")
 	prefixTrials  = counter("operator_prefix_trials_total",
-		"Cells that were made both at once and by way of such a result, to see which costs less.")
+		"Cells that were made both directly and from such a result, to find the cheaper way.")
 	makingNow     = gauge("operator_cells", "Cells being made, and those that wait for their turn.", "state")
 	makingWorkers = gauge("operator_workers", "Cells that may be made at once.")
 
@@ -130,35 +130,35 @@ var (
 	ringWaits    = counter("shm_waits_total", "Batches that waited for room in a ring.")
 	ringsLapsed  = counter("shm_abandoned_total", "Rings that were abandoned, as their clients said nothing "+
 		"while a batch waited for room.")
-	ringPinned   = gauge("shm_pinned_bytes", "Bytes of blobs that clients on this node read where they lie.")
-	ringReferred = counter("shm_referred_bytes_total", "Bytes that clients were referred to, and were not sent.")
+	ringPinned   = gauge("shm_pinned_bytes", "Bytes of blobs that clients on this node read in place.")
+	ringReferred = counter("shm_referred_bytes_total", "Bytes that clients got by reference, without a copy.")
 	ringCopied   = counter("shm_copied_total", "Batches that were copied to a ring, as too much was pinned, or as the client could not be handed a file.")
 
 	ringInline = counter("shm_inline_total", "Batches that went by TCP as their ring had no room.")
 
 	readSeconds = histogram("read_seconds", "Time of reads that brought the right blob, by tier.", "tier")
 	readReasons = counter("store_reads_total", "Blobs read from the store, by why: `own`, `peer` (for another "+
-		"node), `ahead`, `page` (of a manifest) are this node's to read; `astray` (for another node that takes this one for the owner), `unreachable`, `refused` are another's; `hedge` and `retry` are attempts beside others.", "reason")
+		"node), `ahead` (prefetch), `page` (of a manifest) are this node's to read; `astray` (for another node that takes this one for the owner),  `unreachable`, `refused` are another's; `hedge` and `retry` are additional attempts.", "reason")
 	readBytes   = counter("read_bytes_total", "Bytes of blobs read, by tier; `peer` is other nodes.", "tier")
 	sharedReads = counter("shared_reads_total", "Blobs that came with a read made for another stream, or from "+
 		"its window.")
-	rankGroupBytes = gauge("rank_group_bytes", "Bytes that are held for ranks of a mesh that get what other ranks of it got before "+
+	rankGroupBytes = gauge("rank_group_bytes", "Bytes that are held for ranks of a mesh that get the batches other ranks got before "+
 		"them.")
 	rankGroupsBehind = counter("rank_groups_behind_total", "Times that such a rank was so far behind that it reads again "+
 		"what the others had.")
 	failedReads = counter("failed_reads_total", "Attempts at the store that brought no blob, or a wrong one.")
 	retries     = counter("retries_total", "Attempts at the store after one that failed or was silent for long.")
-	hedges      = counter("hedges_total", "Attempts at the store beside one that was slow.")
+	hedges      = counter("hedges_total", "Attempts at the store in parallel with a slow one.")
 	hedgesWon   = counter("hedges_won_total", "Hedges that brought the blob first.")
-	givenUp     = counter("given_up_reads_total", "Blobs that no attempt brought.")
+	failedBlobs = counter("given_up_reads_total", "Blobs that no attempt brought.")
 	lost        = counter("lost_blobs_total", "Blobs that no attempt brought, as they are missing or damaged "+
 		"in the store.")
 	spanRequests   = counter("span_requests_total", "Requests to buckets that were made for several blobs.")
-	spanBytes      = counter("span_bytes_total", "Bytes that these brought.")
+	spanBytes      = counter("span_bytes_total", "Bytes that these requests read.")
 	spanBlobs      = counter("span_blobs_total", "Blobs that came with them: `wanted` by a stream, or `beside` for the spill.", "why")
 	spanSingles    = counter("span_singles_total", "Blobs in buckets that were read by a request of their own.")
 	spanMemory     = gauge("span_memory_bytes", "Memory of spans that are read, kept or held.")
-	proofsLearned  = counter("proofs_learned_total", "Checksums that first reads of blobs gave which were attached without being read.")
+	proofsLearned  = counter("proofs_learned_total", "Checksums from first reads of blobs that were attached without being read.")
 	proofsCompared = counter("proofs_compared_total", "Reads that were compared with a checksum that was learned before.")
 	proofsWrong    = counter("proofs_wrong_total", "Blobs that had another content than when they were first read.")
 	proofsWaiting  = gauge("proofs_waiting", "Checksums that were learned and are not kept in the store yet.")
@@ -166,7 +166,7 @@ var (
 	readsInFlight  = gauge("reads_in_flight", "Reads of the store under way.")
 	bytesInFlight  = gauge("in_flight_bytes", "Bytes of reads of the store under way.")
 	inFlightLimit  = gauge("in_flight_limit_bytes", "Bytes that may be under way, as the path was measured.")
-	pathLatency    = gauge("store_least_latency_seconds", "Least latency of the store of late.")
+	pathLatency    = gauge("store_least_latency_seconds", "Least recent latency of the store.")
 	pathRate       = gauge("store_path_bytes_per_second", "Bandwidth of the way to the store, as a moving average.")
 	waitingRows    = gauge("ready_rows", "Rows that wait for their consumers.")
 	streamsReading = gauge("reading_streams", "Streams that read blobs.")
@@ -190,7 +190,7 @@ var (
 	spillMoved    = counter("spill_moved_bytes_total", "Bytes rewritten to give back the space of others.")
 	spillBypassed = counter("spill_bypassed_total", "Blobs not stored in the spill: others are worth more, or the "+
 		"disk is full or failed.")
-	spillErrors = counter("spill_errors_total", "What went wrong with the disk of the spill: `read`, `write`, "+
+	spillErrors = counter("spill_errors_total", "Errors of the disk of the spill: `read`, `write`, "+
 		"`damaged` (a wrong checksum), `disk_full` and `busy` (blobs not stored as there was no room, or no time).",
 		"kind")
 	spillUnnamed = counter("spill_unnamed_total", "Times that a snapshot got no number in the spill, as all 65,536 are "+
@@ -198,7 +198,7 @@ var (
 	spillLost = gauge("spill_index_lost", "1 if the index could not be written: what is in the spill will not be "+
 		"after a restart; else 0.")
 
-	datasetBytes = gauge("spill_dataset_bytes", "Bytes of blobs in the spill; the 50 snapshots of late by name, "+
+	datasetBytes = gauge("spill_dataset_bytes", "Bytes of blobs in the spill; the 50 most recent snapshots by name,  "+
 		"all others as `other`.", "dataset")
 	datasetHits    = counter("spill_hits_total", "Blobs found in the spill, by snapshot.", "dataset")
 	datasetMisses  = counter("spill_misses_total", "Blobs wanted and not found in the spill, by snapshot.", "dataset")
@@ -210,7 +210,7 @@ var (
 		"dataset")
 	jobEpoch    = gauge("job_epoch", "Epoch in which a job is.", "training_job", "dataset")
 	jobProgress = gauge("job_progress_ratio", "Share of its epoch that a job has read.", "training_job", "dataset")
-	jobLeft     = gauge("job_epoch_left_seconds", "Time that the rest of the epoch will take, at the speed of late.",
+	jobLeft     = gauge("job_epoch_left_seconds", "Time that the rest of the epoch will take, at the recent speed.",
 		"training_job", "dataset")
 	jobReads = counter("job_reads_total", "Blobs of a job, by where they came from: another stream's window, the "+
 		"spill, other nodes, the store.", "training_job", "dataset", "tier")

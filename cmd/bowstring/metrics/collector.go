@@ -1,16 +1,15 @@
-// Package metrics shows what a server counts as Prometheus metrics: a collector
-// that reads the counters of server, engine, spill and store when it is scraped,
-// so that streams pay nothing for it, and the few histograms that somebody has to
-// be told for, once a call.
+// Package metrics shows what a server counts as Prometheus metrics: a collector that
+// reads the counters of server, engine, spill and store when it is scraped, so that
+// streams pay nothing for it, and a few histograms, which need an observation for each
+// call.
 //
-// It lives below cmd because it looks at all of them, and flight may be imported
-// by nobody else. What serves the metrics is package admin; what they mean to
-// whoever is paged is in docs/operating/mend.md, and the rules and dashboards that
-// query them are in deploy.
+// It is below cmd because it reads the counters of all packages, and only cmd may import
+// flight. Package admin serves the metrics. docs/operating/mend.md explains them to operators,
+// and deploy has the rules and dashboards that query them.
 //
-// The number of series is bounded, whoever calls what: labels whose values are
-// made by clients have so many values by name, and the rest is added up as
-// "other". See [capped].
+// The number of series is bounded, whatever clients do: a label with values from clients
+// has a fixed number of values by name, and the rest is added up as "other". See
+// [capped].
 package metrics
 
 import (
@@ -77,9 +76,9 @@ func (o *Options) check() error {
 	return nil
 }
 
-// Collector is a prometheus.Collector of what a server has counted, and a
-// flight.Observer that makes histograms of what it is told. It is safe for
-// concurrent use. It owns nothing of what it reads.
+// Collector is a prometheus.Collector of what a server has counted, and a flight.Observer
+// that makes histograms of the calls it observes. It is safe for concurrent use. It owns
+// nothing of what it reads.
 type Collector struct {
 	opts  Options
 	calls *prometheus.HistogramVec
@@ -92,7 +91,7 @@ type Collector struct {
 	buckets  capped                       // guarded by mu
 }
 
-// call is what calls are told apart by.
+// call has the labels that distinguish calls.
 type call struct {
 	method string
 	code   codes.Code
@@ -335,7 +334,7 @@ func (c *Collector) collectObjects(ch sink, list []object.Usage) {
 	}
 	for name, t := range tenants {
 		if name = labelOf(name); name == "("+other+")" {
-			name = other // as package object calls those beyond the tenants that it tells apart
+			name = other // the name in package object for the tenants without counters of their own
 		}
 		ch.send(tenantRequests, float64(t.Requests()), name)
 		ch.send(tenantCost, float64(t.Cost.Total)/float64(object.Dollar), name)
@@ -382,8 +381,8 @@ func (c *Collections) Done() {
 	c.last.Store(time.Now().UnixNano())
 }
 
-// Elsewhere counts one that was not made, as another server was at it, or the
-// store was away. Who looks at all servers of a store sees which.
+// Elsewhere counts one that was not made, as another server was at it, or the store was
+// away. The metrics of all servers of a store show which.
 func (c *Collections) Elsewhere() {
 	if c != nil {
 		c.elsewhere.Add(1)

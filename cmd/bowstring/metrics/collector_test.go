@@ -267,7 +267,7 @@ func TestExemplars(t *testing.T) {
 		return found
 	}
 	if found := examples(); len(found) > 0 {
-		t.Errorf("examples %v of a call that nobody traces", found)
+		t.Errorf("examples %v of a call that is not traced", found)
 	}
 	c.FirstBatch(sampled, time.Second)
 	if found := examples(); len(found) != 1 || found[0] != id.String() {

@@ -137,7 +137,7 @@ func (ch sink) engine(e *fetch.Stats) {
 	for m, v := range map[*metric]int64{
 		sharedReads: e.SharedReads, failedReads: e.FailedReads, retries: e.Retries, hedges: e.Hedges,
 		hedgesWon: e.HedgesWon, rankGroupBytes: e.RankGroupBytes, rankGroupsBehind: e.RankGroupsBehind,
-		givenUp: e.GivenUp, lost: e.Lost, fills: e.Fills, readsInFlight: int64(e.ReadsInFlight),
+		failedBlobs: e.GivenUp, lost: e.Lost, fills: e.Fills, readsInFlight: int64(e.ReadsInFlight),
 		bytesInFlight: e.BytesInFlight,
 		inFlightLimit: e.InFlightLimit, waitingRows: int64(ready), streamsReading: int64(len(e.Windows)),
 		streamsWaiting: int64(e.Waiting), snapshotsOpen: int64(e.Snapshots),
@@ -204,10 +204,10 @@ func labelOf(name string) string {
 	return name
 }
 
-// capped gives so many names a series of their own, and adds up the others. Who
-// has one keeps it as long as it lives, or a counter would jump: the next to come
-// gets a place that became free. Of one without, what was counted since it was
-// seen last is added to the others', which so never falls.
+// capped gives a bounded number of names a series of their own, and adds up the others. A
+// name keeps its series as long as it exists, or a counter would jump: the next to come
+// gets a place that became free. For a name without a series, the increase since the last
+// collection is added to the others, which therefore never fall.
 //
 // It is not safe for concurrent use.
 type capped struct {
