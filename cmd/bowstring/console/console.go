@@ -1,11 +1,12 @@
-// Package console is a page for those who look after a server or use it: what runs, where
-// its time goes, and what is in the datasets. It is served below /console/ by the listener
-// of operators (cmd/bowstring/admin), from files that the program has in itself.
+// Package console is a web page for operators and users of a server: the streams that
+// run, where their time goes, and the contents of the datasets. It is served below
+// /console/ by the listener of operators (cmd/bowstring/admin), from files that the
+// program has in itself.
 //
-// It is a Flight client like any other: what it shows of datasets it asks the server in
-// the same process for, by calls with the token of who looks (package flight's
-// ServeWithin), so that rules, limits and the audit log hold for it. What runs is looked at
-// once a second for all viewers together, and each is sent what flight.Viewer.Visible returns for it.
+// It is a Flight client like any other: it reads datasets from the server in the same
+// process, by calls with the viewer's token (package flight's ServeWithin), so that
+// rules, limits and the audit log hold for it. The statistics are read once a second for
+// all viewers together, and each gets what flight.Viewer.Visible returns for it.
 //
 // It changes nothing in the server, asks no other host for anything, and keeps no token
 // but in memory.
@@ -87,7 +88,7 @@ type Console struct {
 // maxRequests is how many requests for data are worked on at once; others wait.
 const maxRequests = 8
 
-// requestTimeout bounds a request for data: the listener gives up an answer after 30 s.
+// requestTimeout bounds a request for data: the listener ends an answer after 30 s.
 const requestTimeout = 25 * time.Second
 
 // New returns a Console, which the caller closes.
@@ -169,7 +170,7 @@ func answer(w http.ResponseWriter, code int, v any) {
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(code)
-	_, _ = w.Write(b) // whoever asked is gone, then
+	_, _ = w.Write(b) // a failed write means that the client is gone
 }
 
 // problem is what went wrong, for the page.
@@ -271,5 +272,5 @@ func (a *asset) serve(w http.ResponseWriter, r *http.Request) {
 		h.Set("Content-Encoding", "gzip")
 		body = a.small
 	}
-	_, _ = w.Write(body) // whoever asked is gone, then
+	_, _ = w.Write(body) // a failed write means that the client is gone
 }

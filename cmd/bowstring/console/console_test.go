@@ -22,7 +22,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// What others have made is what its README says.
+// The files of others are those that its README lists.
 func TestVendor(t *testing.T) {
 	about, err := os.ReadFile("static/vendor/README.md")
 	if err != nil {
@@ -153,7 +153,7 @@ func TestRowOfOddNumbers(t *testing.T) {
 	}
 }
 
-// Where nobody signs in, an address that looked once takes nobody's place.
+// Without sign-in, an address that was seen once takes no other's place.
 func TestAddressesComeAndGo(t *testing.T) {
 	c := &Console{opts: Options{Server: &flight.Server{}}, sessions: newSessions(), ctx: t.Context()}
 	r := httptest.NewRequest(http.MethodGet, "http://node7:9815/console/api/live", nil)

@@ -84,7 +84,8 @@ func (l *links) get(from net.Addr) (*link, func(), error) {
 	}, nil
 }
 
-// makeRoomLocked closes the connection that nobody has used for longest, if there are many.
+// makeRoomLocked closes the connection that has been unused for longest, if there are
+// many.
 func (l *links) makeRoomLocked() {
 	if len(l.byKey) < maxLinks {
 		return
@@ -101,7 +102,7 @@ func (l *links) makeRoomLocked() {
 	}
 }
 
-// close ends the connections. The server is shut down, or will not be told of new ones.
+// close ends the connections. The server is shut down, or refuses new ones.
 func (l *links) close() error {
 	var err error
 	l.mu.Lock()

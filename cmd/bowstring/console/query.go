@@ -95,7 +95,7 @@ var statusOf = map[codes.Code]struct {
 // first show the place as text.
 var whereError = regexp.MustCompile(`(?s)where:(\d+):(\d+): ([^\n]*)`)
 
-// refuse tells what went wrong.
+// refuse answers with what went wrong.
 func refuse(w http.ResponseWriter, err error) {
 	if errors.Is(err, schema.ErrInvalid) {
 		fail(w, http.StatusBadRequest, "INVALID_ARGUMENT", err.Error())
@@ -327,7 +327,7 @@ func shown(v any) any {
 	return v
 }
 
-// short is a text of so many bytes at most.
+// short cuts a text to a number of bytes.
 func short(text string, most int) string {
 	if len(text) <= most {
 		return text

@@ -14,13 +14,13 @@ import (
 const (
 	// remembered is how many moments the chart goes back.
 	remembered = 600
-	// lingering is for how long looks go on when nobody sees them, so that whoever comes
-	// back sees what was.
+	// lingering is for how long sampling goes on without viewers, so that a viewer who
+	// comes back sees the history.
 	lingering = 10 * time.Minute
 )
 
-// moment is two looks, one after the other, and what everybody who sees all of them is
-// sent. It is immutable.
+// moment is two samples of the statistics, one after the other, and what every viewer
+// with full rights is sent. It is immutable.
 type moment struct {
 	before, after *flight.Status
 	whole         *watch.View // of all of it; set before anybody else has the moment
@@ -40,25 +40,25 @@ type past struct {
 	P99   int64   `json:"store_p99_us"`
 }
 
-// sampler looks at the server, once for all viewers. It looks while there are any, and for
-// a while after. Its goroutine ends with close.
+// sampler reads the server's statistics, once for all viewers. It does so while there are
+// any, and for a while after. Its goroutine ends with close.
 type sampler struct {
-	look  func() *flight.Status
-	every time.Duration
+	status func() *flight.Status
+	every  time.Duration
 
 	mu      sync.Mutex
 	viewers int           // guarded by mu
 	running bool          // guarded by mu
 	closed  bool          // guarded by mu
-	now     *moment       // or nil before there were two looks; guarded by mu
+	now     *moment       // or nil before there were two samples; guarded by mu
 	changed chan struct{} // closed and replaced with now; guarded by mu
 	was     []past        // guarded by mu
 	done    chan struct{} // closed by close
 	work    sync.WaitGroup
 }
 
-func newSampler(look func() *flight.Status, every time.Duration) *sampler {
-	return &sampler{look: look, every: every, changed: make(chan struct{}), done: make(chan struct{})}
+func newSampler(status func() *flight.Status, every time.Duration) *sampler {
+	return &sampler{status: status, every: every, changed: make(chan struct{}), done: make(chan struct{})}
 }
 
 // enter counts a viewer in; leave counts him out.
@@ -95,7 +95,7 @@ func (s *sampler) history() []past {
 func (s *sampler) run() {
 	tick := time.NewTicker(s.every)
 	defer tick.Stop()
-	before, seen := s.look(), time.Now()
+	before, seen := s.status(), time.Now()
 	// The first viewer is shown something at once; of a tenth of a second rates are known.
 	first := time.NewTimer(min(s.every, 100*time.Millisecond))
 	defer first.Stop()
@@ -106,7 +106,7 @@ func (s *sampler) run() {
 		case <-first.C:
 		case <-tick.C:
 		}
-		m := &moment{before: before, after: s.look()}
+		m := &moment{before: before, after: s.status()}
 		before = m.after
 		if s.publish(m) {
 			seen = time.Now()
@@ -135,7 +135,7 @@ func (s *sampler) publish(m *moment) bool {
 	return s.viewers > 0
 }
 
-// rest ends the looks unless somebody has come in the last moment.
+// rest stops sampling unless a viewer has come in the last moment.
 func (s *sampler) rest() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -156,7 +156,7 @@ func (s *sampler) close() {
 	s.work.Wait()
 }
 
-// view is what lies between the two looks, as somebody sees them.
+// view is the difference of the two samples, with what a viewer may see.
 func (m *moment) view(sees func(*flight.Status) flight.VisibleStatus) *watch.View {
 	a, b := sees(m.before), sees(m.after)
 	return watch.Between("", &watch.Observation{At: a.At, Stats: a.Stats, More: a.More},
@@ -171,7 +171,7 @@ type sent struct {
 	Calls   int64     `json:"calls"`
 }
 
-// encoded is what a visitor is sent of the moment, and whether that is all of it: that is
+// encoded is what a viewer is sent of the moment, and whether that is all of it: that is
 // made once for all who see all.
 func (m *moment) encoded(v *flight.Viewer) (data []byte, all bool, err error) {
 	sight := v.Visible(m.after)
@@ -216,17 +216,17 @@ func (c *Console) live(w http.ResponseWriter, r *http.Request) {
 		_, err := w.Write(b.Bytes())
 		return err == nil && control.Flush() == nil
 	}
-	last, told := (*moment)(nil), false
+	last, announced := (*moment)(nil), false
 	for {
 		m, changed := c.sampler.current()
 		if m != nil && m != last && time.Since(m.after.At) < 5*c.opts.Every {
-			data, all, err := m.encoded(s.visitor)
+			data, all, err := m.encoded(s.viewer)
 			if err != nil {
 				c.opts.Logger.ErrorContext(r.Context(), "the console cannot show what runs", "error", err)
 				return
 			}
-			if all && !told {
-				told = true
+			if all && !announced {
+				announced = true
 				if was, err := json.Marshal(c.sampler.history()); err == nil && !send("history", was) {
 					return
 				}
@@ -246,7 +246,7 @@ func (c *Console) live(w http.ResponseWriter, r *http.Request) {
 		case <-c.ctx.Done():
 			return
 		}
-		if !c.still(s) {
+		if !c.alive(s) {
 			send("end", []byte("{}"))
 			return
 		}

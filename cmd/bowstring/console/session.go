@@ -28,19 +28,19 @@ const (
 
 // How viewers say who they are.
 const (
-	byCaller = "caller" // with the token of a Flight client, whose rights they have
-	byToken  = "token"  // with the token of operators
-	byNobody = "open"   // not at all: nor do Flight clients
+	byCaller  = "caller" // with the token of a Flight client, whose rights they have
+	byToken   = "token"  // with the token of operators
+	openToAll = "open"   // not at all: nor do Flight clients
 )
 
-// session is somebody who looks.
+// session is a viewer.
 type session struct {
-	token   string // of Flight calls; "" where there is none
-	hash    [sha256.Size]byte
-	visitor *flight.Viewer
-	since   time.Time
-	ended   context.Context // when the token has been revoked or he has signed out
-	end     context.CancelFunc
+	token  string // of Flight calls; "" where there is none
+	hash   [sha256.Size]byte
+	viewer *flight.Viewer
+	since  time.Time
+	ended  context.Context // when the token has been revoked or he has signed out
+	end    context.CancelFunc
 
 	mu    sync.Mutex
 	views int // guarded by mu
@@ -72,7 +72,7 @@ func (s *session) viewing() bool {
 type sessions struct {
 	mu     sync.Mutex
 	byHash map[[sha256.Size]byte]*session // guarded by mu
-	open   map[string]*session            // by address, where nobody signs in; guarded by mu
+	open   map[string]*session            // by address, if there is no sign-in; guarded by mu
 }
 
 func newSessions() *sessions {
@@ -94,7 +94,7 @@ func (l *sessions) close() {
 
 func (s *session) leave() {
 	s.end()
-	s.visitor.Leave()
+	s.viewer.Leave()
 }
 
 // add keeps a session under a new secret, which it returns. The oldest goes where there
@@ -143,7 +143,7 @@ func (c *Console) mode() string {
 	case c.opts.Token != nil:
 		return byToken
 	}
-	return byNobody
+	return openToAll
 }
 
 // cookieName is the name of the cookie: browsers send cookies to all ports of a host.
@@ -160,21 +160,21 @@ func secretOf(r *http.Request) string {
 	return cookie.Value
 }
 
-// signInNeeded is what somebody is told whom nobody knows.
+// signInNeeded is the answer to an unknown viewer.
 type signInNeeded struct {
 	problem
 	Mode string `json:"mode"`
 }
 
-// viewer is who makes a request, or what he is to be told.
+// viewer returns the session of a request, or the answer if there is none.
 func (c *Console) viewer(r *http.Request) (*session, *signInNeeded) {
 	mode := c.mode()
-	if mode == byNobody {
+	if mode == openToAll {
 		return c.anybody(r)
 	}
 	secret := secretOf(r)
 	if s := c.sessions.get(secret); s != nil {
-		if c.still(s) {
+		if c.alive(s) {
 			return s, nil
 		}
 		c.sessions.remove(secret)
@@ -182,8 +182,8 @@ func (c *Console) viewer(r *http.Request) (*session, *signInNeeded) {
 	return nil, &signInNeeded{problem{Code: "UNAUTHENTICATED", Error: "sign in with a token"}, mode}
 }
 
-// anybody is the one session of an address, where nobody has to say who he is. Of too many, the oldest that looks at
-// nothing goes.
+// anybody is the one session of an address, if there is no sign-in. If there are too
+// many, the oldest one without an open page is removed.
 func (c *Console) anybody(r *http.Request) (*session, *signInNeeded) {
 	host, _, _ := net.SplitHostPort(r.RemoteAddr)
 	c.sessions.mu.Lock()
@@ -192,11 +192,11 @@ func (c *Console) anybody(r *http.Request) (*session, *signInNeeded) {
 		return s, nil
 	}
 	if len(c.sessions.open) >= maxSessions && !c.sessions.makeRoomLocked() {
-		return nil, &signInNeeded{problem{Code: "RESOURCE_EXHAUSTED", Error: "too many look at this server"}, byNobody}
+		return nil, &signInNeeded{problem{Code: "RESOURCE_EXHAUSTED", Error: "too many viewers of this server"}, openToAll}
 	}
 	s, err := c.newSession(r, "")
 	if err != nil {
-		return nil, &signInNeeded{problem{Code: "UNAUTHENTICATED", Error: err.Error()}, byNobody}
+		return nil, &signInNeeded{problem{Code: "UNAUTHENTICATED", Error: err.Error()}, openToAll}
 	}
 	c.sessions.open[host] = s
 	return s, nil
@@ -218,12 +218,12 @@ func (l *sessions) makeRoomLocked() bool {
 	return true
 }
 
-// still reports whether a session goes on.
-func (c *Console) still(s *session) bool {
+// alive reports whether a session is still valid.
+func (c *Console) alive(s *session) bool {
 	if s.ended.Err() != nil {
 		return false
 	}
-	if c.mode() == byNobody {
+	if c.mode() == openToAll {
 		return true
 	}
 	if time.Since(s.since) > sessionLength {
@@ -244,7 +244,7 @@ func (c *Console) newSession(r *http.Request, token string) (*session, error) {
 		s.token = token
 	}
 	var err error
-	if s.visitor, err = c.opts.Server.NewViewer(r.Context(), s.token, remote(r), func(error) { s.end() }); err != nil {
+	if s.viewer, err = c.opts.Server.NewViewer(r.Context(), s.token, remote(r), func(error) { s.end() }); err != nil {
 		s.end()
 		return nil, err
 	}
@@ -260,7 +260,7 @@ func remote(r *http.Request) net.Addr {
 	return addr
 }
 
-// me is who looks.
+// me returns the name and the rights of the viewer.
 type me struct {
 	Mode      string `json:"mode"`
 	Principal string `json:"principal"`
@@ -272,7 +272,7 @@ func (c *Console) whoAmI(w http.ResponseWriter, r *http.Request) {
 		answer(w, http.StatusUnauthorized, why)
 		return
 	}
-	answer(w, http.StatusOK, me{c.mode(), s.visitor.Name()})
+	answer(w, http.StatusOK, me{c.mode(), s.viewer.Name()})
 }
 
 var errToken = errors.New("this token is not one that lets anybody in")
@@ -335,7 +335,7 @@ func (c *Console) signIn(w http.ResponseWriter, r *http.Request) {
 		Name: cookieName(r), Value: c.sessions.add(s), Path: "/console/", MaxAge: int(sessionLength.Seconds()),
 		HttpOnly: true, Secure: r.TLS != nil, SameSite: http.SameSiteStrictMode,
 	})
-	answer(w, http.StatusOK, me{mode, s.visitor.Name()})
+	answer(w, http.StatusOK, me{mode, s.viewer.Name()})
 }
 
 func (c *Console) signOut(w http.ResponseWriter, r *http.Request) {

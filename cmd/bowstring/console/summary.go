@@ -22,7 +22,7 @@ const (
 	maxBins     = 40
 	maxValues   = 50      // of a column that are listed
 	maxDistinct = 1 << 14 // that are counted
-	maxText     = 256     // bytes of a value that tell it from others
+	maxText     = 256     // bytes by which values are distinguished
 )
 
 // summary is how the values of a column are distributed.

@@ -1,4 +1,4 @@
-// What the server is asked for. Failures are thrown as Problem.
+// Requests to the server. Failures are thrown as Problem.
 
 export class Problem extends Error {
   constructor(status, body) {

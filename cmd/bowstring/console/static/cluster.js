@@ -1,4 +1,5 @@
-// The cluster: its nodes, what they own, and who lends to whom, as the node that is asked knows it.
+// The cluster: its nodes, what they own, and the reads between them, as this node knows
+// it.
 import { get } from "./api.js";
 import { el, fill, bytes, count, percent, millis, date, card, empty, table, bar } from "./dom.js";
 
@@ -43,7 +44,7 @@ function draw(body, got) {
   fill(body, card("Nodes of " + c.cluster, el("p.muted", "View " + (c.view || "").slice(0, 16) + ", read " + date(c.read) + (c.error ? "" : ".")),
     c.error ? el("div.error", { role: "alert" }, c.error) : null, nodes),
   zones(c, first, second),
-  card("Who lends to whom", el("p.muted", "As " + c.node + " has counted it since it began: what it got from others, and what it sent them. For " + count(got.stood_in) + " blobs of others the store stood in."),
+  card("Reads between nodes", el("p.muted", "As " + c.node + " has counted it since it began: what it got from others, and what it sent them. For " + count(got.stood_in) + " blobs of others the store stood in."),
     others.length ? traffic : empty("Nothing yet", "Blobs go between nodes when a stream here wants what another node owns.")));
 }
 

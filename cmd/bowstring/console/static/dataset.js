@@ -1,6 +1,6 @@
 // A dataset: what is in a snapshot, how values are distributed, samples, snapshots.
 import { get } from "./api.js";
-import { el, fill, bytes, count, date, card, table } from "./dom.js";
+import { origin, el, fill, bytes, count, date, card, table } from "./dom.js";
 import { link, failed } from "./datasets.js";
 import { samples } from "./samples.js";
 import { distribution } from "./distribution.js";
@@ -34,7 +34,7 @@ function overview(body, about) {
   body.className = "cols";
   fill(body,
     card("Snapshot", el("dl.pair", [
-      ["Rows", count(about.rows)], ["Blobs", bytes(about.blob_bytes)], ["Created", date(about.created)], ["Source", about.source || "–"],
+      ["Rows", count(about.rows)], ["Blobs", bytes(about.blob_bytes)], ["Created", date(about.created)], ["Source", origin(about.source)],
       ["Parent", about.parent ? "@" + about.parent : "–"], ["Manifest", about.manifest.chunks ? bytes(about.manifest.bytes) + " in " + count(about.manifest.chunks) + " chunks" : "–"],
     ].flatMap(([k, v]) => [el("dt", k), el("dd", v)])), about.splits.length ? table(["Split", "#Rows"], about.splits.map((s) => [s.name, count(s.rows)])) : null),
     card("Schema", table(["Column", "Type", "Kind", ""], about.columns.map((c) => [

@@ -83,3 +83,11 @@ export function bar(share, label) {
   inner.style.width = 100 * Math.min(1, Math.max(0, share || 0)) + "%";
   return el("div.bar", { role: "img", "aria-label": label + " " + percent(share) }, inner);
 }
+
+/** origin names a source, "FORMAT PATH", without the folders of the machine that imported it; a URL of a bucket is kept. */
+export function origin(source) {
+  const at = (source || "").indexOf(" ");
+  const path = source ? source.slice(at + 1) : "";
+  if (at < 0 || (path.includes("://") && !path.startsWith("file://"))) return source || "–";
+  return source.slice(0, at + 1) + path.replace(/\/+$/, "").split("/").pop();
+}

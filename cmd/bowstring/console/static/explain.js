@@ -1,4 +1,4 @@
-// How a job over the dataset would run, and beside it how one runs.
+// How a job over the dataset would run, next to how one runs.
 import { get } from "./api.js";
 import { el, fill, bytes, count, dollars, percent, duration, card, table } from "./dom.js";
 
@@ -69,7 +69,7 @@ function show(answer, got) {
 
 function bill(b) {
   return card("What the buckets cost", pairs([
-    ["Blobs in buckets", percent(b.share) + " of " + count(b.looked) + " that were looked at"],
+    ["Blobs in buckets", percent(b.share) + " of " + count(b.looked) + " in a sample"],
     ...b.buckets.map((x) => [x.bucket, (x.priced ? "prices of " + x.priced : "no prices known") + ", " + (x.requests_per_s ? count(x.requests_per_s) + " reads a second" + (x.learned ? ", as learned" : ", by what the cloud says") : "any number of reads") + "; to spare a request, " + bytes(x.gap_bytes) + " are read in vain at most"]),
     ["Prices", "list prices of " + b.prices_dated + ", bytes go " + b.transfer],
   ]), table(["All epochs", "#Requests", "#Bytes", "#For requests", "#For bytes", "#In all", "#At least"], b.plans.map((p) => [p.plan, count(p.requests), bytes(p.bytes), dollars(p.cost_usd.requests), dollars(p.cost_usd.transfer), dollars(p.cost_usd.total),
@@ -81,7 +81,7 @@ function running(r) {
     ["Measured", count(r.samples_per_s) + " samples/s"], ["Predicted", rate(r.predicted_samples_per_s) + " samples/s for the " + r.epoch + " epoch"],
     ["At these hits", rate(r.expected_samples_per_s) + " samples/s" + (r.hit_share === null ? "" : ", " + percent(r.hit_share) + " from the spill")],
     ["Limited by", r.limit], ["Waits", ["store", "spill", "peer", "encode", "consumer"].map((k) => k + " " + percent(r.wait[k])).join(", ")],
-    ["Beside the prediction", r.parted ? "parted by more than 15 %" : "as expected"],
+    ["Compared with the prediction", r.parted ? "differs by more than 15 %" : "as expected"],
     ...r.changed.map((x) => [x.rate, count(x.then) + " when it began, " + count(x.now) + " now"]),
   ]));
 }

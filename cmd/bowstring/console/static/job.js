@@ -1,4 +1,4 @@
-// What jobs were handed out: those on record, and the samples of a step, by rank.
+// The lineage of jobs: those on record, and the samples of a step, by rank.
 import { get } from "./api.js";
 import { el, fill, count, card, empty, table, date } from "./dom.js";
 import { tiles } from "./samples.js";

@@ -1,4 +1,4 @@
-// What runs now. One event a second brings all of it.
+// The live view of what runs. One event a second brings all of it.
 import { el, fill, text, size, bytes, count, dollars, percent, millis, duration, card, empty, table, bar } from "./dom.js";
 import { parts, keys, stack, paint } from "./parts.js";
 import { streams } from "./streams.js";
@@ -40,7 +40,7 @@ export function live(main) {
   time.querySelector("header").append(el("span.muted", "all streams together"));
   const whole = [card("Jobs", jobs), el("div.cols", card("Cache", cache), card("Tenants", tenants))], shared = card("Clients on this node", memory), buckets = card("Buckets", objects);
   fill(main, el("h1", "Live"), partial, el("section.card.figures", { "aria-label": "Figures" }, Object.values(f).map((x) => x.node)),
-    el("div.beside", graph.node, time), whole[0], list.node, whole[1], buckets, shared);
+    el("div.halves", graph.node, time), whole[0], list.node, whole[1], buckets, shared);
   graph.begin();
   say("", "connecting");
 
@@ -52,7 +52,7 @@ export function live(main) {
     const [rate, unit] = size(v.bytes_per_s);
     show(f.Throughput, rate, unit + "/s", bytes(v.bytes) + " since the start");
     show(f.Rows, count(v.rows_per_s), "/s", count(v.rows) + " since the start");
-    show(f.Streams, count(v.streams.length), "", count(v.jobs.length) + " jobs");
+    show(f.Streams, count(v.streams.length), "", count(v.jobs.length) + (v.jobs.length === 1 ? " job" : " jobs"));
     show(f["Store latency"], millis(v.store_p99_us), "p99", v.store_p50_us ? "p50 " + millis(v.store_p50_us) + ", " + v.store_reads_in_flight + " in flight" : v.store_reads_in_flight + " reads in flight");
     show(f["From spill"], percent(v.spill_share), "", v.spill_budget_bytes ? bytes(v.spill_held_bytes) + " of " + bytes(v.spill_budget_bytes) : "no spill");
     show(f["Window memory"], percent(v.window_used_bytes / Math.max(1, v.window_limit_bytes)), "", bytes(v.window_used_bytes) + " of " + bytes(v.window_limit_bytes));
@@ -76,8 +76,8 @@ export function live(main) {
     fill(cache, v.cache.length ? table(["Dataset", "#Held", "From spill", "#Store reads saved", "#Time saved"], v.cache.slice(0, 200).map((c) => [c.dataset, bytes(c.bytes),
       el("div.with", bar(c.hit_share, "From spill"), el("span", percent(c.hit_share))), bytes(c.saved_bytes), duration(c.saved_s)]))
       : v.spill_budget_bytes ? empty("The spill is empty", "It fills with what jobs will read again.") : empty("No spill", "serve --spill DIR keeps what jobs read again on this machine's disk."));
-    fill(tenants, v.tenants.length ? table(["Tenant", "#Streams", "#Bytes/s", "Share", "#Total"], v.tenants.map((t) => [t.others ? "all others" : t.tenant || "nobody's account", count(t.streams),
-      bytes(t.bytes_per_s), el("div.with", bar(t.share, "Share"), el("span", percent(t.share))), bytes(t.bytes)])) : empty("No calls yet", "Who calls on whose account is counted here."));
+    fill(tenants, v.tenants.length ? table(["Tenant", "#Streams", "#Bytes/s", "Share", "#Total"], v.tenants.map((t) => [t.others ? "all others" : t.tenant || "no tenant", count(t.streams),
+      bytes(t.bytes_per_s), el("div.with", bar(t.share, "Share"), el("span", percent(t.share))), bytes(t.bytes)])) : empty("No calls yet", "Calls are counted here by tenant."));
   }
 
   let heard = Date.now(), next = null;
@@ -106,11 +106,11 @@ export function live(main) {
 
 const advice = {
   store: "Most of the time, streams wait for the store: a spill, more replicas or a nearer store help.",
-  spill: "Most of the time, streams wait for the spill: its disk is what limits them.",
-  nodes: "Most of the time, streams wait for other nodes: the network between them is what limits.",
-  window: "Most of the time, streams wait for reads that others have begun.",
-  encode: "Most of the time goes into putting batches together: this machine's processors are what limits.",
-  operators: "Most of the time, streams wait for samples being made: this machine's processors are what limits.",
-  network: "Most of the time, bytes are on their way: the network is what limits.",
+  spill: "Most of the time, streams wait for the spill: its disk is the limit.",
+  nodes: "Most of the time, streams wait for other nodes: the network between them is the limit.",
+  window: "Most of the time, buffers are full: consumers are slower than the server.",
+  encode: "Most of the time goes into encoding batches: the CPUs of this machine are the limit.",
+  operators: "Most of the time, streams wait for samples being made: the CPUs of this machine are the limit.",
+  network: "Most of the time, bytes are on their way: the network is the limit.",
   consumer: "Most of the time, streams wait for their consumers: data comes as fast as it is used.",
 };

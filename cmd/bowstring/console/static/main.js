@@ -39,13 +39,13 @@ function begin() {
   start();
 }
 
-/** start finds out who looks, and shows the view or has him sign in. */
+/** start asks the server for the viewer, and shows the view or the sign-in. */
 export async function start() {
   let me;
   try {
     me = await session();
   } catch (e) {
-    if (e.status === 401) return door(e.body.mode);
+    if (e.status === 401) return signInPage(e.body.mode);
     away();
     say("lost", "");
     return fill(main, el("div.error", { role: "alert" }, e.message), el("div", el("button", { type: "button", click: start }, "Try again")));
@@ -86,13 +86,13 @@ function decode(text) {
   try { return decodeURIComponent(text); } catch { return text; }
 }
 
-const doors = {
+const signIns = {
   caller: ["Sign in", "Your token is the one that your Flight clients use. You see what they may see."],
   token: ["Sign in", "The token is the one of the admin listener (--admin-token-file)."],
   open: ["Not now", "Too many look at this server. Try again in a moment."],
 };
 
-function door(mode) {
+function signInPage(mode) {
   if (document.getElementById("token")?.form.dataset.mode === mode) return; // it is open, and a token may be in it
   away();
   say("", "");
@@ -100,7 +100,7 @@ function door(mode) {
   document.getElementById("out").hidden = true;
   document.getElementById("who").textContent = "";
   document.title = "Sign in – Bowstring";
-  const [title, hint] = doors[mode] || doors.caller;
+  const [title, hint] = signIns[mode] || signIns.caller;
   const field = el("input", { id: "token", type: "password", autocomplete: "off", required: true, spellcheck: "false", "aria-describedby": "hint" });
   const wrong = el("div.error", { role: "alert", hidden: true });
   const form = el("form", {

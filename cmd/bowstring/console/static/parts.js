@@ -2,7 +2,7 @@
 import { el, percent } from "./dom.js";
 
 export const parts = ["store", "spill", "nodes", "window", "encode", "operators", "network", "consumer"];
-export const names = { store: "Store", spill: "Spill", nodes: "Other nodes", window: "Shared", encode: "Encode", operators: "Operators", network: "Network", consumer: "Consumer" };
+export const names = { store: "Store", spill: "Spill", nodes: "Other nodes", window: "Full buffer", encode: "Encode", operators: "Operators", network: "Network", consumer: "Consumer" };
 
 export function keys() {
   return el("div.keys", parts.map((p) => el("span.key.is-" + p, names[p])));
