@@ -120,7 +120,7 @@ func TestSteeredRuns(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	continued, steers := int64(0), 0
-	for round := range rounds.Of(12, 200) {
+	for round := range rounds.Count(12, 200) {
 		rng := rand.New(rand.NewPCG(seed, uint64(round)))
 		r := &steeredRun{tb: t, engines: engines, steps: map[int64]map[int][]int64{}, worlds: map[int64]int64{},
 			served: make(chan struct{})}

@@ -76,7 +76,7 @@ func TestKill(t *testing.T) {
 	seed := testRand(t).Uint64()
 	kills := *killsFlag
 	if kills == 0 {
-		kills = rounds.Of(60, 200)
+		kills = rounds.Count(60, 200)
 	}
 	if testing.Short() || underRace { // the detector finds nothing in processes that are killed
 		kills = 12

@@ -139,7 +139,7 @@ func TestNoneAfterClose(t *testing.T) {
 func TestCallersLeave(t *testing.T) {
 	f := newFixture(t, resolve.Options{IdleSnapshots: 1}, admission.Limits{})
 	list := "[" + strings.TrimSuffix(strings.Repeat("1,", 150), ",") + "]"
-	for i := range rounds.Of(2, 6) {
+	for i := range rounds.Count(2, 6) {
 		dataset := fmt.Sprintf("d%d", i)
 		f.put(t, dataset, 3000)
 		for k := range 8 {

@@ -104,9 +104,9 @@ func (p *Provider) Break(broken bool) {
 func (p *Provider) Hold() (asked <-chan struct{}, release func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	told, held := make(chan struct{}), make(chan struct{})
-	p.asked, p.held = told, held
-	return told, func() {
+	reached, held := make(chan struct{}), make(chan struct{})
+	p.asked, p.held = reached, held
+	return reached, func() {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		p.held = nil

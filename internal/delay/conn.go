@@ -49,7 +49,7 @@ func (t turn) end() { <-t }
 // waiter is how one goroutine at a time waits.
 type waiter struct {
 	waiting  bool
-	starved  bool          // waits for something to happen, not for a time
+	blocked  bool          // waits for something to happen, not for a time
 	deadline time.Duration // 0: none
 	wake     chan struct{}
 	timer    *time.Timer
@@ -81,7 +81,7 @@ func newConn(l *Link, inner net.Conn, id uint64) *conn {
 
 // wait waits for a signal, at most until a time or w's deadline. The caller holds c.mu; wait unlocks it meanwhile.
 func (c *conn) wait(w *waiter, until, now time.Duration) {
-	w.waiting, w.starved = true, until == never
+	w.waiting, w.blocked = true, until == never
 	if w.deadline != 0 {
 		until = min(until, w.deadline)
 	}
@@ -103,7 +103,7 @@ func (c *conn) wait(w *waiter, until, now time.Duration) {
 		}
 	}
 	c.mu.Lock()
-	w.waiting, w.starved = false, false
+	w.waiting, w.blocked = false, false
 }
 
 // Read implements net.Conn.
@@ -222,7 +222,7 @@ func (c *conn) enqueue(b []byte) {
 	c.sendWindow.used += len(b)
 	c.sent.push(b)
 	c.due.add(c.arrival(passed), len(b))
-	if c.sender.starved {
+	if c.sender.blocked {
 		c.sender.signal()
 	}
 }

@@ -43,12 +43,12 @@ func TestEnd(t *testing.T) {
 		data, err := io.ReadAll(client)
 		equal(t, "error", err, nil)
 		equal(t, "what was written before the server's end", len(data), 100_000)
-		// The server is gone: the first write finds that out, a later one is told.
+		// The server is gone: the first write finds that out, a later one gets the error.
 		write(t, client, 1)
 		time.Sleep(rtt) // fake
 		synctest.Wait()
 		_, err = client.Write([]byte("x"))
-		equal(t, "write to nobody", errors.Is(err, io.ErrClosedPipe), true)
+		equal(t, "write to a closed end", errors.Is(err, io.ErrClosedPipe), true)
 	})
 	through(t, config, func(t *testing.T, _ *delay.Link, dial func() (net.Conn, net.Conn)) {
 		client, server := dial()

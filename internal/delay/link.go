@@ -69,9 +69,9 @@ const (
 	maxWindow = math.MaxInt / 2
 	// chunkSize is the most that is sent, or passes the bottleneck, at once.
 	chunkSize = 64 << 10
-	// laneAhead is how far a connection may be ahead of the bottleneck, so that it does not wake for each chunk. It is
+	// laneLead is how far a connection may be ahead of the bottleneck, so that it does not wake for each chunk. It is
 	// woken when half of that is left, so that waking late does not leave the bottleneck idle.
-	laneAhead = time.Millisecond
+	laneLead = time.Millisecond
 	// maxBacklog is how much may have arrived that the server leaves unread.
 	maxBacklog = 8 << 20
 	// linger is how long a closed connection may take to deliver what it has due.
@@ -223,7 +223,7 @@ func (l *lane) chunk(want int) int {
 	if l.rate == 0 {
 		return want
 	}
-	return int(min(int64(want), chunkSize, max(int64(laneAhead.Seconds()*float64(l.rate)), packet)))
+	return int(min(int64(want), chunkSize, max(int64(laneLead.Seconds()*float64(l.rate)), packet)))
 }
 
 // send gives the lane n bytes that arrive before it at a time. It returns when the last has
@@ -237,8 +237,8 @@ func (l *lane) send(at time.Duration, n int64) (passed, held time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.free = max(l.free, at) + takes
-	if l.free > at+laneAhead {
-		held = l.free - laneAhead/2
+	if l.free > at+laneLead {
+		held = l.free - laneLead/2
 	}
 	return l.free, held
 }

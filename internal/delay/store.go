@@ -108,13 +108,13 @@ func (s *distant) load(ctx context.Context, ref schema.BlobRef) ([]byte, error) 
 			return data, nil
 		}
 		other := s.loading[ref.Key]
-		mine := make(chan struct{})
+		loaded := make(chan struct{})
 		if other == nil {
-			s.loading[ref.Key] = mine
+			s.loading[ref.Key] = loaded
 		}
 		s.mu.Unlock()
 		if other == nil {
-			return s.loadAs(ctx, ref, mine)
+			return s.loadAs(ctx, ref, loaded)
 		}
 		select {
 		case <-other: // if that attempt failed, this call tries next
@@ -124,7 +124,7 @@ func (s *distant) load(ctx context.Context, ref schema.BlobRef) ([]byte, error) 
 	}
 }
 
-func (s *distant) loadAs(ctx context.Context, ref schema.BlobRef, mine chan struct{}) ([]byte, error) {
+func (s *distant) loadAs(ctx context.Context, ref schema.BlobRef, loaded chan struct{}) ([]byte, error) {
 	blob, err := s.Store.Get(ctx, ref)
 	var data []byte
 	if err == nil {
@@ -137,7 +137,7 @@ func (s *distant) loadAs(ctx context.Context, ref schema.BlobRef, mine chan stru
 	if err == nil {
 		s.blobs[ref.Key] = data
 	}
-	close(mine)
+	close(loaded)
 	return data, err
 }
 

@@ -110,13 +110,13 @@ func (d *dataset) check() {
 		case o.Do == Read && o.how == OK && !o.Absent:
 			d.checkRead(o)
 		case o.Do == Read && o.Damage == Missing && d.snapshot(o.Number).drop > o.end:
-			d.found(Torn, d.name, "%v did not find its record, and nobody had dropped it: %s", o, o.Error)
+			d.found(Torn, d.name, "%v did not find its record, which had not been dropped: %s", o, o.Error)
 		case o.Do == Commit && o.Damage == Missing:
-			d.found(Torn, d.name, "%v was told that what had been put was not: %s", o, o.Error)
+			d.found(Torn, d.name, "%v got the answer that a stored snapshot was absent: %s", o, o.Error)
 		}
 		for _, n := range slices.Sorted(maps.Keys(d.snapshots)) {
 			if s := d.snapshots[n]; absent(o, n) && o.invoke > s.known && o.end < s.drop {
-				d.found(LostCommit, d.name, "%v did not find %d, which %v had, and which nobody had dropped", o, n,
+				d.found(LostCommit, d.name, "%v did not find %d, which %v had, and which had not been dropped", o, n,
 					s.seen)
 			}
 		}
@@ -187,7 +187,7 @@ func (d *dataset) checkRead(o *op) {
 	from := d.imports[o.Import]
 	switch {
 	case from == nil:
-		d.found(Phantom, d.name, "%v found the import %q, which nobody made", o, o.Import)
+		d.found(Phantom, d.name, "%v found the import %q, which was never made", o, o.Import)
 		return
 	case from.how == Fail:
 		d.found(Phantom, d.name, "%v found the import %s, which has failed", o, o.Import)
@@ -198,7 +198,7 @@ func (d *dataset) checkRead(o *op) {
 	case o.Damage == Wrong:
 		d.found(Torn, d.name, "%v found other bytes than were imported: %s", o, o.Error)
 	case o.Damage == Missing && s.drop > o.end:
-		d.found(Torn, d.name, "%v did not find all blobs, and nobody had dropped it: %s", o, o.Error)
+		d.found(Torn, d.name, "%v did not find all blobs, and it had not been dropped: %s", o, o.Error)
 	case o.Damage == "" && o.Digest != from.Digest:
 		d.found(Torn, d.name, "%v found the digest %s, and %s was imported", o, o.Digest, from.Digest)
 	case o.Damage == "":

@@ -183,7 +183,7 @@ func TestCheckFinds(t *testing.T) {
 			func(s *story) { s.commit(1, 2, 1, 0); s.commit(3, 5, 2, 1); s.commit(4, 6, 3, 1) },
 			func(s *story) { s.commit(1, 2, 1, 0); s.commit(3, 5, 2, 1); s.commit(4, 6, 3, 2) },
 		}, {
-			"an import that nobody made", Phantom,
+			"an import that was never made", Phantom,
 			func(s *story) { s.read(1, 2, 1) },
 			func(s *story) { s.commit(1, 0, 1, 0); s.read(2, 3, 1) },
 		}, {
@@ -239,7 +239,7 @@ func TestCheckFinds(t *testing.T) {
 			func(s *story) { s.commit(1, 2, 1, 0); s.tag(3, 4, OK, 1); s.tagged(5, 6, 0) },
 			func(s *story) { s.commit(1, 2, 1, 0); s.tag(3, 4, OK, 1); s.untag(5, 0); s.tagged(6, 7, 0) },
 		}, {
-			"a tag that nobody gave", StaleTag,
+			"a tag that was never set", StaleTag,
 			func(s *story) { s.commit(1, 2, 1, 0); s.tag(3, 4, Fail, 1); s.tagged(5, 6, 1) },
 			func(s *story) { s.commit(1, 2, 1, 0); s.tag(3, 4, Info, 1); s.tagged(5, 6, 1) },
 		}, {
@@ -309,7 +309,7 @@ func TestCheckFinds(t *testing.T) {
 				s.op("tagger", Tag, 5, 6, Fail, Event{Number: 1, Tag: "prod", Absent: true})
 			},
 		}, {
-			"bytes that nobody refers to", Garbage,
+			"bytes without a reference", Garbage,
 			func(s *story) { s.op("final", Left, 1, 2, OK, Event{Count: 1}) },
 			func(s *story) { s.op("final", Left, 1, 2, OK, Event{}) },
 		}, {

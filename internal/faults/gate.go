@@ -133,12 +133,12 @@ func (g *Gate) accept() {
 	}
 }
 
-// nobody is the origin of connections whose origin is not known yet.
-const nobody = "?"
+// unknownOrigin is the origin of connections whose origin is not known yet.
+const unknownOrigin = "?"
 
 // serve forwards a connection until one of its ends is closed.
 func (g *Gate) serve(c net.Conn) {
-	if !g.keep(c, nobody) {
+	if !g.keep(c, unknownOrigin) {
 		return
 	}
 	defer g.forget(c)

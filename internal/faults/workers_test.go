@@ -79,7 +79,7 @@ func (w *workers) replace(role string) error {
 		old.kill = true
 		_ = old.cmd.Process.Kill() // it may have ended
 		<-old.ended
-		w.told(old)
+		w.endedWith(old)
 	}
 	w.count[role]++
 	kind, number, _ := strings.Cut(role, "-")
@@ -130,8 +130,9 @@ func (w *workers) replace(role string) error {
 	return nil
 }
 
-// told reports a process that has ended by itself with an error. The caller holds mu.
-func (w *workers) told(p *worker) {
+// endedWith reports a process that has ended by itself with an error. The caller holds
+// mu.
+func (w *workers) endedWith(p *worker) {
 	if p.err != nil && !p.kill {
 		text, _ := os.ReadFile(p.log.Name())
 		w.t.Errorf("%s ended: %v: %s", p.name, p.err, text[max(0, len(text)-2000):])
@@ -164,7 +165,7 @@ func (w *workers) stop(within time.Duration) {
 			<-p.ended
 			late = nil
 		}
-		w.told(p)
+		w.endedWith(p)
 	}
 	clear(w.running)
 }

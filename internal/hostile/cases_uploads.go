@@ -78,7 +78,7 @@ func uploads() []Case {
 			column(manyRows, plain, make([]byte, manyRows)).record()),
 		putting("dictionary that never comes", invalid, "has not come", schemaMessage(kind),
 			column(1, plain, []byte{0}).record()),
-		putting("dictionary of nobody", invalid, "which no column has", schemaMessage(kind),
+		putting("dictionary of no column", invalid, "which no column has", schemaMessage(kind),
 			words.dictionary(8, false)),
 		putting("index beyond the dictionary", invalid, "of a dictionary of 1", schemaMessage(kind),
 			words.dictionary(id, false), column(1, plain, []byte{1}).record()),

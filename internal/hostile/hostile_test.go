@@ -236,8 +236,9 @@ func TestHostile(t *testing.T) {
 	}
 }
 
-// TestStopsUnderAttack holds that a server that is told to stop does so within its time to drain, whatever it has under way:
-// every evaluation, cell and look ends with its context.
+// TestStopsUnderAttack: a server that is signalled to stop does so within its time to
+// drain, whatever it has under way: every evaluation, cell and look ends with its
+// context.
 func TestStopsUnderAttack(t *testing.T) {
 	if testing.Short() {
 		t.Skip("the server drains for some seconds")

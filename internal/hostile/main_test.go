@@ -9,7 +9,7 @@ import (
 
 func TestMain(m *testing.M) {
 	if dir := os.Getenv(serveEnv); dir != "" {
-		if err := serveUntilTold(dir); err != nil {
+		if err := serveUntilSignal(dir); err != nil {
 			_, _ = os.Stderr.WriteString(err.Error() + "\n")
 			os.Exit(1)
 		}

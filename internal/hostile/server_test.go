@@ -36,7 +36,7 @@ import (
 // whose memory has a limit.
 const (
 	serveEnv    = "BOWSTRING_HOSTILE_SERVE"
-	memoryLimit = 1 << 30 // what it may take; Go's runtime is told a tenth less
+	memoryLimit = 1 << 30 // what it may take; the limit of Go's runtime is a tenth lower
 	dataLimit   = 3 << 30 // where the kernel ends it: also what is mapped and not touched counts
 
 	drainTimeout = 5 * time.Second
@@ -50,8 +50,8 @@ func blob(position int64) []byte {
 	return bytes.Repeat(fmt.Appendf(nil, "%08d", position), blobBytes/8)
 }
 
-// serveUntilTold serves the store at dir until its input ends.
-func serveUntilTold(dir string) error {
+// serveUntilSignal serves the store at dir until its input ends.
+func serveUntilSignal(dir string) error {
 	if err := syscall.Setrlimit(syscall.RLIMIT_DATA, &syscall.Rlimit{Cur: dataLimit, Max: dataLimit}); err != nil {
 		return err
 	}

@@ -14,7 +14,7 @@ import (
 	"bowstring/schema"
 )
 
-// echo is a server that says what it is told, until the test ends.
+// echo is a server that sends back what it receives, until the test ends.
 func echo(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -38,8 +38,8 @@ func echo(t *testing.T) string {
 	return l.Addr().String()
 }
 
-// board is one with a link, and a proxy to a server that echoes.
-func board(t *testing.T) (b *ProxySet, address string) {
+// proxies is one with a link, and a proxy to a server that echoes.
+func proxies(t *testing.T) (b *ProxySet, address string) {
 	t.Helper()
 	b = NewProxySet()
 	t.Cleanup(func() {
@@ -86,7 +86,7 @@ func set(t *testing.T, b *ProxySet, from string, fault Fault) {
 }
 
 func TestWhatPassesIsCounted(t *testing.T) {
-	b, address := board(t)
+	b, address := proxies(t)
 	say(t, dial(t, address), "hello")
 	b.Name(os.Getpid(), "me")
 	say(t, dial(t, address), "it is me")
@@ -98,14 +98,14 @@ func TestWhatPassesIsCounted(t *testing.T) {
 
 // A cut ends what is connected, and what is connected later, of whom it befalls alone.
 func TestCut(t *testing.T) {
-	b, address := board(t)
+	b, address := proxies(t)
 	others := dial(t, address)
 	say(t, others, "there")
 	b.Name(os.Getpid(), "me")
-	mine := dial(t, address)
-	say(t, mine, "there")
+	own := dial(t, address)
+	say(t, own, "there")
 	set(t, b, "me", Cut)
-	for _, c := range []net.Conn{mine, dial(t, address)} {
+	for _, c := range []net.Conn{own, dial(t, address)} {
 		if n, err := c.Read(make([]byte, 1)); err == nil {
 			t.Errorf("%d bytes came through a proxy that is cut", n)
 		}
@@ -115,9 +115,9 @@ func TestCut(t *testing.T) {
 	say(t, dial(t, address), "again")
 }
 
-// What is held comes when it is held no longer.
+// Held bytes arrive when they are released.
 func TestHold(t *testing.T) {
-	b, address := board(t)
+	b, address := proxies(t)
 	c := dial(t, address)
 	say(t, c, "there")
 	set(t, b, Anybody, Hold)
@@ -136,9 +136,9 @@ func TestHold(t *testing.T) {
 	}
 }
 
-// A board ends while something is held, and while somebody is connected.
+// A proxies ends while something is held, and while somebody is connected.
 func TestCloseWhileHeld(t *testing.T) {
-	b, address := board(t)
+	b, address := proxies(t)
 	c := dial(t, address)
 	say(t, c, "there")
 	set(t, b, Anybody, Hold)

@@ -298,7 +298,7 @@ func (s *Server) SetClass(bucket, key, class string) {
 
 // SetClock sets the server's clock ahead of the machine's. The server refuses requests signed by a clock that differs
 // from its own by more than 15 minutes.
-func (s *Server) SetClock(ahead time.Duration) { s.clock.Store(int64(ahead)) }
+func (s *Server) SetClock(lead time.Duration) { s.clock.Store(int64(lead)) }
 
 // Expire makes the server refuse an access key as expired.
 func (s *Server) Expire(id string) {

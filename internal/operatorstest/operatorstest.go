@@ -25,7 +25,7 @@ func Kinds() operators.Kinds {
 //	Decode          bytes as they are; "bad" first bytes are damaged, "bomb" would become 2^40 bytes, "panic" panics
 //	Reverse         the last byte first
 //	RandomBytes     each byte is one drawn, exclusive-or the cell's
-//	Crop size       so many bytes, zeros where there are fewer: a tensor of one shape
+//	Crop size that many bytes, zeros where there are fewer: a tensor of one shape
 //	RandomRepeat    the bytes once to four times
 //	Encode          no tensor: bytes of a file
 type step struct {

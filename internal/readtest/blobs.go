@@ -149,13 +149,13 @@ func leftAlone(b *bench) {
 	}
 	cancel()
 	for range n / 2 {
-		wait(to.came, "cells are not given up while others of the same Fetch wait")
+		wait(to.came, "cells are not released while others of the same Fetch wait")
 	}
 	release()
 	wait(done, "Fetch does not return")
 	for i := range cells {
 		a, err := to.one(i)
-		b.ok(err, "fetch cells of which some are given up")
+		b.ok(err, "fetch cells of which some are released")
 		b.that((a.Err == nil) == (i%2 == 0), "cell %d, whose context has ended: %t, has the error %v", i, i%2 == 1, a.Err)
 		if a.Err == nil {
 			b.right(&a.Blob, contents[i])

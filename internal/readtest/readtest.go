@@ -61,7 +61,7 @@ func Cases() []Case {
 	add("held blobs stay", held)
 	add("fetch ends with its context", ends)
 	add("cells together", together)
-	add("cells are given up by themselves", leftAlone)
+	add("cells are released one by one", leftAlone)
 	add("has does not wait", hasDoesNotWait)
 	add("concurrent fetches", concurrent)
 	add("checked bytes are right", checked)

@@ -315,7 +315,7 @@ var faults = map[string]struct {
 			}
 		}
 	}},
-	"has cells wait for each other": {"cells are given up by themselves", "are not given up", true, func(m *memory) {
+	"has cells wait for each other": {"cells are released one by one", "are not released", true, func(m *memory) {
 		m.fetch = func(cells []read.Cell, to read.Answers) {
 			for i := range cells {
 				to.Answer(i, m.one(&cells[i]))

@@ -27,7 +27,7 @@ import (
 // TestNodeLost has one node of three stopped, and later another killed, while
 // blobs are read, epochs streamed and snapshots committed: none of it fails.
 func TestNodeLost(t *testing.T) {
-	if testing.Short() || rounds.Of(0, 1) == 0 {
+	if testing.Short() || rounds.Count(0, 1) == 0 {
 		t.Skip("starts three servers; BOWSTRING_TESTS=all, as in make nightly, runs it")
 	}
 	nodes := cassandratest.StartCluster(t)

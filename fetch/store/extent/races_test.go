@@ -143,7 +143,7 @@ type attached struct {
 }
 
 func race(t *testing.T, url string, lazily bool, put func(key string, data []byte) error, begin func() *racing) {
-	n := rounds.Of(500, 5000) // objects that are changed while they are read
+	n := rounds.Count(500, 5000) // objects that are changed while they are read
 	if testing.Short() {
 		n = 250
 	}

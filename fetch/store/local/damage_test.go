@@ -169,7 +169,7 @@ func TestFlippedDatabase(t *testing.T) {
 	const seed = 11
 	t.Logf("seed %d", seed)
 	r := rand.New(rand.NewPCG(seed, 0))
-	flips := rounds.Of(20, 60)
+	flips := rounds.Count(20, 60)
 	if testing.Short() {
 		flips = 8
 	}

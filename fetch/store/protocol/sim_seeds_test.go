@@ -34,7 +34,7 @@ var rare = []string{"leftover forgotten", "ack early"}
 // numberOfSeeds is how many seeds are simulated, without a mistake or until one is found.
 func numberOfSeeds() int {
 	if *seeds == 0 {
-		return rounds.Of(2_000, 10_000)
+		return rounds.Count(2_000, 10_000)
 	}
 	return *seeds
 }
