@@ -26,10 +26,11 @@ FAULT_TIME ?= 600
 JOBS ?= 2
 # How many processes pytest spreads the test files over.
 WORKERS ?= 2
-# Runs a command as a stage, by name: what it took is told at the end.
+# Runs a command as a stage, by name: its time is printed at the end.
 STAGE  := $(PYTHON) tests/stages.py run
 
-# Python's compiled modules lie in build, beside no source. Without them each of the tests' many processes would compile torch anew.
+# Python's compiled modules are in build, not next to their source. Without them each of
+# the tests' many processes would compile torch anew.
 unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX := $(CURDIR)/build/pycache
 # uv trusts whom the system trusts, a company's proxy among them, and waits for a slow one.
@@ -50,15 +51,15 @@ demo: $(VENV)/.demo build ## Import real photographs, serve them, train on them 
 
 .PHONY: check
 check: go-check python-check ## Between two edits: lint, and the short tests of Go and Python.
-	@$(STAGES) $(BESIDE) test-short lint test-quick
+	@$(STAGES) $(PARALLEL) test-short lint test-quick
 
 .PHONY: test
 test: go-check cc-check python-check ## Everything that has to pass: lint, every test once, against Cassandra and other real clients.
-	@tests/cassandra/cassandra.sh beside $(STAGES) $(BESIDE) test-python test-lowest lint test-race test-cassandra test-objects test-go
+	@tests/cassandra/cassandra.sh beside $(STAGES) $(PARALLEL) test-python test-lowest lint test-race test-cassandra test-objects test-go
 
 .PHONY: nightly
-nightly: go-check cc-check python-check ## What repeats, hours of it: all under the race detector and without, gocql itself, fuzzing, soak.
-	@BOWSTRING_TESTS=all $(STAGES) $(BESIDE) --jobs=1 WORKERS=0 FUZZ_TIME=3m lint nightly-vulnerabilities nightly-go nightly-race nightly-spec nightly-wheels nightly-sbom nightly-image nightly-helm nightly-dali nightly-frameworks nightly-formats nightly-pythons nightly-kubernetes nightly-clients test-cassandra nightly-objects nightly-bucket test-gocql test-faults nightly-churn test-python nightly-python nightly-fuzz nightly-soak
+nightly: go-check cc-check python-check ## The tests that repeat, for hours: all under the race detector and without, gocql itself, fuzzing, soak.
+	@BOWSTRING_TESTS=all $(STAGES) $(PARALLEL) --jobs=1 WORKERS=0 FUZZ_TIME=3m lint nightly-vulnerabilities nightly-go nightly-race nightly-spec nightly-wheels nightly-sbom nightly-image nightly-helm nightly-dali nightly-frameworks nightly-formats nightly-pythons nightly-kubernetes nightly-clients test-cassandra nightly-objects nightly-bucket test-gocql test-faults nightly-churn test-python nightly-python nightly-fuzz nightly-soak
 
 .PHONY: lint
 lint: lint-go lint-python lint-vulnerabilities site ## golangci-lint with the import rule, ruff and mypy, known vulnerabilities, the documents' references.
@@ -99,7 +100,7 @@ clean: ## Remove everything that make has built or installed.
 # The stages that a command runs, and after them where the time went; its status is theirs.
 STAGES := $(PYTHON) tests/stages.py all
 # Side by side, each heard when it has ended. One that fails does not stop the others.
-BESIDE := $(MAKE) --no-print-directory --jobs=$(JOBS) --output-sync=target --keep-going
+PARALLEL := $(MAKE) --no-print-directory --jobs=$(JOBS) --output-sync=target --keep-going
 
 .PHONY: lint-go
 lint-go: $(LINT) ## golangci-lint alone.
@@ -172,7 +173,7 @@ test-cassandra: go-check cc-check ## fetch/store/cql against a real Cassandra fr
 OBJECTS_IN = $(shell grep -rlE '^//go:build objects$$' --include=*_test.go cmd fetch | xargs -r -n 1 dirname | sort -u | sed 's|^|./|')
 
 .PHONY: test-objects
-test-objects: go-check ## What reads and writes buckets, against real servers of S3 and Google Cloud Storage from their Go modules.
+test-objects: go-check ## The tests that read and write buckets, against real servers of S3 and Google Cloud Storage from their Go modules.
 	@$(STAGE) --go test-objects tests/objects/objects.sh with $(GO_TEST) -timeout 20m -tags objects -run '^TestReal' -skip 'Azure|Stress' $(OBJECTS_IN)
 
 .PHONY: nightly-objects
@@ -255,10 +256,10 @@ nightly-image: $(VENV)/.package build ## The container image, run by runc: a rea
 	@$(STAGE) nightly-image sh -e -c '$(MAKE) image; $(PY) -m pytest -m image tests/test_image.py'
 
 .PHONY: nightly-clients
-nightly-clients: $(VENV)/.test build ## Flight clients in Java and Rust, from Maven Central and crates.io, through the doors; more trainers (needs a JDK 17, Maven and Rust).
+nightly-clients: $(VENV)/.test build ## Flight clients in Java and Rust, from Maven Central and crates.io, through TLS and tokens; more trainers (needs a JDK 17, Maven and Rust).
 	@$(STAGE) nightly-clients $(PY) -m pytest -m clients tests/test_clients.py tests/python/test_ray_nodes.py tests/python/test_trainers.py tests/python/test_frameworks_page.py
 
-# A program that renders the chart by Helm's own library; three minutes of processor time, once.
+# A program that renders the chart by Helm's own library; three minutes of CPU time, once.
 RENDER := build/helm/render
 $(RENDER): $(wildcard deploy/helm/*.go) deploy/helm/go.mod deploy/helm/go.sum | go-check
 	@mkdir -p $(@D)
@@ -269,18 +270,18 @@ nightly-helm: $(VENV)/.package $(VENV)/.helm $(RENDER) build ## The Helm chart: 
 	@$(STAGE) nightly-helm sh -e -c '$(GO) -C deploy/helm test -count=1 ./...; $(PY) -m pytest -m helm tests/test_helm.py'
 
 .PHONY: nightly-formats
-nightly-formats: $(VENV)/.package build/formats/.installed build ## Imports of what LitData and the package tfrecord write, which lie in build/formats.
+nightly-formats: $(VENV)/.package build/formats/.installed build ## Imports of what LitData and the package tfrecord write, which are in build/formats.
 	@$(STAGE) nightly-formats env PYTHONPATH=$(CURDIR)/build/formats $(PY) -m pytest tests/test_import_chunks.py
 
 .PHONY: nightly-dali
-nightly-dali: $(VENV)/.package build/dali/.installed build ## Pipelines of DALI without a GPU, which lies in build/dali.
+nightly-dali: $(VENV)/.package build/dali/.installed build ## Pipelines of DALI without a GPU, which is in build/dali.
 	@$(STAGE) nightly-dali env PYTHONPATH=$(CURDIR)/build/dali $(PY) -m pytest tests/python/test_dali.py
 
 .PHONY: nightly-frameworks
-nightly-frameworks: $(VENV)/.package build/frameworks/.installed build ## JAX on the devices of a mesh, and Lhotse, which lie in build/frameworks.
+nightly-frameworks: $(VENV)/.package build/frameworks/.installed build ## JAX on the devices of a mesh, and Lhotse, which are in build/frameworks.
 	@$(STAGE) nightly-frameworks env PYTHONPATH=$(CURDIR)/build/frameworks $(PY) -m pytest tests/python/test_jax.py tests/python/test_frameworks_page.py -k 'jax or lhotse'
 
-# The control plane: nine minutes of processor time, once; then what is in ~/.cache/bowstring.
+# The control plane: nine minutes of CPU time, once; then what is in ~/.cache/bowstring.
 .PHONY: nightly-kubernetes
 nightly-kubernetes: $(VENV)/.package $(RENDER) build image ## The chart in a real control plane, its pods run by runc: upgraded and drained while a client reads. Needs root.
 	@$(PY) tests/kubernetes/unpack.py build/image build/kubernetes-image
@@ -299,11 +300,11 @@ nightly-churn: $(VENV)/.package build ## Four real nodes that are killed, stoppe
 
 .PHONY: nightly-fuzz
 nightly-fuzz:
-	@$(STAGE) fuzz $(BESIDE) --jobs=1 fuzz
+	@$(STAGE) fuzz $(PARALLEL) --jobs=1 fuzz
 
 .PHONY: nightly-soak
 nightly-soak:
-	@$(STAGE) soak $(BESIDE) --jobs=1 soak
+	@$(STAGE) soak $(PARALLEL) --jobs=1 soak
 
 .PHONY: notebooks
 notebooks: $(VENV)/.package build ## Run the notebooks against servers of their own, and keep their outputs.
@@ -388,7 +389,7 @@ $(VENV)/.helm: $(VENV)/.test $(REQ)/helm.txt
 	$(INSTALL) $(REQ)/helm.txt
 	@touch $@
 
-# Beside the tests' packages, as nothing else needs it.
+# Apart from the tests' packages, because nothing else needs it.
 build/dali/.installed: $(VENV)/.test $(REQ)/dali.txt
 	@rm -rf build/dali
 	$(VENV)/bin/uv pip install --quiet --python $(PY) --require-hashes --target build/dali -r $(REQ)/dali.txt

@@ -318,7 +318,7 @@ func TestEmptyDir(t *testing.T) {
 	}
 }
 
-// Servers reach each other, whoever their clients are.
+// Servers reach each other, independent of their clients.
 func TestServersReachEachOther(t *testing.T) {
 	o := options{chart: chart, name: "feed", namespace: "training"}
 	const values = "store: {address: 'cql://db/photos'}\ninsecure: true\nnetworkPolicy: {clients: " +

@@ -18,7 +18,7 @@ func TestWrongValues(t *testing.T) {
 			"/store/address"},
 		{"no certificate", store, "tls: there is no certificate; give tls.secret or tls.certManager, or " +
 			"insecure: true"},
-		{"nobody is known", store + "tls: {secret: a}", "auth: nothing says who calls; give auth.tokens.secret"},
+		{"no authentication", store + "tls: {secret: a}", "auth: there is no authentication; give auth.tokens.secret"},
 		{"metrics for all", store + "tls: {secret: a}\nauth: {tokens: {secret: b}}",
 			"admin.tokenSecret: there is none"},
 		{"two certificates", open + "tls: {secret: a, certManager: {enabled: true, issuer: b}}",

@@ -2,9 +2,10 @@
 //
 //	sbom --out DIR --version 0.1.0 FILE...
 //
-// A FILE is a program of Go, a wheel with one in it, or the directory of an OCI image layout. What is listed comes from
-// the artifact: the modules that the linker wrote into the program, and what the wheel's metadata requires. The same
-// artifacts give the same bytes: there is no time in them, and the serial number is made of the artifact's hash.
+// A FILE is a program of Go, a wheel with one in it, or the directory of an OCI image
+// layout. The list comes from the artifact: the modules that the linker wrote into the
+// program, and what the wheel's metadata requires. The same artifacts give the same
+// bytes: there is no time in them, and the serial number is made of the artifact's hash.
 package main
 
 import (

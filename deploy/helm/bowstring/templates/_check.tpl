@@ -20,10 +20,10 @@
 {{- end -}}
 {{- if not $v.insecure -}}
 {{- if not $tls -}}
-{{- fail "tls: there is no certificate; give tls.secret or tls.certManager, or insecure: true for a network that nobody else is on" -}}
+{{- fail "tls: there is no certificate; give tls.secret or tls.certManager, or insecure: true for a network without other users" -}}
 {{- end -}}
 {{- if not $known -}}
-{{- fail "auth: nothing says who calls; give auth.tokens.secret, auth.oidc.issuer or tls.clientCA, or insecure: true to let everybody in" -}}
+{{- fail "auth: there is no authentication; give auth.tokens.secret, auth.oidc.issuer or tls.clientCA, or insecure: true to accept all callers" -}}
 {{- end -}}
 {{- if not $v.admin.tokenSecret -}}
 {{- fail "admin.tokenSecret: there is none; give a secret with the token for metrics, or insecure: true to show them to everybody" -}}
